@@ -1,0 +1,35 @@
+"""Skip-gram with negative sampling on encyclopedia text.
+
+  python -m jaxemb.main --config=configs/wiki.py           the embedded corpus
+  python -m jaxemb.main --config=configs/wiki.py:simple    Simple English
+  python -m jaxemb.main --config=configs/wiki.py:en        English Wikipedia
+
+The embedded corpus is a small encyclopedia that jaxemb writes itself: no
+download. The two others are downloaded once, and resumed when interrupted. Your
+own text: `--config.data.path=FILE_FOLDER_OR_GLOB`.
+"""
+
+import ml_collections
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+
+
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The settings of a variant: '', 'simple', 'en' or 'smoke'."""
+  config = config_lib.default()
+  if variant in ('simple', 'en'):
+    config.data.path = f'wikipedia:{variant}'
+  elif variant == 'smoke':
+    # Small enough for a test of the whole program.
+    config.data.embedded_words = 60_000
+    config.data.min_count = 2
+    config.model.dim = 16
+    config.train.epochs = 2
+  elif variant:
+    raise errors.UserError(
+      f'configs/wiki.py has no variant {variant!r}; choose simple or en'
+    )
+  else:
+    config.data.sample = 1e-3  # the corpus is small
+  return config

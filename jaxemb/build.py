@@ -1,0 +1,112 @@
+"""From settings to parts: the corpus, the model, its tables, the strategy.
+
+The only place that turns a ConfigDict into constructor arguments, and the one
+dict per kind of part that a name in the settings chooses from.
+"""
+
+import os
+import pathlib
+from typing import NamedTuple
+
+import ml_collections
+
+from jaxemb.data import download, encode, loader, toywiki
+from jaxemb.models import base as model_base
+from jaxemb.models import cbow, skipgram
+from jaxemb.ops import rowopt
+from jaxemb.strategies import base as strategy_base
+from jaxemb.strategies import sync
+from jaxemb.tables import sharded
+
+MODELS = {'skipgram': skipgram.SkipGram, 'cbow': cbow.Cbow}
+LAYOUTS = {'replicated': sharded.replicated}
+STRATEGIES = {'sync': sync.sync}
+OPTIMIZERS = {
+  'sgd': lambda o: rowopt.sgd(o.max_duplicates),
+  'adagrad': lambda o: rowopt.adagrad(o.epsilon),
+  'adam': lambda o: rowopt.adam(o.beta1, o.beta2, o.epsilon),
+}
+
+
+class Parts(NamedTuple):
+  """What a run is made of."""
+
+  corpus: encode.Encoded
+  loader_spec: loader.LoaderSpec
+  model: model_base.Model
+  strategy: strategy_base.Strategy
+  eval_paths: list[str]
+
+
+def cache_folder(config: ml_collections.ConfigDict) -> pathlib.Path:
+  """Where downloads, encoded corpora and compiled programs are kept."""
+  if config.data.cache:
+    return pathlib.Path(config.data.cache).expanduser()
+  if os.environ.get('JAXEMB_CACHE'):
+    return pathlib.Path(os.environ['JAXEMB_CACHE']).expanduser()
+  base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  return pathlib.Path(base) / 'jaxemb'
+
+
+def _text_and_benchmarks(
+  config: ml_collections.ConfigDict, progress: encode.Progress
+) -> tuple[str, list[str]]:
+  """Paths of the text and of the evaluation sets, made or fetched if need be."""
+  cache = cache_folder(config)
+  path = config.data.path
+  eval_paths = [p.strip() for p in config.eval.paths.split(',') if p.strip()]
+  if not path or not eval_paths:
+    progress('writing the embedded corpus', 0, 1)
+    embedded = toywiki.write(
+      cache / 'toywiki', corpus_words=config.data.embedded_words
+    )
+    path = path or str(embedded.xml)
+    eval_paths = eval_paths or [str(p) for p in embedded.eval_paths]
+  if path.startswith('wikipedia:'):
+    path = str(
+      download.wikipedia(
+        path.removeprefix('wikipedia:'),
+        cache,
+        lambda done, total: progress('downloading', done, total),
+      )
+    )
+  return path, eval_paths
+
+
+def parts(
+  config: ml_collections.ConfigDict, progress: encode.Progress
+) -> Parts:
+  """Reads the corpus and makes the parts that the settings name.
+
+  Args:
+    config: checked settings.
+    progress: called now and then with (stage, done, total).
+
+  Raises:
+    UserError: for input that cannot be used.
+  """
+  path, eval_paths = _text_and_benchmarks(config, progress)
+  d, m, t = config.data, config.model, config.train
+  corpus = encode.encode(
+    path,
+    encode.Settings(d.tokens, d.lowercase, d.min_count, d.max_vocab, d.counts),
+    cache_folder(config),
+    progress,
+  )
+  counts = corpus.vocabulary.counts
+  spec = model_base.WindowSpec(
+    len(counts), m.dim, m.window, m.negatives, m.chunk, m.shared_negatives
+  )
+  model = MODELS[m.name](spec, skipgram.negative_distribution(counts))
+  optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer)
+  tables = {
+    name: LAYOUTS[config.table.layout](table, optimizer)
+    for name, table in model.specs().items()
+  }
+  strategy = STRATEGIES[config.strategy.name](
+    model, tables, t.batch_words, m.window, t.loss_every_steps
+  )
+  loader_spec = loader.LoaderSpec(
+    config.seed, t.epochs, t.batch_words, m.window, d.sample
+  )
+  return Parts(corpus, loader_spec, model, strategy, eval_paths)

@@ -1,0 +1,207 @@
+"""Every setting, its default and what it may be.
+
+A file in configs/ starts from `default()` and changes what it is about; the
+command line changes single keys (`--config.model.dim=300`). `check` refuses what
+training could not honour, so that no setting is accepted and ignored.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+
+from jaxemb import errors
+
+# Keys that change what is shown or kept, not what is learned: a run may be
+# resumed with other values.
+_FREE_KEYS = frozenset(
+  {
+    'data.cache',
+    'eval.paths',
+    'eval.restrict_vocab',
+    'train.checkpoint_every_secs',
+    'train.checkpoints_to_keep',
+    'train.log_every_secs',
+  }
+)
+
+_CHOICES = {
+  'data.tokens': ('words', 'whitespace'),
+  'model.name': ('skipgram', 'cbow'),
+  'model.loss': ('negative_sampling',),
+  'table.layout': ('replicated',),
+  'table.dtype': ('float32',),
+  'table.rounding': ('nearest',),
+  'optimizer.name': ('sgd', 'adagrad', 'adam'),
+  'strategy.name': ('sync',),
+}
+
+# Lowest and highest value that is meant; None = no bound.
+_RANGES = {
+  'seed': (0, 2**32 - 1),
+  'data.embedded_words': (20_000, None),
+  'data.min_count': (1, None),
+  'data.max_vocab': (0, 2**31 - 2),
+  'data.sample': (0, 1),
+  'model.dim': (1, None),
+  'model.window': (1, 255),
+  'model.negatives': (1, None),
+  'model.chunk': (1, None),
+  'model.shared_negatives': (1, None),
+  'optimizer.learning_rate': (0, None),
+  'optimizer.final_learning_rate': (0, None),
+  'optimizer.max_duplicates': (0, None),
+  'optimizer.beta1': (0, 1),
+  'optimizer.beta2': (0, 1),
+  'optimizer.epsilon': (0, None),
+  'train.epochs': (1, None),
+  'train.batch_words': (1, None),
+  'train.loss_every_steps': (1, None),
+  'train.checkpoint_every_secs': (0, None),
+  'train.checkpoints_to_keep': (1, None),
+  'train.log_every_secs': (0, None),
+  'mesh.data': (0, 1),
+  'mesh.table': (0, 1),
+  'eval.restrict_vocab': (1, None),
+}
+
+
+def default() -> ml_collections.ConfigDict:
+  """All settings: skip-gram as word2vec users know it."""
+  c = ml_collections.ConfigDict()
+  c.seed = 1  # of every random choice; the same seed gives the same vectors
+
+  c.data = ml_collections.ConfigDict()
+  c.data.path = ''  # '' = the embedded corpus, 'wikipedia:simple' or
+  # 'wikipedia:en' = downloaded, else a file, folder or glob
+  c.data.cache = ''  # '' = $JAXEMB_CACHE, or jaxemb in the user's cache folder
+  c.data.embedded_words = 1_000_000  # size of the embedded corpus
+  c.data.tokens = 'words'  # runs of letters and digits; or 'whitespace'
+  c.data.lowercase = True
+  c.data.counts = ''  # file of `word count` lines to use instead of counting
+  c.data.min_count = 5  # rarer words are left out
+  c.data.max_vocab = 1_000_000  # at most so many words; 0 = no limit
+  c.data.sample = 1e-4  # threshold of frequent-word subsampling; 0 = off
+
+  c.model = ml_collections.ConfigDict()
+  c.model.name = 'skipgram'  # or 'cbow'
+  c.model.dim = 100
+  c.model.window = 5  # drawn from 1..window for every center
+  c.model.negatives = 5  # per positive
+  c.model.loss = 'negative_sampling'
+  c.model.chunk = 16  # centers per matrix product
+  c.model.shared_negatives = 16  # draws that the centers of a chunk share
+
+  c.table = ml_collections.ConfigDict()
+  c.table.layout = 'replicated'  # every device holds all rows
+  c.table.dtype = 'float32'
+  c.table.rounding = 'nearest'
+
+  c.optimizer = ml_collections.ConfigDict()
+  c.optimizer.name = 'sgd'  # or 'adagrad', 'adam', all row-wise
+  c.optimizer.learning_rate = 0.03  # at the start
+  c.optimizer.final_learning_rate = 1e-4  # linear decay over all words
+  c.optimizer.max_duplicates = 16.0  # sgd: occurrences of a row that count in
+  # one step; 0 = all
+  c.optimizer.beta1 = 0.9  # adam
+  c.optimizer.beta2 = 0.999  # adam
+  c.optimizer.epsilon = 1e-6  # adagrad, adam
+
+  c.train = ml_collections.ConfigDict()
+  c.train.epochs = 5
+  c.train.batch_words = 256  # centers per step
+  c.train.loss_every_steps = 16  # the loss is measured in every 16th step
+  c.train.checkpoint_every_secs = 300.0
+  c.train.checkpoints_to_keep = 3
+  c.train.log_every_secs = 2.0
+
+  c.strategy = ml_collections.ConfigDict()
+  c.strategy.name = 'sync'
+
+  c.mesh = ml_collections.ConfigDict()
+  c.mesh.data = 0  # devices along the corpus; 0 = as many as are of use
+  c.mesh.table = 0  # devices along the tables; 0 = as many as are of use
+
+  c.eval = ml_collections.ConfigDict()
+  c.eval.paths = ''  # files or folders with commas between; '' = the sets that
+  # come with the embedded corpus
+  c.eval.restrict_vocab = 300_000  # most frequent words that take part
+  return c
+
+
+def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """Nested settings as one dict with dotted keys."""
+  result = {}
+  for key, value in config.items():
+    name = f'{prefix}{key}'
+    if isinstance(value, Mapping | ml_collections.ConfigDict):
+      result |= flat(value, f'{name}.')
+    else:
+      result[name] = value
+  return result
+
+
+def check_key(key: str) -> None:
+  """Raises a `UserError` that names the nearest key if `key` is not one."""
+  known = list(flat(default()))
+  if key in known:
+    return
+  nearest = difflib.get_close_matches(key, known, 1, 0.5)
+  tails = [k for k in known if k.split('.')[-1] == key.split('.')[-1]]
+  hint = (tails or nearest or ['model.dim'])[0]
+  raise errors.UserError(
+    f'there is no setting config.{key}; did you mean --config.{hint}?'
+  )
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Raises a `UserError` for the first setting that cannot be honoured."""
+  given, known = flat(config), flat(default())
+  for key in given:
+    check_key(key)
+  for key, value in known.items():
+    if key not in given:
+      raise errors.UserError(
+        f'config.{key} is missing; start the config from '
+        'jaxemb.config.default()'
+      )
+    _check_value(key, given[key], type(value))
+  chunk, batch_words = config.model.chunk, config.train.batch_words
+  if batch_words % chunk:
+    raise errors.UserError(
+      f'config.train.batch_words={batch_words} must be a multiple of '
+      f'config.model.chunk={chunk}; change one of them'
+    )
+
+
+def _check_value(key: str, value: Any, expected: type) -> None:
+  if expected is float and type(value) is int:
+    value = float(value)
+  if type(value) is not expected:
+    raise errors.UserError(
+      f'config.{key}={value!r} must be of type {expected.__name__}'
+    )
+  choices = _CHOICES.get(key)
+  if choices and value not in choices:
+    raise errors.UserError(
+      f'config.{key}={value!r} is not available; choose '
+      + ' or '.join(repr(choice) for choice in choices)
+    )
+  low, high = _RANGES.get(key, (None, None))
+  # Written so that a NaN is outside.
+  if not (low is None or value >= low) or not (high is None or value <= high):
+    bounds = f'at least {low}' + ('' if high is None else f', at most {high}')
+    raise errors.UserError(f'config.{key}={value} must be {bounds}')
+
+
+def differences(
+  config: Mapping[str, Any], other: Mapping[str, Any]
+) -> list[str]:
+  """Keys that matter for what is learned and differ, with both values."""
+  ours, theirs = flat(config), flat(other)
+  return [
+    f'{key} ({theirs.get(key)!r} there, {ours.get(key)!r} now)'
+    for key in sorted(ours.keys() | theirs.keys())
+    if key not in _FREE_KEYS and ours.get(key) != theirs.get(key)
+  ]

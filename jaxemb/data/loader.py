@@ -1,0 +1,281 @@
+"""From id shards to batches: shuffled, subsampled, with a window per token.
+
+Blocks of the corpus come in an order that a keyed permutation gives for every
+epoch, `group_blocks` at a time. Of each group, frequent words are dropped
+(word2vec.c: a token of relative frequency f stays with probability
+sqrt(t / f) + t / f), the rest is packed without gaps, and every token gets its
+dynamic window (uniform in 1..window, cut at the sentence). A group becomes one
+batch, that is one dispatch of up to `max_steps` steps.
+
+Every choice is a hash of (seed, epoch, position in the corpus), so a batch is a
+pure function of (seed, epoch, next block), which is the reader's whole state.
+"""
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from jaxemb.data import encode, tokens
+
+
+class Position(NamedTuple):
+  """Where reading goes on: the next block in this epoch's order."""
+
+  epoch: int
+  block: int
+
+
+class Batch(NamedTuple):
+  """The tokens of one dispatch: steps of `batch_words` centers each."""
+
+  ids: np.ndarray  # [max_steps * batch_words + 2 * window] int32
+  left: np.ndarray  # [max_steps * batch_words] uint8, contexts before center i
+  right: np.ndarray  # [max_steps * batch_words] uint8, contexts behind it
+  num_steps: int  # steps in use; what is behind them is padding
+
+
+class Loaded(NamedTuple):
+  """A batch and what the training loop needs to know about it."""
+
+  batch: Batch  # or what `prefetch` made of it
+  num_steps: int
+  index: int  # of the batch, counted over all epochs
+  after: Position  # where reading goes on behind this batch
+  words_before: int  # corpus words of all batches before this one
+  words_after: int
+  kept_words: int  # centers in the batch
+  pairs: int  # (center, context) pairs in the batch
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderSpec:
+  """How a corpus is cut into batches."""
+
+  seed: int
+  epochs: int
+  batch_words: int  # centers per step
+  window: int  # largest distance between a center and its context
+  sample: float  # threshold of frequent-word subsampling, 0 = off
+
+  @property
+  def group_blocks(self) -> int:
+    """Blocks per batch: enough that a half-empty last step is no loss."""
+    return max(64, 128 * self.batch_words // encode.BLOCK_WORDS)
+
+  @property
+  def max_steps(self) -> int:
+    """Steps of a batch of which no token was dropped."""
+    return -(-self.group_blocks * encode.BLOCK_WORDS // self.batch_words)
+
+  def num_batches(self, num_blocks: int) -> int:
+    """Batches per epoch."""
+    return -(-num_blocks // self.group_blocks)
+
+
+def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
+  """[vocab] float64: chance that a token survives subsampling.
+
+  Mikolov et al. 2013b as word2vec.c computes it; `sample` 0 keeps all.
+  """
+  if not sample:
+    return np.ones(len(counts))
+  ratio = sample * counts.sum() / np.maximum(counts, 1)
+  return np.minimum(1.0, np.sqrt(ratio) + ratio)
+
+
+@numba.njit(nogil=True, cache=True)
+def _hash(x):
+  """splitmix64 (Steele et al. 2014), 64 bits to 64 bits."""
+  x = (x + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(0xFFFFFFFFFFFFFFFF)
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return x ^ (x >> np.uint64(31))
+
+
+@numba.njit(nogil=True, cache=True)
+def permuted(index: int, size: int, key: np.uint64) -> int:
+  """Where a keyed permutation of 0..size-1 sends `index`.
+
+  A Feistel network of four rounds over the next even power of two, walked until
+  it lands inside (Black and Rogaway 2002): no list of the corpus in memory.
+  """
+  half = np.uint64(1)
+  while (np.uint64(1) << (np.uint64(2) * half)) < np.uint64(size):
+    half += np.uint64(1)
+  mask = (np.uint64(1) << half) - np.uint64(1)
+  x = np.uint64(index)
+  while True:
+    left = x >> half
+    right = x & mask
+    for r in range(4):
+      mixed = _hash(right ^ _hash(key ^ np.uint64(r))) & mask
+      left, right = right, left ^ mixed
+    x = (left << half) | right
+    if x < np.uint64(size):
+      return np.int64(x)
+
+
+@numba.njit(nogil=True, cache=True)
+def _pack(ids, position, keep_below, key, window, out, left, right, n):
+  """Appends a block's surviving tokens at `out[window + n:]`.
+
+  `keep_below` is the keep probability scaled to 2^32. Returns the new n, the
+  words read and the pairs made.
+  """
+  words = 0
+  pairs = 0
+  start = n  # of the sentence
+  for i in range(len(ids) + 1):
+    if i == len(ids) or ids[i] == tokens.END:
+      for j in range(start, n):
+        # The low half of the token's hash, kept aside in `left` and `right`.
+        reach = 1 + ((left[j] | (np.int64(right[j]) << 8)) * window >> 16)
+        left[j] = min(reach, j - start)
+        right[j] = min(reach, n - 1 - j)
+        pairs += left[j] + right[j]
+      start = n
+      continue
+    words += 1
+    h = _hash(key ^ np.uint64(position + i))
+    if (h >> np.uint64(32)) < keep_below[ids[i]]:
+      out[window + n] = ids[i]
+      left[n] = h & np.uint64(0xFF)
+      right[n] = (h >> np.uint64(8)) & np.uint64(0xFF)
+      n += 1
+  return n, words, pairs
+
+
+def _epoch_key(seed: int, epoch: int) -> np.uint64:
+  """The key of all choices of an epoch."""
+  # Compiled functions hand back Python ints, whose type numba would guess.
+  inner = np.uint64(_hash(np.uint64(epoch)))
+  return np.uint64(_hash(np.uint64(seed % 2**64) ^ inner))
+
+
+def _block(corpus: encode.Encoded, start: int, stop: int) -> np.ndarray:
+  for shard in corpus.shards:
+    if start < len(shard):
+      return shard[start:stop]
+    start -= len(shard)
+    stop -= len(shard)
+  raise IndexError(start)
+
+
+def _make_batch(
+  corpus: encode.Encoded,
+  spec: LoaderSpec,
+  keep_below: np.ndarray,
+  position: Position,
+) -> tuple[Batch, int, int, int]:
+  """The batch at a position, and its words, kept words and pairs."""
+  num_blocks = len(corpus.blocks) - 1
+  key = _epoch_key(spec.seed, position.epoch)
+  # Ids behind the vocabulary are padding: gathered as anything, never updated.
+  size = spec.max_steps * spec.batch_words
+  out = np.full(size + 2 * spec.window, len(keep_below), np.int32)
+  left = np.zeros(size, np.uint8)
+  right = np.zeros(size, np.uint8)
+  kept = words = pairs = 0
+  stop = min(position.block + spec.group_blocks, num_blocks)
+  for i in range(position.block, stop):
+    block = permuted(i, num_blocks, key)
+    first, last = corpus.blocks[block], corpus.blocks[block + 1]
+    kept, new_words, new_pairs = _pack(
+      _block(corpus, first, last),
+      first,
+      keep_below,
+      key,
+      spec.window,
+      out,
+      left,
+      right,
+      kept,
+    )
+    words += new_words
+    pairs += new_pairs
+  num_steps = -(-kept // spec.batch_words)
+  return Batch(out, left, right, num_steps), words, kept, pairs
+
+
+def batches(
+  corpus: encode.Encoded,
+  spec: LoaderSpec,
+  position: Position,
+  words_before: int,
+) -> Iterator[Loaded]:
+  """All batches from a position to the end of the last epoch."""
+  keep = keep_probabilities(corpus.vocabulary.counts, spec.sample)
+  keep_below = np.ceil(keep * 2.0**32).astype(np.uint64)
+  num_blocks = len(corpus.blocks) - 1
+  num_batches = spec.num_batches(num_blocks)
+  while position.epoch < spec.epochs:
+    index = (
+      position.epoch * num_batches + position.block // spec.group_blocks
+    )
+    batch, words, kept, pairs = _make_batch(corpus, spec, keep_below, position)
+    after = Position(position.epoch, position.block + spec.group_blocks)
+    if after.block >= num_blocks:
+      after = Position(position.epoch + 1, 0)
+    yield Loaded(
+      batch,
+      batch.num_steps,
+      index,
+      after,
+      words_before,
+      words_before + words,
+      kept,
+      pairs,
+    )
+    position = after
+    words_before += words
+
+
+def prefetch(
+  items: Iterator[Loaded], put: Callable[[Batch], Any], depth: int = 2
+) -> Iterator[Loaded]:
+  """The same items, made by a thread ahead of their use.
+
+  Args:
+    items: what to iterate over.
+    put: applied to each batch in the thread, to bring it to the device.
+    depth: how many items wait at most.
+  """
+  waiting: queue.Queue = queue.Queue(depth)
+  stopped = threading.Event()
+
+  def offer(item: Any) -> bool:
+    while not stopped.is_set():
+      try:
+        waiting.put(item, timeout=0.1)
+        return True
+      except queue.Full:
+        continue
+    return False
+
+  def work() -> None:
+    try:
+      for item in items:
+        if not offer((item._replace(batch=put(item.batch)), None)):
+          return
+      offer((None, None))
+    except BaseException as error:
+      offer((None, error))
+
+  thread = threading.Thread(target=work, name='loader', daemon=True)
+  thread.start()
+  try:
+    while True:
+      item, error = waiting.get()
+      if error is not None:
+        raise error
+      if item is None:
+        return
+      yield item
+  finally:
+    stopped.set()
+    thread.join()

@@ -1,0 +1,115 @@
+"""The vocabulary: which words have a row, in which order, and how often.
+
+Words are ordered by falling count, ties by their UTF-8 bytes, so that ids do
+not depend on how the work was divided. Row i of every table is word i.
+"""
+
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.data import word_table
+
+
+class Vocabulary(NamedTuple):
+  """Words by falling count."""
+
+  words: Sequence[str]
+  counts: np.ndarray  # [vocab] int64, occurrences in the corpus
+
+
+def select(
+  table: word_table.WordTable, min_count: int, max_vocab: int
+) -> tuple[Vocabulary, np.ndarray]:
+  """Chooses the words that get a row.
+
+  Args:
+    table: all words with their counts.
+    min_count: words that are rarer are left out.
+    max_vocab: at most so many words, the most frequent; 0 = no limit.
+
+  Returns:
+    The vocabulary, and [num_words] int32: the id of each entry of the table,
+    or -1.
+
+  Raises:
+    UserError: if fewer than two words remain.
+  """
+  num_words = int(table.sizes[0])
+  counts = table.counts[:num_words]
+  all_words = list(word_table.words(table))
+  frequent = np.flatnonzero(counts >= min_count)
+  order = sorted(frequent.tolist(), key=lambda i: (-counts[i], all_words[i]))
+  if max_vocab:
+    order = order[:max_vocab]
+  if not order:
+    raise errors.UserError(
+      f'no word occurs {min_count} times: {num_words:,} different words, the '
+      f'most frequent {counts.max(initial=0):,} times; '
+      'lower --config.data.min_count or give more text'
+    )
+  if len(order) == 1:
+    raise errors.UserError(
+      f'only one word ({all_words[order[0]].decode()!r}) occurs {min_count} '
+      'times, and one word has no contexts to learn from; '
+      'lower --config.data.min_count or give more text'
+    )
+  ids = np.full(num_words, -1, np.int32)
+  ids[order] = np.arange(len(order), dtype=np.int32)
+  return Vocabulary([all_words[i].decode() for i in order], counts[order]), ids
+
+
+def write_counts(path: pathlib.Path, vocabulary: Vocabulary) -> None:
+  """Writes `word count` lines, most frequent first."""
+  with open(path, 'w', encoding='utf-8', newline='\n') as file:
+    for word, count in zip(vocabulary.words, vocabulary.counts, strict=True):
+      file.write(f'{word} {count}\n')
+
+
+def read_counts(path: pathlib.Path) -> word_table.WordTable:
+  """Reads `word count` lines (any white space between), in any order.
+
+  Raises:
+    UserError: naming the first line that is not a word and a whole number, a
+      word that comes twice, or an empty file.
+  """
+  try:
+    lines = path.read_bytes().split(b'\n')
+  except OSError as error:
+    raise errors.UserError(
+      f'cannot read the counts file {path}: {error.strerror}; '
+      'check --config.data.counts'
+    ) from error
+  words, counts = [], []
+  for number, line in enumerate(lines, 1):
+    if not line.strip():
+      continue
+    fields = line.split()
+    if len(fields) != 2 or not fields[1].isdigit():
+      raise errors.UserError(
+        f'{path}, line {number}: expected a word and its count, found '
+        f'{line[:60].decode(errors="replace")!r}; correct or remove the line'
+      )
+    words.append(fields[0])
+    counts.append(int(fields[1]))
+  if not words:
+    raise errors.UserError(
+      f'the counts file {path} is empty; give lines of a word and its count'
+    )
+  starts = np.zeros(len(words) + 1, np.int64)
+  np.cumsum([len(word) for word in words], out=starts[1:])
+  table = word_table.merge(
+    word_table.empty(len(words), int(starts[-1])),
+    np.frombuffer(b''.join(words), np.uint8),
+    starts,
+    np.asarray(counts, np.int64),
+  )
+  if int(table.sizes[0]) != len(words):
+    raise errors.UserError(
+      f'{path} names {len(words) - int(table.sizes[0]):,} words twice; '
+      'give each word one line with its total count'
+    )
+  return table

@@ -1,0 +1,69 @@
+"""The command line: `python -m jaxemb.main --config=FILE[:VARIANT]`.
+
+Exit codes: 0 done; 2 unusable input or config, said in one line; 75 stopped by
+SIGTERM after saving (start again to resume); anything else is a bug.
+"""
+
+import pathlib
+import sys
+import time
+from collections.abc import Sequence
+
+from absl import flags
+from ml_collections import config_flags
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+
+_CONFIG = config_flags.DEFINE_config_file(
+  'config', None, 'Settings, FILE[:VARIANT].', lock_config=True
+)
+_WORKDIR = flags.DEFINE_string(
+  'workdir', '', 'Folder of the run; "" = runs/<config>-<time>.'
+)
+
+
+def _parse(argv: Sequence[str]) -> tuple[object, pathlib.Path]:
+  """The settings and the folder of the run.
+
+  Raises:
+    UserError: for arguments that are not understood.
+  """
+  for arg in argv[1:]:
+    if arg.startswith(('--config.', '-config.')):
+      config_lib.check_key(arg.split('.', 1)[1].split('=')[0])
+  try:
+    extra = flags.FLAGS(argv)[1:]
+    config = _CONFIG.value
+  except errors.UserError:
+    raise
+  except FileNotFoundError as error:
+    raise errors.UserError(
+      f'cannot read the config: {error.strerror}: {error.filename}'
+    ) from error
+  except (flags.Error, AttributeError, LookupError, TypeError) as error:
+    raise errors.UserError(' '.join(str(error).split())) from error
+  if extra:
+    raise errors.UserError(f'argument {extra[0]!r} is not understood')
+  if config is None:
+    raise errors.UserError('give a config: --config=configs/wiki.py')
+  config_lib.check(config)
+  file = flags.FLAGS['config'].config_filename.split(':')[0]
+  name = f'{pathlib.Path(file).stem}-{time.strftime("%Y%m%d-%H%M%S")}'
+  return config, pathlib.Path(_WORKDIR.value or f'runs/{name}')
+
+
+def main(argv: Sequence[str] = sys.argv) -> int:
+  """Trains as the arguments say; returns the exit code."""
+  try:
+    config, workdir = _parse(argv)
+    from jaxemb import train  # jax only once the arguments are right
+
+    return train.run(config, workdir)
+  except errors.UserError as error:
+    print(f'jaxemb: {error}', file=sys.stderr)
+    return 2
+
+
+if __name__ == '__main__':
+  sys.exit(main())

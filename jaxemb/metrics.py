@@ -1,0 +1,314 @@
+"""What a run says while it trains: console, log.txt, JSON lines, TensorBoard.
+
+One record goes everywhere: {step, epoch, words, words_per_sec, loss,
+learning_rate, elapsed_secs, eta_secs}.
+"""
+
+import dataclasses
+import json
+import logging
+import pathlib
+import sys
+import threading
+import time
+from typing import Any
+
+import tensorboardX
+import tqdm
+
+from jaxemb import errors
+
+LOG = logging.getLogger('jaxemb')
+
+
+def start_log(path: pathlib.Path) -> logging.Handler:
+  """Lets `LOG` write to the console and, with dates, to a file.
+
+  Returns:
+    The file's handler, to be given to `stop_log`.
+  """
+  if not LOG.handlers:
+    console = _TqdmHandler()
+    console.setFormatter(logging.Formatter('%(message)s'))
+    LOG.addHandler(console)
+  LOG.setLevel(logging.INFO)
+  LOG.propagate = False
+  file = logging.FileHandler(path, encoding='utf-8')
+  file.setFormatter(logging.Formatter('%(asctime)s %(message)s'))
+  LOG.addHandler(file)
+  return file
+
+
+def stop_log(file: logging.Handler) -> None:
+  """Closes the file of `start_log`."""
+  LOG.removeHandler(file)
+  file.close()
+
+
+class _TqdmHandler(logging.Handler):
+  """Writes above a progress bar instead of through it."""
+
+  def emit(self, record: logging.LogRecord) -> None:
+    tqdm.tqdm.write(self.format(record), file=sys.stderr)
+
+
+class Bar:
+  """A progress bar on a terminal; elsewhere a line now and then."""
+
+  def __init__(self, title: str, total: int, unit: str, every_secs: float):
+    """Starts at zero.
+
+    Args:
+      title: what is being done.
+      total: in `unit`s.
+      unit: 'words', 'B', ...
+      every_secs: without a terminal, lines are so far apart at least.
+    """
+    self._title = title
+    self._total = total
+    self._every_secs = max(every_secs, 10.0)
+    self._last = time.monotonic()
+    self._bar = None
+    if sys.stderr.isatty():
+      self._bar = tqdm.tqdm(
+        desc=title,
+        total=total,
+        unit=unit,
+        unit_scale=True,
+        dynamic_ncols=True,
+        file=sys.stderr,
+        leave=False,
+        bar_format='{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} '
+        '{rate_fmt} {remaining} left{postfix}',
+      )
+
+  def show(self, done: int, note: str = '') -> None:
+    """Shows that `done` of the total is done, with a note behind it."""
+    if self._bar is not None:
+      self._bar.set_postfix_str(note, refresh=False)
+      self._bar.update(done - self._bar.n)
+    elif time.monotonic() - self._last > self._every_secs:
+      self._last = time.monotonic()
+      LOG.info(
+        '%s %.0f%%%s', self._title, 100 * done / max(self._total, 1), note
+      )
+
+  def close(self) -> None:
+    """Removes the bar."""
+    if self._bar is not None:
+      self._bar.close()
+
+
+class Writer:
+  """Writes records to `metrics.jsonl` and TensorBoard."""
+
+  def __init__(self, workdir: pathlib.Path, words: int):
+    """Goes on behind the records of a run that had read `words` words.
+
+    A run that was killed may have written records behind its last checkpoint;
+    those words are trained again, so the records go.
+    """
+    self._path = workdir / 'metrics.jsonl'
+    kept = [row for row in read(self._path) if row['words'] <= words]
+    with open(self._path, 'w', encoding='utf-8') as file:
+      for row in kept:
+        file.write(json.dumps(row) + '\n')
+    self._board = tensorboardX.SummaryWriter(
+      str(workdir / 'tensorboard'), purge_step=len(kept) and kept[-1]['step']
+    )
+
+  def write(self, record: dict[str, Any]) -> None:
+    """Appends one record; `record['step']` is its place in TensorBoard."""
+    with open(self._path, 'a', encoding='utf-8') as file:
+      file.write(json.dumps(record) + '\n')
+    for key in ('loss', 'learning_rate', 'words_per_sec', 'epoch'):
+      if record[key] is not None:
+        self._board.add_scalar(key, record[key], record['step'])
+
+  def close(self) -> None:
+    """Flushes TensorBoard."""
+    self._board.close()
+
+
+def read(path: pathlib.Path) -> list[dict[str, Any]]:
+  """The records of a `metrics.jsonl`; a half-written last line is left out."""
+  if not path.exists():
+    return []
+  records = []
+  for line in path.read_text(encoding='utf-8').splitlines():
+    try:
+      records.append(json.loads(line))
+    except ValueError:
+      continue
+  return records
+
+
+@dataclasses.dataclass
+class Totals:
+  """Sums over a run so far; a checkpoint carries them."""
+
+  steps: int = 0
+  batches: int = 0
+  words: int = 0  # corpus words in the vocabulary, before subsampling
+  epoch: int = 0  # where reading goes on
+  block: int = 0
+  kept_words: int = 0
+  pairs: int = 0
+  train_secs: float = 0.0  # without compilation
+  compile_secs: float = 0.0
+  # Per epoch the summed loss in nats and the examples it was measured on; in
+  # Python floats (64 bits), which stay exact over 10^12 pairs.
+  losses: list[list[float]] = dataclasses.field(default_factory=list)
+
+  def loss_per_example(self) -> float | None:
+    """Mean loss of the last epoch, nats; None before the first measurement."""
+    if not self.losses or not self.losses[-1][1]:
+      return None
+    return self.losses[-1][0] / self.losses[-1][1]
+
+
+class Meter:
+  """Counts finished dispatches into `Totals` and tells the world."""
+
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    totals: Totals,
+    epoch_words: int,
+    epochs: int,
+    log_every_secs: float,
+  ):
+    """Goes on from `totals`.
+
+    Args:
+      workdir: where records are written.
+      totals: is changed in place.
+      epoch_words: words of one epoch.
+      epochs: how many.
+      log_every_secs: how far apart records are.
+    """
+    self._totals = totals
+    self._epoch_words = epoch_words
+    self._total_words = epoch_words * epochs
+    self._every_secs = log_every_secs
+    self._writer = Writer(workdir, totals.words)
+    self._bar = Bar('training', self._total_words, 'words', log_every_secs)
+    self._loss = self._examples = 0.0  # since the last record
+    self._clock = self._last_record = time.monotonic()
+    self._last_words = totals.words
+
+  def start(self) -> None:
+    """Starts the clock; what came before (compilation) is not training."""
+    self._clock = self._last_record = time.monotonic()
+
+  def count(
+    self, item: Any, learning_rates: tuple[float, float], step_metrics: Any
+  ) -> None:
+    """Counts a dispatch, waiting for it to end.
+
+    Args:
+      item: a `loader.Loaded`.
+      learning_rates: of the first step and behind the last.
+      step_metrics: a `strategies.base.StepMetrics`.
+
+    Raises:
+      UserError: if its loss was not finite.
+    """
+    t = self._totals
+    loss, examples = float(step_metrics.loss), float(step_metrics.examples)
+    bad_step = int(step_metrics.first_bad_step)
+    if bad_step >= 0:
+      first, last = learning_rates
+      rate = first + (last - first) * bad_step / max(item.num_steps, 1)
+      raise diverged(t.steps + bad_step, item.words_before, rate)
+    now = time.monotonic()
+    t.train_secs += now - self._clock
+    self._clock = now
+    epoch = item.words_before // self._epoch_words
+    while len(t.losses) <= epoch:
+      t.losses.append([0.0, 0.0])
+    t.losses[epoch][0] += loss
+    t.losses[epoch][1] += examples
+    self._loss += loss
+    self._examples += examples
+    t.steps += item.num_steps
+    t.batches += 1
+    t.words = item.words_after
+    t.kept_words += item.kept_words
+    t.pairs += item.pairs
+    t.epoch, t.block = item.after
+    if now - self._last_record >= self._every_secs or (
+      t.words >= self._total_words
+    ):
+      self._record(now, float(learning_rates[1]))
+
+  def _record(self, now: float, learning_rate: float) -> None:
+    t = self._totals
+    secs = max(now - self._last_record, 1e-9)
+    rate = (t.words - self._last_words) / secs
+    loss = self._loss / self._examples if self._examples else None
+    self._writer.write(
+      {
+        'step': t.steps,
+        'epoch': t.words / self._epoch_words,
+        'words': t.words,
+        'words_per_sec': rate,
+        'loss': loss,
+        'learning_rate': learning_rate,
+        'elapsed_secs': t.train_secs,
+        'eta_secs': (self._total_words - t.words) / max(rate, 1e-9),
+      }
+    )
+    shown = 'n/a' if loss is None else f'{loss:.4f}'
+    self._bar.show(
+      t.words,
+      f' step {t.steps:,} epoch {t.words / self._epoch_words:.2f} '
+      f'loss {shown} {rate / 1e6:.2f} M words/s lr {learning_rate:.5f}',
+    )
+    self._loss = self._examples = 0.0
+    self._last_record, self._last_words = now, t.words
+
+  def close(self) -> None:
+    """Removes the bar and closes the files."""
+    self._bar.close()
+    self._writer.close()
+
+
+def diverged(
+  step: int, words: int, learning_rate: float
+) -> errors.UserError:
+  """The error of a run whose loss or tables are no longer finite."""
+  return errors.UserError(
+    f'training became non-finite at step {step:,} ({words:,} words, learning '
+    f'rate {learning_rate:.6g}); lower --config.optimizer.learning_rate, '
+    '--config.optimizer.max_duplicates or --config.train.batch_words'
+  )
+
+
+class Stages:
+  """Shows the progress of what comes before training."""
+
+  def __init__(self, stop: threading.Event, every_secs: float):
+    """Shows until `stop` is set; the next call then raises `Stopped`."""
+    self._stop, self._every_secs = stop, every_secs
+    self._stage, self._bar = '', None
+
+  def __call__(self, stage: str, done: int, total: int) -> None:
+    """Shows that `done` of `total` is done of a stage."""
+    if self._stop.is_set():
+      raise Stopped
+    if stage != self._stage:
+      self.close()
+      unit = 'pieces' if stage == 'encoding' else 'B'
+      self._bar = Bar(stage, total, unit, self._every_secs)
+      self._stage = stage
+    self._bar.show(done)
+
+  def close(self) -> None:
+    """Removes the bar."""
+    if self._bar is not None:
+      self._bar.close()
+
+
+class Stopped(Exception):
+  """A signal came before there was anything to save."""

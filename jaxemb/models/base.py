@@ -1,0 +1,66 @@
+"""What a model is to a strategy: which rows it wants, and a loss of them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from jaxemb.tables import spec as spec_lib
+
+
+class StepBatch(NamedTuple):
+  """The tokens of one step: L centers with a halo of W tokens on both sides."""
+
+  tokens: jax.Array  # [L + 2 W] int32; ids behind the vocabulary are padding
+  left: jax.Array  # [L] uint8, contexts before each center, at most W
+  right: jax.Array  # [L] uint8, contexts behind it
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowSpec:
+  """Sizes that the word2vec models share."""
+
+  vocab: int
+  dim: int
+  window: int  # W
+  negatives: int  # K, negatives per positive
+  chunk: int  # c, centers per matrix product
+  shared_negatives: int  # N, draws that the centers of a chunk share
+
+
+class Model(Protocol):
+  """Knows no mesh and no table."""
+
+  # Which table holds the vectors that users want.
+  vectors_table: str
+
+  def specs(self) -> Mapping[str, spec_lib.TableSpec]:
+    """The tables, by name."""
+    ...
+
+  def constants(self) -> Any:
+    """Arrays that every step reads and none changes."""
+    ...
+
+  def ids(
+    self, constants: Any, batch: StepBatch, key: jax.Array, step: jax.Array
+  ) -> Mapping[str, jax.Array]:
+    """The ids [n] to look up in each table.
+
+    Random choices are a pure function of (key, step): [2] uint32 and uint32.
+    """
+    ...
+
+  def loss(
+    self,
+    rows: Mapping[str, jax.Array],
+    ids: Mapping[str, jax.Array],
+    batch: StepBatch,
+  ) -> jax.Array:
+    """Loss of the step in nats, summed over its examples."""
+    ...
+
+  def num_examples(self, batch: StepBatch) -> jax.Array:
+    """float32, the number of examples over which the loss is summed."""
+    ...

@@ -1,0 +1,116 @@
+"""Skip-gram with negative sampling (Mikolov et al. 2013b, eq. 4).
+
+For every pair of a center and a word in its window, with vectors v and u:
+
+  loss = -log sigmoid(v . u) - sum_{k=1..K} log sigmoid(-v . u_k)
+
+with negatives u_k ~ count^0.75. Computed one pair at a time this touches forty
+rows per word. Here a chunk of c centers meets the c + 2 W tokens of its window
+and N negatives that the chunk shares, in one matrix product:
+
+               window (c + 2 W)    negatives (N)
+  scores = [c]  masked to windows   weighted          = v @ [u_window; u_neg].T
+
+A negative stands for K / N draws for each of a center's pairs, so the expected
+gradient is that of K draws per pair. A draw that equals the pair's own context
+does not count, as in word2vec.c: the weight of (center, negative) is K / N times
+the number of the center's contexts that differ from the negative.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxemb.models import base
+from jaxemb.ops import losses, sampling, windows
+from jaxemb.tables import spec as spec_lib
+
+INPUT = 'input'
+OUTPUT = 'output'
+
+
+def tables(spec: base.WindowSpec) -> dict[str, spec_lib.TableSpec]:
+  """Input and output table as word2vec.c starts them."""
+  return {
+    INPUT: spec_lib.TableSpec(INPUT, spec.vocab, spec.dim, 0.5 / spec.dim),
+    OUTPUT: spec_lib.TableSpec(OUTPUT, spec.vocab, spec.dim, 0.0),
+  }
+
+
+@dataclasses.dataclass(frozen=True)
+class SkipGram:
+  """The model over one step's rows; implements `base.Model`."""
+
+  spec: base.WindowSpec
+  negatives: sampling.Alias  # distribution of negatives, host arrays
+
+  vectors_table = INPUT
+
+  def specs(self) -> Mapping[str, spec_lib.TableSpec]:
+    """The input (center) and output (context) tables."""
+    return tables(self.spec)
+
+  def constants(self) -> sampling.Alias:
+    """The distribution of negatives."""
+    return self.negatives
+
+  def ids(
+    self,
+    constants: sampling.Alias,
+    batch: base.StepBatch,
+    key: jax.Array,
+    step: jax.Array,
+  ) -> dict[str, jax.Array]:
+    """Input: [L] centers. Output: [L / c * (c + 2 W + N)], chunk by chunk."""
+    s = self.spec
+    window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
+    num_chunks = window_ids.shape[0]
+    draws = sampling.draw(
+      constants, key, step, num_chunks * s.shared_negatives
+    ).reshape(num_chunks, s.shared_negatives)
+    length = batch.left.shape[0]
+    return {
+      INPUT: batch.tokens[s.window : s.window + length],
+      OUTPUT: jnp.concatenate([window_ids, draws], 1).reshape(-1),
+    }
+
+  def loss(
+    self,
+    rows: Mapping[str, jax.Array],
+    ids: Mapping[str, jax.Array],
+    batch: base.StepBatch,
+  ) -> jax.Array:
+    """Summed over the (center, context) pairs, in nats."""
+    s = self.spec
+    width = s.chunk + 2 * s.window
+    output_ids = ids[OUTPUT].reshape(-1, width + s.shared_negatives)
+    window_ids, draws = output_ids[:, :width], output_ids[:, width:]
+    mask = windows.window_mask(batch.left, batch.right, s.chunk, s.window)
+    differs = (window_ids[:, :, None] != draws[:, None, :]).astype(jnp.float32)
+    pairs = jnp.einsum('kcw,kwn->kcn', mask, differs)
+    weights = jnp.concatenate(
+      [mask, pairs * (s.negatives / s.shared_negatives)], 2
+    )
+    centers = rows[INPUT].reshape(-1, s.chunk, s.dim)
+    others = rows[OUTPUT].reshape(*output_ids.shape, s.dim)
+    scores = jnp.einsum('kcd,kwd->kcw', centers, others)
+    labels = jnp.arange(scores.shape[-1]) < width
+    labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
+    return jnp.sum(weights * losses.logistic_loss(scores, labels))
+
+  def num_examples(self, batch: base.StepBatch) -> jax.Array:
+    """Number of (center, context) pairs."""
+    return num_contexts(batch).sum()
+
+
+def num_contexts(batch: base.StepBatch) -> jax.Array:
+  """[L] float32, how many contexts each center has."""
+  return batch.left.astype(jnp.float32) + batch.right.astype(jnp.float32)
+
+
+def negative_distribution(counts: Any) -> sampling.Alias:
+  """count^0.75, normalized."""
+  return sampling.alias_table(counts.astype('float64') ** 0.75)

@@ -1,0 +1,154 @@
+"""Optimizers of table rows: they touch the rows of a step, never the table.
+
+A dense optimizer would write [vocab, dim] every step. These get the ids and the
+gradients of the rows that were looked up, in which an id may come many times
+(a frequent word occurs often in one step), and return what to add to each
+occurrence, so that the table needs one scatter. What duplicates mean:
+
+  sgd      gradients of all occurrences add up; if a row occurs n times and
+           n > max_duplicates, their sum is scaled by max_duplicates / n. Without
+           it, large steps sum hundreds of updates made from one old value of
+           the row, and diverge.
+  adagrad  row-wise (one accumulator per row): the mean square of every
+           occurrence's gradient is added, then all occurrences are scaled by
+           the new accumulator (Duchi et al. 2011; row-wise as in FBGEMM).
+  adam     row-wise second moment, lazy: only rows that occur decay. The first
+           moment takes the summed gradient, the second the summed mean squares
+           (Kingma and Ba 2015), with the row's own count of updates in the bias
+           correction.
+
+Ids outside the table are padding: they change nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Slots = Any  # a NamedTuple of arrays with a leading vocab axis
+
+
+class RowOptimizer(NamedTuple):
+  """A pair of pure functions, as in optax."""
+
+  # (vocab, dim) -> slots
+  init: Callable[[int, int], Slots]
+  # (slots, ids [n], row_grads [n, dim], learning_rate) -> (deltas [n, dim],
+  # slots); deltas are added to the rows, duplicates one after the other.
+  update: Callable[
+    [Slots, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Slots]
+  ]
+
+
+def _gather(array: jax.Array, ids: jax.Array) -> jax.Array:
+  return array.at[ids].get(mode='clip')
+
+
+def _add(array: jax.Array, ids: jax.Array, values: jax.Array) -> jax.Array:
+  return array.at[ids].add(values, mode='drop')
+
+
+def _occurrences(
+  scratch: jax.Array, ids: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """[n] float32: how often each id occurs in `ids`; and the scratch again.
+
+  `scratch` is [vocab] zeros. It is written and cleaned at `ids` only, so that
+  counting costs nothing that grows with the vocabulary.
+  """
+  scratch = scratch.at[ids].add(1.0, mode='drop')
+  occurrences = _gather(scratch, ids)
+  # Zeros that depend on what was read: they order the read before the write,
+  # without which XLA copies the scratch.
+  zeros = jnp.minimum(occurrences, 0.0)
+  scratch = scratch.at[ids].set(zeros, mode='drop')
+  return jnp.maximum(occurrences, 1.0), scratch
+
+
+class SgdSlots(NamedTuple):
+  """State of `sgd`."""
+
+  scratch: jax.Array  # [vocab] float32, zeros between steps
+
+
+def sgd(max_duplicates: float) -> RowOptimizer:
+  """Stochastic gradient descent; `max_duplicates` 0 = no limit."""
+
+  def init(vocab: int, dim: int) -> SgdSlots:
+    del dim
+    return SgdSlots(jnp.zeros(vocab if max_duplicates else 0, jnp.float32))
+
+  def update(slots, ids, row_grads, learning_rate):
+    if not max_duplicates:
+      return -learning_rate * row_grads, slots
+    occurrences, scratch = _occurrences(slots.scratch, ids)
+    scale = -learning_rate * jnp.minimum(1.0, max_duplicates / occurrences)
+    return scale[:, None] * row_grads, SgdSlots(scratch)
+
+  return RowOptimizer(init, update)
+
+
+class AdagradSlots(NamedTuple):
+  """State of `adagrad`."""
+
+  sum_squares: jax.Array  # [vocab] float32
+
+
+def adagrad(epsilon: float) -> RowOptimizer:
+  """Row-wise Adagrad; `epsilon` is added to the root of the accumulator."""
+
+  def init(vocab: int, dim: int) -> AdagradSlots:
+    del dim
+    return AdagradSlots(jnp.zeros(vocab, jnp.float32))
+
+  def update(slots, ids, row_grads, learning_rate):
+    squares = jnp.mean(jnp.square(row_grads), -1)
+    sum_squares = _add(slots.sum_squares, ids, squares)
+    scale = -learning_rate / (jnp.sqrt(_gather(sum_squares, ids)) + epsilon)
+    return scale[:, None] * row_grads, AdagradSlots(sum_squares)
+
+  return RowOptimizer(init, update)
+
+
+class AdamSlots(NamedTuple):
+  """State of `adam`."""
+
+  mean: jax.Array  # [vocab, dim] float32, first moment
+  mean_square: jax.Array  # [vocab] float32, second moment
+  num_updates: jax.Array  # [vocab] float32, steps in which the row occurred
+  scratch: jax.Array  # [vocab] float32, zeros between steps
+
+
+def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
+  """Row-wise, lazy Adam."""
+
+  def init(vocab: int, dim: int) -> AdamSlots:
+    return AdamSlots(
+      jnp.zeros((vocab, dim), jnp.float32),
+      jnp.zeros(vocab, jnp.float32),
+      jnp.zeros(vocab, jnp.float32),
+      jnp.zeros(vocab, jnp.float32),
+    )
+
+  def update(slots, ids, row_grads, learning_rate):
+    occurrences, scratch = _occurrences(slots.scratch, ids)
+    # Each of n occurrences carries an n-th of what happens once per row.
+    share = 1.0 / occurrences
+    old_mean = jax.lax.optimization_barrier(_gather(slots.mean, ids))
+    decay = (beta1 - 1) * share[:, None] * old_mean
+    mean = _add(slots.mean, ids, decay + (1 - beta1) * row_grads)
+    squares = jnp.mean(jnp.square(row_grads), -1)
+    decay = (beta2 - 1) * share * _gather(slots.mean_square, ids)
+    mean_square = _add(slots.mean_square, ids, decay + (1 - beta2) * squares)
+    num_updates = _add(slots.num_updates, ids, share)
+    steps = _gather(num_updates, ids)
+    # expm1 keeps 1 - beta^steps exact where beta^steps is close to 1.
+    unbias1 = -jnp.expm1(steps * jnp.log(beta1))
+    unbias2 = -jnp.expm1(steps * jnp.log(beta2))
+    root = jnp.sqrt(_gather(mean_square, ids) / unbias2) + epsilon
+    scale = -learning_rate * share / (unbias1 * root)
+    deltas = scale[:, None] * _gather(mean, ids)
+    return deltas, AdamSlots(mean, mean_square, num_updates, scratch)
+
+  return RowOptimizer(init, update)

@@ -1,0 +1,109 @@
+"""Prints the words nearest to a word or to a sum of words.
+
+    python -m jaxemb.query --vectors=FILE king - man + woman
+
+FILE is what `jaxemb.load` reads. Words without a sign between them are added.
+A sign may stand alone or at the front of its word; a word of the vocabulary
+that itself begins with a sign is taken as that word.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Container, Sequence
+
+from jaxemb import embeddings, errors
+
+_SIGNS = ('+', '-')
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs the command; returns its exit code, 2 for unusable input."""
+  flags, terms = _parse(list(sys.argv[1:] if argv is None else argv))
+  logging.captureWarnings(True)
+  logging.basicConfig(format='%(message)s', stream=sys.stderr)
+  try:
+    vectors = embeddings.load(flags.vectors)
+    positive, negative = split_expression(terms, vectors)
+    nearest = vectors.most_similar(positive, negative, flags.topn)
+  except (errors.UserError, KeyError) as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 2
+  width = max(len(word) for word, _ in nearest) if nearest else 0
+  for word, cosine in nearest:
+    print(f'{word:<{width}}  {cosine:.4f}')
+  return 0
+
+
+def split_expression(
+  terms: Sequence[str], known: Container[str]
+) -> tuple[list[str], list[str]]:
+  """Splits `king - man + woman` into words to add and to subtract.
+
+  Args:
+    terms: Words and signs, by argument; an argument may hold several.
+    known: The words that exist.
+
+  Returns:
+    The words with sign + (or none), and those with sign -.
+
+  Raises:
+    errors.UserError: A sign has no word behind it, or there is no word.
+  """
+  terms = [term for argument in terms for term in argument.split()]
+  if len(terms) == 1 and terms[0] in known:
+    return terms, []
+  parts = {'+': [], '-': []}
+  sign = ''
+  for term in terms:
+    if term in _SIGNS:
+      if sign:
+        raise errors.UserError(
+          f'two signs without a word between: {sign} {term}'
+        )
+      sign = term
+      continue
+    if term[0] in _SIGNS and not sign and term not in known:
+      sign, term = term[0], term[1:]
+    parts[sign or '+'].append(term)
+    sign = ''
+  if sign or not (parts['+'] or parts['-']):
+    raise errors.UserError(
+      'expected words, with + or - between: king - man + woman'
+    )
+  return parts['+'], parts['-']
+
+
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+  parser = argparse.ArgumentParser(
+    prog='python -m jaxemb.query',
+    description='Prints the words nearest to an expression.',
+    usage='%(prog)s --vectors=FILE [--topn=N] WORD [+|- WORD ...]',
+    allow_abbrev=False,
+  )
+  parser.add_argument(
+    '--vectors',
+    required=True,
+    help='workdir, export folder, or word2vec, GloVe or fastText .vec file',
+  )
+  parser.add_argument(
+    '--topn', type=int, default=10, help='number of words (%(default)s)'
+  )
+  # Only long flags are options: `-` and `-man` belong to the expression.
+  options, terms = [], []
+  rest = iter(argv)
+  for argument in rest:
+    if argument in ('--vectors', '--topn'):
+      options += [argument, *next(([value] for value in rest), [])]
+    elif argument.startswith('--') or argument == '-h':
+      options.append(argument)
+    else:
+      terms.append(argument)
+  flags = parser.parse_args(options)
+  if flags.topn < 1:
+    parser.error('--topn must be 1 or more')
+  return flags, terms
+
+
+if __name__ == '__main__':
+  sys.exit(main())

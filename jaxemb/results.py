@@ -1,0 +1,155 @@
+"""What a finished run leaves: exports, evaluation, report."""
+
+import datetime
+import importlib.metadata
+import os
+import pathlib
+import platform
+import resource
+import sys
+import time
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from jaxemb import build, metrics, report
+from jaxemb.data import encode
+from jaxemb.evaluation import benchmarks, summary, words
+from jaxemb.storage import word2vec_format
+
+_PACKAGES = ('jaxemb', 'jax', 'jaxlib', 'orbax-checkpoint', 'numpy', 'numba')
+
+
+def describe_corpus(corpus: encode.Encoded) -> None:
+  """Logs what was read and what of it was dropped."""
+  manifest = corpus.manifest
+  metrics.LOG.info(
+    'corpus: %s words, vocabulary %s, %s bytes of text in %s',
+    f'{corpus.num_words:,}',
+    f'{len(corpus.vocabulary.words):,}',
+    f'{manifest["text_bytes"]:,}',
+    corpus.folder,
+  )
+  dropped = manifest['dropped']
+  counted = [f'{k} {v:,}' for k, v in dropped.items() if v and k != 'problems']
+  metrics.LOG.info('left out: %s', ', '.join(counted) or 'nothing')
+  for line in dropped['problems']:
+    metrics.LOG.warning('%s', line)
+
+
+def _peak_rss_bytes() -> int:
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return peak if sys.platform == 'darwin' else 1024 * peak
+
+
+def _machine() -> dict[str, Any]:
+  name = platform.processor() or platform.machine()
+  try:
+    for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
+      if line.startswith('model name'):
+        name = line.split(':', 1)[1].strip()
+        break
+  except OSError:
+    pass  # not on Linux: the plain name does
+  return {'cpu': name, 'cores': os.cpu_count(), 'os': platform.platform()}
+
+
+def _versions() -> dict[str, str]:
+  found = {'python': platform.python_version()}
+  for package in _PACKAGES:
+    try:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      found[package] = 'not installed'
+  return found
+
+
+def _categories(paths: list[str]) -> dict[str, list[str]]:
+  """Words by category, of the categorization sets among the benchmarks."""
+  categories: dict[str, list[str]] = {}
+  for benchmark in benchmarks.find(paths)[0]:
+    if isinstance(benchmark, benchmarks.Categories):
+      for word, category in benchmark.categories.items():
+        categories.setdefault(category, []).append(word)
+  return categories
+
+
+def write(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  parts: build.Parts,
+  vectors: np.ndarray,
+  totals: metrics.Totals,
+  facts: dict[str, Any],
+) -> None:
+  """Exports the vectors, evaluates them and writes the report.
+
+  Args:
+    config: the settings.
+    workdir: folder of the run.
+    parts: corpus and evaluation sets.
+    vectors: [vocab, dim] float32.
+    totals: sums over the run.
+    facts: more to report: `started` (seconds since 1970), `encode_secs`,
+      `table_bytes`, `program` (text of the compiled dispatch).
+  """
+  vocabulary = parts.corpus.vocabulary
+  exported = word2vec_format.export(
+    workdir / 'export', vocabulary.words, vectors, vocabulary.counts
+  )
+  metrics.LOG.info('vectors in %s', workdir / 'export')
+  evaluation = words.evaluate(
+    vocabulary.words, vectors, parts.eval_paths, config.eval.restrict_vocab
+  )
+  for line in summary.format_table(evaluation).splitlines():
+    metrics.LOG.info('%s', line)
+  train_secs = max(totals.train_secs, 1e-9)
+  full_secs = train_secs + totals.compile_secs
+  page = {
+    'model': config.model.name,
+    'dim': config.model.dim,
+    'vocab_words': len(vocabulary.words),
+    'words_per_sec': totals.words / train_secs,
+    'words_per_sec_with_compilation': totals.words / full_secs,
+    'corpus_words': parts.corpus.num_words,
+    'words_counted': 'corpus words inside the vocabulary, before frequent-word '
+    'subsampling, times epochs',
+    'kept_words': totals.kept_words,
+    'pairs': totals.pairs,
+    'loss_per_pair': totals.loss_per_example(),
+    'encode_secs': facts['encode_secs'],
+    'train_secs': totals.train_secs,
+    'compile_secs': totals.compile_secs,
+    'total_secs': time.time() - facts['started'],
+    'peak_rss_bytes': _peak_rss_bytes(),
+    'table_bytes': facts['table_bytes'],
+    'devices': [f'{d.platform}:{d.id} {d.device_kind}' for d in jax.devices()],
+    'collectives': report.collectives(facts['program']),
+    'dropped': parts.corpus.manifest['dropped']
+    | {'words_renamed_in_exports': exported['renamed_words']},
+    'evaluation': evaluation,
+    'machine': _machine(),
+    'versions': _versions(),
+    'started': datetime.datetime.fromtimestamp(facts['started']).isoformat(
+      timespec='seconds'
+    ),
+    'config': config.to_dict(),
+    'finished': True,
+  }
+  report.write(
+    workdir,
+    page,
+    metrics.read(workdir / 'metrics.jsonl'),
+    vocabulary.words,
+    vectors,
+    vocabulary.counts,
+    _categories(parts.eval_paths),
+  )
+  metrics.LOG.info(
+    '%.2f M words/s in training, %.1f s in all; report in %s',
+    page['words_per_sec'] / 1e6,
+    page['total_secs'],
+    workdir / 'report.html',
+  )

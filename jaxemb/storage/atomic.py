@@ -1,0 +1,41 @@
+"""Files that are there whole or not at all, whatever interrupts the writing."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from jaxemb import errors
+
+
+@contextlib.contextmanager
+def write(path: pathlib.Path | str) -> Iterator[BinaryIO]:
+  """A file that appears at `path` only once it is written to the end.
+
+  Args:
+    path: Its folder is made if missing. On any error what was there stays.
+
+  Yields:
+    The temporary file beside it, open for binary writing.
+
+  Raises:
+    errors.UserError: The file system refuses (full, read-only).
+  """
+  path = pathlib.Path(path)
+  temporary = path.with_name(f'.{path.name}.tmp')
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with temporary.open('wb') as file:
+      yield file
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, path)
+  except OSError as error:
+    raise errors.UserError(
+      f'cannot write {path}: {error.strerror or error}; free space or choose '
+      'another folder'
+    ) from error
+  finally:
+    with contextlib.suppress(OSError):
+      temporary.unlink()

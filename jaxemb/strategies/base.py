@@ -1,0 +1,97 @@
+"""What a strategy is, and the one training step that all of them share."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxemb.models import base as model_base
+from jaxemb.tables import spec as spec_lib
+
+Tables = Mapping[str, spec_lib.TableState]
+
+
+class TrainState(NamedTuple):
+  """All that training changes; what a checkpoint holds."""
+
+  tables: dict[str, spec_lib.TableState]
+
+
+class Schedule(NamedTuple):
+  """Where a dispatch stands: its learning rates and its random choices."""
+
+  first_learning_rate: np.float32  # of the first step
+  last_learning_rate: np.float32  # of the step behind the last
+  key: np.ndarray  # [2] uint32, unique to the dispatch
+
+
+class StepMetrics(NamedTuple):
+  """Loss of the steps of a dispatch in which it was measured."""
+
+  loss: jax.Array  # float32, summed, nats
+  examples: jax.Array  # float32, over which the loss was summed
+  first_bad_step: jax.Array  # int32, first with a non-finite loss, or -1
+
+
+class Strategy(NamedTuple):
+  """Pure functions over a `TrainState`."""
+
+  # key -> state
+  init: Callable[[jax.Array], TrainState]
+  # (state, constants, loader batch, schedule) -> (state, metrics); one
+  # dispatch of many steps, the state is donated.
+  step: Callable[..., tuple[TrainState, StepMetrics]]
+  # state -> [vocab, dim] float32, the vectors that users want, on the host
+  result: Callable[[TrainState], np.ndarray]
+
+
+def training_step(
+  model: model_base.Model,
+  tables: Mapping[str, spec_lib.Table],
+  states: Tables,
+  constants: Any,
+  batch: model_base.StepBatch,
+  key: jax.Array,
+  step: jax.Array,
+  learning_rate: jax.Array,
+  measure: jax.Array,
+) -> tuple[dict[str, spec_lib.TableState], jax.Array]:
+  """One step: look up, differentiate with respect to the rows, update.
+
+  Args:
+    model: gives ids and loss.
+    tables: the functions of each table.
+    states: the state of each table.
+    constants: `model.constants()` on the device.
+    batch: the step's tokens.
+    key: [2] uint32, of the dispatch.
+    step: int32, index in the dispatch.
+    learning_rate: float32.
+    measure: bool, whether the loss itself is wanted: its logarithms cost an
+      eighth of a step, and only the gradient is needed to train.
+
+  Returns:
+    The new states, and the summed loss (0 where it was not measured).
+  """
+  ids = model.ids(constants, batch, key, step)
+  rows, states = {}, dict(states)
+  for name, table in tables.items():
+    rows[name], states[name] = table.lookup(states[name], ids[name])
+  # Without the barrier XLA fuses gathers past the scatter that follows and
+  # copies the whole table to keep the old rows.
+  rows = jax.lax.optimization_barrier(rows)
+
+  def loss(rows):
+    return model.loss(rows, ids, batch)
+
+  row_grads = jax.grad(loss)(rows)
+  value = jax.lax.cond(measure, loss, lambda rows: jnp.float32(0), rows)
+  # The rows must have been read for the loss before a table changes in place.
+  row_grads, value = jax.lax.optimization_barrier((row_grads, value))
+  for name, table in tables.items():
+    states[name] = table.update(
+      states[name], ids[name], row_grads[name], learning_rate
+    )
+  return states, value

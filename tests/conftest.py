@@ -1,0 +1,21 @@
+"""Set-up shared by all tests: devices, strictness, and the optional real data."""
+
+import os
+import pathlib
+
+import jax
+import pytest
+
+jax.config.update('jax_num_cpu_devices', 8)
+jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+_SHARED_DATA = pathlib.Path(__file__).parents[2] / 'shared' / 'data'
+
+
+@pytest.fixture
+def shared_data() -> pathlib.Path:
+  """Folder of real data beside the checkout; skips where it is absent."""
+  folder = pathlib.Path(os.environ.get('JAXEMB_TEST_DATA', _SHARED_DATA))
+  if not folder.is_dir():
+    pytest.skip(f'real data not found at {folder}')
+  return folder

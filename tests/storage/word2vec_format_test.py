@@ -1,0 +1,222 @@
+"""Files equal to the last bit through gensim; damage is named, not loaded."""
+
+import gzip
+
+import numpy as np
+import pytest
+from gensim import models
+
+from jaxemb import errors
+from jaxemb.storage import word2vec_format as w2v
+
+_WORDS = ['the', 'Ωmega', 'naïve', '日本', '12', '-', 'a\u00a0b']
+
+
+def _vectors(num_words, dim=5):
+  """All sorts of bits: usual, tiny, huge, whole numbers, zero."""
+  rng = np.random.default_rng(0)
+  vectors = rng.normal(size=(num_words, dim)).astype(np.float32)
+  vectors[0] = [0, -0.0, 1, 1e-40, 3.4e38]
+  vectors[1] = [1 / 3, 16777216, 1e-5, -1e-4, 0.1]
+  return vectors
+
+
+def _bits(array):
+  assert array.dtype == np.float32
+  return np.ascontiguousarray(array).view(np.int32).tolist()
+
+
+@pytest.fixture
+def vectors():
+  return _vectors(len(_WORDS))
+
+
+@pytest.mark.parametrize('name', ['v.bin', 'v.txt', 'v.bin.gz', 'v.txt.gz'])
+def test_round_trip_here_and_in_gensim(tmp_path, vectors, name):
+  path = tmp_path / name
+  assert w2v.write(path, _WORDS, vectors, 'bin' in name) == 0
+  loaded = w2v.read(path)
+  assert loaded.words == _WORDS and loaded.remarks == ()
+  assert _bits(loaded.vectors) == _bits(vectors)
+  keyed = models.KeyedVectors.load_word2vec_format(
+    str(path), binary='bin' in name
+  )
+  assert keyed.index_to_key == _WORDS
+  assert _bits(keyed.vectors) == _bits(vectors)
+
+
+@pytest.mark.parametrize('is_binary', [True, False])
+def test_reads_what_gensim_writes(tmp_path, vectors, is_binary):
+  # gensim leaves out the newline after a binary row.
+  keyed = models.KeyedVectors(5)
+  keyed.add_vectors(_WORDS, vectors)
+  path = tmp_path / 'vectors'
+  keyed.save_word2vec_format(str(path), binary=is_binary)
+  loaded = w2v.read(path)
+  assert loaded.words == _WORDS and loaded.remarks == ()
+  assert _bits(loaded.vectors) == _bits(vectors)
+  ours = tmp_path / 'ours'
+  w2v.write(ours, _WORDS, vectors, is_binary)
+  if not is_binary:
+    assert ours.read_bytes() == path.read_bytes()
+
+
+def test_many_blocks(tmp_path, monkeypatch):
+  monkeypatch.setattr(w2v, '_BLOCK_BYTES', 37)
+  monkeypatch.setattr(w2v, '_BLOCK_ROWS', 3)
+  words = [f'word{i}' for i in range(200)]
+  vectors = _vectors(200)
+  for is_binary in (True, False):
+    w2v.write(tmp_path / 'v', words, vectors, is_binary)
+    loaded = w2v.read(tmp_path / 'v')
+    assert loaded.words == words and _bits(loaded.vectors) == _bits(vectors)
+
+
+@pytest.mark.parametrize(
+  ('text', 'words'),
+  [
+    ('the 0.5 1\nof 2 -3e-2\n', ['the', 'of']),
+    ('the\t0.5\t1\r\nof\t2\t-3e-2', ['the', 'of']),
+    ('2 2\nthe 0.5 1 \n. . . 2 -3e-2 \n', ['the', '. . .']),
+    ('1 0.5 1\n2 2 -3e-2\n\n', ['1', '2']),
+  ],
+)
+def test_glove_and_fasttext_text(tmp_path, text, words):
+  path = tmp_path / 'v.vec'
+  path.write_text(text, newline='')
+  loaded = w2v.read(path)
+  assert loaded.words == words and loaded.remarks == ()
+  expected = np.array([[0.5, 1], [2, -3e-2]], np.float32)
+  assert _bits(loaded.vectors) == _bits(expected)
+
+
+@pytest.mark.parametrize('is_binary', [True, False])
+def test_invalid_and_repeated_words_are_counted(tmp_path, is_binary):
+  rows = np.arange(8, dtype='<f4').reshape(4, 2)
+  names = [b'a\xff', b'b', b'b', b'c']
+  path = tmp_path / 'v'
+  parts = [
+    name + b' ' + (row.tobytes() if is_binary else b'%d %d\n' % tuple(row))
+    for name, row in zip(names, rows, strict=True)
+  ]
+  path.write_bytes(b'4 2\n' + b''.join(parts) + b'more')
+  loaded = w2v.read(path)
+  assert loaded.words == ['a\ufffd', 'b', 'c']
+  assert _bits(loaded.vectors) == _bits(rows[[0, 1, 3]])
+  assert [int(remark.split()[0]) for remark in loaded.remarks] == [1, 1, 4]
+
+
+def test_white_space_in_words_becomes_underscores(tmp_path):
+  words = ['new york', 'new_york', '', 'a\nb', 'c']
+  vectors = _vectors(5)
+  for is_binary in (True, False):
+    assert w2v.write(tmp_path / 'v', words, vectors, is_binary) == 3
+    loaded = w2v.read(tmp_path / 'v')
+    assert loaded.words == ['new_york_', 'new_york', '_', 'a_b', 'c']
+    assert _bits(loaded.vectors) == _bits(vectors)
+
+
+@pytest.mark.parametrize('name', ['v.bin', 'v.txt', 'v.bin.gz', 'v.txt.gz'])
+def test_truncated_anywhere_is_refused(tmp_path, vectors, name):
+  path = tmp_path / name
+  w2v.write(path, _WORDS, vectors, 'bin' in name)
+  whole = path.read_bytes()
+  # Text cut inside its last number cannot be told from a shorter number.
+  last = len(whole) - (1 if name == 'v.bin' else 14)
+  for size in range(0, last, 7):
+    path.write_bytes(whole[:size])
+    with pytest.raises(errors.UserError, match=name):
+      w2v.read(path)
+  if name == 'v.bin':
+    path.write_bytes(whole[:-1])
+    assert w2v.read(path).words == _WORDS
+
+
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    (b'', 'no word2vec file'),
+    (b'\0\1\2' * 99, 'no word2vec file'),
+    (b'the quick brown fox\n', 'no word2vec file'),
+    (b'the 17\nof 12\n', 'no word2vec file'),
+    (b'0 100\n', 'no vectors'),
+    (b'3 0\na\nb\nc\n', 'no vectors'),
+    (b'3 2\na 1 2\nb 3 4\n', '2 of the 3 vectors'),
+    (b'2 2\na 1 2\nb 3 x\n', 'line 3'),
+    (b'2 2\na 1 2\nb 3\n', 'line 3'),
+    (b'a 1 2\nb 3 4\nc 3\n', 'line 3'),
+    (b'999999999999 300\na 1 2\n', 'bytes'),
+    (b'1 50000\nabcdefg', 'bytes'),
+    (b'2 2\n' + b'x' * 300_000, 'no word before vector 1'),
+  ],
+)
+def test_damaged_files_are_named(tmp_path, content, message):
+  path = tmp_path / 'broken'
+  for data in (content, gzip.compress(content)):
+    path.write_bytes(data)
+    with pytest.raises(errors.UserError, match='broken') as caught:
+      w2v.read(path)
+    assert '\n' not in str(caught.value)
+    if data is content:
+      assert message in str(caught.value)
+
+
+def test_missing_file_and_folder(tmp_path):
+  for path in (tmp_path / 'none', tmp_path):
+    with pytest.raises(errors.UserError, match='cannot read'):
+      w2v.read(path)
+
+
+def test_vocab_file(tmp_path):
+  path = tmp_path / 'vocab.txt'
+  counts = np.arange(len(_WORDS))[::-1]
+  assert w2v.write_vocab(path, _WORDS, counts) == 0
+  assert path.read_bytes().split(b'\n')[0] == b'the 6'
+  words, read_counts = w2v.read_vocab(path)
+  assert words == _WORDS and read_counts.tolist() == counts.tolist()
+  path.write_text('a 3\nb\n')
+  with pytest.raises(errors.UserError, match='line 2'):
+    w2v.read_vocab(path)
+
+
+def test_export_writes_every_form_of_the_same(tmp_path):
+  words = ['x y', *_WORDS[:-1]]
+  vectors, counts = _vectors(len(words)), np.arange(len(words), 0, -1)
+  report = w2v.export(tmp_path / 'export', words, vectors, counts)
+  assert report == {'words': 7, 'renamed_words': 1, 'projector_words': 7}
+  folder = tmp_path / 'export'
+  names = {path.name for path in folder.iterdir()}
+  files = {'vectors.bin', 'vectors.txt', 'vectors.npy', 'vocab.txt'}
+  assert names == files | {'projector'}
+  read_words, read_counts = w2v.read_vocab(folder / 'vocab.txt')
+  assert read_words == ['x_y', *_WORDS[:-1]]
+  assert read_counts.tolist() == counts.tolist()
+  assert _bits(np.load(folder / 'vectors.npy')) == _bits(vectors)
+  for is_binary in (True, False):
+    keyed = models.KeyedVectors.load_word2vec_format(
+      str(folder / ('vectors.bin' if is_binary else 'vectors.txt')),
+      fvocab=str(folder / 'vocab.txt'),
+      binary=is_binary,
+    )
+    assert keyed.index_to_key == read_words
+    assert _bits(keyed.vectors) == _bits(vectors)
+    assert keyed.get_vecattr('12', 'count') == counts[5]
+
+
+def test_a_failed_export_keeps_the_earlier_one(tmp_path, vectors, monkeypatch):
+  counts = np.ones(len(_WORDS), int)
+  w2v.export(tmp_path, _WORDS, vectors, counts)
+  before = {
+    path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()
+  }
+
+  def fail(*_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(w2v, '_put_counts', fail)
+  with pytest.raises(errors.UserError, match='No space left'):
+    w2v.export(tmp_path, _WORDS, vectors + 1, counts)
+  after = {
+    path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()
+  }
+  assert after == before
