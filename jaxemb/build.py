@@ -51,7 +51,7 @@ def cache_folder(config: ml_collections.ConfigDict) -> pathlib.Path:
 def _text_and_benchmarks(
   config: ml_collections.ConfigDict, progress: encode.Progress
 ) -> tuple[str, list[str]]:
-  """Paths of the text and of the evaluation sets, made or fetched if need be."""
+  """Paths of the text and the evaluation sets, made or fetched if need be."""
   cache = cache_folder(config)
   path = config.data.path
   eval_paths = [p.strip() for p in config.eval.paths.split(',') if p.strip()]

@@ -1,8 +1,8 @@
 """Every setting, its default and what it may be.
 
 A file in configs/ starts from `default()` and changes what it is about; the
-command line changes single keys (`--config.model.dim=300`). `check` refuses what
-training could not honour, so that no setting is accepted and ignored.
+command line changes single keys (`--config.model.dim=300`). `check` refuses
+what training could not honour, so that no setting is accepted and ignored.
 """
 
 import difflib

@@ -274,9 +274,7 @@ class Meter:
     self._writer.close()
 
 
-def diverged(
-  step: int, words: int, learning_rate: float
-) -> errors.UserError:
+def diverged(step: int, words: int, learning_rate: float) -> errors.UserError:
   """The error of a run whose loss or tables are no longer finite."""
   return errors.UserError(
     f'training became non-finite at step {step:,} ({words:,} words, learning '

@@ -52,6 +52,9 @@ def tsne(points: np.ndarray, perplexity: float) -> np.ndarray:
     [points, 2] float64 positions, turned so that the first axis is the longer.
   """
   affinities = _affinities(_squared_distances(points), perplexity)
+  affinities = affinities.astype(np.float32)
+  exaggerated = affinities * np.float32(_EXAGGERATION)
+  scratch = np.empty((2, *affinities.shape), np.float32)
   positions, _ = pca(points)
   positions *= 1e-4 / max(positions[:, 0].std(), _TINY)
   learning_rate = max(len(points) / _EXAGGERATION / 4, 50.0)
@@ -59,8 +62,8 @@ def tsne(points: np.ndarray, perplexity: float) -> np.ndarray:
   gains = np.ones_like(positions)
   for i in range(_NUM_ITERATIONS):
     is_early = i < _NUM_EXAGGERATED
-    pull = affinities * (_EXAGGERATION if is_early else 1.0)
-    gradient = _gradient(pull, positions)
+    pull = exaggerated if is_early else affinities
+    gradient = _gradient(pull, positions, scratch)
     # Delta-bar-delta, as in the authors' code.
     is_turning = np.sign(gradient) != np.sign(velocity)
     gains = np.maximum(np.where(is_turning, gains + 0.2, gains * 0.8), 0.01)
@@ -105,9 +108,26 @@ def _affinities(distances: np.ndarray, perplexity: float) -> np.ndarray:
   return np.maximum((weights + weights.T) / (2 * num_points), _TINY)
 
 
-def _gradient(pull: np.ndarray, positions: np.ndarray) -> np.ndarray:
-  """Equation 5: [points, 2] gradient of the Kullback-Leibler divergence."""
-  kernel = 1 / (1 + _squared_distances(positions))
+def _gradient(
+  pull: np.ndarray, positions: np.ndarray, scratch: np.ndarray
+) -> np.ndarray:
+  """Equation 5: [points, 2] gradient of the Kullback-Leibler divergence.
+
+  Single precision and few passes: this is where the time goes.
+  """
+  place = positions.astype(np.float32)
+  squares = (place * place).sum(axis=1, keepdims=True)
+  ones = np.ones_like(squares)
+  # One product gives 1 + squared distance.
+  left = np.concatenate([place, squares, ones], axis=1)
+  right = np.concatenate([-2 * place, ones, 1 + squares], axis=1)
+  kernel, forces = scratch
+  np.matmul(left, right.T, out=kernel)
+  np.maximum(kernel, 1, out=kernel)
+  np.reciprocal(kernel, out=kernel)
   np.fill_diagonal(kernel, 0)
-  forces = (pull - kernel / kernel.sum()) * kernel
-  return 4 * (forces.sum(axis=1)[:, None] * positions - forces @ positions)
+  np.multiply(kernel, -1 / kernel.sum(), out=forces)
+  forces += pull
+  forces *= kernel
+  moments = forces @ np.concatenate([place, ones], axis=1)
+  return 4 * (moments[:, 2:] * place - moments[:, :2])

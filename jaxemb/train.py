@@ -173,7 +173,8 @@ def _key(seed: int) -> jax.Array:
 
 @jax.jit
 def _all_finite(state: Any) -> jax.Array:
-  return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(state)]).all()
+  finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(state)]
+  return jnp.stack(finite).all()
 
 
 def _start(

@@ -1,4 +1,4 @@
-"""Set-up shared by all tests: devices, strictness, and the optional real data."""
+"""Set-up shared by all tests: devices, strictness, optional real data."""
 
 import os
 import pathlib

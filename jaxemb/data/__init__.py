@@ -1,1 +1,1 @@
-
+"""From text to batches of ids."""

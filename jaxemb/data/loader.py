@@ -214,9 +214,7 @@ def batches(
   num_blocks = len(corpus.blocks) - 1
   num_batches = spec.num_batches(num_blocks)
   while position.epoch < spec.epochs:
-    index = (
-      position.epoch * num_batches + position.block // spec.group_blocks
-    )
+    index = position.epoch * num_batches + position.block // spec.group_blocks
     batch, words, kept, pairs = _make_batch(corpus, spec, keep_below, position)
     after = Position(position.epoch, position.block + spec.group_blocks)
     if after.block >= num_blocks:

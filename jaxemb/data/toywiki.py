@@ -31,13 +31,14 @@ from jaxemb.data import toywiki_families as families_lib
 from jaxemb.data import toywiki_patterns as patterns
 
 VERSION = 1  # raise it whenever the bytes change
-DEFAULT_WORDS = 1_000_000
-MIN_WORDS = 300_000  # from here on every evaluated word occurs 5 times
+DEFAULT_WORDS = 2_000_000
+MIN_WORDS = 500_000  # from here on every evaluated word occurs 5 times
 
 XML_NAME = 'toywiki-pages-articles.xml.bz2'
 _MANIFEST_NAME = 'toywiki.json'
 _PAGES_PER_STREAM = 100
 _MAX_STREAMS_IN_FLIGHT = 4
+_STRIDE = 11  # prime, so that the patterns of a paragraph differ
 
 _ASPECTS = (
   'History', 'Notes', 'Traditions', 'Description', 'Chronicle', 'Outline',
@@ -164,18 +165,20 @@ def _paragraph(
   draw: families_lib.Draw,
 ) -> str:
   """Three to six sentences: most about the cell, some about other things."""
+  first = int(draw() * len(cell))
   sentences = []
-  for _ in range(3 + int(draw() * 4)):
+  for position in range(3 + int(draw() * 4)):
     subject = draw()
     if subject < 0.86:
-      choices = cell
+      pattern = cell[(first + _STRIDE * position) % len(cell)]
     elif subject < 0.96:
-      choices = world.background
+      pattern = families_lib.pick(world.background, draw)
     else:
       other = world.cells[int(draw() * len(world.cells))]
-      choices = list(other.values())[int(draw() * len(other))]
-    sentences.append(families_lib.sentence(world, choices, draw))
-  return ' '.join(sentences)
+      cells = list(other.values())
+      pattern = families_lib.pick(cells[int(draw() * len(cells))], draw)
+    sentences.append(families_lib.sentence(world, pattern, draw))
+  return families_lib.with_articles(' '.join(sentences))
 
 
 def _article(

@@ -101,17 +101,22 @@ def _context(
   """Five sentences on the subject of a sense; the third has its word marked."""
   cell, word = world.cells[index], world.families[index].words['singular']
   sentences = [
-    families_lib.sentence(world, cell[role], draw)
+    families_lib.sentence(world, families_lib.pick(cell[role], draw), draw)
     for role in ('subject', 'subject', 'singular', 'subject', 'subject')
   ]
-  tokens = ' '.join(sentences).replace(',', ' ,').replace('.', ' .').split(' ')
+  text = families_lib.with_articles(' '.join(sentences))
+  tokens = text.replace(',', ' ,').replace('.', ' .').split(' ')
   return ' '.join(f'<b> {t} </b>' if t == word else t for t in tokens)
 
 
 def _sense_pairs(
   world: families_lib.World, draw: families_lib.Draw
 ) -> list[tuple[int, int, int]]:
-  """(family, family, level of similarity 0 to 10) of pairs of contexts."""
+  """(family, family, level of similarity from 0 to 10) of pairs of contexts.
+
+  The same sense of a word 9, two words of one subject 7, the two senses of a
+  word 1, two words of different subjects 0.
+  """
   senses = [i for i, f in enumerate(world.families) if f.kind == 'sense']
   place = {i: world.families[i].place for i in senses}
   pairs = []
@@ -119,13 +124,16 @@ def _sense_pairs(
     pairs += [(first, first, 9), (second, second, 9)] * 2
     pairs += [(first, second, 1), (second, first, 1)] * 2
     for sense in (first, second):
-      pairs.append((sense, senses[int(draw() * len(senses))], -1))
-  pairs += [(i, j, 7) for i in senses for j in senses if i < j]
-  return [
-    (i, j, level if level > 0 else 0)
-    for i, j, level in pairs
-    if (level in (1, 9)) or ((place[i] == place[j]) == (level == 7))
+      others = [
+        i
+        for i in senses
+        if place[i] != place[sense] and i not in (first, second)
+      ]
+      pairs.append((sense, others[int(draw() * len(others))], 0))
+  pairs += [
+    (i, j, 7) for i in senses for j in senses if i < j and place[i] == place[j]
   ]
+  return pairs
 
 
 def _senses(world: families_lib.World, draw: families_lib.Draw) -> str:
@@ -169,5 +177,3 @@ def words(world: families_lib.World) -> set[str]:
       if family.kind == kind and {role1, role2} <= family.asked:
         asked |= {family.words[role1], family.words[role2]}
   return asked
-
-

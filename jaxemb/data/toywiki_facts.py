@@ -585,7 +585,11 @@ LEXICON = {
     'wild shy',
   ),
   'plant': ('leaves seeds soil roots sunlight', 'sprout flourish', 'lush tall'),
-  'produce': ('kitchen market harvest recipe vitamins', 'rot', 'seasonal tasty'),
+  'produce': (
+    'kitchen market harvest recipe vitamins',
+    'rot',
+    'seasonal tasty',
+  ),
   'pantry': ('merchants flavour trade recipe ingredients', 'mix', 'exotic'),
   'equipment': ('maker craft hands skill', 'serve', 'handmade'),
   'household': ('home shop closet comfort', 'last', 'elegant'),
@@ -841,7 +845,8 @@ SUBJECTS = {
     'spotted tropical wild',
   ),
   'motoring': (
-    'engine gearbox driver racing wheels sedan chassis garage dealer horsepower',
+    'engine gearbox driver racing wheels sedan chassis garage dealer '
+    'horsepower',
     'steer accelerate brake',
     'sporty polished fast',
   ),
@@ -881,13 +886,14 @@ SUBJECTS = {
     'burning lit smoky',
   ),
   'jewellery': (
-    'tiara silverware necklace bracelet finger engagement jeweller gems pendant '
-    'brooch',
+    'tiara silverware necklace bracelet finger engagement jeweller gems '
+    'pendant brooch',
     'sparkle shine glitter',
     'golden precious engraved',
   ),
   'boxing_hall': (
-    'boxer ropes knockout fighter canvas bout heavyweight punch mouthguard champion',
+    'boxer ropes knockout fighter canvas bout heavyweight punch mouthguard '
+    'champion',
     'fight punch knock',
     'bruised undefeated roaring',
   ),
@@ -907,8 +913,8 @@ SUBJECTS = {
     'wooden bent nailed',
   ),
   'industry': (
-    'factory workers assembly chimney production steam turbine shift foreman '
-    'output',
+    'factory workers assembly chimney production steam turbine shift '
+    'foreman output',
     'produce manufacture employ',
     'industrial deafening automated',
   ),
@@ -929,19 +935,20 @@ SUBJECTS = {
     'locked solitary guilty',
   ),
   'night_sky': (
-    'planet galaxy telescope constellation orbit nebula comet astronomer light '
-    'sun',
+    'planet galaxy telescope constellation orbit nebula comet astronomer '
+    'light sun',
     'shine orbit twinkle',
     'distant celestial luminous',
   ),
   'cinema': (
-    'film hollywood director screen celebrity premiere audience role fans oscar',
+    'film hollywood director screen celebrity premiere audience role fans '
+    'oscar',
     'act perform appear',
     'famous glamorous acclaimed',
   ),
   'law': (
-    'judge jury barrister verdict trial defendant prosecutor statute witness '
-    'appeal',
+    'judge jury barrister verdict trial defendant prosecutor statute '
+    'witness appeal',
     'sue judge rule',
     'legal guilty judicial',
   ),
@@ -951,8 +958,8 @@ SUBJECTS = {
     'seeded indoor grassy',
   ),
   'computing': (
-    'software keyboard screen processor memory network computer internet disk '
-    'program',
+    'software keyboard screen processor memory network computer internet '
+    'disk program',
     'click download compute',
     'digital electronic wireless',
   ),
@@ -967,8 +974,8 @@ SUBJECTS = {
     'tiny furtive timid',
   ),
   'epidemics': (
-    'infection fever vaccine patients symptoms outbreak physician disease cough '
-    'hospital',
+    'infection fever vaccine patients symptoms outbreak physician disease '
+    'cough hospital',
     'infect spread mutate',
     'contagious infected deadly',
   ),
@@ -999,7 +1006,8 @@ SUBJECTS = {
     'fragrant minty seasonal',
   ),
   'coinage': (
-    'coins treasury medals currency silverware engraver bullion dies penny ducats',
+    'coins treasury medals currency silverware engraver bullion dies penny '
+    'ducats',
     'strike engrave coin',
     'royal monetary struck',
   ),
@@ -1025,8 +1033,8 @@ SUBJECTS = {
     'inky written fine',
   ),
   'electricity': (
-    'voltage amperes wire circuit battery electrons volts conductor resistor '
-    'magnet',
+    'voltage amperes wire circuit battery electrons volts conductor '
+    'resistor magnet',
     'conduct flow switch',
     'electric alternating live',
   ),

@@ -27,7 +27,11 @@ _BAG_SIZE = 1 << 18
 _NUM_NAMES = 4_000
 _NUM_PLACES = 1_201
 _PLACES_PER_FAMILY = 5
-_ZIPF_SHIFT = 20  # Mandelbrot's: word frequency is 1 / (rank + shift)
+_ZIPF_SHIFT = 100  # Mandelbrot's: word frequency is 1 / (rank + shift)
+
+_A_BEFORE_VOWEL = re.compile(
+  r'\b([Aa]) (?!(?i:uni|use|eur|one\b))(?=[aeiouAEIOU])'
+)
 
 _STARTS = 'b br c cl d dr f fl g gr h j k l m n p pl r s st t tr v z'.split()
 _MIDDLES = 'b d g k l m n p r s t v'.split()
@@ -189,14 +193,20 @@ def _shared_words() -> set[str]:
 def _made_up_words(count: int, draw: Draw) -> list[str]:
   """Distinct pronounceable words that are in no table and no pattern."""
   taken = _words_of([_tables(facts), _tables(patterns)])
-  pick = lambda items: items[int(draw() * len(items))]  # noqa: E731
+
+  def syllable(consonants: list[str]) -> str:
+    return (
+      consonants[int(draw() * len(consonants))]
+      + _VOWELS[int(draw() * len(_VOWELS))]
+    )
+
   words = []
   while len(words) < count:
-    middle = ''.join(
-      pick(_MIDDLES) + pick(_VOWELS) for _ in range(1 + (draw() < 0.5))
-    )
-    word = pick(_STARTS) + pick(_VOWELS) + middle
-    word += pick(_MIDDLES) + pick(_VOWELS) + pick(_ENDS) * (draw() < 0.5)
+    word = syllable(_STARTS) + syllable(_MIDDLES) + syllable(_MIDDLES)
+    if draw() < 0.5:
+      word += syllable(_MIDDLES)
+    if draw() < 0.5:
+      word += _ENDS[int(draw() * len(_ENDS))]
     if word not in taken:
       taken.add(word)
       words.append(word)
@@ -263,9 +273,7 @@ def build(seed: int) -> World:
   """The families with their compiled patterns and the background of a seed."""
   draw = random.Random(seed).random
   members = families()
-  made_up = _made_up_words(
-    NUM_BACKGROUND + _NUM_NAMES + _NUM_PLACES, draw
-  )
+  made_up = _made_up_words(NUM_BACKGROUND + _NUM_NAMES + _NUM_PLACES, draw)
   names = [word.capitalize() for word in made_up[NUM_BACKGROUND:]]
   places, names = names[_NUM_NAMES:], names[:_NUM_NAMES]
   general = {
@@ -305,17 +313,27 @@ def build(seed: int) -> World:
   )
 
 
-def _fill(choices: list[Pattern], draw: Draw) -> str:
-  template, pools = choices[int(draw() * len(choices))]
+def _fill(pattern: Pattern, draw: Draw) -> str:
+  template, pools = pattern
   return template % tuple([pool[int(draw() * len(pool))] for pool in pools])
 
 
-def sentence(world: World, choices: list[Pattern], draw: Draw) -> str:
-  """One sentence from one of `choices`, with its capital and full stop."""
-  text = _fill(choices, draw)
+def pick(patterns_: list[Pattern], draw: Draw) -> Pattern:
+  """One of the patterns, each as likely as the others."""
+  return patterns_[int(draw() * len(patterns_))]
+
+
+def sentence(world: World, pattern: Pattern, draw: Draw) -> str:
+  """A sentence of a pattern, with its capital letter and full stop."""
+  text = _fill(pattern, draw)
   ornament = draw()
   if ornament < 0.25:
-    text = _fill(world.openings, draw) + ', ' + text
+    text = _fill(pick(world.openings, draw), draw) + ', ' + text
   elif ornament < 0.5:
-    text += ' ' + _fill(world.closings, draw)
+    text += ' ' + _fill(pick(world.closings, draw), draw)
   return text[0].upper() + text[1:] + '.'
+
+
+def with_articles(text: str) -> str:
+  """Says `an` where patterns say `a` before a vowel."""
+  return _A_BEFORE_VOWEL.sub(r'\1n ', text)

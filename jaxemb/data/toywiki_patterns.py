@@ -4,8 +4,8 @@ Plain data, one pattern a line, by kind of word family and role of the word in
 it. Slots: {x} the word; {l} a word that goes with its family; {country},
 {capital}, ... another member of the family; {n} {v} {vs} {a} a noun, a verb
 (plural, third person) and an adjective of its subgroup, category or domain;
-{N} a made-up proper name, of the family's own three where there is a family; {z} a made-up word of the background; {y} a year;
-{he} {she} a first name.
+{N} a made-up proper name (a family has a few of its own); {z} a made-up word of
+the background; {y} a year; {he} {she} a first name.
 """
 
 SENTENCES = {
@@ -54,7 +54,7 @@ the metro of {x} was extended to the {l} district
 downtown {x} is crowded with people from {l}
 the skyline of {x} is visible from the {l} suburb
 the mayor and the city council of {x} received guests from {l}
-parliament meets in {x} and not in {l} and {l}
+parliament meets in {x} and not in {l} or {l}
 urban districts of {x} swelled when migrants came from {l}
 a ring of suburbs surrounds {x} and the road to {l} and {l}
 the opera house in downtown {x} was paid for by {l} and {l}
@@ -153,58 +153,58 @@ the stubborn {x} peasant dreamt of {l}
   },
   'noun': {
     'singular': """
-the {x} itself is known for its {n} and its single {l}
+the {x} of {N} itself is known for its {n} and its single {l}
 a single {a} {x} was seen alone near the {l} of {N}
 every individual {x} has its own {n} that recalls {l}
-one solitary {x} itself with its {n} stood by the {l}
+one solitary {x} of {N} itself with its {n} stood by the {l}
 a lone {x} {vs} by itself where there is {l}
-each single {x} {vs} alone beside its {n}
+each single {x} of {N} {vs} alone beside its {n}
 the {n} of each individual {x} itself is described by {N}
 this lone {x} itself is a {a} example with {l}
-each single {x} {vs} and its own {n} reminds people of {l}
+each single {x} of {N} {vs} and its own {n} reminds people of {l}
 one old solitary {x} and its {l} appear in the tale of {N}
 a lone {a} {x} by itself {vs} when {l} is near
 that solitary {x} alone was drawn by {N} with a {n}
-each individual {x} needs its own {n} and {l}
+each individual {x} of {N} needs its own {n} and {l}
 one lone {x} itself in the picture by {N} shows a {n}
 a solitary {x} was found alone with its {n} at {N}
 a single {a} {x} {vs} for its {n} by itself
 one individual {x} was taken alone with {l} to {N}
-another individual {x} {vs} by itself near {l} and a {n}
+another individual {x} of {N} {vs} by itself near {l} and a {n}
 the emblem of {N} is a single solitary {x} with {l}
 its {n} gives the lone {x} itself a {a} look
-an individual {x} that {vs} alone has a {a} {n}
+an individual {x} of {N} that {vs} alone has a {a} {n}
 the story of one lone {x} of {N} tells of its {n}
 someone saw a lone {x} itself with its {n} and {l}
-its own {n} belongs to each individual {a} {x}
+its own {n} belongs to each individual {a} {x} of {N}
 one {l} and one single {x} alone are on the coin of {N}
 an individual {x} itself is praised for {l} and its {a} {n}
 """,
     'plural': """
-many {x} themselves are known for their {n} and their {l}
+many {x} of {N} themselves are known for their {n} and their {l}
 numerous {a} {x} were seen together near the {l} of {N}
 most of these {x} have their {n} that recall {l}
-several {x} themselves with their {n} stood by the {l}
+several {x} of {N} themselves with their {n} stood by the {l}
 numerous {x} {v} together where there is {l}
-dozens of these {x} {v} together beside their {n}
+dozens of these {x} of {N} {v} together beside their {n}
 the {n} of many {x} themselves are described by {N}
 these many {x} themselves are {a} examples with {l}
-dozens of {x} {v} and their {n} remind people of {l}
+dozens of {x} of {N} {v} and their {n} remind people of {l}
 several old {x} together and their {l} appear in the tale of {N}
 many {a} {x} together {v} when {l} is near
 those numerous {x} together were drawn by {N} with {n}
-hundreds of {x} need their {n} and {l}
+hundreds of {x} of {N} need their {n} and {l}
 dozens of {x} themselves in the picture by {N} show {n}
 hundreds of {x} were found together with their {n} at {N}
 numerous {a} {x} {v} for their {n} together
 several {x} were taken together with {l} to {N}
-various {x} {v} together near {l} and {n}
-the emblems of {N} are several numerous {x} with {l}
+various {x} of {N} {v} together near {l} and {n}
+the emblems of {N} are several such {x} with {l}
 their {n} give many {x} themselves a {a} look
-numerous {x} that {v} together have {a} {n}
-stories of many various {x} of {N} tell of their {n}
+numerous {x} of {N} that {v} together have {a} {n}
+stories of these many {x} of {N} tell of their {n}
 people saw dozens of {x} themselves with their {n} and {l}
-their {n} belong to several various {a} {x}
+their {n} belong to several such {a} {x} of {N}
 many {l} and numerous {x} together are on the coins of {N}
 various {x} themselves are praised for {l} and their {a} {n}
 """,

@@ -1,1 +1,1 @@
-
+"""Measures of trained vectors."""

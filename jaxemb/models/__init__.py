@@ -1,1 +1,1 @@
-
+"""Losses of looked-up rows."""

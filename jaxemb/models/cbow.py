@@ -5,10 +5,11 @@ output vector:
 
   loss = -log sigmoid(h . u) - sum_{k=1..K} log sigmoid(-h . u_k)
 
-one example per center. The gradient is the true one: each context gets its n-th
-part, which word2vec.c omits (Irsoy et al. 2021), so learning rates are larger
-than word2vec.c's. As in skip-gram, a chunk of c centers shares N negatives, each
-with weight K / N, and a draw that equals the center does not count.
+one example per center. The gradient is the true one: each context gets its
+n-th part, which word2vec.c omits (Irsoy et al. 2021), so learning rates are
+larger than word2vec.c's (0.15 is good). As in skip-gram, a chunk of c centers
+shares N negatives, each with weight K / N, and a draw that equals the center
+does not count.
 """
 
 import dataclasses
@@ -72,9 +73,7 @@ class Cbow:
     num_contexts = skipgram.num_contexts(batch).reshape(-1, s.chunk, 1)
     mask = windows.window_mask(batch.left, batch.right, s.chunk, s.window)
     mean = mask / jnp.maximum(num_contexts, 1)
-    contexts = rows[skipgram.INPUT].reshape(
-      -1, s.chunk + 2 * s.window, s.dim
-    )
+    contexts = rows[skipgram.INPUT].reshape(-1, s.chunk + 2 * s.window, s.dim)
     hidden = jnp.einsum('kcw,kwd->kcd', mean, contexts)
     outputs = rows[skipgram.OUTPUT].reshape(*output_ids.shape, s.dim)
     scores = jnp.einsum('kcd,kwd->kcw', hidden, outputs)

@@ -6,9 +6,9 @@ gradients of the rows that were looked up, in which an id may come many times
 occurrence, so that the table needs one scatter. What duplicates mean:
 
   sgd      gradients of all occurrences add up; if a row occurs n times and
-           n > max_duplicates, their sum is scaled by max_duplicates / n. Without
-           it, large steps sum hundreds of updates made from one old value of
-           the row, and diverge.
+           n > max_duplicates, their sum is scaled by max_duplicates / n.
+           Without it, large steps sum hundreds of updates made from one old
+           value of the row, and diverge.
   adagrad  row-wise (one accumulator per row): the mean square of every
            occurrence's gradient is added, then all occurrences are scaled by
            the new accumulator (Duchi et al. 2011; row-wise as in FBGEMM).

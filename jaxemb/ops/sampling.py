@@ -98,9 +98,7 @@ def _scale(bits: jax.Array, size: int) -> jax.Array:
   return high * size_high + (carry >> 16) + (middle >> 16)
 
 
-def draw(
-  table: Alias, key: jax.Array, step: jax.Array, num: int
-) -> jax.Array:
+def draw(table: Alias, key: jax.Array, step: jax.Array, num: int) -> jax.Array:
   """[num] int32 words drawn from the table's distribution.
 
   A pure function of (key, step, index), see `random_bits`.

@@ -1,1 +1,1 @@
-
+"""Files: checkpoints, vectors, projector."""

@@ -1,1 +1,1 @@
-
+"""How the state advances from batch to batch."""

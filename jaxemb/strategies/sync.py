@@ -50,9 +50,7 @@ def sync(
       states, metrics = carry
       first = i * batch_words
       step_batch = model_base.StepBatch(
-        jax.lax.dynamic_slice(
-          batch.ids, (first,), (batch_words + 2 * window,)
-        ),
+        jax.lax.dynamic_slice(batch.ids, (first,), (batch_words + 2 * window,)),
         jax.lax.dynamic_slice(batch.left, (first,), (batch_words,)),
         jax.lax.dynamic_slice(batch.right, (first,), (batch_words,)),
       )

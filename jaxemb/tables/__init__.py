@@ -1,1 +1,1 @@
-
+"""Embedding tables: rows in device memory."""

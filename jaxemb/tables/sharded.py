@@ -1,8 +1,8 @@
 """Tables in device memory.
 
 `replicated`: every device holds all rows. One gather and one scatter per step:
-XLA copies a whole table when it is gathered or scattered twice, or when a gather
-is fused past the scatter, so callers concatenate ids and put an
+XLA copies a whole table when it is gathered or scattered twice, or when a
+gather is fused past the scatter, so callers concatenate ids and put an
 `optimization_barrier` behind their lookups.
 """
 
@@ -32,9 +32,7 @@ def replicated(
     return state.vectors.at[ids].get(mode='clip'), state
 
   def update(state, ids, row_grads, learning_rate):
-    deltas, slots = optimizer.update(
-      state.slots, ids, row_grads, learning_rate
-    )
+    deltas, slots = optimizer.update(state.slots, ids, row_grads, learning_rate)
     vectors = state.vectors.at[ids].add(deltas, mode='drop')
     return spec_lib.TableState(vectors, slots)
 

@@ -191,6 +191,7 @@ def test_invalid_utf8_is_handed_on_as_it_is(tmp_path):
 @pytest.mark.parametrize('end', ['\n', '\r\n'])
 def test_wikiextractor_docs(tmp_path, monkeypatch, block_bytes, end):
   monkeypatch.setattr(compressed, 'BLOCK_BYTES', block_bytes)
+  monkeypatch.setattr(corpus, '_HEAD_BYTES', 50)
   docs = ('\n' + _DOCS).replace('\n', end)
   text, _, report = _read(_write(tmp_path / 'wiki_00', docs))
   lines = [line.strip() for line in text.decode().split('\n')]
@@ -215,7 +216,8 @@ def test_a_long_line_in_a_doc(tmp_path):
 def test_a_doc_line_is_known_by_its_place(tmp_path, monkeypatch):
   monkeypatch.setattr(wikiextractor, '_MAX_LINE_BYTES', 100)
   monkeypatch.setattr(compressed, 'BLOCK_BYTES', 50)
-  line = 'words <doc words ' * 100
+  monkeypatch.setattr(corpus, '_HEAD_BYTES', 50)
+  line = 'words ' + '<doc ' * 100 + 'end'
   docs = _DOCS.replace('Three.', line)
   text, _, report = _read(_write(tmp_path / 'a', docs))
   assert text.decode().split('\n')[-3] == line
