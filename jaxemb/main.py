@@ -24,22 +24,21 @@ _WORKDIR = flags.DEFINE_string(
 
 
 def _parse(argv: Sequence[str]) -> tuple[object, pathlib.Path]:
-  """The settings and the folder of the run.
-
-  Raises:
-    UserError: for arguments that are not understood.
-  """
+  """The settings and the folder of the run."""
   for arg in argv[1:]:
     if arg.startswith(('--config.', '-config.')):
       config_lib.check_key(arg.split('.', 1)[1].split('=')[0])
   try:
     extra = flags.FLAGS(argv)[1:]
     config = _CONFIG.value
+    if config is not None:
+      config_lib.check(config)
   except errors.UserError:
     raise
-  except FileNotFoundError as error:
+  except OSError as error:
+    file = flags.FLAGS['config'].config_filename
     raise errors.UserError(
-      f'cannot read the config: {error.strerror}: {error.filename}'
+      f'there is no config file {file}; check --config'
     ) from error
   except (flags.Error, AttributeError, LookupError, TypeError) as error:
     raise errors.UserError(' '.join(str(error).split())) from error
@@ -47,7 +46,6 @@ def _parse(argv: Sequence[str]) -> tuple[object, pathlib.Path]:
     raise errors.UserError(f'argument {extra[0]!r} is not understood')
   if config is None:
     raise errors.UserError('give a config: --config=configs/wiki.py')
-  config_lib.check(config)
   file = flags.FLAGS['config'].config_filename.split(':')[0]
   name = f'{pathlib.Path(file).stem}-{time.strftime("%Y%m%d-%H%M%S")}'
   return config, pathlib.Path(_WORKDIR.value or f'runs/{name}')

@@ -4,13 +4,13 @@ t-SNE: van der Maaten and Hinton 2008, "Visualizing Data using t-SNE". With the
 start (PCA) and the exaggeration of Kobak and Berens 2019, "The art of using
 t-SNE for single-cell transcriptomics", which keep the global arrangement, so
 that there is no random choice left. Time and memory grow with the square of
-the number of points: a second or two for 500.
+the number of points: about a second for 500.
 """
 
 import numpy as np
 
-_NUM_ITERATIONS = 600
-_NUM_EXAGGERATED = 200
+_NUM_ITERATIONS = 750
+_NUM_EXAGGERATED = 250
 _EXAGGERATION = 12.0
 _TINY = 1e-12
 

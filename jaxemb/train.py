@@ -8,7 +8,6 @@ state and the position, so a run that was killed repeats exactly what it lost.
 import collections
 import contextlib
 import dataclasses
-import json
 import pathlib
 import signal
 import threading
@@ -21,10 +20,9 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from jaxemb import build, errors, mesh, metrics, results
-from jaxemb import config as config_lib
+from jaxemb import build, errors, mesh, metrics, results, workdirs
 from jaxemb.data import loader
-from jaxemb.storage import atomic, checkpoint
+from jaxemb.storage import checkpoint
 from jaxemb.strategies import base as strategy_base
 
 STOPPED = 75  # exit code: stopped by a signal after saving
@@ -53,7 +51,7 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
     UserError: for input or settings that cannot be used.
   """
   started = time.time()
-  _prepare_workdir(config, workdir)
+  workdirs.open_(config, workdir)
   log = metrics.start_log(workdir / 'log.txt')
   cache = build.cache_folder(config)
   # Programs compile once per machine: the cache is read on the next start.
@@ -65,6 +63,7 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
     try:
       parts = build.parts(config, stages)
       encode_secs = time.time() - started
+      workdirs.record(config, workdir)
       results.describe_corpus(parts.corpus)
       with checkpoint.Checkpoints(
         workdir / 'checkpoints',
@@ -93,30 +92,6 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
     finally:
       stages.close()
       metrics.stop_log(log)
-
-
-def _prepare_workdir(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path
-) -> None:
-  """Makes the folder and its config.json, or checks that it is the same."""
-  path = workdir / 'config.json'
-  try:
-    if path.exists():
-      known = json.loads(path.read_text(encoding='utf-8'))
-      differing = config_lib.differences(config.to_dict(), known)
-      if differing:
-        raise errors.UserError(
-          f'{workdir} holds a run with other settings: '
-          f'{"; ".join(differing)}; give another --workdir or the same settings'
-        )
-    workdir.mkdir(parents=True, exist_ok=True)
-    with atomic.write(path) as file:
-      file.write(json.dumps(config.to_dict(), indent=1).encode())
-  except (OSError, ValueError) as error:
-    raise errors.UserError(
-      f'cannot use {workdir} as the folder of a run: {error}; '
-      'give another --workdir'
-    ) from error
 
 
 @contextlib.contextmanager

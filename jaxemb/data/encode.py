@@ -20,6 +20,7 @@ Pieces are merged in the order of the text, so that nothing depends on threads.
 import dataclasses
 import hashlib
 import json
+import multiprocessing
 import os
 import pathlib
 import shutil
@@ -42,6 +43,9 @@ BLOCK_WORDS = 4096
 PRUNE_FACTOR = 4
 
 _SHARD_IDS = 1 << 26
+
+# From this size of the input files on, processes are worth their start.
+_MANY_BYTES = 64 << 20
 _FORMAT = 1
 
 # (stage, done, total): how far 'reading' (bytes) or 'encoding' (pieces) is.
@@ -178,7 +182,9 @@ def _encode(
   reports = [corpus.ReadReport() for _ in sources]
   pieces = _scan(sources, reports, settings, folder, num_threads, progress)
   dropped = {
-    'invalid_utf8_bytes': sum(p.counters.invalid_bytes for p in pieces),
+    'invalid_utf8_bytes': sum(p.counters.invalid_bytes for p in pieces)
+    + sum(report.replaced_bytes for report in reports),
+    'lost_bytes': sum(report.lost_bytes for report in reports),
     'overlong_words': sum(p.counters.overlong_words for p in pieces),
     'problems': [line for report in reports for line in report.problems],
   }
@@ -276,11 +282,17 @@ def _scan(
   with (
     futures.ThreadPoolExecutor(num_threads) as readers,
     futures.ThreadPoolExecutor(num_threads) as tokenizers,
+    # Stripping markup is Python code. Processes start when first used; "spawn"
+    # because a fork of a process with threads or JAX in it may hang.
+    futures.ProcessPoolExecutor(
+      num_threads, multiprocessing.get_context('spawn')
+    ) as strippers,
   ):
+    pool = strippers if total_bytes > _MANY_BYTES else None
 
     def scan_source(index: int) -> list[futures.Future]:
       jobs = []
-      for piece in corpus.pieces(sources[index], reports[index]):
+      for piece in corpus.pieces(sources[index], reports[index], pool=pool):
         if failed.is_set():
           break
         room.acquire()

@@ -256,8 +256,8 @@ def _compile(
 def _lexicon(family: Family) -> dict[str, list[str]]:
   """Pools of nouns, verbs and adjectives; closer levels weigh more."""
   if family.kind == 'noun':
-    sources = [facts.LEXICON[level] for level in family.place]
-    sources += 3 * sources[:1]
+    levels = [facts.LEXICON[level] for level in family.place]
+    sources = 4 * levels[:1] + 2 * levels[1:]
   elif family.kind == 'sense':
     sources = [facts.SUBJECTS[family.place[0]]]
   else:
