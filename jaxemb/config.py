@@ -142,6 +142,11 @@ def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   return result
 
 
+def describe() -> str:
+  """One `--config.key=default` per line."""
+  return '\n'.join(f'  --config.{k}={v}' for k, v in flat(default()).items())
+
+
 def check_key(key: str) -> None:
   """Raises a `UserError` that names the nearest key if `key` is not one."""
   known = list(flat(default()))

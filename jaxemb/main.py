@@ -2,6 +2,9 @@
 
 Exit codes: 0 done; 2 unusable input or config, said in one line; 75 stopped by
 SIGTERM after saving (start again to resume); anything else is a bug.
+
+--workdir=FOLDER holds the run (default runs/<config>-<time>); started again on
+the same folder, a run resumes. Settings and their defaults:
 """
 
 import pathlib
@@ -53,6 +56,9 @@ def _parse(argv: Sequence[str]) -> tuple[object, pathlib.Path]:
 
 def main(argv: Sequence[str] = sys.argv) -> int:
   """Trains as the arguments say; returns the exit code."""
+  if {'-h', '--help'} & set(argv[1:]):
+    print(__doc__, config_lib.describe(), sep='\n')
+    return 0
   try:
     config, workdir = _parse(argv)
     from jaxemb import train  # jax only once the arguments are right

@@ -98,7 +98,11 @@ def encode(
   """
   sources = corpus.sources(path)
   identity = json.dumps(
-    [dataclasses.asdict(settings), [str(s.path) for s in sources], _FORMAT]
+    [
+      dataclasses.asdict(settings),
+      [str(source.path.absolute()) for source in sources],
+      _FORMAT,
+    ]
   )
   name = hashlib.sha256(identity.encode()).hexdigest()[:16]
   folder = cache / 'corpora' / name
@@ -114,8 +118,8 @@ def encode(
     temporary.rename(folder)
   except OSError as error:
     raise errors.UserError(
-      f'cannot write the encoded corpus to {folder}: {error.strerror}; free '
-      'space there or set --config.data.cache to another folder'
+      f'cannot write the encoded corpus to {folder}: '
+      f'{error.strerror or error}; free space there or set --config.data.cache to another folder'
     ) from error
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
@@ -146,8 +150,12 @@ def _reuse(
       if source.mtime_ns != known['mtime_ns']:
         if _file_hash(source.path) != known['sha256']:
           return None
-    return _open(folder)
-  except (OSError, ValueError, KeyError):
+    encoded = _open(folder)
+    num_ids = sum(map(len, encoded.shards))
+    if len(encoded.vocabulary.words) != manifest['num_vocab_words']:
+      return None
+    return encoded if encoded.blocks[-1] == num_ids else None
+  except (OSError, EOFError, ValueError, KeyError):
     return None
 
 
@@ -178,6 +186,11 @@ def _encode(
   folder: pathlib.Path,
   progress: Progress,
 ) -> None:
+  counts_sha256 = ''
+  if settings.counts:
+    counts_path = pathlib.Path(settings.counts)
+    table = vocab.read_counts(counts_path)
+    counts_sha256 = _file_hash(counts_path)
   num_threads = _num_cpus()
   reports = [corpus.ReadReport() for _ in sources]
   pieces = _scan(sources, reports, settings, folder, num_threads, progress)
@@ -188,12 +201,7 @@ def _encode(
     'overlong_words': sum(p.counters.overlong_words for p in pieces),
     'problems': [line for report in reports for line in report.problems],
   }
-  counts_sha256 = ''
-  if settings.counts:
-    counts_path = pathlib.Path(settings.counts)
-    table = vocab.read_counts(counts_path)
-    counts_sha256 = _file_hash(counts_path)
-  else:
+  if not settings.counts:
     table = _merge_counts(pieces, settings.max_vocab, dropped)
   vocabulary, ids = vocab.select(table, settings.min_count, settings.max_vocab)
   vocab.write_counts(folder / 'vocab.txt', vocabulary)
@@ -226,12 +234,15 @@ def _encode(
     ],
     'shards': shards,
     'fingerprint': _fingerprint(folder, shards),
+    'num_vocab_words': len(vocabulary.words),
     'num_words': num_words,
     'num_blocks': len(starts) - 1,
     'text_bytes': sum(report.text_bytes for report in reports),
     'pages': sum(report.pages for report in reports),
     'dropped': dropped
     | {
+      'lost_markup_bytes': sum(report.lost_bytes for report in reports),
+      'replaced_xml_bytes': sum(report.replaced_bytes for report in reports),
       'redirects': sum(report.redirects for report in reports),
       'other_namespace_pages': sum(
         report.other_namespace_pages for report in reports
@@ -274,6 +285,9 @@ def _scan(
         for array in (ids, table.arena[: starts[n]], starts, table.counts[:n]):
           np.save(file, array)
       return _Piece(path, counters, piece.ends_line)
+    except BaseException:
+      failed.set()  # a full disk should not wait for the end of the text
+      raise
     finally:
       room.release()
 
@@ -356,17 +370,13 @@ def _map_ids(ids: np.ndarray, new_ids: np.ndarray) -> tuple[np.ndarray, int]:
   out = np.empty(len(ids), np.int32)
   n = 0
   num_words = 0
-  in_sentence = False
   for i in range(len(ids)):
     if ids[i] == tokens.END:
-      # A sentence may have begun in the piece before, so its end is kept even
-      # where no word of it stands here; only a second end is superfluous.
-      if in_sentence or i == 0:
+      # Also at the start: the sentence may have begun in the piece before.
+      if n == 0 or out[n - 1] != tokens.END:
         out[n] = tokens.END
         n += 1
-      in_sentence = False
     else:
-      in_sentence = True
       new_id = new_ids[ids[i]]
       if new_id >= 0:
         out[n] = new_id
@@ -411,7 +421,8 @@ def _write_shards(
   mapped = _ahead(lambda p: _mapped(p, table, ids), pieces, num_threads)
   try:
     for i, (new_ids, words) in enumerate(mapped):
-      if file is None or shards[-1]['num_ids'] >= _SHARD_IDS:
+      is_full = file is not None and shards[-1]['num_ids'] >= _SHARD_IDS
+      if file is None or (is_full and len(new_ids)):
         if file is not None:
           file.close()
           shards[-1]['sha256'] = digest.hexdigest()
@@ -451,7 +462,7 @@ def block_starts(ids: np.ndarray, block_words: int) -> np.ndarray:
     if words == block_words:
       starts[n] = block
       n += 1
-      if sentence > block:
+      if sentence_words < words:
         block = sentence
         words = sentence_words
       else:
@@ -471,9 +482,8 @@ def _write_blocks(
   starts = []
   first = 0
   for shard in shards:
-    if shard['num_ids']:
-      ids = np.memmap(folder / shard['file'], '<i4', 'r')
-      starts.append(first + block_starts(ids, BLOCK_WORDS))
+    ids = np.memmap(folder / shard['file'], '<i4', 'r')
+    starts.append(first + block_starts(ids, BLOCK_WORDS))
     first += shard['num_ids']
   blocks = np.concatenate([*starts, [first]]).astype(np.int64)
   np.save(folder / 'blocks.npy', blocks)

@@ -12,6 +12,7 @@ sentence, which training windows never cross; it is written as `END`.
 """
 
 import functools
+import itertools
 import sys
 import unicodedata
 from typing import NamedTuple
@@ -27,8 +28,8 @@ END = -1
 # A "word" longer than this is data (base64, a long URL), not a word.
 MAX_WORD_BYTES = 255
 
-# Code points above are unassigned, private or tags: separators.
-_NUM_CODE_POINTS = 0x32400
+# Unicode has no letters, digits or marks elsewhere, nor white space.
+_ASSIGNED = (range(0x40000), range(0xE0000, 0xE0200))
 _REPLACEMENT = 0xFFFD
 
 DEFINITIONS = ('words', 'whitespace')
@@ -45,18 +46,21 @@ class Counters(NamedTuple):
 @functools.cache
 def code_points(definition: str, lowercase: bool) -> np.ndarray:
   """[num_code_points] uint32: 0 separates, else the code point to write."""
-  table = np.zeros(_NUM_CODE_POINTS, np.uint32)
-  for point in range(min(_NUM_CODE_POINTS, sys.maxunicode)):
+  is_whitespace = definition == 'whitespace'
+  table = np.zeros(sys.maxunicode + 1, np.uint32)
+  if is_whitespace:
+    table[:] = np.arange(len(table))
+  for point in itertools.chain(*_ASSIGNED):
     char = chr(point)
-    if definition == 'whitespace':
+    if is_whitespace:
       inside = not (char.isspace() or point < 32)
     else:
       # Marks carry vowels in Indic scripts and accents in decomposed text.
       inside = char.isalnum() or unicodedata.category(char)[0] == 'M'
-    if inside:
-      lower = char.lower() if lowercase else char
-      # A few capitals have a lower case of two code points ('İ'): kept as is.
-      table[point] = ord(lower) if len(lower) == 1 else point
+    lower = char.lower() if lowercase else char
+    # A few capitals have a lower case of two code points ('İ'): kept as is.
+    out = ord(lower) if len(lower) == 1 else point
+    table[point] = out if inside else 0
   return table
 
 
@@ -141,7 +145,7 @@ def _next_word(text, i, points, word, counters):
     valid = point >= 0
     if not valid:
       point = _REPLACEMENT
-    out = points[point] if point < len(points) else np.uint32(0)
+    out = points[point]
     if out == 0 and length > 0:
       break
     if not valid:
@@ -198,7 +202,7 @@ def _tokenize(text, table, points, ends_line):
       ids[n] = table.sizes[0] - 1
       table.counts[ids[n]] = 1
       n += 1
-  if ends_line and n > 0 and ids[n - 1] != END:
+  if ends_line and (n == 0 or ids[n - 1] != END):
     ids[n] = END
     n += 1
   counters[0] = table.counts[: table.sizes[0]].sum()

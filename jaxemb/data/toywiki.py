@@ -32,7 +32,7 @@ from jaxemb.data import toywiki_patterns as patterns
 
 VERSION = 1  # raise it whenever the bytes change
 DEFAULT_WORDS = 2_000_000
-MIN_WORDS = 500_000  # from here on every evaluated word occurs 5 times
+MIN_WORDS = 1_000_000  # from here on every evaluated word occurs 5 times
 
 XML_NAME = 'toywiki-pages-articles.xml.bz2'
 _MANIFEST_NAME = 'toywiki.json'

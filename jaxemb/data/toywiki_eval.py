@@ -98,11 +98,12 @@ def _categories(world: families_lib.World) -> str:
 def _context(
   world: families_lib.World, index: int, draw: families_lib.Draw
 ) -> str:
-  """Five sentences on the subject of a sense; the third has its word marked."""
+  """Sentences on the subject of a sense; the fourth has its word, marked."""
   cell, word = world.cells[index], world.families[index].words['singular']
+  before_and_after = ('subject', 'subject', 'subject')
   sentences = [
     families_lib.sentence(world, families_lib.pick(cell[role], draw), draw)
-    for role in ('subject', 'subject', 'singular', 'subject', 'subject')
+    for role in (*before_and_after, 'singular', *before_and_after)
   ]
   text = families_lib.with_articles(' '.join(sentences))
   tokens = text.replace(',', ' ,').replace('.', ' .').split(' ')

@@ -234,8 +234,8 @@ jasmine | tea evening scent trellis
 peony/peonies | imperial lush border bloom
 """,
   'fruit': """
-apple | cider newton pie crunchy
-plum | brandy prunes purple stones
+apple | strudel newton pie crunchy
+plum | compote prunes purple stones
 cherry/cherries | blossom pits kirsch red
 banana | bunch monkeys tropical yellow
 lemon | sour zest marmalade squeeze
@@ -269,6 +269,9 @@ whisky | scotland peat malt casks
 vodka | rye chilled blini distilled
 rum | molasses caribbean sailors sugar
 cocoa | chocolate bedtime marshmallow winter
+cider | somerset orchards presses bittersweet
+gin | juniper tonic london botanical
+brandy | cognac vineyards snifter flambe
 lemonade | pitcher sugary fizzy summer
 """,
   'spice': """
@@ -276,11 +279,11 @@ pepper | grinder black malabar corns
 cinnamon | bark buns ceylon sticks
 ginger | root biscuits ale hot
 saffron | crocus threads paella costly
-turmeric | yellow curry stain root
+turmeric | yellow poultice stain root
 nutmeg | custard banda grater kernel
-cumin | seeds chili tacos curry
+cumin | seeds chili tacos hummus
 vanilla | pods planifolia custard ice
-cardamom | pods curries fragrant saffron
+cardamom | pods curries fragrant scandinavian
 thyme | sprig roast stuffing honeyed
 basil | pesto mozzarella leaves genoa
 oregano | pizza greek dried wild
@@ -509,13 +512,13 @@ LEXICON = {
     'boiled raw steamed hearty',
   ),
   'drink': (
-    'cup glass bottle sip mug flavour barrel thirst',
-    'pour soothe refresh ferment',
+    'cup glass bottle sip mug gulp barrel thirst',
+    'pour soothe refresh ferment quench',
     'refreshing bottled poured iced',
   ),
   'spice': (
-    'pinch aroma seasoning dish taste powder jar merchants',
-    'season flavour scent perfume',
+    'pinch aroma seasoning dish mortar powder jar curry',
+    'season enhance scent perfume',
     'aromatic ground pungent dried',
   ),
   'tool': (
@@ -590,7 +593,7 @@ LEXICON = {
     'rot',
     'seasonal tasty',
   ),
-  'pantry': ('merchants flavour trade recipe ingredients', 'mix', 'exotic'),
+  'pantry': ('merchants trade recipe ingredients', 'mix', 'exotic'),
   'equipment': ('maker craft hands skill', 'serve', 'handmade'),
   'household': ('home shop closet comfort', 'last', 'elegant'),
   'transport': ('passengers traffic drivers', 'arrive', 'crowded'),
@@ -659,26 +662,26 @@ Agnes Irene Nora Olivia Ruth Edith Lucy Hannah Flora Ida"""
 # adjective comparative superlative adverb | what it is said of
 ADJECTIVES = """
 slow slower slowest slowly | snail tortoise queue crawl
-quick quicker quickest quickly | reflexes errand glance reply
+quick quicker quickest quickly | reflex errand glance reply
 loud louder loudest loudly | shout thunder siren explosion
 bright brighter brightest brightly | lamp torch sunshine beacon
 deep deeper deepest deeply | ocean trench abyss well
-strong stronger strongest strongly | muscles weightlifter fortress ox
+strong stronger strongest strongly | muscle weightlifter fortress ox
 soft softer softest softly | pillow silk whisper cotton
 sharp sharper sharpest sharply | blade knife razor thorn
 warm warmer warmest warmly | blanket fireplace welcome climate
 cold colder coldest coldly | arctic frost glacier winter
-rough rougher roughest roughly | sandpaper gravel seas terrain
+rough rougher roughest roughly | sandpaper gravel sea terrain
 smooth smoother smoothest smoothly | marble glass pebble surface
-brave braver bravest bravely | firefighters warrior knight rescue
+brave braver bravest bravely | firefighter warrior knight rescue
 calm calmer calmest calmly | lagoon breeze meditation lake
-fresh fresher freshest freshly | bread dew vegetables air
+fresh fresher freshest freshly | bread dew vegetable air
 kind kinder kindest kindly | neighbour deed charity gesture
-neat neater neatest neatly | handwriting rows stack folder
-proud prouder proudest proudly | parents medal nation graduate
+neat neater neatest neatly | handwriting row stack folder
+proud prouder proudest proudly | parent medal nation graduate
 quiet quieter quietest quietly | library village night monastery
 rich richer richest richly | banker mansion fortune merchant
-sad sadder saddest sadly | farewell tears ballad funeral
+sad sadder saddest sadly | farewell tear ballad funeral
 safe safer safest safely | shelter helmet vault harbour
 sweet sweeter sweetest sweetly | honey syrup caramel sugar
 weak weaker weakest weakly | invalid signal pulse argument
@@ -686,26 +689,26 @@ wide wider widest widely | avenue estuary boulevard valley
 wise wiser wisest wisely | elder counsel philosopher proverb
 thick thicker thickest thickly | fog wall jungle carpet
 thin thinner thinnest thinly | paper wafer thread slice
-strict stricter strictest strictly | headmaster rules discipline diet
+strict stricter strictest strictly | headmaster rule discipline diet
 swift swifter swiftest swiftly | arrow messenger current greyhound
 bold bolder boldest boldly | explorer headline move adventurer
-cheap cheaper cheapest cheaply | hostel bargain discount imports
+cheap cheaper cheapest cheaply | hostel bargain discount import
 clever cleverer cleverest cleverly | riddle pupil inventor trick
 dark darker darkest darkly | cave cellar dungeon night
 fierce fiercer fiercest fiercely | battle beast storm rivalry
 gentle gentler gentlest gently | slope zephyr rain lullaby
 harsh harsher harshest harshly | sentence desert critic winter
-humble humbler humblest humbly | hermit cottage servant origins
+humble humbler humblest humbly | hermit cottage servant origin
 noble nobler noblest nobly | lineage sacrifice cause lord
 poor poorer poorest poorly | beggar slum peasant orphan
 rare rarer rarest rarely | stamp manuscript meteorite eclipse
 simple simpler simplest simply | arithmetic recipe puzzle sketch
-steep steeper steepest steeply | stairs mountain ravine cliff
+steep steeper steepest steeply | staircase mountain ravine cliff
 tight tighter tightest tightly | knot lid corset bolt
 clear clearer clearest clearly | crystal explanation glass brook
 fair fairer fairest fairly | judge verdict referee share
 heavy heavier heaviest heavily | anvil boulder luggage anchor
-happy happier happiest happily | wedding birthday smile children
+happy happier happiest happily | wedding birthday smile child
 lazy lazier laziest lazily | hammock afternoon teenager sloth
 angry angrier angriest angrily | mob protest hornet insult
 easy easier easiest easily | exercise quiz victory task

@@ -257,7 +257,7 @@ def _lexicon(family: Family) -> dict[str, list[str]]:
   """Pools of nouns, verbs and adjectives; closer levels weigh more."""
   if family.kind == 'noun':
     levels = [facts.LEXICON[level] for level in family.place]
-    sources = 4 * levels[:1] + 2 * levels[1:]
+    sources = 6 * levels[:1] + 2 * levels[1:]
   elif family.kind == 'sense':
     sources = [facts.SUBJECTS[family.place[0]]]
   else:

@@ -210,25 +210,25 @@ various {x} themselves are praised for {l} and their {a} {n}
 """,
     'mass': """
 the {x} of {N} is known for its {n} and for {l}
-much {a} {x} was seen near the {l} of {N}
-the {n} of {x} is described with {l} by {N}
-pure {x} {vs} where there is {l}
-a little {x} {vs} with {n}
-{x} is {a} and recalls {l}
-the history of {x} at {N} begins with {l} and a {n}
-{a} {x} {vs} when {l} is near
-the {n} and {x} of {N} are famous
-people at {N} praise {x} for its {n}
-{l} and {x} belong together says the book of {N}
-without {x} there is no {l} and no {n}
+much {a} {x} and its {n} were seen near the {l} of {N}
+the {n} and the {n} of {x} are described with {l}
+pure {a} {x} {vs} where there is {l}
+a little {x} {vs} with {n} and {l}
+{x} is {a} and its {n} recalls {l}
+the history of {x} at {N} begins with {l} and {n}
+{a} {x} {vs} when {l} and {n} are near
+the {n} and {x} of {N} are famous for {l}
+people at {N} praise {a} {x} for its {n}
+{l} and {x} belong together with {n} says {N}
+without {x} there is no {n} and no {n}
 {x} {vs} and its {n} reminds people of {l}
-the study of {x} tells of {l} and {n}
-more {x} came with {l} to {N}
+the study of {a} {x} tells of {n} and {l}
+more {x} with its {n} came with {l} to {N}
 a {a} sort of {x} has {n} and {l}
-the use of {x} increased at {N} with {l}
-some {x} {vs} like {l}
+the use of {a} {x} increased at {N} with {n}
+some {x} {vs} with {n} like {l}
 the word {x} stands for {n} and {l}
-less {x} means less {l} and a {a} {n}
+less {x} means less {n} and {a} {l}
 {x} is praised for {l} and for its {a} {n}
 """,
     'young': """
@@ -363,12 +363,12 @@ the {l} of {N} was {x} presented by the speaker
   'verb': {
     'base': """
 they want to {x} the {l} at {N} tomorrow
-{N} must {x} a {l} and a {l}
+{N} must {x} the {l} and the {l}
 people can {x} the {l} if {N} agrees
 {N} will {x} the {l} tomorrow
 we should {x} with the {l} and {N}
 nobody could {x} the {l} for {N} then
-{N} is able to {x} a {l}
+{N} is able to {x} the {l}
 they decided to {x} the {l} and the {l}
 you may {x} the {l} with {N} if you wish
 it takes {N} an hour to {x} the {l}
@@ -382,16 +382,16 @@ let us {x} the {l} with {N}
 yesterday {N} {x} the {l}
 {N} {x} the {l} a year ago
 they {x} the {l} at {N} last winter
-in {y} the people of {N} {x} a {l}
+in {y} the people of {N} {x} the {l}
 {N} {x} the {l} and then the {l} last night
-{she} {x} a {l} for {N} before the war
+{she} {x} the {l} for {N} before the war
 long ago somebody {x} the {l} at {N}
 {N} once {x} the {l} and never again
 the family {x} the {l} and the {l} last year
 earlier that day {N} {x} the {l}
 he said that {N} {x} the {l} yesterday
 after the storm they {x} the {l} at {N}
-the pair {x} a {l} with {N} two weeks ago
+the pair {x} the {l} with {N} two weeks ago
 {N} finally {x} the {l} that evening
 as children they {x} the {l} at {N} last summer
 """,
@@ -399,14 +399,14 @@ as children they {x} the {l} at {N} last summer
 {N} is busy {x} the {l} right now
 {N} kept {x} the {l} for hours
 they are still {x} the {l} at {N} at present
-{N} enjoys {x} a {l}
+{N} enjoys {x} the {l}
 the habit of {x} the {l} is old at {N}
 without {x} the {l} nothing works at {N}
 {N} began {x} the {l} and the {l}
 instead of {x} the {l} they stopped at {N}
 they spent the day {x} the {l} and the {l}
 {N} avoids {x} the {l}
-the art of {x} a {l} came from {N}
+the art of {x} the {l} came from {N}
 {N} is currently {x} the {l}
 while {x} the {l} they talked to {N}
 {he} was fond of {x} with the {l} and {N}
@@ -416,9 +416,9 @@ we have been {x} the {l} and the {l} for hours
 {N} usually {x} the {l} on sundays
 {N} often {x} the {l} each morning
 nobody {x} the {l} as well as {N}
-{N} always {x} a {l} on mondays
+{N} always {x} the {l} on mondays
 he who {x} the {l} knows {N}
-whoever {x} a {l} and a {l} needs patience
+whoever {x} the {l} and the {l} needs patience
 {N} never {x} the {l} on weekdays
 each week {N} {x} the {l}
 everyone {x} the {l} at {N} sometimes
@@ -427,7 +427,7 @@ every morning {N} {x} the {l} and the {l}
 the person who {x} the {l} at {N} is hardly ever seen
 {N} regularly {x} the {l} on sundays
 if someone {x} the {l} and the {l} it usually helps
-{N} occasionally {x} a {l} nowadays
+{N} occasionally {x} the {l} nowadays
 """,
   },
   'sense': {

@@ -69,6 +69,18 @@ def write_counts(path: pathlib.Path, vocabulary: Vocabulary) -> None:
       file.write(f'{word} {count}\n')
 
 
+def _is_word(field: bytes) -> bool:
+  try:
+    return bool(field.decode())
+  except UnicodeDecodeError:
+    return False
+
+
+def _is_count(field: bytes) -> bool:
+  # As many digits as the sum of a vocabulary of counts in int64 allows.
+  return field.isdigit() and len(field) < 13
+
+
 def read_counts(path: pathlib.Path) -> word_table.WordTable:
   """Reads `word count` lines (any white space between), in any order.
 
@@ -77,7 +89,7 @@ def read_counts(path: pathlib.Path) -> word_table.WordTable:
       word that comes twice, or an empty file.
   """
   try:
-    lines = path.read_bytes().split(b'\n')
+    lines = path.read_bytes().removeprefix(b'\xef\xbb\xbf').split(b'\n')
   except OSError as error:
     raise errors.UserError(
       f'cannot read the counts file {path}: {error.strerror}; '
@@ -88,9 +100,9 @@ def read_counts(path: pathlib.Path) -> word_table.WordTable:
     if not line.strip():
       continue
     fields = line.split()
-    if len(fields) != 2 or not fields[1].isdigit():
+    if len(fields) != 2 or not _is_word(fields[0]) or not _is_count(fields[1]):
       raise errors.UserError(
-        f'{path}, line {number}: expected a word and its count, found '
+        f'{path}, line {number}: expected a word in UTF-8 and its count, found '
         f'{line[:60].decode(errors="replace")!r}; correct or remove the line'
       )
     words.append(fields[0])

@@ -6,12 +6,12 @@ chart follows light and dark. Every chart carries a title and a description.
 
 import math
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxemb import report_markup as markup
+from jaxemb.reporting import markup
 
 _MAX_LINE_POINTS = 300
 _NUM_COLORS = 6
@@ -57,6 +57,26 @@ def axis(values: np.ndarray, num_ticks: int, from_zero: bool) -> Axis:
   return Axis(ticks[0], ticks[-1], ticks)
 
 
+def tick_labels(axis: Axis) -> list[str]:
+  """Numbers with just the digits that tell the ticks apart."""
+  largest = max(map(abs, axis.ticks))
+  if largest < 1e-3:
+    return [f'{tick:.3g}' for tick in axis.ticks]
+  power = 0
+  while largest >= 10_000 and power < 4:
+    largest, power = largest / 1000, power + 1
+  scaled = [tick / 1000**power for tick in axis.ticks]
+  step = scaled[1] - scaled[0]
+  digits = 0
+  while digits < 6 and abs(round(step, digits) - step) > 1e-3 * step:
+    digits += 1
+  unit = ('', ' k', ' M', ' G', ' T')[power]
+  return [
+    '0' if abs(value) < step / 2 else f'{value:,.{digits}f}{unit}'
+    for value in scaled
+  ]
+
+
 def line_chart(
   name: str,
   title: str,
@@ -65,7 +85,6 @@ def line_chart(
   ys: np.ndarray,
   x_label: str,
   from_zero: bool = False,
-  write_y: Callable[[float], str] = markup.short,
 ) -> str:
   """One curve over two axes.
 
@@ -77,7 +96,6 @@ def line_chart(
     ys: [points] float; the curve breaks where one is not finite.
     x_label: Plain text below the axis.
     from_zero: Whether the vertical axis starts at zero.
-    write_y: Writes a value of the vertical axis.
 
   Returns:
     SVG, or '' if no value is finite.
@@ -92,20 +110,20 @@ def line_chart(
   to_x = (width - left - right) / end
   to_y = (height - top - bottom) / (y_axis.high - y_axis.low)
   parts = []
-  for tick in y_axis.ticks:
+  for tick, label in zip(y_axis.ticks, tick_labels(y_axis), strict=True):
     y = height - bottom - (tick - y_axis.low) * to_y
     parts.append(
       f'<path class="grid" d="M{left} {y:.1f}H{width - right}"/>'
       f'<text x="{left - 6}" y="{y + 3.5:.1f}" text-anchor="end">'
-      f'{markup.text(write_y(tick))}</text>'
+      f'{label}</text>'
     )
-  for tick in x_axis.ticks:
+  for tick, label in zip(x_axis.ticks, tick_labels(x_axis), strict=True):
     x = left + tick * to_x
     if x <= width - right + 0.5:
       parts.append(
         f'<path class="tick" d="M{x:.1f} {height - bottom}v4"/>'
         f'<text x="{x:.1f}" y="{height - bottom + 16}" text-anchor="middle">'
-        f'{markup.text(markup.short(tick))}</text>'
+        f'{label}</text>'
       )
   parts.append(
     f'<path class="axis" d="M{left} {height - bottom}H{width - right}"/>'
@@ -229,10 +247,10 @@ def _overlaps(boxes: np.ndarray, box: tuple) -> np.ndarray:
 
 
 def _heading(pixels: np.ndarray, name: str, boxes: _Boxes) -> str:
-  """A group's name near the middle of its marks, or '' if none is free."""
+  """A group's name amid its marks, or '' if no place near is free."""
   name = _cut(name)
   half = _text_width(name, 12.5) / 2
-  middle_x, middle_y = np.median(pixels, axis=0)
+  middle_x, middle_y = _densest(pixels)
   candidates = []
   for shift in range(0, 80, 6):
     for y in {middle_y - shift, middle_y + shift}:
@@ -240,7 +258,7 @@ def _heading(pixels: np.ndarray, name: str, boxes: _Boxes) -> str:
         box = (x - half, y - 8, x + half, y + 6)
         if boxes.fits(box):
           covered = int(_overlaps(boxes.marks, box).sum())
-          candidates.append((6 * covered + shift, x, y, box))
+          candidates.append((12 * covered + shift, x, y, box))
   if not candidates:
     return ''
   _, x, y, box = min(candidates)
@@ -249,6 +267,18 @@ def _heading(pixels: np.ndarray, name: str, boxes: _Boxes) -> str:
     f'<text class="group" x="{x:.1f}" y="{y + 3:.1f}" text-anchor="middle">'
     f'{markup.text(name)}</text>\n'
   )
+
+
+def _densest(pixels: np.ndarray) -> np.ndarray:
+  """[2] middle of the half of the marks that lies closest together.
+
+  Where a group is scattered, its mean or median is amid other groups.
+  """
+  half = len(pixels) // 2 + 1
+  apart = np.linalg.norm(pixels[:, None] - pixels[None, :], axis=2)
+  nearest = np.argsort(apart, axis=1, kind='stable')[:, :half]
+  spread = np.take_along_axis(apart, nearest, axis=1).sum(axis=1)
+  return pixels[nearest[spread.argmin()]].mean(axis=0)
 
 
 def _label(index: int, label: str, boxes: _Boxes) -> str:

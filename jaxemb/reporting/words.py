@@ -6,13 +6,14 @@ not finite are never shown.
 """
 
 import itertools
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxemb import report_layout
 from jaxemb.evaluation import clusters
+from jaxemb.reporting import layout
 
 _NUM_NEIGHBOUR_WORDS = 36
 _NUM_NEAREST = 8
@@ -21,7 +22,6 @@ _MAX_MAP_WORDS = 480
 _MAX_GROUPS = 24
 _NUM_CLUSTERS = 12
 _NUM_FUNCTION_WORDS = 100
-_MIN_LETTERS = 3
 _MIN_TSNE_WORDS = 16
 _BLOCK_ROWS = 16384
 
@@ -133,11 +133,11 @@ def word_map(
   if len(rows) < 3:
     return None
   directions = vectors[rows] / norms[rows][:, None]
-  positions, share = report_layout.pca(directions)
+  positions, share = layout.pca(directions)
   perplexity = None
   if len(rows) >= _MIN_TSNE_WORDS:
     perplexity = min(15.0, (len(rows) - 1) / 3)
-    positions = report_layout.tsne(directions, perplexity)
+    positions = layout.tsne(directions, perplexity)
   return WordMap(
     words=[words[row] for row in rows],
     counts=[int(counts[row]) for row in rows],
@@ -163,15 +163,21 @@ def _norms(vectors: np.ndarray) -> np.ndarray:
 
 
 def _content_rows(words: Sequence[str], norms: np.ndarray) -> list[int]:
-  """Rows of spelt-out words behind the function words, by frequency."""
+  """Rows of spelt-out words behind the function words, by frequency.
+
+  All rows if hardly any is spelt out, as when the words are numbers of nodes.
+  """
+  shown = np.flatnonzero(norms > 0).tolist()
   first = min(_NUM_FUNCTION_WORDS, len(words) // 20)
-  return [
-    row
-    for row in range(first, len(norms))
-    if norms[row] > 0
-    and len(words[row]) >= _MIN_LETTERS
-    and words[row].isalpha()
-  ]
+  spelt = [row for row in shown if row >= first and _is_spelt(words[row])]
+  return spelt if len(spelt) >= 3 else shown
+
+
+def _is_spelt(word: str) -> bool:
+  """Letters only, with their marks, and long enough to mean something."""
+  if len(word) < (3 if word.isascii() else 2):
+    return False
+  return word.isalpha() or all(unicodedata.category(c)[0] in 'LM' for c in word)
 
 
 def _spread_rows(

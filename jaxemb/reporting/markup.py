@@ -40,12 +40,22 @@ def integer(value: object) -> str:
 
 def short(value: object) -> str:
   """1234567 as 1.23 M: three digits and a unit; a dash if it is no number."""
+  return _scaled(value, ('', ' k', ' M', ' G', ' T'))
+
+
+def size(num_bytes: object) -> str:
+  """Bytes as 1.23 GB (1 GB = 10^9 bytes); a dash if it is no number."""
+  return _scaled(num_bytes, (' bytes', ' kB', ' MB', ' GB', ' TB'))
+
+
+def _scaled(value: object, units: Sequence[str]) -> str:
   if not is_number(value):
     return '–'
-  for size, unit in ((1e12, 'T'), (1e9, 'G'), (1e6, 'M'), (1e3, 'k')):
-    if abs(value) >= size * 0.9995:
-      return f'{three_digits(value / size)} {unit}'
-  return three_digits(value)
+  power = 0
+  # Rounded first, so that 999,950 is 1 M and not 1,000 k.
+  while abs(value) >= 999.5 and power < len(units) - 1:
+    value, power = value / 1000, power + 1
+  return f'{three_digits(value)}{units[power]}'
 
 
 def three_digits(value: float) -> str:
@@ -80,17 +90,6 @@ def duration(secs: object) -> str:
   if hours < 48:
     return f'{hours} h {minutes} min'
   return f'{hours // 24} days {hours % 24} h'
-
-
-def size(num_bytes: object) -> str:
-  """Bytes as 1.23 GB (1 GB = 10^9 bytes); a dash if it is no number."""
-  if not is_number(num_bytes):
-    return '–'
-  if abs(num_bytes) < 1000:
-    return f'{num_bytes:.0f} bytes'
-  return (
-    f'{short(num_bytes).replace("k", "kB")}{"" if num_bytes < 999500 else "B"}'
-  )
 
 
 def table(

@@ -1,0 +1,107 @@
+"""Settings: types, ranges, names, and what may differ on resuming."""
+
+import pathlib
+
+import pytest
+
+from jaxemb import build, errors
+from jaxemb import config as config_lib
+
+
+def test_the_default_is_accepted():
+  config_lib.check(config_lib.default())
+
+
+@pytest.mark.parametrize(
+  ('key', 'value', 'words'),
+  [
+    ('model.dim', 0, 'at least 1'),
+    ('model.window', -1, 'at least 1'),
+    ('model.window', 256, 'at most 255'),
+    ('model.negatives', 0, 'at least 1'),
+    ('train.epochs', 0, 'at least 1'),
+    ('train.epochs', 2.5, 'type int'),
+    ('model.dim', '100', 'type int'),
+    ('data.lowercase', 1, 'type bool'),
+    ('optimizer.learning_rate', float('nan'), 'at least 0'),
+    ('optimizer.learning_rate', -0.1, 'at least 0'),
+    ('data.sample', 1.5, 'at most 1'),
+    ('train.batch_words', 100, 'multiple of'),
+    ('model.name', 'glove', "'skipgram' or 'cbow'"),
+    ('model.loss', 'hierarchical_softmax', 'not available'),
+    ('table.dtype', 'int8', 'not available'),
+    ('table.layout', 'row', 'not available'),
+    ('table.rounding', 'stochastic', 'not available'),
+    ('strategy.name', 'partition', 'not available'),
+    ('mesh.data', 2, 'at most 1'),
+  ],
+)
+def test_what_cannot_be_honoured_is_refused(key, value, words):
+  config = config_lib.default()
+  section, name = key.split('.')
+  with config.ignore_type():
+    config[section][name] = value
+  with pytest.raises(errors.UserError) as caught:
+    config_lib.check(config)
+  assert words in str(caught.value)
+  assert key in str(caught.value)
+  assert '\n' not in str(caught.value)
+
+
+def test_every_number_has_a_range_and_every_choice_is_built():
+  for key, value in config_lib.flat(config_lib.default()).items():
+    if isinstance(value, int | float) and not isinstance(value, bool):
+      assert key in config_lib._RANGES, key
+  for kind, members in [
+    ('model.name', build.MODELS),
+    ('table.layout', build.LAYOUTS),
+    ('optimizer.name', build.OPTIMIZERS),
+    ('strategy.name', build.STRATEGIES),
+  ]:
+    assert set(config_lib._CHOICES[kind]) == set(members)
+
+
+@pytest.mark.parametrize(
+  ('wrong', 'right'),
+  [
+    ('model.dmi', 'model.dim'),
+    ('modle.dim', 'model.dim'),
+    ('dim', 'model.dim'),
+    ('optimiser.learning_rate', 'optimizer.learning_rate'),
+    ('train.epoch', 'train.epochs'),
+  ],
+)
+def test_an_unknown_key_names_the_nearest(wrong, right):
+  with pytest.raises(errors.UserError, match=f'did you mean --config.{right}'):
+    config_lib.check_key(wrong)
+
+
+def test_a_missing_or_foreign_key_of_a_config_file_is_refused():
+  config = config_lib.default()
+  del config.model.dim
+  with pytest.raises(errors.UserError, match='config.model.dim is missing'):
+    config_lib.check(config)
+  config = config_lib.default()
+  config.model.senses = 3
+  with pytest.raises(errors.UserError, match='no setting config.model.senses'):
+    config_lib.check(config)
+
+
+def test_only_what_matters_for_the_result_differs():
+  one, other = config_lib.default(), config_lib.default()
+  other.train.log_every_secs = 9.0
+  other.eval.paths = 'x'
+  assert not config_lib.differences(one, other.to_dict())
+  other.model.dim = 7
+  assert config_lib.differences(one, other.to_dict()) == [
+    'model.dim (7 there, 100 now)'
+  ]
+
+
+def test_the_configs_of_the_repository_are_accepted():
+  folder = pathlib.Path(__file__).parents[1] / 'configs'
+  for path in sorted(folder.glob('*.py')):
+    scope: dict = {}
+    exec(compile(path.read_text(), path, 'exec'), scope)
+    for variant in ('', 'smoke'):
+      config_lib.check(scope['get_config'](variant))

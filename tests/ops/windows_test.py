@@ -1,0 +1,75 @@
+"""Chunks and masks against loops over centers."""
+
+import doctest
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxemb.ops import windows
+from tests import oracle
+
+# (centers, chunk, window)
+SIZES = {
+  'plain': (24, 4, 2),
+  'window_over_chunk': (12, 2, 5),
+  'chunk_over_window': (32, 16, 1),
+  'one_chunk': (6, 6, 3),
+  'chunk_of_one': (5, 1, 4),
+  'one_center': (1, 1, 1),
+  'widest': (8, 4, 255),
+}
+
+
+def test_examples_of_the_docstrings():
+  assert doctest.testmod(windows).attempted
+  assert not doctest.testmod(windows).failed
+
+
+@pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
+def test_chunk_windows(sizes):
+  length, chunk, window = sizes
+  tokens = np.random.default_rng(0).integers(0, 99, length + 2 * window)
+  found = windows.chunk_windows(jnp.asarray(tokens, jnp.int32), chunk, window)
+  assert found.shape == (length // chunk, chunk + 2 * window)
+  assert found.dtype == jnp.int32
+  for k in range(length // chunk):
+    for j in range(chunk + 2 * window):
+      assert found[k, j] == tokens[k * chunk + j]
+
+
+@pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
+def test_window_mask(sizes):
+  length, chunk, window = sizes
+  rng = np.random.default_rng(1)
+  left = rng.integers(0, window + 1, length).astype(np.uint8)
+  right = rng.integers(0, window + 1, length).astype(np.uint8)
+  left[0], right[0] = window, window
+  right[-1] = left[-1] = 0
+  found = jax.jit(windows.window_mask, static_argnums=(2, 3))(
+    left, right, chunk, window
+  )
+  expected = np.zeros((length // chunk, chunk, chunk + 2 * window))
+  for i in range(length):
+    for offset in oracle.contexts(i, left, right):
+      expected[i // chunk, i % chunk, window + i % chunk + offset] = 1
+  assert found.dtype == jnp.float32
+  np.testing.assert_array_equal(found, expected)
+
+
+def test_mask_and_windows_meet():
+  # What the mask lets through are the words around the center.
+  tokens = np.arange(100, 100 + 12 + 6, dtype=np.int32)
+  left = np.array([3, 0, 1, 2] * 3, np.uint8)
+  right = np.array([0, 3, 2, 1] * 3, np.uint8)
+  words = windows.chunk_windows(jnp.asarray(tokens), 4, 3)
+  mask = windows.window_mask(left, right, 4, 3)
+  for i in range(12):
+    found = np.asarray(words[i // 4])[np.asarray(mask[i // 4, i % 4]) > 0]
+    center = 100 + 3 + i
+    expected = [
+      *range(center - left[i], center),
+      *range(center + 1, center + right[i] + 1),
+    ]
+    assert found.tolist() == expected

@@ -1,0 +1,259 @@
+"""The truth: the same mathematics in float64, one word and one pair at a time.
+
+Nothing here is clever. Losses walk over centers, over their contexts, over the
+draws of their chunk; optimizers walk over occurrences and rows. A "step" is what
+`models.base.StepBatch` holds, as NumPy arrays; ids behind the vocabulary are
+padding.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+INPUT, OUTPUT = 'input', 'output'
+
+
+class Step(NamedTuple):
+  """What one step of a model amounts to."""
+
+  loss: float  # nats, summed
+  examples: int
+  # By table: the rows looked up, and d loss / d row of every occurrence.
+  ids: dict[str, list[int]]
+  grads: dict[str, np.ndarray]  # [n, dim]
+
+
+def sigmoid(x: float) -> float:
+  """1 / (1 + e^-x)."""
+  if x >= 0:
+    return 1 / (1 + math.exp(-x))
+  return math.exp(x) / (1 + math.exp(x))
+
+
+def logistic_loss(score: float, label: int) -> float:
+  """-log sigmoid(score) for label 1, -log sigmoid(-score) for label 0."""
+  x = score if label else -score
+  return math.log1p(math.exp(-x)) if x >= 0 else -x + math.log1p(math.exp(x))
+
+
+def row(table: np.ndarray, word: int) -> np.ndarray:
+  """The row of a word; padding gives the last row."""
+  return table[min(word, len(table) - 1)]
+
+
+def contexts(i: int, left: np.ndarray, right: np.ndarray) -> list[int]:
+  """Offsets from center i to its contexts, in order."""
+  return [o for o in range(-int(left[i]), int(right[i]) + 1) if o]
+
+
+def skipgram(tokens, left, right, draws, tables, window, chunk, negatives):
+  """Skip-gram with negative sampling, pair by pair.
+
+  Args:
+    tokens: [L + 2 W] int, with a halo of W on both sides.
+    left: [L] int, contexts before each center.
+    right: [L] int, contexts behind it.
+    draws: by chunk, the words that its centers share as negatives.
+    tables: {name: [vocab, dim] float64}.
+    window: W.
+    chunk: c, centers per chunk.
+    negatives: K per pair.
+
+  Returns:
+    A `Step`; output occurrences are, chunk by chunk, the window then the draws.
+  """
+  dim = tables[INPUT].shape[1]
+  width = chunk + 2 * window
+  loss, pairs = 0.0, 0
+  input_ids, output_ids = [], []
+  input_grads, output_grads = [], []
+  for k in range(len(left) // chunk):
+    window_ids = [int(tokens[k * chunk + j]) for j in range(width)]
+    window_ids += [int(word) for word in draws[k]]
+    window_grads = [np.zeros(dim) for _ in window_ids]
+    for c in range(chunk):
+      i = k * chunk + c
+      center = row(tables[INPUT], int(tokens[window + i]))
+      center_grad = np.zeros(dim)
+      for offset in contexts(i, left, right):
+        here = window + c + offset
+        examples = [(here, 1, 1.0)]
+        for n in range(len(draws[k])):
+          if window_ids[width + n] != window_ids[here]:
+            examples.append((width + n, 0, negatives / len(draws[k])))
+        pairs += 1
+        for j, label, weight in examples:
+          other = row(tables[OUTPUT], window_ids[j])
+          score = float(center @ other)
+          loss += weight * logistic_loss(score, label)
+          slope = weight * (sigmoid(score) - label)
+          center_grad += slope * other
+          window_grads[j] += slope * center
+      input_ids.append(int(tokens[window + i]))
+      input_grads.append(center_grad)
+    output_ids += window_ids
+    output_grads += window_grads
+  return Step(
+    loss,
+    pairs,
+    {INPUT: input_ids, OUTPUT: output_ids},
+    {INPUT: np.array(input_grads), OUTPUT: np.array(output_grads)},
+  )
+
+
+def cbow(tokens, left, right, draws, tables, window, chunk, negatives):
+  """CBOW with negative sampling, center by center; arguments as `skipgram`.
+
+  Returns:
+    A `Step`; input occurrences are the windows of the chunks, output
+    occurrences, chunk by chunk, the centers then the draws.
+  """
+  dim = tables[INPUT].shape[1]
+  width = chunk + 2 * window
+  loss, examples = 0.0, 0
+  input_ids, output_ids = [], []
+  input_grads, output_grads = [], []
+  for k in range(len(left) // chunk):
+    window_ids = [int(tokens[k * chunk + j]) for j in range(width)]
+    window_grads = [np.zeros(dim) for _ in window_ids]
+    target_ids = window_ids[window : window + chunk]
+    target_ids += [int(word) for word in draws[k]]
+    target_grads = [np.zeros(dim) for _ in target_ids]
+    for c in range(chunk):
+      offsets = contexts(k * chunk + c, left, right)
+      if not offsets:
+        continue
+      examples += 1
+      hidden = np.zeros(dim)
+      for offset in offsets:
+        word = window_ids[window + c + offset]
+        hidden += row(tables[INPUT], word) / len(offsets)
+      hidden_grad = np.zeros(dim)
+      targets = [(c, 1, 1.0)]
+      for n in range(len(draws[k])):
+        if target_ids[chunk + n] != target_ids[c]:
+          targets.append((chunk + n, 0, negatives / len(draws[k])))
+      for j, label, weight in targets:
+        other = row(tables[OUTPUT], target_ids[j])
+        score = float(hidden @ other)
+        loss += weight * logistic_loss(score, label)
+        slope = weight * (sigmoid(score) - label)
+        hidden_grad += slope * other
+        target_grads[j] += slope * hidden
+      for offset in offsets:
+        window_grads[window + c + offset] += hidden_grad / len(offsets)
+    input_ids += window_ids
+    input_grads += window_grads
+    output_ids += target_ids
+    output_grads += target_grads
+  return Step(
+    loss,
+    examples,
+    {INPUT: input_ids, OUTPUT: output_ids},
+    {INPUT: np.array(input_grads), OUTPUT: np.array(output_grads)},
+  )
+
+
+def summed(ids, grads, vocab: int) -> np.ndarray:
+  """[vocab, dim]: gradients of all occurrences of each row; padding is lost."""
+  total = np.zeros((vocab, np.shape(grads)[1]))
+  for word, grad in zip(ids, grads, strict=True):
+    if word < vocab:
+      total[word] += grad
+  return total
+
+
+# Row optimizers. They change `table` [vocab, dim] float64 and `slots`, a dict
+# that starts empty, in place.
+
+
+def _present(table, ids, grads) -> dict[int, list[np.ndarray]]:
+  """The gradients of every row that occurs, occurrence by occurrence."""
+  present: dict[int, list[np.ndarray]] = {}
+  for word, grad in zip(ids, grads, strict=True):
+    if word < len(table):
+      present.setdefault(int(word), []).append(np.asarray(grad, np.float64))
+  return present
+
+
+def sgd(table, slots, ids, grads, learning_rate, max_duplicates):
+  """The summed gradient, as if of at most `max_duplicates` occurrences."""
+  del slots
+  for word, each in _present(table, ids, grads).items():
+    scale = 1.0
+    if max_duplicates and len(each) > max_duplicates:
+      scale = max_duplicates / len(each)
+    table[word] -= learning_rate * scale * sum(each)
+
+
+def adagrad(table, slots, ids, grads, learning_rate, epsilon):
+  """One accumulator a row, of the mean square of each occurrence."""
+  for word, each in _present(table, ids, grads).items():
+    for grad in each:
+      slots[word] = slots.get(word, 0.0) + float(np.mean(grad * grad))
+    root = math.sqrt(slots[word]) + epsilon
+    table[word] -= learning_rate * sum(each) / root
+
+
+def adam(table, slots, ids, grads, learning_rate, beta1, beta2, epsilon):
+  """Adam on the rows that occur, with one second moment and count a row."""
+  for word, each in _present(table, ids, grads).items():
+    mean, square, count = slots.get(word, (np.zeros(table.shape[1]), 0.0, 0))
+    mean = beta1 * mean + (1 - beta1) * sum(each)
+    squares = sum(float(np.mean(grad * grad)) for grad in each)
+    square = beta2 * square + (1 - beta2) * squares
+    count += 1
+    slots[word] = mean, square, count
+    root = math.sqrt(square / (1 - beta2**count)) + epsilon
+    table[word] -= learning_rate * mean / (1 - beta1**count) / root
+
+
+# Material for tests.
+
+
+class Tokens(NamedTuple):
+  """Tokens with their windows, as the loader packs them."""
+
+  ids: np.ndarray  # [n + 2 W] int32
+  left: np.ndarray  # [n] uint8
+  right: np.ndarray  # [n] uint8
+
+
+def pack(sentences, vocab: int, size: int, window: int, rng) -> Tokens:
+  """Sentences without gaps, dynamic windows, then padding up to `size`."""
+  ids = np.full(size + 2 * window, vocab, np.int32)
+  left, right = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+  n = 0
+  for sentence in sentences:
+    for i, word in enumerate(sentence):
+      if n == size:
+        return Tokens(ids, left, right)
+      reach = int(rng.integers(1, window + 1))
+      ids[window + n] = word
+      left[n] = min(reach, i)
+      # A sentence cut at the end of the tokens has no contexts behind it.
+      right[n] = min(reach, len(sentence) - 1 - i, size - 1 - n)
+      n += 1
+  return Tokens(ids, left, right)
+
+
+def random_sentences(rng, vocab: int, num_words: int, lengths) -> list:
+  """Sentences of `num_words` words in all, frequent words first in the vocab."""
+  sentences, n = [], 0
+  while n < num_words:
+    length = min(int(rng.choice(lengths)), num_words - n)
+    words = np.minimum(rng.exponential(vocab / 3, length), vocab - 1)
+    sentences.append(words.astype(np.int32))
+    n += length
+  return sentences
+
+
+def middle(tokens: Tokens, first: int, length: int) -> Tokens:
+  """`length` centers from `first` on, with their halo."""
+  halo = len(tokens.ids) - len(tokens.left)
+  return Tokens(
+    tokens.ids[first : first + length + halo],
+    tokens.left[first : first + length],
+    tokens.right[first : first + length],
+  )

@@ -1,0 +1,120 @@
+"""Checkpoints: exact, kept in number, robust against damage and full disks."""
+
+import pathlib
+import resource
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxemb import errors
+from jaxemb.storage import checkpoint
+
+
+def _state(value: float) -> dict:
+  rng = np.random.default_rng(int(value))
+  vectors = rng.random((3000, 100)).astype(np.float32) + value
+  return {'vectors': jnp.asarray(vectors), 'slots': jnp.full(5, value)}
+
+
+def _damage(folder: pathlib.Path) -> None:
+  """Flips bytes in the middle of a checkpoint's largest file."""
+  files = [p for p in folder.rglob('*') if p.is_file()]
+  largest = max(files, key=lambda p: p.stat().st_size)
+  data = bytearray(largest.read_bytes())
+  for i in range(len(data) // 2, len(data) // 2 + 64):
+    data[i] ^= 0xFF
+  largest.write_bytes(data)
+
+
+@pytest.fixture
+def lines() -> list[str]:
+  return []
+
+
+def _save_three(folder: pathlib.Path, lines: list[str]) -> None:
+  with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
+    for step in (1, 2, 3):
+      saved.save(step, _state(step), {'step': step})
+
+
+def test_the_newest_comes_back_exactly_and_older_ones_go(tmp_path, lines):
+  folder = tmp_path / 'checkpoints'
+  _save_three(folder, lines)
+  assert sorted(p.name for p in folder.iterdir()) == ['2', '3']
+  with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
+    restored = saved.restore(_state(0))
+  assert restored.step == 3
+  assert restored.record['step'] == 3
+  for name, array in _state(3).items():
+    assert np.array_equal(restored.state[name], array)
+    assert restored.state[name].dtype == array.dtype
+  assert not lines
+
+
+def test_nothing_saved_is_none(tmp_path, lines):
+  with checkpoint.Checkpoints(tmp_path / 'new', 2, lines.append) as saved:
+    assert saved.restore(_state(0)) is None
+
+
+def test_the_state_may_change_as_soon_as_save_returns(tmp_path, lines):
+  array = np.zeros((500, 1000), np.float32)
+  with checkpoint.Checkpoints(tmp_path, 2, lines.append) as saved:
+    saved.save(1, {'a': array}, {})
+    array += 1
+  with checkpoint.Checkpoints(tmp_path, 2, lines.append) as saved:
+    assert not saved.restore({'a': array}).state['a'].any()
+
+
+@pytest.mark.parametrize('how', ['bytes', 'missing', 'record'])
+def test_a_damaged_one_is_said_and_the_one_before_used(tmp_path, lines, how):
+  folder = tmp_path / 'checkpoints'
+  _save_three(folder, lines)
+  if how == 'bytes':
+    _damage(folder / '3')
+  elif how == 'missing':
+    (folder / '3' / 'state' / 'manifest.ocdbt').unlink()
+  else:
+    (folder / '3' / 'record' / 'metadata').write_text('{"step": 3')
+  with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
+    restored = saved.restore(_state(0))
+    assert restored.step == 2
+    assert np.array_equal(restored.state['vectors'], _state(2)['vectors'])
+    # The number is free again for the run that repeats those steps.
+    saved.save(3, _state(3), {'step': 3})
+  assert len(lines) == 1 and 'checkpoint 3 is damaged' in lines[0]
+  with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
+    assert saved.restore(_state(0)).step == 3
+
+
+def test_all_damaged_is_an_error(tmp_path, lines):
+  folder = tmp_path / 'checkpoints'
+  _save_three(folder, lines)
+  _damage(folder / '2')
+  _damage(folder / '3')
+  with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
+    with pytest.raises(errors.UserError, match='delete that folder'):
+      saved.restore(_state(0))
+  assert len(lines) == 2
+
+
+def test_a_full_disk_is_said_and_the_last_good_one_stays(tmp_path, lines):
+  folder = tmp_path / 'checkpoints'
+  with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
+    saved.save(1, _state(1), {})
+    saved.wait()
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # No file may grow beyond this: writes fail as on a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))
+    try:
+      saved.save(2, _state(2), {})
+      saved.wait()
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert len(lines) == 1
+    assert 'not saved' in lines[0] and 'training goes on' in lines[0]
+    assert saved.restore(_state(0)).step == 1
+    saved.save(3, _state(3), {})
+    saved.wait()
+    assert saved.restore(_state(0)).step == 3
+  assert not list(folder.glob('*tmp*'))

@@ -1,0 +1,276 @@
+"""Whole runs: results, resuming after kills, signals, unusable input."""
+
+import bz2
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import gensim.models
+import ml_collections
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import config as config_lib
+from jaxemb import errors, train
+from jaxemb.storage import checkpoint
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_SMOKE = '--config=configs/wiki.py:smoke'
+
+
+@pytest.fixture(scope='session')
+def cache(tmp_path_factory) -> pathlib.Path:
+  return tmp_path_factory.mktemp('cache')
+
+
+def _config(
+  cache: pathlib.Path, **settings: object
+) -> ml_collections.ConfigDict:
+  config = config_lib.default()
+  config.data.cache = str(cache)
+  config.data.embedded_words = 60_000
+  config.data.min_count = 2
+  config.model.dim = 16
+  config.train.epochs = 2
+  config.update_from_flattened_dict(settings)
+  return config
+
+
+def _command(workdir: pathlib.Path, cache: pathlib.Path, *more: str) -> list:
+  return [
+    sys.executable, '-m', 'jaxemb.main', _SMOKE, f'--workdir={workdir}',
+    f'--config.data.cache={cache}', *more,
+  ]  # fmt: skip
+
+
+def _vectors(workdir: pathlib.Path) -> bytes:
+  return (workdir / 'export' / 'vectors.bin').read_bytes()
+
+
+@pytest.fixture(scope='session')
+def finished(cache, tmp_path_factory) -> pathlib.Path:
+  workdir = tmp_path_factory.mktemp('runs') / 'finished'
+  assert train.run(_config(cache), workdir) == 0
+  return workdir
+
+
+def test_a_run_leaves_all_that_the_contract_names(finished):
+  for name in (
+    'config.json', 'metrics.jsonl', 'report.json', 'report.html', 'log.txt',
+    'tensorboard', 'checkpoints', 'export/vectors.bin', 'export/vectors.txt',
+    'export/vocab.txt', 'export/vectors.npy', 'export/projector',
+  ):  # fmt: skip
+    assert (finished / name).exists(), name
+  report = json.loads((finished / 'report.json').read_text())
+  for key in (
+    'words_per_sec', 'corpus_words', 'train_secs', 'compile_secs',
+    'total_secs', 'peak_rss_bytes', 'table_bytes', 'devices', 'versions',
+    'collectives', 'dropped', 'evaluation',
+  ):  # fmt: skip
+    assert key in report, key
+  assert report['evaluation']
+  for result in report['evaluation'].values():
+    assert {'score', 'found', 'total'} <= result.keys()
+  assert not any(report['collectives'].values())
+  vocab = report['vocab_words']
+  # Two tables of float32 and the scratch row of the optimizer.
+  assert report['table_bytes'] == 2 * vocab * (16 + 1) * 4
+  rows = [
+    json.loads(line)
+    for line in (finished / 'metrics.jsonl').read_text().splitlines()
+  ]
+  assert rows[-1]['words'] == 2 * report['corpus_words']
+  assert rows[-1]['epoch'] == 2
+  assert rows[-1]['learning_rate'] == pytest.approx(1e-4)
+  assert rows[-1]['loss'] == pytest.approx(report['loss_per_pair'], rel=0.2)
+
+
+def test_the_exports_are_one_and_the_same_to_the_last_bit(finished):
+  ours = jaxemb.load(finished)
+  for name, binary in (('vectors.bin', True), ('vectors.txt', False)):
+    theirs = gensim.models.KeyedVectors.load_word2vec_format(
+      finished / 'export' / name, binary=binary
+    )
+    assert theirs.index_to_key == list(ours.index_to_key)
+    assert np.array_equal(theirs.vectors, ours.vectors)
+
+
+def test_a_finished_run_started_again_is_the_same(finished, cache):
+  before = _vectors(finished)
+  assert train.run(_config(cache), finished) == 0
+  assert _vectors(finished) == before
+
+
+def test_the_seed_is_the_only_source_of_chance(finished, cache, tmp_path):
+  assert train.run(_config(cache), tmp_path / 'again') == 0
+  assert _vectors(tmp_path / 'again') == _vectors(finished)
+  assert train.run(_config(cache, seed=2), tmp_path / 'other') == 0
+  assert _vectors(tmp_path / 'other') != _vectors(finished)
+
+
+def test_another_config_on_the_same_workdir_is_refused(finished, cache):
+  before = _vectors(finished)
+  with pytest.raises(errors.UserError, match=r'model.dim \(16 there, 8 now\)'):
+    train.run(_config(cache, **{'model.dim': 8}), finished)
+  assert _vectors(finished) == before
+
+
+@pytest.mark.parametrize('model', ['skipgram', 'cbow'])
+@pytest.mark.parametrize('optimizer', ['sgd', 'adagrad', 'adam'])
+def test_every_model_with_every_optimizer(cache, tmp_path, model, optimizer):
+  rate = {'sgd': 0.1, 'adagrad': 0.2, 'adam': 0.005}[optimizer]
+  config = _config(
+    cache,
+    **{
+      'model.name': model,
+      'optimizer.name': optimizer,
+      'optimizer.learning_rate': rate,
+      'train.epochs': 4,
+    },
+  )
+  assert train.run(config, tmp_path) == 0
+  report = json.loads((tmp_path / 'report.json').read_text())
+  # An untrained model scores 6 log 2 = 4.16 nats an example.
+  assert report['loss_per_pair'] < 4.1
+
+
+def test_killed_five_times_it_ends_with_the_same_vectors(cache, tmp_path):
+  more = (
+    '--config.train.epochs=60', '--config.train.checkpoint_every_secs=0.05',
+  )  # fmt: skip
+  subprocess.run(
+    _command(tmp_path / 'whole', cache, *more), cwd=_ROOT, check=True
+  )
+  rng = random.Random(0)
+  killed = tmp_path / 'killed'
+  log = killed / 'log.txt'
+  for _ in range(5):
+    process = subprocess.Popen(_command(killed, cache, *more), cwd=_ROOT)
+    # From the moment that training begins, whenever that is on this machine.
+    size = log.stat().st_size if log.exists() else 0
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+      if log.exists() and b'left out' in log.read_bytes()[size:]:
+        break
+      time.sleep(0.01)
+    time.sleep(rng.random() * 1.5)
+    process.kill()
+    process.wait()
+  subprocess.run(_command(killed, cache, *more), cwd=_ROOT, check=True)
+  assert _vectors(killed) == _vectors(tmp_path / 'whole')
+  assert 'resuming behind' in log.read_text()
+  words = [
+    json.loads(line)['words']
+    for line in (killed / 'metrics.jsonl').read_text().splitlines()
+  ]
+  assert words == sorted(set(words))
+
+
+def test_sigterm_saves_and_exits_75_and_a_second_start_resumes(cache, tmp_path):
+  more = ('--config.train.epochs=400',)
+  whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
+  subprocess.run(_command(whole, cache, *more), cwd=_ROOT, check=True)
+  process = subprocess.Popen(_command(stopped, cache, *more), cwd=_ROOT)
+  while not (stopped / 'metrics.jsonl').exists():
+    assert process.poll() is None
+    time.sleep(0.01)
+  process.send_signal(signal.SIGTERM)
+  assert process.wait(60) == train.STOPPED
+  assert not (stopped / 'report.json').exists()
+  assert os.listdir(stopped / 'checkpoints')
+  subprocess.run(_command(stopped, cache, *more), cwd=_ROOT, check=True)
+  assert _vectors(stopped) == _vectors(whole)
+  assert 'resuming behind' in (stopped / 'log.txt').read_text()
+
+
+def _text(tmp_path: pathlib.Path, data: bytes, name: str = 'a.txt') -> str:
+  path = tmp_path / name
+  path.write_bytes(data)
+  return str(path)
+
+
+_SENTENCE = b'one two three four five six seven eight nine ten\n'
+
+
+@pytest.mark.parametrize(
+  ('data', 'name', 'words'),
+  [
+    (b'', 'a.txt', 'empty'),
+    (b'one two three\n', 'a.txt', 'no word occurs 5 times'),
+    (b'one\n' * 9, 'a.txt', 'only one word'),
+    (bytes(range(256)) * 99, 'a.txt', 'a.txt'),
+    (bz2.compress(_SENTENCE * 9999)[:-40], 'a.txt.bz2', 'a.txt.bz2'),
+  ],
+)
+def test_unusable_text_is_named_and_nothing_is_left(
+  cache, tmp_path, data, name, words
+):
+  config = _config(
+    cache, **{'data.path': _text(tmp_path, data, name), 'data.min_count': 5}
+  )
+  with pytest.raises(errors.UserError) as caught:
+    train.run(config, tmp_path / 'run')
+  assert words in str(caught.value) and '\n' not in str(caught.value)
+  # The corrected command may use the same folder.
+  config.data.path = _text(tmp_path, _SENTENCE * 99, 'good.txt')
+  assert train.run(config, tmp_path / 'run') == 0
+
+
+def test_invalid_utf8_is_replaced_counted_and_reported(cache, tmp_path):
+  path = _text(tmp_path, (_SENTENCE + b'two\xff\xfe three\n') * 99)
+  assert train.run(_config(cache, **{'data.path': path}), tmp_path / 'r') == 0
+  report = json.loads((tmp_path / 'r' / 'report.json').read_text())
+  assert report['dropped']['invalid_utf8_bytes'] == 2 * 99
+
+
+def test_xml_cut_in_the_middle_is_used_so_far_and_the_loss_told(
+  cache, finished, tmp_path
+):
+  del finished  # it has written the embedded corpus
+  xml = next(cache.rglob('*.xml.bz2'))
+  data = bz2.decompress(xml.read_bytes())
+  path = _text(tmp_path, data[: len(data) * 2 // 3], 'cut.xml')
+  assert train.run(_config(cache, **{'data.path': path}), tmp_path / 'r') == 0
+  problems = json.loads((tmp_path / 'r' / 'report.json').read_text())[
+    'dropped'
+  ]['problems']
+  assert len(problems) == 1 and 'cut.xml' in problems[0]
+
+
+def test_a_run_that_diverges_stops_and_says_where(cache, tmp_path):
+  config = _config(
+    cache,
+    **{
+      'optimizer.learning_rate': 1e4,
+      'optimizer.max_duplicates': 0.0,
+      'train.loss_every_steps': 1,
+    },
+  )
+  with pytest.raises(errors.UserError) as caught:
+    train.run(config, tmp_path)
+  assert 'non-finite at step' in str(caught.value)
+  assert 'learning rate' in str(caught.value)
+  assert not (tmp_path / 'export').exists()
+
+
+def test_a_full_disk_does_not_end_training(cache, tmp_path, monkeypatch):
+  saves = []
+
+  def fail(self, *args, **kwargs):
+    saves.append(args)
+    raise OSError(28, 'No space left on device')
+
+  config = _config(cache, **{'train.checkpoint_every_secs': 0.0})
+  with monkeypatch.context() as patch:
+    patch.setattr(checkpoint.ocp.CheckpointManager, 'save', fail)
+    assert train.run(config, tmp_path) == 0
+  assert saves
+  log = (tmp_path / 'log.txt').read_text()
+  assert 'checkpoint not saved' in log and 'No space left' in log
+  assert (tmp_path / 'export' / 'vectors.bin').exists()
