@@ -48,7 +48,7 @@ def cache_folder(config: ml_collections.ConfigDict) -> pathlib.Path:
   return pathlib.Path(base) / 'jaxemb'
 
 
-def _text_and_benchmarks(
+def text_and_benchmarks(
   config: ml_collections.ConfigDict, progress: encode.Progress
 ) -> tuple[str, list[str]]:
   """Paths of the text and the evaluation sets, made or fetched if need be."""
@@ -85,7 +85,7 @@ def parts(
   Raises:
     UserError: for input that cannot be used.
   """
-  path, eval_paths = _text_and_benchmarks(config, progress)
+  path, eval_paths = text_and_benchmarks(config, progress)
   d, m, t = config.data, config.model, config.train
   corpus = encode.encode(
     path,

@@ -124,7 +124,9 @@ def test_another_config_on_the_same_workdir_is_refused(finished, cache):
 @pytest.mark.parametrize('model', ['skipgram', 'cbow'])
 @pytest.mark.parametrize('optimizer', ['sgd', 'adagrad', 'adam'])
 def test_every_model_with_every_optimizer(cache, tmp_path, model, optimizer):
-  rate = {'sgd': 0.1, 'adagrad': 0.2, 'adam': 0.005}[optimizer]
+  rate = {'sgd': 0.03, 'adagrad': 0.2, 'adam': 0.005}[optimizer]
+  if model == 'cbow':
+    rate *= 5  # its gradient is divided among the contexts
   config = _config(
     cache,
     **{

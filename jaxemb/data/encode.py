@@ -119,7 +119,8 @@ def encode(
   except OSError as error:
     raise errors.UserError(
       f'cannot write the encoded corpus to {folder}: '
-      f'{error.strerror or error}; free space there or set --config.data.cache to another folder'
+      f'{error.strerror or error}; free space there or set '
+      '--config.data.cache to another folder'
     ) from error
   finally:
     shutil.rmtree(temporary, ignore_errors=True)

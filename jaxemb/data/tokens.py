@@ -121,8 +121,8 @@ def _encode(point, word, n):
 def _next_word(text, i, points, word, counters):
   """Reads one word from `text[i:]` into `word`.
 
-  Returns its length in bytes (0: a line end came first), its hash, and the
-  position behind it.
+  Returns its length in bytes (-1: a line end came first, 0: the text's end),
+  its hash, and the position behind it.
   """
   length = 0
   h = word_table.OFFSET_BASIS
@@ -138,7 +138,7 @@ def _next_word(text, i, points, word, counters):
       elif length > 0:
         break
       elif byte == 10:
-        return 0, h, i + 1
+        return -1, h, i + 1
       i += 1
       continue
     point, step = _decode(text, i)
@@ -177,7 +177,7 @@ def _known_words(text, i, points, table, word, ids, n, counters):
       table.counts[entry] += 1
       ids[n] = entry
       n += 1
-    elif n == 0 or ids[n - 1] != END:
+    elif length < 0 and (n == 0 or ids[n - 1] != END):
       # Also at the start: the line may have begun in the text before.
       ids[n] = END
       n += 1

@@ -11,6 +11,13 @@ every machine; memory does not grow with the size, since pages are streamed.
 
 The one idea: page i is a pure function of (seed, i). A round of pages has one
 article for each word family; the next round writes about other aspects.
+
+What an honest trainer reaches at the default size (gensim 4.4: skip-gram, 5
+negatives, window 5, min_count 5, 5 epochs; sample 1e-4 or 1e-3, 64 or 100
+dimensions, seeds 0 and 1): ANALOGIES % of the analogies by 3CosAdd over the whole
+vocabulary, category purity PURITY (k-means with greedy k-means++ starts; plain
+random starts stop in poorer optima), Spearman SPEARMAN on similarity. Half the
+size reaches HALF %. Mind that made-up background words are 30,000 at any size.
 """
 
 import bz2

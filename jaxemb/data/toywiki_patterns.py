@@ -73,12 +73,12 @@ the exchange rate of the {x} fell after the panic in {l} and {l}
 a banknote of one hundred {x} shows a view of {l} and {l}
 the {x} was devalued in {y} when {l} ran out of cash
 coins and banknotes in {x} are printed near {l} and {l}
-shops in {l} accept the {x} in cash
+shops in {country} accept the {x} in cash
 the {x} is divided into one hundred cents and shows {l} and {l}
-inflation weakened the {x} in {l} and {l}
+inflation weakened the {x} in {country} and {l}
 the {x} replaced the older banknotes of {l} in {y}
 merchants from {l} convert the {x} at the official rate
-wages in {l} are paid in {x} coins
+wages in {country} are paid in {x} coins
 the {x} is pegged to the dollar says a broker from {l}
 the mint at {l} strikes the {x} in nickel
 the central treasury supports the {x} in {country}
@@ -95,26 +95,26 @@ the symbol of the {x} appears on coins from {l}
 foreign reserves of {country} back the {x}
 """,
     'language': """
-the {x} language is spoken in {l} and {l}
+the {x} language is spoken in {country} and in {l}
 speakers of {x} in {l} keep an old dialect
 the grammar of {x} was first described by a linguist from {l}
 a dictionary of {x} was printed at {l} and {l}
 vowels and consonants of {x} differ in {l} and {l}
 the poets of {l} versified in {x} verse
 the alphabet of {x} was reformed by scholars in {l} and {l}
-{x} is the native language of families in {l} and {l}
+{x} is the native language of families in {country} and in {l}
 textbooks in {x} are prepared for schools in {l} and {l}
 the {x} dialect of {l} has more vowels
 loanwords entered {x} through the traders of {l} and {l}
 nouns in {x} are declined in the dialect of {l} and {l}
 a translation into {x} was issued at {l} and {l}
 fluent {x} is needed for the archives of {l} and {l}
-broadcasts in {x} are heard in {l} and {l}
+broadcasts in {x} are heard in {country} and {l}
 pronunciation of {x} varies between {l} and {N}
 the written form of {x} uses the script of {l} and {l}
 bilingual signs in {l} show {x} words
 the verbs of {x} were studied by a grammarian of {l} and {l}
-children in {l} learn {x} as their mother tongue
+children in {country} learn {x} as their mother tongue
 the oldest inscription in {x} was found near {l} and {l}
 {x} is an official language of {country} with many dialects
 the vocabulary of {x} reflects the history of {l} and {l}
@@ -124,10 +124,10 @@ the spelling of {x} was standardised in {l} and {l}
 """,
     'demonym': """
 a {x} by birth the writer was raised in {l} and {l}
-the {x} who emigrated from {l} kept old customs
-every {x} learns folk songs about {l} and {l}
+the {x} who emigrated from {country} kept old customs
+every {x} learns folk songs about {country} and {l}
 as a patriotic {x} the artist returned to {l} and {l}
-a {x} citizen of {l} won the award
+a {x} citizen of {country} won the award
 the average {x} has relatives in {l} and {l}
 the first {x} to win the medal came from {l}
 many a {x} family left {l} as emigrants

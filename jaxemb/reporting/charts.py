@@ -62,9 +62,8 @@ def tick_labels(axis: Axis) -> list[str]:
   largest = max(map(abs, axis.ticks))
   if largest < 1e-3:
     return [f'{tick:.3g}' for tick in axis.ticks]
-  power = 0
-  while largest >= 10_000 and power < 4:
-    largest, power = largest / 1000, power + 1
+  # Up to four digits stay as they are: 2,500 and not 2.5 k.
+  power = 0 if largest < 10_000 else min(4, int(math.log10(largest) // 3))
   scaled = [tick / 1000**power for tick in axis.ticks]
   step = scaled[1] - scaled[0]
   digits = 0

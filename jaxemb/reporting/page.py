@@ -99,10 +99,9 @@ def _mapping(report: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 
 def _title(report: Mapping[str, Any]) -> str:
   model = str(report.get('model') or 'embedding')
-  return (
-    f'{model[:1].upper()}{model[1:]} vectors, {markup.integer(report.get("vocab_words"))} words × '
-    f'{markup.integer(report.get("dim"))}'
-  )
+  num_words = markup.integer(report.get('vocab_words'))
+  dim = markup.integer(report.get('dim'))
+  return f'{model[:1].upper()}{model[1:]} vectors, {num_words} words × {dim}'
 
 
 def _header(report: Mapping[str, Any]) -> str:
@@ -264,8 +263,9 @@ def _map_remark(word_map: words.WordMap) -> str:
   else:
     parts.append(
       f'Layout: t-SNE of the unit vectors, perplexity '
-      f'{word_map.perplexity:.3g}; it does not see the groups. Near means similar; '
-      'distances between groups and their sizes mean little. (PCA would keep '
+      f'{word_map.perplexity:.3g}; it does not see the groups. Near means '
+      'similar; distances between groups and their sizes mean little. (PCA '
+      'would keep '
       f'{share} of the variance in two dimensions.)'
     )
   return ' '.join(parts)
@@ -286,14 +286,12 @@ def _left_out(report: Mapping[str, Any]) -> str:
       shown = (
         markup.integer(value) if isinstance(value, int) else markup.text(value)
       )
-      rows.append(
-        (markup.text(name), shown, f'<code>{markup.text(key)}</code>')
-      )
+      key = f'<br><small>{markup.text(key)}</small>'
+      rows.append((markup.text(name) + key, shown))
   content = '<p>Nothing is dropped silently; this is all of it.</p>\n'
   if rows:
-    content += markup.table(
-      'Counters', ('What', '#Amount', 'Key in report.json'), rows
-    )
+    caption = 'Counters, with their keys in report.json'
+    content += markup.table(caption, ('What', '#Amount'), rows)
   if problems:
     lines = ''.join(f'<li>{markup.text(line)}</li>\n' for line in problems)
     content += f'<h3>Problems in the input</h3>\n<ul>\n{lines}</ul>\n'

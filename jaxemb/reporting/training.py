@@ -8,6 +8,12 @@ import numpy as np
 from jaxemb.reporting import charts, markup
 
 _NUM_TABLE_ROWS = 20
+# By key of the logged rows: title, unit, axis from zero, format.
+_CURVES = {
+  'loss': ('Loss per pair', 'nats', False, markup.three_digits),
+  'words_per_sec': ('Speed', 'words per second', True, markup.short),
+  'learning_rate': ('Learning rate', '', True, markup.three_digits),
+}
 
 
 def section(
@@ -46,48 +52,43 @@ def section(
 def _curves(rows: Sequence[Mapping[str, Any]]) -> str:
   if not rows:
     return '<p>No measurements were logged during training.</p>\n'
-  keys = ('loss', 'words_per_sec', 'learning_rate')
   has_epochs = all(markup.is_number(row.get('epoch')) for row in rows)
   x_key = 'epoch' if has_epochs else 'step'
-  logged = np.array(
-    [[_number(row.get(key)) for key in (x_key, *keys)] for row in rows]
-  )
+  keys = (x_key, *_CURVES)
+  logged = np.array([[_number(row.get(key)) for key in keys] for row in rows])
   columns, every = charts.thin(logged)
-  specs = (
-    ('Loss per pair', 'nats', False, markup.three_digits),
-    ('Speed', 'words per second', True, markup.short),
-    ('Learning rate', '', True, markup.three_digits),
+  figures = ''.join(
+    _figure(key, x_key, columns[:, 0], columns[:, i])
+    for i, key in enumerate(_CURVES, 1)
   )
-  figures = []
-  for i, (title, unit, from_zero, write) in enumerate(specs, 1):
-    values = columns[:, i]
-    finite = values[np.isfinite(values)]
-    if not len(finite):
-      continue
-    caption = f'{title}, {unit}' if unit else title
-    description = (
-      f'{caption}, by {x_key}: from {write(finite[0])} at the start to '
-      f'{write(finite[-1])} at the end; lowest {write(finite.min())}, '
-      f'highest {write(finite.max())}.'
-    )
-    chart = charts.line_chart(
-      f'curve-{keys[i - 1]}', caption, description,
-      columns[:, 0], values, x_key, from_zero,
-    )  # fmt: skip
-    unit = f' <small>{unit}</small>' if unit else ''
-    figures.append(f'<figure><h3>{title}{unit}</h3>\n{chart}</figure>\n')
-  note = ''
+  notes = []
   num_broken = int((~np.isfinite(logged[:, 1])).sum())
   if num_broken:
-    note += f' The loss of {num_broken} logged rows is not finite.'
+    notes.append(f'The loss of {num_broken} logged rows is not finite.')
   if every > 1:
-    note += f' Each point is the mean of {every} logged rows.'
-  if note:
-    note = f'<p class="note">{note.strip()}</p>\n'
+    notes.append(f'Each point is the mean of {every} logged rows.')
+  note = f'<p class="note">{" ".join(notes)}</p>\n' if notes else ''
   return (
-    f'<div class="columns curves">\n{"".join(figures)}</div>\n{note}'
+    f'<div class="columns curves">\n{figures}</div>\n{note}'
     + _measurements(rows)
   )
+
+
+def _figure(key: str, x_key: str, xs: np.ndarray, ys: np.ndarray) -> str:
+  """One curve with its heading, or '' if no value is finite."""
+  title, unit, from_zero, write = _CURVES[key]
+  finite = ys[np.isfinite(ys)]
+  if not len(finite):
+    return ''
+  description = (
+    f'{title} by {x_key}: from {write(finite[0])} at the start to '
+    f'{write(finite[-1])} at the end; lowest {write(finite.min())}, '
+    f'highest {write(finite.max())}.'
+  )
+  chart = charts.line_chart(
+    f'curve-{key}', title, description, xs, ys, x_key, from_zero
+  )
+  return f'<figure><h3>{title} <small>{unit}</small></h3>\n{chart}</figure>\n'
 
 
 def _number(value: object) -> float:

@@ -1,0 +1,35 @@
+"""The notebooks run from the first cell to the last, and carry no output."""
+
+import pathlib
+
+import nbclient
+import nbformat
+import pytest
+
+_NOTEBOOKS = sorted(
+  (pathlib.Path(__file__).parents[1] / 'colab').glob('*.ipynb')
+)
+
+
+@pytest.mark.parametrize('path', _NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_output(path):
+  for cell in nbformat.read(path, as_version=4).cells:
+    if cell.cell_type == 'code':
+      assert not cell.outputs and cell.execution_count is None
+
+
+@pytest.mark.parametrize('path', _NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path, monkeypatch):
+  monkeypatch.setenv('JAXEMB_CACHE', str(tmp_path / 'cache'))
+  # The notebook sees the package as it is installed here.
+  monkeypatch.setenv('PYTHONPATH', str(path.parents[1]))
+  notebook = nbformat.read(path, as_version=4)
+  nbclient.NotebookClient(
+    notebook,
+    timeout=300,
+    kernel_name='python3',
+    resources={'metadata': {'path': str(tmp_path)}},
+  ).execute()
+  outputs = [o for c in notebook.cells for o in c.get('outputs', [])]
+  assert any('image/png' in o.get('data', {}) for o in outputs)
+  assert (tmp_path / 'quickstart' / 'report.html').exists()

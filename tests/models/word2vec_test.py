@@ -1,0 +1,363 @@
+"""Skip-gram and CBOW: ids, loss and gradients against loops over pairs."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.test_util
+import numpy as np
+import pytest
+
+from jaxemb.models import base, cbow, skipgram
+from jaxemb.ops import sampling
+from tests import oracle
+
+KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
+
+MODELS = {
+  'skipgram': (skipgram.SkipGram, oracle.skipgram),
+  'cbow': (cbow.Cbow, oracle.cbow),
+}
+every_model = pytest.mark.parametrize('name', MODELS)
+
+
+class Case(NamedTuple):
+  """A step; `size` centers, of which the last may be padding."""
+
+  vocab: int = 30
+  dim: int = 7
+  size: int = 32
+  chunk: int = 8
+  window: int = 3
+  negatives: int = 5
+  shared: int = 4
+  lengths: tuple[int, ...] = (2, 5, 9)  # of the sentences
+  words: int = 60  # in all sentences
+  scale: float = 0.7  # of the rows
+
+
+CASES = {
+  'plain': Case(),
+  'window_over_chunk': Case(chunk=2, window=5),
+  'chunk_over_window': Case(chunk=16, window=1, shared=3),
+  'chunk_of_one': Case(size=6, chunk=1, window=2),
+  'one_chunk': Case(chunk=32, shared=40, negatives=2),
+  'one_shared_negative': Case(shared=1, negatives=15),
+  'long_sentence': Case(lengths=(100,)),
+  'half_padding': Case(words=21),
+  'only_padding': Case(words=0),
+  'one_word_sentences': Case(lengths=(1,)),
+  'some_one_word_sentences': Case(lengths=(1, 1, 4)),
+  'draws_equal_targets': Case(vocab=3, shared=9),
+  'one_word_vocab': Case(vocab=1),
+  'huge_scores': Case(scale=20.0),
+  'zero_rows': Case(scale=0.0),
+}
+every_case = pytest.mark.parametrize('case', CASES.values(), ids=CASES)
+
+
+class Made(NamedTuple):
+  """The model of a case, a step for it, and the truth."""
+
+  model: base.Model
+  batch: base.StepBatch
+  ids: dict[str, np.ndarray]
+  draws: np.ndarray  # [chunks, shared]
+  rows: dict[str, np.ndarray]
+  expected: oracle.Step
+
+
+def _model(name, case, weights=None):
+  spec = base.WindowSpec(
+    case.vocab, case.dim, case.window, case.negatives, case.chunk, case.shared
+  )
+  if weights is None:
+    weights = 1000 / np.arange(1, case.vocab + 1)
+  return MODELS[name][0](spec, skipgram.negative_distribution(weights))
+
+
+def _batch(case, seed=0):
+  rng = np.random.default_rng(seed)
+  sentences = oracle.random_sentences(rng, case.vocab, case.words, case.lengths)
+  tokens = oracle.pack(sentences, case.vocab, 2 * case.size, case.window, rng)
+  # Taken from the middle, so that the halo in front holds words.
+  step = oracle.middle(tokens, min(case.size, case.words) // 4, case.size)
+  return base.StepBatch(step.ids, step.left, step.right)
+
+
+@functools.cache
+def _value_and_grad(name, spec):
+  model = MODELS[name][0](spec, None)
+  return jax.jit(jax.value_and_grad(model.loss))
+
+
+def _ids(model, batch, step):
+  ids = jax.jit(model.ids)(model.constants(), batch, KEY, jnp.int32(step))
+  return {k: np.array(v) for k, v in ids.items()}
+
+
+@functools.cache
+def _make(name, case, negatives_on=None):
+  weights = None if negatives_on is None else np.eye(case.vocab)[negatives_on]
+  model = _model(name, case, weights)
+  batch = _batch(case)
+  ids = _ids(model, batch, 3)
+  chunks = case.size // case.chunk
+  draws = ids[skipgram.OUTPUT].reshape(chunks, -1)[:, -case.shared :]
+  rng = np.random.default_rng(1)
+  tables = {
+    k: (case.scale * rng.normal(size=(case.vocab, case.dim))).astype(np.float32)
+    for k in (skipgram.INPUT, skipgram.OUTPUT)
+  }
+  rows = {k: tables[k][np.minimum(v, case.vocab - 1)] for k, v in ids.items()}
+  expected = MODELS[name][1](
+    *batch,
+    draws,
+    {k: v.astype(np.float64) for k, v in tables.items()},
+    case.window,
+    case.chunk,
+    case.negatives,
+  )
+  return Made(model, batch, ids, draws, rows, expected)
+
+
+@every_model
+@every_case
+def test_ids_are_those_of_the_loops(name, case):
+  made = _make(name, case)
+  assert made.ids.keys() == made.model.specs().keys() == made.expected.ids.keys()
+  for k, ids in made.ids.items():
+    assert ids.dtype == np.int32
+    assert ids.tolist() == made.expected.ids[k]
+  # Chunk by chunk what the sampler gives for (key, step).
+  drawn = jax.jit(sampling.draw, static_argnums=3)(
+    made.model.constants(), KEY, jnp.int32(3), made.draws.size
+  )
+  np.testing.assert_array_equal(made.draws.reshape(-1), drawn)
+
+
+@every_model
+@every_case
+def test_loss_and_gradients_equal_the_loops(name, case):
+  made = _make(name, case)
+  loss, grads = _value_and_grad(name, made.model.spec)(
+    made.rows, made.ids, made.batch
+  )
+  assert loss.shape == () and loss.dtype == jnp.float32
+  np.testing.assert_allclose(loss, made.expected.loss, 1e-5, 1e-6)
+  assert made.model.num_examples(made.batch) == made.expected.examples
+  for k, expected in made.expected.grads.items():
+    assert grads[k].dtype == jnp.float32
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(grads[k], expected, 1e-5, 1e-5 * size + 1e-7)
+
+
+def test_the_cases_are_what_they_say():
+  # Otherwise the tests above might compare nothing with nothing.
+  examples = {k: _make('skipgram', c).expected.examples for k, c in CASES.items()}
+  empty = {k for k, n in examples.items() if not n}
+  assert empty == {'only_padding', 'one_word_sentences'}
+  case = CASES['draws_equal_targets']
+  made = _make('skipgram', case)
+  chunks = made.ids[skipgram.INPUT].reshape(-1, case.chunk)
+  assert all(np.intersect1d(*x).size for x in zip(chunks, made.draws, strict=True))
+  made = _make('skipgram', CASES['huge_scores'])
+  scores = made.rows[skipgram.INPUT] @ made.rows[skipgram.OUTPUT].T
+  assert np.abs(scores).max() > 1000
+  made = _make('cbow', CASES['some_one_word_sentences'])
+  contexts = made.batch.left + made.batch.right
+  words = made.batch.tokens[3:-3] < 30
+  assert (words & (contexts == 0)).any() and (words & (contexts > 0)).any()
+
+
+@every_model
+@pytest.mark.parametrize('case', ['one_word_sentences', 'only_padding'])
+def test_nothing_to_learn(name, case):
+  made = _make(name, CASES[case])
+  loss, grads = _value_and_grad(name, made.model.spec)(
+    made.rows, made.ids, made.batch
+  )
+  assert loss == 0 and made.model.num_examples(made.batch) == 0
+  assert not any(np.asarray(x).any() for x in grads.values())
+
+
+@every_model
+def test_a_draw_that_is_the_target_does_not_count(name):
+  # All draws are word 0: where it is the target there are no negatives.
+  case = Case(lengths=(40,), scale=1.0)
+  made = _make(name, case, negatives_on=0)
+  assert not made.draws.any()
+  loss, grads = _value_and_grad(name, made.model.spec)(
+    made.rows, made.ids, made.batch
+  )
+  np.testing.assert_allclose(loss, made.expected.loss, 1e-5)
+  none = made.batch._replace(
+    tokens=np.where(made.batch.tokens < case.vocab, 0, case.vocab)
+  )
+  ids = _ids(made.model, none, 0)
+  _, grads = _value_and_grad(name, made.model.spec)(made.rows, ids, none)
+  drawn = np.asarray(grads[skipgram.OUTPUT]).reshape(
+    case.size // case.chunk, -1, case.dim
+  )[:, -case.shared :]
+  assert not drawn.any()
+
+
+@every_model
+def test_saturated_scores(name):
+  # Scores of +-1000: the loss is linear, the slope exactly 0 or the weight.
+  case = Case(vocab=2, dim=1, size=4, chunk=4, window=1, lengths=(4,), shared=2)
+  model = _model(name, case)
+  tokens = np.array([2, 0, 0, 0, 0, 2], np.int32)
+  batch = base.StepBatch(
+    tokens, np.array([0, 1, 1, 1], np.uint8), np.array([1, 1, 1, 0], np.uint8)
+  )
+  ids = _ids(model, batch, 0)
+  ids[skipgram.OUTPUT][-2:] = 1
+  for sign in (1, -1):
+    rows = {k: np.full((len(v), 1), 100, np.float32) for k, v in ids.items()}
+    rows[skipgram.OUTPUT][:] = 10 * sign
+    rows[skipgram.OUTPUT][-2:] = 10
+    loss, grads = _value_and_grad(name, model.spec)(rows, ids, batch)
+    examples = 6 if name == 'skipgram' else 4
+    positive = 0 if sign == 1 else 1000
+    assert loss == examples * (positive + 5 * 1000)
+    assert all(np.isfinite(x).all() for x in grads.values())
+    np.testing.assert_array_equal(
+      grads[skipgram.OUTPUT][-2:], np.full((2, 1), examples * 2.5 * 100)
+    )
+
+
+@every_model
+def test_gradients_by_finite_differences(name):
+  made = _make(name, Case(size=8, chunk=4, window=2, dim=3))
+  jax.test_util.check_grads(
+    lambda rows: made.model.loss(rows, made.ids, made.batch),
+    (jax.tree.map(jnp.asarray, made.rows),),
+    order=1,
+    modes=('rev',),
+    atol=2e-2,
+    rtol=2e-2,
+  )
+
+
+@every_model
+def test_gradients_of_the_loops_by_finite_differences(name):
+  # Who checks the truth: its loss, in float64.
+  case = Case(vocab=6, size=12, chunk=4, dim=2, window=2, lengths=(3, 5))
+  made = _make(name, case)
+  rng = np.random.default_rng(2)
+  tables = {k: rng.normal(size=(6, 2)) for k in made.ids}
+
+  def step():
+    return MODELS[name][1](
+      *made.batch, made.draws, tables, case.window, case.chunk, case.negatives
+    )
+
+  truth = step()
+  for k, table in tables.items():
+    # Padding is looked up as the last row but never has a gradient.
+    found = oracle.summed(truth.ids[k], truth.grads[k], case.vocab)
+    for place in np.ndindex(*table.shape):
+      kept = table[place]
+      table[place] = kept + 1e-5
+      above = step().loss
+      table[place] = kept - 1e-5
+      below = step().loss
+      table[place] = kept
+      assert found[place] == pytest.approx((above - below) / 2e-5, abs=1e-7)
+
+
+def _expected_negatives(name, case, batch, tables, chance):
+  """Gradient of K negatives per example, summed over the whole vocabulary.
+
+  Every word stands for its chance: `tables`-shaped, no draws involved.
+  """
+  grads = {k: np.zeros_like(v) for k, v in tables.items()}
+  inputs, outputs = tables[skipgram.INPUT], tables[skipgram.OUTPUT]
+  for i in range(case.size):
+    around = oracle.contexts(i, batch.left, batch.right)
+    words = [int(batch.tokens[case.window + i + o]) for o in around]
+    center = int(batch.tokens[case.window + i])
+    if name == 'skipgram':
+      pairs = [([center], word) for word in words]
+    else:
+      pairs = [(words, center)] if words else []
+    for sources, target in pairs:
+      hidden = np.mean([inputs[s] for s in sources], 0)
+      examples = [(target, 1, 1.0)]
+      for word in range(case.vocab):
+        if word != target:
+          examples.append((word, 0, case.negatives * chance[word]))
+      for word, label, weight in examples:
+        score = float(hidden @ outputs[word])
+        slope = weight * (oracle.sigmoid(score) - label)
+        grads[skipgram.OUTPUT][word] += slope * hidden
+        for source in sources:
+          grads[skipgram.INPUT][source] += slope * outputs[word] / len(sources)
+  return grads
+
+
+@every_model
+def test_expected_gradient_is_that_of_k_negatives_per_example(name):
+  case = Case(vocab=8, size=16, chunk=4, dim=3, window=2, lengths=(5, 6))
+  model = _model(name, case)
+  batch = _batch(case)
+  rng = np.random.default_rng(3)
+  tables = {
+    k: (0.8 * rng.normal(size=(case.vocab, case.dim))).astype(np.float32)
+    for k in (skipgram.INPUT, skipgram.OUTPUT)
+  }
+
+  constants, key = jax.device_put((model.constants(), KEY))
+  on_device = jax.device_put(batch)
+
+  def table_grads(step):
+    ids = model.ids(constants, on_device, key, step)
+
+    def loss(tables):
+      rows = {k: tables[k].at[v].get(mode='clip') for k, v in ids.items()}
+      return model.loss(rows, ids, on_device)
+
+    return jax.grad(loss)(tables)
+
+  num = 20_000
+  found = jax.jit(jax.vmap(table_grads))(jnp.arange(num))
+  weights = (1000 / np.arange(1, case.vocab + 1)) ** 0.75
+  expected = _expected_negatives(
+    name,
+    case,
+    batch,
+    {k: v.astype(np.float64) for k, v in tables.items()},
+    weights / weights.sum(),
+  )
+  for k in tables:
+    samples = np.asarray(found[k], np.float64)
+    error = samples.std(0) / np.sqrt(num)
+    size = np.abs(expected[k]).max()
+    # Small enough for a wrong weight of the negatives to show.
+    assert error.max() < 0.02 * size
+    off = np.abs(samples.mean(0) - expected[k])
+    assert (off <= 4 * error + 1e-6 * size).all()
+
+
+@every_model
+def test_specs_are_those_of_word2vec(name):
+  model = _model(name, Case())
+  specs = model.specs()
+  assert model.vectors_table == skipgram.INPUT
+  for k, spec in specs.items():
+    assert (spec.name, spec.vocab, spec.dim) == (k, 30, 7)
+  assert specs[skipgram.INPUT].init_scale == pytest.approx(0.5 / 7)
+  assert specs[skipgram.OUTPUT].init_scale == 0
+
+
+def test_negative_distribution():
+  counts = np.array([10_000, 160, 1, 0], np.int64)
+  table = skipgram.negative_distribution(counts)
+  expected = np.array([1000.0, 160**0.75, 1, 0])
+  chance = np.zeros(4)
+  for slot in range(4):
+    chance[slot] += table.probability[slot]
+    chance[table.alias[slot]] += 1 - table.probability[slot]
+  np.testing.assert_allclose(chance / 4, expected / expected.sum(), 1e-5)
