@@ -11,6 +11,7 @@ from typing import NamedTuple
 import ml_collections
 
 from jaxemb.data import download, encode, loader, toywiki
+from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, skipgram
 from jaxemb.ops import rowopt
@@ -51,7 +52,15 @@ def cache_folder(config: ml_collections.ConfigDict) -> pathlib.Path:
 def text_and_benchmarks(
   config: ml_collections.ConfigDict, progress: encode.Progress
 ) -> tuple[str, list[str]]:
-  """Paths of the text and the evaluation sets, made or fetched if need be."""
+  """Paths of the text and the evaluation sets, made or fetched if need be.
+
+  Args:
+    config: checked settings.
+    progress: called now and then with (stage, done, total).
+
+  Raises:
+    UserError: if they cannot be had.
+  """
   cache = cache_folder(config)
   path = config.data.path
   eval_paths = [p.strip() for p in config.eval.paths.split(',') if p.strip()]
@@ -62,6 +71,7 @@ def text_and_benchmarks(
     )
     path = path or str(embedded.xml)
     eval_paths = eval_paths or [str(p) for p in embedded.eval_paths]
+  benchmarks.find(eval_paths)  # a wrong path is told before hours of training
   if path.startswith('wikipedia:'):
     path = str(
       download.wikipedia(

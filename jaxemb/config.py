@@ -6,7 +6,7 @@ what training could not honour, so that no setting is accepted and ignored.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -76,7 +76,7 @@ def default() -> ml_collections.ConfigDict:
   c.data.path = ''  # '' = the embedded corpus, 'wikipedia:simple' or
   # 'wikipedia:en' = downloaded, else a file, folder or glob
   c.data.cache = ''  # '' = $JAXEMB_CACHE, or jaxemb in the user's cache folder
-  c.data.embedded_words = 1_000_000  # size of the embedded corpus
+  c.data.embedded_words = 2_000_000  # size of the embedded corpus
   c.data.tokens = 'words'  # runs of letters and digits; or 'whitespace'
   c.data.lowercase = True
   c.data.counts = ''  # file of `word count` lines to use instead of counting
@@ -158,6 +158,13 @@ def check_key(key: str) -> None:
   raise errors.UserError(
     f'there is no setting config.{key}; did you mean --config.{hint}?'
   )
+
+
+def check_arguments(argv: Sequence[str]) -> None:
+  """Raises a `UserError` for a `--config.key` that is not a setting."""
+  for arg in argv[1:]:
+    if arg.startswith(('--config.', '-config.')):
+      check_key(arg.split('.', 1)[1].split('=')[0])
 
 
 def check(config: ml_collections.ConfigDict) -> None:

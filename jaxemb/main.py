@@ -28,9 +28,7 @@ _WORKDIR = flags.DEFINE_string(
 
 def _parse(argv: Sequence[str]) -> tuple[object, pathlib.Path]:
   """The settings and the folder of the run."""
-  for arg in argv[1:]:
-    if arg.startswith(('--config.', '-config.')):
-      config_lib.check_key(arg.split('.', 1)[1].split('=')[0])
+  config_lib.check_arguments(argv)
   try:
     extra = flags.FLAGS(argv)[1:]
     config = _CONFIG.value
@@ -40,9 +38,7 @@ def _parse(argv: Sequence[str]) -> tuple[object, pathlib.Path]:
     raise
   except OSError as error:
     file = flags.FLAGS['config'].config_filename
-    raise errors.UserError(
-      f'there is no config file {file}; check --config'
-    ) from error
+    raise errors.UserError(f'there is no config file {file}') from error
   except (flags.Error, AttributeError, LookupError, TypeError) as error:
     raise errors.UserError(' '.join(str(error).split())) from error
   if extra:

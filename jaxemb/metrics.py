@@ -20,6 +20,9 @@ from jaxemb import errors
 
 LOG = logging.getLogger('jaxemb')
 
+# However short it is, a run leaves about so many records.
+_MIN_RECORDS = 50
+
 
 def start_log(path: pathlib.Path) -> logging.Handler:
   """Lets `LOG` write to the console and, with dates, to a file.
@@ -237,9 +240,10 @@ class Meter:
     t.kept_words += item.kept_words
     t.pairs += item.pairs
     t.epoch, t.block = item.after
-    if now - self._last_record >= self._every_secs or (
-      t.words >= self._total_words
-    ):
+    # By time, and often enough for curves where a run takes seconds.
+    many_words = t.words - self._last_words >= self._total_words / _MIN_RECORDS
+    due = now - self._last_record >= self._every_secs
+    if due or many_words or t.words == self._total_words:
       self._record(now, float(learning_rates[1]))
 
   def _record(self, now: float, learning_rate: float) -> None:

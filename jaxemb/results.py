@@ -62,7 +62,10 @@ def _versions() -> dict[str, str]:
     try:
       found[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-      found[package] = 'not installed'
+      # The checkout itself, run without being installed.
+      found[package] = getattr(
+        sys.modules.get(package), '__version__', 'not installed'
+      )
   return found
 
 
@@ -74,6 +77,46 @@ def _categories(paths: list[str]) -> dict[str, list[str]]:
       for word, category in benchmark.categories.items():
         categories.setdefault(category, []).append(word)
   return categories
+
+
+def _page(
+  config: ml_collections.ConfigDict,
+  parts: build.Parts,
+  totals: metrics.Totals,
+  facts: dict[str, Any],
+) -> dict[str, Any]:
+  """The report's figures, but for the evaluation."""
+  train_secs = max(totals.train_secs, 1e-9)
+  full_secs = train_secs + totals.compile_secs
+  return {
+    'model': config.model.name,
+    'dim': config.model.dim,
+    'vocab_words': len(parts.corpus.vocabulary.words),
+    'words_per_sec': totals.words / train_secs,
+    'words_per_sec_with_compilation': totals.words / full_secs,
+    'corpus_words': parts.corpus.num_words,
+    'words_counted': 'corpus words inside the vocabulary, before frequent-word '
+    'subsampling, times epochs',
+    'kept_words': totals.kept_words,
+    'pairs': totals.pairs,
+    'loss_per_pair': totals.loss_per_example(),
+    'encode_secs': facts['encode_secs'],
+    'train_secs': totals.train_secs,
+    'compile_secs': totals.compile_secs,
+    'total_secs': time.time() - facts['started'],
+    'peak_rss_bytes': _peak_rss_bytes(),
+    'table_bytes': facts['table_bytes'],
+    'devices': [f'{d.platform}:{d.id} {d.device_kind}' for d in jax.devices()],
+    'collectives': report.collectives(facts['program']),
+    'dropped': parts.corpus.manifest['dropped'],
+    'machine': _machine(),
+    'versions': _versions(),
+    'started': datetime.datetime.fromtimestamp(facts['started']).isoformat(
+      timespec='seconds'
+    ),
+    'config': config.to_dict(),
+    'finished': True,
+  }
 
 
 def write(
@@ -105,38 +148,9 @@ def write(
   )
   for line in summary.format_table(evaluation).splitlines():
     metrics.LOG.info('%s', line)
-  train_secs = max(totals.train_secs, 1e-9)
-  full_secs = train_secs + totals.compile_secs
-  page = {
-    'model': config.model.name,
-    'dim': config.model.dim,
-    'vocab_words': len(vocabulary.words),
-    'words_per_sec': totals.words / train_secs,
-    'words_per_sec_with_compilation': totals.words / full_secs,
-    'corpus_words': parts.corpus.num_words,
-    'words_counted': 'corpus words inside the vocabulary, before frequent-word '
-    'subsampling, times epochs',
-    'kept_words': totals.kept_words,
-    'pairs': totals.pairs,
-    'loss_per_pair': totals.loss_per_example(),
-    'encode_secs': facts['encode_secs'],
-    'train_secs': totals.train_secs,
-    'compile_secs': totals.compile_secs,
-    'total_secs': time.time() - facts['started'],
-    'peak_rss_bytes': _peak_rss_bytes(),
-    'table_bytes': facts['table_bytes'],
-    'devices': [f'{d.platform}:{d.id} {d.device_kind}' for d in jax.devices()],
-    'collectives': report.collectives(facts['program']),
-    'dropped': parts.corpus.manifest['dropped']
-    | {'words_renamed_in_exports': exported['renamed_words']},
-    'evaluation': evaluation,
-    'machine': _machine(),
-    'versions': _versions(),
-    'started': datetime.datetime.fromtimestamp(facts['started']).isoformat(
-      timespec='seconds'
-    ),
-    'config': config.to_dict(),
-    'finished': True,
+  page = _page(config, parts, totals, facts) | {'evaluation': evaluation}
+  page['dropped'] = page['dropped'] | {
+    'words_renamed_in_exports': exported['renamed_words']
   }
   report.write(
     workdir,

@@ -6,10 +6,9 @@ state and the position, so a run that was killed repeats exactly what it lost.
 """
 
 import collections
-import contextlib
 import dataclasses
+import logging
 import pathlib
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from jaxemb import build, errors, mesh, metrics, results, workdirs
+from jaxemb import build, errors, mesh, metrics, results, signals, workdirs
 from jaxemb.data import loader
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base as strategy_base
@@ -58,7 +57,7 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
   jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   metrics.LOG.info('%s; results in %s', mesh.describe(), workdir)
-  with _stop_on_signals() as stop:
+  with signals.stopping() as stop:
     stages = metrics.Stages(stop, config.train.log_every_secs)
     try:
       parts = build.parts(config, stages)
@@ -87,34 +86,12 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
       metrics.LOG.info('stopped by a signal before training')
       return STOPPED
     except errors.UserError as error:
-      metrics.LOG.debug('%s', error)
+      # The caller shows it; the file should tell it as well.
+      log.emit(logging.makeLogRecord({'msg': str(error)}))
       raise
     finally:
       stages.close()
       metrics.stop_log(log)
-
-
-@contextlib.contextmanager
-def _stop_on_signals() -> Iterator[threading.Event]:
-  """An event that SIGTERM and SIGINT set; a second one ends the process."""
-  stop = threading.Event()
-  if threading.current_thread() is not threading.main_thread():
-    yield stop  # only the main thread may handle signals
-    return
-  old = {}
-
-  def handle(number: int, frame: Any) -> None:
-    del frame
-    stop.set()
-    signal.signal(number, old[number])
-
-  for number in (signal.SIGTERM, signal.SIGINT):
-    old[number] = signal.signal(number, handle)
-  try:
-    yield stop
-  finally:
-    for number, handler in old.items():
-      signal.signal(number, handler)
 
 
 def _schedules(
@@ -172,6 +149,34 @@ def _start(
   return restored.state, totals
 
 
+def _batches(
+  parts: build.Parts, totals: metrics.Totals, device: jax.Device
+) -> Iterator[loader.Loaded]:
+  """What remains to be read, brought to the device ahead of its use."""
+  position = loader.Position(totals.epoch, totals.block)
+  return loader.prefetch(
+    loader.batches(parts.corpus, parts.loader_spec, position, totals.words),
+    lambda batch: jax.device_put(batch, device),
+  )
+
+
+def _save(
+  saved: checkpoint.Checkpoints,
+  state: strategy_base.TrainState,
+  totals: metrics.Totals,
+  parts: build.Parts,
+  learning_rate: float,
+) -> None:
+  """Saves in the background; refuses to keep a state that is not finite."""
+  if not _all_finite(state):
+    raise metrics.diverged(totals.steps, totals.words, float(learning_rate))
+  record = {
+    'totals': dataclasses.asdict(totals),
+    'corpus': parts.corpus.manifest['fingerprint'],
+  }
+  saved.save(totals.steps, state, record)
+
+
 def _train(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
@@ -186,30 +191,13 @@ def _train(
   constants = jax.device_put(parts.model.constants(), device)
   epoch_words, epochs = parts.corpus.num_words, config.train.epochs
   schedule = _schedules(config, epoch_words * epochs)
-  position = loader.Position(totals.epoch, totals.block)
-  items = loader.prefetch(
-    loader.batches(parts.corpus, parts.loader_spec, position, totals.words),
-    lambda batch: jax.device_put(batch, device),
-  )
   meter = metrics.Meter(
     workdir, totals, epoch_words, epochs, config.train.log_every_secs
   )
+  items = _batches(parts, totals, device)
   waiting: collections.deque = collections.deque()
   step, program = None, ''
   last_save = time.monotonic()
-
-  def save() -> None:
-    while waiting:
-      meter.count(*waiting.popleft())
-    if not _all_finite(state):
-      rate = float(plan.last_learning_rate)
-      raise metrics.diverged(totals.steps, totals.words, rate)
-    record = {
-      'totals': dataclasses.asdict(totals),
-      'corpus': parts.corpus.manifest['fingerprint'],
-    }
-    saved.save(totals.steps, state, record)
-
   try:
     for item in items:
       plan = schedule(item)
@@ -219,21 +207,23 @@ def _train(
         step = parts.strategy.step.lower(state, *args).compile()
         totals.compile_secs += time.monotonic() - compile_start
         program = step.as_text()
+        metrics.LOG.info('compiled in %.1f s', totals.compile_secs)
         meter.start()
       state, step_metrics = step(state, *args)
       rates = (plan.first_learning_rate, plan.last_learning_rate)
       waiting.append((item._replace(batch=None), rates, step_metrics))
-      # One dispatch is under way while the one before it is counted.
-      while len(waiting) > 1:
-        meter.count(*waiting.popleft())
       due = time.monotonic() - last_save > config.train.checkpoint_every_secs
-      if due or stop.is_set():
-        save()
+      is_last = item.words_after == epoch_words * epochs
+      save = due or is_last or stop.is_set()
+      # One dispatch is under way while the one before it is counted; all are
+      # counted before what they led to is saved.
+      while len(waiting) > (0 if save else 1):
+        meter.count(*waiting.popleft())
+      if save:
+        _save(saved, state, totals, parts, plan.last_learning_rate)
         last_save = time.monotonic()
-      if stop.is_set() and totals.words < epoch_words * epochs:
+      if stop.is_set() and not is_last:
         return Trained(state, totals, False, program)
-    if step is not None:
-      save()
     return Trained(state, totals, True, program)
   finally:
     items.close()

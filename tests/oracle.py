@@ -1,7 +1,7 @@
 """The truth: the same mathematics in float64, one word and one pair at a time.
 
 Nothing here is clever. Losses walk over centers, over their contexts, over the
-draws of their chunk; optimizers walk over occurrences and rows. A "step" is what
+draws of their chunk; optimizers walk over occurrences and rows. A step is what
 `models.base.StepBatch` holds, as NumPy arrays; ids behind the vocabulary are
 padding.
 """
@@ -239,7 +239,7 @@ def pack(sentences, vocab: int, size: int, window: int, rng) -> Tokens:
 
 
 def random_sentences(rng, vocab: int, num_words: int, lengths) -> list:
-  """Sentences of `num_words` words in all, frequent words first in the vocab."""
+  """Sentences of `num_words` words in all; low ids are the frequent words."""
   sentences, n = [], 0
   while n < num_words:
     length = min(int(rng.choice(lengths)), num_words - n)

@@ -1,3 +1,5 @@
+"""What is in report.json and report.html, and the count of collectives."""
+
 import html.parser
 import json
 import math
@@ -86,7 +88,7 @@ def _full_report() -> dict:
     'encode_secs': 4.2,
     'peak_rss_bytes': 812_000_000,
     'table_bytes': 58_200_000,
-    'devices': ['cpu', 'cpu'],
+    'devices': ['cuda:0 NVIDIA H200', 'cuda:1 NVIDIA H200'],
     'versions': {'jaxemb': '0.1.0'},
     'machine': {'cpu': 'a <fast> one', 'cores': 2, 'memory': 16e9},
     'collectives': {'step': {'all-reduce': 3, 'all-gather': 0}},
@@ -211,11 +213,11 @@ def test_page_holds_the_figures(tmp_path):
     'pages skipped as redirects',
     'a <fast> one',
     '16 GB',
-    '2 × cpu',
+    '2 × NVIDIA H200',
     'step.all-reduce',
     'config.train',
     '(empty)',
-    '2026-01-02T03:04:05',
+    '2026-01-02 03:04:05',
   ):
     assert figure in text, figure
   assert words[20] in text
@@ -321,7 +323,7 @@ def test_collectives_in_text():
 }
 ENTRY %all-gather (a: f32[8]) -> f32[8] {
   %all-reduce.1 = f32[8,4]{1,0:T(8,128)} all-reduce(%p), to_apply=%add.clone
-  all-reduce.2 = (f32[2]{0}, /*index=1*/f32[2]{0}) all-reduce(x, y), channel_id=1
+  all-reduce.2 = (f32[2]{0}, /*index=1*/f32[2]{0}) all-reduce(x, y)
   %s = (f32[8], f32[64]) all-gather-start(f32[8] %all-reduce.1), dimensions={0}
   %d = f32[64] all-gather-done((f32[8], f32[64]) %s)
   %t = f32[8] ragged-all-to-all(%a, %b, %c, %d, %e, %f), channel_id=2
@@ -344,7 +346,7 @@ ENTRY %all-gather (a: f32[8]) -> f32[8] {
 
 
 def test_collectives_of_a_compiled_program():
-  mesh = jax.make_mesh((8,), ('x',))
+  mesh = jax.sharding.Mesh(jax.devices(), ('x',))
   spec = jax.sharding.PartitionSpec('x')
 
   def program(a):

@@ -261,6 +261,14 @@ def test_a_run_that_diverges_stops_and_says_where(cache, tmp_path):
   assert not (tmp_path / 'export').exists()
 
 
+def test_a_wrong_evaluation_path_is_told_before_training(cache, tmp_path):
+  config = _config(cache, **{'eval.paths': '/no/such/benchmark'})
+  with pytest.raises(errors.UserError, match='/no/such/benchmark'):
+    train.run(config, tmp_path)
+  assert not (tmp_path / 'metrics.jsonl').exists()
+  assert '/no/such/benchmark' in (tmp_path / 'log.txt').read_text()
+
+
 def test_a_full_disk_does_not_end_training(cache, tmp_path, monkeypatch):
   saves = []
 

@@ -152,10 +152,9 @@ def _reuse(
         if _file_hash(source.path) != known['sha256']:
           return None
     encoded = _open(folder)
-    num_ids = sum(map(len, encoded.shards))
     if len(encoded.vocabulary.words) != manifest['num_vocab_words']:
       return None
-    return encoded if encoded.blocks[-1] == num_ids else None
+    return encoded
   except (OSError, EOFError, ValueError, KeyError):
     return None
 
@@ -242,16 +241,13 @@ def _encode(
     'pages': sum(report.pages for report in reports),
     'dropped': dropped
     | {
-      'lost_markup_bytes': sum(report.lost_bytes for report in reports),
-      'replaced_xml_bytes': sum(report.replaced_bytes for report in reports),
       'redirects': sum(report.redirects for report in reports),
       'other_namespace_pages': sum(
         report.other_namespace_pages for report in reports
       ),
     },
   }
-  text = json.dumps(manifest, indent=1, ensure_ascii=False)
-  (folder / 'manifest.json').write_text(text, encoding='utf-8')
+  (folder / 'manifest.json').write_text(json.dumps(manifest, indent=1))
 
 
 def _num_cpus() -> int:
@@ -422,8 +418,7 @@ def _write_shards(
   mapped = _ahead(lambda p: _mapped(p, table, ids), pieces, num_threads)
   try:
     for i, (new_ids, words) in enumerate(mapped):
-      is_full = file is not None and shards[-1]['num_ids'] >= _SHARD_IDS
-      if file is None or (is_full and len(new_ids)):
+      if file is None or shards[-1]['num_ids'] >= _SHARD_IDS:
         if file is not None:
           file.close()
           shards[-1]['sha256'] = digest.hexdigest()

@@ -12,12 +12,12 @@ every machine; memory does not grow with the size, since pages are streamed.
 The one idea: page i is a pure function of (seed, i). A round of pages has one
 article for each word family; the next round writes about other aspects.
 
-What an honest trainer reaches at the default size (gensim 4.4: skip-gram, 5
-negatives, window 5, min_count 5, 5 epochs; sample 1e-4 or 1e-3, 64 or 100
-dimensions, seeds 0 and 1): ANALOGIES % of the analogies by 3CosAdd over the whole
-vocabulary, category purity PURITY (k-means with greedy k-means++ starts; plain
-random starts stop in poorer optima), Spearman SPEARMAN on similarity. Half the
-size reaches HALF %. Mind that made-up background words are 30,000 at any size.
+At the default size gensim 4.4 (skip-gram, 5 negatives, window 5, min_count 5,
+5 epochs; sample 1e-3 or 1e-4, 64 or 100 dimensions, seeds 0 and 1) gets 97.5 to
+99.0 % of the analogies right by 3CosAdd over the whole vocabulary, category
+purity .94 to 1.00 (k-means with greedy k-means++ starts; plain random starts
+stop at poorer optima) and Spearman .84 to .88 on the similarities. Half the
+size gets 80 % of the analogies. There are 30,000 background words at any size.
 """
 
 import bz2
@@ -221,7 +221,9 @@ def _article(
   return _Article(title, '\n\n'.join(parts), num_words)
 
 
-def _render(page_id: int, ns: int, title: str, text: str, target='') -> str:
+def _render(
+  page_id: int, ns: int, title: str, text: str, target: str = ''
+) -> str:
   redirect = f'    <redirect title="{_escape(target)}" />\n' if target else ''
   return _PAGE.format(
     title=_escape(title),
@@ -234,7 +236,10 @@ def _render(page_id: int, ns: int, title: str, text: str, target='') -> str:
 
 
 def _companions(article: _Article, number: int) -> list[tuple[int, str, str]]:
-  """Pages that a reader of articles must skip: (namespace, title, text)."""
+  """Pages that a reader of articles must skip: (namespace, title, text).
+
+  The word `unsigned` is in them and in no article, so that a leak shows.
+  """
   pages = []
   if number % 5 == 0:
     text = f'#REDIRECT [[{article.title}]]\n\n{{{{R from other name}}}}'

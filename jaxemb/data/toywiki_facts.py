@@ -3,10 +3,10 @@
 Plain data, one entry a line. A table of word families has the fields of
 its kind first and then, behind a bar, words that go with this family and few
 others. `-` means that the language has no single word for the field, or that
-the word has another meaning that would blur it. A noun that is a home of its
-own here (an eagle is a bird) stands in one table only; words with several
-senses are in `SENSES`. A word that ends in `_` is written without it in the
-text and is not asked about, because it has other uses too. Facts as of 2026.
+the word has another meaning that would blur it. A word stands in one table
+only; words with several senses are in `SENSES`. A word that ends in `_` is
+written without it in the text and is not asked about, because it has other
+uses too. Facts as of 2026.
 """
 
 # country capital currency language demonym | cities, rivers, regions

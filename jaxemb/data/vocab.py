@@ -40,12 +40,24 @@ def select(
   """
   num_words = int(table.sizes[0])
   counts = table.counts[:num_words]
-  all_words = list(word_table.words(table))
-  frequent = np.flatnonzero(counts >= min_count)
-  order = sorted(frequent.tolist(), key=lambda i: (-counts[i], all_words[i]))
-  if max_vocab:
-    order = order[:max_vocab]
-  if not order:
+  starts = table.starts[: num_words + 1]
+  text = table.arena[: starts[-1]].tobytes()
+
+  def word(i: int) -> bytes:
+    return text[starts[i] : starts[i + 1]]
+
+  order = np.flatnonzero(counts >= min_count)
+  order = order[np.argsort(-counts[order], kind='stable')]
+  # Words of one count at a time: not all of them need be held as objects.
+  ends = [*(np.flatnonzero(np.diff(counts[order])) + 1), len(order)]
+  start = 0
+  for stop in ends:
+    order[start:stop] = sorted(order[start:stop].tolist(), key=word)
+    start = stop
+    if max_vocab and stop >= max_vocab:
+      order = order[:max_vocab]
+      break
+  if not len(order):
     raise errors.UserError(
       f'no word occurs {min_count} times: {num_words:,} different words, the '
       f'most frequent {counts.max(initial=0):,} times; '
@@ -53,13 +65,13 @@ def select(
     )
   if len(order) == 1:
     raise errors.UserError(
-      f'only one word ({all_words[order[0]].decode()!r}) occurs {min_count} '
+      f'only one word ({word(order[0]).decode()!r}) occurs {min_count} '
       'times, and one word has no contexts to learn from; '
       'lower --config.data.min_count or give more text'
     )
   ids = np.full(num_words, -1, np.int32)
   ids[order] = np.arange(len(order), dtype=np.int32)
-  return Vocabulary([all_words[i].decode() for i in order], counts[order]), ids
+  return Vocabulary([word(i).decode() for i in order], counts[order]), ids
 
 
 def write_counts(path: pathlib.Path, vocabulary: Vocabulary) -> None:

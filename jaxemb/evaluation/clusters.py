@@ -8,6 +8,7 @@ categories take no part in that choice.
 
 import numpy as np
 
+_NUM_CANDIDATES = 5
 _MAX_ITERATIONS = 100
 
 
@@ -60,18 +61,21 @@ def cluster(
 def _spread(
   points: np.ndarray, num_clusters: int, rng: np.random.Generator
 ) -> list[int]:
-  """k-means++: each next center is drawn by squared distance to the nearest."""
+  """Greedy k-means++: of a few drawn candidates, the one that leaves least."""
   chosen = [int(rng.integers(len(points)))]
-  distance = np.full(len(points), np.inf)
+  distance = np.maximum(1.0 - points @ points[chosen[0]], 0)
+  distance[chosen] = 0
   while len(chosen) < num_clusters:
-    cosines = points @ points[chosen[-1]]
-    distance = np.minimum(distance, np.maximum(1.0 - cosines, 0))
-    distance[chosen[-1]] = 0
     total = distance.sum()
     if total > 0:
-      chosen.append(int(rng.choice(len(points), p=distance / total)))
+      drawn = rng.choice(len(points), _NUM_CANDIDATES, p=distance / total)
     else:
-      chosen.append(int(rng.integers(len(points))))
+      drawn = rng.integers(len(points), size=1)
+    left = np.minimum(distance, np.maximum(1.0 - points[drawn] @ points.T, 0))
+    best = int(left.sum(axis=1).argmin())
+    chosen.append(int(drawn[best]))
+    distance = left[best]
+    distance[chosen] = 0
   return chosen
 
 

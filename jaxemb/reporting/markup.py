@@ -149,3 +149,30 @@ def folded(summary: str, content: str, is_open: bool = False) -> str:
     f'<details{" open" if is_open else ""}><summary>{text(summary)}</summary>\n'
     f'{content}</details>\n'
   )
+
+
+def svg(
+  name: str,
+  title: str,
+  description: str,
+  width: int,
+  height: int,
+  content: str,
+) -> str:
+  """A drawing with a title and a description, both plain text.
+
+  Args:
+    name: Unique on the page.
+    title: What it is.
+    description: What can be seen, for people who cannot see it.
+    width: Pixels.
+    height: Pixels.
+    content: SVG.
+  """
+  return (
+    f'<svg viewBox="0 0 {width} {height}" role="img" '
+    f'aria-labelledby="{name}-t {name}-d">'
+    f'<title id="{name}-t">{text(title)}</title>'
+    f'<desc id="{name}-d">{text(description)}</desc>\n'
+    f'{content}</svg>\n'
+  )

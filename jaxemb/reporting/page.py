@@ -6,13 +6,14 @@ A policy in the page's head forbids every request and every script but ours.
 import base64
 import collections
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxemb.reporting import (
-  charts,
   evaluation,
   markup,
+  scatter,
   style,
   training,
   words,
@@ -30,6 +31,7 @@ _COUNTERS = {
   'overlong_words': 'Words cut for their length',
   'redirects': 'Pages skipped as redirects',
   'other_namespace_pages': 'Pages skipped as no articles',
+  'words_renamed_in_exports': 'Words renamed where a file format forbids them',
 }
 _PARTS = (
   ('training', 'Training'),
@@ -108,7 +110,7 @@ def _header(report: Mapping[str, Any]) -> str:
   started = report.get('started')
   brand = 'jaxemb training report'
   if started:
-    brand = f'{brand} · started {started}'
+    brand = f'{brand} · started {str(started).replace("T", " ")}'
   links = ''.join(f'<a href="#{name}">{title}</a>\n' for name, title in _PARTS)
   tiles = ''.join(
     f'<div><dt>{markup.text(name)}</dt><dd>{value}'
@@ -209,7 +211,7 @@ def _map(word_map: words.WordMap | None) -> str:
   title = f'Map of {len(word_map.words)} words in {len(names)} groups'
   figures = ''.join(
     f'<div class="frame {size}">'
-    + charts.scatter(
+    + scatter.scatter(
       f'map-{size}', title,
       'Words that are used alike lie together. The words of each group are '
       'listed below the map.',
@@ -223,7 +225,7 @@ def _map(word_map: words.WordMap | None) -> str:
   for word, group in zip(word_map.words, word_map.groups, strict=True):
     members[int(group)].append(markup.word(word))
   legend = ''.join(
-    f'<li data-g="{group}">{charts.mark(group)}{markup.text(name)} '
+    f'<li data-g="{group}">{scatter.mark(group)}{markup.text(name)} '
     f'<small>{len(members[group])}</small></li>\n'
     for group, name in enumerate(names)
   )
@@ -317,7 +319,11 @@ def _gather(
 
 
 def _device_groups(report: Mapping[str, Any]) -> list[str]:
-  names = collections.Counter(map(str, report.get('devices') or ()))
+  """Devices of a kind in one line: `cuda:0 NVIDIA H200` goes by its kind."""
+  names = collections.Counter(
+    re.sub(r'^\w+:\d+ (?=.)', '', str(device))
+    for device in report.get('devices') or ()
+  )
   return [f'{n} × {name}' if n > 1 else name for name, n in names.items()]
 
 

@@ -118,8 +118,8 @@ dl.rows > div {
   display: flex; justify-content: space-between; gap: 16px;
   padding: 4px 0; border-bottom: 1px solid var(--rule); font-size: 14px;
 }
-dl.rows dt { color: var(--soft); flex: 0 1 auto; min-width: 35%; }
-dl.rows dd { text-align: right; }
+dl.rows dt { color: var(--soft); flex: 1 1 0; min-width: 0; }
+dl.rows dd { text-align: right; flex: 0 0 auto; max-width: 70%; }
 dl.near {
   display: grid; column-gap: 40px; margin: 16px 0 0;
   grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr));

@@ -1,5 +1,6 @@
-"""What a strategy is, and the one training step that all of them share."""
+"""What a strategy is, and the training steps that all of them share."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,15 @@ class TrainState(NamedTuple):
   """All that training changes; what a checkpoint holds."""
 
   tables: dict[str, spec_lib.TableState]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSpec:
+  """Sizes of a step."""
+
+  batch_words: int  # L, centers
+  window: int  # W, halo on both sides
+  loss_every_steps: int  # the loss is measured in every so-manyth step
 
 
 class Schedule(NamedTuple):
@@ -95,3 +105,67 @@ def training_step(
       states[name], ids[name], row_grads[name], learning_rate
     )
   return states, value
+
+
+def _step_batch(batch: Any, step: jax.Array, spec: StepSpec):
+  """The tokens of one step of a loader's batch."""
+  first, size = step * spec.batch_words, spec.batch_words
+  return model_base.StepBatch(
+    jax.lax.dynamic_slice(batch.ids, (first,), (size + 2 * spec.window,)),
+    jax.lax.dynamic_slice(batch.left, (first,), (size,)),
+    jax.lax.dynamic_slice(batch.right, (first,), (size,)),
+  )
+
+
+def training_steps(
+  model: model_base.Model,
+  tables: Mapping[str, spec_lib.Table],
+  spec: StepSpec,
+  states: Tables,
+  constants: Any,
+  batch: Any,
+  schedule: Schedule,
+) -> tuple[dict[str, spec_lib.TableState], StepMetrics]:
+  """All steps of a dispatch, one after the other.
+
+  Args:
+    model: gives ids and loss.
+    tables: the functions of each table.
+    spec: sizes of a step.
+    states: the state of each table.
+    constants: `model.constants()` on the device.
+    batch: a `loader.Batch`; steps from `num_steps` on are not run.
+    schedule: learning rates and key.
+
+  Returns:
+    The new states, and the loss of the steps that were measured.
+  """
+  span = schedule.last_learning_rate - schedule.first_learning_rate
+  slope = span / jnp.maximum(batch.num_steps, 1).astype(jnp.float32)
+
+  def body(i, carry):
+    states, metrics = carry
+    step_batch = _step_batch(batch, i, spec)
+    measure = i % spec.loss_every_steps == 0
+    learning_rate = schedule.first_learning_rate + slope * i.astype(jnp.float32)
+    states, loss = training_step(
+      model,
+      tables,
+      states,
+      constants,
+      step_batch,
+      schedule.key,
+      i,
+      learning_rate,
+      measure,
+    )
+    bad = ~jnp.isfinite(loss) & (metrics.first_bad_step < 0)
+    examples = jnp.where(measure, model.num_examples(step_batch), 0.0)
+    return states, StepMetrics(
+      metrics.loss + loss,
+      metrics.examples + examples,
+      jnp.where(bad, i, metrics.first_bad_step),
+    )
+
+  zero = StepMetrics(jnp.float32(0), jnp.float32(0), jnp.int32(-1))
+  return jax.lax.fori_loop(0, batch.num_steps, body, (states, zero))

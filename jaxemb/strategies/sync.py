@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.models import base as model_base
@@ -28,6 +27,7 @@ def sync(
     window: W.
     loss_every_steps: the loss is measured in every so-manyth step.
   """
+  spec = base.StepSpec(batch_words, window, loss_every_steps)
 
   def init(key: jax.Array) -> base.TrainState:
     states = {
@@ -42,41 +42,8 @@ def sync(
     batch: Any,
     schedule: base.Schedule,
   ) -> tuple[base.TrainState, base.StepMetrics]:
-    slope = (
-      schedule.last_learning_rate - schedule.first_learning_rate
-    ) / jnp.maximum(batch.num_steps, 1).astype(jnp.float32)
-
-    def body(i, carry):
-      states, metrics = carry
-      first = i * batch_words
-      step_batch = model_base.StepBatch(
-        jax.lax.dynamic_slice(batch.ids, (first,), (batch_words + 2 * window,)),
-        jax.lax.dynamic_slice(batch.left, (first,), (batch_words,)),
-        jax.lax.dynamic_slice(batch.right, (first,), (batch_words,)),
-      )
-      measure = i % loss_every_steps == 0
-      states, loss = base.training_step(
-        model,
-        tables,
-        states,
-        constants,
-        step_batch,
-        schedule.key,
-        i,
-        schedule.first_learning_rate + slope * i.astype(jnp.float32),
-        measure,
-      )
-      bad = ~jnp.isfinite(loss) & (metrics.first_bad_step < 0)
-      examples = jnp.where(measure, model.num_examples(step_batch), 0.0)
-      return states, base.StepMetrics(
-        metrics.loss + loss,
-        metrics.examples + examples,
-        jnp.where(bad, i, metrics.first_bad_step),
-      )
-
-    zero = base.StepMetrics(jnp.float32(0), jnp.float32(0), jnp.int32(-1))
-    states, metrics = jax.lax.fori_loop(
-      0, batch.num_steps, body, (state.tables, zero)
+    states, metrics = base.training_steps(
+      model, tables, spec, state.tables, constants, batch, schedule
     )
     return base.TrainState(states), metrics
 

@@ -126,7 +126,9 @@ def _make(name, case, negatives_on=None):
 @every_case
 def test_ids_are_those_of_the_loops(name, case):
   made = _make(name, case)
-  assert made.ids.keys() == made.model.specs().keys() == made.expected.ids.keys()
+  assert (
+    made.ids.keys() == made.model.specs().keys() == made.expected.ids.keys()
+  )
   for k, ids in made.ids.items():
     assert ids.dtype == np.int32
     assert ids.tolist() == made.expected.ids[k]
@@ -155,13 +157,17 @@ def test_loss_and_gradients_equal_the_loops(name, case):
 
 def test_the_cases_are_what_they_say():
   # Otherwise the tests above might compare nothing with nothing.
-  examples = {k: _make('skipgram', c).expected.examples for k, c in CASES.items()}
+  examples = {
+    k: _make('skipgram', c).expected.examples for k, c in CASES.items()
+  }
   empty = {k for k, n in examples.items() if not n}
   assert empty == {'only_padding', 'one_word_sentences'}
   case = CASES['draws_equal_targets']
   made = _make('skipgram', case)
   chunks = made.ids[skipgram.INPUT].reshape(-1, case.chunk)
-  assert all(np.intersect1d(*x).size for x in zip(chunks, made.draws, strict=True))
+  assert all(
+    np.intersect1d(*x).size for x in zip(chunks, made.draws, strict=True)
+  )
   made = _make('skipgram', CASES['huge_scores'])
   scores = made.rows[skipgram.INPUT] @ made.rows[skipgram.OUTPUT].T
   assert np.abs(scores).max() > 1000
@@ -188,7 +194,7 @@ def test_a_draw_that_is_the_target_does_not_count(name):
   case = Case(lengths=(40,), scale=1.0)
   made = _make(name, case, negatives_on=0)
   assert not made.draws.any()
-  loss, grads = _value_and_grad(name, made.model.spec)(
+  loss, _ = _value_and_grad(name, made.model.spec)(
     made.rows, made.ids, made.batch
   )
   np.testing.assert_allclose(loss, made.expected.loss, 1e-5)
@@ -232,7 +238,7 @@ def test_saturated_scores(name):
 def test_gradients_by_finite_differences(name):
   made = _make(name, Case(size=8, chunk=4, window=2, dim=3))
   jax.test_util.check_grads(
-    lambda rows: made.model.loss(rows, made.ids, made.batch),
+    jax.jit(lambda rows: made.model.loss(rows, made.ids, made.batch)),
     (jax.tree.map(jnp.asarray, made.rows),),
     order=1,
     modes=('rev',),

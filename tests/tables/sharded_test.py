@@ -25,9 +25,7 @@ def _table(layout, optimizer=None, scale=0.25):
 def _coded(table):
   state = table.init(jax.random.key(0))
   codes = np.arange(VOCAB)[:, None] + np.arange(DIM)[None, :] / 1000
-  vectors = jax.device_put(
-    codes.astype(np.float32), state.vectors.sharding
-  )
+  vectors = jax.device_put(codes.astype(np.float32), state.vectors.sharding)
   return state._replace(vectors=vectors)
 
 

@@ -1,0 +1,219 @@
+"""What every table, optimizer, model and strategy must keep to.
+
+The members are those that a setting can name: a new one is tested here as soon
+as `build` knows it, and fails until it has a learning rate below.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from jaxemb import build
+from jaxemb import config as config_lib
+from jaxemb.data import loader
+from jaxemb.models import base as model_base
+from jaxemb.models import skipgram
+from jaxemb.strategies import base
+from tests import oracle
+
+VOCAB, DIM, WINDOW, CHUNK = 40, 8, 3, 8
+BATCH_WORDS, MAX_STEPS = 32, 64
+KEY = np.array([0xFFFFFFFF, 7], np.uint32)
+
+# Learning rates at which 2 x 64 steps learn the planted problem.
+RATES = {
+  ('skipgram', 'sgd'): 0.1,
+  ('skipgram', 'adagrad'): 0.3,
+  ('skipgram', 'adam'): 0.05,
+  ('cbow', 'sgd'): 0.3,
+  ('cbow', 'adagrad'): 0.3,
+  ('cbow', 'adam'): 0.05,
+}
+MEMBERS = [
+  (strategy, layout, optimizer, model)
+  for strategy in build.STRATEGIES
+  for layout in build.LAYOUTS
+  for optimizer in build.OPTIMIZERS
+  for model in build.MODELS
+]
+every_member = pytest.mark.parametrize(
+  'member', MEMBERS, ids=['-'.join(member) for member in MEMBERS]
+)
+
+
+class Made(NamedTuple):
+  """A member, and how often its step was traced."""
+
+  model: model_base.Model
+  strategy: base.Strategy
+  traces: list[int]
+  rate: float
+
+
+class _Traced:
+  """A model that notes when a step is traced."""
+
+  def __init__(self, model, traces):
+    self._model, self._traces = model, traces
+
+  def __getattr__(self, name):
+    return getattr(self._model, name)
+
+  def ids(self, *args):
+    self._traces.append(1)
+    return self._model.ids(*args)
+
+
+@functools.cache
+def _make(member):
+  strategy_name, layout, optimizer_name, model_name = member
+  spec = model_base.WindowSpec(VOCAB, DIM, WINDOW, 5, CHUNK, 8)
+  traces: list[int] = []
+  model = _Traced(
+    build.MODELS[model_name](
+      spec, skipgram.negative_distribution(np.full(VOCAB, 100))
+    ),
+    traces,
+  )
+  optimizer = build.OPTIMIZERS[optimizer_name](config_lib.default().optimizer)
+  tables = {
+    name: build.LAYOUTS[layout](table, optimizer)
+    for name, table in model.specs().items()
+  }
+  strategy = build.STRATEGIES[strategy_name](
+    model, tables, BATCH_WORDS, WINDOW, 1
+  )
+  return Made(model, strategy, traces, RATES[model_name, optimizer_name])
+
+
+def _planted(seed, num_steps=MAX_STEPS):
+  """Sentences of words of one half of the vocabulary, or of the other."""
+  rng = np.random.default_rng(seed)
+  size = MAX_STEPS * BATCH_WORDS
+  sentences = [
+    rng.integers(0, VOCAB // 2, 8) + VOCAB // 2 * rng.integers(0, 2)
+    for _ in range(num_steps * BATCH_WORDS // 8)
+  ]
+  tokens = oracle.pack(sentences, VOCAB, size, WINDOW, rng)
+  return loader.Batch(*tokens, num_steps)
+
+
+def _schedule(first, last, key=KEY):
+  return base.Schedule(np.float32(first), np.float32(last), key)
+
+
+def _train(made, seed=0, key=KEY):
+  """Two dispatches; the vectors and the metrics of both."""
+  state = made.strategy.init(jax.random.key(seed))
+  metrics = []
+  for i in range(2):
+    state, found = made.strategy.step(
+      state,
+      made.model.constants(),
+      _planted(i),
+      _schedule(made.rate, made.rate / 2, key + np.uint32(i)),
+    )
+    metrics.append(jax.device_get(found))
+  return made.strategy.result(state), metrics
+
+
+@functools.cache
+def _trained(member):
+  return _train(_make(member))
+
+
+@every_member
+def test_learns_the_planted_problem(member):
+  vectors, metrics = _trained(member)
+  losses = [m.loss / m.examples for m in metrics]
+  # An untrained pair costs (1 + 5) log 2.
+  assert losses[1] < losses[0] < 6 * np.log(2)
+  assert losses[1] < 4 * np.log(2)
+  assert all(m.first_bad_step == -1 for m in metrics)
+  units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+  cosines = units @ units.T
+  half = VOCAB // 2
+  within = np.concatenate([cosines[:half, :half], cosines[half:, half:]])
+  # Without a word's cosine with itself.
+  within = (within.sum() - VOCAB) / (within.size - VOCAB)
+  between = cosines[:half, half:].mean()
+  assert within > between + 0.5, (within, between)
+
+
+@every_member
+def test_same_seed_same_bits(member):
+  vectors, metrics = _train(_make(member))
+  first, first_metrics = _trained(member)
+  np.testing.assert_array_equal(vectors, first)
+  jax.tree.map(np.testing.assert_array_equal, metrics, first_metrics)
+
+
+@every_member
+def test_another_seed_another_result(member):
+  made = _make(member)
+  vectors, _ = _trained(member)
+  # Of the start, and of the negatives alone.
+  for seed, key in [(1, KEY), (0, KEY ^ np.uint32(1))]:
+    other, _ = _train(made, seed, key)
+    assert (other != vectors).mean() > 0.9
+
+
+@every_member
+def test_one_program_for_all_dispatches(member):
+  made = _make(member)
+  _trained(member)
+  num_traces = len(made.traces)
+  assert num_traces >= 1
+  state = made.strategy.init(jax.random.key(2))
+  constants = made.model.constants()
+  for i, num_steps in enumerate([3, 1, 0]):
+    key = KEY + np.uint32(i)
+    state, _ = made.strategy.step(
+      state, constants, _planted(i, num_steps), _schedule(0.1 * i, 0, key)
+    )
+  assert len(made.traces) == num_traces
+  # Compiled ahead of time, as the training loop does, with all on the device.
+  plan = _schedule(made.rate, made.rate)
+  compiled = made.strategy.step.lower(
+    state, constants, jax.device_put(_planted(5)), plan
+  ).compile()
+  for i in range(2):
+    batch = jax.device_put(_planted(i, 2 + i))
+    state, metrics = compiled(state, constants, batch, plan)
+    assert metrics.examples > 0
+
+
+@every_member
+def test_state_keeps_its_form_and_is_donated(member):
+  made = _make(member)
+  state = made.strategy.init(jax.random.key(3))
+
+  def form(state):
+    return jax.tree.map(
+      lambda x: (x.shape, x.dtype, x.weak_type, x.sharding.device_set), state
+    )
+
+  after, _ = made.strategy.step(
+    state, made.model.constants(), _planted(0, 2), _schedule(0.1, 0.1)
+  )
+  assert form(after) == form(made.strategy.init(jax.random.key(3)))
+  assert all(x.is_deleted() for x in jax.tree.leaves(state) if x.size)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
+
+
+@every_member
+def test_result_is_the_vectors_that_users_want(member):
+  made = _make(member)
+  state = made.strategy.init(jax.random.key(4))
+  result = made.strategy.result(state)
+  assert isinstance(result, np.ndarray)
+  assert result.shape == (VOCAB, DIM) and result.dtype == np.float32
+  # A copy for good: training goes on without changing it.
+  kept = result.copy()
+  made.strategy.step(
+    state, made.model.constants(), _planted(0), _schedule(made.rate, 0)
+  )
+  np.testing.assert_array_equal(result, kept)

@@ -1,0 +1,250 @@
+"""What XLA makes of a dispatch, at a realistic size: no table is ever copied.
+
+A program that copies a [vocab, dim] array in every step still computes the
+right thing, only many times slower, so the compiled text is read.
+"""
+
+import functools
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxemb import build
+from jaxemb import config as config_lib
+from jaxemb.data import loader
+from jaxemb.models import base as model_base
+from jaxemb.models import skipgram
+from jaxemb.strategies import base
+
+VOCAB, DIM, MAX_STEPS = 50_000, 100, 8
+TABLE, SLOT = f'f32[{VOCAB},{DIM}]', f'f32[{VOCAB}]'
+
+COLLECTIVES = (
+  'all-gather',
+  'all-reduce',
+  'all-to-all',
+  'collective-broadcast',
+  'collective-permute',
+  'ragged-all-to-all',
+  'reduce-scatter',
+)
+# What may have the shape of a table: names for memory, and writes in place.
+IN_PLACE = {
+  'bitcast',
+  'get-tuple-element',
+  'opt-barrier',
+  'parameter',
+  'scatter',
+}
+
+every_program = pytest.mark.parametrize(
+  ('model', 'optimizer', 'batch_words'),
+  [
+    (model, optimizer, batch_words)
+    for model in build.MODELS
+    for optimizer in build.OPTIMIZERS
+    for batch_words in (256, 1024)
+  ],
+)
+
+
+class Instruction(NamedTuple):
+  """One line of a compiled program."""
+
+  shape: str  # without layout, such as 'f32[50000,100]'
+  opcode: str
+  operands: list[str]
+  called: list[str]  # computations
+  is_root: bool
+
+
+_LINE = re.compile(
+  r'^\s*(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = '
+  r'(?P<shape>\((?:[^()]|\([^()]*\))*\)|\S+) (?P<opcode>[\w\-]+)\((?P<rest>.*)$'
+)
+_CALLS = re.compile(
+  r'(?:calls|to_apply|body|condition|true_computation|false_computation)='
+  r'%?([\w.\-]+)|branch_computations=\{([^}]*)\}'
+)
+_HEAD = re.compile(r'^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$')
+
+
+def _parse(text):
+  """{computation: {name: Instruction}}, and the name of the entry."""
+  computations, entry, current = {}, None, None
+  for line in text.splitlines():
+    head = _HEAD.match(line)
+    if head:
+      current = computations.setdefault(head['name'], {})
+      entry = head['name'] if head['entry'] else entry
+      continue
+    found = _LINE.match(line)
+    if not found:
+      continue
+    called = []
+    for one, many in _CALLS.findall(found['rest']):
+      names = [one] if one else many.split(',')
+      called += [name.strip().lstrip('%') for name in names]
+    current[found['name']] = Instruction(
+      re.sub(r'\{[^}]*\}', '', found['shape']),
+      found['opcode'],
+      re.findall(r'%([\w.\-]+)', found['rest'].split('), ')[0]),
+      called,
+      bool(found['root']),
+    )
+  return computations, entry
+
+
+def _executed(computations, name):
+  """(computation, instruction) of all that one run of a computation runs."""
+  for instruction in computations[name].values():
+    yield computations[name], instruction
+    for called in instruction.called:
+      yield from _executed(computations, called)
+
+
+def _root(computations, name):
+  return next(x for x in computations[name].values() if x.is_root)
+
+
+def _squeezed(shape):
+  """The shape without axes of size one."""
+  kind, _, sizes = shape.partition('[')
+  kept = [x for x in sizes.rstrip(']').split(',') if x != '1']
+  return f'{kind}[{",".join(kept)}]'
+
+
+class Program(NamedTuple):
+  """A compiled dispatch."""
+
+  text: str
+  computations: dict[str, dict[str, Instruction]]
+  entry: str
+  num_arrays: int  # of the state, not counting empty ones
+
+
+@functools.cache
+def _compiled(model_name, optimizer_name, batch_words):
+  config = config_lib.default()
+  m = config.model
+  spec = model_base.WindowSpec(
+    VOCAB, DIM, m.window, m.negatives, m.chunk, m.shared_negatives
+  )
+  counts = 10**7 // np.arange(1, VOCAB + 1)
+  model = build.MODELS[model_name](spec, skipgram.negative_distribution(counts))
+  optimizer = build.OPTIMIZERS[optimizer_name](config.optimizer)
+  tables = {
+    name: build.LAYOUTS['replicated'](table, optimizer)
+    for name, table in model.specs().items()
+  }
+  strategy = build.STRATEGIES['sync'](
+    model, tables, batch_words, m.window, config.train.loss_every_steps
+  )
+  state = jax.eval_shape(strategy.init, jax.random.key(0))
+  size = MAX_STEPS * batch_words
+
+  def array(shape, dtype):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+  batch = loader.Batch(
+    array((size + 2 * m.window,), jnp.int32),
+    array((size,), jnp.uint8),
+    array((size,), jnp.uint8),
+    array((), jnp.int32),
+  )
+  schedule = base.Schedule(
+    np.float32(0.1), np.float32(0.1), np.zeros(2, np.uint32)
+  )
+  compiled = strategy.step.lower(
+    state, model.constants(), batch, schedule
+  ).compile()
+  arrays = [x for x in jax.tree.leaves(state) if x.size]
+  text = compiled.as_text()
+  return Program(text, *_parse(text), len(arrays))
+
+
+def _loop_body(program):
+  """Name of the body of the loop over steps."""
+  loops = [
+    x
+    for x in program.computations[program.entry].values()
+    if x.opcode == 'while' and TABLE in x.shape
+  ]
+  assert len(loops) == 1
+  return next(
+    name
+    for name in loops[0].called
+    if TABLE in _root(program.computations, name).shape
+  )
+
+
+@every_program
+def test_nothing_of_a_tables_size_is_copied(model, optimizer, batch_words):
+  program = _compiled(model, optimizer, batch_words)
+  met = 0
+  for _, x in _executed(program.computations, program.entry):
+    if _squeezed(x.shape) not in (TABLE, SLOT):
+      continue
+    met += 1
+    if x.opcode in ('fusion', 'call'):
+      # Fused: in place if that is what it ends with.
+      x = _root(program.computations, x.called[0])
+    assert x.opcode in IN_PLACE, x
+  assert met > 10
+  for line in program.text.splitlines():
+    assert not (' copy' in line.split('(')[0] and TABLE in line), line
+
+
+@every_program
+def test_one_gather_and_one_scatter_a_table(model, optimizer, batch_words):
+  program = _compiled(model, optimizer, batch_words)
+  gathers = scatters = 0
+  body = _loop_body(program)
+  for scope, x in _executed(program.computations, body):
+    if x.opcode in ('gather', 'dynamic-slice'):
+      source = scope[x.operands[0]].shape
+      gathers += _squeezed(source) == TABLE
+    scatters += x.opcode == 'scatter' and _squeezed(x.shape) == TABLE
+  # Adam's first moment is a table more: read, written and read again.
+  extra = 2 * (optimizer == 'adam')
+  assert gathers == 2 * (1 + extra)
+  assert scatters == 2 * (1 + extra / 2)
+
+
+@every_program
+def test_state_is_donated_and_stays_on_its_device(
+  model, optimizer, batch_words
+):
+  program = _compiled(model, optimizer, batch_words)
+  head = program.text.splitlines()[0]
+  aliases = re.search(r'input_output_alias=\{ (.*?) \}, entry', head)[1]
+  # Every array of the state is written where it was read.
+  pairs = re.findall(r'\{(\d+)\}: \((\d+), ', aliases)
+  assert pairs == [(str(i), str(i)) for i in range(program.num_arrays)]
+  for _, x in _executed(program.computations, program.entry):
+    assert not x.opcode.startswith(COLLECTIVES), x
+    assert x.opcode not in ('infeed', 'outfeed', 'send', 'recv'), x
+
+
+def test_the_reader_reads():
+  # A program with both faults: it must see them.
+  table = jnp.zeros((VOCAB, DIM))
+
+  def step(i, tables):
+    first, second = tables
+    old = first.at[i].get(mode='clip')
+    return second.at[i].add(1.0), first.at[i].add(old).at[i + 1].add(1.0)
+
+  def dispatch(table, num):
+    return jax.lax.fori_loop(0, num, step, (table, table))
+
+  text = jax.jit(dispatch).lower(table, 3).compile().as_text()
+  computations, entry = _parse(text)
+  found = [
+    x.opcode for _, x in _executed(computations, entry) if x.shape == TABLE
+  ]
+  assert 'copy' in found
