@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import ml_collections
 
-from jaxemb.data import download, encode, loader, toywiki
+from jaxemb.data import download, encode, loader, scan, toywiki
 from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, skipgram
@@ -50,7 +50,7 @@ def cache_folder(config: ml_collections.ConfigDict) -> pathlib.Path:
 
 
 def text_and_benchmarks(
-  config: ml_collections.ConfigDict, progress: encode.Progress
+  config: ml_collections.ConfigDict, progress: scan.Progress
 ) -> tuple[str, list[str]]:
   """Paths of the text and the evaluation sets, made or fetched if need be.
 
@@ -83,9 +83,7 @@ def text_and_benchmarks(
   return path, eval_paths
 
 
-def parts(
-  config: ml_collections.ConfigDict, progress: encode.Progress
-) -> Parts:
+def parts(config: ml_collections.ConfigDict, progress: scan.Progress) -> Parts:
   """Reads the corpus and makes the parts that the settings name.
 
   Args:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / 'jaxemb'
 # A module imports from levels below its own, and freely inside its package.
 LEVELS = [
   {'errors', 'ops', 'spelling'},
-  {'config', 'data', 'mesh', 'metrics'},
+  {'config', 'data', 'mesh', 'metrics', 'signals'},
   {'tables', 'storage', 'evaluation'},
   {'models', 'embeddings', 'workdirs', 'reporting'},
   {'strategies', 'report'},

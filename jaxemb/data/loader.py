@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from jaxemb.data import encode, tokens
+from jaxemb.data import encode, shards, tokens
 
 
 class Position(NamedTuple):
@@ -65,12 +65,12 @@ class LoaderSpec:
   @property
   def group_blocks(self) -> int:
     """Blocks per batch: enough that a half-empty last step is no loss."""
-    return max(64, 128 * self.batch_words // encode.BLOCK_WORDS)
+    return max(64, 128 * self.batch_words // shards.BLOCK_WORDS)
 
   @property
   def max_steps(self) -> int:
     """Steps of a batch of which no token was dropped."""
-    return -(-self.group_blocks * encode.BLOCK_WORDS // self.batch_words)
+    return -(-self.group_blocks * shards.BLOCK_WORDS // self.batch_words)
 
   def num_batches(self, num_blocks: int) -> int:
     """Batches per epoch."""

@@ -117,7 +117,7 @@ def _encode(point, word, n):
   return n + 4
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, inline='always')
 def _next_word(text, i, points, word, counters):
   """Reads one word from `text[i:]` into `word`.
 

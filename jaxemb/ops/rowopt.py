@@ -17,7 +17,7 @@ occurrence, so that the table needs one scatter. What duplicates mean:
            (Kingma and Ba 2015), with the row's own count of updates in the bias
            correction.
 
-Ids outside the table are padding: they change nothing.
+Ids at or above vocab are padding: they change nothing.
 """
 
 from collections.abc import Callable
@@ -141,8 +141,9 @@ def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
     squares = jnp.mean(jnp.square(row_grads), -1)
     decay = (beta2 - 1) * share * _gather(slots.mean_square, ids)
     mean_square = _add(slots.mean_square, ids, decay + (1 - beta2) * squares)
-    num_updates = _add(slots.num_updates, ids, share)
-    steps = _gather(num_updates, ids)
+    # Written, not added, so that a row's occurrences cannot round it away.
+    steps = _gather(slots.num_updates, ids) + 1
+    num_updates = slots.num_updates.at[ids].set(steps, mode='drop')
     # expm1 keeps 1 - beta^steps exact where beta^steps is close to 1.
     unbias1 = -jnp.expm1(steps * jnp.log(beta1))
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))

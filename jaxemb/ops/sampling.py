@@ -68,7 +68,7 @@ def alias_table(weights: np.ndarray) -> Alias:
 
 
 def _mix(x: jax.Array) -> jax.Array:
-  """A 32-bit finalizer of low bias (Wellons 2018, "lowbias32")."""
+  """A 32-bit finalizer of low bias (of Wellons's hash-prospector list)."""
   x = (x ^ (x >> 16)) * np.uint32(0x21F0AAAD)
   x = (x ^ (x >> 15)) * np.uint32(0x735A2D97)
   return x ^ (x >> 15)

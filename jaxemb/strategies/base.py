@@ -89,8 +89,8 @@ def training_step(
   rows, states = {}, dict(states)
   for name, table in tables.items():
     rows[name], states[name] = table.lookup(states[name], ids[name])
-  # Without the barrier XLA fuses gathers past the scatter that follows and
-  # copies the whole table to keep the old rows.
+  # XLA must not fuse a gather past the scatter that follows: it would copy the
+  # whole table to keep the old rows.
   rows = jax.lax.optimization_barrier(rows)
 
   def loss(rows):

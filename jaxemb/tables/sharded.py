@@ -1,8 +1,8 @@
 """Tables in device memory.
 
 `replicated`: every device holds all rows. One gather and one scatter per step:
-XLA copies a whole table when it is gathered or scattered twice, or when a
-gather is fused past the scatter, so callers concatenate ids and put an
+XLA may copy a whole table that is gathered or scattered twice, or whose gather
+is fused past the scatter, so callers concatenate ids and put an
 `optimization_barrier` behind their lookups.
 """
 

@@ -36,7 +36,7 @@ class Table(NamedTuple):
   # key -> state
   init: Callable[[jax.Array], TableState]
   # (state, ids [n]) -> (rows [n, dim], state); a cache changes when read. Ids
-  # outside the table are padding and give any finite row.
+  # at or above vocab are padding and give some row of the table.
   lookup: Callable[[TableState, jax.Array], tuple[jax.Array, TableState]]
   # (state, ids [n], row_grads [n, dim], learning_rate) -> state; padding is
   # ignored, duplicates mean what the row optimizer says.

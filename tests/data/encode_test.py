@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.data import corpus, encode, tokens, vocab, word_table
+from jaxemb.data import corpus, encode, scan, shards, tokens, vocab, word_table
 
 _SETTINGS = encode.Settings('words', True, 2, 0, '')
 _END = tokens.END
@@ -128,10 +128,10 @@ def test_encodes_like_counter(tmp_path, min_count, max_vocab):
 def test_threads_do_not_matter(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts', num_files=5)
   _small_pieces(monkeypatch, 400)
-  monkeypatch.setattr(encode, '_SHARD_IDS', 700)
+  monkeypatch.setattr(shards, '_SHARD_IDS', 700)
   results = []
   for num_threads in (1, 2, 4):
-    monkeypatch.setattr(encode, '_num_cpus', lambda n=num_threads: n)
+    monkeypatch.setattr(scan, 'num_threads', lambda n=num_threads: n)
     encoded = _encode(folder, tmp_path / f'cache{num_threads}', max_vocab=20)
     results.append(_files(encoded.folder))
   assert len(results[0]) > 8
@@ -176,7 +176,7 @@ def test_manifest_is_true(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts')
   (folder / 'bad.txt').write_bytes(b'the \xff\xfe of ' + b'y' * 300 + b' the')
   _small_pieces(monkeypatch, 500)
-  monkeypatch.setattr(encode, '_SHARD_IDS', 1000)
+  monkeypatch.setattr(shards, '_SHARD_IDS', 1000)
   encoded = _encode(folder, tmp_path / 'cache')
   manifest = encoded.manifest
   assert manifest == json.loads((encoded.folder / 'manifest.json').read_text())
@@ -395,7 +395,7 @@ def test_pruning_bounds_the_table_and_is_reported(tmp_path, monkeypatch):
   monkeypatch.setattr(word_table, 'merge', watched_merge)
   monkeypatch.setattr(word_table, 'prune', watched_prune)
   encoded = _encode(path, tmp_path, max_vocab=15)
-  assert max(tables) <= encode.PRUNE_FACTOR * 15
+  assert max(tables) <= scan.PRUNE_FACTOR * 15
   expected = {f'f{i}': 150 + 10 * i for i in reversed(range(5, 20))}
   counts = encoded.vocabulary.counts.tolist()
   found = dict(zip(encoded.vocabulary.words, counts, strict=True))
@@ -441,7 +441,7 @@ def test_blocks_of_random_sentences(block_words):
       for _ in range(rng.integers(1, 30)):
         ids += [7] * rng.poisson(mean) + [_END] * rng.integers(1, 3)
       ids = [_END] * rng.integers(3) + ids + [7] * rng.integers(3)
-      starts = encode.block_starts(np.array(ids, np.int32), block_words)
+      starts = shards.block_starts(np.array(ids, np.int32), block_words)
       assert starts.dtype == np.int64
       if set(ids) == {_END}:
         assert len(starts) == 0
@@ -465,15 +465,15 @@ def test_blocks_of_random_sentences(block_words):
 )
 def test_blocks_end_with_sentences(sentences, expected):
   ids = np.array([_END if c == '.' else 3 for c in sentences], np.int32)
-  assert encode.block_starts(ids, 4).tolist() == expected
+  assert shards.block_starts(ids, 4).tolist() == expected
 
 
 def test_blocks_do_not_span_shards(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts')
   whole = _encode(folder, tmp_path / 'whole')
   _small_pieces(monkeypatch, 200)
-  monkeypatch.setattr(encode, '_SHARD_IDS', 150)
-  monkeypatch.setattr(encode, 'BLOCK_WORDS', 40)
+  monkeypatch.setattr(shards, '_SHARD_IDS', 150)
+  monkeypatch.setattr(shards, 'BLOCK_WORDS', 40)
   encoded = _encode(folder, tmp_path / 'cache')
   assert len(encoded.shards) > 5
   assert all(len(shard) >= 150 for shard in encoded.shards[:-1])
@@ -484,7 +484,7 @@ def test_blocks_do_not_span_shards(tmp_path, monkeypatch):
   for shard, first in zip(encoded.shards, edges[:-1], strict=True):
     inside = (encoded.blocks >= first) & (encoded.blocks < first + len(shard))
     starts = encoded.blocks[inside] - first
-    assert starts.tolist() == encode.block_starts(shard, 40).tolist()
+    assert starts.tolist() == shards.block_starts(shard, 40).tolist()
 
 
 def test_no_empty_shard_behind_a_full_one(tmp_path, monkeypatch):
@@ -492,7 +492,7 @@ def test_no_empty_shard_behind_a_full_one(tmp_path, monkeypatch):
   # The last pieces hold no word of the vocabulary, nor the end of a line.
   path.write_text('a b ' * 50 + ' '.join(f'rare{i}' for i in range(50)))
   _small_pieces(monkeypatch, 100)
-  monkeypatch.setattr(encode, '_SHARD_IDS', 100)
+  monkeypatch.setattr(shards, '_SHARD_IDS', 100)
   encoded = _encode(path, tmp_path)
   assert [len(shard) for shard in encoded.shards] in ([100, 1], [101])
   assert encoded.blocks[-1] == 101
@@ -539,7 +539,7 @@ def test_full_disk_while_writing_shards(tmp_path, monkeypatch):
       raise OSError(28, 'No space left on device')
     return real_open(path, mode, **kwargs)
 
-  monkeypatch.setattr(encode, 'open', failing_open, raising=False)
+  monkeypatch.setattr(shards, 'open', failing_open, raising=False)
   message = _fails(_encode, folder, tmp_path / 'cache')
   assert 'No space left on device' in message
   assert os.listdir(tmp_path / 'cache/corpora') == []

@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 
 from jaxemb.data import encode, loader, tokens, vocab
+from jaxemb.data import shards as shards_lib
 
 _END = tokens.END
 _MASK = 2**64 - 1
@@ -22,7 +23,9 @@ def _corpus(shards, num_vocab=None):
   shards = [np.array(shard, np.int32) for shard in shards]
   first, starts = 0, []
   for shard in shards:
-    starts += (first + encode.block_starts(shard, encode.BLOCK_WORDS)).tolist()
+    starts += (
+      first + shards_lib.block_starts(shard, shards_lib.BLOCK_WORDS)
+    ).tolist()
     first += len(shard)
   ids = np.concatenate(shards)
   words = ids[ids != _END]
@@ -155,7 +158,7 @@ def test_splitmix64_is_the_published_one():
   ],
 )
 def test_batches_as_in_a_plain_loop(monkeypatch, changes):
-  monkeypatch.setattr(encode, 'BLOCK_WORDS', 50)
+  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 50)
   rng = np.random.default_rng(0)
   # Sentences shorter and longer than a block, ends at the beginning, and
   # several shards.
@@ -227,7 +230,7 @@ def test_a_batch_may_be_empty():
 
 @pytest.mark.parametrize('sample', [0.0, 1e-2])
 def test_restart_anywhere_gives_the_same_batches(monkeypatch, sample):
-  monkeypatch.setattr(encode, 'BLOCK_WORDS', 20)
+  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 20)
   rng = np.random.default_rng(2)
   corpus = _corpus([_random_ids(rng, 6000, 200)])
   spec = _spec(epochs=3, sample=sample)
@@ -240,7 +243,7 @@ def test_restart_anywhere_gives_the_same_batches(monkeypatch, sample):
 
 
 def test_epochs_and_seeds_differ(monkeypatch):
-  monkeypatch.setattr(encode, 'BLOCK_WORDS', 20)
+  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 20)
   rng = np.random.default_rng(3)
   corpus = _corpus([_random_ids(rng, 1000, 50)])
   loaded = _batches(corpus, _spec(epochs=3, sample=1e-2))
@@ -253,7 +256,7 @@ def test_epochs_and_seeds_differ(monkeypatch):
 
 @pytest.mark.parametrize('batch_words', [16, 100])
 def test_an_epoch_reads_every_block_once(monkeypatch, batch_words):
-  monkeypatch.setattr(encode, 'BLOCK_WORDS', 10)
+  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 10)
   # Every word its own id, so that reading shows in the ids.
   ids = []
   for i in range(3000):
@@ -337,13 +340,13 @@ def test_sample_zero_keeps_all():
 
 @pytest.mark.parametrize('window', [1, 2, 5, 10, 255])
 def test_reach_is_uniform(window):
-  corpus = _corpus([np.zeros(16 * encode.BLOCK_WORDS, np.int32)])
+  corpus = _corpus([np.zeros(16 * shards_lib.BLOCK_WORDS, np.int32)])
   loaded = _batches(corpus, _spec(window=window, epochs=2))
   reaches = []
   for item in loaded:
     _, left, right = _used(item.batch, window)
     # A block holds one sentence: far from its ends nothing is cut.
-    inside = np.arange(len(left)) % encode.BLOCK_WORDS
+    inside = np.arange(len(left)) % shards_lib.BLOCK_WORDS
     is_far = (inside >= window) & (inside < 2000)
     assert (left[is_far] == right[is_far]).all()
     reaches.append(left[is_far])
@@ -383,7 +386,7 @@ def test_batches_never_overflow(exponent):
   for batch_words in {2**exponent, 2**exponent - 1, 3 * 2**exponent // 2}:
     spec = _spec(batch_words=batch_words)
     size = spec.max_steps * batch_words
-    group_words = spec.group_blocks * encode.BLOCK_WORDS
+    group_words = spec.group_blocks * shards_lib.BLOCK_WORDS
     assert group_words <= size < group_words + batch_words
     assert spec.num_batches(1) == 1
     assert spec.num_batches(spec.group_blocks) == 1
@@ -394,14 +397,14 @@ def test_batches_never_overflow(exponent):
 def test_full_batches(batch_words):
   # Blocks as full as they can be, as many as a batch takes or one more.
   spec = _spec(batch_words=batch_words)
-  num_words = (spec.group_blocks + 1) * encode.BLOCK_WORDS
+  num_words = (spec.group_blocks + 1) * shards_lib.BLOCK_WORDS
   ids = np.arange(num_words, dtype=np.int32) % 1000
-  [item] = _batches(_corpus([ids[encode.BLOCK_WORDS :]]), spec)
+  [item] = _batches(_corpus([ids[shards_lib.BLOCK_WORDS :]]), spec)
   assert item.after == (1, 0) and item.num_steps == spec.max_steps
   first, second = _batches(_corpus([ids]), spec)
-  assert first.kept_words == spec.group_blocks * encode.BLOCK_WORDS
+  assert first.kept_words == spec.group_blocks * shards_lib.BLOCK_WORDS
   assert first.num_steps == spec.max_steps
-  assert second.kept_words == encode.BLOCK_WORDS
+  assert second.kept_words == shards_lib.BLOCK_WORDS
   assert first.after == (0, spec.group_blocks) and second.after == (1, 0)
   kept = first.kept_words
   assert (first.batch.ids[5 : 5 + kept] < 1000).all()

@@ -1,0 +1,169 @@
+"""The first pass: text to numbered pieces on disk, and the count of all words.
+
+Each piece of text (some megabytes) is numbered with its own words and set
+aside, so that the text is read, decompressed, parsed and tokenized only once.
+"""
+
+import multiprocessing
+import os
+import pathlib
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxemb.data import corpus, tokens, word_table
+
+# While counting, as many words as this times `max_vocab` are held; beyond, the
+# rarest are pruned as in word2vec.c's ReduceVocab.
+PRUNE_FACTOR = 3
+
+# From this size of the input files on, processes are worth their start.
+_MANY_BYTES = 64 << 20
+
+# A thread has two pieces in flight, some 80 MB: more would break the bound on
+# memory without reading any faster.
+_MAX_THREADS = 8
+
+# (stage, done, total): how far 'reading' (bytes) or 'encoding' (pieces) is.
+Progress = Callable[[str, int, int], None]
+
+
+class Piece(NamedTuple):
+  """A tokenized piece set aside on disk."""
+
+  path: pathlib.Path
+  counters: tokens.Counters
+  ends_line: bool
+
+
+def num_threads() -> int:
+  """Threads that are of use: one per processor, up to a bound."""
+  try:
+    cpus = len(os.sched_getaffinity(0))
+  except AttributeError:  # not on macOS and Windows
+    cpus = os.cpu_count() or 1
+  return min(cpus, _MAX_THREADS)
+
+
+def _scan_piece(
+  piece: corpus.Piece, path: pathlib.Path, definition: str, lowercase: bool
+) -> Piece:
+  """Tokenizes one piece and sets it aside; `load` reads it."""
+  ids, table, counters = tokens.tokenize(
+    piece.text, definition, lowercase, piece.ends_line
+  )
+  n = int(table.sizes[0])
+  starts = table.starts[: n + 1]
+  with open(path, 'wb') as file:
+    for array in (ids, table.arena[: starts[n]], starts, table.counts[:n]):
+      np.save(file, array)
+  return Piece(path, counters, piece.ends_line)
+
+
+def scan(
+  sources: list[corpus.Source],
+  reports: list[corpus.ReadReport],
+  definition: str,
+  lowercase: bool,
+  folder: pathlib.Path,
+  progress: Progress,
+) -> list[Piece]:
+  """Tokenizes all text into pieces on disk, in the order of the text.
+
+  Several files are read at once because decompression is the slow part; a
+  single file feeds all tokenizing threads.
+
+  Args:
+    sources: the files.
+    reports: one for each file, filled while it is read.
+    definition: of words, one of `tokens.DEFINITIONS`.
+    lowercase: whether words are lower-cased.
+    folder: where the pieces go.
+    progress: called now and then with ('reading', bytes so far, of all).
+
+  Raises:
+    UserError: for text that cannot be used.
+    OSError: if a piece cannot be written.
+  """
+  threads = num_threads()
+  total_bytes = sum(source.size_bytes for source in sources)
+  room = threading.BoundedSemaphore(2 * threads)
+  failed = threading.Event()
+
+  def finished(job: futures.Future) -> None:
+    room.release()
+    if job.exception() is not None:
+      failed.set()  # a full disk should not wait for the end of the text
+
+  def scan_source(index: int) -> list[futures.Future]:
+    jobs = []
+    for piece in corpus.pieces(sources[index], reports[index], pool=pool):
+      if failed.is_set():
+        break
+      room.acquire()
+      path = folder / f'piece-{index:06d}-{len(jobs):06d}'
+      job = tokenizers.submit(_scan_piece, piece, path, definition, lowercase)
+      job.add_done_callback(finished)
+      jobs.append(job)
+    return jobs
+
+  with (
+    futures.ThreadPoolExecutor(threads) as readers,
+    futures.ThreadPoolExecutor(threads) as tokenizers,
+    # Stripping markup is Python code. Processes start when first used; "spawn"
+    # because a fork of a process with threads or JAX in it may hang.
+    futures.ProcessPoolExecutor(
+      threads, multiprocessing.get_context('spawn')
+    ) as strippers,
+  ):
+    pool = strippers if total_bytes > _MANY_BYTES else None
+    reading = [readers.submit(scan_source, i) for i in range(len(sources))]
+    try:
+      pending = set(reading)
+      while pending:
+        done, pending = futures.wait(pending, timeout=0.2)
+        for job in done:
+          job.result()
+        read_bytes = sum(report.source_bytes for report in reports)
+        progress('reading', read_bytes, total_bytes)
+      return [job.result() for source in reading for job in source.result()]
+    except BaseException:
+      failed.set()
+      for job in reading:
+        job.cancel()
+      raise
+
+
+def load(path: pathlib.Path) -> tuple[np.ndarray, ...]:
+  """ids, arena, starts and counts of a piece's own words."""
+  with open(path, 'rb') as file:
+    return tuple(np.load(file) for _ in range(4))
+
+
+def merge_counts(
+  pieces: list[Piece], max_vocab: int
+) -> tuple[word_table.WordTable, dict[str, int]]:
+  """Counts of all words, and what was pruned to stay in bounded memory.
+
+  Pieces are merged in the order of the text, so that nothing depends on how
+  threads took turns. A pruned word that comes again counts from zero.
+  """
+  limit = PRUNE_FACTOR * max_vocab if max_vocab else np.iinfo(np.int64).max
+  table = word_table.empty(1 << 16, 1 << 20)
+  threshold = pruned_words = pruned_occurrences = 0
+  for piece in pieces:
+    _, arena, starts, counts = load(piece.path)
+    table = word_table.merge(table, arena, starts, counts)
+    while table.sizes[0] > limit:
+      threshold += 1
+      table, words, occurrences = word_table.prune(table, threshold)
+      pruned_words += words
+      pruned_occurrences += occurrences
+  return table, {
+    'pruned_words': pruned_words,
+    'pruned_occurrences': pruned_occurrences,
+    'pruned_up_to_count': threshold,
+  }

@@ -1,0 +1,158 @@
+"""The second pass: pieces with local ids to shards with global ones.
+
+A table lookup per piece. Shards are raw int32 files; blocks are the unit of
+shuffling and of the reader's position.
+"""
+
+import hashlib
+import pathlib
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any
+
+import numba
+import numpy as np
+
+from jaxemb.data import scan, tokens, word_table
+
+BLOCK_WORDS = 4096  # at most so many words in a block
+
+_SHARD_IDS = 1 << 26  # a shard is closed when it has so many
+
+
+@numba.njit(nogil=True, cache=True)
+def _map_ids(ids: np.ndarray, new_ids: np.ndarray) -> tuple[np.ndarray, int]:
+  """Global ids without the words that have none, and how many are words."""
+  out = np.empty(len(ids), np.int32)
+  n = 0
+  num_words = 0
+  for i in range(len(ids)):
+    if ids[i] == tokens.END:
+      # Also at the start: the sentence may have begun in the piece before.
+      if n == 0 or out[n - 1] != tokens.END:
+        out[n] = tokens.END
+        n += 1
+    else:
+      new_id = new_ids[ids[i]]
+      if new_id >= 0:
+        out[n] = new_id
+        n += 1
+        num_words += 1
+  return out[:n].copy(), num_words
+
+
+def _mapped(
+  piece: scan.Piece, table: word_table.WordTable, ids: np.ndarray
+) -> tuple[np.ndarray, int]:
+  local_ids, arena, starts, _ = scan.load(piece.path)
+  entries = word_table.lookup(table, arena, starts)
+  new_ids = np.where(entries >= 0, ids[entries], -1).astype(np.int32)
+  piece.path.unlink()
+  return _map_ids(local_ids, new_ids)
+
+
+def _ahead(function: Callable, items: list) -> Iterator:
+  """Results in order, computed by threads a little ahead of their use."""
+  threads = scan.num_threads()
+  with futures.ThreadPoolExecutor(threads) as pool:
+    jobs = []
+    for item in items:
+      jobs.append(pool.submit(function, item))
+      if len(jobs) > 2 * threads:
+        yield jobs.pop(0).result()
+    for job in jobs:
+      yield job.result()
+
+
+def write(
+  pieces: list[scan.Piece],
+  table: word_table.WordTable,
+  ids: np.ndarray,
+  folder: pathlib.Path,
+  progress: scan.Progress,
+) -> tuple[list[dict[str, Any]], int]:
+  """Writes the shards; removes the pieces.
+
+  Args:
+    pieces: in the order of the text.
+    table: all words that were counted.
+    ids: [num_words] int32, the id of each entry of `table`, or -1.
+    folder: where shards go.
+    progress: called with ('encoding', pieces done, of all).
+
+  Returns:
+    Per shard its `file`, `num_ids` and `sha256`; and the number of words.
+  """
+  shards: list[dict[str, Any]] = []
+  num_words = 0
+  file = digest = None
+  mapped = _ahead(lambda p: _mapped(p, table, ids), pieces)
+  try:
+    for i, (new_ids, words) in enumerate(mapped):
+      if file is None or shards[-1]['num_ids'] >= _SHARD_IDS:
+        if file is not None:
+          file.close()
+          shards[-1]['sha256'] = digest.hexdigest()
+        shards.append({'file': f'ids-{len(shards):05d}.bin', 'num_ids': 0})
+        file = open(folder / shards[-1]['file'], 'wb')
+        digest = hashlib.sha256()
+      data = new_ids.astype('<i4', copy=False).tobytes()
+      file.write(data)
+      digest.update(data)
+      shards[-1]['num_ids'] += len(new_ids)
+      num_words += words
+      progress('encoding', i + 1, len(pieces))
+    shards[-1]['sha256'] = digest.hexdigest()
+  finally:
+    if file is not None:
+      file.close()
+  return shards, num_words
+
+
+@numba.njit(nogil=True, cache=True)
+def block_starts(ids: np.ndarray, block_words: int) -> np.ndarray:
+  """[num_blocks] int64: where blocks of at most `block_words` words start.
+
+  A block ends with a sentence; a sentence longer than a block is cut.
+  """
+  starts = np.empty(2 * (len(ids) // block_words) + 2, np.int64)
+  n = 0
+  block = 0  # start of this block
+  words = 0  # in this block
+  sentence = 0  # start of this sentence
+  sentence_words = 0
+  for i in range(len(ids)):
+    if ids[i] == tokens.END:
+      sentence = i + 1
+      sentence_words = 0
+      continue
+    if words == block_words:
+      starts[n] = block
+      n += 1
+      if sentence_words < words:
+        block = sentence
+        words = sentence_words
+      else:
+        block = i
+        words = 0
+    words += 1
+    sentence_words += 1
+  if words > 0:
+    starts[n] = block
+    n += 1
+  return starts[:n].copy()
+
+
+def write_blocks(
+  folder: pathlib.Path, shards: list[dict[str, Any]]
+) -> np.ndarray:
+  """Writes blocks.npy, [num_blocks + 1] int64: where each block starts."""
+  starts = []
+  first = 0
+  for shard in shards:
+    ids = np.memmap(folder / shard['file'], '<i4', 'r')
+    starts.append(first + block_starts(ids, BLOCK_WORDS))
+    first += shard['num_ids']
+  blocks = np.concatenate([*starts, [first]]).astype(np.int64)
+  np.save(folder / 'blocks.npy', blocks)
+  return blocks
