@@ -4,7 +4,7 @@ The text is read, decompressed, parsed and tokenized a single time. Each piece
 of it (some megabytes) is numbered with its own words and set aside on disk;
 when all pieces are counted and the vocabulary is chosen, their local ids are
 mapped to global ones, which is a table lookup. Memory holds a few pieces and
-the count of at most `scan.PRUNE_FACTOR * max_vocab` words, whatever the size.
+the count of a bounded number of words (see `scan`), whatever the size.
 
 A corpus folder (in the cache, named by its settings and input files):
 

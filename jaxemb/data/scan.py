@@ -16,9 +16,10 @@ import numpy as np
 
 from jaxemb.data import corpus, tokens, word_table
 
-# While counting, as many words as this times `max_vocab` are held; beyond, the
-# rarest are pruned as in word2vec.c's ReduceVocab.
-PRUNE_FACTOR = 3
+# While counting, as many words are held: beyond, the rarest are pruned as in
+# word2vec.c's ReduceVocab. A small `max_vocab` is no reason to count badly.
+PRUNE_FACTOR = 3  # times max_vocab
+MIN_HELD_WORDS = 1 << 21
 
 # From this size of the input files on, processes are worth their start.
 _MANY_BYTES = 64 << 20
@@ -151,7 +152,9 @@ def merge_counts(
   Pieces are merged in the order of the text, so that nothing depends on how
   threads took turns. A pruned word that comes again counts from zero.
   """
-  limit = PRUNE_FACTOR * max_vocab if max_vocab else np.iinfo(np.int64).max
+  limit = np.iinfo(np.int64).max
+  if max_vocab:
+    limit = max(PRUNE_FACTOR * max_vocab, MIN_HELD_WORDS)
   table = word_table.empty(1 << 16, 1 << 20)
   threshold = pruned_words = pruned_occurrences = 0
   for piece in pieces:

@@ -392,6 +392,8 @@ def test_pruning_bounds_the_table_and_is_reported(tmp_path, monkeypatch):
     return kept, num_words, num_occurrences
 
   lost = []
+  monkeypatch.setattr(scan, 'PRUNE_FACTOR', 4)
+  monkeypatch.setattr(scan, 'MIN_HELD_WORDS', 60)
   monkeypatch.setattr(word_table, 'merge', watched_merge)
   monkeypatch.setattr(word_table, 'prune', watched_prune)
   encoded = _encode(path, tmp_path, max_vocab=15)
@@ -601,7 +603,8 @@ def test_file_names_that_are_not_utf8(tmp_path):
 
 _MEASURE = """
 import pathlib, resource, sys
-from jaxemb.data import encode
+from jaxemb.data import encode, scan
+scan.MIN_HELD_WORDS = 200_000
 folder = pathlib.Path(sys.argv[1])
 settings = encode.Settings('words', True, 5, 50_000, '')
 encoded = encode.encode(
