@@ -5,7 +5,6 @@ import importlib.metadata
 import os
 import pathlib
 import platform
-import resource
 import sys
 import time
 from typing import Any
@@ -39,7 +38,20 @@ def describe_corpus(corpus: encode.Encoded) -> None:
     metrics.LOG.warning('%s', line)
 
 
-def _peak_rss_bytes() -> int:
+def _peak_rss_bytes() -> int | None:
+  """Peak resident memory of this process; None where it cannot be told."""
+  try:
+    # Not getrusage: on Linux its figure survives exec, so that a process
+    # started by a large one (a notebook) would report the other's memory.
+    for line in pathlib.Path('/proc/self/status').read_text().splitlines():
+      if line.startswith('VmHWM:'):
+        return 1024 * int(line.split()[1])
+  except OSError:
+    pass  # not Linux
+  try:
+    import resource
+  except ImportError:
+    return None  # Windows
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   return peak if sys.platform == 'darwin' else 1024 * peak
 

@@ -602,7 +602,7 @@ def test_file_names_that_are_not_utf8(tmp_path):
 
 
 _MEASURE = """
-import pathlib, resource, sys
+import pathlib, sys
 from jaxemb.data import encode, scan
 scan.MIN_HELD_WORDS = 200_000
 folder = pathlib.Path(sys.argv[1])
@@ -612,11 +612,16 @@ encoded = encode.encode(
 )
 assert len(encoded.vocabulary.words) == 50_000
 assert encoded.manifest['dropped']['pruned_words'] > 500_000
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(peak if sys.platform == 'darwin' else 1024 * peak)
+# Not getrusage, whose figure on Linux includes that of the parent process.
+for line in open('/proc/self/status'):
+  if line.startswith('VmHWM:'):
+    print(1024 * int(line.split()[1]))
 """
 
 
+@pytest.mark.skipif(
+  not pathlib.Path('/proc/self/status').exists(), reason='needs Linux'
+)
 def test_memory_is_bounded(tmp_path):
   # 25 MB: half 60,000 frequent words, half a million rare ones.
   rng = np.random.default_rng(0)
@@ -638,7 +643,7 @@ def test_memory_is_bounded(tmp_path):
     text=True,
   )
   assert done.returncode == 0, done.stderr
-  assert int(done.stdout) < 800e6
+  assert int(done.stdout) < 600e6
 
 
 def test_vocabulary_on_disk_is_a_counts_file(tmp_path):
