@@ -45,7 +45,7 @@ def cache_folder(config: ml_collections.ConfigDict) -> pathlib.Path:
     return pathlib.Path(config.data.cache).expanduser()
   if os.environ.get('JAXEMB_CACHE'):
     return pathlib.Path(os.environ['JAXEMB_CACHE']).expanduser()
-  base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  base = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
   return pathlib.Path(base) / 'jaxemb'
 
 
@@ -63,11 +63,13 @@ def text_and_benchmarks(
   """
   cache = cache_folder(config)
   path = config.data.path
-  eval_paths = [p.strip() for p in config.eval.paths.split(',') if p.strip()]
+  given = (p.strip() for p in config.eval.paths.split(','))
+  eval_paths = [os.path.expanduser(p) for p in given if p]
   if not path or not eval_paths:
     progress('writing the embedded corpus', 0, 1)
     embedded = toywiki.write(
-      cache / 'toywiki', corpus_words=config.data.embedded_words
+      cache / f'toywiki-{config.data.embedded_words}',
+      corpus_words=config.data.embedded_words,
     )
     path = path or str(embedded.xml)
     eval_paths = eval_paths or [str(p) for p in embedded.eval_paths]
@@ -97,7 +99,13 @@ def parts(config: ml_collections.ConfigDict, progress: scan.Progress) -> Parts:
   d, m, t = config.data, config.model, config.train
   corpus = encode.encode(
     path,
-    encode.Settings(d.tokens, d.lowercase, d.min_count, d.max_vocab, d.counts),
+    encode.Settings(
+      d.tokens,
+      d.lowercase,
+      d.min_count,
+      d.max_vocab,
+      os.path.expanduser(d.counts),
+    ),
     cache_folder(config),
     progress,
   )

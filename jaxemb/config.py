@@ -40,30 +40,30 @@ _CHOICES = {
 # Lowest and highest value that is meant; None = no bound.
 _RANGES = {
   'seed': (0, 2**32 - 1),
-  'data.embedded_words': (20_000, None),
-  'data.min_count': (1, None),
+  'data.embedded_words': (20_000, 10**10),
+  'data.min_count': (1, 2**31 - 1),
   'data.max_vocab': (0, 2**31 - 2),
   'data.sample': (0, 1),
-  'model.dim': (1, None),
+  'model.dim': (1, 65_536),
   'model.window': (1, 255),
-  'model.negatives': (1, None),
-  'model.chunk': (1, None),
-  'model.shared_negatives': (1, None),
+  'model.negatives': (1, 65_536),
+  'model.chunk': (1, 4096),
+  'model.shared_negatives': (1, 65_536),
   'optimizer.learning_rate': (0, None),
   'optimizer.final_learning_rate': (0, None),
   'optimizer.max_duplicates': (0, None),
   'optimizer.beta1': (0, 0.99999),
   'optimizer.beta2': (0.001, 0.999999),
   'optimizer.epsilon': (1e-30, None),
-  'train.epochs': (1, None),
-  'train.batch_words': (1, None),
-  'train.loss_every_steps': (1, None),
+  'train.epochs': (1, 10**6),
+  'train.batch_words': (1, 2**24),
+  'train.loss_every_steps': (1, 2**31 - 1),
   'train.checkpoint_every_secs': (0, None),
   'train.checkpoints_to_keep': (1, None),
   'train.log_every_secs': (0, None),
   'mesh.data': (0, 1),
   'mesh.table': (0, 1),
-  'eval.restrict_vocab': (1, None),
+  'eval.restrict_vocab': (0, None),
 }
 
 
@@ -126,7 +126,7 @@ def default() -> ml_collections.ConfigDict:
   c.eval = ml_collections.ConfigDict()
   c.eval.paths = ''  # files or folders with commas between; '' = the sets that
   # come with the embedded corpus
-  c.eval.restrict_vocab = 300_000  # most frequent words that take part
+  c.eval.restrict_vocab = 300_000  # most frequent words that count; 0 = all
   return c
 
 
@@ -203,7 +203,9 @@ def _check_value(key: str, value: Any, expected: type) -> None:
   low, high = _RANGES.get(key, (None, None))
   # Written so that a NaN is outside.
   if not (low is None or value >= low) or not (high is None or value <= high):
-    bounds = f'at least {low}' + ('' if high is None else f', at most {high}')
+    bounds = f'at least {low:,}' + (
+      '' if high is None else f', at most {high:,}'
+    )
     raise errors.UserError(f'config.{key}={value} must be {bounds}')
 
 

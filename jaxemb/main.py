@@ -40,14 +40,16 @@ def _parse(argv: Sequence[str]) -> tuple[object, pathlib.Path]:
     file = flags.FLAGS['config'].config_filename
     raise errors.UserError(f'there is no config file {file}') from error
   except (flags.Error, AttributeError, LookupError, TypeError) as error:
-    raise errors.UserError(' '.join(str(error).split())) from error
+    raise errors.UserError(str(error).strip().splitlines()[-1]) from error
+  except (ImportError, SyntaxError) as error:
+    raise errors.UserError(f'cannot read the config: {error}') from error
   if extra:
     raise errors.UserError(f'argument {extra[0]!r} is not understood')
   if config is None:
     raise errors.UserError('give a config: --config=configs/wiki.py')
   file = flags.FLAGS['config'].config_filename.split(':')[0]
   name = f'{pathlib.Path(file).stem}-{time.strftime("%Y%m%d-%H%M%S")}'
-  return config, pathlib.Path(_WORKDIR.value or f'runs/{name}')
+  return config, pathlib.Path(_WORKDIR.value or f'runs/{name}').expanduser()
 
 
 def main(argv: Sequence[str] = sys.argv) -> int:
@@ -61,8 +63,11 @@ def main(argv: Sequence[str] = sys.argv) -> int:
 
     return train.run(config, workdir)
   except errors.UserError as error:
-    print(f'jaxemb: {error}', file=sys.stderr)
+    print('jaxemb:', *str(error).split('\n'), file=sys.stderr)
     return 2
+  except KeyboardInterrupt:
+    print('jaxemb: interrupted', file=sys.stderr)
+    return 130
 
 
 if __name__ == '__main__':

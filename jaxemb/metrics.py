@@ -4,7 +4,9 @@ One record goes everywhere: {step, epoch, words, words_per_sec, loss,
 learning_rate, elapsed_secs, eta_secs}.
 """
 
+import contextlib
 import dataclasses
+import datetime
 import json
 import logging
 import pathlib
@@ -13,10 +15,12 @@ import threading
 import time
 from typing import Any
 
-import tensorboardX
 import tqdm
+from tensorboardX import event_file_writer
+from tensorboardX.proto import event_pb2, summary_pb2
 
 from jaxemb import errors
+from jaxemb.storage import atomic
 
 LOG = logging.getLogger('jaxemb')
 
@@ -58,14 +62,22 @@ class _TqdmHandler(logging.Handler):
 class Bar:
   """A progress bar on a terminal; elsewhere a line now and then."""
 
-  def __init__(self, title: str, total: int, unit: str, every_secs: float):
-    """Starts at zero.
+  def __init__(
+    self,
+    title: str,
+    total: int,
+    unit: str,
+    every_secs: float,
+    done: int = 0,
+  ):
+    """Starts.
 
     Args:
       title: what is being done.
       total: in `unit`s.
       unit: 'words', 'B', ...
       every_secs: without a terminal, lines are so far apart at least.
+      done: how much was done before.
     """
     self._title = title
     self._total = total
@@ -75,26 +87,26 @@ class Bar:
     if sys.stderr.isatty():
       self._bar = tqdm.tqdm(
         desc=title,
-        total=total,
+        total=total or None,
+        initial=done,
         unit=unit,
         unit_scale=True,
         dynamic_ncols=True,
         file=sys.stderr,
         leave=False,
-        bar_format='{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} '
-        '{rate_fmt} {remaining} left{postfix}',
+        bar_format='{desc} {percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt}'
+        '{postfix}',
       )
 
   def show(self, done: int, note: str = '') -> None:
     """Shows that `done` of the total is done, with a note behind it."""
     if self._bar is not None:
-      self._bar.set_postfix_str(note, refresh=False)
+      self._bar.postfix = f' {note}' if note else None
       self._bar.update(done - self._bar.n)
     elif time.monotonic() - self._last > self._every_secs:
       self._last = time.monotonic()
-      LOG.info(
-        '%s %.0f%%%s', self._title, 100 * done / max(self._total, 1), note
-      )
+      share = 100 * done / max(self._total, 1)
+      LOG.info('%s %.0f%% %s', self._title, share, note)
 
   def close(self) -> None:
     """Removes the bar."""
@@ -103,7 +115,10 @@ class Bar:
 
 
 class Writer:
-  """Writes records to `metrics.jsonl` and TensorBoard."""
+  """Writes records to `metrics.jsonl` and TensorBoard.
+
+  A disk that is full costs records, not the run: it is said once.
+  """
 
   def __init__(self, workdir: pathlib.Path, words: int):
     """Goes on behind the records of a run that had read `words` words.
@@ -112,25 +127,52 @@ class Writer:
     those words are trained again, so the records go.
     """
     self._path = workdir / 'metrics.jsonl'
-    kept = [row for row in read(self._path) if row['words'] <= words]
-    with open(self._path, 'w', encoding='utf-8') as file:
-      for row in kept:
-        file.write(json.dumps(row) + '\n')
-    self._board = tensorboardX.SummaryWriter(
-      str(workdir / 'tensorboard'), purge_step=len(kept) and kept[-1]['step']
-    )
+    self._failed = False
+    rows = read(self._path)
+    kept = [row for row in rows if row['words'] <= words]
+    if len(kept) < len(rows):
+      with atomic.write(self._path) as file:
+        file.writelines(json.dumps(row).encode() + b'\n' for row in kept)
+    folder = workdir / 'tensorboard'
+    folder.mkdir(exist_ok=True)
+    # The plain writer: the usual one hands records to a thread, which dies of
+    # a full disk and leaves the loop waiting for it.
+    self._events = event_file_writer.EventsWriter(str(folder / 'events'))
+    if kept:
+      # Tells TensorBoard to forget what this run had written beyond.
+      start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+      self._add(kept[-1]['step'] + 1, session_log=start)
+
+  def _add(self, step: int, **what: Any) -> None:
+    event = event_pb2.Event(step=step, wall_time=time.time(), **what)
+    self._events.write_event(event)
+    self._events.flush()
 
   def write(self, record: dict[str, Any]) -> None:
     """Appends one record; `record['step']` is its place in TensorBoard."""
-    with open(self._path, 'a', encoding='utf-8') as file:
-      file.write(json.dumps(record) + '\n')
-    for key in ('loss', 'learning_rate', 'words_per_sec', 'epoch'):
-      if record[key] is not None:
-        self._board.add_scalar(key, record[key], record['step'])
+    shown = ('loss', 'learning_rate', 'words_per_sec', 'epoch')
+    values = [
+      summary_pb2.Summary.Value(tag=key, simple_value=record[key])
+      for key in shown
+      if record[key] is not None
+    ]
+    try:
+      with open(self._path, 'a', encoding='utf-8') as file:
+        file.write(json.dumps(record) + '\n')
+      self._add(record['step'], summary=summary_pb2.Summary(value=values))
+    except OSError as error:
+      if not self._failed:
+        LOG.error(
+          'records not written to %s: %s; training goes on: free space there',
+          self._path.parent,
+          error.strerror or error,
+        )
+      self._failed = True
 
   def close(self) -> None:
-    """Flushes TensorBoard."""
-    self._board.close()
+    """Closes the TensorBoard file."""
+    with contextlib.suppress(OSError):
+      self._events.close()
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -140,9 +182,11 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
   records = []
   for line in path.read_text(encoding='utf-8').splitlines():
     try:
-      records.append(json.loads(line))
+      record = json.loads(line)
     except ValueError:
       continue
+    if isinstance(record, dict) and isinstance(record.get('words'), int):
+      records.append(record)
   return records
 
 
@@ -159,6 +203,11 @@ class Totals:
   pairs: int = 0
   train_secs: float = 0.0  # without compilation
   compile_secs: float = 0.0
+  # Of all starts of the run, up to the last checkpoint of each.
+  encode_secs: float = 0.0
+  total_secs: float = 0.0
+  started: float = 0.0  # the first time, seconds since 1970
+  collectives: dict[str, int] | None = None  # of the compiled dispatch
   # Per epoch the summed loss in nats and the examples it was measured on; in
   # Python floats (64 bits), which stay exact over 10^12 pairs.
   losses: list[list[float]] = dataclasses.field(default_factory=list)
@@ -195,7 +244,9 @@ class Meter:
     self._total_words = epoch_words * epochs
     self._every_secs = log_every_secs
     self._writer = Writer(workdir, totals.words)
-    self._bar = Bar('training', self._total_words, 'words', log_every_secs)
+    self._bar = Bar(
+      'training', self._total_words, 'words', log_every_secs, totals.words
+    )
     self._loss = self._examples = 0.0  # since the last record
     self._clock = self._last_record = time.monotonic()
     self._last_words = totals.words
@@ -251,6 +302,7 @@ class Meter:
     secs = max(now - self._last_record, 1e-9)
     rate = (t.words - self._last_words) / secs
     loss = self._loss / self._examples if self._examples else None
+    eta_secs = (self._total_words - t.words) / max(rate, 1e-9)
     self._writer.write(
       {
         'step': t.steps,
@@ -260,14 +312,15 @@ class Meter:
         'loss': loss,
         'learning_rate': learning_rate,
         'elapsed_secs': t.train_secs,
-        'eta_secs': (self._total_words - t.words) / max(rate, 1e-9),
+        'eta_secs': eta_secs,
       }
     )
     shown = 'n/a' if loss is None else f'{loss:.4f}'
     self._bar.show(
       t.words,
-      f' step {t.steps:,} epoch {t.words / self._epoch_words:.2f} '
-      f'loss {shown} {rate / 1e6:.2f} M words/s lr {learning_rate:.5f}',
+      f'epoch {t.words / self._epoch_words:.2f} loss {shown} '
+      f'{rate / 1e6:.2f} M words/s lr {learning_rate:.5f} '
+      f'{datetime.timedelta(seconds=round(eta_secs))} left',
     )
     self._loss = self._examples = 0.0
     self._last_record, self._last_words = now, t.words

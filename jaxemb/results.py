@@ -95,7 +95,7 @@ def _page(
   config: ml_collections.ConfigDict,
   parts: build.Parts,
   totals: metrics.Totals,
-  facts: dict[str, Any],
+  table_bytes: int,
 ) -> dict[str, Any]:
   """The report's figures, but for the evaluation."""
   train_secs = max(totals.train_secs, 1e-9)
@@ -111,19 +111,19 @@ def _page(
     'subsampling, times epochs',
     'kept_words': totals.kept_words,
     'pairs': totals.pairs,
-    'loss_per_pair': totals.loss_per_example(),
-    'encode_secs': facts['encode_secs'],
+    'loss_per_example': totals.loss_per_example(),
+    'encode_secs': totals.encode_secs,
     'train_secs': totals.train_secs,
     'compile_secs': totals.compile_secs,
-    'total_secs': time.time() - facts['started'],
+    'total_secs': totals.total_secs,
     'peak_rss_bytes': _peak_rss_bytes(),
-    'table_bytes': facts['table_bytes'],
+    'table_bytes': table_bytes,
     'devices': [f'{d.platform}:{d.id} {d.device_kind}' for d in jax.devices()],
-    'collectives': report.collectives(facts['program']),
+    'collectives': totals.collectives,
     'dropped': parts.corpus.manifest['dropped'],
     'machine': _machine(),
     'versions': _versions(),
-    'started': datetime.datetime.fromtimestamp(facts['started']).isoformat(
+    'started': datetime.datetime.fromtimestamp(totals.started).isoformat(
       timespec='seconds'
     ),
     'config': config.to_dict(),
@@ -137,7 +137,7 @@ def write(
   parts: build.Parts,
   vectors: np.ndarray,
   totals: metrics.Totals,
-  facts: dict[str, Any],
+  table_bytes: int,
 ) -> None:
   """Exports the vectors, evaluates them and writes the report.
 
@@ -147,9 +147,9 @@ def write(
     parts: corpus and evaluation sets.
     vectors: [vocab, dim] float32.
     totals: sums over the run.
-    facts: more to report: `started` (seconds since 1970), `encode_secs`,
-      `table_bytes`, `program` (text of the compiled dispatch).
+    table_bytes: of the tables with their optimizer state.
   """
+  start = time.time()
   vocabulary = parts.corpus.vocabulary
   exported = word2vec_format.export(
     workdir / 'export', vocabulary.words, vectors, vocabulary.counts
@@ -160,7 +160,8 @@ def write(
   )
   for line in summary.format_table(evaluation).splitlines():
     metrics.LOG.info('%s', line)
-  page = _page(config, parts, totals, facts) | {'evaluation': evaluation}
+  totals.total_secs += time.time() - start
+  page = _page(config, parts, totals, table_bytes) | {'evaluation': evaluation}
   page['dropped'] = page['dropped'] | {
     'words_renamed_in_exports': exported['renamed_words']
   }

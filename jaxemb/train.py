@@ -6,7 +6,6 @@ state and the position, so a run that was killed repeats exactly what it lost.
 """
 
 import collections
-import dataclasses
 import logging
 import pathlib
 import threading
@@ -15,11 +14,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from jaxemb import build, errors, mesh, metrics, results, signals, workdirs
+from jaxemb import (
+  build,
+  errors,
+  mesh,
+  metrics,
+  report,
+  results,
+  saving,
+  signals,
+  workdirs,
+)
 from jaxemb.data import loader
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base as strategy_base
@@ -33,7 +41,6 @@ class Trained(NamedTuple):
   state: strategy_base.TrainState
   totals: metrics.Totals
   finished: bool  # all words were read
-  program: str  # text of the compiled dispatch, '' if none was needed
 
 
 def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
@@ -49,49 +56,69 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
   Raises:
     UserError: for input or settings that cannot be used.
   """
-  started = time.time()
+  session = _Session(time.time())
   workdirs.open_(config, workdir)
-  log = metrics.start_log(workdir / 'log.txt')
-  cache = build.cache_folder(config)
-  # Programs compile once per machine: the cache is read on the next start.
-  jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-  metrics.LOG.info('%s; results in %s', mesh.describe(), workdir)
-  with signals.stopping() as stop:
-    stages = metrics.Stages(stop, config.train.log_every_secs)
+  with workdirs.locked(workdir):
+    with workdirs.writing(workdir):
+      log = metrics.start_log(workdir / 'log.txt')
     try:
-      parts = build.parts(config, stages)
-      encode_secs = time.time() - started
-      workdirs.record(config, workdir)
-      results.describe_corpus(parts.corpus)
-      with checkpoint.Checkpoints(
-        workdir / 'checkpoints',
-        config.train.checkpoints_to_keep,
-        metrics.LOG.error,
-      ) as saved:
-        trained = _train(config, workdir, parts, saved, stop)
-      if not trained.finished:
-        metrics.LOG.info('stopped by a signal; start again to resume')
-        return STOPPED
-      facts = {
-        'started': started,
-        'encode_secs': encode_secs,
-        'program': trained.program,
-        'table_bytes': sum(x.nbytes for x in jax.tree.leaves(trained.state)),
-      }
-      vectors = parts.strategy.result(trained.state)
-      results.write(config, workdir, parts, vectors, trained.totals, facts)
-      return 0
-    except metrics.Stopped:
-      metrics.LOG.info('stopped by a signal before training')
-      return STOPPED
+      with signals.stopping() as stop:
+        return _run(config, workdir, session, stop)
     except errors.UserError as error:
       # The caller shows it; the file should tell it as well.
       log.emit(logging.makeLogRecord({'msg': str(error)}))
       raise
     finally:
-      stages.close()
       metrics.stop_log(log)
+
+
+def _run(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  session: '_Session',
+  stop: threading.Event,
+) -> int:
+  cache = build.cache_folder(config)
+  # Programs compile once per machine: the cache is read on the next start.
+  jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  metrics.LOG.info('%s; results in %s', mesh.describe(), workdir)
+  stages = metrics.Stages(stop, config.train.log_every_secs)
+  try:
+    parts = build.parts(config, stages)
+  except metrics.Stopped:
+    metrics.LOG.info('stopped by a signal before training')
+    return STOPPED
+  finally:
+    stages.close()
+  session = session._replace(encode_secs=time.time() - session.started)
+  workdirs.record(config, workdir)
+  results.describe_corpus(parts.corpus)
+  with checkpoint.Checkpoints(
+    workdir / 'checkpoints',
+    config.train.checkpoints_to_keep,
+    metrics.LOG.error,
+  ) as saved:
+    trained = _train(config, workdir, parts, saved, stop, session)
+    saved_step = saved.wait()
+  if not trained.finished:
+    metrics.LOG.info(
+      'stopped by a signal at step %s, saved at step %s; start again to resume',
+      trained.totals.steps,
+      saved_step,
+    )
+    return STOPPED
+  table_bytes = sum(x.nbytes for x in jax.tree.leaves(trained.state))
+  vectors = parts.strategy.result(trained.state)
+  results.write(config, workdir, parts, vectors, trained.totals, table_bytes)
+  return 0
+
+
+class _Session(NamedTuple):
+  """One start of a run."""
+
+  started: float  # seconds since 1970
+  encode_secs: float = 0.0  # until the corpus was ready
 
 
 def _schedules(
@@ -123,32 +150,6 @@ def _key(seed: int) -> jax.Array:
   return jax.random.key(seed, impl='threefry2x32')
 
 
-@jax.jit
-def _all_finite(state: Any) -> jax.Array:
-  finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(state)]
-  return jnp.stack(finite).all()
-
-
-def _start(
-  config: ml_collections.ConfigDict,
-  parts: build.Parts,
-  saved: checkpoint.Checkpoints,
-) -> tuple[strategy_base.TrainState, metrics.Totals]:
-  """A new state, or that of the newest checkpoint."""
-  init = jax.jit(parts.strategy.init)
-  key = jax.random.fold_in(_key(config.seed), 0)
-  restored = saved.restore(jax.eval_shape(init, key))
-  if restored is None:
-    return init(key), metrics.Totals()
-  if restored.record['corpus'] != parts.corpus.manifest['fingerprint']:
-    raise errors.UserError(
-      'the text has changed since this run began; give another --workdir'
-    )
-  totals = metrics.Totals(**restored.record['totals'])
-  metrics.LOG.info('resuming behind %s words', f'{totals.words:,}')
-  return restored.state, totals
-
-
 def _batches(
   parts: build.Parts, totals: metrics.Totals, device: jax.Device
 ) -> Iterator[loader.Loaded]:
@@ -160,21 +161,15 @@ def _batches(
   )
 
 
-def _save(
-  saved: checkpoint.Checkpoints,
-  state: strategy_base.TrainState,
-  totals: metrics.Totals,
-  parts: build.Parts,
-  learning_rate: float,
-) -> None:
-  """Saves in the background; refuses to keep a state that is not finite."""
-  if not _all_finite(state):
-    raise metrics.diverged(totals.steps, totals.words, float(learning_rate))
-  record = {
-    'totals': dataclasses.asdict(totals),
-    'corpus': parts.corpus.manifest['fingerprint'],
-  }
-  saved.save(totals.steps, state, record)
+def _compile(step: Any, state: Any, args: tuple, totals: metrics.Totals) -> Any:
+  """Compiles a dispatch ahead of its use, so that its time is known apart."""
+  start = time.monotonic()
+  compiled = step.lower(state, *args).compile()
+  secs = time.monotonic() - start
+  totals.compile_secs += secs
+  totals.collectives = report.collectives(compiled.as_text())
+  metrics.LOG.info('compiled in %.1f s', secs)
+  return compiled
 
 
 def _train(
@@ -183,48 +178,52 @@ def _train(
   parts: build.Parts,
   saved: checkpoint.Checkpoints,
   stop: threading.Event,
+  session: _Session,
 ) -> Trained:
   """The loop."""
   device = mesh.training_device()
-  state, totals = _start(config, parts, saved)
+  key = jax.random.fold_in(_key(config.seed), 0)
+  state, totals = saving.start(key, parts, saved)
   state = jax.device_put(state, device)
   constants = jax.device_put(parts.model.constants(), device)
   epoch_words, epochs = parts.corpus.num_words, config.train.epochs
   schedule = _schedules(config, epoch_words * epochs)
-  meter = metrics.Meter(
-    workdir, totals, epoch_words, epochs, config.train.log_every_secs
-  )
+  with workdirs.writing(workdir):
+    meter = metrics.Meter(
+      workdir, totals, epoch_words, epochs, config.train.log_every_secs
+    )
   items = _batches(parts, totals, device)
   waiting: collections.deque = collections.deque()
-  step, program = None, ''
+  step = None
   last_save = time.monotonic()
+  secs_before = totals.total_secs
   try:
     for item in items:
       plan = schedule(item)
       args = (constants, item.batch, plan)
       if step is None:
-        compile_start = time.monotonic()
-        step = parts.strategy.step.lower(state, *args).compile()
-        totals.compile_secs += time.monotonic() - compile_start
-        program = step.as_text()
-        metrics.LOG.info('compiled in %.1f s', totals.compile_secs)
+        step = _compile(parts.strategy.step, state, args, totals)
+        totals.started = totals.started or session.started
+        totals.encode_secs += session.encode_secs
         meter.start()
       state, step_metrics = step(state, *args)
       rates = (plan.first_learning_rate, plan.last_learning_rate)
       waiting.append((item._replace(batch=None), rates, step_metrics))
       due = time.monotonic() - last_save > config.train.checkpoint_every_secs
       is_last = item.words_after == epoch_words * epochs
-      save = due or is_last or stop.is_set()
+      stopping = stop.is_set()  # once: it may be set at any moment
+      save = due or is_last or stopping
       # One dispatch is under way while the one before it is counted; all are
       # counted before what they led to is saved.
       while len(waiting) > (0 if save else 1):
         meter.count(*waiting.popleft())
       if save:
-        _save(saved, state, totals, parts, plan.last_learning_rate)
+        totals.total_secs = secs_before + time.time() - session.started
+        saving.save(saved, state, totals, parts, plan.last_learning_rate)
         last_save = time.monotonic()
-      if stop.is_set() and not is_last:
-        return Trained(state, totals, False, program)
-    return Trained(state, totals, True, program)
+      if stopping and not is_last:
+        return Trained(state, totals, False)
+    return Trained(state, totals, True)
   finally:
     items.close()
     meter.close()

@@ -13,7 +13,8 @@ from jaxemb.storage import atomic
 
 
 @contextlib.contextmanager
-def _writing(workdir: pathlib.Path) -> Iterator[None]:
+def writing(workdir: pathlib.Path) -> Iterator[None]:
+  """Makes one line of whatever keeps the folder from being written."""
   try:
     yield
   except OSError as error:
@@ -30,16 +31,17 @@ def open_(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     UserError: if another run is there, naming the settings that differ.
   """
   path = workdir / 'config.json'
-  with _writing(workdir):
+  with writing(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
     if not path.exists():
       return
-    text = path.read_text(encoding='utf-8')
+    data = path.read_bytes()
   try:
-    differing = config_lib.differences(config.to_dict(), json.loads(text))
-  except ValueError as error:
+    differing = config_lib.differences(config.to_dict(), json.loads(data))
+  except (ValueError, AttributeError) as error:
     raise errors.UserError(
-      f'{path} is not JSON: {error}; give another --workdir'
+      f'{path} does not hold the settings of a run: {error}; '
+      'give another --workdir'
     ) from error
   if differing:
     raise errors.UserError(
@@ -50,5 +52,30 @@ def open_(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
 
 def record(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Writes config.json, once the settings have led to something to train."""
-  with _writing(workdir), atomic.write(workdir / 'config.json') as file:
+  with writing(workdir), atomic.write(workdir / 'config.json') as file:
     file.write(json.dumps(config.to_dict(), indent=1).encode())
+
+
+@contextlib.contextmanager
+def locked(workdir: pathlib.Path) -> Iterator[None]:
+  """Keeps a second process out, which would mix its records with ours.
+
+  Raises:
+    UserError: if another process is training in this folder.
+  """
+  try:
+    import fcntl
+  except ImportError:  # not on Windows
+    yield
+    return
+  with writing(workdir):
+    file = open(workdir / '.lock', 'w')
+  with file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise errors.UserError(
+        f'another process is training in {workdir}; wait for it, or give '
+        'another --workdir'
+      ) from error
+    yield

@@ -15,12 +15,12 @@ PACKAGE = ROOT / 'jaxemb'
 # A module imports from levels below its own, and freely inside its package.
 LEVELS = [
   {'errors', 'ops', 'spelling'},
-  {'config', 'data', 'mesh', 'metrics', 'signals'},
+  {'config', 'data', 'mesh', 'signals'},
   {'tables', 'storage', 'evaluation'},
-  {'models', 'embeddings', 'workdirs', 'reporting'},
+  {'models', 'embeddings', 'metrics', 'workdirs', 'reporting'},
   {'strategies', 'report'},
   {'build'},
-  {'results', 'evaluate', 'query'},
+  {'results', 'saving', 'evaluate', 'query'},
   {'train'},
   {'main'},
 ]
@@ -32,7 +32,7 @@ ONLY = {
   'mesh': set(),
   'config': {'errors'},
   'data': {'errors'},
-  'metrics': {'errors'},
+  'metrics': {'errors', 'storage'},
   'tables': {'ops', 'mesh'},
   'storage': {'errors'},
   'evaluation': {'errors', 'ops'},

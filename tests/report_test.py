@@ -100,7 +100,7 @@ def _full_report() -> dict:
       },
       'blocks_never_heard_of': 7,
     },
-    'loss_per_pair': 2.151,
+    'loss_per_example': 2.151,
     'config': {'seed': 1, 'train': {'epochs': 5}, 'eval': {'paths': ''}},
     'evaluation': {
       'pairs': {
@@ -172,14 +172,14 @@ def test_json_round_trip(tmp_path):
 
 def test_not_finite_becomes_null_and_a_warning(tmp_path):
   figures = {
-    'loss_per_pair': math.nan,
+    'loss_per_example': math.nan,
     'words_per_sec': math.inf,
     'evaluation': {'x': {'kind': 'similarity', 'score': np.float32('nan')}},
   }
   _write(tmp_path, figures, [{'step': 1, 'loss': math.nan, 'epoch': 0.1}])
   strict = (tmp_path / 'report.json').read_text()
   read = json.loads(strict, parse_constant=pytest.fail)
-  assert read['loss_per_pair'] is None and read['words_per_sec'] is None
+  assert read['loss_per_example'] is None and read['words_per_sec'] is None
   assert read['evaluation']['x']['score'] is None
   page, checker = _read_page(tmp_path)
   assert not re.search(r'\b(nan|inf)\b', ' '.join(checker.texts), re.I)

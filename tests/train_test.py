@@ -88,7 +88,7 @@ def test_a_run_leaves_all_that_the_contract_names(finished):
   assert rows[-1]['words'] == 2 * report['corpus_words']
   assert rows[-1]['epoch'] == 2
   assert rows[-1]['learning_rate'] == pytest.approx(1e-4)
-  assert rows[-1]['loss'] == pytest.approx(report['loss_per_pair'], rel=0.2)
+  assert rows[-1]['loss'] == pytest.approx(report['loss_per_example'], rel=0.2)
 
 
 def test_the_exports_are_one_and_the_same_to_the_last_bit(finished):
@@ -139,7 +139,7 @@ def test_every_model_with_every_optimizer(cache, tmp_path, model, optimizer):
   assert train.run(config, tmp_path) == 0
   report = json.loads((tmp_path / 'report.json').read_text())
   # An untrained model scores 6 log 2 = 4.16 nats an example.
-  assert report['loss_per_pair'] < 4.1
+  assert report['loss_per_example'] < 4.1
 
 
 def test_killed_five_times_it_ends_with_the_same_vectors(cache, tmp_path):

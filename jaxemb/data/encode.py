@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import pathlib
+import platform
 import shutil
 import time
 from typing import Any, NamedTuple
@@ -33,7 +34,8 @@ from jaxemb.data import corpus, scan, shards, vocab
 
 _FORMAT = 1
 
-# A temporary folder that is older than this belongs to no process.
+# A temporary folder that is older than this belongs to no process (its own may
+# run on another machine that shares the cache).
 _LEFTOVER_SECS = 7 * 24 * 3600
 
 
@@ -86,7 +88,7 @@ def encode(
   encoded = _reuse(folder, sources, settings)
   if encoded is not None:
     return encoded
-  temporary = folder.with_name(f'{name}.tmp{os.getpid()}')
+  temporary = folder.with_name(f'{name}.tmp-{platform.node()}-{os.getpid()}')
   shutil.rmtree(temporary, ignore_errors=True)
   try:
     temporary.mkdir(parents=True)
@@ -107,9 +109,17 @@ def encode(
 
 def _remove_leftovers(folder: pathlib.Path) -> None:
   """Removes what runs that were killed while encoding left behind."""
-  for path in folder.glob('*.tmp*'):
-    if time.time() - path.stat().st_mtime > _LEFTOVER_SECS:
+  for path in folder.glob('*.tmp-*'):
+    node, pid = path.name.split('.tmp-', 1)[1].rsplit('-', 1)
+    is_old = time.time() - path.stat().st_mtime > _LEFTOVER_SECS
+    if is_old or (node == platform.node() and not _is_running(pid)):
       shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(pid: str) -> bool:
+  """Whether this machine may have a process of that number."""
+  processes = pathlib.Path('/proc')
+  return not (processes / 'self').exists() or (processes / pid).exists()
 
 
 def _file_hash(path: pathlib.Path) -> str:

@@ -7,6 +7,7 @@ aside, so that the text is read, decompressed, parsed and tokenized only once.
 import multiprocessing
 import os
 import pathlib
+import signal
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -47,6 +48,19 @@ def num_threads() -> int:
   except AttributeError:  # not on macOS and Windows
     cpus = os.cpu_count() or 1
   return min(cpus, _MAX_THREADS)
+
+
+def _start_stripper() -> None:
+  """Makes a process leave signals to its parent, and end with it."""
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+  parent = multiprocessing.parent_process()
+
+  def watch() -> None:
+    parent.join()
+    os._exit(0)
+
+  threading.Thread(target=watch, daemon=True).start()
 
 
 def _scan_piece(
@@ -117,7 +131,7 @@ def scan(
     # Stripping markup is Python code. Processes start when first used; "spawn"
     # because a fork of a process with threads or JAX in it may hang.
     futures.ProcessPoolExecutor(
-      threads, multiprocessing.get_context('spawn')
+      threads, multiprocessing.get_context('spawn'), _start_stripper
     ) as strippers,
   ):
     pool = strippers if total_bytes > _MANY_BYTES else None

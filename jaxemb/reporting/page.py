@@ -141,7 +141,7 @@ def _warnings(report: Mapping[str, Any]) -> str:
   lines = []
   if report.get('finished') is False:
     lines.append('The run is not finished; start it again to resume.')
-  loss = report.get('loss_per_pair')
+  loss = report.get('loss_per_example')
   if loss is not None and not markup.is_number(loss):
     lines.append('The loss is not finite: the vectors are of no use.')
   return ''.join(
@@ -165,8 +165,8 @@ def _tiles(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     f'{markup.duration(report.get("total_secs"))} in all',
   )
   yield (
-    'Loss per pair',
-    markup.fixed(report.get('loss_per_pair')),
+    'Loss per example',
+    markup.fixed(report.get('loss_per_example')),
     'at the end, in nats',
   )
   yield (

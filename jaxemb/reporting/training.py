@@ -10,7 +10,7 @@ from jaxemb.reporting import charts, markup
 _NUM_TABLE_ROWS = 20
 # By key of the logged rows: title, unit, axis from zero, format.
 _CURVES = {
-  'loss': ('Loss per pair', 'nats', False, markup.three_digits),
+  'loss': ('Loss per example', 'nats', False, markup.three_digits),
   'words_per_sec': ('Speed', 'words per second', True, markup.short),
   'learning_rate': ('Learning rate', '', True, markup.three_digits),
 }
@@ -28,9 +28,9 @@ def section(
   # After a restart the steps behind the checkpoint are logged again.
   rows = {row['step']: row for row in metrics if 'step' in row}
   rows = [rows[step] for step in sorted(rows)]
-  kept = ('loss_per_pair', 'kept_words', 'pairs')
+  kept = ('loss_per_example', 'kept_words', 'pairs')
   names = (
-    'Loss per pair, at the end',
+    'Loss per example, at the end',
     'Words kept by frequent-word subsampling',
     'Training pairs',
   )
@@ -103,7 +103,7 @@ def _measurements(rows: Sequence[Mapping[str, Any]]) -> str:
     ('step', 'Step', markup.integer),
     ('epoch', 'Epoch', lambda value: markup.fixed(value, 2)),
     ('words', 'Words', markup.integer),
-    ('loss', 'Loss per pair', lambda value: markup.fixed(value, 4)),
+    ('loss', 'Loss per example', lambda value: markup.fixed(value, 4)),
     ('words_per_sec', 'Words/s', markup.integer),
     (
       'learning_rate',

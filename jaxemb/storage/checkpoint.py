@@ -6,10 +6,14 @@ checkpoint is noticed and the one before it is used. A save that fails (a full
 disk, say) is reported and training goes on; earlier checkpoints stay.
 """
 
+import contextlib
+import errno
+import logging
 import pathlib
 import shutil
 import zlib
 from collections.abc import Callable
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +21,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxemb import errors
+
+# Errors that say nothing about the checkpoint itself.
+_PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
 
 
 class Restored(NamedTuple):
@@ -50,13 +57,26 @@ class Checkpoints:
     self._folder = folder.absolute()
     self._max_to_keep = max_to_keep
     self._report = report
+    # Orbax's own background threads wait for ever after a save that failed.
+    self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
+    self._saving: futures.Future | None = None
+    self._last_step: int | None = None
+    # Orbax logs pages of tracebacks for an error that is reported here.
+    self._absl = logging.getLogger('absl')
+    self._absl_level = self._absl.level
+    self._absl.setLevel(logging.CRITICAL)
     self._manager = self._open()
 
   def _open(self) -> ocp.CheckpointManager:
+    # What a run that was killed had begun to save.
+    for unfinished in self._folder.glob('*orbax-checkpoint-tmp*'):
+      shutil.rmtree(unfinished, ignore_errors=True)
     return ocp.CheckpointManager(
       self._folder,
       options=ocp.CheckpointManagerOptions(
-        max_to_keep=self._max_to_keep, create=True
+        max_to_keep=self._max_to_keep,
+        create=True,
+        enable_async_checkpointing=False,
       ),
     )
 
@@ -65,7 +85,9 @@ class Checkpoints:
 
   def __exit__(self, *unused: object) -> None:
     self.wait()
+    self._thread.shutdown()
     self._manager.close()
+    self._absl.setLevel(self._absl_level)
 
   def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
     """Saves in the background; the state may change as soon as this returns.
@@ -77,28 +99,30 @@ class Checkpoints:
     """
     self.wait()
     if step in self._manager.all_steps():
+      self._last_step = step
       return
     # A copy, because on a CPU device arrays are shared with the host and the
     # next step overwrites donated ones while they are being written.
     host_state = jax.tree.map(lambda x: np.array(x, copy=True), state)
-    record = record | {'checksums': _checksums(host_state)}
-    self._guarded(
-      lambda: self._manager.save(
-        step,
-        args=ocp.args.Composite(
-          state=ocp.args.StandardSave(host_state),
-          record=ocp.args.JsonSave(record),
-        ),
-      )
+    self._saving = self._thread.submit(self._save, step, host_state, record)
+
+  def _save(self, step: int, state: Any, record: dict[str, Any]) -> None:
+    record = record | {'checksums': _checksums(state)}
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardSave(state),
+        record=ocp.args.JsonSave(record),
+      ),
     )
+    self._last_step = step
 
-  def wait(self) -> None:
-    """Returns when the save that is under way has ended, well or not."""
-    self._guarded(self._manager.wait_until_finished)
-
-  def _guarded(self, action: Callable[[], Any]) -> None:
+  def wait(self) -> int | None:
+    """Waits for the save that is under way; the step that was saved last."""
+    saving, self._saving = self._saving, None
     try:
-      action()
+      if saving is not None:
+        saving.result()
     except Exception as error:  # orbax and tensorstore raise many types
       cause = ' '.join(str(error).split())[:300]
       self._report(
@@ -106,51 +130,65 @@ class Checkpoints:
         'and the last good checkpoint stays: free space on that disk'
       )
       # The manager keeps the failed step in mind; a new one reads the folder.
-      self._manager.close()
-      for unfinished in self._folder.glob('*orbax-checkpoint-tmp*'):
-        shutil.rmtree(unfinished, ignore_errors=True)
-      self._manager = self._open()
+      # Where even that cannot be had, the next save will tell again.
+      with contextlib.suppress(OSError, ValueError):
+        reopened = self._open()
+        self._manager.close()
+        self._manager = reopened
+    return self._last_step
 
   def restore(self, like: Any) -> Restored | None:
     """The newest intact checkpoint, or None if there is no checkpoint.
+
+    Damaged ones that are newer are set aside, in a folder beside this one.
 
     Args:
       like: pytree of arrays or `jax.ShapeDtypeStruct`s as saved.
 
     Raises:
-      UserError: if there are checkpoints and none can be read.
+      UserError: if there are checkpoints and none can be read; all stay.
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
     target = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
+    damaged = []
     for step in steps:
       try:
-        read = self._manager.restore(
-          step,
-          args=ocp.args.Composite(
-            state=ocp.args.StandardRestore(target),
-            record=ocp.args.JsonRestore(),
-          ),
-        )
-        if _checksums(read.state) != read.record['checksums']:
-          raise ValueError('its checksums differ')
+        read = self._read(step, target)
       except Exception as error:  # whatever a damaged file makes orbax raise
-        cause = ' '.join(str(error).split())[:200]
-        self._report(
-          f'checkpoint {step} is damaged and set aside, using the one before: '
-          f'{cause}'
-        )
-        self._set_aside(step)
+        if isinstance(error, MemoryError) or (
+          isinstance(error, OSError) and error.errno in _PASSING
+        ):
+          raise
+        damaged.append((step, ' '.join(str(error).split())[:200]))
         continue
+      for bad_step, cause in damaged:
+        self._report(
+          f'checkpoint {bad_step} is damaged and set aside, going on from '
+          f'checkpoint {step}: {cause}'
+        )
+        self._set_aside(bad_step)
       return Restored(step, read.state, read.record)
-    if steps:
+    if damaged:
       raise errors.UserError(
-        f'no checkpoint in {self._folder} can be read; delete that folder to '
-        'start again from the beginning'
+        f'no checkpoint in {self._folder} can be read ({damaged[0][1]}); '
+        'delete that folder to start again from the beginning'
       )
     return None
 
+  def _read(self, step: int, target: Any) -> Any:
+    read = self._manager.restore(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardRestore(target),
+        record=ocp.args.JsonRestore(),
+      ),
+    )
+    if _checksums(read.state) != read.record['checksums']:
+      raise ValueError('its checksums differ')
+    return read
+
   def _set_aside(self, step: int) -> None:
-    """Renames a damaged checkpoint so that its number can be saved again."""
+    """Moves a damaged checkpoint so that its number can be saved again."""
     self._manager.close()
     damaged = self._folder / str(step)
     if damaged.exists():

@@ -95,7 +95,49 @@ def test_all_damaged_is_an_error(tmp_path, lines):
   with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
     with pytest.raises(errors.UserError, match='delete that folder'):
       saved.restore(_state(0))
-  assert len(lines) == 2
+  # Nothing is moved: the cause may lie elsewhere.
+  assert sorted(p.name for p in folder.iterdir()) == ['2', '3']
+
+
+def test_a_passing_error_leaves_all_as_they_are(tmp_path, lines, monkeypatch):
+  folder = tmp_path / 'checkpoints'
+  _save_three(folder, lines)
+  with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
+    with monkeypatch.context() as patch:
+
+      def fail(*args):
+        raise MemoryError
+
+      patch.setattr(saved, '_read', fail)
+      with pytest.raises(MemoryError):
+        saved.restore(_state(0))
+    assert saved.restore(_state(0)).step == 3
+  assert not lines
+
+
+def test_what_a_kill_left_unfinished_goes(tmp_path, lines):
+  folder = tmp_path / 'checkpoints'
+  _save_three(folder, lines)
+  (folder / '7.orbax-checkpoint-tmp').mkdir()
+  with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
+    assert saved.restore(_state(0)).step == 3
+  assert sorted(p.name for p in folder.iterdir()) == ['2', '3']
+
+
+def test_a_folder_that_cannot_be_written_does_not_hang(tmp_path, lines):
+  folder = tmp_path / 'checkpoints'
+  with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
+    saved.save(1, _state(1), {})
+    assert saved.wait() == 1
+    folder.rename(tmp_path / 'away')
+    folder.write_text('a file in its place')
+    saved.save(2, _state(2), {})
+    assert saved.wait() == 1
+    assert len(lines) == 1 and 'not saved' in lines[0]
+    folder.unlink()
+    (tmp_path / 'away').rename(folder)
+    saved.save(3, _state(3), {})
+    assert saved.wait() == 3
 
 
 def test_a_full_disk_is_said_and_the_last_good_one_stays(tmp_path, lines):

@@ -1,0 +1,66 @@
+"""What a checkpoint of a run holds, and going on from it.
+
+The state of the strategy; the totals, which tell where reading goes on; and the
+fingerprint of the corpus that both belong to.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxemb import build, errors, metrics
+from jaxemb.storage import checkpoint
+from jaxemb.strategies import base as strategy_base
+
+
+@jax.jit
+def _all_finite(state: Any) -> jax.Array:
+  finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(state)]
+  return jnp.stack(finite).all()
+
+
+def start(
+  key: jax.Array,
+  parts: build.Parts,
+  saved: checkpoint.Checkpoints,
+) -> tuple[strategy_base.TrainState, metrics.Totals]:
+  """A new state, or that of the newest checkpoint.
+
+  Args:
+    key: of a new state.
+    parts: the run's parts.
+    saved: the run's checkpoints.
+
+  Raises:
+    UserError: if the text has changed since the run began.
+  """
+  init = jax.jit(parts.strategy.init)
+  restored = saved.restore(jax.eval_shape(init, key))
+  if restored is None:
+    return init(key), metrics.Totals()
+  if restored.record['corpus'] != parts.corpus.manifest['fingerprint']:
+    raise errors.UserError(
+      'the text has changed since this run began; give another --workdir'
+    )
+  totals = metrics.Totals(**restored.record['totals'])
+  metrics.LOG.info('resuming behind %s words', f'{totals.words:,}')
+  return restored.state, totals
+
+
+def save(
+  saved: checkpoint.Checkpoints,
+  state: strategy_base.TrainState,
+  totals: metrics.Totals,
+  parts: build.Parts,
+  learning_rate: float,
+) -> None:
+  """Saves in the background; refuses to keep a state that is not finite."""
+  if not _all_finite(state):
+    raise metrics.diverged(totals.steps, totals.words, float(learning_rate))
+  record = {
+    'totals': dataclasses.asdict(totals),
+    'corpus': parts.corpus.manifest['fingerprint'],
+  }
+  saved.save(totals.steps, state, record)
