@@ -46,15 +46,26 @@ def _write_tokens(corpus: encode.Encoded, path: pathlib.Path) -> None:
 def _timed(command: list[str], folder: pathlib.Path) -> dict[str, float]:
   """Runs a process; seconds, CPU seconds and peak memory of the whole."""
   start = time.perf_counter()
+  peak_bytes = 0
   with open(folder / 'log', 'ab') as log:
     process = subprocess.Popen(command, stdout=log, stderr=log)
-    _, status, usage = os.wait4(process.pid, 0)
-  if status:
+    # The process's own figure, read while it runs: what wait4 tells includes
+    # the memory of this process, from which it was forked.
+    status = pathlib.Path(f'/proc/{process.pid}/status')
+    while True:
+      pid, code, usage = os.wait4(process.pid, os.WNOHANG)
+      if pid:
+        break
+      for line in status.read_text().splitlines():
+        if line.startswith('VmHWM:'):
+          peak_bytes = max(peak_bytes, 1024 * int(line.split()[1]))
+      time.sleep(0.05)
+  if code:
     sys.exit(f'{" ".join(command)} failed; see {folder / "log"}')
   return {
     'process_secs': time.perf_counter() - start,
     'process_cpu_secs': usage.ru_utime + usage.ru_stime,
-    'peak_rss_bytes': 1024 * usage.ru_maxrss,
+    'peak_rss_bytes': peak_bytes,
   }
 
 

@@ -18,12 +18,8 @@ from ml_collections import config_flags
 from jaxemb import config as config_lib
 from jaxemb import errors
 
-_CONFIG = config_flags.DEFINE_config_file(
-  'config', None, 'Settings, FILE[:VARIANT].', lock_config=True
-)
-_WORKDIR = flags.DEFINE_string(
-  'workdir', '', 'Folder of the run; "" = runs/<config>-<time>.'
-)
+_CONFIG = config_flags.DEFINE_config_file('config', None, lock_config=True)
+_WORKDIR = flags.DEFINE_string('workdir', '', '"" = runs/<config>-<time>')
 
 
 def _parse(argv: Sequence[str]) -> tuple[object, pathlib.Path]:

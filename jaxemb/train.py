@@ -68,6 +68,14 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
       # The caller shows it; the file should tell it as well.
       log.emit(logging.makeLogRecord({'msg': str(error)}))
       raise
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+      is_memory = isinstance(error, MemoryError)
+      if not is_memory and 'RESOURCE_EXHAUSTED' not in str(error):
+        raise
+      raise errors.UserError(
+        'out of memory; lower --config.model.dim, --config.data.max_vocab or '
+        '--config.train.batch_words'
+      ) from error
     finally:
       metrics.stop_log(log)
 
