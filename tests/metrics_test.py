@@ -1,0 +1,121 @@
+"""Records: complete, resumed without doubles, and never the end of a run."""
+
+import logging
+import pathlib
+import struct
+
+import pytest
+from tensorboardX.proto import event_pb2
+
+from jaxemb import errors, metrics
+from jaxemb.data import loader
+from jaxemb.strategies import base as strategy_base
+
+
+def _record(step: int) -> dict:
+  return {
+    'step': step, 'epoch': step / 10, 'words': 100 * step,
+    'words_per_sec': 5.0, 'loss': 2.5, 'learning_rate': 0.1,
+    'elapsed_secs': 1.0, 'eta_secs': 1.0,
+  }  # fmt: skip
+
+
+def _events(folder: pathlib.Path) -> list[event_pb2.Event]:
+  events = []
+  for path in sorted(folder.iterdir()):
+    data = path.read_bytes()
+    while data:
+      (length,) = struct.unpack('<Q', data[:8])
+      events.append(event_pb2.Event.FromString(data[12 : 12 + length]))
+      data = data[16 + length :]
+  return events
+
+
+def test_records_go_to_json_lines_and_tensorboard(tmp_path):
+  writer = metrics.Writer(tmp_path, 0)
+  for step in (1, 2):
+    writer.write(_record(step))
+  writer.close()
+  rows = metrics.read(tmp_path / 'metrics.jsonl')
+  assert rows == [_record(1), _record(2)]
+  scalars = [e for e in _events(tmp_path / 'tensorboard') if e.summary.value]
+  assert [e.step for e in scalars] == [1, 2]
+  values = {v.tag: v.simple_value for v in scalars[0].summary.value}
+  assert values['loss'] == 2.5 and values['words_per_sec'] == 5.0
+
+
+def test_what_is_trained_again_is_forgotten(tmp_path):
+  writer = metrics.Writer(tmp_path, 0)
+  for step in (1, 2, 3):
+    writer.write(_record(step))
+  writer.close()
+  with open(tmp_path / 'metrics.jsonl', 'a') as file:
+    file.write('5\n{"step": 4, "wor')
+  writer = metrics.Writer(tmp_path, 200)
+  writer.write(_record(3))
+  writer.close()
+  rows = metrics.read(tmp_path / 'metrics.jsonl')
+  assert [row['step'] for row in rows] == [1, 2, 3]
+  starts = [
+    e.step
+    for e in _events(tmp_path / 'tensorboard')
+    if e.session_log.status == event_pb2.SessionLog.START
+  ]
+  # From this step on TensorBoard forgets; step 2 itself stays.
+  assert starts == [3]
+
+
+@pytest.mark.skipif(
+  not pathlib.Path('/dev/full').exists(), reason='needs a device that is full'
+)
+def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path):
+  lines = []
+  handler = logging.Handler()
+  handler.emit = lambda record: lines.append(record.getMessage())
+  metrics.LOG.addHandler(handler)
+  try:
+    writer = metrics.Writer(tmp_path, 0)
+    (tmp_path / 'metrics.jsonl').symlink_to('/dev/full')
+    for step in range(20):
+      writer.write(_record(step))
+    writer.close()
+  finally:
+    metrics.LOG.removeHandler(handler)
+  assert len(lines) == 1
+  assert 'No space left' in lines[0] and 'training goes on' in lines[0]
+
+
+def _dispatch(words_after: int) -> loader.Loaded:
+  return loader.Loaded(
+    None, 10, 0, loader.Position(0, 64), 0, words_after, 500, 3000
+  )
+
+
+def test_the_meter_counts_and_stops_at_a_loss_that_is_not_finite(tmp_path):
+  totals = metrics.Totals()
+  meter = metrics.Meter(tmp_path, totals, 1000, 2, 0.0)
+  meter.start()
+  good = strategy_base.StepMetrics(600.0, 200.0, -1)
+  meter.count(_dispatch(1000), (0.2, 0.1), good)
+  assert totals.words == 1000 and totals.steps == 10 and totals.pairs == 3000
+  assert totals.loss_per_example() == 3.0
+  (row,) = metrics.read(tmp_path / 'metrics.jsonl')
+  assert row['epoch'] == 1.0 and row['loss'] == 3.0
+  assert row['learning_rate'] == 0.1
+  bad = strategy_base.StepMetrics(float('nan'), 200.0, 5)
+  with pytest.raises(errors.UserError) as caught:
+    meter.count(_dispatch(2000), (0.2, 0.1), bad)
+  assert 'step 15' in str(caught.value) and '0.15' in str(caught.value)
+  meter.close()
+
+
+def test_the_loss_stays_right_over_many_pairs(tmp_path):
+  # float32 sums stick at 2^24 ones; these are carried in 64 bits.
+  totals = metrics.Totals(losses=[[3e12, 1e12]])
+  meter = metrics.Meter(tmp_path, totals, 10**13, 1, 1e9)
+  for _ in range(1000):
+    meter.count(
+      _dispatch(1000), (0.1, 0.1), strategy_base.StepMetrics(1.0, 1.0, -1)
+    )
+  meter.close()
+  assert totals.losses == [[3e12 + 1000, 1e12 + 1000]]
