@@ -84,6 +84,10 @@ class _Parser:
     self._expat = expat.ParserCreate('utf-8')
     self._expat.buffer_text = True
     self._expat.buffer_size = 1 << 18
+    # Newer expat holds back what might go on in the next block, so that the
+    # end of a dump would seem cut; blocks are large enough without that.
+    if hasattr(self._expat, 'SetReparseDeferralEnabled'):
+      self._expat.SetReparseDeferralEnabled(False)
     self._expat.StartElementHandler = self._start
     self._expat.EndElementHandler = self._end
     if headless:
