@@ -8,6 +8,11 @@ def training_device() -> jax.Device:
   return jax.local_devices()[0]
 
 
+def name(device: jax.Device) -> str:
+  """A device as reports name it."""
+  return f'{device.platform}:{device.id} {device.device_kind}'
+
+
 def describe() -> str:
   """One line on processes, devices and what is used of them."""
   devices = jax.devices()

@@ -130,7 +130,9 @@ class Writer:
     self._failed = False
     rows = read(self._path)
     kept = [row for row in rows if row['words'] <= words]
-    if len(kept) < len(rows):
+    data = self._path.read_bytes() if self._path.exists() else b''
+    # Also where a line was cut: the next record would be lost with it.
+    if data.count(b'\n') != len(kept) or data[-1:] not in (b'', b'\n'):
       with atomic.write(self._path) as file:
         file.writelines(json.dumps(row).encode() + b'\n' for row in kept)
     folder = workdir / 'tensorboard'
@@ -229,6 +231,7 @@ class Meter:
     epoch_words: int,
     epochs: int,
     log_every_secs: float,
+    max_loss: float = float('inf'),
   ):
     """Goes on from `totals`.
 
@@ -238,8 +241,10 @@ class Meter:
       epoch_words: words of one epoch.
       epochs: how many.
       log_every_secs: how far apart records are.
+      max_loss: nats per example beyond which training has diverged.
     """
     self._totals = totals
+    self._max_loss = max_loss
     self._epoch_words = epoch_words
     self._total_words = epoch_words * epochs
     self._every_secs = log_every_secs
@@ -271,6 +276,8 @@ class Meter:
     t = self._totals
     loss, examples = float(step_metrics.loss), float(step_metrics.examples)
     bad_step = int(step_metrics.first_bad_step)
+    if examples and loss / examples > self._max_loss:
+      bad_step = max(bad_step, 0)  # finite, but far beyond an untrained model
     if bad_step >= 0:
       first, last = learning_rates
       rate = first + (last - first) * bad_step / max(item.num_steps, 1)
@@ -334,8 +341,9 @@ class Meter:
 def diverged(step: int, words: int, learning_rate: float) -> errors.UserError:
   """The error of a run whose loss or tables are no longer finite."""
   return errors.UserError(
-    f'training became non-finite at step {step:,} ({words:,} words, learning '
-    f'rate {learning_rate:.6g}); lower --config.optimizer.learning_rate, '
+    f'training diverged at step {step:,} ({words:,} words, learning rate '
+    f'{learning_rate:.6g}): its loss is not finite or far beyond that of an '
+    'untrained model; lower --config.optimizer.learning_rate, '
     '--config.optimizer.max_duplicates or --config.train.batch_words'
   )
 

@@ -9,11 +9,10 @@ import sys
 import time
 from typing import Any
 
-import jax
 import ml_collections
 import numpy as np
 
-from jaxemb import build, metrics, report
+from jaxemb import build, mesh, metrics, report
 from jaxemb.data import encode
 from jaxemb.evaluation import benchmarks, summary, words
 from jaxemb.storage import word2vec_format
@@ -118,7 +117,7 @@ def _page(
     'total_secs': totals.total_secs,
     'peak_rss_bytes': _peak_rss_bytes(),
     'table_bytes': table_bytes,
-    'devices': [f'{d.platform}:{d.id} {d.device_kind}' for d in jax.devices()],
+    'devices': [mesh.name(mesh.training_device())],
     'collectives': totals.collectives,
     'dropped': parts.corpus.manifest['dropped'],
     'machine': _machine(),
@@ -163,7 +162,9 @@ def write(
   totals.total_secs += time.time() - start
   page = _page(config, parts, totals, table_bytes) | {'evaluation': evaluation}
   page['dropped'] = page['dropped'] | {
-    'words_renamed_in_exports': exported['renamed_words']
+    'words_renamed_in_exports': exported['renamed_words'],
+    'words_left_out_of_projector': exported['words']
+    - exported['projector_words'],
   }
   report.write(
     workdir,

@@ -7,6 +7,7 @@ state and the position, so a run that was killed repeats exactly what it lost.
 
 import collections
 import logging
+import math
 import pathlib
 import threading
 import time
@@ -28,6 +29,7 @@ from jaxemb import (
   signals,
   workdirs,
 )
+from jaxemb import config as config_lib
 from jaxemb.data import loader
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base as strategy_base
@@ -57,6 +59,7 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
     UserError: for input or settings that cannot be used.
   """
   session = _Session(time.time())
+  config = config_lib.resolved(config)
   workdirs.open_(config, workdir)
   with workdirs.locked(workdir):
     with workdirs.writing(workdir):
@@ -110,12 +113,13 @@ def _run(
     trained = _train(config, workdir, parts, saved, stop, session)
     saved_step = saved.wait()
   if not trained.finished:
-    metrics.LOG.info(
-      'stopped by a signal at step %s, saved at step %s; start again to resume',
-      trained.totals.steps,
-      saved_step,
-    )
+    metrics.LOG.info('stopped; saved at step %s; start again', saved_step)
     return STOPPED
+  if not trained.totals.pairs:
+    raise errors.UserError(
+      'nothing was learned: no word has another one in its window; give text '
+      'with several words on a line, or raise --config.data.sample'
+    )
   table_bytes = sum(x.nbytes for x in jax.tree.leaves(trained.state))
   vectors = parts.strategy.result(trained.state)
   results.write(config, workdir, parts, vectors, trained.totals, table_bytes)
@@ -198,7 +202,13 @@ def _train(
   schedule = _schedules(config, epoch_words * epochs)
   with workdirs.writing(workdir):
     meter = metrics.Meter(
-      workdir, totals, epoch_words, epochs, config.train.log_every_secs
+      workdir,
+      totals,
+      epoch_words,
+      epochs,
+      config.train.log_every_secs,
+      # Thrice what a model that knows nothing scores.
+      3 * (1 + config.model.negatives) * math.log(2),
     )
   items = _batches(parts, totals, device)
   waiting: collections.deque = collections.deque()

@@ -17,7 +17,8 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import errors, train
+from jaxemb import errors, train, workdirs
+from jaxemb.data import loader
 from jaxemb.storage import checkpoint
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -256,9 +257,63 @@ def test_a_run_that_diverges_stops_and_says_where(cache, tmp_path):
   )
   with pytest.raises(errors.UserError) as caught:
     train.run(config, tmp_path)
-  assert 'non-finite at step' in str(caught.value)
+  assert 'diverged at step' in str(caught.value)
   assert 'learning rate' in str(caught.value)
   assert not (tmp_path / 'export').exists()
+
+
+def test_text_from_which_nothing_is_learned_is_told(cache, tmp_path):
+  path = _text(tmp_path, b'one\ntwo\nthree\n' * 99)
+  with pytest.raises(errors.UserError, match='nothing was learned'):
+    train.run(_config(cache, **{'data.path': path}), tmp_path / 'run')
+
+
+def test_large_steps_that_diverge_without_overflow_are_told(cache, tmp_path):
+  config = _config(
+    cache,
+    **{
+      'data.embedded_words': 200_000,
+      'train.batch_words': 4096,
+      'optimizer.max_duplicates': 0.0,
+      'optimizer.learning_rate': 0.05,
+      'train.epochs': 5,
+    },
+  )
+  with pytest.raises(errors.UserError, match='diverged'):
+    train.run(config, tmp_path)
+
+
+def test_schedules_join_up_and_keys_are_never_shared(cache):
+  config = config_lib.resolved(_config(cache))
+  schedule = train._schedules(config, 1000)
+  first, second = (
+    schedule(loader.Loaded(None, 1, i, None, a, b, 0, 0))
+    for i, a, b in ((0, 0, 400), (1, 400, 1000))
+  )
+  assert first.first_learning_rate == np.float32(0.03)
+  assert first.last_learning_rate == second.first_learning_rate
+  assert second.last_learning_rate == pytest.approx(1e-4)
+  config.seed = 2
+  other = train._schedules(config, 1000)(
+    loader.Loaded(None, 1, 0, None, 0, 400, 0, 0)
+  )
+  keys = {tuple(plan.key) for plan in (first, second, other)}
+  assert len(keys) == 3
+
+
+def test_text_that_changed_is_not_resumed_on(cache, tmp_path):
+  path = _text(tmp_path, _SENTENCE * 99)
+  config = _config(cache, **{'data.path': path})
+  assert train.run(config, tmp_path / 'run') == 0
+  _text(tmp_path, _SENTENCE * 98 + b'one two\n')
+  with pytest.raises(errors.UserError, match='text has changed'):
+    train.run(config, tmp_path / 'run')
+
+
+def test_two_processes_do_not_share_a_workdir(cache, tmp_path):
+  with workdirs.locked(tmp_path):
+    with pytest.raises(errors.UserError, match='another process'):
+      train.run(_config(cache), tmp_path)
 
 
 def test_a_wrong_evaluation_path_is_told_before_training(cache, tmp_path):

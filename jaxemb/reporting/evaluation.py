@@ -24,6 +24,13 @@ def headline(evaluation: Mapping[str, dict]) -> list[tuple[str, str, str]]:
     ('categorization', 'Categories', 'purity', markup.fixed),
   ):
     chosen = _of_kind(evaluation, kind)
+    if kind == 'similarity':
+      # Scored without the contexts that it is about: no headline.
+      chosen = {
+        name: result
+        for name, result in chosen.items()
+        if result.get('layout') != 'scws'
+      }
     if kind == 'analog' and chosen:
       largest = max(chosen, key=lambda name: chosen[name].get('found') or 0)
       chosen = {largest: chosen[largest]}

@@ -30,7 +30,7 @@ def section(
   rows = [rows[step] for step in sorted(rows)]
   kept = ('loss_per_example', 'kept_words', 'pairs')
   names = (
-    'Loss per example, at the end',
+    'Loss per example, mean of the last epoch',
     'Words kept by frequent-word subsampling',
     'Training pairs',
   )
