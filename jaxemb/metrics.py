@@ -197,7 +197,6 @@ class Totals:
   """Sums over a run so far; a checkpoint carries them."""
 
   steps: int = 0
-  batches: int = 0
   words: int = 0  # corpus words in the vocabulary, before subsampling
   epoch: int = 0  # where reading goes on
   block: int = 0
@@ -293,7 +292,6 @@ class Meter:
     self._loss += loss
     self._examples += examples
     t.steps += item.num_steps
-    t.batches += 1
     t.words = item.words_after
     t.kept_words += item.kept_words
     t.pairs += item.pairs

@@ -97,3 +97,9 @@ def ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
     while (block := future.result()) is not None:
       future = thread.submit(next, blocks, None)
       yield block
+
+
+def file_sha256(path: pathlib.Path) -> str:
+  """SHA-256 of a file's bytes as they lie on disk, in hexadecimal."""
+  with open(path, 'rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()

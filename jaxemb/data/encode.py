@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.data import corpus, scan, shards, vocab
+from jaxemb.data import compressed, corpus, scan, shards, vocab
 
 _FORMAT = 1
 
@@ -122,11 +122,6 @@ def _is_running(pid: str) -> bool:
   return not (processes / 'self').exists() or (processes / pid).exists()
 
 
-def _file_hash(path: pathlib.Path) -> str:
-  with open(path, 'rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()
-
-
 def _reuse(
   folder: pathlib.Path, sources: list[corpus.Source], settings: Settings
 ) -> Encoded | None:
@@ -137,14 +132,17 @@ def _reuse(
       if (folder / shard['file']).stat().st_size != 4 * shard['num_ids']:
         return None
     if settings.counts:
-      if _file_hash(pathlib.Path(settings.counts)) != manifest['counts_sha256']:
+      if (
+        compressed.file_sha256(pathlib.Path(settings.counts))
+        != manifest['counts_sha256']
+      ):
         return None
     for source, known in zip(sources, manifest['files'], strict=True):
       if source.size_bytes != known['size_bytes']:
         return None
       # A copied or touched file has another time but the same content.
       if source.mtime_ns != known['mtime_ns']:
-        if _file_hash(source.path) != known['sha256']:
+        if compressed.file_sha256(source.path) != known['sha256']:
           return None
     encoded = _open(folder)
     if len(encoded.vocabulary.words) != manifest['num_vocab_words']:
@@ -185,7 +183,7 @@ def _encode(
   if settings.counts:
     counts_path = pathlib.Path(settings.counts)
     table = vocab.read_counts(counts_path)
-    counts_sha256 = _file_hash(counts_path)
+    counts_sha256 = compressed.file_sha256(counts_path)
   reports = [corpus.ReadReport() for _ in sources]
   pieces = scan.scan(
     sources, reports, settings.tokens, settings.lowercase, folder, progress
@@ -258,5 +256,8 @@ def _dropped(
 
 def _fingerprint(folder: pathlib.Path, written: list[dict[str, Any]]) -> str:
   """Names this vocabulary and these ids, for a run that resumes on them."""
-  hashes = [_file_hash(folder / 'vocab.txt'), *(s['sha256'] for s in written)]
+  hashes = [
+    compressed.file_sha256(folder / 'vocab.txt'),
+    *(s['sha256'] for s in written),
+  ]
   return hashlib.sha256(' '.join(hashes).encode()).hexdigest()

@@ -23,7 +23,6 @@ size gets 80 % of the analogies. There are 30,000 background words at any size.
 import bz2
 import collections
 import concurrent.futures
-import hashlib
 import json
 import os
 import pathlib
@@ -33,7 +32,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from jaxemb import errors
-from jaxemb.data import toywiki_eval
+from jaxemb.data import compressed, toywiki_eval
 from jaxemb.data import toywiki_families as families_lib
 from jaxemb.data import toywiki_patterns as patterns
 
@@ -319,17 +318,12 @@ def _write_xml(
   return total_words
 
 
-def _sha256(path: pathlib.Path) -> str:
-  with open(path, 'rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()
-
-
 def _is_intact(folder: pathlib.Path, settings: dict[str, int]) -> bool:
   """Whether the folder holds what `settings` would write, byte for byte."""
   try:
     manifest = json.loads((folder / _MANIFEST_NAME).read_text('utf-8'))
     return manifest['settings'] == settings and all(
-      _sha256(folder / name) == digest
+      compressed.file_sha256(folder / name) == digest
       for name, digest in manifest['sha256'].items()
     )
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -350,7 +344,9 @@ def _generate(folder: pathlib.Path, settings: dict[str, int]) -> None:
     manifest = {
       'settings': settings,
       'article_words': num_words,
-      'sha256': {name: _sha256(staging / name) for name in names},
+      'sha256': {
+        name: compressed.file_sha256(staging / name) for name in names
+      },
     }
     (staging / _MANIFEST_NAME).write_text(json.dumps(manifest, indent=2))
     (folder / _MANIFEST_NAME).unlink(missing_ok=True)

@@ -50,10 +50,7 @@ class Cbow:
     """Input: [L / c * (c + 2 W)] windows. Output: [L / c * (c + N)]."""
     s = self.spec
     window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    num_chunks = window_ids.shape[0]
-    draws = sampling.draw(
-      constants, key, step, num_chunks * s.shared_negatives
-    ).reshape(num_chunks, s.shared_negatives)
+    draws = skipgram.draw_negatives(s, constants, key, step, len(window_ids))
     centers = window_ids[:, s.window : s.window + s.chunk]
     return {
       skipgram.INPUT: window_ids.reshape(-1),

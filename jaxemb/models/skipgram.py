@@ -40,6 +40,18 @@ def tables(spec: base.WindowSpec) -> dict[str, spec_lib.TableSpec]:
   }
 
 
+def draw_negatives(
+  spec: base.WindowSpec,
+  table: sampling.Alias,
+  key: jax.Array,
+  step: jax.Array,
+  num_chunks: int,
+) -> jax.Array:
+  """[num_chunks, N] int32, the draws that the centers of a chunk share."""
+  draws = sampling.draw(table, key, step, num_chunks * spec.shared_negatives)
+  return draws.reshape(num_chunks, spec.shared_negatives)
+
+
 @dataclasses.dataclass(frozen=True)
 class SkipGram:
   """The model over one step's rows; implements `base.Model`."""
@@ -67,10 +79,7 @@ class SkipGram:
     """Input: [L] centers. Output: [L / c * (c + 2 W + N)], chunk by chunk."""
     s = self.spec
     window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    num_chunks = window_ids.shape[0]
-    draws = sampling.draw(
-      constants, key, step, num_chunks * s.shared_negatives
-    ).reshape(num_chunks, s.shared_negatives)
+    draws = draw_negatives(s, constants, key, step, len(window_ids))
     length = batch.left.shape[0]
     return {
       INPUT: batch.tokens[s.window : s.window + length],
