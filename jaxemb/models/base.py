@@ -46,7 +46,7 @@ class Model(Protocol):
   def ids(
     self, constants: Any, batch: StepBatch, key: jax.Array, step: jax.Array
   ) -> Mapping[str, jax.Array]:
-    """The ids [n] to look up in each table.
+    """The ids [...] to look up in each table, in the shape that `loss` wants.
 
     Random choices are a pure function of (key, step): [2] uint32 and uint32.
     """

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxemb.models import base, skipgram
-from jaxemb.ops import losses, sampling, windows
+from jaxemb.ops import losses, products, sampling, windows
 from jaxemb.tables import spec as spec_lib
 
 
@@ -47,14 +47,14 @@ class Cbow:
     key: jax.Array,
     step: jax.Array,
   ) -> dict[str, jax.Array]:
-    """Input: [L / c * (c + 2 W)] windows. Output: [L / c * (c + N)]."""
+    """Input: [L / c, c + 2 W] windows. Output: [L / c, c + N]."""
     s = self.spec
     window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
     draws = skipgram.draw_negatives(s, constants, key, step, len(window_ids))
     centers = window_ids[:, s.window : s.window + s.chunk]
     return {
-      skipgram.INPUT: window_ids.reshape(-1),
-      skipgram.OUTPUT: jnp.concatenate([centers, draws], 1).reshape(-1),
+      skipgram.INPUT: window_ids,
+      skipgram.OUTPUT: jnp.concatenate([centers, draws], 1),
     }
 
   def loss(
@@ -65,15 +65,13 @@ class Cbow:
   ) -> jax.Array:
     """Summed over the centers that have a context, in nats."""
     s = self.spec
-    output_ids = ids[skipgram.OUTPUT].reshape(-1, s.chunk + s.shared_negatives)
+    output_ids = ids[skipgram.OUTPUT]
     centers, draws = output_ids[:, : s.chunk], output_ids[:, s.chunk :]
     num_contexts = skipgram.num_contexts(batch).reshape(-1, s.chunk, 1)
     mask = windows.window_mask(batch.left, batch.right, s.chunk, s.window)
     mean = mask / jnp.maximum(num_contexts, 1)
-    contexts = rows[skipgram.INPUT].reshape(-1, s.chunk + 2 * s.window, s.dim)
-    hidden = jnp.einsum('kcw,kwd->kcd', mean, contexts)
-    outputs = rows[skipgram.OUTPUT].reshape(*output_ids.shape, s.dim)
-    scores = jnp.einsum('kcd,kwd->kcw', hidden, outputs)
+    hidden = products.weighted_sums(mean, rows[skipgram.INPUT])
+    scores = products.scores(hidden, rows[skipgram.OUTPUT])
     # Column i < c is center i's own word; the other centers are not examples.
     own = jnp.eye(s.chunk, dtype=jnp.float32)[None]
     differs = (centers[:, :, None] != draws[:, None, :]).astype(jnp.float32)

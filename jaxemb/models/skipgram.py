@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxemb.models import base
-from jaxemb.ops import losses, sampling, windows
+from jaxemb.ops import losses, products, sampling, windows
 from jaxemb.tables import spec as spec_lib
 
 INPUT = 'input'
@@ -76,14 +76,14 @@ class SkipGram:
     key: jax.Array,
     step: jax.Array,
   ) -> dict[str, jax.Array]:
-    """Input: [L] centers. Output: [L / c * (c + 2 W + N)], chunk by chunk."""
+    """Input: [L / c, c] centers. Output: [L / c, c + 2 W + N]."""
     s = self.spec
     window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
     draws = draw_negatives(s, constants, key, step, len(window_ids))
     length = batch.left.shape[0]
     return {
-      INPUT: batch.tokens[s.window : s.window + length],
-      OUTPUT: jnp.concatenate([window_ids, draws], 1).reshape(-1),
+      INPUT: batch.tokens[s.window : s.window + length].reshape(-1, s.chunk),
+      OUTPUT: jnp.concatenate([window_ids, draws], 1),
     }
 
   def loss(
@@ -95,7 +95,7 @@ class SkipGram:
     """Summed over the (center, context) pairs, in nats."""
     s = self.spec
     width = s.chunk + 2 * s.window
-    output_ids = ids[OUTPUT].reshape(-1, width + s.shared_negatives)
+    output_ids = ids[OUTPUT]
     window_ids, draws = output_ids[:, :width], output_ids[:, width:]
     mask = windows.window_mask(batch.left, batch.right, s.chunk, s.window)
     differs = (window_ids[:, :, None] != draws[:, None, :]).astype(jnp.float32)
@@ -103,9 +103,7 @@ class SkipGram:
     weights = jnp.concatenate(
       [mask, pairs * (s.negatives / s.shared_negatives)], 2
     )
-    centers = rows[INPUT].reshape(-1, s.chunk, s.dim)
-    others = rows[OUTPUT].reshape(*output_ids.shape, s.dim)
-    scores = jnp.einsum('kcd,kwd->kcw', centers, others)
+    scores = products.scores(rows[INPUT], rows[OUTPUT])
     labels = jnp.arange(scores.shape[-1]) < width
     labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
     return jnp.sum(weights * losses.logistic_loss(scores, labels))

@@ -34,8 +34,9 @@ class RowOptimizer(NamedTuple):
 
   # (vocab, dim) -> slots
   init: Callable[[int, int], Slots]
-  # (slots, ids [n], row_grads [n, dim], learning_rate) -> (deltas [n, dim],
-  # slots); deltas are added to the rows, duplicates one after the other.
+  # (slots, ids [...], row_grads [..., dim], learning_rate) -> (deltas
+  # [..., dim], slots); deltas are added to the rows, duplicates one after the
+  # other.
   update: Callable[
     [Slots, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Slots]
   ]
@@ -52,7 +53,7 @@ def _add(array: jax.Array, ids: jax.Array, values: jax.Array) -> jax.Array:
 def _occurrences(
   scratch: jax.Array, ids: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """[n] float32: how often each id occurs in `ids`; and the scratch again.
+  """How often each id occurs, float32 like `ids`; and the scratch again.
 
   `scratch` is [vocab] zeros. It is written and cleaned at `ids` only, so that
   counting costs nothing that grows with the vocabulary.
@@ -84,7 +85,7 @@ def sgd(max_duplicates: float) -> RowOptimizer:
       return -learning_rate * row_grads, slots
     occurrences, scratch = _occurrences(slots.scratch, ids)
     scale = -learning_rate * jnp.minimum(1.0, max_duplicates / occurrences)
-    return scale[:, None] * row_grads, SgdSlots(scratch)
+    return scale[..., None] * row_grads, SgdSlots(scratch)
 
   return RowOptimizer(init, update)
 
@@ -106,7 +107,7 @@ def adagrad(epsilon: float) -> RowOptimizer:
     squares = jnp.mean(jnp.square(row_grads), -1)
     sum_squares = _add(slots.sum_squares, ids, squares)
     scale = -learning_rate / (jnp.sqrt(_gather(sum_squares, ids)) + epsilon)
-    return scale[:, None] * row_grads, AdagradSlots(sum_squares)
+    return scale[..., None] * row_grads, AdagradSlots(sum_squares)
 
   return RowOptimizer(init, update)
 
@@ -136,7 +137,7 @@ def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
     # Each of n occurrences carries an n-th of what happens once per row.
     share = 1.0 / occurrences
     old_mean = jax.lax.optimization_barrier(_gather(slots.mean, ids))
-    decay = (beta1 - 1) * share[:, None] * old_mean
+    decay = (beta1 - 1) * share[..., None] * old_mean
     mean = _add(slots.mean, ids, decay + (1 - beta1) * row_grads)
     squares = jnp.mean(jnp.square(row_grads), -1)
     decay = (beta2 - 1) * share * _gather(slots.mean_square, ids)
@@ -149,7 +150,7 @@ def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))
     root = jnp.sqrt(_gather(mean_square, ids) / unbias2) + epsilon
     scale = -learning_rate * share / (unbias1 * root)
-    deltas = scale[:, None] * _gather(mean, ids)
+    deltas = scale[..., None] * _gather(mean, ids)
     return deltas, AdamSlots(mean, mean_square, num_updates, scratch)
 
   return RowOptimizer(init, update)

@@ -35,10 +35,10 @@ class Table(NamedTuple):
 
   # key -> state
   init: Callable[[jax.Array], TableState]
-  # (state, ids [n]) -> (rows [n, dim], state); a cache changes when read. Ids
-  # at or above vocab are padding and give some row of the table.
+  # (state, ids [...]) -> (rows [..., dim], state); a cache changes when read.
+  # Ids at or above vocab are padding and give some row of the table.
   lookup: Callable[[TableState, jax.Array], tuple[jax.Array, TableState]]
-  # (state, ids [n], row_grads [n, dim], learning_rate) -> state; padding is
+  # (state, ids [...], row_grads [..., dim], learning_rate) -> state; padding is
   # ignored, duplicates mean what the row optimizer says.
   update: Callable[[TableState, jax.Array, jax.Array, jax.Array], TableState]
   # state -> [vocab, dim] float32 on the host

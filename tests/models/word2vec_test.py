@@ -131,7 +131,7 @@ def test_ids_are_those_of_the_loops(name, case):
   )
   for k, ids in made.ids.items():
     assert ids.dtype == np.int32
-    assert ids.tolist() == made.expected.ids[k]
+    assert ids.reshape(-1).tolist() == made.expected.ids[k]
   # Chunk by chunk what the sampler gives for (key, step).
   drawn = jax.jit(sampling.draw, static_argnums=3)(
     made.model.constants(), KEY, jnp.int32(3), made.draws.size
@@ -152,7 +152,8 @@ def test_loss_and_gradients_equal_the_loops(name, case):
   for k, expected in made.expected.grads.items():
     assert grads[k].dtype == jnp.float32
     size = np.abs(expected).max()
-    np.testing.assert_allclose(grads[k], expected, 1e-5, 1e-5 * size + 1e-7)
+    found = np.asarray(grads[k]).reshape(expected.shape)
+    np.testing.assert_allclose(found, expected, 1e-5, 1e-5 * size + 1e-7)
 
 
 def test_the_cases_are_what_they_say():
@@ -169,7 +170,8 @@ def test_the_cases_are_what_they_say():
     np.intersect1d(*x).size for x in zip(chunks, made.draws, strict=True)
   )
   made = _make('skipgram', CASES['huge_scores'])
-  scores = made.rows[skipgram.INPUT] @ made.rows[skipgram.OUTPUT].T
+  flat = {k: v.reshape(-1, case.dim) for k, v in made.rows.items()}
+  scores = flat[skipgram.INPUT] @ flat[skipgram.OUTPUT].T
   assert np.abs(scores).max() > 1000
   made = _make('cbow', CASES['some_one_word_sentences'])
   contexts = made.batch.left + made.batch.right
@@ -219,18 +221,18 @@ def test_saturated_scores(name):
     tokens, np.array([0, 1, 1, 1], np.uint8), np.array([1, 1, 1, 0], np.uint8)
   )
   ids = _ids(model, batch, 0)
-  ids[skipgram.OUTPUT][-2:] = 1
+  ids[skipgram.OUTPUT][:, -2:] = 1
   for sign in (1, -1):
-    rows = {k: np.full((len(v), 1), 100, np.float32) for k, v in ids.items()}
+    rows = {k: np.full((*v.shape, 1), 100, np.float32) for k, v in ids.items()}
     rows[skipgram.OUTPUT][:] = 10 * sign
-    rows[skipgram.OUTPUT][-2:] = 10
+    rows[skipgram.OUTPUT][:, -2:] = 10
     loss, grads = _value_and_grad(name, model.spec)(rows, ids, batch)
     examples = 6 if name == 'skipgram' else 4
     positive = 0 if sign == 1 else 1000
     assert loss == examples * (positive + 5 * 1000)
     assert all(np.isfinite(x).all() for x in grads.values())
     np.testing.assert_array_equal(
-      grads[skipgram.OUTPUT][-2:], np.full((2, 1), examples * 2.5 * 100)
+      grads[skipgram.OUTPUT][0, -2:], np.full((2, 1), examples * 2.5 * 100)
     )
 
 

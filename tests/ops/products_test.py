@@ -1,0 +1,83 @@
+"""Products and their derivatives against loops and against autodiff."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxemb.ops import products
+
+K, C, W, D = 3, 4, 6, 5
+
+
+def _random(seed, *shape):
+  return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def test_scores_are_the_dot_products_of_each_pair_of_a_chunk():
+  left, right = _random(0, K, C, D), _random(1, K, W, D)
+  found = products.scores(left, right)
+  for k in range(K):
+    for i in range(C):
+      for j in range(W):
+        expected = sum(
+          float(a) * float(b)
+          for a, b in zip(left[k, i], right[k, j], strict=True)
+        )
+        assert found[k, i, j] == pytest.approx(expected, abs=1e-5)
+
+
+def test_weighted_sums_add_up_the_rows_of_a_chunk():
+  weights, rows = _random(0, K, C, W), _random(1, K, W, D)
+  found = products.weighted_sums(weights, rows)
+  for k in range(K):
+    for i in range(C):
+      expected = np.zeros(D)
+      for j in range(W):
+        expected += float(weights[k, i, j]) * rows[k, j].astype(np.float64)
+      np.testing.assert_allclose(found[k, i], expected, atol=1e-5)
+
+
+def test_the_derivatives_of_scores_are_those_of_autodiff():
+  left, right = _random(0, K, C, D), _random(1, K, W, D)
+  slopes = _random(2, K, C, W)
+
+  def ours(left, right):
+    return jnp.sum(slopes * products.scores(left, right))
+
+  def plain(left, right):
+    return jnp.sum(slopes * jnp.einsum('kcd,kwd->kcw', left, right))
+
+  found = jax.grad(ours, (0, 1))(left, right)
+  expected = jax.grad(plain, (0, 1))(left, right)
+  for a, b in zip(found, expected, strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_the_derivative_of_weighted_sums_is_that_of_autodiff():
+  weights, rows = _random(0, K, C, W), _random(1, K, W, D)
+  slopes = _random(2, K, C, D)
+
+  def ours(rows):
+    return jnp.sum(slopes * products.weighted_sums(weights, rows))
+
+  def plain(rows):
+    return jnp.sum(slopes * jnp.einsum('kcw,kwd->kcd', weights, rows))
+
+  np.testing.assert_allclose(
+    jax.grad(ours)(rows), jax.grad(plain)(rows), atol=1e-5
+  )
+
+
+def test_no_product_of_the_derivative_contracts_a_first_axis():
+  """The form that costs twice the time on a CPU."""
+  left, right = _random(0, K, C, D), _random(1, K, W, D)
+
+  def total(left, right):
+    return jnp.sum(jnp.tanh(products.scores(left, right)))
+
+  text = jax.jit(jax.grad(total, (0, 1))).lower(left, right).compile().as_text()
+  lines = [line for line in text.splitlines() if ' dot(' in line]
+  assert len(lines) == 3
+  for line in lines:
+    assert 'lhs_contracting_dims={2}' in line
