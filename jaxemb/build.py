@@ -8,6 +8,7 @@ import os
 import pathlib
 from typing import NamedTuple
 
+import jax
 import ml_collections
 
 from jaxemb.data import download, encode, loader, scan, toywiki
@@ -16,17 +17,41 @@ from jaxemb.models import base as model_base
 from jaxemb.models import cbow, skipgram
 from jaxemb.ops import rowopt
 from jaxemb.strategies import base as strategy_base
-from jaxemb.strategies import sync
+from jaxemb.strategies import replicas, sync
 from jaxemb.tables import sharded
 
 MODELS = {'skipgram': skipgram.SkipGram, 'cbow': cbow.Cbow}
 LAYOUTS = {'replicated': sharded.replicated}
-STRATEGIES = {'sync': sync.sync}
 OPTIMIZERS = {
   'sgd': lambda o: rowopt.sgd(o.max_duplicates),
   'adagrad': lambda o: rowopt.adagrad(o.epsilon),
   'adam': lambda o: rowopt.adam(o.beta1, o.beta2, o.epsilon),
 }
+
+
+def _sync(config, model, tables, step_spec, mesh, rates):
+  del config, rates
+  return sync.sync(model, tables, step_spec, mesh)
+
+
+def _replicas(config, model, tables, step_spec, mesh, rates):
+  if mesh.size == 1:
+    return sync.sync(model, tables, step_spec, mesh)  # with whom to exchange?
+  s = config.strategy
+  # Measured with two and four replicas (experiments/results/step_notes.md):
+  # what more of them learn apart must meet sooner.
+  closeness = (2 / mesh.size) ** 3
+  exchange_words = s.exchange_words or 16_384 * closeness
+  exchange_spec = replicas.ExchangeSpec(
+    max(1, round(exchange_words / step_spec.batch_words)),
+    s.exchange_lookups or 8.0 * closeness,
+    s.memory_lookups,
+    config.optimizer.learning_rate,
+  )
+  return replicas.replicas(model, tables, step_spec, mesh, exchange_spec, rates)
+
+
+STRATEGIES = {'sync': _sync, 'replicas': _replicas}
 
 
 class Parts(NamedTuple):
@@ -37,6 +62,7 @@ class Parts(NamedTuple):
   model: model_base.Model
   strategy: strategy_base.Strategy
   eval_paths: list[str]
+  mesh: jax.sharding.Mesh
 
 
 def cache_folder(config: ml_collections.ConfigDict) -> pathlib.Path:
@@ -65,15 +91,20 @@ def text_and_benchmarks(
   path = config.data.path
   given = (p.strip() for p in config.eval.paths.split(','))
   eval_paths = [os.path.expanduser(p) for p in given if p]
-  if not path or not eval_paths:
+  no_eval = eval_paths == ['none']
+  if no_eval:
+    eval_paths = []
+  if not path or not (eval_paths or no_eval):
     progress('writing the embedded corpus', 0, 1)
     embedded = toywiki.write(
       cache / f'toywiki-{config.data.embedded_words}',
       corpus_words=config.data.embedded_words,
     )
     path = path or str(embedded.xml)
-    eval_paths = eval_paths or [str(p) for p in embedded.eval_paths]
-  benchmarks.find(eval_paths)  # a wrong path is told before hours of training
+    if not (eval_paths or no_eval):
+      eval_paths = [str(p) for p in embedded.eval_paths]
+  if eval_paths:
+    benchmarks.find(eval_paths)  # a wrong path is told before hours of training
   if path.startswith('wikipedia:'):
     path = str(
       download.wikipedia(
@@ -85,11 +116,16 @@ def text_and_benchmarks(
   return path, eval_paths
 
 
-def parts(config: ml_collections.ConfigDict, progress: scan.Progress) -> Parts:
+def parts(
+  config: ml_collections.ConfigDict,
+  mesh: jax.sharding.Mesh,
+  progress: scan.Progress,
+) -> Parts:
   """Reads the corpus and makes the parts that the settings name.
 
   Args:
     config: checked settings.
+    mesh: the devices to train on.
     progress: called now and then with (stage, done, total).
 
   Raises:
@@ -120,9 +156,17 @@ def parts(config: ml_collections.ConfigDict, progress: scan.Progress) -> Parts:
     for name, table in model.specs().items()
   }
   strategy = STRATEGIES[config.strategy.name](
-    model, tables, t.batch_words, m.window, t.loss_every_steps
+    config,
+    model,
+    tables,
+    strategy_base.StepSpec(t.batch_words, m.window, t.loss_every_steps),
+    mesh,
+    model.lookup_rates(
+      loader.center_probabilities(counts, d.sample),
+      skipgram.negative_probabilities(counts),
+    ),
   )
   loader_spec = loader.LoaderSpec(
-    config.seed, t.epochs, t.batch_words, m.window, d.sample
+    config.seed, t.epochs, t.batch_words, m.window, d.sample, mesh.size
   )
-  return Parts(corpus, loader_spec, model, strategy, eval_paths)
+  return Parts(corpus, loader_spec, model, strategy, eval_paths, mesh)

@@ -34,7 +34,7 @@ _CHOICES = {
   'table.dtype': ('float32',),
   'table.rounding': ('nearest',),
   'optimizer.name': ('sgd', 'adagrad', 'adam'),
-  'strategy.name': ('sync',),
+  'strategy.name': ('replicas', 'sync'),
 }
 
 # By optimizer and model: measured on 16 M words of Wikipedia and on the
@@ -66,13 +66,16 @@ _RANGES = {
   'optimizer.beta1': (0, 0.99999),
   'optimizer.beta2': (0.001, 0.999999),
   'optimizer.epsilon': (1e-30, None),
+  'strategy.exchange_words': (0, 2**31 - 1),
+  'strategy.exchange_lookups': (0, None),
+  'strategy.memory_lookups': (1e-6, None),
   'train.epochs': (1, 10**6),
   'train.batch_words': (1, 2**24),
   'train.loss_every_steps': (1, 2**31 - 1),
   'train.checkpoint_every_secs': (0, None),
   'train.checkpoints_to_keep': (1, None),
   'train.log_every_secs': (0, None),
-  'mesh.data': (0, 1),
+  'mesh.data': (0, 4096),
   'mesh.table': (0, 1),
   'eval.restrict_vocab': (0, None),
 }
@@ -109,6 +112,17 @@ def default() -> ml_collections.ConfigDict:
   c.table.dtype = 'float32'
   c.table.rounding = 'nearest'
 
+  _add_training(c)
+
+  c.eval = ml_collections.ConfigDict()
+  c.eval.paths = ''  # files or folders with commas between; '' = the sets that
+  # come with the embedded corpus, 'none' = no evaluation
+  c.eval.restrict_vocab = 300_000  # most frequent words that count; 0 = all
+  return c
+
+
+def _add_training(c: ml_collections.ConfigDict) -> None:
+  """Settings of how the tables are trained, and on which devices."""
   c.optimizer = ml_collections.ConfigDict()
   c.optimizer.name = 'sgd'  # or 'adagrad', 'adam', all row-wise
   c.optimizer.learning_rate = 0.0  # 0 = what suits optimizer and model
@@ -128,17 +142,18 @@ def default() -> ml_collections.ConfigDict:
   c.train.log_every_secs = 2.0
 
   c.strategy = ml_collections.ConfigDict()
-  c.strategy.name = 'sync'
+  c.strategy.name = 'replicas'  # one per device of mesh.data, or 'sync'
+  c.strategy.exchange_words = 0  # replicas: centers of each between exchanges
+  # of the most frequent rows; 0 = what suits the number of replicas
+  c.strategy.exchange_lookups = 0.0  # replicas: look-ups of a row by each until
+  # it is exchanged; 0 = what suits the number of replicas
+  c.strategy.memory_lookups = 200.0  # replicas: after which a row has forgotten
+  # where it was when it was last exchanged
 
   c.mesh = ml_collections.ConfigDict()
-  c.mesh.data = 0  # devices along the corpus; 0 = as many as are of use
+  c.mesh.data = 0  # devices along the corpus; 0 = as many as are of use: two
+  # cores of a CPU, else one device
   c.mesh.table = 0  # devices along the tables; 0 = as many as are of use
-
-  c.eval = ml_collections.ConfigDict()
-  c.eval.paths = ''  # files or folders with commas between; '' = the sets that
-  # come with the embedded corpus
-  c.eval.restrict_vocab = 300_000  # most frequent words that count; 0 = all
-  return c
 
 
 def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -196,6 +211,12 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.train.batch_words={batch_words} must be a multiple of '
       f'config.model.chunk={chunk}; change one of them'
     )
+  if config.strategy.name == 'sync' and config.mesh.data > 1:
+    raise errors.UserError(
+      f"config.strategy.name='sync' trains on one device, not on "
+      f'config.mesh.data={config.mesh.data}; give --config.mesh.data=1, or '
+      '--config.strategy.name=replicas'
+    )
 
 
 def _check_value(key: str, value: Any, expected: type) -> None:
@@ -227,6 +248,8 @@ def resolved(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     config.optimizer.learning_rate = _LEARNING_RATES[
       config.optimizer.name, config.model.name
     ]
+  if config.strategy.name == 'sync':
+    config.mesh.data = 1
   return config
 
 

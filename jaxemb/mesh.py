@@ -1,11 +1,80 @@
-"""Devices: the only place that chooses them."""
+"""Devices: the only place that chooses them and builds a mesh.
+
+A CPU is as many JAX devices as one asks for before JAX starts, each a thread of
+its own. Two use two cores far better than one device with two threads does: the
+matrix products of a step are too small to be shared.
+"""
+
+import os
+from typing import Any
 
 import jax
+import numpy as np
+
+from jaxemb import errors
+
+DATA = 'data'  # axis along the corpus: every device has its own part of it
+
+# More replicas than this must meet so often that nothing is gained.
+_MOST_CPU_DEVICES = 2
 
 
-def training_device() -> jax.Device:
-  """The device that a run on one device uses."""
-  return jax.local_devices()[0]
+def _usable_cores() -> int:
+  try:
+    return len(os.sched_getaffinity(0))
+  except AttributeError:  # not on Linux
+    return os.cpu_count() or 1
+
+
+def start(data: int) -> int:
+  """Prepares JAX, before its first use, for training along a data axis.
+
+  Args:
+    data: devices along the data axis; 0 = as many as are of use: two cores of a
+      CPU, else one device.
+
+  Returns:
+    The number of devices along the data axis.
+
+  Raises:
+    UserError: if there are fewer devices than asked for.
+  """
+  wanted = data or min(_usable_cores(), _MOST_CPU_DEVICES)
+  chosen_outside = 'xla_force_host_platform_device_count' in os.environ.get(
+    'XLA_FLAGS', ''
+  )
+  if not chosen_outside and jax.config.jax_num_cpu_devices < wanted:
+    try:
+      jax.config.update('jax_num_cpu_devices', wanted)
+    except RuntimeError:
+      pass  # JAX has started (a notebook): the devices are what they are
+  devices = jax.local_devices()
+  if data > len(devices):
+    raise errors.UserError(
+      f'config.mesh.data={data} needs {data} devices and there are '
+      f'{len(devices)} ({devices[0].device_kind}); lower it, or give 0'
+    )
+  if data:
+    return data
+  return min(wanted, len(devices)) if devices[0].platform == 'cpu' else 1
+
+
+def data_mesh(data: int) -> jax.sharding.Mesh:
+  """The first devices of this process along the data axis."""
+  return jax.sharding.Mesh(
+    np.array(jax.local_devices()[:data]),
+    (DATA,),
+    axis_types=(jax.sharding.AxisType.Auto,),
+  )
+
+
+def num_bytes(state: Any) -> int:
+  """Bytes that a pytree of arrays takes on all devices of this process."""
+  return sum(
+    shard.data.nbytes
+    for array in jax.tree.leaves(state)
+    for shard in array.addressable_shards
+  )
 
 
 def name(device: jax.Device) -> str:
@@ -13,12 +82,12 @@ def name(device: jax.Device) -> str:
   return f'{device.platform}:{device.id} {device.device_kind}'
 
 
-def describe() -> str:
+def describe(mesh: jax.sharding.Mesh) -> str:
   """One line on processes, devices and what is used of them."""
   devices = jax.devices()
-  used = training_device()
+  used = mesh.devices.flatten()
   return (
     f'process {jax.process_index() + 1} of {jax.process_count()}, '
-    f'{len(devices)} device(s) of kind {used.device_kind}; '
-    f'training on {used.platform}:{used.id}'
+    f'{len(devices)} device(s) of kind {used[0].device_kind}; '
+    f'training on {", ".join(f"{d.platform}:{d.id}" for d in used)}'
   )

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxemb import build, mesh, metrics, report
 from jaxemb.data import encode
-from jaxemb.evaluation import benchmarks, summary, words
+from jaxemb.evaluation import benchmarks, summary
 from jaxemb.storage import word2vec_format
 
 _PACKAGES = ('jaxemb', 'jax', 'jaxlib', 'orbax-checkpoint', 'numpy', 'numba')
@@ -83,7 +83,7 @@ def _versions() -> dict[str, str]:
 def _categories(paths: list[str]) -> dict[str, list[str]]:
   """Words by category, of the categorization sets among the benchmarks."""
   categories: dict[str, list[str]] = {}
-  for benchmark in benchmarks.find(paths)[0]:
+  for benchmark in benchmarks.find(paths)[0] if paths else ():
     if isinstance(benchmark, benchmarks.Categories):
       for word, category in benchmark.categories.items():
         categories.setdefault(category, []).append(word)
@@ -117,7 +117,7 @@ def _page(
     'total_secs': totals.total_secs,
     'peak_rss_bytes': _peak_rss_bytes(),
     'table_bytes': table_bytes,
-    'devices': [mesh.name(mesh.training_device())],
+    'devices': [mesh.name(d) for d in parts.mesh.devices.flatten()],
     'collectives': totals.collectives,
     'dropped': parts.corpus.manifest['dropped'],
     'machine': _machine(),
@@ -128,6 +128,24 @@ def _page(
     'config': config.to_dict(),
     'finished': True,
   }
+
+
+def _evaluate(
+  config: ml_collections.ConfigDict, parts: build.Parts, vectors: np.ndarray
+) -> dict[str, dict]:
+  if not parts.eval_paths:
+    return {}
+  from jaxemb.evaluation import words  # SciPy takes a third of a second
+
+  evaluation = words.evaluate(
+    parts.corpus.vocabulary.words,
+    vectors,
+    parts.eval_paths,
+    config.eval.restrict_vocab,
+  )
+  for line in summary.format_table(evaluation).splitlines():
+    metrics.LOG.info('%s', line)
+  return evaluation
 
 
 def write(
@@ -154,11 +172,7 @@ def write(
     workdir / 'export', vocabulary.words, vectors, vocabulary.counts
   )
   metrics.LOG.info('vectors in %s', workdir / 'export')
-  evaluation = words.evaluate(
-    vocabulary.words, vectors, parts.eval_paths, config.eval.restrict_vocab
-  )
-  for line in summary.format_table(evaluation).splitlines():
-    metrics.LOG.info('%s', line)
+  evaluation = _evaluate(config, parts, vectors)
   totals.total_secs += time.time() - start
   page = _page(config, parts, totals, table_bytes) | {'evaluation': evaluation}
   page['dropped'] = page['dropped'] | {

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from jaxemb import build, errors, metrics
 from jaxemb.storage import checkpoint
-from jaxemb.strategies import base as strategy_base
 
 
 @jax.jit
@@ -25,7 +24,7 @@ def start(
   key: jax.Array,
   parts: build.Parts,
   saved: checkpoint.Checkpoints,
-) -> tuple[strategy_base.TrainState, metrics.Totals]:
+) -> tuple[Any, metrics.Totals]:
   """A new state, or that of the newest checkpoint.
 
   Args:
@@ -36,9 +35,10 @@ def start(
   Raises:
     UserError: if the text has changed since the run began.
   """
-  init = jax.jit(parts.strategy.init)
-  restored = saved.restore(jax.eval_shape(init, key))
+  strategy = parts.strategy
+  restored = saved.restore(jax.eval_shape(strategy.init, key))
   if restored is None:
+    init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
     return init(key), metrics.Totals()
   if restored.record['corpus'] != parts.corpus.manifest['fingerprint']:
     raise errors.UserError(
@@ -46,12 +46,12 @@ def start(
     )
   totals = metrics.Totals(**restored.record['totals'])
   metrics.LOG.info('resuming behind %s words', f'{totals.words:,}')
-  return restored.state, totals
+  return jax.device_put(restored.state, strategy.state_sharding), totals
 
 
 def save(
   saved: checkpoint.Checkpoints,
-  state: strategy_base.TrainState,
+  state: Any,
   totals: metrics.Totals,
   parts: build.Parts,
   learning_rate: float,

@@ -11,15 +11,14 @@ import math
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import ml_collections
-import numpy as np
 
 from jaxemb import (
   build,
+  dispatches,
   errors,
   mesh,
   metrics,
@@ -30,9 +29,7 @@ from jaxemb import (
   workdirs,
 )
 from jaxemb import config as config_lib
-from jaxemb.data import loader
 from jaxemb.storage import checkpoint
-from jaxemb.strategies import base as strategy_base
 
 STOPPED = 75  # exit code: stopped by a signal after saving
 
@@ -40,7 +37,7 @@ STOPPED = 75  # exit code: stopped by a signal after saving
 class Trained(NamedTuple):
   """What the loop leaves behind."""
 
-  state: strategy_base.TrainState
+  state: Any
   totals: metrics.Totals
   finished: bool  # all words were read
 
@@ -60,7 +57,7 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
   """
   session = _Session(time.time())
   config = config_lib.resolved(config)
-  workdirs.open_(config, workdir)
+  workdirs.make(workdir)
   with workdirs.locked(workdir):
     with workdirs.writing(workdir):
       log = metrics.start_log(workdir / 'log.txt')
@@ -89,14 +86,19 @@ def _run(
   session: '_Session',
   stop: threading.Event,
 ) -> int:
+  config.mesh.data = mesh.start(
+    config.mesh.data or workdirs.recorded(workdir, 'mesh.data', 0)
+  )
+  workdirs.check(config, workdir)
+  devices = mesh.data_mesh(config.mesh.data)
   cache = build.cache_folder(config)
   # Programs compile once per machine: the cache is read on the next start.
   jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-  metrics.LOG.info('%s; results in %s', mesh.describe(), workdir)
+  metrics.LOG.info('%s; results in %s', mesh.describe(devices), workdir)
   stages = metrics.Stages(stop, config.train.log_every_secs)
   try:
-    parts = build.parts(config, stages)
+    parts = build.parts(config, devices, stages)
   except metrics.Stopped:
     metrics.LOG.info('stopped by a signal before training')
     return STOPPED
@@ -111,18 +113,18 @@ def _run(
     metrics.LOG.error,
   ) as saved:
     trained = _train(config, workdir, parts, saved, stop, session)
-    saved_step = saved.wait()
-  if not trained.finished:
-    metrics.LOG.info('stopped; saved at step %s; start again', saved_step)
-    return STOPPED
-  if not trained.totals.pairs:
-    raise errors.UserError(
-      'nothing was learned: no word has another one in its window; give text '
-      'with several words on a line, or raise --config.data.sample'
-    )
-  table_bytes = sum(x.nbytes for x in jax.tree.leaves(trained.state))
-  vectors = parts.strategy.result(trained.state)
-  results.write(config, workdir, parts, vectors, trained.totals, table_bytes)
+    if not trained.finished:
+      metrics.LOG.info('stopped; saved at step %s; start again', saved.wait())
+      return STOPPED
+    if not trained.totals.pairs:
+      raise errors.UserError(
+        'nothing was learned: no word has another one in its window; give text '
+        'with several words on a line, or raise --config.data.sample'
+      )
+    # While the last checkpoint is still being written.
+    table_bytes = mesh.num_bytes(trained.state)
+    vectors = parts.strategy.result(trained.state)
+    results.write(config, workdir, parts, vectors, trained.totals, table_bytes)
   return 0
 
 
@@ -131,46 +133,6 @@ class _Session(NamedTuple):
 
   started: float  # seconds since 1970
   encode_secs: float = 0.0  # until the corpus was ready
-
-
-def _schedules(
-  config: ml_collections.ConfigDict, total_words: int
-) -> Callable[[loader.Loaded], strategy_base.Schedule]:
-  """Linear decay on global progress, and the key of each dispatch."""
-  o = config.optimizer
-
-  def learning_rate(words: int) -> np.float32:
-    span = o.final_learning_rate - o.learning_rate
-    return np.float32(o.learning_rate + span * (words / total_words))
-
-  # Streams of their own for the tables' start (0) and for negatives (1).
-  negatives_key = jax.random.fold_in(_key(config.seed), 1)
-
-  def schedule(item: loader.Loaded) -> strategy_base.Schedule:
-    key = jax.random.fold_in(negatives_key, item.index)
-    return strategy_base.Schedule(
-      learning_rate(item.words_before),
-      learning_rate(item.words_after),
-      np.asarray(jax.random.key_data(key)),
-    )
-
-  return schedule
-
-
-def _key(seed: int) -> jax.Array:
-  # Named, so that a user's JAX settings cannot change what a seed means.
-  return jax.random.key(seed, impl='threefry2x32')
-
-
-def _batches(
-  parts: build.Parts, totals: metrics.Totals, device: jax.Device
-) -> Iterator[loader.Loaded]:
-  """What remains to be read, brought to the device ahead of its use."""
-  position = loader.Position(totals.epoch, totals.block)
-  return loader.prefetch(
-    loader.batches(parts.corpus, parts.loader_spec, position, totals.words),
-    lambda batch: jax.device_put(batch, device),
-  )
 
 
 def _compile(step: Any, state: Any, args: tuple, totals: metrics.Totals) -> Any:
@@ -193,13 +155,11 @@ def _train(
   session: _Session,
 ) -> Trained:
   """The loop."""
-  device = mesh.training_device()
-  key = jax.random.fold_in(_key(config.seed), 0)
-  state, totals = saving.start(key, parts, saved)
-  state = jax.device_put(state, device)
-  constants = jax.device_put(parts.model.constants(), device)
+  strategy = parts.strategy
+  state, totals = saving.start(dispatches.tables_key(config), parts, saved)
+  constants = jax.device_put(strategy.constants(), strategy.data_sharding)
   epoch_words, epochs = parts.corpus.num_words, config.train.epochs
-  schedule = _schedules(config, epoch_words * epochs)
+  schedule = dispatches.schedules(config, epoch_words * epochs)
   with workdirs.writing(workdir):
     meter = metrics.Meter(
       workdir,
@@ -210,7 +170,7 @@ def _train(
       # Thrice what a model that knows nothing scores.
       3 * (1 + config.model.negatives) * math.log(2),
     )
-  items = _batches(parts, totals, device)
+  items = dispatches.batches(parts, totals)
   waiting: collections.deque = collections.deque()
   step = None
   last_save = time.monotonic()
@@ -220,7 +180,7 @@ def _train(
       plan = schedule(item)
       args = (constants, item.batch, plan)
       if step is None:
-        step = _compile(parts.strategy.step, state, args, totals)
+        step = _compile(strategy.step, state, args, totals)
         totals.started = totals.started or session.started
         totals.encode_secs += session.encode_secs
         meter.start()

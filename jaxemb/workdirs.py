@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import ml_collections
 
@@ -24,25 +25,42 @@ def writing(workdir: pathlib.Path) -> Iterator[None]:
     ) from error
 
 
-def open_(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
-  """Makes the folder of a run, or checks that its settings are the same.
-
-  Raises:
-    UserError: if another run is there, naming the settings that differ.
-  """
-  path = workdir / 'config.json'
+def make(workdir: pathlib.Path) -> None:
+  """Makes the folder of a run."""
   with writing(workdir):
     workdir.mkdir(parents=True, exist_ok=True)
+
+
+def _recorded(workdir: pathlib.Path) -> dict[str, Any] | None:
+  path = workdir / 'config.json'
+  with writing(workdir):
     if not path.exists():
-      return
+      return None
     data = path.read_bytes()
   try:
-    differing = config_lib.differences(config.to_dict(), json.loads(data))
+    return config_lib.flat(json.loads(data))
   except (ValueError, AttributeError) as error:
     raise errors.UserError(
       f'{path} does not hold the settings of a run: {error}; '
       'give another --workdir'
     ) from error
+
+
+def recorded(workdir: pathlib.Path, key: str, otherwise: Any) -> Any:
+  """A setting of the run that is in the folder, or `otherwise`."""
+  return (_recorded(workdir) or {}).get(key, otherwise)
+
+
+def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
+  """Checks that the settings are those of the run that is in the folder.
+
+  Raises:
+    UserError: if another run is there, naming the settings that differ.
+  """
+  there = _recorded(workdir)
+  if there is None:
+    return
+  differing = config_lib.differences(config.to_dict(), there)
   if differing:
     raise errors.UserError(
       f'{workdir} holds a run with other settings: {"; ".join(differing)}; '

@@ -33,7 +33,8 @@ def test_the_default_is_accepted():
     ('table.layout', 'row', 'not available'),
     ('table.rounding', 'stochastic', 'not available'),
     ('strategy.name', 'partition', 'not available'),
-    ('mesh.data', 2, 'at most 1'),
+    ('mesh.data', -1, 'at least 0'),
+    ('mesh.table', 2, 'at most 1'),
   ],
 )
 def test_what_cannot_be_honoured_is_refused(key, value, words):
@@ -46,6 +47,16 @@ def test_what_cannot_be_honoured_is_refused(key, value, words):
   assert words in str(caught.value)
   assert key in str(caught.value)
   assert '\n' not in str(caught.value)
+
+
+def test_synchronous_training_is_on_one_device():
+  config = config_lib.default()
+  config.strategy.name = 'sync'
+  config_lib.check(config)
+  assert config_lib.resolved(config).mesh.data == 1
+  config.mesh.data = 2
+  with pytest.raises(errors.UserError, match='one device'):
+    config_lib.check(config)
 
 
 def test_every_number_has_a_range_and_every_choice_is_built():

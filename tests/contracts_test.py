@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import build
+from jaxemb import build, mesh
 from jaxemb import config as config_lib
 from jaxemb.data import loader
 from jaxemb.models import base as model_base
@@ -83,10 +83,38 @@ def _make(member):
     name: build.LAYOUTS[layout](table, optimizer)
     for name, table in model.specs().items()
   }
+  uniform = np.full(VOCAB, 1 / VOCAB)
   strategy = build.STRATEGIES[strategy_name](
-    model, tables, BATCH_WORDS, WINDOW, 1
+    _config(),
+    model,
+    tables,
+    base.StepSpec(BATCH_WORDS, WINDOW, 1),
+    mesh.data_mesh(2 if strategy_name == 'replicas' else 1),
+    model.lookup_rates(uniform, uniform),
   )
   return Made(model, strategy, traces, RATES[model_name, optimizer_name])
+
+
+def _config():
+  config = config_lib.default()
+  config.optimizer.learning_rate = 0.1
+  config.strategy.exchange_words = 2 * BATCH_WORDS
+  config.strategy.memory_lookups = 5.0  # forty words forget soon
+  return config
+
+
+def _start(made, seed):
+  """A state as the training loop makes it."""
+  init = jax.jit(made.strategy.init, out_shardings=made.strategy.state_sharding)
+  return init(jax.random.key(seed))
+
+
+def _placed(made, batch):
+  return jax.device_put(batch, made.strategy.data_sharding)
+
+
+def _constants(made):
+  return _placed(made, made.strategy.constants())
 
 
 def _planted(seed, num_steps=MAX_STEPS):
@@ -107,12 +135,12 @@ def _schedule(first, last, key=KEY):
 
 def _train(made, seed=0, key=KEY):
   """Two dispatches; the vectors and the metrics of both."""
-  state = made.strategy.init(jax.random.key(seed))
+  state = _start(made, seed)
   metrics = []
   for i in range(2):
     state, found = made.strategy.step(
       state,
-      made.model.constants(),
+      _constants(made),
       _planted(i),
       _schedule(made.rate, made.rate / 2, key + np.uint32(i)),
     )
@@ -167,8 +195,8 @@ def test_one_program_for_all_dispatches(member):
   _trained(member)
   num_traces = len(made.traces)
   assert num_traces >= 1
-  state = made.strategy.init(jax.random.key(2))
-  constants = made.model.constants()
+  state = _start(made, 2)
+  constants = _constants(made)
   for i, num_steps in enumerate([3, 1, 0]):
     key = KEY + np.uint32(i)
     state, _ = made.strategy.step(
@@ -178,10 +206,10 @@ def test_one_program_for_all_dispatches(member):
   # Compiled ahead of time, as the training loop does, with all on the device.
   plan = _schedule(made.rate, made.rate)
   compiled = made.strategy.step.lower(
-    state, constants, jax.device_put(_planted(5)), plan
+    state, constants, _placed(made, _planted(5)), plan
   ).compile()
   for i in range(2):
-    batch = jax.device_put(_planted(i, 2 + i))
+    batch = _placed(made, _planted(i, 2 + i))
     state, metrics = compiled(state, constants, batch, plan)
     assert metrics.examples > 0
 
@@ -189,7 +217,7 @@ def test_one_program_for_all_dispatches(member):
 @every_member
 def test_state_keeps_its_form_and_is_donated(member):
   made = _make(member)
-  state = made.strategy.init(jax.random.key(3))
+  state = _start(made, 3)
 
   def form(state):
     return jax.tree.map(
@@ -197,9 +225,9 @@ def test_state_keeps_its_form_and_is_donated(member):
     )
 
   after, _ = made.strategy.step(
-    state, made.model.constants(), _planted(0, 2), _schedule(0.1, 0.1)
+    state, _constants(made), _planted(0, 2), _schedule(0.1, 0.1)
   )
-  assert form(after) == form(made.strategy.init(jax.random.key(3)))
+  assert form(after) == form(_start(made, 3))
   assert all(x.is_deleted() for x in jax.tree.leaves(state) if x.size)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
 
@@ -207,13 +235,13 @@ def test_state_keeps_its_form_and_is_donated(member):
 @every_member
 def test_result_is_the_vectors_that_users_want(member):
   made = _make(member)
-  state = made.strategy.init(jax.random.key(4))
+  state = _start(made, 4)
   result = made.strategy.result(state)
   assert isinstance(result, np.ndarray)
   assert result.shape == (VOCAB, DIM) and result.dtype == np.float32
   # A copy for good: training goes on without changing it.
   kept = result.copy()
   made.strategy.step(
-    state, made.model.constants(), _planted(0), _schedule(made.rate, 0)
+    state, _constants(made), _planted(0), _schedule(made.rate, 0)
   )
   np.testing.assert_array_equal(result, kept)

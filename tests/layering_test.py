@@ -20,7 +20,7 @@ LEVELS = [
   {'models', 'embeddings', 'metrics', 'workdirs', 'reporting'},
   {'strategies', 'report'},
   {'build'},
-  {'results', 'saving', 'evaluate', 'query'},
+  {'dispatches', 'results', 'saving', 'evaluate', 'query'},
   {'train'},
   {'main'},
 ]
@@ -29,7 +29,7 @@ ONLY = {
   'errors': set(),
   'ops': set(),
   'spelling': set(),
-  'mesh': set(),
+  'mesh': {'errors'},
   'config': {'errors'},
   'data': {'errors'},
   'metrics': {'errors', 'storage'},

@@ -17,7 +17,7 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import errors, train, workdirs
+from jaxemb import dispatches, errors, train, workdirs
 from jaxemb.data import loader
 from jaxemb.storage import checkpoint
 
@@ -39,6 +39,7 @@ def _config(
   config.data.min_count = 2
   config.model.dim = 16
   config.train.epochs = 2
+  config.mesh.data = 2  # whatever the machine
   config.update_from_flattened_dict(settings)
   return config
 
@@ -78,10 +79,14 @@ def test_a_run_leaves_all_that_the_contract_names(finished):
   assert report['evaluation']
   for result in report['evaluation'].values():
     assert {'score', 'found', 'total'} <= result.keys()
-  assert not any(report['collectives'].values())
+  # Two replicas exchange rows; nothing else travels.
+  travels = {k for k, v in report['collectives'].items() if v}
+  assert travels == {'all-reduce'}
   vocab = report['vocab_words']
-  # Two tables of float32 and the scratch row of the optimizer.
-  assert report['table_bytes'] == 2 * vocab * (16 + 1) * 4
+  # Two tables of float32 and the scratch row of the optimizer, and the rows as
+  # they were last exchanged; a counter. All on two devices.
+  assert report['table_bytes'] == 2 * (2 * vocab * (16 + 1 + 16) * 4 + 4)
+  assert len(report['devices']) == 2
   rows = [
     json.loads(line)
     for line in (finished / 'metrics.jsonl').read_text().splitlines()
@@ -285,7 +290,7 @@ def test_large_steps_that_diverge_without_overflow_are_told(cache, tmp_path):
 
 def test_schedules_join_up_and_keys_are_never_shared(cache):
   config = config_lib.resolved(_config(cache))
-  schedule = train._schedules(config, 1000)
+  schedule = dispatches.schedules(config, 1000)
   first, second = (
     schedule(loader.Loaded(None, 1, i, None, a, b, 0, 0))
     for i, a, b in ((0, 0, 400), (1, 400, 1000))
@@ -294,11 +299,33 @@ def test_schedules_join_up_and_keys_are_never_shared(cache):
   assert first.last_learning_rate == second.first_learning_rate
   assert second.last_learning_rate == pytest.approx(1e-4)
   config.seed = 2
-  other = train._schedules(config, 1000)(
+  other = dispatches.schedules(config, 1000)(
     loader.Loaded(None, 1, 0, None, 0, 400, 0, 0)
   )
   keys = {tuple(plan.key) for plan in (first, second, other)}
   assert len(keys) == 3
+
+
+def test_a_run_goes_on_with_the_devices_it_began_with(cache, tmp_path):
+  config = _config(cache, **{'mesh.data': 3})
+  assert train.run(config, tmp_path) == 0
+  before = (tmp_path / 'export' / 'vectors.bin').read_bytes()
+  # Left to choose, as on a machine with other cores.
+  assert train.run(_config(cache, **{'mesh.data': 0}), tmp_path) == 0
+  assert (tmp_path / 'export' / 'vectors.bin').read_bytes() == before
+  report = json.loads((tmp_path / 'report.json').read_text())
+  assert len(report['devices']) == 3
+  with pytest.raises(errors.UserError, match=r'mesh\.data \(3 there, 2 now\)'):
+    train.run(_config(cache, **{'mesh.data': 2}), tmp_path)
+
+
+def test_no_evaluation(cache, tmp_path):
+  path = _text(tmp_path, _SENTENCE * 99)
+  config = _config(cache, **{'eval.paths': 'none', 'data.path': path})
+  assert train.run(config, tmp_path / 'run') == 0
+  report = json.loads((tmp_path / 'run' / 'report.json').read_text())
+  assert report['evaluation'] == {}
+  assert (tmp_path / 'run' / 'report.html').exists()
 
 
 def test_text_that_changed_is_not_resumed_on(cache, tmp_path):

@@ -61,16 +61,19 @@ class LoaderSpec:
   batch_words: int  # centers per step
   window: int  # largest distance between a center and its context
   sample: float  # threshold of frequent-word subsampling, 0 = off
+  replicas: int  # that share a batch, each taking as many of its steps
 
   @property
   def group_blocks(self) -> int:
     """Blocks per batch: enough that a half-empty last step is no loss."""
-    return max(64, 128 * self.batch_words // shards.BLOCK_WORDS)
+    each = max(64, 128 * self.batch_words // shards.BLOCK_WORDS)
+    return each * self.replicas
 
   @property
   def max_steps(self) -> int:
-    """Steps of a batch of which no token was dropped."""
-    return -(-self.group_blocks * shards.BLOCK_WORDS // self.batch_words)
+    """Steps of a batch of which no token was dropped, a share for each."""
+    words = self.group_blocks * shards.BLOCK_WORDS
+    return self.replicas * -(-words // (self.batch_words * self.replicas))
 
   def num_batches(self, num_blocks: int) -> int:
     """Batches per epoch."""
@@ -148,6 +151,12 @@ def _pack(ids, position, keep_below, key, window, out, left, right, n):
       right[n] = (h >> np.uint64(8)) & np.uint64(0xFF)
       n += 1
   return n, words, pairs
+
+
+def center_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
+  """[vocab] float64: chance that a token that survived is each word."""
+  kept = counts * keep_probabilities(counts, sample)
+  return kept / kept.sum()
 
 
 def _epoch_key(seed: int, epoch: int) -> np.uint64:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
 
 from jaxemb.tables import spec as spec_lib
 
@@ -59,6 +60,15 @@ class Model(Protocol):
     batch: StepBatch,
   ) -> jax.Array:
     """Loss of the step in nats, summed over its examples."""
+    ...
+
+  def lookup_rates(
+    self, centers: np.ndarray, negatives: np.ndarray
+  ) -> Mapping[str, np.ndarray]:
+    """By table, [vocab] float64: expected look-ups of each row per center.
+
+    Given the chances [vocab] that a center and that a draw is each word.
+    """
     ...
 
   def num_examples(self, batch: StepBatch) -> jax.Array:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxemb.models import base, skipgram
 from jaxemb.ops import losses, products, sampling, windows
@@ -86,6 +87,18 @@ class Cbow:
     labels = jnp.arange(scores.shape[-1]) < s.chunk
     labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
     return jnp.sum(weights * losses.logistic_loss(scores, labels))
+
+  def lookup_rates(
+    self, centers: np.ndarray, negatives: np.ndarray
+  ) -> dict[str, np.ndarray]:
+    """Of the tokens of windows, and of centers and draws."""
+    s = self.spec
+    windows_per_center = (s.chunk + 2 * s.window) / s.chunk
+    draws_per_center = s.shared_negatives / s.chunk
+    return {
+      skipgram.INPUT: windows_per_center * centers,
+      skipgram.OUTPUT: centers + draws_per_center * negatives,
+    }
 
   def num_examples(self, batch: base.StepBatch) -> jax.Array:
     """Number of centers with at least one context."""

@@ -19,10 +19,10 @@ times the number of the center's contexts that differ from the negative.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxemb.models import base
 from jaxemb.ops import losses, products, sampling, windows
@@ -108,6 +108,18 @@ class SkipGram:
     labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
     return jnp.sum(weights * losses.logistic_loss(scores, labels))
 
+  def lookup_rates(
+    self, centers: np.ndarray, negatives: np.ndarray
+  ) -> dict[str, np.ndarray]:
+    """Of centers, and of the tokens of windows and the draws."""
+    s = self.spec
+    windows_per_center = (s.chunk + 2 * s.window) / s.chunk
+    draws_per_center = s.shared_negatives / s.chunk
+    return {
+      INPUT: centers,
+      OUTPUT: windows_per_center * centers + draws_per_center * negatives,
+    }
+
   def num_examples(self, batch: base.StepBatch) -> jax.Array:
     """Number of (center, context) pairs."""
     return num_contexts(batch).sum()
@@ -118,6 +130,12 @@ def num_contexts(batch: base.StepBatch) -> jax.Array:
   return batch.left.astype(jnp.float32) + batch.right.astype(jnp.float32)
 
 
-def negative_distribution(counts: Any) -> sampling.Alias:
-  """count^0.75, normalized."""
-  return sampling.alias_table(counts.astype('float64') ** 0.75)
+def negative_probabilities(counts: np.ndarray) -> np.ndarray:
+  """[vocab] float64: count^0.75, normalized."""
+  weights = counts.astype(np.float64) ** 0.75
+  return weights / weights.sum()
+
+
+def negative_distribution(counts: np.ndarray) -> sampling.Alias:
+  """The alias table of `negative_probabilities`."""
+  return sampling.alias_table(negative_probabilities(counts))

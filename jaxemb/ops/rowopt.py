@@ -78,7 +78,8 @@ def sgd(max_duplicates: float) -> RowOptimizer:
 
   def init(vocab: int, dim: int) -> SgdSlots:
     del dim
-    return SgdSlots(jnp.zeros(vocab if max_duplicates else 0, jnp.float32))
+    # Not empty: JAX loses the sharding of arrays without elements.
+    return SgdSlots(jnp.zeros(vocab if max_duplicates else 1, jnp.float32))
 
   def update(slots, ids, row_grads, learning_rate):
     if not max_duplicates:

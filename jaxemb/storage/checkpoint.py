@@ -38,6 +38,22 @@ def _checksums(state: Any) -> list[int]:
   return [zlib.crc32(np.ascontiguousarray(x)) for x in jax.tree.leaves(state)]
 
 
+def _host_copy(array: Any) -> np.ndarray:
+  """An array of the host's own.
+
+  On a CPU device arrays are shared with the host, and the next step overwrites
+  donated ones while they are being written. Shard by shard, because JAX keeps
+  what it makes of an array on several devices as long as the array.
+  """
+  if not isinstance(array, jax.Array):
+    return np.array(array)
+  copy = np.empty(array.shape, array.dtype)
+  for shard in array.addressable_shards:
+    if shard.replica_id == 0:
+      copy[shard.index] = np.asarray(shard.data)
+  return copy
+
+
 class Checkpoints:
   """The checkpoints of one run; a context manager that waits for saves."""
 
@@ -101,9 +117,7 @@ class Checkpoints:
     if step in self._manager.all_steps():
       self._last_step = step
       return
-    # A copy, because on a CPU device arrays are shared with the host and the
-    # next step overwrites donated ones while they are being written.
-    host_state = jax.tree.map(lambda x: np.array(x, copy=True), state)
+    host_state = jax.tree.map(_host_copy, state)
     self._saving = self._thread.submit(self._save, step, host_state, record)
 
   def _save(self, step: int, state: Any, record: dict[str, Any]) -> None:

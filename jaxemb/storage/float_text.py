@@ -43,7 +43,7 @@ def _format_slowly(row: np.ndarray) -> bytes:
   return b'%b\n' % ' '.join(map(str, row)).encode()
 
 
-@numba.njit(cache=True)
+@numba.njit(nogil=True, cache=True)
 def _format_block(block, chars, powers):
   """Fills `chars`; [rows] ends, 0 where a number is out of range."""
   ends = np.zeros(len(block), np.int64)
@@ -66,7 +66,7 @@ def _format_block(block, chars, powers):
   return ends
 
 
-@numba.njit(cache=True)
+@numba.njit(nogil=True, cache=True)
 def _put_number(line, end, value, powers):
   digits, num_digits, exponent = _shortest(value, powers)
   if value != 0 and value < 1e-4:
@@ -90,7 +90,7 @@ def _put_number(line, end, value, powers):
   return _put_digits(line, end, digits, num_digits, exponent)
 
 
-@numba.njit(cache=True)
+@numba.njit(nogil=True, cache=True)
 def _put_digits(line, end, digits, num_digits, point):
   """Writes digits, with a point behind the digit `point` if more follow."""
   has_point = point < num_digits - 1
@@ -106,7 +106,7 @@ def _put_digits(line, end, digits, num_digits, point):
   return last
 
 
-@numba.njit(cache=True)
+@numba.njit(nogil=True, cache=True)
 def _shortest(value, powers):
   """Digits, their number, and the decimal exponent of the first digit."""
   if value == 0:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxemb.storage import atomic
+from jaxemb.storage import atomic, float_text
 
 MAX_WORDS = 100_000
 _BLOCK_ROWS = 4096
@@ -41,8 +41,7 @@ def write(
 ) -> Chosen:
   """Writes tensors.tsv, metadata.tsv and projector_config.pbtxt.
 
-  Values keep six digits: these files are for looking at. White space in a word
-  becomes an underscore.
+  White space in a word becomes an underscore.
 
   Args:
     folder: Made if missing; files of an earlier call are replaced whole.
@@ -63,11 +62,10 @@ def write(
   if counts is not None:
     rows = np.argsort(-np.asarray(counts), kind='stable')[:max_words]
   with atomic.write(folder / 'tensors.tsv') as file:
-    form = '\t'.join(['%.6g'] * vectors.shape[1]) + '\n'
     for start in range(0, len(rows), _BLOCK_ROWS):
       block = vectors[rows[start : start + _BLOCK_ROWS]]
-      values = tuple(block.ravel().tolist())
-      file.write((form * len(block) % values).encode())
+      lines = float_text.format_rows(np.asarray(block, '<f4'))
+      file.write(b''.join(lines).replace(b' ', b'\t'))
   with atomic.write(folder / 'metadata.tsv') as file:
     # A single column has no header, by the projector's rules.
     lines = [] if counts is None else ['word\tcount']

@@ -46,15 +46,45 @@ class StepMetrics(NamedTuple):
 
 
 class Strategy(NamedTuple):
-  """Pure functions over a `TrainState`."""
+  """Pure functions over a state, and where their arguments live.
+
+  The state is a `TrainState`, or another NamedTuple of arrays.
+  """
 
   # key -> state
-  init: Callable[[jax.Array], TrainState]
+  init: Callable[[jax.Array], Any]
+  # -> arrays that every step reads and none changes, on the host
+  constants: Callable[[], Any]
   # (state, constants, loader batch, schedule) -> (state, metrics); one
   # dispatch of many steps, the state is donated.
-  step: Callable[..., tuple[TrainState, StepMetrics]]
+  step: Callable[..., tuple[Any, StepMetrics]]
   # state -> [vocab, dim] float32, the vectors that users want, on the host
-  result: Callable[[TrainState], np.ndarray]
+  result: Callable[[Any], np.ndarray]
+  # Shardings of the state, a prefix of its tree, and of constants and batches.
+  state_sharding: Any
+  data_sharding: jax.sharding.Sharding
+
+
+class StepRange(NamedTuple):
+  """Which steps of a dispatch to run."""
+
+  first: jax.Array  # int32
+  stop: jax.Array  # int32, behind the last
+  offset: jax.Array  # int32, where in the batch step 0 is, in steps
+  count: jax.Array  # int32, steps over which the learning rate falls
+
+
+NO_METRICS = StepMetrics(np.float32(0), np.float32(0), np.int32(-1))
+
+
+def init_tables(
+  tables: Mapping[str, spec_lib.Table], key: jax.Array
+) -> dict[str, spec_lib.TableState]:
+  """The tables as training starts; each has a key of its own."""
+  return {
+    name: table.init(jax.random.fold_in(key, i))
+    for i, (name, table) in enumerate(sorted(tables.items()))
+  }
 
 
 def training_step(
@@ -121,32 +151,35 @@ def training_steps(
   model: model_base.Model,
   tables: Mapping[str, spec_lib.Table],
   spec: StepSpec,
-  states: Tables,
   constants: Any,
   batch: Any,
   schedule: Schedule,
+  steps: StepRange,
+  carry: tuple[Tables, StepMetrics],
 ) -> tuple[dict[str, spec_lib.TableState], StepMetrics]:
-  """All steps of a dispatch, one after the other.
+  """Steps of a dispatch, one after the other.
 
   Args:
     model: gives ids and loss.
     tables: the functions of each table.
     spec: sizes of a step.
-    states: the state of each table.
     constants: `model.constants()` on the device.
-    batch: a `loader.Batch`; steps from `num_steps` on are not run.
+    batch: a `loader.Batch`.
     schedule: learning rates and key.
+    steps: which of the batch's steps to run.
+    carry: the state of each table, and what was measured so far.
 
   Returns:
-    The new states, and the loss of the steps that were measured.
+    The new carry.
   """
   span = schedule.last_learning_rate - schedule.first_learning_rate
-  slope = span / jnp.maximum(batch.num_steps, 1).astype(jnp.float32)
+  slope = span / jnp.maximum(steps.count, 1).astype(jnp.float32)
 
   def body(i, carry):
     states, metrics = carry
-    step_batch = _step_batch(batch, i, spec)
-    measure = i % spec.loss_every_steps == 0
+    place = steps.offset + i
+    step_batch = _step_batch(batch, place, spec)
+    measure = place % spec.loss_every_steps == 0
     learning_rate = schedule.first_learning_rate + slope * i.astype(jnp.float32)
     states, loss = training_step(
       model,
@@ -155,7 +188,7 @@ def training_steps(
       constants,
       step_batch,
       schedule.key,
-      i,
+      place,
       learning_rate,
       measure,
     )
@@ -167,5 +200,4 @@ def training_steps(
       jnp.where(bad, i, metrics.first_bad_step),
     )
 
-  zero = StepMetrics(jnp.float32(0), jnp.float32(0), jnp.int32(-1))
-  return jax.lax.fori_loop(0, batch.num_steps, body, (states, zero))
+  return jax.lax.fori_loop(steps.first, steps.stop, body, carry)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.models import base as model_base
@@ -14,27 +15,21 @@ from jaxemb.tables import spec as spec_lib
 def sync(
   model: model_base.Model,
   tables: Mapping[str, spec_lib.Table],
-  batch_words: int,
-  window: int,
-  loss_every_steps: int,
+  spec: base.StepSpec,
+  mesh: jax.sharding.Mesh,
 ) -> base.Strategy:
   """The strategy on one device.
 
   Args:
     model: what to train.
     tables: the tables of `model.specs()`.
-    batch_words: L, centers per step.
-    window: W.
-    loss_every_steps: the loss is measured in every so-manyth step.
+    spec: sizes of a step.
+    mesh: its first device trains.
   """
-  spec = base.StepSpec(batch_words, window, loss_every_steps)
+  sharding = jax.sharding.SingleDeviceSharding(mesh.devices.flatten()[0])
 
   def init(key: jax.Array) -> base.TrainState:
-    states = {
-      name: table.init(jax.random.fold_in(key, i))
-      for i, (name, table) in enumerate(sorted(tables.items()))
-    }
-    return base.TrainState(states)
+    return base.TrainState(base.init_tables(tables, key))
 
   def step(
     state: base.TrainState,
@@ -42,8 +37,17 @@ def sync(
     batch: Any,
     schedule: base.Schedule,
   ) -> tuple[base.TrainState, base.StepMetrics]:
+    count = jnp.asarray(batch.num_steps, jnp.int32)
+    zero = jnp.int32(0)
     states, metrics = base.training_steps(
-      model, tables, spec, state.tables, constants, batch, schedule
+      model,
+      tables,
+      spec,
+      constants,
+      batch,
+      schedule,
+      base.StepRange(zero, count, zero, count),
+      (state.tables, jax.tree.map(jnp.asarray, base.NO_METRICS)),
     )
     return base.TrainState(states), metrics
 
@@ -51,4 +55,11 @@ def sync(
     name = model.vectors_table
     return tables[name].gather(state.tables[name])
 
-  return base.Strategy(init, jax.jit(step, donate_argnums=0), result)
+  return base.Strategy(
+    init,
+    model.constants,
+    jax.jit(step, donate_argnums=0),
+    result,
+    sharding,
+    sharding,
+  )

@@ -48,7 +48,7 @@ def _random_ids(rng, num_words, num_vocab, mean_sentence=20):
 
 def _spec(**changes):
   spec = loader.LoaderSpec(
-    seed=1, epochs=1, batch_words=16, window=5, sample=0.0
+    seed=1, epochs=1, batch_words=16, window=5, sample=0.0, replicas=1
   )
   return loader.dataclasses.replace(spec, **changes)
 

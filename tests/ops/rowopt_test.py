@@ -192,7 +192,7 @@ def test_memory_of_the_slots():
   def shapes(optimizer):
     return sorted(x.shape for x in jax.tree.leaves(optimizer.init(VOCAB, DIM)))
 
-  assert shapes(rowopt.sgd(0)) == [(0,)]
+  assert shapes(rowopt.sgd(0)) == [(1,)]
   assert shapes(rowopt.sgd(8)) == shapes(rowopt.adagrad(1e-6)) == [(VOCAB,)]
   expected = [(VOCAB,), (VOCAB,), (VOCAB,), (VOCAB, DIM)]
   assert shapes(rowopt.adam(0.9, 0.999, 1e-6)) == expected

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import build
+from jaxemb import build, mesh
 from jaxemb import config as config_lib
 from jaxemb.data import loader
 from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
-from jaxemb.strategies import base
+from jaxemb.strategies import base, replicas
 
 VOCAB, DIM, MAX_STEPS = 50_000, 100, 8
 TABLE, SLOT = f'f32[{VOCAB},{DIM}]', f'f32[{VOCAB}]'
@@ -35,6 +35,7 @@ COLLECTIVES = (
 # What may have the shape of a table: names for memory, and writes in place.
 IN_PLACE = {
   'bitcast',
+  'dynamic-update-slice',
   'get-tuple-element',
   'opt-barrier',
   'parameter',
@@ -42,12 +43,16 @@ IN_PLACE = {
 }
 
 every_program = pytest.mark.parametrize(
-  ('model', 'optimizer', 'batch_words'),
+  ('model', 'optimizer', 'batch_words', 'strategy'),
   [
-    (model, optimizer, batch_words)
+    (model, optimizer, batch_words, strategy)
     for model in build.MODELS
     for optimizer in build.OPTIMIZERS
-    for batch_words in (256, 1024)
+    for batch_words, strategy in (
+      (256, 'sync'),
+      (1024, 'sync'),
+      (256, 'replicas'),
+    )
   ],
 )
 
@@ -128,8 +133,9 @@ class Program(NamedTuple):
 
 
 @functools.cache
-def _compiled(model_name, optimizer_name, batch_words):
+def _compiled(model_name, optimizer_name, batch_words, strategy_name):
   config = config_lib.default()
+  config.optimizer.learning_rate = 0.1
   m = config.model
   spec = model_base.WindowSpec(
     VOCAB, DIM, m.window, m.negatives, m.chunk, m.shared_negatives
@@ -141,8 +147,14 @@ def _compiled(model_name, optimizer_name, batch_words):
     name: build.LAYOUTS['replicated'](table, optimizer)
     for name, table in model.specs().items()
   }
-  strategy = build.STRATEGIES['sync'](
-    model, tables, batch_words, m.window, config.train.loss_every_steps
+  frequencies = counts / counts.sum()
+  strategy = build.STRATEGIES[strategy_name](
+    config,
+    model,
+    tables,
+    base.StepSpec(batch_words, m.window, config.train.loss_every_steps),
+    mesh.data_mesh(2 if strategy_name == 'replicas' else 1),
+    model.lookup_rates(frequencies, frequencies),
   )
   state = jax.eval_shape(strategy.init, jax.random.key(0))
   size = MAX_STEPS * batch_words
@@ -159,8 +171,24 @@ def _compiled(model_name, optimizer_name, batch_words):
   schedule = base.Schedule(
     np.float32(0.1), np.float32(0.1), np.zeros(2, np.uint32)
   )
+
+  def placed(x, sharding):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+  # What lives everywhere is no table, so its sharding goes without saying.
+  sharding = strategy.state_sharding
+  if strategy_name == 'replicas':
+    sharding = replicas.ReplicaState(
+      *(
+        jax.tree.map(lambda x, s=s: s, part)
+        for part, s in zip(state, sharding, strict=True)
+      )
+    )
+  else:
+    sharding = jax.tree.map(lambda x: strategy.state_sharding, state)
+  state = jax.tree.map(placed, state, sharding)
   compiled = strategy.step.lower(
-    state, model.constants(), batch, schedule
+    state, strategy.constants(), batch, schedule
   ).compile()
   arrays = [x for x in jax.tree.leaves(state) if x.size]
   text = compiled.as_text()
@@ -183,8 +211,10 @@ def _loop_body(program):
 
 
 @every_program
-def test_nothing_of_a_tables_size_is_copied(model, optimizer, batch_words):
-  program = _compiled(model, optimizer, batch_words)
+def test_nothing_of_a_tables_size_is_copied(
+  model, optimizer, batch_words, strategy
+):
+  program = _compiled(model, optimizer, batch_words, strategy)
   met = 0
   for _, x in _executed(program.computations, program.entry):
     if _squeezed(x.shape) not in (TABLE, SLOT):
@@ -200,8 +230,10 @@ def test_nothing_of_a_tables_size_is_copied(model, optimizer, batch_words):
 
 
 @every_program
-def test_one_gather_and_one_scatter_a_table(model, optimizer, batch_words):
-  program = _compiled(model, optimizer, batch_words)
+def test_one_gather_and_one_scatter_a_table(
+  model, optimizer, batch_words, strategy
+):
+  program = _compiled(model, optimizer, batch_words, strategy)
   gathers = scatters = 0
   body = _loop_body(program)
   for scope, x in _executed(program.computations, body):
@@ -211,22 +243,33 @@ def test_one_gather_and_one_scatter_a_table(model, optimizer, batch_words):
     scatters += x.opcode == 'scatter' and _squeezed(x.shape) == TABLE
   # Adam's first moment is a table more: read, written and read again.
   extra = 2 * (optimizer == 'adam')
+  if strategy == 'replicas':
+    # An exchange reads two slices of each table, in a fusion of its own.
+    gathers -= 2 * 2
   assert gathers == 2 * (1 + extra)
   assert scatters == 2 * (1 + extra / 2)
 
 
 @every_program
 def test_state_is_donated_and_stays_on_its_device(
-  model, optimizer, batch_words
+  model, optimizer, batch_words, strategy
 ):
-  program = _compiled(model, optimizer, batch_words)
+  program = _compiled(model, optimizer, batch_words, strategy)
   head = program.text.splitlines()[0]
   aliases = re.search(r'input_output_alias=\{ (.*?) \}, entry', head)[1]
   # Every array of the state is written where it was read.
   pairs = re.findall(r'\{(\d+)\}: \((\d+), ', aliases)
   assert pairs == [(str(i), str(i)) for i in range(program.num_arrays)]
+  found = set()
   for _, x in _executed(program.computations, program.entry):
-    assert not x.opcode.startswith(COLLECTIVES), x
+    if x.opcode.startswith(COLLECTIVES):
+      found.add(x.opcode)
+      # What travels is a chunk of rows or a figure, never a table.
+      sizes = re.findall(r'\[([\d,]*)\]', x.shape)
+      rows = [int(size.split(',')[0] or 1) for size in sizes]
+      assert max(rows) <= 1024, x
+  assert found == ({'all-reduce'} if strategy == 'replicas' else set())
+  for _, x in _executed(program.computations, program.entry):
     assert x.opcode not in ('infeed', 'outfeed', 'send', 'recv'), x
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxemb import mesh
 from jaxemb.data import loader
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, skipgram
@@ -63,7 +64,8 @@ def _make(model_name, optimizer_name, loss_every=LOSS_EVERY):
     name: sharded.replicated(table, OPTIMIZERS[optimizer_name][0])
     for name, table in model.specs().items()
   }
-  strategy = sync.sync(model, tables, BATCH_WORDS, WINDOW, loss_every)
+  spec = base.StepSpec(BATCH_WORDS, WINDOW, loss_every)
+  strategy = sync.sync(model, tables, spec, mesh.data_mesh(1))
   return Made(model, strategy)
 
 

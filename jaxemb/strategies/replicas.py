@@ -1,0 +1,320 @@
+"""Replicas with bounded staleness: each trains alone, and rows meet in time.
+
+Every device of the data axis holds all tables and trains on its own part of a
+dispatch, without waiting. A row is exchanged after so many steps that each
+replica looked it up about `exchange_lookups` times: frequent rows soon, rare
+rows hardly ever. With x_i the row of replica i and b its value when it was last
+exchanged, all replicas then have
+
+  b + g * sum_i (x_i - b),    g = (1 - q^n) / (n (1 - q)),    q = exp(-m / tau)
+
+for n replicas, m look-ups since, and tau look-ups after which a row has
+forgotten its start. In a quadratic bowl a row goes 1 - q of its way to the
+bottom alone and 1 - q^n where its n replicas' updates follow one another, so
+that g makes of n parallel updates what n serial ones would have given: their
+sum where a row was hardly touched, their mean where it was touched often. This
+is local SGD (Stich 2019) with a period for each row, as in HET (Miao et al.
+2022), but on a timetable that follows from the words' frequencies: rows are in
+falling order of frequency, so that those due are always a table's first ones.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxemb import mesh as mesh_lib
+from jaxemb.models import base as model_base
+from jaxemb.strategies import base
+from jaxemb.tables import spec as spec_lib
+
+_CHUNK_ROWS = 1024  # exchanged at once: half a megabyte stays in the cache
+_LEVEL_FACTOR = 4  # each level of rarer rows is exchanged so much more seldom
+_MAX_LEVEL = 12
+
+
+class ReplicaState(NamedTuple):
+  """The state of all replicas; `tables` has a leading axis over them."""
+
+  tables: dict[str, spec_lib.TableState]  # leaves [n, ...]
+  exchanged: dict[str, jax.Array]  # [vocab, dim], rows when last exchanged
+  num_exchanges: jax.Array  # int32
+
+
+class Constants(NamedTuple):
+  """What every step reads and none changes."""
+
+  model: Any
+  lookups: dict[str, jax.Array]  # [vocab] float32, m of each table's rows
+
+
+@dataclasses.dataclass(frozen=True)
+class ExchangeSpec:
+  """How stale a row may become."""
+
+  every_steps: int  # between two exchanges of the most frequent rows
+  lookups: float  # of a row by each replica, between two of its exchanges
+  memory_lookups: float  # tau at the first learning rate
+  first_learning_rate: float  # tau grows as the learning rate falls
+
+
+class Timetable(NamedTuple):
+  """When the rows of one table are exchanged."""
+
+  chunk_rows: int
+  due: np.ndarray  # [levels] int32, chunks due at an exchange of each level
+  lookups: np.ndarray  # [vocab] float32, m, between two exchanges of the row
+
+
+def timetable(
+  rates: np.ndarray, batch_words: int, spec: ExchangeSpec
+) -> Timetable:
+  """The timetable of a table.
+
+  Args:
+    rates: [vocab] float, expected look-ups of each row per center.
+    batch_words: L, centers of a step.
+    spec: how stale a row may become.
+  """
+  vocab = len(rates)
+  chunk_rows = min(_CHUNK_ROWS, vocab)
+  firsts = np.arange(0, vocab, chunk_rows)
+  # A chunk is as urgent as the most urgent row in it or behind it, so that what
+  # is due is always a prefix.
+  highest = np.maximum.accumulate(rates[::-1])[::-1][firsts]
+  each = np.maximum(highest * batch_words * spec.every_steps, 1e-30)
+  levels = np.ceil(np.log(spec.lookups / each) / np.log(_LEVEL_FACTOR))
+  levels = np.clip(levels, 0, _MAX_LEVEL).astype(np.int32)
+  due = np.searchsorted(levels, np.arange(levels.max() + 1), 'right')
+  row_levels = np.repeat(levels, chunk_rows)[:vocab]
+  steps = spec.every_steps * float(_LEVEL_FACTOR) ** row_levels
+  lookups = rates * batch_words * steps
+  return Timetable(chunk_rows, due.astype(np.int32), lookups.astype(np.float32))
+
+
+def gain(lookups: jax.Array, num_replicas: int) -> jax.Array:
+  """g, the part of the replicas' summed updates that a row keeps.
+
+  Args:
+    lookups: [...] float32, m / tau.
+    num_replicas: n.
+
+  Returns:
+    [...] float32 in [1 / n, 1].
+  """
+  # The sum of a geometric series: (1 - q^n) / (1 - q) without its 0 / 0.
+  powers = jnp.arange(num_replicas, dtype=jnp.float32)
+  powers = powers.reshape(-1, *[1] * lookups.ndim)
+  return jnp.mean(jnp.exp(-powers * lookups[None]), 0)
+
+
+def _exchange_table(
+  vectors: jax.Array,
+  exchanged: jax.Array,
+  table: Timetable,
+  lookups: jax.Array,
+  forgetting: jax.Array,
+  level: jax.Array,
+  num_replicas: int,
+) -> tuple[jax.Array, jax.Array]:
+  """Exchanges the rows of one table that are due at a level.
+
+  Args:
+    vectors: [vocab, dim], one replica's.
+    exchanged: [vocab, dim].
+    table: its timetable.
+    lookups: [vocab] float32, m.
+    forgetting: float32, 1 / tau.
+    level: int32.
+    num_replicas: n.
+  """
+  rows, dim = table.chunk_rows, vectors.shape[1]
+
+  def body(i, carry):
+    vectors, exchanged = carry
+    # The last chunk reaches back over rows that were exchanged just now, which
+    # does not change them.
+    first = jnp.minimum(i * rows, vectors.shape[0] - rows)
+    mine = jax.lax.dynamic_slice(vectors, (first, 0), (rows, dim))
+    old = jax.lax.dynamic_slice(exchanged, (first, 0), (rows, dim))
+    m = jax.lax.dynamic_slice(lookups, (first,), (rows,)) * forgetting
+    # Each replica gives its n-th of the old row too: all reads come before the
+    # sum, so that XLA can write both tables in place behind it.
+    part = old / num_replicas + gain(m, num_replicas)[:, None] * (mine - old)
+    new = jax.lax.psum(part, mesh_lib.DATA)
+    return (
+      jax.lax.dynamic_update_slice(vectors, new, (first, 0)),
+      jax.lax.dynamic_update_slice(exchanged, new, (first, 0)),
+    )
+
+  num_chunks = jnp.asarray(table.due)[jnp.minimum(level, len(table.due) - 1)]
+  return jax.lax.fori_loop(0, num_chunks, body, (vectors, exchanged))
+
+
+def _level(num_exchanges: jax.Array) -> jax.Array:
+  """How often the factor divides the number of an exchange."""
+  powers = _LEVEL_FACTOR ** np.arange(1, _MAX_LEVEL + 1)
+  return jnp.sum(num_exchanges % powers.astype(np.int32) == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Replicas:
+  """The functions of the strategy over what they have in common."""
+
+  model: model_base.Model
+  tables: Mapping[str, spec_lib.Table]
+  spec: base.StepSpec
+  num: int  # n
+  exchange_spec: ExchangeSpec
+  timetables: Mapping[str, Timetable]
+
+  def init(self, key: jax.Array) -> ReplicaState:
+    """All replicas start from the same rows."""
+    states = base.init_tables(self.tables, key)
+    return ReplicaState(
+      jax.tree.map(
+        lambda x: jnp.broadcast_to(x[None], (self.num, *x.shape)), states
+      ),
+      {name: state.vectors for name, state in states.items()},
+      jnp.int32(0),
+    )
+
+  def constants(self) -> Constants:
+    """Those of the model, and how often rows are looked up."""
+    return Constants(
+      self.model.constants(),
+      {name: table.lookups for name, table in self.timetables.items()},
+    )
+
+  def exchange(
+    self,
+    state: ReplicaState,
+    lookups: Mapping[str, jax.Array],
+    learning_rate: jax.Array,
+  ) -> ReplicaState:
+    """Exchanges the rows that are due; tables without the leading axis."""
+    s = self.exchange_spec
+    forgetting = learning_rate / (s.first_learning_rate * s.memory_lookups)
+    states, exchanged = dict(state.tables), dict(state.exchanged)
+    num_exchanges = state.num_exchanges + 1
+    for name, table in self.timetables.items():
+      vectors, exchanged[name] = _exchange_table(
+        states[name].vectors,
+        exchanged[name],
+        table,
+        lookups[name],
+        forgetting,
+        _level(num_exchanges),
+        self.num,
+      )
+      states[name] = states[name]._replace(vectors=vectors)
+    return ReplicaState(states, exchanged, num_exchanges)
+
+  def step(
+    self,
+    state: ReplicaState,
+    constants: Constants,
+    batch: Any,
+    schedule: base.Schedule,
+  ) -> tuple[ReplicaState, base.StepMetrics]:
+    """A dispatch of one replica; its tables have a leading axis of one."""
+    state = state._replace(tables=jax.tree.map(lambda x: x[0], state.tables))
+    # All replicas run as many steps, so that they meet; some are padding.
+    count = (batch.num_steps + self.num - 1) // self.num
+    offset = jax.lax.axis_index(mesh_lib.DATA) * count
+    every = self.exchange_spec.every_steps
+    span = schedule.last_learning_rate - schedule.first_learning_rate
+
+    def body(i, carry):
+      state, metrics = carry
+      first = i * every
+      stop = jnp.minimum(first + every, count)
+      states, metrics = base.training_steps(
+        self.model,
+        self.tables,
+        self.spec,
+        constants.model,
+        batch,
+        schedule,
+        base.StepRange(first, stop, offset, count),
+        (state.tables, metrics),
+      )
+      state = state._replace(tables=states)
+      learning_rate = schedule.first_learning_rate + span * (stop / count)
+      return self.exchange(state, constants.lookups, learning_rate), metrics
+
+    carry = (state, jax.tree.map(jnp.asarray, base.NO_METRICS))
+    num_exchanges = (count + every - 1) // every
+    state, metrics = jax.lax.fori_loop(0, num_exchanges, body, carry)
+    metrics = base.StepMetrics(
+      jax.lax.psum(metrics.loss, mesh_lib.DATA),
+      jax.lax.psum(metrics.examples, mesh_lib.DATA),
+      jax.lax.pmax(metrics.first_bad_step, mesh_lib.DATA),
+    )
+    stacked = jax.tree.map(lambda x: x[None], state.tables)
+    return state._replace(tables=stacked), metrics
+
+  def result(self, state: ReplicaState) -> np.ndarray:
+    """What the replicas learned since a row's last exchange adds up."""
+    # At the end the learning rate is so low that nothing was forgotten.
+    name = self.model.vectors_table
+    old = np.asarray(state.exchanged[name])
+    total = np.array(old)
+    for i in range(self.num):
+      mine = jax.tree.map(lambda x, i=i: x[i], state.tables[name])
+      total += self.tables[name].gather(mine) - old
+    return total
+
+
+def replicas(
+  model: model_base.Model,
+  tables: Mapping[str, spec_lib.Table],
+  spec: base.StepSpec,
+  mesh: jax.sharding.Mesh,
+  exchange_spec: ExchangeSpec,
+  lookup_rates: Mapping[str, np.ndarray],
+) -> base.Strategy:
+  """The strategy; state of the row optimizers stays with its replica.
+
+  Args:
+    model: what to train.
+    tables: the tables of `model.specs()`.
+    spec: sizes of a step.
+    mesh: one replica on each device of its data axis.
+    exchange_spec: how stale a row may become.
+    lookup_rates: by table, [vocab] expected look-ups of each row per center.
+  """
+  made = _Replicas(
+    model,
+    tables,
+    spec,
+    mesh.shape[mesh_lib.DATA],
+    exchange_spec,
+    {
+      name: timetable(rates, spec.batch_words, exchange_spec)
+      for name, rates in lookup_rates.items()
+    },
+  )
+  over = jax.sharding.PartitionSpec(mesh_lib.DATA)
+  everywhere = jax.sharding.PartitionSpec()
+  state_spec = ReplicaState(over, everywhere, everywhere)
+  step = jax.shard_map(
+    made.step,
+    mesh=mesh,
+    in_specs=(state_spec, everywhere, everywhere, everywhere),
+    out_specs=(state_spec, everywhere),
+    # The rows that leave a sum are the same everywhere; JAX cannot tell.
+    check_vma=False,
+  )
+  named = jax.sharding.NamedSharding
+  return base.Strategy(
+    made.init,
+    made.constants,
+    jax.jit(step, donate_argnums=0),
+    made.result,
+    ReplicaState(*(named(mesh, part) for part in state_spec)),
+    named(mesh, everywhere),
+  )

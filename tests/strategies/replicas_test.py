@@ -1,0 +1,301 @@
+"""Replicas: their timetable, the gain, and dispatches against plain loops."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxemb import mesh
+from jaxemb.data import loader
+from jaxemb.models import base as model_base
+from jaxemb.models import skipgram
+from jaxemb.ops import rowopt
+from jaxemb.strategies import base, replicas, sync
+from jaxemb.tables import sharded
+from tests import oracle
+
+VOCAB, DIM, WINDOW, CHUNK = 3000, 6, 3, 4
+BATCH_WORDS, NEGATIVES, SHARED = 64, 5, 3
+MAX_STEPS = 12
+KEY = np.array([0xA4093822, 0x299F31D0], np.uint32)
+SPEC = replicas.ExchangeSpec(
+  every_steps=2, lookups=3.0, memory_lookups=20.0, first_learning_rate=0.3
+)
+every_number = pytest.mark.parametrize('n', [2, 3, 4])
+
+
+def _frequencies():
+  weights = 1 / (5 + np.arange(VOCAB))
+  return weights / weights.sum()
+
+
+@functools.cache
+def _make(n, spec=SPEC):
+  model = skipgram.SkipGram(
+    model_base.WindowSpec(VOCAB, DIM, WINDOW, NEGATIVES, CHUNK, SHARED),
+    skipgram.negative_distribution(1e6 * _frequencies()),
+  )
+  tables = {
+    name: sharded.replicated(table, rowopt.sgd(2))
+    for name, table in model.specs().items()
+  }
+  step_spec = base.StepSpec(BATCH_WORDS, WINDOW, 1)
+  devices = mesh.data_mesh(n)
+  if n == 1:
+    return model, sync.sync(model, tables, step_spec, devices)
+  rates = model.lookup_rates(_frequencies(), _frequencies())
+  return model, replicas.replicas(
+    model, tables, step_spec, devices, spec, rates
+  )
+
+
+def _batch(num_steps, seed=0):
+  rng = np.random.default_rng(seed)
+  words = num_steps * BATCH_WORDS - BATCH_WORDS // 2
+  sentences = []
+  while words > 0:
+    length = int(min(words, rng.integers(1, 12)))
+    sentences.append(rng.choice(VOCAB, length, p=_frequencies()))
+    words -= length
+  size = MAX_STEPS * BATCH_WORDS
+  return loader.Batch(
+    *oracle.pack(sentences, VOCAB, size, WINDOW, rng), num_steps
+  )
+
+
+def _schedule(first, last):
+  return base.Schedule(np.float32(first), np.float32(last), KEY)
+
+
+def _start(strategy):
+  """A state of training's size, the same in all replicas."""
+  state = jax.jit(strategy.init, out_shardings=strategy.state_sharding)(
+    jax.random.key(0)
+  )
+  rng = np.random.default_rng(3)
+  values = {
+    k: rng.normal(size=(VOCAB, DIM)).astype(np.float32) / 2
+    for k in ('input', 'output')
+  }
+
+  def put(like, value):
+    value = np.broadcast_to(value, like.shape)
+    return jax.device_put(value, like.sharding)
+
+  tables = {
+    k: t._replace(vectors=put(t.vectors, values[k]))
+    for k, t in state.tables.items()
+  }
+  exchanged = {k: put(x, values[k]) for k, x in state.exchanged.items()}
+  return state._replace(tables=tables, exchanged=exchanged), values
+
+
+def _levels(num, factor=4):
+  """How often the factor divides num."""
+  level = 0
+  while num % factor == 0:
+    num, level = num // factor, level + 1
+  return level
+
+
+def _oracle(n, values, batch, schedule, spec, num_exchanges):
+  """Each replica's tables in float64, and (loss, examples)."""
+  model, _ = _make(n, spec)
+  rates = model.lookup_rates(_frequencies(), _frequencies())
+  tables = {k: replicas.timetable(rates[k], BATCH_WORDS, spec) for k in rates}
+  mine = [
+    {k: v.astype(np.float64) for k, v in values.items()} for _ in range(n)
+  ]
+  old = {k: v.astype(np.float64) for k, v in values.items()}
+  ids_of = jax.jit(model.ids)
+  count = math.ceil(batch.num_steps / n)
+  first = float(schedule.first_learning_rate)
+  last = float(schedule.last_learning_rate)
+  loss = examples = 0
+  for i in range(count):
+    for replica in range(n):
+      place = replica * count + i
+      step = model_base.StepBatch(
+        *oracle.middle(
+          oracle.Tokens(*batch[:3]), place * BATCH_WORDS, BATCH_WORDS
+        )
+      )
+      ids = ids_of(model.constants(), step, KEY, jnp.int32(place))
+      draws = np.asarray(ids['output'])[:, -SHARED:]
+      truth = oracle.skipgram(
+        *step, draws, mine[replica], WINDOW, CHUNK, NEGATIVES
+      )
+      loss, examples = loss + truth.loss, examples + truth.examples
+      rate = first + (last - first) * i / count
+      for k in old:
+        oracle.sgd(
+          mine[replica][k],
+          {},
+          truth.ids[k],
+          truth.grads[k],
+          rate,
+          max_duplicates=2,
+        )
+    if (i + 1) % spec.every_steps and i + 1 < count:
+      continue
+    num_exchanges += 1
+    rate = first + (last - first) * (i + 1) / count
+    for k, table in tables.items():
+      level = min(_levels(num_exchanges), len(table.due) - 1)
+      for row in range(min(table.due[level] * table.chunk_rows, VOCAB)):
+        m = float(table.lookups[row]) * rate / spec.first_learning_rate
+        q = math.exp(-m / spec.memory_lookups)
+        gain = sum(q**j for j in range(n)) / n
+        moved = sum(x[k][row] - old[k][row] for x in mine)
+        new = old[k][row] + gain * moved
+        for x in mine:
+          x[k][row] = new
+        old[k][row] = new
+  return mine, old, loss, examples, num_exchanges
+
+
+@every_number
+def test_dispatches_equal_the_loops(n):
+  _, strategy = _make(n)
+  state, values = _start(strategy)
+  schedule = _schedule(0.3, 0.1)
+  # Of ten steps with three or four replicas, some are padding.
+  batch = _batch(10)
+  data = jax.device_put(
+    (strategy.constants(), batch, schedule), strategy.data_sharding
+  )
+  mine, old, loss, examples, num = _oracle(n, values, batch, schedule, SPEC, 0)
+  state, metrics = strategy.step(state, *data)
+  for k in values:
+    found = np.asarray(state.tables[k].vectors)
+    assert found.shape == (n, VOCAB, DIM)
+    for replica in range(n):
+      np.testing.assert_allclose(found[replica], mine[replica][k], 1e-5, 2e-5)
+    np.testing.assert_allclose(state.exchanged[k], old[k], 1e-5, 2e-5)
+    # Some rows were exchanged, some were learned alone, some not at all.
+    apart = np.abs(found[0] - found[1]).max(1) > 1e-4
+    moved = np.abs(found[0] - values[k]).max(1) > 1e-4
+    assert apart.any() and (moved & ~apart).any() and (~moved).any()
+  assert int(state.num_exchanges) == num
+  np.testing.assert_allclose(metrics.loss, loss, 1e-5)
+  assert metrics.examples == examples
+  assert metrics.first_bad_step == -1
+  expected = old['input'] + sum(x['input'] - old['input'] for x in mine)
+  np.testing.assert_allclose(strategy.result(state), expected, 1e-5, 5e-5)
+
+
+def test_one_step_each_is_one_step_of_both():
+  """Exchanged in every step, remembering all: a larger synchronous batch."""
+  spec = replicas.ExchangeSpec(1, 1e9, 1e9, 0.3)
+  spec = replicas.dataclasses.replace(spec, lookups=1e-6)
+  _, strategy = _make(2, spec)
+  state, values = _start(strategy)
+  batch, schedule = _batch(2), _schedule(0.01, 0.01)
+  state, _ = strategy.step(
+    state,
+    *jax.device_put(
+      (strategy.constants(), batch, schedule), strategy.data_sharding
+    ),
+  )
+  model, alone = _make(1)
+  total = {k: np.array(v) for k, v in values.items()}
+  single = jax.device_get(alone.init(jax.random.key(0)))
+  for replica in range(2):
+    first = replica * BATCH_WORDS
+    ids = np.full_like(batch.ids, VOCAB)
+    left, right = np.zeros_like(batch.left), np.zeros_like(batch.right)
+    # The other half is padding, at the same place: the draws are the same.
+    inside = slice(first, first + BATCH_WORDS + 2 * WINDOW)
+    ids[inside] = batch.ids[inside]
+    left[first : first + BATCH_WORDS] = batch.left[first : first + BATCH_WORDS]
+    right[first : first + BATCH_WORDS] = batch.right[
+      first : first + BATCH_WORDS
+    ]
+    start = base.TrainState(
+      {
+        k: t._replace(vectors=jnp.array(values[k]))
+        for k, t in single.tables.items()
+      }
+    )
+    after, _ = alone.step(
+      start, model.constants(), loader.Batch(ids, left, right, 2), schedule
+    )
+    for k in total:
+      # Padding draws negatives too; they have no weight.
+      total[k] += np.asarray(after.tables[k].vectors) - values[k]
+  for k in total:
+    np.testing.assert_allclose(state.exchanged[k], total[k], 1e-4, 1e-5)
+
+
+def test_more_steps_between_exchanges_leave_replicas_further_apart():
+  def apart(spec):
+    _, strategy = _make(2, spec)
+    state, _ = _start(strategy)
+    state, _ = strategy.step(
+      state,
+      *jax.device_put(
+        (strategy.constants(), _batch(12), _schedule(0.3, 0.3)),
+        strategy.data_sharding,
+      ),
+    )
+    found = np.asarray(state.tables['input'].vectors)
+    return np.abs(found[0] - found[1]).mean()
+
+  seldom = replicas.dataclasses.replace(SPEC, lookups=1e3)
+  often = replicas.dataclasses.replace(SPEC, lookups=1e-3)
+  assert apart(often) == 0
+  assert apart(seldom) > apart(SPEC) > 0
+
+
+@pytest.mark.parametrize('vocab', [1, 7, 1024, 1025, 5000, 100_000])
+def test_timetable(vocab):
+  rates = 1 / (3 + np.arange(vocab, dtype=np.float64))
+  rates /= rates.sum()
+  spec = replicas.ExchangeSpec(16, 8.0, 200.0, 0.1)
+  table = replicas.timetable(rates, 256, spec)
+  assert table.chunk_rows == min(vocab, 1024)
+  assert (np.diff(table.due) >= 0).all()
+  assert table.due[-1] * table.chunk_rows >= vocab  # every row has its time
+  for row in {0, vocab // 2, vocab - 1}:
+    chunk = row // table.chunk_rows
+    level = int(np.argmax(table.due > chunk))
+    steps = 16 * 4.0**level
+    expected = rates[row] * 256 * steps
+    np.testing.assert_allclose(table.lookups[row], expected, 1e-5)
+    hottest = rates[chunk * table.chunk_rows] * 256
+    # The level is the first at which the hottest row has its look-ups.
+    assert hottest * steps >= 8 * (1 - 1e-9)
+    assert level == 0 or hottest * steps / 4 < 8
+
+
+def test_timetable_of_rows_out_of_order():
+  # A frequent row behind rare ones is exchanged in time all the same.
+  rates = np.full(4096, 1e-6)
+  rates[3000] = 0.5
+  spec = replicas.ExchangeSpec(1, 8.0, 200.0, 0.1)
+  table = replicas.timetable(rates, 256, spec)
+  assert table.due[0] == 3  # the chunks up to row 3071
+  assert table.due[-1] == 4
+
+
+def test_gain_is_that_of_a_quadratic_bowl():
+  # n replicas of m steps each, against n m steps one after the other.
+  slope, m, start = 0.01, 30, 5.0
+  forgetting = -math.log(1 - slope)
+  for n in (2, 3, 8):
+    alone = start * (1 - slope) ** m
+    serial = start * (1 - slope) ** (m * n)
+    gain = replicas.gain(jnp.array([m * forgetting], jnp.float32), n)
+    assert start + float(gain[0]) * n * (alone - start) == pytest.approx(
+      serial, rel=1e-5
+    )
+
+
+def test_gain_goes_from_the_sum_to_the_mean():
+  lookups = jnp.array([0.0, 1e-6, 1.0, 5.0, 1e6], jnp.float32)
+  found = np.asarray(replicas.gain(lookups, 4))
+  assert found[0] == 1 and found[-1] == 0.25
+  assert (np.diff(found) <= 0).all() and found[2] < 0.9
