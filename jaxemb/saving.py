@@ -55,6 +55,7 @@ def save(
   totals: metrics.Totals,
   parts: build.Parts,
   learning_rate: float,
+  is_final: bool,
 ) -> None:
   """Saves in the background; refuses to keep a state that is not finite."""
   if not _all_finite(state):
@@ -63,4 +64,4 @@ def save(
     'totals': dataclasses.asdict(totals),
     'corpus': parts.corpus.manifest['fingerprint'],
   }
-  saved.save(totals.steps, state, record)
+  saved.save(totals.steps, state, record, is_final)

@@ -197,7 +197,8 @@ def _train(
         meter.count(*waiting.popleft())
       if save:
         totals.total_secs = secs_before + time.time() - session.started
-        saving.save(saved, state, totals, parts, plan.last_learning_rate)
+        rate = plan.last_learning_rate
+        saving.save(saved, state, totals, parts, rate, is_last or stopping)
         last_save = time.monotonic()
       if stopping and not is_last:
         return Trained(state, totals, False)

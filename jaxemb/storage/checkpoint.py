@@ -34,23 +34,40 @@ class Restored(NamedTuple):
   record: dict[str, Any]
 
 
+def _pieces(array: Any) -> list[tuple[Any, np.ndarray]]:
+  """Where each shard of an array is, and the shard, in order of memory.
+
+  Shard by shard, because JAX keeps what it makes of an array on several devices
+  for as long as the array.
+  """
+  if not isinstance(array, jax.Array):
+    return [((...,), np.asarray(array))]
+  shards = [x for x in array.addressable_shards if x.replica_id == 0]
+  # Along the leading axis only: so their bytes follow one another.
+  assert all(x.data.shape[1:] == array.shape[1:] for x in shards)
+  shards.sort(key=lambda x: x.index[0].start or 0 if x.index else 0)
+  return [(x.index, np.asarray(x.data)) for x in shards]
+
+
 def _checksums(state: Any) -> list[int]:
-  return [zlib.crc32(np.ascontiguousarray(x)) for x in jax.tree.leaves(state)]
+  checksums = []
+  for array in jax.tree.leaves(state):
+    checksum = 0
+    for _, piece in _pieces(array):
+      checksum = zlib.crc32(np.ascontiguousarray(piece), checksum)
+    checksums.append(checksum)
+  return checksums
 
 
 def _host_copy(array: Any) -> np.ndarray:
   """An array of the host's own.
 
   On a CPU device arrays are shared with the host, and the next step overwrites
-  donated ones while they are being written. Shard by shard, because JAX keeps
-  what it makes of an array on several devices as long as the array.
+  donated ones while they are being written.
   """
-  if not isinstance(array, jax.Array):
-    return np.array(array)
   copy = np.empty(array.shape, array.dtype)
-  for shard in array.addressable_shards:
-    if shard.replica_id == 0:
-      copy[shard.index] = np.asarray(shard.data)
+  for place, piece in _pieces(array):
+    copy[place] = piece
   return copy
 
 
@@ -94,6 +111,11 @@ class Checkpoints:
         create=True,
         enable_async_checkpointing=False,
       ),
+      item_handlers={
+        # Trained numbers hardly compress, and trying takes twice their memory.
+        'state': ocp.PyTreeCheckpointHandler(use_compression=False),
+        'record': ocp.JsonCheckpointHandler(),
+      },
     )
 
   def __enter__(self) -> 'Checkpoints':
@@ -105,27 +127,31 @@ class Checkpoints:
     self._manager.close()
     self._absl.setLevel(self._absl_level)
 
-  def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
-    """Saves in the background; the state may change as soon as this returns.
+  def save(
+    self, step: int, state: Any, record: dict[str, Any], is_final: bool
+  ) -> None:
+    """Saves in the background.
 
     Args:
       step: number of the checkpoint; a step that exists is not saved again.
-      state: pytree of arrays.
+      state: pytree of arrays; may change as soon as this returns, unless final.
       record: JSON-ready.
+      is_final: whether the state will not change any more: no copy is made.
     """
     self.wait()
     if step in self._manager.all_steps():
       self._last_step = step
       return
-    host_state = jax.tree.map(_host_copy, state)
-    self._saving = self._thread.submit(self._save, step, host_state, record)
+    if not is_final:
+      state = jax.tree.map(_host_copy, state)
+    self._saving = self._thread.submit(self._save, step, state, record)
 
   def _save(self, step: int, state: Any, record: dict[str, Any]) -> None:
     record = record | {'checksums': _checksums(state)}
     self._manager.save(
       step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state),
+        state=ocp.args.PyTreeSave(state),
         record=ocp.args.JsonSave(record),
       ),
     )
@@ -193,7 +219,10 @@ class Checkpoints:
     read = self._manager.restore(
       step,
       args=ocp.args.Composite(
-        state=ocp.args.StandardRestore(target),
+        state=ocp.args.PyTreeRestore(
+          target,
+          restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+        ),
         record=ocp.args.JsonRestore(),
       ),
     )

@@ -3,11 +3,12 @@
 import pathlib
 import resource
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import errors
+from jaxemb import errors, mesh
 from jaxemb.storage import checkpoint
 
 
@@ -35,7 +36,7 @@ def lines() -> list[str]:
 def _save_three(folder: pathlib.Path, lines: list[str]) -> None:
   with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
     for step in (1, 2, 3):
-      saved.save(step, _state(step), {'step': step})
+      saved.save(step, _state(step), {'step': step}, False)
 
 
 def test_the_newest_comes_back_exactly_and_older_ones_go(tmp_path, lines):
@@ -60,7 +61,7 @@ def test_nothing_saved_is_none(tmp_path, lines):
 def test_the_state_may_change_as_soon_as_save_returns(tmp_path, lines):
   array = np.zeros((500, 1000), np.float32)
   with checkpoint.Checkpoints(tmp_path, 2, lines.append) as saved:
-    saved.save(1, {'a': array}, {})
+    saved.save(1, {'a': array}, {}, False)
     array += 1
   with checkpoint.Checkpoints(tmp_path, 2, lines.append) as saved:
     assert not saved.restore({'a': array}).state['a'].any()
@@ -81,7 +82,7 @@ def test_a_damaged_one_is_said_and_the_one_before_used(tmp_path, lines, how):
     assert restored.step == 2
     assert np.array_equal(restored.state['vectors'], _state(2)['vectors'])
     # The number is free again for the run that repeats those steps.
-    saved.save(3, _state(3), {'step': 3})
+    saved.save(3, _state(3), {'step': 3}, False)
   assert len(lines) == 1 and 'checkpoint 3 is damaged' in lines[0]
   with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
     assert saved.restore(_state(0)).step == 3
@@ -127,36 +128,58 @@ def test_what_a_kill_left_unfinished_goes(tmp_path, lines):
 def test_a_folder_that_cannot_be_written_does_not_hang(tmp_path, lines):
   folder = tmp_path / 'checkpoints'
   with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
-    saved.save(1, _state(1), {})
+    saved.save(1, _state(1), {}, False)
     assert saved.wait() == 1
     folder.rename(tmp_path / 'away')
     folder.write_text('a file in its place')
-    saved.save(2, _state(2), {})
+    saved.save(2, _state(2), {}, False)
     assert saved.wait() == 1
     assert len(lines) == 1 and 'not saved' in lines[0]
     folder.unlink()
     (tmp_path / 'away').rename(folder)
-    saved.save(3, _state(3), {})
+    saved.save(3, _state(3), {}, False)
     assert saved.wait() == 3
 
 
 def test_a_full_disk_is_said_and_the_last_good_one_stays(tmp_path, lines):
   folder = tmp_path / 'checkpoints'
   with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
-    saved.save(1, _state(1), {})
+    saved.save(1, _state(1), {}, False)
     saved.wait()
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
     # No file may grow beyond this: writes fail as on a full disk.
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))
     try:
-      saved.save(2, _state(2), {})
+      saved.save(2, _state(2), {}, False)
       saved.wait()
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, old)
     assert len(lines) == 1
     assert 'not saved' in lines[0] and 'training goes on' in lines[0]
     assert saved.restore(_state(0)).step == 1
-    saved.save(3, _state(3), {})
+    saved.save(3, _state(3), {}, False)
     saved.wait()
     assert saved.restore(_state(0)).step == 3
   assert not list(folder.glob('*tmp*'))
+
+
+@pytest.mark.parametrize('is_final', [False, True])
+def test_arrays_on_several_devices_come_back_whole(tmp_path, is_final):
+  devices = mesh.data_mesh(4)
+  spec = jax.sharding.PartitionSpec
+  values = {
+    'shared': np.arange(24, dtype=np.float32).reshape(4, 3, 2),
+    'copied': np.arange(7, dtype=np.float32),
+    'number': np.int32(5),
+  }
+  specs = {'shared': spec(mesh.DATA), 'copied': spec(), 'number': spec()}
+  state = {
+    k: jax.device_put(v, jax.sharding.NamedSharding(devices, specs[k]))
+    for k, v in values.items()
+  }
+  with checkpoint.Checkpoints(tmp_path, 3, print) as saved:
+    saved.save(1, state, {}, is_final)
+    saved.wait()
+    # Checksums are those of the whole arrays, however they were laid out.
+    found = saved.restore(jax.eval_shape(lambda: values))
+  jax.tree.map(np.testing.assert_array_equal, found.state, values)
