@@ -136,7 +136,7 @@ def _add_training(c: ml_collections.ConfigDict) -> None:
   c.train = ml_collections.ConfigDict()
   c.train.epochs = 5
   c.train.batch_words = 256  # centers per step
-  c.train.loss_every_steps = 16  # the loss is measured in every 16th step
+  c.train.loss_every_steps = 64  # the loss is measured in every 64th step
   c.train.checkpoint_every_secs = 300.0
   c.train.checkpoints_to_keep = 3
   c.train.log_every_secs = 2.0

@@ -66,7 +66,7 @@ class LoaderSpec:
   @property
   def group_blocks(self) -> int:
     """Blocks per batch: enough that a half-empty last step is no loss."""
-    each = max(64, 128 * self.batch_words // shards.BLOCK_WORDS)
+    each = max(128, 128 * self.batch_words // shards.BLOCK_WORDS)
     return each * self.replicas
 
   @property
@@ -145,11 +145,12 @@ def _pack(ids, position, keep_below, key, window, out, left, right, n):
       continue
     words += 1
     h = _hash(key ^ np.uint64(position + i))
-    if (h >> np.uint64(32)) < keep_below[ids[i]]:
-      out[window + n] = ids[i]
-      left[n] = h & np.uint64(0xFF)
-      right[n] = (h >> np.uint64(8)) & np.uint64(0xFF)
-      n += 1
+    # Written in any case, kept by counting it: a branch that is taken at random
+    # costs more than the writes.
+    out[window + n] = ids[i]
+    left[n] = h & np.uint64(0xFF)
+    right[n] = (h >> np.uint64(8)) & np.uint64(0xFF)
+    n += (h >> np.uint64(32)) < keep_below[ids[i]]
   return n, words, pairs
 
 
@@ -207,6 +208,9 @@ def _make_batch(
     )
     words += new_words
     pairs += new_pairs
+  # What the last word that was not kept has left behind.
+  out[spec.window + kept] = len(keep_below)
+  left[kept : kept + 1] = right[kept : kept + 1] = 0
   num_steps = -(-kept // spec.batch_words)
   return Batch(out, left, right, num_steps), words, kept, pairs
 

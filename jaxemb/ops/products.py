@@ -30,7 +30,9 @@ def scores(left: jax.Array, right: jax.Array) -> jax.Array:
   Returns:
     [k, c, w] float32.
   """
-  return jnp.einsum('kcd,kwd->kcw', left, right)
+  # The right factor of a product is repacked: let it be the smaller one.
+  turned = jnp.einsum('kwd,kcd->kwc', right, left)
+  return jax.lax.optimization_barrier(turned).transpose(0, 2, 1)
 
 
 def _scores_forward(left, right):

@@ -1,0 +1,217 @@
+"""What devices reach in programs that do one thing: ceilings of a step.
+
+  copy      a large array scaled in place: read and written, so that no cache
+            line is fetched only to be overwritten
+  product   a large float32 product, at JAX's default precision
+  gather, scatter-add    of XLA, at the ids of real steps, step after step
+  products  the scores of a step and their gradients, by the model's own code
+
+XLA leaves out what nobody reads and takes out of a loop what does not change:
+here everything is carried through a loop, changes in it, and is returned. All
+devices of a mesh run the program at once.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxemb import mesh as mesh_lib
+from jaxemb.models import base as model_base
+from jaxemb.ops import products
+
+
+class Effort(NamedTuple):
+  """How long to measure, and on how much."""
+
+  copy_bytes: int  # of the array that is copied, on each device
+  product_size: int  # rows and columns to start from
+  product_secs: float  # of a product so large that the device is busy
+  min_secs: float  # of a run
+  runs: int
+
+
+_MAX_PRODUCT_SIZE = 8192
+
+# (i, carry, constants) -> carry
+Body = Callable[[jax.Array, Any, Any], Any]
+
+
+def _secs(
+  mesh: jax.sharding.Mesh,
+  body: Body,
+  carry: Callable[[], Any],
+  constants: Any,
+  effort: Effort,
+) -> float:
+  """Seconds of one iteration of a loop that every device runs.
+
+  Args:
+    mesh: the devices.
+    body: of the loop; what it carries is updated in place.
+    carry: makes what a device carries.
+    constants: given to the body, the same on all devices.
+    effort: how long to measure.
+  """
+  over = jax.sharding.PartitionSpec(mesh_lib.DATA)
+  everywhere = jax.sharding.PartitionSpec()
+  named = jax.sharding.NamedSharding
+
+  def loop(carry, constants, num):
+    carry = jax.tree.map(lambda x: x[0], carry)
+    carry = jax.lax.fori_loop(
+      0, num, lambda i, carry: body(i, carry, constants), carry
+    )
+    return jax.tree.map(lambda x: x[None], carry)
+
+  run = jax.jit(
+    jax.shard_map(
+      loop,
+      mesh=mesh,
+      in_specs=(over, everywhere, everywhere),
+      out_specs=over,
+      check_vma=False,
+    ),
+    donate_argnums=0,
+  )
+
+  def stacked():
+    return jax.tree.map(
+      lambda x: jnp.broadcast_to(x[None], (mesh.size, *x.shape)), carry()
+    )
+
+  state = jax.jit(stacked, out_shardings=named(mesh, over))()
+  constants = jax.device_put(constants, named(mesh, everywhere))
+
+  def timed(state, num):
+    state = jax.block_until_ready(state)
+    start = time.perf_counter()
+    state = jax.block_until_ready(run(state, constants, num))
+    return state, time.perf_counter() - start
+
+  state, _ = timed(state, 1)  # compiles
+  num, secs = 1, 0.0
+  while secs < effort.min_secs:
+    state, secs = timed(state, num)
+    if secs < effort.min_secs:
+      num = 1 + int(num * min(10, 1.2 * effort.min_secs / max(secs, 1e-9)))
+  found = [secs]
+  while len(found) < effort.runs:
+    state, secs = timed(state, num)
+    found.append(secs)
+  return statistics.median(found) / num
+
+
+def _copy(mesh: jax.sharding.Mesh, effort: Effort) -> float:
+  """Bytes per second of a device, read and written."""
+  secs = _secs(
+    mesh,
+    lambda i, x, _: x * np.float32(1 + 1e-6),
+    lambda: jnp.ones(effort.copy_bytes // 4, jnp.float32),
+    (),
+    effort,
+  )
+  return 2 * effort.copy_bytes / secs
+
+
+def _product(mesh: jax.sharding.Mesh, effort: Effort) -> float:
+  """Floating-point operations per second of a device."""
+  size = effort.product_size
+  while True:
+    # Scaled so that repeated products neither grow nor fade.
+    factor = np.random.default_rng(0).standard_normal((size, size), np.float32)
+    factor /= np.float32(size**0.5)
+    secs = _secs(
+      mesh,
+      lambda i, x, factor: x @ factor,
+      lambda size=size: jnp.ones((size, size), jnp.float32),
+      factor,
+      effort,
+    )
+    if secs >= effort.product_secs or size >= _MAX_PRODUCT_SIZE:
+      return 2 * size**3 / secs
+    size *= 2
+
+
+def _tables_and_rows(
+  spec: model_base.WindowSpec, ids: list[np.ndarray]
+) -> tuple[list[jax.Array], list[jax.Array]]:
+  """Both tables, and rows for the ids of one step."""
+  tables = [jnp.full((spec.vocab, spec.dim), 0.01, jnp.float32) for _ in ids]
+  rows = [jnp.full((*x.shape[1:], spec.dim), 1e-6, jnp.float32) for x in ids]
+  return tables, rows
+
+
+def _at(ids: list[jax.Array], i: jax.Array) -> list[jax.Array]:
+  """The ids of step i; behind the last step comes the first."""
+  return [x[i % x.shape[0]] for x in ids]
+
+
+def _gather(i, carry, ids):
+  """A `Body`: a step's rows from both tables."""
+  tables, _ = carry
+  pairs = zip(tables, _at(ids, i), strict=True)
+  return tables, [table.at[x].get(mode='clip') for table, x in pairs]
+
+
+def _scatter(i, carry, ids):
+  """A `Body`: a step's rows added to both tables."""
+  tables, rows = carry
+  triples = zip(tables, _at(ids, i), rows, strict=True)
+  return [table.at[x].add(y, mode='drop') for table, x, y in triples], rows
+
+
+def _products(i, carry, _):
+  """A `Body`: a step's scores and both their gradients."""
+  rows, _ = carry
+  rows = [x.at[0, 0, 0].set(1e-6 * i.astype(jnp.float32)) for x in rows]
+  scores, gradients = jax.vjp(products.scores, *rows)
+  return rows, list(gradients(scores))
+
+
+def measure(
+  mesh: jax.sharding.Mesh,
+  spec: model_base.WindowSpec,
+  ids: list[np.ndarray],
+  effort: Effort,
+) -> dict[str, float]:
+  """The ceilings of each device, while all of the mesh are at work.
+
+  Args:
+    mesh: the devices.
+    spec: sizes of a step.
+    ids: [steps, L / c, c] of the input table and [steps, L / c, c + 2 W + N] of
+      the output table.
+    effort: how long to measure.
+
+  Returns:
+    `copy_bytes_per_sec`, `product_flops_per_sec`; `gather_secs`,
+    `scatter_secs` and `products_secs` of a step, and the rates that they are:
+    `gather_rows_per_sec`, `scatter_rows_per_sec`, `products_flops_per_sec`.
+  """
+
+  def both():
+    return _tables_and_rows(spec, ids)
+
+  def rows_twice():
+    return both()[1], both()[1]
+
+  gather_secs = _secs(mesh, _gather, both, ids, effort)
+  scatter_secs = _secs(mesh, _scatter, both, ids, effort)
+  products_secs = _secs(mesh, _products, rows_twice, (), effort)
+  num_rows = sum(x[0].size for x in ids)
+  num_scores = ids[0][0].size * ids[1].shape[-1]
+  return {
+    'copy_bytes_per_sec': _copy(mesh, effort),
+    'product_flops_per_sec': _product(mesh, effort),
+    'gather_secs': gather_secs,
+    'scatter_secs': scatter_secs,
+    'products_secs': products_secs,
+    'gather_rows_per_sec': num_rows / gather_secs,
+    'scatter_rows_per_sec': num_rows / scatter_secs,
+    'products_flops_per_sec': 3 * 2 * num_scores * spec.dim / products_secs,
+  }
