@@ -3,7 +3,8 @@
   copy      a large array scaled in place: read and written, so that no cache
             line is fetched only to be overwritten
   product   a large float32 product, at JAX's default precision
-  gather, scatter-add    of XLA, at the ids of real steps, step after step
+  gather, scatter-add    of XLA, at the ids of real steps, step after step;
+            apart, and one behind the other, which finds the rows in the cache
   products  the scores of a step and their gradients, by the model's own code
 
 XLA leaves out what nobody reads and takes out of a loop what does not change:
@@ -137,13 +138,18 @@ def _product(mesh: jax.sharding.Mesh, effort: Effort) -> float:
     size *= 2
 
 
-def _tables_and_rows(
+def _tables(
   spec: model_base.WindowSpec, ids: list[np.ndarray]
-) -> tuple[list[jax.Array], list[jax.Array]]:
-  """Both tables, and rows for the ids of one step."""
-  tables = [jnp.full((spec.vocab, spec.dim), 0.01, jnp.float32) for _ in ids]
-  rows = [jnp.full((*x.shape[1:], spec.dim), 1e-6, jnp.float32) for x in ids]
-  return tables, rows
+) -> list[jax.Array]:
+  """One for each array of ids; of zeros, so that sums stay what they are."""
+  return [jnp.zeros((spec.vocab, spec.dim), jnp.float32) for _ in ids]
+
+
+def _rows(
+  spec: model_base.WindowSpec, ids: list[np.ndarray]
+) -> list[jax.Array]:
+  """Rows for the ids [steps, ...] of one step."""
+  return [jnp.zeros((*x.shape[1:], spec.dim), jnp.float32) for x in ids]
 
 
 def _at(ids: list[jax.Array], i: jax.Array) -> list[jax.Array]:
@@ -163,6 +169,14 @@ def _scatter(i, carry, ids):
   tables, rows = carry
   triples = zip(tables, _at(ids, i), rows, strict=True)
   return [table.at[x].add(y, mode='drop') for table, x, y in triples], rows
+
+
+def _gather_scatter(i, carry, ids):
+  """A `Body`: a step's rows from both tables, and added to them."""
+  tables, rows = _gather(i, carry, ids)
+  # Else the gather would be fused past the scatter.
+  rows = jax.lax.optimization_barrier(rows)
+  return _scatter(i, (tables, rows), ids)
 
 
 def _products(i, carry, _):
@@ -190,18 +204,22 @@ def measure(
 
   Returns:
     `copy_bytes_per_sec`, `product_flops_per_sec`; `gather_secs`,
-    `scatter_secs` and `products_secs` of a step, and the rates that they are:
-    `gather_rows_per_sec`, `scatter_rows_per_sec`, `products_flops_per_sec`.
+    `scatter_secs`, `gather_scatter_secs` and `products_secs` of a step, and the
+    rates that they are: `gather_rows_per_sec`, `scatter_rows_per_sec`,
+    `products_flops_per_sec`.
   """
+  # Flat: XLA copies rows of another shape before it scatters them.
+  flat = [x.reshape(len(x), -1) for x in ids]
 
   def both():
-    return _tables_and_rows(spec, ids)
+    return _tables(spec, flat), _rows(spec, flat)
 
   def rows_twice():
-    return both()[1], both()[1]
+    return _rows(spec, ids), _rows(spec, ids)
 
-  gather_secs = _secs(mesh, _gather, both, ids, effort)
-  scatter_secs = _secs(mesh, _scatter, both, ids, effort)
+  gather_secs = _secs(mesh, _gather, both, flat, effort)
+  scatter_secs = _secs(mesh, _scatter, both, flat, effort)
+  gather_scatter_secs = _secs(mesh, _gather_scatter, both, flat, effort)
   products_secs = _secs(mesh, _products, rows_twice, (), effort)
   num_rows = sum(x[0].size for x in ids)
   num_scores = ids[0][0].size * ids[1].shape[-1]
@@ -210,6 +228,7 @@ def measure(
     'product_flops_per_sec': _product(mesh, effort),
     'gather_secs': gather_secs,
     'scatter_secs': scatter_secs,
+    'gather_scatter_secs': gather_scatter_secs,
     'products_secs': products_secs,
     'gather_rows_per_sec': num_rows / gather_secs,
     'scatter_rows_per_sec': num_rows / scatter_secs,

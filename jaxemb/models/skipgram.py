@@ -96,10 +96,10 @@ class SkipGram:
     s = self.spec
     width = s.chunk + 2 * s.window
     output_ids = ids[OUTPUT]
-    window_ids, draws = output_ids[:, :width], output_ids[:, width:]
+    draws = output_ids[:, width:]
     mask = windows.window_mask(batch.left, batch.right, s.chunk, s.window)
-    differs = (window_ids[:, :, None] != draws[:, None, :]).astype(jnp.float32)
-    pairs = jnp.einsum('kcw,kwn->kcn', mask, differs)
+    hits = windows.num_hits(batch.tokens, batch.left, batch.right, draws)
+    pairs = num_contexts(batch).reshape(-1, s.chunk, 1) - hits
     weights = jnp.concatenate(
       [mask, pairs * (s.negatives / s.shared_negatives)], 2
     )

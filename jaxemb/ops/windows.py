@@ -13,6 +13,9 @@ so a chunk's scores are one [c, c + 2 W] product, masked to the dynamic windows.
 import jax
 import jax.numpy as jnp
 
+# Offsets beyond are compared in a loop: they would make long programs.
+_MAX_UNROLLED_WINDOW = 10
+
 
 def chunk_windows(tokens: jax.Array, chunk: int, window: int) -> jax.Array:
   """The window of each chunk.
@@ -55,3 +58,43 @@ def window_mask(
   offset = (offset[None, :] - jnp.arange(chunk)[:, None])[None]
   inside = (offset >= -left) & (offset <= right) & (offset != 0)
   return inside.astype(jnp.float32)
+
+
+def num_hits(
+  tokens: jax.Array, left: jax.Array, right: jax.Array, draws: jax.Array
+) -> jax.Array:
+  """How many of a center's contexts are the same word as each draw.
+
+  Args:
+    tokens: [L + 2 W] int32.
+    left: [L] int, number of contexts before each center, at most W.
+    right: [L] int, number of contexts behind it.
+    draws: [L / c, N] int32, those that a chunk of c centers shares.
+
+  Returns:
+    [L / c, c, N] float32.
+  """
+  num_chunks, length = draws.shape[0], left.shape[0]
+  window = (tokens.shape[0] - length) // 2
+  left = left.astype(jnp.int32).reshape(num_chunks, -1)
+  right = right.astype(jnp.int32).reshape(num_chunks, -1)
+
+  def hits_at(offset, contexts):
+    inside = (offset >= -left) & (offset <= right) & (offset != 0)
+    contexts = jnp.where(inside, contexts.reshape(num_chunks, -1), -1)
+    same = contexts[:, :, None] == draws[:, None, :]
+    return same.astype(jnp.int32)
+
+  def hits_in_loop(offset, hits):
+    first = (window + offset,)
+    contexts = jax.lax.dynamic_slice(tokens, first, (length,))
+    return hits + hits_at(offset, contexts)
+
+  hits = jnp.zeros((num_chunks, left.shape[1], draws.shape[1]), jnp.int32)
+  if window <= _MAX_UNROLLED_WINDOW:
+    for offset in (*range(-window, 0), *range(1, window + 1)):
+      first = window + offset
+      hits += hits_at(offset, tokens[first : first + length])
+  else:
+    hits = jax.lax.fori_loop(-window, window + 1, hits_in_loop, hits)
+  return hits.astype(jnp.float32)

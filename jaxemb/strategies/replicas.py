@@ -31,7 +31,7 @@ from jaxemb.models import base as model_base
 from jaxemb.strategies import base
 from jaxemb.tables import spec as spec_lib
 
-_CHUNK_ROWS = 2048  # exchanged at once: half a megabyte stays in the cache
+_CHUNK_ROWS = 1024  # exchanged at once: half a megabyte stays in the cache
 _LEVEL_FACTOR = 4  # each level of rarer rows is exchanged so much more seldom
 _MAX_LEVEL = 12
 

@@ -73,3 +73,24 @@ def test_mask_and_windows_meet():
       *range(center + 1, center + right[i] + 1),
     ]
     assert found.tolist() == expected
+
+
+@pytest.mark.parametrize('window', [1, 3, 10, 11, 30])
+def test_hits_are_counted_as_in_a_loop(window):
+  rng = np.random.default_rng(window)
+  chunk, num_chunks, num_draws = 4, 5, 6
+  length = chunk * num_chunks
+  tokens = rng.integers(0, 4, length + 2 * window).astype(np.int32)
+  left = rng.integers(0, window + 1, length).astype(np.uint8)
+  right = rng.integers(0, window + 1, length).astype(np.uint8)
+  draws = rng.integers(0, 4, (num_chunks, num_draws)).astype(np.int32)
+  found = windows.num_hits(tokens, left, right, draws)
+  assert found.shape == (num_chunks, chunk, num_draws)
+  for i in range(length):
+    contexts = [
+      tokens[window + i + o]
+      for o in range(-int(left[i]), int(right[i]) + 1)
+      if o
+    ]
+    for n, draw in enumerate(draws[i // chunk]):
+      assert found[i // chunk, i % chunk, n] == contexts.count(draw)
