@@ -3,28 +3,36 @@
   pip install -e '.[bench]'
   python experiments/bench_throughput.py --text=FILE --eval=FILES_AND_FOLDERS
 
-Each run is a process of its own. Ours is `python -m jaxemb.main`; gensim gets
-the words of our vocabulary as a LineSentence file (with several workers its
-corpus_file lets the learning rate decay only part of the way). Both train
-skip-gram with equal settings, and gensim's evaluators score both.
+Each run is a process of its own. Ours is `python -m jaxemb.main`, from the raw
+text to the exported vectors: it counts and encodes the text anew and compiles
+its program anew in every run, and evaluates nothing. gensim gets the words of
+our vocabulary, lower-cased, as a LineSentence file (with several workers its
+corpus_file lets the learning rate decay only part of the way), counts them,
+trains and writes binary vectors. Both train skip-gram with equal settings, and
+gensim's evaluators score both, afterwards.
+
+Another tool's result stands beside them:
+`--peer-vectors NAME=FILE,SECONDS`, vectors in word2vec format and the seconds
+that it trained, for as many epochs of the same text.
 
 A word here is a corpus word inside the vocabulary, before frequent-word
 subsampling, times epochs. Seconds of training are without counting and
-compilation; gensim's include reading its file, in a thread of its own.
+compilation; gensim's include reading its file, in a thread of its own. Numba
+keeps what it compiled of the readers beside the package: the first run on a
+machine takes some seconds more, and is not counted here.
 """
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
+import machine
 import numpy as np
 
 from jaxemb.data import encode
@@ -80,11 +88,10 @@ def _ours(args: argparse.Namespace, folder: pathlib.Path, run: int) -> dict:
       f'--workdir={workdir}', f'--config.data.path={args.text}',
       f'--config.model.dim={args.dim}', f'--config.train.epochs={args.epochs}',
       f'--config.data.sample={_SETTINGS["sample"]}', f'--config.seed={run + 1}',
-      *args.override,
+      '--config.eval.paths=none', *args.override,
     ],
     folder,
-    # The first run reads and encodes the text, the others find it encoded.
-    str(folder / 'fresh') if run == 0 else '',
+    str(folder / f'cache{run}'),
   )  # fmt: skip
   report = json.loads((workdir / 'report.json').read_text())
   return figures | {
@@ -92,6 +99,7 @@ def _ours(args: argparse.Namespace, folder: pathlib.Path, run: int) -> dict:
     'compile_secs': report['compile_secs'],
     'words_per_sec': report['words_per_sec'],
     'vectors': str(workdir / 'export' / 'vectors.bin'),
+    'config': report['config'],
   }
 
 
@@ -145,7 +153,12 @@ def _quality(vectors: str, args: argparse.Namespace) -> dict[str, float]:
   """Scores by gensim's own evaluators."""
   from gensim.models import keyedvectors
 
-  model = keyedvectors.KeyedVectors.load_word2vec_format(vectors, binary=True)
+  with open(vectors, 'rb') as file:
+    file.readline()
+    is_binary = b'\0' in file.read(1 << 12)
+  model = keyedvectors.KeyedVectors.load_word2vec_format(
+    vectors, binary=is_binary, unicode_errors='replace'
+  )
   scores = {}
   for path in args.eval.split(','):
     benchmark = benchmarks.read(pathlib.Path(path))
@@ -156,36 +169,61 @@ def _quality(vectors: str, args: argparse.Namespace) -> dict[str, float]:
       scores[benchmark.name] = model.evaluate_word_analogies(
         path, restrict_vocab=args.restrict_vocab
       )[0]
-  scores['mean'] = statistics.mean(scores.values())
-  return scores
+  return scores | {'mean': statistics.mean(scores.values())}
+
+
+def _figures(run: dict) -> dict[str, float]:
+  """What is shown of a run."""
+  shown = {k: v for k, v in run.items() if isinstance(v, int | float)}
+  return shown | run.get('quality', {})
+
+
+def _cell(value: float) -> str:
+  return f'{value:14,.0f}' if abs(value) > 1e4 else f'{value:14.4g}'
 
 
 def _table(results: dict[str, list[dict]]) -> str:
   """Medians and spread of all runs, and ratios run by run."""
-  lines = []
-  ours, theirs = results['jaxemb'], results['gensim']
+  ours, theirs = (
+    [_figures(run) for run in results[name]] for name in ('jaxemb', 'gensim')
+  )
+  peers = {
+    name: _figures(runs[0])
+    for name, runs in results.items()
+    if name not in ('jaxemb', 'gensim')
+  }
+  heads = ['jaxemb', 'min', 'max', 'gensim', 'min', 'max', 'ours/theirs']
+  text = [' ' * 18 + ''.join(f'{head:>14}' for head in [*heads, *peers])]
   for key in ours[0]:
-    if key in ('vectors', 'quality'):
-      continue
-    columns = [[run[key] for run in runs] for runs in (ours, theirs)]
-    lines.append((key, *columns))
-  for key in ours[0]['quality']:
-    columns = [[run['quality'][key] for run in runs] for runs in (ours, theirs)]
-    lines.append((key, *columns))
-  text = [
-    f'{"":24}{"jaxemb":>14}{"min":>14}{"max":>14}{"gensim":>14}'
-    f'{"min":>14}{"max":>14}{"ours/theirs":>13}'
-  ]
-  for key, a, b in lines:
+    a, b = ([run[key] for run in runs] for runs in (ours, theirs))
     cells = [f(x) for x in (a, b) for f in (statistics.median, min, max)]
-    ratio = statistics.median(
-      [x / y for x, y in zip(a, b, strict=True) if y] or [float('nan')]
-    )
-    shown = ''.join(
-      f'{cell:14,.0f}' if abs(cell) > 1e4 else f'{cell:14.4g}' for cell in cells
-    )
-    text.append(f'{key:24}{shown}{ratio:13.3f}')
+    ratios = [x / y for x, y in zip(a, b, strict=True) if y]
+    cells.append(statistics.median(ratios) if ratios else float('nan'))
+    cells += [peer.get(key, float('nan')) for peer in peers.values()]
+    text.append(f'{key:18}' + ''.join(map(_cell, cells)))
   return '\n'.join(text)
+
+
+def _peers(args: argparse.Namespace, words: int) -> dict[str, list[dict]]:
+  """Rows of results that others made."""
+  found = {}
+  for peer in args.peer_vectors:
+    name, _, rest = peer.partition('=')
+    vectors, _, secs = rest.rpartition(',')
+    try:
+      train_secs = float(secs)
+    except ValueError:
+      sys.exit(f'--peer-vectors={peer} must be NAME=FILE,SECONDS')
+    if not os.path.exists(vectors):
+      sys.exit(f'--peer-vectors={peer}: there is no file {vectors}')
+    found[name] = [
+      {
+        'train_secs': train_secs,
+        'words_per_sec': words / train_secs,
+        'vectors': vectors,
+      }
+    ]
+  return found
 
 
 def _arguments() -> argparse.Namespace:
@@ -196,14 +234,45 @@ def _arguments() -> argparse.Namespace:
   parser.add_argument('--dim', type=int, default=_SETTINGS['dim'])
   parser.add_argument('--epochs', type=int, default=5)
   parser.add_argument('--runs', type=int, default=3)
-  parser.add_argument('--workers', type=int, default=os.cpu_count())
+  parser.add_argument('--workers', type=int, default=machine.cores())
   parser.add_argument('--restrict_vocab', type=int, default=30_000)
-  parser.add_argument('--json', default='', help='where results are written')
+  parser.add_argument('--peer-vectors', action='append', default=[])
+  parser.add_argument(
+    '--output', default='', help='JSON file; "" = in experiments/results'
+  )
   parser.add_argument('--seed', type=int, default=1, help=argparse.SUPPRESS)
   parser.add_argument('--gensim_output', default='', help=argparse.SUPPRESS)
   args, override = parser.parse_known_args()
+  unknown = [x for x in override if not x.startswith('--config.')]
+  if unknown:
+    parser.error(f'unknown argument {unknown[0]}')
   args.override = override  # --config.key=value, for our side
   return args
+
+
+def _run(args: argparse.Namespace, folder: pathlib.Path) -> dict:
+  """All runs of both sides, in turn, with their quality."""
+  corpus = encode.encode(
+    args.text,
+    encode.Settings('words', True, 5, 1_000_000, ''),
+    folder / 'cache',
+    lambda *progress: None,
+  )
+  _write_tokens(corpus, folder / 'tokens')
+  words = corpus.num_words * args.epochs
+  results: dict[str, list[dict]] = {'jaxemb': [], 'gensim': []}
+  for run in range(args.runs):
+    results['jaxemb'].append(_ours(args, folder, run))
+    results['gensim'].append(_gensim(args, folder, run, words))
+    for name, runs in results.items():
+      shown = {k: round(v, 3) for k, v in _figures(runs[-1]).items()}
+      print(name, shown, file=sys.stderr, flush=True)
+  results |= _peers(args, words)
+  for runs in results.values():
+    for figures in runs:
+      if args.eval:
+        figures['quality'] = _quality(figures['vectors'], args)
+  return results
 
 
 def main() -> None:
@@ -213,38 +282,18 @@ def main() -> None:
     _train_gensim(args)
     return
   with tempfile.TemporaryDirectory() as temporary:
-    folder = pathlib.Path(temporary)
-    os.environ.setdefault('JAXEMB_CACHE', str(folder / 'cache'))
-    corpus = encode.encode(
-      args.text,
-      encode.Settings('words', True, 5, 1_000_000, ''),
-      pathlib.Path(os.environ['JAXEMB_CACHE']),
-      lambda *progress: None,
-    )
-    _write_tokens(corpus, folder / 'tokens')
-    words = corpus.num_words * args.epochs
-    results: dict[str, list[dict]] = {'jaxemb': [], 'gensim': []}
-    for run in range(args.runs):
-      results['jaxemb'].append(_ours(args, folder, run))
-      results['gensim'].append(_gensim(args, folder, run, words))
-    for runs in results.values():
-      for figures in runs:
-        figures['quality'] = _quality(figures['vectors'], args)
-  commit = subprocess.run(
-    ['git', 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True
-  ).stdout.strip()
+    results = _run(args, pathlib.Path(temporary))
+  facts = machine.describe()
+  print(machine.line(facts))
   print(_table(results))
-  facts = {
-    'date': datetime.date.today().isoformat(),
-    'commit': commit,
-    'command': ' '.join(sys.argv),
-    'machine': f'{platform.platform()}, {os.cpu_count()} cores',
-    'python': platform.python_version(),
-    'words': words,
-    'results': results,
-  }
-  if args.json:
-    pathlib.Path(args.json).write_text(json.dumps(facts, indent=1))
+  name = f'throughput-dim{args.dim}-epochs{args.epochs}-{facts["date"]}.json'
+  output = pathlib.Path(
+    args.output or pathlib.Path(__file__).parent / 'results' / name
+  )
+  output.write_text(
+    json.dumps(facts | {'arguments': vars(args), 'results': results}, indent=1)
+  )
+  print(f'all figures in {output}')
 
 
 if __name__ == '__main__':

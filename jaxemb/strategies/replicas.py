@@ -62,37 +62,43 @@ class ExchangeSpec:
 
 
 class Timetable(NamedTuple):
-  """When the rows of one table are exchanged."""
+  """When the rows of the tables are exchanged."""
 
   chunk_rows: int
   due: np.ndarray  # [levels] int32, chunks due at an exchange of each level
-  lookups: np.ndarray  # [vocab] float32, m, between two exchanges of the row
+  # By table, [vocab] float32: m, between two exchanges of the row.
+  lookups: dict[str, np.ndarray]
 
 
 def timetable(
-  rates: np.ndarray, batch_words: int, spec: ExchangeSpec
+  rates: Mapping[str, np.ndarray], batch_words: int, spec: ExchangeSpec
 ) -> Timetable:
-  """The timetable of a table.
+  """One timetable for all tables: their chunks travel together.
 
   Args:
-    rates: [vocab] float, expected look-ups of each row per center.
+    rates: by table, [vocab] float, expected look-ups of each row per center.
     batch_words: L, centers of a step.
     spec: how stale a row may become.
   """
-  vocab = len(rates)
-  chunk_rows = min(_CHUNK_ROWS, vocab)
-  firsts = np.arange(0, vocab, chunk_rows)
+  vocab = max(len(x) for x in rates.values())
+  chunk_rows = min(_CHUNK_ROWS, *(len(x) for x in rates.values()))
+  highest = np.zeros(vocab)
+  for x in rates.values():
+    highest[: len(x)] = np.maximum(highest[: len(x)], x)
   # A chunk is as urgent as the most urgent row in it or behind it, so that what
   # is due is always a prefix.
-  highest = np.maximum.accumulate(rates[::-1])[::-1][firsts]
+  highest = np.maximum.accumulate(highest[::-1])[::-1][::chunk_rows]
   each = np.maximum(highest * batch_words * spec.every_steps, 1e-30)
   levels = np.ceil(np.log(spec.lookups / each) / np.log(_LEVEL_FACTOR))
   levels = np.clip(levels, 0, _MAX_LEVEL).astype(np.int32)
   due = np.searchsorted(levels, np.arange(levels.max() + 1), 'right')
-  row_levels = np.repeat(levels, chunk_rows)[:vocab]
-  steps = spec.every_steps * float(_LEVEL_FACTOR) ** row_levels
-  lookups = rates * batch_words * steps
-  return Timetable(chunk_rows, due.astype(np.int32), lookups.astype(np.float32))
+  words = batch_words * spec.every_steps * float(_LEVEL_FACTOR) ** levels
+  words = np.repeat(words, chunk_rows)
+  return Timetable(
+    chunk_rows,
+    due.astype(np.int32),
+    {k: (x * words[: len(x)]).astype(np.float32) for k, x in rates.items()},
+  )
 
 
 def gain(lookups: jax.Array, num_replicas: int) -> jax.Array:
@@ -111,47 +117,48 @@ def gain(lookups: jax.Array, num_replicas: int) -> jax.Array:
   return jnp.mean(jnp.exp(-powers * lookups[None]), 0)
 
 
-def _exchange_table(
-  vectors: jax.Array,
-  exchanged: jax.Array,
-  table: Timetable,
-  lookups: jax.Array,
+def _exchange_chunk(
+  i: jax.Array,
+  vectors: dict[str, jax.Array],
+  exchanged: dict[str, jax.Array],
+  lookups: Mapping[str, jax.Array],
   forgetting: jax.Array,
-  level: jax.Array,
+  rows: int,
   num_replicas: int,
-) -> tuple[jax.Array, jax.Array]:
-  """Exchanges the rows of one table that are due at a level.
+) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+  """Exchanges the i-th chunk of rows of every table.
 
   Args:
-    vectors: [vocab, dim], one replica's.
-    exchanged: [vocab, dim].
-    table: its timetable.
-    lookups: [vocab] float32, m.
+    i: int32.
+    vectors: by table, [vocab, dim], one replica's.
+    exchanged: by table, [vocab, dim].
+    lookups: by table, [vocab] float32, m.
     forgetting: float32, 1 / tau.
-    level: int32.
+    rows: of a chunk.
     num_replicas: n.
   """
-  rows, dim = table.chunk_rows, vectors.shape[1]
-
-  def body(i, carry):
-    vectors, exchanged = carry
+  firsts, parts = {}, {}
+  for name, table in vectors.items():
     # The last chunk reaches back over rows that were exchanged just now, which
     # does not change them.
-    first = jnp.minimum(i * rows, vectors.shape[0] - rows)
-    mine = jax.lax.dynamic_slice(vectors, (first, 0), (rows, dim))
-    old = jax.lax.dynamic_slice(exchanged, (first, 0), (rows, dim))
-    m = jax.lax.dynamic_slice(lookups, (first,), (rows,)) * forgetting
+    first = firsts[name] = jnp.minimum(i * rows, table.shape[0] - rows)
+    size = (rows, table.shape[1])
+    mine = jax.lax.dynamic_slice(table, (first, 0), size)
+    old = jax.lax.dynamic_slice(exchanged[name], (first, 0), size)
+    m = jax.lax.dynamic_slice(lookups[name], (first,), (rows,)) * forgetting
     # Each replica gives its n-th of the old row too: all reads come before the
-    # sum, so that XLA can write both tables in place behind it.
-    part = old / num_replicas + gain(m, num_replicas)[:, None] * (mine - old)
-    new = jax.lax.psum(part, mesh_lib.DATA)
-    return (
-      jax.lax.dynamic_update_slice(vectors, new, (first, 0)),
-      jax.lax.dynamic_update_slice(exchanged, new, (first, 0)),
-    )
+    # sum, so that XLA can write both arrays in place behind it.
+    kept = gain(m, num_replicas)[:, None]
+    parts[name] = old / num_replicas + kept * (mine - old)
+  sums = jax.lax.psum(parts, mesh_lib.DATA)
 
-  num_chunks = jnp.asarray(table.due)[jnp.minimum(level, len(table.due) - 1)]
-  return jax.lax.fori_loop(0, num_chunks, body, (vectors, exchanged))
+  def put(table, name):
+    return jax.lax.dynamic_update_slice(table, sums[name], (firsts[name], 0))
+
+  return (
+    {name: put(table, name) for name, table in vectors.items()},
+    {name: put(table, name) for name, table in exchanged.items()},
+  )
 
 
 def _level(num_exchanges: jax.Array) -> jax.Array:
@@ -169,7 +176,7 @@ class _Replicas:
   spec: base.StepSpec
   num: int  # n
   exchange_spec: ExchangeSpec
-  timetables: Mapping[str, Timetable]
+  timetable: Timetable
 
   def init(self, key: jax.Array) -> ReplicaState:
     """All replicas start from the same rows."""
@@ -184,10 +191,7 @@ class _Replicas:
 
   def constants(self) -> Constants:
     """Those of the model, and how often rows are looked up."""
-    return Constants(
-      self.model.constants(),
-      {name: table.lookups for name, table in self.timetables.items()},
-    )
+    return Constants(self.model.constants(), self.timetable.lookups)
 
   def exchange(
     self,
@@ -196,21 +200,25 @@ class _Replicas:
     learning_rate: jax.Array,
   ) -> ReplicaState:
     """Exchanges the rows that are due; tables without the leading axis."""
-    s = self.exchange_spec
+    s, timetable = self.exchange_spec, self.timetable
     forgetting = learning_rate / (s.first_learning_rate * s.memory_lookups)
-    states, exchanged = dict(state.tables), dict(state.exchanged)
     num_exchanges = state.num_exchanges + 1
-    for name, table in self.timetables.items():
-      vectors, exchanged[name] = _exchange_table(
-        states[name].vectors,
-        exchanged[name],
-        table,
-        lookups[name],
-        forgetting,
-        _level(num_exchanges),
-        self.num,
+    level = jnp.minimum(_level(num_exchanges), len(timetable.due) - 1)
+
+    def body(i, carry):
+      return _exchange_chunk(
+        i, *carry, lookups, forgetting, timetable.chunk_rows, self.num
       )
-      states[name] = states[name]._replace(vectors=vectors)
+
+    vectors, exchanged = jax.lax.fori_loop(
+      0,
+      jnp.asarray(timetable.due)[level],
+      body,
+      ({k: x.vectors for k, x in state.tables.items()}, state.exchanged),
+    )
+    states = {
+      k: x._replace(vectors=vectors[k]) for k, x in state.tables.items()
+    }
     return ReplicaState(states, exchanged, num_exchanges)
 
   def step(
@@ -293,10 +301,7 @@ def replicas(
     spec,
     mesh.shape[mesh_lib.DATA],
     exchange_spec,
-    {
-      name: timetable(rates, spec.batch_words, exchange_spec)
-      for name, rates in lookup_rates.items()
-    },
+    timetable(lookup_rates, spec.batch_words, exchange_spec),
   )
   over = jax.sharding.PartitionSpec(mesh_lib.DATA)
   everywhere = jax.sharding.PartitionSpec()

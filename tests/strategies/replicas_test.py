@@ -105,7 +105,7 @@ def _oracle(n, values, batch, schedule, spec, num_exchanges):
   """Each replica's tables in float64, and (loss, examples)."""
   model, _ = _make(n, spec)
   rates = model.lookup_rates(_frequencies(), _frequencies())
-  tables = {k: replicas.timetable(rates[k], BATCH_WORDS, spec) for k in rates}
+  table = replicas.timetable(rates, BATCH_WORDS, spec)
   mine = [
     {k: v.astype(np.float64) for k, v in values.items()} for _ in range(n)
   ]
@@ -143,10 +143,10 @@ def _oracle(n, values, batch, schedule, spec, num_exchanges):
       continue
     num_exchanges += 1
     rate = first + (last - first) * (i + 1) / count
-    for k, table in tables.items():
+    for k in rates:
       level = min(_levels(num_exchanges), len(table.due) - 1)
       for row in range(min(table.due[level] * table.chunk_rows, VOCAB)):
-        m = float(table.lookups[row]) * rate / spec.first_learning_rate
+        m = float(table.lookups[k][row]) * rate / spec.first_learning_rate
         q = math.exp(-m / spec.memory_lookups)
         gain = sum(q**j for j in range(n)) / n
         moved = sum(x[k][row] - old[k][row] for x in mine)
@@ -255,7 +255,7 @@ def test_timetable(vocab):
   rates = 1 / (3 + np.arange(vocab, dtype=np.float64))
   rates /= rates.sum()
   spec = replicas.ExchangeSpec(16, 8.0, 200.0, 0.1)
-  table = replicas.timetable(rates, 256, spec)
+  table = replicas.timetable({'a': rates, 'b': rates / 9}, 256, spec)
   assert table.chunk_rows == min(vocab, 1024)
   assert (np.diff(table.due) >= 0).all()
   assert table.due[-1] * table.chunk_rows >= vocab  # every row has its time
@@ -264,7 +264,8 @@ def test_timetable(vocab):
     level = int(np.argmax(table.due > chunk))
     steps = 16 * 4.0**level
     expected = rates[row] * 256 * steps
-    np.testing.assert_allclose(table.lookups[row], expected, 1e-5)
+    np.testing.assert_allclose(table.lookups['a'][row], expected, 1e-5)
+    np.testing.assert_allclose(table.lookups['b'][row], expected / 9, 1e-5)
     hottest = rates[chunk * table.chunk_rows] * 256
     # The level is the first at which the hottest row has its look-ups.
     assert hottest * steps >= 8 * (1 - 1e-9)
@@ -276,7 +277,7 @@ def test_timetable_of_rows_out_of_order():
   rates = np.full(4096, 1e-6)
   rates[3000] = 0.5
   spec = replicas.ExchangeSpec(1, 8.0, 200.0, 0.1)
-  table = replicas.timetable(rates, 256, spec)
+  table = replicas.timetable({'a': rates, 'b': rates / 9}, 256, spec)
   assert table.due[0] == 3  # the chunks up to row 3071
   assert table.due[-1] == 4
 
