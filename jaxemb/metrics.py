@@ -9,6 +9,7 @@ import dataclasses
 import datetime
 import json
 import logging
+import os
 import pathlib
 import sys
 import threading
@@ -218,6 +219,17 @@ class Totals:
     if not self.losses or not self.losses[-1][1]:
       return None
     return self.losses[-1][0] / self.losses[-1][1]
+
+
+def process_secs() -> float | None:
+  """Seconds since this process was started; None where it cannot be told."""
+  try:
+    with open('/proc/self/stat') as file:
+      ticks = int(file.read().rsplit(')', 1)[1].split()[19])
+    with open('/proc/uptime') as file:
+      return float(file.read().split()[0]) - ticks / os.sysconf('SC_CLK_TCK')
+  except OSError:
+    return None  # not Linux
 
 
 class Meter:

@@ -142,7 +142,9 @@ def _compile(step: Any, state: Any, args: tuple, totals: metrics.Totals) -> Any:
   secs = time.monotonic() - start
   totals.compile_secs += secs
   totals.collectives = report.collectives(compiled.as_text())
-  metrics.LOG.info('compiled in %.1f s', secs)
+  since = metrics.process_secs()
+  start = '' if since is None else f'; training after {since:.1f} s'
+  metrics.LOG.info('compiled in %.1f s%s', secs, start)
   return compiled
 
 

@@ -1,0 +1,165 @@
+"""Quality as steps grow: how many words a step may hold, and what it takes.
+
+  python experiments/batch_scaling.py --text=PATH --eval=FILES_AND_FOLDERS
+
+An accelerator wants large steps, and a large step sums many updates of a
+frequent row that were all made from its old value. Plain SGD diverges there;
+row-wise SGD whose rows count at most `max_duplicates` occurrences a step does
+not, as long as that limit falls a little with the size of the step. Each line
+is one run of `python -m jaxemb.main` on one device; the recipes are what was
+found best (experiments/results/step_notes.md says what else was tried).
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from typing import NamedTuple
+
+import machine
+
+
+class Recipe(NamedTuple):
+  """How steps of a size are trained."""
+
+  batch_words: int
+  optimizer: str
+  learning_rate: float
+  max_duplicates: float
+
+
+RECIPES = (
+  Recipe(1024, 'sgd', 0.03, 16),
+  Recipe(4096, 'sgd', 0.03, 16),
+  Recipe(8192, 'sgd', 0.03, 16),
+  Recipe(16_384, 'sgd', 0.03, 14),
+  Recipe(65_536, 'sgd', 0.03, 10),
+  Recipe(262_144, 'sgd', 0.03, 8),
+)
+
+# Mean quality lost against steps of 1024 words that is still accepted.
+EXPECTED = {8192: 0.005, 65_536: 0.02}
+
+
+def _run(
+  args: argparse.Namespace, recipe: Recipe, seed: int, workdir: pathlib.Path
+) -> dict:
+  command = [
+    sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
+    f'--workdir={workdir}', f'--config.data.path={args.text}',
+    f'--config.data.sample={args.sample}', f'--config.eval.paths={args.eval}',
+    f'--config.eval.restrict_vocab={args.restrict_vocab}',
+    f'--config.train.epochs={args.epochs}', f'--config.seed={seed}',
+    '--config.strategy.name=sync',
+    f'--config.train.batch_words={recipe.batch_words}',
+    f'--config.optimizer.name={recipe.optimizer}',
+    f'--config.optimizer.learning_rate={recipe.learning_rate}',
+    f'--config.optimizer.max_duplicates={recipe.max_duplicates}',
+    *args.override,
+  ]  # fmt: skip
+  done = subprocess.run(command, capture_output=True, text=True)
+  if done.returncode:
+    error = done.stderr.strip().splitlines()[-1:]
+    return {'error': ' '.join(error)}
+  report = json.loads((workdir / 'report.json').read_text())
+  scores = {k: v['score'] for k, v in report['evaluation'].items()}
+  return {
+    'words_per_sec': report['words_per_sec'],
+    'train_secs': report['train_secs'],
+    'loss': report['loss_per_example'],
+    'scores': scores,
+    'mean': statistics.mean(x for x in scores.values() if x is not None),
+  }
+
+
+def _recipes(args: argparse.Namespace) -> list[Recipe]:
+  """Those asked for, `WORDS:OPTIMIZER:RATE:LIMIT` or WORDS alone."""
+  if not args.recipes:
+    return list(RECIPES)
+  known = {recipe.batch_words: recipe for recipe in RECIPES}
+  chosen = []
+  for text in args.recipes.split(','):
+    words, *rest = text.split(':')
+    if rest:
+      name, rate, limit = rest
+      chosen.append(Recipe(int(words), name, float(rate), float(limit)))
+    else:
+      chosen.append(known[int(words)])
+  return chosen
+
+
+def _table(results: list[dict]) -> str:
+  """A line per recipe: medians over its seeds."""
+  lines = [
+    f'{"words a step":>12} {"optimizer":>9} {"rate":>6} {"limit":>6}'
+    f' {"M words/s":>10} {"mean":>7} {"lost":>7} {"accepted":>9}'
+  ]
+  first = None
+  for result in results:
+    recipe = Recipe(**result['recipe'])
+    head = (
+      f'{recipe.batch_words:12,} {recipe.optimizer:>9} '
+      f'{recipe.learning_rate:6g} {recipe.max_duplicates:6g}'
+    )
+    errors = [run['error'] for run in result['runs'] if 'error' in run]
+    if errors:
+      lines.append(f'{head}  {errors[0]}')
+      continue
+    mean = statistics.median(run['mean'] for run in result['runs'])
+    speed = statistics.median(run['words_per_sec'] for run in result['runs'])
+    first = mean if first is None else first
+    accepted = EXPECTED.get(recipe.batch_words, '')
+    lines.append(
+      f'{head} {speed / 1e6:10.2f} {mean:7.4f} {first - mean:7.4f} '
+      f'{accepted:>9}'
+    )
+  return '\n'.join(lines)
+
+
+def main() -> None:
+  """Runs all recipes and prints the table."""
+  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser.add_argument('--text', default='', help='as config.data.path')
+  parser.add_argument('--eval', default='', help='as config.eval.paths')
+  parser.add_argument('--config', default='configs/wiki.py')
+  parser.add_argument('--sample', type=float, default=1e-4)
+  parser.add_argument('--epochs', type=int, default=5)
+  parser.add_argument('--seeds', type=int, default=1)
+  parser.add_argument('--restrict_vocab', type=int, default=30_000)
+  parser.add_argument('--recipes', default='', help='WORDS[:OPT:RATE:LIMIT],..')
+  parser.add_argument(
+    '--output', default='', help='JSON file; "" = in experiments/results'
+  )
+  args, args.override = parser.parse_known_args()
+  unknown = [x for x in args.override if not x.startswith('--config.')]
+  if unknown:
+    parser.error(f'unknown argument {unknown[0]}')
+  results = []
+  with tempfile.TemporaryDirectory() as temporary:
+    for number, recipe in enumerate(_recipes(args)):
+      runs = []
+      for seed in range(1, args.seeds + 1):
+        workdir = pathlib.Path(temporary) / f'{number}-{seed}'
+        runs.append(_run(args, recipe, seed, workdir))
+        print(recipe, runs[-1], file=sys.stderr, flush=True)
+      results.append({'recipe': recipe._asdict(), 'runs': runs})
+  facts = machine.describe()
+  print(machine.line(facts))
+  print(_table(results))
+  output = pathlib.Path(
+    args.output
+    or pathlib.Path(__file__).parent
+    / 'results'
+    / f'batch-scaling-{facts["date"]}.json'
+  )
+  output.write_text(
+    json.dumps(facts | {'arguments': vars(args), 'results': results}, indent=1)
+  )
+  print(f'all figures in {output}')
+
+
+if __name__ == '__main__':
+  main()
