@@ -89,7 +89,6 @@ def _quick_plan() -> Plan:
   axes = {
     'vocab': [
       base,
-      base._replace(vocab=5000),
       base._replace(strategy='sync'),
       base._replace(vocab=1_000_000, dim=65_536),  # fits no memory
     ],
@@ -111,7 +110,7 @@ def _config(point: Point) -> ml_collections.ConfigDict:
   config.train.epochs = 10**6  # until it took long enough
   config.strategy.name = point.strategy
   config_lib.check(config)
-  return config_lib.resolved(config)
+  return config
 
 
 def _measure(point: Point, effort: jobs.Effort) -> dict[str, Any]:
@@ -226,46 +225,71 @@ def _plot(axes: dict[str, dict], path: pathlib.Path) -> None:
     'batch_words': 'centers of a step',
     'corpus_words': 'corpus (words), with the loader',
   }
-  styles = {'replicas': ('#1f5fa8', '-'), 'sync': ('#8a8a8a', '--')}
   figure, panels = pyplot.subplots(
     1, 4, figsize=(11, 2.6), sharey=True, layout='constrained'
   )
+  prefixed = ticker.EngFormatter(sep='')
+
+  def plain(value, _):
+    return f'{value:,.0f}' if value < 1e5 else prefixed(value)
+
   for panel, (axis, label) in zip(panels, labels.items(), strict=True):
-    points = axes.get(axis, {'points': []})['points']
-    for strategy, (color, line) in styles.items():
-      done = [
-        p for p in points if p['strategy'] == strategy and 'skipped' not in p
-      ]
-      if not done:
-        continue
-      x = [p[axis] for p in done]
-      y = [p['centers_per_sec'] for p in done]
-      panel.plot(x, y, line, color=color, marker='o', markersize=3, lw=1.2)
-      name = f'{strategy}, {done[0]["devices"]} device'
-      name += 's' * (done[0]['devices'] > 1)
-      if axis == 'vocab':
-        panel.plot([], [], line, color=color, lw=1.2, label=name)
-      for i, point in enumerate(done):
-        panel.annotate(
-          f'{point["peak_rss_bytes"] / 1e9:.2g} GB',
-          (x[i], y[i]),
-          (0, 5 if strategy == 'replicas' else -9),
-          textcoords='offset points',
-          ha='center',
-          fontsize=5.5,
-          color='#777777',
-        )
     panel.set(xscale='log', yscale='log', xlabel=label)
-    panel.margins(x=0.14)
-    panel.grid(which='major', color='#e6e6e6', lw=0.6)
-    panel.minorticks_off()
-    panel.spines[['top', 'right']].set_visible(False)
-    panel.tick_params(labelsize=7, length=2)
     panel.xaxis.label.set_size(8)
-    panel.yaxis.set_major_formatter(ticker.EngFormatter(sep=''))
+    panel.margins(x=0.1, y=0.12)
+    panel.grid(which='major', color='#e6e6e6', lw=0.6)
+    panel.spines[['top', 'right']].set_visible(False)
+    points = axes.get(axis, {'points': []})['points']
+    done = [p for p in points if 'skipped' not in p]
+    _draw(panel, axis, done)
+    shown = _apart([p[axis] for p in done], 1.4)
+    panel.xaxis.set_major_locator(ticker.FixedLocator(shown))
+    panel.xaxis.set_major_formatter(plain)
+    panel.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter(prefixed)
+    panel.minorticks_off()
+    panel.tick_params(labelsize=6.5, length=2)
   panels[0].set_ylabel('centers / s', fontsize=8)
   panels[0].legend(fontsize=6.5, frameon=False, loc='lower left')
   figure.savefig(path, dpi=200)
+
+
+def _draw(panel: Any, axis: str, done: list[dict[str, Any]]) -> None:
+  """A line for each strategy; peak memory beside the points."""
+  styles = {'replicas': ('#1f5fa8', '-'), 'sync': ('#8a8a8a', '--')}
+  for strategy, (color, line) in styles.items():
+    mine = {p[axis]: p for p in done if p['strategy'] == strategy}
+    if not mine:
+      continue
+    devices = next(iter(mine.values()))['devices']
+    panel.plot(
+      list(mine),
+      [p['centers_per_sec'] for p in mine.values()],
+      line,
+      color=color,
+      marker='o',
+      markersize=3,
+      lw=1.2,
+      label=f'{strategy}, {devices} device{"s" * (devices > 1)}',
+    )
+    for x in _apart(list(mine), 1.4):
+      panel.annotate(
+        f'{mine[x]["peak_rss_bytes"] / 1e9:.1f} GB',
+        (x, mine[x]['centers_per_sec']),
+        (0, 4),
+        textcoords='offset points',
+        fontsize=5.5,
+        color='#777777',
+      )
+
+
+def _apart(values: list[float], factor: float) -> list[float]:
+  """The values in order, without those too near to the one before."""
+  kept: list[float] = []
+  for value in sorted(set(values)):
+    if not kept or value >= factor * kept[-1]:
+      kept.append(value)
+  return kept
 
 
 def _arguments(plan: Plan) -> argparse.Namespace:

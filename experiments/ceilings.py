@@ -3,8 +3,7 @@
   copy      a large array scaled in place: read and written, so that no cache
             line is fetched only to be overwritten
   product   a large float32 product, at JAX's default precision
-  gather, scatter-add    of XLA, at the ids of real steps, step after step;
-            apart, and one behind the other, which finds the rows in the cache
+  gather, scatter-add    of XLA, at the ids of real steps, step after step
   products  the scores of a step and their gradients, by the model's own code
 
 XLA leaves out what nobody reads and takes out of a loop what does not change:
@@ -171,14 +170,6 @@ def _scatter(i, carry, ids):
   return [table.at[x].add(y, mode='drop') for table, x, y in triples], rows
 
 
-def _gather_scatter(i, carry, ids):
-  """A `Body`: a step's rows from both tables, and added to them."""
-  tables, rows = _gather(i, carry, ids)
-  # Else the gather would be fused past the scatter.
-  rows = jax.lax.optimization_barrier(rows)
-  return _scatter(i, (tables, rows), ids)
-
-
 def _products(i, carry, _):
   """A `Body`: a step's scores and both their gradients."""
   rows, _ = carry
@@ -204,9 +195,8 @@ def measure(
 
   Returns:
     `copy_bytes_per_sec`, `product_flops_per_sec`; `gather_secs`,
-    `scatter_secs`, `gather_scatter_secs` and `products_secs` of a step, and the
-    rates that they are: `gather_rows_per_sec`, `scatter_rows_per_sec`,
-    `products_flops_per_sec`.
+    `scatter_secs` and `products_secs` of a step, and the rates that they are:
+    `gather_rows_per_sec`, `scatter_rows_per_sec`, `products_flops_per_sec`.
   """
   # Flat: XLA copies rows of another shape before it scatters them.
   flat = [x.reshape(len(x), -1) for x in ids]
@@ -219,7 +209,6 @@ def measure(
 
   gather_secs = _secs(mesh, _gather, both, flat, effort)
   scatter_secs = _secs(mesh, _scatter, both, flat, effort)
-  gather_scatter_secs = _secs(mesh, _gather_scatter, both, flat, effort)
   products_secs = _secs(mesh, _products, rows_twice, (), effort)
   num_rows = sum(x[0].size for x in ids)
   num_scores = ids[0][0].size * ids[1].shape[-1]
@@ -228,7 +217,6 @@ def measure(
     'product_flops_per_sec': _product(mesh, effort),
     'gather_secs': gather_secs,
     'scatter_secs': scatter_secs,
-    'gather_scatter_secs': gather_scatter_secs,
     'products_secs': products_secs,
     'gather_rows_per_sec': num_rows / gather_secs,
     'scatter_rows_per_sec': num_rows / scatter_secs,

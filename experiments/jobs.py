@@ -19,6 +19,7 @@ import ml_collections
 import numpy as np
 
 from jaxemb import build, mesh
+from jaxemb import config as config_lib
 from jaxemb.data import encode, loader, shards, tokens, vocab
 from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
@@ -27,6 +28,8 @@ from jaxemb.strategies import base as strategy_base
 
 _NOTIONAL_WORDS = 10**10  # of the corpus whose counts the vocabulary has
 _MEAN_SENTENCE_WORDS = 20
+# So low that large steps do not diverge; it does not matter for the time.
+_LEARNING_RATE = 1e-3
 
 
 class Job(NamedTuple):
@@ -94,10 +97,13 @@ def make(config: ml_collections.ConfigDict, num_rows: int) -> Job:
   """The parts for a vocabulary of so many rows; starts JAX.
 
   Args:
-    config: checked and resolved settings.
+    config: checked settings.
     num_rows: of each table.
   """
-  devices = mesh.data_mesh(mesh.start(config.mesh.data))
+  num_devices = 1 if config.strategy.name == 'sync' else config.mesh.data
+  devices = mesh.data_mesh(mesh.start(num_devices))
+  platform = devices.devices.flat[0].platform
+  config = config_lib.resolved(config, platform)
   counts = zipf_counts(num_rows)
   m, t, sample = config.model, config.train, config.data.sample
   model = skipgram.SkipGram(
@@ -187,8 +193,8 @@ def full_batches(job: Job, corpus: encode.Encoded) -> Iterator[loader.Loaded]:
 
 
 def _schedule(job: Job, index: int) -> strategy_base.Schedule:
-  """The learning rate of a run's start, and the key of a dispatch."""
-  rate = np.float32(job.config.optimizer.learning_rate)
+  """A learning rate, and the key of a dispatch."""
+  rate = np.float32(_LEARNING_RATE)
   key = np.random.SeedSequence((job.config.seed, index))
   return strategy_base.Schedule(rate, rate, key.generate_state(2, np.uint32))
 

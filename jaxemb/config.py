@@ -62,7 +62,7 @@ _RANGES = {
   'model.shared_negatives': (1, 65_536),
   'optimizer.learning_rate': (0, 10**6),
   'optimizer.final_learning_rate': (0, 10**6),
-  'optimizer.max_duplicates': (0, None),
+  'optimizer.max_duplicates': (-1, None),
   'optimizer.beta1': (0, 0.99999),
   'optimizer.beta2': (0.001, 0.999999),
   'optimizer.epsilon': (1e-30, None),
@@ -70,7 +70,7 @@ _RANGES = {
   'strategy.exchange_lookups': (0, None),
   'strategy.memory_lookups': (1e-6, None),
   'train.epochs': (1, 10**6),
-  'train.batch_words': (1, 2**24),
+  'train.batch_words': (0, 2**24),
   'train.loss_every_steps': (1, 2**31 - 1),
   'train.checkpoint_every_secs': (0, None),
   'train.checkpoints_to_keep': (1, None),
@@ -127,15 +127,15 @@ def _add_training(c: ml_collections.ConfigDict) -> None:
   c.optimizer.name = 'sgd'  # or 'adagrad', 'adam', all row-wise
   c.optimizer.learning_rate = 0.0  # 0 = what suits optimizer and model
   c.optimizer.final_learning_rate = 1e-4  # linear decay over all words
-  c.optimizer.max_duplicates = 16.0  # sgd: occurrences of a row that count in
-  # one step; 0 = all
+  c.optimizer.max_duplicates = -1.0  # sgd: occurrences of a row that count in
+  # one step; 0 = all, -1 = what suits batch_words
   c.optimizer.beta1 = 0.9  # adam
   c.optimizer.beta2 = 0.999  # adam
   c.optimizer.epsilon = 1e-6  # adagrad, adam
 
   c.train = ml_collections.ConfigDict()
   c.train.epochs = 5
-  c.train.batch_words = 256  # centers per step
+  c.train.batch_words = 0  # centers per step; 0 = what suits the device
   c.train.loss_every_steps = 64  # the loss is measured in every 64th step
   c.train.checkpoint_every_secs = 300.0
   c.train.checkpoints_to_keep = 3
@@ -241,15 +241,26 @@ def _check_value(key: str, value: Any, expected: type) -> None:
     raise errors.UserError(f'config.{key}={value} must be {bounds}')
 
 
-def resolved(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-  """A copy in which what was left to choose is chosen."""
+def resolved(
+  config: ml_collections.ConfigDict, platform: str
+) -> ml_collections.ConfigDict:
+  """A copy in which what was left to choose is chosen.
+
+  Args:
+    config: checked settings.
+    platform: of the devices that train, 'cpu' or another.
+  """
   config = config.copy_and_resolve_references()
-  if not config.optimizer.learning_rate:
-    config.optimizer.learning_rate = _LEARNING_RATES[
-      config.optimizer.name, config.model.name
-    ]
-  if config.strategy.name == 'sync':
-    config.mesh.data = 1
+  o, t = config.optimizer, config.train
+  if not o.learning_rate:
+    o.learning_rate = _LEARNING_RATES[o.name, config.model.name]
+  if not t.batch_words:
+    chunk = config.model.chunk
+    # Fits a core's cache; or enough for the kernels of an accelerator.
+    t.batch_words = -(-(256 if platform == 'cpu' else 8192) // chunk) * chunk
+  if o.max_duplicates < 0:
+    # Large steps of a small vocabulary diverge with 16.
+    o.max_duplicates = 16.0 if t.batch_words < 4096 else 8.0
   return config
 
 

@@ -56,7 +56,6 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
     UserError: for input or settings that cannot be used.
   """
   session = _Session(time.time())
-  config = config_lib.resolved(config)
   workdirs.make(workdir)
   with workdirs.locked(workdir):
     with workdirs.writing(workdir):
@@ -86,11 +85,15 @@ def _run(
   session: '_Session',
   stop: threading.Event,
 ) -> int:
-  config.mesh.data = mesh.start(
-    config.mesh.data or workdirs.recorded(workdir, 'mesh.data', 0)
+  num_devices = mesh.start(
+    1
+    if config.strategy.name == 'sync'
+    else config.mesh.data or workdirs.recorded(workdir, 'mesh.data', 0)
   )
+  devices = mesh.data_mesh(num_devices)
+  config = config_lib.resolved(config, devices.devices.flat[0].platform)
+  config.mesh.data = num_devices
   workdirs.check(config, workdir)
-  devices = mesh.data_mesh(config.mesh.data)
   cache = build.cache_folder(config)
   # Programs compile once per machine: the cache is read on the next start.
   jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))

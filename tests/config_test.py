@@ -53,10 +53,31 @@ def test_synchronous_training_is_on_one_device():
   config = config_lib.default()
   config.strategy.name = 'sync'
   config_lib.check(config)
-  assert config_lib.resolved(config).mesh.data == 1
   config.mesh.data = 2
   with pytest.raises(errors.UserError, match='one device'):
     config_lib.check(config)
+
+
+@pytest.mark.parametrize(
+  ('platform', 'settings', 'batch_words', 'max_duplicates'),
+  [
+    ('cpu', {}, 256, 16),
+    ('cpu', {'model.chunk': 12}, 264, 16),
+    ('gpu', {}, 8192, 8),
+    ('tpu', {'train.batch_words': 1024}, 1024, 16),
+    ('cpu', {'train.batch_words': 65_536}, 65_536, 8),
+    ('gpu', {'optimizer.max_duplicates': 0.0}, 8192, 0),
+    ('gpu', {'optimizer.max_duplicates': 12.0}, 8192, 12),
+  ],
+)
+def test_steps_suit_the_device(platform, settings, batch_words, max_duplicates):
+  config = config_lib.default()
+  config.update_from_flattened_dict(settings)
+  config_lib.check(config)
+  found = config_lib.resolved(config, platform)
+  assert found.train.batch_words == batch_words
+  assert found.optimizer.max_duplicates == max_duplicates
+  config_lib.check(found)
 
 
 def test_every_number_has_a_range_and_every_choice_is_built():

@@ -78,7 +78,7 @@ def _make(member):
     ),
     traces,
   )
-  optimizer = build.OPTIMIZERS[optimizer_name](config_lib.default().optimizer)
+  optimizer = build.OPTIMIZERS[optimizer_name](_config().optimizer)
   tables = {
     name: build.LAYOUTS[layout](table, optimizer)
     for name, table in model.specs().items()
@@ -100,7 +100,7 @@ def _config():
   config.optimizer.learning_rate = 0.1
   config.strategy.exchange_words = 2 * BATCH_WORDS
   config.strategy.memory_lookups = 5.0  # forty words forget soon
-  return config
+  return config_lib.resolved(config, 'cpu')
 
 
 def _start(made, seed):

@@ -289,7 +289,7 @@ def test_large_steps_that_diverge_without_overflow_are_told(cache, tmp_path):
 
 
 def test_schedules_join_up_and_keys_are_never_shared(cache):
-  config = config_lib.resolved(_config(cache))
+  config = config_lib.resolved(_config(cache), 'cpu')
   schedule = dispatches.schedules(config, 1000)
   first, second = (
     schedule(loader.Loaded(None, 1, i, None, a, b, 0, 0))

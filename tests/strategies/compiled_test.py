@@ -136,6 +136,7 @@ class Program(NamedTuple):
 def _compiled(model_name, optimizer_name, batch_words, strategy_name):
   config = config_lib.default()
   config.optimizer.learning_rate = 0.1
+  config = config_lib.resolved(config, 'cpu')
   m = config.model
   spec = model_base.WindowSpec(
     VOCAB, DIM, m.window, m.negatives, m.chunk, m.shared_negatives

@@ -1,0 +1,115 @@
+"""The benchmarks run, and their figures belong together; no speed is tested."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_BENCHMARKS = sorted((_ROOT / 'experiments').glob('bench_*.py'))
+
+
+def _run(name, *args):
+  result = subprocess.run(
+    [sys.executable, f'experiments/{name}', *args],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert result.returncode == 0, result.stderr[-2000:]
+  return result.stdout
+
+
+def _check_machine(facts):
+  assert facts['memory_bytes'] > 2**28 and facts['cores'] >= 1
+  assert {'jax', 'jaxlib', 'numpy'} <= set(facts['versions'])
+  assert facts['devices'] and facts['devices'][0]['count'] >= 1
+  assert facts['commit'] == 'unknown' or len(facts['commit']) == 40
+  assert len(facts['date']) == 10
+
+
+@pytest.mark.parametrize('path', _BENCHMARKS, ids=lambda path: path.stem)
+def test_help(path):
+  assert 'usage:' in _run(path.name, '--help')
+
+
+def test_scaling(tmp_path):
+  output, plot = tmp_path / 'scaling.json', tmp_path / 'scaling.svg'
+  # What was measured before and is not measured again stays.
+  earlier = {'points': [], 'commit': 'earlier'}
+  output.write_text(json.dumps({'axes': {'earlier': earlier}}))
+  shown = _run(
+    'bench_scaling.py', '--quick', f'--output={output}', f'--plot={plot}'
+  )
+  result = json.loads(output.read_text())
+  _check_machine(result['machine'])
+  assert '</svg>' in plot.read_text()
+  axes = result['axes']
+  assert axes.pop('earlier') == earlier
+  assert list(axes) == ['vocab', 'dim', 'batch_words', 'corpus_words']
+  points = []
+  for axis, found in axes.items():
+    assert f'{axis:>13}' in shown
+    assert found['commit'] == result['machine']['commit']
+    points += found['points']
+  skipped = [p for p in points if 'skipped' in p]
+  assert [p['dim'] for p in skipped] == [65_536]
+  assert 'GB are available' in skipped[0]['skipped']
+  assert skipped[0]['skipped'] in shown
+  for p in points:
+    if p in skipped:
+      continue
+    low, high = p['min_centers_per_sec'], p['max_centers_per_sec']
+    assert 0 < low <= p['centers_per_sec'] <= high
+    assert p['step_secs'] * p['centers_per_sec'] == pytest.approx(
+      p['devices'] * p['batch_words']
+    )
+    # Zipf's law has frequent words, of which some are dropped.
+    assert 0.1 < p['kept_share'] < 1
+    assert p['raw_words_per_sec'] > p['centers_per_sec']
+    # Vectors and the optimizer's numbers; replicas keep what they exchanged.
+    copies = 1 if p['devices'] == 1 else 2 * p['devices']
+    vectors_bytes = 2 * 4 * p['vocab'] * p['dim'] * copies
+    assert 1 <= p['table_bytes'] / vectors_bytes < 1.2
+    assert p['peak_rss_bytes'] > p['table_bytes']
+  base = axes['vocab']['points'][0]
+  assert base['time_ratio'] == 1
+  larger = axes['dim']['points'][1]
+  assert larger['time_ratio'] == pytest.approx(
+    base['centers_per_sec'] / larger['centers_per_sec']
+  )
+  alone = next(p for p in points if p['strategy'] == 'sync')
+  assert alone['devices'] == 1 and alone['time_ratio'] == 1
+
+
+def test_roofline(tmp_path):
+  output = tmp_path / 'roofline.json'
+  shown = _run('bench_roofline.py', '--quick', f'--output={output}')
+  for line in ('copy, GB/s', 'scatter-add, M rows/s', '(a)', '(b)', '(c)'):
+    assert line in shown
+  result = json.loads(output.read_text())
+  _check_machine(result['machine'])
+  (run,) = result['runs']
+  s, need, each = run['settings'], run['per_center'], run['ceilings']
+  width = s['chunk'] + 2 * s['window'] + s['shared_negatives']
+  assert need['rows'] == 1 + width / s['chunk']
+  assert need['table_bytes'] == 12 * need['rows'] * s['dim']
+  assert need['flops'] == 6 * width * s['dim']
+  # What was timed is what a step needs.
+  for part in ('gather', 'scatter'):
+    rows = each[f'{part}_rows_per_sec'] * each[f'{part}_secs']
+    assert rows == pytest.approx(need['rows'] * s['batch_words'])
+  flops = each['products_flops_per_sec'] * each['products_secs']
+  assert flops == pytest.approx(need['flops'] * s['batch_words'])
+  assert run['ceilings_alone'].keys() == each.keys()
+  assert min(each.values()) > 0
+  for key, secs in run['predicted_secs'].items():
+    reached = secs / run['step']['step_secs']
+    assert run['reached'][key] == pytest.approx(reached) and reached > 0
+  parts = sum(each[f'{x}_secs'] for x in ('gather', 'products', 'scatter'))
+  assert run['predicted_secs']['gather_products_scatter'] == pytest.approx(
+    parts
+  )
