@@ -88,6 +88,8 @@ def _ours(args: argparse.Namespace, folder: pathlib.Path, run: int) -> dict:
       f'--workdir={workdir}', f'--config.data.path={args.text}',
       f'--config.model.dim={args.dim}', f'--config.train.epochs={args.epochs}',
       f'--config.data.sample={_SETTINGS["sample"]}', f'--config.seed={run + 1}',
+      f'--config.model.window={_SETTINGS["window"]}',
+      f'--config.model.negatives={_SETTINGS["negatives"]}',
       '--config.eval.paths=none', *args.override,
     ],
     folder,
@@ -247,6 +249,16 @@ def _arguments() -> argparse.Namespace:
   if unknown:
     parser.error(f'unknown argument {unknown[0]}')
   args.override = override  # --config.key=value, for our side
+  unequal = (
+    'data.',
+    'model.dim',
+    'model.window',
+    'model.negatives',
+    'train.ep',
+  )
+  for text in override:
+    if text.startswith(tuple(f'--config.{key}' for key in unequal)):
+      parser.error(f'{text} would change our side only')
   return args
 
 

@@ -15,23 +15,34 @@ from jaxemb import errors
 
 DATA = 'data'  # axis along the corpus: every device has its own part of it
 
-# More replicas than this must meet so often that nothing is gained.
+# More would gain little, by what four on two cores cost: they have to meet too
+# often (experiments/results/step_notes.md).
 _MOST_CPU_DEVICES = 2
 
 
 def _usable_cores() -> int:
+  """Cores that this process may use, by affinity and by quota."""
   try:
-    return len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
   except AttributeError:  # not on Linux
     return os.cpu_count() or 1
+  try:
+    with open('/sys/fs/cgroup/cpu.max') as file:
+      quota, period = file.read().split()[:2]
+    if quota != 'max':
+      cores = min(cores, max(1, round(int(quota) / int(period))))
+  except (OSError, ValueError):
+    pass  # no quota
+  return cores
 
 
-def start(data: int) -> int:
+def start(data: int, begun_with: int = 0) -> int:
   """Prepares JAX, before its first use, for training along a data axis.
 
   Args:
     data: devices along the data axis; 0 = as many as are of use: two cores of a
       CPU, else one device.
+    begun_with: what a run that is resumed was begun with; 0 = a new run.
 
   Returns:
     The number of devices along the data axis.
@@ -39,23 +50,32 @@ def start(data: int) -> int:
   Raises:
     UserError: if there are fewer devices than asked for.
   """
-  wanted = data or min(_usable_cores(), _MOST_CPU_DEVICES)
-  chosen_outside = 'xla_force_host_platform_device_count' in os.environ.get(
-    'XLA_FLAGS', ''
-  )
-  if not chosen_outside and jax.config.jax_num_cpu_devices < wanted:
+  needed = data or begun_with
+  wanted = needed or min(_usable_cores(), _MOST_CPU_DEVICES)
+  flags = os.environ.get('XLA_FLAGS', '')
+  chosen = jax.config.jax_num_cpu_devices  # -1 = not
+  if 'xla_force_host_platform_device_count' not in flags and (
+    chosen < 1 or needed > chosen
+  ):
     try:
       jax.config.update('jax_num_cpu_devices', wanted)
     except RuntimeError:
       pass  # JAX has started (a notebook): the devices are what they are
   devices = jax.local_devices()
+  there = f'there are {len(devices)} ({devices[0].device_kind})'
   if data > len(devices):
     raise errors.UserError(
-      f'config.mesh.data={data} needs {data} devices and there are '
-      f'{len(devices)} ({devices[0].device_kind}); lower it, or give 0'
+      f'config.mesh.data={data} needs {data} devices and {there}; lower it, or '
+      'give 0'
     )
-  if data:
-    return data
+  if needed > len(devices):
+    raise errors.UserError(
+      f'the run was begun on {begun_with} devices and {there}; resume it where '
+      'there are as many (on a CPU, in a fresh process without XLA_FLAGS), or '
+      'give another --workdir'
+    )
+  if needed:
+    return needed
   return min(wanted, len(devices)) if devices[0].platform == 'cpu' else 1
 
 

@@ -73,7 +73,7 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
         raise
       raise errors.UserError(
         'out of memory; lower --config.model.dim, --config.data.max_vocab or '
-        '--config.train.batch_words'
+        '--config.train.batch_words, or give --config.mesh.data=1'
       ) from error
     finally:
       metrics.stop_log(log)
@@ -85,10 +85,10 @@ def _run(
   session: '_Session',
   stop: threading.Event,
 ) -> int:
+  is_sync = config.strategy.name == 'sync'
   num_devices = mesh.start(
-    1
-    if config.strategy.name == 'sync'
-    else config.mesh.data or workdirs.recorded(workdir, 'mesh.data', 0)
+    1 if is_sync else config.mesh.data,
+    workdirs.recorded(workdir, 'mesh.data', 0),
   )
   devices = mesh.data_mesh(num_devices)
   config = config_lib.resolved(config, devices.devices.flat[0].platform)

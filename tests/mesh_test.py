@@ -26,6 +26,14 @@ def test_more_devices_than_there_are_is_told():
   assert '\n' not in str(caught.value)
 
 
+def test_a_run_that_was_begun_on_more_devices_is_told():
+  with pytest.raises(errors.UserError) as caught:
+    mesh.start(0, begun_with=1000)
+  assert 'begun on 1000 devices' in str(caught.value)
+  assert 'give 0' not in str(caught.value) and '\n' not in str(caught.value)
+  assert mesh.start(0, begun_with=3) == 3
+
+
 def test_devices_that_exist_are_kept_once_jax_has_started():
   jax.devices()
   assert mesh.start(8) == 8  # those of the test session
@@ -48,6 +56,9 @@ def test_a_fresh_process_gets_cpu_devices(data, xla_flags, expected):
     f'n = mesh.start({data}); print(n, mesh.data_mesh(n).size)'
   )
   env = os.environ | {'XLA_FLAGS': xla_flags, 'JAX_PLATFORMS': 'cpu'}
+  if not xla_flags and data == 1:
+    env['JAX_NUM_CPU_DEVICES'] = '1'  # chosen by the user
+    code = code.replace('start(1)', 'start(0)')
   done = subprocess.run(
     [sys.executable, '-c', code], env=env, capture_output=True, text=True
   )

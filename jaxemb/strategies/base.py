@@ -56,7 +56,9 @@ class Strategy(NamedTuple):
   # -> arrays that every step reads and none changes, on the host
   constants: Callable[[], Any]
   # (state, constants, loader batch, schedule) -> (state, metrics); one
-  # dispatch of many steps, the state is donated.
+  # dispatch of many steps, the state is donated. On several CPU devices wait
+  # for one's metrics before the next but one: with dozens under way XLA's
+  # threads wait for each other until it gives up.
   step: Callable[..., tuple[Any, StepMetrics]]
   # state -> [vocab, dim] float32, the vectors that users want, on the host
   result: Callable[[Any], np.ndarray]

@@ -167,6 +167,13 @@ def _level(num_exchanges: jax.Array) -> jax.Array:
   return jnp.sum(num_exchanges % powers.astype(np.int32) == 0)
 
 
+def _first_bad_step(local: jax.Array, num_replicas: int) -> jax.Array:
+  """The first of all replicas, in steps of the dispatch, or -1."""
+  none = np.iinfo(np.int32).max // num_replicas
+  first = jax.lax.pmin(jnp.where(local < 0, none, local), mesh_lib.DATA)
+  return jnp.where(first == none, -1, first * num_replicas)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Replicas:
   """The functions of the strategy over what they have in common."""
@@ -198,10 +205,13 @@ class _Replicas:
     state: ReplicaState,
     lookups: Mapping[str, jax.Array],
     learning_rate: jax.Array,
+    num_steps: jax.Array,
   ) -> ReplicaState:
     """Exchanges the rows that are due; tables without the leading axis."""
     s, timetable = self.exchange_spec, self.timetable
     forgetting = learning_rate / (s.first_learning_rate * s.memory_lookups)
+    # The last exchange of a dispatch comes early; of small texts, every one.
+    forgetting *= num_steps / s.every_steps
     num_exchanges = state.num_exchanges + 1
     level = jnp.minimum(_level(num_exchanges), len(timetable.due) - 1)
 
@@ -252,7 +262,10 @@ class _Replicas:
       )
       state = state._replace(tables=states)
       learning_rate = schedule.first_learning_rate + span * (stop / count)
-      return self.exchange(state, constants.lookups, learning_rate), metrics
+      state = self.exchange(
+        state, constants.lookups, learning_rate, stop - first
+      )
+      return state, metrics
 
     carry = (state, jax.tree.map(jnp.asarray, base.NO_METRICS))
     num_exchanges = (count + every - 1) // every
@@ -260,7 +273,7 @@ class _Replicas:
     metrics = base.StepMetrics(
       jax.lax.psum(metrics.loss, mesh_lib.DATA),
       jax.lax.psum(metrics.examples, mesh_lib.DATA),
-      jax.lax.pmax(metrics.first_bad_step, mesh_lib.DATA),
+      _first_bad_step(metrics.first_bad_step, self.num),
     )
     stacked = jax.tree.map(lambda x: x[None], state.tables)
     return state._replace(tables=stacked), metrics
