@@ -8,7 +8,7 @@ import sys
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_BENCHMARKS = sorted((_ROOT / 'experiments').glob('bench_*.py'))
+_BENCHMARKS = sorted((_ROOT / 'experiments').glob('b*_*.py'))
 
 
 def _run(name, *args):
@@ -113,3 +113,59 @@ def test_roofline(tmp_path):
   assert run['predicted_secs']['gather_products_scatter'] == pytest.approx(
     parts
   )
+
+
+def _text(folder):
+  path = folder / 'text.txt'
+  lines = [f'the {i % 7} birds of {i % 5} islands sing' for i in range(4000)]
+  path.write_text('\n'.join(lines))
+  pairs = folder / 'pairs.txt'
+  pairs.write_text('birds\tislands\t9\nthe\tof\t5\nsing\tbirds\t7\n')
+  return path, pairs
+
+
+def test_throughput(tmp_path):
+  pytest.importorskip('gensim')
+  text, pairs = _text(tmp_path)
+  output = tmp_path / 'found.json'
+  peer = tmp_path / 'peer.txt'
+  peer.write_text('4 2\nbirds 1 0\nislands 1 1\nsing 0 1\nthe 1 2\n')
+  shown = _run(
+    'bench_throughput.py', f'--text={text}', f'--eval={pairs}', '--runs=1',
+    '--epochs=1', '--dim=8', f'--output={output}', '--workers=1',
+    f'--peer-vectors=other={peer},2.5', '--config.optimizer.max_duplicates=4',
+  )  # fmt: skip
+  result = json.loads(output.read_text())
+  _check_machine(result)
+  ours, theirs, other = (
+    result['results'][name][0] for name in ('jaxemb', 'gensim', 'other')
+  )
+  assert ours['config']['optimizer']['max_duplicates'] == 4
+  assert ours['config']['model']['dim'] == 8
+  assert ours['process_secs'] > ours['train_secs'] + ours['compile_secs']
+  # 28,000 words of the text, once.
+  for run in (theirs, other):
+    words = run['words_per_sec'] * run['train_secs']
+    assert words == pytest.approx(28_000)
+  for run in (ours, theirs, other):
+    assert run['quality'].keys() == {'pairs', 'mean'}
+  assert 'ours/theirs' in shown and 'other' in shown
+
+
+def test_batch_scaling(tmp_path):
+  text, pairs = _text(tmp_path)
+  output = tmp_path / 'found.json'
+  shown = _run(
+    'batch_scaling.py', f'--text={text}', f'--eval={pairs}', '--epochs=1',
+    '--recipes=1024,256:adagrad:0.1:0', f'--output={output}',
+    '--config.model.dim=8',
+  )  # fmt: skip
+  result = json.loads(output.read_text())
+  _check_machine(result)
+  assert [x['recipe']['optimizer'] for x in result['results']] == [
+    'sgd', 'adagrad',
+  ]  # fmt: skip
+  for found in result['results']:
+    (run,) = found['runs']
+    assert run['words_per_sec'] > 0 and 'error' not in run
+  assert '1,024' in shown and '256' in shown
