@@ -41,6 +41,8 @@ def _scores_forward(left, right):
 
 def _scores_backward(factors, slopes):
   left, right = factors
+  # Or the transpose of the scores is folded into the first product.
+  slopes = jax.lax.optimization_barrier(slopes)
   return (
     jnp.einsum('kcw,kwd->kcd', slopes, right),
     jnp.einsum('kwc,kcd->kwd', _turned(slopes), left),
