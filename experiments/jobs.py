@@ -21,7 +21,6 @@ import numpy as np
 from jaxemb import build, mesh
 from jaxemb import config as config_lib
 from jaxemb.data import encode, loader, shards, tokens, vocab
-from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
 from jaxemb.ops import sampling
 from jaxemb.strategies import base as strategy_base
@@ -105,33 +104,10 @@ def make(config: ml_collections.ConfigDict, num_rows: int) -> Job:
   platform = devices.devices.flat[0].platform
   config = config_lib.resolved(config, platform)
   counts = zipf_counts(num_rows)
-  m, t, sample = config.model, config.train, config.data.sample
-  model = skipgram.SkipGram(
-    model_base.WindowSpec(
-      num_rows, m.dim, m.window, m.negatives, m.chunk, m.shared_negatives
-    ),
-    skipgram.negative_distribution(counts),
+  made = build.trainer(config, counts, devices)
+  return Job(
+    config, devices, made.model, made.strategy, made.loader_spec, counts
   )
-  optimizer = build.OPTIMIZERS[config.optimizer.name](config.optimizer)
-  tables = {
-    name: build.LAYOUTS[config.table.layout](table, optimizer)
-    for name, table in model.specs().items()
-  }
-  strategy = build.STRATEGIES[config.strategy.name](
-    config,
-    model,
-    tables,
-    strategy_base.StepSpec(t.batch_words, m.window, t.loss_every_steps),
-    devices,
-    model.lookup_rates(
-      loader.center_probabilities(counts, sample),
-      skipgram.negative_probabilities(counts),
-    ),
-  )
-  loader_spec = loader.LoaderSpec(
-    config.seed, t.epochs, t.batch_words, m.window, sample, devices.size
-  )
-  return Job(config, devices, model, strategy, loader_spec, counts)
 
 
 def state_bytes(job: Job) -> int:

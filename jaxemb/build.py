@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 
 from jaxemb.data import download, encode, loader, scan, toywiki
 from jaxemb.evaluation import benchmarks
@@ -116,6 +117,57 @@ def text_and_benchmarks(
   return path, eval_paths
 
 
+class Trainer(NamedTuple):
+  """What trains on a corpus of known counts."""
+
+  loader_spec: loader.LoaderSpec
+  model: model_base.Model
+  strategy: strategy_base.Strategy
+
+
+def trainer(
+  config: ml_collections.ConfigDict,
+  counts: np.ndarray,
+  mesh: jax.sharding.Mesh,
+) -> Trainer:
+  """The model, its tables and the strategy that the settings name.
+
+  Args:
+    config: checked settings in which all is chosen.
+    counts: [vocab] int, falling, how often each word occurs.
+    mesh: the devices to train on.
+  """
+  d, m, t = config.data, config.model, config.train
+  spec = model_base.WindowSpec(
+    len(counts), m.dim, m.window, m.negatives, m.chunk, m.shared_negatives
+  )
+  model = MODELS[m.name](spec, skipgram.negative_distribution(counts))
+  optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer)
+  tables = {
+    name: LAYOUTS[config.table.layout](
+      table, optimizer, config.table.duplicates == 'merge'
+    )
+    for name, table in model.specs().items()
+  }
+  strategy = STRATEGIES[config.strategy.name](
+    config,
+    model,
+    tables,
+    strategy_base.StepSpec(
+      t.batch_words, m.window, t.loss_every_steps, t.steps_per_loop
+    ),
+    mesh,
+    model.lookup_rates(
+      loader.center_probabilities(counts, d.sample),
+      skipgram.negative_probabilities(counts),
+    ),
+  )
+  loader_spec = loader.LoaderSpec(
+    config.seed, t.epochs, t.batch_words, m.window, d.sample, mesh.size
+  )
+  return Trainer(loader_spec, model, strategy)
+
+
 def parts(
   config: ml_collections.ConfigDict,
   mesh: jax.sharding.Mesh,
@@ -132,7 +184,7 @@ def parts(
     UserError: for input that cannot be used.
   """
   path, eval_paths = text_and_benchmarks(config, progress)
-  d, m, t = config.data, config.model, config.train
+  d = config.data
   corpus = encode.encode(
     path,
     encode.Settings(
@@ -145,28 +197,6 @@ def parts(
     cache_folder(config),
     progress,
   )
-  counts = corpus.vocabulary.counts
-  spec = model_base.WindowSpec(
-    len(counts), m.dim, m.window, m.negatives, m.chunk, m.shared_negatives
+  return Parts(
+    corpus, *trainer(config, corpus.vocabulary.counts, mesh), eval_paths, mesh
   )
-  model = MODELS[m.name](spec, skipgram.negative_distribution(counts))
-  optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer)
-  tables = {
-    name: LAYOUTS[config.table.layout](table, optimizer)
-    for name, table in model.specs().items()
-  }
-  strategy = STRATEGIES[config.strategy.name](
-    config,
-    model,
-    tables,
-    strategy_base.StepSpec(t.batch_words, m.window, t.loss_every_steps),
-    mesh,
-    model.lookup_rates(
-      loader.center_probabilities(counts, d.sample),
-      skipgram.negative_probabilities(counts),
-    ),
-  )
-  loader_spec = loader.LoaderSpec(
-    config.seed, t.epochs, t.batch_words, m.window, d.sample, mesh.size
-  )
-  return Parts(corpus, loader_spec, model, strategy, eval_paths, mesh)

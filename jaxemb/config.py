@@ -33,6 +33,7 @@ _CHOICES = {
   'table.layout': ('replicated',),
   'table.dtype': ('float32',),
   'table.rounding': ('nearest',),
+  'table.duplicates': ('', 'scatter', 'merge'),
   'optimizer.name': ('sgd', 'adagrad', 'adam'),
   'strategy.name': ('replicas', 'sync'),
 }
@@ -71,7 +72,8 @@ _RANGES = {
   'strategy.memory_lookups': (1e-6, None),
   'train.epochs': (1, 10**6),
   'train.batch_words': (0, 2**24),
-  'train.loss_every_steps': (1, 2**31 - 1),
+  'train.loss_every_steps': (0, 2**31 - 1),
+  'train.steps_per_loop': (0, 4096),
   'train.checkpoint_every_secs': (0, None),
   'train.checkpoints_to_keep': (1, None),
   'train.log_every_secs': (0, None),
@@ -111,6 +113,9 @@ def default() -> ml_collections.ConfigDict:
   c.table.layout = 'replicated'  # every device holds all rows
   c.table.dtype = 'float32'
   c.table.rounding = 'nearest'
+  c.table.duplicates = ''  # rows looked up several times in a step: 'scatter' =
+  # written as often, 'merge' = summed and written once, '' = what suits the
+  # device
 
   _add_training(c)
 
@@ -136,7 +141,10 @@ def _add_training(c: ml_collections.ConfigDict) -> None:
   c.train = ml_collections.ConfigDict()
   c.train.epochs = 5
   c.train.batch_words = 0  # centers per step; 0 = what suits the device
-  c.train.loss_every_steps = 64  # the loss is measured in every 64th step
+  c.train.loss_every_steps = 0  # steps from one measured loss to the next; 0 =
+  # 64 on a CPU, where it takes time, else 1
+  c.train.steps_per_loop = 0  # steps that a device runs without asking its host
+  # whether there are more; 0 = 1 on a CPU, else 16
   c.train.checkpoint_every_secs = 300.0
   c.train.checkpoints_to_keep = 3
   c.train.log_every_secs = 2.0
@@ -254,10 +262,19 @@ def resolved(
   o, t = config.optimizer, config.train
   if not o.learning_rate:
     o.learning_rate = _LEARNING_RATES[o.name, config.model.name]
+  on_cpu = platform == 'cpu'
+  if not config.table.duplicates:
+    # Atomic additions of a GPU are made in another order in every run.
+    is_gpu = platform in ('gpu', 'cuda', 'rocm')
+    config.table.duplicates = 'merge' if is_gpu else 'scatter'
+  if not t.loss_every_steps:
+    t.loss_every_steps = 64 if on_cpu else 1
+  if not t.steps_per_loop:
+    t.steps_per_loop = 1 if on_cpu else 16
   if not t.batch_words:
     chunk = config.model.chunk
     # Fits a core's cache; or enough for the kernels of an accelerator.
-    t.batch_words = -(-(256 if platform == 'cpu' else 8192) // chunk) * chunk
+    t.batch_words = -(-(256 if on_cpu else 8192) // chunk) * chunk
   if o.max_duplicates < 0:
     # Large steps of a small vocabulary diverge with 16.
     o.max_duplicates = 16.0 if t.batch_words < 4096 else 8.0

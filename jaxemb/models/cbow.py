@@ -51,7 +51,7 @@ class Cbow:
     """Input: [L / c, c + 2 W] windows. Output: [L / c, c + N]."""
     s = self.spec
     window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    draws = skipgram.draw_negatives(s, constants, key, step, len(window_ids))
+    draws = skipgram.draw_negatives(s, constants, batch, key, step)
     centers = window_ids[:, s.window : s.window + s.chunk]
     return {
       skipgram.INPUT: window_ids,

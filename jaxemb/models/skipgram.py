@@ -43,13 +43,19 @@ def tables(spec: base.WindowSpec) -> dict[str, spec_lib.TableSpec]:
 def draw_negatives(
   spec: base.WindowSpec,
   table: sampling.Alias,
+  batch: base.StepBatch,
   key: jax.Array,
   step: jax.Array,
-  num_chunks: int,
 ) -> jax.Array:
-  """[num_chunks, N] int32, the draws that the centers of a chunk share."""
-  draws = sampling.draw(table, key, step, num_chunks * spec.shared_negatives)
-  return draws.reshape(num_chunks, spec.shared_negatives)
+  """[L / c, N] int32, the draws that the centers of a chunk share.
+
+  A chunk without a pair has padding: its draws must not count as look-ups.
+  """
+  has_pairs = jnp.any(num_contexts(batch).reshape(-1, spec.chunk) > 0, 1)
+  draws = sampling.draw(
+    table, key, step, len(has_pairs) * spec.shared_negatives
+  ).reshape(len(has_pairs), -1)
+  return jnp.where(has_pairs[:, None], draws, spec.vocab)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +85,7 @@ class SkipGram:
     """Input: [L / c, c] centers. Output: [L / c, c + 2 W + N]."""
     s = self.spec
     window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    draws = draw_negatives(s, constants, key, step, len(window_ids))
+    draws = draw_negatives(s, constants, batch, key, step)
     length = batch.left.shape[0]
     return {
       INPUT: batch.tokens[s.window : s.window + length].reshape(-1, s.chunk),

@@ -17,7 +17,9 @@ occurrence, so that the table needs one scatter. What duplicates mean:
            (Kingma and Ba 2015), with the row's own count of updates in the bias
            correction.
 
-Ids at or above vocab are padding: they change nothing.
+Ids at or above vocab are padding: they change nothing. A caller that has added
+up the occurrences of each id (`ops.duplicates`) says what it knows of them: the
+same updates, of rows that come once.
 """
 
 from collections.abc import Callable
@@ -29,25 +31,48 @@ import jax.numpy as jnp
 Slots = Any  # a NamedTuple of arrays with a leading vocab axis
 
 
+class Merged(NamedTuple):
+  """Of ids that come once each, with gradients that are sums: of what."""
+
+  occurrences: jax.Array  # [n] float32, how many gradients were summed
+  squares: jax.Array  # [n] float32, their mean squares, summed
+
+
 class RowOptimizer(NamedTuple):
   """A pair of pure functions, as in optax."""
 
   # (vocab, dim) -> slots
   init: Callable[[int, int], Slots]
-  # (slots, ids [...], row_grads [..., dim], learning_rate) -> (deltas
+  # (slots, ids [...], row_grads [..., dim], learning_rate, merged) -> (deltas
   # [..., dim], slots); deltas are added to the rows, duplicates one after the
-  # other.
+  # other. `merged` is None, or a `Merged` if all ids differ.
   update: Callable[
-    [Slots, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Slots]
+    [Slots, jax.Array, jax.Array, jax.Array, Merged | None],
+    tuple[jax.Array, Slots],
   ]
+
+
+def mean_squares(row_grads: jax.Array) -> jax.Array:
+  """[..., dim] float32 -> [...] float32."""
+  return jnp.mean(jnp.square(row_grads), -1)
 
 
 def _gather(array: jax.Array, ids: jax.Array) -> jax.Array:
   return array.at[ids].get(mode='clip')
 
 
-def _add(array: jax.Array, ids: jax.Array, values: jax.Array) -> jax.Array:
-  return array.at[ids].add(values, mode='drop')
+def add_rows(
+  array: jax.Array, ids: jax.Array, rows: jax.Array, are_unique: bool
+) -> jax.Array:
+  """Adds rows where their ids point; padding is dropped.
+
+  Args:
+    array: [vocab, ...] float32.
+    ids: [...] int32.
+    rows: [..., ...] float32.
+    are_unique: whether all ids differ, so that no addition need be atomic.
+  """
+  return array.at[ids].add(rows, mode='drop', unique_indices=are_unique)
 
 
 def _occurrences(
@@ -81,10 +106,13 @@ def sgd(max_duplicates: float) -> RowOptimizer:
     # Not empty: JAX loses the sharding of arrays without elements.
     return SgdSlots(jnp.zeros(vocab if max_duplicates else 1, jnp.float32))
 
-  def update(slots, ids, row_grads, learning_rate):
+  def update(slots, ids, row_grads, learning_rate, merged=None):
     if not max_duplicates:
       return -learning_rate * row_grads, slots
-    occurrences, scratch = _occurrences(slots.scratch, ids)
+    if merged is None:
+      occurrences, scratch = _occurrences(slots.scratch, ids)
+    else:
+      occurrences, scratch = merged.occurrences, slots.scratch
     scale = -learning_rate * jnp.minimum(1.0, max_duplicates / occurrences)
     return scale[..., None] * row_grads, SgdSlots(scratch)
 
@@ -104,9 +132,10 @@ def adagrad(epsilon: float) -> RowOptimizer:
     del dim
     return AdagradSlots(jnp.zeros(vocab, jnp.float32))
 
-  def update(slots, ids, row_grads, learning_rate):
-    squares = jnp.mean(jnp.square(row_grads), -1)
-    sum_squares = _add(slots.sum_squares, ids, squares)
+  def update(slots, ids, row_grads, learning_rate, merged=None):
+    once = merged is not None
+    squares = merged.squares if once else mean_squares(row_grads)
+    sum_squares = add_rows(slots.sum_squares, ids, squares, once)
     scale = -learning_rate / (jnp.sqrt(_gather(sum_squares, ids)) + epsilon)
     return scale[..., None] * row_grads, AdagradSlots(sum_squares)
 
@@ -133,16 +162,22 @@ def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
       jnp.zeros(vocab, jnp.float32),
     )
 
-  def update(slots, ids, row_grads, learning_rate):
-    occurrences, scratch = _occurrences(slots.scratch, ids)
-    # Each of n occurrences carries an n-th of what happens once per row.
-    share = 1.0 / occurrences
+  def update(slots, ids, row_grads, learning_rate, merged=None):
+    if merged is None:
+      # Each of n occurrences carries an n-th of what happens once per row.
+      occurrences, scratch = _occurrences(slots.scratch, ids)
+      share, squares = 1.0 / occurrences, mean_squares(row_grads)
+    else:
+      scratch = slots.scratch
+      share, squares = jnp.ones_like(merged.squares), merged.squares
+    once = merged is not None
     old_mean = jax.lax.optimization_barrier(_gather(slots.mean, ids))
     decay = (beta1 - 1) * share[..., None] * old_mean
-    mean = _add(slots.mean, ids, decay + (1 - beta1) * row_grads)
-    squares = jnp.mean(jnp.square(row_grads), -1)
+    change = decay + (1 - beta1) * row_grads
+    mean = add_rows(slots.mean, ids, change, once)
     decay = (beta2 - 1) * share * _gather(slots.mean_square, ids)
-    mean_square = _add(slots.mean_square, ids, decay + (1 - beta2) * squares)
+    change = decay + (1 - beta2) * squares
+    mean_square = add_rows(slots.mean_square, ids, change, once)
     # Written, not added, so that a row's occurrences cannot round it away.
     steps = _gather(slots.num_updates, ids) + 1
     num_updates = slots.num_updates.at[ids].set(steps, mode='drop')

@@ -27,6 +27,9 @@ class StepSpec:
   batch_words: int  # L, centers
   window: int  # W, halo on both sides
   loss_every_steps: int  # the loss is measured in every so-manyth step
+  # Steps that the device runs without asking the host whether to go on, which
+  # costs an accelerator more than a step; the last ones may be padding.
+  steps_per_loop: int = 1
 
 
 class Schedule(NamedTuple):
@@ -98,7 +101,7 @@ def training_step(
   key: jax.Array,
   step: jax.Array,
   learning_rate: jax.Array,
-  measure: jax.Array,
+  measure: jax.Array | bool,
 ) -> tuple[dict[str, spec_lib.TableState], jax.Array]:
   """One step: look up, differentiate with respect to the rows, update.
 
@@ -111,8 +114,9 @@ def training_step(
     key: [2] uint32, of the dispatch.
     step: int32, index in the dispatch.
     learning_rate: float32.
-    measure: bool, whether the loss itself is wanted: its logarithms cost an
-      eighth of a step, and only the gradient is needed to train.
+    measure: bool, whether the loss itself is wanted: its logarithms cost a CPU
+      an eighth of a step, and only the gradient is needed to train. True, not
+      an array, makes a program without a condition.
 
   Returns:
     The new states, and the summed loss (0 where it was not measured).
@@ -128,8 +132,11 @@ def training_step(
   def loss(rows):
     return model.loss(rows, ids, batch)
 
-  row_grads = jax.grad(loss)(rows)
-  value = jax.lax.cond(measure, loss, lambda rows: jnp.float32(0), rows)
+  if measure is True:
+    value, row_grads = jax.value_and_grad(loss)(rows)
+  else:
+    row_grads = jax.grad(loss)(rows)
+    value = jax.lax.cond(measure, loss, lambda rows: jnp.float32(0), rows)
   # The rows must have been read for the loss before a table changes in place.
   row_grads, value = jax.lax.optimization_barrier((row_grads, value))
   for name, table in tables.items():
@@ -146,6 +153,16 @@ def _step_batch(batch: Any, step: jax.Array, spec: StepSpec):
     jax.lax.dynamic_slice(batch.ids, (first,), (size + 2 * spec.window,)),
     jax.lax.dynamic_slice(batch.left, (first,), (size,)),
     jax.lax.dynamic_slice(batch.right, (first,), (size,)),
+  )
+
+
+def _or_padding(batch: model_base.StepBatch, is_step: jax.Array):
+  """The batch of a step, or one of padding, which changes nothing."""
+  nothing = model_base.StepBatch(np.iinfo(np.int32).max, 0, 0)
+  return jax.tree.map(
+    lambda x, nil: jnp.where(is_step, x, jnp.asarray(nil, x.dtype)),
+    batch,
+    nothing,
   )
 
 
@@ -181,7 +198,9 @@ def training_steps(
     states, metrics = carry
     place = steps.offset + i
     step_batch = _step_batch(batch, place, spec)
-    measure = place % spec.loss_every_steps == 0
+    if spec.steps_per_loop > 1:
+      step_batch = _or_padding(step_batch, i < steps.stop)
+    measure = spec.loss_every_steps == 1 or place % spec.loss_every_steps == 0
     learning_rate = schedule.first_learning_rate + slope * i.astype(jnp.float32)
     states, loss = training_step(
       model,
@@ -202,4 +221,16 @@ def training_steps(
       jnp.where(bad, i, metrics.first_bad_step),
     )
 
-  return jax.lax.fori_loop(steps.first, steps.stop, body, carry)
+  size = spec.steps_per_loop
+  if size == 1:
+    return jax.lax.fori_loop(steps.first, steps.stop, body, carry)
+
+  def loop(j, carry):
+    first = steps.first + j * size
+    # How often this one runs is known when it is compiled.
+    return jax.lax.fori_loop(
+      0, size, lambda i, carry: body(first + i, carry), carry
+    )
+
+  num_loops = (steps.stop - steps.first + size - 1) // size
+  return jax.lax.fori_loop(0, num_loops, loop, carry)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb.ops import rowopt
+from jaxemb.ops import duplicates, rowopt
 from tests import oracle
 
 VOCAB, DIM, RATE = 12, 5, 0.05
@@ -33,6 +33,8 @@ OPTIMIZERS = {
 }
 
 every_optimizer = pytest.mark.parametrize('name', OPTIMIZERS)
+# Occurrences as they come, or added up before.
+both_ways = pytest.mark.parametrize('merges', [False, True])
 
 # Ids of a step; rows from 10 on never occur, ids from VOCAB on are padding.
 IDS = {
@@ -45,13 +47,22 @@ IDS = {
 
 
 @functools.cache
-def _step(name):
+def _step(name, merges=False):
   optimizer = OPTIMIZERS[name][0]
 
   @jax.jit
   def step(table, slots, ids, row_grads, learning_rate):
-    deltas, slots = optimizer.update(slots, ids, row_grads, learning_rate)
-    return table.at[ids].add(deltas, mode='drop'), slots
+    known = None
+    if merges:
+      squares = rowopt.mean_squares(row_grads)[:, None]
+      ids, occurrences, (row_grads, squares) = duplicates.merge(
+        ids, (row_grads, squares), VOCAB
+      )
+      known = rowopt.Merged(occurrences, squares[:, 0])
+    deltas, slots = optimizer.update(
+      slots, ids, row_grads, learning_rate, known
+    )
+    return rowopt.add_rows(table, ids, deltas, merges), slots
 
   return step
 
@@ -68,9 +79,10 @@ def _grads(rng, num):
   return (rng.normal(size=(num, DIM)) * scale).astype(np.float32)
 
 
+@both_ways
 @every_optimizer
 @pytest.mark.parametrize('ids', IDS)
-def test_steps_equal_the_loops(name, ids):
+def test_steps_equal_the_loops(name, ids, merges):
   rng = np.random.default_rng(1)
   table, slots = _start(name)
   start = np.asarray(table)
@@ -80,7 +92,8 @@ def test_steps_equal_the_loops(name, ids):
     these = np.array(IDS[ids][i % 3 :] + IDS['distinct'][: i % 3], np.int32)
     row_grads = _grads(rng, len(these))
     rate = np.float32(RATE / (1 + i))
-    table, slots = _step(name)(table, slots, these, row_grads, rate)
+    step = _step(name, merges)
+    table, slots = step(table, slots, these, row_grads, rate)
     OPTIMIZERS[name][1](expected, expected_slots, these, row_grads, float(rate))
     np.testing.assert_allclose(table, expected, 1e-5, 1e-5)
     if hasattr(slots, 'scratch'):
@@ -88,11 +101,12 @@ def test_steps_equal_the_loops(name, ids):
   np.testing.assert_array_equal(table[10:], start[10:])
 
 
+@both_ways
 @every_optimizer
-def test_rows_that_do_not_occur_keep_their_bits(name):
+def test_rows_that_do_not_occur_keep_their_bits(name, merges):
   rng = np.random.default_rng(2)
   table, slots = _start(name)
-  step = _step(name)
+  step = _step(name, merges)
   # Slots of all rows are in use.
   all_ids = np.arange(VOCAB, dtype=np.int32)
   table, slots = step(table, slots, all_ids, _grads(rng, VOCAB), RATE)
@@ -109,10 +123,11 @@ def test_rows_that_do_not_occur_keep_their_bits(name):
   assert (np.asarray(after)[[3, 8]] != np.asarray(table)[[3, 8]]).all()
 
 
+@both_ways
 @every_optimizer
-def test_padding_alone_changes_nothing(name):
+def test_padding_alone_changes_nothing(name, merges):
   table, slots = _start(name)
-  step = _step(name)
+  step = _step(name, merges)
   ids = np.full(8, VOCAB, np.int32)
   grads = np.full((8, DIM), 1e30, np.float32)
   after = step(table, slots, ids, grads, RATE)

@@ -16,8 +16,6 @@ import pytest
 from jaxemb import build, mesh
 from jaxemb import config as config_lib
 from jaxemb.data import loader
-from jaxemb.models import base as model_base
-from jaxemb.models import skipgram
 from jaxemb.strategies import base, replicas
 
 VOCAB, DIM, MAX_STEPS = 50_000, 100, 8
@@ -52,6 +50,7 @@ every_program = pytest.mark.parametrize(
       (256, 'sync'),
       (1024, 'sync'),
       (256, 'replicas'),
+      (256, 'merging'),
     )
   ],
 )
@@ -135,28 +134,21 @@ class Program(NamedTuple):
 @functools.cache
 def _compiled(model_name, optimizer_name, batch_words, strategy_name):
   config = config_lib.default()
-  config.optimizer.learning_rate = 0.1
+  config.model.name, config.model.dim = model_name, DIM
+  config.optimizer.name, config.optimizer.learning_rate = optimizer_name, 0.1
+  config.train.batch_words = batch_words
+  config.strategy.name = 'sync' if strategy_name == 'merging' else strategy_name
+  if strategy_name == 'merging':
+    # As on a GPU: rows written once, a loop of known length, no condition.
+    config.table.duplicates, config.train.steps_per_loop = 'merge', 4
+    config.train.loss_every_steps = 1
   config = config_lib.resolved(config, 'cpu')
-  m = config.model
-  spec = model_base.WindowSpec(
-    VOCAB, DIM, m.window, m.negatives, m.chunk, m.shared_negatives
-  )
-  counts = 10**7 // np.arange(1, VOCAB + 1)
-  model = build.MODELS[model_name](spec, skipgram.negative_distribution(counts))
-  optimizer = build.OPTIMIZERS[optimizer_name](config.optimizer)
-  tables = {
-    name: build.LAYOUTS['replicated'](table, optimizer)
-    for name, table in model.specs().items()
-  }
-  frequencies = counts / counts.sum()
-  strategy = build.STRATEGIES[strategy_name](
+  strategy = build.trainer(
     config,
-    model,
-    tables,
-    base.StepSpec(batch_words, m.window, config.train.loss_every_steps),
+    10**7 // np.arange(1, VOCAB + 1),
     mesh.data_mesh(2 if strategy_name == 'replicas' else 1),
-    model.lookup_rates(frequencies, frequencies),
-  )
+  ).strategy
+  m = config.model
   state = jax.eval_shape(strategy.init, jax.random.key(0))
   size = MAX_STEPS * batch_words
 
@@ -272,6 +264,29 @@ def test_state_is_donated_and_stays_on_its_device(
   assert found == ({'all-reduce'} if strategy == 'replicas' else set())
   for _, x in _executed(program.computations, program.entry):
     assert x.opcode not in ('infeed', 'outfeed', 'send', 'recv'), x
+
+
+def test_an_accelerator_is_not_asked_within_its_steps():
+  # Its loop over steps has a length that is known, and nothing in it chooses.
+  program = _compiled('skipgram', 'sgd', 256, 'merging')
+  bodies = [
+    x.called
+    for _, x in _executed(program.computations, program.entry)
+    if x.opcode == 'while' and TABLE in x.shape
+  ]
+  assert len(bodies) == 2
+  assert 'known_trip_count":{"n":"4"}' in program.text.replace(' ', '')
+  opcodes = {
+    x.opcode for _, x in _executed(program.computations, program.entry)
+  }
+  assert 'conditional' not in opcodes and 'sort' in opcodes
+  # Rows that come once need no atomic addition.
+  scatters = [
+    line
+    for line in program.text.splitlines()
+    if ' scatter(' in line and TABLE in line.split(' scatter(')[0]
+  ]
+  assert scatters and all('unique_indices=true' in x for x in scatters)
 
 
 def test_the_reader_reads():

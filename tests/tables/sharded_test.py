@@ -1,5 +1,7 @@
 """Tables with coded values: row i holds i + column / 1000."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,12 @@ from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
 
 VOCAB, DIM = 50, 6
-LAYOUTS = {'replicated': sharded.replicated}
+LAYOUTS = {
+  'replicated': sharded.replicated,
+  'replicated_merging': functools.partial(
+    sharded.replicated, merges_duplicates=True
+  ),
+}
 every_layout = pytest.mark.parametrize('layout', LAYOUTS)
 
 # Duplicates, both ends, and padding of three kinds.

@@ -1,0 +1,92 @@
+"""Rows of a step that share an id, added up so that each id comes once.
+
+A scatter that adds rows with duplicate ids needs atomic additions on a GPU:
+their order changes from run to run, and with it the last bits of the sums, and
+some compilers make slow loops of them. Here ids are sorted, so that the
+occurrences of an id lie side by side, and every run of equal ids is summed by
+small matrix products: within a tile of T positions, a 0/1 matrix says which
+earlier ones have the same id; what reaches over the end of a tile is the same
+problem again, T times smaller. What is left to write is one row per id, always
+summed in the same order.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_TILE = 32  # T: the matrices of a step take 4 T bytes per id
+
+
+class Merged(NamedTuple):
+  """The n look-ups of a step with each id once, at the end of its run."""
+
+  ids: jax.Array  # [n] int32; all different, at or above vocab where unused
+  occurrences: jax.Array  # [n] float32, how often the id was looked up
+  sums: Any  # pytree of [n, ...] float32, over the occurrences of the id
+
+
+def _last(x: jax.Array) -> jax.Array:
+  return x[:, -1]
+
+
+def _running_sums(ids: jax.Array, values: Any) -> Any:
+  """Sums over the positions with the same id up to each, itself included.
+
+  Args:
+    ids: [n] int32, sorted.
+    values: pytree of [n, d] float32.
+
+  Returns:
+    A pytree like `values`.
+  """
+  num = len(ids)
+  tiles = -(-num // _TILE)
+  padding = tiles * _TILE - num
+  # Padding repeats the last id, behind all that counts.
+  tiled_ids = jnp.pad(ids, (0, padding), 'edge').reshape(tiles, _TILE)
+  same = tiled_ids[:, :, None] == tiled_ids[:, None, :]
+  earlier = jnp.tril(same).astype(jnp.float32)
+
+  def within_tiles(x):
+    x = jnp.pad(x, ((0, padding), (0, 0))).reshape(tiles, _TILE, -1)
+    return jnp.einsum('tij,tjd->tid', earlier, x, precision='highest')
+
+  sums = jax.tree.map(within_tiles, values)
+  if tiles > 1:
+    ends = _running_sums(_last(tiled_ids), jax.tree.map(_last, sums))
+    goes_on = tiled_ids[1:] == tiled_ids[:-1, -1:]
+
+    def add_carry(x, carry):
+      reached = jnp.where(goes_on[:, :, None], carry[:-1, None], 0.0)
+      return x + jnp.pad(reached, ((1, 0), (0, 0), (0, 0)))
+
+    sums = jax.tree.map(add_carry, sums, ends)
+  return jax.tree.map(lambda x: x.reshape(tiles * _TILE, -1)[:num], sums)
+
+
+def merge(ids: jax.Array, values: Any, vocab: int) -> Merged:
+  """Adds up the rows of each id.
+
+  Args:
+    ids: [...] int32; those at or above `vocab` are padding.
+    values: pytree of [..., d] float32.
+    vocab: rows of the table.
+
+  Returns:
+    The n ids of the step with their sums, each once, in rising order with
+    unused positions between them.
+  """
+  flat = jnp.minimum(ids.reshape(-1), vocab)
+  order = jnp.argsort(flat)
+  in_order = flat[order]
+  values = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1])[order], values)
+  ones = jnp.ones((len(flat), 1), jnp.float32)
+  occurrences, sums = _running_sums(in_order, (ones, values))
+  is_last = jnp.append(in_order[1:] != in_order[:-1], True)
+  unused = vocab + jnp.arange(len(flat), dtype=jnp.int32)
+  return Merged(
+    jnp.where(is_last & (in_order < vocab), in_order, unused),
+    occurrences[:, 0],
+    sums,
+  )

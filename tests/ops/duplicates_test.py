@@ -1,0 +1,95 @@
+"""Sums over equal ids against a loop, with sums that float32 holds exactly."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxemb.ops import duplicates
+
+VOCAB = 5000
+
+# Sizes around one tile of 32, a tile of tiles, and a tile of those.
+SIZES = [1, 2, 31, 32, 33, 64, 1024, 1025, 33_000]
+
+
+def _ids(kind, size):
+  rng = np.random.default_rng(size)
+  if kind == 'one':
+    return np.full(size, 7, np.int32)
+  if kind == 'distinct':
+    return rng.permutation(max(VOCAB, size))[:size].astype(np.int32)
+  if kind == 'padding':
+    choice = [VOCAB, VOCAB + 1, 2**31 - 1, 3, VOCAB - 1, 0]
+    return rng.choice(np.array(choice, np.int32), size)
+  # Runs of all lengths, as words have.
+  ranks = np.exp(rng.uniform(0, np.log(VOCAB), size)).astype(np.int32)
+  return rng.permutation(ranks)
+
+
+def _expected(ids, values):
+  sums, counts = {}, {}
+  for i, value in zip(ids.tolist(), values, strict=True):
+    if i < VOCAB:
+      counts[i] = counts.get(i, 0) + 1
+      sums[i] = sums.get(i, 0) + value.astype(np.float64)
+  return sums, counts
+
+
+@pytest.mark.parametrize('size', SIZES)
+@pytest.mark.parametrize('kind', ['zipf', 'one', 'distinct', 'padding'])
+def test_each_id_comes_once_with_its_sums(kind, size):
+  ids = _ids(kind, size)
+  rng = np.random.default_rng(1)
+  rows = rng.integers(-8, 9, (size, 3)).astype(np.float32)
+  column = rng.integers(-8, 9, (size, 1)).astype(np.float32)
+  merged = jax.jit(duplicates.merge, static_argnums=2)(
+    ids, {'rows': rows, 'column': column}, VOCAB
+  )
+  found = np.asarray(merged.ids)
+  assert len(np.unique(found)) == size and merged.ids.dtype == jnp.int32
+  sums, counts = _expected(ids, rows)
+  columns, _ = _expected(ids, column)
+  used = np.flatnonzero(found < VOCAB)
+  assert found[used].tolist() == sorted(sums)
+  for place in used:
+    i = found[place]
+    assert merged.occurrences[place] == counts[i]
+    np.testing.assert_array_equal(merged.sums['rows'][place], sums[i])
+    np.testing.assert_array_equal(merged.sums['column'][place], columns[i])
+
+
+def test_ids_of_any_shape():
+  ids = _ids('zipf', 240)
+  rows = np.random.default_rng(0).normal(size=(240, 5)).astype(np.float32)
+  flat = duplicates.merge(ids, rows, VOCAB)
+  shaped = duplicates.merge(
+    ids.reshape(4, 6, 10), rows.reshape(4, 6, 10, 5), VOCAB
+  )
+  jax.tree.map(np.testing.assert_array_equal, flat, shaped)
+
+
+def test_precision_and_order():
+  # Small numbers behind a large one are summed before they meet it, or not at
+  # all, but always alike; and products are not rounded to fewer bits.
+  ids = _ids('zipf', 3000)
+  rows = np.random.default_rng(0).normal(size=(3000, 4)).astype(np.float32)
+  merge = jax.jit(duplicates.merge, static_argnums=2)
+  merged = merge(ids, rows, VOCAB)
+  jax.tree.map(np.testing.assert_array_equal, merged, merge(ids, rows, VOCAB))
+  sums, counts = _expected(ids, rows)
+  for place in np.flatnonzero(np.asarray(merged.ids) < VOCAB):
+    i = int(merged.ids[place])
+    error = np.abs(merged.sums[place] - sums[i]).max()
+    assert error <= 1e-7 * counts[i] ** 0.5 * 8
+
+
+def test_nothing_is_scattered():
+  text = (
+    jax.jit(duplicates.merge, static_argnums=2)
+    .lower(jnp.zeros(2000, jnp.int32), jnp.zeros((2000, 8)), VOCAB)
+    .compile()
+    .as_text()
+  )
+  assert ' sort(' in text and ' dot(' in text
+  assert ' scatter(' not in text
