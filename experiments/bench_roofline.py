@@ -78,20 +78,25 @@ def work(spec: model_base.WindowSpec) -> dict[str, float]:
 def _step_ids(job: jobs.Job, corpus: encode.Encoded) -> list[np.ndarray]:
   """The ids of a dispatch's steps: [steps, L / c, c] and [..., c + 2 W + N]."""
   position = loader.Position(0, 0)
-  item = next(loader.batches(corpus, job.loader_spec, position, 0))
-  length, halo = job.loader_spec.batch_words, 2 * job.loader_spec.window
-  num_steps = max(1, item.kept_words // length)
+  division = encode.divide(corpus, job.config.data.parts)
+  batch = next(
+    loader.batches(corpus, division, job.loader_spec, position, 0)
+  ).batch
+  length, halo = job.loader_spec.part_words, 2 * job.loader_spec.window
+  num_steps = max(1, int(batch.kept_words[0]) // length)
   firsts = range(0, num_steps * length, length)
+  num_chunks = length // job.config.model.chunk
+  chunks = np.arange(num_steps * num_chunks, dtype=np.uint32)
   steps = model_base.StepBatch(
-    np.stack([item.batch.ids[i : i + length + halo] for i in firsts]),
-    np.stack([item.batch.left[i : i + length] for i in firsts]),
-    np.stack([item.batch.right[i : i + length] for i in firsts]),
+    np.stack([batch.ids[:1, i : i + length + halo] for i in firsts]),
+    np.stack([batch.left[:1, i : i + length] for i in firsts]),
+    np.stack([batch.right[:1, i : i + length] for i in firsts]),
+    chunks.reshape(num_steps, -1),
   )
-  ids = jax.jit(jax.vmap(job.model.ids, (None, 0, None, 0)))(
+  ids = jax.jit(jax.vmap(job.model.ids, (None, 0, None)))(
     job.model.constants(),
     steps,
     np.array([job.config.seed, 1], np.uint32),
-    np.arange(num_steps, dtype=np.int32),
   )
   return [np.asarray(ids[name]) for name in (skipgram.INPUT, skipgram.OUTPUT)]
 
@@ -122,13 +127,15 @@ def measure(
   each = ceilings.measure(job.mesh, spec, ids, effort)
   alone = each
   if job.mesh.size > 1:
-    alone = ceilings.measure(mesh_lib.data_mesh(1), spec, ids, effort)
+    alone = ceilings.measure(
+      mesh_lib.make(mesh_lib.Shape(1, 1)), spec, ids, effort
+    )
   need = work(spec)
-  predicted = _predicted(need, each, job.loader_spec.batch_words)
+  predicted = _predicted(need, each, job.loader_spec.part_words)
   return {
     'settings': {
       'vocab': num_rows,
-      'batch_words': job.loader_spec.batch_words,
+      'batch_words': job.loader_spec.part_words,
       **{name: config.model[name] for name in _SETTINGS},
       'strategy': config.strategy.name,
       'devices': job.mesh.size,

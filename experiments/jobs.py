@@ -47,6 +47,11 @@ class Job(NamedTuple):
     keep = loader.keep_probabilities(self.counts, self.loader_spec.sample)
     return float((self.counts * keep).sum() / self.counts.sum())
 
+  @property
+  def step_words(self) -> int:
+    """Centers of a step of all devices."""
+    return self.config.data.parts * self.loader_spec.part_words
+
 
 class Effort(NamedTuple):
   """How long to measure."""
@@ -85,10 +90,20 @@ def write_corpus(
       ends = np.append(ends[ends < size], size)
       np.insert(ids, ends, tokens.END).tofile(file)
   ids = np.memmap(path, np.int32, 'r')
-  blocks = np.append(shards.block_starts(ids, shards.BLOCK_WORDS), len(ids))
+  starts, sizes = shards.block_starts(ids, shards.BLOCK_WORDS)
+  # Each block a piece of its own: parts of the corpus are equal.
+  numbers = np.arange(len(starts), dtype=np.int32)
+  blocks = shards.Blocks(np.append(starts, len(ids)), sizes, numbers)
+  pieces = np.stack([np.zeros_like(numbers), numbers], 1)
   words = range(len(counts))  # nobody asks for their names
   return encode.Encoded(
-    path.parent, vocab.Vocabulary(words, counts), (ids,), blocks, num_words, {}
+    path.parent,
+    vocab.Vocabulary(words, counts),
+    (ids,),
+    blocks,
+    pieces,
+    num_words,
+    {},
   )
 
 
@@ -99,10 +114,14 @@ def make(config: ml_collections.ConfigDict, num_rows: int) -> Job:
     config: checked settings.
     num_rows: of each table.
   """
-  num_devices = 1 if config.strategy.name == 'sync' else config.mesh.data
-  devices = mesh.data_mesh(mesh.start(num_devices))
+  shape = mesh.start(
+    mesh.Shape(config.mesh.data, config.mesh.table),
+    config.table.layout != 'replicated',
+    config.strategy.name != 'sync' or config.table.layout != 'replicated',
+  )
+  devices = mesh.make(shape)
   platform = devices.devices.flat[0].platform
-  config = config_lib.resolved(config, platform)
+  config = config_lib.resolved(config, platform, shape)
   counts = zipf_counts(num_rows)
   made = build.trainer(config, counts, devices)
   return Job(
@@ -147,7 +166,7 @@ def start(job: Job) -> tuple[Any, Any]:
   init = jax.jit(job.strategy.init, out_shardings=job.strategy.state_sharding)
   state = init(jax.random.key(job.config.seed))
   constants = job.strategy.constants()
-  constants = jax.device_put(constants, job.strategy.data_sharding)
+  constants = jax.device_put(constants, job.strategy.constants_sharding)
   return jax.block_until_ready((state, constants))
 
 
@@ -156,16 +175,18 @@ def full_batches(job: Job, corpus: encode.Encoded) -> Iterator[loader.Loaded]:
 
   Epoch follows epoch, each with choices of its own.
   """
-  num_devices = job.mesh.size
-  for item in loader.batches(corpus, job.loader_spec, loader.Position(0, 0), 0):
-    rounds = item.kept_words // (job.loader_spec.batch_words * num_devices)
-    if not rounds:
+  division = encode.divide(corpus, job.config.data.parts)
+  start = loader.Position(0, 0)
+  for item in loader.batches(corpus, division, job.loader_spec, start, 0):
+    steps = item.batch.kept_words.min() // job.loader_spec.part_words
+    if not steps:
       continue  # the rest of an epoch
-    batch = item.batch._replace(num_steps=rounds * num_devices)
-    batch = jax.device_put(batch, job.strategy.data_sharding)
-    yield item._replace(
-      batch=jax.block_until_ready(batch), num_steps=rounds * num_devices
+    num_steps = np.full_like(item.batch.num_steps, steps)
+    batch = item.batch._replace(
+      num_steps=num_steps, kept_words=num_steps * job.loader_spec.part_words
     )
+    batch = jax.device_put(batch, job.strategy.batch_sharding)
+    yield item._replace(batch=jax.block_until_ready(batch))
 
 
 def _schedule(job: Job, index: int) -> strategy_base.Schedule:
@@ -175,9 +196,9 @@ def _schedule(job: Job, index: int) -> strategy_base.Schedule:
   return strategy_base.Schedule(rate, rate, key.generate_state(2, np.uint32))
 
 
-def _check(metrics: strategy_base.StepMetrics) -> None:
+def _check(metrics: strategy_base.DispatchMetrics) -> None:
   """Waits for a dispatch; a time without a result means nothing."""
-  if int(metrics.first_bad_step) >= 0:
+  if int(metrics.steps.first_bad_step) >= 0:
     raise FloatingPointError('training diverged')
 
 
@@ -203,14 +224,13 @@ def time_dispatches(
     state, metrics = job.strategy.step(state, constants, item.batch, plan)
     _check(jax.block_until_ready((state, metrics))[1])
     secs.append(time.perf_counter() - start_secs)
-    sizes.append(item.num_steps)
+    sizes.append(int(metrics.kept_words))
     enough = len(secs) > effort.min_dispatches
     if enough and sum(secs[1:]) >= effort.min_secs:
       break
-  words = job.loader_spec.batch_words
-  rates = [n * words / t for n, t in zip(sizes[1:], secs[1:], strict=True)]
+  rates = [n / t for n, t in zip(sizes[1:], secs[1:], strict=True)]
   return _figures(job, state, rates) | {
-    'dispatch_steps': statistics.median(sizes),
+    'dispatch_steps': statistics.median(sizes) / job.step_words,
     'first_dispatch_secs': secs[0],  # with compilation
   }
 
@@ -223,10 +243,12 @@ def time_epochs(
   The loader works beside it, always some batches ahead. Arguments and result as
   of `time_dispatches`.
   """
-  num_batches = job.loader_spec.num_batches(len(corpus.blocks) - 1)
+  division = encode.divide(corpus, job.config.data.parts)
+  num_blocks = max(len(words) for words in division.block_words)
+  num_batches = job.loader_spec.num_batches(num_blocks)
   items = loader.prefetch(
-    loader.batches(corpus, job.loader_spec, loader.Position(0, 0), 0),
-    lambda batch: jax.device_put(batch, job.strategy.data_sharding),
+    loader.batches(corpus, division, job.loader_spec, loader.Position(0, 0), 0),
+    lambda batch: jax.device_put(batch, job.strategy.batch_sharding),
   )
   waiting: collections.deque = collections.deque()
   ends: list[float] = []  # of epochs
@@ -259,7 +281,7 @@ def _figures(job: Job, state: Any, rates: list[float]) -> dict[str, Any]:
     'max_centers_per_sec': max(rates),
     'raw_words_per_sec': median / job.kept_share,
     # All devices step at once.
-    'step_secs': job.mesh.size * job.loader_spec.batch_words / median,
+    'step_secs': job.step_words / median,
     'timed': len(rates),
     'devices': job.mesh.size,
     'table_bytes': mesh.num_bytes(state),

@@ -4,6 +4,7 @@ The only place that turns a ConfigDict into constructor arguments, and the one
 dict per kind of part that a name in the settings chooses from.
 """
 
+import math
 import os
 import pathlib
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from jaxemb import mesh as mesh_lib
 from jaxemb.data import download, encode, loader, scan, toywiki
 from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
@@ -20,9 +22,14 @@ from jaxemb.ops import rowopt
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import replicas, sync
 from jaxemb.tables import sharded
+from jaxemb.tables import spec as spec_lib
 
 MODELS = {'skipgram': skipgram.SkipGram, 'cbow': cbow.Cbow}
-LAYOUTS = {'replicated': sharded.replicated}
+LAYOUTS = {
+  'replicated': sharded.replicated,
+  'row': sharded.row,
+  'column': sharded.column,
+}
 OPTIMIZERS = {
   'sgd': lambda o: rowopt.sgd(o.max_duplicates),
   'adagrad': lambda o: rowopt.adagrad(o.epsilon),
@@ -31,20 +38,23 @@ OPTIMIZERS = {
 
 
 def _sync(config, model, tables, step_spec, mesh, rates):
-  del config, rates
-  return sync.sync(model, tables, step_spec, mesh)
+  del rates
+  # Devices that hold other columns of the same rows want the same rows.
+  splits_centers = config.table.layout != 'column'
+  return sync.sync(model, tables, step_spec, mesh, splits_centers)
 
 
 def _replicas(config, model, tables, step_spec, mesh, rates):
   if mesh.size == 1:
-    return sync.sync(model, tables, step_spec, mesh)  # with whom to exchange?
+    # With whom to exchange?
+    return _sync(config, model, tables, step_spec, mesh, rates)
   s = config.strategy
   # Measured with two and four replicas (experiments/results/step_notes.md):
   # what more of them learn apart must meet sooner.
   closeness = (2 / mesh.size) ** 3
   exchange_words = s.exchange_words or 16_384 * closeness
   exchange_spec = replicas.ExchangeSpec(
-    max(1, round(exchange_words / step_spec.batch_words)),
+    max(1, round(exchange_words / step_spec.part_words)),
     s.exchange_lookups or 8.0 * closeness,
     s.memory_lookups,
     config.optimizer.learning_rate,
@@ -55,10 +65,16 @@ def _replicas(config, model, tables, step_spec, mesh, rates):
 STRATEGIES = {'sync': _sync, 'replicas': _replicas}
 
 
+# Steps in which a device wants more rows of another than its buffer holds take
+# a second exchange: with four deviations about one in ten thousand.
+_ROW_DEVIATIONS = 4.0
+
+
 class Parts(NamedTuple):
   """What a run is made of."""
 
   corpus: encode.Encoded
+  division: encode.Division
   loader_spec: loader.LoaderSpec
   model: model_base.Model
   strategy: strategy_base.Strategy
@@ -138,34 +154,83 @@ def trainer(
     mesh: the devices to train on.
   """
   d, m, t = config.data, config.model, config.train
+  is_sync = config.strategy.name == 'sync' or mesh.size == 1
+  num_table = mesh.shape[mesh_lib.TABLE]
+  axes = spec_lib.Axes(
+    mesh_lib.DATA, mesh_lib.TABLE, mesh.shape[mesh_lib.DATA], num_table
+  )
+  is_column = config.table.layout == 'column' and num_table > 1
   spec = model_base.WindowSpec(
-    len(counts), m.dim, m.window, m.negatives, m.chunk, m.shared_negatives
+    len(counts),
+    m.dim,
+    m.window,
+    m.negatives,
+    m.chunk,
+    m.shared_negatives,
+    mesh_lib.TABLE if is_column else None,
   )
   model = MODELS[m.name](spec, skipgram.negative_distribution(counts))
-  optimizer = OPTIMIZERS[config.optimizer.name](config.optimizer)
+  rates = model.lookup_rates(
+    loader.center_probabilities(counts, d.sample),
+    skipgram.negative_probabilities(counts),
+  )
   tables = {
     name: LAYOUTS[config.table.layout](
-      table, optimizer, config.table.duplicates == 'merge'
+      table,
+      OPTIMIZERS[config.optimizer.name](config.optimizer),
+      # Each replica has tables of its own.
+      axes if is_sync else sharded.ONE_DEVICE,
+      config.table.duplicates == 'merge',
+      **_row_settings(config, mesh, rates[name]),
     )
     for name, table in model.specs().items()
   }
+  # A replica has a step of its own, of its own part of the corpus.
+  part_words = t.batch_words // (d.parts if is_sync else 1)
   strategy = STRATEGIES[config.strategy.name](
     config,
     model,
     tables,
     strategy_base.StepSpec(
-      t.batch_words, m.window, t.loss_every_steps, t.steps_per_loop
+      part_words,
+      d.parts,
+      m.window,
+      m.chunk,
+      t.loss_every_steps,
+      t.steps_per_loop,
     ),
     mesh,
-    model.lookup_rates(
-      loader.center_probabilities(counts, d.sample),
-      skipgram.negative_probabilities(counts),
-    ),
+    rates,
   )
   loader_spec = loader.LoaderSpec(
-    config.seed, t.epochs, t.batch_words, m.window, d.sample, mesh.size
+    config.seed, t.epochs, part_words, m.window, d.sample
   )
   return Trainer(loader_spec, model, strategy)
+
+
+def _row_settings(
+  config: ml_collections.ConfigDict,
+  mesh: jax.sharding.Mesh,
+  rates: np.ndarray,
+) -> dict[str, int]:
+  """Settings that only the row layout has.
+
+  Args:
+    config: checked settings in which all is chosen.
+    mesh: the devices.
+    rates: [vocab], expected look-ups of each row per center.
+  """
+  if config.table.layout != 'row':
+    return {}
+  num_table = mesh.shape[mesh_lib.TABLE]
+  centers = config.train.batch_words / mesh.size  # of a device
+  # Different rows that a device wants of each other one, and their deviation.
+  chances = -np.expm1(-rates * centers)
+  holders = np.arange(len(rates)) % sharded.ROW_CLASSES
+  holders = holders // (sharded.ROW_CLASSES // num_table)
+  expected = np.bincount(holders, chances, num_table)
+  largest = np.max(expected + _ROW_DEVIATIONS * np.sqrt(expected))
+  return {'capacity': 8 * math.ceil(largest / 8)}
 
 
 def parts(
@@ -198,5 +263,9 @@ def parts(
     progress,
   )
   return Parts(
-    corpus, *trainer(config, corpus.vocabulary.counts, mesh), eval_paths, mesh
+    corpus,
+    encode.divide(corpus, d.parts),
+    *trainer(config, corpus.vocabulary.counts, mesh),
+    eval_paths,
+    mesh,
   )

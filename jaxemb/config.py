@@ -6,6 +6,7 @@ what training could not honour, so that no setting is accepted and ignored.
 """
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,24 +14,29 @@ import ml_collections
 
 from jaxemb import errors
 
-# Keys that change what is shown or kept, not what is learned: a run may be
-# resumed with other values.
+# Keys that change what is shown or kept, or which devices work, not what is
+# learned: a run may be resumed with other values.
 _FREE_KEYS = frozenset(
   {
     'data.cache',
     'eval.paths',
     'eval.restrict_vocab',
+    'mesh.data',
+    'mesh.table',
     'train.checkpoint_every_secs',
     'train.checkpoints_to_keep',
     'train.log_every_secs',
   }
 )
 
+# Of `tables.sharded`, which this module must not import.
+_ROW_CLASSES = 256
+
 _CHOICES = {
   'data.tokens': ('words', 'whitespace'),
   'model.name': ('skipgram', 'cbow'),
   'model.loss': ('negative_sampling',),
-  'table.layout': ('replicated',),
+  'table.layout': ('replicated', 'row', 'column'),
   'table.dtype': ('float32',),
   'table.rounding': ('nearest',),
   'table.duplicates': ('', 'scatter', 'merge'),
@@ -56,6 +62,7 @@ _RANGES = {
   'data.min_count': (1, 2**31 - 1),
   'data.max_vocab': (0, 2**31 - 2),
   'data.sample': (0, 1),
+  'data.parts': (0, 2**20),
   'model.dim': (1, 65_536),
   'model.window': (1, 255),
   'model.negatives': (1, 65_536),
@@ -78,7 +85,7 @@ _RANGES = {
   'train.checkpoints_to_keep': (1, None),
   'train.log_every_secs': (0, None),
   'mesh.data': (0, 4096),
-  'mesh.table': (0, 1),
+  'mesh.table': (0, 4096),
   'eval.restrict_vocab': (0, None),
 }
 
@@ -99,6 +106,8 @@ def default() -> ml_collections.ConfigDict:
   c.data.min_count = 5  # rarer words are left out
   c.data.max_vocab = 1_000_000  # at most so many words; 0 = no limit
   c.data.sample = 1e-4  # threshold of frequent-word subsampling; 0 = off
+  c.data.parts = 0  # that are read side by side, of which each device of
+  # mesh.data has as many; 0 = one each
 
   c.model = ml_collections.ConfigDict()
   c.model.name = 'skipgram'  # or 'cbow'
@@ -110,7 +119,8 @@ def default() -> ml_collections.ConfigDict:
   c.model.shared_negatives = 16  # draws that the centers of a chunk share
 
   c.table = ml_collections.ConfigDict()
-  c.table.layout = 'replicated'  # every device holds all rows
+  c.table.layout = 'replicated'  # every device holds all rows; 'row' = each of
+  # mesh.table holds a share of the rows, 'column' = a share of every row
   c.table.dtype = 'float32'
   c.table.rounding = 'nearest'
   c.table.duplicates = ''  # rows looked up several times in a step: 'scatter' =
@@ -161,7 +171,8 @@ def _add_training(c: ml_collections.ConfigDict) -> None:
   c.mesh = ml_collections.ConfigDict()
   c.mesh.data = 0  # devices along the corpus; 0 = as many as are of use: two
   # cores of a CPU, else one device
-  c.mesh.table = 0  # devices along the tables; 0 = as many as are of use
+  c.mesh.table = 0  # devices along the tables; 0 = as many as are of use where
+  # table.layout splits tables, else one
 
 
 def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -219,11 +230,18 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.train.batch_words={batch_words} must be a multiple of '
       f'config.model.chunk={chunk}; change one of them'
     )
-  if config.strategy.name == 'sync' and config.mesh.data > 1:
+  layout = config.table.layout
+  if config.strategy.name == 'replicas' and layout != 'replicated':
     raise errors.UserError(
-      f"config.strategy.name='sync' trains on one device, not on "
-      f'config.mesh.data={config.mesh.data}; give --config.mesh.data=1, or '
-      '--config.strategy.name=replicas'
+      f'config.table.layout={layout!r} splits tables over devices, and '
+      "config.strategy.name='replicas' gives each its own; give "
+      '--config.strategy.name=sync'
+    )
+  if config.strategy.name == 'replicas' and config.mesh.table > 1:
+    raise errors.UserError(
+      f'config.mesh.table={config.mesh.table} devices have nothing to share '
+      "with config.strategy.name='replicas'; give --config.mesh.data instead, "
+      'or --config.strategy.name=sync'
     )
 
 
@@ -250,16 +268,22 @@ def _check_value(key: str, value: Any, expected: type) -> None:
 
 
 def resolved(
-  config: ml_collections.ConfigDict, platform: str
+  config: ml_collections.ConfigDict, platform: str, mesh: tuple[int, int]
 ) -> ml_collections.ConfigDict:
   """A copy in which what was left to choose is chosen.
 
   Args:
     config: checked settings.
     platform: of the devices that train, 'cpu' or another.
+    mesh: devices along the data and the table axis.
+
+  Raises:
+    UserError: for settings that do not fit the mesh.
   """
   config = config.copy_and_resolve_references()
   o, t = config.optimizer, config.train
+  config.mesh.data, config.mesh.table = mesh
+  config.data.parts = config.data.parts or config.mesh.data
   if not o.learning_rate:
     o.learning_rate = _LEARNING_RATES[o.name, config.model.name]
   on_cpu = platform == 'cpu'
@@ -271,14 +295,52 @@ def resolved(
     t.loss_every_steps = 64 if on_cpu else 1
   if not t.steps_per_loop:
     t.steps_per_loop = 1 if on_cpu else 16
+  multiple = _centers_multiple(config)
   if not t.batch_words:
-    chunk = config.model.chunk
     # Fits a core's cache; or enough for the kernels of an accelerator.
-    t.batch_words = -(-(256 if on_cpu else 8192) // chunk) * chunk
+    wanted = 256 if on_cpu else 8192
+    t.batch_words = -(-wanted // multiple) * multiple
+  if t.batch_words % multiple:
+    raise errors.UserError(
+      f'config.train.batch_words={t.batch_words} must be a multiple of '
+      f'{multiple}: config.model.chunk={config.model.chunk} centers for each '
+      'device and part of the corpus; give '
+      f'{-(-t.batch_words // multiple) * multiple}'
+    )
   if o.max_duplicates < 0:
     # Large steps of a small vocabulary diverge with 16.
     o.max_duplicates = 16.0 if t.batch_words < 4096 else 8.0
   return config
+
+
+def _centers_multiple(config: ml_collections.ConfigDict) -> int:
+  """What the centers of a step are a multiple of, on the mesh.
+
+  Raises:
+    UserError: for parts or a layout that do not fit the mesh.
+  """
+  data, table = config.mesh.data, config.mesh.table
+  parts, chunk = config.data.parts, config.model.chunk
+  if config.strategy.name == 'replicas':
+    if parts != data:
+      raise errors.UserError(
+        f'config.data.parts={parts} must be the number of replicas, '
+        f'config.mesh.data={data}; give 0'
+      )
+    return chunk
+  if parts % data:
+    raise errors.UserError(
+      f'config.data.parts={parts} cannot be dealt to config.mesh.data={data} '
+      'devices alike; give a mesh that divides it, or another --workdir'
+    )
+  if config.table.layout == 'row' and _ROW_CLASSES % table:
+    raise errors.UserError(
+      f'config.mesh.table={table} must divide {_ROW_CLASSES} with '
+      "config.table.layout='row'"
+    )
+  # Devices of the table axis deal parts to each other, then split them.
+  splits = 1 if config.table.layout == 'column' else table
+  return chunk * parts * (splits // math.gcd(splits, parts // data))
 
 
 def differences(

@@ -6,7 +6,7 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxemb import build, metrics
+from jaxemb import build, mesh, metrics
 from jaxemb.data import loader
 from jaxemb.strategies import base as strategy_base
 
@@ -54,6 +54,13 @@ def batches(
   """What remains to be read, brought to the devices ahead of its use."""
   position = loader.Position(totals.epoch, totals.block)
   return loader.prefetch(
-    loader.batches(parts.corpus, parts.loader_spec, position, totals.words),
-    lambda batch: jax.device_put(batch, parts.strategy.data_sharding),
+    loader.batches(
+      parts.corpus, parts.division, parts.loader_spec, position, totals.words
+    ),
+    lambda batch: mesh.put_parts(
+      batch,
+      parts.strategy.batch_sharding,
+      mesh.my_parts(parts.mesh, len(parts.division.block_words)),
+      len(parts.division.block_words),
+    ),
   )

@@ -6,14 +6,17 @@ matrix products of a step are too small to be shared.
 """
 
 import os
-from typing import Any
+import platform
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from jaxemb import errors
 
 DATA = 'data'  # axis along the corpus: every device has its own part of it
+TABLE = 'table'  # axis along the tables: every device has its own share of them
 
 # More would gain little, by what four on two cores cost: they have to meet too
 # often (experiments/results/step_notes.md).
@@ -36,56 +39,165 @@ def _usable_cores() -> int:
   return cores
 
 
-def start(data: int, begun_with: int = 0) -> int:
-  """Prepares JAX, before its first use, for training along a data axis.
+class Shape(NamedTuple):
+  """Devices along the axes of a mesh; 0 = as many as are of use."""
+
+  data: int
+  table: int
+
+
+def start(
+  wanted: Shape,
+  splits_tables: bool = False,
+  uses_cores: bool = True,
+  begun_with: Shape | None = None,
+) -> Shape:
+  """Prepares JAX, before its first use, for training on a mesh.
 
   Args:
-    data: devices along the data axis; 0 = as many as are of use: two cores of a
-      CPU, else one device.
-    begun_with: what a run that is resumed was begun with; 0 = a new run.
+    wanted: axes that the settings give. What they leave open is one device of
+      an accelerator, cores of a CPU, and all devices of several processes,
+      along the table axis where the layout splits tables, else the data axis.
+    splits_tables: whether devices of the table axis hold different things.
+    uses_cores: whether two cores of a CPU are of more use than one.
+    begun_with: what a run that is resumed was begun with, where it cannot go on
+      with another mesh; None = any will do.
 
   Returns:
-    The number of devices along the data axis.
+    The mesh to use, without zeros.
 
   Raises:
     UserError: if there are fewer devices than asked for.
   """
-  needed = data or begun_with
-  wanted = needed or min(_usable_cores(), _MOST_CPU_DEVICES)
-  flags = os.environ.get('XLA_FLAGS', '')
-  chosen = jax.config.jax_num_cpu_devices  # -1 = not
-  if 'xla_force_host_platform_device_count' not in flags and (
-    chosen < 1 or needed > chosen
-  ):
-    try:
-      jax.config.update('jax_num_cpu_devices', wanted)
-    except RuntimeError:
-      pass  # JAX has started (a notebook): the devices are what they are
-  devices = jax.local_devices()
-  there = f'there are {len(devices)} ({devices[0].device_kind})'
-  if data > len(devices):
+  needed = begun_with or wanted
+  default = min(_usable_cores(), _MOST_CPU_DEVICES) if uses_cores else 1
+  size = max(needed.data, 1) * max(needed.table, 1)
+  is_given = needed.data and (needed.table or not splits_tables)
+  _want_cpu_devices(size if is_given else max(size, default), size > 1)
+  devices = jax.devices()
+  kind = devices[0].device_kind
+  there = f'there are {len(devices)} ({kind})'
+  if begun_with and size > len(devices):
     raise errors.UserError(
-      f'config.mesh.data={data} needs {data} devices and {there}; lower it, or '
-      'give 0'
-    )
-  if needed > len(devices):
-    raise errors.UserError(
-      f'the run was begun on {begun_with} devices and {there}; resume it where '
+      f'the run was begun on {size} devices and {there}; resume it where '
       'there are as many (on a CPU, in a fresh process without XLA_FLAGS), or '
       'give another --workdir'
     )
-  if needed:
-    return needed
-  return min(wanted, len(devices)) if devices[0].platform == 'cpu' else 1
+  if size > len(devices):
+    raise errors.UserError(
+      f'config.mesh.data={wanted.data} x config.mesh.table={wanted.table} '
+      f'needs {size} devices and {there}; lower one of them, or give 0'
+    )
+  of_use = len(devices) if jax.process_count() > 1 else 1
+  if of_use == 1 and devices[0].platform == 'cpu':
+    of_use = min(default, len(devices))
+  found = _completed(needed, max(of_use, size), splits_tables)
+  if jax.process_count() > 1 and found.data * found.table != len(devices):
+    raise errors.UserError(
+      f'config.mesh.data={found.data} x config.mesh.table={found.table} leaves '
+      f'devices of some processes without work, {there}; make their product '
+      'that number, or give 0'
+    )
+  return found
 
 
-def data_mesh(data: int) -> jax.sharding.Mesh:
-  """The first devices of this process along the data axis."""
+def _completed(needed: Shape, size: int, splits_tables: bool) -> Shape:
+  """The mesh of about `size` devices with what was left open filled in."""
+  data, table = needed
+  if not table:
+    table = size // max(data, 1) if splits_tables else 1
+  return Shape(data or max(size // table, 1), table)
+
+
+def _want_cpu_devices(num: int, is_more: bool) -> None:
+  """Makes a CPU so many devices, unless the user or JAX has chosen."""
+  flags = os.environ.get('XLA_FLAGS', '')
+  chosen = jax.config.jax_num_cpu_devices  # -1 = not
+  if 'xla_force_host_platform_device_count' not in flags and (
+    chosen < 1 or (is_more and num > chosen)
+  ):
+    try:
+      jax.config.update('jax_num_cpu_devices', num)
+    except RuntimeError:
+      pass  # JAX has started (a notebook): the devices are what they are
+
+
+def make(shape: Shape) -> jax.sharding.Mesh:
+  """The first devices, of all processes, along a data and a table axis."""
+  devices = np.array(jax.devices()[: shape.data * shape.table])
   return jax.sharding.Mesh(
-    np.array(jax.local_devices()[:data]),
-    (DATA,),
-    axis_types=(jax.sharding.AxisType.Auto,),
+    devices.reshape(shape),
+    (DATA, TABLE),
+    axis_types=(jax.sharding.AxisType.Auto,) * 2,
   )
+
+
+def my_parts(mesh: jax.sharding.Mesh, num_parts: int) -> range:
+  """Which of the parts along the data axis this process's devices work on."""
+  each = num_parts // mesh.shape[DATA]
+  mine = [
+    i
+    for i, row in enumerate(mesh.devices)
+    if any(d.process_index == jax.process_index() for d in row)
+  ]
+  return range(each * mine[0], each * (mine[-1] + 1))
+
+
+def put(tree: Any, sharding: Any) -> Any:
+  """Host arrays, the same in all processes, as arrays on the mesh.
+
+  Args:
+    tree: pytree of whole arrays.
+    sharding: of all of them, or a prefix of the tree.
+  """
+  if jax.process_count() == 1:
+    return jax.device_put(tree, sharding)
+
+  def place(sharding, part):
+    return jax.tree.map(
+      lambda x: jax.make_array_from_callback(
+        np.shape(x), sharding, lambda index: np.asarray(x)[index]
+      ),
+      part,
+    )
+
+  return jax.tree.map(place, sharding, tree)
+
+
+def put_parts(
+  tree: Any,
+  sharding: jax.sharding.NamedSharding,
+  parts: range,
+  num_parts: int,
+) -> Any:
+  """Arrays of which this process has some parts, as arrays on the mesh.
+
+  Args:
+    tree: pytree of [len(parts), ...] host arrays.
+    sharding: over the leading axis.
+    parts: which parts these are.
+    num_parts: of all processes.
+  """
+  if len(parts) == num_parts and jax.process_count() == 1:
+    return jax.device_put(tree, sharding)
+
+  def place(x):
+    def piece(index):
+      first, stop, _ = index[0].indices(num_parts)
+      return x[first - parts.start : stop - parts.start]
+
+    return jax.make_array_from_callback(
+      (num_parts, *x.shape[1:]), sharding, piece
+    )
+
+  return jax.tree.map(place, tree)
+
+
+def to_host(array: jax.Array) -> np.ndarray:
+  """A whole array in the host's memory; all processes take part."""
+  if array.is_fully_addressable or array.is_fully_replicated:
+    return np.asarray(array)
+  return multihost_utils.process_allgather(array, tiled=True)
 
 
 def num_bytes(state: Any) -> int:
@@ -103,11 +215,13 @@ def name(device: jax.Device) -> str:
 
 
 def describe(mesh: jax.sharding.Mesh) -> str:
-  """One line on processes, devices and what is used of them."""
+  """One line on processes, hosts, devices and what is used of them."""
   devices = jax.devices()
-  used = mesh.devices.flatten()
+  kinds = sorted({d.device_kind for d in devices})
+  used = [f'{d.platform}:{d.id}' for d in mesh.devices.flatten()]
+  shown = ', '.join(used if len(used) <= 8 else [*used[:7], '...'])
   return (
-    f'process {jax.process_index() + 1} of {jax.process_count()}, '
-    f'{len(devices)} device(s) of kind {used[0].device_kind}; '
-    f'training on {", ".join(f"{d.platform}:{d.id}" for d in used)}'
+    f'process {jax.process_index() + 1} of {jax.process_count()} on '
+    f'{platform.node()}, {len(devices)} device(s) of kind {", ".join(kinds)}; '
+    f'mesh {mesh.shape[DATA]} x {mesh.shape[TABLE]} (data x table): {shown}'
   )

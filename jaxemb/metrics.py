@@ -279,19 +279,19 @@ class Meter:
     Args:
       item: a `loader.Loaded`.
       learning_rates: of the first step and behind the last.
-      step_metrics: a `strategies.base.StepMetrics`.
+      step_metrics: a `strategies.base.DispatchMetrics`.
 
     Raises:
       UserError: if its loss was not finite.
     """
     t = self._totals
-    loss, examples = float(step_metrics.loss), float(step_metrics.examples)
-    bad_step = int(step_metrics.first_bad_step)
+    loss, examples, bad_step = (x.item() for x in step_metrics.steps)
+    num_steps = int(step_metrics.num_steps)
     if examples and loss / examples > self._max_loss:
       bad_step = max(bad_step, 0)  # finite, but far beyond an untrained model
     if bad_step >= 0:
       first, last = learning_rates
-      rate = first + (last - first) * bad_step / max(item.num_steps, 1)
+      rate = first + (last - first) * bad_step / max(num_steps, 1)
       raise diverged(t.steps + bad_step, item.words_before, rate)
     now = time.monotonic()
     t.train_secs += now - self._clock
@@ -303,10 +303,10 @@ class Meter:
     t.losses[epoch][1] += examples
     self._loss += loss
     self._examples += examples
-    t.steps += item.num_steps
+    t.steps += num_steps
     t.words = item.words_after
-    t.kept_words += item.kept_words
-    t.pairs += item.pairs
+    t.kept_words += int(step_metrics.kept_words)
+    t.pairs += int(step_metrics.pairs)
     t.epoch, t.block = item.after
     # By time, and often enough for curves where a run takes seconds.
     many_words = t.words - self._last_words >= self._total_words / _MIN_RECORDS

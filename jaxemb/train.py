@@ -85,14 +85,7 @@ def _run(
   session: '_Session',
   stop: threading.Event,
 ) -> int:
-  is_sync = config.strategy.name == 'sync'
-  num_devices = mesh.start(
-    1 if is_sync else config.mesh.data,
-    workdirs.recorded(workdir, 'mesh.data', 0),
-  )
-  devices = mesh.data_mesh(num_devices)
-  config = config_lib.resolved(config, devices.devices.flat[0].platform)
-  config.mesh.data = num_devices
+  config, devices = _on_devices(config, workdir)
   workdirs.check(config, workdir)
   cache = build.cache_folder(config)
   # Programs compile once per machine: the cache is read on the next start.
@@ -131,6 +124,32 @@ def _run(
   return 0
 
 
+def _on_devices(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path
+) -> tuple[ml_collections.ConfigDict, jax.sharding.Mesh]:
+  """Chooses devices, and what the settings leave open for them to decide."""
+  is_sync = config.strategy.name == 'sync'
+  splits_tables = config.table.layout != 'replicated'
+  begun = workdirs.recorded(workdir)
+  begun_with = None
+  if begun and not is_sync and begun.get('strategy.name') != 'sync':
+    begun_with = mesh.Shape(begun.get('mesh.data', 0), 1)
+  shape = mesh.start(
+    mesh.Shape(config.mesh.data, config.mesh.table),
+    splits_tables,
+    not is_sync or splits_tables,
+    begun_with,
+  )
+  # A run that goes on with other devices has the steps that it began with.
+  config.data.parts = config.data.parts or begun.get('data.parts', 0)
+  config.train.batch_words = config.train.batch_words or begun.get(
+    'train.batch_words', 0
+  )
+  devices = mesh.make(shape)
+  platform = devices.devices.flat[0].platform
+  return config_lib.resolved(config, platform, shape), devices
+
+
 class _Session(NamedTuple):
   """One start of a run."""
 
@@ -162,7 +181,7 @@ def _train(
   """The loop."""
   strategy = parts.strategy
   state, totals = saving.start(dispatches.tables_key(config), parts, saved)
-  constants = jax.device_put(strategy.constants(), strategy.data_sharding)
+  constants = mesh.put(strategy.constants(), strategy.constants_sharding)
   epoch_words, epochs = parts.corpus.num_words, config.train.epochs
   schedule = dispatches.schedules(config, epoch_words * epochs)
   with workdirs.writing(workdir):

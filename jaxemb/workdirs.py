@@ -46,9 +46,9 @@ def _recorded(workdir: pathlib.Path) -> dict[str, Any] | None:
     ) from error
 
 
-def recorded(workdir: pathlib.Path, key: str, otherwise: Any) -> Any:
-  """A setting of the run that is in the folder, or `otherwise`."""
-  return (_recorded(workdir) or {}).get(key, otherwise)
+def recorded(workdir: pathlib.Path) -> dict[str, Any]:
+  """The settings of the run that is in the folder, flat, or {}."""
+  return _recorded(workdir) or {}
 
 
 def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:

@@ -11,10 +11,12 @@ A corpus folder (in the cache, named by its settings and input files):
   manifest.json   settings, input files with sizes and hashes, shards, counters
   vocab.txt       `word count` lines, most frequent first
   ids-00000.bin   int32 ids, `tokens.END` after each sentence
-  blocks.npy      [num_blocks + 1] int64, where each block of at most
+  blocks.npz      `shards.Blocks`: where each block of at most
                   `shards.BLOCK_WORDS` words starts in the concatenated shards
+  pieces.npy      [num_pieces, 2] int32, file and number of each piece of text
 
 Pieces are merged in the order of the text, so that nothing depends on threads.
+A corpus is divided into parts, which are read side by side, by its pieces.
 """
 
 import dataclasses
@@ -32,7 +34,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.data import compressed, corpus, scan, shards, vocab
 
-_FORMAT = 1
+_FORMAT = 2
 
 # A temporary folder that is older than this belongs to no process (its own may
 # run on another machine that shares the cache).
@@ -56,9 +58,36 @@ class Encoded(NamedTuple):
   folder: pathlib.Path
   vocabulary: vocab.Vocabulary
   shards: tuple[np.ndarray, ...]  # memory-mapped int32 ids
-  blocks: np.ndarray  # [num_blocks + 1] int64
+  blocks: shards.Blocks
+  pieces: np.ndarray  # [num_pieces, 2] int32, file and number of each
   num_words: int  # ids that are words, that is without sentence ends
   manifest: dict[str, Any]
+
+
+class Part(NamedTuple):
+  """A part of the corpus that this process reads."""
+
+  index: int  # among all parts
+  blocks: np.ndarray  # [n] int64, which of `Encoded.blocks` are its
+
+
+class Division(NamedTuple):
+  """A corpus in parts, which are read side by side."""
+
+  mine: tuple[Part, ...]  # those that this process reads
+  block_words: tuple[np.ndarray, ...]  # of every part, [its blocks] int32
+
+
+def divide(corpus: Encoded, num_parts: int) -> Division:
+  """Deals the pieces of the text to parts in turn."""
+  part_of_piece = corpus.pieces.sum(1) % num_parts
+  part_of_block = part_of_piece[corpus.blocks.pieces]
+  parts = [
+    Part(i, np.flatnonzero(part_of_block == i)) for i in range(num_parts)
+  ]
+  return Division(
+    tuple(parts), tuple(corpus.blocks.words[part.blocks] for part in parts)
+  )
 
 
 def encode(
@@ -167,7 +196,8 @@ def _open(folder: pathlib.Path) -> Encoded:
       np.memmap(folder / shard['file'], '<i4', 'r')
       for shard in manifest['shards']
     ),
-    np.load(folder / 'blocks.npy'),
+    shards.Blocks(**np.load(folder / 'blocks.npz')),
+    np.load(folder / 'pieces.npy'),
     manifest['num_words'],
     manifest,
   )
@@ -194,7 +224,12 @@ def _encode(
     dropped |= pruned
   vocabulary, ids = vocab.select(table, settings.min_count, settings.max_vocab)
   vocab.write_counts(folder / 'vocab.txt', vocabulary)
-  written, num_words = shards.write(pieces, table, ids, folder, progress)
+  written, piece_ids = shards.write(pieces, table, ids, folder, progress)
+  blocks = shards.blocks(folder, written, piece_ids)
+  np.savez(folder / 'blocks.npz', **blocks._asdict())
+  places = [(piece.file, piece.number) for piece in pieces]
+  np.save(folder / 'pieces.npy', np.asarray(places, np.int32).reshape(-1, 2))
+  num_words = int(blocks.words.sum())
   if num_words == 0:
     raise errors.UserError(
       f'no word of {settings.counts} occurs in the text; check '
@@ -204,7 +239,6 @@ def _encode(
   seen_words = sum(piece.counters.num_words for piece in pieces)
   dropped['out_of_vocabulary_words'] = seen_words - num_words
   dropped['words_below_vocabulary'] = int(table.sizes[0]) - num_vocab_words
-  starts = shards.write_blocks(folder, written)
   manifest = {
     'format': _FORMAT,
     'settings': dataclasses.asdict(settings),
@@ -214,7 +248,7 @@ def _encode(
     'fingerprint': _fingerprint(folder, written),
     'num_vocab_words': num_vocab_words,
     'num_words': num_words,
-    'num_blocks': len(starts) - 1,
+    'num_blocks': len(blocks.words),
     'text_bytes': sum(report.text_bytes for report in reports),
     'pages': sum(report.pages for report in reports),
     'dropped': dropped,

@@ -14,7 +14,7 @@ pure function of (seed, epoch, next block), which is the reader's whole state.
 import dataclasses
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -24,32 +24,36 @@ from jaxemb.data import encode, shards, tokens
 
 
 class Position(NamedTuple):
-  """Where reading goes on: the next block in this epoch's order."""
+  """Where reading goes on: the next block, in an epoch's order of each part."""
 
   epoch: int
   block: int
 
 
 class Batch(NamedTuple):
-  """The tokens of one dispatch: steps of `batch_words` centers each."""
+  """The tokens of one dispatch, for each of P parts of the corpus.
 
-  ids: np.ndarray  # [max_steps * batch_words + 2 * window] int32
-  left: np.ndarray  # [max_steps * batch_words] uint8, contexts before center i
-  right: np.ndarray  # [max_steps * batch_words] uint8, contexts behind it
-  num_steps: int  # steps in use; what is behind them is padding
+  Steps of `part_words` centers of each part.
+  """
+
+  ids: np.ndarray  # [P, max_steps * part_words + 2 * window] int32
+  left: (
+    np.ndarray
+  )  # [P, max_steps * part_words] uint8, contexts before center i
+  right: np.ndarray  # [P, max_steps * part_words] uint8, contexts behind it
+  num_steps: np.ndarray  # [P] int32, in use; what is behind them is padding
+  kept_words: np.ndarray  # [P] int32, centers
+  pairs: np.ndarray  # [P] int32, (center, context) pairs
 
 
 class Loaded(NamedTuple):
   """A batch and what the training loop needs to know about it."""
 
   batch: Batch  # or what `prefetch` made of it
-  num_steps: int
   index: int  # of the batch, counted over all epochs
   after: Position  # where reading goes on behind this batch
-  words_before: int  # corpus words of all batches before this one
+  words_before: int  # corpus words of all parts, of all batches before this one
   words_after: int
-  kept_words: int  # centers in the batch
-  pairs: int  # (center, context) pairs in the batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,25 +62,22 @@ class LoaderSpec:
 
   seed: int
   epochs: int
-  batch_words: int  # centers per step
+  part_words: int  # centers of each part of the corpus per step
   window: int  # largest distance between a center and its context
   sample: float  # threshold of frequent-word subsampling, 0 = off
-  replicas: int  # that share a batch, each taking as many of its steps
 
   @property
   def group_blocks(self) -> int:
-    """Blocks per batch: enough that a half-empty last step is no loss."""
-    each = max(128, 128 * self.batch_words // shards.BLOCK_WORDS)
-    return each * self.replicas
+    """Blocks of each part per batch: a half-empty last step is no loss."""
+    return max(128, 128 * self.part_words // shards.BLOCK_WORDS)
 
   @property
   def max_steps(self) -> int:
-    """Steps of a batch of which no token was dropped, a share for each."""
-    words = self.group_blocks * shards.BLOCK_WORDS
-    return self.replicas * -(-words // (self.batch_words * self.replicas))
+    """Steps of a batch of which no token was dropped."""
+    return -(-self.group_blocks * shards.BLOCK_WORDS // self.part_words)
 
   def num_batches(self, num_blocks: int) -> int:
-    """Batches per epoch."""
+    """Batches per epoch of a corpus whose longest part has so many blocks."""
     return -(-num_blocks // self.group_blocks)
 
 
@@ -167,7 +168,7 @@ def _epoch_key(seed: int, epoch: int) -> np.uint64:
   return np.uint64(_hash(np.uint64(seed % 2**64) ^ inner))
 
 
-def _block(corpus: encode.Encoded, start: int, stop: int) -> np.ndarray:
+def _ids(corpus: encode.Encoded, start: int, stop: int) -> np.ndarray:
   for shard in corpus.shards:
     if start < len(shard):
       return shard[start:stop]
@@ -176,72 +177,108 @@ def _block(corpus: encode.Encoded, start: int, stop: int) -> np.ndarray:
   raise IndexError(start)
 
 
-def _make_batch(
+@numba.njit(nogil=True, cache=True)
+def _group_words(block_words, first, stop, key):
+  """Words of the blocks that come first..stop-1 in an epoch's order."""
+  words = 0
+  for i in range(first, stop):
+    words += block_words[permuted(i, len(block_words), key)]
+  return words
+
+
+def _part_key(spec: LoaderSpec, epoch: int, part: int) -> np.uint64:
+  """The key of all choices that are made for a part in an epoch."""
+  key = _epoch_key(spec.seed, epoch)
+  return np.uint64(_hash(np.uint64(part) ^ key)) if part else key
+
+
+def _fill(
   corpus: encode.Encoded,
+  part: encode.Part,
   spec: LoaderSpec,
   keep_below: np.ndarray,
   position: Position,
-) -> tuple[Batch, int, int, int]:
-  """The batch at a position, and its words, kept words and pairs."""
-  num_blocks = len(corpus.blocks) - 1
-  key = _epoch_key(spec.seed, position.epoch)
-  # Ids behind the vocabulary are padding: gathered as anything, never updated.
-  size = spec.max_steps * spec.batch_words
-  out = np.full(size + 2 * spec.window, len(keep_below), np.int32)
-  left = np.zeros(size, np.uint8)
-  right = np.zeros(size, np.uint8)
-  kept = words = pairs = 0
+  out: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> tuple[int, int]:
+  """Fills a part's arrays of a batch; returns its centers and pairs."""
+  num_blocks = len(part.blocks)
+  key = _part_key(spec, position.epoch, part.index)
+  kept = pairs = 0
   stop = min(position.block + spec.group_blocks, num_blocks)
   for i in range(position.block, stop):
     block = permuted(i, num_blocks, key)
-    first, last = corpus.blocks[block], corpus.blocks[block + 1]
-    kept, new_words, new_pairs = _pack(
-      _block(corpus, first, last),
-      first,
+    number = part.blocks[block]
+    first, last = corpus.blocks.starts[number : number + 2]
+    kept, _, new_pairs = _pack(
+      _ids(corpus, first, last),
+      # Where the block is in its part, whoever holds the others.
+      block * shards.MAX_BLOCK_IDS,
       keep_below,
       key,
       spec.window,
-      out,
-      left,
-      right,
+      *out,
       kept,
     )
-    words += new_words
     pairs += new_pairs
+  ids, left, right = out
   # What the last word that was not kept has left behind.
-  out[spec.window + kept] = len(keep_below)
+  ids[spec.window + kept] = len(keep_below)
   left[kept : kept + 1] = right[kept : kept + 1] = 0
-  num_steps = -(-kept // spec.batch_words)
-  return Batch(out, left, right, num_steps), words, kept, pairs
+  return kept, pairs
+
+
+def _make_batch(
+  corpus: encode.Encoded,
+  parts: Sequence[encode.Part],
+  spec: LoaderSpec,
+  keep_below: np.ndarray,
+  position: Position,
+) -> Batch:
+  """The batch at a position, of the parts that this process reads."""
+  # Ids behind the vocabulary are padding: gathered as anything, never updated.
+  num, size = len(parts), spec.max_steps * spec.part_words
+  ids = np.full((num, size + 2 * spec.window), len(keep_below), np.int32)
+  left, right = np.zeros((2, num, size), np.uint8)
+  kept, pairs = np.zeros((2, num), np.int32)
+  for i, part in enumerate(parts):
+    kept[i], pairs[i] = _fill(
+      corpus, part, spec, keep_below, position, (ids[i], left[i], right[i])
+    )
+  return Batch(ids, left, right, -(-kept // spec.part_words), kept, pairs)
 
 
 def batches(
   corpus: encode.Encoded,
+  division: encode.Division,
   spec: LoaderSpec,
   position: Position,
   words_before: int,
 ) -> Iterator[Loaded]:
-  """All batches from a position to the end of the last epoch."""
+  """All batches from a position to the end of the last epoch.
+
+  Args:
+    corpus: what this process has of the corpus.
+    division: of the corpus into parts.
+    spec: how parts are cut into batches.
+    position: where to begin.
+    words_before: corpus words of all parts before it.
+  """
   keep = keep_probabilities(corpus.vocabulary.counts, spec.sample)
   keep_below = np.ceil(keep * 2.0**32).astype(np.uint64)
-  num_blocks = len(corpus.blocks) - 1
+  num_blocks = max(len(words) for words in division.block_words)
   num_batches = spec.num_batches(num_blocks)
   while position.epoch < spec.epochs:
     index = position.epoch * num_batches + position.block // spec.group_blocks
-    batch, words, kept, pairs = _make_batch(corpus, spec, keep_below, position)
+    batch = _make_batch(corpus, division.mine, spec, keep_below, position)
+    words = 0
+    for part, block_words in enumerate(division.block_words):
+      stop = min(position.block + spec.group_blocks, len(block_words))
+      key = _part_key(spec, position.epoch, part)
+      words += _group_words(block_words, position.block, stop, key)
     after = Position(position.epoch, position.block + spec.group_blocks)
     if after.block >= num_blocks:
       after = Position(position.epoch + 1, 0)
-    yield Loaded(
-      batch,
-      batch.num_steps,
-      index,
-      after,
-      words_before,
-      words_before + words,
-      kept,
-      pairs,
-    )
+    yield Loaded(batch, index, after, words_before, words_before + words)
     position = after
     words_before += words
 

@@ -25,6 +25,8 @@ MIN_HELD_WORDS = 1 << 21
 # From this size of the input files on, processes are worth their start.
 _MANY_BYTES = 64 << 20
 
+_MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
+
 # A thread has two pieces in flight, some 80 MB: more would break the bound on
 # memory without reading any faster.
 _MAX_THREADS = 8
@@ -38,7 +40,8 @@ class Piece(NamedTuple):
 
   path: pathlib.Path
   counters: tokens.Counters
-  ends_line: bool
+  file: int  # index of its source
+  number: int  # in its source
 
 
 def num_threads() -> int:
@@ -48,6 +51,11 @@ def num_threads() -> int:
   except AttributeError:  # not on macOS and Windows
     cpus = os.cpu_count() or 1
   return min(cpus, _MAX_THREADS)
+
+
+def piece_bytes(total_bytes: int) -> int:
+  """Size of the pieces of a corpus: parts of it are made of many."""
+  return min(_MAX_PIECE_BYTES, max(_MIN_PIECE_BYTES, total_bytes // 128))
 
 
 def _start_stripper() -> None:
@@ -64,18 +72,24 @@ def _start_stripper() -> None:
 
 
 def _scan_piece(
-  piece: corpus.Piece, path: pathlib.Path, definition: str, lowercase: bool
+  piece: corpus.Piece,
+  file: int,
+  number: int,
+  folder: pathlib.Path,
+  definition: str,
+  lowercase: bool,
 ) -> Piece:
   """Tokenizes one piece and sets it aside; `load` reads it."""
+  path = folder / f'piece-{file:06d}-{number:06d}'
   ids, table, counters = tokens.tokenize(
     piece.text, definition, lowercase, piece.ends_line
   )
   n = int(table.sizes[0])
   starts = table.starts[: n + 1]
-  with open(path, 'wb') as file:
+  with open(path, 'wb') as opened:
     for array in (ids, table.arena[: starts[n]], starts, table.counts[:n]):
-      np.save(file, array)
-  return Piece(path, counters, piece.ends_line)
+      np.save(opened, array)
+  return Piece(path, counters, file, number)
 
 
 def scan(
@@ -115,12 +129,15 @@ def scan(
 
   def scan_source(index: int) -> list[futures.Future]:
     jobs = []
-    for piece in corpus.pieces(sources[index], reports[index], pool=pool):
+    for piece in corpus.pieces(
+      sources[index], reports[index], piece_bytes(total_bytes), pool
+    ):
       if failed.is_set():
         break
       room.acquire()
-      path = folder / f'piece-{index:06d}-{len(jobs):06d}'
-      job = tokenizers.submit(_scan_piece, piece, path, definition, lowercase)
+      job = tokenizers.submit(
+        _scan_piece, piece, index, len(jobs), folder, definition, lowercase
+      )
       job.add_done_callback(finished)
       jobs.append(job)
     return jobs

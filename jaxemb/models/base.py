@@ -11,11 +11,19 @@ from jaxemb.tables import spec as spec_lib
 
 
 class StepBatch(NamedTuple):
-  """The tokens of one step: L centers with a halo of W tokens on both sides."""
+  """The centers of one step, or a device's share of them, in P runs of text.
 
-  tokens: jax.Array  # [L + 2 W] int32; ids behind the vocabulary are padding
-  left: jax.Array  # [L] uint8, contexts before each center, at most W
-  right: jax.Array  # [L] uint8, contexts behind it
+  Each run has a halo of W tokens on both sides: P L' = L centers in all.
+  """
+
+  tokens: (
+    jax.Array
+  )  # [P, L' + 2 W] int32; ids behind the vocabulary are padding
+  left: jax.Array  # [P, L'] uint8, contexts before each center, at most W
+  right: jax.Array  # [P, L'] uint8, contexts behind it
+  # [L / c] uint32, which of the dispatch's chunks of c centers these are: what
+  # is drawn for one does not depend on the device that has it.
+  chunks: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +36,9 @@ class WindowSpec:
   negatives: int  # K, negatives per positive
   chunk: int  # c, centers per matrix product
   shared_negatives: int  # N, draws that the centers of a chunk share
+  # Mesh axis over which the columns of rows are split, so that products of rows
+  # are summed over it; None = rows are whole.
+  columns_axis: str | None = None
 
 
 class Model(Protocol):
@@ -45,11 +56,11 @@ class Model(Protocol):
     ...
 
   def ids(
-    self, constants: Any, batch: StepBatch, key: jax.Array, step: jax.Array
+    self, constants: Any, batch: StepBatch, key: jax.Array
   ) -> Mapping[str, jax.Array]:
     """The ids [...] to look up in each table, in the shape that `loss` wants.
 
-    Random choices are a pure function of (key, step): [2] uint32 and uint32.
+    Random choices are a pure function of the key ([2] uint32) and the chunk.
     """
     ...
 

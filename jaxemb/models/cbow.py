@@ -46,12 +46,11 @@ class Cbow:
     constants: sampling.Alias,
     batch: base.StepBatch,
     key: jax.Array,
-    step: jax.Array,
   ) -> dict[str, jax.Array]:
     """Input: [L / c, c + 2 W] windows. Output: [L / c, c + N]."""
     s = self.spec
     window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    draws = skipgram.draw_negatives(s, constants, batch, key, step)
+    draws = skipgram.draw_negatives(s, constants, batch, key)
     centers = window_ids[:, s.window : s.window + s.chunk]
     return {
       skipgram.INPUT: window_ids,
@@ -72,7 +71,7 @@ class Cbow:
     mask = windows.window_mask(batch.left, batch.right, s.chunk, s.window)
     mean = mask / jnp.maximum(num_contexts, 1)
     hidden = products.weighted_sums(mean, rows[skipgram.INPUT])
-    scores = products.scores(hidden, rows[skipgram.OUTPUT])
+    scores = products.scores(hidden, rows[skipgram.OUTPUT], s.columns_axis)
     # Column i < c is center i's own word; the other centers are not examples.
     own = jnp.eye(s.chunk, dtype=jnp.float32)[None]
     differs = (centers[:, :, None] != draws[:, None, :]).astype(jnp.float32)

@@ -45,16 +45,16 @@ def draw_negatives(
   table: sampling.Alias,
   batch: base.StepBatch,
   key: jax.Array,
-  step: jax.Array,
 ) -> jax.Array:
   """[L / c, N] int32, the draws that the centers of a chunk share.
 
   A chunk without a pair has padding: its draws must not count as look-ups.
   """
   has_pairs = jnp.any(num_contexts(batch).reshape(-1, spec.chunk) > 0, 1)
-  draws = sampling.draw(
-    table, key, step, len(has_pairs) * spec.shared_negatives
-  ).reshape(len(has_pairs), -1)
+  num = spec.shared_negatives
+  positions = jnp.arange(num, dtype=jnp.uint32)
+  positions = batch.chunks[:, None] * np.uint32(num) + positions[None]
+  draws = sampling.draw(table, key, positions)
   return jnp.where(has_pairs[:, None], draws, spec.vocab)
 
 
@@ -80,15 +80,14 @@ class SkipGram:
     constants: sampling.Alias,
     batch: base.StepBatch,
     key: jax.Array,
-    step: jax.Array,
   ) -> dict[str, jax.Array]:
     """Input: [L / c, c] centers. Output: [L / c, c + 2 W + N]."""
     s = self.spec
     window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    draws = draw_negatives(s, constants, batch, key, step)
-    length = batch.left.shape[0]
+    draws = draw_negatives(s, constants, batch, key)
+    centers = batch.tokens[:, s.window : batch.tokens.shape[1] - s.window]
     return {
-      INPUT: batch.tokens[s.window : s.window + length].reshape(-1, s.chunk),
+      INPUT: centers.reshape(-1, s.chunk),
       OUTPUT: jnp.concatenate([window_ids, draws], 1),
     }
 
@@ -109,7 +108,7 @@ class SkipGram:
     weights = jnp.concatenate(
       [mask, pairs * (s.negatives / s.shared_negatives)], 2
     )
-    scores = products.scores(rows[INPUT], rows[OUTPUT])
+    scores = products.scores(rows[INPUT], rows[OUTPUT], s.columns_axis)
     labels = jnp.arange(scores.shape[-1]) < width
     labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
     return jnp.sum(weights * losses.logistic_loss(scores, labels))
@@ -132,7 +131,7 @@ class SkipGram:
 
 
 def num_contexts(batch: base.StepBatch) -> jax.Array:
-  """[L] float32, how many contexts each center has."""
+  """[P, L'] float32, how many contexts each center has."""
   return batch.left.astype(jnp.float32) + batch.right.astype(jnp.float32)
 
 

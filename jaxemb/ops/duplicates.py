@@ -30,7 +30,7 @@ def _last(x: jax.Array) -> jax.Array:
   return x[:, -1]
 
 
-def _running_sums(ids: jax.Array, values: Any) -> Any:
+def running_sums(ids: jax.Array, values: Any) -> Any:
   """Sums over the positions with the same id up to each, itself included.
 
   Args:
@@ -54,7 +54,7 @@ def _running_sums(ids: jax.Array, values: Any) -> Any:
 
   sums = jax.tree.map(within_tiles, values)
   if tiles > 1:
-    ends = _running_sums(_last(tiled_ids), jax.tree.map(_last, sums))
+    ends = running_sums(_last(tiled_ids), jax.tree.map(_last, sums))
     goes_on = tiled_ids[1:] == tiled_ids[:-1, -1:]
 
     def add_carry(x, carry):
@@ -82,7 +82,7 @@ def merge(ids: jax.Array, values: Any, vocab: int) -> Merged:
   in_order = flat[order]
   values = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1])[order], values)
   ones = jnp.ones((len(flat), 1), jnp.float32)
-  occurrences, sums = _running_sums(in_order, (ones, values))
+  occurrences, sums = running_sums(in_order, (ones, values))
   is_last = jnp.append(in_order[1:] != in_order[:-1], True)
   unused = vocab + jnp.arange(len(flat), dtype=jnp.int32)
   return Merged(

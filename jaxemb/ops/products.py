@@ -8,6 +8,8 @@ transposed first: an eighth of a training step is saved. Chunks are as in
 `ops.windows`: k chunks of c centers and w rows of d numbers each.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -19,27 +21,35 @@ def _turned(x: jax.Array) -> jax.Array:
   return jax.lax.optimization_barrier(x.transpose(0, 2, 1))
 
 
-@jax.custom_vjp
-def scores(left: jax.Array, right: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def scores(
+  left: jax.Array, right: jax.Array, columns_axis: str | None = None
+) -> jax.Array:
   """Every product of a left and a right row of the same chunk.
 
   Args:
     left: [k, c, d] float32.
     right: [k, w, d] float32.
+    columns_axis: mesh axis over which the columns of both are split, d being
+      one device's share: the products are summed over it, and the derivative
+      stays where it is. None = the rows are whole.
 
   Returns:
     [k, c, w] float32.
   """
   # The right factor of a product is repacked: let it be the smaller one.
   turned = jnp.einsum('kwd,kcd->kwc', right, left)
+  if columns_axis is not None:
+    turned = jax.lax.psum(turned, columns_axis)
   return jax.lax.optimization_barrier(turned).transpose(0, 2, 1)
 
 
-def _scores_forward(left, right):
-  return scores(left, right), (left, right)
+def _scores_forward(left, right, columns_axis):
+  return scores(left, right, columns_axis), (left, right)
 
 
-def _scores_backward(factors, slopes):
+def _scores_backward(columns_axis, factors, slopes):
+  del columns_axis  # every device has all slopes, and its columns of the rows
   left, right = factors
   # Or the transpose of the scores is folded into the first product.
   slopes = jax.lax.optimization_barrier(slopes)

@@ -17,9 +17,9 @@ occurrence, so that the table needs one scatter. What duplicates mean:
            (Kingma and Ba 2015), with the row's own count of updates in the bias
            correction.
 
-Ids at or above vocab are padding: they change nothing. A caller that has added
-up the occurrences of each id (`ops.duplicates`) says what it knows of them: the
-same updates, of rows that come once.
+Ids at or above vocab are padding: they change nothing. Where the occurrences of
+an id were added up before (`ops.duplicates`), each id comes once, with how many
+they were and what their squares summed to: the updates are the same.
 """
 
 from collections.abc import Callable
@@ -31,11 +31,15 @@ import jax.numpy as jnp
 Slots = Any  # a NamedTuple of arrays with a leading vocab axis
 
 
-class Merged(NamedTuple):
-  """Of ids that come once each, with gradients that are sums: of what."""
+class RowGrads(NamedTuple):
+  """Gradients of rows that were looked up in a step."""
 
-  occurrences: jax.Array  # [n] float32, how many gradients were summed
-  squares: jax.Array  # [n] float32, their mean squares, summed
+  ids: jax.Array  # [...] int32
+  grads: jax.Array  # [..., dim] float32, of an occurrence or summed over some
+  squares: jax.Array  # [...] float32, mean squares of gradients, summed alike
+  # [...] float32, occurrences that were summed, all there were of the id, which
+  # then comes once; None = every occurrence comes by itself.
+  occurrences: jax.Array | None = None
 
 
 class RowOptimizer(NamedTuple):
@@ -43,13 +47,9 @@ class RowOptimizer(NamedTuple):
 
   # (vocab, dim) -> slots
   init: Callable[[int, int], Slots]
-  # (slots, ids [...], row_grads [..., dim], learning_rate, merged) -> (deltas
-  # [..., dim], slots); deltas are added to the rows, duplicates one after the
-  # other. `merged` is None, or a `Merged` if all ids differ.
-  update: Callable[
-    [Slots, jax.Array, jax.Array, jax.Array, Merged | None],
-    tuple[jax.Array, Slots],
-  ]
+  # (slots, gradients, learning_rate) -> (deltas [..., dim], slots); deltas are
+  # added to the rows, duplicates one after the other.
+  update: Callable[[Slots, RowGrads, jax.Array], tuple[jax.Array, Slots]]
 
 
 def mean_squares(row_grads: jax.Array) -> jax.Array:
@@ -106,15 +106,14 @@ def sgd(max_duplicates: float) -> RowOptimizer:
     # Not empty: JAX loses the sharding of arrays without elements.
     return SgdSlots(jnp.zeros(vocab if max_duplicates else 1, jnp.float32))
 
-  def update(slots, ids, row_grads, learning_rate, merged=None):
+  def update(slots, row_grads, learning_rate):
     if not max_duplicates:
-      return -learning_rate * row_grads, slots
-    if merged is None:
-      occurrences, scratch = _occurrences(slots.scratch, ids)
-    else:
-      occurrences, scratch = merged.occurrences, slots.scratch
+      return -learning_rate * row_grads.grads, slots
+    occurrences, scratch = row_grads.occurrences, slots.scratch
+    if occurrences is None:
+      occurrences, scratch = _occurrences(scratch, row_grads.ids)
     scale = -learning_rate * jnp.minimum(1.0, max_duplicates / occurrences)
-    return scale[..., None] * row_grads, SgdSlots(scratch)
+    return scale[..., None] * row_grads.grads, SgdSlots(scratch)
 
   return RowOptimizer(init, update)
 
@@ -132,12 +131,11 @@ def adagrad(epsilon: float) -> RowOptimizer:
     del dim
     return AdagradSlots(jnp.zeros(vocab, jnp.float32))
 
-  def update(slots, ids, row_grads, learning_rate, merged=None):
-    once = merged is not None
-    squares = merged.squares if once else mean_squares(row_grads)
-    sum_squares = add_rows(slots.sum_squares, ids, squares, once)
+  def update(slots, row_grads, learning_rate):
+    ids, once = row_grads.ids, row_grads.occurrences is not None
+    sum_squares = add_rows(slots.sum_squares, ids, row_grads.squares, once)
     scale = -learning_rate / (jnp.sqrt(_gather(sum_squares, ids)) + epsilon)
-    return scale[..., None] * row_grads, AdagradSlots(sum_squares)
+    return scale[..., None] * row_grads.grads, AdagradSlots(sum_squares)
 
   return RowOptimizer(init, update)
 
@@ -162,18 +160,17 @@ def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
       jnp.zeros(vocab, jnp.float32),
     )
 
-  def update(slots, ids, row_grads, learning_rate, merged=None):
-    if merged is None:
+  def update(slots, row_grads, learning_rate):
+    ids, grads, squares, occurrences = row_grads
+    scratch, once = slots.scratch, occurrences is not None
+    share = jnp.ones_like(squares)
+    if not once:
       # Each of n occurrences carries an n-th of what happens once per row.
-      occurrences, scratch = _occurrences(slots.scratch, ids)
-      share, squares = 1.0 / occurrences, mean_squares(row_grads)
-    else:
-      scratch = slots.scratch
-      share, squares = jnp.ones_like(merged.squares), merged.squares
-    once = merged is not None
+      occurrences, scratch = _occurrences(scratch, ids)
+      share = 1.0 / occurrences
     old_mean = jax.lax.optimization_barrier(_gather(slots.mean, ids))
     decay = (beta1 - 1) * share[..., None] * old_mean
-    change = decay + (1 - beta1) * row_grads
+    change = decay + (1 - beta1) * grads
     mean = add_rows(slots.mean, ids, change, once)
     decay = (beta2 - 1) * share * _gather(slots.mean_square, ids)
     change = decay + (1 - beta2) * squares

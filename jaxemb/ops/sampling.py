@@ -74,19 +74,35 @@ def _mix(x: jax.Array) -> jax.Array:
   return x ^ (x >> 15)
 
 
-def random_bits(key: jax.Array, step: jax.Array, num: int) -> jax.Array:
-  """[num] uint32 random bits, a pure function of (key, step, index).
+def random_bits(key: jax.Array, positions: jax.Array) -> jax.Array:
+  """[...] uint32 random bits, a pure function of (key, position).
 
   Args:
     key: [2] uint32, key data that no other use shares.
-    step: uint32 scalar; together with the index it must stay below 2^32 for
-      draws to be distinct.
-    num: how many.
+    positions: [...] uint32.
   """
-  counter = step.astype(jnp.uint32) * np.uint32(num) + jnp.arange(
-    num, dtype=jnp.uint32
-  )
-  return _mix(_mix(counter * np.uint32(0x9E3779B9) + key[0]) ^ key[1])
+  return _mix(_mix(positions * np.uint32(0x9E3779B9) + key[0]) ^ key[1])
+
+
+def uniform_rows(
+  key: jax.Array, ids: jax.Array, columns: jax.Array, scale: float
+) -> jax.Array:
+  """[..., d] float32, uniform in [-scale, scale), one function of all three.
+
+  Args:
+    key: [2] uint32.
+    ids: [...] int32, of rows.
+    columns: [d] int32.
+    scale: the largest absolute value.
+  """
+  ids, columns = ids.astype(jnp.uint32), columns.astype(jnp.uint32)
+  columns = columns.reshape(*[1] * ids.ndim, -1)
+  # Two hashes of a row, because of ten million rows some share one.
+  first = random_bits(key, ids)[..., None]
+  second = random_bits(key[::-1] ^ np.uint32(0x5BD1E995), ids)[..., None]
+  bits = _mix(_mix(first + columns * np.uint32(0x9E3779B9)) ^ second)
+  unit = (bits >> 8).astype(jnp.float32) * np.float32(2**-23) - 1
+  return np.float32(scale) * unit
 
 
 def _scale(bits: jax.Array, size: int) -> jax.Array:
@@ -98,12 +114,12 @@ def _scale(bits: jax.Array, size: int) -> jax.Array:
   return high * size_high + (carry >> 16) + (middle >> 16)
 
 
-def draw(table: Alias, key: jax.Array, step: jax.Array, num: int) -> jax.Array:
-  """[num] int32 words drawn from the table's distribution.
+def draw(table: Alias, key: jax.Array, positions: jax.Array) -> jax.Array:
+  """[...] int32 words drawn from the table's distribution.
 
-  A pure function of (key, step, index), see `random_bits`.
+  A pure function of (key, position), see `random_bits`.
   """
-  bits = random_bits(key, step, num)
+  bits = random_bits(key, positions)
   slots = _scale(bits, table.alias.shape[0]).astype(jnp.int32)
   coins = (_mix(bits + key[1]) >> 8).astype(jnp.float32) * np.float32(2**-24)
   probability = table.probability.at[slots].get(mode='promise_in_bounds')

@@ -21,20 +21,22 @@ def chunk_windows(tokens: jax.Array, chunk: int, window: int) -> jax.Array:
   """The window of each chunk.
 
   Args:
-    tokens: [L + 2 * window], L a multiple of `chunk`.
+    tokens: [..., L + 2 * window], L a multiple of `chunk`; runs of their own
+      along the leading axes.
     chunk: c, centers per chunk.
     window: W.
 
   Returns:
-    [L / c, c + 2 * window].
+    [k, c + 2 * window], of the k chunks of one run after the other.
 
   >>> chunk_windows(jnp.arange(6), 2, 1)
   Array([[0, 1, 2, 3],
          [2, 3, 4, 5]], dtype=int32)
   """
-  num_chunks = (tokens.shape[0] - 2 * window) // chunk
+  width = chunk + 2 * window
+  num_chunks = (tokens.shape[-1] - 2 * window) // chunk
   starts = chunk * jnp.arange(num_chunks)[:, None]
-  return tokens[starts + jnp.arange(chunk + 2 * window)[None, :]]
+  return tokens[..., starts + jnp.arange(width)[None, :]].reshape(-1, width)
 
 
 def window_mask(
@@ -43,14 +45,15 @@ def window_mask(
   """Which tokens of a chunk's window are contexts of which center.
 
   Args:
-    left: [L] int, number of contexts before each center, at most `window`.
-    right: [L] int, number of contexts behind it.
+    left: [..., L] int, number of contexts before each center, at most
+      `window`.
+    right: [..., L] int, number of contexts behind it.
     chunk: c.
     window: W.
 
   Returns:
-    [L / c, c, c + 2 * window] float32, 1 for a context; a center is never its
-    own context.
+    [k, c, c + 2 * window] float32, 1 for a context; a center is never its own
+    context.
   """
   left = left.astype(jnp.int32).reshape(-1, chunk, 1)
   right = right.astype(jnp.int32).reshape(-1, chunk, 1)
@@ -66,16 +69,16 @@ def num_hits(
   """How many of a center's contexts are the same word as each draw.
 
   Args:
-    tokens: [L + 2 W] int32.
-    left: [L] int, number of contexts before each center, at most W.
-    right: [L] int, number of contexts behind it.
-    draws: [L / c, N] int32, those that a chunk of c centers shares.
+    tokens: [..., L + 2 W] int32.
+    left: [..., L] int, number of contexts before each center, at most W.
+    right: [..., L] int, number of contexts behind it.
+    draws: [k, N] int32, those that a chunk of c centers shares.
 
   Returns:
-    [L / c, c, N] float32.
+    [k, c, N] float32.
   """
-  num_chunks, length = draws.shape[0], left.shape[0]
-  window = (tokens.shape[0] - length) // 2
+  num_chunks, length = draws.shape[0], left.shape[-1]
+  window = (tokens.shape[-1] - length) // 2
   left = left.astype(jnp.int32).reshape(num_chunks, -1)
   right = right.astype(jnp.int32).reshape(num_chunks, -1)
 
@@ -86,15 +89,14 @@ def num_hits(
     return same.astype(jnp.int32)
 
   def hits_in_loop(offset, hits):
-    first = (window + offset,)
-    contexts = jax.lax.dynamic_slice(tokens, first, (length,))
+    contexts = jax.lax.dynamic_slice_in_dim(tokens, window + offset, length, -1)
     return hits + hits_at(offset, contexts)
 
   hits = jnp.zeros((num_chunks, left.shape[1], draws.shape[1]), jnp.int32)
   if window <= _MAX_UNROLLED_WINDOW:
     for offset in (*range(-window, 0), *range(1, window + 1)):
       first = window + offset
-      hits += hits_at(offset, tokens[first : first + length])
+      hits += hits_at(offset, tokens[..., first : first + length])
   else:
     hits = jax.lax.fori_loop(-window, window + 1, hits_in_loop, hits)
   return hits.astype(jnp.float32)

@@ -1,7 +1,8 @@
 """What a strategy is, and the training steps that all of them share."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,14 +23,43 @@ class TrainState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StepSpec:
-  """Sizes of a step."""
+  """Sizes of a step: the centers that one state sees at once."""
 
-  batch_words: int  # L, centers
+  part_words: int  # L', centers of each part of the corpus in a step
+  num_parts: int  # P, parts of the corpus
   window: int  # W, halo on both sides
+  chunk: int  # c, centers per matrix product
   loss_every_steps: int  # the loss is measured in every so-manyth step
   # Steps that the device runs without asking the host whether to go on, which
   # costs an accelerator more than a step; the last ones may be padding.
   steps_per_loop: int = 1
+
+
+class Share(NamedTuple):
+  """Which of a step's centers a device has: a split of each of some parts."""
+
+  before: jax.Array | int  # parts of the corpus before those of its batch
+  first_part: jax.Array | int  # of those in its batch
+  num_parts: int
+  split: jax.Array | int  # which of `num_splits` equal ones
+  num_splits: int
+
+
+def share(
+  num_parts: int, num_devices: int, before: jax.Array, device: jax.Array
+) -> Share:
+  """A device's share of a batch that several devices have.
+
+  Args:
+    num_parts: in the batch.
+    num_devices: that have it.
+    before: int32, parts of the corpus before those of the batch.
+    device: int32, which of the devices.
+  """
+  # Whole parts as far as they go, then splits of them.
+  groups = math.gcd(num_parts, num_devices)
+  each, splits = num_parts // groups, num_devices // groups
+  return Share(before, each * (device // splits), each, device % splits, splits)
 
 
 class Schedule(NamedTuple):
@@ -48,26 +78,38 @@ class StepMetrics(NamedTuple):
   first_bad_step: jax.Array  # int32, first with a non-finite loss, or -1
 
 
+class DispatchMetrics(NamedTuple):
+  """What a dispatch tells the host; the same on all devices."""
+
+  steps: StepMetrics
+  num_steps: jax.Array  # int32
+  kept_words: jax.Array  # int32, centers of all parts
+  pairs: jax.Array  # int32, their (center, context) pairs
+
+
 class Strategy(NamedTuple):
   """Pure functions over a state, and where their arguments live.
 
   The state is a `TrainState`, or another NamedTuple of arrays.
   """
 
-  # key -> state
+  # key -> state, to be compiled
   init: Callable[[jax.Array], Any]
   # -> arrays that every step reads and none changes, on the host
   constants: Callable[[], Any]
-  # (state, constants, loader batch, schedule) -> (state, metrics); one
-  # dispatch of many steps, the state is donated. On several CPU devices wait
+  # (state, constants, loader batch, schedule) -> (state, `DispatchMetrics`),
+  # one dispatch of many steps; the state is donated. On several CPU devices wait
   # for one's metrics before the next but one: with dozens under way XLA's
   # threads wait for each other until it gives up.
-  step: Callable[..., tuple[Any, StepMetrics]]
-  # state -> [vocab, dim] float32, the vectors that users want, on the host
+  step: Callable[..., tuple[Any, DispatchMetrics]]
+  # state -> [vocab, dim] float32, the vectors that users want, on the host; all
+  # processes take part.
   result: Callable[[Any], np.ndarray]
-  # Shardings of the state, a prefix of its tree, and of constants and batches.
+  # Shardings of the state (a prefix of its tree), of constants and schedules,
+  # and of the arrays of a batch, which have the parts as their leading axis.
   state_sharding: Any
-  data_sharding: jax.sharding.Sharding
+  constants_sharding: jax.sharding.Sharding
+  batch_sharding: jax.sharding.Sharding
 
 
 class StepRange(NamedTuple):
@@ -75,7 +117,6 @@ class StepRange(NamedTuple):
 
   first: jax.Array  # int32
   stop: jax.Array  # int32, behind the last
-  offset: jax.Array  # int32, where in the batch step 0 is, in steps
   count: jax.Array  # int32, steps over which the learning rate falls
 
 
@@ -99,7 +140,6 @@ def training_step(
   constants: Any,
   batch: model_base.StepBatch,
   key: jax.Array,
-  step: jax.Array,
   learning_rate: jax.Array,
   measure: jax.Array | bool,
 ) -> tuple[dict[str, spec_lib.TableState], jax.Array]:
@@ -110,9 +150,8 @@ def training_step(
     tables: the functions of each table.
     states: the state of each table.
     constants: `model.constants()` on the device.
-    batch: the step's tokens.
+    batch: the step's tokens, or a device's share of them.
     key: [2] uint32, of the dispatch.
-    step: int32, index in the dispatch.
     learning_rate: float32.
     measure: bool, whether the loss itself is wanted: its logarithms cost a CPU
       an eighth of a step, and only the gradient is needed to train. True, not
@@ -121,7 +160,7 @@ def training_step(
   Returns:
     The new states, and the summed loss (0 where it was not measured).
   """
-  ids = model.ids(constants, batch, key, step)
+  ids = model.ids(constants, batch, key)
   rows, states = {}, dict(states)
   for name, table in tables.items():
     rows[name], states[name] = table.lookup(states[name], ids[name])
@@ -146,23 +185,34 @@ def training_step(
   return states, value
 
 
-def _step_batch(batch: Any, step: jax.Array, spec: StepSpec):
-  """The tokens of one step of a loader's batch."""
-  first, size = step * spec.batch_words, spec.batch_words
+def _step_batch(batch: Any, step: jax.Array, spec: StepSpec, share: Share):
+  """The tokens of a device's share of one step of a loader's batch."""
+  size = spec.part_words // share.num_splits
+  first = step * spec.part_words + share.split * size
+
+  def cut(x, length):
+    return jax.lax.dynamic_slice(
+      x, (share.first_part, first), (share.num_parts, length)
+    )
+
+  parts = share.before + share.first_part + jnp.arange(share.num_parts)
+  before = (step * spec.num_parts + parts) * spec.part_words
+  before = (before + share.split * size) // spec.chunk
+  chunks = before[:, None] + jnp.arange(size // spec.chunk)[None, :]
   return model_base.StepBatch(
-    jax.lax.dynamic_slice(batch.ids, (first,), (size + 2 * spec.window,)),
-    jax.lax.dynamic_slice(batch.left, (first,), (size,)),
-    jax.lax.dynamic_slice(batch.right, (first,), (size,)),
+    cut(batch.ids, size + 2 * spec.window),
+    cut(batch.left, size),
+    cut(batch.right, size),
+    chunks.reshape(-1).astype(jnp.uint32),
   )
 
 
 def _or_padding(batch: model_base.StepBatch, is_step: jax.Array):
   """The batch of a step, or one of padding, which changes nothing."""
-  nothing = model_base.StepBatch(np.iinfo(np.int32).max, 0, 0)
-  return jax.tree.map(
-    lambda x, nil: jnp.where(is_step, x, jnp.asarray(nil, x.dtype)),
-    batch,
-    nothing,
+  return batch._replace(
+    tokens=jnp.where(is_step, batch.tokens, np.iinfo(np.int32).max),
+    left=jnp.where(is_step, batch.left, np.uint8(0)),
+    right=jnp.where(is_step, batch.right, np.uint8(0)),
   )
 
 
@@ -174,6 +224,7 @@ def training_steps(
   batch: Any,
   schedule: Schedule,
   steps: StepRange,
+  share: Share,
   carry: tuple[Tables, StepMetrics],
 ) -> tuple[dict[str, spec_lib.TableState], StepMetrics]:
   """Steps of a dispatch, one after the other.
@@ -183,9 +234,10 @@ def training_steps(
     tables: the functions of each table.
     spec: sizes of a step.
     constants: `model.constants()` on the device.
-    batch: a `loader.Batch`.
+    batch: a `loader.Batch`, or a device's parts of it.
     schedule: learning rates and key.
     steps: which of the batch's steps to run.
+    share: which of their centers this device has.
     carry: the state of each table, and what was measured so far.
 
   Returns:
@@ -196,11 +248,10 @@ def training_steps(
 
   def body(i, carry):
     states, metrics = carry
-    place = steps.offset + i
-    step_batch = _step_batch(batch, place, spec)
+    step_batch = _step_batch(batch, i, spec, share)
     if spec.steps_per_loop > 1:
       step_batch = _or_padding(step_batch, i < steps.stop)
-    measure = spec.loss_every_steps == 1 or place % spec.loss_every_steps == 0
+    measure = spec.loss_every_steps == 1 or i % spec.loss_every_steps == 0
     learning_rate = schedule.first_learning_rate + slope * i.astype(jnp.float32)
     states, loss = training_step(
       model,
@@ -209,7 +260,6 @@ def training_steps(
       constants,
       step_batch,
       schedule.key,
-      place,
       learning_rate,
       measure,
     )
@@ -234,3 +284,30 @@ def training_steps(
 
   num_loops = (steps.stop - steps.first + size - 1) // size
   return jax.lax.fori_loop(0, num_loops, loop, carry)
+
+
+def over_devices(
+  metrics: StepMetrics, batch: Any, num_steps: jax.Array, axes: Sequence[str]
+) -> DispatchMetrics:
+  """Adds up what devices measured on centers of their own.
+
+  Args:
+    metrics: a device's.
+    batch: its parts of the `loader.Batch`.
+    num_steps: int32, the same everywhere.
+    axes: of the mesh over which centers are split; the first one is that of
+      the parts.
+  """
+  loss, examples, first_bad_step = metrics
+  kept_words, pairs = jnp.sum(batch.kept_words), jnp.sum(batch.pairs)
+  if axes:
+    axes = tuple(axes)
+    loss, examples = jax.lax.psum((loss, examples), axes)
+    kept_words, pairs = jax.lax.psum((kept_words, pairs), axes[0])
+    none = np.iinfo(np.int32).max
+    first = jnp.where(first_bad_step < 0, none, first_bad_step)
+    first = jax.lax.pmin(first, axes)
+    first_bad_step = jnp.where(first == none, -1, first)
+  return DispatchMetrics(
+    StepMetrics(loss, examples, first_bad_step), num_steps, kept_words, pairs
+  )

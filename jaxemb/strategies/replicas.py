@@ -1,7 +1,7 @@
 """Replicas with bounded staleness: each trains alone, and rows meet in time.
 
-Every device of the data axis holds all tables and trains on its own part of a
-dispatch, without waiting. A row is exchanged after so many steps that each
+Every device of the data axis holds all tables and trains on its own part of the
+corpus, without waiting. A row is exchanged after so many steps that each
 replica looked it up about `exchange_lookups` times: frequent rows soon, rare
 rows hardly ever. With x_i the row of replica i and b its value when it was last
 exchanged, all replicas then have
@@ -167,13 +167,6 @@ def _level(num_exchanges: jax.Array) -> jax.Array:
   return jnp.sum(num_exchanges % powers.astype(np.int32) == 0)
 
 
-def _first_bad_step(local: jax.Array, num_replicas: int) -> jax.Array:
-  """The first of all replicas, in steps of the dispatch, or -1."""
-  none = np.iinfo(np.int32).max // num_replicas
-  first = jax.lax.pmin(jnp.where(local < 0, none, local), mesh_lib.DATA)
-  return jnp.where(first == none, -1, first * num_replicas)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Replicas:
   """The functions of the strategy over what they have in common."""
@@ -241,8 +234,8 @@ class _Replicas:
     """A dispatch of one replica; its tables have a leading axis of one."""
     state = state._replace(tables=jax.tree.map(lambda x: x[0], state.tables))
     # All replicas run as many steps, so that they meet; some are padding.
-    count = (batch.num_steps + self.num - 1) // self.num
-    offset = jax.lax.axis_index(mesh_lib.DATA) * count
+    count = jax.lax.pmax(jnp.max(batch.num_steps), mesh_lib.DATA)
+    replica = jax.lax.axis_index(mesh_lib.DATA)
     every = self.exchange_spec.every_steps
     span = schedule.last_learning_rate - schedule.first_learning_rate
 
@@ -257,7 +250,8 @@ class _Replicas:
         constants.model,
         batch,
         schedule,
-        base.StepRange(first, stop, offset, count),
+        base.StepRange(first, stop, count),
+        base.share(1, 1, replica, 0),
         (state.tables, metrics),
       )
       state = state._replace(tables=states)
@@ -270,11 +264,7 @@ class _Replicas:
     carry = (state, jax.tree.map(jnp.asarray, base.NO_METRICS))
     num_exchanges = (count + every - 1) // every
     state, metrics = jax.lax.fori_loop(0, num_exchanges, body, carry)
-    metrics = base.StepMetrics(
-      jax.lax.psum(metrics.loss, mesh_lib.DATA),
-      jax.lax.psum(metrics.examples, mesh_lib.DATA),
-      _first_bad_step(metrics.first_bad_step, self.num),
-    )
+    metrics = base.over_devices(metrics, batch, count, [mesh_lib.DATA])
     stacked = jax.tree.map(lambda x: x[None], state.tables)
     return state._replace(tables=stacked), metrics
 
@@ -282,11 +272,11 @@ class _Replicas:
     """What the replicas learned since a row's last exchange adds up."""
     # At the end the learning rate is so low that nothing was forgotten.
     name = self.model.vectors_table
-    old = np.asarray(state.exchanged[name])
+    old = mesh_lib.to_host(state.exchanged[name])
+    vectors = mesh_lib.to_host(state.tables[name].vectors)
     total = np.array(old)
     for i in range(self.num):
-      mine = jax.tree.map(lambda x, i=i: x[i], state.tables[name])
-      total += self.tables[name].gather(mine) - old
+      total += vectors[i] - old
     return total
 
 
@@ -314,7 +304,7 @@ def replicas(
     spec,
     mesh.shape[mesh_lib.DATA],
     exchange_spec,
-    timetable(lookup_rates, spec.batch_words, exchange_spec),
+    timetable(lookup_rates, spec.part_words, exchange_spec),
   )
   over = jax.sharding.PartitionSpec(mesh_lib.DATA)
   everywhere = jax.sharding.PartitionSpec()
@@ -322,7 +312,7 @@ def replicas(
   step = jax.shard_map(
     made.step,
     mesh=mesh,
-    in_specs=(state_spec, everywhere, everywhere, everywhere),
+    in_specs=(state_spec, everywhere, over, everywhere),
     out_specs=(state_spec, everywhere),
     # The rows that leave a sum are the same everywhere; JAX cannot tell.
     check_vma=False,
@@ -335,4 +325,5 @@ def replicas(
     made.result,
     ReplicaState(*(named(mesh, part) for part in state_spec)),
     named(mesh, everywhere),
+    named(mesh, over),
   )

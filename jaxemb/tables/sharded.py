@@ -1,26 +1,86 @@
-"""Tables in device memory.
+"""Tables over a mesh of devices, in three layouts.
 
-`replicated`: every device holds all rows. One gather and one scatter per step:
-XLA may copy a whole table that is gathered or scattered twice, or whose gather
-is fused past the scatter, so callers concatenate ids and put an
-`optimization_barrier` behind their lookups.
+  replicated  Every device holds all rows. Look-ups are local; the gradients of
+              the rows that were looked up are gathered from all devices.
+  row         Every device of the table axis holds its share of the rows, whole.
+              Rows and their gradients travel to and fro (`tables.routes`).
+  column      Every device of the table axis holds its share of the columns of
+              all rows (Ordentlich et al. 2016). Rows never travel: models sum
+              products of rows over the axis, and gradients stay where they are.
+
+Along the data axis a table is held as often as there are devices, and gradients
+of the rows that were looked up are gathered: every device applies all of them,
+so that the copies stay equal. No collective has the vocabulary as an axis.
+
+One gather and one scatter per step: XLA may copy a whole table that is gathered
+or scattered twice, or whose gather is fused past the scatter, so callers
+concatenate ids and put an `optimization_barrier` behind their lookups.
 
 An id that was looked up several times is written as often where that is cheap,
 and once, with the sum of its gradients, where it is not (GPUs; `ops.duplicates`
 says why). The two agree but for the order in which sums are rounded.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.ops import duplicates, rowopt
+from jaxemb.ops import duplicates, rowopt, sampling
+from jaxemb.tables import routes
 from jaxemb.tables import spec as spec_lib
+
+ONE_DEVICE = spec_lib.Axes()
+
+# Into how many classes the row layout deals ids in turn, whatever the mesh:
+# each device has as many classes, and as many of the frequent words.
+ROW_CLASSES = 256
+
+
+def _init_rows(
+  spec: spec_lib.TableSpec,
+  key: jax.Array,
+  ids: jax.Array,
+  columns: jax.Array,
+) -> jax.Array:
+  """[..., d] float32, how rows start; columns that only fill up are zero."""
+  if not spec.init_scale:
+    return jnp.zeros((*ids.shape, *columns.shape), jnp.float32)
+  data = jax.random.key_data(key).reshape(-1)[:2]
+  rows = sampling.uniform_rows(data, ids, columns, spec.init_scale)
+  is_column = (columns < spec.dim).reshape(*[1] * ids.ndim, -1)
+  return jnp.where(is_column, rows, 0.0)
+
+
+def _gathered(tree: Any, names: list[str]) -> Any:
+  """What the devices along these axes have, one behind the other."""
+  if not names:
+    return tree
+  return jax.tree.map(
+    lambda x: jax.lax.all_gather(x, tuple(names), tiled=True), tree
+  )
+
+
+def _flat(ids: jax.Array, row_grads: jax.Array) -> tuple[jax.Array, jax.Array]:
+  return ids.reshape(-1), row_grads.reshape(-1, row_grads.shape[-1])
+
+
+def _one_by_one_or_merged(
+  row_grads: rowopt.RowGrads, vocab: int, merges_duplicates: bool
+) -> rowopt.RowGrads:
+  if not merges_duplicates:
+    return row_grads
+  ids, occurrences, (grads, squares) = duplicates.merge(
+    row_grads.ids, (row_grads.grads, row_grads.squares[..., None]), vocab
+  )
+  return rowopt.RowGrads(ids, grads, squares[:, 0], occurrences)
 
 
 def replicated(
   spec: spec_lib.TableSpec,
   optimizer: rowopt.RowOptimizer,
+  axes: spec_lib.Axes = ONE_DEVICE,
   merges_duplicates: bool = False,
 ) -> spec_lib.Table:
   """A table of which every device holds all rows.
@@ -28,36 +88,204 @@ def replicated(
   Args:
     spec: its size and how it starts.
     optimizer: of its rows.
+    axes: of the mesh; each device looks up what it wants.
     merges_duplicates: whether an update writes each row once.
   """
+  names = [axes.data] * (axes.num_data > 1)
+  names += [axes.table] * (axes.num_table > 1)
 
   def init(key: jax.Array) -> spec_lib.TableState:
-    shape = (spec.vocab, spec.dim)
-    if spec.init_scale:
-      scale = spec.init_scale
-      vectors = jax.random.uniform(key, shape, jnp.float32, -scale, scale)
-    else:
-      vectors = jnp.zeros(shape, jnp.float32)
+    vectors = _init_rows(
+      spec, key, jnp.arange(spec.vocab), jnp.arange(spec.dim)
+    )
     return spec_lib.TableState(vectors, optimizer.init(spec.vocab, spec.dim))
 
   def lookup(state, ids):
     return state.vectors.at[ids].get(mode='clip'), state
 
   def update(state, ids, row_grads, learning_rate):
-    merged = None
-    if merges_duplicates:
-      squares = rowopt.mean_squares(row_grads)[..., None]
-      ids, occurrences, (row_grads, squares) = duplicates.merge(
-        ids, (row_grads, squares), spec.vocab
-      )
-      merged = rowopt.Merged(occurrences, squares[:, 0])
-    deltas, slots = optimizer.update(
-      state.slots, ids, row_grads, learning_rate, merged
+    if names:
+      ids, row_grads = _gathered(_flat(ids, row_grads), names)
+    all_grads = _one_by_one_or_merged(
+      rowopt.RowGrads(ids, row_grads, rowopt.mean_squares(row_grads)),
+      spec.vocab,
+      merges_duplicates,
     )
-    vectors = rowopt.add_rows(state.vectors, ids, deltas, merges_duplicates)
+    deltas, slots = optimizer.update(state.slots, all_grads, learning_rate)
+    vectors = rowopt.add_rows(
+      state.vectors, all_grads.ids, deltas, merges_duplicates
+    )
     return spec_lib.TableState(vectors, slots)
 
-  def gather(state):
-    return np.asarray(state.vectors)
+  everywhere = jax.sharding.PartitionSpec()
+  return spec_lib.Table(
+    init,
+    lookup,
+    update,
+    np.asarray,
+    spec_lib.TableState(everywhere, everywhere),
+  )
 
-  return spec_lib.Table(init, lookup, update, gather)
+
+def column(
+  spec: spec_lib.TableSpec,
+  optimizer: rowopt.RowOptimizer,
+  axes: spec_lib.Axes = ONE_DEVICE,
+  merges_duplicates: bool = False,
+) -> spec_lib.Table:
+  """A table whose columns are split along the table axis.
+
+  Columns are filled up with zeros to a multiple of the devices. All devices of
+  a table axis look up the same ids.
+
+  Args:
+    spec: its size and how it starts.
+    optimizer: of its rows; figures of a row are held by every device.
+    axes: of the mesh.
+    merges_duplicates: whether an update writes each row once.
+  """
+  data_names = [axes.data] * (axes.num_data > 1)
+  dim = -(-spec.dim // axes.num_table)  # a device's
+
+  def init(key: jax.Array) -> spec_lib.TableState:
+    columns = jnp.arange(dim)
+    if axes.num_table > 1:
+      columns += dim * jax.lax.axis_index(axes.table)
+    vectors = _init_rows(spec, key, jnp.arange(spec.vocab), columns)
+    return spec_lib.TableState(vectors, optimizer.init(spec.vocab, dim))
+
+  def lookup(state, ids):
+    return state.vectors.at[ids].get(mode='clip'), state
+
+  def update(state, ids, row_grads, learning_rate):
+    ids, row_grads = _flat(ids, row_grads)
+    squares = jnp.sum(jnp.square(row_grads), -1) / spec.dim
+    if axes.num_table > 1:
+      squares = jax.lax.psum(squares, axes.table)
+    all_grads = _one_by_one_or_merged(
+      rowopt.RowGrads(*_gathered((ids, row_grads, squares), data_names)),
+      spec.vocab,
+      merges_duplicates,
+    )
+    deltas, slots = optimizer.update(state.slots, all_grads, learning_rate)
+    vectors = rowopt.add_rows(
+      state.vectors, all_grads.ids, deltas, merges_duplicates
+    )
+    return spec_lib.TableState(vectors, slots)
+
+  def gather(vectors):
+    return np.ascontiguousarray(np.asarray(vectors)[:, : spec.dim])
+
+  split = jax.sharding.PartitionSpec(None, axes.table)
+  slots = jax.eval_shape(lambda: optimizer.init(spec.vocab, dim))
+  partition = jax.tree.map(
+    lambda x: split if x.ndim == 2 else jax.sharding.PartitionSpec(), slots
+  )
+  return spec_lib.Table(
+    init, lookup, update, gather, spec_lib.TableState(split, partition)
+  )
+
+
+def row(
+  spec: spec_lib.TableSpec,
+  optimizer: rowopt.RowOptimizer,
+  axes: spec_lib.Axes = ONE_DEVICE,
+  merges_duplicates: bool = True,
+  capacity: int = 0,
+) -> spec_lib.Table:
+  """A table whose rows are split along the table axis.
+
+  Ids are dealt in turn to `ROW_CLASSES` classes, and the classes to devices:
+  frequent words, which have the low ids, are spread evenly. The arrays have the
+  form [groups, classes, ...], id = group * ROW_CLASSES + class, which is the
+  order of ids on any mesh.
+
+  Args:
+    spec: its size and how it starts.
+    optimizer: of its rows, which it keeps where the rows are.
+    axes: of the mesh; each device looks up what it wants. The number of devices
+      along the table axis divides `ROW_CLASSES`.
+    merges_duplicates: as it always does here.
+    capacity: rows that a device can ask of another at once; more are asked for
+      in a further round. 0 = any number.
+  """
+  del merges_duplicates  # to send a row's gradients once they must be summed
+  data_names = [axes.data] * (axes.num_data > 1)
+  groups = -(-spec.vocab // ROW_CLASSES)
+  classes = ROW_CLASSES // axes.num_table  # a device's
+  num_rows = groups * classes  # a device's
+
+  def in_classes(x):
+    is_by_row = x.shape[:1] == (num_rows,)
+    return x.reshape(groups, classes, *x.shape[1:]) if is_by_row else x
+
+  def in_rows(x):
+    is_by_class = x.shape[:2] == (groups, classes)
+    return x.reshape(num_rows, *x.shape[2:]) if is_by_class else x
+
+  def init(key: jax.Array) -> spec_lib.TableState:
+    first = 0
+    if axes.num_table > 1:
+      first = classes * jax.lax.axis_index(axes.table)
+    ids = ROW_CLASSES * jnp.arange(groups)[:, None]
+    ids = ids + (first + jnp.arange(classes))[None, :]
+    vectors = _init_rows(spec, key, ids, jnp.arange(spec.dim))
+    slots = jax.tree.map(in_classes, optimizer.init(num_rows, spec.dim))
+    return spec_lib.TableState(vectors, slots)
+
+  def places(ids):
+    """Where ids are stored: device by device, each in order of ids."""
+    group, place = ids // ROW_CLASSES, ids % ROW_CLASSES
+    stored = (place // classes) * num_rows + group * classes + place % classes
+    return jnp.where(ids < spec.vocab, stored, axes.num_table * num_rows)
+
+  def route_of(ids):
+    size = min(capacity or ids.size, ids.size)
+    return routes.route(places(ids.reshape(-1)), num_rows, size, axes)
+
+  def lookup(state, ids):
+    rows = routes.fetch(route_of(ids), in_rows(state.vectors))
+    return rows.reshape(*ids.shape, spec.dim), state
+
+  def update(state, ids, row_grads, learning_rate):
+    route = route_of(ids)
+    ids, row_grads = _flat(ids, row_grads)
+    squares = rowopt.mean_squares(row_grads)[:, None]
+    sums = routes.merge(route, (row_grads, squares))
+
+    def apply(state, local_ids, occurrences, sums):
+      vectors, slots = state
+      ids, occurrences, sums = _gathered(
+        (local_ids, occurrences, sums), data_names
+      )
+      merged = duplicates.merge(ids, (occurrences[:, None], *sums), num_rows)
+      occurrences, grads, squares = merged.sums
+      deltas, slots = optimizer.update(
+        slots,
+        rowopt.RowGrads(merged.ids, grads, squares[:, 0], occurrences[:, 0]),
+        learning_rate,
+      )
+      return rowopt.add_rows(vectors, merged.ids, deltas, True), slots
+
+    state = jax.tree.map(in_rows, (state.vectors, state.slots))
+    state = routes.send(route, sums, state, apply)
+    return spec_lib.TableState(*jax.tree.map(in_classes, state))
+
+  def gather(vectors):
+    return np.asarray(vectors).reshape(-1, spec.dim)[: spec.vocab]
+
+  split = jax.sharding.PartitionSpec(None, axes.table)
+  slots = jax.eval_shape(
+    lambda: jax.tree.map(in_classes, optimizer.init(num_rows, spec.dim))
+  )
+  partition = jax.tree.map(
+    lambda x: (
+      split
+      if x.shape[:2] == (groups, classes)
+      else jax.sharding.PartitionSpec()
+    ),
+    slots,
+  )
+  return spec_lib.Table(
+    init, lookup, update, gather, spec_lib.TableState(split, partition)
+  )

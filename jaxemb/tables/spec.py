@@ -3,6 +3,10 @@
 Models see rows, never tables: the loss is differentiated with respect to the
 rows that were looked up, and the table is updated by ids and row gradients.
 Sharding, low precision and caching then never touch a model.
+
+On a mesh of devices the functions run inside `shard_map`: a state is a device's
+shards, and ids are those that the device itself looks up. How the tables lie on
+the mesh decides along which of its axes the look-ups of a step are split.
 """
 
 import dataclasses
@@ -23,23 +27,37 @@ class TableSpec:
   init_scale: float  # rows start uniform in +-init_scale; 0 = zeros
 
 
-class TableState(NamedTuple):
-  """The arrays of a table."""
+@dataclasses.dataclass(frozen=True)
+class Axes:
+  """The mesh as tables see it; an axis of one device does not count."""
 
-  vectors: jax.Array  # [vocab, dim] float32
+  data: str = 'data'
+  table: str = 'table'
+  num_data: int = 1
+  num_table: int = 1
+
+
+class TableState(NamedTuple):
+  """The arrays of a table, or one device's shards of them."""
+
+  vectors: jax.Array  # float32, all rows in the form that the layout gives them
   slots: Any  # the row optimizer's
 
 
 class Table(NamedTuple):
   """Pure functions over a `TableState`."""
 
-  # key -> state
+  # key -> state; the rows depend on the key, not on the layout or the mesh
   init: Callable[[jax.Array], TableState]
   # (state, ids [...]) -> (rows [..., dim], state); a cache changes when read.
-  # Ids at or above vocab are padding and give some row of the table.
+  # Ids at or above vocab are padding and give some row of the table. Rows have
+  # a device's share of the columns where the layout splits them.
   lookup: Callable[[TableState, jax.Array], tuple[jax.Array, TableState]]
   # (state, ids [...], row_grads [..., dim], learning_rate) -> state; padding is
-  # ignored, duplicates mean what the row optimizer says.
+  # ignored, duplicates mean what the row optimizer says, whichever devices
+  # looked them up.
   update: Callable[[TableState, jax.Array, jax.Array, jax.Array], TableState]
-  # state -> [vocab, dim] float32 on the host
-  gather: Callable[[TableState], np.ndarray]
+  # whole state's vectors, on the host -> [vocab, dim] float32 in order of ids
+  gather: Callable[[np.ndarray], np.ndarray]
+  # How the state lies on the mesh: a TableState of `PartitionSpec`s.
+  partition: TableState

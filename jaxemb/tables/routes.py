@@ -1,0 +1,181 @@
+"""Rows to and fro between the devices that want them and those that hold them.
+
+The storage of a table that is split by rows is one range of places: device o
+holds those from o * num_rows on. A device sorts the places that it wants; equal
+ones lie side by side and are asked for once, and what it wants of each holder
+is a stretch of the sorted list. Stretches are sent in buffers of a fixed number
+of rows, `capacity`, by an all-to-all.
+
+A stretch that is longer than its buffer is not cut off but goes on in a further
+round. The rounds are cut by local places, at the same ones on all devices: an
+update of a row then has the gradients of all devices at once, whatever the
+number of rounds. Most steps have one.
+
+All functions run inside `shard_map`; shapes are those of one device.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxemb.ops import duplicates
+from jaxemb.tables import spec as spec_lib
+
+
+class Route(NamedTuple):
+  """What one device wants of the others; n look-ups, t holders."""
+
+  order: jax.Array  # [n] int32, sorts the look-ups by place
+  in_order: jax.Array  # [n] int32, their places, sorted
+  # [n] int32: the place of the u-th different one; behind them, no place.
+  distinct: jax.Array
+  distinct_of: jax.Array  # [n] int32, look-up -> u
+  last: jax.Array  # [n] int32, where in the order the u-th has its last look-up
+  num_rows: int  # of each holder
+  capacity: int  # rows of a buffer
+  axes: spec_lib.Axes
+
+
+def route(
+  places: jax.Array, num_rows: int, capacity: int, axes: spec_lib.Axes
+) -> Route:
+  """Sorts what a device wants.
+
+  Args:
+    places: [n] int32; t * num_rows is no place.
+    num_rows: of each of the t holders.
+    capacity: rows of a buffer, at least 1.
+    axes: of the mesh.
+  """
+  num = len(places)
+  order = jnp.argsort(places)
+  in_order = places[order]
+  is_first = jnp.append(True, in_order[1:] != in_order[:-1])
+  index = jnp.cumsum(is_first.astype(jnp.int32)) - 1
+  nowhere = axes.num_table * num_rows
+  # Equal look-ups write the same; of their positions the last one stays.
+  distinct = jnp.full(num, nowhere, jnp.int32).at[index].set(in_order)
+  last = jnp.zeros(num, jnp.int32).at[index].max(jnp.arange(num))
+  distinct_of = (
+    jnp.zeros(num, jnp.int32).at[order].set(index, unique_indices=True)
+  )
+  return Route(
+    order, in_order, distinct, distinct_of, last, num_rows, capacity, axes
+  )
+
+
+def _rounds(route: Route, carry: Any, body: Callable[..., Any]) -> Any:
+  """Runs `body(carry, index, wanted)` for every round.
+
+  index [t, capacity] are places in `route.distinct`, n where a buffer is empty;
+  wanted [t, capacity] the same as the holders' own rows, num_rows where empty.
+  """
+  axes, num = route.axes, len(route.distinct)
+  firsts = route.num_rows * jnp.arange(axes.num_table)
+  names = [axes.data] * (axes.num_data > 1)
+  names += [axes.table] * (axes.num_table > 1)
+
+  def starts(cut):
+    return jnp.searchsorted(
+      route.distinct, firsts + cut, method='scan_unrolled'
+    )
+
+  def run(x):
+    cut, carry = x
+    low = starts(cut)
+    # The next round begins where the first buffer of any device is full.
+    beyond = low + route.capacity
+    place = route.distinct.at[beyond].get(mode='fill', fill_value=2**31 - 1)
+    is_same_holder = place < firsts + route.num_rows
+    next_cut = jnp.min(
+      jnp.where(is_same_holder, place - firsts, route.num_rows)
+    )
+    if names:
+      next_cut = jax.lax.pmin(next_cut, tuple(names))
+    index = low[:, None] + jnp.arange(route.capacity)[None, :]
+    is_full = index < starts(next_cut)[:, None]
+    wanted = route.distinct.at[index].get(mode='clip') - firsts[:, None]
+    index = jnp.where(is_full, index, num)
+    wanted = jnp.where(is_full, wanted, route.num_rows)
+    return next_cut, body(carry, index, wanted)
+
+  _, carry = jax.lax.while_loop(
+    lambda x: x[0] < route.num_rows, run, (jnp.int32(0), carry)
+  )
+  return carry
+
+
+def _exchanged(x: jax.Array, axes: spec_lib.Axes) -> jax.Array:
+  """[t, capacity, ...]: what each holder gets, to what each one sent."""
+  if axes.num_table == 1:
+    return x
+  return jax.lax.all_to_all(x, axes.table, 0, 0)
+
+
+def fetch(route: Route, vectors: jax.Array) -> jax.Array:
+  """[n, dim], the rows that the device wants.
+
+  Args:
+    route: what it wants.
+    vectors: [num_rows, dim], those that it holds.
+  """
+  axes, num = route.axes, len(route.distinct)
+
+  def body(rows, index, wanted):
+    asked = _exchanged(wanted, axes)
+    found = _exchanged(vectors.at[asked].get(mode='clip'), axes)
+    return rows.at[index].set(found, mode='drop')
+
+  rows = jnp.zeros((num, vectors.shape[-1]), vectors.dtype)
+  return _rounds(route, rows, body)[route.distinct_of]
+
+
+def merge(route: Route, values: Any) -> tuple[jax.Array, Any]:
+  """Sums over the look-ups of each place.
+
+  Args:
+    route: what the device wants.
+    values: pytree of [n, d] float32, one row per look-up.
+
+  Returns:
+    [n] float32, look-ups of the u-th different place; and a pytree like
+    `values`, their sums.
+  """
+  ones = jnp.ones((len(route.order), 1), jnp.float32)
+  values = jax.tree.map(lambda x: x[route.order], values)
+  counts, sums = duplicates.running_sums(route.in_order, (ones, values))
+  return counts[route.last, 0], jax.tree.map(lambda x: x[route.last], sums)
+
+
+def send(
+  route: Route,
+  merged: tuple[jax.Array, Any],
+  state: Any,
+  apply: Callable[[Any, jax.Array, jax.Array, Any], Any],
+) -> Any:
+  """Brings sums to the holders of their rows.
+
+  Args:
+    route: what the device wanted.
+    merged: what `merge` returned.
+    state: the holder's.
+    apply: (state, rows [m] int32, look-ups [m], sums [m, d]) -> state; gets the
+      sums of all devices of the table axis; rows of num_rows are padding.
+
+  Returns:
+    The holder's state after all rounds.
+  """
+  axes = route.axes
+
+  def body(state, index, wanted):
+    def exchanged(x):
+      sent = x.at[index].get(mode='fill', fill_value=0)
+      return _exchanged(sent, axes).reshape(-1, *x.shape[1:])
+
+    local = _exchanged(wanted, axes).reshape(-1)
+    counts, sums = jax.tree.map(exchanged, merged)
+    return apply(state, local, counts, sums)
+
+  return _rounds(route, state, body)
