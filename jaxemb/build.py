@@ -7,13 +7,16 @@ dict per kind of part that a name in the settings chooses from.
 import math
 import os
 import pathlib
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
 import numpy as np
 
+from jaxemb import config as config_lib
 from jaxemb import mesh as mesh_lib
+from jaxemb import processes
 from jaxemb.data import download, encode, loader, scan, toywiki
 from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
@@ -90,6 +93,39 @@ def cache_folder(config: ml_collections.ConfigDict) -> pathlib.Path:
     return pathlib.Path(os.environ['JAXEMB_CACHE']).expanduser()
   base = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
   return pathlib.Path(base) / 'jaxemb'
+
+
+def on_devices(
+  config: ml_collections.ConfigDict, begun: Mapping[str, Any]
+) -> tuple[ml_collections.ConfigDict, jax.sharding.Mesh]:
+  """Chooses devices, and what the settings leave open for them to decide.
+
+  Args:
+    config: checked settings.
+    begun: flat settings of the run that is resumed, or {}.
+
+  Raises:
+    UserError: for settings that do not fit the devices.
+  """
+  is_sync = config.strategy.name == 'sync'
+  splits_tables = config.table.layout != 'replicated'
+  begun_with = None
+  if begun and not is_sync and begun.get('strategy.name') != 'sync':
+    begun_with = mesh_lib.Shape(begun.get('mesh.data', 0), 1)
+  shape = mesh_lib.start(
+    mesh_lib.Shape(config.mesh.data, config.mesh.table),
+    splits_tables,
+    not is_sync or splits_tables,
+    begun_with,
+  )
+  # A run that goes on with other devices has the steps that it began with.
+  config.data.parts = config.data.parts or begun.get('data.parts', 0)
+  config.train.batch_words = config.train.batch_words or begun.get(
+    'train.batch_words', 0
+  )
+  devices = mesh_lib.make(shape)
+  platform = devices.devices.flat[0].platform
+  return config_lib.resolved(config, platform, shape), devices
 
 
 def text_and_benchmarks(
@@ -250,6 +286,14 @@ def parts(
   """
   path, eval_paths = text_and_benchmarks(config, progress)
   d = config.data
+  team = encode.Team(
+    d.parts,
+    mesh_lib.my_parts(mesh, d.parts),
+    mesh_lib.my_parts(mesh, d.parts, first_only=True),
+    processes.index(),
+    processes.num(),
+    processes.gather,
+  )
   corpus = encode.encode(
     path,
     encode.Settings(
@@ -261,10 +305,11 @@ def parts(
     ),
     cache_folder(config),
     progress,
+    team,
   )
   return Parts(
     corpus,
-    encode.divide(corpus, d.parts),
+    encode.divide(corpus, d.parts, team),
     *trainer(config, corpus.vocabulary.counts, mesh),
     eval_paths,
     mesh,

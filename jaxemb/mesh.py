@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxemb import errors
+from jaxemb import errors, processes
 
 DATA = 'data'  # axis along the corpus: every device has its own part of it
 TABLE = 'table'  # axis along the tables: every device has its own share of them
@@ -73,7 +73,8 @@ def start(
   default = min(_usable_cores(), _MOST_CPU_DEVICES) if uses_cores else 1
   size = max(needed.data, 1) * max(needed.table, 1)
   is_given = needed.data and (needed.table or not splits_tables)
-  _want_cpu_devices(size if is_given else max(size, default), size > 1)
+  num = size if is_given else max(size, default)
+  _want_cpu_devices(-(-num // processes.num_joined()), size > 1)
   devices = jax.devices()
   kind = devices[0].device_kind
   there = f'there are {len(devices)} ({kind})'
@@ -132,15 +133,24 @@ def make(shape: Shape) -> jax.sharding.Mesh:
   )
 
 
-def my_parts(mesh: jax.sharding.Mesh, num_parts: int) -> range:
-  """Which of the parts along the data axis this process's devices work on."""
+def my_parts(
+  mesh: jax.sharding.Mesh, num_parts: int, first_only: bool = False
+) -> range:
+  """Which of the parts along the data axis this process's devices work on.
+
+  Args:
+    mesh: the devices.
+    num_parts: of the corpus; the data axis divides them.
+    first_only: whether to leave out those that a process before this one works
+      on as well.
+  """
   each = num_parts // mesh.shape[DATA]
-  mine = [
-    i
-    for i, row in enumerate(mesh.devices)
-    if any(d.process_index == jax.process_index() for d in row)
-  ]
-  return range(each * mine[0], each * (mine[-1] + 1))
+  me = jax.process_index()
+  rows = [[d.process_index for d in row] for row in mesh.devices]
+  mine = [i for i, row in enumerate(rows) if me in row]
+  if first_only:
+    mine = [i for i in mine if min(rows[i]) == me]
+  return range(each * mine[0], each * (mine[-1] + 1)) if mine else range(0)
 
 
 def put(tree: Any, sharding: Any) -> Any:

@@ -29,8 +29,13 @@ LOG = logging.getLogger('jaxemb')
 _MIN_RECORDS = 50
 
 
-def start_log(path: pathlib.Path) -> logging.Handler:
+def start_log(path: pathlib.Path, is_first: bool = True) -> logging.Handler:
   """Lets `LOG` write to the console and, with dates, to a file.
+
+  Args:
+    path: of the file.
+    is_first: whether the console gets more than warnings: of several processes
+      one reports.
 
   Returns:
     The file's handler, to be given to `stop_log`.
@@ -39,6 +44,7 @@ def start_log(path: pathlib.Path) -> logging.Handler:
     console = _TqdmHandler()
     console.setFormatter(logging.Formatter('%(message)s'))
     LOG.addHandler(console)
+  LOG.handlers[0].setLevel(logging.INFO if is_first else logging.WARNING)
   LOG.setLevel(logging.INFO)
   LOG.propagate = False
   file = logging.FileHandler(path, encoding='utf-8')

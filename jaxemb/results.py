@@ -1,6 +1,7 @@
 """What a finished run leaves: exports, evaluation, report."""
 
 import datetime
+import hashlib
 import importlib.metadata
 import os
 import pathlib
@@ -78,6 +79,15 @@ def _versions() -> dict[str, str]:
         sys.modules.get(package), '__version__', 'not installed'
       )
   return found
+
+
+def versions_of_code() -> dict[str, str]:
+  """What processes that train as one must have alike."""
+  digest = hashlib.sha256()
+  folder = pathlib.Path(__file__).parent
+  for path in sorted(folder.rglob('*.py')):
+    digest.update(path.read_bytes())
+  return _versions() | {'code': digest.hexdigest()[:16]}
 
 
 def _categories(paths: list[str]) -> dict[str, list[str]]:

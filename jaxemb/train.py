@@ -6,6 +6,7 @@ state and the position, so a run that was killed repeats exactly what it lost.
 """
 
 import collections
+import contextlib
 import logging
 import math
 import pathlib
@@ -22,6 +23,7 @@ from jaxemb import (
   errors,
   mesh,
   metrics,
+  processes,
   report,
   results,
   saving,
@@ -42,12 +44,17 @@ class Trained(NamedTuple):
   finished: bool  # all words were read
 
 
-def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
+def run(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  place: processes.Place = processes.ALONE,
+) -> int:
   """Trains, or resumes training, and writes all results to `workdir`.
 
   Args:
     config: settings that `config.check` accepts.
     workdir: folder of the run.
+    place: which process this is of those that train as one.
 
   Returns:
     The exit code: 0, or `STOPPED`.
@@ -57,18 +64,27 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
   """
   session = _Session(time.time())
   workdirs.make(workdir)
-  with workdirs.locked(workdir):
+  processes.start(place)
+  watch = processes.Watch()
+  is_first, says_bye = processes.is_first(), False
+  with workdirs.locked(workdir) if is_first else contextlib.nullcontext():
     with workdirs.writing(workdir):
-      log = metrics.start_log(workdir / 'log.txt')
+      log = metrics.start_log(
+        workdir / processes.file_name('log.txt'), is_first
+      )
     try:
       with signals.stopping() as stop:
-        return _run(config, workdir, session, stop)
+        code = _run(config, workdir, session, stop)
+        says_bye = True
+        return code
     except errors.UserError as error:
       # The caller shows it; the file should tell it as well.
       log.emit(logging.makeLogRecord({'msg': str(error)}))
       raise
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
       is_memory = isinstance(error, MemoryError)
+      if not is_memory:
+        watch.wait_for_loss()  # a collective that failed: whose fault is it?
       if not is_memory and 'RESOURCE_EXHAUSTED' not in str(error):
         raise
       raise errors.UserError(
@@ -76,6 +92,7 @@ def run(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> int:
         '--config.train.batch_words, or give --config.mesh.data=1'
       ) from error
     finally:
+      watch.close(says_bye)
       metrics.stop_log(log)
 
 
@@ -85,7 +102,9 @@ def _run(
   session: '_Session',
   stop: threading.Event,
 ) -> int:
-  config, devices = _on_devices(config, workdir)
+  processes.agree('settings', config_lib.flat(config), 'setting')
+  processes.agree('versions', results.versions_of_code(), 'version')
+  config, devices = build.on_devices(config, workdirs.recorded(workdir))
   workdirs.check(config, workdir)
   cache = build.cache_folder(config)
   # Programs compile once per machine: the cache is read on the next start.
@@ -101,7 +120,8 @@ def _run(
   finally:
     stages.close()
   session = session._replace(encode_secs=time.time() - session.started)
-  workdirs.record(config, workdir)
+  if processes.is_first():
+    workdirs.record(config, workdir)
   results.describe_corpus(parts.corpus)
   with checkpoint.Checkpoints(
     workdir / 'checkpoints',
@@ -120,34 +140,11 @@ def _run(
     # While the last checkpoint is still being written.
     table_bytes = mesh.num_bytes(trained.state)
     vectors = parts.strategy.result(trained.state)
-    results.write(config, workdir, parts, vectors, trained.totals, table_bytes)
+    if processes.is_first():
+      results.write(
+        config, workdir, parts, vectors, trained.totals, table_bytes
+      )
   return 0
-
-
-def _on_devices(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path
-) -> tuple[ml_collections.ConfigDict, jax.sharding.Mesh]:
-  """Chooses devices, and what the settings leave open for them to decide."""
-  is_sync = config.strategy.name == 'sync'
-  splits_tables = config.table.layout != 'replicated'
-  begun = workdirs.recorded(workdir)
-  begun_with = None
-  if begun and not is_sync and begun.get('strategy.name') != 'sync':
-    begun_with = mesh.Shape(begun.get('mesh.data', 0), 1)
-  shape = mesh.start(
-    mesh.Shape(config.mesh.data, config.mesh.table),
-    splits_tables,
-    not is_sync or splits_tables,
-    begun_with,
-  )
-  # A run that goes on with other devices has the steps that it began with.
-  config.data.parts = config.data.parts or begun.get('data.parts', 0)
-  config.train.batch_words = config.train.batch_words or begun.get(
-    'train.batch_words', 0
-  )
-  devices = mesh.make(shape)
-  platform = devices.devices.flat[0].platform
-  return config_lib.resolved(config, platform, shape), devices
 
 
 class _Session(NamedTuple):
@@ -199,6 +196,7 @@ def _train(
   step = None
   last_save = time.monotonic()
   secs_before = totals.total_secs
+  decisions = processes.Decisions('saves')
   try:
     for item in items:
       plan = schedule(item)
@@ -213,8 +211,10 @@ def _train(
       waiting.append((item._replace(batch=None), rates, step_metrics))
       due = time.monotonic() - last_save > config.train.checkpoint_every_secs
       is_last = item.words_after == epoch_words * epochs
-      stopping = stop.is_set()  # once: it may be set at any moment
-      save = due or is_last or stopping
+      # Asked once: it may be set at any moment.
+      decision = decisions.next(stop.is_set(), due)
+      stopping = decision == processes.STOP
+      save = is_last or decision != processes.GO_ON
       # One dispatch is under way while the one before it is counted; all are
       # counted before what they led to is saved.
       while len(waiting) > (0 if save else 1):

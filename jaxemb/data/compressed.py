@@ -48,6 +48,11 @@ class CountedFile:
     return self._sha256.hexdigest()
 
 
+def is_compressed(path: pathlib.Path) -> bool:
+  """Whether a file's suffix says so."""
+  return path.suffix.lower() in SUFFIXES.values()
+
+
 def unpack(file: CountedFile, path: pathlib.Path) -> Iterator[bytes]:
   """Blocks of a file, decompressed if its suffix says so.
 

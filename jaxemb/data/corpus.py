@@ -9,7 +9,6 @@ pieces at line ends; nothing but JSON is ever touched line by line.
 import collections
 import concurrent.futures
 import contextlib
-import dataclasses
 import glob as globs
 import itertools
 import os
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from jaxemb import errors
-from jaxemb.data import compressed, wikidump, wikiextractor, wikitext
+from jaxemb.data import compressed, cuts, wikidump, wikiextractor, wikitext
 
 
 class Source(NamedTuple):
@@ -36,50 +35,9 @@ class Source(NamedTuple):
   mtime_ns: int
 
 
-class Piece(NamedTuple):
-  """A stretch of text; all pieces of a source in a row are its text.
-
-  Attributes:
-    text: UTF-8; each line is a sentence, paragraph or document. Bytes that
-      are not UTF-8 stay as they are.
-    ends_line: False when the last line goes on in the next piece.
-  """
-
-  text: bytes
-  ends_line: bool
-
-
-@dataclasses.dataclass
-class ReadReport:
-  """What reading one source has met so far; complete when it ends.
-
-  Attributes:
-    source_bytes: Bytes of the file read (compressed, if it is).
-    text_bytes: Bytes of text handed out.
-    pages: Articles or documents used; 0 for plain text.
-    redirects: Pages skipped because they only point to another.
-    other_namespace_pages: Pages skipped because they are not articles.
-    lost_bytes: Bytes of markup that could not be used.
-    replaced_bytes: Bytes replaced in XML: not UTF-8 or not allowed there.
-    problems: One line each about what was lost, naming the file.
-    sha256: Of the file as it is on disk; '' until the end was reached.
-  """
-
-  source_bytes: int = 0
-  text_bytes: int = 0
-  pages: int = 0
-  redirects: int = 0
-  other_namespace_pages: int = 0
-  lost_bytes: int = 0
-  replaced_bytes: int = 0
-  problems: list[str] = dataclasses.field(default_factory=list)
-  sha256: str = ''
-
-
 _HEAD_BYTES = 1 << 16
 _MAX_WAITING_BATCHES = 16
 _MAX_DAMAGES = 10
-_SPACES = (b' ', b'\t', b'\r', b'\v', b'\f')
 _CONTROLS = bytes({*range(32), 127} - set(b'\t\n\v\f\r\x1b'))
 
 
@@ -156,10 +114,11 @@ def _files(place: str) -> Iterator[str]:
 
 def pieces(
   source: Source,
-  report: ReadReport,
+  report: cuts.ReadReport,
   piece_bytes: int = 8 << 20,
   pool: concurrent.futures.Executor | None = None,
-) -> Iterator[Piece]:
+  wanted: cuts.Wanted = cuts.all_pieces,
+) -> Iterator[cuts.Piece]:
   """Reads one file as text, whatever its format.
 
   Args:
@@ -168,6 +127,8 @@ def pieces(
     piece_bytes: Most bytes of a piece. A longer line is cut at white space.
     pool: Workers that strip wikitext, if it is a dump and one process is too
       slow; the pieces are the same with and without it.
+    wanted: Which pieces to hand out. Only plain text that is not compressed
+      (`is_divisible`) is not read where it is not wanted.
 
   Yields:
     Pieces in the order of the file; none for an empty one.
@@ -177,6 +138,11 @@ def pieces(
       are cut or damaged.
   """
   try:
+    if is_divisible(source):
+      yield from cuts.ranges(
+        source.path, source.size_bytes, piece_bytes, report, wanted
+      )
+      return
     with open(source.path, 'rb', buffering=0) as opened:
       file = compressed.CountedFile(opened)
       unpacked = compressed.unpack(file, source.path)
@@ -184,10 +150,12 @@ def pieces(
         unpacked = iter(())
       with contextlib.closing(compressed.ahead(unpacked)) as blocks:
         text = _text(blocks, source.path, report, pool)
-        for piece in _cut(text, piece_bytes, source.path, report):
-          report.text_bytes += len(piece.text)
+        cut = cuts.stream(text, piece_bytes, source.path, report)
+        for number, piece in enumerate(cut):
           report.source_bytes = file.read_bytes
-          yield piece
+          if wanted(number):
+            report.text_bytes += len(piece.text)
+            yield piece._replace(number=number)
       report.source_bytes = file.read_bytes
       report.sha256 = file.sha256()
       if num_left := file.read_bytes - report.source_bytes:
@@ -206,10 +174,32 @@ def pieces(
     ) from error
 
 
+def is_divisible(source: Source) -> bool:
+  """Whether a range of the file can be read without what is before it."""
+  if not source.size_bytes or compressed.is_compressed(source.path):
+    return False
+  with open(source.path, 'rb') as file:
+    head = file.read(_HEAD_BYTES)
+  _refuse_binary(head, source.path)
+  return _format(head.removeprefix(cuts.BOM)) == 'plain'
+
+
+def _format(head: bytes) -> str:
+  """'dump', 'docs', 'json' or 'plain', by the first bytes of a text."""
+  begin = head[:_HEAD_BYTES].lstrip()
+  if begin.startswith((b'<mediawiki', b'<page>')) or (
+    begin.startswith((b'<?xml', b'<!--')) and b'<mediawiki' in begin
+  ):
+    return 'dump'
+  if wikiextractor.is_docs(begin):
+    return 'docs'
+  return 'json' if wikiextractor.is_json(begin) else 'plain'
+
+
 def _text(
   blocks: Iterator[bytes],
   path: pathlib.Path,
-  report: ReadReport,
+  report: cuts.ReadReport,
   pool: concurrent.futures.Executor | None,
 ) -> Iterator[bytes]:
   """Recognises the format by the first bytes and hands out its text."""
@@ -219,16 +209,14 @@ def _text(
   if not head:
     report.problems.append(f'{path}: empty')
   _refuse_binary(head[:_HEAD_BYTES], path)
-  head = head.removeprefix(b'\xef\xbb\xbf')
+  head = head.removeprefix(cuts.BOM)
   blocks = itertools.chain((head,), blocks)
-  begin = head[:_HEAD_BYTES].lstrip()
-  if begin.startswith((b'<mediawiki', b'<page>')) or (
-    begin.startswith((b'<?xml', b'<!--')) and b'<mediawiki' in begin
-  ):
+  kind = _format(head)
+  if kind == 'dump':
     return _dump_text(blocks, path, report, pool)
-  if wikiextractor.is_docs(begin):
+  if kind == 'docs':
     return _extracted_text(wikiextractor.docs(blocks), path, report)
-  if wikiextractor.is_json(begin):
+  if kind == 'json':
     return _extracted_text(wikiextractor.json_lines(blocks), path, report)
   return blocks
 
@@ -254,7 +242,7 @@ def _refuse_binary(head: bytes, path: pathlib.Path) -> None:
 def _dump_text(
   blocks: Iterable[bytes],
   path: pathlib.Path,
-  report: ReadReport,
+  report: cuts.ReadReport,
   pool: concurrent.futures.Executor | None,
 ) -> Iterator[bytes]:
   batches = _articles(blocks, path, report)
@@ -272,7 +260,7 @@ def _dump_text(
 
 
 def _articles(
-  blocks: Iterable[bytes], path: pathlib.Path, report: ReadReport
+  blocks: Iterable[bytes], path: pathlib.Path, report: cuts.ReadReport
 ) -> Iterator[tuple[list[str], frozenset[str]]]:
   """Batches of articles' wikitext, each with its hidden link prefixes."""
   batch: list[str] = []
@@ -310,7 +298,7 @@ def _articles(
 def _extracted_text(
   extracts: Iterable[wikiextractor.Extract],
   path: pathlib.Path,
-  report: ReadReport,
+  report: cuts.ReadReport,
 ) -> Iterator[bytes]:
   num_bad = 0
   for extract in extracts:
@@ -321,50 +309,4 @@ def _extracted_text(
   if num_bad:
     report.problems.append(
       f'{path}: {num_bad} lines skipped: no JSON object with a "text"'
-    )
-
-
-def _white_space_end(data: bytes, start: int, limit: int) -> int:
-  """Just behind the last white space of data[start:limit]; 0 if none."""
-  return max(data.rfind(space, start, limit) for space in _SPACES) + 1
-
-
-def _cut(
-  blocks: Iterable[bytes],
-  piece_bytes: int,
-  path: pathlib.Path,
-  report: ReadReport,
-) -> Iterator[Piece]:
-  """Cuts a stream of text into pieces, at line ends wherever it can."""
-  if piece_bytes < 4:
-    raise ValueError(f'piece_bytes is {piece_bytes}: less than a character')
-  parts: list[bytes] = []
-  num_bytes = 0
-  splits_words = False
-  for block in blocks:
-    parts.append(block)
-    num_bytes += len(block)
-    if num_bytes <= piece_bytes:
-      continue
-    data = b''.join(parts)
-    start = 0
-    while (limit := start + piece_bytes) < num_bytes:
-      end = data.rfind(b'\n', start, limit) + 1
-      ends_line = end > 0
-      if not end:
-        end = _white_space_end(data, start, limit)
-      if not end:
-        splits_words = True
-        end = limit
-        while end > limit - 3 and 0x80 <= data[end] < 0xC0:
-          end -= 1
-      yield Piece(data[start:end], ends_line)
-      start = end
-    parts = [data[start:]]
-    num_bytes -= start
-  if num_bytes:
-    yield Piece(b''.join(parts), True)
-  if splits_words:
-    report.problems.append(
-      f'{path}: no white space in {piece_bytes} bytes; cut inside a word'
     )

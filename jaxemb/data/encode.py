@@ -21,18 +21,29 @@ A corpus is divided into parts, which are read side by side, by its pieces.
 
 import dataclasses
 import hashlib
+import io
+import itertools
 import json
 import os
 import pathlib
 import platform
 import shutil
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.data import compressed, corpus, scan, shards, vocab
+from jaxemb.data import (
+  compressed,
+  corpus,
+  cuts,
+  scan,
+  shards,
+  vocab,
+  word_table,
+)
 
 _FORMAT = 2
 
@@ -64,6 +75,21 @@ class Encoded(NamedTuple):
   manifest: dict[str, Any]
 
 
+class Team(NamedTuple):
+  """The processes that read a corpus together; each its own parts of it."""
+
+  num_parts: int  # of the corpus
+  mine: range  # those that this process reads
+  counted: range  # of these, those that no process before it reads
+  index: int  # of this process; 0 is the one that tells
+  num: int  # of processes
+  # What every process has, in their order; all take part.
+  gather: Callable[[bytes], list[bytes]]
+
+
+ALONE = Team(1, range(1), range(1), 0, 1, lambda data: [data])
+
+
 class Part(NamedTuple):
   """A part of the corpus that this process reads."""
 
@@ -78,28 +104,60 @@ class Division(NamedTuple):
   block_words: tuple[np.ndarray, ...]  # of every part, [its blocks] int32
 
 
-def divide(corpus: Encoded, num_parts: int) -> Division:
-  """Deals the pieces of the text to parts in turn."""
-  part_of_piece = corpus.pieces.sum(1) % num_parts
+def _part_of(file: Any, number: Any, num_parts: int) -> Any:
+  """Pieces are dealt to parts in turn, whichever process reads them."""
+  return (file + number) % num_parts
+
+
+def divide(corpus: Encoded, num_parts: int, team: Team = ALONE) -> Division:
+  """The parts of a corpus; all processes take part.
+
+  Args:
+    corpus: what this process has of it.
+    num_parts: of the whole corpus.
+    team: who reads which parts.
+  """
+  part_of_piece = _part_of(*corpus.pieces.T, num_parts)
   part_of_block = part_of_piece[corpus.blocks.pieces]
-  parts = [
-    Part(i, np.flatnonzero(part_of_block == i)) for i in range(num_parts)
-  ]
-  return Division(
-    tuple(parts), tuple(corpus.blocks.words[part.blocks] for part in parts)
-  )
+  mine = range(num_parts) if team.num == 1 else team.mine
+  parts = [Part(i, np.flatnonzero(part_of_block == i)) for i in mine]
+  words = {part.index: corpus.blocks.words[part.blocks] for part in parts}
+  # Other processes read the other parts; some may be read by several.
+  packed = _pack({str(i): x for i, x in words.items()})
+  for data in team.gather(packed):
+    words |= {int(i): x for i, x in _unpack(data).items()}
+  return Division(tuple(parts), tuple(words[i] for i in range(num_parts)))
+
+
+def _pack(arrays: dict[str, np.ndarray]) -> bytes:
+  file = io.BytesIO()
+  np.savez(file, **arrays)
+  return file.getvalue()
+
+
+def _unpack(data: bytes) -> dict[str, np.ndarray]:
+  with np.load(io.BytesIO(data)) as arrays:
+    return dict(arrays)
 
 
 def encode(
-  path: str, settings: Settings, cache: pathlib.Path, progress: scan.Progress
+  path: str,
+  settings: Settings,
+  cache: pathlib.Path,
+  progress: scan.Progress,
+  team: Team = ALONE,
 ) -> Encoded:
   """The corpus at `path` as id shards, taken from the cache if unchanged.
+
+  Of several processes each encodes the parts that it reads; their counts make
+  one vocabulary. What is reported is of the whole corpus.
 
   Args:
     path: a file, folder or glob of text, see `corpus.sources`.
     settings: definition of words and vocabulary.
     cache: folder that holds encoded corpora.
     progress: called now and then from this thread.
+    team: who reads which parts.
 
   Raises:
     UserError: for input that cannot be used.
@@ -110,19 +168,22 @@ def encode(
       dataclasses.asdict(settings),
       [str(source.path.absolute()) for source in sources],
       _FORMAT,
+      # Alone, a process has all parts, whatever their number.
+      [] if team.num == 1 else [team.num_parts, *team.mine],
     ]
   )
   name = hashlib.sha256(identity.encode()).hexdigest()[:16]
   folder = cache / 'corpora' / name
   encoded = _reuse(folder, sources, settings)
-  if encoded is not None:
+  # All or none: a vocabulary is made together.
+  if all(team.gather(b'' if encoded is None else b'reused')):
     return encoded
   temporary = folder.with_name(f'{name}.tmp-{platform.node()}-{os.getpid()}')
   shutil.rmtree(temporary, ignore_errors=True)
   try:
     temporary.mkdir(parents=True)
     _remove_leftovers(temporary.parent)
-    _encode(sources, settings, temporary, progress)
+    _encode(sources, settings, temporary, progress, team)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
   except OSError as error:
@@ -208,36 +269,67 @@ def _encode(
   settings: Settings,
   folder: pathlib.Path,
   progress: scan.Progress,
+  team: Team,
 ) -> None:
   counts_sha256 = ''
   if settings.counts:
     counts_path = pathlib.Path(settings.counts)
     table = vocab.read_counts(counts_path)
     counts_sha256 = compressed.file_sha256(counts_path)
-  reports = [corpus.ReadReport() for _ in sources]
+  reports = [cuts.ReadReport() for _ in sources]
   pieces = scan.scan(
-    sources, reports, settings.tokens, settings.lowercase, folder, progress
+    sources,
+    reports,
+    settings.tokens,
+    settings.lowercase,
+    folder,
+    progress,
+    lambda file, number: (
+      team.num == 1 or _part_of(file, number, team.num_parts) in team.mine
+    ),
   )
-  dropped = _dropped(pieces, reports)
+  counted = [
+    team.num == 1
+    or _part_of(piece.file, piece.number, team.num_parts) in team.counted
+    for piece in pieces
+  ]
+  counted_pieces = list(itertools.compress(pieces, counted))
+  dropped = _dropped(counted_pieces, _told(sources, reports, team))
   if not settings.counts:
-    table, pruned = scan.merge_counts(pieces, settings.max_vocab)
+    table, pruned = scan.merge_counts(counted_pieces, settings.max_vocab)
     dropped |= pruned
+    table = _table_of_all(table, team)
   vocabulary, ids = vocab.select(table, settings.min_count, settings.max_vocab)
   vocab.write_counts(folder / 'vocab.txt', vocabulary)
-  written, piece_ids = shards.write(pieces, table, ids, folder, progress)
-  blocks = shards.blocks(folder, written, piece_ids)
+  written, written_pieces = shards.write(pieces, table, ids, folder, progress)
+  blocks = shards.blocks(folder, written, [size for size, _ in written_pieces])
   np.savez(folder / 'blocks.npz', **blocks._asdict())
   places = [(piece.file, piece.number) for piece in pieces]
   np.save(folder / 'pieces.npy', np.asarray(places, np.int32).reshape(-1, 2))
-  num_words = int(blocks.words.sum())
+  is_counted = np.asarray(counted, bool)[blocks.pieces]
+  num_words = int(blocks.words[is_counted].sum())
+  seen_words = sum(piece.counters.num_words for piece in counted_pieces)
+  whole = _of_all(
+    team,
+    {
+      'num_words': num_words,
+      'num_blocks': int(is_counted.sum()),
+      'text_bytes': sum(report.text_bytes for report in reports),
+      'pages': sum(r.pages for r in _told(sources, reports, team)),
+      'dropped': dropped | {'out_of_vocabulary_words': seen_words - num_words},
+      'pieces': [
+        [piece.file, piece.number, sha256]
+        for piece, (_, sha256) in zip(pieces, written_pieces, strict=True)
+      ],
+    },
+  )
+  dropped, num_words = whole['dropped'], whole['num_words']
   if num_words == 0:
     raise errors.UserError(
       f'no word of {settings.counts} occurs in the text; check '
       '--config.data.counts, --config.data.lowercase and --config.data.tokens'
     )
   num_vocab_words = len(vocabulary.words)
-  seen_words = sum(piece.counters.num_words for piece in pieces)
-  dropped['out_of_vocabulary_words'] = seen_words - num_words
   dropped['words_below_vocabulary'] = int(table.sizes[0]) - num_vocab_words
   manifest = {
     'format': _FORMAT,
@@ -245,19 +337,24 @@ def _encode(
     'counts_sha256': counts_sha256,
     'files': _files(sources, reports),
     'shards': written,
-    'fingerprint': _fingerprint(folder, written),
+    'fingerprint': _fingerprint(folder, whole['pieces']),
     'num_vocab_words': num_vocab_words,
     'num_words': num_words,
-    'num_blocks': len(blocks.words),
-    'text_bytes': sum(report.text_bytes for report in reports),
-    'pages': sum(report.pages for report in reports),
+    'num_blocks': whole['num_blocks'],
+    'text_bytes': whole['text_bytes'],
+    'pages': whole['pages'],
     'dropped': dropped,
+    # Of this process, as it found them.
+    'ranges_read': [
+      {'path': str(source.path), 'read_bytes': report.source_bytes}
+      for source, report in zip(sources, reports, strict=True)
+    ],
   }
   (folder / 'manifest.json').write_text(json.dumps(manifest, indent=1))
 
 
 def _files(
-  sources: list[corpus.Source], reports: list[corpus.ReadReport]
+  sources: list[corpus.Source], reports: list[cuts.ReadReport]
 ) -> list[dict[str, Any]]:
   """What tells in a later run whether the text is still the same."""
   return [
@@ -272,7 +369,7 @@ def _files(
 
 
 def _dropped(
-  pieces: list[scan.Piece], reports: list[corpus.ReadReport]
+  pieces: list[scan.Piece], reports: list[cuts.ReadReport]
 ) -> dict[str, Any]:
   """What was lost before the vocabulary was chosen."""
   return {
@@ -288,10 +385,71 @@ def _dropped(
   }
 
 
-def _fingerprint(folder: pathlib.Path, written: list[dict[str, Any]]) -> str:
+def _told(
+  sources: list[corpus.Source], reports: list[cuts.ReadReport], team: Team
+) -> list[cuts.ReadReport]:
+  """The reports of files that no other process tells of as well."""
+  return [
+    report
+    for source, report in zip(sources, reports, strict=True)
+    if team.index == 0 or corpus.is_divisible(source)
+  ]
+
+
+def _table_of_all(
+  table: word_table.WordTable, team: Team
+) -> word_table.WordTable:
+  """The counts of all processes together."""
+  if team.num == 1:
+    return table
+  n = int(table.sizes[0])
+  starts = table.starts[: n + 1]
+  packed = _pack(
+    {
+      'arena': table.arena[: starts[n]],
+      'starts': starts,
+      'counts': table.counts[:n],
+    }
+  )
+  total = word_table.empty(1 << 16, 1 << 20)
+  for data in team.gather(packed):
+    part = _unpack(data)
+    total = word_table.merge(
+      total, part['arena'], part['starts'], part['counts']
+    )
+  return total
+
+
+def _of_all(team: Team, mine: dict[str, Any]) -> dict[str, Any]:
+  """Numbers added up, lists joined, over all processes."""
+  whole: dict[str, Any] = {}
+  for data in team.gather(json.dumps(mine).encode()):
+    whole = _sum(whole, json.loads(data))
+  # A file that is no range's is read by all processes; parts may be too.
+  whole['pieces'] = sorted(set(map(tuple, whole['pieces'])))
+  return whole
+
+
+def _sum(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+  total = dict(first)
+  for key, value in second.items():
+    if key not in total:
+      total[key] = value
+    elif isinstance(value, dict):
+      total[key] = _sum(total[key], value)
+    elif key == 'pruned_up_to_count':
+      total[key] = max(total[key], value)
+    else:
+      total[key] = total[key] + value
+  return total
+
+
+def _fingerprint(
+  folder: pathlib.Path, pieces: list[tuple[int, int, str]]
+) -> str:
   """Names this vocabulary and these ids, for a run that resumes on them."""
   hashes = [
     compressed.file_sha256(folder / 'vocab.txt'),
-    *(s['sha256'] for s in written),
+    *(f'{file} {number} {sha256}' for file, number, sha256 in pieces),
   ]
   return hashlib.sha256(' '.join(hashes).encode()).hexdigest()

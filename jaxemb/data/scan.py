@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxemb.data import corpus, tokens, word_table
+from jaxemb.data import corpus, cuts, tokens, word_table
 
 # While counting, as many words are held: beyond, the rarest are pruned as in
 # word2vec.c's ReduceVocab. A small `max_vocab` is no reason to count badly.
@@ -55,7 +55,7 @@ def num_threads() -> int:
 
 def piece_bytes(total_bytes: int) -> int:
   """Size of the pieces of a corpus: parts of it are made of many."""
-  return min(_MAX_PIECE_BYTES, max(_MIN_PIECE_BYTES, total_bytes // 128))
+  return min(_MAX_PIECE_BYTES, max(_MIN_PIECE_BYTES, total_bytes // 64))
 
 
 def _start_stripper() -> None:
@@ -72,15 +72,14 @@ def _start_stripper() -> None:
 
 
 def _scan_piece(
-  piece: corpus.Piece,
+  piece: cuts.Piece,
   file: int,
-  number: int,
   folder: pathlib.Path,
   definition: str,
   lowercase: bool,
 ) -> Piece:
   """Tokenizes one piece and sets it aside; `load` reads it."""
-  path = folder / f'piece-{file:06d}-{number:06d}'
+  path = folder / f'piece-{file:06d}-{piece.number:06d}'
   ids, table, counters = tokens.tokenize(
     piece.text, definition, lowercase, piece.ends_line
   )
@@ -89,16 +88,17 @@ def _scan_piece(
   with open(path, 'wb') as opened:
     for array in (ids, table.arena[: starts[n]], starts, table.counts[:n]):
       np.save(opened, array)
-  return Piece(path, counters, file, number)
+  return Piece(path, counters, file, piece.number)
 
 
 def scan(
   sources: list[corpus.Source],
-  reports: list[corpus.ReadReport],
+  reports: list[cuts.ReadReport],
   definition: str,
   lowercase: bool,
   folder: pathlib.Path,
   progress: Progress,
+  wanted: Callable[[int, int], bool],
 ) -> list[Piece]:
   """Tokenizes all text into pieces on disk, in the order of the text.
 
@@ -112,6 +112,7 @@ def scan(
     lowercase: whether words are lower-cased.
     folder: where the pieces go.
     progress: called now and then with ('reading', bytes so far, of all).
+    wanted: whether to read the piece of a file (index) and number.
 
   Raises:
     UserError: for text that cannot be used.
@@ -130,13 +131,17 @@ def scan(
   def scan_source(index: int) -> list[futures.Future]:
     jobs = []
     for piece in corpus.pieces(
-      sources[index], reports[index], piece_bytes(total_bytes), pool
+      sources[index],
+      reports[index],
+      piece_bytes(total_bytes),
+      pool,
+      lambda number: wanted(index, number),
     ):
       if failed.is_set():
         break
       room.acquire()
       job = tokenizers.submit(
-        _scan_piece, piece, index, len(jobs), folder, definition, lowercase
+        _scan_piece, piece, index, folder, definition, lowercase
       )
       job.add_done_callback(finished)
       jobs.append(job)

@@ -70,7 +70,7 @@ def write(
   ids: np.ndarray,
   folder: pathlib.Path,
   progress: scan.Progress,
-) -> tuple[list[dict[str, Any]], list[int]]:
+) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
   """Writes the shards; removes the pieces.
 
   Args:
@@ -81,32 +81,28 @@ def write(
     progress: called with ('encoding', pieces done, of all).
 
   Returns:
-    Per shard its `file`, `num_ids` and `sha256`; and the ids of each piece.
+    Per shard its `file` and `num_ids`; per piece its ids and their SHA-256.
   """
   shards: list[dict[str, Any]] = []
-  piece_ids: list[int] = []
-  file = digest = None
+  written: list[tuple[int, str]] = []
+  file = None
   mapped = _ahead(lambda p: _mapped(p, table, ids), pieces)
   try:
     for i, new_ids in enumerate(mapped):
       if file is None or shards[-1]['num_ids'] >= _SHARD_IDS:
         if file is not None:
           file.close()
-          shards[-1]['sha256'] = digest.hexdigest()
         shards.append({'file': f'ids-{len(shards):05d}.bin', 'num_ids': 0})
         file = open(folder / shards[-1]['file'], 'wb')
-        digest = hashlib.sha256()
       data = new_ids.astype('<i4', copy=False).tobytes()
       file.write(data)
-      digest.update(data)
       shards[-1]['num_ids'] += len(new_ids)
-      piece_ids.append(len(new_ids))
+      written.append((len(new_ids), hashlib.sha256(data).hexdigest()))
       progress('encoding', i + 1, len(pieces))
-    shards[-1]['sha256'] = digest.hexdigest()
   finally:
     if file is not None:
       file.close()
-  return shards, piece_ids
+  return shards, written
 
 
 @numba.njit(nogil=True, cache=True)

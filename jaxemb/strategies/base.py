@@ -98,8 +98,8 @@ class Strategy(NamedTuple):
   # -> arrays that every step reads and none changes, on the host
   constants: Callable[[], Any]
   # (state, constants, loader batch, schedule) -> (state, `DispatchMetrics`),
-  # one dispatch of many steps; the state is donated. On several CPU devices wait
-  # for one's metrics before the next but one: with dozens under way XLA's
+  # one dispatch of many steps; the state is donated. On several CPU devices
+  # wait for one's metrics before the next but one: with dozens under way XLA's
   # threads wait for each other until it gives up.
   step: Callable[..., tuple[Any, DispatchMetrics]]
   # state -> [vocab, dim] float32, the vectors that users want, on the host; all

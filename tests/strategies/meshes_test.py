@@ -99,8 +99,9 @@ def _compare(found, expected, tolerance):
       found[0][name].slots,
       table.slots,
     )
-  for x, y in zip(jax.tree.leaves(found[1]), jax.tree.leaves(expected[1])):
-    np.testing.assert_allclose(x, y, 1e-5)
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, 1e-5), found[1], expected[1]
+  )
   np.testing.assert_allclose(found[2], expected[2], tolerance, tolerance)
   assert found[2].shape == (VOCAB, DIM)
 
