@@ -1,7 +1,7 @@
 """What a run says while it trains: console, log.txt, JSON lines, TensorBoard.
 
 One record goes everywhere: {step, epoch, words, words_per_sec, loss,
-learning_rate, elapsed_secs, eta_secs}.
+learning_rate, elapsed_secs, eta_secs, hosts}.
 """
 
 import contextlib
@@ -14,13 +14,14 @@ import pathlib
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tqdm
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
-from jaxemb import errors
+from jaxemb import errors, hosts
 from jaxemb.storage import atomic
 
 LOG = logging.getLogger('jaxemb')
@@ -249,6 +250,7 @@ class Meter:
     epochs: int,
     log_every_secs: float,
     max_loss: float = float('inf'),
+    gather: Callable[[dict], list[dict]] = lambda own: [own],
   ):
     """Goes on from `totals`.
 
@@ -259,9 +261,11 @@ class Meter:
       epochs: how many.
       log_every_secs: how far apart records are.
       max_loss: nats per example beyond which training has diverged.
+      gather: makes of this process's `hosts.between` those of all processes.
     """
     self._totals = totals
     self._max_loss = max_loss
+    self._gather = gather
     self._epoch_words = epoch_words
     self._total_words = epoch_words * epochs
     self._every_secs = log_every_secs
@@ -272,10 +276,12 @@ class Meter:
     self._loss = self._examples = 0.0  # since the last record
     self._clock = self._last_record = time.monotonic()
     self._last_words = totals.words
+    self._last_sample = hosts.sample()
 
   def start(self) -> None:
     """Starts the clock; what came before (compilation) is not training."""
     self._clock = self._last_record = time.monotonic()
+    self._last_sample = hosts.sample()
 
   def count(
     self, item: Any, learning_rates: tuple[float, float], step_metrics: Any
@@ -321,7 +327,7 @@ class Meter:
       self._record(now, float(learning_rates[1]))
 
   def _record(self, now: float, learning_rate: float) -> None:
-    t = self._totals
+    t, sample = self._totals, hosts.sample()
     secs = max(now - self._last_record, 1e-9)
     rate = (t.words - self._last_words) / secs
     loss = self._loss / self._examples if self._examples else None
@@ -336,6 +342,7 @@ class Meter:
         'learning_rate': learning_rate,
         'elapsed_secs': t.train_secs,
         'eta_secs': eta_secs,
+        'hosts': self._gather(hosts.between(self._last_sample, sample)),
       }
     )
     shown = 'n/a' if loss is None else f'{loss:.4f}'
@@ -347,6 +354,7 @@ class Meter:
     )
     self._loss = self._examples = 0.0
     self._last_record, self._last_words = now, t.words
+    self._last_sample = sample
 
   def close(self) -> None:
     """Removes the bar and closes the files."""

@@ -13,7 +13,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from jaxemb import build, mesh, metrics, report
+from jaxemb import build, hosts, mesh, metrics, report
 from jaxemb.data import encode
 from jaxemb.evaluation import benchmarks, summary
 from jaxemb.storage import word2vec_format
@@ -36,24 +36,6 @@ def describe_corpus(corpus: encode.Encoded) -> None:
   metrics.LOG.info('left out: %s', ', '.join(counted) or 'nothing')
   for line in dropped['problems']:
     metrics.LOG.warning('%s', line)
-
-
-def _peak_rss_bytes() -> int | None:
-  """Peak resident memory of this process; None where it cannot be told."""
-  try:
-    # Not getrusage: on Linux its figure survives exec, so that a process
-    # started by a large one (a notebook) would report the other's memory.
-    for line in pathlib.Path('/proc/self/status').read_text().splitlines():
-      if line.startswith('VmHWM:'):
-        return 1024 * int(line.split()[1])
-  except OSError:
-    pass  # not Linux
-  try:
-    import resource
-  except ImportError:
-    return None  # Windows
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  return peak if sys.platform == 'darwin' else 1024 * peak
 
 
 def _machine() -> dict[str, Any]:
@@ -125,7 +107,7 @@ def _page(
     'train_secs': totals.train_secs,
     'compile_secs': totals.compile_secs,
     'total_secs': totals.total_secs,
-    'peak_rss_bytes': _peak_rss_bytes(),
+    'peak_rss_bytes': hosts.peak_rss_bytes(),
     'table_bytes': table_bytes,
     'devices': [mesh.name(d) for d in parts.mesh.devices.flatten()],
     'collectives': totals.collectives,
@@ -190,10 +172,12 @@ def write(
     'words_left_out_of_projector': exported['words']
     - exported['projector_words'],
   }
+  records = metrics.read(workdir / 'metrics.jsonl')
+  page['hosts'] = hosts.summary(records)
   report.write(
     workdir,
     page,
-    metrics.read(workdir / 'metrics.jsonl'),
+    records,
     vocabulary.words,
     vectors,
     vocabulary.counts,

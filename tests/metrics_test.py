@@ -7,7 +7,7 @@ import struct
 import pytest
 from tensorboardX.proto import event_pb2
 
-from jaxemb import errors, metrics
+from jaxemb import errors, hosts, metrics
 from jaxemb.data import loader
 from jaxemb.strategies import base as strategy_base
 
@@ -107,6 +107,43 @@ def test_the_meter_counts_and_stops_at_a_loss_that_is_not_finite(tmp_path):
     meter.count(_dispatch(2000), (0.2, 0.1), bad)
   assert 'step 15' in str(caught.value) and '0.15' in str(caught.value)
   meter.close()
+
+
+def test_every_record_tells_what_all_processes_use(tmp_path, monkeypatch):
+  clock = iter((0.0, 5.0, 6.0, 8.0, 11.0))
+  monkeypatch.setattr(
+    hosts,
+    'sample',
+    lambda: hosts.Sample(next(clock), 0.0, None, None, None, None),
+  )
+  given = []
+
+  def gather(own):
+    given.append(own)
+    return [own, own | {'hostname': 'other'}]
+
+  meter = metrics.Meter(tmp_path, metrics.Totals(), 1000, 3, 0.0, gather=gather)
+  meter.start()
+  fine = strategy_base.StepMetrics(600.0, 200.0, -1)
+  for words in (1000, 2000, 3000):
+    meter.count(_dispatch(words), (0.2, 0.1), fine)
+  meter.close()
+  rows = metrics.read(tmp_path / 'metrics.jsonl')
+  assert [row['hosts'][0] for row in rows] == given
+  assert [row['hosts'][1]['hostname'] for row in rows] == ['other'] * 3
+  # From one record to the next; what came before the start is not training.
+  assert [own['secs'] for own in given] == [1.0, 2.0, 3.0]
+
+
+def test_a_process_alone_is_the_only_host(tmp_path):
+  meter = metrics.Meter(tmp_path, metrics.Totals(), 1000, 1, 0.0)
+  meter.count(
+    _dispatch(1000), (0.2, 0.1), strategy_base.StepMetrics(600.0, 200.0, -1)
+  )
+  meter.close()
+  (row,) = metrics.read(tmp_path / 'metrics.jsonl')
+  (own,) = row['hosts']
+  assert own['cores'] >= 0 and own['secs'] > 0
 
 
 def test_the_loss_stays_right_over_many_pairs(tmp_path):

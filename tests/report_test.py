@@ -281,6 +281,7 @@ def test_nothing_known(tmp_path, figures):
     'no word to show',
     'too few words for a map',
     'Nothing was counted',
+    'memory and network was not measured',
   ):
     assert line in page, line
 

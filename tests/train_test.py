@@ -94,6 +94,9 @@ def test_a_run_leaves_all_that_the_contract_names(finished):
   assert rows[-1]['words'] == 2 * report['corpus_words']
   assert rows[-1]['epoch'] == 2
   assert rows[-1]['learning_rate'] == pytest.approx(1e-4)
+  (host,) = report['hosts']
+  assert host['secs'] == pytest.approx(sum(x['hosts'][0]['secs'] for x in rows))
+  assert host['mean_cores'] > 0
   assert rows[-1]['loss'] == pytest.approx(report['loss_per_example'], rel=0.2)
 
 

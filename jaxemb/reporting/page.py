@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxemb.reporting import (
   evaluation,
+  hosts,
   markup,
   scatter,
   style,
@@ -39,6 +40,7 @@ _PARTS = (
   ('neighbours', 'Nearest neighbours'),
   ('map', 'Map'),
   ('left-out', 'What was left out'),
+  ('hosts', 'Processes and hosts'),
   ('settings', 'Settings and machine'),
 )
 
@@ -66,6 +68,7 @@ def render(
     _neighbours(*neighbours),
     _map(word_map),
     _left_out(report),
+    hosts.section(report, metrics),
     _settings(report),
   )
   sections = ''.join(
