@@ -120,6 +120,7 @@ def test_work_is_seen():
   end = time.process_time() + 0.1
   while time.process_time() < end:
     pass
+  time.sleep(0.5)
   figures = hosts.between(before, hosts.sample())
   used_secs = figures['cores'] * figures['secs']
   assert 0.1 <= used_secs < 0.5
@@ -167,10 +168,11 @@ def test_a_run_is_summed_up_by_process():
       {
         'step': 3,
         'hosts': [
-          _figures(3.0, 2.0, sent=20.0),
+          _figures(3.0, 2.0, sent=20.0, peak_bytes=None),
           _figures(3.0, 0.5, 'b', peak_bytes=None),
         ],
       },
+      {'step': 4, 'hosts': [_figures(0.0, 0.0, peak_bytes=20)]},
     ]
   )
   assert first == {

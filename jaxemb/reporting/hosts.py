@@ -12,7 +12,7 @@ import numpy as np
 from jaxemb.reporting import charts, markup
 
 _REMARK = (
-  'While it trained. CPU time and memory are those of a process; bytes are all '
+  'Measured in training. CPU time and memory are of a process; bytes are all '
   'that the kernel of its host counted on network interfaces, of whatever '
   'program, without what passes the kernel by (RDMA, links between '
   'accelerators).'

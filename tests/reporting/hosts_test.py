@@ -60,6 +60,8 @@ def test_several_processes_are_a_table_and_curves():
   assert html.count('12 MB<br><small>1.2 MB/s</small>') == 3
   assert '&lt;b&gt;' in html and '<b>' not in html
   shown = re.findall(r'<desc[^>]*>([^<]*)', html)
+  # By step, however they were logged: from the middle to the right.
+  assert html.count('class="line" d="M200.0 ') == 2
   # Nothing went over loopback: no curve.
   assert shown == [
     'CPU, cores, all processes, by epoch: 2.75 on average, highest 3.',

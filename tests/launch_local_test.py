@@ -1,0 +1,278 @@
+"""Several processes as one job: output, exit codes, signals; programs are fake.
+
+Each is Python code that finds its number in `i` and its flags in `flags`.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+_FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
+_LAUNCH = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import launch_local
+code, arguments, n, devices, grace_secs = json.loads(sys.argv[2])
+command = (sys.executable, '-c', code)
+sys.exit(launch_local.run(arguments, n, devices, command, grace_secs))
+"""
+_BEGIN = """
+import json, os, signal, socket, sys, time
+flags = dict(x[2:].split('=', 1) for x in sys.argv[1:])
+i = int(flags['process_id'])
+got = []
+def catch(*numbers):
+  for number in numbers:
+    signal.signal(number, lambda got_, _: got.append(got_))
+def wait(secs=60):
+  end = time.monotonic() + secs
+  while not got and time.monotonic() < end:
+    time.sleep(0.01)
+def meet():
+  open(os.path.join(os.environ['FOLDER'], str(i)), 'w').close()
+  while len(os.listdir(os.environ['FOLDER'])) < int(flags['num_processes']):
+    time.sleep(0.01)
+"""
+
+
+def _start(
+  code, n=2, arguments=(), devices=0, grace_secs=30.0, **environment
+) -> subprocess.Popen:
+  given = json.dumps([_BEGIN + code, list(arguments), n, devices, grace_secs])
+  return subprocess.Popen(
+    [sys.executable, '-c', _LAUNCH, str(_FOLDER), given],
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    env={**os.environ, **environment},
+    start_new_session=True,  # a group of its own, as in a terminal
+  )
+
+
+def _run(code, **more):
+  """The exit code, and lines of stdout and of stderr."""
+  process = _start(code, **more)
+  try:
+    out, err = process.communicate(timeout=60)
+  except subprocess.TimeoutExpired:
+    process.terminate()
+    raise
+  return process.returncode, out.splitlines(), err.splitlines()
+
+
+def test_lines_come_whole_behind_the_number_of_their_process():
+  code, out, err = _run(
+    """
+for k in range(200):
+  print('out', i, k, 'x' * 200)
+  print('err', i, k, file=sys.stderr)
+sys.stdout.flush()
+os.write(1, b'not \\xff UTF-8, and no end')
+""",
+    n=3,
+  )
+  assert code == 0
+  for i in range(3):
+    start = f'[{i}] '.encode()
+    mine = [x.removeprefix(start) for x in out if x.startswith(start)]
+    assert mine == [
+      *(f'out {i} {k} {"x" * 200}'.encode() for k in range(200)),
+      b'not \xff UTF-8, and no end',
+    ]
+    mine = [x.removeprefix(start) for x in err if x.startswith(start)]
+    assert mine == [f'err {i} {k}'.encode() for k in range(200)]
+  assert len(out) == 3 * 201 and len(err) == 3 * 200
+
+
+def test_a_line_is_shown_when_it_is_printed():
+  process = _start(
+    "catch(signal.SIGTERM); print('here'); wait(20); print('got', *got)",
+    n=1,
+    PYTHONUNBUFFERED='',
+  )
+  assert process.stdout.readline() == b'[0] here\n'
+  process.terminate()
+  out, _ = process.communicate(timeout=60)
+  assert out == b'[0] got 15\n'  # and had not ended before
+
+
+def test_the_processes_are_one_job_on_loopback():
+  code, out, _ = _run(
+    """
+host, port = flags['coordinator'].split(':')
+if i == 0:
+  socket.create_server((host, int(port))).close()
+print(json.dumps([flags, os.environ['JAX_COORDINATOR_BIND_ADDRESS']]))
+""",
+    n=3,
+    arguments=['--config=a.py', '--config.x=y=z'],
+  )
+  assert code == 0
+  found = {int(x[1:2]): json.loads(x[4:]) for x in out}
+  address = found[0][0]['coordinator']
+  assert address.startswith('127.0.0.1:') and int(address[10:]) > 1023
+  assert found == {
+    i: [
+      {
+        'config': 'a.py',
+        'config.x': 'y=z',
+        'coordinator': address,
+        'num_processes': '3',
+        'process_id': str(i),
+      },
+      # jax.distributed listens on all interfaces unless told where.
+      address,
+    ]
+    for i in range(3)
+  }
+
+
+@pytest.mark.parametrize(
+  ('devices', 'before', 'after'),
+  [
+    (0, '--a=1', '--a=1'),
+    (4, '--a=1', '--a=1 --xla_force_host_platform_device_count=4'),
+    (4, '', '--xla_force_host_platform_device_count=4'),
+  ],
+)
+def test_devices_are_asked_for_behind_the_flags_of_xla(devices, before, after):
+  show = "print(os.environ['XLA_FLAGS'])"
+  code, out, _ = _run(show, n=1, devices=devices, XLA_FLAGS=before)
+  assert code == 0 and out == [f'[0] {after}'.encode()]
+
+
+def test_who_is_done_leaves_the_others_alone():
+  code, out, _ = _run(
+    """
+catch(signal.SIGTERM)
+if i == 1:
+  wait(0.3)
+  if os.fork():
+    os._exit(0)
+  time.sleep(0.3)  # what comes late is shown as well
+print('done', got)
+"""
+  )
+  assert code == 0 and out == [b'[0] done []', b'[1] done []']
+
+
+def test_when_one_fails_the_others_are_stopped(tmp_path):
+  code, out, err = _run(
+    """
+catch(signal.SIGTERM)
+meet()
+if i == 1:
+  if os.fork():
+    os._exit(3)
+  time.sleep(0.3)
+  print('cannot go on', file=sys.stderr)
+  os._exit(0)
+wait()
+time.sleep(0.1)
+print('got', *got)
+sys.exit(75)
+""",
+    n=3,
+    FOLDER=str(tmp_path),
+  )
+  assert code == 3
+  # Once: a second one would end a program that is saving.
+  assert sorted(out) == [b'[0] got 15', b'[2] got 15']
+  assert err == [
+    b'[1] cannot go on',  # also what comes late
+    b'launch_local: process 1 failed with exit code 3; the others are stopped',
+  ]
+
+
+def test_who_does_not_stop_is_killed_with_its_children(tmp_path):
+  server = socket.create_server(('127.0.0.1', 0))
+  code, _, err = _run(
+    """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if i == 0:
+  line = socket.create_connection(('127.0.0.1', int(flags['port'])))
+  os.fork()
+meet()
+if i == 1:
+  os.kill(os.getpid(), signal.SIGKILL)
+wait()
+""",
+    arguments=[f'--port={server.getsockname()[1]}'],
+    grace_secs=0.5,
+    FOLDER=str(tmp_path),
+  )
+  assert code == 128 + 9
+  assert err[-1] == b'launch_local: still running 0.5 s later: killed'
+  # The line that the process and its child held open is closed.
+  server.settimeout(10)
+  line, _ = server.accept()
+  line.settimeout(10)
+  with server, line:
+    assert line.recv(1) == b''
+
+
+def test_who_stopped_after_saving_waits_for_the_others(tmp_path):
+  code, out, err = _run(
+    """
+catch(signal.SIGTERM)
+meet()
+if i == 1:
+  sys.exit(75)
+wait()
+time.sleep(0.5)  # longer than failures are given
+print('saved', *got)
+sys.exit(75)
+""",
+    grace_secs=0.1,
+    FOLDER=str(tmp_path),
+  )
+  assert code == 75 and out == [b'[0] saved 15'] and not err
+
+
+@pytest.mark.parametrize(
+  ('sent', 'arrives'),
+  [
+    (signal.SIGTERM, signal.SIGTERM),
+    (signal.SIGINT, signal.SIGINT),
+    (signal.SIGHUP, signal.SIGTERM),
+  ],
+)
+def test_signals_reach_every_process_once(sent, arrives):
+  process = _start(
+    """
+catch(signal.SIGTERM, signal.SIGINT)
+print('ready')
+wait()
+# The first to end has the others end in their own time.
+time.sleep(0.1 + 0.4 * i)
+print('got', *got)
+sys.exit(75)
+"""
+  )
+  ready = {process.stdout.readline() for _ in range(2)}
+  assert ready == {b'[0] ready\n', b'[1] ready\n'}
+  os.killpg(process.pid, sent)  # as Ctrl-C does
+  out, err = process.communicate(timeout=60)
+  assert process.returncode == 75 and not err
+  got = f'got {int(arrives)}'.encode()
+  assert sorted(out.splitlines()) == [b'[0] ' + got, b'[1] ' + got]
+
+
+def test_the_command_line(monkeypatch):
+  monkeypatch.syspath_prepend(str(_FOLDER))
+  import launch_local
+
+  calls = []
+  monkeypatch.setattr(launch_local, 'run', lambda *args: calls.append(args))
+  launch_local.main(['-n', '2', '--', '--config=x', '-n', '--', '3'])
+  launch_local.main(['-n', '3', '--devices', '4'])
+  assert calls == [(['--config=x', '-n', '--', '3'], 2, 0), ([], 3, 4)]
+  for bad in (['-n', '0'], ['-n', 'x'], ['--', '-n', '2'], ['-n', '2', 'x']):
+    with pytest.raises(SystemExit) as caught:
+      launch_local.main(bad)
+    assert caught.value.code == 2
