@@ -4,6 +4,7 @@ import logging
 import pathlib
 import struct
 
+import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
@@ -109,6 +110,16 @@ def test_the_meter_counts_and_stops_at_a_loss_that_is_not_finite(tmp_path):
   meter.close()
 
 
+def _count(meter: metrics.Meter, words_after: int) -> None:
+  """Counts a dispatch in which nothing went wrong."""
+  loss = strategy_base.StepMetrics(*map(np.float32, (600, 200)), np.int32(-1))
+  meter.count(
+    loader.Loaded(None, 0, loader.Position(0, 64), 0, words_after),
+    (0.2, 0.1),
+    strategy_base.DispatchMetrics(loss, *map(np.int32, (10, 500, 3000))),
+  )
+
+
 def test_every_record_tells_what_all_processes_use(tmp_path, monkeypatch):
   clock = iter((0.0, 5.0, 6.0, 8.0, 11.0))
   monkeypatch.setattr(
@@ -124,9 +135,8 @@ def test_every_record_tells_what_all_processes_use(tmp_path, monkeypatch):
 
   meter = metrics.Meter(tmp_path, metrics.Totals(), 1000, 3, 0.0, gather=gather)
   meter.start()
-  fine = strategy_base.StepMetrics(600.0, 200.0, -1)
   for words in (1000, 2000, 3000):
-    meter.count(_dispatch(words), (0.2, 0.1), fine)
+    _count(meter, words)
   meter.close()
   rows = metrics.read(tmp_path / 'metrics.jsonl')
   assert [row['hosts'][0] for row in rows] == given
@@ -137,9 +147,7 @@ def test_every_record_tells_what_all_processes_use(tmp_path, monkeypatch):
 
 def test_a_process_alone_is_the_only_host(tmp_path):
   meter = metrics.Meter(tmp_path, metrics.Totals(), 1000, 1, 0.0)
-  meter.count(
-    _dispatch(1000), (0.2, 0.1), strategy_base.StepMetrics(600.0, 200.0, -1)
-  )
+  _count(meter, 1000)
   meter.close()
   (row,) = metrics.read(tmp_path / 'metrics.jsonl')
   (own,) = row['hosts']
