@@ -27,8 +27,9 @@ def main(argv: Sequence[str] = sys.argv) -> int:
     # JAX only once the arguments are right.
     from jaxemb import processes, train
 
-    place = processes.Place(**found.place)
-    return train.run(found.config, found.workdir, place)
+    return train.run(
+      found.config, found.workdir, processes.Place(**found.place)
+    )
   except errors.UserError as error:
     print('jaxemb:', *str(error).split('\n'), file=sys.stderr)
     return 2
@@ -37,5 +38,13 @@ def main(argv: Sequence[str] = sys.argv) -> int:
     return 130
 
 
+def _exit(code: int) -> None:
+  from jaxemb import processes
+
+  if code and processes.num_joined() > 1:
+    processes.leave(code)  # others may wait for this one, and it for them
+  sys.exit(code)
+
+
 if __name__ == '__main__':
-  sys.exit(main())
+  _exit(main())

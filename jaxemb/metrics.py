@@ -12,7 +12,6 @@ import logging
 import os
 import pathlib
 import sys
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +20,7 @@ import tqdm
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
-from jaxemb import errors, hosts
+from jaxemb import errors, hosts, progress
 from jaxemb.storage import atomic
 
 LOG = logging.getLogger('jaxemb')
@@ -65,61 +64,6 @@ class _TqdmHandler(logging.Handler):
 
   def emit(self, record: logging.LogRecord) -> None:
     tqdm.tqdm.write(self.format(record), file=sys.stderr)
-
-
-class Bar:
-  """A progress bar on a terminal; elsewhere a line now and then."""
-
-  def __init__(
-    self,
-    title: str,
-    total: int,
-    unit: str,
-    every_secs: float,
-    done: int = 0,
-  ):
-    """Starts.
-
-    Args:
-      title: what is being done.
-      total: in `unit`s.
-      unit: 'words', 'B', ...
-      every_secs: without a terminal, lines are so far apart at least.
-      done: how much was done before.
-    """
-    self._title = title
-    self._total = total
-    self._every_secs = max(every_secs, 10.0)
-    self._last = time.monotonic()
-    self._bar = None
-    if sys.stderr.isatty():
-      self._bar = tqdm.tqdm(
-        desc=title,
-        total=total or None,
-        initial=done,
-        unit=unit,
-        unit_scale=True,
-        dynamic_ncols=True,
-        file=sys.stderr,
-        leave=False,
-        bar_format='{desc} {percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt}'
-        '{postfix}',
-      )
-
-  def show(self, done: int, note: str = '') -> None:
-    """Shows that `done` of the total is done, with a note behind it."""
-    if self._bar is not None:
-      self._bar.postfix = f' {note}' if note else None
-      self._bar.update(done - self._bar.n)
-    elif time.monotonic() - self._last > self._every_secs:
-      self._last = time.monotonic()
-      share = 100 * done / max(self._total, 1)
-      LOG.info('%s %.0f%% %s', self._title, share, note)
-
-  def close(self) -> None:
-    """Removes the bar."""
-    if self._bar is not None:
-      self._bar.close()
 
 
 class Writer:
@@ -244,7 +188,7 @@ class Meter:
 
   def __init__(
     self,
-    workdir: pathlib.Path,
+    workdir: pathlib.Path | None,
     totals: Totals,
     epoch_words: int,
     epochs: int,
@@ -255,7 +199,7 @@ class Meter:
     """Goes on from `totals`.
 
     Args:
-      workdir: where records are written.
+      workdir: where records are written; None = by another process.
       totals: is changed in place.
       epoch_words: words of one epoch.
       epochs: how many.
@@ -269,8 +213,8 @@ class Meter:
     self._epoch_words = epoch_words
     self._total_words = epoch_words * epochs
     self._every_secs = log_every_secs
-    self._writer = Writer(workdir, totals.words)
-    self._bar = Bar(
+    self._writer = Writer(workdir, totals.words) if workdir else None
+    self._bar = progress.Bar(
       'training', self._total_words, 'words', log_every_secs, totals.words
     )
     self._loss = self._examples = 0.0  # since the last record
@@ -332,7 +276,7 @@ class Meter:
     rate = (t.words - self._last_words) / secs
     loss = self._loss / self._examples if self._examples else None
     eta_secs = (self._total_words - t.words) / max(rate, 1e-9)
-    self._writer.write(
+    self._write(
       {
         'step': t.steps,
         'epoch': t.words / self._epoch_words,
@@ -356,10 +300,15 @@ class Meter:
     self._last_record, self._last_words = now, t.words
     self._last_sample = sample
 
+  def _write(self, record: dict[str, Any]) -> None:
+    if self._writer is not None:
+      self._writer.write(record)
+
   def close(self) -> None:
     """Removes the bar and closes the files."""
     self._bar.close()
-    self._writer.close()
+    if self._writer is not None:
+      self._writer.close()
 
 
 def diverged(step: int, words: int, learning_rate: float) -> errors.UserError:
@@ -370,32 +319,3 @@ def diverged(step: int, words: int, learning_rate: float) -> errors.UserError:
     'untrained model; lower --config.optimizer.learning_rate, '
     '--config.optimizer.max_duplicates or --config.train.batch_words'
   )
-
-
-class Stages:
-  """Shows the progress of what comes before training."""
-
-  def __init__(self, stop: threading.Event, every_secs: float):
-    """Shows until `stop` is set; the next call then raises `Stopped`."""
-    self._stop, self._every_secs = stop, every_secs
-    self._stage, self._bar = '', None
-
-  def __call__(self, stage: str, done: int, total: int) -> None:
-    """Shows that `done` of `total` is done of a stage."""
-    if self._stop.is_set():
-      raise Stopped
-    if stage != self._stage:
-      self.close()
-      unit = 'pieces' if stage == 'encoding' else 'B'
-      self._bar = Bar(stage, total, unit, self._every_secs)
-      self._stage = stage
-    self._bar.show(done)
-
-  def close(self) -> None:
-    """Removes the bar."""
-    if self._bar is not None:
-      self._bar.close()
-
-
-class Stopped(Exception):
-  """A signal came before there was anything to save."""

@@ -10,6 +10,7 @@ with itself at once.
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from typing import Any, NamedTuple
@@ -66,7 +67,7 @@ def start(place: Place) -> None:
       'num_processes': num,
       'process_id': index,
       # Not all of the machine's addresses, which is JAX's choice.
-      'coordinator_bind_address': place.coordinator if not index else None,
+      'coordinator_bind_address': None if index else place.coordinator,
     }
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   # It only adds lines about processes that are gone.
@@ -133,6 +134,13 @@ def num_joined() -> int:
 
 def _client() -> Any:
   return distributed.global_state.client
+
+
+def leave(code: int) -> None:
+  """Ends this process without waiting for the others to end."""
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)
 
 
 def gather(data: bytes) -> list[bytes]:
@@ -220,19 +228,24 @@ class Decisions:
       raise _lost(error) from error
 
 
-def publish(name: str, value: dict[str, Any]) -> None:
-  """Lets process 0 see something of this process, in place of what it saw."""
-  if num() > 1:
-    key = f'jaxemb/{name}/{index():08d}'
-    _client().key_value_set(key, json.dumps(value), True)
+def latest(name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
+  """What each process gave last, in their order; nobody waits.
 
-
-def published(name: str) -> list[dict[str, Any]]:
-  """What the processes have published last, in their order."""
+  A process that gave nothing yet has `own` without its figures.
+  """
   if num() == 1:
-    return []
-  found = _client().key_value_dir_get(f'jaxemb/{name}/')
-  return [json.loads(value) for _, value in sorted(found)]
+    return [own]
+  client, folder = _client(), f'jaxemb/{name}/'
+  try:
+    client.key_value_set(f'{folder}{index()}', json.dumps(own), True)
+    found = {
+      int(key.rpartition('/')[2]): json.loads(value)
+      for key, value in client.key_value_dir_get(folder)
+    }
+  except RuntimeError as error:
+    raise _lost(error) from error
+  nothing = {k: v if isinstance(v, str) else None for k, v in own.items()}
+  return [found.get(i, nothing | {'secs': 0.0}) for i in range(num())]
 
 
 def _lost(error: BaseException) -> errors.UserError:
@@ -306,6 +319,11 @@ class Watch:
         connection.sendall(b'.')
     except OSError:
       pass  # the listener tells
+
+  @property
+  def has_others(self) -> bool:
+    """Whether there are other processes."""
+    return bool(self._connections)
 
   def wait_for_loss(self) -> None:
     """Gives the loss of a process, if any, time to be noticed and told."""

@@ -36,7 +36,14 @@ def start(
     UserError: if the text has changed since the run began.
   """
   strategy = parts.strategy
-  restored = saved.restore(jax.eval_shape(strategy.init, key))
+  like = jax.tree.map(
+    lambda sharding, part: jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
+    ),
+    strategy.state_sharding,
+    jax.eval_shape(strategy.init, key),
+  )
+  restored = saved.restore(like)
   if restored is None:
     init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
     return init(key), metrics.Totals()
@@ -46,7 +53,7 @@ def start(
     )
   totals = metrics.Totals(**restored.record['totals'])
   metrics.LOG.info('resuming behind %s words', f'{totals.words:,}')
-  return jax.device_put(restored.state, strategy.state_sharding), totals
+  return restored.state, totals
 
 
 def save(

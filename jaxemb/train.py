@@ -7,6 +7,7 @@ state and the position, so a run that was killed repeats exactly what it lost.
 
 import collections
 import contextlib
+import functools
 import logging
 import math
 import pathlib
@@ -24,6 +25,7 @@ from jaxemb import (
   mesh,
   metrics,
   processes,
+  progress,
   report,
   results,
   saving,
@@ -111,10 +113,10 @@ def _run(
   jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   metrics.LOG.info('%s; results in %s', mesh.describe(devices), workdir)
-  stages = metrics.Stages(stop, config.train.log_every_secs)
+  stages = progress.Stages(stop, config.train.log_every_secs)
   try:
     parts = build.parts(config, devices, stages)
-  except metrics.Stopped:
+  except progress.Stopped:
     metrics.LOG.info('stopped by a signal before training')
     return STOPPED
   finally:
@@ -183,13 +185,14 @@ def _train(
   schedule = dispatches.schedules(config, epoch_words * epochs)
   with workdirs.writing(workdir):
     meter = metrics.Meter(
-      workdir,
+      workdir if processes.is_first() else None,
       totals,
       epoch_words,
       epochs,
       config.train.log_every_secs,
       # Thrice what a model that knows nothing scores.
       3 * (1 + config.model.negatives) * math.log(2),
+      functools.partial(processes.latest, 'hosts'),
     )
   items = dispatches.batches(parts, totals)
   waiting: collections.deque = collections.deque()

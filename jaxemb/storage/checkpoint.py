@@ -11,12 +11,12 @@ import errno
 import logging
 import pathlib
 import shutil
-import zlib
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -34,41 +34,60 @@ class Restored(NamedTuple):
   record: dict[str, Any]
 
 
-def _pieces(array: Any) -> list[tuple[Any, np.ndarray]]:
-  """Where each shard of an array is, and the shard, in order of memory.
+@jax.jit
+def _checksum(array: jax.Array) -> jax.Array:
+  """uint32, of an array's bits and their places, on whatever mesh it lies.
 
-  Shard by shard, because JAX keeps what it makes of an array on several devices
-  for as long as the array.
+  Zeros do not count: columns that only fill up a table are another number on
+  another mesh.
   """
-  if not isinstance(array, jax.Array):
-    return [((...,), np.asarray(array))]
-  shards = [x for x in array.addressable_shards if x.replica_id == 0]
-  # Along the leading axis only: so their bytes follow one another.
-  assert all(x.data.shape[1:] == array.shape[1:] for x in shards)
-  shards.sort(key=lambda x: x.index[0].start or 0 if x.index else 0)
-  return [(x.index, np.asarray(x.data)) for x in shards]
+  if array.dtype == jnp.bool_ or array.dtype.itemsize == 1:
+    bits = array.astype(jnp.uint8)
+  else:
+    unsigned = {2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(array, unsigned)
+  weights = jnp.full(array.shape, 0x9E3779B9, jnp.uint32)
+  for axis in range(array.ndim):
+    place = jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+    weights = (weights ^ place) * np.uint32(0x21F0AAAD)
+    weights ^= weights >> 15
+  # Odd, so that no change of a single number is lost.
+  return jnp.sum(bits.astype(jnp.uint32) * (weights | 1), dtype=jnp.uint32)
 
 
 def _checksums(state: Any) -> list[int]:
-  checksums = []
-  for array in jax.tree.leaves(state):
-    checksum = 0
-    for _, piece in _pieces(array):
-      checksum = zlib.crc32(np.ascontiguousarray(piece), checksum)
-    checksums.append(checksum)
-  return checksums
+  return [int(_checksum(array)) for array in jax.tree.leaves(state)]
 
 
 def _host_copy(array: Any) -> np.ndarray:
   """An array of the host's own.
 
   On a CPU device arrays are shared with the host, and the next step overwrites
-  donated ones while they are being written.
+  donated ones while they are being written. Shard by shard, because JAX keeps
+  what it makes of an array on several devices for as long as the array.
   """
+  if not isinstance(array, jax.Array):
+    return np.array(array)
   copy = np.empty(array.shape, array.dtype)
-  for place, piece in _pieces(array):
-    copy[place] = piece
+  for shard in array.addressable_shards:
+    if shard.replica_id == 0:
+      copy[shard.index] = np.asarray(shard.data)
   return copy
+
+
+def _restore_args(like: Any) -> Any:
+  """Into the form of an array, or of a shape on a mesh."""
+  sharding = getattr(like, 'sharding', None)
+  if not isinstance(like, jax.ShapeDtypeStruct) or sharding is None:
+    return ocp.RestoreArgs(restore_type=np.ndarray, dtype=like.dtype)
+  return ocp.ArrayRestoreArgs(
+    sharding=sharding,
+    global_shape=like.shape,
+    dtype=like.dtype,
+    # Another mesh may fill up columns to another number; checksums tell
+    # whether anything else was cut off.
+    strict=False,
+  )
 
 
 class Checkpoints:
@@ -102,8 +121,9 @@ class Checkpoints:
 
   def _open(self) -> ocp.CheckpointManager:
     # What a run that was killed had begun to save.
-    for unfinished in self._folder.glob('*orbax-checkpoint-tmp*'):
-      shutil.rmtree(unfinished, ignore_errors=True)
+    if jax.process_index() == 0:
+      for unfinished in self._folder.glob('*orbax-checkpoint-tmp*'):
+        shutil.rmtree(unfinished, ignore_errors=True)
     return ocp.CheckpointManager(
       self._folder,
       options=ocp.CheckpointManagerOptions(
@@ -130,7 +150,7 @@ class Checkpoints:
   def save(
     self, step: int, state: Any, record: dict[str, Any], is_final: bool
   ) -> None:
-    """Saves in the background.
+    """Saves in the background; of several processes, all take part.
 
     Args:
       step: number of the checkpoint; a step that exists is not saved again.
@@ -142,12 +162,21 @@ class Checkpoints:
     if step in self._manager.all_steps():
       self._last_step = step
       return
+    record = record | {'checksums': _checksums(state)}
+    if jax.process_count() > 1:
+      # Every process writes its shards, and all wait for each other: not beside
+      # training, where they wait for each other too.
+      self._saving = futures.Future()
+      try:
+        self._saving.set_result(self._save(step, state, record))
+      except Exception as error:  # told by `wait`, as of the thread
+        self._saving.set_exception(error)
+      return
     if not is_final:
       state = jax.tree.map(_host_copy, state)
     self._saving = self._thread.submit(self._save, step, state, record)
 
   def _save(self, step: int, state: Any, record: dict[str, Any]) -> None:
-    record = record | {'checksums': _checksums(state)}
     self._manager.save(
       step,
       args=ocp.args.Composite(
@@ -183,17 +212,18 @@ class Checkpoints:
     Damaged ones that are newer are set aside, in a folder beside this one.
 
     Args:
-      like: pytree of arrays or `jax.ShapeDtypeStruct`s as saved.
+      like: pytree of arrays or `jax.ShapeDtypeStruct`s as saved. What has a
+        sharding comes back as an array on its mesh, which need not be that on
+        which it was saved; what has none, on the host.
 
     Raises:
       UserError: if there are checkpoints and none can be read; all stay.
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
-    target = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
     damaged = []
     for step in steps:
       try:
-        read = self._read(step, target)
+        read = self._read(step, like)
       except Exception as error:  # whatever a damaged file makes orbax raise
         if isinstance(error, MemoryError) or (
           isinstance(error, OSError) and error.errno in _PASSING
@@ -215,13 +245,12 @@ class Checkpoints:
       )
     return None
 
-  def _read(self, step: int, target: Any) -> Any:
+  def _read(self, step: int, like: Any) -> Any:
     read = self._manager.restore(
       step,
       args=ocp.args.Composite(
         state=ocp.args.PyTreeRestore(
-          target,
-          restore_args=ocp.checkpoint_utils.construct_restore_args(target),
+          like, restore_args=jax.tree.map(_restore_args, like)
         ),
         record=ocp.args.JsonRestore(),
       ),
@@ -234,7 +263,7 @@ class Checkpoints:
     """Moves a damaged checkpoint so that its number can be saved again."""
     self._manager.close()
     damaged = self._folder / str(step)
-    if damaged.exists():
+    if damaged.exists() and jax.process_index() == 0:
       aside = self._folder.with_name(f'{self._folder.name}-damaged')
       aside.mkdir(exist_ok=True)
       shutil.rmtree(aside / str(step), ignore_errors=True)
