@@ -79,6 +79,17 @@ def peak_rss_bytes() -> int | None:
   return peak if sys.platform == 'darwin' else 1024 * peak
 
 
+def free_bytes() -> int | None:
+  """Memory that processes of this host may still take; None if not known."""
+  try:
+    for line in pathlib.Path('/proc/meminfo').read_text().splitlines():
+      if line.startswith('MemAvailable:'):
+        return 1024 * int(line.split()[1])
+  except (OSError, ValueError, IndexError):
+    pass  # not Linux
+  return None
+
+
 def between(earlier: Sample, later: Sample) -> dict[str, Any]:
   """What two samples of this process say about the time between them.
 

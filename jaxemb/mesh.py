@@ -5,6 +5,7 @@ its own. Two use two cores far better than one device with two threads does: the
 matrix products of a step are too small to be shared.
 """
 
+import math
 import os
 import platform
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxemb import errors, processes
+from jaxemb import errors, hosts, processes
 
 DATA = 'data'  # axis along the corpus: every device has its own part of it
 TABLE = 'table'  # axis along the tables: every device has its own share of them
@@ -217,6 +218,59 @@ def num_bytes(state: Any) -> int:
     for array in jax.tree.leaves(state)
     for shard in array.addressable_shards
   )
+
+
+def bytes_per_device(shapes: Any, shardings: Any) -> int:
+  """Bytes that one device will hold of arrays that are not yet made.
+
+  Args:
+    shapes: pytree of `jax.ShapeDtypeStruct`s.
+    shardings: of all of them, or a prefix of the tree.
+  """
+
+  def held(sharding, part):
+    return sum(
+      math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
+      for x in jax.tree.leaves(part)
+    )
+
+  return sum(jax.tree.leaves(jax.tree.map(held, shardings, shapes)))
+
+
+def check_fits(mesh: jax.sharding.Mesh, held_bytes: int) -> None:
+  """Refuses what a device has no room for.
+
+  Args:
+    mesh: the devices.
+    held_bytes: that each of them is to hold.
+
+  Raises:
+    UserError: naming the number of devices that would do.
+  """
+  limit_bytes = _limit_bytes(mesh)
+  if limit_bytes is None or held_bytes <= limit_bytes:
+    return
+  num = mesh.shape[TABLE] * math.ceil(held_bytes / limit_bytes)
+  raise errors.UserError(
+    f'the tables need {held_bytes / 1e9:,.1f} GB on each device and '
+    f'{limit_bytes / 1e9:,.1f} GB are free there; split them over {num} '
+    "devices (--config.table.layout='row' --config.strategy.name=sync "
+    f'--config.mesh.table={num}), or lower --config.model.dim or '
+    '--config.data.max_vocab'
+  )
+
+
+def _limit_bytes(mesh: jax.sharding.Mesh) -> int | None:
+  """What a device of this process may hold; None where nobody knows."""
+  mine = [
+    d for d in mesh.devices.flat if d.process_index == jax.process_index()
+  ]
+  stats = mine[0].memory_stats() if mine else None
+  if stats and stats.get('bytes_limit'):
+    return stats['bytes_limit'] - stats.get('bytes_in_use', 0)
+  free_bytes = hosts.free_bytes()
+  # The devices of a CPU share its memory.
+  return None if free_bytes is None or not mine else free_bytes // len(mine)
 
 
 def name(device: jax.Device) -> str:

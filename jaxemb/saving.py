@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxemb import build, errors, metrics
+from jaxemb import build, errors, mesh, metrics
 from jaxemb.storage import checkpoint
 
 
@@ -33,15 +33,20 @@ def start(
     saved: the run's checkpoints.
 
   Raises:
-    UserError: if the text has changed since the run began.
+    UserError: if the text has changed since the run began, or the tables do
+      not fit the devices.
   """
   strategy = parts.strategy
+  shapes = jax.eval_shape(strategy.init, key)
+  held_bytes = mesh.bytes_per_device(shapes, strategy.state_sharding)
+  metrics.LOG.info('tables: %s bytes on each device', f'{held_bytes:,}')
+  mesh.check_fits(parts.mesh, held_bytes)
   like = jax.tree.map(
     lambda sharding, part: jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
     ),
     strategy.state_sharding,
-    jax.eval_shape(strategy.init, key),
+    shapes,
   )
   restored = saved.restore(like)
   if restored is None:
