@@ -31,6 +31,13 @@ def describe_corpus(corpus: encode.Encoded) -> None:
     f'{manifest["text_bytes"]:,}',
     corpus.folder,
   )
+  read = manifest['ranges_read']
+  metrics.LOG.info(
+    'this process read %s of %s bytes in %d file(s)',
+    f'{sum(x["read_bytes"] for x in read):,}',
+    f'{sum(x["size_bytes"] for x in manifest["files"]):,}',
+    sum(x['read_bytes'] > 0 for x in read),
+  )
   dropped = manifest['dropped']
   counted = [f'{k} {v:,}' for k, v in dropped.items() if v and k != 'problems']
   metrics.LOG.info('left out: %s', ', '.join(counted) or 'nothing')

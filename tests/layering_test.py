@@ -15,7 +15,8 @@ PACKAGE = ROOT / 'jaxemb'
 # A module imports from levels below its own, and freely inside its package.
 LEVELS = [
   {'errors', 'ops', 'spelling'},
-  {'config', 'data', 'hosts', 'mesh', 'signals'},
+  {'config', 'data', 'hosts', 'processes', 'progress', 'signals'},
+  {'mesh', 'arguments'},
   {'tables', 'storage', 'evaluation'},
   {'models', 'embeddings', 'metrics', 'workdirs', 'reporting'},
   {'strategies', 'report'},
@@ -29,18 +30,21 @@ ONLY = {
   'errors': set(),
   'ops': set(),
   'spelling': set(),
-  'mesh': {'errors'},
+  'mesh': {'errors', 'hosts', 'processes'},
+  'processes': {'errors'},
+  'progress': set(),
+  'arguments': {'config', 'errors'},
   'config': {'errors'},
   'data': {'errors'},
   'hosts': set(),
-  'metrics': {'errors', 'hosts', 'storage'},
+  'metrics': {'errors', 'hosts', 'progress', 'storage'},
   'tables': {'ops', 'mesh'},
   'storage': {'errors'},
   'evaluation': {'errors', 'ops'},
   'models': {'ops', 'tables'},
   'reporting': {'evaluation'},
   'strategies': {'ops', 'mesh', 'tables', 'models'},
-  'main': {'config', 'errors', 'train'},
+  'main': {'arguments', 'config', 'errors', 'processes', 'train'},
   '': {'embeddings'},  # jaxemb/__init__.py
 }
 # Distribution: what is imported of it, where the name differs.

@@ -1,0 +1,188 @@
+"""Real processes on loopback that train as one."""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from jaxemb import errors, processes
+
+ROOT = pathlib.Path(__file__).parents[1]
+FLAGS = [
+  f'--config={ROOT}/configs/wiki.py:smoke',
+  '--config.strategy.name=sync',
+  '--config.eval.paths=none',
+  '--config.train.batch_words=256',
+  '--config.train.checkpoint_every_secs=0',
+  '--config.train.checkpoints_to_keep=9',
+  '--config.data.parts=4',
+]
+
+
+def _environment(devices):
+  flags = f'--xla_force_host_platform_device_count={devices}'
+  path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+  return os.environ | {
+    'XLA_FLAGS': flags,
+    'JAX_PLATFORMS': 'cpu',
+    'PYTHONPATH': path,
+  }
+
+
+def _text(folder):
+  """Plain text, which processes read by ranges."""
+  rng = np.random.default_rng(0)
+  path = folder / 'text.txt'
+  words = rng.zipf(1.3, 60_000) % 500
+  lines = np.split(words, range(20, len(words), 20))
+  path.write_text('\n'.join(' '.join(f'w{w}' for w in x) for x in lines))
+  return path
+
+
+def _alone(flags, devices):
+  command = [sys.executable, '-m', 'jaxemb.main', *flags]
+  return subprocess.run(
+    command, env=_environment(devices), capture_output=True, text=True
+  )
+
+
+def _start_two(flags, port, per_process=((), ())):
+  return [
+    subprocess.Popen(
+      [
+        sys.executable, '-m', 'jaxemb.main', *flags, *per_process[i],
+        f'--coordinator=127.0.0.1:{port}', '--num_processes=2',
+        f'--process_id={i}',
+      ],
+      env=_environment(2), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for i in range(2)
+  ]  # fmt: skip
+
+
+def _free_port():
+  import socket
+
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    return server.getsockname()[1]
+
+
+def _together(flags, per_process=((), ())):
+  """(exit code, output) of both."""
+  both = _start_two(flags, _free_port(), per_process)
+  outputs = [p.communicate(timeout=300)[0] for p in both]
+  return [(p.returncode, text) for p, text in zip(both, outputs, strict=True)]
+
+
+def _vectors(workdir):
+  return np.load(workdir / 'export' / 'vectors.npy')
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """A folder with one run of a process, and its settings."""
+  folder = tmp_path_factory.mktemp('processes')
+  flags = [
+    *FLAGS,
+    f'--config.data.path={_text(folder)}',
+    f'--config.data.cache={folder}/cache',
+  ]
+  done = _alone([*flags, f'--workdir={folder}/one', '--config.mesh.data=4'], 4)
+  assert done.returncode == 0, done.stderr
+  return folder, flags
+
+
+def test_two_processes_learn_what_one_does(trained):
+  folder, flags = trained
+  two = folder / 'two'
+  for code, text in _together([*flags, f'--workdir={two}']):
+    assert code == 0, text
+  one = _vectors(folder / 'one')
+  np.testing.assert_allclose(_vectors(two), one, 1e-5, 1e-5)
+  # Each has read its own ranges of the file: together, the file.
+  read = []
+  for name in ('log.txt', 'log-1.txt'):
+    log = (two / name).read_text()
+    read.append(int(re.search(r'read ([\d,]+) of', log)[1].replace(',', '')))
+  size = (folder / 'text.txt').stat().st_size
+  assert sum(read) == size and max(read) < 0.7 * size
+  # A later checkpoint gone, one process goes on where two were.
+  first, last = sorted(int(x.name) for x in (two / 'checkpoints').iterdir())
+  assert 0 < first < last
+  resumed = folder / 'resumed'
+  shutil.copytree(two, resumed)
+  shutil.rmtree(resumed / 'checkpoints' / str(last))
+  shutil.rmtree(resumed / 'export')
+  done = _alone([*flags, f'--workdir={resumed}', '--config.mesh.data=2'], 2)
+  assert done.returncode == 0 and 'resuming' in done.stderr, done.stderr
+  np.testing.assert_allclose(_vectors(resumed), one, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize('victim', [0, 1])
+def test_a_killed_process_ends_the_other_and_a_restart_resumes(trained, victim):
+  folder, flags = trained
+  workdir = folder / f'killed-{victim}'
+  flags = [*flags, f'--workdir={workdir}', '--config.train.epochs=500']
+  both = _start_two(flags, _free_port())
+  deadline = time.monotonic() + 200
+  while len(list((workdir / 'checkpoints').glob('[0-9]*'))) < 2:
+    assert time.monotonic() < deadline and both[0].poll() is None
+    time.sleep(0.2)
+  both[victim].send_signal(signal.SIGKILL)
+  start = time.monotonic()
+  text = both[1 - victim].communicate(timeout=60)[0]
+  assert time.monotonic() - start < 60
+  assert both[1 - victim].returncode == 2
+  told = [x for x in text.splitlines() if x.startswith('jaxemb:')]
+  assert len(told) == 1 and 'start all processes again' in told[0], text
+  both[victim].communicate()
+  # The next start finds what was saved.
+  again = _start_two(flags, _free_port())
+  while 'resuming behind' not in (workdir / 'log.txt').read_text():
+    assert time.monotonic() < deadline + 100 and again[0].poll() is None
+    time.sleep(0.2)
+  for process in again:
+    process.send_signal(signal.SIGTERM)
+  for process in again:
+    text = process.communicate(timeout=120)[0]
+    assert process.returncode == 75, text
+
+
+def test_other_settings_are_refused_and_named(trained):
+  folder, flags = trained
+  flags = [*flags, f'--workdir={folder}/refused']
+  results = _together(flags, ((), ('--config.optimizer.learning_rate=0.07',)))
+  codes = [code for code, _ in results]
+  assert codes == [2, 2], results
+  assert any(
+    'optimizer.learning_rate' in text and '0.07' in text for _, text in results
+  )
+
+
+def test_a_coordinator_that_does_not_answer_is_told(monkeypatch):
+  monkeypatch.setattr(processes, 'WAIT_SECS', 1)
+  address = f'127.0.0.1:{_free_port()}'
+  place = processes.Place(address, 2, 1, False)
+  with pytest.raises(errors.UserError) as caught:
+    processes.start(place)
+  assert address in str(caught.value) and '\n' not in str(caught.value)
+  with pytest.raises(errors.UserError, match='--process_id=2'):
+    processes.start(processes.Place(address, 2, 2, False))
+
+
+def test_alone_a_process_agrees_with_itself():
+  assert processes.gather(b'x') == [b'x']
+  processes.agree('test', {'a': 1}, 'setting')
+  decisions = processes.Decisions('test')
+  assert decisions.next(False, False) == processes.GO_ON
+  assert decisions.next(False, True) == processes.SAVE
+  assert decisions.next(True, True) == processes.STOP
+  assert processes.latest('hosts', {'x': 1}) == [{'x': 1}]
