@@ -17,7 +17,7 @@ import numpy as np
 from jaxemb import config as config_lib
 from jaxemb import mesh as mesh_lib
 from jaxemb import processes
-from jaxemb.data import download, encode, loader, scan, toywiki
+from jaxemb.data import download, encode, loader, scan, teams, toywiki
 from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, skipgram
@@ -286,7 +286,7 @@ def parts(
   """
   path, eval_paths = text_and_benchmarks(config, progress)
   d = config.data
-  team = encode.Team(
+  team = teams.Team(
     d.parts,
     mesh_lib.my_parts(mesh, d.parts),
     mesh_lib.my_parts(mesh, d.parts, first_only=True),

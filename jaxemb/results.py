@@ -31,12 +31,12 @@ def describe_corpus(corpus: encode.Encoded) -> None:
     f'{manifest["text_bytes"]:,}',
     corpus.folder,
   )
-  read = manifest['ranges_read']
+  files = manifest['files']
   metrics.LOG.info(
     'this process read %s of %s bytes in %d file(s)',
-    f'{sum(x["read_bytes"] for x in read):,}',
-    f'{sum(x["size_bytes"] for x in manifest["files"]):,}',
-    sum(x['read_bytes'] > 0 for x in read),
+    f'{sum(x["read_bytes"] for x in files):,}',
+    f'{sum(x["size_bytes"] for x in files):,}',
+    sum(x['read_bytes'] > 0 for x in files),
   )
   dropped = manifest['dropped']
   counted = [f'{k} {v:,}' for k, v in dropped.items() if v and k != 'problems']

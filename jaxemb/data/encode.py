@@ -21,7 +21,6 @@ A corpus is divided into parts, which are read side by side, by its pieces.
 
 import dataclasses
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -29,7 +28,6 @@ import pathlib
 import platform
 import shutil
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,11 +39,11 @@ from jaxemb.data import (
   cuts,
   scan,
   shards,
+  teams,
   vocab,
-  word_table,
 )
 
-_FORMAT = 2
+_FORMAT = 3
 
 # A temporary folder that is older than this belongs to no process (its own may
 # run on another machine that shares the cache).
@@ -75,21 +73,6 @@ class Encoded(NamedTuple):
   manifest: dict[str, Any]
 
 
-class Team(NamedTuple):
-  """The processes that read a corpus together; each its own parts of it."""
-
-  num_parts: int  # of the corpus
-  mine: range  # those that this process reads
-  counted: range  # of these, those that no process before it reads
-  index: int  # of this process; 0 is the one that tells
-  num: int  # of processes
-  # What every process has, in their order; all take part.
-  gather: Callable[[bytes], list[bytes]]
-
-
-ALONE = Team(1, range(1), range(1), 0, 1, lambda data: [data])
-
-
 class Part(NamedTuple):
   """A part of the corpus that this process reads."""
 
@@ -104,12 +87,9 @@ class Division(NamedTuple):
   block_words: tuple[np.ndarray, ...]  # of every part, [its blocks] int32
 
 
-def _part_of(file: Any, number: Any, num_parts: int) -> Any:
-  """Pieces are dealt to parts in turn, whichever process reads them."""
-  return (file + number) % num_parts
-
-
-def divide(corpus: Encoded, num_parts: int, team: Team = ALONE) -> Division:
+def divide(
+  corpus: Encoded, num_parts: int, team: teams.Team = teams.ALONE
+) -> Division:
   """The parts of a corpus; all processes take part.
 
   Args:
@@ -117,27 +97,16 @@ def divide(corpus: Encoded, num_parts: int, team: Team = ALONE) -> Division:
     num_parts: of the whole corpus.
     team: who reads which parts.
   """
-  part_of_piece = _part_of(*corpus.pieces.T, num_parts)
+  part_of_piece = teams.part_of(*corpus.pieces.T, num_parts)
   part_of_block = part_of_piece[corpus.blocks.pieces]
   mine = range(num_parts) if team.num == 1 else team.mine
   parts = [Part(i, np.flatnonzero(part_of_block == i)) for i in mine]
   words = {part.index: corpus.blocks.words[part.blocks] for part in parts}
   # Other processes read the other parts; some may be read by several.
-  packed = _pack({str(i): x for i, x in words.items()})
+  packed = teams.pack({str(i): x for i, x in words.items()})
   for data in team.gather(packed):
-    words |= {int(i): x for i, x in _unpack(data).items()}
+    words |= {int(i): x for i, x in teams.unpack(data).items()}
   return Division(tuple(parts), tuple(words[i] for i in range(num_parts)))
-
-
-def _pack(arrays: dict[str, np.ndarray]) -> bytes:
-  file = io.BytesIO()
-  np.savez(file, **arrays)
-  return file.getvalue()
-
-
-def _unpack(data: bytes) -> dict[str, np.ndarray]:
-  with np.load(io.BytesIO(data)) as arrays:
-    return dict(arrays)
 
 
 def encode(
@@ -145,7 +114,7 @@ def encode(
   settings: Settings,
   cache: pathlib.Path,
   progress: scan.Progress,
-  team: Team = ALONE,
+  team: teams.Team = teams.ALONE,
 ) -> Encoded:
   """The corpus at `path` as id shards, taken from the cache if unchanged.
 
@@ -269,7 +238,7 @@ def _encode(
   settings: Settings,
   folder: pathlib.Path,
   progress: scan.Progress,
-  team: Team,
+  team: teams.Team,
 ) -> None:
   counts_sha256 = ''
   if settings.counts:
@@ -284,38 +253,31 @@ def _encode(
     settings.lowercase,
     folder,
     progress,
-    lambda file, number: (
-      team.num == 1 or _part_of(file, number, team.num_parts) in team.mine
-    ),
+    team.reads,
   )
-  counted = [
-    team.num == 1
-    or _part_of(piece.file, piece.number, team.num_parts) in team.counted
-    for piece in pieces
-  ]
+  counted = [team.counts(piece.file, piece.number) for piece in pieces]
   counted_pieces = list(itertools.compress(pieces, counted))
-  dropped = _dropped(counted_pieces, _told(sources, reports, team))
+  told = _told(sources, reports, team)
+  dropped = _dropped(counted_pieces, told)
   if not settings.counts:
     table, pruned = scan.merge_counts(counted_pieces, settings.max_vocab)
     dropped |= pruned
-    table = _table_of_all(table, team)
+    table = teams.table_of_all(table, team)
   vocabulary, ids = vocab.select(table, settings.min_count, settings.max_vocab)
   vocab.write_counts(folder / 'vocab.txt', vocabulary)
   written, written_pieces = shards.write(pieces, table, ids, folder, progress)
   blocks = shards.blocks(folder, written, [size for size, _ in written_pieces])
-  np.savez(folder / 'blocks.npz', **blocks._asdict())
-  places = [(piece.file, piece.number) for piece in pieces]
-  np.save(folder / 'pieces.npy', np.asarray(places, np.int32).reshape(-1, 2))
+  _save_blocks(folder, blocks, pieces)
   is_counted = np.asarray(counted, bool)[blocks.pieces]
   num_words = int(blocks.words[is_counted].sum())
   seen_words = sum(piece.counters.num_words for piece in counted_pieces)
-  whole = _of_all(
+  whole = teams.of_all(
     team,
     {
       'num_words': num_words,
       'num_blocks': int(is_counted.sum()),
       'text_bytes': sum(report.text_bytes for report in reports),
-      'pages': sum(r.pages for r in _told(sources, reports, team)),
+      'pages': sum(report.pages for report in told),
       'dropped': dropped | {'out_of_vocabulary_words': seen_words - num_words},
       'pieces': [
         [piece.file, piece.number, sha256]
@@ -323,34 +285,45 @@ def _encode(
       ],
     },
   )
-  dropped, num_words = whole['dropped'], whole['num_words']
-  if num_words == 0:
+  if whole['num_words'] == 0:
     raise errors.UserError(
       f'no word of {settings.counts} occurs in the text; check '
       '--config.data.counts, --config.data.lowercase and --config.data.tokens'
     )
   num_vocab_words = len(vocabulary.words)
-  dropped['words_below_vocabulary'] = int(table.sizes[0]) - num_vocab_words
+  whole['dropped']['words_below_vocabulary'] = (
+    int(table.sizes[0]) - num_vocab_words
+  )
   manifest = {
     'format': _FORMAT,
     'settings': dataclasses.asdict(settings),
     'counts_sha256': counts_sha256,
     'files': _files(sources, reports),
     'shards': written,
-    'fingerprint': _fingerprint(folder, whole['pieces']),
+    'fingerprint': _fingerprint(folder, whole.pop('pieces')),
     'num_vocab_words': num_vocab_words,
-    'num_words': num_words,
-    'num_blocks': whole['num_blocks'],
-    'text_bytes': whole['text_bytes'],
-    'pages': whole['pages'],
-    'dropped': dropped,
-    # Of this process, as it found them.
-    'ranges_read': [
-      {'path': str(source.path), 'read_bytes': report.source_bytes}
-      for source, report in zip(sources, reports, strict=True)
-    ],
   }
-  (folder / 'manifest.json').write_text(json.dumps(manifest, indent=1))
+  (folder / 'manifest.json').write_text(json.dumps(manifest | whole, indent=1))
+
+
+def _save_blocks(
+  folder: pathlib.Path, blocks: shards.Blocks, pieces: list[scan.Piece]
+) -> None:
+  """Where blocks and pieces are, for `_open`."""
+  np.savez(folder / 'blocks.npz', **blocks._asdict())
+  places = [(piece.file, piece.number) for piece in pieces]
+  np.save(folder / 'pieces.npy', np.asarray(places, np.int32).reshape(-1, 2))
+
+
+def _told(
+  sources: list[corpus.Source], reports: list[cuts.ReadReport], team: teams.Team
+) -> list[cuts.ReadReport]:
+  """The reports of files that no other process tells of as well."""
+  return [
+    report
+    for source, report in zip(sources, reports, strict=True)
+    if team.index == 0 or corpus.is_divisible(source)
+  ]
 
 
 def _files(
@@ -363,6 +336,7 @@ def _files(
       'size_bytes': source.size_bytes,
       'mtime_ns': source.mtime_ns,
       'sha256': report.sha256,
+      'read_bytes': report.source_bytes,  # by this process
     }
     for source, report in zip(sources, reports, strict=True)
   ]
@@ -383,65 +357,6 @@ def _dropped(
     ),
     'problems': [line for report in reports for line in report.problems],
   }
-
-
-def _told(
-  sources: list[corpus.Source], reports: list[cuts.ReadReport], team: Team
-) -> list[cuts.ReadReport]:
-  """The reports of files that no other process tells of as well."""
-  return [
-    report
-    for source, report in zip(sources, reports, strict=True)
-    if team.index == 0 or corpus.is_divisible(source)
-  ]
-
-
-def _table_of_all(
-  table: word_table.WordTable, team: Team
-) -> word_table.WordTable:
-  """The counts of all processes together."""
-  if team.num == 1:
-    return table
-  n = int(table.sizes[0])
-  starts = table.starts[: n + 1]
-  packed = _pack(
-    {
-      'arena': table.arena[: starts[n]],
-      'starts': starts,
-      'counts': table.counts[:n],
-    }
-  )
-  total = word_table.empty(1 << 16, 1 << 20)
-  for data in team.gather(packed):
-    part = _unpack(data)
-    total = word_table.merge(
-      total, part['arena'], part['starts'], part['counts']
-    )
-  return total
-
-
-def _of_all(team: Team, mine: dict[str, Any]) -> dict[str, Any]:
-  """Numbers added up, lists joined, over all processes."""
-  whole: dict[str, Any] = {}
-  for data in team.gather(json.dumps(mine).encode()):
-    whole = _sum(whole, json.loads(data))
-  # A file that is no range's is read by all processes; parts may be too.
-  whole['pieces'] = sorted(set(map(tuple, whole['pieces'])))
-  return whole
-
-
-def _sum(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-  total = dict(first)
-  for key, value in second.items():
-    if key not in total:
-      total[key] = value
-    elif isinstance(value, dict):
-      total[key] = _sum(total[key], value)
-    elif key == 'pruned_up_to_count':
-      total[key] = max(total[key], value)
-    else:
-      total[key] = total[key] + value
-  return total
 
 
 def _fingerprint(

@@ -1,0 +1,104 @@
+"""Processes that read a corpus together: who reads what, and what all know.
+
+A corpus is divided into parts by its pieces, whatever the number of processes;
+each process reads some parts. Counts and figures are added up over them.
+"""
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxemb.data import word_table
+
+
+class Team(NamedTuple):
+  """The processes that read a corpus together; each its own parts of it."""
+
+  num_parts: int  # of the corpus
+  mine: range  # those that this process reads
+  counted: range  # of these, those that no process before it reads
+  index: int  # of this process; 0 is the one that tells
+  num: int  # of processes
+  # What every process has, in their order; all take part.
+  gather: Callable[[bytes], list[bytes]]
+
+  def reads(self, file: int, number: int) -> bool:
+    """Whether this process reads a piece of a file."""
+    return self.num == 1 or part_of(file, number, self.num_parts) in self.mine
+
+  def counts(self, file: int, number: int) -> bool:
+    """Whether it reads the piece and no process before it does."""
+    part = part_of(file, number, self.num_parts)
+    return self.num == 1 or part in self.counted
+
+
+ALONE = Team(1, range(1), range(1), 0, 1, lambda data: [data])
+
+
+def part_of(file: Any, number: Any, num_parts: int) -> Any:
+  """Pieces are dealt to parts in turn, whichever process reads them."""
+  return (file + number) % num_parts
+
+
+def pack(arrays: dict[str, np.ndarray]) -> bytes:
+  """Arrays by name, to be gathered."""
+  file = io.BytesIO()
+  np.savez(file, **arrays)
+  return file.getvalue()
+
+
+def unpack(data: bytes) -> dict[str, np.ndarray]:
+  """What `pack` made bytes of."""
+  with np.load(io.BytesIO(data)) as arrays:
+    return dict(arrays)
+
+
+def table_of_all(
+  table: word_table.WordTable, team: Team
+) -> word_table.WordTable:
+  """The counts of all processes together."""
+  if team.num == 1:
+    return table
+  n = int(table.sizes[0])
+  starts = table.starts[: n + 1]
+  packed = pack(
+    {
+      'arena': table.arena[: starts[n]],
+      'starts': starts,
+      'counts': table.counts[:n],
+    }
+  )
+  total = word_table.empty(1 << 16, 1 << 20)
+  for data in team.gather(packed):
+    part = unpack(data)
+    total = word_table.merge(
+      total, part['arena'], part['starts'], part['counts']
+    )
+  return total
+
+
+def of_all(team: Team, mine: dict[str, Any]) -> dict[str, Any]:
+  """Numbers added up, lists joined, over all processes."""
+  whole: dict[str, Any] = {}
+  for data in team.gather(json.dumps(mine).encode()):
+    whole = _sum(whole, json.loads(data))
+  # A file that is no range's is read by all processes; parts may be too.
+  whole['pieces'] = sorted(set(map(tuple, whole['pieces'])))
+  return whole
+
+
+def _sum(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+  total = dict(first)
+  for key, value in second.items():
+    if key not in total:
+      total[key] = value
+    elif isinstance(value, dict):
+      total[key] = _sum(total[key], value)
+    elif key == 'pruned_up_to_count':
+      total[key] = max(total[key], value)
+    else:
+      total[key] = total[key] + value
+  return total
