@@ -169,6 +169,26 @@ def _compile(step: Any, state: Any, args: tuple, totals: metrics.Totals) -> Any:
   return compiled
 
 
+def _meter(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  parts: build.Parts,
+  totals: metrics.Totals,
+) -> metrics.Meter:
+  """Of several processes one writes records, of all of them."""
+  with workdirs.writing(workdir):
+    return metrics.Meter(
+      workdir if processes.is_first() else None,
+      totals,
+      parts.corpus.num_words,
+      config.train.epochs,
+      config.train.log_every_secs,
+      # Thrice what a model that knows nothing scores.
+      3 * (1 + config.model.negatives) * math.log(2),
+      functools.partial(processes.latest, 'hosts'),
+    )
+
+
 def _train(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
@@ -182,18 +202,8 @@ def _train(
   state, totals = saving.start(dispatches.tables_key(config), parts, saved)
   constants = mesh.put(strategy.constants(), strategy.constants_sharding)
   epoch_words, epochs = parts.corpus.num_words, config.train.epochs
+  meter = _meter(config, workdir, parts, totals)
   schedule = dispatches.schedules(config, epoch_words * epochs)
-  with workdirs.writing(workdir):
-    meter = metrics.Meter(
-      workdir if processes.is_first() else None,
-      totals,
-      epoch_words,
-      epochs,
-      config.train.log_every_secs,
-      # Thrice what a model that knows nothing scores.
-      3 * (1 + config.model.negatives) * math.log(2),
-      functools.partial(processes.latest, 'hosts'),
-    )
   items = dispatches.batches(parts, totals)
   waiting: collections.deque = collections.deque()
   step = None

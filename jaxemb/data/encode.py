@@ -246,15 +246,8 @@ def _encode(
     table = vocab.read_counts(counts_path)
     counts_sha256 = compressed.file_sha256(counts_path)
   reports = [cuts.ReadReport() for _ in sources]
-  pieces = scan.scan(
-    sources,
-    reports,
-    settings.tokens,
-    settings.lowercase,
-    folder,
-    progress,
-    team.reads,
-  )
+  words = (settings.tokens, settings.lowercase)
+  pieces = scan.scan(sources, reports, *words, folder, progress, team.reads)
   counted = [team.counts(piece.file, piece.number) for piece in pieces]
   counted_pieces = list(itertools.compress(pieces, counted))
   told = _told(sources, reports, team)
@@ -271,6 +264,7 @@ def _encode(
   is_counted = np.asarray(counted, bool)[blocks.pieces]
   num_words = int(blocks.words[is_counted].sum())
   seen_words = sum(piece.counters.num_words for piece in counted_pieces)
+  dropped['out_of_vocabulary_words'] = seen_words - num_words
   whole = teams.of_all(
     team,
     {
@@ -278,18 +272,14 @@ def _encode(
       'num_blocks': int(is_counted.sum()),
       'text_bytes': sum(report.text_bytes for report in reports),
       'pages': sum(report.pages for report in told),
-      'dropped': dropped | {'out_of_vocabulary_words': seen_words - num_words},
+      'dropped': dropped,
       'pieces': [
         [piece.file, piece.number, sha256]
         for piece, (_, sha256) in zip(pieces, written_pieces, strict=True)
       ],
     },
   )
-  if whole['num_words'] == 0:
-    raise errors.UserError(
-      f'no word of {settings.counts} occurs in the text; check '
-      '--config.data.counts, --config.data.lowercase and --config.data.tokens'
-    )
+  _check_words(whole['num_words'], settings)
   num_vocab_words = len(vocabulary.words)
   whole['dropped']['words_below_vocabulary'] = (
     int(table.sizes[0]) - num_vocab_words
@@ -304,6 +294,14 @@ def _encode(
     'num_vocab_words': num_vocab_words,
   }
   (folder / 'manifest.json').write_text(json.dumps(manifest | whole, indent=1))
+
+
+def _check_words(num_words: int, settings: Settings) -> None:
+  if num_words == 0:
+    raise errors.UserError(
+      f'no word of {settings.counts} occurs in the text; check '
+      '--config.data.counts, --config.data.lowercase and --config.data.tokens'
+    )
 
 
 def _save_blocks(

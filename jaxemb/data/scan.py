@@ -9,7 +9,7 @@ import os
 import pathlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import NamedTuple
 
@@ -125,8 +125,9 @@ def scan(
 
   def finished(job: futures.Future) -> None:
     room.release()
+    # A full disk should not wait for the end of the text.
     if job.exception() is not None:
-      failed.set()  # a full disk should not wait for the end of the text
+      failed.set()
 
   def scan_source(index: int) -> list[futures.Future]:
     jobs = []
@@ -159,11 +160,7 @@ def scan(
     pool = strippers if total_bytes > _MANY_BYTES else None
     reading = [readers.submit(scan_source, i) for i in range(len(sources))]
     try:
-      pending = set(reading)
-      while pending:
-        done, pending = futures.wait(pending, timeout=0.2)
-        for job in done:
-          job.result()
+      for _ in _until_done(reading):
         read_bytes = sum(report.source_bytes for report in reports)
         progress('reading', read_bytes, total_bytes)
       return [job.result() for source in reading for job in source.result()]
@@ -172,6 +169,16 @@ def scan(
       for job in reading:
         job.cancel()
       raise
+
+
+def _until_done(jobs: list[futures.Future]) -> Iterator[None]:
+  """Comes back now and then until all are done; raises what they raise."""
+  pending = set(jobs)
+  while pending:
+    done, pending = futures.wait(pending, timeout=0.2)
+    for job in done:
+      job.result()
+    yield
 
 
 def load(path: pathlib.Path) -> tuple[np.ndarray, ...]:

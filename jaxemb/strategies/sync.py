@@ -7,6 +7,7 @@ devices of the table axis look up what they want, these split the centers of
 their parts between them; where columns are split they all have the same ones.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,59 @@ from jaxemb import mesh as mesh_lib
 from jaxemb.models import base as model_base
 from jaxemb.strategies import base
 from jaxemb.tables import spec as spec_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sync:
+  """The functions of the strategy over what they have in common."""
+
+  model: model_base.Model
+  tables: Mapping[str, spec_lib.Table]
+  spec: base.StepSpec
+  is_alone: bool  # one device
+  num_splits: int  # of the centers of parts, along the table axis
+
+  def init(self, key: jax.Array) -> base.TrainState:
+    return base.TrainState(base.init_tables(self.tables, key))
+
+  def step(
+    self,
+    state: base.TrainState,
+    constants: Any,
+    batch: Any,
+    schedule: base.Schedule,
+  ) -> tuple[base.TrainState, base.DispatchMetrics]:
+    """A dispatch, of a device's shards and its parts of the batch."""
+    count = jnp.max(batch.num_steps)
+    num_parts, before, device, axes = len(batch.num_steps), 0, 0, []
+    if not self.is_alone:
+      axes.append(mesh_lib.DATA)
+      count = jax.lax.pmax(count, mesh_lib.DATA)
+      before = num_parts * jax.lax.axis_index(mesh_lib.DATA)
+    if self.num_splits > 1:
+      axes.append(mesh_lib.TABLE)
+      device = jax.lax.axis_index(mesh_lib.TABLE)
+    states, metrics = base.training_steps(
+      self.model,
+      self.tables,
+      self.spec,
+      constants,
+      batch,
+      schedule,
+      base.StepRange(jnp.int32(0), count, count),
+      base.share(num_parts, self.num_splits, before, device),
+      (state.tables, jax.tree.map(jnp.asarray, base.NO_METRICS)),
+    )
+    return (
+      base.TrainState(states),
+      base.over_devices(metrics, batch, count, axes),
+    )
+
+  def result(self, state: base.TrainState) -> np.ndarray:
+    name = self.model.vectors_table
+    return self.tables[name].gather(
+      mesh_lib.to_host(state.tables[name].vectors)
+    )
 
 
 def sync(
@@ -37,52 +91,13 @@ def sync(
     splits_centers: whether devices of the table axis have centers of their own.
   """
   num_splits = mesh.shape[mesh_lib.TABLE] if splits_centers else 1
-  axes = [mesh_lib.DATA] if mesh.size > 1 else []
-  axes += [mesh_lib.TABLE] * (num_splits > 1)
+  made = _Sync(model, tables, spec, mesh.size == 1, num_splits)
+  init, step = made.init, made.step
+  everywhere = jax.sharding.PartitionSpec()
+  over = jax.sharding.PartitionSpec(mesh_lib.DATA)
   state_spec = base.TrainState(
     {name: table.partition for name, table in sorted(tables.items())}
   )
-
-  def init(key: jax.Array) -> base.TrainState:
-    return base.TrainState(base.init_tables(tables, key))
-
-  def step(
-    state: base.TrainState,
-    constants: Any,
-    batch: Any,
-    schedule: base.Schedule,
-  ) -> tuple[base.TrainState, base.DispatchMetrics]:
-    """A dispatch; of a device's shards and its parts of the batch."""
-    count = jnp.max(batch.num_steps)
-    num_parts, before, device = len(batch.num_steps), 0, 0
-    if mesh.size > 1:
-      count = jax.lax.pmax(count, mesh_lib.DATA)
-      before = num_parts * jax.lax.axis_index(mesh_lib.DATA)
-    if num_splits > 1:
-      device = jax.lax.axis_index(mesh_lib.TABLE)
-    states, metrics = base.training_steps(
-      model,
-      tables,
-      spec,
-      constants,
-      batch,
-      schedule,
-      base.StepRange(jnp.int32(0), count, count),
-      base.share(num_parts, num_splits, before, device),
-      (state.tables, jax.tree.map(jnp.asarray, base.NO_METRICS)),
-    )
-    return (
-      base.TrainState(states),
-      base.over_devices(metrics, batch, count, axes),
-    )
-
-  def result(state: base.TrainState) -> np.ndarray:
-    name = model.vectors_table
-    vectors = mesh_lib.to_host(state.tables[name].vectors)
-    return tables[name].gather(vectors)
-
-  everywhere = jax.sharding.PartitionSpec()
-  over = jax.sharding.PartitionSpec(mesh_lib.DATA)
   if mesh.size > 1:
     # What leaves a step is the same along the data axis; JAX cannot tell.
     step = jax.shard_map(
@@ -104,7 +119,7 @@ def sync(
     init,
     model.constants,
     jax.jit(step, donate_argnums=0),
-    result,
+    made.result,
     jax.tree.map(lambda x: named(mesh, x), state_spec),
     named(mesh, everywhere),
     named(mesh, over),

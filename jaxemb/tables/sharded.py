@@ -21,6 +21,7 @@ and once, with the sum of its gradients, where it is not (GPUs; `ops.duplicates`
 says why). The two agree but for the order in which sums are rounded.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -186,6 +187,117 @@ def column(
   )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+  """The functions of a table split by rows over what they have in common."""
+
+  spec: spec_lib.TableSpec
+  optimizer: rowopt.RowOptimizer
+  axes: spec_lib.Axes
+  capacity: int
+
+  @property
+  def groups(self) -> int:
+    return -(-self.spec.vocab // ROW_CLASSES)
+
+  @property
+  def classes(self) -> int:
+    """Of a device."""
+    return ROW_CLASSES // self.axes.num_table
+
+  @property
+  def num_rows(self) -> int:
+    """Of a device."""
+    return self.groups * self.classes
+
+  def in_classes(self, x: jax.Array) -> jax.Array:
+    """[num_rows, ...] -> [groups, classes, ...]; anything else stays."""
+    if x.shape[:1] != (self.num_rows,):
+      return x
+    return x.reshape(self.groups, self.classes, *x.shape[1:])
+
+  def in_rows(self, x: jax.Array) -> jax.Array:
+    """[groups, classes, ...] -> [num_rows, ...]; anything else stays."""
+    if x.shape[:2] != (self.groups, self.classes):
+      return x
+    return x.reshape(self.num_rows, *x.shape[2:])
+
+  def init(self, key: jax.Array) -> spec_lib.TableState:
+    first = 0
+    if self.axes.num_table > 1:
+      first = self.classes * jax.lax.axis_index(self.axes.table)
+    ids = ROW_CLASSES * jnp.arange(self.groups)[:, None]
+    ids = ids + (first + jnp.arange(self.classes))[None, :]
+    dim = self.spec.dim
+    vectors = _init_rows(self.spec, key, ids, jnp.arange(dim))
+    slots = self.optimizer.init(self.num_rows, dim)
+    return spec_lib.TableState(vectors, jax.tree.map(self.in_classes, slots))
+
+  def route(self, ids: jax.Array) -> routes.Route:
+    """Rows are stored device by device, those of each in order of ids."""
+    ids = ids.reshape(-1)
+    group, place = ids // ROW_CLASSES, ids % ROW_CLASSES
+    stored = (place // self.classes) * self.num_rows
+    stored += group * self.classes + place % self.classes
+    nowhere = self.axes.num_table * self.num_rows
+    places = jnp.where(ids < self.spec.vocab, stored, nowhere)
+    capacity = min(self.capacity or ids.size, ids.size)
+    return routes.route(places, self.num_rows, capacity, self.axes)
+
+  def lookup(self, state, ids):
+    rows = routes.fetch(self.route(ids), self.in_rows(state.vectors))
+    return rows.reshape(*ids.shape, self.spec.dim), state
+
+  def update(self, state, ids, row_grads, learning_rate):
+    route = self.route(ids)
+    ids, row_grads = _flat(ids, row_grads)
+    squares = rowopt.mean_squares(row_grads)[:, None]
+    data_names = [self.axes.data] * (self.axes.num_data > 1)
+
+    def apply(state, local_ids, occurrences, sums):
+      vectors, slots = state
+      ids, occurrences, sums = _gathered(
+        (local_ids, occurrences, sums), data_names
+      )
+      merged = duplicates.merge(
+        ids, (occurrences[:, None], *sums), self.num_rows
+      )
+      occurrences, grads, squares = merged.sums
+      deltas, slots = self.optimizer.update(
+        slots,
+        rowopt.RowGrads(merged.ids, grads, squares[:, 0], occurrences[:, 0]),
+        learning_rate,
+      )
+      return rowopt.add_rows(vectors, merged.ids, deltas, True), slots
+
+    sums = routes.merge(route, (row_grads, squares))
+    state = jax.tree.map(self.in_rows, (state.vectors, state.slots))
+    state = routes.send(route, sums, state, apply)
+    return spec_lib.TableState(*jax.tree.map(self.in_classes, state))
+
+  def gather(self, vectors: np.ndarray) -> np.ndarray:
+    vectors = np.asarray(vectors).reshape(-1, self.spec.dim)
+    return vectors[: self.spec.vocab]
+
+  def partition(self) -> spec_lib.TableState:
+    split = jax.sharding.PartitionSpec(None, self.axes.table)
+    slots = jax.eval_shape(
+      lambda: jax.tree.map(
+        self.in_classes, self.optimizer.init(self.num_rows, self.spec.dim)
+      )
+    )
+    by_class = (self.groups, self.classes)
+    return spec_lib.TableState(
+      split,
+      jax.tree.map(
+        lambda x: (
+          split if x.shape[:2] == by_class else jax.sharding.PartitionSpec()
+        ),
+        slots,
+      ),
+    )
+
+
 def row(
   spec: spec_lib.TableSpec,
   optimizer: rowopt.RowOptimizer,
@@ -210,82 +322,7 @@ def row(
       in a further round. 0 = any number.
   """
   del merges_duplicates  # to send a row's gradients once they must be summed
-  data_names = [axes.data] * (axes.num_data > 1)
-  groups = -(-spec.vocab // ROW_CLASSES)
-  classes = ROW_CLASSES // axes.num_table  # a device's
-  num_rows = groups * classes  # a device's
-
-  def in_classes(x):
-    is_by_row = x.shape[:1] == (num_rows,)
-    return x.reshape(groups, classes, *x.shape[1:]) if is_by_row else x
-
-  def in_rows(x):
-    is_by_class = x.shape[:2] == (groups, classes)
-    return x.reshape(num_rows, *x.shape[2:]) if is_by_class else x
-
-  def init(key: jax.Array) -> spec_lib.TableState:
-    first = 0
-    if axes.num_table > 1:
-      first = classes * jax.lax.axis_index(axes.table)
-    ids = ROW_CLASSES * jnp.arange(groups)[:, None]
-    ids = ids + (first + jnp.arange(classes))[None, :]
-    vectors = _init_rows(spec, key, ids, jnp.arange(spec.dim))
-    slots = jax.tree.map(in_classes, optimizer.init(num_rows, spec.dim))
-    return spec_lib.TableState(vectors, slots)
-
-  def places(ids):
-    """Where ids are stored: device by device, each in order of ids."""
-    group, place = ids // ROW_CLASSES, ids % ROW_CLASSES
-    stored = (place // classes) * num_rows + group * classes + place % classes
-    return jnp.where(ids < spec.vocab, stored, axes.num_table * num_rows)
-
-  def route_of(ids):
-    size = min(capacity or ids.size, ids.size)
-    return routes.route(places(ids.reshape(-1)), num_rows, size, axes)
-
-  def lookup(state, ids):
-    rows = routes.fetch(route_of(ids), in_rows(state.vectors))
-    return rows.reshape(*ids.shape, spec.dim), state
-
-  def update(state, ids, row_grads, learning_rate):
-    route = route_of(ids)
-    ids, row_grads = _flat(ids, row_grads)
-    squares = rowopt.mean_squares(row_grads)[:, None]
-    sums = routes.merge(route, (row_grads, squares))
-
-    def apply(state, local_ids, occurrences, sums):
-      vectors, slots = state
-      ids, occurrences, sums = _gathered(
-        (local_ids, occurrences, sums), data_names
-      )
-      merged = duplicates.merge(ids, (occurrences[:, None], *sums), num_rows)
-      occurrences, grads, squares = merged.sums
-      deltas, slots = optimizer.update(
-        slots,
-        rowopt.RowGrads(merged.ids, grads, squares[:, 0], occurrences[:, 0]),
-        learning_rate,
-      )
-      return rowopt.add_rows(vectors, merged.ids, deltas, True), slots
-
-    state = jax.tree.map(in_rows, (state.vectors, state.slots))
-    state = routes.send(route, sums, state, apply)
-    return spec_lib.TableState(*jax.tree.map(in_classes, state))
-
-  def gather(vectors):
-    return np.asarray(vectors).reshape(-1, spec.dim)[: spec.vocab]
-
-  split = jax.sharding.PartitionSpec(None, axes.table)
-  slots = jax.eval_shape(
-    lambda: jax.tree.map(in_classes, optimizer.init(num_rows, spec.dim))
-  )
-  partition = jax.tree.map(
-    lambda x: (
-      split
-      if x.shape[:2] == (groups, classes)
-      else jax.sharding.PartitionSpec()
-    ),
-    slots,
-  )
+  made = _Rows(spec, optimizer, axes, capacity)
   return spec_lib.Table(
-    init, lookup, update, gather, spec_lib.TableState(split, partition)
+    made.init, made.lookup, made.update, made.gather, made.partition()
   )
