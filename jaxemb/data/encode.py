@@ -250,8 +250,7 @@ def _encode(
   pieces = scan.scan(sources, reports, *words, folder, progress, team.reads)
   counted = [team.counts(piece.file, piece.number) for piece in pieces]
   counted_pieces = list(itertools.compress(pieces, counted))
-  told = _told(sources, reports, team)
-  dropped = _dropped(counted_pieces, told)
+  dropped = _dropped(counted_pieces, _told(sources, reports, team))
   if not settings.counts:
     table, pruned = scan.merge_counts(counted_pieces, settings.max_vocab)
     dropped |= pruned
@@ -271,7 +270,7 @@ def _encode(
       'num_words': num_words,
       'num_blocks': int(is_counted.sum()),
       'text_bytes': sum(report.text_bytes for report in reports),
-      'pages': sum(report.pages for report in told),
+      'pages': sum(r.pages for r in _told(sources, reports, team)),
       'dropped': dropped,
       'pieces': [
         [piece.file, piece.number, sha256]
