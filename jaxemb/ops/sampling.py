@@ -97,7 +97,7 @@ def uniform_rows(
   """
   ids, columns = ids.astype(jnp.uint32), columns.astype(jnp.uint32)
   columns = columns.reshape(*[1] * ids.ndim, -1)
-  # Two hashes of a row, because of ten million rows some share one.
+  # Two hashes of a row: with one, some would be others moved by a column.
   first = random_bits(key, ids)[..., None]
   second = random_bits(key[::-1] ^ np.uint32(0x5BD1E995), ids)[..., None]
   bits = _mix(_mix(first + columns * np.uint32(0x9E3779B9)) ^ second)

@@ -46,23 +46,25 @@ IDS = {
 }
 
 
+def _row_grads(ids, grads):
+  """Of occurrences that come one by one."""
+  return rowopt.RowGrads(ids, grads, rowopt.mean_squares(grads))
+
+
 @functools.cache
 def _step(name, merges=False):
   optimizer = OPTIMIZERS[name][0]
 
   @jax.jit
   def step(table, slots, ids, row_grads, learning_rate):
-    known = None
+    row_grads = _row_grads(ids, row_grads)
     if merges:
-      squares = rowopt.mean_squares(row_grads)[:, None]
-      ids, occurrences, (row_grads, squares) = duplicates.merge(
-        ids, (row_grads, squares), VOCAB
+      ids, occurrences, (grads, squares) = duplicates.merge(
+        ids, (row_grads.grads, row_grads.squares[:, None]), VOCAB
       )
-      known = rowopt.Merged(occurrences, squares[:, 0])
-    deltas, slots = optimizer.update(
-      slots, ids, row_grads, learning_rate, known
-    )
-    return rowopt.add_rows(table, ids, deltas, merges), slots
+      row_grads = rowopt.RowGrads(ids, grads, squares[:, 0], occurrences)
+    deltas, slots = optimizer.update(slots, row_grads, learning_rate)
+    return rowopt.add_rows(table, row_grads.ids, deltas, merges), slots
 
   return step
 
@@ -160,6 +162,45 @@ def test_order_of_occurrences_does_not_matter(name):
   np.testing.assert_allclose(first, second, 1e-5, 1e-6)
 
 
+@every_optimizer
+def test_ids_of_any_shape(name):
+  rng = np.random.default_rng(4)
+  table, slots = _start(name)
+  ids = np.array(IDS['duplicates'] + IDS['padding'], np.int32)
+  grads = _grads(rng, len(ids))
+  flat = _step(name)(table, slots, ids, grads, RATE)
+  shaped = _step(name)(
+    table, slots, ids.reshape(2, 4, 2), grads.reshape(2, 4, 2, DIM), RATE
+  )
+  jax.tree.map(np.testing.assert_array_equal, flat, shaped)
+
+
+@pytest.mark.parametrize('name', ['adagrad', 'adam'])
+def test_squares_are_taken_as_given(name):
+  # Those of whole rows, where a device has a share of the columns.
+  optimizer = OPTIMIZERS[name][0]
+  ids = np.array(IDS['duplicates'], np.int32)
+  grads = _grads(np.random.default_rng(5), len(ids))
+  whole, whole_slots = jax.jit(optimizer.update)(
+    optimizer.init(VOCAB, DIM), _row_grads(ids, grads), RATE
+  )
+  share = rowopt.RowGrads(ids, grads[:, 1:3], rowopt.mean_squares(grads))
+  part, part_slots = jax.jit(optimizer.update)(
+    optimizer.init(VOCAB, 2), share, RATE
+  )
+  np.testing.assert_allclose(part, whole[:, 1:3], 1e-6)
+  for found, expected in zip(part_slots, whole_slots, strict=True):
+    if expected.ndim == 2:
+      expected = expected[:, 1:3]
+    np.testing.assert_allclose(found, expected, 1e-6)
+
+
+def test_mean_squares():
+  grads = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+  expected = (grads.astype(np.float64) ** 2).mean(2)
+  np.testing.assert_allclose(rowopt.mean_squares(grads), expected, 1e-6)
+
+
 def test_limit_of_duplicates():
   # One occurrence more than the limit moves the row no further.
   optimizer = rowopt.sgd(4)
@@ -168,8 +209,9 @@ def test_limit_of_duplicates():
   for num in (1, 3, 4, 5, 100):
     ids = np.full(100, VOCAB, np.int32)
     ids[:num] = 2
+    ones = np.ones((100, DIM), np.float32)
     deltas, _ = update(
-      optimizer.init(VOCAB, DIM), ids, np.ones((100, DIM), np.float32), 1.0
+      optimizer.init(VOCAB, DIM), _row_grads(ids, ones), 1.0
     )
     moved.append(-np.asarray(deltas)[:num].sum(0)[0])
   np.testing.assert_allclose(moved, [1, 3, 4, 4, 4], 1e-6)
@@ -185,7 +227,7 @@ def test_adam_forgets_only_in_steps_where_a_row_occurs():
     slots = optimizer.init(VOCAB, DIM)
     for row in [1] + [2] * gap + [1]:
       ids = np.array([row, VOCAB], np.int32)
-      _, slots = update(slots, ids, ones, RATE)
+      _, slots = update(slots, _row_grads(ids, ones), RATE)
     outcomes.append(jax.tree.map(lambda x: np.asarray(x)[1], slots))
   jax.tree.map(np.testing.assert_array_equal, *outcomes)
 
@@ -195,8 +237,9 @@ def test_adam_counts_updates_not_occurrences():
   slots = optimizer.init(VOCAB, DIM)
   update = jax.jit(optimizer.update)
   ids = np.array([1, 1, 1, 2, VOCAB], np.int32)
+  row_grads = _row_grads(ids, np.ones((5, DIM), np.float32))
   for _ in range(50):
-    _, slots = update(slots, ids, np.ones((5, DIM), np.float32), RATE)
+    _, slots = update(slots, row_grads, RATE)
   expected = np.zeros(VOCAB)
   expected[[1, 2]] = 50
   np.testing.assert_allclose(slots.num_updates, expected, 1e-5)

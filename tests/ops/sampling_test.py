@@ -10,8 +10,8 @@ from jaxemb.ops import sampling
 
 KEY = np.array([0x243F6A88, 0x85A308D3], np.uint32)
 
-_bits = jax.jit(sampling.random_bits, static_argnums=2)
-_draw = jax.jit(sampling.draw, static_argnums=3)
+_bits = jax.jit(sampling.random_bits)
+_draw = jax.jit(sampling.draw)
 
 
 def _zipf(vocab):
@@ -27,9 +27,14 @@ def _implied(table):
   return chance / len(alias)
 
 
-def _draws(table, num_steps, num, key=KEY):
-  steps = [_draw(table, key, jnp.uint32(s), num) for s in range(num_steps)]
-  return np.concatenate([np.asarray(x) for x in steps])
+def _positions(chunk, num):
+  """The positions of the draws of a chunk, of which each has `num`."""
+  return (chunk * num + np.arange(num, dtype=np.int64)).astype(np.uint32)
+
+
+def _draws(table, num_chunks, num, key=KEY):
+  chunks = [_draw(table, key, _positions(i, num)) for i in range(num_chunks)]
+  return np.concatenate([np.asarray(x) for x in chunks])
 
 
 def _chi_square(found, chance):
@@ -137,32 +142,42 @@ def test_bits_are_the_stated_hash():
     x = ((x ^ (x >> 15)) * 0x735A2D97) & mask
     return x ^ (x >> 15)
 
-  for step, num in [(0, 5), (3, 5), (2**32 // 7, 9)]:
+  # Positions wrap at 2^32.
+  for chunk, num in [(0, 5), (3, 5), (2**32 // 7, 9), (2**32 - 1, 1)]:
     expected = []
     for i in range(num):
-      counter = (step * num + i) & mask
+      counter = (chunk * num + i) & mask
       first = mix((counter * 0x9E3779B9 + int(KEY[0])) & mask)
       expected.append(mix(first ^ int(KEY[1])))
-    found = _bits(KEY, jnp.uint32(step), num)
+    found = _bits(KEY, _positions(chunk, num))
     assert found.dtype == jnp.uint32
     assert np.asarray(found).tolist() == expected
 
 
 def test_bits_of_a_key_never_repeat():
   num = 1 << 16
-  bits = [np.asarray(_bits(KEY, jnp.uint32(s), num)) for s in range(16)]
+  bits = [np.asarray(_bits(KEY, _positions(i, num))) for i in range(16)]
   assert len(np.unique(np.concatenate(bits))) == 16 * num
-  # The same call gives the same bits, whatever the integer type of the step.
-  np.testing.assert_array_equal(_bits(KEY, jnp.int32(5), num), bits[5])
+
+
+def test_bits_depend_on_the_position_alone():
+  # Not on where in the array it is, on its shape, or on how many come along.
+  num = 1 << 10
+  whole = np.asarray(_bits(KEY, _positions(0, num)))
+  order = np.random.default_rng(0).permutation(num)
+  found = _bits(KEY, _positions(0, num)[order].reshape(4, 8, -1))
+  assert found.shape == (4, 8, num // 32)
+  np.testing.assert_array_equal(np.asarray(found).reshape(-1), whole[order])
+  assert int(_bits(KEY, np.uint32(7))) == whole[7]
 
 
 def test_bits_of_other_keys_are_others():
   num = 1 << 16
-  bits = np.asarray(_bits(KEY, jnp.uint32(0), num))
+  bits = np.asarray(_bits(KEY, _positions(0, num)))
   for bit in range(0, 64, 7):
     key = KEY.copy()
     key[bit // 32] ^= np.uint32(1 << (bit % 32))
-    other = np.asarray(_bits(key, jnp.uint32(0), num))
+    other = np.asarray(_bits(key, _positions(0, num)))
     # Two random sets of 2^16 numbers below 2^32 share one on average.
     assert len(np.intersect1d(bits, other)) < 8
     # Half of all bits flip: 2^21 fair coins.
@@ -172,7 +187,7 @@ def test_bits_of_other_keys_are_others():
 
 def test_bits_are_balanced_and_independent():
   num = 1 << 18
-  bits = np.asarray(_bits(KEY, jnp.uint32(1), num))
+  bits = np.asarray(_bits(KEY, _positions(1, num)))
   ones = np.array([(bits >> b) & 1 for b in range(32)]).astype(np.float64)
   error = 0.5 / np.sqrt(num)
   assert np.abs(ones.mean(1) - 0.5).max() < 4 * error
@@ -185,10 +200,77 @@ def test_bits_are_balanced_and_independent():
     assert np.abs(product.mean(1)).max() < 5 / np.sqrt(num)
 
 
-def test_draw_is_a_pure_function_of_key_and_step():
+def test_draw_is_a_pure_function_of_key_and_position():
   table = sampling.alias_table(_zipf(1000))
-  first = _draw(table, KEY, jnp.uint32(0), 512)
-  np.testing.assert_array_equal(first, _draw(table, KEY, jnp.uint32(0), 512))
-  for key, step in [(KEY, 1), (KEY + np.uint32(1), 0)]:
-    other = _draw(table, key, jnp.uint32(step), 512)
+  first = _draw(table, KEY, _positions(0, 512))
+  np.testing.assert_array_equal(first, _draw(table, KEY, _positions(0, 512)))
+  for key, chunk in [(KEY, 1), (KEY + np.uint32(1), 0)]:
+    other = _draw(table, key, _positions(chunk, 512))
     assert (np.asarray(other) == np.asarray(first)).mean() < 0.2
+  # What a device draws for some chunks is what one draws for all of them.
+  order = np.random.default_rng(0).permutation(512)
+  found = _draw(table, KEY, _positions(0, 512)[order].reshape(16, 32))
+  assert found.shape == (16, 32) and found.dtype == jnp.int32
+  np.testing.assert_array_equal(
+    np.asarray(found).reshape(-1), np.asarray(first)[order]
+  )
+
+
+_rows = jax.jit(sampling.uniform_rows, static_argnums=3)
+
+
+def test_rows_are_uniform_and_independent():
+  num, dim = 1 << 13, 64
+  rows = np.asarray(_rows(KEY, jnp.arange(num), jnp.arange(dim), 0.25))
+  assert rows.shape == (num, dim) and rows.dtype == np.float32
+  assert -0.25 <= rows.min() < -0.2499 and 0.2499 < rows.max() < 0.25
+  cells = np.floor((rows.astype(np.float64) + 0.25) * 2 * 256).astype(int)
+  found = np.bincount(cells.reshape(-1), minlength=256)
+  assert scipy.stats.chisquare(found).pvalue > 1e-3
+  # As many different ones as 2^19 draws of 2^24 values have: 2^19 less the
+  # pairs that agree, with four deviations.
+  pairs = rows.size**2 / 2 / 2**24
+  differing = len(np.unique(rows))
+  assert abs(rows.size - differing - pairs) < 4 * np.sqrt(pairs) + 0.02 * pairs
+  # Columns over rows, rows over columns, neighbours of both kinds.
+  columns = np.corrcoef(rows.T.astype(np.float64)) - np.eye(dim)
+  assert np.abs(columns).max() < 5 / np.sqrt(num)
+  some = np.corrcoef(rows[:512].astype(np.float64)) - np.eye(512)
+  assert np.abs(some).max() < 6 / np.sqrt(dim) and abs(some.mean()) < 1e-3
+  for near, far in ((rows[1:], rows[:-1]), (rows[256:], rows[:-256])):
+    product = (near.astype(np.float64) * far).mean() / (0.25**2 / 3)
+    assert abs(product) < 4 / np.sqrt(near.size)
+  product = (rows[:, 1:].astype(np.float64) * rows[:, :-1]).mean()
+  assert abs(product) / (0.25**2 / 3) < 4 / np.sqrt(rows.size)
+
+
+def test_a_number_of_a_row_depends_on_key_row_and_column_alone():
+  whole = np.asarray(_rows(KEY, jnp.arange(600), jnp.arange(40), 0.5))
+  # Any device's part of it, in any shape.
+  ids = np.random.default_rng(0).permutation(600).astype(np.int32)
+  columns = np.array([39, 3, 4, 5, 17], np.int32)
+  found = _rows(KEY, ids.reshape(2, 3, 100), columns, 0.5)
+  assert found.shape == (2, 3, 100, 5)
+  np.testing.assert_array_equal(
+    np.asarray(found).reshape(600, 5), whole[ids][:, columns]
+  )
+  # The scale is a factor, and every bit of the key matters.
+  np.testing.assert_array_equal(
+    _rows(KEY, ids, columns, 2.0), 4 * whole[ids][:, columns]
+  )
+  for bit in range(0, 64, 7):
+    key = KEY.copy()
+    key[bit // 32] ^= np.uint32(1 << (bit % 32))
+    other = np.asarray(_rows(key, jnp.arange(600), jnp.arange(40), 0.5))
+    assert (other == whole).mean() < 1e-3
+  swapped = np.asarray(_rows(KEY[::-1], jnp.arange(600), jnp.arange(40), 0.5))
+  assert (swapped == whole).mean() < 1e-3
+
+
+def test_no_row_is_another_one_moved_by_columns():
+  # A single hash of 32 bits for the row makes some two hundred pairs of them.
+  num = 1 << 20
+  rows = _rows(KEY, jnp.arange(num), jnp.arange(4), 1.0)
+  unit = np.asarray((rows + 1) * 2**23).astype(np.uint64)
+  pairs = [unit[:, i] << np.uint64(24) | unit[:, i + 1] for i in range(3)]
+  assert len(np.unique(np.concatenate(pairs))) == 3 * num
