@@ -2,8 +2,8 @@
 
 Nothing here is clever. Losses walk over centers, over their contexts, over the
 draws of their chunk; optimizers walk over occurrences and rows. A step is what
-`models.base.StepBatch` holds, as NumPy arrays; ids behind the vocabulary are
-padding.
+`models.base.StepBatch` holds, as NumPy arrays, run by run; ids behind the
+vocabulary are padding.
 """
 
 import math
@@ -152,6 +152,30 @@ def cbow(tokens, left, right, draws, tables, window, chunk, negatives):
     examples,
     {INPUT: input_ids, OUTPUT: output_ids},
     {INPUT: np.array(input_grads), OUTPUT: np.array(output_grads)},
+  )
+
+
+def in_runs(model, tokens, left, right, draws, *args) -> Step:
+  """A step of several runs: each by itself, one behind the other.
+
+  Args:
+    model: `skipgram` or `cbow`.
+    tokens: [P, L' + 2 W] int.
+    left: [P, L'] int.
+    right: [P, L'] int.
+    draws: by chunk of all runs.
+    *args: the rest of the model's arguments.
+  """
+  each = len(draws) // len(tokens)
+  steps = [
+    model(*run, draws[i * each : (i + 1) * each], *args)
+    for i, run in enumerate(zip(tokens, left, right, strict=True))
+  ]
+  return Step(
+    sum(step.loss for step in steps),
+    sum(step.examples for step in steps),
+    {k: sum((step.ids[k] for step in steps), []) for k in steps[0].ids},
+    {k: np.concatenate([s.grads[k] for s in steps]) for k in steps[0].grads},
   )
 
 

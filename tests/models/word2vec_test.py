@@ -1,5 +1,6 @@
 """Skip-gram and CBOW: ids, loss and gradients against loops over pairs."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import jax.test_util
 import numpy as np
 import pytest
 
+from jaxemb import mesh
 from jaxemb.models import base, cbow, skipgram
 from jaxemb.ops import sampling
 from tests import oracle
@@ -23,17 +25,18 @@ every_model = pytest.mark.parametrize('name', MODELS)
 
 
 class Case(NamedTuple):
-  """A step; `size` centers, of which the last may be padding."""
+  """A step; runs of `size` centers, of which the last may be padding."""
 
   vocab: int = 30
   dim: int = 7
+  runs: int = 1
   size: int = 32
   chunk: int = 8
   window: int = 3
   negatives: int = 5
   shared: int = 4
   lengths: tuple[int, ...] = (2, 5, 9)  # of the sentences
-  words: int = 60  # in all sentences
+  words: int = 60  # in all sentences of a run
   scale: float = 0.7  # of the rows
 
 
@@ -53,6 +56,8 @@ CASES = {
   'one_word_vocab': Case(vocab=1),
   'huge_scores': Case(scale=20.0),
   'zero_rows': Case(scale=0.0),
+  'runs': Case(runs=3),
+  'runs_of_a_chunk': Case(runs=5, size=8, words=17),
 }
 every_case = pytest.mark.parametrize('case', CASES.values(), ids=CASES)
 
@@ -79,11 +84,19 @@ def _model(name, case, weights=None):
 
 def _batch(case, seed=0):
   rng = np.random.default_rng(seed)
-  sentences = oracle.random_sentences(rng, case.vocab, case.words, case.lengths)
-  tokens = oracle.pack(sentences, case.vocab, 2 * case.size, case.window, rng)
-  # Taken from the middle, so that the halo in front holds words.
-  step = oracle.middle(tokens, min(case.size, case.words) // 4, case.size)
-  return base.StepBatch(step.ids, step.left, step.right)
+  runs = []
+  for _ in range(case.runs):
+    sentences = oracle.random_sentences(
+      rng, case.vocab, case.words, case.lengths
+    )
+    tokens = oracle.pack(sentences, case.vocab, 2 * case.size, case.window, rng)
+    # Taken from the middle, so that the halo in front holds words.
+    first = min(case.size, case.words) // 4
+    runs.append(oracle.middle(tokens, first, case.size))
+  # Of the chunks of a dispatch, any.
+  num_chunks = case.runs * case.size // case.chunk
+  chunks = rng.permutation(1000)[:num_chunks].astype(np.uint32)
+  return base.StepBatch(*map(np.stack, zip(*runs, strict=True)), chunks)
 
 
 @functools.cache
@@ -92,9 +105,21 @@ def _value_and_grad(name, spec):
   return jax.jit(jax.value_and_grad(model.loss))
 
 
-def _ids(model, batch, step):
-  ids = jax.jit(model.ids)(model.constants(), batch, KEY, jnp.int32(step))
+def _ids(model, batch):
+  ids = jax.jit(model.ids)(model.constants(), batch, KEY)
   return {k: np.array(v) for k, v in ids.items()}
+
+
+def _truth(name, case, batch, draws, tables):
+  return oracle.in_runs(
+    MODELS[name][1],
+    *batch[:3],
+    draws,
+    tables,
+    case.window,
+    case.chunk,
+    case.negatives,
+  )
 
 
 @functools.cache
@@ -102,23 +127,17 @@ def _make(name, case, negatives_on=None):
   weights = None if negatives_on is None else np.eye(case.vocab)[negatives_on]
   model = _model(name, case, weights)
   batch = _batch(case)
-  ids = _ids(model, batch, 3)
-  chunks = case.size // case.chunk
-  draws = ids[skipgram.OUTPUT].reshape(chunks, -1)[:, -case.shared :]
+  ids = _ids(model, batch)
+  draws = ids[skipgram.OUTPUT].reshape(len(batch.chunks), -1)
+  draws = draws[:, -case.shared :]
   rng = np.random.default_rng(1)
   tables = {
     k: (case.scale * rng.normal(size=(case.vocab, case.dim))).astype(np.float32)
     for k in (skipgram.INPUT, skipgram.OUTPUT)
   }
   rows = {k: tables[k][np.minimum(v, case.vocab - 1)] for k, v in ids.items()}
-  expected = MODELS[name][1](
-    *batch,
-    draws,
-    {k: v.astype(np.float64) for k, v in tables.items()},
-    case.window,
-    case.chunk,
-    case.negatives,
-  )
+  exact = {k: v.astype(np.float64) for k, v in tables.items()}
+  expected = _truth(name, case, batch, draws, exact)
   return Made(model, batch, ids, draws, rows, expected)
 
 
@@ -132,9 +151,10 @@ def test_ids_are_those_of_the_loops(name, case):
   for k, ids in made.ids.items():
     assert ids.dtype == np.int32
     assert ids.reshape(-1).tolist() == made.expected.ids[k]
-  # Chunk by chunk what the sampler gives for (key, step).
-  drawn = jax.jit(sampling.draw, static_argnums=3)(
-    made.model.constants(), KEY, jnp.int32(3), made.draws.size
+  # Chunk by chunk what the sampler gives for (key, chunk of the dispatch).
+  positions = made.batch.chunks[:, None] * case.shared + np.arange(case.shared)
+  drawn = jax.jit(sampling.draw)(
+    made.model.constants(), KEY, positions.astype(np.uint32)
   )
   # A chunk without a pair has padding instead.
   pairs = np.asarray(made.batch.left + made.batch.right, int)
@@ -180,8 +200,10 @@ def test_the_cases_are_what_they_say():
   assert np.abs(scores).max() > 1000
   made = _make('cbow', CASES['some_one_word_sentences'])
   contexts = made.batch.left + made.batch.right
-  words = made.batch.tokens[3:-3] < 30
+  words = made.batch.tokens[:, 3:-3] < 30
   assert (words & (contexts == 0)).any() and (words & (contexts > 0)).any()
+  made = _make('skipgram', CASES['runs'])
+  assert len({run.tobytes() for run in made.batch.tokens}) == 3
 
 
 @every_model
@@ -208,7 +230,7 @@ def test_a_draw_that_is_the_target_does_not_count(name):
   none = made.batch._replace(
     tokens=np.where(made.batch.tokens < case.vocab, 0, case.vocab)
   )
-  ids = _ids(made.model, none, 0)
+  ids = _ids(made.model, none)
   _, grads = _value_and_grad(name, made.model.spec)(made.rows, ids, none)
   drawn = np.asarray(grads[skipgram.OUTPUT]).reshape(
     case.size // case.chunk, -1, case.dim
@@ -221,11 +243,13 @@ def test_saturated_scores(name):
   # Scores of +-1000: the loss is linear, the slope exactly 0 or the weight.
   case = Case(vocab=2, dim=1, size=4, chunk=4, window=1, lengths=(4,), shared=2)
   model = _model(name, case)
-  tokens = np.array([2, 0, 0, 0, 0, 2], np.int32)
   batch = base.StepBatch(
-    tokens, np.array([0, 1, 1, 1], np.uint8), np.array([1, 1, 1, 0], np.uint8)
+    np.array([[2, 0, 0, 0, 0, 2]], np.int32),
+    np.array([[0, 1, 1, 1]], np.uint8),
+    np.array([[1, 1, 1, 0]], np.uint8),
+    np.array([0], np.uint32),
   )
-  ids = _ids(model, batch, 0)
+  ids = _ids(model, batch)
   ids[skipgram.OUTPUT][:, -2:] = 1
   for sign in (1, -1):
     rows = {k: np.full((*v.shape, 1), 100, np.float32) for k, v in ids.items()}
@@ -257,15 +281,15 @@ def test_gradients_by_finite_differences(name):
 @every_model
 def test_gradients_of_the_loops_by_finite_differences(name):
   # Who checks the truth: its loss, in float64.
-  case = Case(vocab=6, size=12, chunk=4, dim=2, window=2, lengths=(3, 5))
+  case = Case(
+    vocab=6, runs=2, size=12, chunk=4, dim=2, window=2, lengths=(3, 5)
+  )
   made = _make(name, case)
   rng = np.random.default_rng(2)
   tables = {k: rng.normal(size=(6, 2)) for k in made.ids}
 
   def step():
-    return MODELS[name][1](
-      *made.batch, made.draws, tables, case.window, case.chunk, case.negatives
-    )
+    return _truth(name, case, made.batch, made.draws, tables)
 
   truth = step()
   for k, table in tables.items():
@@ -288,10 +312,10 @@ def _expected_negatives(name, case, batch, tables, chance):
   """
   grads = {k: np.zeros_like(v) for k, v in tables.items()}
   inputs, outputs = tables[skipgram.INPUT], tables[skipgram.OUTPUT]
-  for i in range(case.size):
-    around = oracle.contexts(i, batch.left, batch.right)
-    words = [int(batch.tokens[case.window + i + o]) for o in around]
-    center = int(batch.tokens[case.window + i])
+  for run, i in np.ndindex(case.runs, case.size):
+    around = oracle.contexts(i, batch.left[run], batch.right[run])
+    words = [int(batch.tokens[run, case.window + i + o]) for o in around]
+    center = int(batch.tokens[run, case.window + i])
     if name == 'skipgram':
       pairs = [([center], word) for word in words]
     else:
@@ -313,7 +337,7 @@ def _expected_negatives(name, case, batch, tables, chance):
 
 @every_model
 def test_expected_gradient_is_that_of_k_negatives_per_example(name):
-  case = Case(vocab=8, size=16, chunk=4, dim=3, window=2, lengths=(5, 6))
+  case = Case(vocab=8, runs=2, size=8, chunk=4, dim=3, window=2, lengths=(5, 6))
   model = _model(name, case)
   batch = _batch(case)
   rng = np.random.default_rng(3)
@@ -326,11 +350,13 @@ def test_expected_gradient_is_that_of_k_negatives_per_example(name):
   on_device = jax.device_put(batch)
 
   def table_grads(step):
-    ids = model.ids(constants, on_device, key, step)
+    chunks = step * len(batch.chunks) + jnp.arange(len(batch.chunks))
+    batch_of_step = on_device._replace(chunks=chunks.astype(jnp.uint32))
+    ids = model.ids(constants, batch_of_step, key)
 
     def loss(tables):
       rows = {k: tables[k].at[v].get(mode='clip') for k, v in ids.items()}
-      return model.loss(rows, ids, on_device)
+      return model.loss(rows, ids, batch_of_step)
 
     return jax.grad(loss)(tables)
 
@@ -352,6 +378,57 @@ def test_expected_gradient_is_that_of_k_negatives_per_example(name):
     assert error.max() < 0.02 * size
     off = np.abs(samples.mean(0) - expected[k])
     assert (off <= 4 * error + 1e-6 * size).all()
+
+
+@every_model
+def test_any_share_of_a_step_has_the_ids_of_the_whole(name):
+  # Whoever has a chunk, and with which others: the same draws and windows.
+  made = _make(name, CASES['runs'])
+  case, batch = CASES['runs'], made.batch
+  per_run = case.size // case.chunk
+  half = case.size // 2
+  for run in range(case.runs):
+    for first in (0, half):
+      mine = slice(first, first + half)
+      part = base.StepBatch(
+        batch.tokens[run : run + 1, first : first + half + 2 * case.window],
+        batch.left[run : run + 1, mine],
+        batch.right[run : run + 1, mine],
+        batch.chunks.reshape(-1, per_run)[run][
+          first // case.chunk : (first + half) // case.chunk
+        ],
+      )
+      start = run * per_run + first // case.chunk
+      for k, ids in _ids(made.model, part).items():
+        np.testing.assert_array_equal(
+          ids, made.ids[k][start : start + len(ids)]
+        )
+
+
+@every_model
+def test_a_share_of_the_columns_gives_the_loss_of_whole_rows(name):
+  # On devices that have some columns each: all know the loss, and each has the
+  # gradients of its own columns.
+  case = Case(dim=8)
+  made = _make(name, case)
+  model = MODELS[name][0](
+    dataclasses.replace(made.model.spec, columns_axis=mesh.TABLE), None
+  )
+  everywhere = jax.sharding.PartitionSpec()
+  columns = jax.sharding.PartitionSpec(None, None, mesh.TABLE)
+  on_devices = jax.shard_map(
+    jax.value_and_grad(model.loss),
+    mesh=mesh.make(mesh.Shape(1, 4)),
+    in_specs=(columns, everywhere, everywhere),
+    out_specs=(everywhere, columns),
+    check_vma=False,
+  )
+  loss, grads = jax.jit(on_devices)(made.rows, made.ids, made.batch)
+  np.testing.assert_allclose(loss, made.expected.loss, 1e-5)
+  for k, expected in made.expected.grads.items():
+    found = np.asarray(grads[k]).reshape(expected.shape)
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, 1e-5, 1e-5 * size)
 
 
 @every_model

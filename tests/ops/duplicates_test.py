@@ -46,8 +46,9 @@ def test_each_id_comes_once_with_its_sums(kind, size):
   merged = jax.jit(duplicates.merge, static_argnums=2)(
     ids, {'rows': rows, 'column': column}, VOCAB
   )
-  found = np.asarray(merged.ids)
-  assert len(np.unique(found)) == size and merged.ids.dtype == jnp.int32
+  merged = jax.device_get(merged)
+  found = merged.ids
+  assert len(np.unique(found)) == size and found.dtype == np.int32
   sums, counts = _expected(ids, rows)
   columns, _ = _expected(ids, column)
   used = np.flatnonzero(found < VOCAB)
@@ -57,6 +58,22 @@ def test_each_id_comes_once_with_its_sums(kind, size):
     assert merged.occurrences[place] == counts[i]
     np.testing.assert_array_equal(merged.sums['rows'][place], sums[i])
     np.testing.assert_array_equal(merged.sums['column'][place], columns[i])
+
+
+@pytest.mark.parametrize('size', [1, 32, 33, 2000])
+def test_running_sums(size):
+  ids = np.sort(_ids('zipf', size))
+  rng = np.random.default_rng(2)
+  values = {
+    'rows': rng.integers(-8, 9, (size, 3)).astype(np.float32),
+    'ones': np.ones((size, 1), np.float32),
+  }
+  found = jax.device_get(jax.jit(duplicates.running_sums)(ids, values))
+  for name, rows in values.items():
+    sums = {}
+    for i, row in enumerate(rows):
+      sums[ids[i]] = sums.get(ids[i], 0) + row
+      np.testing.assert_array_equal(found[name][i], sums[ids[i]])
 
 
 def test_ids_of_any_shape():
@@ -77,8 +94,9 @@ def test_precision_and_order():
   merge = jax.jit(duplicates.merge, static_argnums=2)
   merged = merge(ids, rows, VOCAB)
   jax.tree.map(np.testing.assert_array_equal, merged, merge(ids, rows, VOCAB))
+  merged = jax.device_get(merged)
   sums, counts = _expected(ids, rows)
-  for place in np.flatnonzero(np.asarray(merged.ids) < VOCAB):
+  for place in np.flatnonzero(merged.ids < VOCAB):
     i = int(merged.ids[place])
     error = np.abs(merged.sums[place] - sums[i]).max()
     assert error <= 1e-7 * counts[i] ** 0.5 * 8

@@ -210,9 +210,7 @@ def test_limit_of_duplicates():
     ids = np.full(100, VOCAB, np.int32)
     ids[:num] = 2
     ones = np.ones((100, DIM), np.float32)
-    deltas, _ = update(
-      optimizer.init(VOCAB, DIM), _row_grads(ids, ones), 1.0
-    )
+    deltas, _ = update(optimizer.init(VOCAB, DIM), _row_grads(ids, ones), 1.0)
     moved.append(-np.asarray(deltas)[:num].sum(0)[0])
   np.testing.assert_allclose(moved, [1, 3, 4, 4, 4], 1e-6)
 

@@ -94,3 +94,32 @@ def test_hits_are_counted_as_in_a_loop(window):
     ]
     for n, draw in enumerate(draws[i // chunk]):
       assert found[i // chunk, i % chunk, n] == contexts.count(draw)
+
+
+@pytest.mark.parametrize('window', [2, 11])
+def test_runs_are_read_one_after_the_other(window):
+  # What is made of several runs is what each of them gives by itself, and no
+  # chunk sees beyond the halo of its own run.
+  rng = np.random.default_rng(0)
+  shape, length, chunk, num_draws = (3, 2), 12, 4, 5
+  tokens = rng.integers(0, 6, (*shape, length + 2 * window)).astype(np.int32)
+  left, right = rng.integers(0, window + 1, (2, *shape, length), np.uint8)
+  num_chunks = length // chunk
+  draws = rng.integers(0, 6, (6 * num_chunks, num_draws)).astype(np.int32)
+  found = (
+    windows.chunk_windows(jnp.asarray(tokens), chunk, window),
+    windows.window_mask(left, right, chunk, window),
+    windows.num_hits(jnp.asarray(tokens), left, right, draws),
+  )
+  for i, run in enumerate(np.ndindex(shape)):
+    mine = slice(i * num_chunks, (i + 1) * num_chunks)
+    alone = (
+      windows.chunk_windows(jnp.asarray(tokens[run]), chunk, window),
+      windows.window_mask(left[run], right[run], chunk, window),
+      windows.num_hits(
+        jnp.asarray(tokens[run]), left[run], right[run], draws[mine]
+      ),
+    )
+    for whole, part in zip(found, alone, strict=True):
+      assert len(whole) == 6 * num_chunks and len(part) == num_chunks
+      np.testing.assert_array_equal(whole[mine], part)
