@@ -145,6 +145,33 @@ def state_bytes(job: Job) -> int:
   return sum(jax.tree.leaves(each))
 
 
+def shapes(job: Job) -> tuple[Any, ...]:
+  """The arguments of a dispatch, as shapes on the mesh, to be compiled."""
+
+  def placed(sharding, part):
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
+    )
+
+  spec, num_parts = job.loader_spec, job.config.data.parts
+  size = spec.max_steps * spec.part_words
+  figures = jax.ShapeDtypeStruct((num_parts,), np.int32)
+  batch = loader.Batch(
+    jax.ShapeDtypeStruct((num_parts, size + 2 * spec.window), np.int32),
+    jax.ShapeDtypeStruct((num_parts, size), np.uint8),
+    jax.ShapeDtypeStruct((num_parts, size), np.uint8),
+    *[figures] * 3,
+  )
+  strategy = job.strategy
+  state = jax.eval_shape(strategy.init, jax.random.key(0))
+  return (
+    jax.tree.map(placed, strategy.state_sharding, state),
+    placed(strategy.constants_sharding, strategy.constants()),
+    placed(strategy.batch_sharding, batch),
+    _schedule(job, 0),
+  )
+
+
 def too_large(job: Job) -> str:
   """Why the tables do not fit the memory, or ''."""
   stats = job.mesh.devices.flatten()[0].memory_stats() or {}

@@ -262,8 +262,7 @@ def _row_settings(
   centers = config.train.batch_words / mesh.size  # of a device
   # Different rows that a device wants of each other one, and their deviation.
   chances = -np.expm1(-rates * centers)
-  holders = np.arange(len(rates)) % sharded.ROW_CLASSES
-  holders = holders // (sharded.ROW_CLASSES // num_table)
+  holders = sharded.row_holders(len(rates), num_table)
   expected = np.bincount(holders, chances, num_table)
   largest = np.max(expected + _ROW_DEVIATIONS * np.sqrt(expected))
   return {'capacity': 8 * math.ceil(largest / 8)}

@@ -34,9 +34,11 @@ from jaxemb.tables import spec as spec_lib
 
 ONE_DEVICE = spec_lib.Axes()
 
-# Into how many classes the row layout deals ids in turn, whatever the mesh:
-# each device has as many classes, and as many of the frequent words.
+# Into how many classes the row layout deals ids, whatever the mesh: the class of
+# an id is its last eight bits in reverse, so that on any number of devices ids
+# that follow one another lie on different ones.
 ROW_CLASSES = 256
+_REVERSED = np.array([int(f'{i:08b}'[::-1], 2) for i in range(ROW_CLASSES)])
 
 
 def _init_rows(
@@ -187,6 +189,12 @@ def column(
   )
 
 
+def row_holders(vocab: int, num_table: int) -> np.ndarray:
+  """[vocab] int64, which device of the table axis holds each row."""
+  classes = _REVERSED[np.arange(vocab) % ROW_CLASSES]
+  return classes // (ROW_CLASSES // num_table)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Rows:
   """The functions of a table split by rows over what they have in common."""
@@ -227,16 +235,18 @@ class _Rows:
     if self.axes.num_table > 1:
       first = self.classes * jax.lax.axis_index(self.axes.table)
     ids = ROW_CLASSES * jnp.arange(self.groups)[:, None]
-    ids = ids + (first + jnp.arange(self.classes))[None, :]
+    classes = first + jnp.arange(self.classes)
+    ids = ids + jnp.asarray(_REVERSED)[classes][None, :]
     dim = self.spec.dim
     vectors = _init_rows(self.spec, key, ids, jnp.arange(dim))
     slots = self.optimizer.init(self.num_rows, dim)
     return spec_lib.TableState(vectors, jax.tree.map(self.in_classes, slots))
 
   def route(self, ids: jax.Array) -> routes.Route:
-    """Rows are stored device by device, those of each in order of ids."""
+    """Rows are stored device by device, those of each group by group."""
     ids = ids.reshape(-1)
-    group, place = ids // ROW_CLASSES, ids % ROW_CLASSES
+    group = ids // ROW_CLASSES
+    place = jnp.asarray(_REVERSED, jnp.int32)[ids % ROW_CLASSES]
     stored = (place // self.classes) * self.num_rows
     stored += group * self.classes + place % self.classes
     nowhere = self.axes.num_table * self.num_rows
@@ -276,7 +286,7 @@ class _Rows:
     return spec_lib.TableState(*jax.tree.map(self.in_classes, state))
 
   def gather(self, vectors: np.ndarray) -> np.ndarray:
-    vectors = np.asarray(vectors).reshape(-1, self.spec.dim)
+    vectors = np.asarray(vectors)[:, _REVERSED].reshape(-1, self.spec.dim)
     return vectors[: self.spec.vocab]
 
   def partition(self) -> spec_lib.TableState:
@@ -307,10 +317,10 @@ def row(
 ) -> spec_lib.Table:
   """A table whose rows are split along the table axis.
 
-  Ids are dealt in turn to `ROW_CLASSES` classes, and the classes to devices:
-  frequent words, which have the low ids, are spread evenly. The arrays have the
-  form [groups, classes, ...], id = group * ROW_CLASSES + class, which is the
-  order of ids on any mesh.
+  Ids are dealt to `ROW_CLASSES` classes, and the classes to devices, so that
+  each device has as many of the frequent words, which have the low ids. The
+  arrays have the form [groups, classes, ...], the same on any mesh: row (g, c)
+  is that of id 256 g + reversed bits of c.
 
   Args:
     spec: its size and how it starts.

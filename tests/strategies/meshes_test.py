@@ -79,7 +79,9 @@ def _trained(config, shape):
 
 def _in_order(x, layout):
   if layout == 'row' and x.ndim > 1:
-    x = x.reshape(-1, *x.shape[2:])[:VOCAB]
+    # Row (g, c) is that of id 256 g + reversed bits of c.
+    reverse = [int(f'{c:08b}'[::-1], 2) for c in range(256)]
+    x = x[:, reverse].reshape(-1, *x.shape[2:])[:VOCAB]
   return x[:, :DIM] if x.ndim == 2 else x
 
 
