@@ -34,8 +34,8 @@ from jaxemb.tables import spec as spec_lib
 
 ONE_DEVICE = spec_lib.Axes()
 
-# Into how many classes the row layout deals ids, whatever the mesh: the class of
-# an id is its last eight bits in reverse, so that on any number of devices ids
+# Into how many classes the row layout deals ids, whatever the mesh: an id's
+# class is its last eight bits in reverse, so that on any number of devices ids
 # that follow one another lie on different ones.
 ROW_CLASSES = 256
 _REVERSED = np.array([int(f'{i:08b}'[::-1], 2) for i in range(ROW_CLASSES)])
