@@ -160,7 +160,7 @@ class Totals:
   encode_secs: float = 0.0
   total_secs: float = 0.0
   started: float = 0.0  # the first time, seconds since 1970
-  collectives: dict[str, int] | None = None  # of the compiled dispatch
+  collectives: dict[str, Any] | None = None  # of the compiled dispatch
   # Per epoch the summed loss in nats and the examples it was measured on; in
   # Python floats (64 bits), which stay exact over 10^12 pairs.
   losses: list[list[float]] = dataclasses.field(default_factory=list)

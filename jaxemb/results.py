@@ -117,7 +117,10 @@ def _page(
     'peak_rss_bytes': hosts.peak_rss_bytes(),
     'table_bytes': table_bytes,
     'devices': [mesh.name(d) for d in parts.mesh.devices.flatten()],
-    'collectives': totals.collectives,
+    'collectives': report.per_word(
+      totals.collectives,
+      totals.steps * parts.mesh.size / max(totals.words, 1),
+    ),
     'dropped': parts.corpus.manifest['dropped'],
     'machine': _machine(),
     'versions': _versions(),

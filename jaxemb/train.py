@@ -156,13 +156,15 @@ class _Session(NamedTuple):
   encode_secs: float = 0.0  # until the corpus was ready
 
 
-def _compile(step: Any, state: Any, args: tuple, totals: metrics.Totals) -> Any:
+def _compile(
+  strategy: Any, state: Any, args: tuple, totals: metrics.Totals
+) -> Any:
   """Compiles a dispatch ahead of its use, so that its time is known apart."""
   start = time.monotonic()
-  compiled = step.lower(state, *args).compile()
+  compiled = strategy.step.lower(state, *args).compile()
   secs = time.monotonic() - start
   totals.compile_secs += secs
-  totals.collectives = report.collectives(compiled.as_text())
+  totals.collectives = report.collectives(compiled.as_text(), strategy.loop)
   since = metrics.process_secs()
   start = '' if since is None else f'; training after {since:.1f} s'
   metrics.LOG.info('compiled in %.1f s%s', secs, start)
@@ -215,7 +217,7 @@ def _train(
       plan = schedule(item)
       args = (constants, item.batch, plan)
       if step is None:
-        step = _compile(strategy.step, state, args, totals)
+        step = _compile(strategy, state, args, totals)
         totals.started = totals.started or session.started
         totals.encode_secs += session.encode_secs
         meter.start()

@@ -6,12 +6,10 @@ import math
 import pathlib
 import re
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import errors, report
+from jaxemb import errors, hlo, report
 
 _HOSTILE = [
   '<script>alert(1)</script>',
@@ -91,7 +89,15 @@ def _full_report() -> dict:
     'devices': ['cuda:0 NVIDIA H200', 'cuda:1 NVIDIA H200'],
     'versions': {'jaxemb': '0.1.0'},
     'machine': {'cpu': 'a <fast> one', 'cores': 2, 'memory': 16e9},
-    'collectives': {'step': {'all-reduce': 3, 'all-gather': 0}},
+    'collectives': {
+      'all-reduce': 3,
+      'all-gather': 0,
+      'bytes_per_step_per_device': {
+        'all-reduce': 2_350_000.0,
+        'all-gather': 0.0,
+        'total': 2_350_000.0,
+      },
+    },
     'dropped': {
       'corpus': {
         'out_of_vocabulary_words': 512_034,
@@ -214,7 +220,8 @@ def test_page_holds_the_figures(tmp_path):
     'a <fast> one',
     '16 GB',
     '2 × NVIDIA H200',
-    'step.all-reduce',
+    'all-reduce',
+    '2.35 MB',
     'config.train',
     '(empty)',
     '2026-01-02 03:04:05',
@@ -317,50 +324,46 @@ def test_failed_write_keeps_the_last_report(tmp_path):
   assert (tmp_path / 'report.html').read_bytes() == before
 
 
-def test_collectives_in_text():
-  text = """
-%add.clone (x: f32[], y: f32[]) -> f32[] {
+def test_collectives_by_step_and_by_word():
+  text = """HloModule jit_f, num_partitions=4
+%add (x: f32[], y: f32[]) -> f32[] {
   ROOT %add = f32[] add(f32[] %x, f32[] %y), metadata={op_name="all-reduce("}
 }
+%inner (a: f32[8]) -> f32[8] {
+  ROOT %t = f32[8] all-to-all(f32[8] %a), replica_groups={}
+}
+%body (b: f32[8]) -> f32[8] {
+  %r = f32[8] all-reduce(f32[8] %b), replica_groups={}, to_apply=%add
+  %q = f32[8] all-reduce(f32[8] %r), replica_groups={}, to_apply=%add
+  ROOT %w = f32[8] while(%q), condition=%add, body=%inner
+}
 ENTRY %all-gather (a: f32[8]) -> f32[8] {
-  %all-reduce.1 = f32[8,4]{1,0:T(8,128)} all-reduce(%p), to_apply=%add.clone
-  all-reduce.2 = (f32[2]{0}, /*index=1*/f32[2]{0}) all-reduce(x, y)
-  %s = (f32[8], f32[64]) all-gather-start(f32[8] %all-reduce.1), dimensions={0}
-  %d = f32[64] all-gather-done((f32[8], f32[64]) %s)
-  %t = f32[8] ragged-all-to-all(%a, %b, %c, %d, %e, %f), channel_id=2
-  %u = f32[8] all-to-all(%t), dimensions={0}
-  %v = f32[8] collective-permute-start(%u), source_target_pairs={{0,1}}
-  %w = f32[8] fusion(%v), kind=kLoop, calls=%all-to-all
-  ROOT %reduce-scatter.5 = f32[1]{0} reduce-scatter(%w), to_apply=%add.clone
+  %b = f32[8] while(f32[8] %a), condition=%add, body=%body
+  %s = (f32[8], f32[32]) all-gather-start(f32[8] %b), replica_groups={}
+  ROOT %d = f32[32] all-gather-done((f32[8], f32[32]) %s)
 }
 """
-  assert report.collectives(text) == {
-    'all-reduce': 2,
-    'all-gather': 1,
-    'all-to-all': 1,
-    'ragged-all-to-all': 1,
-    'collective-permute': 1,
-    'collective-broadcast': 0,
-    'reduce-scatter': 1,
-  }
-  assert set(report.collectives('').values()) == {0}
+  found = report.collectives(text, hlo.Loop(steps=2, inner=10))
+  counts = {kind: found[kind] for kind in hlo.KINDS}
+  expected = {'all-reduce': 2, 'all-gather': 1, 'all-to-all': 1}
+  assert counts == dict.fromkeys(hlo.KINDS, 0) | expected
+  step = found['bytes_per_step_per_device']
+  # 48 bytes each; 24 bytes in every one of ten rounds; of two steps.
+  assert step == dict.fromkeys(hlo.KINDS, 0) | {
+    'all-reduce': 48, 'all-to-all': 120, 'total': 168,
+  }  # fmt: skip
+  last = found['bytes_per_dispatch_per_device']
+  assert last['all-gather'] == last['total'] == 96
+  per_word = report.per_word(found, 0.25)
+  assert per_word['bytes_per_word'] == {k: v / 4 for k, v in step.items()}
+  assert 'before frequent-word subsampling' in per_word['words_counted']
+  assert per_word.items() > found.items()
 
 
-def test_collectives_of_a_compiled_program():
-  mesh = jax.sharding.Mesh(jax.devices(), ('x',))
-  spec = jax.sharding.PartitionSpec('x')
-
-  def program(a):
-    total = jax.lax.psum(a, 'x')
-    return (
-      jax.lax.all_gather(a, 'x').sum(0)
-      + total
-      + jax.lax.ppermute(a, 'x', [(0, 1), (1, 0)])
-    )
-
-  mapped = jax.shard_map(program, mesh=mesh, in_specs=spec, out_specs=spec)
-  compiled = jax.jit(mapped).lower(jnp.ones((16, 4))).compile()
-  found = report.collectives(compiled.as_text())
-  assert found['all-reduce'] == 1
-  assert found['all-gather'] == 1
-  assert found['collective-permute'] == 1
+def test_collectives_of_no_text_and_of_no_record():
+  found = report.collectives('', hlo.Loop())
+  assert {found[kind] for kind in hlo.KINDS} == {0}
+  assert report.per_word(found, 1.0)['bytes_per_word']['total'] == 0
+  assert report.per_word(None, 1.0) is None
+  # Of an older checkpoint.
+  assert report.per_word({'all-reduce': 1}, 1.0) == {'all-reduce': 1}

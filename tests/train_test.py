@@ -17,7 +17,7 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import dispatches, errors, train, workdirs
+from jaxemb import dispatches, errors, hlo, train, workdirs
 from jaxemb.data import loader
 from jaxemb.storage import checkpoint
 
@@ -79,9 +79,6 @@ def test_a_run_leaves_all_that_the_contract_names(finished):
   assert report['evaluation']
   for result in report['evaluation'].values():
     assert {'score', 'found', 'total'} <= result.keys()
-  # Two replicas exchange rows; nothing else travels.
-  travels = {k for k, v in report['collectives'].items() if v}
-  assert travels == {'all-reduce'}
   vocab = report['vocab_words']
   # Two tables of float32 and the scratch row of the optimizer, and the rows as
   # they were last exchanged; a counter. All on two devices.
@@ -91,6 +88,13 @@ def test_a_run_leaves_all_that_the_contract_names(finished):
     json.loads(line)
     for line in (finished / 'metrics.jsonl').read_text().splitlines()
   ]
+  # Two replicas exchange rows; nothing else travels.
+  found = report['collectives']
+  step, word = found['bytes_per_step_per_device'], found['bytes_per_word']
+  assert {kind for kind in hlo.KINDS if found[kind]} == {'all-reduce'}
+  assert step['all-reduce'] == step['total'] > 0
+  steps = 2 * rows[-1]['step'] / rows[-1]['words']  # of both devices
+  assert word['total'] == pytest.approx(step['total'] * steps)
   assert rows[-1]['words'] == 2 * report['corpus_words']
   assert rows[-1]['epoch'] == 2
   assert rows[-1]['learning_rate'] == pytest.approx(1e-4)

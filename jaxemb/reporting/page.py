@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxemb.reporting import (
+  collectives,
   evaluation,
   hosts,
   markup,
@@ -68,7 +69,7 @@ def render(
     _neighbours(*neighbours),
     _map(word_map),
     _left_out(report),
-    hosts.section(report, metrics),
+    hosts.section(report, metrics) + collectives.section(report),
     _settings(report),
   )
   sections = ''.join(
@@ -346,8 +347,6 @@ def _settings(report: Mapping[str, Any]) -> str:
   devices = [('devices', line) for line in _device_groups(report)]
   groups['Machine'] = [*_flat(machine), *devices]
   groups['Versions'] = _flat(_mapping(report, 'versions'))
-  if 'collectives' in report:
-    groups['Collectives in the compiled program'] = _collectives(report)
   blocks = ''.join(
     f'<div><h3>{markup.text(title)}</h3>\n'
     + markup.definitions(
@@ -358,12 +357,6 @@ def _settings(report: Mapping[str, Any]) -> str:
     if items
   )
   return f'<div class="columns settings">\n{blocks}</div>\n'
-
-
-def _collectives(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-  found = _mapping(report, 'collectives')
-  used = [(name, value) for name, value in _flat(found) if value != '0']
-  return used or [('none', 'no communication between devices')]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = '') -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxemb import hlo
 from jaxemb.models import base as model_base
 from jaxemb.tables import spec as spec_lib
 
@@ -110,6 +111,8 @@ class Strategy(NamedTuple):
   state_sharding: Any
   constants_sharding: jax.sharding.Sharding
   batch_sharding: jax.sharding.Sharding
+  # How often parts of the compiled `step` run.
+  loop: hlo.Loop
 
 
 class StepRange(NamedTuple):

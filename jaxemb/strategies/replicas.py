@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxemb import hlo
 from jaxemb import mesh as mesh_lib
 from jaxemb.models import base as model_base
 from jaxemb.strategies import base
@@ -99,6 +100,14 @@ def timetable(
     due.astype(np.int32),
     {k: (x * words[: len(x)]).astype(np.float32) for k, x in rates.items()},
   )
+
+
+def chunks_per_exchange(timetable: Timetable) -> float:
+  """How many chunks are due on average."""
+  levels = np.arange(len(timetable.due))
+  # Exchanges that reach each level, as a share of all.
+  reach = float(_LEVEL_FACTOR) ** -levels
+  return float(np.sum((reach - np.append(reach[1:], 0)) * timetable.due))
 
 
 def gain(lookups: jax.Array, num_replicas: int) -> jax.Array:
@@ -326,4 +335,9 @@ def replicas(
     ReplicaState(*(named(mesh, part) for part in state_spec)),
     named(mesh, everywhere),
     named(mesh, over),
+    hlo.Loop(
+      exchange_spec.every_steps,
+      inner=chunks_per_exchange(made.timetable),
+      branch=1 / spec.loss_every_steps,
+    ),
   )

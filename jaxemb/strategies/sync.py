@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxemb import hlo
 from jaxemb import mesh as mesh_lib
 from jaxemb.models import base as model_base
 from jaxemb.strategies import base
@@ -123,4 +124,7 @@ def sync(
     jax.tree.map(lambda x: named(mesh, x), state_spec),
     named(mesh, everywhere),
     named(mesh, over),
+    # The loop inside that has no known length is the rounds of `tables.routes`,
+    # of which most steps have one.
+    hlo.Loop(spec.steps_per_loop, inner=1, branch=1 / spec.loss_every_steps),
   )
