@@ -34,7 +34,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import jobs
 import machine
 import numpy as np
@@ -42,13 +41,11 @@ import numpy as np
 from jaxemb import config as config_lib
 from jaxemb import hlo
 from jaxemb.data import loader
-from jaxemb.strategies import base as strategy_base
 from jaxemb.tables import sharded
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RESULTS = _ROOT / 'experiments' / 'results'
 _FLOAT_BYTES = 4
-_MAX_STEPS = 8  # of a dispatch; what a step sends does not depend on it
 # The text is wanted, not the speed: LLVM, which comes behind it, may be quick.
 _COMPILER_OPTIONS = {
   'xla_backend_optimization_level': 0,
@@ -126,31 +123,7 @@ def make(
 
 def compiled_text(job: jobs.Job) -> str:
   """The program of a dispatch, compiled from shapes alone."""
-  strategy, parts = job.strategy, job.config.data.parts
-  words = _MAX_STEPS * job.loader_spec.part_words
-
-  def placed(x, sharding):
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-  def of_batch(shape, dtype):
-    return placed(jax.ShapeDtypeStruct(shape, dtype), strategy.batch_sharding)
-
-  state = jax.tree.map(
-    lambda sharding, part: jax.tree.map(lambda x: placed(x, sharding), part),
-    strategy.state_sharding,
-    jax.eval_shape(strategy.init, jax.random.key(0)),
-  )
-  constants = jax.tree.map(
-    lambda x: placed(x, strategy.constants_sharding), strategy.constants()
-  )
-  ids = of_batch((parts, words + 2 * job.loader_spec.window), jnp.int32)
-  reach = of_batch((parts, words), jnp.uint8)
-  figure = of_batch((parts,), jnp.int32)
-  schedule = strategy_base.Schedule(
-    np.float32(0), np.float32(0), np.zeros(2, np.uint32)
-  )
-  batch = loader.Batch(ids, reach, reach, figure, figure, figure)
-  lowered = strategy.step.lower(state, constants, batch, schedule)
+  lowered = job.strategy.step.lower(*jobs.shapes(job))
   return lowered.compile(compiler_options=_COMPILER_OPTIONS).as_text()
 
 
@@ -237,8 +210,7 @@ def capacities(job: jobs.Job) -> dict[str, int]:
   found = {}
   for name, rates in job.model.lookup_rates(*chances).items():
     wanted = -np.expm1(-rates * centers)
-    classes = np.arange(len(rates)) % sharded.ROW_CLASSES
-    holders = classes * num_table // sharded.ROW_CLASSES
+    holders = sharded.row_holders(len(rates), num_table)
     expected = np.bincount(holders, wanted, num_table).max()
     rows = 8 * int(np.ceil((expected + 4 * expected**0.5) / 8))
     found[name] = min(rows, _lookups(job)[name])

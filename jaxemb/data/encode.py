@@ -137,8 +137,9 @@ def encode(
       dataclasses.asdict(settings),
       [str(source.path.absolute()) for source in sources],
       _FORMAT,
-      # Alone, a process has all parts, whatever their number.
-      [] if team.num == 1 else [team.num_parts, *team.mine],
+      # Alone, a process has all parts, whatever their number. Several that read
+      # the same ones may share a cache: each has a folder of its own.
+      [] if team.num == 1 else [team.num_parts, team.index, *team.mine],
     ]
   )
   name = hashlib.sha256(identity.encode()).hexdigest()[:16]
