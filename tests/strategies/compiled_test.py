@@ -16,10 +16,11 @@ import pytest
 from jaxemb import build, mesh
 from jaxemb import config as config_lib
 from jaxemb.data import loader
-from jaxemb.strategies import base, replicas
+from jaxemb.strategies import base
+from jaxemb.tables import sharded
 
 VOCAB, DIM, MAX_STEPS = 50_000, 100, 8
-TABLE, SLOT = f'f32[{VOCAB},{DIM}]', f'f32[{VOCAB}]'
+TABLE = f'f32[{VOCAB},{DIM}]'
 
 COLLECTIVES = (
   'all-gather',
@@ -40,20 +41,46 @@ IN_PLACE = {
   'scatter',
 }
 
-every_program = pytest.mark.parametrize(
-  ('model', 'optimizer', 'batch_words', 'strategy'),
-  [
-    (model, optimizer, batch_words, strategy)
-    for model in build.MODELS
-    for optimizer in build.OPTIMIZERS
-    for batch_words, strategy in (
-      (256, 'sync'),
-      (1024, 'sync'),
-      (256, 'replicas'),
-      (256, 'merging'),
-    )
-  ],
-)
+
+class Case(NamedTuple):
+  """What is compiled, and for which mesh."""
+
+  model: str
+  optimizer: str
+  batch_words: int = 256
+  strategy: str = 'sync'  # 'merging' is sync as on a GPU
+  layout: str = 'replicated'
+  mesh: tuple[int, int] = (1, 1)
+
+  def __str__(self):
+    return '-'.join(map(str, (*self[:-1], 'x'.join(map(str, self.mesh)))))
+
+
+CASES = [
+  Case(model, optimizer, batch_words, strategy, mesh=shape)
+  for model in build.MODELS
+  for optimizer in build.OPTIMIZERS
+  for batch_words, strategy, shape in (
+    (256, 'sync', (1, 1)),
+    (1024, 'sync', (1, 1)),
+    (256, 'replicas', (2, 1)),
+    (256, 'merging', (1, 1)),
+  )
+]
+ON_MESHES = [
+  Case(model, optimizer, 256, strategy, layout, shape)
+  for layout in build.LAYOUTS
+  for model, optimizer, strategy, shape in (
+    ('skipgram', 'adagrad', 'sync', (2, 2)),
+    ('cbow', 'sgd', 'sync', (2, 2)),
+    ('skipgram', 'sgd', 'merging', (2, 2)),
+    ('skipgram', 'adam', 'sync', (2, 2)),
+    ('skipgram', 'sgd', 'sync', (1, 2)),
+    ('skipgram', 'adam', 'sync', (1, 2)),
+  )
+  if layout != 'replicated' or (optimizer != 'adam' and shape == (2, 2))
+]
+every_program = pytest.mark.parametrize('case', CASES + ON_MESHES, ids=str)
 
 
 class Instruction(NamedTuple):
@@ -128,64 +155,85 @@ class Program(NamedTuple):
   text: str
   computations: dict[str, dict[str, Instruction]]
   entry: str
-  num_arrays: int  # of the state, not counting empty ones
+  num_arrays: int  # of the state
+  tables: set[str]  # shapes of a device's share of a table
+  slots: set[str]  # and of what an optimizer has of each row of it
+  row_counts: set[int]  # sizes of axes along a table's rows
 
 
-@functools.cache
-def _compiled(model_name, optimizer_name, batch_words, strategy_name):
+def _shares(case):
+  """A device's share of a table, of the slots, and its numbers of rows."""
+  num_table = case.mesh[1]
+  if case.layout == 'row':
+    groups = -(-VOCAB // sharded.ROW_CLASSES)
+    classes = sharded.ROW_CLASSES // num_table
+    rows = groups * classes
+    tables = f'f32[{groups},{classes},{DIM}]', f'f32[{rows},{DIM}]'
+    slots = f'f32[{groups},{classes}]', f'f32[{rows}]'
+    return set(tables), set(slots), {groups, rows, num_table * rows, VOCAB}
+  dim = DIM // num_table if case.layout == 'column' else DIM
+  return {f'f32[{VOCAB},{dim}]'}, {f'f32[{VOCAB}]'}, {VOCAB}
+
+
+def _config(case):
   config = config_lib.default()
-  config.model.name, config.model.dim = model_name, DIM
-  config.optimizer.name, config.optimizer.learning_rate = optimizer_name, 0.1
-  config.train.batch_words = batch_words
-  config.strategy.name = 'sync' if strategy_name == 'merging' else strategy_name
-  if strategy_name == 'merging':
+  config.model.name, config.model.dim = case.model, DIM
+  config.optimizer.name, config.optimizer.learning_rate = case.optimizer, 0.1
+  config.train.batch_words, config.table.layout = case.batch_words, case.layout
+  is_replicas = case.strategy == 'replicas'
+  config.strategy.name = 'replicas' if is_replicas else 'sync'
+  if case.strategy == 'merging':
     # As on a GPU: rows written once, a loop of known length, no condition.
     config.table.duplicates, config.train.steps_per_loop = 'merge', 4
     config.train.loss_every_steps = 1
-  config = config_lib.resolved(config, 'cpu')
-  strategy = build.trainer(
+  config_lib.check(config)
+  return config_lib.resolved(config, 'cpu', case.mesh)
+
+
+@functools.cache
+def _compiled(case):
+  config = _config(case)
+  made = build.trainer(
     config,
     10**7 // np.arange(1, VOCAB + 1),
-    mesh.data_mesh(2 if strategy_name == 'replicas' else 1),
-  ).strategy
-  m = config.model
-  state = jax.eval_shape(strategy.init, jax.random.key(0))
-  size = MAX_STEPS * batch_words
+    mesh.make(mesh.Shape(*case.mesh)),
+  )
+  strategy = made.strategy
+  num_parts, window = config.data.parts, config.model.window
+  size = MAX_STEPS * made.loader_spec.part_words
 
   def array(shape, dtype):
-    return jax.ShapeDtypeStruct(shape, dtype)
+    sharding = strategy.batch_sharding
+    return jax.ShapeDtypeStruct((num_parts, *shape), dtype, sharding=sharding)
 
   batch = loader.Batch(
-    array((size + 2 * m.window,), jnp.int32),
+    array((size + 2 * window,), jnp.int32),
     array((size,), jnp.uint8),
     array((size,), jnp.uint8),
-    array((), jnp.int32),
+    *(array((), jnp.int32) for _ in range(3)),
   )
   schedule = base.Schedule(
     np.float32(0.1), np.float32(0.1), np.zeros(2, np.uint32)
   )
-
-  def placed(x, sharding):
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-  # What lives everywhere is no table, so its sharding goes without saying.
-  sharding = strategy.state_sharding
-  if strategy_name == 'replicas':
-    sharding = replicas.ReplicaState(
-      *(
-        jax.tree.map(lambda x, s=s: s, part)
-        for part, s in zip(state, sharding, strict=True)
-      )
-    )
-  else:
-    sharding = jax.tree.map(lambda x: strategy.state_sharding, state)
-  state = jax.tree.map(placed, state, sharding)
+  state = jax.tree.map(
+    lambda sharding, part: jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
+    ),
+    strategy.state_sharding,
+    jax.eval_shape(strategy.init, jax.random.key(0)),
+  )
   compiled = strategy.step.lower(
     state, strategy.constants(), batch, schedule
   ).compile()
-  arrays = [x for x in jax.tree.leaves(state) if x.size]
   text = compiled.as_text()
-  return Program(text, *_parse(text), len(arrays))
+  return Program(
+    text, *_parse(text), len(jax.tree.leaves(state)), *_shares(case)
+  )
+
+
+def _is_table(program, shape):
+  """Whether a table is what a shape is, or is one of those that it names."""
+  return any(table in shape for table in program.tables)
 
 
 def _loop_body(program):
@@ -193,24 +241,22 @@ def _loop_body(program):
   loops = [
     x
     for x in program.computations[program.entry].values()
-    if x.opcode == 'while' and TABLE in x.shape
+    if x.opcode == 'while' and _is_table(program, x.shape)
   ]
   assert len(loops) == 1
   return next(
     name
     for name in loops[0].called
-    if TABLE in _root(program.computations, name).shape
+    if _is_table(program, _root(program.computations, name).shape)
   )
 
 
 @every_program
-def test_nothing_of_a_tables_size_is_copied(
-  model, optimizer, batch_words, strategy
-):
-  program = _compiled(model, optimizer, batch_words, strategy)
+def test_nothing_of_a_tables_size_is_copied(case):
+  program = _compiled(case)
   met = 0
   for _, x in _executed(program.computations, program.entry):
-    if _squeezed(x.shape) not in (TABLE, SLOT):
+    if _squeezed(x.shape) not in program.tables | program.slots:
       continue
     met += 1
     if x.opcode in ('fusion', 'call'):
@@ -219,24 +265,23 @@ def test_nothing_of_a_tables_size_is_copied(
     assert x.opcode in IN_PLACE, x
   assert met > 10
   for line in program.text.splitlines():
-    assert not (' copy' in line.split('(')[0] and TABLE in line), line
+    is_copy = ' copy' in line.split('(')[0]
+    assert not (is_copy and _is_table(program, line)), line
 
 
 @every_program
-def test_one_gather_and_one_scatter_a_table(
-  model, optimizer, batch_words, strategy
-):
-  program = _compiled(model, optimizer, batch_words, strategy)
+def test_one_gather_and_one_scatter_a_table(case):
+  program = _compiled(case)
   gathers = scatters = 0
   body = _loop_body(program)
   for scope, x in _executed(program.computations, body):
     if x.opcode in ('gather', 'dynamic-slice'):
       source = scope[x.operands[0]].shape
-      gathers += _squeezed(source) == TABLE
-    scatters += x.opcode == 'scatter' and _squeezed(x.shape) == TABLE
+      gathers += _squeezed(source) in program.tables
+    scatters += x.opcode == 'scatter' and _squeezed(x.shape) in program.tables
   # Adam's first moment is a table more: read, written and read again.
-  extra = 2 * (optimizer == 'adam')
-  if strategy == 'replicas':
+  extra = 2 * (case.optimizer == 'adam')
+  if case.strategy == 'replicas':
     # An exchange reads two slices of each table, in a fusion of its own.
     gathers -= 2 * 2
   assert gathers == 2 * (1 + extra)
@@ -244,10 +289,8 @@ def test_one_gather_and_one_scatter_a_table(
 
 
 @every_program
-def test_state_is_donated_and_stays_on_its_device(
-  model, optimizer, batch_words, strategy
-):
-  program = _compiled(model, optimizer, batch_words, strategy)
+def test_state_is_donated_and_stays_on_its_device(case):
+  program = _compiled(case)
   head = program.text.splitlines()[0]
   aliases = re.search(r'input_output_alias=\{ (.*?) \}, entry', head)[1]
   # Every array of the state is written where it was read.
@@ -257,18 +300,35 @@ def test_state_is_donated_and_stays_on_its_device(
   for _, x in _executed(program.computations, program.entry):
     if x.opcode.startswith(COLLECTIVES):
       found.add(x.opcode)
-      # What travels is a chunk of rows or a figure, never a table.
-      sizes = re.findall(r'\[([\d,]*)\]', x.shape)
-      rows = [int(size.split(',')[0] or 1) for size in sizes]
-      assert max(rows) <= 1024, x
-  assert found == ({'all-reduce'} if strategy == 'replicas' else set())
+      # What travels is some rows or figures, never a table or its slots.
+      for size in re.findall(r'\[([\d,]*)\]', x.shape):
+        sizes = [int(axis) for axis in size.split(',') if axis]
+        assert not program.row_counts & set(sizes), x
+        if case.strategy == 'replicas':
+          assert max(sizes, default=1) <= 1024, x  # a chunk of rows
+  assert found == _collectives(case)
   for _, x in _executed(program.computations, program.entry):
     assert x.opcode not in ('infeed', 'outfeed', 'send', 'recv'), x
 
 
+def _collectives(case):
+  """The kinds that a dispatch has."""
+  if case.mesh == (1, 1):
+    return set()
+  if case.strategy == 'replicas':
+    return {'all-reduce'}
+  # Metrics are summed; so are scores of split columns, and rounds are cut.
+  found = {'all-reduce'}
+  if case.layout == 'row':
+    found.add('all-to-all')
+  if case.layout == 'replicated' or case.mesh[0] > 1:
+    found.add('all-gather')  # of gradients
+  return found
+
+
 def test_an_accelerator_is_not_asked_within_its_steps():
   # Its loop over steps has a length that is known, and nothing in it chooses.
-  program = _compiled('skipgram', 'sgd', 256, 'merging')
+  program = _compiled(Case('skipgram', 'sgd', 256, 'merging'))
   bodies = [
     x.called
     for _, x in _executed(program.computations, program.entry)
