@@ -6,6 +6,7 @@ import pytest
 
 from jaxemb import build, errors
 from jaxemb import config as config_lib
+from jaxemb.tables import sharded
 
 
 def test_the_default_is_accepted():
@@ -30,11 +31,13 @@ def test_the_default_is_accepted():
     ('model.name', 'glove', "'skipgram' or 'cbow'"),
     ('model.loss', 'hierarchical_softmax', 'not available'),
     ('table.dtype', 'int8', 'not available'),
-    ('table.layout', 'row', 'not available'),
+    ('table.layout', 'diagonal', 'not available'),
+    ('table.layout', 'row', '--config.strategy.name=sync'),
     ('table.rounding', 'stochastic', 'not available'),
     ('strategy.name', 'partition', 'not available'),
     ('mesh.data', -1, 'at least 0'),
-    ('mesh.table', 2, 'at most 1'),
+    ('mesh.table', 2, '--config.mesh.data instead'),
+    ('mesh.table', 5000, 'at most 4,096'),
   ],
 )
 def test_what_cannot_be_honoured_is_refused(key, value, words):
@@ -49,13 +52,55 @@ def test_what_cannot_be_honoured_is_refused(key, value, words):
   assert '\n' not in str(caught.value)
 
 
-def test_synchronous_training_is_on_one_device():
+@pytest.mark.parametrize(
+  ('settings', 'mesh', 'told'),
+  [
+    ({'data.parts': 4}, (3, 1), 'cannot be dealt to config.mesh.data=3'),
+    ({'table.layout': 'row'}, (1, 3), 'must divide 256'),
+    ({'train.batch_words': 48}, (2, 2), 'multiple of 64'),
+    (
+      {'strategy.name': 'replicas', 'data.parts': 4},
+      (2, 1),
+      'the number of replicas',
+    ),
+  ],
+)
+def test_what_does_not_fit_the_mesh_is_refused(settings, mesh, told):
   config = config_lib.default()
   config.strategy.name = 'sync'
-  config_lib.check(config)
-  config.mesh.data = 2
-  with pytest.raises(errors.UserError, match='one device'):
-    config_lib.check(config)
+  config.update_from_flattened_dict(settings)
+  with pytest.raises(errors.UserError) as caught:
+    config_lib.resolved(config, 'cpu', mesh)
+  assert told in str(caught.value) and '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ('layout', 'parts', 'mesh', 'multiple'),
+  [
+    ('replicated', 0, (1, 1), 16),
+    ('replicated', 0, (8, 1), 16 * 8),
+    ('row', 0, (1, 8), 16 * 8),
+    ('row', 4, (1, 8), 16 * 4 * 2),  # two devices to a part
+    ('row', 8, (1, 8), 16 * 8),
+    ('column', 0, (2, 4), 16 * 2),
+  ],
+)
+def test_each_device_has_whole_chunks(layout, parts, mesh, multiple):
+  config = config_lib.default()
+  config.strategy.name, config.table.layout = 'sync', layout
+  config.data.parts = parts
+  for words in (multiple, 3 * multiple):
+    config.train.batch_words = words
+    found = config_lib.resolved(config, 'cpu', mesh)
+    assert found.train.batch_words == words
+    assert found.data.parts == (parts or mesh[0])
+  config.train.batch_words = multiple + 16 if multiple > 16 else 24
+  with pytest.raises(errors.UserError, match=f'multiple of {multiple}'):
+    config_lib.resolved(config, 'cpu', mesh)
+
+
+def test_classes_of_rows_are_those_of_the_tables():
+  assert config_lib._ROW_CLASSES == sharded.ROW_CLASSES
 
 
 @pytest.mark.parametrize(
@@ -74,7 +119,7 @@ def test_steps_suit_the_device(platform, settings, batch_words, max_duplicates):
   config = config_lib.default()
   config.update_from_flattened_dict(settings)
   config_lib.check(config)
-  found = config_lib.resolved(config, platform)
+  found = config_lib.resolved(config, platform, (1, 1))
   assert found.train.batch_words == batch_words
   assert found.optimizer.max_duplicates == max_duplicates
   config_lib.check(found)

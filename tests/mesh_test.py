@@ -12,38 +12,59 @@ from jaxemb import errors, mesh
 
 
 def test_the_mesh_has_the_devices_asked_for():
-  devices = mesh.data_mesh(3)
-  assert devices.shape == {mesh.DATA: 3}
-  assert list(devices.devices) == jax.local_devices()[:3]
+  devices = mesh.make(mesh.Shape(3, 2))
+  assert devices.shape == {mesh.DATA: 3, mesh.TABLE: 2}
+  assert devices.devices.tolist() == [
+    jax.devices()[i : i + 2] for i in (0, 2, 4)
+  ]
   # With explicit axes a plain gather or scatter is refused.
-  assert devices.axis_types == (jax.sharding.AxisType.Auto,)
+  assert devices.axis_types == (jax.sharding.AxisType.Auto,) * 2
 
 
 def test_more_devices_than_there_are_is_told():
   with pytest.raises(errors.UserError) as caught:
-    mesh.start(1000)
-  assert 'config.mesh.data=1000' in str(caught.value)
-  assert '\n' not in str(caught.value)
+    mesh.start(mesh.Shape(500, 2))
+  line = str(caught.value)
+  assert 'config.mesh.data=500 x config.mesh.table=2 needs 1000' in line
+  assert '\n' not in line
 
 
 def test_a_run_that_was_begun_on_more_devices_is_told():
   with pytest.raises(errors.UserError) as caught:
-    mesh.start(0, begun_with=1000)
+    mesh.start(mesh.Shape(0, 0), begun_with=mesh.Shape(1000, 1))
   assert 'begun on 1000 devices' in str(caught.value)
   assert 'give 0' not in str(caught.value) and '\n' not in str(caught.value)
-  assert mesh.start(0, begun_with=3) == 3
+  begun_with = mesh.Shape(3, 1)
+  assert mesh.start(mesh.Shape(0, 0), begun_with=begun_with) == (3, 1)
 
 
-def test_devices_that_exist_are_kept_once_jax_has_started():
+CORES = min(2, mesh._usable_cores())
+
+
+@pytest.mark.parametrize(
+  ('wanted', 'splits_tables', 'uses_cores', 'expected'),
+  [
+    ((8, 0), False, True, (8, 1)),  # those of the test session
+    ((0, 0), False, True, (CORES, 1)),
+    ((0, 0), False, False, (1, 1)),
+    ((0, 0), True, True, (1, CORES)),
+    ((0, 4), True, True, (1, 4)),
+    ((2, 0), True, True, (2, 1)),
+    ((2, 4), False, False, (2, 4)),
+  ],
+)
+def test_what_is_left_open_is_of_use(
+  wanted, splits_tables, uses_cores, expected
+):
   jax.devices()
-  assert mesh.start(8) == 8  # those of the test session
-  assert mesh.start(0) == min(2, mesh._usable_cores())
+  found = mesh.start(mesh.Shape(*wanted), splits_tables, uses_cores)
+  assert found == expected
 
 
 @pytest.mark.parametrize(
   ('data', 'xla_flags', 'expected'),
   [
-    (0, '', min(2, mesh._usable_cores())),
+    (0, '', CORES),
     (1, '', 1),
     (3, '', 3),
     (0, '--xla_force_host_platform_device_count=1', 1),
@@ -53,20 +74,57 @@ def test_devices_that_exist_are_kept_once_jax_has_started():
 def test_a_fresh_process_gets_cpu_devices(data, xla_flags, expected):
   code = (
     'from jaxemb import mesh; '
-    f'n = mesh.start({data}); print(n, mesh.data_mesh(n).size)'
+    f'n = mesh.start(mesh.Shape({data}, 0)); print(n.data, mesh.make(n).size)'
   )
   env = os.environ | {'XLA_FLAGS': xla_flags, 'JAX_PLATFORMS': 'cpu'}
   if not xla_flags and data == 1:
     env['JAX_NUM_CPU_DEVICES'] = '1'  # chosen by the user
-    code = code.replace('start(1)', 'start(0)')
+    code = code.replace('Shape(1, 0)', 'Shape(0, 0)')
   done = subprocess.run(
     [sys.executable, '-c', code], env=env, capture_output=True, text=True
   )
   assert done.stdout.split() == [str(expected)] * 2, done.stderr
 
 
+def test_parts_of_a_process():
+  devices = mesh.make(mesh.Shape(4, 2))
+  assert mesh.my_parts(devices, 8) == range(8)
+  assert mesh.my_parts(devices, 8, first_only=True) == range(8)
+
+
+def test_parts_and_wholes_on_the_mesh_and_back():
+  devices = mesh.make(mesh.Shape(2, 4))
+  named, spec = jax.sharding.NamedSharding, jax.sharding.PartitionSpec
+  whole = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+  over = named(devices, spec(mesh.DATA))
+  placed = mesh.put_parts({'a': whole}, over, range(4), 4)['a']
+  assert placed.sharding == over
+  np.testing.assert_array_equal(mesh.to_host(placed), whole)
+  everywhere = mesh.put([whole], named(devices, spec()))[0]
+  assert len(everywhere.addressable_shards) == 8
+  np.testing.assert_array_equal(mesh.to_host(everywhere), whole)
+
+
+def test_tables_that_do_not_fit_are_refused(monkeypatch):
+  devices = mesh.make(mesh.Shape(1, 2))
+  split = jax.sharding.NamedSharding(
+    devices, jax.sharding.PartitionSpec(None, mesh.TABLE)
+  )
+  shape = jax.ShapeDtypeStruct((10, 256, 25), np.float32)
+  held_bytes = mesh.bytes_per_device([shape], split)
+  assert held_bytes == 10 * 256 * 25 * 4 // 2
+  # Two devices share what the host has.
+  monkeypatch.setattr(mesh.hosts, 'free_bytes', lambda: 2 * held_bytes)
+  mesh.check_fits(devices, held_bytes)
+  monkeypatch.setattr(mesh.hosts, 'free_bytes', lambda: held_bytes - 2)
+  with pytest.raises(errors.UserError) as caught:
+    mesh.check_fits(devices, held_bytes)
+  assert '--config.mesh.table=6' in str(caught.value)
+  assert '\n' not in str(caught.value)
+
+
 def test_bytes_count_every_copy():
-  devices = mesh.data_mesh(4)
+  devices = mesh.make(mesh.Shape(4, 1))
   spec = jax.sharding.PartitionSpec
   named = jax.sharding.NamedSharding
   state = {
@@ -79,5 +137,5 @@ def test_bytes_count_every_copy():
 
 
 def test_description_names_the_devices_in_use():
-  line = mesh.describe(mesh.data_mesh(2))
+  line = mesh.describe(mesh.make(mesh.Shape(2, 1)))
   assert 'process 1 of 1' in line and line.endswith('cpu:0, cpu:1')

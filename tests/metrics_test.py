@@ -87,23 +87,28 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path):
 
 
 def _dispatch(words_after: int) -> loader.Loaded:
-  return loader.Loaded(
-    None, 10, 0, loader.Position(0, 64), 0, words_after, 500, 3000
+  return loader.Loaded(None, 0, loader.Position(0, 64), 0, words_after)
+
+
+def _metrics(loss, examples, bad_step) -> strategy_base.DispatchMetrics:
+  steps = strategy_base.StepMetrics(
+    np.float32(loss), np.float32(examples), np.int32(bad_step)
   )
+  return strategy_base.DispatchMetrics(steps, *map(np.int32, (10, 500, 3000)))
 
 
 def test_the_meter_counts_and_stops_at_a_loss_that_is_not_finite(tmp_path):
   totals = metrics.Totals()
   meter = metrics.Meter(tmp_path, totals, 1000, 2, 0.0)
   meter.start()
-  good = strategy_base.StepMetrics(600.0, 200.0, -1)
+  good = _metrics(600.0, 200.0, -1)
   meter.count(_dispatch(1000), (0.2, 0.1), good)
   assert totals.words == 1000 and totals.steps == 10 and totals.pairs == 3000
   assert totals.loss_per_example() == 3.0
   (row,) = metrics.read(tmp_path / 'metrics.jsonl')
   assert row['epoch'] == 1.0 and row['loss'] == 3.0
   assert row['learning_rate'] == 0.1
-  bad = strategy_base.StepMetrics(float('nan'), 200.0, 5)
+  bad = _metrics(float('nan'), 200.0, 5)
   with pytest.raises(errors.UserError) as caught:
     meter.count(_dispatch(2000), (0.2, 0.1), bad)
   assert 'step 15' in str(caught.value) and '0.15' in str(caught.value)
@@ -112,12 +117,7 @@ def test_the_meter_counts_and_stops_at_a_loss_that_is_not_finite(tmp_path):
 
 def _count(meter: metrics.Meter, words_after: int) -> None:
   """Counts a dispatch in which nothing went wrong."""
-  loss = strategy_base.StepMetrics(*map(np.float32, (600, 200)), np.int32(-1))
-  meter.count(
-    loader.Loaded(None, 0, loader.Position(0, 64), 0, words_after),
-    (0.2, 0.1),
-    strategy_base.DispatchMetrics(loss, *map(np.int32, (10, 500, 3000))),
-  )
+  meter.count(_dispatch(words_after), (0.2, 0.1), _metrics(600, 200, -1))
 
 
 def test_every_record_tells_what_all_processes_use(tmp_path, monkeypatch):
@@ -159,8 +159,6 @@ def test_the_loss_stays_right_over_many_pairs(tmp_path):
   totals = metrics.Totals(losses=[[3e12, 1e12]])
   meter = metrics.Meter(tmp_path, totals, 10**13, 1, 1e9)
   for _ in range(1000):
-    meter.count(
-      _dispatch(1000), (0.1, 0.1), strategy_base.StepMetrics(1.0, 1.0, -1)
-    )
+    meter.count(_dispatch(1000), (0.1, 0.1), _metrics(1.0, 1.0, -1))
   meter.close()
   assert totals.losses == [[3e12 + 1000, 1e12 + 1000]]

@@ -165,7 +165,7 @@ def test_a_full_disk_is_said_and_the_last_good_one_stays(tmp_path, lines):
 
 @pytest.mark.parametrize('is_final', [False, True])
 def test_arrays_on_several_devices_come_back_whole(tmp_path, is_final):
-  devices = mesh.data_mesh(4)
+  devices = mesh.make(mesh.Shape(4, 1))
   spec = jax.sharding.PartitionSpec
   values = {
     'shared': np.arange(24, dtype=np.float32).reshape(4, 3, 2),
@@ -183,3 +183,36 @@ def test_arrays_on_several_devices_come_back_whole(tmp_path, is_final):
     # Checksums are those of the whole arrays, however they were laid out.
     found = saved.restore(jax.eval_shape(lambda: values))
   jax.tree.map(np.testing.assert_array_equal, found.state, values)
+
+
+def test_another_mesh_with_columns_filled_up_otherwise(tmp_path):
+  spec, named = jax.sharding.PartitionSpec, jax.sharding.NamedSharding
+  values = np.random.default_rng(0).normal(size=(9, 10)).astype(np.float32)
+
+  def on(num):
+    filled = np.pad(values, ((0, 0), (0, -10 % num)))
+    sharding = named(mesh.make(mesh.Shape(1, num)), spec(None, mesh.TABLE))
+    return {'a': jax.device_put(filled, sharding)}
+
+  with checkpoint.Checkpoints(tmp_path, 3, print) as saved:
+    saved.save(1, on(8), {}, False)
+    saved.wait()
+    for num in (1, 2, 4, 8):
+      like = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+        on(num),
+      )
+      found = saved.restore(like).state['a']
+      assert found.sharding == like['a'].sharding
+      np.testing.assert_array_equal(found, on(num)['a'])
+
+
+def test_checksums_see_every_number_and_its_place():
+  values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+  expected = checkpoint._checksums(values)
+  for place in np.ndindex(values.shape):
+    other = values.copy()
+    other[place] += 1
+    assert checkpoint._checksums(other) != expected
+  assert checkpoint._checksums(values[::-1].copy()) != expected
+  assert checkpoint._checksums(values.transpose(0, 2, 1).copy()) != expected
