@@ -28,6 +28,7 @@ import pathlib
 import platform
 import shutil
 import time
+import zipfile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -208,7 +209,7 @@ def _reuse(
     if len(encoded.vocabulary.words) != manifest['num_vocab_words']:
       return None
     return encoded
-  except (OSError, EOFError, ValueError, KeyError):
+  except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
     return None
 
 

@@ -1,7 +1,6 @@
 """Encoding a corpus: against Counter, the cache, damage, limits, memory."""
 
 import collections
-import functools
 import hashlib
 import json
 import os
@@ -41,9 +40,7 @@ def _fails(function, *args, **kwargs):
 
 def _small_pieces(monkeypatch, piece_bytes):
   """Cuts the text into pieces of so few bytes from now on."""
-  monkeypatch.setattr(
-    corpus, 'pieces', functools.partial(_real_pieces, piece_bytes=piece_bytes)
-  )
+  monkeypatch.setattr(scan, 'piece_bytes', lambda total_bytes: piece_bytes)
 
 
 def _forbid_reading(monkeypatch):
@@ -158,7 +155,9 @@ def test_a_line_of_many_pieces_is_one_sentence(tmp_path, monkeypatch):
   ids = _ids(encoded)
   assert ids.count(_END) == 1 and ids[-1] == _END
   assert len(ids) == 9001
-  assert encoded.blocks.tolist() == [0, 4096, 8192, 9001]
+  assert encoded.blocks.words.sum() == 9000
+  # A piece ends a block, not the sentence.
+  assert len(encoded.blocks.words) == len(encoded.pieces) == 48
 
 
 def test_files_are_sentences_of_their_own(tmp_path):
@@ -189,18 +188,19 @@ def test_manifest_is_true(tmp_path, monkeypatch):
       'size_bytes': path.stat().st_size,
       'mtime_ns': path.stat().st_mtime_ns,
       'sha256': hashlib.sha256(path.read_bytes()).hexdigest(),
+      'read_bytes': path.stat().st_size,
     }
     for path in paths
   ]
   assert len(manifest['shards']) > 2
   for shard, ids in zip(manifest['shards'], encoded.shards, strict=True):
     data = (encoded.folder / shard['file']).read_bytes()
-    assert shard['sha256'] == hashlib.sha256(data).hexdigest()
+    assert 4 * shard['num_ids'] == len(data)
     assert len(data) == 4 * shard['num_ids']
     assert np.frombuffer(data, '<i4').tolist() == ids.tolist()
   ids = np.array(_ids(encoded))
   assert manifest['num_words'] == encoded.num_words == (ids != _END).sum()
-  assert manifest['num_blocks'] == len(encoded.blocks) - 1
+  assert manifest['num_blocks'] == len(encoded.blocks.words)
   assert manifest['num_vocab_words'] == len(encoded.vocabulary.words)
   assert manifest['text_bytes'] == sum(path.stat().st_size for path in paths)
   dropped = manifest['dropped']
@@ -213,7 +213,7 @@ def test_manifest_is_true(tmp_path, monkeypatch):
   assert set(_files(encoded.folder)) == {
     'manifest.json',
     'vocab.txt',
-    'blocks.npy',
+    'blocks.npz',
     *(shard['file'] for shard in manifest['shards']),
   }
   assert os.listdir(tmp_path / 'cache/corpora') == [encoded.folder.name]
@@ -241,7 +241,8 @@ def test_unchanged_corpus_is_not_read_again(tmp_path, monkeypatch):
   assert second.manifest == first.manifest
   assert _ids(second) == _ids(first)
   assert second.vocabulary.words == first.vocabulary.words
-  assert second.blocks.tolist() == first.blocks.tolist()
+  for x, y in zip(second.blocks, first.blocks, strict=True):
+    np.testing.assert_array_equal(x, y)
   assert all(isinstance(shard, np.memmap) for shard in second.shards)
   # A touched or copied file holds the same text.
   os.utime(folder / '1.txt', (1, 1))
@@ -292,7 +293,7 @@ def test_added_or_removed_file_is_seen(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'name', ['ids-00000.bin', 'vocab.txt', 'blocks.npy', 'manifest.json']
+  'name', ['ids-00000.bin', 'vocab.txt', 'blocks.npz', 'manifest.json']
 )
 @pytest.mark.parametrize('damage', ['cut', 'empty', 'gone'])
 def test_damaged_cache_is_made_again(tmp_path, name, damage):
@@ -443,7 +444,8 @@ def test_blocks_of_random_sentences(block_words):
       for _ in range(rng.integers(1, 30)):
         ids += [7] * rng.poisson(mean) + [_END] * rng.integers(1, 3)
       ids = [_END] * rng.integers(3) + ids + [7] * rng.integers(3)
-      starts = shards.block_starts(np.array(ids, np.int32), block_words)
+      starts, sizes = shards.block_starts(np.array(ids, np.int32), block_words)
+      assert sizes.sum() == ids.count(7) and (sizes <= block_words).all()
       assert starts.dtype == np.int64
       if set(ids) == {_END}:
         assert len(starts) == 0
@@ -467,7 +469,7 @@ def test_blocks_of_random_sentences(block_words):
 )
 def test_blocks_end_with_sentences(sentences, expected):
   ids = np.array([_END if c == '.' else 3 for c in sentences], np.int32)
-  assert shards.block_starts(ids, 4).tolist() == expected
+  assert shards.block_starts(ids, 4)[0].tolist() == expected
 
 
 def test_blocks_do_not_span_shards(tmp_path, monkeypatch):
@@ -482,11 +484,18 @@ def test_blocks_do_not_span_shards(tmp_path, monkeypatch):
   ids = _ids(encoded)
   assert _without_repeated_ends(ids) == _without_repeated_ends(_ids(whole))
   edges = np.cumsum([0, *map(len, encoded.shards)])
-  assert set(edges) <= set(encoded.blocks)
-  for shard, first in zip(encoded.shards, edges[:-1], strict=True):
-    inside = (encoded.blocks >= first) & (encoded.blocks < first + len(shard))
-    starts = encoded.blocks[inside] - first
-    assert starts.tolist() == shards.block_starts(shard, 40).tolist()
+  starts, sizes, pieces = encoded.blocks
+  assert set(edges) <= set(starts)
+  # Each piece is cut by itself; none goes over the end of a shard.
+  whole_ids = np.concatenate(encoded.shards)
+  assert sorted(set(pieces)) == list(range(len(encoded.pieces)))
+  for piece in set(pieces):
+    mine = np.flatnonzero(pieces == piece)
+    first, stop = starts[mine[0]], starts[mine[-1] + 1]
+    found, words = shards.block_starts(whole_ids[first:stop], 40)
+    assert (first + found).tolist() == starts[mine].tolist()
+    assert words.tolist() == sizes[mine].tolist()
+    assert not ((edges > first) & (edges < stop)).any()
 
 
 def test_no_empty_shard_behind_a_full_one(tmp_path, monkeypatch):
@@ -497,7 +506,7 @@ def test_no_empty_shard_behind_a_full_one(tmp_path, monkeypatch):
   monkeypatch.setattr(shards, '_SHARD_IDS', 100)
   encoded = _encode(path, tmp_path)
   assert [len(shard) for shard in encoded.shards] in ([100, 1], [101])
-  assert encoded.blocks[-1] == 101
+  assert encoded.blocks.starts[-1] == 101
   assert _ids(encoded) == [0, 1] * 50 + [_END]
 
 
@@ -512,10 +521,11 @@ def test_full_disk(tmp_path, monkeypatch, max_file_bytes):
 
   def counted(*args, **kwargs):
     nonlocal num_read
-    for piece in _real_pieces(*args, **kwargs, piece_bytes=20_000):
+    for piece in _real_pieces(*args, **kwargs):
       num_read += 1
       yield piece
 
+  _small_pieces(monkeypatch, 20_000)
   monkeypatch.setattr(corpus, 'pieces', counted)
   # The system refuses to write more, as on a full disk.
   limit = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -526,7 +536,7 @@ def test_full_disk(tmp_path, monkeypatch, max_file_bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
   assert 'cannot write' in message and str(tmp_path / 'cache') in message
   assert '--config.data.cache' in message and 'None' not in message
-  assert num_read < 40  # of 60
+  assert num_read < 80  # of 120
   assert _files(first.folder) == files
   assert os.listdir(tmp_path / 'cache/corpora') == [first.folder.name]
 

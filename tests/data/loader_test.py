@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxemb.data import encode, loader, tokens, vocab
+from jaxemb.data import encode, loader, scan, tokens, vocab
 from jaxemb.data import shards as shards_lib
 
 _END = tokens.END
@@ -19,20 +19,29 @@ _START = loader.Position(0, 0)
 
 
 def _corpus(shards, num_vocab=None):
-  """An encoded corpus of lists of ids, as `encode` would lay it out."""
+  """An encoded corpus of lists of ids, as `encode` would lay it out.
+
+  Every block is a piece of its own.
+  """
   shards = [np.array(shard, np.int32) for shard in shards]
-  first, starts = 0, []
+  first, starts, sizes = 0, [], []
   for shard in shards:
-    starts += (
-      first + shards_lib.block_starts(shard, shards_lib.BLOCK_WORDS)
-    ).tolist()
+    found, words = shards_lib.block_starts(shard, shards_lib.BLOCK_WORDS)
+    starts += (first + found).tolist()
+    sizes += words.tolist()
     first += len(shard)
   ids = np.concatenate(shards)
   words = ids[ids != _END]
   counts = np.bincount(words, minlength=num_vocab or 0)
   vocabulary = vocab.Vocabulary([f'w{i}' for i in range(len(counts))], counts)
-  blocks = np.array([*starts, first])
-  return encode.Encoded(None, vocabulary, tuple(shards), blocks, len(words), {})
+  numbers = np.arange(len(sizes), dtype=np.int32)
+  blocks = shards_lib.Blocks(
+    np.array([*starts, first]), np.array(sizes), numbers
+  )
+  pieces = np.stack([np.zeros_like(numbers), numbers], 1)
+  return encode.Encoded(
+    None, vocabulary, tuple(shards), blocks, pieces, len(words), {}
+  )
 
 
 def _random_ids(rng, num_words, num_vocab, mean_sentence=20):
@@ -48,17 +57,23 @@ def _random_ids(rng, num_words, num_vocab, mean_sentence=20):
 
 def _spec(**changes):
   spec = loader.LoaderSpec(
-    seed=1, epochs=1, batch_words=16, window=5, sample=0.0, replicas=1
+    seed=1, epochs=1, part_words=16, window=5, sample=0.0
   )
   return loader.dataclasses.replace(spec, **changes)
 
 
-def _batches(corpus, spec, position=_START, words_before=0):
-  return list(loader.batches(corpus, spec, position, words_before))
+def _batches(corpus, spec, position=_START, words_before=0, num_parts=1):
+  division = encode.divide(corpus, num_parts)
+  return list(loader.batches(corpus, division, spec, position, words_before))
+
+
+def _one(item):
+  """The only part of a batch, its arrays without their leading axis."""
+  return loader.Batch(*(x[0] for x in item.batch))
 
 
 def _used(batch, window):
-  """ids, left and right of a batch without its padding."""
+  """ids, left and right of a part of a batch without its padding."""
   num_words = np.count_nonzero(batch.left.astype(int) + batch.right)
   padding = batch.ids[-1]
   is_word = batch.ids[window : len(batch.ids) - window] != padding
@@ -72,8 +87,7 @@ def _used(batch, window):
 def _equal(first, second):
   for a, b in zip(first, second, strict=True):
     assert a._replace(batch=None) == b._replace(batch=None)
-    assert a.batch.num_steps == b.batch.num_steps
-    for x, y in zip(a.batch[:3], b.batch[:3], strict=True):
+    for x, y in zip(a.batch, b.batch, strict=True):
       assert x.dtype == y.dtype and x.tobytes() == y.tobytes()
 
 
@@ -105,17 +119,21 @@ def _permuted(index, size, key):
       return index
 
 
-def _expected(corpus, spec, position):
+def _expected(corpus, spec, position, part=0, num_parts=1):
   """Centers, left, right and words read of the batch at a position."""
   all_ids = np.concatenate(corpus.shards).tolist()
   counts = corpus.vocabulary.counts.tolist()
-  blocks = corpus.blocks.tolist()
-  num_blocks = len(blocks) - 1
+  blocks = corpus.blocks.starts.tolist()
+  mine = list(range(len(blocks) - 1))[part::num_parts]
+  num_blocks = len(mine)
   key = _key(spec.seed, position.epoch)
+  if part:
+    key = _splitmix64(part ^ key)
   kept, words = [], 0
   stop = min(position.block + spec.group_blocks, num_blocks)
   for i in range(position.block, stop):
-    b = _permuted(i, num_blocks, key)
+    number = _permuted(i, num_blocks, key)
+    b = mine[number]
     sentence = []
     for place in range(blocks[b], blocks[b + 1] + 1):
       if place == blocks[b + 1] or all_ids[place] == _END:
@@ -127,7 +145,8 @@ def _expected(corpus, spec, position):
         sentence = []
         continue
       words += 1
-      bits = _splitmix64(key ^ place)
+      offset = number * shards_lib.MAX_BLOCK_IDS + place - blocks[b]
+      bits = _splitmix64(key ^ offset)
       keep = 1.0
       if spec.sample:
         ratio = spec.sample * sum(counts) / counts[all_ids[place]]
@@ -153,8 +172,8 @@ def test_splitmix64_is_the_published_one():
     {},
     {'sample': 1e-3},
     {'sample': 1e-2, 'window': 1, 'seed': -3},
-    {'sample': 1e-3, 'window': 255, 'batch_words': 4096},
-    {'sample': 1e-5, 'window': 2, 'seed': 2**70 + 5, 'batch_words': 100},
+    {'sample': 1e-3, 'window': 255, 'part_words': 4096},
+    {'sample': 1e-5, 'window': 2, 'seed': 2**70 + 5, 'part_words': 100},
   ],
 )
 def test_batches_as_in_a_plain_loop(monkeypatch, changes):
@@ -171,20 +190,20 @@ def test_batches_as_in_a_plain_loop(monkeypatch, changes):
   spec = _spec(epochs=2, **changes)
   position, num_words = _START, 0
   loaded = _batches(corpus, spec)
-  assert len(loaded) == 2 * spec.num_batches(len(corpus.blocks) - 1)
+  assert len(loaded) == 2 * spec.num_batches(len(corpus.blocks.words))
   for index, item in enumerate(loaded):
     expected, words = _expected(corpus, spec, position)
-    ids, left, right = _used(item.batch, spec.window)
+    batch = _one(item)
+    ids, left, right = _used(batch, spec.window)
     found = zip(ids.tolist(), left.tolist(), right.tolist(), strict=True)
     assert list(found) == expected
     assert item.index == index
     assert item.words_before == num_words
     num_words += words
     assert item.words_after == num_words
-    assert item.kept_words == len(expected)
-    assert item.pairs == sum(before + behind for _, before, behind in expected)
-    assert item.num_steps == item.batch.num_steps
-    assert item.num_steps == math.ceil(len(expected) / spec.batch_words)
+    assert batch.kept_words == len(expected)
+    assert batch.pairs == sum(before + behind for _, before, behind in expected)
+    assert batch.num_steps == math.ceil(len(expected) / spec.part_words)
     position = item.after
   assert position == loader.Position(2, 0)
   assert num_words == 2 * corpus.num_words
@@ -192,11 +211,12 @@ def test_batches_as_in_a_plain_loop(monkeypatch, changes):
 
 def test_shapes_and_padding():
   corpus = _corpus([[0, 1, 2, _END, 1, 0, _END]])
-  for window, batch_words in ((1, 16), (5, 512), (255, 16)):
-    spec = _spec(window=window, batch_words=batch_words)
+  for window, part_words in ((1, 16), (5, 512), (255, 16)):
+    spec = _spec(window=window, part_words=part_words)
     [item] = _batches(corpus, spec)
-    size = spec.max_steps * batch_words
-    batch = item.batch
+    size = spec.max_steps * part_words
+    assert all(x.shape[0] == 1 for x in item.batch)
+    batch = _one(item)
     assert batch.ids.shape == (size + 2 * window,)
     assert batch.left.shape == batch.right.shape == (size,)
     assert batch.ids.dtype == np.int32
@@ -205,7 +225,7 @@ def test_shapes_and_padding():
     assert batch.ids[used].tolist() == [0, 1, 2, 1, 0]
     assert (np.delete(batch.ids, used) == 3).all()
     assert not batch.left[5:].any() and not batch.right[5:].any()
-    assert item.num_steps == 1 and item.kept_words == 5
+    assert batch.num_steps == 1 and batch.kept_words == 5
 
 
 @pytest.mark.parametrize('ids', [[0, 1], [0, _END, 1, _END], [1, 0, _END]])
@@ -216,14 +236,16 @@ def test_tiny_corpora(ids):
   pairs = 0 if ids[1] == _END else 2
   for i, item in enumerate(loaded):
     assert (item.words_before, item.words_after) == (2 * i, 2 * i + 2)
-    assert (item.kept_words, item.pairs, item.num_steps) == (2, pairs, 1)
+    batch = _one(item)
+    assert (batch.kept_words, batch.pairs, batch.num_steps) == (2, pairs, 1)
 
 
 def test_a_batch_may_be_empty():
   # A threshold so low that nothing survives.
   corpus = _corpus([[0, 1] * 500])
   [item] = _batches(corpus, _spec(sample=1e-30))
-  assert (item.kept_words, item.num_steps, item.pairs) == (0, 0, 0)
+  batch = _one(item)
+  assert (batch.kept_words, batch.num_steps, batch.pairs) == (0, 0, 0)
   assert item.words_after == 1000
   assert (item.batch.ids == 2).all()
 
@@ -254,22 +276,22 @@ def test_epochs_and_seeds_differ(monkeypatch):
   assert len({item.batch.left.tobytes() for item in loaded}) == 5
 
 
-@pytest.mark.parametrize('batch_words', [16, 100])
-def test_an_epoch_reads_every_block_once(monkeypatch, batch_words):
+@pytest.mark.parametrize('part_words', [16, 100])
+def test_an_epoch_reads_every_block_once(monkeypatch, part_words):
   monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 10)
   # Every word its own id, so that reading shows in the ids.
   ids = []
   for i in range(3000):
     ids += [i] if i % 7 else [i, _END]
   corpus = _corpus([ids[:1000], ids[1000:]])
-  spec = _spec(epochs=2, batch_words=batch_words)
+  spec = _spec(epochs=2, part_words=part_words)
   for _, items in itertools.groupby(
     _batches(corpus, spec), lambda item: item.after[0] - (not item.after[1])
   ):
     items = list(items)
-    read = np.concatenate([_used(item.batch, 5)[0] for item in items])
+    read = np.concatenate([_used(_one(item), 5)[0] for item in items])
     assert sorted(read.tolist()) == list(range(3000))
-    assert sum(item.kept_words for item in items) == 3000
+    assert sum(_one(item).kept_words for item in items) == 3000
     assert read.tolist() != list(range(3000))
 
 
@@ -320,12 +342,12 @@ def test_words_survive_at_their_rates():
   rng = np.random.default_rng(4)
   corpus = _corpus([_random_ids(rng, 400_000, 300)], 300)
   counts = corpus.vocabulary.counts
-  spec = _spec(sample=1e-3, batch_words=1024)
+  spec = _spec(sample=1e-3, part_words=1024)
   keep = loader.keep_probabilities(counts, spec.sample)
   assert (keep < 0.9).sum() > 50
   kept = np.zeros(300)
   for item in _batches(corpus, spec):
-    kept += np.bincount(_used(item.batch, 5)[0], minlength=300)
+    kept += np.bincount(_used(_one(item), 5)[0], minlength=300)
   error = np.sqrt(counts * keep * (1 - keep))
   assert (np.abs(kept - counts * keep) <= 4 * error).all()
   assert abs((kept - counts * keep).sum()) <= 4 * np.sqrt((error**2).sum())
@@ -334,7 +356,8 @@ def test_words_survive_at_their_rates():
 def test_sample_zero_keeps_all():
   rng = np.random.default_rng(5)
   corpus = _corpus([_random_ids(rng, 20_000, 300)], 300)
-  kept = sum(item.kept_words for item in _batches(corpus, _spec(sample=0.0)))
+  loaded = _batches(corpus, _spec(sample=0.0))
+  kept = sum(_one(item).kept_words for item in loaded)
   assert kept == corpus.num_words
 
 
@@ -344,7 +367,7 @@ def test_reach_is_uniform(window):
   loaded = _batches(corpus, _spec(window=window, epochs=2))
   reaches = []
   for item in loaded:
-    _, left, right = _used(item.batch, window)
+    _, left, right = _used(_one(item), window)
     # A block holds one sentence: far from its ends nothing is cut.
     inside = np.arange(len(left)) % shards_lib.BLOCK_WORDS
     is_far = (inside >= window) & (inside < 2000)
@@ -367,55 +390,93 @@ def test_windows_stay_in_the_sentence(sample):
   corpus = _corpus([ids], 4000)
   num_pairs = 0
   for item in _batches(corpus, _spec(window=8, sample=sample)):
-    centers, left, right = _used(item.batch, 8)
+    centers, left, right = _used(_one(item), 8)
     for i, sentence in enumerate(centers.tolist()):
       first, last = i - int(left[i]), i + int(right[i])
       assert max(left[i], right[i]) <= 8
-      assert (item.batch.ids[8 + first : 9 + last] == sentence).all()
+      assert (item.batch.ids[0, 8 + first : 9 + last] == sentence).all()
       # A shorter side means that the sentence ends there.
       if left[i] < right[i]:
         assert first == 0 or centers[first - 1] != sentence
       if right[i] < left[i]:
         assert last + 1 == len(centers) or centers[last + 1] != sentence
-    num_pairs += item.pairs
+    num_pairs += _one(item).pairs
   assert num_pairs > 10_000
 
 
 @pytest.mark.parametrize('exponent', range(4, 17))
 def test_batches_never_overflow(exponent):
-  for batch_words in {2**exponent, 2**exponent - 1, 3 * 2**exponent // 2}:
-    spec = _spec(batch_words=batch_words)
-    size = spec.max_steps * batch_words
+  for part_words in {2**exponent, 2**exponent - 1, 3 * 2**exponent // 2}:
+    spec = _spec(part_words=part_words)
+    size = spec.max_steps * part_words
     group_words = spec.group_blocks * shards_lib.BLOCK_WORDS
-    assert group_words <= size < group_words + batch_words
+    assert group_words <= size < group_words + part_words
     assert spec.num_batches(1) == 1
     assert spec.num_batches(spec.group_blocks) == 1
     assert spec.num_batches(spec.group_blocks + 1) == 2
 
 
-@pytest.mark.parametrize('batch_words', [16, 1000, 4096, 65536])
-def test_full_batches(batch_words):
+@pytest.mark.parametrize('part_words', [16, 1000, 4096, 65536])
+def test_full_batches(part_words):
   # Blocks as full as they can be, as many as a batch takes or one more.
-  spec = _spec(batch_words=batch_words)
+  spec = _spec(part_words=part_words)
   num_words = (spec.group_blocks + 1) * shards_lib.BLOCK_WORDS
   ids = np.arange(num_words, dtype=np.int32) % 1000
   [item] = _batches(_corpus([ids[shards_lib.BLOCK_WORDS :]]), spec)
-  assert item.after == (1, 0) and item.num_steps == spec.max_steps
-  first, second = _batches(_corpus([ids]), spec)
+  assert item.after == (1, 0) and _one(item).num_steps == spec.max_steps
+  items = _batches(_corpus([ids]), spec)
+  first, second = map(_one, items)
   assert first.kept_words == spec.group_blocks * shards_lib.BLOCK_WORDS
   assert first.num_steps == spec.max_steps
   assert second.kept_words == shards_lib.BLOCK_WORDS
-  assert first.after == (0, spec.group_blocks) and second.after == (1, 0)
+  assert [x.after for x in items] == [(0, spec.group_blocks), (1, 0)]
   kept = first.kept_words
-  assert (first.batch.ids[5 : 5 + kept] < 1000).all()
-  assert (first.batch.ids[:5] == 1000).all()
-  assert (first.batch.ids[5 + kept :] == 1000).all()
+  assert (first.ids[5 : 5 + kept] < 1000).all()
+  assert (first.ids[:5] == 1000).all()
+  assert (first.ids[5 + kept :] == 1000).all()
+
+
+@pytest.mark.parametrize('num_parts', [2, 3, 8])
+def test_parts_as_in_a_plain_loop(monkeypatch, num_parts):
+  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 10)
+  corpus = _corpus([_random_ids(np.random.default_rng(0), 9000, 100)], 100)
+  spec = _spec(sample=1e-2, epochs=2)
+  loaded = _batches(corpus, spec, num_parts=num_parts)
+  position, num_words, epoch_kept = _START, 0, 0
+  for item in loaded:
+    for part in range(num_parts):
+      batch = loader.Batch(*(x[part] for x in item.batch))
+      expected, words = _expected(corpus, spec, position, part, num_parts)
+      ids, left, right = _used(batch, spec.window)
+      found = zip(ids.tolist(), left.tolist(), right.tolist(), strict=True)
+      assert list(found) == expected
+      assert batch.kept_words == len(expected)
+      num_words += words
+      epoch_kept += len(expected)
+    assert item.words_after == num_words
+    position = item.after
+  assert num_words == 2 * corpus.num_words
+
+
+def test_a_process_reads_its_parts_as_if_it_read_all(monkeypatch):
+  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 10)
+  corpus = _corpus([_random_ids(np.random.default_rng(1), 6000, 100)], 100)
+  spec = _spec(sample=1e-2, epochs=2)
+  whole = encode.divide(corpus, 4)
+  expected = list(loader.batches(corpus, whole, spec, _START, 0))
+  for mine in ((0,), (1, 2), (3,)):
+    division = whole._replace(mine=tuple(whole.mine[i] for i in mine))
+    found = list(loader.batches(corpus, division, spec, _START, 0))
+    for a, b in zip(found, expected, strict=True):
+      assert a._replace(batch=None) == b._replace(batch=None)
+      for x, y in zip(a.batch, b.batch, strict=True):
+        np.testing.assert_array_equal(x, y[list(mine)])
 
 
 def _items(num_items):
   for i in range(num_items):
-    batch = loader.Batch(np.full(3, i), None, None, i)
-    yield loader.Loaded(batch, i, i, (0, i), i, i + 1, i, i)
+    batch = loader.Batch(np.full(3, i), None, None, i, i, i)
+    yield loader.Loaded(batch, i, (0, i), i, i + 1)
 
 
 def _loader_threads():
@@ -502,8 +563,10 @@ def test_reads_an_encoded_corpus(tmp_path, monkeypatch):
   ]
   path.write_text('\n'.join(lines))
   settings = encode.Settings('words', True, 1, 0, '')
+  monkeypatch.setattr(scan, 'piece_bytes', lambda total_bytes: 1 << 20)
   corpus = encode.encode(str(path), settings, tmp_path, lambda *args: None)
   in_memory = _corpus([np.array(shard) for shard in corpus.shards])
+  assert len(corpus.pieces) == 1  # blocks end as in memory
   spec = _spec(epochs=2, sample=1e-2)
   loaded = _batches(corpus, spec)
   _equal(loaded, _batches(in_memory, spec))
