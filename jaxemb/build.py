@@ -15,8 +15,8 @@ import ml_collections
 import numpy as np
 
 from jaxemb import config as config_lib
+from jaxemb import errors, processes
 from jaxemb import mesh as mesh_lib
-from jaxemb import processes
 from jaxemb.data import download, encode, loader, scan, teams, toywiki
 from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
@@ -112,6 +112,12 @@ def on_devices(
   begun_with = None
   if begun and not is_sync and begun.get('strategy.name') != 'sync':
     begun_with = mesh_lib.Shape(begun.get('mesh.data', 0), 1)
+    if config.mesh.data not in (0, begun_with.data):
+      raise errors.UserError(
+        f'the run was begun with {begun_with.data} replicas and goes on with as '
+        f'many, not with config.mesh.data={config.mesh.data}; give 0, or '
+        'another --workdir'
+      )
   shape = mesh_lib.start(
     mesh_lib.Shape(config.mesh.data, config.mesh.table),
     splits_tables,
