@@ -114,8 +114,8 @@ def on_devices(
     begun_with = mesh_lib.Shape(begun.get('mesh.data', 0), 1)
     if config.mesh.data not in (0, begun_with.data):
       raise errors.UserError(
-        f'the run was begun with {begun_with.data} replicas and goes on with as '
-        f'many, not with config.mesh.data={config.mesh.data}; give 0, or '
+        f'the run was begun with {begun_with.data} replicas and goes on with '
+        f'as many, not with config.mesh.data={config.mesh.data}; give 0, or '
         'another --workdir'
       )
   shape = mesh_lib.start(

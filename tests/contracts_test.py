@@ -15,7 +15,6 @@ from jaxemb import build, mesh
 from jaxemb import config as config_lib
 from jaxemb.data import loader
 from jaxemb.models import base as model_base
-from jaxemb.models import skipgram
 from jaxemb.strategies import base
 from tests import oracle
 
@@ -35,12 +34,21 @@ RATES = {
 # How an accelerator takes its steps: rows written once, loops that run on.
 DEVICES = {'cpu': ('scatter', 1), 'gpu': ('merge', 3)}
 MEMBERS = [
-  (strategy, layout, optimizer, model, device)
+  (strategy, 'replicated', optimizer, model, 'cpu')
   for strategy in build.STRATEGIES
-  for layout in build.LAYOUTS
   for optimizer in build.OPTIMIZERS
   for model in build.MODELS
-  for device in DEVICES
+]
+MEMBERS += [
+  ('sync', layout, optimizer, 'skipgram', 'cpu')
+  for layout in build.LAYOUTS
+  if layout != 'replicated'
+  for optimizer in ('sgd', 'adagrad')
+]
+MEMBERS += [
+  (strategy, 'replicated', optimizer, 'skipgram', 'gpu')
+  for strategy in build.STRATEGIES
+  for optimizer in ('sgd', 'adam')
 ]
 every_member = pytest.mark.parametrize(
   'member', MEMBERS, ids=['-'.join(member) for member in MEMBERS]
@@ -54,6 +62,7 @@ class Made(NamedTuple):
   strategy: base.Strategy
   traces: list[int]
   rate: float
+  num_parts: int
 
 
 class _Traced:
@@ -74,29 +83,27 @@ class _Traced:
 def _make(member):
   strategy_name, layout, optimizer_name, model_name, device = member
   duplicates, steps_per_loop = DEVICES[device]
-  spec = model_base.WindowSpec(VOCAB, DIM, WINDOW, 5, CHUNK, 8)
+  config = _config()
+  config.strategy.name, config.table.layout = strategy_name, layout
+  config.optimizer.name, config.model.name = optimizer_name, model_name
+  config.table.duplicates = duplicates
+  config.train.steps_per_loop = steps_per_loop
+  shape = (2, 1) if strategy_name == 'replicas' else (1, 1)
+  if layout != 'replicated':
+    shape = (1, 2)
   traces: list[int] = []
-  model = _Traced(
-    build.MODELS[model_name](
-      spec, skipgram.negative_distribution(np.full(VOCAB, 100))
-    ),
-    traces,
-  )
-  optimizer = build.OPTIMIZERS[optimizer_name](_config().optimizer)
-  tables = {
-    name: build.LAYOUTS[layout](table, optimizer, duplicates == 'merge')
-    for name, table in model.specs().items()
-  }
-  uniform = np.full(VOCAB, 1 / VOCAB)
-  strategy = build.STRATEGIES[strategy_name](
-    _config(),
-    model,
-    tables,
-    base.StepSpec(BATCH_WORDS, WINDOW, 1, steps_per_loop),
-    mesh.data_mesh(2 if strategy_name == 'replicas' else 1),
-    model.lookup_rates(uniform, uniform),
-  )
-  return Made(model, strategy, traces, RATES[model_name, optimizer_name])
+  model = build.MODELS[model_name]
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(
+      build.MODELS, model_name, lambda *args: _Traced(model(*args), traces)
+    )
+    made = build.trainer(
+      config_lib.resolved(config, 'cpu', shape),
+      np.full(VOCAB, 100),
+      mesh.make(mesh.Shape(*shape)),
+    )
+  rate = RATES[model_name, optimizer_name]
+  return Made(made.model, made.strategy, traces, rate, shape[0])
 
 
 def _config():
@@ -104,7 +111,11 @@ def _config():
   config.optimizer.learning_rate = 0.1
   config.strategy.exchange_words = 2 * BATCH_WORDS
   config.strategy.memory_lookups = 5.0  # forty words forget soon
-  return config_lib.resolved(config, 'cpu')
+  config.model.dim, config.model.window, config.model.chunk = DIM, WINDOW, CHUNK
+  config.model.shared_negatives = 8
+  config.data.sample = 0.0
+  config.train.batch_words, config.train.loss_every_steps = BATCH_WORDS, 1
+  return config
 
 
 def _start(made, seed):
@@ -114,23 +125,33 @@ def _start(made, seed):
 
 
 def _placed(made, batch):
-  return jax.device_put(batch, made.strategy.data_sharding)
+  return jax.device_put(batch, made.strategy.batch_sharding)
 
 
 def _constants(made):
-  return _placed(made, made.strategy.constants())
+  return jax.device_put(
+    made.strategy.constants(), made.strategy.constants_sharding
+  )
 
 
-def _planted(seed, num_steps=MAX_STEPS):
-  """Sentences of words of one half of the vocabulary, or of the other."""
-  rng = np.random.default_rng(seed)
-  size = MAX_STEPS * BATCH_WORDS
+def _planted(made, seed, num_steps=MAX_STEPS):
+  """For each part, sentences of words of one half of the vocabulary."""
+  parts = [
+    _planted_part(np.random.default_rng((seed, i)), num_steps)
+    for i in range(made.num_parts)
+  ]
+  ids, left, right = (np.stack(x) for x in zip(*parts, strict=True))
+  steps = np.full(made.num_parts, num_steps, np.int32)
+  pairs = (left.astype(int) + right).sum(1).astype(np.int32)
+  return loader.Batch(ids, left, right, steps, steps * BATCH_WORDS, pairs)
+
+
+def _planted_part(rng, num_steps):
   sentences = [
     rng.integers(0, VOCAB // 2, 8) + VOCAB // 2 * rng.integers(0, 2)
     for _ in range(num_steps * BATCH_WORDS // 8)
   ]
-  tokens = oracle.pack(sentences, VOCAB, size, WINDOW, rng)
-  return loader.Batch(*tokens, num_steps)
+  return oracle.pack(sentences, VOCAB, MAX_STEPS * BATCH_WORDS, WINDOW, rng)
 
 
 def _schedule(first, last, key=KEY):
@@ -145,7 +166,7 @@ def _train(made, seed=0, key=KEY):
     state, found = made.strategy.step(
       state,
       _constants(made),
-      _planted(i),
+      _planted(made, i),
       _schedule(made.rate, made.rate / 2, key + np.uint32(i)),
     )
     metrics.append(jax.device_get(found))
@@ -160,11 +181,11 @@ def _trained(member):
 @every_member
 def test_learns_the_planted_problem(member):
   vectors, metrics = _trained(member)
-  losses = [m.loss / m.examples for m in metrics]
+  losses = [m.steps.loss / m.steps.examples for m in metrics]
   # An untrained pair costs (1 + 5) log 2.
   assert losses[1] < losses[0] < 6 * np.log(2)
   assert losses[1] < 4 * np.log(2)
-  assert all(m.first_bad_step == -1 for m in metrics)
+  assert all(m.steps.first_bad_step == -1 for m in metrics)
   units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
   cosines = units @ units.T
   half = VOCAB // 2
@@ -191,8 +212,8 @@ def test_all_devices_learn_the_same(member):
   tolerance = 1e-2 if 'adam' in member else 1e-4
   np.testing.assert_allclose(vectors, expected, tolerance, tolerance)
   for found, other in zip(metrics, expected_metrics, strict=True):
-    np.testing.assert_allclose(found.loss, other.loss, 1e-4)
-    assert found.examples == other.examples
+    np.testing.assert_allclose(found.steps.loss, other.steps.loss, 1e-4)
+    assert found.steps.examples == other.steps.examples
 
 
 @every_member
@@ -216,18 +237,18 @@ def test_one_program_for_all_dispatches(member):
   for i, num_steps in enumerate([3, 1, 0]):
     key = KEY + np.uint32(i)
     state, _ = made.strategy.step(
-      state, constants, _planted(i, num_steps), _schedule(0.1 * i, 0, key)
+      state, constants, _planted(made, i, num_steps), _schedule(0.1 * i, 0, key)
     )
   assert len(made.traces) == num_traces
   # Compiled ahead of time, as the training loop does, with all on the device.
   plan = _schedule(made.rate, made.rate)
   compiled = made.strategy.step.lower(
-    state, constants, _placed(made, _planted(5)), plan
+    state, constants, _placed(made, _planted(made, 5)), plan
   ).compile()
   for i in range(2):
-    batch = _placed(made, _planted(i, 2 + i))
+    batch = _placed(made, _planted(made, i, 2 + i))
     state, metrics = compiled(state, constants, batch, plan)
-    assert metrics.examples > 0
+    assert metrics.steps.examples > 0
 
 
 @every_member
@@ -241,7 +262,7 @@ def test_state_keeps_its_form_and_is_donated(member):
     )
 
   after, _ = made.strategy.step(
-    state, _constants(made), _planted(0, 2), _schedule(0.1, 0.1)
+    state, _constants(made), _planted(made, 0, 2), _schedule(0.1, 0.1)
   )
   assert form(after) == form(_start(made, 3))
   assert all(x.is_deleted() for x in jax.tree.leaves(state) if x.size)
@@ -258,6 +279,6 @@ def test_result_is_the_vectors_that_users_want(member):
   # A copy for good: training goes on without changing it.
   kept = result.copy()
   made.strategy.step(
-    state, _constants(made), _planted(0), _schedule(made.rate, 0)
+    state, _constants(made), _planted(made, 0), _schedule(made.rate, 0)
   )
   np.testing.assert_array_equal(result, kept)
