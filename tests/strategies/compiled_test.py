@@ -222,10 +222,10 @@ def _compiled(case):
     strategy.state_sharding,
     jax.eval_shape(strategy.init, jax.random.key(0)),
   )
-  compiled = strategy.step.lower(
-    state, strategy.constants(), batch, schedule
-  ).compile()
-  text = compiled.as_text()
+  lowered = strategy.step.lower(state, strategy.constants(), batch, schedule)
+  # The machine code is not looked at: as quickly as it can be had.
+  options = {'xla_backend_optimization_level': 0}
+  text = lowered.compile(compiler_options=options).as_text()
   return Program(
     text, *_parse(text), len(jax.tree.leaves(state)), *_shares(case)
   )
