@@ -1,4 +1,7 @@
-"""A dispatch of many steps against the oracle's loop over the same steps."""
+"""A dispatch of many steps against the oracle's loop over the same steps.
+
+On one device, and on meshes with the corpus in parts and tables in all layouts.
+"""
 
 import functools
 from typing import NamedTuple
@@ -8,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import mesh
+from jaxemb import build, mesh
 from jaxemb.data import loader
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, skipgram
 from jaxemb.ops import rowopt
 from jaxemb.strategies import base, sync
-from jaxemb.tables import sharded
+from jaxemb.tables import spec as spec_lib
 from tests import oracle
 
 VOCAB, DIM, WINDOW, CHUNK = 40, 6, 3, 4
@@ -48,69 +51,151 @@ every_model = pytest.mark.parametrize('model_name', MODELS)
 every_optimizer = pytest.mark.parametrize('optimizer_name', OPTIMIZERS)
 
 
+class Place(NamedTuple):
+  """Where a step is made."""
+
+  parts: int = 1
+  shape: tuple[int, int] = (1, 1)
+  layout: str = 'replicated'
+
+
+ALONE = Place()
+MESHES = {
+  'parts': Place(4),
+  # Devices of a table axis have parts of their own, or halves of the same.
+  'replicated': Place(4, (2, 2)),
+  'row': Place(2, (2, 2), 'row'),
+  'column': Place(2, (2, 2), 'column'),
+}
+
+
 class Made(NamedTuple):
   """A strategy and what it is made of."""
 
   model: model_base.Model
+  tables: dict[str, spec_lib.Table]
   strategy: base.Strategy
+  place: Place
+
+  @property
+  def part_words(self):
+    """Centers of each part in a step."""
+    return BATCH_WORDS // self.place.parts
+
+  def step(self, state, batch, schedule, constants=None):
+    """A dispatch; the state is gone behind it."""
+    if constants is None:
+      constants = self.model.constants()
+    return self.strategy.step(
+      jax.device_put(state, self.strategy.state_sharding),
+      jax.device_put(constants, self.strategy.constants_sharding),
+      jax.device_put(batch, self.strategy.batch_sharding),
+      schedule,
+    )
 
 
 @functools.cache
-def _make(model_name, optimizer_name, loss_every=LOSS_EVERY):
-  spec = model_base.WindowSpec(VOCAB, DIM, WINDOW, NEGATIVES, CHUNK, SHARED)
+def _make(model_name, optimizer_name, loss_every=LOSS_EVERY, place=ALONE):
+  devices = mesh.make(mesh.Shape(*place.shape))
+  is_split = place.layout == 'column'
+  spec = model_base.WindowSpec(
+    VOCAB,
+    DIM,
+    WINDOW,
+    NEGATIVES,
+    CHUNK,
+    SHARED,
+    mesh.TABLE if is_split else None,
+  )
   counts = 1000 // np.arange(1, VOCAB + 1)
   model = MODELS[model_name][0](spec, skipgram.negative_distribution(counts))
+  axes = spec_lib.Axes(mesh.DATA, mesh.TABLE, *place.shape)
   tables = {
-    name: sharded.replicated(table, OPTIMIZERS[optimizer_name][0])
+    name: build.LAYOUTS[place.layout](
+      table, OPTIMIZERS[optimizer_name][0], axes
+    )
     for name, table in model.specs().items()
   }
-  spec = base.StepSpec(BATCH_WORDS, WINDOW, loss_every)
-  strategy = sync.sync(model, tables, spec, mesh.data_mesh(1))
-  return Made(model, strategy)
-
-
-def _batch(num_steps=NUM_STEPS, seed=0, vocab=VOCAB):
-  rng = np.random.default_rng(seed)
-  # The last step in use is half empty.
-  words = max(num_steps * BATCH_WORDS - BATCH_WORDS // 2, 0)
-  sentences = oracle.random_sentences(rng, vocab, words, (1, 4, 11))
-  size = MAX_STEPS * BATCH_WORDS
-  return loader.Batch(
-    *oracle.pack(sentences, VOCAB, size, WINDOW, rng), num_steps
+  spec = base.StepSpec(
+    BATCH_WORDS // place.parts, place.parts, WINDOW, CHUNK, loss_every
   )
+  strategy = sync.sync(model, tables, spec, devices, not is_split)
+  return Made(model, tables, strategy, place)
+
+
+def _batch(num_steps=NUM_STEPS, seed=0, vocab=VOCAB, parts=1):
+  """The parts of a batch; all but the first one end a step early each."""
+  rng = np.random.default_rng(seed)
+  part_words = BATCH_WORDS // parts
+  size = MAX_STEPS * part_words
+  arrays, kept = [], []
+  for i in range(parts):
+    # The last step in use is half empty.
+    words = max((num_steps - i) * part_words - part_words // 2, 0)
+    sentences = oracle.random_sentences(rng, vocab, words, (1, 4, 11))
+    arrays.append(oracle.pack(sentences, VOCAB, size, WINDOW, rng))
+    kept.append(words)
+  ids, left, right = map(np.stack, zip(*arrays, strict=True))
+  pairs = (left.astype(int) + right).sum(1)
+  kept = np.array(kept, np.int32)
+  return loader.Batch(
+    ids, left, right, -(-kept // part_words), kept, pairs.astype(np.int32)
+  )
+
+
+def _with_steps(batch, num_steps):
+  """So many steps in use, whatever there is in the others."""
+  return batch._replace(num_steps=np.full_like(batch.num_steps, num_steps))
 
 
 def _schedule(first, last, key=KEY):
   return base.Schedule(np.float32(first), np.float32(last), key)
 
 
+def _with_vectors(made, state, vectors):
+  """A state with these rows, in the form of the layout."""
+  layout, num_table = made.place.layout, made.place.shape[1]
+  tables = {
+    k: table._replace(
+      vectors=jnp.asarray(oracle.in_layout(layout, vectors[k], num_table))
+    )
+    for k, table in state.tables.items()
+  }
+  return base.TrainState(tables)
+
+
 def _start(made, seed=0):
   """A state with rows of training's size in both tables."""
   state = made.strategy.init(jax.random.key(0))
   rng = np.random.default_rng(seed)
-  return base.TrainState(
-    {
-      name: table._replace(
-        vectors=jnp.asarray(rng.normal(size=(VOCAB, DIM)) / 2, jnp.float32)
-      )
-      for name, table in sorted(state.tables.items())
-    }
-  )
+  vectors = {
+    k: (rng.normal(size=(VOCAB, DIM)) / 2).astype(np.float32)
+    for k in sorted(state.tables)
+  }
+  return _with_vectors(made, state, vectors)
 
 
 def _copy(state):
   return jax.tree.map(jnp.array, state)
 
 
-def _vectors(state):
-  return {k: np.array(table.vectors) for k, table in state.tables.items()}
+def _vectors(state, place=ALONE):
+  return {
+    k: np.array(oracle.by_id(place.layout, table.vectors, VOCAB, DIM))
+    for k, table in state.tables.items()
+  }
 
 
 def _step_of(batch, i):
-  tokens = oracle.middle(
-    oracle.Tokens(*batch[:3]), i * BATCH_WORDS, BATCH_WORDS
-  )
-  return model_base.StepBatch(*tokens)
+  """The whole of a step, of which devices have their shares."""
+  part_words = BATCH_WORDS // len(batch.ids)
+  runs = [
+    oracle.middle(oracle.Tokens(*run), i * part_words, part_words)
+    for run in zip(*batch[:3], strict=True)
+  ]
+  num_chunks = BATCH_WORDS // CHUNK
+  chunks = i * num_chunks + np.arange(num_chunks, dtype=np.uint32)
+  return model_base.StepBatch(*map(np.stack, zip(*runs, strict=True)), chunks)
 
 
 def _oracle_dispatch(model_name, optimizer_name, vectors, batch, schedule):
@@ -122,17 +207,24 @@ def _oracle_dispatch(model_name, optimizer_name, vectors, batch, schedule):
   first = float(schedule.first_learning_rate)
   last = float(schedule.last_learning_rate)
   measured = []
-  for i in range(batch.num_steps):
+  num_steps = batch.num_steps.max()
+  for i in range(num_steps):
     step = _step_of(batch, i)
     # Only the draws are taken from the model.
-    ids = ids_of(made.model.constants(), step, schedule.key, jnp.int32(i))
+    ids = ids_of(made.model.constants(), step, schedule.key)
     draws = np.asarray(ids[skipgram.OUTPUT])
     draws = draws.reshape(BATCH_WORDS // CHUNK, -1)[:, -SHARED:]
-    truth = MODELS[model_name][1](
-      *step, draws, vectors, WINDOW, CHUNK, NEGATIVES
+    truth = oracle.in_runs(
+      MODELS[model_name][1],
+      *step[:3],
+      draws,
+      vectors,
+      WINDOW,
+      CHUNK,
+      NEGATIVES,
     )
     measured.append((truth.loss, truth.examples))
-    rate = first + (last - first) * i / batch.num_steps
+    rate = first + (last - first) * i / num_steps
     for k in vectors:
       OPTIMIZERS[optimizer_name][1](
         vectors[k], slots[k], truth.ids[k], truth.grads[k], rate
@@ -140,33 +232,47 @@ def _oracle_dispatch(model_name, optimizer_name, vectors, batch, schedule):
   return vectors, measured
 
 
-@every_model
-@every_optimizer
-def test_a_dispatch_equals_the_loops(model_name, optimizer_name):
-  made = _make(model_name, optimizer_name)
-  batch = _batch()
+def _check_a_dispatch(model_name, optimizer_name, place):
+  made = _make(model_name, optimizer_name, place=place)
+  batch = _batch(parts=place.parts)
   rate = RATES[optimizer_name]
   # The rate falls by half, so a wrong interpolation shows.
   schedule = _schedule(rate, rate / 2)
   state = _start(made)
+  start = _vectors(state, place)
   expected, measured = _oracle_dispatch(
-    model_name, optimizer_name, _vectors(state), batch, schedule
+    model_name, optimizer_name, start, batch, schedule
   )
-  start = _vectors(state)
-  state, metrics = made.strategy.step(
-    state, made.model.constants(), batch, schedule
-  )
-  for k, vectors in _vectors(state).items():
+  state, metrics = made.step(state, batch, schedule)
+  for k, vectors in _vectors(state, place).items():
     np.testing.assert_allclose(vectors, expected[k], 1e-5, 1e-5)
     assert np.abs(vectors - start[k]).max() > 0.05
   # The loss is that of the steps 0, 4, ..., before their updates.
   losses, examples = zip(*measured[::LOSS_EVERY], strict=True)
-  np.testing.assert_allclose(metrics.loss, sum(losses), 1e-5)
-  assert metrics.examples == sum(examples)
-  assert metrics.first_bad_step == -1
+  np.testing.assert_allclose(metrics.steps.loss, sum(losses), 1e-5)
+  assert metrics.steps.examples == sum(examples)
+  assert metrics.steps.first_bad_step == -1
+  assert metrics.num_steps == NUM_STEPS
+  assert metrics.kept_words == batch.kept_words.sum()
+  assert metrics.pairs == batch.pairs.sum()
   for table in state.tables.values():
     if hasattr(table.slots, 'scratch'):
       assert not np.asarray(table.slots.scratch).any()
+
+
+@every_model
+@every_optimizer
+def test_a_dispatch_equals_the_loops(model_name, optimizer_name):
+  _check_a_dispatch(model_name, optimizer_name, ALONE)
+
+
+@pytest.mark.parametrize('place', MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize(
+  ('model_name', 'optimizer_name'),
+  [('skipgram', 'sgd_limited'), ('cbow', 'adagrad')],
+)
+def test_a_dispatch_of_several_parts(model_name, optimizer_name, place):
+  _check_a_dispatch(model_name, optimizer_name, place)
 
 
 @pytest.mark.parametrize('loss_every', [1, 5, 100])
@@ -177,17 +283,13 @@ def test_loss_of_every_nth_step(loss_every):
   _, measured = _oracle_dispatch(
     'skipgram', 'sgd', _vectors(state), batch, schedule
   )
-  state, metrics = made.strategy.step(
-    state, made.model.constants(), batch, schedule
-  )
+  state, metrics = made.step(state, batch, schedule)
   losses, examples = zip(*measured[::loss_every], strict=True)
-  np.testing.assert_allclose(metrics.loss, sum(losses), 1e-5)
-  assert metrics.examples == sum(examples)
+  np.testing.assert_allclose(metrics.steps.loss, sum(losses), 1e-5)
+  assert metrics.steps.examples == sum(examples)
   # How often the loss is measured does not change what is learned.
   other = _make('skipgram', 'sgd')
-  again, _ = other.strategy.step(
-    _start(other), made.model.constants(), batch, schedule
-  )
+  again, _ = other.step(_start(other), batch, schedule)
   for k, vectors in _vectors(again).items():
     np.testing.assert_allclose(vectors, _vectors(state)[k], 1e-6, 1e-6)
 
@@ -199,21 +301,21 @@ def test_learning_rate_of_each_step():
   vocab_rows = 2 * np.arange(MAX_STEPS)
   for i in range(MAX_STEPS):
     place = i * BATCH_WORDS
-    batch.ids[WINDOW + place : WINDOW + place + 2] = vocab_rows[i] + [0, 1]
-    batch.right[place], batch.left[place + 1] = 1, 1
+    inside = slice(WINDOW + place, WINDOW + place + 2)
+    batch.ids[0, inside] = vocab_rows[i] + [0, 1]
+    batch.right[0, place], batch.left[0, place + 1] = 1, 1
   first, last, num_steps = 0.8, 0.2, 5
   state = _start(made)
-  zeros = jnp.zeros((VOCAB, DIM), jnp.float32)
-  tables = dict(state.tables)
-  tables['output'] = tables['output']._replace(vectors=zeros)
-  inputs = np.array(tables['input'].vectors)
+  zeros = np.zeros((VOCAB, DIM), np.float32)
+  vectors = _vectors(state) | {'output': zeros}
+  inputs = vectors['input']
   # Negatives come from a row that no pair has.
   weights = np.eye(VOCAB)[VOCAB - 1]
-  state, _ = made.strategy.step(
-    base.TrainState(tables),
-    skipgram.negative_distribution(weights),
-    batch._replace(num_steps=num_steps),
+  state, _ = made.step(
+    _with_vectors(made, state, vectors),
+    _with_steps(batch, num_steps),
     _schedule(first, last),
+    skipgram.negative_distribution(weights),
   )
   outputs = _vectors(state)['output']
   for i in range(MAX_STEPS):
@@ -230,29 +332,37 @@ def test_steps_behind_num_steps_are_not_taken(optimizer_name):
   made = _make('skipgram', optimizer_name)
   schedule = _schedule(0.1, 0.1)
   full = _batch(MAX_STEPS)
-  two = full._replace(num_steps=2)
-  cut = [x.copy() for x in full[:3]]
+  cut = jax.tree.map(np.copy, _with_steps(full, 2))
   # Behind two steps and their halo there is nothing but padding.
-  cut[0][2 * BATCH_WORDS + 2 * WINDOW :] = VOCAB
-  cut[1][2 * BATCH_WORDS :] = cut[2][2 * BATCH_WORDS :] = 0
-  constants = made.model.constants()
+  cut.ids[:, 2 * BATCH_WORDS + 2 * WINDOW :] = VOCAB
+  cut.left[:, 2 * BATCH_WORDS :] = cut.right[:, 2 * BATCH_WORDS :] = 0
   state = _start(made)
-  first, first_metrics = made.strategy.step(
-    _copy(state), constants, two, schedule
-  )
-  second, second_metrics = made.strategy.step(
-    _copy(state), constants, loader.Batch(*cut, 2), schedule
-  )
+  first, first_metrics = made.step(_copy(state), _with_steps(full, 2), schedule)
+  second, second_metrics = made.step(_copy(state), cut, schedule)
   jax.tree.map(
     np.testing.assert_array_equal,
     (first, first_metrics),
     (second, second_metrics),
   )
-  none, metrics = made.strategy.step(
-    _copy(state), constants, full._replace(num_steps=0), schedule
-  )
+  none, metrics = made.step(_copy(state), _with_steps(full, 0), schedule)
   jax.tree.map(np.testing.assert_array_equal, none, state)
-  assert tuple(metrics) == (0, 0, -1)
+  assert tuple(metrics.steps) == (0, 0, -1) and metrics.num_steps == 0
+
+
+@pytest.mark.parametrize('place', [ALONE, MESHES['replicated']])
+def test_parts_end_at_different_times(place):
+  # As many steps as the longest part has; the others have padding in theirs.
+  place = place._replace(parts=4)
+  made = _make('skipgram', 'sgd', place=place)
+  batch, schedule = _batch(parts=4), _schedule(0.1, 0.1)
+  for num_steps in ([3, 2, 0, 1], [0, 0, 0, 3]):
+    some = batch._replace(num_steps=np.array(num_steps, np.int32))
+    _, metrics = made.step(_start(made), some, schedule)
+    assert metrics.num_steps == 3
+  _, metrics = made.step(_start(made), _with_steps(batch, 0), schedule)
+  assert metrics.num_steps == 0 and metrics.steps.examples == 0
+  # What was counted of the batch is handed on as it is.
+  assert metrics.kept_words == batch.kept_words.sum()
 
 
 @pytest.mark.parametrize(
@@ -260,43 +370,50 @@ def test_steps_behind_num_steps_are_not_taken(optimizer_name):
   [(0, 1, 0), (3, 1, 3), (3, 4, 4), (5, 1, 5), (5, 4, -1), (7, 1, -1)],
 )
 def test_first_bad_step(bad_step, loss_every, expected):
+  made = _make('skipgram', 'sgd', loss_every)
+  assert _first_bad_step(made, bad_step, 0) == expected
+
+
+@pytest.mark.parametrize('place', MESHES.values(), ids=MESHES)
+def test_first_bad_step_of_any_device(place):
+  # One of them sees it first; all tell of it.
+  made = _make('skipgram', 'sgd', 1, place)
+  for part, bad_step in ((0, 2), (place.parts - 1, 0)):
+    assert _first_bad_step(made, bad_step, part) == bad_step
+
+
+def _first_bad_step(made, bad_step, part):
   # A word occurs in one step only, and its row is not finite. What is measured
   # next shows it; steps that are not taken do not.
   bad_word = VOCAB // 2
-  made = _make('skipgram', 'sgd', loss_every)
-  batch = _batch(NUM_STEPS, vocab=bad_word)
-  place = bad_step * BATCH_WORDS
-  batch.ids[WINDOW + place : WINDOW + place + 4] = [0, bad_word, 1, 2]
-  batch.left[place : place + 4] = [0, 1, 2, 3]
-  batch.right[place : place + 4] = [3, 2, 1, 0]
+  batch = _batch(NUM_STEPS, vocab=bad_word, parts=made.place.parts)
+  place = bad_step * made.part_words
+  batch.ids[part, WINDOW + place : WINDOW + place + 4] = [0, bad_word, 1, 2]
+  batch.left[part, place : place + 4] = [0, 1, 2, 3]
+  batch.right[part, place : place + 4] = [3, 2, 1, 0]
   state = _start(made)
-  tables = dict(state.tables)
-  vectors = tables['input'].vectors.at[bad_word].set(jnp.inf)
-  tables['input'] = tables['input']._replace(vectors=vectors)
+  vectors = _vectors(state, made.place)
+  vectors['input'][bad_word] = np.inf
   weights = (np.arange(VOCAB) < bad_word).astype(float)
-  _, metrics = made.strategy.step(
-    base.TrainState(tables),
-    skipgram.negative_distribution(weights),
+  _, metrics = made.step(
+    _with_vectors(made, state, vectors),
     batch,
     _schedule(0.1, 0.1),
+    skipgram.negative_distribution(weights),
   )
-  assert metrics.first_bad_step == expected
+  return metrics.steps.first_bad_step
 
 
 def test_training_step_alone():
   # What `sync` calls, by itself: the loss only if wanted.
   made = _make('skipgram', 'adagrad')
-  tables = {
-    name: sharded.replicated(table, OPTIMIZERS['adagrad'][0])
-    for name, table in made.model.specs().items()
-  }
   batch, schedule = _batch(), _schedule(0.2, 0.2)
   state = _start(made)
   expected, measured = _oracle_dispatch(
     'skipgram',
     'adagrad',
     _vectors(state),
-    batch._replace(num_steps=1),
+    _with_steps(batch, 1),
     schedule,
   )
 
@@ -304,12 +421,11 @@ def test_training_step_alone():
   def step(states, constants, measure):
     return base.training_step(
       made.model,
-      tables,
+      made.tables,
       states,
       constants,
       jax.tree.map(jnp.asarray, _step_of(batch, 0)),
       jnp.asarray(KEY),
-      jnp.int32(0),
       jnp.float32(0.2),
       measure,
     )
@@ -321,13 +437,19 @@ def test_training_step_alone():
     np.testing.assert_allclose(loss, measured[0][0] if measure else 0, 1e-5)
 
 
-def test_init_and_result():
-  made = _make('skipgram', 'adam')
-  state = made.strategy.init(jax.random.key(3))
+@pytest.mark.parametrize('place', [ALONE, *MESHES.values()])
+def test_init_and_result(place):
+  made = _make('skipgram', 'adagrad', place=place)
+  init = jax.jit(made.strategy.init, out_shardings=made.strategy.state_sharding)
+  state = init(jax.random.key(3))
   assert state.tables.keys() == made.model.specs().keys()
-  inputs = np.asarray(state.tables['input'].vectors)
+  vectors = _vectors(state, place)
+  inputs = vectors['input']
   assert 0.45 / DIM < np.abs(inputs).max() <= 0.5 / DIM
-  assert not np.asarray(state.tables['output'].vectors).any()
+  assert not vectors['output'].any()
   result = made.strategy.result(state)
   assert isinstance(result, np.ndarray) and result.dtype == np.float32
   np.testing.assert_array_equal(result, inputs)
+  # The same rows in any layout, on any mesh.
+  alone = _make('skipgram', 'adagrad').strategy.init(jax.random.key(3))
+  np.testing.assert_array_equal(inputs, _vectors(alone)['input'])

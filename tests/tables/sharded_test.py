@@ -123,37 +123,14 @@ def _lay(layout, shape, optimizer='sgd', scale=0.25, dim=DIM):
   return Laid(table, num_lookers, sharding, *jitted)
 
 
-# Row (g, c) of the row layout is that of id 256 g + reversed bits of c.
-REVERSED = [int(f'{c:08b}'[::-1], 2) for c in range(256)]
-
-
-def _stored(layout, shape, values):
-  """[VOCAB, dim] values in the form that a layout gives them, whole.
-
-  Places of no row hold NaN, which nothing may read or write.
-  """
-  if layout.startswith('row'):
-    groups = -(-VOCAB // CLASSES)
-    form = np.full((groups * CLASSES, values.shape[1]), np.nan, np.float32)
-    form[:VOCAB] = values
-    return form.reshape(groups, CLASSES, -1)[:, REVERSED]
-  if layout.startswith('column'):
-    return np.pad(values, ((0, 0), (0, -values.shape[1] % shape[1])))
-  return values
-
-
-def _by_id(layout, array, dim=DIM):
-  """An array of the state, whole, in order of ids."""
-  array = np.asarray(array)
-  if layout.startswith('row') and array.ndim > 1:
-    array = array[:, REVERSED].reshape(-1, *array.shape[2:])[:VOCAB]
-  return array[:, :dim] if array.ndim == 2 else array
+def _by_id(layout, array):
+  return oracle.by_id(layout.split('_')[0], array, VOCAB, DIM)
 
 
 def _start(layout, shape, values, optimizer='sgd'):
   laid = _lay(layout, shape, optimizer)
   state = jax.device_put(laid.init(jax.random.key(0)), laid.sharding)
-  stored = _stored(layout, shape, values)
+  stored = oracle.in_layout(layout.split('_')[0], values, shape[1])
   assert stored.shape == state.vectors.shape
   return state._replace(vectors=jax.device_put(stored, laid.sharding.vectors))
 
@@ -274,7 +251,7 @@ def test_steps_equal_the_loops(layout, shape, optimizer):
   for array, truth in zip(arrays, _slots_by_id(slots, optimizer), strict=True):
     np.testing.assert_allclose(array, truth, 1e-5, 1e-6)
   if layout.startswith('row'):
-    stored = np.asarray(state.vectors)[:, REVERSED]
+    stored = np.asarray(state.vectors)[:, oracle.REVERSED]
     spare = stored.reshape(-1, DIM)[VOCAB:]
     assert len(spare) and np.isnan(spare).all()
 
@@ -289,6 +266,10 @@ def test_padding_changes_nothing(layout, shape, optimizer):
   jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
+def test_the_layouts_are_what_they_say():
+  assert oracle.ROW_CLASSES == CLASSES
+
+
 def test_the_ids_are_what_they_say():
   # Otherwise the tests above might not meet what they are about.
   ids = _ids(4, 'mixed').reshape(4, EACH)
@@ -296,8 +277,8 @@ def test_the_ids_are_what_they_say():
   assert len(set(ids[0]) & set(ids[1]) & set(range(VOCAB))) > 0
   _, counts = np.unique(ids[ids < VOCAB], return_counts=True)
   assert counts.max() > 2.5  # sgd's limit
-  holders = _ids(4, 'one_holder') % CLASSES // (CLASSES // 4)
-  assert set(holders) == {0}
+  holders = sharded.row_holders(VOCAB, 4)
+  assert set(holders[_ids(4, 'one_holder')]) == {0}
   assert len(set(_ids(4, 'one_holder').reshape(4, EACH)[0])) > 2
 
 
@@ -340,6 +321,26 @@ def test_the_state_lies_on_the_mesh_as_its_partition_says(layout, shape):
     for piece in x.addressable_shards:
       same = places.setdefault(str(piece.index), piece.data)
       np.testing.assert_array_equal(piece.data, same)
+
+
+@pytest.mark.parametrize('shape', [(1, 4), (2, 2)])
+def test_rows_lie_with_their_holders(shape):
+  state = _start('row', shape, _coded())
+  holders = sharded.row_holders(VOCAB, shape[1])
+  found = {}
+  for piece in state.vectors.addressable_shards:
+    holder = (piece.index[1].start or 0) // (CLASSES // shape[1])
+    rows = np.asarray(piece.data).reshape(-1, DIM)
+    rows = rows[~np.isnan(rows[:, 0])]
+    for row in rows:
+      word = int(row[0])
+      assert holders[word] == holder
+      found[word] = found.get(word, 0) + 1
+  # Once in every copy.
+  assert found == dict.fromkeys(range(VOCAB), shape[0])
+  # Ids that follow one another lie on different devices, as many on each.
+  for first in range(0, VOCAB, shape[1]):
+    assert sorted(holders[first : first + shape[1]]) == list(range(shape[1]))
 
 
 @every_case
