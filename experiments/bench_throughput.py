@@ -26,6 +26,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -157,7 +158,9 @@ def _quality(vectors: str, args: argparse.Namespace) -> dict[str, float]:
 
   with open(vectors, 'rb') as file:
     file.readline()
-    is_binary = b'\0' in file.read(1 << 12)
+    # A line of text ends with a number; floats are no text.
+    line = file.readline(1 << 12)
+  is_binary = not re.search(rb' [-+.0-9eE]+ ?\r?\n$', line)
   model = keyedvectors.KeyedVectors.load_word2vec_format(
     vectors, binary=is_binary, unicode_errors='replace'
   )
