@@ -10,9 +10,9 @@ read: jaxemb/hlo.py says how their bytes are counted. Bytes are those that all
 devices together send per word, a word being one of the corpus, before
 frequent-word subsampling (`kept_share` of them are centers).
 
-  compiled   of the collectives inside the loop over steps. The row layout
-             exchanges rows in buffers; a step that needs a second round, about
-             one in ten thousand, sends them twice
+  compiled   of the collectives inside the loop over steps. The row layout sends
+             rows in buffers of a fixed size, of which a part is empty; a step
+             that needs a second round, about one in ten thousand, sends twice
   formula    the same from the sizes alone (`closed_form`); a test compares them
   published  parameter servers after Ordentlich et al. 2016: rows that travel,
              (2 + w n) d 4, and for `column` products that do, w (n + 1) S 4; w
@@ -60,6 +60,10 @@ class Point(NamedTuple):
   data: int  # devices along the axes of the mesh
   table: int
   dim: int
+
+
+# Where columns are to send a third of what rows do, or less.
+_WANTED = Point('row', 1, 8, 512)
 
 
 class Plan(NamedTuple):
@@ -166,17 +170,15 @@ def closed_form(job: jobs.Job) -> float:
   # Optimizers that scale by it are also told the mean square of a gradient.
   squares = int(c.optimizer.name != 'sgd')
   if c.table.layout == 'replicated':
-    # Each device has its look-ups' ids and gradients sent to all.
+    # The ids and gradients of a device's look-ups go to all others.
     own = sum(lookups) / (d * t)
-    return _FLOAT_BYTES * (d * t - 1) * own * (1 + m.dim)
+    return _FLOAT_BYTES * (d * t - 1) * own * _sent(m.dim, 0)
   if c.table.layout == 'column':
     columns = -(-m.dim // t)
     own = sum(lookups) / d
     summed = centers / d * width + squares * own
-    return _FLOAT_BYTES * (
-      2 * (t - 1) / t * summed + (d - 1) / d * sum(lookups) * _sent(columns, 0)
-      + (d - 1) * own * squares
-    )  # fmt: skip
+    gathered = (d - 1) * own * _sent(columns, squares)
+    return _FLOAT_BYTES * (2 * (t - 1) / t * summed + gathered)
   if d * t == 1:
     return 0.0
   total = 0.0
@@ -197,10 +199,20 @@ def _sent(dim: int, figures: int) -> int:
 
 
 def capacities(job: jobs.Job) -> dict[str, int]:
-  """Rows of the row layout's buffers: what a device wants of each holder.
+  """By table, rows of a buffer of the row layout, of which each holder has one.
 
-  The expectation of the fullest one and four standard deviations, in eights.
+  What is expected of the fullest and four standard deviations, in eights.
   """
+  found = {}
+  for name, expected in wanted_rows(job).items():
+    largest = expected.max()
+    rows = 8 * int(np.ceil((largest + 4 * largest**0.5) / 8))
+    found[name] = min(rows, _lookups(job)[name])
+  return found
+
+
+def wanted_rows(job: jobs.Job) -> dict[str, np.ndarray]:
+  """By table, [T], different rows that a device wants of each holder."""
   num_table, sample = job.config.mesh.table, job.loader_spec.sample
   centers = job.step_words / job.mesh.size
   chances = (
@@ -211,9 +223,7 @@ def capacities(job: jobs.Job) -> dict[str, int]:
   for name, rates in job.model.lookup_rates(*chances).items():
     wanted = -np.expm1(-rates * centers)
     holders = sharded.row_holders(len(rates), num_table)
-    expected = np.bincount(holders, wanted, num_table).max()
-    rows = 8 * int(np.ceil((expected + 4 * expected**0.5) / 8))
-    found[name] = min(rows, _lookups(job)[name])
+    found[name] = np.bincount(holders, wanted, num_table)
   return found
 
 
@@ -251,14 +261,17 @@ def _examine(point: Point, plan: Plan) -> dict[str, Any]:
     'kept_share': job.kept_share,
   }
   if point.layout == 'row' and job.mesh.size > 1:
-    facts['buffer_rows'] = capacities(job)
+    rows = capacities(job)
+    facts['buffer_rows'] = rows
+    wanted = sum(x.sum() for x in wanted_rows(job).values())
+    facts['buffer_fill'] = wanted / (point.table * sum(rows.values()))
   return point._asdict() | facts
 
 
 def _table(points: Sequence[dict[str, Any]]) -> str:
   lines = [
     'bytes per word, all devices together',
-    f'{"layout":>11}{"data x table":>14}{"dim":>5}{"compiled":>12}'
+    f'{"layout":>11}{"data x table":>14}{"dim":>6}{"compiled":>12}'
     f'{"formula":>12}{"published":>12}  the largest part',
   ]
   for p in points:
@@ -266,8 +279,11 @@ def _table(points: Sequence[dict[str, Any]]) -> str:
     total = sent.pop('total')
     part = max(sent, key=sent.get, default='none')
     share = f' {sent[part] / total:.1%}' if sent else ''
+    if 'buffer_fill' in p:
+      share += f', of buffers that are {p["buffer_fill"]:.0%} full'
+    mesh = f'{p["data"]} x {p["table"]}'
     lines.append(
-      f'{p["layout"]:>11}{p["data"]:>10} x{p["table"]:>2}{p["dim"]:>5}'
+      f'{p["layout"]:>11}{mesh:>14}{p["dim"]:>6}'
       f'{p["bytes_per_word"]:12,.0f}{p["formula_bytes_per_word"]:12,.0f}'
       f'{p["published_bytes_per_word"]:12,.0f}  {part}{share}'
     )
@@ -283,9 +299,9 @@ def _findings(points: Sequence[dict[str, Any]]) -> list[str]:
     if row.layout != 'row' or p['devices'] == 1 or not column:
       continue
     ratio = column['bytes_per_word'] / p['bytes_per_word']
-    lines.append(
-      f'column / row on {row.data} x {row.table}, dim {row.dim}: {ratio:.3f}'
-    )
+    wanted = ' (wanted: at most 0.333)' if row == _WANTED else ''
+    mesh = f'{row.data} x {row.table}'
+    lines.append(f'column / row on {mesh}, dim {row.dim}: {ratio:.3f}{wanted}')
   lines.append('')
   for layout in ('replicated', 'row', 'column'):
     mine = [p for p in points if p['layout'] == layout]
@@ -378,11 +394,11 @@ def _measured(plan: Plan, is_quick: bool) -> dict[str, dict[str, Any]]:
 def _measured_table(found: dict[str, dict[str, Any]]) -> str:
   lines = [
     'two processes of one device, bytes per word of both together',
-    f'{"layout":>21}{"dim":>5}{"compiled":>12}{"loopback":>12}{"ratio":>8}',
+    f'{"layout":>21}{"dim":>6}{"compiled":>12}{"loopback":>12}{"ratio":>8}',
   ]
   for name, x in found.items():
     lines.append(
-      f'{name:>21}{x["dim"]:>5}{x["compiled_bytes_per_word"]:12,.0f}'
+      f'{name:>21}{x["dim"]:>6}{x["compiled_bytes_per_word"]:12,.0f}'
       f'{x["loopback_bytes_per_word"]:12,.0f}{x["ratio"]:8.3f}'
     )
   return '\n'.join(lines)

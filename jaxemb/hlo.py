@@ -225,7 +225,7 @@ def _operand_types(operands: str, types: dict[str, str]) -> list[str]:
     depth += (letter in '([{') - (letter in ')]}')
     if letter == ',' and not depth:
       written, _, name = operands[start:i].strip().rpartition(' ')
-      found.append(written or types.get(name.removeprefix('%'), '?[]'))
+      found.append(written or types.get(name.removeprefix('%'), ''))
       start = i + 1
   return found
 
