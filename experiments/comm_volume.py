@@ -99,7 +99,6 @@ def _plan() -> Plan:
 def _quick_plan() -> Plan:
   points = [
     Point('replicated', 4, 1, 8),
-    Point('replicated', 2, 2, 8),
     Point('row', 1, 4, 8),
     Point('row', 2, 2, 8),
     Point('column', 1, 1, 8),
