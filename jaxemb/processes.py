@@ -118,13 +118,18 @@ def num() -> int:
 
 def is_first() -> bool:
   """Whether this process is the one that reports."""
-  return not distributed.global_state.process_id
+  return not _id()
+
+
+def _id() -> int:
+  """Of this process in the job, before JAX has looked for devices."""
+  return distributed.global_state.process_id
 
 
 def file_name(name: str) -> str:
   """A file of this process beside those of the others."""
   stem, _, suffix = name.rpartition('.')
-  return name if is_first() else f'{stem}-{index()}.{suffix}'
+  return name if is_first() else f'{stem}-{_id()}.{suffix}'
 
 
 def num_joined() -> int:
@@ -160,6 +165,8 @@ def gather(data: bytes) -> list[bytes]:
 def agree(name: str, mine: dict[str, Any], what: str) -> None:
   """Checks that all processes have the same of something.
 
+  JAX is not started by it: how many devices it has is decided behind this.
+
   Args:
     name: of the check, used once.
     mine: JSON-ready.
@@ -168,11 +175,11 @@ def agree(name: str, mine: dict[str, Any], what: str) -> None:
   Raises:
     UserError: in every process, naming the first difference.
   """
-  if num() == 1:
+  if num_joined() == 1:
     return
   client = _client()
-  client.key_value_set(f'jaxemb/{name}/{index()}', json.dumps(mine))
-  for other in range(num()):
+  client.key_value_set(f'jaxemb/{name}/{_id()}', json.dumps(mine))
+  for other in range(num_joined()):
     try:
       found = client.blocking_key_value_get(
         f'jaxemb/{name}/{other}', 1000 * WAIT_SECS
@@ -184,7 +191,7 @@ def agree(name: str, mine: dict[str, Any], what: str) -> None:
       if mine.get(key) != theirs.get(key):
         raise errors.UserError(
           f'process {other} has another {what}: {key} is {theirs.get(key)!r} '
-          f'there and {mine.get(key)!r} in process {index()}; start all '
+          f'there and {mine.get(key)!r} in process {_id()}; start all '
           'processes alike'
         )
 

@@ -186,3 +186,25 @@ def test_alone_a_process_agrees_with_itself():
   assert decisions.next(False, True) == processes.SAVE
   assert decisions.next(True, True) == processes.STOP
   assert processes.latest('hosts', {'x': 1}) == [{'x': 1}]
+
+
+_AGREE = """
+import jax
+from jaxemb import processes
+processes.start(processes.ALONE)
+processes.agree('settings', {'a': 1}, 'setting')
+assert processes.file_name('log.txt') == 'log.txt' and processes.is_first()
+jax.config.update('jax_num_cpu_devices', 3)  # fails once JAX has started
+print(len(jax.devices()))
+"""
+
+
+def test_devices_can_be_chosen_after_the_processes_agree():
+  done = subprocess.run(
+    [sys.executable, '-c', _AGREE],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout == '3\n'
