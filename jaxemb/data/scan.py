@@ -31,6 +31,11 @@ _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
 # memory without reading any faster.
 _MAX_THREADS = 8
 
+# ids, arena, starts and counts. Not .npy files, whose heads are Python code:
+# Python 3.11 cannot parse in two threads when JAX is told of garbage in between
+# (SystemError: AST constructor recursion depth mismatch).
+_PIECE_DTYPES = (np.int32, np.uint8, np.int64, np.int64)
+
 # (stage, done, total): how far 'reading' (bytes) or 'encoding' (pieces) is.
 Progress = Callable[[str, int, int], None]
 
@@ -85,9 +90,11 @@ def _scan_piece(
   )
   n = int(table.sizes[0])
   starts = table.starts[: n + 1]
+  arrays = (ids, table.arena[: starts[n]], starts, table.counts[:n])
   with open(path, 'wb') as opened:
-    for array in (ids, table.arena[: starts[n]], starts, table.counts[:n]):
-      np.save(opened, array)
+    np.array([len(array) for array in arrays], np.int64).tofile(opened)
+    for array, dtype in zip(arrays, _PIECE_DTYPES, strict=True):
+      array.astype(dtype, copy=False).tofile(opened)
   return Piece(path, counters, file, piece.number)
 
 
@@ -184,7 +191,11 @@ def _until_done(jobs: list[futures.Future]) -> Iterator[None]:
 def load(path: pathlib.Path) -> tuple[np.ndarray, ...]:
   """ids, arena, starts and counts of a piece's own words."""
   with open(path, 'rb') as file:
-    return tuple(np.load(file) for _ in range(4))
+    lengths = np.fromfile(file, np.int64, len(_PIECE_DTYPES))
+    return tuple(
+      np.fromfile(file, dtype, length)
+      for dtype, length in zip(_PIECE_DTYPES, lengths, strict=True)
+    )
 
 
 def merge_counts(
