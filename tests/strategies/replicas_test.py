@@ -19,7 +19,7 @@ from tests import oracle
 
 VOCAB, DIM, WINDOW, CHUNK = 3000, 6, 3, 4
 BATCH_WORDS, NEGATIVES, SHARED = 64, 5, 3
-MAX_STEPS = 12
+MAX_STEPS = 6
 KEY = np.array([0xA4093822, 0x299F31D0], np.uint32)
 SPEC = replicas.ExchangeSpec(
   every_steps=2, lookups=3.0, memory_lookups=20.0, first_learning_rate=0.3
@@ -42,27 +42,52 @@ def _make(n, spec=SPEC):
     name: sharded.replicated(table, rowopt.sgd(2))
     for name, table in model.specs().items()
   }
-  step_spec = base.StepSpec(BATCH_WORDS, WINDOW, 1)
-  devices = mesh.data_mesh(n)
-  if n == 1:
-    return model, sync.sync(model, tables, step_spec, devices)
+  step_spec = base.StepSpec(BATCH_WORDS, n, WINDOW, CHUNK, 1)
+  devices = mesh.make(mesh.Shape(n, 1))
   rates = model.lookup_rates(_frequencies(), _frequencies())
   return model, replicas.replicas(
     model, tables, step_spec, devices, spec, rates
   )
 
 
-def _batch(num_steps, seed=0):
-  rng = np.random.default_rng(seed)
-  words = num_steps * BATCH_WORDS - BATCH_WORDS // 2
-  sentences = []
-  while words > 0:
-    length = int(min(words, rng.integers(1, 12)))
-    sentences.append(rng.choice(VOCAB, length, p=_frequencies()))
-    words -= length
+def _make_alone(num_parts):
+  """One device that has all parts of a step at once."""
+  model, _ = _make(num_parts)
+  tables = {
+    name: sharded.replicated(table, rowopt.sgd(2))
+    for name, table in model.specs().items()
+  }
+  step_spec = base.StepSpec(BATCH_WORDS, num_parts, WINDOW, CHUNK, 1)
+  devices = mesh.make(mesh.Shape(1, 1))
+  return model, sync.sync(model, tables, step_spec, devices)
+
+
+def _batch(num_steps, n):
+  """A part for each replica; all but the first one are a step shorter."""
+  rng = np.random.default_rng(0)
   size = MAX_STEPS * BATCH_WORDS
-  return loader.Batch(
-    *oracle.pack(sentences, VOCAB, size, WINDOW, rng), num_steps
+  parts, kept = [], []
+  for i in range(n):
+    words = max(num_steps - (i > 0), 1) * BATCH_WORDS - BATCH_WORDS // 2
+    kept.append(words)
+    sentences = []
+    while words > 0:
+      length = int(min(words, rng.integers(1, 12)))
+      sentences.append(rng.choice(VOCAB, length, p=_frequencies()))
+      words -= length
+    parts.append(oracle.pack(sentences, VOCAB, size, WINDOW, rng))
+  ids, left, right = map(np.stack, zip(*parts, strict=True))
+  pairs = (left.astype(int) + right).sum(1).astype(np.int32)
+  kept = np.array(kept, np.int32)
+  return loader.Batch(ids, left, right, -(-kept // BATCH_WORDS), kept, pairs)
+
+
+def _step(strategy, state, batch, schedule):
+  return strategy.step(
+    state,
+    jax.device_put(strategy.constants(), strategy.constants_sharding),
+    jax.device_put(batch, strategy.batch_sharding),
+    schedule,
   )
 
 
@@ -111,19 +136,26 @@ def _oracle(n, values, batch, schedule, spec, num_exchanges):
   ]
   old = {k: v.astype(np.float64) for k, v in values.items()}
   ids_of = jax.jit(model.ids)
-  count = math.ceil(batch.num_steps / n)
+  count = batch.num_steps.max()
   first = float(schedule.first_learning_rate)
   last = float(schedule.last_learning_rate)
   loss = examples = 0
   for i in range(count):
     for replica in range(n):
-      place = replica * count + i
-      step = model_base.StepBatch(
-        *oracle.middle(
-          oracle.Tokens(*batch[:3]), place * BATCH_WORDS, BATCH_WORDS
-        )
+      step = oracle.middle(
+        oracle.Tokens(*(x[replica] for x in batch[:3])),
+        i * BATCH_WORDS,
+        BATCH_WORDS,
       )
-      ids = ids_of(model.constants(), step, KEY, jnp.int32(place))
+      num_chunks = BATCH_WORDS // CHUNK
+      chunks = (i * n + replica) * num_chunks + np.arange(num_chunks)
+      ids = ids_of(
+        model.constants(),
+        model_base.StepBatch(
+          *(x[None] for x in step), chunks.astype(np.uint32)
+        ),
+        KEY,
+      )
       draws = np.asarray(ids['output'])[:, -SHARED:]
       truth = oracle.skipgram(
         *step, draws, mine[replica], WINDOW, CHUNK, NEGATIVES
@@ -167,15 +199,12 @@ def test_dispatches_equal_the_loops(n, start):
     num_exchanges=jax.device_put(np.int32(start), state.num_exchanges.sharding)
   )
   schedule = _schedule(0.3, 0.1)
-  # Of ten steps with three or four replicas, some are padding.
-  batch = _batch(10)
-  data = jax.device_put(
-    (strategy.constants(), batch, schedule), strategy.data_sharding
-  )
+  # Some steps of all replicas but one are padding.
+  batch = _batch(math.ceil(10 / n), n)
   mine, old, loss, examples, num = _oracle(
     n, values, batch, schedule, SPEC, start
   )
-  state, metrics = strategy.step(state, *data)
+  state, metrics = _step(strategy, state, batch, schedule)
   for k in values:
     found = np.asarray(state.tables[k].vectors)
     assert found.shape == (n, VOCAB, DIM)
@@ -189,9 +218,12 @@ def test_dispatches_equal_the_loops(n, start):
     moved = np.abs(found[0] - values[k]).max(1) > 1e-4
     assert apart.any() and (moved & ~apart).any() and (~moved).any()
   assert int(state.num_exchanges) == num
-  np.testing.assert_allclose(metrics.loss, loss, 1e-5)
-  assert metrics.examples == examples
-  assert metrics.first_bad_step == -1
+  np.testing.assert_allclose(metrics.steps.loss, loss, 1e-5)
+  assert metrics.steps.examples == examples
+  assert metrics.steps.first_bad_step == -1
+  assert metrics.num_steps == math.ceil(10 / n)
+  assert metrics.kept_words == batch.kept_words.sum()
+  assert metrics.pairs == batch.pairs.sum()
   expected = old['input'] + sum(x['input'] - old['input'] for x in mine)
   np.testing.assert_allclose(strategy.result(state), expected, 1e-5, 5e-5)
 
@@ -202,54 +234,57 @@ def test_one_step_each_is_one_step_of_both():
   spec = replicas.dataclasses.replace(spec, lookups=1e-6)
   _, strategy = _make(2, spec)
   state, values = _start(strategy)
-  batch, schedule = _batch(2), _schedule(0.01, 0.01)
-  state, _ = strategy.step(
-    state,
-    *jax.device_put(
-      (strategy.constants(), batch, schedule), strategy.data_sharding
-    ),
-  )
-  model, alone = _make(1)
+  batch, schedule = _batch(1, 2), _schedule(0.01, 0.01)
+  state, _ = _step(strategy, state, batch, schedule)
+  _, alone = _make_alone(2)
   total = {k: np.array(v) for k, v in values.items()}
   single = jax.device_get(alone.init(jax.random.key(0)))
   for replica in range(2):
-    first = replica * BATCH_WORDS
-    ids = np.full_like(batch.ids, VOCAB)
-    left, right = np.zeros_like(batch.left), np.zeros_like(batch.right)
-    # The other half is padding, at the same place: the draws are the same.
-    inside = slice(first, first + BATCH_WORDS + 2 * WINDOW)
-    ids[inside] = batch.ids[inside]
-    left[first : first + BATCH_WORDS] = batch.left[first : first + BATCH_WORDS]
-    right[first : first + BATCH_WORDS] = batch.right[
-      first : first + BATCH_WORDS
-    ]
+    # The other part is padding: the draws are the same.
+    half = jax.tree.map(np.copy, batch)
+    half.ids[1 - replica] = VOCAB
+    half.left[1 - replica] = half.right[1 - replica] = 0
     start = base.TrainState(
       {
         k: t._replace(vectors=jnp.array(values[k]))
         for k, t in single.tables.items()
       }
     )
-    after, _ = alone.step(
-      start, model.constants(), loader.Batch(ids, left, right, 2), schedule
-    )
+    after, _ = _step(alone, start, half, schedule)
     for k in total:
-      # Padding draws negatives too; they have no weight.
       total[k] += np.asarray(after.tables[k].vectors) - values[k]
   for k in total:
     np.testing.assert_allclose(state.exchanged[k], total[k], 1e-4, 1e-5)
+
+
+@every_number
+def test_first_bad_step_of_any_replica(n):
+  _, strategy = _make(n)
+  batch, schedule = _batch(4, n), _schedule(0.01, 0.01)
+  bad_word = VOCAB - 1
+  for part, bad_step in ((0, 1), (n - 1, 2)):
+    state, _ = _start(strategy)
+    vectors = np.array(state.tables['input'].vectors)
+    vectors[:, bad_word] = np.inf
+    table = state.tables['input']._replace(
+      vectors=jax.device_put(vectors, state.tables['input'].vectors.sharding)
+    )
+    # A word of which only one replica knows that its row is not finite.
+    bad = jax.tree.map(np.copy, batch)
+    bad.ids[bad.ids == bad_word] = 0
+    place = bad_step * BATCH_WORDS
+    bad.ids[part, WINDOW + place : WINDOW + place + 2] = [bad_word, 1]
+    bad.right[part, place], bad.left[part, place + 1] = 1, 1
+    state = state._replace(tables=state.tables | {'input': table})
+    _, metrics = _step(strategy, state, bad, schedule)
+    assert metrics.steps.first_bad_step == bad_step
 
 
 def test_more_steps_between_exchanges_leave_replicas_further_apart():
   def apart(spec):
     _, strategy = _make(2, spec)
     state, _ = _start(strategy)
-    state, _ = strategy.step(
-      state,
-      *jax.device_put(
-        (strategy.constants(), _batch(12), _schedule(0.3, 0.3)),
-        strategy.data_sharding,
-      ),
-    )
+    state, _ = _step(strategy, state, _batch(6, 2), _schedule(0.3, 0.3))
     found = np.asarray(state.tables['input'].vectors)
     return np.abs(found[0] - found[1]).mean()
 

@@ -165,8 +165,9 @@ def _with_vectors(made, state, vectors):
 
 
 def _start(made, seed=0):
-  """A state with rows of training's size in both tables."""
-  state = made.strategy.init(jax.random.key(0))
+  """A state with rows of training's size in both tables; slots are zero."""
+  shapes = jax.eval_shape(made.strategy.init, jax.random.key(0))
+  state = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
   rng = np.random.default_rng(seed)
   vectors = {
     k: (rng.normal(size=(VOCAB, DIM)) / 2).astype(np.float32)
