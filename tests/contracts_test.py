@@ -5,7 +5,7 @@ as `build` knows it, and fails until it has a learning rate below.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -50,6 +50,7 @@ MEMBERS += [
   for strategy in build.STRATEGIES
   for optimizer in ('sgd', 'adam')
 ]
+MEMBERS.append(('sync', 'row', 'sgd', 'skipgram', 'gpu'))
 every_member = pytest.mark.parametrize(
   'member', MEMBERS, ids=['-'.join(member) for member in MEMBERS]
 )
@@ -63,6 +64,17 @@ class Made(NamedTuple):
   traces: list[int]
   rate: float
   num_parts: int
+  programs: list[Any]  # the compiled dispatch, once there is one
+
+  def step(self, state, batch, schedule):
+    """A dispatch, compiled ahead of time as the training loop does.
+
+    Of one program: it takes nothing of another form.
+    """
+    args = state, _constants(self), _placed(self, batch), schedule
+    if not self.programs:
+      self.programs.append(self.strategy.step.lower(*args).compile())
+    return self.programs[0](*args)
 
 
 class _Traced:
@@ -103,7 +115,7 @@ def _make(member):
       mesh.make(mesh.Shape(*shape)),
     )
   rate = RATES[model_name, optimizer_name]
-  return Made(made.model, made.strategy, traces, rate, shape[0])
+  return Made(made.model, made.strategy, traces, rate, shape[0], [])
 
 
 def _config():
@@ -163,9 +175,8 @@ def _train(made, seed=0, key=KEY):
   state = _start(made, seed)
   metrics = []
   for i in range(2):
-    state, found = made.strategy.step(
+    state, found = made.step(
       state,
-      _constants(made),
       _planted(made, i),
       _schedule(made.rate, made.rate / 2, key + np.uint32(i)),
     )
@@ -186,6 +197,13 @@ def test_learns_the_planted_problem(member):
   assert losses[1] < losses[0] < 6 * np.log(2)
   assert losses[1] < 4 * np.log(2)
   assert all(m.steps.first_bad_step == -1 for m in metrics)
+  num_parts = _make(member).num_parts
+  for m in metrics:
+    assert m.num_steps == MAX_STEPS
+    assert m.kept_words == num_parts * MAX_STEPS * BATCH_WORDS
+    # Every context of every center, or every center that has one.
+    examples = m.pairs if 'skipgram' in member else m.kept_words
+    assert m.pairs > m.kept_words and m.steps.examples == examples
   units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
   cosines = units @ units.T
   half = VOCAB // 2
@@ -214,6 +232,20 @@ def test_all_devices_learn_the_same(member):
   for found, other in zip(metrics, expected_metrics, strict=True):
     np.testing.assert_allclose(found.steps.loss, other.steps.loss, 1e-4)
     assert found.steps.examples == other.steps.examples
+    assert found[1:] == other[1:]
+
+
+@pytest.mark.parametrize(
+  'member', [m for m in MEMBERS if m[1] != 'replicated'], ids='-'.join
+)
+def test_all_layouts_learn_the_same(member):
+  vectors, metrics = _trained(member)
+  strategy, _, *rest = member
+  expected, expected_metrics = _trained((strategy, 'replicated', *rest))
+  np.testing.assert_allclose(vectors, expected, 1e-4, 1e-4)
+  for found, other in zip(metrics, expected_metrics, strict=True):
+    np.testing.assert_allclose(found.steps.loss, other.steps.loss, 1e-4)
+    assert found.steps.examples == other.steps.examples
 
 
 @every_member
@@ -233,22 +265,15 @@ def test_one_program_for_all_dispatches(member):
   num_traces = len(made.traces)
   assert num_traces >= 1
   state = _start(made, 2)
-  constants = _constants(made)
   for i, num_steps in enumerate([3, 1, 0]):
-    key = KEY + np.uint32(i)
-    state, _ = made.strategy.step(
-      state, constants, _planted(made, i, num_steps), _schedule(0.1 * i, 0, key)
-    )
+    plan = _schedule(0.1 * i, 0, KEY + np.uint32(i))
+    batch = _placed(made, _planted(made, i, num_steps))
+    # Nor would it be traced again.
+    made.strategy.step.trace(state, _constants(made), batch, plan)
+    state, metrics = made.step(state, batch, plan)
+    assert metrics.num_steps == num_steps
+    assert (metrics.steps.examples > 0) == (num_steps > 0)
   assert len(made.traces) == num_traces
-  # Compiled ahead of time, as the training loop does, with all on the device.
-  plan = _schedule(made.rate, made.rate)
-  compiled = made.strategy.step.lower(
-    state, constants, _placed(made, _planted(made, 5)), plan
-  ).compile()
-  for i in range(2):
-    batch = _placed(made, _planted(made, i, 2 + i))
-    state, metrics = compiled(state, constants, batch, plan)
-    assert metrics.steps.examples > 0
 
 
 @every_member
@@ -261,9 +286,7 @@ def test_state_keeps_its_form_and_is_donated(member):
       lambda x: (x.shape, x.dtype, x.weak_type, x.sharding.device_set), state
     )
 
-  after, _ = made.strategy.step(
-    state, _constants(made), _planted(made, 0, 2), _schedule(0.1, 0.1)
-  )
+  after, _ = made.step(state, _planted(made, 0, 2), _schedule(0.1, 0.1))
   assert form(after) == form(_start(made, 3))
   assert all(x.is_deleted() for x in jax.tree.leaves(state) if x.size)
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
@@ -278,7 +301,5 @@ def test_result_is_the_vectors_that_users_want(member):
   assert result.shape == (VOCAB, DIM) and result.dtype == np.float32
   # A copy for good: training goes on without changing it.
   kept = result.copy()
-  made.strategy.step(
-    state, _constants(made), _planted(made, 0), _schedule(made.rate, 0)
-  )
+  made.step(state, _planted(made, 0), _schedule(made.rate, 0))
   np.testing.assert_array_equal(result, kept)
