@@ -271,7 +271,7 @@ def _encode(
     {
       'num_words': num_words,
       'num_blocks': int(is_counted.sum()),
-      'text_bytes': sum(report.text_bytes for report in reports),
+      'text_bytes': sum(piece.text_bytes for piece in counted_pieces),
       'pages': sum(r.pages for r in _told(sources, reports, team)),
       'dropped': dropped,
       'pieces': [

@@ -47,6 +47,7 @@ class Piece(NamedTuple):
   counters: tokens.Counters
   file: int  # index of its source
   number: int  # in its source
+  text_bytes: int
 
 
 def num_threads() -> int:
@@ -95,7 +96,7 @@ def _scan_piece(
     np.array([len(array) for array in arrays], np.int64).tofile(opened)
     for array, dtype in zip(arrays, _PIECE_DTYPES, strict=True):
       array.astype(dtype, copy=False).tofile(opened)
-  return Piece(path, counters, file, piece.number)
+  return Piece(path, counters, file, piece.number, len(piece.text))
 
 
 def scan(

@@ -87,6 +87,9 @@ def of_all(team: Team, mine: dict[str, Any]) -> dict[str, Any]:
     whole = _sum(whole, json.loads(data))
   # A file that is no range's is read by all processes; parts may be too.
   whole['pieces'] = sorted(set(map(tuple, whole['pieces'])))
+  # Several may meet the same fault of a file.
+  dropped = whole['dropped']
+  dropped['problems'] = list(dict.fromkeys(dropped['problems']))
   return whole
 
 
