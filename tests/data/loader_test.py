@@ -473,6 +473,54 @@ def test_a_process_reads_its_parts_as_if_it_read_all(monkeypatch):
         np.testing.assert_array_equal(x, y[list(mine)])
 
 
+@pytest.mark.parametrize('num_parts', [1, 3, 8, 40])
+def test_parts_have_every_block_once(monkeypatch, num_parts):
+  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 10)
+  # Every word its own id; pieces of one block and of many, some without words,
+  # so that parts are of all sizes.
+  ids = []
+  for i in range(3000):
+    ids += [i] if i % 7 else [i, _END]
+  corpus = _corpus([ids[:1000], ids[1000:]])
+  rng = np.random.default_rng(0)
+  sizes = rng.choice([0, 1, 1, 3, 90], 40)
+  pieces = np.repeat(np.arange(40), sizes)[: len(corpus.blocks.words)]
+  pieces = np.pad(
+    pieces, (0, len(corpus.blocks.words) - len(pieces)), 'edge'
+  ).astype(np.int32)
+  places = np.stack([np.arange(40) // 15, np.arange(40) % 15], 1)
+  corpus = corpus._replace(
+    blocks=corpus.blocks._replace(pieces=pieces), pieces=places
+  )
+  division = encode.divide(corpus, num_parts)
+  dealt = np.concatenate([part.blocks for part in division.mine])
+  assert sorted(dealt) == list(range(len(pieces)))
+  for part, words in zip(division.mine, division.block_words, strict=True):
+    # File and number of its piece say whose a block is.
+    of_piece = places[pieces[part.blocks]].sum(1) % num_parts
+    assert (of_piece == part.index).all()
+    np.testing.assert_array_equal(words, corpus.blocks.words[part.blocks])
+  spec = _spec(epochs=2)
+  loaded = _batches(corpus, spec, num_parts=num_parts)
+  longest = max(len(part.blocks) for part in division.mine)
+  assert len(loaded) == 2 * spec.num_batches(longest)
+  half = len(loaded) // 2
+  for items in (loaded[:half], loaded[half:]):
+    read = []
+    for item in items:
+      for part in range(num_parts):
+        batch = loader.Batch(*(x[part] for x in item.batch))
+        found = _used(batch, spec.window)[0].tolist()
+        assert len(found) == batch.kept_words
+        assert batch.num_steps == -(-len(found) // spec.part_words)
+        read += found
+    assert sorted(read) == list(range(3000))
+  assert loaded[half - 1].words_after == loaded[half].words_before == 3000
+  assert loaded[-1].words_after == 6000
+  if num_parts == 40:  # some of them have nothing to read
+    assert min(len(part.blocks) for part in division.mine) == 0
+
+
 def _items(num_items):
   for i in range(num_items):
     batch = loader.Batch(np.full(3, i), None, None, i, i, i)
