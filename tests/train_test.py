@@ -17,7 +17,7 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import dispatches, errors, hlo, train, workdirs
+from jaxemb import dispatches, errors, hlo, metrics, train, workdirs
 from jaxemb.data import loader
 from jaxemb.storage import checkpoint
 
@@ -324,6 +324,68 @@ def test_a_run_goes_on_with_the_devices_it_began_with(cache, tmp_path):
   assert len(report['devices']) == 3
   with pytest.raises(errors.UserError, match='begun with 3 replicas'):
     train.run(_config(cache, **{'mesh.data': 2}), tmp_path)
+
+
+def _sync(cache, layout, data, table):
+  return _config(
+    cache,
+    **{
+      'strategy.name': 'sync',
+      'table.layout': layout,
+      'mesh.data': data,
+      'mesh.table': table,
+      'data.parts': 2,
+      'train.epochs': 4,
+      'train.batch_words': 256,
+      'train.checkpoint_every_secs': 0.0,
+      'eval.paths': 'none',
+    },
+  )
+
+
+@pytest.fixture(scope='session')
+def of_one_device(cache, tmp_path_factory) -> np.ndarray:
+  workdir = tmp_path_factory.mktemp('runs') / 'one'
+  assert train.run(_sync(cache, 'replicated', 1, 1), workdir) == 0
+  return jaxemb.load(workdir).vectors
+
+
+@pytest.mark.parametrize(
+  ('layout', 'first', 'then'),
+  [
+    ('replicated', (2, 1), (1, 2)),
+    ('row', (1, 2), (2, 4)),
+    ('column', (1, 3), (2, 1)),  # 16 columns and two that fill up
+  ],
+)
+def test_a_run_goes_on_with_another_mesh(
+  cache, tmp_path, monkeypatch, of_one_device, layout, first, then
+):
+  counted = []
+  real = metrics.Meter.count
+
+  def count(self, *args):
+    if len(counted) == 2:
+      raise KeyboardInterrupt
+    counted.append(args)
+    real(self, *args)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(metrics.Meter, 'count', count)
+    with pytest.raises(KeyboardInterrupt):
+      train.run(_sync(cache, layout, *first), tmp_path)
+  assert train.run(_sync(cache, layout, *then), tmp_path) == 0
+  assert 'resuming behind' in (tmp_path / 'log.txt').read_text()
+  report = json.loads((tmp_path / 'report.json').read_text())
+  assert len(report['devices']) == then[0] * then[1]
+  assert report['finished'] and report['config']['mesh']['table'] == then[1]
+  # The rows of one device that was never interrupted, but for roundings.
+  vectors = jaxemb.load(tmp_path).vectors
+  np.testing.assert_allclose(vectors, of_one_device, 1e-3, 1e-4)
+  # Another layout is another run.
+  other = 'row' if layout == 'column' else 'column'
+  with pytest.raises(errors.UserError, match='table.layout'):
+    train.run(_sync(cache, other, *then), tmp_path)
 
 
 def test_no_evaluation(cache, tmp_path):
