@@ -23,7 +23,6 @@ of more is first reduced to its own principal directions.
 """
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,25 +31,13 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
+from jaxemb.ops import gram as gram_lib
 from jaxemb.ops import sampling
 
-_CHUNK_COLUMNS = 512  # of the Gram matrix: only its upper triangle is computed
 # Holds a rotation in directions that no other part says anything about.
 _INERTIA = 1e-7
-_PRECISION = jax.lax.Precision.HIGHEST  # GPUs and TPUs would round to 10 bits
 
 STARTS = ('zero', 'pca', 'random')
-
-
-class Sums(NamedTuple):
-  """Upper triangle of a Gram matrix, by chunks of rows, per device.
-
-  Each number is `total` - `lost` (Kahan 1965): float32 alone would lose what
-  blocks add to a large sum.
-  """
-
-  total: tuple[jax.Array, ...]  # [devices, c, columns from the chunk on]
-  lost: tuple[jax.Array, ...]
 
 
 class Alignment(NamedTuple):
@@ -71,129 +58,8 @@ class Measured(NamedTuple):
   words: jax.Array  # [n], that another part has too: the others do not count
 
 
-def _slices(dims: Sequence[int]) -> list[slice]:
-  ends = list(itertools.accumulate(dims, initial=0))
-  return [slice(*pair) for pair in itertools.pairwise(ends)]
-
-
-def _over(mesh: jax.sharding.Mesh) -> jax.sharding.PartitionSpec:
-  """Rows dealt to all devices of a mesh."""
-  return jax.sharding.PartitionSpec(mesh.axis_names)
-
-
-def put(mesh: jax.sharding.Mesh, rows: np.ndarray) -> jax.Array:
-  """[b, ...] host rows on the devices, which divide b."""
-  return jax.device_put(rows, jax.sharding.NamedSharding(mesh, _over(mesh)))
-
-
-def normalized(rows: jax.Array, dims: tuple[int, ...]) -> jax.Array:
-  """Rows of each part at length 1; zeros stay.
-
-  Args:
-    rows: [b, sum D_i] float32.
-    dims: D_i.
-  """
-  parts = [rows[:, part] for part in _slices(dims)]
-  norms = [jnp.linalg.norm(part, axis=1, keepdims=True) for part in parts]
-  return jnp.concatenate(
-    [p / jnp.where(n > 0, n, 1) for p, n in zip(parts, norms, strict=True)], 1
-  )
-
-
-def gram_scale(weights: np.ndarray) -> np.ndarray:
-  """[b, n] float32 a_i / sqrt(a): scales of rows that make their Gram matrix Q.
-
-  Args:
-    weights: [b, n] float, a_i.
-  """
-  total = np.sum(weights, 1, keepdims=True)
-  return (weights / np.sqrt(np.where(total > 0, total, 1))).astype(np.float32)
-
-
-def gram_zeros(mesh: jax.sharding.Mesh, num_columns: int) -> Sums:
-  """Sums of no block."""
-  shape = (mesh.size, min(_CHUNK_COLUMNS, num_columns))
-
-  def zeros():
-    return tuple(
-      put(
-        mesh,
-        np.zeros(
-          (shape[0], min(shape[1], num_columns - first), num_columns - first),
-          np.float32,
-        ),
-      )
-      for first in range(0, num_columns, shape[1])
-    )
-
-  return Sums(zeros(), zeros())
-
-
-@functools.partial(
-  jax.jit, static_argnames=('mesh', 'dims'), donate_argnames='sums'
-)
-def gram_add(
-  sums: Sums,
-  rows: jax.Array,
-  scale: jax.Array,
-  *,
-  mesh: jax.sharding.Mesh,
-  dims: tuple[int, ...],
-) -> Sums:
-  """Adds Z^T Z of a block, Z being the scaled rows.
-
-  Args:
-    sums: so far; donated.
-    rows: [b, sum D_i] float32.
-    scale: [b, n] float32, of the rows of each part.
-    mesh: the devices, over which rows are dealt; nothing travels.
-    dims: D_i.
-  """
-
-  def add(sums, rows, scale):
-    z = rows * _spread(scale, dims)
-    total, lost, first = [], [], 0
-    for old, rest in zip(*sums, strict=True):
-      left = z[:, first : first + old.shape[1]]
-      product = jnp.einsum(
-        'bi,bj->ij', left, z[:, first:], precision=_PRECISION
-      )
-      product = product[None] - rest
-      new = old + product
-      total.append(new)
-      lost.append((new - old) - product)
-      first += old.shape[1]
-    return Sums(tuple(total), tuple(lost))
-
-  over = _over(mesh)
-  return jax.shard_map(
-    add, mesh=mesh, in_specs=(over, over, over), out_specs=over
-  )(sums, rows, scale)
-
-
-def _spread(scale: jax.Array, dims: tuple[int, ...]) -> jax.Array:
-  """[b, n], a number for each part -> [b, sum D_i], one for each column."""
-  return jnp.repeat(
-    scale, np.array(dims), axis=1, total_repeat_length=sum(dims)
-  )
-
-
-def gram_result(sums: Sums) -> np.ndarray:
-  """[columns, columns] float64, on the host, summed over all devices."""
-  num_columns = sums.total[0].shape[2]
-  gram = np.zeros((num_columns, num_columns))
-  first = 0
-  for total, lost in zip(*sums, strict=True):
-    stop = first + total.shape[1]
-    for one, rest in zip(np.asarray(total), np.asarray(lost), strict=True):
-      gram[first:stop, first:] += one.astype(np.float64) - rest
-    gram[stop:, first:stop] = gram[first:stop, stop:].T
-    first = stop
-  return gram
-
-
 def random_rows(
-  seed: int, rows: np.ndarray, dim: int, *, scale: np.ndarray
+  seed: int, rows: np.ndarray, dim: int, scale: np.ndarray
 ) -> jax.Array:
   """[b, dim] float32, a random start of Y, each row times its scale.
 
@@ -250,7 +116,7 @@ def _bases(gram: np.ndarray, dims: Sequence[int], dim: int) -> list[np.ndarray]:
   """[D_i, min(D_i, dim)] for each part: what of it takes part."""
   return [
     np.eye(d) if d <= dim else principal(gram[part, part], dim)
-    for d, part in zip(dims, _slices(dims), strict=True)
+    for d, part in zip(dims, gram_lib.slices(dims), strict=True)
   ]
 
 
@@ -308,7 +174,7 @@ def solve(
   if base.shape[0] != base.shape[1]:
     gram = base.T @ gram @ base
   sizes = [b.shape[1] for b in bases]
-  parts, num = _slices(sizes), sum(sizes)
+  parts, num = gram_lib.slices(sizes), sum(sizes)
   moved = []
   if start == 'random':
     crosses, rest = gram[:num, num:], float(np.trace(gram[num:, num:]))
@@ -365,8 +231,8 @@ def merge(
 
   def block(rows, shares, rotations):
     turned = [
-      jnp.matmul(rows[:, p], rotations[p], precision=_PRECISION)
-      for p in _slices(dims)
+      jnp.matmul(rows[:, p], rotations[p], precision=gram_lib.PRECISION)
+      for p in gram_lib.slices(dims)
     ]
     y = sum(shares[:, i, None] * x for i, x in enumerate(turned))
     is_shared = jnp.sum(shares > 0, 1) > 1
@@ -388,7 +254,7 @@ def merge(
     found = jax.tree.map(lambda *x: jnp.stack(x), *found)
     return y, jax.lax.psum(found, mesh.axis_names)
 
-  over, everywhere = _over(mesh), jax.sharding.PartitionSpec()
+  over, everywhere = gram_lib.over(mesh), jax.sharding.PartitionSpec()
   return jax.shard_map(
     block,
     mesh=mesh,
