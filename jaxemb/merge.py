@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxemb import errors, hosts
@@ -169,6 +169,19 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     'checkpoint with a vocab.txt',
   )
   add('--output', required=True, help='folder for export/ and merge.json')
+  _add_choices(add)
+  flags = parser.parse_args(argv)
+  if flags.dim < 0:
+    parser.error('--dim must be 0 (that of the largest part) or more')
+  if flags.max_iterations < 1:
+    parser.error('--max_iterations must be 1 or more')
+  if not flags.tolerance >= 0:
+    parser.error('--tolerance must be 0 or more')
+  return flags
+
+
+def _add_choices(add: Callable[..., object]) -> None:
+  """Flags on how to merge."""
   add(
     '--method',
     choices=('alir', 'pca', 'concat'),
@@ -215,14 +228,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     action='store_true',
     help='go on without parts that cannot be used',
   )
-  flags = parser.parse_args(argv)
-  if flags.dim < 0:
-    parser.error('--dim must be 0 (that of the largest part) or more')
-  if flags.max_iterations < 1:
-    parser.error('--max_iterations must be 1 or more')
-  if not flags.tolerance >= 0:
-    parser.error('--tolerance must be 0 or more')
-  return flags
 
 
 if __name__ == '__main__':

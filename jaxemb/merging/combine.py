@@ -134,15 +134,8 @@ def merge(
     others, more = _others(job, spec, solved, folder)
     warnings += more
   merged = sink.close()
-  is_alir = spec.method == 'alir'
-  figures = quality.of_parts(
-    parts, union, chosen, rms_norms, measured if is_alir else None
-  )
-  if is_alir:
-    warnings += quality.apart(figures, spec.normalize)
-  lost = quality.lost(union, chosen)
-  if lost['words']:
-    warnings.append(quality.lost_line(lost, spec.method))
+  report, more = _report(job, spec, union, chosen, rms_norms, measured)
+  warnings += more
   ends = np.cumsum(job.dims)[:-1]
   return Merged(
     [union.words[i] for i in chosen.tolist()],
@@ -150,25 +143,48 @@ def merge(
     merged,
     others,
     [] if solved is None else np.split(solved.rotations, ends),
-    {
-      'method': spec.method,
-      'start': spec.start if spec.method == 'alir' else None,
-      'weights': 'counts' if by_counts else 'equal',
-      'normalize': spec.normalize,
+    report
+    | {
       'dim': dim,
-      'words': len(chosen),
-      'union_words': len(union.words),
-      'common_words': int(has.all(0).sum()),
-      'lost': lost,
-      'parts': figures,
       'skipped': skipped,
       'displacements': [] if solved is None else list(solved.displacements),
-      'devices': mesh.size,
       'merge_secs': time.monotonic() - started,
       'peak_rss_bytes': hosts.peak_rss_bytes(),
       'warnings': warnings,
     },
   )
+
+
+def _report(
+  job: passes.Passes,
+  spec: Spec,
+  union: parts_lib.Union,
+  chosen: np.ndarray,
+  rms_norms: Sequence[float],
+  measured: align.Measured | None,
+) -> tuple[dict[str, Any], list[str]]:
+  """What is said of words and parts; and warnings."""
+  is_alir = spec.method == 'alir'
+  figures = quality.of_parts(
+    job.parts, union, chosen, rms_norms, measured if is_alir else None
+  )
+  lost = quality.lost(union, chosen)
+  warnings = quality.apart(figures, spec.normalize) if is_alir else []
+  if lost['words']:
+    warnings.append(quality.lost_line(lost, spec.method))
+  report = {
+    'method': spec.method,
+    'start': spec.start if is_alir else None,
+    'weights': 'counts' if job.by_counts else 'equal',
+    'normalize': spec.normalize,
+    'words': len(chosen),
+    'union_words': len(union.words),
+    'common_words': int((union.rows >= 0).all(0).sum()),
+    'lost': lost,
+    'parts': figures,
+    'devices': job.mesh.size,
+  }
+  return report, warnings
 
 
 def _usable(

@@ -87,10 +87,19 @@ def of_array(array: np.ndarray) -> Rows:
   return Rows(array.shape, lambda: np.memmap(*file), True)
 
 
-def spooled(array: np.ndarray, path: pathlib.Path) -> Rows:
-  """Rows of a file that this writes, so that the array can be dropped."""
+def spooled(array: np.ndarray, folder: pathlib.Path | None, name: str) -> Rows:
+  """Rows of a file that this writes, so that the array can be dropped.
+
+  Args:
+    array: [rows, ...].
+    folder: where the file goes; None = the array stays in memory.
+    name: of the file, without .npy.
+  """
+  if folder is None:
+    return of_array(array)
+  path = folder / f'{name}.npy'
   try:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     np.save(path, array)
   except OSError as error:
     raise errors.UserError(

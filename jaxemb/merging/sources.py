@@ -46,14 +46,14 @@ def open_all(
 
 
 def open_part(
-  path: pathlib.Path | str, scratch: pathlib.Path, with_tables: bool
+  path: pathlib.Path | str, scratch: pathlib.Path | None, with_tables: bool
 ) -> parts.Part:
   """Opens one part.
 
   Args:
     path: a workdir, an export folder, what a merge left, a folder of orbax
       checkpoints or one of them, or a word2vec, GloVe or .vec file.
-    scratch: folder for rows that cannot stay where they are.
+    scratch: folder for rows that cannot stay where they are; None = memory.
     with_tables: whether to open context tables and optimizer state too.
 
   Raises:
@@ -65,17 +65,35 @@ def open_part(
   loaded = embeddings.load(path)
   rows = parts.of_array(loaded.vectors)
   if not rows.is_file:
-    rows = parts.spooled(loaded.vectors, scratch / 'vectors.npy')
+    rows = parts.spooled(loaded.vectors, scratch, 'vectors')
   others = {}
   if with_tables:
-    folder = path.parent if path.name in ('export', 'vectors.npy') else path
-    folder = folder.parent if folder.name == 'export' else folder
-    others = _tables(folder, len(loaded), loaded.vector_size, scratch)
+    others = _tables(_home(path), len(loaded), loaded.vector_size, scratch)
   return parts.Part(str(path), loaded.index_to_key, rows, loaded.counts, others)
 
 
+def has_tables(path: pathlib.Path | str) -> bool:
+  """Whether `open_part` would find context tables."""
+  path = pathlib.Path(path)
+  home = _home(path)
+  is_here = any((home / x).is_dir() for x in (tables.FOLDER, 'checkpoints'))
+  return is_here if not _is_checkpoint(path) else _of_run(path) is not None
+
+
+def _home(path: pathlib.Path) -> pathlib.Path:
+  """The folder of the run or merge whose export a path is."""
+  path = path.parent if path.name == 'vectors.npy' else path
+  return path.parent if path.name == 'export' else path
+
+
+def _of_run(path: pathlib.Path) -> Any:
+  """Settings of the run that a checkpoint belongs to, or None."""
+  around = [path, *path.absolute().parents[:3]]
+  return next((tables.settings(f) for f in around if tables.settings(f)), None)
+
+
 def _tables(
-  folder: pathlib.Path, vocab: int, dim: int, scratch: pathlib.Path
+  folder: pathlib.Path, vocab: int, dim: int, scratch: pathlib.Path | None
 ) -> dict[str, parts.Rows]:
   """What goes with the export of a run or a merge."""
   if (folder / tables.FOLDER).is_dir():
@@ -117,7 +135,7 @@ def _is_checkpoint(path: pathlib.Path) -> bool:
 
 
 def _of_checkpoint(
-  path: pathlib.Path, scratch: pathlib.Path, with_tables: bool
+  path: pathlib.Path, scratch: pathlib.Path | None, with_tables: bool
 ) -> parts.Part:
   """A part whose words are in a vocab.txt in a folder around it."""
   around = [path, *path.absolute().parents[:3]]
@@ -134,7 +152,7 @@ def _of_checkpoint(
     )
   words, counts = word2vec_format.read_vocab(file)
   saved = checkpoint.Arrays(path)
-  run = next((tables.settings(f) for f in around if tables.settings(f)), None)
+  run = _of_run(path)
   if run and f'tables/{tables.EXPORTED}/vectors' in saved.shapes:
     dim = run['model']['dim']
     found = tables.of_checkpoint(
@@ -150,12 +168,12 @@ def _of_checkpoint(
   ]
   if len(fitting) != 1 or with_tables:
     raise errors.UserError(
-      f'{path}: expected one array of {len(words):,} rows, the words of {file}, '
-      f'found {len(fitting)} ({", ".join(fitting[:3]) or "none"})'
+      f'{path}: expected one array of {len(words):,} rows, the words in '
+      f'{file}, found {len(fitting)} ({", ".join(fitting[:3]) or "none"})'
       + '; --trainable needs checkpoints of runs'
       * with_tables
     )
   rows = np.asarray(saved.read(fitting[0]), np.float32)
   return parts.Part(
-    str(path), words, parts.spooled(rows, scratch / 'vectors.npy'), counts
+    str(path), words, parts.spooled(rows, scratch, 'vectors'), counts
   )

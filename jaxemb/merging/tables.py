@@ -81,7 +81,7 @@ def of_checkpoint(
   layout: str,
   vocab: int,
   dim: int,
-  scratch: pathlib.Path,
+  scratch: pathlib.Path | None,
   model: int | None = None,
 ) -> dict[str, parts.Rows]:
   """All tables of a checkpoint of a run, [vocab, ...] in order of ids.
@@ -91,7 +91,7 @@ def of_checkpoint(
     layout: of its tables.
     vocab: its words.
     dim: its numbers per row.
-    scratch: where to keep them.
+    scratch: folder to keep them in; None = memory.
     model: which of several sub-models that are side by side; None = the only
       one, or what all replicas make together.
 
@@ -119,8 +119,7 @@ def of_checkpoint(
     rows = in_order(_model(saved, name, leading, model), ids, vocab)
     rows = rows[:, :dim] if rows.ndim > 1 else rows[:, None]
     title = rest[0] if rest[-1] == 'vectors' else f'{rest[0]}.{rest[-1]}'
-    place = scratch / f'{title}.npy'
-    found[title] = parts.spooled(np.asarray(rows, np.float32), place)
+    found[title] = parts.spooled(np.asarray(rows, np.float32), scratch, title)
   return found
 
 
