@@ -121,26 +121,16 @@ def merge(
     progress,
   )
   solved = _solve(job, spec, dim)
-  sink = passes.Sink((len(chosen), dim), folder and folder / 'vectors.npy')
-  vectors = [part.vectors for part in parts]
-  if spec.method == 'concat':
-    for block in job.blocks(vectors, 'merging'):
-      sink.write(block.rows[: block.size])
-    measured = None
-  else:
-    measured = job.turn(vectors, solved.rotations, sink, 'merging')
-  others = {}
-  if any(part.others for part in parts):
-    others, more = _others(job, spec, solved, folder)
-    warnings += more
-  merged = sink.close()
+  vectors, measured = _vectors(job, solved, dim, folder)
+  others, more = _others(job, spec, solved, folder)
+  warnings += more
   report, more = _report(job, spec, union, chosen, rms_norms, measured)
   warnings += more
   ends = np.cumsum(job.dims)[:-1]
   return Merged(
     [union.words[i] for i in chosen.tolist()],
     union.counts[chosen],
-    merged,
+    vectors,
     others,
     [] if solved is None else np.split(solved.rotations, ends),
     report
@@ -246,6 +236,25 @@ def _solve(job: passes.Passes, spec: Spec, dim: int) -> align.Alignment | None:
   )
 
 
+def _vectors(
+  job: passes.Passes,
+  solved: align.Alignment | None,
+  dim: int,
+  folder: pathlib.Path | None,
+) -> tuple[np.ndarray, align.Measured | None]:
+  """The merged vectors, and how the parts fit them."""
+  sink = passes.Sink(
+    (job.places.shape[1], dim), folder and folder / 'vectors.npy'
+  )
+  rows, measured = [part.vectors for part in job.parts], None
+  if solved is None:
+    for block in job.blocks(rows, 'merging'):
+      sink.write(block.rows[: block.size])
+  else:
+    measured = job.turn(rows, solved.rotations, sink, 'merging')
+  return sink.close(), measured
+
+
 def _others(
   job: passes.Passes,
   spec: Spec,
@@ -257,12 +266,12 @@ def _others(
   Rows as wide as the vectors take the same rotations, so that products of rows
   stay. Single numbers of a row do not depend on rotations.
   """
-  if spec.method != 'alir' or spec.normalize:
+  names = {name for part in job.parts for name in part.others}
+  if names and (spec.method != 'alir' or spec.normalize):
     return {}, [
       'context vectors and optimizer state are left out: only --method=alir '
       'without --normalize keeps products of vectors'
     ]
-  names = {name for part in job.parts for name in part.others}
   common = {n for n in names if all(n in part.others for part in job.parts)}
   merged = {}
   for name in sorted(common):
