@@ -11,6 +11,7 @@ runs as a process of its own.
   total      the whole process, with its start
   reading    of words, and of what is no .npy file
   merging    two passes over all parts, with the alignment
+  CPU-s      seconds of all cores that the process took
   export     vectors.npy .bin .txt, vocab.txt, projector/
   peak       resident memory of the process
   cosines    the largest error of the merged vectors' cosines, against those of
@@ -20,6 +21,7 @@ runs as a process of its own.
 import argparse
 import json
 import pathlib
+import resource
 import shutil
 import subprocess
 import sys
@@ -103,7 +105,8 @@ def _measure(folder: pathlib.Path, args: argparse.Namespace) -> dict[str, Any]:
   load, start = machine.Load(), time.perf_counter()
   subprocess.run(command, check=True)
   total_secs = time.perf_counter() - start
-  # The merge is a process of its own: the machine's load less what it took.
+  used = resource.getrusage(resource.RUSAGE_CHILDREN)
+  cpu_secs = used.ru_utime + used.ru_stime
   report = json.loads((output / 'merge.json').read_text())
   return {
     'parts': args.parts,
@@ -118,7 +121,9 @@ def _measure(folder: pathlib.Path, args: argparse.Namespace) -> dict[str, Any]:
     'read_secs': report['read_secs'],
     'merge_secs': report['merge_secs'],
     'export_secs': report['export_secs'],
-    'busy_cores': load.others_cores(),
+    'cpu_secs': cpu_secs,
+    # The merge is a process of its own, and no other.
+    'others_cores': max(load.others_cores() - cpu_secs / total_secs, 0.0),
     'peak_rss_bytes': report['peak_rss_bytes'],
     'part_bytes': 4 * args.words * args.dim,
     'result_bytes': 4 * report['words'] * report['dim'],
@@ -161,8 +166,9 @@ def main() -> None:
     f'{args.parts} parts x {args.words:,} words x {args.dim} ({args.format}), '
     f'{found["union_words"]:,} words in all: total {found["total_secs"]:.1f} s '
     f'(reading {found["read_secs"]:.1f}, merging {found["merge_secs"]:.1f}, '
-    f'export {found["export_secs"]:.1f}; {found["busy_cores"]:.1f} cores busy '
-    f'on average), peak {found["peak_rss_bytes"] / 1e9:.2f} GB; making '
+    f'export {found["export_secs"]:.1f}; {found["cpu_secs"]:.0f} CPU-s; '
+    f'{found["others_cores"]:.1f} cores taken by others), '
+    f'peak {found["peak_rss_bytes"] / 1e9:.2f} GB; making '
     f'{found["making_secs"]:.1f} s; cosines {found["cosine_error"]}'
   )
   facts = machine.describe()

@@ -189,17 +189,17 @@ def solve(
     w = np.pad(w, ((0, 0), (0, dim - w.shape[1])))
   else:
     w = _join(gram, parts, dim)
+  # Y is sum_i a_i M_i W_i / a, and Q W all that is asked of it.
+  crosses = gram @ w
   while len(moved) < max_iterations and not (moved and moved[-1] <= tolerance):
-    # Y is sum_i a_i M_i W_i / a, and Q W all that is asked of it.
-    crosses = gram @ w
     inertia = _INERTIA * np.linalg.norm(crosses)
     new = np.concatenate(
       [procrustes(crosses[part] + inertia * w[part]) for part in parts]
     )
-    step = new - w
-    square = float(np.sum(step * (gram @ step)))
-    moved.append(_relative(square, float(np.sum(w * crosses))))
-    w = new
+    new_crosses = gram @ new
+    square = float(np.sum((new - w) * (new_crosses - crosses)))
+    moved.append(_relative(square, float(np.sum(new * new_crosses))))
+    w, crosses = new, new_crosses
   return Alignment(base[: sum(dims), :num] @ w, tuple(moved))
 
 
