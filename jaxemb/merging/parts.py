@@ -72,7 +72,7 @@ def of_array(array: np.ndarray) -> Rows:
   """Rows of an array; of a memory-mapped one, rows of its file."""
   base = array
   while base is not None and not isinstance(base, np.memmap):
-    base = base.base
+    base = getattr(base, 'base', None)  # or the memory of another library
   is_whole = (
     base is not None
     and base.filename is not None
