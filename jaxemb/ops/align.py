@@ -236,18 +236,27 @@ def merge(
     ]
     y = sum(shares[:, i, None] * x for i, x in enumerate(turned))
     is_shared = jnp.sum(shares > 0, 1) > 1
-    found = []
+    # As products, because a CPU adds up rows one number at a time.
+    ones = jnp.ones(y.shape[1])
+
+    def products(a, b):
+      return jnp.matmul(a * b, ones, precision=gram_lib.PRECISION)
+
+    y_y, found = products(y, y), []
     for i, x in enumerate(turned):
       share = shares[:, i]
       counts = (is_shared & (share > 0)).astype(jnp.float32)
-      others = y - share[:, None] * x
-      lengths = jnp.linalg.norm(x, axis=1) * jnp.linalg.norm(others, axis=1)
-      cosines = jnp.sum(x * others, 1) / jnp.where(lengths > 0, lengths, 1)
+      x_x, x_y = products(x, x), products(x, y)
+      # The others say y - share x, up to its length.
+      x_others = x_y - share * x_x
+      others = y_y - 2 * share * x_y + share**2 * x_x
+      lengths = jnp.sqrt(x_x * jnp.maximum(others, 0))
+      cosines = x_others / jnp.where(lengths > 0, lengths, 1)
       found.append(
         Measured(
-          jnp.sum(counts * jnp.sum(x * x, 1)),
-          jnp.sum(counts * jnp.sum(jnp.square(x - y), 1)),
-          jnp.sum(counts * cosines),
+          jnp.sum(counts * x_x),
+          jnp.sum(counts * products(x - y, x - y)),
+          jnp.sum(counts * jnp.clip(cosines, -1, 1)),
           jnp.sum(counts),
         )
       )
