@@ -34,9 +34,6 @@ import scipy.linalg
 from jaxemb.ops import gram as gram_lib
 from jaxemb.ops import sampling
 
-# Holds a rotation in directions that no other part says anything about.
-_INERTIA = 1e-7
-
 STARTS = ('zero', 'pca', 'random')
 
 
@@ -137,9 +134,7 @@ def _join(gram: np.ndarray, parts: list[slice], dim: int) -> np.ndarray:
   near = ties[first].copy()
   while waiting:
     i = max(waiting, key=lambda i: near[i])
-    cross = gram[parts[i]] @ w
-    rest = np.eye(len(cross), dim) * (_INERTIA * np.linalg.norm(cross))
-    w[parts[i]] = procrustes(cross + rest)
+    w[parts[i]] = procrustes(gram[parts[i]] @ w)
     waiting.remove(i)
     near += ties[i]
   return w
@@ -192,10 +187,7 @@ def solve(
   # Y is sum_i a_i M_i W_i / a, and Q W all that is asked of it.
   crosses = gram @ w
   while len(moved) < max_iterations and not (moved and moved[-1] <= tolerance):
-    inertia = _INERTIA * np.linalg.norm(crosses)
-    new = np.concatenate(
-      [procrustes(crosses[part] + inertia * w[part]) for part in parts]
-    )
+    new = np.concatenate([procrustes(crosses[part]) for part in parts])
     new_crosses = gram @ new
     square = float(np.sum((new - w) * (new_crosses - crosses)))
     moved.append(_relative(square, float(np.sum(new * new_crosses))))
