@@ -376,3 +376,18 @@ def test_lengths_are_measured():
   assert parts_lib.check(part) == pytest.approx(
     np.sqrt(np.mean(measures.row_norms(rows) ** 2)), rel=1e-5
   )
+
+
+def test_a_word_weighs_as_much_as_it_has_parts():
+  # Else rotations would be those of the ten most frequent words.
+  parts = [
+    parts_lib.Part('a', ['x', 'y'], None, np.array([3, 1])),
+    parts_lib.Part('b', ['y', 'x'], None, np.array([7, 1])),
+  ]
+  union = parts_lib.unite(parts)
+  assert union.words == ['y', 'x'] and union.counts.tolist() == [8, 4]
+  places = np.append(union.rows, [[1], [-1]], 1)
+  weights = parts_lib.weights(parts, places, True)
+  assert np.allclose(weights, [[0.25, 1.75], [1.5, 0.5], [1, 0]])
+  weights = parts_lib.weights(parts, places, False)
+  assert np.array_equal(weights, [[1, 1], [1, 1], [1, 0]])

@@ -1,5 +1,6 @@
 """Checkpoints: exact, kept in number, robust against damage and full disks."""
 
+import json
 import pathlib
 import resource
 
@@ -216,3 +217,22 @@ def test_checksums_see_every_number_and_its_place():
     assert checkpoint._checksums(other) != expected
   assert checkpoint._checksums(values[::-1].copy()) != expected
   assert checkpoint._checksums(values.transpose(0, 2, 1).copy()) != expected
+
+
+def test_arrays_are_read_one_by_one(tmp_path, lines):
+  folder = tmp_path / 'checkpoints'
+  _save_three(folder, lines)
+  for place in (folder, folder / '3', folder / '3' / 'state'):
+    arrays = checkpoint.Arrays(place)
+    assert arrays.shapes == {'vectors': (3000, 100), 'slots': (5,)}
+    for name, array in _state(3).items():
+      assert np.array_equal(arrays.read(name), array)
+  # Numbers that orbax finds whole, and that are not those that were saved.
+  record = folder / '3' / 'record' / 'metadata'
+  first = json.loads(record.read_text())
+  first['checksums'] = [x + 1 for x in first['checksums']]
+  record.write_text(json.dumps(first))
+  with pytest.raises(errors.UserError, match='checksum of vectors differs'):
+    checkpoint.Arrays(folder).read('vectors')
+  with pytest.raises(errors.UserError, match='no usable checkpoint'):
+    checkpoint.Arrays(tmp_path / 'nothing')
