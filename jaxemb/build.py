@@ -4,6 +4,7 @@ The only place that turns a ConfigDict into constructor arguments, and the one
 dict per kind of part that a name in the settings chooses from.
 """
 
+import dataclasses
 import math
 import os
 import pathlib
@@ -56,8 +57,15 @@ def _replicas(config, model, tables, step_spec, mesh, rates):
   # what more of them learn apart must meet sooner.
   closeness = (2 / mesh.size) ** 3
   exchange_words = s.exchange_words or 16_384 * closeness
+  every_steps = max(1, round(exchange_words / step_spec.part_words))
+  # Equal loops from one exchange to the next: what is beyond it is padding,
+  # which costs as much as a step.
+  num_loops = math.ceil(every_steps / step_spec.steps_per_loop)
+  step_spec = dataclasses.replace(
+    step_spec, steps_per_loop=math.ceil(every_steps / num_loops)
+  )
   exchange_spec = replicas.ExchangeSpec(
-    max(1, round(exchange_words / step_spec.part_words)),
+    every_steps,
     s.exchange_lookups or 8.0 * closeness,
     s.memory_lookups,
     config.optimizer.learning_rate,
