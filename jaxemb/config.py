@@ -14,8 +14,8 @@ import ml_collections
 
 from jaxemb import errors
 
-# Keys that change what is shown or kept, or which devices work, not what is
-# learned: a run may be resumed with other values.
+# Keys that change what is shown or kept, or which devices work and how, not
+# what is learned: a run may be resumed with other values.
 _FREE_KEYS = frozenset(
   {
     'data.cache',
@@ -23,9 +23,12 @@ _FREE_KEYS = frozenset(
     'eval.restrict_vocab',
     'mesh.data',
     'mesh.table',
+    'table.duplicates',
     'train.checkpoint_every_secs',
     'train.checkpoints_to_keep',
     'train.log_every_secs',
+    'train.loss_every_steps',
+    'train.steps_per_loop',
   }
 )
 
