@@ -23,6 +23,9 @@ TABLE = 'table'  # axis along the tables: every device has its own share of them
 # often (experiments/results/step_notes.md).
 _MOST_CPU_DEVICES = 2
 
+# Of an array that goes to the hosts of several processes, at once.
+_PIECE_BYTES = 64 << 20
+
 
 def _usable_cores() -> int:
   """Cores that this process may use, by affinity and by quota."""
@@ -208,7 +211,36 @@ def to_host(array: jax.Array) -> np.ndarray:
   """A whole array in the host's memory; all processes take part."""
   if array.is_fully_addressable or array.is_fully_replicated:
     return np.asarray(array)
-  return multihost_utils.process_allgather(array, tiled=True)
+  return _piecewise(array)
+
+
+def _piecewise(array: jax.Array, piece_bytes: int = _PIECE_BYTES) -> np.ndarray:
+  """The same, by pieces that every device holds whole for a moment.
+
+  A whole table may be more than a device has room for.
+
+  Args:
+    array: on a mesh, with an axis that is not split.
+    piece_bytes: of a piece, about.
+  """
+  shard = array.sharding.shard_shape(array.shape)
+  whole = [i for i, n in enumerate(array.shape) if n == shard[i]]
+  if not whole:
+    return multihost_utils.process_allgather(array, tiled=True)
+  axis = max(whole, key=lambda i: array.shape[i])
+  length = array.shape[axis]
+  size = max(1, min(length, piece_bytes * length // max(array.nbytes, 1)))
+  everywhere = array.sharding.update(spec=jax.sharding.PartitionSpec())
+  cut = jax.jit(
+    lambda x, first: jax.lax.dynamic_slice_in_dim(x, first, size, axis),
+    out_shardings=everywhere,
+  )
+  found = np.empty(array.shape, array.dtype)
+  for first in range(0, length, size):
+    first = min(first, length - size)
+    index = (slice(None),) * axis + (slice(first, first + size),)
+    found[index] = cut(array, np.int32(first)).addressable_data(0)
+  return found
 
 
 def num_bytes(state: Any) -> int:
@@ -251,6 +283,7 @@ def check_fits(mesh: jax.sharding.Mesh, held_bytes: int) -> None:
   if limit_bytes is None or held_bytes <= limit_bytes:
     return
   num = mesh.shape[TABLE] * math.ceil(held_bytes / limit_bytes)
+  num = 1 << (num - 1).bit_length()  # rows are dealt to powers of two
   raise errors.UserError(
     f'the tables need {held_bytes / 1e9:,.1f} GB on each device and '
     f'{limit_bytes / 1e9:,.1f} GB are free there; split them over {num} '
