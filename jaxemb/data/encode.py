@@ -20,6 +20,7 @@ A corpus is divided into parts, which are read side by side, by its pieces.
 """
 
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
@@ -133,6 +134,9 @@ def encode(
     UserError: for input that cannot be used.
   """
   sources = corpus.sources(path)
+  teams.check_alike(
+    team, {str(source.path): source.size_bytes for source in sources}
+  )
   identity = json.dumps(
     [
       dataclasses.asdict(settings),
@@ -155,8 +159,11 @@ def encode(
     temporary.mkdir(parents=True)
     _remove_leftovers(temporary.parent)
     _encode(sources, settings, temporary, progress, team)
+    # Opened where it is: a job that does the same may replace it at any moment.
+    made = _open(temporary)._replace(folder=folder)
     shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+    _move(temporary, folder)
+    return made
   except OSError as error:
     raise errors.UserError(
       f'cannot write the encoded corpus to {folder}: '
@@ -165,7 +172,15 @@ def encode(
     ) from error
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
-  return _open(folder)
+
+
+def _move(temporary: pathlib.Path, folder: pathlib.Path) -> None:
+  try:
+    temporary.rename(folder)
+  except OSError as error:
+    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+      raise
+    # Another job was faster; what it made is the same.
 
 
 def _remove_leftovers(folder: pathlib.Path) -> None:

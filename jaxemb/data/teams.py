@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxemb import errors
 from jaxemb.data import word_table
 
 
@@ -41,6 +42,33 @@ ALONE = Team(1, range(1), range(1), 0, 1, lambda data: [data])
 def part_of(file: Any, number: Any, num_parts: int) -> Any:
   """Pieces are dealt to parts in turn, whichever process reads them."""
   return (file + number) % num_parts
+
+
+def check_alike(team: Team, sizes_bytes: dict[str, int]) -> None:
+  """Checks that all processes see the same files.
+
+  Each would cut and divide a text of its own, and words be lost or come twice.
+
+  Args:
+    team: the processes.
+    sizes_bytes: by path, of the files that this one sees.
+
+  Raises:
+    UserError: in every process, naming the first difference.
+  """
+  mine = sizes_bytes
+  for other, data in enumerate(team.gather(json.dumps(mine).encode())):
+    theirs = json.loads(data)
+    for path in sorted(mine.keys() | theirs.keys()):
+      here, there = (
+        f'has {files[path]:,} bytes' if path in files else 'is missing'
+        for files in (mine, theirs)
+      )
+      if here != there:
+        raise errors.UserError(
+          f'{path} {there} in process {other} and {here} in process '
+          f'{team.index}; give all processes the same text'
+        )
 
 
 def pack(arrays: dict[str, np.ndarray]) -> bytes:
