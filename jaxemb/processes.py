@@ -235,6 +235,30 @@ class Decisions:
       raise _lost(error) from error
 
 
+def follow_first(name: str) -> None:
+  """Waits, however long it takes, until process 0 has come here too.
+
+  Whoever ends waits for the others for a minute only, and is then aborted with
+  all of them. If process 0 is lost meanwhile, `Watch` tells.
+
+  Args:
+    name: of the meeting, used once.
+  """
+  if num() == 1:
+    return
+  client, key = _client(), f'jaxemb/{name}'
+  if is_first():
+    client.key_value_set(key, name)
+    return
+  while True:
+    try:
+      client.blocking_key_value_get(key, 1000 * WAIT_SECS)
+      return
+    except RuntimeError as error:
+      if 'DEADLINE_EXCEEDED' not in str(error):
+        raise _lost(error) from error
+
+
 def latest(name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
   """What each process gave last, in their order; nobody waits.
 
@@ -326,11 +350,6 @@ class Watch:
         connection.sendall(b'.')
     except OSError:
       pass  # the listener tells
-
-  @property
-  def has_others(self) -> bool:
-    """Whether there are other processes."""
-    return bool(self._connections)
 
   def wait_for_loss(self) -> None:
     """Gives the loss of a process, if any, time to be noticed and told."""

@@ -106,6 +106,7 @@ def _run(
 ) -> int:
   processes.agree('settings', config_lib.flat(config), 'setting')
   processes.agree('versions', results.versions_of_code(), 'version')
+  processes.agree('folders', {'--workdir': workdirs.holder(workdir)}, 'folder')
   config, devices = build.on_devices(config, workdirs.recorded(workdir))
   workdirs.check(config, workdir)
   cache = build.cache_folder(config)
@@ -146,6 +147,7 @@ def _run(
       results.write(
         config, workdir, parts, vectors, trained.totals, table_bytes
       )
+    processes.follow_first('results')
   return 0
 
 

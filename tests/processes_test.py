@@ -167,6 +167,49 @@ def test_other_settings_are_refused_and_named(trained):
   )
 
 
+def test_folders_that_are_not_one_are_refused(trained):
+  folder, flags = trained
+  workdirs = [(f'--workdir={folder}/mine',), (f'--workdir={folder}/other',)]
+  results = _together(flags, workdirs)
+  assert [code for code, _ in results] == [2, 2], results
+  assert any('--workdir' in text for _, text in results)
+  assert not (folder / 'mine' / 'checkpoints').exists()
+
+
+_SLOW = """
+import sys, time
+from jaxemb import main, processes, results
+processes.WAIT_SECS = 5  # that JAX waits for others when a process ends
+write = results.write
+def slow(*args):
+  time.sleep(12)
+  write(*args)
+results.write = slow
+main._exit(main.main(['main', *sys.argv[1:]]))
+"""
+
+
+def test_results_may_take_longer_than_processes_wait(trained):
+  folder, flags = trained
+  port, workdir = _free_port(), folder / 'slow'
+  both = [
+    subprocess.Popen(
+      [
+        sys.executable, '-c', _SLOW, *flags, f'--workdir={workdir}',
+        f'--coordinator=127.0.0.1:{port}', '--num_processes=2',
+        f'--process_id={i}',
+      ],
+      env=_environment(2), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for i in range(2)
+  ]  # fmt: skip
+  for process in both:
+    text = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, text
+  assert _vectors(workdir).shape[1] == 16
+
+
 def test_a_coordinator_that_does_not_answer_is_told(monkeypatch):
   monkeypatch.setattr(processes, 'WAIT_SECS', 1)
   address = f'127.0.0.1:{_free_port()}'
