@@ -5,6 +5,7 @@ dict per kind of part that a name in the settings chooses from.
 """
 
 import dataclasses
+import logging
 import math
 import os
 import pathlib
@@ -27,6 +28,8 @@ from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import replicas, sync
 from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
+
+_LOG = logging.getLogger('jaxemb')
 
 MODELS = {'skipgram': skipgram.SkipGram, 'cbow': cbow.Cbow}
 LAYOUTS = {
@@ -134,12 +137,29 @@ def on_devices(
   )
   # A run that goes on with other devices has the steps that it began with.
   config.data.parts = config.data.parts or begun.get('data.parts', 0)
+  if is_sync and config.data.parts:
+    shape = _dealt(shape, config.data.parts)
   config.train.batch_words = config.train.batch_words or begun.get(
     'train.batch_words', 0
   )
   devices = mesh_lib.make(shape)
+  if config.table.layout == 'column' and config.model.dim % shape.table:
+    filled = -(-config.model.dim // shape.table) * shape.table
+    _LOG.info(
+      'columns: %d are filled up to %d, as many on each of %d devices',
+      config.model.dim, filled, shape.table,
+    )  # fmt: skip
   platform = devices.devices.flat[0].platform
   return config_lib.resolved(config, platform, shape), devices
+
+
+def _dealt(shape: mesh_lib.Shape, num_parts: int) -> mesh_lib.Shape:
+  """As many devices, of which the data axis divides the parts.
+
+  Devices of the table axis share the centers of their parts, whatever number.
+  """
+  data = math.gcd(shape.data, num_parts)
+  return mesh_lib.Shape(data, shape.table * (shape.data // data))
 
 
 def text_and_benchmarks(

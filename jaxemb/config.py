@@ -293,7 +293,13 @@ def resolved(
   if not config.table.duplicates:
     # Atomic additions of a GPU are made in another order in every run.
     is_gpu = platform in ('gpu', 'cuda', 'rocm')
-    config.table.duplicates = 'merge' if is_gpu else 'scatter'
+    is_merging = is_gpu or config.table.layout == 'row'
+    config.table.duplicates = 'merge' if is_merging else 'scatter'
+  if (config.table.layout, config.table.duplicates) == ('row', 'scatter'):
+    raise errors.UserError(
+      "config.table.layout='row' sends each row's gradients once and merges "
+      "duplicates always; leave out config.table.duplicates='scatter'"
+    )
   if not t.loss_every_steps:
     t.loss_every_steps = 64 if on_cpu else 1
   if not t.steps_per_loop:

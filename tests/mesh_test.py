@@ -152,12 +152,16 @@ def test_tables_that_do_not_fit_are_refused(monkeypatch):
   assert held_bytes == 10 * 256 * 25 * 4 // 2
   # Two devices share what the host has.
   monkeypatch.setattr(mesh.hosts, 'free_bytes', lambda: 2 * held_bytes)
-  mesh.check_fits(devices, held_bytes)
-  monkeypatch.setattr(mesh.hosts, 'free_bytes', lambda: held_bytes - 2)
+  mesh.check_fits(devices, held_bytes, True)
+  monkeypatch.setattr(mesh.hosts, 'free_bytes', lambda: 2 * held_bytes // 5)
   with pytest.raises(errors.UserError) as caught:
-    mesh.check_fits(devices, held_bytes)
-  # Six would do, but rows are not dealt to six.
+    mesh.check_fits(devices, held_bytes, True)
+  # Five would do, but rows are not dealt to five.
+  assert '8 hosts' in str(caught.value)
   assert '--config.mesh.table=8' in str(caught.value)
+  # Copies of a whole are not added up: one of them is to be split.
+  with pytest.raises(errors.UserError, match='4 hosts'):
+    mesh.check_fits(devices, held_bytes, False)
   assert '\n' not in str(caught.value)
 
 

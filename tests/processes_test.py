@@ -156,6 +156,43 @@ def test_a_killed_process_ends_the_other_and_a_restart_resumes(trained, victim):
     assert process.returncode == 75, text
 
 
+@pytest.mark.parametrize('told', [0, 1])
+def test_a_process_told_to_stop_before_training_stops_all(tmp_path, told):
+  path = tmp_path / 'text.txt'
+  line = ' '.join(f'w{i % 5000}' for i in range(20_000)) + '\n'
+  path.write_text(200 * line)  # takes seconds to encode
+  workdir = tmp_path / 'run'
+  flags = [
+    *FLAGS,
+    f'--config.data.path={path}',
+    f'--config.data.cache={tmp_path}/cache',
+    f'--workdir={workdir}',
+  ]
+  both = _start_two(flags, _free_port())
+  deadline = time.monotonic() + 100
+  log = workdir / 'log.txt'
+  while not (log.exists() and 'process 1 of 2' in log.read_text()):
+    assert time.monotonic() < deadline and both[0].poll() is None
+    time.sleep(0.05)
+  both[told].send_signal(signal.SIGTERM)
+  for process in both:
+    text = process.communicate(timeout=60)[0]
+    assert process.returncode == 75, text
+    assert 'Traceback' not in text
+
+
+def test_a_name_that_is_loopback_here_is_listened_to_on_all_addresses(
+  monkeypatch,
+):
+  assert processes.own_address('127.0.0.1:80') == '127.0.0.1:80'
+  assert processes.own_address('localhost:80') == 'localhost:80'
+  address = '127.0.1.1'
+  monkeypatch.setattr(processes.socket, 'gethostbyname', lambda name: address)
+  assert processes.own_address('here:80') == '0.0.0.0:80'
+  address = '10.0.0.7'
+  assert processes.own_address('here:80') == 'here:80'
+
+
 def test_other_settings_are_refused_and_named(trained):
   folder, flags = trained
   flags = [*flags, f'--workdir={folder}/refused']

@@ -66,8 +66,10 @@ def route(
   )
 
 
-def _rounds(route: Route, carry: Any, body: Callable[..., Any]) -> Any:
-  """Runs `body(carry, index, wanted)` for every round.
+def _rounds(
+  route: Route, carry: Any, body: Callable[..., Any]
+) -> tuple[Any, jax.Array]:
+  """Runs `body(carry, index, wanted)` for every round; counts those but one.
 
   index [t, capacity] are places in `route.distinct`, n where a buffer is empty;
   wanted [t, capacity] the same as the holders' own rows, num_rows where empty.
@@ -83,7 +85,7 @@ def _rounds(route: Route, carry: Any, body: Callable[..., Any]) -> Any:
     return jnp.searchsorted(route.distinct, firsts + cut, method='compare_all')
 
   def run(x):
-    _, low, carry = x
+    _, low, num_rounds, carry = x
     # The next round begins where the first buffer of any device is full.
     beyond = low + route.capacity
     place = route.distinct.at[beyond].get(mode='fill', fill_value=2**31 - 1)
@@ -99,14 +101,14 @@ def _rounds(route: Route, carry: Any, body: Callable[..., Any]) -> Any:
     wanted = route.distinct.at[index].get(mode='clip') - firsts[:, None]
     index = jnp.where(is_full, index, num)
     wanted = jnp.where(is_full, wanted, route.num_rows)
-    return next_cut, next_low, body(carry, index, wanted)
+    return next_cut, next_low, num_rounds + 1, body(carry, index, wanted)
 
-  *_, carry = jax.lax.while_loop(
+  *_, num_rounds, carry = jax.lax.while_loop(
     lambda x: x[0] < route.num_rows,
     run,
-    (jnp.int32(0), starts(jnp.int32(0)), carry),
+    (jnp.int32(0), starts(jnp.int32(0)), jnp.int32(0), carry),
   )
-  return carry
+  return carry, num_rounds - 1
 
 
 def _exchanged(x: jax.Array, axes: spec_lib.Axes) -> jax.Array:
@@ -116,12 +118,15 @@ def _exchanged(x: jax.Array, axes: spec_lib.Axes) -> jax.Array:
   return jax.lax.all_to_all(x, axes.table, 0, 0)
 
 
-def fetch(route: Route, vectors: jax.Array) -> jax.Array:
-  """[n, dim], the rows that the device wants.
+def fetch(route: Route, vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The rows that the device wants.
 
   Args:
     route: what it wants.
     vectors: [num_rows, dim], those that it holds.
+
+  Returns:
+    [n, dim], the rows; and int32, how many rounds it took beyond the first.
   """
   axes, num = route.axes, len(route.distinct)
 
@@ -131,7 +136,8 @@ def fetch(route: Route, vectors: jax.Array) -> jax.Array:
     return rows.at[index].set(found, mode='drop')
 
   rows = jnp.zeros((num, vectors.shape[-1]), vectors.dtype)
-  return _rounds(route, rows, body)[route.distinct_of]
+  rows, further_rounds = _rounds(route, rows, body)
+  return rows[route.distinct_of], further_rounds
 
 
 def merge(route: Route, values: Any) -> tuple[jax.Array, Any]:
@@ -180,4 +186,4 @@ def send(
     counts, sums = jax.tree.map(exchanged, merged)
     return apply(state, local, counts, sums)
 
-  return _rounds(route, state, body)
+  return _rounds(route, state, body)[0]
