@@ -147,6 +147,7 @@ def test_every_model_with_every_optimizer(cache, tmp_path, model, optimizer):
       'optimizer.name': optimizer,
       'optimizer.learning_rate': rate,
       'train.epochs': 4,
+      'eval.paths': 'none',
     },
   )
   assert train.run(config, tmp_path) == 0
