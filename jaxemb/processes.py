@@ -25,6 +25,8 @@ from jaxemb import errors
 WAIT_SECS = 60
 # JAX aborts a process that misses another for so long; `watch` comes before.
 _HEARTBEAT_SECS = 100
+# Every device has a message of each process; one length is one program.
+_MESSAGE_BYTES = 1 << 20
 
 
 class Place(NamedTuple):
@@ -168,14 +170,19 @@ def gather(data: bytes) -> list[bytes]:
   """What every process has, in their order; of any length."""
   if num() == 1:
     return [data]
-  sizes = multihost_utils.process_allgather(np.array([len(data)], np.int64))
-  padded = np.zeros(int(sizes.max()), np.uint8)
-  padded[: len(data)] = np.frombuffer(data, np.uint8)
-  rows = multihost_utils.process_allgather(padded)
-  return [
-    row[:size].tobytes()
-    for row, size in zip(rows, sizes.reshape(-1), strict=True)
-  ]
+  # As bytes: JAX would make a number that large one of 32 bits.
+  head = np.frombuffer(len(data).to_bytes(8, 'little'), np.uint8)
+  heads = multihost_utils.process_allgather(head)
+  sizes = [int.from_bytes(row.tobytes(), 'little') for row in heads]
+  found: list[list[bytes]] = [[] for _ in sizes]
+  for start in range(0, max(sizes), _MESSAGE_BYTES):
+    message = np.zeros(_MESSAGE_BYTES, np.uint8)
+    mine = data[start : start + _MESSAGE_BYTES]
+    message[: len(mine)] = np.frombuffer(mine, np.uint8)
+    rows = multihost_utils.process_allgather(message)
+    for parts, row, size in zip(found, rows, sizes, strict=True):
+      parts.append(row[: max(size - start, 0)].tobytes())
+  return [b''.join(parts) for parts in found]
 
 
 def get(key: str) -> str:

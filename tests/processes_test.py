@@ -7,8 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent import futures
 
+import jax
 import numpy as np
 import pytest
 
@@ -266,6 +269,95 @@ def test_alone_a_process_agrees_with_itself():
   assert decisions.next(False, True) == processes.SAVE
   assert decisions.next(True, True) == processes.STOP
   assert processes.latest('hosts', {'x': 1}) == [{'x': 1}]
+
+
+def _gathered(monkeypatch, messages):
+  """What `gather` makes of them in each process, as threads."""
+  num = len(messages)
+  barrier = threading.Barrier(num)
+  rows = {}
+  sizes = []
+
+  def allgather(row):
+    # JAX has no wider numbers unless told so.
+    row = row.astype(jax.dtypes.canonicalize_dtype(row.dtype))
+    sizes.append(len(row))
+    rows[threading.get_ident()] = row
+    barrier.wait(60)
+    found = np.stack([rows[i] for i in idents])
+    barrier.wait(60)
+    return found
+
+  def member(index):
+    idents[index] = threading.get_ident()
+    barrier.wait(60)
+    return processes.gather(messages[index])
+
+  idents = [0] * num
+  monkeypatch.setattr(processes, 'num', lambda: num)
+  monkeypatch.setattr(processes.multihost_utils, 'process_allgather', allgather)
+  with futures.ThreadPoolExecutor(num) as pool:
+    return list(pool.map(member, range(num))), sizes
+
+
+@pytest.mark.parametrize('lengths', [(0, 0), (1, 0), (9, 10, 11), (95, 3, 40)])
+def test_bytes_of_any_length_are_gathered_by_messages(monkeypatch, lengths):
+  monkeypatch.setattr(processes, '_MESSAGE_BYTES', 10)
+  rng = np.random.default_rng(0)
+  messages = [rng.bytes(length) for length in lengths]
+  found, sizes = _gathered(monkeypatch, messages)
+  assert found == [messages] * len(lengths)
+  num_messages = -(-max(lengths) // 10)
+  assert sorted(sizes) == [8] * len(found) + [10] * len(found) * num_messages
+
+
+def test_lengths_beyond_32_bits_are_gathered(monkeypatch):
+  class Long(bytes):
+    """Its end is beyond what is asked for."""
+
+    def __len__(self):
+      return 5 << 30
+
+  asked = []
+
+  def starts(*args):
+    asked.append(args)
+    return []
+
+  monkeypatch.setattr(processes, 'range', starts, raising=False)
+  _gathered(monkeypatch, [Long(b'x'), b'y'])
+  assert asked == [(0, 5 << 30, processes._MESSAGE_BYTES)] * 2
+
+
+_GATHER = """
+import sys
+from jaxemb import processes
+index = int(sys.argv[2])
+processes.start(processes.Place(sys.argv[1], 2, index, False))
+lengths = (5 << 19, 7)
+messages = [bytes([i + 1]) * length for i, length in enumerate(lengths)]
+assert processes.gather(messages[index]) == messages
+assert processes.gather(b'') == [b'', b'']
+print('alike')
+"""
+
+
+def test_two_processes_gather():
+  address = f'127.0.0.1:{_free_port()}'
+  both = [
+    subprocess.Popen(
+      [sys.executable, '-c', _GATHER, address, str(i)],
+      cwd=ROOT,
+      env=_environment(2),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for i in range(2)
+  ]
+  for process in both:
+    text = process.communicate(timeout=300)[0]
+    assert process.returncode == 0 and 'alike' in text, text
 
 
 _AGREE = """

@@ -4,7 +4,7 @@ The text is read, decompressed, parsed and tokenized a single time. Each piece
 of it (some megabytes) is numbered with its own words and set aside on disk;
 when all pieces are counted and the vocabulary is chosen, their local ids are
 mapped to global ones, which is a table lookup. Memory holds a few pieces and
-the count of a bounded number of words (see `scan`), whatever the size.
+the count of a bounded number of words (see `counting`), whatever the size.
 
 A corpus folder (in the cache, named by its settings and input files):
 
@@ -38,6 +38,7 @@ from jaxemb import errors
 from jaxemb.data import (
   compressed,
   corpus,
+  counting,
   cuts,
   scan,
   shards,
@@ -45,7 +46,7 @@ from jaxemb.data import (
   vocab,
 )
 
-_FORMAT = 3
+_FORMAT = 4
 
 # A temporary folder that is older than this belongs to no process (its own may
 # run on another machine that shares the cache).
@@ -261,18 +262,18 @@ def _encode(
   if settings.counts:
     counts_path = pathlib.Path(settings.counts)
     table = vocab.read_counts(counts_path)
+    num_different = int(table.sizes[0])
     counts_sha256 = compressed.file_sha256(counts_path)
   reports = [cuts.ReadReport() for _ in sources]
   words = (settings.tokens, settings.lowercase)
+  limits = (settings.min_count, settings.max_vocab)
   pieces = scan.scan(sources, reports, *words, folder, progress, team.reads)
   counted = [team.counts(piece.file, piece.number) for piece in pieces]
   counted_pieces = list(itertools.compress(pieces, counted))
   dropped = _dropped(counted_pieces, _told(sources, reports, team))
   if not settings.counts:
-    table, pruned = scan.merge_counts(counted_pieces, settings.max_vocab)
-    dropped |= pruned
-    table = teams.table_of_all(table, team)
-  vocabulary, ids = vocab.select(table, settings.min_count, settings.max_vocab)
+    table, num_different = counting.count(counted_pieces, *limits, folder, team)
+  vocabulary, ids = vocab.select(table, *limits)
   vocab.write_counts(folder / 'vocab.txt', vocabulary)
   written, written_pieces = shards.write(pieces, table, ids, folder, progress)
   blocks = shards.blocks(folder, written, [size for size, _ in written_pieces])
@@ -297,9 +298,7 @@ def _encode(
   )
   _check_words(whole['num_words'], settings)
   num_vocab_words = len(vocabulary.words)
-  whole['dropped']['words_below_vocabulary'] = (
-    int(table.sizes[0]) - num_vocab_words
-  )
+  whole['dropped']['words_below_vocabulary'] = num_different - num_vocab_words
   manifest = {
     'format': _FORMAT,
     'settings': dataclasses.asdict(settings),

@@ -255,7 +255,12 @@ def test_all_are_told_of_a_text_without_words(tmp_path):
 
 
 def test_arrays_travel_as_they_are():
-  arrays = {'a': np.arange(5), 'b': np.zeros((0, 2), np.uint8)}
+  arrays = {
+    'a': np.arange(5) + 10,
+    'b': np.zeros((0, 2), np.uint8),
+    'c': np.arange(6, dtype=np.uint16).reshape(2, 3)[:, ::-1],
+  }
+  assert not teams.unpack(teams.pack({}))
   found = teams.unpack(teams.pack(arrays))
   assert found.keys() == arrays.keys()
   for key, array in arrays.items():
