@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 
-from jaxemb import build, errors, mesh, metrics
+from jaxemb import build, errors, mesh, metrics, warm
 from jaxemb.storage import checkpoint
 
 
@@ -22,6 +23,7 @@ def _all_finite(state: Any) -> jax.Array:
 
 
 def start(
+  config: ml_collections.ConfigDict,
   key: jax.Array,
   parts: build.Parts,
   saved: checkpoint.Checkpoints,
@@ -29,13 +31,14 @@ def start(
   """A new state, or that of the newest checkpoint.
 
   Args:
+    config: the settings.
     key: of a new state.
     parts: the run's parts.
     saved: the run's checkpoints.
 
   Raises:
-    UserError: if the text has changed since the run began, or the tables do
-      not fit the devices.
+    UserError: if the text has changed since the run began, the tables do not
+      fit the devices, or a new run cannot start from what it is to start from.
   """
   strategy = parts.strategy
   shapes = jax.eval_shape(strategy.init, key)
@@ -55,7 +58,11 @@ def start(
   restored = saved.restore(like)
   if restored is None:
     init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
-    return init(key), metrics.Totals()
+    state = init(key)
+    if config.train.init_from:
+      words = parts.corpus.vocabulary.words
+      state = warm.begin(config, state, words)
+    return state, metrics.Totals()
   if restored.record['corpus'] != parts.corpus.manifest['fingerprint']:
     raise errors.UserError(
       'the text has changed since this run began; give another --workdir'

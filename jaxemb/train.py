@@ -204,7 +204,8 @@ def _train(
 ) -> Trained:
   """The loop."""
   strategy = parts.strategy
-  state, totals = saving.start(dispatches.tables_key(config), parts, saved)
+  key = dispatches.tables_key(config)
+  state, totals = saving.start(config, key, parts, saved)
   constants = mesh.put(strategy.constants(), strategy.constants_sharding)
   epoch_words, epochs = parts.corpus.num_words, config.train.epochs
   meter = _meter(config, workdir, parts, totals)

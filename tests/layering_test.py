@@ -19,9 +19,9 @@ LEVELS = [
   {'mesh', 'arguments', 'watch'},
   {'tables', 'storage', 'evaluation'},
   {'models', 'embeddings', 'metrics', 'workdirs', 'reporting'},
-  {'strategies', 'report'},
-  {'build'},
-  {'dispatches', 'results', 'saving', 'evaluate', 'query'},
+  {'strategies', 'report', 'merging'},
+  {'build', 'warm'},
+  {'dispatches', 'results', 'saving', 'evaluate', 'query', 'merge'},
   {'train'},
   {'main'},
 ]
@@ -45,6 +45,7 @@ ONLY = {
   'evaluation': {'errors', 'ops'},
   'models': {'ops', 'tables'},
   'reporting': {'evaluation'},
+  'merging': {'embeddings', 'errors', 'hosts', 'ops', 'storage', 'tables'},
   'strategies': {'hlo', 'ops', 'mesh', 'tables', 'models'},
   'main': {'arguments', 'config', 'errors', 'processes', 'train'},
   '': {'embeddings'},  # jaxemb/__init__.py
