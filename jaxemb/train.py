@@ -240,8 +240,7 @@ def _train(
         meter.count(*waiting.popleft())
       if save:
         totals.total_secs = secs_before + time.time() - session.started
-        rate = plan.last_learning_rate
-        saving.save(saved, state, totals, parts, rate, is_last or stopping)
+        saving.save(saved, state, totals, parts, rates[1], is_last or stopping)
         last_save = time.monotonic()
       if stopping and not is_last:
         return Trained(state, totals, False)
