@@ -160,6 +160,7 @@ class Totals:
   encode_secs: float = 0.0
   total_secs: float = 0.0
   started: float = 0.0  # the first time, seconds since 1970
+  further_rounds: int = 0  # of exchanges of rows that one had no room for
   collectives: dict[str, Any] | None = None  # of the compiled dispatch
   # Per epoch the summed loss in nats and the examples it was measured on; in
   # Python floats (64 bits), which stay exact over 10^12 pairs.
@@ -241,7 +242,9 @@ class Meter:
       UserError: if its loss was not finite.
     """
     t = self._totals
-    loss, examples, bad_step = (x.item() for x in step_metrics.steps)
+    loss, examples, bad_step, further_rounds = (
+      x.item() for x in step_metrics.steps
+    )
     num_steps = int(step_metrics.num_steps)
     if examples and loss / examples > self._max_loss:
       bad_step = max(bad_step, 0)  # finite, but far beyond an untrained model
@@ -263,6 +266,7 @@ class Meter:
     t.words = item.words_after
     t.kept_words += int(step_metrics.kept_words)
     t.pairs += int(step_metrics.pairs)
+    t.further_rounds += further_rounds
     t.epoch, t.block = item.after
     # By time, and often enough for curves where a run takes seconds.
     many_words = t.words - self._last_words >= self._total_words / _MIN_RECORDS

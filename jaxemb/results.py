@@ -121,6 +121,7 @@ def _page(
       totals.collectives,
       totals.steps * parts.mesh.size / max(totals.words, 1),
     ),
+    'further_rounds': totals.further_rounds,
     'dropped': parts.corpus.manifest['dropped'],
     'machine': _machine(),
     'versions': _versions(),

@@ -30,12 +30,13 @@ from jaxemb import (
   results,
   saving,
   signals,
+  watch,
   workdirs,
 )
 from jaxemb import config as config_lib
 from jaxemb.storage import checkpoint
 
-STOPPED = 75  # exit code: stopped by a signal after saving
+STOPPED = watch.STOPPED  # exit code
 
 
 class Trained(NamedTuple):
@@ -67,18 +68,16 @@ def run(
   session = _Session(time.time())
   workdirs.make(workdir)
   processes.start(place)
-  watch = processes.Watch()
-  is_first, says_bye = processes.is_first(), False
+  watching = watch.Watch()
+  is_first, code = processes.is_first(), None
   with workdirs.locked(workdir) if is_first else contextlib.nullcontext():
     with workdirs.writing(workdir):
-      log = metrics.start_log(
-        workdir / processes.file_name('log.txt'), is_first
-      )
+      path = workdir / processes.file_name('log.txt')
+      log = metrics.start_log(path, is_first)
     try:
-      with signals.stopping() as stop:
-        code = _run(config, workdir, session, stop)
-        says_bye = True
-        return code
+      with signals.stopping(watching.stop):
+        code = _run(config, workdir, session, watching)
+      return code
     except errors.UserError as error:
       # The caller shows it; the file should tell it as well.
       log.emit(logging.makeLogRecord({'msg': str(error)}))
@@ -86,7 +85,9 @@ def run(
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
       is_memory = isinstance(error, MemoryError)
       if not is_memory:
-        watch.wait_for_loss()  # a collective that failed: whose fault is it?
+        watching.wait_for_loss()  # a collective failed: whose fault is it?
+        if processes.num_joined() > 1 and watching.stop.is_set():
+          return (code := STOPPED)  # another one's, which was told to stop
       if not is_memory and 'RESOURCE_EXHAUSTED' not in str(error):
         raise
       raise errors.UserError(
@@ -94,7 +95,7 @@ def run(
         '--config.train.batch_words, or give --config.mesh.data=1'
       ) from error
     finally:
-      watch.close(says_bye)
+      watching.close(says_bye=code is not None, stops=code == STOPPED)
       metrics.stop_log(log)
 
 
@@ -102,10 +103,11 @@ def _run(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
   session: '_Session',
-  stop: threading.Event,
+  watching: watch.Watch,
 ) -> int:
   processes.agree('settings', config_lib.flat(config), 'setting')
   processes.agree('versions', results.versions_of_code(), 'version')
+  processes.agree('folders', {'--workdir': workdirs.holder(workdir)}, 'folder')
   config, devices = build.on_devices(config, workdirs.recorded(workdir))
   workdirs.check(config, workdir)
   cache = build.cache_folder(config)
@@ -113,7 +115,7 @@ def _run(
   jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   metrics.LOG.info('%s; results in %s', mesh.describe(devices), workdir)
-  stages = progress.Stages(stop, config.train.log_every_secs)
+  stages = progress.Stages(watching.stop, config.train.log_every_secs)
   try:
     parts = build.parts(config, devices, stages)
   except progress.Stopped:
@@ -121,6 +123,7 @@ def _run(
     return STOPPED
   finally:
     stages.close()
+  watching.has_begun.set()
   session = session._replace(encode_secs=time.time() - session.started)
   if processes.is_first():
     workdirs.record(config, workdir)
@@ -130,7 +133,7 @@ def _run(
     config.train.checkpoints_to_keep,
     metrics.LOG.error,
   ) as saved:
-    trained = _train(config, workdir, parts, saved, stop, session)
+    trained = _train(config, workdir, parts, saved, watching.stop, session)
     if not trained.finished:
       metrics.LOG.info('stopped; saved at step %s; start again', saved.wait())
       return STOPPED
@@ -146,6 +149,7 @@ def _run(
       results.write(
         config, workdir, parts, vectors, trained.totals, table_bytes
       )
+    processes.follow_first('results')
   return 0
 
 
@@ -162,12 +166,11 @@ def _compile(
   """Compiles a dispatch ahead of its use, so that its time is known apart."""
   start = time.monotonic()
   compiled = strategy.step.lower(state, *args).compile()
-  secs = time.monotonic() - start
-  totals.compile_secs += secs
+  totals.compile_secs += (secs := time.monotonic() - start)
   totals.collectives = report.collectives(compiled.as_text(), strategy.loop)
   since = metrics.process_secs()
-  start = '' if since is None else f'; training after {since:.1f} s'
-  metrics.LOG.info('compiled in %.1f s%s', secs, start)
+  told = '' if since is None else f'; training after {since:.1f} s'
+  metrics.LOG.info('compiled in %.1f s%s', secs, told)
   return compiled
 
 
@@ -237,8 +240,7 @@ def _train(
         meter.count(*waiting.popleft())
       if save:
         totals.total_secs = secs_before + time.time() - session.started
-        rate = plan.last_learning_rate
-        saving.save(saved, state, totals, parts, rate, is_last or stopping)
+        saving.save(saved, state, totals, parts, rates[1], is_last or stopping)
         last_save = time.monotonic()
       if stopping and not is_last:
         return Trained(state, totals, False)

@@ -98,7 +98,7 @@ def _make(member):
   config = _config()
   config.strategy.name, config.table.layout = strategy_name, layout
   config.optimizer.name, config.model.name = optimizer_name, model_name
-  config.table.duplicates = duplicates
+  config.table.duplicates = 'merge' if layout == 'row' else duplicates
   config.train.steps_per_loop = steps_per_loop
   shape = (2, 1) if strategy_name == 'replicas' else (1, 1)
   if layout != 'replicated':

@@ -16,7 +16,7 @@ PACKAGE = ROOT / 'jaxemb'
 LEVELS = [
   {'errors', 'hlo', 'ops', 'spelling'},
   {'config', 'data', 'hosts', 'processes', 'progress', 'signals'},
-  {'mesh', 'arguments'},
+  {'mesh', 'arguments', 'watch'},
   {'tables', 'storage', 'evaluation'},
   {'models', 'embeddings', 'metrics', 'workdirs', 'reporting'},
   {'strategies', 'report', 'merging'},
@@ -33,6 +33,7 @@ ONLY = {
   'spelling': set(),
   'mesh': {'errors', 'hosts', 'processes'},
   'processes': {'errors'},
+  'watch': {'errors', 'processes'},
   'progress': set(),
   'arguments': {'config', 'errors'},
   'config': {'errors'},
