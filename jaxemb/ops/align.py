@@ -55,6 +55,7 @@ class Measured(NamedTuple):
   words: jax.Array  # [n], that another part has too: the others do not count
 
 
+@functools.partial(jax.jit, static_argnames=('seed', 'dim'))
 def random_rows(
   seed: int, rows: np.ndarray, dim: int, scale: np.ndarray
 ) -> jax.Array:

@@ -142,8 +142,8 @@ def test_blocks_devices_and_files_change_nothing(tmp_path, method, start):
   ]
   assert all(part.vectors.is_file for part in filed)
   for other in (
-    _merge(filed, 8, tmp_path / 'merged', block_rows=16, **settings),
-    _merge(parts, block_rows=7, **settings),
+    _merge(filed, 8, tmp_path / 'merged', block_rows=24, **settings),
+    _merge(parts, block_rows=30, **settings),
   ):
     assert other.words == one.words
     assert np.abs(other.vectors - one.vectors).max() < 1e-5
