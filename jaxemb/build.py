@@ -23,7 +23,7 @@ from jaxemb.models import base as model_base
 from jaxemb.models import cbow, skipgram
 from jaxemb.ops import rowopt
 from jaxemb.strategies import base as strategy_base
-from jaxemb.strategies import replicas, sync
+from jaxemb.strategies import partition, replicas, sync
 from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
 
@@ -65,7 +65,22 @@ def _replicas(config, model, tables, step_spec, mesh, rates):
   return replicas.replicas(model, tables, step_spec, mesh, exchange_spec, rates)
 
 
-STRATEGIES = {'sync': _sync, 'replicas': _replicas}
+def _partition(config, model, tables, step_spec, mesh, rates):
+  del rates
+  num_devices = mesh.shape[mesh_lib.DATA]
+  s = config.strategy
+  per_device = s.per_device
+  if not per_device:
+    num = s.num_parts if s.part < 0 else 1
+    wanted = math.ceil(num / num_devices)
+    alone = partition.partition(model, tables, step_spec, mesh)
+    shapes = jax.eval_shape(alone.init, jax.random.key(0))
+    each = mesh_lib.bytes_per_device(shapes, alone.state_sharding)
+    per_device = min(wanted, mesh_lib.num_of_use(mesh, each))
+  return partition.partition(model, tables, step_spec, mesh, per_device)
+
+
+STRATEGIES = {'sync': _sync, 'replicas': _replicas, 'partition': _partition}
 
 
 # Steps in which a device wants more rows of another than its buffer holds take
@@ -110,7 +125,7 @@ def on_devices(
   is_sync = config.strategy.name == 'sync'
   splits_tables = config.table.layout != 'replicated'
   begun_with = None
-  if begun and not is_sync and begun.get('strategy.name') != 'sync':
+  if config.strategy.name == 'replicas' == begun.get('strategy.name'):
     begun_with = mesh_lib.Shape(begun.get('mesh.data', 0), 1)
     if config.mesh.data not in (0, begun_with.data):
       raise errors.UserError(
@@ -124,6 +139,8 @@ def on_devices(
     not is_sync or splits_tables,
     begun_with,
   )
+  if config.strategy.name == 'partition':
+    shape = _for_models(config, shape)
   # A run that goes on with other devices has the steps that it began with.
   config.data.parts = config.data.parts or begun.get('data.parts', 0)
   config.train.batch_words = config.train.batch_words or begun.get(
@@ -132,6 +149,17 @@ def on_devices(
   devices = mesh_lib.make(shape)
   platform = devices.devices.flat[0].platform
   return config_lib.resolved(config, platform, shape), devices
+
+
+def _for_models(
+  config: ml_collections.ConfigDict, shape: mesh_lib.Shape
+) -> mesh_lib.Shape:
+  """A mesh of no more devices than there are sub-models to train."""
+  data = shape.data
+  if not config.mesh.data and jax.devices()[0].platform != 'cpu':
+    data = len(jax.devices())  # they do not slow each other down
+  num = config.strategy.num_parts if config.strategy.part < 0 else 1
+  return mesh_lib.Shape(min(data, num), 1)
 
 
 def text_and_benchmarks(
@@ -291,14 +319,16 @@ def parts(
   """
   path, eval_paths = text_and_benchmarks(config, progress)
   d = config.data
-  team = teams.Team(
-    d.parts,
-    mesh_lib.my_parts(mesh, d.parts),
-    mesh_lib.my_parts(mesh, d.parts, first_only=True),
-    processes.index(),
-    processes.num(),
-    processes.gather,
-  )
+  team = teams.ALONE  # any sentence may be a sub-model's
+  if config.strategy.name != 'partition':
+    team = teams.Team(
+      d.parts,
+      mesh_lib.my_parts(mesh, d.parts),
+      mesh_lib.my_parts(mesh, d.parts, first_only=True),
+      processes.index(),
+      processes.num(),
+      processes.gather,
+    )
   corpus = encode.encode(
     path,
     encode.Settings(

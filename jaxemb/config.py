@@ -23,6 +23,8 @@ _FREE_KEYS = frozenset(
     'eval.restrict_vocab',
     'mesh.data',
     'mesh.table',
+    'strategy.part',
+    'strategy.per_device',
     'train.checkpoint_every_secs',
     'train.checkpoints_to_keep',
     'train.log_every_secs',
@@ -41,7 +43,23 @@ _CHOICES = {
   'table.rounding': ('nearest',),
   'table.duplicates': ('', 'scatter', 'merge'),
   'optimizer.name': ('sgd', 'adagrad', 'adam'),
-  'strategy.name': ('replicas', 'sync'),
+  'strategy.name': ('replicas', 'sync', 'partition'),
+  'strategy.divide': ('shuffle', 'sampling', 'equal'),
+  'strategy.merge': ('alir', 'pca', 'concat', 'none'),
+}
+
+# Settings that only one strategy has.
+_STRATEGY_KEYS = {
+  'replicas': ('exchange_words', 'exchange_lookups', 'memory_lookups'),
+  'partition': (
+    'num_parts',
+    'rate',
+    'divide',
+    'part',
+    'per_device',
+    'min_seen',
+    'merge',
+  ),
 }
 
 # By optimizer and model: measured on 16 M words of Wikipedia and on the
@@ -77,6 +95,11 @@ _RANGES = {
   'strategy.exchange_words': (0, 2**20),
   'strategy.exchange_lookups': (0, 64),
   'strategy.memory_lookups': (1e-6, None),
+  'strategy.num_parts': (1, 10_000),
+  'strategy.rate': (0, 1),
+  'strategy.part': (-1, 9_999),
+  'strategy.per_device': (0, 10_000),
+  'strategy.min_seen': (1, None),
   'train.epochs': (1, 10**6),
   'train.batch_words': (0, 2**24),
   'train.loss_every_steps': (0, 2**31 - 1),
@@ -160,13 +183,27 @@ def _add_training(c: ml_collections.ConfigDict) -> None:
   c.train.log_every_secs = 2.0
 
   c.strategy = ml_collections.ConfigDict()
-  c.strategy.name = 'replicas'  # one per device of mesh.data, or 'sync'
+  c.strategy.name = 'replicas'  # one per device of mesh.data, 'sync', or
+  # 'partition': sub-models that never meet, merged in the end
   c.strategy.exchange_words = 0  # replicas: centers of each between exchanges
   # of the most frequent rows; 0 = what suits the number of replicas
   c.strategy.exchange_lookups = 0.0  # replicas: look-ups of a row by each until
   # it is exchanged; 0 = what suits the number of replicas
   c.strategy.memory_lookups = 200.0  # replicas: after which a row has forgotten
   # where it was when it was last exchanged
+  c.strategy.num_parts = 10  # partition: sub-models
+  c.strategy.rate = (
+    0.0  # partition: of the sentences, for each; 0 = 1/num_parts
+  )
+  c.strategy.divide = 'shuffle'  # partition: sentences drawn anew every epoch,
+  # 'sampling' = once, 'equal' = a stretch of the text for each
+  c.strategy.part = -1  # partition: the only one to train, as a job of its own
+  # in workdir/parts; -1 = all that are not trained yet, which are then merged
+  c.strategy.per_device = 0  # partition: sub-models that a device trains at
+  # once; 0 = one on a CPU, else as many as there are and fit its memory
+  c.strategy.min_seen = 1  # partition: words that a sub-model has read fewer
+  # times, in all epochs, are missing from its vectors
+  c.strategy.merge = 'alir'  # partition: 'alir', 'pca', 'concat', or 'none'
 
   c.mesh = ml_collections.ConfigDict()
   c.mesh.data = 0  # devices along the corpus; 0 = as many as are of use: two
@@ -230,18 +267,55 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.train.batch_words={batch_words} must be a multiple of '
       f'config.model.chunk={chunk}; change one of them'
     )
-  layout = config.table.layout
-  if config.strategy.name == 'replicas' and layout != 'replicated':
+  _check_strategy(config)
+
+
+def _check_strategy(config: ml_collections.ConfigDict) -> None:
+  name, layout = config.strategy.name, config.table.layout
+  ours, usual = config.strategy, default().strategy
+  for other, keys in _STRATEGY_KEYS.items():
+    for key in keys:
+      if other != name and ours[key] != usual[key]:
+        raise errors.UserError(
+          f'config.strategy.{key}={ours[key]!r} means nothing with '
+          f'config.strategy.name={name!r}; give --config.strategy.name={other}'
+        )
+  if name == 'sync':
+    return
+  if layout != 'replicated':
     raise errors.UserError(
       f'config.table.layout={layout!r} splits tables over devices, and '
-      "config.strategy.name='replicas' gives each its own; give "
+      f'config.strategy.name={name!r} gives each its own; give '
       '--config.strategy.name=sync'
     )
-  if config.strategy.name == 'replicas' and config.mesh.table > 1:
+  if config.mesh.table > 1:
     raise errors.UserError(
       f'config.mesh.table={config.mesh.table} devices have nothing to share '
-      "with config.strategy.name='replicas'; give --config.mesh.data instead, "
+      f'with config.strategy.name={name!r}; give --config.mesh.data instead, '
       'or --config.strategy.name=sync'
+    )
+  if name == 'partition':
+    _check_partition(config)
+
+
+def _check_partition(config: ml_collections.ConfigDict) -> None:
+  s = config.strategy
+  if s.part >= s.num_parts:
+    raise errors.UserError(
+      f'config.strategy.part={s.part} must be 0..{s.num_parts - 1} with '
+      f'config.strategy.num_parts={s.num_parts}, or -1 for all'
+    )
+  num = s.num_parts if s.part < 0 else 1
+  if config.mesh.data > num:
+    raise errors.UserError(
+      f'config.mesh.data={config.mesh.data} devices are more than there are '
+      f'sub-models to train, {num}; lower it, or give 0'
+    )
+  if config.data.parts > 1:
+    raise errors.UserError(
+      f'config.data.parts={config.data.parts} must be 0 with '
+      "config.strategy.name='partition': sub-models have shares of the "
+      'sentences, see config.strategy.num_parts'
     )
 
 
@@ -283,6 +357,10 @@ def resolved(
   config = config.copy_and_resolve_references()
   o, t = config.optimizer, config.train
   config.mesh.data, config.mesh.table = mesh
+  s = config.strategy
+  if s.name == 'partition':
+    s.rate = s.rate or 1 / s.num_parts
+    config.data.parts = 1
   config.data.parts = config.data.parts or config.mesh.data
   if not o.learning_rate:
     o.learning_rate = _LEARNING_RATES[o.name, config.model.name]
@@ -328,6 +406,8 @@ def _centers_multiple(config: ml_collections.ConfigDict) -> int:
         f'config.mesh.data={data}; give 0'
       )
     return chunk
+  if config.strategy.name == 'partition':
+    return chunk  # of each sub-model
   if parts % data:
     raise errors.UserError(
       f'config.data.parts={parts} cannot be dealt to config.mesh.data={data} '

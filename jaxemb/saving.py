@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxemb import build, errors, mesh, metrics
+from jaxemb.data import encode
 from jaxemb.storage import checkpoint
 
 
@@ -48,11 +49,30 @@ def start(
     strategy.state_sharding,
     shapes,
   )
-  restored = saved.restore(like)
+  restored = restore(saved, like, parts.corpus)
   if restored is None:
     init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
     return init(key), metrics.Totals()
-  if restored.record['corpus'] != parts.corpus.manifest['fingerprint']:
+  return restored
+
+
+def restore(
+  saved: checkpoint.Checkpoints, like: Any, corpus: encode.Encoded
+) -> tuple[Any, metrics.Totals] | None:
+  """The state of the newest checkpoint and what was counted; None = no one.
+
+  Args:
+    saved: the checkpoints.
+    like: the state's form, see `checkpoint.Checkpoints.restore`.
+    corpus: that is trained on.
+
+  Raises:
+    UserError: if the text has changed since the run began.
+  """
+  restored = saved.restore(like)
+  if restored is None:
+    return None
+  if restored.record['corpus'] != corpus.manifest['fingerprint']:
     raise errors.UserError(
       'the text has changed since this run began; give another --workdir'
     )

@@ -21,7 +21,9 @@ LEVELS = [
   {'models', 'embeddings', 'metrics', 'workdirs', 'reporting'},
   {'strategies', 'report'},
   {'build'},
-  {'dispatches', 'results', 'saving', 'evaluate', 'query'},
+  {'dispatches', 'results', 'saving', 'evaluate', 'query', 'loop'},
+  {'rounds', 'merged'},
+  {'submodels'},
   {'train'},
   {'main'},
 ]
