@@ -67,17 +67,9 @@ def _replicas(config, model, tables, step_spec, mesh, rates):
 
 def _partition(config, model, tables, step_spec, mesh, rates):
   del rates
-  num_devices = mesh.shape[mesh_lib.DATA]
-  s = config.strategy
-  per_device = s.per_device
-  if not per_device:
-    num = s.num_parts if s.part < 0 else 1
-    wanted = math.ceil(num / num_devices)
-    alone = partition.partition(model, tables, step_spec, mesh)
-    shapes = jax.eval_shape(alone.init, jax.random.key(0))
-    each = mesh_lib.bytes_per_device(shapes, alone.state_sharding)
-    per_device = min(wanted, mesh_lib.num_of_use(mesh, each))
-  return partition.partition(model, tables, step_spec, mesh, per_device)
+  return partition.partition(
+    model, tables, step_spec, mesh, config.strategy.per_device
+  )
 
 
 STRATEGIES = {'sync': _sync, 'replicas': _replicas, 'partition': _partition}
@@ -158,8 +150,9 @@ def _for_models(
   data = shape.data
   if not config.mesh.data and jax.devices()[0].platform != 'cpu':
     data = len(jax.devices())  # they do not slow each other down
-  num = config.strategy.num_parts if config.strategy.part < 0 else 1
-  return mesh_lib.Shape(min(data, num), 1)
+  s = config.strategy
+  num = s.num_parts if s.part < 0 else 1
+  return mesh_lib.Shape(min(data, math.ceil(num / s.per_device)), 1)
 
 
 def text_and_benchmarks(

@@ -12,7 +12,7 @@ from typing import Any
 
 import ml_collections
 
-from jaxemb import errors
+from jaxemb import combinations, errors
 
 # Keys that change what is shown or kept, or which devices work, not what is
 # learned: a run may be resumed with other values.
@@ -46,20 +46,6 @@ _CHOICES = {
   'strategy.name': ('replicas', 'sync', 'partition'),
   'strategy.divide': ('shuffle', 'sampling', 'equal'),
   'strategy.merge': ('alir', 'pca', 'concat', 'none'),
-}
-
-# Settings that only one strategy has.
-_STRATEGY_KEYS = {
-  'replicas': ('exchange_words', 'exchange_lookups', 'memory_lookups'),
-  'partition': (
-    'num_parts',
-    'rate',
-    'divide',
-    'part',
-    'per_device',
-    'min_seen',
-    'merge',
-  ),
 }
 
 # By optimizer and model: measured on 16 M words of Wikipedia and on the
@@ -98,7 +84,7 @@ _RANGES = {
   'strategy.num_parts': (1, 10_000),
   'strategy.rate': (0, 1),
   'strategy.part': (-1, 9_999),
-  'strategy.per_device': (0, 10_000),
+  'strategy.per_device': (1, 10_000),
   'strategy.min_seen': (1, None),
   'train.epochs': (1, 10**6),
   'train.batch_words': (0, 2**24),
@@ -199,8 +185,8 @@ def _add_training(c: ml_collections.ConfigDict) -> None:
   # 'sampling' = once, 'equal' = a stretch of the text for each
   c.strategy.part = -1  # partition: the only one to train, as a job of its own
   # in workdir/parts; -1 = all that are not trained yet, which are then merged
-  c.strategy.per_device = 0  # partition: sub-models that a device trains at
-  # once; 0 = one on a CPU, else as many as there are and fit its memory
+  c.strategy.per_device = 1  # partition: sub-models that a device trains at
+  # once, in one batch: of several, roundings may differ
   c.strategy.min_seen = 1  # partition: words that a sub-model has read fewer
   # times, in all epochs, are missing from its vectors
   c.strategy.merge = 'alir'  # partition: 'alir', 'pca', 'concat', or 'none'
@@ -267,56 +253,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.train.batch_words={batch_words} must be a multiple of '
       f'config.model.chunk={chunk}; change one of them'
     )
-  _check_strategy(config)
-
-
-def _check_strategy(config: ml_collections.ConfigDict) -> None:
-  name, layout = config.strategy.name, config.table.layout
-  ours, usual = config.strategy, default().strategy
-  for other, keys in _STRATEGY_KEYS.items():
-    for key in keys:
-      if other != name and ours[key] != usual[key]:
-        raise errors.UserError(
-          f'config.strategy.{key}={ours[key]!r} means nothing with '
-          f'config.strategy.name={name!r}; give --config.strategy.name={other}'
-        )
-  if name == 'sync':
-    return
-  if layout != 'replicated':
-    raise errors.UserError(
-      f'config.table.layout={layout!r} splits tables over devices, and '
-      f'config.strategy.name={name!r} gives each its own; give '
-      '--config.strategy.name=sync'
-    )
-  if config.mesh.table > 1:
-    raise errors.UserError(
-      f'config.mesh.table={config.mesh.table} devices have nothing to share '
-      f'with config.strategy.name={name!r}; give --config.mesh.data instead, '
-      'or --config.strategy.name=sync'
-    )
-  if name == 'partition':
-    _check_partition(config)
-
-
-def _check_partition(config: ml_collections.ConfigDict) -> None:
-  s = config.strategy
-  if s.part >= s.num_parts:
-    raise errors.UserError(
-      f'config.strategy.part={s.part} must be 0..{s.num_parts - 1} with '
-      f'config.strategy.num_parts={s.num_parts}, or -1 for all'
-    )
-  num = s.num_parts if s.part < 0 else 1
-  if config.mesh.data > num:
-    raise errors.UserError(
-      f'config.mesh.data={config.mesh.data} devices are more than there are '
-      f'sub-models to train, {num}; lower it, or give 0'
-    )
-  if config.data.parts > 1:
-    raise errors.UserError(
-      f'config.data.parts={config.data.parts} must be 0 with '
-      "config.strategy.name='partition': sub-models have shares of the "
-      'sentences, see config.strategy.num_parts'
-    )
+  combinations.check(config, default())
 
 
 def _check_value(key: str, value: Any, expected: type) -> None:

@@ -260,23 +260,6 @@ def check_fits(mesh: jax.sharding.Mesh, held_bytes: int) -> None:
   )
 
 
-def num_of_use(mesh: jax.sharding.Mesh, each_bytes: int) -> int:
-  """How many models a device should hold at once, one at least.
-
-  A core trains one after the other as fast, and finds each in its cache. An
-  accelerator has kernels to fill: as many as fit.
-
-  Args:
-    mesh: the devices.
-    each_bytes: of a model.
-  """
-  limit_bytes = _limit_bytes(mesh)
-  if mesh.devices.flat[0].platform == 'cpu' or limit_bytes is None:
-    return 1
-  # A part is left for what a step needs beside its tables.
-  return max(1, int(0.8 * limit_bytes) // each_bytes)
-
-
 def _limit_bytes(mesh: jax.sharding.Mesh) -> int | None:
   """What a device of this process may hold; None where nobody knows."""
   mine = [

@@ -15,6 +15,7 @@ PACKAGE = ROOT / 'jaxemb'
 # A module imports from levels below its own, and freely inside its package.
 LEVELS = [
   {'errors', 'hlo', 'ops', 'spelling'},
+  {'combinations'},
   {'config', 'data', 'hosts', 'processes', 'progress', 'signals'},
   {'mesh', 'arguments'},
   {'tables', 'storage', 'evaluation'},
@@ -37,7 +38,8 @@ ONLY = {
   'processes': {'errors'},
   'progress': set(),
   'arguments': {'config', 'errors'},
-  'config': {'errors'},
+  'combinations': {'errors'},
+  'config': {'combinations', 'errors'},
   'data': {'errors'},
   'hosts': set(),
   'metrics': {'errors', 'hosts', 'progress', 'storage'},

@@ -2,10 +2,12 @@
 
 The arrays of the state have a leading axis of models, split over the devices of
 the data axis, as those of `replicas` have; here nothing is ever exchanged, and
-the program has no collective of any kind. What a model learns depends neither
-on the models beside it nor on how many there are: its batch, its learning rates
-and its key are its own (Anand et al. 2019 train such models in jobs of their
-own and align them once, in the end).
+the program has no collective of any kind. What a model learns does not depend
+on the others: its batch, its learning rates and its key are its own (Anand et
+al. 2019 train such models in jobs of their own and align them once, in the
+end). One on each device is the same to the last bit as one alone. Of several on
+a device products are computed together, which keeps an accelerator busy and may
+round them differently.
 """
 
 import dataclasses

@@ -1,0 +1,248 @@
+"""Runs of sub-models: together, alone, interrupted, refused."""
+
+import json
+import pathlib
+import shutil
+
+import ml_collections
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import config as config_lib
+from jaxemb import errors, hlo, metrics, processes, submodels, train, workdirs
+from jaxemb.storage import word2vec_format
+
+_PARTS = 3
+
+
+def _config(cache: pathlib.Path, **settings) -> ml_collections.ConfigDict:
+  config = config_lib.default()
+  config.data.cache = str(cache)
+  config.data.embedded_words = 60_000
+  config.data.min_count = 2
+  config.model.dim = 16
+  config.train.epochs = 2
+  config.mesh.data = 2
+  config.eval.paths = 'none'
+  config.strategy.name = 'partition'
+  config.strategy.num_parts = _PARTS
+  config.strategy.merge = 'none'
+  config.update_from_flattened_dict(settings)
+  config_lib.check(config)
+  return config
+
+
+@pytest.fixture(scope='session')
+def cache(tmp_path_factory) -> pathlib.Path:
+  return tmp_path_factory.mktemp('cache')
+
+
+@pytest.fixture(scope='session')
+def together(cache, tmp_path_factory) -> pathlib.Path:
+  """Three on two devices: two rounds."""
+  workdir = tmp_path_factory.mktemp('runs') / 'together'
+  assert train.run(_config(cache), workdir) == 0
+  return workdir
+
+
+def _vectors(workdir, part):
+  return (workdir / f'parts/{part:02}/export/vectors.npy').read_bytes()
+
+
+def _figures(workdir, part):
+  return json.loads((workdir / f'parts/{part:02}/part.json').read_text())
+
+
+def test_what_a_run_leaves(together):
+  report = json.loads((together / 'report.json').read_text())
+  everything = word2vec_format.read_vocab(together / 'parts/00/vocab.txt')[0]
+  assert len(everything) == report['vocab_words']
+  for part, told in enumerate(report['parts']):
+    folder = together / f'parts/{part:02}'
+    words, seen = word2vec_format.read_vocab(folder / 'vocab.txt')
+    assert words == everything
+    mine = jaxemb.load(folder)
+    # Words that it has not read are missing, not noise.
+    has = np.array(seen) > 0
+    assert 0.5 < has.mean() < 1
+    assert mine.index_to_key == [words[i] for i in np.flatnonzero(has)]
+    assert mine.counts.tolist() == np.array(seen)[has].tolist()
+    if part == 1:
+      # The rows of the checkpoint are in the order of vocab.txt.
+      rows = _restore(folder)['tables']['input']['vectors']
+      np.testing.assert_array_equal(rows[has], mine.vectors)
+    # Nobody else's words: about half of the text, with the words drawn again.
+    assert told['part'] == part and told['vocab_words'] == has.sum()
+    assert 0 <= told['words'] - sum(seen) < told['words'] / 50
+    assert told['corpus_share'] == pytest.approx(9 / 19, rel=0.1)
+    assert told['loss_per_example'] < 4.2 and told['train_secs'] > 0
+  words = sum(x['words'] for x in report['parts'])
+  assert report['words_per_sec'] * report['train_secs'] == pytest.approx(words)
+  assert not any(report['collectives'][kind] for kind in hlo.KINDS)
+  assert len(report['devices']) == 2
+  rows = metrics.read(together / 'metrics.jsonl')
+  assert [row['words'] for row in rows] == sorted({x['words'] for x in rows})
+  assert rows[-1]['words'] == words
+  assert rows[-1]['learning_rate'] == pytest.approx(1e-4)
+  vectors = [_vectors(together, part) for part in range(_PARTS)]
+  assert len(set(vectors)) == _PARTS
+
+
+def _restore(folder):
+  """The newest checkpoint as orbax gives it to anybody."""
+  import orbax.checkpoint as ocp
+
+  newest = max(
+    (folder / 'checkpoints').glob('[0-9]*'), key=lambda x: int(x.name)
+  )
+  return ocp.PyTreeCheckpointer().restore(newest / 'state')
+
+
+def test_a_job_of_one_part_is_that_part_to_the_last_bit(
+  cache, together, tmp_path
+):
+  # It was beside another; here it is all there is.
+  part = 1
+  config = _config(cache, **{'strategy.part': part, 'mesh.data': 0})
+  assert train.run(config, tmp_path) == 0
+  assert _vectors(tmp_path, part) == _vectors(together, part)
+  folder = tmp_path / f'parts/{part:02}'
+  for name in ('report.html', 'report.json', 'log.txt', 'metrics.jsonl'):
+    assert (folder / name).exists(), name
+  mine, theirs = _figures(tmp_path, part), _figures(together, part)
+  for key in ('words', 'sentences', 'words_seen', 'loss_per_example'):
+    assert mine[key] == theirs[key]
+  assert mine['totals']['losses'] == theirs['totals']['losses']
+  assert not (tmp_path / 'log.txt').exists()
+  assert [x.name for x in (tmp_path / 'parts').iterdir()] == ['01']
+  # The others by a run of all, now beside each other.
+  before = (folder / 'part.json').stat().st_mtime_ns
+  assert train.run(_config(cache), tmp_path) == 0
+  for part in range(_PARTS):
+    assert _vectors(tmp_path, part) == _vectors(together, part)
+  assert (folder / 'part.json').stat().st_mtime_ns == before
+  told = json.loads((tmp_path / 'report.json').read_text())['parts']
+  assert [x['part'] for x in told] == [0, 1, 2]
+
+
+def _interrupted(config, workdir, monkeypatch, num_dispatches):
+  """A run that ends in the middle of a dispatch's count."""
+  counted = []
+  real = metrics.Meter.count
+
+  def count(self, *args):
+    if len(counted) == num_dispatches:
+      raise KeyboardInterrupt
+    counted.append(args)
+    real(self, *args)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(metrics.Meter, 'count', count)
+    with pytest.raises(KeyboardInterrupt):
+      train.run(config, workdir)
+
+
+def test_a_run_goes_on_where_each_part_stands(
+  cache, together, tmp_path, monkeypatch
+):
+  more = {'train.checkpoint_every_secs': 0.0}
+  _interrupted(_config(cache, **more), tmp_path, monkeypatch, 1)
+  saved = [tmp_path / f'parts/{part:02}/checkpoints' for part in (0, 1)]
+  assert all(any(folder.glob('[0-9]*')) for folder in saved)
+  # One of the two has died for good; now on one device, one after the other.
+  shutil.rmtree(tmp_path / 'parts/01')
+  _interrupted(
+    _config(cache, **more, **{'mesh.data': 1}), tmp_path, monkeypatch, 2
+  )
+  assert train.run(_config(cache), tmp_path) == 0
+  log = (tmp_path / 'log.txt').read_text()
+  assert log.count('resuming behind') == 2
+  for part in range(_PARTS):
+    assert _vectors(tmp_path, part) == _vectors(together, part)
+    losses = [_figures(x, part)['totals'] for x in (tmp_path, together)]
+    assert losses[0]['losses'] == losses[1]['losses']
+  rows = metrics.read(tmp_path / 'metrics.jsonl')
+  words = [row['words'] for row in rows]
+  assert words == sorted(set(words))
+
+
+def test_a_part_that_another_process_trains_is_left_to_it(
+  cache, together, tmp_path
+):
+  shutil.copytree(together, tmp_path / 'run')
+  shutil.rmtree(tmp_path / 'run/parts/01')
+  (tmp_path / 'run/parts/01').mkdir()
+  with workdirs.locked(tmp_path / 'run/parts/01'):
+    assert train.run(_config(cache), tmp_path / 'run') == train.STOPPED
+  log = (tmp_path / 'run/log.txt').read_text()
+  assert 'sub-models 1 are being trained by other processes' in log
+
+
+@pytest.mark.parametrize(
+  ('settings', 'told'),
+  [
+    ({'strategy.part': 3}, 'must be 0..2'),
+    ({'strategy.rate': 1.5}, 'at most 1'),
+    ({'strategy.divide': 'random'}, "choose 'shuffle' or 'sampling' or"),
+    ({'strategy.merge': 'mean'}, 'not available'),
+    ({'strategy.name': 'sync'}, "nothing with config.strategy.name='sync'"),
+    ({'strategy.exchange_words': 256}, 'config.strategy.exchange_words'),
+    ({'table.layout': 'row'}, "config.strategy.name='partition' gives each"),
+    ({'mesh.table': 2}, 'mesh.table'),
+    ({'mesh.data': 4}, 'more than there are sub-models to train, 3'),
+    ({'strategy.part': 1}, 'more than there are sub-models to train, 1'),
+    ({'strategy.per_device': 4}, 'lower it'),
+    ({'data.parts': 2}, 'shares of the sentences'),
+  ],
+)
+def test_settings_that_cannot_be_honoured(tmp_path, settings, told):
+  with pytest.raises(errors.UserError) as caught:
+    _config(tmp_path, **settings)
+  assert told in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_connected_processes_are_refused(cache, tmp_path):
+  place = processes.Place('localhost:1', 2, 1, False)
+  with pytest.raises(errors.UserError, match='--config.strategy.part=0, 1'):
+    train.run(_config(cache), tmp_path, place)
+
+
+def test_other_settings_in_the_same_folder_are_refused(
+  cache, together, tmp_path
+):
+  with pytest.raises(errors.UserError, match='strategy.divide'):
+    train.run(_config(cache, **{'strategy.divide': 'equal'}), together)
+  # Also where only the parts know: folders of jobs that were put together.
+  shutil.copytree(together / 'parts', tmp_path / 'parts')
+  with pytest.raises(errors.UserError, match='parts/00 holds a run with'):
+    train.run(_config(cache, seed=2), tmp_path)
+
+
+def test_a_part_without_a_sentence_is_named(cache, tmp_path):
+  path = tmp_path / 'a.txt'
+  path.write_text('one two three four five\n' * 6)
+  settings = {'data.path': str(path), 'strategy.divide': 'equal'}
+  with pytest.raises(errors.UserError, match='sub-model . of 99 gets no sent'):
+    train.run(
+      _config(cache, **settings, **{'strategy.num_parts': 99}), tmp_path / 'r'
+    )
+
+
+def test_a_part_that_diverges_is_named(cache, tmp_path):
+  settings = {
+    'optimizer.learning_rate': 1e4,
+    'optimizer.max_duplicates': 0.0,
+    'train.loss_every_steps': 1,
+  }
+  with pytest.raises(errors.UserError, match='sub-model 0: training diverged'):
+    train.run(_config(cache, **settings), tmp_path)
+
+
+def test_a_damaged_part_is_named(cache, together, tmp_path):
+  config = _config(cache)
+  folder = submodels.folder(config, tmp_path, 1)
+  folder.mkdir(parents=True)
+  (folder / 'part.json').write_text('{"part": 1')
+  with pytest.raises(errors.UserError, match='parts/01/part.json is damaged'):
+    submodels.figures(config, tmp_path, 1)
