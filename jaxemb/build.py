@@ -310,6 +310,12 @@ def parts(
   Raises:
     UserError: for input that cannot be used.
   """
+  init_from = os.path.expanduser(config.train.init_from)
+  if init_from and not os.path.exists(init_from):  # told before the work
+    raise errors.UserError(
+      f'config.train.init_from={init_from} does not exist; give a run, a merge '
+      "or a word2vec file, or ''"
+    )
   path, eval_paths = text_and_benchmarks(config, progress)
   d = config.data
   team = teams.ALONE  # any sentence may be a sub-model's

@@ -159,6 +159,8 @@ def _add_training(c: ml_collections.ConfigDict) -> None:
 
   c.train = ml_collections.ConfigDict()
   c.train.epochs = 5
+  c.train.init_from = ''  # a run, a merge or a word2vec file whose vectors
+  # training starts from; '' = at random
   c.train.batch_words = 0  # centers per step; 0 = what suits the device
   c.train.loss_every_steps = 0  # steps from one measured loss to the next; 0 =
   # 64 on a CPU, where it takes time, else 1

@@ -222,8 +222,8 @@ def num_models(parts: build.Parts) -> int:
 def _start(place: Place, models: Sequence[Model]) -> tuple[list[Model], Any]:
   """New states, or those of the newest checkpoints."""
   strategy = place.parts.strategy
-  init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
-  state = init(dispatches.tables_key(place.config))
+  key = dispatches.tables_key(place.config)
+  state = saving.new_state(place.config, key, place.parts)
   like = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state
   )

@@ -9,8 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 
-from jaxemb import build, errors, mesh, metrics
+from jaxemb import build, errors, mesh, metrics, warm
 from jaxemb.data import encode
 from jaxemb.storage import checkpoint
 
@@ -22,6 +23,7 @@ def _all_finite(state: Any) -> jax.Array:
 
 
 def start(
+  config: ml_collections.ConfigDict,
   key: jax.Array,
   parts: build.Parts,
   saved: checkpoint.Checkpoints,
@@ -29,13 +31,14 @@ def start(
   """A new state, or that of the newest checkpoint.
 
   Args:
+    config: the settings.
     key: of a new state.
     parts: the run's parts.
     saved: the run's checkpoints.
 
   Raises:
-    UserError: if the text has changed since the run began, or the tables do
-      not fit the devices.
+    UserError: if the text has changed since the run began, the tables do not
+      fit the devices, or a new run cannot start from what it is to start from.
   """
   strategy = parts.strategy
   shapes = jax.eval_shape(strategy.init, key)
@@ -51,9 +54,29 @@ def start(
   )
   restored = restore(saved, like, parts.corpus)
   if restored is None:
-    init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
-    return init(key), metrics.Totals()
+    return new_state(config, key, parts), metrics.Totals()
   return restored
+
+
+def new_state(
+  config: ml_collections.ConfigDict, key: jax.Array, parts: build.Parts
+) -> Any:
+  """The state that training starts from.
+
+  Args:
+    config: the settings.
+    key: of what is random.
+    parts: the run's parts.
+
+  Raises:
+    UserError: if what the settings start from cannot be used.
+  """
+  strategy = parts.strategy
+  init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
+  state = init(key)
+  if config.train.init_from:
+    state = warm.begin(config, state, parts.corpus.vocabulary.words)
+  return state
 
 
 def restore(

@@ -171,7 +171,8 @@ def _train(
   session: loop.Session,
 ) -> loop.Trained:
   """From a new state, or that of the newest checkpoint, to the end."""
-  state, totals = saving.start(dispatches.tables_key(config), parts, saved)
+  key = dispatches.tables_key(config)
+  state, totals = saving.start(config, key, parts, saved)
   total_words = parts.corpus.num_words * config.train.epochs
 
   def save(state: Any, rate: float, is_final: bool) -> None:

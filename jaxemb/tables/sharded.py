@@ -195,6 +195,22 @@ def row_holders(vocab: int, num_table: int) -> np.ndarray:
   return classes // (ROW_CLASSES // num_table)
 
 
+def stored_ids(layout: str, vocab: int) -> np.ndarray:
+  """The id of each row of a state's arrays, in the form that they have.
+
+  Args:
+    layout: 'replicated', 'row' or 'column'.
+    vocab: rows of the table.
+
+  Returns:
+    [...] int64; ids at or above `vocab` only fill up.
+  """
+  if layout != 'row':
+    return np.arange(vocab)
+  groups = np.arange(-(-vocab // ROW_CLASSES))
+  return ROW_CLASSES * groups[:, None] + _REVERSED[None]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Rows:
   """The functions of a table split by rows over what they have in common."""

@@ -1,0 +1,1 @@
+"""Merging of models that were trained apart."""

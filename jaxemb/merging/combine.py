@@ -1,0 +1,292 @@
+"""Concat, PCA and ALiR: from parts to one table, with a report.
+
+Concat and PCA cover the words that all parts have (Anand et al. 2019); ALiR
+covers those that any part has, each placed by the parts that have it.
+"""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxemb import errors, hosts
+from jaxemb.merging import parts as parts_lib
+from jaxemb.merging import passes, quality
+from jaxemb.ops import align
+
+METHODS = ('alir', 'pca', 'concat')
+STARTS = align.STARTS
+WEIGHTS = ('counts', 'equal')
+
+# Columns of the Gram matrix, of which two lie in a device's memory.
+_MAX_COLUMNS = 16_384
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+  """How to merge.
+
+  Attributes:
+    method: one of METHODS.
+    dim: of the result; 0 = that of the largest part, for Concat of all.
+    start: of ALiR, one of STARTS.
+    weights: of the parts' votes on a word, 'counts' (how often each saw it,
+      where all parts know) or 'equal'.
+    normalize: whether vectors are brought to length 1 first.
+    max_iterations: of ALiR.
+    tolerance: displacement below which ALiR stops, relative to the vectors.
+    block_rows: words at a time; 0 = what suits memory.
+    seed: of ALiR's random start.
+  """
+
+  method: str = 'alir'
+  dim: int = 0
+  start: str = 'zero'
+  weights: str = 'counts'
+  normalize: bool = False
+  max_iterations: int = 20
+  tolerance: float = 1e-4
+  block_rows: int = 0
+  seed: int = 1
+
+
+class Merged(NamedTuple):
+  """What came of it.
+
+  Attributes:
+    words: the most frequent first.
+    counts: [words] int64, summed over the parts; 1 where they are not known.
+    vectors: [words, dim] float32; memory-mapped if it went to a file.
+    others: by name, [words, ...] float32 like the parts' `others`.
+    rotations: [D_i, dim] float64 of each part; none for Concat.
+    report: JSON-ready figures, and `warnings`, a line each.
+  """
+
+  words: list[str]
+  counts: np.ndarray
+  vectors: np.ndarray
+  others: dict[str, np.ndarray]
+  rotations: list[np.ndarray]
+  report: dict[str, Any]
+
+
+def merge(
+  parts: Sequence[parts_lib.Part],
+  spec: Spec,
+  mesh: jax.sharding.Mesh,
+  folder: pathlib.Path | None = None,
+  skip_bad: bool = False,
+  progress: passes.Progress = lambda what, done, total: None,
+) -> Merged:
+  """Merges parts.
+
+  Args:
+    parts: at least two, of the same or other words and dimensions.
+    spec: how to merge.
+    mesh: devices to work on, all of them alike.
+    folder: where to write the result; None = it stays in memory.
+    skip_bad: whether to go on without parts that are empty or not finite.
+    progress: called now and then with what is done, words done, all words.
+
+  Raises:
+    errors.UserError: Parts that cannot be used or have no words in common.
+  """
+  started, warnings = time.monotonic(), []
+  parts, rms_norms, skipped = _usable(parts, skip_bad)
+  warnings += [f'left out: {x["reason"]}' for x in skipped]
+  union = parts_lib.unite(parts)
+  has = union.rows >= 0
+  by_counts = spec.weights == 'counts' and union.has_counts
+  if spec.weights == 'counts' and not by_counts:
+    unknown = [p.name for p in parts if p.counts is None]
+    warnings.append(
+      'all parts weigh the same: word counts are not known of '
+      + quality.few(unknown)
+    )
+  warnings += quality.check_words(parts, has, spec.method)
+  dim = _dim(parts, spec)
+  chosen = np.flatnonzero(has.any(0) if spec.method == 'alir' else has.all(0))
+  job = passes.Passes(
+    parts,
+    union.rows[:, chosen],
+    mesh,
+    spec.method == 'alir',
+    by_counts,
+    spec.normalize,
+    spec.block_rows,
+    progress,
+  )
+  solved = _solve(job, spec, dim)
+  vectors, measured = _vectors(job, solved, dim, folder)
+  others, more = _others(job, spec, solved, folder)
+  warnings += more
+  report, more = _report(job, spec, union, chosen, rms_norms, measured)
+  warnings += more
+  ends = np.cumsum(job.dims)[:-1]
+  return Merged(
+    [union.words[i] for i in chosen.tolist()],
+    union.counts[chosen],
+    vectors,
+    others,
+    [] if solved is None else np.split(solved.rotations, ends),
+    report
+    | {
+      'dim': dim,
+      'skipped': skipped,
+      'displacements': [] if solved is None else list(solved.displacements),
+      'merge_secs': time.monotonic() - started,
+      'peak_rss_bytes': hosts.peak_rss_bytes(),
+      'warnings': warnings,
+    },
+  )
+
+
+def _report(
+  job: passes.Passes,
+  spec: Spec,
+  union: parts_lib.Union,
+  chosen: np.ndarray,
+  rms_norms: Sequence[float],
+  measured: align.Measured | None,
+) -> tuple[dict[str, Any], list[str]]:
+  """What is said of words and parts; and warnings."""
+  is_alir = spec.method == 'alir'
+  figures = quality.of_parts(
+    job.parts, union, chosen, rms_norms, measured if is_alir else None
+  )
+  lost = quality.lost(union, chosen)
+  warnings = quality.apart(figures, spec.normalize) if is_alir else []
+  if lost['words']:
+    warnings.append(quality.lost_line(lost, spec.method))
+  report = {
+    'method': spec.method,
+    'start': spec.start if is_alir else None,
+    'weights': 'counts' if job.by_counts else 'equal',
+    'normalize': spec.normalize,
+    'words': len(chosen),
+    'union_words': len(union.words),
+    'common_words': int((union.rows >= 0).all(0).sum()),
+    'lost': lost,
+    'parts': figures,
+    'devices': job.mesh.size,
+  }
+  return report, warnings
+
+
+def _usable(
+  parts: Sequence[parts_lib.Part], skip_bad: bool
+) -> tuple[list[parts_lib.Part], list[float], list[dict[str, str]]]:
+  """The parts that can be used, their scale, and those left out."""
+  used, rms_norms, skipped = [], [], []
+  for part in parts:
+    try:
+      rms_norms.append(parts_lib.check(part))
+      used.append(part)
+    except errors.UserError as error:
+      if not skip_bad:
+        raise errors.UserError(
+          f'{error}; make that part again, or go on without it: --skip-bad'
+        ) from error
+      skipped.append({'name': part.name, 'reason': str(error)})
+  if len(used) < 2:
+    raise errors.UserError(
+      f'there is nothing to merge: {len(used)} of {len(parts)} part(s) can be '
+      'used; give two or more' + ''.join(f'; {x["reason"]}' for x in skipped)
+    )
+  return used, rms_norms, skipped
+
+
+def _dim(parts: Sequence[parts_lib.Part], spec: Spec) -> int:
+  """Numbers per vector of the result."""
+  dims = [part.dim for part in parts]
+  if spec.method == 'concat':
+    if spec.dim not in (0, sum(dims)):
+      raise errors.UserError(
+        f'--dim={spec.dim} cannot be had: concat gives the {sum(dims):,} '
+        'dimensions of all parts; leave it out, or give --method=pca'
+      )
+    return sum(dims)
+  most = max(dims) if spec.method == 'alir' else sum(dims)
+  if spec.dim > most:
+    raise errors.UserError(
+      f'--dim={spec.dim} is more than the parts have, {most:,}; give less'
+    )
+  if sum(dims) > _MAX_COLUMNS:
+    raise errors.UserError(
+      f'the parts have {sum(dims):,} dimensions in all, and {_MAX_COLUMNS:,} '
+      'can be aligned at once; merge groups of parts, then what came of them'
+    )
+  return spec.dim or max(dims)
+
+
+def _solve(job: passes.Passes, spec: Spec, dim: int) -> align.Alignment | None:
+  if spec.method == 'concat':
+    return None
+  is_random = spec.method == 'alir' and spec.start == 'random'
+  gram = job.gram(dim if is_random else 0, spec.seed)
+  job.progress('aligning', 0, 1)
+  if spec.method == 'pca':
+    return align.Alignment(align.principal(gram, dim), ())
+  return align.solve(
+    gram, job.dims, dim, spec.start, spec.max_iterations, spec.tolerance
+  )
+
+
+def _vectors(
+  job: passes.Passes,
+  solved: align.Alignment | None,
+  dim: int,
+  folder: pathlib.Path | None,
+) -> tuple[np.ndarray, align.Measured | None]:
+  """The merged vectors, and how the parts fit them."""
+  sink = passes.Sink(
+    (job.places.shape[1], dim), folder and folder / 'vectors.npy'
+  )
+  rows, measured = [part.vectors for part in job.parts], None
+  if solved is None:
+    for block in job.blocks(rows, 'merging'):
+      sink.write(block.rows[: block.size])
+  else:
+    measured = job.turn(rows, solved.rotations, sink, 'merging')
+  return sink.close(), measured
+
+
+def _others(
+  job: passes.Passes,
+  spec: Spec,
+  solved: align.Alignment | None,
+  folder: pathlib.Path | None,
+) -> tuple[dict[str, np.ndarray], list[str]]:
+  """Merges what goes with the vectors in the same way; and warnings.
+
+  Rows as wide as the vectors take the same rotations, so that products of rows
+  stay. Single numbers of a row do not depend on rotations.
+  """
+  names = {name for part in job.parts for name in part.others}
+  if names and (spec.method != 'alir' or spec.normalize):
+    return {}, [
+      'context vectors and optimizer state are left out: only --method=alir '
+      'without --normalize keeps products of vectors'
+    ]
+  common = {n for n in names if all(n in part.others for part in job.parts)}
+  merged = {}
+  for name in sorted(common):
+    rows = [part.others[name] for part in job.parts]
+    widths = tuple(r.shape[1] for r in rows)
+    turns = solved.rotations
+    if widths != job.dims:
+      turns = np.ones((len(rows), 1))
+    sink = passes.Sink(
+      (job.places.shape[1], turns.shape[1]),
+      folder and folder / 'tables' / f'{name}.npy',
+    )
+    job.turn(rows, turns, sink, f'merging {name}')
+    merged[name] = sink.close()
+  if names == common:
+    return merged, []
+  left = quality.few(sorted(names - common))
+  return merged, [f'left out, as not all parts have it: {left}']

@@ -1,0 +1,218 @@
+"""The parts of a merge: words, and rows that are read when they are wanted.
+
+Rows stay in their files. Each read maps the file anew, so that what was read
+before does not count as memory of this process.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxemb import errors
+
+_BLOCK_ROWS = 65_536
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+  """Rows of numbers, in memory or in a file.
+
+  Attributes:
+    shape: (rows, numbers of each), or (rows,).
+    open: -> the whole array, mapped anew where it is a file.
+    is_file: whether it is.
+  """
+
+  shape: tuple[int, ...]
+  open: Callable[[], np.ndarray]
+  is_file: bool = False
+
+  def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+    """Reads some rows.
+
+    Args:
+      rows: [b] int, which ones; zeros for those below 0.
+      out: [b, ...] float32, where they go.
+    """
+    array, first = self.open(), int(rows[0])
+    if np.array_equal(rows, np.arange(first, first + len(rows))) and first >= 0:
+      out[:] = array[first : first + len(rows)]
+      return
+    has = rows >= 0
+    if has.all():
+      out[:] = array[rows]
+      return
+    out[:] = 0
+    out[has] = array[rows[has]]
+
+
+class Part(NamedTuple):
+  """One of the tables that are merged."""
+
+  name: str
+  words: Sequence[str]  # different ones
+  vectors: Rows
+  # [words] int64, how often the part has seen each; 0 = never, so that its row
+  # has learned nothing and does not count. None = not known.
+  counts: np.ndarray | None = None
+  # Rows of the same words that go with the vectors, by name: the context table
+  # and the state of the row optimizers, see `merging.tables`.
+  others: Mapping[str, Rows] = {}
+
+  @property
+  def dim(self) -> int:
+    """Numbers of each vector."""
+    return self.vectors.shape[1]
+
+
+def of_array(array: np.ndarray) -> Rows:
+  """Rows of an array; of a memory-mapped one, rows of its file."""
+  base = array
+  while base is not None and not isinstance(base, np.memmap):
+    base = getattr(base, 'base', None)  # or the memory of another library
+  is_whole = (
+    base is not None
+    and base.filename is not None
+    and base.shape == array.shape
+    and base.dtype == array.dtype
+    and array.flags.c_contiguous
+    and base.ctypes.data == array.ctypes.data
+  )
+  if not is_whole:
+    return Rows(array.shape, lambda: array)
+  file = (base.filename, base.dtype, 'r', base.offset, base.shape)
+  return Rows(array.shape, lambda: np.memmap(*file), True)
+
+
+def spooled(array: np.ndarray, folder: pathlib.Path | None, name: str) -> Rows:
+  """Rows of a file that this writes, so that the array can be dropped.
+
+  Args:
+    array: [rows, ...].
+    folder: where the file goes; None = the array stays in memory.
+    name: of the file, without .npy.
+  """
+  if folder is None:
+    return of_array(array)
+  path = folder / f'{name}.npy'
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(path, array)
+  except OSError as error:
+    raise errors.UserError(
+      f'cannot write {path}: {error.strerror or error}; free space or choose '
+      'another --output'
+    ) from error
+  return of_array(np.load(path, mmap_mode='r'))
+
+
+def check(part: Part) -> float:
+  """Looks at all rows once.
+
+  Returns:
+    Root of the mean square of the lengths of its vectors.
+
+  Raises:
+    errors.UserError: There is no row, or one has NaNs or infinities.
+  """
+  num_rows = part.vectors.shape[0]
+  if not num_rows or not part.dim:
+    raise errors.UserError(
+      f'{part.name} is empty: {num_rows:,} vectors of {part.dim:,} numbers'
+    )
+  if part.counts is not None and not np.any(part.counts > 0):
+    raise errors.UserError(f'{part.name} is empty: all its counts are 0')
+  total, num_bad, first_bad = 0.0, 0, ''
+  for first in range(0, num_rows, _BLOCK_ROWS):
+    block = part.vectors.open()[first : first + _BLOCK_ROWS]
+    square = float(np.vdot(block, block))
+    if np.isfinite(square):
+      total += square
+      continue
+    # So large numbers are as good as infinite: their squares are.
+    with np.errstate(over='ignore', invalid='ignore'):
+      bad = ~np.isfinite(np.einsum('ij,ij->i', block, block))
+    num_bad += int(bad.sum())
+    if not first_bad and bad.any():
+      first_bad = part.words[first + int(np.argmax(bad))]
+  if num_bad:
+    raise errors.UserError(
+      f'{part.name}: {num_bad:,} of {num_rows:,} vectors are not finite (that '
+      f'of {first_bad!r} is the first)'
+    )
+  return float(np.sqrt(total / num_rows))
+
+
+class Union(NamedTuple):
+  """The words that any part has, the most frequent first."""
+
+  words: list[str]
+  counts: np.ndarray  # [words] int64, summed over the parts; 1 = not known
+  rows: np.ndarray  # [n, words] int32, row in each part, -1 = it has none
+  has_counts: bool  # of all parts
+
+
+def unite(parts: Sequence[Part]) -> Union:
+  """The words of all parts, by falling count.
+
+  Where the counts of a part are not known, words are in the order of the rank
+  that is best among its parts. Ties are in the order of first appearance.
+  """
+  ids: dict[str, int] = {}
+  of_part: list[np.ndarray] = []
+  for i, part in enumerate(parts):
+    same = next((j for j in range(i) if parts[j].words == part.words), None)
+    if same is None:
+      found = (ids.setdefault(word, len(ids)) for word in part.words)
+      of_part.append(np.fromiter(found, np.int32, len(part.words)))
+    else:
+      of_part.append(of_part[same])
+  size = len(ids)
+  rows = np.full((len(parts), size), -1, np.int32)
+  counts = np.zeros(size, np.int64)
+  ranks = np.full(size, np.iinfo(np.int64).max)
+  for i, (part, found) in enumerate(zip(parts, of_part, strict=True)):
+    order = np.arange(len(found))
+    if part.counts is not None:
+      known = part.counts > 0
+      found, order = found[known], order[known]
+      counts[found] += part.counts[known]
+    rows[i, found] = order
+    ranks[found] = np.minimum(ranks[found], order)
+  has_counts = all(part.counts is not None for part in parts)
+  order = np.argsort(-counts if has_counts else ranks, kind='stable')
+  # Words that no part has seen are nowhere.
+  order = order[(rows[:, order] >= 0).any(0)]
+  words = list(ids)
+  return Union(
+    [words[i] for i in order.tolist()],
+    np.maximum(counts[order], 1),
+    np.ascontiguousarray(rows[:, order]),
+    has_counts,
+  )
+
+
+def weights(
+  parts: Sequence[Part], rows: np.ndarray, by_counts: bool
+) -> np.ndarray:
+  """[b, n] float32, how much each part has to say about each word.
+
+  A word weighs as much as it has parts; by counts, they share that as they saw
+  the word.
+
+  Args:
+    parts: n parts.
+    rows: [n, b] int, row of each word in each part, -1 = none.
+    by_counts: whether to use counts, which all parts have.
+  """
+  has = (rows >= 0).T.astype(np.float32)
+  if not by_counts:
+    return has
+  seen = np.zeros(has.shape)
+  for i, part in enumerate(parts):
+    seen[:, i] = np.where(rows[i] >= 0, part.counts[np.maximum(rows[i], 0)], 0)
+  total = np.maximum(seen.sum(1, keepdims=True), 1)
+  return (seen / total * has.sum(1, keepdims=True)).astype(np.float32)

@@ -1,0 +1,179 @@
+"""Where the parts of a merge come from: runs, checkpoints, word2vec files."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxemb import embeddings, errors
+from jaxemb.merging import parts, tables
+from jaxemb.storage import checkpoint, word2vec_format
+
+# Files that orbax leaves in a folder with arrays.
+_ORBAX = ('_METADATA', 'manifest.ocdbt', '_CHECKPOINT_METADATA')
+
+
+def open_all(
+  paths: Sequence[str],
+  scratch: pathlib.Path,
+  with_tables: bool,
+  skip_bad: bool,
+) -> tuple[list[parts.Part], list[dict[str, str]]]:
+  """Opens all parts, one after the other.
+
+  Args:
+    paths: of what `open_part` takes.
+    scratch: folder for rows that cannot stay where they are.
+    with_tables: whether to open context tables and optimizer state too.
+    skip_bad: whether to go on without what cannot be used.
+
+  Returns:
+    The parts; and {'name', 'reason'} of those left out.
+
+  Raises:
+    errors.UserError: A part cannot be used.
+  """
+  found, skipped = [], []
+  for i, path in enumerate(paths):
+    try:
+      found.append(open_part(path, scratch / str(i), with_tables))
+    except errors.UserError as error:
+      if not skip_bad:
+        raise errors.UserError(f'{error}; or give --skip-bad') from error
+      skipped.append({'name': str(path), 'reason': str(error)})
+  return found, skipped
+
+
+def open_part(
+  path: pathlib.Path | str, scratch: pathlib.Path | None, with_tables: bool
+) -> parts.Part:
+  """Opens one part.
+
+  Args:
+    path: a workdir, an export folder, what a merge left, a folder of orbax
+      checkpoints or one of them, or a word2vec, GloVe or .vec file.
+    scratch: folder for rows that cannot stay where they are; None = memory.
+    with_tables: whether to open context tables and optimizer state too.
+
+  Raises:
+    errors.UserError: It cannot be used, or has no such tables.
+  """
+  path = pathlib.Path(path)
+  if _is_checkpoint(path):
+    return _of_checkpoint(path, scratch, with_tables)
+  loaded = embeddings.load(path)
+  rows = parts.of_array(loaded.vectors)
+  if not rows.is_file:
+    rows = parts.spooled(loaded.vectors, scratch, 'vectors')
+  others = {}
+  if with_tables:
+    others = _tables(_home(path), len(loaded), loaded.vector_size, scratch)
+  return parts.Part(str(path), loaded.index_to_key, rows, loaded.counts, others)
+
+
+def has_tables(path: pathlib.Path | str) -> bool:
+  """Whether `open_part` would find context tables."""
+  path = pathlib.Path(path)
+  home = _home(path)
+  is_here = any((home / x).is_dir() for x in (tables.FOLDER, 'checkpoints'))
+  return is_here if not _is_checkpoint(path) else _of_run(path) is not None
+
+
+def _home(path: pathlib.Path) -> pathlib.Path:
+  """The folder of the run or merge whose export a path is."""
+  path = path.parent if path.name == 'vectors.npy' else path
+  return path.parent if path.name == 'export' else path
+
+
+def _of_run(path: pathlib.Path) -> Any:
+  """Settings of the run that a checkpoint belongs to, or None."""
+  around = [path, *path.absolute().parents[:3]]
+  return next((tables.settings(f) for f in around if tables.settings(f)), None)
+
+
+def _tables(
+  folder: pathlib.Path, vocab: int, dim: int, scratch: pathlib.Path | None
+) -> dict[str, parts.Rows]:
+  """What goes with the export of a run or a merge."""
+  if (folder / tables.FOLDER).is_dir():
+    found = tables.of_merge(folder)
+    wrong = [k for k, v in found.items() if v.shape[0] != vocab]
+    if wrong:
+      raise errors.UserError(
+        f'{folder / tables.FOLDER}: {wrong[0]} does not have the {vocab:,} '
+        'words of the export beside it; merge again'
+      )
+    return found
+  if not (folder / 'checkpoints').is_dir():
+    raise errors.UserError(
+      f'{folder} has no context vectors: neither {tables.FOLDER}/ nor '
+      'checkpoints/; give the folder of a run or a merge, or leave out '
+      '--trainable'
+    )
+  layout = _layout(tables.settings(folder))
+  found = tables.of_checkpoint(
+    folder / 'checkpoints', layout, vocab, dim, scratch
+  )
+  found.pop(tables.EXPORTED, None)
+  return found
+
+
+def _layout(settings: Any) -> str:
+  return settings.get('table', {}).get('layout', 'replicated')
+
+
+def _is_checkpoint(path: pathlib.Path) -> bool:
+  """Whether orbax has written in a folder, or in numbered folders there."""
+  if not path.is_dir() or (path / 'export').is_dir():
+    return False
+  if (path / 'vectors.npy').exists():
+    return False
+  inside = [path, path / 'state', *path.glob('[0-9]*/state')]
+  inside += path.glob('[0-9]*')
+  return any((folder / name).exists() for folder in inside for name in _ORBAX)
+
+
+def _of_checkpoint(
+  path: pathlib.Path, scratch: pathlib.Path | None, with_tables: bool
+) -> parts.Part:
+  """A part whose words are in a vocab.txt in a folder around it."""
+  around = [path, *path.absolute().parents[:3]]
+  files = [
+    folder / name
+    for folder in around
+    for name in ('vocab.txt', 'export/vocab.txt')
+  ]
+  file = next((file for file in files if file.exists()), None)
+  if file is None:
+    raise errors.UserError(
+      f'{path} is a checkpoint without words: put a vocab.txt (`word count` '
+      'lines, in order of the rows) into that folder'
+    )
+  words, counts = word2vec_format.read_vocab(file)
+  saved = checkpoint.Arrays(path)
+  run = _of_run(path)
+  if run and f'tables/{tables.EXPORTED}/vectors' in saved.shapes:
+    dim = run['model']['dim']
+    found = tables.of_checkpoint(
+      saved.folder.parent, _layout(run), len(words), dim, scratch
+    )
+    vectors = found.pop(tables.EXPORTED)
+    others = found if with_tables else {}
+    return parts.Part(str(path), words, vectors, counts, others)
+  fitting = [
+    name
+    for name, shape in saved.shapes.items()
+    if len(shape) == 2 and shape[0] == len(words)
+  ]
+  if len(fitting) != 1 or with_tables:
+    raise errors.UserError(
+      f'{path}: expected one array of {len(words):,} rows, the words in '
+      f'{file}, found {len(fitting)} ({", ".join(fitting[:3]) or "none"})'
+      + '; --trainable needs checkpoints of runs'
+      * with_tables
+    )
+  rows = np.asarray(saved.read(fitting[0]), np.float32)
+  return parts.Part(
+    str(path), words, parts.spooled(rows, scratch, 'vectors'), counts
+  )

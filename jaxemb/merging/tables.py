@@ -1,0 +1,144 @@
+"""Whole tables out of the states that checkpoints hold, and back into states.
+
+Whatever the layout, the strategy and the mesh: a state's arrays have rows in
+some form (`sharded.stored_ids`), perhaps behind a leading axis of models.
+Tables that go with exported vectors are named `<table>`, those of a row
+optimizer `<table>.<slot>`.
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.merging import parts
+from jaxemb.storage import checkpoint
+from jaxemb.tables import sharded
+
+EXPORTED = 'input'  # the table that a run exports
+FOLDER = 'tables'  # where a merge keeps the others, beside its export
+
+_SCRATCH = 'scratch'  # holds nothing between steps
+# State of row optimizers that adds up over what replicas did; the rest is
+# averaged.
+_SUMS = ('sum_squares', 'num_updates')
+
+
+def leading_axes(shape: tuple[int, ...], ids: np.ndarray) -> int | None:
+  """Axes of models before those of the rows; None = these are no rows."""
+  for first in (0, 1):
+    if shape[first : first + ids.ndim] == ids.shape:
+      return first if len(shape) - first - ids.ndim <= 1 else None
+  return None
+
+
+def in_order(array: np.ndarray, ids: np.ndarray, vocab: int) -> np.ndarray:
+  """Rows in order of ids.
+
+  Args:
+    array: [*ids.shape, ...].
+    ids: of each row, see `sharded.stored_ids`.
+    vocab: number of rows; ids from there on are left out.
+  """
+  if np.array_equal(ids, np.arange(vocab)):
+    return array
+  rows = np.empty((vocab, *array.shape[ids.ndim :]), array.dtype)
+  rows[ids[ids < vocab]] = array[ids < vocab]
+  return rows
+
+
+def _model(
+  saved: checkpoint.Arrays, name: str, leading: int, model: int | None
+) -> np.ndarray:
+  """An array of one model: of one of several, or of what replicas make."""
+  array = saved.read(name)
+  if not leading:
+    return array
+  table, *slot = name.split('/')[1:]
+  old = f'exchanged/{table}'
+  if model is not None or len(array) == 1:
+    return array[model or 0]
+  if old not in saved.shapes:
+    raise errors.UserError(
+      f'{saved.folder} holds {len(array)} sub-models side by side; give the '
+      'folder of each'
+    )
+  if slot == ['vectors']:
+    # What replicas learned since a row was last exchanged adds up.
+    rows = saved.read(old)
+    total = np.array(rows)
+    for one in array:
+      total += one - rows
+    return total
+  return array.sum(0) if slot[-1] in _SUMS else array.mean(0)
+
+
+def of_checkpoint(
+  folder: pathlib.Path,
+  layout: str,
+  vocab: int,
+  dim: int,
+  scratch: pathlib.Path | None,
+  model: int | None = None,
+) -> dict[str, parts.Rows]:
+  """All tables of a checkpoint of a run, [vocab, ...] in order of ids.
+
+  Args:
+    folder: of the run's checkpoints, or of one of them.
+    layout: of its tables.
+    vocab: its words.
+    dim: its numbers per row.
+    scratch: folder to keep them in; None = memory.
+    model: which of several sub-models that are side by side; None = the only
+      one, or what all replicas make together.
+
+  Returns:
+    By name, the exported table among them; single numbers are [vocab, 1].
+
+  Raises:
+    errors.UserError: The checkpoint is damaged, or of another vocabulary.
+  """
+  saved = checkpoint.Arrays(folder)
+  ids = sharded.stored_ids(layout, vocab)
+  found = {}
+  for name, shape in saved.shapes.items():
+    top, *rest = name.split('/')
+    if top != 'tables' or rest[-1] == _SCRATCH:
+      continue
+    leading = leading_axes(shape, ids)
+    if leading is None:
+      if rest[-1] == 'vectors':
+        raise errors.UserError(
+          f'{folder}: table {rest[0]!r} of shape {shape} does not have the '
+          f'{vocab:,} words of the vocabulary; give the folder of one run'
+        )
+      continue
+    rows = in_order(_model(saved, name, leading, model), ids, vocab)
+    rows = rows[:, :dim] if rows.ndim > 1 else rows[:, None]
+    title = rest[0] if rest[-1] == 'vectors' else f'{rest[0]}.{rest[-1]}'
+    found[title] = parts.spooled(np.asarray(rows, np.float32), scratch, title)
+  return found
+
+
+def of_merge(folder: pathlib.Path) -> dict[str, parts.Rows]:
+  """The tables that a merge has left beside its export."""
+  found = {}
+  for path in sorted((folder / FOLDER).glob('*.npy')):
+    try:
+      found[path.stem] = parts.of_array(np.load(path, mmap_mode='r'))
+    except (OSError, ValueError, EOFError) as error:
+      raise errors.UserError(
+        f'{path} cannot be read: {error}; merge again'
+      ) from error
+  return found
+
+
+def settings(folder: pathlib.Path) -> Mapping[str, Any]:
+  """The settings of the run in a folder, or {}."""
+  try:
+    return json.loads((folder / 'config.json').read_text())
+  except (OSError, ValueError):
+    return {}

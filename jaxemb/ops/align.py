@@ -1,0 +1,263 @@
+"""Merging of tables that were trained apart: Concat, PCA and ALiR.
+
+Part i has rows M_i(w) [D_i] of the words w that it knows; a_i(w) is the weight
+of its vote, 0 where it has none, and a = sum_i a_i. ALiR ("alternating linear
+regression", Anand et al. 2019; generalized Procrustes analysis elsewhere) wants
+one rotation for each part and one row Y(w) for each word that any part has,
+
+  minimize sum_w sum_i a_i(w) |M_i(w) W_i - Y(w)|^2,   W_i W_i^T = 1
+
+by turns: Y(w) = sum_i a_i M_i W_i / a, then W_i = U V^T of the singular vectors
+of C_i = sum_w a_i M_i(w)^T Y(w). All that this asks of the rows is
+
+  Q_ij = sum_w a_i a_j / a M_i(w)^T M_j(w)          C_i = sum_j Q_ij W_j
+
+the Gram matrix of the scaled parts side by side, which adds up over blocks of
+words. So the rows are read once for Q and once for Y, whatever the number of
+iterations, and those take place on D x D matrices in float64. PCA of the
+concatenation needs the same matrix, with all weights 1.
+
+Rows lie side by side, [b, D_1 + ... + D_n], zeros where a part lacks the word.
+A part of fewer dimensions than the result is turned into a subspace of it. One
+of more is first reduced to its own principal directions.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.linalg
+
+from jaxemb.ops import gram as gram_lib
+from jaxemb.ops import sampling
+
+# Holds a rotation in directions that no other part says anything about.
+_INERTIA = 1e-7
+
+STARTS = ('zero', 'pca', 'random')
+
+
+class Alignment(NamedTuple):
+  """Rotations of all parts into one space."""
+
+  rotations: np.ndarray  # [sum D_i, dim] float64, those of the parts stacked
+  # Of each iteration: root of the weighted mean square of what Y moved by,
+  # relative to that of Y.
+  displacements: tuple[float, ...]
+
+
+class Measured(NamedTuple):
+  """Of each part, how it fits the others, summed over the words of a block."""
+
+  squares: jax.Array  # [n], |M_i W_i|^2
+  residuals: jax.Array  # [n], |M_i W_i - Y|^2
+  cosines: jax.Array  # [n], of M_i W_i and what the other parts alone say
+  words: jax.Array  # [n], that another part has too: the others do not count
+
+
+def random_rows(
+  seed: int, rows: np.ndarray, dim: int, scale: np.ndarray
+) -> jax.Array:
+  """[b, dim] float32, a random start of Y, each row times its scale.
+
+  Args:
+    seed: of the start.
+    rows: [b] int32, which rows of Y.
+    dim: numbers of a row, of variance 1.
+    scale: [b] float32.
+  """
+  key = jnp.array([seed, 0], jnp.uint32)
+  start = sampling.uniform_rows(key, rows, jnp.arange(dim), 3**0.5)
+  return start * scale[:, None]
+
+
+def procrustes(cross: np.ndarray) -> np.ndarray:
+  """The W with orthonormal rows (or columns) that maximizes tr(W^T cross).
+
+  It turns rows X to lie best on rows Y where cross is X^T Y.
+
+  Args:
+    cross: [d, dim] float64.
+
+  Returns:
+    [d, dim] float64.
+  """
+  left, _, right = scipy.linalg.svd(
+    cross, full_matrices=False, check_finite=False
+  )
+  return left @ right
+
+
+def principal(gram: np.ndarray, dim: int) -> np.ndarray:
+  """[columns, dim] float64, orthonormal: the directions of largest variance.
+
+  Uncentred, as in the authors' code; signs are such that the largest number of
+  each direction is positive.
+
+  Args:
+    gram: [columns, columns] float64, Z^T Z.
+    dim: number of directions, at most columns.
+  """
+  size = len(gram)
+  _, vectors = scipy.linalg.eigh(
+    gram, subset_by_index=(size - dim, size - 1), check_finite=False
+  )
+  vectors = vectors[:, ::-1]
+  largest = np.take_along_axis(
+    vectors, np.argmax(np.abs(vectors), 0)[None], axis=0
+  )
+  return vectors * np.where(largest < 0, -1, 1)
+
+
+def _bases(gram: np.ndarray, dims: Sequence[int], dim: int) -> list[np.ndarray]:
+  """[D_i, min(D_i, dim)] for each part: what of it takes part."""
+  return [
+    np.eye(d) if d <= dim else principal(gram[part, part], dim)
+    for d, part in zip(dims, gram_lib.slices(dims), strict=True)
+  ]
+
+
+def _join(gram: np.ndarray, parts: list[slice], dim: int) -> np.ndarray:
+  """Zero start: parts join one at a time, the most closely tied first.
+
+  The first one stays as it is, Y being zero where it has no row; each further
+  one is turned towards those that are there.
+  """
+  ties = np.array([[np.linalg.norm(gram[p, q]) for q in parts] for p in parts])
+  size = np.diag(ties).copy()
+  np.fill_diagonal(ties, 0)
+  waiting = list(range(len(parts)))
+  w = np.zeros((len(gram), dim))
+  first = int(np.argmax(size))
+  w[parts[first]] = np.eye(parts[first].stop - parts[first].start, dim)
+  waiting.remove(first)
+  near = ties[first].copy()
+  while waiting:
+    i = max(waiting, key=lambda i: near[i])
+    cross = gram[parts[i]] @ w
+    rest = np.eye(len(cross), dim) * (_INERTIA * np.linalg.norm(cross))
+    w[parts[i]] = procrustes(cross + rest)
+    waiting.remove(i)
+    near += ties[i]
+  return w
+
+
+def solve(
+  gram: np.ndarray,
+  dims: Sequence[int],
+  dim: int,
+  start: str,
+  max_iterations: int,
+  tolerance: float,
+) -> Alignment:
+  """ALiR on the Gram matrix of all parts.
+
+  Args:
+    gram: [columns, columns] float64, Q of the parts side by side. With start
+      'random' it has `dim` more columns: of the random rows times sqrt(a).
+    dims: D_i.
+    dim: of the result.
+    start: 'zero': the largest part, zeros where it lacks a word, and the others
+      join it; 'pca': principal directions of the parts side by side; 'random':
+      random rows.
+    max_iterations: to stop after, at least 1.
+    tolerance: displacement below which to stop.
+  """
+  dims = list(dims)
+  bases = _bases(gram, dims, dim)
+  extra = [np.eye(dim)] if start == 'random' else []
+  base = scipy.linalg.block_diag(*bases, *extra)
+  # A matrix of many columns is not copied if nothing is to be reduced.
+  if base.shape[0] != base.shape[1]:
+    gram = base.T @ gram @ base
+  sizes = [b.shape[1] for b in bases]
+  parts, num = gram_lib.slices(sizes), sum(sizes)
+  moved = []
+  if start == 'random':
+    crosses, rest = gram[:num, num:], float(np.trace(gram[num:, num:]))
+    gram = gram[:num, :num]
+    w = np.concatenate([procrustes(crosses[part]) for part in parts])
+    norm = float(np.sum(w * (gram @ w)))
+    square = norm - 2 * float(np.sum(w * crosses)) + rest
+    moved.append(_relative(square, norm))
+  elif start == 'pca':
+    # Of the length that rotations have, so that displacements tell something.
+    w = principal(gram, min(dim, num)) * np.sqrt(len(parts))
+    w = np.pad(w, ((0, 0), (0, dim - w.shape[1])))
+  else:
+    w = _join(gram, parts, dim)
+  # Y is sum_i a_i M_i W_i / a, and Q W all that is asked of it.
+  crosses = gram @ w
+  while len(moved) < max_iterations and not (moved and moved[-1] <= tolerance):
+    inertia = _INERTIA * np.linalg.norm(crosses)
+    new = np.concatenate(
+      [procrustes(crosses[part] + inertia * w[part]) for part in parts]
+    )
+    new_crosses = gram @ new
+    square = float(np.sum((new - w) * (new_crosses - crosses)))
+    moved.append(_relative(square, float(np.sum(new * new_crosses))))
+    w, crosses = new, new_crosses
+  return Alignment(base[: sum(dims), :num] @ w, tuple(moved))
+
+
+def _relative(square: float, norm: float) -> float:
+  return float(np.sqrt(max(square, 0) / norm)) if norm > 0 else 0.0
+
+
+@functools.partial(jax.jit, static_argnames=('mesh', 'dims'))
+def merge(
+  rows: jax.Array,
+  shares: jax.Array,
+  rotations: jax.Array,
+  *,
+  mesh: jax.sharding.Mesh,
+  dims: tuple[int, ...],
+) -> tuple[jax.Array, Measured]:
+  """A block of the result, and how the parts fit it.
+
+  Args:
+    rows: [b, sum D_i] float32.
+    shares: [b, n] float32, a_i / a: 0 where a part lacks the word.
+    rotations: [sum D_i, dim] float32.
+    mesh: the devices, over which rows are dealt.
+    dims: D_i.
+
+  Returns:
+    [b, dim] float32, Y; and what was measured.
+  """
+
+  def block(rows, shares, rotations):
+    turned = [
+      jnp.matmul(rows[:, p], rotations[p], precision=gram_lib.PRECISION)
+      for p in gram_lib.slices(dims)
+    ]
+    y = sum(shares[:, i, None] * x for i, x in enumerate(turned))
+    is_shared = jnp.sum(shares > 0, 1) > 1
+    found = []
+    for i, x in enumerate(turned):
+      share = shares[:, i]
+      counts = (is_shared & (share > 0)).astype(jnp.float32)
+      others = y - share[:, None] * x
+      lengths = jnp.linalg.norm(x, axis=1) * jnp.linalg.norm(others, axis=1)
+      cosines = jnp.sum(x * others, 1) / jnp.where(lengths > 0, lengths, 1)
+      found.append(
+        Measured(
+          jnp.sum(counts * jnp.sum(x * x, 1)),
+          jnp.sum(counts * jnp.sum(jnp.square(x - y), 1)),
+          jnp.sum(counts * cosines),
+          jnp.sum(counts),
+        )
+      )
+    found = jax.tree.map(lambda *x: jnp.stack(x), *found)
+    return y, jax.lax.psum(found, mesh.axis_names)
+
+  over, everywhere = gram_lib.over(mesh), jax.sharding.PartitionSpec()
+  return jax.shard_map(
+    block,
+    mesh=mesh,
+    in_specs=(over, over, everywhere),
+    out_specs=(over, everywhere),
+  )(rows, shares, rotations)

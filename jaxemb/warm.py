@@ -1,0 +1,168 @@
+"""Training that starts from vectors that are there: `config.train.init_from`.
+
+A new state is made as ever, and the rows of known words are written over it
+where they lie, on whatever mesh and in whatever layout. Words that are not
+there keep their random start.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from jaxemb import errors, metrics
+from jaxemb.merging import parts as parts_lib
+from jaxemb.merging import sources
+from jaxemb.merging import tables as tables_lib
+from jaxemb.tables import sharded
+
+
+def begin(
+  config: ml_collections.ConfigDict, state: Any, words: Sequence[str]
+) -> Any:
+  """A state that starts from `config.train.init_from`.
+
+  Args:
+    config: the settings.
+    state: a new one, of any strategy; not to be used any more.
+    words: [vocab] words of its rows.
+
+  Raises:
+    UserError: What to start from cannot be used, or has other dimensions.
+  """
+  path = os.path.expanduser(config.train.init_from)
+  part = sources.open_part(path, None, sources.has_tables(path))
+  if part.dim != config.model.dim:
+    raise errors.UserError(
+      f'config.train.init_from={path} has vectors of {part.dim} numbers, and '
+      f'config.model.dim={config.model.dim}; give --config.model.dim={part.dim}'
+    )
+  parts_lib.check(part)
+  places = _places(part, words)
+  num_found = int(np.sum(places >= 0))
+  if not num_found:
+    raise errors.UserError(
+      f'config.train.init_from={path} has none of the {len(words):,} words of '
+      'the text; give other vectors (check the case of letters)'
+    )
+  rows = {tables_lib.EXPORTED: part.vectors, **part.others}
+  state, used = filled(
+    state, rows, places, sharded.stored_ids(config.table.layout, len(words))
+  )
+  metrics.LOG.info(
+    'starting from %s: %s of %s words (%s start at random, %s of its words are '
+    'not in the text); tables %s, all else starts anew',
+    path,
+    f'{num_found:,}',
+    f'{len(words):,}',
+    f'{len(words) - num_found:,}',
+    f'{len(part.words) - num_found:,}',
+    ', '.join(used),
+  )
+  return state
+
+
+def _places(part: parts_lib.Part, words: Sequence[str]) -> np.ndarray:
+  """[vocab] int64, row of each word in the part, -1 = none."""
+  rows = {word: row for row, word in enumerate(part.words)}
+  places = np.fromiter((rows.get(w, -1) for w in words), np.int64, len(words))
+  if part.counts is not None:
+    # What the part has never seen is as it was drawn.
+    places[(places >= 0) & (part.counts[np.maximum(places, 0)] == 0)] = -1
+  return places
+
+
+def filled(
+  state: Any,
+  rows: dict[str, parts_lib.Rows],
+  places: np.ndarray,
+  ids: np.ndarray,
+) -> tuple[Any, list[str]]:
+  """Writes rows over those of a state.
+
+  Args:
+    state: with `tables`, and `exchanged` if it has replicas.
+    rows: by name as in `merging.tables`.
+    places: [vocab] int, row of each word in `rows`, -1 = none.
+    ids: of the state's rows, see `sharded.stored_ids`.
+
+  Returns:
+    The state, and the names of what was used.
+  """
+  inside = np.where(
+    ids < len(places), places[np.minimum(ids, len(places) - 1)], -1
+  )
+  states, used = dict(state.tables), []
+
+  def fill(array, name):
+    used.append(name)
+    return _filled(array, rows[name], inside)
+
+  for name, table in states.items():
+    if name in rows:
+      table = table._replace(vectors=fill(table.vectors, name))
+    slots = {
+      key: fill(array, f'{name}.{key}')
+      for key, array in table.slots._asdict().items()
+      if f'{name}.{key}' in rows
+    }
+    states[name] = table._replace(slots=table.slots._replace(**slots))
+  state = state._replace(tables=states)
+  if hasattr(state, 'exchanged'):
+    # Replicas start from what they last had in common.
+    exchanged = {
+      name: _filled(array, rows[name], inside) if name in rows else array
+      for name, array in state.exchanged.items()
+    }
+    state = state._replace(exchanged=exchanged)
+  return state, used
+
+
+def _filled(
+  array: jax.Array, rows: parts_lib.Rows, places: np.ndarray
+) -> jax.Array:
+  """An array with known rows in place of its own, shard by shard.
+
+  Args:
+    array: [places.shape, columns], perhaps without columns, perhaps behind a
+      leading axis of models.
+    rows: what to write.
+    places: row in `rows` of each row of the array, -1 = it keeps its own.
+  """
+  leading = tables_lib.leading_axes(array.shape, places)
+  has_columns = array.ndim > leading + places.ndim
+
+  def change(block: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
+    wanted = places[index[leading : leading + places.ndim]]
+    has = wanted >= 0
+    found = np.zeros((int(has.sum()), rows.shape[1]), np.float32)
+    if len(found):
+      rows.read(wanted[has], found)
+    if has_columns:
+      # Columns that only fill up are zero.
+      more = max(array.shape[-1] - found.shape[1], 0)
+      found = np.pad(found, ((0, 0), (0, more)))[:, index[-1]]
+    else:
+      found = found[:, 0]
+    block[(slice(None),) * leading + (has,)] = found
+    return block
+
+  return _by_shards(array, change)
+
+
+def _by_shards(
+  array: jax.Array,
+  change: Callable[[np.ndarray, tuple[slice, ...]], np.ndarray],
+) -> jax.Array:
+  """Changes an array where its shards lie."""
+  return jax.make_array_from_single_device_arrays(
+    array.shape,
+    array.sharding,
+    [
+      jax.device_put(change(np.array(shard.data), shard.index), shard.device)
+      for shard in array.addressable_shards
+    ],
+  )

@@ -1,0 +1,162 @@
+"""Training from vectors that are there, in every layout and strategy."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import build, errors, train, warm
+from jaxemb import config as config_lib
+from jaxemb import mesh as mesh_lib
+from jaxemb.storage import word2vec_format
+from jaxemb.tables import sharded
+
+_VOCAB, _DIM = 300, 6
+_WORDS = [f'w{i}' for i in range(_VOCAB)]
+
+
+def _config(path, **settings):
+  config = config_lib.default()
+  config.model.dim = _DIM
+  config.optimizer.name = 'adagrad'
+  config.train.init_from = str(path)
+  config.update_from_flattened_dict(settings)
+  return config
+
+
+@pytest.fixture(scope='module')
+def merged(tmp_path_factory):
+  """What a merge leaves: every third word, in another order."""
+  folder = tmp_path_factory.mktemp('merged')
+  rng = np.random.default_rng(0)
+  ids = rng.permutation(_VOCAB)[::3]
+  words = [f'w{i}' for i in ids] + ['elsewhere', 'unseen']
+  rows = rng.normal(size=(len(words), _DIM)).astype(np.float32)
+  (folder / 'export').mkdir()
+  np.save(folder / 'export' / 'vectors.npy', rows)
+  counts = [*range(len(words), 1, -1), 0]
+  word2vec_format.write_vocab(folder / 'export' / 'vocab.txt', words, counts)
+  (folder / 'tables').mkdir()
+  np.save(folder / 'tables' / 'output.npy', rows + 1)
+  for name, first in (('input', 1), ('output', 2)):
+    squares = first + np.arange(len(words), dtype=np.float32)[:, None]
+    np.save(folder / 'tables' / f'{name}.sum_squares.npy', squares)
+  return folder, ids, rows[: len(ids)]
+
+
+_MESHES = [
+  ('sync', 'replicated', 1, 1),
+  ('sync', 'row', 1, 4),
+  ('sync', 'row', 2, 2),
+  ('sync', 'column', 1, 4),
+  ('sync', 'column', 2, 2),
+  ('replicas', 'replicated', 3, 1),
+]
+
+
+def _whole(array, layout, leading):
+  """[vocab, ...] of the first model."""
+  array = np.asarray(array)
+  array = array[0] if leading else array
+  ids = sharded.stored_ids(layout, _VOCAB)
+  rows = np.empty((_VOCAB, *array.shape[ids.ndim :]), np.float32)
+  rows[ids[ids < _VOCAB]] = array[ids < _VOCAB]
+  return rows[:, :_DIM] if rows.ndim > 1 else rows
+
+
+@pytest.mark.parametrize(('strategy', 'layout', 'data', 'table'), _MESHES)
+def test_known_words_start_from_their_rows(
+  merged, strategy, layout, data, table
+):
+  folder, ids, rows = merged
+  settings = {'strategy.name': strategy, 'table.layout': layout}
+  config = _config(folder, **settings)
+  shape = mesh_lib.Shape(data, table)
+  config = config_lib.resolved(config, 'cpu', shape)
+  counts = np.arange(_VOCAB, 0, -1)
+  made = build.trainer(config, counts, mesh_lib.make(shape)).strategy
+  init = jax.jit(made.init, out_shardings=made.state_sharding)
+  new, state = init(jax.random.key(0)), init(jax.random.key(0))
+  state = warm.begin(config, state, _WORDS)
+  others = np.setdiff1d(np.arange(_VOCAB), ids)
+  leading = strategy == 'replicas'
+  for name, more in (('input', 0), ('output', 1)):
+    found, before = (
+      _whole(x.tables[name].vectors, layout, leading) for x in (state, new)
+    )
+    assert np.array_equal(found[ids], rows + more)
+    assert np.array_equal(found[others], before[others])
+    squares = _whole(state.tables[name].slots.sum_squares, layout, leading)
+    assert np.array_equal(squares[ids], 1 + more + np.arange(len(ids)))
+    assert not squares[others].any()
+    if leading:
+      replicas = np.asarray(state.tables[name].vectors)
+      assert (replicas == replicas[0]).all()
+      assert np.array_equal(state.exchanged[name], replicas[0])
+  assert np.array_equal(made.result(state)[ids], rows)
+  # It lies where the steps want it.
+  for ours, theirs in zip(
+    jax.tree.leaves(state), jax.tree.leaves(new), strict=True
+  ):
+    assert ours.sharding == theirs.sharding and ours.shape == theirs.shape
+    assert ours.dtype == theirs.dtype
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'model.dim': 8}, '--config.model.dim=6'),
+    ({'train.init_from': 'nowhere.bin'}, 'nowhere.bin'),
+  ],
+)
+def test_what_does_not_fit_is_refused(merged, settings, message):
+  config = _config(merged[0], **settings)
+  with pytest.raises(errors.UserError, match=message):
+    warm.begin(config, None, _WORDS)
+
+
+def test_vectors_of_other_words_are_refused(merged, tmp_path):
+  with pytest.raises(errors.UserError, match='none of the 2 words'):
+    warm.begin(_config(merged[0]), None, ['x', 'unseen'])
+  bad = np.full((3, _DIM), np.nan, np.float32)
+  word2vec_format.write(tmp_path / 'bad.bin', _WORDS[:3], bad, True)
+  with pytest.raises(errors.UserError, match='3 of 3 vectors are not finite'):
+    warm.begin(_config(tmp_path / 'bad.bin'), None, _WORDS)
+
+
+def _run(tmp_path, name, **settings):
+  config = config_lib.default()
+  config.data.cache = str(tmp_path / 'cache')
+  config.data.embedded_words = 20_000
+  config.data.min_count = 2
+  config.model.dim = 8
+  config.train.epochs = 1
+  config.eval.paths = 'none'
+  config.strategy.name = 'sync'
+  config.mesh.data = 1
+  config.update_from_flattened_dict(settings)
+  assert train.run(config, tmp_path / name) == 0
+  return jaxemb.load(tmp_path / name)
+
+
+def test_a_run_starts_from_another_and_from_a_file(tmp_path):
+  first = _run(tmp_path, 'first')
+  path = str(tmp_path / 'first')
+  # With a learning rate of nothing, what comes out is what went in.
+  still = {'optimizer.learning_rate': 1e-30, 'seed': 2}
+  still |= {'optimizer.final_learning_rate': 0.0}
+  second = _run(tmp_path, 'second', **still, **{'train.init_from': path})
+  assert second.index_to_key == first.index_to_key
+  assert np.array_equal(second.vectors, first.vectors)
+  log = (tmp_path / 'second' / 'log.txt').read_text()
+  assert f'{len(first):,} of {len(first):,} words (0 start at random' in log
+  assert 'tables input, output,' in log
+  file = f'{path}/export/vectors.bin'
+  third = _run(tmp_path, 'third', **still, **{'train.init_from': file})
+  assert np.array_equal(third.vectors, first.vectors)
+  assert 'tables input,' in (tmp_path / 'third' / 'log.txt').read_text()
+  # A run that goes on has no need of it; another start is another run.
+  with pytest.raises(errors.UserError, match='train.init_from'):
+    _run(tmp_path, 'third', **still)
+  with pytest.raises(errors.UserError, match='does not exist'):
+    _run(tmp_path, 'fourth', **{'train.init_from': str(tmp_path / 'none')})
