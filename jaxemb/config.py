@@ -14,8 +14,9 @@ import ml_collections
 
 from jaxemb import combinations, errors
 
-# Keys that change what is shown or kept, or which devices work, not what is
-# learned: a run may be resumed with other values.
+# Keys that change what is shown or kept, which devices work, or what is done
+# with sub-models in the end, not what is learned: a run may be resumed with
+# other values.
 _FREE_KEYS = frozenset(
   {
     'data.cache',
@@ -23,6 +24,7 @@ _FREE_KEYS = frozenset(
     'eval.restrict_vocab',
     'mesh.data',
     'mesh.table',
+    'strategy.merge',
     'strategy.part',
     'strategy.per_device',
     'train.checkpoint_every_secs',

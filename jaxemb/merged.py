@@ -85,7 +85,11 @@ def write(
     totals: sums over them.
   """
   each = [{k: v for k, v in x.items() if k != 'totals'} for x in found]
-  more = {'parts': each, 'words_counted': _WORDS_COUNTED, 'merge': None}
+  more: dict[str, Any] = {
+    'parts': each,
+    'words_counted': _WORDS_COUNTED,
+    'merge': None,
+  }
   table_bytes = sum(x['table_bytes'] for x in found)
   if config.strategy.merge == 'none':
     figures = results.page(config, parts, totals, table_bytes)
@@ -106,6 +110,7 @@ def write(
     f'{num_missing:,}',
   )
   more['merge'] = merged.report | {'missing_words': num_missing}
+  more['dim'] = merged.vectors.shape[1]
   corpus = parts.corpus._replace(vocabulary=merged.vocabulary)
   results.write(
     config,

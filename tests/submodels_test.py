@@ -3,6 +3,8 @@
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import ml_collections
 import numpy as np
@@ -14,6 +16,15 @@ from jaxemb import errors, hlo, metrics, processes, submodels, train, workdirs
 from jaxemb.storage import word2vec_format
 
 _PARTS = 3
+_ROOT = pathlib.Path(__file__).parents[1]
+
+
+# All settings on the command line.
+_CONFIG_FILE = """
+from jaxemb import config
+
+get_config = config.default
+"""
 
 
 def _config(cache: pathlib.Path, **settings) -> ml_collections.ConfigDict:
@@ -27,7 +38,6 @@ def _config(cache: pathlib.Path, **settings) -> ml_collections.ConfigDict:
   config.eval.paths = 'none'
   config.strategy.name = 'partition'
   config.strategy.num_parts = _PARTS
-  config.strategy.merge = 'none'
   config.update_from_flattened_dict(settings)
   config_lib.check(config)
   return config
@@ -57,7 +67,15 @@ def _figures(workdir, part):
 def test_what_a_run_leaves(together):
   report = json.loads((together / 'report.json').read_text())
   everything = word2vec_format.read_vocab(together / 'parts/00/vocab.txt')[0]
-  assert len(everything) == report['vocab_words']
+  merged = jaxemb.load(together)
+  assert len(merged) == report['vocab_words'] == report['merge']['words']
+  assert report['merge']['missing_words'] == len(everything) - len(merged)
+  # In the order of the corpus, with its counts; what no part has is missing.
+  rank = {word: i for i, word in enumerate(everything)}
+  ranks = [rank[word] for word in merged.index_to_key]
+  assert ranks == sorted(ranks) and (np.diff(merged.counts) <= 0).all()
+  parts = [jaxemb.load(together / f'parts/0{part}') for part in range(_PARTS)]
+  assert set(merged.index_to_key) == {w for x in parts for w in x.index_to_key}
   for part, told in enumerate(report['parts']):
     folder = together / f'parts/{part:02}'
     words, seen = word2vec_format.read_vocab(folder / 'vocab.txt')
@@ -104,8 +122,24 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(
 ):
   # It was beside another; here it is all there is.
   part = 1
-  config = _config(cache, **{'strategy.part': part, 'mesh.data': 0})
-  assert train.run(config, tmp_path) == 0
+  settings = config_lib.flat(_config(cache, **{'mesh.data': 0}))
+  usual = config_lib.flat(config_lib.default())
+  given = [f'{k}={v}' for k, v in settings.items() if v != usual[k]]
+  (tmp_path / 'config.py').write_text(_CONFIG_FILE)
+  subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      'jaxemb.main',
+      f'--config={tmp_path / "config.py"}',
+      f'--workdir={tmp_path / "run"}',
+      f'--config.strategy.part={part}',
+      *(f'--config.{x}' for x in given),
+    ],
+    cwd=_ROOT,
+    check=True,
+  )
+  tmp_path = tmp_path / 'run'
   assert _vectors(tmp_path, part) == _vectors(together, part)
   folder = tmp_path / f'parts/{part:02}'
   for name in ('report.html', 'report.json', 'log.txt', 'metrics.jsonl'):
@@ -116,7 +150,7 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(
   assert mine['totals']['losses'] == theirs['totals']['losses']
   assert not (tmp_path / 'log.txt').exists()
   assert [x.name for x in (tmp_path / 'parts').iterdir()] == ['01']
-  # The others by a run of all, now beside each other.
+  # The others by a run of all, beside each other, and the same merged model.
   before = (folder / 'part.json').stat().st_mtime_ns
   assert train.run(_config(cache), tmp_path) == 0
   for part in range(_PARTS):
@@ -124,6 +158,19 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(
   assert (folder / 'part.json').stat().st_mtime_ns == before
   told = json.loads((tmp_path / 'report.json').read_text())['parts']
   assert [x['part'] for x in told] == [0, 1, 2]
+  whole = [x / 'export/vectors.bin' for x in (tmp_path, together)]
+  assert whole[0].read_bytes() == whole[1].read_bytes()
+
+
+def test_merged_again_in_another_way(cache, together, tmp_path):
+  shutil.copytree(together, tmp_path / 'run')
+  for merge in ('none', 'concat'):
+    config = _config(cache, **{'strategy.merge': merge})
+    assert train.run(config, tmp_path / 'run') == 0
+    report = json.loads((tmp_path / 'run/report.json').read_text())
+    assert len(report['parts']) == _PARTS
+  assert jaxemb.load(tmp_path / 'run').vector_size == _PARTS * 16
+  assert report['merge']['method'] == 'concat' and report['dim'] == 48
 
 
 def _interrupted(config, workdir, monkeypatch, num_dispatches):
