@@ -49,21 +49,34 @@ def _merge(
   from jaxemb.merging import combine, sources
 
   opened = [
-    sources.open_part(folder, folder, with_tables=False) for folder in folders
+    sources.open_part(folder, None, with_tables=False) for folder in folders
   ]
+  if len(opened) == 1:
+    only = opened[0]
+    figures = {'merge_secs': 0.0, 'warnings': []}
+    return _in_order(parts, only.words, only.vectors.open(), figures)
   spec = combine.Spec(method=config.strategy.merge)
   found = combine.merge(opened, spec, parts.mesh)
   for line in found.report['warnings']:
     metrics.LOG.warning('%s', line)
-  # In the order of the corpus, and with its counts.
+  return _in_order(parts, found.words, found.vectors, found.report)
+
+
+def _in_order(
+  parts: build.Parts,
+  words: Sequence[str],
+  vectors: np.ndarray,
+  figures: dict[str, Any],
+) -> Merged:
+  """Words in the order of the corpus, and with its counts."""
   everything = parts.corpus.vocabulary
   ids = {word: i for i, word in enumerate(everything.words)}
-  rows = np.array([ids[word] for word in found.words])
+  rows = np.array([ids[word] for word in words])
   order = np.argsort(rows)
   vocabulary = vocab.Vocabulary(
-    [found.words[i] for i in order], everything.counts[rows[order]]
+    [words[i] for i in order], everything.counts[rows[order]]
   )
-  return Merged(vocabulary, np.asarray(found.vectors)[order], found.report)
+  return Merged(vocabulary, np.asarray(vectors)[order], figures)
 
 
 def write(

@@ -120,10 +120,16 @@ def _items(
     words_before = words_after
 
 
-def _schedules(
+def schedules(
   config: ml_collections.ConfigDict, models: Sequence[Model], num: int
 ) -> Callable[[Together], strategy_base.Schedule]:
-  """Every model's learning rates, by its own progress, and its own keys."""
+  """Every model's learning rates, by its own progress, and its own keys.
+
+  Args:
+    config: checked settings in which all is chosen.
+    models: of the round.
+    num: models of the strategy; those beyond have nothing to do.
+  """
   each = [
     dispatches.schedules(config, model.census.words, (model.part + 1,))
     for model in models
@@ -294,7 +300,7 @@ def train(
     strategy,
     state,
     items,
-    _schedules(config, models, num),
+    schedules(config, models, num),
     totals,
     _Meters(models, meter, totals, place),
     total_words,

@@ -19,6 +19,7 @@ folder. Nobody waits for anybody until all are there to be merged.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import threading
@@ -287,6 +288,7 @@ class _Trainer:
       self._finish(model, state, len(models))
     return True
 
+  @functools.cached_property
   def _start_rows(self) -> np.ndarray:
     """[vocab, dim], how the vectors of every sub-model began."""
     strategy, name = self._place.parts.strategy, self._vectors_table
@@ -299,7 +301,7 @@ class _Trainer:
     place, census, totals = self._folder(model.part), model.census, model.totals
     vectors = np.asarray(state.tables[self._vectors_table].vectors)
     # A word may have been read and never had another beside it.
-    has = (vectors != self._start_rows()).any(1)
+    has = (vectors != self._start_rows).any(1)
     has &= census.seen >= config.strategy.min_seen
     if not has.any():
       raise errors.UserError(

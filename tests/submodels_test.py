@@ -12,10 +12,22 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import errors, hlo, metrics, processes, submodels, train, workdirs
+from jaxemb import (
+  errors,
+  hlo,
+  metrics,
+  processes,
+  report,
+  rounds,
+  submodels,
+  train,
+  workdirs,
+)
+from jaxemb.data import loader, shares
 from jaxemb.storage import word2vec_format
 
 _PARTS = 3
+_CENSUS = shares.Census(None, 1000, 50)
 _ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -43,6 +55,15 @@ def _config(cache: pathlib.Path, **settings) -> ml_collections.ConfigDict:
   return config
 
 
+def _train(config, workdir, *args) -> int:
+  """Without the page for people, which takes a second or two."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(report.page, 'render', lambda *args: '')
+    for name in ('neighbours', 'word_map'):
+      patch.setattr(report.word_choice, name, lambda *args: None)
+    return train.run(config, workdir, *args)
+
+
 @pytest.fixture(scope='session')
 def cache(tmp_path_factory) -> pathlib.Path:
   return tmp_path_factory.mktemp('cache')
@@ -52,7 +73,7 @@ def cache(tmp_path_factory) -> pathlib.Path:
 def together(cache, tmp_path_factory) -> pathlib.Path:
   """Three on two devices: two rounds."""
   workdir = tmp_path_factory.mktemp('runs') / 'together'
-  assert train.run(_config(cache), workdir) == 0
+  assert _train(_config(cache), workdir) == 0
   return workdir
 
 
@@ -65,18 +86,18 @@ def _figures(workdir, part):
 
 
 def test_what_a_run_leaves(together):
-  report = json.loads((together / 'report.json').read_text())
+  told = json.loads((together / 'report.json').read_text())
   everything = word2vec_format.read_vocab(together / 'parts/00/vocab.txt')[0]
   merged = jaxemb.load(together)
-  assert len(merged) == report['vocab_words'] == report['merge']['words']
-  assert report['merge']['missing_words'] == len(everything) - len(merged)
+  assert len(merged) == told['vocab_words'] == told['merge']['words']
+  assert told['merge']['missing_words'] == len(everything) - len(merged)
   # In the order of the corpus, with its counts; what no part has is missing.
   rank = {word: i for i, word in enumerate(everything)}
   ranks = [rank[word] for word in merged.index_to_key]
   assert ranks == sorted(ranks) and (np.diff(merged.counts) <= 0).all()
   parts = [jaxemb.load(together / f'parts/0{part}') for part in range(_PARTS)]
   assert set(merged.index_to_key) == {w for x in parts for w in x.index_to_key}
-  for part, told in enumerate(report['parts']):
+  for part, figures in enumerate(told['parts']):
     folder = together / f'parts/{part:02}'
     words, seen = word2vec_format.read_vocab(folder / 'vocab.txt')
     assert words == everything
@@ -91,14 +112,14 @@ def test_what_a_run_leaves(together):
       rows = _restore(folder)['tables']['input']['vectors']
       np.testing.assert_array_equal(rows[has], mine.vectors)
     # Nobody else's words: about half of the text, with the words drawn again.
-    assert told['part'] == part and told['vocab_words'] == has.sum()
-    assert 0 <= told['words'] - sum(seen) < told['words'] / 50
-    assert told['corpus_share'] == pytest.approx(9 / 19, rel=0.1)
-    assert told['loss_per_example'] < 4.2 and told['train_secs'] > 0
-  words = sum(x['words'] for x in report['parts'])
-  assert report['words_per_sec'] * report['train_secs'] == pytest.approx(words)
-  assert not any(report['collectives'][kind] for kind in hlo.KINDS)
-  assert len(report['devices']) == 2
+    assert figures['part'] == part and figures['vocab_words'] == has.sum()
+    assert 0 <= figures['words'] - sum(seen) < figures['words'] / 50
+    assert figures['corpus_share'] == pytest.approx(9 / 19, rel=0.1)
+    assert figures['loss_per_example'] < 4.2 and figures['train_secs'] > 0
+  words = sum(x['words'] for x in told['parts'])
+  assert told['words_per_sec'] * told['train_secs'] == pytest.approx(words)
+  assert not any(told['collectives'][kind] for kind in hlo.KINDS)
+  assert len(told['devices']) == 2
   rows = metrics.read(together / 'metrics.jsonl')
   assert [row['words'] for row in rows] == sorted({x['words'] for x in rows})
   assert rows[-1]['words'] == words
@@ -152,7 +173,7 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(
   assert [x.name for x in (tmp_path / 'parts').iterdir()] == ['01']
   # The others by a run of all, beside each other, and the same merged model.
   before = (folder / 'part.json').stat().st_mtime_ns
-  assert train.run(_config(cache), tmp_path) == 0
+  assert _train(_config(cache), tmp_path) == 0
   for part in range(_PARTS):
     assert _vectors(tmp_path, part) == _vectors(together, part)
   assert (folder / 'part.json').stat().st_mtime_ns == before
@@ -166,11 +187,11 @@ def test_merged_again_in_another_way(cache, together, tmp_path):
   shutil.copytree(together, tmp_path / 'run')
   for merge in ('none', 'concat'):
     config = _config(cache, **{'strategy.merge': merge})
-    assert train.run(config, tmp_path / 'run') == 0
-    report = json.loads((tmp_path / 'run/report.json').read_text())
-    assert len(report['parts']) == _PARTS
+    assert _train(config, tmp_path / 'run') == 0
+    told = json.loads((tmp_path / 'run/report.json').read_text())
+    assert len(told['parts']) == _PARTS
   assert jaxemb.load(tmp_path / 'run').vector_size == _PARTS * 16
-  assert report['merge']['method'] == 'concat' and report['dim'] == 48
+  assert told['merge']['method'] == 'concat' and told['dim'] == 48
 
 
 def _interrupted(config, workdir, monkeypatch, num_dispatches):
@@ -187,28 +208,29 @@ def _interrupted(config, workdir, monkeypatch, num_dispatches):
   with monkeypatch.context() as patch:
     patch.setattr(metrics.Meter, 'count', count)
     with pytest.raises(KeyboardInterrupt):
-      train.run(config, workdir)
+      _train(config, workdir)
 
 
 def test_a_run_goes_on_where_each_part_stands(
   cache, together, tmp_path, monkeypatch
 ):
   more = {'train.checkpoint_every_secs': 0.0}
+  alone = _config(cache, **more, **{'mesh.data': 1})
+  _interrupted(alone, tmp_path, monkeypatch, 1)
+  # Part 0 stands in its middle; now part 1 is beside it, and gets there too.
   _interrupted(_config(cache, **more), tmp_path, monkeypatch, 1)
-  saved = [tmp_path / f'parts/{part:02}/checkpoints' for part in (0, 1)]
-  assert all(any(folder.glob('[0-9]*')) for folder in saved)
-  # One of the two has died for good; now on one device, one after the other.
-  shutil.rmtree(tmp_path / 'parts/01')
-  _interrupted(
-    _config(cache, **more, **{'mesh.data': 1}), tmp_path, monkeypatch, 2
-  )
-  assert train.run(_config(cache), tmp_path) == 0
+  for part in (0, 1):
+    folder = tmp_path / f'parts/{part:02}'
+    assert any(folder.glob('checkpoints/[0-9]*'))
+    assert not (folder / 'part.json').exists()
+  assert _train(_config(cache), tmp_path) == 0
   log = (tmp_path / 'log.txt').read_text()
-  assert log.count('resuming behind') == 2
+  assert log.count('resuming behind') == 3
   for part in range(_PARTS):
     assert _vectors(tmp_path, part) == _vectors(together, part)
-    losses = [_figures(x, part)['totals'] for x in (tmp_path, together)]
-    assert losses[0]['losses'] == losses[1]['losses']
+    totals = [_figures(x, part)['totals'] for x in (tmp_path, together)]
+    assert totals[0]['losses'] == totals[1]['losses']
+    assert len(totals[0]['losses']) == 2 and totals[0]['losses'][0][1] > 0
   rows = metrics.read(tmp_path / 'metrics.jsonl')
   words = [row['words'] for row in rows]
   assert words == sorted(set(words))
@@ -221,9 +243,23 @@ def test_a_part_that_another_process_trains_is_left_to_it(
   shutil.rmtree(tmp_path / 'run/parts/01')
   (tmp_path / 'run/parts/01').mkdir()
   with workdirs.locked(tmp_path / 'run/parts/01'):
-    assert train.run(_config(cache), tmp_path / 'run') == train.STOPPED
+    assert _train(_config(cache), tmp_path / 'run') == train.STOPPED
   log = (tmp_path / 'run/log.txt').read_text()
   assert 'sub-models 1 are being trained by other processes' in log
+
+
+def test_random_choices_are_of_a_part():
+  config = config_lib.resolved(_config(pathlib.Path()), 'cpu', (1, 1))
+  item = loader.Loaded(None, 7, None, 0, 400)
+  plans = [
+    rounds.schedules(config, [rounds.Model(i, None, _CENSUS, None, None)], 1)(
+      rounds.Together(None, (item,), 0, 400)
+    )
+    for i in range(4)
+  ]
+  assert len({x.key.tobytes() for x in plans}) == 4
+  # By the progress of the part, not of the whole text.
+  assert plans[0].last_learning_rate[0] == pytest.approx(0.03 * 0.6, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -252,18 +288,18 @@ def test_settings_that_cannot_be_honoured(tmp_path, settings, told):
 def test_connected_processes_are_refused(cache, tmp_path):
   place = processes.Place('localhost:1', 2, 1, False)
   with pytest.raises(errors.UserError, match='--config.strategy.part=0, 1'):
-    train.run(_config(cache), tmp_path, place)
+    _train(_config(cache), tmp_path, place)
 
 
 def test_other_settings_in_the_same_folder_are_refused(
   cache, together, tmp_path
 ):
   with pytest.raises(errors.UserError, match='strategy.divide'):
-    train.run(_config(cache, **{'strategy.divide': 'equal'}), together)
+    _train(_config(cache, **{'strategy.divide': 'equal'}), together)
   # Also where only the parts know: folders of jobs that were put together.
   shutil.copytree(together / 'parts', tmp_path / 'parts')
   with pytest.raises(errors.UserError, match='parts/00 holds a run with'):
-    train.run(_config(cache, seed=2), tmp_path)
+    _train(_config(cache, seed=2), tmp_path)
 
 
 def test_a_part_without_a_sentence_is_named(cache, tmp_path):
@@ -271,7 +307,7 @@ def test_a_part_without_a_sentence_is_named(cache, tmp_path):
   path.write_text('one two three four five\n' * 6)
   settings = {'data.path': str(path), 'strategy.divide': 'equal'}
   with pytest.raises(errors.UserError, match='sub-model . of 99 gets no sent'):
-    train.run(
+    _train(
       _config(cache, **settings, **{'strategy.num_parts': 99}), tmp_path / 'r'
     )
 
@@ -283,7 +319,7 @@ def test_a_part_that_diverges_is_named(cache, tmp_path):
     'train.loss_every_steps': 1,
   }
   with pytest.raises(errors.UserError, match='sub-model 0: training diverged'):
-    train.run(_config(cache, **settings), tmp_path)
+    _train(_config(cache, **settings), tmp_path)
 
 
 def test_a_damaged_part_is_named(cache, together, tmp_path):
