@@ -7,7 +7,8 @@ a folder of its own:
                                  where its reading goes on
                    vocab.txt     all words, in the order of the rows, with how
                                  often it read each; 0 = it has no vector of it
-                   export/       vectors of the words that it has
+                   export/       vectors of the words that it has: vectors.npy,
+                                 vocab.txt; of a job of its own all formats
                    part.json     figures; it is there when the sub-model is done
 
 As many as the devices hold at once are trained side by side, a round; then the
@@ -46,7 +47,7 @@ from jaxemb import (
   workdirs,
 )
 from jaxemb.data import scan, shares, vocab
-from jaxemb.storage import atomic, checkpoint, word2vec_format
+from jaxemb.storage import atomic, checkpoint
 
 
 def folder(
@@ -315,9 +316,10 @@ class _Trainer:
       [words[i] for i in np.flatnonzero(has)], census.seen[has]
     )
     if config.strategy.part < 0:
-      word2vec_format.export(
-        place / 'export', mine.words, vectors[has], mine.counts
-      )
+      # Enough to load and to merge: text takes longer than training.
+      with atomic.write(place / 'export/vectors.npy') as file:
+        np.save(file, vectors[has])
+      vocab.write_counts(place / 'export/vocab.txt', mine)
     else:
       corpus = parts.corpus._replace(vocabulary=mine)
       results.write(
