@@ -15,9 +15,12 @@ Stages, all of them unless named:
   repaired  taken from one sub-model, and put back from another
   sizes     ten sub-models of less text
 
-What was trained or scored stays in --work, so that a sweep that was stopped goes
-on, and parts of it can be run alone (--divide, --numbers, --seeds, --stages).
-Starved sub-models want Adagrad; the single run has it too.
+What was trained or scored stays in --work, so that a sweep that was stopped
+goes on, and parts of it can be run alone (--divide, --numbers, --seeds,
+--stages). Starved sub-models want Adagrad; the single run has it too.
+
+Scores are of the words that a model has, as in the paper; `recall` is the share
+of the benchmarks' words that it has, in the mean of the benchmarks shown.
 """
 
 import argparse
@@ -36,6 +39,7 @@ from typing import Any, NamedTuple
 import machine
 import numpy as np
 import partition_paper
+import partition_tables
 
 from jaxemb import embeddings
 from jaxemb.data import encode, shares, toywiki
@@ -61,14 +65,6 @@ MERGES = {
   'alir from pca': combine.Spec(
     'alir', start='pca', weights='equal', normalize=True, max_iterations=3
   ),
-}
-# Benchmarks whose mean is told, and their short names.
-FIVE = {
-  'EN-MEN-TR-3k': 'MEN',
-  'EN-WS-353-ALL': 'WS-353',
-  'EN-SIMLEX-999': 'SimLex',
-  'EN-RW-STANFORD': 'RW',
-  'questions-words': 'Google',
 }
 
 
@@ -180,7 +176,7 @@ def evaluate(
   has = set(vocabulary)
   for name, mine in args.benchmark_words.items():
     kept[name]['recall'] = len(mine & has) / max(len(mine), 1)
-  chosen = [x for x in FIVE if x in kept] or list(kept)
+  chosen = [x for x in partition_tables.FIVE if x in kept] or list(kept)
   scores = [kept[name]['score'] or 0.0 for name in chosen]
   return {
     'benchmarks': kept,
@@ -264,6 +260,17 @@ def _alone(args: argparse.Namespace, cell: Cell) -> dict[str, Any]:
   return _kept(args, cell.name, make) | figures
 
 
+def _whole(
+  args: argparse.Namespace, cell: Cell, workdir: pathlib.Path, merge: str
+) -> dict[str, Any]:
+  """All sub-models of a cell, merged."""
+  return _kept(
+    args,
+    f'{cell.name}-{merge.replace(", ", " ").replace(" ", "_")}',
+    lambda: merged(args, workdir, _parts(workdir), MERGES[merge]),
+  )
+
+
 def _divided(
   args: argparse.Namespace, cell: Cell, merges: Sequence[str]
 ) -> dict[str, Any]:
@@ -285,14 +292,7 @@ def _divided(
     'train_secs': [x['train_secs'] for x in told],
     'words_read': [x['words'] for x in told],
     'words_seen': [x['words_seen'] for x in told],
-    'merges': {
-      name: _kept(
-        args,
-        f'{cell.name}-{name.replace(", ", " ").replace(" ", "_")}',
-        lambda name=name: merged(args, workdir, _parts(workdir), MERGES[name]),
-      )
-      for name in merges
-    },
+    'merges': {name: _whole(args, cell, workdir, name) for name in merges},
   }
 
 
@@ -362,13 +362,15 @@ def _numbers(args: argparse.Namespace) -> list[dict[str, Any]]:
   num, found = max(args.numbers), []
   cell = Cell('shuffle', num, args.seeds[0])
   workdir = train(args, cell)
-  for taken in sorted({1, 2, 4, 6, 8, num} & set(range(1, num + 1))):
+  for taken in [x for x in args.taken if x <= num]:
     for name in ('pca', 'alir'):
-      if taken == 1:
+      if taken == num:
+        scores = _whole(args, cell, workdir, name)
+      elif taken == 1:
         opened = _parts(workdir, 1)[0]
         scores = _kept(
           args,
-          f'{cell.name}-part00',
+          f'{cell.name}-part{pathlib.Path(opened.name).name}',
           lambda x=opened: evaluate(args, x.words, x.vectors.open()),
         )
       else:
@@ -405,7 +407,7 @@ def _removed(args: argparse.Namespace) -> list[dict[str, Any]]:
   num, found = max(args.numbers), []
   cell = Cell('shuffle', num, args.seeds[0])
   workdir = train(args, cell)
-  for share in (0.0, 0.1, 0.5):
+  for share in (0.0, *args.removed):
     for name in args.merges:
 
       def make(share=share, name=name) -> dict[str, Any]:
@@ -415,7 +417,10 @@ def _removed(args: argparse.Namespace) -> list[dict[str, Any]]:
         ]
         return merged(args, workdir, opened, MERGES[name])
 
-      scores = _kept(args, f'{cell.name}-without{share}-{name}', make)
+      if share:
+        scores = _kept(args, f'{cell.name}-without{share}-{name}', make)
+      else:
+        scores = _whole(args, cell, workdir, name)
       found.append({'removed': share, 'merge': name, **scores})
   return found
 
@@ -468,198 +473,6 @@ def _sizes(args: argparse.Namespace) -> list[dict[str, Any]]:
   return found
 
 
-# What is shown.
-
-
-def _scores(x: dict[str, Any]) -> dict[str, float]:
-  """The scores that are shown."""
-  kept = x['benchmarks']
-  names = [name for name in FIVE if name in kept] or list(kept)
-  return {name: kept[name]['score'] or 0.0 for name in names}
-
-
-def _head(x: dict[str, Any]) -> str:
-  names = [FIVE.get(name, name[:8]) for name in _scores(x)]
-  return ''.join(f'{name:>9}' for name in [*names, 'mean'])
-
-
-def _line(label: str, runs: Sequence[dict[str, Any]]) -> str:
-  """Means over seeds, and the spread of the mean."""
-  every = [[*_scores(x).values(), x['mean']] for x in runs]
-  cells = [f'{statistics.mean(x):9.4f}' for x in zip(*every, strict=True)]
-  spread = max(x[-1] for x in every) - min(x[-1] for x in every)
-  return f'{label:<44}{"".join(cells)}{spread:8.4f}'
-
-
-def _published(key: tuple[str, int, str], like: dict[str, Any]) -> str:
-  found = EXPECTED.get(key)
-  if not found:
-    return ''
-  cells = [
-    f'{found[name]:9.3f}' if name in found else f'{"":9}'
-    for name in _scores(like)
-  ]
-  return f'{"    published":<44}{"".join(cells)}'
-
-
-def _sweep_table(found: dict[str, Any], args: argparse.Namespace) -> str:
-  single = list(found['single'].values())
-  lines = [
-    f'{"way, sub-models, merge":<44}{_head(single[0])}{"spread":>8}'
-    f'{"/single":>9}{"words":>9}{"merge s":>9}',
-    f'{_line("single run", single)}{1:9.3f}{single[0]["words"]:9,}',
-    _published(('single', 1, ''), single[0]),
-  ]
-  alone = statistics.mean(x['mean'] for x in single)
-  groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-  for cell in found['cells']:
-    groups.setdefault((cell['divide'], cell['num_parts']), []).append(cell)
-  for (divide, num), cells in groups.items():
-    each = [part for cell in cells for part in cell['parts']]
-    mean = statistics.mean(x['mean'] for x in each)
-    lines.append(
-      f'{_line(f"{divide}, {num}: mean sub-model", each)}{mean / alone:9.3f}'
-      f'{statistics.mean(x["words"] for x in each):9,.0f}'
-    )
-    for name in cells[0]['merges']:
-      runs = [cell['merges'][name] for cell in cells]
-      mean = statistics.mean(x['mean'] for x in runs)
-      secs = statistics.mean(x['merge_secs'] for x in runs)
-      lines.append(
-        f'{_line(f"{divide}, {num}: {name}", runs)}{mean / alone:9.3f}'
-        f'{runs[0]["words"]:9,}{secs:9.2f}'
-      )
-      lines.append(_published((divide, num, name), runs[0]))
-  lines += ['', *_times(single, groups)]
-  return '\n'.join(line for line in lines if line is not None and line.strip())
-
-
-def _times(
-  single: Sequence[dict[str, Any]],
-  groups: dict[tuple[str, int], list[dict[str, Any]]],
-) -> list[str]:
-  """Of training a sub-model against the single run, and of merging."""
-  lines = [
-    f'{"of the single run: words of a sub-model":<44}'
-    f'{"words":>9}{"secs":>9}{"merging":>9}'
-  ]
-  secs = statistics.mean(x['train_secs'] for x in single)
-  read = statistics.mean(x['words_read'] for x in single)
-  for (divide, num), cells in groups.items():
-    mine = statistics.mean(t for x in cells for t in x['train_secs'])
-    mine_read = statistics.mean(n for x in cells for n in x['words_read'])
-    merging = (
-      statistics.mean(
-        x['merges'][name]['merge_secs']
-        for x in cells
-        for name in x['merges']
-        if name == 'alir'
-      )
-      if 'alir' in cells[0]['merges']
-      else float('nan')
-    )
-    lines.append(
-      f'{f"{divide}, {num}":<44}{mine_read / read:9.4f}{mine / secs:9.4f}'
-      f'{merging / secs:9.4f}'
-    )
-  paper = partition_paper.TIMES
-  share = paper['sub-models at 1/10'] / paper['single']
-  lines.append(
-    f'{"    published, shuffle, 10":<44}{"":9}{share:9.4f}'
-    f'{paper["merge"] / paper["single"]:9.4f}'
-  )
-  return lines
-
-
-def _kl_table(found: Sequence[dict[str, Any]]) -> str:
-  lines = [
-    f'{"words of a part from the whole, nats":<40}{"rate":>8}{"read":>8}'
-    f'{"KL":>10}{"floor":>10}{"times":>8}{"published":>11}'
-  ]
-  for x in found:
-    told = '' if x['published'] is None else f'{x["published"]:11.5f}'
-    lines.append(
-      f'{x["divide"]:<40}{x["rate"]:8.4f}{x["read"]:8.4f}'
-      f'{x["divergence"]:10.5f}{x["floor"]:10.5f}{x["times_floor"]:8.2f}{told}'
-    )
-  return '\n'.join(lines)
-
-
-def _rows_table(title: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> str:
-  head = f'{title:<44}{_head(rows[0][1])}'
-  return '\n'.join([head, *(_line(label, [x])[:-8] for label, x in rows)])
-
-
-def _tables(result: dict[str, Any], args: argparse.Namespace) -> str:
-  """All that was found, for people."""
-  found = []
-  if 'sweep' in result:
-    found.append(_sweep_table(result['sweep'], args))
-  if 'kl' in result:
-    found.append(_kl_table(result['kl']))
-  if 'numbers' in result:
-    rows = [(f'first {x["taken"]}, {x["merge"]}', x) for x in result['numbers']]
-    found.append(_rows_table('some of the sub-models', rows))
-    found.append(f'  published: {partition_paper.OF_NUMBERS}')
-  if 'removed' in result:
-    rows = [
-      (f'{x["removed"]:.0%} removed, {x["merge"]}', x)
-      for x in result['removed']
-    ]
-    found.append(_rows_table('words taken from every sub-model', rows))
-  if 'repaired' in result:
-    rows = [
-      (f'{x["removed"]:.0%} of one, {x["map"]}', x) for x in result['repaired']
-    ]
-    found.append(_rows_table('words put back from another sub-model', rows))
-    found.append(f'  published: {partition_paper.REPAIRED}')
-  for x in result.get('sizes', ()):
-    rows = [('single run', x['single'])]
-    rows += [(name, scores) for name, scores in x['merges'].items()]
-    title = f'{x["single"]["corpus_words"]:,} words of text'
-    found.append(_rows_table(title, rows))
-  return '\n\n'.join(found)
-
-
-def _plot(result: dict[str, Any], path: pathlib.Path) -> None:
-  """Merged against the single run, by way and number of sub-models."""
-  import matplotlib
-
-  matplotlib.use('Agg')
-  from matplotlib import pyplot
-
-  sweep = result['sweep']
-  alone = statistics.mean(x['mean'] for x in sweep['single'].values())
-  figure, panel = pyplot.subplots(figsize=(5, 3), layout='constrained')
-  colors = {'shuffle': '#1f5fa8', 'sampling': '#3d9970', 'equal': '#b5651d'}
-  for way, color in colors.items():
-    cells = [x for x in sweep['cells'] if x['divide'] == way]
-    numbers = sorted({x['num_parts'] for x in cells})
-
-    def means(read, cells=cells, numbers=numbers):
-      return [
-        statistics.mean(read(x) for x in cells if x['num_parts'] == n) / alone
-        for n in numbers
-      ]
-
-    if not cells:
-      continue
-    for name, style in (('alir', '-'), ('concat', '--')):
-      if name in cells[0]['merges']:
-        values = means(lambda x, name=name: x['merges'][name]['mean'])
-        label = f'{way}, {name}'
-        panel.plot(numbers, values, style, color=color, marker='o', label=label)
-    values = means(lambda x: x['mean_part'])
-    panel.plot(numbers, values, ':', color=color, label=f'{way}, mean part')
-  panel.axhline(1, color='#777777', lw=0.8)
-  panel.set(xlabel='sub-models, each of one over their number of the text')
-  panel.set(ylabel='mean of benchmarks / single run')
-  panel.spines[['top', 'right']].set_visible(False)
-  panel.legend(fontsize=6, frameon=False)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  figure.savefig(path, dpi=200)
-
-
 def _arguments() -> argparse.Namespace:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -674,6 +487,8 @@ def _arguments() -> argparse.Namespace:
   add('--numbers', default='10,5,3', help='of sub-models')
   add('--merges', default=':'.join(MERGES), help='with colons between')
   add('--seeds', default='1,2,3')
+  add('--taken', default='1,2,4,6,8,10', help='of the stage numbers')
+  add('--removed', default='0.1,0.5', help='of the stage removed')
   add('--epochs', type=int, default=5)
   add('--dim', type=int, default=100)
   add('--sample', type=float, default=1e-4)
@@ -697,8 +512,9 @@ def _arguments() -> argparse.Namespace:
   args.stages = args.stages.split(',')
   args.divide = args.divide.split(',')
   args.merges = args.merges.split(':')
-  args.numbers = [int(x) for x in args.numbers.split(',')]
-  args.seeds = [int(x) for x in args.seeds.split(',')]
+  for name in ('numbers', 'seeds', 'taken'):
+    setattr(args, name, [int(x) for x in getattr(args, name).split(',')])
+  args.removed = [float(x) for x in args.removed.split(',')]
   args.work = args.work.absolute()
   return args
 
@@ -708,8 +524,8 @@ def _make_quick(args: argparse.Namespace) -> None:
   paths = {path.name: str(path) for path in map(pathlib.Path, made.eval_paths)}
   args.text, args.eval = str(made.xml), ','.join(paths.values())
   args.epochs, args.dim, args.numbers, args.seeds = 2, 8, '3', '1'
-  args.divide, args.merges = 'shuffle', 'concat:pca:alir'
-  args.restrict_vocab = 0
+  args.divide, args.merges, args.taken = 'shuffle', 'concat:alir', '1'
+  args.removed, args.restrict_vocab = '0.5', 0
 
 
 def main() -> None:
@@ -739,13 +555,13 @@ def main() -> None:
   for key in ('eval', 'analogies'):
     shown[key] = ', '.join(map(os.path.basename, shown[key].split(',')))
   result |= {'machine': machine.describe(), 'arguments': shown}
-  text = _tables(result, args)
+  text = partition_tables.tables(result)
   print(text, machine.line(result['machine']), sep='\n\n')
   output.parent.mkdir(parents=True, exist_ok=True)
   output.write_text(json.dumps(result, indent=1) + '\n')
   output.with_suffix('.txt').write_text(text + '\n')
   if args.plot and 'sweep' in result:
-    _plot(result, args.plot)
+    partition_tables.plot(result, args.plot)
 
 
 if __name__ == '__main__':

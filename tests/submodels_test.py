@@ -3,8 +3,6 @@
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import ml_collections
 import numpy as np
@@ -28,15 +26,6 @@ from jaxemb.storage import word2vec_format
 
 _PARTS = 3
 _CENSUS = shares.Census(None, 1000, 50)
-_ROOT = pathlib.Path(__file__).parents[1]
-
-
-# All settings on the command line.
-_CONFIG_FILE = """
-from jaxemb import config
-
-get_config = config.default
-"""
 
 
 def _config(cache: pathlib.Path, **settings) -> ml_collections.ConfigDict:
@@ -143,24 +132,8 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(
 ):
   # It was beside another; here it is all there is.
   part = 1
-  settings = config_lib.flat(_config(cache, **{'mesh.data': 0}))
-  usual = config_lib.flat(config_lib.default())
-  given = [f'{k}={v}' for k, v in settings.items() if v != usual[k]]
-  (tmp_path / 'config.py').write_text(_CONFIG_FILE)
-  subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'jaxemb.main',
-      f'--config={tmp_path / "config.py"}',
-      f'--workdir={tmp_path / "run"}',
-      f'--config.strategy.part={part}',
-      *(f'--config.{x}' for x in given),
-    ],
-    cwd=_ROOT,
-    check=True,
-  )
-  tmp_path = tmp_path / 'run'
+  config = _config(cache, **{'strategy.part': part, 'mesh.data': 0})
+  assert _train(config, tmp_path) == 0
   assert _vectors(tmp_path, part) == _vectors(together, part)
   folder = tmp_path / f'parts/{part:02}'
   for name in ('report.html', 'report.json', 'log.txt', 'metrics.jsonl'):
