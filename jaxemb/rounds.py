@@ -65,7 +65,7 @@ class Trained(NamedTuple):
   """What a round leaves behind."""
 
   models: list[Model]
-  states: list[Any]  # of each model, where it was trained
+  state: Any  # of all, see `of_model`
   finished: bool
   program: Any  # for the next round
 
@@ -206,8 +206,8 @@ class _Meters:
     self._meter.close()
 
 
-def _of_model(state: Any, index: int) -> Any:
-  """A model's arrays, as they lie on its device."""
+def of_model(state: Any, index: int) -> Any:
+  """A copy of a model's arrays, on the device where they lie."""
 
   def find(array):
     for shard in array.addressable_shards:
@@ -292,7 +292,7 @@ def train(
 
   def save(state: Any, rates: np.ndarray, is_final: bool) -> None:
     for i, model in enumerate(models):
-      mine = _of_model(state, i)
+      mine = of_model(state, i)
       with _named(model):
         saving.save(model.saved, mine, model.totals, parts, rates[i], is_final)
 
@@ -314,5 +314,4 @@ def train(
   for model in models:
     model.totals.collectives = totals.collectives
   models[0].totals.compile_secs += totals.compile_secs - compile_secs
-  states = [_of_model(found.state, i) for i in range(len(models))]
-  return Trained(models, states, found.finished, found.program)
+  return Trained(models, found.state, found.finished, found.program)

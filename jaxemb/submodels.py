@@ -285,8 +285,8 @@ class _Trainer:
     if not found.finished:
       metrics.LOG.info('stopped; sub-models %s saved; start again', names)
       return False
-    for model, state in zip(found.models, found.states, strict=True):
-      self._finish(model, state, len(models))
+    for i, model in enumerate(found.models):
+      self._finish(model, rounds.of_model(found.state, i), len(models))
     return True
 
   @functools.cached_property

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import signal
 
 import ml_collections
 import numpy as np
@@ -22,7 +23,7 @@ from jaxemb import (
   workdirs,
 )
 from jaxemb.data import loader, shares
-from jaxemb.storage import word2vec_format
+from jaxemb.storage import checkpoint, word2vec_format
 
 _PARTS = 3
 _CENSUS = shares.Census(None, 1000, 50)
@@ -98,7 +99,8 @@ def test_what_a_run_leaves(together):
     assert mine.counts.tolist() == np.array(seen)[has].tolist()
     if part == 1:
       # The rows of the checkpoint are in the order of vocab.txt.
-      rows = _restore(folder)['tables']['input']['vectors']
+      saved = checkpoint.Arrays(folder / 'checkpoints')
+      rows = saved.read('tables/input/vectors')
       np.testing.assert_array_equal(rows[has], mine.vectors)
     # Nobody else's words: about half of the text, with the words drawn again.
     assert figures['part'] == part and figures['vocab_words'] == has.sum()
@@ -115,16 +117,6 @@ def test_what_a_run_leaves(together):
   assert rows[-1]['learning_rate'] == pytest.approx(1e-4)
   vectors = [_vectors(together, part) for part in range(_PARTS)]
   assert len(set(vectors)) == _PARTS
-
-
-def _restore(folder):
-  """The newest checkpoint as orbax gives it to anybody."""
-  import orbax.checkpoint as ocp
-
-  newest = max(
-    (folder / 'checkpoints').glob('[0-9]*'), key=lambda x: int(x.name)
-  )
-  return ocp.PyTreeCheckpointer().restore(newest / 'state')
 
 
 def test_a_job_of_one_part_is_that_part_to_the_last_bit(
@@ -158,6 +150,7 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(
 
 def test_merged_again_in_another_way(cache, together, tmp_path):
   shutil.copytree(together, tmp_path / 'run')
+  (tmp_path / 'run/metrics.jsonl').unlink()  # as if all had been jobs
   for merge in ('none', 'concat'):
     config = _config(cache, **{'strategy.merge': merge})
     assert _train(config, tmp_path / 'run') == 0
@@ -167,21 +160,28 @@ def test_merged_again_in_another_way(cache, together, tmp_path):
   assert told['merge']['method'] == 'concat' and told['dim'] == 48
 
 
-def _interrupted(config, workdir, monkeypatch, num_dispatches):
-  """A run that ends in the middle of a dispatch's count."""
+def _interrupted(config, workdir, monkeypatch, how, after):
+  """A run that dies, or is told to end, as a dispatch is counted."""
   counted = []
   real = metrics.Meter.count
 
   def count(self, *args):
-    if len(counted) == num_dispatches:
-      raise KeyboardInterrupt
+    if len(counted) == after:
+      how()
     counted.append(args)
     real(self, *args)
 
   with monkeypatch.context() as patch:
     patch.setattr(metrics.Meter, 'count', count)
-    with pytest.raises(KeyboardInterrupt):
-      _train(config, workdir)
+    return _train(config, workdir)
+
+
+def _terminate():
+  signal.raise_signal(signal.SIGTERM)
+
+
+def _die():
+  raise KeyboardInterrupt
 
 
 def test_a_run_goes_on_where_each_part_stands(
@@ -189,16 +189,21 @@ def test_a_run_goes_on_where_each_part_stands(
 ):
   more = {'train.checkpoint_every_secs': 0.0}
   alone = _config(cache, **more, **{'mesh.data': 1})
-  _interrupted(alone, tmp_path, monkeypatch, 1)
+  with pytest.raises(KeyboardInterrupt):
+    _interrupted(alone, tmp_path, monkeypatch, _die, 1)
   # Part 0 stands in its middle; now part 1 is beside it, and gets there too.
-  _interrupted(_config(cache, **more), tmp_path, monkeypatch, 1)
+  with pytest.raises(KeyboardInterrupt):
+    _interrupted(_config(cache, **more), tmp_path, monkeypatch, _die, 1)
   for part in (0, 1):
     folder = tmp_path / f'parts/{part:02}'
     assert any(folder.glob('checkpoints/[0-9]*'))
     assert not (folder / 'part.json').exists()
+  # These two come to their end, and part 2 to its middle.
+  code = _interrupted(alone, tmp_path, monkeypatch, _terminate, 0)
+  assert code == train.STOPPED and not (tmp_path / 'report.json').exists()
   assert _train(_config(cache), tmp_path) == 0
   log = (tmp_path / 'log.txt').read_text()
-  assert log.count('resuming behind') == 3
+  assert log.count('resuming behind') == 4
   for part in range(_PARTS):
     assert _vectors(tmp_path, part) == _vectors(together, part)
     totals = [_figures(x, part)['totals'] for x in (tmp_path, together)]
