@@ -25,7 +25,7 @@ from jaxemb.models import base as model_base
 from jaxemb.models import cbow, skipgram
 from jaxemb.ops import rowopt
 from jaxemb.strategies import base as strategy_base
-from jaxemb.strategies import replicas, sync
+from jaxemb.strategies import partition, replicas, sync
 from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
 
@@ -76,7 +76,14 @@ def _replicas(config, model, tables, step_spec, mesh, rates):
   return replicas.replicas(model, tables, step_spec, mesh, exchange_spec, rates)
 
 
-STRATEGIES = {'sync': _sync, 'replicas': _replicas}
+def _partition(config, model, tables, step_spec, mesh, rates):
+  del rates
+  return partition.partition(
+    model, tables, step_spec, mesh, config.strategy.per_device
+  )
+
+
+STRATEGIES = {'sync': _sync, 'replicas': _replicas, 'partition': _partition}
 
 
 # Steps in which a device wants more rows of another than its buffer holds take
@@ -121,7 +128,7 @@ def on_devices(
   is_sync = config.strategy.name == 'sync'
   splits_tables = config.table.layout != 'replicated'
   begun_with = None
-  if begun and not is_sync and begun.get('strategy.name') != 'sync':
+  if config.strategy.name == 'replicas' == begun.get('strategy.name'):
     begun_with = mesh_lib.Shape(begun.get('mesh.data', 0), 1)
     if config.mesh.data not in (0, begun_with.data):
       raise errors.UserError(
@@ -135,6 +142,8 @@ def on_devices(
     not is_sync or splits_tables,
     begun_with,
   )
+  if config.strategy.name == 'partition':
+    shape = _for_models(config, shape)
   # A run that goes on with other devices has the steps that it began with.
   config.data.parts = config.data.parts or begun.get('data.parts', 0)
   if is_sync and config.data.parts:
@@ -160,6 +169,18 @@ def _dealt(shape: mesh_lib.Shape, num_parts: int) -> mesh_lib.Shape:
   """
   data = math.gcd(shape.data, num_parts)
   return mesh_lib.Shape(data, shape.table * (shape.data // data))
+
+
+def _for_models(
+  config: ml_collections.ConfigDict, shape: mesh_lib.Shape
+) -> mesh_lib.Shape:
+  """A mesh of no more devices than there are sub-models to train."""
+  data = shape.data
+  if not config.mesh.data and jax.devices()[0].platform != 'cpu':
+    data = len(jax.devices())  # they do not slow each other down
+  s = config.strategy
+  num = s.num_parts if s.part < 0 else 1
+  return mesh_lib.Shape(min(data, math.ceil(num / s.per_device)), 1)
 
 
 def text_and_benchmarks(
@@ -325,14 +346,16 @@ def parts(
     )
   path, eval_paths = text_and_benchmarks(config, progress)
   d = config.data
-  team = teams.Team(
-    d.parts,
-    mesh_lib.my_parts(mesh, d.parts),
-    mesh_lib.my_parts(mesh, d.parts, first_only=True),
-    processes.index(),
-    processes.num(),
-    processes.gather,
-  )
+  team = teams.ALONE  # any sentence may be a sub-model's
+  if config.strategy.name != 'partition':
+    team = teams.Team(
+      d.parts,
+      mesh_lib.my_parts(mesh, d.parts),
+      mesh_lib.my_parts(mesh, d.parts, first_only=True),
+      processes.index(),
+      processes.num(),
+      processes.gather,
+    )
   corpus = encode.encode(
     path,
     encode.Settings(

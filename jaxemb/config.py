@@ -12,10 +12,11 @@ from typing import Any
 
 import ml_collections
 
-from jaxemb import errors
+from jaxemb import combinations, errors
 
-# Keys that change what is shown or kept, or which devices work and how, not
-# what is learned: a run may be resumed with other values.
+# Keys that change what is shown or kept, which devices work and how, or what
+# is done with sub-models in the end, not what is learned: a run may be resumed
+# with other values.
 _FREE_KEYS = frozenset(
   {
     'data.cache',
@@ -23,6 +24,9 @@ _FREE_KEYS = frozenset(
     'eval.restrict_vocab',
     'mesh.data',
     'mesh.table',
+    'strategy.merge',
+    'strategy.part',
+    'strategy.per_device',
     'table.duplicates',
     'train.checkpoint_every_secs',
     'train.checkpoints_to_keep',
@@ -44,7 +48,9 @@ _CHOICES = {
   'table.rounding': ('nearest',),
   'table.duplicates': ('', 'scatter', 'merge'),
   'optimizer.name': ('sgd', 'adagrad', 'adam'),
-  'strategy.name': ('replicas', 'sync'),
+  'strategy.name': ('replicas', 'sync', 'partition'),
+  'strategy.divide': ('shuffle', 'sampling', 'equal'),
+  'strategy.merge': ('alir', 'pca', 'concat', 'none'),
 }
 
 # By optimizer and model: measured on 16 M words of Wikipedia and on the
@@ -80,6 +86,11 @@ _RANGES = {
   'strategy.exchange_words': (0, 2**20),
   'strategy.exchange_lookups': (0, 64),
   'strategy.memory_lookups': (1e-6, None),
+  'strategy.num_parts': (1, 10_000),
+  'strategy.rate': (0, 1),
+  'strategy.part': (-1, 9_999),
+  'strategy.per_device': (1, 10_000),
+  'strategy.min_seen': (1, None),
   'train.epochs': (1, 10**6),
   'train.batch_words': (0, 2**24),
   'train.loss_every_steps': (0, 2**31 - 1),
@@ -165,13 +176,27 @@ def _add_training(c: ml_collections.ConfigDict) -> None:
   c.train.log_every_secs = 2.0
 
   c.strategy = ml_collections.ConfigDict()
-  c.strategy.name = 'replicas'  # one per device of mesh.data, or 'sync'
+  c.strategy.name = 'replicas'  # one per device of mesh.data, 'sync', or
+  # 'partition': sub-models that never meet, merged in the end
   c.strategy.exchange_words = 0  # replicas: centers of each between exchanges
   # of the most frequent rows; 0 = what suits the number of replicas
   c.strategy.exchange_lookups = 0.0  # replicas: look-ups of a row by each until
   # it is exchanged; 0 = what suits the number of replicas
   c.strategy.memory_lookups = 200.0  # replicas: after which a row has forgotten
   # where it was when it was last exchanged
+  c.strategy.num_parts = 10  # partition: sub-models
+  c.strategy.rate = (
+    0.0  # partition: of the sentences, for each; 0 = 1/num_parts
+  )
+  c.strategy.divide = 'shuffle'  # partition: sentences drawn anew every epoch,
+  # 'sampling' = once, 'equal' = a stretch of the text for each
+  c.strategy.part = -1  # partition: the only one to train, as a job of its own
+  # in workdir/parts; -1 = all that are not trained yet, which are then merged
+  c.strategy.per_device = 1  # partition: sub-models that a device trains at
+  # once, in one batch: of several, roundings may differ
+  c.strategy.min_seen = 1  # partition: words that a sub-model has read fewer
+  # times, in all epochs, are missing from its vectors
+  c.strategy.merge = 'alir'  # partition: 'alir', 'pca', 'concat', or 'none'
 
   c.mesh = ml_collections.ConfigDict()
   c.mesh.data = 0  # devices along the corpus; 0 = as many as are of use: two
@@ -235,19 +260,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.train.batch_words={batch_words} must be a multiple of '
       f'config.model.chunk={chunk}; change one of them'
     )
-  layout = config.table.layout
-  if config.strategy.name == 'replicas' and layout != 'replicated':
-    raise errors.UserError(
-      f'config.table.layout={layout!r} splits tables over devices, and '
-      "config.strategy.name='replicas' gives each its own; give "
-      '--config.strategy.name=sync'
-    )
-  if config.strategy.name == 'replicas' and config.mesh.table > 1:
-    raise errors.UserError(
-      f'config.mesh.table={config.mesh.table} devices have nothing to share '
-      "with config.strategy.name='replicas'; give --config.mesh.data instead, "
-      'or --config.strategy.name=sync'
-    )
+  combinations.check(config, default())
 
 
 def _check_value(key: str, value: Any, expected: type) -> None:
@@ -288,6 +301,10 @@ def resolved(
   config = config.copy_and_resolve_references()
   o, t = config.optimizer, config.train
   config.mesh.data, config.mesh.table = mesh
+  s = config.strategy
+  if s.name == 'partition':
+    s.rate = s.rate or 1 / s.num_parts
+    config.data.parts = 1
   config.data.parts = config.data.parts or config.mesh.data
   if not o.learning_rate:
     o.learning_rate = _LEARNING_RATES[o.name, config.model.name]
@@ -339,6 +356,8 @@ def _centers_multiple(config: ml_collections.ConfigDict) -> int:
         f'config.mesh.data={data}; give 0'
       )
     return chunk
+  if config.strategy.name == 'partition':
+    return chunk  # of each sub-model
   if parts % data:
     raise errors.UserError(
       f'config.data.parts={parts} cannot be dealt to config.mesh.data={data} '

@@ -22,13 +22,16 @@ def tables_key(config: ml_collections.ConfigDict) -> jax.Array:
 
 
 def schedules(
-  config: ml_collections.ConfigDict, total_words: int
+  config: ml_collections.ConfigDict,
+  total_words: int,
+  stream: tuple[int, ...] = (),
 ) -> Callable[[loader.Loaded], strategy_base.Schedule]:
   """Linear decay on global progress, and the key of each dispatch.
 
   Args:
     config: checked settings.
     total_words: of all epochs.
+    stream: names the random choices where several models have the same seed.
   """
   o = config.optimizer
 
@@ -38,7 +41,7 @@ def schedules(
 
   def schedule(item: loader.Loaded) -> strategy_base.Schedule:
     # NumPy's, because a JAX operation would wait for the dispatch under way.
-    key = np.random.SeedSequence((config.seed, _NEGATIVES, item.index))
+    key = np.random.SeedSequence((config.seed, _NEGATIVES, item.index, *stream))
     return strategy_base.Schedule(
       learning_rate(item.words_before),
       learning_rate(item.words_after),

@@ -9,11 +9,12 @@ import dataclasses
 import datetime
 import json
 import logging
+import math
 import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tqdm
@@ -166,11 +167,52 @@ class Totals:
   # Python floats (64 bits), which stay exact over 10^12 pairs.
   losses: list[list[float]] = dataclasses.field(default_factory=list)
 
+  def add(
+    self, item: Any, epoch: int, step_metrics: Any, train_secs: float
+  ) -> None:
+    """Counts a dispatch that has ended.
+
+    Args:
+      item: a `loader.Loaded`.
+      epoch: that it was of.
+      step_metrics: a `strategies.base.DispatchMetrics`.
+      train_secs: that it took.
+    """
+    self.train_secs += train_secs
+    while len(self.losses) <= epoch:
+      self.losses.append([0.0, 0.0])
+    self.losses[epoch][0] += float(step_metrics.steps.loss)
+    self.losses[epoch][1] += float(step_metrics.steps.examples)
+    self.steps += int(step_metrics.num_steps)
+    self.words = item.words_after
+    self.kept_words += int(step_metrics.kept_words)
+    self.pairs += int(step_metrics.pairs)
+    self.further_rounds += int(step_metrics.steps.further_rounds)
+    self.epoch, self.block = item.after
+
   def loss_per_example(self) -> float | None:
     """Mean loss of the last epoch, nats; None before the first measurement."""
     if not self.losses or not self.losses[-1][1]:
       return None
     return self.losses[-1][0] / self.losses[-1][1]
+
+
+def add_up(every: Sequence[Totals]) -> Totals:
+  """The sums that make sense of several sub-models."""
+  found = Totals()
+  for totals in every:
+    for name in (
+      'steps', 'words', 'kept_words', 'pairs', 'further_rounds', 'compile_secs',
+    ):  # fmt: skip
+      value = getattr(found, name) + getattr(totals, name)
+      setattr(found, name, value)
+    found.collectives = found.collectives or totals.collectives
+    for epoch, (loss, examples) in enumerate(totals.losses):
+      while len(found.losses) <= epoch:
+        found.losses.append([0.0, 0.0])
+      found.losses[epoch][0] += loss
+      found.losses[epoch][1] += examples
+  return found
 
 
 def process_secs() -> float | None:
@@ -191,7 +233,7 @@ class Meter:
     self,
     workdir: pathlib.Path | None,
     totals: Totals,
-    epoch_words: int,
+    epoch_words: float,
     epochs: int,
     log_every_secs: float,
     max_loss: float = float('inf'),
@@ -212,7 +254,7 @@ class Meter:
     self._max_loss = max_loss
     self._gather = gather
     self._epoch_words = epoch_words
-    self._total_words = epoch_words * epochs
+    self._total_words = round(epoch_words * epochs)
     self._every_secs = log_every_secs
     self._writer = Writer(workdir, totals.words) if workdir else None
     self._bar = progress.Bar(
@@ -242,32 +284,13 @@ class Meter:
       UserError: if its loss was not finite.
     """
     t = self._totals
-    loss, examples, bad_step, further_rounds = (
-      x.item() for x in step_metrics.steps
-    )
-    num_steps = int(step_metrics.num_steps)
-    if examples and loss / examples > self._max_loss:
-      bad_step = max(bad_step, 0)  # finite, but far beyond an untrained model
-    if bad_step >= 0:
-      first, last = learning_rates
-      rate = first + (last - first) * bad_step / max(num_steps, 1)
-      raise diverged(t.steps + bad_step, item.words_before, rate)
+    check_finite(t, item, learning_rates, step_metrics, self._max_loss)
     now = time.monotonic()
-    t.train_secs += now - self._clock
+    epoch = int(item.words_before // self._epoch_words)
+    t.add(item, epoch, step_metrics, now - self._clock)
     self._clock = now
-    epoch = item.words_before // self._epoch_words
-    while len(t.losses) <= epoch:
-      t.losses.append([0.0, 0.0])
-    t.losses[epoch][0] += loss
-    t.losses[epoch][1] += examples
-    self._loss += loss
-    self._examples += examples
-    t.steps += num_steps
-    t.words = item.words_after
-    t.kept_words += int(step_metrics.kept_words)
-    t.pairs += int(step_metrics.pairs)
-    t.further_rounds += further_rounds
-    t.epoch, t.block = item.after
+    self._loss += float(step_metrics.steps.loss)
+    self._examples += float(step_metrics.steps.examples)
     # By time, and often enough for curves where a run takes seconds.
     many_words = t.words - self._last_words >= self._total_words / _MIN_RECORDS
     due = now - self._last_record >= self._every_secs
@@ -313,6 +336,40 @@ class Meter:
     self._bar.close()
     if self._writer is not None:
       self._writer.close()
+
+
+def max_loss(negatives: int) -> float:
+  """Nats per example beyond which training has diverged.
+
+  Thrice what a model that knows nothing scores.
+  """
+  return 3 * (1 + negatives) * math.log(2)
+
+
+def check_finite(
+  totals: Totals,
+  item: Any,
+  learning_rates: tuple[float, float],
+  step_metrics: Any,
+  max_loss: float,
+) -> None:
+  """Raises the error of `diverged` if a dispatch has.
+
+  Args:
+    totals: before it is counted.
+    item: a `loader.Loaded`.
+    learning_rates: of the first step and behind the last.
+    step_metrics: a `strategies.base.DispatchMetrics`.
+    max_loss: nats per example beyond which training has diverged.
+  """
+  loss, examples, bad_step = (x.item() for x in step_metrics.steps[:3])
+  num_steps = int(step_metrics.num_steps)
+  if examples and loss / examples > max_loss:
+    bad_step = max(bad_step, 0)  # finite, but far beyond an untrained model
+  if bad_step >= 0:
+    first, last = learning_rates
+    rate = first + (last - first) * bad_step / max(num_steps, 1)
+    raise diverged(totals.steps + bad_step, item.words_before, rate)
 
 
 def diverged(step: int, words: int, learning_rate: float) -> errors.UserError:

@@ -52,11 +52,7 @@ def write(
   Raises:
     errors.UserError: A file cannot be written.
   """
-  with atomic.write(workdir / 'report.json') as file:
-    text = json.dumps(
-      _plain(report, None), indent=2, ensure_ascii=False, allow_nan=False
-    )
-    file.write(text.encode('utf-8', errors='backslashreplace') + b'\n')
+  write_figures(workdir, report)
   html = page.render(
     _plain(report, math.nan),
     _plain(metrics, math.nan),
@@ -65,6 +61,15 @@ def write(
   )
   with atomic.write(workdir / 'report.html') as file:
     file.write(html.encode())
+
+
+def write_figures(workdir: pathlib.Path, report: Mapping[str, Any]) -> None:
+  """Writes `workdir/report.json` alone, see `write`."""
+  with atomic.write(workdir / 'report.json') as file:
+    text = json.dumps(
+      _plain(report, None), indent=2, ensure_ascii=False, allow_nan=False
+    )
+    file.write(text.encode('utf-8', errors='backslashreplace') + b'\n')
 
 
 def collectives(hlo_text: str, loop: hlo.Loop) -> dict[str, Any]:

@@ -8,6 +8,8 @@ import pathlib
 import platform
 import sys
 import time
+import types
+from collections.abc import Mapping
 from typing import Any
 
 import ml_collections
@@ -89,13 +91,20 @@ def _categories(paths: list[str]) -> dict[str, list[str]]:
   return categories
 
 
-def _page(
+def page(
   config: ml_collections.ConfigDict,
   parts: build.Parts,
   totals: metrics.Totals,
   table_bytes: int,
 ) -> dict[str, Any]:
-  """The report's figures, but for the evaluation."""
+  """The report's figures, but for the evaluation.
+
+  Args:
+    config: the settings.
+    parts: corpus and devices.
+    totals: sums over the run.
+    table_bytes: of the tables with their optimizer state.
+  """
   train_secs = max(totals.train_secs, 1e-9)
   full_secs = train_secs + totals.compile_secs
   return {
@@ -158,6 +167,7 @@ def write(
   vectors: np.ndarray,
   totals: metrics.Totals,
   table_bytes: int,
+  more: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
   """Exports the vectors, evaluates them and writes the report.
 
@@ -168,6 +178,7 @@ def write(
     vectors: [vocab, dim] float32.
     totals: sums over the run.
     table_bytes: of the tables with their optimizer state.
+    more: for the report, or instead of what it has.
   """
   start = time.time()
   vocabulary = parts.corpus.vocabulary
@@ -177,17 +188,18 @@ def write(
   metrics.LOG.info('vectors in %s', workdir / 'export')
   evaluation = _evaluate(config, parts, vectors)
   totals.total_secs += time.time() - start
-  page = _page(config, parts, totals, table_bytes) | {'evaluation': evaluation}
-  page['dropped'] = page['dropped'] | {
+  figures = page(config, parts, totals, table_bytes)
+  figures |= {'evaluation': evaluation} | dict(more)
+  figures['dropped'] = figures['dropped'] | {
     'words_renamed_in_exports': exported['renamed_words'],
     'words_left_out_of_projector': exported['words']
     - exported['projector_words'],
   }
   records = metrics.read(workdir / 'metrics.jsonl')
-  page['hosts'] = hosts.summary(records)
+  figures['hosts'] = hosts.summary(records)
   report.write(
     workdir,
-    page,
+    figures,
     records,
     vocabulary.words,
     vectors,
@@ -196,7 +208,7 @@ def write(
   )
   metrics.LOG.info(
     '%.2f M words/s in training, %.1f s in all; report in %s',
-    page['words_per_sec'] / 1e6,
-    page['total_secs'],
+    figures['words_per_sec'] / 1e6,
+    figures['total_secs'],
     workdir / 'report.html',
   )

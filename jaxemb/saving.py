@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from jaxemb import build, errors, mesh, metrics, warm
+from jaxemb.data import encode
 from jaxemb.storage import checkpoint
 
 
@@ -55,15 +56,50 @@ def start(
     strategy.state_sharding,
     shapes,
   )
+  restored = restore(saved, like, parts.corpus)
+  if restored is None:
+    return new_state(config, key, parts), metrics.Totals()
+  return restored
+
+
+def new_state(
+  config: ml_collections.ConfigDict, key: jax.Array, parts: build.Parts
+) -> Any:
+  """The state that training starts from.
+
+  Args:
+    config: the settings.
+    key: of what is random.
+    parts: the run's parts.
+
+  Raises:
+    UserError: if what the settings start from cannot be used.
+  """
+  strategy = parts.strategy
+  init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
+  state = init(key)
+  if config.train.init_from:
+    state = warm.begin(config, state, parts.corpus.vocabulary.words)
+  return state
+
+
+def restore(
+  saved: checkpoint.Checkpoints, like: Any, corpus: encode.Encoded
+) -> tuple[Any, metrics.Totals] | None:
+  """The state of the newest checkpoint and what was counted; None = no one.
+
+  Args:
+    saved: the checkpoints.
+    like: the state's form, see `checkpoint.Checkpoints.restore`.
+    corpus: that is trained on.
+
+  Raises:
+    UserError: if the text has changed since the run began.
+  """
   restored = saved.restore(like)
   if restored is None:
-    init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
-    state = init(key)
-    if config.train.init_from:
-      words = parts.corpus.vocabulary.words
-      state = warm.begin(config, state, words)
-    return state, metrics.Totals()
-  if restored.record['corpus'] != parts.corpus.manifest['fingerprint']:
+    return None
+  if restored.record['corpus'] != corpus.manifest['fingerprint']:
     raise errors.UserError(
       'the text has changed since this run began; give another --workdir'
     )

@@ -1,19 +1,16 @@
-"""The training loop, from settings to results.
+"""A run, from settings to results.
 
-The loop takes batches, which are pure functions of the reader's position, and
-dispatches each as one compiled program of many steps. A checkpoint holds the
-state and the position, so a run that was killed repeats exactly what it lost.
+A checkpoint holds the state and the position of the reader, of which batches
+are pure functions, so a run that was killed repeats exactly what it lost.
 """
 
-import collections
 import contextlib
 import functools
 import logging
-import math
 import pathlib
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import ml_collections
@@ -22,14 +19,15 @@ from jaxemb import (
   build,
   dispatches,
   errors,
+  loop,
   mesh,
   metrics,
   processes,
   progress,
-  report,
   results,
   saving,
   signals,
+  submodels,
   watch,
   workdirs,
 )
@@ -37,14 +35,6 @@ from jaxemb import config as config_lib
 from jaxemb.storage import checkpoint
 
 STOPPED = watch.STOPPED  # exit code
-
-
-class Trained(NamedTuple):
-  """What the loop leaves behind."""
-
-  state: Any
-  totals: metrics.Totals
-  finished: bool  # all words were read
 
 
 def run(
@@ -65,15 +55,16 @@ def run(
   Raises:
     UserError: for input or settings that cannot be used.
   """
-  session = _Session(time.time())
-  workdirs.make(workdir)
+  session = loop.Session(time.time())
+  home = submodels.home(config, workdir)
+  workdirs.make(home)
+  submodels.check_alone(config, place)
   processes.start(place)
   watching = watch.Watch()
   is_first, code = processes.is_first(), None
-  with workdirs.locked(workdir) if is_first else contextlib.nullcontext():
-    with workdirs.writing(workdir):
-      path = workdir / processes.file_name('log.txt')
-      log = metrics.start_log(path, is_first)
+  with workdirs.locked(home) if is_first else contextlib.nullcontext():
+    with workdirs.writing(home):
+      log = metrics.start_log(home / processes.file_name('log.txt'), is_first)
     try:
       with signals.stopping(watching.stop):
         code = _run(config, workdir, session, watching)
@@ -102,7 +93,7 @@ def run(
 def _run(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
-  session: '_Session',
+  session: loop.Session,
   watching: watch.Watch,
 ) -> int:
   processes.agree('settings', config_lib.flat(config), 'setting')
@@ -128,6 +119,9 @@ def _run(
   if processes.is_first():
     workdirs.record(config, workdir)
   results.describe_corpus(parts.corpus)
+  if config.strategy.name == 'partition':
+    done = submodels.run(config, workdir, parts, watching.stop, session)
+    return 0 if done else STOPPED
   with checkpoint.Checkpoints(
     workdir / 'checkpoints',
     config.train.checkpoints_to_keep,
@@ -153,27 +147,6 @@ def _run(
   return 0
 
 
-class _Session(NamedTuple):
-  """One start of a run."""
-
-  started: float  # seconds since 1970
-  encode_secs: float = 0.0  # until the corpus was ready
-
-
-def _compile(
-  strategy: Any, state: Any, args: tuple, totals: metrics.Totals
-) -> Any:
-  """Compiles a dispatch ahead of its use, so that its time is known apart."""
-  start = time.monotonic()
-  compiled = strategy.step.lower(state, *args).compile()
-  totals.compile_secs += (secs := time.monotonic() - start)
-  totals.collectives = report.collectives(compiled.as_text(), strategy.loop)
-  since = metrics.process_secs()
-  told = '' if since is None else f'; training after {since:.1f} s'
-  metrics.LOG.info('compiled in %.1f s%s', secs, told)
-  return compiled
-
-
 def _meter(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
@@ -188,8 +161,7 @@ def _meter(
       parts.corpus.num_words,
       config.train.epochs,
       config.train.log_every_secs,
-      # Thrice what a model that knows nothing scores.
-      3 * (1 + config.model.negatives) * math.log(2),
+      metrics.max_loss(config.model.negatives),
       functools.partial(processes.latest, 'hosts'),
     )
 
@@ -200,51 +172,26 @@ def _train(
   parts: build.Parts,
   saved: checkpoint.Checkpoints,
   stop: threading.Event,
-  session: _Session,
-) -> Trained:
-  """The loop."""
-  strategy = parts.strategy
+  session: loop.Session,
+) -> loop.Trained:
+  """From a new state, or that of the newest checkpoint, to the end."""
   key = dispatches.tables_key(config)
   state, totals = saving.start(config, key, parts, saved)
-  constants = mesh.put(strategy.constants(), strategy.constants_sharding)
-  epoch_words, epochs = parts.corpus.num_words, config.train.epochs
-  meter = _meter(config, workdir, parts, totals)
-  schedule = dispatches.schedules(config, epoch_words * epochs)
-  items = dispatches.batches(parts, totals)
-  waiting: collections.deque = collections.deque()
-  step = None
-  last_save = time.monotonic()
-  secs_before = totals.total_secs
-  decisions = processes.Decisions('saves')
-  try:
-    for item in items:
-      plan = schedule(item)
-      args = (constants, item.batch, plan)
-      if step is None:
-        step = _compile(strategy, state, args, totals)
-        totals.started = totals.started or session.started
-        totals.encode_secs += session.encode_secs
-        meter.start()
-      state, step_metrics = step(state, *args)
-      rates = (plan.first_learning_rate, plan.last_learning_rate)
-      waiting.append((item._replace(batch=None), rates, step_metrics))
-      due = time.monotonic() - last_save > config.train.checkpoint_every_secs
-      is_last = item.words_after == epoch_words * epochs
-      # Asked once: it may be set at any moment.
-      decision = decisions.next(stop.is_set(), due)
-      stopping = decision == processes.STOP
-      save = is_last or decision != processes.GO_ON
-      # One dispatch is under way while the one before it is counted; all are
-      # counted before what they led to is saved.
-      while len(waiting) > (0 if save else 1):
-        meter.count(*waiting.popleft())
-      if save:
-        totals.total_secs = secs_before + time.time() - session.started
-        saving.save(saved, state, totals, parts, rates[1], is_last or stopping)
-        last_save = time.monotonic()
-      if stopping and not is_last:
-        return Trained(state, totals, False)
-    return Trained(state, totals, True)
-  finally:
-    items.close()
-    meter.close()
+  total_words = parts.corpus.num_words * config.train.epochs
+
+  def save(state: Any, rate: float, is_final: bool) -> None:
+    saving.save(saved, state, totals, parts, rate, is_final)
+
+  task = loop.Task(
+    parts.strategy,
+    state,
+    dispatches.batches(parts, totals),
+    dispatches.schedules(config, total_words),
+    totals,
+    _meter(config, workdir, parts, totals),
+    total_words,
+    save,
+    config.train.checkpoint_every_secs,
+    processes.Decisions('saves'),
+  )
+  return loop.run(task, stop, session)

@@ -16,6 +16,10 @@ from jaxemb import errors
 from jaxemb.storage import atomic
 
 
+class BusyError(errors.UserError):
+  """Another process is training in a folder."""
+
+
 @contextlib.contextmanager
 def writing(workdir: pathlib.Path) -> Iterator[None]:
   """Makes one line of whatever keeps the folder from being written."""
@@ -82,7 +86,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
   """Keeps a second process out, which would mix its records with ours.
 
   Raises:
-    UserError: if another process is training in this folder.
+    BusyError: if another process is training in this folder.
   """
   try:
     import fcntl
@@ -95,7 +99,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-      raise errors.UserError(
+      raise BusyError(
         f'another process is training in {workdir}; wait for it, or give '
         'another --workdir'
       ) from error

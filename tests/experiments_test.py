@@ -169,3 +169,61 @@ def test_batch_scaling(tmp_path):
     (run,) = found['runs']
     assert run['words_per_sec'] > 0 and 'error' not in run
   assert '1,024' in shown and '256' in shown
+
+
+def test_partition_merge(tmp_path):
+  work, output = tmp_path / 'work', tmp_path / 'found.json'
+  args = (
+    'partition_merge.py', '--quick', f'--work={work}', f'--output={output}',
+    f'--plot={tmp_path / "plot.svg"}',
+  )  # fmt: skip
+  shown = _run(*args, '--stages=sweep,kl,numbers,removed,repaired')
+  result = json.loads(output.read_text())
+  _check_machine(result['machine'])
+  assert '</svg>' in (tmp_path / 'plot.svg').read_text()
+  (cell,) = result['sweep']['cells']
+  alone = result['sweep']['single']['1']
+  assert len(cell['parts']) == len(cell['words_read']) == 3
+  # With what is drawn again; each of fewer words, together of nearly all.
+  assert sum(cell['words_read']) / alone['words_read'] == pytest.approx(
+    1.42, rel=0.05
+  )
+  alir, concat = (cell['merges'][name] for name in ('alir', 'concat'))
+  most = max(part['words'] for part in cell['parts'])
+  assert concat['words'] < most < alir['words'] <= alone['words']
+  assert concat['dim'] == 3 * alir['dim'] == 24
+  for found in (alone, alir, concat, *cell['parts']):
+    for x in found['benchmarks'].values():
+      assert 0 <= x['found'] <= x['total'] and 0 < x['recall'] <= 1
+  recalls = [
+    sum(x['recall'] for x in found['benchmarks'].values())
+    for found in (concat, alir, alone)
+  ]
+  assert recalls == sorted(recalls)
+  for x in result['kl']:
+    assert x['times_floor'] == pytest.approx(x['divergence'] / x['floor'])
+    assert x['divergence'] < 1.8 * x['floor']  # of few words
+  for x in result['numbers']:
+    assert x['taken'] == 1 and x['mean'] == cell['parts'][0]['mean']
+  for x in result['removed']:
+    if not x['removed']:
+      assert x['mean'] == cell['merges'][x['merge']]['mean']
+    elif x['merge'] == 'alir':  # what one lacks another has
+      assert x['words'] > 0.9 * alir['words']
+    else:
+      assert x['words'] < concat['words']
+  by_map = {(x['map'], x['removed']): x for x in result['repaired']}
+  source = by_map['source', 0.0]['benchmarks']
+  turned = by_map['procrustes', 1.0]['benchmarks']
+  for name in ('similarity', 'scws'):  # all words are from one: turned as one
+    assert turned[name]['score'] == pytest.approx(
+      source[name]['score'], abs=1e-3
+    )
+  assert 'published' in shown and 'shuffle, 3: alir' in shown
+  # A sweep that was stopped goes on: nothing is trained or scored again.
+  for path in (work / 'runs').iterdir():
+    (path / 'report.json').touch()
+  before = {path: path.stat().st_mtime_ns for path in work.rglob('*.json')}
+  _run(*args, '--stages=sweep')
+  assert {p: p.stat().st_mtime_ns for p in work.rglob('*.json')} == before
+  assert not list(work.rglob('checkpoints'))

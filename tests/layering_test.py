@@ -15,13 +15,16 @@ PACKAGE = ROOT / 'jaxemb'
 # A module imports from levels below its own, and freely inside its package.
 LEVELS = [
   {'errors', 'hlo', 'ops', 'spelling'},
+  {'combinations'},
   {'config', 'data', 'hosts', 'processes', 'progress', 'signals'},
   {'mesh', 'arguments', 'watch'},
   {'tables', 'storage', 'evaluation'},
   {'models', 'embeddings', 'metrics', 'workdirs', 'reporting'},
   {'strategies', 'report', 'merging'},
   {'build', 'warm'},
-  {'dispatches', 'results', 'saving', 'evaluate', 'query', 'merge'},
+  {'dispatches', 'results', 'saving', 'evaluate', 'query', 'loop', 'merge'},
+  {'rounds', 'merged'},
+  {'submodels'},
   {'train'},
   {'main'},
 ]
@@ -36,7 +39,8 @@ ONLY = {
   'watch': {'errors', 'processes'},
   'progress': set(),
   'arguments': {'config', 'errors'},
-  'config': {'errors'},
+  'combinations': {'errors'},
+  'config': {'combinations', 'errors'},
   'data': {'errors'},
   'hosts': set(),
   'metrics': {'errors', 'hosts', 'progress', 'storage'},

@@ -158,7 +158,7 @@ def test_every_model_with_every_optimizer(cache, tmp_path, model, optimizer):
 
 def test_killed_five_times_it_ends_with_the_same_vectors(cache, tmp_path):
   more = (
-    '--config.train.epochs=60', '--config.train.checkpoint_every_secs=0.05',
+    '--config.train.epochs=30', '--config.train.checkpoint_every_secs=0.05',
     '--config.eval.paths=none',
   )  # fmt: skip
   subprocess.run(

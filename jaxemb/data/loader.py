@@ -50,7 +50,7 @@ class Loaded(NamedTuple):
   """A batch and what the training loop needs to know about it."""
 
   batch: Batch  # or what `prefetch` made of it
-  index: int  # of the batch, counted over all epochs
+  index: int  # its own, growing over all epochs
   after: Position  # where reading goes on behind this batch
   words_before: int  # corpus words of all parts, of all batches before this one
   words_after: int
@@ -93,7 +93,7 @@ def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
 
 
 @numba.njit(nogil=True, cache=True)
-def _hash(x):
+def hashed(x):
   """splitmix64 (Steele et al. 2014), 64 bits to 64 bits."""
   x = (x + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(0xFFFFFFFFFFFFFFFF)
   x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -117,7 +117,7 @@ def permuted(index: int, size: int, key: np.uint64) -> int:
     left = x >> half
     right = x & mask
     for r in range(4):
-      mixed = _hash(right ^ _hash(key ^ np.uint64(r))) & mask
+      mixed = hashed(right ^ hashed(key ^ np.uint64(r))) & mask
       left, right = right, left ^ mixed
     x = (left << half) | right
     if x < np.uint64(size):
@@ -125,7 +125,7 @@ def permuted(index: int, size: int, key: np.uint64) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def _pack(ids, position, keep_below, key, window, out, left, right, n):
+def pack(ids, position, keep_below, key, window, out, left, right, n):
   """Appends a block's surviving tokens at `out[window + n:]`.
 
   `keep_below` is the keep probability scaled to 2^32. Returns the new n, the
@@ -145,7 +145,7 @@ def _pack(ids, position, keep_below, key, window, out, left, right, n):
       start = n
       continue
     words += 1
-    h = _hash(key ^ np.uint64(position + i))
+    h = hashed(key ^ np.uint64(position + i))
     # Written in any case, kept by counting it: a branch that is taken at random
     # costs more than the writes.
     out[window + n] = ids[i]
@@ -164,8 +164,8 @@ def center_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
 def _epoch_key(seed: int, epoch: int) -> np.uint64:
   """The key of all choices of an epoch."""
   # Compiled functions hand back Python ints, whose type numba would guess.
-  inner = np.uint64(_hash(np.uint64(epoch)))
-  return np.uint64(_hash(np.uint64(seed % 2**64) ^ inner))
+  inner = np.uint64(hashed(np.uint64(epoch)))
+  return np.uint64(hashed(np.uint64(seed % 2**64) ^ inner))
 
 
 def _ids(corpus: encode.Encoded, start: int, stop: int) -> np.ndarray:
@@ -186,10 +186,10 @@ def _group_words(block_words, first, stop, key):
   return words
 
 
-def _part_key(spec: LoaderSpec, epoch: int, part: int) -> np.uint64:
+def part_key(spec: LoaderSpec, epoch: int, part: int) -> np.uint64:
   """The key of all choices that are made for a part in an epoch."""
   key = _epoch_key(spec.seed, epoch)
-  return np.uint64(_hash(np.uint64(part) ^ key)) if part else key
+  return np.uint64(hashed(np.uint64(part) ^ key)) if part else key
 
 
 def _fill(
@@ -202,14 +202,14 @@ def _fill(
 ) -> tuple[int, int]:
   """Fills a part's arrays of a batch; returns its centers and pairs."""
   num_blocks = len(part.blocks)
-  key = _part_key(spec, position.epoch, part.index)
+  key = part_key(spec, position.epoch, part.index)
   kept = pairs = 0
   stop = min(position.block + spec.group_blocks, num_blocks)
   for i in range(position.block, stop):
     block = permuted(i, num_blocks, key)
     number = part.blocks[block]
     first, last = corpus.blocks.starts[number : number + 2]
-    kept, _, new_pairs = _pack(
+    kept, _, new_pairs = pack(
       _ids(corpus, first, last),
       # Where the block is in its part, whoever holds the others.
       block * shards.MAX_BLOCK_IDS,
@@ -273,7 +273,7 @@ def batches(
     words = 0
     for part, block_words in enumerate(division.block_words):
       stop = min(position.block + spec.group_blocks, len(block_words))
-      key = _part_key(spec, position.epoch, part)
+      key = part_key(spec, position.epoch, part)
       words += _group_words(block_words, position.block, stop, key)
     after = Position(position.epoch, position.block + spec.group_blocks)
     if after.block >= num_blocks:

@@ -191,9 +191,7 @@ class _Replicas:
     """All replicas start from the same rows."""
     states = base.init_tables(self.tables, key)
     return ReplicaState(
-      jax.tree.map(
-        lambda x: jnp.broadcast_to(x[None], (self.num, *x.shape)), states
-      ),
+      base.stacked(states, self.num),
       {name: state.vectors for name, state in states.items()},
       jnp.int32(0),
     )

@@ -162,7 +162,7 @@ def test_splitmix64_is_the_published_one():
   expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
   step = 0x9E3779B97F4A7C15
   states = [(1234567 + i * step) & _MASK for i in range(3)]
-  assert [loader._hash(np.uint64(state)) for state in states] == expected
+  assert [loader.hashed(np.uint64(state)) for state in states] == expected
   assert [_splitmix64(state) for state in states] == expected
 
 

@@ -1,0 +1,80 @@
+"""Settings that do not go together: what each strategy can honour."""
+
+import ml_collections
+
+from jaxemb import errors
+
+# Settings that only one strategy has.
+_STRATEGY_KEYS = {
+  'replicas': ('exchange_words', 'exchange_lookups', 'memory_lookups'),
+  'partition': (
+    'num_parts',
+    'rate',
+    'divide',
+    'part',
+    'per_device',
+    'min_seen',
+    'merge',
+  ),
+}
+
+
+def check(
+  config: ml_collections.ConfigDict, usual: ml_collections.ConfigDict
+) -> None:
+  """Raises a `UserError` for settings that do not go together.
+
+  Args:
+    config: settings each of which may be had.
+    usual: those that are not given.
+  """
+  name, layout = config.strategy.name, config.table.layout
+  for other, keys in _STRATEGY_KEYS.items():
+    for key in keys:
+      if other != name and config.strategy[key] != usual.strategy[key]:
+        raise errors.UserError(
+          f'config.strategy.{key}={config.strategy[key]!r} means nothing with '
+          f'config.strategy.name={name!r}; give --config.strategy.name={other}'
+        )
+  if name == 'sync':
+    return
+  if layout != 'replicated':
+    raise errors.UserError(
+      f'config.table.layout={layout!r} splits tables over devices, and '
+      f'config.strategy.name={name!r} gives each its own; give '
+      '--config.strategy.name=sync'
+    )
+  if config.mesh.table > 1:
+    raise errors.UserError(
+      f'config.mesh.table={config.mesh.table} devices have nothing to share '
+      f'with config.strategy.name={name!r}; give --config.mesh.data instead, '
+      'or --config.strategy.name=sync'
+    )
+  if name == 'partition':
+    _check_partition(config)
+
+
+def _check_partition(config: ml_collections.ConfigDict) -> None:
+  s = config.strategy
+  if s.part >= s.num_parts:
+    raise errors.UserError(
+      f'config.strategy.part={s.part} must be 0..{s.num_parts - 1} with '
+      f'config.strategy.num_parts={s.num_parts}, or -1 for all'
+    )
+  num = s.num_parts if s.part < 0 else 1
+  if config.mesh.data > num:
+    raise errors.UserError(
+      f'config.mesh.data={config.mesh.data} devices are more than there are '
+      f'sub-models to train, {num}; lower it, or give 0'
+    )
+  if s.per_device > num:
+    raise errors.UserError(
+      f'config.strategy.per_device={s.per_device} is more than there are '
+      f'sub-models to train, {num}; lower it'
+    )
+  if config.data.parts > 1:
+    raise errors.UserError(
+      f'config.data.parts={config.data.parts} must be 0 with '
+      "config.strategy.name='partition': sub-models have shares of the "
+      'sentences, see config.strategy.num_parts'
+    )

@@ -1,0 +1,136 @@
+"""What a run of sub-models leaves once all are there: one model and a report.
+
+The sub-models are merged from their folders, as `python -m jaxemb.merge` does
+with those of several machines: it does not matter who has trained them.
+"""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ml_collections
+import numpy as np
+
+from jaxemb import build, metrics, report, results
+from jaxemb.data import vocab
+
+_WORDS_COUNTED = (
+  'corpus words inside the vocabulary that sub-models have read, before '
+  'frequent-word subsampling, in all epochs'
+)
+
+
+class Merged(NamedTuple):
+  """The model that was made of the sub-models."""
+
+  vocabulary: vocab.Vocabulary
+  vectors: np.ndarray  # [vocab, dim] float32
+  report: dict[str, Any]
+
+
+def totals(found: Sequence[Mapping[str, Any]]) -> metrics.Totals:
+  """Sums over sub-models.
+
+  Args:
+    found: what `part.json` says of each.
+  """
+  whole = metrics.add_up([metrics.Totals(**x['totals']) for x in found])
+  # Those that were trained side by side took the same time.
+  whole.train_secs = sum(x['train_secs'] / x['beside'] for x in found)
+  return whole
+
+
+def _merge(
+  config: ml_collections.ConfigDict,
+  parts: build.Parts,
+  folders: Sequence[pathlib.Path],
+) -> Merged:
+  """One model of the words that any sub-model has, the most frequent first."""
+  from jaxemb.merging import combine, sources
+
+  opened = [
+    sources.open_part(folder, None, with_tables=False) for folder in folders
+  ]
+  if len(opened) == 1:
+    only = opened[0]
+    figures = {'merge_secs': 0.0, 'warnings': []}
+    return _in_order(parts, only.words, only.vectors.open(), figures)
+  spec = combine.Spec(method=config.strategy.merge)
+  found = combine.merge(opened, spec, parts.mesh)
+  for line in found.report['warnings']:
+    metrics.LOG.warning('%s', line)
+  return _in_order(parts, found.words, found.vectors, found.report)
+
+
+def _in_order(
+  parts: build.Parts,
+  words: Sequence[str],
+  vectors: np.ndarray,
+  figures: dict[str, Any],
+) -> Merged:
+  """Words in the order of the corpus, and with its counts."""
+  everything = parts.corpus.vocabulary
+  ids = {word: i for i, word in enumerate(everything.words)}
+  rows = np.array([ids[word] for word in words])
+  order = np.argsort(rows)
+  vocabulary = vocab.Vocabulary(
+    [words[i] for i in order], everything.counts[rows[order]]
+  )
+  return Merged(vocabulary, np.asarray(vectors)[order], figures)
+
+
+def write(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  parts: build.Parts,
+  folders: Sequence[pathlib.Path],
+  found: Sequence[Mapping[str, Any]],
+  totals: metrics.Totals,
+) -> None:
+  """Merges the sub-models, evaluates what came of it, and writes the report.
+
+  Args:
+    config: the settings.
+    workdir: folder of the run.
+    parts: corpus, evaluation sets and devices.
+    folders: of the sub-models.
+    found: what `part.json` says of each.
+    totals: sums over them.
+  """
+  each = [{k: v for k, v in x.items() if k != 'totals'} for x in found]
+  more: dict[str, Any] = {
+    'parts': each,
+    'words_counted': _WORDS_COUNTED,
+    'merge': None,
+  }
+  table_bytes = sum(x['table_bytes'] for x in found)
+  if config.strategy.merge == 'none':
+    figures = results.page(config, parts, totals, table_bytes)
+    report.write_figures(workdir, figures | {'evaluation': {}} | more)
+    metrics.LOG.info('not merged: %d sub-models in %s', len(found), workdir)
+    return
+  merged = _merge(config, parts, folders)
+  num_missing = len(parts.corpus.vocabulary.words) - len(
+    merged.vocabulary.words
+  )
+  metrics.LOG.info(
+    'merged %d sub-models (%s) in %.1f s: %s words, %s of the vocabulary are '
+    'missing',
+    len(found),
+    config.strategy.merge,
+    merged.report['merge_secs'],
+    f'{len(merged.vocabulary.words):,}',
+    f'{num_missing:,}',
+  )
+  more['merge'] = merged.report | {'missing_words': num_missing}
+  more['dim'] = merged.vectors.shape[1]
+  corpus = parts.corpus._replace(vocabulary=merged.vocabulary)
+  results.write(
+    config,
+    workdir,
+    parts._replace(corpus=corpus),
+    merged.vectors,
+    totals,
+    table_bytes,
+    more,
+  )

@@ -1,0 +1,309 @@
+"""Runs of sub-models: together, alone, interrupted, refused."""
+
+import json
+import pathlib
+import shutil
+import signal
+
+import ml_collections
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import config as config_lib
+from jaxemb import (
+  errors,
+  hlo,
+  metrics,
+  processes,
+  report,
+  rounds,
+  submodels,
+  train,
+  workdirs,
+)
+from jaxemb.data import loader, shares
+from jaxemb.storage import checkpoint, word2vec_format
+
+_PARTS = 3
+_CENSUS = shares.Census(None, 1000, 50)
+
+
+def _config(cache: pathlib.Path, **settings) -> ml_collections.ConfigDict:
+  config = config_lib.default()
+  config.data.cache = str(cache)
+  config.data.embedded_words = 60_000
+  config.data.min_count = 2
+  config.model.dim = 16
+  config.train.epochs = 2
+  config.mesh.data = 2
+  config.eval.paths = 'none'
+  config.strategy.name = 'partition'
+  config.strategy.num_parts = _PARTS
+  config.update_from_flattened_dict(settings)
+  config_lib.check(config)
+  return config
+
+
+def _train(config, workdir, *args) -> int:
+  """Without the page for people, which takes a second or two."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(report.page, 'render', lambda *args: '')
+    for name in ('neighbours', 'word_map'):
+      patch.setattr(report.word_choice, name, lambda *args: None)
+    return train.run(config, workdir, *args)
+
+
+@pytest.fixture(scope='session')
+def cache(tmp_path_factory) -> pathlib.Path:
+  return tmp_path_factory.mktemp('cache')
+
+
+@pytest.fixture(scope='session')
+def together(cache, tmp_path_factory) -> pathlib.Path:
+  """Three on two devices: two rounds."""
+  workdir = tmp_path_factory.mktemp('runs') / 'together'
+  assert _train(_config(cache), workdir) == 0
+  return workdir
+
+
+def _vectors(workdir, part):
+  return (workdir / f'parts/{part:02}/export/vectors.npy').read_bytes()
+
+
+def _figures(workdir, part):
+  return json.loads((workdir / f'parts/{part:02}/part.json').read_text())
+
+
+def test_what_a_run_leaves(together):
+  told = json.loads((together / 'report.json').read_text())
+  everything = word2vec_format.read_vocab(together / 'parts/00/vocab.txt')[0]
+  merged = jaxemb.load(together)
+  assert len(merged) == told['vocab_words'] == told['merge']['words']
+  assert told['merge']['missing_words'] == len(everything) - len(merged)
+  # In the order of the corpus, with its counts; what no part has is missing.
+  rank = {word: i for i, word in enumerate(everything)}
+  ranks = [rank[word] for word in merged.index_to_key]
+  assert ranks == sorted(ranks) and (np.diff(merged.counts) <= 0).all()
+  parts = [jaxemb.load(together / f'parts/0{part}') for part in range(_PARTS)]
+  assert set(merged.index_to_key) == {w for x in parts for w in x.index_to_key}
+  for part, figures in enumerate(told['parts']):
+    folder = together / f'parts/{part:02}'
+    words, seen = word2vec_format.read_vocab(folder / 'vocab.txt')
+    assert words == everything
+    mine = jaxemb.load(folder)
+    # Words that it has not read are missing, not noise.
+    has = np.array(seen) > 0
+    assert 0.5 < has.mean() < 1
+    assert mine.index_to_key == [words[i] for i in np.flatnonzero(has)]
+    assert mine.counts.tolist() == np.array(seen)[has].tolist()
+    if part == 1:
+      # The rows of the checkpoint are in the order of vocab.txt.
+      saved = checkpoint.Arrays(folder / 'checkpoints')
+      rows = saved.read('tables/input/vectors')
+      np.testing.assert_array_equal(rows[has], mine.vectors)
+    # Nobody else's words: about half of the text, with the words drawn again.
+    assert figures['part'] == part and figures['vocab_words'] == has.sum()
+    assert 0 <= figures['words'] - sum(seen) < figures['words'] / 50
+    assert figures['corpus_share'] == pytest.approx(9 / 19, rel=0.1)
+    assert figures['loss_per_example'] < 4.2 and figures['train_secs'] > 0
+  words = sum(x['words'] for x in told['parts'])
+  assert told['words_per_sec'] * told['train_secs'] == pytest.approx(words)
+  assert not any(told['collectives'][kind] for kind in hlo.KINDS)
+  assert len(told['devices']) == 2
+  rows = metrics.read(together / 'metrics.jsonl')
+  assert [row['words'] for row in rows] == sorted({x['words'] for x in rows})
+  assert rows[-1]['words'] == words
+  assert rows[-1]['learning_rate'] == pytest.approx(1e-4)
+  vectors = [_vectors(together, part) for part in range(_PARTS)]
+  assert len(set(vectors)) == _PARTS
+
+
+def test_a_job_of_one_part_is_that_part_to_the_last_bit(
+  cache, together, tmp_path
+):
+  # It was beside another; here it is all there is.
+  part = 1
+  config = _config(cache, **{'strategy.part': part, 'mesh.data': 0})
+  assert _train(config, tmp_path) == 0
+  assert _vectors(tmp_path, part) == _vectors(together, part)
+  folder = tmp_path / f'parts/{part:02}'
+  for name in ('report.html', 'report.json', 'log.txt', 'metrics.jsonl'):
+    assert (folder / name).exists(), name
+  mine, theirs = _figures(tmp_path, part), _figures(together, part)
+  for key in ('words', 'sentences', 'words_seen', 'loss_per_example'):
+    assert mine[key] == theirs[key]
+  assert mine['totals']['losses'] == theirs['totals']['losses']
+  assert not (tmp_path / 'log.txt').exists()
+  assert [x.name for x in (tmp_path / 'parts').iterdir()] == ['01']
+  # The others by a run of all, beside each other, and the same merged model.
+  before = (folder / 'part.json').stat().st_mtime_ns
+  assert _train(_config(cache), tmp_path) == 0
+  for part in range(_PARTS):
+    assert _vectors(tmp_path, part) == _vectors(together, part)
+  assert (folder / 'part.json').stat().st_mtime_ns == before
+  told = json.loads((tmp_path / 'report.json').read_text())['parts']
+  assert [x['part'] for x in told] == [0, 1, 2]
+  whole = [x / 'export/vectors.bin' for x in (tmp_path, together)]
+  assert whole[0].read_bytes() == whole[1].read_bytes()
+
+
+def test_merged_again_in_another_way(cache, together, tmp_path):
+  shutil.copytree(together, tmp_path / 'run')
+  (tmp_path / 'run/metrics.jsonl').unlink()  # as if all had been jobs
+  for merge in ('none', 'concat'):
+    config = _config(cache, **{'strategy.merge': merge})
+    assert _train(config, tmp_path / 'run') == 0
+    told = json.loads((tmp_path / 'run/report.json').read_text())
+    assert len(told['parts']) == _PARTS
+  assert jaxemb.load(tmp_path / 'run').vector_size == _PARTS * 16
+  assert told['merge']['method'] == 'concat' and told['dim'] == 48
+
+
+def _interrupted(config, workdir, monkeypatch, how, after):
+  """A run that dies, or is told to end, as a dispatch is counted."""
+  counted = []
+  real = metrics.Meter.count
+
+  def count(self, *args):
+    if len(counted) == after:
+      how()
+    counted.append(args)
+    real(self, *args)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(metrics.Meter, 'count', count)
+    return _train(config, workdir)
+
+
+def _terminate():
+  signal.raise_signal(signal.SIGTERM)
+
+
+def _die():
+  raise KeyboardInterrupt
+
+
+def test_a_run_goes_on_where_each_part_stands(
+  cache, together, tmp_path, monkeypatch
+):
+  more = {'train.checkpoint_every_secs': 0.0}
+  alone = _config(cache, **more, **{'mesh.data': 1})
+  with pytest.raises(KeyboardInterrupt):
+    _interrupted(alone, tmp_path, monkeypatch, _die, 1)
+  # Part 0 stands in its middle; now part 1 is beside it, and gets there too.
+  with pytest.raises(KeyboardInterrupt):
+    _interrupted(_config(cache, **more), tmp_path, monkeypatch, _die, 1)
+  for part in (0, 1):
+    folder = tmp_path / f'parts/{part:02}'
+    assert any(folder.glob('checkpoints/[0-9]*'))
+    assert not (folder / 'part.json').exists()
+  # These two come to their end, and part 2 to its middle.
+  code = _interrupted(alone, tmp_path, monkeypatch, _terminate, 0)
+  assert code == train.STOPPED and not (tmp_path / 'report.json').exists()
+  assert _train(_config(cache), tmp_path) == 0
+  log = (tmp_path / 'log.txt').read_text()
+  assert log.count('resuming behind') == 4
+  for part in range(_PARTS):
+    assert _vectors(tmp_path, part) == _vectors(together, part)
+    totals = [_figures(x, part)['totals'] for x in (tmp_path, together)]
+    assert totals[0]['losses'] == totals[1]['losses']
+    assert len(totals[0]['losses']) == 2 and totals[0]['losses'][0][1] > 0
+  rows = metrics.read(tmp_path / 'metrics.jsonl')
+  words = [row['words'] for row in rows]
+  assert words == sorted(set(words))
+
+
+def test_a_part_that_another_process_trains_is_left_to_it(
+  cache, together, tmp_path
+):
+  shutil.copytree(together, tmp_path / 'run')
+  shutil.rmtree(tmp_path / 'run/parts/01')
+  (tmp_path / 'run/parts/01').mkdir()
+  with workdirs.locked(tmp_path / 'run/parts/01'):
+    assert _train(_config(cache), tmp_path / 'run') == train.STOPPED
+  log = (tmp_path / 'run/log.txt').read_text()
+  assert 'sub-models 1 are being trained by other processes' in log
+
+
+def test_random_choices_are_of_a_part():
+  config = config_lib.resolved(_config(pathlib.Path()), 'cpu', (1, 1))
+  item = loader.Loaded(None, 7, None, 0, 400)
+  plans = [
+    rounds.schedules(config, [rounds.Model(i, None, _CENSUS, None, None)], 1)(
+      rounds.Together(None, (item,), 0, 400)
+    )
+    for i in range(4)
+  ]
+  assert len({x.key.tobytes() for x in plans}) == 4
+  # By the progress of the part, not of the whole text.
+  assert plans[0].last_learning_rate[0] == pytest.approx(0.03 * 0.6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'told'),
+  [
+    ({'strategy.part': 3}, 'must be 0..2'),
+    ({'strategy.rate': 1.5}, 'at most 1'),
+    ({'strategy.divide': 'random'}, "choose 'shuffle' or 'sampling' or"),
+    ({'strategy.merge': 'mean'}, 'not available'),
+    ({'strategy.name': 'sync'}, "nothing with config.strategy.name='sync'"),
+    ({'strategy.exchange_words': 256}, 'config.strategy.exchange_words'),
+    ({'table.layout': 'row'}, "config.strategy.name='partition' gives each"),
+    ({'mesh.table': 2}, 'mesh.table'),
+    ({'mesh.data': 4}, 'more than there are sub-models to train, 3'),
+    ({'strategy.part': 1}, 'more than there are sub-models to train, 1'),
+    ({'strategy.per_device': 4}, 'lower it'),
+    ({'data.parts': 2}, 'shares of the sentences'),
+  ],
+)
+def test_settings_that_cannot_be_honoured(tmp_path, settings, told):
+  with pytest.raises(errors.UserError) as caught:
+    _config(tmp_path, **settings)
+  assert told in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_connected_processes_are_refused(cache, tmp_path):
+  place = processes.Place('localhost:1', 2, 1, False)
+  with pytest.raises(errors.UserError, match='--config.strategy.part=0, 1'):
+    _train(_config(cache), tmp_path, place)
+
+
+def test_other_settings_in_the_same_folder_are_refused(
+  cache, together, tmp_path
+):
+  with pytest.raises(errors.UserError, match='strategy.divide'):
+    _train(_config(cache, **{'strategy.divide': 'equal'}), together)
+  # Also where only the parts know: folders of jobs that were put together.
+  shutil.copytree(together / 'parts', tmp_path / 'parts')
+  with pytest.raises(errors.UserError, match='parts/00 holds a run with'):
+    _train(_config(cache, seed=2), tmp_path)
+
+
+def test_a_part_without_a_sentence_is_named(cache, tmp_path):
+  path = tmp_path / 'a.txt'
+  path.write_text('one two three four five\n' * 6)
+  settings = {'data.path': str(path), 'strategy.divide': 'equal'}
+  with pytest.raises(errors.UserError, match='sub-model . of 99 gets no sent'):
+    _train(
+      _config(cache, **settings, **{'strategy.num_parts': 99}), tmp_path / 'r'
+    )
+
+
+def test_a_part_that_diverges_is_named(cache, tmp_path):
+  settings = {
+    'optimizer.learning_rate': 1e4,
+    'optimizer.max_duplicates': 0.0,
+    'train.loss_every_steps': 1,
+  }
+  with pytest.raises(errors.UserError, match='sub-model 0: training diverged'):
+    _train(_config(cache, **settings), tmp_path)
+
+
+def test_a_damaged_part_is_named(cache, together, tmp_path):
+  config = _config(cache)
+  folder = submodels.folder(config, tmp_path, 1)
+  folder.mkdir(parents=True)
+  (folder / 'part.json').write_text('{"part": 1')
+  with pytest.raises(errors.UserError, match='parts/01/part.json is damaged'):
+    submodels.figures(config, tmp_path, 1)
