@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _TILE = 32  # T: the matrices of a step take 4 T bytes per id
 
@@ -26,10 +27,6 @@ class Merged(NamedTuple):
   sums: Any  # pytree of [n, ...] float32, over the occurrences of the id
 
 
-def _last(x: jax.Array) -> jax.Array:
-  return x[:, -1]
-
-
 def running_sums(ids: jax.Array, values: Any) -> Any:
   """Sums over the positions with the same id up to each, itself included.
 
@@ -40,6 +37,14 @@ def running_sums(ids: jax.Array, values: Any) -> Any:
   Returns:
     A pytree like `values`.
   """
+  # Side by side, so that all are one product.
+  leaves, tree = jax.tree.flatten(values)
+  widths = np.cumsum([x.shape[1] for x in leaves])
+  sums = _running_sums(ids, jnp.concatenate(leaves, 1))
+  return jax.tree.unflatten(tree, jnp.split(sums, widths[:-1], 1))
+
+
+def _running_sums(ids: jax.Array, values: jax.Array) -> jax.Array:
   num = len(ids)
   tiles = -(-num // _TILE)
   padding = tiles * _TILE - num
@@ -48,21 +53,14 @@ def running_sums(ids: jax.Array, values: Any) -> Any:
   same = tiled_ids[:, :, None] == tiled_ids[:, None, :]
   earlier = jnp.tril(same).astype(jnp.float32)
 
-  def within_tiles(x):
-    x = jnp.pad(x, ((0, padding), (0, 0))).reshape(tiles, _TILE, -1)
-    return jnp.einsum('tij,tjd->tid', earlier, x, precision='highest')
-
-  sums = jax.tree.map(within_tiles, values)
+  tiled = jnp.pad(values, ((0, padding), (0, 0))).reshape(tiles, _TILE, -1)
+  sums = jnp.einsum('tij,tjd->tid', earlier, tiled, precision='highest')
   if tiles > 1:
-    ends = running_sums(_last(tiled_ids), jax.tree.map(_last, sums))
+    ends = _running_sums(tiled_ids[:, -1], sums[:, -1])
     goes_on = tiled_ids[1:] == tiled_ids[:-1, -1:]
-
-    def add_carry(x, carry):
-      reached = jnp.where(goes_on[:, :, None], carry[:-1, None], 0.0)
-      return x + jnp.pad(reached, ((1, 0), (0, 0), (0, 0)))
-
-    sums = jax.tree.map(add_carry, sums, ends)
-  return jax.tree.map(lambda x: x.reshape(tiles * _TILE, -1)[:num], sums)
+    reached = jnp.where(goes_on[:, :, None], ends[:-1, None], 0.0)
+    sums += jnp.pad(reached, ((1, 0), (0, 0), (0, 0)))
+  return sums.reshape(tiles * _TILE, -1)[:num]
 
 
 def merge(ids: jax.Array, values: Any, vocab: int) -> Merged:
