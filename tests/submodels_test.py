@@ -219,8 +219,9 @@ def test_a_run_goes_on_where_each_part_stands(
     folder = tmp_path / f'parts/{part:02}'
     assert any(folder.glob('checkpoints/[0-9]*'))
     assert not (folder / 'part.json').exists()
-  # These two come to their end, and part 2 to its middle.
-  code = _interrupted(alone, tmp_path, monkeypatch, _terminate, 0)
+  # These two go on beside each other to their end, and part 2 to its middle.
+  both = _config(cache, **more)
+  code = _interrupted(both, tmp_path, monkeypatch, _terminate, 0)
   assert code == train.STOPPED and not (tmp_path / 'report.json').exists()
   assert _train(_config(cache), tmp_path) == 0
   log = (tmp_path / 'log.txt').read_text()
