@@ -57,14 +57,15 @@ def _make(folder: pathlib.Path, part: int, args: argparse.Namespace) -> None:
   vectors = np.lib.format.open_memmap(
     folder / 'vectors.npy', 'w+', '<f4', shape
   )
+  noise = rng.standard_normal((_BLOCK_ROWS, args.dim), np.float32)
   place = 0
   for first in range(0, num_union, _BLOCK_ROWS):
     stop = min(first + _BLOCK_ROWS, num_union)
     rows = _truth(first, stop, args.dim)[has[first:stop]]
-    noise = rng.standard_normal(rows.shape, np.float32) * np.sqrt(
-      np.mean(rows**2)
-    )
-    rows = (rows + args.noise * noise) @ turn.astype(np.float32)
+    # Drawn once for each part; other words get it in another order.
+    rows += args.noise * np.sqrt(np.mean(rows**2)) * noise[: len(rows)]
+    rows = rows @ turn.astype(np.float32)
+    noise = np.roll(noise, 1 + first // _BLOCK_ROWS, (0, 1))
     vectors[place : place + len(rows)] = rows
     place += len(rows)
   vectors.flush()

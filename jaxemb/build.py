@@ -4,6 +4,8 @@ The only place that turns a ConfigDict into constructor arguments, and the one
 dict per kind of part that a name in the settings chooses from.
 """
 
+import dataclasses
+import logging
 import math
 import os
 import pathlib
@@ -26,6 +28,8 @@ from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import partition, replicas, sync
 from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
+
+_LOG = logging.getLogger('jaxemb')
 
 MODELS = {'skipgram': skipgram.SkipGram, 'cbow': cbow.Cbow}
 LAYOUTS = {
@@ -56,8 +60,15 @@ def _replicas(config, model, tables, step_spec, mesh, rates):
   # what more of them learn apart must meet sooner.
   closeness = (2 / mesh.size) ** 3
   exchange_words = s.exchange_words or 16_384 * closeness
+  every_steps = max(1, round(exchange_words / step_spec.part_words))
+  # Equal loops from one exchange to the next: what is beyond it is padding,
+  # which costs as much as a step.
+  num_loops = math.ceil(every_steps / step_spec.steps_per_loop)
+  step_spec = dataclasses.replace(
+    step_spec, steps_per_loop=math.ceil(every_steps / num_loops)
+  )
   exchange_spec = replicas.ExchangeSpec(
-    max(1, round(exchange_words / step_spec.part_words)),
+    every_steps,
     s.exchange_lookups or 8.0 * closeness,
     s.memory_lookups,
     config.optimizer.learning_rate,
@@ -135,12 +146,29 @@ def on_devices(
     shape = _for_models(config, shape)
   # A run that goes on with other devices has the steps that it began with.
   config.data.parts = config.data.parts or begun.get('data.parts', 0)
+  if is_sync and config.data.parts:
+    shape = _dealt(shape, config.data.parts)
   config.train.batch_words = config.train.batch_words or begun.get(
     'train.batch_words', 0
   )
   devices = mesh_lib.make(shape)
+  if config.table.layout == 'column' and config.model.dim % shape.table:
+    filled = -(-config.model.dim // shape.table) * shape.table
+    _LOG.info(
+      'columns: %d are filled up to %d, as many on each of %d devices',
+      config.model.dim, filled, shape.table,
+    )  # fmt: skip
   platform = devices.devices.flat[0].platform
   return config_lib.resolved(config, platform, shape), devices
+
+
+def _dealt(shape: mesh_lib.Shape, num_parts: int) -> mesh_lib.Shape:
+  """As many devices, of which the data axis divides the parts.
+
+  Devices of the table axis share the centers of their parts, whatever number.
+  """
+  data = math.gcd(shape.data, num_parts)
+  return mesh_lib.Shape(data, shape.table * (shape.data // data))
 
 
 def _for_models(

@@ -14,9 +14,9 @@ import ml_collections
 
 from jaxemb import combinations, errors
 
-# Keys that change what is shown or kept, which devices work, or what is done
-# with sub-models in the end, not what is learned: a run may be resumed with
-# other values.
+# Keys that change what is shown or kept, which devices work and how, or what
+# is done with sub-models in the end, not what is learned: a run may be resumed
+# with other values.
 _FREE_KEYS = frozenset(
   {
     'data.cache',
@@ -27,9 +27,12 @@ _FREE_KEYS = frozenset(
     'strategy.merge',
     'strategy.part',
     'strategy.per_device',
+    'table.duplicates',
     'train.checkpoint_every_secs',
     'train.checkpoints_to_keep',
     'train.log_every_secs',
+    'train.loss_every_steps',
+    'train.steps_per_loop',
   }
 )
 
@@ -309,7 +312,13 @@ def resolved(
   if not config.table.duplicates:
     # Atomic additions of a GPU are made in another order in every run.
     is_gpu = platform in ('gpu', 'cuda', 'rocm')
-    config.table.duplicates = 'merge' if is_gpu else 'scatter'
+    is_merging = is_gpu or config.table.layout == 'row'
+    config.table.duplicates = 'merge' if is_merging else 'scatter'
+  if (config.table.layout, config.table.duplicates) == ('row', 'scatter'):
+    raise errors.UserError(
+      "config.table.layout='row' sends each row's gradients once and merges "
+      "duplicates always; leave out config.table.duplicates='scatter'"
+    )
   if not t.loss_every_steps:
     t.loss_every_steps = 64 if on_cpu else 1
   if not t.steps_per_loop:

@@ -54,6 +54,7 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     start=flags.start,
     weights=flags.weights,
     normalize=flags.normalize,
+    align_words=flags.align_words,
     max_iterations=flags.max_iterations,
     tolerance=flags.tolerance,
   )
@@ -173,6 +174,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   flags = parser.parse_args(argv)
   if flags.dim < 0:
     parser.error('--dim must be 0 (that of the largest part) or more')
+  if flags.align_words < 0:
+    parser.error('--align_words must be 0 (all) or more')
   if flags.max_iterations < 1:
     parser.error('--max_iterations must be 1 or more')
   if not flags.tolerance >= 0:
@@ -207,6 +210,13 @@ def _add_choices(add: Callable[..., object]) -> None:
     '--normalize',
     action='store_true',
     help='bring all vectors to length 1 first, as the paper does',
+  )
+  add(
+    '--align_words',
+    type=int,
+    default=250_000,
+    help='most frequent words that alir fits rotations on; 0 = all '
+    '(%(default)s)',
   )
   add('--max_iterations', type=int, default=20, help='of alir (%(default)s)')
   add(

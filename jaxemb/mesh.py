@@ -23,6 +23,9 @@ TABLE = 'table'  # axis along the tables: every device has its own share of them
 # often (experiments/results/step_notes.md).
 _MOST_CPU_DEVICES = 2
 
+# Of an array that goes to the hosts of several processes, at once.
+_PIECE_BYTES = 64 << 20
+
 
 def _usable_cores() -> int:
   """Cores that this process may use, by affinity and by quota."""
@@ -56,9 +59,10 @@ def start(
   """Prepares JAX, before its first use, for training on a mesh.
 
   Args:
-    wanted: axes that the settings give. What they leave open is one device of
-      an accelerator, cores of a CPU, and all devices of several processes,
-      along the table axis where the layout splits tables, else the data axis.
+    wanted: axes that the settings give. What they leave open is cores of a
+      CPU, one accelerator, or all of them where the layout splits tables, and
+      all devices of several processes, along the table axis where the layout
+      splits tables, else the data axis.
     splits_tables: whether devices of the table axis hold different things.
     uses_cores: whether two cores of a CPU are of more use than one.
     begun_with: what a run that is resumed was begun with, where it cannot go on
@@ -90,9 +94,12 @@ def start(
       f'config.mesh.data={wanted.data} x config.mesh.table={wanted.table} '
       f'needs {size} devices and {there}; lower one of them, or give 0'
     )
-  of_use = len(devices) if jax.process_count() > 1 else 1
-  if of_use == 1 and devices[0].platform == 'cpu':
+  if jax.process_count() > 1:
+    of_use = len(devices)
+  elif devices[0].platform == 'cpu':
     of_use = min(default, len(devices))
+  else:
+    of_use = len(devices) if splits_tables else 1
   found = _completed(needed, max(of_use, size), splits_tables)
   if jax.process_count() > 1 and found.data * found.table != len(devices):
     raise errors.UserError(
@@ -208,15 +215,45 @@ def to_host(array: jax.Array) -> np.ndarray:
   """A whole array in the host's memory; all processes take part."""
   if array.is_fully_addressable or array.is_fully_replicated:
     return np.asarray(array)
-  return multihost_utils.process_allgather(array, tiled=True)
+  return _piecewise(array)
+
+
+def _piecewise(array: jax.Array, piece_bytes: int = _PIECE_BYTES) -> np.ndarray:
+  """The same, by pieces that every device holds whole for a moment.
+
+  A whole table may be more than a device has room for.
+
+  Args:
+    array: on a mesh, with an axis that is not split.
+    piece_bytes: of a piece, about.
+  """
+  shard = array.sharding.shard_shape(array.shape)
+  whole = [i for i, n in enumerate(array.shape) if n == shard[i]]
+  if not whole:
+    return multihost_utils.process_allgather(array, tiled=True)
+  axis = max(whole, key=lambda i: array.shape[i])
+  length = array.shape[axis]
+  size = max(1, min(length, piece_bytes * length // max(array.nbytes, 1)))
+  everywhere = array.sharding.update(spec=jax.sharding.PartitionSpec())
+  cut = jax.jit(
+    lambda x, first: jax.lax.dynamic_slice_in_dim(x, first, size, axis),
+    out_shardings=everywhere,
+  )
+  found = np.empty(array.shape, array.dtype)
+  for first in range(0, length, size):
+    first = min(first, length - size)
+    index = (slice(None),) * axis + (slice(first, first + size),)
+    found[index] = cut(array, np.int32(first)).addressable_data(0)
+  return found
 
 
 def num_bytes(state: Any) -> int:
-  """Bytes that a pytree of arrays takes on all devices of this process."""
+  """Bytes that a pytree of arrays takes on all devices, of all processes."""
   return sum(
-    shard.data.nbytes
-    for array in jax.tree.leaves(state)
-    for shard in array.addressable_shards
+    math.prod(x.sharding.shard_shape(x.shape))
+    * x.dtype.itemsize
+    * len(x.sharding.device_set)
+    for x in jax.tree.leaves(state)
   )
 
 
@@ -237,40 +274,46 @@ def bytes_per_device(shapes: Any, shardings: Any) -> int:
   return sum(jax.tree.leaves(jax.tree.map(held, shardings, shapes)))
 
 
-def check_fits(mesh: jax.sharding.Mesh, held_bytes: int) -> None:
+def check_fits(
+  mesh: jax.sharding.Mesh, held_bytes: int, is_split: bool
+) -> None:
   """Refuses what a device has no room for.
 
   Args:
     mesh: the devices.
     held_bytes: that each of them is to hold.
+    is_split: whether devices of the table axis hold different things.
 
   Raises:
-    UserError: naming the number of devices that would do.
+    UserError: naming the number of devices, or hosts, that would do.
   """
-  limit_bytes = _limit_bytes(mesh)
-  if limit_bytes is None or held_bytes <= limit_bytes:
-    return
-  num = mesh.shape[TABLE] * math.ceil(held_bytes / limit_bytes)
-  raise errors.UserError(
-    f'the tables need {held_bytes / 1e9:,.1f} GB on each device and '
-    f'{limit_bytes / 1e9:,.1f} GB are free there; split them over {num} '
-    "devices (--config.table.layout='row' --config.strategy.name=sync "
-    f'--config.mesh.table={num}), or lower --config.model.dim or '
-    '--config.data.max_vocab'
-  )
-
-
-def _limit_bytes(mesh: jax.sharding.Mesh) -> int | None:
-  """What a device of this process may hold; None where nobody knows."""
   mine = [
     d for d in mesh.devices.flat if d.process_index == jax.process_index()
   ]
   stats = mine[0].memory_stats() if mine else None
   if stats and stats.get('bytes_limit'):
-    return stats['bytes_limit'] - stats.get('bytes_in_use', 0)
-  free_bytes = hosts.free_bytes()
-  # The devices of a CPU share its memory.
-  return None if free_bytes is None or not mine else free_bytes // len(mine)
+    what = 'device'
+    free_bytes = stats['bytes_limit'] - stats.get('bytes_in_use', 0)
+    needed_bytes = held_bytes
+  else:
+    what = 'host'  # the devices of a CPU share its memory
+    free_bytes = hosts.free_bytes()
+    needed_bytes = held_bytes * len(mine)
+  if free_bytes is None or needed_bytes <= free_bytes:
+    return
+  copy_bytes = held_bytes * (mesh.shape[TABLE] if is_split else 1)
+  num = math.ceil(copy_bytes / max(free_bytes, 1))
+  num = 1 << (num - 1).bit_length()  # rows are dealt to powers of two
+  wanted = f'{num} {what}{"s" if num > 1 else ""}'
+  if what == 'host':
+    wanted += ' with as much memory, a process with one device on each'
+  raise errors.UserError(
+    f'the tables need {needed_bytes / 1e9:,.1f} GB on each {what} and '
+    f'{free_bytes / 1e9:,.1f} GB are free there; split one copy of them over '
+    f"{wanted} (--config.table.layout='row' --config.strategy.name=sync "
+    f'--config.mesh.data=1 --config.mesh.table={num}), or lower '
+    '--config.model.dim or --config.data.max_vocab'
+  )
 
 
 def name(device: jax.Device) -> str:
@@ -279,13 +322,19 @@ def name(device: jax.Device) -> str:
 
 
 def describe(mesh: jax.sharding.Mesh) -> str:
-  """One line on processes, hosts, devices and what is used of them."""
+  """One line on processes, hosts, devices and what is used of them.
+
+  All processes take part, once.
+  """
   devices = jax.devices()
   kinds = sorted({d.device_kind for d in devices})
   used = [f'{d.platform}:{d.id}' for d in mesh.devices.flatten()]
   shown = ', '.join(used if len(used) <= 8 else [*used[:7], '...'])
+  nodes = set(processes.everyone('nodes', platform.node()))
+  of_all = f'{len(nodes)} host(s) with ' if jax.process_count() > 1 else ''
   return (
     f'process {jax.process_index() + 1} of {jax.process_count()} on '
-    f'{platform.node()}, {len(devices)} device(s) of kind {", ".join(kinds)}; '
+    f'{platform.node()}, {of_all}{len(devices)} device(s) of kind '
+    f'{", ".join(kinds)}; '
     f'mesh {mesh.shape[DATA]} x {mesh.shape[TABLE]} (data x table): {shown}'
   )

@@ -161,6 +161,7 @@ class Totals:
   encode_secs: float = 0.0
   total_secs: float = 0.0
   started: float = 0.0  # the first time, seconds since 1970
+  further_rounds: int = 0  # of exchanges of rows that one had no room for
   collectives: dict[str, Any] | None = None  # of the compiled dispatch
   # Per epoch the summed loss in nats and the examples it was measured on; in
   # Python floats (64 bits), which stay exact over 10^12 pairs.
@@ -186,6 +187,7 @@ class Totals:
     self.words = item.words_after
     self.kept_words += int(step_metrics.kept_words)
     self.pairs += int(step_metrics.pairs)
+    self.further_rounds += int(step_metrics.steps.further_rounds)
     self.epoch, self.block = item.after
 
   def loss_per_example(self) -> float | None:
@@ -199,7 +201,9 @@ def add_up(every: Sequence[Totals]) -> Totals:
   """The sums that make sense of several sub-models."""
   found = Totals()
   for totals in every:
-    for name in ('steps', 'words', 'kept_words', 'pairs', 'compile_secs'):
+    for name in (
+      'steps', 'words', 'kept_words', 'pairs', 'further_rounds', 'compile_secs',
+    ):  # fmt: skip
       value = getattr(found, name) + getattr(totals, name)
       setattr(found, name, value)
     found.collectives = found.collectives or totals.collectives
@@ -358,7 +362,7 @@ def check_finite(
     step_metrics: a `strategies.base.DispatchMetrics`.
     max_loss: nats per example beyond which training has diverged.
   """
-  loss, examples, bad_step = (x.item() for x in step_metrics.steps)
+  loss, examples, bad_step = (x.item() for x in step_metrics.steps[:3])
   num_steps = int(step_metrics.num_steps)
   if examples and loss / examples > max_loss:
     bad_step = max(bad_step, 0)  # finite, but far beyond an untrained model

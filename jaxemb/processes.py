@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
 from typing import Any, NamedTuple
 
@@ -24,10 +23,10 @@ from jaxemb import errors
 
 # How long a process waits for another before it gives up.
 WAIT_SECS = 60
-# JAX aborts a process that misses another for so long; `Watch` comes before.
+# JAX aborts a process that misses another for so long; `watch` comes before.
 _HEARTBEAT_SECS = 100
-_SILENCE_SECS = 30
-_BYE = b'!'
+# Every device has a message of each process; one length is one program.
+_MESSAGE_BYTES = 1 << 20
 
 
 class Place(NamedTuple):
@@ -67,7 +66,9 @@ def start(place: Place) -> None:
       'num_processes': num,
       'process_id': index,
       # Not all of the machine's addresses, which is JAX's choice.
-      'coordinator_bind_address': None if index else place.coordinator,
+      'coordinator_bind_address': (
+        None if index else own_address(place.coordinator)
+      ),
     }
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   # It only adds lines about processes that are gone.
@@ -87,6 +88,22 @@ def start(place: Place) -> None:
       f'{cause}; start all of them, with the same --coordinator and '
       '--num_processes and different --process_id'
     ) from error
+
+
+def own_address(address: str) -> str:
+  """Where process 0 listens for those who know it by this host:port.
+
+  Some systems resolve a machine's own name to loopback, which no other machine
+  reaches: there it listens on all addresses.
+  """
+  host, _, port = address.rpartition(':')
+  if host == 'localhost' or host.startswith('127.'):
+    return address
+  try:
+    is_loopback = socket.gethostbyname(host).startswith('127.')
+  except OSError:
+    is_loopback = False  # the error comes where it is used
+  return f'0.0.0.0:{port}' if is_loopback else address
 
 
 def _wait_for(address: str) -> None:
@@ -118,10 +135,10 @@ def num() -> int:
 
 def is_first() -> bool:
   """Whether this process is the one that reports."""
-  return not _id()
+  return not joined_id()
 
 
-def _id() -> int:
+def joined_id() -> int:
   """Of this process in the job, before JAX has looked for devices."""
   return distributed.global_state.process_id
 
@@ -129,7 +146,7 @@ def _id() -> int:
 def file_name(name: str) -> str:
   """A file of this process beside those of the others."""
   stem, _, suffix = name.rpartition('.')
-  return name if is_first() else f'{stem}-{_id()}.{suffix}'
+  return name if is_first() else f'{stem}-{joined_id()}.{suffix}'
 
 
 def num_joined() -> int:
@@ -137,7 +154,8 @@ def num_joined() -> int:
   return distributed.global_state.num_processes or 1
 
 
-def _client() -> Any:
+def client() -> Any:
+  """The store of keys and values."""
   return distributed.global_state.client
 
 
@@ -152,14 +170,45 @@ def gather(data: bytes) -> list[bytes]:
   """What every process has, in their order; of any length."""
   if num() == 1:
     return [data]
-  sizes = multihost_utils.process_allgather(np.array([len(data)], np.int64))
-  padded = np.zeros(int(sizes.max()), np.uint8)
-  padded[: len(data)] = np.frombuffer(data, np.uint8)
-  rows = multihost_utils.process_allgather(padded)
-  return [
-    row[:size].tobytes()
-    for row, size in zip(rows, sizes.reshape(-1), strict=True)
-  ]
+  # As bytes: JAX would make a number that large one of 32 bits.
+  head = np.frombuffer(len(data).to_bytes(8, 'little'), np.uint8)
+  heads = multihost_utils.process_allgather(head)
+  sizes = [int.from_bytes(row.tobytes(), 'little') for row in heads]
+  found: list[list[bytes]] = [[] for _ in sizes]
+  for start in range(0, max(sizes), _MESSAGE_BYTES):
+    message = np.zeros(_MESSAGE_BYTES, np.uint8)
+    mine = data[start : start + _MESSAGE_BYTES]
+    message[: len(mine)] = np.frombuffer(mine, np.uint8)
+    rows = multihost_utils.process_allgather(message)
+    for parts, row, size in zip(found, rows, sizes, strict=True):
+      parts.append(row[: max(size - start, 0)].tobytes())
+  return [b''.join(parts) for parts in found]
+
+
+def get(key: str) -> str:
+  """What another process has put in the store, or will put, however late.
+
+  If that process is lost meanwhile, `watch` tells.
+  """
+  while True:
+    try:
+      return client().blocking_key_value_get(key, 1000 * WAIT_SECS)
+    except RuntimeError as error:
+      if 'DEADLINE_EXCEEDED' not in str(error):
+        raise _lost(error) from error
+
+
+def everyone(name: str, mine: str) -> list[str]:
+  """What each process has, in their order; JAX is not started by it.
+
+  Args:
+    name: of the question, used once.
+    mine: the answer of this process.
+  """
+  if num_joined() == 1:
+    return [mine]
+  client().key_value_set(f'jaxemb/{name}/{joined_id()}', mine)
+  return [get(f'jaxemb/{name}/{i}') for i in range(num_joined())]
 
 
 def agree(name: str, mine: dict[str, Any], what: str) -> None:
@@ -175,23 +224,13 @@ def agree(name: str, mine: dict[str, Any], what: str) -> None:
   Raises:
     UserError: in every process, naming the first difference.
   """
-  if num_joined() == 1:
-    return
-  client = _client()
-  client.key_value_set(f'jaxemb/{name}/{_id()}', json.dumps(mine))
-  for other in range(num_joined()):
-    try:
-      found = client.blocking_key_value_get(
-        f'jaxemb/{name}/{other}', 1000 * WAIT_SECS
-      )
-    except RuntimeError as error:
-      raise _lost(error) from error
+  for other, found in enumerate(everyone(name, json.dumps(mine))):
     theirs = json.loads(found)
     for key in sorted(mine.keys() | theirs.keys()):
       if mine.get(key) != theirs.get(key):
         raise errors.UserError(
           f'process {other} has another {what}: {key} is {theirs.get(key)!r} '
-          f'there and {mine.get(key)!r} in process {_id()}; start all '
+          f'there and {mine.get(key)!r} in process {joined_id()}; start all '
           'processes alike'
         )
 
@@ -216,23 +255,39 @@ class Decisions:
     decision = STOP if stops else SAVE if saves else GO_ON
     if num() == 1:
       return decision
-    client, folder = _client(), f'jaxemb/{self._name}'
+    store, folder = client(), f'jaxemb/{self._name}'
     self._count += 1
     try:
       if index():
         if stops:
-          client.key_value_set(f'{folder}/asked/{index()}', STOP, True)
-        key = f'{folder}/{self._count}'
-        return client.blocking_key_value_get(key, 1000 * WAIT_SECS)
-      if client.key_value_dir_get(f'{folder}/asked'):
+          store.key_value_set(f'{folder}/asked/{index()}', STOP, True)
+        return get(f'{folder}/{self._count}')
+      if store.key_value_dir_get(f'{folder}/asked'):
         decision = STOP
-      client.key_value_set(f'{folder}/{self._count}', decision)
+      store.key_value_set(f'{folder}/{self._count}', decision)
       # None is so far behind: two dispatches are under way at most.
       if self._count > 100:
-        client.key_value_delete(f'{folder}/{self._count - 100}')
+        store.key_value_delete(f'{folder}/{self._count - 100}')
       return decision
     except RuntimeError as error:
       raise _lost(error) from error
+
+
+def follow_first(name: str) -> None:
+  """Waits, however long it takes, until process 0 has come here too.
+
+  Whoever ends waits for the others for a minute only, and is then aborted with
+  all of them. If process 0 is lost meanwhile, `watch` tells.
+
+  Args:
+    name: of the meeting, used once.
+  """
+  if num() == 1:
+    return
+  if is_first():
+    client().key_value_set(f'jaxemb/{name}', name)
+  else:
+    get(f'jaxemb/{name}')
 
 
 def latest(name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
@@ -242,12 +297,12 @@ def latest(name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
   """
   if num() == 1:
     return [own]
-  client, folder = _client(), f'jaxemb/{name}/'
+  store, folder = client(), f'jaxemb/{name}/'
   try:
-    client.key_value_set(f'{folder}{index()}', json.dumps(own), True)
+    store.key_value_set(f'{folder}{index()}', json.dumps(own), True)
     found = {
       int(key.rpartition('/')[2]): json.loads(value)
-      for key, value in client.key_value_dir_get(folder)
+      for key, value in store.key_value_dir_get(folder)
     }
   except RuntimeError as error:
     raise _lost(error) from error
@@ -257,93 +312,10 @@ def latest(name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _lost(error: BaseException) -> errors.UserError:
   cause = ' '.join(str(error).split())[:160]
-  return errors.UserError(f'{_GONE.format("another process")} ({cause})')
+  return errors.UserError(f'{GONE.format("another process")} ({cause})')
 
 
-_GONE = (
+GONE = (
   '{} of this job is gone; start all processes again to resume from the last '
   'checkpoint'
 )
-
-
-class Watch:
-  """Ends this process when another one is gone.
-
-  Process 0 has a connection to each of the others. When a process dies its
-  system closes them, and when a machine does its heartbeats stay away: process
-  0 ends, and with it all others. Without this a process would wait in a
-  collective for ever, or JAX would abort it with pages of traces.
-  """
-
-  def __init__(self):
-    """Connects; the heartbeats begin."""
-    self._ended = threading.Event()
-    self._connections: list[socket.socket] = []
-    if num_joined() == 1:
-      return
-    state, client = distributed.global_state, _client()
-    host = state.coordinator_address.rpartition(':')[0]
-    if state.process_id == 0:
-      with socket.create_server((host, 0)) as server:
-        client.key_value_set('jaxemb/watch', str(server.getsockname()[1]))
-        server.settimeout(WAIT_SECS)
-        for _ in range(1, state.num_processes):
-          connection, _ = server.accept()
-          other = int.from_bytes(connection.recv(4), 'big')
-          self._follow(connection, other)
-    else:
-      port = int(
-        client.blocking_key_value_get('jaxemb/watch', 1000 * WAIT_SECS)
-      )
-      connection = socket.create_connection((host, port), WAIT_SECS)
-      connection.sendall(state.process_id.to_bytes(4, 'big'))
-      self._follow(connection, 0)
-
-  def _follow(self, connection: socket.socket, other: int) -> None:
-    connection.settimeout(_SILENCE_SECS)
-    self._connections.append(connection)
-    for work in (self._listen, self._beat):
-      threading.Thread(
-        target=work, args=(connection, other), name='watch', daemon=True
-      ).start()
-
-  def _listen(self, connection: socket.socket, other: int) -> None:
-    try:
-      while data := connection.recv(64):
-        if _BYE in data:
-          return
-    except OSError:
-      pass
-    if not self._ended.is_set():
-      line = f'jaxemb: {_GONE.format(f"process {other}")}\n'
-      os.write(2, line.encode())
-      os._exit(2)  # the main thread may wait for the lost one for ever
-
-  def _beat(self, connection: socket.socket, other: int) -> None:
-    del other
-    try:
-      while not self._ended.wait(_SILENCE_SECS / 4):
-        connection.sendall(b'.')
-    except OSError:
-      pass  # the listener tells
-
-  @property
-  def has_others(self) -> bool:
-    """Whether there are other processes."""
-    return bool(self._connections)
-
-  def wait_for_loss(self) -> None:
-    """Gives the loss of a process, if any, time to be noticed and told."""
-    if self._connections:
-      time.sleep(5)
-
-  def close(self, says_bye: bool) -> None:
-    """Ends; the others end too unless told that all is well."""
-    self._ended.set()
-    for connection in self._connections:
-      try:
-        if says_bye:
-          connection.sendall(_BYE)
-        connection.close()
-      except OSError:
-        pass

@@ -130,6 +130,7 @@ def page(
       totals.collectives,
       totals.steps * parts.mesh.size / max(totals.words, 1),
     ),
+    'further_rounds': totals.further_rounds,
     'dropped': parts.corpus.manifest['dropped'],
     'machine': _machine(),
     'versions': _versions(),

@@ -5,6 +5,7 @@ fingerprint of the corpus that both belong to.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -44,7 +45,10 @@ def start(
   shapes = jax.eval_shape(strategy.init, key)
   held_bytes = mesh.bytes_per_device(shapes, strategy.state_sharding)
   metrics.LOG.info('tables: %s bytes on each device', f'{held_bytes:,}')
-  mesh.check_fits(parts.mesh, held_bytes)
+  whole_bytes = sum(
+    math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes)
+  )
+  mesh.check_fits(parts.mesh, held_bytes, is_split=held_bytes < whole_bytes)
   like = jax.tree.map(
     lambda sharding, part: jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part

@@ -8,11 +8,10 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def stopping() -> Iterator[threading.Event]:
-  """An event that SIGTERM and SIGINT set; a second one ends the process."""
-  stop = threading.Event()
+def stopping(stop: threading.Event) -> Iterator[None]:
+  """SIGTERM and SIGINT set the event; a second one ends the process."""
   if threading.current_thread() is not threading.main_thread():
-    yield stop  # only the main thread may handle signals
+    yield  # only the main thread may handle signals
     return
   old = {}
 
@@ -24,7 +23,7 @@ def stopping() -> Iterator[threading.Event]:
   for number in (signal.SIGTERM, signal.SIGINT):
     old[number] = signal.signal(number, handle)
   try:
-    yield stop
+    yield
   finally:
     for number, handler in old.items():
       signal.signal(number, handler)

@@ -180,7 +180,7 @@ def _check_fits(config: ml_collections.ConfigDict, parts: build.Parts) -> None:
   held_bytes = mesh.bytes_per_device(shapes, parts.strategy.state_sharding)
   metrics.LOG.info('tables: %s bytes on each device', f'{held_bytes:,}')
   try:
-    mesh.check_fits(parts.mesh, held_bytes)
+    mesh.check_fits(parts.mesh, held_bytes, is_split=False)
   except errors.UserError as error:
     if config.strategy.per_device <= 1:
       raise

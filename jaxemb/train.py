@@ -28,12 +28,13 @@ from jaxemb import (
   saving,
   signals,
   submodels,
+  watch,
   workdirs,
 )
 from jaxemb import config as config_lib
 from jaxemb.storage import checkpoint
 
-STOPPED = 75  # exit code: stopped by a signal after saving
+STOPPED = watch.STOPPED  # exit code
 
 
 def run(
@@ -59,16 +60,15 @@ def run(
   workdirs.make(home)
   submodels.check_alone(config, place)
   processes.start(place)
-  watch = processes.Watch()
-  is_first, says_bye = processes.is_first(), False
+  watching = watch.Watch()
+  is_first, code = processes.is_first(), None
   with workdirs.locked(home) if is_first else contextlib.nullcontext():
     with workdirs.writing(home):
       log = metrics.start_log(home / processes.file_name('log.txt'), is_first)
     try:
-      with signals.stopping() as stop:
-        code = _run(config, workdir, session, stop)
-        says_bye = True
-        return code
+      with signals.stopping(watching.stop):
+        code = _run(config, workdir, session, watching)
+      return code
     except errors.UserError as error:
       # The caller shows it; the file should tell it as well.
       log.emit(logging.makeLogRecord({'msg': str(error)}))
@@ -76,7 +76,9 @@ def run(
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
       is_memory = isinstance(error, MemoryError)
       if not is_memory:
-        watch.wait_for_loss()  # a collective that failed: whose fault is it?
+        watching.wait_for_loss()  # a collective failed: whose fault is it?
+        if processes.num_joined() > 1 and watching.stop.is_set():
+          return (code := STOPPED)  # another one's, which was told to stop
       if not is_memory and 'RESOURCE_EXHAUSTED' not in str(error):
         raise
       raise errors.UserError(
@@ -84,7 +86,7 @@ def run(
         '--config.train.batch_words, or give --config.mesh.data=1'
       ) from error
     finally:
-      watch.close(says_bye)
+      watching.close(says_bye=code is not None, stops=code == STOPPED)
       metrics.stop_log(log)
 
 
@@ -92,10 +94,11 @@ def _run(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
   session: loop.Session,
-  stop: threading.Event,
+  watching: watch.Watch,
 ) -> int:
   processes.agree('settings', config_lib.flat(config), 'setting')
   processes.agree('versions', results.versions_of_code(), 'version')
+  processes.agree('folders', {'--workdir': workdirs.holder(workdir)}, 'folder')
   config, devices = build.on_devices(config, workdirs.recorded(workdir))
   workdirs.check(config, workdir)
   cache = build.cache_folder(config)
@@ -103,7 +106,7 @@ def _run(
   jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   metrics.LOG.info('%s; results in %s', mesh.describe(devices), workdir)
-  stages = progress.Stages(stop, config.train.log_every_secs)
+  stages = progress.Stages(watching.stop, config.train.log_every_secs)
   try:
     parts = build.parts(config, devices, stages)
   except progress.Stopped:
@@ -111,20 +114,20 @@ def _run(
     return STOPPED
   finally:
     stages.close()
+  watching.has_begun.set()
   session = session._replace(encode_secs=time.time() - session.started)
   if processes.is_first():
     workdirs.record(config, workdir)
   results.describe_corpus(parts.corpus)
   if config.strategy.name == 'partition':
-    return (
-      0 if submodels.run(config, workdir, parts, stop, session) else STOPPED
-    )
+    done = submodels.run(config, workdir, parts, watching.stop, session)
+    return 0 if done else STOPPED
   with checkpoint.Checkpoints(
     workdir / 'checkpoints',
     config.train.checkpoints_to_keep,
     metrics.LOG.error,
   ) as saved:
-    trained = _train(config, workdir, parts, saved, stop, session)
+    trained = _train(config, workdir, parts, saved, watching.stop, session)
     if not trained.finished:
       metrics.LOG.info('stopped; saved at step %s; start again', saved.wait())
       return STOPPED
@@ -140,6 +143,7 @@ def _run(
       results.write(
         config, workdir, parts, vectors, trained.totals, table_bytes
       )
+    processes.follow_first('results')
   return 0
 
 

@@ -2,7 +2,10 @@
 
 import contextlib
 import json
+import os
 import pathlib
+import platform
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,7 +94,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
     yield
     return
   with writing(workdir):
-    file = open(workdir / '.lock', 'w')
+    file = open(workdir / '.lock', 'a+')
   with file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,4 +103,19 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
         f'another process is training in {workdir}; wait for it, or give '
         'another --workdir'
       ) from error
+    with writing(workdir):
+      file.truncate(0)
+      file.write(f'{platform.node()} {os.getpid()} {time.time_ns()}')
+      file.flush()
+      os.fsync(file.fileno())
     yield
+
+
+def holder(workdir: pathlib.Path) -> str:
+  """Who has `locked` the folder last; '' if nobody has.
+
+  No two are the same, so that processes can tell whether they share it.
+  """
+  with contextlib.suppress(OSError):
+    return (workdir / '.lock').read_text()
+  return ''

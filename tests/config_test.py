@@ -176,6 +176,18 @@ def test_only_what_matters_for_the_result_differs():
   ]
 
 
+def test_a_run_goes_on_with_another_kind_of_device():
+  config = config_lib.default()
+  config.strategy.name = 'sync'
+  begun = config_lib.resolved(config, 'cpu', (1, 1))
+  # As `build.on_devices` does.
+  config.data.parts = begun.data.parts
+  config.train.batch_words = begun.train.batch_words
+  there = config_lib.resolved(config, 'gpu', (1, 1))
+  assert there.table.duplicates != begun.table.duplicates
+  assert not config_lib.differences(there, begun.to_dict())
+
+
 def test_the_configs_of_the_repository_are_accepted():
   folder = pathlib.Path(__file__).parents[1] / 'configs'
   for path in sorted(folder.glob('*.py')):

@@ -7,6 +7,9 @@ import jax
 import pytest
 
 jax.config.update('jax_num_cpu_devices', 8)
+# LLVM's optimizations take longer than the tests. What runs in processes of its
+# own is compiled as users' programs are.
+jax.config.update('jax_disable_most_optimizations', True)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 _SHARED_DATA = pathlib.Path(__file__).parents[2] / 'shared' / 'data'

@@ -128,7 +128,7 @@ def _make(member):
     config.strategy.exchange_words = 2 * BATCH_WORDS
     config.strategy.memory_lookups = 5.0  # forty words forget soon
   config.optimizer.name, config.model.name = optimizer_name, model_name
-  config.table.duplicates = duplicates
+  config.table.duplicates = 'merge' if layout == 'row' else duplicates
   config.train.steps_per_loop = steps_per_loop
   shape = (1, 1) if strategy_name == 'sync' else (2, 1)
   if layout != 'replicated':

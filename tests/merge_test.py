@@ -246,6 +246,7 @@ def test_bad_parts_are_named(parts, tmp_path, capsys, name):
     (['{0}/a', '{0}/run', '--output={1}', '--trainable'], 'no context vectors'),
     (['{0}/a', '{0}/run', '--output={1}', '--max_iterations=0'], '1 or more'),
     (['{0}/a', '{0}/run', '--output={1}', '--tolerance=nan'], '0 or more'),
+    (['{0}/a', '{0}/run', '--output={1}', '--align_words=-1'], '0 (all)'),
     (['{0}/a', '{0}/run'], '--output'),
   ],
 )

@@ -1,5 +1,6 @@
 """Which devices train."""
 
+import math
 import os
 import subprocess
 import sys
@@ -105,6 +106,42 @@ def test_parts_and_wholes_on_the_mesh_and_back():
   np.testing.assert_array_equal(mesh.to_host(everywhere), whole)
 
 
+@pytest.mark.parametrize(
+  ('shape', 'spec'),
+  [
+    ((7, 256, 3), (None, mesh.TABLE)),  # rows
+    ((50, 8), (None, mesh.TABLE)),  # columns
+    ((2, 31, 5), (mesh.DATA,)),  # replicas
+    ((1, 8), (None, mesh.TABLE)),
+    ((2, 8), (mesh.DATA, mesh.TABLE)),
+  ],
+)
+def test_an_array_comes_to_the_host_by_pieces(shape, spec, monkeypatch):
+  devices = mesh.make(mesh.Shape(2, 4))
+  sharding = jax.sharding.NamedSharding(
+    devices, jax.sharding.PartitionSpec(*spec)
+  )
+  whole = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+  array = jax.device_put(whole, sharding)
+  sizes = []
+  real = jax.lax.dynamic_slice_in_dim
+  monkeypatch.setattr(
+    jax.lax,
+    'dynamic_slice_in_dim',
+    lambda *args: sizes.append(args[2]) or real(*args),
+  )
+  found = mesh._piecewise(array, whole.nbytes // 4)
+  np.testing.assert_array_equal(found, whole)
+  # One program, of pieces that are no larger than they should be.
+  axis = int(np.argmax([n if s is None else 0 for n, s in _axes(shape, spec)]))
+  if len(spec) < 2 or None in spec:
+    assert sizes == [max(1, shape[axis] // 4)]
+
+
+def _axes(shape, spec):
+  return list(zip(shape, (*spec, None, None)[: len(shape)], strict=True))
+
+
 def test_tables_that_do_not_fit_are_refused(monkeypatch):
   devices = mesh.make(mesh.Shape(1, 2))
   split = jax.sharding.NamedSharding(
@@ -115,11 +152,16 @@ def test_tables_that_do_not_fit_are_refused(monkeypatch):
   assert held_bytes == 10 * 256 * 25 * 4 // 2
   # Two devices share what the host has.
   monkeypatch.setattr(mesh.hosts, 'free_bytes', lambda: 2 * held_bytes)
-  mesh.check_fits(devices, held_bytes)
-  monkeypatch.setattr(mesh.hosts, 'free_bytes', lambda: held_bytes - 2)
+  mesh.check_fits(devices, held_bytes, True)
+  monkeypatch.setattr(mesh.hosts, 'free_bytes', lambda: 2 * held_bytes // 5)
   with pytest.raises(errors.UserError) as caught:
-    mesh.check_fits(devices, held_bytes)
-  assert '--config.mesh.table=6' in str(caught.value)
+    mesh.check_fits(devices, held_bytes, True)
+  # Five would do, but rows are not dealt to five.
+  assert '8 hosts' in str(caught.value)
+  assert '--config.mesh.table=8' in str(caught.value)
+  # Copies of a whole are not added up: one of them is to be split.
+  with pytest.raises(errors.UserError, match='4 hosts'):
+    mesh.check_fits(devices, held_bytes, False)
   assert '\n' not in str(caught.value)
 
 

@@ -92,7 +92,7 @@ def _dispatch(words_after: int) -> loader.Loaded:
 
 def _metrics(loss, examples, bad_step) -> strategy_base.DispatchMetrics:
   steps = strategy_base.StepMetrics(
-    np.float32(loss), np.float32(examples), np.int32(bad_step)
+    np.float32(loss), np.float32(examples), np.int32(bad_step), np.int32(3)
   )
   return strategy_base.DispatchMetrics(steps, *map(np.int32, (10, 500, 3000)))
 

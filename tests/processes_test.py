@@ -7,8 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent import futures
 
+import jax
 import numpy as np
 import pytest
 
@@ -156,6 +159,43 @@ def test_a_killed_process_ends_the_other_and_a_restart_resumes(trained, victim):
     assert process.returncode == 75, text
 
 
+@pytest.mark.parametrize('told', [0, 1])
+def test_a_process_told_to_stop_before_training_stops_all(tmp_path, told):
+  path = tmp_path / 'text.txt'
+  line = ' '.join(f'w{i % 5000}' for i in range(20_000)) + '\n'
+  path.write_text(200 * line)  # takes seconds to encode
+  workdir = tmp_path / 'run'
+  flags = [
+    *FLAGS,
+    f'--config.data.path={path}',
+    f'--config.data.cache={tmp_path}/cache',
+    f'--workdir={workdir}',
+  ]
+  both = _start_two(flags, _free_port())
+  deadline = time.monotonic() + 100
+  log = workdir / 'log.txt'
+  while not (log.exists() and 'process 1 of 2' in log.read_text()):
+    assert time.monotonic() < deadline and both[0].poll() is None
+    time.sleep(0.05)
+  both[told].send_signal(signal.SIGTERM)
+  for process in both:
+    text = process.communicate(timeout=60)[0]
+    assert process.returncode == 75, text
+    assert 'Traceback' not in text
+
+
+def test_a_name_that_is_loopback_here_is_listened_to_on_all_addresses(
+  monkeypatch,
+):
+  assert processes.own_address('127.0.0.1:80') == '127.0.0.1:80'
+  assert processes.own_address('localhost:80') == 'localhost:80'
+  address = '127.0.1.1'
+  monkeypatch.setattr(processes.socket, 'gethostbyname', lambda name: address)
+  assert processes.own_address('here:80') == '0.0.0.0:80'
+  address = '10.0.0.7'
+  assert processes.own_address('here:80') == 'here:80'
+
+
 def test_other_settings_are_refused_and_named(trained):
   folder, flags = trained
   flags = [*flags, f'--workdir={folder}/refused']
@@ -165,6 +205,49 @@ def test_other_settings_are_refused_and_named(trained):
   assert any(
     'optimizer.learning_rate' in text and '0.07' in text for _, text in results
   )
+
+
+def test_folders_that_are_not_one_are_refused(trained):
+  folder, flags = trained
+  workdirs = [(f'--workdir={folder}/mine',), (f'--workdir={folder}/other',)]
+  results = _together(flags, workdirs)
+  assert [code for code, _ in results] == [2, 2], results
+  assert any('--workdir' in text for _, text in results)
+  assert not (folder / 'mine' / 'checkpoints').exists()
+
+
+_SLOW = """
+import sys, time
+from jaxemb import main, processes, results
+processes.WAIT_SECS = 5  # that JAX waits for others when a process ends
+write = results.write
+def slow(*args):
+  time.sleep(12)
+  write(*args)
+results.write = slow
+main._exit(main.main(['main', *sys.argv[1:]]))
+"""
+
+
+def test_results_may_take_longer_than_processes_wait(trained):
+  folder, flags = trained
+  port, workdir = _free_port(), folder / 'slow'
+  both = [
+    subprocess.Popen(
+      [
+        sys.executable, '-c', _SLOW, *flags, f'--workdir={workdir}',
+        f'--coordinator=127.0.0.1:{port}', '--num_processes=2',
+        f'--process_id={i}',
+      ],
+      env=_environment(2), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for i in range(2)
+  ]  # fmt: skip
+  for process in both:
+    text = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, text
+  assert _vectors(workdir).shape[1] == 16
 
 
 def test_a_coordinator_that_does_not_answer_is_told(monkeypatch):
@@ -186,6 +269,95 @@ def test_alone_a_process_agrees_with_itself():
   assert decisions.next(False, True) == processes.SAVE
   assert decisions.next(True, True) == processes.STOP
   assert processes.latest('hosts', {'x': 1}) == [{'x': 1}]
+
+
+def _gathered(monkeypatch, messages):
+  """What `gather` makes of them in each process, as threads."""
+  num = len(messages)
+  barrier = threading.Barrier(num)
+  rows = {}
+  sizes = []
+
+  def allgather(row):
+    # JAX has no wider numbers unless told so.
+    row = row.astype(jax.dtypes.canonicalize_dtype(row.dtype))
+    sizes.append(len(row))
+    rows[threading.get_ident()] = row
+    barrier.wait(60)
+    found = np.stack([rows[i] for i in idents])
+    barrier.wait(60)
+    return found
+
+  def member(index):
+    idents[index] = threading.get_ident()
+    barrier.wait(60)
+    return processes.gather(messages[index])
+
+  idents = [0] * num
+  monkeypatch.setattr(processes, 'num', lambda: num)
+  monkeypatch.setattr(processes.multihost_utils, 'process_allgather', allgather)
+  with futures.ThreadPoolExecutor(num) as pool:
+    return list(pool.map(member, range(num))), sizes
+
+
+@pytest.mark.parametrize('lengths', [(0, 0), (1, 0), (9, 10, 11), (95, 3, 40)])
+def test_bytes_of_any_length_are_gathered_by_messages(monkeypatch, lengths):
+  monkeypatch.setattr(processes, '_MESSAGE_BYTES', 10)
+  rng = np.random.default_rng(0)
+  messages = [rng.bytes(length) for length in lengths]
+  found, sizes = _gathered(monkeypatch, messages)
+  assert found == [messages] * len(lengths)
+  num_messages = -(-max(lengths) // 10)
+  assert sorted(sizes) == [8] * len(found) + [10] * len(found) * num_messages
+
+
+def test_lengths_beyond_32_bits_are_gathered(monkeypatch):
+  class Long(bytes):
+    """Its end is beyond what is asked for."""
+
+    def __len__(self):
+      return 5 << 30
+
+  asked = []
+
+  def starts(*args):
+    asked.append(args)
+    return []
+
+  monkeypatch.setattr(processes, 'range', starts, raising=False)
+  _gathered(monkeypatch, [Long(b'x'), b'y'])
+  assert asked == [(0, 5 << 30, processes._MESSAGE_BYTES)] * 2
+
+
+_GATHER = """
+import sys
+from jaxemb import processes
+index = int(sys.argv[2])
+processes.start(processes.Place(sys.argv[1], 2, index, False))
+lengths = (5 << 19, 7)
+messages = [bytes([i + 1]) * length for i, length in enumerate(lengths)]
+assert processes.gather(messages[index]) == messages
+assert processes.gather(b'') == [b'', b'']
+print('alike')
+"""
+
+
+def test_two_processes_gather():
+  address = f'127.0.0.1:{_free_port()}'
+  both = [
+    subprocess.Popen(
+      [sys.executable, '-c', _GATHER, address, str(i)],
+      cwd=ROOT,
+      env=_environment(2),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for i in range(2)
+  ]
+  for process in both:
+    text = process.communicate(timeout=300)[0]
+    assert process.returncode == 0 and 'alike' in text, text
 
 
 _AGREE = """

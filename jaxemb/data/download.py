@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from jaxemb import errors
 
@@ -28,6 +28,7 @@ _KIND = 'pages-articles-multistream.xml.bz2'
 _AGENT = 'jaxemb (urllib)'
 _BLOCK_BYTES = 1 << 20
 _SPARE_BYTES = 1 << 28  # of the disk, left free
+_LOCK_SECS = 0.5  # between two looks
 _TIMEOUT_SECS = 60
 _NETWORK_ERRORS = (OSError, http.client.HTTPException)
 _log = logging.getLogger(__name__)
@@ -83,21 +84,45 @@ def wikipedia(
   latest_url = f'{base_url}/{wiki}/latest/{path.name}'
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
+    lock = open(path.with_name(path.name + '.lock'), 'w')
   except OSError as error:
     raise _disk_error(path.parent, error) from error
-  try:
-    url, sha1 = _find(wiki, base_url, backoff_secs)
-    _fetch(url or latest_url, part, progress, backoff_secs)
-  except _NETWORK_ERRORS as error:
-    raise errors.UserError(
-      f'the {wiki} dump cannot be downloaded ({error}): try again later (what '
-      f'has arrived is kept), download {latest_url} to {path} by hand, or set '
-      'config.data.path to text of your own'
-    ) from error
-  _check(part, sha1)
-  os.replace(part, path)
-  _notes_path(part).unlink(missing_ok=True)
+  with lock:
+    _wait_for(lock, progress)
+    if path.exists():  # another process has fetched it
+      return path
+    try:
+      url, sha1 = _find(wiki, base_url, backoff_secs)
+      _fetch(url or latest_url, part, progress, backoff_secs)
+    except _NETWORK_ERRORS as error:
+      raise errors.UserError(
+        f'the {wiki} dump cannot be downloaded ({error}): try again later '
+        f'(what has arrived is kept), download {latest_url} to {path} by '
+        'hand, or set config.data.path to text of your own'
+      ) from error
+    _check(part, sha1)
+    os.replace(part, path)
+    _notes_path(part).unlink(missing_ok=True)
+    # Whoever waits for it, or comes later, finds the dump.
+    pathlib.Path(lock.name).unlink(missing_ok=True)
   return path
+
+
+def _wait_for(lock: TextIO, progress: Callable[[int, int], None]) -> None:
+  """Waits until no other process downloads the same."""
+  try:
+    import fcntl
+  except ImportError:
+    return  # Windows
+  while True:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      return
+    except BlockingIOError:
+      progress(0, 0)
+      time.sleep(_LOCK_SECS)
+    except OSError:
+      return  # a file system without locks
 
 
 def _disk_error(path: pathlib.Path, error: OSError) -> errors.UserError:

@@ -4,7 +4,7 @@ The text is read, decompressed, parsed and tokenized a single time. Each piece
 of it (some megabytes) is numbered with its own words and set aside on disk;
 when all pieces are counted and the vocabulary is chosen, their local ids are
 mapped to global ones, which is a table lookup. Memory holds a few pieces and
-the count of a bounded number of words (see `scan`), whatever the size.
+the count of a bounded number of words (see `counting`), whatever the size.
 
 A corpus folder (in the cache, named by its settings and input files):
 
@@ -20,6 +20,7 @@ A corpus is divided into parts, which are read side by side, by its pieces.
 """
 
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
@@ -37,6 +38,7 @@ from jaxemb import errors
 from jaxemb.data import (
   compressed,
   corpus,
+  counting,
   cuts,
   scan,
   shards,
@@ -44,7 +46,7 @@ from jaxemb.data import (
   vocab,
 )
 
-_FORMAT = 3
+_FORMAT = 4
 
 # A temporary folder that is older than this belongs to no process (its own may
 # run on another machine that shares the cache).
@@ -133,6 +135,9 @@ def encode(
     UserError: for input that cannot be used.
   """
   sources = corpus.sources(path)
+  teams.check_alike(
+    team, {str(source.path): source.size_bytes for source in sources}
+  )
   identity = json.dumps(
     [
       dataclasses.asdict(settings),
@@ -155,8 +160,11 @@ def encode(
     temporary.mkdir(parents=True)
     _remove_leftovers(temporary.parent)
     _encode(sources, settings, temporary, progress, team)
+    # Opened where it is: a job that does the same may replace it at any moment.
+    made = _open(temporary)._replace(folder=folder)
     shutil.rmtree(folder, ignore_errors=True)
-    temporary.rename(folder)
+    _move(temporary, folder)
+    return made
   except OSError as error:
     raise errors.UserError(
       f'cannot write the encoded corpus to {folder}: '
@@ -165,7 +173,15 @@ def encode(
     ) from error
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
-  return _open(folder)
+
+
+def _move(temporary: pathlib.Path, folder: pathlib.Path) -> None:
+  try:
+    temporary.rename(folder)
+  except OSError as error:
+    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+      raise
+    # Another job was faster; what it made is the same.
 
 
 def _remove_leftovers(folder: pathlib.Path) -> None:
@@ -246,18 +262,18 @@ def _encode(
   if settings.counts:
     counts_path = pathlib.Path(settings.counts)
     table = vocab.read_counts(counts_path)
+    num_different = int(table.sizes[0])
     counts_sha256 = compressed.file_sha256(counts_path)
   reports = [cuts.ReadReport() for _ in sources]
   words = (settings.tokens, settings.lowercase)
+  limits = (settings.min_count, settings.max_vocab)
   pieces = scan.scan(sources, reports, *words, folder, progress, team.reads)
   counted = [team.counts(piece.file, piece.number) for piece in pieces]
   counted_pieces = list(itertools.compress(pieces, counted))
   dropped = _dropped(counted_pieces, _told(sources, reports, team))
   if not settings.counts:
-    table, pruned = scan.merge_counts(counted_pieces, settings.max_vocab)
-    dropped |= pruned
-    table = teams.table_of_all(table, team)
-  vocabulary, ids = vocab.select(table, settings.min_count, settings.max_vocab)
+    table, num_different = counting.count(counted_pieces, *limits, folder, team)
+  vocabulary, ids = vocab.select(table, *limits)
   vocab.write_counts(folder / 'vocab.txt', vocabulary)
   written, written_pieces = shards.write(pieces, table, ids, folder, progress)
   blocks = shards.blocks(folder, written, [size for size, _ in written_pieces])
@@ -282,9 +298,7 @@ def _encode(
   )
   _check_words(whole['num_words'], settings)
   num_vocab_words = len(vocabulary.words)
-  whole['dropped']['words_below_vocabulary'] = (
-    int(table.sizes[0]) - num_vocab_words
-  )
+  whole['dropped']['words_below_vocabulary'] = num_different - num_vocab_words
   manifest = {
     'format': _FORMAT,
     'settings': dataclasses.asdict(settings),

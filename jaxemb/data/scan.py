@@ -1,4 +1,4 @@
-"""The first pass: text to numbered pieces on disk, and the count of all words.
+"""The first pass: text to numbered pieces on disk.
 
 Each piece of text (some megabytes) is numbered with its own words and set
 aside, so that the text is read, decompressed, parsed and tokenized only once.
@@ -15,12 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxemb.data import corpus, cuts, tokens, word_table
-
-# While counting, as many words are held: beyond, the rarest are pruned as in
-# word2vec.c's ReduceVocab. A small `max_vocab` is no reason to count badly.
-PRUNE_FACTOR = 3  # times max_vocab
-MIN_HELD_WORDS = 1 << 21
+from jaxemb.data import corpus, cuts, tokens
 
 # From this size of the input files on, processes are worth their start.
 _MANY_BYTES = 64 << 20
@@ -48,6 +43,7 @@ class Piece(NamedTuple):
   file: int  # index of its source
   number: int  # in its source
   text_bytes: int
+  num_different: int  # words
 
 
 def num_threads() -> int:
@@ -96,7 +92,7 @@ def _scan_piece(
     np.array([len(array) for array in arrays], np.int64).tofile(opened)
     for array, dtype in zip(arrays, _PIECE_DTYPES, strict=True):
       array.astype(dtype, copy=False).tofile(opened)
-  return Piece(path, counters, file, piece.number, len(piece.text))
+  return Piece(path, counters, file, piece.number, len(piece.text), n)
 
 
 def scan(
@@ -199,29 +195,12 @@ def load(path: pathlib.Path) -> tuple[np.ndarray, ...]:
     )
 
 
-def merge_counts(
-  pieces: list[Piece], max_vocab: int
-) -> tuple[word_table.WordTable, dict[str, int]]:
-  """Counts of all words, and what was pruned to stay in bounded memory.
-
-  Pieces are merged in the order of the text, so that nothing depends on how
-  threads took turns. A pruned word that comes again counts from zero.
-  """
-  limit = np.iinfo(np.int64).max
-  if max_vocab:
-    limit = max(PRUNE_FACTOR * max_vocab, MIN_HELD_WORDS)
-  table = word_table.empty(1 << 16, 1 << 20)
-  threshold = pruned_words = pruned_occurrences = 0
-  for piece in pieces:
-    _, arena, starts, counts = load(piece.path)
-    table = word_table.merge(table, arena, starts, counts)
-    while table.sizes[0] > limit:
-      threshold += 1
-      table, words, occurrences = word_table.prune(table, threshold)
-      pruned_words += words
-      pruned_occurrences += occurrences
-  return table, {
-    'pruned_words': pruned_words,
-    'pruned_occurrences': pruned_occurrences,
-    'pruned_up_to_count': threshold,
-  }
+def load_words(path: pathlib.Path) -> tuple[np.ndarray, ...]:
+  """arena, starts and counts of a piece's own words, without its ids."""
+  with open(path, 'rb') as file:
+    num_ids, *lengths = np.fromfile(file, np.int64, len(_PIECE_DTYPES)).tolist()
+    file.seek(num_ids * np.dtype(_PIECE_DTYPES[0]).itemsize, os.SEEK_CUR)
+    return tuple(
+      np.fromfile(file, dtype, length)
+      for dtype, length in zip(_PIECE_DTYPES[1:], lengths, strict=True)
+    )

@@ -5,7 +5,7 @@ not depend on how the work was divided. Row i of every table is word i.
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,54 @@ class Vocabulary(NamedTuple):
 
   words: Sequence[str]
   counts: np.ndarray  # [vocab] int64, occurrences in the corpus
+
+
+def best(
+  table: word_table.WordTable, min_count: int, max_vocab: int
+) -> np.ndarray:
+  """[num_chosen] int64: the entries that get a row, in order of their rows.
+
+  Args:
+    table: words with their counts, in any order.
+    min_count: words that are rarer are left out.
+    max_vocab: at most so many words, the most frequent; 0 = no limit.
+  """
+  num_words = int(table.sizes[0])
+  counts = table.counts[:num_words]
+  word = _reader(table)
+  order = np.flatnonzero(counts >= min_count)
+  order = order[np.argsort(-counts[order], kind='stable')]
+  # Words of one count at a time: not all of them need be held as objects.
+  ends = [*(np.flatnonzero(np.diff(counts[order])) + 1), len(order)]
+  start = 0
+  for stop in ends:
+    order[start:stop] = sorted(order[start:stop].tolist(), key=word)
+    start = stop
+    if max_vocab and stop >= max_vocab:
+      return order[:max_vocab]
+  return order
+
+
+def _reader(table: word_table.WordTable) -> Callable[[int], bytes]:
+  """What tells the word of an entry."""
+  starts = table.starts[: int(table.sizes[0]) + 1]
+  text = table.arena[: starts[-1]].tobytes()
+  return lambda i: text[starts[i] : starts[i + 1]]
+
+
+def none_left(min_count: int, num_words: int, most: int) -> errors.UserError:
+  """What to say when no word of a text gets a row.
+
+  Args:
+    min_count: which none of them reaches.
+    num_words: different ones that there are.
+    most: occurrences of the most frequent one.
+  """
+  return errors.UserError(
+    f'no word occurs {min_count} times: {num_words:,} different words, the '
+    f'most frequent {most:,} times; '
+    'lower --config.data.min_count or give more text'
+  )
 
 
 def select(
@@ -40,29 +88,10 @@ def select(
   """
   num_words = int(table.sizes[0])
   counts = table.counts[:num_words]
-  starts = table.starts[: num_words + 1]
-  text = table.arena[: starts[-1]].tobytes()
-
-  def word(i: int) -> bytes:
-    return text[starts[i] : starts[i + 1]]
-
-  order = np.flatnonzero(counts >= min_count)
-  order = order[np.argsort(-counts[order], kind='stable')]
-  # Words of one count at a time: not all of them need be held as objects.
-  ends = [*(np.flatnonzero(np.diff(counts[order])) + 1), len(order)]
-  start = 0
-  for stop in ends:
-    order[start:stop] = sorted(order[start:stop].tolist(), key=word)
-    start = stop
-    if max_vocab and stop >= max_vocab:
-      order = order[:max_vocab]
-      break
+  order = best(table, min_count, max_vocab)
   if not len(order):
-    raise errors.UserError(
-      f'no word occurs {min_count} times: {num_words:,} different words, the '
-      f'most frequent {counts.max(initial=0):,} times; '
-      'lower --config.data.min_count or give more text'
-    )
+    raise none_left(min_count, num_words, counts.max(initial=0))
+  word = _reader(table)
   if len(order) == 1:
     raise errors.UserError(
       f'only one word ({word(order[0]).decode()!r}) occurs {min_count} '

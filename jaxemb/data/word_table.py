@@ -29,6 +29,7 @@ class WordTable(NamedTuple):
 OFFSET_BASIS = np.uint64(0xCBF29CE484222325)
 PRIME = np.uint64(0x100000001B3)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+_REMIX = np.uint64(0xFF51AFD7ED558CCD)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -151,26 +152,35 @@ def merge(
 
 
 @numba.njit(nogil=True, cache=True)
-def prune(table: WordTable, threshold: int) -> tuple[WordTable, int, int]:
-  """Keeps the words with count > `threshold`; also words and counts lost."""
-  n = table.sizes[0]
-  kept = empty(len(table.counts), len(table.arena))
-  lost_words = 0
-  lost_counts = 0
-  for i in range(n):
-    if table.counts[i] > threshold:
-      kept = append(
-        kept,
-        table.arena,
-        table.starts[i],
-        table.starts[i + 1],
-        table.hashes[i],
-      )
-      kept.counts[kept.sizes[0] - 1] = table.counts[i]
-    else:
-      lost_words += 1
-      lost_counts += table.counts[i]
-  return kept, lost_words, lost_counts
+def buckets(table: WordTable, num_buckets: int) -> np.ndarray:
+  """[num_words] uint16: which of the buckets the hash of each word is in."""
+  found = np.empty(table.sizes[0], np.uint16)
+  for i in range(len(found)):
+    # Not the bits of `_slot`: words of one bucket would share their slots.
+    h = table.hashes[i]
+    h = (h ^ (h >> np.uint64(33))) * _REMIX
+    found[i] = (h >> np.uint64(33)) % np.uint64(num_buckets)
+  return found
+
+
+@numba.njit(nogil=True, cache=True)
+def subset(
+  table: WordTable, entries: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Some words, as `merge` takes them: bytes, where each starts, counts."""
+  starts = np.zeros(len(entries) + 1, np.int64)
+  counts = np.empty(len(entries), np.int64)
+  for i in range(len(entries)):
+    entry = entries[i]
+    length = table.starts[entry + 1] - table.starts[entry]
+    starts[i + 1] = starts[i] + length
+    counts[i] = table.counts[entry]
+  arena = np.empty(starts[-1], np.uint8)
+  for i in range(len(entries)):
+    first = table.starts[entries[i]]
+    for j in range(starts[i + 1] - starts[i]):
+      arena[starts[i] + j] = table.arena[first + j]
+  return arena, starts, counts
 
 
 @numba.njit(nogil=True, cache=True)

@@ -22,6 +22,7 @@ METHODS = ('alir', 'pca', 'concat')
 STARTS = align.STARTS
 WEIGHTS = ('counts', 'equal')
 
+_WORDS_PER_DIMENSION = 20
 # Columns of the Gram matrix, of which two lie in a device's memory.
 _MAX_COLUMNS = 16_384
 
@@ -37,6 +38,8 @@ class Spec:
     weights: of the parts' votes on a word, 'counts' (how often each saw it,
       where all parts know) or 'equal'.
     normalize: whether vectors are brought to length 1 first.
+    align_words: of ALiR, how many words the rotations are fitted on, the most
+      frequent of those that several parts have; 0 = all.
     max_iterations: of ALiR.
     tolerance: displacement below which ALiR stops, relative to the vectors.
     block_rows: words at a time; 0 = what suits memory.
@@ -48,6 +51,7 @@ class Spec:
   start: str = 'zero'
   weights: str = 'counts'
   normalize: bool = False
+  align_words: int = 250_000
   max_iterations: int = 20
   tolerance: float = 1e-4
   block_rows: int = 0
@@ -172,6 +176,7 @@ def _report(
     'common_words': int((union.rows >= 0).all(0).sum()),
     'lost': lost,
     'parts': figures,
+    'align_words': spec.align_words if is_alir else None,
     'devices': job.mesh.size,
   }
   return report, warnings
@@ -227,13 +232,45 @@ def _solve(job: passes.Passes, spec: Spec, dim: int) -> align.Alignment | None:
   if spec.method == 'concat':
     return None
   is_random = spec.method == 'alir' and spec.start == 'random'
-  gram = job.gram(dim if is_random else 0, spec.seed)
+  chosen = None
+  if spec.method == 'alir' and spec.align_words:
+    chosen = align_words(job.places >= 0, spec.align_words, job.dims)
+  gram = job.gram(chosen, dim if is_random else 0, spec.seed)
   job.progress('aligning', 0, 1)
   if spec.method == 'pca':
     return align.Alignment(align.principal(gram, dim), ())
   return align.solve(
     gram, job.dims, dim, spec.start, spec.max_iterations, spec.tolerance
   )
+
+
+def align_words(
+  has: np.ndarray, limit: int, dims: Sequence[int]
+) -> np.ndarray | None:
+  """The words on which rotations are fitted.
+
+  A word that one part alone has says nothing about rotations. Rotations of a
+  few hundred dimensions are known well from some hundred thousand words.
+
+  Args:
+    has: [n, words] bool, which parts have each word, the most frequent first.
+    limit: about how many to take.
+    dims: D_i; each part gets at least so many words for each dimension.
+
+  Returns:
+    [chosen] int, rising; None = there are no more than the limit.
+  """
+  if has.shape[1] <= limit:
+    return None
+  is_shared = has.sum(0) > 1
+  is_chosen = np.zeros(has.shape[1], bool)
+  is_chosen[np.flatnonzero(is_shared)[:limit]] = True
+  for mine, dim in zip(has, dims, strict=True):
+    wanted = np.flatnonzero(mine & is_shared)
+    missing = _WORDS_PER_DIMENSION * dim - int(np.sum(is_chosen & mine))
+    if missing > 0:
+      is_chosen[wanted[~is_chosen[wanted]][:missing]] = True
+  return np.flatnonzero(is_chosen)
 
 
 def _vectors(

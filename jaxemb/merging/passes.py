@@ -94,16 +94,26 @@ class Passes:
     return tuple(part.dim for part in self.parts)
 
   def blocks(
-    self, rows: Sequence[parts_lib.Rows], what: str
+    self,
+    rows: Sequence[parts_lib.Rows],
+    what: str,
+    chosen: np.ndarray | None = None,
   ) -> Iterator[Block]:
-    """All words, in blocks of one size that the devices divide."""
-    num_words = self.places.shape[1]
+    """Words in blocks of one size that the devices divide.
+
+    Args:
+      rows: of each part, [words of the part, D_i].
+      what: this is for, for progress.
+      chosen: [words] int, which ones; None = all.
+    """
+    all_places = self.places if chosen is None else self.places[:, chosen]
+    num_words = all_places.shape[1]
     dims = [r.shape[1] for r in rows]
     wanted = self.block_rows or max(_BLOCK_BYTES // (4 * sum(dims)), 256)
     each = -(-min(wanted, num_words) // self.mesh.size) * self.mesh.size
     for first in range(0, num_words, each):
       self.progress(what, first, num_words)
-      places = self.places[:, first : first + each]
+      places = all_places[:, first : first + each]
       size = places.shape[1]
       places = np.pad(places, ((0, 0), (0, each - size)), constant_values=-1)
       # A new one each time: a device may share the memory of the last one.
@@ -122,17 +132,23 @@ class Passes:
     """[b, n] float32, see `parts.weights`."""
     return parts_lib.weights(self.parts, places, self.by_counts)
 
-  def gram(self, random_dim: int = 0, seed: int = 0) -> np.ndarray:
+  def gram(
+    self,
+    chosen: np.ndarray | None = None,
+    random_dim: int = 0,
+    seed: int = 0,
+  ) -> np.ndarray:
     """[columns, columns] float64, the Gram matrix of the vectors.
 
     Args:
+      chosen: [words] int, of which words; None = all.
       random_dim: columns that a random start adds; 0 = none.
       seed: of that start.
     """
     dims = self.dims + (random_dim,) * bool(random_dim)
     sums = gram.zeros(self.mesh, sum(dims))
     vectors = [part.vectors for part in self.parts]
-    for block in self.blocks(vectors, 'comparing'):
+    for block in self.blocks(vectors, 'comparing', chosen):
       weights = self.weights(block.places)
       scale = gram.scale(weights) if self.is_alir else np.ones_like(weights)
       rows = block.rows

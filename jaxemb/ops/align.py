@@ -34,9 +34,6 @@ import scipy.linalg
 from jaxemb.ops import gram as gram_lib
 from jaxemb.ops import sampling
 
-# Holds a rotation in directions that no other part says anything about.
-_INERTIA = 1e-7
-
 STARTS = ('zero', 'pca', 'random')
 
 
@@ -137,9 +134,7 @@ def _join(gram: np.ndarray, parts: list[slice], dim: int) -> np.ndarray:
   near = ties[first].copy()
   while waiting:
     i = max(waiting, key=lambda i: near[i])
-    cross = gram[parts[i]] @ w
-    rest = np.eye(len(cross), dim) * (_INERTIA * np.linalg.norm(cross))
-    w[parts[i]] = procrustes(cross + rest)
+    w[parts[i]] = procrustes(gram[parts[i]] @ w)
     waiting.remove(i)
     near += ties[i]
   return w
@@ -192,10 +187,7 @@ def solve(
   # Y is sum_i a_i M_i W_i / a, and Q W all that is asked of it.
   crosses = gram @ w
   while len(moved) < max_iterations and not (moved and moved[-1] <= tolerance):
-    inertia = _INERTIA * np.linalg.norm(crosses)
-    new = np.concatenate(
-      [procrustes(crosses[part] + inertia * w[part]) for part in parts]
-    )
+    new = np.concatenate([procrustes(crosses[part]) for part in parts])
     new_crosses = gram @ new
     square = float(np.sum((new - w) * (new_crosses - crosses)))
     moved.append(_relative(square, float(np.sum(new * new_crosses))))
@@ -236,18 +228,27 @@ def merge(
     ]
     y = sum(shares[:, i, None] * x for i, x in enumerate(turned))
     is_shared = jnp.sum(shares > 0, 1) > 1
-    found = []
+    # As products, because a CPU adds up rows one number at a time.
+    ones = jnp.ones(y.shape[1])
+
+    def products(a, b):
+      return jnp.matmul(a * b, ones, precision=gram_lib.PRECISION)
+
+    y_y, found = products(y, y), []
     for i, x in enumerate(turned):
       share = shares[:, i]
       counts = (is_shared & (share > 0)).astype(jnp.float32)
-      others = y - share[:, None] * x
-      lengths = jnp.linalg.norm(x, axis=1) * jnp.linalg.norm(others, axis=1)
-      cosines = jnp.sum(x * others, 1) / jnp.where(lengths > 0, lengths, 1)
+      x_x, x_y = products(x, x), products(x, y)
+      # The others say y - share x, up to its length.
+      x_others = x_y - share * x_x
+      others = y_y - 2 * share * x_y + share**2 * x_x
+      lengths = jnp.sqrt(x_x * jnp.maximum(others, 0))
+      cosines = x_others / jnp.where(lengths > 0, lengths, 1)
       found.append(
         Measured(
-          jnp.sum(counts * jnp.sum(x * x, 1)),
-          jnp.sum(counts * jnp.sum(jnp.square(x - y), 1)),
-          jnp.sum(counts * cosines),
+          jnp.sum(counts * x_x),
+          jnp.sum(counts * products(x - y, x - y)),
+          jnp.sum(counts * jnp.clip(cosines, -1, 1)),
           jnp.sum(counts),
         )
       )

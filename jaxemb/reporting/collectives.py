@@ -65,7 +65,14 @@ def section(report: Mapping[str, Any]) -> str:
     ),
     [*rows, ('total', total)],
   )  # fmt: skip
-  return f'{title}<p class="note">{_REMARK}</p>\n{table}'
+  rounds = report.get('further_rounds')
+  told = ''
+  if markup.is_number(rounds) and rounds:
+    told = (
+      f'<p>{markup.integer(rounds)} exchanges of rows had no room in one round '
+      'and took further ones, as many bytes each.</p>\n'
+    )
+  return f'{title}<p class="note">{_REMARK}</p>\n{table}{told}'
 
 
 def _figures(found: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -24,9 +24,6 @@ from jaxemb.reporting import (
 _COUNTERS = {
   'out_of_vocabulary_words': 'Words of the corpus that have no vector',
   'words_below_vocabulary': 'Different words too rare for the vocabulary',
-  'pruned_words': 'Words pruned while counting, to bound memory',
-  'pruned_occurrences': 'Occurrences of those when they were pruned',
-  'pruned_up_to_count': 'Highest count that was pruned',
   'invalid_utf8_bytes': 'Bytes that are not UTF-8, replaced',
   'replaced_bytes': 'Bytes not UTF-8 or not allowed in XML, replaced',
   'lost_bytes': 'Bytes of markup that could not be read',

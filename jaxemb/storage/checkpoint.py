@@ -230,7 +230,15 @@ class Checkpoints:
           isinstance(error, OSError) and error.errno in _PASSING
         ):
           raise
-        damaged.append((step, ' '.join(str(error).split())[:200]))
+        cause = ' '.join(str(error).split())[:200]
+        if jax.process_count() > 1:
+          # Others may have read their part and go on with it.
+          raise errors.UserError(
+            f'checkpoint {step} in {self._folder} cannot be read by process '
+            f'{jax.process_index()} ({cause}); move it away and start all '
+            'processes again to go on from the one before'
+          ) from error
+        damaged.append((step, cause))
         continue
       for bad_step, cause in damaged:
         self._report(

@@ -72,11 +72,13 @@ class Schedule(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-  """Loss of the steps of a dispatch in which it was measured."""
+  """What the steps of a dispatch measured, some of them the loss."""
 
   loss: jax.Array  # float32, summed, nats
   examples: jax.Array  # float32, over which the loss was summed
   first_bad_step: jax.Array  # int32, first with a non-finite loss, or -1
+  # int32: exchanges of rows that took another round, as one had no room
+  further_rounds: jax.Array
 
 
 class DispatchMetrics(NamedTuple):
@@ -123,7 +125,9 @@ class StepRange(NamedTuple):
   count: jax.Array  # int32, steps over which the learning rate falls
 
 
-NO_METRICS = StepMetrics(np.float32(0), np.float32(0), np.int32(-1))
+NO_METRICS = StepMetrics(
+  np.float32(0), np.float32(0), np.int32(-1), np.int32(0)
+)
 
 
 def init_tables(
@@ -168,7 +172,7 @@ def training_step(
   key: jax.Array,
   learning_rate: jax.Array,
   measure: jax.Array | bool,
-) -> tuple[dict[str, spec_lib.TableState], jax.Array]:
+) -> tuple[dict[str, spec_lib.TableState], jax.Array, jax.Array | int]:
   """One step: look up, differentiate with respect to the rows, update.
 
   Args:
@@ -184,12 +188,15 @@ def training_step(
       an array, makes a program without a condition.
 
   Returns:
-    The new states, and the summed loss (0 where it was not measured).
+    The new states, the summed loss (0 where it was not measured), and the
+    further rounds that looking up took.
   """
   ids = model.ids(constants, batch, key)
-  rows, states = {}, dict(states)
+  rows, states, further_rounds = {}, dict(states), 0
   for name, table in tables.items():
-    rows[name], states[name] = table.lookup(states[name], ids[name])
+    found = table.lookup(states[name], ids[name])
+    rows[name], states[name] = found.rows, found.state
+    further_rounds += found.further_rounds
   # XLA must not fuse a gather past the scatter that follows: it would copy the
   # whole table to keep the old rows.
   rows = jax.lax.optimization_barrier(rows)
@@ -208,7 +215,7 @@ def training_step(
     states[name] = table.update(
       states[name], ids[name], row_grads[name], learning_rate
     )
-  return states, value
+  return states, value, further_rounds
 
 
 def _step_batch(batch: Any, step: jax.Array, spec: StepSpec, share: Share):
@@ -279,7 +286,7 @@ def training_steps(
       step_batch = _or_padding(step_batch, i < steps.stop)
     measure = spec.loss_every_steps == 1 or i % spec.loss_every_steps == 0
     learning_rate = schedule.first_learning_rate + slope * i.astype(jnp.float32)
-    states, loss = training_step(
+    states, loss, further_rounds = training_step(
       model,
       tables,
       states,
@@ -295,6 +302,7 @@ def training_steps(
       metrics.loss + loss,
       metrics.examples + examples,
       jnp.where(bad, i, metrics.first_bad_step),
+      metrics.further_rounds + further_rounds,
     )
 
   size = spec.steps_per_loop
@@ -324,7 +332,7 @@ def over_devices(
     axes: of the mesh over which centers are split; the first one is that of
       the parts.
   """
-  loss, examples, first_bad_step = metrics
+  loss, examples, first_bad_step, further_rounds = metrics
   kept_words, pairs = jnp.sum(batch.kept_words), jnp.sum(batch.pairs)
   if axes:
     axes = tuple(axes)
@@ -334,6 +342,7 @@ def over_devices(
     first = jnp.where(first_bad_step < 0, none, first_bad_step)
     first = jax.lax.pmin(first, axes)
     first_bad_step = jnp.where(first == none, -1, first)
-  return DispatchMetrics(
-    StepMetrics(loss, examples, first_bad_step), num_steps, kept_words, pairs
-  )
+    # Devices of a table axis exchange together, and wait for each other.
+    further_rounds = jax.lax.pmax(further_rounds, axes)
+  steps = StepMetrics(loss, examples, first_bad_step, further_rounds)
+  return DispatchMetrics(steps, num_steps, kept_words, pairs)

@@ -104,7 +104,7 @@ def replicated(
     return spec_lib.TableState(vectors, optimizer.init(spec.vocab, spec.dim))
 
   def lookup(state, ids):
-    return state.vectors.at[ids].get(mode='clip'), state
+    return spec_lib.Found(state.vectors.at[ids].get(mode='clip'), state)
 
   def update(state, ids, row_grads, learning_rate):
     if names:
@@ -158,7 +158,7 @@ def column(
     return spec_lib.TableState(vectors, optimizer.init(spec.vocab, dim))
 
   def lookup(state, ids):
-    return state.vectors.at[ids].get(mode='clip'), state
+    return spec_lib.Found(state.vectors.at[ids].get(mode='clip'), state)
 
   def update(state, ids, row_grads, learning_rate):
     ids, row_grads = _flat(ids, row_grads)
@@ -271,8 +271,11 @@ class _Rows:
     return routes.route(places, self.num_rows, capacity, self.axes)
 
   def lookup(self, state, ids):
-    rows = routes.fetch(self.route(ids), self.in_rows(state.vectors))
-    return rows.reshape(*ids.shape, self.spec.dim), state
+    rows, further_rounds = routes.fetch(
+      self.route(ids), self.in_rows(state.vectors)
+    )
+    rows = rows.reshape(*ids.shape, self.spec.dim)
+    return spec_lib.Found(rows, state, further_rounds)
 
   def update(self, state, ids, row_grads, learning_rate):
     route = self.route(ids)

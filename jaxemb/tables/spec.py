@@ -44,15 +44,24 @@ class TableState(NamedTuple):
   slots: Any  # the row optimizer's
 
 
+class Found(NamedTuple):
+  """What a look-up gives."""
+
+  rows: jax.Array  # [..., dim]
+  state: TableState  # a cache changes when it is read
+  # int32: rounds of an exchange that the first one had no room for
+  further_rounds: jax.Array | int = 0
+
+
 class Table(NamedTuple):
   """Pure functions over a `TableState`."""
 
   # key -> state; the rows depend on the key, not on the layout or the mesh
   init: Callable[[jax.Array], TableState]
-  # (state, ids [...]) -> (rows [..., dim], state); a cache changes when read.
-  # Ids at or above vocab are padding and give some row of the table. Rows have
-  # a device's share of the columns where the layout splits them.
-  lookup: Callable[[TableState, jax.Array], tuple[jax.Array, TableState]]
+  # (state, ids [...]) -> `Found`. Ids at or above vocab are padding and give
+  # some row of the table. Rows have a device's share of the columns where the
+  # layout splits them.
+  lookup: Callable[[TableState, jax.Array], 'Found']
   # (state, ids [...], row_grads [..., dim], learning_rate) -> state; padding is
   # ignored, duplicates mean what the row optimizer says, whichever devices
   # looked them up.

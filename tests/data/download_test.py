@@ -7,7 +7,9 @@ import json
 import logging
 import random
 import threading
+import time
 import types
+from concurrent import futures
 
 import pytest
 
@@ -204,7 +206,7 @@ def test_wrong_checksum_removes_the_part(server, tmp_path):
   server.files[_DATED] = (server.data[:-1] + b'!', '"v1"')
   with pytest.raises(errors.UserError, match='SHA-1 .* removed'):
     _get(server, tmp_path)
-  assert list(tmp_path.iterdir()) == []
+  assert not [x for x in tmp_path.iterdir() if x.suffix != '.lock']
 
 
 @pytest.mark.parametrize('sums', [None, b'', b'<html>moved</html>'])
@@ -268,3 +270,17 @@ def test_cache_folder_that_cannot_be_made(server, tmp_path):
     _get(server, tmp_path / 'file')
   with pytest.raises(errors.UserError, match="'de'"):
     download.wikipedia('de', tmp_path)
+
+
+def test_processes_that_want_the_same_download_once(server, tmp_path):
+  def progress(done, total):
+    del done, total
+    time.sleep(0.05)
+
+  with futures.ThreadPoolExecutor(2) as pool:
+    jobs = [
+      pool.submit(_get, server, tmp_path, progress=progress) for _ in range(2)
+    ]
+    paths = [job.result() for job in jobs]
+  assert paths[0] == paths[1] and paths[0].read_bytes() == server.data
+  assert [path for path, _ in server.requests].count(_DATED) == 1

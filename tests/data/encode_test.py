@@ -14,7 +14,16 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.data import corpus, encode, scan, shards, tokens, vocab, word_table
+from jaxemb.data import (
+  corpus,
+  counting,
+  encode,
+  scan,
+  shards,
+  tokens,
+  vocab,
+  word_table,
+)
 
 _SETTINGS = encode.Settings('words', True, 2, 0, '')
 _END = tokens.END
@@ -118,7 +127,6 @@ def test_encodes_like_counter(tmp_path, min_count, max_vocab):
   assert encoded.num_words == sum(counts.values())
   dropped = encoded.manifest['dropped']
   assert dropped['out_of_vocabulary_words'] == num_seen - encoded.num_words
-  assert dropped['pruned_words'] == 0
   assert all(shard.dtype == np.int32 for shard in encoded.shards)
 
 
@@ -372,47 +380,31 @@ def test_unusable_text_leaves_earlier_results_alone(tmp_path, text):
   assert os.listdir(tmp_path / 'corpora') == [first.folder.name]
 
 
-def test_pruning_bounds_the_table_and_is_reported(tmp_path, monkeypatch):
-  rng = random.Random(0)
-  # 'f0'... are frequent everywhere, every 'r' comes once or twice.
-  words = [f'f{i}' for i in range(20) for _ in range(150 + 10 * i)]
-  words += [f'r{rng.randrange(4000)}' for _ in range(4000)]
-  rng.shuffle(words)
-  path = tmp_path / 'a.txt'
-  path.write_text('\n'.join(' '.join(words[i::100]) for i in range(100)))
+def test_words_that_memory_has_no_room_for_are_counted(tmp_path, monkeypatch):
+  folder = _write_texts(tmp_path / 'texts')
   _small_pieces(monkeypatch, 600)
+  first = _encode(folder, tmp_path / 'first', max_vocab=15)
   tables = []
-  merge, prune = word_table.merge, word_table.prune
+  merge = word_table.merge
 
-  def watched_merge(*args):
-    tables.append(int(args[0].sizes[0]))
-    return merge(*args)
+  def watched(*args):
+    tables.append(merge(*args))
+    return tables[-1]
 
-  def watched_prune(table, threshold):
-    kept, num_words, num_occurrences = prune(table, threshold)
-    lost.append((threshold, num_words, num_occurrences))
-    return kept, num_words, num_occurrences
-
-  lost = []
-  monkeypatch.setattr(scan, 'PRUNE_FACTOR', 4)
-  monkeypatch.setattr(scan, 'MIN_HELD_WORDS', 60)
-  monkeypatch.setattr(word_table, 'merge', watched_merge)
-  monkeypatch.setattr(word_table, 'prune', watched_prune)
-  encoded = _encode(path, tmp_path, max_vocab=15)
-  assert max(tables) <= scan.PRUNE_FACTOR * 15
-  expected = {f'f{i}': 150 + 10 * i for i in reversed(range(5, 20))}
-  counts = encoded.vocabulary.counts.tolist()
-  found = dict(zip(encoded.vocabulary.words, counts, strict=True))
-  assert found == expected
-  assert encoded.num_words == sum(expected.values())
+  monkeypatch.setattr(counting, 'MAX_HELD_WORDS', 120)
+  monkeypatch.setattr(word_table, 'merge', watched)
+  encoded = _encode(folder, tmp_path / 'second', max_vocab=15)
+  assert len(tables) > 50
+  assert max(int(table.sizes[0]) for table in tables) <= 120
+  assert encoded.manifest['fingerprint'] == first.manifest['fingerprint']
+  assert encoded.manifest['dropped'] == first.manifest['dropped']
+  counts, _, num_seen = _oracle(sorted(folder.iterdir()), 1)
   dropped = encoded.manifest['dropped']
-  assert len(lost) > 3
-  assert dropped['pruned_up_to_count'] == lost[-1][0] > 0
-  assert dropped['pruned_words'] == sum(n for _, n, _ in lost)
-  assert dropped['pruned_occurrences'] == sum(n for _, _, n in lost)
-  total = sum(n for _, _, n in lost) + encoded.num_words
-  assert total <= len(words)
-  assert dropped['out_of_vocabulary_words'] == len(words) - encoded.num_words
+  assert dropped['words_below_vocabulary'] == len(counts) - 15 > 300
+  assert dropped['out_of_vocabulary_words'] == num_seen - encoded.num_words
+  # What was set aside is gone.
+  names = {path.name for path in encoded.folder.iterdir()}
+  assert names == {path.name for path in first.folder.iterdir()}
 
 
 def _check_blocks(ids, starts, block_words):
@@ -614,15 +606,15 @@ def test_file_names_that_are_not_utf8(tmp_path):
 
 _MEASURE = """
 import pathlib, sys
-from jaxemb.data import encode, scan
-scan.MIN_HELD_WORDS = 200_000
+from jaxemb.data import counting, encode
+counting.MAX_HELD_WORDS = 200_000
 folder = pathlib.Path(sys.argv[1])
 settings = encode.Settings('words', True, 5, 50_000, '')
 encoded = encode.encode(
   str(folder / 'text.txt'), settings, folder, lambda *args: None
 )
 assert len(encoded.vocabulary.words) == 50_000
-assert encoded.manifest['dropped']['pruned_words'] > 500_000
+assert encoded.manifest['dropped']['words_below_vocabulary'] > 500_000
 # Not getrusage, whose figure on Linux includes that of the parent process.
 for line in open('/proc/self/status'):
   if line.startswith('VmHWM:'):

@@ -189,6 +189,45 @@ def test_all_take_the_corpus_from_the_cache_or_none(
   assert [x.manifest for x in third] == [x.manifest for x in first]
 
 
+def test_files_that_differ_between_processes_are_refused(tmp_path):
+  for index, text in enumerate(('one two\n' * 9, 'one two\n' * 8)):
+    (tmp_path / f'{index}').mkdir()
+    (tmp_path / f'{index}' / 'a.txt').write_text(text)
+  for index, changed in enumerate(('a.txt has 64', 'b.txt is missing')):
+    if index:
+      (tmp_path / '1' / 'a.txt').write_text('one two\n' * 9)
+      (tmp_path / '0' / 'b.txt').write_text('three\n')
+
+    def read(team):
+      # The same path, of which each host has its own.
+      real = encode.corpus.sources(str(tmp_path / f'{team.index}'))
+      sizes = {f'/text/{x.path.name}': x.size_bytes for x in real}
+      with pytest.raises(errors.UserError) as caught:
+        teams.check_alike(team, sizes)
+      return str(caught.value)
+
+    first, second = _together('two', read)
+    assert changed in first and 'in process 1' in first
+    assert 'in process 0' in second and '\n' not in first
+
+
+def test_jobs_that_encode_the_same_text_at_once(texts, tmp_path, monkeypatch):
+  barrier = threading.Barrier(2)
+  real = encode._encode
+
+  def encoded(*args):
+    real(*args)
+    barrier.wait(60)
+
+  monkeypatch.setattr(encode, '_encode', encoded)
+  monkeypatch.setattr(encode.platform, 'node', lambda: threading.get_ident())
+  with futures.ThreadPoolExecutor(2) as pool:
+    jobs = [pool.submit(_encode, texts, tmp_path) for _ in range(2)]
+    first, second = (job.result() for job in jobs)
+  assert first.manifest['fingerprint'] == second.manifest['fingerprint']
+  np.testing.assert_array_equal(first.shards[0], second.shards[0])
+
+
 def test_a_vocabulary_of_rare_words_needs_the_counts_of_all(tmp_path):
   # Each process sees one occurrence.
   (tmp_path / 'a.txt').write_text('one two\nthree four\n')
@@ -216,7 +255,12 @@ def test_all_are_told_of_a_text_without_words(tmp_path):
 
 
 def test_arrays_travel_as_they_are():
-  arrays = {'a': np.arange(5), 'b': np.zeros((0, 2), np.uint8)}
+  arrays = {
+    'a': np.arange(5) + 10,
+    'b': np.zeros((0, 2), np.uint8),
+    'c': np.arange(6, dtype=np.uint16).reshape(2, 3)[:, ::-1],
+  }
+  assert not teams.unpack(teams.pack({}))
   found = teams.unpack(teams.pack(arrays))
   assert found.keys() == arrays.keys()
   for key, array in arrays.items():

@@ -107,8 +107,6 @@ def test_equal_hashes_are_told_apart_by_bytes():
   assert _find(table, b'abcd', 7) == -1
   # The same bytes with another hash are another word to the table.
   assert _find(table, b'ab', 8) == -1
-  kept, _, _ = word_table.prune(table, -1)
-  assert [_find(kept, word, 7) for word in words] == list(range(len(words)))
 
 
 def test_neighbouring_slots_are_probed_past_the_end():
@@ -131,24 +129,47 @@ def test_append_leaves_the_count_at_zero_after_reuse_of_memory():
   assert _entries(table) == [(b'x', 0)]
 
 
-@pytest.mark.parametrize('threshold', [0, 1, 2, 5, 1000])
-def test_prune_keeps_the_frequent_in_order(threshold):
+@pytest.mark.parametrize('num_buckets', [1, 2, 7, 512])
+def test_buckets_are_of_the_word_and_even(num_buckets):
+  counts = {b'w%d' % i: i for i in range(20_000)}
+  table = _merged(word_table.empty(1, 1), counts)
+  buckets = word_table.buckets(table, num_buckets)
+  assert buckets.dtype == np.uint16 and len(buckets) == len(counts)
+  backwards = _merged(
+    word_table.empty(1, 1), {w: counts[w] for w in reversed(counts)}
+  )
+  np.testing.assert_array_equal(
+    word_table.buckets(backwards, num_buckets)[::-1], buckets
+  )
+  sizes = np.bincount(buckets, minlength=num_buckets)
+  expected = len(counts) / num_buckets
+  assert len(sizes) == num_buckets
+  assert np.abs(sizes - expected).max() <= 6 * expected**0.5
+
+
+def test_words_of_a_bucket_have_slots_of_their_own():
+  counts = {b'w%d' % i: 1 for i in range(100_000)}
+  table = _merged(word_table.empty(1, 1), counts)
+  entries = np.flatnonzero(word_table.buckets(table, 256) == 5)
+  assert 300 < len(entries) < 500
+  part = word_table.merge(
+    word_table.empty(512, 1), *word_table.subset(table, entries)
+  )
+  # As many slots in a row as of words that are spread evenly.
+  runs = ''.join('x' if s >= 0 else ' ' for s in part.slots).split()
+  assert max(map(len, runs)) < 30
+
+
+def test_subset_is_merged_again():
   rng = random.Random(2)
   counts = {word: rng.randint(1, 8) for word in _random_words(rng, 500)}
   table = _merged(word_table.empty(1, 1), counts)
-  kept, lost_words, lost_counts = word_table.prune(table, threshold)
-  expected = [(w, n) for w, n in counts.items() if n > threshold]
-  assert _entries(kept) == expected
-  assert lost_words == len(counts) - len(expected)
-  assert lost_counts == sum(n for n in counts.values() if n <= threshold)
-  for word, count in counts.items():
-    assert (_find(kept, word) >= 0) == (count > threshold)
-  # It goes on counting, the forgotten as if new.
-  again = _merged(kept, counts)
-  both = collections.Counter(dict(expected))
-  both.update(counts)
-  assert sorted(_entries(again)) == sorted(both.items())
-  assert _entries(table) == list(counts.items())
+  for entries in ([], [3], [7, 0, 5], range(len(counts))):
+    arrays = word_table.subset(table, np.array(entries, np.int64))
+    assert [len(a) for a in arrays[1:]] == [len(entries) + 1, len(entries)]
+    assert len(arrays[0]) == arrays[1][-1]
+    found = word_table.merge(word_table.empty(1, 1), *arrays)
+    assert _entries(found) == [list(counts.items())[i] for i in entries]
 
 
 def test_lookup_finds_entries_or_minus_one():

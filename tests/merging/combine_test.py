@@ -246,6 +246,28 @@ def test_masked_words_are_placed_by_the_part_that_has_them():
   assert found[0.5][1] < best - 0.2
 
 
+def test_rotations_can_be_fitted_on_some_words():
+  truth = _truth(1000)
+  parts = [_part(f'p{i}', truth, i, noise=0.1) for i in range(2)]
+  # A part whose words are all rare, and one with words of its own.
+  parts.append(_part('rare', truth[500:], 2, noise=0.1))
+  parts[2] = parts[2]._replace(
+    words=[f'w{500 + int(w[1:])}' for w in parts[2].words],
+    counts=np.ones(500, np.int64),
+  )
+  has = np.ones((3, 1000), bool)
+  has[2, :500] = has[1, :50] = False
+  chosen = combine.align_words(has, 200, (8, 8, 4))
+  assert not has[:, chosen[0]].all() and (has[:, chosen].sum(0) > 1).all()
+  assert len(chosen) == 200 + 80  # twenty words for each dimension of the last
+  assert combine.align_words(has, 1000, (8, 8, 4)) is None
+  few = _merge(parts, align_words=300, weights='equal')
+  every = _merge(parts, align_words=0, weights='equal')
+  assert few.words == every.words
+  assert np.abs(_cosines(few.vectors) - _cosines(every.vectors)).max() < 0.1
+  assert few.report['parts'][2]['agreement'] > 0.95
+
+
 def test_parts_of_other_dimensions():
   truth = _truth(300, 6)
   wide = np.pad(truth, ((0, 0), (0, 4)))

@@ -23,7 +23,8 @@ def _config(layout, optimizer, model='skipgram', duplicates='scatter'):
   c = config_lib.default()
   c.model.name, c.model.dim, c.model.window = model, DIM, WINDOW
   c.model.chunk, c.model.shared_negatives = CHUNK, 8
-  c.table.layout, c.table.duplicates = layout, duplicates
+  c.table.layout = layout
+  c.table.duplicates = 'merge' if layout == 'row' else duplicates
   c.optimizer.name = optimizer
   c.optimizer.learning_rate = {'sgd': 0.05, 'adagrad': 0.1, 'adam': 0.01}[
     optimizer

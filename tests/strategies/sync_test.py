@@ -347,7 +347,7 @@ def test_steps_behind_num_steps_are_not_taken(optimizer_name):
   )
   none, metrics = made.step(_copy(state), _with_steps(full, 0), schedule)
   jax.tree.map(np.testing.assert_array_equal, none, state)
-  assert tuple(metrics.steps) == (0, 0, -1) and metrics.num_steps == 0
+  assert tuple(metrics.steps) == (0, 0, -1, 0) and metrics.num_steps == 0
 
 
 @pytest.mark.parametrize('place', [ALONE, MESHES['replicated']])
@@ -432,7 +432,7 @@ def test_training_step_alone():
     )
 
   for measure in (True, False):
-    states, loss = step(state.tables, made.model.constants(), measure)
+    states, loss, _ = step(state.tables, made.model.constants(), measure)
     for k, table in states.items():
       np.testing.assert_allclose(table.vectors, expected[k], 1e-5, 1e-6)
     np.testing.assert_allclose(loss, measured[0][0] if measure else 0, 1e-5)
