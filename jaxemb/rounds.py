@@ -255,6 +255,7 @@ def train(
   place: Place,
   models: Sequence[Model],
   before: metrics.Totals,
+  later_words: int,
   program: Any,
   stop: threading.Event,
 ) -> Trained:
@@ -264,6 +265,7 @@ def train(
     place: of the run.
     models: at most `num_models`, from where their checkpoints stand.
     before: totals of the other sub-models that are done.
+    later_words: that those of later rounds will read.
     program: of the round before, or None.
     stop: set when training is to stop, after saving.
 
@@ -281,7 +283,7 @@ def train(
   meter = metrics.Meter(
     place.log,
     totals,
-    total_words / config.train.epochs,
+    (total_words + later_words) / config.train.epochs,
     config.train.epochs,
     config.train.log_every_secs,
   )

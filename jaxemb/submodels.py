@@ -238,7 +238,8 @@ class _Trainer:
             models += self._open(part, stack)
           except workdirs.BusyError:
             elsewhere.append(part)
-        if models and not self._train(models, stop):
+        later_words = sum(self._censuses[part].words for part in left)
+        if models and not self._train(models, later_words, stop):
           return None
     return elsewhere
 
@@ -271,7 +272,10 @@ class _Trainer:
     ]
 
   def _train(
-    self, models: Sequence[rounds.Model], stop: threading.Event
+    self,
+    models: Sequence[rounds.Model],
+    later_words: int,
+    stop: threading.Event,
   ) -> bool:
     """A round; whether it came to its end."""
     config = self._place.config
@@ -280,7 +284,9 @@ class _Trainer:
     before = metrics.Totals()
     if config.strategy.part < 0:
       before = merged.totals(_done(config, self._workdir))
-    found = rounds.train(self._place, models, before, self._program, stop)
+    found = rounds.train(
+      self._place, models, before, later_words, self._program, stop
+    )
     self._program = found.program
     if not found.finished:
       metrics.LOG.info('stopped; sub-models %s saved; start again', names)
