@@ -1,6 +1,7 @@
 """The merge command: what it reads and leaves, and every bad input."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -162,6 +163,38 @@ def test_context_vectors_of_every_layout(parts, tmp_path, capsys, form):
   assert code == 0 and not (output / 'tables').exists()
 
 
+def test_counts_that_a_merge_did_not_know_are_not_known(
+  parts, tmp_path, capsys
+):
+  first, second = tmp_path / 'first', tmp_path / 'second'
+  _run(capsys, parts / 'c.bin', parts / 'd.txt', f'--output={first}')
+  code, _, err = _run(capsys, first, parts / 'a', f'--output={second}')
+  report = json.loads((second / 'merge.json').read_text())
+  assert code == 0 and report['weights'] == 'equal'
+  assert f'not known of {first}' in err
+
+
+def test_a_folder_of_a_sub_model_has_its_tables(parts, tmp_path, capsys):
+  folder = _run_folder(tmp_path / 'W' / 'parts' / '03', 7)
+  # The text has all words, the export only those that it has seen.
+  counts = np.where(np.arange(60) % 3, _COUNTS, 0)
+  word2vec_format.write_vocab(folder / 'vocab.txt', _WORDS, counts)
+  shutil.rmtree(folder / 'export')
+  seen = np.flatnonzero(counts)
+  words = [_WORDS[i] for i in seen]
+  _export(folder / 'export', _vectors(7)[seen], words, counts[seen])
+  output = tmp_path / 'merged'
+  code, _, err = _run(
+    capsys, folder, parts / 'run', '--trainable', f'--output={output}'
+  )
+  assert code == 0, err
+  report = json.loads((output / 'merge.json').read_text())
+  assert [x['words'] for x in report['parts']] == [40, 60]
+  assert report['parts'][0]['name'] == str(folder)
+  context = np.load(output / 'tables' / 'output.npy')
+  assert np.abs(context - 2 * jaxemb.load(output).vectors).max() < 1e-5
+
+
 def test_concat_says_what_is_lost(parts, tmp_path, capsys):
   code, out, err = _run(
     capsys, parts / 'a', parts / 'c.bin', '--method=concat',
@@ -248,6 +281,10 @@ def test_bad_parts_are_named(parts, tmp_path, capsys, name):
     (['{0}/a', '{0}/run', '--output={1}', '--tolerance=nan'], '0 or more'),
     (['{0}/a', '{0}/run', '--output={1}', '--align_words=-1'], '0 (all)'),
     (['{0}/a', '{0}/run'], '--output'),
+    (
+      ['{0}/a', '{0}/run', '--output={1}', '--method=pca', '--start=random'],
+      'nothing with --method=pca',
+    ),
   ],
 )
 def test_unusable_arguments_exit_with_2(parts, tmp_path, capsys, argv, message):

@@ -24,7 +24,7 @@ WEIGHTS = ('counts', 'equal')
 
 _WORDS_PER_DIMENSION = 20
 # Columns of the Gram matrix, of which two lie in a device's memory.
-_MAX_COLUMNS = 16_384
+MAX_COLUMNS = 16_384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +104,9 @@ def merge(
   warnings += [f'left out: {x["reason"]}' for x in skipped]
   union = parts_lib.unite(parts)
   has = union.rows >= 0
-  by_counts = spec.weights == 'counts' and union.has_counts
-  if spec.weights == 'counts' and not by_counts:
+  wants_counts = spec.method == 'alir' and spec.weights == 'counts'
+  by_counts = wants_counts and union.has_counts
+  if wants_counts and not by_counts:
     unknown = [p.name for p in parts if p.counts is None]
     warnings.append(
       'all parts weigh the same: word counts are not known of '
@@ -166,10 +167,11 @@ def _report(
   warnings = quality.apart(figures, spec.normalize) if is_alir else []
   if lost['words']:
     warnings.append(quality.lost_line(lost, spec.method))
+  weights = 'counts' if job.by_counts else 'equal'
   report = {
     'method': spec.method,
     'start': spec.start if is_alir else None,
-    'weights': 'counts' if job.by_counts else 'equal',
+    'weights': weights if is_alir else None,
     'normalize': spec.normalize,
     'words': len(chosen),
     'union_words': len(union.words),
@@ -220,9 +222,9 @@ def _dim(parts: Sequence[parts_lib.Part], spec: Spec) -> int:
     raise errors.UserError(
       f'--dim={spec.dim} is more than the parts have, {most:,}; give less'
     )
-  if sum(dims) > _MAX_COLUMNS:
+  if sum(dims) > MAX_COLUMNS:
     raise errors.UserError(
-      f'the parts have {sum(dims):,} dimensions in all, and {_MAX_COLUMNS:,} '
+      f'the parts have {sum(dims):,} dimensions in all, and {MAX_COLUMNS:,} '
       'can be aligned at once; merge groups of parts, then what came of them'
     )
   return spec.dim or max(dims)

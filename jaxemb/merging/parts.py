@@ -150,7 +150,7 @@ class Union(NamedTuple):
   """The words that any part has, the most frequent first."""
 
   words: list[str]
-  counts: np.ndarray  # [words] int64, summed over the parts; 1 = not known
+  counts: np.ndarray  # [words] int64, summed; all 1 = not known
   rows: np.ndarray  # [n, words] int32, row in each part, -1 = it has none
   has_counts: bool  # of all parts
 
@@ -189,7 +189,8 @@ def unite(parts: Sequence[Part]) -> Union:
   words = list(ids)
   return Union(
     [words[i] for i in order.tolist()],
-    np.maximum(counts[order], 1),
+    # Sums over some of the parts would be taken for counts of all.
+    counts[order] if has_counts else np.ones_like(order),
     np.ascontiguousarray(rows[:, order]),
     has_counts,
   )

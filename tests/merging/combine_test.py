@@ -290,7 +290,8 @@ def test_without_counts_all_parts_weigh_the_same():
   assert any('not known of b' in x for x in merged.report['warnings'])
   # By the best rank: first those that are first in a part.
   assert set(merged.words[:2]) == {parts[0].words[0], parts[1].words[0]}
-  assert sorted(merged.counts)[0] >= 1
+  # Not sums over those that know: they would be taken for counts of all.
+  assert (merged.counts == 1).all()
 
 
 def test_parts_that_have_drifted_apart_are_named():
@@ -319,6 +320,23 @@ def test_few_words_in_common_are_warned_of():
   )
   (line, _) = _merge(parts, method='pca').report['warnings']
   assert 'only 5 words are in all parts' in line
+
+
+def test_groups_that_hardly_hang_together_are_warned_of():
+  truth = _truth(100)
+  parts = [_part(f'p{i}', truth, i) for i in range(4)]
+  for i in (2, 3):  # of these only two words are in the first two
+    parts[i] = parts[i]._replace(
+      words=[w if w in ('w0', 'w1') else f'x{w}' for w in parts[i].words]
+    )
+  warnings = _merge(parts).report['warnings']
+  assert 'share 2 words at most' in warnings[0]
+  assert 'p0, p1 | p2, p3' in warnings[0]
+  # Through a third one they do hang together.
+  parts.append(_part('both', truth, 5))
+  parts[4] = parts[4]._replace(words=[*parts[0].words[:50], *(
+    [w for w in parts[2].words if w[0] == 'x'][:50])])  # fmt: skip
+  assert not any('at most' in x for x in _merge(parts).report['warnings'])
 
 
 def test_disjoint_parts_are_refused():
