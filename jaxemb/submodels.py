@@ -129,6 +129,9 @@ def run(
   for part in wanted:
     workdirs.check(config, folder(config, workdir, part))
   done = [figures(config, workdir, part) for part in wanted]
+  _check_text(config, workdir, parts, done)
+  if s.part < 0:
+    merged.check(config)
   left = [part for part, found in zip(wanted, done, strict=True) if not found]
   _check_fits(config, parts)
   place = rounds.Place(
@@ -160,6 +163,22 @@ def run(
     totals.encode_secs, totals.started = session.encode_secs, session.started
     merged.write(config, workdir, parts, folders, found, totals)
   return True
+
+
+def _check_text(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  parts: build.Parts,
+  done: Sequence[dict[str, Any] | None],
+) -> None:
+  """Raises a `UserError` for a sub-model that was trained on another text."""
+  for found in filter(None, done):
+    if found['corpus'] != parts.corpus.manifest['fingerprint']:
+      place = folder(config, workdir, found['part'])
+      raise errors.UserError(
+        f'{place} was trained on another text, or the text has changed since; '
+        'remove that folder to train it again, or give another --workdir'
+      )
 
 
 def _done(
@@ -339,6 +358,7 @@ class _Trainer:
     found = {
       'part': model.part,
       'share': dataclasses.asdict(model.share),
+      'corpus': parts.corpus.manifest['fingerprint'],
       'words': census.words,
       'sentences': census.sentences,
       'corpus_share': census.words

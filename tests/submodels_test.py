@@ -155,6 +155,9 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(
   for key in ('words', 'sentences', 'words_seen', 'loss_per_example'):
     assert mine[key] == theirs[key]
   assert mine['totals']['losses'] == theirs['totals']['losses']
+  told = json.loads((folder / 'report.json').read_text())
+  assert told['started'] > '2020' and told['encode_secs'] > 0
+  assert told['total_secs'] > told['encode_secs'] + told['train_secs']
   assert not (tmp_path / 'log.txt').exists()
   assert [x.name for x in (tmp_path / 'parts').iterdir()] == ['01']
   # The others by a run of all, beside each other, and the same merged model.
@@ -320,6 +323,41 @@ def test_a_part_that_diverges_is_named(cache, tmp_path):
   }
   with pytest.raises(errors.UserError, match='sub-model 0: training diverged'):
     _train(_config(cache, **settings), tmp_path)
+
+
+def test_a_part_of_another_text_is_refused(cache, together, tmp_path):
+  shutil.copytree(together, tmp_path / 'run')
+  path = tmp_path / 'run/parts/01/part.json'
+  figures = json.loads(path.read_text())
+  path.write_text(json.dumps(figures | {'corpus': 'of another text'}))
+  with pytest.raises(errors.UserError, match='parts/01 was trained on another'):
+    _train(_config(cache), tmp_path / 'run')
+
+
+def test_what_cannot_be_merged_is_told_before_training(cache, tmp_path):
+  more = {'strategy.num_parts': 100, 'model.dim': 300, 'mesh.data': 1}
+  with pytest.raises(errors.UserError, match='cannot be merged at once'):
+    _train(_config(cache, **more), tmp_path)
+  assert not any(tmp_path.glob('parts/*/checkpoints'))
+
+
+@pytest.mark.parametrize('how', ['cut', 'nan', 'gone'])
+def test_vectors_that_are_damaged_are_named(cache, together, tmp_path, how):
+  shutil.copytree(together, tmp_path / 'run')
+  path = tmp_path / 'run/parts/01/export/vectors.npy'
+  vectors = np.load(path)
+  if how == 'nan':
+    vectors[3] = np.nan
+    np.save(path, vectors)
+  elif how == 'cut':
+    path.write_bytes(path.read_bytes()[:-50])
+  else:
+    path.unlink()
+  with pytest.raises(errors.UserError) as caught:
+    _train(_config(cache), tmp_path / 'run')
+  told = str(caught.value)
+  assert 'remove' in told and 'parts/01 and start again' in told
+  assert '\n' not in told and '--skip-bad' not in told
 
 
 def test_a_damaged_part_is_named(cache, together, tmp_path):
