@@ -104,6 +104,12 @@ def _in_order(
   """Words in the order of the corpus, and with its counts."""
   everything = parts.corpus.vocabulary
   ids = {word: i for i, word in enumerate(everything.words)}
+  foreign = next((word for word in words if word not in ids), None)
+  if foreign is not None:
+    raise errors.UserError(
+      f'a sub-model has a word that the text has not, {foreign!r}: it is of '
+      'another text; merge with python -m jaxemb.merge'
+    )
   rows = np.array([ids[word] for word in words])
   order = np.argsort(rows)
   vocabulary = vocab.Vocabulary(

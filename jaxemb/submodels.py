@@ -172,8 +172,9 @@ def _check_text(
   done: Sequence[dict[str, Any] | None],
 ) -> None:
   """Raises a `UserError` for a sub-model that was trained on another text."""
+  fingerprint = parts.corpus.manifest['fingerprint']
   for found in filter(None, done):
-    if found['corpus'] != parts.corpus.manifest['fingerprint']:
+    if found.get('corpus', fingerprint) != fingerprint:
       place = folder(config, workdir, found['part'])
       raise errors.UserError(
         f'{place} was trained on another text, or the text has changed since; '

@@ -5,6 +5,7 @@ covers those that any part has, each placed by the parts that have it.
 """
 
 import dataclasses
+import itertools
 import pathlib
 import time
 from collections.abc import Sequence
@@ -257,7 +258,8 @@ def align_words(
   Args:
     has: [n, words] bool, which parts have each word, the most frequent first.
     limit: about how many to take.
-    dims: D_i; each part gets at least so many words for each dimension.
+    dims: D_i; any two parts get so many words of both for each dimension, so
+      that chosen words tie what all words tie.
 
   Returns:
     [chosen] int, rising; None = there are no more than the limit.
@@ -267,11 +269,12 @@ def align_words(
   is_shared = has.sum(0) > 1
   is_chosen = np.zeros(has.shape[1], bool)
   is_chosen[np.flatnonzero(is_shared)[:limit]] = True
-  for mine, dim in zip(has, dims, strict=True):
-    wanted = np.flatnonzero(mine & is_shared)
-    missing = _WORDS_PER_DIMENSION * dim - int(np.sum(is_chosen & mine))
+  for i, j in itertools.combinations(range(len(has)), 2):
+    both = has[i] & has[j]
+    least = _WORDS_PER_DIMENSION * min(dims[i], dims[j])
+    missing = least - np.count_nonzero(is_chosen & both)
     if missing > 0:
-      is_chosen[wanted[~is_chosen[wanted]][:missing]] = True
+      is_chosen[np.flatnonzero(both & ~is_chosen)[:missing]] = True
   return np.flatnonzero(is_chosen)
 
 

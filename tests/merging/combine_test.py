@@ -268,6 +268,22 @@ def test_rotations_can_be_fitted_on_some_words():
   assert few.report['parts'][2]['agreement'] > 0.95
 
 
+def test_words_that_rotations_are_fitted_on_tie_all_parts():
+  # The two groups have only rare words in common.
+  truth = _truth(3000)
+  parts = []
+  for i, first in enumerate((0, 0, 1000, 1000)):
+    part = _part(f'p{i}', truth[first : first + 1500], i)
+    ids = np.array([int(w[1:]) + first for w in part.words])
+    parts.append(part._replace(
+      words=[f'w{i}' for i in ids],
+      counts=np.where((ids >= 1000) & (ids < 1500), 1, 1000),
+    ))  # fmt: skip
+  merged = _merge(parts, align_words=500)
+  error = _cosines(merged.vectors) - _cosines(_in_order(merged, truth))
+  assert np.abs(error).max() < 1e-5
+
+
 def test_parts_of_other_dimensions():
   truth = _truth(300, 6)
   wide = np.pad(truth, ((0, 0), (0, 4)))
