@@ -235,6 +235,11 @@ def _break(folder, name):
     ocp.PyTreeCheckpointer().save(path, {'a': _vectors(6), 'b': _vectors(7)})
     word2vec_format.write_vocab(path / 'vocab.txt', _WORDS, _COUNTS)
     return path, 'one array of 60 rows'
+  if name == 'twice':
+    ocp.PyTreeCheckpointer().save(path, {'any': _vectors(6)})
+    words = [*_WORDS[:-1], _WORDS[0]]
+    word2vec_format.write_vocab(path / 'vocab.txt', words, _COUNTS)
+    return path, 'a word twice'
   assert name == 'damaged'
   _run_folder(path, 1)
   for file in (path / 'checkpoints' / '3' / 'state' / 'd').glob('*'):
@@ -248,7 +253,7 @@ def _break(folder, name):
   'name',
   [
     'missing', 'empty.txt', 'nan.bin', 'cut.bin', 'cut', 'nothing', 'wordless',
-    'two_arrays', 'damaged',
+    'two_arrays', 'twice', 'damaged',
   ],
 )  # fmt: skip
 def test_bad_parts_are_named(parts, tmp_path, capsys, name):
@@ -263,6 +268,21 @@ def test_bad_parts_are_named(parts, tmp_path, capsys, name):
   assert 'left out' in err and message in err
   report = json.loads((tmp_path / 'merged' / 'merge.json').read_text())
   assert [x['name'] for x in report['skipped']] == [str(path)]
+
+
+def test_a_full_disk_is_no_fault_of_a_part(
+  parts, tmp_path, capsys, monkeypatch
+):
+  def save(*args):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(np, 'save', save)
+  code, _, err = _run(
+    capsys, parts / 'a', parts / 'c.bin', parts / 'workdir', '--skip-bad',
+    f'--output={tmp_path / "m"}',
+  )  # fmt: skip
+  assert code == 2 and 'No space left' in err and 'left out' not in err
+  assert 'skip-bad' not in err
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,10 @@ from jaxemb import errors
 _BLOCK_ROWS = 65_536
 
 
+class NoRoomError(errors.UserError):
+  """Rows cannot be kept aside, which is no fault of the part."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
   """Rows of numbers, in memory or in a file.
@@ -102,7 +106,7 @@ def spooled(array: np.ndarray, folder: pathlib.Path | None, name: str) -> Rows:
     folder.mkdir(parents=True, exist_ok=True)
     np.save(path, array)
   except OSError as error:
-    raise errors.UserError(
+    raise NoRoomError(
       f'cannot write {path}: {error.strerror or error}; free space or choose '
       'another --output'
     ) from error

@@ -38,6 +38,8 @@ def open_all(
   for i, path in enumerate(paths):
     try:
       found.append(open_part(path, scratch / str(i), with_tables))
+    except parts.NoRoomError:
+      raise
     except errors.UserError as error:
       if not skip_bad:
         raise errors.UserError(f'{error}; or give --skip-bad') from error
@@ -164,6 +166,11 @@ def _of_checkpoint(
       'lines, in order of the rows) into that folder'
     )
   words, counts = word2vec_format.read_vocab(file)
+  if len(set(words)) < len(words):
+    raise errors.UserError(
+      f'{file} has a word twice, so that rows cannot be told apart; write it '
+      'again'
+    )
   saved = checkpoint.Arrays(path)
   run = _of_run(path)
   if run and f'tables/{tables.EXPORTED}/vectors' in saved.shapes:
