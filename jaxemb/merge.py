@@ -23,6 +23,11 @@ from typing import Any
 from jaxemb import errors, hosts
 from jaxemb.storage import atomic, word2vec_format
 
+# Flags that the other methods have no use for.
+_OF_ALIR = (
+  'start', 'weights', 'align_words', 'max_iterations', 'tolerance', 'trainable',
+)  # fmt: skip
+
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code, 2 for unusable input."""
@@ -180,6 +185,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.error('--max_iterations must be 1 or more')
   if not flags.tolerance >= 0:
     parser.error('--tolerance must be 0 or more')
+  if flags.method != 'alir':
+    for name in _OF_ALIR:
+      if getattr(flags, name) != parser.get_default(name):
+        parser.error(
+          f'--{name} means nothing with --method={flags.method}; leave it out'
+        )
   return flags
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
-from jaxemb import build, metrics, report, results
+from jaxemb import build, errors, metrics, report, results
 from jaxemb.data import vocab
 
 _WORDS_COUNTED = (
@@ -40,17 +40,50 @@ def totals(found: Sequence[Mapping[str, Any]]) -> metrics.Totals:
   return whole
 
 
+def check(config: ml_collections.ConfigDict) -> None:
+  """Raises a `UserError` for sub-models that could not be merged once trained.
+
+  Args:
+    config: the settings.
+  """
+  from jaxemb.merging import combine
+
+  s = config.strategy
+  num_columns = s.num_parts * config.model.dim
+  is_aligned = s.num_parts > 1 and s.merge in ('alir', 'pca')
+  if is_aligned and num_columns > combine.MAX_COLUMNS:
+    raise errors.UserError(
+      f'{s.num_parts} sub-models of {config.model.dim} dimensions have more '
+      f'than {combine.MAX_COLUMNS:,} in all and cannot be merged at once; '
+      'give --config.strategy.merge=none and merge groups of them with '
+      'python -m jaxemb.merge'
+    )
+
+
+def _open(folder: pathlib.Path) -> Any:
+  """A sub-model; an error says how it comes to be whole again."""
+  from jaxemb.merging import parts, sources
+
+  try:
+    part = sources.open_part(folder, None, with_tables=False)
+    parts.check(part)
+  except errors.UserError as error:
+    raise errors.UserError(
+      f'{error}; or remove {folder} and start again, to train that sub-model '
+      'anew'
+    ) from error
+  return part
+
+
 def _merge(
   config: ml_collections.ConfigDict,
   parts: build.Parts,
   folders: Sequence[pathlib.Path],
 ) -> Merged:
   """One model of the words that any sub-model has, the most frequent first."""
-  from jaxemb.merging import combine, sources
+  from jaxemb.merging import combine
 
-  opened = [
-    sources.open_part(folder, None, with_tables=False) for folder in folders
-  ]
+  opened = [_open(folder) for folder in folders]
   if len(opened) == 1:
     only = opened[0]
     figures = {'merge_secs': 0.0, 'warnings': []}
@@ -71,6 +104,12 @@ def _in_order(
   """Words in the order of the corpus, and with its counts."""
   everything = parts.corpus.vocabulary
   ids = {word: i for i, word in enumerate(everything.words)}
+  foreign = next((word for word in words if word not in ids), None)
+  if foreign is not None:
+    raise errors.UserError(
+      f'a sub-model has a word that the text has not, {foreign!r}: it is of '
+      'another text; merge with python -m jaxemb.merge'
+    )
   rows = np.array([ids[word] for word in words])
   order = np.argsort(rows)
   vocabulary = vocab.Vocabulary(

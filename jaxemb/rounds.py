@@ -251,10 +251,16 @@ def _start(place: Place, models: Sequence[Model]) -> tuple[list[Model], Any]:
   return models, state
 
 
+def _copy_times(source: metrics.Totals, target: metrics.Totals) -> None:
+  for name in ('started', 'encode_secs', 'total_secs'):
+    setattr(target, name, getattr(source, name))
+
+
 def train(
   place: Place,
   models: Sequence[Model],
   before: metrics.Totals,
+  later_words: int,
   program: Any,
   stop: threading.Event,
 ) -> Trained:
@@ -264,6 +270,7 @@ def train(
     place: of the run.
     models: at most `num_models`, from where their checkpoints stand.
     before: totals of the other sub-models that are done.
+    later_words: that those of later rounds will read.
     program: of the round before, or None.
     stop: set when training is to stop, after saving.
 
@@ -276,12 +283,15 @@ def train(
   totals = metrics.add_up([before, *(model.totals for model in models)])
   totals.train_secs = before.train_secs
   totals.train_secs += max(model.totals.train_secs for model in models)
+  is_alone = config.strategy.part >= 0
+  if is_alone:  # a run of its own, with times of its own
+    _copy_times(models[0].totals, totals)
   left = sum(model.census.words - model.totals.words for model in models)
   total_words = totals.words + left
   meter = metrics.Meter(
     place.log,
     totals,
-    total_words / config.train.epochs,
+    (total_words + later_words) / config.train.epochs,
     config.train.epochs,
     config.train.log_every_secs,
   )
@@ -291,6 +301,8 @@ def train(
   )
 
   def save(state: Any, rates: np.ndarray, is_final: bool) -> None:
+    if is_alone:
+      _copy_times(totals, models[0].totals)
     for i, model in enumerate(models):
       mine = of_model(state, i)
       with _named(model):

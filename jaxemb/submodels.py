@@ -129,6 +129,9 @@ def run(
   for part in wanted:
     workdirs.check(config, folder(config, workdir, part))
   done = [figures(config, workdir, part) for part in wanted]
+  _check_text(config, workdir, parts, done)
+  if s.part < 0:
+    merged.check(config)
   left = [part for part, found in zip(wanted, done, strict=True) if not found]
   _check_fits(config, parts)
   place = rounds.Place(
@@ -160,6 +163,23 @@ def run(
     totals.encode_secs, totals.started = session.encode_secs, session.started
     merged.write(config, workdir, parts, folders, found, totals)
   return True
+
+
+def _check_text(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  parts: build.Parts,
+  done: Sequence[dict[str, Any] | None],
+) -> None:
+  """Raises a `UserError` for a sub-model that was trained on another text."""
+  fingerprint = parts.corpus.manifest['fingerprint']
+  for found in filter(None, done):
+    if found.get('corpus', fingerprint) != fingerprint:
+      place = folder(config, workdir, found['part'])
+      raise errors.UserError(
+        f'{place} was trained on another text, or the text has changed since; '
+        'remove that folder to train it again, or give another --workdir'
+      )
 
 
 def _done(
@@ -238,7 +258,8 @@ class _Trainer:
             models += self._open(part, stack)
           except workdirs.BusyError:
             elsewhere.append(part)
-        if models and not self._train(models, stop):
+        later_words = sum(self._censuses[part].words for part in left)
+        if models and not self._train(models, later_words, stop):
           return None
     return elsewhere
 
@@ -271,7 +292,10 @@ class _Trainer:
     ]
 
   def _train(
-    self, models: Sequence[rounds.Model], stop: threading.Event
+    self,
+    models: Sequence[rounds.Model],
+    later_words: int,
+    stop: threading.Event,
   ) -> bool:
     """A round; whether it came to its end."""
     config = self._place.config
@@ -280,7 +304,9 @@ class _Trainer:
     before = metrics.Totals()
     if config.strategy.part < 0:
       before = merged.totals(_done(config, self._workdir))
-    found = rounds.train(self._place, models, before, self._program, stop)
+    found = rounds.train(
+      self._place, models, before, later_words, self._program, stop
+    )
     self._program = found.program
     if not found.finished:
       metrics.LOG.info('stopped; sub-models %s saved; start again', names)
@@ -333,6 +359,7 @@ class _Trainer:
     found = {
       'part': model.part,
       'share': dataclasses.asdict(model.share),
+      'corpus': parts.corpus.manifest['fingerprint'],
       'words': census.words,
       'sentences': census.sentences,
       'corpus_share': census.words

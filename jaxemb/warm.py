@@ -43,6 +43,9 @@ def begin(
   parts_lib.check(part)
   places = _places(part, words)
   num_found = int(np.sum(places >= 0))
+  num_known = len(part.words)
+  if part.counts is not None:
+    num_known = int(np.count_nonzero(part.counts))
   if not num_found:
     raise errors.UserError(
       f'config.train.init_from={path} has none of the {len(words):,} words of '
@@ -59,7 +62,7 @@ def begin(
     f'{num_found:,}',
     f'{len(words):,}',
     f'{len(words) - num_found:,}',
-    f'{len(part.words) - num_found:,}',
+    f'{num_known - num_found:,}',
     ', '.join(used),
   )
   return state

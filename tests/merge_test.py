@@ -1,6 +1,7 @@
 """The merge command: what it reads and leaves, and every bad input."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -162,6 +163,38 @@ def test_context_vectors_of_every_layout(parts, tmp_path, capsys, form):
   assert code == 0 and not (output / 'tables').exists()
 
 
+def test_counts_that_a_merge_did_not_know_are_not_known(
+  parts, tmp_path, capsys
+):
+  first, second = tmp_path / 'first', tmp_path / 'second'
+  _run(capsys, parts / 'c.bin', parts / 'd.txt', f'--output={first}')
+  code, _, err = _run(capsys, first, parts / 'a', f'--output={second}')
+  report = json.loads((second / 'merge.json').read_text())
+  assert code == 0 and report['weights'] == 'equal'
+  assert f'not known of {first}' in err
+
+
+def test_a_folder_of_a_sub_model_has_its_tables(parts, tmp_path, capsys):
+  folder = _run_folder(tmp_path / 'W' / 'parts' / '03', 7)
+  # The text has all words, the export only those that it has seen.
+  counts = np.where(np.arange(60) % 3, _COUNTS, 0)
+  word2vec_format.write_vocab(folder / 'vocab.txt', _WORDS, counts)
+  shutil.rmtree(folder / 'export')
+  seen = np.flatnonzero(counts)
+  words = [_WORDS[i] for i in seen]
+  _export(folder / 'export', _vectors(7)[seen], words, counts[seen])
+  output = tmp_path / 'merged'
+  code, _, err = _run(
+    capsys, folder, parts / 'run', '--trainable', f'--output={output}'
+  )
+  assert code == 0, err
+  report = json.loads((output / 'merge.json').read_text())
+  assert [x['words'] for x in report['parts']] == [40, 60]
+  assert report['parts'][0]['name'] == str(folder)
+  context = np.load(output / 'tables' / 'output.npy')
+  assert np.abs(context - 2 * jaxemb.load(output).vectors).max() < 1e-5
+
+
 def test_concat_says_what_is_lost(parts, tmp_path, capsys):
   code, out, err = _run(
     capsys, parts / 'a', parts / 'c.bin', '--method=concat',
@@ -202,6 +235,11 @@ def _break(folder, name):
     ocp.PyTreeCheckpointer().save(path, {'a': _vectors(6), 'b': _vectors(7)})
     word2vec_format.write_vocab(path / 'vocab.txt', _WORDS, _COUNTS)
     return path, 'one array of 60 rows'
+  if name == 'twice':
+    ocp.PyTreeCheckpointer().save(path, {'any': _vectors(6)})
+    words = [*_WORDS[:-1], _WORDS[0]]
+    word2vec_format.write_vocab(path / 'vocab.txt', words, _COUNTS)
+    return path, 'a word twice'
   assert name == 'damaged'
   _run_folder(path, 1)
   for file in (path / 'checkpoints' / '3' / 'state' / 'd').glob('*'):
@@ -215,7 +253,7 @@ def _break(folder, name):
   'name',
   [
     'missing', 'empty.txt', 'nan.bin', 'cut.bin', 'cut', 'nothing', 'wordless',
-    'two_arrays', 'damaged',
+    'two_arrays', 'twice', 'damaged',
   ],
 )  # fmt: skip
 def test_bad_parts_are_named(parts, tmp_path, capsys, name):
@@ -230,6 +268,21 @@ def test_bad_parts_are_named(parts, tmp_path, capsys, name):
   assert 'left out' in err and message in err
   report = json.loads((tmp_path / 'merged' / 'merge.json').read_text())
   assert [x['name'] for x in report['skipped']] == [str(path)]
+
+
+def test_a_full_disk_is_no_fault_of_a_part(
+  parts, tmp_path, capsys, monkeypatch
+):
+  def save(*args):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(np, 'save', save)
+  code, _, err = _run(
+    capsys, parts / 'a', parts / 'c.bin', parts / 'workdir', '--skip-bad',
+    f'--output={tmp_path / "m"}',
+  )  # fmt: skip
+  assert code == 2 and 'No space left' in err and 'left out' not in err
+  assert 'skip-bad' not in err
 
 
 @pytest.mark.parametrize(
@@ -248,6 +301,10 @@ def test_bad_parts_are_named(parts, tmp_path, capsys, name):
     (['{0}/a', '{0}/run', '--output={1}', '--tolerance=nan'], '0 or more'),
     (['{0}/a', '{0}/run', '--output={1}', '--align_words=-1'], '0 (all)'),
     (['{0}/a', '{0}/run'], '--output'),
+    (
+      ['{0}/a', '{0}/run', '--output={1}', '--method=pca', '--start=random'],
+      'nothing with --method=pca',
+    ),
   ],
 )
 def test_unusable_arguments_exit_with_2(parts, tmp_path, capsys, argv, message):

@@ -22,7 +22,7 @@ from jaxemb import (
   train,
   workdirs,
 )
-from jaxemb.data import loader, shares
+from jaxemb.data import encode, loader, shares
 from jaxemb.storage import checkpoint, word2vec_format
 
 _PARTS = 3
@@ -40,6 +40,7 @@ def _config(cache: pathlib.Path, **settings) -> ml_collections.ConfigDict:
   config.eval.paths = 'none'
   config.strategy.name = 'partition'
   config.strategy.num_parts = _PARTS
+  config.strategy.min_seen = 2
   config.update_from_flattened_dict(settings)
   config_lib.check(config)
   return config
@@ -75,7 +76,21 @@ def _figures(workdir, part):
   return json.loads((workdir / f'parts/{part:02}/part.json').read_text())
 
 
-def test_what_a_run_leaves(together):
+def _text(cache):
+  """The corpus of the runs, once more."""
+  xml = next(cache.rglob('*.xml.bz2'))
+  settings = encode.Settings('words', True, 2, 1_000_000, '')
+  return shares.text(
+    encode.encode(str(xml), settings, cache, lambda *args: None)
+  )
+
+
+def _resolved():
+  return config_lib.resolved(_config(pathlib.Path()), 'cpu', (2, 1))
+
+
+def test_what_a_run_leaves(cache, together):
+  text = _text(cache)
   told = json.loads((together / 'report.json').read_text())
   everything = word2vec_format.read_vocab(together / 'parts/00/vocab.txt')[0]
   merged = jaxemb.load(together)
@@ -94,7 +109,13 @@ def test_what_a_run_leaves(together):
     mine = jaxemb.load(folder)
     # Words that it has not read are missing, not noise.
     has = np.array(seen) > 0
-    assert 0.5 < has.mean() < 1
+    assert 0.5 < has.mean() < 1 and np.array(seen)[has].min() >= 2
+    # Nor are those that it has seen too seldom, or with no other beside them.
+    share = submodels.share(_resolved(), part)
+    census = shares.census(text, share, 2)
+    enough = census.seen >= 2
+    assert figures['words_seen'] == (census.seen > 0).sum() > enough.sum()
+    assert has.sum() < enough.sum() and not has[~enough].any()
     assert mine.index_to_key == [words[i] for i in np.flatnonzero(has)]
     assert mine.counts.tolist() == np.array(seen)[has].tolist()
     if part == 1:
@@ -134,6 +155,9 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(
   for key in ('words', 'sentences', 'words_seen', 'loss_per_example'):
     assert mine[key] == theirs[key]
   assert mine['totals']['losses'] == theirs['totals']['losses']
+  told = json.loads((folder / 'report.json').read_text())
+  assert told['started'] > '2020' and told['encode_secs'] > 0
+  assert told['total_secs'] > told['encode_secs'] + told['train_secs']
   assert not (tmp_path / 'log.txt').exists()
   assert [x.name for x in (tmp_path / 'parts').iterdir()] == ['01']
   # The others by a run of all, beside each other, and the same merged model.
@@ -198,8 +222,9 @@ def test_a_run_goes_on_where_each_part_stands(
     folder = tmp_path / f'parts/{part:02}'
     assert any(folder.glob('checkpoints/[0-9]*'))
     assert not (folder / 'part.json').exists()
-  # These two come to their end, and part 2 to its middle.
-  code = _interrupted(alone, tmp_path, monkeypatch, _terminate, 0)
+  # These two go on beside each other to their end, and part 2 to its middle.
+  both = _config(cache, **more)
+  code = _interrupted(both, tmp_path, monkeypatch, _terminate, 0)
   assert code == train.STOPPED and not (tmp_path / 'report.json').exists()
   assert _train(_config(cache), tmp_path) == 0
   log = (tmp_path / 'log.txt').read_text()
@@ -298,6 +323,41 @@ def test_a_part_that_diverges_is_named(cache, tmp_path):
   }
   with pytest.raises(errors.UserError, match='sub-model 0: training diverged'):
     _train(_config(cache, **settings), tmp_path)
+
+
+def test_a_part_of_another_text_is_refused(cache, together, tmp_path):
+  shutil.copytree(together, tmp_path / 'run')
+  path = tmp_path / 'run/parts/01/part.json'
+  figures = json.loads(path.read_text())
+  path.write_text(json.dumps(figures | {'corpus': 'of another text'}))
+  with pytest.raises(errors.UserError, match='parts/01 was trained on another'):
+    _train(_config(cache), tmp_path / 'run')
+
+
+def test_what_cannot_be_merged_is_told_before_training(cache, tmp_path):
+  more = {'strategy.num_parts': 100, 'model.dim': 300, 'mesh.data': 1}
+  with pytest.raises(errors.UserError, match='cannot be merged at once'):
+    _train(_config(cache, **more), tmp_path)
+  assert not any(tmp_path.glob('parts/*/checkpoints'))
+
+
+@pytest.mark.parametrize('how', ['cut', 'nan', 'gone'])
+def test_vectors_that_are_damaged_are_named(cache, together, tmp_path, how):
+  shutil.copytree(together, tmp_path / 'run')
+  path = tmp_path / 'run/parts/01/export/vectors.npy'
+  vectors = np.load(path)
+  if how == 'nan':
+    vectors[3] = np.nan
+    np.save(path, vectors)
+  elif how == 'cut':
+    path.write_bytes(path.read_bytes()[:-50])
+  else:
+    path.unlink()
+  with pytest.raises(errors.UserError) as caught:
+    _train(_config(cache), tmp_path / 'run')
+  told = str(caught.value)
+  assert 'remove' in told and 'parts/01 and start again' in told
+  assert '\n' not in told and '--skip-bad' not in told
 
 
 def test_a_damaged_part_is_named(cache, together, tmp_path):

@@ -117,7 +117,8 @@ def rule(share: Share, epoch: int, num_ids: int) -> Rule:
   if share.way == 'equal':
     first = share.part * num_ids // share.num_parts
     length = round(share.rate * num_ids)
-    if share.rate * share.num_parts == 1:  # no gaps from rounding
+    # No gaps from rounding; 1 / 49 * 49 is not 1.
+    if math.isclose(share.rate * share.num_parts, 1):
       length = (share.part + 1) * num_ids // share.num_parts - first
   elif share.way == 'sampling':
     others_below = mine_below = _ALL  # nobody asks what others get

@@ -5,6 +5,7 @@ covers those that any part has, each placed by the parts that have it.
 """
 
 import dataclasses
+import itertools
 import pathlib
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ WEIGHTS = ('counts', 'equal')
 
 _WORDS_PER_DIMENSION = 20
 # Columns of the Gram matrix, of which two lie in a device's memory.
-_MAX_COLUMNS = 16_384
+MAX_COLUMNS = 16_384
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +105,9 @@ def merge(
   warnings += [f'left out: {x["reason"]}' for x in skipped]
   union = parts_lib.unite(parts)
   has = union.rows >= 0
-  by_counts = spec.weights == 'counts' and union.has_counts
-  if spec.weights == 'counts' and not by_counts:
+  wants_counts = spec.method == 'alir' and spec.weights == 'counts'
+  by_counts = wants_counts and union.has_counts
+  if wants_counts and not by_counts:
     unknown = [p.name for p in parts if p.counts is None]
     warnings.append(
       'all parts weigh the same: word counts are not known of '
@@ -166,10 +168,11 @@ def _report(
   warnings = quality.apart(figures, spec.normalize) if is_alir else []
   if lost['words']:
     warnings.append(quality.lost_line(lost, spec.method))
+  weights = 'counts' if job.by_counts else 'equal'
   report = {
     'method': spec.method,
     'start': spec.start if is_alir else None,
-    'weights': 'counts' if job.by_counts else 'equal',
+    'weights': weights if is_alir else None,
     'normalize': spec.normalize,
     'words': len(chosen),
     'union_words': len(union.words),
@@ -220,9 +223,9 @@ def _dim(parts: Sequence[parts_lib.Part], spec: Spec) -> int:
     raise errors.UserError(
       f'--dim={spec.dim} is more than the parts have, {most:,}; give less'
     )
-  if sum(dims) > _MAX_COLUMNS:
+  if sum(dims) > MAX_COLUMNS:
     raise errors.UserError(
-      f'the parts have {sum(dims):,} dimensions in all, and {_MAX_COLUMNS:,} '
+      f'the parts have {sum(dims):,} dimensions in all, and {MAX_COLUMNS:,} '
       'can be aligned at once; merge groups of parts, then what came of them'
     )
   return spec.dim or max(dims)
@@ -255,7 +258,8 @@ def align_words(
   Args:
     has: [n, words] bool, which parts have each word, the most frequent first.
     limit: about how many to take.
-    dims: D_i; each part gets at least so many words for each dimension.
+    dims: D_i; any two parts get so many words of both for each dimension, so
+      that chosen words tie what all words tie.
 
   Returns:
     [chosen] int, rising; None = there are no more than the limit.
@@ -265,11 +269,12 @@ def align_words(
   is_shared = has.sum(0) > 1
   is_chosen = np.zeros(has.shape[1], bool)
   is_chosen[np.flatnonzero(is_shared)[:limit]] = True
-  for mine, dim in zip(has, dims, strict=True):
-    wanted = np.flatnonzero(mine & is_shared)
-    missing = _WORDS_PER_DIMENSION * dim - int(np.sum(is_chosen & mine))
+  for i, j in itertools.combinations(range(len(has)), 2):
+    both = has[i] & has[j]
+    least = _WORDS_PER_DIMENSION * min(dims[i], dims[j])
+    missing = least - np.count_nonzero(is_chosen & both)
     if missing > 0:
-      is_chosen[wanted[~is_chosen[wanted]][:missing]] = True
+      is_chosen[np.flatnonzero(both & ~is_chosen)[:missing]] = True
   return np.flatnonzero(is_chosen)
 
 

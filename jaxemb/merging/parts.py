@@ -16,6 +16,10 @@ from jaxemb import errors
 _BLOCK_ROWS = 65_536
 
 
+class NoRoomError(errors.UserError):
+  """Rows cannot be kept aside, which is no fault of the part."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rows:
   """Rows of numbers, in memory or in a file.
@@ -102,7 +106,7 @@ def spooled(array: np.ndarray, folder: pathlib.Path | None, name: str) -> Rows:
     folder.mkdir(parents=True, exist_ok=True)
     np.save(path, array)
   except OSError as error:
-    raise errors.UserError(
+    raise NoRoomError(
       f'cannot write {path}: {error.strerror or error}; free space or choose '
       'another --output'
     ) from error
@@ -150,7 +154,7 @@ class Union(NamedTuple):
   """The words that any part has, the most frequent first."""
 
   words: list[str]
-  counts: np.ndarray  # [words] int64, summed over the parts; 1 = not known
+  counts: np.ndarray  # [words] int64, summed; all 1 = not known
   rows: np.ndarray  # [n, words] int32, row in each part, -1 = it has none
   has_counts: bool  # of all parts
 
@@ -189,7 +193,8 @@ def unite(parts: Sequence[Part]) -> Union:
   words = list(ids)
   return Union(
     [words[i] for i in order.tolist()],
-    np.maximum(counts[order], 1),
+    # Sums over some of the parts would be taken for counts of all.
+    counts[order] if has_counts else np.ones_like(order),
     np.ascontiguousarray(rows[:, order]),
     has_counts,
   )

@@ -23,10 +23,13 @@ def few(names: Sequence[str]) -> str:
   return ', '.join(names[:3]) + more
 
 
-def _groups(has: np.ndarray) -> list[list[int]]:
-  """Parts that hang together through words that two of them have."""
-  num = has.shape[0]
-  shared = [[bool(np.any(a & b)) for b in has] for a in has]
+def _groups(shared: np.ndarray) -> list[list[int]]:
+  """Parts that hang together.
+
+  Args:
+    shared: [n, n] bool, whether two of them do.
+  """
+  num = len(shared)
   groups, left = [], set(range(num))
   while left:
     group, new = set(), {min(left)}
@@ -58,7 +61,8 @@ def check_words(
         'and says little about others'
       ]
     return []
-  groups = _groups(has)
+  shared = np.array([[np.count_nonzero(a & b) for b in has] for a in has])
+  groups = _groups(shared > 0)
   if len(groups) > 1:
     apart = ' | '.join(few([names[i] for i in g]) for g in groups[:3])
     raise errors.UserError(
@@ -75,6 +79,18 @@ def check_words(
         f'than its {part.dim:,} dimensions: its other words are placed partly '
         'by chance'
       )
+  # Each part may be tied to some, and these to the others by hardly a word.
+  dims = np.array([part.dim for part in parts])
+  groups = _groups(shared >= np.minimum.outer(dims, dims))
+  if not warnings and len(groups) > 1:
+    first = groups[0]
+    most = int(np.delete(shared[first], first, axis=1).max())
+    apart = ' | '.join(few([names[i] for i in g]) for g in groups[:3])
+    warnings.append(
+      f'two parts of other groups of these share {most:,} words at most, fewer '
+      f'than their dimensions: {apart}; groups may be turned to each other '
+      'by chance: merge them apart and compare'
+    )
   return warnings
 
 

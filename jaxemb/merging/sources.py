@@ -38,6 +38,8 @@ def open_all(
   for i, path in enumerate(paths):
     try:
       found.append(open_part(path, scratch / str(i), with_tables))
+    except parts.NoRoomError:
+      raise
     except errors.UserError as error:
       if not skip_bad:
         raise errors.UserError(f'{error}; or give --skip-bad') from error
@@ -62,14 +64,22 @@ def open_part(
   path = pathlib.Path(path)
   if _is_checkpoint(path):
     return _of_checkpoint(path, scratch, with_tables)
+  home = _home(path)
+  if with_tables and _is_submodel(home):
+    # Its export lacks the words that it has not seen, its tables do not.
+    found = _of_checkpoint(home / 'checkpoints', scratch, with_tables)
+    return found._replace(name=str(path))
   loaded = embeddings.load(path)
   rows = parts.of_array(loaded.vectors)
   if not rows.is_file:
     rows = parts.spooled(loaded.vectors, scratch, 'vectors')
   others = {}
   if with_tables:
-    others = _tables(_home(path), len(loaded), loaded.vector_size, scratch)
-  return parts.Part(str(path), loaded.index_to_key, rows, loaded.counts, others)
+    others = _tables(home, len(loaded), loaded.vector_size, scratch)
+  counts = loaded.counts
+  if counts is not None and np.all(counts == 1):
+    counts = None  # as merges write where they are not known
+  return parts.Part(str(path), loaded.index_to_key, rows, counts, others)
 
 
 def has_tables(path: pathlib.Path | str) -> bool:
@@ -84,6 +94,11 @@ def _home(path: pathlib.Path) -> pathlib.Path:
   """The folder of the run or merge whose export a path is."""
   path = path.parent if path.name == 'vectors.npy' else path
   return path.parent if path.name == 'export' else path
+
+
+def _is_submodel(folder: pathlib.Path) -> bool:
+  """Whether a folder is one of `W/parts`: all words are beside the tables."""
+  return (folder / 'checkpoints').is_dir() and (folder / 'vocab.txt').exists()
 
 
 def _of_run(path: pathlib.Path) -> Any:
@@ -151,6 +166,11 @@ def _of_checkpoint(
       'lines, in order of the rows) into that folder'
     )
   words, counts = word2vec_format.read_vocab(file)
+  if len(set(words)) < len(words):
+    raise errors.UserError(
+      f'{file} has a word twice, so that rows cannot be told apart; write it '
+      'again'
+    )
   saved = checkpoint.Arrays(path)
   run = _of_run(path)
   if run and f'tables/{tables.EXPORTED}/vectors' in saved.shapes:

@@ -202,7 +202,7 @@ def test_epochs_and_seeds_are_shuffled_apart():
     assert abs((first & second).mean() - rate**2) < 0.02
 
 
-@pytest.mark.parametrize('num_parts', [1, 3, 7, 10])
+@pytest.mark.parametrize('num_parts', [1, 3, 7, 10, 49])
 def test_equal_parts_are_the_text_in_one_row(num_parts):
   found = _memberships(_share('equal', num_parts, 1 / num_parts), 0, 1003)
   assert (found.sum(0) == 1).all()

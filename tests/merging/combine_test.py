@@ -268,6 +268,22 @@ def test_rotations_can_be_fitted_on_some_words():
   assert few.report['parts'][2]['agreement'] > 0.95
 
 
+def test_words_that_rotations_are_fitted_on_tie_all_parts():
+  # The two groups have only rare words in common.
+  truth = _truth(3000)
+  parts = []
+  for i, first in enumerate((0, 0, 1000, 1000)):
+    part = _part(f'p{i}', truth[first : first + 1500], i)
+    ids = np.array([int(w[1:]) + first for w in part.words])
+    parts.append(part._replace(
+      words=[f'w{i}' for i in ids],
+      counts=np.where((ids >= 1000) & (ids < 1500), 1, 1000),
+    ))  # fmt: skip
+  merged = _merge(parts, align_words=500)
+  error = _cosines(merged.vectors) - _cosines(_in_order(merged, truth))
+  assert np.abs(error).max() < 1e-5
+
+
 def test_parts_of_other_dimensions():
   truth = _truth(300, 6)
   wide = np.pad(truth, ((0, 0), (0, 4)))
@@ -290,7 +306,8 @@ def test_without_counts_all_parts_weigh_the_same():
   assert any('not known of b' in x for x in merged.report['warnings'])
   # By the best rank: first those that are first in a part.
   assert set(merged.words[:2]) == {parts[0].words[0], parts[1].words[0]}
-  assert sorted(merged.counts)[0] >= 1
+  # Not sums over those that know: they would be taken for counts of all.
+  assert (merged.counts == 1).all()
 
 
 def test_parts_that_have_drifted_apart_are_named():
@@ -319,6 +336,23 @@ def test_few_words_in_common_are_warned_of():
   )
   (line, _) = _merge(parts, method='pca').report['warnings']
   assert 'only 5 words are in all parts' in line
+
+
+def test_groups_that_hardly_hang_together_are_warned_of():
+  truth = _truth(100)
+  parts = [_part(f'p{i}', truth, i) for i in range(4)]
+  for i in (2, 3):  # of these only two words are in the first two
+    parts[i] = parts[i]._replace(
+      words=[w if w in ('w0', 'w1') else f'x{w}' for w in parts[i].words]
+    )
+  warnings = _merge(parts).report['warnings']
+  assert 'share 2 words at most' in warnings[0]
+  assert 'p0, p1 | p2, p3' in warnings[0]
+  # Through a third one they do hang together.
+  parts.append(_part('both', truth, 5))
+  parts[4] = parts[4]._replace(words=[*parts[0].words[:50], *(
+    [w for w in parts[2].words if w[0] == 'x'][:50])])  # fmt: skip
+  assert not any('at most' in x for x in _merge(parts).report['warnings'])
 
 
 def test_disjoint_parts_are_refused():
