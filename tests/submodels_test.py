@@ -322,7 +322,7 @@ def test_a_part_that_diverges_is_named(cache, tmp_path):
     _train(_config(cache, **settings), tmp_path)
 
 
-def test_a_damaged_part_is_named(cache, together, tmp_path):
+def test_a_damaged_part_is_named(cache, tmp_path):
   config = _config(cache)
   folder = submodels.folder(config, tmp_path, 1)
   folder.mkdir(parents=True)
