@@ -360,7 +360,7 @@ def test_vectors_that_are_damaged_are_named(cache, together, tmp_path, how):
   assert '\n' not in told and '--skip-bad' not in told
 
 
-def test_a_damaged_part_is_named(cache, together, tmp_path):
+def test_a_damaged_part_is_named(cache, tmp_path):
   config = _config(cache)
   folder = submodels.folder(config, tmp_path, 1)
   folder.mkdir(parents=True)
