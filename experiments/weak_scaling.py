@@ -60,12 +60,16 @@ def main() -> None:
   parser.add_argument('--dispatches', type=int, default=2)
   parser.add_argument('--secs', type=float, default=3.0)
   parser.add_argument('--runs', type=int, default=3)
+  names = ','.join(name for name, *_ in CASES)
+  parser.add_argument('--cases', default=names)
   parser.add_argument('--output', default='', help='JSON file; "" = none')
   args = parser.parse_args()
   jax.config.update('jax_num_cpu_devices', 2)
   results: dict[str, list[tuple[float, float]]] = {}
   for _ in range(args.runs):
     for name, strategy, layout, data, table in CASES:
+      if name not in args.cases.split(','):
+        continue
       one = _rate(args, 'sync', layout, 1, 1)
       two = _rate(args, strategy, layout, data, table)
       results.setdefault(name, []).append((one, two))

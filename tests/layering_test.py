@@ -216,6 +216,12 @@ except RuntimeError:
 """
 
 
+def test_training_starts_without_what_takes_long_to_import():
+  code = "import sys, jaxemb.train; print('scipy.stats' in sys.modules)"
+  command = [sys.executable, '-c', code]
+  assert subprocess.check_output(command, cwd=ROOT, text=True) == 'False\n'
+
+
 def test_importing_starts_no_back_end(tmp_path):
   # With a platform that does not exist, starting one raises.
   done = subprocess.run(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxemb import embeddings, errors
+from jaxemb import errors
 from jaxemb.merging import parts, tables
 from jaxemb.storage import checkpoint, word2vec_format
 
@@ -69,6 +69,9 @@ def open_part(
     # Its export lacks the words that it has not seen, its tables do not.
     found = _of_checkpoint(home / 'checkpoints', scratch, with_tables)
     return found._replace(name=str(path))
+  # With SciPy's statistics, a second of every start that nothing else wants.
+  from jaxemb import embeddings
+
   loaded = embeddings.load(path)
   rows = parts.of_array(loaded.vectors)
   if not rows.is_file:
