@@ -25,6 +25,7 @@ from jaxemb import errors
 WAIT_SECS = 60
 # JAX aborts a process that misses another for so long; `watch` comes before.
 _HEARTBEAT_SECS = 100
+_TOLD_SECS = 5
 # Every device has a message of each process; one length is one program.
 _MESSAGE_BYTES = 1 << 20
 
@@ -311,6 +312,8 @@ def latest(name: str, own: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _lost(error: BaseException) -> errors.UserError:
+  # `watch` ends this process with a line of its own where it sees who is gone.
+  time.sleep(_TOLD_SECS)
   cause = ' '.join(str(error).split())[:160]
   return errors.UserError(f'{GONE.format("another process")} ({cause})')
 
