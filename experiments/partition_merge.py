@@ -45,6 +45,7 @@ from jaxemb import embeddings
 from jaxemb.data import encode, shares, toywiki
 from jaxemb.evaluation import benchmarks, words
 from jaxemb.merging import combine, parts, sources
+from jaxemb.ops import align
 from jaxemb.storage import word2vec_format
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -443,11 +444,12 @@ def _repaired(args: argparse.Namespace) -> list[dict[str, Any]]:
     maps = {'source': None}
     if share:
       product = a[~gone].T @ b[~gone]
-      left, _, right = np.linalg.svd(product.astype(np.float64))
       maps = {
-        'procrustes': left @ right,
+        'procrustes': align.procrustes(product.astype(np.float64)),
         'least squares': np.linalg.lstsq(a[~gone], b[~gone], rcond=None)[0],
       }
+      if not gone.all():
+        maps['zeros'] = np.zeros_like(product)  # they stay away
     for name, turn in maps.items():
       repaired = a
       if turn is not None:

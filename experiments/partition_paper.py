@@ -95,6 +95,12 @@ REPAIRED: dict[str, dict[float, dict[str, float]]] = {
       'questions-words': 0.249, 'EN-WS-353-ALL': 0.571,
     },
   },
+  'zeros': {
+    0.5: {
+      'EN-MEN-TR-3k': 0.542, 'EN-RW-STANFORD': 0.135,
+      'questions-words': 0.257, 'EN-WS-353-ALL': 0.401,
+    },
+  },
   'source': {
     0.0: {
       'EN-MEN-TR-3k': 0.683, 'EN-RW-STANFORD': 0.287,

@@ -179,16 +179,21 @@ class Totals:
       train_secs: that it took.
     """
     self.train_secs += train_secs
-    while len(self.losses) <= epoch:
-      self.losses.append([0.0, 0.0])
-    self.losses[epoch][0] += float(step_metrics.steps.loss)
-    self.losses[epoch][1] += float(step_metrics.steps.examples)
+    steps = step_metrics.steps
+    self.add_loss(epoch, float(steps.loss), float(steps.examples))
     self.steps += int(step_metrics.num_steps)
     self.words = item.words_after
     self.kept_words += int(step_metrics.kept_words)
     self.pairs += int(step_metrics.pairs)
-    self.further_rounds += int(step_metrics.steps.further_rounds)
+    self.further_rounds += int(steps.further_rounds)
     self.epoch, self.block = item.after
+
+  def add_loss(self, epoch: int, loss: float, examples: float) -> None:
+    """Counts a loss, summed over so many examples, nats."""
+    while len(self.losses) <= epoch:
+      self.losses.append([0.0, 0.0])
+    self.losses[epoch][0] += loss
+    self.losses[epoch][1] += examples
 
   def loss_per_example(self) -> float | None:
     """Mean loss of the last epoch, nats; None before the first measurement."""
@@ -208,10 +213,7 @@ def add_up(every: Sequence[Totals]) -> Totals:
       setattr(found, name, value)
     found.collectives = found.collectives or totals.collectives
     for epoch, (loss, examples) in enumerate(totals.losses):
-      while len(found.losses) <= epoch:
-        found.losses.append([0.0, 0.0])
-      found.losses[epoch][0] += loss
-      found.losses[epoch][1] += examples
+      found.add_loss(epoch, loss, examples)
   return found
 
 

@@ -23,6 +23,24 @@ def _all_finite(state: Any) -> jax.Array:
   return jnp.stack(finite).all()
 
 
+def check_fits(parts: build.Parts, shapes: Any) -> None:
+  """Says what each device will hold, and refuses what it has no room for.
+
+  Args:
+    parts: the run's parts.
+    shapes: of a new state.
+
+  Raises:
+    UserError: naming the number of devices or hosts that would do.
+  """
+  held_bytes = mesh.bytes_per_device(shapes, parts.strategy.state_sharding)
+  metrics.LOG.info('tables: %s bytes on each device', f'{held_bytes:,}')
+  whole_bytes = sum(
+    math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes)
+  )
+  mesh.check_fits(parts.mesh, held_bytes, is_split=held_bytes < whole_bytes)
+
+
 def start(
   config: ml_collections.ConfigDict,
   key: jax.Array,
@@ -43,12 +61,7 @@ def start(
   """
   strategy = parts.strategy
   shapes = jax.eval_shape(strategy.init, key)
-  held_bytes = mesh.bytes_per_device(shapes, strategy.state_sharding)
-  metrics.LOG.info('tables: %s bytes on each device', f'{held_bytes:,}')
-  whole_bytes = sum(
-    math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes)
-  )
-  mesh.check_fits(parts.mesh, held_bytes, is_split=held_bytes < whole_bytes)
+  check_fits(parts, shapes)
   like = jax.tree.map(
     lambda sharding, part: jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part

@@ -44,6 +44,7 @@ from jaxemb import (
   processes,
   results,
   rounds,
+  saving,
   workdirs,
 )
 from jaxemb.data import scan, shares, vocab
@@ -197,13 +198,12 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def _check_fits(config: ml_collections.ConfigDict, parts: build.Parts) -> None:
   shapes = jax.eval_shape(parts.strategy.init, jax.random.key(0))
-  held_bytes = mesh.bytes_per_device(shapes, parts.strategy.state_sharding)
-  metrics.LOG.info('tables: %s bytes on each device', f'{held_bytes:,}')
   try:
-    mesh.check_fits(parts.mesh, held_bytes, is_split=False)
+    saving.check_fits(parts, shapes)
   except errors.UserError as error:
     if config.strategy.per_device <= 1:
       raise
+    held_bytes = mesh.bytes_per_device(shapes, parts.strategy.state_sharding)
     raise errors.UserError(
       f'{config.strategy.per_device} sub-models need {held_bytes / 1e9:,.1f} '
       'GB on each device, which has less; lower --config.strategy.per_device'

@@ -36,6 +36,7 @@ class Watch:
       UserError: if a process cannot be reached.
     """
     self.stop = threading.Event()  # set when any process is told to stop
+    self._heard = threading.Event()  # that another one stops
     self.has_begun = threading.Event()  # to be set when there is work to save
     self._ended = threading.Event()
     self._connections: list[socket.socket] = []
@@ -44,7 +45,7 @@ class Watch:
       return
     address = distributed.global_state.coordinator_address
     try:
-      if processes.joined_id() == 0:
+      if processes.is_first():
         self._accept(address)
       else:
         self._connect(address)
@@ -112,7 +113,10 @@ class Watch:
   def _listen(self, connection: socket.socket, other: int) -> None:
     try:
       while data := connection.recv(64):
-        if _STOP in data and not self.stop.is_set():
+        # Also where this process was told as well, as schedulers do: it may
+        # wait for one that has gone.
+        if _STOP in data and not self._heard.is_set():
+          self._heard.set()
           self.stop.set()
           self._send(_STOP)  # process 0 alone knows all others
           threading.Thread(target=self._stop_waiting, daemon=True).start()

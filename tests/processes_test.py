@@ -56,11 +56,13 @@ def _alone(flags, devices):
   )
 
 
-def _start_two(flags, port, per_process=((), ())):
+def _start_two(
+  flags, port, per_process=((), ()), program=('-m', 'jaxemb.main')
+):
   return [
     subprocess.Popen(
       [
-        sys.executable, '-m', 'jaxemb.main', *flags, *per_process[i],
+        sys.executable, *program, *flags, *per_process[i],
         f'--coordinator=127.0.0.1:{port}', '--num_processes=2',
         f'--process_id={i}',
       ],
@@ -159,7 +161,7 @@ def test_a_killed_process_ends_the_other_and_a_restart_resumes(trained, victim):
     assert process.returncode == 75, text
 
 
-@pytest.mark.parametrize('told', [0, 1])
+@pytest.mark.parametrize('told', [[0], [1], [0, 1]])
 def test_a_process_told_to_stop_before_training_stops_all(tmp_path, told):
   path = tmp_path / 'text.txt'
   line = ' '.join(f'w{i % 5000}' for i in range(20_000)) + '\n'
@@ -177,7 +179,8 @@ def test_a_process_told_to_stop_before_training_stops_all(tmp_path, told):
   while not (log.exists() and 'process 1 of 2' in log.read_text()):
     assert time.monotonic() < deadline and both[0].poll() is None
     time.sleep(0.05)
-  both[told].send_signal(signal.SIGTERM)
+  for i in told:
+    both[i].send_signal(signal.SIGTERM)
   for process in both:
     text = process.communicate(timeout=60)[0]
     assert process.returncode == 75, text
@@ -232,18 +235,8 @@ main._exit(main.main(['main', *sys.argv[1:]]))
 def test_results_may_take_longer_than_processes_wait(trained):
   folder, flags = trained
   port, workdir = _free_port(), folder / 'slow'
-  both = [
-    subprocess.Popen(
-      [
-        sys.executable, '-c', _SLOW, *flags, f'--workdir={workdir}',
-        f'--coordinator=127.0.0.1:{port}', '--num_processes=2',
-        f'--process_id={i}',
-      ],
-      env=_environment(2), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-      text=True,
-    )
-    for i in range(2)
-  ]  # fmt: skip
+  flags = [*flags, f'--workdir={workdir}']
+  both = _start_two(flags, port, program=('-c', _SLOW))
   for process in both:
     text = process.communicate(timeout=300)[0]
     assert process.returncode == 0, text
