@@ -10,38 +10,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxemb.data import encode, loader, scan, tokens, vocab
+from jaxemb.data import encode, loader, scan, tokens
 from jaxemb.data import shards as shards_lib
+from tests import corpora
 
 _END = tokens.END
 _MASK = 2**64 - 1
 _START = loader.Position(0, 0)
-
-
-def _corpus(shards, num_vocab=None):
-  """An encoded corpus of lists of ids, as `encode` would lay it out.
-
-  Every block is a piece of its own.
-  """
-  shards = [np.array(shard, np.int32) for shard in shards]
-  first, starts, sizes = 0, [], []
-  for shard in shards:
-    found, words = shards_lib.block_starts(shard, shards_lib.BLOCK_WORDS)
-    starts += (first + found).tolist()
-    sizes += words.tolist()
-    first += len(shard)
-  ids = np.concatenate(shards)
-  words = ids[ids != _END]
-  counts = np.bincount(words, minlength=num_vocab or 0)
-  vocabulary = vocab.Vocabulary([f'w{i}' for i in range(len(counts))], counts)
-  numbers = np.arange(len(sizes), dtype=np.int32)
-  blocks = shards_lib.Blocks(
-    np.array([*starts, first]), np.array(sizes), numbers
-  )
-  pieces = np.stack([np.zeros_like(numbers), numbers], 1)
-  return encode.Encoded(
-    None, vocabulary, tuple(shards), blocks, pieces, len(words), {}
-  )
 
 
 def _random_ids(rng, num_words, num_vocab, mean_sentence=20):
@@ -186,7 +161,7 @@ def test_batches_as_in_a_plain_loop(monkeypatch, changes):
     [*_random_ids(rng, 2000, 300, 80), *rng.integers(0, 300, 120).tolist()],
     [_END, _END, *_random_ids(rng, 500, 300, 1)],
   ]
-  corpus = _corpus(shards, 300)
+  corpus = corpora.encoded(shards, 300)
   spec = _spec(epochs=2, **changes)
   position, num_words = _START, 0
   loaded = _batches(corpus, spec)
@@ -210,7 +185,7 @@ def test_batches_as_in_a_plain_loop(monkeypatch, changes):
 
 
 def test_shapes_and_padding():
-  corpus = _corpus([[0, 1, 2, _END, 1, 0, _END]])
+  corpus = corpora.encoded([[0, 1, 2, _END, 1, 0, _END]])
   for window, part_words in ((1, 16), (5, 512), (255, 16)):
     spec = _spec(window=window, part_words=part_words)
     [item] = _batches(corpus, spec)
@@ -230,7 +205,7 @@ def test_shapes_and_padding():
 
 @pytest.mark.parametrize('ids', [[0, 1], [0, _END, 1, _END], [1, 0, _END]])
 def test_tiny_corpora(ids):
-  corpus = _corpus([ids])
+  corpus = corpora.encoded([ids])
   loaded = _batches(corpus, _spec(epochs=3))
   assert [item.after for item in loaded] == [(1, 0), (2, 0), (3, 0)]
   pairs = 0 if ids[1] == _END else 2
@@ -242,7 +217,7 @@ def test_tiny_corpora(ids):
 
 def test_a_batch_may_be_empty():
   # A threshold so low that nothing survives.
-  corpus = _corpus([[0, 1] * 500])
+  corpus = corpora.encoded([[0, 1] * 500])
   [item] = _batches(corpus, _spec(sample=1e-30))
   batch = _one(item)
   assert (batch.kept_words, batch.num_steps, batch.pairs) == (0, 0, 0)
@@ -254,7 +229,7 @@ def test_a_batch_may_be_empty():
 def test_restart_anywhere_gives_the_same_batches(monkeypatch, sample):
   monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 20)
   rng = np.random.default_rng(2)
-  corpus = _corpus([_random_ids(rng, 6000, 200)])
+  corpus = corpora.encoded([_random_ids(rng, 6000, 200)])
   spec = _spec(epochs=3, sample=sample)
   loaded = _batches(corpus, spec)
   assert len(loaded) >= 9
@@ -267,7 +242,7 @@ def test_restart_anywhere_gives_the_same_batches(monkeypatch, sample):
 def test_epochs_and_seeds_differ(monkeypatch):
   monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 20)
   rng = np.random.default_rng(3)
-  corpus = _corpus([_random_ids(rng, 1000, 50)])
+  corpus = corpora.encoded([_random_ids(rng, 1000, 50)])
   loaded = _batches(corpus, _spec(epochs=3, sample=1e-2))
   loaded += _batches(corpus, _spec(seed=2, sample=1e-2))
   loaded += _batches(corpus, _spec(seed=1 + 2**40, sample=1e-2))
@@ -283,7 +258,7 @@ def test_an_epoch_reads_every_block_once(monkeypatch, part_words):
   ids = []
   for i in range(3000):
     ids += [i] if i % 7 else [i, _END]
-  corpus = _corpus([ids[:1000], ids[1000:]])
+  corpus = corpora.encoded([ids[:1000], ids[1000:]])
   spec = _spec(epochs=2, part_words=part_words)
   for _, items in itertools.groupby(
     _batches(corpus, spec), lambda item: item.after[0] - (not item.after[1])
@@ -340,7 +315,7 @@ def test_keep_probabilities_are_those_of_word2vec():
 
 def test_words_survive_at_their_rates():
   rng = np.random.default_rng(4)
-  corpus = _corpus([_random_ids(rng, 400_000, 300)], 300)
+  corpus = corpora.encoded([_random_ids(rng, 400_000, 300)], 300)
   counts = corpus.vocabulary.counts
   spec = _spec(sample=1e-3, part_words=1024)
   keep = loader.keep_probabilities(counts, spec.sample)
@@ -355,7 +330,7 @@ def test_words_survive_at_their_rates():
 
 def test_sample_zero_keeps_all():
   rng = np.random.default_rng(5)
-  corpus = _corpus([_random_ids(rng, 20_000, 300)], 300)
+  corpus = corpora.encoded([_random_ids(rng, 20_000, 300)], 300)
   loaded = _batches(corpus, _spec(sample=0.0))
   kept = sum(_one(item).kept_words for item in loaded)
   assert kept == corpus.num_words
@@ -363,7 +338,7 @@ def test_sample_zero_keeps_all():
 
 @pytest.mark.parametrize('window', [1, 2, 5, 10, 255])
 def test_reach_is_uniform(window):
-  corpus = _corpus([np.zeros(16 * shards_lib.BLOCK_WORDS, np.int32)])
+  corpus = corpora.encoded([np.zeros(16 * shards_lib.BLOCK_WORDS, np.int32)])
   loaded = _batches(corpus, _spec(window=window, epochs=2))
   reaches = []
   for item in loaded:
@@ -387,7 +362,7 @@ def test_windows_stay_in_the_sentence(sample):
   ids = []
   for sentence in range(4000):
     ids += [sentence] * int(rng.geometric(0.1)) + [_END]
-  corpus = _corpus([ids], 4000)
+  corpus = corpora.encoded([ids], 4000)
   num_pairs = 0
   for item in _batches(corpus, _spec(window=8, sample=sample)):
     centers, left, right = _used(_one(item), 8)
@@ -422,9 +397,9 @@ def test_full_batches(part_words):
   spec = _spec(part_words=part_words)
   num_words = (spec.group_blocks + 1) * shards_lib.BLOCK_WORDS
   ids = np.arange(num_words, dtype=np.int32) % 1000
-  [item] = _batches(_corpus([ids[shards_lib.BLOCK_WORDS :]]), spec)
+  [item] = _batches(corpora.encoded([ids[shards_lib.BLOCK_WORDS :]]), spec)
   assert item.after == (1, 0) and _one(item).num_steps == spec.max_steps
-  items = _batches(_corpus([ids]), spec)
+  items = _batches(corpora.encoded([ids]), spec)
   first, second = map(_one, items)
   assert first.kept_words == spec.group_blocks * shards_lib.BLOCK_WORDS
   assert first.num_steps == spec.max_steps
@@ -439,7 +414,9 @@ def test_full_batches(part_words):
 @pytest.mark.parametrize('num_parts', [2, 3, 8])
 def test_parts_as_in_a_plain_loop(monkeypatch, num_parts):
   monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 10)
-  corpus = _corpus([_random_ids(np.random.default_rng(0), 9000, 100)], 100)
+  corpus = corpora.encoded(
+    [_random_ids(np.random.default_rng(0), 9000, 100)], 100
+  )
   spec = _spec(sample=1e-2, epochs=2)
   loaded = _batches(corpus, spec, num_parts=num_parts)
   position, num_words, epoch_kept = _START, 0, 0
@@ -460,7 +437,9 @@ def test_parts_as_in_a_plain_loop(monkeypatch, num_parts):
 
 def test_a_process_reads_its_parts_as_if_it_read_all(monkeypatch):
   monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 10)
-  corpus = _corpus([_random_ids(np.random.default_rng(1), 6000, 100)], 100)
+  corpus = corpora.encoded(
+    [_random_ids(np.random.default_rng(1), 6000, 100)], 100
+  )
   spec = _spec(sample=1e-2, epochs=2)
   whole = encode.divide(corpus, 4)
   expected = list(loader.batches(corpus, whole, spec, _START, 0))
@@ -481,7 +460,7 @@ def test_parts_have_every_block_once(monkeypatch, num_parts):
   ids = []
   for i in range(3000):
     ids += [i] if i % 7 else [i, _END]
-  corpus = _corpus([ids[:1000], ids[1000:]])
+  corpus = corpora.encoded([ids[:1000], ids[1000:]])
   rng = np.random.default_rng(0)
   sizes = rng.choice([0, 1, 1, 3, 90], 40)
   pieces = np.repeat(np.arange(40), sizes)[: len(corpus.blocks.words)]
@@ -613,7 +592,7 @@ def test_reads_an_encoded_corpus(tmp_path, monkeypatch):
   settings = encode.Settings('words', True, 1, 0, '')
   monkeypatch.setattr(scan, 'piece_bytes', lambda total_bytes: 1 << 20)
   corpus = encode.encode(str(path), settings, tmp_path, lambda *args: None)
-  in_memory = _corpus([np.array(shard) for shard in corpus.shards])
+  in_memory = corpora.encoded([np.array(shard) for shard in corpus.shards])
   assert len(corpus.pieces) == 1  # blocks end as in memory
   spec = _spec(epochs=2, sample=1e-2)
   loaded = _batches(corpus, spec)

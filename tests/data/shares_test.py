@@ -10,38 +10,14 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxemb.data import encode, loader, shares, tokens, vocab
+from jaxemb.data import loader, shares, tokens
 from jaxemb.data import shards as shards_lib
+from tests import corpora
 
 _END = tokens.END
 _MASK = 2**64 - 1
 _START = loader.Position(0, 0)
 every_way = pytest.mark.parametrize('way', shares.WAYS)
-
-
-def _corpus(shards, num_vocab):
-  """An encoded corpus of lists of ids, as `encode` would lay it out."""
-  shards = [np.array(shard, np.int32) for shard in shards]
-  first, starts, sizes = 0, [], []
-  for shard in shards:
-    found, words = shards_lib.block_starts(shard, shards_lib.BLOCK_WORDS)
-    starts += (first + found).tolist()
-    sizes += words.tolist()
-    first += len(shard)
-  ids = np.concatenate(shards)
-  counts = np.bincount(ids[ids != _END], minlength=num_vocab)
-  blocks = shards_lib.Blocks(
-    np.array([*starts, first]), np.array(sizes), np.zeros(len(sizes), np.int32)
-  )
-  return encode.Encoded(
-    None,
-    vocab.Vocabulary([f'w{i}' for i in range(len(counts))], counts),
-    tuple(shards),
-    blocks,
-    np.zeros((1, 2), np.int32),
-    int(counts.sum()),
-    {},
-  )
 
 
 def _random_ids(rng, num_words, num_vocab, mean_sentence=12):
@@ -236,7 +212,7 @@ def _text(seed=0):
   first = _random_ids(rng, 9000, 60)
   second = [_END, *rng.integers(0, 60, 100).tolist(), _END]
   second += _random_ids(rng, 7000, 60)
-  return _corpus([first, second], 60)
+  return corpora.encoded([first, second], 60)
 
 
 def test_sentences_are_found(small_blocks):
@@ -348,7 +324,7 @@ def test_batches_are_full_but_never_too_full():
   rng = np.random.default_rng(3)
   ids = rng.integers(0, 60, (110_000, 11), np.int32)
   ids[:, -1] = _END
-  corpus = _corpus([ids.reshape(-1)], 60)
+  corpus = corpora.encoded([ids.reshape(-1)], 60)
   for rate, sample in ((1.0, 0.0), (0.02, 1e-3)):
     spec = _spec(sample=sample, epochs=1, part_words=100)
     items = _read(corpus, _share('sampling', 3, rate), spec)
@@ -377,7 +353,7 @@ def _topics():
   common = (1000 ** rng.random(shape)).astype(int) - 1
   ids = np.where(rng.random(shape) < 0.5, own, common)
   ids[:, -1] = _END
-  return _corpus([ids.reshape(-1)], 2000)
+  return corpora.encoded([ids.reshape(-1)], 2000)
 
 
 @every_way

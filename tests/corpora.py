@@ -1,0 +1,32 @@
+"""Encoded corpora of a few ids, as tests want them."""
+
+import numpy as np
+
+from jaxemb.data import encode, tokens, vocab
+from jaxemb.data import shards as shards_lib
+
+
+def encoded(shards, num_vocab=None):
+  """An encoded corpus of lists of ids, as `encode` would lay it out.
+
+  Every block is a piece of its own.
+  """
+  shards = [np.array(shard, np.int32) for shard in shards]
+  first, starts, sizes = 0, [], []
+  for shard in shards:
+    found, words = shards_lib.block_starts(shard, shards_lib.BLOCK_WORDS)
+    starts += (first + found).tolist()
+    sizes += words.tolist()
+    first += len(shard)
+  ids = np.concatenate(shards)
+  words = ids[ids != tokens.END]
+  counts = np.bincount(words, minlength=num_vocab or 0)
+  vocabulary = vocab.Vocabulary([f'w{i}' for i in range(len(counts))], counts)
+  numbers = np.arange(len(sizes), dtype=np.int32)
+  blocks = shards_lib.Blocks(
+    np.array([*starts, first]), np.array(sizes), numbers
+  )
+  pieces = np.stack([np.zeros_like(numbers), numbers], 1)
+  return encode.Encoded(
+    None, vocabulary, tuple(shards), blocks, pieces, len(words), {}
+  )
