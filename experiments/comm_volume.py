@@ -64,6 +64,8 @@ class Point(NamedTuple):
 
 # Where columns are to send a third of what rows do, or less.
 _WANTED = Point('row', 1, 8, 512)
+# How often an optimizer reads a number of each row of a step.
+_NUMBERS_READ = {'sgd': 1, 'adagrad': 1, 'adam': 4}
 
 
 class Plan(NamedTuple):
@@ -176,6 +178,8 @@ def closed_form(job: jobs.Job) -> float:
     columns = -(-m.dim // t)
     own = sum(lookups) / d
     summed = centers / d * width + squares * own
+    # What a row has one number of lies on one of the devices.
+    summed += _NUMBERS_READ[c.optimizer.name] * sum(lookups)
     gathered = (d - 1) * own * _sent(columns, squares)
     return _FLOAT_BYTES * (2 * (t - 1) / t * summed + gathered)
   if d * t == 1:

@@ -7,6 +7,7 @@ are pure functions, so a run that was killed repeats exactly what it lost.
 import contextlib
 import functools
 import logging
+import os
 import pathlib
 import threading
 import time
@@ -103,8 +104,9 @@ def _run(
   workdirs.check(config, workdir)
   cache = build.cache_folder(config)
   # Programs compile once per machine: the cache is read on the next start.
-  jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+    jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   metrics.LOG.info('%s; results in %s', mesh.describe(devices), workdir)
   stages = progress.Stages(watching.stop, config.train.log_every_secs)
   try:

@@ -52,9 +52,7 @@ def begin(
       'the text; give other vectors (check the case of letters)'
     )
   rows = {tables_lib.EXPORTED: part.vectors, **part.others}
-  state, used = filled(
-    state, rows, places, sharded.stored_ids(config.table.layout, len(words))
-  )
+  state, used = filled(state, rows, places, config.table.layout)
   metrics.LOG.info(
     'starting from %s: %s of %s words (%s start at random, %s of its words are '
     'not in the text); tables %s, all else starts anew',
@@ -82,7 +80,7 @@ def filled(
   state: Any,
   rows: dict[str, parts_lib.Rows],
   places: np.ndarray,
-  ids: np.ndarray,
+  layout: str,
 ) -> tuple[Any, list[str]]:
   """Writes rows over those of a state.
 
@@ -90,18 +88,22 @@ def filled(
     state: with `tables`, and `exchanged` if it has replicas.
     rows: by name as in `merging.tables`.
     places: [vocab] int, row of each word in `rows`, -1 = none.
-    ids: of the state's rows, see `sharded.stored_ids`.
+    layout: of the state's tables.
 
   Returns:
     The state, and the names of what was used.
   """
-  inside = np.where(
-    ids < len(places), places[np.minimum(ids, len(places) - 1)], -1
-  )
+  vocab = len(places)
+  ids = sharded.stored_ids(layout, vocab)
+  figure_ids = sharded.figure_ids(layout, vocab)
   states, used = dict(state.tables), []
 
   def fill(array, name):
-    used.append(name)
+    if name not in used:
+      used.append(name)
+    is_rows = tables_lib.leading_axes(array.shape, ids) is not None
+    inside = ids if is_rows else figure_ids
+    inside = np.where(inside < vocab, places[np.minimum(inside, vocab - 1)], -1)
     return _filled(array, rows[name], inside)
 
   for name, table in states.items():
@@ -117,7 +119,7 @@ def filled(
   if hasattr(state, 'exchanged'):
     # Replicas start from what they last had in common.
     exchanged = {
-      name: _filled(array, rows[name], inside) if name in rows else array
+      name: fill(array, name) if name in rows else array
       for name, array in state.exchanged.items()
     }
     state = state._replace(exchanged=exchanged)

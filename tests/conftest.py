@@ -12,6 +12,21 @@ jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_disable_most_optimizations', True)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
+
+def pytest_configure(config: pytest.Config) -> None:
+  """Lets all tests and their processes share what they compiled."""
+  cache = getattr(config, 'cache', None)
+  if cache is None or os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+    return
+  settings = {
+    'jax_compilation_cache_dir': str(cache.mkdir('programs')),
+    'jax_persistent_cache_min_compile_time_secs': 0.1,
+  }
+  for name, value in settings.items():
+    os.environ[name.upper()] = str(value)
+    jax.config.update(name, value)
+
+
 _SHARED_DATA = pathlib.Path(__file__).parents[2] / 'shared' / 'data'
 
 

@@ -314,4 +314,6 @@ def by_id(layout: str, array, vocab: int, dim: int) -> np.ndarray:
   array = np.asarray(array)
   if layout == 'row' and array.ndim > 1:
     array = array[:, REVERSED].reshape(-1, *array.shape[2:])[:vocab]
+  if layout == 'column' and array.ndim == 1:
+    array = array[:vocab]  # numbers of rows are filled up
   return array[:, :dim] if array.ndim == 2 else array

@@ -58,7 +58,8 @@ def _whole(array, layout, leading):
   """[vocab, ...] of the first model."""
   array = np.asarray(array)
   array = array[0] if leading else array
-  ids = sharded.stored_ids(layout, _VOCAB)
+  stored = sharded.figure_ids if array.ndim == 1 else sharded.stored_ids
+  ids = stored(layout, _VOCAB)
   rows = np.empty((_VOCAB, *array.shape[ids.ndim :]), np.float32)
   rows[ids[ids < _VOCAB]] = array[ids < _VOCAB]
   return rows[:, :_DIM] if rows.ndim > 1 else rows

@@ -102,13 +102,16 @@ def of_checkpoint(
     errors.UserError: The checkpoint is damaged, or of another vocabulary.
   """
   saved = checkpoint.Arrays(folder)
-  ids = sharded.stored_ids(layout, vocab)
+  row_ids = sharded.stored_ids(layout, vocab)
+  figure_ids = sharded.figure_ids(layout, vocab)
   found = {}
   for name, shape in saved.shapes.items():
     top, *rest = name.split('/')
     if top != 'tables' or rest[-1] == _SCRATCH:
       continue
-    leading = leading_axes(shape, ids)
+    ids, leading = row_ids, leading_axes(shape, row_ids)
+    if leading is None:
+      ids, leading = figure_ids, leading_axes(shape, figure_ids)
     if leading is None:
       if rest[-1] == 'vectors':
         raise errors.UserError(

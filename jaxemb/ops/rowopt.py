@@ -20,6 +20,10 @@ occurrence, so that the table needs one scatter. What duplicates mean:
 Ids at or above vocab are padding: they change nothing. Where the occurrences of
 an id were added up before (`ops.duplicates`), each id comes once, with how many
 they were and what their squares summed to: the updates are the same.
+
+Numbers of which a row has one (accumulators, counts) are read and written
+through `Figures`: where devices share the columns of all rows, each of them
+holds the numbers of some rows only.
 """
 
 from collections.abc import Callable
@@ -36,20 +40,35 @@ class RowGrads(NamedTuple):
 
   ids: jax.Array  # [...] int32
   grads: jax.Array  # [..., dim] float32, of an occurrence or summed over some
-  squares: jax.Array  # [...] float32, mean squares of gradients, summed alike
+  # [...] float32, mean squares of gradients, summed alike; None = not used.
+  squares: jax.Array | None
   # [...] float32, occurrences that were summed, all there were of the id, which
   # then comes once; None = every occurrence comes by itself.
   occurrences: jax.Array | None = None
 
 
+class Figures(NamedTuple):
+  """How numbers of rows are reached: arrays [vocab], wherever they lie."""
+
+  # (array, ids [...]) -> [...], anything where an id is padding
+  get: Callable[[jax.Array, jax.Array], jax.Array]
+  # (array, ids, values [...], whether all ids differ) -> array
+  add: Callable[[jax.Array, jax.Array, jax.Array, bool], jax.Array]
+  # (array, ids, values [...]) -> array; equal ids have equal values
+  set: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
 class RowOptimizer(NamedTuple):
   """A pair of pure functions, as in optax."""
 
-  # (vocab, dim) -> slots
-  init: Callable[[int, int], Slots]
-  # (slots, gradients, learning_rate) -> (deltas [..., dim], slots); deltas are
-  # added to the rows, duplicates one after the other.
-  update: Callable[[Slots, RowGrads, jax.Array], tuple[jax.Array, Slots]]
+  # (vocab, dim, rows that a device has the numbers of, if not all) -> slots
+  init: Callable[..., Slots]
+  # (slots, gradients, learning_rate, figures) -> (deltas [..., dim], slots);
+  # deltas are added to the rows, duplicates one after the other.
+  update: Callable[
+    [Slots, RowGrads, jax.Array, Figures], tuple[jax.Array, Slots]
+  ]
+  uses_squares: bool
 
 
 def mean_squares(row_grads: jax.Array) -> jax.Array:
@@ -75,20 +94,57 @@ def add_rows(
   return array.at[ids].add(rows, mode='drop', unique_indices=are_unique)
 
 
+# All of them are on the device.
+HERE = Figures(
+  _gather,
+  add_rows,
+  lambda array, ids, values: array.at[ids].set(values, mode='drop'),
+)
+
+
+def dealt(num_rows: int, axis: str) -> Figures:
+  """Of rows that are dealt in stretches to the devices along an axis.
+
+  All devices ask for the same ids. Reading takes one `psum`.
+
+  Args:
+    num_rows: of each device.
+    axis: of the mesh, inside `shard_map`.
+  """
+
+  def own(ids):
+    local = ids - num_rows * jax.lax.axis_index(axis)
+    # Different places beyond the end, as ids may be promised to differ.
+    beyond = num_rows + jnp.arange(ids.size, dtype=ids.dtype)
+    is_own = (local >= 0) & (local < num_rows)
+    return jnp.where(is_own, local, beyond.reshape(ids.shape))
+
+  def get(array, ids):
+    found = array.at[own(ids)].get(mode='fill', fill_value=0)
+    return jax.lax.psum(found, axis)
+
+  return Figures(
+    get,
+    lambda array, ids, *values: add_rows(array, own(ids), *values),
+    lambda array, ids, values: HERE.set(array, own(ids), values),
+  )
+
+
 def _occurrences(
-  scratch: jax.Array, ids: jax.Array
+  scratch: jax.Array, ids: jax.Array, figures: Figures
 ) -> tuple[jax.Array, jax.Array]:
   """How often each id occurs, float32 like `ids`; and the scratch again.
 
   `scratch` is [vocab] zeros. It is written and cleaned at `ids` only, so that
   counting costs nothing that grows with the vocabulary.
   """
-  scratch = scratch.at[ids].add(1.0, mode='drop')
-  occurrences = _gather(scratch, ids)
+  ones = jnp.ones(ids.shape, scratch.dtype)
+  scratch = figures.add(scratch, ids, ones, False)
+  occurrences = figures.get(scratch, ids)
   # Zeros that depend on what was read: they order the read before the write,
   # without which XLA copies the scratch.
   zeros = jnp.minimum(occurrences, 0.0)
-  scratch = scratch.at[ids].set(zeros, mode='drop')
+  scratch = figures.set(scratch, ids, zeros)
   return jnp.maximum(occurrences, 1.0), scratch
 
 
@@ -101,21 +157,22 @@ class SgdSlots(NamedTuple):
 def sgd(max_duplicates: float) -> RowOptimizer:
   """Stochastic gradient descent; `max_duplicates` 0 = no limit."""
 
-  def init(vocab: int, dim: int) -> SgdSlots:
+  def init(vocab: int, dim: int, own_rows: int | None = None) -> SgdSlots:
     del dim
     # Not empty: JAX loses the sharding of arrays without elements.
-    return SgdSlots(jnp.zeros(vocab if max_duplicates else 1, jnp.float32))
+    size = (own_rows or vocab) if max_duplicates else 1
+    return SgdSlots(jnp.zeros(size, jnp.float32))
 
-  def update(slots, row_grads, learning_rate):
+  def update(slots, row_grads, learning_rate, figures=HERE):
     if not max_duplicates:
       return -learning_rate * row_grads.grads, slots
     occurrences, scratch = row_grads.occurrences, slots.scratch
     if occurrences is None:
-      occurrences, scratch = _occurrences(scratch, row_grads.ids)
+      occurrences, scratch = _occurrences(scratch, row_grads.ids, figures)
     scale = -learning_rate * jnp.minimum(1.0, max_duplicates / occurrences)
     return scale[..., None] * row_grads.grads, SgdSlots(scratch)
 
-  return RowOptimizer(init, update)
+  return RowOptimizer(init, update, uses_squares=False)
 
 
 class AdagradSlots(NamedTuple):
@@ -127,17 +184,19 @@ class AdagradSlots(NamedTuple):
 def adagrad(epsilon: float) -> RowOptimizer:
   """Row-wise Adagrad; `epsilon` is added to the root of the accumulator."""
 
-  def init(vocab: int, dim: int) -> AdagradSlots:
+  def init(vocab: int, dim: int, own_rows: int | None = None) -> AdagradSlots:
     del dim
-    return AdagradSlots(jnp.zeros(vocab, jnp.float32))
+    return AdagradSlots(jnp.zeros(own_rows or vocab, jnp.float32))
 
-  def update(slots, row_grads, learning_rate):
+  def update(slots, row_grads, learning_rate, figures=HERE):
     ids, once = row_grads.ids, row_grads.occurrences is not None
-    sum_squares = add_rows(slots.sum_squares, ids, row_grads.squares, once)
-    scale = -learning_rate / (jnp.sqrt(_gather(sum_squares, ids)) + epsilon)
+    sum_squares = slots.sum_squares
+    sum_squares = figures.add(sum_squares, ids, row_grads.squares, once)
+    root = jnp.sqrt(figures.get(sum_squares, ids))
+    scale = -learning_rate / (root + epsilon)
     return scale[..., None] * row_grads.grads, AdagradSlots(sum_squares)
 
-  return RowOptimizer(init, update)
+  return RowOptimizer(init, update, uses_squares=True)
 
 
 class AdamSlots(NamedTuple):
@@ -152,38 +211,35 @@ class AdamSlots(NamedTuple):
 def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
   """Row-wise, lazy Adam."""
 
-  def init(vocab: int, dim: int) -> AdamSlots:
-    return AdamSlots(
-      jnp.zeros((vocab, dim), jnp.float32),
-      jnp.zeros(vocab, jnp.float32),
-      jnp.zeros(vocab, jnp.float32),
-      jnp.zeros(vocab, jnp.float32),
-    )
+  def init(vocab: int, dim: int, own_rows: int | None = None) -> AdamSlots:
+    mean = jnp.zeros((vocab, dim), jnp.float32)
+    zeros = [jnp.zeros(own_rows or vocab, jnp.float32) for _ in range(3)]
+    return AdamSlots(mean, *zeros)
 
-  def update(slots, row_grads, learning_rate):
+  def update(slots, row_grads, learning_rate, figures=HERE):
     ids, grads, squares, occurrences = row_grads
     scratch, once = slots.scratch, occurrences is not None
     share = jnp.ones_like(squares)
     if not once:
       # Each of n occurrences carries an n-th of what happens once per row.
-      occurrences, scratch = _occurrences(scratch, ids)
+      occurrences, scratch = _occurrences(scratch, ids, figures)
       share = 1.0 / occurrences
     old_mean = jax.lax.optimization_barrier(_gather(slots.mean, ids))
     decay = (beta1 - 1) * share[..., None] * old_mean
     change = decay + (1 - beta1) * grads
     mean = add_rows(slots.mean, ids, change, once)
-    decay = (beta2 - 1) * share * _gather(slots.mean_square, ids)
+    decay = (beta2 - 1) * share * figures.get(slots.mean_square, ids)
     change = decay + (1 - beta2) * squares
-    mean_square = add_rows(slots.mean_square, ids, change, once)
+    mean_square = figures.add(slots.mean_square, ids, change, once)
     # Written, not added, so that a row's occurrences cannot round it away.
-    steps = _gather(slots.num_updates, ids) + 1
-    num_updates = slots.num_updates.at[ids].set(steps, mode='drop')
+    steps = figures.get(slots.num_updates, ids) + 1
+    num_updates = figures.set(slots.num_updates, ids, steps)
     # expm1 keeps 1 - beta^steps exact where beta^steps is close to 1.
     unbias1 = -jnp.expm1(steps * jnp.log(beta1))
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))
-    root = jnp.sqrt(_gather(mean_square, ids) / unbias2) + epsilon
+    root = jnp.sqrt(figures.get(mean_square, ids) / unbias2) + epsilon
     scale = -learning_rate * share / (unbias1 * root)
     deltas = scale[..., None] * _gather(mean, ids)
     return deltas, AdamSlots(mean, mean_square, num_updates, scratch)
 
-  return RowOptimizer(init, update)
+  return RowOptimizer(init, update, uses_squares=True)

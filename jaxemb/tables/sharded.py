@@ -7,6 +7,8 @@
   column      Every device of the table axis holds its share of the columns of
               all rows (Ordentlich et al. 2016). Rows never travel: models sum
               products of rows over the axis, and gradients stay where they are.
+              What an optimizer keeps one number of for each row is dealt by
+              rows: every device has it for some of them.
 
 Along the data axis a table is held as often as there are devices, and gradients
 of the rows that were looked up are gathered: every device applies all of them,
@@ -74,10 +76,26 @@ def _one_by_one_or_merged(
 ) -> rowopt.RowGrads:
   if not merges_duplicates:
     return row_grads
+  columns = (row_grads.grads, _as_columns(row_grads.squares))
   ids, occurrences, (grads, squares) = duplicates.merge(
-    row_grads.ids, (row_grads.grads, row_grads.squares[..., None]), vocab
+    row_grads.ids, columns, vocab
   )
-  return rowopt.RowGrads(ids, grads, squares[:, 0], occurrences)
+  return rowopt.RowGrads(ids, grads, _as_numbers(squares), occurrences)
+
+
+def _squares(
+  optimizer: rowopt.RowOptimizer, row_grads: jax.Array
+) -> jax.Array | None:
+  """Mean squares, where they are used: else they would be summed and sent."""
+  return rowopt.mean_squares(row_grads) if optimizer.uses_squares else None
+
+
+def _as_columns(tree: Any) -> Any:
+  return jax.tree.map(lambda x: x[..., None], tree)
+
+
+def _as_numbers(tree: Any) -> Any:
+  return jax.tree.map(lambda x: x[..., 0], tree)
 
 
 def replicated(
@@ -110,7 +128,7 @@ def replicated(
     if names:
       ids, row_grads = _gathered(_flat(ids, row_grads), names)
     all_grads = _one_by_one_or_merged(
-      rowopt.RowGrads(ids, row_grads, rowopt.mean_squares(row_grads)),
+      rowopt.RowGrads(ids, row_grads, _squares(optimizer, row_grads)),
       spec.vocab,
       merges_duplicates,
     )
@@ -143,34 +161,47 @@ def column(
 
   Args:
     spec: its size and how it starts.
-    optimizer: of its rows; figures of a row are held by every device.
+    optimizer: of its rows.
     axes: of the mesh.
     merges_duplicates: whether an update writes each row once.
   """
   data_names = [axes.data] * (axes.num_data > 1)
   dim = -(-spec.dim // axes.num_table)  # a device's
+  own_rows, figures = len(figure_ids('column', spec.vocab)), rowopt.HERE
+  beyond = own_rows - spec.vocab
+  # Devices that cannot share the numbers of rows have all of them.
+  is_dealt = axes.num_table > 1 and own_rows % axes.num_table == 0
+  if is_dealt:
+    own_rows //= axes.num_table
+    figures = rowopt.dealt(own_rows, axes.table)
 
   def init(key: jax.Array) -> spec_lib.TableState:
     columns = jnp.arange(dim)
     if axes.num_table > 1:
       columns += dim * jax.lax.axis_index(axes.table)
     vectors = _init_rows(spec, key, jnp.arange(spec.vocab), columns)
-    return spec_lib.TableState(vectors, optimizer.init(spec.vocab, dim))
+    slots = optimizer.init(spec.vocab, dim, own_rows)
+    return spec_lib.TableState(vectors, slots)
 
   def lookup(state, ids):
     return spec_lib.Found(state.vectors.at[ids].get(mode='clip'), state)
 
   def update(state, ids, row_grads, learning_rate):
     ids, row_grads = _flat(ids, row_grads)
-    squares = jnp.sum(jnp.square(row_grads), -1) / spec.dim
-    if axes.num_table > 1:
-      squares = jax.lax.psum(squares, axes.table)
+    squares = _squares(optimizer, row_grads)
+    if axes.num_table > 1 and squares is not None:
+      squares = jax.lax.psum(squares * (dim / spec.dim), axes.table)
     all_grads = _one_by_one_or_merged(
       rowopt.RowGrads(*_gathered((ids, row_grads, squares), data_names)),
       spec.vocab,
       merges_duplicates,
     )
-    deltas, slots = optimizer.update(state.slots, all_grads, learning_rate)
+    # Padding is none of the rows that only fill up, either.
+    ids = all_grads.ids + beyond * (all_grads.ids >= spec.vocab)
+    all_grads = all_grads._replace(ids=ids)
+    deltas, slots = optimizer.update(
+      state.slots, all_grads, learning_rate, figures
+    )
     vectors = rowopt.add_rows(
       state.vectors, all_grads.ids, deltas, merges_duplicates
     )
@@ -180,10 +211,12 @@ def column(
     return np.ascontiguousarray(np.asarray(vectors)[:, : spec.dim])
 
   split = jax.sharding.PartitionSpec(None, axes.table)
-  slots = jax.eval_shape(lambda: optimizer.init(spec.vocab, dim))
-  partition = jax.tree.map(
-    lambda x: split if x.ndim == 2 else jax.sharding.PartitionSpec(), slots
-  )
+  by_shape = {(spec.vocab, dim): split}
+  if is_dealt:
+    by_shape[own_rows,] = jax.sharding.PartitionSpec(axes.table)
+  everywhere = jax.sharding.PartitionSpec()
+  slots = jax.eval_shape(lambda: optimizer.init(spec.vocab, dim, own_rows))
+  partition = jax.tree.map(lambda x: by_shape.get(x.shape, everywhere), slots)
   return spec_lib.Table(
     init, lookup, update, gather, spec_lib.TableState(split, partition)
   )
@@ -209,6 +242,14 @@ def stored_ids(layout: str, vocab: int) -> np.ndarray:
     return np.arange(vocab)
   groups = np.arange(-(-vocab // ROW_CLASSES))
   return ROW_CLASSES * groups[:, None] + _REVERSED[None]
+
+
+def figure_ids(layout: str, vocab: int) -> np.ndarray:
+  """The same for arrays of one number a row, which an optimizer may keep."""
+  if layout != 'column':
+    return stored_ids(layout, vocab)
+  # A multiple of what most numbers of devices divide, and as long on all.
+  return np.arange(-(-vocab // ROW_CLASSES) * ROW_CLASSES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -280,7 +321,7 @@ class _Rows:
   def update(self, state, ids, row_grads, learning_rate):
     route = self.route(ids)
     ids, row_grads = _flat(ids, row_grads)
-    squares = rowopt.mean_squares(row_grads)[:, None]
+    squares = _as_columns(_squares(self.optimizer, row_grads))
     data_names = [self.axes.data] * (self.axes.num_data > 1)
 
     def apply(state, local_ids, occurrences, sums):
@@ -292,11 +333,10 @@ class _Rows:
         ids, (occurrences[:, None], *sums), self.num_rows
       )
       occurrences, grads, squares = merged.sums
-      deltas, slots = self.optimizer.update(
-        slots,
-        rowopt.RowGrads(merged.ids, grads, squares[:, 0], occurrences[:, 0]),
-        learning_rate,
+      row_grads = rowopt.RowGrads(
+        merged.ids, grads, _as_numbers(squares), _as_numbers(occurrences)
       )
+      deltas, slots = self.optimizer.update(slots, row_grads, learning_rate)
       return rowopt.add_rows(vectors, merged.ids, deltas, True), slots
 
     sums = routes.merge(route, (row_grads, squares))

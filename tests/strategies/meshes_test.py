@@ -73,17 +73,9 @@ def _trained(config, shape):
     ),
   )
   arrays = jax.tree.map(
-    lambda x: _in_order(np.asarray(x), config.table.layout), state.tables
+    lambda x: oracle.by_id(config.table.layout, x, VOCAB, DIM), state.tables
   )
   return arrays, jax.device_get(metrics), strategy.result(state)
-
-
-def _in_order(x, layout):
-  if layout == 'row' and x.ndim > 1:
-    # Row (g, c) is that of id 256 g + reversed bits of c.
-    reverse = [int(f'{c:08b}'[::-1], 2) for c in range(256)]
-    x = x[:, reverse].reshape(-1, *x.shape[2:])[:VOCAB]
-  return x[:, :DIM] if x.ndim == 2 else x
 
 
 @functools.cache
