@@ -56,20 +56,19 @@ def _alone(flags, devices):
   )
 
 
-def _start_two(
-  flags, port, per_process=((), ()), program=('-m', 'jaxemb.main')
-):
+def _start(flags, port, per_process=((), ()), program=('-m', 'jaxemb.main')):
+  """Processes of two devices, as many as have flags of their own."""
   return [
     subprocess.Popen(
       [
-        sys.executable, *program, *flags, *per_process[i],
-        f'--coordinator=127.0.0.1:{port}', '--num_processes=2',
-        f'--process_id={i}',
+        sys.executable, *program, *flags, *own,
+        f'--coordinator=127.0.0.1:{port}',
+        f'--num_processes={len(per_process)}', f'--process_id={i}',
       ],
       env=_environment(2), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
       text=True,
     )
-    for i in range(2)
+    for i, own in enumerate(per_process)
   ]  # fmt: skip
 
 
@@ -81,10 +80,19 @@ def _free_port():
 
 
 def _together(flags, per_process=((), ())):
-  """(exit code, output) of both."""
-  both = _start_two(flags, _free_port(), per_process)
-  outputs = [p.communicate(timeout=300)[0] for p in both]
-  return [(p.returncode, text) for p, text in zip(both, outputs, strict=True)]
+  """(exit code, output) of each."""
+  all_ = _start(flags, _free_port(), per_process)
+  outputs = [p.communicate(timeout=300)[0] for p in all_]
+  return [(p.returncode, text) for p, text in zip(all_, outputs, strict=True)]
+
+
+def _without_last_checkpoint(workdir, copy):
+  """A folder that looks as if its run had been stopped."""
+  first, last = sorted(int(x.name) for x in (workdir / 'checkpoints').iterdir())
+  assert 0 < first < last
+  shutil.copytree(workdir, copy)
+  shutil.rmtree(copy / 'checkpoints' / str(last))
+  shutil.rmtree(copy / 'export')
 
 
 def _vectors(workdir):
@@ -119,16 +127,40 @@ def test_two_processes_learn_what_one_does(trained):
     read.append(int(re.search(r'read ([\d,]+) of', log)[1].replace(',', '')))
   size = (folder / 'text.txt').stat().st_size
   assert sum(read) == size and max(read) < 0.7 * size
-  # A later checkpoint gone, one process goes on where two were.
-  first, last = sorted(int(x.name) for x in (two / 'checkpoints').iterdir())
-  assert 0 < first < last
+  # One process goes on where two were.
   resumed = folder / 'resumed'
-  shutil.copytree(two, resumed)
-  shutil.rmtree(resumed / 'checkpoints' / str(last))
-  shutil.rmtree(resumed / 'export')
+  _without_last_checkpoint(two, resumed)
   done = _alone([*flags, f'--workdir={resumed}', '--config.mesh.data=2'], 2)
   assert done.returncode == 0 and 'resuming' in done.stderr, done.stderr
   np.testing.assert_allclose(_vectors(resumed), one, 1e-5, 1e-5)
+
+
+def test_two_processes_go_on_where_one_was(trained):
+  folder, flags = trained
+  resumed = folder / 'resumed-by-two'
+  _without_last_checkpoint(folder / 'one', resumed)
+  for code, text in _together([*flags, f'--workdir={resumed}']):
+    assert code == 0, text
+  assert 'resuming behind' in (resumed / 'log.txt').read_text()
+  one = _vectors(folder / 'one')
+  np.testing.assert_allclose(_vectors(resumed), one, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(('layout', 'num'), [('row', 2), ('column', 3)])
+def test_tables_are_split_over_processes(trained, layout, num):
+  folder, flags = trained
+  workdir = folder / layout
+  flags = [
+    *flags,
+    f'--config.table.layout={layout}',
+    '--config.mesh.data=1',
+    f'--config.mesh.table={2 * num}',
+    f'--workdir={workdir}',
+  ]
+  for code, text in _together(flags, [()] * num):
+    assert code == 0, text
+  one = _vectors(folder / 'one')
+  np.testing.assert_allclose(_vectors(workdir), one, 1e-5, 1e-5)
 
 
 @pytest.mark.parametrize('victim', [0, 1])
@@ -136,7 +168,7 @@ def test_a_killed_process_ends_the_other_and_a_restart_resumes(trained, victim):
   folder, flags = trained
   workdir = folder / f'killed-{victim}'
   flags = [*flags, f'--workdir={workdir}', '--config.train.epochs=500']
-  both = _start_two(flags, _free_port())
+  both = _start(flags, _free_port())
   deadline = time.monotonic() + 200
   while len(list((workdir / 'checkpoints').glob('[0-9]*'))) < 2:
     assert time.monotonic() < deadline and both[0].poll() is None
@@ -150,7 +182,7 @@ def test_a_killed_process_ends_the_other_and_a_restart_resumes(trained, victim):
   assert len(told) == 1 and 'start all processes again' in told[0], text
   both[victim].communicate()
   # The next start finds what was saved.
-  again = _start_two(flags, _free_port())
+  again = _start(flags, _free_port())
   while 'resuming behind' not in (workdir / 'log.txt').read_text():
     assert time.monotonic() < deadline + 100 and again[0].poll() is None
     time.sleep(0.2)
@@ -173,7 +205,7 @@ def test_a_process_told_to_stop_before_training_stops_all(tmp_path, told):
     f'--config.data.cache={tmp_path}/cache',
     f'--workdir={workdir}',
   ]
-  both = _start_two(flags, _free_port())
+  both = _start(flags, _free_port())
   deadline = time.monotonic() + 100
   log = workdir / 'log.txt'
   while not (log.exists() and 'process 1 of 2' in log.read_text()):
@@ -236,7 +268,7 @@ def test_results_may_take_longer_than_processes_wait(trained):
   folder, flags = trained
   port, workdir = _free_port(), folder / 'slow'
   flags = [*flags, f'--workdir={workdir}']
-  both = _start_two(flags, port, program=('-c', _SLOW))
+  both = _start(flags, port, program=('-c', _SLOW))
   for process in both:
     text = process.communicate(timeout=300)[0]
     assert process.returncode == 0, text
