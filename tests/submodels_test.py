@@ -1,9 +1,12 @@
 """Runs of sub-models: together, alone, interrupted, refused."""
 
 import json
+import os
 import pathlib
 import shutil
 import signal
+import subprocess
+import sys
 
 import ml_collections
 import numpy as np
@@ -14,6 +17,7 @@ from jaxemb import config as config_lib
 from jaxemb import (
   errors,
   hlo,
+  merge,
   metrics,
   processes,
   report,
@@ -25,6 +29,12 @@ from jaxemb import (
 from jaxemb.data import encode, loader, shares
 from jaxemb.storage import checkpoint, word2vec_format
 
+_ROOT = pathlib.Path(__file__).parents[1]
+_ALONE = os.environ | {
+  'JAX_PLATFORMS': 'cpu',
+  'PYTHONPATH': os.pathsep.join([str(_ROOT), os.environ.get('PYTHONPATH', '')]),
+  'XLA_FLAGS': '--xla_force_host_platform_device_count=2',
+}
 _PARTS = 3
 _CENSUS = shares.Census(None, 1000, 50)
 
@@ -172,11 +182,60 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(
   assert whole[0].read_bytes() == whole[1].read_bytes()
 
 
+def test_processes_that_share_nothing_but_the_text(cache, together, tmp_path):
+  text = next(cache.rglob('*.xml.bz2'))
+  settings = config_lib.flat(_config(tmp_path))
+  flags = [
+    f'--config.{key}={settings[key]}'
+    for key in (
+      'data.min_count',
+      'model.dim',
+      'eval.paths',
+      'strategy.name',
+      'strategy.min_seen',
+    )
+  ]
+  flags += ['--config.train.epochs=1', '--config.strategy.num_parts=2']
+
+  def start(name, *more):
+    # A machine of its own: its folder, its cache, its one device or two.
+    folder = tmp_path / name
+    folder.mkdir()
+    command = [
+      sys.executable, '-m', 'jaxemb.main', f'--config={_ROOT}/configs/wiki.py',
+      f'--config.data.path={shutil.copy(text, folder)}',
+      f'--config.data.cache={folder}/cache', f'--workdir={folder}/run',
+      *flags, *more,
+    ]  # fmt: skip
+    return subprocess.Popen(
+      command, cwd=folder, env=_ALONE, stderr=subprocess.PIPE, text=True
+    )
+
+  started = [
+    start('both', '--config.mesh.data=2'),
+    start('first', '--config.strategy.part=0'),
+    start('second', '--config.strategy.part=1'),
+  ]
+  for process in started:
+    assert process.communicate()[1] is not None and process.returncode == 0
+  apart = [tmp_path / 'first/run/parts/00', tmp_path / 'second/run/parts/01']
+  beside = [tmp_path / 'both/run/parts/00', tmp_path / 'both/run/parts/01']
+  merged = []
+  for folders in (apart, beside):
+    folder = tmp_path / f'merged-{len(merged)}'
+    assert merge.main([*map(str, folders), f'--output={folder}']) == 0
+    merged.append((folder / 'export/vectors.bin').read_bytes())
+  assert merged[0] == merged[1]
+  for one, other in zip(apart, beside, strict=True):
+    vectors = [x / 'export/vectors.npy' for x in (one, other)]
+    assert vectors[0].read_bytes() == vectors[1].read_bytes()
+
+
 def test_merged_again_in_another_way(cache, together, tmp_path):
   shutil.copytree(together, tmp_path / 'run')
   (tmp_path / 'run/metrics.jsonl').unlink()  # as if all had been jobs
-  for merge in ('none', 'concat'):
-    config = _config(cache, **{'strategy.merge': merge})
+  for way in ('none', 'concat'):
+    config = _config(cache, **{'strategy.merge': way})
     assert _train(config, tmp_path / 'run') == 0
     told = json.loads((tmp_path / 'run/report.json').read_text())
     assert len(told['parts']) == _PARTS
