@@ -25,7 +25,8 @@ from jaxemb.storage import atomic, word2vec_format
 
 # Flags that the other methods have no use for.
 _OF_ALIR = (
-  'start', 'weights', 'align_words', 'max_iterations', 'tolerance', 'trainable',
+  'start', 'weights', 'restore', 'align_words', 'max_iterations', 'tolerance',
+  'trainable',
 )  # fmt: skip
 
 
@@ -59,6 +60,7 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     start=flags.start,
     weights=flags.weights,
     normalize=flags.normalize,
+    restore=flags.restore,
     align_words=flags.align_words,
     max_iterations=flags.max_iterations,
     tolerance=flags.tolerance,
@@ -221,6 +223,13 @@ def _add_choices(add: Callable[..., object]) -> None:
     '--normalize',
     action='store_true',
     help='bring all vectors to length 1 first, as the paper does',
+  )
+  add(
+    '--restore',
+    action=argparse.BooleanOptionalAction,
+    default=True,
+    help='bring the directions in which the parts disagree back to the length '
+    'that they have in the parts',
   )
   add(
     '--align_words',

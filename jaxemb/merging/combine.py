@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxemb import errors, hosts
 from jaxemb.merging import parts as parts_lib
-from jaxemb.merging import passes, quality
+from jaxemb.merging import passes, quality, tables
 from jaxemb.ops import align
 
 METHODS = ('alir', 'pca', 'concat')
@@ -39,6 +39,8 @@ class Spec:
     weights: of the parts' votes on a word, 'counts' (how often each saw it,
       where all parts know) or 'equal'.
     normalize: whether vectors are brought to length 1 first.
+    restore: of ALiR, whether directions in which parts disagree get back the
+      length that averaging took, see `ops.align.restore`.
     align_words: of ALiR, how many words the rotations are fitted on, the most
       frequent of those that several parts have; 0 = all.
     max_iterations: of ALiR.
@@ -52,6 +54,7 @@ class Spec:
   start: str = 'zero'
   weights: str = 'counts'
   normalize: bool = False
+  restore: bool = True
   align_words: int = 250_000
   max_iterations: int = 20
   tolerance: float = 1e-4
@@ -67,7 +70,9 @@ class Merged(NamedTuple):
     counts: [words] int64, summed over the parts; 1 where they are not known.
     vectors: [words, dim] float32; memory-mapped if it went to a file.
     others: by name, [words, ...] float32 like the parts' `others`.
-    rotations: [D_i, dim] float64 of each part; none for Concat.
+    rotations: [D_i, dim] float64, from each part to what parts are averages
+      of; none for Concat.
+    outer: [dim, dim] float64, from there to the result.
     report: JSON-ready figures, and `warnings`, a line each.
   """
 
@@ -76,6 +81,7 @@ class Merged(NamedTuple):
   vectors: np.ndarray
   others: dict[str, np.ndarray]
   rotations: list[np.ndarray]
+  outer: np.ndarray | None
   report: dict[str, Any]
 
 
@@ -126,9 +132,9 @@ def merge(
     spec.block_rows,
     progress,
   )
-  solved = _solve(job, spec, dim)
-  vectors, measured = _vectors(job, solved, dim, folder)
-  others, more = _others(job, spec, solved, folder)
+  solved, outer = _solve(job, spec, dim)
+  vectors, measured = _vectors(job, solved, outer, dim, folder)
+  others, more = _others(job, spec, solved, outer, folder)
   warnings += more
   report, more = _report(job, spec, union, chosen, rms_norms, measured)
   warnings += more
@@ -139,6 +145,7 @@ def merge(
     vectors,
     others,
     [] if solved is None else np.split(solved.rotations, ends),
+    None if solved is None else outer,
     report
     | {
       'dim': dim,
@@ -174,6 +181,7 @@ def _report(
     'start': spec.start if is_alir else None,
     'weights': weights if is_alir else None,
     'normalize': spec.normalize,
+    'restore': spec.restore if is_alir else None,
     'words': len(chosen),
     'union_words': len(union.words),
     'common_words': int((union.rows >= 0).all(0).sum()),
@@ -231,20 +239,31 @@ def _dim(parts: Sequence[parts_lib.Part], spec: Spec) -> int:
   return spec.dim or max(dims)
 
 
-def _solve(job: passes.Passes, spec: Spec, dim: int) -> align.Alignment | None:
+def _solve(
+  job: passes.Passes, spec: Spec, dim: int
+) -> tuple[align.Alignment | None, np.ndarray]:
+  """Where parts are turned to, and what their average is multiplied by."""
+  same = np.eye(dim)
   if spec.method == 'concat':
-    return None
+    return None, same
   is_random = spec.method == 'alir' and spec.start == 'random'
   chosen = None
   if spec.method == 'alir' and spec.align_words:
     chosen = align_words(job.places >= 0, spec.align_words, job.dims)
-  gram = job.gram(chosen, dim if is_random else 0, spec.seed)
+  restores = spec.method == 'alir' and spec.restore
+  gram, moments = job.compare(
+    chosen, restores, dim if is_random else 0, spec.seed
+  )
   job.progress('aligning', 0, 1)
   if spec.method == 'pca':
-    return align.Alignment(align.principal(gram, dim), ())
-  return align.solve(
+    return align.Alignment(align.principal(gram, dim), ()), same
+  solved = align.solve(
     gram, job.dims, dim, spec.start, spec.max_iterations, spec.tolerance
   )
+  if not restores:
+    return solved, same
+  num = len(solved.rotations)
+  return solved, align.restore(gram[:num, :num], moments, solved.rotations)
 
 
 def align_words(
@@ -281,6 +300,7 @@ def align_words(
 def _vectors(
   job: passes.Passes,
   solved: align.Alignment | None,
+  outer: np.ndarray,
   dim: int,
   folder: pathlib.Path | None,
 ) -> tuple[np.ndarray, align.Measured | None]:
@@ -293,7 +313,7 @@ def _vectors(
     for block in job.blocks(rows, 'merging'):
       sink.write(block.rows[: block.size])
   else:
-    measured = job.turn(rows, solved.rotations, sink, 'merging')
+    measured = job.turn(rows, solved.rotations, outer, sink, 'merging')
   return sink.close(), measured
 
 
@@ -301,12 +321,15 @@ def _others(
   job: passes.Passes,
   spec: Spec,
   solved: align.Alignment | None,
+  outer: np.ndarray,
   folder: pathlib.Path | None,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
   """Merges what goes with the vectors in the same way; and warnings.
 
-  Rows as wide as the vectors take the same rotations, so that products of rows
-  stay. Single numbers of a row do not depend on rotations.
+  Rows as wide as the vectors take the same rotations. Where vectors are then
+  multiplied by a matrix, what is multiplied by vectors, and gradients by
+  vectors, take its inverse: products of rows stay. Single numbers of a row do
+  not depend on rotations.
   """
   names = {name for part in job.parts for name in part.others}
   if names and (spec.method != 'alir' or spec.normalize):
@@ -319,14 +342,16 @@ def _others(
   for name in sorted(common):
     rows = [part.others[name] for part in job.parts]
     widths = tuple(r.shape[1] for r in rows)
-    turns = solved.rotations
+    turns, last = solved.rotations, np.linalg.inv(outer)
     if widths != job.dims:
-      turns = np.ones((len(rows), 1))
+      turns, last = np.ones((len(rows), 1)), np.eye(1)
+    elif '.' in name and not name.startswith(f'{tables.EXPORTED}.'):
+      last = outer
     sink = passes.Sink(
       (job.places.shape[1], turns.shape[1]),
       folder and folder / 'tables' / f'{name}.npy',
     )
-    job.turn(rows, turns, sink, f'merging {name}')
+    job.turn(rows, turns, last, sink, f'merging {name}')
     merged[name] = sink.close()
   if names == common:
     return merged, []

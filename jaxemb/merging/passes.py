@@ -75,6 +75,13 @@ class Block(NamedTuple):
   size: int  # words in it
 
 
+class Compared(NamedTuple):
+  """What the parts have to say about each other, see `ops.align`."""
+
+  gram: np.ndarray  # [columns, columns] float64, Q
+  moments: list[np.ndarray]  # [D_i, D_i] float64, P_i; none unless asked for
+
+
 @dataclasses.dataclass(frozen=True)
 class Passes:
   """What the passes over the parts have in common."""
@@ -132,21 +139,24 @@ class Passes:
     """[b, n] float32, see `parts.weights`."""
     return parts_lib.weights(self.parts, places, self.by_counts)
 
-  def gram(
+  def compare(
     self,
     chosen: np.ndarray | None = None,
+    has_moments: bool = False,
     random_dim: int = 0,
     seed: int = 0,
-  ) -> np.ndarray:
-    """[columns, columns] float64, the Gram matrix of the vectors.
+  ) -> Compared:
+    """The Gram matrix of the vectors, and moments of each part.
 
     Args:
       chosen: [words] int, of which words; None = all.
+      has_moments: whether to find P_i, too.
       random_dim: columns that a random start adds; 0 = none.
       seed: of that start.
     """
     dims = self.dims + (random_dim,) * bool(random_dim)
     sums = gram.zeros(self.mesh, sum(dims))
+    own = [gram.zeros(self.mesh, dim) for dim in self.dims if has_moments]
     vectors = [part.vectors for part in self.parts]
     for block in self.blocks(vectors, 'comparing', chosen):
       weights = self.weights(block.places)
@@ -162,20 +172,30 @@ class Passes:
         rows = np.concatenate([rows, start], 1)
         scale = np.pad(scale, ((0, 0), (0, 1)), constant_values=1)
       # The next block was read meanwhile; no more than two are in memory.
-      jax.block_until_ready(sums)
+      jax.block_until_ready((sums, own))
+      rows = gram.put(self.mesh, rows)
       sums = gram.add(
-        sums,
-        gram.put(self.mesh, rows),
-        gram.put(self.mesh, scale),
-        mesh=self.mesh,
-        dims=dims,
+        sums, rows, gram.put(self.mesh, scale), mesh=self.mesh, dims=dims
       )
-    return gram.result(sums)
+      roots = gram.put(self.mesh, np.sqrt(weights))
+      parts = zip(own, gram.slices(self.dims), strict=False)
+      own = [
+        gram.add(
+          one,
+          rows[:, columns],
+          roots[:, i, None],
+          mesh=self.mesh,
+          dims=self.dims[i : i + 1],
+        )
+        for i, (one, columns) in enumerate(parts)
+      ]
+    return Compared(gram.result(sums), [gram.result(one) for one in own])
 
   def turn(
     self,
     rows: Sequence[parts_lib.Rows],
     rotations: np.ndarray,
+    outer: np.ndarray,
     sink: Sink,
     what: str,
   ) -> align.Measured:
@@ -184,11 +204,12 @@ class Passes:
     Args:
       rows: of each part, [words of the part, D_i].
       rotations: [sum D_i, dim].
+      outer: [dim, dim], what the averages are multiplied by.
       sink: where the result goes.
       what: this is, for progress.
     """
     on_devices = jax.device_put(
-      rotations.astype(np.float32),
+      (rotations.astype(np.float32), outer.astype(np.float32)),
       jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec()),
     )
     dims = tuple(r.shape[1] for r in rows)
@@ -210,7 +231,7 @@ class Passes:
       merged, found = align.merge(
         gram.put(self.mesh, block.rows),
         gram.put(self.mesh, shares),
-        on_devices,
+        *on_devices,
         mesh=self.mesh,
         dims=dims,
       )

@@ -17,6 +17,16 @@ words. So the rows are read once for Q and once for Y, whatever the number of
 iterations, and those take place on D x D matrices in float64. PCA of the
 concatenation needs the same matrix, with all weights 1.
 
+The mean of parts is short where they disagree: in the directions of which they
+have learned least, so that what they do agree on there counts for too little.
+`restore` gives each principal direction of Y the length that it has in the
+turned parts (our addition): with P_i = sum_w a_i M_i(w)^T M_i(w),
+
+  sum_w a |Y(w) v|^2 = v^T C v,  C = sum_ij W_i^T Q_ij W_j
+  sum_w sum_i a_i |M_i(w) W_i v|^2 = v^T T v,  T = sum_i W_i^T P_i W_i
+
+differ by what the parts disagree by along v. Parts that agree are not changed.
+
 Rows lie side by side, [b, D_1 + ... + D_n], zeros where a part lacks the word.
 A part of fewer dimensions than the result is turned into a subspace of it. One
 of more is first reduced to its own principal directions.
@@ -196,6 +206,34 @@ def solve(
   return Alignment(base[: sum(dims), :num] @ w, tuple(moved))
 
 
+def restore(
+  gram: np.ndarray, moments: Sequence[np.ndarray], rotations: np.ndarray
+) -> np.ndarray:
+  """What brings back the lengths that averaging took.
+
+  Args:
+    gram: [sum D_i, sum D_i] float64, Q.
+    moments: [D_i, D_i] float64 of each part, P_i.
+    rotations: [sum D_i, dim].
+
+  Returns:
+    [dim, dim] float64, symmetric and invertible; Y times it is the result.
+  """
+  mean = rotations.T @ gram @ rotations
+  total, first = np.zeros_like(mean), 0
+  for moment in moments:
+    turn = rotations[first : first + len(moment)]
+    total += turn.T @ moment @ turn
+    first += len(moment)
+  squares, directions = np.linalg.eigh(mean)
+  totals = np.einsum('ij,ik,kj->j', directions, total, directions)
+  # n parts that have nothing in common are root n as long as their mean; what
+  # is beyond is made of rounding, in directions that no part has.
+  ratios = totals / np.maximum(squares, np.finfo(np.float64).tiny)
+  lengths = np.sqrt(np.clip(ratios, 1, len(moments)))
+  return (directions * lengths) @ directions.T
+
+
 def _relative(square: float, norm: float) -> float:
   return float(np.sqrt(max(square, 0) / norm)) if norm > 0 else 0.0
 
@@ -205,6 +243,7 @@ def merge(
   rows: jax.Array,
   shares: jax.Array,
   rotations: jax.Array,
+  outer: jax.Array,
   *,
   mesh: jax.sharding.Mesh,
   dims: tuple[int, ...],
@@ -215,14 +254,15 @@ def merge(
     rows: [b, sum D_i] float32.
     shares: [b, n] float32, a_i / a: 0 where a part lacks the word.
     rotations: [sum D_i, dim] float32.
+    outer: [dim, dim] float32, what Y is multiplied by in the end.
     mesh: the devices, over which rows are dealt.
     dims: D_i.
 
   Returns:
-    [b, dim] float32, Y; and what was measured.
+    [b, dim] float32, the result; and what was measured, of Y.
   """
 
-  def block(rows, shares, rotations):
+  def block(rows, shares, rotations, outer):
     turned = [
       jnp.matmul(rows[:, p], rotations[p], precision=gram_lib.PRECISION)
       for p in gram_lib.slices(dims)
@@ -254,12 +294,13 @@ def merge(
         )
       )
     found = jax.tree.map(lambda *x: jnp.stack(x), *found)
+    y = jnp.matmul(y, outer, precision=gram_lib.PRECISION)
     return y, jax.lax.psum(found, mesh.axis_names)
 
   over, everywhere = gram_lib.over(mesh), jax.sharding.PartitionSpec()
   return jax.shard_map(
     block,
     mesh=mesh,
-    in_specs=(over, over, everywhere),
+    in_specs=(over, over, everywhere, everywhere),
     out_specs=(over, everywhere),
-  )(rows, shares, rotations)
+  )(rows, shares, rotations, outer)

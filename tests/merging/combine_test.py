@@ -102,7 +102,8 @@ def test_a_word_is_the_weighted_mean_of_its_parts(weights, normalize):
           vector = vector / np.linalg.norm(vector)
         weight = part.counts[place] if weights == 'counts' else 1
         mean, total = mean + weight * (vector @ turn), total + weight
-    assert np.abs(merged.vectors[row] - mean / total).max() < 1e-5
+    expected = mean / total @ merged.outer
+    assert np.abs(merged.vectors[row] - expected).max() < 1e-5
 
 
 def test_a_word_that_a_part_never_saw_has_no_vote():
@@ -195,6 +196,38 @@ def test_contexts_and_optimizer_state_go_with_the_vectors():
     assert any('context vectors' in x for x in merged.report['warnings'])
 
 
+def test_products_stay_where_lengths_are_restored():
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i, 0.3, 0.3, others=True) for i in range(3)]
+  rng = np.random.default_rng(0)
+  names = ('output', 'input.mean', 'output.mean')
+  parts = [
+    p._replace(
+      others={
+        name: parts_lib.of_array(
+          rng.normal(size=(len(p.words), _DIM)).astype(np.float32)
+        )
+        for name in names
+      }
+    )
+    for p in parts
+  ]
+  plain, restored = (_merge(parts, restore=x) for x in (False, True))
+  assert np.array_equal(plain.outer, np.eye(_DIM))
+  assert restored.report['restore'] and not plain.report['restore']
+  norms = [np.linalg.norm(x.vectors) for x in (plain, restored)]
+  assert norms[1] > 1.05 * norms[0]
+  # Gradients by contexts change as vectors do, those by vectors as contexts.
+  for left, right in (
+    ('', 'output'), ('', 'input.mean'), ('output', 'output.mean'),
+  ):  # fmt: skip
+    products = [
+      (x.others[left] if left else x.vectors) @ x.others[right].T
+      for x in (plain, restored)
+    ]
+    assert np.abs(products[0] - products[1]).max() < 1e-4
+
+
 def test_masked_words_are_placed_by_the_part_that_has_them():
   """The experiment of the authors' mask_benchmark.csv, on made-up vectors."""
   rng = np.random.default_rng(1)
@@ -233,7 +266,9 @@ def test_masked_words_are_placed_by_the_part_that_has_them():
     places = {word: row for row, word in enumerate(merged.words)}
     aligned = merged.vectors[[places[f'w{i}'] for i in masked]]
     repaired, zeros = rows[0].copy(), rows[0].copy()
-    repaired[masked] = aligned @ merged.rotations[0].T
+    repaired[masked] = (
+      aligned @ np.linalg.inv(merged.outer) @ (merged.rotations[0].T)
+    )
     zeros[masked] = 1e-9 * rng.normal(size=(len(masked), _DIM))
     found[share] = score(repaired), score(zeros)
     # Near the true vector, that is as near as the noise of both allows.

@@ -53,6 +53,7 @@ def _merged(parts, weights, dim, start, iterations, num_devices=1, blocks=1):
     gram.put(mesh, rows),
     gram.put(mesh, shares),
     found.rotations.astype(np.float32),
+    np.eye(dim, dtype=np.float32),
     mesh=mesh,
     dims=dims,
   )
@@ -251,3 +252,51 @@ def test_principal_directions_are_those_of_the_svd():
   left, values, _ = np.linalg.svd(x, full_matrices=False)
   wanted = left[:, :4] * values[:4]
   assert np.abs(np.abs(y) - np.abs(wanted)).max() < 1e-10
+
+
+def _moments(parts, weights, dims):
+  """Q and P_i, a word at a time."""
+  gram_, moments = np.zeros((sum(dims),) * 2), [np.zeros((d, d)) for d in dims]
+  for w, mine in enumerate(weights):
+    side = [a * m[w] for a, m in zip(mine, parts, strict=True)]
+    gram_ += np.outer(np.concatenate(side), np.concatenate(side)) / mine.sum()
+    for i, m in enumerate(parts):
+      moments[i] += mine[i] * np.outer(m[w], m[w])
+  return gram_, moments
+
+
+def test_lengths_that_averaging_took_are_restored():
+  dims = (6, 5, 6)
+  _, parts, has = _parts(0, 300, dims, 5, 0.3, 0.6)
+  weights = has * np.random.default_rng(1).uniform(0.5, 2, has.shape)
+  gram_, moments = _moments(parts, weights, dims)
+  turns = align.solve(gram_, dims, 5, 'zero', 9, 1e-6).rotations
+  outer = align.restore(gram_, moments, turns)
+  assert np.abs(outer - outer.T).max() < 1e-12
+  split = np.split(turns, np.cumsum(dims)[:-1])
+  y = _mean(parts, weights, split)
+  mass = weights.sum(1, keepdims=True)
+  directions = np.linalg.eigh(y.T @ (mass * y))[1]
+  for direction in directions.T:
+    total = sum(
+      weights[w, i] * (m[w] @ split[i] @ direction) ** 2
+      for i, m in enumerate(parts)
+      for w in range(len(weights))
+    )
+    before = np.sum(mass[:, 0] * (y @ direction) ** 2)
+    after = np.sum(mass[:, 0] * (y @ outer @ direction) ** 2)
+    assert before < 0.95 * total
+    assert after == pytest.approx(total, rel=1e-9)
+
+
+def test_parts_that_agree_are_left_as_they_are():
+  dims = (8, 9, 8)  # the second has a direction that nobody knows of
+  _, parts, has = _parts(0, 300, dims, 8, 0.3, 0.0)
+  gram_, moments = _moments(parts, has.astype(np.float64), dims)
+  turns = align.solve(gram_, dims, 9, 'zero', 9, 1e-9).rotations
+  outer = align.restore(gram_, moments, turns)
+  split = np.split(turns, np.cumsum(dims)[:-1])
+  y = _mean(parts, has, split)
+  assert np.abs(y @ outer - y).max() < 1e-6 * np.abs(y).max()
+  # And rounding is not blown up to anything.
+  assert np.abs(np.linalg.eigvalsh(outer)).max() <= np.sqrt(3) + 1e-9
