@@ -105,8 +105,10 @@ def _check_output(output: pathlib.Path, parts: Sequence[str]) -> None:
   """Refuses to write over a part."""
   folder = output.resolve()
   for part in parts:
-    path = pathlib.Path(part).resolve()
-    if path == folder or path in (folder / 'export', folder / 'checkpoints'):
+    path = pathlib.Path(part).expanduser().resolve()
+    inside = [path, *path.parents]
+    written = (folder / x for x in ('export', 'tables', 'checkpoints'))
+    if path == folder or any(x in inside for x in written):
       raise errors.UserError(
         f'--output={output} is one of the parts; give another folder'
       )

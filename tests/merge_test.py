@@ -290,6 +290,10 @@ def test_a_full_disk_is_no_fault_of_a_part(
   [
     (['{0}/a', '{0}/a', '--output={0}/a'], 'is one of the parts'),
     (['{0}/a', '{0}/workdir/export', '--output={0}/workdir'], 'is one of'),
+    (
+      ['{0}/a', '{0}/workdir/export/vectors.npy', '--output={0}/workdir'],
+      'is one of',
+    ),
     (['{0}/a', '{0}/e.gz', '--output={0}/run'], 'is the folder of a run'),
     (['{0}/a', '--output={1}'], 'nothing to merge'),
     (['{0}/a', '{0}/e.gz', '--output={0}/c.bin/x'], 'give another --output'),
