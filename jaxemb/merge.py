@@ -233,6 +233,23 @@ def _add_choices(add: Callable[..., object]) -> None:
     help='bring the directions in which the parts disagree back to the length '
     'that they have in the parts',
   )
+  _add_limits(add)
+  add(
+    '--trainable',
+    action='store_true',
+    help='merge context vectors and optimizer state too (of runs and merges), '
+    'for config.train.init_from',
+  )
+  add(
+    '--skip-bad',
+    '--skip_bad',
+    action='store_true',
+    help='go on without parts that cannot be used',
+  )
+
+
+def _add_limits(add: Callable[..., object]) -> None:
+  """Flags on how far to go."""
   add(
     '--align_words',
     type=int,
@@ -247,18 +264,6 @@ def _add_choices(add: Callable[..., object]) -> None:
     default=1e-4,
     help='alir stops once vectors move by less, relative to their length '
     '(%(default)s)',
-  )
-  add(
-    '--trainable',
-    action='store_true',
-    help='merge context vectors and optimizer state too (of runs and merges), '
-    'for config.train.init_from',
-  )
-  add(
-    '--skip-bad',
-    '--skip_bad',
-    action='store_true',
-    help='go on without parts that cannot be used',
   )
 
 
