@@ -23,7 +23,7 @@ from jaxemb.data import download, encode, loader, scan, teams, toywiki
 from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, skipgram
-from jaxemb.ops import rowopt
+from jaxemb.ops import rowopt, wire
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import partition, replicas, sync
 from jaxemb.tables import sharded
@@ -258,7 +258,9 @@ def trainer(
     m.negatives,
     m.chunk,
     m.shared_negatives,
-    mesh_lib.TABLE if is_column else None,
+    wire.Axis(mesh_lib.TABLE, config.table.exchange_dtype)
+    if is_column
+    else None,
   )
   model = MODELS[m.name](spec, skipgram.negative_distribution(counts))
   rates = model.lookup_rates(
@@ -267,7 +269,12 @@ def trainer(
   )
   tables = {
     name: LAYOUTS[config.table.layout](
-      table,
+      dataclasses.replace(
+        table,
+        dtype=config.table.dtype,
+        rounding=config.table.rounding,
+        exchange_dtype=config.table.exchange_dtype,
+      ),
       OPTIMIZERS[config.optimizer.name](config.optimizer),
       # Each replica has tables of its own.
       axes if is_sync else sharded.ONE_DEVICE,

@@ -14,12 +14,13 @@ import ml_collections
 
 from jaxemb import build, errors, mesh, metrics, warm
 from jaxemb.data import encode
+from jaxemb.ops import rounding
 from jaxemb.storage import checkpoint
 
 
 @jax.jit
 def _all_finite(state: Any) -> jax.Array:
-  finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(state)]
+  finite = [rounding.is_finite(x) for x in jax.tree.leaves(state)]
   return jnp.stack(finite).all()
 
 

@@ -37,6 +37,7 @@ DTYPES = ('float32', 'bfloat16', 'float16', 'int8')
 
 _INFINITY = np.uint32(0x7F800000)
 _COLUMNS_KEY = np.array([0x243F6A88, 0x85A308D3], np.uint32)
+_BLOCK_ROWS = 1 << 16  # of what goes from the host to a device and back
 _LIMIT = 127  # of codes; -128 has no counterpart
 # A new scale has room for the row to grow: a row that is written with its old
 # scale keeps the numbers that did not change, one with another is rounded anew.
@@ -131,7 +132,7 @@ def _upwards(values: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def scales(largest: jax.Array, old: jax.Array | None = None) -> jax.Array:
+def row_scales(largest: jax.Array, old: jax.Array | None = None) -> jax.Array:
   """Scales with which rows of int8 are written.
 
   Args:
@@ -172,7 +173,7 @@ def encode(
   values: jax.Array,
   dtype: str,
   bits: jax.Array | None = None,
-  scales_: jax.Array | None = None,
+  scales: jax.Array | None = None,
 ) -> Any:
   """Rows as they are stored.
 
@@ -183,7 +184,7 @@ def encode(
     values: [..., d] float32.
     dtype: one of `DTYPES`.
     bits: [..., d] uint32, random; None = to the nearest, halves to even.
-    scales_: [...] float32, of int8, see `scales`; None = what suits each row.
+    scales: [...] float32, of int8, see `row_scales`; None = what suits a row.
 
   Returns:
     [..., d] float32, or uint16, the bits of 16-bit numbers, or `Scaled`.
@@ -194,9 +195,9 @@ def encode(
     return _to_bfloat16(values, bits)
   if dtype == 'float16':
     return _to_float16(values, bits)
-  if scales_ is None:
-    scales_ = scales(jnp.max(jnp.abs(values), -1))
-  return _to_int8(values, bits, scales_)
+  if scales is None:
+    scales = row_scales(jnp.max(jnp.abs(values), -1))
+  return _to_int8(values, bits, scales)
 
 
 def decode(rows: Any, dtype: str) -> jax.Array:
@@ -226,6 +227,18 @@ def decode_on_host(rows: Any, dtype: str) -> np.ndarray:
   if dtype == 'float16':
     return np.asarray(rows).view(np.float16).astype(np.float32)
   return np.asarray(rows.codes) * np.asarray(rows.scales)[..., None]
+
+
+def encode_on_host(values: np.ndarray, dtype: str) -> Any:
+  """As `encode`, to the nearest; block by block, of NumPy arrays."""
+  if dtype == 'float32':
+    return values
+  firsts = range(0, max(len(values), 1), _BLOCK_ROWS)
+  blocks = [
+    jax.device_get(encode(jnp.asarray(values[i : i + _BLOCK_ROWS]), dtype))
+    for i in firsts
+  ]
+  return jax.tree.map(lambda *x: np.concatenate(x), *blocks)
 
 
 def is_finite(array: jax.Array) -> jax.Array:

@@ -248,13 +248,13 @@ def test_bits_depend_on_place_and_key_alone():
 
 def test_scales_of_int8():
   largest = np.array([0, 1, 1, 1, 1.2, 0.3, 0, np.nan], np.float32)
-  first = np.asarray(rounding.scales(largest[1]))
+  first = np.asarray(rounding.row_scales(largest[1]))
   assert 127 * first > 1.1
   np.testing.assert_array_equal(
     np.float64(first) * 127, np.float32(127 * first)
   )
   old = np.array([0, first, 0, first, first, first, first, first], np.float32)
-  found = np.asarray(rounding.scales(largest, old))
+  found = np.asarray(rounding.row_scales(largest, old))
   kept = [True, True, False, True, False, False, True, False]
   assert (found == old).tolist() == kept
   fits = 127 * found[:7] >= largest[:7]
