@@ -233,8 +233,9 @@ def partition(
   vectors: jax.sharding.PartitionSpec,
   scales: jax.sharding.PartitionSpec,
   slots: Any,
+  scratch: Any = (),
 ) -> spec_lib.TableState:
   """How a state lies on the mesh; scales are those of rows of int8."""
   if spec.dtype == 'int8':
     vectors = rounding.Scaled(vectors, scales)
-  return spec_lib.TableState(vectors, slots)
+  return spec_lib.TableState(vectors, slots, scratch if is_low(spec) else ())

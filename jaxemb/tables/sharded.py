@@ -106,7 +106,7 @@ def replicated(
     lookup,
     update,
     lambda vectors: jax.tree.map(np.asarray, vectors),
-    precision.partition(spec, everywhere, everywhere, everywhere),
+    precision.partition(spec, *[everywhere] * 4),
     spec,
   )
 
@@ -201,7 +201,7 @@ def column(
     lookup,
     update,
     gather,
-    precision.partition(spec, split, everywhere, partition),
+    precision.partition(spec, split, everywhere, partition, everywhere),
     spec,
   )
 
