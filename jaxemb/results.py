@@ -3,6 +3,7 @@
 import datetime
 import hashlib
 import importlib.metadata
+import math
 import os
 import pathlib
 import platform
@@ -12,6 +13,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 
@@ -20,6 +22,7 @@ from jaxemb.data import encode
 from jaxemb.evaluation import benchmarks, summary
 from jaxemb.ops import rounding
 from jaxemb.storage import rows_file, word2vec_format
+from jaxemb.strategies import base as strategy_base
 
 _PACKAGES = ('jaxemb', 'jax', 'jaxlib', 'orbax-checkpoint', 'numpy', 'numba')
 
@@ -92,6 +95,13 @@ def _categories(paths: list[str]) -> dict[str, list[str]]:
   return categories
 
 
+def vector_bytes(strategy: strategy_base.Strategy) -> int:
+  """Bytes that one copy of all tables' vectors takes, as they are kept."""
+  shapes = jax.eval_shape(strategy.init, jax.random.key(0))
+  leaves = jax.tree.leaves([x.vectors for x in shapes.tables.values()])
+  return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
+
+
 def page(
   config: ml_collections.ConfigDict,
   parts: build.Parts,
@@ -126,6 +136,8 @@ def page(
     'total_secs': totals.total_secs,
     'peak_rss_bytes': hosts.peak_rss_bytes(),
     'table_bytes': table_bytes,
+    'vector_bytes': vector_bytes(parts.strategy),
+    'table_dtype': config.table.dtype,
     'devices': [mesh.name(d) for d in parts.mesh.devices.flatten()],
     'collectives': report.per_word(
       totals.collectives,

@@ -85,13 +85,15 @@ def merge_unsorted(
   positions = jnp.arange(len(flat), dtype=jnp.int32)
   scratch = scratch.at[flat].set(positions, mode='drop')
   found = scratch.at[flat].get(mode='clip')
-  target = jnp.where(flat < vocab, found, positions)
+  is_target = (found == positions) & (flat < vocab)
+  # Of most ids there is one look-up, which stays where it is; padding too.
+  is_added = (found != positions) & (flat < vocab)
+  target = jnp.where(is_added, found, len(flat))
 
   def summed(x):
     x = x.reshape(len(flat), -1)
-    return jnp.zeros_like(x).at[target].add(x, mode='promise_in_bounds')
+    return x.at[target].add(x, mode='drop')
 
-  is_target = (target == positions) & (flat < vocab)
   return Merged(
     jnp.where(is_target, flat, vocab + positions),
     summed(jnp.ones((len(flat), 1), jnp.float32))[:, 0],

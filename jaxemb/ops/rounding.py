@@ -96,12 +96,14 @@ def _bits(values: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _to_bfloat16(values: jax.Array, bits: jax.Array | None) -> jax.Array:
-  sign, size = _bits(values)
-  more = 0x7FFF + ((size >> 16) & 1) if bits is None else bits >> 16
-  # What is beyond the largest number becomes that; infinity stays.
-  rounded = jnp.maximum(jnp.minimum(size + more, 0x7F7FFFFF), size)
-  rounded |= (size > _INFINITY).astype(jnp.uint32) << 22
-  return (sign | (rounded >> 16)).astype(jnp.uint16)
+  whole = jax.lax.bitcast_convert_type(values, jnp.uint32)
+  more = 0x7FFF + ((whole >> 16) & 1) if bits is None else bits >> 16
+  size = whole & 0x7FFFFFFF
+  # From the largest number on nothing goes up: infinity and NaN stay, and what
+  # is between becomes the largest. A NaN has a bit set that is not cut off.
+  kept = jnp.where(size > _INFINITY, whole | 0x400000, whole)
+  rounded = jnp.where(size >= 0x7F7F0000, kept, whole + more)
+  return (rounded >> 16).astype(jnp.uint16)
 
 
 def _to_float16(values: jax.Array, bits: jax.Array | None) -> jax.Array:
