@@ -30,7 +30,7 @@ def test_the_default_is_accepted():
     ('train.batch_words', 100, 'multiple of'),
     ('model.name', 'glove', "'skipgram' or 'cbow'"),
     ('model.loss', 'hierarchical_softmax', 'not available'),
-    ('table.dtype', 'int8', 'not available'),
+    ('table.dtype', 'int4', 'not available'),
     ('table.layout', 'diagonal', 'not available'),
     ('table.layout', 'row', '--config.strategy.name=sync'),
     ('table.rounding', 'stochastic', 'not available'),

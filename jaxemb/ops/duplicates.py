@@ -91,7 +91,7 @@ def merge_unsorted(
   target = jnp.where(is_added, found, len(flat))
 
   def summed(x):
-    x = x.reshape(len(flat), -1)
+    x = jnp.asarray(x).reshape(len(flat), -1)
     return x.at[target].add(x, mode='drop')
 
   return Merged(
