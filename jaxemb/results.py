@@ -3,7 +3,6 @@
 import datetime
 import hashlib
 import importlib.metadata
-import math
 import os
 import pathlib
 import platform
@@ -95,13 +94,6 @@ def _categories(paths: list[str]) -> dict[str, list[str]]:
   return categories
 
 
-def vector_bytes(strategy: strategy_base.Strategy) -> int:
-  """Bytes that one copy of all tables' vectors takes, as they are kept."""
-  shapes = jax.eval_shape(strategy.init, jax.random.key(0))
-  leaves = jax.tree.leaves([x.vectors for x in shapes.tables.values()])
-  return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
-
-
 def page(
   config: ml_collections.ConfigDict,
   parts: build.Parts,
@@ -136,7 +128,9 @@ def page(
     'total_secs': totals.total_secs,
     'peak_rss_bytes': hosts.peak_rss_bytes(),
     'table_bytes': table_bytes,
-    'vector_bytes': vector_bytes(parts.strategy),
+    'vector_bytes': strategy_base.vector_bytes(
+      jax.eval_shape(parts.strategy.init, jax.random.key(0))
+    ),
     'table_dtype': config.table.dtype,
     'devices': [mesh.name(d) for d in parts.mesh.devices.flatten()],
     'collectives': report.per_word(

@@ -200,7 +200,7 @@ def _listed(numbers: Sequence[int]) -> str:
 def _check_fits(config: ml_collections.ConfigDict, parts: build.Parts) -> None:
   shapes = jax.eval_shape(parts.strategy.init, jax.random.key(0))
   try:
-    saving.check_fits(parts, shapes)
+    saving.check_fits(config, parts, shapes)
   except errors.UserError as error:
     if config.strategy.per_device <= 1:
       raise

@@ -146,6 +146,16 @@ def init_tables(
   }
 
 
+def vector_bytes(shapes: Any) -> int:
+  """Bytes that the rows of all tables of all models take, as they are kept.
+
+  Args:
+    shapes: of a state, as `jax.eval_shape` gives them.
+  """
+  leaves = jax.tree.leaves([x.vectors for x in shapes.tables.values()])
+  return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
+
+
 def stacked(states: Any, num: int) -> Any:
   """The same states so many times, along a leading axis of models."""
   return jax.tree.map(

@@ -55,7 +55,7 @@ def _sent(config):
 
 _COLUMN = {
   'strategy.name': 'sync', 'table.layout': 'column', 'mesh.data': 1,
-  'mesh.table': 2,
+  'mesh.table': 2, 'optimizer.max_duplicates': 0.0,  # else counts are summed
 }  # fmt: skip
 
 
