@@ -267,22 +267,7 @@ def trainer(
     loader.center_probabilities(counts, d.sample),
     skipgram.negative_probabilities(counts),
   )
-  tables = {
-    name: LAYOUTS[config.table.layout](
-      dataclasses.replace(
-        table,
-        dtype=config.table.dtype,
-        rounding=config.table.rounding,
-        exchange_dtype=config.table.exchange_dtype,
-      ),
-      OPTIMIZERS[config.optimizer.name](config.optimizer),
-      # Each replica has tables of its own.
-      axes if is_sync else sharded.ONE_DEVICE,
-      config.table.duplicates == 'merge',
-      **_row_settings(config, mesh, rates[name]),
-    )
-    for name, table in model.specs().items()
-  }
+  tables = _tables(config, model, mesh, axes if is_sync else None, rates)
   # A replica has a step of its own, of its own part of the corpus.
   part_words = t.batch_words // (d.parts if is_sync else 1)
   strategy = STRATEGIES[config.strategy.name](
@@ -304,6 +289,32 @@ def trainer(
     config.seed, t.epochs, part_words, m.window, d.sample
   )
   return Trainer(loader_spec, model, strategy)
+
+
+def _tables(
+  config: ml_collections.ConfigDict,
+  model: model_base.Model,
+  mesh: jax.sharding.Mesh,
+  axes: spec_lib.Axes | None,
+  rates: Mapping[str, np.ndarray],
+) -> dict[str, spec_lib.Table]:
+  """The model's tables; without axes each device has tables of its own."""
+  t = config.table
+  kept = {
+    'dtype': t.dtype,
+    'rounding': t.rounding,
+    'exchange_dtype': t.exchange_dtype,
+  }
+  return {
+    name: LAYOUTS[t.layout](
+      dataclasses.replace(table, **kept),
+      OPTIMIZERS[config.optimizer.name](config.optimizer),
+      axes or sharded.ONE_DEVICE,
+      t.duplicates == 'merge',
+      **_row_settings(config, mesh, rates[name]),
+    )
+    for name, table in model.specs().items()
+  }
 
 
 def _row_settings(

@@ -1,4 +1,4 @@
-"""Whole runs on tables of few bits: exports, resuming, what goes on from them."""
+"""Whole runs on tables of few bits: exports, resuming, going on from them."""
 
 import json
 

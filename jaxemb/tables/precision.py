@@ -205,6 +205,14 @@ def merged(
   return row_grads, scratch
 
 
+def slots_of(spec: spec_lib.TableSpec, slots: Any) -> Any:
+  """An optimizer's slots, without what a table of few bits needs not have."""
+  if is_low(spec) and hasattr(slots, 'scratch'):
+    # Duplicates are counted where they are summed. Not empty, see `rowopt.sgd`.
+    return slots._replace(scratch=jnp.zeros(1, jnp.float32))
+  return slots
+
+
 def new_state(
   spec: spec_lib.TableSpec, vectors: jax.Array, slots: Any, axis: str | None
 ) -> spec_lib.TableState:
@@ -216,11 +224,9 @@ def new_state(
     slots: of its optimizer.
     axis: of the mesh, over which columns are split.
   """
+  slots = slots_of(spec, slots)
   if not is_low(spec):
     return spec_lib.TableState(vectors, slots)
-  if hasattr(slots, 'scratch'):
-    # Duplicates are counted where they are summed. Not empty, see `rowopt.sgd`.
-    slots = slots._replace(scratch=jnp.zeros(1, jnp.float32))
   return spec_lib.TableState(
     stored(spec, vectors, axis),
     slots,
@@ -239,3 +245,40 @@ def partition(
   if spec.dtype == 'int8':
     vectors = rounding.Scaled(vectors, scales)
   return spec_lib.TableState(vectors, slots, scratch if is_low(spec) else ())
+
+
+def written(
+  spec: spec_lib.TableSpec,
+  optimizer: rowopt.RowOptimizer,
+  state: spec_lib.TableState,
+  row_grads: rowopt.RowGrads,
+  place: Place,
+  merges_duplicates: bool,
+  learning_rate: jax.Array,
+  figures: rowopt.Figures = rowopt.HERE,
+  beyond: int = 0,
+) -> spec_lib.TableState:
+  """The state of a table whose rows each device has, after an update.
+
+  Args:
+    spec: of the table.
+    optimizer: of its rows.
+    state: before.
+    row_grads: of all devices.
+    place: of their rows.
+    merges_duplicates: whether rows of float32 are written once as well.
+    learning_rate: float32.
+    figures: how the optimizer reaches the numbers of rows.
+    beyond: how many of these only fill up.
+  """
+  row_grads, scratch = merged(
+    row_grads, spec.vocab, merges_duplicates, state.scratch
+  )
+  # Padding is none of the rows that only fill up, either.
+  ids = row_grads.ids + beyond * (row_grads.ids >= spec.vocab)
+  deltas, slots = optimizer.update(
+    state.slots, row_grads._replace(ids=ids), learning_rate, figures
+  )
+  place = place._replace(ids=ids)
+  vectors = add(spec, state.vectors, ids, deltas, merges_duplicates, place)
+  return spec_lib.TableState(vectors, slots, scratch)

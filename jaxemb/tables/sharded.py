@@ -86,19 +86,11 @@ def replicated(
       ids, row_grads = precision.gathered(
         _flat(ids, row_grads), names, spec.exchange_dtype
       )
-    all_grads, scratch = precision.merged(
-      rowopt.RowGrads(ids, row_grads, _squares(optimizer, row_grads)),
-      spec.vocab,
-      merges_duplicates,
-      state.scratch,
+    row_grads = rowopt.RowGrads(ids, row_grads, _squares(optimizer, row_grads))
+    place = precision.Place(key, ids, jnp.arange(spec.dim))
+    return precision.written(
+      spec, optimizer, state, row_grads, place, merges_duplicates, learning_rate
     )
-    deltas, slots = optimizer.update(state.slots, all_grads, learning_rate)
-    ids = all_grads.ids
-    vectors = precision.add(
-      spec, state.vectors, ids, deltas, merges_duplicates,
-      precision.Place(key, ids, jnp.arange(spec.dim)),
-    )  # fmt: skip
-    return spec_lib.TableState(vectors, slots, scratch)
 
   everywhere = jax.sharding.PartitionSpec()
   return spec_lib.Table(
@@ -161,40 +153,27 @@ def column(
     all_of_them = precision.gathered(
       (ids, row_grads, squares), data_names, spec.exchange_dtype
     )
-    all_grads, scratch = precision.merged(
-      rowopt.RowGrads(*all_of_them),
-      spec.vocab,
-      merges_duplicates,
-      state.scratch,
-    )
-    # Padding is none of the rows that only fill up, either.
-    ids = all_grads.ids + beyond * (all_grads.ids >= spec.vocab)
-    all_grads = all_grads._replace(ids=ids)
-    deltas, slots = optimizer.update(
-      state.slots, all_grads, learning_rate, figures
-    )
-    vectors = precision.add(
-      spec, state.vectors, ids, deltas, merges_duplicates,
-      precision.Place(key, ids, own_columns(), split_over),
+    place = precision.Place(key, ids, own_columns(), split_over)
+    return precision.written(
+      spec, optimizer, state, rowopt.RowGrads(*all_of_them), place,
+      merges_duplicates, learning_rate, figures, beyond,
     )  # fmt: skip
-    return spec_lib.TableState(vectors, slots, scratch)
 
   def gather(vectors):
-    return jax.tree.map(
-      lambda x: (
-        np.ascontiguousarray(np.asarray(x)[..., : spec.dim])
-        if x.ndim > 1
-        else np.asarray(x)
-      ),
-      vectors,
-    )
+    def cut(x):
+      x = np.asarray(x)
+      return np.ascontiguousarray(x[:, : spec.dim]) if x.ndim > 1 else x
+
+    return jax.tree.map(cut, vectors)
 
   split = jax.sharding.PartitionSpec(None, axes.table)
   by_shape = {(spec.vocab, dim): split}
   if is_dealt:
     by_shape[own_rows,] = jax.sharding.PartitionSpec(axes.table)
   everywhere = jax.sharding.PartitionSpec()
-  slots = jax.eval_shape(lambda: optimizer.init(spec.vocab, dim, own_rows))
+  slots = jax.eval_shape(
+    lambda: precision.slots_of(spec, optimizer.init(spec.vocab, dim, own_rows))
+  )
   partition = jax.tree.map(lambda x: by_shape.get(x.shape, everywhere), slots)
   return spec_lib.Table(
     init,
