@@ -136,9 +136,8 @@ def column(
     return dim * first + jnp.arange(dim)
 
   def init(key: jax.Array) -> spec_lib.TableState:
-    vectors = precision.first_rows(
-      spec, key, jnp.arange(spec.vocab), own_columns()
-    )
+    ids, columns = jnp.arange(spec.vocab), own_columns()
+    vectors = precision.first_rows(spec, key, ids, columns)
     slots = optimizer.init(spec.vocab, dim, own_rows)
     return precision.new_state(spec, vectors, slots, split_over)
 
@@ -150,39 +149,41 @@ def column(
     squares = _squares(optimizer, row_grads)
     if axes.num_table > 1 and squares is not None:
       squares = jax.lax.psum(squares * (dim / spec.dim), axes.table)
-    all_of_them = precision.gathered(
-      (ids, row_grads, squares), data_names, spec.exchange_dtype
-    )
-    place = precision.Place(key, ids, own_columns(), split_over)
+    mine, dtype = (ids, row_grads, squares), spec.exchange_dtype
+    all_of_them = precision.gathered(mine, data_names, dtype)
     return precision.written(
-      spec, optimizer, state, rowopt.RowGrads(*all_of_them), place,
-      merges_duplicates, learning_rate, figures, beyond,
+      spec, optimizer, state, rowopt.RowGrads(*all_of_them),
+      precision.Place(key, ids, own_columns(), split_over), merges_duplicates,
+      learning_rate, figures, beyond,
     )  # fmt: skip
 
-  def gather(vectors):
-    def cut(x):
-      x = np.asarray(x)
-      return np.ascontiguousarray(x[:, : spec.dim]) if x.ndim > 1 else x
-
-    return jax.tree.map(cut, vectors)
-
+  slots = jax.eval_shape(
+    lambda: precision.slots_of(spec, optimizer.init(spec.vocab, dim, own_rows))
+  )
   split = jax.sharding.PartitionSpec(None, axes.table)
   by_shape = {(spec.vocab, dim): split}
   if is_dealt:
     by_shape[own_rows,] = jax.sharding.PartitionSpec(axes.table)
   everywhere = jax.sharding.PartitionSpec()
-  slots = jax.eval_shape(
-    lambda: precision.slots_of(spec, optimizer.init(spec.vocab, dim, own_rows))
-  )
   partition = jax.tree.map(lambda x: by_shape.get(x.shape, everywhere), slots)
   return spec_lib.Table(
     init,
     lookup,
     update,
-    gather,
+    lambda vectors: _without_filling(vectors, spec.dim),
     precision.partition(spec, split, everywhere, partition, everywhere),
     spec,
   )
+
+
+def _without_filling(vectors: Any, dim: int) -> Any:
+  """Rows on the host, without the columns that only fill up."""
+
+  def cut(x):
+    x = np.asarray(x)
+    return np.ascontiguousarray(x[:, :dim]) if x.ndim > 1 else x
+
+  return jax.tree.map(cut, vectors)
 
 
 def row_holders(vocab: int, num_table: int) -> np.ndarray:
