@@ -103,7 +103,7 @@ def test_runs_of_int8(tmp_path, monkeypatch):
   assert np.load(tmp_path / 'last' / 'export' / 'vectors.npy').dtype == '<f4'
   found = jaxemb.load(tmp_path / 'last').vectors
   error = np.abs(found - kept) / np.abs(kept).max(1, keepdims=True)
-  assert error.max() < 0.6 * 1.125 / 127
+  assert error.max() < 0.65 * 1.25 / 127
 
 
 def test_sub_models_of_few_bits(tmp_path):

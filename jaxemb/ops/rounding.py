@@ -39,9 +39,8 @@ _INFINITY = np.uint32(0x7F800000)
 _COLUMNS_KEY = np.array([0x243F6A88, 0x85A308D3], np.uint32)
 _BLOCK_ROWS = 1 << 16  # of what goes from the host to a device and back
 _LIMIT = 127  # of codes; -128 has no counterpart
-# A new scale has room for the row to grow: a row that is written with its old
-# scale keeps the numbers that did not change, one with another is rounded anew.
-_HEADROOM = 1.125
+# Scales are few and far between, so that a row that hardly changes keeps its
+# scale, and with it the numbers that did not change.
 _SHRUNK = 0.5  # of what the old scale could hold: then a finer one is chosen
 
 
@@ -49,7 +48,7 @@ class Scaled(NamedTuple):
   """Rows of int8: number j of a row is codes[j] * scale."""
 
   codes: Any  # [..., d] int8, -127 to 127
-  # [...] float32 of 16 significant bits, so that every product is exact
+  # [...] float32 of 3 significant bits, so that every product is exact
   scales: Any
 
 
@@ -128,9 +127,9 @@ def _to_float16(values: jax.Array, bits: jax.Array | None) -> jax.Array:
 
 
 def _upwards(values: jax.Array) -> jax.Array:
-  """The nearest numbers of 16 significant bits that are not below."""
+  """The nearest numbers of 3 significant bits that are not below."""
   bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
-  bits = (bits + 0xFF) & ~np.uint32(0xFF)
+  bits = (bits + 0x1FFFFF) & ~np.uint32(0x1FFFFF)
   return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
@@ -145,7 +144,7 @@ def row_scales(largest: jax.Array, old: jax.Array | None = None) -> jax.Array:
     [...] float32; not finite where a row is not.
   """
   # Far from what divides to nothing, or by nothing.
-  new = _upwards(jnp.maximum(largest, 1e-30) * (_HEADROOM / _LIMIT))
+  new = _upwards(jnp.maximum(largest, 1e-30) / _LIMIT)
   new = jnp.where(jnp.isfinite(largest), new, largest)
   if old is None:
     return new

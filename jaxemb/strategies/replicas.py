@@ -193,7 +193,8 @@ def _exchange_chunk(
     ids = firsts[name] + jnp.arange(rows)
     columns = jnp.arange(specs[name].dim)
     place = precision.Place(rounding.key(key, j), ids, columns)
-    new[name] = precision.rounded(specs[name], sums[name], place, olds[name])
+    # Not by the old scales: XLA would copy all of them to read these twice.
+    new[name] = precision.rounded(specs[name], sums[name], place)
   return (
     {k: _put(table, firsts[k], new[k]) for k, table in vectors.items()},
     {k: _put(table, firsts[k], new[k]) for k, table in exchanged.items()},
