@@ -168,7 +168,7 @@ def shapes(job: Job) -> tuple[Any, ...]:
     jax.tree.map(placed, strategy.state_sharding, state),
     placed(strategy.constants_sharding, strategy.constants()),
     placed(strategy.batch_sharding, batch),
-    _schedule(job, 0),
+    schedule(job, 0),
   )
 
 
@@ -216,7 +216,7 @@ def full_batches(job: Job, corpus: encode.Encoded) -> Iterator[loader.Loaded]:
     yield item._replace(batch=jax.block_until_ready(batch))
 
 
-def _schedule(job: Job, index: int) -> strategy_base.Schedule:
+def schedule(job: Job, index: int) -> strategy_base.Schedule:
   """A learning rate, and the key of a dispatch."""
   rate = np.float32(_LEARNING_RATE)
   key = np.random.SeedSequence((job.config.seed, index))
@@ -246,7 +246,7 @@ def time_dispatches(
   """
   secs, sizes = [], []
   for item in full_batches(job, corpus):
-    plan = _schedule(job, len(secs))
+    plan = schedule(job, len(secs))
     start_secs = time.perf_counter()
     state, metrics = job.strategy.step(state, constants, item.batch, plan)
     _check(jax.block_until_ready((state, metrics))[1])
@@ -280,7 +280,7 @@ def time_epochs(
   waiting: collections.deque = collections.deque()
   ends: list[float] = []  # of epochs
   for item in items:
-    plan = _schedule(job, item.index)
+    plan = schedule(job, item.index)
     state, metrics = job.strategy.step(state, constants, item.batch, plan)
     waiting.append((item.index, metrics))
     if len(waiting) < 2:

@@ -23,7 +23,7 @@ from jaxemb.data import download, encode, loader, scan, teams, toywiki
 from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, skipgram
-from jaxemb.ops import rowopt
+from jaxemb.ops import rowopt, wire
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import partition, replicas, sync
 from jaxemb.tables import sharded
@@ -258,24 +258,16 @@ def trainer(
     m.negatives,
     m.chunk,
     m.shared_negatives,
-    mesh_lib.TABLE if is_column else None,
+    wire.Axis(mesh_lib.TABLE, config.table.exchange_dtype)
+    if is_column
+    else None,
   )
   model = MODELS[m.name](spec, skipgram.negative_distribution(counts))
   rates = model.lookup_rates(
     loader.center_probabilities(counts, d.sample),
     skipgram.negative_probabilities(counts),
   )
-  tables = {
-    name: LAYOUTS[config.table.layout](
-      table,
-      OPTIMIZERS[config.optimizer.name](config.optimizer),
-      # Each replica has tables of its own.
-      axes if is_sync else sharded.ONE_DEVICE,
-      config.table.duplicates == 'merge',
-      **_row_settings(config, mesh, rates[name]),
-    )
-    for name, table in model.specs().items()
-  }
+  tables = _tables(config, model, mesh, axes if is_sync else None, rates)
   # A replica has a step of its own, of its own part of the corpus.
   part_words = t.batch_words // (d.parts if is_sync else 1)
   strategy = STRATEGIES[config.strategy.name](
@@ -297,6 +289,32 @@ def trainer(
     config.seed, t.epochs, part_words, m.window, d.sample
   )
   return Trainer(loader_spec, model, strategy)
+
+
+def _tables(
+  config: ml_collections.ConfigDict,
+  model: model_base.Model,
+  mesh: jax.sharding.Mesh,
+  axes: spec_lib.Axes | None,
+  rates: Mapping[str, np.ndarray],
+) -> dict[str, spec_lib.Table]:
+  """The model's tables; without axes each device has tables of its own."""
+  t = config.table
+  kept = {
+    'dtype': t.dtype,
+    'rounding': t.rounding,
+    'exchange_dtype': t.exchange_dtype,
+  }
+  return {
+    name: LAYOUTS[t.layout](
+      dataclasses.replace(table, **kept),
+      OPTIMIZERS[config.optimizer.name](config.optimizer),
+      axes or sharded.ONE_DEVICE,
+      t.duplicates == 'merge',
+      **_row_settings(config, mesh, rates[name]),
+    )
+    for name, table in model.specs().items()
+  }
 
 
 def _row_settings(

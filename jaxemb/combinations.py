@@ -36,6 +36,7 @@ def check(
           f'config.strategy.{key}={config.strategy[key]!r} means nothing with '
           f'config.strategy.name={name!r}; give --config.strategy.name={other}'
         )
+  _check_precision(config)
   if name == 'sync':
     return
   if layout != 'replicated':
@@ -52,6 +53,21 @@ def check(
     )
   if name == 'partition':
     _check_partition(config)
+
+
+def _check_precision(config: ml_collections.ConfigDict) -> None:
+  t = config.table
+  if t.dtype == 'float32' and t.rounding == 'nearest':
+    raise errors.UserError(
+      "config.table.rounding='nearest' means nothing with "
+      "config.table.dtype='float32', which is not rounded; leave it out, or "
+      'give --config.table.dtype=bfloat16'
+    )
+  if config.strategy.name == 'partition' and t.exchange_dtype != 'float32':
+    raise errors.UserError(
+      f'config.table.exchange_dtype={t.exchange_dtype!r} means nothing with '
+      "config.strategy.name='partition', which exchanges nothing; leave it out"
+    )
 
 
 def _check_partition(config: ml_collections.ConfigDict) -> None:

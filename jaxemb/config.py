@@ -28,6 +28,7 @@ _FREE_KEYS = frozenset(
     'strategy.part',
     'strategy.per_device',
     'table.duplicates',
+    'table.export_dtype',
     'train.checkpoint_every_secs',
     'train.checkpoints_to_keep',
     'train.log_every_secs',
@@ -44,8 +45,10 @@ _CHOICES = {
   'model.name': ('skipgram', 'cbow'),
   'model.loss': ('negative_sampling',),
   'table.layout': ('replicated', 'row', 'column'),
-  'table.dtype': ('float32',),
-  'table.rounding': ('nearest',),
+  'table.dtype': ('float32', 'bfloat16', 'float16', 'int8'),
+  'table.rounding': ('stochastic', 'nearest'),
+  'table.exchange_dtype': ('float32', 'bfloat16'),
+  'table.export_dtype': ('', 'float32'),
   'table.duplicates': ('', 'scatter', 'merge'),
   'optimizer.name': ('sgd', 'adagrad', 'adam'),
   'strategy.name': ('replicas', 'sync', 'partition'),
@@ -135,8 +138,14 @@ def default() -> ml_collections.ConfigDict:
   c.table = ml_collections.ConfigDict()
   c.table.layout = 'replicated'  # every device holds all rows; 'row' = each of
   # mesh.table holds a share of the rows, 'column' = a share of every row
-  c.table.dtype = 'float32'
-  c.table.rounding = 'nearest'
+  c.table.dtype = 'float32'  # that rows are kept in; 'bfloat16', 'float16', or
+  # 'int8' with a scale for each row. All is computed in float32
+  c.table.rounding = 'stochastic'  # up or down at random, right on average; or
+  # 'nearest', which loses small updates
+  c.table.exchange_dtype = 'float32'  # that rows and gradients travel in from
+  # device to device, or 'bfloat16'; they are summed in float32
+  c.table.export_dtype = ''  # of export/vectors.npy: '' = table.dtype, or
+  # 'float32'; word2vec files are float32 always
   c.table.duplicates = ''  # rows looked up several times in a step: 'scatter' =
   # written as often, 'merge' = summed and written once, '' = what suits the
   # device

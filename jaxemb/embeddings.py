@@ -17,7 +17,7 @@ import numpy as np
 from jaxemb import errors, spelling
 from jaxemb.evaluation import gensim_results
 from jaxemb.evaluation import words as measures
-from jaxemb.storage import word2vec_format
+from jaxemb.storage import rows_file, word2vec_format
 
 Key = str | int | np.ndarray
 Weighted = Key | tuple[Key, float]
@@ -355,7 +355,7 @@ def _load_export(path: pathlib.Path) -> Embeddings:
   if (folder / 'export').is_dir():
     folder = folder / 'export'
   try:
-    vectors = np.asarray(np.load(folder / 'vectors.npy', mmap_mode='r'))
+    vectors = rows_file.load(folder / rows_file.NAME)
   except (OSError, ValueError, EOFError) as error:
     raise errors.UserError(
       f'no usable vectors.npy in {folder}: {error}; give a workdir whose run '

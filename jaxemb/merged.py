@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxemb import build, errors, metrics, report, results
 from jaxemb.data import vocab
+from jaxemb.ops import rounding
 
 _WORDS_COUNTED = (
   'corpus words inside the vocabulary that sub-models have read, before '
@@ -168,7 +169,7 @@ def write(
     config,
     workdir,
     parts._replace(corpus=corpus),
-    merged.vectors,
+    rounding.encode_on_host(merged.vectors, config.table.dtype),
     totals,
     table_bytes,
     more,

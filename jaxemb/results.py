@@ -12,13 +12,16 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 
 from jaxemb import build, hosts, mesh, metrics, report
 from jaxemb.data import encode
 from jaxemb.evaluation import benchmarks, summary
-from jaxemb.storage import word2vec_format
+from jaxemb.ops import rounding
+from jaxemb.storage import rows_file, word2vec_format
+from jaxemb.strategies import base as strategy_base
 
 _PACKAGES = ('jaxemb', 'jax', 'jaxlib', 'orbax-checkpoint', 'numpy', 'numba')
 
@@ -125,6 +128,10 @@ def page(
     'total_secs': totals.total_secs,
     'peak_rss_bytes': hosts.peak_rss_bytes(),
     'table_bytes': table_bytes,
+    'vector_bytes': strategy_base.vector_bytes(
+      jax.eval_shape(parts.strategy.init, jax.random.key(0))
+    ),
+    'table_dtype': config.table.dtype,
     'devices': [mesh.name(d) for d in parts.mesh.devices.flatten()],
     'collectives': report.per_word(
       totals.collectives,
@@ -160,11 +167,23 @@ def _evaluate(
   return evaluation
 
 
+def exported_rows(
+  config: ml_collections.ConfigDict, rows: Any
+) -> rows_file.Kept:
+  """Rows that are kept in `config.table.dtype`, as vectors.npy has them."""
+  dtype = config.table.dtype
+  if config.table.export_dtype == 'float32':
+    return rows_file.Kept(rounding.decode_on_host(rows, dtype))
+  if dtype == 'int8':
+    return rows_file.Kept(rows.codes, dtype, rows.scales)
+  return rows_file.Kept(rows, dtype)
+
+
 def write(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
   parts: build.Parts,
-  vectors: np.ndarray,
+  rows: Any,
   totals: metrics.Totals,
   table_bytes: int,
   more: Mapping[str, Any] = types.MappingProxyType({}),
@@ -175,15 +194,17 @@ def write(
     config: the settings.
     workdir: folder of the run.
     parts: corpus and evaluation sets.
-    vectors: [vocab, dim] float32.
+    rows: [vocab, dim], as they are kept in `config.table.dtype`.
     totals: sums over the run.
     table_bytes: of the tables with their optimizer state.
     more: for the report, or instead of what it has.
   """
   start = time.time()
   vocabulary = parts.corpus.vocabulary
+  kept = exported_rows(config, rows)
+  vectors = rounding.decode_on_host(rows, config.table.dtype)
   exported = word2vec_format.export(
-    workdir / 'export', vocabulary.words, vectors, vocabulary.counts
+    workdir / 'export', vocabulary.words, vectors, vocabulary.counts, kept
   )
   metrics.LOG.info('vectors in %s', workdir / 'export')
   evaluation = _evaluate(config, parts, vectors)

@@ -14,19 +14,24 @@ import ml_collections
 
 from jaxemb import build, errors, mesh, metrics, warm
 from jaxemb.data import encode
+from jaxemb.ops import rounding
 from jaxemb.storage import checkpoint
+from jaxemb.strategies import base
 
 
 @jax.jit
 def _all_finite(state: Any) -> jax.Array:
-  finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(state)]
+  finite = [rounding.is_finite(x) for x in jax.tree.leaves(state)]
   return jnp.stack(finite).all()
 
 
-def check_fits(parts: build.Parts, shapes: Any) -> None:
+def check_fits(
+  config: ml_collections.ConfigDict, parts: build.Parts, shapes: Any
+) -> None:
   """Says what each device will hold, and refuses what it has no room for.
 
   Args:
+    config: the settings.
     parts: the run's parts.
     shapes: of a new state.
 
@@ -34,7 +39,12 @@ def check_fits(parts: build.Parts, shapes: Any) -> None:
     UserError: naming the number of devices or hosts that would do.
   """
   held_bytes = mesh.bytes_per_device(shapes, parts.strategy.state_sharding)
-  metrics.LOG.info('tables: %s bytes on each device', f'{held_bytes:,}')
+  metrics.LOG.info(
+    'tables: %s bytes on each device; the rows of all, as %s, take %s',
+    f'{held_bytes:,}',
+    config.table.dtype,
+    f'{base.vector_bytes(shapes):,}',
+  )
   whole_bytes = sum(
     math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes)
   )
@@ -61,7 +71,7 @@ def start(
   """
   strategy = parts.strategy
   shapes = jax.eval_shape(strategy.init, key)
-  check_fits(parts, shapes)
+  check_fits(config, parts, shapes)
   like = jax.tree.map(
     lambda sharding, part: jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part

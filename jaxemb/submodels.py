@@ -48,7 +48,8 @@ from jaxemb import (
   workdirs,
 )
 from jaxemb.data import scan, shares, vocab
-from jaxemb.storage import atomic, checkpoint
+from jaxemb.ops import rounding
+from jaxemb.storage import atomic, checkpoint, rows_file
 
 
 def folder(
@@ -199,7 +200,7 @@ def _listed(numbers: Sequence[int]) -> str:
 def _check_fits(config: ml_collections.ConfigDict, parts: build.Parts) -> None:
   shapes = jax.eval_shape(parts.strategy.init, jax.random.key(0))
   try:
-    saving.check_fits(parts, shapes)
+    saving.check_fits(config, parts, shapes)
   except errors.UserError as error:
     if config.strategy.per_device <= 1:
       raise
@@ -319,16 +320,24 @@ class _Trainer:
   def _start_rows(self) -> np.ndarray:
     """[vocab, dim], how the vectors of every sub-model began."""
     strategy, name = self._place.parts.strategy, self._vectors_table
-    first = jax.jit(lambda key: strategy.init(key).tables[name].vectors[0])
-    return np.asarray(first(dispatches.tables_key(self._place.config)))
+    first = jax.jit(
+      lambda key: jax.tree.map(
+        lambda x: x[0], strategy.init(key).tables[name].vectors
+      )
+    )
+    rows = first(dispatches.tables_key(self._place.config))
+    return self._decoded(jax.device_get(rows))
+
+  def _decoded(self, rows: Any) -> np.ndarray:
+    return rounding.decode_on_host(rows, self._place.config.table.dtype)
 
   def _finish(self, model: rounds.Model, state: Any, beside: int) -> None:
     """Writes what a sub-model leaves."""
     config, parts = self._place.config, self._place.parts
     place, census, totals = self._folder(model.part), model.census, model.totals
-    vectors = np.asarray(state.tables[self._vectors_table].vectors)
+    rows = jax.device_get(state.tables[self._vectors_table].vectors)
     # A word may have been read and never had another beside it.
-    has = (vectors != self._start_rows).any(1)
+    has = (self._decoded(rows) != self._start_rows).any(1)
     has &= census.seen >= config.strategy.min_seen
     if not has.any():
       raise errors.UserError(
@@ -337,14 +346,16 @@ class _Trainer:
       )
     words = parts.corpus.vocabulary.words
     seen = np.where(has, census.seen, 0)
+    rows = jax.tree.map(lambda x: x[has], rows)
     vocab.write_counts(place / 'vocab.txt', vocab.Vocabulary(words, seen))
     mine = vocab.Vocabulary(
       [words[i] for i in np.flatnonzero(has)], census.seen[has]
     )
     if config.strategy.part < 0:
       # Enough to load and to merge: text takes longer than training.
-      with atomic.write(place / 'export/vectors.npy') as file:
-        np.save(file, vectors[has])
+      with contextlib.ExitStack() as stack:
+        kept = results.exported_rows(config, rows)
+        rows_file.write(stack, place / 'export', kept)
       vocab.write_counts(place / 'export/vocab.txt', mine)
     else:
       corpus = parts.corpus._replace(vocabulary=mine)
@@ -352,7 +363,7 @@ class _Trainer:
         config,
         place,
         parts._replace(corpus=corpus),
-        vectors[has],
+        rows,
         totals,
         mesh.num_bytes(state),
       )

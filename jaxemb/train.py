@@ -140,11 +140,9 @@ def _run(
       )
     # While the last checkpoint is still being written.
     table_bytes = mesh.num_bytes(trained.state)
-    vectors = parts.strategy.result(trained.state)
+    rows = parts.strategy.result(trained.state)
     if processes.is_first():
-      results.write(
-        config, workdir, parts, vectors, trained.totals, table_bytes
-      )
+      results.write(config, workdir, parts, rows, trained.totals, table_bytes)
     processes.follow_first('results')
   return 0
 

@@ -17,6 +17,7 @@ from jaxemb import errors, metrics
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import sources
 from jaxemb.merging import tables as tables_lib
+from jaxemb.ops import rounding
 from jaxemb.tables import sharded
 
 
@@ -52,7 +53,9 @@ def begin(
       'the text; give other vectors (check the case of letters)'
     )
   rows = {tables_lib.EXPORTED: part.vectors, **part.others}
-  state, used = filled(state, rows, places, config.table.layout)
+  state, used = filled(
+    state, rows, places, config.table.layout, config.table.dtype
+  )
   metrics.LOG.info(
     'starting from %s: %s of %s words (%s start at random, %s of its words are '
     'not in the text); tables %s, all else starts anew',
@@ -81,6 +84,7 @@ def filled(
   rows: dict[str, parts_lib.Rows],
   places: np.ndarray,
   layout: str,
+  dtype: str = 'float32',
 ) -> tuple[Any, list[str]]:
   """Writes rows over those of a state.
 
@@ -89,6 +93,7 @@ def filled(
     rows: by name as in `merging.tables`.
     places: [vocab] int, row of each word in `rows`, -1 = none.
     layout: of the state's tables.
+    dtype: that its rows are kept in.
 
   Returns:
     The state, and the names of what was used.
@@ -98,13 +103,21 @@ def filled(
   figure_ids = sharded.figure_ids(layout, vocab)
   states, used = dict(state.tables), []
 
-  def fill(array, name):
+  def fill(table, name):
+    if dtype == 'int8' and isinstance(table, rounding.Scaled):
+      return rounding.Scaled(
+        fill_array(table.codes, name, 'codes'),
+        fill_array(table.scales, name, 'scales'),
+      )
+    return fill_array(table, name, 'codes')
+
+  def fill_array(array, name, kind):
     if name not in used:
       used.append(name)
     is_rows = tables_lib.leading_axes(array.shape, ids) is not None
     inside = ids if is_rows else figure_ids
     inside = np.where(inside < vocab, places[np.minimum(inside, vocab - 1)], -1)
-    return _filled(array, rows[name], inside)
+    return _filled(array, rows[name], inside, dtype, kind)
 
   for name, table in states.items():
     if name in rows:
@@ -127,7 +140,11 @@ def filled(
 
 
 def _filled(
-  array: jax.Array, rows: parts_lib.Rows, places: np.ndarray
+  array: jax.Array,
+  rows: parts_lib.Rows,
+  places: np.ndarray,
+  dtype: str,
+  kind: str,
 ) -> jax.Array:
   """An array with known rows in place of its own, shard by shard.
 
@@ -136,6 +153,8 @@ def _filled(
       leading axis of models.
     rows: what to write.
     places: row in `rows` of each row of the array, -1 = it keeps its own.
+    dtype: that rows are kept in.
+    kind: 'scales' of rows of int8, or else 'codes'.
   """
   leading = tables_lib.leading_axes(array.shape, places)
   has_columns = array.ndim > leading + places.ndim
@@ -146,6 +165,11 @@ def _filled(
     found = np.zeros((int(has.sum()), rows.shape[1]), np.float32)
     if len(found):
       rows.read(wanted[has], found)
+    if kind == 'scales':
+      found = rounding.encode_on_host(found, dtype).scales[:, None]
+    elif array.dtype != np.float32:
+      found = rounding.encode_on_host(found, dtype)
+      found = found.codes if dtype == 'int8' else found
     if has_columns:
       # Columns that only fill up are zero.
       more = max(array.shape[-1] - found.shape[1], 0)

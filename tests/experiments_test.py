@@ -256,3 +256,27 @@ def test_weak_scaling(tmp_path):
   assert list(result['results']) == ['replicas', 'column']
   for name, ((one, two),) in result['results'].items():
     assert one > 0 and two > 0 and name in shown
+
+
+def test_low_precision(tmp_path):
+  text, pairs = _text(tmp_path)
+  output, plot = tmp_path / 'found.json', tmp_path / 'plot.svg'
+  args = (
+    'low_precision.py', f'--text={text}', f'--eval={pairs}', '--epochs=1',
+    '--cases=float32,bfloat16 stochastic', f'--output={output}',
+    f'--plot={plot}', '--rows=3000', '--dim=8', '--rounds=1',
+    '--words=20000', '--config.model.dim=8',
+  )  # fmt: skip
+  shown = _run(*args)
+  result = json.loads(output.read_text())
+  _check_machine(result['machine'])
+  assert '</svg>' in plot.read_text()
+  whole, half = (x['1'] for x in result['quality'].values())
+  assert half['vector_bytes'] == whole['vector_bytes'] / 2
+  assert half['curve'] and half['loss'] > 0
+  assert all(x['cpu_secs'] > 0 for x in result['speed'].values())
+  assert 'bfloat16 stochastic without bits' in shown
+  # What is there is not trained again.
+  before = result['quality']
+  _run(*args, '--stages=quality')
+  assert json.loads(output.read_text())['quality'] == before

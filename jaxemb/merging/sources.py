@@ -129,16 +129,18 @@ def _tables(
       'checkpoints/; give the folder of a run or a merge, or leave out '
       '--trainable'
     )
-  layout = _layout(tables.settings(folder))
+  form = _form(tables.settings(folder))
   found = tables.of_checkpoint(
-    folder / 'checkpoints', layout, vocab, dim, scratch
+    folder / 'checkpoints', *form, vocab, dim, scratch
   )
   found.pop(tables.EXPORTED, None)
   return found
 
 
-def _layout(settings: Any) -> str:
-  return settings.get('table', {}).get('layout', 'replicated')
+def _form(settings: Any) -> tuple[str, str]:
+  """Layout and precision of the tables of a run."""
+  table = settings.get('table', {})
+  return table.get('layout', 'replicated'), table.get('dtype', 'float32')
 
 
 def _is_checkpoint(path: pathlib.Path) -> bool:
@@ -176,10 +178,11 @@ def _of_checkpoint(
     )
   saved = checkpoint.Arrays(path)
   run = _of_run(path)
-  if run and f'tables/{tables.EXPORTED}/vectors' in saved.shapes:
+  exported = f'tables/{tables.EXPORTED}/vectors'
+  if run and any(x in saved.shapes for x in (exported, f'{exported}/codes')):
     dim = run['model']['dim']
     found = tables.of_checkpoint(
-      saved.folder.parent, _layout(run), len(words), dim, scratch
+      saved.folder.parent, *_form(run), len(words), dim, scratch
     )
     vectors = found.pop(tables.EXPORTED)
     others = found if with_tables else {}

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.merging import parts
+from jaxemb.ops import rounding
 from jaxemb.storage import checkpoint
 from jaxemb.tables import sharded
 
@@ -50,25 +51,47 @@ def in_order(array: np.ndarray, ids: np.ndarray, vocab: int) -> np.ndarray:
   return rows
 
 
+def _decoded(saved: checkpoint.Arrays, name: str, dtype: str) -> np.ndarray:
+  """The values of an array, float32 where it holds rows of few bits.
+
+  Args:
+    saved: the checkpoint.
+    name: of the array; of rows of int8, without `/codes`.
+    dtype: that rows are kept in.
+  """
+  if name in saved.shapes:
+    array = saved.read(name)
+    is_low = array.dtype == np.uint16
+    return rounding.decode_on_host(array, dtype) if is_low else array
+  scaled = rounding.Scaled(
+    saved.read(f'{name}/codes'), saved.read(f'{name}/scales')
+  )
+  return rounding.decode_on_host(scaled, dtype)
+
+
 def _model(
-  saved: checkpoint.Arrays, name: str, leading: int, model: int | None
+  saved: checkpoint.Arrays,
+  name: str,
+  dtype: str,
+  leading: int,
+  model: int | None,
 ) -> np.ndarray:
   """An array of one model: of one of several, or of what replicas make."""
-  array = saved.read(name)
+  array = _decoded(saved, name, dtype)
   if not leading:
     return array
   table, *slot = name.split('/')[1:]
   old = f'exchanged/{table}'
   if model is not None or len(array) == 1:
     return array[model or 0]
-  if old not in saved.shapes:
+  if not any(x in saved.shapes for x in (old, f'{old}/codes')):
     raise errors.UserError(
       f'{saved.folder} holds {len(array)} sub-models side by side; give the '
       'folder of each'
     )
   if slot == ['vectors']:
     # What replicas learned since a row was last exchanged adds up.
-    rows = saved.read(old)
+    rows = _decoded(saved, old, dtype)
     total = np.array(rows)
     for one in array:
       total += one - rows
@@ -79,6 +102,7 @@ def _model(
 def of_checkpoint(
   folder: pathlib.Path,
   layout: str,
+  dtype: str,
   vocab: int,
   dim: int,
   scratch: pathlib.Path | None,
@@ -89,6 +113,7 @@ def of_checkpoint(
   Args:
     folder: of the run's checkpoints, or of one of them.
     layout: of its tables.
+    dtype: that its rows are kept in.
     vocab: its words.
     dim: its numbers per row.
     scratch: folder to keep them in; None = memory.
@@ -106,8 +131,8 @@ def of_checkpoint(
   figure_ids = sharded.figure_ids(layout, vocab)
   found = {}
   for name, shape in saved.shapes.items():
-    top, *rest = name.split('/')
-    if top != 'tables' or rest[-1] == _SCRATCH:
+    top, *rest = name.removesuffix('/codes').split('/')
+    if top != 'tables' or rest[-1] in (_SCRATCH, 'scales'):
       continue
     ids, leading = row_ids, leading_axes(shape, row_ids)
     if leading is None:
@@ -119,7 +144,9 @@ def of_checkpoint(
           f'{vocab:,} words of the vocabulary; give the folder of one run'
         )
       continue
-    rows = in_order(_model(saved, name, leading, model), ids, vocab)
+    rows = in_order(
+      _model(saved, '/'.join((top, *rest)), dtype, leading, model), ids, vocab
+    )
     rows = rows[:, :dim] if rows.ndim > 1 else rows[:, None]
     title = rest[0] if rest[-1] == 'vectors' else f'{rest[0]}.{rest[-1]}'
     found[title] = parts.spooled(np.asarray(rows, np.float32), scratch, title)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from jaxemb.ops import wire
 from jaxemb.tables import spec as spec_lib
 
 
@@ -36,9 +37,9 @@ class WindowSpec:
   negatives: int  # K, negatives per positive
   chunk: int  # c, centers per matrix product
   shared_negatives: int  # N, draws that the centers of a chunk share
-  # Mesh axis over which the columns of rows are split, so that products of rows
-  # are summed over it; None = rows are whole.
-  columns_axis: str | None = None
+  # Axis of the mesh over which the columns of rows are split, so that products
+  # of rows are summed over it; None = rows are whole.
+  columns_axis: wire.Axis | None = None
 
 
 class Model(Protocol):

@@ -63,6 +63,44 @@ def _running_sums(ids: jax.Array, values: jax.Array) -> jax.Array:
   return sums.reshape(tiles * _TILE, -1)[:num]
 
 
+def merge_unsorted(
+  ids: jax.Array, values: Any, vocab: int, scratch: jax.Array
+) -> tuple[Merged, jax.Array]:
+  """The same as `merge` where sorting costs more than it saves.
+
+  A CPU sorts the ids of a step in half the time that the step takes, and adds
+  numbers in order. Each look-up writes its position to the scratch, at its id;
+  what is read there afterwards is one position for all of the id.
+
+  Args:
+    ids: [...] int32; those at or above `vocab` are padding.
+    values: pytree of [..., d] float32.
+    vocab: rows of the table.
+    scratch: [vocab] int32, of any values.
+
+  Returns:
+    As `merge`, in another order; and the scratch again.
+  """
+  flat = jnp.minimum(ids.reshape(-1), vocab)
+  positions = jnp.arange(len(flat), dtype=jnp.int32)
+  scratch = scratch.at[flat].set(positions, mode='drop')
+  found = scratch.at[flat].get(mode='clip')
+  is_target = (found == positions) & (flat < vocab)
+  # Of most ids there is one look-up, which stays where it is; padding too.
+  is_added = (found != positions) & (flat < vocab)
+  target = jnp.where(is_added, found, len(flat))
+
+  def summed(x):
+    x = jnp.asarray(x).reshape(len(flat), -1)
+    return x.at[target].add(x, mode='drop')
+
+  return Merged(
+    jnp.where(is_target, flat, vocab + positions),
+    summed(jnp.ones((len(flat), 1), jnp.float32))[:, 0],
+    jax.tree.map(summed, values),
+  ), scratch
+
+
 def merge(ids: jax.Array, values: Any, vocab: int) -> Merged:
   """Adds up the rows of each id.
 

@@ -13,6 +13,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from jaxemb.ops import wire
+
 
 def _turned(x: jax.Array) -> jax.Array:
   """[k, c, w] -> [k, w, c], in memory."""
@@ -23,14 +25,14 @@ def _turned(x: jax.Array) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def scores(
-  left: jax.Array, right: jax.Array, columns_axis: str | None = None
+  left: jax.Array, right: jax.Array, columns_axis: wire.Axis | None = None
 ) -> jax.Array:
   """Every product of a left and a right row of the same chunk.
 
   Args:
     left: [k, c, d] float32.
     right: [k, w, d] float32.
-    columns_axis: mesh axis over which the columns of both are split, d being
+    columns_axis: of the mesh, over which the columns of both are split, d being
       one device's share: the products are summed over it, and the derivative
       stays where it is. None = the rows are whole.
 
@@ -40,7 +42,7 @@ def scores(
   # The right factor of a product is repacked: let it be the smaller one.
   turned = jnp.einsum('kwd,kcd->kwc', right, left)
   if columns_axis is not None:
-    turned = jax.lax.psum(turned, columns_axis)
+    turned = wire.psum(turned, columns_axis)
   return jax.lax.optimization_barrier(turned).transpose(0, 2, 1)
 
 

@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple, NoReturn
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.storage import atomic, float_text, projector
+from jaxemb.storage import atomic, float_text, projector, rows_file
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 1 << 22
@@ -54,6 +54,7 @@ def export(
   words: Sequence[str],
   vectors: np.ndarray,
   counts: np.ndarray,
+  kept: rows_file.Kept | None = None,
 ) -> dict[str, int]:
   """Writes vectors.npy, vectors.bin, vectors.txt, vocab.txt and projector/.
 
@@ -65,6 +66,7 @@ def export(
     words: [vocab] words, the most frequent first.
     vectors: [vocab, dim] float32; may be memory-mapped.
     counts: [vocab] int, occurrences of each word.
+    kept: The same rows for vectors.npy; None = as float32.
 
   Returns:
     `words`, `renamed_words` (had white space) and `projector_words`.
@@ -75,11 +77,11 @@ def export(
   folder, vectors = pathlib.Path(folder), np.asarray(vectors)
   spelled, num_renamed = _spell(words)
   with contextlib.ExitStack() as stack:
-    npy, binary, text, vocab = files = [
+    binary, text, vocab = files = [
       stack.enter_context(atomic.write(folder / name))
-      for name in ('vectors.npy', 'vectors.bin', 'vectors.txt', 'vocab.txt')
+      for name in ('vectors.bin', 'vectors.txt', 'vocab.txt')
     ]
-    np.save(npy, np.ascontiguousarray(vectors, '<f4'))
+    files += rows_file.write(stack, folder, kept or rows_file.Kept(vectors))
     _put_rows(binary, spelled, vectors, _binary_rows)
     _put_rows(text, spelled, vectors, _text_rows)
     _put_counts(vocab, spelled, counts)
@@ -88,11 +90,8 @@ def export(
       os.fsync(file.fileno())
   names = [word.decode() for word in spelled]
   chosen = projector.write(folder / 'projector', names, vectors, counts)
-  return {
-    'words': len(words),
-    'renamed_words': num_renamed,
-    'projector_words': chosen.num_words,
-  }
+  found = {'words': len(words), 'renamed_words': num_renamed}
+  return found | {'projector_words': chosen.num_words}
 
 
 def write(

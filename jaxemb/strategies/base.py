@@ -11,7 +11,10 @@ import numpy as np
 
 from jaxemb import hlo
 from jaxemb.models import base as model_base
+from jaxemb.ops import rounding
 from jaxemb.tables import spec as spec_lib
+
+_ROUNDING = np.uint32(0x85EBCA6B)  # apart from the draws of negatives
 
 Tables = Mapping[str, spec_lib.TableState]
 
@@ -44,6 +47,9 @@ class Share(NamedTuple):
   num_parts: int
   split: jax.Array | int  # which of `num_splits` equal ones
   num_splits: int
+  # Which tables these are, where devices have some of their own: copies of a
+  # table round alike, different tables each in their own way.
+  stream: jax.Array | int = 0
 
 
 def share(
@@ -105,9 +111,9 @@ class Strategy(NamedTuple):
   # wait for one's metrics before the next but one: with dozens under way XLA's
   # threads wait for each other until it gives up.
   step: Callable[..., tuple[Any, DispatchMetrics]]
-  # state -> [vocab, dim] float32, the vectors that users want, on the host; all
-  # processes take part.
-  result: Callable[[Any], np.ndarray]
+  # state -> [vocab, dim], the vectors that users want, as they are kept (see
+  # `rounding.encode`), on the host; all processes take part.
+  result: Callable[[Any], Any]
   # Shardings of the state (a prefix of its tree), of constants and schedules,
   # and of the arrays of a batch, which have the parts as their leading axis.
   state_sharding: Any
@@ -138,6 +144,16 @@ def init_tables(
     name: table.init(jax.random.fold_in(key, i))
     for i, (name, table) in enumerate(sorted(tables.items()))
   }
+
+
+def vector_bytes(shapes: Any) -> int:
+  """Bytes that the rows of all tables of all models take, as they are kept.
+
+  Args:
+    shapes: of a state, as `jax.eval_shape` gives them.
+  """
+  leaves = jax.tree.leaves([x.vectors for x in shapes.tables.values()])
+  return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
 
 
 def stacked(states: Any, num: int) -> Any:
@@ -172,6 +188,7 @@ def training_step(
   key: jax.Array,
   learning_rate: jax.Array,
   measure: jax.Array | bool,
+  step_key: jax.Array | None = None,
 ) -> tuple[dict[str, spec_lib.TableState], jax.Array, jax.Array | int]:
   """One step: look up, differentiate with respect to the rows, update.
 
@@ -186,6 +203,7 @@ def training_step(
     measure: bool, whether the loss itself is wanted: its logarithms cost a CPU
       an eighth of a step, and only the gradient is needed to train. True, not
       an array, makes a program without a condition.
+    step_key: [2] uint32, of the step, for tables that round at random.
 
   Returns:
     The new states, the summed loss (0 where it was not measured), and the
@@ -211,9 +229,10 @@ def training_step(
     value = jax.lax.cond(measure, loss, lambda rows: jnp.float32(0), rows)
   # The rows must have been read for the loss before a table changes in place.
   row_grads, value = jax.lax.optimization_barrier((row_grads, value))
-  for name, table in tables.items():
+  for i, (name, table) in enumerate(sorted(tables.items())):
+    table_key = None if step_key is None else rounding.key(step_key, i)
     states[name] = table.update(
-      states[name], ids[name], row_grads[name], learning_rate
+      states[name], ids[name], row_grads[name], learning_rate, table_key
     )
   return states, value, further_rounds
 
@@ -295,6 +314,7 @@ def training_steps(
       schedule.key,
       learning_rate,
       measure,
+      rounding.key(schedule.key ^ _ROUNDING, i, share.stream),
     )
     bad = ~jnp.isfinite(loss) & (metrics.first_bad_step < 0)
     examples = jnp.where(measure, model.num_examples(step_batch), 0.0)

@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxemb import hlo
 from jaxemb import mesh as mesh_lib
@@ -71,10 +70,10 @@ class _Partition:
     tables, metrics = base.each_model(dispatch, args)
     return base.TrainState(tables), metrics
 
-  def result(self, state: base.TrainState) -> np.ndarray:
-    """[num, vocab, dim] float32, of every model."""
+  def result(self, state: base.TrainState) -> Any:
+    """[num, vocab, dim], of every model."""
     name = self.model.vectors_table
-    return mesh_lib.to_host(state.tables[name].vectors)
+    return jax.tree.map(mesh_lib.to_host, state.tables[name].vectors)
 
 
 def partition(

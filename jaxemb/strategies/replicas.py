@@ -29,7 +29,9 @@ import numpy as np
 from jaxemb import hlo
 from jaxemb import mesh as mesh_lib
 from jaxemb.models import base as model_base
+from jaxemb.ops import rounding, wire
 from jaxemb.strategies import base
+from jaxemb.tables import precision
 from jaxemb.tables import spec as spec_lib
 
 _CHUNK_ROWS = 1024  # exchanged at once: half a megabyte stays in the cache
@@ -41,7 +43,7 @@ class ReplicaState(NamedTuple):
   """The state of all replicas; `tables` has a leading axis over them."""
 
   tables: dict[str, spec_lib.TableState]  # leaves [n, ...]
-  exchanged: dict[str, jax.Array]  # [vocab, dim], rows when last exchanged
+  exchanged: dict[str, Any]  # [vocab, dim], rows when last exchanged
   num_exchanges: jax.Array  # int32
 
 
@@ -126,48 +128,93 @@ def gain(lookups: jax.Array, num_replicas: int) -> jax.Array:
   return jnp.mean(jnp.exp(-powers * lookups[None]), 0)
 
 
+def _slice(table: Any, first: jax.Array, rows: int) -> Any:
+  """Rows of a table as they are kept, from the first one on."""
+  return jax.tree.map(
+    lambda x: jax.lax.dynamic_slice_in_dim(x, first, rows), table
+  )
+
+
+def _put(table: Any, first: jax.Array, rows: Any) -> Any:
+  return jax.tree.map(
+    lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, first, 0),
+    table,
+    rows,
+  )
+
+
 def _exchange_chunk(
   i: jax.Array,
-  vectors: dict[str, jax.Array],
-  exchanged: dict[str, jax.Array],
+  vectors: dict[str, Any],
+  exchanged: dict[str, Any],
   lookups: Mapping[str, jax.Array],
   forgetting: jax.Array,
   rows: int,
   num_replicas: int,
-) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+  specs: Mapping[str, spec_lib.TableSpec],
+  key: jax.Array,
+) -> tuple[dict[str, Any], dict[str, Any]]:
   """Exchanges the i-th chunk of rows of every table.
 
   Args:
     i: int32.
-    vectors: by table, [vocab, dim], one replica's.
+    vectors: by table, [vocab, dim], one replica's, as they are kept.
     exchanged: by table, [vocab, dim].
     lookups: by table, [vocab] float32, m.
     forgetting: float32, 1 / tau.
     rows: of a chunk.
     num_replicas: n.
+    specs: of the tables.
+    key: [2] uint32, of the exchange, the same on all replicas: so they round
+      to the same.
   """
-  firsts, parts = {}, {}
+  firsts, olds, parts = {}, {}, {}
   for name, table in vectors.items():
+    spec = specs[name]
     # The last chunk reaches back over rows that were exchanged just now, which
     # does not change them.
-    first = firsts[name] = jnp.minimum(i * rows, table.shape[0] - rows)
-    size = (rows, table.shape[1])
-    mine = jax.lax.dynamic_slice(table, (first, 0), size)
-    old = jax.lax.dynamic_slice(exchanged[name], (first, 0), size)
+    first = jnp.minimum(i * rows, len(lookups[name]) - rows)
+    old = olds[name] = _slice(exchanged[name], first, rows)
+    mine = rounding.decode(_slice(table, first, rows), spec.dtype)
+    old, firsts[name] = rounding.decode(old, spec.dtype), first
     m = jax.lax.dynamic_slice(lookups[name], (first,), (rows,)) * forgetting
     # Each replica gives its n-th of the old row too: all reads come before the
     # sum, so that XLA can write both arrays in place behind it.
     kept = gain(m, num_replicas)[:, None]
     parts[name] = old / num_replicas + kept * (mine - old)
-  sums = jax.lax.psum(parts, mesh_lib.DATA)
-
-  def put(table, name):
-    return jax.lax.dynamic_update_slice(table, sums[name], (firsts[name], 0))
-
+    if spec.exchange_dtype != 'float32':
+      # Of few bits only what has changed can be sent.
+      parts[name] = kept * (mine - old)
+  # Read by now, like all else.
+  olds, parts = jax.lax.optimization_barrier((olds, parts))
+  sums = _summed(parts, olds, specs)
+  new = {}
+  for j, name in enumerate(sorted(sums)):
+    ids = firsts[name] + jnp.arange(rows)
+    columns = jnp.arange(specs[name].dim)
+    place = precision.Place(rounding.key(key, j), ids, columns)
+    # Not by the old scales: XLA would copy all of them to read these twice.
+    new[name] = precision.rounded(specs[name], sums[name], place)
   return (
-    {name: put(table, name) for name, table in vectors.items()},
-    {name: put(table, name) for name, table in exchanged.items()},
+    {k: _put(table, firsts[k], new[k]) for k, table in vectors.items()},
+    {k: _put(table, firsts[k], new[k]) for k, table in exchanged.items()},
   )
+
+
+def _summed(
+  parts: dict[str, jax.Array],
+  olds: dict[str, Any],
+  specs: Mapping[str, spec_lib.TableSpec],
+) -> dict[str, jax.Array]:
+  """What all replicas make of a chunk together, float32."""
+  dtypes = {specs[name].exchange_dtype for name in parts}
+  if dtypes == {'float32'}:
+    return jax.lax.psum(parts, mesh_lib.DATA)
+  return {
+    name: rounding.decode(olds[name], specs[name].dtype)
+    + wire.psum(part, wire.Axis(mesh_lib.DATA, specs[name].exchange_dtype))
+    for name, part in parts.items()
+  }
 
 
 def _level(num_exchanges: jax.Array) -> jax.Array:
@@ -206,6 +253,7 @@ class _Replicas:
     lookups: Mapping[str, jax.Array],
     learning_rate: jax.Array,
     num_steps: jax.Array,
+    key: jax.Array,
   ) -> ReplicaState:
     """Exchanges the rows that are due; tables without the leading axis."""
     s, timetable = self.exchange_spec, self.timetable
@@ -217,7 +265,14 @@ class _Replicas:
 
     def body(i, carry):
       return _exchange_chunk(
-        i, *carry, lookups, forgetting, timetable.chunk_rows, self.num
+        i,
+        *carry,
+        lookups,
+        forgetting,
+        timetable.chunk_rows,
+        self.num,
+        {name: table.spec for name, table in self.tables.items()},
+        rounding.key(key, num_exchanges, i),
       )
 
     vectors, exchanged = jax.lax.fori_loop(
@@ -258,13 +313,13 @@ class _Replicas:
         batch,
         schedule,
         base.StepRange(first, stop, count),
-        base.share(1, 1, replica, 0),
+        base.share(1, 1, replica, 0)._replace(stream=replica),
         (state.tables, metrics),
       )
       state = state._replace(tables=states)
       learning_rate = schedule.first_learning_rate + span * (stop / count)
       state = self.exchange(
-        state, constants.lookups, learning_rate, stop - first
+        state, constants.lookups, learning_rate, stop - first, schedule.key
       )
       return state, metrics
 
@@ -275,16 +330,19 @@ class _Replicas:
     stacked = jax.tree.map(lambda x: x[None], state.tables)
     return state._replace(tables=stacked), metrics
 
-  def result(self, state: ReplicaState) -> np.ndarray:
+  def result(self, state: ReplicaState) -> Any:
     """What the replicas learned since a row's last exchange adds up."""
     # At the end the learning rate is so low that nothing was forgotten.
     name = self.model.vectors_table
-    old = mesh_lib.to_host(state.exchanged[name])
-    vectors = mesh_lib.to_host(state.tables[name].vectors)
+    dtype = self.tables[name].spec.dtype
+    old = jax.tree.map(mesh_lib.to_host, state.exchanged[name])
+    old = rounding.decode_on_host(old, dtype)
+    vectors = jax.tree.map(mesh_lib.to_host, state.tables[name].vectors)
     total = np.array(old)
     for i in range(self.num):
-      total += vectors[i] - old
-    return total
+      mine = jax.tree.map(lambda x, i=i: x[i], vectors)
+      total += rounding.decode_on_host(mine, dtype) - old
+    return rounding.encode_on_host(total, dtype)
 
 
 def replicas(

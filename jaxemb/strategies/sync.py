@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxemb import hlo
 from jaxemb import mesh as mesh_lib
@@ -68,10 +67,10 @@ class _Sync:
       base.over_devices(metrics, batch, count, axes),
     )
 
-  def result(self, state: base.TrainState) -> np.ndarray:
+  def result(self, state: base.TrainState) -> Any:
     name = self.model.vectors_table
     return self.tables[name].gather(
-      mesh_lib.to_host(state.tables[name].vectors)
+      jax.tree.map(mesh_lib.to_host, state.tables[name].vectors)
     )
 
 

@@ -118,26 +118,36 @@ def _exchanged(x: jax.Array, axes: spec_lib.Axes) -> jax.Array:
   return jax.lax.all_to_all(x, axes.table, 0, 0)
 
 
-def fetch(route: Route, vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
+def fetch(
+  route: Route, held: Callable[[jax.Array], Any]
+) -> tuple[Any, jax.Array]:
   """The rows that the device wants.
 
   Args:
     route: what it wants.
-    vectors: [num_rows, dim], those that it holds.
+    held: of own rows [...] int32, num_rows for none, what is to be sent of
+      them: a pytree of [..., ...].
 
   Returns:
-    [n, dim], the rows; and int32, how many rounds it took beyond the first.
+    Like it, [n, ...], of the rows; and int32, how many rounds it took beyond
+    the first.
   """
   axes, num = route.axes, len(route.distinct)
 
   def body(rows, index, wanted):
-    asked = _exchanged(wanted, axes)
-    found = _exchanged(vectors.at[asked].get(mode='clip'), axes)
-    return rows.at[index].set(found, mode='drop')
+    found = held(_exchanged(wanted, axes))
+    return jax.tree.map(
+      lambda x, y: x.at[index].set(_exchanged(y, axes), mode='drop'),
+      rows,
+      found,
+    )
 
-  rows = jnp.zeros((num, vectors.shape[-1]), vectors.dtype)
+  rows = jax.tree.map(
+    lambda x: jnp.zeros(x.shape, x.dtype),
+    jax.eval_shape(held, jax.ShapeDtypeStruct((num,), jnp.int32)),
+  )
   rows, further_rounds = _rounds(route, rows, body)
-  return rows[route.distinct_of], further_rounds
+  return jax.tree.map(lambda x: x[route.distinct_of], rows), further_rounds
 
 
 def merge(route: Route, values: Any) -> tuple[jax.Array, Any]:

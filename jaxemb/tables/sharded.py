@@ -30,8 +30,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.ops import duplicates, rowopt, sampling
-from jaxemb.tables import routes
+from jaxemb.ops import duplicates, rounding, rowopt
+from jaxemb.tables import precision, routes
 from jaxemb.tables import spec as spec_lib
 
 ONE_DEVICE = spec_lib.Axes()
@@ -43,44 +43,8 @@ ROW_CLASSES = 256
 _REVERSED = np.array([int(f'{i:08b}'[::-1], 2) for i in range(ROW_CLASSES)])
 
 
-def _init_rows(
-  spec: spec_lib.TableSpec,
-  key: jax.Array,
-  ids: jax.Array,
-  columns: jax.Array,
-) -> jax.Array:
-  """[..., d] float32, how rows start; columns that only fill up are zero."""
-  if not spec.init_scale:
-    return jnp.zeros((*ids.shape, *columns.shape), jnp.float32)
-  data = jax.random.key_data(key).reshape(-1)[:2]
-  rows = sampling.uniform_rows(data, ids, columns, spec.init_scale)
-  is_column = (columns < spec.dim).reshape(*[1] * ids.ndim, -1)
-  return jnp.where(is_column, rows, 0.0)
-
-
-def _gathered(tree: Any, names: list[str]) -> Any:
-  """What the devices along these axes have, one behind the other."""
-  if not names:
-    return tree
-  return jax.tree.map(
-    lambda x: jax.lax.all_gather(x, tuple(names), tiled=True), tree
-  )
-
-
 def _flat(ids: jax.Array, row_grads: jax.Array) -> tuple[jax.Array, jax.Array]:
   return ids.reshape(-1), row_grads.reshape(-1, row_grads.shape[-1])
-
-
-def _one_by_one_or_merged(
-  row_grads: rowopt.RowGrads, vocab: int, merges_duplicates: bool
-) -> rowopt.RowGrads:
-  if not merges_duplicates:
-    return row_grads
-  columns = (row_grads.grads, _as_columns(row_grads.squares))
-  ids, occurrences, (grads, squares) = duplicates.merge(
-    row_grads.ids, columns, vocab
-  )
-  return rowopt.RowGrads(ids, grads, _as_numbers(squares), occurrences)
 
 
 def _squares(
@@ -88,14 +52,6 @@ def _squares(
 ) -> jax.Array | None:
   """Mean squares, where they are used: else they would be summed and sent."""
   return rowopt.mean_squares(row_grads) if optimizer.uses_squares else None
-
-
-def _as_columns(tree: Any) -> Any:
-  return jax.tree.map(lambda x: x[..., None], tree)
-
-
-def _as_numbers(tree: Any) -> Any:
-  return jax.tree.map(lambda x: x[..., 0], tree)
 
 
 def replicated(
@@ -116,35 +72,34 @@ def replicated(
   names += [axes.table] * (axes.num_table > 1)
 
   def init(key: jax.Array) -> spec_lib.TableState:
-    vectors = _init_rows(
+    vectors = precision.first_rows(
       spec, key, jnp.arange(spec.vocab), jnp.arange(spec.dim)
     )
-    return spec_lib.TableState(vectors, optimizer.init(spec.vocab, spec.dim))
+    slots = optimizer.init(spec.vocab, spec.dim)
+    return precision.new_state(spec, vectors, slots, None)
 
   def lookup(state, ids):
-    return spec_lib.Found(state.vectors.at[ids].get(mode='clip'), state)
+    return spec_lib.Found(precision.read(spec, state.vectors, ids), state)
 
-  def update(state, ids, row_grads, learning_rate):
+  def update(state, ids, row_grads, learning_rate, key=None):
     if names:
-      ids, row_grads = _gathered(_flat(ids, row_grads), names)
-    all_grads = _one_by_one_or_merged(
-      rowopt.RowGrads(ids, row_grads, _squares(optimizer, row_grads)),
-      spec.vocab,
-      merges_duplicates,
+      ids, row_grads = precision.gathered(
+        _flat(ids, row_grads), names, spec.exchange_dtype
+      )
+    row_grads = rowopt.RowGrads(ids, row_grads, _squares(optimizer, row_grads))
+    place = precision.Place(key, ids, jnp.arange(spec.dim))
+    return precision.written(
+      spec, optimizer, state, row_grads, place, merges_duplicates, learning_rate
     )
-    deltas, slots = optimizer.update(state.slots, all_grads, learning_rate)
-    vectors = rowopt.add_rows(
-      state.vectors, all_grads.ids, deltas, merges_duplicates
-    )
-    return spec_lib.TableState(vectors, slots)
 
   everywhere = jax.sharding.PartitionSpec()
   return spec_lib.Table(
     init,
     lookup,
     update,
-    np.asarray,
-    spec_lib.TableState(everywhere, everywhere),
+    lambda vectors: jax.tree.map(np.asarray, vectors),
+    precision.partition(spec, *[everywhere] * 4),
+    spec,
   )
 
 
@@ -166,6 +121,7 @@ def column(
     merges_duplicates: whether an update writes each row once.
   """
   data_names = [axes.data] * (axes.num_data > 1)
+  split_over = axes.table if axes.num_table > 1 else None
   dim = -(-spec.dim // axes.num_table)  # a device's
   own_rows, figures = len(figure_ids('column', spec.vocab)), rowopt.HERE
   beyond = own_rows - spec.vocab
@@ -175,51 +131,59 @@ def column(
     own_rows //= axes.num_table
     figures = rowopt.dealt(own_rows, axes.table)
 
+  def own_columns() -> jax.Array:
+    first = jax.lax.axis_index(split_over) if split_over else 0
+    return dim * first + jnp.arange(dim)
+
   def init(key: jax.Array) -> spec_lib.TableState:
-    columns = jnp.arange(dim)
-    if axes.num_table > 1:
-      columns += dim * jax.lax.axis_index(axes.table)
-    vectors = _init_rows(spec, key, jnp.arange(spec.vocab), columns)
+    ids, columns = jnp.arange(spec.vocab), own_columns()
+    vectors = precision.first_rows(spec, key, ids, columns)
     slots = optimizer.init(spec.vocab, dim, own_rows)
-    return spec_lib.TableState(vectors, slots)
+    return precision.new_state(spec, vectors, slots, split_over)
 
   def lookup(state, ids):
-    return spec_lib.Found(state.vectors.at[ids].get(mode='clip'), state)
+    return spec_lib.Found(precision.read(spec, state.vectors, ids), state)
 
-  def update(state, ids, row_grads, learning_rate):
+  def update(state, ids, row_grads, learning_rate, key=None):
     ids, row_grads = _flat(ids, row_grads)
     squares = _squares(optimizer, row_grads)
     if axes.num_table > 1 and squares is not None:
       squares = jax.lax.psum(squares * (dim / spec.dim), axes.table)
-    all_grads = _one_by_one_or_merged(
-      rowopt.RowGrads(*_gathered((ids, row_grads, squares), data_names)),
-      spec.vocab,
-      merges_duplicates,
-    )
-    # Padding is none of the rows that only fill up, either.
-    ids = all_grads.ids + beyond * (all_grads.ids >= spec.vocab)
-    all_grads = all_grads._replace(ids=ids)
-    deltas, slots = optimizer.update(
-      state.slots, all_grads, learning_rate, figures
-    )
-    vectors = rowopt.add_rows(
-      state.vectors, all_grads.ids, deltas, merges_duplicates
-    )
-    return spec_lib.TableState(vectors, slots)
+    mine, dtype = (ids, row_grads, squares), spec.exchange_dtype
+    all_of_them = precision.gathered(mine, data_names, dtype)
+    return precision.written(
+      spec, optimizer, state, rowopt.RowGrads(*all_of_them),
+      precision.Place(key, ids, own_columns(), split_over), merges_duplicates,
+      learning_rate, figures, beyond,
+    )  # fmt: skip
 
-  def gather(vectors):
-    return np.ascontiguousarray(np.asarray(vectors)[:, : spec.dim])
-
+  slots = jax.eval_shape(
+    lambda: precision.slots_of(spec, optimizer.init(spec.vocab, dim, own_rows))
+  )
   split = jax.sharding.PartitionSpec(None, axes.table)
   by_shape = {(spec.vocab, dim): split}
   if is_dealt:
     by_shape[own_rows,] = jax.sharding.PartitionSpec(axes.table)
   everywhere = jax.sharding.PartitionSpec()
-  slots = jax.eval_shape(lambda: optimizer.init(spec.vocab, dim, own_rows))
   partition = jax.tree.map(lambda x: by_shape.get(x.shape, everywhere), slots)
   return spec_lib.Table(
-    init, lookup, update, gather, spec_lib.TableState(split, partition)
+    init,
+    lookup,
+    update,
+    lambda vectors: _without_filling(vectors, spec.dim),
+    precision.partition(spec, split, everywhere, partition, everywhere),
+    spec,
   )
+
+
+def _without_filling(vectors: Any, dim: int) -> Any:
+  """Rows on the host, without the columns that only fill up."""
+
+  def cut(x):
+    x = np.asarray(x)
+    return np.ascontiguousarray(x[:, :dim]) if x.ndim > 1 else x
+
+  return jax.tree.map(cut, vectors)
 
 
 def row_holders(vocab: int, num_table: int) -> np.ndarray:
@@ -295,7 +259,8 @@ class _Rows:
     classes = first + jnp.arange(self.classes)
     ids = ids + jnp.asarray(_REVERSED)[classes][None, :]
     dim = self.spec.dim
-    vectors = _init_rows(self.spec, key, ids, jnp.arange(dim))
+    vectors = precision.first_rows(self.spec, key, ids, jnp.arange(dim))
+    vectors = precision.stored(self.spec, vectors)
     slots = self.optimizer.init(self.num_rows, dim)
     return spec_lib.TableState(vectors, jax.tree.map(self.in_classes, slots))
 
@@ -311,42 +276,66 @@ class _Rows:
     capacity = min(self.capacity or ids.size, ids.size)
     return routes.route(places, self.num_rows, capacity, self.axes)
 
+  def ids(self, local: jax.Array) -> jax.Array:
+    """The ids of a device's rows."""
+    first = 0
+    if self.axes.num_table > 1:
+      first = self.classes * jax.lax.axis_index(self.axes.table)
+    place = jnp.asarray(_REVERSED, jnp.int32)[first + local % self.classes]
+    return ROW_CLASSES * (local // self.classes) + place
+
   def lookup(self, state, ids):
-    rows, further_rounds = routes.fetch(
-      self.route(ids), self.in_rows(state.vectors)
+    kept = jax.tree.map(self.in_rows, state.vectors)
+    sent_dtype = precision.sent_dtype(self.spec)
+    found, further_rounds = routes.fetch(
+      self.route(ids),
+      lambda local: precision.to_send(self.spec, kept, local),
     )
+    rows = rounding.decode(found, sent_dtype)
     rows = rows.reshape(*ids.shape, self.spec.dim)
     return spec_lib.Found(rows, state, further_rounds)
 
-  def update(self, state, ids, row_grads, learning_rate):
+  def update(self, state, ids, row_grads, learning_rate, key=None):
     route = self.route(ids)
     ids, row_grads = _flat(ids, row_grads)
-    squares = _as_columns(_squares(self.optimizer, row_grads))
+    squares = precision.as_columns(_squares(self.optimizer, row_grads))
     data_names = [self.axes.data] * (self.axes.num_data > 1)
+
+    sent_dtype = self.spec.exchange_dtype
 
     def apply(state, local_ids, occurrences, sums):
       vectors, slots = state
-      ids, occurrences, sums = _gathered(
+      ids, occurrences, (grads, squares) = precision.gathered(
         (local_ids, occurrences, sums), data_names
       )
+      grads = rounding.decode(grads, sent_dtype)
       merged = duplicates.merge(
-        ids, (occurrences[:, None], *sums), self.num_rows
+        ids, (occurrences[:, None], grads, squares), self.num_rows
       )
-      occurrences, grads, squares = merged.sums
+      ids, _, (occurrences, grads, squares) = merged
       row_grads = rowopt.RowGrads(
-        merged.ids, grads, _as_numbers(squares), _as_numbers(occurrences)
+        ids,
+        grads,
+        precision.as_numbers(squares),
+        precision.as_numbers(occurrences),
       )
       deltas, slots = self.optimizer.update(slots, row_grads, learning_rate)
-      return rowopt.add_rows(vectors, merged.ids, deltas, True), slots
+      place = precision.Place(key, self.ids(ids), jnp.arange(self.spec.dim))
+      vectors = precision.add(self.spec, vectors, ids, deltas, True, place)
+      return vectors, slots
 
-    sums = routes.merge(route, (row_grads, squares))
+    counts, (grads, squares) = routes.merge(route, (row_grads, squares))
+    sums = counts, (rounding.encode(grads, sent_dtype), squares)
     state = jax.tree.map(self.in_rows, (state.vectors, state.slots))
     state = routes.send(route, sums, state, apply)
     return spec_lib.TableState(*jax.tree.map(self.in_classes, state))
 
-  def gather(self, vectors: np.ndarray) -> np.ndarray:
-    vectors = np.asarray(vectors)[:, _REVERSED].reshape(-1, self.spec.dim)
-    return vectors[: self.spec.vocab]
+  def gather(self, vectors: Any) -> Any:
+    def in_order(x):
+      x = np.asarray(x)[:, _REVERSED]
+      return x.reshape(-1, *x.shape[2:])[: self.spec.vocab]
+
+    return jax.tree.map(in_order, vectors)
 
   def partition(self) -> spec_lib.TableState:
     split = jax.sharding.PartitionSpec(None, self.axes.table)
@@ -356,7 +345,9 @@ class _Rows:
       )
     )
     by_class = (self.groups, self.classes)
-    return spec_lib.TableState(
+    return precision.partition(
+      self.spec,
+      split,
       split,
       jax.tree.map(
         lambda x: (
@@ -393,5 +384,5 @@ def row(
   del merges_duplicates  # to send a row's gradients once they must be summed
   made = _Rows(spec, optimizer, axes, capacity)
   return spec_lib.Table(
-    made.init, made.lookup, made.update, made.gather, made.partition()
+    made.init, made.lookup, made.update, made.gather, made.partition(), spec
   )

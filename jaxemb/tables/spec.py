@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +24,10 @@ class TableSpec:
   vocab: int
   dim: int
   init_scale: float  # rows start uniform in +-init_scale; 0 = zeros
+  dtype: str = 'float32'  # that rows are kept in, see `ops.rounding`
+  rounding: str = 'nearest'  # to it, or 'stochastic'
+  exchange_dtype: str = 'float32'  # 'bfloat16': of rows and gradients between
+  # devices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +43,11 @@ class Axes:
 class TableState(NamedTuple):
   """The arrays of a table, or one device's shards of them."""
 
-  vectors: jax.Array  # float32, all rows in the form that the layout gives them
+  # All rows in the form that the layout gives them: float32, or what
+  # `rounding.encode` makes of them.
+  vectors: Any
   slots: Any  # the row optimizer's
+  scratch: Any = ()  # [vocab] int32 without meaning, where precision is low
 
 
 class Found(NamedTuple):
@@ -62,11 +68,14 @@ class Table(NamedTuple):
   # some row of the table. Rows have a device's share of the columns where the
   # layout splits them.
   lookup: Callable[[TableState, jax.Array], 'Found']
-  # (state, ids [...], row_grads [..., dim], learning_rate) -> state; padding is
-  # ignored, duplicates mean what the row optimizer says, whichever devices
-  # looked them up.
-  update: Callable[[TableState, jax.Array, jax.Array, jax.Array], TableState]
-  # whole state's vectors, on the host -> [vocab, dim] float32 in order of ids
-  gather: Callable[[np.ndarray], np.ndarray]
+  # (state, ids [...], row_grads [..., dim], learning_rate, key = None) ->
+  # state; padding is ignored, duplicates mean what the row optimizer says,
+  # whichever devices looked them up. The key [2] uint32 is that of the step,
+  # for what rounds at random.
+  update: Callable[..., TableState]
+  # whole state's vectors, on the host -> [vocab, dim], still as they are kept,
+  # in order of ids
+  gather: Callable[[Any], Any]
   # How the state lies on the mesh: a TableState of `PartitionSpec`s.
   partition: TableState
+  spec: TableSpec

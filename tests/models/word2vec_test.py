@@ -12,7 +12,7 @@ import pytest
 
 from jaxemb import mesh
 from jaxemb.models import base, cbow, skipgram
-from jaxemb.ops import sampling
+from jaxemb.ops import sampling, wire
 from tests import oracle
 
 KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
@@ -412,7 +412,8 @@ def test_a_share_of_the_columns_gives_the_loss_of_whole_rows(name):
   case = Case(dim=8)
   made = _make(name, case)
   model = MODELS[name][0](
-    dataclasses.replace(made.model.spec, columns_axis=mesh.TABLE), None
+    dataclasses.replace(made.model.spec, columns_axis=wire.Axis(mesh.TABLE)),
+    None,
   )
   everywhere = jax.sharding.PartitionSpec()
   columns = jax.sharding.PartitionSpec(None, None, mesh.TABLE)

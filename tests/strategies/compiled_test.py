@@ -51,9 +51,11 @@ class Case(NamedTuple):
   strategy: str = 'sync'  # 'merging' is sync as on a GPU
   layout: str = 'replicated'
   mesh: tuple[int, int] = (1, 1)
+  dtype: str = 'float32'
 
   def __str__(self):
-    return '-'.join(map(str, (*self[:-1], 'x'.join(map(str, self.mesh)))))
+    shape = 'x'.join(map(str, self.mesh))
+    return '-'.join(map(str, (*self[:-2], shape, self.dtype)))
 
 
 CASES = [
@@ -79,6 +81,12 @@ ON_MESHES = [
     ('skipgram', 'adam', 'sync', (1, 2)),
   )
   if layout != 'replicated' or (optimizer != 'adam' and shape == (2, 2))
+]
+IN_FEW_BITS = [
+  Case('skipgram', 'sgd', dtype='bfloat16'),
+  Case('skipgram', 'adagrad', 256, 'replicas', mesh=(2, 1), dtype='int8'),
+  Case('skipgram', 'sgd', 256, 'sync', 'row', (1, 2), 'float16'),
+  Case('skipgram', 'sgd', 256, 'sync', 'column', (1, 2), 'int8'),
 ]
 every_program = pytest.mark.parametrize('case', CASES + ON_MESHES, ids=str)
 
@@ -163,6 +171,15 @@ class Program(NamedTuple):
 
 def _shares(case):
   """A device's share of a table, of the slots, and its numbers of rows."""
+  tables, slots, counts = _shares_of_floats(case)
+  if case.dtype != 'float32':
+    kind = 's8[' if case.dtype == 'int8' else 'u16['
+    tables = {x.replace('f32[', kind) for x in tables}
+    slots |= {x.replace('f32[', 's32[') for x in slots}
+  return tables, slots, counts
+
+
+def _shares_of_floats(case):
   num_table = case.mesh[1]
   if case.layout == 'row':
     groups = -(-VOCAB // sharded.ROW_CLASSES)
@@ -180,6 +197,7 @@ def _config(case):
   config.model.name, config.model.dim = case.model, DIM
   config.optimizer.name, config.optimizer.learning_rate = case.optimizer, 0.1
   config.train.batch_words, config.table.layout = case.batch_words, case.layout
+  config.table.dtype = case.dtype
   is_replicas = case.strategy == 'replicas'
   config.strategy.name = 'replicas' if is_replicas else 'sync'
   if case.strategy == 'merging':
@@ -251,7 +269,7 @@ def _loop_body(program):
   )
 
 
-@every_program
+@pytest.mark.parametrize('case', CASES + ON_MESHES + IN_FEW_BITS, ids=str)
 def test_nothing_of_a_tables_size_is_copied(case):
   program = _compiled(case)
   met = 0

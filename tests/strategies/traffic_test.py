@@ -55,7 +55,7 @@ def _sent(config):
 
 _COLUMN = {
   'strategy.name': 'sync', 'table.layout': 'column', 'mesh.data': 1,
-  'mesh.table': 2,
+  'mesh.table': 2, 'optimizer.max_duplicates': 0.0,  # else counts are summed
 }  # fmt: skip
 
 
@@ -84,6 +84,54 @@ def test_replicas_send_what_is_due():
   assert 1 < loop.inner < 3
   expected = loop.inner * 1024 * DIM * 4 * 2 / loop.steps
   assert sent['all-reduce'] == sent['total'] == pytest.approx(expected)
+
+
+_SYNC = {'strategy.name': 'sync'}
+_IN_FEW_BITS = {'table.exchange_dtype': 'bfloat16'}
+
+
+@pytest.mark.parametrize('layout', ['replicated', 'row'])
+def test_rows_and_gradients_travel_in_half_the_bytes(layout):
+  settings = _SYNC | {'table.layout': layout, 'optimizer.max_duplicates': 0.0}
+  if layout == 'row':
+    settings |= {'mesh.data': 1, 'mesh.table': 2}
+  whole, _ = _sent(_config(**settings))
+  half, _ = _sent(_config(**settings, **_IN_FEW_BITS))
+  # All but the ids, and how often each was looked up.
+  kind = 'all-gather' if layout == 'replicated' else 'all-to-all'
+  rows = whole[kind] - half[kind]
+  others = whole[kind] - 2 * rows
+  assert 0 < others < (1 + (layout == 'row')) * rows
+  if layout == 'replicated':
+    # Gradients of the look-ups of a device: [(4 + 4 + 4 + 3) / 4 a center].
+    centers = BATCH_WORDS // 2
+    assert rows == centers * (1 + (8 + 3) / 4) * DIM * 2
+    assert others == centers * (1 + (8 + 3) / 4) * 4
+
+
+def test_scores_travel_in_half_the_bytes():
+  sent, _ = _sent(_config(**_COLUMN, **_IN_FEW_BITS))
+  # In two exchanges, each of half of all to the other device.
+  assert sent['all-to-all'] == sent['all-gather'] == SCORES / 2 / 2
+  assert sent['total'] == SCORES / 2
+
+
+def test_changes_of_replicas_travel_in_half_the_bytes():
+  settings = {'strategy.exchange_words': 128, 'strategy.exchange_lookups': 0.5}
+  sent, loop = _sent(_config(**settings, **_IN_FEW_BITS))
+  expected = loop.inner * 1024 * DIM * 2 * 2 / loop.steps
+  assert sent['total'] == pytest.approx(expected)
+
+
+def test_rows_of_few_bits_travel_as_they_are_kept():
+  settings = _SYNC | {'table.layout': 'row', 'mesh.data': 1, 'mesh.table': 2}
+  sent = {
+    dtype: _sent(_config(**settings, **{'table.dtype': dtype}))[0]['all-to-all']
+    for dtype in ('float32', 'bfloat16', 'int8')
+  }
+  saved = sent['float32'] - sent['bfloat16']
+  # int8 with its scale of four bytes, of what four times six are.
+  assert sent['float32'] - sent['int8'] == saved * (24 - 10) / 12
 
 
 def test_chunks_per_exchange_are_those_of_many_exchanges():

@@ -68,12 +68,16 @@ def _route(shape, capacity, places):
   return routes.route(places, NUM_ROWS, capacity, axes)
 
 
+def _held(vectors, ids):
+  return vectors.at[ids].get(mode='clip')
+
+
 @functools.cache
 def _fetch(shape, capacity):
   return _on_devices(
     shape,
     lambda places, vectors: routes.fetch(
-      _route(shape, capacity, places), vectors
+      _route(shape, capacity, places), lambda ids: _held(vectors, ids)
     ),
   )
 
@@ -229,7 +233,7 @@ def test_what_travels_has_the_size_of_the_buffers():
 
   def fetch(places, vectors):
     route = routes.route(places, NUM_ROWS, capacity, axes)
-    return routes.fetch(route, vectors)[0]
+    return routes.fetch(route, lambda ids: _held(vectors, ids))[0]
 
   over = jax.sharding.PartitionSpec(mesh.TABLE)
   text = (

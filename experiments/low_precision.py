@@ -1,0 +1,342 @@
+"""Tables in fewer bits: what they cost in quality, and what they save.
+
+  python experiments/low_precision.py --text=PATH --eval=FILES_AND_FOLDERS
+
+Quality: each line is one run of `python -m jaxemb.main` per seed, with its loss
+curve; a run that is in the output already is not made again. Speed: steps of
+one device on tables of `--rows` x `--dim` for a vocabulary by Zipf's law, all
+precisions in turn; beside wall-clock time stands the CPU time of the process,
+which other programs on the machine disturb less. What the random bits cost is
+told by the same step with a constant in their place.
+
+The paper (Zhang, Yang and Yuen 2018, the abstract) trains click models with
+tables of float16, up to twice the memory saved and up to 1.2 times the speed,
+at the quality of float32; its faster generator made 30 % of speed.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import machine
+import numpy as np
+
+
+class Case(NamedTuple):
+  """How rows are kept."""
+
+  dtype: str
+  rounding: str
+
+  def __str__(self) -> str:
+    return ' '.join(self).strip()
+
+
+CASES = (
+  Case('float32', ''),
+  Case('bfloat16', 'stochastic'),
+  Case('bfloat16', 'nearest'),
+  Case('float16', 'stochastic'),
+  Case('float16', 'nearest'),
+  Case('int8', 'stochastic'),
+  Case('int8', 'nearest'),
+)
+_COLORS = ('#222222', '#1b6ca8', '#c0392b', '#e08e0b')
+# Relative to float32, as the paper's abstract has it.
+CLAIMED = {'bytes': 0.5, 'speed': 1.2, 'generator': 1.3}
+# Quality lost that is accepted, and bytes of the vectors relative to float32.
+EXPECTED = {
+  'bfloat16 stochastic': {'lost': 0.003, 'bytes': 0.5, 'speed': 1.0},
+  'float16 stochastic': {'lost': 0.003, 'bytes': 0.5},
+  'int8 stochastic': {'lost': 0.01, 'bytes': 0.27},
+}
+
+
+def _flags(case: Case) -> list[str]:
+  flags = [f'--config.table.dtype={case.dtype}']
+  return flags + [f'--config.table.rounding={case.rounding}'] * bool(
+    case.rounding
+  )
+
+
+def _run(
+  args: argparse.Namespace, case: Case, seed: int, workdir: pathlib.Path
+) -> dict[str, Any]:
+  """Figures of one run."""
+  command = [
+    sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
+    f'--workdir={workdir}', f'--config.data.path={args.text}',
+    f'--config.data.sample={args.sample}', f'--config.eval.paths={args.eval}',
+    f'--config.eval.restrict_vocab={args.restrict_vocab}',
+    f'--config.train.epochs={args.epochs}', f'--config.seed={seed}',
+    *_flags(case), *args.override,
+  ]  # fmt: skip
+  done = subprocess.run(command, capture_output=True, text=True)
+  if done.returncode:
+    return {'error': ' '.join(done.stderr.strip().splitlines()[-1:])}
+  report = json.loads((workdir / 'report.json').read_text())
+  scores = {k: v['score'] for k, v in report['evaluation'].items()}
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  logged = [x for x in map(json.loads, lines) if x.get('loss') is not None]
+  return {
+    'words_per_sec': report['words_per_sec'],
+    'train_secs': report['train_secs'],
+    'table_bytes': report['table_bytes'],
+    'vector_bytes': report['vector_bytes'],
+    'loss': report['loss_per_example'],
+    'curve': [[x['words'], x['loss']] for x in logged],
+    'scores': scores,
+    'mean': statistics.mean(x for x in scores.values() if x is not None),
+  }
+
+
+def _quality(args: argparse.Namespace, found: dict, save: Callable) -> None:
+  """Fills in the runs that are not there yet, all cases for each seed."""
+  for seed in range(1, args.seeds + 1):
+    for case in _cases(args):
+      runs = found.setdefault('quality', {}).setdefault(str(case), {})
+      if str(seed) in runs:
+        continue
+      with tempfile.TemporaryDirectory() as folder:
+        runs[str(seed)] = _run(args, case, seed, pathlib.Path(folder) / 'run')
+      shown = {k: v for k, v in runs[str(seed)].items() if k != 'curve'}
+      print(case, seed, shown, file=sys.stderr, flush=True)
+      save()
+
+
+def _cases(args: argparse.Namespace) -> list[Case]:
+  wanted = args.cases.split(',')
+  return [case for case in CASES if str(case) in wanted]
+
+
+class _Program(NamedTuple):
+  """A case that is being timed."""
+
+  job: Any
+  state: Any
+  constants: Any
+  batch: Any
+
+
+def _program(
+  args: argparse.Namespace, case: Case, folder: pathlib.Path, bits: bool
+) -> _Program:
+  """A compiled step, with its tables; `bits` False = without random ones."""
+  import jax
+  import jax.numpy as jnp
+  import jobs
+
+  from jaxemb import config as config_lib
+  from jaxemb.ops import rounding
+
+  config = config_lib.default()
+  config.model.dim, config.train.batch_words = args.dim, args.batch_words
+  config.strategy.name, config.mesh.data = 'sync', 1
+  config.table.dtype = case.dtype
+  config.table.rounding = case.rounding or config.table.rounding
+  job = jobs.make(config, args.rows)
+  path = folder / f'{args.rows}'
+  corpus = jobs.write_corpus(job.counts, args.words, path)
+  batch = next(jobs.full_batches(job, corpus)).batch
+  random_bits = rounding.random_bits
+  if not bits:
+    rounding.random_bits = lambda key, ids, columns: jnp.full(
+      (*ids.shape, len(columns)), np.uint32(2**31)
+    )
+  try:
+    state, constants = jobs.start(job)
+    plan = jobs.schedule(job, 0)
+    state, _ = job.strategy.step(state, constants, batch, plan)
+    return _Program(job, jax.block_until_ready(state), constants, batch)
+  finally:
+    rounding.random_bits = random_bits
+
+
+def _speed(args: argparse.Namespace) -> dict[str, Any]:
+  """Microseconds of a step: fastest and median of `--rounds` dispatches."""
+  import jax
+  import jobs
+
+  times: dict[str, list[tuple[float, float]]] = {}
+  with tempfile.TemporaryDirectory() as folder:
+    programs = {}
+    for case in _cases(args):
+      for bits in (True, False):
+        if bits or case.rounding == 'stochastic':
+          name = f'{case}' + ' without bits' * (not bits)
+          programs[name] = _program(args, case, pathlib.Path(folder), bits)
+    for i in range(args.rounds):
+      for name, (job, state, constants, batch) in programs.items():
+        plan = jobs.schedule(job, i + 1)
+        before = time.process_time(), time.perf_counter()
+        state, metrics = job.strategy.step(state, constants, batch, plan)
+        jax.block_until_ready((state, metrics))
+        after = time.process_time(), time.perf_counter()
+        programs[name] = programs[name]._replace(state=state)
+        steps = int(metrics.num_steps)
+        times.setdefault(name, []).append(
+          tuple((b - a) / steps for a, b in zip(before, after, strict=True))
+        )
+  found = {}
+  for name, each in times.items():
+    cpu, wall = zip(*each, strict=True)
+    found[name] = {
+      'cpu_secs': min(cpu),
+      'median_cpu_secs': statistics.median(cpu),
+      'wall_secs': min(wall),
+      'median_wall_secs': statistics.median(wall),
+    }
+  return found
+
+
+def _quality_table(found: dict[str, dict[str, dict]]) -> list[str]:
+  lines = [
+    f'{"rows kept as":20} {"mean":>7} {"seeds":>15} {"lost":>7} '
+    f'{"accepted":>8} {"loss":>7} {"vectors":>8} {"tables":>7} {"M words/s":>9}'
+  ]
+  first = None
+  for name, runs in found.items():
+    bad = [x['error'] for x in runs.values() if 'error' in x]
+    if bad:
+      lines.append(f'{name:20} {bad[0]}')
+      continue
+
+    def middle(key: str, runs: dict = runs) -> float:
+      return statistics.median(x[key] for x in runs.values())
+
+    means = [x['mean'] for x in runs.values()]
+    here = {k: middle(k) for k in ('vector_bytes', 'table_bytes')}
+    here['mean'] = statistics.mean(means)
+    first = first or here
+    sizes = [here[k] / first[k] for k in ('vector_bytes', 'table_bytes')]
+    spread = f'{min(means):.4f}-{max(means):.4f}'
+    accepted = EXPECTED.get(name, {}).get('lost', '')
+    lines.append(
+      f'{name:20} {here["mean"]:7.4f} {spread:>15} '
+      f'{first["mean"] - here["mean"]:7.4f} {accepted:>8} '
+      f'{middle("loss"):7.4f} {sizes[0]:8.4f} {sizes[1]:7.4f} '
+      f'{middle("words_per_sec") / 1e6:9.2f}'
+    )
+  return lines
+
+
+def _speed_table(found: dict[str, dict[str, float]]) -> list[str]:
+  lines = [
+    f'{"step of one device":34} {"CPU us":>7} {"wall us":>8} {"speed":>6} '
+    f'{"random bits":>11}'
+  ]
+  first = next(iter(found.values()))['cpu_secs']
+  for name, x in found.items():
+    without = found.get(f'{name} without bits')
+    share = ''
+    if without:
+      share = f'{1 - without["cpu_secs"] / x["cpu_secs"]:.1%}'
+    lines.append(
+      f'{name:34} {1e6 * x["cpu_secs"]:7.0f} {1e6 * x["wall_secs"]:8.0f} '
+      f'{first / x["cpu_secs"]:5.2f}x {share:>11}'
+    )
+  lines.append(
+    f'published: {1 / CLAIMED["bytes"]:g} x less memory, up to '
+    f'{CLAIMED["speed"]} x the speed; generator + '
+    f'{CLAIMED["generator"] - 1:.0%} speed'
+  )
+  return lines
+
+
+def _plot(found: dict[str, dict[str, dict]], path: pathlib.Path) -> None:
+  """Quality of each case and seed, and loss beyond that of float32."""
+  import matplotlib
+
+  matplotlib.use('Agg')
+  from matplotlib import pyplot
+
+  figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6))
+  colors = dict(zip({c.dtype: 0 for c in CASES}, _COLORS, strict=True))
+  base = next(iter(found.values()))
+  for i, (name, runs) in enumerate(found.items()):
+    good = {k: x for k, x in runs.items() if 'error' not in x}
+    dtype, _, way = name.partition(' ')
+    style = dict(color=colors[dtype], alpha=0.5 if way == 'nearest' else 1)
+    left.plot(
+      [i] * len(good), [x['mean'] for x in good.values()],
+      'x' if way == 'nearest' else 'o', **style,
+    )  # fmt: skip
+    if '1' not in good or name == 'float32':
+      continue
+    words, loss = np.array(good['1']['curve']).T
+    same = np.interp(words, *np.array(base['1']['curve']).T)
+    right.plot(
+      words / 1e6, loss - same, '--' if way == 'nearest' else '-',
+      label=name, lw=1, **style,
+    )  # fmt: skip
+  left.set_xticks(range(len(found)), found, rotation=40, ha='right', fontsize=8)
+  left.set_ylabel('mean of the word sets')
+  right.set_xlabel('million words read')
+  right.set_ylabel('loss beyond that of float32')
+  right.axhline(0, color='#222222', lw=0.5)
+  right.legend(fontsize=7, frameon=False)
+  for axes in (left, right):
+    axes.spines[['top', 'right']].set_visible(False)
+  figure.tight_layout()
+  figure.savefig(path)
+
+
+def main() -> None:
+  """Runs what is not there yet and prints the tables."""
+  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  add = parser.add_argument
+  add('--text', default='', help='as config.data.path')
+  add('--eval', default='', help='as config.eval.paths')
+  add('--config', default='configs/wiki.py')
+  add('--sample', type=float, default=1e-4)
+  add('--epochs', type=int, default=5)
+  add('--seeds', type=int, default=1)
+  add('--restrict_vocab', type=int, default=0)
+  add('--cases', default=','.join(map(str, CASES)))
+  add('--stages', default='quality,speed')
+  add('--rows', type=int, default=1_000_000)
+  add('--dim', type=int, default=300)
+  add('--batch_words', type=int, default=256)
+  add('--words', type=int, default=1_500_000, help='of a dispatch, at most')
+  add('--rounds', type=int, default=7)
+  add('--plot', type=pathlib.Path, help='file .svg or .png')
+  add('--output', default='', help='JSON file; "" = in experiments/results')
+  args, args.override = parser.parse_known_args()
+  unknown = [x for x in args.override if not x.startswith('--config.')]
+  if unknown:
+    parser.error(f'unknown argument {unknown[0]}')
+  results = pathlib.Path(__file__).parent / 'results'
+  output = pathlib.Path(
+    args.output or results / f'low-precision-{machine.today()}.json'
+  )
+  found = json.loads(output.read_text()) if output.exists() else {}
+  arguments = {k: v for k, v in vars(args).items() if k != 'plot'}
+
+  def save() -> None:
+    output.write_text(json.dumps(found | {'arguments': arguments}, indent=1))
+
+  if 'quality' in args.stages.split(','):
+    _quality(args, found, save)
+  if 'speed' in args.stages.split(','):
+    found['speed'] = _speed(args)
+  facts = found['machine'] = machine.describe()
+  save()
+  print(machine.line(facts))
+  if 'quality' in found:
+    print('\n'.join(_quality_table(found['quality'])))
+  if 'speed' in found:
+    print('\n'.join(_speed_table(found['speed'])))
+  if args.plot and 'quality' in found:
+    _plot(found['quality'], args.plot)
+  print(f'all figures in {output}')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,253 @@
+"""Rows in few bits: bfloat16, float16, and int8 with a scale for each row.
+
+Stochastic rounding goes to one of the two neighbours lo <= v <= hi of a value,
+
+  hi with probability (v - lo) / (hi - lo), else lo,    so that E[SR(v)] = v
+
+and a sum of many small updates is kept in expectation, where rounding to the
+nearest loses every update below half a unit in the last place (Zhang, Yang and
+Yuen 2018; Gupta et al. 2015). All is done on the bits of the float32: random
+bits in the place of those that will be cut off are added to them, and a carry
+out of them is the way up. That is exact, for subnormal numbers too, whatever a
+compiler makes of floating point.
+
+The random bits are a function of (key, row, column), so that copies of a row,
+restarts and other meshes round alike. Two hashes of the row, a and b, are drawn
+with care; a column costs one multiplication more,
+
+  bits = (a ^ h(column)) * (b | 1),    of which the upper ones are used:
+
+for a given place each value of them is as likely as any other, and any two
+places are all but independent (multiply-shift hashing, Dietzfelbinger 1996).
+`experiments/bench_rounding.py` has what other generators cost.
+
+16-bit numbers are kept as uint16, the bits of the number: XLA for CPUs would
+widen a whole table of bfloat16 to scatter to it.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxemb.ops import sampling
+
+DTYPES = ('float32', 'bfloat16', 'float16', 'int8')
+
+_INFINITY = np.uint32(0x7F800000)
+_COLUMNS_KEY = np.array([0x243F6A88, 0x85A308D3], np.uint32)
+_BLOCK_ROWS = 1 << 16  # of what goes from the host to a device and back
+_LIMIT = 127  # of codes; -128 has no counterpart
+# Scales are few and far between, so that a row that hardly changes keeps its
+# scale, and with it the numbers that did not change.
+_SHRUNK = 0.5  # of what the old scale could hold: then a finer one is chosen
+
+
+class Scaled(NamedTuple):
+  """Rows of int8: number j of a row is codes[j] * scale."""
+
+  codes: Any  # [..., d] int8, -127 to 127
+  # [...] float32 of 3 significant bits, so that every product is exact
+  scales: Any
+
+
+def key(base: jax.Array, *counters: jax.Array | int) -> jax.Array:
+  """[2] uint32, a key of its own for each of the counters.
+
+  Args:
+    base: [2] uint32.
+    *counters: whole numbers, of the step for instance.
+  """
+  for counter in counters:
+    counter = jnp.asarray(counter).astype(jnp.uint32)
+    base = jnp.stack(
+      [
+        sampling.random_bits(base, counter),
+        sampling.random_bits(base[::-1] ^ np.uint32(0xB5297A4D), counter),
+      ]
+    )
+  return base
+
+
+def random_bits(
+  key: jax.Array, ids: jax.Array, columns: jax.Array
+) -> jax.Array:
+  """[..., d] uint32, random from the highest bit down.
+
+  Args:
+    key: [2] uint32, that no other use shares.
+    ids: [...] int32, of rows.
+    columns: [d] int32.
+  """
+  ids = ids.astype(jnp.uint32)
+  first = sampling.random_bits(key, ids)[..., None]
+  second = sampling.random_bits(key[::-1] ^ np.uint32(0x5BD1E995), ids)
+  by_column = sampling.random_bits(_COLUMNS_KEY, columns.astype(jnp.uint32))
+  by_column = by_column.reshape(*[1] * ids.ndim, -1)
+  return (first ^ by_column) * (second | 1)[..., None]
+
+
+def _bits(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Sign in the highest of 16 bits, and all other bits, of float32."""
+  bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
+  return (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
+
+
+def _to_bfloat16(values: jax.Array, bits: jax.Array | None) -> jax.Array:
+  whole = jax.lax.bitcast_convert_type(values, jnp.uint32)
+  more = 0x7FFF + ((whole >> 16) & 1) if bits is None else bits >> 16
+  size = whole & 0x7FFFFFFF
+  # From the largest number on nothing goes up: infinity and NaN stay, and what
+  # is between becomes the largest. A NaN has a bit set that is not cut off.
+  kept = jnp.where(size > _INFINITY, whole | 0x400000, whole)
+  rounded = jnp.where(size >= 0x7F7F0000, kept, whole + more)
+  return (rounded >> 16).astype(jnp.uint16)
+
+
+def _to_float16(values: jax.Array, bits: jax.Array | None) -> jax.Array:
+  sign, size = _bits(values)
+  exponent = size >> 23
+  mantissa = (size & 0x7FFFFF) | 0x800000
+  # Bits to cut off: 13, and one more for each power of two below 2^-14, where
+  # numbers lie as close as just above it.
+  cut = 126 - jnp.minimum(exponent, 113)
+  mantissa >>= jnp.minimum(jnp.maximum(cut, 31) - 31, 31)
+  cut = jnp.minimum(cut, 31)
+  if bits is None:
+    more = (np.uint32(1) << (cut - 1)) - 1 + ((mantissa >> cut) & 1)
+  else:
+    more = bits >> (32 - cut)
+  rounded = (mantissa + more) >> cut
+  rounded += (jnp.maximum(exponent, 113) - 113) << 10
+  rounded = jnp.minimum(rounded, 0x7BFF)
+  beyond = jnp.where(size > _INFINITY, np.uint32(0x7E00), np.uint32(0x7C00))
+  rounded = jnp.where(size < _INFINITY, rounded, beyond)
+  return (sign | rounded).astype(jnp.uint16)
+
+
+def _upwards(values: jax.Array) -> jax.Array:
+  """The nearest numbers of 3 significant bits that are not below."""
+  bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
+  bits = (bits + 0x1FFFFF) & ~np.uint32(0x1FFFFF)
+  return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def row_scales(largest: jax.Array, old: jax.Array | None = None) -> jax.Array:
+  """Scales with which rows of int8 are written.
+
+  Args:
+    largest: [...] float32, the largest absolute value of each row.
+    old: [...] float32, the scales that the rows had; kept where they do.
+
+  Returns:
+    [...] float32; not finite where a row is not.
+  """
+  # Far from what divides to nothing, or by nothing.
+  new = _upwards(jnp.maximum(largest, 1e-30) / _LIMIT)
+  new = jnp.where(jnp.isfinite(largest), new, largest)
+  if old is None:
+    return new
+  room = _LIMIT * old
+  does = (largest <= room) & ((largest >= _SHRUNK * room) | (largest == 0))
+  return jnp.where(does, old, new)
+
+
+def _to_int8(
+  values: jax.Array, bits: jax.Array | None, scales: jax.Array
+) -> Scaled:
+  # Nothing but zeros may have a scale of zero.
+  units = values / jnp.where(scales == 0, 1, scales)[..., None]
+  if bits is None:
+    codes = jnp.round(units)
+  else:
+    # With 17 bits behind the point every sum of a whole number and this one is
+    # exact, and never the next whole number.
+    share = ((bits >> 16) << 1 | 1).astype(jnp.float32) * np.float32(2**-17)
+    codes = jnp.floor(units + share)
+  codes = jnp.clip(codes, -_LIMIT, _LIMIT)
+  codes = jnp.where(jnp.isfinite(codes), codes, 0)
+  return Scaled(codes.astype(jnp.int8), scales)
+
+
+def encode(
+  values: jax.Array,
+  dtype: str,
+  bits: jax.Array | None = None,
+  scales: jax.Array | None = None,
+) -> Any:
+  """Rows as they are stored.
+
+  Finite numbers beyond the largest of the type become that; infinity and NaN
+  stay what they are, in a row of int8 by its scale.
+
+  Args:
+    values: [..., d] float32.
+    dtype: one of `DTYPES`.
+    bits: [..., d] uint32, random; None = to the nearest, halves to even.
+    scales: [...] float32, of int8, see `row_scales`; None = what suits a row.
+
+  Returns:
+    [..., d] float32, or uint16, the bits of 16-bit numbers, or `Scaled`.
+  """
+  if dtype == 'float32':
+    return values
+  if dtype == 'bfloat16':
+    return _to_bfloat16(values, bits)
+  if dtype == 'float16':
+    return _to_float16(values, bits)
+  if scales is None:
+    scales = row_scales(jnp.max(jnp.abs(values), -1))
+  return _to_int8(values, bits, scales)
+
+
+def decode(rows: Any, dtype: str) -> jax.Array:
+  """[..., d] float32, the values of stored rows; exact.
+
+  Args:
+    rows: as `encode` returns them.
+    dtype: one of `DTYPES`.
+  """
+  if dtype == 'float32':
+    return rows
+  if dtype == 'bfloat16':
+    wide = rows.astype(jnp.uint32) << 16
+    return jax.lax.bitcast_convert_type(wide, jnp.float32)
+  if dtype == 'float16':
+    half = jax.lax.bitcast_convert_type(rows, jnp.float16)
+    return half.astype(jnp.float32)
+  return rows.codes.astype(jnp.float32) * rows.scales[..., None]
+
+
+def decode_on_host(rows: Any, dtype: str) -> np.ndarray:
+  """The same of NumPy arrays, which never go to a device."""
+  if dtype == 'float32':
+    return np.asarray(rows)
+  if dtype == 'bfloat16':
+    return (np.asarray(rows).astype(np.uint32) << 16).view(np.float32)
+  if dtype == 'float16':
+    return np.asarray(rows).view(np.float16).astype(np.float32)
+  return np.asarray(rows.codes) * np.asarray(rows.scales)[..., None]
+
+
+def encode_on_host(values: np.ndarray, dtype: str) -> Any:
+  """As `encode`, to the nearest; block by block, of NumPy arrays."""
+  if dtype == 'float32':
+    return values
+  firsts = range(0, max(len(values), 1), _BLOCK_ROWS)
+  blocks = [
+    jax.device_get(encode(jnp.asarray(values[i : i + _BLOCK_ROWS]), dtype))
+    for i in firsts
+  ]
+  return jax.tree.map(lambda *x: np.concatenate(x), *blocks)
+
+
+def is_finite(array: jax.Array) -> jax.Array:
+  """bool, whether all of one array of stored rows, or of others, is finite.
+
+  Of 16-bit numbers from the largest of float16 on nothing is: as bfloat16 they
+  would be above 1e36.
+  """
+  if array.dtype == jnp.uint16:
+    return ((array & 0x7FFF) < 0x7C00).all()
+  return jnp.isfinite(array).all()

@@ -1,0 +1,145 @@
+"""Whole runs on tables of few bits: exports, resuming, going on from them."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import config as config_lib
+from jaxemb import errors, metrics, train
+from jaxemb.storage import rows_file
+
+
+def _config(tmp_path, **settings):
+  config = config_lib.default()
+  config.data.cache = str(tmp_path / 'cache')
+  config.data.embedded_words = 30_000
+  config.data.min_count = 2
+  config.model.dim, config.model.chunk = 16, 8
+  config.train.epochs, config.data.parts = 2, 2
+  config.eval.paths = 'none'
+  config.update_from_flattened_dict(settings)
+  return config
+
+
+def _start(config, workdir, monkeypatch, dispatches):
+  """Begins a run that is killed after so many dispatches."""
+  counted, real = [], metrics.Meter.count
+
+  def count(self, *args):
+    if len(counted) == dispatches:
+      raise KeyboardInterrupt
+    counted.append(args)
+    real(self, *args)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(metrics.Meter, 'count', count)
+    with pytest.raises(KeyboardInterrupt):
+      train.run(config, workdir)
+
+
+def test_runs_of_int8(tmp_path, monkeypatch):
+  common = {
+    'strategy.name': 'sync',
+    'table.layout': 'row',
+    'table.dtype': 'int8',
+    'train.checkpoint_every_secs': 0.0,
+  }
+  meshes = [
+    {'mesh.data': 1, 'mesh.table': 4},
+    {'mesh.data': 2, 'mesh.table': 1},
+  ]
+  whole = tmp_path / 'whole'
+  assert train.run(_config(tmp_path, **common, **meshes[0]), whole) == 0
+  report = json.loads((whole / 'report.json').read_text())
+  vocab = report['vocab_words']
+  assert report['table_dtype'] == 'int8'
+  padded = -(-vocab // 256) * 256
+  assert report['vector_bytes'] == 2 * padded * (16 + 4)
+  assert 'int8' in (whole / 'log.txt').read_text()
+  codes = np.load(whole / 'export' / 'vectors.npy')
+  scales = np.load(whole / 'export' / 'scales.npy')
+  assert codes.dtype == np.int8 and codes.shape == (vocab, 16)
+  expected = codes * scales[:, None]
+  found = jaxemb.load(whole)
+  np.testing.assert_array_equal(found.vectors, expected)
+  # word2vec's formats have the same numbers.
+  binary = jaxemb.load(whole / 'export' / 'vectors.bin')
+  np.testing.assert_array_equal(binary.vectors, expected)
+  # Killed, and finished on another mesh: sums are rounded otherwise, which now
+  # and then sends a number to its other neighbour.
+  begun = tmp_path / 'begun'
+  _start(_config(tmp_path, **common, **meshes[0]), begun, monkeypatch, 1)
+  assert train.run(_config(tmp_path, **common, **meshes[1]), begun) == 0
+  assert 'resuming behind' in (begun / 'log.txt').read_text()
+  again = jaxemb.load(begun).vectors
+  assert (np.abs(again - expected) <= scales[:, None] * 1.01).mean() > 0.95
+  # Another run starts from its tables, of the context words too.
+  later = _config(
+    tmp_path,
+    **{'train.init_from': str(whole), 'table.dtype': 'bfloat16'},
+    **{'optimizer.learning_rate': 1e-12, 'train.epochs': 1, 'mesh.data': 2},
+    **{'optimizer.final_learning_rate': 0.0, 'table.rounding': 'nearest'},
+  )
+  assert train.run(later, tmp_path / 'later') == 0
+  assert 'tables input, output' in (tmp_path / 'later' / 'log.txt').read_text()
+  kept = np.load(tmp_path / 'later' / 'export' / 'vectors.npy')
+  kept = kept.view(ml_dtypes.bfloat16).astype(np.float32)
+  wanted = expected.astype(ml_dtypes.bfloat16).astype(np.float32)
+  np.testing.assert_allclose(kept, wanted, 0, 1e-9)  # some zeros have moved
+  np.testing.assert_array_equal(jaxemb.load(tmp_path / 'later').vectors, kept)
+  # And another one from its checkpoint: what all replicas make together.
+  last = _config(
+    tmp_path,
+    **{'train.init_from': str(tmp_path / 'later' / 'checkpoints')},
+    **{'table.dtype': 'int8', 'train.epochs': 1, 'mesh.data': 1},
+    **{'strategy.name': 'sync', 'table.export_dtype': 'float32'},
+    **{'optimizer.learning_rate': 1e-12, 'table.rounding': 'nearest'},
+    **{'optimizer.final_learning_rate': 0.0},
+  )
+  assert train.run(last, tmp_path / 'last') == 0
+  assert np.load(tmp_path / 'last' / 'export' / 'vectors.npy').dtype == '<f4'
+  found = jaxemb.load(tmp_path / 'last').vectors
+  error = np.abs(found - kept) / np.abs(kept).max(1, keepdims=True)
+  assert error.max() < 0.65 * 1.25 / 127
+
+
+def test_sub_models_of_few_bits(tmp_path):
+  config = _config(
+    tmp_path,
+    **{'strategy.name': 'partition', 'strategy.num_parts': 2},
+    **{'table.dtype': 'float16', 'data.parts': 0, 'mesh.data': 2},
+  )
+  assert train.run(config, tmp_path / 'run') == 0
+  for path in ('parts/00/export', 'parts/01/export', 'export'):
+    kept = np.load(tmp_path / 'run' / path / 'vectors.npy')
+    assert kept.dtype == np.float16 and np.isfinite(kept).all()
+    found = jaxemb.load(tmp_path / 'run' / path)
+    np.testing.assert_array_equal(found.vectors, kept.astype(np.float32))
+
+
+def test_scales_that_do_not_fit_are_told(tmp_path):
+  np.save(tmp_path / 'vectors.npy', np.ones((3, 2), np.int8))
+  with pytest.raises(errors.UserError, match=r'scales.npy.*export again'):
+    rows_file.load(tmp_path / 'vectors.npy')
+  np.save(tmp_path / 'scales.npy', np.ones(2, np.float32))
+  with pytest.raises(errors.UserError, match='2 scales for the 3 rows'):
+    rows_file.load(tmp_path / 'vectors.npy')
+
+
+@pytest.mark.parametrize(
+  ('settings', 'told'),
+  [
+    ({'table.rounding': 'nearest'}, 'not rounded'),
+    (
+      {'table.exchange_dtype': 'bfloat16', 'strategy.name': 'partition'},
+      'exchanges nothing',
+    ),
+  ],
+)
+def test_what_means_nothing_is_refused(tmp_path, settings, told):
+  settings = settings | {'data.parts': 0}
+  with pytest.raises(errors.UserError, match=told):
+    config_lib.check(_config(tmp_path, **settings))

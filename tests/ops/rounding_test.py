@@ -1,0 +1,270 @@
+"""Rounding against the neighbours of each value, and means of a million."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxemb.ops import rounding
+
+NUM = 10**6
+KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
+KINDS = {'bfloat16': ml_dtypes.bfloat16, 'float16': np.float16}
+SCALE = np.float32(0.0078125 * 1.01171875)  # of 16 bits
+
+_bits = jax.jit(rounding.random_bits)
+_encode = jax.jit(rounding.encode, static_argnums=1)
+_decode = jax.jit(rounding.decode, static_argnums=1)
+
+
+def _grid(dtype):
+  """All finite numbers of a type, in order, as float32."""
+  if dtype == 'int8':
+    return np.arange(-127, 128).astype(np.float32) * SCALE
+  codes = np.arange(2**16).astype(np.uint16).view(KINDS[dtype])
+  values = codes.astype(np.float32)
+  return np.unique(values[np.isfinite(values)])
+
+
+def _stored(values, dtype, bits=None):
+  """Values, as one row, to and fro."""
+  values = np.asarray(values, np.float32)
+  scales = SCALE if dtype == 'int8' else None
+  return np.asarray(_decode(_encode(values, dtype, bits, scales), dtype))
+
+
+def _between(dtype):
+  """Values of all sizes that have neighbours, none of them on the grid."""
+  grid = _grid(dtype).astype(np.float64)
+  rng = np.random.default_rng(0)
+  low = rng.integers(0, len(grid) - 1, 3000)
+  part = rng.uniform(0.001, 0.999, len(low))
+  values = grid[low] + part * (grid[low + 1] - grid[low])
+  values = values.astype(np.float32)
+  return values[~np.isin(values, _grid(dtype))]
+
+
+every_type = pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'int8'])
+
+
+@every_type
+def test_exact_values_stay(dtype):
+  grid = _grid(dtype)
+  for bits in (None, np.uint32(0), np.uint32(2**32 - 1)):
+    if bits is not None:
+      bits = np.full(grid.shape, bits)
+    found = _stored(grid, dtype, bits)
+    np.testing.assert_array_equal(found, grid)
+    signs = np.signbit(found) == np.signbit(grid)
+    assert signs.all() or dtype == 'int8'
+  stored = jax.device_get(_encode(grid, dtype, None, SCALE))
+  host = rounding.decode_on_host(stored, dtype)
+  np.testing.assert_array_equal(host, grid)
+
+
+@every_type
+def test_others_go_to_a_neighbour_as_often_as_they_should(dtype):
+  grid, values = _grid(dtype).astype(np.float64), _between(dtype)
+  above = np.searchsorted(grid, values)
+  low, high = grid[above - 1], grid[above]
+  share = (values.astype(np.float64) - low) / (high - low)
+  each = 2**12
+  # Evenly spread bits in place of random ones: shares are met, not estimated.
+  steps = (np.arange(each, dtype=np.uint32) << 20) | 0x80000
+  bits = np.broadcast_to(steps[:, None], (each, len(values)))
+  many = np.broadcast_to(values, bits.shape)
+  scales = np.full(each, SCALE) if dtype == 'int8' else None
+  found = np.asarray(_decode(_encode(many, dtype, bits, scales), dtype))
+  assert ((found == low) | (found == high)).all()
+  # Away from zero, of integers upwards.
+  np.testing.assert_allclose((found == high).mean(0), share, 0, 1.5 / each)
+
+
+@pytest.mark.parametrize('dtype', list(KINDS))
+def test_nearest_is_that_of_ieee(dtype):
+  grid = _grid(dtype)
+  middles = (grid[1:].astype(np.float64) + grid[:-1]) / 2
+  values = np.concatenate([_between(dtype), middles.astype(np.float32)])
+  with np.errstate(over='ignore'):
+    expected = values.astype(KINDS[dtype]).astype(np.float32)
+  np.testing.assert_array_equal(_stored(values, dtype), expected)
+
+
+def test_nearest_of_int8():
+  values = _between('int8')
+  expected = np.round(values.astype(np.float64) / SCALE) * SCALE
+  np.testing.assert_allclose(_stored(values, 'int8'), expected, 1e-7)
+
+
+@pytest.mark.parametrize('dtype', list(KINDS))
+@pytest.mark.parametrize('bits', [None, 0, 2**32 - 1])
+def test_beyond_the_largest_and_not_a_number(dtype, bits):
+  largest = _grid(dtype)[-1]
+  huge = np.float32(3.4028e38)
+  payload = np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32)
+  first = np.array([huge, -huge, np.inf, -np.inf, np.nan], np.float32)
+  values = np.concatenate([first, payload])
+  if bits is not None:
+    bits = np.full(values.shape, bits, np.uint32)
+  found = _stored(values, dtype, bits)
+  expected = [largest, -largest, np.inf, -np.inf, np.nan, np.nan, np.nan]
+  np.testing.assert_array_equal(found, np.array(expected, np.float32))
+
+
+def test_rows_of_int8_that_are_not_finite_stay_so():
+  values = np.array([[1, np.nan], [np.inf, 0], [2, 1]], np.float32)
+  found = np.asarray(_decode(_encode(values, 'int8'), 'int8'))
+  assert np.isfinite(found).all(1).tolist() == [False, False, True]
+
+
+# Between the last two numbers of the type, and beyond all others of `_grid`.
+CASES = {
+  'bfloat16': (0.0781234, -1.2345678, 2.4e-40, -1e-39, 1.0000001, 3.385e38),
+  'float16': (0.0781234, -1.2345678, 3.3e-8, -2.2e-9, 6.1e-5, 65_480.1),
+  'int8': (0.0781234, -0.2345678, 3.3e-5, -0.0012, 1.0000001, 1.003),
+}
+
+
+@every_type
+def test_means_of_a_million(dtype):
+  grid, columns = _grid(dtype), np.arange(200)
+  ids = np.arange(NUM // 200)
+  scales = np.full(len(ids), SCALE) if dtype == 'int8' else None
+  for i, value in enumerate(np.float32(CASES[dtype])):
+    above = np.searchsorted(grid, value)
+    low, high = np.float64(grid[above - 1]), np.float64(grid[above])
+    share = (np.float64(value) - low) / (high - low)
+    assert 0 < share < 1
+    bits = _bits(rounding.key(KEY, 7, i), ids, columns)
+    many = np.full(bits.shape, value)
+    found = np.asarray(_decode(_encode(many, dtype, bits, scales), dtype))
+    ups = np.mean(found == high)
+    assert ups + np.mean(found == low) == 1
+    assert abs(ups - share) < 5 * np.sqrt(share * (1 - share) / NUM), value
+
+
+@every_type
+def test_ten_thousand_small_updates(dtype):
+  steps, width = 10_000, 256
+  unit = {'bfloat16': 2**-7, 'float16': 2**-10, 'int8': float(SCALE)}[dtype]
+  # Of a 64th of a unit, except where they would leave what has such units.
+  share = {'bfloat16': 1 / 64, 'float16': 1 / 64, 'int8': 1 / 128}[dtype]
+  start, scales = 1.0, None
+  if dtype == 'bfloat16':
+    start = 256.0  # up to where the unit doubles, there are 128
+    unit = 2.0
+  if dtype == 'int8':
+    start, scales = float(SCALE) * 16, SCALE
+  update = np.float32(unit * share)
+
+  def step(i, carry):
+    random, nearest = carry
+    key = rounding.key(KEY, i)
+    bits = rounding.random_bits(key, jnp.int32(3), jnp.arange(width))
+
+    def move(x, bits):
+      value = rounding.decode(x, dtype)
+      # To and fro, so that it stays where units are the same.
+      value += jnp.where(i < steps // 2 + steps // 8, update, -update)
+      return rounding.encode(value, dtype, bits, scales)
+
+    return move(random, bits), move(nearest, None)
+
+  first = _encode(np.full(width, start, np.float32), dtype, None, scales)
+  random, nearest = jax.lax.fori_loop(0, steps, step, (first, first))
+  nearest = np.asarray(rounding.decode(nearest, dtype))
+  assert (nearest == np.float32(start)).all()
+  found = np.asarray(rounding.decode(random, dtype), np.float64)
+  # Each update is a coin with a variance of f (1 - f) units squared.
+  error = unit * np.sqrt(steps * share * (1 - share))
+  expected = start + steps / 4 * float(update)
+  assert abs(found.mean() - expected) < 5 * error / np.sqrt(width)
+  assert found.std() == pytest.approx(error, rel=0.25)
+
+
+def test_bits_are_the_stated_function():
+  mask = 2**32 - 1
+
+  def mix(x):
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & mask
+    x = ((x ^ (x >> 15)) * 0x735A2D97) & mask
+    return x ^ (x >> 15)
+
+  def hashed(key, counter):
+    first = mix((counter * 0x9E3779B9 + int(key[0])) & mask)
+    return mix(first ^ int(key[1]))
+
+  found = np.asarray(_bits(KEY, np.array([5, 2**31 - 1]), np.arange(3, 6)))
+  turned = KEY[::-1] ^ np.uint32(0x5BD1E995)
+  for row, mine in zip((5, 2**31 - 1), found, strict=True):
+    for column, bits in zip((3, 4, 5), mine, strict=True):
+      by_column = hashed((0x243F6A88, 0x85A308D3), column)
+      factor = hashed(turned, row) | 1
+      assert bits == ((hashed(KEY, row) ^ by_column) * factor) & mask
+
+
+def test_bits_are_even_and_independent():
+  rows, columns = 2048, 128
+  found = [
+    np.asarray(_bits(rounding.key(KEY, i), np.arange(rows), np.arange(columns)))
+    for i in range(4)
+  ]
+  # float64 in [-1/2, 1/2), of the upper 16 bits.
+  unit = np.stack([(x >> 16) / 2**16 - 0.5 for x in found])
+  error = np.sqrt(1 / 12 / unit.size)
+  assert abs(unit.mean()) < 4 * error
+  # Within each row and each column as well.
+  for axis, num in [((1,), rows), ((2,), columns)]:
+    means = unit.mean(axis) / np.sqrt(1 / 12 / num)
+    assert np.abs(means).max() < 5
+    assert means.std() == pytest.approx(1, abs=0.1)
+  counts = np.bincount((np.stack(found) >> 24).reshape(-1), minlength=256)
+  chi = np.sum((counts - counts.mean()) ** 2) / counts.mean()
+  assert abs(chi - 255) < 4 * np.sqrt(2 * 255)
+  # Neighbours in row, column and step do not know of each other.
+  for x, y in [
+    (unit[:, 1:], unit[:, :-1]),
+    (unit[:, :, 1:], unit[:, :, :-1]),
+    (unit[1:], unit[:-1]),
+    (unit[:, :, ::2], unit[:, :, 1::2]),
+  ]:
+    correlation = np.mean(x * y) * 12
+    assert abs(correlation) < 4 / np.sqrt(x.size)
+  # Sums over a row spread as those of independent numbers: scores of rows do.
+  sums = unit.sum(2).reshape(-1) / np.sqrt(columns / 12)
+  assert sums.std() == pytest.approx(1, abs=0.05)
+
+
+def test_bits_depend_on_place_and_key_alone():
+  ids, columns = np.arange(40), np.arange(7, 30)
+  whole = np.asarray(_bits(KEY, ids, columns))
+  part = _bits(KEY, ids.reshape(4, 10)[:, 3:], columns[5:])
+  np.testing.assert_array_equal(part, whole.reshape(4, 10, -1)[:, 3:, 5:])
+  keys = [rounding.key(KEY, i, j) for i in range(20) for j in range(3)]
+  assert len({tuple(np.asarray(x).tolist()) for x in keys}) == 60
+  assert (_bits(keys[0], ids, columns) != whole).mean() > 0.99
+
+
+def test_scales_of_int8():
+  largest = np.array([0, 1, 1, 1, 1.3, 0.3, 0, np.nan], np.float32)
+  first = np.asarray(rounding.row_scales(largest[1]))
+  assert 127 * first > 1.1
+  np.testing.assert_array_equal(
+    np.float64(first) * 127, np.float32(127 * first)
+  )
+  old = np.array([0, first, 0, first, first, first, first, first], np.float32)
+  found = np.asarray(rounding.row_scales(largest, old))
+  kept = [True, True, False, True, False, False, True, False]
+  assert (found == old).tolist() == kept
+  fits = 127 * found[:7] >= largest[:7]
+  assert fits.all() and np.isnan(found[7])
+
+
+def test_finite():
+  for dtype in ('bfloat16', 'float16'):
+    for value, expected in [(1e4, True), (np.inf, False), (np.nan, False)]:
+      stored = _encode(np.array([-1, value], np.float32), dtype)
+      assert bool(rounding.is_finite(stored)) == expected
+  assert not rounding.is_finite(jnp.array([1, np.nan]))
+  assert rounding.is_finite(jnp.arange(3))

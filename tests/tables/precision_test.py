@@ -1,0 +1,175 @@
+"""Tables in few bits: the rows of one loop, whatever the layout and the mesh.
+
+Gradients are small whole numbers times a power of two, so that sums are exact
+in any order, and rows must come out the same to the last bit.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxemb import mesh
+from jaxemb.ops import rounding, rowopt
+from jaxemb.tables import sharded
+from jaxemb.tables import spec as spec_lib
+
+# Columns that two devices share, but not four.
+VOCAB, DIM, NUM, STEPS = 300, 6, 24, 3
+KEY = np.array([0xA4093822, 0x299F31D0], np.uint32)
+RATE = np.float32(0.25)
+QUICKLY = {'xla_backend_optimization_level': 0}
+_bits = jax.jit(rounding.random_bits)
+_encode = jax.jit(rounding.encode, static_argnums=1)
+_row_scales = jax.jit(rounding.row_scales)
+_key = jax.jit(rounding.key)
+LAYOUTS = {
+  'replicated': sharded.replicated,
+  'merging': functools.partial(sharded.replicated, merges_duplicates=True),
+  'column': sharded.column,
+  'row': functools.partial(sharded.row, capacity=5),
+}
+
+
+def _batches():
+  """Ids and whole gradients of each step; the same ids twice or more often."""
+  rng = np.random.default_rng(0)
+  for _ in range(STEPS):
+    ids = rng.integers(0, 40, NUM).astype(np.int32)
+    ids[:6] = [VOCAB - 1, 257, 257, VOCAB, 2**31 - 1, 0]
+    grads = rng.integers(-9, 10, (NUM, DIM)) * 2.0**-9
+    yield ids, grads.astype(np.float32)
+
+
+def _spec(dtype, rounds='stochastic', exchange_dtype='float32'):
+  return spec_lib.TableSpec('t', VOCAB, DIM, 0.5, dtype, rounds, exchange_dtype)
+
+
+def _trained(layout, shape, spec):
+  """Rows in order of ids, as they are kept; and what was looked up last."""
+  devices = mesh.make(mesh.Shape(*shape))
+  axes = spec_lib.Axes(mesh.DATA, mesh.TABLE, *shape)
+  table = LAYOUTS[layout](spec, rowopt.sgd(0), axes)
+  names = (mesh.DATA, mesh.TABLE)[: 1 + (layout != 'column')]
+  everywhere = jax.sharding.PartitionSpec()
+  split = jax.sharding.PartitionSpec(names)
+  rows = jax.sharding.PartitionSpec(
+    names, mesh.TABLE if layout == 'column' else None
+  )
+
+  def step(state, ids, grads, key):
+    found = table.lookup(state, ids)
+    return found.rows, table.update(found.state, ids, grads, RATE, key)
+
+  def compiled(function, ins, outs):
+    mapped = jax.shard_map(
+      function, mesh=devices, in_specs=ins, out_specs=outs, check_vma=False
+    )
+    return jax.jit(mapped, compiler_options=QUICKLY)
+
+  state = compiled(table.init, everywhere, table.partition)(jax.random.key(1))
+  step = compiled(
+    step,
+    (table.partition, split, rows, everywhere),
+    (rows, table.partition),
+  )
+  wide = DIM + (-DIM % shape[1] if layout == 'column' else 0)
+  for i, (ids, grads) in enumerate(_batches()):
+    grads = np.pad(grads, ((0, 0), (0, wide - DIM)))
+    found, state = step(state, ids, grads, _key(KEY, i))
+  kept = table.gather(jax.device_get(state.vectors))
+  return kept, np.asarray(found)[:, :DIM]
+
+
+@functools.cache
+def _expected(spec):
+  """The same, row by row: sums in float64, one rounding for each row."""
+  alone = sharded.replicated(
+    spec_lib.TableSpec('t', VOCAB, DIM, 0.5), rowopt.sgd(0)
+  )
+  start = np.asarray(alone.init(jax.random.key(1)).vectors)
+  kept = jax.device_get(_encode(start, spec.dtype))
+  for i, (ids, grads) in enumerate(_batches()):
+    values = rounding.decode_on_host(kept, spec.dtype)
+    found = values[np.minimum(ids, VOCAB - 1)]
+    total = np.zeros((VOCAB, DIM))
+    np.add.at(total, ids[ids < VOCAB], grads[ids < VOCAB])
+    values = values - (np.float64(RATE) * total).astype(np.float32)
+    bits = scales = None
+    if spec.rounding == 'stochastic':
+      key = _key(KEY, i)
+      bits = _bits(key, np.arange(VOCAB), np.arange(DIM))
+    if spec.dtype == 'int8':
+      scales = _row_scales(np.abs(values).max(1), kept.scales)
+    new = _encode(values, spec.dtype, bits, scales)
+    is_met = np.isin(np.arange(VOCAB), ids)
+
+    def put(old, new, is_met=is_met):
+      is_met = is_met if old.ndim == 1 else is_met[:, None]
+      return np.where(is_met, new, old)
+
+    kept = jax.tree.map(put, kept, jax.device_get(new))
+  return kept, found
+
+
+@pytest.mark.parametrize(
+  ('layout', 'shape', 'dtype', 'rounds'),
+  [
+    ('replicated', (1, 1), 'float16', 'stochastic'),
+    ('replicated', (2, 2), 'bfloat16', 'stochastic'),
+    ('merging', (1, 1), 'bfloat16', 'nearest'),
+    ('row', (2, 2), 'bfloat16', 'stochastic'),
+    ('row', (1, 4), 'int8', 'stochastic'),
+    ('column', (2, 2), 'bfloat16', 'stochastic'),
+    ('column', (1, 4), 'int8', 'stochastic'),
+  ],
+)
+def test_each_row_is_read_summed_and_rounded_once(layout, shape, dtype, rounds):
+  spec = _spec(dtype, rounds)
+  kept, found = _trained(layout, shape, spec)
+  expected, expected_found = _expected(spec)
+  jax.tree.map(np.testing.assert_array_equal, kept, expected)
+  is_row = list(_batches())[-1][0] < VOCAB
+  np.testing.assert_array_equal(found[is_row], expected_found[is_row])
+
+
+def test_steps_round_in_their_own_way():
+  # Otherwise the tests above could do without a key.
+  kept, _ = _expected(_spec('bfloat16'))
+  nearest, _ = _expected(_spec('bfloat16', 'nearest'))
+  assert (kept != nearest).sum() > 20
+  with pytest.raises(ValueError, match='no key'):
+    table = sharded.replicated(_spec('bfloat16'), rowopt.sgd(0))
+    state = jax.eval_shape(table.init, jax.random.key(0))
+    ids, grads = next(_batches())
+    jax.eval_shape(table.update, state, ids, grads, RATE)
+
+
+@pytest.mark.parametrize(
+  ('layout', 'shape'),
+  [('replicated', (2, 1)), ('row', (1, 2)), ('column', (2, 1))],
+)
+def test_what_travels_in_few_bits_is_summed_in_many(layout, shape):
+  # Each gradient has no more bits than bfloat16 keeps; their sums have.
+  spec = _spec('float32', exchange_dtype='bfloat16')
+  kept, found = _trained(layout, shape, spec)
+  expected, expected_found = _expected(_spec('float32', 'nearest'))
+  np.testing.assert_allclose(kept, expected, 0, 1e-7)
+  is_row = list(_batches())[-1][0] < VOCAB
+  error = 2**-8 if layout == 'row' else 0  # its rows travel as well
+  np.testing.assert_allclose(found[is_row], expected_found[is_row], error, 1e-7)
+
+
+def test_bytes():
+  def size(dtype, dim):
+    spec = spec_lib.TableSpec('t', VOCAB, dim, 0.5, dtype)
+    table = sharded.replicated(spec, rowopt.sgd(0))
+    vectors = jax.eval_shape(table.init, jax.random.key(0)).vectors
+    leaves = jax.tree.leaves(vectors)
+    return sum(x.size * x.dtype.itemsize for x in leaves)
+
+  for dim in (50, 300):
+    whole = size('float32', dim)
+    assert whole == 2 * size('bfloat16', dim) == 2 * size('float16', dim)
+    assert size('int8', dim) <= 0.27 * whole
