@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +19,25 @@ import numpy as np
 from jaxemb import config as config_lib
 from jaxemb import errors, processes
 from jaxemb import mesh as mesh_lib
-from jaxemb.data import download, encode, loader, scan, teams, toywiki
+from jaxemb.data import (
+  download,
+  encode,
+  loader,
+  scan,
+  senses,
+  teams,
+  toywiki,
+)
 from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
-from jaxemb.models import cbow, skipgram
+from jaxemb.models import (
+  cbow,
+  hierarchical,
+  mixture,
+  sampled,
+  skipgram,
+  tree,
+)
 from jaxemb.ops import rowopt
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import partition, replicas, sync
@@ -31,7 +46,61 @@ from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
 
-MODELS = {'skipgram': skipgram.SkipGram, 'cbow': cbow.Cbow}
+
+def _sampled(model):
+  """A model with negative sampling."""
+
+  def make(config, spec, counts, words):
+    del config, words
+    return model(spec, skipgram.negative_distribution(counts))
+
+  return make
+
+
+def _tree(config, spec, counts):
+  centers = loader.center_probabilities(counts, config.data.sample)
+  return tree.grow(counts, centers, spec.chunk, config.model.shared_nodes)
+
+
+def _hierarchical(model):
+  """A model with hierarchical softmax."""
+
+  def make(config, spec, counts, words):
+    del words
+    return model(spec, _tree(config, spec, counts))
+
+  return make
+
+
+def _mixture(config, spec, counts, words):
+  """The mixture, with the outputs that its loss has."""
+  s = config.senses
+  if config.model.loss == 'hierarchical_softmax':
+    outputs = _tree(config, spec, counts)
+  else:
+    outputs = sampled.outputs(spec, skipgram.negative_distribution(counts))
+  is_ambiguous = senses.choose(
+    senses.Choice(s.top_n, s.top_ratio, s.words), words, config.data.lowercase
+  )
+  centers = loader.center_probabilities(counts, config.data.sample)
+  return mixture.Mixture(
+    spec,
+    outputs,
+    mixture.number(is_ambiguous, s.number),
+    s.averages == 'log_likelihoods',
+    mixture.usual_sizes(spec, outputs, float(centers[is_ambiguous].sum())),
+  )
+
+
+# By name and loss: (config, spec, counts, words) -> model
+MODELS = {
+  ('skipgram', 'negative_sampling'): _sampled(skipgram.SkipGram),
+  ('cbow', 'negative_sampling'): _sampled(cbow.Cbow),
+  ('skipgram', 'hierarchical_softmax'): _hierarchical(hierarchical.SkipGram),
+  ('cbow', 'hierarchical_softmax'): _hierarchical(hierarchical.Cbow),
+  ('mixture', 'negative_sampling'): _mixture,
+  ('mixture', 'hierarchical_softmax'): _mixture,
+}
 LAYOUTS = {
   'replicated': sharded.replicated,
   'row': sharded.row,
@@ -236,6 +305,7 @@ def trainer(
   config: ml_collections.ConfigDict,
   counts: np.ndarray,
   mesh: jax.sharding.Mesh,
+  words: Sequence[str] = (),
 ) -> Trainer:
   """The model, its tables and the strategy that the settings name.
 
@@ -243,6 +313,10 @@ def trainer(
     config: checked settings in which all is chosen.
     counts: [vocab] int, falling, how often each word occurs.
     mesh: the devices to train on.
+    words: [vocab], where the model asks which they are.
+
+  Raises:
+    UserError: for a vocabulary that the model cannot have.
   """
   d, m, t = config.data, config.model, config.train
   is_sync = config.strategy.name == 'sync' or mesh.size == 1
@@ -260,19 +334,20 @@ def trainer(
     m.shared_negatives,
     mesh_lib.TABLE if is_column else None,
   )
-  model = MODELS[m.name](spec, skipgram.negative_distribution(counts))
+  if m.loss == 'hierarchical_softmax' and len(counts) < 2:
+    raise errors.UserError(
+      'config.model.loss=hierarchical_softmax needs a vocabulary of two words '
+      'or more; give more text, or lower --config.data.min_count'
+    )
+  model = MODELS[m.name, m.loss](config, spec, counts, words)
   rates = model.lookup_rates(
     loader.center_probabilities(counts, d.sample),
     skipgram.negative_probabilities(counts),
   )
   tables = {
-    name: LAYOUTS[config.table.layout](
-      table,
-      OPTIMIZERS[config.optimizer.name](config.optimizer),
-      # Each replica has tables of its own.
-      axes if is_sync else sharded.ONE_DEVICE,
-      config.table.duplicates == 'merge',
-      **_row_settings(config, mesh, rates[name]),
+    # Each replica has tables of its own.
+    name: _table(
+      config, table, axes if is_sync else sharded.ONE_DEVICE, mesh, rates[name]
     )
     for name, table in model.specs().items()
   }
@@ -294,9 +369,36 @@ def trainer(
     rates,
   )
   loader_spec = loader.LoaderSpec(
-    config.seed, t.epochs, part_words, m.window, d.sample
+    config.seed, t.epochs, part_words, m.window, d.sample, m.shortest_window
   )
   return Trainer(loader_spec, model, strategy)
+
+
+def _table(
+  config: ml_collections.ConfigDict,
+  table: spec_lib.TableSpec,
+  axes: spec_lib.Axes,
+  mesh: jax.sharding.Mesh,
+  rates: np.ndarray,
+) -> spec_lib.Table:
+  """A table in the layout that the settings name, with its optimizer."""
+  o, layout = config.optimizer, config.table.layout
+  if not table.is_averages:
+    optimizer = OPTIMIZERS[o.name](o)
+  else:
+    optimizer = rowopt.averages(
+      config.senses.momentum, o.learning_rate, o.final_learning_rate
+    )
+    if layout == 'column':
+      # Whole on every device of the table axis, all of which see all of it.
+      layout, axes = 'replicated', dataclasses.replace(axes, num_table=1)
+  return LAYOUTS[layout](
+    table,
+    optimizer,
+    axes,
+    config.table.duplicates == 'merge',
+    **_row_settings(config, mesh, rates),
+  )
 
 
 def _row_settings(
@@ -372,7 +474,9 @@ def parts(
   return Parts(
     corpus,
     encode.divide(corpus, d.parts, team),
-    *trainer(config, corpus.vocabulary.counts, mesh),
+    *trainer(
+      config, corpus.vocabulary.counts, mesh, corpus.vocabulary.words
+    ),
     eval_paths,
     mesh,
   )

@@ -28,6 +28,7 @@ def check(
     config: settings each of which may be had.
     usual: those that are not given.
   """
+  _check_senses(config, usual)
   name, layout = config.strategy.name, config.table.layout
   for other, keys in _STRATEGY_KEYS.items():
     for key in keys:
@@ -52,6 +53,32 @@ def check(
     )
   if name == 'partition':
     _check_partition(config)
+
+
+def _check_senses(
+  config: ml_collections.ConfigDict, usual: ml_collections.ConfigDict
+) -> None:
+  s = config.senses
+  if config.model.name != 'mixture':
+    for key, value in usual.senses.items():
+      if s[key] != value:
+        raise errors.UserError(
+          f'config.senses.{key}={s[key]!r} means nothing with '
+          f'config.model.name={config.model.name!r}; give '
+          '--config.model.name=mixture'
+        )
+    return
+  if s.number > 1 and not (s.top_n or s.top_ratio or s.words):
+    raise errors.UserError(
+      f'config.senses.number={s.number}, but no word is to have several '
+      'senses; give --config.senses.top_n, .top_ratio or .words, or '
+      '--config.senses.number=1'
+    )
+  if config.train.init_from:
+    raise errors.UserError(
+      "config.train.init_from does not go with config.model.name='mixture': "
+      'vectors of words are none of senses; leave it out'
+    )
 
 
 def _check_partition(config: ml_collections.ConfigDict) -> None:

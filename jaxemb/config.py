@@ -41,28 +41,43 @@ _ROW_CLASSES = 256
 
 _CHOICES = {
   'data.tokens': ('words', 'whitespace'),
-  'model.name': ('skipgram', 'cbow'),
-  'model.loss': ('negative_sampling',),
+  'model.name': ('skipgram', 'cbow', 'mixture'),
+  'model.loss': ('negative_sampling', 'hierarchical_softmax'),
   'table.layout': ('replicated', 'row', 'column'),
   'table.dtype': ('float32',),
   'table.rounding': ('nearest',),
   'table.duplicates': ('', 'scatter', 'merge'),
   'optimizer.name': ('sgd', 'adagrad', 'adam'),
+  'senses.averages': ('log_likelihoods', 'responsibilities'),
   'strategy.name': ('replicas', 'sync', 'partition'),
   'strategy.divide': ('shuffle', 'sampling', 'equal'),
   'strategy.merge': ('alir', 'pca', 'concat', 'none'),
 }
 
-# By optimizer and model: measured on 16 M words of Wikipedia and on the
+# By optimizer, model and loss: measured on 16 M words of Wikipedia and on the
 # embedded corpus, at the default batch_words.
 _LEARNING_RATES = {
-  ('sgd', 'skipgram'): 0.03,
-  ('sgd', 'cbow'): 0.2,
-  ('adagrad', 'skipgram'): 0.15,
-  ('adagrad', 'cbow'): 0.15,
-  ('adam', 'skipgram'): 0.02,
-  ('adam', 'cbow'): 0.02,
+  ('sgd', 'skipgram', 'negative_sampling'): 0.03,
+  ('sgd', 'cbow', 'negative_sampling'): 0.2,
+  ('adagrad', 'skipgram', 'negative_sampling'): 0.15,
+  ('adagrad', 'cbow', 'negative_sampling'): 0.15,
+  ('adam', 'skipgram', 'negative_sampling'): 0.02,
+  ('adam', 'cbow', 'negative_sampling'): 0.02,
+  ('sgd', 'skipgram', 'hierarchical_softmax'): 0.025,
+  ('sgd', 'mixture', 'negative_sampling'): 0.03,
+  ('sgd', 'mixture', 'hierarchical_softmax'): 0.025,
+  ('sgd', 'cbow', 'hierarchical_softmax'): 0.1,
+  ('adagrad', 'skipgram', 'hierarchical_softmax'): 0.1,
+  ('adagrad', 'mixture', 'negative_sampling'): 0.15,
+  ('adagrad', 'mixture', 'hierarchical_softmax'): 0.1,
+  ('adagrad', 'cbow', 'hierarchical_softmax'): 0.1,
+  ('adam', 'skipgram', 'hierarchical_softmax'): 0.02,
+  ('adam', 'mixture', 'negative_sampling'): 0.02,
+  ('adam', 'mixture', 'hierarchical_softmax'): 0.02,
+  ('adam', 'cbow', 'hierarchical_softmax'): 0.02,
 }
+# Centers per matrix product.
+_CHUNKS = {'negative_sampling': 16, 'hierarchical_softmax': 64}
 
 # Lowest and highest value that is meant; None = no bound.
 _RANGES = {
@@ -74,9 +89,15 @@ _RANGES = {
   'data.parts': (0, 2**20),
   'model.dim': (1, 65_536),
   'model.window': (1, 255),
+  'model.shortest_window': (1, 255),
   'model.negatives': (1, 65_536),
-  'model.chunk': (1, 4096),
+  'model.chunk': (0, 4096),
   'model.shared_negatives': (1, 65_536),
+  'model.shared_nodes': (1, 4096),
+  'senses.number': (1, 50),
+  'senses.top_n': (0, None),
+  'senses.top_ratio': (0, 1),
+  'senses.momentum': (0, 1),
   'optimizer.learning_rate': (0, 10**6),
   'optimizer.final_learning_rate': (0, 10**6),
   'optimizer.max_duplicates': (-1, None),
@@ -126,11 +147,23 @@ def default() -> ml_collections.ConfigDict:
   c.model = ml_collections.ConfigDict()
   c.model.name = 'skipgram'  # or 'cbow'
   c.model.dim = 100
-  c.model.window = 5  # drawn from 1..window for every center
+  c.model.window = 5  # at most; drawn for every center
+  c.model.shortest_window = 1  # at least; as large as window: no draw
   c.model.negatives = 5  # per positive
-  c.model.loss = 'negative_sampling'
-  c.model.chunk = 16  # centers per matrix product
+  c.model.loss = 'negative_sampling'  # or 'hierarchical_softmax'
+  c.model.chunk = 0  # centers per matrix product; 0 = what suits the loss
   c.model.shared_negatives = 16  # draws that the centers of a chunk share
+  c.model.shared_nodes = 128  # hierarchical softmax: inner nodes next to the
+  # root that the centers of a chunk share
+
+  c.senses = ml_collections.ConfigDict()  # of the model 'mixture'
+  c.senses.number = 5  # of each word that has several; those are the union of
+  c.senses.top_n = 0  # the most frequent words,
+  c.senses.top_ratio = 0.0  # the most frequent share of the vocabulary, and
+  c.senses.words = ''  # the words of a file with one per line
+  c.senses.averages = 'log_likelihoods'  # what priors are averages of: of joint
+  # log-likelihoods, or of 'responsibilities'
+  c.senses.momentum = 0.05  # of those averages; rises to 1 while training
 
   c.table = ml_collections.ConfigDict()
   c.table.layout = 'replicated'  # every device holds all rows; 'row' = each of
@@ -255,10 +288,15 @@ def check(config: ml_collections.ConfigDict) -> None:
       )
     _check_value(key, given[key], type(value))
   chunk, batch_words = config.model.chunk, config.train.batch_words
-  if batch_words % chunk:
+  if chunk and batch_words % chunk:
     raise errors.UserError(
       f'config.train.batch_words={batch_words} must be a multiple of '
       f'config.model.chunk={chunk}; change one of them'
+    )
+  if config.model.shortest_window > config.model.window:
+    raise errors.UserError(
+      f'config.model.shortest_window={config.model.shortest_window} must be at '
+      f'most config.model.window={config.model.window}; change one of them'
     )
   combinations.check(config, default())
 
@@ -307,7 +345,11 @@ def resolved(
     config.data.parts = 1
   config.data.parts = config.data.parts or config.mesh.data
   if not o.learning_rate:
-    o.learning_rate = _LEARNING_RATES[o.name, config.model.name]
+    o.learning_rate = _LEARNING_RATES[
+      o.name, config.model.name, config.model.loss
+    ]
+  if not config.model.chunk:
+    config.model.chunk = _CHUNKS[config.model.loss]
   on_cpu = platform == 'cpu'
   if not config.table.duplicates:
     # Atomic additions of a GPU are made in another order in every run.

@@ -161,7 +161,7 @@ def _meter(
       parts.corpus.num_words,
       config.train.epochs,
       config.train.log_every_secs,
-      metrics.max_loss(config.model.negatives),
+      metrics.max_loss(parts.model.decisions),
       functools.partial(processes.latest, 'hosts'),
     )
 

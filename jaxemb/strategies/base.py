@@ -105,9 +105,9 @@ class Strategy(NamedTuple):
   # wait for one's metrics before the next but one: with dozens under way XLA's
   # threads wait for each other until it gives up.
   step: Callable[..., tuple[Any, DispatchMetrics]]
-  # state -> [vocab, dim] float32, the vectors that users want, on the host; all
-  # processes take part.
-  result: Callable[[Any], np.ndarray]
+  # (state, name of a table) -> its rows [vocab, dim] float32, on the host; '' =
+  # the vectors that users want. All processes take part.
+  result: Callable[..., np.ndarray]
   # Shardings of the state (a prefix of its tree), of constants and schedules,
   # and of the arrays of a batch, which have the parts as their leading axis.
   state_sharding: Any

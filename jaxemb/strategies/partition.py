@@ -71,9 +71,9 @@ class _Partition:
     tables, metrics = base.each_model(dispatch, args)
     return base.TrainState(tables), metrics
 
-  def result(self, state: base.TrainState) -> np.ndarray:
+  def result(self, state: base.TrainState, name: str = '') -> np.ndarray:
     """[num, vocab, dim] float32, of every model."""
-    name = self.model.vectors_table
+    name = name or self.model.vectors_table
     return mesh_lib.to_host(state.tables[name].vectors)
 
 

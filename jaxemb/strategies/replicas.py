@@ -82,7 +82,7 @@ def timetable(
     spec: how stale a row may become.
   """
   vocab = max(len(x) for x in rates.values())
-  chunk_rows = min(_CHUNK_ROWS, *(len(x) for x in rates.values()))
+  chunk_rows = min(_CHUNK_ROWS, vocab)
   highest = np.zeros(vocab)
   for x in rates.values():
     highest[: len(x)] = np.maximum(highest[: len(x)], x)
@@ -150,11 +150,12 @@ def _exchange_chunk(
   for name, table in vectors.items():
     # The last chunk reaches back over rows that were exchanged just now, which
     # does not change them.
-    first = firsts[name] = jnp.minimum(i * rows, table.shape[0] - rows)
-    size = (rows, table.shape[1])
+    num = min(rows, table.shape[0])
+    first = firsts[name] = jnp.minimum(i * rows, table.shape[0] - num)
+    size = (num, table.shape[1])
     mine = jax.lax.dynamic_slice(table, (first, 0), size)
     old = jax.lax.dynamic_slice(exchanged[name], (first, 0), size)
-    m = jax.lax.dynamic_slice(lookups[name], (first,), (rows,)) * forgetting
+    m = jax.lax.dynamic_slice(lookups[name], (first,), (num,)) * forgetting
     # Each replica gives its n-th of the old row too: all reads come before the
     # sum, so that XLA can write both arrays in place behind it.
     kept = gain(m, num_replicas)[:, None]
@@ -275,10 +276,10 @@ class _Replicas:
     stacked = jax.tree.map(lambda x: x[None], state.tables)
     return state._replace(tables=stacked), metrics
 
-  def result(self, state: ReplicaState) -> np.ndarray:
+  def result(self, state: ReplicaState, name: str = '') -> np.ndarray:
     """What the replicas learned since a row's last exchange adds up."""
     # At the end the learning rate is so low that nothing was forgotten.
-    name = self.model.vectors_table
+    name = name or self.model.vectors_table
     old = mesh_lib.to_host(state.exchanged[name])
     vectors = mesh_lib.to_host(state.tables[name].vectors)
     total = np.array(old)

@@ -68,8 +68,8 @@ class _Sync:
       base.over_devices(metrics, batch, count, axes),
     )
 
-  def result(self, state: base.TrainState) -> np.ndarray:
-    name = self.model.vectors_table
+  def result(self, state: base.TrainState, name: str = '') -> np.ndarray:
+    name = name or self.model.vectors_table
     return self.tables[name].gather(
       mesh_lib.to_host(state.tables[name].vectors)
     )

@@ -25,6 +25,8 @@ class TableSpec:
   vocab: int
   dim: int
   init_scale: float  # rows start uniform in +-init_scale; 0 = zeros
+  # Rows are running averages (`rowopt.averages`), which models want whole.
+  is_averages: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
