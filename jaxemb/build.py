@@ -474,9 +474,7 @@ def parts(
   return Parts(
     corpus,
     encode.divide(corpus, d.parts, team),
-    *trainer(
-      config, corpus.vocabulary.counts, mesh, corpus.vocabulary.words
-    ),
+    *trainer(config, corpus.vocabulary.counts, mesh, corpus.vocabulary.words),
     eval_paths,
     mesh,
   )

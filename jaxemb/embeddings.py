@@ -16,8 +16,9 @@ import numpy as np
 
 from jaxemb import errors, spelling
 from jaxemb.evaluation import gensim_results
+from jaxemb.evaluation import senses as sense_measures
 from jaxemb.evaluation import words as measures
-from jaxemb.storage import word2vec_format
+from jaxemb.storage import sense_files, word2vec_format
 
 Key = str | int | np.ndarray
 Weighted = Key | tuple[Key, float]
@@ -31,11 +32,14 @@ class Embeddings:
     index_to_key: [vocab] different words.
     vectors: [vocab, dim] float32; may be memory-mapped.
     counts: [vocab] int64 occurrences in the corpus, or None if not known.
+    sense_table: Of vectors of senses, what tells senses from each other; the
+      rows of words with several are `word#0`, `word#1` and so on.
   """
 
   index_to_key: list[str]
   vectors: np.ndarray
   counts: np.ndarray | None = None
+  sense_table: sense_measures.Senses | None = None
 
   def __post_init__(self):
     shapes = (len(self.index_to_key), len(self.vectors), len(self.key_to_index))
@@ -64,7 +68,10 @@ class Embeddings:
     return len(self.index_to_key)
 
   def __contains__(self, word: object) -> bool:
-    return isinstance(word, str) and word in self.key_to_index
+    if not isinstance(word, str):
+      return False
+    is_sensed = self.sense_table and word in self.sense_table.index
+    return word in self.key_to_index or bool(is_sensed)
 
   def __repr__(self) -> str:
     return f'Embeddings({len(self):,} words x {self.vector_size})'
@@ -82,6 +89,9 @@ class Embeddings:
       spelling.UnknownWordError: The word, or row, does not exist.
     """
     row = self.key_to_index.get(word, -1) if isinstance(word, str) else word
+    if row == -1 and self.sense_table and word in self.sense_table.index:
+      rows = self._sense_rows(word)  # the sense that is meant most often
+      row = int(rows[self.sense_table.priors[rows].argmax()])
     if not isinstance(row, numbers.Integral) or not 0 <= row < len(self):
       raise spelling.UnknownWordError(word, self.index_to_key)
     return int(row)
@@ -110,6 +120,7 @@ class Embeddings:
     negative: Weighted | Sequence[Weighted] = (),
     topn: int | None = 10,
     restrict_vocab: int | None = None,
+    sense: int | None = None,
   ) -> list[tuple[str, float]] | np.ndarray:
     """Words nearest to the sum of some words less others (3CosAdd).
 
@@ -119,6 +130,7 @@ class Embeddings:
       negative: The same; weights are -1 by default.
       topn: Number of words, or None for all cosines.
       restrict_vocab: Only the first so many words are searched.
+      sense: Which sense of the only word is meant, see `senses`.
 
     Returns:
       (word, cosine) by falling cosine, without the given words; with `topn`
@@ -129,6 +141,15 @@ class Embeddings:
       ValueError: Nothing was given.
     """
     positive, negative = _as_list(positive), _as_list(negative)
+    if sense is not None:
+      if len(positive) != 1 or negative or not isinstance(positive[0], str):
+        raise ValueError('a sense is that of one word')
+      rows = self._sense_rows(positive[0])
+      if not 0 <= sense < len(rows):
+        raise errors.UserError(
+          f'{positive[0]!r} has senses 0 to {len(rows) - 1}, not {sense}'
+        )
+      positive = [self.index_to_key[rows[sense]]]
     items = [_weighted(item, 1.0) for item in positive]
     items += [_weighted(item, -1.0) for item in negative]
     if not items:
@@ -181,6 +202,66 @@ class Embeddings:
   ) -> list[tuple[str, float]]:
     """Words d such that a is to b as c is to d (3CosAdd)."""
     return self.most_similar([b, c], [a], topn)
+
+  def senses(self, word: str) -> list[tuple[str, float]]:
+    """(name of the row, prior) of every sense of a word.
+
+    Raises:
+      spelling.UnknownWordError: The word does not exist.
+    """
+    rows = self._sense_rows(word)
+    if self.sense_table is None:
+      return [(word, 1.0)]
+    priors = self.sense_table.priors
+    return [(self.index_to_key[row], float(priors[row])) for row in rows]
+
+  def disambiguate(
+    self, sentence: Sequence[str] | str, position: int, window: int = 0
+  ) -> np.ndarray:
+    """Which sense of a word is meant among others (Tian et al. 2014, eq. 9).
+
+    Args:
+      sentence: The words, or a text that is split at white space.
+      position: Of the word that is asked about.
+      window: Known words on each side that count; 0 = as in training.
+
+    Returns:
+      [senses] float64, the chance of each.
+
+    Raises:
+      errors.UserError: There is no such position.
+      spelling.UnknownWordError: The word does not exist.
+    """
+    tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
+    if not 0 <= position < len(tokens):
+      raise errors.UserError(
+        f'position {position} is none of the {len(tokens)} words of the '
+        'sentence; they are counted from 0'
+      )
+    word, table = tokens[position], self.sense_table
+    if table is None:
+      self.get_index(word)
+      return np.ones(1)
+    if word not in table.index:
+      word = word.lower()
+    self._sense_rows(word)
+    context = table.context(tokens, position, window)
+    return table.posterior(table.index[word], context)
+
+  def of_words(self) -> 'Embeddings':
+    """With one vector for each word: the mean of its senses, by priors."""
+    if self.sense_table is None:
+      return self
+    table = self.sense_table
+    return Embeddings(table.words, table.mean_vectors(), table.counts)
+
+  def _sense_rows(self, word: str) -> np.ndarray:
+    """Rows of all senses of a word."""
+    table = self.sense_table
+    if table is None or word not in table.index:
+      return np.array([self.get_index(word)])
+    rows = table.rows(table.index[word])
+    return np.arange(rows.start, rows.stop)
 
   def doesnt_match(self, words: Sequence[str]) -> str:
     """The word farthest from the mean of all; unknown ones are warned of.
@@ -367,7 +448,21 @@ def _load_export(path: pathlib.Path) -> Embeddings:
       f'{folder}: vocab.txt has {len(set(names))} different words in '
       f'{len(names)} lines, vectors.npy has {len(vectors)} rows; export again'
     )
-  return Embeddings(names, vectors, counts)
+  if not sense_files.has(folder):
+    return Embeddings(names, vectors, counts)
+  stored = sense_files.read(folder, names)
+  table = sense_measures.Senses(
+    stored.words,
+    counts[stored.starts[:-1]],
+    stored.starts,
+    vectors,
+    stored.priors,
+    stored.outputs,
+    stored.facts['loss'],
+    stored.facts['negatives'],
+    stored.facts['window'],
+  )
+  return Embeddings(names, vectors, counts, table)
 
 
 def _as_list(items: object) -> list:

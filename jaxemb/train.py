@@ -26,6 +26,7 @@ from jaxemb import (
   progress,
   results,
   saving,
+  sense_tables,
   signals,
   submodels,
   watch,
@@ -139,9 +140,21 @@ def _run(
     # While the last checkpoint is still being written.
     table_bytes = mesh.num_bytes(trained.state)
     vectors = parts.strategy.result(trained.state)
+    senses = sense_tables.collect(
+      config,
+      parts.model,
+      functools.partial(parts.strategy.result, trained.state),
+      parts.corpus.vocabulary,
+    )
     if processes.is_first():
       results.write(
-        config, workdir, parts, vectors, trained.totals, table_bytes
+        config,
+        workdir,
+        parts,
+        vectors,
+        trained.totals,
+        table_bytes,
+        found=senses,
       )
     processes.follow_first('results')
   return 0

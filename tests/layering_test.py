@@ -20,7 +20,7 @@ LEVELS = [
   {'mesh', 'arguments', 'watch'},
   {'tables', 'storage', 'evaluation'},
   {'models', 'embeddings', 'metrics', 'workdirs', 'reporting'},
-  {'strategies', 'report', 'merging'},
+  {'strategies', 'report', 'merging', 'sense_tables'},
   {'build', 'warm'},
   {'dispatches', 'results', 'saving', 'evaluate', 'query', 'loop', 'merge'},
   {'rounds', 'merged'},

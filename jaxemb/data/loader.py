@@ -126,9 +126,7 @@ def permuted(index: int, size: int, key: np.uint64) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def pack(
-  ids, position, keep_below, key, shortest, window, out, left, right, n
-):
+def pack(ids, position, keep_below, key, shortest, window, out, left, right, n):
   """Appends a block's surviving tokens at `out[window + n:]`.
 
   `keep_below` is the keep probability scaled to 2^32. Returns the new n, the

@@ -40,9 +40,7 @@ def read_words(path: pathlib.Path | str) -> list[str]:
   return found
 
 
-def choose(
-  choice: Choice, words: Sequence[str], lowercase: bool
-) -> np.ndarray:
+def choose(choice: Choice, words: Sequence[str], lowercase: bool) -> np.ndarray:
   """[vocab] bool, which words have several senses.
 
   Args:

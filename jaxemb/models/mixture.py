@@ -188,9 +188,7 @@ class Mixture:
     )
     single = jnp.where(is_single, first, senses.num_rows)
     return {
-      skipgram.INPUT: jnp.concatenate(
-        [single, rows.reshape(len(rows), -1)], 1
-      ),
+      skipgram.INPUT: jnp.concatenate([single, rows.reshape(len(rows), -1)], 1),
       skipgram.OUTPUT: found.ids,
       PRIORS: jnp.where(
         is_slot,
@@ -226,9 +224,7 @@ class Mixture:
 
     def slots_loss(sizes, rows):
       pairs = self.pairs(sizes, rows, found, batch)
-      value = -jnp.sum(
-        pairs.mask * jax.nn.logsumexp(pairs.log_joint, axis=-2)
-      )
+      value = -jnp.sum(pairs.mask * jax.nn.logsumexp(pairs.log_joint, axis=-2))
       # Worth nothing, with the gradient that priors want.
       grads = jax.lax.stop_gradient(priors_grads(pairs, self.averages_logs))
       nothing = pairs.priors - jax.lax.stop_gradient(pairs.priors)
@@ -279,9 +275,7 @@ class Mixture:
     num_chunks, width = found.places.shape
     num_groups, dim = s.chunk // g, rows[skipgram.INPUT].shape[-1]
     slots = rows[skipgram.INPUT][:, width : width + sizes.slots * num]
-    shared = targets.shared_block(
-      found.targets, slots, rows[skipgram.OUTPUT]
-    )
+    shared = targets.shared_block(found.targets, slots, rows[skipgram.OUTPUT])
     # [k, slots, K, c / g, g] -> [k, c / g, slots, K, g]
     log_joint = targets.log_likelihoods(shared, s.columns_axis)
     log_joint = log_joint.reshape(

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxemb.models import base
-from jaxemb.ops import losses, products, windows
+from jaxemb.ops import losses, products
 
 
 class Targets(NamedTuple):
