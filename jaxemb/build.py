@@ -87,6 +87,7 @@ def _mixture(config, spec, counts, words):
     spec,
     outputs,
     mixture.number(is_ambiguous, s.number),
+    s.drawn_for == 'pairs',
     s.averages == 'log_likelihoods',
     mixture.usual_sizes(spec, outputs, float(centers[is_ambiguous].sum())),
   )

@@ -48,6 +48,7 @@ _CHOICES = {
   'table.rounding': ('nearest',),
   'table.duplicates': ('', 'scatter', 'merge'),
   'optimizer.name': ('sgd', 'adagrad', 'adam'),
+  'senses.drawn_for': ('pairs', 'occurrences'),
   'senses.averages': ('log_likelihoods', 'responsibilities'),
   'strategy.name': ('replicas', 'sync', 'partition'),
   'strategy.divide': ('shuffle', 'sampling', 'equal'),
@@ -161,6 +162,8 @@ def default() -> ml_collections.ConfigDict:
   c.senses.top_n = 0  # the most frequent words,
   c.senses.top_ratio = 0.0  # the most frequent share of the vocabulary, and
   c.senses.words = ''  # the words of a file with one per line
+  c.senses.drawn_for = 'pairs'  # the sense that is meant: anew for every pair,
+  # as the paper has it, or one for all pairs of an occurrence, 'occurrences'
   c.senses.averages = 'log_likelihoods'  # what priors are averages of: of joint
   # log-likelihoods, or of 'responsibilities'
   c.senses.momentum = 0.05  # of those averages; rises to 1 while training

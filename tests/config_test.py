@@ -131,7 +131,8 @@ def test_every_number_has_a_range_and_every_choice_is_built():
     if isinstance(value, int | float) and not isinstance(value, bool):
       assert key in config_lib._RANGES, key
   for kind, members in [
-    ('model.name', build.MODELS),
+    ('model.name', {name for name, _ in build.MODELS}),
+    ('model.loss', {loss for _, loss in build.MODELS}),
     ('table.layout', build.LAYOUTS),
     ('optimizer.name', build.OPTIMIZERS),
     ('strategy.name', build.STRATEGIES),

@@ -30,6 +30,10 @@ RATES = {
   ('cbow', 'sgd'): 0.3,
   ('cbow', 'adagrad'): 0.3,
   ('cbow', 'adam'): 0.05,
+  ('skipgram-tree', 'adagrad'): 0.3,
+  ('cbow-tree', 'sgd'): 0.3,
+  ('mixture-tree', 'adagrad'): 0.3,
+  ('mixture', 'adagrad'): 0.3,
 }
 # How an accelerator takes its steps: rows written once, loops that run on.
 DEVICES = {'cpu': ('scatter', 1), 'gpu': ('merge', 3)}
@@ -37,7 +41,7 @@ MEMBERS = [
   (strategy, 'replicated', optimizer, model, 'cpu')
   for strategy in build.STRATEGIES
   for optimizer in build.OPTIMIZERS
-  for model in build.MODELS
+  for model in ('skipgram', 'cbow')
   # Sub-models take the steps of the others: one of each will do.
   if strategy != 'partition'
   or (optimizer, model) in (('sgd', 'skipgram'), ('adam', 'cbow'))
@@ -55,6 +59,16 @@ MEMBERS += [
   if strategy != 'partition' or optimizer == 'sgd'
 ]
 MEMBERS.append(('sync', 'row', 'sgd', 'skipgram', 'gpu'))
+# Tables and strategies do not know models: these meet each of them once.
+MEMBERS += [
+  ('sync', 'replicated', 'adagrad', 'skipgram-tree', 'cpu'),
+  ('sync', 'replicated', 'sgd', 'cbow-tree', 'cpu'),
+  ('sync', 'replicated', 'adagrad', 'mixture-tree', 'cpu'),
+  ('sync', 'row', 'adagrad', 'mixture-tree', 'cpu'),
+  ('sync', 'column', 'adagrad', 'mixture-tree', 'cpu'),
+  ('partition', 'replicated', 'adagrad', 'mixture', 'cpu'),
+  ('replicas', 'replicated', 'adagrad', 'mixture', 'cpu'),
+]
 every_member = pytest.mark.parametrize(
   'member', MEMBERS, ids=['-'.join(member) for member in MEMBERS]
 )
@@ -127,22 +141,30 @@ def _make(member):
   if strategy_name == 'replicas':
     config.strategy.exchange_words = 2 * BATCH_WORDS
     config.strategy.memory_lookups = 5.0  # forty words forget soon
-  config.optimizer.name, config.model.name = optimizer_name, model_name
+  config.optimizer.name = optimizer_name
+  config.model.name, _, loss = model_name.partition('-')
+  if loss == 'tree':
+    config.model.loss, config.model.shared_nodes = 'hierarchical_softmax', 4
+  if config.model.name == 'mixture':
+    config.senses.number, config.senses.top_n = 3, 7
+    config.senses.drawn_for = 'occurrences' if loss else 'pairs'
   config.table.duplicates = 'merge' if layout == 'row' else duplicates
   config.train.steps_per_loop = steps_per_loop
   shape = (1, 1) if strategy_name == 'sync' else (2, 1)
   if layout != 'replicated':
     shape = (1, 2)
   traces: list[int] = []
-  model = build.MODELS[model_name]
+  name = config.model.name, config.model.loss
+  model = build.MODELS[name]
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(
-      build.MODELS, model_name, lambda *args: _Traced(model(*args), traces)
+      build.MODELS, name, lambda *args: _Traced(model(*args), traces)
     )
     made = build.trainer(
       config_lib.resolved(config, 'cpu', shape),
       np.full(VOCAB, 100),
       mesh.make(mesh.Shape(*shape)),
+      [str(i) for i in range(VOCAB)],
     )
   rate = RATES[model_name, optimizer_name]
   is_partition = strategy_name == 'partition'

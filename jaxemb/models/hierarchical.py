@@ -22,7 +22,6 @@ from jaxemb.models import base, skipgram, targets, tree
 from jaxemb.ops import huffman, products, windows
 from jaxemb.tables import spec as spec_lib
 
-
 TARGETS = 'targets'  # beside the ids of the tables: weights of the nodes
 
 
@@ -155,8 +154,8 @@ class Cbow:
       self.outputs.usual_rest,
       hidden,
       rows[skipgram.OUTPUT],
-      has * jnp.eye(s.chunk),
-      has.reshape(-1, g, 1) * jnp.eye(g),
+      has * jnp.eye(s.chunk)[None],
+      has.reshape(-1, g, 1) * jnp.eye(g)[None],
     )
 
   def lookup_rates(

@@ -108,12 +108,12 @@ class Sizes(NamedTuple):
   rest: int  # outputs of a group's own
 
 
-class Pairs(NamedTuple):
-  """Slots and the centers that they predict, by groups of centers."""
+class Cases(NamedTuple):
+  """Draws of a sense: of `a` tokens, `b` times each."""
 
-  log_joint: jax.Array  # [k, c / g, slots, K, g] float32: LL
-  mask: jax.Array  # [k, c / g, slots, g] float32, 1 = a pair
-  priors: jax.Array  # [k, c / g, slots, K + 1] float32, rows of priors
+  log_joint: jax.Array  # [k, a, K, b] float32: LL
+  mask: jax.Array  # [k, a, b] float32, 1 = there is one
+  priors: jax.Array  # [k, a, K + 1] float32, rows of priors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +123,8 @@ class Mixture:
   spec: base.WindowSpec
   outputs: tree.Outputs | sampled.Outputs  # the loss
   senses: Senses
+  # A sense is drawn for every pair; or once for all pairs of an occurrence.
+  is_by_pair: bool
   averages_logs: bool  # priors are those of averaged LL, not averaged gammas
   usual: Sizes  # in most steps
 
@@ -184,7 +186,9 @@ class Mixture:
     taken = jnp.minimum(places, width - 1)
     first_of = jnp.take_along_axis(first, taken, 1)[..., None]
     rows = jnp.where(
-      is_slot[..., None], first_of + jnp.arange(senses.num), senses.num_rows
+      is_slot[..., None],
+      first_of + jnp.arange(senses.num)[None, None],
+      senses.num_rows,
     )
     single = jnp.where(is_single, first, senses.num_rows)
     return {
@@ -223,11 +227,11 @@ class Mixture:
       return loss
 
     def slots_loss(sizes, rows):
-      pairs = self.pairs(sizes, rows, found, batch)
-      value = -jnp.sum(pairs.mask * jax.nn.logsumexp(pairs.log_joint, axis=-2))
+      cases = self.cases(sizes, rows, found, batch)
+      value = -jnp.sum(cases.mask * jax.nn.logsumexp(cases.log_joint, axis=-2))
       # Worth nothing, with the gradient that priors want.
-      grads = jax.lax.stop_gradient(priors_grads(pairs, self.averages_logs))
-      nothing = pairs.priors - jax.lax.stop_gradient(pairs.priors)
+      grads = jax.lax.stop_gradient(priors_grads(cases, self.averages_logs))
+      nothing = cases.priors - jax.lax.stop_gradient(cases.priors)
       return value + jnp.sum(grads * nothing)
 
     return loss + targets.usual_or_all(
@@ -251,9 +255,11 @@ class Mixture:
     first, behind = self._near(found)
     is_more = jnp.any(found.places[:, self.usual.slots :] < width)
     is_more |= jnp.any(behind - first > self.usual.near)
-    if found.targets.rest_weights is None:
+    if found.targets.rest_owners is None:
       return is_more
-    return is_more | targets.has_more(found.targets, self.usual.rest)
+    return is_more | targets.has_more(
+      found.targets, self.usual.rest, self.outputs.group
+    )
 
   def _near(self, found: Placed) -> tuple[jax.Array, jax.Array]:
     """[k, c / g] int32: first slot in each group's window, and one behind."""
@@ -263,14 +269,17 @@ class Mixture:
     stops = starts + g + 2 * s.window
     return jnp.sum(places < starts, 2), jnp.sum(places < stops, 2)
 
-  def pairs(
+  def cases(
     self,
     sizes: Sizes,
     rows: Mapping[str, jax.Array],
     found: Placed,
     batch: base.StepBatch,
-  ) -> Pairs:
-    """Every pair of a slot and a center, with its likelihood by sense."""
+  ) -> Cases:
+    """Every draw of a sense, with its likelihood by sense.
+
+    One for each pair of a slot and a center, or one for each slot.
+    """
     s, g, num = self.spec, self.outputs.group, self.senses.num
     num_chunks, width = found.places.shape
     num_groups, dim = s.chunk // g, rows[skipgram.INPUT].shape[-1]
@@ -282,42 +291,53 @@ class Mixture:
       num_chunks, sizes.slots, num, num_groups, g
     ).transpose(0, 3, 1, 2, 4)
     first, behind = self._near(found)
-    near = first[..., None] + jnp.arange(sizes.near)
+    near = first[..., None] + jnp.arange(sizes.near)[None, None]
     is_near = near < behind[..., None]
     near = jnp.minimum(near, sizes.slots - 1)
 
     def of_groups(x):
-      """[k, slots, n] -> [k, c / g, near, n]"""
+      # [k, slots, n] -> [k, c / g, near, n]
       flat = near.reshape(num_chunks, -1, 1)
       return jnp.take_along_axis(x, flat, 1).reshape(*near.shape, -1)
 
     log_joint = jnp.take_along_axis(log_joint, near[..., None, None], 2)
-    if found.targets.rest_weights is not None:
+    if found.targets.rest_owners is not None:
       own = of_groups(slots.reshape(num_chunks, sizes.slots, -1))
       rest = targets.rest_block(
         found.targets,
         own.reshape(num_chunks * num_groups, -1, dim),
         rows[skipgram.OUTPUT],
         sizes.rest,
+        g,
       )
       more = targets.log_likelihoods(rest, s.columns_axis)
       log_joint += more.reshape(log_joint.shape)
-    priors = of_groups(rows[PRIORS][:, : sizes.slots])
-    log_priors = jax.lax.stop_gradient(
-      log_probabilities(priors[..., :-1], self.averages_logs)
-    )
     places = of_groups(found.places[:, : sizes.slots, None])[..., 0]
-    centers = jnp.arange(s.chunk).reshape(num_groups, 1, g)
+    centers = jnp.arange(s.chunk).reshape(1, num_groups, 1, g)
     offset = places[..., None] - s.window - centers
     left, right = (
       x.astype(jnp.int32).reshape(num_chunks, num_groups, 1, g)
       for x in (batch.left, batch.right)
     )
     mask = (offset >= -left) & (offset <= right) & (offset != 0)
-    mask &= is_near[..., None]
-    return Pairs(
-      log_joint + log_priors[..., None], mask.astype(jnp.float32), priors
+    mask = (mask & is_near[..., None]).astype(jnp.float32)
+    priors = rows[PRIORS][:, : sizes.slots]
+    if self.is_by_pair:
+      # [k, (c / g) near, ...]
+      priors = of_groups(priors).reshape(num_chunks, -1, num + 1)
+      log_joint = log_joint.reshape(num_chunks, -1, num, g)
+      mask = mask.reshape(num_chunks, -1, g)
+    else:
+      sums = jnp.sum(mask[..., None, :] * log_joint, -1)
+      chunk = jnp.arange(num_chunks)[:, None, None]
+      nothing = jnp.zeros((num_chunks, sizes.slots, num))
+      log_joint = nothing.at[chunk, near].add(sums)[..., None]
+      has_pairs = nothing[..., 0].at[chunk, near].max(jnp.max(mask, -1))
+      mask = has_pairs[..., None]
+    log_priors = jax.lax.stop_gradient(
+      log_probabilities(priors[..., :-1], self.averages_logs)
     )
+    return Cases(log_joint + log_priors[..., None], mask, priors)
 
   def lookup_rates(
     self, centers: np.ndarray, negatives: np.ndarray
@@ -356,31 +376,31 @@ def log_probabilities(rows: jax.Array, averages_logs: bool) -> jax.Array:
   return jnp.maximum(jnp.log(jnp.maximum(found, 1e-30)), MIN_LOG)
 
 
-def responsibilities(pairs: Pairs) -> jax.Array:
-  """[k, c / g, slots, K, g] float32: gamma, which sums to 1 over senses."""
-  return jax.nn.softmax(pairs.log_joint, axis=-2)
+def responsibilities(cases: Cases) -> jax.Array:
+  """[k, a, K, b] float32: gamma, which sums to 1 over senses."""
+  return jax.nn.softmax(cases.log_joint, axis=-2)
 
 
-def priors_grads(pairs: Pairs, averages_logs: bool) -> jax.Array:
+def priors_grads(cases: Cases, averages_logs: bool) -> jax.Array:
   """What `rowopt.averages` wants of a row of priors.
 
-  With gamma the responsibilities and LL the joint log-likelihoods of a pair,
+  With gamma the responsibilities and LL the joint log-likelihoods of a draw,
   the paper's code averages one of two things:
 
     store_multinomial = 1   pi <- m pi + (1 - m) gamma
     store_multinomial = 0   a <- m a + (1 - m) LL,  pi = softmax(a)
 
   Returns:
-    [k, c / g, slots, K + 1] float32: sums of (row - gamma) or (row - LL) over
-    the pairs of a slot, and how many pairs there are.
+    [k, a, K + 1] float32: sums of (row - gamma) or (row - LL) over the draws of
+    a token, and how many there are.
   """
-  mask = pairs.mask[..., None, :]
-  num = jnp.sum(pairs.mask, -1, keepdims=True)
-  rows = pairs.priors[..., :-1]
+  mask = cases.mask[..., None, :]
+  num = jnp.sum(cases.mask, -1, keepdims=True)
+  rows = cases.priors[..., :-1]
   if averages_logs:
-    said = jnp.sum(mask * pairs.log_joint, -1)
+    said = jnp.sum(mask * cases.log_joint, -1)
   else:
-    said = jnp.sum(mask * responsibilities(pairs), -1) - num / rows.shape[-1]
+    said = jnp.sum(mask * responsibilities(cases), -1) - num / rows.shape[-1]
   return jnp.concatenate([num * rows - said, num], -1)
 
 

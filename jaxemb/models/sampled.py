@@ -54,7 +54,7 @@ class Outputs:
     centers = centers.reshape(-1, spec.chunk)
     differs = (centers[:, :, None] != draws[:, None, :]).astype(jnp.float32)
     own = jnp.broadcast_to(
-      jnp.eye(spec.chunk), (len(centers), spec.chunk, spec.chunk)
+      jnp.eye(spec.chunk)[None], (len(centers), spec.chunk, spec.chunk)
     )
     share = spec.negatives / spec.shared_negatives
     return targets.Targets(

@@ -34,9 +34,9 @@ class Targets(NamedTuple):
   ids: jax.Array  # [k, n + (c / g) m] int32, output rows
   weights: jax.Array  # [k, c, n] float32
   positives: jax.Array  # [k, c, n] float32
-  # The rest, with padding at the end, or None.
-  rest_weights: jax.Array | None = None  # [k c / g, g, m] float32
-  rest_positives: jax.Array | None = None  # [k c / g, g, m] float32
+  # The rest, of weight 1, with padding at the end, or None.
+  rest_owners: jax.Array | None = None  # [k c / g, m] int32, centers; g = none
+  rest_positives: jax.Array | None = None  # [k c / g, m] float32
 
 
 class Block(NamedTuple):
@@ -108,24 +108,53 @@ def shared_block(
   return Block(rows, target_rows[:, :num], found.weights, found.positives)
 
 
+def rest_rows(found: Targets, target_rows: jax.Array, num: int) -> jax.Array:
+  """[k c / g, num, d], the first rows of each group's own."""
+  num_groups, size = found.rest_owners.shape
+  rest = target_rows[:, found.weights.shape[-1] :]
+  return rest.reshape(num_groups, size, -1)[:, :num]
+
+
 def rest_block(
-  found: Targets, rows: jax.Array, target_rows: jax.Array, num: int
+  found: Targets, rows: jax.Array, target_rows: jax.Array, num: int, group: int
 ) -> Block:
   """The rows of groups with the first `num` of the targets of their own."""
-  num_groups, _, size = found.rest_weights.shape
-  first = found.weights.shape[-1]
-  rest = target_rows[:, first:].reshape(num_groups, size, -1)
+  owners = found.rest_owners[:, None, :num]
+  weights = (owners == jnp.arange(group)[None, :, None]).astype(jnp.float32)
   return Block(
     rows,
-    rest[:, :num],
-    found.rest_weights[..., :num],
-    found.rest_positives[..., :num],
+    rest_rows(found, target_rows, num),
+    weights,
+    weights * found.rest_positives[:, None, :num],
   )
 
 
-def has_more(found: Targets, num: int) -> jax.Array:
+def rest_loss(
+  found: Targets,
+  rows: jax.Array,
+  target_rows: jax.Array,
+  num: int,
+  near: jax.Array,
+  columns_axis: str | None,
+) -> jax.Array:
+  """As `block_loss`, of the first `num` targets of groups' own.
+
+  A target has one center, so that its pairs are those of the center: what a
+  product with an array of ones and zeros would find, at a fifth of its time.
+  """
+  # Of padding none.
+  near = jnp.pad(near, [(0, 0), (0, 1), (0, 0)])
+  owners = found.rest_owners[:, :num, None]
+  counts = jnp.take_along_axis(near, owners, 1).transpose(0, 2, 1)
+  positives = counts * found.rest_positives[:, None, :num]
+  rest = rest_rows(found, target_rows, num)
+  scores = products.scores(rows, rest, columns_axis)
+  return jnp.sum(losses.counted_logistic_loss(scores, counts, positives))
+
+
+def has_more(found: Targets, num: int, group: int) -> jax.Array:
   """bool, whether a group has more than `num` targets of its own."""
-  return jnp.any(found.rest_weights[..., num:] > 0)
+  return jnp.any(found.rest_owners[:, num:] < group)
 
 
 def window_loss(
@@ -150,18 +179,14 @@ def window_loss(
   """
   shared = shared_block(found, token_rows, target_rows)
   loss = block_loss(shared, mask, spec.columns_axis)
-  if found.rest_weights is None:
+  if found.rest_owners is None:
     return loss
-  rows = groups(token_rows, near.shape[1], spec.window)
-
-  def rest_loss(num, rows, target_rows):
-    block = rest_block(found, rows, target_rows, num)
-    return block_loss(block, near, spec.columns_axis)
-
+  group = near.shape[1]
+  rows = groups(token_rows, group, spec.window)
   return loss + usual_or_all(
-    has_more(found, usual_rest),
-    rest_loss,
-    (usual_rest, found.rest_weights.shape[-1]),
+    has_more(found, usual_rest, group),
+    lambda num, *rows: rest_loss(found, *rows, num, near, spec.columns_axis),
+    (usual_rest, found.rest_owners.shape[-1]),
     (rows, target_rows),
     spec.columns_axis is None,
   )

@@ -90,7 +90,7 @@ class Outputs:
     signs = jnp.where(has_pairs[:, None], signs, 0)
     signs = signs.reshape(num_chunks, spec.chunk, -1)
     shared = jnp.where(
-      jnp.any(signs != 0, 1), jnp.arange(signs.shape[-1]), num_nodes
+      jnp.any(signs != 0, 1), jnp.arange(signs.shape[-1])[None], num_nodes
     )
     weights, positives = jnp.abs(signs), jnp.maximum(signs, 0)
     depth = constants.deep.shape[1]
@@ -103,26 +103,18 @@ class Outputs:
     # the last center that starts at or before j.
     lengths = jnp.sum(deep < 2 * num_nodes, 2)
     stops = jnp.cumsum(lengths, 1)
-    places = jnp.arange(self.group * depth)
-    owners = jnp.sum(places[None, :, None] >= stops[:, None, :], 2)
+    places = jnp.arange(self.group * depth)[None]
+    owners = jnp.sum(places[..., None] >= stops[:, None, :], 2)
     is_node = owners < self.group
-    owners = jnp.minimum(owners, self.group - 1)
-    starts = jnp.take_along_axis(stops - lengths, owners, 1)
+    taken = jnp.minimum(owners, self.group - 1)
+    starts = jnp.take_along_axis(stops - lengths, taken, 1)
     levels = jnp.clip(places - starts, 0, depth - 1)
     flat = deep.reshape(len(deep), -1)
-    packed = jnp.take_along_axis(flat, owners * depth + levels, 1)
+    packed = jnp.take_along_axis(flat, taken * depth + levels, 1)
     packed = jnp.where(is_node, packed, 2 * num_nodes)
-    is_own = owners[:, None, :] == jnp.arange(self.group)[None, :, None]
-    rest_weights = (is_own & is_node[:, None, :]).astype(jnp.float32)
-    is_first = (packed & 1) == 0
     ids = jnp.concatenate([shared, (packed >> 1).reshape(num_chunks, -1)], 1)
-    return targets.Targets(
-      ids,
-      weights,
-      positives,
-      rest_weights,
-      rest_weights * is_first[:, None, :],
-    )
+    first = ((packed & 1) == 0).astype(jnp.float32)
+    return targets.Targets(ids, weights, positives, owners, first)
 
 
 def grow(

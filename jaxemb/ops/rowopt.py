@@ -233,7 +233,6 @@ def averages(
     kept = (1 - (1 - momentum) * left) ** num
     scale = (kept - 1) / jnp.maximum(num, 1.0)
     deltas = scale[..., None] * row_grads.grads
-    is_last = jnp.arange(deltas.shape[-1]) == deltas.shape[-1] - 1
-    return jnp.where(is_last, 0.0, deltas), AveragesSlots(scratch)
+    return deltas.at[..., -1].set(0.0), AveragesSlots(scratch)
 
   return RowOptimizer(init, update)
