@@ -29,6 +29,14 @@ def check(
     usual: those that are not given.
   """
   _check_senses(config, usual)
+  is_tree = config.model.loss == 'hierarchical_softmax'
+  if config.train.init_from and (is_tree or config.model.name == 'mixture'):
+    raise errors.UserError(
+      f'config.train.init_from={config.train.init_from} has vectors of words, '
+      f'and config.model.name={config.model.name!r} with '
+      f'config.model.loss={config.model.loss!r} has tables of other things as '
+      "well; give '', or another model"
+    )
   name, layout = config.strategy.name, config.table.layout
   for other, keys in _STRATEGY_KEYS.items():
     for key in keys:
@@ -74,10 +82,11 @@ def _check_senses(
       'senses; give --config.senses.top_n, .top_ratio or .words, or '
       '--config.senses.number=1'
     )
-  if config.train.init_from:
+  if config.strategy.name == 'partition' and config.strategy.merge != 'none':
     raise errors.UserError(
-      "config.train.init_from does not go with config.model.name='mixture': "
-      'vectors of words are none of senses; leave it out'
+      f'config.strategy.merge={config.strategy.merge!r} does not know which '
+      "senses of sub-models are the same, with config.model.name='mixture'; "
+      'give --config.strategy.merge=none'
     )
 
 

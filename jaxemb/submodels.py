@@ -45,6 +45,7 @@ from jaxemb import (
   results,
   rounds,
   saving,
+  sense_tables,
   workdirs,
 )
 from jaxemb.data import scan, shares, vocab
@@ -327,25 +328,35 @@ class _Trainer:
     config, parts = self._place.config, self._place.parts
     place, census, totals = self._folder(model.part), model.census, model.totals
     vectors = np.asarray(state.tables[self._vectors_table].vectors)
+    senses = sense_tables.collect(
+      config,
+      parts.model,
+      lambda name: np.asarray(state.tables[name].vectors),
+      parts.corpus.vocabulary,
+    )
+    words, read = parts.corpus.vocabulary.words, census.seen
     # A word may have been read and never had another beside it.
     has = (vectors != self._start_rows).any(1)
-    has &= census.seen >= config.strategy.min_seen
+    if senses is not None:
+      words, read = senses.names(), np.repeat(read, np.diff(senses.starts))
+    has &= read >= config.strategy.min_seen
     if not has.any():
       raise errors.UserError(
         f'sub-model {model.part} has learned nothing: no word has another one '
         'in its window; raise --config.strategy.rate or --config.data.sample'
       )
-    words = parts.corpus.vocabulary.words
-    seen = np.where(has, census.seen, 0)
+    if senses is not None:
+      has[:] = True  # all senses stay together
+    seen = np.where(has, read, 0)
     vocab.write_counts(place / 'vocab.txt', vocab.Vocabulary(words, seen))
-    mine = vocab.Vocabulary(
-      [words[i] for i in np.flatnonzero(has)], census.seen[has]
-    )
-    if config.strategy.part < 0:
+    mine = vocab.Vocabulary([words[i] for i in np.flatnonzero(has)], read[has])
+    if config.strategy.part < 0 or senses is not None:
       # Enough to load and to merge: text takes longer than training.
       with atomic.write(place / 'export/vectors.npy') as file:
         np.save(file, vectors[has])
       vocab.write_counts(place / 'export/vocab.txt', mine)
+      if senses is not None:
+        sense_tables.write(place / 'export', senses)
     else:
       corpus = parts.corpus._replace(vocabulary=mine)
       results.write(
