@@ -17,28 +17,12 @@ import ml_collections
 import numpy as np
 
 from jaxemb import config as config_lib
-from jaxemb import errors, processes
+from jaxemb import errors, model_choice, processes, table_choice
 from jaxemb import mesh as mesh_lib
-from jaxemb.data import (
-  download,
-  encode,
-  loader,
-  scan,
-  senses,
-  teams,
-  toywiki,
-)
+from jaxemb.data import download, encode, loader, scan, teams, toywiki
 from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
-from jaxemb.models import (
-  cbow,
-  hierarchical,
-  mixture,
-  sampled,
-  skipgram,
-  tree,
-)
-from jaxemb.ops import rowopt
+from jaxemb.models import skipgram
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import partition, replicas, sync
 from jaxemb.tables import sharded
@@ -46,72 +30,9 @@ from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
 
-
-def _sampled(model):
-  """A model with negative sampling."""
-
-  def make(config, spec, counts, words):
-    del config, words
-    return model(spec, skipgram.negative_distribution(counts))
-
-  return make
-
-
-def _tree(config, spec, counts):
-  centers = loader.center_probabilities(counts, config.data.sample)
-  return tree.grow(counts, centers, spec.chunk, config.model.shared_nodes)
-
-
-def _hierarchical(model):
-  """A model with hierarchical softmax."""
-
-  def make(config, spec, counts, words):
-    del words
-    return model(spec, _tree(config, spec, counts))
-
-  return make
-
-
-def _mixture(config, spec, counts, words):
-  """The mixture, with the outputs that its loss has."""
-  s = config.senses
-  if config.model.loss == 'hierarchical_softmax':
-    outputs = _tree(config, spec, counts)
-  else:
-    outputs = sampled.outputs(spec, skipgram.negative_distribution(counts))
-  is_ambiguous = senses.choose(
-    senses.Choice(s.top_n, s.top_ratio, s.words), words, config.data.lowercase
-  )
-  centers = loader.center_probabilities(counts, config.data.sample)
-  return mixture.Mixture(
-    spec,
-    outputs,
-    mixture.number(is_ambiguous, s.number),
-    s.drawn_for == 'pairs',
-    s.averages == 'log_likelihoods',
-    mixture.usual_sizes(spec, outputs, float(centers[is_ambiguous].sum())),
-  )
-
-
-# By name and loss: (config, spec, counts, words) -> model
-MODELS = {
-  ('skipgram', 'negative_sampling'): _sampled(skipgram.SkipGram),
-  ('cbow', 'negative_sampling'): _sampled(cbow.Cbow),
-  ('skipgram', 'hierarchical_softmax'): _hierarchical(hierarchical.SkipGram),
-  ('cbow', 'hierarchical_softmax'): _hierarchical(hierarchical.Cbow),
-  ('mixture', 'negative_sampling'): _mixture,
-  ('mixture', 'hierarchical_softmax'): _mixture,
-}
-LAYOUTS = {
-  'replicated': sharded.replicated,
-  'row': sharded.row,
-  'column': sharded.column,
-}
-OPTIMIZERS = {
-  'sgd': lambda o: rowopt.sgd(o.max_duplicates),
-  'adagrad': lambda o: rowopt.adagrad(o.epsilon),
-  'adam': lambda o: rowopt.adam(o.beta1, o.beta2, o.epsilon),
-}
+MODELS = model_choice.MODELS
+LAYOUTS = table_choice.LAYOUTS
+OPTIMIZERS = table_choice.OPTIMIZERS
 
 
 def _sync(config, model, tables, step_spec, mesh, rates):
@@ -154,11 +75,6 @@ def _partition(config, model, tables, step_spec, mesh, rates):
 
 
 STRATEGIES = {'sync': _sync, 'replicas': _replicas, 'partition': _partition}
-
-
-# Steps in which a device wants more rows of another than its buffer holds take
-# a second exchange: with four deviations about one in ten thousand.
-_ROW_DEVIATIONS = 4.0
 
 
 class Parts(NamedTuple):
@@ -335,11 +251,6 @@ def trainer(
     m.shared_negatives,
     mesh_lib.TABLE if is_column else None,
   )
-  if m.loss == 'hierarchical_softmax' and len(counts) < 2:
-    raise errors.UserError(
-      'config.model.loss=hierarchical_softmax needs a vocabulary of two words '
-      'or more; give more text, or lower --config.data.min_count'
-    )
   model = MODELS[m.name, m.loss](config, spec, counts, words)
   rates = model.lookup_rates(
     loader.center_probabilities(counts, d.sample),
@@ -347,7 +258,7 @@ def trainer(
   )
   tables = {
     # Each replica has tables of its own.
-    name: _table(
+    name: table_choice.table(
       config, table, axes if is_sync else sharded.ONE_DEVICE, mesh, rates[name]
     )
     for name, table in model.specs().items()
@@ -373,57 +284,6 @@ def trainer(
     config.seed, t.epochs, part_words, m.window, d.sample, m.shortest_window
   )
   return Trainer(loader_spec, model, strategy)
-
-
-def _table(
-  config: ml_collections.ConfigDict,
-  table: spec_lib.TableSpec,
-  axes: spec_lib.Axes,
-  mesh: jax.sharding.Mesh,
-  rates: np.ndarray,
-) -> spec_lib.Table:
-  """A table in the layout that the settings name, with its optimizer."""
-  o, layout = config.optimizer, config.table.layout
-  if not table.is_averages:
-    optimizer = OPTIMIZERS[o.name](o)
-  else:
-    optimizer = rowopt.averages(
-      config.senses.momentum, o.learning_rate, o.final_learning_rate
-    )
-    if layout == 'column':
-      # Whole on every device of the table axis, all of which see all of it.
-      layout, axes = 'replicated', dataclasses.replace(axes, num_table=1)
-  return LAYOUTS[layout](
-    table,
-    optimizer,
-    axes,
-    config.table.duplicates == 'merge',
-    **_row_settings(config, mesh, rates),
-  )
-
-
-def _row_settings(
-  config: ml_collections.ConfigDict,
-  mesh: jax.sharding.Mesh,
-  rates: np.ndarray,
-) -> dict[str, int]:
-  """Settings that only the row layout has.
-
-  Args:
-    config: checked settings in which all is chosen.
-    mesh: the devices.
-    rates: [vocab], expected look-ups of each row per center.
-  """
-  if config.table.layout != 'row':
-    return {}
-  num_table = mesh.shape[mesh_lib.TABLE]
-  centers = config.train.batch_words / mesh.size  # of a device
-  # Different rows that a device wants of each other one, and their deviation.
-  chances = -np.expm1(-rates * centers)
-  holders = sharded.row_holders(len(rates), num_table)
-  expected = np.bincount(holders, chances, num_table)
-  largest = np.max(expected + _ROW_DEVIATIONS * np.sqrt(expected))
-  return {'capacity': 8 * math.ceil(largest / 8)}
 
 
 def parts(

@@ -29,6 +29,11 @@ def check(
     usual: those that are not given.
   """
   _check_senses(config, usual)
+  if config.model.shortest_window > config.model.window:
+    raise errors.UserError(
+      f'config.model.shortest_window={config.model.shortest_window} must be at '
+      f'most config.model.window={config.model.window}; change one of them'
+    )
   is_tree = config.model.loss == 'hierarchical_softmax'
   if config.train.init_from and (is_tree or config.model.name == 'mixture'):
     raise errors.UserError(

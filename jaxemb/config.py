@@ -12,7 +12,7 @@ from typing import Any
 
 import ml_collections
 
-from jaxemb import combinations, errors
+from jaxemb import combinations, errors, mixtures
 
 # Keys that change what is shown or kept, which devices work and how, or what
 # is done with sub-models in the end, not what is learned: a run may be resumed
@@ -39,7 +39,7 @@ _FREE_KEYS = frozenset(
 # Of `tables.sharded`, which this module must not import.
 _ROW_CLASSES = 256
 
-_CHOICES = {
+_CHOICES = mixtures.CHOICES | {
   'data.tokens': ('words', 'whitespace'),
   'model.name': ('skipgram', 'cbow', 'mixture'),
   'model.loss': ('negative_sampling', 'hierarchical_softmax'),
@@ -48,40 +48,26 @@ _CHOICES = {
   'table.rounding': ('nearest',),
   'table.duplicates': ('', 'scatter', 'merge'),
   'optimizer.name': ('sgd', 'adagrad', 'adam'),
-  'senses.drawn_for': ('pairs', 'occurrences'),
-  'senses.averages': ('log_likelihoods', 'responsibilities'),
   'strategy.name': ('replicas', 'sync', 'partition'),
   'strategy.divide': ('shuffle', 'sampling', 'equal'),
   'strategy.merge': ('alir', 'pca', 'concat', 'none'),
 }
 
-# By optimizer, model and loss: measured on 16 M words of Wikipedia and on the
-# embedded corpus, at the default batch_words.
+# By optimizer, loss and whether the model is CBOW: measured on 16 M words of
+# Wikipedia and on the embedded corpus, at the default batch_words.
 _LEARNING_RATES = {
-  ('sgd', 'skipgram', 'negative_sampling'): 0.03,
-  ('sgd', 'cbow', 'negative_sampling'): 0.2,
-  ('adagrad', 'skipgram', 'negative_sampling'): 0.15,
-  ('adagrad', 'cbow', 'negative_sampling'): 0.15,
-  ('adam', 'skipgram', 'negative_sampling'): 0.02,
-  ('adam', 'cbow', 'negative_sampling'): 0.02,
-  ('sgd', 'skipgram', 'hierarchical_softmax'): 0.025,
-  ('sgd', 'mixture', 'negative_sampling'): 0.03,
-  ('sgd', 'mixture', 'hierarchical_softmax'): 0.025,
-  ('sgd', 'cbow', 'hierarchical_softmax'): 0.1,
-  ('adagrad', 'skipgram', 'hierarchical_softmax'): 0.1,
-  ('adagrad', 'mixture', 'negative_sampling'): 0.15,
-  ('adagrad', 'mixture', 'hierarchical_softmax'): 0.1,
-  ('adagrad', 'cbow', 'hierarchical_softmax'): 0.1,
-  ('adam', 'skipgram', 'hierarchical_softmax'): 0.02,
-  ('adam', 'mixture', 'negative_sampling'): 0.02,
-  ('adam', 'mixture', 'hierarchical_softmax'): 0.02,
-  ('adam', 'cbow', 'hierarchical_softmax'): 0.02,
+  ('sgd', 'negative_sampling'): (0.03, 0.2),
+  ('adagrad', 'negative_sampling'): (0.15, 0.15),
+  ('adam', 'negative_sampling'): (0.02, 0.02),
+  ('sgd', 'hierarchical_softmax'): (0.005, 0.1),
+  ('adagrad', 'hierarchical_softmax'): (0.1, 0.1),
+  ('adam', 'hierarchical_softmax'): (0.02, 0.02),
 }
 # Centers per matrix product.
 _CHUNKS = {'negative_sampling': 16, 'hierarchical_softmax': 64}
 
 # Lowest and highest value that is meant; None = no bound.
-_RANGES = {
+_RANGES = mixtures.RANGES | {
   'seed': (0, 2**32 - 1),
   'data.embedded_words': (20_000, 10**10),
   'data.min_count': (1, 2**31 - 1),
@@ -95,10 +81,6 @@ _RANGES = {
   'model.chunk': (0, 4096),
   'model.shared_negatives': (1, 65_536),
   'model.shared_nodes': (1, 4096),
-  'senses.number': (1, 50),
-  'senses.top_n': (0, None),
-  'senses.top_ratio': (0, 1),
-  'senses.momentum': (0, 1),
   'optimizer.learning_rate': (0, 10**6),
   'optimizer.final_learning_rate': (0, 10**6),
   'optimizer.max_duplicates': (-1, None),
@@ -157,16 +139,7 @@ def default() -> ml_collections.ConfigDict:
   c.model.shared_nodes = 128  # hierarchical softmax: inner nodes next to the
   # root that the centers of a chunk share
 
-  c.senses = ml_collections.ConfigDict()  # of the model 'mixture'
-  c.senses.number = 5  # of each word that has several; those are the union of
-  c.senses.top_n = 0  # the most frequent words,
-  c.senses.top_ratio = 0.0  # the most frequent share of the vocabulary, and
-  c.senses.words = ''  # the words of a file with one per line
-  c.senses.drawn_for = 'pairs'  # the sense that is meant: anew for every pair,
-  # as the paper has it, or one for all pairs of an occurrence, 'occurrences'
-  c.senses.averages = 'log_likelihoods'  # what priors are averages of: of joint
-  # log-likelihoods, or of 'responsibilities'
-  c.senses.momentum = 0.05  # of those averages; rises to 1 while training
+  c.senses = mixtures.default()
 
   c.table = ml_collections.ConfigDict()
   c.table.layout = 'replicated'  # every device holds all rows; 'row' = each of
@@ -290,16 +263,11 @@ def check(config: ml_collections.ConfigDict) -> None:
         'jaxemb.config.default()'
       )
     _check_value(key, given[key], type(value))
-  chunk, batch_words = config.model.chunk, config.train.batch_words
-  if chunk and batch_words % chunk:
+  chunk, batch_words = _chunk(config), config.train.batch_words
+  if batch_words % chunk:
     raise errors.UserError(
       f'config.train.batch_words={batch_words} must be a multiple of '
       f'config.model.chunk={chunk}; change one of them'
-    )
-  if config.model.shortest_window > config.model.window:
-    raise errors.UserError(
-      f'config.model.shortest_window={config.model.shortest_window} must be at '
-      f'most config.model.window={config.model.window}; change one of them'
     )
   combinations.check(config, default())
 
@@ -348,11 +316,9 @@ def resolved(
     config.data.parts = 1
   config.data.parts = config.data.parts or config.mesh.data
   if not o.learning_rate:
-    o.learning_rate = _LEARNING_RATES[
-      o.name, config.model.name, config.model.loss
-    ]
-  if not config.model.chunk:
-    config.model.chunk = _CHUNKS[config.model.loss]
+    is_cbow = config.model.name == 'cbow'
+    o.learning_rate = _LEARNING_RATES[o.name, config.model.loss][is_cbow]
+  config.model.chunk = _chunk(config)
   on_cpu = platform == 'cpu'
   if not config.table.duplicates:
     # Atomic additions of a GPU are made in another order in every run.
@@ -384,6 +350,10 @@ def resolved(
     # Large steps of a small vocabulary diverge with 16.
     o.max_duplicates = 16.0 if t.batch_words < 4096 else 8.0
   return config
+
+
+def _chunk(config: ml_collections.ConfigDict) -> int:
+  return config.model.chunk or _CHUNKS[config.model.loss]
 
 
 def _centers_multiple(config: ml_collections.ConfigDict) -> int:

@@ -14,14 +14,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxemb import errors, spelling
+from jaxemb import errors, exports, keys, spelling
 from jaxemb.evaluation import gensim_results
 from jaxemb.evaluation import senses as sense_measures
 from jaxemb.evaluation import words as measures
-from jaxemb.storage import sense_files, word2vec_format
-
-Key = str | int | np.ndarray
-Weighted = Key | tuple[Key, float]
+from jaxemb.storage import word2vec_format
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,15 +65,14 @@ class Embeddings:
     return len(self.index_to_key)
 
   def __contains__(self, word: object) -> bool:
-    if not isinstance(word, str):
-      return False
-    is_sensed = self.sense_table and word in self.sense_table.index
-    return word in self.key_to_index or bool(is_sensed)
+    if self.sense_table and isinstance(word, str):
+      return word in self.key_to_index or word in self.sense_table.index
+    return isinstance(word, str) and word in self.key_to_index
 
   def __repr__(self) -> str:
     return f'Embeddings({len(self):,} words x {self.vector_size})'
 
-  def __getitem__(self, words: Key | Sequence[Key]) -> np.ndarray:
+  def __getitem__(self, words: keys.Key | Sequence[keys.Key]) -> np.ndarray:
     """[dim] vector of a word, or [words, dim] vectors of a list."""
     if isinstance(words, (str, numbers.Integral)):
       return self.get_vector(words)
@@ -107,7 +103,7 @@ class Embeddings:
 
   def get_normed_vectors(self) -> np.ndarray:
     """[vocab, dim] float32 copy of all vectors at length 1."""
-    return self.vectors / _safe(self.norms)[:, None]
+    return self.vectors / keys.safe(self.norms)[:, None]
 
   def similarity(self, w1: str, w2: str) -> float:
     """Cosine of two words."""
@@ -116,8 +112,8 @@ class Embeddings:
 
   def most_similar(
     self,
-    positive: Weighted | Sequence[Weighted] = (),
-    negative: Weighted | Sequence[Weighted] = (),
+    positive: keys.Weighted | Sequence[keys.Weighted] = (),
+    negative: keys.Weighted | Sequence[keys.Weighted] = (),
     topn: int | None = 10,
     restrict_vocab: int | None = None,
     sense: int | None = None,
@@ -140,18 +136,13 @@ class Embeddings:
       spelling.UnknownWordError: A given word has no vector.
       ValueError: Nothing was given.
     """
-    positive, negative = _as_list(positive), _as_list(negative)
+    positive, negative = keys.as_list(positive), keys.as_list(negative)
     if sense is not None:
       if len(positive) != 1 or negative or not isinstance(positive[0], str):
         raise ValueError('a sense is that of one word')
-      rows = self._sense_rows(positive[0])
-      if not 0 <= sense < len(rows):
-        raise errors.UserError(
-          f'{positive[0]!r} has senses 0 to {len(rows) - 1}, not {sense}'
-        )
-      positive = [self.index_to_key[rows[sense]]]
-    items = [_weighted(item, 1.0) for item in positive]
-    items += [_weighted(item, -1.0) for item in negative]
+      positive = [self._sense(positive[0], sense)]
+    items = [keys.weighted(item, 1.0) for item in positive]
+    items += [keys.weighted(item, -1.0) for item in negative]
     if not items:
       raise ValueError('give at least one word or vector')
     target = sum(weight * self._direction(key) for key, weight in items)
@@ -162,8 +153,8 @@ class Embeddings:
 
   def most_similar_cosmul(
     self,
-    positive: Key | Sequence[Key] = (),
-    negative: Key | Sequence[Key] = (),
+    positive: keys.Key | Sequence[keys.Key] = (),
+    negative: keys.Key | Sequence[keys.Key] = (),
     topn: int | None = 10,
     restrict_vocab: int | None = None,
   ) -> list[tuple[str, float]] | np.ndarray:
@@ -172,11 +163,11 @@ class Embeddings:
     Args and results are those of `most_similar`, without weights; the second
     value is the quotient of products, not a cosine.
     """
-    positive, negative = _as_list(positive), _as_list(negative)
+    positive, negative = keys.as_list(positive), keys.as_list(negative)
     if not positive:
       raise ValueError('give at least one positive word or vector')
 
-    def product(keys: list[Key]) -> np.ndarray | float:
+    def product(keys: list[keys.Key]) -> np.ndarray | float:
       factors = (
         (1 + self._cosines(self._direction(key), restrict_vocab)) / 2
         for key in keys
@@ -204,56 +195,36 @@ class Embeddings:
     return self.most_similar([b, c], [a], topn)
 
   def senses(self, word: str) -> list[tuple[str, float]]:
-    """(name of the row, prior) of every sense of a word.
-
-    Raises:
-      spelling.UnknownWordError: The word does not exist.
-    """
-    rows = self._sense_rows(word)
-    if self.sense_table is None:
-      return [(word, 1.0)]
-    priors = self.sense_table.priors
+    """(name of the row, prior) of every sense of a word."""
+    rows, table = self._sense_rows(word), self.sense_table
+    priors = np.ones(len(self)) if table is None else table.priors
     return [(self.index_to_key[row], float(priors[row])) for row in rows]
 
   def disambiguate(
     self, sentence: Sequence[str] | str, position: int, window: int = 0
   ) -> np.ndarray:
-    """Which sense of a word is meant among others (Tian et al. 2014, eq. 9).
-
-    Args:
-      sentence: The words, or a text that is split at white space.
-      position: Of the word that is asked about.
-      window: Known words on each side that count; 0 = as in training.
-
-    Returns:
-      [senses] float64, the chance of each.
-
-    Raises:
-      errors.UserError: There is no such position.
-      spelling.UnknownWordError: The word does not exist.
-    """
-    tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
-    if not 0 <= position < len(tokens):
-      raise errors.UserError(
-        f'position {position} is none of the {len(tokens)} words of the '
-        'sentence; they are counted from 0'
-      )
-    word, table = tokens[position], self.sense_table
-    if table is None:
-      self.get_index(word)
-      return np.ones(1)
-    if word not in table.index:
-      word = word.lower()
-    self._sense_rows(word)
-    context = table.context(tokens, position, window)
-    return table.posterior(table.index[word], context)
+    """[senses] chances of each sense; see `senses.Senses.disambiguate`."""
+    if self.sense_table is not None:
+      return self.sense_table.disambiguate(sentence, position, window)
+    words = sentence.split() if isinstance(sentence, str) else sentence
+    self.get_index(words[position])
+    return np.ones(1)
 
   def of_words(self) -> 'Embeddings':
     """With one vector for each word: the mean of its senses, by priors."""
     if self.sense_table is None:
       return self
-    table = self.sense_table
-    return Embeddings(table.words, table.mean_vectors(), table.counts)
+    t = self.sense_table
+    return Embeddings(t.words, t.mean_vectors(), t.counts)
+
+  def _sense(self, word: str, sense: int) -> str:
+    """Name of the row of a sense."""
+    names = [name for name, _ in self.senses(word)]
+    if 0 <= sense < len(names):
+      return names[sense]
+    raise errors.UserError(
+      f'{word!r} has senses 0 to {len(names) - 1}, not {sense}'
+    )
 
   def _sense_rows(self, word: str) -> np.ndarray:
     """Rows of all senses of a word."""
@@ -377,7 +348,7 @@ class Embeddings:
         stacklevel=2,
       )
 
-  def _direction(self, key: Key) -> np.ndarray:
+  def _direction(self, key: keys.Key) -> np.ndarray:
     """A word's vector at length 1; a vector as it is."""
     if isinstance(key, np.ndarray):
       return key
@@ -386,10 +357,10 @@ class Embeddings:
   def _cosines(self, target: np.ndarray, limit: int | None) -> np.ndarray:
     """[words searched] float32: products with unit vectors."""
     products = np.dot(self.vectors[:limit], target)
-    return products / _safe(self.norms[:limit])
+    return products / keys.safe(self.norms[:limit])
 
   def _rank(
-    self, scores: np.ndarray, given: list[Key], topn: int | None
+    self, scores: np.ndarray, given: list[keys.Key], topn: int | None
   ) -> list[tuple[str, float]] | np.ndarray:
     if topn is None:
       return scores
@@ -424,66 +395,8 @@ def load(path: pathlib.Path | str) -> Embeddings:
   """
   path = pathlib.Path(path)
   if path.is_dir() or path.name == 'vectors.npy':
-    return _load_export(path)
+    return Embeddings(*exports.read(path))
   loaded = word2vec_format.read(path)
   for remark in loaded.remarks:
     warnings.warn(f'{path}: {remark}', stacklevel=2)
   return Embeddings(loaded.words, loaded.vectors)
-
-
-def _load_export(path: pathlib.Path) -> Embeddings:
-  folder = path if path.is_dir() else path.parent
-  if (folder / 'export').is_dir():
-    folder = folder / 'export'
-  try:
-    vectors = np.asarray(np.load(folder / 'vectors.npy', mmap_mode='r'))
-  except (OSError, ValueError, EOFError) as error:
-    raise errors.UserError(
-      f'no usable vectors.npy in {folder}: {error}; give a workdir whose run '
-      'has ended, its export folder, or a word2vec file'
-    ) from error
-  names, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
-  if len(names) != len(vectors) or len(set(names)) != len(names):
-    raise errors.UserError(
-      f'{folder}: vocab.txt has {len(set(names))} different words in '
-      f'{len(names)} lines, vectors.npy has {len(vectors)} rows; export again'
-    )
-  if not sense_files.has(folder):
-    return Embeddings(names, vectors, counts)
-  stored = sense_files.read(folder, names)
-  table = sense_measures.Senses(
-    stored.words,
-    counts[stored.starts[:-1]],
-    stored.starts,
-    vectors,
-    stored.priors,
-    stored.outputs,
-    stored.facts['loss'],
-    stored.facts['negatives'],
-    stored.facts['window'],
-  )
-  return Embeddings(names, vectors, counts, table)
-
-
-def _as_list(items: object) -> list:
-  is_single = isinstance(items, (str, numbers.Integral)) or _has_weight(items)
-  if is_single or (isinstance(items, np.ndarray) and items.ndim == 1):
-    return [items]
-  return [] if items is None else list(items)
-
-
-def _has_weight(item: object) -> bool:
-  return (
-    isinstance(item, tuple)
-    and len(item) == 2
-    and isinstance(item[1], numbers.Real)
-    and not isinstance(item[0], tuple)
-  )
-
-
-def _weighted(item: Weighted, weight: float) -> tuple[Key, float]:
-  return item if isinstance(item, tuple) else (item, weight)
-
-
-def _safe(norms: np.ndarray) -> np.ndarray:
-  return np.where(norms > 0, norms, np.float32(1))

@@ -231,6 +231,10 @@ def _censuses(
   return found
 
 
+def _rows(state: Any, table: str) -> np.ndarray:
+  return np.asarray(state.tables[table].vectors)
+
+
 class _Trainer:
   """Opens, trains and closes the sub-models of one start of a run."""
 
@@ -327,14 +331,10 @@ class _Trainer:
     """Writes what a sub-model leaves."""
     config, parts = self._place.config, self._place.parts
     place, census, totals = self._folder(model.part), model.census, model.totals
-    vectors = np.asarray(state.tables[self._vectors_table].vectors)
-    senses = sense_tables.collect(
-      config,
-      parts.model,
-      lambda name: np.asarray(state.tables[name].vectors),
-      parts.corpus.vocabulary,
-    )
-    words, read = parts.corpus.vocabulary.words, census.seen
+    table = functools.partial(_rows, state)
+    vectors, vocabulary = table(self._vectors_table), parts.corpus.vocabulary
+    senses = sense_tables.collect(config, parts.model, table, vocabulary)
+    words, read = vocabulary.words, census.seen
     # A word may have been read and never had another beside it.
     has = (vectors != self._start_rows).any(1)
     if senses is not None:

@@ -137,27 +137,36 @@ def _run(
         'nothing was learned: no word has another one in its window; give text '
         'with several words on a line, or raise --config.data.sample'
       )
-    # While the last checkpoint is still being written.
-    table_bytes = mesh.num_bytes(trained.state)
-    vectors = parts.strategy.result(trained.state)
-    senses = sense_tables.collect(
-      config,
-      parts.model,
-      functools.partial(parts.strategy.result, trained.state),
-      parts.corpus.vocabulary,
-    )
-    if processes.is_first():
-      results.write(
-        config,
-        workdir,
-        parts,
-        vectors,
-        trained.totals,
-        table_bytes,
-        found=senses,
-      )
+    _write(config, workdir, parts, trained)
     processes.follow_first('results')
   return 0
+
+
+def _write(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  parts: build.Parts,
+  trained: loop.Trained,
+) -> None:
+  """What a run leaves, while its last checkpoint is still being written."""
+  table_bytes = mesh.num_bytes(trained.state)
+  vectors = parts.strategy.result(trained.state)
+  senses = sense_tables.collect(
+    config,
+    parts.model,
+    functools.partial(parts.strategy.result, trained.state),
+    parts.corpus.vocabulary,
+  )
+  if processes.is_first():
+    results.write(
+      config,
+      workdir,
+      parts,
+      vectors,
+      trained.totals,
+      table_bytes,
+      found=senses,
+    )
 
 
 def _meter(

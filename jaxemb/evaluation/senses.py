@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxemb import errors
+from jaxemb import errors, spelling
 from jaxemb.ops import huffman
 
 MEASURES = ('MaxSimC', 'AvgSimC', 'AvgSim', 'MaxSim', 'single')
@@ -143,6 +143,36 @@ class Senses:
     behind = [find(x, find(x.lower())) for x in tokens[position + 1 :]]
     before = [x for x in before if x is not None][-window:]
     return before + [x for x in behind if x is not None][:window]
+
+  def disambiguate(
+    self, sentence: Sequence[str] | str, position: int, window: int = 0
+  ) -> np.ndarray:
+    """Which sense of a word is meant among others (Tian et al. 2014, eq. 9).
+
+    Args:
+      sentence: The words, or a text that is split at white space.
+      position: Of the word that is asked about.
+      window: Known words on each side that count; 0 = as in training.
+
+    Returns:
+      [senses] float64, the chance of each.
+
+    Raises:
+      errors.UserError: There is no such position.
+      spelling.UnknownWordError: The word does not exist.
+    """
+    tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
+    if not 0 <= position < len(tokens):
+      raise errors.UserError(
+        f'position {position} is none of the {len(tokens)} words of the '
+        'sentence; they are counted from 0'
+      )
+    word = tokens[position]
+    word = word if word in self.index else word.lower()
+    if word not in self.index:
+      raise spelling.UnknownWordError(word, self.words)
+    context = self.context(tokens, position, window)
+    return self.posterior(self.index[word], context)
 
 
 class Question(NamedTuple):

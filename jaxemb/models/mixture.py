@@ -32,56 +32,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.models import base, sampled, skipgram, targets, tree
+from jaxemb.models import (
+  base,
+  sampled,
+  sense_rows,
+  skipgram,
+  targets,
+  tree,
+)
 from jaxemb.ops import windows
 from jaxemb.tables import spec as spec_lib
 
 PRIORS = 'priors'
 BLOCK = 'block'  # beside the ids of the tables: what the rows are
 
-# Logarithms of small numbers, as the paper's code has them.
-MIN_LOG = -15.0
-# The usual number of slots leaves so many deviations above the mean: words of
-# one kind come together.
+MIN_LOG = -15.0  # of small numbers, as the paper's code has it
+# The usual number of slots leaves so many deviations above the mean.
 _DEVIATIONS = 4.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Senses:
-  """Which words have several senses, as host arrays."""
-
-  first_rows: np.ndarray  # [vocab] int32, row of a word's first sense
-  # [vocab] int32, row of its priors; the number of rows where it has one sense
-  priors_rows: np.ndarray
-  num: int  # K, of the words that have several
-  num_rows: int  # in the table of senses
-  num_ambiguous: int  # rows in the table of priors
-
-  def owners(self) -> np.ndarray:
-    """[num_rows] int64, the word of each row."""
-    sizes = np.diff(np.append(self.first_rows, self.num_rows))
-    return np.repeat(np.arange(len(sizes)), sizes)
-
-
-def number(is_ambiguous: np.ndarray, num: int) -> Senses:
-  """Gives every word its rows.
-
-  Args:
-    is_ambiguous: [vocab] bool, which have several senses.
-    num: K, how many.
-  """
-  is_ambiguous = np.asarray(is_ambiguous, bool) & (num > 1)
-  sizes = np.where(is_ambiguous, num, 1)
-  stops = np.cumsum(sizes)
-  ambiguous = int(is_ambiguous.sum())
-  numbers = np.cumsum(is_ambiguous) - 1
-  return Senses(
-    (stops - sizes).astype(np.int32),
-    np.where(is_ambiguous, numbers, ambiguous).astype(np.int32),
-    num,
-    int(stops[-1]),
-    ambiguous,
-  )
 
 
 class Constants(NamedTuple):
@@ -122,7 +89,7 @@ class Mixture:
 
   spec: base.WindowSpec
   outputs: tree.Outputs | sampled.Outputs  # the loss
-  senses: Senses
+  senses: sense_rows.Senses
   # A sense is drawn for every pair; or once for all pairs of an occurrence.
   is_by_pair: bool
   averages_logs: bool  # priors are those of averaged LL, not averaged gammas
@@ -276,10 +243,7 @@ class Mixture:
     found: Placed,
     batch: base.StepBatch,
   ) -> Cases:
-    """Every draw of a sense, with its likelihood by sense.
-
-    One for each pair of a slot and a center, or one for each slot.
-    """
+    """Draws: one for each pair of a slot and a center, or for each slot."""
     s, g, num = self.spec, self.outputs.group, self.senses.num
     num_chunks, width = found.places.shape
     num_groups, dim = s.chunk // g, rows[skipgram.INPUT].shape[-1]
@@ -313,13 +277,7 @@ class Mixture:
       more = targets.log_likelihoods(rest, s.columns_axis)
       log_joint += more.reshape(log_joint.shape)
     places = of_groups(found.places[:, : sizes.slots, None])[..., 0]
-    centers = jnp.arange(s.chunk).reshape(1, num_groups, 1, g)
-    offset = places[..., None] - s.window - centers
-    left, right = (
-      x.astype(jnp.int32).reshape(num_chunks, num_groups, 1, g)
-      for x in (batch.left, batch.right)
-    )
-    mask = (offset >= -left) & (offset <= right) & (offset != 0)
+    mask = self._mask(places, batch)
     mask = (mask & is_near[..., None]).astype(jnp.float32)
     priors = rows[PRIORS][:, : sizes.slots]
     if self.is_by_pair:
@@ -338,6 +296,18 @@ class Mixture:
       log_probabilities(priors[..., :-1], self.averages_logs)
     )
     return Cases(log_joint + log_priors[..., None], mask, priors)
+
+  def _mask(self, places: jax.Array, batch: base.StepBatch) -> jax.Array:
+    """[k, c / g, near, g] bool, which tokens are contexts of which center."""
+    s, g = self.spec, self.outputs.group
+    num_groups = s.chunk // g
+    centers = jnp.arange(s.chunk).reshape(1, num_groups, 1, g)
+    offset = places[..., None] - s.window - centers
+    left, right = (
+      x.astype(jnp.int32).reshape(-1, num_groups, 1, g)
+      for x in (batch.left, batch.right)
+    )
+    return (offset >= -left) & (offset <= right) & (offset != 0)
 
   def lookup_rates(
     self, centers: np.ndarray, negatives: np.ndarray

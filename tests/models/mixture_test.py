@@ -17,6 +17,7 @@ from jaxemb.models import (
   hierarchical,
   mixture,
   sampled,
+  sense_rows,
   skipgram,
   tree,
 )
@@ -42,7 +43,7 @@ def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8)):
   return mixture.Mixture(
     SPEC,
     _outputs(loss),
-    mixture.number(is_ambiguous, SENSES),
+    sense_rows.number(is_ambiguous, SENSES),
     is_by_pair,
     averages_logs,
     mixture.Sizes(*usual),
@@ -315,9 +316,9 @@ def test_padding_costs_nothing_and_teaches_nothing():
 
 
 def test_rows_of_senses():
-  senses = mixture.number(np.array([True, False, True]), 3)
+  senses = sense_rows.number(np.array([True, False, True]), 3)
   assert senses.first_rows.tolist() == [0, 3, 4]
   assert senses.priors_rows.tolist() == [0, 2, 1]
   assert senses.owners().tolist() == [0, 0, 0, 1, 2, 2, 2]
-  single = mixture.number(np.array([True, False]), 1)
+  single = sense_rows.number(np.array([True, False]), 1)
   assert (single.num_rows, single.num_ambiguous) == (2, 0)
