@@ -29,8 +29,7 @@ class Embeddings:
     index_to_key: [vocab] different words.
     vectors: [vocab, dim] float32; may be memory-mapped.
     counts: [vocab] int64 occurrences in the corpus, or None if not known.
-    sense_table: Of vectors of senses, what tells senses from each other; the
-      rows of words with several are `word#0`, `word#1` and so on.
+    sense_table: Of vectors of senses, whose rows are `word#0`, `word#1`.
   """
 
   index_to_key: list[str]
@@ -65,9 +64,10 @@ class Embeddings:
     return len(self.index_to_key)
 
   def __contains__(self, word: object) -> bool:
-    if self.sense_table and isinstance(word, str):
-      return word in self.key_to_index or word in self.sense_table.index
-    return isinstance(word, str) and word in self.key_to_index
+    words = self.sense_table.index if self.sense_table else ()
+    return isinstance(word, str) and (
+      word in self.key_to_index or word in words
+    )
 
   def __repr__(self) -> str:
     return f'Embeddings({len(self):,} words x {self.vector_size})'
@@ -212,19 +212,17 @@ class Embeddings:
 
   def of_words(self) -> 'Embeddings':
     """With one vector for each word: the mean of its senses, by priors."""
-    if self.sense_table is None:
-      return self
     t = self.sense_table
+    if t is None:
+      return self
     return Embeddings(t.words, t.mean_vectors(), t.counts)
 
   def _sense(self, word: str, sense: int) -> str:
     """Name of the row of a sense."""
     names = [name for name, _ in self.senses(word)]
-    if 0 <= sense < len(names):
-      return names[sense]
-    raise errors.UserError(
-      f'{word!r} has senses 0 to {len(names) - 1}, not {sense}'
-    )
+    if not 0 <= sense < len(names):
+      raise errors.UserError(f'{word!r} has {len(names)} senses, from 0 up')
+    return names[sense]
 
   def _sense_rows(self, word: str) -> np.ndarray:
     """Rows of all senses of a word."""

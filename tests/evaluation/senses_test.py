@@ -149,7 +149,7 @@ def test_queries(folder, capsys):
   nearest = loaded.most_similar('bank', sense=0)
   assert nearest == loaded.most_similar('bank#0')
   assert loaded.most_similar('bank') == loaded.most_similar('bank#1')
-  with pytest.raises(errors.UserError, match='senses 0 to 1'):
+  with pytest.raises(errors.UserError, match='has 2 senses'):
     loaded.most_similar('bank', sense=2)
   chances = loaded.disambiguate('the money Bank', 2)
   np.testing.assert_allclose(chances, found.posterior(1, [0, 2]))
