@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,13 +17,13 @@ import ml_collections
 import numpy as np
 
 from jaxemb import config as config_lib
-from jaxemb import errors, processes
+from jaxemb import errors, model_choice, processes, table_choice
 from jaxemb import mesh as mesh_lib
 from jaxemb.data import download, encode, loader, scan, teams, toywiki
 from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
-from jaxemb.models import cbow, skipgram
-from jaxemb.ops import rowopt, wire
+from jaxemb.models import skipgram
+from jaxemb.ops import wire
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import partition, replicas, sync
 from jaxemb.tables import sharded
@@ -31,17 +31,9 @@ from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
 
-MODELS = {'skipgram': skipgram.SkipGram, 'cbow': cbow.Cbow}
-LAYOUTS = {
-  'replicated': sharded.replicated,
-  'row': sharded.row,
-  'column': sharded.column,
-}
-OPTIMIZERS = {
-  'sgd': lambda o: rowopt.sgd(o.max_duplicates),
-  'adagrad': lambda o: rowopt.adagrad(o.epsilon),
-  'adam': lambda o: rowopt.adam(o.beta1, o.beta2, o.epsilon),
-}
+MODELS = model_choice.MODELS
+LAYOUTS = table_choice.LAYOUTS
+OPTIMIZERS = table_choice.OPTIMIZERS
 
 
 def _sync(config, model, tables, step_spec, mesh, rates):
@@ -84,11 +76,6 @@ def _partition(config, model, tables, step_spec, mesh, rates):
 
 
 STRATEGIES = {'sync': _sync, 'replicas': _replicas, 'partition': _partition}
-
-
-# Steps in which a device wants more rows of another than its buffer holds take
-# a second exchange: with four deviations about one in ten thousand.
-_ROW_DEVIATIONS = 4.0
 
 
 class Parts(NamedTuple):
@@ -236,6 +223,7 @@ def trainer(
   config: ml_collections.ConfigDict,
   counts: np.ndarray,
   mesh: jax.sharding.Mesh,
+  words: Sequence[str] = (),
 ) -> Trainer:
   """The model, its tables and the strategy that the settings name.
 
@@ -243,6 +231,10 @@ def trainer(
     config: checked settings in which all is chosen.
     counts: [vocab] int, falling, how often each word occurs.
     mesh: the devices to train on.
+    words: [vocab], where the model asks which they are.
+
+  Raises:
+    UserError: for a vocabulary that the model cannot have.
   """
   d, m, t = config.data, config.model, config.train
   is_sync = config.strategy.name == 'sync' or mesh.size == 1
@@ -250,7 +242,9 @@ def trainer(
   axes = spec_lib.Axes(
     mesh_lib.DATA, mesh_lib.TABLE, mesh.shape[mesh_lib.DATA], num_table
   )
-  is_column = config.table.layout == 'column' and num_table > 1
+  columns_axis = None
+  if config.table.layout == 'column' and num_table > 1:
+    columns_axis = wire.Axis(mesh_lib.TABLE, config.table.exchange_dtype)
   spec = model_base.WindowSpec(
     len(counts),
     m.dim,
@@ -258,16 +252,20 @@ def trainer(
     m.negatives,
     m.chunk,
     m.shared_negatives,
-    wire.Axis(mesh_lib.TABLE, config.table.exchange_dtype)
-    if is_column
-    else None,
+    columns_axis,
   )
-  model = MODELS[m.name](spec, skipgram.negative_distribution(counts))
+  model = MODELS[m.name, m.loss](config, spec, counts, words)
   rates = model.lookup_rates(
     loader.center_probabilities(counts, d.sample),
     skipgram.negative_probabilities(counts),
   )
-  tables = _tables(config, model, mesh, axes if is_sync else None, rates)
+  tables = {
+    # Each replica has tables of its own.
+    name: table_choice.table(
+      config, table, axes if is_sync else sharded.ONE_DEVICE, mesh, rates[name]
+    )
+    for name, table in model.specs().items()
+  }
   # A replica has a step of its own, of its own part of the corpus.
   part_words = t.batch_words // (d.parts if is_sync else 1)
   strategy = STRATEGIES[config.strategy.name](
@@ -286,59 +284,9 @@ def trainer(
     rates,
   )
   loader_spec = loader.LoaderSpec(
-    config.seed, t.epochs, part_words, m.window, d.sample
+    config.seed, t.epochs, part_words, m.window, d.sample, m.shortest_window
   )
   return Trainer(loader_spec, model, strategy)
-
-
-def _tables(
-  config: ml_collections.ConfigDict,
-  model: model_base.Model,
-  mesh: jax.sharding.Mesh,
-  axes: spec_lib.Axes | None,
-  rates: Mapping[str, np.ndarray],
-) -> dict[str, spec_lib.Table]:
-  """The model's tables; without axes each device has tables of its own."""
-  t = config.table
-  kept = {
-    'dtype': t.dtype,
-    'rounding': t.rounding,
-    'exchange_dtype': t.exchange_dtype,
-  }
-  return {
-    name: LAYOUTS[t.layout](
-      dataclasses.replace(table, **kept),
-      OPTIMIZERS[config.optimizer.name](config.optimizer),
-      axes or sharded.ONE_DEVICE,
-      t.duplicates == 'merge',
-      **_row_settings(config, mesh, rates[name]),
-    )
-    for name, table in model.specs().items()
-  }
-
-
-def _row_settings(
-  config: ml_collections.ConfigDict,
-  mesh: jax.sharding.Mesh,
-  rates: np.ndarray,
-) -> dict[str, int]:
-  """Settings that only the row layout has.
-
-  Args:
-    config: checked settings in which all is chosen.
-    mesh: the devices.
-    rates: [vocab], expected look-ups of each row per center.
-  """
-  if config.table.layout != 'row':
-    return {}
-  num_table = mesh.shape[mesh_lib.TABLE]
-  centers = config.train.batch_words / mesh.size  # of a device
-  # Different rows that a device wants of each other one, and their deviation.
-  chances = -np.expm1(-rates * centers)
-  holders = sharded.row_holders(len(rates), num_table)
-  expected = np.bincount(holders, chances, num_table)
-  largest = np.max(expected + _ROW_DEVIATIONS * np.sqrt(expected))
-  return {'capacity': 8 * math.ceil(largest / 8)}
 
 
 def parts(
@@ -390,7 +338,7 @@ def parts(
   return Parts(
     corpus,
     encode.divide(corpus, d.parts, team),
-    *trainer(config, corpus.vocabulary.counts, mesh),
+    *trainer(config, corpus.vocabulary.counts, mesh, corpus.vocabulary.words),
     eval_paths,
     mesh,
   )

@@ -28,6 +28,20 @@ def check(
     config: settings each of which may be had.
     usual: those that are not given.
   """
+  _check_senses(config, usual)
+  if config.model.shortest_window > config.model.window:
+    raise errors.UserError(
+      f'config.model.shortest_window={config.model.shortest_window} must be at '
+      f'most config.model.window={config.model.window}; change one of them'
+    )
+  is_tree = config.model.loss == 'hierarchical_softmax'
+  if config.train.init_from and (is_tree or config.model.name == 'mixture'):
+    raise errors.UserError(
+      f'config.train.init_from={config.train.init_from} has vectors of words, '
+      f'and config.model.name={config.model.name!r} with '
+      f'config.model.loss={config.model.loss!r} has tables of other things as '
+      "well; give '', or another model"
+    )
   name, layout = config.strategy.name, config.table.layout
   for other, keys in _STRATEGY_KEYS.items():
     for key in keys:
@@ -67,6 +81,33 @@ def _check_precision(config: ml_collections.ConfigDict) -> None:
     raise errors.UserError(
       f'config.table.exchange_dtype={t.exchange_dtype!r} means nothing with '
       "config.strategy.name='partition', which exchanges nothing; leave it out"
+    )
+
+
+def _check_senses(
+  config: ml_collections.ConfigDict, usual: ml_collections.ConfigDict
+) -> None:
+  s = config.senses
+  if config.model.name != 'mixture':
+    for key, value in usual.senses.items():
+      if s[key] != value:
+        raise errors.UserError(
+          f'config.senses.{key}={s[key]!r} means nothing with '
+          f'config.model.name={config.model.name!r}; give '
+          '--config.model.name=mixture'
+        )
+    return
+  if s.number > 1 and not (s.top_n or s.top_ratio or s.words):
+    raise errors.UserError(
+      f"config.model.name='mixture' with config.senses.number={s.number}, but "
+      'no word is to have several senses; give --config.senses.top_n, .top_ratio or .words, or '
+      '--config.senses.number=1'
+    )
+  if config.strategy.name == 'partition' and config.strategy.merge != 'none':
+    raise errors.UserError(
+      f'config.strategy.merge={config.strategy.merge!r} does not know which '
+      "senses of sub-models are the same, with config.model.name='mixture'; "
+      'give --config.strategy.merge=none'
     )
 
 

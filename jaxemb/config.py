@@ -12,38 +12,26 @@ from typing import Any
 
 import ml_collections
 
-from jaxemb import combinations, errors
+from jaxemb import combinations, errors, mixtures
 
 # Keys that change what is shown or kept, which devices work and how, or what
 # is done with sub-models in the end, not what is learned: a run may be resumed
 # with other values.
-_FREE_KEYS = frozenset(
-  {
-    'data.cache',
-    'eval.paths',
-    'eval.restrict_vocab',
-    'mesh.data',
-    'mesh.table',
-    'strategy.merge',
-    'strategy.part',
-    'strategy.per_device',
-    'table.duplicates',
-    'table.export_dtype',
-    'train.checkpoint_every_secs',
-    'train.checkpoints_to_keep',
-    'train.log_every_secs',
-    'train.loss_every_steps',
-    'train.steps_per_loop',
-  }
-)
+_FREE_KEYS = frozenset((
+  'data.cache', 'eval.paths', 'eval.restrict_vocab', 'mesh.data', 'mesh.table',
+  'strategy.merge', 'strategy.part', 'strategy.per_device', 'table.duplicates',
+  'table.export_dtype', 'train.checkpoint_every_secs',
+  'train.checkpoints_to_keep', 'train.log_every_secs', 'train.loss_every_steps',
+  'train.steps_per_loop',
+))  # fmt: skip
 
 # Of `tables.sharded`, which this module must not import.
 _ROW_CLASSES = 256
 
-_CHOICES = {
+_CHOICES = mixtures.CHOICES | {
   'data.tokens': ('words', 'whitespace'),
-  'model.name': ('skipgram', 'cbow'),
-  'model.loss': ('negative_sampling',),
+  'model.name': ('skipgram', 'cbow', 'mixture'),
+  'model.loss': ('negative_sampling', 'hierarchical_softmax'),
   'table.layout': ('replicated', 'row', 'column'),
   'table.dtype': ('float32', 'bfloat16', 'float16', 'int8'),
   'table.rounding': ('stochastic', 'nearest'),
@@ -56,19 +44,21 @@ _CHOICES = {
   'strategy.merge': ('alir', 'pca', 'concat', 'none'),
 }
 
-# By optimizer and model: measured on 16 M words of Wikipedia and on the
-# embedded corpus, at the default batch_words.
+# By optimizer, loss and whether the model is CBOW: measured on 16 M words of
+# Wikipedia and on the embedded corpus, at the default batch_words.
 _LEARNING_RATES = {
-  ('sgd', 'skipgram'): 0.03,
-  ('sgd', 'cbow'): 0.2,
-  ('adagrad', 'skipgram'): 0.15,
-  ('adagrad', 'cbow'): 0.15,
-  ('adam', 'skipgram'): 0.02,
-  ('adam', 'cbow'): 0.02,
+  ('sgd', 'negative_sampling'): (0.03, 0.2),
+  ('adagrad', 'negative_sampling'): (0.15, 0.15),
+  ('adam', 'negative_sampling'): (0.02, 0.02),
+  ('sgd', 'hierarchical_softmax'): (0.005, 0.1),
+  ('adagrad', 'hierarchical_softmax'): (0.1, 0.1),
+  ('adam', 'hierarchical_softmax'): (0.02, 0.02),
 }
+# Centers per matrix product.
+_CHUNKS = {'negative_sampling': 16, 'hierarchical_softmax': 64}
 
 # Lowest and highest value that is meant; None = no bound.
-_RANGES = {
+_RANGES = mixtures.RANGES | {
   'seed': (0, 2**32 - 1),
   'data.embedded_words': (20_000, 10**10),
   'data.min_count': (1, 2**31 - 1),
@@ -77,9 +67,11 @@ _RANGES = {
   'data.parts': (0, 2**20),
   'model.dim': (1, 65_536),
   'model.window': (1, 255),
+  'model.shortest_window': (1, 255),
   'model.negatives': (1, 65_536),
-  'model.chunk': (1, 4096),
+  'model.chunk': (0, 4096),
   'model.shared_negatives': (1, 65_536),
+  'model.shared_nodes': (1, 4096),
   'optimizer.learning_rate': (0, 10**6),
   'optimizer.final_learning_rate': (0, 10**6),
   'optimizer.max_duplicates': (-1, None),
@@ -129,11 +121,16 @@ def default() -> ml_collections.ConfigDict:
   c.model = ml_collections.ConfigDict()
   c.model.name = 'skipgram'  # or 'cbow'
   c.model.dim = 100
-  c.model.window = 5  # drawn from 1..window for every center
+  c.model.window = 5  # at most; drawn for every center
+  c.model.shortest_window = 1  # at least; as large as window: no draw
   c.model.negatives = 5  # per positive
-  c.model.loss = 'negative_sampling'
-  c.model.chunk = 16  # centers per matrix product
+  c.model.loss = 'negative_sampling'  # or 'hierarchical_softmax'
+  c.model.chunk = 0  # centers per matrix product; 0 = what suits the loss
   c.model.shared_negatives = 16  # draws that the centers of a chunk share
+  c.model.shared_nodes = 128  # hierarchical softmax: inner nodes next to the
+  # root that the centers of a chunk share
+
+  c.senses = mixtures.default()
 
   c.table = ml_collections.ConfigDict()
   c.table.layout = 'replicated'  # every device holds all rows; 'row' = each of
@@ -263,7 +260,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         'jaxemb.config.default()'
       )
     _check_value(key, given[key], type(value))
-  chunk, batch_words = config.model.chunk, config.train.batch_words
+  chunk, batch_words = _chunk(config), config.train.batch_words
   if batch_words % chunk:
     raise errors.UserError(
       f'config.train.batch_words={batch_words} must be a multiple of '
@@ -316,7 +313,9 @@ def resolved(
     config.data.parts = 1
   config.data.parts = config.data.parts or config.mesh.data
   if not o.learning_rate:
-    o.learning_rate = _LEARNING_RATES[o.name, config.model.name]
+    is_cbow = config.model.name == 'cbow'
+    o.learning_rate = _LEARNING_RATES[o.name, config.model.loss][is_cbow]
+  config.model.chunk = _chunk(config)
   on_cpu = platform == 'cpu'
   if not config.table.duplicates:
     # Atomic additions of a GPU are made in another order in every run.
@@ -348,6 +347,10 @@ def resolved(
     # Large steps of a small vocabulary diverge with 16.
     o.max_duplicates = 16.0 if t.batch_words < 4096 else 8.0
   return config
+
+
+def _chunk(config: ml_collections.ConfigDict) -> int:
+  return config.model.chunk or _CHUNKS[config.model.loss]
 
 
 def _centers_multiple(config: ml_collections.ConfigDict) -> int:

@@ -14,13 +14,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxemb import errors, spelling
+from jaxemb import errors, exports, keys, spelling
 from jaxemb.evaluation import gensim_results
+from jaxemb.evaluation import senses as sense_measures
 from jaxemb.evaluation import words as measures
-from jaxemb.storage import rows_file, word2vec_format
-
-Key = str | int | np.ndarray
-Weighted = Key | tuple[Key, float]
+from jaxemb.storage import word2vec_format
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -31,11 +29,13 @@ class Embeddings:
     index_to_key: [vocab] different words.
     vectors: [vocab, dim] float32; may be memory-mapped.
     counts: [vocab] int64 occurrences in the corpus, or None if not known.
+    sense_table: Of vectors of senses, whose rows are `word#0`, `word#1`.
   """
 
   index_to_key: list[str]
   vectors: np.ndarray
   counts: np.ndarray | None = None
+  sense_table: sense_measures.Senses | None = None
 
   def __post_init__(self):
     shapes = (len(self.index_to_key), len(self.vectors), len(self.key_to_index))
@@ -64,12 +64,15 @@ class Embeddings:
     return len(self.index_to_key)
 
   def __contains__(self, word: object) -> bool:
-    return isinstance(word, str) and word in self.key_to_index
+    words = self.sense_table.index if self.sense_table else ()
+    return isinstance(word, str) and (
+      word in self.key_to_index or word in words
+    )
 
   def __repr__(self) -> str:
     return f'Embeddings({len(self):,} words x {self.vector_size})'
 
-  def __getitem__(self, words: Key | Sequence[Key]) -> np.ndarray:
+  def __getitem__(self, words: keys.Key | Sequence[keys.Key]) -> np.ndarray:
     """[dim] vector of a word, or [words, dim] vectors of a list."""
     if isinstance(words, (str, numbers.Integral)):
       return self.get_vector(words)
@@ -82,6 +85,9 @@ class Embeddings:
       spelling.UnknownWordError: The word, or row, does not exist.
     """
     row = self.key_to_index.get(word, -1) if isinstance(word, str) else word
+    if row == -1 and self.sense_table and word in self.sense_table.index:
+      rows = self._sense_rows(word)  # the sense that is meant most often
+      row = int(rows[self.sense_table.priors[rows].argmax()])
     if not isinstance(row, numbers.Integral) or not 0 <= row < len(self):
       raise spelling.UnknownWordError(word, self.index_to_key)
     return int(row)
@@ -97,7 +103,7 @@ class Embeddings:
 
   def get_normed_vectors(self) -> np.ndarray:
     """[vocab, dim] float32 copy of all vectors at length 1."""
-    return self.vectors / _safe(self.norms)[:, None]
+    return self.vectors / keys.safe(self.norms)[:, None]
 
   def similarity(self, w1: str, w2: str) -> float:
     """Cosine of two words."""
@@ -106,10 +112,11 @@ class Embeddings:
 
   def most_similar(
     self,
-    positive: Weighted | Sequence[Weighted] = (),
-    negative: Weighted | Sequence[Weighted] = (),
+    positive: keys.Weighted | Sequence[keys.Weighted] = (),
+    negative: keys.Weighted | Sequence[keys.Weighted] = (),
     topn: int | None = 10,
     restrict_vocab: int | None = None,
+    sense: int | None = None,
   ) -> list[tuple[str, float]] | np.ndarray:
     """Words nearest to the sum of some words less others (3CosAdd).
 
@@ -119,6 +126,7 @@ class Embeddings:
       negative: The same; weights are -1 by default.
       topn: Number of words, or None for all cosines.
       restrict_vocab: Only the first so many words are searched.
+      sense: Which sense of the only word is meant, see `senses`.
 
     Returns:
       (word, cosine) by falling cosine, without the given words; with `topn`
@@ -128,9 +136,13 @@ class Embeddings:
       spelling.UnknownWordError: A given word has no vector.
       ValueError: Nothing was given.
     """
-    positive, negative = _as_list(positive), _as_list(negative)
-    items = [_weighted(item, 1.0) for item in positive]
-    items += [_weighted(item, -1.0) for item in negative]
+    positive, negative = keys.as_list(positive), keys.as_list(negative)
+    if sense is not None:
+      if len(positive) != 1 or negative or not isinstance(positive[0], str):
+        raise ValueError('a sense is that of one word')
+      positive = [self._sense(positive[0], sense)]
+    items = [keys.weighted(item, 1.0) for item in positive]
+    items += [keys.weighted(item, -1.0) for item in negative]
     if not items:
       raise ValueError('give at least one word or vector')
     target = sum(weight * self._direction(key) for key, weight in items)
@@ -141,8 +153,8 @@ class Embeddings:
 
   def most_similar_cosmul(
     self,
-    positive: Key | Sequence[Key] = (),
-    negative: Key | Sequence[Key] = (),
+    positive: keys.Key | Sequence[keys.Key] = (),
+    negative: keys.Key | Sequence[keys.Key] = (),
     topn: int | None = 10,
     restrict_vocab: int | None = None,
   ) -> list[tuple[str, float]] | np.ndarray:
@@ -151,11 +163,11 @@ class Embeddings:
     Args and results are those of `most_similar`, without weights; the second
     value is the quotient of products, not a cosine.
     """
-    positive, negative = _as_list(positive), _as_list(negative)
+    positive, negative = keys.as_list(positive), keys.as_list(negative)
     if not positive:
       raise ValueError('give at least one positive word or vector')
 
-    def product(keys: list[Key]) -> np.ndarray | float:
+    def product(keys: list[keys.Key]) -> np.ndarray | float:
       factors = (
         (1 + self._cosines(self._direction(key), restrict_vocab)) / 2
         for key in keys
@@ -181,6 +193,44 @@ class Embeddings:
   ) -> list[tuple[str, float]]:
     """Words d such that a is to b as c is to d (3CosAdd)."""
     return self.most_similar([b, c], [a], topn)
+
+  def senses(self, word: str) -> list[tuple[str, float]]:
+    """(name of the row, prior) of every sense of a word."""
+    rows, table = self._sense_rows(word), self.sense_table
+    priors = np.ones(len(self)) if table is None else table.priors
+    return [(self.index_to_key[row], float(priors[row])) for row in rows]
+
+  def disambiguate(
+    self, sentence: Sequence[str] | str, position: int, window: int = 0
+  ) -> np.ndarray:
+    """[senses] chances of each sense; see `senses.Senses.disambiguate`."""
+    if self.sense_table is not None:
+      return self.sense_table.disambiguate(sentence, position, window)
+    words = sentence.split() if isinstance(sentence, str) else sentence
+    self.get_index(words[position])
+    return np.ones(1)
+
+  def of_words(self) -> 'Embeddings':
+    """With one vector for each word: the mean of its senses, by priors."""
+    t = self.sense_table
+    if t is None:
+      return self
+    return Embeddings(t.words, t.mean_vectors(), t.counts)
+
+  def _sense(self, word: str, sense: int) -> str:
+    """Name of the row of a sense."""
+    names = [name for name, _ in self.senses(word)]
+    if not 0 <= sense < len(names):
+      raise errors.UserError(f'{word!r} has {len(names)} senses, from 0 up')
+    return names[sense]
+
+  def _sense_rows(self, word: str) -> np.ndarray:
+    """Rows of all senses of a word."""
+    table = self.sense_table
+    if table is None or word not in table.index:
+      return np.array([self.get_index(word)])
+    rows = table.rows(table.index[word])
+    return np.arange(rows.start, rows.stop)
 
   def doesnt_match(self, words: Sequence[str]) -> str:
     """The word farthest from the mean of all; unknown ones are warned of.
@@ -296,7 +346,7 @@ class Embeddings:
         stacklevel=2,
       )
 
-  def _direction(self, key: Key) -> np.ndarray:
+  def _direction(self, key: keys.Key) -> np.ndarray:
     """A word's vector at length 1; a vector as it is."""
     if isinstance(key, np.ndarray):
       return key
@@ -305,10 +355,10 @@ class Embeddings:
   def _cosines(self, target: np.ndarray, limit: int | None) -> np.ndarray:
     """[words searched] float32: products with unit vectors."""
     products = np.dot(self.vectors[:limit], target)
-    return products / _safe(self.norms[:limit])
+    return products / keys.safe(self.norms[:limit])
 
   def _rank(
-    self, scores: np.ndarray, given: list[Key], topn: int | None
+    self, scores: np.ndarray, given: list[keys.Key], topn: int | None
   ) -> list[tuple[str, float]] | np.ndarray:
     if topn is None:
       return scores
@@ -343,52 +393,8 @@ def load(path: pathlib.Path | str) -> Embeddings:
   """
   path = pathlib.Path(path)
   if path.is_dir() or path.name == 'vectors.npy':
-    return _load_export(path)
+    return Embeddings(*exports.read(path))
   loaded = word2vec_format.read(path)
   for remark in loaded.remarks:
     warnings.warn(f'{path}: {remark}', stacklevel=2)
   return Embeddings(loaded.words, loaded.vectors)
-
-
-def _load_export(path: pathlib.Path) -> Embeddings:
-  folder = path if path.is_dir() else path.parent
-  if (folder / 'export').is_dir():
-    folder = folder / 'export'
-  try:
-    vectors = rows_file.load(folder / rows_file.NAME)
-  except (OSError, ValueError, EOFError) as error:
-    raise errors.UserError(
-      f'no usable vectors.npy in {folder}: {error}; give a workdir whose run '
-      'has ended, its export folder, or a word2vec file'
-    ) from error
-  names, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
-  if len(names) != len(vectors) or len(set(names)) != len(names):
-    raise errors.UserError(
-      f'{folder}: vocab.txt has {len(set(names))} different words in '
-      f'{len(names)} lines, vectors.npy has {len(vectors)} rows; export again'
-    )
-  return Embeddings(names, vectors, counts)
-
-
-def _as_list(items: object) -> list:
-  is_single = isinstance(items, (str, numbers.Integral)) or _has_weight(items)
-  if is_single or (isinstance(items, np.ndarray) and items.ndim == 1):
-    return [items]
-  return [] if items is None else list(items)
-
-
-def _has_weight(item: object) -> bool:
-  return (
-    isinstance(item, tuple)
-    and len(item) == 2
-    and isinstance(item[1], numbers.Real)
-    and not isinstance(item[0], tuple)
-  )
-
-
-def _weighted(item: Weighted, weight: float) -> tuple[Key, float]:
-  return item if isinstance(item, tuple) else (item, weight)
-
-
-def _safe(norms: np.ndarray) -> np.ndarray:
-  return np.where(norms > 0, norms, np.float32(1))

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxemb import embeddings, errors
-from jaxemb.evaluation import summary, words
+from jaxemb.evaluation import benchmarks, senses, summary, words
 from jaxemb.storage import atomic
 
 
@@ -22,13 +22,16 @@ def main(argv: Sequence[str] | None = None) -> int:
   logging.captureWarnings(True)
   logging.basicConfig(format='%(message)s', stream=sys.stderr)
   try:
-    vectors = embeddings.load(flags.vectors)
+    loaded = embeddings.load(flags.vectors)
+    vectors = loaded.of_words()
+    paths = [path for path in flags.eval.split(',') if path]
     results = words.evaluate(
-      vectors.index_to_key,
-      vectors.vectors,
-      [path for path in flags.eval.split(',') if path],
-      flags.restrict_vocab,
+      vectors.index_to_key, vectors.vectors, paths, flags.restrict_vocab
     )
+    if loaded.sense_table is not None:
+      results |= senses.evaluate_files(
+        loaded.sense_table, benchmarks.with_contexts(paths), flags.window
+      )
     print(f'{flags.vectors}: {len(vectors):,} words x {vectors.vector_size}')
     print(summary.format_table(results))
     if flags.json:
@@ -61,10 +64,19 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     default=300_000,
     help='only so many most frequent words count; 0 for all (%(default)s)',
   )
+  parser.add_argument(
+    '--window',
+    type=int,
+    default=0,
+    help='of vectors of senses: known words of a context that count, on each '
+    'side; 0 as in training (%(default)s)',
+  )
   parser.add_argument('--json', help='file for the results in full')
   flags = parser.parse_args(argv)
   if flags.restrict_vocab < 0:
     parser.error('--restrict_vocab must be 0 (no limit) or more')
+  if flags.window < 0:
+    parser.error('--window must be 0 (as in training) or more')
   return flags
 
 

@@ -340,12 +340,13 @@ class Meter:
       self._writer.close()
 
 
-def max_loss(negatives: int) -> float:
+def max_loss(decisions: float) -> float:
   """Nats per example beyond which training has diverged.
 
-  Thrice what a model that knows nothing scores.
+  Thrice what a model that knows nothing scores, given its binary decisions per
+  example.
   """
-  return 3 * (1 + negatives) * math.log(2)
+  return 3 * decisions * math.log(2)
 
 
 def check_finite(

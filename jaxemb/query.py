@@ -2,6 +2,15 @@
 
     python -m jaxemb.query --vectors=FILE king - man + woman
 
+Of a model whose words have senses (`config.model.name='mixture'`):
+
+    python -m jaxemb.query --vectors=FILE --senses bank
+    python -m jaxemb.query --vectors=FILE --sense=1 bank
+    python -m jaxemb.query --vectors=FILE --position=1 the bank of the river
+
+print every sense with its prior and neighbours, the neighbours of one sense,
+and how likely each sense is at a position of a sentence, counted from 0.
+
 FILE is what `jaxemb.load` reads. Words without a sign between them are added.
 A sign may stand alone or at the front of its word; a word of the vocabulary
 that itself begins with a sign is taken as that word.
@@ -24,8 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
   logging.basicConfig(format='%(message)s', stream=sys.stderr)
   try:
     vectors = embeddings.load(flags.vectors)
+    if flags.senses or flags.position is not None:
+      _print_senses(vectors, flags, terms)
+      return 0
     positive, negative = split_expression(terms, vectors)
-    nearest = vectors.most_similar(positive, negative, flags.topn)
+    if flags.sense is not None and (len(positive) != 1 or negative):
+      raise errors.UserError('--sense is that of one word; give one word')
+    nearest = vectors.most_similar(
+      positive, negative, flags.topn, sense=flags.sense
+    )
   except (errors.UserError, KeyError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
@@ -33,6 +49,28 @@ def main(argv: Sequence[str] | None = None) -> int:
   for word, cosine in nearest:
     print(f'{word:<{width}}  {cosine:.4f}')
   return 0
+
+
+def _print_senses(
+  vectors: embeddings.Embeddings,
+  flags: argparse.Namespace,
+  terms: Sequence[str],
+) -> None:
+  """Every sense of a word: by its prior, or in a sentence."""
+  words = [word for term in terms for word in term.split()]
+  if flags.position is None:
+    if len(words) != 1:
+      raise errors.UserError('--senses is of one word; give one word')
+    chances = [prior for _, prior in vectors.senses(words[0])]
+    word = words[0]
+  else:
+    chances = vectors.disambiguate(words, flags.position)
+    word = words[flags.position]
+    word = word if word in vectors else word.lower()
+  for sense, chance in enumerate(chances):
+    name, _ = vectors.senses(word)[sense]
+    nearest = vectors.most_similar(word, topn=flags.topn, sense=sense)
+    print(f'{name}  {chance:.4f}  ' + ' '.join(other for other, _ in nearest))
 
 
 def split_expression(
@@ -78,7 +116,8 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   parser = argparse.ArgumentParser(
     prog='python -m jaxemb.query',
     description='Prints the words nearest to an expression.',
-    usage='%(prog)s --vectors=FILE [--topn=N] WORD [+|- WORD ...]',
+    usage='%(prog)s --vectors=FILE [--topn=N] [--senses | --sense=K | '
+    '--position=N] WORD [+|- WORD ...]',
     allow_abbrev=False,
   )
   parser.add_argument(
@@ -89,11 +128,18 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument(
     '--topn', type=int, default=10, help='number of words (%(default)s)'
   )
+  parser.add_argument(
+    '--senses', action='store_true', help='every sense of a word'
+  )
+  parser.add_argument('--sense', type=int, help='which sense of the word')
+  parser.add_argument(
+    '--position', type=int, help='of a word in a sentence, to tell its sense'
+  )
   # Only long flags are options: `-` and `-man` belong to the expression.
   options, terms = [], []
   rest = iter(argv)
   for argument in rest:
-    if argument in ('--vectors', '--topn'):
+    if argument in ('--vectors', '--topn', '--sense', '--position'):
       options += [argument, *next(([value] for value in rest), [])]
     elif argument.startswith('--') or argument == '-h':
       options.append(argument)

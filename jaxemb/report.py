@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from jaxemb import hlo
+from jaxemb.evaluation import senses
 from jaxemb.reporting import page
+from jaxemb.reporting import senses as senses_section
 from jaxemb.reporting import words as word_choice
 from jaxemb.storage import atomic
 
@@ -31,6 +33,7 @@ def write(
   vectors: np.ndarray,
   counts: np.ndarray,
   categories: Mapping[str, Sequence[str]],
+  found: senses.Senses | None = None,
 ) -> None:
   """Writes `workdir/report.json` and `workdir/report.html`.
 
@@ -48,6 +51,7 @@ def write(
     vectors: [vocab, dim] float32; may be memory-mapped.
     counts: [vocab] int64, occurrences in the corpus.
     categories: Words by category, for the map; may be empty.
+    found: The senses of words, of a model that has them.
 
   Raises:
     errors.UserError: A file cannot be written.
@@ -58,6 +62,7 @@ def write(
     _plain(metrics, math.nan),
     word_choice.neighbours(words, vectors, counts, categories),
     word_choice.word_map(words, vectors, counts, categories),
+    senses_section.section(found),
   )
   with atomic.write(workdir / 'report.html') as file:
     file.write(html.encode())

@@ -16,9 +16,9 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxemb import build, hosts, mesh, metrics, report
+from jaxemb import build, hosts, mesh, metrics, report, sense_tables
 from jaxemb.data import encode
-from jaxemb.evaluation import benchmarks, summary
+from jaxemb.evaluation import benchmarks, senses, summary
 from jaxemb.ops import rounding
 from jaxemb.storage import rows_file, word2vec_format
 from jaxemb.strategies import base as strategy_base
@@ -150,7 +150,10 @@ def page(
 
 
 def _evaluate(
-  config: ml_collections.ConfigDict, parts: build.Parts, vectors: np.ndarray
+  config: ml_collections.ConfigDict,
+  parts: build.Parts,
+  vectors: np.ndarray,
+  found: senses.Senses | None,
 ) -> dict[str, dict]:
   if not parts.eval_paths:
     return {}
@@ -162,6 +165,9 @@ def _evaluate(
     parts.eval_paths,
     config.eval.restrict_vocab,
   )
+  if found is not None:
+    paths = benchmarks.with_contexts(parts.eval_paths)
+    evaluation |= senses.evaluate_files(found, paths)
   for line in summary.format_table(evaluation).splitlines():
     metrics.LOG.info('%s', line)
   return evaluation
@@ -187,6 +193,7 @@ def write(
   totals: metrics.Totals,
   table_bytes: int,
   more: Mapping[str, Any] = types.MappingProxyType({}),
+  found: senses.Senses | None = None,
 ) -> None:
   """Exports the vectors, evaluates them and writes the report.
 
@@ -194,20 +201,27 @@ def write(
     config: the settings.
     workdir: folder of the run.
     parts: corpus and evaluation sets.
-    rows: [vocab, dim], as they are kept in `config.table.dtype`.
+    rows: [vocab, dim], or of senses, as they are kept in `config.table.dtype`.
     totals: sums over the run.
     table_bytes: of the tables with their optimizer state.
     more: for the report, or instead of what it has.
+    found: the senses, of a model that has them.
   """
   start = time.time()
   vocabulary = parts.corpus.vocabulary
+  names, counts = vocabulary.words, vocabulary.counts
+  if found is not None:
+    names, counts = found.names(), np.repeat(counts, np.diff(found.starts))
   kept = exported_rows(config, rows)
   vectors = rounding.decode_on_host(rows, config.table.dtype)
   exported = word2vec_format.export(
-    workdir / 'export', vocabulary.words, vectors, vocabulary.counts, kept
+    workdir / 'export', names, vectors, counts, kept
   )
+  if found is not None:
+    sense_tables.write(workdir / 'export', found)
+    vectors = found.mean_vectors()  # of words
   metrics.LOG.info('vectors in %s', workdir / 'export')
-  evaluation = _evaluate(config, parts, vectors)
+  evaluation = _evaluate(config, parts, vectors, found)
   totals.total_secs += time.time() - start
   figures = page(config, parts, totals, table_bytes)
   figures |= {'evaluation': evaluation} | dict(more)
@@ -226,6 +240,7 @@ def write(
     vectors,
     vocabulary.counts,
     _categories(parts.eval_paths),
+    found,
   )
   metrics.LOG.info(
     '%.2f M words/s in training, %.1f s in all; report in %s',

@@ -168,7 +168,7 @@ class _Meters:
     place: Place,
   ):
     self._models, self._meter, self._totals = models, meter, totals
-    self._max_loss = metrics.max_loss(place.config.model.negatives)
+    self._max_loss = metrics.max_loss(place.parts.model.decisions)
     self._epoch_blocks = len(place.text.places.owners)
 
   def start(self) -> None:

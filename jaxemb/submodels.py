@@ -45,6 +45,7 @@ from jaxemb import (
   results,
   rounds,
   saving,
+  sense_tables,
   workdirs,
 )
 from jaxemb.data import scan, shares, vocab
@@ -231,6 +232,10 @@ def _censuses(
   return found
 
 
+def _rows(state: Any, table: str) -> Any:
+  return jax.device_get(state.tables[table].vectors)
+
+
 class _Trainer:
   """Opens, trains and closes the sub-models of one start of a run."""
 
@@ -335,28 +340,34 @@ class _Trainer:
     """Writes what a sub-model leaves."""
     config, parts = self._place.config, self._place.parts
     place, census, totals = self._folder(model.part), model.census, model.totals
-    rows = jax.device_get(state.tables[self._vectors_table].vectors)
+    rows = _rows(state, self._vectors_table)
+    table, vocabulary = functools.partial(_rows, state), parts.corpus.vocabulary
+    senses = sense_tables.collect(config, parts.model, table, vocabulary)
+    words, read = vocabulary.words, census.seen
     # A word may have been read and never had another beside it.
     has = (self._decoded(rows) != self._start_rows).any(1)
-    has &= census.seen >= config.strategy.min_seen
+    if senses is not None:
+      words, read = senses.names(), np.repeat(read, np.diff(senses.starts))
+    has &= read >= config.strategy.min_seen
     if not has.any():
       raise errors.UserError(
         f'sub-model {model.part} has learned nothing: no word has another one '
         'in its window; raise --config.strategy.rate or --config.data.sample'
       )
-    words = parts.corpus.vocabulary.words
-    seen = np.where(has, census.seen, 0)
+    if senses is not None:
+      has[:] = True  # all senses stay together
+    seen = np.where(has, read, 0)
     rows = jax.tree.map(lambda x: x[has], rows)
     vocab.write_counts(place / 'vocab.txt', vocab.Vocabulary(words, seen))
-    mine = vocab.Vocabulary(
-      [words[i] for i in np.flatnonzero(has)], census.seen[has]
-    )
-    if config.strategy.part < 0:
+    mine = vocab.Vocabulary([words[i] for i in np.flatnonzero(has)], read[has])
+    if config.strategy.part < 0 or senses is not None:
       # Enough to load and to merge: text takes longer than training.
       with contextlib.ExitStack() as stack:
         kept = results.exported_rows(config, rows)
         rows_file.write(stack, place / 'export', kept)
       vocab.write_counts(place / 'export/vocab.txt', mine)
+      if senses is not None:
+        sense_tables.write(place / 'export', senses)
     else:
       corpus = parts.corpus._replace(vocabulary=mine)
       results.write(

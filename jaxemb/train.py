@@ -27,6 +27,7 @@ from jaxemb import (
   progress,
   results,
   saving,
+  sense_tables,
   signals,
   submodels,
   watch,
@@ -138,13 +139,36 @@ def _run(
         'nothing was learned: no word has another one in its window; give text '
         'with several words on a line, or raise --config.data.sample'
       )
-    # While the last checkpoint is still being written.
-    table_bytes = mesh.num_bytes(trained.state)
-    rows = parts.strategy.result(trained.state)
-    if processes.is_first():
-      results.write(config, workdir, parts, rows, trained.totals, table_bytes)
+    _write(config, workdir, parts, trained)
     processes.follow_first('results')
   return 0
+
+
+def _write(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  parts: build.Parts,
+  trained: loop.Trained,
+) -> None:
+  """What a run leaves, while its last checkpoint is still being written."""
+  table_bytes = mesh.num_bytes(trained.state)
+  rows = parts.strategy.result(trained.state)
+  senses = sense_tables.collect(
+    config,
+    parts.model,
+    functools.partial(parts.strategy.result, trained.state),
+    parts.corpus.vocabulary,
+  )
+  if processes.is_first():
+    results.write(
+      config,
+      workdir,
+      parts,
+      rows,
+      trained.totals,
+      table_bytes,
+      found=senses,
+    )
 
 
 def _meter(
@@ -161,7 +185,7 @@ def _meter(
       parts.corpus.num_words,
       config.train.epochs,
       config.train.log_every_secs,
-      metrics.max_loss(config.model.negatives),
+      metrics.max_loss(parts.model.decisions),
       functools.partial(processes.latest, 'hosts'),
     )
 

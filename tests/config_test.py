@@ -29,7 +29,10 @@ def test_the_default_is_accepted():
     ('data.sample', 1.5, 'at most 1'),
     ('train.batch_words', 100, 'multiple of'),
     ('model.name', 'glove', "'skipgram' or 'cbow'"),
-    ('model.loss', 'hierarchical_softmax', 'not available'),
+    ('model.loss', 'softmax', 'not available'),
+    ('model.shortest_window', 6, 'at most config.model.window=5'),
+    ('model.name', 'mixture', '--config.senses.top_n'),
+    ('senses.top_n', 5, '--config.model.name=mixture'),
     ('table.dtype', 'int4', 'not available'),
     ('table.layout', 'diagonal', 'not available'),
     ('table.layout', 'row', '--config.strategy.name=sync'),
@@ -132,7 +135,8 @@ def test_every_number_has_a_range_and_every_choice_is_built():
     if isinstance(value, int | float) and not isinstance(value, bool):
       assert key in config_lib._RANGES, key
   for kind, members in [
-    ('model.name', build.MODELS),
+    ('model.name', {name for name, _ in build.MODELS}),
+    ('model.loss', {loss for _, loss in build.MODELS}),
     ('table.layout', build.LAYOUTS),
     ('optimizer.name', build.OPTIMIZERS),
     ('strategy.name', build.STRATEGIES),

@@ -30,6 +30,9 @@ RATES = {
   ('cbow', 'sgd'): 0.3,
   ('cbow', 'adagrad'): 0.3,
   ('cbow', 'adam'): 0.05,
+  ('skipgram-tree', 'adagrad'): 0.3,
+  ('mixture-tree', 'adagrad'): 0.3,
+  ('mixture', 'adagrad'): 0.3,
 }
 # How an accelerator takes its steps: rows written once, loops that run on.
 DEVICES = {'cpu': ('scatter', 1), 'gpu': ('merge', 3)}
@@ -37,7 +40,7 @@ MEMBERS = [
   (strategy, 'replicated', optimizer, model, 'cpu')
   for strategy in build.STRATEGIES
   for optimizer in build.OPTIMIZERS
-  for model in build.MODELS
+  for model in ('skipgram', 'cbow')
   # Sub-models take the steps of the others: one of each will do.
   if strategy != 'partition'
   or (optimizer, model) in (('sgd', 'skipgram'), ('adam', 'cbow'))
@@ -55,6 +58,15 @@ MEMBERS += [
   if strategy != 'partition' or optimizer == 'sgd'
 ]
 MEMBERS.append(('sync', 'row', 'sgd', 'skipgram', 'gpu'))
+# Tables and strategies do not know models: these meet each of them once.
+MEMBERS += [
+  ('sync', 'replicated', 'adagrad', 'skipgram-tree', 'cpu'),
+  ('sync', 'replicated', 'adagrad', 'mixture-tree', 'cpu'),
+  ('sync', 'row', 'adagrad', 'mixture-tree', 'cpu'),
+  ('sync', 'column', 'adagrad', 'mixture-tree', 'cpu'),
+  ('partition', 'replicated', 'adagrad', 'mixture', 'cpu'),
+  ('replicas', 'replicated', 'adagrad', 'mixture', 'cpu'),
+]
 every_member = pytest.mark.parametrize(
   'member', MEMBERS, ids=['-'.join(member) for member in MEMBERS]
 )
@@ -127,22 +139,30 @@ def _make(member):
   if strategy_name == 'replicas':
     config.strategy.exchange_words = 2 * BATCH_WORDS
     config.strategy.memory_lookups = 5.0  # forty words forget soon
-  config.optimizer.name, config.model.name = optimizer_name, model_name
+  config.optimizer.name = optimizer_name
+  config.model.name, _, loss = model_name.partition('-')
+  if loss == 'tree':
+    config.model.loss, config.model.shared_nodes = 'hierarchical_softmax', 4
+  if config.model.name == 'mixture':
+    config.senses.number, config.senses.top_n = 3, 7
+    config.senses.drawn_for = 'occurrences' if loss else 'pairs'
   config.table.duplicates = 'merge' if layout == 'row' else duplicates
   config.train.steps_per_loop = steps_per_loop
   shape = (1, 1) if strategy_name == 'sync' else (2, 1)
   if layout != 'replicated':
     shape = (1, 2)
   traces: list[int] = []
-  model = build.MODELS[model_name]
+  name = config.model.name, config.model.loss
+  model = build.MODELS[name]
   with pytest.MonkeyPatch.context() as patch:
     patch.setitem(
-      build.MODELS, model_name, lambda *args: _Traced(model(*args), traces)
+      build.MODELS, name, lambda *args: _Traced(model(*args), traces)
     )
     made = build.trainer(
       config_lib.resolved(config, 'cpu', shape),
       np.full(VOCAB, 100),
       mesh.make(mesh.Shape(*shape)),
+      [str(i) for i in range(VOCAB)],
     )
   rate = RATES[model_name, optimizer_name]
   is_partition = strategy_name == 'partition'
@@ -224,17 +244,21 @@ def _trained(member):
 def test_learns_the_planted_problem(member):
   vectors, metrics = _trained(member)
   losses = [m.steps.loss / m.steps.examples for m in metrics]
-  # An untrained pair costs (1 + 5) log 2.
-  assert losses[1] < losses[0] < 6 * np.log(2)
-  assert losses[1] < 4 * np.log(2)
+  # An untrained pair costs so many nats, (1 + 5) log 2 with five negatives; of
+  # what a tree's cost, chance is what remains.
+  untrained = _make(member).model.decisions * np.log(2)
+  assert losses[1] < losses[0] < untrained
+  assert losses[1] < (0.9 if 'tree' in member[3] else 4 / 6) * untrained
   assert all(m.steps.first_bad_step == -1 for m in metrics)
   num_parts = _make(member).num_parts
   for m in metrics:
     assert m.num_steps == MAX_STEPS
     assert m.kept_words == num_parts * MAX_STEPS * BATCH_WORDS
     # Every context of every center, or every center that has one.
-    examples = m.pairs if 'skipgram' in member else m.kept_words
+    examples = m.kept_words if 'cbow' in member[3] else m.pairs
     assert m.pairs > m.kept_words and m.steps.examples == examples
+  if hasattr(made_model := _make(member).model, 'senses'):
+    vectors = vectors[made_model.senses.first_rows]  # any sense is of a half
   units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
   cosines = units @ units.T
   half = VOCAB // 2
@@ -283,8 +307,9 @@ def test_all_layouts_learn_the_same(member):
 def test_another_seed_another_result(member):
   made = _make(member)
   vectors, _ = _trained(member)
-  # Of the start, and of the negatives alone.
-  for seed, key in [(1, KEY), (0, KEY ^ np.uint32(1))]:
+  # Of the start, and of the negatives alone; a tree's words are not drawn.
+  others = [(1, KEY), (0, KEY ^ np.uint32(1))]
+  for seed, key in others[: 1 if 'tree' in member[3] else 2]:
     other, _ = _train(made, seed, key)
     assert (other != vectors).mean() > 0.9
 
@@ -329,7 +354,8 @@ def test_result_is_the_vectors_that_users_want(member):
   state = _start(made, 4)
   result = made.result(state)
   assert isinstance(result, np.ndarray)
-  assert result.shape == (VOCAB, DIM) and result.dtype == np.float32
+  rows = made.model.specs()[made.model.vectors_table].vocab
+  assert result.shape == (rows, DIM) and result.dtype == np.float32
   # A copy for good: training goes on without changing it.
   kept = result.copy()
   made.step(state, _planted(made, 0), _schedule(made.rate, 0))

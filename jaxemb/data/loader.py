@@ -4,8 +4,8 @@ Blocks of the corpus come in an order that a keyed permutation gives for every
 epoch, `group_blocks` at a time. Of each group, frequent words are dropped
 (word2vec.c: a token of relative frequency f stays with probability
 sqrt(t / f) + t / f), the rest is packed without gaps, and every token gets its
-dynamic window (uniform in 1..window, cut at the sentence). A group becomes one
-batch, that is one dispatch of up to `max_steps` steps.
+dynamic window (uniform in shortest_window..window, cut at the sentence). A
+group becomes one batch, that is one dispatch of up to `max_steps` steps.
 
 Every choice is a hash of (seed, epoch, position in the corpus), so a batch is a
 pure function of (seed, epoch, next block), which is the reader's whole state.
@@ -65,6 +65,7 @@ class LoaderSpec:
   part_words: int  # centers of each part of the corpus per step
   window: int  # largest distance between a center and its context
   sample: float  # threshold of frequent-word subsampling, 0 = off
+  shortest_window: int = 1  # windows are drawn from this one up
 
   @property
   def group_blocks(self) -> int:
@@ -125,7 +126,7 @@ def permuted(index: int, size: int, key: np.uint64) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def pack(ids, position, keep_below, key, window, out, left, right, n):
+def pack(ids, position, keep_below, key, shortest, window, out, left, right, n):
   """Appends a block's surviving tokens at `out[window + n:]`.
 
   `keep_below` is the keep probability scaled to 2^32. Returns the new n, the
@@ -138,7 +139,8 @@ def pack(ids, position, keep_below, key, window, out, left, right, n):
     if i == len(ids) or ids[i] == tokens.END:
       for j in range(start, n):
         # The low half of the token's hash, kept aside in `left` and `right`.
-        reach = 1 + ((left[j] | (np.int64(right[j]) << 8)) * window >> 16)
+        reach = left[j] | (np.int64(right[j]) << 8)
+        reach = shortest + (reach * (window + 1 - shortest) >> 16)
         left[j] = min(reach, j - start)
         right[j] = min(reach, n - 1 - j)
         pairs += left[j] + right[j]
@@ -215,6 +217,7 @@ def _fill(
       block * shards.MAX_BLOCK_IDS,
       keep_below,
       key,
+      spec.shortest_window,
       spec.window,
       *out,
       kept,

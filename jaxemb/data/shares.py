@@ -270,11 +270,12 @@ def census(text: Text, share: Share, epochs: int) -> Census:
 
 @numba.njit(nogil=True, cache=True)
 def _fill(
-  places, rule, key, block, keep_below, window, sizes, chosen, ids, left, right
+  places, rule, key, block, keep_below, reach, sizes, chosen, ids, left, right
 ):
   """Fills a batch from a position in an epoch's order on.
 
-  `sizes` are the words and the ids of a block at most. Returns the position
+  `reach` are the shortest window and the longest one, `sizes` the words and
+  the ids of a block at most. Returns the position
   behind it, centers, words read and pairs.
   """
   kept = 0
@@ -286,7 +287,16 @@ def _fill(
     b = loader.permuted(block, num_blocks, key)
     n, _ = _choose(places, b, rule, chosen)
     kept, more_words, more_pairs = loader.pack(
-      chosen[:n], b * sizes[1], keep_below, key, window, ids, left, right, kept
+      chosen[:n],
+      b * sizes[1],
+      keep_below,
+      key,
+      reach[0],
+      reach[1],
+      ids,
+      left,
+      right,
+      kept,
     )
     words += more_words
     pairs += more_pairs
@@ -313,7 +323,7 @@ def _batch(
     loader.part_key(spec, position.epoch, share.part),
     position.block,
     keep_below,
-    spec.window,
+    (spec.shortest_window, spec.window),
     (shards.BLOCK_WORDS, shards.MAX_BLOCK_IDS),
     _scratch(),
     ids,

@@ -126,6 +126,12 @@ def find(
   return found, skipped
 
 
+def with_contexts(paths: Sequence[pathlib.Path | str]) -> list[pathlib.Path]:
+  """Those files that hold words in contexts (SCWS), of files and folders."""
+  found = ((path, read(path)) for path in _files(paths))
+  return [path for path, x in found if x is not None and x.layout == 'scws']
+
+
 def read(
   path: pathlib.Path | str, delimiter: str | None = None
 ) -> Benchmark | None:

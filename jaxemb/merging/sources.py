@@ -62,6 +62,10 @@ def open_part(
     errors.UserError: It cannot be used, or has no such tables.
   """
   path = pathlib.Path(path)
+  model = (_of_run(path) or {}).get('model', {})
+  # Inner nodes and senses are no words, and so nothing to go on with.
+  with_tables &= model.get('loss') != 'hierarchical_softmax'
+  with_tables &= model.get('name') != 'mixture'
   if _is_checkpoint(path):
     return _of_checkpoint(path, scratch, with_tables)
   home = _home(path)

@@ -138,7 +138,7 @@ def of_checkpoint(
     if leading is None:
       ids, leading = figure_ids, leading_axes(shape, figure_ids)
     if leading is None:
-      if rest[-1] == 'vectors':
+      if rest[-1] == 'vectors' and rest[0] == EXPORTED:
         raise errors.UserError(
           f'{folder}: table {rest[0]!r} of shape {shape} does not have the '
           f'{vocab:,} words of the vocabulary; give the folder of one run'

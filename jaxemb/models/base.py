@@ -47,6 +47,8 @@ class Model(Protocol):
 
   # Which table holds the vectors that users want.
   vectors_table: str
+  # Binary decisions per example: untrained, each costs log 2.
+  decisions: float
 
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:
     """The tables, by name."""
@@ -60,6 +62,8 @@ class Model(Protocol):
     self, constants: Any, batch: StepBatch, key: jax.Array
   ) -> Mapping[str, jax.Array]:
     """The ids [...] to look up in each table, in the shape that `loss` wants.
+
+    What else it wants to know stands beside them, under other names.
 
     Random choices are a pure function of the key ([2] uint32) and the chunk.
     """

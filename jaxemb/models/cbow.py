@@ -33,6 +33,11 @@ class Cbow:
 
   vectors_table = skipgram.INPUT
 
+  @property
+  def decisions(self) -> float:
+    """Binary decisions per center: its own and the negatives."""
+    return 1.0 + self.spec.negatives
+
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:
     """The input (context) and output (center) tables."""
     return skipgram.tables(self.spec)

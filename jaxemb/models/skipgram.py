@@ -67,6 +67,11 @@ class SkipGram:
 
   vectors_table = INPUT
 
+  @property
+  def decisions(self) -> float:
+    """Binary decisions per pair: its own and the negatives."""
+    return 1.0 + self.spec.negatives
+
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:
     """The input (center) and output (context) tables."""
     return tables(self.spec)

@@ -35,3 +35,31 @@ def _logistic_loss_jvp(primals, tangents):
   scores, labels = primals
   slope = jax.nn.sigmoid(scores) - labels
   return logistic_loss(scores, labels), slope * tangents[0]
+
+
+@jax.custom_jvp
+def counted_logistic_loss(
+  scores: jax.Array, counts: jax.Array, positives: jax.Array
+) -> jax.Array:
+  """Summed over examples that have their score in common.
+
+  Args:
+    scores: [...] float.
+    counts: [...] float, examples of each score; data, as is
+    positives: [...] float, how many of them are labelled 1.
+
+  Returns:
+    [...] float, nats.
+
+  >>> float(counted_logistic_loss(jnp.float32(-1e3), jnp.float32(3), 1.0))
+  1000.0
+  """
+  linear = counts * jnp.maximum(scores, 0) - positives * scores
+  return linear + counts * jnp.log1p(jnp.exp(-jnp.abs(scores)))
+
+
+@counted_logistic_loss.defjvp
+def _counted_logistic_loss_jvp(primals, tangents):
+  scores, counts, positives = primals
+  slope = counts * jax.nn.sigmoid(scores) - positives
+  return counted_logistic_loss(*primals), slope * tangents[0]

@@ -243,3 +243,52 @@ def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
     return deltas, AdamSlots(mean, mean_square, num_updates, scratch)
 
   return RowOptimizer(init, update, uses_squares=True)
+
+
+class AveragesSlots(NamedTuple):
+  """State of `averages`."""
+
+  scratch: jax.Array  # [vocab] float32, zeros between steps
+
+
+def averages(
+  momentum: float, learning_rate: float, final_learning_rate: float
+) -> RowOptimizer:
+  """Running averages of what a step's examples say, rather than descent.
+
+  With every example a row moves to m row + (1 - m) x. A step has n of them, of
+  which it knows the sums of (row - x) as the gradient and n as the gradient of
+  the last column, which itself stays as it is. In place of m^n row plus the
+  later examples more than the earlier ones, all count alike:
+
+    row <- m^n row + (1 - m^n) mean(x)
+
+  Args:
+    momentum: m at the first learning rate; it rises to 1 in proportion as the
+      learning rate falls.
+    learning_rate: the first.
+    final_learning_rate: the last; where it is the first, m stays.
+  """
+  span = learning_rate - final_learning_rate
+
+  def init(vocab: int, dim: int, own_rows: int | None = None) -> AveragesSlots:
+    del dim
+    return AveragesSlots(jnp.zeros(own_rows or vocab, jnp.float32))
+
+  def update(slots, row_grads, learning_rate, figures=HERE):
+    num, scratch = row_grads.grads[..., -1], slots.scratch
+    if row_grads.occurrences is None:
+      ids = row_grads.ids
+      scratch = figures.add(scratch, ids, num, False)
+      num = figures.get(scratch, ids)
+      zeros = jnp.minimum(num, 0.0)  # as in `_occurrences`
+      scratch = figures.set(scratch, ids, zeros)
+    left = 1.0
+    if span:
+      left = jnp.clip((learning_rate - final_learning_rate) / span, 0, 1)
+    kept = (1 - (1 - momentum) * left) ** num
+    scale = (kept - 1) / jnp.maximum(num, 1.0)
+    deltas = scale[..., None] * row_grads.grads
+    return deltas.at[..., -1].set(0.0), AveragesSlots(scratch)
+
+  return RowOptimizer(init, update, uses_squares=False)

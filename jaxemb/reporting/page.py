@@ -48,6 +48,7 @@ def render(
   metrics: Sequence[Mapping[str, Any]],
   neighbours: tuple[Sequence[words.Neighbours], int],
   word_map: words.WordMap | None,
+  senses: str = '',
 ) -> str:
   """The page.
 
@@ -56,6 +57,7 @@ def render(
     metrics: Rows of metrics.jsonl; may be empty.
     neighbours: What `words.neighbours` returned.
     word_map: What `words.word_map` returned.
+    senses: What `senses.section` returned; '' = there is none.
 
   Returns:
     HTML, encodable as UTF-8.
@@ -63,7 +65,7 @@ def render(
   contents = (
     training.section(report, metrics),
     evaluation.section(_mapping(report, 'evaluation')),
-    _neighbours(*neighbours),
+    _neighbours(*neighbours) + senses,
     _map(word_map),
     _left_out(report),
     hosts.section(report, metrics) + collectives.section(report),

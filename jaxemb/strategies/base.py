@@ -111,9 +111,10 @@ class Strategy(NamedTuple):
   # wait for one's metrics before the next but one: with dozens under way XLA's
   # threads wait for each other until it gives up.
   step: Callable[..., tuple[Any, DispatchMetrics]]
-  # state -> [vocab, dim], the vectors that users want, as they are kept (see
-  # `rounding.encode`), on the host; all processes take part.
-  result: Callable[[Any], Any]
+  # (state, name of a table) -> its rows [vocab, dim], as they are kept (see
+  # `rounding.encode`), on the host; '' = the vectors that users want. All
+  # processes take part.
+  result: Callable[..., Any]
   # Shardings of the state (a prefix of its tree), of constants and schedules,
   # and of the arrays of a batch, which have the parts as their leading axis.
   state_sharding: Any

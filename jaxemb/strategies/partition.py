@@ -70,9 +70,9 @@ class _Partition:
     tables, metrics = base.each_model(dispatch, args)
     return base.TrainState(tables), metrics
 
-  def result(self, state: base.TrainState) -> Any:
+  def result(self, state: base.TrainState, name: str = '') -> Any:
     """[num, vocab, dim], of every model."""
-    name = self.model.vectors_table
+    name = name or self.model.vectors_table
     return jax.tree.map(mesh_lib.to_host, state.tables[name].vectors)
 
 

@@ -84,7 +84,7 @@ def timetable(
     spec: how stale a row may become.
   """
   vocab = max(len(x) for x in rates.values())
-  chunk_rows = min(_CHUNK_ROWS, *(len(x) for x in rates.values()))
+  chunk_rows = min(_CHUNK_ROWS, vocab)
   highest = np.zeros(vocab)
   for x in rates.values():
     highest[: len(x)] = np.maximum(highest[: len(x)], x)
@@ -173,11 +173,12 @@ def _exchange_chunk(
     spec = specs[name]
     # The last chunk reaches back over rows that were exchanged just now, which
     # does not change them.
-    first = jnp.minimum(i * rows, len(lookups[name]) - rows)
-    old = olds[name] = _slice(exchanged[name], first, rows)
-    mine = rounding.decode(_slice(table, first, rows), spec.dtype)
+    num = min(rows, len(lookups[name]))
+    first = jnp.minimum(i * rows, len(lookups[name]) - num)
+    old = olds[name] = _slice(exchanged[name], first, num)
+    mine = rounding.decode(_slice(table, first, num), spec.dtype)
     old, firsts[name] = rounding.decode(old, spec.dtype), first
-    m = jax.lax.dynamic_slice(lookups[name], (first,), (rows,)) * forgetting
+    m = jax.lax.dynamic_slice(lookups[name], (first,), (num,)) * forgetting
     # Each replica gives its n-th of the old row too: all reads come before the
     # sum, so that XLA can write both arrays in place behind it.
     kept = gain(m, num_replicas)[:, None]
@@ -190,7 +191,7 @@ def _exchange_chunk(
   sums = _summed(parts, olds, specs)
   new = {}
   for j, name in enumerate(sorted(sums)):
-    ids = firsts[name] + jnp.arange(rows)
+    ids = firsts[name] + jnp.arange(len(sums[name]))
     columns = jnp.arange(specs[name].dim)
     place = precision.Place(rounding.key(key, j), ids, columns)
     # Not by the old scales: XLA would copy all of them to read these twice.
@@ -330,10 +331,10 @@ class _Replicas:
     stacked = jax.tree.map(lambda x: x[None], state.tables)
     return state._replace(tables=stacked), metrics
 
-  def result(self, state: ReplicaState) -> Any:
+  def result(self, state: ReplicaState, name: str = '') -> Any:
     """What the replicas learned since a row's last exchange adds up."""
     # At the end the learning rate is so low that nothing was forgotten.
-    name = self.model.vectors_table
+    name = name or self.model.vectors_table
     dtype = self.tables[name].spec.dtype
     old = jax.tree.map(mesh_lib.to_host, state.exchanged[name])
     old = rounding.decode_on_host(old, dtype)

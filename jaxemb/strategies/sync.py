@@ -67,8 +67,8 @@ class _Sync:
       base.over_devices(metrics, batch, count, axes),
     )
 
-  def result(self, state: base.TrainState) -> Any:
-    name = self.model.vectors_table
+  def result(self, state: base.TrainState, name: str = '') -> Any:
+    name = name or self.model.vectors_table
     return self.tables[name].gather(
       jax.tree.map(mesh_lib.to_host, state.tables[name].vectors)
     )

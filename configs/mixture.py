@@ -1,0 +1,40 @@
+"""The skip-gram mixture (Tian et al. 2014; DMWE): vectors of senses.
+
+python -m jaxemb.main --config=configs/mixture.py          the embedded corpus
+python -m jaxemb.main --config=configs/mixture.py:simple   Simple English
+python -m jaxemb.main --config=configs/mixture.py:dmwe     as DMWE trains it
+"""
+
+import ml_collections
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+
+
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The settings of a variant: '', 'simple', 'dmwe' or 'smoke'."""
+  config = config_lib.default()
+  config.model.name = 'mixture'
+  config.model.loss = 'hierarchical_softmax'
+  config.model.dim = 50
+  config.optimizer.name = 'adagrad'
+  config.senses.top_ratio = 0.1
+  if variant == 'simple':
+    config.data.path = 'wikipedia:simple'
+  elif variant == 'dmwe':
+    # As its run.py: give --config.data.path and --config.senses.words.
+    config.data.sample = 0.0
+    config.model.shortest_window = config.model.window
+  elif variant == 'smoke':
+    # Small enough for a test of the whole program.
+    config.data.embedded_words = 60_000
+    config.data.min_count = 2
+    config.model.dim = 16
+    config.train.epochs = 2
+  elif variant:
+    raise errors.UserError(
+      f'configs/mixture.py has no variant {variant!r}; choose simple or dmwe'
+    )
+  else:
+    config.data.sample = 1e-3  # the corpus is small
+  return config

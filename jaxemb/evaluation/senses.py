@@ -1,0 +1,328 @@
+"""Words with several vectors: which sense is meant, and how well they do.
+
+Of a word w with senses v_k and priors pi_k among words o_1, o_2, ... the
+posterior of a sense is (Tian et al. 2014, eq. 9)
+
+  p(k | w, c) = softmax_k( log pi_k + sum_{o in c} log P(o | w, k) )
+
+the way in which senses were trained: each of them predicts the words around it.
+The context c is the known words up to `window` before and behind w, of all the
+sentences that are given, words without a vector not counted.
+
+Scores of SCWS (Huang et al. 2012; Reisinger and Mooney 2010), Spearman's
+correlation of the mean ratings with
+
+  MaxSimC  cosine of the most likely senses of both words in their contexts
+  AvgSimC  mean cosine of all pairs of senses, weighted by both posteriors
+  AvgSim   the same without contexts, all senses alike
+  MaxSim   largest cosine of any two senses
+  single   cosine of the means of the senses, weighted by priors
+"""
+
+import dataclasses
+import functools
+import math
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxemb import errors, spelling
+from jaxemb.ops import huffman
+
+MEASURES = ('MaxSimC', 'AvgSimC', 'AvgSim', 'MaxSim', 'single')
+_TOKEN = re.compile(r'[^\W_]+')
+_FIELDS = 18
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Senses:
+  """Words, the rows of their senses, and what tells these from each other.
+
+  Attributes:
+    words: [vocab], the most frequent first.
+    counts: [vocab] int64.
+    starts: [vocab + 1] int64: senses of word i are rows starts[i]..
+    vectors: [rows, dim] float32.
+    priors: [rows] float32, of a word's senses they sum to 1.
+    outputs: [vocab or vocab - 1, dim] float32, of words or of inner nodes.
+    loss: 'negative_sampling' or 'hierarchical_softmax'.
+    negatives: per pair, of negative sampling.
+    window: that was trained with.
+  """
+
+  words: list[str]
+  counts: np.ndarray
+  starts: np.ndarray
+  vectors: np.ndarray
+  priors: np.ndarray
+  outputs: np.ndarray
+  loss: str
+  negatives: int
+  window: int
+
+  @functools.cached_property
+  def index(self) -> dict[str, int]:
+    """Number of each word."""
+    return {word: i for i, word in enumerate(self.words)}
+
+  @functools.cached_property
+  def paths(self) -> huffman.Paths:
+    """Of hierarchical softmax."""
+    return huffman.tree_paths(self.counts)
+
+  def rows(self, word: int) -> slice:
+    """Rows of a word's senses."""
+    return slice(int(self.starts[word]), int(self.starts[word + 1]))
+
+  def names(self) -> list[str]:
+    """[rows] names: the word, or `word#sense` where it has several."""
+    sizes = np.diff(self.starts)
+    names = []
+    for word, size in zip(self.words, sizes.tolist(), strict=True):
+      stem = word
+      while size > 1 and f'{stem}#0' in self.index:
+        stem += '#'  # a word of the text has that name
+      names += [word] if size == 1 else [f'{stem}#{k}' for k in range(size)]
+    return names
+
+  def mean_vectors(self) -> np.ndarray:
+    """[vocab, dim] float32: means of senses, weighted by priors."""
+    weighted = self.priors[:, None] * self.vectors
+    return np.add.reduceat(weighted, self.starts[:-1], 0, np.float32)
+
+  @functools.cached_property
+  def _noise(self) -> np.ndarray:
+    """[vocab] float64, chances of negatives."""
+    weights = self.counts.astype(np.float64) ** 0.75
+    return weights / weights.sum()
+
+  def log_likelihoods(self, word: int, context: Sequence[int]) -> np.ndarray:
+    """[senses, context] float64: log P(o | sense) of every word o.
+
+    With negative sampling the cost of negatives is what K of them are expected
+    to cost, the same for every word.
+    """
+    vectors = self.vectors[self.rows(word)].astype(np.float64)
+    context = np.asarray(context, np.int64)
+    if self.loss == 'negative_sampling':
+      scores = vectors @ self.outputs[context].T
+      everything = _log_sigmoid(-(vectors @ self.outputs.T))
+      expected = self.negatives * (everything @ self._noise)
+      return _log_sigmoid(scores) + expected[:, None]
+    points, codes, lengths = (x[context] for x in self.paths)
+    on_path = np.arange(points.shape[1]) < lengths[:, None]
+    nodes = self.outputs[np.minimum(points, len(self.outputs) - 1)]
+    scores = np.einsum('kd,cnd->kcn', vectors, nodes)
+    terms = _log_sigmoid((1 - 2.0 * codes) * scores)
+    return np.sum(np.where(on_path, terms, 0), -1)
+
+  def posterior(self, word: int, context: Sequence[int]) -> np.ndarray:
+    """[senses] float64, p(k | w, c); without context, the priors."""
+    logs = np.log(np.maximum(self.priors[self.rows(word)], 1e-30))
+    if len(context) and len(logs) > 1:
+      logs = logs + self.log_likelihoods(word, context).sum(1)
+    chances = np.exp(logs - logs.max())
+    return chances / chances.sum()
+
+  def context(
+    self, tokens: Sequence[str], position: int, window: int = 0
+  ) -> list[int]:
+    """Numbers of the known words around a position.
+
+    Args:
+      tokens: of the text.
+      position: of the word that is asked about.
+      window: known words on each side; 0 = as in training.
+    """
+    window = window or self.window
+    find = self.index.get
+    before = [find(x, find(x.lower())) for x in tokens[:position]]
+    behind = [find(x, find(x.lower())) for x in tokens[position + 1 :]]
+    before = [x for x in before if x is not None][-window:]
+    return before + [x for x in behind if x is not None][:window]
+
+  def disambiguate(
+    self, sentence: Sequence[str] | str, position: int, window: int = 0
+  ) -> np.ndarray:
+    """Which sense of a word is meant among others (Tian et al. 2014, eq. 9).
+
+    Args:
+      sentence: The words, or a text that is split at white space.
+      position: Of the word that is asked about.
+      window: Known words on each side that count; 0 = as in training.
+
+    Returns:
+      [senses] float64, the chance of each.
+
+    Raises:
+      errors.UserError: There is no such position.
+      spelling.UnknownWordError: The word does not exist.
+    """
+    tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
+    if not 0 <= position < len(tokens):
+      raise errors.UserError(
+        f'position {position} is none of the {len(tokens)} words of the '
+        'sentence; they are counted from 0'
+      )
+    word = tokens[position]
+    word = word if word in self.index else word.lower()
+    if word not in self.index:
+      raise spelling.UnknownWordError(word, self.words)
+    context = self.context(tokens, position, window)
+    return self.posterior(self.index[word], context)
+
+
+class Question(NamedTuple):
+  """A pair of SCWS."""
+
+  words: tuple[str, str]
+  texts: tuple[list[str], list[str]]  # tokens around
+  positions: tuple[int, int]  # of the words in them
+  rating: float
+
+
+def _log_sigmoid(x: np.ndarray) -> np.ndarray:
+  return np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x)))
+
+
+def read_scws(path: pathlib.Path | str) -> list[Question]:
+  """Reads pairs of words with their contexts.
+
+  Args:
+    path: 18 tab fields a line, the word between `<b>` and `</b>`.
+
+  Raises:
+    errors.UserError: The file cannot be read, or no line is such.
+  """
+  try:
+    text = pathlib.Path(path).read_bytes().decode('utf-8', errors='replace')
+  except OSError as error:
+    raise errors.UserError(
+      f'cannot read {path}: {error.strerror or error}; check the path'
+    ) from error
+  found = [_question(line.split('\t')) for line in text.splitlines()]
+  found = [x for x in found if x is not None]
+  if not found:
+    raise errors.UserError(
+      f'{path} is no SCWS file: expected 18 tab fields a line, with the word '
+      'between <b> and </b> in fields 6 and 7'
+    )
+  return found
+
+
+def _question(fields: list[str]) -> Question | None:
+  if len(fields) != _FIELDS:
+    return None
+  try:
+    rating = float(fields[7])
+  except ValueError:
+    return None
+  texts, positions = [], []
+  for field in fields[5:7]:
+    before, mark, rest = field.partition('<b>')
+    word, end, behind = rest.partition('</b>')
+    if not mark or not end:
+      return None
+    tokens = _TOKEN.findall(before)
+    positions.append(len(tokens))
+    behind = behind.replace('<b>', ' ').replace('</b>', ' ')
+    # What stands there may have more than one part; it has one place.
+    texts.append([*tokens, ''.join(_TOKEN.findall(word)) or 'x'])
+    texts[-1] += _TOKEN.findall(behind)
+  words = fields[1].strip(), fields[3].strip()
+  return Question(words, tuple(texts), tuple(positions), rating)
+
+
+def similarities(
+  senses: Senses, questions: Sequence[Question], window: int = 0
+) -> np.ndarray:
+  """[questions, measures] float64; NaN where a word is not known.
+
+  Args:
+    senses: the vectors.
+    questions: pairs in their contexts.
+    window: known words on each side that count; 0 = as in training.
+  """
+  found = np.full((len(questions), len(MEASURES)), np.nan)
+  for i, question in enumerate(questions):
+    index = [senses.index.get(w.lower()) for w in question.words]
+    index = [
+      senses.index.get(w, known)
+      for w, known in zip(question.words, index, strict=True)
+    ]
+    if None in index:
+      continue
+    units, chances, means = [], [], []
+    for word, text, position in zip(
+      index, question.texts, question.positions, strict=True
+    ):
+      rows = senses.rows(word)
+      vectors = senses.vectors[rows].astype(np.float64)
+      lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+      units.append(vectors / np.maximum(lengths, 1e-30))
+      context = senses.context(text, position, window)
+      chances.append(senses.posterior(word, context))
+      means.append(senses.priors[rows] @ vectors)
+    cosines = units[0] @ units[1].T
+    lengths = [max(np.linalg.norm(x), 1e-30) for x in means]
+    found[i] = (
+      cosines[chances[0].argmax(), chances[1].argmax()],
+      chances[0] @ cosines @ chances[1],
+      cosines.mean(),
+      cosines.max(),
+      means[0] @ means[1] / (lengths[0] * lengths[1]),
+    )
+  # Cosines that are equal but for rounding are ties.
+  return np.round(found, 6)
+
+
+def evaluate(
+  senses: Senses,
+  path: pathlib.Path | str,
+  window: int = 0,
+) -> dict[str, dict]:
+  """Scores of every measure, shaped as those of `words.evaluate`.
+
+  Args:
+    senses: the vectors.
+    path: of an SCWS file.
+    window: known words on each side that count; 0 = as in training.
+  """
+  from scipy import stats  # takes a third of a second
+
+  questions = read_scws(path)
+  ratings = np.array([x.rating for x in questions])
+  found = similarities(senses, questions, window)
+  is_found = ~np.isnan(found[:, 0])
+  results = {}
+  for name, cosines in zip(MEASURES, found.T, strict=True):
+    pairs = ratings[is_found], cosines[is_found]
+    is_defined = all(len(set(x.tolist())) > 1 for x in pairs)
+    score = float(stats.spearmanr(*pairs)[0]) if is_defined else None
+    pearson = float(stats.pearsonr(*pairs)[0]) if is_defined else math.nan
+    results[name] = {
+      'kind': 'similarity',
+      'layout': 'scws-senses',
+      'score': score,
+      'pearson': pearson if math.isfinite(pearson) else None,
+      'found': int(is_found.sum()),
+      'total': len(questions),
+      'oov': int((~is_found).sum()),
+      'malformed': 0,
+      'window': window or senses.window,
+    }
+  return results
+
+
+def evaluate_files(
+  senses: Senses, paths: Sequence[pathlib.Path | str], window: int = 0
+) -> dict[str, dict]:
+  """Scores on every SCWS file, by name and measure; see `evaluate`."""
+  return {
+    f'{pathlib.Path(path).stem} {name}': result
+    for path in paths
+    for name, result in evaluate(senses, path, window).items()
+  }

@@ -1,0 +1,75 @@
+"""The models that the settings name, made of what they want to know."""
+
+from jaxemb import errors
+from jaxemb.data import loader, senses
+from jaxemb.models import (
+  cbow,
+  hierarchical,
+  mixture,
+  sampled,
+  sense_rows,
+  skipgram,
+  tree,
+)
+
+
+def _sampled(model):
+  """A model with negative sampling."""
+
+  def make(config, spec, counts, words):
+    del config, words
+    return model(spec, skipgram.negative_distribution(counts))
+
+  return make
+
+
+def _tree(config, spec, counts):
+  if len(counts) < 2:
+    raise errors.UserError(
+      'config.model.loss=hierarchical_softmax needs a vocabulary of two words '
+      'or more; give more text, or lower --config.data.min_count'
+    )
+  centers = loader.center_probabilities(counts, config.data.sample)
+  return tree.grow(counts, centers, spec.chunk, config.model.shared_nodes)
+
+
+def _hierarchical(model):
+  """A model with hierarchical softmax."""
+
+  def make(config, spec, counts, words):
+    del words
+    return model(spec, _tree(config, spec, counts))
+
+  return make
+
+
+def _mixture(config, spec, counts, words):
+  """The mixture, with the outputs that its loss has."""
+  s = config.senses
+  if config.model.loss == 'hierarchical_softmax':
+    outputs = _tree(config, spec, counts)
+  else:
+    outputs = sampled.outputs(spec, skipgram.negative_distribution(counts))
+  is_ambiguous = senses.choose(
+    senses.Choice(s.top_n, s.top_ratio, s.words), words, config.data.lowercase
+  )
+  centers = loader.center_probabilities(counts, config.data.sample)
+  return mixture.Mixture(
+    spec,
+    outputs,
+    sense_rows.number(is_ambiguous, s.number),
+    s.drawn_for == 'pairs',
+    s.averages == 'log_likelihoods',
+    mixture.usual_sizes(spec, outputs, float(centers[is_ambiguous].sum())),
+  )
+
+
+# By name and loss: (config, spec, counts, words) -> model
+MODELS = {
+  ('skipgram', 'negative_sampling'): _sampled(skipgram.SkipGram),
+  ('cbow', 'negative_sampling'): _sampled(cbow.Cbow),
+  ('skipgram', 'hierarchical_softmax'): _hierarchical(hierarchical.SkipGram),
+  ('cbow', 'hierarchical_softmax'): _hierarchical(hierarchical.Cbow),
+  ('mixture', 'negative_sampling'): _mixture,
+  ('mixture', 'hierarchical_softmax'): _mixture,
+}

@@ -1,0 +1,213 @@
+"""What the rows of a block are to predict, and the loss of it.
+
+The models here that predict a center from its contexts (hierarchical softmax,
+the mixture) give every center i some output rows n to be told from each other:
+with s = v . u_n the likelihood of center i for an input row v is
+
+  log P(i | v) = sum_n positives[i, n] s - weights[i, n] log(1 + exp(s))
+
+For hierarchical softmax n are the inner nodes on the center's path, weight 1;
+positives are those where the path takes code 0. For negative sampling they are
+the center itself, positive, and the negatives, with weight K / N. Scores are
+products of all input rows of a chunk with all of its output rows; each serves
+all pairs that have it, so that a loss needs no array of pairs.
+
+Some output rows are of no use but to one center (the ends of paths). They meet
+only the tokens near the small group of g centers that theirs is in:
+
+                    shared (n)           rest, by groups of centers (m)
+  [c + 2 W tokens]  the chunk's          | [g + 2 W tokens] x own | ...
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxemb.models import base
+from jaxemb.ops import losses, products
+
+
+class Targets(NamedTuple):
+  """Of a step's k chunks of c centers."""
+
+  ids: jax.Array  # [k, n + (c / g) m] int32, output rows
+  weights: jax.Array  # [k, c, n] float32
+  positives: jax.Array  # [k, c, n] float32
+  # The rest, of weight 1, with padding at the end, or None.
+  rest_owners: jax.Array | None = None  # [k c / g, m] int32, centers; g = none
+  rest_positives: jax.Array | None = None  # [k c / g, m] float32
+
+
+class Block(NamedTuple):
+  """Input rows and what they meet."""
+
+  rows: jax.Array  # [k, w, d] float32
+  targets: jax.Array  # [k, n, d] float32
+  weights: jax.Array  # [k, c, n] float32
+  positives: jax.Array  # [k, c, n] float32
+
+
+def groups(x: jax.Array, group: int, window: int) -> jax.Array:
+  """Windows of the groups of a chunk's centers.
+
+  Args:
+    x: [k, c + 2 W, ...], of the chunk's window.
+    group: g, divides c.
+    window: W.
+
+  Returns:
+    [k c / g, g + 2 W, ...]
+  """
+  num_chunks, width = x.shape[:2]
+  num, wanted = (width - 2 * window) // group, group + 2 * window
+  # Blocks of g tokens and the ones behind, rather than a slice for each group:
+  # the derivative of those is a sum of as many arrays.
+  more = -width % group
+  x = jnp.pad(x, [(0, 0), (0, more)] + [(0, 0)] * (x.ndim - 2))
+  blocks = x.reshape(num_chunks, -1, group, *x.shape[2:])
+  pieces = [
+    blocks[:, i : i + num, : wanted - i * group]
+    for i in range(-(-wanted // group))
+  ]
+  joined = jnp.concatenate(pieces, 2)
+  return joined.reshape(num_chunks * num, wanted, *x.shape[2:])
+
+
+def block_loss(
+  block: Block, mask: jax.Array, columns_axis: str | None
+) -> jax.Array:
+  """-log P, summed over pairs.
+
+  Args:
+    block: rows.
+    mask: [k, c, w] float32, which rows are contexts of which center.
+    columns_axis: see `base.WindowSpec`.
+  """
+  turned = mask.transpose(0, 2, 1)
+  counts = jnp.einsum('kwc,kcn->kwn', turned, block.weights)
+  positives = jnp.einsum('kwc,kcn->kwn', turned, block.positives)
+  scores = products.scores(block.rows, block.targets, columns_axis)
+  return jnp.sum(losses.counted_logistic_loss(scores, counts, positives))
+
+
+def log_likelihoods(block: Block, columns_axis: str | None) -> jax.Array:
+  """[k, w, c] float32: log P(center | row) of every row and center."""
+  scores = products.scores(block.rows, block.targets, columns_axis)
+  ones = jnp.ones_like(scores)
+  costs = losses.counted_logistic_loss(scores, ones, jnp.zeros_like(scores))
+  found = jnp.einsum('kwn,kcn->kwc', scores, block.positives)
+  return found - jnp.einsum('kwn,kcn->kwc', costs, block.weights)
+
+
+def shared_block(
+  found: Targets, rows: jax.Array, target_rows: jax.Array
+) -> Block:
+  """The rows of chunks with the targets that a chunk's centers share."""
+  num = found.weights.shape[-1]
+  return Block(rows, target_rows[:, :num], found.weights, found.positives)
+
+
+def rest_rows(found: Targets, target_rows: jax.Array, num: int) -> jax.Array:
+  """[k c / g, num, d], the first rows of each group's own."""
+  num_groups, size = found.rest_owners.shape
+  rest = target_rows[:, found.weights.shape[-1] :]
+  return rest.reshape(num_groups, size, -1)[:, :num]
+
+
+def rest_block(
+  found: Targets, rows: jax.Array, target_rows: jax.Array, num: int, group: int
+) -> Block:
+  """The rows of groups with the first `num` of the targets of their own."""
+  owners = found.rest_owners[:, None, :num]
+  weights = (owners == jnp.arange(group)[None, :, None]).astype(jnp.float32)
+  return Block(
+    rows,
+    rest_rows(found, target_rows, num),
+    weights,
+    weights * found.rest_positives[:, None, :num],
+  )
+
+
+def rest_loss(
+  found: Targets,
+  rows: jax.Array,
+  target_rows: jax.Array,
+  num: int,
+  near: jax.Array,
+  columns_axis: str | None,
+) -> jax.Array:
+  """As `block_loss`, of the first `num` targets of groups' own.
+
+  A target has one center, so that its pairs are those of the center: what a
+  product with an array of ones and zeros would find, at a fifth of its time.
+  """
+  # Of padding none.
+  near = jnp.pad(near, [(0, 0), (0, 1), (0, 0)])
+  owners = found.rest_owners[:, :num, None]
+  counts = jnp.take_along_axis(near, owners, 1).transpose(0, 2, 1)
+  positives = counts * found.rest_positives[:, None, :num]
+  rest = rest_rows(found, target_rows, num)
+  scores = products.scores(rows, rest, columns_axis)
+  return jnp.sum(losses.counted_logistic_loss(scores, counts, positives))
+
+
+def has_more(found: Targets, num: int, group: int) -> jax.Array:
+  """bool, whether a group has more than `num` targets of its own."""
+  return jnp.any(found.rest_owners[:, num:] < group)
+
+
+def window_loss(
+  spec: base.WindowSpec,
+  found: Targets,
+  usual_rest: int,
+  token_rows: jax.Array,
+  target_rows: jax.Array,
+  mask: jax.Array,
+  near: jax.Array,
+) -> jax.Array:
+  """-log P(center | token), summed over the pairs of all chunks.
+
+  Args:
+    spec: sizes; `window` is 0 where tokens are the centers' own.
+    found: the targets.
+    usual_rest: of its own, no group has more in most steps.
+    token_rows: [k, c + 2 W, d] float32.
+    target_rows: of `found.ids`.
+    mask: [k, c, c + 2 W] float32, which tokens are contexts of which center.
+    near: [k c / g, g, g + 2 W] float32, the same of groups.
+  """
+  shared = shared_block(found, token_rows, target_rows)
+  loss = block_loss(shared, mask, spec.columns_axis)
+  if found.rest_owners is None:
+    return loss
+  group = near.shape[1]
+  rows = groups(token_rows, group, spec.window)
+  return loss + usual_or_all(
+    has_more(found, usual_rest, group),
+    lambda num, *rows: rest_loss(found, *rows, num, near, spec.columns_axis),
+    (usual_rest, found.rest_owners.shape[-1]),
+    (rows, target_rows),
+    spec.columns_axis is None,
+  )
+
+
+def usual_or_all(is_more, function, sizes, args, may_choose=True):
+  """function(size, *args) with the usual size, or in some steps the largest.
+
+  Args:
+    is_more: bool, whether the usual size does not hold all.
+    function: of a size and arrays.
+    sizes: the usual one, and the largest.
+    args: arrays.
+    may_choose: whether it may differ from device to device; else the largest.
+  """
+  usual, largest = sizes
+  if not may_choose or usual >= largest:
+    return function(largest, *args)
+  return jax.lax.cond(
+    is_more,
+    lambda *args: function(largest, *args),
+    lambda *args: function(usual, *args),
+    *args,
+  )

@@ -1,0 +1,75 @@
+"""From the tables of a mixture to the senses of words, and to files of them."""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from jaxemb.data import vocab
+from jaxemb.evaluation import senses
+from jaxemb.models import base, mixture, skipgram
+from jaxemb.ops import rounding
+from jaxemb.storage import sense_files
+
+
+def collect(
+  config: ml_collections.ConfigDict,
+  model: base.Model,
+  table: Callable[[str], Any],
+  vocabulary: vocab.Vocabulary,
+) -> senses.Senses | None:
+  """The senses of a trained mixture; None of other models.
+
+  Args:
+    config: the settings.
+    model: what was trained.
+    table: gives the rows of a table, as they are kept; all processes call it.
+    vocabulary: of the text.
+  """
+  if not isinstance(model, mixture.Mixture):
+    return None
+
+  def decoded(name):
+    return rounding.decode_on_host(table(name), config.table.dtype)
+
+  found = model.senses
+  starts = np.append(found.first_rows, found.num_rows).astype(np.int64)
+  priors = np.ones(found.num_rows, np.float32)
+  if found.num_ambiguous:
+    rows = jnp.asarray(table(mixture.PRIORS)[:, : found.num])
+    is_ambiguous = found.priors_rows < found.num_ambiguous
+    owners = is_ambiguous[found.owners()]
+    chances = mixture.probabilities(rows, model.averages_logs)
+    # Sums of many small changes: what is below zero is rounding.
+    chances = np.maximum(np.asarray(chances), 0)
+    priors[owners] = (chances / chances.sum(1, keepdims=True)).reshape(-1)
+  return senses.Senses(
+    list(vocabulary.words),
+    np.asarray(vocabulary.counts),
+    starts,
+    decoded(skipgram.INPUT),
+    priors,
+    decoded(skipgram.OUTPUT),
+    config.model.loss,
+    config.model.negatives,
+    config.model.window,
+  )
+
+
+def write(folder: pathlib.Path, found: senses.Senses) -> None:
+  """Writes the files beside those of the vectors, into the same folder."""
+  facts = {
+    'loss': found.loss,
+    'negatives': found.negatives,
+    'window': found.window,
+  }
+  sense_files.write(
+    folder,
+    sense_files.Stored(
+      found.words, found.starts, found.priors, found.outputs, facts
+    ),
+    found.vectors,
+  )

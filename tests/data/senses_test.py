@@ -1,0 +1,28 @@
+"""Which words get several senses."""
+
+import pytest
+
+from jaxemb import errors
+from jaxemb.data import senses
+
+WORDS = ['the', 'of', 'bank', 'seal', 'bat']
+
+
+def test_the_union_of_frequent_and_listed_words(tmp_path):
+  path = tmp_path / 'words.txt'
+  path.write_text('# a remark\nBank 5\n\nnever\n')
+  for choice, lowercase, expected in [
+    ((0, 0.0, ''), True, []),
+    ((2, 0.0, ''), True, ['the', 'of']),
+    ((1, 0.5, ''), True, ['the', 'of', 'bank']),
+    ((1, 0.0, str(path)), True, ['the', 'bank']),
+  ]:
+    found = senses.choose(senses.Choice(*choice), WORDS, lowercase)
+    assert [w for w, x in zip(WORDS, found, strict=True) if x] == expected
+  with pytest.raises(errors.UserError, match='none of the 5 words'):
+    senses.choose(senses.Choice(0, 0.0, str(path)), WORDS, False)
+  path.write_text('\n')
+  with pytest.raises(errors.UserError, match='has no word'):
+    senses.choose(senses.Choice(0, 0.0, str(path)), WORDS, True)
+  with pytest.raises(errors.UserError, match='cannot read'):
+    senses.choose(senses.Choice(0, 0.0, str(tmp_path / 'none')), WORDS, True)
