@@ -83,9 +83,9 @@ def _check_senses(
     return
   if s.number > 1 and not (s.top_n or s.top_ratio or s.words):
     raise errors.UserError(
-      f"config.model.name='mixture' with config.senses.number={s.number}: no word "
-      'is to have several senses; give --config.senses.top_n, .top_ratio or '
-      '.words, or '
+      "config.model.name='mixture' with "
+      f'config.senses.number={s.number}: no word is to have several senses; '
+      'give --config.senses.top_n, .top_ratio or .words, or '
       '--config.senses.number=1'
     )
   if config.strategy.name == 'partition' and config.strategy.merge != 'none':
