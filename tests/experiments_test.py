@@ -17,7 +17,7 @@ def _run(name, *args):
     cwd=_ROOT,
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=300,
   )
   assert result.returncode == 0, result.stderr[-2000:]
   return result.stdout
@@ -239,8 +239,8 @@ def test_table_memory(tmp_path):
   # Two tables of vectors, and Adagrad's number of each row.
   whole = replicated['tables_per_device_bytes']
   assert whole == 2 * 4 * 5120 * (8 + 1) == replicated['tables_bytes']
-  # The numbers of rows are on all devices.
-  assert column['tables_per_device_bytes'] == 2 * 4 * 5120 * (8 // 2 + 1)
+  # Each device has the numbers of half of the rows.
+  assert column['tables_per_device_bytes'] == whole / 2
   assert column['layout'] in shown
 
 

@@ -58,7 +58,7 @@ def _run(code, **more):
   """The exit code, and lines of stdout and of stderr."""
   process = _start(code, **more)
   try:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
   except subprocess.TimeoutExpired:
     process.terminate()
     raise
@@ -97,7 +97,7 @@ def test_a_line_is_shown_when_it_is_printed():
   )
   assert process.stdout.readline() == b'[0] here\n'
   process.terminate()
-  out, _ = process.communicate(timeout=60)
+  out, _ = process.communicate(timeout=200)
   assert out == b'[0] got 15\n'  # and had not ended before
 
 
@@ -257,7 +257,7 @@ sys.exit(75)
   ready = {process.stdout.readline() for _ in range(2)}
   assert ready == {b'[0] ready\n', b'[1] ready\n'}
   os.killpg(process.pid, sent)  # as Ctrl-C does
-  out, err = process.communicate(timeout=60)
+  out, err = process.communicate(timeout=200)
   assert process.returncode == 75 and not err
   got = f'got {int(arrives)}'.encode()
   assert sorted(out.splitlines()) == [b'[0] ' + got, b'[1] ' + got]
