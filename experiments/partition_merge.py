@@ -60,6 +60,8 @@ MERGES = {
   'pca': combine.Spec('pca', normalize=True),
   'alir': combine.Spec('alir'),
   'alir, averaged': combine.Spec('alir', restore=False),
+  'alir, power .75': combine.Spec('alir', power=0.75),
+  'concat, power .75': combine.Spec('concat', normalize=True, power=0.75),
   'alir from random': combine.Spec(
     'alir',
     start='random',

@@ -61,6 +61,7 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     weights=flags.weights,
     normalize=flags.normalize,
     restore=flags.restore,
+    power=flags.power,
     align_words=flags.align_words,
     max_iterations=flags.max_iterations,
     tolerance=flags.tolerance,
@@ -187,6 +188,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.error('--align_words must be 0 (all) or more')
   if flags.max_iterations < 1:
     parser.error('--max_iterations must be 1 or more')
+  if not 0 < flags.power <= 10:
+    parser.error('--power must be above 0, and 10 at most')
   if not flags.tolerance >= 0:
     parser.error('--tolerance must be 0 or more')
   if flags.method != 'alir':
@@ -226,13 +229,7 @@ def _add_choices(add: Callable[..., object]) -> None:
     action='store_true',
     help='bring all vectors to length 1 first, as the paper does',
   )
-  add(
-    '--restore',
-    action=argparse.BooleanOptionalAction,
-    default=True,
-    help='bring the directions in which the parts disagree back to the length '
-    'that they have in the parts',
-  )
+  _add_lengths(add)
   _add_limits(add)
   add(
     '--trainable',
@@ -245,6 +242,24 @@ def _add_choices(add: Callable[..., object]) -> None:
     '--skip_bad',
     action='store_true',
     help='go on without parts that cannot be used',
+  )
+
+
+def _add_lengths(add: Callable[..., object]) -> None:
+  """Flags on what becomes of lengths."""
+  add(
+    '--restore',
+    action=argparse.BooleanOptionalAction,
+    default=True,
+    help='bring the directions in which the parts disagree back to the length '
+    'that they have in the parts',
+  )
+  add(
+    '--power',
+    type=float,
+    default=1.0,
+    help='raise the lengths of the principal directions of the result to this '
+    'power: below 1, similarities depend less on a few of them (%(default)s)',
   )
 
 

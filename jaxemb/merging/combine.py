@@ -41,6 +41,8 @@ class Spec:
     normalize: whether vectors are brought to length 1 first.
     restore: of ALiR, whether directions in which parts disagree get back the
       length that averaging took, see `ops.align.restore`.
+    power: to which the lengths of the result's principal directions are raised,
+      see `ops.align.flatten`; 1 = they stay.
     align_words: of ALiR, how many words the rotations are fitted on, the most
       frequent of those that several parts have; 0 = all.
     max_iterations: of ALiR.
@@ -55,6 +57,7 @@ class Spec:
   weights: str = 'counts'
   normalize: bool = False
   restore: bool = True
+  power: float = 1.0
   align_words: int = 250_000
   max_iterations: int = 20
   tolerance: float = 1e-4
@@ -72,7 +75,7 @@ class Merged(NamedTuple):
     others: by name, [words, ...] float32 like the parts' `others`.
     rotations: [D_i, dim] float64, from each part to what parts are averages
       of; none for Concat.
-    outer: [dim, dim] float64, from there to the result.
+    outer: [dim, dim] float64, from there to the result; none for Concat.
     report: JSON-ready figures, and `warnings`, a line each.
   """
 
@@ -182,6 +185,7 @@ def _report(
     'weights': weights if is_alir else None,
     'normalize': spec.normalize,
     'restore': spec.restore if is_alir else None,
+    'power': spec.power,
     'words': len(chosen),
     'union_words': len(union.words),
     'common_words': int((union.rows >= 0).all(0).sum()),
@@ -225,18 +229,24 @@ def _dim(parts: Sequence[parts_lib.Part], spec: Spec) -> int:
         f'--dim={spec.dim} cannot be had: concat gives the {sum(dims):,} '
         'dimensions of all parts; leave it out, or give --method=pca'
       )
+    if spec.power != 1:
+      _check_columns(dims)
     return sum(dims)
   most = max(dims) if spec.method == 'alir' else sum(dims)
   if spec.dim > most:
     raise errors.UserError(
       f'--dim={spec.dim} is more than the parts have, {most:,}; give less'
     )
+  _check_columns(dims)
+  return spec.dim or max(dims)
+
+
+def _check_columns(dims: Sequence[int]) -> None:
   if sum(dims) > MAX_COLUMNS:
     raise errors.UserError(
       f'the parts have {sum(dims):,} dimensions in all, and {MAX_COLUMNS:,} '
-      'can be aligned at once; merge groups of parts, then what came of them'
+      'can be compared at once; merge groups of parts, then what came of them'
     )
-  return spec.dim or max(dims)
 
 
 def _solve(
@@ -244,7 +254,7 @@ def _solve(
 ) -> tuple[align.Alignment | None, np.ndarray]:
   """Where parts are turned to, and what their average is multiplied by."""
   same = np.eye(dim)
-  if spec.method == 'concat':
+  if spec.method == 'concat' and spec.power == 1:
     return None, same
   is_random = spec.method == 'alir' and spec.start == 'random'
   chosen = None
@@ -255,15 +265,22 @@ def _solve(
     chosen, restores, dim if is_random else 0, spec.seed
   )
   job.progress('aligning', 0, 1)
-  if spec.method == 'pca':
-    return align.Alignment(align.principal(gram, dim), ()), same
-  solved = align.solve(
-    gram, job.dims, dim, spec.start, spec.max_iterations, spec.tolerance
-  )
-  if not restores:
-    return solved, same
-  num = len(solved.rotations)
-  return solved, align.restore(gram[:num, :num], moments, solved.rotations)
+  if spec.method == 'concat':
+    solved = align.Alignment(same, ())
+  elif spec.method == 'pca':
+    solved = align.Alignment(align.principal(gram, dim), ())
+  else:
+    solved = align.solve(
+      gram, job.dims, dim, spec.start, spec.max_iterations, spec.tolerance
+    )
+  turns, outer = solved.rotations, same
+  gram = gram[: len(turns), : len(turns)]  # without a random start
+  if restores:
+    outer = align.restore(gram, moments, turns)
+  if spec.power != 1:
+    mean = outer.T @ turns.T @ gram @ turns @ outer
+    outer = outer @ align.flatten(mean, spec.power)
+  return solved, outer
 
 
 def align_words(
@@ -342,7 +359,7 @@ def _others(
   for name in sorted(common):
     rows = [part.others[name] for part in job.parts]
     widths = tuple(r.shape[1] for r in rows)
-    turns, last = solved.rotations, np.linalg.inv(outer)
+    turns, last = solved.rotations, np.linalg.inv(outer).T
     if widths != job.dims:
       turns, last = np.ones((len(rows), 1)), np.eye(1)
     elif '.' in name and not name.startswith(f'{tables.EXPORTED}.'):

@@ -234,6 +234,26 @@ def restore(
   return (directions * lengths) @ directions.T
 
 
+def flatten(gram: np.ndarray, power: float) -> np.ndarray:
+  """What makes the lengths of a table's principal directions more alike.
+
+  A length s, relative to the largest, becomes s ** power (the weighting of
+  singular values of Levy, Goldberg and Dagan 2015 and of Caron 2001).
+
+  Args:
+    gram: [dim, dim] float64, of the table's rows.
+    power: above 0; 1 changes nothing.
+
+  Returns:
+    [dim, dim] float64, symmetric and invertible, for the rows to be multiplied
+    by.
+  """
+  squares, directions = np.linalg.eigh(gram)
+  # Shorter ones are made of rounding.
+  lengths = np.sqrt(np.maximum(squares / squares.max(), 1e-12))
+  return (directions * lengths ** (power - 1)) @ directions.T
+
+
 def _relative(square: float, norm: float) -> float:
   return float(np.sqrt(max(square, 0) / norm)) if norm > 0 else 0.0
 

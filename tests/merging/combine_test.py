@@ -213,6 +213,7 @@ def test_products_stay_where_lengths_are_restored():
     for p in parts
   ]
   plain, restored = (_merge(parts, restore=x) for x in (False, True))
+  flat = _merge(parts, power=0.5)
   assert np.array_equal(plain.outer, np.eye(_DIM))
   assert restored.report['restore'] and not plain.report['restore']
   norms = [np.linalg.norm(x.vectors) for x in (plain, restored)]
@@ -223,9 +224,26 @@ def test_products_stay_where_lengths_are_restored():
   ):  # fmt: skip
     products = [
       (x.others[left] if left else x.vectors) @ x.others[right].T
-      for x in (plain, restored)
+      for x in (plain, restored, flat)
     ]
-    assert np.abs(products[0] - products[1]).max() < 1e-4
+    for found in products[1:]:
+      assert np.abs(products[0] - found).max() < 1e-4
+
+
+@pytest.mark.parametrize('method', combine.METHODS)
+def test_lengths_of_directions_can_be_flattened(method):
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i, 0, 0.3) for i in range(3)]
+  settings = {'method': method, 'restore': False}
+  plain, flat = (_merge(parts, power=x, **settings) for x in (1.0, 0.5))
+  assert flat.words == plain.words and flat.report['power'] == 0.5
+  left, values, right = np.linalg.svd(plain.vectors, full_matrices=False)
+  expected = left * (values / values[0]) ** 0.5 @ right
+  # Up to one factor.
+  found = flat.vectors * (
+    np.linalg.norm(expected) / np.linalg.norm(flat.vectors)
+  )
+  assert np.abs(found - expected).max() < 1e-5
 
 
 def test_masked_words_are_placed_by_the_part_that_has_them():
