@@ -151,7 +151,9 @@ def _vocabulary_lengths(job: jobs.Job) -> set[int]:
   """Lengths of an axis that has all rows or a device's share of them."""
   vocab, num_table = len(job.counts), job.config.mesh.table
   if job.config.table.layout != 'row':
-    return {vocab, vocab + 1}  # optimizers may have a row for padding
+    # Optimizers may have a row for padding, and fill up what is dealt.
+    filled = len(sharded.figure_ids('column', vocab))
+    return {vocab, vocab + 1, filled, filled // num_table}
   groups = -(-vocab // sharded.ROW_CLASSES)
   rows = groups * sharded.ROW_CLASSES
   return {vocab, groups, rows, rows // num_table}

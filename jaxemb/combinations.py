@@ -19,6 +19,13 @@ _STRATEGY_KEYS = {
 }
 
 
+# Settings that only one loss has.
+_LOSS_KEYS = {
+  'negative_sampling': ('negatives', 'shared_negatives'),
+  'hierarchical_softmax': ('shared_nodes',),
+}
+
+
 def check(
   config: ml_collections.ConfigDict, usual: ml_collections.ConfigDict
 ) -> None:
@@ -42,6 +49,14 @@ def check(
       f'config.model.loss={config.model.loss!r} has tables of other things as '
       "well; give '', or another model"
     )
+  for other, keys in _LOSS_KEYS.items():
+    for key in keys:
+      if other != config.model.loss and config.model[key] != usual.model[key]:
+        raise errors.UserError(
+          f'config.model.{key}={config.model[key]!r} means nothing with '
+          f'config.model.loss={config.model.loss!r}; give '
+          f'--config.model.loss={other}'
+        )
   name, layout = config.strategy.name, config.table.layout
   for other, keys in _STRATEGY_KEYS.items():
     for key in keys:
@@ -102,6 +117,11 @@ def _check_senses(
       f"config.model.name='mixture' with config.senses.number={s.number}, but "
       'no word is to have several senses; give --config.senses.top_n, '
       '.top_ratio or .words, or --config.senses.number=1'
+    )
+  if config.strategy.min_seen != usual.strategy.min_seen:
+    raise errors.UserError(
+      f'config.strategy.min_seen={config.strategy.min_seen} means nothing with '
+      "config.model.name='mixture', whose words all stay; leave it out"
     )
   if config.strategy.name == 'partition' and config.strategy.merge != 'none':
     raise errors.UserError(

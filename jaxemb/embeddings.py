@@ -206,8 +206,9 @@ class Embeddings:
     """[senses] chances of each sense; see `senses.Senses.disambiguate`."""
     if self.sense_table is not None:
       return self.sense_table.disambiguate(sentence, position, window)
-    words = sentence.split() if isinstance(sentence, str) else sentence
-    self.get_index(words[position])
+    tokens = sentence.split() if isinstance(sentence, str) else sentence
+    sense_measures.check_position(tokens, position)
+    self.get_index(tokens[position])
     return np.ones(1)
 
   def of_words(self) -> 'Embeddings':
@@ -273,11 +274,12 @@ class Embeddings:
     Raises:
       errors.UserError: The file cannot be read, or no pair is known.
     """
+    one = self.of_words()
     vocabulary = measures.index_vocabulary(
-      self.index_to_key, restrict_vocab, case_insensitive
+      one.index_to_key, restrict_vocab, case_insensitive
     )
     return gensim_results.word_pairs(
-      pairs, vocabulary, self.vectors, delimiter, dummy4unknown
+      pairs, vocabulary, one.vectors, delimiter, dummy4unknown
     )
 
   def evaluate_word_analogies(
@@ -306,17 +308,14 @@ class Embeddings:
     Raises:
       errors.UserError: The file cannot be read or holds no analogies.
     """
+    one = self.of_words()
     vocabulary = measures.index_vocabulary(
-      self.index_to_key, restrict_vocab, case_insensitive
+      one.index_to_key, restrict_vocab, case_insensitive
     )
     return gensim_results.word_analogies(
-      analogies,
-      vocabulary,
-      self.vectors,
-      self.norms,
-      dummy4unknown,
+      analogies, vocabulary, one.vectors, one.norms, dummy4unknown,
       similarity_function,
-    )
+    )  # fmt: skip
 
   def save_word2vec_format(
     self,

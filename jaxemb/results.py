@@ -211,7 +211,7 @@ def write(
   vocabulary = parts.corpus.vocabulary
   names, counts = vocabulary.words, vocabulary.counts
   if found is not None:
-    names, counts = found.names(), np.repeat(counts, np.diff(found.starts))
+    names, counts = found.names(), found.by_row(counts)
   kept = exported_rows(config, rows)
   vectors = rounding.decode_on_host(rows, config.table.dtype)
   exported = word2vec_format.export(

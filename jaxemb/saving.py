@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from jaxemb import build, errors, mesh, metrics, warm
-from jaxemb.data import encode
+from jaxemb import build, errors, mesh, metrics, sense_tables, warm
 from jaxemb.ops import rounding
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base
@@ -79,7 +78,7 @@ def start(
     strategy.state_sharding,
     shapes,
   )
-  restored = restore(saved, like, parts.corpus)
+  restored = restore(saved, like, parts)
   if restored is None:
     return new_state(config, key, parts), metrics.Totals()
   return restored
@@ -107,24 +106,30 @@ def new_state(
 
 
 def restore(
-  saved: checkpoint.Checkpoints, like: Any, corpus: encode.Encoded
+  saved: checkpoint.Checkpoints, like: Any, parts: build.Parts
 ) -> tuple[Any, metrics.Totals] | None:
   """The state of the newest checkpoint and what was counted; None = no one.
 
   Args:
     saved: the checkpoints.
     like: the state's form, see `checkpoint.Checkpoints.restore`.
-    corpus: that is trained on.
+    parts: corpus and model of the run.
 
   Raises:
-    UserError: if the text has changed since the run began.
+    UserError: if the text, or which words have several senses, has changed
+      since the run began.
   """
   restored = saved.restore(like)
   if restored is None:
     return None
-  if restored.record['corpus'] != corpus.manifest['fingerprint']:
+  if restored.record['corpus'] != parts.corpus.manifest['fingerprint']:
     raise errors.UserError(
       'the text has changed since this run began; give another --workdir'
+    )
+  if restored.record.get('senses', '') != sense_tables.digest(parts.model):
+    raise errors.UserError(
+      'the words of config.senses.words have changed since this run began; '
+      'give the old list, or another --workdir'
     )
   totals = metrics.Totals(**restored.record['totals'])
   metrics.LOG.info('resuming behind %s words', f'{totals.words:,}')
@@ -145,5 +150,6 @@ def save(
   record = {
     'totals': dataclasses.asdict(totals),
     'corpus': parts.corpus.manifest['fingerprint'],
+    'senses': sense_tables.digest(parts.model),
   }
   saved.save(totals.steps, state, record, is_final)

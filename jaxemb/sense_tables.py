@@ -1,5 +1,6 @@
 """From the tables of a mixture to the senses of words, and to files of them."""
 
+import hashlib
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -57,6 +58,13 @@ def collect(
     config.model.negatives,
     config.model.window,
   )
+
+
+def digest(model: base.Model) -> str:
+  """Tells which rows are senses of which words; '' where none are."""
+  if not isinstance(model, mixture.Mixture):
+    return ''
+  return hashlib.sha256(model.senses.first_rows.tobytes()).hexdigest()
 
 
 def write(folder: pathlib.Path, found: senses.Senses) -> None:

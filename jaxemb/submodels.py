@@ -347,16 +347,17 @@ class _Trainer:
     # A word may have been read and never had another beside it.
     has = (self._decoded(rows) != self._start_rows).any(1)
     if senses is not None:
-      words, read = senses.names(), np.repeat(read, np.diff(senses.starts))
+      words, read = senses.names(), senses.by_row(read)
     has &= read >= config.strategy.min_seen
     if not has.any():
       raise errors.UserError(
         f'sub-model {model.part} has learned nothing: no word has another one '
         'in its window; raise --config.strategy.rate or --config.data.sample'
       )
+    seen = read * has
     if senses is not None:
-      has[:] = True  # all senses stay together
-    seen = np.where(has, read, 0)
+      # All stay together, with the counts that the tree of paths is made of.
+      has[:], seen, read = True, read, senses.by_row(vocabulary.counts)
     rows = jax.tree.map(lambda x: x[has], rows)
     vocab.write_counts(place / 'vocab.txt', vocab.Vocabulary(words, seen))
     mine = vocab.Vocabulary([words[i] for i in np.flatnonzero(has)], read[has])

@@ -77,6 +77,10 @@ class Senses:
     """Rows of a word's senses."""
     return slice(int(self.starts[word]), int(self.starts[word + 1]))
 
+  def by_row(self, numbers: np.ndarray) -> np.ndarray:
+    """[rows], numbers [vocab] of words for each of their senses."""
+    return np.repeat(numbers, np.diff(self.starts))
+
   def names(self) -> list[str]:
     """[rows] names: the word, or `word#sense` where it has several."""
     sizes = np.diff(self.starts)
@@ -162,11 +166,7 @@ class Senses:
       spelling.UnknownWordError: The word does not exist.
     """
     tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
-    if not 0 <= position < len(tokens):
-      raise errors.UserError(
-        f'position {position} is none of the {len(tokens)} words of the '
-        'sentence; they are counted from 0'
-      )
+    check_position(tokens, position)
     word = tokens[position]
     word = word if word in self.index else word.lower()
     if word not in self.index:
@@ -326,3 +326,12 @@ def evaluate_files(
     for path in paths
     for name, result in evaluate(senses, path, window).items()
   }
+
+
+def check_position(tokens: Sequence[str], position: int) -> None:
+  """Raises a `UserError` if a sentence has no such position."""
+  if not 0 <= position < len(tokens):
+    raise errors.UserError(
+      f'position {position} is none of the {len(tokens)} words of the '
+      'sentence; they are counted from 0'
+    )

@@ -14,6 +14,12 @@ from jaxemb.storage import checkpoint, word2vec_format
 _ORBAX = ('_METADATA', 'manifest.ocdbt', '_CHECKPOINT_METADATA')
 
 
+_SENSES = (
+  '{} has vectors of senses, and nobody knows which senses of two models are '
+  'the same; give vectors of words'
+)
+
+
 def open_all(
   paths: Sequence[str],
   scratch: pathlib.Path,
@@ -62,10 +68,7 @@ def open_part(
     errors.UserError: It cannot be used, or has no such tables.
   """
   path = pathlib.Path(path)
-  model = (_of_run(path) or {}).get('model', {})
-  # Inner nodes and senses are no words, and so nothing to go on with.
-  with_tables &= model.get('loss') != 'hierarchical_softmax'
-  with_tables &= model.get('name') != 'mixture'
+  _check_model(path, with_tables)
   if _is_checkpoint(path):
     return _of_checkpoint(path, scratch, with_tables)
   home = _home(path)
@@ -77,6 +80,8 @@ def open_part(
   from jaxemb import embeddings
 
   loaded = embeddings.load(path)
+  if loaded.sense_table is not None:
+    raise errors.UserError(_SENSES.format(path))
   rows = parts.of_array(loaded.vectors)
   if not rows.is_file:
     rows = parts.spooled(loaded.vectors, scratch, 'vectors')
@@ -93,8 +98,28 @@ def has_tables(path: pathlib.Path | str) -> bool:
   """Whether `open_part` would find context tables."""
   path = pathlib.Path(path)
   home = _home(path)
+  if _is_tree(_of_run(path)):
+    return False
   is_here = any((home / x).is_dir() for x in (tables.FOLDER, 'checkpoints'))
   return is_here if not _is_checkpoint(path) else _of_run(path) is not None
+
+
+def _is_tree(settings: Any) -> bool:
+  """Whether the outputs of a run are inner nodes, which are no words."""
+  return bool(settings) and (
+    settings['model'].get('loss') == 'hierarchical_softmax'
+  )
+
+
+def _check_model(path: pathlib.Path, with_tables: bool) -> None:
+  settings = _of_run(path) if path.is_dir() else None
+  if settings and settings['model'].get('name') == 'mixture':
+    raise errors.UserError(_SENSES.format(path))
+  if with_tables and _is_tree(settings):
+    raise errors.UserError(
+      f'{path} was trained with config.model.loss=hierarchical_softmax, whose '
+      'other table is not one of words; leave out --trainable'
+    )
 
 
 def _home(path: pathlib.Path) -> pathlib.Path:

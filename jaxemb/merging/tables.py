@@ -169,6 +169,11 @@ def of_merge(folder: pathlib.Path) -> dict[str, parts.Rows]:
 def settings(folder: pathlib.Path) -> Mapping[str, Any]:
   """The settings of the run in a folder, or {}."""
   try:
-    return json.loads((folder / 'config.json').read_text())
+    found = json.loads((folder / 'config.json').read_text())
   except (OSError, ValueError):
     return {}
+  # Other programs write files of that name, too.
+  is_ours = isinstance(found, dict) and all(
+    isinstance(found.get(key), dict) for key in ('model', 'table')
+  )
+  return found if is_ours else {}

@@ -18,6 +18,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.storage import atomic, float_text
 
+_FACTS = {'loss', 'negatives', 'window'}
 FILES = ('priors.txt', 'outputs.npy', 'senses.json')
 
 
@@ -84,6 +85,8 @@ def read(folder: pathlib.Path, names: Sequence[str]) -> Stored:
     text = (folder / 'priors.txt').read_text(encoding='utf-8')
     fields = [line.rsplit(' ', 2) for line in text.split('\n') if line]
     rows = [(word, int(k), float(prior)) for word, k, prior in fields]
+    if not (isinstance(facts, dict) and facts.keys() >= _FACTS):
+      raise ValueError(f'senses.json lacks one of {", ".join(sorted(_FACTS))}')
   except (OSError, ValueError, EOFError) as error:
     raise errors.UserError(
       f'{folder}: {", ".join(FILES)} do not go together ({error}); export again'
@@ -93,6 +96,11 @@ def read(folder: pathlib.Path, names: Sequence[str]) -> Stored:
     raise errors.UserError(
       f'{folder}: priors.txt has {len(rows)} lines, vocab.txt {len(names)}; '
       'export again'
+    )
+  if outputs.ndim != 2 or len(outputs) not in (len(starts), len(starts) - 1):
+    raise errors.UserError(
+      f'{folder}: outputs.npy has the form {outputs.shape}, priors.txt '
+      f'{len(starts)} words; export again'
     )
   return Stored(
     [rows[i][0] for i in starts],

@@ -208,14 +208,14 @@ def _summed(
   specs: Mapping[str, spec_lib.TableSpec],
 ) -> dict[str, jax.Array]:
   """What all replicas make of a chunk together, float32."""
-  dtypes = {specs[name].exchange_dtype for name in parts}
-  if dtypes == {'float32'}:
-    return jax.lax.psum(parts, mesh_lib.DATA)
-  return {
-    name: rounding.decode(olds[name], specs[name].dtype)
-    + wire.psum(part, wire.Axis(mesh_lib.DATA, specs[name].exchange_dtype))
-    for name, part in parts.items()
-  }
+  # Parts of the others are what has changed.
+  has_all = [k for k in parts if specs[k].exchange_dtype == 'float32']
+  found = jax.lax.psum({k: parts[k] for k in has_all}, mesh_lib.DATA)
+  for name in parts.keys() - found.keys():
+    axis = wire.Axis(mesh_lib.DATA, specs[name].exchange_dtype)
+    old = rounding.decode(olds[name], specs[name].dtype)
+    found[name] = old + wire.psum(parts[name], axis)
+  return found
 
 
 def _level(num_exchanges: jax.Array) -> jax.Array:
