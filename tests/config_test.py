@@ -33,6 +33,7 @@ def test_the_default_is_accepted():
     ('model.shortest_window', 6, 'at most config.model.window=5'),
     ('model.name', 'mixture', '--config.senses.top_n'),
     ('senses.top_n', 5, '--config.model.name=mixture'),
+    ('model.shared_nodes', 5, '--config.model.loss=hierarchical_softmax'),
     ('table.dtype', 'int4', 'not available'),
     ('table.layout', 'diagonal', 'not available'),
     ('table.layout', 'row', '--config.strategy.name=sync'),

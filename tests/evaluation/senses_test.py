@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxemb import embeddings, errors, query, sense_tables
+from jaxemb import embeddings, errors, merge, query, sense_tables
 from jaxemb.evaluation import senses
 from jaxemb.ops import huffman
 from jaxemb.reporting import senses as section
@@ -139,6 +139,27 @@ def test_what_is_written_is_read(folder):
   with pytest.raises(errors.UserError, match='export again'):
     embeddings.load(folder)
   (folder / 'kept').replace(folder / 'priors.txt')
+  facts = (folder / 'senses.json').read_text()
+  for damaged in ('{}', '[1]'):
+    (folder / 'senses.json').write_text(damaged)
+    with pytest.raises(errors.UserError, match='lacks one of loss'):
+      embeddings.load(folder)
+  (folder / 'senses.json').write_text(facts)
+
+
+def test_benchmarks_are_of_words(folder, tmp_path):
+  pairs = tmp_path / 'pairs.txt'
+  pairs.write_text('bank money 5\nthe bank 1\nmoney the 3\n')
+  loaded = embeddings.load(folder)
+  found = loaded.evaluate_word_pairs(pairs)
+  assert found[-1] == 0
+  assert found == loaded.of_words().evaluate_word_pairs(pairs)
+
+
+def test_senses_are_not_merged(folder, tmp_path, capsys):
+  argv = [str(folder), str(folder), f'--output={tmp_path}/merged']
+  assert merge.main(argv) == 2
+  assert 'which senses of two models' in capsys.readouterr().err
 
 
 def test_queries(folder, capsys):
@@ -157,6 +178,8 @@ def test_queries(folder, capsys):
     loaded.disambiguate('the money bank', 3)
   with pytest.raises(KeyError):
     loaded.disambiguate('the tank', 1)
+  with pytest.raises(errors.UserError, match='position 3'):
+    loaded.of_words().disambiguate('the money bank', 3)
   words = loaded.of_words()
   assert words.index_to_key == WORDS and words.vectors.shape == (6, 4)
   flag = f'--vectors={folder}'

@@ -15,6 +15,7 @@ from jaxemb.models import skipgram
 from jaxemb.ops import rowopt
 from jaxemb.strategies import base, replicas, sync
 from jaxemb.tables import sharded
+from jaxemb.tables import spec as spec_lib
 from tests import oracle
 
 VOCAB, DIM, WINDOW, CHUNK = 3000, 6, 3, 4
@@ -278,6 +279,37 @@ def test_first_bad_step_of_any_replica(n):
     state = state._replace(tables=state.tables | {'input': table})
     _, metrics = _step(strategy, state, bad, schedule)
     assert metrics.steps.first_bad_step == bad_step
+
+
+def test_an_exchange_of_what_is_alike_changes_nothing():
+  """Whatever the tables travel in, one of them wider than the other."""
+  devices = mesh.make(mesh.Shape(2, 1))
+  specs = {
+    'wide': spec_lib.TableSpec('wide', 8, 3, 0.0),
+    'few': spec_lib.TableSpec('few', 8, 3, 0.0, exchange_dtype='bfloat16'),
+  }
+  rows = {name: jnp.full((8, 3), 0.3) for name in specs}
+  lookups = {name: jnp.ones(8) for name in specs}
+
+  def exchange(vectors):
+    return replicas._exchange_chunk(
+      jnp.int32(0), vectors, vectors, lookups, jnp.float32(0.1), 8, 2, specs,
+      jnp.zeros(2, jnp.uint32),
+    )  # fmt: skip
+
+  everywhere = jax.sharding.PartitionSpec()
+  found = jax.jit(
+    jax.shard_map(
+      exchange,
+      mesh=devices,
+      in_specs=everywhere,
+      out_specs=everywhere,
+      check_vma=False,
+    )
+  )(rows)
+  for tables in found:
+    for name, array in tables.items():
+      np.testing.assert_allclose(array, rows[name], 1e-6)
 
 
 def test_more_steps_between_exchanges_leave_replicas_further_apart():
