@@ -136,7 +136,7 @@ def measure(
     'settings': {
       'vocab': num_rows,
       'batch_words': job.loader_spec.part_words,
-      **{name: config.model[name] for name in _SETTINGS},
+      **{name: job.config.model[name] for name in _SETTINGS},
       'strategy': config.strategy.name,
       'devices': job.mesh.size,
       'device': mesh_lib.name(job.mesh.devices.flatten()[0]),

@@ -256,9 +256,9 @@ import sys, time
 from jaxemb import main, processes, results
 processes.WAIT_SECS = 5  # that JAX waits for others when a process ends
 write = results.write
-def slow(*args):
+def slow(*args, **more):
   time.sleep(12)
-  write(*args)
+  write(*args, **more)
 results.write = slow
 main._exit(main.main(['main', *sys.argv[1:]]))
 """

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxemb import mesh
-from jaxemb.ops import products
+from jaxemb.ops import products, wire
 
 K, C, W, D = 3, 4, 6, 5
 
@@ -105,7 +105,7 @@ def test_scores_of_rows_of_which_devices_have_some_columns(num_devices):
   )
   def on_devices(left, right, slopes):
     def total(left, right):
-      scores = products.scores(left, right, mesh.TABLE)
+      scores = products.scores(left, right, wire.Axis(mesh.TABLE))
       return jnp.sum(slopes * jnp.tanh(scores)), scores
 
     (value, scores), grads = jax.value_and_grad(total, (0, 1), has_aux=True)(
@@ -133,7 +133,9 @@ def test_only_scores_travel():
   columns = jax.sharding.PartitionSpec(None, None, mesh.TABLE)
 
   def total(left, right):
-    return jnp.sum(jnp.tanh(products.scores(left, right, mesh.TABLE)))
+    return jnp.sum(
+      jnp.tanh(products.scores(left, right, wire.Axis(mesh.TABLE)))
+    )
 
   step = jax.shard_map(
     jax.grad(total, (0, 1)),

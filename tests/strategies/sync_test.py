@@ -15,7 +15,7 @@ from jaxemb import build, mesh
 from jaxemb.data import loader
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, skipgram
-from jaxemb.ops import rowopt
+from jaxemb.ops import rowopt, wire
 from jaxemb.strategies import base, sync
 from jaxemb.tables import spec as spec_lib
 from tests import oracle
@@ -105,7 +105,7 @@ def _make(model_name, optimizer_name, loss_every=LOSS_EVERY, place=ALONE):
     NEGATIVES,
     CHUNK,
     SHARED,
-    mesh.TABLE if is_split else None,
+    wire.Axis(mesh.TABLE) if is_split else None,
   )
   counts = 1000 // np.arange(1, VOCAB + 1)
   model = MODELS[model_name][0](spec, skipgram.negative_distribution(counts))
