@@ -7,6 +7,7 @@ have a length that the compiler knew and wrote down; of the others whoever wrote
 the program has to say it (`Loop`).
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -44,6 +45,7 @@ _ARRAY = re.compile(r'\b([a-z][a-z0-9]*)\[([\d,<=]*)\]')
 _METADATA = re.compile(r'metadata=\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}')
 _COMMENT = re.compile(r'/\*.*?\*/')
 _GROUPS = re.compile(r'replica_groups=(\{(?:\{[\d,]*\},?)*\}|\[[\d,]+\]|.)')
+_MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}')
 _PAIRS = re.compile(r'source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}')
 _NUM_DEVICES = re.compile(r'\b(?:num_partitions|replica_count)=(\d+)')
 # Lines without any of these words neither are collectives nor lead to some.
@@ -255,6 +257,13 @@ def _group_size(instruction: _Instruction, num_devices: int) -> int:
   if pairs:
     ends = [x.split(',') for x in re.findall(r'\d+,\d+', pairs[1])]
     return 2 if any(source != target for source, target in ends) else 1
+  mesh = _MESH.search(instruction.attributes)
+  if mesh:
+    # Axes of a mesh and their sizes, then those along which a group lies.
+    sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[1]))
+    axes = [x.strip().strip("'") for x in mesh[2].split(',') if x.strip()]
+    is_known = all(x in sizes for x in axes)
+    return math.prod(int(sizes[x]) for x in axes) if is_known else 0
   groups = _GROUPS.search(instruction.attributes)
   if not groups or groups[1] == '{}':
     return num_devices

@@ -48,6 +48,17 @@ ENTRY %main.3 (p: f32[16,4]) -> f32[16,4] {{
       'to_apply=%add',
       'all-reduce', 2, 256,
     ),
+    # Along axes of a mesh.
+    (
+      "%a = f32[16,4]{1,0} all-reduce(%p), replica_groups=mesh['x'=2,'y'=4] "
+      "{'y'}, use_global_device_ids=true, to_apply=%add",
+      'all-reduce', 4, 2 * 3 / 4 * 256,
+    ),
+    (
+      "%a = f32[16,4]{1,0} all-reduce(%p), replica_groups=mesh['x'=2,'y'=4] "
+      "{'x','y'}, to_apply=%add, metadata={op_name=\"{'x'}\"}",
+      'all-reduce', 8, 2 * 7 / 8 * 256,
+    ),
     # All devices, those that the module names.
     (
       '%a = f32[16,4]{1,0} all-reduce(%p), replica_groups={}, to_apply=%add',
