@@ -167,10 +167,10 @@ class Embeddings:
     if not positive:
       raise ValueError('give at least one positive word or vector')
 
-    def product(keys: list[keys.Key]) -> np.ndarray | float:
+    def product(items: list[keys.Key]) -> np.ndarray | float:
       factors = (
         (1 + self._cosines(self._direction(key), restrict_vocab)) / 2
-        for key in keys
+        for key in items
       )
       return functools.reduce(np.multiply, factors, np.float32(1))
 

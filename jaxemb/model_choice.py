@@ -33,14 +33,10 @@ def _tree(config, spec, counts):
   return tree.grow(counts, centers, spec.chunk, config.model.shared_nodes)
 
 
-def _hierarchical(model):
-  """A model with hierarchical softmax."""
-
-  def make(config, spec, counts, words):
-    del words
-    return model(spec, _tree(config, spec, counts))
-
-  return make
+def _hierarchical(config, spec, counts, words):
+  del words
+  outputs = _tree(config, spec, counts)
+  return hierarchical.Hierarchical(spec, outputs, config.model.name == 'cbow')
 
 
 def _mixture(config, spec, counts, words):
@@ -68,8 +64,8 @@ def _mixture(config, spec, counts, words):
 MODELS = {
   ('skipgram', 'negative_sampling'): _sampled(skipgram.SkipGram),
   ('cbow', 'negative_sampling'): _sampled(cbow.Cbow),
-  ('skipgram', 'hierarchical_softmax'): _hierarchical(hierarchical.SkipGram),
-  ('cbow', 'hierarchical_softmax'): _hierarchical(hierarchical.Cbow),
+  ('skipgram', 'hierarchical_softmax'): _hierarchical,
+  ('cbow', 'hierarchical_softmax'): _hierarchical,
   ('mixture', 'negative_sampling'): _mixture,
   ('mixture', 'hierarchical_softmax'): _mixture,
 }

@@ -203,7 +203,7 @@ def _layout(lines: list[str], delimiter: str | None) -> str | None:
     return 'questions-words'
   sample = lines[:_SNIFF_LINES]
   parsers = {
-    'scws': _parse_scws,
+    'scws': parse_scws,
     'pairs': _pair_parser('pairs', delimiter),
     'questions-words': _parse_question,
   }
@@ -230,7 +230,7 @@ def _number(field: str) -> float | None:
 
 def _pair_parser(layout: str, delimiter: str | None) -> Callable:
   if layout == 'scws':
-    return _parse_scws
+    return parse_scws
   separator = re.compile(re.escape(delimiter) if delimiter else r'[\s,]+')
 
   def parse(line: str) -> tuple[str, str, float] | None:
@@ -247,7 +247,8 @@ def _pair_parser(layout: str, delimiter: str | None) -> Callable:
   return parse
 
 
-def _parse_scws(line: str) -> tuple[str, str, float] | None:
+def parse_scws(line: str) -> tuple[str, str, float] | None:
+  """The words and the mean rating of a line of SCWS; None = no such line."""
   fields = line.split('\t')
   if len(fields) != _SCWS_FIELDS:
     return None

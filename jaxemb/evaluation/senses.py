@@ -30,11 +30,11 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxemb import errors, spelling
+from jaxemb.evaluation import benchmarks
 from jaxemb.ops import huffman
 
 MEASURES = ('MaxSimC', 'AvgSimC', 'AvgSim', 'MaxSim', 'single')
 _TOKEN = re.compile(r'[^\W_]+')
-_FIELDS = 18
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -203,7 +203,7 @@ def read_scws(path: pathlib.Path | str) -> list[Question]:
     raise errors.UserError(
       f'cannot read {path}: {error.strerror or error}; check the path'
     ) from error
-  found = [_question(line.split('\t')) for line in text.splitlines()]
+  found = [_question(line) for line in text.splitlines()]
   found = [x for x in found if x is not None]
   if not found:
     raise errors.UserError(
@@ -213,15 +213,13 @@ def read_scws(path: pathlib.Path | str) -> list[Question]:
   return found
 
 
-def _question(fields: list[str]) -> Question | None:
-  if len(fields) != _FIELDS:
+def _question(line: str) -> Question | None:
+  pair = benchmarks.parse_scws(line)
+  if pair is None:
     return None
-  try:
-    rating = float(fields[7])
-  except ValueError:
-    return None
+  *words, rating = pair
   texts, positions = [], []
-  for field in fields[5:7]:
+  for field in line.split('\t')[5:7]:
     before, mark, rest = field.partition('<b>')
     word, end, behind = rest.partition('</b>')
     if not mark or not end:
@@ -232,8 +230,7 @@ def _question(fields: list[str]) -> Question | None:
     # What stands there may have more than one part; it has one place.
     texts.append([*tokens, ''.join(_TOKEN.findall(word)) or 'x'])
     texts[-1] += _TOKEN.findall(behind)
-  words = fields[1].strip(), fields[3].strip()
-  return Question(words, tuple(texts), tuple(positions), rating)
+  return Question(tuple(words), tuple(texts), tuple(positions), rating)
 
 
 def similarities(

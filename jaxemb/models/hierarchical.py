@@ -26,11 +26,12 @@ TARGETS = 'targets'  # beside the ids of the tables: weights of the nodes
 
 
 @dataclasses.dataclass(frozen=True)
-class SkipGram:
+class Hierarchical:
   """The model over one step's rows; implements `base.Model`."""
 
   spec: base.WindowSpec
   outputs: tree.Outputs
+  averages: bool  # CBOW: the mean of a center's contexts predicts it
 
   vectors_table = skipgram.INPUT
 
@@ -71,17 +72,30 @@ class SkipGram:
     ids: Mapping[str, Any],
     batch: base.StepBatch,
   ) -> jax.Array:
-    """Summed over the (center, context) pairs, in nats."""
-    s = self.spec
+    """Summed over the examples, in nats."""
+    s, g = self.spec, self.outputs.group
     sides = batch.left, batch.right
+    mask = windows.window_mask(*sides, s.chunk, s.window)
+    token_rows = rows[skipgram.INPUT]
+    if self.averages:
+      num_contexts = skipgram.num_contexts(batch).reshape(-1, s.chunk, 1)
+      mean = mask / jnp.maximum(num_contexts, 1)
+      token_rows = products.weighted_sums(mean, token_rows)
+      # The tokens that predict a center are its own mean alone.
+      s = dataclasses.replace(s, window=0)
+      has = (num_contexts > 0).astype(jnp.float32)
+      mask = has * jnp.eye(s.chunk)[None]
+      near = has.reshape(-1, g, 1) * jnp.eye(g)[None]
+    else:
+      near = windows.window_mask(*sides, g, s.window)
     return targets.window_loss(
       s,
       ids[TARGETS],
       self.outputs.usual_rest,
-      rows[skipgram.INPUT],
+      token_rows,
       rows[skipgram.OUTPUT],
-      windows.window_mask(*sides, s.chunk, s.window),
-      windows.window_mask(*sides, self.outputs.group, s.window),
+      mask,
+      near,
     )
 
   def lookup_rates(
@@ -96,74 +110,8 @@ class SkipGram:
     }
 
   def num_examples(self, batch: base.StepBatch) -> jax.Array:
-    """Number of (center, context) pairs."""
-    return skipgram.num_contexts(batch).sum()
-
-
-@dataclasses.dataclass(frozen=True)
-class Cbow:
-  """The model over one step's rows; implements `base.Model`."""
-
-  spec: base.WindowSpec
-  outputs: tree.Outputs
-
-  vectors_table = skipgram.INPUT
-
-  @property
-  def decisions(self) -> float:
-    """Inner nodes on the path of a center."""
-    return self.outputs.decisions
-
-  def specs(self) -> Mapping[str, spec_lib.TableSpec]:
-    """The input (context) table and that of the inner nodes."""
-    return SkipGram(self.spec, self.outputs).specs()
-
-  def constants(self) -> huffman.Split:
-    """The paths."""
-    return self.outputs.constants()
-
-  def ids(
-    self, constants: huffman.Split, batch: base.StepBatch, key: jax.Array
-  ) -> dict[str, Any]:
-    """Input: [L / c, c + 2 W] windows. Output: nodes."""
-    s = self.spec
-    found = self.outputs.find(s, constants, batch, key)
-    return {
-      skipgram.INPUT: windows.chunk_windows(batch.tokens, s.chunk, s.window),
-      skipgram.OUTPUT: found.ids,
-      TARGETS: found,
-    }
-
-  def loss(
-    self,
-    rows: Mapping[str, jax.Array],
-    ids: Mapping[str, Any],
-    batch: base.StepBatch,
-  ) -> jax.Array:
-    """Summed over the centers that have a context, in nats."""
-    s, g = self.spec, self.outputs.group
-    num_contexts = skipgram.num_contexts(batch).reshape(-1, s.chunk, 1)
-    mask = windows.window_mask(batch.left, batch.right, s.chunk, s.window)
-    mean = mask / jnp.maximum(num_contexts, 1)
-    hidden = products.weighted_sums(mean, rows[skipgram.INPUT])
-    # The tokens that predict a center are its own mean alone.
-    has = (num_contexts > 0).astype(jnp.float32)
-    return targets.window_loss(
-      dataclasses.replace(s, window=0),
-      ids[TARGETS],
-      self.outputs.usual_rest,
-      hidden,
-      rows[skipgram.OUTPUT],
-      has * jnp.eye(s.chunk)[None],
-      has.reshape(-1, g, 1) * jnp.eye(g)[None],
-    )
-
-  def lookup_rates(
-    self, centers: np.ndarray, negatives: np.ndarray
-  ) -> dict[str, np.ndarray]:
-    """Of the tokens of windows, and of the nodes of paths."""
-    return SkipGram(self.spec, self.outputs).lookup_rates(centers, negatives)
-
-  def num_examples(self, batch: base.StepBatch) -> jax.Array:
-    """Number of centers with at least one context."""
-    return (skipgram.num_contexts(batch) > 0).astype(jnp.float32).sum()
+    """Number of (center, context) pairs, or of centers with a context."""
+    num_contexts = skipgram.num_contexts(batch)
+    if self.averages:
+      num_contexts = (num_contexts > 0).astype(jnp.float32)
+    return num_contexts.sum()

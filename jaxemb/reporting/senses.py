@@ -19,7 +19,7 @@ def section(found: senses.Senses | None) -> str:
     return ''
   units = _units(found.vectors)
   num = int(found.starts[min(len(found.words), _NUM_SEARCHED)])
-  owners = np.repeat(np.arange(len(found.words)), np.diff(found.starts))[:num]
+  owners = found.by_row(np.arange(len(found.words)))[:num]
   # A sense that is hardly ever meant has learned nothing to be shown.
   is_shown = found.priors[:num] >= _MIN_PRIOR
   items = ''.join(_word(found, word, units, owners, is_shown) for word in words)

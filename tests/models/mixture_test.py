@@ -187,9 +187,9 @@ def test_loss_is_that_of_loops_over_pairs(
 @pytest.mark.parametrize('name', ['skipgram', 'cbow'])
 def test_hierarchical_softmax_is_that_of_loops(name):
   batch = _batch()
-  make = {'skipgram': hierarchical.SkipGram, 'cbow': hierarchical.Cbow}
   for num_shared in (2, 100):
-    model = make[name](SPEC, _outputs('tree', num_shared))
+    outputs = _outputs('tree', num_shared)
+    model = hierarchical.Hierarchical(SPEC, outputs, name == 'cbow')
     tables, ids, rows = _rows(model, batch)
     contexts = {}
     for i, place in _pairs(batch):
