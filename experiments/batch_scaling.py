@@ -11,15 +11,14 @@ found best (experiments/results/step_notes.md says what else was tried).
 """
 
 import argparse
-import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 from typing import NamedTuple
 
 import machine
+import scored
 
 
 class Recipe(NamedTuple):
@@ -44,35 +43,14 @@ RECIPES = (
 EXPECTED = {8192: 0.005, 65_536: 0.02}
 
 
-def _run(
-  args: argparse.Namespace, recipe: Recipe, seed: int, workdir: pathlib.Path
-) -> dict:
-  command = [
-    sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
-    f'--workdir={workdir}', f'--config.data.path={args.text}',
-    f'--config.data.sample={args.sample}', f'--config.eval.paths={args.eval}',
-    f'--config.eval.restrict_vocab={args.restrict_vocab}',
-    f'--config.train.epochs={args.epochs}', f'--config.seed={seed}',
+def _flags(recipe: Recipe) -> list[str]:
+  return [
     '--config.strategy.name=sync',
     f'--config.train.batch_words={recipe.batch_words}',
     f'--config.optimizer.name={recipe.optimizer}',
     f'--config.optimizer.learning_rate={recipe.learning_rate}',
     f'--config.optimizer.max_duplicates={recipe.max_duplicates}',
-    *args.override,
-  ]  # fmt: skip
-  done = subprocess.run(command, capture_output=True, text=True)
-  if done.returncode:
-    error = done.stderr.strip().splitlines()[-1:]
-    return {'error': ' '.join(error)}
-  report = json.loads((workdir / 'report.json').read_text())
-  scores = {k: v['score'] for k, v in report['evaluation'].items()}
-  return {
-    'words_per_sec': report['words_per_sec'],
-    'train_secs': report['train_secs'],
-    'loss': report['loss_per_example'],
-    'scores': scores,
-    'mean': statistics.mean(x for x in scores.values() if x is not None),
-  }
+  ]
 
 
 def _recipes(args: argparse.Namespace) -> list[Recipe]:
@@ -145,7 +123,7 @@ def main() -> None:
       runs = []
       for seed in range(1, args.seeds + 1):
         workdir = pathlib.Path(temporary) / f'{number}-{seed}'
-        runs.append(_run(args, recipe, seed, workdir))
+        runs.append(scored.run(args, seed, workdir, _flags(recipe)))
         print(recipe, runs[-1], file=sys.stderr, flush=True)
       results.append({'recipe': recipe._asdict(), 'runs': runs})
   facts = machine.describe()
@@ -157,9 +135,7 @@ def main() -> None:
     / 'results'
     / f'batch-scaling-{facts["date"]}.json'
   )
-  output.write_text(
-    json.dumps(facts | {'arguments': vars(args), 'results': results}, indent=1)
-  )
+  machine.write(output, facts, args, results)
   print(f'all figures in {output}')
 
 

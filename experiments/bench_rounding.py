@@ -12,8 +12,6 @@ right), and the correlation of neighbours in a row and in a column, alike.
 """
 
 import argparse
-import json
-import pathlib
 import time
 from collections.abc import Callable
 
@@ -160,11 +158,7 @@ def main() -> None:
     results[name] = found
     print(line)
   if args.output:
-    pathlib.Path(args.output).write_text(
-      json.dumps(
-        facts | {'arguments': vars(args), 'results': results}, indent=1
-      )
-    )
+    machine.write(args.output, facts, args, results)
 
 
 if __name__ == '__main__':

@@ -308,9 +308,7 @@ def main() -> None:
   output = pathlib.Path(
     args.output or pathlib.Path(__file__).parent / 'results' / name
   )
-  output.write_text(
-    json.dumps(facts | {'arguments': vars(args), 'results': results}, indent=1)
-  )
+  machine.write(output, facts, args, results)
   print(f'all figures in {output}')
 
 

@@ -18,7 +18,6 @@ import argparse
 import json
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 
 import machine
 import numpy as np
+import scored
 
 
 class Case(NamedTuple):
@@ -70,30 +70,16 @@ def _run(
   args: argparse.Namespace, case: Case, seed: int, workdir: pathlib.Path
 ) -> dict[str, Any]:
   """Figures of one run."""
-  command = [
-    sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
-    f'--workdir={workdir}', f'--config.data.path={args.text}',
-    f'--config.data.sample={args.sample}', f'--config.eval.paths={args.eval}',
-    f'--config.eval.restrict_vocab={args.restrict_vocab}',
-    f'--config.train.epochs={args.epochs}', f'--config.seed={seed}',
-    *_flags(case), *args.override,
-  ]  # fmt: skip
-  done = subprocess.run(command, capture_output=True, text=True)
-  if done.returncode:
-    return {'error': ' '.join(done.stderr.strip().splitlines()[-1:])}
+  found = scored.run(args, seed, workdir, _flags(case))
+  if 'error' in found:
+    return found
   report = json.loads((workdir / 'report.json').read_text())
-  scores = {k: v['score'] for k, v in report['evaluation'].items()}
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   logged = [x for x in map(json.loads, lines) if x.get('loss') is not None]
-  return {
-    'words_per_sec': report['words_per_sec'],
-    'train_secs': report['train_secs'],
+  return found | {
     'table_bytes': report['table_bytes'],
     'vector_bytes': report['vector_bytes'],
-    'loss': report['loss_per_example'],
     'curve': [[x['words'], x['loss']] for x in logged],
-    'scores': scores,
-    'mean': statistics.mean(x for x in scores.values() if x is not None),
   }
 
 

@@ -2,6 +2,7 @@
 
 import datetime
 import importlib.metadata
+import json
 import os
 import pathlib
 import platform
@@ -119,6 +120,21 @@ def devices() -> list[dict[str, Any]]:
 def commit() -> str:
   """The commit that is checked out, or 'unknown'."""
   return _git('rev-parse', 'HEAD') or 'unknown'
+
+
+def write(
+  path: pathlib.Path | str, facts: dict[str, Any], arguments: Any, results: Any
+) -> None:
+  """Writes a result as JSON.
+
+  Args:
+    path: of the file.
+    facts: what `describe` returned.
+    arguments: the parsed flags of the command.
+    results: what it found.
+  """
+  found = facts | {'arguments': vars(arguments), 'results': results}
+  pathlib.Path(path).write_text(json.dumps(found, indent=1))
 
 
 def today() -> str:

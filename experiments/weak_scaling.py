@@ -9,7 +9,6 @@ the layouts cost beside the network, not what a network does to them.
 """
 
 import argparse
-import json
 import pathlib
 import statistics
 import tempfile
@@ -84,11 +83,7 @@ def main() -> None:
       f'{statistics.median(twos) / 1e6:8.2f}M {kept:16.0%}'
     )
   if args.output:
-    pathlib.Path(args.output).write_text(
-      json.dumps(
-        facts | {'arguments': vars(args), 'results': results}, indent=1
-      )
-    )
+    machine.write(args.output, facts, args, results)
 
 
 if __name__ == '__main__':

@@ -1,0 +1,51 @@
+"""A run of `jaxemb.main`, and what it scored: for experiments on quality."""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def run(
+  args: argparse.Namespace,
+  seed: int,
+  workdir: pathlib.Path,
+  flags: Sequence[str],
+) -> dict[str, Any]:
+  """Trains and evaluates.
+
+  Args:
+    args: `config`, `text`, `sample`, `eval`, `restrict_vocab`, `epochs` and
+      `override`, flags that come last.
+    seed: of the run.
+    workdir: its folder.
+    flags: what the run is about.
+
+  Returns:
+    `words_per_sec`, `train_secs`, `loss`, `scores` and their `mean`; or
+    `error`, the last line of a run that failed.
+  """
+  command = [
+    sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
+    f'--workdir={workdir}', f'--config.data.path={args.text}',
+    f'--config.data.sample={args.sample}', f'--config.eval.paths={args.eval}',
+    f'--config.eval.restrict_vocab={args.restrict_vocab}',
+    f'--config.train.epochs={args.epochs}', f'--config.seed={seed}',
+    *flags, *args.override,
+  ]  # fmt: skip
+  done = subprocess.run(command, capture_output=True, text=True)
+  if done.returncode:
+    return {'error': ' '.join(done.stderr.strip().splitlines()[-1:])}
+  report = json.loads((workdir / 'report.json').read_text())
+  scores = {k: v['score'] for k, v in report['evaluation'].items()}
+  return {
+    'words_per_sec': report['words_per_sec'],
+    'train_secs': report['train_secs'],
+    'loss': report['loss_per_example'],
+    'scores': scores,
+    'mean': statistics.mean(x for x in scores.values() if x is not None),
+  }
