@@ -185,7 +185,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   if flags.dim < 0:
     parser.error('--dim must be 0 (that of the largest part) or more')
   if flags.align_words < 0:
-    parser.error('--align_words must be 0 (all) or more')
+    parser.error('--align_words must be 0 or more')
   if flags.max_iterations < 1:
     parser.error('--max_iterations must be 1 or more')
   if not 0 < flags.power <= 10:
@@ -268,15 +268,15 @@ def _add_limits(add: Callable[..., object]) -> None:
   add(
     '--align_words',
     type=int,
-    default=250_000,
-    help='most frequent words that alir fits rotations on; 0 = all '
-    '(%(default)s)',
+    default=0,
+    help='words that alir fits rotations on, frequent and rare ones alike; 0 = '
+    '500 for each dimension (%(default)s)',
   )
   add('--max_iterations', type=int, default=20, help='of alir (%(default)s)')
   add(
     '--tolerance',
     type=float,
-    default=1e-4,
+    default=5e-3,
     help='alir stops once vectors move by less, relative to their length '
     '(%(default)s)',
   )

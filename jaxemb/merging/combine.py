@@ -23,7 +23,10 @@ METHODS = ('alir', 'pca', 'concat')
 STARTS = align.STARTS
 WEIGHTS = ('counts', 'equal')
 
-_WORDS_PER_DIMENSION = 20
+# Of ALiR's rotations; half as many give the same scores (merge_notes.md).
+_ALIGN_WORDS_PER_DIMENSION = 500
+# That any two parts share.
+_TIES_PER_DIMENSION = 20
 # Columns of the Gram matrix, of which two lie in a device's memory.
 MAX_COLUMNS = 16_384
 
@@ -43,8 +46,8 @@ class Spec:
       length that averaging took, see `ops.align.restore`.
     power: to which the lengths of the result's principal directions are raised,
       see `ops.align.flatten`; 1 = they stay.
-    align_words: of ALiR, how many words the rotations are fitted on, the most
-      frequent of those that several parts have; 0 = all.
+    align_words: of ALiR, about how many words the rotations are fitted on, see
+      `align_words`; 0 = 500 for each dimension of the largest part.
     max_iterations: of ALiR.
     tolerance: displacement below which ALiR stops, relative to the vectors.
     block_rows: words at a time; 0 = what suits memory.
@@ -58,9 +61,9 @@ class Spec:
   normalize: bool = False
   restore: bool = True
   power: float = 1.0
-  align_words: int = 250_000
+  align_words: int = 0
   max_iterations: int = 20
-  tolerance: float = 1e-4
+  tolerance: float = 5e-3
   block_rows: int = 0
   seed: int = 1
 
@@ -258,8 +261,9 @@ def _solve(
     return None, same
   is_random = spec.method == 'alir' and spec.start == 'random'
   chosen = None
-  if spec.method == 'alir' and spec.align_words:
-    chosen = align_words(job.places >= 0, spec.align_words, job.dims)
+  if spec.method == 'alir':
+    limit = spec.align_words or _ALIGN_WORDS_PER_DIMENSION * max(job.dims)
+    chosen = align_words(job.places >= 0, limit, job.dims)
   restores = spec.method == 'alir' and spec.restore
   gram, moments = job.compare(
     chosen, restores, dim if is_random else 0, spec.seed
@@ -288,8 +292,10 @@ def align_words(
 ) -> np.ndarray | None:
   """The words on which rotations are fitted.
 
-  A word that one part alone has says nothing about rotations. Rotations of a
-  few hundred dimensions are known well from some hundred thousand words.
+  A word that one part alone has says nothing about rotations, and those of some
+  hundred dimensions are known well from some ten thousand words. Frequent and
+  rare ones alike are among them, because parts disagree on rare ones more, and
+  `ops.align.restore` wants to know by how much.
 
   Args:
     has: [n, words] bool, which parts have each word, the most frequent first.
@@ -302,12 +308,13 @@ def align_words(
   """
   if has.shape[1] <= limit:
     return None
-  is_shared = has.sum(0) > 1
+  shared = np.flatnonzero(has.sum(0) > 1)
   is_chosen = np.zeros(has.shape[1], bool)
-  is_chosen[np.flatnonzero(is_shared)[:limit]] = True
+  evenly = np.linspace(0, len(shared) - 1, min(limit, len(shared)))
+  is_chosen[shared[evenly.astype(np.int64)]] = True
   for i, j in itertools.combinations(range(len(has)), 2):
     both = has[i] & has[j]
-    least = _WORDS_PER_DIMENSION * min(dims[i], dims[j])
+    least = _TIES_PER_DIMENSION * min(dims[i], dims[j])
     missing = least - np.count_nonzero(is_chosen & both)
     if missing > 0:
       is_chosen[np.flatnonzero(both & ~is_chosen)[:missing]] = True

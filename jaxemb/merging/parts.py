@@ -5,6 +5,7 @@ before does not count as memory of this process.
 """
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -165,16 +166,17 @@ def unite(parts: Sequence[Part]) -> Union:
   Where the counts of a part are not known, words are in the order of the rank
   that is best among its parts. Ties are in the order of first appearance.
   """
-  ids: dict[str, int] = {}
+  words = list(dict.fromkeys(itertools.chain(*(part.words for part in parts))))
+  ids = dict(zip(words, range(len(words)), strict=True))
   of_part: list[np.ndarray] = []
   for i, part in enumerate(parts):
     same = next((j for j in range(i) if parts[j].words == part.words), None)
     if same is None:
-      found = (ids.setdefault(word, len(ids)) for word in part.words)
+      found = map(ids.__getitem__, part.words)
       of_part.append(np.fromiter(found, np.int32, len(part.words)))
     else:
       of_part.append(of_part[same])
-  size = len(ids)
+  size = len(words)
   rows = np.full((len(parts), size), -1, np.int32)
   counts = np.zeros(size, np.int64)
   ranks = np.full(size, np.iinfo(np.int64).max)
@@ -190,7 +192,6 @@ def unite(parts: Sequence[Part]) -> Union:
   order = np.argsort(-counts if has_counts else ranks, kind='stable')
   # Words that no part has seen are nowhere.
   order = order[(rows[:, order] >= 0).any(0)]
-  words = list(ids)
   return Union(
     [words[i] for i in order.tolist()],
     # Sums over some of the parts would be taken for counts of all.

@@ -156,7 +156,7 @@ class Passes:
     """
     dims = self.dims + (random_dim,) * bool(random_dim)
     sums = gram.zeros(self.mesh, sum(dims))
-    own = [gram.zeros(self.mesh, dim) for dim in self.dims if has_moments]
+    own = tuple(gram.zeros(self.mesh, d) for d in self.dims if has_moments)
     vectors = [part.vectors for part in self.parts]
     for block in self.blocks(vectors, 'comparing', chosen):
       weights = self.weights(block.places)
@@ -177,18 +177,9 @@ class Passes:
       sums = gram.add(
         sums, rows, gram.put(self.mesh, scale), mesh=self.mesh, dims=dims
       )
-      roots = gram.put(self.mesh, np.sqrt(weights))
-      parts = zip(own, gram.slices(self.dims), strict=False)
-      own = [
-        gram.add(
-          one,
-          rows[:, columns],
-          roots[:, i, None],
-          mesh=self.mesh,
-          dims=self.dims[i : i + 1],
-        )
-        for i, (one, columns) in enumerate(parts)
-      ]
+      if has_moments:
+        roots = gram.put(self.mesh, np.sqrt(weights))
+        own = gram.add_each(own, rows, roots, mesh=self.mesh, dims=self.dims)
     return Compared(gram.result(sums), [gram.result(one) for one in own])
 
   def turn(

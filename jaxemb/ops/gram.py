@@ -108,6 +108,32 @@ def add(
   )(sums, rows, scale)
 
 
+@functools.partial(
+  jax.jit, static_argnames=('mesh', 'dims'), donate_argnames='sums'
+)
+def add_each(
+  sums: tuple[Sums, ...],
+  rows: jax.Array,
+  scale: jax.Array,
+  *,
+  mesh: jax.sharding.Mesh,
+  dims: tuple[int, ...],
+) -> tuple[Sums, ...]:
+  """As `add`, but adds Z_i^T Z_i of each part alone to the sums of its own.
+
+  Args:
+    sums: so far, n of them; donated.
+    rows: [b, sum D_i] float32.
+    scale: [b, n] float32, of the rows of each part.
+    mesh: the devices, over which rows are dealt; nothing travels.
+    dims: D_i.
+  """
+  return tuple(
+    add(one, rows[:, part], scale[:, i, None], mesh=mesh, dims=dims[i : i + 1])
+    for i, (one, part) in enumerate(zip(sums, slices(dims), strict=True))
+  )
+
+
 def spread(scale: jax.Array, dims: tuple[int, ...]) -> jax.Array:
   """[b, n], a number for each part -> [b, sum D_i], one for each column."""
   return jnp.repeat(
