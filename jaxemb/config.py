@@ -17,10 +17,11 @@ from jaxemb import combinations, errors, mixtures
 # Keys that change what is shown or kept, which devices work and how, or what
 # is done with sub-models in the end, not what is learned: a run may be resumed
 # with other values.
+# The text is known by its words, wherever it lies.
 _FREE_KEYS = frozenset((
-  'data.cache', 'eval.paths', 'eval.restrict_vocab', 'mesh.data', 'mesh.table',
-  'strategy.merge', 'strategy.part', 'strategy.per_device', 'table.duplicates',
-  'table.export_dtype', 'train.checkpoint_every_secs',
+  'data.cache', 'data.path', 'eval.paths', 'eval.restrict_vocab', 'mesh.data',
+  'mesh.table', 'strategy.merge', 'strategy.part', 'strategy.per_device',
+  'table.duplicates', 'table.export_dtype', 'train.checkpoint_every_secs',
   'train.checkpoints_to_keep', 'train.log_every_secs', 'train.loss_every_steps',
   'train.steps_per_loop',
 ))  # fmt: skip

@@ -124,7 +124,8 @@ def restore(
     return None
   if restored.record['corpus'] != parts.corpus.manifest['fingerprint']:
     raise errors.UserError(
-      'the text has changed since this run began; give another --workdir'
+      'the text is not the one that this run began with, or has changed; '
+      'give another --workdir'
     )
   if restored.record.get('senses', '') != sense_tables.digest(parts.model):
     raise errors.UserError(

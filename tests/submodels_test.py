@@ -393,6 +393,17 @@ def test_a_part_of_another_text_is_refused(cache, together, tmp_path):
     _train(_config(cache), tmp_path / 'run')
 
 
+def test_parts_may_come_from_where_the_text_has_another_path(
+  cache, together, tmp_path
+):
+  shutil.copytree(together, tmp_path / 'run')
+  shutil.rmtree(tmp_path / 'run/parts/02')
+  text = str(tmp_path / 'copy.xml.bz2')
+  shutil.copy(next(cache.rglob('*.xml.bz2')), text)
+  assert _train(_config(cache, **{'data.path': text}), tmp_path / 'run') == 0
+  assert _vectors(tmp_path / 'run', 2) == _vectors(together, 2)
+
+
 def test_what_cannot_be_merged_is_told_before_training(cache, tmp_path):
   more = {'strategy.num_parts': 100, 'model.dim': 300, 'mesh.data': 1}
   with pytest.raises(errors.UserError, match='cannot be merged at once'):

@@ -404,7 +404,7 @@ def test_text_that_changed_is_not_resumed_on(cache, tmp_path):
   config = _config(cache, **{'data.path': path})
   assert train.run(config, tmp_path / 'run') == 0
   _text(tmp_path, _SENTENCE * 98 + b'one two\n')
-  with pytest.raises(errors.UserError, match='text has changed'):
+  with pytest.raises(errors.UserError, match='or has changed; give'):
     train.run(config, tmp_path / 'run')
 
 
