@@ -28,285 +28,24 @@ import glob
 import json
 import os
 import pathlib
-import shutil
 import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import machine
 import numpy as np
 import partition_paper
+import partition_runs
 import partition_tables
 
-from jaxemb import embeddings
 from jaxemb.data import encode, shares, toywiki
-from jaxemb.evaluation import benchmarks, words
-from jaxemb.merging import combine, parts, sources
+from jaxemb.merging import parts
 from jaxemb.ops import align
-from jaxemb.storage import word2vec_format
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RESULTS = _ROOT / 'experiments' / 'results'
 
 EXPECTED = partition_paper.SCORES
 STAGES = ('sweep', 'kl', 'numbers', 'removed', 'repaired', 'sizes')
-# Rows of length 1, as the paper has them; what `jaxemb.merge` does, and does
-# without bringing lengths back; and the paper's ALiR, of three iterations.
-MERGES = {
-  'concat': combine.Spec('concat', normalize=True),
-  'pca': combine.Spec('pca', normalize=True),
-  'alir': combine.Spec('alir'),
-  'alir, averaged': combine.Spec('alir', restore=False),
-  'alir, power .75': combine.Spec('alir', power=0.75),
-  'concat, power .75': combine.Spec('concat', normalize=True, power=0.75),
-  'alir from random': combine.Spec(
-    'alir',
-    start='random',
-    weights='equal',
-    normalize=True,
-    restore=False,
-    max_iterations=3,
-  ),
-  'alir from pca': combine.Spec(
-    'alir',
-    start='pca',
-    weights='equal',
-    normalize=True,
-    restore=False,
-    max_iterations=3,
-  ),
-}
-
-
-class Cell(NamedTuple):
-  """Sub-models that are trained on the same text, or the single run."""
-
-  divide: str  # 'single' = not divided
-  num_parts: int
-  seed: int
-  num_files: int = 0  # of the text, the first ones; 0 = all
-
-  @property
-  def name(self) -> str:
-    """Of its folder."""
-    less = f'-files{self.num_files}' if self.num_files else ''
-    return f'{self.divide}-{self.num_parts}-{self.seed}{less}'
-
-
-# Training.
-
-
-def _text(args: argparse.Namespace, num_files: int) -> str:
-  """The text, or a folder of its first files."""
-  if not num_files:
-    return args.text
-  folder = args.work / f'text-{num_files}'
-  folder.mkdir(parents=True, exist_ok=True)
-  for path in sorted(glob.glob(args.text))[:num_files]:
-    link = folder / pathlib.Path(path).name
-    if not link.exists():
-      link.symlink_to(pathlib.Path(path).resolve())
-  return str(folder)
-
-
-def _settings(args: argparse.Namespace, cell: Cell) -> list[str]:
-  found = {
-    'data.path': _text(args, cell.num_files),
-    'data.cache': args.work / 'cache',
-    'data.sample': args.sample,
-    'eval.paths': 'none',
-    'model.dim': args.dim,
-    'optimizer.name': args.optimizer,
-    'optimizer.learning_rate': args.learning_rate,
-    'seed': cell.seed,
-    'train.epochs': args.epochs,
-    'train.checkpoints_to_keep': 1,
-  }
-  if cell.divide == 'single':
-    found['strategy.name'] = 'sync'
-  else:
-    found |= {
-      'strategy.name': 'partition',
-      'strategy.num_parts': cell.num_parts,
-      'strategy.divide': cell.divide,
-      'strategy.merge': 'none',
-    }
-  given = [f'--config.{key}={value}' for key, value in found.items()]
-  return [*given, *args.override]
-
-
-def train(args: argparse.Namespace, cell: Cell) -> pathlib.Path:
-  """The folder of a cell's run, which is trained unless it is there."""
-  workdir = args.work / 'runs' / cell.name
-  if not (workdir / 'report.json').exists():
-    print(f'  training {cell.name}', file=sys.stderr, flush=True)
-    command = [
-      sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
-      f'--workdir={workdir}', *_settings(args, cell),
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
-    if done.returncode:
-      raise RuntimeError(f'{cell.name} failed:\n{done.stderr[-2000:]}')
-  # Vectors and words are all that is wanted: a sweep has hundreds of them.
-  for pattern in ('checkpoints', 'export/projector', 'export/vectors.[bt]*'):
-    for path in [*workdir.glob(pattern), *workdir.glob(f'parts/*/{pattern}')]:
-      shutil.rmtree(path) if path.is_dir() else path.unlink()
-  return workdir
-
-
-def _report(workdir: pathlib.Path) -> dict[str, Any]:
-  return json.loads((workdir / 'report.json').read_text())
-
-
-def _parts(workdir: pathlib.Path, num: int = 0) -> list[parts.Part]:
-  """The first sub-models of a run; 0 = all."""
-  folders = sorted((workdir / 'parts').iterdir())
-  return [
-    sources.open_part(x, None, with_tables=False)
-    for x in folders[: num or None]
-  ]
-
-
-# Scores.
-
-
-def evaluate(
-  args: argparse.Namespace, vocabulary: Sequence[str], vectors: np.ndarray
-) -> dict[str, Any]:
-  """By benchmark `score`, `found` and `total`; `mean` and `words`."""
-  found = words.evaluate(vocabulary, vectors, args.eval.split(','), 0)
-  if args.analogies:
-    paths = args.analogies.split(',')
-    found |= words.evaluate(vocabulary, vectors, paths, args.restrict_vocab)
-  kept = {
-    name: {key: x[key] for key in ('score', 'found', 'total')}
-    for name, x in found.items()
-  }
-  # The paper asks for words, not for pairs.
-  has = set(vocabulary)
-  for name, mine in args.benchmark_words.items():
-    kept[name]['recall'] = len(mine & has) / max(len(mine), 1)
-  chosen = [x for x in partition_tables.FIVE if x in kept] or list(kept)
-  scores = [kept[name]['score'] or 0.0 for name in chosen]
-  return {
-    'benchmarks': kept,
-    'mean': statistics.mean(scores),
-    'words': len(vocabulary),
-  }
-
-
-def _benchmark_words(args: argparse.Namespace) -> dict[str, set[str]]:
-  """Words of each benchmark, in lower case."""
-  found = {}
-  paths = [*args.eval.split(','), *filter(None, args.analogies.split(','))]
-  for each in benchmarks.find(paths)[0]:
-    if isinstance(each, benchmarks.Pairs):
-      mine = [word for pair in each.pairs for word in pair]
-    elif isinstance(each, benchmarks.Analogies):
-      mine = [w for x in each.sections.values() for four in x for w in four]
-    else:
-      mine = list(each.categories)
-    found[each.name] = {word.lower() for word in mine}
-  return found
-
-
-def _kept(
-  args: argparse.Namespace, name: str, make: Callable[[], dict[str, Any]]
-) -> dict[str, Any]:
-  """What was found before under a name, or is found now."""
-  path = args.work / 'scores' / f'{name}.json'
-  if not path.exists():
-    print(f'  scoring {name}', file=sys.stderr, flush=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = make()
-    temporary = path.with_suffix('.tmp')
-    temporary.write_text(json.dumps(found))
-    temporary.rename(path)
-  return json.loads(path.read_text())
-
-
-def merged(
-  args: argparse.Namespace,
-  workdir: pathlib.Path,
-  opened: Sequence[parts.Part],
-  spec: combine.Spec,
-) -> dict[str, Any]:
-  """Scores of sub-models that are merged, and what merging took."""
-  import jax
-
-  from jaxemb import mesh
-
-  start = time.perf_counter()
-  devices = mesh.make(mesh.Shape(len(jax.devices()), 1))
-  found = combine.merge(opened, spec, devices)
-  merge_secs = time.perf_counter() - start
-  # The most frequent of the text first.
-  every, _ = word2vec_format.read_vocab(
-    next((workdir / 'parts').glob('*/vocab.txt'))
-  )
-  rank = {word: i for i, word in enumerate(every)}
-  order = np.argsort([rank[word] for word in found.words])
-  names = [found.words[i] for i in order]
-  result = evaluate(args, names, np.asarray(found.vectors)[order])
-  return result | {
-    'merge_secs': merge_secs,
-    'dim': int(found.vectors.shape[1]),
-    'displacements': found.report['displacements'],
-    'residuals': [x['residual'] for x in found.report['parts']],
-  }
-
-
-def _alone(args: argparse.Namespace, cell: Cell) -> dict[str, Any]:
-  """The single run, and how long it took."""
-  workdir = train(args, cell)
-
-  def make() -> dict[str, Any]:
-    loaded = embeddings.load(workdir)
-    return evaluate(args, loaded.index_to_key, loaded.vectors)
-
-  report = _report(workdir)
-  figures = {key: report[key] for key in ('train_secs', 'corpus_words')}
-  figures['words_read'] = report['corpus_words'] * args.epochs
-  return _kept(args, cell.name, make) | figures
-
-
-def _whole(
-  args: argparse.Namespace, cell: Cell, workdir: pathlib.Path, merge: str
-) -> dict[str, Any]:
-  """All sub-models of a cell, merged."""
-  return _kept(
-    args,
-    f'{cell.name}-{merge.replace(", ", " ").replace(" ", "_")}',
-    lambda: merged(args, workdir, _parts(workdir), MERGES[merge]),
-  )
-
-
-def _divided(
-  args: argparse.Namespace, cell: Cell, merges: Sequence[str]
-) -> dict[str, Any]:
-  """A cell's sub-models, and what they are when merged."""
-  workdir = train(args, cell)
-  each = []
-  for folder in sorted((workdir / 'parts').iterdir()):
-
-    def make(folder=folder) -> dict[str, Any]:
-      loaded = embeddings.load(folder)
-      return evaluate(args, loaded.index_to_key, loaded.vectors)
-
-    each.append(_kept(args, f'{cell.name}-part{folder.name}', make))
-  report = _report(workdir)
-  told = report['parts']
-  return {
-    'mean_part': statistics.mean(x['mean'] for x in each),
-    'parts': each,
-    'train_secs': [x['train_secs'] for x in told],
-    'words_read': [x['words'] for x in told],
-    'words_seen': [x['words_seen'] for x in told],
-    'merges': {name: _whole(args, cell, workdir, name) for name in merges},
-  }
 
 
 # Stages.
@@ -315,14 +54,17 @@ def _divided(
 def _sweep(args: argparse.Namespace) -> dict[str, Any]:
   return {
     'single': {
-      seed: _alone(args, Cell('single', 1, seed)) for seed in args.seeds
+      seed: partition_runs.alone(args, partition_runs.Cell('single', 1, seed))
+      for seed in args.seeds
     },
     'cells': [
       {
         'divide': divide,
         'num_parts': num,
         'seed': seed,
-        **_divided(args, Cell(divide, num, seed), args.merges),
+        **partition_runs.divided(
+          args, partition_runs.Cell(divide, num, seed), args.merges
+        ),
       }
       for seed in args.seeds
       for num in args.numbers
@@ -373,25 +115,30 @@ def _divergences(args: argparse.Namespace) -> list[dict[str, Any]]:
 def _numbers(args: argparse.Namespace) -> list[dict[str, Any]]:
   """Some of the sub-models of the finest division."""
   num, found = max(args.numbers), []
-  cell = Cell('shuffle', num, args.seeds[0])
-  workdir = train(args, cell)
+  cell = partition_runs.Cell('shuffle', num, args.seeds[0])
+  workdir = partition_runs.train(args, cell)
   for taken in [x for x in args.taken if x <= num]:
     for name in ('pca', 'alir'):
       if taken == num:
-        scores = _whole(args, cell, workdir, name)
+        scores = partition_runs.whole(args, cell, workdir, name)
       elif taken == 1:
-        opened = _parts(workdir, 1)[0]
-        scores = _kept(
+        opened = partition_runs.parts_of(workdir, 1)[0]
+        scores = partition_runs.kept(
           args,
           f'{cell.name}-part{pathlib.Path(opened.name).name}',
-          lambda x=opened: evaluate(args, x.words, x.vectors.open()),
+          lambda x=opened: partition_runs.evaluate(
+            args, x.words, x.vectors.open()
+          ),
         )
       else:
-        scores = _kept(
+        scores = partition_runs.kept(
           args,
           f'{cell.name}-first{taken}-{name}',
-          lambda taken=taken, name=name: merged(
-            args, workdir, _parts(workdir, taken), MERGES[name]
+          lambda taken=taken, name=name: partition_runs.merged(
+            args,
+            workdir,
+            partition_runs.parts_of(workdir, taken),
+            partition_runs.MERGES[name],
           ),
         )
       found.append({'taken': taken, 'merge': name, **scores})
@@ -418,32 +165,36 @@ def _some(args: argparse.Namespace, share: float, seed: int) -> set[str]:
 def _removed(args: argparse.Namespace) -> list[dict[str, Any]]:
   """Merges of sub-models each of which lacks other words."""
   num, found = max(args.numbers), []
-  cell = Cell('shuffle', num, args.seeds[0])
-  workdir = train(args, cell)
+  cell = partition_runs.Cell('shuffle', num, args.seeds[0])
+  workdir = partition_runs.train(args, cell)
   for share in (0.0, *args.removed):
     for name in args.merges:
 
       def make(share=share, name=name) -> dict[str, Any]:
         opened = [
           _without(part, _some(args, share, i))
-          for i, part in enumerate(_parts(workdir))
+          for i, part in enumerate(partition_runs.parts_of(workdir))
         ]
-        return merged(args, workdir, opened, MERGES[name])
+        return partition_runs.merged(
+          args, workdir, opened, partition_runs.MERGES[name]
+        )
 
       if share:
-        scores = _kept(args, f'{cell.name}-without{share}-{name}', make)
+        scores = partition_runs.kept(
+          args, f'{cell.name}-without{share}-{name}', make
+        )
       else:
-        scores = _whole(args, cell, workdir, name)
+        scores = partition_runs.whole(args, cell, workdir, name)
       found.append({'removed': share, 'merge': name, **scores})
   return found
 
 
 def _repaired(args: argparse.Namespace) -> list[dict[str, Any]]:
   """Words of one sub-model from another, turned into its space."""
-  cell = Cell('shuffle', max(args.numbers), args.seeds[0])
+  cell = partition_runs.Cell('shuffle', max(args.numbers), args.seeds[0])
   source, target = (
     (part.words, _units(part.vectors.open()))
-    for part in _parts(train(args, cell), 2)
+    for part in partition_runs.parts_of(partition_runs.train(args, cell), 2)
   )
   places = {word: i for i, word in enumerate(source[0])}
   common = [i for i, word in enumerate(target[0]) if word in places]
@@ -466,7 +217,7 @@ def _repaired(args: argparse.Namespace) -> list[dict[str, Any]]:
       repaired = a
       if turn is not None:
         repaired = np.where(gone[:, None], a @ turn.astype(np.float32), b)
-      scores = evaluate(args, names, repaired)
+      scores = partition_runs.evaluate(args, names, repaired)
       found.append({'removed': share, 'map': name, **scores})
   return found
 
@@ -481,8 +232,12 @@ def _sizes(args: argparse.Namespace) -> list[dict[str, Any]]:
   num, seed = max(args.numbers), args.seeds[0]
   for n in range(1, num_files + 1):
     files = 0 if n == num_files else n
-    single = _alone(args, Cell('single', 1, seed, files))
-    mine = _divided(args, Cell('shuffle', num, seed, files), ['alir', 'concat'])
+    single = partition_runs.alone(
+      args, partition_runs.Cell('single', 1, seed, files)
+    )
+    mine = partition_runs.divided(
+      args, partition_runs.Cell('shuffle', num, seed, files), ['alir', 'concat']
+    )
     found.append({'files': n, 'single': single, **mine})
   return found
 
@@ -499,7 +254,11 @@ def _arguments() -> argparse.Namespace:
   add('--stages', default=','.join(STAGES))
   add('--divide', default=','.join(shares.WAYS[::-1]))
   add('--numbers', default='10,5,3', help='of sub-models')
-  add('--merges', default=':'.join(MERGES), help='with colons between')
+  add(
+    '--merges',
+    default=':'.join(partition_runs.MERGES),
+    help='with colons between',
+  )
   add('--seeds', default='1,2,3')
   add('--taken', default='1,2,4,6,8,10', help='of the stage numbers')
   add('--removed', default='0.1,0.5', help='of the stage removed')
@@ -545,7 +304,8 @@ def _make_quick(args: argparse.Namespace) -> None:
 def main() -> None:
   """Trains and scores what is not there yet, prints tables, writes figures."""
   args = _arguments()
-  args.benchmark_words = _benchmark_words(args)
+  partition_runs.claim(args)
+  args.benchmark_words = partition_runs.benchmark_words(args)
   output = args.output or _RESULTS / f'partition-merge-{machine.today()}.json'
   result = json.loads(output.read_text()) if output.exists() else {}
   stages = {

@@ -227,6 +227,14 @@ def test_partition_merge(tmp_path):
   _run(*args, '--stages=sweep')
   assert {p: p.stat().st_mtime_ns for p in work.rglob('*.json')} == before
   assert not list(work.rglob('checkpoints'))
+  command = [sys.executable, 'experiments/partition_merge.py', *args[1:]]
+  other = subprocess.run(
+    [*command, '--sample=0.1'], cwd=_ROOT, capture_output=True, text=True
+  )
+  assert other.returncode == 1
+  assert other.stderr.strip().endswith(
+    'other settings of sample; give another --work'
+  )
 
 
 def test_table_memory(tmp_path):
