@@ -34,6 +34,7 @@ class Case(NamedTuple):
 
   dtype: str
   rounding: str
+  scales: str = ''  # of int8
 
   def __str__(self) -> str:
     return ' '.join(self).strip()
@@ -47,6 +48,7 @@ CASES = (
   Case('float16', 'nearest'),
   Case('int8', 'stochastic'),
   Case('int8', 'nearest'),
+  Case('int8', 'stochastic', 'learned'),
 )
 _COLORS = ('#222222', '#1b6ca8', '#c0392b', '#e08e0b')
 # Relative to float32, as the paper's abstract has it.
@@ -60,10 +62,8 @@ EXPECTED = {
 
 
 def _flags(case: Case) -> list[str]:
-  flags = [f'--config.table.dtype={case.dtype}']
-  return flags + [f'--config.table.rounding={case.rounding}'] * bool(
-    case.rounding
-  )
+  named = zip(('dtype', 'rounding', 'scales'), case, strict=True)
+  return [f'--config.table.{key}={value}' for key, value in named if value]
 
 
 def _run(
@@ -127,6 +127,7 @@ def _program(
   config.strategy.name, config.mesh.data = 'sync', 1
   config.table.dtype = case.dtype
   config.table.rounding = case.rounding or config.table.rounding
+  config.table.scales = case.scales or config.table.scales
   job = jobs.make(config, args.rows)
   path = folder / f'{args.rows}'
   corpus = jobs.write_corpus(job.counts, args.words, path)

@@ -51,6 +51,7 @@ def table(
       spec,
       dtype=t.dtype,
       rounding=t.rounding,
+      scales=t.scales,
       exchange_dtype=t.exchange_dtype,
     )
   else:

@@ -133,6 +133,7 @@ def test_scales_that_do_not_fit_are_told(tmp_path):
   ('settings', 'told'),
   [
     ({'table.rounding': 'nearest'}, 'not rounded'),
+    ({'table.scales': 'learned', 'table.dtype': 'float16'}, 'has no scales'),
     (
       {'table.exchange_dtype': 'bfloat16', 'strategy.name': 'partition'},
       'exchanges nothing',

@@ -41,6 +41,7 @@ _BLOCK_ROWS = 1 << 16  # of what goes from the host to a device and back
 _LIMIT = 127  # of codes; -128 has no counterpart
 # Scales are few and far between, so that a row that hardly changes keeps its
 # scale, and with it the numbers that did not change.
+_SCALES_RATE = 0.02  # of learned scales, relative to that of numbers
 _SHRUNK = 0.5  # of what the old scale could hold: then a finer one is chosen
 
 
@@ -48,7 +49,8 @@ class Scaled(NamedTuple):
   """Rows of int8: number j of a row is codes[j] * scale."""
 
   codes: Any  # [..., d] int8, -127 to 127
-  # [...] float32 of 3 significant bits, so that every product is exact
+  # [...] float32; of 3 significant bits, so that every product is exact, unless
+  # scales are learned
   scales: Any
 
 
@@ -151,6 +153,52 @@ def row_scales(largest: jax.Array, old: jax.Array | None = None) -> jax.Array:
   room = _LIMIT * old
   does = (largest <= room) & ((largest >= _SHRUNK * room) | (largest == 0))
   return jnp.where(does, old, new)
+
+
+def scale_steps(
+  values: jax.Array, changes: jax.Array, scales: jax.Array
+) -> jax.Array:
+  """What changes of numbers say of the scale that they are kept with.
+
+  A number is kept as s clip(round(v / s), -127, 127), whose derivative by s is,
+  the rounding being passed straight through (Esser et al. 2020, eq. 3; ALPT, Li
+  et al. 2023),
+
+    round(v / s) - v / s    and +-127 where v / s rounds to more than 127.
+
+  Args:
+    values: [..., d] float32, the numbers that are to be kept.
+    changes: [..., d] float32, what they have just changed by: descent.
+    scales: [...] float32, that they were kept with.
+
+  Returns:
+    [...] float32, sums over the columns of derivatives times changes.
+  """
+  units = values / scales[..., None]
+  slopes = jnp.where(
+    jnp.abs(units) <= _LIMIT + 0.5,
+    jnp.round(units) - units,
+    jnp.sign(units) * _LIMIT,
+  )
+  return jnp.sum(slopes * changes, -1)
+
+
+def learned_scales(steps: jax.Array, old: jax.Array, dim: int) -> jax.Array:
+  """Scales after a step of their own.
+
+  The step is as large as ALPT's relative to that of the numbers. At most it
+  halves or doubles a scale.
+
+  Args:
+    steps: [...] float32, see `scale_steps`.
+    old: [...] float32.
+    dim: numbers of a row.
+
+  Returns:
+    [...] float32; not finite where a row is not.
+  """
+  new = old + _SCALES_RATE / (dim * _LIMIT) ** 0.5 * steps
+  return jnp.where(jnp.isfinite(new), jnp.clip(new, 0.5 * old, 2 * old), new)
 
 
 def _to_int8(

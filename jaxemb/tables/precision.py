@@ -60,14 +60,36 @@ def stored(
   if spec.dtype != 'int8':
     return rounding.encode(rows, spec.dtype)
   return rounding.encode(
-    rows, spec.dtype, scales=rounding.row_scales(_largest(rows, axis))
+    rows, spec.dtype, scales=rounding.row_scales(_largest(spec, rows, axis))
   )
 
 
-def _largest(rows: jax.Array, axis: str | None) -> jax.Array:
-  """[...] float32, the largest absolute value of each row."""
+def _largest(
+  spec: spec_lib.TableSpec, rows: jax.Array, axis: str | None
+) -> jax.Array:
+  """[...] float32, the largest absolute value that each row has room for."""
   largest = jnp.max(jnp.abs(rows), -1)
-  return largest if axis is None else jax.lax.pmax(largest, axis)
+  if axis is not None:
+    largest = jax.lax.pmax(largest, axis)
+  if spec.scales == 'largest':
+    return largest
+  # Rows of zeros have something to begin with, as vectors have.
+  return jnp.maximum(largest, 0.5 / spec.dim)
+
+
+def _new_scales(
+  spec: spec_lib.TableSpec, rows: jax.Array, place: Place, old: Any
+) -> jax.Array:
+  """[n] float32, see `rounded`."""
+  if old is None or spec.scales == 'largest':
+    return rounding.row_scales(
+      _largest(spec, rows, place.axis), None if old is None else old.scales
+    )
+  changes = rows - rounding.decode(old, spec.dtype)
+  steps = rounding.scale_steps(rows, changes, old.scales)
+  if place.axis is not None:
+    steps = jax.lax.psum(steps, place.axis)
+  return rounding.learned_scales(steps, old.scales, spec.dim)
 
 
 def gather(vectors: Any, ids: jax.Array) -> Any:
@@ -89,7 +111,8 @@ def rounded(
     spec: of the table.
     rows: [n, d] float32.
     place: of the rows.
-    old: the rows as they were kept, whose scales stay where they do.
+    old: the rows as they were kept, whose scales stay where they do, or go on
+      being learned.
 
   Raises:
     ValueError: if random bits are wanted and there is no key.
@@ -100,9 +123,7 @@ def rounded(
       raise ValueError(f'table {spec.name!r} rounds at random and got no key')
     bits = rounding.random_bits(place.key, place.ids, place.columns)
   if spec.dtype == 'int8':
-    scales = rounding.row_scales(
-      _largest(rows, place.axis), None if old is None else old.scales
-    )
+    scales = _new_scales(spec, rows, place, old)
   return rounding.encode(rows, spec.dtype, bits, scales)
 
 

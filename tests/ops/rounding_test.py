@@ -261,6 +261,40 @@ def test_scales_of_int8():
   assert fits.all() and np.isnan(found[7])
 
 
+def test_learned_scales_grow_with_their_rows():
+  # Gradient descent from next to nothing; numbers beyond the scale are cut.
+  rng = np.random.default_rng(0)
+  target = rng.standard_normal((20, 50)).astype(np.float32)
+  rows = rounding.encode(
+    jnp.zeros_like(target), 'int8', None, 1e-4 * np.ones(20, np.float32)
+  )
+
+  @jax.jit
+  def step(rows, key):
+    old = rounding.decode(rows, 'int8')
+    new = old + 0.05 * (target - old)
+    bits = rounding.random_bits(key, jnp.arange(20), jnp.arange(50))
+    steps = rounding.scale_steps(new, new - old, rows.scales)
+    scales = rounding.learned_scales(steps, rows.scales, 50)
+    return rounding.encode(new, 'int8', bits, scales)
+
+  for i in range(1000):
+    rows = step(rows, jnp.array([1, i], jnp.uint32))
+  error = np.abs(_decode(rows, 'int8') - target).max(1)
+  scales, largest = np.asarray(rows.scales), np.abs(target).max(1)
+  assert np.all((scales > 0.5 * largest / 127) & (scales < 2 * largest / 127))
+  assert np.all(error < 0.1 * largest)
+
+
+def test_learned_scales_of_rows_that_are_not_finite():
+  values = jnp.array([[1.0, np.nan], [1.0, -np.inf], [1.0, 2.0]])
+  old = jnp.full(3, 0.01)
+  steps = rounding.scale_steps(values, values, old)
+  found = np.asarray(rounding.learned_scales(steps, old, 2))
+  np.testing.assert_array_equal(np.isfinite(found), [False, False, True])
+  assert found[2] == np.float32(0.02)  # no more than twice as large
+
+
 def test_finite():
   for dtype in ('bfloat16', 'float16'):
     for value, expected in [(1e4, True), (np.inf, False), (np.nan, False)]:

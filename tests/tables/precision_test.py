@@ -42,8 +42,12 @@ def _batches():
     yield ids, grads.astype(np.float32)
 
 
-def _spec(dtype, rounds='stochastic', exchange_dtype='float32'):
-  return spec_lib.TableSpec('t', VOCAB, DIM, 0.5, dtype, rounds, exchange_dtype)
+def _spec(
+  dtype, rounds='stochastic', exchange_dtype='float32', scales='largest'
+):
+  return spec_lib.TableSpec(
+    't', VOCAB, DIM, 0.5, dtype, rounds, exchange_dtype, scales
+  )
 
 
 def _trained(layout, shape, spec):
@@ -100,7 +104,9 @@ def _expected(spec):
     if spec.rounding == 'stochastic':
       key = _key(KEY, i)
       bits = _bits(key, np.arange(VOCAB), np.arange(DIM))
-    if spec.dtype == 'int8':
+    if spec.scales == 'learned':
+      scales = _learned(values, kept)
+    elif spec.dtype == 'int8':
       scales = _row_scales(np.abs(values).max(1), kept.scales)
     new = _encode(values, spec.dtype, bits, scales)
     is_met = np.isin(np.arange(VOCAB), ids)
@@ -132,6 +138,39 @@ def test_each_row_is_read_summed_and_rounded_once(layout, shape, dtype, rounds):
   jax.tree.map(np.testing.assert_array_equal, kept, expected)
   is_row = list(_batches())[-1][0] < VOCAB
   np.testing.assert_array_equal(found[is_row], expected_found[is_row])
+
+
+def _learned(values, kept):
+  """Scales in plain loops."""
+  found = kept.scales.copy()
+  for row, (old, codes) in enumerate(zip(found, kept.codes, strict=True)):
+    step = 0.0
+    for value, code in zip(values[row], codes, strict=True):
+      unit = float(value) / float(old)
+      inside = abs(unit) <= 127.5
+      slope = np.round(unit) - unit if inside else np.copysign(127, unit)
+      step += slope * (float(value) - float(code) * float(old))
+    new = old + 0.02 / np.sqrt(DIM * 127) * step
+    found[row] = min(max(new, old / 2), 2 * old)
+  return found
+
+
+@pytest.mark.parametrize(
+  ('layout', 'shape'),
+  [('replicated', (2, 1)), ('row', (1, 4)), ('column', (1, 4))],
+)
+def test_scales_are_learned(layout, shape):
+  spec = _spec('int8', 'nearest', scales='learned')
+  kept, _ = _trained(layout, shape, spec)
+  expected, _ = _expected(spec)
+  np.testing.assert_allclose(kept.scales, expected.scales, 1e-6)
+  ids = np.unique(np.concatenate([ids for ids, _ in _batches()]))
+  ids = ids[ids < VOCAB]
+  old, _ = _expected(_spec('int8', 'nearest'))
+  assert np.mean(kept.scales[ids] != old.scales[ids]) > 0.9
+  # Where a number lies between two codes, sums in another order may tell.
+  assert np.abs(kept.codes.astype(int) - expected.codes).max() <= 1
+  assert np.mean(kept.codes != expected.codes) < 0.001
 
 
 def test_steps_round_in_their_own_way():
