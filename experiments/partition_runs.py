@@ -40,7 +40,7 @@ MERGES = {
   'alir': combine.Spec('alir'),
   'alir, averaged': combine.Spec('alir', restore=False),
   'alir, power .75': combine.Spec('alir', power=0.75),
-  'concat, power .75': combine.Spec('concat', normalize=True, power=0.75),
+  'concat, power .75': combine.Spec('concat', power=0.75),
   'alir from random': combine.Spec(
     'alir',
     start='random',

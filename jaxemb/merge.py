@@ -258,8 +258,9 @@ def _add_lengths(add: Callable[..., object]) -> None:
     '--power',
     type=float,
     default=1.0,
-    help='raise the lengths of the principal directions of the result to this '
-    'power: below 1, similarities depend less on a few of them (%(default)s)',
+    help='raise the lengths of the principal directions of the result (concat: '
+    'of each part) to this power: below 1, similarities depend less on a few '
+    'of them (%(default)s)',
   )
 
 

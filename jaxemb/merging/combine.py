@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import scipy.linalg
 
 from jaxemb import errors, hosts
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import passes, quality, tables
 from jaxemb.ops import align
+from jaxemb.ops import gram as gram_lib
 
 METHODS = ('alir', 'pca', 'concat')
 STARTS = align.STARTS
@@ -44,8 +46,9 @@ class Spec:
     normalize: whether vectors are brought to length 1 first.
     restore: of ALiR, whether directions in which parts disagree get back the
       length that averaging took, see `ops.align.restore`.
-    power: to which the lengths of the result's principal directions are raised,
-      see `ops.align.flatten`; 1 = they stay.
+    power: to which the lengths of the result's principal directions, or for
+      Concat those of each part, are raised, see `ops.align.flatten`; 1 = they
+      stay.
     align_words: of ALiR, about how many words the rotations are fitted on, see
       `align_words`; 0 = 500 for each dimension of the largest part.
     max_iterations: of ALiR.
@@ -270,8 +273,13 @@ def _solve(
   )
   job.progress('aligning', 0, 1)
   if spec.method == 'concat':
-    solved = align.Alignment(same, ())
-  elif spec.method == 'pca':
+    # Parts side by side have no directions in common.
+    each = [
+      align.flatten(gram[part, part], spec.power)
+      for part in gram_lib.slices(job.dims)
+    ]
+    return align.Alignment(same, ()), scipy.linalg.block_diag(*each)
+  if spec.method == 'pca':
     solved = align.Alignment(align.principal(gram, dim), ())
   else:
     solved = align.solve(
