@@ -1,10 +1,14 @@
 """Set-up shared by all tests: devices, strictness, optional real data."""
 
+import contextlib
 import os
 import pathlib
+from collections.abc import Callable, Iterator
 
 import jax
 import pytest
+
+from jaxemb import metrics
 
 jax.config.update('jax_num_cpu_devices', 8)
 # LLVM's optimizations take longer than the tests. What runs in processes of its
@@ -37,3 +41,31 @@ def shared_data() -> pathlib.Path:
   if not folder.is_dir():
     pytest.skip(f'real data not found at {folder}')
   return folder
+
+
+def _die() -> None:
+  raise KeyboardInterrupt
+
+
+@pytest.fixture
+def interrupting(monkeypatch) -> Callable:
+  """A context in which runs are killed as a dispatch is counted.
+
+  Its arguments: how many are counted before, and what is done then.
+  """
+
+  @contextlib.contextmanager
+  def patched(after: int, how: Callable[[], None] = _die) -> Iterator[None]:
+    counted, real = [], metrics.Meter.count
+
+    def count(self, *args):
+      if len(counted) == after:
+        how()
+      counted.append(args)
+      real(self, *args)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(metrics.Meter, 'count', count)
+      yield
+
+  return patched

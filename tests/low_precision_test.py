@@ -8,7 +8,7 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import errors, metrics, train
+from jaxemb import errors, train
 from jaxemb.storage import rows_file
 
 
@@ -24,23 +24,7 @@ def _config(tmp_path, **settings):
   return config
 
 
-def _start(config, workdir, monkeypatch, dispatches):
-  """Begins a run that is killed after so many dispatches."""
-  counted, real = [], metrics.Meter.count
-
-  def count(self, *args):
-    if len(counted) == dispatches:
-      raise KeyboardInterrupt
-    counted.append(args)
-    real(self, *args)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(metrics.Meter, 'count', count)
-    with pytest.raises(KeyboardInterrupt):
-      train.run(config, workdir)
-
-
-def test_runs_of_int8(tmp_path, monkeypatch):
+def test_runs_of_int8(tmp_path, interrupting):
   common = {
     'strategy.name': 'sync',
     'table.layout': 'row',
@@ -71,7 +55,8 @@ def test_runs_of_int8(tmp_path, monkeypatch):
   # Killed, and finished on another mesh: sums are rounded otherwise, which now
   # and then sends a number to its other neighbour.
   begun = tmp_path / 'begun'
-  _start(_config(tmp_path, **common, **meshes[0]), begun, monkeypatch, 1)
+  with interrupting(1), pytest.raises(KeyboardInterrupt):
+    train.run(_config(tmp_path, **common, **meshes[0]), begun)
   assert train.run(_config(tmp_path, **common, **meshes[1]), begun) == 0
   assert 'resuming behind' in (begun / 'log.txt').read_text()
   again = jaxemb.load(begun).vectors

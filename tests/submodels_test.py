@@ -243,48 +243,29 @@ def test_merged_again_in_another_way(cache, together, tmp_path):
   assert told['merge']['method'] == 'concat' and told['dim'] == 48
 
 
-def _interrupted(config, workdir, monkeypatch, how, after):
-  """A run that dies, or is told to end, as a dispatch is counted."""
-  counted = []
-  real = metrics.Meter.count
-
-  def count(self, *args):
-    if len(counted) == after:
-      how()
-    counted.append(args)
-    real(self, *args)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(metrics.Meter, 'count', count)
-    return _train(config, workdir)
-
-
 def _terminate():
   signal.raise_signal(signal.SIGTERM)
 
 
-def _die():
-  raise KeyboardInterrupt
-
-
 def test_a_run_goes_on_where_each_part_stands(
-  cache, together, tmp_path, monkeypatch
+  cache, together, tmp_path, interrupting
 ):
   more = {'train.checkpoint_every_secs': 0.0}
   alone = _config(cache, **more, **{'mesh.data': 1})
-  with pytest.raises(KeyboardInterrupt):
-    _interrupted(alone, tmp_path, monkeypatch, _die, 1)
+  with interrupting(1), pytest.raises(KeyboardInterrupt):
+    _train(alone, tmp_path)
   # Part 0 stands in its middle; now part 1 is beside it, and gets there too.
-  with pytest.raises(KeyboardInterrupt):
-    _interrupted(_config(cache, **more), tmp_path, monkeypatch, _die, 1)
+  with interrupting(1), pytest.raises(KeyboardInterrupt):
+    _train(_config(cache, **more), tmp_path)
   for part in (0, 1):
     folder = tmp_path / f'parts/{part:02}'
     assert any(folder.glob('checkpoints/[0-9]*'))
     assert not (folder / 'part.json').exists()
   # These two go on beside each other to their end, and part 2 to its middle.
   both = _config(cache, **more)
-  code = _interrupted(both, tmp_path, monkeypatch, _terminate, 0)
-  assert code == train.STOPPED and not (tmp_path / 'report.json').exists()
+  with interrupting(0, _terminate):
+    assert _train(both, tmp_path) == train.STOPPED
+  assert not (tmp_path / 'report.json').exists()
   assert _train(_config(cache), tmp_path) == 0
   log = (tmp_path / 'log.txt').read_text()
   assert log.count('resuming behind') == 4

@@ -17,7 +17,7 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import dispatches, errors, hlo, metrics, train, workdirs
+from jaxemb import dispatches, errors, hlo, train, workdirs
 from jaxemb.data import loader
 from jaxemb.storage import checkpoint
 
@@ -361,21 +361,10 @@ def of_one_device(cache, tmp_path_factory) -> np.ndarray:
   ],
 )
 def test_a_run_goes_on_with_another_mesh(
-  cache, tmp_path, monkeypatch, of_one_device, layout, first, then, mesh
+  cache, tmp_path, interrupting, of_one_device, layout, first, then, mesh
 ):
-  counted = []
-  real = metrics.Meter.count
-
-  def count(self, *args):
-    if len(counted) == 2:
-      raise KeyboardInterrupt
-    counted.append(args)
-    real(self, *args)
-
-  with monkeypatch.context() as patch:
-    patch.setattr(metrics.Meter, 'count', count)
-    with pytest.raises(KeyboardInterrupt):
-      train.run(_sync(cache, layout, *first), tmp_path)
+  with interrupting(2), pytest.raises(KeyboardInterrupt):
+    train.run(_sync(cache, layout, *first), tmp_path)
   assert train.run(_sync(cache, layout, *then), tmp_path) == 0
   assert 'resuming behind' in (tmp_path / 'log.txt').read_text()
   report = json.loads((tmp_path / 'report.json').read_text())
