@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from jaxemb.data import toywiki
+
 _ROOT = pathlib.Path(__file__).parents[1]
 _BENCHMARKS = sorted((_ROOT / 'experiments').glob('b*_*.py'))
 
@@ -169,6 +171,28 @@ def test_batch_scaling(tmp_path):
     (run,) = found['runs']
     assert run['words_per_sec'] > 0 and 'error' not in run
   assert '1,024' in shown and '256' in shown
+
+
+def test_dmwe_scws(tmp_path):
+  made = toywiki.write(tmp_path, corpus_words=60_000)
+  questions = next(x for x in made.eval_paths if x.name == 'senses.txt')
+  output = tmp_path / 'found.json'
+  args = (
+    'dmwe_scws.py', f'--text={made.xml}', f'--scws={questions}', '--dims=8',
+    '--models=skip-gram, negatives:mixture, tree', '--seeds=1', '--epochs=1',
+    '--sample=1e-3', f'--output={output}', '--config.data.min_count=2',
+  )  # fmt: skip
+  shown = _run(*args)
+  result = json.loads(output.read_text())
+  _check_machine(result)
+  alone, mixture = (x['1'] for x in result['results'].values())
+  assert set(alone['scores']) == {'single'}
+  assert {'MaxSimC', 'AvgSimC', 'single'} <= set(mixture['scores'])
+  assert mixture['epoch_secs'] > 0 and mixture['words_per_sec'] > 0
+  assert 'DMWE, mixture, tree' in shown
+  before = output.read_text()
+  _run(*args)
+  assert output.read_text() == before
 
 
 def test_partition_merge(tmp_path):
