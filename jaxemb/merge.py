@@ -83,11 +83,11 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     for line in report['warnings']:
       print(f'warning: {line}', file=sys.stderr)
     exported = time.monotonic()
+    # Tables of an earlier merge would not have these words.
+    shutil.rmtree(output / 'tables', ignore_errors=True)
     word2vec_format.export(
       output / 'export', merged.words, merged.vectors, merged.counts
     )
-    # Tables of an earlier merge would not have these words.
-    shutil.rmtree(output / 'tables', ignore_errors=True)
     if merged.others:
       os.replace(scratch / 'merged' / 'tables', output / 'tables')
     report |= {
@@ -103,10 +103,13 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_output(output: pathlib.Path, parts: Sequence[str]) -> None:
-  """Refuses to write over a part."""
-  folder = output.resolve()
+  """Refuses to write over a part, and parts that come twice."""
+  folder, met = output.resolve(), set()
   for part in parts:
     path = pathlib.Path(part).expanduser().resolve()
+    if path in met:
+      raise errors.UserError(f'{part} is given twice; give each part once')
+    met.add(path)
     inside = [path, *path.parents]
     written = (folder / x for x in ('export', 'tables', 'checkpoints'))
     if path == folder or any(x in inside for x in written):
@@ -195,8 +198,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   if flags.method != 'alir':
     for name in _OF_ALIR:
       if getattr(flags, name) != parser.get_default(name):
+        flag = 'no-restore' if name == 'restore' else name
         parser.error(
-          f'--{name} means nothing with --method={flags.method}; leave it out'
+          f'--{flag} means nothing with --method={flags.method}; leave it out'
         )
   return flags
 
@@ -278,8 +282,9 @@ def _add_limits(add: Callable[..., object]) -> None:
     '--tolerance',
     type=float,
     default=5e-3,
-    help='alir stops once vectors move by less, relative to their length '
-    '(%(default)s)',
+    help='alir stops once an iteration moves vectors by less, relative to '
+    'their length (%(default)s); scores change little beyond that, the fit '
+    'of parts without noise does',
   )
 
 

@@ -236,7 +236,8 @@ def _start(place: Place, models: Sequence[Model]) -> tuple[list[Model], Any]:
   models = list(models)
   restored = {}
   for i, model in enumerate(models):
-    found = saving.restore(model.saved, like, place.parts)
+    with _named(model):
+      found = saving.restore(model.saved, like, place.parts)
     totals = metrics.Totals() if found is None else found[1]
     models[i] = model._replace(totals=totals)
     if found is not None:

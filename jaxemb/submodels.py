@@ -105,6 +105,36 @@ def figures(
     ) from error
 
 
+def check(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path, text: str
+) -> None:
+  """Raises a `UserError` for sub-models that others than this run have left.
+
+  Args:
+    config: checked settings in which all is chosen.
+    workdir: folder of the whole run.
+    text: fingerprint of the corpus.
+  """
+  for part in _wanted(config):
+    place = folder(config, workdir, part)
+    workdirs.check(config, place)
+    workdirs.check_text(place, text)
+    found = figures(config, workdir, part)
+    if found and found.get('corpus') != text:
+      raise errors.UserError(
+        f'{place} was trained on another text, or the text has changed since; '
+        'remove that folder to train it again, or give another --workdir'
+      )
+  if config.strategy.part < 0:
+    merged.check(config)
+
+
+def _wanted(config: ml_collections.ConfigDict) -> range:
+  """The sub-models that a run is about."""
+  s = config.strategy
+  return range(s.num_parts) if s.part < 0 else range(s.part, s.part + 1)
+
+
 def run(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
@@ -115,7 +145,7 @@ def run(
   """Trains the sub-models that are not there yet; merges where it trains all.
 
   Args:
-    config: checked settings in which all is chosen.
+    config: settings in which all is chosen, see `check`.
     workdir: folder of the whole run.
     parts: what the run is made of.
     stop: set when training is to stop, after saving.
@@ -127,14 +157,8 @@ def run(
   Raises:
     UserError: for text or settings that cannot be used.
   """
-  s = config.strategy
-  wanted = range(s.num_parts) if s.part < 0 else range(s.part, s.part + 1)
-  for part in wanted:
-    workdirs.check(config, folder(config, workdir, part))
+  s, wanted = config.strategy, _wanted(config)
   done = [figures(config, workdir, part) for part in wanted]
-  _check_text(config, workdir, parts, done)
-  if s.part < 0:
-    merged.check(config)
   left = [part for part, found in zip(wanted, done, strict=True) if not found]
   _check_fits(config, parts)
   place = rounds.Place(
@@ -166,23 +190,6 @@ def run(
     totals.encode_secs, totals.started = session.encode_secs, session.started
     merged.write(config, workdir, parts, folders, found, totals)
   return True
-
-
-def _check_text(
-  config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
-  parts: build.Parts,
-  done: Sequence[dict[str, Any] | None],
-) -> None:
-  """Raises a `UserError` for a sub-model that was trained on another text."""
-  fingerprint = parts.corpus.manifest['fingerprint']
-  for found in filter(None, done):
-    if found.get('corpus', fingerprint) != fingerprint:
-      place = folder(config, workdir, found['part'])
-      raise errors.UserError(
-        f'{place} was trained on another text, or the text has changed since; '
-        'remove that folder to train it again, or give another --workdir'
-      )
 
 
 def _done(
@@ -284,7 +291,8 @@ class _Trainer:
       stack.enter_context(workdirs.locked(place))
     if figures(config, self._workdir, part):
       return []
-    workdirs.record(config, place)
+    text = self._place.parts.corpus.manifest['fingerprint']
+    workdirs.record(config, place, text)
     saved = stack.enter_context(
       checkpoint.Checkpoints(
         place / 'checkpoints',

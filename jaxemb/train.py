@@ -119,8 +119,12 @@ def _run(
     stages.close()
   watching.has_begun.set()
   session = session._replace(encode_secs=time.time() - session.started)
+  text = parts.corpus.manifest['fingerprint']
+  workdirs.check_text(workdir, text)
+  if config.strategy.name == 'partition':
+    submodels.check(config, workdir, text)
   if processes.is_first():
-    workdirs.record(config, workdir)
+    workdirs.record(config, workdir, text)
   results.describe_corpus(parts.corpus)
   if config.strategy.name == 'partition':
     done = submodels.run(config, workdir, parts, watching.stop, session)

@@ -15,6 +15,8 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.storage import atomic
 
+_TEXT = 'text.sha256'  # beside config.json
+
 
 class BusyError(errors.UserError):
   """Another process is training in a folder."""
@@ -75,10 +77,41 @@ def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     )
 
 
-def record(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
-  """Writes config.json, once the settings have led to something to train."""
-  with writing(workdir), atomic.write(workdir / 'config.json') as file:
-    file.write(json.dumps(config.to_dict(), indent=1).encode())
+def check_text(workdir: pathlib.Path, text: str) -> None:
+  """Checks that a text is that of the run that is in the folder.
+
+  Args:
+    workdir: of the run.
+    text: fingerprint of the corpus.
+
+  Raises:
+    UserError: if it is another one.
+  """
+  path = workdir / _TEXT
+  with writing(workdir):
+    if path.exists() and path.read_text().strip() != text:
+      raise errors.UserError(
+        f'the text is not the one that {workdir} began with: it has changed, '
+        'or is cut into other files or compressed otherwise; give another '
+        '--workdir'
+      )
+
+
+def record(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path, text: str
+) -> None:
+  """Writes config.json, once the settings have led to something to train.
+
+  Args:
+    config: settings in which all is chosen.
+    workdir: of the run.
+    text: fingerprint of the corpus, see `check_text`.
+  """
+  with writing(workdir):
+    with atomic.write(workdir / _TEXT) as file:
+      file.write(f'{text}\n'.encode())
+    with atomic.write(workdir / 'config.json') as file:
+      file.write(json.dumps(config.to_dict(), indent=1).encode())
 
 
 @contextlib.contextmanager

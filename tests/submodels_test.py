@@ -365,13 +365,28 @@ def test_a_part_that_diverges_is_named(cache, tmp_path):
     _train(_config(cache, **settings), tmp_path)
 
 
-def test_a_part_of_another_text_is_refused(cache, together, tmp_path):
+@pytest.mark.parametrize('name', ['part.json', 'text.sha256'])
+def test_a_part_of_another_text_is_refused(cache, together, tmp_path, name):
   shutil.copytree(together, tmp_path / 'run')
-  path = tmp_path / 'run/parts/01/part.json'
-  figures = json.loads(path.read_text())
-  path.write_text(json.dumps(figures | {'corpus': 'of another text'}))
-  with pytest.raises(errors.UserError, match='parts/01 was trained on another'):
+  path = tmp_path / 'run/parts/01' / name
+  text = path.parent.joinpath('text.sha256').read_text().strip()
+  path.write_text(path.read_text().replace(text, 'another'))
+  config = tmp_path / 'run/config.json'
+  config.write_text(config.read_text() + ' ')
+  before = config.read_text()
+  with pytest.raises(errors.UserError, match=r'parts/01 (was|began)'):
     _train(_config(cache), tmp_path / 'run')
+  assert config.read_text() == before
+
+
+def test_jobs_of_one_folder_are_of_one_text(cache, together, tmp_path):
+  (tmp_path / 'run').mkdir()
+  shutil.copy(together / 'config.json', tmp_path / 'run')
+  (tmp_path / 'run/text.sha256').write_text('another')
+  config = _config(cache, **{'strategy.part': 1, 'mesh.data': 1})
+  with pytest.raises(errors.UserError, match='text is not the one that'):
+    _train(config, tmp_path / 'run')
+  assert not (tmp_path / 'run/parts/01/config.json').exists()
 
 
 def test_parts_may_come_from_where_the_text_has_another_path(

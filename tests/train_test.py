@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -388,13 +389,26 @@ def test_no_evaluation(cache, tmp_path):
   assert (tmp_path / 'run' / 'report.html').exists()
 
 
-def test_text_that_changed_is_not_resumed_on(cache, tmp_path):
+@pytest.mark.parametrize('has_checkpoints', [True, False])
+def test_text_that_changed_is_not_resumed_on(cache, tmp_path, has_checkpoints):
   path = _text(tmp_path, _SENTENCE * 99)
-  config = _config(cache, **{'data.path': path})
-  assert train.run(config, tmp_path / 'run') == 0
-  _text(tmp_path, _SENTENCE * 98 + b'one two\n')
-  with pytest.raises(errors.UserError, match='or has changed; give'):
-    train.run(config, tmp_path / 'run')
+  run = tmp_path / 'run'
+  assert train.run(_config(cache, **{'data.path': path}), run) == 0
+  if not has_checkpoints:
+    shutil.rmtree(run / 'checkpoints')
+
+  def left():
+    kept = [run / 'config.json', *run.glob('export/*.*')]
+    return {x: x.read_bytes() for x in kept}
+
+  before = left()
+  other = _text(tmp_path, _SENTENCE * 98 + b'one two\n', 'other.txt')
+  with pytest.raises(errors.UserError, match='text is not the one that'):
+    train.run(_config(cache, **{'data.path': other}), run)
+  assert left() == before
+  # Elsewhere the same text is the same.
+  moved = _text(tmp_path, _SENTENCE * 99, 'moved.txt')
+  assert train.run(_config(cache, **{'data.path': moved}), run) == 0
 
 
 def test_two_processes_do_not_share_a_workdir(cache, tmp_path):

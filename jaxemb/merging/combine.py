@@ -25,7 +25,7 @@ METHODS = ('alir', 'pca', 'concat')
 STARTS = align.STARTS
 WEIGHTS = ('counts', 'equal')
 
-# Of ALiR's rotations; half as many give the same scores (merge_notes.md).
+# Of ALiR's rotations; see experiments/results/merge_notes.md.
 _ALIGN_WORDS_PER_DIMENSION = 500
 # That any two parts share.
 _TIES_PER_DIMENSION = 20
@@ -141,7 +141,8 @@ def merge(
     spec.block_rows,
     progress,
   )
-  solved, outer = _solve(job, spec, dim)
+  fitted = _fitted(job, spec)
+  solved, outer = _solve(job, spec, dim, fitted)
   vectors, measured = _vectors(job, solved, outer, dim, folder)
   others, more = _others(job, spec, solved, outer, folder)
   warnings += more
@@ -158,6 +159,7 @@ def merge(
     report
     | {
       'dim': dim,
+      'align_words': len(chosen if fitted is None else fitted),
       'skipped': skipped,
       'displacements': [] if solved is None else list(solved.displacements),
       'merge_secs': time.monotonic() - started,
@@ -197,7 +199,6 @@ def _report(
     'common_words': int((union.rows >= 0).all(0).sum()),
     'lost': lost,
     'parts': figures,
-    'align_words': spec.align_words if is_alir else None,
     'devices': job.mesh.size,
   }
   return report, warnings
@@ -255,21 +256,25 @@ def _check_columns(dims: Sequence[int]) -> None:
     )
 
 
+def _fitted(job: passes.Passes, spec: Spec) -> np.ndarray | None:
+  """The words that parts are compared by; None = all."""
+  if spec.method != 'alir':
+    return None
+  limit = spec.align_words or _ALIGN_WORDS_PER_DIMENSION * max(job.dims)
+  return align_words(job.places >= 0, limit, job.dims)
+
+
 def _solve(
-  job: passes.Passes, spec: Spec, dim: int
+  job: passes.Passes, spec: Spec, dim: int, fitted: np.ndarray | None
 ) -> tuple[align.Alignment | None, np.ndarray]:
   """Where parts are turned to, and what their average is multiplied by."""
   same = np.eye(dim)
   if spec.method == 'concat' and spec.power == 1:
     return None, same
   is_random = spec.method == 'alir' and spec.start == 'random'
-  chosen = None
-  if spec.method == 'alir':
-    limit = spec.align_words or _ALIGN_WORDS_PER_DIMENSION * max(job.dims)
-    chosen = align_words(job.places >= 0, limit, job.dims)
   restores = spec.method == 'alir' and spec.restore
   gram, moments = job.compare(
-    chosen, restores, dim if is_random else 0, spec.seed
+    fitted, restores, dim if is_random else 0, spec.seed
   )
   job.progress('aligning', 0, 1)
   if spec.method == 'concat':
@@ -290,6 +295,9 @@ def _solve(
   if restores:
     outer = align.restore(gram, moments, turns)
   if spec.power != 1:
+    if fitted is not None:
+      # Of the whole table: other words have other directions.
+      gram = job.compare().gram
     mean = outer.T @ turns.T @ gram @ turns @ outer
     outer = outer @ align.flatten(mean, spec.power)
   return solved, outer
@@ -312,11 +320,11 @@ def align_words(
       that chosen words tie what all words tie.
 
   Returns:
-    [chosen] int, rising; None = there are no more than the limit.
+    [chosen] int, rising; None = all.
   """
-  if has.shape[1] <= limit:
-    return None
   shared = np.flatnonzero(has.sum(0) > 1)
+  if len(shared) == has.shape[1] <= limit:
+    return None
   is_chosen = np.zeros(has.shape[1], bool)
   evenly = np.linspace(0, len(shared) - 1, min(limit, len(shared)))
   is_chosen[shared[evenly.astype(np.int64)]] = True

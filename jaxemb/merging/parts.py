@@ -121,7 +121,8 @@ def check(part: Part) -> float:
     Root of the mean square of the lengths of its vectors.
 
   Raises:
-    errors.UserError: There is no row, or one has NaNs or infinities.
+    errors.UserError: There is no row, or none but zeros, or one has NaNs or
+      infinities.
   """
   num_rows = part.vectors.shape[0]
   if not num_rows or not part.dim:
@@ -130,25 +131,36 @@ def check(part: Part) -> float:
     )
   if part.counts is not None and not np.any(part.counts > 0):
     raise errors.UserError(f'{part.name} is empty: all its counts are 0')
+  for name, rows in part.others.items():
+    _check_finite(part, rows, f'vectors of {name}')
+  total = _check_finite(part, part.vectors, 'vectors')
+  if not total:
+    raise errors.UserError(f'{part.name} is empty: all its vectors are zero')
+  return float(np.sqrt(total / num_rows))
+
+
+def _check_finite(part: Part, rows: Rows, what: str) -> float:
+  """The sum of all squares; see `check`."""
   total, num_bad, first_bad = 0.0, 0, ''
-  for first in range(0, num_rows, _BLOCK_ROWS):
-    block = part.vectors.open()[first : first + _BLOCK_ROWS]
+  for first in range(0, rows.shape[0], _BLOCK_ROWS):
+    block = rows.open()[first : first + _BLOCK_ROWS]
     square = float(np.vdot(block, block))
     if np.isfinite(square):
       total += square
       continue
     # So large numbers are as good as infinite: their squares are.
     with np.errstate(over='ignore', invalid='ignore'):
-      bad = ~np.isfinite(np.einsum('ij,ij->i', block, block))
+      wide = block.reshape(len(block), -1)
+      bad = ~np.isfinite(np.einsum('ij,ij->i', wide, wide))
     num_bad += int(bad.sum())
     if not first_bad and bad.any():
       first_bad = part.words[first + int(np.argmax(bad))]
   if num_bad:
     raise errors.UserError(
-      f'{part.name}: {num_bad:,} of {num_rows:,} vectors are not finite (that '
-      f'of {first_bad!r} is the first)'
+      f'{part.name}: {num_bad:,} of {rows.shape[0]:,} {what} are not finite '
+      f'(that of {first_bad!r} is the first)'
     )
-  return float(np.sqrt(total / num_rows))
+  return total
 
 
 class Union(NamedTuple):

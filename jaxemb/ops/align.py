@@ -44,6 +44,8 @@ import scipy.linalg
 from jaxemb.ops import gram as gram_lib
 from jaxemb.ops import sampling
 
+_ROUNDING = 1e-12  # of squares of lengths, relative to the largest
+
 STARTS = ('zero', 'pca', 'random')
 
 
@@ -227,9 +229,10 @@ def restore(
     first += len(moment)
   squares, directions = np.linalg.eigh(mean)
   totals = np.einsum('ij,ik,kj->j', directions, total, directions)
-  # n parts that have nothing in common are root n as long as their mean; what
-  # is beyond is made of rounding, in directions that no part has.
-  ratios = totals / np.maximum(squares, np.finfo(np.float64).tiny)
+  # Directions that none of these words has are made of rounding. n parts that
+  # have nothing in common are root n as long as their mean, at most.
+  has = squares > _ROUNDING * squares.max()
+  ratios = np.divide(totals, squares, out=np.ones_like(squares), where=has)
   lengths = np.sqrt(np.clip(ratios, 1, len(moments)))
   return (directions * lengths) @ directions.T
 
@@ -250,7 +253,8 @@ def flatten(gram: np.ndarray, power: float) -> np.ndarray:
   """
   squares, directions = np.linalg.eigh(gram)
   # Shorter ones are made of rounding.
-  lengths = np.sqrt(np.maximum(squares / squares.max(), 1e-12))
+  largest = max(squares.max(), np.finfo(np.float64).tiny)
+  lengths = np.sqrt(np.maximum(squares / largest, _ROUNDING))
   return (directions * lengths ** (power - 1)) @ directions.T
 
 

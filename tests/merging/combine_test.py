@@ -251,6 +251,67 @@ def test_lengths_of_directions_can_be_flattened(method):
   assert np.abs(found - expected).max() < 1e-5
 
 
+@pytest.mark.parametrize('method', ['concat', 'alir'])
+def test_parts_of_zeros_stay_finite(method):
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i) for i in range(2)]
+  zeros = parts_lib.of_array(np.zeros_like(truth, np.float32))
+  with pytest.raises(errors.UserError, match='p1 is empty: all its vectors'):
+    _merge([parts[0], parts[1]._replace(vectors=zeros)], method=method)
+  # Zeros where parts meet, and words of its own.
+  half = np.array(parts[1].vectors.open())
+  half[: len(truth) // 2] = 0
+  names = [
+    f'w{i}' if i < len(truth) // 2 else f'x{i}' for i in range(len(half))
+  ]
+  other = parts[1]._replace(words=names, vectors=parts_lib.of_array(half))
+  merged = _merge([parts[0], other], method=method, power=0.5)
+  assert np.isfinite(merged.vectors).all()
+
+
+@pytest.mark.parametrize('power', [1.0, 0.75])
+def test_directions_that_shared_words_lack(power):
+  # Without noise nothing is averaged away; few shared words span few dims.
+  truth = _truth(2000)
+  parts = []
+  for i in range(2):
+    part = _part(f'p{i}', truth, 0, counts=False)
+    words = [w if int(w[1:]) < 3 else f'{w}-{i}' for w in part.words]
+    parts.append(part._replace(words=words))
+  merged = _merge(parts, power=power, align_words=100)
+  place = {word: i for i, word in enumerate(merged.words)}
+  for part in parts:
+    rows = np.array(part.vectors.open(), np.float64)
+    mine = merged.vectors[[place[word] for word in part.words]]
+    ratio = np.linalg.norm(mine) / np.linalg.norm(rows)
+    assert 0.9 < ratio < 2
+    if power == 1:
+      assert np.abs(_cosines(mine) - _cosines(rows)).max() < 1e-5
+
+
+@pytest.mark.parametrize('start', ['pca', 'random'])
+def test_other_starts_reach_the_same(start):
+  truth = _truth(500)
+  parts = [_part(f'p{i}', truth, i, 0.3) for i in range(3)]
+  merged = _merge(parts, start=start, tolerance=1e-7, max_iterations=50)
+  error = _cosines(merged.vectors) - _cosines(_in_order(merged, truth))
+  assert np.abs(error).max() < 1e-5
+
+
+def test_tables_beside_the_vectors_are_checked_too():
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i) for i in range(2)]
+  rows = np.ones((len(parts[1].words), _DIM), np.float32)
+  rows[3, 2] = np.nan
+  parts = [
+    p._replace(others={'output': parts_lib.of_array(x)})
+    for p, x in zip(parts, (np.ones_like(rows), rows), strict=True)
+  ]
+  word = parts[1].words[3]
+  with pytest.raises(errors.UserError, match=f'p1.*vectors of output.*{word}'):
+    _merge(parts)
+
+
 def test_masked_words_are_placed_by_the_part_that_has_them():
   """The experiment of the authors' mask_benchmark.csv, on made-up vectors."""
   rng = np.random.default_rng(1)
@@ -320,7 +381,7 @@ def test_rotations_can_be_fitted_on_some_words():
   # Evenly, and twenty words for each dimension of the last part.
   assert np.all(np.diff(chosen) <= 5) and len(chosen) <= 200 + 80
   assert has[2, chosen].sum() == 80
-  assert combine.align_words(has, 1000, (8, 8, 4)) is None
+  assert combine.align_words(np.ones_like(has), 1000, (8, 8, 4)) is None
   few = _merge(parts, align_words=300, weights='equal')
   every = _merge(parts, align_words=1000, weights='equal')
   assert few.words == every.words
