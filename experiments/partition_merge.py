@@ -29,6 +29,7 @@ import json
 import os
 import pathlib
 import statistics
+import sys
 from typing import Any
 
 import machine
@@ -45,6 +46,8 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RESULTS = _ROOT / 'experiments' / 'results'
 
 EXPECTED = partition_paper.SCORES
+# What stages may do apart.
+_CHOSEN = ('divide', 'numbers', 'merges', 'seeds', 'taken', 'removed')
 STAGES = ('sweep', 'kl', 'numbers', 'removed', 'repaired', 'sizes')
 
 
@@ -140,6 +143,7 @@ def _numbers(args: argparse.Namespace) -> list[dict[str, Any]]:
             partition_runs.parts_of(workdir, taken),
             partition_runs.MERGES[name],
           ),
+          repr(partition_runs.MERGES[name]),
         )
       found.append({'taken': taken, 'merge': name, **scores})
   return found
@@ -181,7 +185,10 @@ def _removed(args: argparse.Namespace) -> list[dict[str, Any]]:
 
       if share:
         scores = partition_runs.kept(
-          args, f'{cell.name}-without{share}-{name}', make
+          args,
+          f'{cell.name}-without{share}-{name}',
+          make,
+          repr(partition_runs.MERGES[name]),
         )
       else:
         scores = partition_runs.whole(args, cell, workdir, name)
@@ -280,6 +287,7 @@ def _arguments() -> argparse.Namespace:
   args.override.append(f'--config.data.min_count={args.min_count}')
   if args.quick:
     _make_quick(args)
+    args.output = args.output or args.work / 'found.json'
   if not (args.text and args.eval and args.work):
     parser.error('give --text, --eval and --work')
   args.stages = args.stages.split(',')
@@ -301,13 +309,26 @@ def _make_quick(args: argparse.Namespace) -> None:
   args.removed, args.restrict_vocab = '0.5', 0
 
 
+def _shown(settings: dict[str, Any]) -> dict[str, Any]:
+  """Settings without the folders of a machine."""
+  names = {
+    key: ', '.join(os.path.basename(x) for x in settings[key].split(','))
+    for key in ('eval', 'analogies')
+  }
+  texts = sorted(glob.glob(settings['text']))
+  return settings | names | {'text': ', '.join(map(os.path.basename, texts))}
+
+
 def main() -> None:
   """Trains and scores what is not there yet, prints tables, writes figures."""
   args = _arguments()
-  partition_runs.claim(args)
   args.benchmark_words = partition_runs.benchmark_words(args)
+  partition_runs.claim(args)
   output = args.output or _RESULTS / f'partition-merge-{machine.today()}.json'
   result = json.loads(output.read_text()) if output.exists() else {}
+  common = json.loads(json.dumps(_shown(partition_runs.settings(args))))
+  if result.setdefault('settings', common) != common:
+    sys.exit(f'{output} has figures of other settings; give another --output')
   stages = {
     'sweep': _sweep,
     'kl': _divergences,
@@ -320,15 +341,9 @@ def main() -> None:
     found = stages[stage](args)
     # As it will be read again.
     result[stage] = json.loads(json.dumps(found))
-  shown = {
-    key: value
-    for key, value in vars(args).items()
-    if key not in ('benchmark_words', 'work', 'output', 'plot')
-  }
-  shown['text'] = ', '.join(map(os.path.basename, glob.glob(args.text)))
-  for key in ('eval', 'analogies'):
-    shown[key] = ', '.join(map(os.path.basename, shown[key].split(',')))
-  result |= {'machine': machine.describe(), 'arguments': shown}
+    chosen = {name: getattr(args, name) for name in _CHOSEN}
+    result.setdefault('arguments', {})[stage] = chosen
+  result['machine'] = machine.describe()
   text = partition_tables.tables(result)
   print(text, machine.line(result['machine']), sep='\n\n')
   output.parent.mkdir(parents=True, exist_ok=True)

@@ -75,12 +75,18 @@ class Cell(NamedTuple):
     return f'{self.divide}-{self.num_parts}-{self.seed}{less}'
 
 
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+  """What all that lies in a folder has in common."""
+  return {name: getattr(args, name) for name in _FIXED}
+
+
 def claim(args: argparse.Namespace) -> None:
   """Ends the program if what lies in the folder had other settings."""
   args.work.mkdir(parents=True, exist_ok=True)
-  path = args.work / 'settings.json'
-  mine = {name: getattr(args, name) for name in _FIXED}
+  path, mine = args.work / 'settings.json', settings(args)
   if not path.exists():
+    if (args.work / 'runs').exists():
+      sys.exit(f'{args.work} has runs of unknown settings; give another --work')
     path.write_text(json.dumps(mine, indent=1))
   theirs = json.loads(path.read_text())
   differing = [name for name in _FIXED if theirs.get(name) != mine[name]]
@@ -209,17 +215,22 @@ def benchmark_words(args: argparse.Namespace) -> dict[str, set[str]]:
 
 
 def kept(
-  args: argparse.Namespace, name: str, make: Callable[[], dict[str, Any]]
+  args: argparse.Namespace,
+  name: str,
+  make: Callable[[], dict[str, Any]],
+  how: str = '',
 ) -> dict[str, Any]:
-  """What was found before under a name, or is found now."""
+  """What was found before under a name, and in this way, or is found now."""
   path = args.work / 'scores' / f'{name}.json'
-  if not path.exists():
-    print(f'  scoring {name}', file=sys.stderr, flush=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found = make()
-    temporary = path.with_suffix('.tmp')
-    temporary.write_text(json.dumps(found))
-    temporary.rename(path)
+  if path.exists():
+    found = json.loads(path.read_text())
+    if found.get('how', '') == how:
+      return found
+  print(f'  scoring {name}', file=sys.stderr, flush=True)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  temporary = path.with_suffix('.tmp')
+  temporary.write_text(json.dumps(make() | {'how': how}))
+  temporary.rename(path)
   return json.loads(path.read_text())
 
 
@@ -276,6 +287,7 @@ def whole(
     args,
     f'{cell.name}-{merge.replace(", ", " ").replace(" ", "_")}',
     lambda: merged(args, workdir, parts_of(workdir), MERGES[merge]),
+    repr(MERGES[merge]),
   )
 
 

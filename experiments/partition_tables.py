@@ -41,13 +41,19 @@ def _line(label: str, runs: Sequence[dict[str, Any]]) -> str:
   return f'{label:<44}{"".join(cells)}{spread:8.4f}'
 
 
-def _published(found: dict[str, float] | None, like: dict[str, Any]) -> str:
+def _published(
+  found: dict[str, float] | None,
+  like: dict[str, Any],
+  recall: dict[str, float] | None = None,
+) -> str:
   if not found or not found.keys() & _scores(like).keys():
     return ''
   cells = [
     f'{found[name]:9.3f}' if name in found else f'{"":9}'
     for name in _scores(like)
   ]
+  if recall:
+    cells.append(f'{"":9}{statistics.mean(recall.values()):9.3f}')
   return f'{"    published":<44}{"".join(cells)}'
 
 
@@ -57,7 +63,11 @@ def _sweep_table(found: dict[str, Any]) -> str:
     f'{"way, sub-models, merge":<44}{_head(single[0])}{"spread":>8}'
     f'{"/single":>9}{"words":>9}{"merge s":>9}',
     f'{_line("single run", single)}{1:9.3f}{single[0]["words"]:9,}',
-    _published(partition_paper.SCORES['single', 1, ''], single[0]),
+    _published(
+      partition_paper.SCORES['single', 1, ''],
+      single[0],
+      partition_paper.RECALL['single'],
+    ),
   ]
   alone = statistics.mean(x['mean'] for x in single)
   groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
@@ -79,7 +89,11 @@ def _sweep_table(found: dict[str, Any]) -> str:
         f'{runs[0]["words"]:9,}{secs:9.2f}'
       )
       lines.append(
-        _published(partition_paper.SCORES.get((divide, num, name)), runs[0])
+        _published(
+          partition_paper.SCORES.get((divide, num, name)),
+          runs[0],
+          partition_paper.RECALL.get(f'{divide} at 1/{num}, {name.upper()}'),
+        )
       )
   table = '\n'.join(line for line in lines if line)
   return '\n'.join([table, '', *_times(single, groups)])

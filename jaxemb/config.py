@@ -16,8 +16,7 @@ from jaxemb import combinations, errors, mixtures
 
 # Keys that change what is shown or kept, which devices work and how, or what
 # is done with sub-models in the end, not what is learned: a run may be resumed
-# with other values.
-# The text is known by its words, wherever it lies.
+# with other values. The text is known by its words, wherever it lies.
 _FREE_KEYS = frozenset((
   'data.cache', 'data.path', 'eval.paths', 'eval.restrict_vocab', 'mesh.data',
   'mesh.table', 'strategy.merge', 'strategy.part', 'strategy.per_device',

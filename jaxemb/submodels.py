@@ -119,12 +119,6 @@ def check(
     place = folder(config, workdir, part)
     workdirs.check(config, place)
     workdirs.check_text(place, text)
-    found = figures(config, workdir, part)
-    if found and found.get('corpus') != text:
-      raise errors.UserError(
-        f'{place} was trained on another text, or the text has changed since; '
-        'remove that folder to train it again, or give another --workdir'
-      )
   if config.strategy.part < 0:
     merged.check(config)
 

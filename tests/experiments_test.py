@@ -259,6 +259,12 @@ def test_partition_merge(tmp_path):
   assert other.stderr.strip().endswith(
     'other settings of sample; give another --work'
   )
+  assert set(result['arguments']) == set(
+    ('sweep', 'kl', 'numbers', 'removed', 'repaired')
+  )
+  (work / 'settings.json').unlink()
+  lost = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+  assert 'runs of unknown settings' in lost.stderr
 
 
 def test_table_memory(tmp_path):

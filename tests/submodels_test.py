@@ -365,16 +365,13 @@ def test_a_part_that_diverges_is_named(cache, tmp_path):
     _train(_config(cache, **settings), tmp_path)
 
 
-@pytest.mark.parametrize('name', ['part.json', 'text.sha256'])
-def test_a_part_of_another_text_is_refused(cache, together, tmp_path, name):
+def test_a_part_of_another_text_is_refused(cache, together, tmp_path):
   shutil.copytree(together, tmp_path / 'run')
-  path = tmp_path / 'run/parts/01' / name
-  text = path.parent.joinpath('text.sha256').read_text().strip()
-  path.write_text(path.read_text().replace(text, 'another'))
+  (tmp_path / 'run/parts/01/text.sha256').write_text('another')
   config = tmp_path / 'run/config.json'
   config.write_text(config.read_text() + ' ')
   before = config.read_text()
-  with pytest.raises(errors.UserError, match=r'parts/01 (was|began)'):
+  with pytest.raises(errors.UserError, match='parts/01 began'):
     _train(_config(cache), tmp_path / 'run')
   assert config.read_text() == before
 

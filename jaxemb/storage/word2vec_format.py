@@ -180,7 +180,8 @@ def read_vocab(path: pathlib.Path | str) -> tuple[list[str], np.ndarray]:
     fields = line.split()
     if not fields:
       continue
-    if len(fields) != 2 or not fields[1].isdigit():
+    is_count = len(fields) == 2 and fields[1].isdigit()
+    if not is_count or int(fields[1]) >= 2**63:
       raise errors.UserError(
         f'{path}, line {number}: expected `word count`; write the file again'
       )
@@ -358,11 +359,11 @@ def _read_binary(
       if not more:
         _fail_short(path, row, num_rows)
       data, position = data[position:] + more, 0
-    words.append(data[position:space].lstrip(b'\n'))
+    words.append(data[position:space].lstrip(b'\r\n'))
     position = space + 1 + row_bytes
     target[row * row_bytes : (row + 1) * row_bytes] = data[space + 1 : position]
-  behind = data[position:]
-  num_behind = len(behind) - behind.startswith(b'\n')
+  behind = data[position:].removeprefix(b'\r').removeprefix(b'\n')
+  num_behind = len(behind)
   while more := file.read(_BLOCK_BYTES):
     num_behind += len(more)
   return words, vectors, num_behind
