@@ -116,9 +116,8 @@ def check(
     text: fingerprint of the corpus.
   """
   for part in _wanted(config):
-    place = folder(config, workdir, part)
-    workdirs.check(config, place)
-    workdirs.check_text(place, text)
+    workdirs.check(config, folder(config, workdir, part))
+    workdirs.check_text(folder(config, workdir, part), text)
   if config.strategy.part < 0:
     merged.check(config)
 
