@@ -31,9 +31,13 @@ def read(path: pathlib.Path) -> Export:
   try:
     vectors = rows_file.load(folder / rows_file.NAME)
   except (OSError, ValueError, EOFError) as error:
+    hint = (
+      'a workdir whose run has ended, its export folder, or a word2vec file'
+    )
+    if (folder / 'parts').is_dir():
+      hint = f'its sub-models, {folder}/parts/*, or let the run merge them'
     raise errors.UserError(
-      f'no usable vectors.npy in {folder}: {error}; give a workdir whose run '
-      'has ended, its export folder, or a word2vec file'
+      f'no usable vectors.npy in {folder}: {error}; give {hint}'
     ) from error
   names, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
   if len(names) != len(vectors) or len(set(names)) != len(names):

@@ -114,6 +114,12 @@ def test_scales_that_do_not_fit_are_told(tmp_path):
     rows_file.load(tmp_path / 'vectors.npy')
 
 
+def test_complex_vectors_are_refused(tmp_path):
+  np.save(tmp_path / 'vectors.npy', np.ones((3, 2), np.complex64))
+  with pytest.raises(errors.UserError, match='complex'):
+    rows_file.load(tmp_path / 'vectors.npy')
+
+
 @pytest.mark.parametrize(
   ('settings', 'told'),
   [

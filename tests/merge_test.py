@@ -304,6 +304,11 @@ def test_a_full_disk_is_no_fault_of_a_part(
     (['{0}/a', '{0}/run', '--output={1}', '--max_iterations=0'], '1 or more'),
     (['{0}/a', '{0}/run', '--output={1}', '--tolerance=nan'], '0 or more'),
     (['{0}/a', '{0}/run', '--output={1}', '--power=0'], 'above 0'),
+    (['{0}/a', '{0}/a', '--output={1}'], 'given twice'),
+    (
+      ['{0}/a', '{0}/b', '--output={1}', '--method=pca', '--no-restore'],
+      '--no-restore means nothing',
+    ),
     (['{0}/a', '{0}/run', '--output={1}', '--align_words=-1'], '0 or more'),
     (['{0}/a', '{0}/run'], '--output'),
     (

@@ -234,7 +234,11 @@ def test_processes_that_share_nothing_but_the_text(cache, together, tmp_path):
 def test_merged_again_in_another_way(cache, together, tmp_path):
   shutil.copytree(together, tmp_path / 'run')
   (tmp_path / 'run/metrics.jsonl').unlink()  # as if all had been jobs
+  shutil.rmtree(tmp_path / 'run/export')
   for way in ('none', 'concat'):
+    if way != 'none':
+      with pytest.raises(errors.UserError, match=r'sub-models, .*parts/\*'):
+        jaxemb.load(tmp_path / 'run')
     config = _config(cache, **{'strategy.merge': way})
     assert _train(config, tmp_path / 'run') == 0
     told = json.loads((tmp_path / 'run/report.json').read_text())

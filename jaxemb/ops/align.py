@@ -26,6 +26,8 @@ turned parts (our addition): with P_i = sum_w a_i M_i(w)^T M_i(w),
   sum_w sum_i a_i |M_i(w) W_i v|^2 = v^T T v,  T = sum_i W_i^T P_i W_i
 
 differ by what the parts disagree by along v. Parts that agree are not changed.
+One matrix serves all words, so that products with what goes with the vectors
+stay: words of one part alone, of which nothing was averaged, grow as well.
 
 Rows lie side by side, [b, D_1 + ... + D_n], zeros where a part lacks the word.
 A part of fewer dimensions than the result is turned into a subspace of it. One

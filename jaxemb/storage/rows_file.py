@@ -69,7 +69,8 @@ def load(path: pathlib.Path) -> np.ndarray:
     path: of vectors.npy.
 
   Raises:
-    errors.UserError: It needs scales, and there are none that fit.
+    errors.UserError: It needs scales, and there are none that fit; or its
+      numbers are complex.
     OSError: It cannot be read, as ValueError and EOFError.
   """
   rows: Any = np.load(path, mmap_mode='r')
@@ -77,6 +78,8 @@ def load(path: pathlib.Path) -> np.ndarray:
     return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
   if rows.dtype == np.float16:
     return rows.astype(np.float32)
+  if np.iscomplexobj(rows):
+    raise errors.UserError(f'{path} has complex numbers; give real ones')
   if rows.dtype != np.int8:
     return np.asarray(rows)
   scales_path = path.with_name(SCALES_NAME)
