@@ -11,6 +11,8 @@ RANGES = {
   'senses.top_n': (0, None),
   'senses.top_ratio': (0, 1),
   'senses.momentum': (0, 1),
+  'senses.tied_until': (0, 1),
+  'senses.annealed_until': (0, 1),
 }
 
 
@@ -25,5 +27,7 @@ def default() -> ml_collections.ConfigDict:
   # as the paper has it, or one for all pairs of an occurrence, 'occurrences'
   c.averages = 'log_likelihoods'  # what priors are averages of: of joint
   # log-likelihoods, or of 'responsibilities'
+  c.tied_until = 0.0
+  c.annealed_until = 0.0
   c.momentum = 0.05  # of those averages; rises to 1 while training
   return c

@@ -81,6 +81,26 @@ class Cases(NamedTuple):
   log_joint: jax.Array  # [k, a, K, b] float32: LL
   mask: jax.Array  # [k, a, b] float32, 1 = there is one
   priors: jax.Array  # [k, a, K + 1] float32, rows of priors
+  power: jax.Array | float = 1.0  # float32, beta
+
+
+class Annealing(NamedTuple):
+  """How senses come apart, in shares of training."""
+
+  tied_until: float  # the power is 0
+  annealed_until: float  # from here on it is 1
+
+  def power(self, progress: jax.Array | float) -> jax.Array:
+    """float32, beta."""
+    import os
+    if os.environ.get('JX_POWER'):
+      hi = float(os.environ['JX_POWER'])
+      frac = (progress - self.tied_until) / max(self.annealed_until - self.tied_until, 1e-6)
+      return jnp.where(progress < self.tied_until, 0.0, hi ** (1 - jnp.clip(frac, 0, 1)))
+    if self.annealed_until <= self.tied_until:
+      return jnp.where(progress >= self.tied_until, 1.0, 0.0)
+    span = self.annealed_until - self.tied_until
+    return jnp.clip((progress - self.tied_until) / span, 0.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +113,7 @@ class Mixture:
   # A sense is drawn for every pair; or once for all pairs of an occurrence.
   is_by_pair: bool
   averages_logs: bool  # priors are those of averaged LL, not averaged gammas
+  annealing: Annealing
   usual: Sizes  # in most steps
 
   vectors_table = skipgram.INPUT
@@ -195,7 +216,11 @@ class Mixture:
 
     def slots_loss(sizes, rows):
       cases = self.cases(sizes, rows, found, batch)
-      value = -jnp.sum(cases.mask * jax.nn.logsumexp(cases.log_joint, axis=-2))
+      gammas = jax.lax.stop_gradient(responsibilities(cases))
+      # gamma log gamma, 0 of 0
+      entropies = -jnp.sum(jax.scipy.special.xlogy(gammas, gammas), -2)
+      bounds = jnp.sum(gammas * cases.log_joint, -2) + entropies
+      value = -jnp.sum(cases.mask * bounds)
       # Worth nothing, with the gradient that priors want.
       grads = jax.lax.stop_gradient(priors_grads(cases, self.averages_logs))
       nothing = cases.priors - jax.lax.stop_gradient(cases.priors)
@@ -295,7 +320,12 @@ class Mixture:
     log_priors = jax.lax.stop_gradient(
       log_probabilities(priors[..., :-1], self.averages_logs)
     )
-    return Cases(log_joint + log_priors[..., None], mask, priors)
+    return Cases(
+      log_joint + log_priors[..., None],
+      mask,
+      priors,
+      self.annealing.power(batch.progress),
+    )
 
   def _mask(self, places: jax.Array, batch: base.StepBatch) -> jax.Array:
     """[k, c / g, near, g] bool, which tokens are contexts of which center."""
@@ -348,7 +378,7 @@ def log_probabilities(rows: jax.Array, averages_logs: bool) -> jax.Array:
 
 def responsibilities(cases: Cases) -> jax.Array:
   """[k, a, K, b] float32: gamma, which sums to 1 over senses."""
-  return jax.nn.softmax(cases.log_joint, axis=-2)
+  return jax.nn.softmax(cases.power * cases.log_joint, axis=-2)
 
 
 def priors_grads(cases: Cases, averages_logs: bool) -> jax.Array:
