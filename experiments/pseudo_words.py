@@ -96,9 +96,7 @@ def choose(text: Text, num: int, seed: int, ranks: range) -> list[Pair]:
     limits = text.counts[first] * np.array([1, _FREQUENCY_RATIO**2])
     limits = limits / _FREQUENCY_RATIO
     near = [
-      i
-      for i in free
-      if i != first and limits[0] <= text.counts[i] <= limits[1]
+      i for i in free if i != first and limits[0] <= text.counts[i] <= limits[1]
     ]
     own = sentences(first)
     for second in rng.permutation(near).tolist()[:20]:

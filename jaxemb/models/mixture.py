@@ -12,8 +12,19 @@ step of EM per training step: with the responsibilities
   gamma_k = softmax_k(LL_k),  LL_k = log pi_k + log P(O | I, k)
 
 vectors move by the gradient of -log P(O | I), which is that of the single-sense
-loss with every sense's pairs weighted by gamma_k: autodiff does the E step.
-Priors are running averages of gamma, or of LL (see `priors_grads`).
+loss with every sense's pairs weighted by gamma_k. Priors are running averages
+of gamma, or of LL (see `priors_grads`).
+
+A pair tells little of which sense is meant. All pairs of an occurrence have the
+same one: drawn once for all of them (`is_by_pair` False), LL_k is the sum over
+the window. What gamma says of contexts that mean nothing yet would stay with
+the senses, so that EM is annealed (Ueda and Nakano 1998): with a power beta
+
+  q = softmax_k(beta LL_k),  log P >= sum_k q_k (LL_k - log q_k)
+
+the loss is that bound for fixed q, exact where beta = 1. With beta = 0 the
+senses of a word learn the same from everything; as beta rises they come apart
+along the direction in which the word's contexts differ most.
 
 Senses are rows. A word has one, or K; of the window of a chunk
 
@@ -85,20 +96,15 @@ class Cases(NamedTuple):
 
 
 class Annealing(NamedTuple):
-  """How senses come apart, in shares of training."""
+  """The power of responsibilities, by the share of training behind."""
 
-  tied_until: float  # the power is 0
-  annealed_until: float  # from here on it is 1
+  tied_until: float  # until then it is 0
+  annealed_until: float  # until then it rises; from then on it is 1
 
   def power(self, progress: jax.Array | float) -> jax.Array:
-    """float32, beta."""
-    import os
-    if os.environ.get('JX_POWER'):
-      hi = float(os.environ['JX_POWER'])
-      frac = (progress - self.tied_until) / max(self.annealed_until - self.tied_until, 1e-6)
-      return jnp.where(progress < self.tied_until, 0.0, hi ** (1 - jnp.clip(frac, 0, 1)))
-    if self.annealed_until <= self.tied_until:
-      return jnp.where(progress >= self.tied_until, 1.0, 0.0)
+    """float32, beta; progress is the share of training behind."""
+    if self.annealed_until == self.tied_until:
+      return jnp.where(progress < self.tied_until, 0.0, 1.0)
     span = self.annealed_until - self.tied_until
     return jnp.clip((progress - self.tied_until) / span, 0.0, 1.0)
 
@@ -216,10 +222,9 @@ class Mixture:
 
     def slots_loss(sizes, rows):
       cases = self.cases(sizes, rows, found, batch)
-      gammas = jax.lax.stop_gradient(responsibilities(cases))
-      # gamma log gamma, 0 of 0
-      entropies = -jnp.sum(jax.scipy.special.xlogy(gammas, gammas), -2)
-      bounds = jnp.sum(gammas * cases.log_joint, -2) + entropies
+      chances = jax.lax.stop_gradient(responsibilities(cases))
+      logs = jnp.log(jnp.maximum(chances, 1e-30))
+      bounds = jnp.sum(chances * (cases.log_joint - logs), -2)
       value = -jnp.sum(cases.mask * bounds)
       # Worth nothing, with the gradient that priors want.
       grads = jax.lax.stop_gradient(priors_grads(cases, self.averages_logs))
@@ -377,14 +382,14 @@ def log_probabilities(rows: jax.Array, averages_logs: bool) -> jax.Array:
 
 
 def responsibilities(cases: Cases) -> jax.Array:
-  """[k, a, K, b] float32: gamma, which sums to 1 over senses."""
+  """[k, a, K, b] float32: q, which sums to 1 over senses."""
   return jax.nn.softmax(cases.power * cases.log_joint, axis=-2)
 
 
 def priors_grads(cases: Cases, averages_logs: bool) -> jax.Array:
   """What `rowopt.averages` wants of a row of priors.
 
-  With gamma the responsibilities and LL the joint log-likelihoods of a draw,
+  With gamma the responsibilities (q) and LL the joint log-likelihoods of a draw,
   the paper's code averages one of two things:
 
     store_multinomial = 1   pi <- m pi + (1 - m) gamma

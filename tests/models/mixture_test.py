@@ -38,7 +38,7 @@ def _outputs(loss, num_shared=4):
   return sampled.outputs(SPEC, skipgram.negative_distribution(COUNTS))
 
 
-def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8)):
+def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8), annealing=(0, 0)):
   is_ambiguous = np.random.default_rng(5).random(VOCAB) < 0.4
   return mixture.Mixture(
     SPEC,
@@ -46,6 +46,7 @@ def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8)):
     sense_rows.number(is_ambiguous, SENSES),
     is_by_pair,
     averages_logs,
+    mixture.Annealing(*annealing),
     mixture.Sizes(*usual),
   )
 
@@ -143,28 +144,43 @@ def _expected(model, loss, batch, tables, draws):
       logs = np.log(1 / SENSES + priors)
     case = (i, place) if model.is_by_pair else (i // CHUNK, place)
     joint[case] = joint.get(case, logs) + found
-  return total - sum(np.logaddexp.reduce(x) for x in joint.values())
+  return total, joint
+
+
+def _bound(power, found, fixed):
+  """The loss of an annealed E step, with responsibilities of fixed ones."""
+  total, joint = found
+  for case, logs in joint.items():
+    sharp = power * fixed[1][case]
+    q = np.exp(sharp - np.logaddexp.reduce(sharp))
+    total -= q @ (logs - np.log(q))
+  return total
 
 
 @pytest.mark.parametrize(
-  ('loss', 'is_by_pair', 'averages_logs', 'usual'),
+  ('loss', 'is_by_pair', 'averages_logs', 'usual', 'power'),
   [
-    ('tree', True, True, (8, 6, 8)),
-    ('tree', True, False, (100, 100, 100)),
-    ('tree', False, False, (1, 1, 1)),
-    ('sampled', True, False, (8, 6, 0)),
-    ('sampled', False, True, (100, 100, 0)),
+    ('tree', True, True, (8, 6, 8), 1),
+    ('tree', True, False, (100, 100, 100), 0.25),
+    ('tree', False, False, (1, 1, 1), 1),
+    ('tree', False, False, (8, 6, 8), 0.5),
+    ('sampled', True, False, (8, 6, 0), 1),
+    ('sampled', False, True, (100, 100, 0), 0),
   ],
 )
 def test_loss_is_that_of_loops_over_pairs(
-  loss, is_by_pair, averages_logs, usual
+  loss, is_by_pair, averages_logs, usual, power
 ):
-  model, batch = _model(loss, is_by_pair, averages_logs, usual), _batch()
+  model = _model(loss, is_by_pair, averages_logs, usual, (0.5, 0.9))
+  batch = _batch()._replace(progress=np.float32(0.5 + 0.4 * power))
   tables, ids, rows = _rows(model, batch)
   draws = np.asarray(ids[skipgram.OUTPUT])[:, CHUNK:]
   found, grads = jax.jit(jax.value_and_grad(model.loss))(rows, ids, batch)
-  expected = _expected(model, loss, batch, tables, draws)
-  np.testing.assert_allclose(found, expected, 1e-5)
+  fixed = _expected(model, loss, batch, tables, draws)
+  np.testing.assert_allclose(found, _bound(power, fixed, fixed), 1e-5)
+  if power == 1:  # -log P itself
+    marginal = fixed[0] - sum(np.logaddexp.reduce(x) for x in fixed[1].values())
+    np.testing.assert_allclose(found, marginal, 1e-5)
   # The slope of the loops, along a random change of all vectors.
   rng = np.random.default_rng(2)
   step = {k: rng.normal(size=x.shape) for k, x in tables.items()}
@@ -179,9 +195,18 @@ def test_loss_is_that_of_loops_over_pairs(
 
   def moved(size):
     near = {k: x + size * step.get(k, 0) for k, x in tables.items()}
-    return _expected(model, loss, batch, near, draws)
+    return _bound(power, _expected(model, loss, batch, near, draws), fixed)
 
   assert slope == pytest.approx((moved(1e-5) - moved(-1e-5)) / 2e-5, rel=1e-4)
+
+
+def test_powers_rise_from_0_to_1():
+  annealing = mixture.Annealing(0.2, 0.6)
+  powers = [float(annealing.power(x)) for x in (0, 0.2, 0.3, 0.6, 1)]
+  np.testing.assert_allclose(powers, [0, 0, 0.25, 1, 1], atol=1e-6)
+  at_once = mixture.Annealing(0.2, 0.2)
+  assert [float(at_once.power(x)) for x in (0, 0.19, 0.2, 1)] == [0, 0, 1, 1]
+  assert float(mixture.Annealing(0, 0).power(0)) == 1
 
 
 @pytest.mark.parametrize('name', ['skipgram', 'cbow'])
