@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import machine
@@ -120,6 +120,21 @@ def write_merged(text: Text, pairs: Sequence[Pair], path: pathlib.Path) -> None:
       file.write(' '.join(words[piece]) + ' ')
 
 
+def _occurrences(
+  text: Text, pair: Pair, most: int, halo: int
+) -> Iterator[tuple[np.ndarray, int, bool]]:
+  """(ids of the sentence, place in it, whether it is the second word)."""
+  places = np.flatnonzero(np.isin(text.ids, pair.words))
+  step = max(1, len(places) // most)
+  for place in places[::step][:most].tolist():
+    start = max(0, place - halo)
+    near, at = text.ids[start : place + halo + 1], place - start
+    ends = np.flatnonzero(near == tokens.END)
+    first = int(ends[ends < at].max(initial=-1)) + 1
+    last = int(ends[ends > at].min(initial=len(near)))
+    yield near[first:last], at - first, text.ids[place] == pair.words[1]
+
+
 def purity(
   text: Text,
   pairs: Sequence[Pair],
@@ -132,28 +147,45 @@ def purity(
   for pair in pairs:
     for word in pair.words:
       names[word] = pair.name
-  halo = 20 * table.window
-  found = {}
+  found, halo = {}, 20 * table.window
   for pair in pairs:
-    places = np.flatnonzero(np.isin(text.ids, pair.words))
-    step = max(1, len(places) // most)
-    places = places[::step][:most]
-    number, counted = table.index[pair.name], []
-    for place in places.tolist():
-      start = max(0, place - halo)
-      near = text.ids[start : place + halo + 1]
-      at = place - start
-      ends = np.flatnonzero(near == tokens.END)
-      first = int(ends[ends < at].max(initial=-1)) + 1
-      last = int(ends[ends > at].min(initial=len(near)))
-      sentence = [names[i] for i in near[first:last]]
-      context = table.context(sentence, at - first, window)
-      sense = table.posterior(number, context).argmax()
-      counted.append((int(sense), text.ids[place] == pair.words[1]))
+    counted = []
+    for ids, place, is_second in _occurrences(text, pair, most, halo):
+      context = table.context([names[i] for i in ids], place, window)
+      posterior = table.posterior(table.index[pair.name], context)
+      counted.append((int(posterior.argmax()), int(is_second)))
     told = np.zeros((len(table.priors), 2))
     for sense, word in counted[::2]:
-      told[sense, int(word)] += 1
-    right = [told[k].argmax() == w for k, w in counted[1::2]]
+      told[sense, word] += 1
+    right = [told[sense].argmax() == word for sense, word in counted[1::2]]
+    found[pair.name] = float(np.mean(right))
+  return found
+
+
+def ceiling(
+  text: Text,
+  pairs: Sequence[Pair],
+  table: senses.Senses,
+  most: int,
+  window: int = 0,
+) -> dict[str, float]:
+  """By pair, how often the vectors of both words themselves tell which it is.
+
+  Args:
+    text: that the words stand in, unmerged.
+    pairs: of words.
+    table: trained on that text, one sense for every word.
+    most: occurrences of a pair.
+    window: of a context; 0 = as trained.
+  """
+  found, halo = {}, 20 * table.window
+  for pair in pairs:
+    both = [table.index[text.words[i]] for i in pair.words]
+    right = []
+    for ids, place, is_second in _occurrences(text, pair, most, halo):
+      context = table.context([text.words[i] for i in ids], place, window)
+      logs = [table.log_likelihoods(i, context).sum() for i in both]
+      right.append((logs[1] > logs[0]) == is_second)
     found[pair.name] = float(np.mean(right))
   return found
 
@@ -161,42 +193,51 @@ def purity(
 def _train(
   args: argparse.Namespace,
   seed: int,
+  folder: pathlib.Path,
   text: pathlib.Path,
-  words: pathlib.Path,
-  workdir: pathlib.Path,
+  *flags: str,
 ) -> senses.Senses:
+  workdir = folder / f'run-{text.stem}'
   command = [
     sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
     f'--workdir={workdir}', f'--config.data.path={text}',
-    '--config.data.tokens=whitespace', f'--config.seed={seed}',
-    f'--config.data.cache={workdir.parent / "cache"}',
-    f'--config.senses.words={words}', '--config.senses.top_ratio=0.0',
-    f'--config.senses.number={args.senses}', '--config.eval.paths=none',
-    *args.override,
+    '--config.data.tokens=whitespace', f'--config.data.cache={folder}/cache',
+    f'--config.seed={seed}', '--config.eval.paths=none',
+    '--config.senses.top_ratio=0.0', *args.override, *flags,
   ]  # fmt: skip
   done = subprocess.run(command, capture_output=True, text=True)
   if done.returncode:
-    sys.exit(done.stderr.strip().splitlines()[-1])
+    sys.exit(' '.join(done.stderr.strip().splitlines()[-1:]))
   return exports.read(workdir).senses
 
 
-def _run(args: argparse.Namespace, text: Text, seed: int) -> dict[str, Any]:
+def _run(
+  args: argparse.Namespace, text: Text, seed: int, folder: pathlib.Path
+) -> dict[str, Any]:
   """One seed: of the pairs and of the training."""
   ranks = range(args.first_rank, args.last_rank)
   pairs = choose(text, args.pairs, seed, ranks)
-  with tempfile.TemporaryDirectory() as folder:
-    folder = pathlib.Path(folder)
-    write_merged(text, pairs, folder / 'merged.txt')
-    (folder / 'words.txt').write_text('\n'.join(x.name for x in pairs))
-    table = _train(
-      args, seed, folder / 'merged.txt', folder / 'words.txt', folder / 'run'
-    )
-    each = purity(text, pairs, table, args.occurrences, args.window)
-  return {
+  write_merged(text, pairs, folder / 'merged.txt')
+  words = folder / 'words.txt'
+  words.write_text('\n'.join(x.name for x in pairs))
+  table = _train(
+    args, seed, folder, folder / 'merged.txt',
+    f'--config.senses.words={words}', f'--config.senses.number={args.senses}',
+  )  # fmt: skip
+  each = purity(text, pairs, table, args.occurrences, args.window)
+  found = {
     'purity': statistics.mean(each.values()),
     'at_least_expected': statistics.mean(x >= EXPECTED for x in each.values()),
     'pairs': each,
   }
+  if args.ceiling:
+    write_merged(text, [], folder / 'whole.txt')
+    table = _train(
+      args, seed, folder, folder / 'whole.txt', '--config.senses.number=1'
+    )
+    each = ceiling(text, pairs, table, args.occurrences, args.window)
+    found |= {'ceiling': statistics.mean(each.values()), 'ceilings': each}
+  return found
 
 
 def main() -> None:
@@ -214,6 +255,7 @@ def main() -> None:
   add('--first_rank', type=int, default=_FIRST_RANK)
   add('--last_rank', type=int, default=_LAST_RANK)
   add('--embedded_words', type=int, default=2_000_000)
+  add('--ceiling', action='store_true', help='what can be told at all')
   add('--quick', action='store_true', help='a small text, few pairs')
   add('--output', default='', help='JSON file; "" = in experiments/results')
   args, args.override = parser.parse_known_args()
@@ -222,6 +264,7 @@ def main() -> None:
     parser.error(f'unknown argument {unknown[0]}')
   if args.quick:
     args.embedded_words, args.pairs, args.seeds = 200_000, 8, 1
+    args.last_rank = 1500  # rarer ones are read a few times only
     args.override = ['--config.model.dim=16', *args.override]
   output = args.output or (
     pathlib.Path(__file__).parent
@@ -232,12 +275,15 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as cache:
     text = _read(args, pathlib.Path(cache))
     for seed in range(1, args.seeds + 1):
-      found[seed] = run = _run(args, text, seed)
+      with tempfile.TemporaryDirectory() as folder:
+        found[seed] = run = _run(args, text, seed, pathlib.Path(folder))
       worst = sorted(run['pairs'].items(), key=lambda x: x[1])[:5]
+      told = f', ceiling {run["ceiling"]:.3f}' if args.ceiling else ''
       print(
-        f'seed {seed}: purity {run["purity"]:.3f} of {len(run["pairs"])} '
-        f'pairs, {run["at_least_expected"]:.0%} of them {EXPECTED:g} or more; '
-        'worst: ' + ', '.join(f'{k} {v:.2f}' for k, v in worst),
+        f'seed {seed}: purity {run["purity"]:.3f}{told}, of '
+        f'{len(run["pairs"])} pairs, {run["at_least_expected"]:.0%} of them '
+        f'{EXPECTED:g} or more; worst: '
+        + ', '.join(f'{k} {v:.2f}' for k, v in worst),
         flush=True,
       )
   facts = machine.describe()

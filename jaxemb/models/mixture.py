@@ -389,8 +389,8 @@ def responsibilities(cases: Cases) -> jax.Array:
 def priors_grads(cases: Cases, averages_logs: bool) -> jax.Array:
   """What `rowopt.averages` wants of a row of priors.
 
-  With gamma the responsibilities (q) and LL the joint log-likelihoods of a draw,
-  the paper's code averages one of two things:
+  With gamma the responsibilities (q, where annealed) and LL the joint
+  log-likelihoods of a draw, the paper's code averages one of two things:
 
     store_multinomial = 1   pi <- m pi + (1 - m) gamma
     store_multinomial = 0   a <- m a + (1 - m) LL,  pi = softmax(a)
