@@ -14,6 +14,7 @@ from jaxemb import config as config_lib
 from jaxemb.data import loader
 from jaxemb.models import (
   base,
+  em,
   hierarchical,
   mixture,
   sampled,
@@ -46,7 +47,7 @@ def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8), annealing=(0, 0)):
     sense_rows.number(is_ambiguous, SENSES),
     is_by_pair,
     averages_logs,
-    mixture.Annealing(*annealing),
+    em.Annealing(*annealing),
     mixture.Sizes(*usual),
   )
 
@@ -201,12 +202,12 @@ def test_loss_is_that_of_loops_over_pairs(
 
 
 def test_powers_rise_from_0_to_1():
-  annealing = mixture.Annealing(0.2, 0.6)
+  annealing = em.Annealing(0.2, 0.6)
   powers = [float(annealing.power(x)) for x in (0, 0.2, 0.3, 0.6, 1)]
   np.testing.assert_allclose(powers, [0, 0, 0.25, 1, 1], atol=1e-6)
-  at_once = mixture.Annealing(0.2, 0.2)
+  at_once = em.Annealing(0.2, 0.2)
   assert [float(at_once.power(x)) for x in (0, 0.19, 0.2, 1)] == [0, 0, 1, 1]
-  assert float(mixture.Annealing(0, 0).power(0)) == 1
+  assert float(em.Annealing(0, 0).power(0)) == 1
 
 
 @pytest.mark.parametrize('name', ['skipgram', 'cbow'])
@@ -262,14 +263,14 @@ def test_em(is_by_pair, averages_logs):
       slots, rowopt.RowGrads(places, grads, squares), jnp.float32(1)
     )
     priors = rowopt.add_rows(priors, places, deltas, False)
-    return priors, slots, loss, mixture.responsibilities(cases), cases
+    return priors, slots, loss, em.responsibilities(cases, 1), cases
 
   seen, found = [], []
   for _ in range(6):
     priors, slots, loss, gamma, cases = step(priors, slots)
     seen.append(float(loss))
     np.testing.assert_allclose(gamma.sum(-2), 1, atol=1e-6)
-    chances = mixture.probabilities(priors[:, :-1], averages_logs)
+    chances = em.probabilities(priors[:, :-1], averages_logs)
     np.testing.assert_allclose(chances.sum(-1), 1, atol=1e-6)
     assert not np.asarray(priors[:, -1]).any()
     found.append(chances)
