@@ -28,7 +28,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     config.data.sample = 0.0
     config.model.window = config.model.shortest_window = 5
     config.senses.drawn_for = 'pairs'
-    config.senses.tied_until = config.senses.annealed_until = 0.0
+    config.senses.tied_until = 0.0
     config.senses.averages = 'log_likelihoods'
     config.senses.momentum = 0.05
   elif variant == 'smoke':

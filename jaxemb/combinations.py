@@ -118,12 +118,6 @@ def _check_senses(
       'no word is to have several senses; give --config.senses.top_n, '
       '.top_ratio or .words, or --config.senses.number=1'
     )
-  if s.annealed_until < s.tied_until:
-    raise errors.UserError(
-      f'config.senses.annealed_until={s.annealed_until} is before '
-      f'config.senses.tied_until={s.tied_until}; give the later share of '
-      'training, or the same one'
-    )
   if config.strategy.min_seen != usual.strategy.min_seen:
     raise errors.UserError(
       f'config.strategy.min_seen={config.strategy.min_seen} means nothing with '

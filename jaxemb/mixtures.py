@@ -12,7 +12,6 @@ RANGES = {
   'senses.top_ratio': (0, 1),
   'senses.momentum': (0, 1),
   'senses.tied_until': (0, 1),
-  'senses.annealed_until': (0, 1),
 }
 
 
@@ -25,10 +24,8 @@ def default() -> ml_collections.ConfigDict:
   c.words = ''  # the words of a file with one per line
   c.drawn_for = 'occurrences'  # the sense that is meant: one for all pairs of
   # an occurrence; or anew for all of them, 'pairs', as Tian et al. 2014 have it
-  c.tied_until = 0.2  # share of training in which senses of a word learn the
-  # same; 0 = none
-  c.annealed_until = 0.2  # share of training after which responsibilities are
-  # those of EM, and up to which they sharpen (Ueda and Nakano 1998)
+  c.tied_until = 0.2  # share of training in which all senses of a word learn
+  # the same, as contexts mean nothing yet; 0 = none
   c.averages = 'responsibilities'  # what priors are averages of; or of joint
   # log-likelihoods, 'log_likelihoods', as the paper's code has it
   c.momentum = 0.99  # of those averages; rises to 1 while training

@@ -4,7 +4,6 @@ from jaxemb import errors
 from jaxemb.data import loader, senses
 from jaxemb.models import (
   cbow,
-  em,
   hierarchical,
   mixture,
   sampled,
@@ -57,7 +56,7 @@ def _mixture(config, spec, counts, words):
     sense_rows.number(is_ambiguous, s.number),
     s.drawn_for == 'pairs',
     s.averages == 'log_likelihoods',
-    em.Annealing(s.tied_until, s.annealed_until),
+    s.tied_until,
     mixture.usual_sizes(spec, outputs, float(centers[is_ambiguous].sum())),
   )
 

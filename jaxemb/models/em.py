@@ -1,12 +1,14 @@
 """One step of EM over draws of a sense: responsibilities, and priors from them.
 
 With LL_k the log of the prior and the likelihood of what was drawn by sense k,
-the responsibilities of EM are softmax(LL). They are annealed (Ueda and Nakano
-1998): with a power beta that rises from 0 to 1 while training they are
+the responsibilities of EM are gamma = softmax(LL). Any others bound what is to
+be raised, for fixed q with the gradient of the likelihoods weighted by q:
 
-  q = softmax(beta LL),  log sum_k exp(LL_k) >= sum_k q_k (LL_k - log q_k)
+  log sum_k exp(LL_k) >= sum_k q_k (LL_k - log q_k),   equal for q = gamma
 
-of which the bound, exact for beta = 1, is what an M step raises.
+Annealed EM has q = softmax(beta LL), and where beta is small all senses of a
+word are one (Rose 1998; Ueda and Nakano 1998). Of its powers two are used here:
+0, from which senses that started apart become alike, and 1.
 """
 
 from typing import NamedTuple
@@ -25,20 +27,6 @@ class Cases(NamedTuple):
   priors: jax.Array  # [k, a, K + 1] float32, rows of priors
 
 
-class Annealing(NamedTuple):
-  """The power of responsibilities, by the share of training behind."""
-
-  tied_until: float  # until then it is 0
-  annealed_until: float  # until then it rises; from then on it is 1
-
-  def power(self, progress: jax.Array | float) -> jax.Array:
-    """float32, beta; progress is the share of training behind."""
-    if self.annealed_until == self.tied_until:
-      return jnp.where(progress < self.tied_until, 0.0, 1.0)
-    span = self.annealed_until - self.tied_until
-    return jnp.clip((progress - self.tied_until) / span, 0.0, 1.0)
-
-
 def probabilities(rows: jax.Array, averages_logs: bool) -> jax.Array:
   """[..., K] float32, of rows [..., K] of the table of priors.
 
@@ -55,9 +43,9 @@ def log_probabilities(rows: jax.Array, averages_logs: bool) -> jax.Array:
   return jnp.maximum(jnp.log(jnp.maximum(found, 1e-30)), MIN_LOG)
 
 
-def responsibilities(cases: Cases, power: jax.Array | float) -> jax.Array:
-  """[k, a, K, b] float32: q, which sums to 1 over senses."""
-  return jax.nn.softmax(power * cases.log_joint, axis=-2)
+def responsibilities(cases: Cases, are_tied: jax.Array | bool) -> jax.Array:
+  """[k, a, K, b] float32: q, which sums to 1 over senses; 1 / K if tied."""
+  return jax.nn.softmax(jnp.where(are_tied, 0.0, cases.log_joint), axis=-2)
 
 
 def priors_grads(
@@ -65,7 +53,7 @@ def priors_grads(
 ) -> jax.Array:
   """What `rowopt.averages` wants of a row of priors.
 
-  With gamma the responsibilities (q, where annealed) and LL the joint
+  With gamma the responsibilities (q, where tied) and LL the joint
   log-likelihoods of a draw, the paper's code averages one of two things:
 
     store_multinomial = 1   pi <- m pi + (1 - m) gamma

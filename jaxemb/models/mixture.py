@@ -18,8 +18,8 @@ of gamma, or of LL (see `em.priors_grads`).
 A pair tells little of which sense is meant. All pairs of an occurrence have the
 same one: drawn once for all of them (`is_by_pair` False), LL_k is the sum over
 the window. And what gamma makes of contexts that mean nothing yet would stay:
-the power of responsibilities rises while training (`em`). As long as it is 0
-the senses of a word learn the same from everything.
+for a first share of training the senses of a word are tied, and learn the same
+from everything (see `em`).
 
 Senses are rows. A word has one, or K; of the window of a chunk
 
@@ -91,7 +91,7 @@ class Mixture:
   # A sense is drawn for every pair; or once for all pairs of an occurrence.
   is_by_pair: bool
   averages_logs: bool  # priors are those of averaged LL, not averaged gammas
-  annealing: em.Annealing
+  tied_until: float  # share of training in which senses learn the same
   usual: Sizes  # in most steps
 
   vectors_table = skipgram.INPUT
@@ -192,11 +192,11 @@ class Mixture:
     if not self.senses.num_ambiguous:
       return loss
 
-    power = self.annealing.power(batch.progress)
+    are_tied = batch.progress < self.tied_until
 
     def slots_loss(sizes, rows):
       cases = self.cases(sizes, rows, found, batch)
-      chances = jax.lax.stop_gradient(em.responsibilities(cases, power))
+      chances = jax.lax.stop_gradient(em.responsibilities(cases, are_tied))
       logs = jnp.log(jnp.maximum(chances, 1e-30))
       bounds = jnp.sum(chances * (cases.log_joint - logs), -2)
       value = -jnp.sum(cases.mask * bounds)

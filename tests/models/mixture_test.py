@@ -39,7 +39,7 @@ def _outputs(loss, num_shared=4):
   return sampled.outputs(SPEC, skipgram.negative_distribution(COUNTS))
 
 
-def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8), annealing=(0, 0)):
+def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8), tied_until=0.0):
   is_ambiguous = np.random.default_rng(5).random(VOCAB) < 0.4
   return mixture.Mixture(
     SPEC,
@@ -47,7 +47,7 @@ def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8), annealing=(0, 0)):
     sense_rows.number(is_ambiguous, SENSES),
     is_by_pair,
     averages_logs,
-    em.Annealing(*annealing),
+    tied_until,
     mixture.Sizes(*usual),
   )
 
@@ -149,7 +149,7 @@ def _expected(model, loss, batch, tables, draws):
 
 
 def _bound(power, found, fixed):
-  """The loss of an annealed E step, with responsibilities of fixed ones."""
+  """The loss for fixed responsibilities, of a power of fixed likelihoods."""
   total, joint = found
   for case, logs in joint.items():
     sharp = power * fixed[1][case]
@@ -162,9 +162,9 @@ def _bound(power, found, fixed):
   ('loss', 'is_by_pair', 'averages_logs', 'usual', 'power'),
   [
     ('tree', True, True, (8, 6, 8), 1),
-    ('tree', True, False, (100, 100, 100), 0.25),
+    ('tree', True, False, (100, 100, 100), 0),
     ('tree', False, False, (1, 1, 1), 1),
-    ('tree', False, False, (8, 6, 8), 0.5),
+    ('tree', False, False, (8, 6, 8), 0),
     ('sampled', True, False, (8, 6, 0), 1),
     ('sampled', False, True, (100, 100, 0), 0),
   ],
@@ -172,8 +172,8 @@ def _bound(power, found, fixed):
 def test_loss_is_that_of_loops_over_pairs(
   loss, is_by_pair, averages_logs, usual, power
 ):
-  model = _model(loss, is_by_pair, averages_logs, usual, (0.5, 0.9))
-  batch = _batch()._replace(progress=np.float32(0.5 + 0.4 * power))
+  model = _model(loss, is_by_pair, averages_logs, usual, 0.5)
+  batch = _batch()._replace(progress=np.float32(0.4 + 0.2 * power))
   tables, ids, rows = _rows(model, batch)
   draws = np.asarray(ids[skipgram.OUTPUT])[:, CHUNK:]
   found, grads = jax.jit(jax.value_and_grad(model.loss))(rows, ids, batch)
@@ -199,15 +199,6 @@ def test_loss_is_that_of_loops_over_pairs(
     return _bound(power, _expected(model, loss, batch, near, draws), fixed)
 
   assert slope == pytest.approx((moved(1e-5) - moved(-1e-5)) / 2e-5, rel=1e-4)
-
-
-def test_powers_rise_from_0_to_1():
-  annealing = em.Annealing(0.2, 0.6)
-  powers = [float(annealing.power(x)) for x in (0, 0.2, 0.3, 0.6, 1)]
-  np.testing.assert_allclose(powers, [0, 0, 0.25, 1, 1], atol=1e-6)
-  at_once = em.Annealing(0.2, 0.2)
-  assert [float(at_once.power(x)) for x in (0, 0.19, 0.2, 1)] == [0, 0, 1, 1]
-  assert float(em.Annealing(0, 0).power(0)) == 1
 
 
 @pytest.mark.parametrize('name', ['skipgram', 'cbow'])
@@ -263,7 +254,7 @@ def test_em(is_by_pair, averages_logs):
       slots, rowopt.RowGrads(places, grads, squares), jnp.float32(1)
     )
     priors = rowopt.add_rows(priors, places, deltas, False)
-    return priors, slots, loss, em.responsibilities(cases, 1), cases
+    return priors, slots, loss, em.responsibilities(cases, False), cases
 
   seen, found = [], []
   for _ in range(6):
@@ -338,7 +329,7 @@ def test_senses_are_tied_for_a_share_of_training():
   rng = np.random.default_rng(4)
   sentences = oracle.random_sentences(rng, VOCAB, words, (5, 9))
   tokens = oracle.pack(sentences, VOCAB, words, 3, rng)
-  made = _trainer('mixture', top_n=9, tied_until=0.25, annealed_until=0.25)
+  made = _trainer('mixture', top_n=9, tied_until=0.25)
   strategy = made.strategy
 
   def run(*dispatches):
