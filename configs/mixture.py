@@ -18,13 +18,19 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.model.loss = 'hierarchical_softmax'
   config.model.dim = 50
   config.optimizer.name = 'adagrad'
+  # What a sense is told by: all words around an occurrence, near and far.
+  config.model.window = config.model.shortest_window = 10
   config.senses.top_ratio = 0.1
   if variant == 'simple':
     config.data.path = 'wikipedia:simple'
   elif variant == 'dmwe':
     # As its run.py: give --config.data.path and --config.senses.words.
     config.data.sample = 0.0
-    config.model.shortest_window = config.model.window
+    config.model.window = config.model.shortest_window = 5
+    config.senses.drawn_for = 'pairs'
+    config.senses.tied_until = 0.0
+    config.senses.averages = 'log_likelihoods'
+    config.senses.momentum = 0.05
   elif variant == 'smoke':
     # Small enough for a test of the whole program.
     config.data.embedded_words = 60_000

@@ -46,6 +46,8 @@ def schedules(
       learning_rate(item.words_before),
       learning_rate(item.words_after),
       key.generate_state(2, np.uint32),
+      np.float32(item.words_before / total_words),
+      np.float32(item.words_after / total_words),
     )
 
   return schedule

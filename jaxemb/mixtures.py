@@ -11,6 +11,7 @@ RANGES = {
   'senses.top_n': (0, None),
   'senses.top_ratio': (0, 1),
   'senses.momentum': (0, 1),
+  'senses.tied_until': (0, 1),
 }
 
 
@@ -21,9 +22,11 @@ def default() -> ml_collections.ConfigDict:
   c.top_n = 0  # the most frequent words,
   c.top_ratio = 0.0  # the most frequent share of the vocabulary, and
   c.words = ''  # the words of a file with one per line
-  c.drawn_for = 'pairs'  # the sense that is meant: anew for every pair,
-  # as the paper has it, or one for all pairs of an occurrence, 'occurrences'
-  c.averages = 'log_likelihoods'  # what priors are averages of: of joint
-  # log-likelihoods, or of 'responsibilities'
-  c.momentum = 0.05  # of those averages; rises to 1 while training
+  c.drawn_for = 'occurrences'  # the sense that is meant: one for all pairs of
+  # an occurrence; or anew for all of them, 'pairs', as Tian et al. 2014 have it
+  c.tied_until = 0.2  # share of training in which all senses of a word learn
+  # the same, as contexts mean nothing yet; 0 = none
+  c.averages = 'responsibilities'  # what priors are averages of; or of joint
+  # log-likelihoods, 'log_likelihoods', as the paper's code has it
+  c.momentum = 0.99  # of those averages; rises to 1 while training
   return c

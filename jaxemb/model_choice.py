@@ -56,6 +56,7 @@ def _mixture(config, spec, counts, words):
     sense_rows.number(is_ambiguous, s.number),
     s.drawn_for == 'pairs',
     s.averages == 'log_likelihoods',
+    s.tied_until,
     mixture.usual_sizes(spec, outputs, float(centers[is_ambiguous].sum())),
   )
 

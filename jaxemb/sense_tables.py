@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxemb.data import vocab
 from jaxemb.evaluation import senses
-from jaxemb.models import base, mixture, skipgram
+from jaxemb.models import base, em, mixture, skipgram
 from jaxemb.ops import rounding
 from jaxemb.storage import sense_files
 
@@ -43,7 +43,7 @@ def collect(
     rows = jnp.asarray(table(mixture.PRIORS)[:, : found.num])
     is_ambiguous = found.priors_rows < found.num_ambiguous
     owners = is_ambiguous[found.owners()]
-    chances = mixture.probabilities(rows, model.averages_logs)
+    chances = em.probabilities(rows, model.averages_logs)
     # Sums of many small changes: what is below zero is rounding.
     chances = np.maximum(np.asarray(chances), 0)
     priors[owners] = (chances / chances.sum(1, keepdims=True)).reshape(-1)

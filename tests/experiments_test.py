@@ -318,3 +318,23 @@ def test_low_precision(tmp_path):
   before = result['quality']
   _run(*args, '--stages=quality')
   assert json.loads(output.read_text())['quality'] == before
+
+
+def test_pseudo_words(tmp_path):
+  output = tmp_path / 'found.json'
+  shown = _run(
+    'pseudo_words.py', '--quick', '--ceiling', f'--output={output}',
+    '--config.train.epochs=1',
+  )  # fmt: skip
+  result = json.loads(output.read_text())
+  _check_machine(result)
+  (run,) = result['results'].values()
+  assert run['pairs'].keys() == run['ceilings'].keys()
+  assert len(run['pairs']) == 8
+  names = [word for name in run['pairs'] for word in name.split('_')]
+  assert len(set(names)) == 16
+  assert all(0 < x <= 1 for x in run['pairs'].values())
+  # Two words' own vectors tell them apart, after an epoch of a small text.
+  assert run['ceiling'] > 0.6
+  assert f'purity {run["purity"]:.3f}' in shown
+  assert f'ceiling {run["ceiling"]:.3f}' in shown

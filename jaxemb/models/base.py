@@ -25,6 +25,7 @@ class StepBatch(NamedTuple):
   # [L / c] uint32, which of the dispatch's chunks of c centers these are: what
   # is drawn for one does not depend on the device that has it.
   chunks: jax.Array
+  progress: jax.Array | float = 1.0  # float32, the share of training behind
 
 
 @dataclasses.dataclass(frozen=True)

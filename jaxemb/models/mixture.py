@@ -12,8 +12,14 @@ step of EM per training step: with the responsibilities
   gamma_k = softmax_k(LL_k),  LL_k = log pi_k + log P(O | I, k)
 
 vectors move by the gradient of -log P(O | I), which is that of the single-sense
-loss with every sense's pairs weighted by gamma_k: autodiff does the E step.
-Priors are running averages of gamma, or of LL (see `priors_grads`).
+loss with every sense's pairs weighted by gamma_k. Priors are running averages
+of gamma, or of LL (see `em.priors_grads`).
+
+A pair tells little of which sense is meant. All pairs of an occurrence have the
+same one: drawn once for all of them (`is_by_pair` False), LL_k is the sum over
+the window. And what gamma makes of contexts that mean nothing yet would stay:
+for a first share of training the senses of a word are tied, and learn the same
+from everything (see `em`).
 
 Senses are rows. A word has one, or K; of the window of a chunk
 
@@ -34,6 +40,7 @@ import numpy as np
 
 from jaxemb.models import (
   base,
+  em,
   sampled,
   sense_rows,
   skipgram,
@@ -46,7 +53,6 @@ from jaxemb.tables import spec as spec_lib
 PRIORS = 'priors'
 BLOCK = 'block'  # beside the ids of the tables: what the rows are
 
-MIN_LOG = -15.0  # of small numbers, as the paper's code has it
 # The usual number of slots leaves so many deviations above the mean.
 _DEVIATIONS = 4.0
 
@@ -75,14 +81,6 @@ class Sizes(NamedTuple):
   rest: int  # outputs of a group's own
 
 
-class Cases(NamedTuple):
-  """Draws of a sense: of `a` tokens, `b` times each."""
-
-  log_joint: jax.Array  # [k, a, K, b] float32: LL
-  mask: jax.Array  # [k, a, b] float32, 1 = there is one
-  priors: jax.Array  # [k, a, K + 1] float32, rows of priors
-
-
 @dataclasses.dataclass(frozen=True)
 class Mixture:
   """The model over one step's rows; implements `base.Model`."""
@@ -93,6 +91,7 @@ class Mixture:
   # A sense is drawn for every pair; or once for all pairs of an occurrence.
   is_by_pair: bool
   averages_logs: bool  # priors are those of averaged LL, not averaged gammas
+  tied_until: float  # share of training in which senses learn the same
   usual: Sizes  # in most steps
 
   vectors_table = skipgram.INPUT
@@ -193,11 +192,18 @@ class Mixture:
     if not self.senses.num_ambiguous:
       return loss
 
+    are_tied = batch.progress < self.tied_until
+
     def slots_loss(sizes, rows):
       cases = self.cases(sizes, rows, found, batch)
-      value = -jnp.sum(cases.mask * jax.nn.logsumexp(cases.log_joint, axis=-2))
+      chances = jax.lax.stop_gradient(em.responsibilities(cases, are_tied))
+      logs = jnp.log(jnp.maximum(chances, 1e-30))
+      bounds = jnp.sum(chances * (cases.log_joint - logs), -2)
+      value = -jnp.sum(cases.mask * bounds)
       # Worth nothing, with the gradient that priors want.
-      grads = jax.lax.stop_gradient(priors_grads(cases, self.averages_logs))
+      grads = jax.lax.stop_gradient(
+        em.priors_grads(cases, chances, self.averages_logs)
+      )
       nothing = cases.priors - jax.lax.stop_gradient(cases.priors)
       return value + jnp.sum(grads * nothing)
 
@@ -242,7 +248,7 @@ class Mixture:
     rows: Mapping[str, jax.Array],
     found: Placed,
     batch: base.StepBatch,
-  ) -> Cases:
+  ) -> em.Cases:
     """Draws: one for each pair of a slot and a center, or for each slot."""
     s, g, num = self.spec, self.outputs.group, self.senses.num
     num_chunks, width = found.places.shape
@@ -293,9 +299,9 @@ class Mixture:
       has_pairs = nothing[..., 0].at[chunk, near].max(jnp.max(mask, -1))
       mask = has_pairs[..., None]
     log_priors = jax.lax.stop_gradient(
-      log_probabilities(priors[..., :-1], self.averages_logs)
+      em.log_probabilities(priors[..., :-1], self.averages_logs)
     )
-    return Cases(log_joint + log_priors[..., None], mask, priors)
+    return em.Cases(log_joint + log_priors[..., None], mask, priors)
 
   def _mask(self, places: jax.Array, batch: base.StepBatch) -> jax.Array:
     """[k, c / g, near, g] bool, which tokens are contexts of which center."""
@@ -328,50 +334,6 @@ class Mixture:
   def num_examples(self, batch: base.StepBatch) -> jax.Array:
     """Number of (center, context) pairs."""
     return skipgram.num_contexts(batch).sum()
-
-
-def probabilities(rows: jax.Array, averages_logs: bool) -> jax.Array:
-  """[..., K] float32, of rows [..., K] of the table of priors.
-
-  They are differences from 1 / K, or averaged logarithms; zeros are uniform.
-  """
-  if averages_logs:
-    return jax.nn.softmax(rows, axis=-1)
-  return rows + 1 / rows.shape[-1]
-
-
-def log_probabilities(rows: jax.Array, averages_logs: bool) -> jax.Array:
-  """[..., K] float32, log pi, not below `MIN_LOG`."""
-  found = probabilities(rows, averages_logs)
-  return jnp.maximum(jnp.log(jnp.maximum(found, 1e-30)), MIN_LOG)
-
-
-def responsibilities(cases: Cases) -> jax.Array:
-  """[k, a, K, b] float32: gamma, which sums to 1 over senses."""
-  return jax.nn.softmax(cases.log_joint, axis=-2)
-
-
-def priors_grads(cases: Cases, averages_logs: bool) -> jax.Array:
-  """What `rowopt.averages` wants of a row of priors.
-
-  With gamma the responsibilities and LL the joint log-likelihoods of a draw,
-  the paper's code averages one of two things:
-
-    store_multinomial = 1   pi <- m pi + (1 - m) gamma
-    store_multinomial = 0   a <- m a + (1 - m) LL,  pi = softmax(a)
-
-  Returns:
-    [k, a, K + 1] float32: sums of (row - gamma) or (row - LL) over the draws of
-    a token, and how many there are.
-  """
-  mask = cases.mask[..., None, :]
-  num = jnp.sum(cases.mask, -1, keepdims=True)
-  rows = cases.priors[..., :-1]
-  if averages_logs:
-    said = jnp.sum(mask * cases.log_joint, -1)
-  else:
-    said = jnp.sum(mask * responsibilities(cases), -1) - num / rows.shape[-1]
-  return jnp.concatenate([num * rows - said, num], -1)
 
 
 def usual_sizes(

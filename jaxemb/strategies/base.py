@@ -75,6 +75,9 @@ class Schedule(NamedTuple):
   first_learning_rate: np.float32  # of the first step
   last_learning_rate: np.float32  # of the step behind the last
   key: np.ndarray  # [2] uint32, unique to the dispatch
+  # Shares of all training that are behind, before and after the dispatch.
+  first_progress: np.float32 = np.float32(1)
+  last_progress: np.float32 = np.float32(1)
 
 
 class StepMetrics(NamedTuple):
@@ -297,11 +300,15 @@ def training_steps(
     The new carry.
   """
   span = schedule.last_learning_rate - schedule.first_learning_rate
-  slope = span / jnp.maximum(steps.count, 1).astype(jnp.float32)
+  count = jnp.maximum(steps.count, 1).astype(jnp.float32)
+  slope = span / count
+  advance = (schedule.last_progress - schedule.first_progress) / count
 
   def body(i, carry):
     states, metrics = carry
-    step_batch = _step_batch(batch, i, spec, share)
+    step_batch = _step_batch(batch, i, spec, share)._replace(
+      progress=schedule.first_progress + advance * i.astype(jnp.float32)
+    )
     if spec.steps_per_loop > 1:
       step_batch = _or_padding(step_batch, i < steps.stop)
     measure = spec.loss_every_steps == 1 or i % spec.loss_every_steps == 0

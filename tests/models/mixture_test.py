@@ -14,6 +14,7 @@ from jaxemb import config as config_lib
 from jaxemb.data import loader
 from jaxemb.models import (
   base,
+  em,
   hierarchical,
   mixture,
   sampled,
@@ -38,7 +39,7 @@ def _outputs(loss, num_shared=4):
   return sampled.outputs(SPEC, skipgram.negative_distribution(COUNTS))
 
 
-def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8)):
+def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8), tied_until=0.0):
   is_ambiguous = np.random.default_rng(5).random(VOCAB) < 0.4
   return mixture.Mixture(
     SPEC,
@@ -46,6 +47,7 @@ def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8)):
     sense_rows.number(is_ambiguous, SENSES),
     is_by_pair,
     averages_logs,
+    tied_until,
     mixture.Sizes(*usual),
   )
 
@@ -143,28 +145,43 @@ def _expected(model, loss, batch, tables, draws):
       logs = np.log(1 / SENSES + priors)
     case = (i, place) if model.is_by_pair else (i // CHUNK, place)
     joint[case] = joint.get(case, logs) + found
-  return total - sum(np.logaddexp.reduce(x) for x in joint.values())
+  return total, joint
+
+
+def _bound(power, found, fixed):
+  """The loss for fixed responsibilities, of a power of fixed likelihoods."""
+  total, joint = found
+  for case, logs in joint.items():
+    sharp = power * fixed[1][case]
+    q = np.exp(sharp - np.logaddexp.reduce(sharp))
+    total -= q @ (logs - np.log(q))
+  return total
 
 
 @pytest.mark.parametrize(
-  ('loss', 'is_by_pair', 'averages_logs', 'usual'),
+  ('loss', 'is_by_pair', 'averages_logs', 'usual', 'power'),
   [
-    ('tree', True, True, (8, 6, 8)),
-    ('tree', True, False, (100, 100, 100)),
-    ('tree', False, False, (1, 1, 1)),
-    ('sampled', True, False, (8, 6, 0)),
-    ('sampled', False, True, (100, 100, 0)),
+    ('tree', True, True, (8, 6, 8), 1),
+    ('tree', True, False, (100, 100, 100), 0),
+    ('tree', False, False, (1, 1, 1), 1),
+    ('tree', False, False, (8, 6, 8), 0),
+    ('sampled', True, False, (8, 6, 0), 1),
+    ('sampled', False, True, (100, 100, 0), 0),
   ],
 )
 def test_loss_is_that_of_loops_over_pairs(
-  loss, is_by_pair, averages_logs, usual
+  loss, is_by_pair, averages_logs, usual, power
 ):
-  model, batch = _model(loss, is_by_pair, averages_logs, usual), _batch()
+  model = _model(loss, is_by_pair, averages_logs, usual, 0.5)
+  batch = _batch()._replace(progress=np.float32(0.4 + 0.2 * power))
   tables, ids, rows = _rows(model, batch)
   draws = np.asarray(ids[skipgram.OUTPUT])[:, CHUNK:]
   found, grads = jax.jit(jax.value_and_grad(model.loss))(rows, ids, batch)
-  expected = _expected(model, loss, batch, tables, draws)
-  np.testing.assert_allclose(found, expected, 1e-5)
+  fixed = _expected(model, loss, batch, tables, draws)
+  np.testing.assert_allclose(found, _bound(power, fixed, fixed), 1e-5)
+  if power == 1:  # -log P itself
+    marginal = fixed[0] - sum(np.logaddexp.reduce(x) for x in fixed[1].values())
+    np.testing.assert_allclose(found, marginal, 1e-5)
   # The slope of the loops, along a random change of all vectors.
   rng = np.random.default_rng(2)
   step = {k: rng.normal(size=x.shape) for k, x in tables.items()}
@@ -179,7 +196,7 @@ def test_loss_is_that_of_loops_over_pairs(
 
   def moved(size):
     near = {k: x + size * step.get(k, 0) for k, x in tables.items()}
-    return _expected(model, loss, batch, near, draws)
+    return _bound(power, _expected(model, loss, batch, near, draws), fixed)
 
   assert slope == pytest.approx((moved(1e-5) - moved(-1e-5)) / 2e-5, rel=1e-4)
 
@@ -237,14 +254,14 @@ def test_em(is_by_pair, averages_logs):
       slots, rowopt.RowGrads(places, grads, squares), jnp.float32(1)
     )
     priors = rowopt.add_rows(priors, places, deltas, False)
-    return priors, slots, loss, mixture.responsibilities(cases), cases
+    return priors, slots, loss, em.responsibilities(cases, False), cases
 
   seen, found = [], []
   for _ in range(6):
     priors, slots, loss, gamma, cases = step(priors, slots)
     seen.append(float(loss))
     np.testing.assert_allclose(gamma.sum(-2), 1, atol=1e-6)
-    chances = mixture.probabilities(priors[:, :-1], averages_logs)
+    chances = em.probabilities(priors[:, :-1], averages_logs)
     np.testing.assert_allclose(chances.sum(-1), 1, atol=1e-6)
     assert not np.asarray(priors[:, -1]).any()
     found.append(chances)
@@ -303,6 +320,37 @@ def test_one_sense_for_every_word_is_skipgram():
   for first, second in zip(*results, strict=True):
     assert np.abs(first).max() > 0.1
     np.testing.assert_allclose(first, second, atol=1e-6)
+
+
+def test_senses_are_tied_for_a_share_of_training():
+  """Steps of one dispatch are on either side of the time when they part."""
+  steps, size = 10, 16
+  words = steps * size
+  rng = np.random.default_rng(4)
+  sentences = oracle.random_sentences(rng, VOCAB, words, (5, 9))
+  tokens = oracle.pack(sentences, VOCAB, words, 3, rng)
+  made = _trainer('mixture', top_n=9, tied_until=0.25)
+  strategy = made.strategy
+
+  def run(*dispatches):
+    state = jax.jit(strategy.init)(jax.random.key(0))
+    for first, stop, *progress in dispatches:
+      ids, left, right = (
+        x[first * size : stop * size + len(x) - words] for x in tokens
+      )
+      figures = (np.full(1, x, np.int32) for x in (stop - first, 0, 0))
+      batch = loader.Batch(ids[None], left[None], right[None], *figures)
+      schedule = build.strategy_base.Schedule(
+        np.float32(0.1), np.float32(0.1), KEY, *map(np.float32, progress)
+      )
+      state, _ = strategy.step(state, strategy.constants(), batch, schedule)
+    return strategy.result(state, skipgram.INPUT)
+
+  found = run((0, steps, 0, 0.5))
+  expected = run((0, 5, 0, 0), (5, steps, 1, 1))
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+  assert np.abs(found - run((0, steps, 1, 1))).max() > 1e-3
+  assert np.abs(found - run((0, steps, 0, 0.2))).max() > 1e-3
 
 
 def test_padding_costs_nothing_and_teaches_nothing():
