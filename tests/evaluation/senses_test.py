@@ -1,3 +1,5 @@
+import shutil
+
 """Posteriors, scores in contexts, files and queries of senses."""
 
 import dataclasses
@@ -157,7 +159,8 @@ def test_benchmarks_are_of_words(folder, tmp_path):
 
 
 def test_senses_are_not_merged(folder, tmp_path, capsys):
-  argv = [str(folder), str(folder), f'--output={tmp_path}/merged']
+  shutil.copytree(folder, tmp_path / 'copy')
+  argv = [str(folder), f'{tmp_path}/copy', f'--output={tmp_path}/merged']
   assert merge.main(argv) == 2
   assert 'which senses of two models' in capsys.readouterr().err
 
