@@ -1,8 +1,7 @@
-import shutil
-
 """Posteriors, scores in contexts, files and queries of senses."""
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
