@@ -5,7 +5,6 @@ covers those that any part has, each placed by the parts that have it.
 """
 
 import dataclasses
-import itertools
 import pathlib
 import time
 from collections.abc import Sequence
@@ -13,11 +12,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import scipy.linalg
 
 from jaxemb import errors, hosts
+from jaxemb.merging import align_words, passes, quality, tables
 from jaxemb.merging import parts as parts_lib
-from jaxemb.merging import passes, quality, tables
 from jaxemb.ops import align
 from jaxemb.ops import gram as gram_lib
 
@@ -25,10 +23,6 @@ METHODS = ('alir', 'pca', 'concat')
 STARTS = align.STARTS
 WEIGHTS = ('counts', 'equal')
 
-# Of ALiR's rotations; see experiments/results/merge_notes.md.
-_ALIGN_WORDS_PER_DIMENSION = 500
-# That any two parts share.
-_TIES_PER_DIMENSION = 20
 # Columns of the Gram matrix, of which two lie in a device's memory.
 MAX_COLUMNS = 16_384
 
@@ -50,7 +44,7 @@ class Spec:
       Concat those of each part, are raised, see `ops.align.flatten`; 1 = they
       stay.
     align_words: of ALiR, about how many words the rotations are fitted on, see
-      `align_words`; 0 = 500 for each dimension of the largest part.
+      `merging.align_words`; 0 = 500 for each dimension of the largest part.
     max_iterations: of ALiR.
     tolerance: displacement below which ALiR stops, relative to the vectors.
     block_rows: words at a time; 0 = what suits memory.
@@ -94,6 +88,15 @@ class Merged(NamedTuple):
   report: dict[str, Any]
 
 
+class _Made(NamedTuple):
+  """The vectors, and how they came about."""
+
+  vectors: np.ndarray
+  solved: align.Alignment | None = None
+  outer: np.ndarray | None = None
+  measured: align.Measured | None = None
+
+
 def merge(
   parts: Sequence[parts_lib.Part],
   spec: Spec,
@@ -120,14 +123,8 @@ def merge(
   warnings += [f'left out: {x["reason"]}' for x in skipped]
   union = parts_lib.unite(parts)
   has = union.rows >= 0
-  wants_counts = spec.method == 'alir' and spec.weights == 'counts'
-  by_counts = wants_counts and union.has_counts
-  if wants_counts and not by_counts:
-    unknown = [p.name for p in parts if p.counts is None]
-    warnings.append(
-      'all parts weigh the same: word counts are not known of '
-      + quality.few(unknown)
-    )
+  by_counts, more = _by_counts(parts, spec, union)
+  warnings += more
   warnings += quality.check_words(parts, has, spec.method)
   dim = _dim(parts, spec)
   chosen = np.flatnonzero(has.any(0) if spec.method == 'alir' else has.all(0))
@@ -141,21 +138,26 @@ def merge(
     spec.block_rows,
     progress,
   )
-  fitted = _fitted(job, spec)
-  solved, outer = _solve(job, spec, dim, fitted)
-  vectors, measured = _vectors(job, solved, outer, dim, folder)
+  fitted = None
+  if spec.method == 'alir':
+    fitted = align_words.choose(job.places >= 0, spec.align_words, job.dims)
+  if spec.method == 'concat':
+    made = _Made(_side_by_side(job, spec, dim, folder))
+  else:
+    made = _turned(job, spec, dim, fitted, folder)
+  solved, outer = made.solved, made.outer
   others, more = _others(job, spec, solved, outer, folder)
   warnings += more
-  report, more = _report(job, spec, union, chosen, rms_norms, measured)
+  report, more = _report(job, spec, union, chosen, rms_norms, made.measured)
   warnings += more
   ends = np.cumsum(job.dims)[:-1]
   return Merged(
     [union.words[i] for i in chosen.tolist()],
     union.counts[chosen],
-    vectors,
+    made.vectors,
     others,
     [] if solved is None else np.split(solved.rotations, ends),
-    None if solved is None else outer,
+    outer,
     report
     | {
       'dim': dim,
@@ -167,6 +169,20 @@ def merge(
       'warnings': warnings,
     },
   )
+
+
+def _by_counts(
+  parts: Sequence[parts_lib.Part], spec: Spec, union: parts_lib.Union
+) -> tuple[bool, list[str]]:
+  """Whether counts weigh the votes; and a warning if they ought to."""
+  if spec.method != 'alir' or spec.weights != 'counts':
+    return False, []
+  if union.has_counts:
+    return True, []
+  unknown = quality.few([p.name for p in parts if p.counts is None])
+  return False, [
+    f'all parts weigh the same: word counts are not known of {unknown}'
+  ]
 
 
 def _report(
@@ -236,8 +252,6 @@ def _dim(parts: Sequence[parts_lib.Part], spec: Spec) -> int:
         f'--dim={spec.dim} cannot be had: concat gives the {sum(dims):,} '
         'dimensions of all parts; leave it out, or give --method=pca'
       )
-    if spec.power != 1:
-      _check_columns(dims)
     return sum(dims)
   most = max(dims) if spec.method == 'alir' else sum(dims)
   if spec.dim > most:
@@ -256,41 +270,23 @@ def _check_columns(dims: Sequence[int]) -> None:
     )
 
 
-def _fitted(job: passes.Passes, spec: Spec) -> np.ndarray | None:
-  """The words that parts are compared by; None = all."""
-  if spec.method != 'alir':
-    return None
-  limit = spec.align_words or _ALIGN_WORDS_PER_DIMENSION * max(job.dims)
-  return align_words(job.places >= 0, limit, job.dims)
-
-
 def _solve(
   job: passes.Passes, spec: Spec, dim: int, fitted: np.ndarray | None
-) -> tuple[align.Alignment | None, np.ndarray]:
+) -> tuple[align.Alignment, np.ndarray]:
   """Where parts are turned to, and what their average is multiplied by."""
-  same = np.eye(dim)
-  if spec.method == 'concat' and spec.power == 1:
-    return None, same
   is_random = spec.method == 'alir' and spec.start == 'random'
   restores = spec.method == 'alir' and spec.restore
   gram, moments = job.compare(
     fitted, restores, dim if is_random else 0, spec.seed
   )
   job.progress('aligning', 0, 1)
-  if spec.method == 'concat':
-    # Parts side by side have no directions in common.
-    each = [
-      align.flatten(gram[part, part], spec.power)
-      for part in gram_lib.slices(job.dims)
-    ]
-    return align.Alignment(same, ()), scipy.linalg.block_diag(*each)
   if spec.method == 'pca':
     solved = align.Alignment(align.principal(gram, dim), ())
   else:
     solved = align.solve(
       gram, job.dims, dim, spec.start, spec.max_iterations, spec.tolerance
     )
-  turns, outer = solved.rotations, same
+  turns, outer = solved.rotations, np.eye(dim)
   gram = gram[: len(turns), : len(turns)]  # without a random start
   if restores:
     outer = align.restore(gram, moments, turns)
@@ -303,58 +299,43 @@ def _solve(
   return solved, outer
 
 
-def align_words(
-  has: np.ndarray, limit: int, dims: Sequence[int]
-) -> np.ndarray | None:
-  """The words on which rotations are fitted.
-
-  A word that one part alone has says nothing about rotations, and those of some
-  hundred dimensions are known well from some ten thousand words. Frequent and
-  rare ones alike are among them, because parts disagree on rare ones more, and
-  `ops.align.restore` wants to know by how much.
-
-  Args:
-    has: [n, words] bool, which parts have each word, the most frequent first.
-    limit: about how many to take.
-    dims: D_i; any two parts get so many words of both for each dimension, so
-      that chosen words tie what all words tie.
-
-  Returns:
-    [chosen] int, rising; None = all.
-  """
-  shared = np.flatnonzero(has.sum(0) > 1)
-  if len(shared) == has.shape[1] <= limit:
-    return None
-  is_chosen = np.zeros(has.shape[1], bool)
-  evenly = np.linspace(0, len(shared) - 1, min(limit, len(shared)))
-  is_chosen[shared[evenly.astype(np.int64)]] = True
-  for i, j in itertools.combinations(range(len(has)), 2):
-    both = has[i] & has[j]
-    least = _TIES_PER_DIMENSION * min(dims[i], dims[j])
-    missing = least - np.count_nonzero(is_chosen & both)
-    if missing > 0:
-      is_chosen[np.flatnonzero(both & ~is_chosen)[:missing]] = True
-  return np.flatnonzero(is_chosen)
+def _sink(
+  job: passes.Passes, dim: int, folder: pathlib.Path | None
+) -> passes.Sink:
+  shape = job.places.shape[1], dim
+  return passes.Sink(shape, folder and folder / 'vectors.npy')
 
 
-def _vectors(
+def _turned(
   job: passes.Passes,
-  solved: align.Alignment | None,
-  outer: np.ndarray,
+  spec: Spec,
   dim: int,
+  fitted: np.ndarray | None,
   folder: pathlib.Path | None,
-) -> tuple[np.ndarray, align.Measured | None]:
-  """The merged vectors, and how the parts fit them."""
-  sink = passes.Sink(
-    (job.places.shape[1], dim), folder and folder / 'vectors.npy'
-  )
-  rows, measured = [part.vectors for part in job.parts], None
-  if solved is None:
-    for block in job.blocks(rows, 'merging'):
-      sink.write(block.rows[: block.size])
-  else:
-    measured = job.turn(rows, solved.rotations, outer, sink, 'merging')
-  return sink.close(), measured
+) -> _Made:
+  """PCA and ALiR."""
+  solved, outer = _solve(job, spec, dim, fitted)
+  sink, rows = _sink(job, dim, folder), [part.vectors for part in job.parts]
+  measured = job.turn(rows, solved.rotations, outer, sink, 'merging')
+  return _Made(sink.close(), solved, outer, measured)
+
+
+def _side_by_side(
+  job: passes.Passes, spec: Spec, dim: int, folder: pathlib.Path | None
+) -> np.ndarray:
+  """Concat; parts have no directions in common, and each is evened alone."""
+  evened = []
+  if spec.power != 1:
+    evened = [
+      align.flatten(square, spec.power).astype(np.float32)
+      for square in job.squares()
+    ]
+  sink, columns = _sink(job, dim, folder), gram_lib.slices(job.dims)
+  for block in job.blocks([part.vectors for part in job.parts], 'merging'):
+    for part, matrix in zip(columns, evened, strict=False):
+      block.rows[:, part] = block.rows[:, part] @ matrix
+    sink.write(block.rows[: block.size])
+  return sink.close()
 
 
 def _others(

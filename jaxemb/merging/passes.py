@@ -182,6 +182,18 @@ class Passes:
         own = gram.add_each(own, rows, roots, mesh=self.mesh, dims=self.dims)
     return Compared(gram.result(sums), [gram.result(one) for one in own])
 
+  def squares(self) -> list[np.ndarray]:
+    """[D_i, D_i] float64, the Gram matrix of each part alone."""
+    own = tuple(gram.zeros(self.mesh, dim) for dim in self.dims)
+    for block in self.blocks(
+      [part.vectors for part in self.parts], 'comparing'
+    ):
+      scale = np.ones((len(block.rows), len(self.parts)), np.float32)
+      jax.block_until_ready(own)
+      rows, scale = gram.put(self.mesh, block.rows), gram.put(self.mesh, scale)
+      own = gram.add_each(own, rows, scale, mesh=self.mesh, dims=self.dims)
+    return [gram.result(one) for one in own]
+
   def turn(
     self,
     rows: Sequence[parts_lib.Rows],

@@ -6,7 +6,7 @@ import pytest
 from jaxemb import errors
 from jaxemb import mesh as mesh_lib
 from jaxemb.evaluation import words as measures
-from jaxemb.merging import combine
+from jaxemb.merging import align_words, combine
 from jaxemb.merging import parts as parts_lib
 
 _DIM = 8
@@ -376,12 +376,12 @@ def test_rotations_can_be_fitted_on_some_words():
   )
   has = np.ones((3, 1000), bool)
   has[2, :900] = has[1, :50] = False
-  chosen = combine.align_words(has, 200, (8, 8, 4))
+  chosen = align_words.choose(has, 200, (8, 8, 4))
   assert (has[:, chosen].sum(0) > 1).all()
   # Evenly, and twenty words for each dimension of the last part.
   assert np.all(np.diff(chosen) <= 5) and len(chosen) <= 200 + 80
   assert has[2, chosen].sum() == 80
-  assert combine.align_words(np.ones_like(has), 1000, (8, 8, 4)) is None
+  assert align_words.choose(np.ones_like(has), 1000, (8, 8, 4)) is None
   few = _merge(parts, align_words=300, weights='equal')
   every = _merge(parts, align_words=1000, weights='equal')
   assert few.words == every.words
