@@ -347,7 +347,7 @@ def main() -> None:
   text = partition_tables.tables(result)
   print(text, machine.line(result['machine']), sep='\n\n')
   output.parent.mkdir(parents=True, exist_ok=True)
-  output.write_text(json.dumps(result, indent=1) + '\n')
+  output.write_text(json.dumps(result) + '\n')
   output.with_suffix('.txt').write_text(text + '\n')
   if args.plot and 'sweep' in result:
     partition_tables.plot(result, args.plot)

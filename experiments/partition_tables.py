@@ -217,7 +217,7 @@ def plot(result: dict[str, Any], path: pathlib.Path) -> None:
 
   sweep = result['sweep']
   alone = statistics.mean(x['mean'] for x in sweep['single'].values())
-  figure, panel = pyplot.subplots(figsize=(5, 3), layout='constrained')
+  figure, panel = pyplot.subplots(figsize=(6.5, 3), layout='constrained')
   colors = {'shuffle': '#1f5fa8', 'sampling': '#3d9970', 'equal': '#b5651d'}
   for way, color in colors.items():
     cells = [x for x in sweep['cells'] if x['divide'] == way]
@@ -231,17 +231,19 @@ def plot(result: dict[str, Any], path: pathlib.Path) -> None:
 
     if not cells:
       continue
-    for name, style in (('alir', '-'), ('concat', '--')):
+    for name, style in (('alir', '-'), ('concat, power .75', '--')):
       if name in cells[0]['merges']:
         values = means(lambda x, name=name: x['merges'][name]['mean'])
         label = f'{way}, {name}'
-        panel.plot(numbers, values, style, color=color, marker='o', label=label)
+        panel.plot(numbers, values, style, color=color, marker='.', label=label)
     values = means(lambda x: x['mean_part'])
     panel.plot(numbers, values, ':', color=color, label=f'{way}, mean part')
   panel.axhline(1, color='#777777', lw=0.8)
   panel.set(xlabel='sub-models, each of one over their number of the text')
   panel.set(ylabel='mean of benchmarks / single run')
   panel.spines[['top', 'right']].set_visible(False)
-  panel.legend(fontsize=6, frameon=False)
+  figure.legend(
+    fontsize=7, frameon=False, loc='outside right center', handlelength=3
+  )
   path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=200)
