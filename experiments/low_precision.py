@@ -304,7 +304,7 @@ def main() -> None:
     args.output or results / f'low-precision-{machine.today()}.json'
   )
   found = json.loads(output.read_text()) if output.exists() else {}
-  arguments = {k: v for k, v in vars(args).items() if k != 'plot'}
+  arguments = machine.arguments(args)
 
   def save() -> None:
     output.write_text(json.dumps(found | {'arguments': arguments}, indent=1))

@@ -1,5 +1,6 @@
 """What a measurement was made on: stands beside every result."""
 
+import argparse
 import datetime
 import importlib.metadata
 import json
@@ -122,18 +123,35 @@ def commit() -> str:
   return _git('rev-parse', 'HEAD') or 'unknown'
 
 
+def arguments(given: argparse.Namespace) -> dict[str, Any]:
+  """Flags of a command, without the folders of this machine."""
+
+  def short(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+      return [short(x) for x in value]
+    if not isinstance(value, str | pathlib.Path):
+      return value
+    paths = str(value).split(',')
+    return ','.join(os.path.basename(x) if x[:1] == '/' else x for x in paths)
+
+  return {key: short(value) for key, value in vars(given).items()}
+
+
 def write(
-  path: pathlib.Path | str, facts: dict[str, Any], arguments: Any, results: Any
+  path: pathlib.Path | str,
+  facts: dict[str, Any],
+  given: argparse.Namespace,
+  results: Any,
 ) -> None:
   """Writes a result as JSON.
 
   Args:
     path: of the file.
     facts: what `describe` returned.
-    arguments: the parsed flags of the command.
+    given: the parsed flags of the command.
     results: what it found.
   """
-  found = facts | {'arguments': vars(arguments), 'results': results}
+  found = facts | {'arguments': arguments(given), 'results': results}
   pathlib.Path(path).write_text(json.dumps(found, indent=1))
 
 
