@@ -92,6 +92,7 @@ def _step_ids(job: jobs.Job, corpus: encode.Encoded) -> list[np.ndarray]:
     np.stack([batch.left[:1, i : i + length] for i in firsts]),
     np.stack([batch.right[:1, i : i + length] for i in firsts]),
     chunks.reshape(num_steps, -1),
+    np.arange(num_steps, dtype=np.float32) / num_steps,
   )
   ids = jax.jit(jax.vmap(job.model.ids, (None, 0, None)))(
     job.model.constants(),
