@@ -10,8 +10,8 @@ likely senses (MaxSimC), of all by their chances (AvgSimC), of mean vectors
 (single); beside them stand words/s, and seconds for an epoch. A run that is in
 the output already is not made again.
 
-DMWE's own conditions: --config.data.sample=0
---config.model.shortest_window=5 --config.senses.drawn_for=pairs.
+As DMWE trains it: --models='mixture, tree' --config=configs/mixture.py:dmwe
+--sample=0.
 """
 
 import argparse

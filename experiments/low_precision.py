@@ -58,6 +58,7 @@ EXPECTED = {
   'bfloat16 stochastic': {'lost': 0.003, 'bytes': 0.5, 'speed': 1.0},
   'float16 stochastic': {'lost': 0.003, 'bytes': 0.5},
   'int8 stochastic': {'lost': 0.01, 'bytes': 0.27},
+  'int8 stochastic learned': {'lost': 0.01, 'bytes': 0.27},
 }
 
 

@@ -26,7 +26,6 @@ of the benchmarks' words that it has, in the mean of the benchmarks shown.
 import argparse
 import glob
 import json
-import os
 import pathlib
 import statistics
 import sys
@@ -38,6 +37,7 @@ import partition_paper
 import partition_runs
 import partition_tables
 
+from jaxemb import errors
 from jaxemb.data import encode, shares, toywiki
 from jaxemb.merging import parts
 from jaxemb.ops import align
@@ -309,24 +309,18 @@ def _make_quick(args: argparse.Namespace) -> None:
   args.removed, args.restrict_vocab = '0.5', 0
 
 
-def _shown(settings: dict[str, Any]) -> dict[str, Any]:
-  """Settings without the folders of a machine."""
-  names = {
-    key: ', '.join(os.path.basename(x) for x in settings[key].split(','))
-    for key in ('eval', 'analogies')
-  }
-  texts = sorted(glob.glob(settings['text']))
-  return settings | names | {'text': ', '.join(map(os.path.basename, texts))}
-
-
 def main() -> None:
   """Trains and scores what is not there yet, prints tables, writes figures."""
   args = _arguments()
-  args.benchmark_words = partition_runs.benchmark_words(args)
+  try:
+    args.benchmark_words = partition_runs.benchmark_words(args)
+  except errors.UserError as error:
+    sys.exit(str(error))
   partition_runs.claim(args)
   output = args.output or _RESULTS / f'partition-merge-{machine.today()}.json'
   result = json.loads(output.read_text()) if output.exists() else {}
-  common = json.loads(json.dumps(_shown(partition_runs.settings(args))))
+  common = argparse.Namespace(**partition_runs.settings(args))
+  common = json.loads(json.dumps(machine.arguments(common)))
   if result.setdefault('settings', common) != common:
     sys.exit(f'{output} has figures of other settings; give another --output')
   stages = {

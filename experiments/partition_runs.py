@@ -5,6 +5,7 @@ again; that folder belongs to the settings that it was begun with.
 """
 
 import argparse
+import dataclasses
 import glob
 import json
 import pathlib
@@ -32,6 +33,14 @@ _FIXED = (
   'optimizer', 'learning_rate', 'restrict_vocab', 'config', 'override',
 )  # fmt: skip
 
+_PUBLISHED = combine.Spec(
+  'alir',
+  start='random',
+  weights='equal',
+  normalize=True,
+  restore=False,
+  max_iterations=3,
+)
 # Rows of length 1, as the paper has them; what `jaxemb.merge` does, and does
 # without bringing lengths back; and the paper's ALiR, of three iterations.
 MERGES = {
@@ -41,22 +50,8 @@ MERGES = {
   'alir, averaged': combine.Spec('alir', restore=False),
   'alir, power .75': combine.Spec('alir', power=0.75),
   'concat, power .75': combine.Spec('concat', power=0.75),
-  'alir from random': combine.Spec(
-    'alir',
-    start='random',
-    weights='equal',
-    normalize=True,
-    restore=False,
-    max_iterations=3,
-  ),
-  'alir from pca': combine.Spec(
-    'alir',
-    start='pca',
-    weights='equal',
-    normalize=True,
-    restore=False,
-    max_iterations=3,
-  ),
+  'alir from random': _PUBLISHED,
+  'alir from pca': dataclasses.replace(_PUBLISHED, start='pca'),
 }
 
 

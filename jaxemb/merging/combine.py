@@ -161,7 +161,7 @@ def merge(
     report
     | {
       'dim': dim,
-      'align_words': len(chosen if fitted is None else fitted),
+      'align_words': _num_fitted(job, spec, fitted),
       'skipped': skipped,
       'displacements': [] if solved is None else list(solved.displacements),
       'merge_secs': time.monotonic() - started,
@@ -304,6 +304,15 @@ def _sink(
 ) -> passes.Sink:
   shape = job.places.shape[1], dim
   return passes.Sink(shape, folder and folder / 'vectors.npy')
+
+
+def _num_fitted(
+  job: passes.Passes, spec: Spec, fitted: np.ndarray | None
+) -> int | None:
+  """Words that rotations were fitted on, where there are any."""
+  if spec.method != 'alir':
+    return None
+  return job.places.shape[1] if fitted is None else len(fitted)
 
 
 def _turned(

@@ -2,7 +2,8 @@
 
 Memory holds two blocks of the parts side by side, on the host and on the
 devices, and the Gram matrix. What the parts have to say is read twice, see
-`ops.align`; the result goes to a file if one is given, else it is in memory.
+`ops.align`, and once more for directions of the whole table; the result goes to
+a file if one is given, else it is in memory.
 """
 
 import contextlib

@@ -41,8 +41,8 @@ _BLOCK_ROWS = 1 << 16  # of what goes from the host to a device and back
 _LIMIT = 127  # of codes; -128 has no counterpart
 # Scales are few and far between, so that a row that hardly changes keeps its
 # scale, and with it the numbers that did not change.
-_SCALES_RATE = 0.02  # of learned scales, relative to that of numbers
 _SHRUNK = 0.5  # of what the old scale could hold: then a finer one is chosen
+_SCALES_RATE = 0.02  # of learned scales, relative to that of numbers
 
 
 class Scaled(NamedTuple):

@@ -237,6 +237,7 @@ def test_lengths_of_directions_can_be_flattened(method):
   settings = {'method': method, 'restore': False}
   plain, flat = (_merge(parts, power=x, **settings) for x in (1.0, 0.5))
   assert flat.words == plain.words and flat.report['power'] == 0.5
+  assert (flat.report['align_words'] is None) == (method != 'alir')
   # Of Concat, each part's.
   tables = np.split(plain.vectors, 3 if method == 'concat' else 1, 1)
   expected = []
