@@ -9,7 +9,8 @@ its program anew in every run, and evaluates nothing. gensim gets the words of
 our vocabulary, lower-cased, as a LineSentence file (with several workers its
 corpus_file lets the learning rate decay only part of the way), counts them,
 trains and writes binary vectors. Both train skip-gram with equal settings, and
-gensim's evaluators score both, afterwards.
+gensim's evaluators score both, afterwards. With `--loss=hierarchical_softmax`
+both train that; ours by row-wise Adagrad then, as the default wants it.
 
 Another tool's result stands beside them:
 `--peer-vectors NAME=FILE,SECONDS`, vectors in word2vec format and the seconds
@@ -39,6 +40,7 @@ import numpy as np
 from jaxemb.data import encode
 from jaxemb.evaluation import benchmarks
 
+_OPTIMIZERS = {'negative_sampling': 'sgd', 'hierarchical_softmax': 'adagrad'}
 _SETTINGS = {'dim': 100, 'window': 5, 'negatives': 5, 'sample': 1e-4}
 
 
@@ -91,6 +93,8 @@ def _ours(args: argparse.Namespace, folder: pathlib.Path, run: int) -> dict:
       f'--config.data.sample={_SETTINGS["sample"]}', f'--config.seed={run + 1}',
       f'--config.model.window={_SETTINGS["window"]}',
       f'--config.model.negatives={_SETTINGS["negatives"]}',
+      f'--config.model.loss={args.loss}',
+      f'--config.optimizer.name={_OPTIMIZERS[args.loss]}',
       '--config.eval.paths=none', *args.override,
     ],
     folder,
@@ -115,7 +119,7 @@ def _gensim(
       sys.executable, __file__, f'--text={folder / "tokens"}',
       f'--gensim_output={vectors}', f'--dim={args.dim}',
       f'--epochs={args.epochs}', f'--workers={args.workers}',
-      f'--seed={run + 1}',
+      f'--seed={run + 1}', f'--loss={args.loss}',
     ],
     folder,
   )  # fmt: skip
@@ -133,11 +137,13 @@ def _train_gensim(args: argparse.Namespace) -> None:
   from gensim.models import word2vec
 
   sentences = word2vec.LineSentence(args.text)
+  is_tree = args.loss == 'hierarchical_softmax'
   model = word2vec.Word2Vec(
     sg=1,
     vector_size=args.dim,
     window=_SETTINGS['window'],
-    negative=_SETTINGS['negatives'],
+    negative=0 if is_tree else _SETTINGS['negatives'],
+    hs=int(is_tree),
     sample=_SETTINGS['sample'],
     min_count=1,  # the file holds the words of the vocabulary only
     workers=args.workers,
@@ -239,6 +245,9 @@ def _arguments() -> argparse.Namespace:
   parser.add_argument('--dim', type=int, default=_SETTINGS['dim'])
   parser.add_argument('--epochs', type=int, default=5)
   parser.add_argument('--runs', type=int, default=3)
+  parser.add_argument(
+    '--loss', choices=_OPTIMIZERS, default='negative_sampling'
+  )
   parser.add_argument('--workers', type=int, default=machine.cores())
   parser.add_argument('--restrict_vocab', type=int, default=30_000)
   parser.add_argument('--peer-vectors', action='append', default=[])
@@ -304,7 +313,8 @@ def main() -> None:
   facts = machine.describe()
   print(machine.line(facts))
   print(_table(results))
-  name = f'throughput-dim{args.dim}-epochs{args.epochs}-{facts["date"]}.json'
+  kind = 'throughput' if args.loss == 'negative_sampling' else 'tree'
+  name = f'{kind}-dim{args.dim}-epochs{args.epochs}-{facts["date"]}.json'
   output = pathlib.Path(
     args.output or pathlib.Path(__file__).parent / 'results' / name
   )
