@@ -128,7 +128,7 @@ def default() -> ml_collections.ConfigDict:
   c.model.loss = 'negative_sampling'  # or 'hierarchical_softmax'
   c.model.chunk = 0  # centers per matrix product; 0 = what suits the loss
   c.model.shared_negatives = 16  # draws that the centers of a chunk share
-  c.model.shared_nodes = 128  # hierarchical softmax: inner nodes next to the
+  c.model.shared_nodes = 64  # hierarchical softmax: inner nodes next to the
   # root that the centers of a chunk share
 
   c.senses = mixtures.default()

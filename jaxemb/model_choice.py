@@ -57,7 +57,7 @@ def _mixture(config, spec, counts, words):
     s.drawn_for == 'pairs',
     s.averages == 'log_likelihoods',
     s.tied_until,
-    mixture.usual_sizes(spec, outputs, float(centers[is_ambiguous].sum())),
+    float(centers[is_ambiguous].sum()),
   )
 
 

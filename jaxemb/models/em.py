@@ -16,15 +16,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-MIN_LOG = -15.0  # of small numbers, as the paper's code has it
+from jaxemb.ops import losses
 
 
 class Cases(NamedTuple):
   """Draws of a sense: of `a` tokens, `b` times each."""
 
-  log_joint: jax.Array  # [k, a, K, b] float32: LL
-  mask: jax.Array  # [k, a, b] float32, 1 = there is one
-  priors: jax.Array  # [k, a, K + 1] float32, rows of priors
+  log_joint: jax.Array  # [a, K, b] float32: LL
+  mask: jax.Array  # [a, b] float32, 1 = there is one
+  priors: jax.Array  # [a, K + 1] float32, rows of priors
 
 
 def probabilities(rows: jax.Array, averages_logs: bool) -> jax.Array:
@@ -38,13 +38,13 @@ def probabilities(rows: jax.Array, averages_logs: bool) -> jax.Array:
 
 
 def log_probabilities(rows: jax.Array, averages_logs: bool) -> jax.Array:
-  """[..., K] float32, log pi, not below `MIN_LOG`."""
+  """[..., K] float32, log pi, not below `losses.MIN_LOG`."""
   found = probabilities(rows, averages_logs)
-  return jnp.maximum(jnp.log(jnp.maximum(found, 1e-30)), MIN_LOG)
+  return jnp.maximum(jnp.log(jnp.maximum(found, 1e-30)), losses.MIN_LOG)
 
 
 def responsibilities(cases: Cases, are_tied: jax.Array | bool) -> jax.Array:
-  """[k, a, K, b] float32: q, which sums to 1 over senses; 1 / K if tied."""
+  """[a, K, b] float32: q, which sums to 1 over senses; 1 / K if tied."""
   return jax.nn.softmax(jnp.where(are_tied, 0.0, cases.log_joint), axis=-2)
 
 
@@ -61,11 +61,11 @@ def priors_grads(
 
   Args:
     cases: the draws.
-    chances: [k, a, K, b] float32, their responsibilities.
+    chances: [a, K, b] float32, their responsibilities.
     averages_logs: which of the two.
 
   Returns:
-    [k, a, K + 1] float32: sums of (row - gamma) or (row - LL) over the draws of
+    [a, K + 1] float32: sums of (row - gamma) or (row - LL) over the draws of
     a token, and how many there are.
   """
   mask = cases.mask[..., None, :]

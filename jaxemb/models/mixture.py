@@ -21,16 +21,18 @@ the window. And what gamma makes of contexts that mean nothing yet would stay:
 for a first share of training the senses of a word are tied, and learn the same
 from everything (see `em`).
 
-Senses are rows. A word has one, or K; of the window of a chunk
+Senses are rows. A word has one, or K; of the windows of a step
 
-  [c + 2 W] rows    words with one sense: as skip-gram has them
-  [slots, K] rows   words with several, one behind the other, padding behind
+  [k, c + 2 W] rows   words with one sense: as skip-gram has them
+  [slots, K] rows     words with several, one behind the other, padding behind
 
 so that words with one sense pay nothing for the others. There is a slot for
-every token, but most steps use few of them, and compute with as many.
+every token, but most steps use few of them, and compute with as many. A slot
+meets the targets of the 2 W centers around it, and nothing else.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -45,6 +47,7 @@ from jaxemb.models import (
   sense_rows,
   skipgram,
   targets,
+  tiles,
   tree,
 )
 from jaxemb.ops import windows
@@ -53,8 +56,8 @@ from jaxemb.tables import spec as spec_lib
 PRIORS = 'priors'
 BLOCK = 'block'  # beside the ids of the tables: what the rows are
 
-# The usual number of slots leaves so many deviations above the mean.
-_DEVIATIONS = 4.0
+# The usual room leaves so many deviations above the mean number of slots.
+_SLOT_DEVIATIONS, _TILE_DEVIATIONS = 3.0, 1.5
 
 
 class Constants(NamedTuple):
@@ -66,19 +69,13 @@ class Constants(NamedTuple):
 
 
 class Placed(NamedTuple):
-  """The rows of a step's block."""
+  """The rows of a step's block of k chunks."""
 
   targets: targets.Targets
   is_single: jax.Array  # [k, c + 2 W] bool
-  places: jax.Array  # [k, c + 2 W] int32, of each slot's token; c + 2 W = none
-
-
-class Sizes(NamedTuple):
-  """How much of its room a step computes with."""
-
-  slots: int  # of a chunk
-  near: int  # slots of a group's window
-  rest: int  # outputs of a group's own
+  # [k (c + 2 W)] int32, of each slot's token among those of all chunks; behind
+  # them = none
+  places: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +89,7 @@ class Mixture:
   is_by_pair: bool
   averages_logs: bool  # priors are those of averaged LL, not averaged gammas
   tied_until: float  # share of training in which senses learn the same
-  usual: Sizes  # in most steps
+  chance: float  # that a token has several senses
 
   vectors_table = skipgram.INPUT
 
@@ -129,7 +126,7 @@ class Mixture:
   def ids(
     self, constants: Constants, batch: base.StepBatch, key: jax.Array
   ) -> dict[str, Any]:
-    """Input: [L / c, (c + 2 W) (1 + K)]. Priors: [L / c, c + 2 W]."""
+    """Input: [k (c + 2 W) (1 + K)], of k chunks. Priors: [k (c + 2 W)]."""
     s, senses = self.spec, self.senses
     found = self.outputs.find(s, constants.outputs, batch, key)
     window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
@@ -137,35 +134,30 @@ class Mixture:
     first = constants.first_rows.at[words].get(mode='promise_in_bounds')
     if not senses.num_ambiguous:
       ids = jnp.where(window < s.vocab, first, senses.num_rows)
-      block = Placed(found, jnp.ones_like(window, bool), window[:, :0])
+      block = Placed(found, jnp.ones_like(window, bool), window[:0, 0])
       return {skipgram.INPUT: ids, skipgram.OUTPUT: found.ids, BLOCK: block}
     row = constants.priors_rows.at[words].get(mode='promise_in_bounds')
     is_word = window < s.vocab
     is_ambiguous = is_word & (row < senses.num_ambiguous)
-    is_single = is_word & ~is_ambiguous
+    single = jnp.where(is_word & ~is_ambiguous, first, senses.num_rows)
     # Slot j is of the j-th ambiguous token.
-    width = window.shape[1]
-    behind = jnp.cumsum(is_ambiguous, 1)
-    slots = jnp.arange(width)
-    places = jnp.sum(behind[:, None, :] <= slots[None, :, None], 2)
-    is_slot = places < width
-    taken = jnp.minimum(places, width - 1)
-    first_of = jnp.take_along_axis(first, taken, 1)[..., None]
-    rows = jnp.where(
-      is_slot[..., None],
-      first_of + jnp.arange(senses.num)[None, None],
-      senses.num_rows,
+    num = window.size
+    is_slot = is_ambiguous.reshape(-1)
+    slots = jnp.where(is_slot, jnp.cumsum(is_slot) - 1, num)
+    places = jnp.full(num, num).at[slots].set(jnp.arange(num), mode='drop')
+    first_of = (
+      first.reshape(-1).at[places].get(mode='fill', fill_value=senses.num_rows)
     )
-    single = jnp.where(is_single, first, senses.num_rows)
+    rows = first_of[:, None] + jnp.arange(senses.num)[None]
     return {
-      skipgram.INPUT: jnp.concatenate([single, rows.reshape(len(rows), -1)], 1),
-      skipgram.OUTPUT: found.ids,
-      PRIORS: jnp.where(
-        is_slot,
-        jnp.take_along_axis(row, taken, 1),
-        senses.num_ambiguous,
+      skipgram.INPUT: jnp.concatenate(
+        [single.reshape(-1), jnp.minimum(rows, senses.num_rows).reshape(-1)]
       ),
-      BLOCK: Placed(found, is_single, places),
+      skipgram.OUTPUT: found.ids,
+      PRIORS: row.reshape(-1)
+      .at[places]
+      .get(mode='fill', fill_value=senses.num_ambiguous),
+      BLOCK: Placed(found, is_word & ~is_ambiguous, places),
     }
 
   def loss(
@@ -178,13 +170,16 @@ class Mixture:
     s, g, found = self.spec, self.outputs.group, ids[BLOCK]
     sides = batch.left, batch.right
     is_single = found.is_single.astype(jnp.float32)
-    width = is_single.shape[1]
+    num = is_single.size
     near = targets.groups(is_single[..., None], g, s.window)[:, None, :, 0]
+    input_rows = rows[skipgram.INPUT]
+    dim = input_rows.shape[-1]  # one device's share
+    input_rows = input_rows.reshape(-1, dim)
     loss = targets.window_loss(
       s,
       found.targets,
       self.outputs.usual_rest,
-      rows[skipgram.INPUT][:, :width],
+      input_rows[:num].reshape(*is_single.shape, dim),
       rows[skipgram.OUTPUT],
       is_single[:, None] * windows.window_mask(*sides, s.chunk, s.window),
       near * windows.window_mask(*sides, g, s.window),
@@ -192,128 +187,123 @@ class Mixture:
     if not self.senses.num_ambiguous:
       return loss
 
-    are_tied = batch.progress < self.tied_until
+    of_senses = input_rows[num:].reshape(num, self.senses.num, dim)
+    args = (
+      of_senses,
+      rows[PRIORS],
+      rows[skipgram.OUTPUT],
+    )
+    data = found.places, found.targets.lists, batch
+    return loss + targets.with_grads(
+      self._value, self._value_and_grads, args, data
+    )
 
-    def slots_loss(sizes, rows):
-      cases = self.cases(sizes, rows, found, batch)
-      chances = jax.lax.stop_gradient(em.responsibilities(cases, are_tied))
-      logs = jnp.log(jnp.maximum(chances, 1e-30))
-      bounds = jnp.sum(chances * (cases.log_joint - logs), -2)
-      value = -jnp.sum(cases.mask * bounds)
-      # Worth nothing, with the gradient that priors want.
-      grads = jax.lax.stop_gradient(
-        em.priors_grads(cases, chances, self.averages_logs)
+  def room(self, num_slots: int, depth: int) -> tiles.Room:
+    """Of a piece: as much as most steps need.
+
+    Args:
+      num_slots: most that there can be.
+      depth: most targets of a center.
+    """
+    near = 2 * self.spec.window
+    mean = num_slots * self.chance
+    deviation = (mean * (1 - self.chance)) ** 0.5
+    # Half of a slot's last tile is padding.
+    each = near * self.outputs.mean_targets / tiles.SIZE + 0.5
+    return tiles.room(
+      num_slots,
+      near * depth,
+      math.ceil(mean + _SLOT_DEVIATIONS * deviation),
+      math.ceil(each * (mean + _TILE_DEVIATIONS * deviation)),
+    )
+
+  def _value(self, args: Any, data: Any) -> jax.Array:
+    """Loss of the slots.
+
+    Args:
+      args: rows of their senses [slots, K, d] and priors [slots, K + 1], and of
+        the step's targets.
+      data: places of the slots, lists of targets, batch.
+    """
+    of_senses, priors, target_rows = args
+    places, lists, batch = data
+    room = self.room(len(places), lists.places.shape[1])
+
+    def add(piece, total):
+      rows = tiles.take(piece, of_senses), tiles.take(piece, priors)
+      met_rows = tiles.rows_at(target_rows, piece.tiles.places)
+      return total + self._piece_loss(*rows, met_rows, piece, batch.progress)
+
+    near = tiles.near(places, lists, batch, self.spec)
+    return tiles.each_piece(near, lists, room, add, jnp.float32(0))
+
+  def _value_and_grads(self, args: Any, data: Any) -> tuple[jax.Array, Any]:
+    """The same, and its gradients with respect to args."""
+    of_senses, priors, target_rows = args
+    places, lists, batch = data
+    room = self.room(len(places), lists.places.shape[1])
+
+    def add(piece, found):
+      total, sense_grads, priors_grads, target_grads = found
+      rows = tiles.take(piece, of_senses), tiles.take(piece, priors)
+      met_rows = tiles.rows_at(target_rows, piece.tiles.places)
+      value, grads = jax.value_and_grad(self._piece_loss, (0, 1, 2))(
+        *rows, met_rows, piece, batch.progress
       )
-      nothing = cases.priors - jax.lax.stop_gradient(cases.priors)
-      return value + jnp.sum(grads * nothing)
+      return (
+        total + value,
+        tiles.put(piece, sense_grads, grads[0]),
+        tiles.put(piece, priors_grads, grads[1]),
+        tiles.add_at(target_grads, piece.tiles.places, grads[2]),
+      )
 
-    return loss + targets.usual_or_all(
-      self.is_more(found),
-      slots_loss,
-      (self.usual, self.all_sizes()),
-      (dict(rows),),
-      s.columns_axis is None,
+    near = tiles.near(places, lists, batch, self.spec)
+    zeros = tuple(map(jnp.zeros_like, args))
+    value, *grads = tiles.each_piece(
+      near, lists, room, add, (jnp.float32(0), *zeros)
     )
+    return value, tuple(grads)
 
-  def all_sizes(self) -> Sizes:
-    """Room for any step."""
-    s, g = self.spec, self.outputs.group
-    return Sizes(
-      s.chunk + 2 * s.window, g + 2 * s.window, self.outputs.most_rest
+  def _piece_loss(self, of_senses, priors, met_rows, piece, progress):
+    cases = self.cases(of_senses, priors, met_rows, piece)
+    are_tied = progress < self.tied_until
+    chances = jax.lax.stop_gradient(em.responsibilities(cases, are_tied))
+    logs = jnp.log(jnp.maximum(chances, 1e-30))
+    bounds = jnp.sum(chances * (cases.log_joint - logs), -2)
+    value = -jnp.sum(cases.mask * bounds)
+    # Worth nothing, with the gradient that priors want.
+    grads = jax.lax.stop_gradient(
+      em.priors_grads(cases, chances, self.averages_logs)
     )
-
-  def is_more(self, found: Placed) -> jax.Array:
-    """bool, whether a step needs more than the usual room."""
-    width = found.places.shape[1]
-    first, behind = self._near(found)
-    is_more = jnp.any(found.places[:, self.usual.slots :] < width)
-    is_more |= jnp.any(behind - first > self.usual.near)
-    if found.targets.rest_owners is None:
-      return is_more
-    return is_more | targets.has_more(
-      found.targets, self.usual.rest, self.outputs.group
-    )
-
-  def _near(self, found: Placed) -> tuple[jax.Array, jax.Array]:
-    """[k, c / g] int32: first slot in each group's window, and one behind."""
-    s, g = self.spec, self.outputs.group
-    starts = jnp.arange(0, s.chunk, g)[None, :, None]
-    places = found.places[:, None, :]
-    stops = starts + g + 2 * s.window
-    return jnp.sum(places < starts, 2), jnp.sum(places < stops, 2)
+    nothing = cases.priors - jax.lax.stop_gradient(cases.priors)
+    return value + jnp.sum(grads * nothing)
 
   def cases(
     self,
-    sizes: Sizes,
-    rows: Mapping[str, jax.Array],
-    found: Placed,
-    batch: base.StepBatch,
+    of_senses: jax.Array,
+    priors: jax.Array,
+    met_rows: jax.Array,
+    piece: tiles.Piece,
   ) -> em.Cases:
-    """Draws: one for each pair of a slot and a center, or for each slot."""
-    s, g, num = self.spec, self.outputs.group, self.senses.num
-    num_chunks, width = found.places.shape
-    num_groups, dim = s.chunk // g, rows[skipgram.INPUT].shape[-1]
-    slots = rows[skipgram.INPUT][:, width : width + sizes.slots * num]
-    shared = targets.shared_block(found.targets, slots, rows[skipgram.OUTPUT])
-    # [k, slots, K, c / g, g] -> [k, c / g, slots, K, g]
-    log_joint = targets.log_likelihoods(shared, s.columns_axis)
-    log_joint = log_joint.reshape(
-      num_chunks, sizes.slots, num, num_groups, g
-    ).transpose(0, 3, 1, 2, 4)
-    first, behind = self._near(found)
-    near = first[..., None] + jnp.arange(sizes.near)[None, None]
-    is_near = near < behind[..., None]
-    near = jnp.minimum(near, sizes.slots - 1)
+    """Draws: one for each pair of a slot and a center, or for each slot.
 
-    def of_groups(x):
-      # [k, slots, n] -> [k, c / g, near, n]
-      flat = near.reshape(num_chunks, -1, 1)
-      return jnp.take_along_axis(x, flat, 1).reshape(*near.shape, -1)
-
-    log_joint = jnp.take_along_axis(log_joint, near[..., None, None], 2)
-    if found.targets.rest_owners is not None:
-      own = of_groups(slots.reshape(num_chunks, sizes.slots, -1))
-      rest = targets.rest_block(
-        found.targets,
-        own.reshape(num_chunks * num_groups, -1, dim),
-        rows[skipgram.OUTPUT],
-        sizes.rest,
-        g,
-      )
-      more = targets.log_likelihoods(rest, s.columns_axis)
-      log_joint += more.reshape(log_joint.shape)
-    places = of_groups(found.places[:, : sizes.slots, None])[..., 0]
-    mask = self._mask(places, batch)
-    mask = (mask & is_near[..., None]).astype(jnp.float32)
-    priors = rows[PRIORS][:, : sizes.slots]
-    if self.is_by_pair:
-      # [k, (c / g) near, ...]
-      priors = of_groups(priors).reshape(num_chunks, -1, num + 1)
-      log_joint = log_joint.reshape(num_chunks, -1, num, g)
-      mask = mask.reshape(num_chunks, -1, g)
-    else:
-      sums = jnp.sum(mask[..., None, :] * log_joint, -1)
-      chunk = jnp.arange(num_chunks)[:, None, None]
-      nothing = jnp.zeros((num_chunks, sizes.slots, num))
-      log_joint = nothing.at[chunk, near].add(sums)[..., None]
-      has_pairs = nothing[..., 0].at[chunk, near].max(jnp.max(mask, -1))
-      mask = has_pairs[..., None]
+    Args:
+      of_senses: [m, K, d] float32, rows of the piece's slots.
+      priors: [m, K + 1] float32, likewise.
+      met_rows: [t, n, d] float32, of the targets in its tiles.
+      piece: some of the slots of a step.
+    """
+    mask = piece.near.mask
+    if not self.is_by_pair:
+      mask = jnp.any(mask, 1, keepdims=True)
+    log_joint = tiles.log_likelihoods(
+      piece.tiles, of_senses, met_rows, mask.shape[1], self.spec.columns_axis
+    )
     log_priors = jax.lax.stop_gradient(
-      em.log_probabilities(priors[..., :-1], self.averages_logs)
+      em.log_probabilities(priors[:, :-1], self.averages_logs)
     )
-    return em.Cases(log_joint + log_priors[..., None], mask, priors)
-
-  def _mask(self, places: jax.Array, batch: base.StepBatch) -> jax.Array:
-    """[k, c / g, near, g] bool, which tokens are contexts of which center."""
-    s, g = self.spec, self.outputs.group
-    num_groups = s.chunk // g
-    centers = jnp.arange(s.chunk).reshape(1, num_groups, 1, g)
-    offset = places[..., None] - s.window - centers
-    left, right = (
-      x.astype(jnp.int32).reshape(-1, num_groups, 1, g)
-      for x in (batch.left, batch.right)
-    )
-    return (offset >= -left) & (offset <= right) & (offset != 0)
+    log_joint += log_priors[..., None]
+    return em.Cases(log_joint, mask.astype(jnp.float32), priors)
 
   def lookup_rates(
     self, centers: np.ndarray, negatives: np.ndarray
@@ -334,27 +324,3 @@ class Mixture:
   def num_examples(self, batch: base.StepBatch) -> jax.Array:
     """Number of (center, context) pairs."""
     return skipgram.num_contexts(batch).sum()
-
-
-def usual_sizes(
-  spec: base.WindowSpec,
-  outputs: tree.Outputs | sampled.Outputs,
-  chance: float,
-) -> Sizes:
-  """Room that most steps can do with.
-
-  Args:
-    spec: sizes.
-    outputs: of the loss.
-    chance: that a token has several senses.
-  """
-
-  def room(width):
-    mean = width * chance
-    wanted = mean + _DEVIATIONS * (mean * (1 - chance)) ** 0.5
-    return min(width, 2 * int(np.ceil(wanted / 2)) or 1)
-
-  width = spec.chunk + 2 * spec.window
-  near = outputs.group + 2 * spec.window
-  slots = room(width)
-  return Sizes(slots, min(room(near), slots), outputs.usual_rest)

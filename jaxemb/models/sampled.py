@@ -23,8 +23,8 @@ class Outputs:
   negatives: sampling.Alias  # host arrays
   decisions: float  # per pair
   group: int  # c: no output row is of use to one center alone
+  mean_targets: float  # of a center
   usual_rest: int = 0
-  most_rest: int = 0
 
   def spec(self, spec: base.WindowSpec) -> spec_lib.TableSpec:
     """The table of output rows."""
@@ -57,13 +57,32 @@ class Outputs:
       jnp.eye(spec.chunk)[None], (len(centers), spec.chunk, spec.chunk)
     )
     share = spec.negatives / spec.shared_negatives
+    weights = share * differs
+    ids = jnp.concatenate([centers, draws], 1)
+    # The center itself, and what its chunk draws.
+    places = jnp.arange(ids.size).reshape(ids.shape)
+    both = places[:, : spec.chunk, None], places[:, None, spec.chunk :]
+    both = both[0], jnp.broadcast_to(both[1], weights.shape)
+    all_weights = jnp.concatenate(
+      [jnp.ones_like(weights[..., :1]), -weights], 2
+    )
+    depth = all_weights.shape[-1]
+    lists = targets.Lists(
+      jnp.concatenate(both, 2).reshape(-1, depth),
+      all_weights.reshape(-1, depth),
+      jnp.broadcast_to(jnp.array([depth, 0]), (centers.size, 2)),
+      depth,
+    )
     return targets.Targets(
-      jnp.concatenate([centers, draws], 1),
-      jnp.concatenate([own, share * differs], 2),
+      ids,
+      jnp.concatenate([own, weights], 2),
       jnp.concatenate([own, jnp.zeros_like(differs)], 2),
+      lists,
     )
 
 
 def outputs(spec: base.WindowSpec, negatives: sampling.Alias) -> Outputs:
   """Of a distribution of negatives."""
-  return Outputs(negatives, 1.0 + spec.negatives, spec.chunk)
+  return Outputs(
+    negatives, 1.0 + spec.negatives, spec.chunk, 1.0 + spec.shared_negatives
+  )

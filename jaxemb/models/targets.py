@@ -19,7 +19,9 @@ only the tokens near the small group of g centers that theirs is in:
   [c + 2 W tokens]  the chunk's          | [g + 2 W tokens] x own | ...
 """
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,12 +30,22 @@ from jaxemb.models import base
 from jaxemb.ops import losses, products
 
 
+class Lists(NamedTuple):
+  """The targets of each center of a step, one by one, in two segments."""
+
+  places: jax.Array  # [L, D] int32, of the step's output rows, all in a line
+  weights: jax.Array  # [L, D] float32, negative = not a positive
+  sizes: jax.Array  # [L, 2] int32, of the segments
+  gap: int  # where the second segment begins
+
+
 class Targets(NamedTuple):
   """Of a step's k chunks of c centers."""
 
   ids: jax.Array  # [k, n + (c / g) m] int32, output rows
   weights: jax.Array  # [k, c, n] float32
   positives: jax.Array  # [k, c, n] float32
+  lists: Lists
   # The rest, of weight 1, with padding at the end, or None.
   rest_owners: jax.Array | None = None  # [k c / g, m] int32, centers; g = none
   rest_positives: jax.Array | None = None  # [k c / g, m] float32
@@ -91,42 +103,11 @@ def block_loss(
   return jnp.sum(losses.counted_logistic_loss(scores, counts, positives))
 
 
-def log_likelihoods(block: Block, columns_axis: str | None) -> jax.Array:
-  """[k, w, c] float32: log P(center | row) of every row and center."""
-  scores = products.scores(block.rows, block.targets, columns_axis)
-  ones = jnp.ones_like(scores)
-  costs = losses.counted_logistic_loss(scores, ones, jnp.zeros_like(scores))
-  found = jnp.einsum('kwn,kcn->kwc', scores, block.positives)
-  return found - jnp.einsum('kwn,kcn->kwc', costs, block.weights)
-
-
-def shared_block(
-  found: Targets, rows: jax.Array, target_rows: jax.Array
-) -> Block:
-  """The rows of chunks with the targets that a chunk's centers share."""
-  num = found.weights.shape[-1]
-  return Block(rows, target_rows[:, :num], found.weights, found.positives)
-
-
 def rest_rows(found: Targets, target_rows: jax.Array, num: int) -> jax.Array:
   """[k c / g, num, d], the first rows of each group's own."""
   num_groups, size = found.rest_owners.shape
   rest = target_rows[:, found.weights.shape[-1] :]
   return rest.reshape(num_groups, size, -1)[:, :num]
-
-
-def rest_block(
-  found: Targets, rows: jax.Array, target_rows: jax.Array, num: int, group: int
-) -> Block:
-  """The rows of groups with the first `num` of the targets of their own."""
-  owners = found.rest_owners[:, None, :num]
-  weights = (owners == jnp.arange(group)[None, :, None]).astype(jnp.float32)
-  return Block(
-    rows,
-    rest_rows(found, target_rows, num),
-    weights,
-    weights * found.rest_positives[:, None, :num],
-  )
 
 
 def rest_loss(
@@ -177,37 +158,72 @@ def window_loss(
     mask: [k, c, c + 2 W] float32, which tokens are contexts of which center.
     near: [k c / g, g, g + 2 W] float32, the same of groups.
   """
-  shared = shared_block(found, token_rows, target_rows)
-  loss = block_loss(shared, mask, spec.columns_axis)
+  shared = target_rows[:, : found.weights.shape[-1]]
+  block = Block(token_rows, shared, found.weights, found.positives)
+  loss = block_loss(block, mask, spec.columns_axis)
   if found.rest_owners is None:
     return loss
   group = near.shape[1]
   rows = groups(token_rows, group, spec.window)
-  return loss + usual_or_all(
-    has_more(found, usual_rest, group),
-    lambda num, *rows: rest_loss(found, *rows, num, near, spec.columns_axis),
-    (usual_rest, found.rest_owners.shape[-1]),
-    (rows, target_rows),
-    spec.columns_axis is None,
+  args, most = (rows, target_rows), found.rest_owners.shape[-1]
+
+  def of_size(num):
+    def loss(args, data):
+      found, near = data
+      return rest_loss(found, *args, num, near, spec.columns_axis)
+
+    return loss
+
+  data = found, near
+  # Devices that share rows by columns have to do the same.
+  if spec.columns_axis is not None or usual_rest >= most:
+    return loss + of_size(most)(args, data)
+
+  def either(change):
+    both = change(of_size(most)), change(of_size(usual_rest))
+
+    def chosen(args, data):
+      return jax.lax.cond(
+        has_more(data[0], usual_rest, group), *both, args, data
+      )
+
+    return chosen
+
+  return loss + with_grads(
+    either(lambda x: x), either(jax.value_and_grad), args, data
   )
 
 
-def usual_or_all(is_more, function, sizes, args, may_choose=True):
-  """function(size, *args) with the usual size, or in some steps the largest.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def with_grads(
+  value: Callable[..., jax.Array],
+  value_and_grads: Callable[..., tuple[jax.Array, Any]],
+  args: Any,
+  data: Any,
+) -> jax.Array:
+  """A loss that knows its gradients.
+
+  Of branches and loops autodiff keeps what any of them wants for its derivative
+  and makes zeros of what the others want. These are differentiated where they
+  are computed.
 
   Args:
-    is_more: bool, whether the usual size does not hold all.
-    function: of a size and arrays.
-    sizes: the usual one, and the largest.
+    value: (args, data) -> scalar.
+    value_and_grads: the same, and its gradients, of the structure of args.
     args: arrays.
-    may_choose: whether it may differ from device to device; else the largest.
+    data: arrays without a derivative.
   """
-  usual, largest = sizes
-  if not may_choose or usual >= largest:
-    return function(largest, *args)
-  return jax.lax.cond(
-    is_more,
-    lambda *args: function(largest, *args),
-    lambda *args: function(usual, *args),
-    *args,
-  )
+  return value(args, data)
+
+
+def _with_grads_forward(value, value_and_grads, args, data):
+  del value
+  return value_and_grads(args, data)
+
+
+def _with_grads_backward(value, value_and_grads, grads, scale):
+  del value, value_and_grads
+  return jax.tree.map(lambda x: scale * x, grads), None
+
+
+with_grads.defvjp(_with_grads_forward, _with_grads_backward)

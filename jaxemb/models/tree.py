@@ -37,9 +37,9 @@ class Outputs:
   decisions: float  # mean length of the paths of centers
 
   @property
-  def most_rest(self) -> int:
-    """Nodes that a group may have at the ends of its paths."""
-    return self.group * self.split.deep.shape[1]
+  def mean_targets(self) -> float:
+    """Of a center."""
+    return self.decisions
 
   def spec(self, spec: base.WindowSpec) -> spec_lib.TableSpec:
     """The table of inner nodes."""
@@ -93,28 +93,72 @@ class Outputs:
       jnp.any(signs != 0, 1), jnp.arange(signs.shape[-1])[None], num_nodes
     )
     weights, positives = jnp.abs(signs), jnp.maximum(signs, 0)
-    depth = constants.deep.shape[1]
+    depth, none = constants.deep.shape[1], 2 * num_nodes
+    first = constants.firsts.at[exits].get(mode='promise_in_bounds')
+    first = jnp.where(has_pairs[:, None], first, none)
     if not depth:
-      return targets.Targets(shared, weights, positives)
+      lists = _lists(spec, shared, first, first[:, :0], first >> 1, none)
+      return targets.Targets(shared, weights, positives, lists)
     deep = constants.deep.at[centers].get(mode='promise_in_bounds')
-    deep = jnp.where(has_pairs[:, None], deep, 2 * num_nodes)
-    deep = deep.reshape(-1, self.group, depth)
+    deep = jnp.where(has_pairs[:, None], deep, none)
+    groups = deep.reshape(-1, self.group, depth)
     # One path's end behind the other: place j of a group is node j - start of
     # the last center that starts at or before j.
-    lengths = jnp.sum(deep < 2 * num_nodes, 2)
+    lengths = jnp.sum(groups < none, 2)
     stops = jnp.cumsum(lengths, 1)
+    starts = stops - lengths
     places = jnp.arange(self.group * depth)[None]
     owners = jnp.sum(places[..., None] >= stops[:, None, :], 2)
     is_node = owners < self.group
     taken = jnp.minimum(owners, self.group - 1)
-    starts = jnp.take_along_axis(stops - lengths, taken, 1)
-    levels = jnp.clip(places - starts, 0, depth - 1)
-    flat = deep.reshape(len(deep), -1)
+    levels = places - jnp.take_along_axis(starts, taken, 1)
+    levels = jnp.clip(levels, 0, depth - 1)
+    flat = deep.reshape(len(groups), -1)
     packed = jnp.take_along_axis(flat, taken * depth + levels, 1)
-    packed = jnp.where(is_node, packed, 2 * num_nodes)
+    packed = jnp.where(is_node, packed, none)
     ids = jnp.concatenate([shared, (packed >> 1).reshape(num_chunks, -1)], 1)
-    first = ((packed & 1) == 0).astype(jnp.float32)
-    return targets.Targets(ids, weights, positives, owners, first)
+    is_zero = ((packed & 1) == 0).astype(jnp.float32)
+    behind = shared.shape[1] + starts[..., None] + jnp.arange(depth)[None, None]
+    # Groups of a chunk are one behind the other.
+    groups = jnp.arange(len(flat))[:, None, None] % (spec.chunk // self.group)
+    behind += self.group * depth * groups
+    lists = _lists(
+      spec,
+      ids,
+      first,
+      deep,
+      jnp.concatenate([first >> 1, behind.reshape(-1, depth)], 1),
+      none,
+    )
+    return targets.Targets(ids, weights, positives, lists, owners, is_zero)
+
+
+def _lists(
+  spec: base.WindowSpec,
+  ids: jax.Array,
+  first: jax.Array,
+  deep: jax.Array,
+  places: jax.Array,
+  none: int,
+) -> targets.Lists:
+  """The nodes of each center.
+
+  Args:
+    spec: sizes.
+    ids: [k, ...] int32, of the chunks.
+    first: [L, F] int32, 2 node + code, of the nodes next to the root.
+    deep: [L, D - F] int32, of the others.
+    places: [L, D] int32, among those of its chunk.
+    none: where there is no node.
+  """
+  starts = ids.shape[1] * (jnp.arange(len(first)) // spec.chunk)
+  packed = jnp.concatenate([first, deep], 1)
+  return targets.Lists(
+    starts[:, None] + places,
+    1.0 - 2 * (packed & 1),
+    jnp.stack([jnp.sum(x < none, 1) for x in (first, deep)], 1),
+    first.shape[1],
+  )
 
 
 def grow(

@@ -114,9 +114,10 @@ class Split(NamedTuple):
   # [T + 1, T] float32, of each exit: 1 = the path takes code 0 at this node,
   # -1 = it takes code 1, 0 = the node is not on it
   signs: np.ndarray
-  # [vocab, length] int32, the rest of each path: 2 node + code; 2 (vocab - 1)
+  # [T + 1, length] int32, the same as a list: 2 node + code; 2 (vocab - 1)
   # where it has ended
-  deep: np.ndarray
+  firsts: np.ndarray
+  deep: np.ndarray  # [vocab, length] int32, the rest of each path, likewise
 
 
 def split(paths: Paths, num_dense: int) -> Split:
@@ -141,10 +142,18 @@ def split(paths: Paths, num_dense: int) -> Split:
   rows, columns = np.nonzero(is_dense[firsts])
   taken = firsts[rows], columns
   signs[rows, paths.points[taken]] = 1 - 2.0 * paths.codes[taken]
+  packed, none = 2 * paths.points + paths.codes, 2 * (num_words - 1)
+  first = np.arange(num_first.max())
+  has_first = first < num_first[firsts, None]
+  dense = np.where(has_first, packed[firsts][:, first], none)
   rest = paths.lengths - num_first
   places = num_first[:, None] + np.arange(rest.max())
   places = np.minimum(places, length - 1)
-  deep = np.take_along_axis(2 * paths.points + paths.codes, places, 1)
   is_rest = np.arange(rest.max()) < rest[:, None]
-  deep = np.where(is_rest, deep, 2 * (num_words - 1))
-  return Split(exits.astype(np.int32), signs, deep.astype(np.int32))
+  deep = np.where(is_rest, np.take_along_axis(packed, places, 1), none)
+  return Split(
+    exits.astype(np.int32),
+    signs,
+    dense.astype(np.int32),
+    deep.astype(np.int32),
+  )

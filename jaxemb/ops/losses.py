@@ -7,6 +7,10 @@ s = v . u is labelled 1 for a pair from the corpus and 0 for a drawn one.
 import jax
 import jax.numpy as jnp
 
+MIN_LOG = (
+  -15.0
+)  # of a decision's chance, as the code of Tian et al. 2014 has it
+
 
 @jax.custom_jvp
 def logistic_loss(scores: jax.Array, labels: jax.Array) -> jax.Array:
@@ -63,3 +67,27 @@ def _counted_logistic_loss_jvp(primals, tangents):
   scores, counts, positives = primals
   slope = counts * jax.nn.sigmoid(scores) - positives
   return counted_logistic_loss(*primals), slope * tangents[0]
+
+
+@jax.custom_jvp
+def log_chances(scores: jax.Array, weights: jax.Array) -> jax.Array:
+  """Weighted logarithms of the chances of decisions.
+
+  Args:
+    scores: [...] float32.
+    weights: float32, broadcasts with `scores`; of a decision against it
+      negative. Data.
+
+  Returns:
+    [...] float32, nats: |w| log sigmoid(sign(w) s). No logarithm counts as less
+    than `MIN_LOG`, with the gradient that it has nonetheless.
+  """
+  odds = jnp.exp(jnp.minimum(-jnp.sign(weights) * scores, -MIN_LOG))
+  return -jnp.abs(weights) * jnp.log(1 + odds)
+
+
+@log_chances.defjvp
+def _log_chances_jvp(primals, tangents):
+  scores, weights = primals
+  odds = jnp.exp(jnp.minimum(-jnp.sign(weights) * scores, -MIN_LOG))
+  return log_chances(*primals), weights * (odds / (1 + odds)) * tangents[0]

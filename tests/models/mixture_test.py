@@ -20,6 +20,7 @@ from jaxemb.models import (
   sampled,
   sense_rows,
   skipgram,
+  tiles,
   tree,
 )
 from jaxemb.ops import huffman, rowopt
@@ -39,7 +40,7 @@ def _outputs(loss, num_shared=4):
   return sampled.outputs(SPEC, skipgram.negative_distribution(COUNTS))
 
 
-def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8), tied_until=0.0):
+def _model(loss, is_by_pair, averages_logs, chance=0.4, tied_until=0.0):
   is_ambiguous = np.random.default_rng(5).random(VOCAB) < 0.4
   return mixture.Mixture(
     SPEC,
@@ -48,7 +49,7 @@ def _model(loss, is_by_pair, averages_logs, usual=(8, 6, 8), tied_until=0.0):
     is_by_pair,
     averages_logs,
     tied_until,
-    mixture.Sizes(*usual),
+    chance,
   )
 
 
@@ -159,20 +160,20 @@ def _bound(power, found, fixed):
 
 
 @pytest.mark.parametrize(
-  ('loss', 'is_by_pair', 'averages_logs', 'usual', 'power'),
+  ('loss', 'is_by_pair', 'averages_logs', 'chance', 'power'),
   [
-    ('tree', True, True, (8, 6, 8), 1),
-    ('tree', True, False, (100, 100, 100), 0),
-    ('tree', False, False, (1, 1, 1), 1),
-    ('tree', False, False, (8, 6, 8), 0),
-    ('sampled', True, False, (8, 6, 0), 1),
-    ('sampled', False, True, (100, 100, 0), 0),
+    ('tree', True, True, 0.1, 1),
+    ('tree', True, False, 1.0, 0),
+    ('tree', False, False, 0.001, 1),
+    ('tree', False, False, 0.1, 0),
+    ('sampled', True, False, 0.1, 1),
+    ('sampled', False, True, 1.0, 0),
   ],
 )
 def test_loss_is_that_of_loops_over_pairs(
-  loss, is_by_pair, averages_logs, usual, power
+  loss, is_by_pair, averages_logs, chance, power
 ):
-  model = _model(loss, is_by_pair, averages_logs, usual, 0.5)
+  model = _model(loss, is_by_pair, averages_logs, chance, 0.5)
   batch = _batch()._replace(progress=np.float32(0.4 + 0.2 * power))
   tables, ids, rows = _rows(model, batch)
   draws = np.asarray(ids[skipgram.OUTPUT])[:, CHUNK:]
@@ -231,6 +232,20 @@ def test_hierarchical_softmax_is_that_of_loops(name):
     assert model.num_examples(batch) == examples
 
 
+def _cases(model, rows, ids, batch):
+  """Of all slots of a step."""
+  places, lists = ids[mixture.BLOCK].places, ids[mixture.BLOCK].targets.lists
+  num, width = len(places), lists.places.shape[1]
+  room = tiles.room(num, 2 * WINDOW * width, num, 10**6)
+  of_senses = rows[skipgram.INPUT].reshape(-1, DIM)[num:]
+
+  near = tiles.near(places, lists, batch, SPEC)
+  _, piece = tiles.next_piece(near, lists, room, jnp.int32(0))
+  met_rows = tiles.rows_at(rows[skipgram.OUTPUT], piece.tiles.places)
+  of_senses = of_senses.reshape(num, SENSES, DIM)
+  return model.cases(of_senses, rows[mixture.PRIORS], met_rows, piece)
+
+
 @pytest.mark.parametrize('is_by_pair', [True, False])
 @pytest.mark.parametrize('averages_logs', [True, False])
 def test_em(is_by_pair, averages_logs):
@@ -247,7 +262,7 @@ def test_em(is_by_pair, averages_logs):
   def step(priors, slots):
     given = rows | {mixture.PRIORS: priors.at[places].get(mode='clip')}
     loss, grads = jax.value_and_grad(model.loss)(given, ids, batch)
-    cases = model.cases(model.all_sizes(), given, ids[mixture.BLOCK], batch)
+    cases = _cases(model, given, ids, batch)
     grads = grads[mixture.PRIORS]
     squares = rowopt.mean_squares(grads)
     deltas, slots = optimizer.update(
