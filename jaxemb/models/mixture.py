@@ -188,11 +188,7 @@ class Mixture:
       return loss
 
     of_senses = input_rows[num:].reshape(num, self.senses.num, dim)
-    args = (
-      of_senses,
-      rows[PRIORS],
-      rows[skipgram.OUTPUT],
-    )
+    args = of_senses, rows[PRIORS], rows[skipgram.OUTPUT]
     data = found.places, found.targets.lists, batch
     return loss + targets.with_grads(
       self._value, self._value_and_grads, args, data

@@ -190,12 +190,8 @@ def log_likelihoods(
     [m, K, num_near] float32.
   """
   num_slots, num_senses = rows.shape[:2]
-  turned = jax.lax.optimization_barrier(rows.transpose(0, 2, 1))
-  of_tiles, turned = (
-    x.at[found.slots].get(mode='promise_in_bounds')
-    for x in (rows, jax.lax.stop_gradient(turned))
-  )
-  scores = products.narrow_scores(of_tiles, turned, met_rows, columns_axis)
+  of_tiles = rows.at[found.slots].get(mode='promise_in_bounds')
+  scores = products.narrow_scores(of_tiles, met_rows, columns_axis)
   logs = losses.log_chances(scores, found.weights[:, None])
   zeros = jnp.zeros((num_slots * num_near, num_senses))
   if num_near == 1:
