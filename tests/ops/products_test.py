@@ -17,9 +17,15 @@ def _random(seed, *shape):
   return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def test_scores_are_the_dot_products_of_each_pair_of_a_chunk():
+_SCORES = pytest.mark.parametrize(
+  'scores', [products.scores, products.narrow_scores]
+)
+
+
+@_SCORES
+def test_scores_are_the_dot_products_of_each_pair_of_a_chunk(scores):
   left, right = _random(0, K, C, D), _random(1, K, W, D)
-  found = products.scores(left, right)
+  found = scores(left, right)
   for k in range(K):
     for i in range(C):
       for j in range(W):
@@ -41,12 +47,13 @@ def test_weighted_sums_add_up_the_rows_of_a_chunk():
       np.testing.assert_allclose(found[k, i], expected, atol=1e-5)
 
 
-def test_the_derivatives_of_scores_are_those_of_autodiff():
+@_SCORES
+def test_the_derivatives_of_scores_are_those_of_autodiff(scores):
   left, right = _random(0, K, C, D), _random(1, K, W, D)
   slopes = _random(2, K, C, W)
 
   def ours(left, right):
-    return jnp.sum(slopes * products.scores(left, right))
+    return jnp.sum(slopes * scores(left, right))
 
   def plain(left, right):
     return jnp.sum(slopes * jnp.einsum('kcd,kwd->kcw', left, right))
