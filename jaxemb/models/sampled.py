@@ -61,8 +61,8 @@ class Outputs:
     ids = jnp.concatenate([centers, draws], 1)
     # The center itself, and what its chunk draws.
     places = jnp.arange(ids.size).reshape(ids.shape)
-    both = places[:, : spec.chunk, None], places[:, None, spec.chunk :]
-    both = both[0], jnp.broadcast_to(both[1], weights.shape)
+    drawn = jnp.broadcast_to(places[:, None, spec.chunk :], weights.shape)
+    both = places[:, : spec.chunk, None], drawn
     all_weights = jnp.concatenate(
       [jnp.ones_like(weights[..., :1]), -weights], 2
     )

@@ -7,9 +7,8 @@ s = v . u is labelled 1 for a pair from the corpus and 0 for a drawn one.
 import jax
 import jax.numpy as jnp
 
-MIN_LOG = (
-  -15.0
-)  # of a decision's chance, as the code of Tian et al. 2014 has it
+# Of a chance, the least logarithm, as the code of Tian et al. 2014 has it.
+MIN_LOG = -15.0
 
 
 @jax.custom_jvp
