@@ -218,6 +218,11 @@ def each_piece(
   """
   num = jnp.max(jnp.where(found.sizes > 0, jnp.arange(len(found.sizes)) + 1, 0))
 
+  # Once for all pieces: what the last one has beyond the slots.
+  found = Near(
+    *(jnp.pad(x, [(0, size.slots)] + [(0, 0)] * (x.ndim - 1)) for x in found)
+  )
+
   def step(state):
     first, carry = state
     following, piece = next_piece(found, lists, size, first)
@@ -230,13 +235,13 @@ def each_piece(
 def next_piece(
   found: Near, lists: targets.Lists, size: Room, first: jax.Array
 ) -> tuple[jax.Array, Piece]:
-  """The slots from `first` on that fit, and the first one behind them."""
+  """The slots from `first` on that fit, and the first one behind them.
 
-  def of_piece(x):
-    pads = [(0, size.slots)] + [(0, 0)] * (x.ndim - 1)
-    return jax.lax.dynamic_slice_in_dim(jnp.pad(x, pads), first, size.slots)
-
-  some = Near(*map(of_piece, found))
+  There must be as many as a piece has from `first` on, if only as padding.
+  """
+  some = Near(
+    *(jax.lax.dynamic_slice_in_dim(x, first, size.slots) for x in found)
+  )
   fits = jnp.cumsum(num_tiles(some.sizes)) <= size.tiles
   some = Near(
     some.centers,
