@@ -129,12 +129,6 @@ def _check_senses(
       f'config.strategy.min_seen={config.strategy.min_seen} means nothing with '
       "config.model.name='mixture', whose words all stay; leave it out"
     )
-  if config.strategy.name == 'partition' and config.strategy.merge != 'none':
-    raise errors.UserError(
-      f'config.strategy.merge={config.strategy.merge!r} does not know which '
-      "senses of sub-models are the same, with config.model.name='mixture'; "
-      'give --config.strategy.merge=none'
-    )
 
 
 def _check_partition(config: ml_collections.ConfigDict) -> None:

@@ -4,8 +4,10 @@
 
 A PART is what `jaxemb.load` reads (a workdir, an export folder, a word2vec,
 GloVe or .vec file), or a folder of orbax checkpoints with a vocab.txt in or
-around it. Vocabularies and dimensions may differ. FOLDER gets an export/ like
-that of a run, and merge.json: figures of each part, and all that was warned of.
+around it. Vocabularies and dimensions may differ. Where words have several
+vectors (config.model.name=mixture), it is found out which senses of the parts
+are the same. FOLDER gets an export/ like that of a run, and merge.json: figures
+of each part, and all that was warned of.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxemb import errors, hosts
-from jaxemb.storage import atomic, word2vec_format
+from jaxemb.storage import atomic, sense_files, word2vec_format
 
 # Flags that the other methods have no use for.
 _OF_ALIR = (
@@ -49,7 +51,8 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
   import jax
 
   from jaxemb import mesh as mesh_lib
-  from jaxemb.merging import combine, sources
+  from jaxemb import sense_tables
+  from jaxemb.merging import combine, senses, sources
 
   started = time.monotonic()
   output = pathlib.Path(flags.output).expanduser()
@@ -73,7 +76,7 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     )
     read_secs = time.monotonic() - started
     mesh = mesh_lib.make(mesh_lib.Shape(len(jax.devices()), 1))
-    merged = combine.merge(
+    merged = senses.merge(
       parts, spec, mesh, scratch / 'merged', flags.skip_bad, _Progress()
     )
     report = merged.report | {'read_secs': read_secs}
@@ -83,11 +86,14 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     for line in report['warnings']:
       print(f'warning: {line}', file=sys.stderr)
     exported = time.monotonic()
-    # Tables of an earlier merge would not have these words.
+    # Tables and senses of an earlier merge would not have these words.
     shutil.rmtree(output / 'tables', ignore_errors=True)
+    sense_files.remove(output / 'export')
     word2vec_format.export(
       output / 'export', merged.words, merged.vectors, merged.counts
     )
+    if merged.senses is not None:
+      sense_tables.write(output / 'export', merged.senses)
     if merged.others:
       os.replace(scratch / 'merged' / 'tables', output / 'tables')
     report |= {
@@ -163,10 +169,24 @@ def _table(report: dict[str, Any]) -> str:
     if x['residual'] is not None:
       line += f'{x["residual"]:10.3f}{x["agreement"]:11.3f}'
     lines.append(line)
+  if 'senses' in report:
+    lines += _told_senses(report['senses'])
   if report['displacements']:
     moved = ' '.join(f'{x:.1e}' for x in report['displacements'])
     lines.append(f'displacement of each iteration: {moved}')
   return '\n'.join(lines)
+
+
+def _told_senses(found: dict[str, Any]) -> list[str]:
+  """A line on which senses were the same."""
+  line = f'senses: {found["words"]:,} words have several'
+  if found['cosine_matched'] is not None:
+    line += (
+      f'; mean cosine of those that were made one '
+      f'{found["cosine_matched"]:.3f}, in the order of the parts '
+      f'{found["cosine_in_order"]:.3f}'
+    )
+  return [line]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

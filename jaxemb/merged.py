@@ -4,6 +4,7 @@ The sub-models are merged from their folders, as `python -m jaxemb.merge` does
 with those of several machines: it does not matter who has trained them.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import numpy as np
 
 from jaxemb import build, errors, metrics, report, results
 from jaxemb.data import vocab
+from jaxemb.evaluation import senses as senses_lib
 from jaxemb.ops import rounding
 
 _WORDS_COUNTED = (
@@ -25,8 +27,9 @@ class Merged(NamedTuple):
   """The model that was made of the sub-models."""
 
   vocabulary: vocab.Vocabulary
-  vectors: np.ndarray  # [vocab, dim] float32
+  vectors: np.ndarray  # [vocab, dim] float32, or of senses
   report: dict[str, Any]
+  senses: senses_lib.Senses | None = None
 
 
 def totals(found: Sequence[Mapping[str, Any]]) -> metrics.Totals:
@@ -83,17 +86,55 @@ def _merge(
 ) -> Merged:
   """One model of the words that any sub-model has, the most frequent first."""
   from jaxemb.merging import combine
+  from jaxemb.merging import senses as merging_senses
 
   opened = [_open(folder) for folder in folders]
   if len(opened) == 1:
     only = opened[0]
     figures = {'merge_secs': 0.0, 'warnings': []}
+    if only.senses is not None:
+      return _of_senses(parts, config.table.dtype, only.senses, figures)
     return _in_order(parts, only.words, only.vectors.open(), figures)
   spec = combine.Spec(method=config.strategy.merge)
-  found = combine.merge(opened, spec, parts.mesh)
+  found = merging_senses.merge(opened, spec, parts.mesh)
   for line in found.report['warnings']:
     metrics.LOG.warning('%s', line)
+  if found.senses is not None:
+    return _of_senses(parts, config.table.dtype, found.senses, found.report)
   return _in_order(parts, found.words, found.vectors, found.report)
+
+
+def _ids(parts: build.Parts, words: Sequence[str]) -> np.ndarray:
+  """[words] int, their places in the vocabulary."""
+  everything = parts.corpus.vocabulary
+  ids = {word: i for i, word in enumerate(everything.words)}
+  foreign = next((word for word in words if word not in ids), None)
+  if foreign is not None:
+    raise errors.UserError(
+      f'a sub-model has a word that the text has not, {foreign!r}: it is of '
+      'another text; merge with python -m jaxemb.merge'
+    )
+  return np.array([ids[word] for word in words])
+
+
+def _of_senses(
+  parts: build.Parts,
+  dtype: str,
+  found: senses_lib.Senses,
+  figures: dict[str, Any],
+) -> Merged:
+  """Words as they are: sub-models keep them all, in the order of the corpus."""
+  ids = _ids(parts, found.words)
+  counts = parts.corpus.vocabulary.counts[ids]
+  vectors = np.asarray(found.vectors)
+  # As `vectors.npy` has them.
+  kept = rounding.decode_on_host(rounding.encode_on_host(vectors, dtype), dtype)
+  return Merged(
+    vocab.Vocabulary(found.words, counts),
+    vectors,
+    figures,
+    dataclasses.replace(found, counts=counts, vectors=kept),
+  )
 
 
 def _in_order(
@@ -103,15 +144,7 @@ def _in_order(
   figures: dict[str, Any],
 ) -> Merged:
   """Words in the order of the corpus, and with its counts."""
-  everything = parts.corpus.vocabulary
-  ids = {word: i for i, word in enumerate(everything.words)}
-  foreign = next((word for word in words if word not in ids), None)
-  if foreign is not None:
-    raise errors.UserError(
-      f'a sub-model has a word that the text has not, {foreign!r}: it is of '
-      'another text; merge with python -m jaxemb.merge'
-    )
-  rows = np.array([ids[word] for word in words])
+  everything, rows = parts.corpus.vocabulary, _ids(parts, words)
   order = np.argsort(rows)
   vocabulary = vocab.Vocabulary(
     [words[i] for i in order], everything.counts[rows[order]]
@@ -173,4 +206,5 @@ def write(
     totals,
     table_bytes,
     more,
+    merged.senses,
   )

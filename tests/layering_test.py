@@ -59,7 +59,15 @@ ONLY = {
   'evaluation': {'errors', 'ops', 'spelling'},
   'models': {'ops', 'tables'},
   'reporting': {'evaluation'},
-  'merging': {'embeddings', 'errors', 'hosts', 'ops', 'storage', 'tables'},
+  'merging': {
+    'embeddings',
+    'errors',
+    'evaluation',
+    'hosts',
+    'ops',
+    'storage',
+    'tables',
+  },
   'strategies': {'hlo', 'ops', 'mesh', 'tables', 'models'},
   'main': {'arguments', 'config', 'errors', 'processes', 'train'},
   '': {'embeddings'},  # jaxemb/__init__.py

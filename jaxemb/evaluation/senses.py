@@ -34,6 +34,7 @@ from jaxemb.evaluation import benchmarks
 from jaxemb.ops import huffman
 
 MEASURES = ('MaxSimC', 'AvgSimC', 'AvgSim', 'MaxSim', 'single')
+_OF_CONTEXTS = ('MaxSimC', 'AvgSimC')
 _TOKEN = re.compile(r'[^\W_]+')
 
 
@@ -47,8 +48,9 @@ class Senses:
     starts: [vocab + 1] int64: senses of word i are rows starts[i]..
     vectors: [rows, dim] float32.
     priors: [rows] float32, of a word's senses they sum to 1.
-    outputs: [vocab or vocab - 1, dim] float32, of words or of inner nodes.
-    loss: 'negative_sampling' or 'hierarchical_softmax'.
+    outputs: [vocab or vocab - 1, dim] float32, of words or of inner nodes;
+      None = there are none, as merges may leave none: only priors are known.
+    loss: 'negative_sampling' or 'hierarchical_softmax'; None without outputs.
     negatives: per pair, of negative sampling.
     window: that was trained with.
   """
@@ -58,8 +60,8 @@ class Senses:
   starts: np.ndarray
   vectors: np.ndarray
   priors: np.ndarray
-  outputs: np.ndarray
-  loss: str
+  outputs: np.ndarray | None
+  loss: str | None
   negatives: int
   window: int
 
@@ -83,14 +85,7 @@ class Senses:
 
   def names(self) -> list[str]:
     """[rows] names: the word, or `word#sense` where it has several."""
-    sizes = np.diff(self.starts)
-    names = []
-    for word, size in zip(self.words, sizes.tolist(), strict=True):
-      stem = word
-      while size > 1 and f'{stem}#0' in self.index:
-        stem += '#'  # a word of the text has that name
-      names += [word] if size == 1 else [f'{stem}#{k}' for k in range(size)]
-    return names
+    return row_names(self.words, self.starts)
 
   def mean_vectors(self) -> np.ndarray:
     """[vocab, dim] float32: means of senses, weighted by priors."""
@@ -127,9 +122,18 @@ class Senses:
     """[senses] float64, p(k | w, c); without context, the priors."""
     logs = np.log(np.maximum(self.priors[self.rows(word)], 1e-30))
     if len(context) and len(logs) > 1:
+      self._check_outputs()
       logs = logs + self.log_likelihoods(word, context).sum(1)
     chances = np.exp(logs - logs.max())
     return chances / chances.sum()
+
+  def _check_outputs(self) -> None:
+    if self.outputs is None:
+      raise errors.UserError(
+        'these vectors came without outputs (outputs.npy), so that a sentence '
+        'does not tell which sense is meant; merge.json of their merge says '
+        'why, the parts of it can tell'
+      )
 
   def context(
     self, tokens: Sequence[str], position: int, window: int = 0
@@ -169,10 +173,27 @@ class Senses:
     check_position(tokens, position)
     word = tokens[position]
     word = word if word in self.index else word.lower()
+    self._check_outputs()
     if word not in self.index:
       raise spelling.UnknownWordError(word, self.words)
     context = self.context(tokens, position, window)
     return self.posterior(self.index[word], context)
+
+
+def row_names(words: Sequence[str], starts: np.ndarray) -> list[str]:
+  """[rows] names: the word, or `word#sense` where it has several.
+
+  Args:
+    words: [vocab].
+    starts: [vocab + 1] int, first row of each.
+  """
+  names, known = [], set(words)
+  for word, size in zip(words, np.diff(starts).tolist(), strict=True):
+    stem = word
+    while size > 1 and f'{stem}#0' in known:
+      stem += '#'  # a word of the text has that name
+    names += [word] if size == 1 else [f'{stem}#{k}' for k in range(size)]
+  return names
 
 
 class Question(NamedTuple):
@@ -244,6 +265,7 @@ def similarities(
     window: known words on each side that count; 0 = as in training.
   """
   found = np.full((len(questions), len(MEASURES)), np.nan)
+  has_outputs = senses.outputs is not None
   for i, question in enumerate(questions):
     index = [senses.index.get(w.lower()) for w in question.words]
     index = [
@@ -260,7 +282,7 @@ def similarities(
       vectors = senses.vectors[rows].astype(np.float64)
       lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
       units.append(vectors / np.maximum(lengths, 1e-30))
-      context = senses.context(text, position, window)
+      context = senses.context(text, position, window) if has_outputs else ()
       chances.append(senses.posterior(word, context))
       means.append(senses.priors[rows] @ vectors)
     cosines = units[0] @ units[1].T
@@ -283,6 +305,8 @@ def evaluate(
 ) -> dict[str, dict]:
   """Scores of every measure, shaped as those of `words.evaluate`.
 
+  Without outputs, of those that do not look at contexts.
+
   Args:
     senses: the vectors.
     path: of an SCWS file.
@@ -296,6 +320,8 @@ def evaluate(
   is_found = ~np.isnan(found[:, 0])
   results = {}
   for name, cosines in zip(MEASURES, found.T, strict=True):
+    if senses.outputs is None and name in _OF_CONTEXTS:
+      continue
     pairs = ratings[is_found], cosines[is_found]
     is_defined = all(len(set(x.tolist())) > 1 for x in pairs)
     score = float(stats.spearmanr(*pairs)[0]) if is_defined else None

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxemb import errors, hosts
+from jaxemb.evaluation import senses as senses_lib
 from jaxemb.merging import align_words, passes, quality, tables
 from jaxemb.merging import parts as parts_lib
 from jaxemb.ops import align
@@ -77,6 +78,7 @@ class Merged(NamedTuple):
       of; none for Concat.
     outer: [dim, dim] float64, from there to the result; none for Concat.
     report: JSON-ready figures, and `warnings`, a line each.
+    senses: whose rows these are, if words have several.
   """
 
   words: list[str]
@@ -86,6 +88,7 @@ class Merged(NamedTuple):
   rotations: list[np.ndarray]
   outer: np.ndarray | None
   report: dict[str, Any]
+  senses: senses_lib.Senses | None = None
 
 
 class _Made(NamedTuple):
@@ -118,10 +121,31 @@ def merge(
   Raises:
     errors.UserError: Parts that cannot be used or have no words in common.
   """
-  started, warnings = time.monotonic(), []
-  parts, rms_norms, skipped = _usable(parts, skip_bad)
-  warnings += [f'left out: {x["reason"]}' for x in skipped]
-  union = parts_lib.unite(parts)
+  usable = parts_lib.usable(parts, skip_bad)
+  return merge_usable(usable, spec, mesh, folder, progress)
+
+
+def merge_usable(
+  usable: parts_lib.Usable,
+  spec: Spec,
+  mesh: jax.sharding.Mesh,
+  folder: pathlib.Path | None,
+  progress: passes.Progress,
+  names: Sequence[str] | None = None,
+) -> Merged:
+  """Merges parts that have been looked at.
+
+  Args:
+    usable: the parts.
+    spec: how to merge.
+    mesh: devices to work on.
+    folder: where to write the result; None = it stays in memory.
+    progress: see `merge`.
+    names: words in the order that is wanted, see `parts.unite`.
+  """
+  parts, rms_norms, skipped, started = usable
+  warnings = [f'left out: {x["reason"]}' for x in skipped]
+  union = parts_lib.unite(parts, names)
   has = union.rows >= 0
   by_counts, more = _by_counts(parts, spec, union)
   warnings += more
@@ -220,29 +244,6 @@ def _report(
   return report, warnings
 
 
-def _usable(
-  parts: Sequence[parts_lib.Part], skip_bad: bool
-) -> tuple[list[parts_lib.Part], list[float], list[dict[str, str]]]:
-  """The parts that can be used, their scale, and those left out."""
-  used, rms_norms, skipped = [], [], []
-  for part in parts:
-    try:
-      rms_norms.append(parts_lib.check(part))
-      used.append(part)
-    except errors.UserError as error:
-      if not skip_bad:
-        raise errors.UserError(
-          f'{error}; make that part again, or go on without it: --skip-bad'
-        ) from error
-      skipped.append({'name': part.name, 'reason': str(error)})
-  if len(used) < 2:
-    raise errors.UserError(
-      f'there is nothing to merge: {len(used)} of {len(parts)} part(s) can be '
-      'used; give two or more' + ''.join(f'; {x["reason"]}' for x in skipped)
-    )
-  return used, rms_norms, skipped
-
-
 def _dim(parts: Sequence[parts_lib.Part], spec: Spec) -> int:
   """Numbers per vector of the result."""
   dims = [part.dim for part in parts]
@@ -258,11 +259,12 @@ def _dim(parts: Sequence[parts_lib.Part], spec: Spec) -> int:
     raise errors.UserError(
       f'--dim={spec.dim} is more than the parts have, {most:,}; give less'
     )
-  _check_columns(dims)
+  check_columns(dims)
   return spec.dim or max(dims)
 
 
-def _check_columns(dims: Sequence[int]) -> None:
+def check_columns(dims: Sequence[int]) -> None:
+  """Raises a `UserError` for more dimensions than can be compared."""
   if sum(dims) > MAX_COLUMNS:
     raise errors.UserError(
       f'the parts have {sum(dims):,} dimensions in all, and {MAX_COLUMNS:,} '

@@ -7,12 +7,14 @@ before does not count as memory of this process.
 import dataclasses
 import itertools
 import pathlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.evaluation import senses as senses_lib
 
 _BLOCK_ROWS = 65_536
 
@@ -66,6 +68,11 @@ class Part(NamedTuple):
   # Rows of the same words that go with the vectors, by name: the context table
   # and the state of the row optimizers, see `merging.tables`.
   others: Mapping[str, Rows] = {}
+  # [words] float, how much it has to say about each word beside other parts;
+  # None = as the counts have it, or as much as they.
+  votes: np.ndarray | None = None
+  # Whose rows these are, if words have several: `words` are names of rows.
+  senses: senses_lib.Senses | None = None
 
   @property
   def dim(self) -> int:
@@ -163,6 +170,45 @@ def _check_finite(part: Part, rows: Rows, what: str) -> float:
   return total
 
 
+class Usable(NamedTuple):
+  """Parts that can be merged."""
+
+  parts: list[Part]
+  rms_norms: list[float]  # see `check`
+  skipped: list[dict[str, str]]  # {'name', 'reason'} of those left out
+  started: float  # when looking began, by `time.monotonic`
+
+
+def usable(parts: Sequence[Part], skip_bad: bool) -> Usable:
+  """The parts that can be used.
+
+  Args:
+    parts: all.
+    skip_bad: whether to go on without those that cannot be.
+
+  Raises:
+    errors.UserError: One cannot be used, or fewer than two are left.
+  """
+  started = time.monotonic()
+  used, rms_norms, skipped = [], [], []
+  for part in parts:
+    try:
+      rms_norms.append(check(part))
+      used.append(part)
+    except errors.UserError as error:
+      if not skip_bad:
+        raise errors.UserError(
+          f'{error}; make that part again, or go on without it: --skip-bad'
+        ) from error
+      skipped.append({'name': part.name, 'reason': str(error)})
+  if len(used) < 2:
+    raise errors.UserError(
+      f'there is nothing to merge: {len(used)} of {len(parts)} part(s) can be '
+      'used; give two or more' + ''.join(f'; {x["reason"]}' for x in skipped)
+    )
+  return Usable(used, rms_norms, skipped, started)
+
+
 class Union(NamedTuple):
   """The words that any part has, the most frequent first."""
 
@@ -172,11 +218,15 @@ class Union(NamedTuple):
   has_counts: bool  # of all parts
 
 
-def unite(parts: Sequence[Part]) -> Union:
+def unite(parts: Sequence[Part], names: Sequence[str] | None = None) -> Union:
   """The words of all parts, by falling count.
 
   Where the counts of a part are not known, words are in the order of the rank
   that is best among its parts. Ties are in the order of first appearance.
+
+  Args:
+    parts: n parts.
+    names: all words in the order that is wanted; None = as above.
   """
   words = list(dict.fromkeys(itertools.chain(*(part.words for part in parts))))
   ids = dict(zip(words, range(len(words)), strict=True))
@@ -202,6 +252,10 @@ def unite(parts: Sequence[Part]) -> Union:
     ranks[found] = np.minimum(ranks[found], order)
   has_counts = all(part.counts is not None for part in parts)
   order = np.argsort(-counts if has_counts else ranks, kind='stable')
+  if names is not None:
+    wanted = (ids.get(name, -1) for name in names)
+    order = np.fromiter(wanted, np.int64, len(names))
+    order = order[order >= 0]
   # Words that no part has seen are nowhere.
   order = order[(rows[:, order] >= 0).any(0)]
   return Union(
@@ -219,7 +273,7 @@ def weights(
   """[b, n] float32, how much each part has to say about each word.
 
   A word weighs as much as it has parts; by counts, they share that as they saw
-  the word.
+  the word; or as their votes are, where parts have some.
 
   Args:
     parts: n parts.
@@ -227,10 +281,16 @@ def weights(
     by_counts: whether to use counts, which all parts have.
   """
   has = (rows >= 0).T.astype(np.float32)
-  if not by_counts:
+  votes = [
+    part.counts if by_counts and part.votes is None else part.votes
+    for part in parts
+  ]
+  if any(mine is None for mine in votes):
     return has
   seen = np.zeros(has.shape)
-  for i, part in enumerate(parts):
-    seen[:, i] = np.where(rows[i] >= 0, part.counts[np.maximum(rows[i], 0)], 0)
-  total = np.maximum(seen.sum(1, keepdims=True), 1)
+  for i, mine in enumerate(votes):
+    seen[:, i] = np.where(rows[i] >= 0, mine[np.maximum(rows[i], 0)], 0)
+  # Where nobody has anything to say, all have as much.
+  seen = np.where(seen.any(1, keepdims=True), seen, has)
+  total = np.maximum(seen.sum(1, keepdims=True), np.finfo(np.float64).tiny)
   return (seen / total * has.sum(1, keepdims=True)).astype(np.float32)

@@ -23,22 +23,22 @@ def few(names: Sequence[str]) -> str:
   return ', '.join(names[:3]) + more
 
 
-def _groups(shared: np.ndarray) -> list[list[int]]:
-  """Parts that hang together.
+def groups(shared: np.ndarray) -> list[list[int]]:
+  """Parts that hang together, by number.
 
   Args:
     shared: [n, n] bool, whether two of them do.
   """
   num = len(shared)
-  groups, left = [], set(range(num))
+  found, left = [], set(range(num))
   while left:
     group, new = set(), {min(left)}
     while new:
       group |= new
       new = {j for i in new for j in range(num) if shared[i][j]} - group
-    groups.append(sorted(group))
+    found.append(sorted(group))
     left -= group
-  return groups
+  return found
 
 
 def check_words(
@@ -62,9 +62,9 @@ def check_words(
       ]
     return []
   shared = np.array([[np.count_nonzero(a & b) for b in has] for a in has])
-  groups = _groups(shared > 0)
-  if len(groups) > 1:
-    apart = ' | '.join(few([names[i] for i in g]) for g in groups[:3])
+  found = groups(shared > 0)
+  if len(found) > 1:
+    apart = ' | '.join(few([names[i] for i in g]) for g in found[:3])
     raise errors.UserError(
       f'there is nothing to align on: no word of one of these is in another: '
       f'{apart}; give parts with words in common (check the case of letters)'
@@ -81,11 +81,11 @@ def check_words(
       )
   # Each part may be tied to some, and these to the others by hardly a word.
   dims = np.array([part.dim for part in parts])
-  groups = _groups(shared >= np.minimum.outer(dims, dims))
-  if not warnings and len(groups) > 1:
-    first = groups[0]
+  found = groups(shared >= np.minimum.outer(dims, dims))
+  if not warnings and len(found) > 1:
+    first = found[0]
     most = int(np.delete(shared[first], first, axis=1).max())
-    apart = ' | '.join(few([names[i] for i in g]) for g in groups[:3])
+    apart = ' | '.join(few([names[i] for i in g]) for g in found[:3])
     warnings.append(
       f'two parts of other groups of these share {most:,} words at most, fewer '
       f'than their dimensions: {apart}; groups may be turned to each other '

@@ -14,12 +14,6 @@ from jaxemb.storage import checkpoint, word2vec_format
 _ORBAX = ('_METADATA', 'manifest.ocdbt', '_CHECKPOINT_METADATA')
 
 
-_SENSES = (
-  '{} has vectors of senses, and nobody knows which senses of two models are '
-  'the same; give vectors of words'
-)
-
-
 def open_all(
   paths: Sequence[str],
   scratch: pathlib.Path,
@@ -80,8 +74,8 @@ def open_part(
   from jaxemb import embeddings
 
   loaded = embeddings.load(path)
-  if loaded.sense_table is not None:
-    raise errors.UserError(_SENSES.format(path))
+  if with_tables and loaded.sense_table is not None:
+    _refuse_tables(path)
   rows = parts.of_array(loaded.vectors)
   if not rows.is_file:
     rows = parts.spooled(loaded.vectors, scratch, 'vectors')
@@ -91,7 +85,16 @@ def open_part(
   counts = loaded.counts
   if counts is not None and np.all(counts == 1):
     counts = None  # as merges write where they are not known
-  return parts.Part(str(path), loaded.index_to_key, rows, counts, others)
+  if loaded.sense_table is not None and _is_submodel(home):
+    counts = _seen(home, loaded.index_to_key)
+  return parts.Part(
+    str(path),
+    loaded.index_to_key,
+    rows,
+    counts,
+    others,
+    senses=loaded.sense_table,
+  )
 
 
 def has_tables(path: pathlib.Path | str) -> bool:
@@ -114,12 +117,36 @@ def _is_tree(settings: Any) -> bool:
 def _check_model(path: pathlib.Path, with_tables: bool) -> None:
   settings = _of_run(path) if path.is_dir() else None
   if settings and settings['model'].get('name') == 'mixture':
-    raise errors.UserError(_SENSES.format(path))
+    if with_tables:
+      _refuse_tables(path)
+    if _is_checkpoint(path):
+      raise errors.UserError(
+        f'{path} is a checkpoint of config.model.name=mixture, which does not '
+        'say whose the senses are; give the folder of the run or its export'
+      )
   if with_tables and _is_tree(settings):
     raise errors.UserError(
       f'{path} was trained with config.model.loss=hierarchical_softmax, whose '
       'other table is not one of words; leave out --trainable'
     )
+
+
+def _refuse_tables(path: pathlib.Path) -> None:
+  raise errors.UserError(
+    f'{path} has vectors of senses, which training cannot start from; leave '
+    'out --trainable'
+  )
+
+
+def _seen(folder: pathlib.Path, names: Sequence[str]) -> np.ndarray:
+  """[rows] int64, how often a sub-model saw each word of its export."""
+  words, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
+  if words != list(names):
+    raise errors.UserError(
+      f'{folder}/vocab.txt does not have the {len(names):,} rows of the export '
+      'beside it; remove the folder and train that sub-model anew'
+    )
+  return counts
 
 
 def _home(path: pathlib.Path) -> pathlib.Path:

@@ -2,7 +2,7 @@
 
 priors.txt     `word sense prior` lines, in the order of the rows
 outputs.npy    [vocab or vocab - 1, dim] float32, see `evaluation.senses`
-senses.json    what the model was trained with
+senses.json    what the model was trained with; no outputs.npy if loss is null
 dmwe.txt       the text format of Microsoft's distributed_skipgram_mixture:
                `vocab rows dim`; of each word `word senses`, then a line
                `prior v1 v2 ...` for each of its senses
@@ -28,13 +28,19 @@ class Stored(NamedTuple):
   words: list[str]
   starts: np.ndarray  # [vocab + 1] int64, first row of each word
   priors: np.ndarray  # [rows] float32
-  outputs: np.ndarray  # [n, dim] float32
+  outputs: np.ndarray | None  # [n, dim] float32; None without facts['loss']
   facts: dict[str, Any]  # of senses.json
 
 
 def has(folder: pathlib.Path) -> bool:
   """Whether vectors in a folder are those of senses."""
   return (folder / 'senses.json').exists()
+
+
+def remove(folder: pathlib.Path) -> None:
+  """Removes all files, if they are there."""
+  for name in ('senses.json', *FILES, 'dmwe.txt'):
+    (folder / name).unlink(missing_ok=True)
 
 
 def write(folder: pathlib.Path, stored: Stored, vectors: np.ndarray) -> None:
@@ -49,8 +55,11 @@ def write(folder: pathlib.Path, stored: Stored, vectors: np.ndarray) -> None:
     errors.UserError: A file cannot be written.
   """
   starts = stored.starts.tolist()
-  with atomic.write(folder / 'outputs.npy') as file:
-    np.save(file, np.ascontiguousarray(stored.outputs, '<f4'))
+  if stored.outputs is None:
+    (folder / 'outputs.npy').unlink(missing_ok=True)
+  else:
+    with atomic.write(folder / 'outputs.npy') as file:
+      np.save(file, np.ascontiguousarray(stored.outputs, '<f4'))
   with atomic.write(folder / 'priors.txt') as file:
     for i, word in enumerate(stored.words):
       for row in range(starts[i], starts[i + 1]):
@@ -81,12 +90,14 @@ def read(folder: pathlib.Path, names: Sequence[str]) -> Stored:
   """
   try:
     facts = json.loads((folder / 'senses.json').read_text())
-    outputs = np.load(folder / 'outputs.npy', mmap_mode='r')
     text = (folder / 'priors.txt').read_text(encoding='utf-8')
     fields = [line.rsplit(' ', 2) for line in text.split('\n') if line]
     rows = [(word, int(k), float(prior)) for word, k, prior in fields]
     if not (isinstance(facts, dict) and facts.keys() >= _FACTS):
       raise ValueError(f'senses.json lacks one of {", ".join(sorted(_FACTS))}')
+    outputs = None
+    if facts['loss'] is not None:
+      outputs = np.load(folder / 'outputs.npy', mmap_mode='r')
   except (OSError, ValueError, EOFError) as error:
     raise errors.UserError(
       f'{folder}: {", ".join(FILES)} do not go together ({error}); export again'
@@ -97,7 +108,8 @@ def read(folder: pathlib.Path, names: Sequence[str]) -> Stored:
       f'{folder}: priors.txt has {len(rows)} lines, vocab.txt {len(names)}; '
       'export again'
     )
-  if outputs.ndim != 2 or len(outputs) not in (len(starts), len(starts) - 1):
+  sizes = (len(starts), len(starts) - 1)
+  if outputs is not None and (outputs.ndim != 2 or len(outputs) not in sizes):
     raise errors.UserError(
       f'{folder}: outputs.npy has the form {outputs.shape}, priors.txt '
       f'{len(starts)} words; export again'
