@@ -247,6 +247,58 @@ def test_merged_again_in_another_way(cache, together, tmp_path):
   assert told['merge']['method'] == 'concat' and told['dim'] == 48
 
 
+def test_sub_models_of_senses_are_merged(cache, tmp_path, capsys):
+  settings = {
+    'model.name': 'mixture',
+    'model.loss': 'hierarchical_softmax',
+    'optimizer.name': 'adagrad',
+    'senses.top_n': 20,
+    'senses.number': 3,
+    'strategy.min_seen': 1,
+    'strategy.num_parts': 2,
+    'eval.paths': '',
+  }
+  workdir = tmp_path / 'run'
+  assert _train(_config(cache, **settings), workdir) == 0
+  told = json.loads((workdir / 'report.json').read_text())
+  found, loaded = told['merge']['senses'], jaxemb.load(workdir)
+  assert found['words'] == found['matched_words'] == 20
+  assert (
+    found['cosine_matched'] >= found['cosine_in_order'] and found['outputs']
+  )
+  assert 'senses MaxSimC' in told['evaluation']
+  parts = [jaxemb.load(workdir / f'parts/0{i}') for i in range(2)]
+  table = loaded.sense_table
+  assert table.words == parts[0].sense_table.words
+  assert table.counts.tolist() == parts[0].sense_table.counts.tolist()
+  word = table.words[0]
+  assert len(loaded.senses(word)) == len(loaded.disambiguate(word, 0)) == 3
+  sums = np.add.reduceat(table.priors, table.starts[:-1])
+  np.testing.assert_allclose(sums, 1, 1e-5)
+  # Weighted by how often each part read a word, not by what all read.
+  seen = [
+    np.array(word2vec_format.read_vocab(workdir / f'parts/0{i}/vocab.txt')[1])
+    for i in range(2)
+  ]
+  shares = np.array([x[0] for x in seen]) / (seen[0][0] + seen[1][0])
+  means = [np.sort(x.sense_table.priors[:3]) for x in parts]
+  assert shares[0] != 0.5
+  largest = shares @ [x[-1] for x in means]
+  assert loaded.sense_table.priors[:3].max() <= largest + 1e-6
+  # The same from the folders; not what training would go on with.
+  argv = [str(workdir / 'parts/00'), str(workdir / 'parts/01')]
+  assert merge.main([*argv, f'--output={tmp_path}/m']) == 0
+  again = jaxemb.load(tmp_path / 'm')
+  np.testing.assert_array_equal(again.vectors, loaded.vectors)
+  np.testing.assert_array_equal(again.sense_table.priors, table.priors)
+  capsys.readouterr()
+  assert merge.main([*argv, f'--output={tmp_path}/m', '--trainable']) == 2
+  assert 'leave out --trainable' in capsys.readouterr().err
+  argv[0] += '/checkpoints'
+  assert merge.main([*argv, f'--output={tmp_path}/m']) == 2
+  assert 'whose the senses are' in capsys.readouterr().err
+
+
 def _terminate():
   signal.raise_signal(signal.SIGTERM)
 

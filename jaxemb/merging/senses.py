@@ -197,15 +197,15 @@ def _match(
   moved, figures = 0, [np.zeros((2, 0))]
   for size in np.unique(sizes[is_open]).tolist():
     chosen = np.flatnonzero(is_open & (sizes == size))
-    each = max(_BLOCK_BYTES // (8 * len(parts) * size * dim), 1)
+    each = max(_BLOCK_BYTES // match.num_bytes(len(parts), size, dim), 1)
     for block in np.array_split(chosen, -(-len(chosen) // each)):
       progress('matching senses', done, int(is_open.sum()))
-      at, z = _block(parts, tables, words, rotations, block, size)
-      found = match.match(z, words.votes[:, block].T)
+      at, pairs = _block(parts, tables, words, rotations, block, size)
+      found = match.match(pairs, words.votes[:, block].T)
       rounds, done = max(rounds, found.rounds), done + len(block)
       straight = np.broadcast_to(np.arange(size), found.places.shape)
       figures.append(
-        np.stack([match.cosines(z, p) for p in (found.places, straight)])
+        np.stack([match.cosines(pairs, p) for p in (found.places, straight)])
       )
       for i, mine in enumerate(at):
         has = mine >= 0
@@ -238,8 +238,8 @@ def _block(
   rotations: Sequence[np.ndarray],
   block: np.ndarray,
   size: int,
-) -> tuple[list[np.ndarray], np.ndarray]:
-  """[b, K] int rows of each part, -1 = none; [b, n, K, dim] z."""
+) -> tuple[list[np.ndarray], match.Compared]:
+  """[b, K] int rows of each part, -1 = none; and pairs of senses."""
   rows = np.zeros((len(block), len(parts), size, rotations[0].shape[1]))
   priors, at = np.zeros(rows.shape[:3]), []
   for i, (part, table) in enumerate(zip(parts, tables, strict=True)):
@@ -253,7 +253,7 @@ def _block(
     rows[:, i] = turned.reshape(*found.shape, -1)
     priors[:, i] = np.where(is_here, table.priors[np.maximum(found, 0)], 0)
     at.append(found)
-  return at, match.scaled(rows, priors, words.votes[:, block].T)
+  return at, match.compare(rows, priors, words.votes[:, block].T)
 
 
 def _renamed(
@@ -284,14 +284,14 @@ def _priors(
   words: sense_words.Words,
   targets: Sequence[np.ndarray],
 ) -> np.ndarray:
-  """[rows] float64, averages weighted by votes."""
+  """[rows] float64, averages over the parts, weighted by votes."""
   total = np.zeros(words.starts[-1])
   for i, (table, mine) in enumerate(zip(tables, targets, strict=True)):
     by_word = sense_words.of_part(words.votes[i], words.rows[i], table)
     by_row = np.repeat(by_word, np.diff(table.starts))
     has = mine >= 0
     total[mine[has]] += by_row[has] * table.priors[has]
-  return total
+  return total / np.repeat(words.votes.sum(0), np.diff(words.starts))
 
 
 def _whole(
@@ -307,12 +307,13 @@ def _whole(
   owners = np.repeat(np.arange(len(sizes)), sizes)[kept]
   left = np.bincount(owners, minlength=len(sizes))
   is_left, starts = left > 0, np.append(0, np.cumsum(left[left > 0]))
-  sums = np.add.reduceat(priors[kept], starts[:-1])
-  sizes = np.diff(starts)
-  sums, mine = np.repeat(sums, sizes), priors[kept]
-  # Of no use, but a sum of 1 all the same.
-  even = 1 / np.repeat(sizes, sizes)
-  mine = np.where(sums > 0, mine / np.where(sums > 0, sums, 1), even)
+  left, mine = left[is_left], priors[kept]
+  # Of words that have lost senses, what is left sums to 1 again.
+  has_lost = np.repeat(left < sizes[is_left], left)
+  sums = np.repeat(np.add.reduceat(mine, starts[:-1]), left)
+  shares = mine / np.where(sums > 0, sums, 1)
+  shares = np.where(sums > 0, shares, 1 / np.repeat(left, left))
+  mine = np.where(has_lost, shares, mine)
   windows = [x.senses.window for x in parts if x.senses is not None]
   return senses_lib.Senses(
     [words.names[i] for i in np.flatnonzero(is_left).tolist()],

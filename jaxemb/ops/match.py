@@ -4,21 +4,19 @@ Sense k of a word in part i is x_ik [dim], in a space that the parts share, with
 a prior p_ik; c_i is how much part i has to say about the word. Each part's
 senses are permuted so that parts agree,
 
-  maximize sum_{i < j} sqrt(c_i c_j) sum_k sqrt(p_ik p_jk) cos(x_ik, x_jk)
+  maximize sum_{i < j} sqrt(c_i c_j) sum_k min(p_ik, p_jk) cos(x_ik, x_jk)
 
-the cosine of each pair that is made one, weighted by how often it is meant: two
-parts with the same senses and priors have sum_k .. = 1, which is the most there
-is. Cosines, because how long the vector of a sense is tells how often it was
-met. A sense that is hardly ever meant has learned hardly anything: it takes the
-place that is left.
+the cosine of each pair that is made one, weighted by how often both would mean
+it: two parts with the same senses and priors have sum_k .. = 1, which is the
+most there is. Cosines, because how long the vector of a sense is tells how
+often it was met, not what it means. A sense that is hardly ever meant has
+learned hardly anything: it takes the place that is left, and with the lesser of
+two priors for a weight it draws no other sense to itself, nor is drawn.
 
-With z_ik = sqrt(c_i p_ik) x_ik / |x_ik| these are products z_ik . z_jk, and
-what one part adds to the sum is an assignment of its senses to the sums of the
-others', S_k = sum_{j != i} z_jk. Parts join by falling c_i, then each is
-assigned anew until none moves (as in generalized Procrustes analysis, with
-permutations for rotations): every step adds to the sum, so that it ends.
-
-A part with fewer senses of a word than another has zeros for the others.
+What one part adds to the sum is an assignment problem. Parts join by falling
+c_i, then each is assigned anew until none moves, as in generalized Procrustes
+analysis with permutations for rotations: every step adds to the sum, so that it
+ends. A part with fewer senses of a word than another has zeros for the others.
 """
 
 from typing import NamedTuple
@@ -27,7 +25,14 @@ import numpy as np
 from scipy import optimize
 
 _MAX_ROUNDS = 20
-_ROUNDING = 1e-9  # of a gain, relative to the sum of all squares
+_ROUNDING = 1e-9  # of a gain, relative to the sum of all weights
+
+
+class Compared(NamedTuple):
+  """All pairs of senses of each word: of part i and sense k with j and m."""
+
+  weights: np.ndarray  # [b, n, K, n, K] float64; 0 where i = j
+  scores: np.ndarray  # the same times cosines
 
 
 class Matched(NamedTuple):
@@ -37,20 +42,34 @@ class Matched(NamedTuple):
   rounds: int  # until no part moved
 
 
-def scaled(
+def num_bytes(num_parts: int, num_senses: int, dim: int) -> int:
+  """Memory that `compare` takes for a word."""
+  return 8 * num_parts * num_senses * (3 * num_parts * num_senses + 2 * dim)
+
+
+def compare(
   rows: np.ndarray, priors: np.ndarray, votes: np.ndarray
-) -> np.ndarray:
-  """[b, n, K, dim] float64, z.
+) -> Compared:
+  """Weights and scores of all pairs of senses.
 
   Args:
     rows: [b, n, K, dim], x; zeros where there is no such sense.
     priors: [b, n, K].
     votes: [b, n], c; 0 = the part lacks the word.
   """
-  lengths = np.linalg.norm(rows, axis=-1)
-  scale = np.sqrt(np.maximum(priors, 0) * votes[..., None])
-  scale = np.where(lengths > 0, scale / np.where(lengths > 0, lengths, 1), 0)
-  return rows.astype(np.float64) * scale[..., None]
+  num_words, num_parts, num_senses, dim = rows.shape
+  lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
+  units = rows / np.where(lengths > 0, lengths, 1)
+  units = units.reshape(num_words, -1, dim).astype(np.float64)
+  has = (lengths[..., 0] > 0) & (votes[..., None] > 0)
+  chances = np.where(has, priors, 0).astype(np.float64)
+  weights = np.minimum(chances[:, :, :, None, None], chances[:, None, None])
+  roots = np.sqrt(votes)
+  weights *= roots[:, :, None, None, None] * roots[:, None, None, :, None]
+  own = np.arange(num_parts)
+  weights[:, own, :, own] = 0
+  cosines = units @ np.swapaxes(units, 1, 2)
+  return Compared(weights, weights * cosines.reshape(weights.shape))
 
 
 def assign(scores: np.ndarray) -> np.ndarray:
@@ -67,71 +86,82 @@ def assign(scores: np.ndarray) -> np.ndarray:
   return found
 
 
-def match(z: np.ndarray, votes: np.ndarray) -> Matched:
+def match(compared: Compared, votes: np.ndarray) -> Matched:
   """Permutes the senses of all parts, word by word.
 
   Args:
-    z: [b, n, K, dim] float64, see `scaled`.
+    compared: see `compare`.
     votes: [b, n], c.
 
   Returns:
-    Places; senses that all parts lack are anywhere behind.
+    Places; those of senses that a part lacks are whatever is left.
   """
-  num_words, num_parts, num_senses = z.shape[:3]
+  scores = compared.scores
+  num_words, num_parts, num_senses = scores.shape[:3]
   words = np.arange(num_words)
   order = np.argsort(-votes, 1, kind='stable')
   places = np.tile(np.arange(num_senses), (num_words, num_parts, 1))
-  limits = _ROUNDING * np.maximum(np.sum(z**2, (1, 2, 3)), 1e-300)
-  total = z[words, order[:, 0]].copy()
+  has_joined = np.zeros((num_words, num_parts))
+  has_joined[words, order[:, 0]] = 1
   for step in range(1, num_parts):
     part = order[:, step]
-    mine = z[words, part]
-    places[words, part] = assign(mine @ np.swapaxes(total, 1, 2))
-    total += _placed(mine, places[words, part])
-  moving, rounds = np.arange(num_words), 1
+    with_others = _with_others(scores[words, part], places, has_joined)
+    places[words, part] = assign(with_others)
+    has_joined[words, part] = 1
+  limits = _ROUNDING * compared.weights.sum((1, 2, 3, 4))
+  moving, rounds = words, 1
   while len(moving) and rounds < _MAX_ROUNDS and num_parts > 2:
     has_moved = np.zeros(len(moving), bool)
     for step in range(num_parts):
       part = order[moving, step]
-      mine, old = z[moving, part], places[moving, part]
-      others = total[moving] - _placed(mine, old)
-      scores = mine @ np.swapaxes(others, 1, 2)
-      new = assign(scores)
-      gains = _sums(scores, new) - _sums(scores, old)
+      old = places[moving, part]
+      with_others = _with_others(
+        scores[moving, part], places[moving], has_joined[moving]
+      )
+      new = assign(with_others)
+      gains = _sums(with_others, new) - _sums(with_others, old)
       moves = gains > limits[moving]
-      new = np.where(moves[:, None], new, old)
-      places[moving, part] = new
-      total[moving] = others + _placed(mine, new)
+      places[moving, part] = np.where(moves[:, None], new, old)
       has_moved |= moves
     moving, rounds = moving[has_moved], rounds + 1
   return Matched(places, rounds)
 
 
-def total(z: np.ndarray, places: np.ndarray) -> np.ndarray:
-  """[b] float64, the sum over pairs of parts that `match` maximizes.
+def total(pairs: np.ndarray, places: np.ndarray) -> np.ndarray:
+  """[b] float64, sum over the pairs that are made one.
 
   Args:
-    z: [b, n, K, dim] float64.
+    pairs: [b, n, K, n, K], `Compared.scores` for what `match` maximizes.
     places: [b, n, K] int.
   """
-  placed = np.empty_like(z)
-  np.put_along_axis(placed, places[..., None], z, 2)
-  squares = np.sum(placed.sum(1) ** 2, (1, 2))
-  return (squares - np.sum(z**2, (1, 2, 3))) / 2
+  num_words, num_parts = places.shape[:2]
+  everyone, found = np.ones((num_words, num_parts)), np.zeros(num_words)
+  for i in range(num_parts):
+    with_others = _with_others(pairs[:, i], places, everyone)
+    found += _sums(with_others, places[:, i]) / 2
+  return found
 
 
-def cosines(z: np.ndarray, places: np.ndarray) -> np.ndarray:
+def cosines(compared: Compared, places: np.ndarray) -> np.ndarray:
   """[b] float64, mean cosine of senses that are made one, weighted as there."""
-  lengths = np.linalg.norm(z, axis=-1, keepdims=True)
-  weights = total(lengths, places)
-  return total(z, places) / np.where(weights > 0, weights, 1)
+  weights = total(compared.weights, places)
+  found = total(compared.scores, places)
+  return found / np.where(weights > 0, weights, 1)
 
 
-def _placed(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-  """[b, K, dim], each sense where it belongs."""
-  placed = np.empty_like(rows)
-  np.put_along_axis(placed, places[..., None], rows, 1)
-  return placed
+def _with_others(
+  scores: np.ndarray, places: np.ndarray, has_joined: np.ndarray
+) -> np.ndarray:
+  """[b, K, K], of each sense of a part with each of the result.
+
+  Args:
+    scores: [b, K, n, K], of the part.
+    places: [b, n, K], of all.
+    has_joined: [b, n], 1 for parts that count.
+  """
+  senses = np.argsort(places, -1)[:, None]  # of each place
+  placed = np.take_along_axis(scores, senses, -1)
+  return np.sum(placed * has_joined[:, None, :, None], 2)
 
 
 def _sums(scores: np.ndarray, places: np.ndarray) -> np.ndarray:

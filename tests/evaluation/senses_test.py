@@ -1,12 +1,11 @@
 """Posteriors, scores in contexts, files and queries of senses."""
 
 import dataclasses
-import shutil
 
 import numpy as np
 import pytest
 
-from jaxemb import embeddings, errors, merge, query, sense_tables
+from jaxemb import embeddings, errors, query, sense_tables
 from jaxemb.evaluation import senses
 from jaxemb.ops import huffman
 from jaxemb.reporting import senses as section
@@ -157,11 +156,26 @@ def test_benchmarks_are_of_words(folder, tmp_path):
   assert found == loaded.of_words().evaluate_word_pairs(pairs)
 
 
-def test_senses_are_not_merged(folder, tmp_path, capsys):
-  shutil.copytree(folder, tmp_path / 'copy')
-  argv = [str(folder), f'{tmp_path}/copy', f'--output={tmp_path}/merged']
-  assert merge.main(argv) == 2
-  assert 'which senses of two models' in capsys.readouterr().err
+def test_without_outputs_only_contexts_say_nothing(tmp_path):
+  found = dataclasses.replace(_senses(), outputs=None, loss=None, negatives=0)
+  sense_tables.write(tmp_path, found)
+  word2vec_format.export(
+    tmp_path, found.names(), found.vectors, found.by_row(found.counts)
+  )
+  assert not (tmp_path / 'outputs.npy').exists()
+  loaded = embeddings.load(tmp_path)
+  with pytest.raises(errors.UserError, match='without outputs') as caught:
+    loaded.disambiguate('the money bank', 2)
+  assert '\n' not in str(caught.value)
+  text = 'the <b> bank </b> of money'
+  (tmp_path / 'scws.txt').write_text(
+    _line('bank', 'river', 5, (text, 'the <b>river</b>'))
+    + _line('bank', 'money', 7, (text, 'of <b>money</b>'))
+  )
+  scores = senses.evaluate(loaded.sense_table, tmp_path / 'scws.txt')
+  assert list(scores) == ['AvgSim', 'MaxSim', 'single']
+  whole = senses.evaluate(_senses(), tmp_path / 'scws.txt')
+  assert all(scores[name] == whole[name] for name in scores)
 
 
 def test_queries(folder, capsys):
