@@ -4,14 +4,14 @@ Sense k of a word in part i is x_ik [dim], in a space that the parts share, with
 a prior p_ik; c_i is how much part i has to say about the word. Each part's
 senses are permuted so that parts agree,
 
-  maximize sum_{i < j} sqrt(c_i c_j) sum_k min(p_ik, p_jk) cos(x_ik, x_jk)
+  maximize sum_{i < j} sum_k sqrt(n_ij min(p_ik, p_jk)) cos(x_ik, x_jk)
 
-the cosine of each pair that is made one, weighted by how often both would mean
-it: two parts with the same senses and priors have sum_k .. = 1, which is the
-most there is. Cosines, because how long the vector of a sense is tells how
-often it was met, not what it means. A sense that is hardly ever meant has
-learned hardly anything: it takes the place that is left, and with the lesser of
-two priors for a weight it draws no other sense to itself, nor is drawn.
+with n_ij = sqrt(c_i c_j): the cosine of each pair that is made one, weighted by
+the root of how often both would mean it, as the error of what is learned from
+so many occurrences falls. Cosines, because how long the vector of a sense is
+tells how often it was met, not what it means. A sense that is hardly ever meant
+has learned hardly anything: it takes the place that is left, and with the
+lesser of two priors it is not drawn to a frequent one that has lost its like.
 
 What one part adds to the sum is an assignment problem. Parts join by falling
 c_i, then each is assigned anew until none moves, as in generalized Procrustes
@@ -66,6 +66,7 @@ def compare(
   weights = np.minimum(chances[:, :, :, None, None], chances[:, None, None])
   roots = np.sqrt(votes)
   weights *= roots[:, :, None, None, None] * roots[:, None, None, :, None]
+  weights = np.sqrt(weights)
   own = np.arange(num_parts)
   weights[:, own, :, own] = 0
   cosines = units @ np.swapaxes(units, 1, 2)

@@ -18,6 +18,7 @@ def _total(rows, priors, votes, places):
       if places[i][k] != places[j][m] or not lengths:
         continue
       weight = np.sqrt(votes[i] * votes[j]) * min(priors[i, k], priors[j, m])
+      weight **= 0.5
       total += weight * (x @ y) / lengths
   return total
 
