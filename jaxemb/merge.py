@@ -170,23 +170,13 @@ def _table(report: dict[str, Any]) -> str:
       line += f'{x["residual"]:10.3f}{x["agreement"]:11.3f}'
     lines.append(line)
   if 'senses' in report:
-    lines += _told_senses(report['senses'])
+    from jaxemb.merging import senses
+
+    lines.append(senses.line(report['senses']))
   if report['displacements']:
     moved = ' '.join(f'{x:.1e}' for x in report['displacements'])
     lines.append(f'displacement of each iteration: {moved}')
   return '\n'.join(lines)
-
-
-def _told_senses(found: dict[str, Any]) -> list[str]:
-  """A line on which senses were the same."""
-  line = f'senses: {found["words"]:,} words have several'
-  if found['cosine_matched'] is not None:
-    line += (
-      f'; mean cosine of those that were made one '
-      f'{found["cosine_matched"]:.3f}, in the order of the parts '
-      f'{found["cosine_in_order"]:.3f}'
-    )
-  return [line]
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

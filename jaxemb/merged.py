@@ -100,6 +100,7 @@ def _merge(
   for line in found.report['warnings']:
     metrics.LOG.warning('%s', line)
   if found.senses is not None:
+    metrics.LOG.info('%s', merging_senses.line(found.report['senses']))
     return _of_senses(parts, config.table.dtype, found.senses, found.report)
   return _in_order(parts, found.words, found.vectors, found.report)
 

@@ -17,7 +17,7 @@ inner nodes of a Huffman tree are the same only where the whole tree is.
 import dataclasses
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -126,6 +126,18 @@ def merge(
       'merge_secs': time.monotonic() - usable.started,
     },
     senses=found,
+  )
+
+
+def line(found: Mapping[str, Any]) -> str:
+  """What a report says of senses, for people."""
+  told = f'senses: {found["words"]:,} words have several'
+  if found['cosine_matched'] is None:
+    return told
+  return (
+    f'{told}; mean cosine of those that were made one '
+    f'{found["cosine_matched"]:.3f}, in the order of the parts '
+    f'{found["cosine_in_order"]:.3f}'
   )
 
 

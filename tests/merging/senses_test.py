@@ -128,6 +128,8 @@ def test_turned_and_permuted_copies_are_the_same_again(loss, missing, tmp_path):
   told = merged.report['senses']
   assert told['cosine_matched'] > 0.99999 and told['cosine_in_order'] < 0.6
   assert told['turned_by'] == 'words of one sense'
+  single = [word for word in found.words if int(word[1:]) >= _AMBIGUOUS]
+  assert told['turned_by_words'] == len(single)
   if loss == 'hierarchical_softmax' and missing:
     assert found.outputs is None  # the trees are others
     assert 'other trees' in merged.report['warnings'][-1]
@@ -195,6 +197,24 @@ def test_a_sense_is_a_mean_by_what_its_parts_say():
       )
       prior = below / sum(seen[i][word] for i in range(2))
       np.testing.assert_allclose(merged.priors[at], prior, rtol=1e-5)
+
+
+def test_products_with_outputs_stay_where_lengths_change():
+  truth = _truth()
+  parts = [_part(f'p{i}', _copy(truth, i + 1)[0]) for i in range(2)]
+  found = _merge(parts, power=0.6).senses
+  order = _order(found, truth)
+  assert np.ptp(np.linalg.norm(found.vectors, axis=0)) > 0.1
+  assert not np.allclose(
+    np.linalg.norm(found.vectors, axis=1),
+    np.linalg.norm(truth.vectors[order], axis=1),
+    rtol=0.1,
+  )
+  np.testing.assert_allclose(
+    found.vectors @ found.outputs.T,
+    truth.vectors[order] @ truth.outputs.T,
+    atol=1e-4,
+  )
 
 
 def test_few_words_of_one_sense():
@@ -283,14 +303,15 @@ def test_words_that_no_sub_model_saw_stay_with_the_tree():
   # What a part never saw is noise.
   copies[0].vectors[copies[0].rows(5)] = 100
   parts = [_part(f'p{i}', copies[i], seen[i]) for i in range(2)]
-  found = _merge(parts).senses
-  assert found.words == truth.words
-  np.testing.assert_array_equal(found.counts, truth.counts)
-  assert found.outputs.shape == (_WORDS - 1, _DIM)
-  assert np.abs(found.vectors[found.rows(5)]).max() < 10
-  np.testing.assert_array_equal(
-    found.priors[found.rows(5)], copies[1].priors[copies[1].rows(5)]
-  )
+  for weights in combine.WEIGHTS:
+    found = _merge(parts, weights=weights).senses
+    assert found.words == truth.words
+    np.testing.assert_array_equal(found.counts, truth.counts)
+    assert found.outputs.shape == (_WORDS - 1, _DIM)
+    assert np.abs(found.vectors[found.rows(5)]).max() < 10
+    np.testing.assert_array_equal(
+      found.priors[found.rows(5)], copies[1].priors[copies[1].rows(5)]
+    )
 
 
 def _written(folder, table):
