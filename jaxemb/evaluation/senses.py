@@ -173,7 +173,6 @@ class Senses:
     check_position(tokens, position)
     word = tokens[position]
     word = word if word in self.index else word.lower()
-    self._check_outputs()
     if word not in self.index:
       raise spelling.UnknownWordError(word, self.words)
     context = self.context(tokens, position, window)
