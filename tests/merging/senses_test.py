@@ -222,7 +222,7 @@ def test_products_with_outputs_stay_where_lengths_change():
 
 
 def test_few_words_of_one_sense():
-  truth = _truth(ambiguous=_WORDS - 10)
+  truth = _truth(ambiguous=_WORDS - 3)
   copies = [_copy(truth, i + 1)[0] for i in range(3)]
   merged = _merge([_part(f'p{i}', x) for i, x in enumerate(copies)])
   assert merged.report['senses']['turned_by'] == 'means of senses'
