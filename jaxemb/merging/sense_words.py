@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxemb.evaluation import senses as senses_lib
 from jaxemb.merging import parts as parts_lib
 
 
@@ -94,7 +95,7 @@ def unite(
   )
 
 
-def _is_like(part: parts_lib.Part, first: object) -> bool:
+def _is_like(part: parts_lib.Part, first: senses_lib.Senses) -> bool:
   mine = part.senses
   return (
     mine is not None
