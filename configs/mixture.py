@@ -27,6 +27,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     # As its run.py: give --config.data.path and --config.senses.words.
     config.data.sample = 0.0
     config.model.window = config.model.shortest_window = 5
+    config.senses.told_by = 'likelihoods'
     config.senses.drawn_for = 'pairs'
     config.senses.tied_until = 0.0
     config.senses.averages = 'log_likelihoods'

@@ -105,6 +105,13 @@ def _check_precision(config: ml_collections.ConfigDict) -> None:
     )
 
 
+# What tells senses, and the settings of no other way.
+_TOLD_BY = {
+  'contexts': ('concentration', 'half_weight', 'shared'),
+  'likelihoods': ('drawn_for', 'averages'),
+}
+
+
 def _check_senses(
   config: ml_collections.ConfigDict, usual: ml_collections.ConfigDict
 ) -> None:
@@ -124,6 +131,14 @@ def _check_senses(
       'no word is to have several senses; give --config.senses.top_n, '
       '.top_ratio or .words, or --config.senses.number=1'
     )
+  for told_by, keys in _TOLD_BY.items():
+    for key in keys:
+      if s.told_by != told_by and s[key] != usual.senses[key]:
+        raise errors.UserError(
+          f'config.senses.{key}={s[key]!r} means nothing with '
+          f'config.senses.told_by={s.told_by!r}; give '
+          f'--config.senses.told_by={told_by}'
+        )
   if config.strategy.min_seen != usual.strategy.min_seen:
     raise errors.UserError(
       f'config.strategy.min_seen={config.strategy.min_seen} means nothing with '

@@ -48,6 +48,11 @@ def read(path: pathlib.Path) -> Export:
   if not sense_files.has(folder):
     return Export(names, vectors, counts, None)
   stored = sense_files.read(folder, names)
+  contexts = None
+  if stored.means is not None:
+    contexts = senses.Contexts(
+      stored.means, stored.facts['concentration'], stored.facts['half_weight']
+    )
   table = senses.Senses(
     stored.words,
     counts[stored.starts[:-1]],
@@ -58,5 +63,6 @@ def read(path: pathlib.Path) -> Export:
     stored.facts['loss'],
     stored.facts['negatives'],
     stored.facts['window'],
+    contexts,
   )
   return Export(names, vectors, counts, table)

@@ -3,6 +3,7 @@
 import ml_collections
 
 CHOICES = {
+  'senses.told_by': ('contexts', 'likelihoods'),
   'senses.drawn_for': ('pairs', 'occurrences'),
   'senses.averages': ('log_likelihoods', 'responsibilities'),
 }
@@ -12,6 +13,9 @@ RANGES = {
   'senses.top_ratio': (0, 1),
   'senses.momentum': (0, 1),
   'senses.tied_until': (0, 1),
+  'senses.shared': (0, 1),
+  'senses.concentration': (0, None),
+  'senses.half_weight': (1e-9, None),
 }
 
 
@@ -22,6 +26,12 @@ def default() -> ml_collections.ConfigDict:
   c.top_n = 0  # the most frequent words,
   c.top_ratio = 0.0  # the most frequent share of the vocabulary, and
   c.words = ''  # the words of a file with one per line
+  c.told_by = 'contexts'  # the words around an occurrence by what they mean;
+  # or by how likely each of them is, 'likelihoods', as Tian et al. 2014 have it
+  c.concentration = 100.0  # of contexts around their sense's mean
+  c.half_weight = 1e-3  # share of the text of a word that weighs half in them
+  c.shared = 0.7  # share of what a sense learns that its word's others learn
+  # Of 'likelihoods':
   c.drawn_for = 'occurrences'  # the sense that is meant: one for all pairs of
   # an occurrence; or anew for all of them, 'pairs', as Tian et al. 2014 have it
   c.tied_until = 0.2  # share of training in which all senses of a word learn

@@ -1,9 +1,12 @@
 """The models that the settings name, made of what they want to know."""
 
+import numpy as np
+
 from jaxemb import errors
 from jaxemb.data import loader, senses
 from jaxemb.models import (
   cbow,
+  context_mixture,
   hierarchical,
   mixture,
   sampled,
@@ -50,10 +53,17 @@ def _mixture(config, spec, counts, words):
     senses.Choice(s.top_n, s.top_ratio, s.words), words, config.data.lowercase
   )
   centers = loader.center_probabilities(counts, config.data.sample)
+  rows = sense_rows.number(is_ambiguous, s.number)
+  if s.told_by == 'contexts':
+    shares = counts / counts.sum()
+    weights = (s.half_weight / (s.half_weight + shares)).astype(np.float32)
+    return context_mixture.ContextMixture(
+      spec, outputs, rows, weights, s.concentration, s.tied_until, s.shared
+    )
   return mixture.Mixture(
     spec,
     outputs,
-    sense_rows.number(is_ambiguous, s.number),
+    rows,
     s.drawn_for == 'pairs',
     s.averages == 'log_likelihoods',
     s.tied_until,

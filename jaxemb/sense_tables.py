@@ -1,5 +1,6 @@
 """From the tables of a mixture to the senses of words, and to files of them."""
 
+import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Callable
@@ -11,9 +12,11 @@ import numpy as np
 
 from jaxemb.data import vocab
 from jaxemb.evaluation import senses
-from jaxemb.models import base, em, mixture, skipgram
+from jaxemb.models import base, context_mixture, em, mixture, skipgram
 from jaxemb.ops import rounding
 from jaxemb.storage import sense_files
+
+_MODELS = mixture.Mixture, context_mixture.ContextMixture
 
 
 def collect(
@@ -30,7 +33,7 @@ def collect(
     table: gives the rows of a table, as they are kept; all processes call it.
     vocabulary: of the text.
   """
-  if not isinstance(model, mixture.Mixture):
+  if not isinstance(model, _MODELS):
     return None
 
   def decoded(name):
@@ -47,7 +50,7 @@ def collect(
     # Sums of many small changes: what is below zero is rounding.
     chances = np.maximum(np.asarray(chances), 0)
     priors[owners] = (chances / chances.sum(1, keepdims=True)).reshape(-1)
-  return senses.Senses(
+  made = senses.Senses(
     list(vocabulary.words),
     np.asarray(vocabulary.counts),
     starts,
@@ -58,11 +61,21 @@ def collect(
     config.model.negatives,
     config.model.window,
   )
+  if not (
+    isinstance(model, context_mixture.ContextMixture) and found.num_ambiguous
+  ):
+    return made
+  means = np.zeros_like(made.vectors)
+  means[owners] = np.asarray(table(context_mixture.MEANS))[:, :-1]
+  contexts = senses.Contexts(
+    means, config.senses.concentration, config.senses.half_weight
+  )
+  return dataclasses.replace(made, contexts=contexts)
 
 
 def digest(model: base.Model) -> str:
   """Tells which rows are senses of which words; '' where none are."""
-  if not isinstance(model, mixture.Mixture):
+  if not isinstance(model, _MODELS):
     return ''
   return hashlib.sha256(model.senses.first_rows.tobytes()).hexdigest()
 
@@ -74,10 +87,14 @@ def write(folder: pathlib.Path, found: senses.Senses) -> None:
     'negatives': found.negatives,
     'window': found.window,
   }
+  means = None
+  if found.contexts is not None:
+    means, concentration, half_weight = found.contexts
+    facts |= {'concentration': concentration, 'half_weight': half_weight}
   sense_files.write(
     folder,
     sense_files.Stored(
-      found.words, found.starts, found.priors, found.outputs, facts
+      found.words, found.starts, found.priors, found.outputs, means, facts
     ),
     found.vectors,
   )

@@ -33,6 +33,8 @@ RATES = {
   ('skipgram-tree', 'adagrad'): 0.3,
   ('mixture-tree', 'adagrad'): 0.3,
   ('mixture', 'adagrad'): 0.3,
+  ('contexts-tree', 'adagrad'): 0.3,
+  ('contexts', 'adagrad'): 0.3,
 }
 # How an accelerator takes its steps: rows written once, loops that run on.
 DEVICES = {'cpu': ('scatter', 1), 'gpu': ('merge', 3)}
@@ -66,6 +68,10 @@ MEMBERS += [
   ('sync', 'column', 'adagrad', 'mixture-tree', 'cpu'),
   ('partition', 'replicated', 'adagrad', 'mixture', 'cpu'),
   ('replicas', 'replicated', 'adagrad', 'mixture', 'cpu'),
+  ('sync', 'replicated', 'adagrad', 'contexts-tree', 'cpu'),
+  ('sync', 'row', 'adagrad', 'contexts-tree', 'cpu'),
+  ('sync', 'column', 'adagrad', 'contexts-tree', 'cpu'),
+  ('replicas', 'replicated', 'adagrad', 'contexts', 'cpu'),
 ]
 every_member = pytest.mark.parametrize(
   'member', MEMBERS, ids=['-'.join(member) for member in MEMBERS]
@@ -143,9 +149,12 @@ def _make(member):
   config.model.name, _, loss = model_name.partition('-')
   if loss == 'tree':
     config.model.loss, config.model.shared_nodes = 'hierarchical_softmax', 4
-  if config.model.name == 'mixture':
+  if config.model.name in ('mixture', 'contexts'):
     config.senses.number, config.senses.top_n = 3, 7
-    config.senses.drawn_for = 'occurrences' if loss else 'pairs'
+    if config.model.name == 'mixture':
+      config.senses.told_by = 'likelihoods'
+      config.senses.drawn_for = 'occurrences' if loss else 'pairs'
+    config.model.name = 'mixture'
   config.table.duplicates = 'merge' if layout == 'row' else duplicates
   config.train.steps_per_loop = steps_per_loop
   shape = (1, 1) if strategy_name == 'sync' else (2, 1)

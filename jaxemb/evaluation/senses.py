@@ -6,6 +6,11 @@ posterior of a sense is (Tian et al. 2014, eq. 9)
   p(k | w, c) = softmax_k( log pi_k + sum_{o in c} log P(o | w, k) )
 
 the way in which senses were trained: each of them predicts the words around it.
+Where they were trained by what the words around mean, so is the posterior:
+
+  p(k | w, c) = softmax_k( log pi_k - kappa |x(c) - m_k|^2 )
+
+with the mean x of the context's words (`models.context_mixture`).
 The context c is the known words up to `window` before and behind w, of all the
 sentences that are given, words without a vector not counted.
 
@@ -38,6 +43,14 @@ _OF_CONTEXTS = ('MaxSimC', 'AvgSimC')
 _TOKEN = re.compile(r'[^\W_]+')
 
 
+class Contexts(NamedTuple):
+  """What tells the senses of `models.context_mixture`."""
+
+  means: np.ndarray  # [rows, dim] float32, of contexts; 0 where one sense is
+  concentration: float  # of contexts around them
+  half_weight: float  # share of the text of a word that weighs half in them
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Senses:
   """Words, the rows of their senses, and what tells these from each other.
@@ -53,6 +66,7 @@ class Senses:
     loss: 'negative_sampling' or 'hierarchical_softmax'; None without outputs.
     negatives: per pair, of negative sampling.
     window: that was trained with.
+    contexts: what tells senses; None = the likelihoods of words do.
   """
 
   words: list[str]
@@ -64,6 +78,7 @@ class Senses:
   loss: str | None
   negatives: int
   window: int
+  contexts: Contexts | None = None
 
   @functools.cached_property
   def index(self) -> dict[str, int]:
@@ -118,12 +133,30 @@ class Senses:
     terms = _log_sigmoid((1 - 2.0 * codes) * scores)
     return np.sum(np.where(on_path, terms, 0), -1)
 
+  @functools.cached_property
+  def _directions(self) -> np.ndarray:
+    """[vocab, dim] float32, sums of a word's senses, of length 1."""
+    sums = np.add.reduceat(self.vectors, self.starts[:-1], 0, np.float32)
+    lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+    return sums / np.maximum(lengths, 1e-30)
+
+  def around(self, context: Sequence[int]) -> np.ndarray:
+    """[dim] float64, the mean x of words, see `models.context_mixture`."""
+    context = np.asarray(context, np.int64)
+    half = self.contexts.half_weight
+    weights = half / (half + self.counts[context] / self.counts.sum())
+    return weights @ self._directions[context] / weights.sum()
+
   def posterior(self, word: int, context: Sequence[int]) -> np.ndarray:
     """[senses] float64, p(k | w, c); without context, the priors."""
     logs = np.log(np.maximum(self.priors[self.rows(word)], 1e-30))
     if len(context) and len(logs) > 1:
-      self._check_outputs()
-      logs = logs + self.log_likelihoods(word, context).sum(1)
+      if self.contexts is not None:
+        apart = self.around(context) - self.contexts.means[self.rows(word)]
+        logs = logs - self.contexts.concentration * np.sum(apart**2, 1)
+      else:
+        self._check_outputs()
+        logs = logs + self.log_likelihoods(word, context).sum(1)
     chances = np.exp(logs - logs.max())
     return chances / chances.sum()
 

@@ -78,6 +78,48 @@ class Placed(NamedTuple):
   places: jax.Array
 
 
+def tables(
+  spec: base.WindowSpec,
+  outputs: tree.Outputs | sampled.Outputs,
+  senses: sense_rows.Senses,
+) -> dict[str, spec_lib.TableSpec]:
+  """Senses, outputs, and a row of priors for each ambiguous word.
+
+  A row of priors has one more column, which is always zero.
+  """
+  specs = {
+    skipgram.INPUT: spec_lib.TableSpec(
+      skipgram.INPUT, senses.num_rows, spec.dim, 0.5 / spec.dim
+    ),
+    skipgram.OUTPUT: outputs.spec(spec),
+  }
+  if senses.num_ambiguous:
+    specs[PRIORS] = spec_lib.TableSpec(
+      PRIORS, senses.num_ambiguous, senses.num + 1, 0.0, is_averages=True
+    )
+  return specs
+
+
+def rates(
+  spec: base.WindowSpec,
+  outputs: tree.Outputs | sampled.Outputs,
+  senses: sense_rows.Senses,
+  centers: np.ndarray,
+  negatives: np.ndarray,
+) -> dict[str, np.ndarray]:
+  """What `base.Model.lookup_rates` gives, of `tables`."""
+  windows_per_center = (spec.chunk + 2 * spec.window) / spec.chunk
+  found = {
+    skipgram.INPUT: windows_per_center * centers[senses.owners()],
+    skipgram.OUTPUT: outputs.rates(spec, centers, negatives),
+  }
+  if senses.num_ambiguous:
+    # Averages of several replicas are averaged, never added up.
+    is_ambiguous = senses.priors_rows < senses.num_ambiguous
+    found[PRIORS] = 1e6 * windows_per_center * centers[is_ambiguous]
+  return found
+
+
 @dataclasses.dataclass(frozen=True)
 class Mixture:
   """The model over one step's rows; implements `base.Model`."""
@@ -99,22 +141,8 @@ class Mixture:
     return self.outputs.decisions
 
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:
-    """Senses, outputs, and a row of priors for each ambiguous word.
-
-    A row of priors has one more column, which is always zero.
-    """
-    s, found = self.spec, self.senses
-    specs = {
-      skipgram.INPUT: spec_lib.TableSpec(
-        skipgram.INPUT, found.num_rows, s.dim, 0.5 / s.dim
-      ),
-      skipgram.OUTPUT: self.outputs.spec(s),
-    }
-    if found.num_ambiguous:
-      specs[PRIORS] = spec_lib.TableSpec(
-        PRIORS, found.num_ambiguous, found.num + 1, 0.0, is_averages=True
-      )
-    return specs
+    """Senses, outputs and priors."""
+    return tables(self.spec, self.outputs, self.senses)
 
   def constants(self) -> Constants:
     """Of the loss, and where words have their rows."""
@@ -130,35 +158,15 @@ class Mixture:
     s, senses = self.spec, self.senses
     found = self.outputs.find(s, constants.outputs, batch, key)
     window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    words = jnp.minimum(window, s.vocab - 1)
-    first = constants.first_rows.at[words].get(mode='promise_in_bounds')
-    if not senses.num_ambiguous:
-      ids = jnp.where(window < s.vocab, first, senses.num_rows)
-      block = Placed(found, jnp.ones_like(window, bool), window[:0, 0])
-      return {skipgram.INPUT: ids, skipgram.OUTPUT: found.ids, BLOCK: block}
-    row = constants.priors_rows.at[words].get(mode='promise_in_bounds')
-    is_word = window < s.vocab
-    is_ambiguous = is_word & (row < senses.num_ambiguous)
-    single = jnp.where(is_word & ~is_ambiguous, first, senses.num_rows)
-    # Slot j is of the j-th ambiguous token.
-    num = window.size
-    is_slot = is_ambiguous.reshape(-1)
-    slots = jnp.where(is_slot, jnp.cumsum(is_slot) - 1, num)
-    places = jnp.full(num, num).at[slots].set(jnp.arange(num), mode='drop')
-    first_of = (
-      first.reshape(-1).at[places].get(mode='fill', fill_value=senses.num_rows)
-    )
-    rows = first_of[:, None] + jnp.arange(senses.num)[None]
-    return {
-      skipgram.INPUT: jnp.concatenate(
-        [single.reshape(-1), jnp.minimum(rows, senses.num_rows).reshape(-1)]
-      ),
+    placed = sense_rows.place(senses, s.vocab, constants, window)
+    ids = {
+      skipgram.INPUT: placed.ids,
       skipgram.OUTPUT: found.ids,
-      PRIORS: row.reshape(-1)
-      .at[places]
-      .get(mode='fill', fill_value=senses.num_ambiguous),
-      BLOCK: Placed(found, is_word & ~is_ambiguous, places),
+      BLOCK: Placed(found, placed.is_single, placed.places),
     }
+    if senses.num_ambiguous:
+      ids[PRIORS] = placed.priors_ids
+    return ids
 
   def loss(
     self,
@@ -305,17 +313,7 @@ class Mixture:
     self, centers: np.ndarray, negatives: np.ndarray
   ) -> dict[str, np.ndarray]:
     """Of the senses of windows, of outputs and of priors."""
-    s, senses = self.spec, self.senses
-    windows_per_center = (s.chunk + 2 * s.window) / s.chunk
-    rates = {
-      skipgram.INPUT: windows_per_center * centers[senses.owners()],
-      skipgram.OUTPUT: self.outputs.rates(s, centers, negatives),
-    }
-    if senses.num_ambiguous:
-      # Averages of several replicas are averaged, never added up.
-      is_ambiguous = senses.priors_rows < senses.num_ambiguous
-      rates[PRIORS] = 1e6 * windows_per_center * centers[is_ambiguous]
-    return rates
+    return rates(self.spec, self.outputs, self.senses, centers, negatives)
 
   def num_examples(self, batch: base.StepBatch) -> jax.Array:
     """Number of (center, context) pairs."""

@@ -2,7 +2,9 @@
 
 priors.txt     `word sense prior` lines, in the order of the rows
 outputs.npy    [vocab or vocab - 1, dim] float32, see `evaluation.senses`
-senses.json    what the model was trained with; no outputs.npy if loss is null
+means.npy      [rows, dim] float32, of contexts, where those tell senses
+senses.json    what the model was trained with; no outputs.npy if loss is null,
+               no means.npy without concentration
 dmwe.txt       the text format of Microsoft's distributed_skipgram_mixture:
                `vocab rows dim`; of each word `word senses`, then a line
                `prior v1 v2 ...` for each of its senses
@@ -29,6 +31,7 @@ class Stored(NamedTuple):
   starts: np.ndarray  # [vocab + 1] int64, first row of each word
   priors: np.ndarray  # [rows] float32
   outputs: np.ndarray | None  # [n, dim] float32; None without facts['loss']
+  means: np.ndarray | None  # [rows, dim] float32; None = there are none
   facts: dict[str, Any]  # of senses.json
 
 
@@ -39,7 +42,7 @@ def has(folder: pathlib.Path) -> bool:
 
 def remove(folder: pathlib.Path) -> None:
   """Removes all files, if they are there."""
-  for name in ('senses.json', *FILES, 'dmwe.txt'):
+  for name in ('senses.json', *FILES, 'means.npy', 'dmwe.txt'):
     (folder / name).unlink(missing_ok=True)
 
 
@@ -55,11 +58,12 @@ def write(folder: pathlib.Path, stored: Stored, vectors: np.ndarray) -> None:
     errors.UserError: A file cannot be written.
   """
   starts = stored.starts.tolist()
-  if stored.outputs is None:
-    (folder / 'outputs.npy').unlink(missing_ok=True)
-  else:
-    with atomic.write(folder / 'outputs.npy') as file:
-      np.save(file, np.ascontiguousarray(stored.outputs, '<f4'))
+  for name, array in (('outputs', stored.outputs), ('means', stored.means)):
+    if array is None:
+      (folder / f'{name}.npy').unlink(missing_ok=True)
+      continue
+    with atomic.write(folder / f'{name}.npy') as file:
+      np.save(file, np.ascontiguousarray(array, '<f4'))
   with atomic.write(folder / 'priors.txt') as file:
     for i, word in enumerate(stored.words):
       for row in range(starts[i], starts[i + 1]):
@@ -95,9 +99,13 @@ def read(folder: pathlib.Path, names: Sequence[str]) -> Stored:
     rows = [(word, int(k), float(prior)) for word, k, prior in fields]
     if not (isinstance(facts, dict) and facts.keys() >= _FACTS):
       raise ValueError(f'senses.json lacks one of {", ".join(sorted(_FACTS))}')
-    outputs = None
+    outputs = means = None
     if facts['loss'] is not None:
       outputs = np.load(folder / 'outputs.npy', mmap_mode='r')
+    if 'concentration' in facts:
+      means = np.load(folder / 'means.npy', mmap_mode='r')
+      if means.ndim != 2 or len(means) != len(rows):
+        raise ValueError(f'means.npy has the form {means.shape}')
   except (OSError, ValueError, EOFError) as error:
     raise errors.UserError(
       f'{folder}: {", ".join(FILES)} do not go together ({error}); export again'
@@ -119,5 +127,6 @@ def read(folder: pathlib.Path, names: Sequence[str]) -> Stored:
     np.array([*starts, len(rows)], np.int64),
     np.array([prior for *_, prior in rows], np.float32),
     outputs,
+    means,
     facts,
   )

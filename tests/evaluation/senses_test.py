@@ -33,6 +33,12 @@ def _senses(loss='hierarchical_softmax'):
   )
 
 
+def _write(folder, found):
+  counts = found.by_row(found.counts)
+  word2vec_format.export(folder, found.names(), found.vectors, counts)
+  sense_tables.write(folder, found)
+
+
 def _sigmoid(x):
   return 1 / (1 + np.exp(-x))
 
@@ -62,6 +68,47 @@ def test_posterior_is_that_of_the_definition(loss):
   np.testing.assert_allclose(found.posterior(1, context), expected, 1e-4)
   np.testing.assert_allclose(found.posterior(1, []), [0.25, 0.75])
   assert found.posterior(0, context).tolist() == [1.0]
+
+
+def test_posterior_by_what_contexts_mean():
+  found, half, kappa = _senses(), 0.1, 3.0
+  means = np.random.default_rng(4).normal(size=(7, 4)).astype(np.float32)
+  found = dataclasses.replace(
+    found, contexts=senses.Contexts(means, kappa, half)
+  )
+  x, total = np.zeros(4), 0.0
+  context = [3, 0, 1, 3]
+  for word in context:
+    vector = found.vectors[STARTS[word] : STARTS[word + 1]].mean(0)
+    weight = half / (half + found.counts[word] / found.counts.sum())
+    x += weight * vector / np.linalg.norm(vector)
+    total += weight
+  chances = np.array([0.25, 0.75]) * np.exp(
+    -kappa * ((x / total - means[1:3]) ** 2).sum(1)
+  )
+  np.testing.assert_allclose(
+    found.posterior(1, context), chances / chances.sum(), rtol=1e-5
+  )
+  np.testing.assert_allclose(found.posterior(1, []), [0.25, 0.75])
+  np.testing.assert_allclose(found.posterior(2, context), [1.0])
+
+
+def test_what_contexts_mean_is_kept(tmp_path):
+  found = _senses()
+  means = np.random.default_rng(4).normal(size=(7, 4)).astype(np.float32)
+  found = dataclasses.replace(found, contexts=senses.Contexts(means, 3.0, 0.1))
+  _write(tmp_path, found)
+  loaded = embeddings.load(tmp_path)
+  for text in ('the money bank', 'river bank boat'):
+    position = text.split().index('bank')
+    np.testing.assert_allclose(
+      loaded.disambiguate(text, position),
+      found.disambiguate(text, position),
+      rtol=1e-5,
+    )
+  np.save(tmp_path / 'means.npy', means[1:])
+  with pytest.raises(errors.UserError, match='means.npy has the form'):
+    embeddings.load(tmp_path)
 
 
 def _line(first, second, rating, contexts):
@@ -116,9 +163,7 @@ def test_scores_of_pairs_in_contexts(tmp_path):
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   found, folder = _senses(), tmp_path_factory.mktemp('run') / 'export'
-  counts = np.repeat(found.counts, np.diff(STARTS))
-  word2vec_format.export(folder, found.names(), found.vectors, counts)
-  sense_tables.write(folder, found)
+  _write(folder, found)
   return folder
 
 
@@ -158,10 +203,7 @@ def test_benchmarks_are_of_words(folder, tmp_path):
 
 def test_without_outputs_only_contexts_say_nothing(tmp_path):
   found = dataclasses.replace(_senses(), outputs=None, loss=None, negatives=0)
-  sense_tables.write(tmp_path, found)
-  word2vec_format.export(
-    tmp_path, found.names(), found.vectors, found.by_row(found.counts)
-  )
+  _write(tmp_path, found)
   assert not (tmp_path / 'outputs.npy').exists()
   loaded = embeddings.load(tmp_path)
   with pytest.raises(errors.UserError, match='without outputs') as caught:

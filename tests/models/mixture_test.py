@@ -325,7 +325,11 @@ def test_one_sense_for_every_word_is_skipgram():
   tokens = oracle.pack(
     oracle.random_sentences(rng, VOCAB, words, (5, 9)), VOCAB, words, 3, rng
   )
-  for made in (_trainer('skipgram'), _trainer('mixture', number=1)):
+  for made in (
+    _trainer('skipgram'),
+    _trainer('mixture', number=1),
+    _trainer('mixture', number=1, told_by='likelihoods'),
+  ):
     strategy = made.strategy
     figures = (np.full(1, x, np.int32) for x in (steps, words, 1))
     batch = loader.Batch(*(x[None] for x in tokens), *figures)
@@ -334,9 +338,10 @@ def test_one_sense_for_every_word_is_skipgram():
     state, metrics = strategy.step(state, strategy.constants(), batch, schedule)
     assert metrics.num_steps == steps
     results.append([strategy.result(state, k) for k in sorted(state.tables)])
-  for first, second in zip(*results, strict=True):
+  for first, *others in zip(*results, strict=True):
     assert np.abs(first).max() > 0.1
-    np.testing.assert_allclose(first, second, atol=1e-6)
+    for other in others:
+      np.testing.assert_allclose(first, other, atol=1e-6)
 
 
 def test_senses_are_tied_for_a_share_of_training():
@@ -346,7 +351,7 @@ def test_senses_are_tied_for_a_share_of_training():
   rng = np.random.default_rng(4)
   sentences = oracle.random_sentences(rng, VOCAB, words, (5, 9))
   tokens = oracle.pack(sentences, VOCAB, words, 3, rng)
-  made = _trainer('mixture', top_n=9, tied_until=0.25)
+  made = _trainer('mixture', top_n=9, tied_until=0.25, told_by='likelihoods')
   strategy = made.strategy
 
   def run(*dispatches):

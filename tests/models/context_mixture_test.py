@@ -1,0 +1,355 @@
+"""Senses told by the words around: one step in loops, draws, and skip-gram."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxemb import build, mesh
+from jaxemb import config as config_lib
+from jaxemb.data import loader
+from jaxemb.models import (
+  base,
+  context_mixture,
+  hierarchical,
+  mixture,
+  sampled,
+  sense_rows,
+  skipgram,
+  tree,
+)
+from tests import oracle
+
+VOCAB, DIM, WINDOW, CHUNK, LENGTH, SENSES = 30, 5, 3, 16, 32, 3
+KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
+COUNTS = np.maximum(1, 1000 // np.arange(1, VOCAB + 1))
+SPEC = base.WindowSpec(VOCAB, DIM, WINDOW, 5, CHUNK, 4)
+IS_AMBIGUOUS = np.random.default_rng(5).random(VOCAB) < 0.4
+KAPPA, SHARED = 2.0, 0.3
+WEIGHTS = np.linspace(0.2, 1, VOCAB).astype(np.float32)
+
+
+def _outputs(loss):
+  if loss == 'tree':
+    return tree.grow(COUNTS, COUNTS / COUNTS.sum(), CHUNK, 4)
+  return sampled.outputs(SPEC, skipgram.negative_distribution(COUNTS))
+
+
+def _model(loss='tree', tied_until=0.0):
+  senses = sense_rows.number(IS_AMBIGUOUS, SENSES)
+  return context_mixture.ContextMixture(
+    SPEC, _outputs(loss), senses, WEIGHTS, KAPPA, tied_until, SHARED
+  )
+
+
+@functools.cache
+def _batch(words=60):
+  rng = np.random.default_rng(0)
+  sentences = oracle.random_sentences(rng, VOCAB, words, (2, 5, 9))
+  tokens = oracle.pack(sentences, VOCAB, 2 * LENGTH, WINDOW, rng)
+  run = oracle.middle(tokens, min(LENGTH, words) // 4, LENGTH)
+  chunks = np.arange(3, 3 + LENGTH // CHUNK, dtype=np.uint32)
+  return base.StepBatch(*(x[None] for x in run), chunks)
+
+
+def _tables(model):
+  rng = np.random.default_rng(1)
+  tables = {
+    k: rng.normal(size=(s.vocab, s.dim)).astype(np.float32)
+    for k, s in model.specs().items()
+  }
+  priors = 0.1 * tables[mixture.PRIORS]
+  priors[:, :-1] -= priors[:, :-1].mean(1, keepdims=True)
+  tables[mixture.PRIORS] = priors
+  for name in (mixture.PRIORS, context_mixture.MEANS):
+    tables[name][:, -1] = 0
+  return tables
+
+
+def _look_up(model, tables, ids):
+  """Rows, of padding as tables give them."""
+  return {
+    name: jnp.asarray(
+      np.where(
+        (np.asarray(ids[name]) < len(x))[..., None],
+        x[np.minimum(ids[name], len(x) - 1)],
+        0,
+      )
+    )
+    for name, x in tables.items()
+    if name in model.specs()
+  }
+
+
+def _table_grads(tables, ids, grads):
+  """Summed over the look-ups of a row."""
+  found = {}
+  for name, x in grads.items():
+    index = np.asarray(ids[name]).reshape(-1)
+    rows = np.asarray(x, np.float64).reshape(len(index), -1)
+    found[name] = np.zeros(tables[name].shape)
+    is_row = index < len(tables[name])
+    np.add.at(found[name], index[is_row], rows[is_row])
+  return found
+
+
+def _expected(model, tables, ids, batch):
+  """Draws of slots, and sums of what the averages are to learn, in loops."""
+  senses, priors = model.senses, tables[mixture.PRIORS].astype(np.float64)
+  means = tables[context_mixture.MEANS].astype(np.float64)
+  placed = ids[mixture.BLOCK]
+  width, draws = CHUNK + 2 * WINDOW, {}
+  grads = {
+    k: np.zeros(x.shape)
+    for k, x in ((mixture.PRIORS, priors), (context_mixture.MEANS, means))
+  }
+
+  def vector(word):
+    rows = slice(
+      senses.first_rows[word], [*senses.first_rows, senses.num_rows][word + 1]
+    )
+    found = tables[skipgram.INPUT][rows].astype(np.float64).mean(0)
+    return found / np.linalg.norm(found)
+
+  places = [x for x in np.asarray(placed.places) if x < 2 * width]
+  for slot, place in enumerate(places):
+    chunk, offset = divmod(int(place), width)
+    position = chunk * CHUNK + offset  # in the tokens with their halo
+    word = batch.tokens[0, position]
+    around = []
+    for i in range(chunk * CHUNK, (chunk + 1) * CHUNK):
+      far = position - (i + WINDOW)
+      if far and -int(batch.left[0, i]) <= far <= int(batch.right[0, i]):
+        around.append(batch.tokens[0, i + WINDOW])
+    row = senses.priors_rows[word]
+    rows = row * SENSES + np.arange(SENSES)
+    x, is_some = np.zeros(DIM), bool(around)
+    if around:
+      weights = WEIGHTS[around].astype(np.float64)
+      x = weights @ np.array([vector(w) for w in around]) / weights.sum()
+    logs = np.log(priors[row, :-1] + 1 / SENSES)
+    logs -= KAPPA * ((x - means[rows, :-1]) ** 2).sum(1)
+    gammas = np.exp(logs) / np.exp(logs).sum()
+    drawn = int(np.searchsorted(gammas.cumsum(), placed.uniforms[slot]))
+    draws[int(place)] = drawn
+    if is_some:
+      grads[mixture.PRIORS][row, :-1] += priors[row, :-1] - (
+        gammas - 1 / SENSES
+      )
+      grads[mixture.PRIORS][row, -1] += 1
+      row = rows[drawn]
+      grads[context_mixture.MEANS][row, :-1] += means[row, :-1] - x
+      grads[context_mixture.MEANS][row, -1] += 1
+  return draws, grads
+
+
+def _skipgram_rows(model, tables, ids, draws, batch):
+  """[k, c + 2 W, d], the vectors that stand in the windows."""
+  width = CHUNK + 2 * WINDOW
+  found = np.zeros((LENGTH // CHUNK, width, DIM), np.float32)
+  for place in range(found.shape[0] * width):
+    chunk, offset = divmod(place, width)
+    word = batch.tokens[0, chunk * CHUNK + offset]
+    if word < VOCAB:
+      row = model.senses.first_rows[word] + draws.get(place, 0)
+      found[chunk, offset] = tables[skipgram.INPUT][row]
+  return found
+
+
+@pytest.mark.parametrize('loss', ['tree', 'sampled'])
+def test_a_step_is_that_of_the_drawn_senses(loss):
+  model, batch = _model(loss), _batch()
+  tables = _tables(model)
+  ids = jax.jit(model.ids)(model.constants(), batch, KEY)
+  rows = _look_up(model, tables, ids)
+  value, grads = jax.value_and_grad(model.loss)(rows, ids, batch)
+  draws, expected = _expected(model, tables, ids, batch)
+  assert len(draws) > 10 and len(set(draws.values())) == SENSES
+
+  # With words of one sense that have these vectors, it is all the same.
+  alone = mixture.Mixture(
+    SPEC,
+    _outputs(loss),
+    sense_rows.number(IS_AMBIGUOUS, 1),
+    *(True, False, 0.0, 0.0),
+  )
+  alone_ids = jax.jit(alone.ids)(alone.constants(), batch, KEY)
+  alone_rows = {
+    skipgram.INPUT: jnp.asarray(
+      _skipgram_rows(model, tables, ids, draws, batch)
+    ),
+    skipgram.OUTPUT: rows[skipgram.OUTPUT],
+  }
+  alone_value, alone_grads = jax.value_and_grad(alone.loss)(
+    alone_rows, alone_ids, batch
+  )
+  np.testing.assert_allclose(value, alone_value, rtol=1e-6)
+  np.testing.assert_allclose(
+    grads[skipgram.OUTPUT], alone_grads[skipgram.OUTPUT], atol=1e-5
+  )
+  found = _table_grads(tables, ids, grads)
+  for name, x in expected.items():
+    np.testing.assert_allclose(found[name], x, atol=1e-5)
+  # The other senses of a word learn a share of what the drawn one does.
+  wanted = np.zeros(tables[skipgram.INPUT].shape)
+  flat = np.asarray(alone_grads[skipgram.INPUT]).reshape(-1, DIM)
+  width = CHUNK + 2 * WINDOW
+  for place, grad in enumerate(flat):
+    word = batch.tokens[0, place // width * CHUNK + place % width]
+    if word < VOCAB:
+      first = model.senses.first_rows[word]
+      for k in range(SENSES if place in draws else 1):
+        is_drawn = draws.get(place, 0) == k
+        wanted[first + k] += grad * (1 if is_drawn else SHARED)
+  np.testing.assert_allclose(found[skipgram.INPUT], wanted, atol=1e-5)
+
+
+def test_senses_are_drawn_as_often_as_they_are_likely():
+  model, batch = _model(), _batch()
+  tables = _tables(model)
+  make = jax.jit(model.ids)
+  ids = make(model.constants(), batch, KEY)
+  _, expected = _expected(model, tables, ids, batch)
+  wanted = expected[mixture.PRIORS]
+
+  @jax.jit
+  def means_grads(rows, ids):
+    grads = jax.grad(model.loss)(rows, ids, batch)
+    return grads[context_mixture.MEANS][..., -1]
+
+  total = np.zeros((model.senses.num_ambiguous, SENSES))
+  num = 400
+  for i in range(num):
+    key = KEY + np.uint32(7919 * i)
+    ids = make(model.constants(), batch, key)
+    counts = np.asarray(means_grads(_look_up(model, tables, ids), ids))
+    row = np.asarray(ids[mixture.PRIORS])
+    is_slot = row < len(total)
+    np.add.at(total, row[is_slot], counts[is_slot])
+  occurrences = wanted[:, -1:]
+  gammas = (
+    occurrences * (tables[mixture.PRIORS][:, :-1] + 1 / SENSES) - wanted[:, :-1]
+  )
+  deviation = np.sqrt(np.maximum(occurrences, 1) * 0.25 / num)
+  assert (abs(total / num - gammas) < 5 * deviation).all()
+  np.testing.assert_allclose(total.sum(1) / num, occurrences[:, 0])
+
+
+def test_draws_do_not_depend_on_the_device():
+  """Half of a step's chunks have the draws that they have in all of it."""
+  model, batch = _model(), _batch()
+  make = jax.jit(model.ids)
+  whole = make(model.constants(), batch, KEY)[mixture.BLOCK]
+  half = base.StepBatch(
+    batch.tokens[:, CHUNK:],
+    batch.left[:, CHUNK:],
+    batch.right[:, CHUNK:],
+    batch.chunks[1:],
+  )
+  found = make(model.constants(), half, KEY)[mixture.BLOCK]
+  width = CHUNK + 2 * WINDOW
+  places = np.asarray(whole.places)
+  is_mine = (places >= width) & (places < 2 * width)
+  uniforms = np.asarray(whole.uniforms)[is_mine]
+  assert len(uniforms) > 3 and len(set(uniforms.tolist())) == len(uniforms)
+  np.testing.assert_array_equal(
+    np.asarray(found.uniforms)[: len(uniforms)], uniforms
+  )
+
+
+def _trainer(name, **senses):
+  config = config_lib.default()
+  config.model.name, config.model.loss = name, 'hierarchical_softmax'
+  config.model.dim, config.model.window, config.model.chunk = 8, 3, 8
+  config.model.shared_nodes = 4
+  config.optimizer.name = 'adagrad'
+  config.strategy.name, config.train.batch_words = 'sync', 16
+  config.senses.update(senses)
+  config_lib.check(config)
+  return build.trainer(
+    config_lib.resolved(config, 'cpu', (1, 1)),
+    COUNTS,
+    mesh.make(mesh.Shape(1, 1)),
+    [str(i) for i in range(VOCAB)],
+  )
+
+
+def _train(made, words, start=None, progress=(1.0, 1.0), steps=200):
+  """The state behind some steps, of input rows that start like these."""
+  sentences = oracle.random_sentences(
+    np.random.default_rng(3), VOCAB, words, (5, 9)
+  )
+  tokens = oracle.pack(sentences, VOCAB, words, 3, np.random.default_rng(4))
+  figures = (np.full(1, x, np.int32) for x in (steps, words, 1))
+  batch = loader.Batch(*(x[None] for x in tokens), *figures)
+  schedule = build.strategy_base.Schedule(
+    np.float32(0.1), np.float32(0.05), KEY, *map(np.float32, progress)
+  )
+  state = jax.jit(made.strategy.init)(jax.random.key(0))
+  if start is not None:
+    table = state.tables[skipgram.INPUT]
+    vectors = jnp.zeros_like(table.vectors).at[: len(start)].set(start)
+    tables = state.tables | {skipgram.INPUT: table._replace(vectors=vectors)}
+    state = state._replace(tables=tables)
+  constants = made.strategy.constants()
+  return made.strategy.step(state, constants, batch, schedule)[0]
+
+
+def test_tied_senses_are_skipgram():
+  start = np.random.default_rng(0).normal(size=(VOCAB, 8)).astype(np.float32)
+  alone = _trainer('skipgram')
+  made = _trainer('mixture', number=4, top_n=9, tied_until=0.5)
+  owners = made.model.senses.owners()
+  assert len(owners) == VOCAB + 9 * 3
+  found, expected = (
+    x.strategy.result(
+      _train(x, 200 * 16, 0.1 * rows, (0, 0.49)), skipgram.INPUT
+    )
+    for x, rows in ((made, start[owners]), (alone, start))
+  )
+  assert np.abs(expected).max() > 0.3
+  np.testing.assert_allclose(found, expected[owners], atol=1e-5)
+
+
+def test_priors_sum_to_one_and_senses_part():
+  made = _trainer('mixture', number=4, top_n=9, tied_until=0.0)
+  state = _train(made, 200 * 16)
+  priors = made.strategy.result(state, mixture.PRIORS)[:, :-1]
+  np.testing.assert_allclose(priors.sum(1), 0, atol=1e-6)
+  assert (priors > -0.25).all() and np.abs(priors).max() > 1e-3
+  means = made.strategy.result(state, context_mixture.MEANS)[:, :-1]
+  assert means.reshape(9, 4, 8).std(1).mean() > 1e-3
+  assert np.linalg.norm(means, axis=1).max() <= 1 + 1e-6
+
+
+def test_padding_costs_nothing_and_teaches_nothing():
+  model, batch = _model(), _batch(0)
+  ids = jax.jit(model.ids)(model.constants(), batch, KEY)
+  rows = _look_up(model, _tables(model), ids)
+  loss, grads = jax.value_and_grad(model.loss)(rows, ids, batch)
+  assert loss == 0
+  assert not any(np.asarray(x).any() for x in grads.values())
+  for name, spec in model.specs().items():
+    assert (np.asarray(ids[name]) >= spec.vocab).all()
+
+
+def test_words_with_one_sense_are_skipgram():
+  model = context_mixture.ContextMixture(
+    SPEC,
+    _outputs('tree'),
+    sense_rows.number(IS_AMBIGUOUS, 1),
+    *(WEIGHTS, KAPPA, 0.0, SHARED),
+  )
+  other = hierarchical.Hierarchical(SPEC, _outputs('tree'), False)
+  assert model.specs().keys() == other.specs().keys()
+  batch, losses = _batch(), []
+  tables = {
+    k: np.random.default_rng(2).normal(size=(s.vocab, s.dim)).astype(np.float32)
+    for k, s in other.specs().items()
+  }
+  for x in (model, other):
+    ids = jax.jit(x.ids)(x.constants(), batch, KEY)
+    losses.append(x.loss(_look_up(x, tables, ids), ids, batch))
+  assert losses[0] == losses[1] > 0
