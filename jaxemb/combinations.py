@@ -107,7 +107,7 @@ def _check_precision(config: ml_collections.ConfigDict) -> None:
 
 # What tells senses, and the settings of no other way.
 _TOLD_BY = {
-  'contexts': ('concentration', 'half_weight', 'shared'),
+  'contexts': ('concentration', 'half_weight', 'shared', 'shift'),
   'likelihoods': ('drawn_for', 'averages'),
 }
 

@@ -15,6 +15,7 @@ RANGES = {
   'senses.tied_until': (0, 1),
   'senses.shared': (0, 1),
   'senses.concentration': (0, None),
+  'senses.shift': (0, None),
   'senses.half_weight': (1e-9, None),
 }
 
@@ -28,9 +29,10 @@ def default() -> ml_collections.ConfigDict:
   c.words = ''  # the words of a file with one per line
   c.told_by = 'contexts'  # the words around an occurrence by what they mean;
   # or by how likely each of them is, 'likelihoods', as Tian et al. 2014 have it
-  c.concentration = 100.0  # of contexts around their sense's mean
+  c.concentration = 50.0  # of contexts around their sense's mean
   c.half_weight = 1e-3  # share of the text of a word that weighs half in them
-  c.shared = 0.7  # share of what a sense learns that its word's others learn
+  c.shift = 1.0  # how far vectors are moved to where their sense occurs
+  c.shared = 0.9  # share of what a sense learns that its word's others learn
   # Of 'likelihoods':
   c.drawn_for = 'occurrences'  # the sense that is meant: one for all pairs of
   # an occurrence; or anew for all of them, 'pairs', as Tian et al. 2014 have it
@@ -38,5 +40,5 @@ def default() -> ml_collections.ConfigDict:
   # the same, as contexts mean nothing yet; 0 = none
   c.averages = 'responsibilities'  # what priors are averages of; or of joint
   # log-likelihoods, 'log_likelihoods', as the paper's code has it
-  c.momentum = 0.99  # of those averages; rises to 1 while training
+  c.momentum = 0.9  # of those averages; rises to 1 while training
   return c

@@ -58,7 +58,14 @@ def _mixture(config, spec, counts, words):
     shares = counts / counts.sum()
     weights = (s.half_weight / (s.half_weight + shares)).astype(np.float32)
     return context_mixture.ContextMixture(
-      spec, outputs, rows, weights, s.concentration, s.tied_until, s.shared
+      spec,
+      outputs,
+      rows,
+      weights,
+      s.concentration,
+      s.tied_until,
+      s.shared,
+      s.shift,
     )
   return mixture.Mixture(
     spec,

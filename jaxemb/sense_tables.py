@@ -32,6 +32,10 @@ def collect(
     model: what was trained.
     table: gives the rows of a table, as they are kept; all processes call it.
     vocabulary: of the text.
+
+  Returns:
+    The senses, whose vectors are rows of the table, or such rows with what
+    `context_mixture.shifted` adds.
   """
   if not isinstance(model, _MODELS):
     return None
@@ -65,12 +69,34 @@ def collect(
     isinstance(model, context_mixture.ContextMixture) and found.num_ambiguous
   ):
     return made
-  means = np.zeros_like(made.vectors)
-  means[owners] = np.asarray(table(context_mixture.MEANS))[:, :-1]
+  rows = np.asarray(table(context_mixture.MEANS))[:, :-1]
+  means, vectors = np.zeros_like(made.vectors), made.vectors.copy()
+  means[owners] = rows
+  by_word = found.num_ambiguous, found.num
+  common = made.mean_vectors()[is_ambiguous]
+  shifts = context_mixture.shifted(
+    common, priors[owners].reshape(by_word), rows.reshape(*by_word, -1)
+  )
+  vectors[owners] += model.shift * np.asarray(shifts).reshape(rows.shape)
   contexts = senses.Contexts(
     means, config.senses.concentration, config.senses.half_weight
   )
-  return dataclasses.replace(made, contexts=contexts)
+  return dataclasses.replace(made, vectors=vectors, contexts=contexts)
+
+
+def exported(
+  config: ml_collections.ConfigDict, rows: Any, found: senses.Senses
+) -> Any:
+  """Vectors of senses, as rows are kept in `config.table.dtype`.
+
+  Args:
+    config: the settings.
+    rows: [rows, dim], of the table, as they are kept.
+    found: the senses, of all rows.
+  """
+  if found.contexts is None:
+    return rows
+  return rounding.encode_on_host(found.vectors, config.table.dtype)
 
 
 def digest(model: base.Model) -> str:

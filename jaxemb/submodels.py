@@ -360,6 +360,8 @@ class _Trainer:
       # All stay together, with the counts that the tree of paths is made of.
       has[:], seen, read = True, read, senses.by_row(vocabulary.counts)
     rows = jax.tree.map(lambda x: x[has], rows)
+    if senses is not None:
+      rows = sense_tables.exported(config, rows, senses)
     vocab.write_counts(place / 'vocab.txt', vocab.Vocabulary(words, seen))
     mine = vocab.Vocabulary([words[i] for i in np.flatnonzero(has)], read[has])
     if config.strategy.part < 0 or senses is not None:

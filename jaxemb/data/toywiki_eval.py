@@ -95,7 +95,7 @@ def _categories(world: families_lib.World) -> str:
   return '\n'.join([',category,word', *rows]) + '\n'
 
 
-def _context(
+def context(
   world: families_lib.World, index: int, draw: families_lib.Draw
 ) -> str:
   """Sentences on the subject of a sense; the fourth has its word, marked."""
@@ -149,8 +149,8 @@ def _senses(world: families_lib.World, draw: families_lib.Draw) -> str:
       'n',
       world.families[j].words['singular'],
       'n',
-      _context(world, i, draw),
-      _context(world, j, draw),
+      context(world, i, draw),
+      context(world, j, draw),
       str(sum(ratings) / 10),
       *(str(rating) for rating in ratings),
     ]

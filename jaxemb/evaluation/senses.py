@@ -135,10 +135,10 @@ class Senses:
 
   @functools.cached_property
   def _directions(self) -> np.ndarray:
-    """[vocab, dim] float32, sums of a word's senses, of length 1."""
-    sums = np.add.reduceat(self.vectors, self.starts[:-1], 0, np.float32)
-    lengths = np.linalg.norm(sums, axis=1, keepdims=True)
-    return sums / np.maximum(lengths, 1e-30)
+    """[vocab, dim] float32, mean vectors of length 1."""
+    means = self.mean_vectors()
+    lengths = np.linalg.norm(means, axis=1, keepdims=True)
+    return means / np.maximum(lengths, 1e-30)
 
   def around(self, context: Sequence[int]) -> np.ndarray:
     """[dim] float64, the mean x of words, see `models.context_mixture`."""

@@ -18,8 +18,14 @@ that of skip-gram; means move towards the x of the draws, priors towards gamma.
 The mean of these steps is the M step (Celeux and Diebolt 1985). The senses of a
 word start as one, and are told apart by the draws.
 
-Of what the drawn sense learns, the other senses of the word learn a share: they
-have much in common, and the text of each alone is short.
+The text of a sense is short, and the senses of a word have much in common. Of
+what the drawn sense learns the others learn a share; and what sets a sense
+apart is first of all where it occurs, so that its vector is
+
+  v_k = r_k + shift |r| (m_k - m)
+
+with a row r_k, the word's mean row r and mean context m, both weighted by
+priors. So are the vectors in P(O | I, k) and those that users get.
 """
 
 import dataclasses
@@ -40,7 +46,7 @@ from jaxemb.models import (
   targets,
   tree,
 )
-from jaxemb.ops import products, sampling, windows
+from jaxemb.ops import products, sampling, windows, wire
 from jaxemb.tables import spec as spec_lib
 
 MEANS = 'context_means'
@@ -76,6 +82,7 @@ class ContextMixture:
   concentration: float  # kappa
   tied_until: float  # share of training in which senses learn the same
   shared: float  # share of what one learns, later, that the others learn
+  shift: float  # how far vectors are moved to where their sense occurs
 
   vectors_table = skipgram.INPUT
   averages_logs = False  # priors are averages of gamma
@@ -181,8 +188,10 @@ class ContextMixture:
       filled = input_rows[:num].at[found.places].set(slots, mode='drop')
       return filled.reshape(*found.weights.shape, dim)
 
+    priors = em.probabilities(rows[mixture.PRIORS][:, :-1], self.averages_logs)
+    common = jax.lax.stop_gradient(jnp.einsum('sk,skd->sd', priors, of_senses))
     contexts, is_some = jax.lax.stop_gradient(
-      self.contexts(with_slots(of_senses.mean(1)), found, mask)
+      self.contexts(with_slots(common), found, mask)
     )
     are_tied = progress < self.tied_until
     cases, apart = self.cases(rows, contexts, is_some)
@@ -197,6 +206,11 @@ class ContextMixture:
     shared = jnp.where(are_tied, 1.0, self.shared)
     learning = (1 - shared) * meant_rows + shared * of_senses.sum(1)
     slots = learning + jax.lax.stop_gradient(meant_rows - learning)
+    shifts = self.shift * shifted(
+      common, priors, rows[MEANS][..., :-1], self.spec.columns_axis
+    )
+    shifts = jnp.einsum('sk,skd->sd', meant, jax.lax.stop_gradient(shifts))
+    slots += jnp.where(are_tied, 0.0, shifts)
 
     counts = (chosen * is_some[:, None])[..., None]
     means_grads = jnp.concatenate([counts * apart, counts], -1)
@@ -267,6 +281,30 @@ class ContextMixture:
   def num_examples(self, batch: base.StepBatch) -> jax.Array:
     """Number of (center, context) pairs."""
     return skipgram.num_contexts(batch).sum()
+
+
+def shifted(
+  common: jax.Array,
+  chances: jax.Array,
+  means: jax.Array,
+  columns_axis: wire.Axis | None = None,
+) -> jax.Array:
+  """[words, K, d], |r| (m_k - m).
+
+  Args:
+    common: [words, d] float32, r; d one device's share of dim.
+    chances: [words, K] float32, priors.
+    means: [words, K, dim] float32, of contexts.
+    columns_axis: see `base.WindowSpec`.
+  """
+  squares = jnp.sum(common * common, -1)
+  apart = means - jnp.einsum('wk,wkd->wd', chances, means)[:, None]
+  if columns_axis is not None:
+    squares = jax.lax.psum(squares, columns_axis.name)
+    dim = common.shape[-1]
+    first = dim * jax.lax.axis_index(columns_axis.name)
+    apart = jax.lax.dynamic_slice_in_dim(apart, first, dim, 2)
+  return jnp.sqrt(squares)[:, None, None] * apart
 
 
 def _with_gradient(rows: jax.Array, grads: jax.Array) -> jax.Array:

@@ -34,7 +34,8 @@ def probabilities(rows: jax.Array, averages_logs: bool) -> jax.Array:
   """
   if averages_logs:
     return jax.nn.softmax(rows, axis=-1)
-  return rows + 1 / rows.shape[-1]
+  # Sums of many small changes are zero but for rounding, which would add up.
+  return rows - jnp.mean(rows, -1, keepdims=True) + 1 / rows.shape[-1]
 
 
 def log_probabilities(rows: jax.Array, averages_logs: bool) -> jax.Array:

@@ -13,6 +13,7 @@ from jaxemb.data import loader
 from jaxemb.models import (
   base,
   context_mixture,
+  em,
   hierarchical,
   mixture,
   sampled,
@@ -27,7 +28,7 @@ KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
 COUNTS = np.maximum(1, 1000 // np.arange(1, VOCAB + 1))
 SPEC = base.WindowSpec(VOCAB, DIM, WINDOW, 5, CHUNK, 4)
 IS_AMBIGUOUS = np.random.default_rng(5).random(VOCAB) < 0.4
-KAPPA, SHARED = 2.0, 0.3
+KAPPA, SHARED, SHIFT = 2.0, 0.3, 0.7
 WEIGHTS = np.linspace(0.2, 1, VOCAB).astype(np.float32)
 
 
@@ -40,7 +41,7 @@ def _outputs(loss):
 def _model(loss='tree', tied_until=0.0):
   senses = sense_rows.number(IS_AMBIGUOUS, SENSES)
   return context_mixture.ContextMixture(
-    SPEC, _outputs(loss), senses, WEIGHTS, KAPPA, tied_until, SHARED
+    SPEC, _outputs(loss), senses, WEIGHTS, KAPPA, tied_until, SHARED, SHIFT
   )
 
 
@@ -95,6 +96,30 @@ def _table_grads(tables, ids, grads):
   return found
 
 
+def _common(model, tables, word):
+  """[d] float64, the mean of a word's rows, weighted by priors."""
+  senses, found = model.senses, tables[skipgram.INPUT].astype(np.float64)
+  first, row = senses.first_rows[word], senses.priors_rows[word]
+  if row == senses.num_ambiguous:
+    return found[first]
+  priors = tables[mixture.PRIORS][row, :-1] + 1 / SENSES
+  return sum(priors[k] * found[first + k] for k in range(SENSES))
+
+
+def _vector(model, tables, word, sense):
+  """[d] float64, of a sense."""
+  senses = model.senses
+  row = senses.priors_rows[word]
+  found = tables[skipgram.INPUT][senses.first_rows[word] + sense]
+  if row == senses.num_ambiguous:
+    return found
+  priors = tables[mixture.PRIORS][row, :-1] + 1 / SENSES
+  means = tables[context_mixture.MEANS].astype(np.float64)[:, :-1]
+  means = means[row * SENSES : (row + 1) * SENSES]
+  length = np.linalg.norm(_common(model, tables, word))
+  return found + SHIFT * length * (means[sense] - priors @ means)
+
+
 def _expected(model, tables, ids, batch):
   """Draws of slots, and sums of what the averages are to learn, in loops."""
   senses, priors = model.senses, tables[mixture.PRIORS].astype(np.float64)
@@ -107,10 +132,7 @@ def _expected(model, tables, ids, batch):
   }
 
   def vector(word):
-    rows = slice(
-      senses.first_rows[word], [*senses.first_rows, senses.num_rows][word + 1]
-    )
-    found = tables[skipgram.INPUT][rows].astype(np.float64).mean(0)
+    found = _common(model, tables, word)
     return found / np.linalg.norm(found)
 
   places = [x for x in np.asarray(placed.places) if x < 2 * width]
@@ -153,8 +175,7 @@ def _skipgram_rows(model, tables, ids, draws, batch):
     chunk, offset = divmod(place, width)
     word = batch.tokens[0, chunk * CHUNK + offset]
     if word < VOCAB:
-      row = model.senses.first_rows[word] + draws.get(place, 0)
-      found[chunk, offset] = tables[skipgram.INPUT][row]
+      found[chunk, offset] = _vector(model, tables, word, draws.get(place, 0))
   return found
 
 
@@ -316,9 +337,11 @@ def test_tied_senses_are_skipgram():
 def test_priors_sum_to_one_and_senses_part():
   made = _trainer('mixture', number=4, top_n=9, tied_until=0.0)
   state = _train(made, 200 * 16)
-  priors = made.strategy.result(state, mixture.PRIORS)[:, :-1]
-  np.testing.assert_allclose(priors.sum(1), 0, atol=1e-6)
-  assert (priors > -0.25).all() and np.abs(priors).max() > 1e-3
+  priors = np.asarray(
+    em.probabilities(made.strategy.result(state, mixture.PRIORS)[:, :-1], False)
+  )
+  np.testing.assert_allclose(priors.sum(1), 1, atol=1e-6)
+  assert (priors > 0).all() and np.abs(priors - 0.25).max() > 1e-3
   means = made.strategy.result(state, context_mixture.MEANS)[:, :-1]
   assert means.reshape(9, 4, 8).std(1).mean() > 1e-3
   assert np.linalg.norm(means, axis=1).max() <= 1 + 1e-6
@@ -340,7 +363,7 @@ def test_words_with_one_sense_are_skipgram():
     SPEC,
     _outputs('tree'),
     sense_rows.number(IS_AMBIGUOUS, 1),
-    *(WEIGHTS, KAPPA, 0.0, SHARED),
+    *(WEIGHTS, KAPPA, 0.0, SHARED, SHIFT),
   )
   other = hierarchical.Hierarchical(SPEC, _outputs('tree'), False)
   assert model.specs().keys() == other.specs().keys()

@@ -1,0 +1,114 @@
+"""Planted words: does the mixture tell two known senses of a word apart?
+
+  python experiments/planted_senses.py
+
+Some words of the embedded corpus have two senses, and it is known which one a
+sentence is about. `configs/mixture.py` trains on the corpus; new sentences then
+ask for the sense of such a word. Each recovered sense stands for the one that
+most of half of the sentences with it are about; of the other half it is counted
+how many are.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import machine
+import numpy as np
+
+from jaxemb import exports
+from jaxemb.data import toywiki_eval, toywiki_families
+from jaxemb.evaluation import senses
+
+EXPECTED = 0.95
+_TOKEN = re.compile(r'[^\W_]+')
+
+
+def right(
+  table: senses.Senses, world: toywiki_families.World, sentences: int
+) -> dict[str, float]:
+  """By planted word, the share of sentences whose sense is told."""
+  draw = random.Random(1).random
+  families = [i for i, x in enumerate(world.families) if x.kind == 'sense']
+  found = {}
+  for both in zip(families[::2], families[1::2], strict=True):
+    word = world.families[both[0]].words['singular']
+    told = np.zeros((len(table.priors), 2))
+    counted = []
+    for number in range(2 * sentences):
+      sense = number // 2 % 2
+      text = toywiki_eval.context(world, both[sense], draw)
+      before, _, behind = text.partition(f'<b> {word} </b>')
+      before = _TOKEN.findall(before)
+      tokens = [*before, word, *_TOKEN.findall(behind)]
+      row = int(table.disambiguate(tokens, len(before)).argmax())
+      if number % 2:
+        counted.append((row, sense))
+      else:
+        told[row, sense] += 1
+    found[word] = float(
+      np.mean([told[row].argmax() == sense for row, sense in counted])
+    )
+  return found
+
+
+def main() -> None:
+  """Trains once per seed and prints the shares."""
+  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  add = parser.add_argument
+  add('--config', default='configs/mixture.py')
+  add('--seeds', type=int, default=3)
+  add('--sentences', type=int, default=40, help='of a word, in either half')
+  add('--output', default='', help='JSON file; "" = in experiments/results')
+  args, override = parser.parse_known_args()
+  args.override = override
+  unknown = [x for x in override if not x.startswith('--config.')]
+  if unknown:
+    parser.error(f'unknown argument {unknown[0]}')
+  results = pathlib.Path(__file__).parent / 'results'
+  output = args.output or results / f'planted-senses-{machine.today()}.json'
+  found = {}
+  for seed in range(1, args.seeds + 1):
+    with tempfile.TemporaryDirectory() as folder:
+      done = subprocess.run(
+        [
+          sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
+          f'--workdir={folder}', f'--config.seed={seed}',
+          '--config.eval.paths=none', *override,
+        ],
+        capture_output=True,
+        text=True,
+      )  # fmt: skip
+      if done.returncode:
+        sys.exit(' '.join(done.stderr.strip().splitlines()[-1:]))
+      table = exports.read(pathlib.Path(folder)).senses
+      speed = json.loads((pathlib.Path(folder) / 'report.json').read_text())
+    if table is None:
+      parser.error(f'{args.config} trains one vector for a word')
+    each = right(table, toywiki_families.build(0), args.sentences)
+    found[seed] = {
+      'right': statistics.mean(each.values()),
+      'words': each,
+      'words_per_sec': speed['words_per_sec'],
+    }
+    worst = sorted(each.items(), key=lambda x: x[1])[:5]
+    print(
+      f'seed {seed}: {found[seed]["right"]:.3f} right, {len(each)} words; '
+      'worst: ' + ', '.join(f'{k} {v:.2f}' for k, v in worst),
+      flush=True,
+    )
+  facts = machine.describe()
+  machine.write(output, facts, args, found)
+  print(machine.line(facts))
+  mean = statistics.mean(x['right'] for x in found.values())
+  print(f'{mean:.3f} right, wanted {EXPECTED:g}; all figures in {output}')
+
+
+if __name__ == '__main__':
+  main()
