@@ -39,6 +39,9 @@ def right(
   found = {}
   for both in zip(families[::2], families[1::2], strict=True):
     word = world.families[both[0]].words['singular']
+    if word not in table.index:
+      found[word] = 0.0  # too rare to be told
+      continue
     told = np.zeros((len(table.priors), 2))
     counted = []
     for number in range(2 * sentences):

@@ -320,6 +320,38 @@ def test_low_precision(tmp_path):
   assert json.loads(output.read_text())['quality'] == before
 
 
+def test_planted_senses(tmp_path):
+  output = tmp_path / 'found.json'
+  shown = _run(
+    'planted_senses.py', '--seeds=1', '--sentences=4', f'--output={output}',
+    '--config=configs/mixture.py:smoke', '--config.senses.number=2',
+  )  # fmt: skip
+  result = json.loads(output.read_text())
+  _check_machine(result)
+  (run,) = result['results'].values()
+  assert len(run['words']) == 40
+  assert all(0 <= x <= 1 for x in run['words'].values())
+  assert f'{run["right"]:.3f} right' in shown
+
+
+def test_bench_mixture(tmp_path):
+  made = toywiki.write(tmp_path / 'text', 0, 60_000)
+  questions = next(x for x in made.eval_paths if x.name == 'senses.txt')
+  output = tmp_path / 'found.json'
+  shown = _run(
+    'bench_mixture.py', f'--scws={questions}', '--runs=1', '--senses=2',
+    f'--output={output}', '--config.data.embedded_words=60000',
+    '--config.model.dim=8',
+  )  # fmt: skip
+  result = json.loads(output.read_text())
+  _check_machine(result)
+  names = ['one sense', 'contexts', 'occurrences', 'pairs']
+  assert list(result['results']) == names
+  assert all(x[0]['words_per_sec'] > 0 for x in result['results'].values())
+  assert 'senses MaxSimC' in result['results']['contexts'][0]['scores']
+  assert all(name in shown for name in names)
+
+
 def test_pseudo_words(tmp_path):
   output = tmp_path / 'found.json'
   shown = _run(
