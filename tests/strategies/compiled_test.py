@@ -210,11 +210,17 @@ def _config(case):
 
 @functools.cache
 def _compiled(case):
-  config = _config(case)
+  text, num_arrays, _ = _compiled_text(_config(case), case.mesh)
+  return Program(text, *_parse(text), num_arrays, *_shares(case))
+
+
+def _compiled_text(config, shape):
+  """The program of a dispatch, its state's arrays, and the shapes of tables."""
   made = build.trainer(
     config,
     10**7 // np.arange(1, VOCAB + 1),
-    mesh.make(mesh.Shape(*case.mesh)),
+    mesh.make(mesh.Shape(*shape)),
+    [str(i) for i in range(VOCAB)],
   )
   strategy = made.strategy
   num_parts, window = config.data.parts, config.model.window
@@ -244,9 +250,8 @@ def _compiled(case):
   # The machine code is not looked at: as quickly as it can be had.
   options = {'xla_backend_optimization_level': 0}
   text = lowered.compile(compiler_options=options).as_text()
-  return Program(
-    text, *_parse(text), len(jax.tree.leaves(state)), *_shares(case)
-  )
+  tables = {k: x.vectors.shape for k, x in state.tables.items()}
+  return text, len(jax.tree.leaves(state)), tables
 
 
 def _is_table(program, shape):
@@ -285,6 +290,36 @@ def test_nothing_of_a_tables_size_is_copied(case):
   for line in program.text.splitlines():
     is_copy = ' copy' in line.split('(')[0]
     assert not (is_copy and _is_table(program, line)), line
+
+
+@pytest.mark.parametrize(
+  ('model', 'told_by'),
+  [('skipgram', ''), ('mixture', 'likelihoods'), ('mixture', 'contexts')],
+)
+def test_hierarchical_softmax_and_senses_copy_no_table(model, told_by):
+  config = config_lib.default()
+  config.model.name, config.model.loss = model, 'hierarchical_softmax'
+  config.model.dim, config.optimizer.name = DIM, 'adagrad'
+  config.train.batch_words, config.strategy.name = 256, 'sync'
+  if told_by:
+    # As many that a table of priors is larger than a step's own arrays.
+    config.senses.number, config.senses.top_n = 2, 20_000
+    config.senses.told_by = told_by
+  config_lib.check(config)
+  config = config_lib.resolved(config, 'cpu', (1, 1))
+  text, _, tables = _compiled_text(config, (1, 1))
+  assert tables['input'][0] == VOCAB + (20_000 if told_by else 0)
+  assert len(tables) == {'': 2, 'likelihoods': 3, 'contexts': 4}[told_by]
+  computations, entry = _parse(text)
+  shapes = {f'f32[{",".join(map(str, x))}]' for x in tables.values()}
+  met = 0
+  for _, x in _executed(computations, entry):
+    if _squeezed(x.shape) in shapes:
+      met += 1
+      if x.opcode in ('fusion', 'call'):
+        x = _root(computations, x.called[0])
+      assert x.opcode in IN_PLACE, x
+  assert met > 10
 
 
 @every_program
