@@ -85,16 +85,16 @@ def collect(
 
 
 def exported(
-  config: ml_collections.ConfigDict, rows: Any, found: senses.Senses
+  config: ml_collections.ConfigDict, rows: Any, found: senses.Senses | None
 ) -> Any:
   """Vectors of senses, as rows are kept in `config.table.dtype`.
 
   Args:
     config: the settings.
     rows: [rows, dim], of the table, as they are kept.
-    found: the senses, of all rows.
+    found: the senses, of all rows; None = a word has one.
   """
-  if found.contexts is None:
+  if found is None or found.contexts is None:
     return rows
   return rounding.encode_on_host(found.vectors, config.table.dtype)
 

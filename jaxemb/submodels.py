@@ -13,9 +13,8 @@ a folder of its own:
 
 As many as the devices hold at once are trained side by side, a round; then the
 next ones. Each goes on from its own checkpoint, whoever is beside it, so any of
-them can be trained by another process, on another machine, or again when its
-folder is removed. A job of one part (`config.strategy.part`) is a run in that
-folder. Nobody waits for anybody until all are there to be merged.
+them can be trained by another process or machine, or again when its folder is
+removed. A job of one part (`config.strategy.part`) is a run in that folder.
 """
 
 import contextlib
@@ -360,12 +359,11 @@ class _Trainer:
       # All stay together, with the counts that the tree of paths is made of.
       has[:], seen, read = True, read, senses.by_row(vocabulary.counts)
     rows = jax.tree.map(lambda x: x[has], rows)
-    if senses is not None:
-      rows = sense_tables.exported(config, rows, senses)
     vocab.write_counts(place / 'vocab.txt', vocab.Vocabulary(words, seen))
     mine = vocab.Vocabulary([words[i] for i in np.flatnonzero(has)], read[has])
     if config.strategy.part < 0 or senses is not None:
       # Enough to load and to merge: text takes longer than training.
+      rows = sense_tables.exported(config, rows, senses)
       with contextlib.ExitStack() as stack:
         kept = results.exported_rows(config, rows)
         rows_file.write(stack, place / 'export', kept)

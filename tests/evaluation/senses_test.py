@@ -77,9 +77,10 @@ def test_posterior_by_what_contexts_mean():
     found, contexts=senses.Contexts(means, kappa, half)
   )
   x, total = np.zeros(4), 0.0
-  context = [3, 0, 1, 3]
+  context = [3, 0, 1, 3]  # one of them has two senses
   for word in context:
-    vector = found.vectors[STARTS[word] : STARTS[word + 1]].mean(0)
+    rows = slice(STARTS[word], STARTS[word + 1])
+    vector = found.priors[rows] @ found.vectors[rows]
     weight = half / (half + found.counts[word] / found.counts.sum())
     x += weight * vector / np.linalg.norm(vector)
     total += weight
