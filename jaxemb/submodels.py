@@ -7,8 +7,7 @@ a folder of its own:
                                  where its reading goes on
                    vocab.txt     all words, in the order of the rows, with how
                                  often it read each; 0 = it has no vector of it
-                   export/       vectors of the words that it has: vectors.npy,
-                                 vocab.txt; of a job of its own all formats
+                   export/       vectors of its words; of a job in all formats
                    part.json     figures; it is there when the sub-model is done
 
 As many as the devices hold at once are trained side by side, a round; then the
