@@ -218,8 +218,8 @@ def write(
   exported = word2vec_format.export(
     workdir / 'export', names, vectors, counts, kept
   )
+  sense_tables.write(workdir / 'export', found)
   if found is not None:
-    sense_tables.write(workdir / 'export', found)
     vectors = found.mean_vectors()  # of words
   metrics.LOG.info('vectors in %s', workdir / 'export')
   evaluation = _evaluate(config, parts, vectors, found)

@@ -106,8 +106,10 @@ def digest(model: base.Model) -> str:
   return hashlib.sha256(model.senses.first_rows.tobytes()).hexdigest()
 
 
-def write(folder: pathlib.Path, found: senses.Senses) -> None:
-  """Writes the files beside those of the vectors, into the same folder."""
+def write(folder: pathlib.Path, found: senses.Senses | None) -> None:
+  """Writes the files, if any, beside those of the vectors, in the same folder."""
+  if found is None:
+    return
   facts = {
     'loss': found.loss,
     'negatives': found.negatives,

@@ -340,7 +340,7 @@ class _Trainer:
     config, parts = self._place.config, self._place.parts
     place, census, totals = self._folder(model.part), model.census, model.totals
     rows = _rows(state, self._vectors_table)
-    table, vocabulary = functools.partial(_rows, state), parts.corpus.vocabulary
+    vocabulary, table = parts.corpus.vocabulary, functools.partial(_rows, state)
     senses = sense_tables.collect(config, parts.model, table, vocabulary)
     words, read = vocabulary.words, census.seen
     # A word may have been read and never had another beside it.
@@ -350,25 +350,24 @@ class _Trainer:
     has &= read >= config.strategy.min_seen
     if not has.any():
       raise errors.UserError(
-        f'sub-model {model.part} has learned nothing: no word has another one '
-        'in its window; raise --config.strategy.rate or --config.data.sample'
+        f'sub-model {model.part} has learned nothing: no word has another in '
+        'its window; raise --config.strategy.rate or --config.data.sample'
       )
     seen = read * has
     if senses is not None:
       # All stay together, with the counts that the tree of paths is made of.
       has[:], seen, read = True, read, senses.by_row(vocabulary.counts)
+      rows = sense_tables.exported(config, rows, senses)
     rows = jax.tree.map(lambda x: x[has], rows)
     vocab.write_counts(place / 'vocab.txt', vocab.Vocabulary(words, seen))
     mine = vocab.Vocabulary([words[i] for i in np.flatnonzero(has)], read[has])
     if config.strategy.part < 0 or senses is not None:
       # Enough to load and to merge: text takes longer than training.
-      rows = sense_tables.exported(config, rows, senses)
       with contextlib.ExitStack() as stack:
         kept = results.exported_rows(config, rows)
         rows_file.write(stack, place / 'export', kept)
       vocab.write_counts(place / 'export/vocab.txt', mine)
-      if senses is not None:
-        sense_tables.write(place / 'export', senses)
+      sense_tables.write(place / 'export', senses)
     else:
       corpus = parts.corpus._replace(vocabulary=mine)
       results.write(
