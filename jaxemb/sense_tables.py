@@ -107,7 +107,7 @@ def digest(model: base.Model) -> str:
 
 
 def write(folder: pathlib.Path, found: senses.Senses | None) -> None:
-  """Writes the files, if any, beside those of the vectors, in the same folder."""
+  """Writes the files, if any, beside those of the vectors in a folder."""
   if found is None:
     return
   facts = {
