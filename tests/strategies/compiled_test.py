@@ -250,7 +250,9 @@ def _compiled_text(config, shape):
   # The machine code is not looked at: as quickly as it can be had.
   options = {'xla_backend_optimization_level': 0}
   text = lowered.compile(compiler_options=options).as_text()
-  tables = {k: x.vectors.shape for k, x in state.tables.items()}
+  # Of rows in few bits the codes, which are the first of the two arrays.
+  leaves = {k: jax.tree.leaves(x.vectors) for k, x in state.tables.items()}
+  tables = {k: x[0].shape for k, x in leaves.items()}
   return text, len(jax.tree.leaves(state)), tables
 
 
