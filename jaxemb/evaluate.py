@@ -69,14 +69,14 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     type=int,
     default=0,
     help='of vectors of senses: known words of a context that count, on each '
-    'side; 0 as in training (%(default)s)',
+    'side; 0 = config.senses.query_window (%(default)s)',
   )
   parser.add_argument('--json', help='file for the results in full')
   flags = parser.parse_args(argv)
   if flags.restrict_vocab < 0:
     parser.error('--restrict_vocab must be 0 (no limit) or more')
   if flags.window < 0:
-    parser.error('--window must be 0 (as in training) or more')
+    parser.error('--window must be 0 (config.senses.query_window) or more')
   return flags
 
 

@@ -17,6 +17,7 @@ RANGES = {
   'senses.concentration': (0, None),
   'senses.shift': (0, None),
   'senses.half_weight': (1e-9, None),
+  'senses.query_window': (0, None),
 }
 
 
@@ -33,6 +34,9 @@ def default() -> ml_collections.ConfigDict:
   c.half_weight = 1e-3  # share of the text of a word that weighs half in them
   c.shift = 1.0  # how far vectors are moved to where their sense occurs
   c.shared = 0.9  # share of what a sense learns that its word's others learn
+  c.query_window = 0  # known words on each side that tell which sense is meant
+  # in a text that is asked about; 0 = as many as model.window, of 'contexts'
+  # twice as many, since they are not subsampled and more words steady a mean
   # Of 'likelihoods':
   c.drawn_for = 'occurrences'  # the sense that is meant: one for all pairs of
   # an occurrence; or anew for all of them, 'pairs', as Tian et al. 2014 have it

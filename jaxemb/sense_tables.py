@@ -63,7 +63,7 @@ def collect(
     decoded(skipgram.OUTPUT),
     config.model.loss,
     config.model.negatives,
-    config.model.window,
+    config.senses.query_window or config.model.window,
   )
   if not (
     isinstance(model, context_mixture.ContextMixture) and found.num_ambiguous
@@ -81,7 +81,12 @@ def collect(
   contexts = senses.Contexts(
     means, config.senses.concentration, config.senses.half_weight
   )
-  return dataclasses.replace(made, vectors=vectors, contexts=contexts)
+  return dataclasses.replace(
+    made,
+    vectors=vectors,
+    contexts=contexts,
+    window=config.senses.query_window or 2 * config.model.window,
+  )
 
 
 def exported(

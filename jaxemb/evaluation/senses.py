@@ -65,7 +65,7 @@ class Senses:
       None = there are none, as merges may leave none: only priors are known.
     loss: 'negative_sampling' or 'hierarchical_softmax'; None without outputs.
     negatives: per pair, of negative sampling.
-    window: that was trained with.
+    window: known words on each side that tell which sense is meant.
     contexts: what tells senses; None = the likelihoods of words do.
   """
 
@@ -176,7 +176,7 @@ class Senses:
     Args:
       tokens: of the text.
       position: of the word that is asked about.
-      window: known words on each side; 0 = as in training.
+      window: known words on each side; 0 = what the vectors say.
     """
     window = window or self.window
     find = self.index.get
@@ -193,7 +193,7 @@ class Senses:
     Args:
       sentence: The words, or a text that is split at white space.
       position: Of the word that is asked about.
-      window: Known words on each side that count; 0 = as in training.
+      window: Known words on each side that count; 0 = what the vectors say.
 
     Returns:
       [senses] float64, the chance of each.
@@ -294,7 +294,7 @@ def similarities(
   Args:
     senses: the vectors.
     questions: pairs in their contexts.
-    window: known words on each side that count; 0 = as in training.
+    window: known words on each side that count; 0 = what the vectors say.
   """
   found = np.full((len(questions), len(MEASURES)), np.nan)
   has_outputs = senses.outputs is not None
@@ -342,7 +342,7 @@ def evaluate(
   Args:
     senses: the vectors.
     path: of an SCWS file.
-    window: known words on each side that count; 0 = as in training.
+    window: known words on each side that count; 0 = what the vectors say.
   """
   from scipy import stats  # takes a third of a second
 

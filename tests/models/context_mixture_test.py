@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import build, mesh
+from jaxemb import build, mesh, sense_tables
 from jaxemb import config as config_lib
-from jaxemb.data import loader
+from jaxemb.data import loader, vocab
 from jaxemb.models import (
   base,
   context_mixture,
@@ -280,7 +280,7 @@ def test_draws_do_not_depend_on_the_device():
   )
 
 
-def _trainer(name, **senses):
+def _config(name, **senses):
   config = config_lib.default()
   config.model.name, config.model.loss = name, 'hierarchical_softmax'
   config.model.dim, config.model.window, config.model.chunk = 8, 3, 8
@@ -289,8 +289,12 @@ def _trainer(name, **senses):
   config.strategy.name, config.train.batch_words = 'sync', 16
   config.senses.update(senses)
   config_lib.check(config)
+  return config
+
+
+def _trainer(name, **senses):
   return build.trainer(
-    config_lib.resolved(config, 'cpu', (1, 1)),
+    config_lib.resolved(_config(name, **senses), 'cpu', (1, 1)),
     COUNTS,
     mesh.make(mesh.Shape(1, 1)),
     [str(i) for i in range(VOCAB)],
@@ -376,3 +380,31 @@ def test_words_with_one_sense_are_skipgram():
     ids = jax.jit(x.ids)(x.constants(), batch, KEY)
     losses.append(x.loss(_look_up(x, tables, ids), ids, batch))
   assert losses[0] == losses[1] > 0
+
+
+@pytest.mark.parametrize(
+  ('told_by', 'asked', 'window'),
+  [
+    ('contexts', 0, 6),
+    ('contexts', 4, 4),
+    ('likelihoods', 0, 3),
+    ('likelihoods', 4, 4),
+  ],
+)
+def test_words_that_tell_a_sense_of_a_query(told_by, asked, window):
+  settings = {
+    'number': 2,
+    'top_n': 3,
+    'told_by': told_by,
+    'query_window': asked,
+  }
+  made = _trainer('mixture', **settings)
+  state = made.strategy.init(jax.random.key(0))
+  found = sense_tables.collect(
+    _config('mixture', **settings),
+    made.model,
+    lambda name: made.strategy.result(state, name),
+    vocab.Vocabulary([str(i) for i in range(VOCAB)], COUNTS),
+  )
+  assert found.window == window
+  assert (found.contexts is None) == (told_by == 'likelihoods')
