@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+_AT_ONCE = 16  # rows that are added in one turn of a loop
 _TILE = 32  # T: the matrices of a step take 4 T bytes per id
 
 
@@ -82,22 +83,33 @@ def merge_unsorted(
     As `merge`, in another order; and the scratch again.
   """
   flat = jnp.minimum(ids.reshape(-1), vocab)
-  positions = jnp.arange(len(flat), dtype=jnp.int32)
+  num = len(flat)
+  positions = jnp.arange(num, dtype=jnp.int32)
   scratch = scratch.at[flat].set(positions, mode='drop')
-  found = scratch.at[flat].get(mode='clip')
-  is_target = (found == positions) & (flat < vocab)
-  # Of most ids there is one look-up, which stays where it is; padding too.
-  is_added = (found != positions) & (flat < vocab)
-  target = jnp.where(is_added, found, len(flat))
+  targets = scratch.at[flat].get(mode='clip')
+  is_known = flat < vocab
+  is_target = (targets == positions) & is_known
+  is_added = (targets != positions) & is_known
+  # Of most ids there is one look-up, whose row stays where it is: a scatter of
+  # all rows would copy them first. The others follow one another in a list.
+  places = jnp.where(is_added, jnp.cumsum(is_added) - 1, num + _AT_ONCE)
+  added = jnp.full(num + _AT_ONCE, num, jnp.int32)
+  added = added.at[places].set(positions, mode='drop', unique_indices=True)
 
-  def summed(x):
-    x = jnp.asarray(x).reshape(len(flat), -1)
-    return x.at[target].add(x, mode='drop')
+  def add_some(i, sums):
+    sources = jax.lax.dynamic_slice_in_dim(added, i * _AT_ONCE, _AT_ONCE)
+    chosen = targets.at[sources].get(mode='fill', fill_value=num)
+    return jax.tree.map(
+      lambda x: x.at[chosen].add(x.at[sources].get(mode='clip'), mode='drop'),
+      sums,
+    )
 
+  values = jax.tree.map(lambda x: jnp.asarray(x).reshape(num, -1), values)
+  occurrences = jnp.zeros(num, jnp.float32).at[targets].add(is_known * 1.0)
   return Merged(
     jnp.where(is_target, flat, vocab + positions),
-    summed(jnp.ones((len(flat), 1), jnp.float32))[:, 0],
-    jax.tree.map(summed, values),
+    occurrences,
+    jax.lax.fori_loop(0, -(-jnp.sum(is_added) // _AT_ONCE), add_some, values),
   ), scratch
 
 

@@ -236,8 +236,9 @@ def training_step(
   for i, (name, table) in enumerate(sorted(tables.items())):
     table_key = None if step_key is None else rounding.key(step_key, i)
     states[name] = table.update(
-      states[name], ids[name], row_grads[name], learning_rate, table_key
-    )
+      states[name], ids[name], row_grads[name], learning_rate, table_key,
+      rows[name],
+    )  # fmt: skip
   return states, value, further_rounds
 
 

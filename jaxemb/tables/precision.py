@@ -27,6 +27,13 @@ class Place(NamedTuple):
   axis: str | None = None  # of the mesh, over which the columns are split
 
 
+class Old(NamedTuple):
+  """Rows as they were before an update."""
+
+  rows: jax.Array  # [n, d] float32, their values
+  scales: jax.Array | None  # [n] float32, of int8
+
+
 def is_low(spec: spec_lib.TableSpec) -> bool:
   """Whether rows are kept in fewer bits than they are computed with."""
   return spec.dtype != 'float32'
@@ -78,15 +85,14 @@ def _largest(
 
 
 def _new_scales(
-  spec: spec_lib.TableSpec, rows: jax.Array, place: Place, old: Any
+  spec: spec_lib.TableSpec, rows: jax.Array, place: Place, old: Old | None
 ) -> jax.Array:
   """[n] float32, see `rounded`."""
   if old is None or spec.scales == 'largest':
     return rounding.row_scales(
       _largest(spec, rows, place.axis), None if old is None else old.scales
     )
-  changes = rows - rounding.decode(old, spec.dtype)
-  steps = rounding.scale_steps(rows, changes, old.scales)
+  steps = rounding.scale_steps(rows, rows - old.rows, old.scales)
   if place.axis is not None:
     steps = jax.lax.psum(steps, place.axis)
   return rounding.learned_scales(steps, old.scales, spec.dim)
@@ -103,7 +109,10 @@ def read(spec: spec_lib.TableSpec, vectors: Any, ids: jax.Array) -> jax.Array:
 
 
 def rounded(
-  spec: spec_lib.TableSpec, rows: jax.Array, place: Place, old: Any = None
+  spec: spec_lib.TableSpec,
+  rows: jax.Array,
+  place: Place,
+  old: Old | None = None,
 ) -> Any:
   """New values of rows, as they are kept.
 
@@ -111,8 +120,8 @@ def rounded(
     spec: of the table.
     rows: [n, d] float32.
     place: of the rows.
-    old: the rows as they were kept, whose scales stay where they do, or go on
-      being learned.
+    old: the rows before, whose scales stay where they do, or go on being
+      learned.
 
   Raises:
     ValueError: if random bits are wanted and there is no key.
@@ -134,6 +143,7 @@ def add(
   deltas: jax.Array,
   are_unique: bool,
   place: Place,
+  known: jax.Array | None = None,
 ) -> Any:
   """Adds to rows; padding is dropped.
 
@@ -144,13 +154,18 @@ def add(
     deltas: [n, d] float32.
     are_unique: whether all ids differ, as they do if precision is low.
     place: of the rows in the whole table.
+    known: [n, d] float32, the values that the rows have; None = read here.
   """
   if not is_low(spec):
     return rowopt.add_rows(vectors, ids, deltas, are_unique)
-  old = gather(vectors, ids)
-  rows = rounding.decode(old, spec.dtype) + deltas
+  if known is None:
+    known = read(spec, vectors, ids)
+  scales = None
+  if spec.dtype == 'int8':
+    scales = vectors.scales.at[ids].get(mode='clip')
+  new = rounded(spec, known + deltas, place, Old(known, scales))
   # All is read before anything is written, or XLA copies the table.
-  new = jax.lax.optimization_barrier(rounded(spec, rows, place, old))
+  new = jax.lax.optimization_barrier(new)
   return jax.tree.map(
     lambda x, y: x.at[ids].set(y, mode='drop', unique_indices=True),
     vectors,
@@ -278,6 +293,7 @@ def written(
   learning_rate: jax.Array,
   figures: rowopt.Figures = rowopt.HERE,
   beyond: int = 0,
+  known: jax.Array | None = None,
 ) -> spec_lib.TableState:
   """The state of a table whose rows each device has, after an update.
 
@@ -291,6 +307,8 @@ def written(
     learning_rate: float32.
     figures: how the optimizer reaches the numbers of rows.
     beyond: how many of these only fill up.
+    known: what a look-up of these ids gave; None = the rows are read again, as
+      they are in any case where they are merged in another order.
   """
   row_grads, scratch = merged(
     row_grads, spec.vocab, merges_duplicates, state.scratch
@@ -301,5 +319,9 @@ def written(
     state.slots, row_grads._replace(ids=ids), learning_rate, figures
   )
   place = place._replace(ids=ids)
-  vectors = add(spec, state.vectors, ids, deltas, merges_duplicates, place)
+  if known is not None:
+    known = None if merges_duplicates else known.reshape(deltas.shape)
+  vectors = add(
+    spec, state.vectors, ids, deltas, merges_duplicates, place, known
+  )
   return spec_lib.TableState(vectors, slots, scratch)

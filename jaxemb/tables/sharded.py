@@ -81,7 +81,7 @@ def replicated(
   def lookup(state, ids):
     return spec_lib.Found(precision.read(spec, state.vectors, ids), state)
 
-  def update(state, ids, row_grads, learning_rate, key=None):
+  def update(state, ids, row_grads, learning_rate, key=None, known=None):
     if names:
       ids, row_grads = precision.gathered(
         _flat(ids, row_grads), names, spec.exchange_dtype
@@ -89,8 +89,9 @@ def replicated(
     row_grads = rowopt.RowGrads(ids, row_grads, _squares(optimizer, row_grads))
     place = precision.Place(key, ids, jnp.arange(spec.dim))
     return precision.written(
-      spec, optimizer, state, row_grads, place, merges_duplicates, learning_rate
-    )
+      spec, optimizer, state, row_grads, place, merges_duplicates,
+      learning_rate, known=None if names else known,
+    )  # fmt: skip
 
   everywhere = jax.sharding.PartitionSpec()
   return spec_lib.Table(
@@ -144,7 +145,7 @@ def column(
   def lookup(state, ids):
     return spec_lib.Found(precision.read(spec, state.vectors, ids), state)
 
-  def update(state, ids, row_grads, learning_rate, key=None):
+  def update(state, ids, row_grads, learning_rate, key=None, known=None):
     ids, row_grads = _flat(ids, row_grads)
     squares = _squares(optimizer, row_grads)
     if axes.num_table > 1 and squares is not None:
@@ -154,7 +155,7 @@ def column(
     return precision.written(
       spec, optimizer, state, rowopt.RowGrads(*all_of_them),
       precision.Place(key, ids, own_columns(), split_over), merges_duplicates,
-      learning_rate, figures, beyond,
+      learning_rate, figures, beyond, None if data_names else known,
     )  # fmt: skip
 
   slots = jax.eval_shape(
@@ -295,7 +296,8 @@ class _Rows:
     rows = rows.reshape(*ids.shape, self.spec.dim)
     return spec_lib.Found(rows, state, further_rounds)
 
-  def update(self, state, ids, row_grads, learning_rate, key=None):
+  def update(self, state, ids, row_grads, learning_rate, key=None, known=None):
+    del known  # it is where they are kept that rows are written
     route = self.route(ids)
     ids, row_grads = _flat(ids, row_grads)
     squares = precision.as_columns(_squares(self.optimizer, row_grads))

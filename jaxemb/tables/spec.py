@@ -71,10 +71,11 @@ class Table(NamedTuple):
   # some row of the table. Rows have a device's share of the columns where the
   # layout splits them.
   lookup: Callable[[TableState, jax.Array], 'Found']
-  # (state, ids [...], row_grads [..., dim], learning_rate, key = None) ->
-  # state; padding is ignored, duplicates mean what the row optimizer says,
-  # whichever devices looked them up. The key [2] uint32 is that of the step,
-  # for what rounds at random.
+  # (state, ids [...], row_grads [..., dim], learning_rate, key = None,
+  # known = None) -> state; padding is ignored, duplicates mean what the row
+  # optimizer says, whichever devices looked them up. The key [2] uint32 is that
+  # of the step, for what rounds at random; known are the rows that a look-up of
+  # the ids gave, so that they need not be read again.
   update: Callable[..., TableState]
   # whole state's vectors, on the host -> [vocab, dim], still as they are kept,
   # in order of ids

@@ -50,7 +50,7 @@ def _spec(
   )
 
 
-def _trained(layout, shape, spec):
+def _trained(layout, shape, spec, is_known=True):
   """Rows in order of ids, as they are kept; and what was looked up last."""
   devices = mesh.make(mesh.Shape(*shape))
   axes = spec_lib.Axes(mesh.DATA, mesh.TABLE, *shape)
@@ -64,7 +64,9 @@ def _trained(layout, shape, spec):
 
   def step(state, ids, grads, key):
     found = table.lookup(state, ids)
-    return found.rows, table.update(found.state, ids, grads, RATE, key)
+    known = found.rows if is_known else None
+    state = table.update(found.state, ids, grads, RATE, key, known)
+    return found.rows, state
 
   def compiled(function, ins, outs):
     mapped = jax.shard_map(
@@ -138,6 +140,14 @@ def test_each_row_is_read_summed_and_rounded_once(layout, shape, dtype, rounds):
   jax.tree.map(np.testing.assert_array_equal, kept, expected)
   is_row = list(_batches())[-1][0] < VOCAB
   np.testing.assert_array_equal(found[is_row], expected_found[is_row])
+
+
+@pytest.mark.parametrize('dtype', ['float16', 'int8'])
+def test_rows_that_are_known_need_not_be_read_again(dtype):
+  spec = _spec(dtype)
+  kept, _ = _trained('replicated', (1, 1), spec, is_known=False)
+  expected, _ = _expected(spec)
+  jax.tree.map(np.testing.assert_array_equal, kept, expected)
 
 
 def _learned(values, kept):
