@@ -255,6 +255,7 @@ class ContextMixture:
     vectors = token_rows[:, centers]
     if axis is not None:
       vectors = jax.lax.all_gather(vectors, axis.name, axis=-1, tiled=True)
+      vectors = vectors[..., : self.spec.dim]  # without what fills up
     lengths = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
     weights = found.weights[:, centers, None]
     vectors = vectors * (weights / jnp.maximum(lengths, 1e-30))
@@ -302,6 +303,9 @@ def shifted(
   if columns_axis is not None:
     squares = jax.lax.psum(squares, columns_axis.name)
     dim = common.shape[-1]
+    # The last devices' columns may only fill up.
+    filling = dim * jax.lax.axis_size(columns_axis.name) - apart.shape[-1]
+    apart = jnp.pad(apart, ((0, 0), (0, 0), (0, filling)))
     first = dim * jax.lax.axis_index(columns_axis.name)
     apart = jax.lax.dynamic_slice_in_dim(apart, first, dim, 2)
   return jnp.sqrt(squares)[:, None, None] * apart
