@@ -251,6 +251,95 @@ def test_queries(folder, capsys):
   assert query.main([flag, '--sense=7', 'bank']) == 2
 
 
+def _crowd():
+  """Senses that lie close to each other: rows alone would be no answer."""
+  found = _senses()
+  vectors = np.zeros((9, 4), np.float32)
+  vectors[:, 0] = 1
+  vectors[:, 1] = [9, 0, 0.1, 0.2, 0.3, 1, 0.25, 2, 3]
+  priors = np.array([1, 0.5, 0.5, 0.99, 0.01, 1, 1, 1, 1], np.float32)
+  return dataclasses.replace(
+    found,
+    starts=np.array([0, 1, 3, 5, 6, 7, 9]),
+    vectors=vectors,
+    priors=np.where(np.arange(9) > 6, np.float32(0.5), priors),
+  )
+
+
+def test_neighbours_are_other_words_each_once(tmp_path, capsys):
+  found = _crowd()
+  _write(tmp_path, found)
+  loaded = embeddings.load(tmp_path)
+
+  def names(*args, **settings):
+    return [x for x, _ in loaded.most_similar(*args, **settings)]
+
+  # bank is 0 and 0.1, money 0.2 and (rarely) 0.3, boat 0.25.
+  everything = ['money#0', 'boat', 'river', 'coin#0', 'the']
+  assert names('bank', sense=0) == everything
+  assert names('bank') == names('bank#1') == names(1) == everything
+  assert names('bank', topn=2) == everything[:2]
+  assert names('bank', restrict_vocab=3) == ['money#0', 'the']
+  assert names('bank', 'money', restrict_vocab=3) == ['the']
+  assert len(loaded.most_similar('bank', topn=None, restrict_vocab=3)) == 5
+  assert names('coin', sense=1, topn=1) == ['the']
+  vector = np.array([1, 0.31, 0, 0], np.float32)
+  assert names(vector, topn=3) == ['money#1', 'boat', 'bank#1']
+  assert names(vector, topn=2, min_prior=0.02) == ['boat', 'money#0']
+  assert loaded.most_similar_cosmul('bank', topn=1)[0][0] == 'money#0'
+  # The commands leave rare senses out, as the report does.
+  flag = f'--vectors={tmp_path}'
+  for argv in (['--senses', 'bank'], ['--position=1', 'the', 'bank']):
+    assert query.main([flag, '--topn=3', *argv]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [x.split()[2:] for x in lines] == [everything[:3]] * 2
+  assert query.main([flag, '--topn=9', '--sense=1', 'bank']) == 0
+  out = capsys.readouterr().out
+  assert 'money#0' in out and 'money#1' not in out
+  html = section.section(found)
+  assert html.count('money') == 1 + 4  # near the senses of two others
+
+
+@pytest.mark.parametrize(
+  'asked',
+  [
+    ['--senses', '--sense=1'],
+    ['--position=1', '--senses'],
+    ['--position=1', '--sense=1'],
+  ],
+)
+def test_only_one_thing_is_asked(folder, capsys, asked):
+  with pytest.raises(SystemExit) as stop:
+    query.main([f'--vectors={folder}', *asked, 'the', 'bank'])
+  assert stop.value.code == 2
+  told = capsys.readouterr().err.splitlines()[-1]
+  assert 'ask for different things; give one' in told
+
+
+def test_a_text_is_taken_as_training_takes_it(folder, capsys):
+  loaded, found = embeddings.load(folder), _senses()
+  text = '"The (money) \u2013 by the RIVER, an Bank.'
+  context = found.context(text.split(), 7)
+  assert context == [0, 3] and found.context(text.split(), 7, 9) == [0, 2, 0, 3]
+  np.testing.assert_array_equal(
+    loaded.disambiguate(text, 7), found.posterior(1, context)
+  )
+  assert query.main([f'--vectors={folder}', '--position=7', text]) == 0
+  assert capsys.readouterr().out.startswith('bank#0  ')
+  assert found.context(['--', '', '\u093f'], 1) == []
+  words = loaded.of_words()
+  for token in ('bank', 'Bank', '"Bank".'):
+    assert words.disambiguate(f'the {token}', 1) == [1.0]
+  for each in (loaded, words):
+    with pytest.raises(errors.UserError, match='window=-3 must be 0'):
+      each.disambiguate('the bank', 1, window=-3)
+    with pytest.raises(KeyError, match='tank'):
+      each.disambiguate('the tank.', 1)
+    assert each.disambiguate('bank', 0).dtype == np.float64
+  with pytest.raises(errors.UserError, match='window=-1 must be 0'):
+    found.context(['the', 'bank'], 1, -1)
+
+
 def test_section_of_the_report():
   found = _senses()
   html = section.section(found)
