@@ -212,7 +212,7 @@ def write(
   names, counts = vocabulary.words, vocabulary.counts
   if found is not None:
     names, counts = found.names(), found.by_row(counts)
-  rows = sense_tables.exported(config, rows, found)
+  rows, found = sense_tables.exported(config, rows, found)
   kept = exported_rows(config, rows)
   vectors = rounding.decode_on_host(rows, config.table.dtype)
   exported = word2vec_format.export(
