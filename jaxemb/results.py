@@ -1,5 +1,6 @@
 """What a finished run leaves: exports, evaluation, report."""
 
+import contextlib
 import datetime
 import hashlib
 import importlib.metadata
@@ -17,7 +18,7 @@ import ml_collections
 import numpy as np
 
 from jaxemb import build, hosts, mesh, metrics, report, sense_tables
-from jaxemb.data import encode
+from jaxemb.data import encode, vocab
 from jaxemb.evaluation import benchmarks, senses, summary
 from jaxemb.ops import rounding
 from jaxemb.storage import rows_file, word2vec_format
@@ -183,6 +184,29 @@ def exported_rows(
   if dtype == 'int8':
     return rows_file.Kept(rows.codes, dtype, rows.scales)
   return rows_file.Kept(rows, dtype)
+
+
+def write_rows(
+  config: ml_collections.ConfigDict,
+  folder: pathlib.Path,
+  rows: Any,
+  names: vocab.Vocabulary,
+  found: senses.Senses | None,
+) -> None:
+  """Writes vectors for programs alone, and what goes with senses.
+
+  Args:
+    config: the settings.
+    folder: of the export.
+    rows: [rows, dim], as they are kept.
+    names: [rows], with counts.
+    found: the senses, of a model that has them.
+  """
+  rows, found = sense_tables.exported(config, rows, found)
+  with contextlib.ExitStack() as stack:
+    rows_file.write(stack, folder, exported_rows(config, rows))
+  vocab.write_counts(folder / 'vocab.txt', names)
+  sense_tables.write(folder, found)
 
 
 def write(

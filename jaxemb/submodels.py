@@ -48,7 +48,7 @@ from jaxemb import (
 )
 from jaxemb.data import scan, shares, vocab
 from jaxemb.ops import rounding
-from jaxemb.storage import atomic, checkpoint, rows_file
+from jaxemb.storage import atomic, checkpoint
 
 
 def folder(
@@ -389,12 +389,7 @@ class _Trainer:
     place = self._folder(model.part)
     if config.strategy.part < 0:
       # Enough to load and to merge: text takes longer than training.
-      rows, senses = sense_tables.exported(config, rows, senses)
-      with contextlib.ExitStack() as stack:
-        kept = results.exported_rows(config, rows)
-        rows_file.write(stack, place / 'export', kept)
-      vocab.write_counts(place / 'export/vocab.txt', mine)
-      sense_tables.write(place / 'export', senses)
+      results.write_rows(config, place / 'export', rows, mine, senses)
       return
     if senses is None:  # else all words have vectors
       parts = parts._replace(corpus=parts.corpus._replace(vocabulary=mine))
