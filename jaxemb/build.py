@@ -335,6 +335,7 @@ def parts(
     progress,
     team,
   )
+  corpus = _with_senses(config, corpus)
   return Parts(
     corpus,
     encode.divide(corpus, d.parts, team),
@@ -342,3 +343,25 @@ def parts(
     eval_paths,
     mesh,
   )
+
+
+def _with_senses(
+  config: ml_collections.ConfigDict, corpus: encode.Encoded
+) -> encode.Encoded:
+  """Says which words have several senses, and counts those that are missing."""
+  s = config.senses
+  if config.model.name != 'mixture' or s.number == 1:
+    return corpus
+  found = model_choice.ambiguous(config, corpus.vocabulary.words)
+  told = f'{found.is_ambiguous.sum():,} words have {s.number} senses each'
+  if s.words:
+    told += (
+      f'; {found.num_unknown:,} of the {found.num_listed:,} in {s.words} are '
+      'not in the vocabulary'
+    )
+  _LOG.info('%s', told)
+  if not s.words:
+    return corpus
+  dropped = corpus.manifest['dropped']
+  dropped = dropped | {'sense_words_out_of_vocabulary': found.num_unknown}
+  return corpus._replace(manifest=corpus.manifest | {'dropped': dropped})

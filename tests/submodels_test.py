@@ -250,9 +250,12 @@ def test_merged_again_in_another_way(cache, together, tmp_path):
 
 
 def test_a_job_of_senses_leaves_what_a_run_leaves(cache, tmp_path):
+  listed = tmp_path / 'listed.txt'
+  listed.write_text('the\nnonesuch\n')
   settings = {
     'model.name': 'mixture',
     'senses.top_n': 20,
+    'senses.words': str(listed),
     'senses.number': 3,
     'strategy.min_seen': 1,
     'strategy.num_parts': 2,
@@ -261,11 +264,16 @@ def test_a_job_of_senses_leaves_what_a_run_leaves(cache, tmp_path):
     'table.dtype': 'int8',
     'eval.paths': '',
   }
-  assert _train(_config(cache, **settings), tmp_path) == 0
-  folder = tmp_path / 'parts/01'
+  assert _train(_config(cache, **settings), tmp_path / 'run') == 0
+  folder = tmp_path / 'run/parts/01'
   told = json.loads((folder / 'report.json').read_text())
   assert 'senses MaxSimC' in told['evaluation'] and told['finished']
   assert (folder / 'report.html').exists()
+  assert told['dropped']['sense_words_out_of_vocabulary'] == 1
+  assert (
+    f'20 words have 3 senses each; 1 of the 2 in {listed} are not in the '
+    'vocabulary'
+  ) in (folder / 'log.txt').read_text()
   loaded, table = jaxemb.load(folder), jaxemb.load(folder).sense_table
   assert told['vocab_words'] == len(table.words) == len(loaded) - 40
   binary = word2vec_format.read(folder / 'export/vectors.bin')
