@@ -180,17 +180,66 @@ def test_what_is_written_is_read(folder):
   assert lines[0] == '6 7 4' and lines[3] == 'bank 2'
   row = np.array(lines[5].split(), np.float32)
   np.testing.assert_array_equal(row, [0.75, *found.vectors[2]])
-  (folder / 'priors.txt').rename(folder / 'kept')
-  (folder / 'priors.txt').write_text('bank 0 1\n')
-  with pytest.raises(errors.UserError, match='export again'):
-    embeddings.load(folder)
-  (folder / 'kept').replace(folder / 'priors.txt')
-  facts = (folder / 'senses.json').read_text()
-  for damaged in ('{}', '[1]'):
-    (folder / 'senses.json').write_text(damaged)
-    with pytest.raises(errors.UserError, match='lacks one of loss'):
-      embeddings.load(folder)
-  (folder / 'senses.json').write_text(facts)
+
+
+def _of_contexts():
+  means = np.random.default_rng(4).normal(size=(7, 4)).astype(np.float32)
+  return dataclasses.replace(
+    _senses(), contexts=senses.Contexts(means, 3.0, 0.1)
+  )
+
+
+@pytest.mark.parametrize(
+  ('name', 'old', 'new', 'told'),
+  [
+    ('priors.txt', 'money 0 1\n', '', 'has 6 lines, vocab.txt 7'),
+    ('priors.txt', 'bank 1 0.75', 'bank 2 0.75', "line 3, 'bank' 2, has no"),
+    ('priors.txt', 'the 0 1', 'the 1 1', "line 1, 'the' 1, has no sense"),
+    ('priors.txt', 'bank 1 0.75', 'bank 1 nan', "priors of 'bank' must"),
+    ('priors.txt', 'bank 1 0.75', 'bank 1 0.7', "'bank' must be above 0 and"),
+    ('priors.txt', 'the 0 1', 'the 0 -1', "'the' must be above 0"),
+    ('priors.txt', '0.25\nbank 1 0.75', '-1\nbank 1 2', "'bank' must be above"),
+    ('priors.txt', 'the 0 1', 'the 0 x', 'could not convert'),
+    ('priors.txt', 'river 0', 'sea 0', "row 4 is 'river' in vocab.txt, 'sea'"),
+    ('priors.txt', None, '', 'priors.txt: is empty'),
+    ('priors.txt', None, None, 'priors.txt: No such file'),
+    ('senses.json', None, '[1]', 'senses.json: has no loss, negatives, window'),
+    ('senses.json', None, '{', 'senses.json: Expecting'),
+    ('senses.json', '"window": 2', '"window": 2.5', 'window is 2.5, must be'),
+    ('senses.json', '"window": 2', '"window": true', 'window is True'),
+    ('senses.json', '"negatives": 5', '"negatives": -1', 'negatives is -1'),
+    ('senses.json', 'hierarchical_softmax', 'other', "loss is 'other', must"),
+    ('senses.json', '"half_weight"', '"half"', 'has no half_weight'),
+    ('senses.json', '"concentration"', '"other"', 'has no concentration'),
+    ('senses.json', '3.0', 'NaN', 'concentration is nan'),
+    ('means.npy', None, (7, 3), r'means.npy has the form \(7, 3\)'),
+    ('means.npy', None, (6, 4), r'form \(6, 4\), the .* want \(7, 4\)'),
+    ('outputs.npy', None, (5, 3), r'outputs.npy has the form \(5, 3\)'),
+    ('outputs.npy', None, (4, 4), r'outputs.npy has the form \(4, 4\)'),
+    ('outputs.npy', None, 'cut', 'outputs.npy: '),
+  ],
+)
+def test_damage_is_named(tmp_path, name, old, new, told):
+  _write(tmp_path, _of_contexts())
+  path = tmp_path / name
+  if isinstance(new, tuple):
+    np.save(path, np.zeros(new, np.float32))
+  elif new is None:
+    path.unlink()
+  else:
+    text = path.read_text() if old is not None else ''
+    assert old is None or text.count(old) == 1
+    path.write_text(text.replace(old, new) if old is not None else new)
+  with pytest.raises(errors.UserError, match=told) as caught:
+    embeddings.load(tmp_path)
+  assert '\n' not in str(caught.value) and 'export again' in str(caught.value)
+
+
+def test_words_with_white_space_are_found_again(tmp_path):
+  words = ['the', 'a bank', 'money', 'a_bank', 'boat', 'x y']
+  found = dataclasses.replace(_senses(), words=words)
+  _write(tmp_path, found)
+  assert embeddings.load(tmp_path).sense_table.words == words
 
 
 def test_benchmarks_are_of_words(folder, tmp_path):
