@@ -14,13 +14,14 @@ import json
 import math
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.storage import atomic, float_text
 
+_MAX_LINE_BYTES = 1 << 20
 _SUM = 1e-3  # that priors may be off by, rounded and averaged
 FILES = ('priors.txt', 'outputs.npy', 'senses.json')
 
@@ -39,6 +40,22 @@ class Stored(NamedTuple):
 def has(folder: pathlib.Path) -> bool:
   """Whether vectors in a folder are those of senses."""
   return (folder / 'senses.json').exists()
+
+
+def refuse_dmwe(path: pathlib.Path, file: BinaryIO) -> None:
+  """Raises a `UserError` for dmwe.txt; else goes back to the beginning."""
+  lines = [file.readline(_MAX_LINE_BYTES).split() for _ in range(3)]
+  file.seek(0)
+  numbers = [*lines[0], *lines[1][1:]]
+  if (
+    [len(x) for x in lines[:2]] == [3, 2]
+    and all(x.isdigit() for x in numbers)
+    and len(lines[2]) == int(lines[0][2]) + 1
+  ):
+    raise errors.UserError(
+      f'{path} has the text format of distributed_skipgram_mixture, which is '
+      f'for other programs; give its folder, {path.parent}'
+    )
 
 
 def remove(folder: pathlib.Path) -> None:
@@ -183,7 +200,9 @@ def _read_priors(
   is_wrong = ~(is_right & (np.abs(sums - 1) < _SUM))
   if is_wrong.any():
     word = words[int(is_wrong.argmax())]
-    raise _damaged(path, f'priors of {word!r} must be above 0 and sum to 1')
+    raise _damaged(
+      path, f'priors of {word!r} must not be negative, and sum to 1'
+    )
   return words, np.array([*starts, len(rows)], np.int64), priors
 
 

@@ -182,6 +182,15 @@ def test_what_is_written_is_read(folder):
   np.testing.assert_array_equal(row, [0.75, *found.vectors[2]])
 
 
+def test_the_format_of_other_programs_is_known(folder, tmp_path):
+  with pytest.raises(errors.UserError, match='for other programs') as caught:
+    embeddings.load(folder / 'dmwe.txt')
+  assert str(caught.value).endswith(f'give its folder, {folder}')
+  # Vectors of numbers, without a header, are none of that.
+  (tmp_path / 'v.txt').write_text('5 1 2\n6 3 4\n7 5 6\n')
+  assert embeddings.load(tmp_path / 'v.txt').vectors.shape == (3, 2)
+
+
 def _of_contexts():
   means = np.random.default_rng(4).normal(size=(7, 4)).astype(np.float32)
   return dataclasses.replace(
@@ -196,9 +205,9 @@ def _of_contexts():
     ('priors.txt', 'bank 1 0.75', 'bank 2 0.75', "line 3, 'bank' 2, has no"),
     ('priors.txt', 'the 0 1', 'the 1 1', "line 1, 'the' 1, has no sense"),
     ('priors.txt', 'bank 1 0.75', 'bank 1 nan', "priors of 'bank' must"),
-    ('priors.txt', 'bank 1 0.75', 'bank 1 0.7', "'bank' must be above 0 and"),
-    ('priors.txt', 'the 0 1', 'the 0 -1', "'the' must be above 0"),
-    ('priors.txt', '0.25\nbank 1 0.75', '-1\nbank 1 2', "'bank' must be above"),
+    ('priors.txt', 'bank 1 0.75', 'bank 1 0.7', "'bank' must not be"),
+    ('priors.txt', 'the 0 1', 'the 0 -1', "'the' must not"),
+    ('priors.txt', '0.25\nbank 1 0.75', '-1\nbank 1 2', "'bank' must not"),
     ('priors.txt', 'the 0 1', 'the 0 x', 'could not convert'),
     ('priors.txt', 'river 0', 'sea 0', "row 4 is 'river' in vocab.txt, 'sea'"),
     ('priors.txt', None, '', 'priors.txt: is empty'),
