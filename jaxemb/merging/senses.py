@@ -7,7 +7,7 @@ senses that lie close and are meant as often are found to be the same
 words.
 
 What a part has to say about a sense is how often it saw the word times the
-prior. Priors are averages weighted by how often the parts saw the word, of those
+prior. Priors are averages weighted by how often the parts saw the word, of the
 parts in which it has several senses, if any: one vector does not say how often
 a sense is meant. A word has as many senses as in the part where it has most;
 those that other parts lack are placed by the parts that have them. Outputs, by
