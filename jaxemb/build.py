@@ -279,6 +279,10 @@ def trainer(
       m.chunk,
       t.loss_every_steps,
       t.steps_per_loop,
+      # A loop whose length is not known is nothing for an accelerator.
+      t.steps_per_loop == 1
+      and (mesh.size == 1 or not is_sync)
+      and config.strategy.per_device <= 1,
     ),
     mesh,
     rates,

@@ -19,10 +19,10 @@ from jaxemb import combinations, errors, mixtures
 # with other values. The text is known by its words, wherever it lies.
 _FREE_KEYS = frozenset((
   'data.cache', 'data.path', 'eval.paths', 'eval.restrict_vocab', 'mesh.data',
-  'mesh.table', 'strategy.merge', 'strategy.part', 'strategy.per_device',
-  'table.duplicates', 'table.export_dtype', 'train.checkpoint_every_secs',
-  'train.checkpoints_to_keep', 'train.log_every_secs', 'train.loss_every_steps',
-  'train.steps_per_loop',
+  'mesh.table', 'senses.query_window', 'strategy.merge', 'strategy.part',
+  'strategy.per_device', 'table.duplicates', 'table.export_dtype',
+  'train.checkpoint_every_secs', 'train.checkpoints_to_keep',
+  'train.log_every_secs', 'train.loss_every_steps', 'train.steps_per_loop',
 ))  # fmt: skip
 
 # Of `tables.sharded`, which this module must not import.

@@ -30,9 +30,9 @@ def default() -> ml_collections.ConfigDict:
   c.words = ''  # the words of a file with one per line
   c.told_by = 'contexts'  # the words around an occurrence by what they mean;
   # or by how likely each of them is, 'likelihoods', as Tian et al. 2014 have it
-  c.concentration = 50.0  # of contexts around their sense's mean
+  c.concentration = 25.0  # of contexts around their sense's mean
   c.half_weight = 1e-3  # share of the text of a word that weighs half in them
-  c.shift = 1.0  # how far vectors are moved to where their sense occurs
+  c.shift = 1.25  # how far vectors are moved to where their sense occurs
   c.shared = 0.9  # share of what a sense learns that its word's others learn
   c.query_window = 0  # known words on each side that tell which sense is meant
   # in a text that is asked about; 0 = as many as model.window, of 'contexts'

@@ -76,6 +76,7 @@ def _mixture(config, spec, counts, words):
       s.tied_until,
       s.shared,
       s.shift,
+      float(centers[is_ambiguous].sum()),
     )
   return mixture.Mixture(
     spec,

@@ -85,6 +85,11 @@ class Senses:
     """Number of each word."""
     return {word: i for i, word in enumerate(self.words)}
 
+  @property
+  def can_tell(self) -> bool:
+    """Whether a text tells which sense is meant."""
+    return self.outputs is not None or self.contexts is not None
+
   @functools.cached_property
   def paths(self) -> huffman.Paths:
     """Of hierarchical softmax."""
@@ -138,7 +143,7 @@ class Senses:
     return np.sum(np.where(on_path, terms, 0), -1)
 
   @functools.cached_property
-  def _directions(self) -> np.ndarray:
+  def directions(self) -> np.ndarray:
     """[vocab, dim] float32, mean vectors of length 1."""
     means = self.mean_vectors()
     lengths = np.linalg.norm(means, axis=1, keepdims=True)
@@ -149,7 +154,7 @@ class Senses:
     context = np.asarray(context, np.int64)
     half = self.contexts.half_weight
     weights = half / (half + self.counts[context] / self.counts.sum())
-    return weights @ self._directions[context] / weights.sum()
+    return weights @ self.directions[context] / weights.sum()
 
   def posterior(self, word: int, context: Sequence[int]) -> np.ndarray:
     """[senses] float64, p(k | w, c); without context, the priors."""
@@ -294,7 +299,6 @@ def similarities(
     window: known words on each side that count; 0 = what the vectors say.
   """
   found = np.full((len(questions), len(MEASURES)), np.nan)
-  has_outputs = senses.outputs is not None
   for i, question in enumerate(questions):
     index = [senses.index.get(w.lower()) for w in question.words]
     index = [
@@ -311,7 +315,9 @@ def similarities(
       vectors = senses.vectors[rows].astype(np.float64)
       lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
       units.append(vectors / np.maximum(lengths, 1e-30))
-      context = senses.context(text, position, window) if has_outputs else ()
+      context = (
+        senses.context(text, position, window) if senses.can_tell else ()
+      )
       chances.append(senses.posterior(word, context))
       means.append(senses.priors[rows] @ vectors)
     cosines = units[0] @ units[1].T
@@ -349,7 +355,7 @@ def evaluate(
   is_found = ~np.isnan(found[:, 0])
   results = {}
   for name, cosines in zip(MEASURES, found.T, strict=True):
-    if senses.outputs is None and name in _OF_CONTEXTS:
+    if not senses.can_tell and name in _OF_CONTEXTS:
       continue
     pairs = ratings[is_found], cosines[is_found]
     is_defined = all(len(set(x.tolist())) > 1 for x in pairs)

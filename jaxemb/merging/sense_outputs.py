@@ -30,7 +30,7 @@ def merge(
   merged: combine.Merged,
   folder: pathlib.Path | None,
   progress: passes.Progress,
-) -> tuple[Outputs | None, list[str]]:
+) -> tuple[Outputs | None, str]:
   """Turns outputs as the vectors were, so that products of rows stay.
 
   Args:
@@ -43,14 +43,11 @@ def merge(
     progress: called now and then.
 
   Returns:
-    The outputs, or None, and a line that says why.
+    The outputs, or None, and why; '' where there is nothing to say.
   """
   reason = _obstacle(parts, words, spec)
   if reason:
-    return None, [
-      f'what tells senses from each other is left out, and sentences cannot be '
-      f'disambiguated: {reason}'
-    ]
+    return None, reason
   facts, rows, votes = parts[0].senses, words.rows, words.votes
   if facts.loss == 'hierarchical_softmax':
     nodes = len(words.names) - 1
@@ -70,7 +67,7 @@ def merge(
   turns = np.concatenate(merged.rotations)
   last = np.linalg.inv(merged.outer).T
   job.turn(tables, turns, last, sink, f'merging {NAME}')
-  return Outputs(sink.close(), facts.loss, facts.negatives), []
+  return Outputs(sink.close(), facts.loss, facts.negatives), ''
 
 
 def _obstacle(

@@ -10,10 +10,11 @@ What a part has to say about a sense is how often it saw the word times the
 prior. Priors are averages weighted by how often the parts saw the word, of the
 parts in which it has several senses, if any: one vector does not say how often
 a sense is meant. A word has as many senses as in the part where it has most;
-those that other parts lack are placed by the parts that have them. Outputs, by
-which senses are told from each other in a sentence, turn with the vectors so
-that their products stay; the inner nodes of a Huffman tree are the same only
-where the whole tree is.
+those that other parts lack are placed by the parts that have them. What tells
+senses from each other in a text is merged with them: the means of their
+contexts (`sense_contexts`), and outputs, which turn with the vectors so that
+their products stay; the inner nodes of a Huffman tree are the same only where
+the whole tree is.
 """
 
 import dataclasses
@@ -31,6 +32,7 @@ from jaxemb.merging import (
   combine,
   passes,
   quality,
+  sense_contexts,
   sense_outputs,
   sense_words,
 )
@@ -108,13 +110,23 @@ def merge(
   )
   index = {name: i for i, name in enumerate(names)}
   kept = np.array([index[name] for name in merged.words])
-  outputs, warnings = sense_outputs.merge(
+  outputs, obstacle = sense_outputs.merge(
     parts, words, spec, mesh, merged, folder, progress
   )
   priors = _priors(tables, words, same.targets)
   found = _whole(parts, words, kept, priors, merged.vectors, outputs)
+  contexts, warnings = sense_contexts.merge(
+    parts, tables, words, same.targets, found, kept
+  )
+  found = dataclasses.replace(found, contexts=contexts)
+  if obstacle:
+    left_out = f'outputs are left out: {obstacle}'
+    if not found.can_tell:
+      left_out += '; sentences cannot be disambiguated'
+    warnings.append(left_out)
   report |= same.report | {
-    'outputs': outputs is not None, 'lost_senses': len(names) - len(kept)
+    'outputs': outputs is not None, 'contexts': contexts is not None,
+    'lost_senses': len(names) - len(kept)
   }  # fmt: skip
   warnings += _warnings(report) + _of_rows(parts)
   return merged._replace(

@@ -50,6 +50,13 @@ class Model(Protocol):
   vectors_table: str
   # Binary decisions per example: untrained, each costs log 2.
   decisions: float
+  # The same model of smaller arrays, which do for most steps; None = there is
+  # none. `fits` says for which.
+  usual: 'Model | None'
+
+  def fits(self, constants: Any, batch: StepBatch) -> jax.Array:
+    """bool, whether the usual model does for a step."""
+    ...
 
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:
     """The tables, by name."""

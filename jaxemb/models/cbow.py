@@ -32,6 +32,7 @@ class Cbow:
   negatives: sampling.Alias  # distribution of negatives, host arrays
 
   vectors_table = skipgram.INPUT
+  usual = None
 
   @property
   def decisions(self) -> float:

@@ -29,6 +29,7 @@ priors. So are the vectors in P(O | I, k) and those that users get.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -66,9 +67,9 @@ class Placed(NamedTuple):
   """The rows of a step's block of k chunks, and what is drawn by."""
 
   targets: targets.Targets
-  places: jax.Array  # [k (c + 2 W)] int32, as `sense_rows.Slots` has them
+  places: jax.Array  # [slots] int32, as `sense_rows.Slots` has them
   weights: jax.Array  # [k, c + 2 W] float32, of tokens in contexts
-  uniforms: jax.Array  # [k (c + 2 W)] float32, of the slots
+  uniforms: jax.Array  # [slots] float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +84,8 @@ class ContextMixture:
   tied_until: float  # share of training in which senses learn the same
   shared: float  # share of what one learns, later, that the others learn
   shift: float  # how far vectors are moved to where their sense occurs
+  chance: float  # that a token has several senses
+  is_usual: bool = False  # whether a step has no more of them than most have
 
   vectors_table = skipgram.INPUT
   averages_logs = False  # priors are averages of gamma
@@ -116,14 +119,34 @@ class ContextMixture:
       self.weights,
     )
 
+  @property
+  def usual(self) -> base.Model | None:
+    """The same with room for as many slots as most steps need."""
+    if self.is_usual or not self.senses.num_ambiguous:
+      return None
+    return dataclasses.replace(self, is_usual=True)
+
+  def fits(self, constants: Constants, batch: base.StepBatch) -> jax.Array:
+    """bool, whether the step is one of those."""
+    s = self.spec
+    window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
+    found = sense_rows.are_ambiguous(self.senses, s.vocab, constants, window)
+    return jnp.sum(found) <= self._usual_room(window.size)
+
+  def _usual_room(self, num_tokens: int) -> int:
+    mean = num_tokens * self.chance
+    # A text has more of some words here than there.
+    return min(math.ceil(1.2 * mean + 3 * mean**0.5 + 1), num_tokens)
+
   def ids(
     self, constants: Constants, batch: base.StepBatch, key: jax.Array
   ) -> dict[str, Any]:
-    """Input: [k (c + 2 W) (1 + K)], of k chunks. Means: [k (c + 2 W), K]."""
+    """Input: [k (c + 2 W) + S K], of k chunks, S slots. Means: [S, K]."""
     s, senses = self.spec, self.senses
     found = self.outputs.find(s, constants.outputs, batch, key)
     window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    slots = sense_rows.place(senses, s.vocab, constants, window)
+    room = self._usual_room(window.size) if self.is_usual else None
+    slots = sense_rows.place(senses, s.vocab, constants, window, room)
     ids = {skipgram.INPUT: slots.ids, skipgram.OUTPUT: found.ids}
     weights = constants.weights.at[window].get(mode='fill', fill_value=0)
     offsets = jnp.arange(window.shape[1], dtype=jnp.uint32)[None]
@@ -182,7 +205,7 @@ class ContextMixture:
     """
     num, input_rows = found.weights.size, rows[skipgram.INPUT]
     dim = input_rows.shape[-1]  # one device's share
-    of_senses = input_rows[num:].reshape(num, self.senses.num, dim)
+    of_senses = input_rows[num:].reshape(-1, self.senses.num, dim)
 
     def with_slots(slots):
       filled = input_rows[:num].at[found.places].set(slots, mode='drop')
@@ -255,6 +278,7 @@ class ContextMixture:
     vectors = token_rows[:, centers]
     if axis is not None:
       vectors = jax.lax.all_gather(vectors, axis.name, axis=-1, tiled=True)
+      vectors = vectors[..., : self.spec.dim]  # without what fills up
     lengths = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
     weights = found.weights[:, centers, None]
     vectors = vectors * (weights / jnp.maximum(lengths, 1e-30))
@@ -302,6 +326,9 @@ def shifted(
   if columns_axis is not None:
     squares = jax.lax.psum(squares, columns_axis.name)
     dim = common.shape[-1]
+    # The last devices' columns may only fill up.
+    filling = dim * jax.lax.axis_size(columns_axis.name) - apart.shape[-1]
+    apart = jnp.pad(apart, ((0, 0), (0, 0), (0, filling)))
     first = dim * jax.lax.axis_index(columns_axis.name)
     apart = jax.lax.dynamic_slice_in_dim(apart, first, dim, 2)
   return jnp.sqrt(squares)[:, None, None] * apart

@@ -34,6 +34,7 @@ class Hierarchical:
   averages: bool  # CBOW: the mean of a center's contexts predicts it
 
   vectors_table = skipgram.INPUT
+  usual = None
 
   @property
   def decisions(self) -> float:

@@ -134,6 +134,7 @@ class Mixture:
   chance: float  # that a token has several senses
 
   vectors_table = skipgram.INPUT
+  usual = None
 
   @property
   def decisions(self) -> float:

@@ -64,8 +64,21 @@ class Slots(NamedTuple):
   priors_ids: jax.Array  # [k w] int32, of the slots
 
 
-def place(
+def are_ambiguous(
   senses: Senses, vocab: int, constants: Constants, window: jax.Array
+) -> jax.Array:
+  """[k, w] bool, which tokens have several senses."""
+  words = jnp.minimum(window, vocab - 1)
+  row = constants.priors_rows.at[words].get(mode='promise_in_bounds')
+  return (window < vocab) & (row < senses.num_ambiguous)
+
+
+def place(
+  senses: Senses,
+  vocab: int,
+  constants: Constants,
+  window: jax.Array,
+  room: int | None = None,
 ) -> Slots:
   """Finds the rows of tokens, and a slot for each with several senses.
 
@@ -74,6 +87,8 @@ def place(
     vocab: ids from here on are padding.
     constants: where words have their rows.
     window: [k, w] int32, ids of words.
+    room: at least as many as there are such tokens; None = k w. That many slots
+      are made, rather than k w.
   """
   words = jnp.minimum(window, vocab - 1)
   first = constants.first_rows.at[words].get(mode='promise_in_bounds')
@@ -83,13 +98,14 @@ def place(
     return Slots(ids, jnp.ones_like(window, bool), none, none)
   row = constants.priors_rows.at[words].get(mode='promise_in_bounds')
   is_word = window < vocab
-  is_ambiguous = is_word & (row < senses.num_ambiguous)
+  is_ambiguous = are_ambiguous(senses, vocab, constants, window)
   single = jnp.where(is_word & ~is_ambiguous, first, senses.num_rows)
   # Slot j is of the j-th ambiguous token.
   num = window.size
   is_slot = is_ambiguous.reshape(-1)
   slots = jnp.where(is_slot, jnp.cumsum(is_slot) - 1, num)
-  places = jnp.full(num, num).at[slots].set(jnp.arange(num), mode='drop')
+  places = jnp.full(num if room is None else room, num)
+  places = places.at[slots].set(jnp.arange(num), mode='drop')
   first_of = (
     first.reshape(-1).at[places].get(mode='fill', fill_value=senses.num_rows)
   )

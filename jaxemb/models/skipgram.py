@@ -66,6 +66,7 @@ class SkipGram:
   negatives: sampling.Alias  # distribution of negatives, host arrays
 
   vectors_table = INPUT
+  usual = None
 
   @property
   def decisions(self) -> float:

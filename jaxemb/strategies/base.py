@@ -37,6 +37,9 @@ class StepSpec:
   # Steps that the device runs without asking the host whether to go on, which
   # costs an accelerator more than a step; the last ones may be padding.
   steps_per_loop: int = 1
+  # Whether a step may be that of the model's usual size, where it fits: no
+  # device waits for another in it, and no other model is trained beside it.
+  may_be_usual: bool = False
 
 
 class Share(NamedTuple):
@@ -183,6 +186,30 @@ def each_model(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
   return jax.tree.map(lambda x: x[None], found)
 
 
+def sized_step(
+  model: model_base.Model,
+  tables: Mapping[str, spec_lib.Table],
+  states: Tables,
+  constants: Any,
+  batch: model_base.StepBatch,
+  *args: Any,
+) -> tuple[dict[str, spec_lib.TableState], jax.Array, jax.Array | int]:
+  """As `training_step`, of the model's usual size if the step fits."""
+  if model.usual is None:
+    return training_step(model, tables, states, constants, batch, *args)
+  fits = model.fits(constants, batch).astype(jnp.int32)
+  carry = states, jnp.float32(0), jnp.int32(0)
+  # Loops of one turn or none: XLA copies the tables that a condition changes.
+  for turns, chosen in ((fits, model.usual), (1 - fits, model)):
+
+    def step(i, carry, chosen=chosen):
+      del i
+      return training_step(chosen, tables, carry[0], constants, batch, *args)
+
+    carry = jax.lax.fori_loop(0, turns, step, carry)
+  return carry
+
+
 def training_step(
   model: model_base.Model,
   tables: Mapping[str, spec_lib.Table],
@@ -314,7 +341,8 @@ def training_steps(
       step_batch = _or_padding(step_batch, i < steps.stop)
     measure = spec.loss_every_steps == 1 or i % spec.loss_every_steps == 0
     learning_rate = schedule.first_learning_rate + slope * i.astype(jnp.float32)
-    states, loss, further_rounds = training_step(
+    take = sized_step if spec.may_be_usual else training_step
+    states, loss, further_rounds = take(
       model,
       tables,
       states,

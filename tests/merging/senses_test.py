@@ -73,6 +73,26 @@ def _copy(truth, seed, missing=0.0, noise=0.0):
   ), rows  # fmt: skip
 
 
+def _with_contexts(table, seed=9):
+  """Told by what the words around mean; means are some words' directions."""
+  several = table.by_row(np.diff(table.starts) > 1)
+  chosen = np.random.default_rng(seed).integers(0, _WORDS, len(several))
+  means = several[:, None] * 0.6 * table.directions[chosen]
+  return dataclasses.replace(
+    table, outputs=None, contexts=senses_lib.Contexts(means, 8.0, 1.0)
+  )
+
+
+def _copy_with_contexts(truth, seed, missing=0.0, noise=0.0):
+  """As `_copy`; means turn with the vectors."""
+  with_outputs = dataclasses.replace(truth, outputs=np.eye(_WORDS, _DIM))
+  copy, rows = _copy(with_outputs, seed, missing, noise)
+  turn = np.linalg.qr(np.random.default_rng(seed).normal(size=(_DIM, _DIM)))[0]
+  means = (truth.contexts.means[rows] @ turn).astype(np.float32)
+  contexts = truth.contexts._replace(means=means)
+  return dataclasses.replace(copy, contexts=contexts)
+
+
 def _part(name, table, seen=None):
   counts = table.counts if seen is None else seen
   return parts_lib.Part(
@@ -335,6 +355,45 @@ def test_words_that_no_sub_model_saw_stay_with_the_tree():
     np.testing.assert_array_equal(
       found.priors[found.rows(5)], copies[1].priors[copies[1].rows(5)]
     )
+
+
+@pytest.mark.parametrize(
+  ('method', 'missing'),
+  [('alir', 0.0), ('alir', 0.3), ('pca', 0.3), ('concat', 0.0)],
+)
+def test_contexts_tell_senses_as_before(method, missing):
+  truth = _with_contexts(_truth())
+  copies = [_copy_with_contexts(truth, i + 1, missing) for i in range(3)]
+  parts = [_part(f'p{i}', x) for i, x in enumerate(copies)]
+  found = _merge(parts, method=method).senses
+  assert found.contexts.means.shape == found.vectors.shape
+  order, told = _order(found, truth), 0
+  owners = np.repeat(np.arange(len(found.words)), np.diff(found.starts))
+  rng = np.random.default_rng(2)
+  for i, word in enumerate(found.words):
+    if np.diff(found.starts)[i] == 1:
+      continue
+    around = [found.words[x] for x in rng.integers(0, len(found.words), 6)]
+    chances = found.posterior(i, [found.index[x] for x in around])
+    known = [truth.index[x] for x in around]
+    expected = truth.posterior(truth.index[word], known)
+    firsts = truth.starts[truth.index[word]]
+    np.testing.assert_allclose(
+      chances, expected[order[owners == i] - firsts], 0, 0.02
+    )
+    told += chances.max() > 1.5 * found.priors[found.rows(i)].max()
+  assert told > 5
+
+
+def test_parts_told_in_other_ways_are_told_by_none():
+  truth = _with_contexts(_truth())
+  copies = [_copy_with_contexts(truth, i + 1) for i in range(2)]
+  other = copies[1].contexts._replace(concentration=3.0)
+  copies[1] = dataclasses.replace(copies[1], contexts=other)
+  merged = _merge([_part(f'p{i}', x) for i, x in enumerate(copies)])
+  assert merged.senses.contexts is None
+  warnings = merged.report['warnings']
+  assert any('config.senses.concentration=8.0' in x for x in warnings)
 
 
 def _written(folder, table):

@@ -1,5 +1,6 @@
 """Senses told by the words around: one step in loops, draws, and skip-gram."""
 
+import dataclasses
 import functools
 
 import jax
@@ -41,8 +42,9 @@ def _outputs(loss):
 def _model(loss='tree', tied_until=0.0):
   senses = sense_rows.number(IS_AMBIGUOUS, SENSES)
   return context_mixture.ContextMixture(
-    SPEC, _outputs(loss), senses, WEIGHTS, KAPPA, tied_until, SHARED, SHIFT
-  )
+    SPEC, _outputs(loss), senses, WEIGHTS, KAPPA, tied_until, SHARED, SHIFT,
+    float(IS_AMBIGUOUS.mean()),
+  )  # fmt: skip
 
 
 @functools.cache
@@ -301,12 +303,24 @@ def _trainer(name, **senses):
   )
 
 
-def _train(made, words, start=None, progress=(1.0, 1.0), steps=200):
-  """The state behind some steps, of input rows that start like these."""
+def _packed(words):
   sentences = oracle.random_sentences(
     np.random.default_rng(3), VOCAB, words, (5, 9)
   )
-  tokens = oracle.pack(sentences, VOCAB, words, 3, np.random.default_rng(4))
+  return oracle.pack(sentences, VOCAB, words, 3, np.random.default_rng(4))
+
+
+def _steps(words):
+  """The steps of `_train`."""
+  for first in range(0, words, 16):
+    chunks = np.arange(first // 8, first // 8 + 2, dtype=np.uint32)
+    run = oracle.middle(_packed(words), first, 16)
+    yield base.StepBatch(*(x[None] for x in run), chunks)
+
+
+def _train(made, words, start=None, progress=(1.0, 1.0), steps=200):
+  """The state behind some steps, of input rows that start like these."""
+  tokens = _packed(words)
   figures = (np.full(1, x, np.int32) for x in (steps, words, 1))
   batch = loader.Batch(*(x[None] for x in tokens), *figures)
   schedule = build.strategy_base.Schedule(
@@ -367,7 +381,7 @@ def test_words_with_one_sense_are_skipgram():
     SPEC,
     _outputs('tree'),
     sense_rows.number(IS_AMBIGUOUS, 1),
-    *(WEIGHTS, KAPPA, 0.0, SHARED, SHIFT),
+    *(WEIGHTS, KAPPA, 0.0, SHARED, SHIFT, 0.0),
   )
   other = hierarchical.Hierarchical(SPEC, _outputs('tree'), False)
   assert model.specs().keys() == other.specs().keys()
@@ -408,3 +422,44 @@ def test_words_that_tell_a_sense_of_a_query(told_by, asked, window):
   )
   assert found.window == window
   assert (found.contexts is None) == (told_by == 'likelihoods')
+
+
+@pytest.mark.parametrize('loss', ['tree', 'negatives'])
+def test_of_usual_size_a_step_is_the_same(loss):
+  batch = _batch()
+  model = dataclasses.replace(_model(loss), chance=0.2)
+  num = 2 * (CHUNK + 2 * WINDOW)
+  assert jax.jit(model.fits)(model.constants(), batch)
+  tables, sizes, found = _tables(model), [], []
+  for each in (model, model.usual):
+    ids = jax.jit(each.ids)(each.constants(), batch, KEY)
+    sizes.append(len(ids[mixture.PRIORS]))
+    rows = _look_up(each, tables, ids)
+    value, grads = jax.value_and_grad(each.loss)(rows, ids, batch)
+    found.append((value, _table_grads(tables, ids, grads)))
+  assert sizes[0] == num and 10 < sizes[1] < 0.7 * num
+  np.testing.assert_allclose(found[1][0], found[0][0], 1e-6)
+  for name in tables:
+    np.testing.assert_allclose(found[1][1][name], found[0][1][name], 1e-4, 1e-5)
+  assert model.usual.usual is None
+  one_sense = sense_rows.number(IS_AMBIGUOUS, 1)
+  assert dataclasses.replace(model, senses=one_sense).usual is None
+
+
+def test_steps_without_room_are_of_full_size(monkeypatch):
+  found, words = [], 200 * 16
+  for room in (1000, 1, 5):
+    monkeypatch.setattr(
+      context_mixture.ContextMixture,
+      '_usual_room',
+      lambda self, num, room=room: min(room, num),
+    )
+    made = _trainer('mixture', number=3, top_n=3, tied_until=0.0)
+    state = _train(made, words)
+    found.append(made.strategy.result(state, skipgram.INPUT))
+  for other in found[1:]:
+    np.testing.assert_allclose(other, found[0], 1e-4, 1e-5)
+  # For the last room some steps were too many, and some were not.
+  fits, constants = jax.jit(made.model.fits), made.model.constants()
+  sizes = [fits(constants, batch) for batch in _steps(words)]
+  assert 0.1 < np.mean(sizes) < 0.9
