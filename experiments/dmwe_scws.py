@@ -25,6 +25,7 @@ from typing import Any
 import machine
 import scored
 
+from jaxemb import mixtures
 from jaxemb.evaluation import senses
 
 MODELS = {
@@ -60,12 +61,13 @@ def _flags(
   ]
   if loss == 'hierarchical_softmax':
     flags.append('--config.optimizer.name=adagrad')
+  settings = mixtures.default()  # of models without senses
   if model == 'mixture':
-    flags += [
-      f'--config.senses.words={words}',
-      f'--config.senses.number={args.senses}',
-    ]
-  return flags
+    # Only the listed words have several, whatever the config says.
+    settings = {
+      'words': words, 'number': args.senses, 'top_n': 0, 'top_ratio': 0.0
+    }  # fmt: skip
+  return flags + [f'--config.senses.{k}={x}' for k, x in settings.items()]
 
 
 def _run(
@@ -76,9 +78,13 @@ def _run(
   folder: pathlib.Path,
 ) -> dict[str, Any]:
   """Figures of one run."""
-  found = scored.run(
-    args, seed, folder / 'run', _flags(args, name, dim, folder / 'words.txt')
-  )
+  flags = _flags(args, name, dim, folder / 'words.txt')
+  args = argparse.Namespace(**vars(args))
+  if MODELS[name][0] != 'mixture':
+    args.override = [
+      x for x in args.override if not x.startswith('--config.senses.')
+    ]
+  found = scored.run(args, seed, folder / 'run', flags)
   if 'error' in found:
     return found
   report = json.loads((folder / 'run' / 'report.json').read_text())

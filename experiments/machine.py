@@ -45,6 +45,12 @@ def describe() -> dict[str, Any]:
   }
 
 
+def config(given: str) -> str:
+  """A config with its variant; one that is not here is of the checkout."""
+  path = given.partition(':')[0]
+  return given if os.path.exists(path) else str(_ROOT / given)
+
+
 def line(facts: dict[str, Any]) -> str:
   """What `describe` returned, in one line."""
   memory = facts['memory_bytes'] / 2**30

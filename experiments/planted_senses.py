@@ -81,7 +81,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
       done = subprocess.run(
         [
-          sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
+          sys.executable, '-m', 'jaxemb.main',
+          f'--config={machine.config(args.config)}',
           f'--workdir={folder}', f'--config.seed={seed}',
           '--config.eval.paths=none', *override,
         ],

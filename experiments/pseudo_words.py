@@ -176,7 +176,7 @@ def ceiling(
     pairs: of words.
     table: trained on that text, one sense for every word.
     most: occurrences of a pair.
-    window: of a context; 0 = as trained.
+    window: of a context; 0 = as exported.
   """
   found, halo = {}, 20 * table.window
   for pair in pairs:
@@ -199,7 +199,8 @@ def _train(
 ) -> senses.Senses:
   workdir = folder / f'run-{text.stem}'
   command = [
-    sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
+    sys.executable, '-m', 'jaxemb.main',
+    f'--config={machine.config(args.config)}',
     f'--workdir={workdir}', f'--config.data.path={text}',
     '--config.data.tokens=whitespace', f'--config.data.cache={folder}/cache',
     f'--config.seed={seed}', '--config.eval.paths=none',
@@ -251,7 +252,13 @@ def main() -> None:
   add('--senses', type=int, default=2, help='of each merged word')
   add('--seeds', type=int, default=3)
   add('--occurrences', type=int, default=400, help='of a merged word')
-  add('--window', type=int, default=0, help='of a context; 0 = as trained')
+  add(
+    '--window',
+    type=int,
+    default=0,
+    help='known words of a context on each side; 0 = as exported, see '
+    'config.senses.query_window',
+  )
   add('--first_rank', type=int, default=_FIRST_RANK)
   add('--last_rank', type=int, default=_LAST_RANK)
   add('--embedded_words', type=int, default=2_000_000)

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import machine
+
 
 def run(
   args: argparse.Namespace,
@@ -30,7 +32,8 @@ def run(
     `error`, the last line of a run that failed.
   """
   command = [
-    sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
+    sys.executable, '-m', 'jaxemb.main',
+    f'--config={machine.config(args.config)}',
     f'--workdir={workdir}', f'--config.data.path={args.text}',
     f'--config.data.sample={args.sample}', f'--config.eval.paths={args.eval}',
     f'--config.eval.restrict_vocab={args.restrict_vocab}',

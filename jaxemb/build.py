@@ -219,6 +219,27 @@ class Trainer(NamedTuple):
   strategy: strategy_base.Strategy
 
 
+def _step_spec(
+  config: ml_collections.ConfigDict,
+  mesh: jax.sharding.Mesh,
+  part_words: int,
+  is_sync: bool,
+) -> strategy_base.StepSpec:
+  t = config.train
+  return strategy_base.StepSpec(
+    part_words,
+    config.data.parts,
+    config.model.window,
+    config.model.chunk,
+    t.loss_every_steps,
+    t.steps_per_loop,
+    # A loop whose length is not known is nothing for an accelerator.
+    t.steps_per_loop == 1
+    and (mesh.size == 1 or not is_sync)
+    and config.strategy.per_device <= 1,
+  )
+
+
 def trainer(
   config: ml_collections.ConfigDict,
   counts: np.ndarray,
@@ -272,18 +293,7 @@ def trainer(
     config,
     model,
     tables,
-    strategy_base.StepSpec(
-      part_words,
-      d.parts,
-      m.window,
-      m.chunk,
-      t.loss_every_steps,
-      t.steps_per_loop,
-      # A loop whose length is not known is nothing for an accelerator.
-      t.steps_per_loop == 1
-      and (mesh.size == 1 or not is_sync)
-      and config.strategy.per_device <= 1,
-    ),
+    _step_spec(config, mesh, part_words, is_sync),
     mesh,
     rates,
   )
@@ -339,6 +349,7 @@ def parts(
     progress,
     team,
   )
+  corpus = _with_senses(config, corpus)
   return Parts(
     corpus,
     encode.divide(corpus, d.parts, team),
@@ -346,3 +357,25 @@ def parts(
     eval_paths,
     mesh,
   )
+
+
+def _with_senses(
+  config: ml_collections.ConfigDict, corpus: encode.Encoded
+) -> encode.Encoded:
+  """Says which words have several senses, and counts those that are missing."""
+  s = config.senses
+  if config.model.name != 'mixture' or s.number == 1:
+    return corpus
+  found = model_choice.ambiguous(config, corpus.vocabulary.words)
+  told = f'{found.is_ambiguous.sum():,} words have {s.number} senses each'
+  if s.words:
+    told += (
+      f'; {found.num_unknown:,} of the {found.num_listed:,} in {s.words} are '
+      'not in the vocabulary'
+    )
+  _LOG.info('%s', told)
+  if not s.words:
+    return corpus
+  dropped = corpus.manifest['dropped']
+  dropped = dropped | {'sense_words_out_of_vocabulary': found.num_unknown}
+  return corpus._replace(manifest=corpus.manifest | {'dropped': dropped})

@@ -139,6 +139,12 @@ def _check_senses(
           f'config.senses.told_by={s.told_by!r}; give '
           f'--config.senses.told_by={told_by}'
         )
+  if s.told_by == 'contexts' and s.momentum == 1:
+    raise errors.UserError(
+      'config.senses.momentum=1 keeps the means of contexts as they start, all '
+      "alike, and config.senses.told_by='contexts' tells senses by them; give "
+      'less, or --config.senses.told_by=likelihoods'
+    )
   if config.strategy.min_seen != usual.strategy.min_seen:
     raise errors.UserError(
       f'config.strategy.min_seen={config.strategy.min_seen} means nothing with '

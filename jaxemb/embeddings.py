@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxemb import errors, exports, keys, spelling
-from jaxemb.evaluation import gensim_results
+from jaxemb.evaluation import gensim_results, nearest, texts
 from jaxemb.evaluation import senses as sense_measures
 from jaxemb.evaluation import words as measures
 from jaxemb.storage import word2vec_format
@@ -117,8 +117,12 @@ class Embeddings:
     topn: int | None = 10,
     restrict_vocab: int | None = None,
     sense: int | None = None,
+    min_prior: float = 0.0,
   ) -> list[tuple[str, float]] | np.ndarray:
     """Words nearest to the sum of some words less others (3CosAdd).
+
+    Of words with several senses each comes once, by the name of its nearest
+    sense, and none of the given words' own senses does.
 
     Args:
       positive: A word, row, [dim] vector, or a list of them, each alone or as
@@ -127,10 +131,11 @@ class Embeddings:
       topn: Number of words, or None for all cosines.
       restrict_vocab: Only the first so many words are searched.
       sense: Which sense of the only word is meant, see `senses`.
+      min_prior: Senses that are meant more seldom are not found.
 
     Returns:
       (word, cosine) by falling cosine, without the given words; with `topn`
-      None, [words searched] float32 cosines.
+      None, [rows of the words searched] float32 cosines.
 
     Raises:
       spelling.UnknownWordError: A given word has no vector.
@@ -147,9 +152,8 @@ class Embeddings:
       raise ValueError('give at least one word or vector')
     target = sum(weight * self._direction(key) for key, weight in items)
     target = measures.unit_vector(target.astype(np.float32))
-    return self._rank(
-      self._cosines(target, restrict_vocab), [k for k, _ in items], topn
-    )
+    scores, given = self._cosines(target, restrict_vocab), [k for k, _ in items]
+    return self._rank(scores, given, topn, min_prior)
 
   def most_similar_cosmul(
     self,
@@ -206,9 +210,7 @@ class Embeddings:
     """[senses] chances of each sense; see `senses.Senses.disambiguate`."""
     if self.sense_table is not None:
       return self.sense_table.disambiguate(sentence, position, window)
-    tokens = sentence.split() if isinstance(sentence, str) else sentence
-    sense_measures.check_position(tokens, position)
-    self.get_index(tokens[position])
+    texts.split(sentence, position, self.key_to_index, window)
     return np.ones(1)
 
   def of_words(self) -> 'Embeddings':
@@ -352,28 +354,27 @@ class Embeddings:
     return self.get_vector(key, norm=True)
 
   def _cosines(self, target: np.ndarray, limit: int | None) -> np.ndarray:
-    """[words searched] float32: products with unit vectors."""
+    """[rows of the words searched] float32: products with unit vectors."""
+    limit = nearest.num_rows(self.sense_table, limit)
     products = np.dot(self.vectors[:limit], target)
     return products / keys.safe(self.norms[:limit])
 
   def _rank(
-    self, scores: np.ndarray, given: list[keys.Key], topn: int | None
+    self,
+    scores: np.ndarray,
+    given: list[keys.Key],
+    topn: int | None,
+    min_prior: float = 0.0,
   ) -> list[tuple[str, float]] | np.ndarray:
     if topn is None:
       return scores
-    exclude = {
-      self.get_index(key) for key in given if not isinstance(key, np.ndarray)
-    }
-    num_best = min(max(topn, 0) + len(exclude), len(scores))
-    if topn < 1 or not num_best:
-      return []
-    best = np.argpartition(-scores, num_best - 1)[:num_best]
-    best = best[np.lexsort((best, -scores[best]))]
-    return [
-      (self.index_to_key[row], float(scores[row]))
-      for row in best.tolist()
-      if row not in exclude
-    ][:topn]
+    out = {self.get_index(x) for x in given if not isinstance(x, np.ndarray)}
+    table = self.sense_table
+    if table is None:
+      best = nearest.rows(scores, out, topn)
+    else:
+      best = nearest.rows_of_words(scores, table, out, topn, min_prior)
+    return [(self.index_to_key[i], float(scores[i])) for i in best.tolist()]
 
 
 def load(path: pathlib.Path | str) -> Embeddings:

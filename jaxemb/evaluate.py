@@ -23,6 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   logging.basicConfig(format='%(message)s', stream=sys.stderr)
   try:
     loaded = embeddings.load(flags.vectors)
+    if flags.window and loaded.sense_table is None:
+      raise errors.UserError(
+        f'--window={flags.window} is of words with several vectors, and '
+        f'{flags.vectors} has one for each; leave it out'
+      )
     vectors = loaded.of_words()
     paths = [path for path in flags.eval.split(',') if path]
     results = words.evaluate(

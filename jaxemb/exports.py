@@ -1,6 +1,7 @@
 """Reads what a run has exported: vectors, words and senses."""
 
 import pathlib
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ def read(path: pathlib.Path) -> Export:
     )
   if not sense_files.has(folder):
     return Export(names, vectors, counts, None)
-  stored = sense_files.read(folder, names)
+  stored = sense_files.read(folder, len(vectors), vectors.shape[-1])
   contexts = None
   if stored.means is not None:
     contexts = senses.Contexts(
@@ -65,4 +66,21 @@ def read(path: pathlib.Path) -> Export:
     stored.facts['window'],
     contexts,
   )
+  _check_names(folder, names, table.names())
   return Export(names, vectors, counts, table)
+
+
+def _check_names(
+  folder: pathlib.Path, names: list[str], expected: list[str]
+) -> None:
+  """Raises a `UserError` where priors are those of other rows."""
+  if names == expected:
+    return
+  for row, both in enumerate(zip(names, expected, strict=True)):
+    # White space has become underscores, perhaps several.
+    bare = [re.sub(r'[_\s]', '', x) for x in both]
+    if bare[0] != bare[1]:
+      raise errors.UserError(
+        f'{folder}: row {row} is {both[0]!r} in vocab.txt, {both[1]!r} by '
+        'priors.txt; export again'
+      )

@@ -37,12 +37,13 @@ def default() -> ml_collections.ConfigDict:
   c.query_window = 0  # known words on each side that tell which sense is meant
   # in a text that is asked about; 0 = as many as model.window, of 'contexts'
   # twice as many, since they are not subsampled and more words steady a mean
+  c.tied_until = 0.2  # share of training in which all senses of a word learn
+  # the same, as contexts mean nothing yet; 0 = none
+  c.momentum = 0.9  # of the averages that priors, and means of 'contexts', are;
+  # rises to 1 while training
   # Of 'likelihoods':
   c.drawn_for = 'occurrences'  # the sense that is meant: one for all pairs of
   # an occurrence; or anew for all of them, 'pairs', as Tian et al. 2014 have it
-  c.tied_until = 0.2  # share of training in which all senses of a word learn
-  # the same, as contexts mean nothing yet; 0 = none
   c.averages = 'responsibilities'  # what priors are averages of; or of joint
   # log-likelihoods, 'log_likelihoods', as the paper's code has it
-  c.momentum = 0.9  # of those averages; rises to 1 while training
   return c

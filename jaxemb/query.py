@@ -9,7 +9,9 @@ Of a model whose words have senses (`config.model.name='mixture'`):
     python -m jaxemb.query --vectors=FILE --position=1 the bank of the river
 
 print every sense with its prior and neighbours, the neighbours of one sense,
-and how likely each sense is at a position of a sentence, counted from 0.
+and how likely each sense is at a position of a sentence, counted from 0. Of the
+neighbours each word comes once, as its nearest sense; senses that are meant in
+less than one of fifty occurrences are left out.
 
 FILE is what `jaxemb.load` reads. Words without a sign between them are added.
 A sign may stand alone or at the front of its word; a word of the vocabulary
@@ -22,6 +24,7 @@ import sys
 from collections.abc import Container, Sequence
 
 from jaxemb import embeddings, errors
+from jaxemb.evaluation import nearest, texts
 
 _SIGNS = ('+', '-')
 
@@ -39,14 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     positive, negative = split_expression(terms, vectors)
     if flags.sense is not None and (len(positive) != 1 or negative):
       raise errors.UserError('--sense is that of one word; give one word')
-    nearest = vectors.most_similar(
-      positive, negative, flags.topn, sense=flags.sense
+    found = vectors.most_similar(
+      positive,
+      negative,
+      flags.topn,
+      sense=flags.sense,
+      min_prior=nearest.MIN_PRIOR,
     )
   except (errors.UserError, KeyError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
-  width = max(len(word) for word, _ in nearest) if nearest else 0
-  for word, cosine in nearest:
+  width = max(len(word) for word, _ in found) if found else 0
+  for word, cosine in found:
     print(f'{word:<{width}}  {cosine:.4f}')
   return 0
 
@@ -65,12 +72,13 @@ def _print_senses(
     word = words[0]
   else:
     chances = vectors.disambiguate(words, flags.position)
-    word = words[flags.position]
-    word = word if word in vectors else word.lower()
+    word = texts.spelled(words[flags.position], vectors)
   for sense, chance in enumerate(chances):
     name, _ = vectors.senses(word)[sense]
-    nearest = vectors.most_similar(word, topn=flags.topn, sense=sense)
-    print(f'{name}  {chance:.4f}  ' + ' '.join(other for other, _ in nearest))
+    near = vectors.most_similar(
+      word, topn=flags.topn, sense=sense, min_prior=nearest.MIN_PRIOR
+    )
+    print(f'{name}  {chance:.4f}  ' + ' '.join(other for other, _ in near))
 
 
 def split_expression(
@@ -148,6 +156,14 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   flags = parser.parse_args(options)
   if flags.topn < 1:
     parser.error('--topn must be 1 or more')
+  asked = {
+    '--senses': flags.senses,
+    '--sense': flags.sense is not None,
+    '--position': flags.position is not None,
+  }
+  given = [name for name, is_given in asked.items() if is_given]
+  if len(given) > 1:
+    parser.error(f'{" and ".join(given)} ask for different things; give one')
   return flags, terms
 
 

@@ -1,5 +1,6 @@
 """What a finished run leaves: exports, evaluation, report."""
 
+import contextlib
 import datetime
 import hashlib
 import importlib.metadata
@@ -17,7 +18,7 @@ import ml_collections
 import numpy as np
 
 from jaxemb import build, hosts, mesh, metrics, report, sense_tables
-from jaxemb.data import encode
+from jaxemb.data import encode, vocab
 from jaxemb.evaluation import benchmarks, senses, summary
 from jaxemb.ops import rounding
 from jaxemb.storage import rows_file, word2vec_format
@@ -185,6 +186,29 @@ def exported_rows(
   return rows_file.Kept(rows, dtype)
 
 
+def write_rows(
+  config: ml_collections.ConfigDict,
+  folder: pathlib.Path,
+  rows: Any,
+  names: vocab.Vocabulary,
+  found: senses.Senses | None,
+) -> None:
+  """Writes vectors for programs alone, and what goes with senses.
+
+  Args:
+    config: the settings.
+    folder: of the export.
+    rows: [rows, dim], as they are kept.
+    names: [rows], with counts.
+    found: the senses, of a model that has them.
+  """
+  rows, found = sense_tables.exported(config, rows, found)
+  with contextlib.ExitStack() as stack:
+    rows_file.write(stack, folder, exported_rows(config, rows))
+  vocab.write_counts(folder / 'vocab.txt', names)
+  sense_tables.write(folder, found)
+
+
 def write(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
@@ -212,7 +236,7 @@ def write(
   names, counts = vocabulary.words, vocabulary.counts
   if found is not None:
     names, counts = found.names(), found.by_row(counts)
-  rows = sense_tables.exported(config, rows, found)
+  rows, found = sense_tables.exported(config, rows, found)
   kept = exported_rows(config, rows)
   vectors = rounding.decode_on_host(rows, config.table.dtype)
   exported = word2vec_format.export(

@@ -91,17 +91,22 @@ def collect(
 
 def exported(
   config: ml_collections.ConfigDict, rows: Any, found: senses.Senses | None
-) -> Any:
+) -> tuple[Any, senses.Senses | None]:
   """Vectors of senses, as rows are kept in `config.table.dtype`.
 
   Args:
     config: the settings.
     rows: [rows, dim], of the table, as they are kept.
     found: the senses, of all rows; None = a word has one.
+
+  Returns:
+    The rows as files have them, and the senses with the same vectors, rounded.
   """
   if found is None or found.contexts is None:
-    return rows
-  return rounding.encode_on_host(found.vectors, config.table.dtype)
+    return rows, found
+  rows = rounding.encode_on_host(found.vectors, config.table.dtype)
+  vectors = rounding.decode_on_host(rows, config.table.dtype)
+  return rows, dataclasses.replace(found, vectors=vectors)
 
 
 def digest(model: base.Model) -> str:

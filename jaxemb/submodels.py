@@ -48,7 +48,7 @@ from jaxemb import (
 )
 from jaxemb.data import scan, shares, vocab
 from jaxemb.ops import rounding
-from jaxemb.storage import atomic, checkpoint, rows_file
+from jaxemb.storage import atomic, checkpoint
 
 
 def folder(
@@ -168,7 +168,7 @@ def run(
     metrics.LOG.info(
       'sub-models %s are being trained by other processes; start again when '
       'they are done, to merge all',
-      _listed(elsewhere),
+      ', '.join(map(str, elsewhere)),
     )
     return False
   if s.part < 0:
@@ -190,10 +190,6 @@ def _done(
   every = range(config.strategy.num_parts)
   found = [figures(config, workdir, part) for part in every]
   return [x for x in found if x]
-
-
-def _listed(numbers: Sequence[int]) -> str:
-  return ', '.join(map(str, numbers))
 
 
 def _check_fits(config: ml_collections.ConfigDict, parts: build.Parts) -> None:
@@ -304,7 +300,7 @@ class _Trainer:
   ) -> bool:
     """A round; whether it came to its end."""
     config = self._place.config
-    names = _listed([model.part for model in models])
+    names = ', '.join(str(model.part) for model in models)
     metrics.LOG.info('sub-models %s of %d', names, config.strategy.num_parts)
     before = metrics.Totals()
     if config.strategy.part < 0:
@@ -357,27 +353,10 @@ class _Trainer:
     if senses is not None:
       # All stay together, with the counts that the tree of paths is made of.
       has[:], seen, read = True, read, senses.by_row(vocabulary.counts)
-      rows = sense_tables.exported(config, rows, senses)
     rows = jax.tree.map(lambda x: x[has], rows)
     vocab.write_counts(place / 'vocab.txt', vocab.Vocabulary(words, seen))
     mine = vocab.Vocabulary([words[i] for i in np.flatnonzero(has)], read[has])
-    if config.strategy.part < 0 or senses is not None:
-      # Enough to load and to merge: text takes longer than training.
-      with contextlib.ExitStack() as stack:
-        kept = results.exported_rows(config, rows)
-        rows_file.write(stack, place / 'export', kept)
-      vocab.write_counts(place / 'export/vocab.txt', mine)
-      sense_tables.write(place / 'export', senses)
-    else:
-      corpus = parts.corpus._replace(vocabulary=mine)
-      results.write(
-        config,
-        place,
-        parts._replace(corpus=corpus),
-        rows,
-        totals,
-        mesh.num_bytes(state),
-      )
+    self._export(model, rows, senses, mine, mesh.num_bytes(state))
     found = {
       'part': model.part,
       'share': dataclasses.asdict(model.share),
@@ -396,3 +375,23 @@ class _Trainer:
     }
     with atomic.write(place / 'part.json') as file:
       file.write(json.dumps(found, indent=1).encode())
+
+  def _export(
+    self,
+    model: rounds.Model,
+    rows: Any,
+    senses: Any,
+    mine: vocab.Vocabulary,
+    num_bytes: int,
+  ) -> None:
+    """Writes rows named `mine`; of a job, all else that a run leaves too."""
+    config, parts = self._place.config, self._place.parts
+    place = self._folder(model.part)
+    if config.strategy.part < 0:
+      # Enough to load and to merge: text takes longer than training.
+      results.write_rows(config, place / 'export', rows, mine, senses)
+      return
+    if senses is None:  # else all words have vectors
+      parts = parts._replace(corpus=parts.corpus._replace(vocabulary=mine))
+    totals = model.totals
+    results.write(config, place, parts, rows, totals, num_bytes, found=senses)

@@ -2,7 +2,8 @@
 
 A new state is made as ever, and the rows of known words are written over it
 where they lie, on whatever mesh and in whatever layout. Words that are not
-there keep their random start.
+there keep their random start. Words that have several vectors there start from
+the mean of these, by priors.
 """
 
 import os
@@ -15,7 +16,7 @@ import numpy as np
 
 from jaxemb import errors, metrics
 from jaxemb.merging import parts as parts_lib
-from jaxemb.merging import sources
+from jaxemb.merging import sense_words, sources
 from jaxemb.merging import tables as tables_lib
 from jaxemb.ops import rounding
 from jaxemb.tables import sharded
@@ -35,7 +36,7 @@ def begin(
     UserError: What to start from cannot be used, or has other dimensions.
   """
   path = os.path.expanduser(config.train.init_from)
-  part = sources.open_part(path, None, sources.has_tables(path))
+  part = _of_words(sources.open_part(path, None, sources.has_tables(path)))
   if part.dim != config.model.dim:
     raise errors.UserError(
       f'config.train.init_from={path} has vectors of {part.dim} numbers, and '
@@ -67,6 +68,19 @@ def begin(
     ', '.join(used),
   )
   return state
+
+
+def _of_words(part: parts_lib.Part) -> parts_lib.Part:
+  """The same part with one vector for each word."""
+  if part.senses is None:
+    return part
+  found = sense_words.table(part)
+  return part._replace(
+    words=found.words,
+    vectors=parts_lib.of_array(part.senses.mean_vectors()),
+    counts=found.seen,
+    senses=None,
+  )
 
 
 def _places(part: parts_lib.Part, words: Sequence[str]) -> np.ndarray:

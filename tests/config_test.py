@@ -171,6 +171,18 @@ def test_a_missing_or_foreign_key_of_a_config_file_is_refused():
     config_lib.check(config)
 
 
+def test_momentum_that_keeps_contexts_as_they_start():
+  config = config_lib.default()
+  config.model.name = 'mixture'
+  config.senses.top_n, config.senses.momentum = 5, 1.0
+  with pytest.raises(errors.UserError, match='momentum=1 keeps') as caught:
+    config_lib.check(config)
+  assert '\n' not in str(caught.value)
+  # Of likelihoods, senses learn beside priors that stay alike.
+  config.senses.told_by = 'likelihoods'
+  config_lib.check(config)
+
+
 def test_only_what_matters_for_the_result_differs():
   one, other = config_lib.default(), config_lib.default()
   other.train.log_every_secs = 9.0

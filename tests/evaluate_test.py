@@ -76,3 +76,10 @@ def test_unusable_input_exits_with_2(path, capsys, vectors, paths, message):
 def test_negative_limit(path, capsys):
   code, _, err = _run(capsys, '--vectors=v', '--eval=e', '--restrict_vocab=-1')
   assert code == 2 and '--restrict_vocab' in err
+
+
+def test_window_of_words_with_one_vector(path, capsys):
+  argv = f'--vectors={path / "v.txt"}', f'--eval={path / "eval"}'
+  code, out, err = _run(capsys, *argv, '--window=3')
+  assert code == 2 and out == '' and len(err.splitlines()) == 1
+  assert '--window=3 is of words with several vectors' in err

@@ -13,10 +13,10 @@ _ROOT = pathlib.Path(__file__).parents[1]
 _BENCHMARKS = sorted((_ROOT / 'experiments').glob('b*_*.py'))
 
 
-def _run(name, *args):
+def _run(name, *args, cwd=_ROOT):
   result = subprocess.run(
-    [sys.executable, f'experiments/{name}', *args],
-    cwd=_ROOT,
+    [sys.executable, str(_ROOT / 'experiments' / name), *args],
+    cwd=cwd,
     capture_output=True,
     text=True,
     timeout=300,
@@ -181,6 +181,7 @@ def test_dmwe_scws(tmp_path):
     'dmwe_scws.py', f'--text={made.xml}', f'--scws={questions}', '--dims=8',
     '--models=skip-gram, negatives:mixture, tree', '--seeds=1', '--epochs=1',
     '--sample=1e-3', f'--output={output}', '--config.data.min_count=2',
+    '--config=configs/mixture.py', '--config.senses.shared=0.8',
   )  # fmt: skip
   shown = _run(*args)
   result = json.loads(output.read_text())
@@ -325,6 +326,7 @@ def test_planted_senses(tmp_path):
   shown = _run(
     'planted_senses.py', '--seeds=1', '--sentences=4', f'--output={output}',
     '--config=configs/mixture.py:smoke', '--config.senses.number=2',
+    cwd=tmp_path,  # it finds the config of the checkout from elsewhere
   )  # fmt: skip
   result = json.loads(output.read_text())
   _check_machine(result)

@@ -249,6 +249,46 @@ def test_merged_again_in_another_way(cache, together, tmp_path):
   assert told['merge']['method'] == 'concat' and told['dim'] == 48
 
 
+def test_a_job_of_senses_leaves_what_a_run_leaves(cache, tmp_path):
+  listed = tmp_path / 'listed.txt'
+  listed.write_text('the\nnonesuch\n')
+  settings = {
+    'model.name': 'mixture',
+    'senses.top_n': 20,
+    'senses.words': str(listed),
+    'senses.number': 3,
+    'strategy.min_seen': 1,
+    'strategy.num_parts': 2,
+    'strategy.part': 1,
+    'mesh.data': 1,
+    'table.dtype': 'int8',
+    'eval.paths': '',
+  }
+  assert _train(_config(cache, **settings), tmp_path / 'run') == 0
+  folder = tmp_path / 'run/parts/01'
+  told = json.loads((folder / 'report.json').read_text())
+  assert 'senses MaxSimC' in told['evaluation'] and told['finished']
+  assert (folder / 'report.html').exists()
+  assert told['dropped']['sense_words_out_of_vocabulary'] == 1
+  assert (
+    f'20 words have 3 senses each; 1 of the 2 in {listed} are not in the '
+    'vocabulary'
+  ) in (folder / 'log.txt').read_text()
+  loaded, table = jaxemb.load(folder), jaxemb.load(folder).sense_table
+  assert told['vocab_words'] == len(table.words) == len(loaded) - 40
+  binary = word2vec_format.read(folder / 'export/vectors.bin')
+  assert binary.words == loaded.index_to_key
+  np.testing.assert_array_equal(binary.vectors, loaded.vectors)
+  # Every file has the vectors that int8 has room for.
+  rows = (folder / 'export/dmwe.txt').read_text().splitlines()[1:]
+  rows = np.array([x.split()[1:] for x in rows if len(x.split()) > 2], float)
+  np.testing.assert_array_equal(rows.astype(np.float32), binary.vectors)
+  # Its counts are those of the part.
+  part = sources.open_part(folder, None, with_tables=False)
+  assert (part.counts <= loaded.counts * 2).all() and part.counts.sum() > 0
+  assert part.counts.tolist() != loaded.counts.tolist()
+
+
 def test_sub_models_of_senses_are_merged(cache, tmp_path, capsys):
   settings = {
     'model.name': 'mixture',

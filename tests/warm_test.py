@@ -174,3 +174,18 @@ def test_a_run_starts_from_another(tmp_path):
     _run(tmp_path, 'second', **still)
   with pytest.raises(errors.UserError, match='does not exist'):
     _run(tmp_path, 'third', **{'train.init_from': str(tmp_path / 'none')})
+
+
+def test_words_of_several_vectors_start_from_their_mean(tmp_path):
+  senses = {'model.name': 'mixture', 'senses.number': 3, 'senses.top_n': 30}
+  first = _run(tmp_path, 'first', **senses).of_words()
+  still = {'optimizer.learning_rate': 1e-30, 'seed': 2}
+  still |= {'optimizer.final_learning_rate': 0.0}
+  for name, path in (('run', 'first'), ('export', 'first/export')):
+    start = {'train.init_from': str(tmp_path / path)}
+    found = _run(tmp_path, name, **still, **start)
+    assert found.index_to_key == first.index_to_key
+    np.testing.assert_array_equal(found.vectors, first.vectors)
+    log = (tmp_path / name / 'log.txt').read_text()
+    told = f'{len(first):,} of {len(first):,} words (0 start at random, 0 of'
+    assert told in log and 'tables input, all' in log

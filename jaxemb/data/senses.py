@@ -25,7 +25,8 @@ def read_words(path: pathlib.Path | str) -> list[str]:
   """
   path = pathlib.Path(path).expanduser()
   try:
-    lines = path.read_text(encoding='utf-8').splitlines()
+    # A mark of byte order at the front is no part of the first word.
+    lines = path.read_text(encoding='utf-8-sig').splitlines()
   except (OSError, UnicodeDecodeError) as error:
     raise errors.UserError(
       f'cannot read config.senses.words={path}: {error}; give a text file with '
@@ -40,8 +41,16 @@ def read_words(path: pathlib.Path | str) -> list[str]:
   return found
 
 
-def choose(choice: Choice, words: Sequence[str], lowercase: bool) -> np.ndarray:
-  """[vocab] bool, which words have several senses.
+class Chosen(NamedTuple):
+  """The words with several senses."""
+
+  is_ambiguous: np.ndarray  # [vocab] bool
+  num_listed: int  # different words of the list
+  num_unknown: int  # of these, that the vocabulary lacks
+
+
+def choose(choice: Choice, words: Sequence[str], lowercase: bool) -> Chosen:
+  """Which words have several senses.
 
   Args:
     choice: how they are chosen.
@@ -53,14 +62,14 @@ def choose(choice: Choice, words: Sequence[str], lowercase: bool) -> np.ndarray:
   """
   num_top = max(choice.top_n, int(np.ceil(choice.top_ratio * len(words))))
   chosen = np.arange(len(words)) < num_top
-  if choice.words:
-    listed = read_words(choice.words)
-    known = {x.lower() if lowercase else x for x in listed}
-    is_listed = np.fromiter((x in known for x in words), bool, len(words))
-    if not is_listed.any():
-      raise errors.UserError(
-        f'config.senses.words={choice.words} has none of the {len(words):,} '
-        'words of the vocabulary; give other words (check the case of letters)'
-      )
-    chosen |= is_listed
-  return chosen
+  if not choice.words:
+    return Chosen(chosen, 0, 0)
+  listed = {x.lower() if lowercase else x for x in read_words(choice.words)}
+  is_listed = np.fromiter((x in listed for x in words), bool, len(words))
+  num_known = int(is_listed.sum())
+  if not num_known:
+    raise errors.UserError(
+      f'config.senses.words={choice.words} has none of the {len(words):,} '
+      'words of the vocabulary; give other words (check the case of letters)'
+    )
+  return Chosen(chosen | is_listed, len(listed), len(listed) - num_known)

@@ -34,8 +34,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxemb import errors, spelling
-from jaxemb.evaluation import benchmarks
+from jaxemb import errors
+from jaxemb.evaluation import benchmarks, texts
 from jaxemb.ops import huffman
 
 MEASURES = ('MaxSimC', 'AvgSimC', 'AvgSim', 'MaxSim', 'single')
@@ -99,6 +99,10 @@ class Senses:
     """Rows of a word's senses."""
     return slice(int(self.starts[word]), int(self.starts[word + 1]))
 
+  def owners(self, rows: np.ndarray) -> np.ndarray:
+    """[n] int64, the words that rows [n] are senses of."""
+    return np.searchsorted(self.starts, rows, 'right') - 1
+
   def by_row(self, numbers: np.ndarray) -> np.ndarray:
     """[rows], numbers [vocab] of words for each of their senses."""
     return np.repeat(numbers, np.diff(self.starts))
@@ -154,7 +158,8 @@ class Senses:
 
   def posterior(self, word: int, context: Sequence[int]) -> np.ndarray:
     """[senses] float64, p(k | w, c); without context, the priors."""
-    logs = np.log(np.maximum(self.priors[self.rows(word)], 1e-30))
+    priors = self.priors[self.rows(word)].astype(np.float64)
+    logs = np.log(np.maximum(priors, 1e-30))
     if len(context) and len(logs) > 1:
       if self.contexts is not None:
         apart = self.around(context) - self.contexts.means[self.rows(word)]
@@ -183,12 +188,8 @@ class Senses:
       position: of the word that is asked about.
       window: known words on each side; 0 = what the vectors say.
     """
-    window = window or self.window
-    find = self.index.get
-    before = [find(x, find(x.lower())) for x in tokens[:position]]
-    behind = [find(x, find(x.lower())) for x in tokens[position + 1 :]]
-    before = [x for x in before if x is not None][-window:]
-    return before + [x for x in behind if x is not None][:window]
+    texts.check_window(window)
+    return texts.around(tokens, position, window or self.window, self.index)
 
   def disambiguate(
     self, sentence: Sequence[str] | str, position: int, window: int = 0
@@ -196,7 +197,8 @@ class Senses:
     """Which sense of a word is meant among others (Tian et al. 2014, eq. 9).
 
     Args:
-      sentence: The words, or a text that is split at white space.
+      sentence: The words, or a text that is split at white space; see
+        `texts.spelled` for how they are found.
       position: Of the word that is asked about.
       window: Known words on each side that count; 0 = what the vectors say.
 
@@ -204,15 +206,10 @@ class Senses:
       [senses] float64, the chance of each.
 
     Raises:
-      errors.UserError: There is no such position.
+      errors.UserError: There is no such position, or window.
       spelling.UnknownWordError: The word does not exist.
     """
-    tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
-    check_position(tokens, position)
-    word = tokens[position]
-    word = word if word in self.index else word.lower()
-    if word not in self.index:
-      raise spelling.UnknownWordError(word, self.words)
+    tokens, word = texts.split(sentence, position, self.index, window)
     context = self.context(tokens, position, window)
     return self.posterior(self.index[word], context)
 
@@ -387,12 +384,3 @@ def evaluate_files(
     for path in paths
     for name, result in evaluate(senses, path, window).items()
   }
-
-
-def check_position(tokens: Sequence[str], position: int) -> None:
-  """Raises a `UserError` if a sentence has no such position."""
-  if not 0 <= position < len(tokens):
-    raise errors.UserError(
-      f'position {position} is none of the {len(tokens)} words of the '
-      'sentence; they are counted from 0'
-    )

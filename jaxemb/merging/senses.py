@@ -7,12 +7,14 @@ senses that lie close and are meant as often are found to be the same
 words.
 
 What a part has to say about a sense is how often it saw the word times the
-prior. Priors are averages weighted by how often the parts saw the word. A word
-has as many senses as in the part where it has most; those that other parts lack
-are placed by the parts that have them. What tells senses from each other in a
-text is merged with them: the means of their contexts (`sense_contexts`), and
-outputs, which turn with the vectors so that their products stay; the inner
-nodes of a Huffman tree are the same only where the whole tree is.
+prior. Priors are averages weighted by how often the parts saw the word, of the
+parts in which it has several senses, if any: one vector does not say how often
+a sense is meant. A word has as many senses as in the part where it has most;
+those that other parts lack are placed by the parts that have them. What tells
+senses from each other in a text is merged with them: the means of their
+contexts (`sense_contexts`), and outputs, which turn with the vectors so that
+their products stay; the inner nodes of a Huffman tree are the same only where
+the whole tree is.
 """
 
 import dataclasses
@@ -126,7 +128,7 @@ def merge(
     'outputs': outputs is not None, 'contexts': contexts is not None,
     'lost_senses': len(names) - len(kept)
   }  # fmt: skip
-  warnings += _warnings(report)
+  warnings += _warnings(report) + _of_rows(parts)
   return merged._replace(
     words=found.names(),
     counts=found.by_row(found.counts),
@@ -148,8 +150,8 @@ def line(found: Mapping[str, Any]) -> str:
     return told
   return (
     f'{told}; mean cosine of those that were made one '
-    f'{found["cosine_matched"]:.3f}, in the order of the parts '
-    f'{found["cosine_in_order"]:.3f}'
+    f'{found["cosine_matched"]:.3f}, and {found["cosine_in_order"]:.3f} by the '
+    'same weights, had they been taken in the order of the parts'
   )
 
 
@@ -229,7 +231,12 @@ def _match(
       rounds, done = max(rounds, found.rounds), done + len(block)
       straight = np.broadcast_to(np.arange(size), found.places.shape)
       figures.append(
-        np.stack([match.cosines(pairs, p) for p in (found.places, straight)])
+        np.stack(
+          [
+            match.cosines(pairs, places, found.places)
+            for places in (found.places, straight)
+          ]
+        )
       )
       for i, mine in enumerate(at):
         has = mine >= 0
@@ -310,12 +317,15 @@ def _priors(
 ) -> np.ndarray:
   """[rows] float64, averages over the parts, weighted by votes."""
   total = np.zeros(words.starts[-1])
+  # Else the one sense that a vector is taken for would get all of its votes.
+  is_told = (words.sizes > 1) | (words.sizes.max(0) == 1)
+  votes = np.where(is_told, words.votes, 0)
   for i, (table, mine) in enumerate(zip(tables, targets, strict=True)):
-    by_word = sense_words.of_part(words.votes[i], words.rows[i], table)
+    by_word = sense_words.of_part(votes[i], words.rows[i], table)
     by_row = np.repeat(by_word, np.diff(table.starts))
     has = mine >= 0
     total[mine[has]] += by_row[has] * table.priors[has]
-  return total / np.repeat(words.votes.sum(0), np.diff(words.starts))
+  return total / np.repeat(votes.sum(0), np.diff(words.starts))
 
 
 def _whole(
@@ -366,4 +376,22 @@ def _warnings(report: dict[str, Any]) -> list[str]:
       f'{report["lost_senses"]:,} senses that not all parts have are lost, and '
       'priors are shared out among those that stay; --method=alir keeps them'
     )
+  return warnings
+
+
+def _of_rows(parts: Sequence[parts_lib.Part]) -> list[str]:
+  """Lines on parts without senses whose words are names of others' rows."""
+  rows = set()
+  for part in parts:
+    if part.senses is not None:
+      rows.update(set(part.words) - set(part.senses.words))
+  warnings = []
+  for part in parts:
+    found = [] if part.senses else [x for x in part.words if x in rows]
+    if found:
+      warnings.append(
+        f'{part.name}: {len(found):,} words ({found[0]!r} first) are named as '
+        'senses are, and stay words of their own; give the folder that they '
+        'were exported to, whose priors.txt says whose they are'
+      )
   return warnings

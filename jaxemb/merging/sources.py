@@ -101,7 +101,8 @@ def has_tables(path: pathlib.Path | str) -> bool:
   """Whether `open_part` would find context tables."""
   path = pathlib.Path(path)
   home = _home(path)
-  if _is_tree(_of_run(path)):
+  settings = _of_run(path)
+  if _is_tree(settings) or _is_mixture(settings):
     return False
   is_here = any((home / x).is_dir() for x in (tables.FOLDER, 'checkpoints'))
   return is_here if not _is_checkpoint(path) else _of_run(path) is not None
@@ -114,9 +115,14 @@ def _is_tree(settings: Any) -> bool:
   )
 
 
+def _is_mixture(settings: Any) -> bool:
+  """Whether words of a run have several vectors."""
+  return bool(settings) and settings['model'].get('name') == 'mixture'
+
+
 def _check_model(path: pathlib.Path, with_tables: bool) -> None:
   settings = _of_run(path) if path.is_dir() else None
-  if settings and settings['model'].get('name') == 'mixture':
+  if _is_mixture(settings):
     if with_tables:
       _refuse_tables(path)
     if _is_checkpoint(path):

@@ -143,9 +143,21 @@ def total(pairs: np.ndarray, places: np.ndarray) -> np.ndarray:
   return found
 
 
-def cosines(compared: Compared, places: np.ndarray) -> np.ndarray:
-  """[b] float64, mean cosine of senses that are made one, weighted as there."""
-  weights = total(compared.weights, places)
+def cosines(
+  compared: Compared, places: np.ndarray, matched: np.ndarray
+) -> np.ndarray:
+  """[b] float64, what `match` maximizes, on the scale of cosines.
+
+  Of `matched` itself it is the mean cosine of the pairs that are made one. Of
+  others it is over the same weights: by their own, a mean of few weights could
+  be higher where the sum is lower.
+
+  Args:
+    compared: see `compare`.
+    places: [b, n, K] int, that are asked about.
+    matched: [b, n, K] int, those of `match`.
+  """
+  weights = total(compared.weights, matched)
   found = total(compared.scores, places)
   return found / np.where(weights > 0, weights, 1)
 

@@ -23,6 +23,8 @@ from jaxemb.reporting import (
 
 _COUNTERS = {
   'out_of_vocabulary_words': 'Words of the corpus that have no vector',
+  'sense_words_out_of_vocabulary': 'Words of config.senses.words not in the '
+  'vocabulary',
   'words_below_vocabulary': 'Different words too rare for the vocabulary',
   'invalid_utf8_bytes': 'Bytes that are not UTF-8, replaced',
   'replaced_bytes': 'Bytes not UTF-8 or not allowed in XML, replaced',

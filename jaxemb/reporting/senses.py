@@ -2,14 +2,13 @@
 
 import numpy as np
 
-from jaxemb.evaluation import senses
+from jaxemb.evaluation import nearest, senses
 from jaxemb.reporting import markup
 
 _NUM_WORDS = 12
 _NUM_CANDIDATES = 500  # the most frequent ambiguous words
 _NUM_NEAREST = 6
 _NUM_SEARCHED = 30_000
-_MIN_PRIOR = 0.02  # a sense that is hardly ever meant is not shown
 
 
 def section(found: senses.Senses | None) -> str:
@@ -18,16 +17,13 @@ def section(found: senses.Senses | None) -> str:
   if not words:
     return ''
   units = _units(found.vectors)
-  num = int(found.starts[min(len(found.words), _NUM_SEARCHED)])
-  owners = found.by_row(np.arange(len(found.words)))[:num]
-  # A sense that is hardly ever meant has learned nothing to be shown.
-  is_shown = found.priors[:num] >= _MIN_PRIOR
-  items = ''.join(_word(found, word, units, owners, is_shown) for word in words)
+  num = nearest.num_rows(found, _NUM_SEARCHED)
+  items = ''.join(_word(found, word, units, num) for word in words)
   return (
     '<h3>Senses</h3>\n<p>The ambiguous words whose senses differ most: of the '
     f'{_NUM_CANDIDATES} most frequent ones, those where two senses drawn by '
     'their priors have the lowest cosines. Each sense with its prior and the '
-    f'nearest words; senses below {_MIN_PRIOR:.0%} are left out.</p>\n'
+    f'nearest words; senses below {nearest.MIN_PRIOR:.0%} are left out.</p>\n'
     f'<dl class="near">\n{items}</dl>\n'
   )
 
@@ -52,24 +48,24 @@ def _units(vectors: np.ndarray) -> np.ndarray:
   return vectors / np.where(lengths > 0, lengths, 1)
 
 
-def _word(
-  found: senses.Senses,
-  word: int,
-  units: np.ndarray,
-  owners: np.ndarray,
-  is_shown: np.ndarray,
-) -> str:
+def _word(found: senses.Senses, word: int, units: np.ndarray, num: int) -> str:
+  """A word's senses.
+
+  Args:
+    found: all words.
+    word: which one.
+    units: [rows, dim], their vectors at length 1.
+    num: rows that are searched.
+  """
   rows = found.rows(word)
   lines = []
   for row in range(rows.start, rows.stop):
-    if found.priors[row] < _MIN_PRIOR:
+    if found.priors[row] < nearest.MIN_PRIOR:
       continue
-    cosines = np.where(
-      is_shown & (owners != word), units[: len(owners)] @ units[row], -2
+    best = nearest.rows_of_words(
+      units[:num] @ units[row], found, {row}, _NUM_NEAREST, nearest.MIN_PRIOR
     )
-    best = np.argsort(-cosines, kind='stable')[: 3 * _NUM_NEAREST]
-    names = dict.fromkeys(found.words[owners[i]] for i in best)
-    near = ' '.join(markup.word(x) for x in list(names)[:_NUM_NEAREST])
+    near = ' '.join(markup.word(found.words[i]) for i in found.owners(best))
     lines.append(f'<span><small>{found.priors[row]:.2f}</small> {near}</span>')
   joined = '<br>\n'.join(lines)
   return (

@@ -11,16 +11,18 @@ dmwe.txt       the text format of Microsoft's distributed_skipgram_mixture:
 """
 
 import json
+import math
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.storage import atomic, float_text
 
-_FACTS = {'loss', 'negatives', 'window'}
+_MAX_LINE_BYTES = 1 << 20
+_SUM = 1e-3  # that priors may be off by, rounded and averaged
 FILES = ('priors.txt', 'outputs.npy', 'senses.json')
 
 
@@ -38,6 +40,22 @@ class Stored(NamedTuple):
 def has(folder: pathlib.Path) -> bool:
   """Whether vectors in a folder are those of senses."""
   return (folder / 'senses.json').exists()
+
+
+def refuse_dmwe(path: pathlib.Path, file: BinaryIO) -> None:
+  """Raises a `UserError` for dmwe.txt; else goes back to the beginning."""
+  lines = [file.readline(_MAX_LINE_BYTES).split() for _ in range(3)]
+  file.seek(0)
+  numbers = [*lines[0], *lines[1][1:]]
+  if (
+    [len(x) for x in lines[:2]] == [3, 2]
+    and all(x.isdigit() for x in numbers)
+    and len(lines[2]) == int(lines[0][2]) + 1
+  ):
+    raise errors.UserError(
+      f'{path} has the text format of distributed_skipgram_mixture, which is '
+      f'for other programs; give its folder, {path.parent}'
+    )
 
 
 def remove(folder: pathlib.Path) -> None:
@@ -82,51 +100,123 @@ def write(folder: pathlib.Path, stored: Stored, vectors: np.ndarray) -> None:
     file.write(json.dumps(stored.facts, indent=1).encode())
 
 
-def read(folder: pathlib.Path, names: Sequence[str]) -> Stored:
+def read(folder: pathlib.Path, num_rows: int, dim: int) -> Stored:
   """Reads what `write` wrote.
 
   Args:
     folder: of the files.
-    names: [rows], of the vectors.
+    num_rows: of the vectors.
+    dim: their numbers.
 
   Raises:
     errors.UserError: A file is missing or damaged, or is of other vectors.
   """
-  try:
-    facts = json.loads((folder / 'senses.json').read_text())
-    text = (folder / 'priors.txt').read_text(encoding='utf-8')
-    fields = [line.rsplit(' ', 2) for line in text.split('\n') if line]
-    rows = [(word, int(k), float(prior)) for word, k, prior in fields]
-    if not (isinstance(facts, dict) and facts.keys() >= _FACTS):
-      raise ValueError(f'senses.json lacks one of {", ".join(sorted(_FACTS))}')
-    outputs = means = None
-    if facts['loss'] is not None:
-      outputs = np.load(folder / 'outputs.npy', mmap_mode='r')
-    if 'concentration' in facts:
-      means = np.load(folder / 'means.npy', mmap_mode='r')
-      if means.ndim != 2 or len(means) != len(rows):
-        raise ValueError(f'means.npy has the form {means.shape}')
-  except (OSError, ValueError, EOFError) as error:
+  facts = _read_facts(folder / 'senses.json')
+  words, starts, priors = _read_priors(folder / 'priors.txt')
+  if len(priors) != num_rows:
     raise errors.UserError(
-      f'{folder}: {", ".join(FILES)} do not go together ({error}); export again'
-    ) from error
-  starts = [i for i, (_, k, _) in enumerate(rows) if k == 0]
-  if len(rows) != len(names) or not starts or starts[0]:
-    raise errors.UserError(
-      f'{folder}: priors.txt has {len(rows)} lines, vocab.txt {len(names)}; '
+      f'{folder}: priors.txt has {len(priors)} lines, vocab.txt {num_rows}; '
       'export again'
     )
-  sizes = (len(starts), len(starts) - 1)
-  if outputs is not None and (outputs.ndim != 2 or len(outputs) not in sizes):
-    raise errors.UserError(
-      f'{folder}: outputs.npy has the form {outputs.shape}, priors.txt '
-      f'{len(starts)} words; export again'
+  outputs = means = None
+  if facts['loss'] is not None:
+    sizes = len(words), len(words) - 1
+    outputs = _read_array(folder / 'outputs.npy', sizes, dim)
+  if 'concentration' in facts:
+    means = _read_array(folder / 'means.npy', (num_rows,), dim)
+  return Stored(words, starts, priors, outputs, means, facts)
+
+
+def _damaged(path: pathlib.Path, what: object) -> errors.UserError:
+  what = getattr(what, 'strerror', None) or what
+  return errors.UserError(f'{path}: {what}; export again')
+
+
+def _is_whole(value: Any, least: int) -> bool:
+  return type(value) is int and value >= least
+
+
+def _is_number(value: Any) -> bool:
+  return type(value) in (int, float) and 0 <= value < math.inf
+
+
+# What each key of senses.json may be, in words and as a test.
+_FACTS = {
+  'loss': (
+    "'negative_sampling', 'hierarchical_softmax' or null",
+    lambda x: x in ('negative_sampling', 'hierarchical_softmax', None),
+  ),
+  'negatives': ('a whole number', lambda x: _is_whole(x, 0)),
+  'window': ('a whole number above 0', lambda x: _is_whole(x, 1)),
+}
+_FACTS_OF_CONTEXTS = {
+  'concentration': ('a number, not negative', _is_number),
+  'half_weight': ('a number above 0', lambda x: _is_number(x) and x > 0),
+}
+
+
+def _read_facts(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    facts = json.loads(path.read_text(encoding='utf-8'))
+  except (OSError, ValueError) as error:
+    raise _damaged(path, error) from error
+  if not isinstance(facts, dict):
+    raise _damaged(path, f'has no {", ".join(_FACTS)}')
+  wanted = dict(_FACTS)
+  if facts.keys() & _FACTS_OF_CONTEXTS.keys():
+    wanted |= _FACTS_OF_CONTEXTS
+  for key, (what, is_right) in wanted.items():
+    if key not in facts:
+      raise _damaged(path, f'has no {key}')
+    if not is_right(facts[key]):
+      raise _damaged(path, f'{key} is {facts[key]!r}, must be {what}')
+  return facts
+
+
+def _read_priors(
+  path: pathlib.Path,
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+  """Words, first rows and priors, as in `Stored`."""
+  try:
+    lines = [x for x in path.read_text(encoding='utf-8').split('\n') if x]
+    fields = [line.rsplit(' ', 2) for line in lines]
+    rows = [(word, int(k), float(prior)) for word, k, prior in fields]
+  except (OSError, ValueError) as error:
+    raise _damaged(path, error) from error
+  words: list[str] = []
+  starts: list[int] = []
+  for row, (word, k, _) in enumerate(rows):
+    if not k:
+      words.append(word)
+      starts.append(row)
+    if not words or word != words[-1] or k != row - starts[-1]:
+      raise _damaged(path, f'line {row + 1}, {word!r} {k}, has no sense before')
+  if not words:
+    raise _damaged(path, 'is empty')
+  priors = np.array([prior for *_, prior in rows], np.float32)
+  sums = np.add.reduceat(priors.astype(np.float64), starts)
+  # Written so that a NaN is wrong.
+  is_right = np.minimum.reduceat(priors, starts) > -_SUM
+  is_wrong = ~(is_right & (np.abs(sums - 1) < _SUM))
+  if is_wrong.any():
+    word = words[int(is_wrong.argmax())]
+    raise _damaged(
+      path, f'priors of {word!r} must not be negative, and sum to 1'
     )
-  return Stored(
-    [rows[i][0] for i in starts],
-    np.array([*starts, len(rows)], np.int64),
-    np.array([prior for *_, prior in rows], np.float32),
-    outputs,
-    means,
-    facts,
-  )
+  return words, np.array([*starts, len(rows)], np.int64), priors
+
+
+def _read_array(
+  path: pathlib.Path, sizes: Sequence[int], dim: int
+) -> np.ndarray:
+  """[one of the sizes, dim], mapped into memory."""
+  try:
+    array = np.load(path, mmap_mode='r')
+  except (OSError, ValueError, EOFError) as error:
+    raise _damaged(path, error) from error
+  if array.shape not in [(size, dim) for size in sizes]:
+    raise errors.UserError(
+      f'{path} has the form {array.shape}, the vectors beside it want '
+      f'{(sizes[0], dim)}; export again'
+    )
+  return array

@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple, NoReturn
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.storage import atomic, float_text, projector, rows_file
+from jaxemb.storage import atomic, float_text, projector, rows_file, sense_files
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 1 << 22
@@ -151,6 +151,7 @@ def read(path: pathlib.Path | str) -> Loaded:
   path = pathlib.Path(path)
   try:
     with _open(path) as file:
+      sense_files.refuse_dmwe(path, file)
       return _read_open(path, file)
   except (OSError, EOFError, zlib.error) as error:
     raise errors.UserError(
@@ -202,9 +203,8 @@ def _spell(words: Sequence[str]) -> tuple[list[bytes], int]:
       name += '_'
     taken.add(name)
     spelled[i] = name
-  return [word.encode('utf-8', 'backslashreplace') for word in spelled], len(
-    changed
-  )
+  encoded = [word.encode('utf-8', 'backslashreplace') for word in spelled]
+  return encoded, len(changed)
 
 
 def _put_rows(file, words: list[bytes], vectors: np.ndarray, rows) -> None:

@@ -170,22 +170,6 @@ def stacked(states: Any, num: int) -> Any:
   )
 
 
-def each_model(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-  """A function of one model's arrays, of a device's models.
-
-  Args:
-    function: of arrays without the leading axis.
-    args: of `function`, with a leading axis of models.
-
-  Returns:
-    What it returns, with the leading axis.
-  """
-  if len(jax.tree.leaves(args)[0]) > 1:
-    return jax.vmap(function)(*args)
-  found = function(*jax.tree.map(lambda x: x[0], args))
-  return jax.tree.map(lambda x: x[None], found)
-
-
 def sized_step(
   model: model_base.Model,
   tables: Mapping[str, spec_lib.Table],

@@ -11,7 +11,7 @@ round them differently.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -67,13 +67,29 @@ class _Partition:
       return tables, base.over_devices(metrics, batch, count, ())
 
     args = state.tables, batch, schedule
-    tables, metrics = base.each_model(dispatch, args)
+    tables, metrics = _each_model(dispatch, args)
     return base.TrainState(tables), metrics
 
   def result(self, state: base.TrainState, name: str = '') -> Any:
     """[num, vocab, dim], of every model."""
     name = name or self.model.vectors_table
     return jax.tree.map(mesh_lib.to_host, state.tables[name].vectors)
+
+
+def _each_model(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+  """A function of one model's arrays, of a device's models.
+
+  Args:
+    function: of arrays without the leading axis.
+    args: of `function`, with a leading axis of models.
+
+  Returns:
+    What it returns, with the leading axis.
+  """
+  if len(jax.tree.leaves(args)[0]) > 1:
+    return jax.vmap(function)(*args)
+  found = function(*jax.tree.map(lambda x: x[0], args))
+  return jax.tree.map(lambda x: x[None], found)
 
 
 def partition(

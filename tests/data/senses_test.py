@@ -18,9 +18,15 @@ def test_the_union_of_frequent_and_listed_words(tmp_path):
     ((1, 0.0, str(path)), True, ['the', 'bank']),
   ]:
     found = senses.choose(senses.Choice(*choice), WORDS, lowercase)
-    assert [w for w, x in zip(WORDS, found, strict=True) if x] == expected
+    chosen = zip(WORDS, found.is_ambiguous, strict=True)
+    assert [w for w, x in chosen if x] == expected
+    assert found[1:] == ((2, 1) if choice[2] else (0, 0))
   with pytest.raises(errors.UserError, match='none of the 5 words'):
     senses.choose(senses.Choice(0, 0.0, str(path)), WORDS, False)
+  path.write_text('bank\nbank\n', encoding='utf-8-sig')
+  assert senses.read_words(path) == ['bank', 'bank']
+  found = senses.choose(senses.Choice(0, 0.0, str(path)), WORDS, False)
+  assert found.is_ambiguous.sum() == 1 and found[1:] == (1, 0)
   path.write_text('\n')
   with pytest.raises(errors.UserError, match='has no word'):
     senses.choose(senses.Choice(0, 0.0, str(path)), WORDS, True)

@@ -180,17 +180,75 @@ def test_what_is_written_is_read(folder):
   assert lines[0] == '6 7 4' and lines[3] == 'bank 2'
   row = np.array(lines[5].split(), np.float32)
   np.testing.assert_array_equal(row, [0.75, *found.vectors[2]])
-  (folder / 'priors.txt').rename(folder / 'kept')
-  (folder / 'priors.txt').write_text('bank 0 1\n')
-  with pytest.raises(errors.UserError, match='export again'):
-    embeddings.load(folder)
-  (folder / 'kept').replace(folder / 'priors.txt')
-  facts = (folder / 'senses.json').read_text()
-  for damaged in ('{}', '[1]'):
-    (folder / 'senses.json').write_text(damaged)
-    with pytest.raises(errors.UserError, match='lacks one of loss'):
-      embeddings.load(folder)
-  (folder / 'senses.json').write_text(facts)
+
+
+def test_the_format_of_other_programs_is_known(folder, tmp_path):
+  with pytest.raises(errors.UserError, match='for other programs') as caught:
+    embeddings.load(folder / 'dmwe.txt')
+  assert str(caught.value).endswith(f'give its folder, {folder}')
+  # Vectors of numbers, without a header, are none of that.
+  (tmp_path / 'v.txt').write_text('5 1 2\n6 3 4\n7 5 6\n')
+  assert embeddings.load(tmp_path / 'v.txt').vectors.shape == (3, 2)
+
+
+def _of_contexts():
+  means = np.random.default_rng(4).normal(size=(7, 4)).astype(np.float32)
+  return dataclasses.replace(
+    _senses(), contexts=senses.Contexts(means, 3.0, 0.1)
+  )
+
+
+@pytest.mark.parametrize(
+  ('name', 'old', 'new', 'told'),
+  [
+    ('priors.txt', 'money 0 1\n', '', 'has 6 lines, vocab.txt 7'),
+    ('priors.txt', 'bank 1 0.75', 'bank 2 0.75', "line 3, 'bank' 2, has no"),
+    ('priors.txt', 'the 0 1', 'the 1 1', "line 1, 'the' 1, has no sense"),
+    ('priors.txt', 'bank 1 0.75', 'bank 1 nan', "priors of 'bank' must"),
+    ('priors.txt', 'bank 1 0.75', 'bank 1 0.7', "'bank' must not be"),
+    ('priors.txt', 'the 0 1', 'the 0 -1', "'the' must not"),
+    ('priors.txt', '0.25\nbank 1 0.75', '-1\nbank 1 2', "'bank' must not"),
+    ('priors.txt', 'the 0 1', 'the 0 x', 'could not convert'),
+    ('priors.txt', 'river 0', 'sea 0', "row 4 is 'river' in vocab.txt, 'sea'"),
+    ('priors.txt', None, '', 'priors.txt: is empty'),
+    ('priors.txt', None, None, 'priors.txt: No such file'),
+    ('senses.json', None, '[1]', 'senses.json: has no loss, negatives, window'),
+    ('senses.json', None, '{', 'senses.json: Expecting'),
+    ('senses.json', '"window": 2', '"window": 2.5', 'window is 2.5, must be'),
+    ('senses.json', '"window": 2', '"window": true', 'window is True'),
+    ('senses.json', '"negatives": 5', '"negatives": -1', 'negatives is -1'),
+    ('senses.json', 'hierarchical_softmax', 'other', "loss is 'other', must"),
+    ('senses.json', '"half_weight"', '"half"', 'has no half_weight'),
+    ('senses.json', '"concentration"', '"other"', 'has no concentration'),
+    ('senses.json', '3.0', 'NaN', 'concentration is nan'),
+    ('means.npy', None, (7, 3), r'means.npy has the form \(7, 3\)'),
+    ('means.npy', None, (6, 4), r'form \(6, 4\), the .* want \(7, 4\)'),
+    ('outputs.npy', None, (5, 3), r'outputs.npy has the form \(5, 3\)'),
+    ('outputs.npy', None, (4, 4), r'outputs.npy has the form \(4, 4\)'),
+    ('outputs.npy', None, 'cut', 'outputs.npy: '),
+  ],
+)
+def test_damage_is_named(tmp_path, name, old, new, told):
+  _write(tmp_path, _of_contexts())
+  path = tmp_path / name
+  if isinstance(new, tuple):
+    np.save(path, np.zeros(new, np.float32))
+  elif new is None:
+    path.unlink()
+  else:
+    text = path.read_text() if old is not None else ''
+    assert old is None or text.count(old) == 1
+    path.write_text(text.replace(old, new) if old is not None else new)
+  with pytest.raises(errors.UserError, match=told) as caught:
+    embeddings.load(tmp_path)
+  assert '\n' not in str(caught.value) and 'export again' in str(caught.value)
+
+
+def test_words_with_white_space_are_found_again(tmp_path):
+  words = ['the', 'a bank', 'money', 'a_bank', 'boat', 'x y']
+  found = dataclasses.replace(_senses(), words=words)
+  _write(tmp_path, found)
+  assert embeddings.load(tmp_path).sense_table.words == words
 
 
 def test_benchmarks_are_of_words(folder, tmp_path):
@@ -249,6 +307,95 @@ def test_queries(folder, capsys):
   assert query.main([flag, '--position=2', 'the', 'money', 'bank']) == 0
   assert f'bank#0  {chances[0]:.4f}' in capsys.readouterr().out
   assert query.main([flag, '--sense=7', 'bank']) == 2
+
+
+def _crowd():
+  """Senses that lie close to each other: rows alone would be no answer."""
+  found = _senses()
+  vectors = np.zeros((9, 4), np.float32)
+  vectors[:, 0] = 1
+  vectors[:, 1] = [9, 0, 0.1, 0.2, 0.3, 1, 0.25, 2, 3]
+  priors = np.array([1, 0.5, 0.5, 0.99, 0.01, 1, 1, 1, 1], np.float32)
+  return dataclasses.replace(
+    found,
+    starts=np.array([0, 1, 3, 5, 6, 7, 9]),
+    vectors=vectors,
+    priors=np.where(np.arange(9) > 6, np.float32(0.5), priors),
+  )
+
+
+def test_neighbours_are_other_words_each_once(tmp_path, capsys):
+  found = _crowd()
+  _write(tmp_path, found)
+  loaded = embeddings.load(tmp_path)
+
+  def names(*args, **settings):
+    return [x for x, _ in loaded.most_similar(*args, **settings)]
+
+  # bank is 0 and 0.1, money 0.2 and (rarely) 0.3, boat 0.25.
+  everything = ['money#0', 'boat', 'river', 'coin#0', 'the']
+  assert names('bank', sense=0) == everything
+  assert names('bank') == names('bank#1') == names(1) == everything
+  assert names('bank', topn=2) == everything[:2]
+  assert names('bank', restrict_vocab=3) == ['money#0', 'the']
+  assert names('bank', 'money', restrict_vocab=3) == ['the']
+  assert len(loaded.most_similar('bank', topn=None, restrict_vocab=3)) == 5
+  assert names('coin', sense=1, topn=1) == ['the']
+  vector = np.array([1, 0.31, 0, 0], np.float32)
+  assert names(vector, topn=3) == ['money#1', 'boat', 'bank#1']
+  assert names(vector, topn=2, min_prior=0.02) == ['boat', 'money#0']
+  assert loaded.most_similar_cosmul('bank', topn=1)[0][0] == 'money#0'
+  # The commands leave rare senses out, as the report does.
+  flag = f'--vectors={tmp_path}'
+  for argv in (['--senses', 'bank'], ['--position=1', 'the', 'bank']):
+    assert query.main([flag, '--topn=3', *argv]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [x.split()[2:] for x in lines] == [everything[:3]] * 2
+  assert query.main([flag, '--topn=9', '--sense=1', 'bank']) == 0
+  out = capsys.readouterr().out
+  assert 'money#0' in out and 'money#1' not in out
+  html = section.section(found)
+  assert html.count('money') == 1 + 4  # near the senses of two others
+
+
+@pytest.mark.parametrize(
+  'asked',
+  [
+    ['--senses', '--sense=1'],
+    ['--position=1', '--senses'],
+    ['--position=1', '--sense=1'],
+  ],
+)
+def test_only_one_thing_is_asked(folder, capsys, asked):
+  with pytest.raises(SystemExit) as stop:
+    query.main([f'--vectors={folder}', *asked, 'the', 'bank'])
+  assert stop.value.code == 2
+  told = capsys.readouterr().err.splitlines()[-1]
+  assert 'ask for different things; give one' in told
+
+
+def test_a_text_is_taken_as_training_takes_it(folder, capsys):
+  loaded, found = embeddings.load(folder), _senses()
+  text = '"The (money) \u2013 by the RIVER, an Bank.'
+  context = found.context(text.split(), 7)
+  assert context == [0, 3] and found.context(text.split(), 7, 9) == [0, 2, 0, 3]
+  np.testing.assert_array_equal(
+    loaded.disambiguate(text, 7), found.posterior(1, context)
+  )
+  assert query.main([f'--vectors={folder}', '--position=7', text]) == 0
+  assert capsys.readouterr().out.startswith('bank#0  ')
+  assert found.context(['--', '', '\u093f'], 1) == []
+  words = loaded.of_words()
+  for token in ('bank', 'Bank', '"Bank".'):
+    assert words.disambiguate(f'the {token}', 1) == [1.0]
+  for each in (loaded, words):
+    with pytest.raises(errors.UserError, match='window=-3 must be 0'):
+      each.disambiguate('the bank', 1, window=-3)
+    with pytest.raises(KeyError, match='tank'):
+      each.disambiguate('the tank.', 1)
+    assert each.disambiguate('bank', 0).dtype == np.float64
+  with pytest.raises(errors.UserError, match='window=-1 must be 0'):
+    found.context(['the', 'bank'], 1, -1)
 
 
 def test_section_of_the_report():

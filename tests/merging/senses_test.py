@@ -285,6 +285,25 @@ def test_other_numbers_of_senses():
   assert merged.senses.names() == truth.names()
   assert merged.senses.outputs is None
   assert 'words has nothing of the kind' in str(merged.report['warnings'])
+  # What has one vector of a word does not say how often its senses are meant.
+  np.testing.assert_allclose(merged.senses.priors[truth.rows(2)], mine, 1e-5)
+  np.testing.assert_allclose(
+    merged.senses.priors[truth.rows(5)], truth.priors[truth.rows(5)], 1e-5
+  )
+
+
+def test_rows_that_are_taken_for_words_are_warned_of():
+  truth = _truth()
+  rows = parts_lib.Part(
+    'v.txt', truth.names(), parts_lib.of_array(truth.vectors)
+  )
+  merged = _merge([_part('senses', truth), rows])
+  told = [x for x in merged.report['warnings'] if x.startswith('v.txt')]
+  assert len(told) == 1 and "240 words ('w0#0' first)" in told[0]
+  assert '\n' not in told[0]
+  assert not any('named as' in x for x in _merge(
+    [_part('senses', truth), _part('again', truth)]
+  ).report['warnings'])  # fmt: skip
 
 
 def test_concat_and_pca_have_the_same_senses():

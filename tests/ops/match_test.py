@@ -105,7 +105,23 @@ def test_cosines_are_those_of_what_is_made_one():
   priors = np.array([[[0.25, 0.75], [0.75, 0.25]]])
   pairs = match.compare(rows, priors, np.ones((1, 2)))
   swapped = np.array([[[0, 1], [1, 0]]])
-  np.testing.assert_allclose(match.cosines(pairs, swapped), 1)
+  np.testing.assert_allclose(match.cosines(pairs, swapped, swapped), 1)
   x, y = first[0, 0] / np.linalg.norm(first[0, 0], axis=1, keepdims=True)
   straight = np.tile([0, 1], (1, 2, 1))
-  np.testing.assert_allclose(match.cosines(pairs, straight), x @ y)
+  np.testing.assert_allclose(match.cosines(pairs, straight, straight), x @ y)
+  # Over the same weights, of which these take less.
+  share = 2 * 0.25**0.5 / (0.25**0.5 + 0.75**0.5)
+  np.testing.assert_allclose(
+    match.cosines(pairs, straight, swapped), share * (x @ y)
+  )
+
+
+def test_no_order_is_better_than_what_is_matched():
+  rows, priors, votes = _random(5, 2, 4, dim=2, words=300)
+  pairs = match.compare(rows, priors, votes)
+  found = match.match(pairs, votes).places
+  straight = np.broadcast_to(np.arange(4), found.shape)
+  mine, its = (match.cosines(pairs, x, found) for x in (found, straight))
+  assert (mine >= its - 1e-9).all()
+  alone = match.cosines(pairs, straight, straight)
+  assert (alone > mine).any()  # which would be taken for a better order
