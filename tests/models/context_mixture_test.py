@@ -303,6 +303,7 @@ def _trainer(name, **senses):
   )
 
 
+@functools.cache
 def _packed(words):
   sentences = oracle.random_sentences(
     np.random.default_rng(3), VOCAB, words, (5, 9)
