@@ -12,7 +12,7 @@ def spelled(token: str, known: Container[str]) -> str | None:
 
   Tried in this order: as it stands, in lower case, and both without what is
   neither letter, digit nor mark at its ends, since training takes none of that
-  for a part of a word.
+  for a part of a word. What training parts inside (don't) is not parted here.
   """
   inside = [i for i, x in enumerate(token) if _is_of_words(x)]
   bare = token[inside[0] : inside[-1] + 1] if inside else token

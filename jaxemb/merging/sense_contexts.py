@@ -55,7 +55,7 @@ def merge(
       f'likelihoods, if at all: {reason}'
     ]
   first = parts[0].senses.contexts
-  maps = _maps(parts, words, merged, first.half_weight)
+  maps = _maps(parts, tables, words, merged, first.half_weight)
   sums = np.zeros((int(words.starts[-1]), merged.vectors.shape[1]))
   totals = np.zeros(len(sums))
   for i, (part, table, mine) in enumerate(
@@ -90,8 +90,17 @@ def _obstacle(parts: Sequence[parts_lib.Part]) -> str:
   return ''
 
 
+def _units(means: sense_words.MeanRows, rows: np.ndarray) -> np.ndarray:
+  """[b, D] float32, of length 1; zeros for rows below 0."""
+  found = np.empty((len(rows), means.shape[1]), np.float32)
+  means.read(rows, found)
+  lengths = np.linalg.norm(found, axis=1, keepdims=True)
+  return found / np.maximum(lengths, 1e-30)
+
+
 def _maps(
   parts: Sequence[parts_lib.Part],
+  tables: Sequence[sense_words.Table],
   words: sense_words.Words,
   merged: senses_lib.Senses,
   half_weight: float,
@@ -110,17 +119,23 @@ def _maps(
   dims = [part.dim for part in parts]
   width, dim = sum(dims), merged.vectors.shape[1]
   gram, moments = np.zeros((width, width)), np.zeros((width, dim))
-  units = [part.senses.directions for part in parts]
+  means = [
+    sense_words.mean_rows(part.vectors, table.starts, table.priors)
+    for part, table in zip(parts, tables, strict=True)
+  ]
+  result = sense_words.mean_rows(
+    parts_lib.of_array(merged.vectors), merged.starts, merged.priors
+  )
   for first in range(0, len(chosen), _BLOCK_WORDS):
     block = chosen[first : first + _BLOCK_WORDS]
     said = [
-      (shares[i, block] * (rows[block] >= 0))[:, None] * unit[rows[block]]
-      for i, (rows, unit) in enumerate(zip(words.rows, units, strict=True))
+      shares[i, block, None] * _units(found, words.rows[i, block])
+      for i, found in enumerate(means)
     ]
     roots = np.sqrt(counts[block])[:, None]
     said = roots * np.concatenate(said, 1)
     gram += said.T @ said
-    moments += said.T @ (roots * merged.directions[places[block]])
+    moments += said.T @ (roots * _units(result, places[block]))
   # Of parts that say the same none is to be had alone.
   gram[np.diag_indices(width)] += _RIDGE * np.trace(gram) / width
   solved = np.linalg.solve(gram, moments)

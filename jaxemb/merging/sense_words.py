@@ -1,5 +1,6 @@
 """The words of parts in which words have several rows."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,38 @@ class Table(NamedTuple):
   starts: np.ndarray  # [vocab + 1] int64
   priors: np.ndarray  # [rows] float32
   seen: np.ndarray | None  # [vocab] int64, by the part; None = not known
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanRows(parts_lib.Rows):
+  """Means of senses, weighted by priors, as rows of words."""
+
+  starts: np.ndarray = None
+  priors: np.ndarray = None
+
+  def read(self, rows: np.ndarray, out: np.ndarray) -> None:
+    """As that of `Rows`; rows are words."""
+    array, out[:] = self.open(), 0
+    first, has = self.starts[np.maximum(rows, 0)], rows >= 0
+    sizes = np.where(has, self.starts[np.maximum(rows, 0) + 1] - first, 0)
+    for k in range(int(sizes.max(initial=0))):
+      mine = sizes > k
+      at = first[mine] + k
+      out[mine] += self.priors[at, None] * array[at]
+
+
+def mean_rows(
+  rows: parts_lib.Rows, starts: np.ndarray, priors: np.ndarray
+) -> MeanRows:
+  """[vocab, dim], of the rows of senses.
+
+  Args:
+    rows: [rows, dim].
+    starts: [vocab + 1] int64, first row of each word.
+    priors: [rows] float32.
+  """
+  shape = len(starts) - 1, rows.shape[1]
+  return MeanRows(shape, rows.open, starts=starts, priors=priors)
 
 
 class Words(NamedTuple):

@@ -51,24 +51,6 @@ class _Same(NamedTuple):
   report: dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class _MeanRows(parts_lib.Rows):
-  """Means of senses, weighted by priors, as rows of words."""
-
-  starts: np.ndarray = None
-  priors: np.ndarray = None
-
-  def read(self, rows: np.ndarray, out: np.ndarray) -> None:
-    """As that of `Rows`; rows are words."""
-    array, out[:] = self.open(), 0
-    first, has = self.starts[np.maximum(rows, 0)], rows >= 0
-    sizes = np.where(has, self.starts[np.maximum(rows, 0) + 1] - first, 0)
-    for k in range(int(sizes.max(initial=0))):
-      mine = sizes > k
-      at = first[mine] + k
-      out[mine] += self.priors[at, None] * array[at]
-
-
 def merge(
   parts: Sequence[parts_lib.Part],
   spec: combine.Spec,
@@ -169,12 +151,7 @@ def _rotations(
     parts_lib.Part(
       part.name,
       table.words,
-      _MeanRows(
-        (len(table.words), part.dim),
-        part.vectors.open,
-        starts=table.starts,
-        priors=table.priors,
-      ),
+      sense_words.mean_rows(part.vectors, table.starts, table.priors),
       votes=sense_words.of_part(words.votes[i], words.rows[i], table),
     )
     for i, (part, table) in enumerate(zip(parts, tables, strict=True))

@@ -51,6 +51,7 @@ from jaxemb.ops import products, sampling, windows, wire
 from jaxemb.tables import spec as spec_lib
 
 MEANS = 'context_means'
+_ROOM, _MOST = 1.2, 0.8  # shares, of the mean and of all tokens
 _KEY = np.uint32(0x7F4A7C15)  # what is drawn here is not what negatives are
 
 
@@ -122,7 +123,9 @@ class ContextMixture:
   @property
   def usual(self) -> base.Model | None:
     """The same with room for as many slots as most steps need."""
-    if self.is_usual or not self.senses.num_ambiguous:
+    # Where most tokens have several senses little is saved.
+    most = _ROOM * self.chance > _MOST
+    if self.is_usual or not self.senses.num_ambiguous or most:
       return None
     return dataclasses.replace(self, is_usual=True)
 
@@ -136,7 +139,7 @@ class ContextMixture:
   def _usual_room(self, num_tokens: int) -> int:
     mean = num_tokens * self.chance
     # A text has more of some words here than there.
-    return min(math.ceil(1.2 * mean + 3 * mean**0.5 + 1), num_tokens)
+    return min(math.ceil(_ROOM * mean + 3 * mean**0.5 + 1), num_tokens)
 
   def ids(
     self, constants: Constants, batch: base.StepBatch, key: jax.Array

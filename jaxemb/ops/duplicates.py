@@ -64,6 +64,33 @@ def _running_sums(ids: jax.Array, values: jax.Array) -> jax.Array:
   return sums.reshape(tiles * _TILE, -1)[:num]
 
 
+# One model after another: the turns of a loop that models take together are
+# as many as those of the longest, each a choice between old and new sums.
+@jax.custom_batching.sequential_vmap
+def _added(
+  values: Any, added: jax.Array, targets: jax.Array, num_added: jax.Array
+) -> Any:
+  """Adds rows to others.
+
+  Args:
+    values: pytree of [n, d] float32.
+    added: [n + `_AT_ONCE`] int32, positions of the rows, n behind the last.
+    targets: [n] int32, positions of the rows that they are added to.
+    num_added: int32.
+  """
+  num = len(targets)
+
+  def add_some(i, sums):
+    sources = jax.lax.dynamic_slice_in_dim(added, i * _AT_ONCE, _AT_ONCE)
+    chosen = targets.at[sources].get(mode='fill', fill_value=num)
+    return jax.tree.map(
+      lambda x: x.at[chosen].add(x.at[sources].get(mode='clip'), mode='drop'),
+      sums,
+    )
+
+  return jax.lax.fori_loop(0, -(-num_added // _AT_ONCE), add_some, values)
+
+
 def merge_unsorted(
   ids: jax.Array, values: Any, vocab: int, scratch: jax.Array
 ) -> tuple[Merged, jax.Array]:
@@ -96,20 +123,12 @@ def merge_unsorted(
   added = jnp.full(num + _AT_ONCE, num, jnp.int32)
   added = added.at[places].set(positions, mode='drop', unique_indices=True)
 
-  def add_some(i, sums):
-    sources = jax.lax.dynamic_slice_in_dim(added, i * _AT_ONCE, _AT_ONCE)
-    chosen = targets.at[sources].get(mode='fill', fill_value=num)
-    return jax.tree.map(
-      lambda x: x.at[chosen].add(x.at[sources].get(mode='clip'), mode='drop'),
-      sums,
-    )
-
   values = jax.tree.map(lambda x: jnp.asarray(x).reshape(num, -1), values)
   occurrences = jnp.zeros(num, jnp.float32).at[targets].add(is_known * 1.0)
   return Merged(
     jnp.where(is_target, flat, vocab + positions),
     occurrences,
-    jax.lax.fori_loop(0, -(-jnp.sum(is_added) // _AT_ONCE), add_some, values),
+    _added(values, added, targets, jnp.sum(is_added)),
   ), scratch
 
 
