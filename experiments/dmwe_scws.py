@@ -45,8 +45,14 @@ EXPECTED = {
 ANCHORS = {
   'Huang et al. 2012, 50 dims': (0.261, 0.657),
   'Tian et al. 2014, 50 dims': (0.636, 0.654),
-  'MSSG, 300 dims': (0.573, 0.693),
+  'MSSG-6K, 300 dims': (0.573, 0.693),
+  'MSSG-30K, 300 dims': (0.593, 0.692),
+  'Qiu et al. 2016, 300 dims': (0.649, 0.661),
+  'Li & Jurafsky, 300 dims': (0.666, 0.668),
   'AdaGram, 300 dims': (0.538, 0.612),
+  'MUSE, 300 dims': (0.679, 0.687),
+  'GASI, 300 dims': (0.682, 0.683),
+  'GASI-beta, 300 dims': (0.664, 0.695),
 }
 
 
