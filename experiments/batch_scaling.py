@@ -113,10 +113,7 @@ def main() -> None:
   parser.add_argument(
     '--output', default='', help='JSON file; "" = in experiments/results'
   )
-  args, args.override = parser.parse_known_args()
-  unknown = [x for x in args.override if not x.startswith('--config.')]
-  if unknown:
-    parser.error(f'unknown argument {unknown[0]}')
+  args = machine.parse(parser)
   results = []
   with tempfile.TemporaryDirectory() as temporary:
     for number, recipe in enumerate(_recipes(args)):

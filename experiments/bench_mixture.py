@@ -48,10 +48,7 @@ def main() -> None:
   add('--runs', type=int, default=3)
   add('--epochs', type=int, default=1)
   add('--output', default='', help='JSON file; "" = in experiments/results')
-  args, args.override = parser.parse_known_args()
-  for flag in args.override:
-    if not flag.startswith('--config.'):
-      parser.error(f'{flag} is not understood')
+  args = machine.parse(parser)
   unknown = set(args.models.split(':')) - set(MODELS)
   if unknown:
     parser.error(f'there is no model {unknown.pop()!r}')

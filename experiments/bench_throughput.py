@@ -256,11 +256,7 @@ def _arguments() -> argparse.Namespace:
   )
   parser.add_argument('--seed', type=int, default=1, help=argparse.SUPPRESS)
   parser.add_argument('--gensim_output', default='', help=argparse.SUPPRESS)
-  args, override = parser.parse_known_args()
-  unknown = [x for x in override if not x.startswith('--config.')]
-  if unknown:
-    parser.error(f'unknown argument {unknown[0]}')
-  args.override = override  # --config.key=value, for our side
+  args = machine.parse(parser)
   unequal = (
     'data.',
     'model.dim',
@@ -268,7 +264,7 @@ def _arguments() -> argparse.Namespace:
     'model.negatives',
     'train.ep',
   )
-  for text in override:
+  for text in args.override:
     if text.startswith(tuple(f'--config.{key}' for key in unequal)):
       parser.error(f'{text} would change our side only')
   return args

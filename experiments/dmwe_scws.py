@@ -157,10 +157,7 @@ def _arguments() -> argparse.Namespace:
   add('--senses', type=int, default=5, help='of each of the words')
   add('--config', default='configs/wiki.py')
   add('--output', default='', help='JSON file; "" = in experiments/results')
-  args, args.override = parser.parse_known_args()
-  for flag in args.override:
-    if not flag.startswith('--config.'):
-      parser.error(f'{flag} is not understood')
+  args = machine.parse(parser)
   unknown = set(args.models.split(':')) - set(MODELS)
   if unknown:
     parser.error(f'there is no model {unknown.pop()!r}')

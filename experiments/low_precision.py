@@ -296,10 +296,7 @@ def main() -> None:
   add('--rounds', type=int, default=7)
   add('--plot', type=pathlib.Path, help='file .svg or .png')
   add('--output', default='', help='JSON file; "" = in experiments/results')
-  args, args.override = parser.parse_known_args()
-  unknown = [x for x in args.override if not x.startswith('--config.')]
-  if unknown:
-    parser.error(f'unknown argument {unknown[0]}')
+  args = machine.parse(parser)
   results = pathlib.Path(__file__).parent / 'results'
   output = pathlib.Path(
     args.output or results / f'low-precision-{machine.today()}.json'

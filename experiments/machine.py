@@ -45,6 +45,15 @@ def describe() -> dict[str, Any]:
   }
 
 
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+  """Flags of a command; those of a config, which come last, are `override`."""
+  args, args.override = parser.parse_known_args()
+  unknown = [x for x in args.override if not x.startswith('--config.')]
+  if unknown:
+    parser.error(f'unknown argument {unknown[0]}')
+  return args
+
+
 def config(given: str) -> str:
   """A config with its variant; one that is not here is of the checkout."""
   path = given.partition(':')[0]

@@ -280,10 +280,7 @@ def _arguments() -> argparse.Namespace:
   add('--output', type=pathlib.Path, help='results/partition-merge-DATE.json')
   add('--plot', type=pathlib.Path, help='file .svg or .png')
   add('--quick', action='store_true', help='tiny, for tests; needs --work')
-  args, args.override = parser.parse_known_args()
-  for flag in args.override:
-    if not flag.startswith('--config.'):
-      parser.error(f'{flag} is not understood')
+  args = machine.parse(parser)
   args.override.append(f'--config.data.min_count={args.min_count}')
   if args.quick:
     _make_quick(args)

@@ -69,11 +69,7 @@ def main() -> None:
   add('--seeds', type=int, default=3)
   add('--sentences', type=int, default=40, help='of a word, in either half')
   add('--output', default='', help='JSON file; "" = in experiments/results')
-  args, override = parser.parse_known_args()
-  args.override = override
-  unknown = [x for x in override if not x.startswith('--config.')]
-  if unknown:
-    parser.error(f'unknown argument {unknown[0]}')
+  args = machine.parse(parser)
   results = pathlib.Path(__file__).parent / 'results'
   output = args.output or results / f'planted-senses-{machine.today()}.json'
   found = {}
@@ -84,7 +80,7 @@ def main() -> None:
           sys.executable, '-m', 'jaxemb.main',
           f'--config={machine.config(args.config)}',
           f'--workdir={folder}', f'--config.seed={seed}',
-          '--config.eval.paths=none', *override,
+          '--config.eval.paths=none', *args.override,
         ],
         capture_output=True,
         text=True,

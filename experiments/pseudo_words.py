@@ -265,10 +265,7 @@ def main() -> None:
   add('--ceiling', action='store_true', help='what can be told at all')
   add('--quick', action='store_true', help='a small text, few pairs')
   add('--output', default='', help='JSON file; "" = in experiments/results')
-  args, args.override = parser.parse_known_args()
-  unknown = [x for x in args.override if not x.startswith('--config.')]
-  if unknown:
-    parser.error(f'unknown argument {unknown[0]}')
+  args = machine.parse(parser)
   if args.quick:
     args.embedded_words, args.pairs, args.seeds = 200_000, 8, 1
     args.last_rank = 1500  # rarer ones are read a few times only

@@ -44,6 +44,9 @@ def collect(
     return rounding.decode_on_host(table(name), config.table.dtype)
 
   found = model.senses
+  by_contexts = found.num_ambiguous > 0 and isinstance(
+    model, context_mixture.ContextMixture
+  )
   starts = np.append(found.first_rows, found.num_rows).astype(np.int64)
   priors = np.ones(found.num_rows, np.float32)
   if found.num_ambiguous:
@@ -63,11 +66,9 @@ def collect(
     decoded(skipgram.OUTPUT),
     config.model.loss,
     config.model.negatives,
-    config.senses.query_window or config.model.window,
+    config.senses.query_window or (1 + by_contexts) * config.model.window,
   )
-  if not (
-    isinstance(model, context_mixture.ContextMixture) and found.num_ambiguous
-  ):
+  if not by_contexts:
     return made
   rows = np.asarray(table(context_mixture.MEANS))[:, :-1]
   means, vectors = np.zeros_like(made.vectors), made.vectors.copy()
@@ -81,12 +82,7 @@ def collect(
   contexts = senses.Contexts(
     means, config.senses.concentration, config.senses.half_weight
   )
-  return dataclasses.replace(
-    made,
-    vectors=vectors,
-    contexts=contexts,
-    window=config.senses.query_window or 2 * config.model.window,
-  )
+  return dataclasses.replace(made, vectors=vectors, contexts=contexts)
 
 
 def exported(

@@ -145,9 +145,7 @@ class Senses:
   @functools.cached_property
   def directions(self) -> np.ndarray:
     """[vocab, dim] float32, mean vectors of length 1."""
-    means = self.mean_vectors()
-    lengths = np.linalg.norm(means, axis=1, keepdims=True)
-    return means / np.maximum(lengths, 1e-30)
+    return unit_rows(self.mean_vectors())
 
   def around(self, context: Sequence[int]) -> np.ndarray:
     """[dim] float64, the mean x of words, see `models.context_mixture`."""
@@ -212,6 +210,12 @@ class Senses:
     tokens, word = texts.split(sentence, position, self.index, window)
     context = self.context(tokens, position, window)
     return self.posterior(self.index[word], context)
+
+
+def unit_rows(rows: np.ndarray) -> np.ndarray:
+  """[n, dim], rows at length 1; zeros stay."""
+  lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+  return rows / np.maximum(lengths, 1e-30)
 
 
 def row_names(words: Sequence[str], starts: np.ndarray) -> list[str]:
@@ -313,8 +317,7 @@ def similarities(
     ):
       rows = senses.rows(word)
       vectors = senses.vectors[rows].astype(np.float64)
-      lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-      units.append(vectors / np.maximum(lengths, 1e-30))
+      units.append(unit_rows(vectors))
       context = (
         senses.context(text, position, window) if senses.can_tell else ()
       )

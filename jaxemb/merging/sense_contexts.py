@@ -61,10 +61,9 @@ def merge(
   for i, (part, table, mine) in enumerate(
     zip(parts, tables, targets, strict=True)
   ):
-    sizes = np.diff(table.starts)
-    votes = sense_words.of_part(words.votes[i], words.rows[i], table)
     # A word's only sense knows nothing of contexts.
-    weights = np.repeat(votes * (sizes > 1), sizes) * table.priors
+    votes = np.where(words.sizes[i] > 1, words.votes[i], 0)
+    weights = sense_words.by_row(votes, words.rows[i], table) * table.priors
     has = np.flatnonzero((mine >= 0) & (weights > 0))
     turned = part.senses.contexts.means[has] @ maps[i]
     # A row of the result has one of the part at most.
@@ -94,8 +93,7 @@ def _units(means: sense_words.MeanRows, rows: np.ndarray) -> np.ndarray:
   """[b, D] float32, of length 1; zeros for rows below 0."""
   found = np.empty((len(rows), means.shape[1]), np.float32)
   means.read(rows, found)
-  lengths = np.linalg.norm(found, axis=1, keepdims=True)
-  return found / np.maximum(lengths, 1e-30)
+  return senses_lib.unit_rows(found)
 
 
 def _maps(

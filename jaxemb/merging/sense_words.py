@@ -150,6 +150,11 @@ def of_part(values: np.ndarray, rows: np.ndarray, table: Table) -> np.ndarray:
   return mine
 
 
+def by_row(values: np.ndarray, rows: np.ndarray, table: Table) -> np.ndarray:
+  """[rows of the part] float64, what `of_part` gives, for each sense."""
+  return np.repeat(of_part(values, rows, table), np.diff(table.starts))
+
+
 def in_order(words: Words, rows: np.ndarray, table: Table) -> np.ndarray:
   """[rows of the part] int64, of the result if sense k is sense k; -1 = none.
 

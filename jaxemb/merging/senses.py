@@ -273,8 +273,6 @@ def _renamed(
   names: Sequence[str],
 ) -> parts_lib.Part:
   """The same rows by the names that they have in the result."""
-  by_word = sense_words.of_part(votes, rows, table)
-  by_row = np.repeat(by_word, np.diff(table.starts))
   counts = part.counts
   if counts is not None:
     # Words that nobody saw stay: the tree of paths is made of all.
@@ -282,7 +280,7 @@ def _renamed(
   return part._replace(
     words=[names[i] if i >= 0 else '' for i in targets.tolist()],
     counts=counts,
-    votes=by_row * table.priors,
+    votes=sense_words.by_row(votes, rows, table) * table.priors,
     senses=None,
   )
 
@@ -298,8 +296,7 @@ def _priors(
   is_told = (words.sizes > 1) | (words.sizes.max(0) == 1)
   votes = np.where(is_told, words.votes, 0)
   for i, (table, mine) in enumerate(zip(tables, targets, strict=True)):
-    by_word = sense_words.of_part(votes[i], words.rows[i], table)
-    by_row = np.repeat(by_word, np.diff(table.starts))
+    by_row = sense_words.by_row(votes[i], words.rows[i], table)
     has = mine >= 0
     total[mine[has]] += by_row[has] * table.priors[has]
   return total / np.repeat(votes.sum(0), np.diff(words.starts))

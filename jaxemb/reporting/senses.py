@@ -16,7 +16,7 @@ def section(found: senses.Senses | None) -> str:
   words = [] if found is None else choose(found)
   if not words:
     return ''
-  units = _units(found.vectors)
+  units = senses.unit_rows(found.vectors)
   num = nearest.num_rows(found, _NUM_SEARCHED)
   items = ''.join(_word(found, word, units, num) for word in words)
   return (
@@ -37,15 +37,10 @@ def choose(found: senses.Senses) -> list[int]:
   spreads = {}
   for word in candidates[:_NUM_CANDIDATES]:
     rows = found.rows(word)
-    units, priors = _units(found.vectors[rows]), found.priors[rows]
+    units, priors = senses.unit_rows(found.vectors[rows]), found.priors[rows]
     spreads[word] = 1 - float(priors @ (units @ units.T) @ priors)
   best = sorted(spreads, key=lambda word: (-spreads[word], word))
   return best[:_NUM_WORDS]
-
-
-def _units(vectors: np.ndarray) -> np.ndarray:
-  lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-  return vectors / np.where(lengths > 0, lengths, 1)
 
 
 def _word(found: senses.Senses, word: int, units: np.ndarray, num: int) -> str:

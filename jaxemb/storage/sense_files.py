@@ -23,7 +23,8 @@ from jaxemb.storage import atomic, float_text
 
 _MAX_LINE_BYTES = 1 << 20
 _SUM = 1e-3  # that priors may be off by, rounded and averaged
-FILES = ('priors.txt', 'outputs.npy', 'senses.json')
+# The first says that there are others.
+FILES = ('senses.json', 'priors.txt', 'outputs.npy', 'means.npy', 'dmwe.txt')
 
 
 class Stored(NamedTuple):
@@ -60,7 +61,7 @@ def refuse_dmwe(path: pathlib.Path, file: BinaryIO) -> None:
 
 def remove(folder: pathlib.Path) -> None:
   """Removes all files, if they are there."""
-  for name in ('senses.json', *FILES, 'means.npy', 'dmwe.txt'):
+  for name in FILES:
     (folder / name).unlink(missing_ok=True)
 
 
