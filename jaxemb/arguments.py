@@ -1,5 +1,6 @@
 """The flags of the command line, and what they mean, without JAX."""
 
+import argparse
 import pathlib
 import time
 from collections.abc import Sequence
@@ -44,8 +45,14 @@ def parse(argv: Sequence[str]) -> Arguments:
   except errors.UserError:
     raise
   except OSError as error:
-    file = flags.FLAGS['config'].config_filename
-    raise errors.UserError(f'there is no config file {file}') from error
+    # With flags of the config behind it, its own flag knows no name yet.
+    file = _given(argv).split(':')[0]
+    if not pathlib.Path(file).exists():
+      raise errors.UserError(f'there is no config file {file}') from error
+    why = str(error).strip().splitlines()[-1].rpartition('to load: ')[2]
+    raise errors.UserError(
+      f'cannot read the config {file}: {why.strip()}'
+    ) from error
   except (flags.Error, AttributeError, LookupError, TypeError) as error:
     raise errors.UserError(str(error).strip().splitlines()[-1]) from error
   except (ImportError, SyntaxError) as error:
@@ -72,3 +79,10 @@ def parse(argv: Sequence[str]) -> Arguments:
       '--num_processes and --process_id need --coordinator=HOST:PORT'
     )
   return Arguments(config, workdir, place)
+
+
+def _given(argv: Sequence[str]) -> str:
+  """What --config is, which counts the last time that it is given."""
+  parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+  parser.add_argument('--config', '-config', default='')
+  return parser.parse_known_args(argv[1:])[0].config

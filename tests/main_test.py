@@ -24,6 +24,14 @@ def _run(*args: str) -> subprocess.CompletedProcess:
   [
     ([], 'give a config'),
     (['--config=configs/nope.py'], 'no config file configs/nope.py'),
+    (
+      ['--config', 'configs/nope.py:small', '--config.seed=2'],
+      'no config file configs/nope.py',
+    ),
+    (
+      ['--config=configs', '--config.eval.paths=none'],
+      'cannot read the config configs: ',
+    ),
     (['--config=configs/wiki.py:nope'], "no variant 'nope'"),
     (['--config.model.dmi=3'], '--config.model.dim'),
     (['--config.model.dim=many'], 'invalid literal'),
