@@ -20,6 +20,8 @@ from typing import NamedTuple
 import machine
 import scored
 
+from jaxemb import errors
+
 
 class Recipe(NamedTuple):
   """How steps of a size are trained."""
@@ -82,9 +84,9 @@ def _table(results: list[dict]) -> str:
       f'{recipe.batch_words:12,} {recipe.optimizer:>9} '
       f'{recipe.learning_rate:6g} {recipe.max_duplicates:6g}'
     )
-    errors = [run['error'] for run in result['runs'] if 'error' in run]
-    if errors:
-      lines.append(f'{head}  {errors[0]}')
+    failed = [run['error'] for run in result['runs'] if 'error' in run]
+    if failed:
+      lines.append(f'{head}  {failed[0]}')
       continue
     mean = statistics.median(run['mean'] for run in result['runs'])
     speed = statistics.median(run['words_per_sec'] for run in result['runs'])
@@ -105,8 +107,8 @@ def main() -> None:
   parser.add_argument('--eval', default='', help='as config.eval.paths')
   parser.add_argument('--config', default='configs/wiki.py')
   parser.add_argument('--sample', type=float, default=1e-4)
-  parser.add_argument('--epochs', type=int, default=5)
-  parser.add_argument('--seeds', type=int, default=1)
+  parser.add_argument('--epochs', type=machine.count, default=5)
+  parser.add_argument('--seeds', type=machine.count, default=1)
   # All words: of the rare words' pairs 30,000 words leave too few to measure.
   parser.add_argument('--restrict_vocab', type=int, default=0)
   parser.add_argument('--recipes', default='', help='WORDS[:OPT:RATE:LIMIT],..')
@@ -120,7 +122,10 @@ def main() -> None:
       runs = []
       for seed in range(1, args.seeds + 1):
         workdir = pathlib.Path(temporary) / f'{number}-{seed}'
-        runs.append(scored.run(args, seed, workdir, _flags(recipe)))
+        try:
+          runs.append(scored.run(args, seed, workdir, _flags(recipe)))
+        except errors.UserError as error:  # such as a loss that is no number
+          runs.append({'error': str(error)})
         print(recipe, runs[-1], file=sys.stderr, flush=True)
       results.append({'recipe': recipe._asdict(), 'runs': runs})
   facts = machine.describe()
@@ -137,4 +142,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  machine.run(main)

@@ -15,6 +15,8 @@ import statistics
 import tempfile
 import time
 
+import machine
+
 from jaxemb.data import encode
 
 
@@ -27,7 +29,7 @@ def main() -> None:
   """Prints megabytes of text per second and the process's peak memory."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
   parser.add_argument('--text', required=True, help='as config.data.path')
-  parser.add_argument('--runs', type=int, default=5)
+  parser.add_argument('--runs', type=machine.count, default=5)
   parser.add_argument('--max_vocab', type=int, default=1_000_000)
   args = parser.parse_args()
   secs = []
@@ -53,4 +55,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  machine.run(main)

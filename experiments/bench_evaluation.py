@@ -11,6 +11,7 @@ import pathlib
 import resource
 import time
 
+import machine
 import numpy as np
 
 from jaxemb.evaluation import words
@@ -44,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  machine.run(main)

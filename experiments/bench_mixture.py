@@ -44,9 +44,9 @@ def main() -> None:
   add('--text', default='', help='as config.data.path; "" = embedded')
   add('--scws', required=True, help='ratings of pairs of words in context')
   add('--models', default=':'.join(MODELS), help='with colons between')
-  add('--senses', type=int, default=5, help='of each of the words')
-  add('--runs', type=int, default=3)
-  add('--epochs', type=int, default=1)
+  add('--senses', type=machine.count, default=5, help='of each of the words')
+  add('--runs', type=machine.count, default=3)
+  add('--epochs', type=machine.count, default=1)
   add('--output', default='', help='JSON file; "" = in experiments/results')
   args = machine.parse(parser)
   unknown = set(args.models.split(':')) - set(MODELS)
@@ -71,8 +71,6 @@ def main() -> None:
           *MODELS[name],
         ]
         runs.append(scored.run(args, run + 1, folder / 'run', flags))
-      if 'error' in runs[-1]:
-        parser.exit(1, f'{name}: {runs[-1]["error"]}\n')
       machine.write(output, facts, args, found)
   speeds = {
     name: statistics.median(x['words_per_sec'] for x in runs)
@@ -91,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  machine.run(main)

@@ -243,8 +243,8 @@ def _arguments() -> argparse.Namespace:
   parser.add_argument('--eval', default='', help='files with commas between')
   parser.add_argument('--config', default='configs/wiki.py')
   parser.add_argument('--dim', type=int, default=_SETTINGS['dim'])
-  parser.add_argument('--epochs', type=int, default=5)
-  parser.add_argument('--runs', type=int, default=3)
+  parser.add_argument('--epochs', type=machine.count, default=5)
+  parser.add_argument('--runs', type=machine.count, default=3)
   parser.add_argument(
     '--loss', choices=_OPTIMIZERS, default='negative_sampling'
   )
@@ -319,4 +319,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  machine.run(main)

@@ -91,8 +91,6 @@ def _run(
       x for x in args.override if not x.startswith('--config.senses.')
     ]
   found = scored.run(args, seed, folder / 'run', flags)
-  if 'error' in found:
-    return found
   report = json.loads((folder / 'run' / 'report.json').read_text())
   scores = found['scores']
   if MODELS[name][0] == 'mixture':
@@ -116,10 +114,6 @@ def _table(found: dict[str, dict[str, dict]]) -> str:
     + f'{"spread":>9}{"words/s":>12}{"s/epoch":>9}'
   ]
   for name, runs in found.items():
-    bad = [x['error'] for x in runs.values() if 'error' in x]
-    if bad:
-      lines.append(f'{name:28} {bad[0]}')
-      continue
     cells, best = [], [max(x['scores'].values()) for x in runs.values()]
     for measure in MEASURES:
       each = [x['scores'].get(measure) for x in runs.values()]
@@ -152,9 +146,9 @@ def _arguments() -> argparse.Namespace:
   add('--models', default=':'.join(MODELS), help='with colons between')
   add('--dims', default='50')
   add('--seeds', default='1,2,3')
-  add('--epochs', type=int, default=5)
+  add('--epochs', type=machine.count, default=5)
   add('--sample', type=float, default=1e-4)
-  add('--senses', type=int, default=5, help='of each of the words')
+  add('--senses', type=machine.count, default=5, help='of each of the words')
   add('--config', default='configs/wiki.py')
   add('--output', default='', help='JSON file; "" = in experiments/results')
   args = machine.parse(parser)
@@ -193,4 +187,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  machine.run(main)

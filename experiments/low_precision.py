@@ -72,8 +72,6 @@ def _run(
 ) -> dict[str, Any]:
   """Figures of one run."""
   found = scored.run(args, seed, workdir, _flags(case))
-  if 'error' in found:
-    return found
   report = json.loads((workdir / 'report.json').read_text())
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   logged = [x for x in map(json.loads, lines) if x.get('loss') is not None]
@@ -191,10 +189,6 @@ def _quality_table(found: dict[str, dict[str, dict]]) -> list[str]:
   ]
   first = None
   for name, runs in found.items():
-    bad = [x['error'] for x in runs.values() if 'error' in x]
-    if bad:
-      lines.append(f'{name:20} {bad[0]}')
-      continue
 
     def middle(key: str, runs: dict = runs) -> float:
       return statistics.median(x[key] for x in runs.values())
@@ -249,16 +243,15 @@ def _plot(found: dict[str, dict[str, dict]], path: pathlib.Path) -> None:
   colors = dict(zip({c.dtype: 0 for c in CASES}, _COLORS, strict=True))
   base = next(iter(found.values()))
   for i, (name, runs) in enumerate(found.items()):
-    good = {k: x for k, x in runs.items() if 'error' not in x}
     dtype, _, way = name.partition(' ')
     style = dict(color=colors[dtype], alpha=0.5 if way == 'nearest' else 1)
     left.plot(
-      [i] * len(good), [x['mean'] for x in good.values()],
+      [i] * len(runs), [x['mean'] for x in runs.values()],
       'x' if way == 'nearest' else 'o', **style,
     )  # fmt: skip
-    if '1' not in good or name == 'float32':
+    if '1' not in runs or name == 'float32':
       continue
-    words, loss = np.array(good['1']['curve']).T
+    words, loss = np.array(runs['1']['curve']).T
     same = np.interp(words, *np.array(base['1']['curve']).T)
     right.plot(
       words / 1e6, loss - same, '--' if way == 'nearest' else '-',
@@ -284,8 +277,8 @@ def main() -> None:
   add('--eval', default='', help='as config.eval.paths')
   add('--config', default='configs/wiki.py')
   add('--sample', type=float, default=1e-4)
-  add('--epochs', type=int, default=5)
-  add('--seeds', type=int, default=1)
+  add('--epochs', type=machine.count, default=5)
+  add('--seeds', type=machine.count, default=1)
   add('--restrict_vocab', type=int, default=0)
   add('--cases', default=','.join(map(str, CASES)))
   add('--stages', default='quality,speed')
@@ -297,6 +290,9 @@ def main() -> None:
   add('--plot', type=pathlib.Path, help='file .svg or .png')
   add('--output', default='', help='JSON file; "" = in experiments/results')
   args = machine.parse(parser)
+  unknown = set(args.cases.split(',')) - set(map(str, CASES))
+  if unknown:
+    parser.error(f'there is no case {unknown.pop()!r}')
   results = pathlib.Path(__file__).parent / 'results'
   output = pathlib.Path(
     args.output or results / f'low-precision-{machine.today()}.json'
@@ -324,4 +320,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  machine.run(main)

@@ -11,9 +11,12 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from jaxemb import errors
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PACKAGES = ('jax', 'jaxlib', 'numpy', 'numba', 'gensim')
@@ -52,6 +55,23 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
   if unknown:
     parser.error(f'unknown argument {unknown[0]}')
   return args
+
+
+def count(given: str) -> int:
+  """A flag that is a number of things, at least one."""
+  number = int(given)
+  if number < 1:
+    raise argparse.ArgumentTypeError(f'{number} must be at least 1')
+  return number
+
+
+def run(main: Callable[[], None]) -> None:
+  """Calls an experiment; what its user got wrong is one line, exit code 2."""
+  try:
+    main()
+  except errors.UserError as error:
+    print(f'{pathlib.Path(sys.argv[0]).name}: {error}', file=sys.stderr)
+    sys.exit(2)
 
 
 def config(given: str) -> str:

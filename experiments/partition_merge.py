@@ -37,7 +37,6 @@ import partition_paper
 import partition_runs
 import partition_tables
 
-from jaxemb import errors
 from jaxemb.data import encode, shares, toywiki
 from jaxemb.merging import parts
 from jaxemb.ops import align
@@ -269,7 +268,7 @@ def _arguments() -> argparse.Namespace:
   add('--seeds', default='1,2,3')
   add('--taken', default='1,2,4,6,8,10', help='of the stage numbers')
   add('--removed', default='0.1,0.5', help='of the stage removed')
-  add('--epochs', type=int, default=5)
+  add('--epochs', type=machine.count, default=5)
   add('--dim', type=int, default=100)
   add('--sample', type=float, default=1e-4)
   add('--min_count', type=int, default=5)
@@ -309,10 +308,7 @@ def _make_quick(args: argparse.Namespace) -> None:
 def main() -> None:
   """Trains and scores what is not there yet, prints tables, writes figures."""
   args = _arguments()
-  try:
-    args.benchmark_words = partition_runs.benchmark_words(args)
-  except errors.UserError as error:
-    sys.exit(str(error))
+  args.benchmark_words = partition_runs.benchmark_words(args)
   partition_runs.claim(args)
   output = args.output or _RESULTS / f'partition-merge-{machine.today()}.json'
   result = json.loads(output.read_text()) if output.exists() else {}
@@ -345,4 +341,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  machine.run(main)

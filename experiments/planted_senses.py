@@ -22,7 +22,7 @@ import tempfile
 import machine
 import numpy as np
 
-from jaxemb import exports
+from jaxemb import errors, exports
 from jaxemb.data import toywiki_eval, toywiki_families
 from jaxemb.evaluation import senses
 
@@ -66,8 +66,13 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
   add = parser.add_argument
   add('--config', default='configs/mixture.py')
-  add('--seeds', type=int, default=3)
-  add('--sentences', type=int, default=40, help='of a word, in either half')
+  add('--seeds', type=machine.count, default=3)
+  add(
+    '--sentences',
+    type=machine.count,
+    default=40,
+    help='of a word, in either half',
+  )
   add('--output', default='', help='JSON file; "" = in experiments/results')
   args = machine.parse(parser)
   results = pathlib.Path(__file__).parent / 'results'
@@ -86,7 +91,7 @@ def main() -> None:
         text=True,
       )  # fmt: skip
       if done.returncode:
-        sys.exit(' '.join(done.stderr.strip().splitlines()[-1:]))
+        raise errors.UserError(' '.join(done.stderr.strip().splitlines()[-1:]))
       table = exports.read(pathlib.Path(folder)).senses
       speed = json.loads((pathlib.Path(folder) / 'report.json').read_text())
     if table is None:
@@ -111,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  machine.run(main)

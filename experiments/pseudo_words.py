@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import machine
 import numpy as np
 
-from jaxemb import exports
+from jaxemb import errors, exports
 from jaxemb.data import encode, tokens, toywiki
 from jaxemb.evaluation import senses
 
@@ -208,7 +208,7 @@ def _train(
   ]  # fmt: skip
   done = subprocess.run(command, capture_output=True, text=True)
   if done.returncode:
-    sys.exit(' '.join(done.stderr.strip().splitlines()[-1:]))
+    raise errors.UserError(' '.join(done.stderr.strip().splitlines()[-1:]))
   return exports.read(workdir).senses
 
 
@@ -248,10 +248,10 @@ def main() -> None:
   add('--text', default='', help='as config.data.path; "" = embedded corpus')
   add('--words', type=int, default=0, help='of the text; 0 = all')
   add('--config', default='configs/mixture.py')
-  add('--pairs', type=int, default=50)
-  add('--senses', type=int, default=2, help='of each merged word')
-  add('--seeds', type=int, default=3)
-  add('--occurrences', type=int, default=400, help='of a merged word')
+  add('--pairs', type=machine.count, default=50)
+  add('--senses', type=machine.count, default=2, help='of each merged word')
+  add('--seeds', type=machine.count, default=3)
+  add('--occurrences', type=machine.count, default=400, help='of a merged word')
   add(
     '--window',
     type=int,
@@ -298,4 +298,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  machine.run(main)

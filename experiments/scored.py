@@ -11,6 +11,8 @@ from typing import Any
 
 import machine
 
+from jaxemb import errors
+
 
 def run(
   args: argparse.Namespace,
@@ -28,8 +30,10 @@ def run(
     flags: what the run is about.
 
   Returns:
-    `words_per_sec`, `train_secs`, `loss`, `scores` and their `mean`; or
-    `error`, the last line of a run that failed.
+    `words_per_sec`, `train_secs`, `loss`, `scores` and their `mean`.
+
+  Raises:
+    UserError: the run failed; it has the run's last line.
   """
   command = [
     sys.executable, '-m', 'jaxemb.main',
@@ -42,7 +46,7 @@ def run(
   ]  # fmt: skip
   done = subprocess.run(command, capture_output=True, text=True)
   if done.returncode:
-    return {'error': ' '.join(done.stderr.strip().splitlines()[-1:])}
+    raise errors.UserError(' '.join(done.stderr.strip().splitlines()[-1:]))
   report = json.loads((workdir / 'report.json').read_text())
   scores = {k: v['score'] for k, v in report['evaluation'].items()}
   return {

@@ -14,6 +14,8 @@ import math
 import os
 import pathlib
 
+import machine
+
 LAYOUTS = ('replicated', 'row', 'column')
 
 
@@ -86,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  machine.run(main)

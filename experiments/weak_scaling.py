@@ -58,7 +58,7 @@ def main() -> None:
   parser.add_argument('--words', type=int, default=4_000_000)
   parser.add_argument('--dispatches', type=int, default=2)
   parser.add_argument('--secs', type=float, default=3.0)
-  parser.add_argument('--runs', type=int, default=3)
+  parser.add_argument('--runs', type=machine.count, default=3)
   names = ','.join(name for name, *_ in CASES)
   parser.add_argument('--cases', default=names)
   parser.add_argument('--output', default='', help='JSON file; "" = none')
@@ -87,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  main()
+  machine.run(main)

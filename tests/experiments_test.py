@@ -38,6 +38,26 @@ def test_help(path):
   assert 'usage:' in _run(path.name, '--help')
 
 
+@pytest.mark.parametrize(
+  ('name', 'args', 'words'),
+  [
+    ('dmwe_scws.py', ['--scws=nope'], 'cannot read nope: '),
+    ('pseudo_words.py', ['--text=nope'], 'nope does not exist'),
+    ('planted_senses.py', ['--config=nope'], 'there is no config file'),
+    ('planted_senses.py', ['--seeds=0'], '0 must be at least 1'),
+    ('low_precision.py', ['--text=nope'], 'nope does not exist'),
+    ('low_precision.py', ['--cases=nope'], "there is no case 'nope'"),
+  ],
+)
+def test_what_a_user_got_wrong_is_one_line(tmp_path, name, args, words):
+  command = [sys.executable, str(_ROOT / 'experiments' / name), *args]
+  command += [f'--output={tmp_path / "out.json"}']
+  done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+  assert done.returncode == 2
+  assert words in done.stderr.splitlines()[-1]
+  assert 'Traceback' not in done.stderr
+
+
 def test_scaling(tmp_path):
   output, plot = tmp_path / 'scaling.json', tmp_path / 'scaling.svg'
   # What was measured before and is not measured again stays.
