@@ -21,6 +21,18 @@ RANGES = {
 }
 
 
+# Of a mean of words, for each of them, as one over its variance is. The scores
+# of SCWS liked 25 where windows of up to 5 have 6 words.
+_CONCENTRATION_PER_WORD = 25 / 6
+
+
+def concentration(config: ml_collections.ConfigDict) -> float:
+  """Of contexts around their sense's mean (`models.context_mixture`)."""
+  # Windows are of all sizes alike; two of the mean size are around a word.
+  words = config.model.shortest_window + config.model.window
+  return config.senses.concentration or _CONCENTRATION_PER_WORD * words
+
+
 def default() -> ml_collections.ConfigDict:
   """The section config.senses."""
   c = ml_collections.ConfigDict()
@@ -30,7 +42,8 @@ def default() -> ml_collections.ConfigDict:
   c.words = ''  # the words of a file with one per line
   c.told_by = 'contexts'  # the words around an occurrence by what they mean;
   # or by how likely each of them is, 'likelihoods', as Tian et al. 2014 have it
-  c.concentration = 25.0  # of contexts around their sense's mean
+  c.concentration = 0.0  # of contexts around their sense's mean; 0 = as many
+  # words have that the windows of training hold, see `concentration`
   c.half_weight = 1e-3  # share of the text of a word that weighs half in them
   c.shift = 1.25  # how far vectors are moved to where their sense occurs
   c.shared = 0.9  # share of what a sense learns that its word's others learn

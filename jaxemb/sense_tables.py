@@ -80,7 +80,7 @@ def collect(
   )
   vectors[owners] += model.shift * np.asarray(shifts).reshape(rows.shape)
   contexts = senses.Contexts(
-    means, config.senses.concentration, config.senses.half_weight
+    means, model.concentration, config.senses.half_weight
   )
   return dataclasses.replace(made, vectors=vectors, contexts=contexts)
 

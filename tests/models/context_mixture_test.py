@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import build, mesh, sense_tables
+from jaxemb import build, mesh, mixtures, sense_tables
 from jaxemb import config as config_lib
 from jaxemb.data import loader, vocab
 from jaxemb.models import (
@@ -423,6 +423,24 @@ def test_words_that_tell_a_sense_of_a_query(told_by, asked, window):
   )
   assert found.window == window
   assert (found.contexts is None) == (told_by == 'likelihoods')
+  if found.contexts is not None:
+    per_word = 25 / 6
+    assert found.contexts.concentration == pytest.approx(
+      (1 + WINDOW) * per_word
+    )
+
+
+@pytest.mark.parametrize(
+  ('shortest', 'longest', 'asked', 'expected'),
+  [(1, 5, 0.0, 25.0), (10, 10, 0.0, 250 / 3), (10, 10, 7.0, 7.0)],
+)
+def test_concentration_is_that_of_the_words_around(
+  shortest, longest, asked, expected
+):
+  config = config_lib.default()
+  config.model.shortest_window, config.model.window = shortest, longest
+  config.senses.concentration = asked
+  assert mixtures.concentration(config) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize('loss', ['tree', 'negatives'])
