@@ -103,7 +103,7 @@ class Embeddings:
 
   def get_normed_vectors(self) -> np.ndarray:
     """[vocab, dim] float32 copy of all vectors at length 1."""
-    return self.vectors / keys.safe(self.norms)[:, None]
+    return self.vectors / nearest.divisors(self.norms)[:, None]
 
   def similarity(self, w1: str, w2: str) -> float:
     """Cosine of two words."""
@@ -357,7 +357,7 @@ class Embeddings:
     """[rows of the words searched] float32: products with unit vectors."""
     limit = nearest.num_rows(self.sense_table, limit)
     products = np.dot(self.vectors[:limit], target)
-    return products / keys.safe(self.norms[:limit])
+    return products / nearest.divisors(self.norms[:limit])
 
   def _rank(
     self,

@@ -28,8 +28,3 @@ def _has_weight(item: object) -> bool:
 def weighted(item: Weighted, weight: float) -> tuple[Key, float]:
   """With the weight that it has, or this one."""
   return item if isinstance(item, tuple) else (item, weight)
-
-
-def safe(norms: np.ndarray) -> np.ndarray:
-  """Lengths to divide by: 1 in place of 0."""
-  return np.where(norms > 0, norms, np.float32(1))

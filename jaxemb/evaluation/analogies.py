@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxemb.evaluation import nearest
+
 _BLOCK_QUESTIONS = 256
 _BLOCK_ROWS = 2048
 _NO_ROW = np.iinfo(np.int32).max
@@ -93,8 +95,7 @@ def solve(
 
 
 def _unit_rows(rows: np.ndarray, norms: np.ndarray) -> np.ndarray:
-  safe_norms = np.where(norms > 0, norms, 1)
-  return (rows / safe_norms[:, None]).astype(np.float32)
+  return (rows / nearest.divisors(norms)[:, None]).astype(np.float32)
 
 
 def _spelling_table(

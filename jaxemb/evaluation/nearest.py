@@ -30,6 +30,11 @@ def rows(scores: np.ndarray, excluded: Collection[int], num: int) -> np.ndarray:
   return best[~np.isin(best, list(excluded))][:num]
 
 
+def divisors(norms: np.ndarray) -> np.ndarray:
+  """Lengths to divide by: 1 in place of 0."""
+  return np.where(norms > 0, norms, np.float32(1))
+
+
 def num_rows(table: senses.Senses | None, num_words: int | None) -> int | None:
   """Rows of the first so many words, whose table is None if each has one."""
   if table is None or num_words is None:

@@ -20,7 +20,7 @@ import numpy as np
 from scipy import linalg, stats
 
 from jaxemb import errors
-from jaxemb.evaluation import analogies, benchmarks, clusters
+from jaxemb.evaluation import analogies, benchmarks, clusters, nearest
 
 _LOG = logging.getLogger(__name__)
 _BLOCK_ROWS = 8192
@@ -284,8 +284,8 @@ def _evaluate_categories(
       members[rows[0]] = category
   rows = np.array(list(members), np.int64)
   names, labels = np.unique(list(members.values()), return_inverse=True)
-  lengths = np.where(norms[rows] > 0, norms[rows], 1)[:, None]
-  points = vectors[rows].astype(np.float32) / lengths
+  lengths = nearest.divisors(norms[rows])
+  points = vectors[rows].astype(np.float32) / lengths[:, None]
   return {
     'kind': 'categorization',
     'layout': benchmark.layout,
