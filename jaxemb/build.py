@@ -25,7 +25,7 @@ from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
 from jaxemb.ops import wire
 from jaxemb.strategies import base as strategy_base
-from jaxemb.strategies import partition, replicas, sync
+from jaxemb.strategies import partition, replicas, sync, timetables
 from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
 
@@ -59,7 +59,7 @@ def _replicas(config, model, tables, step_spec, mesh, rates):
   step_spec = dataclasses.replace(
     step_spec, steps_per_loop=math.ceil(every_steps / num_loops)
   )
-  exchange_spec = replicas.ExchangeSpec(
+  exchange_spec = timetables.ExchangeSpec(
     every_steps,
     s.exchange_lookups or 8.0 * closeness,
     s.memory_lookups,

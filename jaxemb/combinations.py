@@ -65,7 +65,7 @@ def check(
           f'config.strategy.{key}={config.strategy[key]!r} means nothing with '
           f'config.strategy.name={name!r}; give --config.strategy.name={other}'
         )
-  _check_precision(config)
+  _check_table(config)
   if name == 'sync':
     return
   if layout != 'replicated':
@@ -84,8 +84,13 @@ def check(
     _check_partition(config)
 
 
-def _check_precision(config: ml_collections.ConfigDict) -> None:
+def _check_table(config: ml_collections.ConfigDict) -> None:
   t = config.table
+  if (t.layout, t.duplicates) == ('row', 'scatter'):
+    raise errors.UserError(
+      "config.table.layout='row' sends each row's gradients once and merges "
+      "duplicates always; leave out config.table.duplicates='scatter'"
+    )
   if t.dtype == 'float32' and t.rounding == 'nearest':
     raise errors.UserError(
       "config.table.rounding='nearest' means nothing with "

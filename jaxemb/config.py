@@ -146,9 +146,11 @@ def default() -> ml_collections.ConfigDict:
   # device to device, or 'bfloat16'; they are summed in float32
   c.table.export_dtype = ''  # of export/vectors.npy: '' = table.dtype, or
   # 'float32'; word2vec files are float32 always
-  c.table.duplicates = ''  # rows looked up several times in a step: 'scatter' =
-  # written as often, 'merge' = summed and written once, '' = what suits the
-  # device
+  c.table.duplicates = (
+    ''  # rows that a step has more than once: 'merge' = sorted
+  )
+  # and written once; 'scatter' = as often, in few bits summed unsorted; '' =
+  # what suits the device
 
   _add_training(c)
 
@@ -322,14 +324,12 @@ def resolved(
   on_cpu = platform == 'cpu'
   if not config.table.duplicates:
     # Atomic additions of a GPU are made in another order in every run.
-    is_gpu = platform in ('gpu', 'cuda', 'rocm')
-    is_merging = is_gpu or config.table.layout == 'row'
-    config.table.duplicates = 'merge' if is_merging else 'scatter'
-  if (config.table.layout, config.table.duplicates) == ('row', 'scatter'):
-    raise errors.UserError(
-      "config.table.layout='row' sends each row's gradients once and merges "
-      "duplicates always; leave out config.table.duplicates='scatter'"
+    # Without a sort rows of few bits are summed by a loop, nothing for a TPU.
+    is_merging = platform in ('gpu', 'cuda', 'rocm') or (
+      config.table.layout == 'row'
+      or (config.table.dtype != 'float32' and not on_cpu)
     )
+    config.table.duplicates = 'merge' if is_merging else 'scatter'
   if not t.loss_every_steps:
     t.loss_every_steps = 64 if on_cpu else 1
   if not t.steps_per_loop:

@@ -176,6 +176,7 @@ def write(
     'parts': each,
     'words_counted': _WORDS_COUNTED,
     'merge': None,
+    'vector_bytes': sum(x.get('vector_bytes', 0) for x in found),
   }
   table_bytes = sum(x['table_bytes'] for x in found)
   if config.strategy.merge == 'none':

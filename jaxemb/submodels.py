@@ -49,6 +49,7 @@ from jaxemb import (
 from jaxemb.data import scan, shares, vocab
 from jaxemb.ops import rounding
 from jaxemb.storage import atomic, checkpoint
+from jaxemb.strategies import base as strategy_base
 
 
 def folder(
@@ -370,6 +371,7 @@ class _Trainer:
       'loss_per_example': totals.loss_per_example(),
       'train_secs': totals.train_secs,
       'table_bytes': mesh.num_bytes(state),
+      'vector_bytes': strategy_base.vector_bytes(state),
       'beside': beside,  # sub-models that the devices trained at once
       'totals': dataclasses.asdict(totals),
     }

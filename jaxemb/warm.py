@@ -19,7 +19,7 @@ from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import sense_words, sources
 from jaxemb.merging import tables as tables_lib
 from jaxemb.ops import rounding
-from jaxemb.tables import sharded
+from jaxemb.tables import precision, sharded
 
 
 def begin(
@@ -55,7 +55,12 @@ def begin(
     )
   rows = {tables_lib.EXPORTED: part.vectors, **part.others}
   state, used = filled(
-    state, rows, places, config.table.layout, config.table.dtype
+    state,
+    rows,
+    places,
+    config.table.layout,
+    config.table.dtype,
+    config.table.scales == 'learned',
   )
   metrics.LOG.info(
     'starting from %s: %s of %s words (%s start at random, %s of its words are '
@@ -99,6 +104,7 @@ def filled(
   places: np.ndarray,
   layout: str,
   dtype: str = 'float32',
+  learns_scales: bool = False,
 ) -> tuple[Any, list[str]]:
   """Writes rows over those of a state.
 
@@ -108,6 +114,7 @@ def filled(
     places: [vocab] int, row of each word in `rows`, -1 = none.
     layout: of the state's tables.
     dtype: that its rows are kept in.
+    learns_scales: whether scales of rows of int8 are learned.
 
   Returns:
     The state, and the names of what was used.
@@ -117,21 +124,25 @@ def filled(
   figure_ids = sharded.figure_ids(layout, vocab)
   states, used = dict(state.tables), []
 
-  def fill(table, name):
-    if dtype == 'int8' and isinstance(table, rounding.Scaled):
-      return rounding.Scaled(
-        fill_array(table.codes, name, 'codes'),
-        fill_array(table.scales, name, 'scales'),
-      )
-    return fill_array(table, name, 'codes')
+  def kept(rows):
+    return _kept(rows, dtype, learns_scales)
 
-  def fill_array(array, name, kind):
+  def fill(table, name):
+    if isinstance(table, rounding.Scaled):
+      return rounding.Scaled(
+        fill_array(table.codes, name, lambda rows: kept(rows).codes),
+        fill_array(table.scales, name, lambda rows: kept(rows).scales[:, None]),
+      )
+    is_low = table.dtype != np.float32
+    return fill_array(table, name, kept if is_low else np.asarray)
+
+  def fill_array(array, name, encode):
     if name not in used:
       used.append(name)
     is_rows = tables_lib.leading_axes(array.shape, ids) is not None
     inside = ids if is_rows else figure_ids
     inside = np.where(inside < vocab, places[np.minimum(inside, vocab - 1)], -1)
-    return _filled(array, rows[name], inside, dtype, kind)
+    return _filled(array, rows[name], inside, encode)
 
   for name, table in states.items():
     if name in rows:
@@ -157,8 +168,7 @@ def _filled(
   array: jax.Array,
   rows: parts_lib.Rows,
   places: np.ndarray,
-  dtype: str,
-  kind: str,
+  encode: Callable[[np.ndarray], np.ndarray],
 ) -> jax.Array:
   """An array with known rows in place of its own, shard by shard.
 
@@ -167,8 +177,7 @@ def _filled(
       leading axis of models.
     rows: what to write.
     places: row in `rows` of each row of the array, -1 = it keeps its own.
-    dtype: that rows are kept in.
-    kind: 'scales' of rows of int8, or else 'codes'.
+    encode: rows of float32 as the array has them.
   """
   leading = tables_lib.leading_axes(array.shape, places)
   has_columns = array.ndim > leading + places.ndim
@@ -179,11 +188,7 @@ def _filled(
     found = np.zeros((int(has.sum()), rows.shape[1]), np.float32)
     if len(found):
       rows.read(wanted[has], found)
-    if kind == 'scales':
-      found = rounding.encode_on_host(found, dtype).scales[:, None]
-    elif array.dtype != np.float32:
-      found = rounding.encode_on_host(found, dtype)
-      found = found.codes if dtype == 'int8' else found
+    found = encode(found)
     if has_columns:
       # Columns that only fill up are zero.
       more = max(array.shape[-1] - found.shape[1], 0)
@@ -194,6 +199,15 @@ def _filled(
     return block
 
   return _by_shards(array, change)
+
+
+def _kept(rows: np.ndarray, dtype: str, learns_scales: bool) -> Any:
+  """Rows of float32 as tables keep them."""
+  scales = None
+  if dtype == 'int8' and learns_scales:
+    room = np.abs(rows).max(1, initial=precision.least_room(rows.shape[1]))
+    scales = np.asarray(rounding.row_scales(room))
+  return rounding.encode_on_host(rows, dtype, scales)
 
 
 def _by_shards(

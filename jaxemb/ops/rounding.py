@@ -41,6 +41,7 @@ _BLOCK_ROWS = 1 << 16  # of what goes from the host to a device and back
 _LIMIT = 127  # of codes; -128 has no counterpart
 # Scales are few and far between, so that a row that hardly changes keeps its
 # scale, and with it the numbers that did not change.
+_LARGEST_SCALE = np.float32(2.0**121)  # what it holds is finite
 _SHRUNK = 0.5  # of what the old scale could hold: then a finer one is chosen
 _SCALES_RATE = 0.02  # of learned scales, relative to that of numbers
 
@@ -147,6 +148,7 @@ def row_scales(largest: jax.Array, old: jax.Array | None = None) -> jax.Array:
   """
   # Far from what divides to nothing, or by nothing.
   new = _upwards(jnp.maximum(largest, 1e-30) / _LIMIT)
+  new = jnp.minimum(new, _LARGEST_SCALE)
   new = jnp.where(jnp.isfinite(largest), new, largest)
   if old is None:
     return new
@@ -198,7 +200,8 @@ def learned_scales(steps: jax.Array, old: jax.Array, dim: int) -> jax.Array:
     [...] float32; not finite where a row is not.
   """
   new = old + _SCALES_RATE / (dim * _LIMIT) ** 0.5 * steps
-  return jnp.where(jnp.isfinite(new), jnp.clip(new, 0.5 * old, 2 * old), new)
+  most = jnp.minimum(2 * old, _LARGEST_SCALE)
+  return jnp.where(jnp.isfinite(new), jnp.clip(new, 0.5 * old, most), new)
 
 
 def _to_int8(
@@ -227,7 +230,8 @@ def encode(
   """Rows as they are stored.
 
   Finite numbers beyond the largest of the type become that; infinity and NaN
-  stay what they are, in a row of int8 by its scale.
+  stay what they are. A row of int8 that has one of them has a scale that is not
+  finite, and so has no finite number.
 
   Args:
     values: [..., d] float32.
@@ -278,24 +282,28 @@ def decode_on_host(rows: Any, dtype: str) -> np.ndarray:
   return np.asarray(rows.codes) * np.asarray(rows.scales)[..., None]
 
 
-def encode_on_host(values: np.ndarray, dtype: str) -> Any:
+def encode_on_host(
+  values: np.ndarray, dtype: str, scales: np.ndarray | None = None
+) -> Any:
   """As `encode`, to the nearest; block by block, of NumPy arrays."""
   if dtype == 'float32':
     return values
+
+  def block(rows: slice) -> Any:
+    mine = None if scales is None else jnp.asarray(scales[rows])
+    return jax.device_get(encode(jnp.asarray(values[rows]), dtype, scales=mine))
+
   firsts = range(0, max(len(values), 1), _BLOCK_ROWS)
-  blocks = [
-    jax.device_get(encode(jnp.asarray(values[i : i + _BLOCK_ROWS]), dtype))
-    for i in firsts
-  ]
+  blocks = [block(slice(i, i + _BLOCK_ROWS)) for i in firsts]
   return jax.tree.map(lambda *x: np.concatenate(x), *blocks)
 
 
 def is_finite(array: jax.Array) -> jax.Array:
   """bool, whether all of one array of stored rows, or of others, is finite.
 
-  Of 16-bit numbers from the largest of float16 on nothing is: as bfloat16 they
-  would be above 1e36.
+  Of 16-bit numbers the largest of float16 is not either, since all that is
+  beyond becomes that: as bfloat16 it would be above 1e36.
   """
   if array.dtype == jnp.uint16:
-    return ((array & 0x7FFF) < 0x7C00).all()
+    return ((array & 0x7FFF) < 0x7BFF).all()
   return jnp.isfinite(array).all()

@@ -51,10 +51,18 @@ def write(
   """
   kinds = {'float32': '<f4', 'bfloat16': 'V2', 'float16': '<f2', 'int8': 'i1'}
   rows, kind = np.ascontiguousarray(kept.rows), kinds[kept.dtype]
-  rows = rows.view(kind) if rows.dtype == np.uint16 else rows.astype(kind)
+  rows = rows.view(kind if rows.dtype == np.uint16 else rows.dtype)
+  rows = rows.astype(kind, copy=False)
   arrays = {NAME: rows}
   if kept.scales is not None:
     arrays[SCALES_NAME] = np.asarray(kept.scales, '<f4')
+  else:
+
+    def remove(kind: type | None, *_: Any) -> None:
+      if kind is None:  # the files are there
+        (folder / SCALES_NAME).unlink(missing_ok=True)
+
+    stack.push(remove)  # scales of rows that were there before
   files = []
   for name, array in arrays.items():
     files.append(stack.enter_context(atomic.write(folder / name)))

@@ -15,7 +15,7 @@ that g makes of n parallel updates what n serial ones would have given: their
 sum where a row was hardly touched, their mean where it was touched often. This
 is local SGD (Stich 2019) with a period for each row, as in HET (Miao et al.
 2022), but on a timetable that follows from the words' frequencies: rows are in
-falling order of frequency, so that those due are always a table's first ones.
+falling order of frequency (`strategies.timetables`).
 """
 
 import dataclasses
@@ -30,13 +30,9 @@ from jaxemb import hlo
 from jaxemb import mesh as mesh_lib
 from jaxemb.models import base as model_base
 from jaxemb.ops import rounding, wire
-from jaxemb.strategies import base
+from jaxemb.strategies import base, timetables
 from jaxemb.tables import precision
 from jaxemb.tables import spec as spec_lib
-
-_CHUNK_ROWS = 1024  # exchanged at once: half a megabyte stays in the cache
-_LEVEL_FACTOR = 4  # each level of rarer rows is exchanged so much more seldom
-_MAX_LEVEL = 12
 
 
 class ReplicaState(NamedTuple):
@@ -52,64 +48,6 @@ class Constants(NamedTuple):
 
   model: Any
   lookups: dict[str, jax.Array]  # [vocab] float32, m of each table's rows
-
-
-@dataclasses.dataclass(frozen=True)
-class ExchangeSpec:
-  """How stale a row may become."""
-
-  every_steps: int  # between two exchanges of the most frequent rows
-  lookups: float  # of a row by each replica, between two of its exchanges
-  memory_lookups: float  # tau at the first learning rate
-  first_learning_rate: float  # tau grows as the learning rate falls
-
-
-class Timetable(NamedTuple):
-  """When the rows of the tables are exchanged."""
-
-  chunk_rows: int
-  due: np.ndarray  # [levels] int32, chunks due at an exchange of each level
-  # By table, [vocab] float32: m, between two exchanges of the row.
-  lookups: dict[str, np.ndarray]
-
-
-def timetable(
-  rates: Mapping[str, np.ndarray], batch_words: int, spec: ExchangeSpec
-) -> Timetable:
-  """One timetable for all tables: their chunks travel together.
-
-  Args:
-    rates: by table, [vocab] float, expected look-ups of each row per center.
-    batch_words: L, centers of a step.
-    spec: how stale a row may become.
-  """
-  vocab = max(len(x) for x in rates.values())
-  chunk_rows = min(_CHUNK_ROWS, vocab)
-  highest = np.zeros(vocab)
-  for x in rates.values():
-    highest[: len(x)] = np.maximum(highest[: len(x)], x)
-  # A chunk is as urgent as the most urgent row in it or behind it, so that what
-  # is due is always a prefix.
-  highest = np.maximum.accumulate(highest[::-1])[::-1][::chunk_rows]
-  each = np.maximum(highest * batch_words * spec.every_steps, 1e-30)
-  levels = np.ceil(np.log(spec.lookups / each) / np.log(_LEVEL_FACTOR))
-  levels = np.clip(levels, 0, _MAX_LEVEL).astype(np.int32)
-  due = np.searchsorted(levels, np.arange(levels.max() + 1), 'right')
-  words = batch_words * spec.every_steps * float(_LEVEL_FACTOR) ** levels
-  words = np.repeat(words, chunk_rows)
-  return Timetable(
-    chunk_rows,
-    due.astype(np.int32),
-    {k: (x * words[: len(x)]).astype(np.float32) for k, x in rates.items()},
-  )
-
-
-def chunks_per_exchange(timetable: Timetable) -> float:
-  """How many chunks are due on average."""
-  levels = np.arange(len(timetable.due))
-  # Exchanges that reach each level, as a share of all.
-  reach = float(_LEVEL_FACTOR) ** -levels
-  return float(np.sum((reach - np.append(reach[1:], 0)) * timetable.due))
 
 
 def gain(lookups: jax.Array, num_replicas: int) -> jax.Array:
@@ -168,7 +106,7 @@ def _exchange_chunk(
     key: [2] uint32, of the exchange, the same on all replicas: so they round
       to the same.
   """
-  firsts, olds, parts = {}, {}, {}
+  firsts, olds, parts, scales = {}, {}, {}, {}
   for name, table in vectors.items():
     spec = specs[name]
     # The last chunk reaches back over rows that were exchanged just now, which
@@ -176,7 +114,10 @@ def _exchange_chunk(
     num = min(rows, len(lookups[name]))
     first = jnp.minimum(i * rows, len(lookups[name]) - num)
     old = olds[name] = _slice(exchanged[name], first, num)
-    mine = rounding.decode(_slice(table, first, num), spec.dtype)
+    mine = _slice(table, first, num)
+    if precision.learns_scales(spec):
+      scales[name] = mine.scales
+    mine = rounding.decode(mine, spec.dtype)
     old, firsts[name] = rounding.decode(old, spec.dtype), first
     m = jax.lax.dynamic_slice(lookups[name], (first,), (num,)) * forgetting
     # Each replica gives its n-th of the old row too: all reads come before the
@@ -187,15 +128,19 @@ def _exchange_chunk(
       # Of few bits only what has changed can be sent.
       parts[name] = kept * (mine - old)
   # Read by now, like all else.
-  olds, parts = jax.lax.optimization_barrier((olds, parts))
+  olds, parts, scales = jax.lax.optimization_barrier((olds, parts, scales))
   sums = _summed(parts, olds, specs)
+  # What each replica has learned on a row's scale counts as much.
+  scales = jax.lax.pmean(scales, mesh_lib.DATA)
   new = {}
   for j, name in enumerate(sorted(sums)):
     ids = firsts[name] + jnp.arange(len(sums[name]))
     columns = jnp.arange(specs[name].dim)
     place = precision.Place(rounding.key(key, j), ids, columns)
     # Not by the old scales: XLA would copy all of them to read these twice.
-    new[name] = precision.rounded(specs[name], sums[name], place)
+    new[name] = precision.rounded(
+      specs[name], sums[name], place, scales=scales.get(name)
+    )
   return (
     {k: _put(table, firsts[k], new[k]) for k, table in vectors.items()},
     {k: _put(table, firsts[k], new[k]) for k, table in exchanged.items()},
@@ -218,12 +163,6 @@ def _summed(
   return found
 
 
-def _level(num_exchanges: jax.Array) -> jax.Array:
-  """How often the factor divides the number of an exchange."""
-  powers = _LEVEL_FACTOR ** np.arange(1, _MAX_LEVEL + 1)
-  return jnp.sum(num_exchanges % powers.astype(np.int32) == 0)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Replicas:
   """The functions of the strategy over what they have in common."""
@@ -232,8 +171,8 @@ class _Replicas:
   tables: Mapping[str, spec_lib.Table]
   spec: base.StepSpec
   num: int  # n
-  exchange_spec: ExchangeSpec
-  timetable: Timetable
+  exchange_spec: timetables.ExchangeSpec
+  timetable: timetables.Timetable
 
   def init(self, key: jax.Array) -> ReplicaState:
     """All replicas start from the same rows."""
@@ -262,7 +201,8 @@ class _Replicas:
     # The last exchange of a dispatch comes early; of small texts, every one.
     forgetting *= num_steps / s.every_steps
     num_exchanges = state.num_exchanges + 1
-    level = jnp.minimum(_level(num_exchanges), len(timetable.due) - 1)
+    level = timetables.level(num_exchanges)
+    level = jnp.minimum(level, len(timetable.due) - 1)
 
     def body(i, carry):
       return _exchange_chunk(
@@ -335,7 +275,8 @@ class _Replicas:
     """What the replicas learned since a row's last exchange adds up."""
     # At the end the learning rate is so low that nothing was forgotten.
     name = name or self.model.vectors_table
-    dtype = self.tables[name].spec.dtype
+    spec = self.tables[name].spec
+    dtype = spec.dtype
     old = jax.tree.map(mesh_lib.to_host, state.exchanged[name])
     old = rounding.decode_on_host(old, dtype)
     vectors = jax.tree.map(mesh_lib.to_host, state.tables[name].vectors)
@@ -343,7 +284,10 @@ class _Replicas:
     for i in range(self.num):
       mine = jax.tree.map(lambda x, i=i: x[i], vectors)
       total += rounding.decode_on_host(mine, dtype) - old
-    return rounding.encode_on_host(total, dtype)
+    scales = None
+    if precision.learns_scales(spec):
+      scales = vectors.scales.mean(0)
+    return rounding.encode_on_host(total, dtype, scales)
 
 
 def replicas(
@@ -351,7 +295,7 @@ def replicas(
   tables: Mapping[str, spec_lib.Table],
   spec: base.StepSpec,
   mesh: jax.sharding.Mesh,
-  exchange_spec: ExchangeSpec,
+  exchange_spec: timetables.ExchangeSpec,
   lookup_rates: Mapping[str, np.ndarray],
 ) -> base.Strategy:
   """The strategy; state of the row optimizers stays with its replica.
@@ -370,7 +314,7 @@ def replicas(
     spec,
     mesh.shape[mesh_lib.DATA],
     exchange_spec,
-    timetable(lookup_rates, spec.part_words, exchange_spec),
+    timetables.timetable(lookup_rates, spec.part_words, exchange_spec),
   )
   over = jax.sharding.PartitionSpec(mesh_lib.DATA)
   everywhere = jax.sharding.PartitionSpec()
@@ -394,7 +338,7 @@ def replicas(
     named(mesh, over),
     hlo.Loop(
       exchange_spec.every_steps,
-      inner=chunks_per_exchange(made.timetable),
+      inner=timetables.chunks_per_exchange(made.timetable),
       branch=1 / spec.loss_every_steps,
     ),
   )

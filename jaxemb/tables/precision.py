@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxemb.ops import duplicates, rounding, rowopt, sampling
 from jaxemb.tables import spec as spec_lib
 
+_BLOCK_NUMBERS = 1 << 22  # of float32, from which rows of int8 are made
 _BYTES = {'float32': 4, 'bfloat16': 2, 'float16': 2, 'int8': 1}
 
 
@@ -39,6 +40,11 @@ def is_low(spec: spec_lib.TableSpec) -> bool:
   return spec.dtype != 'float32'
 
 
+def learns_scales(spec: spec_lib.TableSpec) -> bool:
+  """Whether rows have scales that are learned."""
+  return spec.dtype == 'int8' and spec.scales == 'learned'
+
+
 def first_rows(
   spec: spec_lib.TableSpec,
   key: jax.Array,
@@ -54,21 +60,50 @@ def first_rows(
   return jnp.where(is_column, rows, 0.0)
 
 
-def stored(
-  spec: spec_lib.TableSpec, rows: jax.Array, axis: str | None = None
+def first_stored(
+  spec: spec_lib.TableSpec,
+  key: jax.Array,
+  ids: jax.Array,
+  columns: jax.Array,
+  axis: str | None = None,
 ) -> Any:
-  """Rows as they are kept, rounded to the nearest.
+  """`first_rows` as they are kept, rounded to the nearest.
 
   Args:
     spec: of the table.
-    rows: [..., d] float32.
+    key: of the rows.
+    ids: [n, ...] int32.
+    columns: [d] int32.
     axis: of the mesh, over which the columns are split.
   """
-  if spec.dtype != 'int8':
-    return rounding.encode(rows, spec.dtype)
-  return rounding.encode(
-    rows, spec.dtype, scales=rounding.row_scales(_largest(spec, rows, axis))
+
+  def block(ids):
+    rows = first_rows(spec, key, ids, columns)
+    if spec.dtype != 'int8':
+      return rounding.encode(rows, spec.dtype)
+    scales = rounding.row_scales(_largest(spec, rows, axis))
+    return rounding.encode(rows, spec.dtype, scales=scales)
+
+  size = max(1, _BLOCK_NUMBERS // (ids[0].size * columns.size))
+  if spec.dtype != 'int8' or len(ids) <= size:
+    return block(ids)
+
+  # The largest number of a row comes before all others, and XLA would make all
+  # rows of float32 to find it.
+  def write(i, made):
+    first = jnp.minimum(i * size, len(ids) - size)
+    new = block(jax.lax.dynamic_slice_in_dim(ids, first, size))
+    return jax.tree.map(
+      lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, first, 0),
+      made,
+      new,
+    )
+
+  empty = jax.tree.map(
+    lambda x: jnp.zeros((len(ids), *x.shape[1:]), x.dtype),
+    jax.eval_shape(block, ids[:size]),
   )
+  return jax.lax.fori_loop(0, -(-len(ids) // size), write, empty)
 
 
 def _largest(
@@ -80,8 +115,12 @@ def _largest(
     largest = jax.lax.pmax(largest, axis)
   if spec.scales == 'largest':
     return largest
-  # Rows of zeros have something to begin with, as vectors have.
-  return jnp.maximum(largest, 0.5 / spec.dim)
+  return jnp.maximum(largest, least_room(spec.dim))
+
+
+def least_room(dim: int) -> float:
+  """What learned scales begin with where rows are zero, as vectors have."""
+  return 0.5 / dim
 
 
 def _new_scales(
@@ -113,6 +152,7 @@ def rounded(
   rows: jax.Array,
   place: Place,
   old: Old | None = None,
+  scales: jax.Array | None = None,
 ) -> Any:
   """New values of rows, as they are kept.
 
@@ -122,16 +162,17 @@ def rounded(
     place: of the rows.
     old: the rows before, whose scales stay where they do, or go on being
       learned.
+    scales: [n] float32, of int8; None = what suits the rows.
 
   Raises:
     ValueError: if random bits are wanted and there is no key.
   """
-  bits = scales = None
+  bits = None
   if spec.rounding == 'stochastic':
     if place.key is None:
       raise ValueError(f'table {spec.name!r} rounds at random and got no key')
     bits = rounding.random_bits(place.key, place.ids, place.columns)
-  if spec.dtype == 'int8':
+  if spec.dtype == 'int8' and scales is None:
     scales = _new_scales(spec, rows, place, old)
   return rounding.encode(rows, spec.dtype, bits, scales)
 
@@ -226,8 +267,7 @@ def merged(
   scratch: Any,
 ) -> tuple[rowopt.RowGrads, Any]:
   """Gradients as a table is to be written; and the scratch, if any, again."""
-  has_scratch = not isinstance(scratch, tuple)
-  if not (merges_duplicates or has_scratch):
+  if not merges_duplicates and isinstance(scratch, tuple):
     return row_grads, scratch
   columns = (row_grads.grads, as_columns(row_grads.squares))
   if merges_duplicates:
@@ -250,24 +290,25 @@ def slots_of(spec: spec_lib.TableSpec, slots: Any) -> Any:
 
 
 def new_state(
-  spec: spec_lib.TableSpec, vectors: jax.Array, slots: Any, axis: str | None
+  spec: spec_lib.TableSpec, vectors: Any, slots: Any, merges_duplicates: bool
 ) -> spec_lib.TableState:
   """Of rows that each device looks up by id.
 
   Args:
     spec: of the table.
-    vectors: float32.
+    vectors: as they are kept.
     slots: of its optimizer.
-    axis: of the mesh, over which columns are split.
+    merges_duplicates: see `merged`.
   """
-  slots = slots_of(spec, slots)
-  if not is_low(spec):
-    return spec_lib.TableState(vectors, slots)
-  return spec_lib.TableState(
-    stored(spec, vectors, axis),
-    slots,
-    jnp.zeros(spec.vocab, jnp.int32),
-  )
+  scratch = ()
+  if has_scratch(spec, merges_duplicates):
+    scratch = jnp.zeros(spec.vocab, jnp.int32)
+  return spec_lib.TableState(vectors, slots_of(spec, slots), scratch)
+
+
+def has_scratch(spec: spec_lib.TableSpec, merges_duplicates: bool) -> bool:
+  """Whether duplicates are found by a number for each row (`merged`)."""
+  return is_low(spec) and not merges_duplicates
 
 
 def partition(
@@ -275,12 +316,15 @@ def partition(
   vectors: jax.sharding.PartitionSpec,
   scales: jax.sharding.PartitionSpec,
   slots: Any,
-  scratch: Any = (),
+  merges_duplicates: bool = True,
 ) -> spec_lib.TableState:
   """How a state lies on the mesh; scales are those of rows of int8."""
+  scratch = ()
+  if has_scratch(spec, merges_duplicates):
+    scratch = jax.sharding.PartitionSpec()
   if spec.dtype == 'int8':
     vectors = rounding.Scaled(vectors, scales)
-  return spec_lib.TableState(vectors, slots, scratch if is_low(spec) else ())
+  return spec_lib.TableState(vectors, slots, scratch)
 
 
 def written(

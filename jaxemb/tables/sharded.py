@@ -72,11 +72,11 @@ def replicated(
   names += [axes.table] * (axes.num_table > 1)
 
   def init(key: jax.Array) -> spec_lib.TableState:
-    vectors = precision.first_rows(
+    vectors = precision.first_stored(
       spec, key, jnp.arange(spec.vocab), jnp.arange(spec.dim)
     )
     slots = optimizer.init(spec.vocab, spec.dim)
-    return precision.new_state(spec, vectors, slots, None)
+    return precision.new_state(spec, vectors, slots, merges_duplicates)
 
   def lookup(state, ids):
     return spec_lib.Found(precision.read(spec, state.vectors, ids), state)
@@ -99,7 +99,7 @@ def replicated(
     lookup,
     update,
     lambda vectors: jax.tree.map(np.asarray, vectors),
-    precision.partition(spec, *[everywhere] * 4),
+    precision.partition(spec, *[everywhere] * 3, merges_duplicates),
     spec,
   )
 
@@ -138,9 +138,9 @@ def column(
 
   def init(key: jax.Array) -> spec_lib.TableState:
     ids, columns = jnp.arange(spec.vocab), own_columns()
-    vectors = precision.first_rows(spec, key, ids, columns)
+    vectors = precision.first_stored(spec, key, ids, columns, split_over)
     slots = optimizer.init(spec.vocab, dim, own_rows)
-    return precision.new_state(spec, vectors, slots, split_over)
+    return precision.new_state(spec, vectors, slots, merges_duplicates)
 
   def lookup(state, ids):
     return spec_lib.Found(precision.read(spec, state.vectors, ids), state)
@@ -172,7 +172,7 @@ def column(
     lookup,
     update,
     lambda vectors: _without_filling(vectors, spec.dim),
-    precision.partition(spec, split, everywhere, partition, everywhere),
+    precision.partition(spec, split, everywhere, partition, merges_duplicates),
     spec,
   )
 
@@ -260,8 +260,7 @@ class _Rows:
     classes = first + jnp.arange(self.classes)
     ids = ids + jnp.asarray(_REVERSED)[classes][None, :]
     dim = self.spec.dim
-    vectors = precision.first_rows(self.spec, key, ids, jnp.arange(dim))
-    vectors = precision.stored(self.spec, vectors)
+    vectors = precision.first_stored(self.spec, key, ids, jnp.arange(dim))
     slots = self.optimizer.init(self.num_rows, dim)
     return spec_lib.TableState(vectors, jax.tree.map(self.in_classes, slots))
 

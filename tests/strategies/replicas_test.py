@@ -13,7 +13,7 @@ from jaxemb.data import loader
 from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
 from jaxemb.ops import rowopt
-from jaxemb.strategies import base, replicas, sync
+from jaxemb.strategies import base, replicas, sync, timetables
 from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
 from tests import oracle
@@ -22,7 +22,7 @@ VOCAB, DIM, WINDOW, CHUNK = 3000, 6, 3, 4
 BATCH_WORDS, NEGATIVES, SHARED = 64, 5, 3
 MAX_STEPS = 6
 KEY = np.array([0xA4093822, 0x299F31D0], np.uint32)
-SPEC = replicas.ExchangeSpec(
+SPEC = timetables.ExchangeSpec(
   every_steps=2, lookups=3.0, memory_lookups=20.0, first_learning_rate=0.3
 )
 every_number = pytest.mark.parametrize('n', [2, 3, 4])
@@ -131,7 +131,7 @@ def _oracle(n, values, batch, schedule, spec, num_exchanges):
   """Each replica's tables in float64, and (loss, examples)."""
   model, _ = _make(n, spec)
   rates = model.lookup_rates(_frequencies(), _frequencies())
-  table = replicas.timetable(rates, BATCH_WORDS, spec)
+  table = timetables.timetable(rates, BATCH_WORDS, spec)
   mine = [
     {k: v.astype(np.float64) for k, v in values.items()} for _ in range(n)
   ]
@@ -231,7 +231,7 @@ def test_dispatches_equal_the_loops(n, start):
 
 def test_one_step_each_is_one_step_of_both():
   """Exchanged in every step, remembering all: a larger synchronous batch."""
-  spec = replicas.ExchangeSpec(1, 1e9, 1e9, 0.3)
+  spec = timetables.ExchangeSpec(1, 1e9, 1e9, 0.3)
   spec = replicas.dataclasses.replace(spec, lookups=1e-6)
   _, strategy = _make(2, spec)
   state, values = _start(strategy)
@@ -330,8 +330,8 @@ def test_more_steps_between_exchanges_leave_replicas_further_apart():
 def test_timetable(vocab):
   rates = 1 / (3 + np.arange(vocab, dtype=np.float64))
   rates /= rates.sum()
-  spec = replicas.ExchangeSpec(16, 8.0, 200.0, 0.1)
-  table = replicas.timetable({'a': rates, 'b': rates / 9}, 256, spec)
+  spec = timetables.ExchangeSpec(16, 8.0, 200.0, 0.1)
+  table = timetables.timetable({'a': rates, 'b': rates / 9}, 256, spec)
   assert table.chunk_rows == min(vocab, 1024)
   assert (np.diff(table.due) >= 0).all()
   assert table.due[-1] * table.chunk_rows >= vocab  # every row has its time
@@ -352,8 +352,8 @@ def test_timetable_of_rows_out_of_order():
   # A frequent row behind rare ones is exchanged in time all the same.
   rates = np.full(4096, 1e-6)
   rates[3000] = 0.5
-  spec = replicas.ExchangeSpec(1, 8.0, 200.0, 0.1)
-  table = replicas.timetable({'a': rates, 'b': rates / 9}, 256, spec)
+  spec = timetables.ExchangeSpec(1, 8.0, 200.0, 0.1)
+  table = timetables.timetable({'a': rates, 'b': rates / 9}, 256, spec)
   assert table.due[0] == 3  # the chunks up to row 3071
   assert table.due[-1] == 4
 

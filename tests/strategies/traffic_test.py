@@ -7,7 +7,7 @@ import pytest
 from jaxemb import build, mesh, report
 from jaxemb import config as config_lib
 from jaxemb.data import loader
-from jaxemb.strategies import base, replicas
+from jaxemb.strategies import base, timetables
 
 VOCAB, DIM, BATCH_WORDS, MAX_STEPS = 3000, 6, 64, 4
 COUNTS = 100_000 // np.arange(1, VOCAB + 1)
@@ -135,13 +135,13 @@ def test_rows_of_few_bits_travel_as_they_are_kept():
 
 
 def test_chunks_per_exchange_are_those_of_many_exchanges():
-  timetable = replicas.Timetable(8, np.array([2, 3, 9], np.int32), {})
+  timetable = timetables.Timetable(8, np.array([2, 3, 9], np.int32), {})
   num = 4**5
   levels = [
     min(next(k for k in range(9) if i % 4 ** (k + 1)), 2)
     for i in range(1, num + 1)
   ]
   mean = sum(timetable.due[level] for level in levels) / num
-  assert replicas.chunks_per_exchange(timetable) == mean
-  always = replicas.Timetable(8, np.array([5], np.int32), {})
-  assert replicas.chunks_per_exchange(always) == 5
+  assert timetables.chunks_per_exchange(timetable) == mean
+  always = timetables.Timetable(8, np.array([5], np.int32), {})
+  assert timetables.chunks_per_exchange(always) == 5
