@@ -1,5 +1,6 @@
 """Whole runs on tables of few bits: exports, resuming, going on from them."""
 
+import contextlib
 import json
 
 import ml_dtypes
@@ -9,6 +10,7 @@ import pytest
 import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors, train
+from jaxemb.ops import rounding
 from jaxemb.storage import rows_file
 
 
@@ -91,6 +93,28 @@ def test_runs_of_int8(tmp_path, interrupting):
   assert error.max() < 0.65 * 1.25 / 127
 
 
+@pytest.mark.parametrize(
+  'settings',
+  [
+    {'strategy.name': 'sync', 'table.dtype': 'bfloat16'},
+    {'table.dtype': 'int8', 'table.scales': 'learned'},
+  ],
+  ids=['sync-bfloat16', 'replicas-int8'],
+)
+def test_a_restart_rounds_alike(tmp_path, interrupting, settings):
+  settings |= {'mesh.data': 2, 'train.checkpoint_every_secs': 0.0}
+  config = _config(tmp_path, **settings)
+  assert train.run(config, tmp_path / 'whole') == 0
+  with interrupting(1), pytest.raises(KeyboardInterrupt):
+    train.run(config, tmp_path / 'begun')
+  assert train.run(config, tmp_path / 'begun') == 0
+  assert 'resuming behind' in (tmp_path / 'begun' / 'log.txt').read_text()
+  for name in ('vectors.npy', 'scales.npy'):
+    whole, begun = (tmp_path / x / 'export' / name for x in ('whole', 'begun'))
+    assert whole.exists() == begun.exists()
+    assert not whole.exists() or whole.read_bytes() == begun.read_bytes()
+
+
 def test_sub_models_of_few_bits(tmp_path):
   config = _config(
     tmp_path,
@@ -103,6 +127,27 @@ def test_sub_models_of_few_bits(tmp_path):
     assert kept.dtype == np.float16 and np.isfinite(kept).all()
     found = jaxemb.load(tmp_path / 'run' / path)
     np.testing.assert_array_equal(found.vectors, kept.astype(np.float32))
+  report = json.loads((tmp_path / 'run' / 'report.json').read_text())
+  vocab = report['vocab_words'] + report['merge']['missing_words']
+  # Both tables of both models.
+  assert report['vector_bytes'] == 2 * 2 * vocab * 16 * 2
+  assert report['vector_bytes'] < report['table_bytes']
+
+
+def test_scales_of_rows_that_are_replaced_go(tmp_path):
+  rows = np.ones((3, 2), np.float32)
+  for dtype, has_scales in (('int8', True), ('float32', False)):
+    kept = rounding.encode_on_host(rows, dtype)
+    if has_scales:
+      kept = rows_file.Kept(kept.codes, dtype, kept.scales)
+    else:
+      kept = rows_file.Kept(kept)
+    with contextlib.ExitStack() as stack:
+      rows_file.write(stack, tmp_path, kept)
+    assert (tmp_path / 'scales.npy').exists() == has_scales
+    np.testing.assert_allclose(
+      rows_file.load(tmp_path / 'vectors.npy'), 1, 0.01
+    )
 
 
 def test_scales_that_do_not_fit_are_told(tmp_path):

@@ -189,3 +189,14 @@ def test_words_of_several_vectors_start_from_their_mean(tmp_path):
     log = (tmp_path / name / 'log.txt').read_text()
     told = f'{len(first):,} of {len(first):,} words (0 start at random, 0 of'
     assert told in log and 'tables input, all' in log
+
+
+def test_rows_of_zeros_have_room_to_learn_scales():
+  rows = np.zeros((2, 16), np.float32)
+  rows[1] = 3.0
+  kept = warm._kept(rows, 'int8', learns_scales=True)
+  # As the largest number of a new vector.
+  assert 127 * kept.scales[0] >= 0.5 / 16
+  assert not kept.codes[0].any()
+  np.testing.assert_allclose(kept.codes[1] * kept.scales[1], 3, 0.01)
+  assert 127 * warm._kept(rows, 'int8', learns_scales=False).scales[0] < 1e-29

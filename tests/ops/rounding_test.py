@@ -118,6 +118,15 @@ def test_rows_of_int8_that_are_not_finite_stay_so():
   assert np.isfinite(found).all(1).tolist() == [False, False, True]
 
 
+def test_rows_of_int8_hold_the_largest_numbers():
+  largest = np.finfo(np.float32).max
+  values = np.array([[largest, 1e38], [-largest, 0], [3e38, -2e38]], np.float32)
+  bits = np.full(values.shape, 2**32 - 1, np.uint32)
+  for kept in (_encode(values, 'int8'), _encode(values, 'int8', bits)):
+    found = np.asarray(_decode(kept, 'int8'))
+    assert np.abs(found - values).max() <= np.asarray(kept.scales).max()
+
+
 # Between the last two numbers of the type, and beyond all others of `_grid`.
 CASES = {
   'bfloat16': (0.0781234, -1.2345678, 2.4e-40, -1e-39, 1.0000001, 3.385e38),
@@ -300,5 +309,9 @@ def test_finite():
     for value, expected in [(1e4, True), (np.inf, False), (np.nan, False)]:
       stored = _encode(np.array([-1, value], np.float32), dtype)
       assert bool(rounding.is_finite(stored)) == expected
+  # What has grown beyond the largest number is there no more.
+  for value, expected in [(-6e4, True), (-1e9, False)]:
+    stored = _encode(np.array([-1, value], np.float32), 'float16')
+    assert bool(rounding.is_finite(stored)) == expected
   assert not rounding.is_finite(jnp.array([1, np.nan]))
   assert rounding.is_finite(jnp.arange(3))

@@ -12,7 +12,7 @@ from jaxemb import mesh
 from jaxemb.data import loader
 from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
-from jaxemb.ops import rowopt
+from jaxemb.ops import rounding, rowopt
 from jaxemb.strategies import base, replicas, sync, timetables
 from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
@@ -310,6 +310,78 @@ def test_an_exchange_of_what_is_alike_changes_nothing():
   for tables in found:
     for name, array in tables.items():
       np.testing.assert_allclose(array, rows[name], 1e-6)
+
+
+@pytest.mark.parametrize(
+  ('dtype', 'scales', 'exchange_dtype'),
+  [
+    ('bfloat16', 'largest', 'float32'),
+    ('int8', 'largest', 'float32'),
+    ('int8', 'learned', 'float32'),
+    ('int8', 'learned', 'bfloat16'),
+  ],
+)
+def test_exchanged_rows_are_rounded_alike(dtype, scales, exchange_dtype):
+  """As float32 but for one rounding; learned scales are averaged."""
+  devices, num = mesh.make(mesh.Shape(2, 1)), 40
+  spec = spec_lib.TableSpec(
+    't', num, 8, 0.0, dtype, 'stochastic', exchange_dtype, scales
+  )
+  rng = np.random.default_rng(0)
+  base_rows = rng.normal(size=(num, 8)).astype(np.float32)
+  moved = base_rows + 0.1 * rng.normal(size=(2, num, 8)).astype(np.float32)
+  old = jax.device_get(rounding.encode(base_rows, dtype))
+  mine = [rounding.encode_on_host(x, dtype) for x in moved]
+  if scales == 'learned':
+    mine = [
+      rounding.encode_on_host(x, dtype, y.scales * np.float32(factor))
+      for x, y, factor in zip(moved, mine, (1.1, 1.5), strict=True)
+    ]
+  lookups, forgetting = np.full(num, 3, np.float32), jnp.float32(0.1)
+
+  def exchange(mine, old):
+    mine = jax.tree.map(lambda x: x[0], mine)
+    found = replicas._exchange_chunk(
+      jnp.int32(0), {'t': mine}, {'t': old}, {'t': lookups}, forgetting, num, 2,
+      {'t': spec}, KEY,
+    )  # fmt: skip
+    return jax.tree.map(lambda x: x[None], [x['t'] for x in found])
+
+  everywhere = jax.sharding.PartitionSpec()
+  over = jax.sharding.PartitionSpec(mesh.DATA)
+  exchanged = jax.jit(
+    jax.shard_map(
+      exchange,
+      mesh=devices,
+      in_specs=(over, everywhere),
+      out_specs=over,
+      check_vma=False,
+    )
+  )(jax.tree.map(lambda *x: np.stack(x), *mine), old)
+  found, common = jax.device_get(exchanged)
+  for each in (found, common):
+    for copy in range(2):
+      jax.tree.map(
+        lambda x, y, i=copy: np.testing.assert_array_equal(x[i], y[0]),
+        each,
+        found,
+      )
+  start = rounding.decode_on_host(old, dtype).astype(np.float64)
+  changes = sum(rounding.decode_on_host(x, dtype) - start for x in mine)
+  wanted = start + (1 + math.exp(-0.3)) / 2 * changes
+  kept = jax.tree.map(lambda x: x[0], found)
+  values = rounding.decode_on_host(kept, dtype)
+  if dtype == 'int8':
+    steps = np.broadcast_to(kept.scales[:, None], values.shape)
+    if scales == 'learned':
+      mean = np.mean([x.scales for x in mine], 0)
+      np.testing.assert_allclose(kept.scales, mean, 1e-6)
+      wanted = np.clip(wanted, -127 * steps, 127 * steps)
+  else:
+    steps = np.abs(values) * 2.0**-7
+  travelled = 2**-8 * np.abs(changes) if exchange_dtype == 'bfloat16' else 1e-6
+  assert (np.abs(values - wanted) <= 1.001 * steps + travelled).all()
+  assert (values != np.round(wanted, 7)).any()
 
 
 def test_more_steps_between_exchanges_leave_replicas_further_apart():
