@@ -34,6 +34,8 @@ MODELS = {
   'skip-gram, negatives': ('skipgram', 'negative_sampling'),
   'mixture, negatives': ('mixture', 'negative_sampling'),
 }
+# Flags that may differ between calls that fill in one file of results.
+_FREE = ('models', 'dims', 'seeds', 'output')
 MEASURES = ('MaxSimC', 'AvgSimC', 'single')
 # Of DMWE's page, Wiki2014, 3.4 G words, 20 epochs, 50 dims, 20 cores: which
 # measure it is of is not said. words/s are words of an epoch over its seconds.
@@ -104,6 +106,7 @@ def _run(
     'words_per_sec': found['words_per_sec'],
     'epoch_secs': words / found['words_per_sec'],
     'loss': found['loss'],
+    **{k: found[k] for k in ('commit', 'date', 'cores')},
   }
 
 
@@ -167,9 +170,8 @@ def main() -> None:
   output = pathlib.Path(
     args.output or results / f'dmwe-scws-{facts["date"]}.json'
   )
-  found: dict[str, dict[str, dict]] = {}
-  if output.exists():
-    found = json.loads(output.read_text())['results']
+  earlier = machine.earlier(output, args, _FREE)
+  found: dict[str, dict[str, dict]] = earlier.get('results', {})
   words = {w for x in senses.read_scws(args.scws) for w in x.words}
   for seed in args.seeds.split(','):
     for dim in map(int, args.dims.split(',')):

@@ -11,7 +11,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -188,6 +188,32 @@ def write(
   """
   found = facts | {'arguments': arguments(given), 'results': results}
   pathlib.Path(path).write_text(json.dumps(found, indent=1))
+
+
+def earlier(
+  path: pathlib.Path, given: argparse.Namespace, free: Sequence[str]
+) -> dict[str, Any]:
+  """What a file of results has, to be gone on with; {} if there is none.
+
+  Args:
+    path: of the file.
+    given: the parsed flags of the command.
+    free: flags that may differ from those that the results were made with.
+
+  Raises:
+    UserError: others differ.
+  """
+  if not path.exists():
+    return {}
+  found = json.loads(path.read_text())
+  ours, theirs = arguments(given), found.get('arguments', {})
+  for key in sorted(ours.keys() - set(free)):
+    if ours[key] != theirs.get(key):
+      raise errors.UserError(
+        f'{path} has figures of --{key}={theirs.get(key)}, not {ours[key]}; '
+        'give another --output'
+      )
+  return found
 
 
 def today() -> str:

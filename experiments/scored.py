@@ -30,7 +30,8 @@ def run(
     flags: what the run is about.
 
   Returns:
-    `words_per_sec`, `train_secs`, `loss`, `scores` and their `mean`.
+    `words_per_sec`, `train_secs`, `loss`, `scores` and their `mean`; and of
+    what it was made, `commit`, `date` and `cores`.
 
   Raises:
     UserError: the run failed; it has the run's last line.
@@ -54,5 +55,8 @@ def run(
     'train_secs': report['train_secs'],
     'loss': report['loss_per_example'],
     'scores': scores,
+    'commit': machine.commit(),
+    'date': machine.today(),
+    'cores': machine.cores(),
     'mean': statistics.mean(x for x in scores.values() if x is not None),
   }

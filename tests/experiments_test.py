@@ -340,6 +340,13 @@ def test_low_precision(tmp_path):
   before = result['quality']
   _run(*args, '--stages=quality')
   assert json.loads(output.read_text())['quality'] == before
+  # Nor are figures of other settings mixed with it.
+  command = [sys.executable, str(_ROOT / 'experiments' / args[0]), *args[1:]]
+  done = subprocess.run(
+    [*command, '--epochs=2'], cwd=_ROOT, capture_output=True, text=True
+  )
+  assert done.returncode == 2
+  assert 'figures of --epochs=1, not 2' in done.stderr
 
 
 def test_planted_senses(tmp_path):
