@@ -15,7 +15,7 @@ class Export(NamedTuple):
   """What is in the files."""
 
   names: list[str]  # of the rows
-  vectors: np.ndarray  # [rows, dim] float32, mapped into memory
+  vectors: np.ndarray  # [rows, dim] float32, mapped into memory if kept so
   counts: np.ndarray  # [rows] int64
   senses: senses.Senses | None  # of a model whose words have several vectors
 

@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxemb import errors
@@ -51,22 +52,27 @@ def in_order(array: np.ndarray, ids: np.ndarray, vocab: int) -> np.ndarray:
   return rows
 
 
-def _decoded(saved: checkpoint.Arrays, name: str, dtype: str) -> np.ndarray:
-  """The values of an array, float32 where it holds rows of few bits.
-
-  Args:
-    saved: the checkpoint.
-    name: of the array; of rows of int8, without `/codes`.
-    dtype: that rows are kept in.
-  """
+def _kept(saved: checkpoint.Arrays, name: str) -> Any:
+  """An array as it is in the files, or `rounding.Scaled` ones."""
   if name in saved.shapes:
-    array = saved.read(name)
-    is_low = array.dtype == np.uint16
-    return rounding.decode_on_host(array, dtype) if is_low else array
-  scaled = rounding.Scaled(
+    return saved.read(name)
+  return rounding.Scaled(
     saved.read(f'{name}/codes'), saved.read(f'{name}/scales')
   )
-  return rounding.decode_on_host(scaled, dtype)
+
+
+def _decoded(kept: Any, dtype: str, model: int | None = None) -> np.ndarray:
+  """An array of float32, or of something else that is no row.
+
+  Args:
+    kept: see `_kept`.
+    dtype: that rows are kept in.
+    model: which of those along the leading axis; None = there is none.
+  """
+  if model is not None:
+    kept = jax.tree.map(lambda x: x[model], kept)
+  is_low = isinstance(kept, rounding.Scaled) or kept.dtype == np.uint16
+  return rounding.decode_on_host(kept, dtype) if is_low else kept
 
 
 def _model(
@@ -77,26 +83,27 @@ def _model(
   model: int | None,
 ) -> np.ndarray:
   """An array of one model: of one of several, or of what replicas make."""
-  array = _decoded(saved, name, dtype)
+  kept = _kept(saved, name)
   if not leading:
-    return array
+    return _decoded(kept, dtype)
   table, *slot = name.split('/')[1:]
   old = f'exchanged/{table}'
-  if model is not None or len(array) == 1:
-    return array[model or 0]
+  num = len(jax.tree.leaves(kept)[0])
+  if model is not None or num == 1:
+    return _decoded(kept, dtype, model or 0)
   if not any(x in saved.shapes for x in (old, f'{old}/codes')):
     raise errors.UserError(
-      f'{saved.folder} holds {len(array)} sub-models side by side; give the '
-      'folder of each'
+      f'{saved.folder} holds {num} sub-models side by side; give the folder of '
+      'each'
     )
   if slot == ['vectors']:
     # What replicas learned since a row was last exchanged adds up.
-    rows = _decoded(saved, old, dtype)
+    rows = _decoded(_kept(saved, old), dtype)
     total = np.array(rows)
-    for one in array:
-      total += one - rows
+    for i in range(num):
+      total += _decoded(kept, dtype, i) - rows
     return total
-  return array.sum(0) if slot[-1] in _SUMS else array.mean(0)
+  return kept.sum(0) if slot[-1] in _SUMS else kept.mean(0)
 
 
 def of_checkpoint(
