@@ -124,7 +124,9 @@ def main() -> None:
         workdir = pathlib.Path(temporary) / f'{number}-{seed}'
         try:
           runs.append(scored.run(args, seed, workdir, _flags(recipe)))
-        except errors.UserError as error:  # such as a loss that is no number
+        except errors.UserError as error:
+          if 'diverged' not in str(error):
+            raise
           runs.append({'error': str(error)})
         print(recipe, runs[-1], file=sys.stderr, flush=True)
       results.append({'recipe': recipe._asdict(), 'runs': runs})

@@ -295,13 +295,18 @@ def main() -> None:
   add('--dim', type=int, default=300)
   add('--batch_words', type=int, default=256)
   add('--words', type=int, default=1_500_000, help='of a dispatch, at most')
-  add('--rounds', type=int, default=7)
+  add('--rounds', type=machine.count, default=7)
   add('--plot', type=pathlib.Path, help='file .svg or .png')
   add('--output', default='', help='JSON file; "" = in experiments/results')
   args = machine.parse(parser)
   unknown = set(args.cases.split(',')) - set(map(str, CASES))
   if unknown:
     parser.error(f'there is no case {unknown.pop()!r}')
+  if str(CASES[0]) not in args.cases.split(','):
+    parser.error(f'--cases has no {CASES[0]}, beside which the others stand')
+  unknown = set(args.stages.split(',')) - {'quality', 'speed'}
+  if unknown:
+    parser.error(f'there is no stage {unknown.pop()!r}')
   results = pathlib.Path(__file__).parent / 'results'
   output = pathlib.Path(
     args.output or results / f'low-precision-{machine.today()}.json'
@@ -316,6 +321,7 @@ def main() -> None:
     _quality(args, found, save)
   if 'speed' in args.stages.split(','):
     found['speed'] = _speed(args)
+    found['speed_arguments'] = arguments
   facts = found['machine'] = machine.describe()
   save()
   print(machine.line(facts))

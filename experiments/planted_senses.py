@@ -15,14 +15,14 @@ import pathlib
 import random
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 
 import machine
 import numpy as np
+import scored
 
-from jaxemb import errors, exports
+from jaxemb import exports
 from jaxemb.data import toywiki_eval, toywiki_families
 from jaxemb.evaluation import senses
 
@@ -80,18 +80,13 @@ def main() -> None:
   found = {}
   for seed in range(1, args.seeds + 1):
     with tempfile.TemporaryDirectory() as folder:
-      done = subprocess.run(
-        [
-          sys.executable, '-m', 'jaxemb.main',
-          f'--config={machine.config(args.config)}',
-          f'--workdir={folder}', f'--config.seed={seed}',
-          '--config.eval.paths=none', *args.override,
-        ],
-        capture_output=True,
-        text=True,
-      )  # fmt: skip
-      if done.returncode:
-        raise errors.UserError(' '.join(done.stderr.strip().splitlines()[-1:]))
+      command = [
+        sys.executable, '-m', 'jaxemb.main',
+        f'--config={machine.config(args.config)}',
+        f'--workdir={folder}', f'--config.seed={seed}',
+        '--config.eval.paths=none', *args.override,
+      ]  # fmt: skip
+      scored.finished(command)
       table = exports.read(pathlib.Path(folder)).senses
       speed = json.loads((pathlib.Path(folder) / 'report.json').read_text())
     if table is None:

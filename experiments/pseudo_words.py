@@ -20,7 +20,6 @@ unrelated if they are in one sentence no more often than by chance.
 import argparse
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -28,8 +27,9 @@ from typing import Any, NamedTuple
 
 import machine
 import numpy as np
+import scored
 
-from jaxemb import errors, exports
+from jaxemb import exports
 from jaxemb.data import encode, tokens, toywiki
 from jaxemb.evaluation import senses
 
@@ -206,9 +206,7 @@ def _train(
     f'--config.seed={seed}', '--config.eval.paths=none',
     '--config.senses.top_ratio=0.0', *args.override, *flags,
   ]  # fmt: skip
-  done = subprocess.run(command, capture_output=True, text=True)
-  if done.returncode:
-    raise errors.UserError(' '.join(done.stderr.strip().splitlines()[-1:]))
+  scored.finished(command)
   return exports.read(workdir).senses
 
 

@@ -14,6 +14,23 @@ import machine
 from jaxemb import errors
 
 
+def finished(command: Sequence[str]) -> None:
+  """Runs a command of jaxemb.
+
+  Raises:
+    UserError: it ends with what its user got wrong, such as a learning rate with
+      which training diverges; it has the command's last line.
+    RuntimeError: it ends in another way.
+  """
+  done = subprocess.run(command, capture_output=True, text=True)
+  if done.returncode == 2:
+    raise errors.UserError(' '.join(done.stderr.strip().splitlines()[-1:]))
+  if done.returncode:
+    raise RuntimeError(
+      f'{" ".join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}'
+    )
+
+
 def run(
   args: argparse.Namespace,
   seed: int,
@@ -45,9 +62,7 @@ def run(
     f'--config.train.epochs={args.epochs}', f'--config.seed={seed}',
     *flags, *args.override,
   ]  # fmt: skip
-  done = subprocess.run(command, capture_output=True, text=True)
-  if done.returncode:
-    raise errors.UserError(' '.join(done.stderr.strip().splitlines()[-1:]))
+  finished(command)
   report = json.loads((workdir / 'report.json').read_text())
   scores = {k: v['score'] for k, v in report['evaluation'].items()}
   return {

@@ -1,6 +1,5 @@
 """The flags of the command line, and what they mean, without JAX."""
 
-import argparse
 import pathlib
 import time
 from collections.abc import Sequence
@@ -46,7 +45,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     raise
   except OSError as error:
     # With flags of the config behind it, its own flag knows no name yet.
-    file = _given(argv).split(':')[0]
+    file = _given(argv)
     if not pathlib.Path(file).exists():
       raise errors.UserError(f'there is no config file {file}') from error
     why = str(error).strip().splitlines()[-1].rpartition('to load: ')[2]
@@ -82,7 +81,11 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def _given(argv: Sequence[str]) -> str:
-  """What --config is, which counts the last time that it is given."""
-  parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-  parser.add_argument('--config', '-config', default='')
-  return parser.parse_known_args(argv[1:])[0].config
+  """The file of --config that is not there, or else the last one."""
+  files = []
+  for arg, following in zip(argv, [*argv[1:], ''], strict=True):
+    name, _, value = arg.partition('=')
+    if name in ('--config', '-config'):
+      files.append((value or following).split(':')[0])
+  missing = [x for x in files if not pathlib.Path(x).exists()]
+  return (missing or files)[-1]

@@ -14,17 +14,6 @@ import ml_collections
 
 from jaxemb import combinations, errors, mixtures
 
-# Keys that change what is shown or kept, which devices work and how, or what
-# is done with sub-models in the end, not what is learned: a run may be resumed
-# with other values. The text is known by its words, wherever it lies.
-_FREE_KEYS = frozenset((
-  'data.cache', 'data.path', 'eval.paths', 'eval.restrict_vocab', 'mesh.data',
-  'mesh.table', 'senses.query_window', 'strategy.merge', 'strategy.part',
-  'strategy.per_device', 'table.duplicates', 'table.export_dtype',
-  'train.checkpoint_every_secs', 'train.checkpoints_to_keep',
-  'train.log_every_secs', 'train.loss_every_steps', 'train.steps_per_loop',
-))  # fmt: skip
-
 # Of `tables.sharded`, which this module must not import.
 _ROW_CLASSES = 256
 
@@ -321,6 +310,7 @@ def resolved(
     is_cbow = config.model.name == 'cbow'
     o.learning_rate = _LEARNING_RATES[o.name, config.model.loss][is_cbow]
   config.model.chunk = _chunk(config)
+  config.senses.concentration = mixtures.concentration(config)
   on_cpu = platform == 'cpu'
   if not config.table.duplicates:
     # Atomic additions of a GPU are made in another order in every run.
@@ -386,15 +376,3 @@ def _centers_multiple(config: ml_collections.ConfigDict) -> int:
   # Devices of the table axis deal parts to each other, then split them.
   splits = 1 if config.table.layout == 'column' else table
   return chunk * parts * (splits // math.gcd(splits, parts // data))
-
-
-def differences(
-  config: Mapping[str, Any], other: Mapping[str, Any]
-) -> list[str]:
-  """Keys that matter for what is learned and differ, with both values."""
-  ours, theirs = flat(config), flat(other)
-  return [
-    f'{key} ({theirs.get(key)!r} there, {ours.get(key)!r} now)'
-    for key in sorted(ours.keys() | theirs.keys())
-    if key not in _FREE_KEYS and ours.get(key) != theirs.get(key)
-  ]

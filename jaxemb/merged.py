@@ -176,9 +176,11 @@ def write(
     'parts': each,
     'words_counted': _WORDS_COUNTED,
     'merge': None,
-    'vector_bytes': sum(x.get('vector_bytes', 0) for x in found),
+    'vector_bytes': None,
   }
   table_bytes = sum(x['table_bytes'] for x in found)
+  if all('vector_bytes' in x for x in found):  # none is of an older version
+    more['vector_bytes'] = sum(x['vector_bytes'] for x in found)
   if config.strategy.merge == 'none':
     figures = results.page(config, parts, totals, table_bytes)
     report.write_figures(workdir, figures | {'evaluation': {}} | more)

@@ -28,9 +28,12 @@ _CONCENTRATION_PER_WORD = 25 / 6
 
 def concentration(config: ml_collections.ConfigDict) -> float:
   """Of contexts around their sense's mean (`models.context_mixture`)."""
+  s = config.senses
+  if config.model.name != 'mixture' or s.told_by != 'contexts':
+    return s.concentration  # means nothing
   # Windows are of all sizes alike; two of the mean size are around a word.
   words = config.model.shortest_window + config.model.window
-  return config.senses.concentration or _CONCENTRATION_PER_WORD * words
+  return s.concentration or _CONCENTRATION_PER_WORD * words
 
 
 def default() -> ml_collections.ConfigDict:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import ml_collections
 import numpy as np
 
-from jaxemb import errors, mixtures
+from jaxemb import errors
 from jaxemb.data import loader, senses
 from jaxemb.models import (
   cbow,
@@ -72,7 +72,7 @@ def _mixture(config, spec, counts, words):
       outputs,
       rows,
       weights,
-      mixtures.concentration(config),
+      s.concentration,
       s.tied_until,
       s.shared,
       s.shift,

@@ -6,7 +6,7 @@ import os
 import pathlib
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -14,6 +14,17 @@ import ml_collections
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.storage import atomic
+
+# Keys that change what is shown or kept, which devices work and how, or what
+# is done with sub-models in the end, not what is learned: a run may be resumed
+# with other values. The text is known by its words, wherever it lies.
+_FREE_KEYS = frozenset((
+  'data.cache', 'data.path', 'eval.paths', 'eval.restrict_vocab', 'mesh.data',
+  'mesh.table', 'senses.query_window', 'strategy.merge', 'strategy.part',
+  'strategy.per_device', 'table.duplicates', 'table.export_dtype',
+  'train.checkpoint_every_secs', 'train.checkpoints_to_keep',
+  'train.log_every_secs', 'train.loss_every_steps', 'train.steps_per_loop',
+))  # fmt: skip
 
 _TEXT = 'text.sha256'  # beside config.json
 
@@ -60,6 +71,21 @@ def recorded(workdir: pathlib.Path) -> dict[str, Any]:
   return _recorded(workdir) or {}
 
 
+def differences(
+  config: Mapping[str, Any], other: Mapping[str, Any]
+) -> list[str]:
+  """Keys that matter for what is learned and differ, with both values."""
+  ours, theirs = config_lib.flat(config), config_lib.flat(other)
+  free = set(_FREE_KEYS)
+  if ours.get('model.name') != 'mixture':
+    free |= {key for key in theirs if key.startswith('senses.')}
+  return [
+    f'{key} ({theirs.get(key)!r} there, {ours.get(key)!r} now)'
+    for key in sorted(ours.keys() | theirs.keys())
+    if key not in free and ours.get(key) != theirs.get(key)
+  ]
+
+
 def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Checks that the settings are those of the run that is in the folder.
 
@@ -69,7 +95,7 @@ def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   there = _recorded(workdir)
   if there is None:
     return
-  differing = config_lib.differences(config.to_dict(), there)
+  differing = differences(config.to_dict(), there)
   if differing:
     raise errors.UserError(
       f'{workdir} holds a run with other settings: {"; ".join(differing)}; '

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from jaxemb import build, errors
+from jaxemb import build, errors, workdirs
 from jaxemb import config as config_lib
 from jaxemb.tables import sharded
 
@@ -187,11 +187,21 @@ def test_only_what_matters_for_the_result_differs():
   one, other = config_lib.default(), config_lib.default()
   other.train.log_every_secs = 9.0
   other.eval.paths = 'x'
-  assert not config_lib.differences(one, other.to_dict())
+  assert not workdirs.differences(one, other.to_dict())
   other.model.dim = 7
-  assert config_lib.differences(one, other.to_dict()) == [
+  assert workdirs.differences(one, other.to_dict()) == [
     'model.dim (7 there, 100 now)'
   ]
+  # Where words have one sense, nothing of senses matters.
+  other.model.dim, other.senses.concentration = one.model.dim, 25.0
+  assert not workdirs.differences(one, other.to_dict())
+  one.model.name = other.model.name = 'mixture'
+  assert workdirs.differences(one, other.to_dict())
+  # What windows say is what is written down.
+  one = config_lib.resolved(one, 'cpu', (1, 1))
+  other = config_lib.resolved(other, 'cpu', (1, 1))
+  assert one.senses.concentration == 25
+  assert not workdirs.differences(one, other.to_dict())
 
 
 def test_a_run_goes_on_with_another_kind_of_device():
@@ -203,7 +213,7 @@ def test_a_run_goes_on_with_another_kind_of_device():
   config.train.batch_words = begun.train.batch_words
   there = config_lib.resolved(config, 'gpu', (1, 1))
   assert there.table.duplicates != begun.table.duplicates
-  assert not config_lib.differences(there, begun.to_dict())
+  assert not workdirs.differences(there, begun.to_dict())
 
 
 def test_the_configs_of_the_repository_are_accepted():

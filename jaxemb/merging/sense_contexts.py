@@ -84,7 +84,8 @@ def _obstacle(parts: Sequence[parts_lib.Part]) -> str:
       if mine != its:
         return (
           f'{first.name} was trained with config.senses.{name}={its!r}, '
-          f'{part.name} with {mine!r}'
+          f'{part.name} with {mine!r}; train all alike, with the same windows '
+          'or the same --config.senses.concentration'
         )
   return ''
 

@@ -34,6 +34,8 @@ from jaxemb.strategies import base, timetables
 from jaxemb.tables import precision
 from jaxemb.tables import spec as spec_lib
 
+_LEAST_SCALE = 0.25  # of a learned scale, after an exchange
+
 
 class ReplicaState(NamedTuple):
   """The state of all replicas; `tables` has a leading axis over them."""
@@ -114,15 +116,18 @@ def _exchange_chunk(
     num = min(rows, len(lookups[name]))
     first = jnp.minimum(i * rows, len(lookups[name]) - num)
     old = olds[name] = _slice(exchanged[name], first, num)
-    mine = _slice(table, first, num)
-    if precision.learns_scales(spec):
-      scales[name] = mine.scales
-    mine = rounding.decode(mine, spec.dtype)
-    old, firsts[name] = rounding.decode(old, spec.dtype), first
+    mine, firsts[name] = _slice(table, first, num), first
     m = jax.lax.dynamic_slice(lookups[name], (first,), (num,)) * forgetting
     # Each replica gives its n-th of the old row too: all reads come before the
     # sum, so that XLA can write both arrays in place behind it.
-    kept = gain(m, num_replicas)[:, None]
+    kept = gain(m, num_replicas)
+    if precision.learns_scales(spec):
+      # As rows are, but not to nothing if all have made them finer.
+      share = old.scales / num_replicas
+      scales[name] = share + kept * (mine.scales - old.scales)
+      scales[name] = jnp.maximum(scales[name], _LEAST_SCALE * share)
+    kept = kept[:, None]
+    mine, old = (rounding.decode(x, spec.dtype) for x in (mine, old))
     parts[name] = old / num_replicas + kept * (mine - old)
     if spec.exchange_dtype != 'float32':
       # Of few bits only what has changed can be sent.
@@ -130,8 +135,7 @@ def _exchange_chunk(
   # Read by now, like all else.
   olds, parts, scales = jax.lax.optimization_barrier((olds, parts, scales))
   sums = _summed(parts, olds, specs)
-  # What each replica has learned on a row's scale counts as much.
-  scales = jax.lax.pmean(scales, mesh_lib.DATA)
+  scales = jax.lax.psum(scales, mesh_lib.DATA)
   new = {}
   for j, name in enumerate(sorted(sums)):
     ids = firsts[name] + jnp.arange(len(sums[name]))
@@ -276,17 +280,17 @@ class _Replicas:
     # At the end the learning rate is so low that nothing was forgotten.
     name = name or self.model.vectors_table
     spec = self.tables[name].spec
-    dtype = spec.dtype
-    old = jax.tree.map(mesh_lib.to_host, state.exchanged[name])
-    old = rounding.decode_on_host(old, dtype)
+    dtype, scales = spec.dtype, None
+    exchanged = jax.tree.map(mesh_lib.to_host, state.exchanged[name])
+    old = rounding.decode_on_host(exchanged, dtype)
     vectors = jax.tree.map(mesh_lib.to_host, state.tables[name].vectors)
     total = np.array(old)
     for i in range(self.num):
       mine = jax.tree.map(lambda x, i=i: x[i], vectors)
       total += rounding.decode_on_host(mine, dtype) - old
-    scales = None
     if precision.learns_scales(spec):
-      scales = vectors.scales.mean(0)
+      scales = exchanged.scales + (vectors.scales - exchanged.scales).sum(0)
+      scales = np.maximum(scales, _LEAST_SCALE * exchanged.scales)
     return rounding.encode_on_host(total, dtype, scales)
 
 

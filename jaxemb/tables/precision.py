@@ -267,7 +267,8 @@ def merged(
   scratch: Any,
 ) -> tuple[rowopt.RowGrads, Any]:
   """Gradients as a table is to be written; and the scratch, if any, again."""
-  if not merges_duplicates and isinstance(scratch, tuple):
+  has_scratch = not isinstance(scratch, tuple)
+  if not (merges_duplicates or has_scratch):
     return row_grads, scratch
   columns = (row_grads.grads, as_columns(row_grads.squares))
   if merges_duplicates:
@@ -290,7 +291,7 @@ def slots_of(spec: spec_lib.TableSpec, slots: Any) -> Any:
 
 
 def new_state(
-  spec: spec_lib.TableSpec, vectors: Any, slots: Any, merges_duplicates: bool
+  spec: spec_lib.TableSpec, vectors: Any, slots: Any
 ) -> spec_lib.TableState:
   """Of rows that each device looks up by id.
 
@@ -298,17 +299,13 @@ def new_state(
     spec: of the table.
     vectors: as they are kept.
     slots: of its optimizer.
-    merges_duplicates: see `merged`.
   """
-  scratch = ()
-  if has_scratch(spec, merges_duplicates):
-    scratch = jnp.zeros(spec.vocab, jnp.int32)
-  return spec_lib.TableState(vectors, slots_of(spec, slots), scratch)
-
-
-def has_scratch(spec: spec_lib.TableSpec, merges_duplicates: bool) -> bool:
-  """Whether duplicates are found by a number for each row (`merged`)."""
-  return is_low(spec) and not merges_duplicates
+  slots = slots_of(spec, slots)
+  if not is_low(spec):
+    return spec_lib.TableState(vectors, slots)
+  # Also where duplicates are merged by sorting: a run may go on with the other
+  # way, on another kind of device.
+  return spec_lib.TableState(vectors, slots, jnp.zeros(spec.vocab, jnp.int32))
 
 
 def partition(
@@ -316,15 +313,12 @@ def partition(
   vectors: jax.sharding.PartitionSpec,
   scales: jax.sharding.PartitionSpec,
   slots: Any,
-  merges_duplicates: bool = True,
+  scratch: Any = (),
 ) -> spec_lib.TableState:
   """How a state lies on the mesh; scales are those of rows of int8."""
-  scratch = ()
-  if has_scratch(spec, merges_duplicates):
-    scratch = jax.sharding.PartitionSpec()
   if spec.dtype == 'int8':
     vectors = rounding.Scaled(vectors, scales)
-  return spec_lib.TableState(vectors, slots, scratch)
+  return spec_lib.TableState(vectors, slots, scratch if is_low(spec) else ())
 
 
 def written(

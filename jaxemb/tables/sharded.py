@@ -76,7 +76,7 @@ def replicated(
       spec, key, jnp.arange(spec.vocab), jnp.arange(spec.dim)
     )
     slots = optimizer.init(spec.vocab, spec.dim)
-    return precision.new_state(spec, vectors, slots, merges_duplicates)
+    return precision.new_state(spec, vectors, slots)
 
   def lookup(state, ids):
     return spec_lib.Found(precision.read(spec, state.vectors, ids), state)
@@ -99,7 +99,7 @@ def replicated(
     lookup,
     update,
     lambda vectors: jax.tree.map(np.asarray, vectors),
-    precision.partition(spec, *[everywhere] * 3, merges_duplicates),
+    precision.partition(spec, *[everywhere] * 4),
     spec,
   )
 
@@ -140,7 +140,7 @@ def column(
     ids, columns = jnp.arange(spec.vocab), own_columns()
     vectors = precision.first_stored(spec, key, ids, columns, split_over)
     slots = optimizer.init(spec.vocab, dim, own_rows)
-    return precision.new_state(spec, vectors, slots, merges_duplicates)
+    return precision.new_state(spec, vectors, slots)
 
   def lookup(state, ids):
     return spec_lib.Found(precision.read(spec, state.vectors, ids), state)
@@ -172,7 +172,7 @@ def column(
     lookup,
     update,
     lambda vectors: _without_filling(vectors, spec.dim),
-    precision.partition(spec, split, everywhere, partition, merges_duplicates),
+    precision.partition(spec, split, everywhere, partition, everywhere),
     spec,
   )
 

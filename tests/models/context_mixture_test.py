@@ -439,7 +439,7 @@ def test_concentration_is_that_of_the_words_around(
 ):
   config = config_lib.default()
   config.model.shortest_window, config.model.window = shortest, longest
-  config.senses.concentration = asked
+  config.model.name, config.senses.concentration = 'mixture', asked
   assert mixtures.concentration(config) == pytest.approx(expected)
 
 

@@ -211,6 +211,9 @@ def test_tables_of_int8_start_block_by_block(monkeypatch):
   for layout, numbers in (('replicated', 7 * DIM), ('row', 256 * DIM)):
     monkeypatch.setattr(precision, '_BLOCK_NUMBERS', numbers)
     jax.tree.map(np.testing.assert_array_equal, made(layout), whole)
+  # A row's largest number may be another device's.
+  kept, _ = _trained('column', (1, 2), spec)
+  jax.tree.map(np.testing.assert_array_equal, kept, _expected(spec)[0])
   monkeypatch.undo()
   large = spec_lib.TableSpec('t', 200_000, 100, 0.5, 'int8')
   init = sharded.replicated(large, rowopt.sgd(0)).init
