@@ -18,17 +18,16 @@ def finished(command: Sequence[str]) -> None:
   """Runs a command of jaxemb.
 
   Raises:
-    UserError: it ends with what its user got wrong, such as a learning rate with
-      which training diverges; it has the command's last line.
+    UserError: it ends with what its user got wrong, such as a learning rate
+      with which training diverges; it has the command's last line.
     RuntimeError: it ends in another way.
   """
   done = subprocess.run(command, capture_output=True, text=True)
   if done.returncode == 2:
     raise errors.UserError(' '.join(done.stderr.strip().splitlines()[-1:]))
   if done.returncode:
-    raise RuntimeError(
-      f'{" ".join(command)} ended with {done.returncode}:\n{done.stderr[-3000:]}'
-    )
+    told = f'{" ".join(command)} ended with {done.returncode}:'
+    raise RuntimeError(f'{told}\n{done.stderr[-3000:]}')
 
 
 def run(
