@@ -82,7 +82,7 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 def _given(argv: Sequence[str]) -> str:
   """The file of --config that is not there, or else the last one."""
-  files = []
+  files = ['']  # a file of flags may have it
   for arg, following in zip(argv, [*argv[1:], ''], strict=True):
     name, _, value = arg.partition('=')
     if name in ('--config', '-config'):

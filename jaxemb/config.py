@@ -135,11 +135,9 @@ def default() -> ml_collections.ConfigDict:
   # device to device, or 'bfloat16'; they are summed in float32
   c.table.export_dtype = ''  # of export/vectors.npy: '' = table.dtype, or
   # 'float32'; word2vec files are float32 always
-  c.table.duplicates = (
-    ''  # rows that a step has more than once: 'merge' = sorted
-  )
-  # and written once; 'scatter' = as often, in few bits summed unsorted; '' =
-  # what suits the device
+  c.table.duplicates = ''  # rows that a step has more than once: 'merge' =
+  # sorted and written once; 'scatter' = written as often, of few bits summed
+  # unsorted; '' = what suits the device
 
   _add_training(c)
 

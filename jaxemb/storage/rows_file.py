@@ -51,7 +51,8 @@ def write(
   """
   kinds = {'float32': '<f4', 'bfloat16': 'V2', 'float16': '<f2', 'int8': 'i1'}
   rows, kind = np.ascontiguousarray(kept.rows), kinds[kept.dtype]
-  rows = rows.view(kind if rows.dtype == np.uint16 else rows.dtype)
+  if rows.dtype == np.uint16:
+    rows = rows.view(kind)
   rows = rows.astype(kind, copy=False)
   arrays = {NAME: rows}
   if kept.scales is not None:
