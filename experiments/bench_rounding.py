@@ -78,7 +78,9 @@ def _step(bits: Bits, ids: jax.Array, columns: jax.Array) -> Callable:
   def step(i, carry):
     values, _ = carry
     drawn = bits(rounding.key(np.array([1, 2], np.uint32), i), ids, columns)
-    return values, rounding.encode(values, 'bfloat16', drawn)
+    # Other values in each step, or nothing is left of it with constant bits.
+    moved = values + 0.01 * i
+    return values, rounding.encode(moved, 'bfloat16', drawn)
 
   return step
 

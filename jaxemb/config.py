@@ -24,7 +24,7 @@ _CHOICES = mixtures.CHOICES | {
   'table.layout': ('replicated', 'row', 'column'),
   'table.dtype': ('float32', 'bfloat16', 'float16', 'int8'),
   'table.rounding': ('stochastic', 'nearest'),
-  'table.scales': ('largest', 'learned'),
+  'table.scales': ('spread', 'largest', 'learned'),
   'table.exchange_dtype': ('float32', 'bfloat16'),
   'table.export_dtype': ('', 'float32'),
   'table.duplicates': ('', 'scatter', 'merge'),
@@ -129,8 +129,9 @@ def default() -> ml_collections.ConfigDict:
   # 'int8' with a scale for each row. All is computed in float32
   c.table.rounding = 'stochastic'  # up or down at random, right on average; or
   # 'nearest', which loses small updates
-  c.table.scales = 'largest'  # int8: as fine as a row's largest number allows;
-  # 'learned' = by gradient descent, what they have no room for being cut
+  c.table.scales = 'spread'  # int8: as fine as 2.4 root mean squares of a row
+  # allow, what is beyond being cut; 'largest' = as fine as its largest number
+  # allows; 'learned' = by gradient descent, what they have no room for cut
   c.table.exchange_dtype = 'float32'  # that rows and gradients travel in from
   # device to device, or 'bfloat16'; they are summed in float32
   c.table.export_dtype = ''  # of export/vectors.npy: '' = table.dtype, or

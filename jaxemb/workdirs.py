@@ -79,6 +79,8 @@ def differences(
   free = set(_FREE_KEYS)
   if ours.get('model.name') != 'mixture':
     free |= {key for key in theirs if key.startswith('senses.')}
+  if ours.get('table.dtype') != 'int8':
+    free |= {'table.scales'}
   return [
     f'{key} ({theirs.get(key)!r} there, {ours.get(key)!r} now)'
     for key in sorted(ours.keys() | theirs.keys())

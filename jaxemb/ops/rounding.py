@@ -13,12 +13,13 @@ compiler makes of floating point.
 
 The random bits are a function of (key, row, column), so that copies of a row,
 restarts and other meshes round alike. Two hashes of the row, a and b, are drawn
-with care; a column costs one multiplication more,
+with care; a column costs two multiplications more, by the golden ratio g first,
 
-  bits = (a ^ h(column)) * (b | 1),    of which the upper ones are used:
+  bits = (a ^ column * g) * (b | 1),    of which the upper ones are used:
 
 for a given place each value of them is as likely as any other, and any two
 places are all but independent (multiply-shift hashing, Dietzfelbinger 1996).
+A column's part is no better hash, since XLA computes it for each number anew.
 `experiments/bench_rounding.py` has what other generators cost.
 
 16-bit numbers are kept as uint16, the bits of the number: XLA for CPUs would
@@ -36,13 +37,14 @@ from jaxemb.ops import sampling
 DTYPES = ('float32', 'bfloat16', 'float16', 'int8')
 
 _INFINITY = np.uint32(0x7F800000)
-_COLUMNS_KEY = np.array([0x243F6A88, 0x85A308D3], np.uint32)
+_GOLDEN = np.uint32(0x9E3779B9)  # 2^32 by the golden ratio
 _BLOCK_ROWS = 1 << 16  # of what goes from the host to a device and back
 _LIMIT = 127  # of codes; -128 has no counterpart
+_BITS_BEHIND = 14  # the point, of numbers that are rounded to codes at random
 # Scales are few and far between, so that a row that hardly changes keeps its
 # scale, and with it the numbers that did not change.
 _LARGEST_SCALE = np.float32(2.0**121)  # what it holds is finite
-_SHRUNK = 0.5  # of what the old scale could hold: then a finer one is chosen
+_SHRUNK = 0.9  # of what the old scale could hold: then a finer one is chosen
 _SCALES_RATE = 0.02  # of learned scales, relative to that of numbers
 
 
@@ -50,7 +52,7 @@ class Scaled(NamedTuple):
   """Rows of int8: number j of a row is codes[j] * scale."""
 
   codes: Any  # [..., d] int8, -127 to 127
-  # [...] float32; of 3 significant bits, so that every product is exact, unless
+  # [...] float32; of 7 significant bits, so that every product is exact, unless
   # scales are learned
   scales: Any
 
@@ -86,7 +88,7 @@ def random_bits(
   ids = ids.astype(jnp.uint32)
   first = sampling.random_bits(key, ids)[..., None]
   second = sampling.random_bits(key[::-1] ^ np.uint32(0x5BD1E995), ids)
-  by_column = sampling.random_bits(_COLUMNS_KEY, columns.astype(jnp.uint32))
+  by_column = columns.astype(jnp.uint32) * _GOLDEN
   by_column = by_column.reshape(*[1] * ids.ndim, -1)
   return (first ^ by_column) * (second | 1)[..., None]
 
@@ -108,21 +110,25 @@ def _to_bfloat16(values: jax.Array, bits: jax.Array | None) -> jax.Array:
   return (rounded >> 16).astype(jnp.uint16)
 
 
+def _fixed(values: jax.Array, point: float) -> jax.Array:
+  """uint32, values in units of the distance of numbers above `point`."""
+  point = np.float32(point)
+  sums = jax.lax.bitcast_convert_type(values + point, jnp.uint32)
+  return sums - point.view(np.uint32)
+
+
 def _to_float16(values: jax.Array, bits: jax.Array | None) -> jax.Array:
   sign, size = _bits(values)
-  exponent = size >> 23
-  mantissa = (size & 0x7FFFFF) | 0x800000
-  # Bits to cut off: 13, and one more for each power of two below 2^-14, where
-  # numbers lie as close as just above it.
-  cut = 126 - jnp.minimum(exponent, 113)
-  mantissa >>= jnp.minimum(jnp.maximum(cut, 31) - 31, 31)
-  cut = jnp.minimum(cut, 31)
+  number = jax.lax.bitcast_convert_type(size, jnp.float32)
+  # Below 2^-14 numbers lie 2^-24 apart, as those of float32 do above .5.
   if bits is None:
-    more = (np.uint32(1) << (cut - 1)) - 1 + ((mantissa >> cut) & 1)
+    small = _fixed(number, 0.5)
+    usual = size + 0xFFF + ((size >> 13) & 1)
   else:
-    more = bits >> (32 - cut)
-  rounded = (mantissa + more) >> cut
-  rounded += (jnp.maximum(exponent, 113) - 113) << 10
+    small = (_fixed(number, 2.0**-14) + (bits >> 19)) >> 13
+    usual = size + (bits >> 19)
+  usual = (usual >> 13) - np.uint32(112 << 10)
+  rounded = jnp.where(size < 113 << 23, small, usual)
   rounded = jnp.minimum(rounded, 0x7BFF)
   beyond = jnp.where(size > _INFINITY, np.uint32(0x7E00), np.uint32(0x7C00))
   rounded = jnp.where(size < _INFINITY, rounded, beyond)
@@ -130,30 +136,30 @@ def _to_float16(values: jax.Array, bits: jax.Array | None) -> jax.Array:
 
 
 def _upwards(values: jax.Array) -> jax.Array:
-  """The nearest numbers of 3 significant bits that are not below."""
+  """The nearest numbers of 7 significant bits that are not below."""
   bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
-  bits = (bits + 0x1FFFFF) & ~np.uint32(0x1FFFFF)
+  bits = (bits + 0x1FFFF) & ~np.uint32(0x1FFFF)
   return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def row_scales(largest: jax.Array, old: jax.Array | None = None) -> jax.Array:
+def row_scales(room: jax.Array, old: jax.Array | None = None) -> jax.Array:
   """Scales with which rows of int8 are written.
 
   Args:
-    largest: [...] float32, the largest absolute value of each row.
+    room: [...] float32, the largest absolute value that each row has to hold.
     old: [...] float32, the scales that the rows had; kept where they do.
 
   Returns:
     [...] float32; not finite where a row is not.
   """
   # Far from what divides to nothing, or by nothing.
-  new = _upwards(jnp.maximum(largest, 1e-30) / _LIMIT)
+  new = _upwards(jnp.maximum(room, 1e-30) / _LIMIT)
   new = jnp.minimum(new, _LARGEST_SCALE)
-  new = jnp.where(jnp.isfinite(largest), new, largest)
+  new = jnp.where(jnp.isfinite(room), new, room)
   if old is None:
     return new
-  room = _LIMIT * old
-  does = (largest <= room) & ((largest >= _SHRUNK * room) | (largest == 0))
+  had = _LIMIT * old
+  does = (room <= had) & ((room >= _SHRUNK * had) | (room == 0))
   return jnp.where(does, old, new)
 
 
@@ -176,12 +182,9 @@ def scale_steps(
   Returns:
     [...] float32, sums over the columns of derivatives times changes.
   """
-  units = values / scales[..., None]
-  slopes = jnp.where(
-    jnp.abs(units) <= _LIMIT + 0.5,
-    jnp.round(units) - units,
-    jnp.sign(units) * _LIMIT,
-  )
+  units = values * (1 / scales)[..., None]
+  near = jnp.clip(jnp.round(units), -_LIMIT, _LIMIT)
+  slopes = jnp.where(jnp.abs(units) <= _LIMIT + 0.5, near - units, near)
   return jnp.sum(slopes * changes, -1)
 
 
@@ -208,16 +211,16 @@ def _to_int8(
   values: jax.Array, bits: jax.Array | None, scales: jax.Array
 ) -> Scaled:
   # Nothing but zeros may have a scale of zero.
-  units = values / jnp.where(scales == 0, 1, scales)[..., None]
-  if bits is None:
-    codes = jnp.round(units)
-  else:
-    # With 17 bits behind the point every sum of a whole number and this one is
-    # exact, and never the next whole number.
-    share = ((bits >> 16) << 1 | 1).astype(jnp.float32) * np.float32(2**-17)
-    codes = jnp.floor(units + share)
-  codes = jnp.clip(codes, -_LIMIT, _LIMIT)
-  codes = jnp.where(jnp.isfinite(codes), codes, 0)
+  is_usual = (scales > 0) & (scales < np.inf)
+  units = values * jnp.where(is_usual, 1 / scales, 0)[..., None]
+  units = jnp.clip(units, -_LIMIT, _LIMIT)
+  # Whole numbers have zeros behind the point, whatever the reciprocal is off
+  # by, and a carry out of what is there is the way up.
+  behind = 0 if bits is None else _BITS_BEHIND
+  fixed = _fixed(units, 1.5 * 2 ** (23 - behind))
+  if bits is not None:
+    fixed += bits >> (32 - behind)
+  codes = jax.lax.bitcast_convert_type(fixed, jnp.int32) >> behind
   return Scaled(codes.astype(jnp.int8), scales)
 
 

@@ -136,14 +136,24 @@ def _exchange_chunk(
   olds, parts, scales = jax.lax.optimization_barrier((olds, parts, scales))
   sums = _summed(parts, olds, specs)
   scales = jax.lax.psum(scales, mesh_lib.DATA)
+  # The same on all replicas. Without this XLA copies them to read them twice.
+  kept_scales = {
+    name: jax.lax.pmax(old.scales, mesh_lib.DATA)
+    for name, old in olds.items()
+    if specs[name].dtype == 'int8' and name not in scales
+  }
   new = {}
   for j, name in enumerate(sorted(sums)):
     ids = firsts[name] + jnp.arange(len(sums[name]))
     columns = jnp.arange(specs[name].dim)
     place = precision.Place(rounding.key(key, j), ids, columns)
-    # Not by the old scales: XLA would copy all of them to read these twice.
     new[name] = precision.rounded(
-      specs[name], sums[name], place, scales=scales.get(name)
+      specs[name],
+      sums[name],
+      place,
+      # Rows that nobody changed stay as they are.
+      precision.Old(None, kept_scales[name]) if name in kept_scales else None,
+      scales.get(name),
     )
   return (
     {k: _put(table, firsts[k], new[k]) for k, table in vectors.items()},

@@ -16,6 +16,10 @@ from jaxemb.ops import duplicates, rounding, rowopt, sampling
 from jaxemb.tables import spec as spec_lib
 
 _BLOCK_NUMBERS = 1 << 22  # of float32, from which rows of int8 are made
+# Root mean squares of a row, beyond which its few larger numbers are cut, so
+# that all of them are kept by finer steps.
+_SPREADS = 2.4
+_LEAST_SPREAD = 1e-18
 _BYTES = {'float32': 4, 'bfloat16': 2, 'float16': 2, 'int8': 1}
 
 
@@ -31,7 +35,7 @@ class Place(NamedTuple):
 class Old(NamedTuple):
   """Rows as they were before an update."""
 
-  rows: jax.Array  # [n, d] float32, their values
+  rows: jax.Array | None  # [n, d] float32, their values, if scales are learned
   scales: jax.Array | None  # [n] float32, of int8
 
 
@@ -81,9 +85,14 @@ def first_stored(
     rows = first_rows(spec, key, ids, columns)
     if spec.dtype != 'int8':
       return rounding.encode(rows, spec.dtype)
-    scales = rounding.row_scales(_largest(spec, rows, axis))
+    scales = rounding.row_scales(_room(spec, rows, axis))
     return rounding.encode(rows, spec.dtype, scales=scales)
 
+  if not spec.init_scale:
+    # XLA would add up the numbers of all rows while it compiles.
+    return jax.tree.map(
+      lambda x: jnp.broadcast_to(x, (len(ids), *x.shape[1:])), block(ids[:1])
+    )
   size = max(1, _BLOCK_NUMBERS // (ids[0].size * columns.size))
   if spec.dtype != 'int8' or len(ids) <= size:
     return block(ids)
@@ -106,16 +115,25 @@ def first_stored(
   return jax.lax.fori_loop(0, -(-len(ids) // size), write, empty)
 
 
-def _largest(
+def _room(
   spec: spec_lib.TableSpec, rows: jax.Array, axis: str | None
 ) -> jax.Array:
   """[...] float32, the largest absolute value that each row has room for."""
+  if spec.scales == 'spread':
+    squares = jnp.sum(rows * rows, -1)
+    if axis is not None:
+      squares = jax.lax.psum(squares, axis)
+    # The largest of few numbers cannot be as many root mean squares.
+    spreads = min(_SPREADS, spec.dim**0.5)
+    room = spreads * jnp.sqrt(squares / spec.dim)
+    # The squares of smaller numbers are nothing.
+    return jnp.maximum(room, _LEAST_SPREAD)
   largest = jnp.max(jnp.abs(rows), -1)
   if axis is not None:
     largest = jax.lax.pmax(largest, axis)
-  if spec.scales == 'largest':
-    return largest
-  return jnp.maximum(largest, least_room(spec.dim))
+  if spec.scales == 'learned':
+    largest = jnp.maximum(largest, least_room(spec.dim))
+  return largest
 
 
 def least_room(dim: int) -> float:
@@ -127,9 +145,9 @@ def _new_scales(
   spec: spec_lib.TableSpec, rows: jax.Array, place: Place, old: Old | None
 ) -> jax.Array:
   """[n] float32, see `rounded`."""
-  if old is None or spec.scales == 'largest':
+  if old is None or not learns_scales(spec):
     return rounding.row_scales(
-      _largest(spec, rows, place.axis), None if old is None else old.scales
+      _room(spec, rows, place.axis), None if old is None else old.scales
     )
   steps = rounding.scale_steps(rows, rows - old.rows, old.scales)
   if place.axis is not None:

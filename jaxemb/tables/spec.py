@@ -28,7 +28,7 @@ class TableSpec:
   rounding: str = 'nearest'  # to it, or 'stochastic'
   exchange_dtype: str = 'float32'  # 'bfloat16': of rows and gradients between
   # devices
-  scales: str = 'largest'  # of rows of int8, or 'learned'
+  scales: str = 'spread'  # of rows of int8, or 'largest' or 'learned'
   # Rows are running averages (`rowopt.averages`), which models want whole.
   is_averages: bool = False
 

@@ -14,7 +14,7 @@ from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
 from jaxemb.ops import rounding, rowopt
 from jaxemb.strategies import base, replicas, sync, timetables
-from jaxemb.tables import sharded
+from jaxemb.tables import precision, sharded
 from jaxemb.tables import spec as spec_lib
 from tests import oracle
 
@@ -316,6 +316,7 @@ def test_an_exchange_of_what_is_alike_changes_nothing():
   ('dtype', 'scales', 'exchange_dtype'),
   [
     ('bfloat16', 'largest', 'float32'),
+    ('int8', 'spread', 'float32'),
     ('int8', 'largest', 'float32'),
     ('int8', 'learned', 'float32'),
     ('int8', 'learned', 'bfloat16'),
@@ -382,6 +383,38 @@ def test_exchanged_rows_are_rounded_alike(dtype, scales, exchange_dtype):
   travelled = 2**-8 * np.abs(changes) if exchange_dtype == 'bfloat16' else 1e-6
   assert (np.abs(values - wanted) <= 1.001 * steps + travelled).all()
   assert (values != np.round(wanted, 7)).any()
+
+
+@pytest.mark.parametrize('scales', ['spread', 'largest', 'learned'])
+def test_rows_that_no_replica_has_changed_stay_as_they_are(scales):
+  devices, num = mesh.make(mesh.Shape(2, 1)), 40
+  spec = spec_lib.TableSpec(
+    't', num, 64, 0.0, 'int8', 'stochastic', scales=scales
+  )
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(num, 64)).astype(np.float32)
+  place = precision.Place(KEY, np.arange(num), np.arange(64))
+  old = jax.device_get(precision.rounded(spec, jnp.asarray(rows), place))
+  lookups, forgetting = np.full(num, 3, np.float32), jnp.float32(0.1)
+
+  def exchange(old):
+    return replicas._exchange_chunk(
+      jnp.int32(0), {'t': old}, {'t': old}, {'t': lookups}, forgetting, num, 2,
+      {'t': spec}, KEY,
+    )  # fmt: skip
+
+  everywhere = jax.sharding.PartitionSpec()
+  exchanged = jax.jit(
+    jax.shard_map(
+      exchange,
+      mesh=devices,
+      in_specs=everywhere,
+      out_specs=everywhere,
+      check_vma=False,
+    )
+  )(old)
+  for tables in jax.device_get(exchanged):
+    jax.tree.map(np.testing.assert_array_equal, tables['t'], old)
 
 
 def test_the_result_has_the_scales_that_were_learned():

@@ -49,7 +49,7 @@ def _batches(are_whole=True):
 
 
 def _spec(
-  dtype, rounds='stochastic', exchange_dtype='float32', scales='largest'
+  dtype, rounds='stochastic', exchange_dtype='float32', scales='spread'
 ):
   return spec_lib.TableSpec(
     't', VOCAB, DIM, 0.5, dtype, rounds, exchange_dtype, scales
@@ -96,6 +96,11 @@ def _trained(
   return kept, np.asarray(found)[:, :DIM]
 
 
+def _spread(values):
+  """[n] float32, the largest number that each row has room for."""
+  return np.float32(2.4 * np.sqrt(np.mean(np.float64(values) ** 2, 1)))
+
+
 @functools.cache
 def _expected(spec):
   """The same, row by row: sums in float64, one rounding for each row."""
@@ -103,7 +108,10 @@ def _expected(spec):
     spec_lib.TableSpec('t', VOCAB, DIM, 0.5), rowopt.sgd(0)
   )
   start = np.asarray(alone.init(jax.random.key(1)).vectors)
-  kept = jax.device_get(_encode(start, spec.dtype))
+  scales = None
+  if spec.dtype == 'int8' and spec.scales == 'spread':
+    scales = _row_scales(_spread(start))
+  kept = jax.device_get(_encode(start, spec.dtype, None, scales))
   for i, (ids, grads) in enumerate(_batches()):
     values = rounding.decode_on_host(kept, spec.dtype)
     found = values[np.minimum(ids, VOCAB - 1)]
@@ -117,7 +125,7 @@ def _expected(spec):
     if spec.scales == 'learned':
       scales = _learned(values, kept)
     elif spec.dtype == 'int8':
-      scales = _row_scales(np.abs(values).max(1), kept.scales)
+      scales = _row_scales(_spread(values), kept.scales)
     new = _encode(values, spec.dtype, bits, scales)
     is_met = np.isin(np.arange(VOCAB), ids)
 
@@ -221,6 +229,47 @@ def test_tables_of_int8_start_block_by_block(monkeypatch):
   assert memory.temp_size_in_bytes < 1.1 * 4 * precision._BLOCK_NUMBERS
   # All rows of float32 would be 80 MB.
   assert memory.temp_size_in_bytes < 0.25 * 4 * 200_000 * 100
+
+
+@pytest.mark.parametrize('axis', [None, mesh.TABLE])
+@pytest.mark.parametrize('scales', ['spread', 'largest'])
+def test_scales_by_the_spread_cut_the_few_numbers_beyond(scales, axis):
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(50, 96)).astype(np.float32)
+  rows[1, 7] = -20  # beyond 2.4 root mean squares, which grow by it
+  rows[2] = 0
+  rows[3] *= 1e-25  # whose squares are nothing
+  rows[4, 1:] = 0
+  spec = spec_lib.TableSpec('t', 50, 96, 0.5, 'int8', 'nearest', scales=scales)
+
+  def rounded(rows):
+    place = precision.Place(None, np.arange(50), np.arange(96), axis)
+    return precision.rounded(spec, rows, place)
+
+  if axis:
+    devices = mesh.make(mesh.Shape(1, 2))
+    split = jax.sharding.PartitionSpec(None, axis)
+    outs = rounding.Scaled(split, jax.sharding.PartitionSpec())
+    rounded = jax.shard_map(
+      rounded, mesh=devices, in_specs=split, out_specs=outs, check_vma=False
+    )
+  kept = jax.device_get(jax.jit(rounded)(rows))
+  largest = np.abs(rows).max(1)
+  room = np.maximum(2.4 * np.sqrt(np.mean(rows**2, 1)), 1e-18)
+  if scales == 'largest':
+    room = largest
+  found = 127 * kept.scales
+  has = np.arange(50) != (2 if scales == 'largest' else -1)
+  assert (found[has] >= room[has] * (1 - 1e-6)).all()
+  assert (found[has] <= room[has] * (1 + 2**-6)).all()
+  cut = np.clip(rows, -found[:, None], found[:, None])
+  values = rounding.decode_on_host(kept, 'int8')
+  assert (np.abs(values - cut) <= 0.5001 * kept.scales[:, None]).all()
+  if scales == 'largest':
+    np.testing.assert_array_equal(cut, rows)
+  else:
+    assert (cut != rows).any(1).sum() > 20
+  assert not values[2].any()
 
 
 def _learned(values, kept):
