@@ -195,6 +195,12 @@ def test_only_what_matters_for_the_result_differs():
   # Where words have one sense, nothing of senses matters.
   other.model.dim, other.senses.concentration = one.model.dim, 25.0
   assert not workdirs.differences(one, other.to_dict())
+  # Nor do scales, where rows have none.
+  other.table.scales = 'largest'
+  assert not workdirs.differences(one, other.to_dict())
+  one.table.dtype = other.table.dtype = 'int8'
+  assert len(workdirs.differences(one, other.to_dict())) == 1
+  one.table.scales = 'largest'
   one.model.name = other.model.name = 'mixture'
   assert workdirs.differences(one, other.to_dict())
   # What windows say is what is written down.
