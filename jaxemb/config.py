@@ -129,7 +129,7 @@ def default() -> ml_collections.ConfigDict:
   # 'int8' with a scale for each row. All is computed in float32
   c.table.rounding = 'stochastic'  # up or down at random, right on average; or
   # 'nearest', which loses small updates
-  c.table.scales = 'spread'  # int8: as fine as 2.4 root mean squares of a row
+  c.table.scales = 'spread'  # int8: as fine as 2.2 root mean squares of a row
   # allow, what is beyond being cut; 'largest' = as fine as its largest number
   # allows; 'learned' = by gradient descent, what they have no room for cut
   c.table.exchange_dtype = 'float32'  # that rows and gradients travel in from

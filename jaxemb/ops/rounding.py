@@ -6,20 +6,23 @@ Stochastic rounding goes to one of the two neighbours lo <= v <= hi of a value,
 
 and a sum of many small updates is kept in expectation, where rounding to the
 nearest loses every update below half a unit in the last place (Zhang, Yang and
-Yuen 2018; Gupta et al. 2015). All is done on the bits of the float32: random
-bits in the place of those that will be cut off are added to them, and a carry
-out of them is the way up. That is exact, for subnormal numbers too, whatever a
-compiler makes of floating point.
+Yuen 2018; Gupta et al. 2015). Random bits in the place of those that will be
+cut off are added to them, and a carry out of them is the way up. Those of
+bfloat16 and float16 are in the float32 already; codes of int8, and float16 below
+2^-14, get theirs by adding a power of two: 14 behind the point of a code, 13
+behind the last place of float16. What is smaller than half of the last of them
+is lost.
 
 The random bits are a function of (key, row, column), so that copies of a row,
 restarts and other meshes round alike. Two hashes of the row, a and b, are drawn
-with care; a column costs two multiplications more, by the golden ratio g first,
+with care; a column costs two multiplications, the first by the golden ratio g,
 
-  bits = (a ^ column * g) * (b | 1),    of which the upper ones are used:
+  c = column * g,    bits = (a ^ c ^ (c >> 15)) * (b | 1),
 
-for a given place each value of them is as likely as any other, and any two
-places are all but independent (multiply-shift hashing, Dietzfelbinger 1996).
-A column's part is no better hash, since XLA computes it for each number anew.
+of which the upper ones are used: for a given place each value of them is as
+likely as any other, and any two places are all but independent (multiply-shift
+hashing, Dietzfelbinger 1996). XLA computes c for each number anew, so it is no
+better hash; without its shift the sums of a row's numbers have heavy tails.
 `experiments/bench_rounding.py` has what other generators cost.
 
 16-bit numbers are kept as uint16, the bits of the number: XLA for CPUs would
@@ -41,10 +44,11 @@ _GOLDEN = np.uint32(0x9E3779B9)  # 2^32 by the golden ratio
 _BLOCK_ROWS = 1 << 16  # of what goes from the host to a device and back
 _LIMIT = 127  # of codes; -128 has no counterpart
 _BITS_BEHIND = 14  # the point, of numbers that are rounded to codes at random
-# Scales are few and far between, so that a row that hardly changes keeps its
-# scale, and with it the numbers that did not change.
 _LARGEST_SCALE = np.float32(2.0**121)  # what it holds is finite
-_SHRUNK = 0.9  # of what the old scale could hold: then a finer one is chosen
+# Of a row's largest number; below, a finer scale is chosen. A row that hardly
+# changes keeps its scale, and with it the numbers that did not change.
+_LEAST_CODE = 120
+_SLACK = np.float32(1 - 2.0**-20)  # for sums in another order
 _SCALES_RATE = 0.02  # of learned scales, relative to that of numbers
 
 
@@ -89,6 +93,7 @@ def random_bits(
   first = sampling.random_bits(key, ids)[..., None]
   second = sampling.random_bits(key[::-1] ^ np.uint32(0x5BD1E995), ids)
   by_column = columns.astype(jnp.uint32) * _GOLDEN
+  by_column ^= by_column >> 15
   by_column = by_column.reshape(*[1] * ids.ndim, -1)
   return (first ^ by_column) * (second | 1)[..., None]
 
@@ -142,25 +147,34 @@ def _upwards(values: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def row_scales(room: jax.Array, old: jax.Array | None = None) -> jax.Array:
+def row_scales(
+  largest: jax.Array,
+  old: jax.Array | None = None,
+  spread: jax.Array | None = None,
+) -> jax.Array:
   """Scales with which rows of int8 are written.
 
+  A row that is written again unchanged keeps its scale: what was cut at first
+  is not cut more and more.
+
   Args:
-    room: [...] float32, the largest absolute value that each row has to hold.
+    largest: [...] float32, the largest absolute value of each row.
     old: [...] float32, the scales that the rows had; kept where they do.
+    spread: [...] float32, what is beyond may be cut; None = nothing is.
 
   Returns:
     [...] float32; not finite where a row is not.
   """
   # Far from what divides to nothing, or by nothing.
+  room = largest if spread is None else jnp.minimum(largest, spread)
   new = _upwards(jnp.maximum(room, 1e-30) / _LIMIT)
   new = jnp.minimum(new, _LARGEST_SCALE)
-  new = jnp.where(jnp.isfinite(room), new, room)
+  new = jnp.where(jnp.isfinite(largest), new, largest)
   if old is None:
     return new
-  had = _LIMIT * old
-  does = (room <= had) & ((room >= _SHRUNK * had) | (room == 0))
-  return jnp.where(does, old, new)
+  has_room = _SLACK * room <= _LIMIT * old
+  is_fine = largest >= _SLACK * _LEAST_CODE * old
+  return jnp.where(has_room & (is_fine | (largest == 0)), old, new)
 
 
 def scale_steps(
@@ -210,12 +224,15 @@ def learned_scales(steps: jax.Array, old: jax.Array, dim: int) -> jax.Array:
 def _to_int8(
   values: jax.Array, bits: jax.Array | None, scales: jax.Array
 ) -> Scaled:
+  # Better by one step of Newton's, where division is not exact.
+  factors = 1 / scales
+  factors *= 2 - scales * factors
   # Nothing but zeros may have a scale of zero.
   is_usual = (scales > 0) & (scales < np.inf)
-  units = values * jnp.where(is_usual, 1 / scales, 0)[..., None]
+  units = values * jnp.where(is_usual, factors, 0)[..., None]
   units = jnp.clip(units, -_LIMIT, _LIMIT)
-  # Whole numbers have zeros behind the point, whatever the reciprocal is off
-  # by, and a carry out of what is there is the way up.
+  # Whole numbers have zeros behind the point, whatever the factor is off by,
+  # and a carry out of what is there is the way up.
   behind = 0 if bits is None else _BITS_BEHIND
   fixed = _fixed(units, 1.5 * 2 ** (23 - behind))
   if bits is not None:

@@ -122,10 +122,7 @@ def _exchange_chunk(
     # sum, so that XLA can write both arrays in place behind it.
     kept = gain(m, num_replicas)
     if precision.learns_scales(spec):
-      # As rows are, but not to nothing if all have made them finer.
-      share = old.scales / num_replicas
-      scales[name] = share + kept * (mine.scales - old.scales)
-      scales[name] = jnp.maximum(scales[name], _LEAST_SCALE * share)
+      scales[name] = kept * (mine.scales - old.scales)
     kept = kept[:, None]
     mine, old = (rounding.decode(x, spec.dtype) for x in (mine, old))
     parts[name] = old / num_replicas + kept * (mine - old)
@@ -135,25 +132,26 @@ def _exchange_chunk(
   # Read by now, like all else.
   olds, parts, scales = jax.lax.optimization_barrier((olds, parts, scales))
   sums = _summed(parts, olds, specs)
-  scales = jax.lax.psum(scales, mesh_lib.DATA)
   # The same on all replicas. Without this XLA copies them to read them twice.
-  kept_scales = {
+  old_scales = {
     name: jax.lax.pmax(old.scales, mesh_lib.DATA)
     for name, old in olds.items()
-    if specs[name].dtype == 'int8' and name not in scales
+    if specs[name].dtype == 'int8'
   }
+  for name, changes in jax.lax.psum(scales, mesh_lib.DATA).items():
+    # As rows are, but not to nothing if all have made them finer.
+    old = old_scales[name]
+    scales[name] = jnp.maximum(old + changes, _LEAST_SCALE * old)
   new = {}
   for j, name in enumerate(sorted(sums)):
     ids = firsts[name] + jnp.arange(len(sums[name]))
     columns = jnp.arange(specs[name].dim)
     place = precision.Place(rounding.key(key, j), ids, columns)
+    old = None
+    if name in old_scales:
+      old = precision.Old(None, old_scales[name])
     new[name] = precision.rounded(
-      specs[name],
-      sums[name],
-      place,
-      # Rows that nobody changed stay as they are.
-      precision.Old(None, kept_scales[name]) if name in kept_scales else None,
-      scales.get(name),
+      specs[name], sums[name], place, old, scales.get(name)
     )
   return (
     {k: _put(table, firsts[k], new[k]) for k, table in vectors.items()},

@@ -18,7 +18,7 @@ from jaxemb.tables import spec as spec_lib
 _BLOCK_NUMBERS = 1 << 22  # of float32, from which rows of int8 are made
 # Root mean squares of a row, beyond which its few larger numbers are cut, so
 # that all of them are kept by finer steps.
-_SPREADS = 2.4
+_SPREADS = 2.2
 _LEAST_SPREAD = 1e-18
 _BYTES = {'float32': 4, 'bfloat16': 2, 'float16': 2, 'int8': 1}
 
@@ -85,7 +85,7 @@ def first_stored(
     rows = first_rows(spec, key, ids, columns)
     if spec.dtype != 'int8':
       return rounding.encode(rows, spec.dtype)
-    scales = rounding.row_scales(_room(spec, rows, axis))
+    scales = _scales(spec, rows, axis)
     return rounding.encode(rows, spec.dtype, scales=scales)
 
   if not spec.init_scale:
@@ -115,25 +115,26 @@ def first_stored(
   return jax.lax.fori_loop(0, -(-len(ids) // size), write, empty)
 
 
-def _room(
-  spec: spec_lib.TableSpec, rows: jax.Array, axis: str | None
+def _scales(
+  spec: spec_lib.TableSpec,
+  rows: jax.Array,
+  axis: str | None,
+  old: jax.Array | None = None,
 ) -> jax.Array:
-  """[...] float32, the largest absolute value that each row has room for."""
-  if spec.scales == 'spread':
-    squares = jnp.sum(rows * rows, -1)
-    if axis is not None:
-      squares = jax.lax.psum(squares, axis)
-    # The largest of few numbers cannot be as many root mean squares.
-    spreads = min(_SPREADS, spec.dim**0.5)
-    room = spreads * jnp.sqrt(squares / spec.dim)
-    # The squares of smaller numbers are nothing.
-    return jnp.maximum(room, _LEAST_SPREAD)
-  largest = jnp.max(jnp.abs(rows), -1)
+  """[...] float32, scales that suit rows; the old ones where they do."""
+  largest, spread = jnp.max(jnp.abs(rows), -1), None
   if axis is not None:
     largest = jax.lax.pmax(largest, axis)
   if spec.scales == 'learned':
     largest = jnp.maximum(largest, least_room(spec.dim))
-  return largest
+  elif spec.scales == 'spread':
+    squares = jnp.sum(rows * rows, -1)
+    if axis is not None:
+      squares = jax.lax.psum(squares, axis)
+    # The squares of smaller numbers are nothing.
+    spread = _SPREADS * jnp.sqrt(squares / spec.dim)
+    spread = jnp.maximum(spread, _LEAST_SPREAD)
+  return rounding.row_scales(largest, old, spread)
 
 
 def least_room(dim: int) -> float:
@@ -146,9 +147,8 @@ def _new_scales(
 ) -> jax.Array:
   """[n] float32, see `rounded`."""
   if old is None or not learns_scales(spec):
-    return rounding.row_scales(
-      _room(spec, rows, place.axis), None if old is None else old.scales
-    )
+    scales = None if old is None else old.scales
+    return _scales(spec, rows, place.axis, scales)
   steps = rounding.scale_steps(rows, rows - old.rows, old.scales)
   if place.axis is not None:
     steps = jax.lax.psum(steps, place.axis)

@@ -97,8 +97,8 @@ def _trained(
 
 
 def _spread(values):
-  """[n] float32, the largest number that each row has room for."""
-  return np.float32(2.4 * np.sqrt(np.mean(np.float64(values) ** 2, 1)))
+  """[n] float32, beyond which numbers are cut."""
+  return np.float32(2.2 * np.sqrt(np.mean(np.float64(values) ** 2, 1)))
 
 
 @functools.cache
@@ -110,7 +110,7 @@ def _expected(spec):
   start = np.asarray(alone.init(jax.random.key(1)).vectors)
   scales = None
   if spec.dtype == 'int8' and spec.scales == 'spread':
-    scales = _row_scales(_spread(start))
+    scales = _row_scales(np.abs(start).max(1), None, _spread(start))
   kept = jax.device_get(_encode(start, spec.dtype, None, scales))
   for i, (ids, grads) in enumerate(_batches()):
     values = rounding.decode_on_host(kept, spec.dtype)
@@ -125,7 +125,8 @@ def _expected(spec):
     if spec.scales == 'learned':
       scales = _learned(values, kept)
     elif spec.dtype == 'int8':
-      scales = _row_scales(_spread(values), kept.scales)
+      largest = np.abs(values).max(1)
+      scales = _row_scales(largest, kept.scales, _spread(values))
     new = _encode(values, spec.dtype, bits, scales)
     is_met = np.isin(np.arange(VOCAB), ids)
 
@@ -236,7 +237,7 @@ def test_tables_of_int8_start_block_by_block(monkeypatch):
 def test_scales_by_the_spread_cut_the_few_numbers_beyond(scales, axis):
   rng = np.random.default_rng(0)
   rows = rng.normal(size=(50, 96)).astype(np.float32)
-  rows[1, 7] = -20  # beyond 2.4 root mean squares, which grow by it
+  rows[1, 7] = -20  # beyond 2.2 root mean squares, which grow by it
   rows[2] = 0
   rows[3] *= 1e-25  # whose squares are nothing
   rows[4, 1:] = 0
@@ -255,11 +256,12 @@ def test_scales_by_the_spread_cut_the_few_numbers_beyond(scales, axis):
     )
   kept = jax.device_get(jax.jit(rounded)(rows))
   largest = np.abs(rows).max(1)
-  room = np.maximum(2.4 * np.sqrt(np.mean(rows**2, 1)), 1e-18)
-  if scales == 'largest':
-    room = largest
+  room = largest
+  if scales == 'spread':
+    spread = np.maximum(2.2 * np.sqrt(np.mean(rows**2, 1)), 1e-18)
+    room = np.minimum(room, spread)
   found = 127 * kept.scales
-  has = np.arange(50) != (2 if scales == 'largest' else -1)
+  has = np.arange(50) != 2
   assert (found[has] >= room[has] * (1 - 1e-6)).all()
   assert (found[has] <= room[has] * (1 + 2**-6)).all()
   cut = np.clip(rows, -found[:, None], found[:, None])
