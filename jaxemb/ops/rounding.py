@@ -7,11 +7,10 @@ Stochastic rounding goes to one of the two neighbours lo <= v <= hi of a value,
 and a sum of many small updates is kept in expectation, where rounding to the
 nearest loses every update below half a unit in the last place (Zhang, Yang and
 Yuen 2018; Gupta et al. 2015). Random bits in the place of those that will be
-cut off are added to them, and a carry out of them is the way up. Those of
-bfloat16 and float16 are in the float32 already; codes of int8, and float16 below
-2^-14, get theirs by adding a power of two: 14 behind the point of a code, 13
-behind the last place of float16. What is smaller than half of the last of them
-is lost.
+cut off are added to them, and a carry out of them is the way up. A float32 has
+those bits; for codes of int8, and float16 below 2^-14, adding a power of two
+puts them there, 14 behind a code and 13 behind the last place of float16, and
+what is less than half of the last one is lost.
 
 The random bits are a function of (key, row, column), so that copies of a row,
 restarts and other meshes round alike. Two hashes of the row, a and b, are drawn
