@@ -91,9 +91,12 @@ def _run(
 
 def _quality(args: argparse.Namespace, found: dict, save: Callable) -> None:
   """Fills in the runs that are not there yet, all cases for each seed."""
+  there = found.get('quality', {})
+  # In order, whatever was asked for first.
+  found['quality'] = {str(x): there.get(str(x), {}) for x in CASES}
   for seed in range(1, args.seeds + 1):
     for case in _cases(args):
-      runs = found.setdefault('quality', {}).setdefault(str(case), {})
+      runs = found['quality'][str(case)]
       if str(seed) in runs:
         continue
       with tempfile.TemporaryDirectory() as folder:
@@ -101,6 +104,7 @@ def _quality(args: argparse.Namespace, found: dict, save: Callable) -> None:
       shown = {k: v for k, v in runs[str(seed)].items() if k != 'curve'}
       print(case, seed, shown, file=sys.stderr, flush=True)
       save()
+  found['quality'] = {k: v for k, v in found['quality'].items() if v}
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:

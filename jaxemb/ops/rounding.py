@@ -153,27 +153,30 @@ def row_scales(
 ) -> jax.Array:
   """Scales with which rows of int8 are written.
 
-  A row that is written again unchanged keeps its scale: what was cut at first
-  is not cut more and more.
+  A row keeps its scale while that has room for what the spread leaves, and its
+  largest number needs it; so it does if it is written again unchanged, and what
+  was cut at first is not cut more and more.
 
   Args:
     largest: [...] float32, the largest absolute value of each row.
     old: [...] float32, the scales that the rows had; kept where they do.
-    spread: [...] float32, what is beyond may be cut; None = nothing is.
+    spread: [...] float32, what is beyond is cut unless the old scales have room
+      for it; None = nothing is.
 
   Returns:
     [...] float32; not finite where a row is not.
   """
   # Far from what divides to nothing, or by nothing.
   room = largest if spread is None else jnp.minimum(largest, spread)
+  if old is not None:
+    is_fine = (largest >= _SLACK * _LEAST_CODE * old) | (largest == 0)
+    is_kept = is_fine & (_SLACK * room <= _LIMIT * old)
+    # The old scale has room for all, which a finer one is not to take away.
+    room = jnp.where(is_fine, room, largest)
   new = _upwards(jnp.maximum(room, 1e-30) / _LIMIT)
   new = jnp.minimum(new, _LARGEST_SCALE)
   new = jnp.where(jnp.isfinite(largest), new, largest)
-  if old is None:
-    return new
-  has_room = _SLACK * room <= _LIMIT * old
-  is_fine = largest >= _SLACK * _LEAST_CODE * old
-  return jnp.where(has_room & (is_fine | (largest == 0)), old, new)
+  return new if old is None else jnp.where(is_kept, old, new)
 
 
 def scale_steps(
