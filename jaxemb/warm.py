@@ -202,7 +202,7 @@ def _filled(
 
 
 def _kept(rows: np.ndarray, dtype: str, learns_scales: bool) -> Any:
-  """Rows of float32 as tables keep them."""
+  """Rows of float32 as tables keep them; none of their numbers is cut."""
   scales = None
   if dtype == 'int8' and learns_scales:
     room = np.abs(rows).max(1, initial=precision.least_room(rows.shape[1]))

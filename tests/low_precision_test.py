@@ -82,7 +82,6 @@ def test_runs_of_int8(tmp_path, interrupting):
     tmp_path,
     **{'train.init_from': str(tmp_path / 'later' / 'checkpoints')},
     **{'table.dtype': 'int8', 'train.epochs': 1, 'mesh.data': 1},
-    **{'table.scales': 'largest'},  # which cut nothing
     **{'strategy.name': 'sync', 'table.export_dtype': 'float32'},
     **{'optimizer.learning_rate': 1e-12, 'table.rounding': 'nearest'},
     **{'optimizer.final_learning_rate': 0.0},
@@ -98,9 +97,10 @@ def test_runs_of_int8(tmp_path, interrupting):
   'settings',
   [
     {'strategy.name': 'sync', 'table.dtype': 'bfloat16'},
+    {'table.dtype': 'int8'},
     {'table.dtype': 'int8', 'table.scales': 'learned'},
   ],
-  ids=['sync-bfloat16', 'replicas-int8'],
+  ids=['sync-bfloat16', 'replicas-int8', 'replicas-int8-learned'],
 )
 def test_a_restart_rounds_alike(tmp_path, interrupting, settings):
   settings |= {'mesh.data': 2, 'train.checkpoint_every_secs': 0.0}
@@ -114,6 +114,28 @@ def test_a_restart_rounds_alike(tmp_path, interrupting, settings):
     whole, begun = (tmp_path / x / 'export' / name for x in ('whole', 'begun'))
     assert whole.exists() == begun.exists()
     assert not whole.exists() or whole.read_bytes() == begun.read_bytes()
+
+
+def test_outliers_of_what_a_run_starts_from_are_kept(tmp_path):
+  begun = tmp_path / 'begun'
+  assert train.run(_config(tmp_path, **{'train.epochs': 1}), begun) == 0
+  first = jaxemb.load(begun)
+  rows = first.vectors.copy()
+  rows[:, 7] = 30 * np.abs(rows).max()
+  lines = [
+    f'{word} {" ".join(map(str, row))}'
+    for word, row in zip(first.index_to_key, rows, strict=True)
+  ]
+  path = tmp_path / 'outliers.txt'
+  path.write_text('\n'.join([f'{len(rows)} {rows.shape[1]}', *lines, '']))
+  settings = {
+    'train.init_from': str(path), 'table.dtype': 'int8', 'train.epochs': 1,
+    'optimizer.learning_rate': 1e-12, 'optimizer.final_learning_rate': 0.0,
+  }  # fmt: skip
+  assert train.run(_config(tmp_path, **settings), tmp_path / 'run') == 0
+  found = jaxemb.load(tmp_path / 'run')
+  assert list(found.index_to_key) == list(first.index_to_key)
+  np.testing.assert_allclose(found.vectors[:, 7], rows[:, 7], 0.01)
 
 
 def test_sub_models_of_few_bits(tmp_path):

@@ -17,7 +17,8 @@ from jaxemb.tables import spec as spec_lib
 
 _BLOCK_NUMBERS = 1 << 22  # of float32, from which rows of int8 are made
 # Root mean squares of a row, beyond which its few larger numbers are cut, so
-# that all of them are kept by finer steps.
+# that all of them are kept by finer steps: rounding leaves noise that is
+# proportional to these, which costs more.
 _SPREADS = 2.2
 _LEAST_SPREAD = 1e-18
 _BYTES = {'float32': 4, 'bfloat16': 2, 'float16': 2, 'int8': 1}
@@ -121,7 +122,11 @@ def _scales(
   axis: str | None,
   old: jax.Array | None = None,
 ) -> jax.Array:
-  """[...] float32, scales that suit rows; the old ones where they do."""
+  """[...] float32, scales that suit rows; the old ones where they do.
+
+  Where columns are split, sums of squares may differ in the last place from
+  those of one device, and once in a hundred thousand times so does a scale.
+  """
   largest, spread = jnp.max(jnp.abs(rows), -1), None
   if axis is not None:
     largest = jax.lax.pmax(largest, axis)

@@ -81,6 +81,22 @@ def test_others_go_to_a_neighbour_as_often_as_they_should(dtype):
   np.testing.assert_allclose((found == high).mean(0), share, 0, 1.5 / each)
 
 
+@pytest.mark.parametrize('dtype', ['float16', 'int8'])
+def test_the_least_updates_that_count(dtype):
+  # Of 2^-14 and 2^-13 steps, from a number that is kept.
+  if dtype == 'int8':
+    start, step, behind = 3 * SCALE, SCALE, 14
+  else:
+    start, step, behind = np.float32(2.0**-20), np.float32(2.0**-24), 13
+  bits = np.arange(2**behind, dtype=np.uint32) << (32 - behind)
+  value = start + step * np.float32(2.0**-behind)
+  scales = np.full(len(bits), SCALE) if dtype == 'int8' else None
+  many = np.full((len(bits), 1), value)
+  kept = _encode(many, dtype, bits[:, None], scales)
+  ups = np.asarray(_decode(kept, dtype)) > start
+  assert ups.sum() == 1 and ups[-1]
+
+
 @pytest.mark.parametrize('dtype', list(KINDS))
 def test_nearest_is_that_of_ieee(dtype):
   grid = _grid(dtype)
