@@ -259,7 +259,8 @@ def _plot(found: dict[str, dict[str, dict]], path: pathlib.Path) -> None:
   base = next(iter(found.values()))
   for i, (name, runs) in enumerate(found.items()):
     dtype, _, way = name.partition(' ')
-    style = dict(color=colors[dtype], alpha=0.5 if way == 'nearest' else 1)
+    alpha = 0.4 if way == 'nearest' else 0.7 if ' ' in way else 1
+    style = dict(color=colors[dtype], alpha=alpha)
     left.plot(
       [i] * len(runs), [x['mean'] for x in runs.values()],
       'x' if way == 'nearest' else 'o', **style,
@@ -269,7 +270,10 @@ def _plot(found: dict[str, dict[str, dict]], path: pathlib.Path) -> None:
     words, loss = np.array(runs['1']['curve']).T
     same = np.interp(words, *np.array(base['1']['curve']).T)
     right.plot(
-      words / 1e6, loss - same, '--' if way == 'nearest' else '-',
+      words / 1e6, loss - same,
+      {'nearest': '--', 'stochastic': '-', 'stochastic largest': '-.'}.get(
+        way, ':'
+      ),
       label=name, lw=1, **style,
     )  # fmt: skip
   left.set_xticks(range(len(found)), found, rotation=40, ha='right', fontsize=8)
@@ -321,7 +325,10 @@ def main() -> None:
   arguments = machine.arguments(args)
 
   def save() -> None:
-    output.write_text(json.dumps(found | {'arguments': arguments}, indent=1))
+    kept = found | {'arguments': arguments}
+    if 'quality' in found:
+      kept['quality'] = {k: v for k, v in found['quality'].items() if v}
+    output.write_text(json.dumps(kept, indent=1))
 
   if 'quality' in args.stages.split(','):
     _quality(args, found, save)

@@ -130,8 +130,9 @@ def default() -> ml_collections.ConfigDict:
   c.table.rounding = 'stochastic'  # up or down at random, right on average; or
   # 'nearest', which loses small updates
   c.table.scales = 'spread'  # int8: as fine as 2.2 root mean squares of a row
-  # allow, beyond which no number grows; 'largest' = as fine as its largest
-  # number allows; 'learned' = by gradient descent, what is beyond being cut
+  # allow, beyond which its few numbers are cut; 'largest' = as fine as the
+  # largest allows, for runs that start from rows with outliers; 'learned' = by
+  # gradient descent, what is beyond being cut
   c.table.exchange_dtype = 'float32'  # that rows and gradients travel in from
   # device to device, or 'bfloat16'; they are summed in float32
   c.table.export_dtype = ''  # of export/vectors.npy: '' = table.dtype, or

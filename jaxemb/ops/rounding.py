@@ -43,6 +43,7 @@ _GOLDEN = np.uint32(0x9E3779B9)  # 2^32 by the golden ratio
 _BLOCK_ROWS = 1 << 16  # of what goes from the host to a device and back
 _LIMIT = 127  # of codes; -128 has no counterpart
 _BITS_BEHIND = 14  # the point, of numbers that are rounded to codes at random
+_LEAST_SCALE = np.float32(2.0**-106)
 _LARGEST_SCALE = np.float32(2.0**121)  # what it holds is finite
 # Of a row's largest number; below, a finer scale is chosen. A row that hardly
 # changes keeps its scale, and with it the numbers that did not change.
@@ -154,8 +155,8 @@ def row_scales(
   """Scales with which rows of int8 are written.
 
   A row keeps its scale while that has room for what the spread leaves, and its
-  largest number needs it; so it does if it is written again unchanged, and what
-  was cut at first is not cut more and more.
+  largest number needs it; so it does if it is written again unchanged. A number
+  beyond the spread that an old scale had room for may stay, and not grow.
 
   Args:
     largest: [...] float32, the largest absolute value of each row.
@@ -166,14 +167,14 @@ def row_scales(
   Returns:
     [...] float32; not finite where a row is not.
   """
-  # Far from what divides to nothing, or by nothing.
   room = largest if spread is None else jnp.minimum(largest, spread)
   if old is not None:
     is_fine = (largest >= _SLACK * _LEAST_CODE * old) | (largest == 0)
     is_kept = is_fine & (_SLACK * room <= _LIMIT * old)
     # The old scale has room for all, which a finer one is not to take away.
     room = jnp.where(is_fine, room, largest)
-  new = _upwards(jnp.maximum(room, 1e-30) / _LIMIT)
+  # Far from what divides to nothing, or by nothing.
+  new = jnp.maximum(_upwards(room / _LIMIT), _LEAST_SCALE)
   new = jnp.minimum(new, _LARGEST_SCALE)
   new = jnp.where(jnp.isfinite(largest), new, largest)
   return new if old is None else jnp.where(is_kept, old, new)
@@ -220,7 +221,8 @@ def learned_scales(steps: jax.Array, old: jax.Array, dim: int) -> jax.Array:
   """
   new = old + _SCALES_RATE / (dim * _LIMIT) ** 0.5 * steps
   most = jnp.minimum(2 * old, _LARGEST_SCALE)
-  return jnp.where(jnp.isfinite(new), jnp.clip(new, 0.5 * old, most), new)
+  least = jnp.maximum(0.5 * old, _LEAST_SCALE)
+  return jnp.where(jnp.isfinite(new), jnp.clip(new, least, most), new)
 
 
 def _to_int8(

@@ -299,6 +299,10 @@ class _Replicas:
     if precision.learns_scales(spec):
       scales = exchanged.scales + (vectors.scales - exchanged.scales).sum(0)
       scales = np.maximum(scales, _LEAST_SCALE * exchanged.scales)
+    elif dtype == 'int8':
+      # Of rows that nobody changed since, their own.
+      largest = np.maximum(total.max(1), -total.min(1))
+      scales = np.asarray(rounding.row_scales(largest, exchanged.scales))
     return rounding.encode_on_host(total, dtype, scales)
 
 

@@ -17,8 +17,8 @@ from jaxemb.tables import spec as spec_lib
 
 _BLOCK_NUMBERS = 1 << 22  # of float32, from which rows of int8 are made
 # Root mean squares of a row, beyond which its few larger numbers are cut, so
-# that all of them are kept by finer steps: rounding leaves noise that is
-# proportional to these, which costs more.
+# that all of them are kept by finer steps: the noise that rounding leaves is
+# proportional to the steps, and costs more.
 _SPREADS = 2.2
 _LEAST_SPREAD = 1e-18
 _BYTES = {'float32': 4, 'bfloat16': 2, 'float16': 2, 'int8': 1}
