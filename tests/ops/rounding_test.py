@@ -277,7 +277,10 @@ def test_bits_are_even_and_independent():
   # Sums over a row spread as those of independent numbers: scores of rows do.
   sums = unit.sum(2).reshape(-1) / np.sqrt(columns / 12)
   assert sums.std() == pytest.approx(1, abs=0.05)
-  assert np.mean(sums**4) == pytest.approx(3, abs=0.3)
+  # Nor are some rows far off, which columns without their shift would be.
+  wide = _bits(rounding.key(KEY, 9), np.arange(4 * rows), np.arange(512))
+  sums = ((np.asarray(wide) >> 16) / 2**16 - 0.5).sum(1) / np.sqrt(512 / 12)
+  assert np.mean(sums**4) == pytest.approx(3, abs=0.4)
 
 
 def test_bits_depend_on_place_and_key_alone():
@@ -308,6 +311,10 @@ def test_scales_of_int8():
   np.testing.assert_allclose(127 * cut[1:5], 0.5, 2**-6)
   again = rounding.row_scales(127 * cut[1:5], cut[1:5], np.float32(0.1))
   np.testing.assert_array_equal(again, cut[1:5])
+  # Nor is what an old scale had room for.
+  finer = rounding.row_scales(np.float32(1), np.float32(1.2 / 127), 0.5)
+  assert 1 <= 127 * np.float32(finer) < 1 + 2**-6
+  assert rounding.row_scales(np.float32(0)) > 0
 
 
 def test_learned_scales_grow_with_their_rows():
