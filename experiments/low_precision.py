@@ -57,6 +57,14 @@ _FREE = (
   'words', 'rounds',
 )  # fmt: skip
 _COLORS = ('#222222', '#1b6ca8', '#c0392b', '#e08e0b')
+# Of a way to round, in the plot: points, line, opacity.
+_STYLES = {
+  '': ('o', '-', 1),
+  'stochastic': ('o', '-', 1),
+  'nearest': ('x', '--', 0.4),
+  'stochastic largest': ('o', '-.', 0.7),
+  'stochastic learned': ('o', ':', 0.7),
+}
 # Relative to float32, as the paper's abstract has it.
 CLAIMED = {'bytes': 0.5, 'speed': 1.2, 'generator': 1.3}
 # Quality lost that is accepted, and bytes of the vectors relative to float32.
@@ -91,20 +99,21 @@ def _run(
 
 def _quality(args: argparse.Namespace, found: dict, save: Callable) -> None:
   """Fills in the runs that are not there yet, all cases for each seed."""
-  there = found.get('quality', {})
-  # In order, whatever was asked for first.
-  found['quality'] = {str(x): there.get(str(x), {}) for x in CASES}
+  quality = found.setdefault('quality', {})
   for seed in range(1, args.seeds + 1):
     for case in _cases(args):
-      runs = found['quality'][str(case)]
-      if str(seed) in runs:
+      if str(seed) in quality.get(str(case), {}):
         continue
       with tempfile.TemporaryDirectory() as folder:
-        runs[str(seed)] = _run(args, case, seed, pathlib.Path(folder) / 'run')
-      shown = {k: v for k, v in runs[str(seed)].items() if k != 'curve'}
+        made = _run(args, case, seed, pathlib.Path(folder) / 'run')
+      quality.setdefault(str(case), {})[str(seed)] = made
+      shown = {k: v for k, v in made.items() if k != 'curve'}
       print(case, seed, shown, file=sys.stderr, flush=True)
       save()
-  found['quality'] = {k: v for k, v in found['quality'].items() if v}
+  # In order, whatever was asked for first.
+  found['quality'] = {
+    str(x): quality[str(x)] for x in CASES if str(x) in quality
+  }
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:
@@ -259,23 +268,15 @@ def _plot(found: dict[str, dict[str, dict]], path: pathlib.Path) -> None:
   base = next(iter(found.values()))
   for i, (name, runs) in enumerate(found.items()):
     dtype, _, way = name.partition(' ')
-    alpha = 0.4 if way == 'nearest' else 0.7 if ' ' in way else 1
+    points, line, alpha = _STYLES[way]
     style = dict(color=colors[dtype], alpha=alpha)
-    left.plot(
-      [i] * len(runs), [x['mean'] for x in runs.values()],
-      'x' if way == 'nearest' else 'o', **style,
-    )  # fmt: skip
+    means = [x['mean'] for x in runs.values()]
+    left.plot([i] * len(runs), means, points, **style)
     if '1' not in runs or name == 'float32':
       continue
     words, loss = np.array(runs['1']['curve']).T
     same = np.interp(words, *np.array(base['1']['curve']).T)
-    right.plot(
-      words / 1e6, loss - same,
-      {'nearest': '--', 'stochastic': '-', 'stochastic largest': '-.'}.get(
-        way, ':'
-      ),
-      label=name, lw=1, **style,
-    )  # fmt: skip
+    right.plot(words / 1e6, loss - same, line, label=name, lw=1, **style)
   left.set_xticks(range(len(found)), found, rotation=40, ha='right', fontsize=8)
   left.set_ylabel('mean of the word sets')
   right.set_xlabel('million words read')
@@ -325,10 +326,7 @@ def main() -> None:
   arguments = machine.arguments(args)
 
   def save() -> None:
-    kept = found | {'arguments': arguments}
-    if 'quality' in found:
-      kept['quality'] = {k: v for k, v in found['quality'].items() if v}
-    output.write_text(json.dumps(kept, indent=1))
+    output.write_text(json.dumps(found | {'arguments': arguments}, indent=1))
 
   if 'quality' in args.stages.split(','):
     _quality(args, found, save)

@@ -80,7 +80,7 @@ def differences(
   if ours.get('model.name') != 'mixture':
     free |= {key for key in theirs if key.startswith('senses.')}
   if ours.get('table.dtype') != 'int8':
-    free |= {'table.scales'}
+    free.add('table.scales')
   return [
     f'{key} ({theirs.get(key)!r} there, {ours.get(key)!r} now)'
     for key in sorted(ours.keys() | theirs.keys())

@@ -124,13 +124,12 @@ def _fixed(values: jax.Array, point: float) -> jax.Array:
 
 def _to_float16(values: jax.Array, bits: jax.Array | None) -> jax.Array:
   sign, size = _bits(values)
-  number = jax.lax.bitcast_convert_type(size, jnp.float32)
   # Below 2^-14 numbers lie 2^-24 apart, as those of float32 do above .5.
   if bits is None:
-    small = _fixed(number, 0.5)
+    small = _fixed(jnp.abs(values), 0.5)
     usual = size + 0xFFF + ((size >> 13) & 1)
   else:
-    small = (_fixed(number, 2.0**-14) + (bits >> 19)) >> 13
+    small = (_fixed(jnp.abs(values), 2.0**-14) + (bits >> 19)) >> 13
     usual = size + (bits >> 19)
   usual = (usual >> 13) - np.uint32(112 << 10)
   rounded = jnp.where(size < 113 << 23, small, usual)

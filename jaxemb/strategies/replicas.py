@@ -108,7 +108,7 @@ def _exchange_chunk(
     key: [2] uint32, of the exchange, the same on all replicas: so they round
       to the same.
   """
-  firsts, olds, parts, scales = {}, {}, {}, {}
+  firsts, olds, parts, changes = {}, {}, {}, {}
   for name, table in vectors.items():
     spec = specs[name]
     # The last chunk reaches back over rows that were exchanged just now, which
@@ -122,7 +122,7 @@ def _exchange_chunk(
     # sum, so that XLA can write both arrays in place behind it.
     kept = gain(m, num_replicas)
     if precision.learns_scales(spec):
-      scales[name] = kept * (mine.scales - old.scales)
+      changes[name] = kept * (mine.scales - old.scales)
     kept = kept[:, None]
     mine, old = (rounding.decode(x, spec.dtype) for x in (mine, old))
     parts[name] = old / num_replicas + kept * (mine - old)
@@ -130,7 +130,7 @@ def _exchange_chunk(
       # Of few bits only what has changed can be sent.
       parts[name] = kept * (mine - old)
   # Read by now, like all else.
-  olds, parts, scales = jax.lax.optimization_barrier((olds, parts, scales))
+  olds, parts, changes = jax.lax.optimization_barrier((olds, parts, changes))
   sums = _summed(parts, olds, specs)
   # The same on all replicas. Without this XLA copies them to read them twice.
   old_scales = {
@@ -138,18 +138,17 @@ def _exchange_chunk(
     for name, old in olds.items()
     if specs[name].dtype == 'int8'
   }
-  for name, changes in jax.lax.psum(scales, mesh_lib.DATA).items():
-    # As rows are, but not to nothing if all have made them finer.
-    old = old_scales[name]
-    scales[name] = jnp.maximum(old + changes, _LEAST_SCALE * old)
+  # As rows are, but not to nothing if all have made them finer.
+  scales = {
+    name: jnp.maximum(old_scales[name] + x, _LEAST_SCALE * old_scales[name])
+    for name, x in jax.lax.psum(changes, mesh_lib.DATA).items()
+  }
   new = {}
   for j, name in enumerate(sorted(sums)):
     ids = firsts[name] + jnp.arange(len(sums[name]))
     columns = jnp.arange(specs[name].dim)
     place = precision.Place(rounding.key(key, j), ids, columns)
-    old = None
-    if name in old_scales:
-      old = precision.Old(None, old_scales[name])
+    old = precision.Old(None, old_scales.get(name))
     new[name] = precision.rounded(
       specs[name], sums[name], place, old, scales.get(name)
     )

@@ -281,33 +281,37 @@ def test_first_bad_step_of_any_replica(n):
     assert metrics.steps.first_bad_step == bad_step
 
 
+def _exchanged_alike(specs, rows, lookups, num_replicas, key):
+  """Tables, and what was exchanged last, where replicas have had the same."""
+  num = len(next(iter(lookups.values())))
+
+  def exchange(rows):
+    return replicas._exchange_chunk(
+      jnp.int32(0), rows, rows, lookups, jnp.float32(0.1), num, num_replicas,
+      specs, key,
+    )  # fmt: skip
+
+  everywhere = jax.sharding.PartitionSpec()
+  run = jax.shard_map(
+    exchange,
+    mesh=mesh.make(mesh.Shape(num_replicas, 1)),
+    in_specs=everywhere,
+    out_specs=everywhere,
+    check_vma=False,
+  )
+  return jax.device_get(jax.jit(run)(rows))
+
+
 def test_an_exchange_of_what_is_alike_changes_nothing():
   """Whatever the tables travel in, one of them wider than the other."""
-  devices = mesh.make(mesh.Shape(2, 1))
   specs = {
     'wide': spec_lib.TableSpec('wide', 8, 3, 0.0),
     'few': spec_lib.TableSpec('few', 8, 3, 0.0, exchange_dtype='bfloat16'),
   }
   rows = {name: jnp.full((8, 3), 0.3) for name in specs}
   lookups = {name: jnp.ones(8) for name in specs}
-
-  def exchange(vectors):
-    return replicas._exchange_chunk(
-      jnp.int32(0), vectors, vectors, lookups, jnp.float32(0.1), 8, 2, specs,
-      jnp.zeros(2, jnp.uint32),
-    )  # fmt: skip
-
-  everywhere = jax.sharding.PartitionSpec()
-  found = jax.jit(
-    jax.shard_map(
-      exchange,
-      mesh=devices,
-      in_specs=everywhere,
-      out_specs=everywhere,
-      check_vma=False,
-    )
-  )(rows)
-  for tables in found:
+  key = jnp.zeros(2, jnp.uint32)
+  for tables in _exchanged_alike(specs, rows, lookups, 2, key):
     for name, array in tables.items():
       np.testing.assert_allclose(array, rows[name], 1e-6)
 
@@ -401,7 +405,7 @@ def test_exchanged_rows_are_rounded_alike(dtype, scales, exchange_dtype):
 def test_rows_that_no_replica_has_changed_stay_as_they_are(
   scales, num_replicas, dim
 ):
-  devices, num = mesh.make(mesh.Shape(num_replicas, 1)), 2000
+  num = 2000
   spec = spec_lib.TableSpec(
     't', num, dim, 0.0, 'int8', 'stochastic', scales=scales
   )
@@ -418,37 +422,31 @@ def test_rows_that_no_replica_has_changed_stay_as_they_are(
   # Some have the least code that their largest number may have.
   codes = np.where(np.arange(num)[:, None] % 4, old.codes, 120)
   old = rounding.Scaled(codes.astype(np.int8), old.scales)
-  lookups, forgetting = np.full(num, 3, np.float32), jnp.float32(0.1)
-
-  def exchange(old):
-    return replicas._exchange_chunk(
-      jnp.int32(0), {'t': old}, {'t': old}, {'t': lookups}, forgetting, num,
-      num_replicas, {'t': spec}, KEY,
-    )  # fmt: skip
-
-  everywhere = jax.sharding.PartitionSpec()
-  exchanged = jax.jit(
-    jax.shard_map(
-      exchange,
-      mesh=devices,
-      in_specs=everywhere,
-      out_specs=everywhere,
-      check_vma=False,
-    )
-  )(old)
-  for tables in jax.device_get(exchanged):
+  lookups = {'t': np.full(num, 3, np.float32)}
+  exchanged = _exchanged_alike(
+    {'t': spec}, {'t': old}, lookups, num_replicas, KEY
+  )
+  for tables in exchanged:
     jax.tree.map(np.testing.assert_array_equal, tables['t'], old)
+
+
+def _replicas_of(spec, num_replicas):
+  """The strategy, with another input table."""
+  inside = _make(num_replicas)[1].result.__self__
+  table = inside.tables['input']._replace(spec=spec)
+  return replicas.dataclasses.replace(
+    inside, tables=inside.tables | {'input': table}
+  )
 
 
 @pytest.mark.parametrize('scales', ['spread', 'largest'])
 def test_the_result_has_the_scales_of_rows_that_nobody_changed(scales):
-  model, made = _make(3)
-  inside = made.result.__self__
-  spec = spec_lib.TableSpec(
-    'input', 500, 8, 0.0, 'int8', 'stochastic', scales=scales
+  inside = _replicas_of(
+    spec_lib.TableSpec(
+      'input', 500, 8, 0.0, 'int8', 'stochastic', scales=scales
+    ),
+    3,
   )
-  tables = inside.tables | {'input': inside.tables['input']._replace(spec=spec)}
-  inside = replicas.dataclasses.replace(inside, tables=tables)
   rng = np.random.default_rng(0)
   codes = rng.integers(-120, 121, (500, 8)).astype(np.int8)
   codes[:, 0] = np.where(np.arange(500) % 2, 120, 127)
@@ -467,13 +465,12 @@ def test_the_result_has_the_scales_of_rows_that_nobody_changed(scales):
 
 
 def test_the_result_has_the_scales_that_were_learned():
-  model, made = _make(2)
-  inside = made.result.__self__
-  spec = spec_lib.TableSpec(
-    'input', 5, 4, 0.0, 'int8', 'nearest', 'float32', 'learned'
+  inside = _replicas_of(
+    spec_lib.TableSpec(
+      'input', 5, 4, 0.0, 'int8', 'nearest', 'float32', 'learned'
+    ),
+    2,
   )
-  tables = inside.tables | {'input': inside.tables['input']._replace(spec=spec)}
-  inside = replicas.dataclasses.replace(inside, tables=tables)
   codes = np.full((5, 4), 100, np.int8)
   old = rounding.Scaled(codes, np.full(5, 0.01, np.float32))
   mine = rounding.Scaled(
