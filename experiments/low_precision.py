@@ -15,6 +15,7 @@ at the quality of float32; its faster generator made 30 % of speed.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import statistics
@@ -204,10 +205,10 @@ def _speed(args: argparse.Namespace) -> dict[str, Any]:
 
 def _quality_table(found: dict[str, dict[str, dict]]) -> list[str]:
   lines = [
-    f'{"rows kept as":20} {"mean":>7} {"seeds":>15} {"lost":>7} '
+    f'{"rows kept as":24} {"mean":>7} {"seeds":>15} {"lost":>17} '
     f'{"accepted":>8} {"loss":>7} {"vectors":>8} {"tables":>7} {"M words/s":>9}'
   ]
-  first = None
+  first, base = None, next(iter(found.values()))
   for name, runs in found.items():
 
     def middle(key: str, runs: dict = runs) -> float:
@@ -219,13 +220,44 @@ def _quality_table(found: dict[str, dict[str, dict]]) -> list[str]:
     first = first or here
     sizes = [here[k] / first[k] for k in ('vector_bytes', 'table_bytes')]
     spread = f'{min(means):.4f}-{max(means):.4f}'
+    # Runs of one seed beside each other.
+    same = [base[seed]['mean'] - x['mean'] for seed, x in runs.items()]
+    lost = f'{statistics.mean(same):.4f}'
+    if len(same) > 1:
+      lost += f' +- {statistics.stdev(same) / len(same) ** 0.5:.4f}'
     accepted = EXPECTED.get(name, {}).get('lost', '')
     lines.append(
-      f'{name:20} {here["mean"]:7.4f} {spread:>15} '
-      f'{first["mean"] - here["mean"]:7.4f} {accepted:>8} '
+      f'{name:24} {here["mean"]:7.4f} {spread:>15} '
+      f'{lost:>17} {accepted:>8} '
       f'{middle("loss"):7.4f} {sizes[0]:8.4f} {sizes[1]:7.4f} '
       f'{middle("words_per_sec") / 1e6:9.2f}'
     )
+  return lines
+
+
+def _sets_table(found: dict[str, dict[str, dict]]) -> list[str]:
+  """Means of the seeds by word set: the first case's, and how others differ."""
+  lines = []
+  scores: dict[str, dict[str, list[float]]] = {}  # by set, then by case
+  for name, runs in found.items():
+    for run in runs.values():
+      for path, score in run['scores'].items():
+        if score is not None:
+          scores.setdefault(path, {}).setdefault(name, []).append(score)
+  # A case of three words has them below each other.
+  heads = itertools.zip_longest(*map(str.split, found), fillvalue='')
+  for title, head in itertools.zip_longest(['word set'], heads, fillvalue=''):
+    lines.append(f'{title:30}' + ''.join(f'{x:>11}' for x in head))
+  for path, by_case in scores.items():
+    line, first = f'{path:30}', None
+    for name in found:
+      if name not in by_case:
+        line += f'{"-":>11}'
+        continue
+      score = statistics.mean(by_case[name])
+      line += f'{score:11.4f}' if first is None else f'{score - first:+11.4f}'
+      first = score if first is None else first
+    lines.append(line)
   return lines
 
 
@@ -338,6 +370,7 @@ def main() -> None:
   print(machine.line(facts))
   if 'quality' in found:
     print('\n'.join(_quality_table(found['quality'])))
+    print('\n'.join(_sets_table(found['quality'])))
   if 'speed' in found:
     print('\n'.join(_speed_table(found['speed'])))
   if args.plot and 'quality' in found:

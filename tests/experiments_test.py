@@ -336,6 +336,11 @@ def test_low_precision(tmp_path):
   assert half['curve'] and half['loss'] > 0
   assert all(x['cpu_secs'] > 0 for x in result['speed'].values())
   assert 'bfloat16 stochastic without bits' in shown
+  name, score = next(iter(whole['scores'].items()))
+  beside = half['scores'][name] - score
+  assert [name, f'{score:.4f}', f'{beside:+.4f}'] in map(
+    str.split, shown.splitlines()
+  )
   # What is there is not trained again.
   before = result['quality']
   _run(*args, '--stages=quality')
