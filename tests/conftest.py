@@ -9,12 +9,29 @@ import jax
 import pytest
 
 from jaxemb import metrics
+from jaxemb.reporting import layout
+from tests import compiling
 
 jax.config.update('jax_num_cpu_devices', 8)
-# LLVM's optimizations take longer than the tests. What runs in processes of its
-# own is compiled as users' programs are.
+# What runs in processes of its own is compiled as users' programs are, but for
+# experiments.
 jax.config.update('jax_disable_most_optimizations', True)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
+
+
+def _set_flags(flags: str) -> None:
+  """Sets XLA's flags for this process, not for those that it starts."""
+  given = os.environ.get('XLA_FLAGS')
+  os.environ['XLA_FLAGS'] = f'{given or ""} {flags}'
+  jax.jit(lambda: 0)()  # they are read once
+  if given is None:
+    del os.environ['XLA_FLAGS']
+  else:
+    os.environ['XLA_FLAGS'] = given
+
+
+if compiling.XLA_FLAGS:
+  _set_flags(compiling.XLA_FLAGS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,6 +58,15 @@ def shared_data() -> pathlib.Path:
   if not folder.is_dir():
     pytest.skip(f'real data not found at {folder}')
   return folder
+
+
+@pytest.fixture(autouse=True)
+def short_maps(
+  request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  """Maps of words in reports are not arranged for long, but in their tests."""
+  if not {'report', 'layout'} & set(request.path.stem.split('_')):
+    monkeypatch.setattr(layout, '_NUM_ITERATIONS', 10)
 
 
 def _die() -> None:

@@ -1,6 +1,7 @@
 """The benchmarks run, and their figures belong together; no speed is tested."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from jaxemb.data import toywiki
+from tests import compiling
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _BENCHMARKS = sorted((_ROOT / 'experiments').glob('b*_*.py'))
@@ -17,6 +19,7 @@ def _run(name, *args, cwd=_ROOT):
   result = subprocess.run(
     [sys.executable, str(_ROOT / 'experiments' / name), *args],
     cwd=cwd,
+    env=os.environ | compiling.ENVIRONMENT,
     capture_output=True,
     text=True,
     timeout=300,

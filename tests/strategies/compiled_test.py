@@ -18,6 +18,7 @@ from jaxemb import config as config_lib
 from jaxemb.data import loader
 from jaxemb.strategies import base
 from jaxemb.tables import sharded
+from tests import compiling
 
 VOCAB, DIM, MAX_STEPS = 50_000, 100, 8
 TABLE = f'f32[{VOCAB},{DIM}]'
@@ -247,9 +248,7 @@ def _compiled_text(config, shape):
     jax.eval_shape(strategy.init, jax.random.key(0)),
   )
   lowered = strategy.step.lower(state, strategy.constants(), batch, schedule)
-  # The machine code is not looked at: as quickly as it can be had.
-  options = {'xla_backend_optimization_level': 0}
-  text = lowered.compile(compiler_options=options).as_text()
+  text = lowered.compile(compiler_options=compiling.AS_USERS_DO).as_text()
   # Of rows in few bits the codes, which are the first of the two arrays.
   leaves = {k: jax.tree.leaves(x.vectors) for k, x in state.tables.items()}
   tables = {k: x[0].shape for k, x in leaves.items()}
@@ -416,7 +415,8 @@ def test_the_reader_reads():
   def dispatch(table, num):
     return jax.lax.fori_loop(0, num, step, (table, table))
 
-  text = jax.jit(dispatch).lower(table, 3).compile().as_text()
+  lowered = jax.jit(dispatch).lower(table, 3)
+  text = lowered.compile(compiler_options=compiling.AS_USERS_DO).as_text()
   computations, entry = _parse(text)
   found = [
     x.opcode for _, x in _executed(computations, entry) if x.shape == TABLE

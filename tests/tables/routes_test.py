@@ -18,7 +18,6 @@ SHAPES = [(1, 1), (1, 4), (2, 2)]
 every_shape = pytest.mark.parametrize('shape', SHAPES)
 KINDS = ['random', 'one_holder', 'one_place', 'every_place', 'some', 'nothing']
 every_kind = pytest.mark.parametrize('kind', KINDS)
-QUICKLY = {'xla_backend_optimization_level': 0}  # compiled, that is
 # One row at a time, some, and all that a device can want.
 every_capacity = pytest.mark.parametrize('capacity', [1, 3, NUM])
 
@@ -60,7 +59,7 @@ def _on_devices(shape, function):
       out_specs=spec,
       check_vma=False,
     )
-  return jax.jit(one, compiler_options=QUICKLY)
+  return jax.jit(one)
 
 
 def _route(shape, capacity, places):

@@ -23,7 +23,6 @@ from tests import oracle
 VOCAB, DIM = 600, 6
 EACH = 9  # look-ups of a device
 # The time goes into compiling: without LLVM's optimizations it is half of it.
-QUICKLY = {'xla_backend_optimization_level': 0}
 RATE = 0.05
 CLASSES = sharded.ROW_CLASSES
 
@@ -123,9 +122,7 @@ def _lay(layout, shape, optimizer='sgd', scale=0.25, dim=DIM):
   sharding = jax.tree.map(
     lambda x: jax.sharding.NamedSharding(devices, x), table.partition
   )
-  jitted = [
-    jax.jit(function[0], compiler_options=QUICKLY) for function in functions
-  ]
+  jitted = [jax.jit(function[0]) for function in functions]
   return Laid(table, num_lookers, sharding, *jitted)
 
 
