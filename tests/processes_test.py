@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jaxemb import errors, processes
+from tests import compiling
 
 ROOT = pathlib.Path(__file__).parents[1]
 FLAGS = [
@@ -32,8 +33,10 @@ FLAGS = [
 def _environment(devices):
   flags = f'--xla_force_host_platform_device_count={devices}'
   path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
-  return os.environ | {
-    'XLA_FLAGS': flags,
+  return {
+    **os.environ,
+    **compiling.ENVIRONMENT,
+    'XLA_FLAGS': f'{flags} {compiling.XLA_FLAGS}',
     'JAX_PLATFORMS': 'cpu',
     'PYTHONPATH': path,
   }
