@@ -1,11 +1,14 @@
 """What the network carries: the compiled programs against the closed forms."""
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from tests import compiling
 
 _ROOT = pathlib.Path(__file__).parents[1]
 
@@ -14,6 +17,7 @@ def _run(*args):
   result = subprocess.run(
     [sys.executable, 'experiments/comm_volume.py', *args],
     cwd=_ROOT,
+    env=os.environ | compiling.ENVIRONMENT,
     capture_output=True,
     text=True,
     timeout=300,
