@@ -17,6 +17,7 @@ at the quality of float32; its faster generator made 30 % of speed.
 import argparse
 import itertools
 import json
+import math
 import pathlib
 import statistics
 import sys
@@ -238,25 +239,26 @@ def _quality_table(found: dict[str, dict[str, dict]]) -> list[str]:
 def _sets_table(found: dict[str, dict[str, dict]]) -> list[str]:
   """Means of the seeds by word set: the first case's, and how others differ."""
   lines = []
-  scores: dict[str, dict[str, list[float]]] = {}  # by set, then by case
+  base = next(iter(found.values()))
+  # Of runs of one seed beside each other; by set, then by case.
+  scores: dict[str, dict[str, list[float]]] = {}
   for name, runs in found.items():
-    for run in runs.values():
+    for seed, run in runs.items():
       for path, score in run['scores'].items():
-        if score is not None:
-          scores.setdefault(path, {}).setdefault(name, []).append(score)
+        same = base[seed]['scores'].get(path)
+        if score is None or same is None:
+          continue
+        beside = score if runs is base else score - same
+        scores.setdefault(path, {}).setdefault(name, []).append(beside)
   # A case of three words has them below each other.
   heads = itertools.zip_longest(*map(str.split, found), fillvalue='')
   for title, head in itertools.zip_longest(['word set'], heads, fillvalue=''):
     lines.append(f'{title:30}' + ''.join(f'{x:>11}' for x in head))
   for path, by_case in scores.items():
-    line, first = f'{path:30}', None
-    for name in found:
-      if name not in by_case:
-        line += f'{"-":>11}'
-        continue
-      score = statistics.mean(by_case[name])
-      line += f'{score:11.4f}' if first is None else f'{score - first:+11.4f}'
-      first = score if first is None else first
+    line = f'{path:30}'
+    for name, runs in found.items():
+      score = statistics.mean(by_case.get(name, [math.nan]))
+      line += f'{score:11.4f}' if runs is base else f'{score:+11.4f}'
     lines.append(line)
   return lines
 

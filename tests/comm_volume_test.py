@@ -17,7 +17,7 @@ def _run(*args):
   result = subprocess.run(
     [sys.executable, 'experiments/comm_volume.py', *args],
     cwd=_ROOT,
-    env=os.environ | compiling.ENVIRONMENT,
+    env=os.environ | compiling.WITHOUT_OPTIMIZATIONS,
     capture_output=True,
     text=True,
     timeout=300,

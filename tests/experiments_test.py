@@ -1,7 +1,6 @@
 """The benchmarks run, and their figures belong together; no speed is tested."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -19,7 +18,7 @@ def _run(name, *args, cwd=_ROOT):
   result = subprocess.run(
     [sys.executable, str(_ROOT / 'experiments' / name), *args],
     cwd=cwd,
-    env=os.environ | compiling.ENVIRONMENT,
+    env=compiling.environment(),
     capture_output=True,
     text=True,
     timeout=300,

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxemb import hlo
+from tests import compiling
 
 
 def _one(line, before='', num_devices=8):
@@ -277,7 +278,8 @@ def test_a_compiled_program():
     out_specs=spec,
     check_vma=False,
   )
-  text = jax.jit(mapped).lower(jnp.ones((24, 8)), 7).compile().as_text()
+  lowered = jax.jit(mapped).lower(jnp.ones((24, 8)), 7)
+  text = lowered.compile(compiler_options=compiling.AS_USERS_DO).as_text()
   found = [
     (x.kind, x.group_size, x.sent_bytes, x.loops) for x in hlo.collectives(text)
   ]

@@ -93,6 +93,23 @@ def test_runs_of_int8(tmp_path, interrupting):
   assert error.max() < 0.65 * 1.25 / 127
 
 
+def test_senses_by_the_tree_learn_in_few_bits(tmp_path):
+  losses = []
+  for dtype in ('float32', 'bfloat16', 'int8'):
+    settings = {
+      'model.name': 'mixture',
+      'model.loss': 'hierarchical_softmax',
+      'table.dtype': dtype,
+      'senses.number': 2,
+      'optimizer.name': 'adagrad',
+      'optimizer.learning_rate': 0.2,
+    }
+    assert train.run(_config(tmp_path, **settings), tmp_path / dtype) == 0
+    report = json.loads((tmp_path / dtype / 'report.json').read_text())
+    losses.append(report['loss_per_example'])
+  np.testing.assert_allclose(losses, losses[0], rtol=0.01)
+
+
 @pytest.mark.parametrize(
   'settings',
   [

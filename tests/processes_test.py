@@ -34,8 +34,7 @@ def _environment(devices):
   flags = f'--xla_force_host_platform_device_count={devices}'
   path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
   return {
-    **os.environ,
-    **compiling.ENVIRONMENT,
+    **compiling.environment(),
     'XLA_FLAGS': f'{flags} {compiling.XLA_FLAGS}',
     'JAX_PLATFORMS': 'cpu',
     'PYTHONPATH': path,

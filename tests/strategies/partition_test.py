@@ -14,7 +14,7 @@ from jaxemb.models import skipgram
 from jaxemb.ops import rowopt
 from jaxemb.strategies import base, partition, sync
 from jaxemb.tables import sharded
-from tests import oracle
+from tests import compiling, oracle
 
 VOCAB, DIM, WINDOW, CHUNK = 3000, 12, 3, 4
 STEP_WORDS, MAX_STEPS = 64, 7
@@ -55,7 +55,7 @@ def _compiled(num_devices, per_device):
     jax.random.key(0)
   )
   lowered = made.step.lower(state, *_args(made, range(num)))
-  return state, lowered.compile()
+  return state, lowered.compile(compiler_options=compiling.AS_USERS_DO)
 
 
 def _batch(i):
@@ -106,7 +106,10 @@ def _alone(i):
   state = made.init(jax.random.key(0))
   batch = jax.tree.map(lambda x: x[None], _batch(i))
   constants = jax.device_put(made.constants())
-  return jax.device_get(made.step(state, constants, batch, _schedule(i)))
+  args = state, constants, batch, _schedule(i)
+  lowered = made.step.lower(*args)
+  program = lowered.compile(compiler_options=compiling.AS_USERS_DO)
+  return jax.device_get(program(*args))
 
 
 @pytest.mark.parametrize(('num_devices', 'per_device'), GROUPS)

@@ -8,6 +8,7 @@ from jaxemb import build, mesh, report
 from jaxemb import config as config_lib
 from jaxemb.data import loader
 from jaxemb.strategies import base, timetables
+from tests import compiling
 
 VOCAB, DIM, BATCH_WORDS, MAX_STEPS = 3000, 6, 64, 4
 COUNTS = 100_000 // np.arange(1, VOCAB + 1)
@@ -48,7 +49,7 @@ def _sent(config):
     ),
     base.Schedule(np.float32(0), np.float32(0), np.zeros(2, np.uint32)),
   )
-  text = lowered.compile().as_text()
+  text = lowered.compile(compiler_options=compiling.AS_USERS_DO).as_text()
   found = report.collectives(text, strategy.loop)
   return found['bytes_per_step_per_device'], strategy.loop
 

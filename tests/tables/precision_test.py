@@ -80,7 +80,8 @@ def _trained(
     mapped = jax.shard_map(
       function, mesh=devices, in_specs=ins, out_specs=outs, check_vma=False
     )
-    return jax.jit(mapped)
+    # Rows of few bits are scattered as users' programs do it.
+    return jax.jit(mapped, compiler_options=compiling.AS_USERS_DO)
 
   state = compiled(table.init, everywhere, table.partition)(jax.random.key(1))
   step = compiled(

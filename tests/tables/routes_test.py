@@ -11,6 +11,7 @@ import pytest
 from jaxemb import mesh
 from jaxemb.tables import routes
 from jaxemb.tables import spec as spec_lib
+from tests import compiling
 
 NUM_ROWS, DIM, NUM = 7, 3, 16  # of each holder; look-ups of each device
 
@@ -246,7 +247,7 @@ def test_what_travels_has_the_size_of_the_buffers():
       )
     )
     .lower(places.reshape(-1), np.zeros((4 * NUM_ROWS, DIM), np.float32))
-    .compile()
+    .compile(compiler_options=compiling.AS_USERS_DO)
     .as_text()
   )
   lines = [line for line in text.splitlines() if ' all-to-all(' in line]

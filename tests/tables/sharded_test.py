@@ -22,7 +22,6 @@ from tests import oracle
 # four devices cannot share alike.
 VOCAB, DIM = 600, 6
 EACH = 9  # look-ups of a device
-# The time goes into compiling: without LLVM's optimizations it is half of it.
 RATE = 0.05
 CLASSES = sharded.ROW_CLASSES
 
