@@ -95,7 +95,7 @@ def test_runs_of_int8(tmp_path, interrupting):
 
 def test_senses_by_the_tree_learn_in_few_bits(tmp_path):
   losses = []
-  for dtype in ('float32', 'bfloat16', 'int8'):
+  for dtype in ('float32', 'int8'):
     settings = {
       'model.name': 'mixture',
       'model.loss': 'hierarchical_softmax',
@@ -107,7 +107,7 @@ def test_senses_by_the_tree_learn_in_few_bits(tmp_path):
     assert train.run(_config(tmp_path, **settings), tmp_path / dtype) == 0
     report = json.loads((tmp_path / dtype / 'report.json').read_text())
     losses.append(report['loss_per_example'])
-  np.testing.assert_allclose(losses, losses[0], rtol=0.01)
+  assert losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,7 @@ from jaxemb import main, processes, results
 processes.WAIT_SECS = 5  # that JAX waits for others when a process ends
 write = results.write
 def slow(*args, **more):
-  time.sleep(12)
+  time.sleep(8)
   write(*args, **more)
 results.write = slow
 main._exit(main.main(['main', *sys.argv[1:]]))

@@ -30,12 +30,15 @@ from jaxemb import (
 from jaxemb.data import encode, loader, shares
 from jaxemb.merging import sources
 from jaxemb.storage import checkpoint, word2vec_format
+from tests import compiling
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_ALONE = os.environ | {
+_ALONE = compiling.environment() | {
   'JAX_PLATFORMS': 'cpu',
   'PYTHONPATH': os.pathsep.join([str(_ROOT), os.environ.get('PYTHONPATH', '')]),
-  'XLA_FLAGS': '--xla_force_host_platform_device_count=2',
+  'XLA_FLAGS': (
+    f'--xla_force_host_platform_device_count=2 {compiling.XLA_FLAGS}'
+  ),
 }
 _PARTS = 3
 _CENSUS = shares.Census(None, 1000, 50)
