@@ -6,8 +6,6 @@ import nbclient
 import nbformat
 import pytest
 
-from tests import compiling
-
 _NOTEBOOKS = sorted(
   (pathlib.Path(__file__).parents[1] / 'colab').glob('*.ipynb')
 )
@@ -32,8 +30,6 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
   monkeypatch.setenv('JAXEMB_CACHE', str(tmp_path / 'cache'))
   # The notebook sees the package as it is installed here.
   monkeypatch.setenv('PYTHONPATH', str(path.parents[1]))
-  for name, value in compiling.WITHOUT_OPTIMIZATIONS.items():
-    monkeypatch.setenv(name, value)
   text = path.read_text(encoding='utf-8')
   for shown, chosen in _CHOSEN[path.stem].items():
     assert text.count(shown) == 1

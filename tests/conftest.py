@@ -14,7 +14,7 @@ from tests import compiling
 
 jax.config.update('jax_num_cpu_devices', 8)
 # What runs in processes of its own is compiled as users' programs are, but for
-# experiments, notebooks and those that train as one.
+# experiments and those that train as one.
 jax.config.update('jax_disable_most_optimizations', True)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
