@@ -252,7 +252,8 @@ def _sets_table(found: dict[str, dict[str, dict]]) -> list[str]:
         scores.setdefault(path, {}).setdefault(name, []).append(beside)
   # A case of three words has them below each other.
   heads = itertools.zip_longest(*map(str.split, found), fillvalue='')
-  for title, head in itertools.zip_longest(['word set'], heads, fillvalue=''):
+  for i, head in enumerate(heads):
+    title = '' if i else 'word set'
     lines.append(f'{title:30}' + ''.join(f'{x:>11}' for x in head))
   for path, by_case in scores.items():
     line = f'{path:30}'

@@ -20,7 +20,13 @@ XLA_FLAGS = '--xla_cpu_use_fusion_emitters=false' if _HAS_OTHER_LOOPS else ''
 WITHOUT_OPTIMIZATIONS = {'JAX_DISABLE_MOST_OPTIMIZATIONS': '1'}
 
 
-def environment() -> dict[str, str]:
-  """This process's, for one that is to compile quickly."""
-  flags = f'{os.environ.get("XLA_FLAGS", "")} {XLA_FLAGS}'.strip()
+def text(lowered: jax.stages.Lowered) -> str:
+  """A program as users have it."""
+  return lowered.compile(compiler_options=AS_USERS_DO).as_text()
+
+
+def environment(*flags: str) -> dict[str, str]:
+  """This process's, for one that is to compile quickly, with flags for XLA."""
+  given = os.environ.get('XLA_FLAGS', '')
+  flags = ' '.join([given, *flags, XLA_FLAGS]).strip()
   return {**os.environ, **WITHOUT_OPTIMIZATIONS, 'XLA_FLAGS': flags}

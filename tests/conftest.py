@@ -14,24 +14,16 @@ from tests import compiling
 
 jax.config.update('jax_num_cpu_devices', 8)
 # What runs in processes of its own is compiled as users' programs are, but for
-# experiments and those that train as one.
+# experiments and where several processes train.
 jax.config.update('jax_disable_most_optimizations', True)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
 
-def _set_flags(flags: str) -> None:
-  """Sets XLA's flags for this process, not for those that it starts."""
-  given = os.environ.get('XLA_FLAGS')
-  os.environ['XLA_FLAGS'] = f'{given or ""} {flags}'
-  jax.jit(lambda: 0)()  # they are read once
-  if given is None:
-    del os.environ['XLA_FLAGS']
-  else:
-    os.environ['XLA_FLAGS'] = given
-
-
 if compiling.XLA_FLAGS:
-  _set_flags(compiling.XLA_FLAGS)
+  # For this process, not for those that it starts.
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('XLA_FLAGS', compiling.environment()['XLA_FLAGS'])
+    jax.jit(lambda: 0)()  # they are read once
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,7 +57,8 @@ def short_maps(
   request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
   """Maps of words in reports are not arranged for long, but in their tests."""
-  if not {'report', 'layout'} & set(request.path.stem.split('_')):
+  place = request.path.relative_to(pathlib.Path(__file__).parent)
+  if not place.parts[0].startswith('report'):
     monkeypatch.setattr(layout, '_NUM_ITERATIONS', 10)
 
 

@@ -279,7 +279,7 @@ def test_a_compiled_program():
     check_vma=False,
   )
   lowered = jax.jit(mapped).lower(jnp.ones((24, 8)), 7)
-  text = lowered.compile(compiler_options=compiling.AS_USERS_DO).as_text()
+  text = compiling.text(lowered)
   found = [
     (x.kind, x.group_size, x.sent_bytes, x.loops) for x in hlo.collectives(text)
   ]

@@ -33,9 +33,7 @@ FLAGS = [
 def _environment(devices):
   flags = f'--xla_force_host_platform_device_count={devices}'
   path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
-  return {
-    **compiling.environment(),
-    'XLA_FLAGS': f'{flags} {compiling.XLA_FLAGS}',
+  return compiling.environment(flags) | {
     'JAX_PLATFORMS': 'cpu',
     'PYTHONPATH': path,
   }
@@ -259,7 +257,7 @@ from jaxemb import main, processes, results
 processes.WAIT_SECS = 5  # that JAX waits for others when a process ends
 write = results.write
 def slow(*args, **more):
-  time.sleep(8)
+  time.sleep(12)
   write(*args, **more)
 results.write = slow
 main._exit(main.main(['main', *sys.argv[1:]]))

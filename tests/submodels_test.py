@@ -33,12 +33,9 @@ from jaxemb.storage import checkpoint, word2vec_format
 from tests import compiling
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_ALONE = compiling.environment() | {
+_ALONE = compiling.environment('--xla_force_host_platform_device_count=2') | {
   'JAX_PLATFORMS': 'cpu',
   'PYTHONPATH': os.pathsep.join([str(_ROOT), os.environ.get('PYTHONPATH', '')]),
-  'XLA_FLAGS': (
-    f'--xla_force_host_platform_device_count=2 {compiling.XLA_FLAGS}'
-  ),
 }
 _PARTS = 3
 _CENSUS = shares.Census(None, 1000, 50)

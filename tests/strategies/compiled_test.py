@@ -248,7 +248,7 @@ def _compiled_text(config, shape):
     jax.eval_shape(strategy.init, jax.random.key(0)),
   )
   lowered = strategy.step.lower(state, strategy.constants(), batch, schedule)
-  text = lowered.compile(compiler_options=compiling.AS_USERS_DO).as_text()
+  text = compiling.text(lowered)
   # Of rows in few bits the codes, which are the first of the two arrays.
   leaves = {k: jax.tree.leaves(x.vectors) for k, x in state.tables.items()}
   tables = {k: x[0].shape for k, x in leaves.items()}
@@ -416,7 +416,7 @@ def test_the_reader_reads():
     return jax.lax.fori_loop(0, num, step, (table, table))
 
   lowered = jax.jit(dispatch).lower(table, 3)
-  text = lowered.compile(compiler_options=compiling.AS_USERS_DO).as_text()
+  text = compiling.text(lowered)
   computations, entry = _parse(text)
   found = [
     x.opcode for _, x in _executed(computations, entry) if x.shape == TABLE

@@ -49,7 +49,7 @@ def _sent(config):
     ),
     base.Schedule(np.float32(0), np.float32(0), np.zeros(2, np.uint32)),
   )
-  text = lowered.compile(compiler_options=compiling.AS_USERS_DO).as_text()
+  text = compiling.text(lowered)
   found = report.collectives(text, strategy.loop)
   return found['bytes_per_step_per_device'], strategy.loop
 
