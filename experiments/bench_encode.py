@@ -17,7 +17,7 @@ import time
 
 import machine
 
-from jaxemb.data import encode
+from jaxemb.text import encode
 
 
 def _encode(text: str, cache: pathlib.Path, max_vocab: int) -> encode.Encoded:

@@ -17,7 +17,7 @@ import tempfile
 import machine
 import scored
 
-from jaxemb.evaluation import senses
+from jaxemb.senses import table as senses
 
 # Words/s of an epoch on twenty cores of DMWE's page.
 EXPECTED = 156_000

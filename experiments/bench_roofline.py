@@ -37,10 +37,10 @@ import ml_collections
 import numpy as np
 
 from jaxemb import config as config_lib
-from jaxemb import mesh as mesh_lib
-from jaxemb.data import encode, loader
 from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
+from jaxemb.runtime import mesh as mesh_lib
+from jaxemb.text import encode, loader
 
 _RESULTS = pathlib.Path(__file__).resolve().parent / 'results'
 _SETTINGS = ('dim', 'window', 'negatives', 'chunk', 'shared_negatives')

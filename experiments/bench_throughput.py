@@ -37,8 +37,8 @@ import time
 import machine
 import numpy as np
 
-from jaxemb.data import encode
 from jaxemb.evaluation import benchmarks
+from jaxemb.text import encode
 
 _OPTIMIZERS = {'negative_sampling': 'sgd', 'hierarchical_softmax': 'adagrad'}
 _SETTINGS = {'dim': 100, 'window': 5, 'negatives': 5, 'sample': 1e-4}

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb import mesh as mesh_lib
 from jaxemb.models import base as model_base
 from jaxemb.ops import products
+from jaxemb.runtime import mesh as mesh_lib
 
 
 class Effort(NamedTuple):

@@ -39,9 +39,9 @@ import machine
 import numpy as np
 
 from jaxemb import config as config_lib
-from jaxemb import hlo
-from jaxemb.data import loader
+from jaxemb.runtime import hlo
 from jaxemb.tables import sharded
+from jaxemb.text import loader
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RESULTS = _ROOT / 'experiments' / 'results'

@@ -26,7 +26,7 @@ import machine
 import scored
 
 from jaxemb import mixtures
-from jaxemb.evaluation import senses
+from jaxemb.senses import table as senses
 
 MODELS = {
   'skip-gram, tree': ('skipgram', 'hierarchical_softmax'),

@@ -18,12 +18,13 @@ import machine
 import ml_collections
 import numpy as np
 
-from jaxemb import build, mesh
+from jaxemb import build
 from jaxemb import config as config_lib
-from jaxemb.data import encode, loader, shards, tokens, vocab
 from jaxemb.models import skipgram
 from jaxemb.ops import sampling
+from jaxemb.runtime import mesh
 from jaxemb.strategies import base as strategy_base
+from jaxemb.text import encode, loader, shards, tokens, vocab
 
 _NOTIONAL_WORDS = 10**10  # of the corpus whose counts the vocabulary has
 _MEAN_SENTENCE_WORDS = 20

@@ -37,9 +37,9 @@ import partition_paper
 import partition_runs
 import partition_tables
 
-from jaxemb.data import encode, shares, toywiki
-from jaxemb.merging import parts
-from jaxemb.ops import align
+from jaxemb.merging import align, parts
+from jaxemb.text import encode, shares
+from jaxemb.toywiki import toywiki
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RESULTS = _ROOT / 'experiments' / 'results'

@@ -238,7 +238,7 @@ def merged(
   """Scores of sub-models that are merged, and what merging took."""
   import jax
 
-  from jaxemb import mesh
+  from jaxemb.runtime import mesh
 
   start = time.perf_counter()
   devices = mesh.make(mesh.Shape(len(jax.devices()), 1))

@@ -23,8 +23,8 @@ import numpy as np
 import scored
 
 from jaxemb import exports
-from jaxemb.data import toywiki_eval, toywiki_families
-from jaxemb.evaluation import senses
+from jaxemb.senses import table as senses
+from jaxemb.toywiki import toywiki_eval, toywiki_families
 
 EXPECTED = 0.95
 _TOKEN = re.compile(r'[^\W_]+')

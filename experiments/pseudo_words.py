@@ -30,8 +30,9 @@ import numpy as np
 import scored
 
 from jaxemb import exports
-from jaxemb.data import encode, tokens, toywiki
-from jaxemb.evaluation import senses
+from jaxemb.senses import table as senses
+from jaxemb.text import encode, tokens
+from jaxemb.toywiki import toywiki
 
 EXPECTED = 0.90  # purity of 50 pairs, two senses each
 # Frequent words are next to everything; of rare ones there is little to learn.

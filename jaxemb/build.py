@@ -17,17 +17,19 @@ import ml_collections
 import numpy as np
 
 from jaxemb import config as config_lib
-from jaxemb import errors, model_choice, processes, table_choice
-from jaxemb import mesh as mesh_lib
-from jaxemb.data import download, encode, loader, scan, teams, toywiki
+from jaxemb import errors, model_choice, table_choice
 from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
 from jaxemb.ops import wire
+from jaxemb.runtime import mesh as mesh_lib
+from jaxemb.runtime import processes
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import partition, replicas, sync, timetables
 from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
+from jaxemb.text import download, encode, loader, scan, teams
+from jaxemb.toywiki import toywiki
 
 _LOG = logging.getLogger('jaxemb')
 

@@ -6,9 +6,10 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxemb import build, mesh, metrics
-from jaxemb.data import loader
+from jaxemb import build, metrics
+from jaxemb.runtime import mesh
 from jaxemb.strategies import base as strategy_base
+from jaxemb.text import loader
 
 # Streams of random numbers that a seed has.
 _TABLES, _NEGATIVES = 0, 1

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxemb import errors, exports, keys, spelling
-from jaxemb.evaluation import gensim_results, nearest, texts
-from jaxemb.evaluation import senses as sense_measures
+from jaxemb.evaluation import gensim_results, nearest
 from jaxemb.evaluation import words as measures
+from jaxemb.senses import table as sense_measures
+from jaxemb.senses import texts
 from jaxemb.storage import word2vec_format
 
 

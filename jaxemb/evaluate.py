@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from jaxemb import embeddings, errors
-from jaxemb.evaluation import benchmarks, senses, summary, words
+from jaxemb.evaluation import benchmarks, summary, words
+from jaxemb.senses import table as senses
 from jaxemb.storage import atomic
 
 

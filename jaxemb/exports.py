@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.evaluation import senses
-from jaxemb.storage import rows_file, sense_files, word2vec_format
+from jaxemb.senses import sense_files
+from jaxemb.senses import table as senses
+from jaxemb.storage import rows_file, word2vec_format
 
 
 class Export(NamedTuple):

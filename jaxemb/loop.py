@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxemb import mesh, metrics, processes, report
+from jaxemb import metrics
+from jaxemb.report import report
+from jaxemb.runtime import mesh, processes
 from jaxemb.strategies import base as strategy_base
 
 

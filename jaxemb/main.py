@@ -25,7 +25,8 @@ def main(argv: Sequence[str] = sys.argv) -> int:
   try:
     found = arguments.parse(argv)
     # JAX only once the arguments are right.
-    from jaxemb import processes, train
+    from jaxemb import train
+    from jaxemb.runtime import processes
 
     return train.run(
       found.config, found.workdir, processes.Place(**found.place)
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] = sys.argv) -> int:
 
 
 def _exit(code: int) -> None:
-  from jaxemb import processes
+  from jaxemb.runtime import processes
 
   if code and processes.num_joined() > 1:
     processes.leave(code)  # others may wait for this one, and it for them

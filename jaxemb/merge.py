@@ -22,8 +22,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxemb import errors, hosts
-from jaxemb.storage import atomic, sense_files, word2vec_format
+from jaxemb import errors
+from jaxemb.runtime import hosts
+from jaxemb.senses import sense_files
+from jaxemb.storage import atomic, word2vec_format
 
 # Flags that the other methods have no use for.
 _OF_ALIR = (
@@ -50,9 +52,10 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
   # JAX only once the arguments are right.
   import jax
 
-  from jaxemb import mesh as mesh_lib
-  from jaxemb import sense_tables
-  from jaxemb.merging import combine, senses, sources
+  from jaxemb.merging import combine, sources
+  from jaxemb.runtime import mesh as mesh_lib
+  from jaxemb.senses import merge as senses
+  from jaxemb.senses import sense_tables
 
   started = time.monotonic()
   output = pathlib.Path(flags.output).expanduser()
@@ -170,7 +173,7 @@ def _table(report: dict[str, Any]) -> str:
       line += f'{x["residual"]:10.3f}{x["agreement"]:11.3f}'
     lines.append(line)
   if 'senses' in report:
-    from jaxemb.merging import senses
+    from jaxemb.senses import merge as senses
 
     lines.append(senses.line(report['senses']))
   if report['displacements']:

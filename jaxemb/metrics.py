@@ -21,7 +21,8 @@ import tqdm
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
-from jaxemb import errors, hosts, progress
+from jaxemb import errors
+from jaxemb.runtime import hosts, progress
 from jaxemb.storage import atomic
 
 LOG = logging.getLogger('jaxemb')

@@ -6,17 +6,10 @@ import ml_collections
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.data import loader, senses
-from jaxemb.models import (
-  cbow,
-  context_mixture,
-  hierarchical,
-  mixture,
-  sampled,
-  sense_rows,
-  skipgram,
-  tree,
-)
+from jaxemb.models import cbow, hierarchical, skipgram, tree
+from jaxemb.senses import choose as senses
+from jaxemb.senses import context_mixture, mixture, sampled, sense_rows
+from jaxemb.text import loader
 
 
 def _sampled(model):

@@ -24,7 +24,8 @@ import sys
 from collections.abc import Container, Sequence
 
 from jaxemb import embeddings, errors
-from jaxemb.evaluation import nearest, texts
+from jaxemb.evaluation import nearest
+from jaxemb.senses import texts
 
 _SIGNS = ('+', '-')
 

@@ -17,12 +17,16 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxemb import build, hosts, mesh, metrics, report, sense_tables
-from jaxemb.data import encode, vocab
-from jaxemb.evaluation import benchmarks, senses, summary
+from jaxemb import build, metrics
+from jaxemb.evaluation import benchmarks, summary
 from jaxemb.ops import rounding
+from jaxemb.report import report
+from jaxemb.runtime import hosts, mesh
+from jaxemb.senses import sense_tables
+from jaxemb.senses import table as senses
 from jaxemb.storage import rows_file, word2vec_format
 from jaxemb.strategies import base as strategy_base
+from jaxemb.text import encode, vocab
 
 _PACKAGES = ('jaxemb', 'jax', 'jaxlib', 'orbax-checkpoint', 'numpy', 'numba')
 
@@ -158,7 +162,7 @@ def _evaluate(
 ) -> dict[str, dict]:
   if not parts.eval_paths:
     return {}
-  from jaxemb.evaluation import words  # SciPy takes a third of a second
+  from jaxemb.evaluation import words
 
   evaluation = words.evaluate(
     parts.corpus.vocabulary.words,

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from jaxemb import build, errors, mesh, metrics, sense_tables, warm
+from jaxemb import build, errors, metrics, warm
 from jaxemb.ops import rounding
+from jaxemb.runtime import mesh
+from jaxemb.senses import sense_tables
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base
 

@@ -7,8 +7,8 @@ import jax
 import ml_collections
 import numpy as np
 
-from jaxemb import mesh as mesh_lib
-from jaxemb.ops import rowopt
+from jaxemb.runtime import mesh as mesh_lib
+from jaxemb.tables import row_optimizers as rowopt
 from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
 

@@ -16,24 +16,12 @@ from typing import Any
 import jax
 import ml_collections
 
-from jaxemb import (
-  build,
-  dispatches,
-  errors,
-  loop,
-  mesh,
-  metrics,
-  processes,
-  progress,
-  results,
-  saving,
-  sense_tables,
-  signals,
-  submodels,
-  watch,
-  workdirs,
-)
+from jaxemb import build, dispatches, errors, loop, metrics, results, saving
 from jaxemb import config as config_lib
+from jaxemb import rundir as workdirs
+from jaxemb.partition import submodels
+from jaxemb.runtime import mesh, processes, progress, signals, watch
+from jaxemb.senses import sense_tables
 from jaxemb.storage import checkpoint
 
 STOPPED = watch.STOPPED  # exit code

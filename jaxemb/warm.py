@@ -16,9 +16,10 @@ import numpy as np
 
 from jaxemb import errors, metrics
 from jaxemb.merging import parts as parts_lib
-from jaxemb.merging import sense_words, sources
+from jaxemb.merging import sources
 from jaxemb.merging import tables as tables_lib
 from jaxemb.ops import rounding
+from jaxemb.senses import sense_words
 from jaxemb.tables import precision, sharded
 
 

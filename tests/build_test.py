@@ -4,8 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import build, mesh
+from jaxemb import build
 from jaxemb import config as config_lib
+from jaxemb.runtime import mesh
 from jaxemb.strategies import replicas
 
 

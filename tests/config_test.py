@@ -4,8 +4,9 @@ import pathlib
 
 import pytest
 
-from jaxemb import build, errors, workdirs
+from jaxemb import build, errors
 from jaxemb import config as config_lib
+from jaxemb import rundir as workdirs
 from jaxemb.tables import sharded
 
 

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from jaxemb import metrics
-from jaxemb.reporting import layout
+from jaxemb.report import layout
 from tests import compiling
 
 jax.config.update('jax_num_cpu_devices', 8)

@@ -11,11 +11,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import build, mesh
+from jaxemb import build
 from jaxemb import config as config_lib
-from jaxemb.data import loader
 from jaxemb.models import base as model_base
+from jaxemb.runtime import mesh
 from jaxemb.strategies import base
+from jaxemb.text import loader
 from tests import oracle
 
 # Two devices cannot share seven columns without one that only fills up.

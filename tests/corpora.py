@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from jaxemb.data import encode, tokens, vocab
-from jaxemb.data import shards as shards_lib
+from jaxemb.text import encode, tokens, vocab
+from jaxemb.text import shards as shards_lib
 
 
 def encoded(shards, num_vocab=None):

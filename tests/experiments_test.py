@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jaxemb.data import toywiki
+from jaxemb.toywiki import toywiki
 from tests import compiling
 
 _ROOT = pathlib.Path(__file__).parents[1]

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tensorboardX.proto import event_pb2
 
-from jaxemb import errors, hosts, metrics
-from jaxemb.data import loader
+from jaxemb import errors, metrics
+from jaxemb.runtime import hosts
 from jaxemb.strategies import base as strategy_base
+from jaxemb.text import loader
 
 
 def _record(step: int) -> dict:

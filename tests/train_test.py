@@ -18,9 +18,11 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import dispatches, errors, hlo, train, workdirs
-from jaxemb.data import loader
+from jaxemb import dispatches, errors, train
+from jaxemb import rundir as workdirs
+from jaxemb.runtime import hlo
 from jaxemb.storage import checkpoint
+from jaxemb.text import loader
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _SMOKE = '--config=configs/wiki.py:smoke'

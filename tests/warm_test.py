@@ -7,7 +7,7 @@ import pytest
 import jaxemb
 from jaxemb import build, errors, train, warm
 from jaxemb import config as config_lib
-from jaxemb import mesh as mesh_lib
+from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.storage import word2vec_format
 from jaxemb.tables import sharded
 

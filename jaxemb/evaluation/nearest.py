@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from jaxemb.evaluation import senses
+from jaxemb.senses import table as senses
 
 # A sense that is hardly ever meant has learned nothing to be shown.
 MIN_PRIOR = 0.02

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxemb import errors, hosts
-from jaxemb.evaluation import senses as senses_lib
-from jaxemb.merging import align_words, passes, quality, tables
+from jaxemb import errors
+from jaxemb.merging import align, align_words, passes, quality, tables
+from jaxemb.merging import gram as gram_lib
 from jaxemb.merging import parts as parts_lib
-from jaxemb.ops import align
-from jaxemb.ops import gram as gram_lib
+from jaxemb.runtime import hosts
+from jaxemb.senses import table as senses_lib
 
 METHODS = ('alir', 'pca', 'concat')
 STARTS = align.STARTS

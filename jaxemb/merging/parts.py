@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.evaluation import senses as senses_lib
+from jaxemb.senses import table as senses_lib
 
 _BLOCK_ROWS = 65_536
 

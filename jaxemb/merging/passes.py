@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.merging import align, gram
 from jaxemb.merging import parts as parts_lib
-from jaxemb.ops import align, gram
 
 Progress = Callable[[str, int, int], None]  # (what, words done, all words)
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.merging import align
 from jaxemb.merging import parts as parts_lib
-from jaxemb.ops import align
 
 _NUM_EXAMPLES = 5
 # Of the cosine of a part and the others: less is hardly more than chance, or

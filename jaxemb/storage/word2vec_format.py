@@ -23,7 +23,8 @@ from typing import BinaryIO, NamedTuple, NoReturn
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.storage import atomic, float_text, projector, rows_file, sense_files
+from jaxemb.senses import sense_files
+from jaxemb.storage import atomic, float_text, projector, rows_file
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 1 << 22

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb import hlo
 from jaxemb.models import base as model_base
 from jaxemb.ops import rounding
+from jaxemb.runtime import hlo
 from jaxemb.tables import spec as spec_lib
 
 _ROUNDING = np.uint32(0x85EBCA6B)  # apart from the draws of negatives

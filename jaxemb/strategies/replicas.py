@@ -26,10 +26,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb import hlo
-from jaxemb import mesh as mesh_lib
 from jaxemb.models import base as model_base
 from jaxemb.ops import rounding, wire
+from jaxemb.runtime import hlo
+from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base, timetables
 from jaxemb.tables import precision
 from jaxemb.tables import spec as spec_lib

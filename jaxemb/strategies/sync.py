@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxemb import hlo
-from jaxemb import mesh as mesh_lib
 from jaxemb.models import base as model_base
+from jaxemb.runtime import hlo
+from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base
 from jaxemb.tables import spec as spec_lib
 

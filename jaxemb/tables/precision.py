@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxemb.ops import duplicates, rounding, rowopt, sampling
+from jaxemb.ops import rounding, sampling
+from jaxemb.tables import dedup as duplicates
+from jaxemb.tables import row_optimizers as rowopt
 from jaxemb.tables import spec as spec_lib
 
 _BLOCK_NUMBERS = 1 << 22  # of float32, from which rows of int8 are made

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxemb.ops import duplicates
+from jaxemb.tables import dedup as duplicates
 from jaxemb.tables import spec as spec_lib
 
 

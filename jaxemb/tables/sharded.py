@@ -30,8 +30,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.ops import duplicates, rounding, rowopt
+from jaxemb.ops import rounding
+from jaxemb.tables import dedup as duplicates
 from jaxemb.tables import precision, routes
+from jaxemb.tables import row_optimizers as rowopt
 from jaxemb.tables import spec as spec_lib
 
 ONE_DEVICE = spec_lib.Axes()

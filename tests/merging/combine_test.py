@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb import mesh as mesh_lib
 from jaxemb.evaluation import words as measures
 from jaxemb.merging import align_words, combine
 from jaxemb.merging import parts as parts_lib
+from jaxemb.runtime import mesh as mesh_lib
 
 _DIM = 8
 

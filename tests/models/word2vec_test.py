@@ -10,9 +10,9 @@ import jax.test_util
 import numpy as np
 import pytest
 
-from jaxemb import mesh
 from jaxemb.models import base, cbow, skipgram
 from jaxemb.ops import sampling, wire
+from jaxemb.runtime import mesh
 from tests import oracle
 
 KEY = np.array([0x13198A2E, 0x03707344], np.uint32)

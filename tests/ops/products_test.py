@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import mesh
 from jaxemb.ops import products, wire
+from jaxemb.runtime import mesh
 from tests import compiling
 
 K, C, W, D = 3, 4, 6, 5

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import errors, mesh
+from jaxemb import errors
+from jaxemb.runtime import mesh
 from jaxemb.storage import checkpoint
 
 

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb.data import loader
 from jaxemb.strategies import base
+from jaxemb.text import loader
 
 WINDOW, CHUNK, MAX_STEPS = 2, 4, 3
 

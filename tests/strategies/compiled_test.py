@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import build, mesh
+from jaxemb import build
 from jaxemb import config as config_lib
-from jaxemb.data import loader
+from jaxemb.runtime import mesh
 from jaxemb.strategies import base
 from jaxemb.tables import sharded
+from jaxemb.text import loader
 from tests import compiling
 
 VOCAB, DIM, MAX_STEPS = 50_000, 100, 8

@@ -6,10 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import build, mesh
+from jaxemb import build
 from jaxemb import config as config_lib
-from jaxemb.data import loader
+from jaxemb.runtime import mesh
 from jaxemb.strategies import base
+from jaxemb.text import loader
 from tests import oracle
 
 VOCAB, DIM, WINDOW, CHUNK, PARTS = 300, 12, 2, 4, 8

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import hlo, mesh
-from jaxemb.data import loader
 from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
-from jaxemb.ops import rowopt
+from jaxemb.runtime import hlo, mesh
 from jaxemb.strategies import base, partition, sync
+from jaxemb.tables import row_optimizers as rowopt
 from jaxemb.tables import sharded
+from jaxemb.text import loader
 from tests import compiling, oracle
 
 VOCAB, DIM, WINDOW, CHUNK = 3000, 12, 3, 4

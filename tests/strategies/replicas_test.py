@@ -8,14 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import mesh
-from jaxemb.data import loader
 from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
-from jaxemb.ops import rounding, rowopt
+from jaxemb.ops import rounding
+from jaxemb.runtime import mesh
 from jaxemb.strategies import base, replicas, sync, timetables
 from jaxemb.tables import precision, sharded
+from jaxemb.tables import row_optimizers as rowopt
 from jaxemb.tables import spec as spec_lib
+from jaxemb.text import loader
 from tests import oracle
 
 VOCAB, DIM, WINDOW, CHUNK = 3000, 6, 3, 4

@@ -11,13 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import build, mesh
-from jaxemb.data import loader
+from jaxemb import build
 from jaxemb.models import base as model_base
 from jaxemb.models import cbow, skipgram
-from jaxemb.ops import rowopt, wire
+from jaxemb.ops import wire
+from jaxemb.runtime import mesh
 from jaxemb.strategies import base, sync
+from jaxemb.tables import row_optimizers as rowopt
 from jaxemb.tables import spec as spec_lib
+from jaxemb.text import loader
 from tests import oracle
 
 VOCAB, DIM, WINDOW, CHUNK = 40, 6, 3, 4

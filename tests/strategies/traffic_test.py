@@ -4,10 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import build, mesh, report
+from jaxemb import build
 from jaxemb import config as config_lib
-from jaxemb.data import loader
+from jaxemb.report import report
+from jaxemb.runtime import mesh
 from jaxemb.strategies import base, timetables
+from jaxemb.text import loader
 from tests import compiling
 
 VOCAB, DIM, BATCH_WORDS, MAX_STEPS = 3000, 6, 64, 4

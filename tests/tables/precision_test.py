@@ -10,9 +10,10 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import mesh
-from jaxemb.ops import rounding, rowopt
+from jaxemb.ops import rounding
+from jaxemb.runtime import mesh
 from jaxemb.tables import precision, sharded
+from jaxemb.tables import row_optimizers as rowopt
 from jaxemb.tables import spec as spec_lib
 from tests import compiling
 

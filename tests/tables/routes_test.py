@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import mesh
+from jaxemb.runtime import mesh
 from jaxemb.tables import routes
 from jaxemb.tables import spec as spec_lib
 from tests import compiling

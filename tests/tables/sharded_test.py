@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import mesh
-from jaxemb.ops import rowopt
+from jaxemb.runtime import mesh
+from jaxemb.tables import row_optimizers as rowopt
 from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
 from tests import oracle

@@ -1,0 +1,1 @@
+"""Sub-models that are trained apart and merged once."""

@@ -1,0 +1,1 @@
+"""Where a run runs: devices, processes, resources, compiled programs."""

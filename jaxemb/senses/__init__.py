@@ -1,0 +1,1 @@
+"""Several vectors per word: the mixture models and what they need."""

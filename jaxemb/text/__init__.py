@@ -1,0 +1,1 @@
+"""Text of many forms, to batches of word ids."""

@@ -1,0 +1,1 @@
+"""The embedded corpus: a small encyclopedia written by a generator."""

@@ -1,0 +1,300 @@
+"""The reader of compiled programs: collectives, their bytes, their loops."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxemb.runtime import hlo
+from tests import compiling
+
+
+def _one(line, before='', num_devices=8):
+  """The collective of a program of one line, behind others."""
+  text = f"""HloModule jit_f, is_scheduled=true, num_partitions={num_devices}
+
+%add (x: f32[], y: f32[]) -> f32[] {{
+  ROOT %sum = f32[] add(%x, %y), metadata={{op_name="a }} all-reduce(" id=1}}
+}}
+
+ENTRY %main.3 (p: f32[16,4]) -> f32[16,4] {{
+  %p = f32[16,4]{{1,0:T(8,128)S(1)}} parameter(0)
+  %i = s32[10]{{0}} parameter(1)
+  {before}
+  {line}
+}}
+"""
+  (found,) = hlo.collectives(text)
+  assert found.loops == () and not found.is_in_branch
+  assert found.runs_per_step(hlo.Loop(4, 5, 6)) == 0
+  return found
+
+
+@pytest.mark.parametrize(
+  ('line', 'kind', 'group_size', 'sent_bytes'),
+  [
+    (
+      '%a = f32[16,4]{1,0} all-reduce(%p), channel_id=1, '
+      'replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add',
+      'all-reduce', 4, 2 * 3 / 4 * 256,
+    ),
+    (
+      '%a = f32[16,4]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], '
+      'use_global_device_ids=true, to_apply=%add',
+      'all-reduce', 4, 2 * 3 / 4 * 256,
+    ),
+    (
+      '%a = f32[16,4]{1,0} all-reduce(%p), replica_groups=[4,2]<=[2,4]T(1,0), '
+      'to_apply=%add',
+      'all-reduce', 2, 256,
+    ),
+    # Along axes of a mesh.
+    (
+      "%a = f32[16,4]{1,0} all-reduce(%p), replica_groups=mesh['x'=2,'y'=4] "
+      "{'y'}, use_global_device_ids=true, to_apply=%add",
+      'all-reduce', 4, 2 * 3 / 4 * 256,
+    ),
+    (
+      "%a = f32[16,4]{1,0} all-reduce(%p), replica_groups=mesh['x'=2,'y'=4] "
+      "{'x','y'}, to_apply=%add, metadata={op_name=\"{'x'}\"}",
+      'all-reduce', 8, 2 * 7 / 8 * 256,
+    ),
+    # All devices, those that the module names.
+    (
+      '%a = f32[16,4]{1,0} all-reduce(%p), replica_groups={}, to_apply=%add',
+      'all-reduce', 8, 2 * 7 / 8 * 256,
+    ),
+    (
+      '%a = f32[16,4] all-reduce(%p), replica_groups={{0},{1}}, to_apply=%add',
+      'all-reduce', 1, 0,
+    ),
+    # Several arrays at once, types before names, and no percent signs.
+    (
+      '%a = (f32[16,4]{1,0}, /*index=1*/s32[10]{0}) all-reduce('
+      'f32[16,4]{1,0:T(8,128)} %p, /*index=1*/s32[10]{0} %i), '
+      'replica_groups={{0,1}}, to_apply=%add',
+      'all-reduce', 2, 256 + 40,
+    ),
+    (
+      'a = (f32[16,4], s32[10]) all-reduce(p, i), replica_groups={{0,1}}',
+      'all-reduce', 2, 256 + 40,
+    ),
+    (
+      '%g = f32[64,4]{1,0} all-gather(%p), replica_groups={{0,4,1,5},{2,6,3,7}}'
+      ', dimensions={0}, use_global_device_ids=true',
+      'all-gather', 4, 3 * 256,
+    ),
+    (
+      '%t = f32[16,4]{1,0} all-to-all(%p), replica_groups=[1,8]<=[8], '
+      'dimensions={0}',
+      'all-to-all', 8, 7 / 8 * 256,
+    ),
+    (
+      '%t = (f32[16,4]{1,0}, f32[16,4]{1,0}) all-to-all(%p, /*index=1*/%p), '
+      'replica_groups={{0,1},{2,3}}',
+      'all-to-all', 2, 256,
+    ),
+    (
+      '%t = f32[16,4] ragged-all-to-all(%p, %p, %i, %i, %i, %i), '
+      'replica_groups={{0,1,2,3}}',
+      'ragged-all-to-all', 4, 3 / 4 * 256,
+    ),
+    (
+      'ROOT %s = f32[2,4]{1,0} reduce-scatter(%p), replica_groups={}, '
+      'dimensions={0}, to_apply=%add',
+      'reduce-scatter', 8, 7 / 8 * 256,
+    ),
+    (
+      '%c = f32[16,4] collective-permute(%p), channel_id=1, '
+      'source_target_pairs={{0,1},{1,0}}',
+      'collective-permute', 2, 256,
+    ),
+    (
+      '%c = f32[16,4] collective-permute(%p), source_target_pairs={{0,0}}',
+      'collective-permute', 1, 0,
+    ),
+    (
+      '%b = f32[16,4] collective-broadcast(%p), replica_groups={{0,1,2,3}}',
+      'collective-broadcast', 4, 3 / 4 * 256,
+    ),
+  ],
+)  # fmt: skip
+def test_bytes_of_one_device(line, kind, group_size, sent_bytes):
+  found = _one(line)
+  assert (found.kind, found.group_size) == (kind, group_size)
+  assert found.sent_bytes == sent_bytes
+
+
+@pytest.mark.parametrize(
+  ('number', 'num_bytes'),
+  [
+    ('pred', 1), ('s4', 0.5), ('u8', 1), ('bf16', 2), ('f8e4m3fn', 1),
+    ('s32', 4), ('f64', 8), ('c64', 8), ('c128', 16),
+  ],
+)  # fmt: skip
+def test_bytes_of_numbers(number, num_bytes):
+  before = f'%x = {number}[10,<=3]{{1,0}} fusion(%p), kind=kLoop'
+  found = _one(f'%g = {number}[20,3] all-gather(%x)', before, 2)
+  assert found.sent_bytes == 30 * num_bytes
+  assert found.shapes == ((10, 3), (20, 3))
+
+
+@pytest.mark.parametrize(
+  'line',
+  [
+    '%s = (f32[16,4], f32[128,4]) all-gather-start(%p), dimensions={0}',
+    '%s = ((f32[16,4]), f32[128,4], u32[]) all-gather-start(%p), '
+    'replica_groups={}, calls=%wrapped',
+  ],
+)
+def test_an_asynchronous_pair_is_one(line):
+  text = f"""HloModule jit_f, num_partitions=8
+%wrapped (x: f32[16,4]) -> f32[128,4] {{
+  %x = f32[16,4]{{1,0}} parameter(0)
+  ROOT %g = f32[128,4]{{1,0}} all-gather(%x), replica_groups={{}}
+}}
+ENTRY %main (p: f32[16,4]) -> f32[128,4] {{
+  %p = f32[16,4]{{1,0}} parameter(0)
+  {line}
+  %u = (f32[16,4], f32[128,4]) all-gather-update(%s)
+  ROOT %d = f32[128,4]{{1,0}} all-gather-done(%u)
+}}
+"""
+  (found,) = hlo.collectives(text)
+  assert found.kind == 'all-gather' and found.sent_bytes == 7 * 256
+  # The same, not abbreviated.
+  long = text.replace(line, line.replace('all-gather-start', 'async-start'))
+  if 'calls=' in line:
+    (found,) = hlo.collectives(long)
+    assert found.kind == 'all-gather' and found.sent_bytes == 7 * 256
+
+
+@pytest.mark.parametrize(
+  'line',
+  [
+    '%a = f32[16,4] all-reduce(%p), replica_groups=@mesh<x=8>{x}',
+    '%a = f32[16,4] all-reduce(%nowhere), replica_groups={{0,1}}',
+    '%a = f32[16,4] all-reduce(what[16] %p), replica_groups={{0,1}}',
+  ],
+)
+def test_what_cannot_be_read_is_no_number(line):
+  found = _one(line)
+  assert found.kind == 'all-reduce' and math.isnan(found.sent_bytes)
+
+
+def test_no_text_has_no_collectives():
+  assert hlo.collectives('') == []
+  assert hlo.collectives('HloModule jit_f, num_partitions=8\n') == []
+
+
+_LOOPS = """HloModule jit_f, num_partitions=4
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%x, %y)
+}
+%known (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %r = f32[8]{0} all-reduce(%a), replica_groups={}, to_apply=%add
+}
+%unknown (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %t = f32[8]{0} all-to-all(%a), replica_groups={}
+}
+%no (a: f32[8]) -> f32[8] {
+  ROOT %a = f32[8]{0} parameter(0)
+}
+%yes (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %p = f32[8]{0} collective-permute(%a), source_target_pairs={{0,1}}
+}
+%called (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %l = f32[8] while(%a), condition=%no, body=%known, metadata={op_name="{a}"}, \
+backend_config={"known_trip_count":{"n":"3"},"other":{"n":"9"}}
+  %m = f32[8] while(%l), condition=%no, body=%unknown
+  ROOT %c = f32[8] conditional(%k, %m, %m), branch_computations={%no, %yes}
+}
+%steps (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %b = f32[8] call(%a), to_apply=%called
+}
+%first (a: f32[8]) -> pred[] {
+  %a = f32[8]{0} parameter(0)
+  %g = f32[32]{0} all-gather(%a), replica_groups={}
+  ROOT %k = pred[] compare(%g, %g), direction=LT
+}
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  %w = f32[8] while(%p), condition=%first, body=%steps
+  ROOT %s = f32[2]{0} reduce-scatter(%w), replica_groups={}, to_apply=%add
+}
+"""
+
+
+def test_loops_and_conditions_around_a_collective():
+  found = {x.kind: x for x in hlo.collectives(_LOOPS)}
+  assert {kind: (x.loops, x.is_in_branch) for kind, x in found.items()} == {
+    'all-gather': ((None,), False),
+    'all-reduce': ((None, 3), False),
+    'all-to-all': ((None, None), False),
+    'collective-permute': ((None,), True),
+    'reduce-scatter': ((), False),
+  }
+  loop = hlo.Loop(steps=2, inner=5, branch=0.25)
+  assert {kind: x.runs_per_step(loop) for kind, x in found.items()} == {
+    'all-gather': 0.5,
+    'all-reduce': 1.5,
+    'all-to-all': 2.5,
+    'collective-permute': 0.125,
+    'reduce-scatter': 0,
+  }
+
+
+def test_a_compiled_program():
+  shape, axes = (2, 4), ('x', 'y')
+  mesh = jax.make_mesh(
+    shape, axes, axis_types=(jax.sharding.AxisType.Auto,) * 2
+  )
+  spec = jax.sharding.PartitionSpec(axes)
+
+  def step(_, a):  # [3, 8] float32 on each device
+    everywhere = jax.lax.psum(a, axes)
+    gathered = jax.lax.all_gather(a, 'x', tiled=True).reshape(2, 3, 8).sum(0)
+    pieces = jax.lax.psum_scatter(a, 'y', scatter_dimension=1, tiled=True)
+    turned = jax.lax.all_to_all(a, 'y', 1, 1, tiled=True)
+    passed = jax.lax.ppermute(a, 'x', [(0, 1), (1, 0)])
+    return everywhere + gathered + pieces.sum() + turned + passed
+
+  def program(a, num):
+    a = jax.lax.fori_loop(0, num, step, a)
+    a = jax.lax.fori_loop(0, 5, lambda _, a: jax.lax.psum(jnp.sin(a), 'y'), a)
+    return jax.lax.pmax(a.astype(jnp.bfloat16), 'x').astype(jnp.float32)
+
+  mapped = jax.shard_map(
+    program,
+    mesh=mesh,
+    in_specs=(spec, jax.sharding.PartitionSpec()),
+    out_specs=spec,
+    check_vma=False,
+  )
+  lowered = jax.jit(mapped).lower(jnp.ones((24, 8)), 7)
+  text = compiling.text(lowered)
+  found = [
+    (x.kind, x.group_size, x.sent_bytes, x.loops) for x in hlo.collectives(text)
+  ]
+  size, unknown = 3 * 8 * 4, (None,)
+  assert sorted(found, key=str) == sorted(
+    [
+      ('all-reduce', 8, 2 * 7 / 8 * size, unknown),
+      ('all-gather', 2, size, unknown),
+      ('reduce-scatter', 4, 3 / 4 * size, unknown),
+      ('all-to-all', 4, 3 / 4 * size, unknown),
+      ('collective-permute', 2, size, unknown),
+      ('all-reduce', 4, 2 * 3 / 4 * size, (5,)),
+      # A CPU may add and compare bfloat16 as float32.
+      ('all-reduce', 2, found[-1][2], ()),
+    ],
+    key=str,
+  )
+  assert found[-1][2] in (size / 2, size)

@@ -1,0 +1,406 @@
+"""Posteriors, scores in contexts, files and queries of senses."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxemb import embeddings, errors, query
+from jaxemb.ops import huffman
+from jaxemb.report import senses as section
+from jaxemb.senses import sense_tables
+from jaxemb.senses import table as senses
+from jaxemb.storage import word2vec_format
+
+WORDS = ['the', 'bank', 'money', 'river', 'boat', 'coin']
+STARTS = np.array([0, 1, 3, 4, 5, 6, 7])
+
+
+def _senses(loss='hierarchical_softmax'):
+  rng = np.random.default_rng(0)
+  num = len(WORDS) - (loss == 'hierarchical_softmax')
+  priors = np.ones(7, np.float32)
+  priors[1:3] = 0.25, 0.75
+  return senses.Senses(
+    WORDS,
+    np.array([50, 20, 10, 9, 5, 4]),
+    STARTS,
+    rng.normal(size=(7, 4)).astype(np.float32),
+    priors,
+    rng.normal(size=(num, 4)).astype(np.float32),
+    loss,
+    5,
+    2,
+  )
+
+
+def _write(folder, found):
+  counts = found.by_row(found.counts)
+  word2vec_format.export(folder, found.names(), found.vectors, counts)
+  sense_tables.write(folder, found)
+
+
+def _sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize('loss', ['hierarchical_softmax', 'negative_sampling'])
+def test_posterior_is_that_of_the_definition(loss):
+  found = _senses(loss)
+  context = found.context('Money by THE bank river boat the'.split(), 3)
+  assert context == [2, 0, 3, 4]
+  chances = []
+  for k in (0, 1):
+    vector, chance = found.vectors[1 + k].astype(float), found.priors[1 + k]
+    for word in context:
+      if loss == 'negative_sampling':
+        noise = found.counts**0.75 / (found.counts**0.75).sum()
+        logs = np.log(_sigmoid(-found.outputs @ vector))
+        chance *= _sigmoid(found.outputs[word] @ vector)
+        chance *= np.exp(5 * noise @ logs)
+        continue
+      points, codes, lengths = (
+        x[word] for x in huffman.tree_paths(found.counts)
+      )
+      for point, code in zip(points[:lengths], codes[:lengths], strict=True):
+        chance *= _sigmoid((1 - 2.0 * code) * (found.outputs[point] @ vector))
+    chances.append(chance)
+  expected = np.array(chances) / sum(chances)
+  np.testing.assert_allclose(found.posterior(1, context), expected, 1e-4)
+  np.testing.assert_allclose(found.posterior(1, []), [0.25, 0.75])
+  assert found.posterior(0, context).tolist() == [1.0]
+
+
+def test_posterior_by_what_contexts_mean():
+  found, half, kappa = _senses(), 0.1, 3.0
+  means = np.random.default_rng(4).normal(size=(7, 4)).astype(np.float32)
+  found = dataclasses.replace(
+    found, contexts=senses.Contexts(means, kappa, half)
+  )
+  x, total = np.zeros(4), 0.0
+  context = [3, 0, 1, 3]  # one of them has two senses
+  for word in context:
+    rows = slice(STARTS[word], STARTS[word + 1])
+    vector = found.priors[rows] @ found.vectors[rows]
+    weight = half / (half + found.counts[word] / found.counts.sum())
+    x += weight * vector / np.linalg.norm(vector)
+    total += weight
+  chances = np.array([0.25, 0.75]) * np.exp(
+    -kappa * ((x / total - means[1:3]) ** 2).sum(1)
+  )
+  np.testing.assert_allclose(
+    found.posterior(1, context), chances / chances.sum(), rtol=1e-5
+  )
+  np.testing.assert_allclose(found.posterior(1, []), [0.25, 0.75])
+  np.testing.assert_allclose(found.posterior(2, context), [1.0])
+
+
+def test_what_contexts_mean_is_kept(tmp_path):
+  found = _senses()
+  means = np.random.default_rng(4).normal(size=(7, 4)).astype(np.float32)
+  found = dataclasses.replace(found, contexts=senses.Contexts(means, 3.0, 0.1))
+  _write(tmp_path, found)
+  loaded = embeddings.load(tmp_path)
+  for text in ('the money bank', 'river bank boat'):
+    position = text.split().index('bank')
+    np.testing.assert_allclose(
+      loaded.disambiguate(text, position),
+      found.disambiguate(text, position),
+      rtol=1e-5,
+    )
+  np.save(tmp_path / 'means.npy', means[1:])
+  with pytest.raises(errors.UserError, match='means.npy has the form'):
+    embeddings.load(tmp_path)
+
+
+def _line(first, second, rating, contexts):
+  fields = ['1', first, 'n', second, 'n', *contexts, str(rating)]
+  return '\t'.join(fields + ['1'] * 10) + '\n'
+
+
+def test_scores_of_pairs_in_contexts(tmp_path):
+  found = _senses()
+  texts = 'money , <b> bank </b> the <b>bank</b>', 'the <b> river </b> boat .'
+  lines = [
+    _line('bank', 'river', 5, texts),
+    _line('Bank', 'nothing', 3, texts),
+    _line('river', 'river', 9, (texts[1], texts[1])),
+  ]
+  path = tmp_path / 'scws.txt'
+  path.write_text(''.join(lines) + 'no line of it\n')
+  questions = senses.read_scws(path)
+  assert [x.rating for x in questions] == [5, 3, 9]
+  assert questions[0].texts[0] == ['money', 'bank', 'the', 'bank']
+  assert questions[0].positions == (1, 1)
+  got = senses.similarities(found, questions)
+  assert np.isnan(got[1]).all() and (got[2] == 1).all()
+  units = found.vectors / np.linalg.norm(found.vectors, axis=1, keepdims=True)
+  cosines = units[1:3] @ units[4]
+  chances = found.posterior(1, [2, 0, 1])
+  mean = found.mean_vectors()
+  np.testing.assert_allclose(mean[1], found.priors[1:3] @ found.vectors[1:3])
+  single = mean[1] @ units[4] / np.linalg.norm(mean[1])
+  np.testing.assert_allclose(
+    got[0],
+    [
+      cosines[chances.argmax()],
+      chances @ cosines,
+      cosines.mean(),
+      cosines.max(),
+      single,
+    ],
+    atol=1e-5,
+  )
+  scores = senses.evaluate_files(found, [path])
+  assert scores['scws MaxSim']['score'] == pytest.approx(1)
+  assert (scores['scws MaxSim']['found'], scores['scws single']['oov']) == (
+    2,
+    1,
+  )
+  path.write_text('bank river 3\n')
+  with pytest.raises(errors.UserError, match='SCWS'):
+    senses.read_scws(path)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  found, folder = _senses(), tmp_path_factory.mktemp('run') / 'export'
+  _write(folder, found)
+  return folder
+
+
+def test_what_is_written_is_read(folder):
+  found, loaded = _senses(), embeddings.load(folder)
+  assert loaded.index_to_key[:4] == ['the', 'bank#0', 'bank#1', 'money']
+  for field in dataclasses.fields(found):
+    first, second = (
+      getattr(x, field.name) for x in (found, loaded.sense_table)
+    )
+    np.testing.assert_array_equal(first, second)
+  lines = (folder / 'dmwe.txt').read_text().splitlines()
+  assert lines[0] == '6 7 4' and lines[3] == 'bank 2'
+  row = np.array(lines[5].split(), np.float32)
+  np.testing.assert_array_equal(row, [0.75, *found.vectors[2]])
+
+
+def test_the_format_of_other_programs_is_known(folder, tmp_path):
+  with pytest.raises(errors.UserError, match='for other programs') as caught:
+    embeddings.load(folder / 'dmwe.txt')
+  assert str(caught.value).endswith(f'give its folder, {folder}')
+  # Vectors of numbers, without a header, are none of that.
+  (tmp_path / 'v.txt').write_text('5 1 2\n6 3 4\n7 5 6\n')
+  assert embeddings.load(tmp_path / 'v.txt').vectors.shape == (3, 2)
+
+
+def _of_contexts():
+  means = np.random.default_rng(4).normal(size=(7, 4)).astype(np.float32)
+  return dataclasses.replace(
+    _senses(), contexts=senses.Contexts(means, 3.0, 0.1)
+  )
+
+
+@pytest.mark.parametrize(
+  ('name', 'old', 'new', 'told'),
+  [
+    ('priors.txt', 'money 0 1\n', '', 'has 6 lines, vocab.txt 7'),
+    ('priors.txt', 'bank 1 0.75', 'bank 2 0.75', "line 3, 'bank' 2, has no"),
+    ('priors.txt', 'the 0 1', 'the 1 1', "line 1, 'the' 1, has no sense"),
+    ('priors.txt', 'bank 1 0.75', 'bank 1 nan', "priors of 'bank' must"),
+    ('priors.txt', 'bank 1 0.75', 'bank 1 0.7', "'bank' must not be"),
+    ('priors.txt', 'the 0 1', 'the 0 -1', "'the' must not"),
+    ('priors.txt', '0.25\nbank 1 0.75', '-1\nbank 1 2', "'bank' must not"),
+    ('priors.txt', 'the 0 1', 'the 0 x', 'could not convert'),
+    ('priors.txt', 'river 0', 'sea 0', "row 4 is 'river' in vocab.txt, 'sea'"),
+    ('priors.txt', None, '', 'priors.txt: is empty'),
+    ('priors.txt', None, None, 'priors.txt: No such file'),
+    ('senses.json', None, '[1]', 'senses.json: has no loss, negatives, window'),
+    ('senses.json', None, '{', 'senses.json: Expecting'),
+    ('senses.json', '"window": 2', '"window": 2.5', 'window is 2.5, must be'),
+    ('senses.json', '"window": 2', '"window": true', 'window is True'),
+    ('senses.json', '"negatives": 5', '"negatives": -1', 'negatives is -1'),
+    ('senses.json', 'hierarchical_softmax', 'other', "loss is 'other', must"),
+    ('senses.json', '"half_weight"', '"half"', 'has no half_weight'),
+    ('senses.json', '"concentration"', '"other"', 'has no concentration'),
+    ('senses.json', '3.0', 'NaN', 'concentration is nan'),
+    ('means.npy', None, (7, 3), r'means.npy has the form \(7, 3\)'),
+    ('means.npy', None, (6, 4), r'form \(6, 4\), the .* want \(7, 4\)'),
+    ('outputs.npy', None, (5, 3), r'outputs.npy has the form \(5, 3\)'),
+    ('outputs.npy', None, (4, 4), r'outputs.npy has the form \(4, 4\)'),
+    ('outputs.npy', None, 'cut', 'outputs.npy: '),
+  ],
+)
+def test_damage_is_named(tmp_path, name, old, new, told):
+  _write(tmp_path, _of_contexts())
+  path = tmp_path / name
+  if isinstance(new, tuple):
+    np.save(path, np.zeros(new, np.float32))
+  elif new is None:
+    path.unlink()
+  else:
+    text = path.read_text() if old is not None else ''
+    assert old is None or text.count(old) == 1
+    path.write_text(text.replace(old, new) if old is not None else new)
+  with pytest.raises(errors.UserError, match=told) as caught:
+    embeddings.load(tmp_path)
+  assert '\n' not in str(caught.value) and 'export again' in str(caught.value)
+
+
+def test_words_with_white_space_are_found_again(tmp_path):
+  words = ['the', 'a bank', 'money', 'a_bank', 'boat', 'x y']
+  found = dataclasses.replace(_senses(), words=words)
+  _write(tmp_path, found)
+  assert embeddings.load(tmp_path).sense_table.words == words
+
+
+def test_benchmarks_are_of_words(folder, tmp_path):
+  pairs = tmp_path / 'pairs.txt'
+  pairs.write_text('bank money 5\nthe bank 1\nmoney the 3\n')
+  loaded = embeddings.load(folder)
+  found = loaded.evaluate_word_pairs(pairs)
+  assert found[-1] == 0
+  assert found == loaded.of_words().evaluate_word_pairs(pairs)
+
+
+def test_without_outputs_only_contexts_say_nothing(tmp_path):
+  found = dataclasses.replace(_senses(), outputs=None, loss=None, negatives=0)
+  _write(tmp_path, found)
+  assert not (tmp_path / 'outputs.npy').exists()
+  loaded = embeddings.load(tmp_path)
+  with pytest.raises(errors.UserError, match='without outputs') as caught:
+    loaded.disambiguate('the money bank', 2)
+  assert '\n' not in str(caught.value)
+  text = 'the <b> bank </b> of money'
+  (tmp_path / 'scws.txt').write_text(
+    _line('bank', 'river', 5, (text, 'the <b>river</b>'))
+    + _line('bank', 'money', 7, (text, 'of <b>money</b>'))
+  )
+  scores = senses.evaluate(loaded.sense_table, tmp_path / 'scws.txt')
+  assert list(scores) == ['AvgSim', 'MaxSim', 'single']
+  whole = senses.evaluate(_senses(), tmp_path / 'scws.txt')
+  assert all(scores[name] == whole[name] for name in scores)
+
+
+def test_queries(folder, capsys):
+  loaded, found = embeddings.load(folder), _senses()
+  assert loaded.senses('bank') == [('bank#0', 0.25), ('bank#1', 0.75)]
+  assert loaded.senses('money') == [('money', 1.0)]
+  assert 'bank' in loaded and 'tank' not in loaded
+  nearest = loaded.most_similar('bank', sense=0)
+  assert nearest == loaded.most_similar('bank#0')
+  assert loaded.most_similar('bank') == loaded.most_similar('bank#1')
+  with pytest.raises(errors.UserError, match='has 2 senses'):
+    loaded.most_similar('bank', sense=2)
+  chances = loaded.disambiguate('the money Bank', 2)
+  np.testing.assert_allclose(chances, found.posterior(1, [0, 2]))
+  with pytest.raises(errors.UserError, match='position 3'):
+    loaded.disambiguate('the money bank', 3)
+  with pytest.raises(KeyError):
+    loaded.disambiguate('the tank', 1)
+  with pytest.raises(errors.UserError, match='position 3'):
+    loaded.of_words().disambiguate('the money bank', 3)
+  words = loaded.of_words()
+  assert words.index_to_key == WORDS and words.vectors.shape == (6, 4)
+  flag = f'--vectors={folder}'
+  assert query.main([flag, '--senses', 'bank']) == 0
+  assert capsys.readouterr().out.splitlines()[1].startswith('bank#1  0.7500  ')
+  assert query.main([flag, '--sense=0', 'bank', '--topn=1']) == 0
+  assert capsys.readouterr().out.split()[0] == nearest[0][0]
+  assert query.main([flag, '--position=2', 'the', 'money', 'bank']) == 0
+  assert f'bank#0  {chances[0]:.4f}' in capsys.readouterr().out
+  assert query.main([flag, '--sense=7', 'bank']) == 2
+
+
+def _crowd():
+  """Senses that lie close to each other: rows alone would be no answer."""
+  found = _senses()
+  vectors = np.zeros((9, 4), np.float32)
+  vectors[:, 0] = 1
+  vectors[:, 1] = [9, 0, 0.1, 0.2, 0.3, 1, 0.25, 2, 3]
+  priors = np.array([1, 0.5, 0.5, 0.99, 0.01, 1, 1, 1, 1], np.float32)
+  return dataclasses.replace(
+    found,
+    starts=np.array([0, 1, 3, 5, 6, 7, 9]),
+    vectors=vectors,
+    priors=np.where(np.arange(9) > 6, np.float32(0.5), priors),
+  )
+
+
+def test_neighbours_are_other_words_each_once(tmp_path, capsys):
+  found = _crowd()
+  _write(tmp_path, found)
+  loaded = embeddings.load(tmp_path)
+
+  def names(*args, **settings):
+    return [x for x, _ in loaded.most_similar(*args, **settings)]
+
+  # bank is 0 and 0.1, money 0.2 and (rarely) 0.3, boat 0.25.
+  everything = ['money#0', 'boat', 'river', 'coin#0', 'the']
+  assert names('bank', sense=0) == everything
+  assert names('bank') == names('bank#1') == names(1) == everything
+  assert names('bank', topn=2) == everything[:2]
+  assert names('bank', restrict_vocab=3) == ['money#0', 'the']
+  assert names('bank', 'money', restrict_vocab=3) == ['the']
+  assert len(loaded.most_similar('bank', topn=None, restrict_vocab=3)) == 5
+  assert names('coin', sense=1, topn=1) == ['the']
+  vector = np.array([1, 0.31, 0, 0], np.float32)
+  assert names(vector, topn=3) == ['money#1', 'boat', 'bank#1']
+  assert names(vector, topn=2, min_prior=0.02) == ['boat', 'money#0']
+  assert loaded.most_similar_cosmul('bank', topn=1)[0][0] == 'money#0'
+  # The commands leave rare senses out, as the report does.
+  flag = f'--vectors={tmp_path}'
+  for argv in (['--senses', 'bank'], ['--position=1', 'the', 'bank']):
+    assert query.main([flag, '--topn=3', *argv]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [x.split()[2:] for x in lines] == [everything[:3]] * 2
+  assert query.main([flag, '--topn=9', '--sense=1', 'bank']) == 0
+  out = capsys.readouterr().out
+  assert 'money#0' in out and 'money#1' not in out
+  html = section.section(found)
+  assert html.count('money') == 1 + 4  # near the senses of two others
+
+
+@pytest.mark.parametrize(
+  'asked',
+  [
+    ['--senses', '--sense=1'],
+    ['--position=1', '--senses'],
+    ['--position=1', '--sense=1'],
+  ],
+)
+def test_only_one_thing_is_asked(folder, capsys, asked):
+  with pytest.raises(SystemExit) as stop:
+    query.main([f'--vectors={folder}', *asked, 'the', 'bank'])
+  assert stop.value.code == 2
+  told = capsys.readouterr().err.splitlines()[-1]
+  assert 'ask for different things; give one' in told
+
+
+def test_a_text_is_taken_as_training_takes_it(folder, capsys):
+  loaded, found = embeddings.load(folder), _senses()
+  text = '"The (money) \u2013 by the RIVER, an Bank.'
+  context = found.context(text.split(), 7)
+  assert context == [0, 3] and found.context(text.split(), 7, 9) == [0, 2, 0, 3]
+  np.testing.assert_array_equal(
+    loaded.disambiguate(text, 7), found.posterior(1, context)
+  )
+  assert query.main([f'--vectors={folder}', '--position=7', text]) == 0
+  assert capsys.readouterr().out.startswith('bank#0  ')
+  assert found.context(['--', '', '\u093f'], 1) == []
+  words = loaded.of_words()
+  for token in ('bank', 'Bank', '"Bank".'):
+    assert words.disambiguate(f'the {token}', 1) == [1.0]
+  for each in (loaded, words):
+    with pytest.raises(errors.UserError, match='window=-3 must be 0'):
+      each.disambiguate('the bank', 1, window=-3)
+    with pytest.raises(KeyError, match='tank'):
+      each.disambiguate('the tank.', 1)
+    assert each.disambiguate('bank', 0).dtype == np.float64
+  with pytest.raises(errors.UserError, match='window=-1 must be 0'):
+    found.context(['the', 'bank'], 1, -1)
+
+
+def test_section_of_the_report():
+  found = _senses()
+  html = section.section(found)
+  assert html.count('<dt>') == 1 and '0.25' in html and 'bank' in html
+  assert section.section(None) == ''

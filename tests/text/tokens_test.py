@@ -1,0 +1,330 @@
+"""Tokenizing against plain Python: str methods, unicodedata, dict."""
+
+import collections
+import random
+import sys
+import unicodedata
+
+import numpy as np
+import pytest
+
+from jaxemb.text import tokens, word_table
+
+_END = None
+_INVALID = [
+  b'\x80',  # a continuation alone
+  b'\xbf\xbf',
+  b'\xc0\x80',  # overlong
+  b'\xc1\xbf',
+  b'\xe0\x80\x80',
+  b'\xe0\x9f\xbf',
+  b'\xf0\x80\x80\x80',
+  b'\xf0\x8f\xbf\xbf',
+  b'\xc3',  # truncated
+  b'\xe2\x82',
+  b'\xe2',
+  b'\xf0\x9f\xa6',
+  b'\xf0\x9f',
+  b'\xf0',
+  b'\xc3A',
+  b'\xe2\x82\xc3\xa4',
+  b'\xed\xa0\x80',  # surrogates
+  b'\xed\xbf\xbf',
+  b'\xf4\x90\x80\x80',  # above U+10FFFF
+  b'\xf5\x80\x80\x80',
+  b'\xf7\xbf\xbf\xbf',
+  b'\xf8\x88\x80\x80\x80',
+  b'\xfe',
+  b'\xff',
+]
+_POOLS = [
+  'abcXYZ019',
+  ' \t\r\n\v\f',
+  '\n',
+  ' ',
+  '\r\n',
+  '_-\'".,;:!?()[]/\\@#%&*+=<>|~^`$\0\x01\x1c\x1f\x7f',
+  'äÖßéÉñÇøÅæŒſ',
+  'ΣσςΑΩώЖжЯёЁ',
+  'İıẞ\u212a\u212b\u023a\u01c5\u01c4\u2160\u24b6',
+  '\u0301\u0308\u0345\u20dd\ufe0f\u093f\u0902\u094d\u0e31\u05b0\u064b',
+  'हिन्दीதமிழ்ไทยעבריתعربي١٢٣',
+  '東京大学日本語ひらカタカナ한국어\uac00\u3007\u30fc',
+  '🦓🏴😀👩\u200d👩🏽\ufe0f🇩🇪',
+  '\xa0\x85\u1680\u2003\u2028\u2029\u202f\u205f\u3000\u200b\ufeff\u2060',
+  '½²₃Ⅷ①٣๙𝟘𝒜𝔸𐐀𐐨𞤀𞤢',
+  '\U00020000\U0003134f\U00033479\U000e0100\U000e01ef\U000e0041\U000f0000'
+  '\U0010fffd\U00040000\ufffd\uffff\ue000',
+]
+
+
+def _chars(data):
+  """(character, whether it was valid) of UTF-8, byte by byte where it is not.
+
+  Python's strict decoder decides what is valid.
+  """
+  i = 0
+  while i < len(data):
+    for length in range(1, 5):
+      try:
+        char = data[i : i + length].decode()
+      except UnicodeDecodeError:
+        continue
+      yield char, True
+      i += length
+      break
+    else:
+      yield '\ufffd', False
+      i += 1
+
+
+def _is_inside(char, definition):
+  if definition == 'whitespace':
+    return not char.isspace() and char >= ' '
+  return char.isalnum() or unicodedata.category(char).startswith('M')
+
+
+def _lower(char):
+  lower = char.lower()
+  return lower if len(lower) == 1 else char
+
+
+def _expected(data, definition, lowercase, ends_line=True):
+  """Words as bytes, with `_END` behind each sentence, and the counters."""
+  out, word = [], ''
+  num_invalid = num_overlong = 0
+
+  def end():
+    if not out or out[-1] is not _END:
+      out.append(_END)
+
+  for char, is_valid in [*_chars(data), (None, True)]:
+    num_invalid += not is_valid
+    if char is not None and _is_inside(char, definition):
+      word += _lower(char) if lowercase else char
+      continue
+    if word:
+      encoded = word.encode()
+      if len(encoded) > 255:
+        num_overlong += 1
+      else:
+        out.append(encoded)
+      word = ''
+    if char == '\n':
+      end()
+  if ends_line:
+    end()
+  num_words = sum(item is not _END for item in out)
+  return out, (num_words, num_invalid, num_overlong)
+
+
+def _words(data, definition='words', lowercase=False, ends_line=True):
+  """What `tokenize` makes of a text, its table checked on the way."""
+  ids, table, counters = tokens.tokenize(data, definition, lowercase, ends_line)
+  assert ids.dtype == np.int32
+  names = list(word_table.words(table))
+  out = [_END if i == tokens.END else names[i] for i in ids.tolist()]
+  counts = collections.Counter(item for item in out if item is not _END)
+  # In the order of first occurrence, each word once.
+  table_counts = table.counts[: len(names)].tolist()
+  assert list(zip(names, table_counts, strict=True)) == list(counts.items())
+  return out, tuple(counters)
+
+
+def _random_text(rng, num_parts):
+  parts = []
+  for _ in range(num_parts):
+    kind = rng.random()
+    if kind < 0.1:
+      parts.append(rng.choice(_INVALID))
+    elif kind < 0.2:
+      point = rng.randrange(sys.maxunicode + 1)
+      if not 0xD800 <= point < 0xE000:
+        parts.append(chr(point).encode())
+    elif kind < 0.22:
+      repeats = rng.randrange(240, 270)
+      parts.append(rng.choice('aÄ東🦓').encode() * repeats)
+    elif kind < 0.25:
+      parts.append(rng.randbytes(rng.randrange(4)))
+    else:
+      pool = rng.choice(_POOLS)
+      parts.append(''.join(rng.choices(pool, k=rng.randrange(5))).encode())
+  return b''.join(parts)
+
+
+@pytest.mark.parametrize('definition', tokens.DEFINITIONS)
+@pytest.mark.parametrize('lowercase', [False, True])
+def test_random_text_as_in_plain_python(definition, lowercase):
+  rng = random.Random(f'{definition} {lowercase}')
+  for _ in range(150):
+    text = _random_text(rng, rng.choice([1, 3, 10, 100, 300]))
+    ends_line = rng.random() < 0.5
+    expected = _expected(text, definition, lowercase, ends_line)
+    assert _words(text, definition, lowercase, ends_line) == expected, text
+
+
+@pytest.mark.parametrize('definition', tokens.DEFINITIONS)
+@pytest.mark.parametrize('lowercase', [False, True])
+def test_every_kind_of_character(definition, lowercase):
+  points = [*range(0x30000), *range(0x30000, sys.maxunicode + 1, 61)]
+  points += range(0xE0000, 0xE0200)
+  expected = []
+  for point in points:
+    char = chr(point)
+    out = _lower(char) if lowercase else char
+    expected.append(ord(out) if _is_inside(char, definition) else 0)
+  table = tokens.code_points(definition, lowercase)
+  wrong = np.flatnonzero(table[points] != expected)
+  assert not len(wrong), [hex(points[i]) for i in wrong[:10]]
+
+
+@pytest.mark.parametrize('invalid', _INVALID)
+@pytest.mark.parametrize('frame', [b'%s', b'a%sb', b' %s ', b'\xc3\xa4%s\n'])
+def test_invalid_utf8_is_replaced_and_counted(invalid, frame):
+  text = frame % invalid
+  for definition in tokens.DEFINITIONS:
+    expected = _expected(text, definition, False)
+    assert _words(text, definition) == expected
+    assert expected[1][1] > 0
+  # Cut off anywhere, the text's end is no trap.
+  for stop in range(len(text)):
+    expected = _expected(text[:stop], 'words', False)
+    assert _words(text[:stop]) == expected
+
+
+@pytest.mark.parametrize(
+  'text, words',
+  [
+    ("Don't stop", [b'Don', b't', b'stop']),
+    ('naïve e\u0301te\u0301', ['naïve'.encode(), 'e\u0301te\u0301'.encode()]),
+    ('हिन्दी', ['हिन्दी'.encode()]),
+    ('1,000.5 x_y', [b'1', b'000', b'5', b'x', b'y']),
+    ('東京タワー', ['東京タワー'.encode()]),
+    ('a🦓b', [b'a', b'b']),
+    ('葛\U000e0100飾区', ['葛\U000e0100飾区'.encode()]),
+  ],
+)
+def test_words(text, words):
+  assert _words(text.encode())[0] == [*words, _END]
+
+
+def test_whitespace_keeps_what_is_written():
+  text = "Don't 🦓-x\u3000a\xa0b _ \U00100000\tc"
+  expected = [word.encode() for word in text.split()]
+  assert _words(text.encode(), 'whitespace')[0] == [*expected, _END]
+
+
+@pytest.mark.parametrize(
+  'upper, lower',
+  [
+    ('ÀÉÎ', 'àéî'),
+    ('ΟΔΟΣ', 'οδοσ'),  # no final sigma: one code point at a time
+    ('İstanbul', 'İstanbul'),  # its lower case is two code points
+    ('\u212a', 'k'),  # the Kelvin sign shrinks to one byte
+    ('Ⱥ', 'ⱥ'),  # grows to three
+    ('ẞ', 'ß'),
+    ('𐐀', '𐐨'),
+  ],
+)
+def test_lowercase(upper, lower):
+  text = upper.encode()
+  assert _words(text, 'words', True)[0] == [lower.encode(), _END]
+  assert _words(text, 'words', False)[0] == [upper.encode(), _END]
+  # Both spellings are one entry.
+  both = f'{upper} {lower}'.encode()
+  assert len(set(_words(both, 'words', True)[0])) == 2
+
+
+@pytest.mark.parametrize(
+  'text, ends_line, expected',
+  [
+    (b'', True, '|'),
+    (b'', False, ''),
+    (b'\n', True, '|'),
+    (b'\n', False, '|'),
+    (b'\n\n\n', False, '|'),
+    (b'a', True, 'a|'),
+    (b'a', False, 'a'),
+    (b'a\n', True, 'a|'),
+    (b'a\n', False, 'a|'),
+    (b'a b\nc', True, 'ab|c|'),
+    (b'a b\nc', False, 'ab|c'),
+    (b'\na', True, '|a|'),  # the line may have begun in the piece before
+    (b'a\n\n \n.\n\nb\n', True, 'a|b|'),
+    (b'a\r\nb\r\n\r\n', True, 'a|b|'),
+    (b'a\rb\x0cc\x0bd', True, 'abcd|'),
+    ('a\u2028b\x85c'.encode(), True, 'abc|'),
+    (b'...', True, '|'),  # the line of the piece before ends here
+    (b'...', False, ''),
+    (b'a\n...', True, 'a|'),
+  ],
+)
+def test_ends_of_sentences(text, ends_line, expected):
+  expected = [_END if c == '|' else c.encode() for c in expected]
+  assert _words(text, 'words', False, ends_line)[0] == expected
+
+
+def test_overlong_words_are_counted_and_dropped():
+  cases = [
+    ('a' * 255, True),
+    ('a' * 256, False),
+    ('a' * 100_000, False),
+    ('ä' * 127 + 'a', True),  # 255 bytes
+    ('a' + 'ä' * 127, True),
+    ('ä' * 128, False),  # 256
+    ('東' * 85, True),  # 255
+    ('東' * 86, False),
+    ('a' * 254 + '東', False),
+    ('a' * 252 + '東', True),
+    ('𐐀' * 63 + 'aaa', True),  # 255
+    ('a' * 255 + '𐐀', False),
+  ]
+  for word, is_kept in cases:
+    text = f'x {word} y'.encode()
+    out, counters = _words(text)
+    kept = [word.encode()] if is_kept else []
+    assert out == [b'x', *kept, b'y', _END]
+    assert counters == (2 + is_kept, 0, not is_kept)
+  # What counts is the length as written.
+  assert _words(('Ⱥ' * 127).encode(), 'words', False)[1] == (1, 0, 0)
+  assert _words(('Ⱥ' * 127).encode(), 'words', True)[1] == (0, 0, 1)
+  assert _words(('\u212a' * 200).encode(), 'words', False)[1] == (0, 0, 1)
+  assert _words(('\u212a' * 200).encode(), 'words', True)[1] == (1, 0, 0)
+  assert _words(b'\xff' * 85, 'whitespace')[1] == (1, 85, 0)
+  assert _words(b'\xff' * 86, 'whitespace')[1] == (0, 86, 1)
+
+
+def _without_repeated_ends(items):
+  return [
+    item
+    for i, item in enumerate(items)
+    if item is not _END or i == 0 or items[i - 1] is not _END
+  ]
+
+
+@pytest.mark.parametrize('definition', tokens.DEFINITIONS)
+def test_pieces_cut_at_white_space_are_the_whole(definition):
+  rng = random.Random(5)
+  for _ in range(60):
+    text = _random_text(rng, 200)
+    whole, whole_counters = _words(text, definition, True)
+    places = [i + 1 for i, byte in enumerate(text) if byte in b' \t\n\v\f\r']
+    num_cuts = min(len(places), rng.randrange(8))
+    cuts = [0, *sorted(rng.sample(places, num_cuts)), len(text)]
+    out, counters = [], np.zeros(3, int)
+    for start, stop in zip(cuts, cuts[1:], strict=False):
+      is_last = stop == len(text)
+      ends_line = is_last or text[stop - 1 : stop] == b'\n'
+      words, counts = _words(text[start:stop], definition, True, ends_line)
+      out += words
+      counters += counts
+    assert _without_repeated_ends(out) == whole
+    assert tuple(counters) == whole_counters
+
+
+def test_many_words_grow_the_table():
+  words = [b'%x' % (i * i) for i in range(50_000)]
+  text = b' '.join(words + words[::-1])
+  out, counters = _words(text)
+  assert out == [*words, *words[::-1], _END]
+  assert counters == (100_000, 0, 0)
