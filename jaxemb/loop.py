@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxemb import metrics
-from jaxemb.report import report
-from jaxemb.runtime import mesh, processes
+from jaxemb.runtime import hlo, mesh, processes
 from jaxemb.strategies import base as strategy_base
 
 
@@ -59,7 +58,7 @@ def _compile(task: Task, args: tuple) -> Any:
   compiled = strategy.step.lower(task.state, *args).compile()
   secs = time.monotonic() - start
   totals.compile_secs += secs
-  totals.collectives = report.collectives(compiled.as_text(), strategy.loop)
+  totals.collectives = hlo.traffic(compiled.as_text(), strategy.loop)
   since = metrics.process_secs()
   start = '' if since is None else f'; training after {since:.1f} s'
   metrics.LOG.info('compiled in %.1f s%s', secs, start)

@@ -21,7 +21,7 @@ from jaxemb import build, metrics
 from jaxemb.evaluation import benchmarks, summary
 from jaxemb.ops import rounding
 from jaxemb.report import report
-from jaxemb.runtime import hosts, mesh
+from jaxemb.runtime import hlo, hosts, mesh
 from jaxemb.senses import sense_tables
 from jaxemb.senses import table as senses
 from jaxemb.storage import rows_file, word2vec_format
@@ -138,7 +138,7 @@ def page(
     ),
     'table_dtype': config.table.dtype,
     'devices': [mesh.name(d) for d in parts.mesh.devices.flatten()],
-    'collectives': report.per_word(
+    'collectives': hlo.with_bytes_per_word(
       totals.collectives,
       totals.steps * parts.mesh.size / max(totals.words, 1),
     ),

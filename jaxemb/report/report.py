@@ -15,14 +15,8 @@ import numpy as np
 from jaxemb.report import page
 from jaxemb.report import senses as senses_section
 from jaxemb.report import words as word_choice
-from jaxemb.runtime import hlo
 from jaxemb.senses import table as senses
 from jaxemb.storage import atomic
-
-_WORDS_COUNTED = (
-  'bytes that all devices together send per corpus word inside the vocabulary, '
-  'before frequent-word subsampling, times epochs'
-)
 
 
 def write(
@@ -75,67 +69,6 @@ def write_figures(workdir: pathlib.Path, report: Mapping[str, Any]) -> None:
       _plain(report, None), indent=2, ensure_ascii=False, allow_nan=False
     )
     file.write(text.encode('utf-8', errors='backslashreplace') + b'\n')
-
-
-def collectives(hlo_text: str, loop: hlo.Loop) -> dict[str, Any]:
-  """What the devices send each other in a compiled dispatch.
-
-  An asynchronous pair (`-start` and `-done`) counts once.
-
-  Args:
-    hlo_text: What `as_text()` of a compiled function returns.
-    loop: How often what stands in its loops runs.
-
-  Returns:
-    The number of instructions by collective, all collectives named, and by
-    collective and in `total`, both as of ring algorithms,
-    `bytes_per_step_per_device` and `bytes_per_dispatch_per_device` (outside the
-    loop over steps): what one device sends.
-  """
-  found = hlo.collectives(hlo_text)
-  names = [each.kind for each in found]
-  return {kind: names.count(kind) for kind in hlo.KINDS} | {
-    'bytes_per_step_per_device': _by_kind(
-      found, [each.runs_per_step(loop) for each in found]
-    ),
-    'bytes_per_dispatch_per_device': _by_kind(
-      found, [not each.loops for each in found]
-    ),
-  }
-
-
-def _by_kind(
-  found: Sequence[hlo.Collective], runs: Sequence[float]
-) -> dict[str, float]:
-  """Bytes sent by collective, and in `total`."""
-  sent = [
-    x.sent_bytes * n if n else 0.0 for x, n in zip(found, runs, strict=True)
-  ]
-  by_kind = {
-    kind: sum(y for x, y in zip(found, sent, strict=True) if x.kind == kind)
-    for kind in hlo.KINDS
-  }
-  return by_kind | {'total': sum(sent)}
-
-
-def per_word(
-  found: Mapping[str, Any] | None, device_steps_per_word: float
-) -> dict[str, Any] | None:
-  """What `collectives` returned, with `bytes_per_word` of all devices.
-
-  Args:
-    found: None, or figures without bytes, stay what they are.
-    device_steps_per_word: Steps of training, times devices, over words.
-  """
-  if not found or 'bytes_per_step_per_device' not in found:
-    return found and dict(found)
-  return dict(found) | {
-    'bytes_per_word': {
-      kind: device_steps_per_word * sent
-      for kind, sent in found['bytes_per_step_per_device'].items()
-    },
-    'words_counted': _WORDS_COUNTED,
-  }
 
 
 def _plain(value: object, not_finite: float | None) -> Any:

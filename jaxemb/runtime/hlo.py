@@ -9,8 +9,8 @@ the program has to say it (`Loop`).
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 # What one device sends, as part of its group's n, of the bytes that it puts in.
 _SENT: dict[str, Callable[[int], float]] = {
@@ -121,6 +121,68 @@ def collectives(text: str) -> list[Collective]:
   if program.entry is None:
     return []
   return list(_run(program, program.entry, (), False))
+
+
+def traffic(text: str, loop: Loop) -> dict[str, Any]:
+  """Counts the collectives of a compiled dispatch and the bytes they send.
+
+  Args:
+    text: as for `collectives`; an asynchronous pair (`-start` and `-done`)
+      counts once.
+    loop: how often the loops of unknown length run.
+
+  Returns:
+    Instructions by kind of collective (all kinds are listed), and, by kind and
+    in `total`, the bytes that one device sends with ring algorithms:
+    `bytes_per_step_per_device`, and `bytes_per_dispatch_per_device` for the
+    collectives outside the loop over steps.
+  """
+  ops = collectives(text)
+  kinds = [op.kind for op in ops]
+  return {kind: kinds.count(kind) for kind in KINDS} | {
+    'bytes_per_step_per_device': _sent_by_kind(
+      ops, [op.runs_per_step(loop) for op in ops]
+    ),
+    'bytes_per_dispatch_per_device': _sent_by_kind(
+      ops, [not op.loops for op in ops]
+    ),
+  }
+
+
+def with_bytes_per_word(
+  traffic: Mapping[str, Any] | None, device_steps_per_word: float
+) -> dict[str, Any] | None:
+  """Adds `bytes_per_word`, the bytes that all devices send per corpus word.
+
+  Args:
+    traffic: from `traffic`; None, or counts without bytes, are returned as
+      they are.
+    device_steps_per_word: training steps times devices over words.
+  """
+  if not traffic or 'bytes_per_step_per_device' not in traffic:
+    return traffic and dict(traffic)
+  return dict(traffic) | {
+    'bytes_per_word': {
+      kind: device_steps_per_word * sent_bytes
+      for kind, sent_bytes in traffic['bytes_per_step_per_device'].items()
+    },
+    'words_counted': 'bytes that all devices together send per corpus word '
+    'inside the vocabulary, before frequent-word subsampling, times epochs',
+  }
+
+
+def _sent_by_kind(
+  ops: Sequence[Collective], runs: Sequence[float]
+) -> dict[str, float]:
+  # Unknown bytes of a collective that never runs are zero, not unknown.
+  sent = [
+    op.sent_bytes * n if n else 0.0 for op, n in zip(ops, runs, strict=True)
+  ]
+  by_kind = {
+    kind: sum(x for op, x in zip(ops, sent, strict=True) if op.kind == kind)
+    for kind in KINDS
+  }
+  return by_kind | {'total': sum(sent)}
 
 
 def _program(text: str) -> _Program:

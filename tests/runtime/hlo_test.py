@@ -298,3 +298,48 @@ def test_a_compiled_program():
     key=str,
   )
   assert found[-1][2] in (size / 2, size)
+
+
+def test_collectives_by_step_and_by_word():
+  text = """HloModule jit_f, num_partitions=4
+%add (x: f32[], y: f32[]) -> f32[] {
+  ROOT %add = f32[] add(f32[] %x, f32[] %y), metadata={op_name="all-reduce("}
+}
+%inner (a: f32[8]) -> f32[8] {
+  ROOT %t = f32[8] all-to-all(f32[8] %a), replica_groups={}
+}
+%body (b: f32[8]) -> f32[8] {
+  %r = f32[8] all-reduce(f32[8] %b), replica_groups={}, to_apply=%add
+  %q = f32[8] all-reduce(f32[8] %r), replica_groups={}, to_apply=%add
+  ROOT %w = f32[8] while(%q), condition=%add, body=%inner
+}
+ENTRY %all-gather (a: f32[8]) -> f32[8] {
+  %b = f32[8] while(f32[8] %a), condition=%add, body=%body
+  %s = (f32[8], f32[32]) all-gather-start(f32[8] %b), replica_groups={}
+  ROOT %d = f32[32] all-gather-done((f32[8], f32[32]) %s)
+}
+"""
+  found = hlo.traffic(text, hlo.Loop(steps=2, inner=10))
+  counts = {kind: found[kind] for kind in hlo.KINDS}
+  expected = {'all-reduce': 2, 'all-gather': 1, 'all-to-all': 1}
+  assert counts == dict.fromkeys(hlo.KINDS, 0) | expected
+  step = found['bytes_per_step_per_device']
+  # 48 bytes each; 24 bytes in every one of ten rounds; of two steps.
+  assert step == dict.fromkeys(hlo.KINDS, 0) | {
+    'all-reduce': 48, 'all-to-all': 120, 'total': 168,
+  }  # fmt: skip
+  last = found['bytes_per_dispatch_per_device']
+  assert last['all-gather'] == last['total'] == 96
+  per_word = hlo.with_bytes_per_word(found, 0.25)
+  assert per_word['bytes_per_word'] == {k: v / 4 for k, v in step.items()}
+  assert 'before frequent-word subsampling' in per_word['words_counted']
+  assert per_word.items() > found.items()
+
+
+def test_collectives_of_no_text_and_of_no_record():
+  found = hlo.traffic('', hlo.Loop())
+  assert {found[kind] for kind in hlo.KINDS} == {0}
+  assert hlo.with_bytes_per_word(found, 1.0)['bytes_per_word']['total'] == 0
+  assert hlo.with_bytes_per_word(None, 1.0) is None
+  # Of an older checkpoint.
+  assert hlo.with_bytes_per_word({'all-reduce': 1}, 1.0) == {'all-reduce': 1}

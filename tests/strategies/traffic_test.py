@@ -6,8 +6,7 @@ import pytest
 
 from jaxemb import build
 from jaxemb import config as config_lib
-from jaxemb.report import report
-from jaxemb.runtime import mesh
+from jaxemb.runtime import hlo, mesh
 from jaxemb.strategies import base, timetables
 from jaxemb.text import loader
 from tests import compiling
@@ -52,7 +51,7 @@ def _sent(config):
     base.Schedule(np.float32(0), np.float32(0), np.zeros(2, np.uint32)),
   )
   text = compiling.text(lowered)
-  found = report.collectives(text, strategy.loop)
+  found = hlo.traffic(text, strategy.loop)
   return found['bytes_per_step_per_device'], strategy.loop
 
 
