@@ -1,0 +1,130 @@
+"""Whole arrays in a plain orbax checkpoint, for any program on any machine.
+
+Training checkpoints hold shards, which orbax restores only onto devices like
+those that saved them. An export holds whole arrays, in order of ids:
+
+    {'vectors': [vocab, dim], 'context_vectors': [rows, dim],
+     'optimizer': {...}}
+
+Row i of `vectors` is line i of vocab.txt. Without jaxemb, these three lines
+read it, whatever the number of devices:
+
+    import pathlib
+    import orbax.checkpoint as ocp
+    arrays = ocp.PyTreeCheckpointer().restore(pathlib.Path(FOLDER).absolute())
+"""
+
+import contextlib
+import pathlib
+import shutil
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxemb import errors
+
+
+def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
+  """Writes a tree of float32 arrays; replaces an earlier one once complete.
+
+  Called by one process, even of several that train together.
+
+  Args:
+    folder: its parents are created.
+    arrays: nested mappings of host arrays, perhaps memory-mapped.
+
+  Raises:
+    errors.UserError: the file system refuses (full, read-only).
+  """
+  folder = pathlib.Path(folder).absolute()
+  arrays = jax.tree.map(lambda x: np.asarray(x, np.float32), dict(arrays))
+  temporary = folder.with_name(f'.{folder.name}.tmp')
+  try:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with ocp.Checkpointer(
+      _handler(), multiprocessing_options=_alone()
+    ) as checkpointer:
+      checkpointer.save(temporary, ocp.args.PyTreeSave(arrays), force=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+  except Exception as error:  # orbax and tensorstore raise many types
+    for rest in folder.parent.glob(f'{temporary.name}*'):
+      shutil.rmtree(rest, ignore_errors=True)
+    cause = ' '.join(str(error).split())[:200]
+    raise errors.UserError(
+      f'cannot write {folder}: {cause}; free space or choose another folder'
+    ) from error
+
+
+def shapes(folder: pathlib.Path | str) -> dict[str, Any]:
+  """The tree of an orbax checkpoint, with the shape (a tuple) of each array.
+
+  Raises:
+    errors.UserError: there is no readable orbax checkpoint.
+  """
+  with _readable(folder) as path:
+    tree = _handler().metadata(path).tree
+    return jax.tree.map(
+      lambda x: tuple(x.shape), tree, is_leaf=lambda x: hasattr(x, 'shape')
+    )
+
+
+def read(
+  folder: pathlib.Path | str, only: Collection[str] | None = None
+) -> dict[str, Any]:
+  """The tree of arrays, on the host, of any orbax checkpoint, sharded or not.
+
+  Args:
+    folder: one checkpoint.
+    only: top-level keys to read; None for all.
+
+  Raises:
+    errors.UserError: there is no readable orbax checkpoint.
+  """
+  tree = shapes(folder)
+  if only is not None:
+    tree = {name: tree[name] for name in only}
+  # Without restore arguments orbax wants the devices that saved the arrays.
+  args = jax.tree.map(
+    lambda x: ocp.RestoreArgs(restore_type=np.ndarray),
+    tree,
+    is_leaf=lambda x: isinstance(x, tuple),
+  )
+  with _readable(folder) as path:
+    return _handler().restore(
+      path,
+      args=ocp.args.PyTreeRestore(
+        jax.tree.map(lambda x: 0, args),
+        restore_args=args,
+        partial_restore=True,
+      ),
+    )
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+  """This process saves or reads, and waits for no other."""
+  process = jax.process_index()
+  return ocp.options.MultiprocessingOptions(process, {process})
+
+
+def _handler() -> ocp.PyTreeCheckpointHandler:
+  # Trained numbers hardly compress.
+  return ocp.PyTreeCheckpointHandler(
+    use_compression=False, multiprocessing_options=_alone()
+  )
+
+
+@contextlib.contextmanager
+def _readable(folder: pathlib.Path | str) -> Iterator[pathlib.Path]:
+  try:
+    yield pathlib.Path(folder).absolute()
+  except MemoryError:
+    raise
+  except Exception as error:  # whatever damaged files make orbax raise
+    cause = ' '.join(str(error).split())[:200]
+    raise errors.UserError(
+      f'no readable orbax checkpoint in {folder}: {cause}'
+    ) from error
