@@ -2,7 +2,7 @@
 
 python -m jaxemb.main --config=configs/mixture.py          the embedded corpus
 python -m jaxemb.main --config=configs/mixture.py:simple   Simple English
-python -m jaxemb.main --config=configs/mixture.py:dmwe     as DMWE trains it
+python -m jaxemb.main --config=configs/mixture.py:dmwe     as DMWE trains
 """
 
 import ml_collections
@@ -18,22 +18,18 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.model.loss = 'hierarchical_softmax'
   config.model.dim = 50
   config.optimizer.name = 'adagrad'
-  # What a sense is told by: all words around an occurrence, near and far.
+  # All words around an occurrence disambiguate it, near and far.
   config.model.window = config.model.shortest_window = 10
   config.senses.top_ratio = 0.1
   if variant == 'simple':
     config.data.path = 'wikipedia:simple'
   elif variant == 'dmwe':
-    # As its run.py: give --config.data.path and --config.senses.words, whose
-    # words alone have several senses. The optimizer and the number of epochs
-    # (5 of its 20) are ours.
+    # As its run.py: give --config.data.path, and --config.senses.words, the
+    # only ambiguous words. The optimizer and the number of epochs (5, there 20)
+    # differ.
     config.data.sample, config.senses.top_ratio = 0.0, 0.0
     config.model.window = config.model.shortest_window = 5
-    config.senses.told_by = 'likelihoods'
-    config.senses.drawn_for = 'pairs'
-    config.senses.tied_until = 0.0
-    config.senses.averages = 'log_likelihoods'
-    config.senses.momentum = 0.05
+    config.senses.method = 'likelihoods'
   elif variant == 'smoke':
     # Small enough for a test of the whole program.
     config.data.embedded_words = 60_000

@@ -4,9 +4,8 @@
 
 Trains as DMWE does (configs/mixture.py:dmwe: 50 dims, hierarchical softmax, a
 window of 5, no subsampling, several senses for the words of SCWS), one epoch at
-a time and in turn: with one sense for every word, with senses that are told by
-the words around, and with DMWE's own, told by likelihoods pair by pair. Beside
-the words/s stand the scores of SCWS, of so little training.
+a time and in turn: one sense for every word, and both methods of
+`config.senses.method`. The SCWS scores are those of one epoch.
 """
 
 import argparse
@@ -23,15 +22,8 @@ from jaxemb.senses import table as senses
 EXPECTED = 156_000
 MODELS = {
   'one sense': ('--config.senses.number=1',),
-  'contexts': (
-    '--config.senses.told_by=contexts',
-    '--config.senses.drawn_for=occurrences',
-    '--config.senses.averages=responsibilities',
-    '--config.senses.tied_until=0.2',
-    '--config.senses.momentum=0.9',
-  ),
-  'occurrences': ('--config.senses.drawn_for=occurrences',),
-  'pairs': (),
+  'contexts': ('--config.senses.method=contexts',),
+  'likelihoods': (),
 }
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import machine
 import scored
 
-from jaxemb import mixtures
+from jaxemb import config as config_lib
 from jaxemb.senses import table as senses
 
 MODELS = {
@@ -69,7 +69,7 @@ def _flags(
   ]
   if loss == 'hierarchical_softmax':
     flags.append('--config.optimizer.name=adagrad')
-  settings = mixtures.default()  # of models without senses
+  settings = config_lib.default().senses  # models without senses
   if model == 'mixture':
     # Only the listed words have several, whatever the config says.
     settings = {

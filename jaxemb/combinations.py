@@ -110,13 +110,6 @@ def _check_table(config: ml_collections.ConfigDict) -> None:
     )
 
 
-# What tells senses, and the settings of no other way.
-_TOLD_BY = {
-  'contexts': ('concentration', 'half_weight', 'shared', 'shift'),
-  'likelihoods': ('drawn_for', 'averages'),
-}
-
-
 def _check_senses(
   config: ml_collections.ConfigDict, usual: ml_collections.ConfigDict
 ) -> None:
@@ -125,8 +118,8 @@ def _check_senses(
     for key, value in usual.senses.items():
       if s[key] != value:
         raise errors.UserError(
-          f'config.senses.{key}={s[key]!r} means nothing with '
-          f'config.model.name={config.model.name!r}; give '
+          f'config.senses.{key}={s[key]!r} is only used with '
+          "config.model.name='mixture'; leave it out, or give "
           '--config.model.name=mixture'
         )
     return
@@ -135,20 +128,6 @@ def _check_senses(
       f"config.model.name='mixture' with config.senses.number={s.number}, but "
       'no word is to have several senses; give --config.senses.top_n, '
       '.top_ratio or .words, or --config.senses.number=1'
-    )
-  for told_by, keys in _TOLD_BY.items():
-    for key in keys:
-      if s.told_by != told_by and s[key] != usual.senses[key]:
-        raise errors.UserError(
-          f'config.senses.{key}={s[key]!r} means nothing with '
-          f'config.senses.told_by={s.told_by!r}; give '
-          f'--config.senses.told_by={told_by}'
-        )
-  if s.told_by == 'contexts' and s.momentum == 1:
-    raise errors.UserError(
-      'config.senses.momentum=1 keeps the means of contexts as they start, all '
-      "alike, and config.senses.told_by='contexts' tells senses by them; give "
-      'less, or --config.senses.told_by=likelihoods'
     )
   if config.strategy.min_seen != usual.strategy.min_seen:
     raise errors.UserError(

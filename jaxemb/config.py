@@ -12,15 +12,16 @@ from typing import Any
 
 import ml_collections
 
-from jaxemb import combinations, errors, mixtures
+from jaxemb import combinations, errors
 
 # Of `tables.sharded`, which this module must not import.
 _ROW_CLASSES = 256
 
-_CHOICES = mixtures.CHOICES | {
+_CHOICES = {
   'data.tokens': ('words', 'whitespace'),
   'model.name': ('skipgram', 'cbow', 'mixture'),
   'model.loss': ('negative_sampling', 'hierarchical_softmax'),
+  'senses.method': ('contexts', 'likelihoods'),
   'table.layout': ('replicated', 'row', 'column'),
   'table.dtype': ('float32', 'bfloat16', 'float16', 'int8'),
   'table.rounding': ('stochastic', 'nearest'),
@@ -48,7 +49,7 @@ _LEARNING_RATES = {
 _CHUNKS = {'negative_sampling': 16, 'hierarchical_softmax': 64}
 
 # Lowest and highest value that is meant; None = no bound.
-_RANGES = mixtures.RANGES | {
+_RANGES = {
   'seed': (0, 2**32 - 1),
   'data.embedded_words': (20_000, 10**10),
   'data.min_count': (1, 2**31 - 1),
@@ -62,6 +63,10 @@ _RANGES = mixtures.RANGES | {
   'model.chunk': (0, 4096),
   'model.shared_negatives': (1, 65_536),
   'model.shared_nodes': (1, 4096),
+  'senses.number': (1, 50),
+  'senses.top_n': (0, None),
+  'senses.top_ratio': (0, 1),
+  'senses.query_window': (0, None),
   'optimizer.learning_rate': (0, 10**6),
   'optimizer.final_learning_rate': (0, 10**6),
   'optimizer.max_duplicates': (-1, None),
@@ -109,7 +114,7 @@ def default() -> ml_collections.ConfigDict:
   # mesh.data has as many; 0 = one each
 
   c.model = ml_collections.ConfigDict()
-  c.model.name = 'skipgram'  # or 'cbow'
+  c.model.name = 'skipgram'  # or 'cbow', 'mixture'
   c.model.dim = 100
   c.model.window = 5  # at most; drawn for every center
   c.model.shortest_window = 1  # at least; as large as window: no draw
@@ -120,7 +125,15 @@ def default() -> ml_collections.ConfigDict:
   c.model.shared_nodes = 64  # hierarchical softmax: inner nodes next to the
   # root that the centers of a chunk share
 
-  c.senses = mixtures.default()
+  c.senses = ml_collections.ConfigDict()  # of model.name = 'mixture'
+  c.senses.number = 5  # vectors of each ambiguous word; these are the union of
+  c.senses.top_n = 0  # the most frequent words,
+  c.senses.top_ratio = 0.0  # the most frequent fraction of the vocabulary, and
+  c.senses.words = ''  # the words of a file, one a line
+  c.senses.method = 'contexts'  # soft k-means of context vectors (as MSSG); or
+  # 'likelihoods', the EM of Tian et al. 2014
+  c.senses.query_window = 0  # known words on each side that disambiguate a word
+  # of a query; 0 = model.window, with 'contexts' twice that
 
   c.table = ml_collections.ConfigDict()
   c.table.layout = 'replicated'  # every device holds all rows; 'row' = each of
@@ -310,7 +323,6 @@ def resolved(
     is_cbow = config.model.name == 'cbow'
     o.learning_rate = _LEARNING_RATES[o.name, config.model.loss][is_cbow]
   config.model.chunk = _chunk(config)
-  config.senses.concentration = mixtures.concentration(config)
   on_cpu = platform == 'cpu'
   if not config.table.duplicates:
     # Atomic additions of a GPU are made in another order in every run.

@@ -57,29 +57,21 @@ def _mixture(config, spec, counts, words):
   is_ambiguous = ambiguous(config, words).is_ambiguous
   centers = loader.center_probabilities(counts, config.data.sample)
   rows = sense_rows.number(is_ambiguous, s.number)
-  if s.told_by == 'contexts':
-    shares = counts / counts.sum()
-    weights = (s.half_weight / (s.half_weight + shares)).astype(np.float32)
+  chance = float(centers[is_ambiguous].sum())
+  if s.method == 'contexts':
+    half = context_mixture.HALF_WEIGHT
+    weights = (half / (half + counts / counts.sum())).astype(np.float32)
     return context_mixture.ContextMixture(
       spec,
       outputs,
       rows,
       weights,
-      s.concentration,
-      s.tied_until,
-      s.shared,
-      s.shift,
-      float(centers[is_ambiguous].sum()),
+      context_mixture.concentration(
+        config.model.shortest_window, config.model.window
+      ),
+      chance,
     )
-  return mixture.Mixture(
-    spec,
-    outputs,
-    rows,
-    s.drawn_for == 'pairs',
-    s.averages == 'log_likelihoods',
-    s.tied_until,
-    float(centers[is_ambiguous].sum()),
-  )
+  return mixture.Mixture(spec, outputs, rows, True, True, 0.0, chance)
 
 
 # By name and loss: (config, spec, counts, words) -> model

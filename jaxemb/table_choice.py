@@ -45,7 +45,7 @@ def table(
     rates: [vocab], expected look-ups of each row per center.
   """
   o, t, layout = config.optimizer, config.table, config.table.layout
-  if not spec.is_averages:
+  if spec.momentum is None:
     optimizer = OPTIMIZERS[o.name](o)
     spec = dataclasses.replace(
       spec,
@@ -56,7 +56,7 @@ def table(
     )
   else:
     optimizer = rowopt.averages(
-      config.senses.momentum, o.learning_rate, o.final_learning_rate
+      spec.momentum, o.learning_rate, o.final_learning_rate
     )
     if layout == 'column':
       # Whole on every device of the table axis, all of which see all of it.

@@ -172,18 +172,6 @@ def test_a_missing_or_foreign_key_of_a_config_file_is_refused():
     config_lib.check(config)
 
 
-def test_momentum_that_keeps_contexts_as_they_start():
-  config = config_lib.default()
-  config.model.name = 'mixture'
-  config.senses.top_n, config.senses.momentum = 5, 1.0
-  with pytest.raises(errors.UserError, match='momentum=1 keeps') as caught:
-    config_lib.check(config)
-  assert '\n' not in str(caught.value)
-  # Of likelihoods, senses learn beside priors that stay alike.
-  config.senses.told_by = 'likelihoods'
-  config_lib.check(config)
-
-
 def test_only_what_matters_for_the_result_differs():
   one, other = config_lib.default(), config_lib.default()
   other.train.log_every_secs = 9.0
@@ -194,7 +182,7 @@ def test_only_what_matters_for_the_result_differs():
     'model.dim (7 there, 100 now)'
   ]
   # Where words have one sense, nothing of senses matters.
-  other.model.dim, other.senses.concentration = one.model.dim, 25.0
+  other.model.dim, other.senses.number = one.model.dim, 7
   assert not workdirs.differences(one, other.to_dict())
   # Nor do scales, where rows have none.
   other.table.scales = 'largest'
@@ -204,11 +192,6 @@ def test_only_what_matters_for_the_result_differs():
   one.table.scales = 'largest'
   one.model.name = other.model.name = 'mixture'
   assert workdirs.differences(one, other.to_dict())
-  # What windows say is what is written down.
-  one = config_lib.resolved(one, 'cpu', (1, 1))
-  other = config_lib.resolved(other, 'cpu', (1, 1))
-  assert one.senses.concentration == 25
-  assert not workdirs.differences(one, other.to_dict())
 
 
 def test_a_run_goes_on_with_another_kind_of_device():

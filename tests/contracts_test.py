@@ -154,8 +154,7 @@ def _make(member):
   if config.model.name in ('mixture', 'contexts'):
     config.senses.number, config.senses.top_n = 3, 7
     if config.model.name == 'mixture':
-      config.senses.told_by = 'likelihoods'
-      config.senses.drawn_for = 'occurrences' if loss else 'pairs'
+      config.senses.method = 'likelihoods'
     config.model.name = 'mixture'
   config.table.duplicates = 'merge' if layout == 'row' else duplicates
   config.train.steps_per_loop = steps_per_loop

@@ -203,7 +203,7 @@ def test_dmwe_scws(tmp_path):
     'dmwe_scws.py', f'--text={made.xml}', f'--scws={questions}', '--dims=8',
     '--models=skip-gram, negatives:mixture, tree', '--seeds=1', '--epochs=1',
     '--sample=1e-3', f'--output={output}', '--config.data.min_count=2',
-    '--config=configs/mixture.py', '--config.senses.shared=0.8',
+    '--config=configs/mixture.py', '--config.senses.query_window=3',
     '--config.model.window=2', '--config.model.shortest_window=1',
   )  # fmt: skip
   shown = _run(*args)

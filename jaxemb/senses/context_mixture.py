@@ -43,6 +43,11 @@ from jaxemb.senses import em, mixture, sampled, sense_rows
 from jaxemb.tables import spec as spec_lib
 
 MEANS = 'context_means'
+MOMENTUM = 0.9  # of priors and means; rises to 1 during training
+HALF_WEIGHT = 1e-3  # relative frequency of a word of weight 1/2 in contexts
+# Per word of a context: a mean of n words has 1/n of the variance. SCWS scores
+# are best with 25 where windows of up to 5 words have 6 on average.
+_CONCENTRATION_PER_WORD = 25 / 6
 _ROOM, _MOST = 1.2, 0.8  # shares, of the mean and of all tokens
 _KEY = np.uint32(0x7F4A7C15)  # what is drawn here is not what negatives are
 
@@ -74,10 +79,11 @@ class ContextMixture:
   senses: sense_rows.Senses
   weights: np.ndarray  # [vocab] float32, of words in contexts
   concentration: float  # kappa
-  tied_until: float  # share of training in which senses learn the same
-  shared: float  # share of what one learns, later, that the others learn
-  shift: float  # how far vectors are moved to where their sense occurs
   chance: float  # that a token has several senses
+  tied_until: float = 0.2  # fraction of training in which all senses of a word
+  # share their gradients, as contexts mean nothing yet
+  shared: float = 0.9  # fraction of a sense's gradient that its siblings get
+  shift: float = 1.25  # of vectors towards the contexts of their sense
   is_usual: bool = False  # whether a step has no more of them than most have
 
   vectors_table = skipgram.INPUT
@@ -94,11 +100,11 @@ class ContextMixture:
     A row of means has one more column, which is always zero.
     """
     senses = self.senses
-    specs = mixture.tables(self.spec, self.outputs, senses)
+    specs = mixture.tables(self.spec, self.outputs, senses, MOMENTUM)
     if senses.num_ambiguous:
       num, width = senses.num_ambiguous * senses.num, self.spec.dim + 1
       specs[MEANS] = spec_lib.TableSpec(
-        MEANS, num, width, 0.0, is_averages=True
+        MEANS, num, width, 0.0, momentum=MOMENTUM
       )
     return specs
 
@@ -300,6 +306,11 @@ class ContextMixture:
   def num_examples(self, batch: base.StepBatch) -> jax.Array:
     """Number of (center, context) pairs."""
     return skipgram.num_contexts(batch).sum()
+
+
+def concentration(shortest_window: int, window: int) -> float:
+  """Returns kappa for windows drawn uniformly from shortest_window..window."""
+  return _CONCENTRATION_PER_WORD * (shortest_window + window)
 
 
 def shifted(

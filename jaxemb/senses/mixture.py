@@ -46,6 +46,7 @@ from jaxemb.senses import em, sampled, sense_rows, tiles
 from jaxemb.tables import spec as spec_lib
 
 PRIORS = 'priors'
+MOMENTUM = 0.05  # of priors; rises to 1 during training
 BLOCK = 'block'  # beside the ids of the tables: what the rows are
 
 # The usual room leaves so many deviations above the mean number of slots.
@@ -74,6 +75,7 @@ def tables(
   spec: base.WindowSpec,
   outputs: tree.Outputs | sampled.Outputs,
   senses: sense_rows.Senses,
+  momentum: float,
 ) -> dict[str, spec_lib.TableSpec]:
   """Senses, outputs, and a row of priors for each ambiguous word.
 
@@ -87,7 +89,7 @@ def tables(
   }
   if senses.num_ambiguous:
     specs[PRIORS] = spec_lib.TableSpec(
-      PRIORS, senses.num_ambiguous, senses.num + 1, 0.0, is_averages=True
+      PRIORS, senses.num_ambiguous, senses.num + 1, 0.0, momentum=momentum
     )
   return specs
 
@@ -135,7 +137,7 @@ class Mixture:
 
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:
     """Senses, outputs and priors."""
-    return tables(self.spec, self.outputs, self.senses)
+    return tables(self.spec, self.outputs, self.senses, MOMENTUM)
 
   def constants(self) -> Constants:
     """Of the loss, and where words have their rows."""

@@ -83,9 +83,9 @@ def _obstacle(parts: Sequence[parts_lib.Part]) -> str:
       mine, its = (getattr(x.senses.contexts, name) for x in (part, first))
       if mine != its:
         return (
-          f'{first.name} was trained with config.senses.{name}={its!r}, '
-          f'{part.name} with {mine!r}; train all alike, with the same windows '
-          'or the same --config.senses.concentration'
+          f'{first.name} was trained with {name}={its!r}, {part.name} with '
+          f'{mine!r}; train all with the same --config.model.window and '
+          '.shortest_window'
         )
   return ''
 

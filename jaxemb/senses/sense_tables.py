@@ -80,7 +80,7 @@ def collect(
   )
   vectors[owners] += model.shift * np.asarray(shifts).reshape(rows.shape)
   contexts = senses.Contexts(
-    means, model.concentration, config.senses.half_weight
+    means, model.concentration, context_mixture.HALF_WEIGHT
   )
   return dataclasses.replace(made, vectors=vectors, contexts=contexts)
 

@@ -29,8 +29,9 @@ class TableSpec:
   exchange_dtype: str = 'float32'  # 'bfloat16': of rows and gradients between
   # devices
   scales: str = 'spread'  # of rows of int8, or 'largest' or 'learned'
-  # Rows are running averages (`rowopt.averages`), which models want whole.
-  is_averages: bool = False
+  # Rows are running averages with this momentum (`row_optimizers.averages`)
+  # and are never split into columns. None = parameters, learned by gradients.
+  momentum: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import build, mixtures
+from jaxemb import build
 from jaxemb import config as config_lib
 from jaxemb.models import base, hierarchical, skipgram, tree
 from jaxemb.runtime import mesh
@@ -41,8 +41,8 @@ def _outputs(loss):
 def _model(loss='tree', tied_until=0.0):
   senses = sense_rows.number(IS_AMBIGUOUS, SENSES)
   return context_mixture.ContextMixture(
-    SPEC, _outputs(loss), senses, WEIGHTS, KAPPA, tied_until, SHARED, SHIFT,
-    float(IS_AMBIGUOUS.mean()),
+    SPEC, _outputs(loss), senses, WEIGHTS, KAPPA,
+    float(IS_AMBIGUOUS.mean()), tied_until, SHARED, SHIFT,
   )  # fmt: skip
 
 
@@ -293,13 +293,22 @@ def _config(name, **senses):
   return config
 
 
-def _trainer(name, **senses):
-  return build.trainer(
-    config_lib.resolved(_config(name, **senses), 'cpu', (1, 1)),
-    COUNTS,
-    mesh.make(mesh.Shape(1, 1)),
-    [str(i) for i in range(VOCAB)],
-  )
+def _trainer(name, tied_until=0.2, **senses):
+  config, key = _config(name, **senses), (name, 'hierarchical_softmax')
+  make = build.MODELS[key]
+  with pytest.MonkeyPatch.context() as patch:
+    if name == 'mixture':
+      patch.setitem(
+        build.MODELS,
+        key,
+        lambda *args: dataclasses.replace(make(*args), tied_until=tied_until),
+      )
+    return build.trainer(
+      config_lib.resolved(config, 'cpu', (1, 1)),
+      COUNTS,
+      mesh.make(mesh.Shape(1, 1)),
+      [str(i) for i in range(VOCAB)],
+    )
 
 
 @functools.cache
@@ -381,7 +390,7 @@ def test_words_with_one_sense_are_skipgram():
     SPEC,
     _outputs('tree'),
     sense_rows.number(IS_AMBIGUOUS, 1),
-    *(WEIGHTS, KAPPA, 0.0, SHARED, SHIFT, 0.0),
+    *(WEIGHTS, KAPPA, 0.0, 0.0, SHARED, SHIFT),
   )
   other = hierarchical.Hierarchical(SPEC, _outputs('tree'), False)
   assert model.specs().keys() == other.specs().keys()
@@ -397,7 +406,7 @@ def test_words_with_one_sense_are_skipgram():
 
 
 @pytest.mark.parametrize(
-  ('told_by', 'asked', 'window'),
+  ('method', 'asked', 'window'),
   [
     ('contexts', 0, 6),
     ('contexts', 4, 4),
@@ -405,11 +414,11 @@ def test_words_with_one_sense_are_skipgram():
     ('likelihoods', 4, 4),
   ],
 )
-def test_words_that_tell_a_sense_of_a_query(told_by, asked, window):
+def test_words_that_tell_a_sense_of_a_query(method, asked, window):
   settings = {
     'number': 2,
     'top_n': 3,
-    'told_by': told_by,
+    'method': method,
     'query_window': asked,
   }
   made = _trainer('mixture', **settings)
@@ -421,7 +430,7 @@ def test_words_that_tell_a_sense_of_a_query(told_by, asked, window):
     vocab.Vocabulary([str(i) for i in range(VOCAB)], COUNTS),
   )
   assert found.window == window
-  assert (found.contexts is None) == (told_by == 'likelihoods')
+  assert (found.contexts is None) == (method == 'likelihoods')
   if found.contexts is not None:
     per_word = 25 / 6
     assert found.contexts.concentration == pytest.approx(
@@ -429,17 +438,9 @@ def test_words_that_tell_a_sense_of_a_query(told_by, asked, window):
     )
 
 
-@pytest.mark.parametrize(
-  ('shortest', 'longest', 'asked', 'expected'),
-  [(1, 5, 0.0, 25.0), (10, 10, 0.0, 250 / 3), (10, 10, 7.0, 7.0)],
-)
-def test_concentration_is_that_of_the_words_around(
-  shortest, longest, asked, expected
-):
-  config = config_lib.default()
-  config.model.shortest_window, config.model.window = shortest, longest
-  config.model.name, config.senses.concentration = 'mixture', asked
-  assert mixtures.concentration(config) == pytest.approx(expected)
+def test_concentration_is_that_of_the_words_around():
+  assert context_mixture.concentration(1, 5) == pytest.approx(25)
+  assert context_mixture.concentration(10, 10) == pytest.approx(250 / 3)
 
 
 @pytest.mark.parametrize('loss', ['tree', 'negatives'])

@@ -395,7 +395,7 @@ def test_parts_told_in_other_ways_are_told_by_none():
   merged = _merge([_part(f'p{i}', x) for i, x in enumerate(copies)])
   assert merged.senses.contexts is None
   warnings = merged.report['warnings']
-  assert any('config.senses.concentration=8.0' in x for x in warnings)
+  assert any('trained with concentration=8.0' in x for x in warnings)
 
 
 def _written(folder, table):

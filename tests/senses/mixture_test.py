@@ -321,7 +321,7 @@ def test_one_sense_for_every_word_is_skipgram():
   for made in (
     _trainer('skipgram'),
     _trainer('mixture', number=1),
-    _trainer('mixture', number=1, told_by='likelihoods'),
+    _trainer('mixture', number=1, method='likelihoods'),
   ):
     strategy = made.strategy
     figures = (np.full(1, x, np.int32) for x in (steps, words, 1))
@@ -335,37 +335,6 @@ def test_one_sense_for_every_word_is_skipgram():
     assert np.abs(first).max() > 0.1
     for other in others:
       np.testing.assert_allclose(first, other, atol=1e-6)
-
-
-def test_senses_are_tied_for_a_share_of_training():
-  """Steps of one dispatch are on either side of the time when they part."""
-  steps, size = 10, 16
-  words = steps * size
-  rng = np.random.default_rng(4)
-  sentences = oracle.random_sentences(rng, VOCAB, words, (5, 9))
-  tokens = oracle.pack(sentences, VOCAB, words, 3, rng)
-  made = _trainer('mixture', top_n=9, tied_until=0.25, told_by='likelihoods')
-  strategy = made.strategy
-
-  def run(*dispatches):
-    state = jax.jit(strategy.init)(jax.random.key(0))
-    for first, stop, *progress in dispatches:
-      ids, left, right = (
-        x[first * size : stop * size + len(x) - words] for x in tokens
-      )
-      figures = (np.full(1, x, np.int32) for x in (stop - first, 0, 0))
-      batch = loader.Batch(ids[None], left[None], right[None], *figures)
-      schedule = build.strategy_base.Schedule(
-        np.float32(0.1), np.float32(0.1), KEY, *map(np.float32, progress)
-      )
-      state, _ = strategy.step(state, strategy.constants(), batch, schedule)
-    return strategy.result(state, skipgram.INPUT)
-
-  found = run((0, steps, 0, 0.5))
-  expected = run((0, 5, 0, 0), (5, steps, 1, 1))
-  np.testing.assert_allclose(found, expected, atol=1e-6)
-  assert np.abs(found - run((0, steps, 1, 1))).max() > 1e-3
-  assert np.abs(found - run((0, steps, 0, 0.2))).max() > 1e-3
 
 
 def test_padding_costs_nothing_and_teaches_nothing():

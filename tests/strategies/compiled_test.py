@@ -295,23 +295,23 @@ def test_nothing_of_a_tables_size_is_copied(case):
 
 
 @pytest.mark.parametrize(
-  ('model', 'told_by'),
+  ('model', 'method'),
   [('skipgram', ''), ('mixture', 'likelihoods'), ('mixture', 'contexts')],
 )
-def test_hierarchical_softmax_and_senses_copy_no_table(model, told_by):
+def test_hierarchical_softmax_and_senses_copy_no_table(model, method):
   config = config_lib.default()
   config.model.name, config.model.loss = model, 'hierarchical_softmax'
   config.model.dim, config.optimizer.name = DIM, 'adagrad'
   config.train.batch_words, config.strategy.name = 256, 'sync'
-  if told_by:
+  if method:
     # As many that a table of priors is larger than a step's own arrays.
     config.senses.number, config.senses.top_n = 2, 20_000
-    config.senses.told_by = told_by
+    config.senses.method = method
   config_lib.check(config)
   config = config_lib.resolved(config, 'cpu', (1, 1))
   text, _, tables = _compiled_text(config, (1, 1))
-  assert tables['input'][0] == VOCAB + (20_000 if told_by else 0)
-  assert len(tables) == {'': 2, 'likelihoods': 3, 'contexts': 4}[told_by]
+  assert tables['input'][0] == VOCAB + (20_000 if method else 0)
+  assert len(tables) == {'': 2, 'likelihoods': 3, 'contexts': 4}[method]
   computations, entry = _parse(text)
   shapes = {f'f32[{",".join(map(str, x))}]' for x in tables.values()}
   met = 0
