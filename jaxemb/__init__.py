@@ -4,8 +4,10 @@
 this package alone does not import jax.
 """
 
+import contextlib
 import os
 import pathlib
+import stat
 import tempfile
 from typing import TYPE_CHECKING
 
@@ -15,13 +17,29 @@ if TYPE_CHECKING:
 __version__ = '0.1.0'
 __all__ = ['Embeddings', 'load']
 
-# numba keeps compiled loops beside the sources or in the home folder, and fails
-# where it may write neither (a container's user, say).
-_places = (pathlib.Path(__file__).parent, pathlib.Path(os.path.expanduser('~')))
-if not any(os.access(place, os.W_OK) for place in _places):
-  os.environ.setdefault(
-    'NUMBA_CACHE_DIR', os.path.join(tempfile.gettempdir(), 'jaxemb-numba')
-  )
+
+def _private_cache() -> str:
+  """A temporary folder that no other user can write to.
+
+  numba unpickles, and so executes, what it finds in its cache.
+  """
+  user = getattr(os, 'getuid', int)()  # Windows has none
+  folder = os.path.join(tempfile.gettempdir(), f'jaxemb-numba-{user}')
+  with contextlib.suppress(FileExistsError):
+    os.mkdir(folder, 0o700)
+  status = os.lstat(folder)
+  is_private = status.st_uid == user and not status.st_mode & 0o022
+  if stat.S_ISDIR(status.st_mode) and is_private:
+    return folder
+  return tempfile.mkdtemp(prefix='jaxemb-numba-')
+
+
+# numba caches compiled code next to the sources or in the home folder, and
+# fails where it can write to neither (such as in some containers).
+_homes = (pathlib.Path(__file__).parent, pathlib.Path(os.path.expanduser('~')))
+if 'NUMBA_CACHE_DIR' not in os.environ:
+  if not any(os.access(folder, os.W_OK) for folder in _homes):
+    os.environ['NUMBA_CACHE_DIR'] = _private_cache()
 
 
 def __getattr__(name: str) -> object:
