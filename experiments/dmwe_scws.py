@@ -26,7 +26,7 @@ import machine
 import scored
 
 from jaxemb import config as config_lib
-from jaxemb.senses import table as senses
+from jaxemb.senses import evaluate as senses
 
 MODELS = {
   'skip-gram, tree': ('skipgram', 'hierarchical_softmax'),

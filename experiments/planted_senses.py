@@ -50,7 +50,8 @@ def right(
       before, _, behind = text.partition(f'<b> {word} </b>')
       before = _TOKEN.findall(before)
       tokens = [*before, word, *_TOKEN.findall(behind)]
-      row = int(table.disambiguate(tokens, len(before)).argmax())
+      context = table.context(tokens, len(before))
+      row = int(table.posterior(table.index[word], context).argmax())
       if number % 2:
         counted.append((row, sense))
       else:

@@ -24,6 +24,7 @@ from jaxemb.models import skipgram
 from jaxemb.ops import wire
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.runtime import processes
+from jaxemb.senses import sense_rows
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import partition, replicas, sync, timetables
 from jaxemb.tables import sharded
@@ -368,8 +369,8 @@ def _with_senses(
   s = config.senses
   if config.model.name != 'mixture' or s.number == 1:
     return corpus
-  found = model_choice.ambiguous(config, corpus.vocabulary.words)
-  told = f'{found.is_ambiguous.sum():,} words have {s.number} senses each'
+  found = sense_rows.ambiguous(config, corpus.vocabulary.words)
+  told = f'{found.mask.sum():,} words have {s.number} senses each'
   if s.words:
     told += (
       f'; {found.num_unknown:,} of the {found.num_listed:,} in {s.words} are '

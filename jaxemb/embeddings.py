@@ -17,8 +17,7 @@ import numpy as np
 from jaxemb import errors, exports, keys, spelling
 from jaxemb.evaluation import gensim_results, nearest
 from jaxemb.evaluation import words as measures
-from jaxemb.senses import table as sense_measures
-from jaxemb.senses import texts
+from jaxemb.senses import table as sense_table_lib
 from jaxemb.storage import word2vec_format
 
 
@@ -36,7 +35,7 @@ class Embeddings:
   index_to_key: list[str]
   vectors: np.ndarray
   counts: np.ndarray | None = None
-  sense_table: sense_measures.Senses | None = None
+  sense_table: sense_table_lib.Senses | None = None
 
   def __post_init__(self):
     shapes = (len(self.index_to_key), len(self.vectors), len(self.key_to_index))
@@ -208,11 +207,29 @@ class Embeddings:
   def disambiguate(
     self, sentence: Sequence[str] | str, position: int, window: int = 0
   ) -> np.ndarray:
-    """[senses] chances of each sense; see `senses.Senses.disambiguate`."""
-    if self.sense_table is not None:
-      return self.sense_table.disambiguate(sentence, position, window)
-    texts.split(sentence, position, self.key_to_index, window)
-    return np.ones(1)
+    """Probabilities of the senses of a word in a sentence.
+
+    Args:
+      sentence: tokens, or a text to split at white space.
+      position: of the word, counted from 0.
+      window: known words on each side that count; 0 = that of the vectors.
+
+    Returns:
+      [senses] float64.
+
+    Raises:
+      errors.UserError: The position is outside, or the window negative.
+      spelling.UnknownWordError: The word is unknown.
+    """
+    table = self.sense_table
+    known = self.key_to_index if table is None else table.index
+    tokens, word = sense_table_lib.locate(sentence, position, known, window)
+    if word is None:
+      raise spelling.UnknownWordError(tokens[position], list(known))
+    if table is None:
+      return np.ones(1)
+    context = table.context(tokens, position, window)
+    return table.posterior(table.index[word], context)
 
   def of_words(self) -> 'Embeddings':
     """With one vector for each word: the mean of its senses, by priors."""

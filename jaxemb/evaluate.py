@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from jaxemb import embeddings, errors
 from jaxemb.evaluation import benchmarks, summary, words
-from jaxemb.senses import table as senses
+from jaxemb.senses import evaluate as senses
 from jaxemb.storage import atomic
 
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       vectors.index_to_key, vectors.vectors, paths, flags.restrict_vocab
     )
     if loaded.sense_table is not None:
-      results |= senses.evaluate_files(
+      results |= senses.evaluate(
         loaded.sense_table, benchmarks.with_contexts(paths), flags.window
       )
     print(f'{flags.vectors}: {len(vectors):,} words x {vectors.vector_size}')

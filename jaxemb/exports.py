@@ -1,13 +1,11 @@
 """Reads what a run has exported: vectors, words and senses."""
 
 import pathlib
-import re
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.senses import sense_files
 from jaxemb.senses import table as senses
 from jaxemb.storage import rows_file, word2vec_format
 
@@ -47,41 +45,6 @@ def read(path: pathlib.Path) -> Export:
       f'{folder}: vocab.txt has {len(set(names))} different words in '
       f'{len(names)} lines, vectors.npy has {len(vectors)} rows; export again'
     )
-  if not sense_files.has(folder):
-    return Export(names, vectors, counts, None)
-  stored = sense_files.read(folder, len(vectors), vectors.shape[-1])
-  contexts = None
-  if stored.means is not None:
-    contexts = senses.Contexts(
-      stored.means, stored.facts['concentration'], stored.facts['half_weight']
-    )
-  table = senses.Senses(
-    stored.words,
-    counts[stored.starts[:-1]],
-    stored.starts,
-    vectors,
-    stored.priors,
-    stored.outputs,
-    stored.facts['loss'],
-    stored.facts['negatives'],
-    stored.facts['window'],
-    contexts,
+  return Export(
+    names, vectors, counts, senses.read(folder, names, counts, vectors)
   )
-  _check_names(folder, names, table.names())
-  return Export(names, vectors, counts, table)
-
-
-def _check_names(
-  folder: pathlib.Path, names: list[str], expected: list[str]
-) -> None:
-  """Raises a `UserError` where priors are those of other rows."""
-  if names == expected:
-    return
-  for row, both in enumerate(zip(names, expected, strict=True)):
-    # White space has become underscores, perhaps several.
-    bare = [re.sub(r'[_\s]', '', x) for x in both]
-    if bare[0] != bare[1]:
-      raise errors.UserError(
-        f'{folder}: row {row} is {both[0]!r} in vocab.txt, {both[1]!r} by '
-        'priors.txt; export again'
-      )

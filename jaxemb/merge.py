@@ -24,7 +24,7 @@ from typing import Any
 
 from jaxemb import errors
 from jaxemb.runtime import hosts
-from jaxemb.senses import sense_files
+from jaxemb.senses import table
 from jaxemb.storage import atomic, word2vec_format
 
 # Flags that the other methods have no use for.
@@ -55,7 +55,6 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
   from jaxemb.merging import combine, sources
   from jaxemb.runtime import mesh as mesh_lib
   from jaxemb.senses import merge as senses
-  from jaxemb.senses import sense_tables
 
   started = time.monotonic()
   output = pathlib.Path(flags.output).expanduser()
@@ -91,12 +90,12 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     exported = time.monotonic()
     # Tables and senses of an earlier merge would not have these words.
     shutil.rmtree(output / 'tables', ignore_errors=True)
-    sense_files.remove(output / 'export')
+    table.remove(output / 'export')
     word2vec_format.export(
       output / 'export', merged.words, merged.vectors, merged.counts
     )
     if merged.senses is not None:
-      sense_tables.write(output / 'export', merged.senses)
+      table.write(output / 'export', merged.senses)
     if merged.others:
       os.replace(scratch / 'merged' / 'tables', output / 'tables')
     report |= {

@@ -1,13 +1,9 @@
 """The models that the settings name, made of what they want to know."""
 
-from collections.abc import Sequence
-
-import ml_collections
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.models import cbow, hierarchical, skipgram, tree
-from jaxemb.senses import choose as senses
 from jaxemb.senses import context_mixture, mixture, sampled, sense_rows
 from jaxemb.text import loader
 
@@ -38,15 +34,6 @@ def _hierarchical(config, spec, counts, words):
   return hierarchical.Hierarchical(spec, outputs, config.model.name == 'cbow')
 
 
-def ambiguous(
-  config: ml_collections.ConfigDict, words: Sequence[str]
-) -> senses.Chosen:
-  """Which words [vocab] of the text have several senses."""
-  s = config.senses
-  choice = senses.Choice(s.top_n, s.top_ratio, s.words)
-  return senses.choose(choice, words, config.data.lowercase)
-
-
 def _mixture(config, spec, counts, words):
   """The mixture, with the outputs that its loss has."""
   s = config.senses
@@ -54,7 +41,7 @@ def _mixture(config, spec, counts, words):
     outputs = _tree(config, spec, counts)
   else:
     outputs = sampled.outputs(spec, skipgram.negative_distribution(counts))
-  is_ambiguous = ambiguous(config, words).is_ambiguous
+  is_ambiguous = sense_rows.ambiguous(config, words).mask
   centers = loader.center_probabilities(counts, config.data.sample)
   rows = sense_rows.number(is_ambiguous, s.number)
   chance = float(centers[is_ambiguous].sum())

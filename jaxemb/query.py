@@ -25,7 +25,7 @@ from collections.abc import Container, Sequence
 
 from jaxemb import embeddings, errors
 from jaxemb.evaluation import nearest
-from jaxemb.senses import texts
+from jaxemb.senses import table
 
 _SIGNS = ('+', '-')
 
@@ -73,7 +73,7 @@ def _print_senses(
     word = words[0]
   else:
     chances = vectors.disambiguate(words, flags.position)
-    word = texts.spelled(words[flags.position], vectors)
+    word = table.spelled(words[flags.position], vectors)
   for sense, chance in enumerate(chances):
     name, _ = vectors.senses(word)[sense]
     near = vectors.most_similar(

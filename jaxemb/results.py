@@ -22,7 +22,7 @@ from jaxemb.evaluation import benchmarks, summary
 from jaxemb.ops import rounding
 from jaxemb.report import report
 from jaxemb.runtime import hlo, hosts, mesh
-from jaxemb.senses import sense_tables
+from jaxemb.senses import evaluate, sense_rows
 from jaxemb.senses import table as senses
 from jaxemb.storage import rows_file, word2vec_format
 from jaxemb.strategies import base as strategy_base
@@ -172,7 +172,7 @@ def _evaluate(
   )
   if found is not None:
     paths = benchmarks.with_contexts(parts.eval_paths)
-    evaluation |= senses.evaluate_files(found, paths)
+    evaluation |= evaluate.evaluate(found, paths)
   for line in summary.format_table(evaluation).splitlines():
     metrics.LOG.info('%s', line)
   return evaluation
@@ -206,11 +206,11 @@ def write_rows(
     names: [rows], with counts.
     found: the senses, of a model that has them.
   """
-  rows, found = sense_tables.exported(config, rows, found)
+  rows, found = sense_rows.exported(config, rows, found)
   with contextlib.ExitStack() as stack:
     rows_file.write(stack, folder, exported_rows(config, rows))
   vocab.write_counts(folder / 'vocab.txt', names)
-  sense_tables.write(folder, found)
+  senses.write(folder, found)
 
 
 def write(
@@ -240,13 +240,13 @@ def write(
   names, counts = vocabulary.words, vocabulary.counts
   if found is not None:
     names, counts = found.names(), found.by_row(counts)
-  rows, found = sense_tables.exported(config, rows, found)
+  rows, found = sense_rows.exported(config, rows, found)
   kept = exported_rows(config, rows)
   vectors = rounding.decode_on_host(rows, config.table.dtype)
   exported = word2vec_format.export(
     workdir / 'export', names, vectors, counts, kept
   )
-  sense_tables.write(workdir / 'export', found)
+  senses.write(workdir / 'export', found)
   if found is not None:
     vectors = found.mean_vectors()  # of words
   metrics.LOG.info('vectors in %s', workdir / 'export')

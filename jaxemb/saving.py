@@ -15,7 +15,7 @@ import ml_collections
 from jaxemb import build, errors, metrics, warm
 from jaxemb.ops import rounding
 from jaxemb.runtime import mesh
-from jaxemb.senses import sense_tables
+from jaxemb.senses import sense_rows
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base
 
@@ -129,7 +129,7 @@ def restore(
       'the text is not the one that this run began with, or has changed; '
       'give another --workdir'
     )
-  if restored.record.get('senses', '') != sense_tables.digest(parts.model):
+  if restored.record.get('senses', '') != sense_rows.digest(parts.model):
     raise errors.UserError(
       'the words of config.senses.words have changed since this run began; '
       'give the old list, or another --workdir'
@@ -153,6 +153,6 @@ def save(
   record = {
     'totals': dataclasses.asdict(totals),
     'corpus': parts.corpus.manifest['fingerprint'],
-    'senses': sense_tables.digest(parts.model),
+    'senses': sense_rows.digest(parts.model),
   }
   saved.save(totals.steps, state, record, is_final)

@@ -21,7 +21,7 @@ from jaxemb import config as config_lib
 from jaxemb import rundir as workdirs
 from jaxemb.partition import submodels
 from jaxemb.runtime import mesh, processes, progress, signals, watch
-from jaxemb.senses import sense_tables
+from jaxemb.senses import sense_rows
 from jaxemb.storage import checkpoint
 
 STOPPED = watch.STOPPED  # exit code
@@ -145,7 +145,7 @@ def _write(
   """What a run leaves, while its last checkpoint is still being written."""
   table_bytes = mesh.num_bytes(trained.state)
   rows = parts.strategy.result(trained.state)
-  senses = sense_tables.collect(
+  senses = sense_rows.of_model(
     config,
     parts.model,
     functools.partial(parts.strategy.result, trained.state),

@@ -379,11 +379,11 @@ def test_bench_mixture(tmp_path):
     'bench_mixture.py', f'--scws={questions}', '--runs=1', '--senses=2',
     f'--output={output}', '--config.data.embedded_words=60000',
     '--config.model.dim=8', '--config.model.window=2',
-    '--config.model.shortest_window=1', '--models=contexts:pairs',
+    '--config.model.shortest_window=1', '--models=contexts:likelihoods',
   )  # fmt: skip
   result = json.loads(output.read_text())
   _check_machine(result)
-  names = ['contexts', 'pairs']
+  names = ['contexts', 'likelihoods']
   assert list(result['results']) == names
   assert all(x[0]['words_per_sec'] > 0 for x in result['results'].values())
   assert 'senses MaxSimC' in result['results']['contexts'][0]['scores']

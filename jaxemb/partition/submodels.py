@@ -36,7 +36,7 @@ from jaxemb import rundir as workdirs
 from jaxemb.ops import rounding
 from jaxemb.partition import merged, rounds
 from jaxemb.runtime import mesh, processes
-from jaxemb.senses import sense_tables
+from jaxemb.senses import sense_rows
 from jaxemb.storage import atomic, checkpoint
 from jaxemb.strategies import base as strategy_base
 from jaxemb.text import scan, shares, vocab
@@ -328,7 +328,7 @@ class _Trainer:
     place, census, totals = self._folder(model.part), model.census, model.totals
     rows = _rows(state, self._vectors_table)
     vocabulary, table = parts.corpus.vocabulary, functools.partial(_rows, state)
-    senses = sense_tables.collect(config, parts.model, table, vocabulary)
+    senses = sense_rows.of_model(config, parts.model, table, vocabulary)
     words, read = vocabulary.words, census.seen
     # A word may have been read and never had another beside it.
     has = (self._decoded(rows) != self._start_rows).any(1)

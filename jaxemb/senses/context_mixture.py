@@ -30,7 +30,7 @@ priors. So are the vectors in P(O | I, k) and those that users get.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -39,8 +39,9 @@ import numpy as np
 
 from jaxemb.models import base, skipgram, targets, tree
 from jaxemb.ops import products, sampling, windows, wire
-from jaxemb.senses import em, mixture, sampled, sense_rows
+from jaxemb.senses import em, mixture, sampled, sense_rows, table
 from jaxemb.tables import spec as spec_lib
+from jaxemb.text import vocab
 
 MEANS = 'context_means'
 MOMENTUM = 0.9  # of priors and means; rises to 1 during training
@@ -306,6 +307,37 @@ class ContextMixture:
   def num_examples(self, batch: base.StepBatch) -> jax.Array:
     """Number of (center, context) pairs."""
     return skipgram.num_contexts(batch).sum()
+
+  def export_senses(
+    self, rows: Callable[[str], np.ndarray], vocabulary: vocab.Vocabulary
+  ) -> table.Senses:
+    """The trained senses, their vectors moved by `shifted`; see `mixture`."""
+    senses = mixture.export_senses(self, rows, vocabulary)
+    if not self.senses.num_ambiguous:
+      return senses
+    is_ambiguous = self.senses.ambiguous_rows()
+    by_word = self.senses.num_ambiguous, self.senses.num
+    means, vectors = np.zeros_like(senses.vectors), senses.vectors.copy()
+    means[is_ambiguous] = rows(MEANS)[:, :-1]
+    shifts = shifted(
+      senses.mean_vectors()[np.diff(senses.starts) > 1],
+      senses.priors[is_ambiguous].reshape(by_word),
+      means[is_ambiguous].reshape(*by_word, -1),
+    )
+    vectors[is_ambiguous] += self.shift * np.asarray(shifts).reshape(
+      -1, vectors.shape[1]
+    )
+    # Text of a query is not subsampled, and more words steady a mean.
+    return dataclasses.replace(
+      senses,
+      vectors=vectors,
+      window=2 * senses.window,
+      contexts=table.Contexts(means, self.concentration, HALF_WEIGHT),
+    )
+
+  def rows_digest(self) -> str:
+    """Identifies which rows are senses of which words."""
+    return self.senses.digest()
 
 
 def concentration(shortest_window: int, window: int) -> float:

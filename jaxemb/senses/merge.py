@@ -95,7 +95,7 @@ def merge(
   found = dataclasses.replace(found, contexts=contexts)
   if obstacle:
     left_out = f'outputs are left out: {obstacle}'
-    if not found.can_tell:
+    if not found.can_disambiguate:
       left_out += '; sentences cannot be disambiguated'
     warnings.append(left_out)
   report |= same.report | {

@@ -33,7 +33,7 @@ meets the targets of the 2 W centers around it, and nothing else.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -42,8 +42,9 @@ import numpy as np
 
 from jaxemb.models import base, skipgram, targets, tree
 from jaxemb.ops import windows
-from jaxemb.senses import em, sampled, sense_rows, tiles
+from jaxemb.senses import em, sampled, sense_rows, table, tiles
 from jaxemb.tables import spec as spec_lib
+from jaxemb.text import vocab
 
 PRIORS = 'priors'
 MOMENTUM = 0.05  # of priors; rises to 1 during training
@@ -112,6 +113,39 @@ def rates(
     is_ambiguous = senses.priors_rows < senses.num_ambiguous
     found[PRIORS] = 1e6 * windows_per_center * centers[is_ambiguous]
   return found
+
+
+def export_senses(
+  model: Any, rows: Callable[[str], np.ndarray], vocabulary: vocab.Vocabulary
+) -> table.Senses:
+  """The senses of a trained mixture, of either kind.
+
+  Args:
+    model: `Mixture` or `ContextMixture`.
+    rows: name of a table -> its float32 rows.
+    vocabulary: of the text.
+  """
+  senses = model.senses
+  priors = np.ones(senses.num_rows, np.float32)
+  if senses.num_ambiguous:
+    chances = em.probabilities(
+      jnp.asarray(rows(PRIORS)[:, : senses.num]), model.averages_logs
+    )
+    # Sums of many small changes: anything below zero is a rounding error.
+    chances = np.maximum(np.asarray(chances), 0)
+    chances = chances / chances.sum(1, keepdims=True)
+    priors[senses.ambiguous_rows()] = chances.reshape(-1)
+  return table.Senses(
+    list(vocabulary.words),
+    np.asarray(vocabulary.counts),
+    np.append(senses.first_rows, senses.num_rows).astype(np.int64),
+    rows(skipgram.INPUT),
+    priors,
+    rows(skipgram.OUTPUT),
+    None,
+    model.spec.negatives,
+    model.spec.window,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,3 +347,13 @@ class Mixture:
   def num_examples(self, batch: base.StepBatch) -> jax.Array:
     """Number of (center, context) pairs."""
     return skipgram.num_contexts(batch).sum()
+
+  def export_senses(
+    self, rows: Callable[[str], np.ndarray], vocabulary: vocab.Vocabulary
+  ) -> table.Senses:
+    """See `export_senses`."""
+    return export_senses(self, rows, vocabulary)
+
+  def rows_digest(self) -> str:
+    """Identifies which rows are senses of which words."""
+    return self.senses.digest()

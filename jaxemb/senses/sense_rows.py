@@ -1,11 +1,20 @@
 """Which rows of the table of senses are whose: one for each sense of a word."""
 
 import dataclasses
-from typing import NamedTuple, Protocol
+import hashlib
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
+
+from jaxemb import errors
+from jaxemb.ops import rounding
+from jaxemb.senses import table
+from jaxemb.text import vocab
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +32,14 @@ class Senses:
     """[num_rows] int64, the word of each row."""
     sizes = np.diff(np.append(self.first_rows, self.num_rows))
     return np.repeat(np.arange(len(sizes)), sizes)
+
+  def ambiguous_rows(self) -> np.ndarray:
+    """[num_rows] bool, rows of words with several senses."""
+    return (self.priors_rows < self.num_ambiguous)[self.owners()]
+
+  def digest(self) -> str:
+    """Identifies which rows are senses of which words."""
+    return hashlib.sha256(self.first_rows.tobytes()).hexdigest()
 
 
 def number(is_ambiguous: np.ndarray, num: int) -> Senses:
@@ -117,3 +134,117 @@ def place(
     [single.reshape(-1), jnp.minimum(rows, senses.num_rows).reshape(-1)]
   )
   return Slots(ids, is_word & ~is_ambiguous, places, priors_ids)
+
+
+class Ambiguous(NamedTuple):
+  """Words that get several senses."""
+
+  mask: np.ndarray  # [vocab] bool
+  num_listed: int  # distinct words of the list
+  num_unknown: int  # of these, outside the vocabulary
+
+
+def read_words(path: pathlib.Path | str) -> list[str]:
+  """The first field of each line that is neither blank nor a `#` comment.
+
+  Raises:
+    errors.UserError: The file cannot be read, or has no word.
+  """
+  path = pathlib.Path(path).expanduser()
+  try:
+    lines = path.read_text(encoding='utf-8-sig').splitlines()
+  except (OSError, UnicodeDecodeError) as error:
+    raise errors.UserError(
+      f'cannot read config.senses.words={path}: {error}; give a text file with '
+      "a word per line, or ''"
+    ) from error
+  words = [line.split()[0] for line in lines if line.split()]
+  words = [word for word in words if not word.startswith('#')]
+  if not words:
+    raise errors.UserError(
+      f"config.senses.words={path} has no word; give a word per line, or ''"
+    )
+  return words
+
+
+def ambiguous(
+  config: ml_collections.ConfigDict, words: Sequence[str]
+) -> Ambiguous:
+  """The words that `config.senses` gives several senses.
+
+  Args:
+    config: checked settings.
+    words: [vocab], the most frequent first.
+
+  Raises:
+    errors.UserError: The list cannot be read, or has no word of these.
+  """
+  s = config.senses
+  num_top = max(s.top_n, int(np.ceil(s.top_ratio * len(words))))
+  mask = np.arange(len(words)) < num_top
+  if not s.words:
+    return Ambiguous(mask, 0, 0)
+  listed = set(read_words(s.words))
+  if config.data.lowercase:
+    listed = {word.lower() for word in listed}
+  is_listed = np.fromiter((x in listed for x in words), bool, len(words))
+  num_known = int(is_listed.sum())
+  if not num_known:
+    raise errors.UserError(
+      f'config.senses.words={s.words} has none of the {len(words):,} words of '
+      'the vocabulary; give other words (check upper and lower case)'
+    )
+  return Ambiguous(mask | is_listed, len(listed), len(listed) - num_known)
+
+
+def of_model(
+  config: ml_collections.ConfigDict,
+  model: Any,
+  stored: Callable[[str], Any],
+  vocabulary: vocab.Vocabulary,
+) -> table.Senses | None:
+  """The senses of a trained model; None if its words have one vector each.
+
+  Args:
+    config: the settings.
+    model: one with `export_senses`, or another.
+    stored: name -> rows as stored; a collective call of all processes.
+    vocabulary: of the text.
+  """
+  if not hasattr(model, 'export_senses'):
+    return None
+  specs = model.specs()
+
+  def rows(name):
+    if specs[name].momentum is not None:
+      return np.asarray(stored(name))
+    return rounding.decode_on_host(stored(name), config.table.dtype)
+
+  senses = model.export_senses(rows, vocabulary)
+  window = config.senses.query_window or senses.window
+  return dataclasses.replace(senses, loss=config.model.loss, window=window)
+
+
+def digest(model: Any) -> str:
+  """Identifies which rows are senses of which words; '' for other models."""
+  return model.rows_digest() if hasattr(model, 'rows_digest') else ''
+
+
+def exported(
+  config: ml_collections.ConfigDict, rows: Any, senses: table.Senses | None
+) -> tuple[Any, table.Senses | None]:
+  """Vectors as they are stored in `config.table.dtype`.
+
+  Args:
+    config: the settings.
+    rows: [rows, dim], of the table, as stored.
+    senses: None = words have one vector each.
+
+  Returns:
+    Rows for the files, and the senses with the same, rounded vectors.
+  """
+  if senses is None or senses.contexts is None:
+    return rows, senses
+  rows = rounding.encode_on_host(senses.vectors, config.table.dtype)
+  vectors = rounding.decode_on_host(rows, config.table.dtype)
+  return rows, dataclasses.replace(senses, vectors=vectors)

@@ -1,73 +1,77 @@
-"""Words with several vectors: which sense is meant, and how well they do.
+"""Words with several vectors (senses): type, disambiguation and files.
 
-Of a word w with senses v_k and priors pi_k among words o_1, o_2, ... the
-posterior of a sense is (Tian et al. 2014, eq. 9)
+The posterior of sense k of a word w, with vector v_k and prior pi_k, in a
+context c of words o_1, o_2, ... follows the method of training. Likelihoods
+(Tian et al. 2014, eq. 9; `senses.mixture`):
 
   p(k | w, c) = softmax_k( log pi_k + sum_{o in c} log P(o | w, k) )
 
-the way in which senses were trained: each of them predicts the words around it.
-Where they were trained by what the words around mean, so is the posterior:
+Contexts, with the weighted mean x of the context's unit vectors
+(`senses.context_mixture`):
 
   p(k | w, c) = softmax_k( log pi_k - kappa |x(c) - m_k|^2 )
 
-with the mean x of the context's words (`models.context_mixture`).
-The context c is the known words up to `window` before and behind w, of all the
-sentences that are given, words without a vector not counted.
+The context is the known words up to `window` before and after w; words without
+a vector are skipped.
 
-Scores of SCWS (Huang et al. 2012; Reisinger and Mooney 2010), Spearman's
-correlation of the mean ratings with
+An export has these files next to those of `storage.word2vec_format`:
 
-  MaxSimC  cosine of the most likely senses of both words in their contexts
-  AvgSimC  mean cosine of all pairs of senses, weighted by both posteriors
-  AvgSim   the same without contexts, all senses alike
-  MaxSim   largest cosine of any two senses
-  single   cosine of the means of the senses, weighted by priors
+priors.txt     `word sense prior` lines, in the order of the rows
+outputs.npy    [vocab or vocab - 1, dim] float32
+means.npy      [rows, dim] float32, with the method 'contexts' only
+senses.json    loss, negatives, window; concentration, half_weight of contexts;
+               no outputs.npy if loss is null
+dmwe.txt       the text format of Microsoft's distributed_skipgram_mixture:
+               `vocab rows dim`; for each word `word senses`, then a line
+               `prior v1 v2 ...` for each of its senses
 """
 
 import dataclasses
 import functools
+import json
 import math
 import pathlib
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+import unicodedata
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.evaluation import benchmarks
 from jaxemb.ops import huffman
-from jaxemb.senses import texts
+from jaxemb.storage import atomic, float_text
 
-MEASURES = ('MaxSimC', 'AvgSimC', 'AvgSim', 'MaxSim', 'single')
-_OF_CONTEXTS = ('MaxSimC', 'AvgSimC')
-_TOKEN = re.compile(r'[^\W_]+')
+# The first one marks an export of senses.
+FILES = ('senses.json', 'priors.txt', 'outputs.npy', 'means.npy', 'dmwe.txt')
+_PRIOR_TOLERANCE = 1e-3  # of sums of rounded and averaged priors
 
 
 class Contexts(NamedTuple):
-  """What tells the senses of `models.context_mixture`."""
+  """Parameters of disambiguation by contexts."""
 
-  means: np.ndarray  # [rows, dim] float32, of contexts; 0 where one sense is
-  concentration: float  # of contexts around them
-  half_weight: float  # share of the text of a word that weighs half in them
+  means: np.ndarray  # [rows, dim] float32; zeros for words with one sense
+  concentration: float  # kappa
+  half_weight: float  # relative frequency of a word of weight 1/2 in contexts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Senses:
-  """Words, the rows of their senses, and what tells these from each other.
+  """Words with one or several vectors each, and what disambiguates them.
 
   Attributes:
     words: [vocab], the most frequent first.
     counts: [vocab] int64.
-    starts: [vocab + 1] int64: senses of word i are rows starts[i]..
+    starts: [vocab + 1] int64; the senses of word i are rows
+      starts[i]..starts[i + 1].
     vectors: [rows, dim] float32.
-    priors: [rows] float32, of a word's senses they sum to 1.
-    outputs: [vocab or vocab - 1, dim] float32, of words or of inner nodes;
-      None = there are none, as merges may leave none: only priors are known.
+    priors: [rows] float32; those of a word sum to 1.
+    outputs: [vocab or vocab - 1, dim] float32, vectors of words or of the inner
+      nodes of the Huffman tree; None = unknown, as after some merges.
     loss: 'negative_sampling' or 'hierarchical_softmax'; None without outputs.
-    negatives: per pair, of negative sampling.
-    window: known words on each side that tell which sense is meant.
-    contexts: what tells senses; None = the likelihoods of words do.
+    negatives: per pair, with negative sampling.
+    window: context words on each side.
+    contexts: None = senses are disambiguated by likelihoods.
   """
 
   words: list[str]
@@ -83,144 +87,136 @@ class Senses:
 
   @functools.cached_property
   def index(self) -> dict[str, int]:
-    """Number of each word."""
+    """Id of each word."""
     return {word: i for i, word in enumerate(self.words)}
 
   @property
-  def can_tell(self) -> bool:
-    """Whether a text tells which sense is meant."""
+  def can_disambiguate(self) -> bool:
+    """Whether contexts change the posterior."""
     return self.outputs is not None or self.contexts is not None
-
-  @functools.cached_property
-  def paths(self) -> huffman.Paths:
-    """Of hierarchical softmax."""
-    return huffman.tree_paths(self.counts)
 
   def rows(self, word: int) -> slice:
     """Rows of a word's senses."""
     return slice(int(self.starts[word]), int(self.starts[word + 1]))
 
   def owners(self, rows: np.ndarray) -> np.ndarray:
-    """[n] int64, the words that rows [n] are senses of."""
+    """[n] int64, the words of rows [n]."""
     return np.searchsorted(self.starts, rows, 'right') - 1
 
-  def by_row(self, numbers: np.ndarray) -> np.ndarray:
-    """[rows], numbers [vocab] of words for each of their senses."""
-    return np.repeat(numbers, np.diff(self.starts))
+  def by_row(self, values: np.ndarray) -> np.ndarray:
+    """[rows], values [vocab] repeated for each sense."""
+    return np.repeat(values, np.diff(self.starts))
 
   def names(self) -> list[str]:
-    """[rows] names: the word, or `word#sense` where it has several."""
+    """[rows] names, see `row_names`."""
     return row_names(self.words, self.starts)
 
   def mean_vectors(self) -> np.ndarray:
-    """[vocab, dim] float32: means of senses, weighted by priors."""
+    """[vocab, dim] float32, means of senses weighted by priors."""
     weighted = self.priors[:, None] * self.vectors
     return np.add.reduceat(weighted, self.starts[:-1], 0, np.float32)
 
   @functools.cached_property
+  def directions(self) -> np.ndarray:
+    """[vocab, dim] float32, unit mean vectors."""
+    return unit_rows(self.mean_vectors())
+
+  @functools.cached_property
+  def _paths(self) -> huffman.Paths:
+    return huffman.tree_paths(self.counts)
+
+  @functools.cached_property
   def _noise(self) -> np.ndarray:
-    """[vocab] float64, chances of negatives."""
+    """[vocab] float64, the distribution of negatives."""
     weights = self.counts.astype(np.float64) ** 0.75
     return weights / weights.sum()
 
   def log_likelihoods(self, word: int, context: Sequence[int]) -> np.ndarray:
-    """[senses, context] float64: log P(o | sense) of every word o.
+    """[senses, context] float64, log P(o | word, k).
 
-    With negative sampling the cost of negatives is what K of them are expected
-    to cost, the same for every word.
+    Negatives contribute their expectation, the same for every o.
+
+    Args:
+      word: id.
+      context: ids of the words o.
     """
     vectors = self.vectors[self.rows(word)].astype(np.float64)
     context = np.asarray(context, np.int64)
     if self.loss == 'negative_sampling':
       scores = vectors @ self.outputs[context].T
-      everything = _log_sigmoid(-(vectors @ self.outputs.T))
-      expected = self.negatives * (everything @ self._noise)
-      return _log_sigmoid(scores) + expected[:, None]
-    points, codes, lengths = (x[context] for x in self.paths)
+      noise = _log_sigmoid(-(vectors @ self.outputs.T)) @ self._noise
+      return _log_sigmoid(scores) + (self.negatives * noise)[:, None]
+    points, codes, lengths = (x[context] for x in self._paths)
     on_path = np.arange(points.shape[1]) < lengths[:, None]
     nodes = self.outputs[np.minimum(points, len(self.outputs) - 1)]
     scores = np.einsum('kd,cnd->kcn', vectors, nodes)
     terms = _log_sigmoid((1 - 2.0 * codes) * scores)
     return np.sum(np.where(on_path, terms, 0), -1)
 
-  @functools.cached_property
-  def directions(self) -> np.ndarray:
-    """[vocab, dim] float32, mean vectors of length 1."""
-    return unit_rows(self.mean_vectors())
+  def posterior(self, word: int, context: Sequence[int]) -> np.ndarray:
+    """[senses] float64, p(k | w, c); the priors if the context is empty.
 
-  def around(self, context: Sequence[int]) -> np.ndarray:
-    """[dim] float64, the mean x of words, see `models.context_mixture`."""
+    Args:
+      word: id.
+      context: ids.
+
+    Raises:
+      errors.UserError: Contexts cannot disambiguate these senses.
+    """
+    priors = self.priors[self.rows(word)].astype(np.float64)
+    logs = np.log(np.maximum(priors, 1e-30))
+    if len(context) and len(logs) > 1:
+      if self.contexts is not None:
+        distances = self._mean(context) - self.contexts.means[self.rows(word)]
+        logs = logs - self.contexts.concentration * np.sum(distances**2, 1)
+      elif self.outputs is not None:
+        logs = logs + self.log_likelihoods(word, context).sum(1)
+      else:
+        raise errors.UserError(
+          'these vectors have no outputs.npy and cannot disambiguate senses; '
+          'merge.json of their merge gives the reason, the merged models can'
+        )
+    chances = np.exp(logs - logs.max())
+    return chances / chances.sum()
+
+  def _mean(self, context: Sequence[int]) -> np.ndarray:
+    """[dim] float64, x of `senses.context_mixture`."""
     context = np.asarray(context, np.int64)
     half = self.contexts.half_weight
     weights = half / (half + self.counts[context] / self.counts.sum())
     return weights @ self.directions[context] / weights.sum()
 
-  def posterior(self, word: int, context: Sequence[int]) -> np.ndarray:
-    """[senses] float64, p(k | w, c); without context, the priors."""
-    priors = self.priors[self.rows(word)].astype(np.float64)
-    logs = np.log(np.maximum(priors, 1e-30))
-    if len(context) and len(logs) > 1:
-      if self.contexts is not None:
-        apart = self.around(context) - self.contexts.means[self.rows(word)]
-        logs = logs - self.contexts.concentration * np.sum(apart**2, 1)
-      else:
-        self._check_outputs()
-        logs = logs + self.log_likelihoods(word, context).sum(1)
-    chances = np.exp(logs - logs.max())
-    return chances / chances.sum()
-
-  def _check_outputs(self) -> None:
-    if self.outputs is None:
-      raise errors.UserError(
-        'these vectors came without outputs (outputs.npy), so that a sentence '
-        'does not tell which sense is meant; merge.json of their merge says '
-        'why, the parts of it can tell'
-      )
-
   def context(
     self, tokens: Sequence[str], position: int, window: int = 0
   ) -> list[int]:
-    """Numbers of the known words around a position.
+    """Ids of the known words around a position.
 
     Args:
       tokens: of the text.
-      position: of the word that is asked about.
-      window: known words on each side; 0 = what the vectors say.
+      position: of the word to disambiguate.
+      window: known words on each side; 0 = `self.window`.
     """
-    texts.check_window(window)
-    return texts.around(tokens, position, window or self.window, self.index)
+    check_window(window)
+    window = window or self.window
+    before, after = (
+      [self.index[x] for x in (spelled(t, self.index) for t in side) if x]
+      for side in (tokens[:position], tokens[position + 1 :])
+    )
+    return before[-window:] + after[:window]
 
-  def disambiguate(
-    self, sentence: Sequence[str] | str, position: int, window: int = 0
-  ) -> np.ndarray:
-    """Which sense of a word is meant among others (Tian et al. 2014, eq. 9).
 
-    Args:
-      sentence: The words, or a text that is split at white space; see
-        `texts.spelled` for how they are found.
-      position: Of the word that is asked about.
-      window: Known words on each side that count; 0 = what the vectors say.
-
-    Returns:
-      [senses] float64, the chance of each.
-
-    Raises:
-      errors.UserError: There is no such position, or window.
-      spelling.UnknownWordError: The word does not exist.
-    """
-    tokens, word = texts.split(sentence, position, self.index, window)
-    context = self.context(tokens, position, window)
-    return self.posterior(self.index[word], context)
+def _log_sigmoid(x: np.ndarray) -> np.ndarray:
+  return np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x)))
 
 
 def unit_rows(rows: np.ndarray) -> np.ndarray:
-  """[n, dim], rows at length 1; zeros stay."""
+  """[n, dim], rows scaled to length 1; zeros stay."""
   lengths = np.linalg.norm(rows, axis=1, keepdims=True)
   return rows / np.maximum(lengths, 1e-30)
 
 
 def row_names(words: Sequence[str], starts: np.ndarray) -> list[str]:
-  """[rows] names: the word, or `word#sense` where it has several.
+  """[rows] names: the word, or `word#sense` if it has several.
 
   Args:
     words: [vocab].
@@ -230,161 +226,261 @@ def row_names(words: Sequence[str], starts: np.ndarray) -> list[str]:
   for word, size in zip(words, np.diff(starts).tolist(), strict=True):
     stem = word
     while size > 1 and f'{stem}#0' in known:
-      stem += '#'  # a word of the text has that name
+      stem += '#'  # the text has a word of that name
     names += [word] if size == 1 else [f'{stem}#{k}' for k in range(size)]
   return names
 
 
-class Question(NamedTuple):
-  """A pair of SCWS."""
-
-  words: tuple[str, str]
-  texts: tuple[list[str], list[str]]  # tokens around
-  positions: tuple[int, int]  # of the words in them
-  rating: float
+# ---- words of a query
 
 
-def _log_sigmoid(x: np.ndarray) -> np.ndarray:
-  return np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x)))
+def spelled(token: str, known: Container[str]) -> str | None:
+  """The known word that a token stands for; None = there is none.
+
+  Tries the token, its lower case, and both without what is neither letter,
+  digit nor combining mark at the ends, which training never makes part of a
+  word. Tokens that training would split (don't) are not split.
+  """
+  inside = [i for i, x in enumerate(token) if _is_word_character(x)]
+  bare = token[inside[0] : inside[-1] + 1] if inside else token
+  candidates = (token, token.lower(), bare, bare.lower())
+  return next((word for word in candidates if word in known), None)
 
 
-def read_scws(path: pathlib.Path | str) -> list[Question]:
-  """Reads pairs of words with their contexts.
+def _is_word_character(char: str) -> bool:
+  return char.isalnum() or unicodedata.category(char)[0] == 'M'
+
+
+def locate(
+  sentence: Sequence[str] | str,
+  position: int,
+  known: Container[str],
+  window: int,
+) -> tuple[list[str], str | None]:
+  """Tokens of a sentence, and the known word at a position (see `spelled`).
 
   Args:
-    path: 18 tab fields a line, the word between `<b>` and `</b>`.
+    sentence: tokens, or a text to split at white space.
+    position: counted from 0.
+    known: all words.
+    window: to check.
 
   Raises:
-    errors.UserError: The file cannot be read, or no line is such.
+    errors.UserError: The position is outside, or the window negative.
   """
-  try:
-    text = pathlib.Path(path).read_bytes().decode('utf-8', errors='replace')
-  except OSError as error:
+  tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
+  check_window(window)
+  if not 0 <= position < len(tokens):
     raise errors.UserError(
-      f'cannot read {path}: {error.strerror or error}; check the path'
-    ) from error
-  found = [_question(line) for line in text.splitlines()]
-  found = [x for x in found if x is not None]
-  if not found:
-    raise errors.UserError(
-      f'{path} is no SCWS file: expected 18 tab fields a line, with the word '
-      'between <b> and </b> in fields 6 and 7'
+      f'position {position} is outside the sentence of {len(tokens)} words; '
+      'positions count from 0'
     )
-  return found
+  return tokens, spelled(tokens[position], known)
 
 
-def _question(line: str) -> Question | None:
-  pair = benchmarks.parse_scws(line)
-  if pair is None:
-    return None
-  *words, rating = pair
-  texts, positions = [], []
-  for field in line.split('\t')[5:7]:
-    before, mark, rest = field.partition('<b>')
-    word, end, behind = rest.partition('</b>')
-    if not mark or not end:
-      return None
-    tokens = _TOKEN.findall(before)
-    positions.append(len(tokens))
-    behind = behind.replace('<b>', ' ').replace('</b>', ' ')
-    # What stands there may have more than one part; it has one place.
-    texts.append([*tokens, ''.join(_TOKEN.findall(word)) or 'x'])
-    texts[-1] += _TOKEN.findall(behind)
-  return Question(tuple(words), tuple(texts), tuple(positions), rating)
+def check_window(window: int) -> None:
+  """Raises a `UserError` for a negative window."""
+  if window < 0:
+    raise errors.UserError(
+      f'window={window} must be 0 (the window of the vectors) or more'
+    )
 
 
-def similarities(
-  senses: Senses, questions: Sequence[Question], window: int = 0
-) -> np.ndarray:
-  """[questions, measures] float64; NaN where a word is not known.
+# ---- files
+
+
+def remove(folder: pathlib.Path) -> None:
+  """Removes the files of senses, if any."""
+  for name in FILES:
+    (folder / name).unlink(missing_ok=True)
+
+
+def write(folder: pathlib.Path, senses: Senses | None) -> None:
+  """Writes the files of senses next to those of the vectors.
 
   Args:
-    senses: the vectors.
-    questions: pairs in their contexts.
-    window: known words on each side that count; 0 = what the vectors say.
+    folder: created if missing.
+    senses: of words without white space; None = nothing to write.
+
+  Raises:
+    errors.UserError: A file cannot be written.
   """
-  found = np.full((len(questions), len(MEASURES)), np.nan)
-  for i, question in enumerate(questions):
-    index = [senses.index.get(w.lower()) for w in question.words]
-    index = [
-      senses.index.get(w, known)
-      for w, known in zip(question.words, index, strict=True)
-    ]
-    if None in index:
-      continue
-    units, chances, means = [], [], []
-    for word, text, position in zip(
-      index, question.texts, question.positions, strict=True
-    ):
-      rows = senses.rows(word)
-      vectors = senses.vectors[rows].astype(np.float64)
-      units.append(unit_rows(vectors))
-      context = (
-        senses.context(text, position, window) if senses.can_tell else ()
-      )
-      chances.append(senses.posterior(word, context))
-      means.append(senses.priors[rows] @ vectors)
-    cosines = units[0] @ units[1].T
-    lengths = [max(np.linalg.norm(x), 1e-30) for x in means]
-    found[i] = (
-      cosines[chances[0].argmax(), chances[1].argmax()],
-      chances[0] @ cosines @ chances[1],
-      cosines.mean(),
-      cosines.max(),
-      means[0] @ means[1] / (lengths[0] * lengths[1]),
-    )
-  # Cosines that are equal but for rounding are ties.
-  return np.round(found, 6)
-
-
-def evaluate(
-  senses: Senses,
-  path: pathlib.Path | str,
-  window: int = 0,
-) -> dict[str, dict]:
-  """Scores of every measure, shaped as those of `words.evaluate`.
-
-  Without outputs, of those that do not look at contexts.
-
-  Args:
-    senses: the vectors.
-    path: of an SCWS file.
-    window: known words on each side that count; 0 = what the vectors say.
-  """
-  from scipy import stats  # takes a third of a second
-
-  questions = read_scws(path)
-  ratings = np.array([x.rating for x in questions])
-  found = similarities(senses, questions, window)
-  is_found = ~np.isnan(found[:, 0])
-  results = {}
-  for name, cosines in zip(MEASURES, found.T, strict=True):
-    if not senses.can_tell and name in _OF_CONTEXTS:
-      continue
-    pairs = ratings[is_found], cosines[is_found]
-    is_defined = all(len(set(x.tolist())) > 1 for x in pairs)
-    score = float(stats.spearmanr(*pairs)[0]) if is_defined else None
-    pearson = float(stats.pearsonr(*pairs)[0]) if is_defined else math.nan
-    results[name] = {
-      'kind': 'similarity',
-      'layout': 'scws-senses',
-      'score': score,
-      'pearson': pearson if math.isfinite(pearson) else None,
-      'found': int(is_found.sum()),
-      'total': len(questions),
-      'oov': int((~is_found).sum()),
-      'malformed': 0,
-      'window': window or senses.window,
-    }
-  return results
-
-
-def evaluate_files(
-  senses: Senses, paths: Sequence[pathlib.Path | str], window: int = 0
-) -> dict[str, dict]:
-  """Scores on every SCWS file, by name and measure; see `evaluate`."""
-  return {
-    f'{pathlib.Path(path).stem} {name}': result
-    for path in paths
-    for name, result in evaluate(senses, path, window).items()
+  if senses is None:
+    return
+  facts = {
+    'loss': senses.loss,
+    'negatives': senses.negatives,
+    'window': senses.window,
   }
+  arrays = {'outputs': senses.outputs, 'means': None}
+  if senses.contexts is not None:
+    arrays['means'], facts['concentration'], facts['half_weight'] = (
+      senses.contexts
+    )
+  for name, array in arrays.items():
+    if array is None:
+      (folder / f'{name}.npy').unlink(missing_ok=True)
+      continue
+    with atomic.write(folder / f'{name}.npy') as file:
+      np.save(file, np.ascontiguousarray(array, '<f4'))
+  starts, vectors = senses.starts.tolist(), senses.vectors
+  with atomic.write(folder / 'priors.txt') as file:
+    for i, word in enumerate(senses.words):
+      for row in range(starts[i], starts[i + 1]):
+        line = f'{word} {row - starts[i]} {senses.priors[row]:.9g}\n'
+        file.write(line.encode())
+  with atomic.write(folder / 'dmwe.txt') as file:
+    file.write(
+      f'{len(senses.words)} {len(vectors)} {vectors.shape[1]}\n'.encode()
+    )
+    for i, word in enumerate(senses.words):
+      rows = senses.rows(i)
+      file.write(f'{word} {rows.stop - rows.start}\n'.encode())
+      lines = np.column_stack([senses.priors[rows], vectors[rows]])
+      file.writelines(float_text.format_rows(lines.astype(np.float32)))
+  with atomic.write(folder / 'senses.json') as file:
+    file.write(json.dumps(facts, indent=1).encode())
+
+
+def read(
+  folder: pathlib.Path,
+  names: Sequence[str],
+  counts: np.ndarray,
+  vectors: np.ndarray,
+) -> Senses | None:
+  """Reads what `write` wrote; None if the folder has no senses.
+
+  Args:
+    folder: of the files.
+    names: [rows], of the vectors.
+    counts: [rows] int64.
+    vectors: [rows, dim] float32.
+
+  Raises:
+    errors.UserError: A file is missing or damaged, or of other vectors.
+  """
+  if not (folder / 'senses.json').exists():
+    return None
+  facts = _read_facts(folder / 'senses.json')
+  words, starts, priors = _read_priors(folder / 'priors.txt')
+  num_rows, dim = vectors.shape
+  if len(priors) != num_rows:
+    raise errors.UserError(
+      f'{folder}: priors.txt has {len(priors)} lines, vocab.txt {num_rows}; '
+      'export again'
+    )
+  _check_names(folder, names, row_names(words, starts))
+  outputs = contexts = None
+  if facts['loss'] is not None:
+    sizes = len(words), len(words) - 1
+    outputs = _read_array(folder / 'outputs.npy', sizes, dim)
+  if 'concentration' in facts:
+    means = _read_array(folder / 'means.npy', (num_rows,), dim)
+    contexts = Contexts(means, facts['concentration'], facts['half_weight'])
+  return Senses(
+    words,
+    counts[starts[:-1]],
+    starts,
+    vectors,
+    priors,
+    outputs,
+    *(facts[key] for key in ('loss', 'negatives', 'window')),
+    contexts,
+  )
+
+
+def _damaged(path: pathlib.Path, what: object) -> errors.UserError:
+  what = getattr(what, 'strerror', None) or what
+  return errors.UserError(f'{path}: {what}; export again')
+
+
+_FACTS = {
+  'loss': lambda x: x in (None, 'negative_sampling', 'hierarchical_softmax'),
+  'negatives': lambda x: type(x) is int and x >= 0,
+  'window': lambda x: type(x) is int and x >= 1,
+}
+_CONTEXT_FACTS = {
+  'concentration': lambda x: type(x) in (int, float) and 0 <= x < math.inf,
+  'half_weight': lambda x: type(x) in (int, float) and 0 < x < math.inf,
+}
+
+
+def _read_facts(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    facts = json.loads(path.read_text(encoding='utf-8'))
+  except (OSError, ValueError) as error:
+    raise _damaged(path, error) from error
+  if not isinstance(facts, dict):
+    raise _damaged(path, f'has no {", ".join(_FACTS)}')
+  expected = dict(_FACTS)
+  if facts.keys() & _CONTEXT_FACTS.keys():
+    expected |= _CONTEXT_FACTS
+  for key, is_valid in expected.items():
+    if key not in facts:
+      raise _damaged(path, f'has no {key}')
+    if not is_valid(facts[key]):
+      raise _damaged(path, f'{key} must not be {facts[key]!r}')
+  return facts
+
+
+def _read_priors(
+  path: pathlib.Path,
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+  """Words, starts and priors, as in `Senses`."""
+  try:
+    lines = [x for x in path.read_text(encoding='utf-8').split('\n') if x]
+    fields = [line.rsplit(' ', 2) for line in lines]
+    rows = [(word, int(k), float(prior)) for word, k, prior in fields]
+  except (OSError, ValueError) as error:
+    raise _damaged(path, error) from error
+  words: list[str] = []
+  starts: list[int] = []
+  for row, (word, k, _) in enumerate(rows):
+    if not k:
+      words.append(word)
+      starts.append(row)
+    if not words or word != words[-1] or k != row - starts[-1]:
+      raise _damaged(path, f'line {row + 1}, {word!r} {k}, is out of order')
+  if not words:
+    raise _damaged(path, 'is empty')
+  priors = np.array([prior for *_, prior in rows], np.float32)
+  sums = np.add.reduceat(priors.astype(np.float64), starts)
+  # Negated, so that a NaN is wrong.
+  is_right = np.minimum.reduceat(priors, starts) > -_PRIOR_TOLERANCE
+  is_wrong = ~(is_right & (np.abs(sums - 1) < _PRIOR_TOLERANCE))
+  if is_wrong.any():
+    word = words[int(is_wrong.argmax())]
+    raise _damaged(
+      path, f'priors of {word!r} must not be negative, and sum to 1'
+    )
+  return words, np.array([*starts, len(rows)], np.int64), priors
+
+
+def _check_names(
+  folder: pathlib.Path, names: Sequence[str], expected: list[str]
+) -> None:
+  """Raises a `UserError` if priors.txt is that of other rows."""
+  for row, pair in enumerate(zip(names, expected, strict=True)):
+    # vocab.txt has underscores for white space, perhaps several.
+    first, second = (re.sub(r'[_\s]', '', x) for x in pair)
+    if first != second:
+      raise errors.UserError(
+        f'{folder}: row {row} is {pair[0]!r} in vocab.txt, {pair[1]!r} by '
+        'priors.txt; export again'
+      )
+
+
+def _read_array(
+  path: pathlib.Path, sizes: Sequence[int], dim: int
+) -> np.ndarray:
+  """[one of the sizes, dim], memory-mapped."""
+  try:
+    array = np.load(path, mmap_mode='r')
+  except (OSError, ValueError, EOFError) as error:
+    raise _damaged(path, error) from error
+  if array.shape not in [(size, dim) for size in sizes]:
+    raise errors.UserError(
+      f'{path} has shape {array.shape}, the vectors need {(sizes[0], dim)}; '
+      'export again'
+    )
+  return array

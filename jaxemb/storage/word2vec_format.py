@@ -23,7 +23,6 @@ from typing import BinaryIO, NamedTuple, NoReturn
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.senses import sense_files
 from jaxemb.storage import atomic, float_text, projector, rows_file
 
 _BLOCK_ROWS = 4096
@@ -152,13 +151,29 @@ def read(path: pathlib.Path | str) -> Loaded:
   path = pathlib.Path(path)
   try:
     with _open(path) as file:
-      sense_files.refuse_dmwe(path, file)
+      _refuse_dmwe(path, file)
       return _read_open(path, file)
   except (OSError, EOFError, zlib.error) as error:
     raise errors.UserError(
       f'cannot read {path}: {getattr(error, "strerror", None) or error}; check '
       'the path, or fetch the file again if it is cut'
     ) from error
+
+
+def _refuse_dmwe(path: pathlib.Path, file: BinaryIO) -> None:
+  """Raises a `UserError` for dmwe.txt (see `senses.table`); else rewinds."""
+  lines = [file.readline(_MAX_LINE_BYTES).split() for _ in range(3)]
+  file.seek(0)
+  numbers = [*lines[0], *lines[1][1:]]
+  if (
+    [len(x) for x in lines[:2]] == [3, 2]
+    and all(x.isdigit() for x in numbers)
+    and len(lines[2]) == int(lines[0][2]) + 1
+  ):
+    raise errors.UserError(
+      f'{path} has the text format of distributed_skipgram_mixture, which is '
+      f'for other programs; give its folder, {path.parent}'
+    )
 
 
 def read_vocab(path: pathlib.Path | str) -> tuple[list[str], np.ndarray]:

@@ -18,7 +18,6 @@ from jaxemb.senses import (
   mixture,
   sampled,
   sense_rows,
-  sense_tables,
 )
 from jaxemb.text import loader, vocab
 from tests import oracle
@@ -423,7 +422,7 @@ def test_words_that_tell_a_sense_of_a_query(method, asked, window):
   }
   made = _trainer('mixture', **settings)
   state = made.strategy.init(jax.random.key(0))
-  found = sense_tables.collect(
+  found = sense_rows.of_model(
     _config('mixture', **settings),
     made.model,
     lambda name: made.strategy.result(state, name),

@@ -11,7 +11,6 @@ from jaxemb.merging import combine, sources
 from jaxemb.merging import parts as parts_lib
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.senses import merge as senses
-from jaxemb.senses import sense_tables
 from jaxemb.senses import table as senses_lib
 from jaxemb.storage import word2vec_format
 
@@ -402,7 +401,7 @@ def _written(folder, table):
   word2vec_format.export(
     folder, table.names(), table.vectors, table.by_row(table.counts)
   )
-  sense_tables.write(folder, table)
+  senses_lib.write(folder, table)
   return str(folder)
 
 
@@ -429,7 +428,7 @@ def test_the_command_leaves_an_export_of_senses(tmp_path, capsys):
   assert merge.main([*argv, '--method=pca']) == 0
   assert 'cannot be disambiguated' in capsys.readouterr().err
   loaded = embeddings.load(again)
-  with pytest.raises(errors.UserError, match='which sense is meant'):
+  with pytest.raises(errors.UserError, match='cannot disambiguate'):
     loaded.disambiguate('w70 w3 w80', 1)
   assert not (again / 'export' / 'outputs.npy').exists()
   # Words only, into the same folder: no senses are left.

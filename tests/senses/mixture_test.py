@@ -345,12 +345,3 @@ def test_padding_costs_nothing_and_teaches_nothing():
   assert not any(np.asarray(x).any() for x in grads.values())
   for name, spec in model.specs().items():
     assert (np.asarray(ids[name]) >= spec.vocab).all()
-
-
-def test_rows_of_senses():
-  senses = sense_rows.number(np.array([True, False, True]), 3)
-  assert senses.first_rows.tolist() == [0, 3, 4]
-  assert senses.priors_rows.tolist() == [0, 2, 1]
-  assert senses.owners().tolist() == [0, 0, 0, 1, 2, 2, 2]
-  single = sense_rows.number(np.array([True, False]), 1)
-  assert (single.num_rows, single.num_ambiguous) == (2, 0)

@@ -8,7 +8,7 @@ import pytest
 from jaxemb import embeddings, errors, query
 from jaxemb.ops import huffman
 from jaxemb.report import senses as section
-from jaxemb.senses import sense_tables
+from jaxemb.senses import evaluate
 from jaxemb.senses import table as senses
 from jaxemb.storage import word2vec_format
 
@@ -37,7 +37,7 @@ def _senses(loss='hierarchical_softmax'):
 def _write(folder, found):
   counts = found.by_row(found.counts)
   word2vec_format.export(folder, found.names(), found.vectors, counts)
-  sense_tables.write(folder, found)
+  senses.write(folder, found)
 
 
 def _sigmoid(x):
@@ -105,11 +105,11 @@ def test_what_contexts_mean_is_kept(tmp_path):
     position = text.split().index('bank')
     np.testing.assert_allclose(
       loaded.disambiguate(text, position),
-      found.disambiguate(text, position),
+      found.posterior(1, found.context(text.split(), position)),
       rtol=1e-5,
     )
   np.save(tmp_path / 'means.npy', means[1:])
-  with pytest.raises(errors.UserError, match='means.npy has the form'):
+  with pytest.raises(errors.UserError, match='means.npy has shape'):
     embeddings.load(tmp_path)
 
 
@@ -128,11 +128,11 @@ def test_scores_of_pairs_in_contexts(tmp_path):
   ]
   path = tmp_path / 'scws.txt'
   path.write_text(''.join(lines) + 'no line of it\n')
-  questions = senses.read_scws(path)
+  questions = evaluate.read_scws(path)
   assert [x.rating for x in questions] == [5, 3, 9]
   assert questions[0].texts[0] == ['money', 'bank', 'the', 'bank']
   assert questions[0].positions == (1, 1)
-  got = senses.similarities(found, questions)
+  got = evaluate.similarities(found, questions)
   assert np.isnan(got[1]).all() and (got[2] == 1).all()
   units = found.vectors / np.linalg.norm(found.vectors, axis=1, keepdims=True)
   cosines = units[1:3] @ units[4]
@@ -151,7 +151,7 @@ def test_scores_of_pairs_in_contexts(tmp_path):
     ],
     atol=1e-5,
   )
-  scores = senses.evaluate_files(found, [path])
+  scores = evaluate.evaluate(found, [path])
   assert scores['scws MaxSim']['score'] == pytest.approx(1)
   assert (scores['scws MaxSim']['found'], scores['scws single']['oov']) == (
     2,
@@ -159,7 +159,7 @@ def test_scores_of_pairs_in_contexts(tmp_path):
   )
   path.write_text('bank river 3\n')
   with pytest.raises(errors.UserError, match='SCWS'):
-    senses.read_scws(path)
+    evaluate.read_scws(path)
 
 
 @pytest.fixture(scope='module')
@@ -203,8 +203,8 @@ def _of_contexts():
   ('name', 'old', 'new', 'told'),
   [
     ('priors.txt', 'money 0 1\n', '', 'has 6 lines, vocab.txt 7'),
-    ('priors.txt', 'bank 1 0.75', 'bank 2 0.75', "line 3, 'bank' 2, has no"),
-    ('priors.txt', 'the 0 1', 'the 1 1', "line 1, 'the' 1, has no sense"),
+    ('priors.txt', 'bank 1 0.75', 'bank 2 0.75', "line 3, 'bank' 2, is out"),
+    ('priors.txt', 'the 0 1', 'the 1 1', "line 1, 'the' 1, is out of"),
     ('priors.txt', 'bank 1 0.75', 'bank 1 nan', "priors of 'bank' must"),
     ('priors.txt', 'bank 1 0.75', 'bank 1 0.7', "'bank' must not be"),
     ('priors.txt', 'the 0 1', 'the 0 -1', "'the' must not"),
@@ -215,17 +215,27 @@ def _of_contexts():
     ('priors.txt', None, None, 'priors.txt: No such file'),
     ('senses.json', None, '[1]', 'senses.json: has no loss, negatives, window'),
     ('senses.json', None, '{', 'senses.json: Expecting'),
-    ('senses.json', '"window": 2', '"window": 2.5', 'window is 2.5, must be'),
-    ('senses.json', '"window": 2', '"window": true', 'window is True'),
-    ('senses.json', '"negatives": 5', '"negatives": -1', 'negatives is -1'),
-    ('senses.json', 'hierarchical_softmax', 'other', "loss is 'other', must"),
+    ('senses.json', '"window": 2', '"window": 2.5', 'window must not be 2.5'),
+    ('senses.json', '"window": 2', '"window": true', 'window must not be True'),
+    (
+      'senses.json',
+      '"negatives": 5',
+      '"negatives": -1',
+      'negatives must not be -1',
+    ),
+    (
+      'senses.json',
+      'hierarchical_softmax',
+      'other',
+      "loss must not be 'other'",
+    ),
     ('senses.json', '"half_weight"', '"half"', 'has no half_weight'),
     ('senses.json', '"concentration"', '"other"', 'has no concentration'),
-    ('senses.json', '3.0', 'NaN', 'concentration is nan'),
-    ('means.npy', None, (7, 3), r'means.npy has the form \(7, 3\)'),
-    ('means.npy', None, (6, 4), r'form \(6, 4\), the .* want \(7, 4\)'),
-    ('outputs.npy', None, (5, 3), r'outputs.npy has the form \(5, 3\)'),
-    ('outputs.npy', None, (4, 4), r'outputs.npy has the form \(4, 4\)'),
+    ('senses.json', '3.0', 'NaN', 'concentration must not be nan'),
+    ('means.npy', None, (7, 3), r'means.npy has shape \(7, 3\)'),
+    ('means.npy', None, (6, 4), r'shape \(6, 4\), the .* need \(7, 4\)'),
+    ('outputs.npy', None, (5, 3), r'outputs.npy has shape \(5, 3\)'),
+    ('outputs.npy', None, (4, 4), r'outputs.npy has shape \(4, 4\)'),
     ('outputs.npy', None, 'cut', 'outputs.npy: '),
   ],
 )
@@ -266,7 +276,7 @@ def test_without_outputs_only_contexts_say_nothing(tmp_path):
   _write(tmp_path, found)
   assert not (tmp_path / 'outputs.npy').exists()
   loaded = embeddings.load(tmp_path)
-  with pytest.raises(errors.UserError, match='without outputs') as caught:
+  with pytest.raises(errors.UserError, match='no outputs.npy') as caught:
     loaded.disambiguate('the money bank', 2)
   assert '\n' not in str(caught.value)
   text = 'the <b> bank </b> of money'
@@ -274,9 +284,9 @@ def test_without_outputs_only_contexts_say_nothing(tmp_path):
     _line('bank', 'river', 5, (text, 'the <b>river</b>'))
     + _line('bank', 'money', 7, (text, 'of <b>money</b>'))
   )
-  scores = senses.evaluate(loaded.sense_table, tmp_path / 'scws.txt')
-  assert list(scores) == ['AvgSim', 'MaxSim', 'single']
-  whole = senses.evaluate(_senses(), tmp_path / 'scws.txt')
+  scores = evaluate.evaluate(loaded.sense_table, [tmp_path / 'scws.txt'])
+  assert list(scores) == ['scws AvgSim', 'scws MaxSim', 'scws single']
+  whole = evaluate.evaluate(_senses(), [tmp_path / 'scws.txt'])
   assert all(scores[name] == whole[name] for name in scores)
 
 
