@@ -9,7 +9,6 @@ import jax
 import pytest
 
 from jaxemb import metrics
-from jaxemb.report import layout
 from tests import compiling
 
 jax.config.update('jax_num_cpu_devices', 8)
@@ -50,16 +49,6 @@ def shared_data() -> pathlib.Path:
   if not folder.is_dir():
     pytest.skip(f'real data not found at {folder}')
   return folder
-
-
-@pytest.fixture(autouse=True)
-def short_maps(
-  request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-  """Maps of words in reports are not arranged for long, but in their tests."""
-  place = request.path.relative_to(pathlib.Path(__file__).parent)
-  if not place.parts[0].startswith('report'):
-    monkeypatch.setattr(layout, '_NUM_ITERATIONS', 10)
 
 
 def _die() -> None:

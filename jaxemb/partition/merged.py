@@ -184,7 +184,7 @@ def write(
     more['vector_bytes'] = sum(x['vector_bytes'] for x in found)
   if config.strategy.merge == 'none':
     figures = results.page(config, parts, totals, table_bytes)
-    report.write_figures(workdir, figures | {'evaluation': {}} | more)
+    report.write_json(workdir, figures | {'evaluation': {}} | more)
     metrics.LOG.info('not merged: %d sub-models in %s', len(found), workdir)
     return
   merged = _merge(config, parts, folders)

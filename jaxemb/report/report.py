@@ -1,22 +1,27 @@
 """The report of a run: report.json for programs, report.html for people.
 
-The page is one file that needs no network and nothing beside it; its parts
-are in `jaxemb.report`.
+The page needs no network: styles, data and the script that draws the curves and
+the map are inside. A plotting library would cost more than it saves here:
+plotly.js adds 4.8 MB to every page, matplotlib half a second to every run.
 """
 
+import collections
 import json
-import math
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxemb.report import page
-from jaxemb.report import senses as senses_section
-from jaxemb.report import words as word_choice
-from jaxemb.senses import table as senses
+from jaxemb.report import words as words_lib
+from jaxemb.senses import table as senses_lib
 from jaxemb.storage import atomic
+
+_MAX_POINTS = 300  # per curve
+_NUM_TABLE_ROWS = 20
+_UNITS = ('', ' k', ' M', ' G', ' T')
+_BYTES = (' bytes', ' kB', ' MB', ' GB', ' TB')
 
 
 def write(
@@ -27,60 +32,157 @@ def write(
   vectors: np.ndarray,
   counts: np.ndarray,
   categories: Mapping[str, Sequence[str]],
-  found: senses.Senses | None = None,
+  senses: senses_lib.Senses | None = None,
 ) -> None:
   """Writes `workdir/report.json` and `workdir/report.html`.
 
-  Each file is replaced whole. A value that is not finite becomes null in the
-  JSON file, and a dash or a gap on the page.
-
   Args:
-    workdir: Made if missing.
-    report: The figures; any key may be missing. `dropped` may be nested;
-      lists in it are lines about problems.
-    metrics: Rows of metrics.jsonl with `step`, `epoch`, `words`,
-      `words_per_sec`, `loss`, `learning_rate`, `elapsed_secs`; may be empty.
-      Of a step that was logged twice the last row counts.
-    words: [vocab] words, the most frequent first.
+    workdir: made if missing.
+    report: as in report.json; any key may be missing.
+    metrics: rows of metrics.jsonl; of a step logged twice the last row counts.
+    words: [vocab], most frequent first.
     vectors: [vocab, dim] float32; may be memory-mapped.
-    counts: [vocab] int64, occurrences in the corpus.
-    categories: Words by category, for the map; may be empty.
-    found: The senses of words, of a model that has them.
+    counts: [vocab] int64 occurrences in the corpus.
+    categories: words by category, for the map; may be empty.
+    senses: of a model with several vectors per word.
 
   Raises:
-    errors.UserError: A file cannot be written.
+    errors.UserError: a file cannot be written.
   """
-  write_figures(workdir, report)
-  html = page.render(
-    _plain(report, math.nan),
-    _plain(metrics, math.nan),
-    word_choice.neighbours(words, vectors, counts, categories),
-    word_choice.word_map(words, vectors, counts, categories),
-    senses_section.section(found),
+  import jinja2  # here, so that it does not slow the start of a run
+
+  write_json(workdir, report)
+  environment = jinja2.Environment(
+    loader=jinja2.PackageLoader('jaxemb.report', ''),
+    autoescape=True,
+    undefined=jinja2.ChainableUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  environment.filters |= FILTERS
+  report, metrics = _plain(report), _plain(metrics)
+  # After a restart the steps since the checkpoint are logged again.
+  rows = {row['step']: row for row in metrics}
+  rows = [rows[step] for step in sorted(rows)]
+  stride = -(-len(rows) // _MAX_POINTS) or 1
+  shown = np.linspace(0, len(rows) - 1, min(len(rows), _NUM_TABLE_ROWS))
+  table = words_lib.Table(words, vectors, counts)
+  page = environment.get_template('report.html.j2').render(
+    report=report,
+    evaluation=report.get('evaluation') or {},
+    num_rows=len(rows),
+    num_bad_losses=sum(row.get('loss') is None for row in rows),
+    rows=[rows[i] for i in shown.round().astype(int)],
+    # Backwards, so that the last row is among them.
+    curves=_curves(rows[::-stride][::-1]),
+    stride=stride,
+    dropped=_flatten(report.get('dropped') or {}),
+    settings=_flatten({'config': report.get('config') or {}}),
+    devices=_devices(report),
+    neighbours=words_lib.neighbours(table, categories),
+    num_searched=len(table.words),
+    ambiguous=words_lib.ambiguous_words(senses),
+    map=words_lib.word_map(table, categories),
   )
   with atomic.write(workdir / 'report.html') as file:
-    file.write(html.encode())
+    file.write(page.encode(errors='backslashreplace'))
 
 
-def write_figures(workdir: pathlib.Path, report: Mapping[str, Any]) -> None:
-  """Writes `workdir/report.json` alone, see `write`."""
+def write_json(workdir: pathlib.Path, report: Mapping[str, Any]) -> None:
+  """Writes `workdir/report.json` alone; values that are not finite are null."""
+  text = json.dumps(_plain(report), indent=2, ensure_ascii=False)
   with atomic.write(workdir / 'report.json') as file:
-    text = json.dumps(
-      _plain(report, None), indent=2, ensure_ascii=False, allow_nan=False
-    )
-    file.write(text.encode('utf-8', errors='backslashreplace') + b'\n')
+    file.write(text.encode(errors='backslashreplace') + b'\n')
 
 
-def _plain(value: object, not_finite: float | None) -> Any:
-  """The value made of JSON's types; NumPy's become Python's."""
-  if isinstance(value, Mapping):
-    return {str(key): _plain(v, not_finite) for key, v in value.items()}
-  if isinstance(value, (np.ndarray, np.generic)):
-    value = value.tolist()
-  if isinstance(value, (list, tuple)):
-    return [_plain(item, not_finite) for item in value]
-  if isinstance(value, float):
-    return value if math.isfinite(value) else not_finite
-  if value is None or isinstance(value, (bool, int, str)):
-    return value
-  return str(value)
+def _plain(value: Any) -> Any:
+  """The value as JSON gives it back, with None for what is not finite."""
+  text = json.dumps(
+    value, default=lambda x: x.tolist() if hasattr(x, 'tolist') else str(x)
+  )
+  return json.loads(text, parse_constant=lambda name: None)
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Curves as the page's script draws them; None leaves a gap."""
+  curves = [
+    ('Loss per example', 'nats', 'loss'),
+    ('Speed', 'words per second', 'words_per_sec'),
+    ('Learning rate', '', 'learning_rate'),
+  ]
+  if any(len(row.get('hosts') or ()) > 1 for row in rows):
+    curves += [
+      ('CPU', 'cores, all processes', 'cores'),
+      ('Network', 'bytes sent per second', 'network_sent_bytes_per_sec'),
+      ('Loopback', 'bytes sent per second', 'loopback_sent_bytes_per_sec'),
+    ]
+  drawn = [
+    (title, unit, [[x['epoch'], x.get(key, _total(x, key))] for x in rows])
+    for title, unit, key in curves
+  ]
+  return [curve for curve in drawn if any(y for _, y in curve[2])]
+
+
+def _total(row: Mapping[str, Any], key: str) -> float | None:
+  """Sum over processes; of bytes, which the kernel counts, over hosts."""
+  processes = row.get('hosts') or ()
+  if 'bytes' in key:
+    processes = {x.get('hostname'): x for x in processes}.values()
+  values = [x.get(key) for x in processes]
+  return None if None in values or not values else sum(values)
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """Values by dotted key."""
+  flat = {}
+  for key, value in values.items():
+    is_nested = isinstance(value, dict)
+    key = prefix + key
+    flat |= _flatten(value, f'{key}.') if is_nested else {key: value}
+  return flat
+
+
+def _devices(report: Mapping[str, Any]) -> list[str]:
+  """Devices counted by kind: `cuda:0 NVIDIA H200` without its number."""
+  kinds = collections.Counter(
+    re.sub(r'^\w+:\d+ (?=.)', '', name) for name in report.get('devices') or ()
+  )
+  return [f'{n} × {kind}' if n > 1 else kind for kind, n in kinds.items()]
+
+
+def _number(write: Callable[[float], str]) -> Callable[[Any], str]:
+  """A filter that writes a dash for anything but a number."""
+
+  def written(value: Any) -> str:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return write(value) if is_number else '–'
+
+  return written
+
+
+def _short(value: float, units: Sequence[str] = _UNITS) -> str:
+  """1234567 as 1.23 M."""
+  power = 0
+  # Rounded first, so that 999,950 is 1 M and not 1e+03 k.
+  while abs(value) >= 999.5 and power < len(units) - 1:
+    value, power = value / 1000, power + 1
+  return f'{value:.3g}{units[power]}'
+
+
+def _duration(secs: float) -> str:
+  """47.2 s, 3 min 12 s, 2 h 5 min."""
+  if secs < 99.95:
+    return f'{secs:.3g} s'
+  minutes, secs = divmod(round(secs), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f'{hours} h {minutes} min' if hours else f'{minutes} min {secs} s'
+
+
+FILTERS = {
+  'integer': _number(lambda value: f'{value:,.0f}'),
+  'fixed': _number(lambda value: f'{value:.3f}'),
+  'percent': _number(lambda value: f'{value:.1%}'),
+  'short': _number(_short),
+  'size': _number(lambda value: _short(value, _BYTES)),
+  'duration': _number(_duration),
+}

@@ -1,40 +1,32 @@
-"""What the report shows of the vectors: neighbours of words, and a map.
+"""Words shown in the report: nearest neighbours, senses and a map.
 
-Words are chosen by rules that do not look at the vectors, so that the page
-shows what there is and not what came out well. Words whose vector is zero or
-not finite are never shown.
+Words are chosen by frequency and category, never by their neighbours, so that
+the page shows typical vectors rather than the best ones. Words whose vector is
+zero or not finite are skipped.
 """
 
+import collections
 import itertools
+import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxemb.evaluation import clusters
-from jaxemb.report import layout
+from jaxemb.evaluation import clusters, nearest
+from jaxemb.senses import table as senses_lib
 
-_NUM_NEIGHBOUR_WORDS = 36
-_NUM_NEAREST = 8
-_MAX_SEARCHED_WORDS = 200_000
-_MAX_MAP_WORDS = 480
-_MAX_GROUPS = 24
-_NUM_CLUSTERS = 12
+_NUM_WORDS, _NUM_NEIGHBOURS = 36, 8
+_NUM_AMBIGUOUS_WORDS, _NUM_SENSE_NEIGHBOURS = 12, 6
+_MAX_AMBIGUOUS_CANDIDATES = 500
+_MAX_SEARCHED_WORDS, _MAX_SEARCHED_SENSES = 200_000, 30_000
 _NUM_FUNCTION_WORDS = 100
-_MIN_TSNE_WORDS = 16
-_BLOCK_ROWS = 16384
+_MAX_MAP_WORDS, _MAX_GROUPS, _NUM_CLUSTERS = 480, 24, 12
 
 
 class Neighbours(NamedTuple):
-  """A word and the words nearest to it.
-
-  Attributes:
-    word: As in the vocabulary.
-    rank: 1 for the most frequent word of all.
-    count: Its occurrences in the corpus.
-    nearest: (word, cosine), by falling cosine.
-  """
+  """A word (rank 1 is the most frequent) and its neighbours with cosines."""
 
   word: str
   rank: int
@@ -43,264 +35,175 @@ class Neighbours(NamedTuple):
 
 
 class WordMap(NamedTuple):
-  """Words placed on a page.
+  """A map of words: by group, (word, count, x, y), most frequent first."""
 
-  Attributes:
-    words: By falling frequency.
-    counts: Occurrences of each word.
-    groups: [words] int, the group of each word.
-    names: Of the groups.
-    positions: [words, 2] float64.
-    num_groups_left_out: Categories with words that are not on the map.
-    num_words_left_out: Words of the shown categories that are not on it.
-    is_clustered: Whether the groups are clusters that we made, named after
-      their most frequent word, rather than given categories.
-    perplexity: Of t-SNE; None if the layout is that of PCA.
-    variance_share: That PCA keeps in two dimensions, whatever the layout.
-  """
-
-  words: list[str]
-  counts: list[int]
-  groups: np.ndarray
-  names: list[str]
-  positions: np.ndarray
-  num_groups_left_out: int
-  num_words_left_out: int
-  is_clustered: bool
-  perplexity: float | None
-  variance_share: float
+  groups: dict[str, list[tuple[str, int, float, float]]]
+  is_clustered: bool  # groups are clusters rather than categories
+  num_groups_omitted: int
+  num_words_omitted: int
+  explained_variance: float  # share that the two axes explain
 
 
-def neighbours(
-  words: Sequence[str],
-  vectors: np.ndarray,
-  counts: np.ndarray,
-  categories: Mapping[str, Sequence[str]],
-) -> tuple[list[Neighbours], int]:
-  """The nearest words of a few dozen words from all over the vocabulary.
+class Table:
+  """A vocabulary with its vectors, as far as they are searched."""
 
-  Args:
-    words: [vocab] words, the most frequent first.
-    vectors: [vocab, dim] float32; may be memory-mapped.
-    counts: [vocab] int64, occurrences in the corpus.
-    categories: Words by category; these are preferred.
-
-  Returns:
-    The words, the most frequent first, and how many words were searched.
-  """
-  num_searched = min(len(words), _MAX_SEARCHED_WORDS)
-  vectors = vectors[:num_searched]
-  norms = _norms(vectors)
-  rows = _spread_rows(words[:num_searched], norms, categories)
-  found = [
-    Neighbours(
-      words[row],
-      row + 1,
-      int(counts[row]),
-      [(words[other], cosine) for other, cosine in nearest],
-    )
-    for row, nearest in zip(rows, _nearest(vectors, norms, rows), strict=True)
-  ]
-  return found, num_searched
-
-
-def word_map(
-  words: Sequence[str],
-  vectors: np.ndarray,
-  counts: np.ndarray,
-  categories: Mapping[str, Sequence[str]],
-) -> WordMap | None:
-  """A map of frequent words by category, or by cluster if there are none.
-
-  Args:
-    words: [vocab] words, the most frequent first.
-    vectors: [vocab, dim] float32; may be memory-mapped.
-    counts: [vocab] int64, occurrences in the corpus.
-    categories: Words by category; those not in the vocabulary are skipped.
-
-  Returns:
-    The map, or None if fewer than three words can be shown.
-  """
-  norms = _norms(vectors[:_MAX_SEARCHED_WORDS])
-  members = _category_rows(words, norms, categories)
-  is_clustered = not members
-  if is_clustered:
-    rows = _content_rows(words, norms)[:_MAX_MAP_WORDS]
-    names, groups = _cluster(words, vectors, norms, rows)
-    left_out = (0, 0)
-  else:
-    names, rows, groups, left_out = _choose(members)
-  if len(rows) < 3:
-    return None
-  directions = vectors[rows] / norms[rows][:, None]
-  positions, share = layout.pca(directions)
-  perplexity = None
-  if len(rows) >= _MIN_TSNE_WORDS:
-    perplexity = min(15.0, (len(rows) - 1) / 3)
-    positions = layout.tsne(directions, perplexity)
-  return WordMap(
-    words=[words[row] for row in rows],
-    counts=[int(counts[row]) for row in rows],
-    groups=groups,
-    names=names,
-    positions=positions,
-    num_groups_left_out=left_out[0],
-    num_words_left_out=left_out[1],
-    is_clustered=is_clustered,
-    perplexity=perplexity,
-    variance_share=share,
-  )
-
-
-def _norms(vectors: np.ndarray) -> np.ndarray:
-  """[rows] float32 lengths; 0 where a vector is not finite."""
-  norms = np.empty(len(vectors), np.float32)
-  for start in range(0, len(vectors), _BLOCK_ROWS):
-    part = slice(start, start + _BLOCK_ROWS)
+  def __init__(
+    self, words: Sequence[str], vectors: np.ndarray, counts: np.ndarray
+  ):
+    """Takes [vocab] words, [vocab, dim] vectors and [vocab] counts."""
+    self.words, self.counts = words[:_MAX_SEARCHED_WORDS], counts
+    self.vectors = vectors[:_MAX_SEARCHED_WORDS]
     with np.errstate(all='ignore'):
-      norms[part] = np.linalg.norm(vectors[part], axis=1)
-  return np.where(np.isfinite(norms), norms, 0)
+      squares = np.einsum('ij,ij->i', self.vectors, self.vectors)
+    self.norms = np.sqrt(np.where(np.isfinite(squares), squares, 0))
+
+  def units(self, rows: Sequence[int]) -> np.ndarray:
+    """[rows, dim] vectors of length 1."""
+    return self.vectors[rows] / self.norms[rows, None]
+
+  def content_rows(self) -> list[int]:
+    """Rows of content words; all rows if words are not spelled out."""
+    rows = np.flatnonzero(self.norms).tolist()
+    first = min(_NUM_FUNCTION_WORDS, len(self.words) // 20)
+    spelled = [i for i in rows if i >= first and _is_spelled(self.words[i])]
+    return spelled if len(spelled) >= 3 else rows
 
 
-def _content_rows(words: Sequence[str], norms: np.ndarray) -> list[int]:
-  """Rows of spelt-out words behind the function words, by frequency.
-
-  All rows if hardly any is spelt out, as when the words are numbers of nodes.
-  """
-  shown = np.flatnonzero(norms > 0).tolist()
-  first = min(_NUM_FUNCTION_WORDS, len(words) // 20)
-  spelt = [row for row in shown if row >= first and _is_spelt(words[row])]
-  return spelt if len(spelt) >= 3 else shown
-
-
-def _is_spelt(word: str) -> bool:
-  """Letters only, with their marks, and long enough to mean something."""
+def _is_spelled(word: str) -> bool:
   if len(word) < (3 if word.isascii() else 2):
     return False
   return word.isalpha() or all(unicodedata.category(c)[0] in 'LM' for c in word)
 
 
-def _spread_rows(
-  words: Sequence[str],
-  norms: np.ndarray,
-  categories: Mapping[str, Sequence[str]],
-) -> list[int]:
-  """Rows at equal steps of log frequency rank, by falling frequency.
+def neighbours(
+  table: Table, categories: Mapping[str, Sequence[str]]
+) -> list[Neighbours]:
+  """Nearest neighbours of words at equal steps of log frequency rank.
 
-  From each step the first word of the category shown least so far; without
-  one, the most frequent word.
+  In each step the word is taken from the category shown least so far; without
+  one, it is the most frequent word.
   """
-  rows = _content_rows(words, norms)
-  if len(rows) <= _NUM_NEIGHBOUR_WORDS:
-    return rows
-  category_of = {
-    word: name for name, members in categories.items() for word in members
-  }
-  num_shown = dict.fromkeys(categories, 0)
-  edges = np.geomspace(rows[0] + 1, rows[-1] + 2, _NUM_NEIGHBOUR_WORDS + 1)
-  chosen = []
-  for low, high in itertools.pairwise(np.searchsorted(rows, edges - 1)):
-    step = [row for row in rows[low:high] if words[row] in category_of]
-    if step:
-      row = min(step, key=lambda row: num_shown[category_of[words[row]]])
-      num_shown[category_of[words[row]]] += 1
-      chosen.append(row)
-    elif low < high:
-      chosen.append(rows[low])
-  # Narrow steps hold no word; the most frequent ones not shown fill up.
-  spare = (row for row in rows if row not in set(chosen))
-  missing = _NUM_NEIGHBOUR_WORDS - len(chosen)
-  return sorted([*chosen, *itertools.islice(spare, missing)])
-
-
-def _nearest(
-  vectors: np.ndarray, norms: np.ndarray, rows: Sequence[int]
-) -> list[list[tuple[int, float]]]:
-  """For each of `rows`, (row, cosine) of the nearest others."""
+  rows = table.content_rows()
   if not rows:
     return []
-  queries = (vectors[rows] / norms[rows][:, None]).astype(np.float32)
-  best_rows = np.zeros((len(rows), 0), np.int64)
-  best = np.zeros((len(rows), 0), np.float32)
-  for start in range(0, len(vectors), _BLOCK_ROWS):
-    lengths = norms[start : start + _BLOCK_ROWS]
-    kept = start + np.flatnonzero(lengths > 0)
-    cosines = queries @ (vectors[kept] / norms[kept][:, None]).T
-    cosines[np.asarray(rows)[:, None] == kept[None, :]] = -np.inf
-    best = np.concatenate([best, cosines], axis=1)
-    best_rows = np.concatenate(
-      [best_rows, np.broadcast_to(kept, cosines.shape)], axis=1
-    )
-    order = np.argsort(-best, axis=1, kind='stable')[:, :_NUM_NEAREST]
-    best = np.take_along_axis(best, order, axis=1)
-    best_rows = np.take_along_axis(best_rows, order, axis=1)
-  return [
-    [
-      (int(row), float(cosine))
-      for row, cosine in zip(*pair, strict=True)
-      if np.isfinite(cosine)
-    ]
-    for pair in zip(best_rows, best, strict=True)
-  ]
+  category_of = {w: name for name, words in categories.items() for w in words}
+  num_shown = dict.fromkeys(categories, 0)
+
+  def times_shown(row: int) -> float:
+    return num_shown.get(category_of.get(table.words[row]), math.inf)
+
+  edges = np.geomspace(rows[0] + 1, rows[-1] + 2, _NUM_WORDS + 1) - 1
+  chosen = []
+  for start, stop in itertools.pairwise(np.searchsorted(rows, edges)):
+    if start < stop:
+      chosen.append(min(rows[start:stop], key=times_shown))
+      if (category := category_of.get(table.words[chosen[-1]])) is not None:
+        num_shown[category] += 1
+  with np.errstate(all='ignore'):
+    cosines = table.units(chosen) @ table.vectors.T / table.norms
+  cosines = np.where(table.norms > 0, cosines, -np.inf)
+  shown = []
+  for row, scores in zip(chosen, cosines, strict=True):
+    best = nearest.rows(scores, {row}, _NUM_NEIGHBOURS)
+    pairs = [(table.words[i], float(scores[i])) for i in best if table.norms[i]]
+    word, count = table.words[row], int(table.counts[row])
+    shown.append(Neighbours(word, row + 1, count, pairs))
+  return shown
+
+
+def word_map(
+  table: Table, categories: Mapping[str, Sequence[str]]
+) -> WordMap | None:
+  """Frequent words by category, or by k-means cluster, on two PCA axes.
+
+  The vectors are scaled to length 1 before PCA. None if there are fewer than
+  three words to show.
+  """
+  members = _category_rows(table, categories)
+  names = sorted(members, key=lambda name: -len(members[name]))[:_MAX_GROUPS]
+  # The most frequent words of every category in turn.
+  turns = itertools.zip_longest(*(members[name] for name in names))
+  known = [row for turn in turns for row in turn if row is not None]
+  rows = sorted((known or table.content_rows())[:_MAX_MAP_WORDS])
+  if len(rows) < 3:
+    return None
+  units = table.units(rows).astype(np.float32)
+  if known:
+    group_of = {row: name for name in names for row in members[name]}
+  else:
+    num_clusters = min(_NUM_CLUSTERS, max(1, len(rows) // 4))
+    assigned = clusters.cluster(units, num_clusters).tolist()
+    # A cluster is named after its most frequent word.
+    names = [table.words[rows[assigned.index(k)]] for k in assigned]
+    group_of = dict(zip(rows, names, strict=True))
+  positions, explained = _pca(units)
+  groups = collections.defaultdict(list)
+  for row, position in zip(rows, positions.round(4).tolist(), strict=True):
+    point = table.words[row], int(table.counts[row]), *position
+    groups[group_of[row]].append(point)
+  return WordMap(
+    dict(sorted(groups.items())),
+    not known,
+    max(len(members) - _MAX_GROUPS, 0),
+    max(len(known) - len(rows), 0),
+    explained,
+  )
 
 
 def _category_rows(
-  words: Sequence[str],
-  norms: np.ndarray,
-  categories: Mapping[str, Sequence[str]],
+  table: Table, categories: Mapping[str, Sequence[str]]
 ) -> dict[str, list[int]]:
-  """Rows of the words of each category, by frequency; a word counts once."""
-  row_of = {words[row]: row for row in range(len(norms)) if norms[row] > 0}
-  members, seen = {}, set()
-  for name, category in categories.items():
-    rows = sorted({row_of[word] for word in category if word in row_of} - seen)
-    seen.update(rows)
-    if rows:
-      members[name] = rows
-  return members
+  """Rows by category, most frequent first, each in its first category."""
+  row_of = {table.words[i]: i for i in np.flatnonzero(table.norms).tolist()}
+  members = {
+    name: sorted(row_of.pop(word) for word in words if word in row_of)
+    for name, words in categories.items()
+  }
+  return {name: rows for name, rows in members.items() if rows}
 
 
-def _choose(
-  members: Mapping[str, Sequence[int]],
-) -> tuple[list[str], list[int], np.ndarray, tuple[int, int]]:
-  """The largest categories, and the most frequent words of each in turn.
+def _pca(points: np.ndarray) -> tuple[np.ndarray, float]:
+  """[points, 2] positions and the share of variance that they explain."""
+  # The padding makes two axes of a single dimension.
+  centered = np.pad(points - points.mean(axis=0), ((0, 0), (0, 1)))
+  left, scales, _ = np.linalg.svd(centered, full_matrices=False)
+  total = float(np.square(scales).sum())
+  explained = float(np.square(scales[:2]).sum()) / total if total else 1.0
+  return left[:, :2] * scales[:2], explained
 
-  Returns:
-    Names of the categories; rows of the words, by frequency; the category of
-    each; and how many categories and words are left out.
+
+def ambiguous_words(
+  table: senses_lib.Senses | None,
+) -> list[tuple[str, int, list[tuple[float, list[str]]]]]:
+  """(word, count, its senses' priors and nearest words).
+
+  Of the most frequent ambiguous words, those with the lowest expected cosine
+  of two senses drawn from their priors.
   """
-  by_size = sorted(members, key=lambda name: -len(members[name]))
-  names = sorted(by_size[:_MAX_GROUPS])
-  turns = itertools.zip_longest(*(members[name] for name in names))
-  taken = [
-    (row, group)
-    for turn in turns
-    for group, row in enumerate(turn)
-    if row is not None
+  if table is None:
+    return []
+  ambiguous = np.flatnonzero(np.diff(table.starts) > 1).tolist()
+  candidates = [i for i in ambiguous if table.words[i].isalpha()]
+  units = senses_lib.unit_rows(table.vectors)
+  searched = units[: nearest.num_rows(table, _MAX_SEARCHED_SENSES)]
+
+  def expected_cosine(word: int) -> float:
+    rows = table.rows(word)
+    return float(np.square(table.priors[rows] @ units[rows]).sum())
+
+  def senses(word: int) -> list[tuple[float, list[str]]]:
+    shown = []
+    for row in range(*table.rows(word).indices(len(units))):
+      if (prior := float(table.priors[row])) >= nearest.MIN_PRIOR:
+        best = nearest.rows_of_words(
+          searched @ units[row], table, {row}, _NUM_SENSE_NEIGHBOURS,
+          nearest.MIN_PRIOR,
+        )  # fmt: skip
+        shown.append((prior, [table.words[i] for i in table.owners(best)]))
+    return shown
+
+  chosen = sorted(candidates[:_MAX_AMBIGUOUS_CANDIDATES], key=expected_cosine)
+  return [
+    (table.words[i], int(table.counts[i]), senses(i))
+    for i in chosen[:_NUM_AMBIGUOUS_WORDS]
   ]
-  shown = sorted(taken[:_MAX_MAP_WORDS])
-  rows = [row for row, _ in shown]
-  groups = np.array([group for _, group in shown], np.int64)
-  left_out = len(members) - len(names), len(taken) - len(shown)
-  return names, rows, groups, left_out
-
-
-def _cluster(
-  words: Sequence[str],
-  vectors: np.ndarray,
-  norms: np.ndarray,
-  rows: Sequence[int],
-) -> tuple[list[str], np.ndarray]:
-  """k-means clusters of the words, named after the most frequent of each."""
-  if not rows:
-    return [], np.zeros(0, np.int64)
-  directions = (vectors[rows] / norms[rows][:, None]).astype(np.float32)
-  num_clusters = min(_NUM_CLUSTERS, max(1, len(rows) // 4))
-  assigned = clusters.cluster(directions, num_clusters)
-  # In order of the most frequent word; a cluster may have come out empty.
-  _, firsts, inverse = np.unique(
-    assigned, return_index=True, return_inverse=True
-  )
-  order = np.argsort(firsts)
-  names = [words[rows[first]] for first in firsts[order]]
-  return names, np.argsort(order)[inverse]

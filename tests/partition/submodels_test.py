@@ -19,7 +19,6 @@ from jaxemb import errors, merge, metrics, train
 from jaxemb import rundir as workdirs
 from jaxemb.merging import sources
 from jaxemb.partition import rounds, submodels
-from jaxemb.report import report
 from jaxemb.runtime import hlo, processes
 from jaxemb.storage import checkpoint, word2vec_format
 from jaxemb.text import encode, loader, shares
@@ -52,12 +51,7 @@ def _config(cache: pathlib.Path, **settings) -> ml_collections.ConfigDict:
 
 
 def _train(config, workdir, *args) -> int:
-  """Without the page for people, which takes a second or two."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(report.page, 'render', lambda *args: '')
-    for name in ('neighbours', 'word_map'):
-      patch.setattr(report.word_choice, name, lambda *args: None)
-    return train.run(config, workdir, *args)
+  return train.run(config, workdir, *args)
 
 
 @pytest.fixture(scope='session')

@@ -7,7 +7,7 @@ import pytest
 
 from jaxemb import embeddings, errors, query
 from jaxemb.ops import huffman
-from jaxemb.report import senses as section
+from jaxemb.report import words as report_words
 from jaxemb.senses import evaluate
 from jaxemb.senses import table as senses
 from jaxemb.storage import word2vec_format
@@ -365,8 +365,8 @@ def test_neighbours_are_other_words_each_once(tmp_path, capsys):
   assert query.main([flag, '--topn=9', '--sense=1', 'bank']) == 0
   out = capsys.readouterr().out
   assert 'money#0' in out and 'money#1' not in out
-  html = section.section(found)
-  assert html.count('money') == 1 + 4  # near the senses of two others
+  shown = str(report_words.ambiguous_words(found))
+  assert shown.count('money') == 1 + 4  # near the senses of two others
 
 
 @pytest.mark.parametrize(
@@ -409,8 +409,8 @@ def test_a_text_is_taken_as_training_takes_it(folder, capsys):
     found.context(['the', 'bank'], 1, -1)
 
 
-def test_section_of_the_report():
-  found = _senses()
-  html = section.section(found)
-  assert html.count('<dt>') == 1 and '0.25' in html and 'bank' in html
-  assert section.section(None) == ''
+def test_ambiguous_words_of_the_report():
+  ((word, count, senses_of_word),) = report_words.ambiguous_words(_senses())
+  assert (word, count) == ('bank', 20)
+  assert [prior for prior, _ in senses_of_word] == [0.25, 0.75]
+  assert report_words.ambiguous_words(None) == []
