@@ -24,21 +24,21 @@ import scored
 
 from jaxemb import exports
 from jaxemb.senses import table as senses
-from jaxemb.toywiki import toywiki_eval, toywiki_families
+from jaxemb.toywiki import toywiki
 
 EXPECTED = 0.95
 _TOKEN = re.compile(r'[^\W_]+')
 
 
 def right(
-  table: senses.Senses, world: toywiki_families.World, sentences: int
+  table: senses.Senses, world: toywiki.World, sentences: int
 ) -> dict[str, float]:
   """By planted word, the share of sentences whose sense is told."""
   draw = random.Random(1).random
-  families = [i for i, x in enumerate(world.families) if x.kind == 'sense']
+  families = [x for x in world.families if x.kind == 'sense']
   found = {}
   for both in zip(families[::2], families[1::2], strict=True):
-    word = world.families[both[0]].words['singular']
+    word = both[0].words['singular']
     if word not in table.index:
       found[word] = 0.0  # too rare to be told
       continue
@@ -46,7 +46,7 @@ def right(
     counted = []
     for number in range(2 * sentences):
       sense = number // 2 % 2
-      text = toywiki_eval.context(world, both[sense], draw)
+      text = toywiki.context(world, both[sense], draw)
       before, _, behind = text.partition(f'<b> {word} </b>')
       before = _TOKEN.findall(before)
       tokens = [*before, word, *_TOKEN.findall(behind)]
@@ -92,7 +92,7 @@ def main() -> None:
       speed = json.loads((pathlib.Path(folder) / 'report.json').read_text())
     if table is None:
       parser.error(f'{args.config} trains one vector for a word')
-    each = right(table, toywiki_families.build(0), args.sentences)
+    each = right(table, toywiki.build_world(0), args.sentences)
     found[seed] = {
       'right': statistics.mean(each.values()),
       'words': each,

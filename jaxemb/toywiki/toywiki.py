@@ -1,378 +1,528 @@
-"""Toywiki: a small encyclopedia of our own, with its own evaluation sets.
+"""Toywiki: a small generated encyclopedia with its own evaluation sets.
 
-What the main job trains on when no data is given, and what tests train on. It
-is written from tables of real facts (`toywiki_facts`) through sentence
-patterns (`toywiki_patterns`, `toywiki_families`) over a Zipf-distributed
-background of made-up words, as a genuine MediaWiki pages-articles dump (XML
-export 0.10, bzip2, multistream) with markup, infoboxes, tables, references,
-redirects and pages of other namespaces, so that it goes through the same
-parser as a real dump. Any size, the same bytes from the same (seed, size) on
-every machine; memory does not grow with the size, since pages are streamed.
+The corpus that the main job trains on when no data is given: real facts
+(`facts.toml`) in sentence patterns (`patterns.toml`), over a background of
+made-up words with Zipf's frequencies, written as a MediaWiki dump with
+infoboxes, tables, references, redirects and pages of other namespaces, so that
+it takes the same path as a real dump. The same seed and size give the same
+bytes on every machine. Pages are streamed: memory does not grow with the size.
 
-The one idea: page i is a pure function of (seed, i). A round of pages has one
-article for each word family; the next round writes about other aspects.
+Two ideas. A sentence is about one role of one word family, such as the capital
+of (country, capital, currency, language, demonym): its pattern brings words
+typical of the role, its slots bring words typical of the family. Role plus
+family is also what makes analogies work in real text. And page i is a pure
+function of (seed, i): each round has one article per family, and later rounds
+write about other aspects.
+
+Gold answers come from the facts, never from the text: similarity grows with the
+shared levels of the taxonomy, categories are its lowest level, analogies pair
+families of one kind, and two contexts of an ambiguous word are similar if they
+have the same sense. These contexts are not sentences of the corpus.
 
 At the default size gensim 4.4 (skip-gram, 5 negatives, window 5, min_count 5,
 5 epochs; sample 1e-3 or 1e-4, 64 or 100 dimensions, seeds 0 and 1) gets 97.5 to
-99.0 % of the analogies right by 3CosAdd over the whole vocabulary, category
-purity .94 to 1.00 (k-means with greedy k-means++ starts; plain random starts
-stop at poorer optima) and Spearman .84 to .88 on the similarities. Half the
-size gets 80 % of the analogies. There are 30,000 background words at any size.
+99.0 % of the analogies right (3CosAdd over the whole vocabulary), category
+purity .94 to 1.00 (k-means++) and Spearman .84 to .88 on the similarities. Half
+the size gets 80 % of the analogies.
 """
 
+import bisect
 import bz2
 import collections
 import concurrent.futures
+import hashlib
+import importlib.resources
+import itertools
 import json
-import os
+import operator
 import pathlib
 import random
-import tempfile
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
+from xml.sax import saxutils
 
 from jaxemb import errors
-from jaxemb.text import compressed
-from jaxemb.toywiki import toywiki_eval
-from jaxemb.toywiki import toywiki_families as families_lib
-from jaxemb.toywiki import toywiki_patterns as patterns
+from jaxemb.storage import atomic
 
 VERSION = 1  # raise it whenever the bytes change
 DEFAULT_WORDS = 2_000_000
-MIN_WORDS = 1_000_000  # from here on every evaluated word occurs 5 times
-
-XML_NAME = 'toywiki-pages-articles.xml.bz2'
-_MANIFEST_NAME = 'toywiki.json'
+_XML_NAME = 'toywiki-pages-articles.xml.bz2'
 _PAGES_PER_STREAM = 100
-_MAX_STREAMS_IN_FLIGHT = 4
-_STRIDE = 11  # prime, so that the patterns of a paragraph differ
 
-_ASPECTS = (
-  'History', 'Notes', 'Traditions', 'Description', 'Chronicle', 'Outline',
-  'Origins', 'Study', 'Reception', 'Sources', 'Legacy', 'Timeline',
-)  # fmt: skip
+_NUM_BACKGROUND, _NUM_NAMES, _NUM_PLACES = 30_000, 4_000, 1_201
+_STARTS = 'b br c cl d dr f fl g gr h j k l m n p pl r s st t tr v z'.split()
+_MIDDLES, _VOWELS, _ENDS = 'bdgklmnprstv', 'aeiou', 'n l r s th nd m x'.split()
+_ZIPF_SHIFT = 100  # word frequency is 1 / (rank + shift) (Zipf-Mandelbrot)
+_BAG_SIZE = 1 << 18
+_A_BEFORE_VOWEL = re.compile(
+  r'\b([Aa]) (?!(?i:uni|use|eur|one\b))(?=[aeiouAEIOU])'
+)
+_PAIRS_PER_LEVEL = 120
+_SIMILARITIES = (0.5, 3.5, 6.5, 9.0)  # by the number of shared levels
+_QUESTIONS_PER_PAIR = 6
 
-# Paragraphs about a role in an article are one up to this, two by default: more
-# for roles with more competitors.
-_MAX_PARAGRAPHS = {
-  'singular': 3, 'plural': 3, 'young': 4, 'male': 4, 'female': 4,
-  'positive': 1, 'comparative': 1, 'superlative': 1, 'adverb': 1, 'subject': 1,
-}  # fmt: skip
-
-_NAMESPACES = {
-  -2: 'Media', -1: 'Special', 0: '', 1: 'Talk', 2: 'User', 3: 'User talk',
-  4: 'Toywiki', 5: 'Toywiki talk', 6: 'File', 7: 'File talk', 8: 'MediaWiki',
-  9: 'MediaWiki talk', 10: 'Template', 11: 'Template talk', 12: 'Help',
-  13: 'Help talk', 14: 'Category', 15: 'Category talk',
-}  # fmt: skip
-
-_HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.10/" \
-xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" \
-xsi:schemaLocation="http://www.mediawiki.org/xml/export-0.10/ \
-http://www.mediawiki.org/xml/export-0.10.xsd" version="0.10" xml:lang="en">
-  <siteinfo>
-    <sitename>Toywiki</sitename>
-    <dbname>toywiki</dbname>
-    <base>https://toywiki.invalid/wiki/Main_Page</base>
-    <generator>toywiki {version}</generator>
-    <case>first-letter</case>
-    <namespaces>
-{namespaces}
-    </namespaces>
-  </siteinfo>
-"""
-
-_PAGE = """  <page>
-    <title>{title}</title>
-    <ns>{ns}</ns>
-    <id>{page_id}</id>
-{redirect}    <revision>
-      <id>{revision_id}</id>
-      <timestamp>2020-01-01T00:00:00Z</timestamp>
-      <contributor>
-        <username>Toywiki</username>
-        <id>1</id>
-      </contributor>
-      <model>wikitext</model>
-      <format>text/x-wiki</format>
-      <text xml:space="preserve">{text}</text>
-    </revision>
-  </page>
-"""
+Draw = Callable[[], float]  # the next random number, uniform in [0, 1)
+Pools = dict[str, list[str]]  # the words that may fill a slot
+Pattern = tuple[str, list[Sequence[str]]]  # template % one word of each pool
 
 
 class Corpus(NamedTuple):
-  """Where the corpus and its evaluation sets lie."""
+  """Paths of the dump and of the evaluation sets."""
 
   xml: pathlib.Path
   eval_paths: tuple[pathlib.Path, ...]
 
 
-class _Article(NamedTuple):
-  title: str
-  text: str
-  num_words: int
+class Cell(NamedTuple):
+  """The patterns about one role of a family."""
+
+  patterns: list[Pattern]
+  max_paragraphs: int  # in an article
 
 
-def _escape(text: str) -> str:
-  for character, entity in (
-    ('&', '&amp;'),
-    ('<', '&lt;'),
-    ('>', '&gt;'),
-    ('"', '&quot;'),
-  ):
-    text = text.replace(character, entity)
-  return text
+class Family(NamedTuple):
+  """A line of a table of facts, with what is said about it."""
+
+  kind: str  # country, noun, gender, adjective, verb or sense
+  title: str  # of its first article
+  words: dict[str, str]  # by role
+  asked: set[str]  # roles whose word has no other use: for evaluation sets
+  associates: list[str]  # words that go with this family and few others
+  taxonomy: list[str]  # subgroup, category and domain, or subject of a sense
+  cells: dict[str, Cell]  # by role
 
 
-def _infobox(family: families_lib.Family, draw: families_lib.Draw) -> str:
-  fields = [f'| {role} = [[{word}]]' for role, word in family.words.items()]
-  fields += [
-    f'| area = {{{{convert|{int(draw() * 9000) + 10}|km2|abbr=on}}}}',
-    f'| image = [[File:{family.title}.svg|120px]] <!-- drawn by hand -->',
-  ]
-  return '\n'.join([f'{{{{Infobox {family.kind}', *fields, '}}'])
+class World(NamedTuple):
+  """What the corpus of a seed is made of."""
+
+  families: list[Family]
+  common: dict[str, list[Pattern]]  # background, openings, closings
+  data: dict[str, Any]  # both data files
 
 
-def _table(draw: families_lib.Draw) -> str:
-  rows = [
-    f'|-\n| {1500 + int(draw() * 500)} || align="right" | {int(draw() * 10**6)}'
-    for _ in range(3)
-  ]
-  head = '{| class="wikitext sortable"\n|+ Figures\n! Year !! Number'
-  return '\n'.join([head, *rows, '|}'])
+def _resource(name: str) -> str:
+  return (importlib.resources.files(__package__) / name).read_text('utf-8')
 
 
-def _mark_up(text: str, words: Iterable[str], draw: families_lib.Draw) -> str:
+def _pick(items: Sequence[Any], draw: Draw) -> Any:
+  return items[int(draw() * len(items))]
+
+
+def _made_up_words(count: int, taken: set[str], draw: Draw) -> list[str]:
+  """Distinct pronounceable words that are not in `taken`."""
+
+  def syllable(consonants: Sequence[str]) -> str:
+    return _pick(consonants, draw) + _pick(_VOWELS, draw)
+
+  words: dict[str, None] = {}
+  while len(words) < count:
+    word = syllable(_STARTS) + syllable(_MIDDLES) + syllable(_MIDDLES)
+    word += syllable(_MIDDLES) if draw() < 0.5 else ''
+    word += _pick(_ENDS, draw) if draw() < 0.5 else ''
+    if word not in taken:
+      words[word] = None
+  return list(words)
+
+
+def _zipf_bag(words: list[str]) -> list[str]:
+  """Repeats each word by its frequency, in integers: alike on all machines."""
+  ranks = range(1, len(words) + 1)
+  sums = [*itertools.accumulate(10**9 // (r + _ZIPF_SHIFT) for r in ranks)]
+  slots = (sums[-1] * slot // _BAG_SIZE for slot in range(_BAG_SIZE))
+  return [words[bisect.bisect(sums, slot)] for slot in slots]
+
+
+def _compile(lines: str, pools: Pools, words: dict[str, str]) -> list[Pattern]:
+  """Patterns whose slots can all be filled from `words` and `pools`.
+
+  A slot that stands k times in a pattern draws from k disjoint parts of its
+  pool, so that no sentence says `the wings and the wings`.
+  """
+  patterns = []
+  for index, line in enumerate(lines.splitlines()):
+    slots = re.findall(r'{(\w+)}', line)
+    if not words.keys() | pools.keys() >= set(slots):
+      continue
+    drawn = [slot for slot in slots if slot not in words]
+    chosen = []
+    for position, slot in enumerate(drawn):
+      pool, count = pools[slot], drawn.count(slot)
+      if count > 1 and slot != 'z':
+        pool = pool[(drawn[:position].count(slot) + index) % count :: count]
+      chosen.append(pool)
+    template = line.format(**{slot: words.get(slot, '%s') for slot in slots})
+    patterns.append((template, chosen))
+  return patterns
+
+
+def _family(
+  table: dict[str, str], line: str, data: dict[str, Any], pools: Pools
+) -> Family:
+  """The family of a line; `pools` gives all slots but those of its own."""
+  kind, taxonomy = table['kind'], table['taxonomy'].split()
+  fields, _, associates = line.partition('|')
+  entries = dict(zip(table['roles'].split(), fields.split(), strict=True))
+  asked = {role for role, word in entries.items() if word[-1] not in '-_'}
+  words = {r: word.rstrip('_') for r, word in entries.items() if word != '-'}
+  title = table['title'].format(**words).replace('_', ' ').capitalize()
+  roles = list(words)
+  if kind == 'sense':
+    taxonomy = [words.pop('subject')]
+  levels = [data['lexicon'][level] for level in taxonomy]
+  if kind == 'noun':  # its subgroup weighs most
+    levels = 6 * levels[:1] + 2 * levels[1:]
+  for slot, *column in zip(('n', 'v', 'vs', 'a'), *levels, strict=True):
+    pools[slot] = ' '.join(column).split()
+  cells = {}
+  for role in roles:
+    cell = data['cells'][kind][role]
+    known = words | {'x': words.get(role, '')}
+    patterns = _compile(cell['patterns'], pools, known)
+    cells[role] = Cell(patterns, cell['max_paragraphs'])
+  return Family(kind, title, words, asked, associates.split(), taxonomy, cells)
+
+
+def build_world(seed: int) -> World:
+  """Reads the data files and compiles their patterns with made-up words."""
+  facts, patterns = _resource('facts.toml'), _resource('patterns.toml')
+  data = tomllib.loads(facts) | tomllib.loads(patterns)
+  taken = set(re.findall('[a-z]+', (facts + patterns).lower()))
+  num_words = _NUM_BACKGROUND + _NUM_NAMES + _NUM_PLACES
+  made_up = _made_up_words(num_words, taken, random.Random(seed).random)
+  names = [word.capitalize() for word in made_up[_NUM_BACKGROUND:]]
+  pools = {
+    'z': _zipf_bag(made_up[:_NUM_BACKGROUND]),
+    'N': names[:_NUM_NAMES],
+    'y': [str(year) for year in range(1480, 2021)],
+    'he': data['he'].split(),
+    'she': data['she'].split(),
+  }
+  places = names[_NUM_NAMES:]
+  families = []
+  for table in data['families']:
+    for line in table['lines'].splitlines():
+      own = pools | {'l': line.partition('|')[2].split()}
+      first = 5 * len(families)
+      nearby = [places[(first + 241 * i) % _NUM_PLACES] for i in range(5)]
+      if table['kind'] == 'country':
+        own['l'] += nearby
+      elif table['kind'] != 'sense':
+        own['N'] = nearby
+      families.append(_family(table, line, data, own))
+  common = {k: _compile(v, pools, {}) for k, v in data['common'].items()}
+  return World(families, common, data)
+
+
+def _sentences(world: World, patterns: Iterable[Pattern], draw: Draw) -> str:
+  """A text with one sentence per pattern."""
+
+  def fill(pattern: Pattern) -> str:
+    template, pools = pattern
+    return template % tuple([_pick(pool, draw) for pool in pools])
+
+  sentences = []
+  for pattern in patterns:
+    text = fill(pattern)
+    ornament = draw()
+    if ornament < 0.25:
+      text = fill(_pick(world.common['openings'], draw)) + ', ' + text
+    elif ornament < 0.5:
+      text += ' ' + fill(_pick(world.common['closings'], draw))
+    sentences.append(text[0].upper() + text[1:] + '.')
+  return _A_BEFORE_VOWEL.sub(r'\1n ', ' '.join(sentences))
+
+
+def _paragraph(world: World, cell: Cell, draw: Draw) -> Iterator[Pattern]:
+  """Three to six patterns: most of the cell, some about other things."""
+  first = int(draw() * len(cell.patterns))
+  for position in range(3 + int(draw() * 4)):
+    subject = draw()
+    if subject < 0.86:  # a prime stride, so that they differ
+      yield cell.patterns[(first + 11 * position) % len(cell.patterns)]
+    elif subject < 0.96:
+      yield _pick(world.common['background'], draw)
+    else:
+      cells = _pick(world.families, draw).cells
+      yield _pick(_pick([*cells.values()], draw).patterns, draw)
+
+
+def _mark_up(text: str, words: Iterable[str], draw: Draw) -> str:
   """Adds links, emphasis and references that leave the words as they are."""
   for word in words:
     style = draw()
     if style < 0.4:
-      linked = f' [[{word}]] '
+      marked = f'[[{word}]]'
     elif style < 0.6:
-      linked = f' [[{word.capitalize()} (article)|{word}]] '
+      marked = f'[[{word.capitalize()} (article)|{word}]]'
     elif style < 0.7:
-      linked = f" ''{word}'' "
+      marked = f"''{word}''"
     else:
       continue
-    text = text.replace(f' {word} ', linked, 1)
+    text = text.replace(f' {word} ', f' {marked} ', 1)
   if draw() < 0.15:
     text += (
       f'<ref name="n{int(draw() * 100)}">{{{{cite book |title=Annals '
       f'|year={1800 + int(draw() * 200)} |page={int(draw() * 400)}}}}}</ref>'
     )
-  if draw() < 0.1:
-    text = text.replace(' in 1', ' in&nbsp;1', 1)
-  return text
+  return text.replace(' in 1', ' in&nbsp;1', 1) if draw() < 0.1 else text
 
 
-def _paragraph(
-  world: families_lib.World,
-  cell: list[families_lib.Pattern],
-  draw: families_lib.Draw,
-) -> str:
-  """Three to six sentences: most about the cell, some about other things."""
-  first = int(draw() * len(cell))
-  sentences = []
-  for position in range(3 + int(draw() * 4)):
-    subject = draw()
-    if subject < 0.86:
-      pattern = cell[(first + _STRIDE * position) % len(cell)]
-    elif subject < 0.96:
-      pattern = families_lib.pick(world.background, draw)
-    else:
-      other = world.cells[int(draw() * len(world.cells))]
-      cells = list(other.values())
-      pattern = families_lib.pick(cells[int(draw() * len(cells))], draw)
-    sentences.append(families_lib.sentence(world, pattern, draw))
-  return families_lib.with_articles(' '.join(sentences))
+def _infobox(family: Family, draw: Draw) -> list[str]:
+  return [
+    f'{{{{Infobox {family.kind}',
+    *(f'| {role} = [[{word}]]' for role, word in family.words.items()),
+    f'| area = {{{{convert|{int(draw() * 9000) + 10}|km2|abbr=on}}}}',
+    f'| image = [[File:{family.title}.svg|120px]] <!-- drawn by hand -->',
+    '}}',
+  ]
 
 
-def _article(
-  world: families_lib.World, seed: int, round_index: int, index: int
-) -> _Article:
-  """The article about family `index` in a round, as wiki markup."""
-  number = round_index * len(world.families) + index
+def _table(draw: Draw) -> list[str]:
+  lines = ['{| class="wikitext sortable"', '|+ Figures', '! Year !! Number']
+  for _ in range(3):
+    year, number = 1500 + int(draw() * 500), int(draw() * 10**6)
+    lines += ['|-', f'| {year} || align="right" | {number}']
+  return [*lines, '|}']
+
+
+def _article(world: World, seed: int, number: int) -> tuple[str, str, int]:
+  """Title, wikitext and the number of words of its running text."""
   draw = random.Random((seed << 64) + number + 1).random
-  family, cells = world.families[index], world.cells[index]
+  round_index, index = divmod(number, len(world.families))
+  family = world.families[index]
   title = family.title
   if round_index:
-    volume, aspect = divmod(round_index - 1, len(_ASPECTS))
-    title = f'{_ASPECTS[aspect]} of {title}'
+    aspects = world.data['aspects']
+    volume, aspect = divmod(round_index - 1, len(aspects))
+    title = f'{aspects[aspect]} of {title}'
     title += f' (volume {volume + 1})' if volume else ''
   words = list(dict.fromkeys(family.words.values()))
-  roles = sorted(cells, key=lambda role: draw())
-  parts, num_words = [_infobox(family, draw)], 0
+  roles = sorted(family.cells, key=lambda role: draw())
+  parts, num_words = ['\n'.join(_infobox(family, draw))], 0
   for position, role in enumerate([roles[-1], *roles]):
     if position:
-      heading = patterns.HEADINGS.split('\n')[int(draw() * 12)]
-      parts.append(f'== {heading} ==')
-    for _ in range(1 + int(draw() * _MAX_PARAGRAPHS.get(role, 2))):
-      plain = _paragraph(world, cells[role], draw)
+      parts.append(f'== {_pick(world.data["headings"], draw)} ==')
+    cell = family.cells[role]
+    for _ in range(1 + int(draw() * cell.max_paragraphs)):
+      plain = _sentences(world, _paragraph(world, cell, draw), draw)
       num_words += plain.count(' ') + 1
-      parts.append(_mark_up(plain, [*words, *family.associates], draw))
-    if position == 0:
-      parts[-1] = parts[-1].replace(f' {words[0]} ', f" '''{words[0]}''' ", 1)
+      parts.append(_mark_up(plain, words + family.associates, draw))
+    if not position:
+      bold = f" '''{words[0]}''' "
+      parts[-1] = parts[-1].replace(f' {words[0]} ', bold, 1)
   if draw() < 0.3:
-    parts.append(_table(draw))
+    parts.append('\n'.join(_table(draw)))
   links = [f'* [[{word}]]' for word in family.associates or words]
   parts.append('\n'.join(['== See also ==', *links]))
   parts.append(f'{{{{toywiki-stub}}}}\n[[Category:{family.kind.capitalize()}]]')
-  return _Article(title, '\n\n'.join(parts), num_words)
-
-
-def _render(
-  page_id: int, ns: int, title: str, text: str, target: str = ''
-) -> str:
-  redirect = f'    <redirect title="{_escape(target)}" />\n' if target else ''
-  return _PAGE.format(
-    title=_escape(title),
-    ns=ns,
-    page_id=page_id,
-    revision_id=10 * page_id,
-    redirect=redirect,
-    text=_escape(text),
-  )
-
-
-def _companions(article: _Article, number: int) -> list[tuple[int, str, str]]:
-  """Pages that a reader of articles must skip: (namespace, title, text).
-
-  The word `unsigned` is in them and in no article, so that a leak shows.
-  """
-  pages = []
-  if number % 5 == 0:
-    text = f'#REDIRECT [[{article.title}]]\n\n{{{{R from other name}}}}'
-    pages.append((0, f'{article.title} (redirect)', text))
-  if number % 11 == 0:
-    text = '== Wording ==\nAn unsigned remark about this page. ~~~~'
-    pages.append((1, f'Talk:{article.title}', text))
-  if number % 37 == 0:
-    text = f'An unsigned page that lists [[{article.title}]].'
-    pages.append((14, f'Category:{article.title}', text))
-  return pages
+  return title, '\n\n'.join(parts), num_words
 
 
 def _pages(
-  world: families_lib.World, seed: int, corpus_words: int
+  world: World, seed: int, corpus_words: int, template: str
 ) -> Iterator[tuple[str, int]]:
-  """Yields (XML of some pages, words of their article text) up to the size."""
-  total_words, page_id, round_index = 0, 0, 0
-  while True:
-    order = list(range(len(world.families)))
+  """Yields (XML of an article and its companions, words of the article)."""
+  page_id = total_words = 0
+  for round_index in itertools.count():
     draw = random.Random(((seed + 1) << 96) + round_index).random
-    order.sort(key=lambda _: draw())
-    for index in order:
-      article = _article(world, seed, round_index, index)
-      page_id += 1
-      rendered = [_render(page_id, 0, article.title, article.text)]
-      for ns, title, text in _companions(article, page_id):
+    for index in sorted(range(len(world.families)), key=lambda _: draw()):
+      number = round_index * len(world.families) + index
+      article, text, num_words = _article(world, seed, number)
+      pages = [(0, article, text)]
+      for every, ns, title, text in world.data['companions']:
+        if (page_id + 1) % every == 0:
+          fields = {'article': article}
+          pages.append((ns, title.format(**fields), text.format(**fields)))
+      xml = ''
+      for ns, title, text in pages:
         page_id += 1
-        target = article.title if text.startswith('#REDIRECT') else ''
-        rendered.append(_render(page_id, ns, title, text, target))
-      total_words += article.num_words
-      yield ''.join(rendered), article.num_words
+        redirect = ''
+        if text.startswith('#REDIRECT'):
+          redirect = f'    <redirect title="{article}" />\n'
+        text = saxutils.escape(text, {'"': '&quot;'})
+        xml += template.format(
+          title=title, ns=ns, page_id=page_id, redirect=redirect, text=text
+        )
+      yield xml, num_words
+      total_words += num_words
       if total_words >= corpus_words:
         return
-    round_index += 1
-
-
-def _streams(
-  world: families_lib.World, seed: int, corpus_words: int
-) -> Iterator[tuple[bytes, int]]:
-  """Yields (text of one bzip2 stream, its article words)."""
-  namespaces = '\n'.join(
-    f'      <namespace key="{key}" case="first-letter"'
-    + (f'>{name}</namespace>' if name else ' />')
-    for key, name in _NAMESPACES.items()
-  )
-  yield _HEAD.format(version=VERSION, namespaces=namespaces).encode(), 0
-  texts, num_words = [], 0
-  for text, words in _pages(world, seed, corpus_words):
-    texts.append(text)
-    num_words += words
-    if len(texts) == _PAGES_PER_STREAM:
-      yield ''.join(texts).encode(), num_words
-      texts, num_words = [], 0
-  yield (''.join(texts) + '</mediawiki>\n').encode(), num_words
 
 
 def _write_xml(
-  path: pathlib.Path, world: families_lib.World, seed: int, corpus_words: int
+  file: BinaryIO, world: World, seed: int, corpus_words: int
 ) -> int:
-  """Writes the dump, compressing beside the writing; returns its words."""
-  total_words = 0
-  pending: collections.deque[concurrent.futures.Future[bytes]] = (
-    collections.deque()
+  """Writes the dump, compressed in threads; returns the words of articles."""
+  head, page, tail = re.split(
+    '(  <page>.*</page>\n)', _resource('dump.xml'), flags=re.S
   )
-  with (
-    open(path, 'wb') as file,
-    concurrent.futures.ThreadPoolExecutor(2) as pool,
-  ):
-    for data, num_words in _streams(world, seed, corpus_words):
-      total_words += num_words
-      pending.append(pool.submit(bz2.compress, data))
-      if len(pending) > _MAX_STREAMS_IN_FLIGHT:
+  pages = _pages(world, seed, corpus_words, page)
+  total_words, is_last = 0, False
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    pending = collections.deque([pool.submit(bz2.compress, head.encode())])
+    while not is_last:
+      batch = list(itertools.islice(pages, _PAGES_PER_STREAM))
+      is_last = len(batch) < _PAGES_PER_STREAM
+      total_words += sum(num_words for _, num_words in batch)
+      xml = ''.join(xml for xml, _ in batch) + (tail if is_last else '')
+      pending.append(pool.submit(bz2.compress, xml.encode()))
+      if len(pending) > 4:  # bounds the memory
         file.write(pending.popleft().result())
-    while pending:
-      file.write(pending.popleft().result())
+    for future in pending:
+      file.write(future.result())
   return total_words
 
 
-def _is_intact(folder: pathlib.Path, settings: dict[str, int]) -> bool:
-  """Whether the folder holds what `settings` would write, byte for byte."""
-  try:
-    manifest = json.loads((folder / _MANIFEST_NAME).read_text('utf-8'))
-    return manifest['settings'] == settings and all(
-      compressed.file_sha256(folder / name) == digest
-      for name, digest in manifest['sha256'].items()
+def nouns(world: World) -> list[tuple[str, list[str]]]:
+  """(singular or mass noun, its taxonomy), if it has no other use."""
+  return [
+    (family.words[role], family.taxonomy)
+    for family in world.families
+    for role in ('singular', 'mass')
+    if family.kind == 'noun' and role in family.asked
+  ]
+
+
+def _similarity(world: World, draw: Draw) -> str:
+  levels: list[set[tuple[str, str]]] = [set() for _ in _SIMILARITIES]
+  candidates = nouns(world)
+  while min(map(len, levels)) < _PAIRS_PER_LEVEL:
+    (word1, taxonomy1), (word2, taxonomy2) = (
+      _pick(candidates, draw) for _ in range(2)
     )
+    level = levels[sum(map(operator.eq, taxonomy1, taxonomy2))]
+    if word1 < word2 and len(level) < _PAIRS_PER_LEVEL:
+      level.add((word1, word2))
+  return ''.join(
+    f'{word1}\t{word2}\t{score}\n'
+    for score, level in zip(_SIMILARITIES, levels, strict=True)
+    for word1, word2 in sorted(level)
+  )
+
+
+def analogies(world: World) -> dict[str, list[tuple[str, str]]]:
+  """Pairs of words by relation."""
+  relations = {}
+  for section, relation in world.data['analogies'].items():
+    kind, role1, role2 = relation.split()
+    relations[section] = [
+      (family.words[role1], family.words[role2])
+      for family in world.families
+      if family.kind == kind and {role1, role2} <= family.asked
+    ]
+  return relations
+
+
+def _analogies(world: World, draw: Draw) -> str:
+  """Asks each pair of a relation for the second word of some other pairs."""
+  lines = []
+  for section, pairs in analogies(world).items():
+    lines.append(f': {section}')
+    for index, (a, b) in enumerate(pairs):
+      others = pairs[:index] + pairs[index + 1 :]
+      others.sort(key=lambda _: draw())
+      lines += [f'{a} {b} {c} {d}' for c, d in others[:_QUESTIONS_PER_PAIR]]
+  return '\n'.join(lines) + '\n'
+
+
+def _categories(world: World) -> str:
+  lines = [f'{i},{x[0]},{word}' for i, (word, x) in enumerate(nouns(world))]
+  return '\n'.join([',category,word', *lines]) + '\n'
+
+
+def context(world: World, sense: Family, draw: Draw) -> str:
+  """Sentences on the subject of a sense; the fourth has its word, marked."""
+  roles = ['subject'] * 3 + ['singular'] + ['subject'] * 3
+  patterns = (_pick(sense.cells[role].patterns, draw) for role in roles)
+  text = _sentences(world, patterns, draw)
+  tokens = text.replace(',', ' ,').replace('.', ' .').split(' ')
+  word = sense.words['singular']
+  return ' '.join(f'<b> {t} </b>' if t == word else t for t in tokens)
+
+
+def _sense_pairs(
+  senses: list[Family], draw: Draw
+) -> Iterator[tuple[Family, Family, int]]:
+  """Pairs of senses and how similar they are.
+
+  9 for the same sense of a word, 7 for two words of one subject, 1 for the two
+  senses of a word, 0 for two words of different subjects.
+  """
+  for pair in zip(senses[::2], senses[1::2], strict=True):
+    a, b = pair
+    yield from [(a, a, 9), (b, b, 9)] * 2 + [(a, b, 1), (b, a, 1)] * 2
+    for sense in pair:
+      others = [
+        x
+        for x in senses
+        if x.taxonomy != sense.taxonomy and x.words != sense.words
+      ]
+      yield sense, _pick(others, draw), 0
+  for a, b in itertools.combinations(senses, 2):
+    if a.taxonomy == b.taxonomy:
+      yield a, b, 7
+
+
+def _senses(world: World, draw: Draw) -> str:
+  """Pairs of contexts, each with ten ratings, in the layout of SCWS."""
+  lines = []
+  senses = [family for family in world.families if family.kind == 'sense']
+  for number, (a, b, level) in enumerate([*_sense_pairs(senses, draw)], 1):
+    ratings = [
+      float(min(10, max(0, level + int(draw() * 3) - 1))) for _ in range(10)
+    ]
+    words = [a.words['singular'], 'n', b.words['singular'], 'n']
+    contexts = [context(world, sense, draw) for sense in (a, b)]
+    fields = [number, *words, *contexts, sum(ratings) / 10, *ratings]
+    lines.append('\t'.join(map(str, fields)) + '\n')
+  return ''.join(lines)
+
+
+def _eval_files(world: World, seed: int) -> dict[str, str]:
+  draw = random.Random((seed << 64) + (1 << 63)).random
+  return {
+    'eval/similarity.txt': _similarity(world, draw),
+    'eval/analogies.txt': _analogies(world, draw),
+    'eval/categories.csv': _categories(world),
+    'eval/senses.txt': _senses(world, draw),
+  }
+
+
+def _sha256(path: pathlib.Path) -> str:
+  with open(path, 'rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
+def _intact(manifest_path: pathlib.Path, settings: dict[str, int]) -> list[str]:
+  """The files that `settings` would write, if they are there byte for byte."""
+  try:
+    manifest = json.loads(manifest_path.read_text('utf-8'))
+    if manifest['settings'] == settings:
+      digests = manifest['sha256']
+      folder = manifest_path.parent
+      if all(_sha256(folder / name) == x for name, x in digests.items()):
+        return list(digests)
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
-    return False
-
-
-def _generate(folder: pathlib.Path, settings: dict[str, int]) -> None:
-  """Writes all files beside their places, then moves them; manifest last."""
-  seed, corpus_words = settings['seed'], settings['corpus_words']
-  with tempfile.TemporaryDirectory(prefix='.toywiki-', dir=folder) as temporary:
-    staging = pathlib.Path(temporary)
-    world = families_lib.build(seed)
-    num_words = _write_xml(staging / XML_NAME, world, seed, corpus_words)
-    (staging / 'eval').mkdir()
-    for name, text in toywiki_eval.files(world, seed).items():
-      (staging / name).write_bytes(text.encode())
-    names = [XML_NAME, *toywiki_eval.NAMES]
-    manifest = {
-      'settings': settings,
-      'article_words': num_words,
-      'sha256': {
-        name: compressed.file_sha256(staging / name) for name in names
-      },
-    }
-    (staging / _MANIFEST_NAME).write_text(json.dumps(manifest, indent=2))
-    (folder / _MANIFEST_NAME).unlink(missing_ok=True)
-    (folder / 'eval').mkdir(exist_ok=True)
-    for name in [*names, _MANIFEST_NAME]:
-      os.replace(staging / name, folder / name)
+    pass
+  return []
 
 
 def write(
   folder: pathlib.Path, seed: int = 0, corpus_words: int = DEFAULT_WORDS
 ) -> Corpus:
-  """Writes the corpus into `folder`, or finds it there from an earlier call.
+  """Writes the corpus into `folder`, unless an earlier call has.
 
   Args:
     folder: made if absent. Files of other names in it are left alone.
-    seed: any integer >= 0. Same seed and size, same bytes.
-    corpus_words: words of running text in the articles to stop after (at a
-      page's end, so some hundred words later). Below `MIN_WORDS`, some words
-      of the evaluation sets are rarer than a min_count of 5.
-
-  Returns:
-    Paths of the dump and of the similarity, analogy, category and sense sets.
+    seed: any integer >= 0.
+    corpus_words: words of running text after which to stop, at the end of a
+      page. Below 1,000,000 some words of the evaluation sets are rarer than a
+      min_count of 5.
 
   Raises:
-    UserError: a seed or size out of range, or a folder that cannot be written.
+    UserError: seed or size out of range, or a folder that cannot be written.
   """
   if seed < 0 or corpus_words < 1:
     raise errors.UserError(
@@ -381,15 +531,23 @@ def write(
     )
   settings = {'version': VERSION, 'seed': seed, 'corpus_words': corpus_words}
   folder = pathlib.Path(folder)
-  if not _is_intact(folder, settings):
-    try:
-      folder.mkdir(parents=True, exist_ok=True)
-      _generate(folder, settings)
-    except OSError as error:
-      raise errors.UserError(
-        f'cannot write the embedded corpus to {folder}: {error.strerror}; '
-        'choose another cache folder'
-      ) from error
-  return Corpus(
-    folder / XML_NAME, tuple(folder / name for name in toywiki_eval.NAMES)
-  )
+  manifest_path = folder / 'toywiki.json'
+  names = _intact(manifest_path, settings)
+  if not names:
+    world = build_world(seed)
+    with atomic.write(folder / _XML_NAME) as file:
+      manifest_path.unlink(missing_ok=True)
+      num_words = _write_xml(file, world, seed, corpus_words)
+    evals = _eval_files(world, seed)
+    for name, text in evals.items():
+      with atomic.write(folder / name) as file:
+        file.write(text.encode())
+    names = [_XML_NAME, *evals]
+    manifest = {
+      'settings': settings,
+      'article_words': num_words,
+      'sha256': {name: _sha256(folder / name) for name in names},
+    }
+    with atomic.write(manifest_path) as file:
+      file.write(json.dumps(manifest, indent=2).encode())
+  return Corpus(folder / names[0], tuple(folder / name for name in names[1:]))
