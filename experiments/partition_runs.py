@@ -22,7 +22,8 @@ import partition_tables
 
 from jaxemb import embeddings
 from jaxemb.evaluation import benchmarks, words
-from jaxemb.merging import combine, parts, sources
+from jaxemb.merging import merge as merge_lib
+from jaxemb.merging import parts
 from jaxemb.storage import word2vec_format
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -33,7 +34,7 @@ _FIXED = (
   'optimizer', 'learning_rate', 'restrict_vocab', 'config', 'override',
 )  # fmt: skip
 
-_PUBLISHED = combine.Spec(
+_PUBLISHED = merge_lib.Spec(
   'alir',
   start='random',
   weights='equal',
@@ -44,12 +45,12 @@ _PUBLISHED = combine.Spec(
 # Rows of length 1, as the paper has them; what `jaxemb.merge` does, and does
 # without bringing lengths back; and the paper's ALiR, of three iterations.
 MERGES = {
-  'concat': combine.Spec('concat', normalize=True),
-  'pca': combine.Spec('pca', normalize=True),
-  'alir': combine.Spec('alir'),
-  'alir, averaged': combine.Spec('alir', restore=False),
-  'alir, power .75': combine.Spec('alir', power=0.75),
-  'concat, power .75': combine.Spec('concat', power=0.75),
+  'concat': merge_lib.Spec('concat', normalize=True),
+  'pca': merge_lib.Spec('pca', normalize=True),
+  'alir': merge_lib.Spec('alir'),
+  'alir, averaged': merge_lib.Spec('alir', restore=False),
+  'alir, power .75': merge_lib.Spec('alir', power=0.75),
+  'concat, power .75': merge_lib.Spec('concat', power=0.75),
   'alir from random': _PUBLISHED,
   'alir from pca': dataclasses.replace(_PUBLISHED, start='pca'),
 }
@@ -160,10 +161,7 @@ def _report(workdir: pathlib.Path) -> dict[str, Any]:
 def parts_of(workdir: pathlib.Path, num: int = 0) -> list[parts.Part]:
   """The first sub-models of a run; 0 = all."""
   folders = sorted((workdir / 'parts').iterdir())
-  return [
-    sources.open_part(x, None, with_tables=False)
-    for x in folders[: num or None]
-  ]
+  return [parts.open_part(folder) for folder in folders[: num or None]]
 
 
 # Scores.
@@ -233,16 +231,11 @@ def merged(
   args: argparse.Namespace,
   workdir: pathlib.Path,
   opened: Sequence[parts.Part],
-  spec: combine.Spec,
+  spec: merge_lib.Spec,
 ) -> dict[str, Any]:
   """Scores of sub-models that are merged, and what merging took."""
-  import jax
-
-  from jaxemb.runtime import mesh
-
   start = time.perf_counter()
-  devices = mesh.make(mesh.Shape(len(jax.devices()), 1))
-  found = combine.merge(opened, spec, devices)
+  found = merge_lib.merge_parts(opened, spec)
   merge_secs = time.perf_counter() - start
   # The most frequent of the text first.
   every, _ = word2vec_format.read_vocab(

@@ -16,7 +16,6 @@ import numpy as np
 
 from jaxemb import errors, metrics
 from jaxemb.merging import parts as parts_lib
-from jaxemb.merging import sources
 from jaxemb.merging import tables as tables_lib
 from jaxemb.ops import rounding
 from jaxemb.senses import sense_words
@@ -37,13 +36,14 @@ def begin(
     UserError: What to start from cannot be used, or has other dimensions.
   """
   path = os.path.expanduser(config.train.init_from)
-  part = _of_words(sources.open_part(path, None, sources.has_tables(path)))
+  trainable = parts_lib.has_trainable(path)
+  part = _of_words(parts_lib.open_part(path, None, trainable))
   if part.dim != config.model.dim:
     raise errors.UserError(
       f'config.train.init_from={path} has vectors of {part.dim} numbers, and '
       f'config.model.dim={config.model.dim}; give --config.model.dim={part.dim}'
     )
-  parts_lib.check(part)
+  parts_lib.check_rows(part)
   places = _places(part, words)
   num_found = int(np.sum(places >= 0))
   num_known = len(part.words)
@@ -54,7 +54,7 @@ def begin(
       f'config.train.init_from={path} has none of the {len(words):,} words of '
       'the text; give other vectors (check the case of letters)'
     )
-  rows = {tables_lib.EXPORTED: part.vectors, **part.others}
+  rows = {tables_lib.EXPORTED: part.vectors, **part.trainable}
   state, used = filled(
     state,
     rows,
@@ -83,7 +83,7 @@ def _of_words(part: parts_lib.Part) -> parts_lib.Part:
   found = sense_words.table(part)
   return part._replace(
     words=found.words,
-    vectors=parts_lib.of_array(part.senses.mean_vectors()),
+    vectors=parts_lib.as_rows(part.senses.mean_vectors()),
     counts=found.seen,
     senses=None,
   )

@@ -34,7 +34,6 @@ MAY_IMPORT = {
 NOT_YET = {
   'evaluation/nearest.py',
   'merging/parts.py',
-  'merging/sources.py',
   'merging/tables.py',
   'partition/merged.py',
   'partition/rounds.py',

@@ -1,101 +1,127 @@
-"""Merging of tables that were trained apart: Concat, PCA and ALiR.
+"""Alignment of tables that were trained apart: ALiR and PCA on Gram matrices.
 
-Part i has rows M_i(w) [D_i] of the words w that it knows; a_i(w) is the weight
-of its vote, 0 where it has none, and a = sum_i a_i. ALiR ("alternating linear
-regression", Anand et al. 2019; generalized Procrustes analysis elsewhere) wants
-one rotation for each part and one row Y(w) for each word that any part has,
+Part i has rows M_i(w) [D_i] for the words w that it knows; a_i(w) is the weight
+of its vote, 0 for unknown words, and a = sum_i a_i. ALiR ("alternating linear
+regression", Anand et al. 2019; also known as generalized Procrustes analysis)
+looks for one rotation W_i per part and one row Y(w) per word of any part,
 
   minimize sum_w sum_i a_i(w) |M_i(w) W_i - Y(w)|^2,   W_i W_i^T = 1
 
-by turns: Y(w) = sum_i a_i M_i W_i / a, then W_i = U V^T of the singular vectors
-of C_i = sum_w a_i M_i(w)^T Y(w). All that this asks of the rows is
+by alternating Y(w) = sum_i a_i M_i W_i / a and W_i = U V^T, singular vectors
+of C_i = sum_w a_i M_i(w)^T Y(w). The rows enter only through
 
-  Q_ij = sum_w a_i a_j / a M_i(w)^T M_j(w)          C_i = sum_j Q_ij W_j
+  Q_ij = sum_w a_i a_j / a M_i(w)^T M_j(w),         C_i = sum_j Q_ij W_j
 
-the Gram matrix of the scaled parts side by side, which adds up over blocks of
-words. So the rows are read once for Q and once for Y, whatever the number of
-iterations, and those take place on D x D matrices in float64. PCA of the
-concatenation needs the same matrix, with all weights 1.
+where Q is the Gram matrix of the parts, scaled and side by side, which adds up
+over blocks of words. So the rows are read once for Q and once for Y, and all
+iterations work on D x D matrices in float64. PCA of the concatenated parts
+needs the same matrix with all weights 1.
 
-The mean of parts is short where they disagree: in the directions of which they
-have learned least, so that what they do agree on there counts for too little.
-`restore` gives each principal direction of Y the length that it has in the
-turned parts (our addition): with P_i = sum_w a_i M_i(w)^T M_i(w),
+Averaging shrinks the directions in which parts disagree: those learned least.
+`length_correction` gives each principal direction of Y the length that it has
+in the rotated parts (our addition): with P_i = sum_w a_i M_i(w)^T M_i(w),
 
   sum_w a |Y(w) v|^2 = v^T C v,  C = sum_ij W_i^T Q_ij W_j
   sum_w sum_i a_i |M_i(w) W_i v|^2 = v^T T v,  T = sum_i W_i^T P_i W_i
 
-differ by what the parts disagree by along v. Parts that agree are not changed.
-One matrix serves all words, so that products with what goes with the vectors
-stay: words of one part alone, of which nothing was averaged, grow as well.
+differ by the disagreement of the parts along v; parts that agree do not change.
+It is one matrix for all words, so that inner products with context vectors can
+be kept; words of a single part, which were not averaged, grow as well.
 
-Rows lie side by side, [b, D_1 + ... + D_n], zeros where a part lacks the word.
-A part of fewer dimensions than the result is turned into a subspace of it. One
-of more is first reduced to its own principal directions.
+A part with fewer dimensions than the result is rotated into a subspace of it;
+one with more is first reduced to its principal directions.
 """
 
-import functools
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 
-from jaxemb.merging import gram as gram_lib
-from jaxemb.ops import sampling
-
-_ROUNDING = 1e-12  # of squares of lengths, relative to the largest
-
 STARTS = ('zero', 'pca', 'random')
+
+_EPSILON = 1e-12  # relative to the largest squared length: rounding errors
+# Words to fit rotations on, per dimension of the largest part; see
+# experiments/results/merge_notes.md.
+_FIT_WORDS = 500
+_SHARED_WORDS = 20  # of any two parts, per dimension
 
 
 class Alignment(NamedTuple):
   """Rotations of all parts into one space."""
 
   rotations: np.ndarray  # [sum D_i, dim] float64, those of the parts stacked
-  # Of each iteration: root of the weighted mean square of what Y moved by,
-  # relative to that of Y.
+  # Per iteration: root of the weighted mean square by which Y moved, relative
+  # to that of Y.
   displacements: tuple[float, ...]
 
-
-class Measured(NamedTuple):
-  """Of each part, how it fits the others, summed over the words of a block."""
-
-  squares: jax.Array  # [n], |M_i W_i|^2
-  residuals: jax.Array  # [n], |M_i W_i - Y|^2
-  cosines: jax.Array  # [n], of M_i W_i and what the other parts alone say
-  words: jax.Array  # [n], that another part has too: the others do not count
+  def per_part(self, dims: Sequence[int]) -> list[np.ndarray]:
+    """[D_i, dim] rotation of each part."""
+    return [self.rotations[part] for part in slices(dims)]
 
 
-@functools.partial(jax.jit, static_argnames=('seed', 'dim'))
-def random_rows(
-  seed: int, rows: np.ndarray, dim: int, scale: np.ndarray
-) -> jax.Array:
-  """[b, dim] float32, a random start of Y, each row times its scale.
+def slices(dims: Sequence[int]) -> list[slice]:
+  """The columns of each part, parts being side by side."""
+  ends = itertools.accumulate(dims, initial=0)
+  return [slice(*pair) for pair in itertools.pairwise(ends)]
+
+
+def add_gram(total: np.ndarray, rows: np.ndarray) -> None:
+  """Adds rows^T rows [D, D], both in float64."""
+  rows = rows.astype(np.float64)
+  total += rows.T @ rows
+
+
+def fit_words(
+  has: np.ndarray, limit: int, dims: Sequence[int]
+) -> np.ndarray | None:
+  """Chooses the words that rotations are fitted on.
+
+  Words of one part alone say nothing about rotations, and some ten thousand
+  others determine those of some hundred dimensions. They are taken evenly from
+  frequent to rare, because parts disagree more on rare words, and
+  `length_correction` measures by how much. Any two parts keep enough common
+  words for their dimensions.
 
   Args:
-    seed: of the start.
-    rows: [b] int32, which rows of Y.
-    dim: numbers of a row, of variance 1.
-    scale: [b] float32.
+    has: [n, words] bool, whether a part knows a word; most frequent first.
+    limit: approximate number of words; 0 = by the dimensions.
+    dims: D_i.
+
+  Returns:
+    [chosen] int, ascending; None = all words.
   """
-  key = jnp.array([seed, 0], jnp.uint32)
-  start = sampling.uniform_rows(key, rows, jnp.arange(dim), 3**0.5)
-  return start * scale[:, None]
+  limit = limit or _FIT_WORDS * max(dims)
+  shared = np.flatnonzero(has.sum(0) > 1)
+  if len(shared) == has.shape[1] <= limit:
+    return None
+  is_chosen = np.zeros(has.shape[1], bool)
+  evenly = np.linspace(0, len(shared) - 1, min(limit, len(shared)))
+  is_chosen[shared[evenly.astype(np.int64)]] = True
+  for i, j in itertools.combinations(range(len(has)), 2):
+    both = has[i] & has[j]
+    least = _SHARED_WORDS * min(dims[i], dims[j])
+    missing = least - np.count_nonzero(is_chosen & both)
+    if missing > 0:
+      is_chosen[np.flatnonzero(both & ~is_chosen)[:missing]] = True
+  return np.flatnonzero(is_chosen)
+
+
+def random_rows(ids: np.ndarray, dim: int, seed: int) -> np.ndarray:
+  """[b, dim] float32 of variance 1, a function of row ids and seed."""
+  import jax.numpy as jnp
+
+  from jaxemb.ops import sampling
+
+  key, columns = jnp.array([seed, 0], jnp.uint32), jnp.arange(dim)
+  return np.asarray(sampling.uniform_rows(key, ids, columns, 3**0.5))
 
 
 def procrustes(cross: np.ndarray) -> np.ndarray:
-  """The W with orthonormal rows (or columns) that maximizes tr(W^T cross).
+  """[d, dim] W with orthonormal rows (or columns) that maximizes tr(W^T cross).
 
-  It turns rows X to lie best on rows Y where cross is X^T Y.
-
-  Args:
-    cross: [d, dim] float64.
-
-  Returns:
-    [d, dim] float64.
+  The rotation of rows X that fits rows Y best, where `cross` is X^T Y.
   """
   left, _, right = scipy.linalg.svd(
     cross, full_matrices=False, check_finite=False
@@ -104,14 +130,10 @@ def procrustes(cross: np.ndarray) -> np.ndarray:
 
 
 def principal(gram: np.ndarray, dim: int) -> np.ndarray:
-  """[columns, dim] float64, orthonormal: the directions of largest variance.
+  """[columns, dim] orthonormal directions of largest variance.
 
-  Uncentred, as in the authors' code; signs are such that the largest number of
+  Uncentred, like the code of Anand et al.; the entry of largest magnitude of
   each direction is positive.
-
-  Args:
-    gram: [columns, columns] float64, Z^T Z.
-    dim: number of directions, at most columns.
   """
   size = len(gram)
   _, vectors = scipy.linalg.eigh(
@@ -124,38 +146,27 @@ def principal(gram: np.ndarray, dim: int) -> np.ndarray:
   return vectors * np.where(largest < 0, -1, 1)
 
 
-def _bases(gram: np.ndarray, dims: Sequence[int], dim: int) -> list[np.ndarray]:
-  """[D_i, min(D_i, dim)] for each part: what of it takes part."""
-  return [
-    np.eye(d) if d <= dim else principal(gram[part, part], dim)
-    for d, part in zip(dims, gram_lib.slices(dims), strict=True)
-  ]
-
-
 def _join(gram: np.ndarray, parts: list[slice], dim: int) -> np.ndarray:
-  """Zero start: parts join one at a time, the most closely tied first.
+  """Zero start: parts join one at a time, the most closely related first.
 
-  The first one stays as it is, Y being zero where it has no row; each further
-  one is turned towards those that are there.
+  The largest stays as it is, Y being zero where it has no row; each further
+  one is rotated towards those before.
   """
   ties = np.array([[np.linalg.norm(gram[p, q]) for q in parts] for p in parts])
-  size = np.diag(ties).copy()
-  np.fill_diagonal(ties, 0)
-  waiting = list(range(len(parts)))
+  first = int(np.argmax(np.diag(ties)))
+  waiting = set(range(len(parts))) - {first}
   w = np.zeros((len(gram), dim))
-  first = int(np.argmax(size))
   w[parts[first]] = np.eye(parts[first].stop - parts[first].start, dim)
-  waiting.remove(first)
   near = ties[first].copy()
   while waiting:
-    i = max(waiting, key=lambda i: near[i])
+    i = max(sorted(waiting), key=lambda i: near[i])
     w[parts[i]] = procrustes(gram[parts[i]] @ w)
     waiting.remove(i)
     near += ties[i]
   return w
 
 
-def solve(
+def alir(
   gram: np.ndarray,
   dims: Sequence[int],
   dim: int,
@@ -163,28 +174,29 @@ def solve(
   max_iterations: int,
   tolerance: float,
 ) -> Alignment:
-  """ALiR on the Gram matrix of all parts.
+  """Aligns all parts by ALiR.
 
   Args:
     gram: [columns, columns] float64, Q of the parts side by side. With start
-      'random' it has `dim` more columns: of the random rows times sqrt(a).
+      'random' it has `dim` more columns, for the random rows times sqrt(a).
     dims: D_i.
     dim: of the result.
     start: 'zero': the largest part, zeros where it lacks a word, and the others
       join it; 'pca': principal directions of the parts side by side; 'random':
       random rows.
-    max_iterations: to stop after, at least 1.
-    tolerance: displacement below which to stop.
+    max_iterations: at least 1.
+    tolerance: displacement at which to stop.
   """
-  dims = list(dims)
-  bases = _bases(gram, dims, dim)
+  bases = [
+    np.eye(d) if d <= dim else principal(gram[part, part], dim)
+    for d, part in zip(dims, slices(dims), strict=True)
+  ]
   extra = [np.eye(dim)] if start == 'random' else []
   base = scipy.linalg.block_diag(*bases, *extra)
-  # A matrix of many columns is not copied if nothing is to be reduced.
   if base.shape[0] != base.shape[1]:
     gram = base.T @ gram @ base
   sizes = [b.shape[1] for b in bases]
-  parts, num = gram_lib.slices(sizes), sum(sizes)
+  parts, num = slices(sizes), sum(sizes)
   moved = []
   if start == 'random':
     crosses, rest = gram[:num, num:], float(np.trace(gram[num:, num:]))
@@ -194,12 +206,11 @@ def solve(
     square = norm - 2 * float(np.sum(w * crosses)) + rest
     moved.append(_relative(square, norm))
   elif start == 'pca':
-    # Of the length that rotations have, so that displacements tell something.
+    # As long as rotations are, so that displacements are comparable.
     w = principal(gram, min(dim, num)) * np.sqrt(len(parts))
     w = np.pad(w, ((0, 0), (0, dim - w.shape[1])))
   else:
     w = _join(gram, parts, dim)
-  # Y is sum_i a_i M_i W_i / a, and Q W all that is asked of it.
   crosses = gram @ w
   while len(moved) < max_iterations and not (moved and moved[-1] <= tolerance):
     new = np.concatenate([procrustes(crosses[part]) for part in parts])
@@ -210,123 +221,91 @@ def solve(
   return Alignment(base[: sum(dims), :num] @ w, tuple(moved))
 
 
-def restore(
+def _relative(square: float, norm: float) -> float:
+  return float(np.sqrt(max(square, 0) / norm)) if norm > 0 else 0.0
+
+
+def length_correction(
   gram: np.ndarray, moments: Sequence[np.ndarray], rotations: np.ndarray
 ) -> np.ndarray:
-  """What brings back the lengths that averaging took.
+  """[dim, dim] symmetric and invertible matrix that undoes the shrinking of Y.
 
   Args:
     gram: [sum D_i, sum D_i] float64, Q.
     moments: [D_i, D_i] float64 of each part, P_i.
     rotations: [sum D_i, dim].
-
-  Returns:
-    [dim, dim] float64, symmetric and invertible; Y times it is the result.
   """
-  mean = rotations.T @ gram @ rotations
-  total, first = np.zeros_like(mean), 0
-  for moment in moments:
-    turn = rotations[first : first + len(moment)]
-    total += turn.T @ moment @ turn
-    first += len(moment)
+  mean, total = rotations.T @ gram @ rotations, 0
+  for moment, part in zip(moments, slices(map(len, moments)), strict=True):
+    total += rotations[part].T @ moment @ rotations[part]
   squares, directions = np.linalg.eigh(mean)
   totals = np.einsum('ij,ik,kj->j', directions, total, directions)
-  # Directions that none of these words has are made of rounding. n parts that
-  # have nothing in common are root n as long as their mean, at most.
-  has = squares > _ROUNDING * squares.max()
+  # Directions without any words are rounding errors. The mean of n unrelated
+  # parts is shorter than they are by root n, at most.
+  has = squares > _EPSILON * squares.max()
   ratios = np.divide(totals, squares, out=np.ones_like(squares), where=has)
   lengths = np.sqrt(np.clip(ratios, 1, len(moments)))
   return (directions * lengths) @ directions.T
 
 
-def flatten(gram: np.ndarray, power: float) -> np.ndarray:
-  """What makes the lengths of a table's principal directions more alike.
+def spectral_power(gram: np.ndarray, power: float) -> np.ndarray:
+  """[dim, dim] matrix that raises lengths of principal directions to a power.
 
   A length s, relative to the largest, becomes s ** power (the weighting of
   singular values of Levy, Goldberg and Dagan 2015 and of Caron 2001).
 
   Args:
-    gram: [dim, dim] float64, of the table's rows.
+    gram: [dim, dim] float64, of the rows of the table.
     power: above 0; 1 changes nothing.
 
   Returns:
-    [dim, dim] float64, symmetric and invertible, for the rows to be multiplied
-    by.
+    Symmetric and invertible; the rows are multiplied by it.
   """
   squares, directions = np.linalg.eigh(gram)
-  # Shorter ones are made of rounding.
   largest = max(squares.max(), np.finfo(np.float64).tiny)
-  lengths = np.sqrt(np.maximum(squares / largest, _ROUNDING))
+  lengths = np.sqrt(np.maximum(squares / largest, _EPSILON))
   return (directions * lengths ** (power - 1)) @ directions.T
 
 
-def _relative(square: float, norm: float) -> float:
-  return float(np.sqrt(max(square, 0) / norm)) if norm > 0 else 0.0
+class Fit:
+  """How well rotated parts agree, summed over the words of several parts.
 
-
-@functools.partial(jax.jit, static_argnames=('mesh', 'dims'))
-def merge(
-  rows: jax.Array,
-  shares: jax.Array,
-  rotations: jax.Array,
-  outer: jax.Array,
-  *,
-  mesh: jax.sharding.Mesh,
-  dims: tuple[int, ...],
-) -> tuple[jax.Array, Measured]:
-  """A block of the result, and how the parts fit it.
-
-  Args:
-    rows: [b, sum D_i] float32.
-    shares: [b, n] float32, a_i / a: 0 where a part lacks the word.
-    rotations: [sum D_i, dim] float32.
-    outer: [dim, dim] float32, what Y is multiplied by in the end.
-    mesh: the devices, over which rows are dealt.
-    dims: D_i.
-
-  Returns:
-    [b, dim] float32, the result; and what was measured, of Y.
+  Attributes:
+    squares: [n] sum of |M_i W_i|^2.
+    residuals: [n] sum of |M_i W_i - Y|^2.
+    cosines: [n] sum of cosines of M_i W_i and the mean of the other parts.
+    words: [n] number of words that another part knows too.
   """
 
-  def block(rows, shares, rotations, outer):
-    turned = [
-      jnp.matmul(rows[:, p], rotations[p], precision=gram_lib.PRECISION)
-      for p in gram_lib.slices(dims)
-    ]
-    y = sum(shares[:, i, None] * x for i, x in enumerate(turned))
-    is_shared = jnp.sum(shares > 0, 1) > 1
-    # As products, because a CPU adds up rows one number at a time.
-    ones = jnp.ones(y.shape[1])
+  def __init__(self, num_parts: int):
+    self.squares, self.residuals, self.cosines, self.words = np.zeros(
+      (4, num_parts)
+    )
 
-    def products(a, b):
-      return jnp.matmul(a * b, ones, precision=gram_lib.PRECISION)
+  def add(
+    self, rotated: Sequence[np.ndarray], shares: np.ndarray, y: np.ndarray
+  ) -> None:
+    """Adds a block of words.
 
-    y_y, found = products(y, y), []
-    for i, x in enumerate(turned):
-      share = shares[:, i]
-      counts = (is_shared & (share > 0)).astype(jnp.float32)
-      x_x, x_y = products(x, x), products(x, y)
-      # The others say y - share x, up to its length.
+    Args:
+      rotated: [b, dim] of each part, M_i W_i.
+      shares: [b, n] a_i / a.
+      y: [b, dim] their weighted mean.
+    """
+    is_shared, y_y = np.count_nonzero(shares, 1) > 1, np.vecdot(y, y)
+    for i, x in enumerate(rotated):
+      share, counts = shares[:, i], is_shared & (shares[:, i] > 0)
+      x_x, x_y = np.vecdot(x, x), np.vecdot(x, y)
+      # The mean of the others is y - share x, but for its length.
       x_others = x_y - share * x_x
       others = y_y - 2 * share * x_y + share**2 * x_x
-      lengths = jnp.sqrt(x_x * jnp.maximum(others, 0))
-      cosines = x_others / jnp.where(lengths > 0, lengths, 1)
-      found.append(
-        Measured(
-          jnp.sum(counts * x_x),
-          jnp.sum(counts * products(x - y, x - y)),
-          jnp.sum(counts * jnp.clip(cosines, -1, 1)),
-          jnp.sum(counts),
-        )
-      )
-    found = jax.tree.map(lambda *x: jnp.stack(x), *found)
-    y = jnp.matmul(y, outer, precision=gram_lib.PRECISION)
-    return y, jax.lax.psum(found, mesh.axis_names)
-
-  over, everywhere = gram_lib.over(mesh), jax.sharding.PartitionSpec()
-  return jax.shard_map(
-    block,
-    mesh=mesh,
-    in_specs=(over, over, everywhere, everywhere),
-    out_specs=(over, everywhere),
-  )(rows, shares, rotations, outer)
+      lengths = np.sqrt(x_x * np.maximum(others, 0))
+      cosines = x_others / np.where(lengths > 0, lengths, 1)
+      gaps = x - y
+      for total, values in (
+        (self.squares, x_x),
+        (self.residuals, np.vecdot(gaps, gaps)),
+        (self.cosines, np.clip(cosines, -1, 1)),
+        (self.words, counts),
+      ):
+        total[i] += np.sum(values, where=counts, dtype=np.float64)

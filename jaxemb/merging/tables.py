@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.merging import parts
 from jaxemb.ops import rounding
 from jaxemb.storage import checkpoint
 from jaxemb.tables import sharded
@@ -114,7 +113,7 @@ def of_checkpoint(
   dim: int,
   scratch: pathlib.Path | None,
   model: int | None = None,
-) -> dict[str, parts.Rows]:
+) -> dict[str, Any]:
   """All tables of a checkpoint of a run, [vocab, ...] in order of ids.
 
   Args:
@@ -133,6 +132,8 @@ def of_checkpoint(
   Raises:
     errors.UserError: The checkpoint is damaged, or of another vocabulary.
   """
+  from jaxemb.merging import parts
+
   saved = checkpoint.Arrays(folder)
   row_ids = sharded.stored_ids(layout, vocab)
   figure_ids = sharded.figure_ids(layout, vocab)
@@ -156,16 +157,18 @@ def of_checkpoint(
     )
     rows = rows[:, :dim] if rows.ndim > 1 else rows[:, None]
     title = rest[0] if rest[-1] == 'vectors' else f'{rest[0]}.{rest[-1]}'
-    found[title] = parts.spooled(np.asarray(rows, np.float32), scratch, title)
+    found[title] = parts.spool(np.asarray(rows, np.float32), scratch, title)
   return found
 
 
-def of_merge(folder: pathlib.Path) -> dict[str, parts.Rows]:
+def of_merge(folder: pathlib.Path) -> dict[str, Any]:
   """The tables that a merge has left beside its export."""
+  from jaxemb.merging import parts
+
   found = {}
   for path in sorted((folder / FOLDER).glob('*.npy')):
     try:
-      found[path.stem] = parts.of_array(np.load(path, mmap_mode='r'))
+      found[path.stem] = parts.as_rows(np.load(path, mmap_mode='r'))
     except (OSError, ValueError, EOFError) as error:
       raise errors.UserError(
         f'{path} cannot be read: {error}; merge again'

@@ -51,15 +51,15 @@ def check(config: ml_collections.ConfigDict) -> None:
   Args:
     config: the settings.
   """
-  from jaxemb.merging import combine
+  from jaxemb.merging import merge as merge_lib
 
   s = config.strategy
   num_columns = s.num_parts * config.model.dim
   is_aligned = s.num_parts > 1 and s.merge in ('alir', 'pca')
-  if is_aligned and num_columns > combine.MAX_COLUMNS:
+  if is_aligned and num_columns > merge_lib.MAX_COLUMNS:
     raise errors.UserError(
       f'{s.num_parts} sub-models of {config.model.dim} dimensions have more '
-      f'than {combine.MAX_COLUMNS:,} in all and cannot be merged at once; '
+      f'than {merge_lib.MAX_COLUMNS:,} in all and cannot be merged at once; '
       'give --config.strategy.merge=none and merge groups of them with '
       'python -m jaxemb.merge'
     )
@@ -67,11 +67,11 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 def _open(folder: pathlib.Path) -> Any:
   """A sub-model; an error says how it comes to be whole again."""
-  from jaxemb.merging import parts, sources
+  from jaxemb.merging import parts
 
   try:
-    part = sources.open_part(folder, None, with_tables=False)
-    parts.check(part)
+    part = parts.open_part(folder)
+    parts.check_rows(part)
   except errors.UserError as error:
     raise errors.UserError(
       f'{error}; or remove {folder} and start again, to train that sub-model '
@@ -86,7 +86,7 @@ def _merge(
   folders: Sequence[pathlib.Path],
 ) -> Merged:
   """One model of the words that any sub-model has, the most frequent first."""
-  from jaxemb.merging import combine
+  from jaxemb.merging import merge as merge_lib
   from jaxemb.senses import merge as merging_senses
 
   opened = [_open(folder) for folder in folders]
@@ -96,8 +96,8 @@ def _merge(
     if only.senses is not None:
       return _of_senses(parts, config.table.dtype, only.senses, figures)
     return _in_order(parts, only.words, only.vectors.open(), figures)
-  spec = combine.Spec(method=config.strategy.merge)
-  found = merging_senses.merge(opened, spec, parts.mesh)
+  spec = merge_lib.Spec(method=config.strategy.merge)
+  found = merging_senses.merge(opened, spec)
   for line in found.report['warnings']:
     metrics.LOG.warning('%s', line)
   if found.senses is not None:

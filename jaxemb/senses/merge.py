@@ -23,10 +23,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from jaxemb.merging import align, align_words, combine, passes, quality
+from jaxemb.merging import align
+from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts as parts_lib
 from jaxemb.senses import match, sense_contexts, sense_outputs, sense_words
 from jaxemb.senses import table as senses_lib
@@ -45,18 +45,16 @@ class _Same(NamedTuple):
 
 def merge(
   parts: Sequence[parts_lib.Part],
-  spec: combine.Spec,
-  mesh: jax.sharding.Mesh,
+  spec: merge_lib.Spec,
   folder: pathlib.Path | None = None,
   skip_bad: bool = False,
-  progress: passes.Progress = lambda what, done, total: None,
-) -> combine.Merged:
+  progress: merge_lib.Progress = lambda what, done, total: None,
+) -> merge_lib.Merged:
   """Merges parts, of words with one vector or with several.
 
   Args:
     parts: at least two; those of one vector per word have one sense of each.
     spec: how to merge.
-    mesh: devices to work on, all of them alike.
     folder: where to write the result; None = it stays in memory.
     skip_bad: whether to go on without parts that are empty or not finite.
     progress: called now and then with what is done, words done, all words.
@@ -64,14 +62,14 @@ def merge(
   Raises:
     errors.UserError: Parts that cannot be used or have no words in common.
   """
-  usable = parts_lib.usable(parts, skip_bad)
+  usable = parts_lib.usable_parts(parts, skip_bad)
   parts = usable.parts
   if all(part.senses is None for part in parts):
-    return combine.merge_usable(usable, spec, mesh, folder, progress)
-  combine.check_columns([part.dim for part in parts])
+    return merge_lib.merge_usable(usable, spec, folder, progress)
+  merge_lib.check_columns([part.dim for part in parts])
   tables = [sense_words.table(part) for part in parts]
   words = sense_words.unite(parts, tables, spec.weights == 'counts')
-  rotations, report = _rotations(parts, tables, words, spec, mesh, progress)
+  rotations, report = _rotations(parts, tables, words, spec, progress)
   same = _match(parts, tables, words, rotations, progress)
   names = senses_lib.row_names(words.names, words.starts)
   renamed = [
@@ -79,13 +77,13 @@ def merge(
     for x in zip(parts, tables, words.votes, words.rows, same.targets,
                  strict=True)
   ]  # fmt: skip
-  merged = combine.merge_usable(
-    usable._replace(parts=renamed), spec, mesh, folder, progress, names
+  merged = merge_lib.merge_usable(
+    usable._replace(parts=renamed), spec, folder, progress, names
   )
   index = {name: i for i, name in enumerate(names)}
   kept = np.array([index[name] for name in merged.words])
   outputs, obstacle = sense_outputs.merge(
-    parts, words, spec, mesh, merged, folder, progress
+    parts, words, spec, merged, folder, progress
   )
   priors = _priors(tables, words, same.targets)
   found = _whole(parts, words, kept, priors, merged.vectors, outputs)
@@ -133,9 +131,8 @@ def _rotations(
   parts: Sequence[parts_lib.Part],
   tables: Sequence[sense_words.Table],
   words: sense_words.Words,
-  spec: combine.Spec,
-  mesh: jax.sharding.Mesh,
-  progress: passes.Progress,
+  spec: merge_lib.Spec,
+  progress: merge_lib.Progress,
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
   """[D_i, dim] float64 of each part, into a space of all; and figures."""
   dims = [part.dim for part in parts]
@@ -149,29 +146,28 @@ def _rotations(
     for i, (part, table) in enumerate(zip(parts, tables, strict=True))
   ]
   has, chosen = words.rows >= 0, np.arange(words.rows.shape[1])
-  quality.check_words(of_words, has, 'alir')
+  merge_lib.check_words(of_words, has, 'alir')
   is_single = (words.sizes <= 1).all(0)
   shared = np.array([[np.sum(a & b & is_single) for b in has] for a in has])
-  by_single = len(quality.groups(shared >= _ENOUGH * np.minimum.outer(
+  by_single = len(merge_lib.components(shared >= _ENOUGH * np.minimum.outer(
     np.array(dims), np.array(dims)
   ))) == 1  # fmt: skip
   if by_single:
     chosen = np.flatnonzero(is_single)
-  fitted = align_words.choose(has[:, chosen], spec.align_words, dims)
+  fitted = align.fit_words(has[:, chosen], spec.align_words, dims)
   chosen = chosen if fitted is None else chosen[fitted]
-  job = passes.Passes(
-    of_words, words.rows, mesh, True, False, spec.normalize, spec.block_rows,
-    progress,
-  )  # fmt: skip
-  solved = align.solve(
-    job.compare(chosen).gram, dims, max(dims), 'zero', spec.max_iterations,
+  table = merge_lib.SideBySide(
+    of_words, words.rows, False, spec.normalize, spec.block_rows, progress
+  )
+  solved = align.alir(
+    table.gram(chosen), dims, max(dims), 'zero', spec.max_iterations,
     spec.tolerance,
   )  # fmt: skip
   report = {
     'turned_by': 'words of one sense' if by_single else 'means of senses',
     'turned_by_words': len(chosen),
   }
-  return np.split(solved.rotations, np.cumsum(dims)[:-1]), report
+  return solved.per_part(dims), report
 
 
 def _match(
@@ -179,7 +175,7 @@ def _match(
   tables: Sequence[sense_words.Table],
   words: sense_words.Words,
   rotations: Sequence[np.ndarray],
-  progress: passes.Progress,
+  progress: merge_lib.Progress,
 ) -> _Same:
   """Finds which senses are the same."""
   targets = [

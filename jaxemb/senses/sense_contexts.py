@@ -123,7 +123,7 @@ def _maps(
     for part, table in zip(parts, tables, strict=True)
   ]
   result = sense_words.mean_rows(
-    parts_lib.of_array(merged.vectors), merged.starts, merged.priors
+    parts_lib.as_rows(merged.vectors), merged.starts, merged.priors
   )
   for first in range(0, len(chosen), _BLOCK_WORDS):
     block = chosen[first : first + _BLOCK_WORDS]

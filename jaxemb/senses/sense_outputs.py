@@ -4,10 +4,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from jaxemb.merging import combine, passes
+from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts as parts_lib
 from jaxemb.ops import huffman
 from jaxemb.senses import sense_words
@@ -26,11 +25,10 @@ class Outputs(NamedTuple):
 def merge(
   parts: Sequence[parts_lib.Part],
   words: sense_words.Words,
-  spec: combine.Spec,
-  mesh: jax.sharding.Mesh,
-  merged: combine.Merged,
+  spec: merge_lib.Spec,
+  merged: merge_lib.Merged,
   folder: pathlib.Path | None,
-  progress: passes.Progress,
+  progress: merge_lib.Progress,
 ) -> tuple[Outputs | None, str]:
   """Turns outputs as the vectors were, so that products of rows stay.
 
@@ -38,7 +36,6 @@ def merge(
     parts: whose outputs are merged.
     words: of the result.
     spec: how vectors were merged.
-    mesh: devices to work on.
     merged: the vectors.
     folder: where to write the result; None = it stays in memory.
     progress: called now and then.
@@ -54,27 +51,28 @@ def merge(
     nodes = len(words.names) - 1
     rows = np.broadcast_to(np.arange(nodes), (len(parts), nodes))
     votes = _votes_on_nodes(words)
-  tables = [parts_lib.of_array(part.senses.outputs) for part in parts]
+  tables = [parts_lib.as_rows(part.senses.outputs) for part in parts]
   voting = [
     part._replace(votes=_by_row(*x, table.shape[0]))
     for part, *x, table in zip(parts, votes, rows, tables, strict=True)
   ]
-  job = passes.Passes(
-    voting, rows, mesh, True, False, False, spec.block_rows, progress
-  )
-  sink = passes.Sink(
-    (rows.shape[1], len(merged.outer)), folder and folder / f'{NAME}.npy'
+  table = merge_lib.SideBySide(
+    voting, rows, False, False, spec.block_rows, progress
   )
   turns = np.concatenate(merged.rotations)
   last = np.linalg.inv(merged.outer).T
-  job.turn(tables, turns, last, sink, f'merging {NAME}')
-  return Outputs(sink.close(), facts.loss, facts.negatives), ''
+  outputs = parts_lib.write_rows(
+    table.averages(tables, turns, last, f'merging {NAME}'),
+    (rows.shape[1], len(last)),
+    folder and folder / f'{NAME}.npy',
+  )
+  return Outputs(outputs, facts.loss, facts.negatives), ''
 
 
 def _obstacle(
   parts: Sequence[parts_lib.Part],
   words: sense_words.Words,
-  spec: combine.Spec,
+  spec: merge_lib.Spec,
 ) -> str:
   """Why outputs cannot be merged; '' if they can."""
   without = [

@@ -85,7 +85,7 @@ def unite(
     tables: of each, see `table`.
     by_counts: whether parts vote as often as they saw a word, if all know.
   """
-  found = parts_lib.unite(
+  found = parts_lib.unite_words(
     [
       parts_lib.Part(part.name, table.words, part.vectors)
       for part, table in zip(parts, tables, strict=True)

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from jaxemb.merging import align, gram
-from jaxemb.runtime import mesh as mesh_lib
+from jaxemb.merging import align, merge
+from jaxemb.merging import parts as parts_lib
+
+_SEED = 3
 
 
 def _orthogonal(rng, size):
@@ -27,44 +29,26 @@ def _parts(seed, vocab, dims, truth_dim, missing, noise):
   return truth, parts, has
 
 
-def _merged(parts, weights, dim, start, iterations, num_devices=1, blocks=1):
-  """As `merging.passes` does it."""
-  mesh = mesh_lib.make(mesh_lib.Shape(num_devices, 1))
-  rows = np.concatenate(parts, 1).astype(np.float32)
-  dims = tuple(m.shape[1] for m in parts)
-  scale, columns, all_dims = gram.scale(weights), rows, dims
-  if start == 'random':
-    y = _random(weights, dim) * np.sqrt(weights.sum(1, keepdims=True))
-    columns = np.concatenate([rows, y.astype(np.float32)], 1)
-    scale = np.pad(scale, ((0, 0), (0, 1)), constant_values=1)
-    all_dims = (*dims, dim)
-  sums = gram.zeros(mesh, sum(all_dims))
-  for block in np.split(np.arange(len(rows)), blocks):
-    sums = gram.add(
-      sums,
-      gram.put(mesh, columns[block]),
-      gram.put(mesh, scale[block]),
-      mesh=mesh,
-      dims=all_dims,
-    )
-  found = align.solve(gram.result(sums), dims, dim, start, iterations, 1e-6)
-  shares = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
-  y, measured = align.merge(
-    gram.put(mesh, rows),
-    gram.put(mesh, shares),
-    found.rotations.astype(np.float32),
-    np.eye(dim, dtype=np.float32),
-    mesh=mesh,
-    dims=dims,
+def _merged(parts, weights, dim, start, iterations, block_rows=0):
+  """Rows, alignment and fit, by passes over blocks of rows."""
+  rows = np.where(weights > 0, np.arange(len(weights))[:, None], -1).T
+  inputs = [
+    parts_lib.Part('', [], parts_lib.as_rows(m.astype(np.float32)), votes=votes)
+    for m, votes in zip(parts, weights.T, strict=True)
+  ]
+  table = merge.SideBySide(inputs, rows, block_rows=block_rows)
+  random_dim = dim if start == 'random' else 0
+  gram = table.gram(random_dim=random_dim, seed=_SEED)
+  found = align.alir(gram, table.dims, dim, start, iterations, 1e-6)
+  fit = align.Fit(len(parts))
+  blocks = table.averages(
+    table.vectors, found.rotations, np.eye(dim), 'merging', fit
   )
-  return np.asarray(y, np.float64), found, measured
+  return np.concatenate(list(blocks)).astype(np.float64), found, fit
 
 
 def _random(weights, dim):
-  ones = np.ones(len(weights), np.float32)
-  return np.asarray(
-    align.random_rows(3, np.arange(len(weights)), dim, ones), np.float64
-  )
+  return align.random_rows(np.arange(len(weights)), dim, _SEED).astype(float)
 
 
 def _mean(parts, weights, turns):
@@ -110,7 +94,8 @@ def test_random_start_is_that_of_the_paper(by_counts):
   weights = has.astype(np.float64)
   if by_counts:
     weights *= np.random.default_rng(1).integers(1, 50, has.shape)
-  y, found, measured = _merged(parts, weights, 8, 'random', 4)
+    weights *= has.sum(1, keepdims=True) / weights.sum(1, keepdims=True)
+  y, found, fit = _merged(parts, weights, 8, 'random', 4)
   wanted, turns, moved = _oracle(parts, weights, _random(weights, 8), 4)
   assert np.abs(y - wanted).max() < 1e-5
   assert found.displacements == pytest.approx(moved, rel=1e-4)
@@ -119,11 +104,11 @@ def test_random_start_is_that_of_the_paper(by_counts):
     assert np.abs(turn - turns[i]).max() < 1e-5
     mine = has[:, i] & (has.sum(1) > 1)
     turned = m @ turn
-    assert measured.words[i] == mine.sum()
-    assert float(measured.squares[i]) == pytest.approx(
+    assert fit.words[i] == mine.sum()
+    assert float(fit.squares[i]) == pytest.approx(
       np.sum(turned[mine] ** 2), rel=1e-5
     )
-    assert float(measured.residuals[i]) == pytest.approx(
+    assert float(fit.residuals[i]) == pytest.approx(
       np.sum((turned - wanted)[mine] ** 2), rel=1e-4
     )
     cosines = 0.0
@@ -134,7 +119,7 @@ def test_random_start_is_that_of_the_paper(by_counts):
       cosines += np.dot(turned[w], others) / (
         np.linalg.norm(turned[w]) * np.linalg.norm(others)
       )
-    assert float(measured.cosines[i]) == pytest.approx(cosines, rel=1e-4)
+    assert float(fit.cosines[i]) == pytest.approx(cosines, rel=1e-4)
 
 
 def test_zero_start_joins_the_parts_to_the_largest():
@@ -176,24 +161,21 @@ def test_all_starts_reach_the_same_point(start):
   assert np.abs(_cosines(y) - _cosines(best)).max() < 1e-4
 
 
-@pytest.mark.parametrize(('num_devices', 'blocks'), [(1, 1), (1, 10), (8, 5)])
-def test_rotated_copies_are_recovered(num_devices, blocks):
+def test_rotated_copies_are_recovered():
   truth, parts, has = _parts(0, 1000, (20,) * 8, 20, 0.3, 0.0)
-  y, found, _ = _merged(
-    parts, has.astype(np.float64), 20, 'zero', 3, num_devices, blocks
-  )
+  y, found, _ = _merged(parts, has.astype(np.float64), 20, 'zero', 3)
   assert len(found.displacements) <= 3
   assert np.abs(_cosines(y) - _cosines(truth)).max() < 1e-5
 
 
-def test_several_devices_give_the_same():
+@pytest.mark.parametrize('start', align.STARTS)
+def test_blocks_do_not_matter(start):
   _, parts, has = _parts(0, 400, (8, 6, 8), 8, 0.3, 0.3)
   weights = has.astype(np.float64)
-  one, first, _ = _merged(parts, weights, 8, 'random', 5)
-  many, second, measured = _merged(parts, weights, 8, 'random', 5, 8, 2)
-  assert np.abs(one - many).max() < 1e-5
-  assert first.displacements == pytest.approx(second.displacements, rel=1e-4)
-  assert measured.words.sharding.is_fully_replicated
+  one, first, _ = _merged(parts, weights, 8, start, 5)
+  other, second, _ = _merged(parts, weights, 8, start, 5, block_rows=30)
+  assert np.abs(one - other).max() < 1e-6
+  assert first.displacements == pytest.approx(second.displacements, rel=1e-9)
 
 
 @pytest.mark.parametrize('dim', [12, 9])
@@ -256,22 +238,22 @@ def test_principal_directions_are_those_of_the_svd():
 
 def _moments(parts, weights, dims):
   """Q and P_i, a word at a time."""
-  gram_, moments = np.zeros((sum(dims),) * 2), [np.zeros((d, d)) for d in dims]
+  gram, moments = np.zeros((sum(dims),) * 2), [np.zeros((d, d)) for d in dims]
   for w, mine in enumerate(weights):
     side = [a * m[w] for a, m in zip(mine, parts, strict=True)]
-    gram_ += np.outer(np.concatenate(side), np.concatenate(side)) / mine.sum()
+    gram += np.outer(np.concatenate(side), np.concatenate(side)) / mine.sum()
     for i, m in enumerate(parts):
       moments[i] += mine[i] * np.outer(m[w], m[w])
-  return gram_, moments
+  return gram, moments
 
 
 def test_lengths_that_averaging_took_are_restored():
   dims = (6, 5, 6)
   _, parts, has = _parts(0, 300, dims, 5, 0.3, 0.6)
   weights = has * np.random.default_rng(1).uniform(0.5, 2, has.shape)
-  gram_, moments = _moments(parts, weights, dims)
-  turns = align.solve(gram_, dims, 5, 'zero', 9, 1e-6).rotations
-  outer = align.restore(gram_, moments, turns)
+  gram, moments = _moments(parts, weights, dims)
+  turns = align.alir(gram, dims, 5, 'zero', 9, 1e-6).rotations
+  outer = align.length_correction(gram, moments, turns)
   assert np.abs(outer - outer.T).max() < 1e-12
   split = np.split(turns, np.cumsum(dims)[:-1])
   y = _mean(parts, weights, split)
@@ -292,9 +274,9 @@ def test_lengths_that_averaging_took_are_restored():
 def test_parts_that_agree_are_left_as_they_are():
   dims = (8, 9, 8)  # the second has a direction that nobody knows of
   _, parts, has = _parts(0, 300, dims, 8, 0.3, 0.0)
-  gram_, moments = _moments(parts, has.astype(np.float64), dims)
-  turns = align.solve(gram_, dims, 9, 'zero', 9, 1e-9).rotations
-  outer = align.restore(gram_, moments, turns)
+  gram, moments = _moments(parts, has.astype(np.float64), dims)
+  turns = align.alir(gram, dims, 9, 'zero', 9, 1e-9).rotations
+  outer = align.length_correction(gram, moments, turns)
   split = np.split(turns, np.cumsum(dims)[:-1])
   y = _mean(parts, has, split)
   assert np.abs(y @ outer - y).max() < 1e-6 * np.abs(y).max()
@@ -308,5 +290,16 @@ def test_directions_that_no_word_has_keep_their_length():
   square, nothing = rows.T @ rows, 1e-15 * np.eye(6)
   q = np.tile(square / 2 + nothing, (2, 2))
   turns = np.concatenate([np.eye(6)] * 2)
-  outer = align.restore(q, [square + 4 * nothing] * 2, turns)
+  outer = align.length_correction(q, [square + 4 * nothing] * 2, turns)
   np.testing.assert_allclose(outer, np.eye(6), 0, 1e-9)
+
+
+def test_gram_is_exact_in_float64():
+  # A float32 sum would lose what single rows add.
+  rows = np.full((300, 2), 1e-3, np.float32)
+  rows[0] = 3e2
+  total = np.zeros((2, 2))
+  for row in rows:
+    align.add_gram(total, row[None])
+  wanted = rows.astype(np.float64).T @ rows
+  assert np.abs(total - wanted).max() < 1e-9

@@ -1,26 +1,52 @@
-"""The merge command: what it reads and leaves, and every bad input."""
+"""Merges of parts in memory: who votes, what is lost, what is warned of."""
 
-import json
-import shutil
-
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-import jaxemb
-from jaxemb import merge
-from jaxemb.storage import checkpoint, word2vec_format
+from jaxemb import errors
+from jaxemb.evaluation import words as measures
+from jaxemb.merging import align, merge
+from jaxemb.merging import parts as parts_lib
 
-_WORDS = [f'w{i}' for i in range(60)]
-_COUNTS = np.arange(60, 0, -1)
+_DIM = 8
 
 
-def _vectors(seed):
-  """A rotated copy of the same vectors."""
-  truth = np.random.default_rng(0).normal(size=(60, 8))
-  turn = np.linalg.qr(np.random.default_rng(seed).normal(size=(8, 8)))[0]
-  return (truth @ turn).astype(np.float32)
+def _orthogonal(rng, size=_DIM):
+  return np.linalg.qr(rng.normal(size=(size, size)))[0]
+
+
+def _truth(vocab=300, dim=_DIM):
+  rng = np.random.default_rng(0)
+  return rng.normal(size=(vocab, dim)) / np.sqrt(1 + np.arange(dim))
+
+
+def _part(
+  name, truth, seed, missing=0.0, noise=0.0, counts=True, trainable=False
+):
+  """A rotated copy of some rows, in an order of its own."""
+  rng = np.random.default_rng(seed)
+  turn = _orthogonal(rng, truth.shape[1])
+  kept = rng.permutation(len(truth))[: round(len(truth) * (1 - missing))]
+  rows = truth[kept] @ turn + noise * rng.normal(size=(len(kept), len(turn)))
+  more = {}
+  if trainable:
+    context = np.tanh(truth[kept]) @ turn
+    squares = 1.0 + kept[:, None] % 7
+    more = {
+      'output': parts_lib.as_rows(context.astype(np.float32)),
+      'output.sum_squares': parts_lib.as_rows(squares.astype(np.float32)),
+    }
+  return parts_lib.Part(
+    name,
+    [f'w{i}' for i in kept],
+    parts_lib.as_rows(rows.astype(np.float32)),
+    1000 - kept if counts else None,
+    more,
+  )
+
+
+def _merge(parts, folder=None, skip_bad=False, **settings):
+  return merge.merge_parts(parts, merge.Spec(**settings), folder, skip_bad)
 
 
 def _cosines(vectors):
@@ -28,308 +54,494 @@ def _cosines(vectors):
   return unit @ unit.T
 
 
-def _export(folder, vectors, words=_WORDS, counts=_COUNTS):
-  folder.mkdir(parents=True)
-  np.save(folder / 'vectors.npy', vectors)
-  word2vec_format.write_vocab(folder / 'vocab.txt', words, counts)
-  return folder
+def _in_order(merged, truth):
+  return truth[[int(word[1:]) for word in merged.words]]
 
 
-def _run_folder(folder, seed, layout='replicated', table_shape=None):
-  """What a finished run leaves, as far as a merge reads it."""
-  vectors = _vectors(seed)
-  _export(folder / 'export', vectors)
-  settings = {'table': {'layout': layout}, 'model': {'dim': 8}}
-  (folder / 'config.json').write_text(json.dumps(settings))
-  squares = np.arange(60, dtype=np.float32)
-  tables = {
-    'input': {'vectors': vectors, 'slots': {'sum_squares': squares}},
-    'output': {'vectors': 2 * vectors, 'slots': {'sum_squares': squares + 1}},
-  }
-  state = {'tables': tables}
-  if table_shape:
-    state = jax.tree.map(table_shape, state)
-  with checkpoint.Checkpoints(folder / 'checkpoints', 1, print) as saved:
-    saved.save(3, state, {}, True)
-  return folder
-
-
-@pytest.fixture(scope='module')
-def parts(tmp_path_factory):
-  """Every form that a part can have."""
-  folder = tmp_path_factory.mktemp('parts')
-  _export(folder / 'a', _vectors(1))
-  _export(folder / 'workdir' / 'export', _vectors(2))
-  word2vec_format.write(folder / 'c.bin', _WORDS[:50], _vectors(3)[:50], True)
-  word2vec_format.write(folder / 'd.txt', _WORDS[10:], _vectors(4)[10:], False)
-  word2vec_format.write(folder / 'e.gz', _WORDS, _vectors(5), False)
-  ocp.PyTreeCheckpointer().save(folder / 'foreign', {'any': _vectors(6)})
-  word2vec_format.write_vocab(folder / 'foreign' / 'vocab.txt', _WORDS, _COUNTS)
-  for name in ('run', 'run2'):
-    _run_folder(folder / name, len(name))
-  return folder
-
-
-def _run(capsys, *argv):
-  try:
-    code = merge.main([str(x) for x in argv])
-  except SystemExit as stop:
-    code = stop.code
-  captured = capsys.readouterr()
-  return code, captured.out, captured.err
-
-
-def test_parts_of_every_form(parts, tmp_path, capsys):
-  names = (
-    'a', 'workdir', 'c.bin', 'd.txt', 'e.gz', 'foreign', 'run',
-    'run2/checkpoints', 'run2/export', 'a/vectors.npy', 'run/checkpoints/3',
-  )  # fmt: skip
-  output = tmp_path / 'merged'
-  code, out, err = _run(
-    capsys, *(parts / name for name in names), f'--output={output}'
-  )
-  assert code == 0, err
-  merged = jaxemb.load(output)
-  assert set(merged.index_to_key) == set(_WORDS)
-  order = [merged.key_to_index[word] for word in _WORDS]
-  assert np.abs(
-    _cosines(merged.vectors[order]) - _cosines(_vectors(0))
+def test_the_words_of_any_part_are_placed():
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i, missing=0.5) for i in range(3)]
+  merged = _merge(parts)
+  union = {word for part in parts for word in part.words}
+  assert set(merged.words) == union and len(union) < 300  # none is invented
+  assert np.abs(_cosines(merged.vectors) - _cosines(_in_order(merged, truth))
   ).max() < 1e-5  # fmt: skip
-  for name in ('vectors.bin', 'vectors.txt', 'vocab.txt', 'projector'):
-    assert (output / 'export' / name).exists()
-  same = jaxemb.load(output / 'export' / 'vectors.bin')
-  assert np.array_equal(same.vectors, merged.vectors)
-  report = json.loads((output / 'merge.json').read_text())
-  assert [x['words'] for x in report['parts'][:4]] == [60, 60, 50, 50]
-  assert [x['missing_words'] for x in report['parts'][:4]] == [0, 0, 10, 10]
-  assert report['weights'] == 'equal'  # of c.bin no counts are known
-  assert 'c.bin' in err and 'weigh the same' in err
-  assert report['displacements'] and report['peak_rss_bytes'] > 2**20
-  assert {'read_secs', 'merge_secs', 'export_secs', 'total_secs'} <= set(report)
-  assert '60 words x 8, alir of 11 parts' in out and 'displacement' in out
-  assert not list(output.glob('.merging*'))
+  counts = {}
+  for part in parts:
+    for word, count in zip(part.words, part.counts.tolist(), strict=True):
+      counts[word] = counts.get(word, 0) + count
+  assert [counts[word] for word in merged.words] == merged.counts.tolist()
+  assert (np.diff(merged.counts) <= 0).all()
+  for found, part in zip(merged.report['parts'], parts, strict=True):
+    assert found['words'] == len(part.words)
+    assert found['missing_words'] == len(union) - len(part.words)
+    assert found['residual'] < 1e-5 and found['agreement'] > 0.9999
+  assert merged.report['lost']['words'] == 0 and not merged.report['warnings']
 
 
-@pytest.mark.parametrize('form', ['plain', 'row', 'column', 'replicas', 'one'])
-def test_context_vectors_of_every_layout(parts, tmp_path, capsys, form):
-  layout = form if form in ('row', 'column') else 'replicated'
+@pytest.mark.parametrize('weights', ['counts', 'equal'])
+@pytest.mark.parametrize('normalize', [False, True])
+def test_a_word_is_the_weighted_mean_of_its_parts(weights, normalize):
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i, 0.3, 0.3) for i in range(3)]
+  rng = np.random.default_rng(5)
+  parts = [p._replace(counts=rng.integers(1, 99, len(p.words))) for p in parts]
+  merged = _merge(parts, weights=weights, normalize=normalize)
+  assert merged.report['weights'] == weights
+  for row, word in enumerate(merged.words):
+    total, mean = 0.0, np.zeros(_DIM)
+    for part, turn in zip(parts, merged.rotations, strict=True):
+      if word in part.words:
+        place = part.words.index(word)
+        vector = np.asarray(part.vectors.open()[place], np.float64)
+        if normalize:
+          vector = vector / np.linalg.norm(vector)
+        weight = part.counts[place] if weights == 'counts' else 1
+        mean, total = mean + weight * (vector @ turn), total + weight
+    expected = mean / total @ merged.outer
+    assert np.abs(merged.vectors[row] - expected).max() < 1e-5
 
-  def shape(x):
-    if form == 'row':
-      stored = np.zeros((1, 256, *x.shape[1:]), np.float32)
-      ids = [int(f'{c:08b}'[::-1], 2) for c in range(256)]
-      for c, i in enumerate(ids):
-        if i < len(x):
-          stored[0, c] = x[i]
-      return stored
-    if form == 'column' and x.ndim > 1:
-      return np.pad(x, ((0, 0), (0, 1)))
-    return x[None] if form == 'one' else x
 
-  folder = _run_folder(tmp_path / 'run', 4, layout, shape)
-  if form == 'replicas':
-    vectors, half = _vectors(4), np.float32(0.5)
-    tables = {
-      name: {
-        'vectors': np.stack([scale * vectors - half, scale * vectors]),
-        'slots': {'sum_squares': np.stack([np.arange(60) + first, 0 * _COUNTS]
-        ).astype(np.float32)},
+def test_a_word_that_a_part_never_saw_has_no_vote():
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i) for i in range(3)]
+  rows = np.array(parts[1].vectors.open())
+  unseen = np.arange(40)
+  rows[unseen] = 100.0  # as they were drawn
+  counts = parts[1].counts.copy()
+  counts[unseen] = 0
+  parts[1] = parts[1]._replace(vectors=parts_lib.as_rows(rows), counts=counts)
+  merged = _merge(parts)
+  assert np.abs(_cosines(merged.vectors) - _cosines(_in_order(merged, truth))
+  ).max() < 1e-5  # fmt: skip
+  assert merged.report['parts'][1]['missing_words'] == 40
+  # A word that nobody saw is nowhere.
+  parts = [p._replace(counts=np.where(
+    [w == 'w7' for w in p.words], 0, p.counts)) for p in parts]  # fmt: skip
+  assert 'w7' not in _merge(parts).words
+
+
+@pytest.mark.parametrize('method', merge.METHODS)
+@pytest.mark.parametrize('start', ['random', 'zero'])
+def test_blocks_and_files_change_nothing(tmp_path, method, start):
+  truth = _truth(100)
+  parts = [_part(f'p{i}', truth, i, 0.1, 0.1) for i in range(3)]
+  settings = {'method': method, 'start': start}
+  if method != 'alir' and start == 'random':
+    pytest.skip('has no start')
+  one = _merge(parts, **settings)
+  # The same words in files, in blocks that the last does not fill.
+  filed = [
+    part._replace(
+      vectors=parts_lib.spool(part.vectors.open(), tmp_path, part.name)
+    )
+    for part in parts
+  ]
+  assert all(part.vectors.is_file for part in filed)
+  for other in (
+    _merge(filed, tmp_path / 'merged', block_rows=24, **settings),
+    _merge(parts, block_rows=30, **settings),
+  ):
+    assert other.words == one.words
+    assert np.abs(other.vectors - one.vectors).max() < 1e-5
+  assert other.report['displacements'] == pytest.approx(
+    one.report['displacements'], rel=1e-3
+  )
+
+
+def test_concat_and_pca_cover_what_all_parts_have():
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i, missing=0.2) for i in range(3)]
+  common = set.intersection(*(set(part.words) for part in parts))
+  concat = _merge(parts, method='concat')
+  assert set(concat.words) == common and concat.vectors.shape[1] == 3 * _DIM
+  for row, word in enumerate(concat.words[:20]):
+    wanted = [p.vectors.open()[p.words.index(word)] for p in parts]
+    assert np.array_equal(concat.vectors[row], np.concatenate(wanted))
+  lost = concat.report['lost']
+  union = {word for part in parts for word in part.words}
+  assert lost['words'] == len(union) - len(common)
+  (line,) = concat.report['warnings']
+  assert f'{lost["words"]:,} words' in line and lost['examples'][0] in line
+  pca = _merge(parts, method='pca', dim=5)
+  assert pca.words == concat.words
+  left, values, _ = np.linalg.svd(concat.vectors, full_matrices=False)
+  wanted = left[:, :5] * values[:5]
+  assert np.abs(np.abs(pca.vectors) - np.abs(wanted)).max() < 1e-4
+
+
+def test_contexts_and_optimizer_state_go_with_the_vectors():
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i, 0.3, trainable=True) for i in range(3)]
+  merged = _merge(parts, block_rows=50)
+  mine = _in_order(merged, truth)
+  logits = merged.vectors @ merged.trainable['output'].T
+  assert np.abs(logits - mine @ np.tanh(mine).T).max() < 1e-5
+  squares = 1 + np.array([int(word[1:]) for word in merged.words]) % 7
+  found = merged.trainable['output.sum_squares']
+  assert found.shape == (len(squares), 1)
+  assert np.abs(found[:, 0] - squares).max() < 1e-5
+  # Not all of them have it; or lengths are gone.
+  parts[0] = parts[0]._replace(
+    trainable={'output': parts[0].trainable['output']}
+  )
+  merged = _merge(parts)
+  assert list(merged.trainable) == ['output']
+  assert 'output.sum_squares' in merged.report['warnings'][0]
+  for settings in ({'normalize': True}, {'method': 'concat'}):
+    merged = _merge(parts, **settings)
+    assert not merged.trainable
+    assert any('context vectors' in x for x in merged.report['warnings'])
+
+
+def test_products_stay_where_lengths_are_restored():
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i, 0.3, 0.3, trainable=True) for i in range(3)]
+  rng = np.random.default_rng(0)
+  names = ('output', 'input.mean', 'output.mean')
+  parts = [
+    p._replace(
+      trainable={
+        name: parts_lib.as_rows(
+          rng.normal(size=(len(p.words), _DIM)).astype(np.float32)
+        )
+        for name in names
       }
-      for name, scale, first in (('input', 1, 0), ('output', 2, 1))
-    }  # fmt: skip
-    exchanged = {
-      'input': vectors - half, 'output': 2 * vectors - half
-    }  # fmt: skip
-    with checkpoint.Checkpoints(folder / 'checkpoints', 1, print) as saved:
-      state = {'tables': tables, 'exchanged': exchanged}
-      saved.save(4, state, {}, True)
-  output = tmp_path / 'merged'
-  code, _, err = _run(
-    capsys, folder, parts / 'run', '--trainable', f'--output={output}'
+    )
+    for p in parts
+  ]
+  plain, restored = (_merge(parts, restore=x) for x in (False, True))
+  flat = _merge(parts, power=0.5)
+  assert np.array_equal(plain.outer, np.eye(_DIM))
+  assert restored.report['restore'] and not plain.report['restore']
+  norms = [np.linalg.norm(x.vectors) for x in (plain, restored)]
+  assert norms[1] > 1.05 * norms[0]
+  # Gradients by contexts change as vectors do, those by vectors as contexts.
+  for left, right in (
+    ('', 'output'), ('', 'input.mean'), ('output', 'output.mean'),
+  ):  # fmt: skip
+    products = [
+      (x.trainable[left] if left else x.vectors) @ x.trainable[right].T
+      for x in (plain, restored, flat)
+    ]
+    for found in products[1:]:
+      assert np.abs(products[0] - found).max() < 1e-4
+
+
+@pytest.mark.parametrize('method', merge.METHODS)
+def test_lengths_of_directions_can_be_flattened(method):
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i, 0, 0.3) for i in range(3)]
+  settings = {'method': method, 'restore': False}
+  plain, flat = (_merge(parts, power=x, **settings) for x in (1.0, 0.5))
+  assert flat.words == plain.words and flat.report['power'] == 0.5
+  assert (flat.report['align_words'] is None) == (method != 'alir')
+  # Of Concat, each part's.
+  tables = np.split(plain.vectors, 3 if method == 'concat' else 1, 1)
+  expected = []
+  for table in tables:
+    left, values, right = np.linalg.svd(table, full_matrices=False)
+    expected.append(left * values[0] * (values / values[0]) ** 0.5 @ right)
+  expected = np.concatenate(expected, 1)
+  # Up to one factor.
+  found = flat.vectors * (
+    np.linalg.norm(expected) / np.linalg.norm(flat.vectors)
   )
-  assert code == 0, err
-  merged = jaxemb.load(output)
-  found = {p.stem: np.load(p) for p in (output / 'tables').glob('*.npy')}
-  assert set(found) == {'input.sum_squares', 'output', 'output.sum_squares'}
-  assert np.abs(found['output'] - 2 * merged.vectors).max() < 1e-5
-  assert np.allclose(found['output.sum_squares'][:, 0], np.arange(60) + 1)
-  # What was merged can be merged again, with its tables.
-  code, _, err = _run(
-    capsys, output, folder, '--trainable', f'--output={tmp_path / "again"}'
+  assert np.abs(found - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize('method', ['concat', 'alir'])
+def test_parts_of_zeros_stay_finite(method):
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i) for i in range(2)]
+  zeros = parts_lib.as_rows(np.zeros_like(truth, np.float32))
+  with pytest.raises(errors.UserError, match='p1 is empty: all its vectors'):
+    _merge([parts[0], parts[1]._replace(vectors=zeros)], method=method)
+  # Zeros where parts meet, and words of its own.
+  half = np.array(parts[1].vectors.open())
+  half[: len(truth) // 2] = 0
+  names = [
+    f'w{i}' if i < len(truth) // 2 else f'x{i}' for i in range(len(half))
+  ]
+  other = parts[1]._replace(words=names, vectors=parts_lib.as_rows(half))
+  merged = _merge([parts[0], other], method=method, power=0.5)
+  assert np.isfinite(merged.vectors).all()
+
+
+@pytest.mark.parametrize('power', [1.0, 0.75])
+def test_directions_that_shared_words_lack(power):
+  # Without noise nothing is averaged away; few shared words span few dims.
+  truth = _truth(2000)
+  parts = []
+  for i in range(2):
+    part = _part(f'p{i}', truth, 0, counts=False)
+    words = [w if int(w[1:]) < 3 else f'{w}-{i}' for w in part.words]
+    parts.append(part._replace(words=words))
+  merged = _merge(parts, power=power, align_words=100)
+  place = {word: i for i, word in enumerate(merged.words)}
+  for part in parts:
+    rows = np.array(part.vectors.open(), np.float64)
+    mine = merged.vectors[[place[word] for word in part.words]]
+    ratio = np.linalg.norm(mine) / np.linalg.norm(rows)
+    assert 0.9 < ratio < 2
+    if power == 1:
+      assert np.abs(_cosines(mine) - _cosines(rows)).max() < 1e-5
+
+
+@pytest.mark.parametrize('start', ['pca', 'random'])
+def test_other_starts_reach_the_same(start):
+  truth = _truth(500)
+  parts = [_part(f'p{i}', truth, i, 0.3) for i in range(3)]
+  merged = _merge(parts, start=start, tolerance=1e-7, max_iterations=50)
+  error = _cosines(merged.vectors) - _cosines(_in_order(merged, truth))
+  assert np.abs(error).max() < 1e-5
+
+
+def test_tables_beside_the_vectors_are_checked_too():
+  truth = _truth()
+  parts = [_part(f'p{i}', truth, i) for i in range(2)]
+  rows = np.ones((len(parts[1].words), _DIM), np.float32)
+  rows[3, 2] = np.nan
+  parts = [
+    p._replace(trainable={'output': parts_lib.as_rows(x)})
+    for p, x in zip(parts, (np.ones_like(rows), rows), strict=True)
+  ]
+  word = parts[1].words[3]
+  with pytest.raises(errors.UserError, match=f'p1.*vectors of output.*{word}'):
+    _merge(parts)
+
+
+def test_masked_words_are_placed_by_the_part_that_has_them():
+  """The experiment of the authors' mask_benchmark.csv, on made-up vectors."""
+  rng = np.random.default_rng(1)
+  truth = _truth(2000)
+  pairs = rng.integers(0, 200, (300, 2))
+  pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+  target, source = (
+    parts_lib.Part(name, [f'w{i}' for i in range(2000)], None)
+    for name in ('target', 'source')
   )
-  assert code == 0, err
-  # A merge without tables does not leave those of an earlier one.
-  code, _, err = _run(capsys, folder, parts / 'run', f'--output={output}')
-  assert code == 0 and not (output / 'tables').exists()
+  rows = [
+    (truth + 0.15 * rng.normal(size=truth.shape)) @ _orthogonal(rng)
+    for _ in range(2)
+  ]
+
+  def score(vectors):
+    cosines = np.sum(vectors[pairs[:, 0]] * vectors[pairs[:, 1]], 1) / np.prod(
+      np.linalg.norm(vectors[pairs], axis=2), 1
+    )
+    wanted = _cosines(truth[:200])[pairs[:, 0], pairs[:, 1]]
+    return np.corrcoef(cosines, wanted)[0, 1]
+
+  found = {}
+  for share in (0.5, 1.0):
+    masked = rng.permutation(200)[: round(200 * share)]
+    left = np.setdiff1d(np.arange(2000), masked)
+    parts = [
+      target._replace(
+        words=[f'w{i}' for i in left],
+        vectors=parts_lib.as_rows(rows[0][left].astype(np.float32)),
+      ),
+      source._replace(vectors=parts_lib.as_rows(rows[1].astype(np.float32))),
+    ]
+    merged = _merge(parts, weights='equal')
+    # Back into the target's space, where its other vectors are.
+    places = {word: row for row, word in enumerate(merged.words)}
+    aligned = merged.vectors[[places[f'w{i}'] for i in masked]]
+    repaired, zeros = rows[0].copy(), rows[0].copy()
+    repaired[masked] = (
+      aligned @ np.linalg.inv(merged.outer) @ (merged.rotations[0].T)
+    )
+    zeros[masked] = 1e-9 * rng.normal(size=(len(masked), _DIM))
+    found[share] = score(repaired), score(zeros)
+    # Near the true vector, that is as near as the noise of both allows.
+    error = np.linalg.norm(repaired - rows[0], axis=1)[masked]
+    assert np.mean(error) < 1.2 * 0.15 * np.sqrt(2 * _DIM)
+  # All benchmark words are the source's: any rotation scores what it scores.
+  assert found[1.0][0] == pytest.approx(score(rows[1]), abs=1e-5)
+  best = score(rows[0])
+  assert found[0.5][0] > best - 0.03
+  assert found[0.5][1] < best - 0.2
 
 
-def test_counts_that_a_merge_did_not_know_are_not_known(
-  parts, tmp_path, capsys
-):
-  first, second = tmp_path / 'first', tmp_path / 'second'
-  _run(capsys, parts / 'c.bin', parts / 'd.txt', f'--output={first}')
-  code, _, err = _run(capsys, first, parts / 'a', f'--output={second}')
-  report = json.loads((second / 'merge.json').read_text())
-  assert code == 0 and report['weights'] == 'equal'
-  assert f'not known of {first}' in err
-
-
-def test_a_folder_of_a_sub_model_has_its_tables(parts, tmp_path, capsys):
-  folder = _run_folder(tmp_path / 'W' / 'parts' / '03', 7)
-  # The text has all words, the export only those that it has seen.
-  counts = np.where(np.arange(60) % 3, _COUNTS, 0)
-  word2vec_format.write_vocab(folder / 'vocab.txt', _WORDS, counts)
-  shutil.rmtree(folder / 'export')
-  seen = np.flatnonzero(counts)
-  words = [_WORDS[i] for i in seen]
-  _export(folder / 'export', _vectors(7)[seen], words, counts[seen])
-  output = tmp_path / 'merged'
-  code, _, err = _run(
-    capsys, folder, parts / 'run', '--trainable', f'--output={output}'
+def test_rotations_can_be_fitted_on_some_words():
+  truth = _truth(1000)
+  parts = [_part(f'p{i}', truth, i, noise=0.1) for i in range(2)]
+  # A part whose words are all rare, and one with words of its own.
+  parts.append(_part('rare', truth[500:], 2, noise=0.1))
+  parts[2] = parts[2]._replace(
+    words=[f'w{500 + int(w[1:])}' for w in parts[2].words],
+    counts=np.ones(500, np.int64),
   )
-  assert code == 0, err
-  report = json.loads((output / 'merge.json').read_text())
-  assert [x['words'] for x in report['parts']] == [40, 60]
-  assert report['parts'][0]['name'] == str(folder)
-  context = np.load(output / 'tables' / 'output.npy')
-  assert np.abs(context - 2 * jaxemb.load(output).vectors).max() < 1e-5
+  has = np.ones((3, 1000), bool)
+  has[2, :900] = has[1, :50] = False
+  chosen = align.fit_words(has, 200, (8, 8, 4))
+  assert (has[:, chosen].sum(0) > 1).all()
+  # Evenly, and twenty words for each dimension of the last part.
+  assert np.all(np.diff(chosen) <= 5) and len(chosen) <= 200 + 80
+  assert has[2, chosen].sum() == 80
+  assert align.fit_words(np.ones_like(has), 1000, (8, 8, 4)) is None
+  few = _merge(parts, align_words=300, weights='equal')
+  every = _merge(parts, align_words=1000, weights='equal')
+  assert few.words == every.words
+  assert np.abs(_cosines(few.vectors) - _cosines(every.vectors)).max() < 0.1
+  assert few.report['parts'][2]['agreement'] > 0.95
 
 
-def test_concat_says_what_is_lost(parts, tmp_path, capsys):
-  code, out, err = _run(
-    capsys, parts / 'a', parts / 'c.bin', '--method=concat',
-    f'--output={tmp_path}',
-  )  # fmt: skip
-  assert code == 0 and '50 words x 16' in out
-  assert '10 words' in err and 'w50' in err and '--method=alir' in err
+def test_words_that_rotations_are_fitted_on_tie_all_parts():
+  # The two groups have only rare words in common.
+  truth = _truth(3000)
+  parts = []
+  for i, first in enumerate((0, 0, 1000, 1000)):
+    part = _part(f'p{i}', truth[first : first + 1500], i)
+    ids = np.array([int(w[1:]) + first for w in part.words])
+    parts.append(part._replace(
+      words=[f'w{i}' for i in ids],
+      counts=np.where((ids >= 1000) & (ids < 1500), 1, 1000),
+    ))  # fmt: skip
+  merged = _merge(parts, align_words=500)
+  error = _cosines(merged.vectors) - _cosines(_in_order(merged, truth))
+  assert np.abs(error).max() < 1e-5
 
 
-def _break(folder, name):
-  """Makes a bad part; what is said of it."""
-  path = folder / name
-  if name == 'missing':
-    return path, 'missing'
-  if name == 'empty.txt':
-    path.write_text('0 8\n')
-    return path, 'holds no vectors'
-  if name == 'nan.bin':
-    vectors = _vectors(1)
-    vectors[7, 3] = np.nan
-    word2vec_format.write(path, _WORDS, vectors, True)
-    return path, "'w7'"
-  if name == 'cut.bin':
-    word2vec_format.write(path, _WORDS, _vectors(1), True)
-    path.write_bytes(path.read_bytes()[:-100])
-    return path, 'is cut'
-  if name == 'cut':
-    file = _export(path, _vectors(1)) / 'vectors.npy'
-    file.write_bytes(file.read_bytes()[:-100])
-    return path, 'no usable vectors.npy'
-  if name == 'nothing':
-    _export(path, np.zeros((0, 8), np.float32), [], [])
-    return path, 'nothing'
-  if name == 'wordless':
-    ocp.PyTreeCheckpointer().save(path, {'any': _vectors(6)})
-    return path, 'put a vocab.txt'
-  if name == 'two_arrays':
-    ocp.PyTreeCheckpointer().save(path, {'a': _vectors(6), 'b': _vectors(7)})
-    word2vec_format.write_vocab(path / 'vocab.txt', _WORDS, _COUNTS)
-    return path, 'one array of 60 rows'
-  if name == 'twice':
-    ocp.PyTreeCheckpointer().save(path, {'any': _vectors(6)})
-    words = [*_WORDS[:-1], _WORDS[0]]
-    word2vec_format.write_vocab(path / 'vocab.txt', words, _COUNTS)
-    return path, 'a word twice'
-  assert name == 'damaged'
-  _run_folder(path, 1)
-  for file in (path / 'checkpoints' / '3' / 'state' / 'd').glob('*'):
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 255
-    file.write_bytes(bytes(data))
-  return path / 'checkpoints', 'damaged'
+def test_parts_of_other_dimensions():
+  truth = _truth(300, 6)
+  wide = np.pad(truth, ((0, 0), (0, 4)))
+  parts = [_part('six', truth, 0, 0.2), _part('ten', wide, 1, 0.2)]
+  for dim, wanted in ((0, 10), (6, 6)):
+    merged = _merge(parts, dim=dim)
+    assert merged.vectors.shape[1] == wanted
+    assert np.abs(
+      _cosines(merged.vectors) - _cosines(_in_order(merged, truth))
+    ).max() < 1e-5  # fmt: skip
+  assert _merge(parts, method='concat').vectors.shape[1] == 16
+  assert _merge(parts, method='pca').vectors.shape[1] == 10
+
+
+def test_without_counts_all_parts_weigh_the_same():
+  truth = _truth(50)
+  parts = [_part('a', truth, 0), _part('b', truth, 1, 0.5, counts=False)]
+  merged = _merge(parts)
+  assert merged.report['weights'] == 'equal'
+  assert any('not known of b' in x for x in merged.report['warnings'])
+  # By the best rank: first those that are first in a part.
+  assert set(merged.words[:2]) == {parts[0].words[0], parts[1].words[0]}
+  # Not sums over those that know: they would be taken for counts of all.
+  assert (merged.counts == 1).all()
+
+
+def test_parts_that_have_drifted_apart_are_named():
+  truth = _truth(2000)
+  parts = [_part(f'p{i}', truth, i, noise=0.1) for i in range(3)]
+  parts.append(_part('alien', _truth(2000)[::-1], 9))
+  (line,) = _merge(parts).report['warnings']
+  assert 'drifted apart' in line and 'alien' in line and 'p1' not in line
+  parts[3] = parts[2]._replace(
+    name='long', vectors=parts_lib.as_rows(9 * parts[2].vectors.open())
+  )
+  (line,) = _merge(parts).report['warnings']
+  assert 'long' in line and '--normalize' in line
+  assert not _merge(parts, normalize=True).report['warnings']
+
+
+def test_few_words_in_common_are_warned_of():
+  truth = _truth(100)
+  parts = [_part('a', truth[:50], 0), _part('b', truth, 1)]
+  parts[1] = parts[1]._replace(
+    words=[f'w{int(w[1:]) + 45}' for w in parts[1].words]
+  )
+  warnings = _merge(parts).report['warnings']
+  assert (
+    'a shares only 5 words' in warnings[0] and '8 dimensions' in warnings[0]
+  )
+  (line, _) = _merge(parts, method='pca').report['warnings']
+  assert 'only 5 words are in all parts' in line
+
+
+def test_groups_that_hardly_hang_together_are_warned_of():
+  truth = _truth(100)
+  parts = [_part(f'p{i}', truth, i) for i in range(4)]
+  for i in (2, 3):  # of these only two words are in the first two
+    parts[i] = parts[i]._replace(
+      words=[w if w in ('w0', 'w1') else f'x{w}' for w in parts[i].words]
+    )
+  warnings = _merge(parts).report['warnings']
+  assert 'share 2 words at most' in warnings[0]
+  assert 'p0, p1 | p2, p3' in warnings[0]
+  # Through a third one they do hang together.
+  parts.append(_part('both', truth, 5))
+  parts[4] = parts[4]._replace(words=[*parts[0].words[:50], *(
+    [w for w in parts[2].words if w[0] == 'x'][:50])])  # fmt: skip
+  assert not any('at most' in x for x in _merge(parts).report['warnings'])
+
+
+def test_disjoint_parts_are_refused():
+  truth = _truth(50)
+  parts = [_part('a', truth, 0), _part('b', truth, 1), _part('c', truth, 2)]
+  parts[1] = parts[1]._replace(words=[f'x{i}' for i in range(50)])
+  with pytest.raises(errors.UserError, match=r'nothing to align on.*a, c \| b'):
+    _merge(parts)
+  with pytest.raises(errors.UserError, match='--method=alir'):
+    _merge(parts, method='concat')
 
 
 @pytest.mark.parametrize(
-  'name',
+  ('bad', 'message'),
   [
-    'missing', 'empty.txt', 'nan.bin', 'cut.bin', 'cut', 'nothing', 'wordless',
-    'two_arrays', 'twice', 'damaged',
+    (np.zeros((0, _DIM)), 'b is empty'),
+    (np.full((50, _DIM), np.nan), 'b: 50 of 50 vectors are not finite'),
+    (np.where(np.arange(50) == 7, np.inf, 1.0)[:, None] * np.ones(_DIM),
+     r"b: 1 of 50 .*'w7'"),
   ],
 )  # fmt: skip
-def test_bad_parts_are_named(parts, tmp_path, capsys, name):
-  path, message = _break(tmp_path, name)
-  argv = [parts / 'a', path, parts / 'run', f'--output={tmp_path / "merged"}']
-  code, out, err = _run(capsys, *argv)
-  assert code == 2 and out == ''
-  (line,) = err.splitlines()
-  assert message in line and name in line and '--skip-bad' in line
-  code, out, err = _run(capsys, *argv, '--skip-bad')
-  assert code == 0 and 'alir of 2 parts' in out
-  assert 'left out' in err and message in err
-  report = json.loads((tmp_path / 'merged' / 'merge.json').read_text())
-  assert [x['name'] for x in report['skipped']] == [str(path)]
-
-
-def test_a_full_disk_is_no_fault_of_a_part(
-  parts, tmp_path, capsys, monkeypatch
-):
-  def save(*args):
-    raise OSError(28, 'No space left on device')
-
-  monkeypatch.setattr(np, 'save', save)
-  code, _, err = _run(
-    capsys, parts / 'a', parts / 'c.bin', parts / 'workdir', '--skip-bad',
-    f'--output={tmp_path / "m"}',
-  )  # fmt: skip
-  assert code == 2 and 'No space left' in err and 'left out' not in err
-  assert 'skip-bad' not in err
+def test_bad_parts_are_named_and_can_be_left_out(bad, message):
+  truth = _truth(50)
+  parts = [_part(name, truth, i) for i, name in enumerate('abc')]
+  words = [f'w{i}' for i in range(len(bad))]
+  parts[1] = parts_lib.Part(
+    'b', words, parts_lib.as_rows(bad.astype(np.float32)), None
+  )
+  with pytest.raises(errors.UserError, match=message + '.*--skip-bad'):
+    _merge(parts)
+  merged = _merge(parts, skip_bad=True)
+  assert [x['name'] for x in merged.report['skipped']] == ['b']
+  assert [x['name'] for x in merged.report['parts']] == ['a', 'c']
+  with pytest.raises(errors.UserError, match='1 of 2 part'):
+    _merge(parts[:2], skip_bad=True)
 
 
 @pytest.mark.parametrize(
-  ('argv', 'message'),
+  ('settings', 'message'),
   [
-    (['{0}/a', '{0}/a', '--output={0}/a'], 'is one of the parts'),
-    (['{0}/a', '{0}/workdir/export', '--output={0}/workdir'], 'is one of'),
-    (
-      ['{0}/a', '{0}/workdir/export/vectors.npy', '--output={0}/workdir'],
-      'is one of',
-    ),
-    (['{0}/a', '{0}/e.gz', '--output={0}/run'], 'is the folder of a run'),
-    (['{0}/a', '--output={1}'], 'nothing to merge'),
-    (['{0}/a', '{0}/e.gz', '--output={0}/c.bin/x'], 'give another --output'),
-    (['{0}/a', '{0}/e.gz', '--output={1}', '--dim=9'], '--dim=9'),
-    (['{0}/a', '{0}/e.gz', '--output={1}', '--dim=-1'], '--dim must be 0'),
-    (['{0}/a', '{0}/e.gz', '--output={1}', '--method=mean'], "'mean'"),
-    (['{0}/a', '{0}/run', '--output={1}', '--trainable'], 'no context vectors'),
-    (['{0}/a', '{0}/run', '--output={1}', '--max_iterations=0'], '1 or more'),
-    (['{0}/a', '{0}/run', '--output={1}', '--tolerance=nan'], '0 or more'),
-    (['{0}/a', '{0}/run', '--output={1}', '--power=0'], 'above 0'),
-    (['{0}/a', '{0}/a', '--output={1}'], 'given twice'),
-    (
-      ['{0}/a', '{0}/b', '--output={1}', '--method=pca', '--no-restore'],
-      '--no-restore means nothing',
-    ),
-    (['{0}/a', '{0}/run', '--output={1}', '--align_words=-1'], '0 or more'),
-    (['{0}/a', '{0}/run'], '--output'),
-    (
-      ['{0}/a', '{0}/run', '--output={1}', '--method=pca', '--start=random'],
-      'nothing with --method=pca',
-    ),
+    ({'dim': 9}, '--dim=9 is more than the parts have, 8'),
+    ({'dim': 20, 'method': 'pca'}, '--dim=20 is more'),
+    ({'dim': 5, 'method': 'concat'}, 'the 16 dimensions of all parts'),
   ],
 )
-def test_unusable_arguments_exit_with_2(parts, tmp_path, capsys, argv, message):
-  argv = [argument.format(parts, tmp_path) for argument in argv]
-  code, out, err = _run(capsys, *argv)
-  assert code == 2 and out == ''
-  assert message in err.splitlines()[-1]
+def test_dimensions_that_cannot_be_had(settings, message):
+  truth = _truth(50)
+  with pytest.raises(errors.UserError, match=message):
+    _merge([_part('a', truth, 0), _part('b', truth, 1)], **settings)
 
 
-def test_words_without_others_are_refused(parts, tmp_path, capsys):
-  word2vec_format.write(
-    tmp_path / 'x.bin', [w.upper() for w in _WORDS], _vectors(1), True
+def test_lengths_are_measured():
+  part = _part('a', _truth(20_000), 0)
+  rows = part.vectors.open()
+  assert parts_lib.check_rows(part) == pytest.approx(
+    np.sqrt(np.mean(measures.row_norms(rows) ** 2)), rel=1e-5
   )
-  code, _, err = _run(
-    capsys, parts / 'a', tmp_path / 'x.bin', f'--output={tmp_path / "m"}'
-  )
-  assert code == 2 and 'nothing to align on' in err
-  assert len(err.splitlines()) == 1
+
+
+def test_a_word_weighs_as_much_as_it_has_parts():
+  # Else rotations would be those of the ten most frequent words.
+  parts = [
+    parts_lib.Part('a', ['x', 'y'], None, np.array([3, 1])),
+    parts_lib.Part('b', ['y', 'x'], None, np.array([7, 1])),
+  ]
+  union = parts_lib.unite_words(parts)
+  assert union.words == ['y', 'x'] and union.counts.tolist() == [8, 4]
+  places = np.append(union.rows, [[1], [-1]], 1)
+  weights = parts_lib.vote_weights(parts, places, True)
+  assert np.allclose(weights, [[0.25, 1.75], [1.5, 0.5], [1, 0]])
+  weights = parts_lib.vote_weights(parts, places, False)
+  assert np.array_equal(weights, [[1, 1], [1, 1], [1, 0]])

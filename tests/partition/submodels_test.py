@@ -17,7 +17,7 @@ import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors, merge, metrics, train
 from jaxemb import rundir as workdirs
-from jaxemb.merging import sources
+from jaxemb.merging import parts as parts_lib
 from jaxemb.partition import rounds, submodels
 from jaxemb.runtime import hlo, processes
 from jaxemb.storage import checkpoint, word2vec_format
@@ -271,7 +271,7 @@ def test_a_job_of_senses_leaves_what_a_run_leaves(cache, tmp_path):
   rows = np.array([x.split()[1:] for x in rows if len(x.split()) > 2], float)
   np.testing.assert_array_equal(rows.astype(np.float32), binary.vectors)
   # Its counts are those of the part.
-  part = sources.open_part(folder, None, with_tables=False)
+  part = parts_lib.open_part(folder)
   assert (part.counts <= loaded.counts * 2).all() and part.counts.sum() > 0
   assert part.counts.tolist() != loaded.counts.tolist()
 
@@ -310,7 +310,7 @@ def test_sub_models_of_senses_are_merged(cache, tmp_path, capsys):
     for i in range(2)
   ]
   for i in range(2):
-    part = sources.open_part(workdir / f'parts/0{i}', None, with_tables=False)
+    part = parts_lib.open_part(workdir / f'parts/0{i}')
     assert part.counts.tolist() == seen[i].tolist()
     assert part.counts.tolist() != parts[i].counts.tolist()
   shares = np.array([x[0] for x in seen]) / (seen[0][0] + seen[1][0])

@@ -2,23 +2,17 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
 from jaxemb import embeddings, errors, merge
-from jaxemb.merging import combine, sources
+from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts as parts_lib
-from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.senses import merge as senses
 from jaxemb.senses import table as senses_lib
 from jaxemb.storage import word2vec_format
 
 _DIM, _WORDS, _AMBIGUOUS, _SENSES = 8, 400, 60, 4
-
-
-def _mesh():
-  return mesh_lib.make(mesh_lib.Shape(len(jax.devices()), 1))
 
 
 def _truth(loss='negative_sampling', ambiguous=_AMBIGUOUS, seed=0):
@@ -99,15 +93,15 @@ def _part(name, table, seen=None):
   return parts_lib.Part(
     name,
     table.names(),
-    parts_lib.of_array(table.vectors),
+    parts_lib.as_rows(table.vectors),
     table.by_row(np.asarray(counts)),
     senses=table,
   )
 
 
 def _merge(parts, folder=None, **settings):
-  spec = combine.Spec(tolerance=1e-12, max_iterations=60, **settings)
-  return senses.merge(parts, spec, _mesh(), folder)
+  spec = merge_lib.Spec(tolerance=1e-12, max_iterations=60, **settings)
+  return senses.merge(parts, spec, folder)
 
 
 def _order(merged, truth):
@@ -279,7 +273,7 @@ def test_other_numbers_of_senses():
   words = parts_lib.Part(
     'words',
     truth.words,
-    parts_lib.of_array(truth.mean_vectors()),
+    parts_lib.as_rows(truth.mean_vectors()),
     truth.counts,
   )
   merged = _merge([*parts, words])
@@ -296,7 +290,7 @@ def test_other_numbers_of_senses():
 def test_rows_that_are_taken_for_words_are_warned_of():
   truth = _truth()
   rows = parts_lib.Part(
-    'v.txt', truth.names(), parts_lib.of_array(truth.vectors)
+    'v.txt', truth.names(), parts_lib.as_rows(truth.vectors)
   )
   merged = _merge([_part('senses', truth), rows])
   told = [x for x in merged.report['warnings'] if x.startswith('v.txt')]
@@ -312,7 +306,7 @@ def test_concat_and_pca_have_the_same_senses():
   parts = [_part(f'p{i}', _copy(truth, i + 1, 0.2)[0]) for i in range(3)]
   common = set.intersection(*(set(p.senses.words) for p in parts))
   for method, dim in (('concat', 3 * _DIM), ('pca', _DIM)):
-    merged = senses.merge(parts, combine.Spec(method=method), _mesh())
+    merged = senses.merge(parts, merge_lib.Spec(method=method))
     assert set(merged.senses.words) == common
     assert merged.vectors.shape[1] == dim
     order = _order(merged.senses, truth)
@@ -327,11 +321,11 @@ def test_senses_that_concat_loses_leave_priors_whole():
   single = parts_lib.Part(
     'words',
     truth.words,
-    parts_lib.of_array(truth.mean_vectors()),
+    parts_lib.as_rows(truth.mean_vectors()),
     truth.counts,
   )
   parts = [_part('senses', truth), single]
-  merged = senses.merge(parts, combine.Spec(method='concat'), _mesh())
+  merged = senses.merge(parts, merge_lib.Spec(method='concat'))
   assert merged.words == truth.words and np.all(merged.senses.priors == 1)
   lost = (_SENSES - 1) * _AMBIGUOUS
   assert merged.report['senses']['lost_senses'] == lost
@@ -347,7 +341,7 @@ def test_words_that_no_sub_model_saw_stay_with_the_tree():
   # What a part never saw is noise.
   copies[0].vectors[copies[0].rows(5)] = 100
   parts = [_part(f'p{i}', copies[i], seen[i]) for i in range(2)]
-  for weights in combine.WEIGHTS:
+  for weights in merge_lib.WEIGHTS:
     found = _merge(parts, weights=weights).senses
     assert found.words == truth.words
     np.testing.assert_array_equal(found.counts, truth.counts)
@@ -443,7 +437,7 @@ def test_parts_that_cannot_be_merged(tmp_path):
   truth = _truth()
   folder = _written(tmp_path / 'run' / 'export', truth)
   with pytest.raises(errors.UserError, match='leave out --trainable'):
-    sources.open_part(folder, None, with_tables=True)
+    parts_lib.open_part(folder, None, trainable=True)
   other = dataclasses.replace(truth, negatives=7)
   merged = _merge([_part('a', truth), _part('b', other)])
   assert 'negatives=5' in merged.report['warnings'][-1]
