@@ -1,6 +1,6 @@
 """report.json and report.html, and the page in a real browser."""
 
-import html.parser
+import html
 import json
 import os
 import re
@@ -10,16 +10,13 @@ import subprocess
 import numpy as np
 import pytest
 
-from jaxemb import errors
 from jaxemb.report import report
 
 _HOSTILE = '<script>document.title = "hacked"</script>'
-_ANALOGIES = {'score': 0.5, 'score_cosmul': 0.625, 'correct': 2, 'found': 4,
-              'total': 8}  # fmt: skip
+_ANALOGIES = {'score': 0.5, 'score_cosmul': 0.625, 'found': 4, 'total': 8}
 _HOST = {
   'hostname': 'a', 'mean_cores': 1.5, 'peak_cores': 1.75,
-  'network_received_bytes': 12_000_000,
-  'network_received_bytes_per_sec': 1_200_000.0, 'network_sent_bytes': None,
+  'network_received_bytes': 12e6, 'network_received_bytes_per_sec': 1.2e6,
 }  # fmt: skip
 _REPORT = {
   'model': '<b>skipgram', 'vocab_words': 300, 'dim': 8,
@@ -33,14 +30,12 @@ _REPORT = {
     'bytes_per_step_per_device': {'all-reduce': 2.35e6, 'total': 2.35e6},
   },
   'dropped': {
-    'corpus': {'overlong_words': 512_034, 'redirects': 0,
-               'problems': ['x.bz2: damaged <here> \udc80']},
-    'new_counter': 7,
+    'corpus': {'overlong_words': 512_034, 'problems': ['damaged <here>']},
+    'redirects': 0, 'new_counter': 7,
   },
-  'config': {'seed': 1, 'train': {'epochs': 5}, 'eval': {'paths': ''}},
+  'config': {'seed': 'bad \udc80', 'eval': {'paths': ''}},
   'evaluation': {
-    'pairs': {'kind': 'similarity', 'score': 0.647, 'found': 90, 'total': 100,
-              'malformed': 3},
+    'pairs': {'kind': 'similarity', 'found': 9, 'total': 10, 'malformed': 3},
     'questions': _ANALOGIES | {'kind': 'analogies', 'semantic': _ANALOGIES,
                                'sections': {'capital': _ANALOGIES}},
     'groups': {'kind': 'categorization', 'score': 0.91, 'found': 5, 'total': 5},
@@ -56,14 +51,12 @@ def _write(workdir, figures=_REPORT, num_rows=20):
   words = [f'{i:04d}'.translate(letters) for i in range(300)]
   words[20] = _HOSTILE
   host = {'cores': 1.5, 'network_sent_bytes_per_sec': 100.0}
+  row = {'loss': 3.5, 'words_per_sec': 1e6, 'learning_rate': 0.025,
+         'hosts': [host | {'hostname': name} for name in 'aab']}  # fmt: skip
   metrics = [
-    {
-      'step': step, 'epoch': step / num_rows, 'loss': 3.5,
-      'words_per_sec': 1e6, 'learning_rate': 0.025, 'elapsed_secs': 1.0 * step,
-      'hosts': [host | {'hostname': name} for name in 'aab'],
-    }
+    row | {'step': step, 'epoch': step / num_rows}
     for step in [*range(1, num_rows + 1), *range(5, num_rows + 1)]
-  ]  # fmt: skip
+  ]
   vectors = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
   categories = {'<u>group': words[10:40], 'plain': words[40:90]}
   report.write(
@@ -73,108 +66,61 @@ def _write(workdir, figures=_REPORT, num_rows=20):
   return (workdir / 'report.html').read_text(encoding='utf-8')
 
 
-class _Parser(html.parser.HTMLParser):
-  """Checks that tags nest; collects tags and text."""
-
-  def __init__(self, page):
-    super().__init__()
-    self.open, self.tags, self.text = [], [], ''
-    self.feed(page)
-    self.close()
-    assert not self.open
-
-  def handle_starttag(self, tag, attrs):
-    self.tags.append(tag)
-    if tag not in ('meta', 'link', 'br'):
-      self.open.append(tag)
-
-  def handle_endtag(self, tag):
-    assert self.open.pop() == tag, self.getpos()
-
-  def handle_data(self, data):
-    if self.open[-1:] != ['script']:
-      self.text += f' {data}'
-
-
 def test_json_holds_the_values_and_null_for_what_is_not_finite(tmp_path):
   _write(tmp_path)
   text = (tmp_path / 'report.json').read_text()
   read = json.loads(text, parse_constant=pytest.fail)
-  assert read == _REPORT | {'compile_secs': None, 'dropped': read['dropped']}
-  assert read['dropped']['corpus']['problems'] == [
-    'x.bz2: damaged <here> \udc80'
-  ]
+  assert read == _REPORT | {'compile_secs': None}
   assert '\n  "words_per_sec": 2870000.0,' in text
 
 
 def test_page_shows_the_values_as_text(tmp_path):
-  page = _write(tmp_path)
-  parsed = _Parser(page)
-  text = re.sub(r'\s+', ' ', parsed.text)
+  page = _write(tmp_path, num_rows=1000)
+  text = re.sub(r'<script.*?</script>|<[^>]+>', ' ', page, flags=re.DOTALL)
+  text = re.sub(r'\s+', ' ', html.unescape(text))
   for expected in (
     '<b>skipgram vectors, 300 words × 8', '2.87 M', '28.7 s', '2 h 5 min',
-    '812 MB', '0.647', '0.910', '62.5%', '4 / 8', '90 / 100', '90.0%',
+    '812 MB', '0.910', '62.5%', '4 / 8', '9 / 10', '90.0%',
     '3 malformed lines dropped', 'capital', 'Semantic', '512,034',
-    'Overlong words, dropped', 'New counter', 'x.bz2: damaged <here>',
-    'Zero: corpus.redirects', '2 × NVIDIA H200', 'all-reduce', '2.35 MB',
+    'Overlong words, dropped', 'New counter', 'damaged <here>',
+    'Zero: redirects', '2 × NVIDIA H200', 'all-reduce', '2.35 MB',
     'config.eval.paths (empty)', 'No item of nothing, none was found',
     '12 MB 1.2 MB/s', '0 a 1.500 1.750', '1 <i>b', '<u>group', _HOSTILE,
-    '20 of 20 logged rows',
+    '20 of 1000 logged rows', 'one in 4',
   ):  # fmt: skip
     assert expected in text, expected
   assert not re.search(r'\b(nan|inf|None|null)\b', text)
-  assert not {'b', 'i', 'u', 'img', 'iframe'} & {*parsed.tags}
-  assert parsed.tags.count('script') == 2
+  tags = re.findall(r'<(\w+)', page)
+  assert not {'b', 'i', 'u'} & {*tags} and tags.count('script') == 2
+  for tag in {*tags} - {'meta', 'link', 'br'}:
+    assert tags.count(tag) == page.count(f'</{tag}>'), tag
   assert not re.search(r'(src|href)="(?!#|data:,)|@import|url\(', page)
   assert len(page) < 200_000
-
-
-def test_curves_sum_over_processes_and_hosts(tmp_path):
-  page = _write(tmp_path, num_rows=1000)
-  data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+  data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
   curves = {title: points for title, _, points in data['curves']}
-  assert list(curves) == [
-    'Loss per example', 'Speed', 'Learning rate', 'CPU', 'Network',
-  ]  # fmt: skip
-  assert curves['CPU'][-1] == [1.0, 4.5]
-  assert curves['Network'][-1] == [1.0, 200.0]
-  assert len(curves['CPU']) == 250 and 'every 4th' in page
+  assert len(curves) == 5 and len(curves['CPU']) == 250
+  assert curves['CPU'][-1] == [1, 4.5]  # of three processes
+  assert curves['Network'][-1] == [1, 200]  # of two hosts
 
 
-@pytest.mark.parametrize('figures', [{}, {'dropped': {}, 'evaluation': {}}])
-def test_nothing_known(tmp_path, figures):
-  page = _write(tmp_path, figures, num_rows=0)
-  for line in ('No measurements were logged', 'not evaluated', 'was dropped.',
-               'were not measured'):  # fmt: skip
-    assert line in page, line
-  figures = figures | {'loss_per_example': np.nan}
-  assert 'The loss is not finite' in _write(tmp_path, figures)
-  nothing = ['a'], np.zeros((1, 4), np.float32), np.ones(1)
-  report.write(tmp_path, {}, [], *nothing, {})
+def test_nothing_known(tmp_path):
+  words, vectors = ['a'], np.zeros((1, 4), np.float32)
+  report.write(tmp_path, {}, [], words, vectors, np.ones(1), {})
   page = (tmp_path / 'report.html').read_text()
-  assert 'no words to show' in page and 'too few words' in page
+  for line in ('No measurements were logged', 'were not evaluated', 'too few',
+               'Nothing was dropped', 'no words to show'):  # fmt: skip
+    assert line in page, line
+  assert 'The loss is not finite' in _write(
+    tmp_path, {'loss_per_example': np.nan}
+  )
 
 
-@pytest.mark.parametrize(
-  ('filter_name', 'value', 'text'),
-  [
-    ('short', 999_950, '1 M'), ('short', 0.025, '0.025'),
-    ('short', -1500, '-1.5 k'), ('size', 0, '0 bytes'), ('size', 2e9, '2 GB'),
-    ('duration', 0.1234, '0.123 s'), ('duration', 99.96, '1 min 40 s'),
-    ('duration', 3599.9, '1 h 0 min'), ('fixed', True, '–'),
-    ('integer', 1234567, '1,234,567'), ('fixed', None, '–'),
-  ],
-)  # fmt: skip
-def test_numbers(filter_name, value, text):
-  assert report.FILTERS[filter_name](value) == text
-
-
-def test_failed_write_keeps_the_last_report(tmp_path):
-  before = _write(tmp_path)
-  (tmp_path / '.report.json.tmp').mkdir()
-  with pytest.raises(errors.UserError, match='report.json'):
-    _write(tmp_path, {})
-  assert (tmp_path / 'report.html').read_text(encoding='utf-8') == before
+def test_numbers():
+  for name, value, text in (
+    ('short', 999_950, '1 M'), ('short', 0.025, '0.025'), ('fixed', None, '–'),
+    ('duration', 99.96, '1 min 40 s'), ('duration', 3599.9, '1 h 0 min'),
+  ):  # fmt: skip
+    assert report.FILTERS[name](value) == text
 
 
 _PROBE = """<script>
@@ -186,10 +132,8 @@ document.title += `: ${document.querySelectorAll('.mark.on').length} found`;
 
 
 def test_browser_draws_the_page_and_finds_a_word(tmp_path):
-  names = ('chromium', 'chromium-browser', 'google-chrome')
-  browser = os.environ.get('JAXEMB_CHROMIUM') or next(
-    filter(None, map(shutil.which, names)), None
-  )
+  names = [os.environ.get('JAXEMB_CHROMIUM', ''), 'chromium', 'google-chrome']
+  browser = next(filter(None, map(shutil.which, names)), None)
   if browser is None:
     pytest.skip('no chromium found; set JAXEMB_CHROMIUM to its path')
   page = tmp_path / 'report.html'

@@ -5,11 +5,10 @@ import pytest
 
 from jaxemb.report import words as words_lib
 
-_LETTERS = str.maketrans('0123456789', 'abcdefghij')
-
 
 def _table(num_words, dim=6):
-  words = [f'{i:05d}'.translate(_LETTERS) for i in range(num_words)]
+  letters = str.maketrans('0123456789', 'abcdefghij')
+  words = [f'{i:05d}'.translate(letters) for i in range(num_words)]
   vectors = np.random.default_rng(0).normal(size=(num_words, dim))
   counts = np.arange(num_words, 0, -1)
   return words_lib.Table(words, vectors.astype(np.float32), counts)
@@ -26,8 +25,8 @@ def test_neighbours_are_those_of_brute_force():
     cosines = units @ units[row]
     cosines[row] = -9
     best = np.argsort(-cosines)[:8]
-    assert [word for word, _ in item.nearest] == [table.words[i] for i in best]
-    found = [cosine for _, cosine in item.nearest]
+    words, found = zip(*item.nearest, strict=True)
+    assert list(words) == [table.words[i] for i in best]
     np.testing.assert_allclose(found, cosines[best], rtol=1e-5)
 
 
@@ -71,11 +70,10 @@ def test_map_takes_the_frequent_words_of_the_largest_categories():
   table = _table(3000)
   words = table.words
   categories = {
-    'large': [*words[1000:3000], 'unknown'],
-    'small': words[:30],
+    'large': [*words[1000:3000], 'unknown'], 'small': words[:30],
     'shared': words[20:40],  # a word counts in its first category
     'empty': ['unknown'],
-  }
+  }  # fmt: skip
   word_map = words_lib.word_map(table, categories)
   sizes = {name: len(points) for name, points in word_map.groups.items()}
   assert sizes == {'large': 440, 'shared': 10, 'small': 30}
@@ -84,10 +82,7 @@ def test_map_takes_the_frequent_words_of_the_largest_categories():
   many = {f'c{i}': words[20 * i : 20 * i + 3] for i in range(40)}
   word_map = words_lib.word_map(table, many)
   assert (len(word_map.groups), word_map.num_groups_omitted) == (24, 16)
-
-
-def test_without_categories_groups_are_clusters():
-  word_map = words_lib.word_map(_table(100), {})
+  word_map = words_lib.word_map(table, {})  # clusters
   assert word_map.is_clustered and len(word_map.groups) > 9
   assert all(name == points[0][0] for name, points in word_map.groups.items())
 
@@ -102,4 +97,3 @@ def test_map_axes_are_the_principal_ones(dim):
   np.testing.assert_allclose(found.var(axis=0), variances[:2], 1e-3, 1e-6)
   explained = variances[:2].sum() / variances.sum()
   assert word_map.explained_variance == pytest.approx(explained, rel=1e-5)
-  assert words_lib.word_map(table, {'few': table.words[:2]}) is None
