@@ -24,7 +24,7 @@ from jaxemb.models import skipgram
 from jaxemb.ops import sampling
 from jaxemb.runtime import mesh
 from jaxemb.strategies import base as strategy_base
-from jaxemb.text import encode, loader, shards, tokens, vocab
+from jaxemb.text import encode, loader, tokenize, vocab
 
 _NOTIONAL_WORDS = 10**10  # of the corpus whose counts the vocabulary has
 _MEAN_SENTENCE_WORDS = 20
@@ -89,12 +89,12 @@ def write_corpus(
       ids = np.where(is_own, slots, table.alias[slots]).astype(np.int32)
       ends = np.cumsum(1 + rng.poisson(_MEAN_SENTENCE_WORDS - 1, size))
       ends = np.append(ends[ends < size], size)
-      np.insert(ids, ends, tokens.END).tofile(file)
+      np.insert(ids, ends, tokenize.END).tofile(file)
   ids = np.memmap(path, np.int32, 'r')
-  starts, sizes = shards.block_starts(ids, shards.BLOCK_WORDS)
+  starts, sizes = encode.block_starts(ids, encode.BLOCK_WORDS)
   # Each block a piece of its own: parts of the corpus are equal.
   numbers = np.arange(len(starts), dtype=np.int32)
-  blocks = shards.Blocks(np.append(starts, len(ids)), sizes, numbers)
+  blocks = encode.Blocks(np.append(starts, len(ids)), sizes, numbers)
   pieces = np.stack([np.zeros_like(numbers), numbers], 1)
   words = range(len(counts))  # nobody asks for their names
   return encode.Encoded(

@@ -31,7 +31,7 @@ import scored
 
 from jaxemb import exports
 from jaxemb.senses import table as senses
-from jaxemb.text import encode, tokens
+from jaxemb.text import encode, tokenize
 from jaxemb.toywiki import toywiki
 
 EXPECTED = 0.90  # purity of 50 pairs, two senses each
@@ -50,7 +50,7 @@ class Pair(NamedTuple):
 class Text(NamedTuple):
   """What is read once."""
 
-  ids: np.ndarray  # [n] int32, `tokens.END` after each sentence
+  ids: np.ndarray  # [n] int32, `tokenize.END` after each sentence
   words: list[str]
   counts: np.ndarray  # [vocab] int64
 
@@ -76,7 +76,7 @@ def choose(text: Text, num: int, seed: int, ranks: range) -> list[Pair]:
     ranks: of the words, by frequency.
   """
   rng = np.random.default_rng(seed)
-  sentence = np.cumsum(text.ids == tokens.END)
+  sentence = np.cumsum(text.ids == tokenize.END)
   num_sentences = int(sentence[-1]) + 1
   order = np.argsort(-text.counts, kind='stable')[ranks.start : ranks.stop]
   good = [
@@ -130,7 +130,7 @@ def _occurrences(
   for place in places[::step][:most].tolist():
     start = max(0, place - halo)
     near, at = text.ids[start : place + halo + 1], place - start
-    ends = np.flatnonzero(near == tokens.END)
+    ends = np.flatnonzero(near == tokenize.END)
     first = int(ends[ends < at].max(initial=-1)) + 1
     last = int(ends[ends > at].min(initial=len(near)))
     yield near[first:last], at - first, text.ids[place] == pair.words[1]

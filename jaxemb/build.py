@@ -29,7 +29,7 @@ from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import partition, replicas, sync, timetables
 from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
-from jaxemb.text import download, encode, loader, scan, teams
+from jaxemb.text import download, encode, loader
 from jaxemb.toywiki import toywiki
 
 _LOG = logging.getLogger('jaxemb')
@@ -174,7 +174,7 @@ def _for_models(
 
 
 def text_and_benchmarks(
-  config: ml_collections.ConfigDict, progress: scan.Progress
+  config: ml_collections.ConfigDict, progress: encode.Progress
 ) -> tuple[str, list[str]]:
   """Paths of the text and the evaluation sets, made or fetched if need be.
 
@@ -309,7 +309,7 @@ def trainer(
 def parts(
   config: ml_collections.ConfigDict,
   mesh: jax.sharding.Mesh,
-  progress: scan.Progress,
+  progress: encode.Progress,
 ) -> Parts:
   """Reads the corpus and makes the parts that the settings name.
 
@@ -329,9 +329,9 @@ def parts(
     )
   path, eval_paths = text_and_benchmarks(config, progress)
   d = config.data
-  team = teams.ALONE  # any sentence may be a sub-model's
+  readers = encode.ALONE  # any sentence may be a sub-model's
   if config.strategy.name != 'partition':
-    team = teams.Team(
+    readers = encode.Readers(
       d.parts,
       mesh_lib.my_parts(mesh, d.parts),
       mesh_lib.my_parts(mesh, d.parts, first_only=True),
@@ -350,12 +350,12 @@ def parts(
     ),
     cache_folder(config),
     progress,
-    team,
+    readers,
   )
   corpus = _with_senses(config, corpus)
   return Parts(
     corpus,
-    encode.divide(corpus, d.parts, team),
+    encode.divide(corpus, d.parts, readers),
     *trainer(config, corpus.vocabulary.counts, mesh, corpus.vocabulary.words),
     eval_paths,
     mesh,

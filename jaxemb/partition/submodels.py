@@ -39,7 +39,7 @@ from jaxemb.runtime import mesh, processes
 from jaxemb.senses import sense_rows
 from jaxemb.storage import atomic, checkpoint
 from jaxemb.strategies import base as strategy_base
-from jaxemb.text import scan, shares, vocab
+from jaxemb.text import encode, shares, vocab
 
 
 def folder(
@@ -206,7 +206,7 @@ def _censuses(
   def census(part: int) -> shares.Census:
     return shares.census(place.text, share(config, part), config.train.epochs)
 
-  with futures.ThreadPoolExecutor(scan.num_threads()) as pool:
+  with futures.ThreadPoolExecutor(encode.num_threads()) as pool:
     found = dict(zip(wanted, pool.map(census, wanted), strict=True))
   for part, each in found.items():
     if not each.words:

@@ -1,78 +1,137 @@
 """Text to id shards, once: afterwards the corpus is memory-mapped.
 
-The text is read, decompressed, parsed and tokenized a single time. Each piece
-of it (some megabytes) is numbered with its own words and set aside on disk;
-when all pieces are counted and the vocabulary is chosen, their local ids are
-mapped to global ones, which is a table lookup. Memory holds a few pieces and
-the count of a bounded number of words (see `counting`), whatever the size.
+  read    Each piece of the text (some megabytes) is tokenized with words and
+          ids of its own, which are written to disk.
+  count   The words of all pieces are added up; the vocabulary is chosen.
+  map     The pieces' ids become ids of the vocabulary and are appended to the
+          shards, in the order of the text.
 
-A corpus folder (in the cache, named by its settings and input files):
+Text is thus read, decompressed and parsed a single time, and memory holds a few
+pieces and a bounded number of words, whatever the size. Results do not depend
+on the number of threads or processes. A corpus folder in the cache holds
 
   manifest.json   settings, input files with sizes and hashes, shards, counters
   vocab.txt       `word count` lines, most frequent first
-  ids-00000.bin   int32 ids, `tokens.END` after each sentence
-  blocks.npz      `shards.Blocks`: where each block of at most
-                  `shards.BLOCK_WORDS` words starts in the concatenated shards
-  pieces.npy      [num_pieces, 2] int32, file and number of each piece of text
+  ids-00000.bin   int32 ids, `tokenize.END` after each sentence
+  blocks.npz      `Blocks`, the units of shuffling
+  pieces.npy      [num_pieces, 2] int32, file and number of each piece
 
-Pieces are merged in the order of the text, so that nothing depends on threads.
-A corpus is divided into parts, which are read side by side, by its pieces.
+Devices train on parts of the corpus side by side: piece n of file f belongs to
+part (f + n) % num_parts. A process reads only the parts of its own devices.
 """
 
+import collections
+import contextlib
 import dataclasses
 import errno
 import hashlib
+import io
 import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 import platform
 import shutil
+import signal
+import threading
 import time
 import zipfile
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
+from typing import Any, BinaryIO, NamedTuple
 
+import numba
 import numpy as np
+import psutil
 
 from jaxemb import errors
-from jaxemb.text import (
-  compressed,
-  corpus,
-  counting,
-  cuts,
-  scan,
-  shards,
-  teams,
-  vocab,
-)
+from jaxemb.storage import word_counts
+from jaxemb.text import compressed, corpus, cuts, tokenize, vocab
+
+BLOCK_WORDS = 4096  # at most
+# A sentence may end before and after every word.
+MAX_BLOCK_IDS = 2 * BLOCK_WORDS + 1
+
+# Words of a table in memory (some 200 MB), and of a bucket in the tables of all
+# processes together.
+MAX_HELD_WORDS = 1 << 22
+# Each is a file. Beyond 2 billion words, summed over the pieces, a bucket may
+# exceed the limit above.
+MAX_BUCKETS = 512
 
 _FORMAT = 4
+_MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
+_SHARD_IDS = 1 << 26  # a shard is closed once it has that many
 
-# A temporary folder that is older than this belongs to no process (its own may
-# run on another machine that shares the cache).
+# A thread has two pieces in flight, some 80 MB: more would break the bound on
+# memory without reading any faster.
+_MAX_THREADS = 8
+# Input files of this size are worth the start of processes.
+_MANY_BYTES = 64 << 20
+# An older temporary folder belongs to no process, even on another machine.
 _LEFTOVER_SECS = 7 * 24 * 3600
+
+# (stage, done, total): progress of 'reading' (bytes) or 'encoding' (pieces).
+Progress = Callable[[str, int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
   """What the ids depend on besides the text."""
 
-  tokens: str  # one of tokens.DEFINITIONS
+  tokens: str  # one of tokenize.DEFINITIONS
   lowercase: bool
   min_count: int
   max_vocab: int  # 0 = no limit
   counts: str  # a file of `word count` lines instead of counting, or ''
 
 
+class Readers(NamedTuple):
+  """The processes that read a corpus together, seen from one of them."""
+
+  num_parts: int  # of the corpus
+  local_parts: range  # read by this process
+  counted_parts: range  # of these, those that no lower process reads
+  process: int
+  num_processes: int
+  # The bytes that each process passes, by process; all take part.
+  gather: Callable[[bytes], list[bytes]]
+
+  def reads(self, file: int, number: int) -> bool:
+    """Whether this process reads a piece of a file."""
+    return _part_of(file, number, self.num_parts) in self.local_parts
+
+  def counts(self, file: int, number: int) -> bool:
+    """Whether this process is the first of those that read the piece."""
+    return _part_of(file, number, self.num_parts) in self.counted_parts
+
+  def total(self, number: int) -> int:
+    """The sum of a number over all processes."""
+    return sum(map(int, self.gather(str(number).encode())))
+
+
+# One process reads everything, however many parts it is divided into.
+ALONE = Readers(1, range(1), range(1), 0, 1, lambda data: [data])
+
+
+class Blocks(NamedTuple):
+  """Runs of sentences within a piece; they are shuffled as one."""
+
+  starts: np.ndarray  # [num_blocks + 1] int64, in the concatenated shards
+  words: np.ndarray  # [num_blocks] int32
+  pieces: np.ndarray  # [num_blocks] int32, the piece that contains the block
+
+
 class Encoded(NamedTuple):
-  """A corpus ready for training."""
+  """A corpus ready for training, as far as this process reads it."""
 
   folder: pathlib.Path
   vocabulary: vocab.Vocabulary
   shards: tuple[np.ndarray, ...]  # memory-mapped int32 ids
-  blocks: shards.Blocks
+  blocks: Blocks
   pieces: np.ndarray  # [num_pieces, 2] int32, file and number of each
-  num_words: int  # ids that are words, that is without sentence ends
+  num_words: int  # of the whole corpus, without words outside the vocabulary
   manifest: dict[str, Any]
 
 
@@ -80,7 +139,7 @@ class Part(NamedTuple):
   """A part of the corpus that this process reads."""
 
   index: int  # among all parts
-  blocks: np.ndarray  # [n] int64, which of `Encoded.blocks` are its
+  blocks: np.ndarray  # [n] int64, indices into `Encoded.blocks`
 
 
 class Division(NamedTuple):
@@ -90,81 +149,69 @@ class Division(NamedTuple):
   block_words: tuple[np.ndarray, ...]  # of every part, [its blocks] int32
 
 
-def divide(
-  corpus: Encoded, num_parts: int, team: teams.Team = teams.ALONE
-) -> Division:
-  """The parts of a corpus; all processes take part.
+class _Piece(NamedTuple):
+  """A tokenized piece of text on disk."""
 
-  Args:
-    corpus: what this process has of it.
-    num_parts: of the whole corpus.
-    team: who reads which parts.
-  """
-  part_of_piece = teams.part_of(*corpus.pieces.T, num_parts)
-  part_of_block = part_of_piece[corpus.blocks.pieces]
-  mine = range(num_parts) if team.num == 1 else team.mine
-  parts = [Part(i, np.flatnonzero(part_of_block == i)) for i in mine]
-  words = {part.index: corpus.blocks.words[part.blocks] for part in parts}
-  # Other processes read the other parts; some may be read by several.
-  packed = teams.pack({str(i): x for i, x in words.items()})
-  for data in team.gather(packed):
-    words |= {int(i): x for i, x in teams.unpack(data).items()}
-  return Division(tuple(parts), tuple(words[i] for i in range(num_parts)))
+  path: pathlib.Path
+  counters: tokenize.Counters
+  file: int  # index of its source
+  number: int  # in its source
+  text_bytes: int
+  num_different: int  # words
 
 
 def encode(
   path: str,
   settings: Settings,
   cache: pathlib.Path,
-  progress: scan.Progress,
-  team: teams.Team = teams.ALONE,
+  progress: Progress,
+  readers: Readers = ALONE,
 ) -> Encoded:
   """The corpus at `path` as id shards, taken from the cache if unchanged.
 
-  Of several processes each encodes the parts that it reads; their counts make
-  one vocabulary. What is reported is of the whole corpus.
+  Of several processes each encodes the parts that it reads; the vocabulary and
+  the numbers in the manifest are those of the whole corpus.
 
   Args:
     path: a file, folder or glob of text, see `corpus.sources`.
     settings: definition of words and vocabulary.
     cache: folder that holds encoded corpora.
     progress: called now and then from this thread.
-    team: who reads which parts.
+    readers: which process reads which parts.
 
   Raises:
     UserError: for input that cannot be used.
   """
   sources = corpus.sources(path)
-  teams.check_alike(
-    team, {str(source.path): source.size_bytes for source in sources}
-  )
+  sizes_bytes = {str(source.path): source.size_bytes for source in sources}
+  check_same_files(readers, sizes_bytes)
+  r = readers
   identity = json.dumps(
     [
       dataclasses.asdict(settings),
       [str(source.path.absolute()) for source in sources],
       _FORMAT,
-      # Alone, a process has all parts, whatever their number. Several that read
-      # the same ones may share a cache: each has a folder of its own.
-      [] if team.num == 1 else [team.num_parts, team.index, *team.mine],
+      # Processes that read the same parts may share a cache, but not a folder.
+      [] if r.num_processes == 1 else [r.num_parts, r.process, *r.local_parts],
     ]
   )
   name = hashlib.sha256(identity.encode()).hexdigest()[:16]
   folder = cache / 'corpora' / name
   encoded = _reuse(folder, sources, settings)
-  # All or none: a vocabulary is made together.
-  if all(team.gather(b'' if encoded is None else b'reused')):
+  # All or none: the processes choose a vocabulary together.
+  if all(readers.gather(b'' if encoded is None else b'reused')):
     return encoded
   temporary = folder.with_name(f'{name}.tmp-{platform.node()}-{os.getpid()}')
   shutil.rmtree(temporary, ignore_errors=True)
   try:
     temporary.mkdir(parents=True)
     _remove_leftovers(temporary.parent)
-    _encode(sources, settings, temporary, progress, team)
-    # Opened where it is: a job that does the same may replace it at any moment.
-    made = _open(temporary)._replace(folder=folder)
+    _encode(sources, settings, temporary, progress, readers)
+    # Opened before the move: another job may replace it at any moment.
+    encoded = _open(temporary)._replace(folder=folder)
     shutil.rmtree(folder, ignore_errors=True)
     _move(temporary, folder)
-    return made
+    return encoded
   except OSError as error:
     raise errors.UserError(
       f'cannot write the encoded corpus to {folder}: '
@@ -175,209 +222,586 @@ def encode(
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _move(temporary: pathlib.Path, folder: pathlib.Path) -> None:
-  try:
-    temporary.rename(folder)
-  except OSError as error:
-    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-      raise
-    # Another job was faster; what it made is the same.
+def divide(
+  corpus: Encoded, num_parts: int, readers: Readers = ALONE
+) -> Division:
+  """Divides a corpus into parts; all processes take part."""
+  part_of_piece = _part_of(*corpus.pieces.T, num_parts)
+  part_of_block = part_of_piece[corpus.blocks.pieces]
+  is_alone = readers.num_processes == 1
+  local = range(num_parts) if is_alone else readers.local_parts
+  parts = [Part(i, np.flatnonzero(part_of_block == i)) for i in local]
+  words = [corpus.blocks.words[part.blocks] for part in parts]
+  block_words = {}
+  for indices, *arrays in _gather_arrays(readers, np.array(local), *words):
+    block_words |= zip(indices.tolist(), arrays, strict=True)
+  return Division(tuple(parts), tuple(block_words[i] for i in range(num_parts)))
 
 
-def _remove_leftovers(folder: pathlib.Path) -> None:
-  """Removes what runs that were killed while encoding left behind."""
-  for path in folder.glob('*.tmp-*'):
-    node, pid = path.name.split('.tmp-', 1)[1].rsplit('-', 1)
-    is_old = time.time() - path.stat().st_mtime > _LEFTOVER_SECS
-    if is_old or (node == platform.node() and not _is_running(pid)):
-      shutil.rmtree(path, ignore_errors=True)
+def _part_of(file: Any, number: Any, num_parts: int) -> Any:
+  return (file + number) % num_parts
 
 
-def _is_running(pid: str) -> bool:
-  """Whether this machine may have a process of that number."""
-  processes = pathlib.Path('/proc')
-  return not (processes / 'self').exists() or (processes / pid).exists()
+def check_same_files(readers: Readers, sizes_bytes: dict[str, int]) -> None:
+  """Checks that all processes see files of the same names and sizes.
 
+  Otherwise some words would be read twice and others not at all.
 
-def _reuse(
-  folder: pathlib.Path, sources: list[corpus.Source], settings: Settings
-) -> Encoded | None:
-  """The corpus of an earlier run, if its files and all inputs are unchanged."""
-  try:
-    manifest = json.loads((folder / 'manifest.json').read_text())
-    for shard in manifest['shards']:
-      if (folder / shard['file']).stat().st_size != 4 * shard['num_ids']:
-        return None
-    if settings.counts:
-      if (
-        compressed.file_sha256(pathlib.Path(settings.counts))
-        != manifest['counts_sha256']
-      ):
-        return None
-    for source, known in zip(sources, manifest['files'], strict=True):
-      if source.size_bytes != known['size_bytes']:
-        return None
-      # A copied or touched file has another time but the same content.
-      if source.mtime_ns != known['mtime_ns']:
-        if compressed.file_sha256(source.path) != known['sha256']:
-          return None
-    encoded = _open(folder)
-    if len(encoded.vocabulary.words) != manifest['num_vocab_words']:
-      return None
-    return encoded
-  except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
-    return None
-
-
-def _open(folder: pathlib.Path) -> Encoded:
-  manifest = json.loads((folder / 'manifest.json').read_text())
-  words, counts = [], []
-  with open(folder / 'vocab.txt', encoding='utf-8', newline='\n') as file:
-    for line in file:
-      word, count = line.rstrip('\n').rsplit(' ', 1)
-      words.append(word)
-      counts.append(int(count))
-  return Encoded(
-    folder,
-    vocab.Vocabulary(words, np.asarray(counts, np.int64)),
-    tuple(
-      np.memmap(folder / shard['file'], '<i4', 'r')
-      for shard in manifest['shards']
-    ),
-    shards.Blocks(**np.load(folder / 'blocks.npz')),
-    np.load(folder / 'pieces.npy'),
-    manifest['num_words'],
-    manifest,
-  )
+  Raises:
+    UserError: in every process, naming the first difference.
+  """
+  for other, theirs in enumerate(_gather_json(readers, sizes_bytes)):
+    for path in sorted(sizes_bytes.keys() | theirs.keys()):
+      here, there = (
+        f'has {files[path]:,} bytes' if path in files else 'is missing'
+        for files in (sizes_bytes, theirs)
+      )
+      if here != there:
+        raise errors.UserError(
+          f'{path} {there} in process {other} and {here} in process '
+          f'{readers.process}; give all processes the same text'
+        )
 
 
 def _encode(
   sources: list[corpus.Source],
   settings: Settings,
   folder: pathlib.Path,
-  progress: scan.Progress,
-  team: teams.Team,
+  progress: Progress,
+  readers: Readers,
 ) -> None:
+  """Reads, counts and maps the text and writes the files of the folder."""
   counts_sha256 = ''
-  if settings.counts:
+  if settings.counts:  # refused before the text is read
     counts_path = pathlib.Path(settings.counts)
     table = vocab.read_counts(counts_path)
     num_different = int(table.sizes[0])
     counts_sha256 = compressed.file_sha256(counts_path)
   reports = [cuts.ReadReport() for _ in sources]
-  words = (settings.tokens, settings.lowercase)
-  limits = (settings.min_count, settings.max_vocab)
-  pieces = scan.scan(sources, reports, *words, folder, progress, team.reads)
-  counted = [team.counts(piece.file, piece.number) for piece in pieces]
-  counted_pieces = list(itertools.compress(pieces, counted))
-  dropped = _dropped(counted_pieces, _told(sources, reports, team))
+  pieces = _read(sources, reports, settings, folder, progress, readers)
+  is_counted = [readers.counts(piece.file, piece.number) for piece in pieces]
+  counted = list(itertools.compress(pieces, is_counted))
   if not settings.counts:
-    table, num_different = counting.count(counted_pieces, *limits, folder, team)
-  vocabulary, ids = vocab.select(table, *limits)
+    table, num_different = _count(counted, settings, folder, readers)
+  vocabulary, ids = vocab.select(table, settings.min_count, settings.max_vocab)
   vocab.write_counts(folder / 'vocab.txt', vocabulary)
-  written, written_pieces = shards.write(pieces, table, ids, folder, progress)
-  blocks = shards.blocks(folder, written, [size for size, _ in written_pieces])
-  _save_blocks(folder, blocks, pieces)
-  is_counted = np.asarray(counted, bool)[blocks.pieces]
-  num_words = int(blocks.words[is_counted].sum())
-  seen_words = sum(piece.counters.num_words for piece in counted_pieces)
-  dropped['out_of_vocabulary_words'] = seen_words - num_words
-  whole = teams.of_all(
-    team,
-    {
-      'num_words': num_words,
-      'num_blocks': int(is_counted.sum()),
-      'text_bytes': sum(piece.text_bytes for piece in counted_pieces),
-      'pages': sum(r.pages for r in _told(sources, reports, team)),
-      'dropped': dropped,
-      'pieces': [
-        [piece.file, piece.number, sha256]
-        for piece, (_, sha256) in zip(pieces, written_pieces, strict=True)
-      ],
+  shards, blocks, hashes = _map(pieces, table, ids, folder, progress)
+  np.savez(folder / 'blocks.npz', **blocks._asdict())
+  names = [(piece.file, piece.number) for piece in pieces]
+  np.save(folder / 'pieces.npy', np.array(names, np.int32).reshape(-1, 2))
+  # Files that cannot be divided are reported on by the first process alone.
+  own_reports = [
+    report
+    for source, report in zip(sources, reports, strict=True)
+    if readers.process == 0 or corpus.is_divisible(source)
+  ]
+  words = blocks.words[np.array(is_counted, bool)[blocks.pieces]]
+  mine = {
+    'totals': {
+      'num_words': int(words.sum()),
+      'num_blocks': len(words),
+      'text_bytes': sum(piece.text_bytes for piece in counted),
+      'pages': sum(report.pages for report in own_reports),
     },
-  )
-  _check_words(whole['num_words'], settings)
-  num_vocab_words = len(vocabulary.words)
-  whole['dropped']['words_below_vocabulary'] = num_different - num_vocab_words
-  manifest = {
-    'format': _FORMAT,
-    'settings': dataclasses.asdict(settings),
-    'counts_sha256': counts_sha256,
-    'files': _files(sources, reports),
-    'shards': written,
-    'fingerprint': _fingerprint(folder, whole.pop('pieces')),
-    'num_vocab_words': num_vocab_words,
+    'dropped': _dropped(counted, own_reports, int(words.sum())),
+    'problems': [line for report in own_reports for line in report.problems],
+    'pieces': [(*name, sha) for name, sha in zip(names, hashes, strict=True)],
   }
-  (folder / 'manifest.json').write_text(json.dumps(manifest | whole, indent=1))
-
-
-def _check_words(num_words: int, settings: Settings) -> None:
-  if num_words == 0:
+  everyone = _gather_json(readers, mine)
+  totals, dropped = (
+    {name: sum(x[key][name] for x in everyone) for name in mine[key]}
+    for key in ('totals', 'dropped')
+  )
+  if not totals['num_words']:
     raise errors.UserError(
       f'no word of {settings.counts} occurs in the text; check '
       '--config.data.counts, --config.data.lowercase and --config.data.tokens'
     )
-
-
-def _save_blocks(
-  folder: pathlib.Path, blocks: shards.Blocks, pieces: list[scan.Piece]
-) -> None:
-  """Where blocks and pieces are, for `_open`."""
-  np.savez(folder / 'blocks.npz', **blocks._asdict())
-  places = [(piece.file, piece.number) for piece in pieces]
-  np.save(folder / 'pieces.npy', np.asarray(places, np.int32).reshape(-1, 2))
-
-
-def _told(
-  sources: list[corpus.Source], reports: list[cuts.ReadReport], team: teams.Team
-) -> list[cuts.ReadReport]:
-  """The reports of files that no other process tells of as well."""
-  return [
-    report
-    for source, report in zip(sources, reports, strict=True)
-    if team.index == 0 or corpus.is_divisible(source)
-  ]
-
-
-def _files(
-  sources: list[corpus.Source], reports: list[cuts.ReadReport]
-) -> list[dict[str, Any]]:
-  """What tells in a later run whether the text is still the same."""
-  return [
-    {
-      'path': str(source.path),
-      'size_bytes': source.size_bytes,
-      'mtime_ns': source.mtime_ns,
-      'sha256': report.sha256,
-      'read_bytes': report.source_bytes,  # by this process
-    }
-    for source, report in zip(sources, reports, strict=True)
-  ]
+  # Several processes may read the same piece or meet the same damage.
+  problems = dict.fromkeys(line for x in everyone for line in x['problems'])
+  hashed = sorted({tuple(piece) for x in everyone for piece in x['pieces']})
+  vocab_sha256 = compressed.file_sha256(folder / 'vocab.txt')
+  content = ' '.join([vocab_sha256, *('{} {} {}'.format(*x) for x in hashed)])
+  num_vocab_words = len(vocabulary.words)
+  manifest = {
+    'format': _FORMAT,
+    'settings': dataclasses.asdict(settings),
+    'counts_sha256': counts_sha256,
+    'files': [
+      source._asdict()
+      | {'path': str(source.path), 'sha256': report.sha256}
+      | {'read_bytes': report.source_bytes}  # by this process
+      for source, report in zip(sources, reports, strict=True)
+    ],
+    'shards': shards,
+    # Of vocabulary and ids, whatever the process: what a run resumes on.
+    'fingerprint': hashlib.sha256(content.encode()).hexdigest(),
+    'num_vocab_words': num_vocab_words,
+    **totals,
+    'dropped': {
+      **dropped,
+      'words_below_vocabulary': num_different - num_vocab_words,
+      'problems': list(problems),
+    },
+  }
+  (folder / 'manifest.json').write_text(json.dumps(manifest, indent=1))
 
 
 def _dropped(
-  pieces: list[scan.Piece], reports: list[cuts.ReadReport]
-) -> dict[str, Any]:
-  """What was lost before the vocabulary was chosen."""
+  pieces: list[_Piece], reports: list[cuts.ReadReport], num_words: int
+) -> dict[str, int]:
+  """Counts what was lost between the bytes and the `num_words` ids."""
+  counters = [piece.counters for piece in pieces]
+  num_read = sum(c.num_words for c in counters)
   return {
-    'invalid_utf8_bytes': sum(p.counters.invalid_bytes for p in pieces)
+    'invalid_utf8_bytes': sum(c.invalid_bytes for c in counters)
     + sum(report.replaced_bytes for report in reports),
-    'overlong_words': sum(p.counters.overlong_words for p in pieces),
+    'overlong_words': sum(c.overlong_words for c in counters),
     'lost_bytes': sum(report.lost_bytes for report in reports),
     'redirects': sum(report.redirects for report in reports),
-    'other_namespace_pages': sum(
-      report.other_namespace_pages for report in reports
-    ),
-    'problems': [line for report in reports for line in report.problems],
+    'other_namespace_pages': sum(r.other_namespace_pages for r in reports),
+    'out_of_vocabulary_words': num_read - num_words,
   }
 
 
-def _fingerprint(
-  folder: pathlib.Path, pieces: list[tuple[int, int, str]]
-) -> str:
-  """Names this vocabulary and these ids, for a run that resumes on them."""
-  hashes = [
-    compressed.file_sha256(folder / 'vocab.txt'),
-    *(f'{file} {number} {sha256}' for file, number, sha256 in pieces),
-  ]
-  return hashlib.sha256(' '.join(hashes).encode()).hexdigest()
+# Read: text to tokenized pieces on disk.
+
+
+def num_threads() -> int:
+  """Number of useful threads: one per usable processor, up to a bound."""
+  try:
+    cpus = len(os.sched_getaffinity(0))
+  except AttributeError:  # not on macOS and Windows
+    cpus = os.cpu_count() or 1
+  return min(cpus, _MAX_THREADS)
+
+
+def piece_bytes(total_bytes: int) -> int:
+  """Size of a corpus's pieces: small enough for parts to have many of them."""
+  return min(_MAX_PIECE_BYTES, max(_MIN_PIECE_BYTES, total_bytes // 64))
+
+
+def _read(
+  sources: list[corpus.Source],
+  reports: list[cuts.ReadReport],
+  settings: Settings,
+  folder: pathlib.Path,
+  progress: Progress,
+  readers: Readers,
+) -> list[_Piece]:
+  """Tokenizes this process's pieces, in the order of the text.
+
+  Several files are read at once because decompression is the slow part; a
+  single file feeds all tokenizing threads. Reports are filled on the way.
+  """
+  threads = num_threads()
+  total_bytes = sum(source.size_bytes for source in sources)
+  # Of one file; twice as many pieces as threads of all files together.
+  depth = max(2, 2 * threads // len(sources))
+  stopped = threading.Event()
+
+  def read_source(file: int) -> list[_Piece]:
+    texts = corpus.pieces(
+      sources[file],
+      reports[file],
+      piece_bytes(total_bytes),
+      strippers if total_bytes > _MANY_BYTES else None,
+      lambda number: readers.reads(file, number),
+    )
+    texts = itertools.takewhile(lambda _: not stopped.is_set(), texts)
+    jobs = ((text, file, settings, folder) for text in texts)
+    return list(_map_ahead(tokenizers, _tokenize_piece, jobs, depth))
+
+  with (
+    futures.ThreadPoolExecutor(threads) as file_readers,
+    futures.ThreadPoolExecutor(threads) as tokenizers,
+    # Stripping markup is Python code. Processes start when first used; "spawn"
+    # because a fork of a process with threads or JAX in it may hang.
+    futures.ProcessPoolExecutor(
+      threads, multiprocessing.get_context('spawn'), _start_stripper
+    ) as strippers,
+  ):
+    jobs = [file_readers.submit(read_source, i) for i in range(len(sources))]
+    try:
+      pending = set(jobs)
+      while pending:
+        done, pending = futures.wait(pending, timeout=0.2)
+        for job in done:
+          job.result()
+        read_bytes = sum(report.source_bytes for report in reports)
+        progress('reading', read_bytes, total_bytes)
+      return [piece for job in jobs for piece in job.result()]
+    except BaseException:
+      stopped.set()
+      for job in jobs:
+        job.cancel()
+      raise
+
+
+def _map_ahead(
+  pool: futures.Executor, function: Callable, items: Iterable, depth: int
+) -> Iterator[Any]:
+  """`function(*item)` in order, computed up to `depth` items ahead of use."""
+  jobs = collections.deque()
+  for item in items:
+    jobs.append(pool.submit(function, *item))
+    if len(jobs) > depth:
+      yield jobs.popleft().result()
+  while jobs:
+    yield jobs.popleft().result()
+
+
+def _start_stripper() -> None:
+  """Worker initializer: ignores signals, exits when the parent dies."""
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+  parent = multiprocessing.parent_process()
+
+  def watch() -> None:
+    parent.join()
+    os._exit(0)
+
+  threading.Thread(target=watch, daemon=True).start()
+
+
+def _tokenize_piece(
+  piece: cuts.Piece, file: int, settings: Settings, folder: pathlib.Path
+) -> _Piece:
+  path = folder / f'piece-{file:06d}-{piece.number:06d}'
+  ids, table, counters = tokenize.tokenize(
+    piece.text, settings.tokens, settings.lowercase, piece.ends_line
+  )
+  with open(path, 'wb') as opened:
+    _write_arrays(opened, *_words(table))
+    _write_arrays(opened, ids)
+  num_different = int(table.sizes[0])
+  size_bytes = len(piece.text)
+  return _Piece(path, counters, file, piece.number, size_bytes, num_different)
+
+
+def _words(table: tokenize.WordTable) -> tuple[np.ndarray, ...]:
+  """Arena, starts and counts of a whole table."""
+  n = int(table.sizes[0])
+  return table.arena[: table.starts[n]], table.starts[: n + 1], table.counts[:n]
+
+
+# Count: exactly and in bounded memory, independent of order and of processes.
+
+
+def _count(
+  pieces: list[_Piece],
+  settings: Settings,
+  folder: pathlib.Path,
+  readers: Readers,
+) -> tuple[tokenize.WordTable, int]:
+  """Counts the words of all processes; all get the same.
+
+  Words are counted in a table. Before it gets too large it is spilled to files,
+  one for each bucket of the words' hashes, and counting goes on with an empty
+  one. Finally the buckets are added up one at a time, over all processes.
+
+  Returns at least the words that get a row, and how many different words there
+  are.
+
+  Raises:
+    UserError: if no word occurs often enough.
+  """
+  most_words = readers.total(sum(piece.num_different for piece in pieces))
+  num_buckets = min(-(-most_words // MAX_HELD_WORDS), MAX_BUCKETS)
+  table, num_spilled = _empty(), 0
+  for piece in pieces:
+    num_held = int(table.sizes[0])
+    if num_held and num_held + piece.num_different > MAX_HELD_WORDS:
+      _spill(table, folder, num_buckets)
+      num_spilled += num_held
+      table = _empty()
+    with open(piece.path, 'rb') as file:
+      table = tokenize.merge(table, *_read_arrays(file))
+  # A total within the limit also means that no process has spilled.
+  if readers.total(num_spilled + int(table.sizes[0])) <= MAX_HELD_WORDS:
+    tables = iter([table])
+  else:
+    _spill(table, folder, num_buckets)
+    tables = (_read_bucket(folder, bucket) for bucket in range(num_buckets))
+  del table
+  min_count, max_vocab = settings.min_count, settings.max_vocab
+  chosen = _empty()
+  num_different = most = 0
+  for table in tables:
+    table = _sum_tables(readers, table)
+    counts = table.counts[: int(table.sizes[0])]
+    num_different += len(counts)
+    most = max(most, int(counts.max(initial=0)))
+    entries = np.flatnonzero(counts >= min_count)
+    chosen = tokenize.merge(chosen, *tokenize.subset(table, entries))
+    # Not at every bucket: it takes as long as sorting them all.
+    if max_vocab and chosen.sizes[0] > 2 * max_vocab:
+      best = vocab.best(chosen, min_count, max_vocab)
+      min_count = int(chosen.counts[best[-1]])  # that a better word must reach
+      chosen = tokenize.merge(_empty(), *tokenize.subset(chosen, best))
+  if not chosen.sizes[0]:
+    raise vocab.none_left(min_count, num_different, most)
+  return chosen, num_different
+
+
+def _empty() -> tokenize.WordTable:
+  return tokenize.empty(1 << 16, 1 << 20)
+
+
+def _sum_tables(
+  readers: Readers, table: tokenize.WordTable
+) -> tokenize.WordTable:
+  """The counts of all processes added up."""
+  if readers.num_processes == 1:
+    return table
+  total = _empty()
+  for words in _gather_arrays(readers, *_words(table)):
+    total = tokenize.merge(total, *words)
+  return total
+
+
+def _bucket_path(folder: pathlib.Path, bucket: int) -> pathlib.Path:
+  return folder / f'bucket-{bucket:04d}'
+
+
+def _spill(
+  table: tokenize.WordTable, folder: pathlib.Path, num_buckets: int
+) -> None:
+  """Appends words and counts to the files of their buckets."""
+  buckets = tokenize.buckets(table, num_buckets)
+  order = np.argsort(buckets, kind='stable')
+  ends = np.cumsum(np.bincount(buckets, minlength=num_buckets))
+  for bucket, entries in enumerate(np.split(order, ends[:-1])):
+    # Opened anew each time: systems limit the number of open files.
+    with open(_bucket_path(folder, bucket), 'ab') as file:
+      _write_arrays(file, *tokenize.subset(table, entries))
+
+
+def _read_bucket(folder: pathlib.Path, bucket: int) -> tokenize.WordTable:
+  """This process's counts of a bucket, whose file is removed."""
+  table = _empty()
+  path = _bucket_path(folder, bucket)
+  with open(path, 'rb') as file:
+    while words := _read_arrays(file):
+      table = tokenize.merge(table, *words)
+  path.unlink()
+  return table
+
+
+# Map: pieces with ids of their own to shards with ids of the vocabulary.
+
+
+def _map(
+  pieces: list[_Piece],
+  table: tokenize.WordTable,
+  ids: np.ndarray,
+  folder: pathlib.Path,
+  progress: Progress,
+) -> tuple[list[dict[str, Any]], Blocks, list[str]]:
+  """Writes the shards and removes the pieces.
+
+  `ids` [num_words] int32 has the id of each entry of `table`, or -1. Returns
+  `file` and `num_ids` of each shard, the blocks, and each piece's SHA-256.
+  """
+  shards, hashes = [], []
+  starts, words, owners = [], [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
+  num_ids, threads = 0, num_threads()
+  with futures.ThreadPoolExecutor(threads) as pool:
+    jobs = ((piece.path, table, ids) for piece in pieces)
+    mapped = _map_ahead(pool, _map_piece, jobs, 2 * threads)
+    for i, (new_ids, block_starts, block_words, sha256) in enumerate(mapped):
+      if len(new_ids):
+        if not shards or shards[-1]['num_ids'] >= _SHARD_IDS:
+          shards.append({'file': f'ids-{len(shards):05d}.bin', 'num_ids': 0})
+        with open(folder / shards[-1]['file'], 'ab') as file:
+          file.write(new_ids)
+        shards[-1]['num_ids'] += len(new_ids)
+      starts.append(num_ids + block_starts)
+      words.append(block_words)
+      owners.append(np.full(len(block_words), i, np.int32))
+      hashes.append(sha256)
+      num_ids += len(new_ids)
+      progress('encoding', i + 1, len(pieces))
+  starts.append(np.array([num_ids], np.int64))
+  return shards, Blocks(*map(np.concatenate, (starts, words, owners))), hashes
+
+
+def _map_piece(
+  path: pathlib.Path, table: tokenize.WordTable, ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+  """Ids of a piece, starts and words of its blocks, SHA-256 of the ids."""
+  with open(path, 'rb') as file:
+    arena, starts, _ = _read_arrays(file)
+    (local_ids,) = _read_arrays(file)
+  path.unlink()
+  entries = tokenize.lookup(table, arena, starts)
+  new_ids = np.where(entries >= 0, ids[entries], -1).astype(np.int32)
+  mapped = _map_ids(local_ids, new_ids)
+  sha256 = hashlib.sha256(mapped).hexdigest()
+  return mapped, *block_starts(mapped, BLOCK_WORDS), sha256
+
+
+@numba.njit(nogil=True, cache=True)
+def _map_ids(ids, new_ids):
+  """Replaces ids, drops words whose new id is -1 and repeated ends."""
+  out = np.empty(len(ids), np.int32)
+  n = 0
+  for i in range(len(ids)):
+    if ids[i] == tokenize.END:
+      # Also at the start: the sentence may have begun in the piece before.
+      if n == 0 or out[n - 1] != tokenize.END:
+        out[n] = tokenize.END
+        n += 1
+    else:
+      new_id = new_ids[ids[i]]
+      if new_id >= 0:
+        out[n] = new_id
+        n += 1
+  return out[:n].copy()
+
+
+@numba.njit(nogil=True, cache=True)
+def block_starts(
+  ids: np.ndarray, block_words: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """[num_blocks] int64, where blocks of at most `block_words` words start.
+
+  A block ends with a sentence; a sentence longer than a block is cut. Also
+  [num_blocks] int32, the words of each block.
+  """
+  starts = np.empty(2 * (len(ids) // block_words) + 2, np.int64)
+  sizes = np.empty(len(starts), np.int32)
+  n = 0
+  block = 0  # start of this block
+  words = 0  # in this block
+  sentence = 0  # start of this sentence
+  sentence_words = 0
+  for i in range(len(ids)):
+    if ids[i] == tokenize.END:
+      sentence = i + 1
+      sentence_words = 0
+      continue
+    if words == block_words:
+      is_cut = sentence_words >= words  # within a sentence
+      starts[n] = block
+      sizes[n] = words if is_cut else words - sentence_words
+      block = i if is_cut else sentence
+      words -= sizes[n]
+      n += 1
+    words += 1
+    sentence_words += 1
+  if words > 0:
+    starts[n] = block
+    sizes[n] = words
+    n += 1
+  return starts[:n].copy(), sizes[:n].copy()
+
+
+# The cache.
+
+
+def _move(temporary: pathlib.Path, folder: pathlib.Path) -> None:
+  try:
+    temporary.rename(folder)
+  except OSError as error:
+    if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+      raise
+    # Another job was faster; its result is the same.
+
+
+def _remove_leftovers(folder: pathlib.Path) -> None:
+  """Removes what runs that were killed while encoding left behind."""
+  for path in folder.glob('*.tmp-*'):
+    node, pid = path.name.split('.tmp-', 1)[1].rsplit('-', 1)
+    is_dead = node == platform.node() and not psutil.pid_exists(int(pid))
+    if is_dead or time.time() - path.stat().st_mtime > _LEFTOVER_SECS:
+      shutil.rmtree(path, ignore_errors=True)
+
+
+def _reuse(
+  folder: pathlib.Path, sources: list[corpus.Source], settings: Settings
+) -> Encoded | None:
+  """The corpus of an earlier run, if its files and all inputs are unchanged."""
+  with contextlib.suppress(
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    zipfile.BadZipFile,
+    errors.UserError,
+  ):
+    encoded = _open(folder)
+    manifest = encoded.manifest
+    if settings.counts:
+      counts_sha256 = compressed.file_sha256(pathlib.Path(settings.counts))
+      if counts_sha256 != manifest['counts_sha256']:
+        return None
+    for source, known in zip(sources, manifest['files'], strict=True):
+      # A copied or touched file has another time but the same content.
+      if source.size_bytes != known['size_bytes'] or (
+        source.mtime_ns != known['mtime_ns']
+        and compressed.file_sha256(source.path) != known['sha256']
+      ):
+        return None
+    return encoded
+  return None
+
+
+def _open(folder: pathlib.Path) -> Encoded:
+  """Opens a corpus folder; raises various errors if it is damaged."""
+  manifest = json.loads((folder / 'manifest.json').read_text())
+  shards = tuple(
+    np.memmap(folder / shard['file'], '<i4', 'r')
+    for shard in manifest['shards']
+  )
+  if [len(x) for x in shards] != [x['num_ids'] for x in manifest['shards']]:
+    raise ValueError('a shard has changed')
+  path = folder / 'vocab.txt'
+  vocabulary = vocab.Vocabulary(*word_counts.parse(path.read_bytes(), path))
+  if len(vocabulary.words) != manifest['num_vocab_words']:
+    raise ValueError('the vocabulary has changed')
+  return Encoded(
+    folder,
+    vocabulary,
+    shards,
+    Blocks(**np.load(folder / 'blocks.npz')),
+    np.load(folder / 'pieces.npy'),
+    manifest['num_words'],
+    manifest,
+  )
+
+
+# Arrays in files and messages. Not .npy, whose headers are Python code: Python
+# 3.11 cannot parse in two threads while JAX watches garbage collection
+# (SystemError: AST constructor recursion depth mismatch).
+
+
+def _write_arrays(file: BinaryIO, *arrays: np.ndarray) -> None:
+  """Appends a record of arrays [n]; a file may have several."""
+  header = json.dumps([(array.dtype.str, len(array)) for array in arrays])
+  file.write(header.encode() + b'\n')
+  for array in arrays:
+    file.write(np.ascontiguousarray(array))
+
+
+def _read_arrays(file: BinaryIO) -> list[np.ndarray]:
+  """The arrays of the next record; [] at the end."""
+  header = file.readline()
+  arrays = [np.empty(n, dtype) for dtype, n in json.loads(header or '[]')]
+  for array in arrays:
+    file.readinto(array.view(np.uint8))
+  return arrays
+
+
+def _gather_arrays(
+  readers: Readers, *arrays: np.ndarray
+) -> Iterator[list[np.ndarray]]:
+  """The arrays of every process."""
+  message = io.BytesIO()
+  _write_arrays(message, *arrays)
+  for data in readers.gather(message.getvalue()):
+    yield _read_arrays(io.BytesIO(data))
+
+
+def _gather_json(readers: Readers, value: Any) -> list[Any]:
+  return list(map(json.loads, readers.gather(json.dumps(value).encode())))

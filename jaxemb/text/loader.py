@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from jaxemb.text import encode, shards, tokens
+from jaxemb.text import encode, tokenize
 
 
 class Position(NamedTuple):
@@ -70,12 +70,12 @@ class LoaderSpec:
   @property
   def group_blocks(self) -> int:
     """Blocks of each part per batch: a half-empty last step is no loss."""
-    return max(128, 128 * self.part_words // shards.BLOCK_WORDS)
+    return max(128, 128 * self.part_words // encode.BLOCK_WORDS)
 
   @property
   def max_steps(self) -> int:
     """Steps of a batch of which no token was dropped."""
-    return -(-self.group_blocks * shards.BLOCK_WORDS // self.part_words)
+    return -(-self.group_blocks * encode.BLOCK_WORDS // self.part_words)
 
   def num_batches(self, num_blocks: int) -> int:
     """Batches per epoch of a corpus whose longest part has so many blocks."""
@@ -136,7 +136,7 @@ def pack(ids, position, keep_below, key, shortest, window, out, left, right, n):
   pairs = 0
   start = n  # of the sentence
   for i in range(len(ids) + 1):
-    if i == len(ids) or ids[i] == tokens.END:
+    if i == len(ids) or ids[i] == tokenize.END:
       for j in range(start, n):
         # The low half of the token's hash, kept aside in `left` and `right`.
         reach = left[j] | (np.int64(right[j]) << 8)
@@ -214,7 +214,7 @@ def _fill(
     kept, _, new_pairs = pack(
       _ids(corpus, first, last),
       # Where the block is in its part, whoever holds the others.
-      block * shards.MAX_BLOCK_IDS,
+      block * encode.MAX_BLOCK_IDS,
       keep_below,
       key,
       spec.shortest_window,

@@ -12,7 +12,7 @@ corpus: whether a part gets it is a hash of (seed, epoch, place), so nothing is
 shuffled or stored, and a part can be read anywhere. The lengths of all
 sentences are kept in memory: one that a part does not get costs a hash, not a
 look at its words. A sentence that is longer than a block of the corpus
-(`shards.BLOCK_WORDS`) counts as several.
+(`encode.BLOCK_WORDS`) counts as several.
 
 The words, their counts and all that follows from these (frequent words dropped,
 negatives) are those of the whole corpus. Parts of the corpus in the sense of
@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from jaxemb.text import encode, loader, shards, tokens
+from jaxemb.text import encode, loader, tokenize
 
 WAYS = ('equal', 'sampling', 'shuffle')
 
@@ -163,7 +163,7 @@ def _lengths(ids, starts):
   """Ids of each sentence of the blocks of a shard, and sentences by block."""
   num = len(starts)
   for i in range(1, len(ids)):
-    num += ids[i - 1] == tokens.END
+    num += ids[i - 1] == tokenize.END
   lengths = np.empty(num, np.uint16)
   counts = np.empty(len(starts) - 1, np.int64)
   n = 0
@@ -172,8 +172,8 @@ def _lengths(ids, starts):
     begin = starts[b]
     has_words = False
     for i in range(begin, starts[b + 1]):
-      if ids[i] != tokens.END:
-        if has_words and ids[i - 1] == tokens.END:
+      if ids[i] != tokenize.END:
+        if has_words and ids[i - 1] == tokenize.END:
           lengths[n] = i - begin
           n += 1
           begin = i
@@ -238,14 +238,14 @@ def _count(places, rule, chosen, seen):
     n, more = _choose(places, b, rule, chosen)
     sentences += more
     for i in range(n):
-      if chosen[i] != tokens.END:
+      if chosen[i] != tokenize.END:
         seen[chosen[i]] += 1
   return sentences
 
 
 def _scratch() -> np.ndarray:
   """For what a part gets of a block."""
-  return np.empty(shards.MAX_BLOCK_IDS, np.int32)
+  return np.empty(encode.MAX_BLOCK_IDS, np.int32)
 
 
 def census(text: Text, share: Share, epochs: int) -> Census:
@@ -324,7 +324,7 @@ def _batch(
     position.block,
     keep_below,
     (spec.shortest_window, spec.window),
-    (shards.BLOCK_WORDS, shards.MAX_BLOCK_IDS),
+    (encode.BLOCK_WORDS, encode.MAX_BLOCK_IDS),
     _scratch(),
     ids,
     left,

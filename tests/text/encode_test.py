@@ -1,7 +1,9 @@
-"""Encoding a corpus: against Counter, the cache, damage, limits, memory."""
+"""Encoding a corpus: against Counter, by several processes, cache, damage."""
 
 import collections
+import gzip
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -9,34 +11,70 @@ import random
 import resource
 import subprocess
 import sys
+import threading
+from concurrent import futures
 
 import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.text import (
-  corpus,
-  counting,
-  encode,
-  scan,
-  shards,
-  tokens,
-  vocab,
-  word_table,
-)
+from jaxemb.text import corpus, encode, loader, tokenize, vocab
 
 _SETTINGS = encode.Settings('words', True, 2, 0, '')
-_END = tokens.END
+_END = tokenize.END
 _real_pieces = corpus.pieces
+
+# Number of parts; by process, the parts that it reads, and those that no
+# process before it does.
+_PROCESSES = {
+  'two': (4, [(range(0, 2), range(0, 2)), (range(2, 4), range(2, 4))]),
+  'three': (7, [(range(i, j),) * 2 for i, j in ((0, 3), (3, 5), (5, 7))]),
+  # Devices of both work on the same part, or on one of the parts.
+  'same': (1, [(range(0, 1), range(0, 1)), (range(0, 1), range(0))]),
+  'overlapping': (3, [(range(0, 2), range(0, 2)), (range(1, 3), range(2, 3))]),
+}
+every_layout = pytest.mark.parametrize('layout', _PROCESSES)
 
 
 def _ignore(stage, done, total):
   del stage, done, total
 
 
-def _encode(path, cache, **changes):
+def _encode(path, cache, readers=encode.ALONE, **changes):
   settings = encode.dataclasses.replace(_SETTINGS, **changes)
-  return encode.encode(str(path), settings, cache, _ignore)
+  return encode.encode(str(path), settings, cache, _ignore, readers)
+
+
+def _together(layout, function):
+  """Results of `function` of each process's readers; the most bytes gathered.
+
+  The processes are threads.
+  """
+  num_parts, members = _PROCESSES[layout]
+  barrier = threading.Barrier(len(members))
+  sent = [b''] * len(members)
+  gathered_bytes = []
+
+  def member(index):
+    def gather(data):
+      sent[index] = data
+      barrier.wait(60)
+      everything = list(sent)
+      gathered_bytes.append(sum(map(len, everything)))
+      barrier.wait(60)
+      return everything
+
+    try:
+      return function(
+        encode.Readers(num_parts, *members[index], index, len(members), gather)
+      )
+    except BaseException:
+      barrier.abort()
+      raise
+
+  with futures.ThreadPoolExecutor(len(members)) as pool:
+    jobs = [pool.submit(member, i) for i in range(len(members))]
+    return [job.result() for job in jobs], max(gathered_bytes)
 
 
 def _fails(function, *args, **kwargs):
@@ -48,8 +86,7 @@ def _fails(function, *args, **kwargs):
 
 
 def _small_pieces(monkeypatch, piece_bytes):
-  """Cuts the text into pieces of so few bytes from now on."""
-  monkeypatch.setattr(scan, 'piece_bytes', lambda total_bytes: piece_bytes)
+  monkeypatch.setattr(encode, 'piece_bytes', lambda total_bytes: piece_bytes)
 
 
 def _forbid_reading(monkeypatch):
@@ -84,75 +121,60 @@ def _write_texts(folder, num_files=3, num_lines=300, seed=0):
   return folder
 
 
-def _oracle(paths, min_count=2, max_vocab=0):
-  """Vocabulary as {word: count}, and ids with a sentence end per line."""
+def _oracle(folder, min_count=2, max_vocab=0):
+  """Vocabulary as {word: count}, ids, and the counts of all words."""
   files = []
-  for path in paths:
+  for path in sorted(folder.iterdir()):
     text = path.read_text(encoding='utf-8').lower().replace("'", ' ')
     files.append([line.split() for line in text.split('\n')])
   counts = collections.Counter(w for f in files for line in f for w in line)
   order = sorted(counts, key=lambda word: (-counts[word], word.encode()))
   order = [word for word in order if counts[word] >= min_count]
-  order = order[: max_vocab or None]
-  rows = {word: i for i, word in enumerate(order)}
+  rows = {word: i for i, word in enumerate(order[: max_vocab or None])}
   ids = []
-  for file in files:
-    for i, line in enumerate(file):
-      ids += [rows[word] for word in line if word in rows]
-      # An empty line ends no sentence twice; but a file may begin with an end.
-      if (i == 0 and not line) or (ids and ids[-1] != _END):
-        ids.append(_END)
-  return {word: counts[word] for word in order}, ids, sum(counts.values())
+  for line in itertools.chain(*files):
+    ids += [*(rows[word] for word in line if word in rows), _END]
+  return {word: counts[word] for word in rows}, _sentences(ids), counts
 
 
-def _without_repeated_ends(ids):
-  ids = np.asarray(ids)
-  keep = (ids != _END) | (np.roll(ids, 1) != _END)
-  keep[:1] = ids[:1] != _END
-  return ids[keep].tolist()
+def _sentences(ids):
+  """Ids of each sentence, without those that are empty."""
+  groups = itertools.groupby(ids, lambda i: i == _END)
+  return [list(words) for is_end, words in groups if not is_end]
 
 
 @pytest.mark.parametrize('min_count, max_vocab', [(1, 0), (2, 0), (5, 9)])
-def test_encodes_like_counter(tmp_path, min_count, max_vocab):
+@pytest.mark.parametrize('piece_bytes', [97, 1 << 16])
+def test_encodes_like_counter(
+  tmp_path, monkeypatch, min_count, max_vocab, piece_bytes
+):
+  _small_pieces(monkeypatch, piece_bytes)
   folder = _write_texts(tmp_path / 'texts')
-  encoded = _encode(
-    folder, tmp_path / 'cache', min_count=min_count, max_vocab=max_vocab
-  )
-  counts, ids, num_seen = _oracle(
-    sorted(folder.iterdir()), min_count, max_vocab
-  )
-  assert list(encoded.vocabulary.words) == list(counts)
-  assert encoded.vocabulary.counts.tolist() == list(counts.values())
-  assert _without_repeated_ends(_ids(encoded)) == _without_repeated_ends(ids)
-  assert encoded.num_words == sum(counts.values())
+  limits = {'min_count': min_count, 'max_vocab': max_vocab}
+  encoded = _encode(folder, tmp_path / 'cache', **limits)
+  chosen, sentences, counts = _oracle(folder, **limits)
+  assert list(encoded.vocabulary.words) == list(chosen)
+  assert encoded.vocabulary.counts.tolist() == list(chosen.values())
+  assert _sentences(_ids(encoded)) == sentences
+  assert encoded.num_words == sum(chosen.values())
   dropped = encoded.manifest['dropped']
-  assert dropped['out_of_vocabulary_words'] == num_seen - encoded.num_words
+  missing = counts.total() - encoded.num_words
+  assert dropped['out_of_vocabulary_words'] == missing
+  assert dropped['words_below_vocabulary'] == len(counts) - len(chosen)
   assert all(shard.dtype == np.int32 for shard in encoded.shards)
 
 
 def test_threads_do_not_matter(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts', num_files=5)
   _small_pieces(monkeypatch, 400)
-  monkeypatch.setattr(shards, '_SHARD_IDS', 700)
+  monkeypatch.setattr(encode, '_SHARD_IDS', 700)
   results = []
   for num_threads in (1, 2, 4):
-    monkeypatch.setattr(scan, 'num_threads', lambda n=num_threads: n)
+    monkeypatch.setattr(encode, 'num_threads', lambda n=num_threads: n)
     encoded = _encode(folder, tmp_path / f'cache{num_threads}', max_vocab=20)
     results.append(_files(encoded.folder))
   assert len(results[0]) > 8
   assert results[0] == results[1] == results[2]
-
-
-@pytest.mark.parametrize('piece_bytes', [40, 97, 1000])
-def test_sentences_do_not_depend_on_pieces(tmp_path, monkeypatch, piece_bytes):
-  folder = _write_texts(tmp_path / 'texts', num_lines=60)
-  whole = _encode(folder, tmp_path / 'whole')
-  _small_pieces(monkeypatch, piece_bytes)
-  cut = _encode(folder, tmp_path / 'cut')
-  assert cut.vocabulary.words == whole.vocabulary.words
-  assert _without_repeated_ends(_ids(cut)) == _without_repeated_ends(
-    _ids(whole)
-  )
 
 
 def test_a_line_of_many_pieces_is_one_sentence(tmp_path, monkeypatch):
@@ -161,8 +183,7 @@ def test_a_line_of_many_pieces_is_one_sentence(tmp_path, monkeypatch):
   _small_pieces(monkeypatch, 1000)
   encoded = _encode(path, tmp_path)
   ids = _ids(encoded)
-  assert ids.count(_END) == 1 and ids[-1] == _END
-  assert len(ids) == 9001
+  assert ids.count(_END) == 1 and ids[-1] == _END and len(ids) == 9001
   assert encoded.blocks.words.sum() == 9000
   # A piece ends a block, not the sentence.
   assert len(encoded.blocks.words) == len(encoded.pieces) == 48
@@ -173,22 +194,24 @@ def test_files_are_sentences_of_their_own(tmp_path):
   texts.mkdir()
   for i, text in enumerate(['a b', '...', 'a b', '\n\na b\n', 'b a']):
     (texts / f'{i}.txt').write_text(text)
+  # A name that is not UTF-8.
+  with open(os.fsencode(texts) + b'/\xff.txt', 'wb') as file:
+    file.write(b'a b')
   encoded = _encode(texts, tmp_path)
   assert encoded.vocabulary.words == ['a', 'b']
-  expected = [0, 1, _END, 0, 1, _END, 0, 1, _END, 1, 0, _END]
-  assert _without_repeated_ends(_ids(encoded)) == expected
+  expected = [[0, 1], [0, 1], [0, 1], [1, 0], [0, 1]]
+  assert _sentences(_ids(encoded)) == expected
 
 
 def test_manifest_is_true(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts')
   (folder / 'bad.txt').write_bytes(b'the \xff\xfe of ' + b'y' * 300 + b' the')
   _small_pieces(monkeypatch, 500)
-  monkeypatch.setattr(shards, '_SHARD_IDS', 1000)
+  monkeypatch.setattr(encode, '_SHARD_IDS', 1000)
   encoded = _encode(folder, tmp_path / 'cache')
   manifest = encoded.manifest
   assert manifest == json.loads((encoded.folder / 'manifest.json').read_text())
   assert manifest['settings'] == encode.dataclasses.asdict(_SETTINGS)
-  assert manifest['counts_sha256'] == ''
   paths = sorted(folder.iterdir())
   assert manifest['files'] == [
     {
@@ -202,8 +225,8 @@ def test_manifest_is_true(tmp_path, monkeypatch):
   ]
   assert len(manifest['shards']) > 2
   for shard, ids in zip(manifest['shards'], encoded.shards, strict=True):
+    assert isinstance(ids, np.memmap) and len(ids) == shard['num_ids']
     data = (encoded.folder / shard['file']).read_bytes()
-    assert len(data) == 4 * shard['num_ids']
     assert np.frombuffer(data, '<i4').tolist() == ids.tolist()
   ids = np.array(_ids(encoded))
   assert manifest['num_words'] == encoded.num_words == (ids != _END).sum()
@@ -216,88 +239,71 @@ def test_manifest_is_true(tmp_path, monkeypatch):
   assert dropped['problems'] == []
   counts = np.bincount(ids[ids != _END])
   assert counts.tolist() == encoded.vocabulary.counts.tolist()
-  # Only what a corpus folder should hold is left.
-  assert set(_files(encoded.folder)) == {
-    'manifest.json',
-    'vocab.txt',
-    'blocks.npz',
-    'pieces.npy',
-    *(shard['file'] for shard in manifest['shards']),
-  }
+  # Temporary files are gone.
+  names = {'manifest.json', 'vocab.txt', 'blocks.npz', 'pieces.npy'}
+  names |= {shard['file'] for shard in manifest['shards']}
+  assert set(_files(encoded.folder)) == names
   assert os.listdir(tmp_path / 'cache/corpora') == [encoded.folder.name]
 
 
-def test_fingerprint_names_words_and_ids(tmp_path):
+def test_fingerprint_identifies_words_and_ids(tmp_path):
   path = tmp_path / 'a.txt'
   fingerprints = []
-  for text in ('a b a b', 'a b b a', 'x y x y'):
+  for text in ('a b a b', 'a b b a', 'x y x y', 'x y x y\n'):
     path.write_text(text)
     encoded = _encode(path, tmp_path)
     fingerprints.append(encoded.manifest['fingerprint'])
-  assert len(set(fingerprints)) == 3
-  other = tmp_path / 'b.txt'
-  other.write_text('x y x y\n')
-  again = _encode(other, tmp_path)
-  assert again.manifest['fingerprint'] == fingerprints[2]
+  assert len(set(fingerprints)) == 3 and fingerprints[2] == fingerprints[3]
+
+
+# The cache.
 
 
 def test_unchanged_corpus_is_not_read_again(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts')
   first = _encode(folder, tmp_path / 'cache')
   _forbid_reading(monkeypatch)
-  second = _encode(folder, tmp_path / 'cache')
-  assert second.manifest == first.manifest
-  assert _ids(second) == _ids(first)
-  assert second.vocabulary.words == first.vocabulary.words
-  for x, y in zip(second.blocks, first.blocks, strict=True):
-    np.testing.assert_array_equal(x, y)
-  assert all(isinstance(shard, np.memmap) for shard in second.shards)
-  # A touched or copied file holds the same text.
+  # A touched or copied file holds the same text, so does one that is named from
+  # another working directory.
   os.utime(folder / '1.txt', (1, 1))
-  assert _ids(_encode(folder, tmp_path / 'cache')) == _ids(first)
-  # So does the same file named from another working directory.
   monkeypatch.chdir(tmp_path)
-  assert _ids(_encode('texts', tmp_path / 'cache')) == _ids(first)
+  for path in (folder, 'texts'):
+    again = _encode(path, tmp_path / 'cache')
+    assert again.manifest == first.manifest
+    assert _ids(again) == _ids(first)
+    assert again.vocabulary.words == first.vocabulary.words
+    for x, y in zip(again.blocks, first.blocks, strict=True):
+      np.testing.assert_array_equal(x, y)
 
 
-def test_changed_content_of_same_size_is_read(tmp_path):
-  path = tmp_path / 'a.txt'
+def test_changed_text_is_read_again(tmp_path):
+  path = tmp_path / 'texts' / 'a.txt'
+  path.parent.mkdir()
   path.write_text('aa bb aa bb')
   os.utime(path, (1, 1))
-  first = _encode(path, tmp_path)
-  path.write_text('cc bb cc bb')
-  second = _encode(path, tmp_path)
+  first = _encode(path.parent, tmp_path)
+  path.write_text('cc bb cc bb')  # of the same size
+  second = _encode(path.parent, tmp_path)
   assert second.folder == first.folder
   assert second.vocabulary.words == ['bb', 'cc']
+  (path.parent / 'more.txt').write_text('bb ' * 50)
+  assert _encode(path.parent, tmp_path).num_words == 54
+  (path.parent / 'more.txt').unlink()
+  assert _encode(path.parent, tmp_path).num_words == 4
 
 
 def test_other_settings_are_another_folder(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts')
-  changes = [
-    {},
-    {'tokens': 'whitespace'},
-    {'lowercase': False},
-    {'min_count': 3},
-    {'max_vocab': 5},
-  ]
+  changes = [{}, {'tokens': 'whitespace'}, {'lowercase': False}]
+  changes += [{'min_count': 3}, {'max_vocab': 5}]
   encoded = [_encode(folder, tmp_path / 'cache', **c) for c in changes]
   assert len({e.folder for e in encoded}) == len(changes)
-  assert 'The' in encoded[2].vocabulary.words
   assert "don't" in encoded[1].vocabulary.words
+  assert 'The' in encoded[2].vocabulary.words
   _forbid_reading(monkeypatch)
   for change, first in zip(changes, encoded, strict=True):
     again = _encode(folder, tmp_path / 'cache', **change)
     assert again.vocabulary.words == first.vocabulary.words
-
-
-def test_added_or_removed_file_is_seen(tmp_path):
-  folder = _write_texts(tmp_path / 'texts')
-  first = _encode(folder, tmp_path / 'cache')
-  (folder / 'more.txt').write_text('the ' * 50)
-  second = _encode(folder, tmp_path / 'cache')
-  assert second.num_words == first.num_words + 50
-  (folder / 'more.txt').unlink()
-  assert _encode(folder, tmp_path / 'cache').num_words == first.num_words
 
 
 @pytest.mark.parametrize(
@@ -310,27 +316,32 @@ def test_damaged_cache_is_made_again(tmp_path, name, damage):
   first = _encode(folder, tmp_path / 'cache')
   files = _files(first.folder)
   path = first.folder / name
-  if damage == 'cut':
-    path.write_bytes(files[name][: 4 * (len(files[name]) // 8)])
-  elif damage == 'empty':
-    path.write_bytes(b'')
-  else:
-    path.unlink()
-  second = _encode(folder, tmp_path / 'cache')
-  assert _files(second.folder) == files
+  path.unlink()
+  if damage != 'gone':
+    half = 4 * (len(files[name]) // 8)
+    path.write_bytes(files[name][:half] if damage == 'cut' else b'')
+  assert _files(_encode(folder, tmp_path / 'cache').folder) == files
 
 
-def test_leftovers_of_a_killed_run_do_no_harm(tmp_path):
+def test_leftovers_of_killed_runs_are_removed(tmp_path):
   folder = _write_texts(tmp_path / 'texts')
   first = _encode(folder, tmp_path / 'other')
   corpora = tmp_path / 'cache/corpora'
-  for pid in (os.getpid(), 99_999_999):
-    leftover = corpora / f'{first.folder.name}.tmp{pid}'
+  node, name = encode.platform.node(), first.folder.name
+  running, dead, elsewhere, old = [
+    corpora / f'{name}.tmp-{suffix}'
+    for suffix in (f'{node}-1', f'{node}-99999999', 'x-7', 'x-y-8')
+  ]
+  for leftover in (running, dead, elsewhere, old):
     leftover.mkdir(parents=True)
-    for name in ('piece-000000-000000', 'ids-00000.bin', 'ids-00009.bin'):
-      (leftover / name).write_bytes(b'garbage')
+    (leftover / 'ids-00000.bin').write_bytes(b'garbage')
+  os.utime(old, (1, 1))
   second = _encode(folder, tmp_path / 'cache')
   assert _files(second.folder) == _files(first.folder)
+  assert set(corpora.iterdir()) == {running, elsewhere, second.folder}
+
+
+# Given counts and unusable text.
 
 
 def test_given_counts_choose_the_vocabulary(tmp_path, monkeypatch):
@@ -353,19 +364,15 @@ def test_given_counts_choose_the_vocabulary(tmp_path, monkeypatch):
   counts.write_text('b 70\nc 50\n')
   changed = _encode(path, tmp_path, counts=str(counts))
   assert changed.vocabulary.words == ['b', 'c']
-  counts.unlink()
-  # Found out before the text is read.
-  _forbid_reading(monkeypatch)
-  message = _fails(_encode, path, tmp_path, counts=str(counts))
-  assert str(counts) in message
-
-
-def test_given_counts_without_a_word_of_the_text(tmp_path):
-  path, counts = tmp_path / 'a.txt', tmp_path / 'counts.txt'
-  path.write_text('a b\n')
+  # What is written as a vocabulary can be given as counts.
+  again = _encode(path, tmp_path, counts=str(changed.folder / 'vocab.txt'))
+  assert again.manifest['fingerprint'] == changed.manifest['fingerprint']
   counts.write_text('A 5\nB 5\n')
   message = _fails(_encode, path, tmp_path, counts=str(counts))
   assert str(counts) in message and '--config.data.lowercase' in message
+  counts.unlink()
+  _forbid_reading(monkeypatch)  # refused before the text is read
+  assert str(counts) in _fails(_encode, path, tmp_path, counts=str(counts))
 
 
 @pytest.mark.parametrize('text', ['once only here', '?! \n ...', 'a a a'])
@@ -380,70 +387,217 @@ def test_unusable_text_leaves_earlier_results_alone(tmp_path, text):
   assert os.listdir(tmp_path / 'corpora') == [first.folder.name]
 
 
-def test_words_that_memory_has_no_room_for_are_counted(tmp_path, monkeypatch):
+def test_failures_leave_nothing_behind(tmp_path, monkeypatch):
+  folder = _write_texts(tmp_path / 'texts', num_files=6)
+  assert '--config.data.cache' in _fails(_encode, folder, folder / '0.txt/x')
+  assert 'not exist' in _fails(_encode, tmp_path / 'none', tmp_path / 'cache')
+
+  def interrupt(stage, done, total):
+    raise KeyboardInterrupt
+
+  with pytest.raises(KeyboardInterrupt):
+    encode.encode(str(folder), _SETTINGS, tmp_path / 'cache', interrupt)
+  (folder / '3.txt').write_bytes(b'binary \0\0\0')
+  message = _fails(_encode, folder, tmp_path / 'cache')
+  assert '3.txt' in message and 'binary' in message
+  assert os.listdir(tmp_path / 'cache/corpora') == []
+
+
+@pytest.mark.parametrize('max_file_bytes', [0, 3000, 30_000])
+def test_full_disk(tmp_path, monkeypatch, max_file_bytes):
+  path = tmp_path / 'a.txt'
+  path.write_text('a b c ' * 2000)
+  first = _encode(path, tmp_path / 'cache')
+  files = _files(first.folder)
+  path.write_text('a b d ' * 200_000)
+  num_read = 0
+
+  def counted(*args, **kwargs):
+    nonlocal num_read
+    for piece in _real_pieces(*args, **kwargs):
+      num_read += 1
+      yield piece
+
+  # Pieces are small, shards are not.
+  _small_pieces(monkeypatch, 10_000)
+  monkeypatch.setattr(corpus, 'pieces', counted)
+  # The system refuses to write more, as on a full disk.
+  limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, limit[1]))
+  try:
+    message = _fails(_encode, path, tmp_path / 'cache')
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+  assert 'cannot write' in message and str(tmp_path / 'cache') in message
+  assert '--config.data.cache' in message and 'None' not in message
+  # Reading does not go on to the end of the text.
+  assert (num_read < 200) == (max_file_bytes < 30_000)
+  assert _files(first.folder) == files
+  assert os.listdir(tmp_path / 'cache/corpora') == [first.folder.name]
+
+
+def test_progress_reaches_the_total(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts')
+  _small_pieces(monkeypatch, 500)
+  calls = []
+  encode.encode(
+    str(folder), _SETTINGS, tmp_path / 'cache', lambda *a: calls.append(a)
+  )
+  size = sum(path.stat().st_size for path in folder.iterdir())
+  reading = [call[1:] for call in calls if call[0] == 'reading']
+  encoding = [call[1:] for call in calls if call[0] == 'encoding']
+  assert reading[-1] == (size, size) and reading == sorted(reading)
+  assert encoding == [(i + 1, len(encoding)) for i in range(len(encoding))]
+
+
+# Bounded memory.
+
+
+def _watch(monkeypatch, module, name, size):
+  """Collects the sizes of the tables that a function takes or returns."""
+  sizes, real = [], getattr(module, name)
+
+  def watched(table, *args):
+    result = real(table, *args)
+    sizes.append(int((table if size == 'taken' else result).sizes[0]))
+    return result
+
+  monkeypatch.setattr(module, name, watched)
+  return sizes
+
+
+@pytest.mark.parametrize('layout', [None, 'two', 'three', 'overlapping'])
+@pytest.mark.parametrize(
+  'min_count, max_vocab', [(1, 0), (2, 0), (5, 3), (1, 15), (1, 100)]
+)
+def test_words_are_counted_in_bounded_memory(
+  tmp_path, monkeypatch, layout, min_count, max_vocab
+):
+  folder = _write_texts(tmp_path / 'texts', num_files=4)
   _small_pieces(monkeypatch, 600)
-  first = _encode(folder, tmp_path / 'first', max_vocab=15)
-  tables = []
-  merge = word_table.merge
+  limits = {'min_count': min_count, 'max_vocab': max_vocab}
+  chosen, sentences, counts = _oracle(folder, **limits)
+  expected = _encode(folder, tmp_path / 'expected', **limits).manifest
+  monkeypatch.setattr(encode, 'MAX_HELD_WORDS', 120)
+  held = _watch(monkeypatch, tokenize, 'merge', 'returned')
+  sorted_out = _watch(monkeypatch, vocab, 'best', 'taken')
 
-  def watched(*args):
-    tables.append(merge(*args))
-    return tables[-1]
+  def read(readers):
+    return _encode(folder, tmp_path / 'cache', readers, **limits)
 
-  monkeypatch.setattr(counting, 'MAX_HELD_WORDS', 120)
-  monkeypatch.setattr(word_table, 'merge', watched)
-  encoded = _encode(folder, tmp_path / 'second', max_vocab=15)
-  assert len(tables) > 50
-  assert max(int(table.sizes[0]) for table in tables) <= 120
-  assert encoded.manifest['fingerprint'] == first.manifest['fingerprint']
-  assert encoded.manifest['dropped'] == first.manifest['dropped']
-  counts, _, num_seen = _oracle(sorted(folder.iterdir()), 1)
-  dropped = encoded.manifest['dropped']
-  assert dropped['words_below_vocabulary'] == len(counts) - 15 > 300
-  assert dropped['out_of_vocabulary_words'] == num_seen - encoded.num_words
-  # What was set aside is gone.
-  names = {path.name for path in encoded.folder.iterdir()}
-  assert names == {path.name for path in first.folder.iterdir()}
+  if layout:
+    results, gathered_bytes = _together(layout, read)
+    # Some 21 bytes a word, and headers.
+    assert gathered_bytes < 1.5 * 120 * 21 + 100 * 100
+  else:
+    results = [read(encode.ALONE)]
+  for encoded in results:
+    for key in ('fingerprint', 'num_words', 'num_vocab_words', 'dropped'):
+      assert encoded.manifest[key] == expected[key], key
+  assert len(held) > 50 and len(chosen) == expected['num_vocab_words']
+  if max_vocab:
+    # A bucket more than twice what may come into the vocabulary.
+    assert max(held) <= max(150, 2 * max_vocab + 150)
+    assert max(sorted_out) <= 2 * max_vocab + 150
+    assert expected['dropped']['words_below_vocabulary'] > 300
 
 
-def _check_blocks(ids, starts, block_words):
-  """What every cut into blocks has to keep."""
-  is_word = np.asarray(ids) != _END
-  assert starts[0] == 0
-  edges = [*starts, len(ids)]
-  for n, (start, stop) in enumerate(zip(edges, edges[1:], strict=False)):
-    num_words = is_word[start:stop].sum()
-    assert 0 < num_words <= block_words
-    if n + 1 == len(starts):
-      continue
-    # The next sentence, or what is left of it, did not fit.
-    behind = np.flatnonzero(~is_word[stop:])
-    end = stop + behind[0] if len(behind) else len(ids)
-    assert num_words + (end - stop) > block_words
-    if is_word[stop - 1]:
-      # Cut within a sentence, so the block is full and nothing but that.
-      assert num_words == block_words
-      inside = is_word[start:stop]
-      assert inside[np.argmax(inside) :].all()
+@pytest.mark.parametrize('max_held_words', [10, 10_000])
+def test_no_word_is_refused_with_the_facts(
+  tmp_path, monkeypatch, max_held_words
+):
+  texts = [f'w{i} v{i} x' for i in range(12)]
+  (tmp_path / 'a.txt').write_text('\n'.join(texts))
+  monkeypatch.setattr(encode, 'MAX_HELD_WORDS', max_held_words)
+  monkeypatch.setattr(encode, 'MAX_BUCKETS', 2)  # each is too small
+  _small_pieces(monkeypatch, 40)
+
+  def read(readers):
+    path = tmp_path / 'a.txt'
+    return _fails(_encode, path, tmp_path, readers, min_count=20)
+
+  for message in (read(encode.ALONE), *_together('two', read)[0]):
+    assert 'no word occurs 20 times: 25 different words' in message
+    assert 'most frequent 12 times' in message
+
+
+_MEASURE = """
+import pathlib, sys
+from jaxemb.text import encode
+encode.MAX_HELD_WORDS = 200_000
+folder = pathlib.Path(sys.argv[1])
+settings = encode.Settings('words', True, 5, 50_000, '')
+encoded = encode.encode(
+  str(folder / 'text.txt'), settings, folder, lambda *args: None
+)
+assert len(encoded.vocabulary.words) == 50_000
+assert encoded.manifest['dropped']['words_below_vocabulary'] > 500_000
+# Not getrusage, whose figure on Linux includes that of the parent process.
+for line in open('/proc/self/status'):
+  if line.startswith('VmHWM:'):
+    print(1024 * int(line.split()[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+  not pathlib.Path('/proc/self/status').exists(), reason='needs Linux'
+)
+def test_memory_is_bounded(tmp_path):
+  # 25 MB: half 60,000 frequent words, half a million rare ones.
+  rng = np.random.default_rng(0)
+  num_words = 3_125_000
+  numbers = rng.integers(0, 60_000, num_words)
+  is_rare = rng.random(num_words) < 0.5
+  numbers[is_rare] = rng.integers(60_000, 1_060_000, is_rare.sum())
+  text = np.full((num_words, 8), ord(' '), np.uint8)
+  for place in range(7):
+    text[:, place] = ord('a') + numbers % 26
+    numbers //= 26
+  text[19::20, 7] = ord('\n')
+  (tmp_path / 'text.txt').write_bytes(text.tobytes())
+  done = subprocess.run(
+    [sys.executable, '-c', _MEASURE, str(tmp_path)],
+    cwd=pathlib.Path(encode.__file__).parents[2],
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  assert int(done.stdout) < 600e6
+
+
+# Blocks and shards.
 
 
 @pytest.mark.parametrize('block_words', [1, 2, 5, 64])
 def test_blocks_of_random_sentences(block_words):
   rng = np.random.default_rng(block_words)
-  for mean in (0.3, 3, 10, 100, 300):
-    for _ in range(12):
-      ids = []
-      for _ in range(rng.integers(1, 30)):
-        ids += [7] * rng.poisson(mean) + [_END] * rng.integers(1, 3)
-      ids = [_END] * rng.integers(3) + ids + [7] * rng.integers(3)
-      starts, sizes = shards.block_starts(np.array(ids, np.int32), block_words)
-      assert sizes.sum() == ids.count(7) and (sizes <= block_words).all()
-      assert starts.dtype == np.int64
-      if set(ids) == {_END}:
-        assert len(starts) == 0
-      else:
-        _check_blocks(ids, starts.tolist(), block_words)
+  for mean in np.repeat([0.3, 3, 10, 100, 300], 12):
+    ids = [_END] * rng.integers(3)
+    for _ in range(rng.integers(1, 30)):
+      ids += [7] * rng.poisson(mean) + [_END] * rng.integers(1, 3)
+    ids += [7] * rng.integers(3)
+    starts, sizes = encode.block_starts(np.array(ids, np.int32), block_words)
+    assert sizes.sum() == ids.count(7) and (sizes <= block_words).all()
+    if set(ids) == {_END}:
+      assert len(starts) == 0
+      continue
+    is_word = np.array(ids) != _END
+    assert starts[0] == 0
+    for start, stop in itertools.pairwise([*starts.tolist(), len(ids)]):
+      num_words = is_word[start:stop].sum()
+      assert 0 < num_words <= block_words
+      if stop == len(ids):
+        continue
+      # The next sentence, or the rest of it, did not fit.
+      ends = np.flatnonzero(~is_word[stop:])
+      rest = ends[0] if len(ends) else len(ids) - stop
+      assert num_words + rest > block_words
+      if is_word[stop - 1]:
+        # Cut within a sentence, so the block is full and nothing but that.
+        assert num_words == block_words
+        inside = is_word[start:stop]
+        assert inside[np.argmax(inside) :].all()
 
 
 @pytest.mark.parametrize(
@@ -462,199 +616,185 @@ def test_blocks_of_random_sentences(block_words):
 )
 def test_blocks_end_with_sentences(sentences, expected):
   ids = np.array([_END if c == '.' else 3 for c in sentences], np.int32)
-  assert shards.block_starts(ids, 4)[0].tolist() == expected
+  assert encode.block_starts(ids, 4)[0].tolist() == expected
 
 
-def test_blocks_do_not_span_shards(tmp_path, monkeypatch):
+def test_blocks_and_pieces_do_not_span_shards(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts')
-  whole = _encode(folder, tmp_path / 'whole')
   _small_pieces(monkeypatch, 200)
-  monkeypatch.setattr(shards, '_SHARD_IDS', 150)
-  monkeypatch.setattr(shards, 'BLOCK_WORDS', 40)
+  monkeypatch.setattr(encode, '_SHARD_IDS', 150)
+  monkeypatch.setattr(encode, 'BLOCK_WORDS', 40)
   encoded = _encode(folder, tmp_path / 'cache')
   assert len(encoded.shards) > 5
   assert all(len(shard) >= 150 for shard in encoded.shards[:-1])
-  ids = _ids(encoded)
-  assert _without_repeated_ends(ids) == _without_repeated_ends(_ids(whole))
+  assert _sentences(_ids(encoded)) == _oracle(folder)[1]
   edges = np.cumsum([0, *map(len, encoded.shards)])
   starts, sizes, pieces = encoded.blocks
   assert set(edges) <= set(starts)
-  # Each piece is cut by itself; none goes over the end of a shard.
   whole_ids = np.concatenate(encoded.shards)
   assert sorted(set(pieces)) == list(range(len(encoded.pieces)))
   for piece in set(pieces):
     mine = np.flatnonzero(pieces == piece)
     first, stop = starts[mine[0]], starts[mine[-1] + 1]
-    found, words = shards.block_starts(whole_ids[first:stop], 40)
+    found, words = encode.block_starts(whole_ids[first:stop], 40)
     assert (first + found).tolist() == starts[mine].tolist()
     assert words.tolist() == sizes[mine].tolist()
     assert not ((edges > first) & (edges < stop)).any()
 
 
-def test_no_empty_shard_behind_a_full_one(tmp_path, monkeypatch):
+def test_no_empty_shard_after_a_full_one(tmp_path, monkeypatch):
   path = tmp_path / 'a.txt'
   # The last pieces hold no word of the vocabulary, nor the end of a line.
   path.write_text('a b ' * 50 + ' '.join(f'rare{i}' for i in range(50)))
   _small_pieces(monkeypatch, 100)
-  monkeypatch.setattr(shards, '_SHARD_IDS', 100)
+  monkeypatch.setattr(encode, '_SHARD_IDS', 100)
   encoded = _encode(path, tmp_path)
   assert [len(shard) for shard in encoded.shards] in ([100, 1], [101])
   assert encoded.blocks.starts[-1] == 101
   assert _ids(encoded) == [0, 1] * 50 + [_END]
 
 
-@pytest.mark.parametrize('max_file_bytes', [0, 3000])
-def test_full_disk(tmp_path, monkeypatch, max_file_bytes):
-  path = tmp_path / 'a.txt'
-  path.write_text('a b c ' * 2000)
-  first = _encode(path, tmp_path / 'cache')
-  files = _files(first.folder)
-  path.write_text('a b d ' * 200_000)
-  num_read = 0
-
-  def counted(*args, **kwargs):
-    nonlocal num_read
-    for piece in _real_pieces(*args, **kwargs):
-      num_read += 1
-      yield piece
-
-  _small_pieces(monkeypatch, 20_000)
-  monkeypatch.setattr(corpus, 'pieces', counted)
-  # The system refuses to write more, as on a full disk.
-  limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, limit[1]))
-  try:
-    message = _fails(_encode, path, tmp_path / 'cache')
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-  assert 'cannot write' in message and str(tmp_path / 'cache') in message
-  assert '--config.data.cache' in message and 'None' not in message
-  assert num_read < 80  # of 120
-  assert _files(first.folder) == files
-  assert os.listdir(tmp_path / 'cache/corpora') == [first.folder.name]
+# Several processes.
 
 
-def test_full_disk_while_writing_shards(tmp_path, monkeypatch):
-  folder = _write_texts(tmp_path / 'texts')
-  _small_pieces(monkeypatch, 500)
-  real_open = open
-
-  def failing_open(path, mode='r', **kwargs):
-    if 'w' in mode and pathlib.Path(path).name.startswith('ids-'):
-      raise OSError(28, 'No space left on device')
-    return real_open(path, mode, **kwargs)
-
-  monkeypatch.setattr(shards, 'open', failing_open, raising=False)
-  message = _fails(_encode, folder, tmp_path / 'cache')
-  assert 'No space left on device' in message
-  assert os.listdir(tmp_path / 'cache/corpora') == []
-
-
-def test_cache_that_cannot_be_written(tmp_path):
-  path = tmp_path / 'a.txt'
-  path.write_text('a b a b')
-  message = _fails(_encode, path, path / 'cache')
-  assert str(path / 'cache') in message and '--config.data.cache' in message
-
-
-def test_errors_of_the_reader_pass_through(tmp_path):
-  folder = _write_texts(tmp_path / 'texts', num_files=6)
-  (folder / '3.txt').write_bytes(b'binary \0\0\0')
-  message = _fails(_encode, folder, tmp_path / 'cache')
-  assert '3.txt' in message and 'binary' in message
-  message = _fails(_encode, tmp_path / 'nothing', tmp_path / 'cache')
-  assert 'does not exist' in message
-  assert os.listdir(tmp_path / 'cache/corpora') == []
-
-
-def test_interrupt_leaves_nothing_behind(tmp_path):
-  folder = _write_texts(tmp_path / 'texts')
-
-  def interrupt(stage, done, total):
-    raise KeyboardInterrupt
-
-  with pytest.raises(KeyboardInterrupt):
-    encode.encode(str(folder), _SETTINGS, tmp_path / 'cache', interrupt)
-  assert os.listdir(tmp_path / 'cache/corpora') == []
-
-
-def test_progress_reaches_the_total(tmp_path, monkeypatch):
-  folder = _write_texts(tmp_path / 'texts')
-  _small_pieces(monkeypatch, 500)
-  calls = []
-  encode.encode(
-    str(folder), _SETTINGS, tmp_path / 'cache', lambda *a: calls.append(a)
-  )
-  size = sum(path.stat().st_size for path in folder.iterdir())
-  reading = [call[1:] for call in calls if call[0] == 'reading']
-  encoding = [call[1:] for call in calls if call[0] == 'encoding']
-  assert reading[-1] == (size, size)
-  assert encoding == [(i + 1, len(encoding)) for i in range(len(encoding))]
-  assert reading == sorted(reading)
-
-
-def test_file_names_that_are_not_utf8(tmp_path):
-  path = os.fsencode(tmp_path) + b'/a\xff.txt'
-  try:
-    with open(path, 'wb') as file:
-      file.write(b'a b a b')
-  except OSError:
-    pytest.skip('the file system takes no such name')
-  encoded = _encode(os.fsdecode(path), tmp_path)
-  assert encoded.num_words == 4
-
-
-_MEASURE = """
-import pathlib, sys
-from jaxemb.text import (counting, encode)
-counting.MAX_HELD_WORDS = 200_000
-folder = pathlib.Path(sys.argv[1])
-settings = encode.Settings('words', True, 5, 50_000, '')
-encoded = encode.encode(
-  str(folder / 'text.txt'), settings, folder, lambda *args: None
-)
-assert len(encoded.vocabulary.words) == 50_000
-assert encoded.manifest['dropped']['words_below_vocabulary'] > 500_000
-# Not getrusage, whose figure on Linux includes that of the parent process.
-for line in open('/proc/self/status'):
-  if line.startswith('VmHWM:'):
-    print(1024 * int(line.split()[1]))
-"""
-
-
-@pytest.mark.skipif(
-  not pathlib.Path('/proc/self/status').exists(), reason='needs Linux'
-)
-def test_memory_is_bounded(tmp_path):
-  # 25 MB: half 60,000 frequent words, half a million rare ones.
+@pytest.fixture
+def texts(tmp_path, monkeypatch):
+  """Texts of many pieces; one cannot be divided."""
+  _small_pieces(monkeypatch, 700)
+  folder = tmp_path / 'texts'
+  folder.mkdir()
   rng = np.random.default_rng(0)
-  num_words = 3_125_000
-  numbers = rng.integers(0, 60_000, num_words)
-  is_rare = rng.random(num_words) < 0.5
-  numbers[is_rare] = rng.integers(60_000, 1_060_000, is_rare.sum())
-  text = np.full((num_words, 8), ord(' '), np.uint8)
-  for place in range(7):
-    text[:, place] = ord('a') + numbers % 26
-    numbers //= 26
-  text[19::20, 7] = ord('\n')
-  (tmp_path / 'text.txt').write_bytes(text.tobytes())
-  root = pathlib.Path(encode.__file__).parents[2]
-  done = subprocess.run(
-    [sys.executable, '-c', _MEASURE, str(tmp_path)],
-    cwd=root,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 0, done.stderr
-  assert int(done.stdout) < 600e6
+  for name in ('a.txt', 'b.txt.gz', 'c.txt'):
+    lines = []
+    for _ in range(400):
+      words = (60 ** rng.random(rng.integers(0, 12))).astype(int)
+      lines.append(' '.join(f'w{word}' for word in words))
+    # Too long a word; one that is longer than a piece.
+    lines[7] += ' ' + 'y' * 300 + '\n' + 'z' * 2000
+    data = '\n'.join(lines).encode() + b'\nthe \xff of'
+    (folder / name).write_bytes(
+      gzip.compress(data) if name.endswith('gz') else data
+    )
+  return folder
 
 
-def test_vocabulary_on_disk_is_a_counts_file(tmp_path):
-  folder = _write_texts(tmp_path / 'texts')
-  first = _encode(folder, tmp_path / 'cache')
-  counts = first.folder / 'vocab.txt'
-  table = vocab.read_counts(counts)
-  names = [word.decode() for word in word_table.words(table)]
-  assert names == first.vocabulary.words
-  second = _encode(folder, tmp_path / 'cache', counts=str(counts))
-  assert second.manifest['fingerprint'] == first.manifest['fingerprint']
+def _block_sentences(encoded, part):
+  ids = np.concatenate(encoded.shards)
+  starts = encoded.blocks.starts
+  return [_sentences(ids[starts[b] : starts[b + 1]]) for b in part.blocks]
+
+
+@every_layout
+def test_processes_have_what_one_has(texts, tmp_path, layout):
+  alone = _encode(texts, tmp_path / 'alone')
+  num_parts, members = _PROCESSES[layout]
+  whole = encode.divide(alone, num_parts)
+  assert [part.index for part in whole.mine] == list(range(num_parts))
+  spec = loader.LoaderSpec(1, 2, 16, 3, 1e-2)
+
+  def read(encoded, division):
+    start = loader.Position(0, 0)
+    return list(loader.batches(encoded, division, spec, start, 0))
+
+  def run(readers):
+    encoded = _encode(texts, tmp_path / 'together', readers)
+    division = encode.divide(encoded, num_parts, readers)
+    return encoded, division, read(encoded, division)
+
+  expected = read(alone, whole)
+  for (mine, _), (encoded, division, batches) in zip(
+    members, _together(layout, run)[0], strict=True
+  ):
+    assert encoded.vocabulary.words == alone.vocabulary.words
+    # A run may go on with other processes.
+    for key in alone.manifest.keys() - {'files', 'shards'}:
+      assert encoded.manifest[key] == alone.manifest[key], key
+    assert encoded.manifest['dropped']['overlong_words'] > 3
+    assert len(encoded.manifest['dropped']['problems']) == 3
+    # It holds its own parts, and knows how many words all of them have.
+    assert [part.index for part in division.mine] == list(mine)
+    for part in division.mine:
+      ours = _block_sentences(encoded, part)
+      assert ours == _block_sentences(alone, whole.mine[part.index])
+    for x, y in zip(division.block_words, whole.block_words, strict=True):
+      np.testing.assert_array_equal(x, y)
+    if len(mine) < num_parts:
+      assert len(_ids(encoded)) < len(_ids(alone))
+    for item, truth in zip(batches, expected, strict=True):
+      assert item._replace(batch=None) == truth._replace(batch=None)
+      for x, y in zip(item.batch, truth.batch, strict=True):
+        np.testing.assert_array_equal(x, y[list(mine)])
+
+
+def test_all_processes_use_the_cache_or_none(texts, tmp_path, monkeypatch):
+  def read(readers):
+    return _encode(texts, tmp_path, readers)
+
+  first, _ = _together('two', read)
+  with monkeypatch.context() as patch:
+    _forbid_reading(patch)
+    again, _ = _together('two', read)
+  assert [x.manifest for x in again] == [x.manifest for x in first]
+  # What one has lost, all make again.
+  for encoded in first:
+    (encoded.folder / 'mark').write_bytes(b'')
+  (first[1].folder / 'vocab.txt').unlink()
+  third, _ = _together('two', read)
+  assert [x.manifest for x in third] == [x.manifest for x in first]
+  assert not any((x.folder / 'mark').exists() for x in third)
+
+
+def test_files_that_differ_between_processes_are_refused():
+  same = {'/text/a.txt': 72}
+  for other, difference in (
+    ({'/text/a.txt': 64}, 'a.txt has 64'),
+    (same | {'/text/b.txt': 5}, 'b.txt has 5'),
+  ):
+
+    def check(readers, other=other):
+      sizes_bytes = other if readers.process else same
+      return _fails(encode.check_same_files, readers, sizes_bytes)
+
+    first, second = _together('two', check)[0]
+    assert difference in first and 'in process 1' in first
+    assert 'in process 0' in second
+
+
+def test_jobs_that_encode_the_same_text_at_once(texts, tmp_path, monkeypatch):
+  barrier = threading.Barrier(2)
+  real = encode._encode
+
+  def encoded(*args):
+    real(*args)
+    barrier.wait(60)
+
+  monkeypatch.setattr(encode, '_encode', encoded)
+  monkeypatch.setattr(encode.platform, 'node', lambda: threading.get_ident())
+  with futures.ThreadPoolExecutor(2) as pool:
+    jobs = [pool.submit(_encode, texts, tmp_path) for _ in range(2)]
+    first, second = (job.result() for job in jobs)
+  assert first.manifest['fingerprint'] == second.manifest['fingerprint']
+  np.testing.assert_array_equal(first.shards[0], second.shards[0])
+
+
+def test_all_processes_refuse_a_text_without_words(tmp_path):
+  (tmp_path / 'a.txt').write_text('one two\nthree four\n')
+  (tmp_path / 'counts').write_text('absent 9\nmissing 8\n')
+  for change in ({}, {'counts': str(tmp_path / 'counts')}):
+
+    def read(readers, change=change):
+      path = tmp_path / 'a.txt'
+      return _fails(_encode, path, tmp_path, readers, **change)
+
+    first, second = _together('two', read)[0]
+    assert first == second
+
+
+def test_pieces_are_dealt_in_turn():
+  readers = encode.Readers(3, range(1, 3), range(2, 3), 1, 2, None)
+  assert [readers.reads(0, i) for i in range(4)] == [False, True, True, False]
+  # Files begin with different parts, so that short ones are dealt as well.
+  assert [readers.reads(1, i) for i in range(4)] == [True, True, False, True]
+  assert [readers.counts(0, i) for i in range(4)] == [False, False, True, False]
+  assert all(encode.ALONE.reads(5, i) for i in range(9))
+  assert all(encode.ALONE.counts(5, i) for i in range(9))

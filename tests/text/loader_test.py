@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxemb.text import encode, loader, scan, tokens
-from jaxemb.text import shards as shards_lib
+from jaxemb.text import encode, loader, tokenize
 from tests import corpora
 
-_END = tokens.END
+_END = tokenize.END
 _MASK = 2**64 - 1
 _START = loader.Position(0, 0)
 
@@ -120,7 +119,7 @@ def _expected(corpus, spec, position, part=0, num_parts=1):
         sentence = []
         continue
       words += 1
-      offset = number * shards_lib.MAX_BLOCK_IDS + place - blocks[b]
+      offset = number * encode.MAX_BLOCK_IDS + place - blocks[b]
       bits = _splitmix64(key ^ offset)
       keep = 1.0
       if spec.sample:
@@ -152,7 +151,7 @@ def test_splitmix64_is_the_published_one():
   ],
 )
 def test_batches_as_in_a_plain_loop(monkeypatch, changes):
-  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 50)
+  monkeypatch.setattr(encode, 'BLOCK_WORDS', 50)
   rng = np.random.default_rng(0)
   # Sentences shorter and longer than a block, ends at the beginning, and
   # several shards.
@@ -227,7 +226,7 @@ def test_a_batch_may_be_empty():
 
 @pytest.mark.parametrize('sample', [0.0, 1e-2])
 def test_restart_anywhere_gives_the_same_batches(monkeypatch, sample):
-  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 20)
+  monkeypatch.setattr(encode, 'BLOCK_WORDS', 20)
   rng = np.random.default_rng(2)
   corpus = corpora.encoded([_random_ids(rng, 6000, 200)])
   spec = _spec(epochs=3, sample=sample)
@@ -240,7 +239,7 @@ def test_restart_anywhere_gives_the_same_batches(monkeypatch, sample):
 
 
 def test_epochs_and_seeds_differ(monkeypatch):
-  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 20)
+  monkeypatch.setattr(encode, 'BLOCK_WORDS', 20)
   rng = np.random.default_rng(3)
   corpus = corpora.encoded([_random_ids(rng, 1000, 50)])
   loaded = _batches(corpus, _spec(epochs=3, sample=1e-2))
@@ -253,7 +252,7 @@ def test_epochs_and_seeds_differ(monkeypatch):
 
 @pytest.mark.parametrize('part_words', [16, 100])
 def test_an_epoch_reads_every_block_once(monkeypatch, part_words):
-  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 10)
+  monkeypatch.setattr(encode, 'BLOCK_WORDS', 10)
   # Every word its own id, so that reading shows in the ids.
   ids = []
   for i in range(3000):
@@ -338,13 +337,13 @@ def test_sample_zero_keeps_all():
 
 @pytest.mark.parametrize('window', [1, 2, 5, 10, 255])
 def test_reach_is_uniform(window):
-  corpus = corpora.encoded([np.zeros(16 * shards_lib.BLOCK_WORDS, np.int32)])
+  corpus = corpora.encoded([np.zeros(16 * encode.BLOCK_WORDS, np.int32)])
   loaded = _batches(corpus, _spec(window=window, epochs=2))
   reaches = []
   for item in loaded:
     _, left, right = _used(_one(item), window)
     # A block holds one sentence: far from its ends nothing is cut.
-    inside = np.arange(len(left)) % shards_lib.BLOCK_WORDS
+    inside = np.arange(len(left)) % encode.BLOCK_WORDS
     is_far = (inside >= window) & (inside < 2000)
     assert (left[is_far] == right[is_far]).all()
     reaches.append(left[is_far])
@@ -384,7 +383,7 @@ def test_batches_never_overflow(exponent):
   for part_words in {2**exponent, 2**exponent - 1, 3 * 2**exponent // 2}:
     spec = _spec(part_words=part_words)
     size = spec.max_steps * part_words
-    group_words = spec.group_blocks * shards_lib.BLOCK_WORDS
+    group_words = spec.group_blocks * encode.BLOCK_WORDS
     assert group_words <= size < group_words + part_words
     assert spec.num_batches(1) == 1
     assert spec.num_batches(spec.group_blocks) == 1
@@ -395,15 +394,15 @@ def test_batches_never_overflow(exponent):
 def test_full_batches(part_words):
   # Blocks as full as they can be, as many as a batch takes or one more.
   spec = _spec(part_words=part_words)
-  num_words = (spec.group_blocks + 1) * shards_lib.BLOCK_WORDS
+  num_words = (spec.group_blocks + 1) * encode.BLOCK_WORDS
   ids = np.arange(num_words, dtype=np.int32) % 1000
-  [item] = _batches(corpora.encoded([ids[shards_lib.BLOCK_WORDS :]]), spec)
+  [item] = _batches(corpora.encoded([ids[encode.BLOCK_WORDS :]]), spec)
   assert item.after == (1, 0) and _one(item).num_steps == spec.max_steps
   items = _batches(corpora.encoded([ids]), spec)
   first, second = map(_one, items)
-  assert first.kept_words == spec.group_blocks * shards_lib.BLOCK_WORDS
+  assert first.kept_words == spec.group_blocks * encode.BLOCK_WORDS
   assert first.num_steps == spec.max_steps
-  assert second.kept_words == shards_lib.BLOCK_WORDS
+  assert second.kept_words == encode.BLOCK_WORDS
   assert [x.after for x in items] == [(0, spec.group_blocks), (1, 0)]
   kept = first.kept_words
   assert (first.ids[5 : 5 + kept] < 1000).all()
@@ -413,7 +412,7 @@ def test_full_batches(part_words):
 
 @pytest.mark.parametrize('num_parts', [2, 3, 8])
 def test_parts_as_in_a_plain_loop(monkeypatch, num_parts):
-  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 10)
+  monkeypatch.setattr(encode, 'BLOCK_WORDS', 10)
   corpus = corpora.encoded(
     [_random_ids(np.random.default_rng(0), 9000, 100)], 100
   )
@@ -436,7 +435,7 @@ def test_parts_as_in_a_plain_loop(monkeypatch, num_parts):
 
 
 def test_a_process_reads_its_parts_as_if_it_read_all(monkeypatch):
-  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 10)
+  monkeypatch.setattr(encode, 'BLOCK_WORDS', 10)
   corpus = corpora.encoded(
     [_random_ids(np.random.default_rng(1), 6000, 100)], 100
   )
@@ -454,7 +453,7 @@ def test_a_process_reads_its_parts_as_if_it_read_all(monkeypatch):
 
 @pytest.mark.parametrize('num_parts', [1, 3, 8, 40])
 def test_parts_have_every_block_once(monkeypatch, num_parts):
-  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 10)
+  monkeypatch.setattr(encode, 'BLOCK_WORDS', 10)
   # Every word its own id; pieces of one block and of many, some without words,
   # so that parts are of all sizes.
   ids = []
@@ -590,7 +589,7 @@ def test_reads_an_encoded_corpus(tmp_path, monkeypatch):
   ]
   path.write_text('\n'.join(lines))
   settings = encode.Settings('words', True, 1, 0, '')
-  monkeypatch.setattr(scan, 'piece_bytes', lambda total_bytes: 1 << 20)
+  monkeypatch.setattr(encode, 'piece_bytes', lambda total_bytes: 1 << 20)
   corpus = encode.encode(str(path), settings, tmp_path, lambda *args: None)
   in_memory = corpora.encoded([np.array(shard) for shard in corpus.shards])
   assert len(corpus.pieces) == 1  # blocks end as in memory

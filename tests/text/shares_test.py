@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxemb.text import loader, shares, tokens
-from jaxemb.text import shards as shards_lib
+from jaxemb.text import encode, loader, shares, tokenize
 from tests import corpora
 
-_END = tokens.END
+_END = tokenize.END
 _MASK = 2**64 - 1
 _START = loader.Position(0, 0)
 every_way = pytest.mark.parametrize('way', shares.WAYS)
@@ -202,8 +201,8 @@ def test_a_rate_of_one_is_all(way):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-  monkeypatch.setattr(shards_lib, 'BLOCK_WORDS', 24)
-  monkeypatch.setattr(shards_lib, 'MAX_BLOCK_IDS', 49)
+  monkeypatch.setattr(encode, 'BLOCK_WORDS', 24)
+  monkeypatch.setattr(encode, 'MAX_BLOCK_IDS', 49)
 
 
 def _text(seed=0):
@@ -254,7 +253,7 @@ def _expected(corpus, share, spec, epoch):
   found = []
   for i in range(len(blocks)):
     block = loader.permuted(i, len(blocks), np.uint64(key))
-    place_in_share = block * shards_lib.MAX_BLOCK_IDS
+    place_in_share = block * encode.MAX_BLOCK_IDS
     for place, ids in blocks[block]:
       if not _gets(share, epoch, place, num_ids):
         continue
@@ -332,7 +331,7 @@ def test_batches_are_full_but_never_too_full():
     kept = [int(item.batch.kept_words[0]) for item in items]
     assert max(kept) <= size
     for n in kept[:-1]:
-      assert n > size - 2 * shards_lib.BLOCK_WORDS
+      assert n > size - 2 * encode.BLOCK_WORDS
     assert len(items) == (3 if rate == 1 else 1)
 
 

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.text import vocab, word_table
+from jaxemb.text import tokenize, vocab
 
 
 def _table(counts):
   """A table of {word: count}."""
-  table = word_table.from_words(list(counts))
-  table.counts[: len(counts)] = list(counts.values())
-  return table
+  words = [word.encode() for word in counts]
+  return tokenize.from_words(words, list(counts.values()))
 
 
 def _fails(function, *args):
@@ -60,7 +59,7 @@ def test_no_word_is_refused_with_the_facts():
   message = _fails(vocab.select, _table({'a': 4, 'b': 3}), 5, 0)
   assert '5 times' in message and '2 different words' in message
   assert '4 times' in message and '--config.data.min_count' in message
-  message = _fails(vocab.select, word_table.empty(1, 1), 5, 0)
+  message = _fails(vocab.select, tokenize.empty(1, 1), 5, 0)
   assert '0 different words' in message and '0 times' in message
 
 
@@ -89,8 +88,8 @@ def test_counts_file_of_others(tmp_path):
     b'\xef\xbb\xbfrare\t3\r\n\n   \n  \xc3\xa4 \t 12  \r\nthe 0009\nlast 4'
   )
   table = vocab.read_counts(path)
-  words = [word.decode() for word in word_table.words(table)]
-  assert words == ['rare', 'ä', 'the', 'last']
+  word = tokenize.reader(table)
+  assert [word(i).decode() for i in range(4)] == ['rare', 'ä', 'the', 'last']
   assert table.counts[:4].tolist() == [3, 12, 9, 4]
 
 

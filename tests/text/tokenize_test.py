@@ -1,4 +1,4 @@
-"""Tokenizing against plain Python: str methods, unicodedata, dict."""
+"""Tokenizing against plain Python: str methods, unicodedata, dict, Counter."""
 
 import collections
 import random
@@ -8,7 +8,7 @@ import unicodedata
 import numpy as np
 import pytest
 
-from jaxemb.text import tokens, word_table
+from jaxemb.text import tokenize
 
 _END = None
 _INVALID = [
@@ -118,16 +118,23 @@ def _expected(data, definition, lowercase, ends_line=True):
   return out, (num_words, num_invalid, num_overlong)
 
 
+def _entries(table):
+  """Words and counts in entry order."""
+  word, n = tokenize.reader(table), int(table.sizes[0])
+  return [(word(i), int(table.counts[i])) for i in range(n)]
+
+
 def _words(data, definition='words', lowercase=False, ends_line=True):
   """What `tokenize` makes of a text, its table checked on the way."""
-  ids, table, counters = tokens.tokenize(data, definition, lowercase, ends_line)
+  ids, table, counters = tokenize.tokenize(
+    data, definition, lowercase, ends_line
+  )
   assert ids.dtype == np.int32
-  names = list(word_table.words(table))
-  out = [_END if i == tokens.END else names[i] for i in ids.tolist()]
+  names = [word for word, _ in _entries(table)]
+  out = [_END if i == tokenize.END else names[i] for i in ids.tolist()]
   counts = collections.Counter(item for item in out if item is not _END)
   # In the order of first occurrence, each word once.
-  table_counts = table.counts[: len(names)].tolist()
-  assert list(zip(names, table_counts, strict=True)) == list(counts.items())
+  assert _entries(table) == list(counts.items())
   return out, tuple(counters)
 
 
@@ -152,7 +159,7 @@ def _random_text(rng, num_parts):
   return b''.join(parts)
 
 
-@pytest.mark.parametrize('definition', tokens.DEFINITIONS)
+@pytest.mark.parametrize('definition', tokenize.DEFINITIONS)
 @pytest.mark.parametrize('lowercase', [False, True])
 def test_random_text_as_in_plain_python(definition, lowercase):
   rng = random.Random(f'{definition} {lowercase}')
@@ -163,7 +170,7 @@ def test_random_text_as_in_plain_python(definition, lowercase):
     assert _words(text, definition, lowercase, ends_line) == expected, text
 
 
-@pytest.mark.parametrize('definition', tokens.DEFINITIONS)
+@pytest.mark.parametrize('definition', tokenize.DEFINITIONS)
 @pytest.mark.parametrize('lowercase', [False, True])
 def test_every_kind_of_character(definition, lowercase):
   points = [*range(0x30000), *range(0x30000, sys.maxunicode + 1, 61)]
@@ -173,7 +180,7 @@ def test_every_kind_of_character(definition, lowercase):
     char = chr(point)
     out = _lower(char) if lowercase else char
     expected.append(ord(out) if _is_inside(char, definition) else 0)
-  table = tokens.code_points(definition, lowercase)
+  table = tokenize.code_points(definition, lowercase)
   wrong = np.flatnonzero(table[points] != expected)
   assert not len(wrong), [hex(points[i]) for i in wrong[:10]]
 
@@ -182,7 +189,7 @@ def test_every_kind_of_character(definition, lowercase):
 @pytest.mark.parametrize('frame', [b'%s', b'a%sb', b' %s ', b'\xc3\xa4%s\n'])
 def test_invalid_utf8_is_replaced_and_counted(invalid, frame):
   text = frame % invalid
-  for definition in tokens.DEFINITIONS:
+  for definition in tokenize.DEFINITIONS:
     expected = _expected(text, definition, False)
     assert _words(text, definition) == expected
     assert expected[1][1] > 0
@@ -190,28 +197,6 @@ def test_invalid_utf8_is_replaced_and_counted(invalid, frame):
   for stop in range(len(text)):
     expected = _expected(text[:stop], 'words', False)
     assert _words(text[:stop]) == expected
-
-
-@pytest.mark.parametrize(
-  'text, words',
-  [
-    ("Don't stop", [b'Don', b't', b'stop']),
-    ('naïve e\u0301te\u0301', ['naïve'.encode(), 'e\u0301te\u0301'.encode()]),
-    ('हिन्दी', ['हिन्दी'.encode()]),
-    ('1,000.5 x_y', [b'1', b'000', b'5', b'x', b'y']),
-    ('東京タワー', ['東京タワー'.encode()]),
-    ('a🦓b', [b'a', b'b']),
-    ('葛\U000e0100飾区', ['葛\U000e0100飾区'.encode()]),
-  ],
-)
-def test_words(text, words):
-  assert _words(text.encode())[0] == [*words, _END]
-
-
-def test_whitespace_keeps_what_is_written():
-  text = "Don't 🦓-x\u3000a\xa0b _ \U00100000\tc"
-  expected = [word.encode() for word in text.split()]
-  assert _words(text.encode(), 'whitespace')[0] == [*expected, _END]
 
 
 @pytest.mark.parametrize(
@@ -302,7 +287,7 @@ def _without_repeated_ends(items):
   ]
 
 
-@pytest.mark.parametrize('definition', tokens.DEFINITIONS)
+@pytest.mark.parametrize('definition', tokenize.DEFINITIONS)
 def test_pieces_cut_at_white_space_are_the_whole(definition):
   rng = random.Random(5)
   for _ in range(60):
@@ -322,9 +307,140 @@ def test_pieces_cut_at_white_space_are_the_whole(definition):
     assert tuple(counters) == whole_counters
 
 
-def test_many_words_grow_the_table():
-  words = [b'%x' % (i * i) for i in range(50_000)]
-  text = b' '.join(words + words[::-1])
-  out, counters = _words(text)
-  assert out == [*words, *words[::-1], _END]
-  assert counters == (100_000, 0, 0)
+@pytest.mark.parametrize(
+  'definition, text, words',
+  [
+    ('words', "Don't stop", ['Don', 't', 'stop']),
+    ('words', 'naïve e\u0301te\u0301', ['naïve', 'e\u0301te\u0301']),
+    ('words', 'हिन्दी', ['हिन्दी']),
+    ('words', '1,000.5 x_y', ['1', '000', '5', 'x', 'y']),
+    ('words', '東京タワー', ['東京タワー']),
+    ('words', 'a🦓b', ['a', 'b']),
+    ('words', '葛\U000e0100飾区', ['葛\U000e0100飾区']),
+    ('whitespace', "Don't 🦓-x\u3000a\xa0b _ \U00100000\tc",
+     ["Don't", '🦓-x', 'a', 'b', '_', '\U00100000', 'c']),
+  ],
+)  # fmt: skip
+def test_definitions(definition, text, words):
+  expected = [*(word.encode() for word in words), _END]
+  assert _words(text.encode(), definition)[0] == expected
+
+
+# The hash table.
+
+
+def _packed(words):
+  """Arena and starts."""
+  starts = np.cumsum([0, *map(len, words)]).astype(np.int64)
+  return np.frombuffer(b''.join(words) + b'\0', np.uint8), starts
+
+
+def _find(table, word, h=None):
+  text, (_, length) = _packed([word])
+  h = tokenize.hash_bytes(text, 0, length) if h is None else h
+  return tokenize.find(table, text, 0, length, np.uint64(h))
+
+
+def _append(table, word, h):
+  text, (_, length) = _packed([word])
+  return tokenize.append(table, text, 0, length, np.uint64(h))
+
+
+def _random_words(rng, num_words, max_bytes=12):
+  return [
+    bytes(rng.choices(b'ab\xc3\xa4\x00\xff', k=rng.randint(1, max_bytes)))
+    for _ in range(num_words)
+  ]
+
+
+@pytest.mark.parametrize('max_words, max_bytes', [(1, 1), (1, 99), (4096, 1)])
+def test_growing_table_counts_like_counter(max_words, max_bytes):
+  rng = random.Random(max_words)
+  expected = collections.Counter()
+  table = tokenize.empty(max_words, max_bytes)
+  for num_words in (1, 2, 30, 3000, 500):
+    counts = collections.Counter(_random_words(rng, num_words))
+    expected.update(counts)
+    numbers = np.array(list(counts.values()))
+    table = tokenize.merge(table, *_packed(list(counts)), numbers)
+    # Counter keeps the order of first occurrence, as the table should.
+    assert _entries(table) == list(expected.items())
+  for i, word in enumerate(expected):
+    assert _find(table, word) == i
+    assert (_find(table, word + b'!') >= 0) == (word + b'!' in expected)
+  asked = [*expected, *_random_words(rng, 300)]
+  rows = {word: i for i, word in enumerate(expected)}
+  found = tokenize.lookup(table, *_packed(asked))
+  assert found.tolist() == [rows.get(word, -1) for word in asked]
+  assert len(tokenize.lookup(table, *_packed([]))) == 0
+  num_slots = len(table.slots)
+  assert num_slots & (num_slots - 1) == 0 and num_slots >= 2 * len(expected)
+
+
+def test_equal_hashes_are_told_apart_by_bytes():
+  # One hash for all: same length, prefixes, other lengths, through growth.
+  words = [b'ab', b'ba', b'a', b'abc', b'\0', b'\0\0', b'ab\0']
+  words += [b'w%d' % i for i in range(100)]
+  table = tokenize.empty(1, 1)
+  for i, word in enumerate(words):
+    assert _find(table, word, 7) == -1
+    table = _append(table, word, 7)
+    assert _find(table, word, 7) == i
+  assert [_find(table, word, 7) for word in words] == list(range(len(words)))
+  assert _find(table, b'abcd', 7) == -1
+  # The same bytes with another hash are another word to the table.
+  assert _find(table, b'ab', 8) == -1
+
+
+def test_neighbouring_slots_are_probed_past_the_end():
+  # Hashes whose slots all are the last of 16: the search wraps around.
+  table = tokenize.empty(7, 64)
+  hashes = [
+    h for h in range(2000) if h * 0x9E3779B97F4A7C15 % 2**64 >> 32 & 15 == 15
+  ][:7]
+  for i, h in enumerate(hashes):
+    table = _append(table, b'%d' % i, h)
+  assert len(table.slots) == 16
+  assert (table.slots[:6] >= 0).all() and table.slots[15] == 0
+  for i, h in enumerate(hashes):
+    assert _find(table, b'%d' % i, h) == i
+
+
+@pytest.mark.parametrize('num_buckets', [1, 2, 7, 256])
+def test_buckets_are_chosen_by_the_word_and_even(num_buckets):
+  words = [b'w%d' % i for i in range(100_000)]
+  table = tokenize.from_words(words, range(len(words)))
+  buckets = tokenize.buckets(table, num_buckets)
+  backwards = tokenize.from_words(words[::-1], range(len(words)))
+  np.testing.assert_array_equal(
+    tokenize.buckets(backwards, num_buckets)[::-1], buckets
+  )
+  sizes = np.bincount(buckets, minlength=num_buckets)
+  expected = len(words) / num_buckets
+  assert len(sizes) == num_buckets
+  assert np.abs(sizes - expected).max() <= 6 * expected**0.5
+  # Words of a bucket do not crowd into the same slots of a table of their own.
+  entries = np.flatnonzero(buckets == num_buckets - 1)
+  part = tokenize.merge(
+    tokenize.empty(len(entries), 1), *tokenize.subset(table, entries)
+  )
+  runs = ''.join('x' if s >= 0 else ' ' for s in part.slots).split()
+  assert max(map(len, runs)) < 100
+
+
+def test_subset_can_be_merged():
+  rng = random.Random(2)
+  counts = {word: rng.randint(1, 8) for word in _random_words(rng, 500)}
+  table = tokenize.from_words(list(counts), list(counts.values()))
+  for entries in ([], [3], [7, 0, 5], range(len(counts))):
+    arrays = tokenize.subset(table, np.array(entries, np.int64))
+    assert len(arrays[0]) == arrays[1][-1]
+    merged = tokenize.merge(tokenize.empty(1, 1), *arrays)
+    assert _entries(merged) == [list(counts.items())[i] for i in entries]
+
+
+def test_repeated_words_are_added_up():
+  words = ['der', 'Ä', 'der', '🦓']
+  table = tokenize.from_words([word.encode() for word in words], [1, 2, 3, 4])
+  assert _entries(table) == [(b'der', 4), ('Ä'.encode(), 2), ('🦓'.encode(), 4)]
+  assert _entries(tokenize.from_words([], [])) == []
