@@ -26,8 +26,8 @@ from typing import Any
 from jaxemb import errors
 from jaxemb.merging import merge as merging
 from jaxemb.merging import parts as parts_lib
+from jaxemb.merging import senses
 from jaxemb.runtime import hosts
-from jaxemb.senses import merge as senses
 from jaxemb.senses import table
 from jaxemb.storage import atomic, word2vec_format
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from jaxemb import errors, metrics
 from jaxemb.merging import parts as parts_lib
+from jaxemb.merging import senses
 from jaxemb.merging import tables as tables_lib
 from jaxemb.ops import rounding
-from jaxemb.senses import sense_words
 from jaxemb.tables import precision, sharded
 
 
@@ -37,7 +37,7 @@ def begin(
   """
   path = os.path.expanduser(config.train.init_from)
   trainable = parts_lib.has_trainable(path)
-  part = _of_words(parts_lib.open_part(path, None, trainable))
+  part = senses.of_words(parts_lib.open_part(path, None, trainable))
   if part.dim != config.model.dim:
     raise errors.UserError(
       f'config.train.init_from={path} has vectors of {part.dim} numbers, and '
@@ -74,19 +74,6 @@ def begin(
     ', '.join(used),
   )
   return state
-
-
-def _of_words(part: parts_lib.Part) -> parts_lib.Part:
-  """The same part with one vector for each word."""
-  if part.senses is None:
-    return part
-  found = sense_words.table(part)
-  return part._replace(
-    words=found.words,
-    vectors=parts_lib.as_rows(part.senses.mean_vectors()),
-    counts=found.seen,
-    senses=None,
-  )
 
 
 def _places(part: parts_lib.Part, words: Sequence[str]) -> np.ndarray:

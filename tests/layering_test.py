@@ -38,10 +38,6 @@ NOT_YET = {
   'partition/merged.py',
   'partition/rounds.py',
   'partition/submodels.py',
-  'senses/merge.py',
-  'senses/sense_contexts.py',
-  'senses/sense_outputs.py',
-  'senses/sense_words.py',
 }
 # Distribution: what is imported of it, where the name differs.
 IMPORT_NAMES = {

@@ -87,7 +87,7 @@ def _merge(
 ) -> Merged:
   """One model of the words that any sub-model has, the most frequent first."""
   from jaxemb.merging import merge as merge_lib
-  from jaxemb.senses import merge as merging_senses
+  from jaxemb.merging import senses as merging_senses
 
   opened = [_open(folder) for folder in folders]
   if len(opened) == 1:
