@@ -40,7 +40,7 @@ import numpy as np
 
 from jaxemb import config as config_lib
 from jaxemb.runtime import hlo
-from jaxemb.tables import sharded
+from jaxemb.tables import column_sharded, row_sharded
 from jaxemb.text import loader
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -152,10 +152,10 @@ def _vocabulary_lengths(job: jobs.Job) -> set[int]:
   vocab, num_table = len(job.counts), job.config.mesh.table
   if job.config.table.layout != 'row':
     # Optimizers may have a row for padding, and fill up what is dealt.
-    filled = len(sharded.figure_ids('column', vocab))
+    filled = column_sharded.num_scalars(vocab)
     return {vocab, vocab + 1, filled, filled // num_table}
-  groups = -(-vocab // sharded.ROW_CLASSES)
-  rows = groups * sharded.ROW_CLASSES
+  groups = -(-vocab // row_sharded.NUM_CLASSES)
+  rows = groups * row_sharded.NUM_CLASSES
   return {vocab, groups, rows, rows // num_table}
 
 
@@ -227,7 +227,7 @@ def wanted_rows(job: jobs.Job) -> dict[str, np.ndarray]:
   found = {}
   for name, rates in job.model.lookup_rates(*chances).items():
     wanted = -np.expm1(-rates * centers)
-    holders = sharded.row_holders(len(rates), num_table)
+    holders = row_sharded.holders(len(rates), num_table)
     found[name] = np.bincount(holders, wanted, num_table)
   return found
 

@@ -101,6 +101,8 @@ def _train(
   config, devices, flags, new_flags = CASES[case]
   if not is_base and new_flags is not None:
     flags = new_flags
+  if devices == 2:  # also where this process may use one core only
+    flags = ('--config.mesh.data=2', *flags)
   command = [
     sys.executable, '-m', 'jaxemb.main', f'--config={config}',
     f'--workdir={workdir}', '--config.eval.paths=none', *flags,

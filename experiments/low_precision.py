@@ -36,7 +36,6 @@ class Case(NamedTuple):
 
   dtype: str
   rounding: str
-  scales: str = ''  # of int8; '' = the default, by the spread of a row
 
   def __str__(self) -> str:
     return ' '.join(self).strip()
@@ -50,8 +49,6 @@ CASES = (
   Case('float16', 'nearest'),
   Case('int8', 'stochastic'),
   Case('int8', 'nearest'),
-  Case('int8', 'stochastic', 'largest'),
-  Case('int8', 'stochastic', 'learned'),
 )
 # Flags that may differ between calls that fill in one file of results.
 _FREE = (
@@ -64,8 +61,6 @@ _STYLES = {
   '': ('o', '-', 1),
   'stochastic': ('o', '-', 1),
   'nearest': ('x', '--', 0.4),
-  'stochastic largest': ('o', '-.', 0.7),
-  'stochastic learned': ('o', ':', 0.7),
 }
 # Relative to float32, as the paper's abstract has it.
 CLAIMED = {'bytes': 0.5, 'speed': 1.2, 'generator': 1.3}
@@ -74,13 +69,11 @@ EXPECTED = {
   'bfloat16 stochastic': {'lost': 0.003, 'bytes': 0.5, 'speed': 1.0},
   'float16 stochastic': {'lost': 0.003, 'bytes': 0.5},
   'int8 stochastic': {'lost': 0.01, 'bytes': 0.27},
-  'int8 stochastic largest': {'lost': 0.01, 'bytes': 0.27},
-  'int8 stochastic learned': {'lost': 0.01, 'bytes': 0.27},
 }
 
 
 def _flags(case: Case) -> list[str]:
-  named = zip(('dtype', 'rounding', 'scales'), case, strict=True)
+  named = zip(('dtype', 'rounding'), case, strict=True)
   return [f'--config.table.{key}={value}' for key, value in named if value]
 
 
@@ -148,7 +141,6 @@ def _program(
   config.strategy.name, config.mesh.data = 'sync', 1
   config.table.dtype = case.dtype
   config.table.rounding = case.rounding or config.table.rounding
-  config.table.scales = case.scales or config.table.scales
   job = jobs.make(config, args.rows)
   path = folder / f'{args.rows}'
   corpus = jobs.write_corpus(job.counts, args.words, path)

@@ -27,7 +27,6 @@ from jaxemb.runtime import processes
 from jaxemb.senses import sense_rows
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import partition, replicas, sync, timetables
-from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
 from jaxemb.text import download, encode, loader
 from jaxemb.toywiki import toywiki
@@ -286,7 +285,10 @@ def trainer(
   tables = {
     # Each replica has tables of its own.
     name: table_choice.table(
-      config, table, axes if is_sync else sharded.ONE_DEVICE, mesh, rates[name]
+      config,
+      dataclasses.replace(table, lookups_per_center=rates[name]),
+      axes if is_sync else spec_lib.Axes(),
+      mesh.size,
     )
     for name, table in model.specs().items()
   }

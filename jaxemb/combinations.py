@@ -97,12 +97,6 @@ def _check_table(config: ml_collections.ConfigDict) -> None:
       "config.table.dtype='float32', which is not rounded; leave it out, or "
       'give --config.table.dtype=bfloat16'
     )
-  if t.dtype != 'int8' and t.scales != 'spread':
-    raise errors.UserError(
-      f'config.table.scales={t.scales!r} means nothing with '
-      f'config.table.dtype={t.dtype!r}, which has no scales; give '
-      '--config.table.dtype=int8'
-    )
   if config.strategy.name == 'partition' and t.exchange_dtype != 'float32':
     raise errors.UserError(
       f'config.table.exchange_dtype={t.exchange_dtype!r} means nothing with '

@@ -14,7 +14,7 @@ import ml_collections
 
 from jaxemb import combinations, errors
 
-# Of `tables.sharded`, which this module must not import.
+# Of `tables.row_sharded`, which this module must not import.
 _ROW_CLASSES = 256
 
 _CHOICES = {
@@ -25,9 +25,7 @@ _CHOICES = {
   'table.layout': ('replicated', 'row', 'column'),
   'table.dtype': ('float32', 'bfloat16', 'float16', 'int8'),
   'table.rounding': ('stochastic', 'nearest'),
-  'table.scales': ('spread', 'largest', 'learned'),
   'table.exchange_dtype': ('float32', 'bfloat16'),
-  'table.export_dtype': ('', 'float32'),
   'table.duplicates': ('', 'scatter', 'merge'),
   'optimizer.name': ('sgd', 'adagrad', 'adam'),
   'strategy.name': ('replicas', 'sync', 'partition'),
@@ -142,14 +140,8 @@ def default() -> ml_collections.ConfigDict:
   # 'int8' with a scale for each row. All is computed in float32
   c.table.rounding = 'stochastic'  # up or down at random, right on average; or
   # 'nearest', which loses small updates
-  c.table.scales = 'spread'  # int8: as fine as 2.2 root mean squares of a row
-  # allow, beyond which its few numbers are cut; 'largest' = as fine as the
-  # largest allows, for runs that start from rows with outliers; 'learned' = by
-  # gradient descent, what is beyond being cut
   c.table.exchange_dtype = 'float32'  # that rows and gradients travel in from
   # device to device, or 'bfloat16'; they are summed in float32
-  c.table.export_dtype = ''  # of export/vectors.npy: '' = table.dtype, or
-  # 'float32'; word2vec files are float32 always
   c.table.duplicates = ''  # rows that a step has more than once: 'merge' =
   # sorted and written once; 'scatter' = written as often, of few bits summed
   # unsorted; '' = what suits the device

@@ -19,13 +19,13 @@ import numpy as np
 
 from jaxemb import build, metrics
 from jaxemb.evaluation import benchmarks, summary
-from jaxemb.ops import rounding
 from jaxemb.report import report
 from jaxemb.runtime import hlo, hosts, mesh
 from jaxemb.senses import evaluate, sense_rows
 from jaxemb.senses import table as senses
 from jaxemb.storage import rows_file, word2vec_format
 from jaxemb.strategies import base as strategy_base
+from jaxemb.tables import blocks
 from jaxemb.text import encode, vocab
 
 _PACKAGES = ('jaxemb', 'jax', 'jaxlib', 'orbax-checkpoint', 'numpy', 'numba')
@@ -178,37 +178,23 @@ def _evaluate(
   return evaluation
 
 
-def exported_rows(
-  config: ml_collections.ConfigDict, rows: Any
-) -> rows_file.Kept:
-  """Rows that are kept in `config.table.dtype`, as vectors.npy has them."""
-  dtype = config.table.dtype
-  if config.table.export_dtype == 'float32':
-    return rows_file.Kept(rounding.decode_on_host(rows, dtype))
-  if dtype == 'int8':
-    return rows_file.Kept(rows.codes, dtype, rows.scales)
-  return rows_file.Kept(rows, dtype)
-
-
 def write_rows(
-  config: ml_collections.ConfigDict,
   folder: pathlib.Path,
-  rows: Any,
+  rows: blocks.Encoded,
   names: vocab.Vocabulary,
   found: senses.Senses | None,
 ) -> None:
   """Writes vectors for programs alone, and what goes with senses.
 
   Args:
-    config: the settings.
     folder: of the export.
-    rows: [rows, dim], as they are kept.
+    rows: [rows, dim].
     names: [rows], with counts.
     found: the senses, of a model that has them.
   """
-  rows, found = sense_rows.exported(config, rows, found)
+  rows, found = sense_rows.exported(rows, found)
   with contextlib.ExitStack() as stack:
-    rows_file.write(stack, folder, exported_rows(config, rows))
+    rows_file.write(stack, folder, rows_file.Kept(*rows))
   vocab.write_counts(folder / 'vocab.txt', names)
   senses.write(folder, found)
 
@@ -217,7 +203,7 @@ def write(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
   parts: build.Parts,
-  rows: Any,
+  rows: blocks.Encoded,
   totals: metrics.Totals,
   table_bytes: int,
   more: Mapping[str, Any] = types.MappingProxyType({}),
@@ -229,7 +215,7 @@ def write(
     config: the settings.
     workdir: folder of the run.
     parts: corpus and evaluation sets.
-    rows: [vocab, dim], or of senses, as they are kept in `config.table.dtype`.
+    rows: [vocab, dim], or of senses.
     totals: sums over the run.
     table_bytes: of the tables with their optimizer state.
     more: for the report, or instead of what it has.
@@ -240,11 +226,10 @@ def write(
   names, counts = vocabulary.words, vocabulary.counts
   if found is not None:
     names, counts = found.names(), found.by_row(counts)
-  rows, found = sense_rows.exported(config, rows, found)
-  kept = exported_rows(config, rows)
-  vectors = rounding.decode_on_host(rows, config.table.dtype)
+  rows, found = sense_rows.exported(rows, found)
+  vectors = rows.decode()
   exported = word2vec_format.export(
-    workdir / 'export', names, vectors, counts, kept
+    workdir / 'export', names, vectors, counts, rows_file.Kept(*rows)
   )
   senses.write(workdir / 'export', found)
   if found is not None:

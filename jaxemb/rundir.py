@@ -21,7 +21,7 @@ from jaxemb.storage import atomic
 _FREE_KEYS = frozenset((
   'data.cache', 'data.path', 'eval.paths', 'eval.restrict_vocab', 'mesh.data',
   'mesh.table', 'senses.query_window', 'strategy.merge', 'strategy.part',
-  'strategy.per_device', 'table.duplicates', 'table.export_dtype',
+  'strategy.per_device', 'table.duplicates',
   'train.checkpoint_every_secs', 'train.checkpoints_to_keep',
   'train.log_every_secs', 'train.loss_every_steps', 'train.steps_per_loop',
 ))  # fmt: skip
@@ -79,8 +79,6 @@ def differences(
   free = set(_FREE_KEYS)
   if ours.get('model.name') != 'mixture':
     free |= {key for key in theirs if key.startswith('senses.')}
-  if ours.get('table.dtype') != 'int8':
-    free.add('table.scales')
   return [
     f'{key} ({theirs.get(key)!r} there, {ours.get(key)!r} now)'
     for key in sorted(ours.keys() | theirs.keys())

@@ -6,18 +6,26 @@ fingerprint of the corpus that both belong to.
 
 import dataclasses
 import math
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
-from jaxemb import build, errors, metrics, warm
+from jaxemb import build, errors, metrics
+from jaxemb.merging import parts as parts_lib
+from jaxemb.merging import senses
+from jaxemb.merging import tables as tables_lib
 from jaxemb.ops import rounding
 from jaxemb.runtime import mesh
 from jaxemb.senses import sense_rows
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base
+
+_WARM_ROWS = 65_536  # read and written at once
 
 
 @jax.jit
@@ -103,8 +111,87 @@ def new_state(
   init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
   state = init(key)
   if config.train.init_from:
-    state = warm.begin(config, state, parts.corpus.vocabulary.words)
+    words = parts.corpus.vocabulary.words
+    state = warm_start(config, strategy, state, words)
   return state
+
+
+def warm_start(
+  config: ml_collections.ConfigDict,
+  strategy: base.Strategy,
+  state: Any,
+  words: Sequence[str],
+) -> Any:
+  """Replaces rows of a new state by those of `config.train.init_from`.
+
+  Words that are not there keep their random start. Words that have several
+  vectors there start from their mean, weighted by the priors.
+
+  Args:
+    config: the settings.
+    strategy: of the state.
+    state: new; donated.
+    words: [vocab], of the rows.
+
+  Raises:
+    UserError: the vectors cannot be used, or have other dimensions.
+  """
+  path = os.path.expanduser(config.train.init_from)
+  trainable = parts_lib.has_trainable(path)
+  part = senses.of_words(parts_lib.open_part(path, None, trainable))
+  if part.dim != config.model.dim:
+    raise errors.UserError(
+      f'config.train.init_from={path} has vectors of {part.dim} numbers, and '
+      f'config.model.dim={config.model.dim}; give --config.model.dim={part.dim}'
+    )
+  parts_lib.check_rows(part)
+  # Words that the part never saw still have random vectors there.
+  row_of = {
+    word: row
+    for row, word in enumerate(part.words)
+    if part.counts is None or part.counts[row]
+  }
+  ids = np.array([i for i, w in enumerate(words) if w in row_of], np.int64)
+  if not len(ids):
+    raise errors.UserError(
+      f'config.train.init_from={path} has none of the {len(words):,} words of '
+      'the text; give other vectors (check the case of letters)'
+    )
+  rows = np.array([row_of[words[i]] for i in ids])
+  stored = {tables_lib.EXPORTED: part.vectors, **part.trainable}
+  used = []
+  for name, table in strategy.tables.items():
+    if name not in stored:
+      continue
+    slots = [x for x in table.slot_reductions if f'{name}.{x}' in stored]
+    used += [name, *(f'{name}.{x}' for x in slots)]
+    for start in range(0, len(ids), _WARM_ROWS):
+      here = slice(start, start + _WARM_ROWS)
+      state = strategy.import_rows(
+        state,
+        name,
+        ids[here],
+        _read(stored[name], rows[here]),
+        {x: _read(stored[f'{name}.{x}'], rows[here]) for x in slots},
+      )
+  metrics.LOG.info(
+    'starting from %s: %s of %s words (%s start at random, %s of its words are '
+    'not in the text); tables %s, all else starts anew',
+    path,
+    f'{len(ids):,}',
+    f'{len(words):,}',
+    f'{len(words) - len(ids):,}',
+    f'{len(row_of) - len(ids):,}',
+    ', '.join(used),
+  )
+  return state
+
+
+def _read(stored: parts_lib.Rows, rows: np.ndarray) -> np.ndarray:
+  """[n, dim] float32; [n] where rows have one number."""
+  found = np.empty((len(rows), *stored.shape[1:]), np.float32)
+  stored.read(rows, found)
+  return found[:, 0] if stored.shape[1:] == (1,) else found
 
 
 def restore(

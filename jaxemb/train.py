@@ -144,11 +144,12 @@ def _write(
 ) -> None:
   """What a run leaves, while its last checkpoint is still being written."""
   table_bytes = mesh.num_bytes(trained.state)
-  rows = parts.strategy.result(trained.state)
+  export = functools.partial(parts.strategy.export_rows, trained.state)
+  rows = export(parts.model.vectors_table).encoded
   senses = sense_rows.of_model(
     config,
     parts.model,
-    functools.partial(parts.strategy.result, trained.state),
+    lambda name: export(name).rows,
     parts.corpus.vocabulary,
   )
   if processes.is_first():

@@ -7,7 +7,7 @@ import pytest
 from jaxemb import build, errors
 from jaxemb import config as config_lib
 from jaxemb import rundir as workdirs
-from jaxemb.tables import sharded
+from jaxemb.tables import row_sharded
 
 
 def test_the_default_is_accepted():
@@ -107,7 +107,7 @@ def test_each_device_has_whole_chunks(layout, parts, mesh, multiple):
 
 
 def test_classes_of_rows_are_those_of_the_tables():
-  assert config_lib._ROW_CLASSES == sharded.ROW_CLASSES
+  assert config_lib._ROW_CLASSES == row_sharded.NUM_CLASSES
 
 
 @pytest.mark.parametrize(
@@ -184,12 +184,6 @@ def test_only_what_matters_for_the_result_differs():
   # Where words have one sense, nothing of senses matters.
   other.model.dim, other.senses.number = one.model.dim, 7
   assert not workdirs.differences(one, other.to_dict())
-  # Nor do scales, where rows have none.
-  other.table.scales = 'largest'
-  assert not workdirs.differences(one, other.to_dict())
-  one.table.dtype = other.table.dtype = 'int8'
-  assert len(workdirs.differences(one, other.to_dict())) == 1
-  one.table.scales = 'largest'
   one.model.name = other.model.name = 'mixture'
   assert workdirs.differences(one, other.to_dict())
 

@@ -120,7 +120,7 @@ class Made(NamedTuple):
 
   def result(self, state):
     """The vectors, of sub-models those of the first."""
-    found = self.strategy.result(state)
+    found = self.strategy.export_rows(state, 'input').rows
     return found[0] if self.is_partition else found
 
 
@@ -242,7 +242,7 @@ def _train(made, seed=0, key=KEY):
       _schedule(made.rate, made.rate / 2, key + np.uint32(i)),
     )
     metrics.append(jax.device_get(found))
-  return made.result(state), metrics
+  return made.export_rows(state, 'input').rows, metrics
 
 
 @functools.cache
@@ -362,7 +362,7 @@ def test_state_keeps_its_form_and_is_donated(member):
 def test_result_is_the_vectors_that_users_want(member):
   made = _make(member)
   state = _start(made, 4)
-  result = made.result(state)
+  result = made.export_rows(state, 'input').rows
   assert isinstance(result, np.ndarray)
   rows = made.model.specs()[made.model.vectors_table].vocab
   assert result.shape == (rows, DIM) and result.dtype == np.float32

@@ -10,8 +10,8 @@ import pytest
 import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors, train
-from jaxemb.ops import rounding
 from jaxemb.storage import rows_file
+from jaxemb.tables import blocks
 
 
 def _config(tmp_path, **settings):
@@ -82,12 +82,11 @@ def test_runs_of_int8(tmp_path, interrupting):
     tmp_path,
     **{'train.init_from': str(tmp_path / 'later' / 'checkpoints')},
     **{'table.dtype': 'int8', 'train.epochs': 1, 'mesh.data': 1},
-    **{'strategy.name': 'sync', 'table.export_dtype': 'float32'},
+    **{'strategy.name': 'sync'},
     **{'optimizer.learning_rate': 1e-12, 'table.rounding': 'nearest'},
     **{'optimizer.final_learning_rate': 0.0},
   )
   assert train.run(last, tmp_path / 'last') == 0
-  assert np.load(tmp_path / 'last' / 'export' / 'vectors.npy').dtype == '<f4'
   found = jaxemb.load(tmp_path / 'last').vectors
   error = np.abs(found - kept) / np.abs(kept).max(1, keepdims=True)
   assert error.max() < 0.65 * 1.25 / 127
@@ -115,9 +114,8 @@ def test_senses_by_the_tree_learn_in_few_bits(tmp_path):
   [
     {'strategy.name': 'sync', 'table.dtype': 'bfloat16'},
     {'table.dtype': 'int8'},
-    {'table.dtype': 'int8', 'table.scales': 'learned'},
   ],
-  ids=['sync-bfloat16', 'replicas-int8', 'replicas-int8-learned'],
+  ids=['sync-bfloat16', 'replicas-int8'],
 )
 def test_a_restart_rounds_alike(tmp_path, interrupting, settings):
   settings |= {'mesh.data': 2, 'train.checkpoint_every_secs': 0.0}
@@ -177,11 +175,7 @@ def test_sub_models_of_few_bits(tmp_path):
 def test_scales_of_rows_that_are_replaced_go(tmp_path):
   rows = np.ones((3, 2), np.float32)
   for dtype, has_scales in (('int8', True), ('float32', False)):
-    kept = rounding.encode_on_host(rows, dtype)
-    if has_scales:
-      kept = rows_file.Kept(kept.codes, dtype, kept.scales)
-    else:
-      kept = rows_file.Kept(kept)
+    kept = rows_file.Kept(*blocks.encode(rows, dtype))
     with contextlib.ExitStack() as stack:
       rows_file.write(stack, tmp_path, kept)
     assert (tmp_path / 'scales.npy').exists() == has_scales
@@ -209,7 +203,6 @@ def test_complex_vectors_are_refused(tmp_path):
   ('settings', 'told'),
   [
     ({'table.rounding': 'nearest'}, 'not rounded'),
-    ({'table.scales': 'learned', 'table.dtype': 'float16'}, 'has no scales'),
     (
       {'table.exchange_dtype': 'bfloat16', 'strategy.name': 'partition'},
       'exchanges nothing',

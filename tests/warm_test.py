@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 
 import jaxemb
-from jaxemb import build, errors, train, warm
+from jaxemb import build, errors, saving, train
 from jaxemb import config as config_lib
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.storage import word2vec_format
-from jaxemb.tables import sharded
 
 _VOCAB, _DIM = 300, 6
 _WORDS = [f'w{i}' for i in range(_VOCAB)]
@@ -54,17 +53,6 @@ _MESHES = [
 ]
 
 
-def _whole(array, layout, leading):
-  """[vocab, ...] of the first model."""
-  array = np.asarray(array)
-  array = array[0] if leading else array
-  stored = sharded.figure_ids if array.ndim == 1 else sharded.stored_ids
-  ids = stored(layout, _VOCAB)
-  rows = np.empty((_VOCAB, *array.shape[ids.ndim :]), np.float32)
-  rows[ids[ids < _VOCAB]] = array[ids < _VOCAB]
-  return rows[:, :_DIM] if rows.ndim > 1 else rows
-
-
 @pytest.mark.parametrize(('strategy', 'layout', 'data', 'table'), _MESHES)
 def test_known_words_start_from_their_rows(
   merged, strategy, layout, data, table
@@ -78,23 +66,16 @@ def test_known_words_start_from_their_rows(
   made = build.trainer(config, counts, mesh_lib.make(shape)).strategy
   init = jax.jit(made.init, out_shardings=made.state_sharding)
   new, state = init(jax.random.key(0)), init(jax.random.key(0))
-  state = warm.begin(config, state, _WORDS)
+  state = saving.warm_start(config, made, state, _WORDS)
   others = np.setdiff1d(np.arange(_VOCAB), ids)
-  leading = strategy == 'replicas'
   for name, more in (('input', 0), ('output', 1)):
-    found, before = (
-      _whole(x.tables[name].vectors, layout, leading) for x in (state, new)
-    )
-    assert np.array_equal(found[ids], rows + more)
-    assert np.array_equal(found[others], before[others])
-    squares = _whole(state.tables[name].slots.sum_squares, layout, leading)
-    assert np.array_equal(squares[ids], 1 + more + np.arange(len(ids)))
+    found, before = (made.export_rows(x, name) for x in (state, new))
+    np.testing.assert_array_equal(found.rows[ids], rows + more)
+    np.testing.assert_array_equal(found.rows[others], before.rows[others])
+    # Replicas export the sum of theirs.
+    squares = found.slots['sum_squares'] / (data if data == 3 else 1)
+    np.testing.assert_array_equal(squares[ids], 1 + more + np.arange(len(ids)))
     assert not squares[others].any()
-    if leading:
-      replicas = np.asarray(state.tables[name].vectors)
-      assert (replicas == replicas[0]).all()
-      assert np.array_equal(state.exchanged[name], replicas[0])
-  assert np.array_equal(made.result(state)[ids], rows)
   # It lies where the steps want it.
   for ours, theirs in zip(
     jax.tree.leaves(state), jax.tree.leaves(new), strict=True
@@ -113,7 +94,8 @@ def test_a_file_has_vectors_only(tmp_path):
   counts = np.arange(_VOCAB, 0, -1)
   made = build.trainer(config, counts, mesh_lib.make(shape)).strategy
   new = made.init(jax.random.key(0))
-  state = warm.begin(config, made.init(jax.random.key(0)), _WORDS)
+  init = jax.jit(made.init, out_shardings=made.state_sharding)
+  state = saving.warm_start(config, made, init(jax.random.key(0)), _WORDS)
   wanted = np.array(new.tables['input'].vectors)
   wanted[[2, 0]] = rows[:2]
   assert np.array_equal(state.tables['input'].vectors, wanted)
@@ -130,16 +112,16 @@ def test_a_file_has_vectors_only(tmp_path):
 def test_what_does_not_fit_is_refused(merged, settings, message):
   config = _config(merged[0], **settings)
   with pytest.raises(errors.UserError, match=message):
-    warm.begin(config, None, _WORDS)
+    saving.warm_start(config, None, None, _WORDS)
 
 
 def test_vectors_of_other_words_are_refused(merged, tmp_path):
   with pytest.raises(errors.UserError, match='none of the 2 words'):
-    warm.begin(_config(merged[0]), None, ['x', 'unseen'])
+    saving.warm_start(_config(merged[0]), None, None, ['x', 'unseen'])
   bad = np.full((3, _DIM), np.nan, np.float32)
   word2vec_format.write(tmp_path / 'bad.bin', _WORDS[:3], bad, True)
   with pytest.raises(errors.UserError, match='3 of 3 vectors are not finite'):
-    warm.begin(_config(tmp_path / 'bad.bin'), None, _WORDS)
+    saving.warm_start(_config(tmp_path / 'bad.bin'), None, None, _WORDS)
 
 
 def _run(tmp_path, name, **settings):
@@ -189,14 +171,3 @@ def test_words_of_several_vectors_start_from_their_mean(tmp_path):
     log = (tmp_path / name / 'log.txt').read_text()
     told = f'{len(first):,} of {len(first):,} words (0 start at random, 0 of'
     assert told in log and 'tables input, all' in log
-
-
-def test_rows_of_zeros_have_room_to_learn_scales():
-  rows = np.zeros((2, 16), np.float32)
-  rows[1] = 3.0
-  kept = warm._kept(rows, 'int8', learns_scales=True)
-  # As the largest number of a new vector.
-  assert 127 * kept.scales[0] >= 0.5 / 16
-  assert not kept.codes[0].any()
-  np.testing.assert_allclose(kept.codes[1] * kept.scales[1], 3, 0.01)
-  assert 127 * warm._kept(rows, 'int8', learns_scales=False).scales[0] < 1e-29

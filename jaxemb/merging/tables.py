@@ -1,7 +1,7 @@
 """Whole tables out of the states that checkpoints hold, and back into states.
 
 Whatever the layout, the strategy and the mesh: a state's arrays have rows in
-some form (`sharded.stored_ids`), perhaps behind a leading axis of models.
+some form (`row_sharded.stored_ids`), perhaps behind a leading axis of models.
 Tables that go with exported vectors are named `<table>`, those of a row
 optimizer `<table>.<slot>`.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.ops import rounding
 from jaxemb.storage import checkpoint
-from jaxemb.tables import sharded
+from jaxemb.tables import blocks, column_sharded, row_sharded
 
 EXPORTED = 'input'  # the table that a run exports
 FOLDER = 'tables'  # where a merge keeps the others, beside its export
@@ -41,7 +41,7 @@ def in_order(array: np.ndarray, ids: np.ndarray, vocab: int) -> np.ndarray:
 
   Args:
     array: [*ids.shape, ...].
-    ids: of each row, see `sharded.stored_ids`.
+    ids: of each row, see `row_sharded.stored_ids`.
     vocab: number of rows; ids from there on are left out.
   """
   if np.array_equal(ids, np.arange(vocab)):
@@ -71,7 +71,7 @@ def _decoded(kept: Any, dtype: str, model: int | None = None) -> np.ndarray:
   if model is not None:
     kept = jax.tree.map(lambda x: x[model], kept)
   is_low = isinstance(kept, rounding.Scaled) or kept.dtype == np.uint16
-  return rounding.decode_on_host(kept, dtype) if is_low else kept
+  return blocks.encoded(kept, dtype).decode() if is_low else kept
 
 
 def _model(
@@ -86,7 +86,7 @@ def _model(
   if not leading:
     return _decoded(kept, dtype)
   table, *slot = name.split('/')[1:]
-  old = f'exchanged/{table}'
+  old = f'exchanged/{table}/vectors'
   num = len(jax.tree.leaves(kept)[0])
   if model is not None or num == 1:
     return _decoded(kept, dtype, model or 0)
@@ -135,8 +135,11 @@ def of_checkpoint(
   from jaxemb.merging import parts
 
   saved = checkpoint.Arrays(folder)
-  row_ids = sharded.stored_ids(layout, vocab)
-  figure_ids = sharded.figure_ids(layout, vocab)
+  row_ids = figure_ids = np.arange(vocab)
+  if layout == 'row':
+    row_ids = figure_ids = row_sharded.stored_ids(vocab)
+  elif layout == 'column':
+    figure_ids = np.arange(column_sharded.num_scalars(vocab))
   found = {}
   for name, shape in saved.shapes.items():
     top, *rest = name.removesuffix('/codes').split('/')

@@ -40,7 +40,6 @@ DTYPES = ('float32', 'bfloat16', 'float16', 'int8')
 
 _INFINITY = np.uint32(0x7F800000)
 _GOLDEN = np.uint32(0x9E3779B9)  # 2^32 by the golden ratio
-_BLOCK_ROWS = 1 << 16  # of what goes from the host to a device and back
 _LIMIT = 127  # of codes; -128 has no counterpart
 _BITS_BEHIND = 14  # the point, of numbers that are rounded to codes at random
 _LEAST_SCALE = np.float32(2.0**-106)
@@ -49,15 +48,13 @@ _LARGEST_SCALE = np.float32(2.0**121)  # what it holds is finite
 # changes keeps its scale, and with it the numbers that did not change.
 _LEAST_CODE = 120
 _SLACK = np.float32(1 - 2.0**-20)  # for sums in another order
-_SCALES_RATE = 0.02  # of learned scales, relative to that of numbers
 
 
 class Scaled(NamedTuple):
   """Rows of int8: number j of a row is codes[j] * scale."""
 
   codes: Any  # [..., d] int8, -127 to 127
-  # [...] float32; of 7 significant bits, so that every product is exact, unless
-  # scales are learned
+  # [...] float32; of 7 significant bits, so that every product is exact
   scales: Any
 
 
@@ -179,51 +176,6 @@ def row_scales(
   return new if old is None else jnp.where(is_kept, old, new)
 
 
-def scale_steps(
-  values: jax.Array, changes: jax.Array, scales: jax.Array
-) -> jax.Array:
-  """What changes of numbers say of the scale that they are kept with.
-
-  A number is kept as s clip(round(v / s), -127, 127), whose derivative by s is,
-  the rounding being passed straight through (Esser et al. 2020, eq. 3; ALPT, Li
-  et al. 2023),
-
-    round(v / s) - v / s    and +-127 where v / s rounds to more than 127.
-
-  Args:
-    values: [..., d] float32, the numbers that are to be kept.
-    changes: [..., d] float32, what they have just changed by: descent.
-    scales: [...] float32, that they were kept with.
-
-  Returns:
-    [...] float32, sums over the columns of derivatives times changes.
-  """
-  units = values * (1 / scales)[..., None]
-  near = jnp.clip(jnp.round(units), -_LIMIT, _LIMIT)
-  slopes = jnp.where(jnp.abs(units) <= _LIMIT + 0.5, near - units, near)
-  return jnp.sum(slopes * changes, -1)
-
-
-def learned_scales(steps: jax.Array, old: jax.Array, dim: int) -> jax.Array:
-  """Scales after a step of their own.
-
-  The step is as large as ALPT's relative to that of the numbers. At most it
-  halves or doubles a scale.
-
-  Args:
-    steps: [...] float32, see `scale_steps`.
-    old: [...] float32.
-    dim: numbers of a row.
-
-  Returns:
-    [...] float32; not finite where a row is not.
-  """
-  new = old + _SCALES_RATE / (dim * _LIMIT) ** 0.5 * steps
-  most = jnp.minimum(2 * old, _LARGEST_SCALE)
-  least = jnp.maximum(0.5 * old, _LEAST_SCALE)
-  return jnp.where(jnp.isfinite(new), jnp.clip(new, least, most), new)
-
-
 def _to_int8(
   values: jax.Array, bits: jax.Array | None, scales: jax.Array
 ) -> Scaled:
@@ -292,33 +244,6 @@ def decode(rows: Any, dtype: str) -> jax.Array:
     half = jax.lax.bitcast_convert_type(rows, jnp.float16)
     return half.astype(jnp.float32)
   return rows.codes.astype(jnp.float32) * rows.scales[..., None]
-
-
-def decode_on_host(rows: Any, dtype: str) -> np.ndarray:
-  """The same of NumPy arrays, which never go to a device."""
-  if dtype == 'float32':
-    return np.asarray(rows)
-  if dtype == 'bfloat16':
-    return (np.asarray(rows).astype(np.uint32) << 16).view(np.float32)
-  if dtype == 'float16':
-    return np.asarray(rows).view(np.float16).astype(np.float32)
-  return np.asarray(rows.codes) * np.asarray(rows.scales)[..., None]
-
-
-def encode_on_host(
-  values: np.ndarray, dtype: str, scales: np.ndarray | None = None
-) -> Any:
-  """As `encode`, to the nearest; block by block, of NumPy arrays."""
-  if dtype == 'float32':
-    return values
-
-  def block(rows: slice) -> Any:
-    mine = None if scales is None else jnp.asarray(scales[rows])
-    return jax.device_get(encode(jnp.asarray(values[rows]), dtype, scales=mine))
-
-  firsts = range(0, max(len(values), 1), _BLOCK_ROWS)
-  blocks = [block(slice(i, i + _BLOCK_ROWS)) for i in firsts]
-  return jax.tree.map(lambda *x: np.concatenate(x), *blocks)
 
 
 def is_finite(array: jax.Array) -> jax.Array:

@@ -1,11 +1,12 @@
-"""Sums over devices whose terms travel in fewer bits than they are summed in.
+"""Collectives whose arrays may travel as bfloat16; sums are of float32.
 
 A sum of bfloat16 rounds every partial sum on its way. Here each device gets its
 share of the terms of all others as bfloat16, adds them up as float32 and sends
 the sums as bfloat16: two exchanges, as a ring has, of half the bytes.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,3 +41,24 @@ def psum(x: jax.Array, axis: Axis) -> jax.Array:
     rounding.encode(sums, axis.dtype), axis.name, tiled=True
   )
   return rounding.decode(sums, axis.dtype)[: x.size].reshape(x.shape)
+
+
+def all_gather(tree: Any, names: Sequence[str], dtype: str = 'float32') -> Any:
+  """Concatenates the arrays of all devices along mesh axes.
+
+  Args:
+    tree: of arrays [n, ...].
+    names: of the axes; none = nothing to gather.
+    dtype: that rows of float32 travel in.
+  """
+  if not names:
+    return tree
+
+  def gather(x):
+    is_rows = x.ndim == 2 and x.dtype == jnp.float32
+    sent = dtype if is_rows else 'float32'
+    x = rounding.encode(x, sent)
+    x = jax.lax.all_gather(x, tuple(names), tiled=True)
+    return rounding.decode(x, sent)
+
+  return jax.tree.map(gather, tree)

@@ -13,9 +13,9 @@ import ml_collections
 import numpy as np
 
 from jaxemb import build, errors, metrics, results
-from jaxemb.ops import rounding
 from jaxemb.report import report
 from jaxemb.senses import table as senses_lib
+from jaxemb.tables import blocks
 from jaxemb.text import vocab
 
 _WORDS_COUNTED = (
@@ -130,7 +130,7 @@ def _of_senses(
   counts = parts.corpus.vocabulary.counts[ids]
   vectors = np.asarray(found.vectors)
   # As `vectors.npy` has them.
-  kept = rounding.decode_on_host(rounding.encode_on_host(vectors, dtype), dtype)
+  kept = blocks.encode(vectors, dtype).decode()
   return Merged(
     vocab.Vocabulary(found.words, counts),
     vectors,
@@ -207,7 +207,7 @@ def write(
     config,
     workdir,
     parts._replace(corpus=corpus),
-    rounding.encode_on_host(merged.vectors, config.table.dtype),
+    blocks.encode(merged.vectors, config.table.dtype),
     totals,
     table_bytes,
     more,

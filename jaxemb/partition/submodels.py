@@ -33,12 +33,12 @@ import numpy as np
 
 from jaxemb import build, dispatches, errors, loop, metrics, results, saving
 from jaxemb import rundir as workdirs
-from jaxemb.ops import rounding
 from jaxemb.partition import merged, rounds
 from jaxemb.runtime import mesh, processes
 from jaxemb.senses import sense_rows
 from jaxemb.storage import atomic, checkpoint
 from jaxemb.strategies import base as strategy_base
+from jaxemb.tables import blocks
 from jaxemb.text import encode, shares, vocab
 
 
@@ -217,10 +217,6 @@ def _censuses(
   return found
 
 
-def _rows(state: Any, table: str) -> Any:
-  return jax.device_get(state.tables[table].vectors)
-
-
 class _Trainer:
   """Opens, trains and closes the sub-models of one start of a run."""
 
@@ -310,28 +306,33 @@ class _Trainer:
   @functools.cached_property
   def _start_rows(self) -> np.ndarray:
     """[vocab, dim], how the vectors of every sub-model began."""
-    strategy, name = self._place.parts.strategy, self._vectors_table
+    strategy = self._place.parts.strategy
     first = jax.jit(
-      lambda key: jax.tree.map(
-        lambda x: x[0], strategy.init(key).tables[name].vectors
-      )
+      lambda key: jax.tree.map(lambda x: x[0], strategy.init(key))
     )
-    rows = first(dispatches.tables_key(self._place.config))
-    return self._decoded(jax.device_get(rows))
+    state = first(dispatches.tables_key(self._place.config))
+    return self._rows(state, self._vectors_table).decode()
 
-  def _decoded(self, rows: Any) -> np.ndarray:
-    return rounding.decode_on_host(rows, self._place.config.table.dtype)
+  def _rows(self, state: Any, name: str) -> blocks.Encoded:
+    """Rows of a sub-model."""
+    table = self._place.parts.strategy.tables[name]
+    return table.export_rows(state.tables[name]).encoded
 
   def _finish(self, model: rounds.Model, state: Any, beside: int) -> None:
     """Writes what a sub-model leaves."""
     config, parts = self._place.config, self._place.parts
     place, census, totals = self._folder(model.part), model.census, model.totals
-    rows = _rows(state, self._vectors_table)
-    vocabulary, table = parts.corpus.vocabulary, functools.partial(_rows, state)
-    senses = sense_rows.of_model(config, parts.model, table, vocabulary)
+    rows = self._rows(state, self._vectors_table)
+    vocabulary = parts.corpus.vocabulary
+    senses = sense_rows.of_model(
+      config,
+      parts.model,
+      lambda name: self._rows(state, name).decode(),
+      vocabulary,
+    )
     words, read = vocabulary.words, census.seen
     # A word may have been read and never had another beside it.
-    has = (self._decoded(rows) != self._start_rows).any(1)
+    has = (rows.decode() != self._start_rows).any(1)
     if senses is not None:
       words, read = senses.names(), senses.by_row(read)
     has &= read >= config.strategy.min_seen
@@ -344,10 +345,9 @@ class _Trainer:
     if senses is not None:
       # All stay together, with the counts that the tree of paths is made of.
       has[:], seen, read = True, read, senses.by_row(vocabulary.counts)
-    rows = jax.tree.map(lambda x: x[has], rows)
     vocab.write_counts(place / 'vocab.txt', vocab.Vocabulary(words, seen))
     mine = vocab.Vocabulary([words[i] for i in np.flatnonzero(has)], read[has])
-    self._export(model, rows, senses, mine, mesh.num_bytes(state))
+    self._export(model, rows[has], senses, mine, mesh.num_bytes(state))
     found = {
       'part': model.part,
       'share': dataclasses.asdict(model.share),
@@ -371,7 +371,7 @@ class _Trainer:
   def _export(
     self,
     model: rounds.Model,
-    rows: Any,
+    rows: blocks.Encoded,
     senses: Any,
     mine: vocab.Vocabulary,
     num_bytes: int,
@@ -381,7 +381,7 @@ class _Trainer:
     place = self._folder(model.part)
     if config.strategy.part < 0:
       # Enough to load and to merge: text takes longer than training.
-      results.write_rows(config, place / 'export', rows, mine, senses)
+      results.write_rows(place / 'export', rows, mine, senses)
       return
     if senses is None:  # else all words have vectors
       parts = parts._replace(corpus=parts.corpus._replace(vocabulary=mine))

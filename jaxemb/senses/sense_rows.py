@@ -12,8 +12,8 @@ import ml_collections
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.ops import rounding
 from jaxemb.senses import table
+from jaxemb.tables import blocks
 from jaxemb.text import vocab
 
 
@@ -200,7 +200,7 @@ def ambiguous(
 def of_model(
   config: ml_collections.ConfigDict,
   model: Any,
-  stored: Callable[[str], Any],
+  rows: Callable[[str], np.ndarray],
   vocabulary: vocab.Vocabulary,
 ) -> table.Senses | None:
   """The senses of a trained model; None if its words have one vector each.
@@ -208,18 +208,12 @@ def of_model(
   Args:
     config: the settings.
     model: one with `export_senses`, or another.
-    stored: name -> rows as stored; a collective call of all processes.
+    rows: name of a table -> its rows, float32; a collective call of all
+      processes.
     vocabulary: of the text.
   """
   if not hasattr(model, 'export_senses'):
     return None
-  specs = model.specs()
-
-  def rows(name):
-    if specs[name].momentum is not None:
-      return np.asarray(stored(name))
-    return rounding.decode_on_host(stored(name), config.table.dtype)
-
   senses = model.export_senses(rows, vocabulary)
   window = config.senses.query_window or senses.window
   return dataclasses.replace(senses, loss=config.model.loss, window=window)
@@ -231,13 +225,12 @@ def digest(model: Any) -> str:
 
 
 def exported(
-  config: ml_collections.ConfigDict, rows: Any, senses: table.Senses | None
-) -> tuple[Any, table.Senses | None]:
-  """Vectors as they are stored in `config.table.dtype`.
+  rows: blocks.Encoded, senses: table.Senses | None
+) -> tuple[blocks.Encoded, table.Senses | None]:
+  """Vectors in the dtype in which they are stored.
 
   Args:
-    config: the settings.
-    rows: [rows, dim], of the table, as stored.
+    rows: [rows, dim], of the table.
     senses: None = words have one vector each.
 
   Returns:
@@ -245,6 +238,5 @@ def exported(
   """
   if senses is None or senses.contexts is None:
     return rows, senses
-  rows = rounding.encode_on_host(senses.vectors, config.table.dtype)
-  vectors = rounding.decode_on_host(rows, config.table.dtype)
-  return rows, dataclasses.replace(senses, vectors=vectors)
+  rows = blocks.encode(senses.vectors, rows.dtype)
+  return rows, dataclasses.replace(senses, vectors=rows.decode())

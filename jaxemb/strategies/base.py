@@ -12,17 +12,18 @@ import numpy as np
 from jaxemb.models import base as model_base
 from jaxemb.ops import rounding
 from jaxemb.runtime import hlo
-from jaxemb.tables import spec as spec_lib
+from jaxemb.tables import blocks
+from jaxemb.tables import spec as table_spec
 
 _ROUNDING = np.uint32(0x85EBCA6B)  # apart from the draws of negatives
 
-Tables = Mapping[str, spec_lib.TableState]
+Tables = Mapping[str, table_spec.TableState]
 
 
 class TrainState(NamedTuple):
   """All that training changes; what a checkpoint holds."""
 
-  tables: dict[str, spec_lib.TableState]
+  tables: dict[str, table_spec.TableState]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,10 +118,12 @@ class Strategy(NamedTuple):
   # wait for one's metrics before the next but one: with dozens under way XLA's
   # threads wait for each other until it gives up.
   step: Callable[..., tuple[Any, DispatchMetrics]]
-  # (state, name of a table) -> its rows [vocab, dim], as they are kept (see
-  # `rounding.encode`), on the host; '' = the vectors that users want. All
-  # processes take part.
-  result: Callable[..., Any]
+  tables: Mapping[str, table_spec.Table]
+  # (state, name of a table, start = 0, stop = vocab) -> the rows of a range of
+  # ids with their optimizer slots; see `Table.export_rows`
+  export_rows: Callable[..., blocks.RowBlock]
+  # (state, name of a table, ids, rows, slots) -> state; see `Table.import_rows`
+  import_rows: Callable[..., Any]
   # Shardings of the state (a prefix of its tree), of constants and schedules,
   # and of the arrays of a batch, which have the parts as their leading axis.
   state_sharding: Any
@@ -144,8 +147,8 @@ NO_METRICS = StepMetrics(
 
 
 def init_tables(
-  tables: Mapping[str, spec_lib.Table], key: jax.Array
-) -> dict[str, spec_lib.TableState]:
+  tables: Mapping[str, table_spec.Table], key: jax.Array
+) -> dict[str, table_spec.TableState]:
   """The tables as training starts; each has a key of its own."""
   return {
     name: table.init(jax.random.fold_in(key, i))
@@ -159,8 +162,7 @@ def vector_bytes(shapes: Any) -> int:
   Args:
     shapes: of a state, as `jax.eval_shape` gives them.
   """
-  leaves = jax.tree.leaves([x.vectors for x in shapes.tables.values()])
-  return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
+  return sum(x.vector_bytes for x in shapes.tables.values())
 
 
 def stacked(states: Any, num: int) -> Any:
@@ -172,12 +174,12 @@ def stacked(states: Any, num: int) -> Any:
 
 def sized_step(
   model: model_base.Model,
-  tables: Mapping[str, spec_lib.Table],
+  tables: Mapping[str, table_spec.Table],
   states: Tables,
   constants: Any,
   batch: model_base.StepBatch,
   *args: Any,
-) -> tuple[dict[str, spec_lib.TableState], jax.Array, jax.Array | int]:
+) -> tuple[dict[str, table_spec.TableState], jax.Array, jax.Array | int]:
   """As `training_step`, of the model's usual size if the step fits."""
   if model.usual is None:
     return training_step(model, tables, states, constants, batch, *args)
@@ -196,7 +198,7 @@ def sized_step(
 
 def training_step(
   model: model_base.Model,
-  tables: Mapping[str, spec_lib.Table],
+  tables: Mapping[str, table_spec.Table],
   states: Tables,
   constants: Any,
   batch: model_base.StepBatch,
@@ -204,7 +206,7 @@ def training_step(
   learning_rate: jax.Array,
   measure: jax.Array | bool,
   step_key: jax.Array | None = None,
-) -> tuple[dict[str, spec_lib.TableState], jax.Array, jax.Array | int]:
+) -> tuple[dict[str, table_spec.TableState], jax.Array, jax.Array | int]:
   """One step: look up, differentiate with respect to the rows, update.
 
   Args:
@@ -229,7 +231,7 @@ def training_step(
   for name, table in tables.items():
     found = table.lookup(states[name], ids[name])
     rows[name], states[name] = found.rows, found.state
-    further_rounds += found.further_rounds
+    further_rounds += found.metrics.get('overflow_rounds', 0)
   # XLA must not fuse a gather past the scatter that follows: it would copy the
   # whole table to keep the old rows.
   rows = jax.lax.optimization_barrier(rows)
@@ -247,9 +249,12 @@ def training_step(
   for i, (name, table) in enumerate(sorted(tables.items())):
     table_key = None if step_key is None else rounding.key(step_key, i)
     states[name] = table.update(
-      states[name], ids[name], row_grads[name], learning_rate, table_key,
+      states[name],
+      ids[name],
+      row_grads[name],
       rows[name],
-    )  # fmt: skip
+      table_spec.Step(learning_rate, table_key),
+    )
   return states, value, further_rounds
 
 
@@ -286,7 +291,7 @@ def _or_padding(batch: model_base.StepBatch, is_step: jax.Array):
 
 def training_steps(
   model: model_base.Model,
-  tables: Mapping[str, spec_lib.Table],
+  tables: Mapping[str, table_spec.Table],
   spec: StepSpec,
   constants: Any,
   batch: Any,
@@ -294,7 +299,7 @@ def training_steps(
   steps: StepRange,
   share: Share,
   carry: tuple[Tables, StepMetrics],
-) -> tuple[dict[str, spec_lib.TableState], StepMetrics]:
+) -> tuple[dict[str, table_spec.TableState], StepMetrics]:
   """Steps of a dispatch, one after the other.
 
   Args:

@@ -21,6 +21,7 @@ from jaxemb.models import base as model_base
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base
+from jaxemb.tables import blocks
 from jaxemb.tables import spec as spec_lib
 
 
@@ -70,10 +71,26 @@ class _Partition:
     tables, metrics = _each_model(dispatch, args)
     return base.TrainState(tables), metrics
 
-  def result(self, state: base.TrainState, name: str = '') -> Any:
-    """[num, vocab, dim], of every model."""
-    name = name or self.model.vectors_table
-    return jax.tree.map(mesh_lib.to_host, state.tables[name].vectors)
+  def export_rows(
+    self,
+    state: base.TrainState,
+    name: str,
+    start: int = 0,
+    stop: int | None = None,
+  ) -> blocks.RowBlock:
+    """Arrays have a leading axis of models."""
+    return blocks.read(
+      self.tables[name], state.tables[name], start, stop, has_copies=True
+    )
+
+  def import_rows(
+    self, state: base.TrainState, name: str, *args: Any
+  ) -> base.TrainState:
+    """Replaces the rows of every model."""
+    new = blocks.write(
+      self.tables[name], state.tables[name], *args, has_copies=True
+    )
+    return base.TrainState(state.tables | {name: new})
 
 
 def _each_model(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -102,7 +119,7 @@ def partition(
   """The strategy.
 
   Its batches and schedules have the models as their leading axis, and so have
-  its metrics and its result.
+  its metrics and exported rows.
 
   Args:
     model: what each is.
@@ -127,7 +144,9 @@ def partition(
     made.init,
     model.constants,
     jax.jit(step, donate_argnums=0),
-    made.result,
+    tables,
+    made.export_rows,
+    made.import_rows,
     base.TrainState(named(mesh, over)),
     named(mesh, everywhere),
     named(mesh, over),

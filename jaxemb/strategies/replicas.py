@@ -31,17 +31,15 @@ from jaxemb.ops import rounding, wire
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base, timetables
-from jaxemb.tables import precision
+from jaxemb.tables import blocks
 from jaxemb.tables import spec as spec_lib
-
-_LEAST_SCALE = 0.25  # of a learned scale, after an exchange
 
 
 class ReplicaState(NamedTuple):
   """The state of all replicas; `tables` has a leading axis over them."""
 
   tables: dict[str, spec_lib.TableState]  # leaves [n, ...]
-  exchanged: dict[str, Any]  # [vocab, dim], rows when last exchanged
+  exchanged: dict[str, Any]  # rows of each table when last exchanged
   num_exchanges: jax.Array  # int32
 
 
@@ -68,110 +66,76 @@ def gain(lookups: jax.Array, num_replicas: int) -> jax.Array:
   return jnp.mean(jnp.exp(-powers * lookups[None]), 0)
 
 
-def _slice(table: Any, first: jax.Array, rows: int) -> Any:
-  """Rows of a table as they are kept, from the first one on."""
-  return jax.tree.map(
-    lambda x: jax.lax.dynamic_slice_in_dim(x, first, rows), table
-  )
-
-
-def _put(table: Any, first: jax.Array, rows: Any) -> Any:
-  return jax.tree.map(
-    lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, first, 0),
-    table,
-    rows,
-  )
-
-
 def _exchange_chunk(
   i: jax.Array,
-  vectors: dict[str, Any],
+  states: dict[str, Any],
   exchanged: dict[str, Any],
   lookups: Mapping[str, jax.Array],
   forgetting: jax.Array,
-  rows: int,
+  chunk_rows: int,
   num_replicas: int,
-  specs: Mapping[str, spec_lib.TableSpec],
+  tables: Mapping[str, spec_lib.Table],
   key: jax.Array,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
   """Exchanges the i-th chunk of rows of every table.
 
   Args:
     i: int32.
-    vectors: by table, [vocab, dim], one replica's, as they are kept.
-    exchanged: by table, [vocab, dim].
+    states: by table, of one replica.
+    exchanged: by table, its rows when last exchanged.
     lookups: by table, [vocab] float32, m.
     forgetting: float32, 1 / tau.
-    rows: of a chunk.
+    chunk_rows: rows of a chunk.
     num_replicas: n.
-    specs: of the tables.
+    tables: by name.
     key: [2] uint32, of the exchange, the same on all replicas: so they round
       to the same.
   """
-  firsts, olds, parts, changes = {}, {}, {}, {}
-  for name, table in vectors.items():
-    spec = specs[name]
+  firsts, olds, encodings, parts = {}, {}, {}, {}
+  for name, table in tables.items():
     # The last chunk reaches back over rows that were exchanged just now, which
     # does not change them.
-    num = min(rows, len(lookups[name]))
-    first = jnp.minimum(i * rows, len(lookups[name]) - num)
-    old = olds[name] = _slice(exchanged[name], first, num)
-    mine, firsts[name] = _slice(table, first, num), first
+    num = min(chunk_rows, table.spec.vocab)
+    first = firsts[name] = jnp.minimum(i * chunk_rows, table.spec.vocab - num)
+    old = table.read_range(exchanged[name], first, num)
+    mine = table.read_range(states[name], first, num).rows
     m = jax.lax.dynamic_slice(lookups[name], (first,), (num,)) * forgetting
     # Each replica gives its n-th of the old row too: all reads come before the
     # sum, so that XLA can write both arrays in place behind it.
-    kept = gain(m, num_replicas)
-    if precision.learns_scales(spec):
-      changes[name] = kept * (mine.scales - old.scales)
-    kept = kept[:, None]
-    mine, old = (rounding.decode(x, spec.dtype) for x in (mine, old))
-    parts[name] = old / num_replicas + kept * (mine - old)
-    if spec.exchange_dtype != 'float32':
-      # Of few bits only what has changed can be sent.
-      parts[name] = kept * (mine - old)
+    kept = gain(m, num_replicas)[:, None]
+    encodings[name] = old.encoding
+    if table.spec.exchange_dtype == 'float32':
+      parts[name] = old.rows / num_replicas + kept * (mine - old.rows)
+    else:
+      # In low precision only changes can be sent.
+      parts[name], olds[name] = kept * (mine - old.rows), old.rows
   # Read by now, like all else.
-  olds, parts, changes = jax.lax.optimization_barrier((olds, parts, changes))
-  sums = _summed(parts, olds, specs)
-  # The same on all replicas. Without this XLA copies them to read them twice.
-  old_scales = {
-    name: jax.lax.pmax(old.scales, mesh_lib.DATA)
-    for name, old in olds.items()
-    if specs[name].dtype == 'int8'
-  }
-  # As rows are, but not to nothing if all have made them finer.
-  scales = {
-    name: jnp.maximum(old_scales[name] + x, _LEAST_SCALE * old_scales[name])
-    for name, x in jax.lax.psum(changes, mesh_lib.DATA).items()
-  }
-  new = {}
-  for j, name in enumerate(sorted(sums)):
-    ids = firsts[name] + jnp.arange(len(sums[name]))
-    columns = jnp.arange(specs[name].dim)
-    place = precision.Place(rounding.key(key, j), ids, columns)
-    old = precision.Old(None, old_scales.get(name))
-    new[name] = precision.rounded(
-      specs[name], sums[name], place, old, scales.get(name)
-    )
-  return (
-    {k: _put(table, firsts[k], new[k]) for k, table in vectors.items()},
-    {k: _put(table, firsts[k], new[k]) for k, table in exchanged.items()},
+  olds, encodings, parts = jax.lax.optimization_barrier(
+    (olds, encodings, parts)
   )
+  sums = _summed(parts, olds, tables)
+  # The same on all replicas. Without this XLA copies them to read them twice.
+  encodings = jax.lax.pmax(encodings, mesh_lib.DATA)
+  states, exchanged = dict(states), dict(exchanged)
+  for j, name in enumerate(sorted(sums)):
+    args = firsts[name], sums[name], encodings[name], rounding.key(key, j)
+    states[name] = tables[name].write_range(states[name], *args)
+    exchanged[name] = tables[name].write_range(exchanged[name], *args)
+  return states, exchanged
 
 
 def _summed(
   parts: dict[str, jax.Array],
-  olds: dict[str, Any],
-  specs: Mapping[str, spec_lib.TableSpec],
+  olds: dict[str, jax.Array],
+  tables: Mapping[str, spec_lib.Table],
 ) -> dict[str, jax.Array]:
-  """What all replicas make of a chunk together, float32."""
-  # Parts of the others are what has changed.
-  has_all = [k for k in parts if specs[k].exchange_dtype == 'float32']
-  found = jax.lax.psum({k: parts[k] for k in has_all}, mesh_lib.DATA)
-  for name in parts.keys() - found.keys():
-    axis = wire.Axis(mesh_lib.DATA, specs[name].exchange_dtype)
-    old = rounding.decode(olds[name], specs[name].dtype)
-    found[name] = old + wire.psum(parts[name], axis)
-  return found
+  """Rows that all replicas make of a chunk together, float32."""
+  whole = {k: x for k, x in parts.items() if k not in olds}
+  sums = jax.lax.psum(whole, mesh_lib.DATA)
+  for name, old in olds.items():
+    axis = wire.Axis(mesh_lib.DATA, tables[name].spec.exchange_dtype)
+    sums[name] = old + wire.psum(parts[name], axis)
+  return sums
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,7 +154,10 @@ class _Replicas:
     states = base.init_tables(self.tables, key)
     return ReplicaState(
       base.stacked(states, self.num),
-      {name: state.vectors for name, state in states.items()},
+      {
+        name: state._replace(slots=(), scratch=())
+        for name, state in states.items()
+      },
       jnp.int32(0),
     )
 
@@ -223,19 +190,16 @@ class _Replicas:
         forgetting,
         timetable.chunk_rows,
         self.num,
-        {name: table.spec for name, table in self.tables.items()},
+        self.tables,
         rounding.key(key, num_exchanges, i),
       )
 
-    vectors, exchanged = jax.lax.fori_loop(
+    states, exchanged = jax.lax.fori_loop(
       0,
       jnp.asarray(timetable.due)[level],
       body,
-      ({k: x.vectors for k, x in state.tables.items()}, state.exchanged),
+      (state.tables, state.exchanged),
     )
-    states = {
-      k: x._replace(vectors=vectors[k]) for k, x in state.tables.items()
-    }
     return ReplicaState(states, exchanged, num_exchanges)
 
   def step(
@@ -282,27 +246,39 @@ class _Replicas:
     stacked = jax.tree.map(lambda x: x[None], state.tables)
     return state._replace(tables=stacked), metrics
 
-  def result(self, state: ReplicaState, name: str = '') -> Any:
+  def export_rows(
+    self,
+    state: ReplicaState,
+    name: str,
+    start: int = 0,
+    stop: int | None = None,
+  ) -> blocks.RowBlock:
     """What the replicas learned since a row's last exchange adds up."""
     # At the end the learning rate is so low that nothing was forgotten.
-    name = name or self.model.vectors_table
-    spec = self.tables[name].spec
-    dtype, scales = spec.dtype, None
-    exchanged = jax.tree.map(mesh_lib.to_host, state.exchanged[name])
-    old = rounding.decode_on_host(exchanged, dtype)
-    vectors = jax.tree.map(mesh_lib.to_host, state.tables[name].vectors)
-    total = np.array(old)
+    table = self.tables[name]
+    old = blocks.read(table, state.exchanged[name], start, stop)
+    mine = blocks.read(table, state.tables[name], start, stop, has_copies=True)
+    total = np.array(old.rows)
     for i in range(self.num):
-      mine = jax.tree.map(lambda x, i=i: x[i], vectors)
-      total += rounding.decode_on_host(mine, dtype) - old
-    if precision.learns_scales(spec):
-      scales = exchanged.scales + (vectors.scales - exchanged.scales).sum(0)
-      scales = np.maximum(scales, _LEAST_SCALE * exchanged.scales)
-    elif dtype == 'int8':
-      # Of rows that nobody changed since, their own.
-      largest = np.maximum(total.max(1), -total.min(1))
-      scales = np.asarray(rounding.row_scales(largest, exchanged.scales))
-    return rounding.encode_on_host(total, dtype, scales)
+      total += mine.encoded[i].decode() - old.rows
+    slots = {
+      slot: mine.slots[slot].sum(0) / (self.num if how == 'mean' else 1)
+      for slot, how in table.slot_reductions.items()
+    }
+    return blocks.RowBlock(blocks.encode(total, old.encoded), slots)
+
+  def import_rows(
+    self, state: ReplicaState, name: str, *args: Any
+  ) -> ReplicaState:
+    """Replaces the rows of every replica."""
+    table = self.tables[name]
+    ids, rows, *_ = args
+    new = blocks.write(table, state.tables[name], *args, has_copies=True)
+    old = blocks.write(table, state.exchanged[name], ids, rows)
+    return state._replace(
+      tables=state.tables | {name: new},
+      exchanged=state.exchanged | {name: old},
+    )
 
 
 def replicas(
@@ -347,7 +323,9 @@ def replicas(
     made.init,
     made.constants,
     jax.jit(step, donate_argnums=0),
-    made.result,
+    tables,
+    made.export_rows,
+    made.import_rows,
     ReplicaState(*(named(mesh, part) for part in state_spec)),
     named(mesh, everywhere),
     named(mesh, over),

@@ -18,6 +18,7 @@ from jaxemb.models import base as model_base
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base
+from jaxemb.tables import blocks
 from jaxemb.tables import spec as spec_lib
 
 
@@ -67,11 +68,20 @@ class _Sync:
       base.over_devices(metrics, batch, count, axes),
     )
 
-  def result(self, state: base.TrainState, name: str = '') -> Any:
-    name = name or self.model.vectors_table
-    return self.tables[name].gather(
-      jax.tree.map(mesh_lib.to_host, state.tables[name].vectors)
-    )
+  def export_rows(
+    self,
+    state: base.TrainState,
+    name: str,
+    start: int = 0,
+    stop: int | None = None,
+  ) -> blocks.RowBlock:
+    return self.tables[name].export_rows(state.tables[name], start, stop)
+
+  def import_rows(
+    self, state: base.TrainState, name: str, *args: Any
+  ) -> base.TrainState:
+    new = self.tables[name].import_rows(state.tables[name], *args)
+    return base.TrainState(state.tables | {name: new})
 
 
 def sync(
@@ -119,7 +129,9 @@ def sync(
     init,
     model.constants,
     jax.jit(step, donate_argnums=0),
-    made.result,
+    tables,
+    made.export_rows,
+    made.import_rows,
     jax.tree.map(lambda x: named(mesh, x), state_spec),
     named(mesh, everywhere),
     named(mesh, over),

@@ -1,13 +1,11 @@
-"""Rows of a step that share an id, added up so that each id comes once.
+"""Deduplication: sums the rows of a step that share an id.
 
 A scatter that adds rows with duplicate ids needs atomic additions on a GPU:
-their order changes from run to run, and with it the last bits of the sums, and
-some compilers make slow loops of them. Here ids are sorted, so that the
-occurrences of an id lie side by side, and every run of equal ids is summed by
-small matrix products: within a tile of T positions, a 0/1 matrix says which
-earlier ones have the same id; what reaches over the end of a tile is the same
-problem again, T times smaller. What is left to write is one row per id, always
-summed in the same order.
+their order changes from run to run, and with it the last bits of the sums. Here
+ids are sorted, and every run of equal ids is summed by small matrix products:
+within a tile of T positions, a 0/1 matrix says which earlier ones have the same
+id; sums that cross the end of a tile are the same problem, T times smaller.
+What is left to write is one row per id, always summed in the same order.
 """
 
 from typing import Any, NamedTuple
@@ -16,16 +14,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_AT_ONCE = 16  # rows that are added in one turn of a loop
+_ROWS_PER_TURN = 16  # of a loop that adds rows
 _TILE = 32  # T: the matrices of a step take 4 T bytes per id
 
 
-class Merged(NamedTuple):
-  """The n look-ups of a step with each id once, at the end of its run."""
+class Deduplicated(NamedTuple):
+  """The n lookups of a step with each id once, among unused positions."""
 
   ids: jax.Array  # [n] int32; all different, at or above vocab where unused
-  occurrences: jax.Array  # [n] float32, how often the id was looked up
-  sums: Any  # pytree of [n, ...] float32, over the occurrences of the id
+  counts: jax.Array  # [n] float32, lookups of the id
+  sums: Any  # pytree of [n, ...] float32, over the lookups of the id
 
 
 def running_sums(ids: jax.Array, values: Any) -> Any:
@@ -34,9 +32,6 @@ def running_sums(ids: jax.Array, values: Any) -> Any:
   Args:
     ids: [n] int32, sorted.
     values: pytree of [n, d] float32.
-
-  Returns:
-    A pytree like `values`.
   """
   # Side by side, so that all are one product.
   leaves, tree = jax.tree.flatten(values)
@@ -49,7 +44,6 @@ def _running_sums(ids: jax.Array, values: jax.Array) -> jax.Array:
   num = len(ids)
   tiles = -(-num // _TILE)
   padding = tiles * _TILE - num
-  # Padding repeats the last id, behind all that counts.
   tiled_ids = jnp.pad(ids, (0, padding), 'edge').reshape(tiles, _TILE)
   same = tiled_ids[:, :, None] == tiled_ids[:, None, :]
   earlier = jnp.tril(same).astype(jnp.float32)
@@ -58,102 +52,97 @@ def _running_sums(ids: jax.Array, values: jax.Array) -> jax.Array:
   sums = jnp.einsum('tij,tjd->tid', earlier, tiled, precision='highest')
   if tiles > 1:
     ends = _running_sums(tiled_ids[:, -1], sums[:, -1])
-    goes_on = tiled_ids[1:] == tiled_ids[:-1, -1:]
-    reached = jnp.where(goes_on[:, :, None], ends[:-1, None], 0.0)
-    sums += jnp.pad(reached, ((1, 0), (0, 0), (0, 0)))
+    continues = tiled_ids[1:] == tiled_ids[:-1, -1:]
+    carried = jnp.where(continues[:, :, None], ends[:-1, None], 0.0)
+    sums += jnp.pad(carried, ((1, 0), (0, 0), (0, 0)))
   return sums.reshape(tiles * _TILE, -1)[:num]
 
 
-# One model after another: the turns of a loop that models take together are
-# as many as those of the longest, each a choice between old and new sums.
-@jax.custom_batching.sequential_vmap
-def _added(
-  values: Any, added: jax.Array, targets: jax.Array, num_added: jax.Array
-) -> Any:
-  """Adds rows to others.
-
-  Args:
-    values: pytree of [n, d] float32.
-    added: [n + `_AT_ONCE`] int32, positions of the rows, n behind the last.
-    targets: [n] int32, positions of the rows that they are added to.
-    num_added: int32.
-  """
-  num = len(targets)
-
-  def add_some(i, sums):
-    sources = jax.lax.dynamic_slice_in_dim(added, i * _AT_ONCE, _AT_ONCE)
-    chosen = targets.at[sources].get(mode='fill', fill_value=num)
-    return jax.tree.map(
-      lambda x: x.at[chosen].add(x.at[sources].get(mode='clip'), mode='drop'),
-      sums,
-    )
-
-  return jax.lax.fori_loop(0, -(-num_added // _AT_ONCE), add_some, values)
-
-
-def merge_unsorted(
-  ids: jax.Array, values: Any, vocab: int, scratch: jax.Array
-) -> tuple[Merged, jax.Array]:
-  """The same as `merge` where sorting costs more than it saves.
-
-  A CPU sorts the ids of a step in half the time that the step takes, and adds
-  numbers in order. Each look-up writes its position to the scratch, at its id;
-  what is read there afterwards is one position for all of the id.
+def by_sorting(ids: jax.Array, values: Any, vocab: int) -> Deduplicated:
+  """Sums the rows of each id; ids come out in rising order.
 
   Args:
     ids: [...] int32; those at or above `vocab` are padding.
     values: pytree of [..., d] float32.
     vocab: rows of the table.
-    scratch: [vocab] int32, of any values.
-
-  Returns:
-    As `merge`, in another order; and the scratch again.
-  """
-  flat = jnp.minimum(ids.reshape(-1), vocab)
-  num = len(flat)
-  positions = jnp.arange(num, dtype=jnp.int32)
-  scratch = scratch.at[flat].set(positions, mode='drop')
-  targets = scratch.at[flat].get(mode='clip')
-  is_known = flat < vocab
-  is_target = (targets == positions) & is_known
-  is_added = (targets != positions) & is_known
-  # Of most ids there is one look-up, whose row stays where it is: a scatter of
-  # all rows would copy them first. The others follow one another in a list.
-  places = jnp.where(is_added, jnp.cumsum(is_added) - 1, num + _AT_ONCE)
-  added = jnp.full(num + _AT_ONCE, num, jnp.int32)
-  added = added.at[places].set(positions, mode='drop', unique_indices=True)
-
-  values = jax.tree.map(lambda x: jnp.asarray(x).reshape(num, -1), values)
-  occurrences = jnp.zeros(num, jnp.float32).at[targets].add(is_known * 1.0)
-  return Merged(
-    jnp.where(is_target, flat, vocab + positions),
-    occurrences,
-    _added(values, added, targets, jnp.sum(is_added)),
-  ), scratch
-
-
-def merge(ids: jax.Array, values: Any, vocab: int) -> Merged:
-  """Adds up the rows of each id.
-
-  Args:
-    ids: [...] int32; those at or above `vocab` are padding.
-    values: pytree of [..., d] float32.
-    vocab: rows of the table.
-
-  Returns:
-    The n ids of the step with their sums, each once, in rising order with
-    unused positions between them.
   """
   flat = jnp.minimum(ids.reshape(-1), vocab)
   order = jnp.argsort(flat)
   in_order = flat[order]
   values = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1])[order], values)
   ones = jnp.ones((len(flat), 1), jnp.float32)
-  occurrences, sums = running_sums(in_order, (ones, values))
+  counts, sums = running_sums(in_order, (ones, values))
   is_last = jnp.append(in_order[1:] != in_order[:-1], True)
   unused = vocab + jnp.arange(len(flat), dtype=jnp.int32)
-  return Merged(
+  return Deduplicated(
     jnp.where(is_last & (in_order < vocab), in_order, unused),
-    occurrences[:, 0],
+    counts[:, 0],
     sums,
   )
+
+
+# Models take turns: in a batched loop all would run as long as the longest, and
+# choose between old and new sums in every turn.
+@jax.custom_batching.sequential_vmap
+def _add_duplicates(
+  values: Any, sources: jax.Array, targets: jax.Array, num: jax.Array
+) -> Any:
+  """Adds rows to others.
+
+  Args:
+    values: pytree of [n, d] float32.
+    sources: [n + `_ROWS_PER_TURN`] int32, rows to add; n beyond the last.
+    targets: [n] int32, the row that each row is added to.
+    num: int32, rows to add.
+  """
+  size = len(targets)
+
+  def add(i, sums):
+    some = jax.lax.dynamic_slice_in_dim(
+      sources, i * _ROWS_PER_TURN, _ROWS_PER_TURN
+    )
+    chosen = targets.at[some].get(mode='fill', fill_value=size)
+    return jax.tree.map(
+      lambda x: x.at[chosen].add(x.at[some].get(mode='clip'), mode='drop'),
+      sums,
+    )
+
+  return jax.lax.fori_loop(0, -(-num // _ROWS_PER_TURN), add, values)
+
+
+def by_scratch(
+  ids: jax.Array, values: Any, vocab: int, scratch: jax.Array
+) -> tuple[Deduplicated, jax.Array]:
+  """As `by_sorting`, in another order, where sorting is slow.
+
+  A CPU sorts the ids of a step in half the time that the step takes, and adds
+  numbers in order. Each lookup writes its position to the scratch, at its id;
+  what is read there afterwards is one position for all lookups of the id.
+
+  Args:
+    ids: [...] int32; those at or above `vocab` are padding.
+    values: pytree of [..., d] float32.
+    vocab: rows of the table.
+    scratch: [vocab] int32, of any values; returned for the next step.
+  """
+  flat = jnp.minimum(ids.reshape(-1), vocab)
+  num = len(flat)
+  positions = jnp.arange(num, dtype=jnp.int32)
+  scratch = scratch.at[flat].set(positions, mode='drop')
+  targets = scratch.at[flat].get(mode='clip')
+  is_id = flat < vocab
+  is_target = (targets == positions) & is_id
+  is_added = (targets != positions) & is_id
+  # Most ids have one lookup, whose row stays where it is: a scatter of all rows
+  # would copy them first. The others are listed.
+  at = jnp.where(is_added, jnp.cumsum(is_added) - 1, num + _ROWS_PER_TURN)
+  sources = jnp.full(num + _ROWS_PER_TURN, num, jnp.int32)
+  sources = sources.at[at].set(positions, mode='drop', unique_indices=True)
+
+  values = jax.tree.map(lambda x: jnp.asarray(x).reshape(num, -1), values)
+  counts = jnp.zeros(num, jnp.float32).at[targets].add(is_id * 1.0)
+  return Deduplicated(
+    jnp.where(is_target, flat, vocab + positions),
+    counts,
+    _add_duplicates(values, sources, targets, jnp.sum(is_added)),
+  ), scratch

@@ -351,9 +351,9 @@ def test_tied_senses_are_skipgram():
   owners = made.model.senses.owners()
   assert len(owners) == VOCAB + 9 * 3
   found, expected = (
-    x.strategy.result(
+    x.strategy.export_rows(
       _train(x, 200 * 16, 0.1 * rows, (0, 0.49)), skipgram.INPUT
-    )
+    ).rows
     for x, rows in ((made, start[owners]), (alone, start))
   )
   assert np.abs(expected).max() > 0.3
@@ -364,11 +364,13 @@ def test_priors_sum_to_one_and_senses_part():
   made = _trainer('mixture', number=4, top_n=9, tied_until=0.0)
   state = _train(made, 200 * 16)
   priors = np.asarray(
-    em.probabilities(made.strategy.result(state, mixture.PRIORS)[:, :-1], False)
+    em.probabilities(
+      made.strategy.export_rows(state, mixture.PRIORS).rows[:, :-1], False
+    )
   )
   np.testing.assert_allclose(priors.sum(1), 1, atol=1e-6)
   assert (priors > 0).all() and np.abs(priors - 0.25).max() > 1e-3
-  means = made.strategy.result(state, context_mixture.MEANS)[:, :-1]
+  means = made.strategy.export_rows(state, context_mixture.MEANS).rows[:, :-1]
   assert means.reshape(9, 4, 8).std(1).mean() > 1e-3
   assert np.linalg.norm(means, axis=1).max() <= 1 + 1e-6
 
@@ -425,7 +427,7 @@ def test_words_that_tell_a_sense_of_a_query(method, asked, window):
   found = sense_rows.of_model(
     _config('mixture', **settings),
     made.model,
-    lambda name: made.strategy.result(state, name),
+    lambda name: made.strategy.export_rows(state, name).rows,
     vocab.Vocabulary([str(i) for i in range(VOCAB)], COUNTS),
   )
   assert found.window == window
@@ -474,7 +476,7 @@ def test_steps_without_room_are_of_full_size(monkeypatch):
     )
     made = _trainer('mixture', number=3, top_n=3, tied_until=0.0)
     state = _train(made, words)
-    found.append(made.strategy.result(state, skipgram.INPUT))
+    found.append(made.strategy.export_rows(state, skipgram.INPUT).rows)
   for other in found[1:]:
     np.testing.assert_allclose(other, found[0], 1e-4, 1e-5)
   # For the last room some steps were too many, and some were not.

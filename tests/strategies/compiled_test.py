@@ -17,7 +17,7 @@ from jaxemb import build
 from jaxemb import config as config_lib
 from jaxemb.runtime import mesh
 from jaxemb.strategies import base
-from jaxemb.tables import sharded
+from jaxemb.tables import row_sharded
 from jaxemb.text import loader
 from tests import compiling
 
@@ -184,8 +184,8 @@ def _shares(case):
 def _shares_of_floats(case):
   num_table = case.mesh[1]
   if case.layout == 'row':
-    groups = -(-VOCAB // sharded.ROW_CLASSES)
-    classes = sharded.ROW_CLASSES // num_table
+    groups = -(-VOCAB // row_sharded.NUM_CLASSES)
+    classes = row_sharded.NUM_CLASSES // num_table
     rows = groups * classes
     tables = f'f32[{groups},{classes},{DIM}]', f'f32[{rows},{DIM}]'
     slots = f'f32[{groups},{classes}]', f'f32[{rows}]'

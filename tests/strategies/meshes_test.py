@@ -76,7 +76,11 @@ def _trained(config, shape):
   arrays = jax.tree.map(
     lambda x: oracle.by_id(config.table.layout, x, VOCAB, DIM), state.tables
   )
-  return arrays, jax.device_get(metrics), strategy.result(state)
+  return (
+    arrays,
+    jax.device_get(metrics),
+    strategy.export_rows(state, 'input').rows,
+  )
 
 
 @functools.cache

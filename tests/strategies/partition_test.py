@@ -11,8 +11,8 @@ from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
 from jaxemb.runtime import hlo, mesh
 from jaxemb.strategies import base, partition, sync
+from jaxemb.tables import replicated
 from jaxemb.tables import row_optimizers as rowopt
-from jaxemb.tables import sharded
 from jaxemb.text import loader
 from tests import compiling, oracle
 
@@ -32,7 +32,7 @@ def _model():
 
 def _tables(model):
   return {
-    name: sharded.replicated(table, rowopt.adagrad(1e-6))
+    name: replicated.Replicated(table, rowopt.adagrad(1e-6))
     for name, table in model.specs().items()
   }
 
@@ -95,7 +95,11 @@ def _run(num_devices, per_device, models):
   state, program = _compiled(num_devices, per_device)
   state = jax.tree.map(lambda x: x.copy(), state)
   state, metrics = program(state, *_args(made, models))
-  return jax.device_get(state), jax.device_get(metrics), made.result(state)
+  return (
+    jax.device_get(state),
+    jax.device_get(metrics),
+    made.export_rows(state, 'input').rows,
+  )
 
 
 @functools.cache

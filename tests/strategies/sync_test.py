@@ -450,7 +450,7 @@ def test_init_and_result(place):
   inputs = vectors['input']
   assert 0.45 / DIM < np.abs(inputs).max() <= 0.5 / DIM
   assert not vectors['output'].any()
-  result = made.strategy.result(state)
+  result = made.strategy.export_rows(state, 'input').rows
   assert isinstance(result, np.ndarray) and result.dtype == np.float32
   np.testing.assert_array_equal(result, inputs)
   # The same rows in any layout, on any mesh.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb.tables import dedup as duplicates
+from jaxemb.tables import dedup
 from tests import compiling
 
 VOCAB = 5000
@@ -38,12 +38,12 @@ def _expected(ids, values):
 
 
 def _sorted(ids, values):
-  return duplicates.merge(ids, values, VOCAB)
+  return dedup.by_sorting(ids, values, VOCAB)
 
 
 def _unsorted(ids, values):
   scratch = jnp.full(VOCAB, 10**6)  # of any values
-  return duplicates.merge_unsorted(ids, values, VOCAB, scratch)[0]
+  return dedup.by_scratch(ids, values, VOCAB, scratch)[0]
 
 
 @pytest.mark.parametrize('size', SIZES)
@@ -66,7 +66,7 @@ def test_each_id_comes_once_with_its_sums(merge, kind, size):
   assert set(found[used].tolist()) == set(sums)
   for place in used:
     i = found[place]
-    assert merged.occurrences[place] == counts[i]
+    assert merged.counts[place] == counts[i]
     np.testing.assert_array_equal(merged.sums['rows'][place], sums[i])
     np.testing.assert_array_equal(merged.sums['column'][place], columns[i])
 
@@ -96,7 +96,7 @@ def test_running_sums(size):
     'rows': rng.integers(-8, 9, (size, 3)).astype(np.float32),
     'ones': np.ones((size, 1), np.float32),
   }
-  found = jax.device_get(jax.jit(duplicates.running_sums)(ids, values))
+  found = jax.device_get(jax.jit(dedup.running_sums)(ids, values))
   for name, rows in values.items():
     sums = {}
     for i, row in enumerate(rows):
@@ -107,8 +107,8 @@ def test_running_sums(size):
 def test_ids_of_any_shape():
   ids = _ids('zipf', 240)
   rows = np.random.default_rng(0).normal(size=(240, 5)).astype(np.float32)
-  flat = duplicates.merge(ids, rows, VOCAB)
-  shaped = duplicates.merge(
+  flat = dedup.by_sorting(ids, rows, VOCAB)
+  shaped = dedup.by_sorting(
     ids.reshape(4, 6, 10), rows.reshape(4, 6, 10, 5), VOCAB
   )
   jax.tree.map(np.testing.assert_array_equal, flat, shaped)
@@ -119,7 +119,7 @@ def test_precision_and_order():
   # all, but always alike; and products are not rounded to fewer bits.
   ids = _ids('zipf', 3000)
   rows = np.random.default_rng(0).normal(size=(3000, 4)).astype(np.float32)
-  merge = jax.jit(duplicates.merge, static_argnums=2)
+  merge = jax.jit(dedup.by_sorting, static_argnums=2)
   merged = merge(ids, rows, VOCAB)
   jax.tree.map(np.testing.assert_array_equal, merged, merge(ids, rows, VOCAB))
   merged = jax.device_get(merged)
@@ -132,7 +132,7 @@ def test_precision_and_order():
 
 def test_nothing_is_scattered():
   text = (
-    jax.jit(duplicates.merge, static_argnums=2)
+    jax.jit(dedup.by_sorting, static_argnums=2)
     .lower(jnp.zeros(2000, jnp.int32), jnp.zeros((2000, 8)), VOCAB)
     .compile(compiler_options=compiling.AS_USERS_DO)
     .as_text()

@@ -86,7 +86,7 @@ def _fetch(shape, capacity):
 def _merge(shape):
   def merge(places, values):
     route = _route(shape, 2, places)
-    counts, sums = routes.merge(route, {'a': values, 'b': values[:, :1]})
+    counts, sums = routes.sums(route, {'a': values, 'b': values[:, :1]})
     return route.distinct, counts, sums
 
   return _on_devices(shape, merge)
@@ -120,7 +120,7 @@ def _send(shape, capacity):
       'last': jnp.full(NUM_ROWS, -1, jnp.int32),
       'padding': jnp.float32(0),
     }
-    return routes.send(route, routes.merge(route, {'a': values}), state, apply)
+    return routes.send(route, routes.sums(route, {'a': values}), state, apply)
 
   return _on_devices(shape, send)
 
@@ -149,13 +149,13 @@ def test_everyone_gets_the_rows_that_it_wants(shape, capacity, kind):
   stored = rng.normal(size=(shape[1], NUM_ROWS, DIM)).astype(np.float32)
 
   stored_everywhere = np.broadcast_to(stored, (shape[0], *stored.shape))
-  found, further_rounds = jax.device_get(
+  found, overflow_rounds = jax.device_get(
     _fetch(shape, capacity)(places, stored_everywhere)
   )
   assert found.shape == (*shape, NUM, DIM)
   rows = np.concatenate([*stored, np.zeros((1, DIM))])  # no place gives zeros
   np.testing.assert_array_equal(found, rows[places])
-  assert (further_rounds + 1 == _num_rounds(places, shape[1], capacity)).all()
+  assert (overflow_rounds + 1 == _num_rounds(places, shape[1], capacity)).all()
 
 
 @every_shape

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb.tables import dedup as duplicates
+from jaxemb.tables import dedup
 from jaxemb.tables import row_optimizers as rowopt
 from tests import oracle
 
@@ -60,7 +60,7 @@ def _step(name, merges=False):
   def step(table, slots, ids, row_grads, learning_rate):
     row_grads = _row_grads(ids, row_grads)
     if merges:
-      ids, occurrences, (grads, squares) = duplicates.merge(
+      ids, occurrences, (grads, squares) = dedup.by_sorting(
         ids, (row_grads.grads, row_grads.squares[:, None]), VOCAB
       )
       row_grads = rowopt.RowGrads(ids, grads, squares[:, 0], occurrences)

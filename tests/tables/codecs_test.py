@@ -12,7 +12,13 @@ import pytest
 
 from jaxemb.ops import rounding
 from jaxemb.runtime import mesh
-from jaxemb.tables import precision, sharded
+from jaxemb.tables import (
+  blocks,
+  codecs,
+  column_sharded,
+  replicated,
+  row_sharded,
+)
 from jaxemb.tables import row_optimizers as rowopt
 from jaxemb.tables import spec as spec_lib
 from tests import compiling
@@ -26,10 +32,10 @@ _encode = jax.jit(rounding.encode, static_argnums=1)
 _row_scales = jax.jit(rounding.row_scales)
 _key = jax.jit(rounding.key)
 LAYOUTS = {
-  'replicated': sharded.replicated,
-  'merging': functools.partial(sharded.replicated, merges_duplicates=True),
-  'column': sharded.column,
-  'row': functools.partial(sharded.row, capacity=5),
+  'replicated': replicated.Replicated,
+  'merging': functools.partial(replicated.Replicated, deduplicates=True),
+  'column': column_sharded.ColumnSharded,
+  'row': functools.partial(row_sharded.RowSharded, capacity=5),
 }
 
 
@@ -49,12 +55,8 @@ def _batches(are_whole=True):
     yield ids, grads.astype(np.float32)
 
 
-def _spec(
-  dtype, rounds='stochastic', exchange_dtype='float32', scales='spread'
-):
-  return spec_lib.TableSpec(
-    't', VOCAB, DIM, 0.5, dtype, rounds, exchange_dtype, scales
-  )
+def _spec(dtype, rounds='stochastic', exchange_dtype='float32'):
+  return spec_lib.TableSpec('t', VOCAB, DIM, 0.5, dtype, rounds, exchange_dtype)
 
 
 def _trained(
@@ -74,7 +76,9 @@ def _trained(
   def step(state, ids, grads, key):
     found = table.lookup(state, ids)
     known = found.rows if is_known else None
-    state = table.update(found.state, ids, grads, RATE, key, known)
+    state = table.update(
+      found.state, ids, grads, known, spec_lib.Step(RATE, key)
+    )
     return found.rows, state
 
   def compiled(function, ins, outs):
@@ -94,8 +98,15 @@ def _trained(
   for i, (ids, grads) in enumerate(_batches(are_whole)):
     grads = np.pad(grads, ((0, 0), (0, wide - DIM)))
     found, state = step(state, ids, grads, _key(KEY, i))
-  kept = table.gather(jax.device_get(state.vectors))
-  return kept, np.asarray(found)[:, :DIM]
+  return _stored(table, state), np.asarray(found)[:, :DIM]
+
+
+def _stored(table, state):
+  """Rows in order of ids as they are stored."""
+  found = table.export_rows(state).encoded
+  if found.scales is None:
+    return found.data
+  return rounding.Scaled(found.data, found.scales)
 
 
 def _spread(values):
@@ -106,16 +117,16 @@ def _spread(values):
 @functools.cache
 def _expected(spec):
   """The same, row by row: sums in float64, one rounding for each row."""
-  alone = sharded.replicated(
+  alone = replicated.Replicated(
     spec_lib.TableSpec('t', VOCAB, DIM, 0.5), rowopt.sgd(0)
   )
   start = np.asarray(alone.init(jax.random.key(1)).vectors)
   scales = None
-  if spec.dtype == 'int8' and spec.scales == 'spread':
+  if spec.dtype == 'int8':
     scales = _row_scales(np.abs(start).max(1), None, _spread(start))
   kept = jax.device_get(_encode(start, spec.dtype, None, scales))
   for i, (ids, grads) in enumerate(_batches()):
-    values = rounding.decode_on_host(kept, spec.dtype)
+    values = blocks.encoded(kept, spec.dtype).decode()
     found = values[np.minimum(ids, VOCAB - 1)]
     total = np.zeros((VOCAB, DIM))
     np.add.at(total, ids[ids < VOCAB], grads[ids < VOCAB])
@@ -124,9 +135,7 @@ def _expected(spec):
     if spec.rounding == 'stochastic':
       key = _key(KEY, i)
       bits = _bits(key, np.arange(VOCAB), np.arange(DIM))
-    if spec.scales == 'learned':
-      scales = _learned(values, kept)
-    elif spec.dtype == 'int8':
+    if spec.dtype == 'int8':
       largest = np.abs(values).max(1)
       scales = _row_scales(largest, kept.scales, _spread(values))
     new = _encode(values, spec.dtype, bits, scales)
@@ -216,99 +225,61 @@ def test_tables_of_int8_start_block_by_block(monkeypatch):
   def made(layout):
     axes = spec_lib.Axes(mesh.DATA, mesh.TABLE, 1, 1)
     table = LAYOUTS[layout](spec, rowopt.sgd(0), axes)
-    return table.gather(jax.device_get(jax.jit(table.init)(key).vectors))
+    return _stored(table, jax.jit(table.init)(key))
 
   whole = made('replicated')
   for layout, numbers in (('replicated', 7 * DIM), ('row', 256 * DIM)):
-    monkeypatch.setattr(precision, '_BLOCK_NUMBERS', numbers)
+    monkeypatch.setattr(codecs, '_BLOCK_NUMBERS', numbers)
     jax.tree.map(np.testing.assert_array_equal, made(layout), whole)
   # A row's largest number may be another device's.
   kept, _ = _trained('column', (1, 2), spec)
   jax.tree.map(np.testing.assert_array_equal, kept, _expected(spec)[0])
   monkeypatch.undo()
   large = spec_lib.TableSpec('t', 200_000, 100, 0.5, 'int8')
-  init = sharded.replicated(large, rowopt.sgd(0)).init
+  init = replicated.Replicated(large, rowopt.sgd(0)).init
   lowered = jax.jit(init).lower(key)
   compiled = lowered.compile(compiler_options=compiling.AS_USERS_DO)
   memory = compiled.memory_analysis()
-  assert memory.temp_size_in_bytes < 1.1 * 4 * precision._BLOCK_NUMBERS
+  assert memory.temp_size_in_bytes < 1.1 * 4 * codecs._BLOCK_NUMBERS
   # All rows of float32 would be 80 MB.
   assert memory.temp_size_in_bytes < 0.25 * 4 * 200_000 * 100
 
 
 @pytest.mark.parametrize('axis', [None, mesh.TABLE])
-@pytest.mark.parametrize('scales', ['spread', 'largest'])
-def test_scales_by_the_spread_cut_the_few_numbers_beyond(scales, axis):
+def test_int8_clips_the_few_numbers_beyond_the_spread(axis):
   rng = np.random.default_rng(0)
   rows = rng.normal(size=(50, 96)).astype(np.float32)
   rows[1, 7] = -20  # beyond 2.2 root mean squares, which grow by it
   rows[2] = 0
-  rows[3] *= 1e-25  # whose squares are nothing
+  rows[3] *= 1e-25  # whose squares underflow
   rows[4, 1:] = 0
-  spec = spec_lib.TableSpec('t', 50, 96, 0.5, 'int8', 'nearest', scales=scales)
+  spec = spec_lib.TableSpec('t', 50, 96, 0.5, 'int8', 'nearest')
+  codec = codecs.Codec(spec, axis, 2 if axis else 1)
 
-  def rounded(rows):
-    place = precision.Place(None, np.arange(50), np.arange(96), axis)
-    return precision.rounded(spec, rows, place)
+  def encode(rows):
+    return codec.encode(rows, np.arange(50), None)
 
   if axis:
-    devices = mesh.make(mesh.Shape(1, 2))
     split = jax.sharding.PartitionSpec(None, axis)
-    outs = rounding.Scaled(split, jax.sharding.PartitionSpec())
-    rounded = jax.shard_map(
-      rounded, mesh=devices, in_specs=split, out_specs=outs, check_vma=False
+    encode = jax.shard_map(
+      encode,
+      mesh=mesh.make(mesh.Shape(1, 2)),
+      in_specs=split,
+      out_specs=codec.partition(split, jax.sharding.PartitionSpec()),
+      check_vma=False,
     )
-  kept = jax.device_get(jax.jit(rounded)(rows))
+  stored = jax.device_get(jax.jit(encode)(rows))
   largest = np.abs(rows).max(1)
-  room = largest
-  if scales == 'spread':
-    spread = np.maximum(2.2 * np.sqrt(np.mean(rows**2, 1)), 1e-18)
-    room = np.minimum(room, spread)
-  found = 127 * kept.scales
+  spread = np.maximum(2.2 * np.sqrt(np.mean(rows**2, 1)), 1e-18)
+  room, found = np.minimum(largest, spread), 127 * stored.scales
   has = np.arange(50) != 2
   assert (found[has] >= room[has] * (1 - 1e-6)).all()
   assert (found[has] <= room[has] * (1 + 2**-6)).all()
-  cut = np.clip(rows, -found[:, None], found[:, None])
-  values = rounding.decode_on_host(kept, 'int8')
-  assert (np.abs(values - cut) <= 0.5001 * kept.scales[:, None]).all()
-  if scales == 'largest':
-    np.testing.assert_array_equal(cut, rows)
-  else:
-    assert (cut != rows).any(1).sum() > 20
+  clipped = np.clip(rows, -found[:, None], found[:, None])
+  values = blocks.encoded(stored, 'int8').decode()
+  assert (np.abs(values - clipped) <= 0.5001 * stored.scales[:, None]).all()
+  assert (clipped != rows).any(1).sum() > 20
   assert not values[2].any()
-
-
-def _learned(values, kept):
-  """Scales in plain loops."""
-  found = kept.scales.copy()
-  for row, (old, codes) in enumerate(zip(found, kept.codes, strict=True)):
-    step = 0.0
-    for value, code in zip(values[row], codes, strict=True):
-      unit = float(value) / float(old)
-      inside = abs(unit) <= 127.5
-      slope = np.round(unit) - unit if inside else np.copysign(127, unit)
-      step += slope * (float(value) - float(code) * float(old))
-    new = old + 0.02 / np.sqrt(DIM * 127) * step
-    found[row] = min(max(new, old / 2), 2 * old)
-  return found
-
-
-@pytest.mark.parametrize(
-  ('layout', 'shape'),
-  [('replicated', (2, 1)), ('row', (1, 4)), ('column', (1, 4))],
-)
-def test_scales_are_learned(layout, shape):
-  spec = _spec('int8', 'nearest', scales='learned')
-  kept, _ = _trained(layout, shape, spec)
-  expected, _ = _expected(spec)
-  np.testing.assert_allclose(kept.scales, expected.scales, 1e-6)
-  ids = np.unique(np.concatenate([ids for ids, _ in _batches()]))
-  ids = ids[ids < VOCAB]
-  old, _ = _expected(_spec('int8', 'nearest'))
-  assert np.mean(kept.scales[ids] != old.scales[ids]) > 0.9
-  # Where a number lies between two codes, sums in another order may tell.
-  assert np.abs(kept.codes.astype(int) - expected.codes).max() <= 1
-  assert np.mean(kept.codes != expected.codes) < 0.001
 
 
 def test_steps_round_in_their_own_way():
@@ -317,10 +288,11 @@ def test_steps_round_in_their_own_way():
   nearest, _ = _expected(_spec('bfloat16', 'nearest'))
   assert (kept != nearest).sum() > 20
   with pytest.raises(ValueError, match='no key'):
-    table = sharded.replicated(_spec('bfloat16'), rowopt.sgd(0))
+    table = replicated.Replicated(_spec('bfloat16'), rowopt.sgd(0))
     state = jax.eval_shape(table.init, jax.random.key(0))
     ids, grads = next(_batches())
-    jax.eval_shape(table.update, state, ids, grads, RATE)
+    step = spec_lib.Step(RATE)
+    jax.eval_shape(table.update, state, ids, grads, None, step)
 
 
 @pytest.mark.parametrize(
@@ -341,10 +313,8 @@ def test_what_travels_in_few_bits_is_summed_in_many(layout, shape):
 def test_bytes():
   def size(dtype, dim):
     spec = spec_lib.TableSpec('t', VOCAB, dim, 0.5, dtype)
-    table = sharded.replicated(spec, rowopt.sgd(0))
-    vectors = jax.eval_shape(table.init, jax.random.key(0)).vectors
-    leaves = jax.tree.leaves(vectors)
-    return sum(x.size * x.dtype.itemsize for x in leaves)
+    table = replicated.Replicated(spec, rowopt.sgd(0))
+    return jax.eval_shape(table.init, jax.random.key(0)).vector_bytes
 
   for dim in (50, 300):
     whole = size('float32', dim)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from jaxemb.runtime import mesh
+from jaxemb.tables import column_sharded, replicated, row_sharded
 from jaxemb.tables import row_optimizers as rowopt
-from jaxemb.tables import sharded
 from jaxemb.tables import spec as spec_lib
 from tests import oracle
 
@@ -23,18 +23,20 @@ from tests import oracle
 VOCAB, DIM = 600, 6
 EACH = 9  # look-ups of a device
 RATE = 0.05
-CLASSES = sharded.ROW_CLASSES
+CLASSES = row_sharded.NUM_CLASSES
 
 LAYOUTS = {
-  'replicated': sharded.replicated,
+  'replicated': replicated.Replicated,
   'replicated_merging': functools.partial(
-    sharded.replicated, merges_duplicates=True
+    replicated.Replicated, deduplicates=True
   ),
-  'column': sharded.column,
-  'column_merging': functools.partial(sharded.column, merges_duplicates=True),
-  'row': sharded.row,
+  'column': column_sharded.ColumnSharded,
+  'column_merging': functools.partial(
+    column_sharded.ColumnSharded, deduplicates=True
+  ),
+  'row': row_sharded.RowSharded,
   # So little is sent at once that there are many rounds.
-  'row_by_two': functools.partial(sharded.row, capacity=2),
+  'row_by_two': functools.partial(row_sharded.RowSharded, capacity=2),
 }
 CASES = [
   (layout, shape)
@@ -103,7 +105,13 @@ def _lay(layout, shape, optimizer='sgd', scale=0.25, dim=DIM):
       (table.partition, ids),
       (rows, table.partition),
     ),
-    (table.update, (table.partition, ids, rows, everywhere), table.partition),
+    (
+      lambda state, ids, grads, rate: table.update(
+        state, ids, grads, None, spec_lib.Step(rate)
+      ),
+      (table.partition, ids, rows, everywhere),
+      table.partition,
+    ),
   ]
   if shape != (1, 1):  # one device needs no mesh
     functions = [
@@ -279,7 +287,7 @@ def test_the_ids_are_what_they_say():
   assert len(set(ids[0]) & set(ids[1]) & set(range(VOCAB))) > 0
   _, counts = np.unique(ids[ids < VOCAB], return_counts=True)
   assert counts.max() > 2.5  # sgd's limit
-  holders = sharded.row_holders(VOCAB, 4)
+  holders = row_sharded.holders(VOCAB, 4)
   assert set(holders[_ids(4, 'one_holder')]) == {0}
   assert len(set(_ids(4, 'one_holder').reshape(4, EACH)[0])) > 2
 
@@ -332,7 +340,7 @@ def test_the_state_lies_on_the_mesh_as_its_partition_says(layout, shape):
 @pytest.mark.parametrize('shape', [(1, 4), (2, 2)])
 def test_rows_lie_with_their_holders(shape):
   state = _start('row', shape, _coded())
-  holders = sharded.row_holders(VOCAB, shape[1])
+  holders = row_sharded.holders(VOCAB, shape[1])
   found = {}
   for piece in state.vectors.addressable_shards:
     holder = (piece.index[1].start or 0) // (CLASSES // shape[1])
@@ -388,7 +396,7 @@ def test_init_is_a_function_of_the_key(layout, shape):
 def test_gather_gives_the_vectors_on_the_host(layout, shape):
   laid = _lay(layout, shape)
   state = _start(layout, shape, _coded())
-  vectors = laid.table.gather(np.asarray(state.vectors))
+  vectors = laid.table.export_rows(state).rows
   assert isinstance(vectors, np.ndarray) and vectors.dtype == np.float32
   assert vectors.flags.c_contiguous
   assert vectors.shape == (VOCAB, DIM)
@@ -402,7 +410,7 @@ def test_rows_of_any_number(vocab):
   # More devices than rows, or one row more than there are classes.
   axes = spec_lib.Axes(mesh.DATA, mesh.TABLE, 1, 4)
   spec = spec_lib.TableSpec('words', vocab, 3, 0.5)
-  table = sharded.row(spec, rowopt.sgd(0), axes)
+  table = row_sharded.RowSharded(spec, rowopt.sgd(0), axes)
   on_devices = functools.partial(
     jax.shard_map, mesh=mesh.make(mesh.Shape(1, 4)), check_vma=False
   )
@@ -411,13 +419,15 @@ def test_rows_of_any_number(vocab):
   state = jax.jit(
     on_devices(table.init, in_specs=everywhere, out_specs=table.partition)
   )(jax.random.key(1))
-  vectors = table.gather(np.asarray(state.vectors))
+  vectors = table.export_rows(state).rows
   assert vectors.shape == (vocab, 3) and len(np.unique(vectors)) == 3 * vocab
   ids = np.array([0, vocab - 1, vocab, vocab // 2], np.int32)
 
   def step(state, ids):
     rows, state, _ = table.lookup(state, ids)
-    return table.update(state, ids, jnp.ones_like(rows), jnp.float32(0.25))
+    return table.update(
+      state, ids, jnp.ones_like(rows), rows, spec_lib.Step(0.25)
+    )
 
   after = jax.jit(
     on_devices(
@@ -428,5 +438,5 @@ def test_rows_of_any_number(vocab):
   for word in ids[ids < vocab]:
     expected[word] -= 0.25
   np.testing.assert_allclose(
-    table.gather(np.asarray(after.vectors)), expected, 1e-6, 1e-6
+    table.export_rows(after).rows, expected, 1e-6, 1e-6
   )
