@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from jaxemb import errors
-from jaxemb.text import compressed, cuts, wikidump, wikiextractor, wikitext
+from jaxemb.text import compressed, cuts, wiki
 
 
 class Source(NamedTuple):
@@ -191,9 +191,9 @@ def _format(head: bytes) -> str:
     begin.startswith((b'<?xml', b'<!--')) and b'<mediawiki' in begin
   ):
     return 'dump'
-  if wikiextractor.is_docs(begin):
+  if wiki.is_docs(begin):
     return 'docs'
-  return 'json' if wikiextractor.is_json(begin) else 'plain'
+  return 'json' if wiki.is_json(begin) else 'plain'
 
 
 def _text(
@@ -215,9 +215,9 @@ def _text(
   if kind == 'dump':
     return _dump_text(blocks, path, report, pool)
   if kind == 'docs':
-    return _extracted_text(wikiextractor.docs(blocks), path, report)
+    return _extracted_text(wiki.docs(blocks), path, report)
   if kind == 'json':
-    return _extracted_text(wikiextractor.json_lines(blocks), path, report)
+    return _extracted_text(wiki.json_lines(blocks), path, report)
   return blocks
 
 
@@ -247,12 +247,12 @@ def _dump_text(
 ) -> Iterator[bytes]:
   batches = _articles(blocks, path, report)
   if pool is None:
-    yield from itertools.starmap(wikitext.plain_batch, batches)
+    yield from itertools.starmap(wiki.plain_batch, batches)
     return
   waiting: collections.deque[concurrent.futures.Future[bytes]]
   waiting = collections.deque()
   for batch in batches:
-    waiting.append(pool.submit(wikitext.plain_batch, *batch))
+    waiting.append(pool.submit(wiki.plain_batch, *batch))
     if len(waiting) == _MAX_WAITING_BATCHES:
       yield waiting.popleft().result()
   for future in waiting:
@@ -265,10 +265,10 @@ def _articles(
   """Batches of articles' wikitext, each with its hidden link prefixes."""
   batch: list[str] = []
   batch_chars = 0
-  hidden = wikitext.HIDDEN
+  hidden = wiki.HIDDEN
   num_damages = 0
-  for item in wikidump.pages(blocks):
-    if isinstance(item, wikidump.Damage):
+  for item in wiki.pages(blocks):
+    if isinstance(item, wiki.Damage):
       report.lost_bytes += item.lost_bytes
       report.replaced_bytes += item.replaced_bytes
       num_damages += bool(item.message)
@@ -296,7 +296,7 @@ def _articles(
 
 
 def _extracted_text(
-  extracts: Iterable[wikiextractor.Extract],
+  extracts: Iterable[wiki.Extract],
   path: pathlib.Path,
   report: cuts.ReadReport,
 ) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from jaxemb import errors
-from jaxemb.text import compressed, corpus, cuts, wikiextractor
+from jaxemb.text import compressed, corpus, cuts, wiki
 
 _PACKERS = {
   '': lambda data: data,
@@ -214,7 +214,7 @@ def test_a_long_line_in_a_doc(tmp_path):
 
 
 def test_a_doc_line_is_known_by_its_place(tmp_path, monkeypatch):
-  monkeypatch.setattr(wikiextractor, '_MAX_LINE_BYTES', 100)
+  monkeypatch.setattr(wiki, '_MAX_LINE_BYTES', 100)
   monkeypatch.setattr(compressed, 'BLOCK_BYTES', 50)
   monkeypatch.setattr(corpus, '_HEAD_BYTES', 50)
   line = 'words ' + '<doc ' * 100 + 'end'

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from jaxemb.text import wikidump, wikitext
+from jaxemb.text import wiki
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ from jaxemb.text import wikidump, wikitext
   ],
 )
 def test_plain(source, expected):
-  assert wikitext.plain(source) == expected
+  assert wiki.plain(source) == expected
 
 
 def test_hidden_links_follow_the_language_of_the_wiki():
   source = '[[Datei:A.jpg|mini|Text]][[Kategorie:B]]C'
   hidden = frozenset(('datei', 'kategorie'))
-  assert wikitext.plain(source, hidden) == 'C'
-  assert 'Text' in wikitext.plain(source)
+  assert wiki.plain(source, hidden) == 'C'
+  assert 'Text' in wiki.plain(source)
 
 
 @pytest.mark.parametrize(
@@ -95,22 +95,22 @@ def test_hidden_links_follow_the_language_of_the_wiki():
 )
 def test_hostile_markup_takes_linear_time(source):
   start_secs = time.process_time()
-  wikitext.plain(source)
+  wiki.plain(source)
   assert time.process_time() - start_secs < 2  # quadratic ones take minutes
 
 
 def test_batch_ends_every_paragraph_and_drops_empty_pages():
-  batch = wikitext.plain_batch(['a\n\nb', '{{c}}', 'é'], wikitext.HIDDEN)
+  batch = wiki.plain_batch(['a\n\nb', '{{c}}', 'é'], wiki.HIDDEN)
   assert batch == 'a\nb\né\n'.encode()
 
 
 def test_genuine_articles_come_out_clean(shared_data):
   texts = []
   for name in sorted((shared_data / 'xml').glob('*.bz2')):
-    for page in wikidump.pages([bz2.decompress(name.read_bytes())]):
-      assert isinstance(page, wikidump.Page)
+    for page in wiki.pages([bz2.decompress(name.read_bytes())]):
+      assert isinstance(page, wiki.Page)
       if not page.redirect and page.namespace == 0:
-        texts.append(wikitext.plain(page.text, page.hidden))
+        texts.append(wiki.plain(page.text, page.hidden))
   text = '\n'.join(texts)
   assert len(texts) == 111
   assert len(text) > 2_900_000
