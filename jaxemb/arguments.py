@@ -26,7 +26,7 @@ class Arguments(NamedTuple):
 
   config: Any
   workdir: pathlib.Path
-  place: dict[str, Any]  # fields of `processes.Place`
+  job: dict[str, Any]  # fields of `distributed.Job`
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -63,7 +63,7 @@ def parse(argv: Sequence[str]) -> Arguments:
   file = flags.FLAGS['config'].config_filename.split(':')[0]
   name = f'{pathlib.Path(file).stem}-{time.strftime("%Y%m%d-%H%M%S")}'
   workdir = pathlib.Path(_WORKDIR.value or f'runs/{name}').expanduser()
-  place = {
+  job = {
     'coordinator': _COORDINATOR.value,
     'num_processes': _NUM_PROCESSES.value,
     'process_id': _PROCESS_ID.value,
@@ -77,7 +77,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     raise errors.UserError(
       '--num_processes and --process_id need --coordinator=HOST:PORT'
     )
-  return Arguments(config, workdir, place)
+  return Arguments(config, workdir, job)
 
 
 def _given(argv: Sequence[str]) -> str:

@@ -22,8 +22,8 @@ from jaxemb.evaluation import benchmarks
 from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
 from jaxemb.ops import wire
+from jaxemb.runtime import distributed
 from jaxemb.runtime import mesh as mesh_lib
-from jaxemb.runtime import processes
 from jaxemb.senses import sense_rows
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import partition, replicas, sync, timetables
@@ -337,9 +337,9 @@ def parts(
       d.parts,
       mesh_lib.my_parts(mesh, d.parts),
       mesh_lib.my_parts(mesh, d.parts, first_only=True),
-      processes.index(),
-      processes.num(),
-      processes.gather,
+      distributed.process_id(),
+      distributed.num_processes(),
+      distributed.gather,
     )
   corpus = encode.encode(
     path,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxemb import metrics
-from jaxemb.runtime import hlo, mesh, processes
+from jaxemb.runtime import distributed, hlo, mesh
 from jaxemb.strategies import base as strategy_base
 
 
@@ -38,7 +38,7 @@ class Task(NamedTuple):
   # (state, learning rates, whether it is the last of this start) -> None
   save: Callable[[Any, Any, bool], None]
   checkpoint_every_secs: float
-  decisions: processes.Decisions
+  decisions: distributed.Decisions
   program: Any = None  # the compiled dispatch, where there is one already
 
 
@@ -51,7 +51,7 @@ class Trained(NamedTuple):
   program: Any
 
 
-def _compile(task: Task, args: tuple) -> Any:
+def _compile(task: Task, args: tuple, session: Session) -> Any:
   """Compiles a dispatch ahead of its use, so that its time is known apart."""
   strategy, totals = task.strategy, task.totals
   start = time.monotonic()
@@ -59,9 +59,11 @@ def _compile(task: Task, args: tuple) -> Any:
   secs = time.monotonic() - start
   totals.compile_secs += secs
   totals.collectives = hlo.traffic(compiled.as_text(), strategy.loop)
-  since = metrics.process_secs()
-  start = '' if since is None else f'; training after {since:.1f} s'
-  metrics.LOG.info('compiled in %.1f s%s', secs, start)
+  metrics.LOG.info(
+    'compiled in %.1f s; first step %.1f s after start',
+    secs,
+    time.time() - session.started,
+  )
   return compiled
 
 
@@ -83,7 +85,7 @@ def run(task: Task, stop: threading.Event, session: Session) -> Trained:
     for item in task.items:
       plan = task.schedule(item)
       args = (constants, item.batch, plan)
-      program = program or _compile(task, args)
+      program = program or _compile(task, args, session)
       if not is_started:
         totals.started = totals.started or session.started
         totals.encode_secs += session.encode_secs
@@ -96,8 +98,8 @@ def run(task: Task, stop: threading.Event, session: Session) -> Trained:
       is_last = item.words_after == task.total_words
       # Asked once: it may be set at any moment.
       decision = task.decisions.next(stop.is_set(), due)
-      stopping = decision == processes.STOP
-      save = is_last or decision != processes.GO_ON
+      stopping = decision == distributed.STOP
+      save = is_last or decision != distributed.GO_ON
       # One dispatch is under way while the one before it is counted; all are
       # counted before what they led to is saved.
       while len(waiting) > (0 if save else 1):

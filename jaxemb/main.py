@@ -26,11 +26,10 @@ def main(argv: Sequence[str] = sys.argv) -> int:
     found = arguments.parse(argv)
     # JAX only once the arguments are right.
     from jaxemb import train
-    from jaxemb.runtime import processes
+    from jaxemb.runtime import distributed
 
-    return train.run(
-      found.config, found.workdir, processes.Place(**found.place)
-    )
+    job = distributed.Job(**found.job)
+    return train.run(found.config, found.workdir, job)
   except errors.UserError as error:
     print('jaxemb:', *str(error).split('\n'), file=sys.stderr)
     return 2
@@ -40,10 +39,10 @@ def main(argv: Sequence[str] = sys.argv) -> int:
 
 
 def _exit(code: int) -> None:
-  from jaxemb.runtime import processes
+  from jaxemb.runtime import distributed
 
-  if code and processes.num_joined() > 1:
-    processes.leave(code)  # others may wait for this one, and it for them
+  if code and distributed.num_processes() > 1:
+    distributed.leave(code)  # others may wait for this one, and it for them
   sys.exit(code)
 
 

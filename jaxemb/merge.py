@@ -27,7 +27,7 @@ from jaxemb import errors
 from jaxemb.merging import merge as merging
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses
-from jaxemb.runtime import hosts
+from jaxemb.runtime import resources
 from jaxemb.senses import table
 from jaxemb.storage import atomic, word2vec_format
 
@@ -131,7 +131,7 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
       'tables': sorted(merged.trainable),
       'export_secs': time.monotonic() - exported,
       'total_secs': time.monotonic() - started,
-      'peak_rss_bytes': hosts.peak_rss_bytes(),
+      'peak_rss_bytes': resources.peak_rss_bytes(),
       'output': str(output),
     }
   with atomic.write(output / 'merge.json') as file:

@@ -1,4 +1,4 @@
-"""What a run says while it trains: console, log.txt, JSON lines, TensorBoard.
+"""Metrics of training: counted, and shown on console, JSON lines, TensorBoard.
 
 One record goes everywhere: {step, epoch, words, words_per_sec, loss,
 learning_rate, elapsed_secs, eta_secs, hosts}.
@@ -10,9 +10,9 @@ import datetime
 import json
 import logging
 import math
-import os
 import pathlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,25 +22,27 @@ from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
 from jaxemb import errors
-from jaxemb.runtime import hosts, progress
+from jaxemb.runtime import resources
 from jaxemb.storage import atomic
 
 LOG = logging.getLogger('jaxemb')
 
-# However short it is, a run leaves about so many records.
-_MIN_RECORDS = 50
+_MIN_RECORDS = 50  # of a run, however short
+_SCALARS = ('loss', 'learning_rate', 'words_per_sec', 'epoch')
+_SUMS = (
+  'steps', 'words', 'kept_words', 'pairs', 'further_rounds', 'compile_secs',
+)  # fmt: skip
 
 
 def start_log(path: pathlib.Path, is_first: bool = True) -> logging.Handler:
-  """Lets `LOG` write to the console and, with dates, to a file.
+  """Makes `LOG` write to the console and, with dates, to a file.
 
   Args:
     path: of the file.
-    is_first: whether the console gets more than warnings: of several processes
-      one reports.
+    is_first: whether this process reports; others show only warnings.
 
   Returns:
-    The file's handler, to be given to `stop_log`.
+    The handler of the file, for `stop_log`.
   """
   if not LOG.handlers:
     console = _TqdmHandler()
@@ -68,36 +70,101 @@ class _TqdmHandler(logging.Handler):
     tqdm.tqdm.write(self.format(record), file=sys.stderr)
 
 
-class Writer:
-  """Writes records to `metrics.jsonl` and TensorBoard.
+class Bar:
+  """A progress bar on a terminal; elsewhere a line now and then."""
 
-  A disk that is full costs records, not the run: it is said once.
+  def __init__(
+    self, title: str, total: int, unit: str, every_secs: float, done: int = 0
+  ):
+    """Starts at `done` of `total`; lines are at least `every_secs` apart."""
+    self._title, self._total = title, total
+    self._every_secs = max(every_secs, 10.0)
+    self._last = time.monotonic()
+    self._is_terminal = sys.stderr.isatty()
+    self._bar = tqdm.tqdm(
+      desc=title,
+      total=total or None,
+      initial=done,
+      unit=unit,
+      unit_scale=True,
+      dynamic_ncols=True,
+      file=sys.stderr,
+      leave=False,
+      disable=not self._is_terminal,
+      bar_format='{desc} {percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt}'
+      '{postfix}',
+    )
+
+  def show(self, done: int, note: str = '') -> None:
+    """Shows that `done` of the total is done, followed by a note."""
+    if self._is_terminal:
+      self._bar.postfix = f' {note}' if note else None
+      self._bar.update(done - self._bar.n)
+    elif time.monotonic() - self._last > self._every_secs:
+      self._last = time.monotonic()
+      percent = 100 * done / max(self._total, 1)
+      LOG.info('%s %.0f%% %s', self._title, percent, note)
+
+  def close(self) -> None:
+    """Removes the bar."""
+    self._bar.close()
+
+
+class Stopped(Exception):
+  """A signal came before there was anything to save."""
+
+
+class Stages:
+  """Shows the progress of what comes before training."""
+
+  def __init__(self, stop: threading.Event, every_secs: float):
+    """Shows until `stop` is set; the next call then raises `Stopped`."""
+    self._stop, self._every_secs = stop, every_secs
+    self._stage, self._bar = '', None
+
+  def __call__(self, stage: str, done: int, total: int) -> None:
+    """Shows that `done` of `total` is done of a stage."""
+    if self._stop.is_set():
+      raise Stopped
+    if stage != self._stage:
+      self.close()
+      unit = 'pieces' if stage == 'encoding' else 'B'
+      self._bar = Bar(stage, total, unit, self._every_secs)
+      self._stage = stage
+    self._bar.show(done)
+
+  def close(self) -> None:
+    """Removes the bar."""
+    if self._bar is not None:
+      self._bar.close()
+
+
+class Writer:
+  """Appends records to `metrics.jsonl` and TensorBoard.
+
+  A full disk costs records, not the run: it is reported once.
   """
 
   def __init__(self, workdir: pathlib.Path, words: int):
-    """Goes on behind the records of a run that had read `words` words.
+    """Continues a run that had read `words` words at its last checkpoint.
 
-    A run that was killed may have written records behind its last checkpoint;
-    those words are trained again, so the records go.
+    Records of words that are trained again are removed.
     """
     self._path = workdir / 'metrics.jsonl'
-    self._failed = False
-    rows = read(self._path)
-    kept = [row for row in rows if row['words'] <= words]
+    self._has_failed = False
+    rows = [row for row in read(self._path) if row['words'] <= words]
     data = self._path.read_bytes() if self._path.exists() else b''
     # Also where a line was cut: the next record would be lost with it.
-    if data.count(b'\n') != len(kept) or data[-1:] not in (b'', b'\n'):
+    if data.count(b'\n') != len(rows) or data[-1:] not in (b'', b'\n'):
       with atomic.write(self._path) as file:
-        file.writelines(json.dumps(row).encode() + b'\n' for row in kept)
+        file.writelines(json.dumps(row).encode() + b'\n' for row in rows)
     folder = workdir / 'tensorboard'
     folder.mkdir(exist_ok=True)
-    # The plain writer: the usual one hands records to a thread, which dies of
-    # a full disk and leaves the loop waiting for it.
+    # Not SummaryWriter: its thread dies of a full disk, and the loop waits.
     self._events = event_file_writer.EventsWriter(str(folder / 'events'))
-    if kept:
-      # Tells TensorBoard to forget what this run had written beyond.
+    if rows:  # TensorBoard forgets what this run had written beyond
       start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-      self._add(kept[-1]['step'] + 1, session_log=start)
+      self._add(rows[-1]['step'] + 1, session_log=start)
 
   def _add(self, step: int, **what: Any) -> None:
     event = event_pb2.Event(step=step, wall_time=time.time(), **what)
@@ -105,11 +172,10 @@ class Writer:
     self._events.flush()
 
   def write(self, record: dict[str, Any]) -> None:
-    """Appends one record; `record['step']` is its place in TensorBoard."""
-    shown = ('loss', 'learning_rate', 'words_per_sec', 'epoch')
+    """Appends a record."""
     values = [
       summary_pb2.Summary.Value(tag=key, simple_value=record[key])
-      for key in shown
+      for key in _SCALARS
       if record[key] is not None
     ]
     try:
@@ -117,13 +183,13 @@ class Writer:
         file.write(json.dumps(record) + '\n')
       self._add(record['step'], summary=summary_pb2.Summary(value=values))
     except OSError as error:
-      if not self._failed:
+      if not self._has_failed:
         LOG.error(
           'records not written to %s: %s; training goes on: free space there',
           self._path.parent,
           error.strerror or error,
         )
-      self._failed = True
+      self._has_failed = True
 
   def close(self) -> None:
     """Closes the TensorBoard file."""
@@ -132,27 +198,24 @@ class Writer:
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
-  """The records of a `metrics.jsonl`; a half-written last line is left out."""
-  if not path.exists():
-    return []
+  """Returns the records of a `metrics.jsonl`, without half-written lines."""
   records = []
-  for line in path.read_text(encoding='utf-8').splitlines():
-    try:
+  text = path.read_text(encoding='utf-8') if path.exists() else ''
+  for line in text.splitlines():
+    with contextlib.suppress(ValueError):
       record = json.loads(line)
-    except ValueError:
-      continue
-    if isinstance(record, dict) and isinstance(record.get('words'), int):
-      records.append(record)
+      if isinstance(record, dict) and isinstance(record.get('words'), int):
+        records.append(record)
   return records
 
 
 @dataclasses.dataclass
 class Totals:
-  """Sums over a run so far; a checkpoint carries them."""
+  """Sums over a run so far; a checkpoint holds them."""
 
   steps: int = 0
   words: int = 0  # corpus words in the vocabulary, before subsampling
-  epoch: int = 0  # where reading goes on
+  epoch: int = 0  # where reading continues
   block: int = 0
   kept_words: int = 0
   pairs: int = 0
@@ -162,7 +225,7 @@ class Totals:
   encode_secs: float = 0.0
   total_secs: float = 0.0
   started: float = 0.0  # the first time, seconds since 1970
-  further_rounds: int = 0  # of exchanges of rows that one had no room for
+  further_rounds: int = 0  # extra exchanges of rows that overflowed a buffer
   collectives: dict[str, Any] | None = None  # of the compiled dispatch
   # Per epoch the summed loss in nats and the examples it was measured on; in
   # Python floats (64 bits), which stay exact over 10^12 pairs.
@@ -171,11 +234,11 @@ class Totals:
   def add(
     self, item: Any, epoch: int, step_metrics: Any, train_secs: float
   ) -> None:
-    """Counts a dispatch that has ended.
+    """Counts a finished dispatch of an epoch.
 
     Args:
       item: a `loader.Loaded`.
-      epoch: that it was of.
+      epoch: that it belongs to.
       step_metrics: a `strategies.base.DispatchMetrics`.
       train_secs: that it took.
     """
@@ -190,7 +253,7 @@ class Totals:
     self.epoch, self.block = item.after
 
   def add_loss(self, epoch: int, loss: float, examples: float) -> None:
-    """Counts a loss, summed over so many examples, nats."""
+    """Counts a loss in nats, summed over that many examples."""
     while len(self.losses) <= epoch:
       self.losses.append([0.0, 0.0])
     self.losses[epoch][0] += loss
@@ -204,33 +267,19 @@ class Totals:
 
 
 def add_up(every: Sequence[Totals]) -> Totals:
-  """The sums that make sense of several sub-models."""
-  found = Totals()
+  """Adds up what can be added of several sub-models."""
+  result = Totals()
   for totals in every:
-    for name in (
-      'steps', 'words', 'kept_words', 'pairs', 'further_rounds', 'compile_secs',
-    ):  # fmt: skip
-      value = getattr(found, name) + getattr(totals, name)
-      setattr(found, name, value)
-    found.collectives = found.collectives or totals.collectives
+    for name in _SUMS:
+      setattr(result, name, getattr(result, name) + getattr(totals, name))
+    result.collectives = result.collectives or totals.collectives
     for epoch, (loss, examples) in enumerate(totals.losses):
-      found.add_loss(epoch, loss, examples)
-  return found
-
-
-def process_secs() -> float | None:
-  """Seconds since this process was started; None where it cannot be told."""
-  try:
-    with open('/proc/self/stat') as file:
-      ticks = int(file.read().rsplit(')', 1)[1].split()[19])
-    with open('/proc/uptime') as file:
-      return float(file.read().split()[0]) - ticks / os.sysconf('SC_CLK_TCK')
-  except OSError:
-    return None  # not Linux
+      result.add_loss(epoch, loss, examples)
+  return result
 
 
 class Meter:
-  """Counts finished dispatches into `Totals` and tells the world."""
+  """Adds dispatch metrics to `Totals`; shows and records them."""
 
   def __init__(
     self,
@@ -242,36 +291,33 @@ class Meter:
     max_loss: float = float('inf'),
     gather: Callable[[dict], list[dict]] = lambda own: [own],
   ):
-    """Goes on from `totals`.
+    """Continues from `totals`, which is changed in place.
 
     Args:
       workdir: where records are written; None = by another process.
-      totals: is changed in place.
+      totals: so far.
       epoch_words: words of one epoch.
-      epochs: how many.
-      log_every_secs: how far apart records are.
+      epochs: number of epochs.
+      log_every_secs: time between records.
       max_loss: nats per example beyond which training has diverged.
-      gather: makes of this process's `hosts.between` those of all processes.
+      gather: from this process's `resources.between`, those of all processes.
     """
-    self._totals = totals
-    self._max_loss = max_loss
-    self._gather = gather
+    self._totals, self._max_loss, self._gather = totals, max_loss, gather
     self._epoch_words = epoch_words
     self._total_words = round(epoch_words * epochs)
     self._every_secs = log_every_secs
     self._writer = Writer(workdir, totals.words) if workdir else None
-    self._bar = progress.Bar(
+    self._bar = Bar(
       'training', self._total_words, 'words', log_every_secs, totals.words
     )
     self._loss = self._examples = 0.0  # since the last record
-    self._clock = self._last_record = time.monotonic()
     self._last_words = totals.words
-    self._last_sample = hosts.sample()
+    self.start()
 
   def start(self) -> None:
-    """Starts the clock; what came before (compilation) is not training."""
+    """Starts the clock: what came before, such as compilation, is not timed."""
     self._clock = self._last_record = time.monotonic()
-    self._last_sample = hosts.sample()
+    self._last_sample = resources.sample()
 
   def count(
     self, item: Any, learning_rates: tuple[float, float], step_metrics: Any
@@ -280,11 +326,11 @@ class Meter:
 
     Args:
       item: a `loader.Loaded`.
-      learning_rates: of the first step and behind the last.
+      learning_rates: of the first step, and after the last.
       step_metrics: a `strategies.base.DispatchMetrics`.
 
     Raises:
-      UserError: if its loss was not finite.
+      UserError: if training has diverged.
     """
     t = self._totals
     check_finite(t, item, learning_rates, step_metrics, self._max_loss)
@@ -301,38 +347,31 @@ class Meter:
       self._record(now, float(learning_rates[1]))
 
   def _record(self, now: float, learning_rate: float) -> None:
-    t, sample = self._totals, hosts.sample()
-    secs = max(now - self._last_record, 1e-9)
-    rate = (t.words - self._last_words) / secs
-    loss = self._loss / self._examples if self._examples else None
-    eta_secs = (self._total_words - t.words) / max(rate, 1e-9)
-    self._write(
-      {
-        'step': t.steps,
-        'epoch': t.words / self._epoch_words,
-        'words': t.words,
-        'words_per_sec': rate,
-        'loss': loss,
-        'learning_rate': learning_rate,
-        'elapsed_secs': t.train_secs,
-        'eta_secs': eta_secs,
-        'hosts': self._gather(hosts.between(self._last_sample, sample)),
-      }
-    )
-    shown = 'n/a' if loss is None else f'{loss:.4f}'
+    t, sample = self._totals, resources.sample()
+    rate = (t.words - self._last_words) / max(now - self._last_record, 1e-9)
+    record = {
+      'step': t.steps,
+      'epoch': t.words / self._epoch_words,
+      'words': t.words,
+      'words_per_sec': rate,
+      'loss': self._loss / self._examples if self._examples else None,
+      'learning_rate': learning_rate,
+      'elapsed_secs': t.train_secs,
+      'eta_secs': (self._total_words - t.words) / max(rate, 1e-9),
+      'hosts': self._gather(resources.between(self._last_sample, sample)),
+    }
+    if self._writer is not None:
+      self._writer.write(record)
+    loss = 'n/a' if record['loss'] is None else f'{record["loss"]:.4f}'
     self._bar.show(
       t.words,
-      f'epoch {t.words / self._epoch_words:.2f} loss {shown} '
-      f'{rate / 1e6:.2f} M words/s lr {learning_rate:.5f} '
-      f'{datetime.timedelta(seconds=round(eta_secs))} left',
+      f'epoch {record["epoch"]:.2f} loss {loss} {rate / 1e6:.2f} M words/s '
+      f'lr {learning_rate:.5f} '
+      f'{datetime.timedelta(seconds=round(record["eta_secs"]))} left',
     )
     self._loss = self._examples = 0.0
     self._last_record, self._last_words = now, t.words
     self._last_sample = sample
-
-  def _write(self, record: dict[str, Any]) -> None:
-    if self._writer is not None:
-      self._writer.write(record)
 
   def close(self) -> None:
     """Removes the bar and closes the files."""
@@ -344,7 +383,7 @@ class Meter:
 def max_loss(decisions: float) -> float:
   """Nats per example beyond which training has diverged.
 
-  Thrice what a model that knows nothing scores, given its binary decisions per
+  Three times what an untrained model scores, given its binary decisions per
   example.
   """
   return 3 * decisions * math.log(2)
@@ -357,15 +396,7 @@ def check_finite(
   step_metrics: Any,
   max_loss: float,
 ) -> None:
-  """Raises the error of `diverged` if a dispatch has.
-
-  Args:
-    totals: before it is counted.
-    item: a `loader.Loaded`.
-    learning_rates: of the first step and behind the last.
-    step_metrics: a `strategies.base.DispatchMetrics`.
-    max_loss: nats per example beyond which training has diverged.
-  """
+  """Raises the error of `diverged` if a dispatch has; see `Meter.count`."""
   loss, examples, bad_step = (x.item() for x in step_metrics.steps[:3])
   num_steps = int(step_metrics.num_steps)
   if examples and loss / examples > max_loss:
@@ -377,7 +408,7 @@ def check_finite(
 
 
 def diverged(step: int, words: int, learning_rate: float) -> errors.UserError:
-  """The error of a run whose loss or tables are no longer finite."""
+  """Returns the error of a run whose loss or tables are no longer finite."""
   return errors.UserError(
     f'training diverged at step {step:,} ({words:,} words, learning rate '
     f'{learning_rate:.6g}): its loss is not finite or far beyond that of an '

@@ -2,12 +2,7 @@
 
 import contextlib
 import datetime
-import hashlib
-import importlib.metadata
-import os
 import pathlib
-import platform
-import sys
 import time
 import types
 from collections.abc import Mapping
@@ -20,15 +15,13 @@ import numpy as np
 from jaxemb import build, metrics
 from jaxemb.evaluation import benchmarks, summary
 from jaxemb.report import report
-from jaxemb.runtime import hlo, hosts, mesh
+from jaxemb.runtime import hlo, mesh, resources
 from jaxemb.senses import evaluate, sense_rows
 from jaxemb.senses import table as senses
 from jaxemb.storage import rows_file, word2vec_format
 from jaxemb.strategies import base as strategy_base
 from jaxemb.tables import blocks
 from jaxemb.text import encode, vocab
-
-_PACKAGES = ('jaxemb', 'jax', 'jaxlib', 'orbax-checkpoint', 'numpy', 'numba')
 
 
 def describe_corpus(corpus: encode.Encoded) -> None:
@@ -53,40 +46,6 @@ def describe_corpus(corpus: encode.Encoded) -> None:
   metrics.LOG.info('left out: %s', ', '.join(counted) or 'nothing')
   for line in dropped['problems']:
     metrics.LOG.warning('%s', line)
-
-
-def _machine() -> dict[str, Any]:
-  name = platform.processor() or platform.machine()
-  try:
-    for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines():
-      if line.startswith('model name'):
-        name = line.split(':', 1)[1].strip()
-        break
-  except OSError:
-    pass  # not on Linux: the plain name does
-  return {'cpu': name, 'cores': os.cpu_count(), 'os': platform.platform()}
-
-
-def _versions() -> dict[str, str]:
-  found = {'python': platform.python_version()}
-  for package in _PACKAGES:
-    try:
-      found[package] = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-      # The checkout itself, run without being installed.
-      found[package] = getattr(
-        sys.modules.get(package), '__version__', 'not installed'
-      )
-  return found
-
-
-def versions_of_code() -> dict[str, str]:
-  """What processes that train as one must have alike."""
-  digest = hashlib.sha256()
-  folder = pathlib.Path(__file__).parent
-  for path in sorted(folder.rglob('*.py')):
-    digest.update(path.read_bytes())
-  return _versions() | {'code': digest.hexdigest()[:16]}
 
 
 def _categories(paths: list[str]) -> dict[str, list[str]]:
@@ -131,7 +90,7 @@ def page(
     'train_secs': totals.train_secs,
     'compile_secs': totals.compile_secs,
     'total_secs': totals.total_secs,
-    'peak_rss_bytes': hosts.peak_rss_bytes(),
+    'peak_rss_bytes': resources.peak_rss_bytes(),
     'table_bytes': table_bytes,
     'vector_bytes': strategy_base.vector_bytes(
       jax.eval_shape(parts.strategy.init, jax.random.key(0))
@@ -144,8 +103,8 @@ def page(
     ),
     'further_rounds': totals.further_rounds,
     'dropped': parts.corpus.manifest['dropped'],
-    'machine': _machine(),
-    'versions': _versions(),
+    'machine': resources.machine(),
+    'versions': resources.versions(),
     'started': datetime.datetime.fromtimestamp(totals.started).isoformat(
       timespec='seconds'
     ),
@@ -245,7 +204,7 @@ def write(
     - exported['projector_words'],
   }
   records = metrics.read(workdir / 'metrics.jsonl')
-  figures['hosts'] = hosts.summary(records)
+  figures['hosts'] = resources.summary(records)
   report.write(
     workdir,
     figures,

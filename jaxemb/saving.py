@@ -20,7 +20,7 @@ from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses
 from jaxemb.merging import tables as tables_lib
 from jaxemb.ops import rounding
-from jaxemb.runtime import mesh
+from jaxemb.runtime import mesh, resources
 from jaxemb.senses import sense_rows
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base
@@ -49,15 +49,18 @@ def check_fits(
   """
   held_bytes = mesh.bytes_per_device(shapes, parts.strategy.state_sharding)
   metrics.LOG.info(
-    'tables: %s bytes on each device; the rows of all, as %s, take %s',
-    f'{held_bytes:,}',
+    'tables: %.1f MB per device (all %s vectors: %.1f MB)',
+    held_bytes / 1e6,
     config.table.dtype,
-    f'{base.vector_bytes(shapes):,}',
+    base.vector_bytes(shapes) / 1e6,
   )
   whole_bytes = sum(
     math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes)
   )
-  mesh.check_fits(parts.mesh, held_bytes, is_split=held_bytes < whole_bytes)
+  is_split = held_bytes < whole_bytes
+  num_shards = parts.mesh.shape[mesh.TABLE] if is_split else 1
+  devices = list(parts.mesh.devices.flat)
+  resources.check_fits(devices, held_bytes, held_bytes * num_shards)
 
 
 def start(

@@ -20,24 +20,24 @@ from jaxemb import build, dispatches, errors, loop, metrics, results, saving
 from jaxemb import config as config_lib
 from jaxemb import rundir as workdirs
 from jaxemb.partition import submodels
-from jaxemb.runtime import mesh, processes, progress, signals, watch
+from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.senses import sense_rows
 from jaxemb.storage import checkpoint
 
-STOPPED = watch.STOPPED  # exit code
+STOPPED = distributed.STOPPED  # exit code
 
 
 def run(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
-  place: processes.Place = processes.ALONE,
+  job: distributed.Job = distributed.ALONE,
 ) -> int:
   """Trains, or resumes training, and writes all results to `workdir`.
 
   Args:
     config: settings that `config.check` accepts.
     workdir: folder of the run.
-    place: which process this is of those that train as one.
+    job: which process this is of those that train as one.
 
   Returns:
     The exit code: 0, or `STOPPED`.
@@ -48,16 +48,17 @@ def run(
   session = loop.Session(time.time())
   home = submodels.home(config, workdir)
   workdirs.make(home)
-  submodels.check_alone(config, place)
-  processes.start(place)
-  watching = watch.Watch()
-  is_first, code = processes.is_first(), None
+  submodels.check_alone(config, job)
+  distributed.join(job)
+  monitor = distributed.Monitor()
+  is_first, code = distributed.is_first(), None
   with workdirs.locked(home) if is_first else contextlib.nullcontext():
     with workdirs.writing(home):
-      log = metrics.start_log(home / processes.file_name('log.txt'), is_first)
+      name = 'log' if is_first else f'log-{distributed.process_id()}'
+      log = metrics.start_log(home / f'{name}.txt', is_first)
     try:
-      with signals.stopping(watching.stop):
-        code = _run(config, workdir, session, watching)
+      with distributed.stopping_on_signals(monitor):
+        code = _run(config, workdir, session, monitor)
       return code
     except errors.UserError as error:
       # The caller shows it; the file should tell it as well.
@@ -66,8 +67,8 @@ def run(
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
       is_memory = isinstance(error, MemoryError)
       if not is_memory:
-        watching.wait_for_loss()  # a collective failed: whose fault is it?
-        if processes.num_joined() > 1 and watching.stop.is_set():
+        monitor.wait_for_loss()  # a collective failed: whose fault is it?
+        if distributed.num_processes() > 1 and monitor.stop.is_set():
           return (code := STOPPED)  # another one's, which was told to stop
       if not is_memory and 'RESOURCE_EXHAUSTED' not in str(error):
         raise
@@ -76,7 +77,7 @@ def run(
         '--config.train.batch_words, or give --config.mesh.data=1'
       ) from error
     finally:
-      watching.close(says_bye=code is not None, stops=code == STOPPED)
+      monitor.close(code)
       metrics.stop_log(log)
 
 
@@ -84,11 +85,13 @@ def _run(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
   session: loop.Session,
-  watching: watch.Watch,
+  monitor: distributed.Monitor,
 ) -> int:
-  processes.agree('settings', config_lib.flat(config), 'setting')
-  processes.agree('versions', results.versions_of_code(), 'version')
-  processes.agree('folders', {'--workdir': workdirs.holder(workdir)}, 'folder')
+  distributed.agree('setting', config_lib.flat(config))
+  distributed.agree(
+    'version', resources.versions() | {'code': resources.code_digest()}
+  )
+  distributed.agree('folder', {'--workdir': workdirs.holder(workdir)})
   config, devices = build.on_devices(config, workdirs.recorded(workdir))
   workdirs.check(config, workdir)
   cache = build.cache_folder(config)
@@ -97,32 +100,32 @@ def _run(
     jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   metrics.LOG.info('%s; results in %s', mesh.describe(devices), workdir)
-  stages = progress.Stages(watching.stop, config.train.log_every_secs)
+  stages = metrics.Stages(monitor.stop, config.train.log_every_secs)
   try:
     parts = build.parts(config, devices, stages)
-  except progress.Stopped:
+  except metrics.Stopped:
     metrics.LOG.info('stopped by a signal before training')
     return STOPPED
   finally:
     stages.close()
-  watching.has_begun.set()
+  monitor.has_begun.set()
   session = session._replace(encode_secs=time.time() - session.started)
   text = parts.corpus.manifest['fingerprint']
   workdirs.check_text(workdir, text)
   if config.strategy.name == 'partition':
     submodels.check(config, workdir, text)
-  if processes.is_first():
+  if distributed.is_first():
     workdirs.record(config, workdir, text)
   results.describe_corpus(parts.corpus)
   if config.strategy.name == 'partition':
-    done = submodels.run(config, workdir, parts, watching.stop, session)
+    done = submodels.run(config, workdir, parts, monitor.stop, session)
     return 0 if done else STOPPED
   with checkpoint.Checkpoints(
     workdir / 'checkpoints',
     config.train.checkpoints_to_keep,
     metrics.LOG.error,
   ) as saved:
-    trained = _train(config, workdir, parts, saved, watching.stop, session)
+    trained = _train(config, workdir, parts, saved, monitor.stop, session)
     if not trained.finished:
       metrics.LOG.info('stopped; saved at step %s; start again', saved.wait())
       return STOPPED
@@ -132,7 +135,7 @@ def _run(
         'with several words on a line, or raise --config.data.sample'
       )
     _write(config, workdir, parts, trained)
-    processes.follow_first('results')
+    distributed.wait_for_first('results')
   return 0
 
 
@@ -152,7 +155,7 @@ def _write(
     lambda name: export(name).rows,
     parts.corpus.vocabulary,
   )
-  if processes.is_first():
+  if distributed.is_first():
     results.write(
       config,
       workdir,
@@ -173,13 +176,13 @@ def _meter(
   """Of several processes one writes records, of all of them."""
   with workdirs.writing(workdir):
     return metrics.Meter(
-      workdir if processes.is_first() else None,
+      workdir if distributed.is_first() else None,
       totals,
       parts.corpus.num_words,
       config.train.epochs,
       config.train.log_every_secs,
       metrics.max_loss(parts.model.decisions),
-      functools.partial(processes.latest, 'hosts'),
+      functools.partial(distributed.latest, 'hosts'),
     )
 
 
@@ -209,6 +212,6 @@ def _train(
     total_words,
     save,
     config.train.checkpoint_every_secs,
-    processes.Decisions('saves'),
+    distributed.Decisions('saves'),
   )
   return loop.run(task, stop, session)

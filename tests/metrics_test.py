@@ -9,7 +9,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from jaxemb import errors, metrics
-from jaxemb.runtime import hosts
+from jaxemb.runtime import resources
 from jaxemb.strategies import base as strategy_base
 from jaxemb.text import loader
 
@@ -124,9 +124,9 @@ def _count(meter: metrics.Meter, words_after: int) -> None:
 def test_every_record_tells_what_all_processes_use(tmp_path, monkeypatch):
   clock = iter((0.0, 5.0, 6.0, 8.0, 11.0))
   monkeypatch.setattr(
-    hosts,
+    resources,
     'sample',
-    lambda: hosts.Sample(next(clock), 0.0, None, None, None, None),
+    lambda: resources.Sample(next(clock), 0.0, 0.0, {}),
   )
   given = []
 

@@ -20,7 +20,7 @@ import scipy.sparse.csgraph
 from jaxemb import errors
 from jaxemb.merging import align
 from jaxemb.merging import parts as parts_lib
-from jaxemb.runtime import hosts
+from jaxemb.runtime import resources
 from jaxemb.senses import table as senses_lib
 
 METHODS = ('alir', 'pca', 'concat')
@@ -349,7 +349,7 @@ def merge_usable(
     'skipped': skipped,
     'displacements': list(solved.displacements) if solved else [],
     'merge_secs': time.monotonic() - started,
-    'peak_rss_bytes': hosts.peak_rss_bytes(),
+    'peak_rss_bytes': resources.peak_rss_bytes(),
     'warnings': warnings,
   }
   return Merged(

@@ -16,7 +16,7 @@ import ml_collections
 import numpy as np
 
 from jaxemb import build, dispatches, errors, loop, metrics, saving
-from jaxemb.runtime import mesh, processes
+from jaxemb.runtime import distributed, mesh
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base as strategy_base
 from jaxemb.text import loader, shares
@@ -40,7 +40,7 @@ class Place(NamedTuple):
   text: shares.Text
   log: pathlib.Path  # folder for the records of training
   session: loop.Session
-  decisions: processes.Decisions
+  decisions: distributed.Decisions
 
 
 class Together(NamedTuple):

@@ -34,7 +34,7 @@ import numpy as np
 from jaxemb import build, dispatches, errors, loop, metrics, results, saving
 from jaxemb import rundir as workdirs
 from jaxemb.partition import merged, rounds
-from jaxemb.runtime import mesh, processes
+from jaxemb.runtime import distributed, mesh
 from jaxemb.senses import sense_rows
 from jaxemb.storage import atomic, checkpoint
 from jaxemb.strategies import base as strategy_base
@@ -60,13 +60,13 @@ def home(
 
 
 def check_alone(
-  config: ml_collections.ConfigDict, place: processes.Place
+  config: ml_collections.ConfigDict, job: distributed.Job
 ) -> None:
   """Raises a `UserError` where connected processes are to train sub-models.
 
   They have nothing to tell each other, and would only wait.
   """
-  is_connected = bool(place.coordinator) or place.detects
+  is_connected = bool(job.coordinator) or job.detects
   if config.strategy.name == 'partition' and is_connected:
     raise errors.UserError(
       "config.strategy.name='partition' needs no connection between processes: "
@@ -149,7 +149,7 @@ def run(
     shares.text(parts.corpus),
     home(config, workdir),
     session,
-    processes.Decisions('saves'),
+    distributed.Decisions('saves'),
   )
   trainer = _Trainer(place, workdir, _censuses(place, left))
   elsewhere = trainer.train_all(left, stop)

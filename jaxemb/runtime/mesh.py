@@ -1,8 +1,8 @@
-"""Devices: the only place that chooses them and builds a mesh.
+"""The mesh of devices, and moving arrays between hosts and devices.
 
-A CPU is as many JAX devices as one asks for before JAX starts, each a thread of
-its own. Two use two cores far better than one device with two threads does: the
-matrix products of a step are too small to be shared.
+A CPU is as many JAX devices as are asked for before JAX starts, each a thread
+of its own. Two devices use two cores far better than one device with two
+threads: the matrix products of a step are too small to be shared.
 """
 
 import math
@@ -15,37 +15,21 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxemb import errors
-from jaxemb.runtime import hosts, processes
+from jaxemb.runtime import distributed, resources
 
-DATA = 'data'  # axis along the corpus: every device has its own part of it
-TABLE = 'table'  # axis along the tables: every device has its own share of them
+DATA = 'data'  # axis along which the corpus is split
+TABLE = 'table'  # axis along which tables are split
 
-# More would gain little, by what four on two cores cost: they have to meet too
-# often (experiments/results/step_notes.md).
-_MOST_CPU_DEVICES = 2
+# Four on two cores gain less than their frequent meetings cost
+# (experiments/results/step_notes.md).
+_MAX_CPU_DEVICES = 2
 
-# Of an array that goes to the hosts of several processes, at once.
+# How much of a sharded array every device holds whole on its way to the hosts.
 _PIECE_BYTES = 64 << 20
 
 
-def _usable_cores() -> int:
-  """Cores that this process may use, by affinity and by quota."""
-  try:
-    cores = len(os.sched_getaffinity(0))
-  except AttributeError:  # not on Linux
-    return os.cpu_count() or 1
-  try:
-    with open('/sys/fs/cgroup/cpu.max') as file:
-      quota, period = file.read().split()[:2]
-    if quota != 'max':
-      cores = min(cores, max(1, round(int(quota) / int(period))))
-  except (OSError, ValueError):
-    pass  # no quota
-  return cores
-
-
 class Shape(NamedTuple):
-  """Devices along the axes of a mesh; 0 = as many as are of use."""
+  """Devices along each axis of a mesh; 0 = chosen here."""
 
   data: int
   table: int
@@ -57,70 +41,60 @@ def start(
   uses_cores: bool = True,
   begun_with: Shape | None = None,
 ) -> Shape:
-  """Prepares JAX, before its first use, for training on a mesh.
+  """Chooses the mesh to train on; to be called before JAX is used.
+
+  An axis that is left open gets the useful cores of a CPU, one accelerator, or
+  all of them where the layout splits tables or there are several processes.
 
   Args:
-    wanted: axes that the settings give. What they leave open is cores of a
-      CPU, one accelerator, or all of them where the layout splits tables, and
-      all devices of several processes, along the table axis where the layout
-      splits tables, else the data axis.
-    splits_tables: whether devices of the table axis hold different things.
-    uses_cores: whether two cores of a CPU are of more use than one.
-    begun_with: what a run that is resumed was begun with, where it cannot go on
-      with another mesh; None = any will do.
-
-  Returns:
-    The mesh to use, without zeros.
+    wanted: from the settings.
+    splits_tables: whether the layout splits tables along the table axis.
+    uses_cores: whether training gains from several cores of a CPU.
+    begun_with: the mesh that a resumed run must have; None = any.
 
   Raises:
-    UserError: if there are fewer devices than asked for.
+    UserError: if there are not enough devices, or some would be idle.
   """
   needed = begun_with or wanted
-  default = min(_usable_cores(), _MOST_CPU_DEVICES) if uses_cores else 1
+  default = min(resources.usable_cores(), _MAX_CPU_DEVICES) if uses_cores else 1
   size = max(needed.data, 1) * max(needed.table, 1)
   is_given = needed.data and (needed.table or not splits_tables)
   num = size if is_given else max(size, default)
-  _want_cpu_devices(-(-num // processes.num_joined()), size > 1)
+  _request_cpu_devices(-(-num // distributed.num_processes()), size > 1)
   devices = jax.devices()
-  kind = devices[0].device_kind
-  there = f'there are {len(devices)} ({kind})'
+  available = f'there are {len(devices)} ({devices[0].device_kind})'
   if begun_with and size > len(devices):
     raise errors.UserError(
-      f'the run was begun on {size} devices and {there}; resume it where '
+      f'the run was begun on {size} devices and {available}; resume it where '
       'there are as many (on a CPU, in a fresh process without XLA_FLAGS), or '
       'give another --workdir'
     )
   if size > len(devices):
     raise errors.UserError(
       f'config.mesh.data={wanted.data} x config.mesh.table={wanted.table} '
-      f'needs {size} devices and {there}; lower one of them, or give 0'
+      f'needs {size} devices and {available}; lower one of them, or give 0'
     )
   if jax.process_count() > 1:
-    of_use = len(devices)
+    useful = len(devices)
   elif devices[0].platform == 'cpu':
-    of_use = min(default, len(devices))
+    useful = min(default, len(devices))
   else:
-    of_use = len(devices) if splits_tables else 1
-  found = _completed(needed, max(of_use, size), splits_tables)
-  if jax.process_count() > 1 and found.data * found.table != len(devices):
-    raise errors.UserError(
-      f'config.mesh.data={found.data} x config.mesh.table={found.table} leaves '
-      f'devices of some processes without work, {there}; make their product '
-      'that number, or give 0'
-    )
-  return found
-
-
-def _completed(needed: Shape, size: int, splits_tables: bool) -> Shape:
-  """The mesh of about `size` devices with what was left open filled in."""
-  data, table = needed
+    useful = len(devices) if splits_tables else 1
+  useful, (data, table) = max(useful, size), needed
   if not table:
-    table = size // max(data, 1) if splits_tables else 1
-  return Shape(data or max(size // table, 1), table)
+    table = useful // max(data, 1) if splits_tables else 1
+  data = data or max(useful // table, 1)
+  if jax.process_count() > 1 and data * table != len(devices):
+    raise errors.UserError(
+      f'config.mesh.data={data} x config.mesh.table={table} leaves devices of '
+      f'some processes idle, {available}; make their product that number, or '
+      'give 0'
+    )
+  return Shape(data, table)
 
 
-def _want_cpu_devices(num: int, is_more: bool) -> None:
-  """Makes a CPU so many devices, unless the user or JAX has chosen."""
+def _request_cpu_devices(num: int, is_more: bool) -> None:
+  """Makes a CPU that many devices unless the user or JAX has chosen."""
   flags = os.environ.get('XLA_FLAGS', '')
   chosen = jax.config.jax_num_cpu_devices  # -1 = not
   if 'xla_force_host_platform_device_count' not in flags and (
@@ -133,7 +107,7 @@ def _want_cpu_devices(num: int, is_more: bool) -> None:
 
 
 def make(shape: Shape) -> jax.sharding.Mesh:
-  """The first devices, of all processes, along a data and a table axis."""
+  """Returns a mesh of the first devices of all processes."""
   devices = np.array(jax.devices()[: shape.data * shape.table])
   return jax.sharding.Mesh(
     devices.reshape(shape),
@@ -145,13 +119,12 @@ def make(shape: Shape) -> jax.sharding.Mesh:
 def my_parts(
   mesh: jax.sharding.Mesh, num_parts: int, first_only: bool = False
 ) -> range:
-  """Which of the parts along the data axis this process's devices work on.
+  """Returns the parts of the corpus that this process's devices train on.
 
   Args:
-    mesh: the devices.
-    num_parts: of the corpus; the data axis divides them.
-    first_only: whether to leave out those that a process before this one works
-      on as well.
+    mesh: the data axis divides the parts.
+    num_parts: of the corpus.
+    first_only: leave out those of an earlier process.
   """
   each = num_parts // mesh.shape[DATA]
   me = jax.process_index()
@@ -163,21 +136,19 @@ def my_parts(
 
 
 def put(tree: Any, sharding: Any) -> Any:
-  """Host arrays, the same in all processes, as arrays on the mesh.
+  """Puts host arrays on the mesh; all processes have the same.
 
-  Args:
-    tree: pytree of whole arrays.
-    sharding: of all of them, or a prefix of the tree.
+  `sharding` is that of all arrays, or a prefix of the tree.
   """
   if jax.process_count() == 1:
     return jax.device_put(tree, sharding)
 
-  def place(sharding, part):
+  def place(sharding, subtree):
     return jax.tree.map(
       lambda x: jax.make_array_from_callback(
         np.shape(x), sharding, lambda index: np.asarray(x)[index]
       ),
-      part,
+      subtree,
     )
 
   return jax.tree.map(place, sharding, tree)
@@ -189,12 +160,12 @@ def put_parts(
   parts: range,
   num_parts: int,
 ) -> Any:
-  """Arrays of which this process has some parts, as arrays on the mesh.
+  """Puts host arrays on the mesh of which each process has some parts.
 
   Args:
-    tree: pytree of [len(parts), ...] host arrays.
+    tree: pytree of arrays [len(parts), ...].
     sharding: over the leading axis.
-    parts: which parts these are.
+    parts: which parts this process has.
     num_parts: of all processes.
   """
   if len(parts) == num_parts and jax.process_count() == 1:
@@ -202,32 +173,24 @@ def put_parts(
 
   def place(x):
     def piece(index):
-      first, stop, _ = index[0].indices(num_parts)
-      return x[first - parts.start : stop - parts.start]
+      start, stop, _ = index[0].indices(num_parts)
+      return x[start - parts.start : stop - parts.start]
 
-    return jax.make_array_from_callback(
-      (num_parts, *x.shape[1:]), sharding, piece
-    )
+    shape = (num_parts, *x.shape[1:])
+    return jax.make_array_from_callback(shape, sharding, piece)
 
   return jax.tree.map(place, tree)
 
 
 def to_host(array: jax.Array) -> np.ndarray:
-  """A whole array in the host's memory; all processes take part."""
+  """Returns a whole array in host memory; all processes take part."""
   if array.is_fully_addressable or array.is_fully_replicated:
     return np.asarray(array)
   return _piecewise(array)
 
 
 def _piecewise(array: jax.Array, piece_bytes: int = _PIECE_BYTES) -> np.ndarray:
-  """The same, by pieces that every device holds whole for a moment.
-
-  A whole table may be more than a device has room for.
-
-  Args:
-    array: on a mesh, with an axis that is not split.
-    piece_bytes: of a piece, about.
-  """
+  """Replicates piece after piece: no device may have room for a whole table."""
   shard = array.sharding.shard_shape(array.shape)
   whole = [i for i, n in enumerate(array.shape) if n == shard[i]]
   if not whole:
@@ -235,21 +198,20 @@ def _piecewise(array: jax.Array, piece_bytes: int = _PIECE_BYTES) -> np.ndarray:
   axis = max(whole, key=lambda i: array.shape[i])
   length = array.shape[axis]
   size = max(1, min(length, piece_bytes * length // max(array.nbytes, 1)))
-  everywhere = array.sharding.update(spec=jax.sharding.PartitionSpec())
   cut = jax.jit(
-    lambda x, first: jax.lax.dynamic_slice_in_dim(x, first, size, axis),
-    out_shardings=everywhere,
+    lambda x, start: jax.lax.dynamic_slice_in_dim(x, start, size, axis),
+    out_shardings=array.sharding.update(spec=jax.sharding.PartitionSpec()),
   )
-  found = np.empty(array.shape, array.dtype)
-  for first in range(0, length, size):
-    first = min(first, length - size)
-    index = (slice(None),) * axis + (slice(first, first + size),)
-    found[index] = cut(array, np.int32(first)).addressable_data(0)
-  return found
+  result = np.empty(array.shape, array.dtype)
+  for start in range(0, length, size):
+    start = min(start, length - size)
+    index = (slice(None),) * axis + (slice(start, start + size),)
+    result[index] = cut(array, np.int32(start)).addressable_data(0)
+  return result
 
 
 def num_bytes(state: Any) -> int:
-  """Bytes that a pytree of arrays takes on all devices, of all processes."""
+  """Returns the bytes of a pytree of arrays on all devices together."""
   return sum(
     math.prod(x.sharding.shard_shape(x.shape))
     * x.dtype.itemsize
@@ -259,80 +221,35 @@ def num_bytes(state: Any) -> int:
 
 
 def bytes_per_device(shapes: Any, shardings: Any) -> int:
-  """Bytes that one device will hold of arrays that are not yet made.
+  """Returns the bytes that one device will hold of arrays not yet made.
 
   Args:
-    shapes: pytree of `jax.ShapeDtypeStruct`s.
-    shardings: of all of them, or a prefix of the tree.
+    shapes: pytree of `jax.ShapeDtypeStruct`.
+    shardings: that of all of them, or a prefix of the tree.
   """
 
-  def held(sharding, part):
+  def held(sharding, subtree):
     return sum(
       math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
-      for x in jax.tree.leaves(part)
+      for x in jax.tree.leaves(subtree)
     )
 
   return sum(jax.tree.leaves(jax.tree.map(held, shardings, shapes)))
 
 
-def check_fits(
-  mesh: jax.sharding.Mesh, held_bytes: int, is_split: bool
-) -> None:
-  """Refuses what a device has no room for.
-
-  Args:
-    mesh: the devices.
-    held_bytes: that each of them is to hold.
-    is_split: whether devices of the table axis hold different things.
-
-  Raises:
-    UserError: naming the number of devices, or hosts, that would do.
-  """
-  mine = [
-    d for d in mesh.devices.flat if d.process_index == jax.process_index()
-  ]
-  stats = mine[0].memory_stats() if mine else None
-  if stats and stats.get('bytes_limit'):
-    what = 'device'
-    free_bytes = stats['bytes_limit'] - stats.get('bytes_in_use', 0)
-    needed_bytes = held_bytes
-  else:
-    what = 'host'  # the devices of a CPU share its memory
-    free_bytes = hosts.free_bytes()
-    needed_bytes = held_bytes * len(mine)
-  if free_bytes is None or needed_bytes <= free_bytes:
-    return
-  copy_bytes = held_bytes * (mesh.shape[TABLE] if is_split else 1)
-  num = math.ceil(copy_bytes / max(free_bytes, 1))
-  num = 1 << (num - 1).bit_length()  # rows are dealt to powers of two
-  wanted = f'{num} {what}{"s" if num > 1 else ""}'
-  if what == 'host':
-    wanted += ' with as much memory, a process with one device on each'
-  raise errors.UserError(
-    f'the tables need {needed_bytes / 1e9:,.1f} GB on each {what} and '
-    f'{free_bytes / 1e9:,.1f} GB are free there; split one copy of them over '
-    f"{wanted} (--config.table.layout='row' --config.strategy.name=sync "
-    f'--config.mesh.data=1 --config.mesh.table={num}), or lower '
-    '--config.model.dim or --config.data.max_vocab'
-  )
-
-
 def name(device: jax.Device) -> str:
-  """A device as reports name it."""
+  """Returns the name of a device in reports."""
   return f'{device.platform}:{device.id} {device.device_kind}'
 
 
 def describe(mesh: jax.sharding.Mesh) -> str:
-  """One line on processes, hosts, devices and what is used of them.
-
-  All processes take part, once.
-  """
+  """Returns a line on processes, hosts and devices; all processes take part."""
   devices = jax.devices()
   kinds = sorted({d.device_kind for d in devices})
   used = [f'{d.platform}:{d.id}' for d in mesh.devices.flatten()]
   shown = ', '.join(used if len(used) <= 8 else [*used[:7], '...'])
-  nodes = set(processes.everyone('nodes', platform.node()))
-  of_all = f'{len(nodes)} host(s) with ' if jax.process_count() > 1 else ''
+  hosts = set(distributed.everyone('hostnames', platform.node()))
+  of_all = f'{len(hosts)} host(s) with ' if jax.process_count() > 1 else ''
   return (
     f'process {jax.process_index() + 1} of {jax.process_count()} on '
     f'{platform.node()}, {of_all}{len(devices)} device(s) of kind '

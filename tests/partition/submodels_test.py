@@ -19,7 +19,7 @@ from jaxemb import errors, merge, metrics, train
 from jaxemb import rundir as workdirs
 from jaxemb.merging import parts as parts_lib
 from jaxemb.partition import rounds, submodels
-from jaxemb.runtime import hlo, processes
+from jaxemb.runtime import distributed, hlo
 from jaxemb.storage import checkpoint, word2vec_format
 from jaxemb.text import encode, loader, shares
 from tests import compiling
@@ -421,7 +421,7 @@ def test_settings_that_cannot_be_honoured(tmp_path, settings, told):
 
 
 def test_connected_processes_are_refused(cache, tmp_path):
-  place = processes.Place('localhost:1', 2, 1, False)
+  place = distributed.Job('localhost:1', 2, 1, False)
   with pytest.raises(errors.UserError, match='--config.strategy.part=0, 1'):
     _train(_config(cache), tmp_path, place)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.runtime import mesh
+from jaxemb.runtime import mesh, resources
 
 
 def test_the_mesh_has_the_devices_asked_for():
@@ -40,7 +40,7 @@ def test_a_run_that_was_begun_on_more_devices_is_told():
   assert mesh.start(mesh.Shape(0, 0), begun_with=begun_with) == (3, 1)
 
 
-CORES = min(2, mesh._usable_cores())
+CORES = min(2, resources.usable_cores())
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_is_left_open_is_of_use(
 )
 def test_a_fresh_process_gets_cpu_devices(data, xla_flags, expected):
   code = (
-    'from jaxemb import mesh; '
+    'from jaxemb.runtime import mesh; '
     f'n = mesh.start(mesh.Shape({data}, 0)); print(n.data, mesh.make(n).size)'
   )
   env = os.environ | {'XLA_FLAGS': xla_flags, 'JAX_PLATFORMS': 'cpu'}
@@ -143,7 +143,7 @@ def _axes(shape, spec):
   return list(zip(shape, (*spec, None, None)[: len(shape)], strict=True))
 
 
-def test_tables_that_do_not_fit_are_refused(monkeypatch):
+def test_bytes_of_a_device():
   devices = mesh.make(mesh.Shape(1, 2))
   split = jax.sharding.NamedSharding(
     devices, jax.sharding.PartitionSpec(None, mesh.TABLE)
@@ -151,19 +151,6 @@ def test_tables_that_do_not_fit_are_refused(monkeypatch):
   shape = jax.ShapeDtypeStruct((10, 256, 25), np.float32)
   held_bytes = mesh.bytes_per_device([shape], split)
   assert held_bytes == 10 * 256 * 25 * 4 // 2
-  # Two devices share what the host has.
-  monkeypatch.setattr(mesh.hosts, 'free_bytes', lambda: 2 * held_bytes)
-  mesh.check_fits(devices, held_bytes, True)
-  monkeypatch.setattr(mesh.hosts, 'free_bytes', lambda: 2 * held_bytes // 5)
-  with pytest.raises(errors.UserError) as caught:
-    mesh.check_fits(devices, held_bytes, True)
-  # Five would do, but rows are not dealt to five.
-  assert '8 hosts' in str(caught.value)
-  assert '--config.mesh.table=8' in str(caught.value)
-  # Copies of a whole are not added up: one of them is to be split.
-  with pytest.raises(errors.UserError, match='4 hosts'):
-    mesh.check_fits(devices, held_bytes, False)
-  assert '\n' not in str(caught.value)
 
 
 def test_bytes_count_every_copy():

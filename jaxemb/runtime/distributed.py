@@ -1,0 +1,405 @@
+"""Several processes that train as one job: joining, agreeing, ending together.
+
+JAX's coordination service, which runs in process 0, joins the processes and has
+a store of keys and values. Arrays travel by collectives of compiled programs;
+what hosts agree on (settings, when to save) goes through the store, so that no
+device waits for it. Alone, a process agrees with itself at once.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import connection
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+# The only way to the store, and to ids before JAX looks for devices.
+from jax._src import distributed as jax_distributed
+from jax.experimental import multihost_utils
+
+from jaxemb import errors
+
+STOPPED = 75  # exit code: stopped by a signal, after saving if there was work
+WAIT_SECS = 60  # for other processes to join or to end
+GO_ON, SAVE, STOP = 'go on', 'save', 'stop'  # see `Decisions`
+
+_HEARTBEAT_SECS = 30  # without which JAX ends a process, see `Monitor`
+_GRACE_SECS = 5
+_MESSAGE_BYTES = 1 << 20  # of `gather`: one length is one program
+_BYE, _FAILED, _STOP = b'bye', b'failed', b'stop'
+_LOST = (
+  '{} of this job is gone; start all processes again to resume from the last '
+  'checkpoint'
+)
+
+
+class Job(NamedTuple):
+  """The job to join, and which of its processes this one is."""
+
+  coordinator: str = ''  # host:port of process 0; '' = alone, or detected
+  num_processes: int = 1
+  process_id: int = 0
+  detects: bool = False  # ask SLURM, MPI, Kubernetes or the TPU pod
+
+
+ALONE = Job()
+
+
+def join(job: Job) -> None:
+  """Joins the other processes, before JAX is used for anything else.
+
+  Raises:
+    UserError: if they cannot be joined.
+  """
+  if not job.coordinator and not job.detects:
+    return
+  options: dict[str, Any] = {}
+  if job.coordinator:
+    index, num = job.process_id, job.num_processes
+    if not 0 <= index < num:
+      raise errors.UserError(
+        f'--process_id={index} must be 0..{num - 1} with --num_processes={num}'
+      )
+    if index:
+      _wait_for(job.coordinator)
+    options = {
+      'coordinator_address': job.coordinator,
+      'num_processes': num,
+      'process_id': index,
+      # By default JAX listens on all addresses of the machine.
+      'coordinator_bind_address': bind_address(job.coordinator),
+    }
+  jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  # It handles SIGTERM while steps run: not Ctrl-C, and not before training.
+  jax.config.update('jax_enable_preemption_service', False)
+  try:
+    jax.distributed.initialize(
+      **options,
+      initialization_timeout=WAIT_SECS,
+      heartbeat_timeout_seconds=_HEARTBEAT_SECS,
+      shutdown_timeout_seconds=WAIT_SECS,
+    )
+  except (RuntimeError, ValueError) as error:
+    where = job.coordinator or 'the job that was detected'
+    raise errors.UserError(
+      f'cannot join the other processes at {where} within {WAIT_SECS} s: '
+      f'{_one_line(error)}; start all of them, with the same --coordinator and '
+      '--num_processes and different --process_id'
+    ) from error
+
+
+def bind_address(coordinator: str) -> str:
+  """Returns where process 0 listens for those who know it by this host:port.
+
+  Some systems resolve a machine's own name to loopback, which no other machine
+  reaches: there it listens on all addresses.
+  """
+  host, _, port = coordinator.rpartition(':')
+  if host != 'localhost' and not host.startswith('127.'):
+    with contextlib.suppress(OSError):  # reported by whoever connects
+      if socket.gethostbyname(host).startswith('127.'):
+        return f'0.0.0.0:{port}'
+  return coordinator
+
+
+def _wait_for(address: str) -> None:
+  """Waits until something listens there: without, JAX would abort."""
+  host, _, port = address.rpartition(':')
+  deadline = time.monotonic() + WAIT_SECS
+  while True:
+    try:
+      with socket.create_connection((host, int(port)), timeout=5):
+        return
+    except (OSError, ValueError, OverflowError) as error:
+      if time.monotonic() > deadline or isinstance(error, ValueError):
+        raise errors.UserError(
+          f'the coordinator {address} does not answer ({error}); start process '
+          '0 there, or correct --coordinator=HOST:PORT'
+        ) from error
+      time.sleep(0.5)
+
+
+def process_id() -> int:
+  """Returns the index of this process; starts no JAX backend."""
+  return jax_distributed.global_state.process_id
+
+
+def num_processes() -> int:
+  """Returns how many processes there are; starts no JAX backend."""
+  return jax_distributed.global_state.num_processes or 1
+
+
+def is_first() -> bool:
+  """Whether this process is the one that reports."""
+  return not process_id()
+
+
+def leave(code: int) -> None:
+  """Ends this process without waiting for the others to end."""
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(code)
+
+
+def gather(data: bytes) -> list[bytes]:
+  """Returns what every process has, in their order; of any length."""
+  if num_processes() == 1:
+    return [data]
+  # As bytes: JAX would make a number that large one of 32 bits.
+  size = np.frombuffer(len(data).to_bytes(8, 'little'), np.uint8)
+  rows = multihost_utils.process_allgather(size)
+  sizes = [int.from_bytes(row.tobytes(), 'little') for row in rows]
+  chunks: list[list[bytes]] = [[] for _ in sizes]
+  for start in range(0, max(sizes), _MESSAGE_BYTES):
+    mine = data[start : start + _MESSAGE_BYTES].ljust(_MESSAGE_BYTES, b'\0')
+    rows = multihost_utils.process_allgather(np.frombuffer(mine, np.uint8))
+    for found, row, size in zip(chunks, rows, sizes, strict=True):
+      found.append(row[: max(size - start, 0)].tobytes())
+  return [b''.join(found) for found in chunks]
+
+
+@contextlib.contextmanager
+def _store() -> Iterator[Any]:
+  """JAX's store, which fails when process 0 is lost."""
+  try:
+    yield jax_distributed.global_state.client
+  except RuntimeError as error:
+    time.sleep(_GRACE_SECS)  # the monitor ends this process if it knows who
+    what = f'{_LOST.format("another process")} ({_one_line(error)})'
+    raise errors.UserError(what) from error
+
+
+def _get(key: str) -> str:
+  """Waits, however long, until another process has set the key."""
+  with _store() as store:
+    while True:
+      try:
+        return store.blocking_key_value_get(key, 10_000)
+      except RuntimeError as error:
+        if 'DEADLINE_EXCEEDED' not in str(error):
+          raise
+
+
+def everyone(name: str, mine: str) -> list[str]:
+  """Returns what each process has, in their order; starts no JAX backend.
+
+  `name` is that of the question, used once.
+  """
+  if num_processes() == 1:
+    return [mine]
+  with _store() as store:
+    store.key_value_set(f'jaxemb/{name}/{process_id()}', mine)
+  return [_get(f'jaxemb/{name}/{i}') for i in range(num_processes())]
+
+
+def agree(name: str, mine: dict[str, Any]) -> None:
+  """Checks that all processes have the same values; starts no JAX backend.
+
+  Args:
+    name: of one of the values, used once.
+    mine: JSON-ready values of this process.
+
+  Raises:
+    UserError: in every process, naming the first difference.
+  """
+  for other, text in enumerate(everyone(name, json.dumps(mine))):
+    theirs = json.loads(text)
+    for key in sorted(mine.keys() | theirs.keys()):
+      if mine.get(key) != theirs.get(key):
+        raise errors.UserError(
+          f'process {other} has another {name}: {key} is {theirs.get(key)!r} '
+          f'there and {mine.get(key)!r} in process {process_id()}; start all '
+          'processes alike'
+        )
+
+
+def wait_for_first(name: str) -> None:
+  """Waits, however long, until process 0 has come here too; `name` is new.
+
+  JAX ends all processes when one has waited a minute for the others to end.
+  """
+  if num_processes() > 1 and not is_first():
+    _get(f'jaxemb/{name}/0')
+  else:
+    latest(name, {})
+
+
+def latest(name: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
+  """Returns what each process gave last, or {}; nobody waits."""
+  if num_processes() == 1:
+    return [mine]
+  folder = f'jaxemb/{name}/'
+  with _store() as store:
+    store.key_value_set(f'{folder}{process_id()}', json.dumps(mine), True)
+    found = dict(store.key_value_dir_get(folder))
+  keys = [f'{folder}{i}' for i in range(num_processes())]
+  return [json.loads(found.get(key, '{}')) for key in keys]
+
+
+class Decisions:
+  """When to save and to stop: decided by process 0, done by all at once."""
+
+  def __init__(self, name: str):
+    """Starts a series of decisions; `name` is used once."""
+    self._name, self._count = name, 0
+
+  def next(self, stops: bool, saves: bool) -> str:
+    """Returns `GO_ON`, `SAVE` or `STOP`: what process 0 wants.
+
+    A process that is asked to stop tells process 0 through its `Monitor`.
+    """
+    decision = STOP if stops else SAVE if saves else GO_ON
+    if num_processes() == 1:
+      return decision
+    self._count += 1
+    folder = f'jaxemb/{self._name}'
+    if not is_first():
+      return _get(f'{folder}/{self._count}')
+    with _store() as store:
+      store.key_value_set(f'{folder}/{self._count}', decision)
+      if self._count > 100:  # two dispatches at most are under way
+        store.key_value_delete(f'{folder}/{self._count - 100}')
+    return decision
+
+
+class Monitor:
+  """Ends this process when another one is lost; passes on requests to stop.
+
+  Process 0 has a connection to each of the others, which breaks when a process
+  dies. JAX notices too, but later unless it is process 0, and ends in pages of
+  log and SIGABRT; that remains for machines that die (`_HEARTBEAT_SECS`).
+  """
+
+  def __init__(self):
+    """Connects.
+
+    Raises:
+      UserError: if a process cannot be reached.
+    """
+    self.stop = threading.Event()  # set when any process is asked to stop
+    self.has_begun = threading.Event()  # to be set when there is work to save
+    self._is_closing = threading.Event()
+    self._peers: list[connection.Connection] = []
+    self._listeners: list[threading.Thread] = []
+    if num_processes() == 1:
+      return
+    address = jax_distributed.global_state.coordinator_address
+    try:
+      if is_first():
+        self._accept(bind_address(address).rpartition(':')[0])
+      else:
+        port, key = _get('jaxemb/monitor').split()
+        to = address.rpartition(':')[0], int(port)
+        peer = connection.Client(to, authkey=bytes.fromhex(key))
+        peer.send_bytes(str(process_id()).encode())
+        self._follow(peer, '0')
+    except (OSError, EOFError) as error:
+      raise errors.UserError(
+        f'the connections between the processes of {address} cannot be made '
+        f'({error}); let them reach each other on any port, and start all of '
+        'them again'
+      ) from error
+
+  def _accept(self, host: str) -> None:
+    key = secrets.token_bytes(16)  # known to this job alone
+    with connection.Listener((host, 0), authkey=key) as listener:
+      with _store() as store:
+        store.key_value_set(
+          'jaxemb/monitor', f'{listener.address[1]} {key.hex()}'
+        )
+      while len(self._peers) < num_processes() - 1:
+        with contextlib.suppress(
+          multiprocessing.AuthenticationError, ConnectionError, EOFError
+        ):  # a stranger
+          peer = listener.accept()
+          self._follow(peer, peer.recv_bytes().decode())
+
+  def _follow(self, peer: connection.Connection, name: str) -> None:
+    self._peers.append(peer)
+    listener = threading.Thread(
+      target=self._listen, args=(peer, name), daemon=True
+    )
+    self._listeners.append(listener)
+    listener.start()
+
+  def _listen(self, peer: connection.Connection, name: str) -> None:
+    with contextlib.suppress(EOFError, OSError):
+      while (message := peer.recv_bytes()) == _STOP:
+        self.request_stop()
+      if message == _BYE:
+        return
+    # It may have failed for a reason that this process is about to report; but
+    # without process 0, JAX is about to abort.
+    if not self._is_closing.wait(1 if is_first() else 0):
+      os.write(2, f'jaxemb: {_LOST.format(f"process {name}")}\n'.encode())
+      os._exit(2)  # the main thread may wait for the lost one for ever
+
+  def _send(self, message: bytes) -> None:
+    for peer in self._peers:
+      with contextlib.suppress(OSError):  # its listener notices
+        peer.send_bytes(message)
+
+  def request_stop(self) -> None:
+    """Makes all processes stop, after saving if there is work."""
+    if not self.stop.is_set():
+      self.stop.set()
+      self._send(_STOP)  # process 0 passes it on
+      if self._peers:
+        threading.Thread(target=self._end_waiting, daemon=True).start()
+
+  def _end_waiting(self) -> None:
+    """Ends a process that waits, before training, for one that has stopped."""
+    if not self._is_closing.wait(_GRACE_SECS) and not self.has_begun.is_set():
+      self.close(STOPPED)
+      leave(STOPPED)
+
+  def wait_for_loss(self) -> None:
+    """Gives the loss of a process, if any, time to be noticed and reported."""
+    if self._peers:
+      time.sleep(_GRACE_SECS)
+
+  def close(self, code: int | None) -> None:
+    """Ends monitoring with the exit code of the run; None ends all others."""
+    if code == STOPPED:
+      self.request_stop()
+      if is_first():  # goes last: JAX ends processes that miss it
+        deadline = time.monotonic() + WAIT_SECS / 2
+        for listener in self._listeners:
+          listener.join(max(0.0, deadline - time.monotonic()))
+    self._is_closing.set()
+    self._send(_FAILED if code is None else _BYE)
+
+
+@contextlib.contextmanager
+def stopping_on_signals(monitor: Monitor) -> Iterator[None]:
+  """SIGTERM and SIGINT request a stop; a second one ends the process."""
+  if threading.current_thread() is not threading.main_thread():
+    yield  # only the main thread may handle signals
+    return
+
+  def handle(number: int, frame: Any) -> None:
+    del frame
+    signal.signal(number, old[number])
+    monitor.request_stop()
+
+  numbers = (signal.SIGTERM, signal.SIGINT)
+  old = {number: signal.signal(number, handle) for number in numbers}
+  try:
+    yield
+  finally:
+    for number, handler in old.items():
+      signal.signal(number, handler)
+
+
+def _one_line(error: BaseException) -> str:
+  return ' '.join(str(error).split())[:160]

@@ -1,0 +1,235 @@
+"""What a process uses and runs on: CPU, memory, network, versions.
+
+CPU time and memory are those of this process. Network bytes are what the kernel
+counts per interface, hence those of the whole host (or container), without
+traffic that bypasses the kernel (RDMA, links between accelerators).
+"""
+
+import collections
+import hashlib
+import importlib.metadata
+import math
+import os
+import pathlib
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import psutil
+
+from jaxemb import errors
+
+_PACKAGES = ('jaxemb', 'jax', 'jaxlib', 'orbax-checkpoint', 'numpy', 'numba')
+_BUSY = ('user', 'nice', 'system', 'irq', 'softirq', 'steal')
+_TRAFFIC = {
+  f'{network}_{direction}_bytes': (network == 'loopback', counter)
+  for network in ('network', 'loopback')
+  for direction, counter in (('received', 'bytes_recv'), ('sent', 'bytes_sent'))
+}
+# The kernel counts CPU time in ticks: cores in use over less time are noise.
+_MIN_PEAK_SECS = 1.0
+
+
+class Sample(NamedTuple):
+  """Cumulative use up to one moment."""
+
+  secs: float  # monotonic
+  cpu_secs: float  # of all threads of this process
+  host_busy_secs: float  # core-seconds of whatever ran on the host
+  interfaces: Mapping[str, Any]  # with `bytes_recv` and `bytes_sent`
+
+
+def sample() -> Sample:
+  """Returns what this process and its host have used so far."""
+  times = psutil.cpu_times()
+  return Sample(
+    time.monotonic(),
+    time.process_time(),
+    sum(getattr(times, name, 0.0) for name in _BUSY),
+    {
+      name: counters
+      for name, counters in psutil.net_io_counters(pernic=True).items()
+      # A bond, bridge or VLAN counts the bytes of its members once more.
+      if not any(pathlib.Path('/sys/class/net', name).glob('lower_*'))
+    },
+  )
+
+
+def between(earlier: Sample, later: Sample) -> dict[str, Any]:
+  """Returns what this process used between two samples.
+
+  The keys: `hostname`, `secs`, `cores` (mean), `rss_bytes` and `peak_rss_bytes`
+  (now), `host_busy_cores`, and `network_received_bytes_per_sec`,
+  `network_sent_bytes_per_sec` and the same two of `loopback`.
+  """
+  secs = max(later.secs - earlier.secs, 1e-9)
+  busy_secs = max(later.host_busy_secs - earlier.host_busy_secs, 0.0)
+  usage = {
+    'hostname': platform.node(),
+    'secs': secs,
+    'cores': (later.cpu_secs - earlier.cpu_secs) / secs,
+    'rss_bytes': psutil.Process().memory_info().rss,
+    'peak_rss_bytes': peak_rss_bytes(),
+    'host_busy_cores': busy_secs / secs,
+  }
+  common = earlier.interfaces.keys() & later.interfaces.keys()
+  for key, (is_loopback, counter) in _TRAFFIC.items():
+    grown_bytes = sum(
+      getattr(later.interfaces[name], counter)
+      - getattr(earlier.interfaces[name], counter)
+      for name in common
+      if (name in ('lo', 'lo0')) == is_loopback
+    )
+    usage[f'{key}_per_sec'] = grown_bytes / secs
+  return usage
+
+
+def summary(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Summarizes what each process of a run used.
+
+  Args:
+    records: rows of metrics.jsonl; `hosts` lists what `between` returned in
+      each process, {} where it is not known yet.
+
+  Returns:
+    For each process `hostname`, `secs`, `mean_cores`, `peak_cores` (sustained
+    for a second), `peak_rss_bytes`, `mean_host_busy_cores`, and the totals
+    `network_received_bytes`, `network_sent_bytes` and the same two of
+    `loopback`, each also with `_per_sec`, its mean.
+  """
+  by_process = collections.defaultdict(list)
+  for record in records:
+    for i, usage in enumerate(record.get('hosts') or ()):
+      by_process[i] += [usage] if usage else []
+  return [_summary(by_process[i]) for i in sorted(by_process)]
+
+
+def _summary(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  if not usages:
+    return {}
+  secs = sum(x['secs'] for x in usages)
+  found = {
+    'hostname': usages[-1]['hostname'],
+    'secs': secs,
+    'mean_cores': _mean(usages, 'cores'),
+    'peak_cores': _peak(usages, 'cores'),
+    # The largest: a run that was resumed has been several processes.
+    'peak_rss_bytes': max(x['peak_rss_bytes'] for x in usages),
+    'mean_host_busy_cores': _mean(usages, 'host_busy_cores'),
+  }
+  for key in _TRAFFIC:
+    found[f'{key}_per_sec'] = _mean(usages, f'{key}_per_sec')
+    found[key] = round(secs * found[f'{key}_per_sec'])
+  return found
+
+
+def _mean(usages: Sequence[Mapping[str, Any]], key: str) -> float:
+  return sum(x[key] * x['secs'] for x in usages) / sum(
+    x['secs'] for x in usages
+  )
+
+
+def _peak(usages: Sequence[Mapping[str, Any]], key: str) -> float:
+  means, group = [], []
+  for usage in usages:
+    group.append(usage)
+    if sum(x['secs'] for x in group) >= _MIN_PEAK_SECS:
+      means.append(_mean(group, key))
+      group = []
+  return max(means or [_mean(usages, key)])
+
+
+def peak_rss_bytes() -> int:
+  """Returns the peak resident memory of this process."""
+  # psutil has none on Linux, and getrusage's survives exec there: a process
+  # started by a large one (a notebook) would report the memory of the other.
+  if sys.platform == 'linux':
+    status = pathlib.Path('/proc/self/status').read_text()
+    return 1024 * int(re.search(r'^VmHWM:\s*(\d+) kB', status, re.M)[1])
+  import resource
+
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+def usable_cores() -> int:
+  """Returns the cores this process may use, by affinity and container quota."""
+  if not hasattr(os, 'sched_getaffinity'):  # not Linux
+    return os.cpu_count() or 1
+  cores = len(os.sched_getaffinity(0))
+  try:
+    limit = pathlib.Path('/sys/fs/cgroup/cpu.max').read_text().split()
+    return min(cores, max(1, round(int(limit[0]) / int(limit[1]))))
+  except (OSError, ValueError):
+    return cores  # no quota
+
+
+def machine() -> dict[str, Any]:
+  """Returns the name of the CPU, its number of cores and the system."""
+  try:
+    info = pathlib.Path('/proc/cpuinfo').read_text()
+    cpu = re.search(r'^model name\s*:\s*(.+)', info, re.M)[1]
+  except (OSError, TypeError):  # not Linux, or without a name there
+    cpu = platform.processor() or platform.machine()
+  return {'cpu': cpu, 'cores': os.cpu_count(), 'os': platform.platform()}
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions of Python and of the packages that matter."""
+  found = {'python': platform.python_version()}
+  for package in _PACKAGES:
+    try:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      # The checkout itself, run without being installed.
+      module = sys.modules.get(package)
+      found[package] = getattr(module, '__version__', 'not installed')
+  return found
+
+
+def code_digest() -> str:
+  """Returns a digest of the source of this package."""
+  digest = hashlib.sha256()
+  for path in sorted(pathlib.Path(__file__).parents[1].rglob('*.py')):
+    digest.update(path.read_bytes())
+  return digest.hexdigest()[:16]
+
+
+def check_fits(
+  devices: Sequence[jax.Device], held_bytes: int, copy_bytes: int
+) -> None:
+  """Checks that tables fit the free memory of the devices.
+
+  Args:
+    devices: of all processes.
+    held_bytes: needed on each device.
+    copy_bytes: of one whole copy of the tables.
+
+  Raises:
+    UserError: with the number of devices or hosts that would do.
+  """
+  mine = [d for d in devices if d.process_index == jax.process_index()]
+  stats = mine[0].memory_stats() if mine else None
+  if stats and stats.get('bytes_limit'):
+    kind, needed_bytes = 'device', held_bytes
+    free_bytes = stats['bytes_limit'] - stats.get('bytes_in_use', 0)
+  else:  # CPU devices share the memory of the host
+    kind, needed_bytes = 'host', held_bytes * len(mine)
+    free_bytes = psutil.virtual_memory().available
+  if needed_bytes <= free_bytes:
+    return
+  num = math.ceil(copy_bytes / max(free_bytes, 1))
+  num = 1 << (num - 1).bit_length()  # rows are divided by powers of two
+  wanted = f'{num} {kind}{"s" if num > 1 else ""}'
+  if kind == 'host':
+    wanted += ' with as much memory, a process with one device on each'
+  raise errors.UserError(
+    f'the tables need {needed_bytes / 1e9:,.1f} GB on each {kind} and '
+    f'{free_bytes / 1e9:,.1f} GB are free there; split one copy of them over '
+    f"{wanted} (--config.table.layout='row' --config.strategy.name=sync "
+    f'--config.mesh.data=1 --config.mesh.table={num}), or lower '
+    '--config.model.dim or --config.data.max_vocab'
+  )

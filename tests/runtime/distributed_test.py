@@ -1,0 +1,315 @@
+"""Real processes on loopback that train as one."""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from jaxemb import errors
+from jaxemb.runtime import distributed
+from tests import compiling
+
+ROOT = pathlib.Path(__file__).parents[2]
+FLAGS = [
+  f'--config={ROOT}/configs/wiki.py:smoke',
+  '--config.strategy.name=sync',
+  '--config.eval.paths=none',
+  '--config.train.batch_words=256',
+  '--config.train.checkpoint_every_secs=0',
+  '--config.train.checkpoints_to_keep=9',
+  '--config.data.parts=4',
+]
+_MAIN = ('-m', 'jaxemb.main')
+
+
+def _popen(command, devices):
+  path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+  flag = f'--xla_force_host_platform_device_count={devices}' if devices else ''
+  environment = compiling.environment(flag) | {
+    'JAX_PLATFORMS': 'cpu',
+    'PYTHONPATH': path,
+  }
+  return subprocess.Popen(
+    [sys.executable, *command],
+    env=environment,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+def _start(flags, per_process=((), ()), program=_MAIN, devices=2):
+  """Starts as many processes as have flags of their own, as one job."""
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    port = server.getsockname()[1]
+  num = len(per_process)
+  job = [f'--coordinator=127.0.0.1:{port}', f'--num_processes={num}']
+  return [
+    _popen([*program, *flags, *own, *job, f'--process_id={i}'], devices)
+    for i, own in enumerate(per_process)
+  ]
+
+
+def _check(processes, code=0, timeout=300):
+  """Waits for processes to exit with a code; returns what they printed."""
+  outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+  assert [process.returncode for process in processes] == [code] * len(
+    outputs
+  ), '\n'.join(outputs)
+  return outputs
+
+
+def _wait_until(condition, processes, secs=200):
+  deadline = time.monotonic() + secs
+  while not condition():
+    assert time.monotonic() < deadline
+    assert all(process.poll() is None for process in processes)
+    time.sleep(0.1)
+
+
+def _without_last_checkpoint(workdir, copy):
+  """Makes a folder that looks as if its run had been stopped."""
+  first, last = sorted(int(x.name) for x in (workdir / 'checkpoints').iterdir())
+  assert 0 < first < last
+  shutil.copytree(workdir, copy)
+  shutil.rmtree(copy / 'checkpoints' / str(last))
+  shutil.rmtree(copy / 'export')
+
+
+def _vectors(workdir):
+  return np.load(workdir / 'export' / 'vectors.npy')
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """A folder with a run of one process, and its settings."""
+  folder = tmp_path_factory.mktemp('processes')
+  rng = np.random.default_rng(0)
+  words = rng.zipf(1.3, 60_000) % 500
+  lines = np.split(words, range(20, len(words), 20))
+  text = '\n'.join(' '.join(f'w{w}' for w in x) for x in lines)
+  (folder / 'text.txt').write_text(text)  # plain: processes read byte ranges
+  flags = [
+    *FLAGS,
+    f'--config.data.path={folder}/text.txt',
+    f'--config.data.cache={folder}/cache',
+  ]
+  one = [*_MAIN, *flags, f'--workdir={folder}/one', '--config.mesh.data=4']
+  _check([_popen(one, 4)])
+  return folder, flags
+
+
+_SHORT = """
+import sys, threading
+import jax
+from jaxemb.runtime import distributed
+flags = dict(x[2:].split('=') for x in sys.argv[1:])
+i = int(flags['process_id'])
+distributed.join(distributed.Job(flags['coordinator'], 2, i))
+monitor = distributed.Monitor()
+distributed.agree('setting', {'a': 1})
+jax.config.update('jax_num_cpu_devices', 3)  # fails once JAX has started
+assert jax.local_device_count() == 3 and jax.device_count() == 6
+messages = [bytes([i + 1]) * length for i, length in enumerate((5 << 19, 7))]
+assert distributed.gather(messages[i]) == messages
+assert distributed.gather(b'') == [b'', b'']
+assert distributed.everyone('names', f'p{i}') == ['p0', 'p1']
+assert distributed.latest('hosts', {'i': i})[i] == {'i': i}
+decisions = distributed.Decisions('saves')
+assert decisions.next(False, not i) == distributed.SAVE
+if i:  # a signal that only one process gets reaches the other
+  monitor.request_stop()
+assert monitor.stop.wait(30)
+assert decisions.next(not i, False) == distributed.STOP
+distributed.wait_for_first('end')
+monitor.close(distributed.STOPPED)
+distributed.leave(distributed.STOPPED)
+"""
+
+
+def test_two_processes_join_agree_and_stop():
+  _check(_start([], program=('-c', _SHORT), devices=0), distributed.STOPPED)
+
+
+def test_alone_a_process_agrees_with_itself():
+  assert distributed.gather(b'x') == [b'x']
+  distributed.agree('test', {'a': 1})
+  decisions = distributed.Decisions('test')
+  assert decisions.next(False, False) == distributed.GO_ON
+  assert decisions.next(False, True) == distributed.SAVE
+  assert decisions.next(True, True) == distributed.STOP
+  assert distributed.latest('hosts', {'x': 1}) == [{'x': 1}]
+  distributed.wait_for_first('end')
+
+
+def test_a_name_that_resolves_to_loopback_is_bound_to_all_addresses(
+  monkeypatch,
+):
+  assert distributed.bind_address('127.0.0.1:80') == '127.0.0.1:80'
+  assert distributed.bind_address('localhost:80') == 'localhost:80'
+  for address, bound in (('127.0.1.1', '0.0.0.0:80'), ('10.0.0.7', 'here:80')):
+    monkeypatch.setattr(socket, 'gethostbyname', lambda name, a=address: a)
+    assert distributed.bind_address('here:80') == bound
+
+
+def test_a_coordinator_that_does_not_answer_is_reported(monkeypatch):
+  monkeypatch.setattr(distributed, 'WAIT_SECS', 1)
+  with pytest.raises(errors.UserError) as caught:
+    distributed.join(distributed.Job('127.0.0.1:9', 2, 1))
+  assert '127.0.0.1:9' in str(caught.value) and '\n' not in str(caught.value)
+  with pytest.raises(errors.UserError, match='--process_id=2'):
+    distributed.join(distributed.Job('127.0.0.1:9', 2, 2))
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does(trained):
+  folder, flags = trained
+  two, resumed = folder / 'two', folder / 'resumed'
+  _check(_start([*flags, f'--workdir={two}']))
+  one = _vectors(folder / 'one')
+  np.testing.assert_allclose(_vectors(two), one, 1e-5, 1e-5)
+  # Each has read its own ranges of the file: together, the file.
+  read = []
+  for name in ('log.txt', 'log-1.txt'):
+    log = (two / name).read_text()
+    read.append(int(re.search(r'read ([\d,]+) of', log)[1].replace(',', '')))
+  size = (folder / 'text.txt').stat().st_size
+  assert sum(read) == size and max(read) < 0.7 * size
+  # One process continues what two have begun.
+  _without_last_checkpoint(two, resumed)
+  flags = [*flags, f'--workdir={resumed}', '--config.mesh.data=2']
+  (output,) = _check([_popen([*_MAIN, *flags], 2)])
+  assert 'resuming' in output
+  np.testing.assert_allclose(_vectors(resumed), one, 1e-5, 1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_continue_what_one_has_begun(trained):
+  folder, flags = trained
+  resumed = folder / 'resumed-by-two'
+  _without_last_checkpoint(folder / 'one', resumed)
+  _check(_start([*flags, f'--workdir={resumed}']))
+  assert 'resuming' in (resumed / 'log.txt').read_text()
+  one = _vectors(folder / 'one')
+  np.testing.assert_allclose(_vectors(resumed), one, 1e-5, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('layout', 'num'), [('row', 2), ('column', 3)])
+def test_tables_are_split_over_processes(trained, layout, num):
+  folder, flags = trained
+  flags = [
+    *flags,
+    f'--config.table.layout={layout}',
+    '--config.mesh.data=1',
+    f'--config.mesh.table={2 * num}',
+    f'--workdir={folder}/{layout}',
+  ]
+  _check(_start(flags, [()] * num))
+  one = _vectors(folder / 'one')
+  np.testing.assert_allclose(_vectors(folder / layout), one, 1e-5, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('victim', [0, 1])
+def test_a_killed_process_ends_the_other_and_a_restart_resumes(trained, victim):
+  folder, flags = trained
+  workdir = folder / f'killed-{victim}'
+  flags = [*flags, f'--workdir={workdir}', '--config.train.epochs=500']
+  both = _start(flags)
+  checkpoints = workdir / 'checkpoints'
+  _wait_until(lambda: len(list(checkpoints.glob('[0-9]*'))) >= 2, both)
+  both[victim].send_signal(signal.SIGKILL)
+  start = time.monotonic()
+  (output,) = _check([both[1 - victim]], 2, 60)
+  assert time.monotonic() - start < 15
+  lines = [x for x in output.splitlines() if x.startswith('jaxemb:')]
+  assert len(lines) == 1 and 'start all processes again' in lines[0], output
+  assert 'Traceback' not in output and 'Check failure' not in output
+  both[victim].communicate()
+  again = _start(flags)
+  log = workdir / 'log.txt'
+  _wait_until(lambda: 'resuming' in log.read_text(), again)
+  for process in again:
+    process.send_signal(signal.SIGTERM)
+  _check(again, 75, 120)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_saves_and_stops_all(trained):
+  folder, flags = trained
+  workdir = folder / 'stopped'
+  both = _start([*flags, f'--workdir={workdir}', '--config.train.epochs=500'])
+  checkpoints = workdir / 'checkpoints'
+  _wait_until(lambda: list(checkpoints.glob('[0-9]*')), both)
+  both[1].send_signal(signal.SIGTERM)
+  output, _ = _check(both, 75, 120)
+  assert 'stopped; saved at step' in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('asked', [[0], [1], [0, 1]])
+def test_a_signal_before_training_stops_all(tmp_path, asked):
+  path, workdir = tmp_path / 'text.txt', tmp_path / 'run'
+  line = ' '.join(f'w{i % 5000}' for i in range(20_000)) + '\n'
+  path.write_text(200 * line)  # takes seconds to encode
+  both = _start(
+    [
+      *FLAGS,
+      f'--config.data.path={path}',
+      f'--config.data.cache={tmp_path}/cache',
+      f'--workdir={workdir}',
+    ]
+  )
+  log = workdir / 'log.txt'
+  _wait_until(
+    lambda: log.exists() and 'process 1 of 2' in log.read_text(), both
+  )
+  for i in asked:
+    both[i].send_signal(signal.SIGTERM)
+  for output in _check(both, 75, 60):
+    assert 'Traceback' not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'flag', ['--config.optimizer.learning_rate=0.07', '--workdir={}/other']
+)
+def test_other_settings_and_folders_are_refused_and_named(trained, flag):
+  folder, flags = trained
+  flags = [*flags, f'--workdir={folder}/refused']
+  outputs = _check(_start(flags, ((), (flag.format(folder),))), 2)
+  name = flag.partition('=')[0].removeprefix('--config.')
+  assert any(f': {name} is ' in x for x in outputs), outputs
+  assert not (folder / 'refused' / 'checkpoints').exists()
+
+
+_SLOW_RESULTS = """
+import sys, time
+from jaxemb import main, results
+from jaxemb.runtime import distributed
+distributed.WAIT_SECS = 5  # that JAX waits for others when a process ends
+write = results.write
+def slow(*args, **more):
+  time.sleep(12)
+  write(*args, **more)
+results.write = slow
+main._exit(main.main(['main', *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+def test_results_may_take_longer_than_processes_wait(trained):
+  folder, flags = trained
+  workdir = folder / 'slow'
+  flags = [*flags, f'--workdir={workdir}']
+  _check(_start(flags, program=('-c', _SLOW_RESULTS)))
+  assert _vectors(workdir).shape[1] == 16

@@ -1,0 +1,129 @@
+"""Use of CPU, memory and network: samples, rates, sums over a run."""
+
+import collections
+import socket
+import time
+
+import jax
+import pytest
+
+from jaxemb import errors
+from jaxemb.runtime import mesh, resources
+
+_Bytes = collections.namedtuple('_Bytes', 'bytes_recv bytes_sent')
+
+
+def _sample(secs, cpu_secs, busy_secs, **interfaces):
+  counters = {name: _Bytes(*value) for name, value in interfaces.items()}
+  return resources.Sample(secs, cpu_secs, busy_secs, counters)
+
+
+def test_rates_are_those_of_the_time_between():
+  usage = resources.between(
+    _sample(10.0, 5.0, 100.0, lo=(0, 7), eth0=(10, 20), ib0=(5, 5)),
+    _sample(12.0, 8.0, 103.0, lo=(4, 13), eth0=(110, 60), ib0=(7, 9), x=(8, 8)),
+  )
+  assert usage.pop('hostname')
+  assert usage.pop('peak_rss_bytes') >= usage.pop('rss_bytes') > 2**20
+  assert usage == {
+    'secs': 2.0,
+    'cores': 1.5,
+    'host_busy_cores': 1.5,
+    'network_received_bytes_per_sec': 51.0,
+    'network_sent_bytes_per_sec': 22.0,
+    'loopback_received_bytes_per_sec': 2.0,
+    'loopback_sent_bytes_per_sec': 3.0,
+  }  # fmt: skip
+
+
+def test_work_memory_and_traffic_are_seen():
+  before = resources.sample()
+  rss_bytes = resources.between(before, before)['rss_bytes']
+  block = b'x' * 50_000_000
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    sender = socket.create_connection(server.getsockname())
+    receiver, _ = server.accept()
+    with sender, receiver:
+      for start in range(0, 1_000_000, 10_000):
+        sender.sendall(block[start : start + 10_000])
+        receiver.recv(10_000, socket.MSG_WAITALL)
+  end = time.process_time() + 0.1
+  while time.process_time() < end:
+    pass
+  time.sleep(0.3)
+  usage = resources.between(before, resources.sample())
+  assert 0.1 <= usage['cores'] * usage['secs'] < 0.4
+  assert usage['host_busy_cores'] > 0.05 / usage['secs']
+  assert usage['rss_bytes'] - rss_bytes > 40_000_000
+  for direction in ('received', 'sent'):
+    rate = usage[f'loopback_{direction}_bytes_per_sec']
+    assert rate * usage['secs'] >= 1_000_000
+
+
+def _usage(secs, cores, hostname='a', sent=0.0, peak_bytes=10):
+  return {
+    'hostname': hostname, 'secs': secs, 'cores': cores, 'rss_bytes': 1,
+    'peak_rss_bytes': peak_bytes, 'host_busy_cores': 2.0,
+    'network_received_bytes_per_sec': 0.0,
+    'network_sent_bytes_per_sec': sent,
+    'loopback_received_bytes_per_sec': 0.0,
+    'loopback_sent_bytes_per_sec': 4.0,
+  }  # fmt: skip
+
+
+def test_a_run_is_summarized_by_process():
+  first, second = resources.summary(
+    [
+      {'step': 2, 'hosts': [_usage(1.0, 1.0, sent=100.0, peak_bytes=30), {}]},
+      {'step': 3, 'hosts': [_usage(3.0, 2.0, sent=20.0), _usage(3, 0.5, 'b')]},
+      {'step': 4, 'hosts': [_usage(1e-9, 0.0, peak_bytes=20)]},
+    ]
+  )
+  assert first == pytest.approx({
+    'hostname': 'a', 'secs': 4.0, 'mean_cores': 1.75, 'peak_cores': 2.0,
+    'peak_rss_bytes': 30, 'mean_host_busy_cores': 2.0,
+    'network_received_bytes': 0, 'network_received_bytes_per_sec': 0.0,
+    'network_sent_bytes': 160, 'network_sent_bytes_per_sec': 40.0,
+    'loopback_received_bytes': 0, 'loopback_received_bytes_per_sec': 0.0,
+    'loopback_sent_bytes': 16, 'loopback_sent_bytes_per_sec': 4.0,
+  })  # fmt: skip
+  assert second['hostname'] == 'b' and second['mean_cores'] == 0.5
+  assert resources.summary([{'step': 1}]) == []
+
+
+def test_a_peak_lasts_a_second():
+  # 0.01 s say nothing; 0.6 s and 0.6 s together do.
+  cores = [(0.01, 9.0), (1.19, 1.0), (0.6, 3.0), (0.6, 2.0), (0.9, 8.0)]
+  records = [{'hosts': [_usage(secs, used)]} for secs, used in cores]
+  assert resources.summary(records)[0]['peak_cores'] == pytest.approx(2.5)
+  (short,) = resources.summary(records[:1])
+  assert short['peak_cores'] == short['mean_cores'] == 9.0
+
+
+@pytest.mark.parametrize(
+  ('copies', 'free_bytes', 'needed'),
+  [(1, 4000, 0), (1, 500, 4), (1, 399, 8), (2, 399, 16)],
+)
+def test_tables_that_do_not_fit_are_refused(
+  monkeypatch, copies, free_bytes, needed
+):
+  memory = collections.namedtuple('Memory', 'available')(free_bytes)
+  monkeypatch.setattr(resources.psutil, 'virtual_memory', lambda: memory)
+  devices = jax.devices()[:2]  # which share the memory of the host
+  if not needed:
+    return resources.check_fits(devices, 2000, 2000 * copies)
+  with pytest.raises(errors.UserError) as caught:
+    resources.check_fits(devices, 1000, 2000 * copies)
+  line = str(caught.value)
+  # Rows are divided by powers of two alone.
+  assert f'{needed} hosts' in line and f'mesh.table={needed}' in line
+  assert '\n' not in line
+
+
+def test_versions_and_machine_are_named():
+  assert {'python', 'jax', 'numpy'} <= resources.versions().keys()
+  assert 'not installed' not in resources.versions().values()
+  assert resources.machine()['cpu']
+  assert 1 <= resources.usable_cores() <= resources.machine()['cores']
+  assert len(resources.code_digest()) == 16
+  assert mesh.name(jax.devices()[0]).startswith('cpu:0')
