@@ -22,7 +22,7 @@ import machine
 import numpy as np
 import scored
 
-from jaxemb import exports
+from jaxemb import embeddings
 from jaxemb.senses import table as senses
 from jaxemb.toywiki import toywiki
 
@@ -88,7 +88,7 @@ def main() -> None:
         '--config.eval.paths=none', *args.override,
       ]  # fmt: skip
       scored.finished(command)
-      table = exports.read(pathlib.Path(folder)).senses
+      table = embeddings.load(folder).sense_table
       speed = json.loads((pathlib.Path(folder) / 'report.json').read_text())
     if table is None:
       parser.error(f'{args.config} trains one vector for a word')

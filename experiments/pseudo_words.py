@@ -29,7 +29,7 @@ import machine
 import numpy as np
 import scored
 
-from jaxemb import exports
+from jaxemb import embeddings
 from jaxemb.senses import table as senses
 from jaxemb.text import encode, tokenize
 from jaxemb.toywiki import toywiki
@@ -208,7 +208,7 @@ def _train(
     '--config.senses.top_ratio=0.0', *args.override, *flags,
   ]  # fmt: skip
   scored.finished(command)
-  return exports.read(workdir).senses
+  return embeddings.load(workdir).sense_table
 
 
 def _run(

@@ -1,8 +1,8 @@
-"""Trained vectors and the questions people ask of them.
+"""Trained vectors and queries, with the names and answers of gensim.
 
-`Embeddings` has the names, arguments and answers of gensim's `KeyedVectors`.
-Cosines are taken block by block from the vectors as they are stored, which may
-be a memory-mapped file; only their lengths are kept, no normalised copy.
+`Embeddings` has the methods and arguments of gensim's `KeyedVectors`. Cosines
+are computed from the vectors as they are stored, perhaps in a memory-mapped
+file; only their lengths are cached, no normalised copy.
 """
 
 import dataclasses
@@ -14,28 +14,27 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxemb import errors, exports, keys, spelling
-from jaxemb.evaluation import gensim_results, nearest
-from jaxemb.evaluation import words as measures
-from jaxemb.senses import table as sense_table_lib
-from jaxemb.storage import word2vec_format
+from jaxemb import errors
+from jaxemb.evaluation import benchmarks, geometry
+from jaxemb.evaluation import words as words_lib
+from jaxemb.senses import table as senses_lib
+from jaxemb.storage import export, word2vec_format
+
+# A word, a row or a [dim] vector; in sums perhaps with a weight.
+Key = str | int | np.ndarray
+Weighted = Key | tuple[Key, float]
+Ranked = list[tuple[str, float]] | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Embeddings:
-  """Words with their vectors, the most frequent first.
+  """Words with their vectors, the most frequent first."""
 
-  Attributes:
-    index_to_key: [vocab] different words.
-    vectors: [vocab, dim] float32; may be memory-mapped.
-    counts: [vocab] int64 occurrences in the corpus, or None if not known.
-    sense_table: Of vectors of senses, whose rows are `word#0`, `word#1`.
-  """
-
-  index_to_key: list[str]
-  vectors: np.ndarray
-  counts: np.ndarray | None = None
-  sense_table: sense_table_lib.Senses | None = None
+  index_to_key: list[str]  # [vocab] different words
+  vectors: np.ndarray  # [vocab, dim] float32; may be memory-mapped
+  counts: np.ndarray | None = None  # [vocab] int64 in the corpus, if known
+  # Of vectors of senses, whose rows are `word#0`, `word#1`.
+  sense_table: senses_lib.Senses | None = None
 
   def __post_init__(self):
     shapes = (len(self.index_to_key), len(self.vectors), len(self.key_to_index))
@@ -53,7 +52,7 @@ class Embeddings:
   @functools.cached_property
   def norms(self) -> np.ndarray:
     """[vocab] float32, lengths of the vectors."""
-    return measures.row_norms(self.vectors)
+    return geometry.norms(self.vectors)
 
   @property
   def vector_size(self) -> int:
@@ -72,7 +71,7 @@ class Embeddings:
   def __repr__(self) -> str:
     return f'Embeddings({len(self):,} words x {self.vector_size})'
 
-  def __getitem__(self, words: keys.Key | Sequence[keys.Key]) -> np.ndarray:
+  def __getitem__(self, words: Key | Sequence[Key]) -> np.ndarray:
     """[dim] vector of a word, or [words, dim] vectors of a list."""
     if isinstance(words, (str, numbers.Integral)):
       return self.get_vector(words)
@@ -82,14 +81,14 @@ class Embeddings:
     """Row of a word; a row number stands for itself.
 
     Raises:
-      spelling.UnknownWordError: The word, or row, does not exist.
+      errors.UnknownWordError: the word, or row, does not exist.
     """
     row = self.key_to_index.get(word, -1) if isinstance(word, str) else word
     if row == -1 and self.sense_table and word in self.sense_table.index:
-      rows = self._sense_rows(word)  # the sense that is meant most often
-      row = int(rows[self.sense_table.priors[rows].argmax()])
+      senses = self._sense_rows(word)
+      row = int(senses[self.sense_table.priors[senses].argmax()])
     if not isinstance(row, numbers.Integral) or not 0 <= row < len(self):
-      raise spelling.UnknownWordError(word, self.index_to_key)
+      raise errors.UnknownWordError(word, self.index_to_key)
     return int(row)
 
   def get_vector(self, word: str | int, norm: bool = False) -> np.ndarray:
@@ -103,78 +102,77 @@ class Embeddings:
 
   def get_normed_vectors(self) -> np.ndarray:
     """[vocab, dim] float32 copy of all vectors at length 1."""
-    return self.vectors / nearest.divisors(self.norms)[:, None]
+    return geometry.unit(self.vectors, self.norms)
 
   def similarity(self, w1: str, w2: str) -> float:
     """Cosine of two words."""
-    first, second = (measures.unit_vector(self.get_vector(w)) for w in (w1, w2))
+    first, second = (geometry.unit_vector(self.get_vector(w)) for w in (w1, w2))
     return float(np.dot(first, second))
 
   def most_similar(
     self,
-    positive: keys.Weighted | Sequence[keys.Weighted] = (),
-    negative: keys.Weighted | Sequence[keys.Weighted] = (),
+    positive: Weighted | Sequence[Weighted] = (),
+    negative: Weighted | Sequence[Weighted] = (),
     topn: int | None = 10,
     restrict_vocab: int | None = None,
     sense: int | None = None,
     min_prior: float = 0.0,
-  ) -> list[tuple[str, float]] | np.ndarray:
+  ) -> Ranked:
     """Words nearest to the sum of some words less others (3CosAdd).
 
     Of words with several senses each comes once, by the name of its nearest
     sense, and none of the given words' own senses does.
 
     Args:
-      positive: A word, row, [dim] vector, or a list of them, each alone or as
-        (word, weight); weights are 1 by default.
-      negative: The same; weights are -1 by default.
-      topn: Number of words, or None for all cosines.
-      restrict_vocab: Only the first so many words are searched.
-      sense: Which sense of the only word is meant, see `senses`.
-      min_prior: Senses that are meant more seldom are not found.
+      positive: a word, row or [dim] vector, or a list of them, each alone or
+        as (word, weight); weights are 1 by default.
+      negative: the same; weights are -1 by default.
+      topn: number of words, or None for all cosines.
+      restrict_vocab: only the first so many words are searched.
+      sense: which sense of the only word, see `senses`.
+      min_prior: senses with a lower prior are left out.
 
     Returns:
       (word, cosine) by falling cosine, without the given words; with `topn`
       None, [rows of the words searched] float32 cosines.
 
     Raises:
-      spelling.UnknownWordError: A given word has no vector.
-      ValueError: Nothing was given.
+      errors.UnknownWordError: a given word has no vector.
+      ValueError: nothing was given.
     """
-    positive, negative = keys.as_list(positive), keys.as_list(negative)
+    positive, negative = _as_list(positive), _as_list(negative)
     if sense is not None:
       if len(positive) != 1 or negative or not isinstance(positive[0], str):
         raise ValueError('a sense is that of one word')
       positive = [self._sense(positive[0], sense)]
-    items = [keys.weighted(item, 1.0) for item in positive]
-    items += [keys.weighted(item, -1.0) for item in negative]
+    items = [x if isinstance(x, tuple) else (x, 1.0) for x in positive]
+    items += [x if isinstance(x, tuple) else (x, -1.0) for x in negative]
     if not items:
       raise ValueError('give at least one word or vector')
     target = sum(weight * self._direction(key) for key, weight in items)
-    target = measures.unit_vector(target.astype(np.float32))
-    scores, given = self._cosines(target, restrict_vocab), [k for k, _ in items]
-    return self._rank(scores, given, topn, min_prior)
+    scores = self._cosines(geometry.unit_vector(target), restrict_vocab)
+    return self._rank(scores, [key for key, _ in items], topn, min_prior)
 
   def most_similar_cosmul(
     self,
-    positive: keys.Key | Sequence[keys.Key] = (),
-    negative: keys.Key | Sequence[keys.Key] = (),
+    positive: Key | Sequence[Key] = (),
+    negative: Key | Sequence[Key] = (),
     topn: int | None = 10,
     restrict_vocab: int | None = None,
-  ) -> list[tuple[str, float]] | np.ndarray:
+  ) -> Ranked:
     """Words by products of cosines (3CosMul, Levy and Goldberg 2014, eq. 4).
 
-    Args and results are those of `most_similar`, without weights; the second
-    value is the quotient of products, not a cosine.
+    As `most_similar`, without weights; the second value of a result is the
+    quotient of products, not a cosine.
     """
-    positive, negative = keys.as_list(positive), keys.as_list(negative)
+    positive, negative = _as_list(positive), _as_list(negative)
     if not positive:
       raise ValueError('give at least one positive word or vector')
 
-    def product(items: list[keys.Key]) -> np.ndarray | float:
+    def product(keys: list[Key]) -> np.ndarray | float:
       factors = (
         (1 + self._cosines(self._direction(key), restrict_vocab)) / 2
-        for key in items
+        for key in keys
       )
       return functools.reduce(np.multiply, factors, np.float32(1))
 
@@ -186,46 +184,41 @@ class Embeddings:
     vector: np.ndarray,
     topn: int | None = 10,
     restrict_vocab: int | None = None,
-  ) -> list[tuple[str, float]] | np.ndarray:
+  ) -> Ranked:
     """Words nearest to a [dim] vector; see `most_similar`."""
-    return self.most_similar(
-      [np.asarray(vector)], topn=topn, restrict_vocab=restrict_vocab
-    )
+    return self.most_similar([np.asarray(vector)], (), topn, restrict_vocab)
 
-  def analogy(
-    self, a: str, b: str, c: str, topn: int | None = 10
-  ) -> list[tuple[str, float]]:
+  def analogy(self, a: str, b: str, c: str, topn: int | None = 10) -> Ranked:
     """Words d such that a is to b as c is to d (3CosAdd)."""
     return self.most_similar([b, c], [a], topn)
 
   def senses(self, word: str) -> list[tuple[str, float]]:
     """(name of the row, prior) of every sense of a word."""
-    rows, table = self._sense_rows(word), self.sense_table
-    priors = np.ones(len(self)) if table is None else table.priors
-    return [(self.index_to_key[row], float(priors[row])) for row in rows]
+    priors = self.sense_table.priors if self.sense_table else np.ones(len(self))
+    return [
+      (self.index_to_key[row], float(priors[row]))
+      for row in self._sense_rows(word)
+    ]
 
   def disambiguate(
     self, sentence: Sequence[str] | str, position: int, window: int = 0
   ) -> np.ndarray:
-    """Probabilities of the senses of a word in a sentence.
+    """[senses] float64 probabilities of the senses of a word in a sentence.
 
     Args:
       sentence: tokens, or a text to split at white space.
       position: of the word, counted from 0.
-      window: known words on each side that count; 0 = that of the vectors.
-
-    Returns:
-      [senses] float64.
+      window: known words on each side that count; 0 for that of the vectors.
 
     Raises:
-      errors.UserError: The position is outside, or the window negative.
-      spelling.UnknownWordError: The word is unknown.
+      errors.UserError: the position is outside, or the window negative.
+      errors.UnknownWordError: the word is unknown.
     """
     table = self.sense_table
     known = self.key_to_index if table is None else table.index
-    tokens, word = sense_table_lib.locate(sentence, position, known, window)
+    tokens, word = senses_lib.locate(sentence, position, known, window)
     if word is None:
-      raise spelling.UnknownWordError(tokens[position], list(known))
+      raise errors.UnknownWordError(tokens[position], list(known))
     if table is None:
       return np.ones(1)
     context = table.context(tokens, position, window)
@@ -233,31 +226,16 @@ class Embeddings:
 
   def of_words(self) -> 'Embeddings':
     """With one vector for each word: the mean of its senses, by priors."""
-    t = self.sense_table
-    if t is None:
-      return self
-    return Embeddings(t.words, t.mean_vectors(), t.counts)
-
-  def _sense(self, word: str, sense: int) -> str:
-    """Name of the row of a sense."""
-    names = [name for name, _ in self.senses(word)]
-    if not 0 <= sense < len(names):
-      raise errors.UserError(f'{word!r} has {len(names)} senses, from 0 up')
-    return names[sense]
-
-  def _sense_rows(self, word: str) -> np.ndarray:
-    """Rows of all senses of a word."""
     table = self.sense_table
-    if table is None or word not in table.index:
-      return np.array([self.get_index(word)])
-    rows = table.rows(table.index[word])
-    return np.arange(rows.start, rows.stop)
+    if table is None:
+      return self
+    return Embeddings(table.words, table.mean_vectors(), table.counts)
 
   def doesnt_match(self, words: Sequence[str]) -> str:
-    """The word farthest from the mean of all; unknown ones are warned of.
+    """The word farthest from the mean of all; warns of unknown ones.
 
     Raises:
-      ValueError: None of the words is known.
+      ValueError: none of the words is known.
     """
     known = [word for word in words if word in self]
     if not known:
@@ -277,30 +255,34 @@ class Embeddings:
     case_insensitive: bool = True,
     dummy4unknown: bool = False,
   ) -> tuple[tuple, tuple, float]:
-    """Correlates cosines with the ratings of a file of word pairs.
+    """Correlates cosines with the ratings of a similarity benchmark.
 
-    Args:
-      pairs: The file: `word1 word2 score` lines, or SCWS.
-      delimiter: Of the fields; None for white space or commas.
-      restrict_vocab: Only the first so many words count.
-      case_insensitive: Compare words in upper case.
-      dummy4unknown: Give pairs with unknown words cosine 0, not leave them
-        out.
+    With `dummy4unknown` pairs with an unknown word have cosine 0; they are
+    left out otherwise.
 
     Returns:
       (Pearson's r, p), (Spearman's rho, p), per cent of pairs with an unknown
       word.
 
     Raises:
-      errors.UserError: The file cannot be read, or no pair is known.
+      errors.UserError: the file cannot be read, or fewer than two pairs count.
     """
-    one = self.of_words()
-    vocabulary = measures.index_vocabulary(
-      one.index_to_key, restrict_vocab, case_insensitive
+    from scipy import stats  # takes a third of a second
+
+    benchmark = _read_benchmark(benchmarks.Pairs, pairs, delimiter)
+    cosines = words_lib.pair_cosines(
+      benchmark, *self._searched(restrict_vocab, case_insensitive)
     )
-    return gensim_results.word_pairs(
-      pairs, vocabulary, one.vectors, delimiter, dummy4unknown
-    )
+    is_known = ~np.isnan(cosines)
+    counts = is_known | dummy4unknown
+    if counts.sum() < 2:
+      raise errors.UserError(
+        f'{pairs}: fewer than two of its {len(counts)} pairs are in the '
+        'vocabulary; check its language and the limit of the vocabulary'
+      )
+    both = benchmark.ratings[counts], np.nan_to_num(cosines)[counts]
+    unknown_percent = 100 * float(np.mean(~is_known))
+    return stats.pearsonr(*both), stats.spearmanr(*both), unknown_percent
 
   def evaluate_word_analogies(
     self,
@@ -310,32 +292,57 @@ class Embeddings:
     dummy4unknown: bool = False,
     similarity_function: str = 'most_similar',
   ) -> tuple[float, list[dict]]:
-    """Answers the questions of an analogy file.
+    """Answers the questions of an analogy benchmark.
 
-    Args:
-      analogies: The file: `: section` lines and four words a line, or the
-        SemEval csv.
-      restrict_vocab: Only the first so many words count.
-      case_insensitive: Compare words in upper case.
-      dummy4unknown: Count questions with unknown words as wrong, not leave
-        them out.
-      similarity_function: 'most_similar' or 'most_similar_cosmul'.
+    With `dummy4unknown` questions with an unknown word count as wrong; they
+    are left out otherwise. `similarity_function` is 'most_similar' or
+    'most_similar_cosmul' (gensim 4.4 ignores it and takes the first).
 
     Returns:
-      Share answered right, and per section, with 'Total accuracy' last,
+      Fraction answered right, and per section, with 'Total accuracy' last,
       {'section', 'correct', 'incorrect'}: its name and lists of questions.
 
     Raises:
-      errors.UserError: The file cannot be read or holds no analogies.
+      errors.UserError: the file cannot be read or holds no analogies.
     """
-    one = self.of_words()
-    vocabulary = measures.index_vocabulary(
-      one.index_to_key, restrict_vocab, case_insensitive
+    functions = ('most_similar', 'most_similar_cosmul')
+    if similarity_function not in functions:
+      raise ValueError(f'similarity_function is one of {", ".join(functions)}')
+    measure = functions.index(similarity_function)
+    benchmark = _read_benchmark(benchmarks.Analogies, analogies)
+    vocabulary, vectors = self._searched(restrict_vocab, case_insensitive)
+    solved = words_lib.solve_analogies(
+      benchmark, vocabulary, vectors, self.of_words().norms
     )
-    return gensim_results.word_analogies(
-      analogies, vocabulary, one.vectors, one.norms, dummy4unknown,
-      similarity_function,
-    )  # fmt: skip
+    sections = []
+    for name, (is_found, is_right) in solved.items():
+      section = {'section': name, 'correct': [], 'incorrect': []}
+      for i, question in enumerate(benchmark.sections[name]):
+        if vocabulary.is_upper:
+          question = tuple(word.upper() for word in question)
+        if is_found[i] or dummy4unknown:
+          side = 'correct' if is_right[i, measure] else 'incorrect'
+          section[side].append(question)
+      sections.append(section)
+    total = {'section': 'Total accuracy'}
+    for side in ('correct', 'incorrect'):
+      total[side] = [question for s in sections for question in s[side]]
+    num_counted = len(total['correct']) + len(total['incorrect'])
+    score = len(total['correct']) / num_counted if num_counted else 0.0
+    return score, [*sections, total]
+
+  def save(self, folder: pathlib.Path | str) -> None:
+    """Writes vectors.npy, vocab.txt and any senses, which `load` reads.
+
+    Raises:
+      errors.UserError: a file cannot be written.
+    """
+    counts = np.ones(len(self), int) if self.counts is None else self.counts
+    export.write(
+      folder, self.index_to_key, self.vectors, counts, is_minimal=True
+    )
+    senses_lib.remove(pathlib.Path(folder))
+    senses_lib.write(pathlib.Path(folder), self.sense_table)
 
   def save_word2vec_format(
     self,
@@ -348,7 +355,7 @@ class Embeddings:
     Words with white space are renamed with underscores, with a warning.
 
     Raises:
-      errors.UserError: A file cannot be written.
+      errors.UserError: a file cannot be written.
       ValueError: `fvocab` is given, but no counts are known.
     """
     if fvocab is not None and self.counts is None:
@@ -365,54 +372,92 @@ class Embeddings:
         stacklevel=2,
       )
 
-  def _direction(self, key: keys.Key) -> np.ndarray:
+  def _sense(self, word: str, sense: int) -> str:
+    """Name of the row of a sense."""
+    names = [name for name, _ in self.senses(word)]
+    if not 0 <= sense < len(names):
+      raise errors.UserError(f'{word!r} has {len(names)} senses, from 0 up')
+    return names[sense]
+
+  def _sense_rows(self, word: str) -> Sequence[int]:
+    """Rows of all senses of a word."""
+    table = self.sense_table
+    if table is None or word not in table.index:
+      return np.array([self.get_index(word)])
+    found = table.rows(table.index[word])
+    return np.arange(found.start, found.stop)
+
+  def _searched(
+    self, restrict_vocab: int | None, case_insensitive: bool
+  ) -> tuple[words_lib.Vocabulary, np.ndarray]:
+    words = self.of_words()
+    vocabulary = words_lib.index_vocabulary(
+      words.index_to_key, restrict_vocab, case_insensitive
+    )
+    return vocabulary, words.vectors
+
+  def _direction(self, key: Key) -> np.ndarray:
     """A word's vector at length 1; a vector as it is."""
     if isinstance(key, np.ndarray):
       return key
     return self.get_vector(key, norm=True)
 
-  def _cosines(self, target: np.ndarray, limit: int | None) -> np.ndarray:
+  def _cosines(self, target: np.ndarray, num_words: int | None) -> np.ndarray:
     """[rows of the words searched] float32: products with unit vectors."""
-    limit = nearest.num_rows(self.sense_table, limit)
+    limit = geometry.num_rows(self.sense_table, num_words)
     products = np.dot(self.vectors[:limit], target)
-    return products / nearest.divisors(self.norms[:limit])
+    return products / geometry.divisors(self.norms[:limit])
 
   def _rank(
     self,
     scores: np.ndarray,
-    given: list[keys.Key],
+    given: list[Key],
     topn: int | None,
     min_prior: float = 0.0,
-  ) -> list[tuple[str, float]] | np.ndarray:
+  ) -> Ranked:
     if topn is None:
       return scores
     out = {self.get_index(x) for x in given if not isinstance(x, np.ndarray)}
-    table = self.sense_table
-    if table is None:
-      best = nearest.rows(scores, out, topn)
-    else:
-      best = nearest.rows_of_words(scores, table, out, topn, min_prior)
+    best = geometry.nearest(scores, out, topn, self.sense_table, min_prior)
     return [(self.index_to_key[i], float(scores[i])) for i in best.tolist()]
 
 
+def _as_list(items: object) -> list:
+  """What was given alone, or in a list, each perhaps with a weight."""
+  is_weighted = (
+    isinstance(items, tuple)
+    and len(items) == 2
+    and isinstance(items[1], numbers.Real)
+    and not isinstance(items[0], tuple)
+  )
+  is_vector = isinstance(items, np.ndarray) and items.ndim == 1
+  if isinstance(items, (str, numbers.Integral)) or is_weighted or is_vector:
+    return [items]
+  return [] if items is None else list(items)
+
+
+def _read_benchmark(
+  kind: type, path: pathlib.Path | str, delimiter: str | None = None
+) -> benchmarks.Benchmark:
+  benchmark = benchmarks.read(path, delimiter)
+  if not isinstance(benchmark, kind):
+    raise errors.UserError(f'{path} holds no {kind.__name__.lower()}')
+  return benchmark
+
+
 def load(path: pathlib.Path | str) -> Embeddings:
-  """Loads vectors, whatever form they are in.
+  """Loads vectors, whatever form they are in; warns of what was left out.
 
   Args:
-    path: The workdir of a run, its export folder or vectors.npy (mapped into
+    path: the workdir of a run, its export folder or vectors.npy (mapped into
       memory, not read), or a word2vec, GloVe or fastText .vec file, text or
       binary, plain or .gz.
 
-  Returns:
-    The vectors; what had to be replaced or left out is warned of.
-
   Raises:
-    errors.UserError: Missing, not recognised, cut or damaged.
+    errors.UserError: missing, not recognised, cut or damaged.
   """
-  path = pathlib.Path(path)
-  if path.is_dir() or path.name == 'vectors.npy':
-    return Embeddings(*exports.read(path))
-  loaded = word2vec_format.read(path)
-  for remark in loaded.remarks:
+  words, vectors, counts, remarks, folder = export.read(path)
+  for remark in remarks:
     warnings.warn(f'{path}: {remark}', stacklevel=2)
-  return Embeddings(loaded.words, loaded.vectors)
+  senses = senses_lib.read(folder, words, counts, vectors) if folder else None
+  return Embeddings(words, vectors, counts, senses)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxemb import embeddings, errors
-from jaxemb.evaluation import benchmarks, summary, words
+from jaxemb.evaluation import benchmarks, words
 from jaxemb.senses import evaluate as senses
 from jaxemb.storage import atomic
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         loaded.sense_table, benchmarks.with_contexts(paths), flags.window
       )
     print(f'{flags.vectors}: {len(vectors):,} words x {vectors.vector_size}')
-    print(summary.format_table(results))
+    print(words.format_table(results))
     if flags.json:
       with atomic.write(flags.json) as file:
         file.write(json.dumps(results, indent=2).encode())
@@ -54,35 +54,26 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     prog='python -m jaxemb.evaluate',
     description='Evaluates word vectors: similarity, analogies, categories.',
   )
-  parser.add_argument(
-    '--vectors',
-    required=True,
-    help='workdir, export folder, or word2vec, GloVe or fastText .vec file',
-  )
-  parser.add_argument(
-    '--eval',
-    required=True,
-    help='benchmark files and folders, separated by commas',
-  )
-  parser.add_argument(
+  add = parser.add_argument
+  add('--vectors', required=True, help='what jaxemb.load reads: a workdir, ...')
+  add('--eval', required=True, help='benchmarks, separated by commas')
+  add(
     '--restrict_vocab',
     type=int,
     default=300_000,
-    help='only so many most frequent words count; 0 for all (%(default)s)',
+    help='most frequent words that count; 0 for all (%(default)s)',
   )
-  parser.add_argument(
+  add(
     '--window',
     type=int,
     default=0,
-    help='of vectors of senses: known words of a context that count, on each '
-    'side; 0 = config.senses.query_window (%(default)s)',
+    help='with senses: known context words on each side; 0 as in training',
   )
-  parser.add_argument('--json', help='file for the results in full')
+  add('--json', help='file for the results in full')
   flags = parser.parse_args(argv)
-  if flags.restrict_vocab < 0:
-    parser.error('--restrict_vocab must be 0 (no limit) or more')
-  if flags.window < 0:
-    parser.error('--window must be 0 (config.senses.query_window) or more')
+  for name in ('restrict_vocab', 'window'):
+    if getattr(flags, name) < 0:
+      parser.error(f'--{name} must be 0 or more')
   return flags
 
 

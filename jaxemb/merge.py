@@ -29,7 +29,7 @@ from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses
 from jaxemb.runtime import resources
 from jaxemb.senses import table
-from jaxemb.storage import atomic, word2vec_format
+from jaxemb.storage import atomic, export
 
 _SETTINGS = [x for x in dataclasses.fields(merging.Spec) if x.metadata]
 
@@ -120,9 +120,7 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     # Those of an earlier merge do not fit.
     shutil.rmtree(output / 'tables', ignore_errors=True)
     table.remove(output / 'export')
-    word2vec_format.export(
-      output / 'export', merged.words, merged.vectors, merged.counts
-    )
+    export.write(output / 'export', merged.words, merged.vectors, merged.counts)
     if merged.senses is not None:
       table.write(output / 'export', merged.senses)
     if merged.trainable:

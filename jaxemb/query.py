@@ -2,16 +2,16 @@
 
     python -m jaxemb.query --vectors=FILE king - man + woman
 
-Of a model whose words have senses (`config.model.name='mixture'`):
+With vectors of senses (`config.model.name='mixture'`):
 
     python -m jaxemb.query --vectors=FILE --senses bank
     python -m jaxemb.query --vectors=FILE --sense=1 bank
     python -m jaxemb.query --vectors=FILE --position=1 the bank of the river
 
-print every sense with its prior and neighbours, the neighbours of one sense,
-and how likely each sense is at a position of a sentence, counted from 0. Of the
-neighbours each word comes once, as its nearest sense; senses that are meant in
-less than one of fifty occurrences are left out.
+print every sense with its prior and neighbors, the neighbors of one sense, and
+the probability of each sense at a position of a sentence, counted from 0. Of
+the neighbors each word comes once, as its nearest sense; senses with a prior
+below 2 % are left out.
 
 FILE is what `jaxemb.load` reads. Words without a sign between them are added.
 A sign may stand alone or at the front of its word; a word of the vocabulary
@@ -24,10 +24,10 @@ import sys
 from collections.abc import Container, Sequence
 
 from jaxemb import embeddings, errors
-from jaxemb.evaluation import nearest
+from jaxemb.evaluation import geometry
 from jaxemb.senses import table
 
-_SIGNS = ('+', '-')
+_VALUED = ('--vectors', '--topn', '--sense', '--position')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,12 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
       negative,
       flags.topn,
       sense=flags.sense,
-      min_prior=nearest.MIN_PRIOR,
+      min_prior=geometry.MIN_PRIOR,
     )
   except (errors.UserError, KeyError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 2
-  width = max(len(word) for word, _ in found) if found else 0
+  width = max((len(word) for word, _ in found), default=0)
   for word, cosine in found:
     print(f'{word:<{width}}  {cosine:.4f}')
   return 0
@@ -64,20 +64,20 @@ def _print_senses(
   flags: argparse.Namespace,
   terms: Sequence[str],
 ) -> None:
-  """Every sense of a word: by its prior, or in a sentence."""
+  """Every sense of a word, with its prior or its probability in a sentence."""
   words = [word for term in terms for word in term.split()]
-  if flags.position is None:
-    if len(words) != 1:
-      raise errors.UserError('--senses is of one word; give one word')
-    chances = [prior for _, prior in vectors.senses(words[0])]
-    word = words[0]
-  else:
+  if flags.position is not None:
     chances = vectors.disambiguate(words, flags.position)
     word = table.spelled(words[flags.position], vectors)
-  for sense, chance in enumerate(chances):
-    name, _ = vectors.senses(word)[sense]
+  elif len(words) == 1:
+    word = words[0]
+    chances = [prior for _, prior in vectors.senses(word)]
+  else:
+    raise errors.UserError('--senses is of one word; give one word')
+  names = [name for name, _ in vectors.senses(word)]
+  for sense, (name, chance) in enumerate(zip(names, chances, strict=True)):
     near = vectors.most_similar(
-      word, topn=flags.topn, sense=sense, min_prior=nearest.MIN_PRIOR
+      word, topn=flags.topn, sense=sense, min_prior=geometry.MIN_PRIOR
     )
     print(f'{name}  {chance:.4f}  ' + ' '.join(other for other, _ in near))
 
@@ -85,40 +85,33 @@ def _print_senses(
 def split_expression(
   terms: Sequence[str], known: Container[str]
 ) -> tuple[list[str], list[str]]:
-  """Splits `king - man + woman` into words to add and to subtract.
-
-  Args:
-    terms: Words and signs, by argument; an argument may hold several.
-    known: The words that exist.
-
-  Returns:
-    The words with sign + (or none), and those with sign -.
+  """Words of `king - man + woman` to add and to subtract.
 
   Raises:
-    errors.UserError: A sign has no word behind it, or there is no word.
+    errors.UserError: a sign without a word after it, or no word.
   """
   terms = [term for argument in terms for term in argument.split()]
   if len(terms) == 1 and terms[0] in known:
     return terms, []
-  parts = {'+': [], '-': []}
+  words = {'+': [], '-': []}
   sign = ''
   for term in terms:
-    if term in _SIGNS:
+    if term in words:
       if sign:
         raise errors.UserError(
           f'two signs without a word between: {sign} {term}'
         )
       sign = term
       continue
-    if term[0] in _SIGNS and not sign and term not in known:
+    if term[0] in words and not sign and term not in known:
       sign, term = term[0], term[1:]
-    parts[sign or '+'].append(term)
+    words[sign or '+'].append(term)
     sign = ''
-  if sign or not (parts['+'] or parts['-']):
+  if sign or not (words['+'] or words['-']):
     raise errors.UserError(
       'expected words, with + or - between: king - man + woman'
     )
-  return parts['+'], parts['-']
+  return words['+'], words['-']
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -129,26 +122,18 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     '--position=N] WORD [+|- WORD ...]',
     allow_abbrev=False,
   )
-  parser.add_argument(
-    '--vectors',
-    required=True,
-    help='workdir, export folder, or word2vec, GloVe or fastText .vec file',
-  )
-  parser.add_argument(
-    '--topn', type=int, default=10, help='number of words (%(default)s)'
-  )
-  parser.add_argument(
-    '--senses', action='store_true', help='every sense of a word'
-  )
-  parser.add_argument('--sense', type=int, help='which sense of the word')
-  parser.add_argument(
-    '--position', type=int, help='of a word in a sentence, to tell its sense'
-  )
+  add = parser.add_argument
+  add('--vectors', required=True, help='what jaxemb.load reads: a workdir, ...')
+  add('--topn', type=int, default=10, help='number of words (%(default)s)')
+  only = parser.add_mutually_exclusive_group()
+  only.add_argument('--senses', action='store_true', help='all of a word')
+  only.add_argument('--sense', type=int, help='which sense of the word')
+  only.add_argument('--position', type=int, help='of a word in a sentence')
   # Only long flags are options: `-` and `-man` belong to the expression.
   options, terms = [], []
   rest = iter(argv)
   for argument in rest:
-    if argument in ('--vectors', '--topn', '--sense', '--position'):
+    if argument in _VALUED:
       options += [argument, *next(([value] for value in rest), [])]
     elif argument.startswith('--') or argument == '-h':
       options.append(argument)
@@ -157,14 +142,6 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
   flags = parser.parse_args(options)
   if flags.topn < 1:
     parser.error('--topn must be 1 or more')
-  asked = {
-    '--senses': flags.senses,
-    '--sense': flags.sense is not None,
-    '--position': flags.position is not None,
-  }
-  given = [name for name, is_given in asked.items() if is_given]
-  if len(given) > 1:
-    parser.error(f'{" and ".join(given)} ask for different things; give one')
   return flags, terms
 
 

@@ -13,12 +13,12 @@ import ml_collections
 import numpy as np
 
 from jaxemb import build, metrics
-from jaxemb.evaluation import benchmarks, summary
+from jaxemb.evaluation import benchmarks, words
 from jaxemb.report import report
 from jaxemb.runtime import hlo, mesh, resources
 from jaxemb.senses import evaluate, sense_rows
 from jaxemb.senses import table as senses
-from jaxemb.storage import rows_file, word2vec_format
+from jaxemb.storage import export, vectors_npy
 from jaxemb.strategies import base as strategy_base
 from jaxemb.tables import blocks
 from jaxemb.text import encode, vocab
@@ -121,8 +121,6 @@ def _evaluate(
 ) -> dict[str, dict]:
   if not parts.eval_paths:
     return {}
-  from jaxemb.evaluation import words
-
   evaluation = words.evaluate(
     parts.corpus.vocabulary.words,
     vectors,
@@ -132,7 +130,7 @@ def _evaluate(
   if found is not None:
     paths = benchmarks.with_contexts(parts.eval_paths)
     evaluation |= evaluate.evaluate(found, paths)
-  for line in summary.format_table(evaluation).splitlines():
+  for line in words.format_table(evaluation).splitlines():
     metrics.LOG.info('%s', line)
   return evaluation
 
@@ -153,7 +151,7 @@ def write_rows(
   """
   rows, found = sense_rows.exported(rows, found)
   with contextlib.ExitStack() as stack:
-    rows_file.write(stack, folder, rows_file.Kept(*rows))
+    vectors_npy.write(stack, folder, vectors_npy.Rows(*rows))
   vocab.write_counts(folder / 'vocab.txt', names)
   senses.write(folder, found)
 
@@ -187,8 +185,8 @@ def write(
     names, counts = found.names(), found.by_row(counts)
   rows, found = sense_rows.exported(rows, found)
   vectors = rows.decode()
-  exported = word2vec_format.export(
-    workdir / 'export', names, vectors, counts, rows_file.Kept(*rows)
+  exported = export.write(
+    workdir / 'export', names, vectors, counts, vectors_npy.Rows(*rows)
   )
   senses.write(workdir / 'export', found)
   if found is not None:

@@ -12,8 +12,8 @@ import pytest
 from gensim import models
 
 import jaxemb
-from jaxemb import embeddings, errors, spelling
-from jaxemb.storage import word2vec_format
+from jaxemb import embeddings, errors
+from jaxemb.storage import export
 
 pytestmark = pytest.mark.filterwarnings('ignore:Call to deprecated')
 _NAMES = [f'w{i}' for i in range(200)]
@@ -127,7 +127,7 @@ def test_unknown_word_is_named_with_near_spellings():
   ):
     with pytest.raises(KeyError, match="'vilage'.*near: .*village") as caught:
       ask()
-    assert isinstance(caught.value, spelling.UnknownWordError)
+    assert isinstance(caught.value, errors.UnknownWordError)
   with pytest.raises(KeyError, match='near: king'):
     ours['King']
   with pytest.raises(KeyError, match='no vector for 77'):
@@ -206,7 +206,7 @@ def test_evaluations_name_the_wrong_file(ours, tmp_path):
 
 def test_load_every_form(tmp_path):
   counts = np.arange(200)[::-1]
-  word2vec_format.export(tmp_path / 'export', _NAMES, _VECTORS, counts)
+  export.write(tmp_path / 'export', _NAMES, _VECTORS, counts)
   folder = tmp_path / 'export'
   packed = tmp_path / 'v.vec.gz'
   packed.write_bytes(gzip.compress((folder / 'vectors.txt').read_bytes()))
@@ -244,10 +244,10 @@ def test_save_and_load(ours, tmp_path):
 def test_load_says_what_is_wrong(tmp_path):
   with pytest.raises(errors.UserError, match=r'no usable vectors\.npy'):
     jaxemb.load(tmp_path)
-  word2vec_format.export(tmp_path, _NAMES, _VECTORS, np.arange(200))
+  export.write(tmp_path, _NAMES, _VECTORS, np.arange(200))
   lines = (tmp_path / 'vocab.txt').read_text().splitlines()
   (tmp_path / 'vocab.txt').write_text('\n'.join(lines[:-1]))
-  with pytest.raises(errors.UserError, match='199 lines.*200 rows'):
+  with pytest.raises(errors.UserError, match='199 words.*200 rows'):
     jaxemb.load(tmp_path)
   (tmp_path / 'vectors.npy').write_bytes(b'cut')
   with pytest.raises(errors.UserError, match=r'no usable vectors\.npy'):

@@ -239,7 +239,7 @@ def _break(folder, name):
     ocp.PyTreeCheckpointer().save(path, {'any': _vectors(6)})
     words = [*_WORDS[:-1], _WORDS[0]]
     word2vec_format.write_vocab(path / 'vocab.txt', words, _COUNTS)
-    return path, 'a word twice'
+    return path, 'words twice'
   assert name == 'damaged'
   _run_folder(path, 1)
   for file in (path / 'checkpoints' / '3' / 'state' / 'd').glob('*'):

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.evaluation import nearest
+from jaxemb.evaluation import geometry
 
 _BLOCK_QUESTIONS = 256
 _BLOCK_ROWS = 2048
@@ -28,18 +28,11 @@ _NO_ROW = np.iinfo(np.int32).max
 
 
 class _Questions(NamedTuple):
-  """Questions in equal blocks; spellings are padded with `_NO_ROW`.
+  """Questions in equal blocks; spellings are padded with `_NO_ROW`."""
 
-  Attributes:
-    given: [blocks, questions, 3] int32, a, b, c as rows of the word vectors.
-    expected: [blocks, questions, spellings] int32, rows of the answer.
-    excluded: [blocks, questions, 4 * spellings] int32, rows of a, b, c and of
-      the answer, in any spelling.
-  """
-
-  given: jax.Array
-  expected: jax.Array
-  excluded: jax.Array
+  given: jax.Array  # [blocks, questions, 3] int32, a, b, c
+  expected: jax.Array  # [blocks, questions, spellings] int32 rows of d
+  excluded: jax.Array  # [blocks, questions, 4 * spellings] int32, a, b, c, d
 
 
 class _Best(NamedTuple):
@@ -61,32 +54,34 @@ def solve(
   another word counts as wrong.
 
   Args:
-    vectors: [vocab, dim] float, the words to search; may be memory-mapped.
-    norms: [vocab] float, their lengths; a word of length 0 has cosine 0.
+    vectors: [vocab, dim] float32, the words to search; may be memory-mapped.
+    norms: [vocab] float32, their lengths; a word of length 0 has cosine 0.
     questions: [questions, 4] int, rows of a, b, c and of the expected answer.
-    spellings: All rows of a word, by its row in `questions`, for the words
+    spellings: all rows of a word, by its row in `questions`, for the words
       that have several (upper and lower case).
 
   Returns:
     [questions, 2] bool: by 3CosAdd, by 3CosMul.
   """
-  num_questions = len(questions)
+  num_questions, num_rows = len(questions), len(vectors)
   if num_questions == 0:
     return np.zeros((0, 2), bool)
   rows, given = np.unique(questions, return_inverse=True)
   given = given.reshape(questions.shape)
-  blocks = _in_blocks(given, _spelling_table(rows, spellings))
-  words = _unit_rows(vectors[rows], norms[rows])
+  lists = [spellings.get(int(row), [int(row)]) for row in rows]
+  spelled = np.full((len(rows), max(map(len, lists))), _NO_ROW, np.int32)
+  for i, spelling in enumerate(lists):
+    spelled[i, : len(spelling)] = spelling
+  blocks = _in_blocks(given, spelled)
+  words = geometry.unit(vectors[rows], norms[rows])
   shape = (*blocks.given.shape[:2], 2)
   best = _Best(jnp.full(shape, -jnp.inf), jnp.full(shape, -jnp.inf))
-  num_rows = len(vectors)
   size = min(_BLOCK_ROWS, num_rows)
   for start in range(0, num_rows, size):
     # The last block overlaps the one before: a maximum does not mind.
     start = min(start, num_rows - size)
-    block = _unit_rows(
-      vectors[start : start + size], norms[start : start + size]
-    )
+    part = slice(start, start + size)
+    block = geometry.unit(vectors[part], norms[part])
     best = _search_block(best, blocks, words, block, start)
   is_right = np.asarray(best.expected > best.others)
   is_right = is_right.reshape(-1, 2)[:num_questions]
@@ -94,32 +89,13 @@ def solve(
   return is_right & ~is_given[:, None]
 
 
-def _unit_rows(rows: np.ndarray, norms: np.ndarray) -> np.ndarray:
-  return (rows / nearest.divisors(norms)[:, None]).astype(np.float32)
-
-
-def _spelling_table(
-  rows: np.ndarray, spellings: Mapping[int, Sequence[int]]
-) -> np.ndarray:
-  """[words, spellings] int32: all rows of each word."""
-  lists = [spellings.get(int(row), [int(row)]) for row in rows]
-  table = np.full((len(rows), max(map(len, lists))), _NO_ROW, np.int32)
-  for i, spelled in enumerate(lists):
-    table[i, : len(spelled)] = spelled
-  return table
-
-
 def _in_blocks(given: np.ndarray, spelled: np.ndarray) -> _Questions:
-  num_questions = len(given)
-  num_padded = -num_questions % _BLOCK_QUESTIONS
-  given = np.pad(given, ((0, num_padded), (0, 0))).astype(np.int32)
-  shape = (-1, _BLOCK_QUESTIONS)
+  padding = ((0, -len(given) % _BLOCK_QUESTIONS), (0, 0))
+  given = np.pad(given, padding).astype(np.int32)
+  num_blocks = len(given) // _BLOCK_QUESTIONS
+  arrays = given[:, :3], spelled[given[:, 3]], spelled[given]
   return _Questions(
-    given=jnp.asarray(given[:, :3].reshape(*shape, 3)),
-    expected=jnp.asarray(
-      spelled[given[:, 3]].reshape(*shape, spelled.shape[1])
-    ),
-    excluded=jnp.asarray(spelled[given].reshape(*shape, 4 * spelled.shape[1])),
+    *(x.reshape(num_blocks, _BLOCK_QUESTIONS, -1) for x in arrays)
   )
 
 
@@ -133,32 +109,32 @@ def _search_block(
 ) -> _Best:
   """Takes one block of the table, [rows, dim], into the best scores."""
   cosines = jnp.matmul(words, block.T, precision=jax.lax.Precision.HIGHEST)
+  size = len(block)
+
+  def inside(rows: jax.Array) -> jax.Array:
+    """Rows of this block; others are out of range."""
+    rows = rows - start
+    return jnp.where((rows >= 0) & (rows < size), rows, size)
 
   def score_questions(item: tuple[_Best, _Questions]) -> _Best:
     best, questions = item
     a, b, c = (cosines[questions.given[:, i]] for i in range(3))
-    size = len(block)
-    expected = _inside(questions.expected - start, size)
+    expected = inside(questions.expected)
     take = functools.partial(
       jnp.take_along_axis, indices=expected, axis=1, mode='fill', fill_value=0
     )
     answers = _scores(take(a), take(b), take(c))
     answers = [jnp.where(expected < size, x, -jnp.inf) for x in answers]
     # A cosine of +inf with `a` puts a word last by both measures.
-    excluded = _inside(questions.excluded - start, size)
-    each = jnp.arange(len(excluded))[:, None]
+    each = jnp.arange(len(a))[:, None]
+    excluded = inside(questions.excluded)
     others = _scores(a.at[each, excluded].set(jnp.inf, mode='drop'), b, c)
     return _Best(
-      expected=jnp.maximum(best.expected, _row_maxima(answers)),
-      others=jnp.maximum(best.others, _row_maxima(others)),
+      jnp.maximum(best.expected, _row_maxima(answers)),
+      jnp.maximum(best.others, _row_maxima(others)),
     )
 
   return jax.lax.map(score_questions, (best, questions))
-
-
-def _inside(rows: jax.Array, num_rows: int) -> jax.Array:
-  """Rows of a block; those before or behind it become out of range."""
-  return jnp.where((rows >= 0) & (rows < num_rows), rows, num_rows)
 
 
 def _scores(

@@ -4,8 +4,8 @@ A file's layout is recognised from its content, never from its name:
 
     pairs            `word1 word2 score`, by white space or commas; further
                      columns (single ratings) are ignored if they are numbers
-    scws             18 tab fields (Huang et al. 2012); the two words and the
-                     mean rating are used, the contexts are not
+    scws             18 tab fields (Huang et al. 2012): two words in contexts
+                     and the mean rating
     questions-words  `: section` lines and four words a line (Mikolov et al.
                      2013)
     semeval          csv with the columns type, word1, word2, word3, target
@@ -35,57 +35,32 @@ _Quadruple = tuple[str, str, str, str]
 
 
 class Pairs(NamedTuple):
-  """Word pairs with human ratings.
+  """Word pairs with human ratings."""
 
-  Attributes:
-    name: Of the file, unique among those read together.
-    layout: 'pairs' or 'scws'.
-    pairs: The two words of each pair, as written.
-    ratings: [pairs] float64, larger is more similar, any scale.
-    malformed: Number of lines that were not understood.
-  """
-
-  name: str
-  layout: str
-  pairs: list[tuple[str, str]]
-  ratings: np.ndarray
-  malformed: int
+  name: str  # of the file, unique among those read together
+  layout: str  # 'pairs' or 'scws'
+  pairs: list[tuple[str, str]]  # as written
+  ratings: np.ndarray  # [pairs] float64, larger is more similar, any scale
+  malformed: int  # lines
 
 
 class Analogies(NamedTuple):
-  """Questions `a is to b as c is to d`, by section.
-
-  Attributes:
-    name: Of the file, unique among those read together.
-    layout: 'questions-words' or 'semeval'.
-    sections: The questions (a, b, c, d) of each section, as written.
-    malformed: Number of lines that were not understood.
-  """
+  """Questions `a is to b as c is to d`, by section."""
 
   name: str
-  layout: str
-  sections: dict[str, list[_Quadruple]]
+  layout: str  # 'questions-words' or 'semeval'
+  sections: dict[str, list[_Quadruple]]  # as written
   malformed: int
 
 
 class Categories(NamedTuple):
-  """Words with the category that each belongs to.
-
-  Attributes:
-    name: Of the file, unique among those read together.
-    layout: 'categories'.
-    categories: Category of each word; a word counts once, whatever its case,
-      in the first category that names it.
-    blank: Number of rows without a word.
-    repeated: Number of rows whose word had come before.
-    malformed: Number of rows that were not understood.
-  """
+  """Words with the category that each belongs to."""
 
   name: str
-  layout: str
-  categories: dict[str, str]
-  blank: int
-  repeated: int
+  layout: str  # 'categories'
+  categories: dict[str, str]  # by word; a word's first category, in any case
+  blank: int  # rows without a word
+  repeated: int  # rows whose word had come before
   malformed: int
 
 
@@ -95,22 +70,19 @@ Benchmark = Pairs | Analogies | Categories
 def find(
   paths: Sequence[pathlib.Path | str],
 ) -> tuple[list[Benchmark], list[pathlib.Path]]:
-  """Reads all benchmarks in files and folders.
-
-  Args:
-    paths: Files, or folders that are walked in sorted order.
+  """Benchmarks in files and folders (walked in sorted order).
 
   Returns:
     The benchmarks with unique names, and the files of unknown layout.
 
   Raises:
-    errors.UserError: A path is missing, or nothing was recognised.
+    errors.UserError: a path is missing, or nothing was recognised.
   """
-  found, skipped, names = [], [], collections.Counter()
+  found, unknown, names = [], [], collections.Counter()
   for path in _files(paths):
     benchmark = read(path)
     if benchmark is None:
-      skipped.append(path)
+      unknown.append(path)
       continue
     names[benchmark.name] += 1
     if names[benchmark.name] > 1:
@@ -123,11 +95,11 @@ def find(
       '`word1 word2 score`, SCWS, `: section` analogies, or csv with columns '
       'category, word or type, word1, word2, word3, target'
     )
-  return found, skipped
+  return found, unknown
 
 
 def with_contexts(paths: Sequence[pathlib.Path | str]) -> list[pathlib.Path]:
-  """Those files that hold words in contexts (SCWS), of files and folders."""
+  """The files that hold words in contexts (SCWS), in files and folders."""
   found = ((path, read(path)) for path in _files(paths))
   return [path for path, x in found if x is not None and x.layout == 'scws']
 
@@ -135,18 +107,14 @@ def with_contexts(paths: Sequence[pathlib.Path | str]) -> list[pathlib.Path]:
 def read(
   path: pathlib.Path | str, delimiter: str | None = None
 ) -> Benchmark | None:
-  """Reads one benchmark file.
+  """Reads one benchmark file; None if no line fits any layout.
 
   Args:
-    path: The file.
-    delimiter: Separates the fields of a `pairs` file; None for white space or
-      commas.
-
-  Returns:
-    The benchmark, or None if no line fits any layout.
+    path: the file.
+    delimiter: of a `pairs` file's fields; None for white space or commas.
 
   Raises:
-    errors.UserError: The file cannot be read.
+    errors.UserError: the file cannot be read.
   """
   path = pathlib.Path(path)
   try:
@@ -160,16 +128,20 @@ def read(
     raise errors.UserError(
       f'cannot read benchmark {path}: {error.strerror}'
     ) from error
-  name = 'scws' if layout == 'scws' else path.stem
   if layout == 'categories':
-    benchmark = _read_categories(name, lines)
+    benchmark = _read_categories(path.stem, lines)
     return benchmark if benchmark.categories else None
   if layout in ('semeval', 'questions-words'):
     rows = _semeval_rows if layout == 'semeval' else _question_rows
-    benchmark = _gather_analogies(name, layout, rows(lines))
+    benchmark = _read_analogies(path.stem, layout, rows(lines))
     return benchmark if benchmark.sections else None
-  benchmark = _read_pairs(name, layout, lines, _pair_parser(layout, delimiter))
-  return benchmark if benchmark.pairs else None
+  name = 'scws' if layout == 'scws' else path.stem
+  rows = [*map(_pair_parser(layout, delimiter), lines)]
+  understood = [row for row in rows if row is not None]
+  ratings = np.array([row[2] for row in understood], np.float64)
+  pairs = [row[:2] for row in understood]
+  num_malformed = len(rows) - len(pairs)
+  return Pairs(name, layout, pairs, ratings, num_malformed) if pairs else None
 
 
 def _files(paths: Sequence[pathlib.Path | str]) -> Iterator[pathlib.Path]:
@@ -194,7 +166,7 @@ def _layout(lines: list[str], delimiter: str | None) -> str | None:
   """The layout that fits a file's first lines, or None."""
   if not lines:
     return None
-  header = _csv_columns(lines[0])
+  header = {x.strip().lower() for x in next(csv.reader(lines[:1]), [])}
   if {'category', 'word'} <= header:
     return 'categories'
   if {'type', 'word1', 'word2', 'word3', 'target'} <= header:
@@ -213,10 +185,6 @@ def _layout(lines: list[str], delimiter: str | None) -> str | None:
   }
   layout = max(votes, key=votes.__getitem__)
   return layout if 2 * votes[layout] >= len(sample) else None
-
-
-def _csv_columns(line: str) -> set[str]:
-  return {field.strip().lower() for field in next(csv.reader([line]), [])}
 
 
 def _number(field: str) -> float | None:
@@ -248,7 +216,7 @@ def _pair_parser(layout: str, delimiter: str | None) -> Callable:
 
 
 def parse_scws(line: str) -> tuple[str, str, float] | None:
-  """The words and the mean rating of a line of SCWS; None = no such line."""
+  """The words and mean rating of a line of SCWS, or None."""
   fields = line.split('\t')
   if len(fields) != _SCWS_FIELDS:
     return None
@@ -264,20 +232,6 @@ def _parse_question(line: str) -> _Quadruple | None:
   return fields if is_question else None
 
 
-def _read_pairs(
-  name: str, layout: str, lines: list[str], parse: Callable
-) -> Pairs:
-  rows = [parse(line) for line in lines]
-  kept = [row for row in rows if row is not None]
-  return Pairs(
-    name=name,
-    layout=layout,
-    pairs=[row[:2] for row in kept],
-    ratings=np.array([row[2] for row in kept], np.float64),
-    malformed=len(rows) - len(kept),
-  )
-
-
 def _question_rows(lines: list[str]) -> Iterator[tuple[str, object]]:
   section = 'unnamed'
   for line in lines:
@@ -289,23 +243,18 @@ def _question_rows(lines: list[str]) -> Iterator[tuple[str, object]]:
 
 
 def _csv_rows(lines: list[str]) -> Iterator[dict[str, str] | None]:
-  """The rows below a header as {lower-case column: field}; None if broken."""
+  """Rows below the header as {lower-case column: field}; None if malformed."""
   reader = csv.reader(lines)
   columns = [column.strip().lower() for column in next(reader)]
   while True:
     try:
-      fields = next(reader)
+      fields = [field.strip() for field in next(reader)]
     except StopIteration:
       return
     except csv.Error:
-      yield None
-      continue
+      fields = []
     is_whole = len(fields) == len(columns)
-    yield (
-      {c: f.strip() for c, f in zip(columns, fields, strict=True)}
-      if is_whole
-      else None
-    )
+    yield dict(zip(columns, fields, strict=True)) if is_whole else None
 
 
 def _semeval_rows(lines: list[str]) -> Iterator[tuple[str, object]]:
@@ -315,7 +264,7 @@ def _semeval_rows(lines: list[str]) -> Iterator[tuple[str, object]]:
     yield row['type'], words if all(words) else None
 
 
-def _gather_analogies(name: str, layout: str, rows: Iterator) -> Analogies:
+def _read_analogies(name: str, layout: str, rows: Iterator) -> Analogies:
   sections, malformed = {}, 0
   for section, question in rows:
     if question is None:

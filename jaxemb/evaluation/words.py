@@ -1,45 +1,45 @@
-"""How good word vectors are: similarity, analogies, categories.
+"""Scores of word vectors: similarity, analogies and categories.
 
-The measures are those of gensim's evaluators, so that figures compare:
+The measures are those of gensim's evaluators, so that scores compare:
 
 - only the `restrict_vocab` first (most frequent) words count;
 - words are compared in upper case, the most frequent spelling has the vector;
 - items with a word out of vocabulary are left out, and counted;
-- Spearman's rank correlation shares ranks among ties;
+- Spearman's rank correlation gives ties their mean rank;
 - the three words of an analogy question, in any spelling, are no answers
   (gensim looks at the five nearest words for this; here it is exact).
+
+Categorization is scored by the purity of clusters: the fraction of words that
+belong to the largest category of their cluster.
 """
 
 import logging
 import math
 import pathlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import linalg, stats
 
 from jaxemb import errors
-from jaxemb.evaluation import analogies, benchmarks, clusters, nearest
+from jaxemb.evaluation import analogies, benchmarks, geometry
 
 _LOG = logging.getLogger(__name__)
-_BLOCK_ROWS = 8192
+# Of each kind: title, and the key of the second score.
+_KINDS = {
+  'similarity': ('Spearman', 'Pearson', 'pearson'),
+  'analogies': ('3CosAdd', '3CosMul', 'score_cosmul'),
+  'categorization': ('purity', '', ''),
+}
 
 
 class Vocabulary(NamedTuple):
-  """The words that an evaluation knows.
+  """The words that an evaluation knows."""
 
-  Attributes:
-    rows: First row of each word, by the word as compared.
-    spellings: All rows of a word by its first row, if it has several.
-    size: Number of rows searched.
-    is_upper: Whether words are compared in upper case.
-  """
-
-  rows: dict[str, int]
-  spellings: dict[int, list[int]]
-  size: int
-  is_upper: bool
+  rows: dict[str, int]  # first row of each word, as compared
+  spellings: dict[int, list[int]]  # all rows of a word with several, by first
+  size: int  # rows searched
+  is_upper: bool  # words are compared in upper case
 
   def find(self, words: Sequence[str]) -> list[int] | None:
     """Rows of the words, or None if one is out of vocabulary."""
@@ -54,7 +54,7 @@ def index_vocabulary(
   restrict_vocab: int | None = None,
   case_insensitive: bool = True,
 ) -> Vocabulary:
-  """Looks at the first `restrict_vocab` words, or at all if None or 0."""
+  """Indexes the first `restrict_vocab` words; all if None or 0."""
   rows, spellings = {}, {}
   size = min(restrict_vocab or len(words), len(words))
   for row in range(size):
@@ -76,16 +76,16 @@ def evaluate(
   Args:
     words: [vocab] words, the most frequent first.
     vectors: [vocab, dim] float32, finite; may be memory-mapped.
-    paths: Files, or folders that are walked in sorted order; files of unknown
+    paths: files, and folders that are walked in sorted order; files of unknown
       layout are named in one line of the log.
-    restrict_vocab: Number of most frequent words that count; 0 for all.
+    restrict_vocab: number of most frequent words that count; 0 for all.
 
   Returns:
-    By benchmark, ready for JSON: `kind`, `layout`, `score` (None if nothing
+    By benchmark, ready for JSON: `kind`, `layout`, `score` (None if no item
     was found), `found`, `total`, `oov` (total - found), `malformed` (lines),
     `restrict_vocab`, `vocab` (words searched), and
       similarity: `score` is Spearman's correlation, `pearson`;
-      analogies: `score` is the share right by 3CosAdd, `score_cosmul` by
+      analogies: `score` is the fraction right by 3CosAdd, `score_cosmul` by
         3CosMul; `sections` {name: {`score`, `score_cosmul`, `correct`,
         `found`, `total`}}; of a questions-words file also `semantic` and
         `syntactic` (sections named gram*), shaped as a section;
@@ -93,61 +93,40 @@ def evaluate(
         (rows left out).
 
   Raises:
-    errors.UserError: A path is missing, nothing was recognised, or vectors
+    errors.UserError: a path is missing, nothing was recognised, or vectors
       are not finite.
   """
-  found, skipped = benchmarks.find(paths)
-  if skipped:
-    names = ', '.join(path.name for path in skipped)
+  found, unknown = benchmarks.find(paths)
+  if unknown:
+    names = ', '.join(path.name for path in unknown)
     _LOG.warning(
-      'skipped %d file(s) of unknown layout: %s', len(skipped), names
+      'skipped %d file(s) of unknown layout: %s', len(unknown), names
     )
   vocabulary = index_vocabulary(words, restrict_vocab)
   vectors = vectors[: vocabulary.size]
-  norms = row_norms(vectors)
+  norms = geometry.norms(vectors)
   if not np.isfinite(norms).all():
     row = int(np.argmin(np.isfinite(norms)))
     raise errors.UserError(
       f'cannot evaluate: the vector of {words[row]!r} (row {row}) is not '
       'finite; train again with a lower learning rate'
     )
-  common = {
-    'restrict_vocab': restrict_vocab or len(words),
-    'vocab': vocabulary.size,
-  }
   measures = {
     benchmarks.Pairs: _evaluate_pairs,
     benchmarks.Analogies: _evaluate_analogies,
     benchmarks.Categories: _evaluate_categories,
   }
-  return {
-    benchmark.name: measures[type(benchmark)](
-      benchmark, vocabulary, vectors, norms
-    )
-    | common
-    for benchmark in found
-  }
-
-
-def row_norms(vectors: np.ndarray) -> np.ndarray:
-  """[rows] float32 lengths of [rows, dim] vectors, in bounded memory."""
-  norms = np.empty(len(vectors), np.float32)
-  for start in range(0, len(vectors), _BLOCK_ROWS):
-    part = slice(start, start + _BLOCK_ROWS)
-    norms[part] = np.linalg.norm(vectors[part], axis=1)
-  return norms
-
-
-def unit_vector(vector: np.ndarray) -> np.ndarray:
-  """A [dim] float32 vector at length 1, or as it is if its length is 0.
-
-  In double precision by BLAS, rounded at the end, as gensim does it: cosines,
-  and with them ranks, then agree to the last bit.
-  """
-  exact = np.asarray(vector, np.float64)
-  length = linalg.blas.dnrm2(exact) if exact.size else 0.0
-  scale = 1.0 / length if length else 1.0
-  return (exact * scale).astype(np.float32)
+  results = {}
+  for benchmark in found:
+    result = measures[type(benchmark)](benchmark, vocabulary, vectors, norms)
+    results[benchmark.name] = result | {
+      'layout': benchmark.layout,
+      'oov': result['total'] - result['found'],
+      'malformed': benchmark.malformed,
+      'restrict_vocab': restrict_vocab or len(words),
+      'vocab': vocabulary.size,
+    }
+  return results
 
 
 def pair_cosines(
@@ -158,20 +137,17 @@ def pair_cosines(
   A word with itself has exactly 1. (SCWS holds 241 such pairs; gensim leaves
   them to rounding errors of 1e-7, which break their ties at random.)
   """
-  unit_vectors = {}
-
-  def unit(row: int) -> np.ndarray:
-    if row not in unit_vectors:
-      unit_vectors[row] = unit_vector(vectors[row])
-    return unit_vectors[row]
-
+  units = {}
   cosines = np.full(len(benchmark.pairs), np.nan, np.float32)
   for i, pair in enumerate(benchmark.pairs):
-    rows = vocabulary.find(pair)
-    if rows is not None:
-      cosine = np.dot(unit(rows[0]), unit(rows[1]))
-      is_same = rows[0] == rows[1] and cosine > 0
-      cosines[i] = 1 if is_same else cosine
+    found = vocabulary.find(pair)
+    if found is None:
+      continue
+    for row in found:
+      if row not in units:
+        units[row] = geometry.unit_vector(vectors[row])
+    cosine = np.dot(units[found[0]], units[found[1]])
+    cosines[i] = 1 if found[0] == found[1] and cosine > 0 else cosine
   return cosines
 
 
@@ -186,21 +162,20 @@ def solve_analogies(
   `right` is by 3CosAdd and by 3CosMul, and False for what was not found.
   """
   every = [q for section in benchmark.sections.values() for q in section]
-  rows = [vocabulary.find(question) for question in every]
-  found = np.array([row is not None for row in rows], bool)
+  questions = [vocabulary.find(question) for question in every]
+  found = np.array([x is not None for x in questions], bool)
   right = np.zeros((len(every), 2), bool)
-  known = np.array([row for row in rows if row is not None], np.int64)
   right[found] = analogies.solve(
     vectors[: vocabulary.size],
     norms[: vocabulary.size],
-    known.reshape(-1, 4),
+    np.array([x for x in questions if x], np.int64).reshape(-1, 4),
     vocabulary.spellings,
   )
   ends = np.cumsum([len(section) for section in benchmark.sections.values()])
-  parts = zip(
+  sections = zip(
     np.split(found, ends[:-1]), np.split(right, ends[:-1]), strict=True
   )
-  return dict(zip(benchmark.sections, parts, strict=True))
+  return dict(zip(benchmark.sections, sections, strict=True))
 
 
 def _evaluate_pairs(
@@ -208,24 +183,25 @@ def _evaluate_pairs(
   vocabulary: Vocabulary,
   vectors: np.ndarray,
   norms: np.ndarray,
-) -> dict:
+) -> dict[str, Any]:
+  from scipy import stats  # takes a third of a second
+
   del norms
   cosines = pair_cosines(benchmark, vocabulary, vectors)
   is_found = ~np.isnan(cosines)
   ratings, cosines = benchmark.ratings[is_found], cosines[is_found]
-  # Without two different values on each side no correlation is defined.
-  is_defined = len(set(ratings)) > 1 and len(set(cosines.tolist())) > 1
   score = pearson = None
-  if is_defined:
+  # Without two different values on each side no correlation is defined.
+  if len(set(ratings)) > 1 and len(set(cosines.tolist())) > 1:
     score = float(stats.spearmanr(ratings, cosines)[0])
-    pearson = _finite(stats.pearsonr(ratings, cosines)[0])
+    pearson = float(stats.pearsonr(ratings, cosines)[0])
+    pearson = pearson if math.isfinite(pearson) else None
   return {
     'kind': 'similarity',
-    'layout': benchmark.layout,
     'score': score,
     'pearson': pearson,
-    **_coverage(len(ratings), len(is_found)),
-    'malformed': benchmark.malformed,
+    'found': len(ratings),
+    'total': len(is_found),
   }
 
 
@@ -234,40 +210,27 @@ def _evaluate_analogies(
   vocabulary: Vocabulary,
   vectors: np.ndarray,
   norms: np.ndarray,
-) -> dict:
+) -> dict[str, Any]:
   solved = solve_analogies(benchmark, vocabulary, vectors, norms)
-  total = _section_result(list(solved.values()))
-  result = {
-    'kind': 'analogies',
-    'layout': benchmark.layout,
-    **total,
-    **_coverage(total['found'], total['total']),
-    'malformed': benchmark.malformed,
-    'sections': {
-      name: _section_result([part]) for name, part in solved.items()
-    },
-  }
+  result = {'kind': 'analogies', **_add_up([*solved.values()])}
+  result['sections'] = {name: _add_up([x]) for name, x in solved.items()}
   if benchmark.layout == 'questions-words':
     for group, is_syntactic in (('semantic', False), ('syntactic', True)):
-      result[group] = _section_result(
-        [
-          part
-          for name, part in solved.items()
-          if name.startswith('gram') == is_syntactic
-        ]
+      result[group] = _add_up(
+        [x for n, x in solved.items() if n.startswith('gram') == is_syntactic]
       )
   return result
 
 
-def _section_result(parts: list[tuple[np.ndarray, np.ndarray]]) -> dict:
-  num_found = sum(int(found.sum()) for found, _ in parts)
-  num_right = sum((right.sum(axis=0) for _, right in parts), np.zeros(2, int))
+def _add_up(sections: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
+  num_found = sum(int(found.sum()) for found, _ in sections)
+  right = sum((x.sum(axis=0) for _, x in sections), np.zeros(2, int)).tolist()
   return {
-    'score': int(num_right[0]) / num_found if num_found else None,
-    'score_cosmul': int(num_right[1]) / num_found if num_found else None,
-    'correct': int(num_right[0]),
+    'score': right[0] / num_found if num_found else None,
+    'score_cosmul': right[1] / num_found if num_found else None,
+    'correct': right[0],
     'found': num_found,
-    'total': sum(len(found) for found, _ in parts),
+    'total': sum(len(found) for found, _ in sections),
   }
 
 
@@ -276,31 +239,83 @@ def _evaluate_categories(
   vocabulary: Vocabulary,
   vectors: np.ndarray,
   norms: np.ndarray,
-) -> dict:
+) -> dict[str, Any]:
   members = {}
   for word, category in benchmark.categories.items():
-    rows = vocabulary.find([word])
-    if rows is not None:
-      members[rows[0]] = category
-  rows = np.array(list(members), np.int64)
-  names, labels = np.unique(list(members.values()), return_inverse=True)
-  lengths = nearest.divisors(norms[rows])
-  points = vectors[rows].astype(np.float32) / lengths[:, None]
+    found = vocabulary.find([word])
+    if found is not None:
+      members[found[0]] = category
+  names, labels = np.unique([*members.values()], return_inverse=True)
+  purity = None
+  if members:
+    chosen = np.array([*members])
+    clusters = geometry.cluster(
+      geometry.unit(vectors[chosen], norms[chosen]), len(names)
+    )
+    table = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(table, (clusters, labels), 1)
+    purity = float(table.max(axis=1).sum() / len(labels))
   return {
     'kind': 'categorization',
-    'layout': benchmark.layout,
-    'score': clusters.purity(points, labels) if members else None,
-    **_coverage(len(members), len(benchmark.categories)),
+    'score': purity,
+    'found': len(members),
+    'total': len(benchmark.categories),
     'clusters': len(names),
-    'malformed': benchmark.malformed,
     'blank': benchmark.blank,
     'repeated': benchmark.repeated,
   }
 
 
-def _coverage(num_found: int, num_total: int) -> dict:
-  return {'found': num_found, 'total': num_total, 'oov': num_total - num_found}
+def format_table(results: dict[str, dict]) -> str:
+  """Lines of text for the results of `evaluate`, by benchmark and section."""
+  first = next(iter(results.values()))
+  lines = [
+    f'vocabulary limit {first["restrict_vocab"]:,}: {first["vocab"]:,} words '
+    'searched, compared in upper case'
+  ]
+  if not any(result['found'] for result in results.values()):
+    return f'{lines[0]}; they have no item of {", ".join(results)}'
+  for kind, (title, second_title, second) in _KINDS.items():
+    chosen = {n: r for n, r in results.items() if r['kind'] == kind}
+    if chosen:
+      header = f'{kind:<32} {title:>8} {second_title:>8}   found / total'
+      lines += ['', header]
+    for name, result in chosen.items():
+      lines.append(_line(name, result, second) + _notes(result))
+      lines += _section_lines(result, second) if result['found'] else []
+  return '\n'.join(lines)
 
 
-def _finite(value: float) -> float | None:
-  return float(value) if math.isfinite(value) else None
+def _section_lines(result: dict[str, Any], second: str) -> Iterator[str]:
+  for group in ('semantic', 'syntactic'):
+    if result.get(group, {}).get('total'):
+      yield _line(f'  {group}', result[group], second)
+  sections = result.get('sections', {})
+  if 'semantic' in result:
+    for name, section in sections.items():
+      yield _line(f'    {name}', section, second)
+  elif sections:
+    yield f'    ({len(sections)} sections: see the JSON file)'
+
+
+def _line(name: str, result: dict[str, Any], second: str) -> str:
+  first, other = (
+    '' if not x else 'none' if result[x] is None else f'{result[x]:.4f}'
+    for x in ('score', second)
+  )
+  coverage = f'{result["found"]:,} / {result["total"]:,}'
+  return f'{name:<32} {first:>8} {other:>8}   {coverage}'
+
+
+def _notes(result: dict[str, Any]) -> str:
+  titles = {
+    'malformed': 'malformed lines',
+    'blank': 'blank words',
+    'repeated': 'repeated words',
+  }
+  notes = [f'{result[k]:,} {v}' for k, v in titles.items() if result.get(k)]
+  if result['layout'] == 'scws':
+    notes.append('contexts not used')
+  if 'clusters' in result:
+    notes.insert(0, f'{result["clusters"]} clusters')
+  return f'   ({", ".join(notes)})' if notes else ''

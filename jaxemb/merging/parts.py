@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxemb import errors, exports
+from jaxemb import errors
 from jaxemb.merging import tables
 from jaxemb.senses import table as senses_lib
-from jaxemb.storage import checkpoint, word2vec_format
+from jaxemb.storage import checkpoint, export, word2vec_format
 
 _BLOCK_ROWS = 65_536
 # Files that mark a folder written by orbax.
@@ -197,13 +197,10 @@ def open_part(
     # Its export lacks the words that it has not seen, its tables do not.
     opened = _open_checkpoint(home / 'checkpoints', scratch, trainable)
     return opened._replace(name=str(path))
-  senses = counts = None
-  if path.is_dir() or path.name == 'vectors.npy':
-    words, vectors, counts, senses = exports.read(path)
-  else:
-    words, vectors, remarks = word2vec_format.read(path)
-    for remark in remarks:
-      warnings.warn(f'{path}: {remark}', stacklevel=2)
+  words, vectors, counts, remarks, folder = export.read(path)
+  for remark in remarks:
+    warnings.warn(f'{path}: {remark}', stacklevel=2)
+  senses = senses_lib.read(folder, words, counts, vectors) if folder else None
   if trainable and senses is not None:
     _refuse_senses(path)
   rows = as_rows(vectors)
@@ -347,8 +344,6 @@ def _open_checkpoint(
       'lines, in order of the rows) into that folder'
     )
   words, counts = word2vec_format.read_vocab(file)
-  if len(set(words)) < len(words):
-    raise errors.UserError(f'{file} has a word twice; write it again')
   saved, run = checkpoint.Arrays(path), _run_settings(path)
   exported = f'tables/{tables.EXPORTED}/vectors'
   if run and any(x in saved.shapes for x in (exported, f'{exported}/codes')):

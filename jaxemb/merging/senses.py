@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import optimize
 
+from jaxemb.evaluation import geometry
 from jaxemb.merging import align
 from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts as parts_lib
@@ -104,7 +105,7 @@ class _Means:
     """[b, dim] float32, of length 1; zeros for negative ids."""
     out = np.empty((len(ids), self.shape[1]), np.float32)
     self.read(ids, out)
-    return table.unit_rows(out)
+    return geometry.unit(out)
 
 
 class _Words(NamedTuple):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxemb.evaluation import clusters, nearest
+from jaxemb.evaluation import geometry
 from jaxemb.senses import table as senses_lib
 
 _NUM_WORDS, _NUM_NEIGHBOURS = 36, 8
@@ -104,7 +104,7 @@ def neighbours(
   cosines = np.where(table.norms > 0, cosines, -np.inf)
   shown = []
   for row, scores in zip(chosen, cosines, strict=True):
-    best = nearest.rows(scores, {row}, _NUM_NEIGHBOURS)
+    best = geometry.nearest(scores, {row}, _NUM_NEIGHBOURS)
     pairs = [(table.words[i], float(scores[i])) for i in best if table.norms[i]]
     word, count = table.words[row], int(table.counts[row])
     shown.append(Neighbours(word, row + 1, count, pairs))
@@ -132,7 +132,7 @@ def word_map(
     group_of = {row: name for name in names for row in members[name]}
   else:
     num_clusters = min(_NUM_CLUSTERS, max(1, len(rows) // 4))
-    assigned = clusters.cluster(units, num_clusters).tolist()
+    assigned = geometry.cluster(units, num_clusters).tolist()
     # A cluster is named after its most frequent word.
     names = [table.words[rows[assigned.index(k)]] for k in assigned]
     group_of = dict(zip(rows, names, strict=True))
@@ -184,8 +184,8 @@ def ambiguous_words(
     return []
   ambiguous = np.flatnonzero(np.diff(table.starts) > 1).tolist()
   candidates = [i for i in ambiguous if table.words[i].isalpha()]
-  units = senses_lib.unit_rows(table.vectors)
-  searched = units[: nearest.num_rows(table, _MAX_SEARCHED_SENSES)]
+  units = geometry.unit(table.vectors)
+  searched = units[: geometry.num_rows(table, _MAX_SEARCHED_SENSES)]
 
   def expected_cosine(word: int) -> float:
     rows = table.rows(word)
@@ -194,10 +194,10 @@ def ambiguous_words(
   def senses(word: int) -> list[tuple[float, list[str]]]:
     shown = []
     for row in range(*table.rows(word).indices(len(units))):
-      if (prior := float(table.priors[row])) >= nearest.MIN_PRIOR:
-        best = nearest.rows_of_words(
-          searched @ units[row], table, {row}, _NUM_SENSE_NEIGHBOURS,
-          nearest.MIN_PRIOR,
+      if (prior := float(table.priors[row])) >= geometry.MIN_PRIOR:
+        best = geometry.nearest(
+          searched @ units[row], {row}, _NUM_SENSE_NEIGHBOURS, table,
+          geometry.MIN_PRIOR,
         )  # fmt: skip
         shown.append((prior, [table.words[i] for i in table.owners(best)]))
     return shown

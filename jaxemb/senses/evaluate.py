@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.evaluation import benchmarks
+from jaxemb.evaluation import benchmarks, geometry
 from jaxemb.senses import table
 
 MEASURES = ('MaxSimC', 'AvgSimC', 'AvgSim', 'MaxSim', 'single')
@@ -104,7 +104,7 @@ def similarities(
       context = ()
       if senses.can_disambiguate:
         context = senses.context(tokens, position, window)
-      units.append(table.unit_rows(vectors))
+      units.append(geometry.unit(vectors))
       chances.append(senses.posterior(word, context))
       means.append(senses.priors[rows] @ vectors)
     cosines = units[0] @ units[1].T

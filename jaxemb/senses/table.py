@@ -39,8 +39,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.evaluation import geometry
 from jaxemb.ops import huffman
-from jaxemb.storage import atomic, float_text
+from jaxemb.storage import atomic, word2vec_format
 
 # The first one marks an export of senses.
 FILES = ('senses.json', 'priors.txt', 'outputs.npy', 'means.npy', 'dmwe.txt')
@@ -119,7 +120,7 @@ class Senses:
   @functools.cached_property
   def directions(self) -> np.ndarray:
     """[vocab, dim] float32, unit mean vectors."""
-    return unit_rows(self.mean_vectors())
+    return geometry.unit(self.mean_vectors())
 
   @functools.cached_property
   def _paths(self) -> huffman.Paths:
@@ -207,12 +208,6 @@ class Senses:
 
 def _log_sigmoid(x: np.ndarray) -> np.ndarray:
   return np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x)))
-
-
-def unit_rows(rows: np.ndarray) -> np.ndarray:
-  """[n, dim], rows scaled to length 1; zeros stay."""
-  lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-  return rows / np.maximum(lengths, 1e-30)
 
 
 def row_names(words: Sequence[str], starts: np.ndarray) -> list[str]:
@@ -337,7 +332,8 @@ def write(folder: pathlib.Path, senses: Senses | None) -> None:
       rows = senses.rows(i)
       file.write(f'{word} {rows.stop - rows.start}\n'.encode())
       lines = np.column_stack([senses.priors[rows], vectors[rows]])
-      file.writelines(float_text.format_rows(lines.astype(np.float32)))
+      for line in word2vec_format.text_rows(lines.astype(np.float32)):
+        file.write(line + b'\n')
   with atomic.write(folder / 'senses.json') as file:
     file.write(json.dumps(facts, indent=1).encode())
 

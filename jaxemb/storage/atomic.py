@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever interrupts the writing."""
+"""Files that are written completely or not at all, whatever interrupts."""
 
 import contextlib
 import os
@@ -11,16 +11,12 @@ from jaxemb import errors
 
 @contextlib.contextmanager
 def write(path: pathlib.Path | str) -> Iterator[BinaryIO]:
-  """A file that appears at `path` only once it is written to the end.
+  """Opens a temporary file that replaces `path` once it is complete.
 
-  Args:
-    path: Its folder is made if missing. On any error what was there stays.
-
-  Yields:
-    The temporary file beside it, open for binary writing.
+  On any error an earlier file stays. The folder is created if missing.
 
   Raises:
-    errors.UserError: The file system refuses (full, read-only).
+    errors.UserError: the file system refuses (full, read-only).
   """
   path = pathlib.Path(path)
   temporary = path.with_name(f'.{path.name}.tmp')

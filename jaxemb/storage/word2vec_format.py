@@ -1,4 +1,4 @@
-"""word2vec text and binary files, and the export folder of a run.
+"""word2vec text and binary files, and vocabulary files.
 
     text     `vocab dim`, then `word v1 ... vdim` a line; GloVe leaves out the
              first line, fastText's .vec is the same with it
@@ -13,7 +13,6 @@ becomes `_` (more of them where that word exists), and is counted.
 
 import contextlib
 import gzip
-import os
 import pathlib
 import re
 import zlib
@@ -21,77 +20,29 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
+import orjson
 
 from jaxemb import errors
-from jaxemb.storage import atomic, float_text, projector, rows_file
+from jaxemb.storage import atomic
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 1 << 22
 _MAX_LINE_BYTES = 1 << 20
 _MAX_WORD_BYTES = 1 << 16
 _MAX_GZIP_RATIO = 1100
+_MAX_COUNT_DIGITS = 12  # sums over a vocabulary fit int64
 _GZIP_MAGIC = b'\x1f\x8b'
 _HEADER = re.compile(rb'\s*(\d+)[ \t]+(\d+)\s*')
 _SPACE = re.compile(r'[ \t-\r]')
+_DMWE = re.compile(rb'\d+ \d+ \d+\s+\S+ \d+\s*')  # see `senses.table`
 
 
 class Loaded(NamedTuple):
-  """What a file held.
+  """Words and vectors of a file."""
 
-  Attributes:
-    words: [vocab] different words, in the order of the file.
-    vectors: [vocab, dim] float32.
-    remarks: What was replaced or left out, counted; a sentence each.
-  """
-
-  words: list[str]
-  vectors: np.ndarray
-  remarks: tuple[str, ...]
-
-
-def export(
-  folder: pathlib.Path | str,
-  words: Sequence[str],
-  vectors: np.ndarray,
-  counts: np.ndarray,
-  kept: rows_file.Kept | None = None,
-) -> dict[str, int]:
-  """Writes vectors.npy, vectors.bin, vectors.txt, vocab.txt and projector/.
-
-  The four files replace those of an earlier export together, after all have
-  been written. All use the same spelling of the words.
-
-  Args:
-    folder: Made if missing.
-    words: [vocab] words, the most frequent first.
-    vectors: [vocab, dim] float32; may be memory-mapped.
-    counts: [vocab] int, occurrences of each word.
-    kept: The same rows for vectors.npy; None = as float32.
-
-  Returns:
-    `words`, `renamed_words` (had white space) and `projector_words`.
-
-  Raises:
-    errors.UserError: A file cannot be written.
-  """
-  folder, vectors = pathlib.Path(folder), np.asarray(vectors)
-  spelled, num_renamed = _spell(words)
-  with contextlib.ExitStack() as stack:
-    binary, text, vocab = files = [
-      stack.enter_context(atomic.write(folder / name))
-      for name in ('vectors.bin', 'vectors.txt', 'vocab.txt')
-    ]
-    files += rows_file.write(stack, folder, kept or rows_file.Kept(vectors))
-    _put_rows(binary, spelled, vectors, _binary_rows)
-    _put_rows(text, spelled, vectors, _text_rows)
-    _put_counts(vocab, spelled, counts)
-    for file in files:
-      file.flush()
-      os.fsync(file.fileno())
-  names = [word.decode() for word in spelled]
-  chosen = projector.write(folder / 'projector', names, vectors, counts)
-  found = {'words': len(words), 'renamed_words': num_renamed}
-  return found | {'projector_words': chosen.num_words}
+  words: list[str]  # [vocab] different words, in the order of the file
+  vectors: np.ndarray  # [vocab, dim] float32
+  remarks: tuple[str, ...]  # what was replaced or left out, counted
 
 
 def write(
@@ -100,28 +51,21 @@ def write(
   vectors: np.ndarray,
   is_binary: bool,
 ) -> int:
-  """Writes a text or binary file, compressed if its name ends in .gz.
-
-  Args:
-    path: Replaced only once the new file is whole.
-    words: [vocab] words.
-    vectors: [vocab, dim] float32; may be memory-mapped.
-    is_binary: Which of the two formats.
+  """Writes [vocab] words and [vocab, dim] vectors; gzip if named .gz.
 
   Returns:
     Number of words renamed.
 
   Raises:
-    errors.UserError: The file cannot be written.
+    errors.UserError: the file cannot be written; an earlier one stays.
   """
-  spelled, num_renamed = _spell(words)
-  rows = _binary_rows if is_binary else _text_rows
+  spelled, num_renamed = spell(words)
   with atomic.write(path) as file:
     if pathlib.Path(path).suffix == '.gz':
       with gzip.GzipFile('', 'wb', 6, file, mtime=0) as packed:
-        _put_rows(packed, spelled, vectors, rows)
+        put_rows(packed, spelled, vectors, is_binary)
     else:
-      _put_rows(file, spelled, vectors, rows)
+      put_rows(file, spelled, vectors, is_binary)
   return num_renamed
 
 
@@ -129,122 +73,115 @@ def write_vocab(
   path: pathlib.Path | str, words: Sequence[str], counts: np.ndarray
 ) -> int:
   """Writes `word count` lines; returns the number of words renamed."""
-  spelled, num_renamed = _spell(words)
+  spelled, num_renamed = spell(words)
   with atomic.write(path) as file:
-    _put_counts(file, spelled, counts)
+    put_counts(file, spelled, counts)
   return num_renamed
+
+
+def spell(words: Sequence[str]) -> tuple[list[bytes], int]:
+  """The words as the formats can hold them, and the number renamed."""
+  taken, spelled, num_renamed = None, list(words), 0
+  for i, word in enumerate(words):
+    if word and not _SPACE.search(word):
+      continue
+    taken = set(words) if taken is None else taken
+    name = _SPACE.sub('_', word) or '_'
+    while name in taken:
+      name += '_'
+    taken.add(name)
+    spelled[i] = name
+    num_renamed += 1
+  return [x.encode('utf-8', 'backslashreplace') for x in spelled], num_renamed
+
+
+def put_rows(
+  file: BinaryIO, words: list[bytes], vectors: np.ndarray, is_binary: bool
+) -> None:
+  """Writes the header and all rows to an open file."""
+  file.write(b'%d %d\n' % vectors.shape)
+  for start in range(0, len(words), _BLOCK_ROWS):
+    block = np.asarray(vectors[start : start + _BLOCK_ROWS], '<f4')
+    rows = map(np.ndarray.tobytes, block) if is_binary else text_rows(block)
+    pairs = zip(words[start : start + _BLOCK_ROWS], rows, strict=True)
+    file.write(b''.join(b'%b %b\n' % pair for pair in pairs))
+
+
+def put_counts(file: BinaryIO, words: list[bytes], counts: np.ndarray) -> None:
+  """Writes `word count` lines to an open file."""
+  for word, count in zip(words, np.asarray(counts).tolist(), strict=True):
+    file.write(b'%b %d\n' % (word, count))
+
+
+def text_rows(block: np.ndarray) -> list[bytes]:
+  """The numbers of each row of [rows, dim] float32, separated by spaces.
+
+  Each number is the shortest decimal that rounds back to the same float32.
+  """
+  if not np.isfinite(block).all():  # which JSON cannot express
+    return [' '.join(map(str, row)).encode() for row in block]
+  text = orjson.dumps(
+    np.ascontiguousarray(block, np.float32), option=orjson.OPT_SERIALIZE_NUMPY
+  )
+  return text[2:-2].replace(b',', b' ').split(b'] [')[: len(block)]
+
+
+def read_vocab(path: pathlib.Path | str) -> tuple[list[str], np.ndarray]:
+  """Different words and their counts, [vocab] int64, of `word count` lines.
+
+  Raises:
+    errors.UserError: the file cannot be read; a line is no UTF-8 word and
+      whole number; a word comes twice; there is none.
+  """
+  try:
+    lines = pathlib.Path(path).read_bytes().removeprefix(b'\xef\xbb\xbf')
+  except OSError as error:
+    raise errors.UserError(f'cannot read {path}: {error.strerror}') from error
+  counts: dict[str, int] = {}
+  num_lines = 0
+  for number, line in enumerate(lines.split(b'\n'), 1):
+    fields = line.split()
+    if not fields:
+      continue
+    try:
+      word, count = (field.decode() for field in fields)
+      if not re.fullmatch(rf'[0-9]{{1,{_MAX_COUNT_DIGITS}}}', count):
+        raise ValueError
+    except ValueError:
+      raise errors.UserError(
+        f'{path}, line {number}: expected a word in UTF-8 and its count, found '
+        f'{line[:60].decode(errors="replace")!r}; correct or remove the line'
+      ) from None
+    counts[word] = int(count)
+    num_lines += 1
+  if len(counts) < num_lines or not counts:
+    raise errors.UserError(
+      f'{path} names {num_lines - len(counts):,} words twice; give each word '
+      'one line with its total count'
+      if counts
+      else f'{path} is empty; give lines of a word and its count'
+    )
+  return [*counts], np.fromiter(counts.values(), np.int64, len(counts))
 
 
 def read(path: pathlib.Path | str) -> Loaded:
   """Reads a text or binary file, with or without header, .gz or plain.
 
-  Args:
-    path: The file; its format is recognised from its content.
-
-  Returns:
-    Words, vectors, and remarks on repeated words (the first is kept), invalid
-    UTF-8 (replaced) and what stands behind the last row.
+  Remarks count repeated words (the first is kept), invalid UTF-8 (replaced)
+  and bytes after the last row.
 
   Raises:
-    errors.UserError: Missing, unknown format, truncated, damaged.
+    errors.UserError: missing, unknown format, truncated, damaged.
   """
   path = pathlib.Path(path)
   try:
     with _open(path) as file:
-      _refuse_dmwe(path, file)
       return _read_open(path, file)
   except (OSError, EOFError, zlib.error) as error:
     raise errors.UserError(
       f'cannot read {path}: {getattr(error, "strerror", None) or error}; check '
       'the path, or fetch the file again if it is cut'
     ) from error
-
-
-def _refuse_dmwe(path: pathlib.Path, file: BinaryIO) -> None:
-  """Raises a `UserError` for dmwe.txt (see `senses.table`); else rewinds."""
-  lines = [file.readline(_MAX_LINE_BYTES).split() for _ in range(3)]
-  file.seek(0)
-  numbers = [*lines[0], *lines[1][1:]]
-  if (
-    [len(x) for x in lines[:2]] == [3, 2]
-    and all(x.isdigit() for x in numbers)
-    and len(lines[2]) == int(lines[0][2]) + 1
-  ):
-    raise errors.UserError(
-      f'{path} has the text format of distributed_skipgram_mixture, which is '
-      f'for other programs; give its folder, {path.parent}'
-    )
-
-
-def read_vocab(path: pathlib.Path | str) -> tuple[list[str], np.ndarray]:
-  """Reads `word count` lines.
-
-  Args:
-    path: The file.
-
-  Returns:
-    The words and their counts, [vocab] int64.
-
-  Raises:
-    errors.UserError: The file cannot be read or a line is not understood.
-  """
-  words, counts = [], []
-  try:
-    lines = pathlib.Path(path).read_bytes().split(b'\n')
-  except OSError as error:
-    raise errors.UserError(f'cannot read {path}: {error.strerror}') from error
-  for number, line in enumerate(lines, 1):
-    fields = line.split()
-    if not fields:
-      continue
-    is_count = len(fields) == 2 and fields[1].isdigit()
-    if not is_count or int(fields[1]) >= 2**63:
-      raise errors.UserError(
-        f'{path}, line {number}: expected `word count`; write the file again'
-      )
-    words.append(fields[0].decode('utf-8', 'replace'))
-    counts.append(int(fields[1]))
-  return words, np.array(counts, np.int64)
-
-
-def _spell(words: Sequence[str]) -> tuple[list[bytes], int]:
-  """The words as the formats can hold them, and how many had to change."""
-  changed = {i: w for i, w in enumerate(words) if not w or _SPACE.search(w)}
-  if not changed:
-    return [word.encode('utf-8', 'backslashreplace') for word in words], 0
-  taken, spelled = set(words), list(words)
-  for i, word in changed.items():
-    name = _SPACE.sub('_', word) or '_'
-    while name in taken:
-      name += '_'
-    taken.add(name)
-    spelled[i] = name
-  encoded = [word.encode('utf-8', 'backslashreplace') for word in spelled]
-  return encoded, len(changed)
-
-
-def _put_rows(file, words: list[bytes], vectors: np.ndarray, rows) -> None:
-  file.write(b'%d %d\n' % vectors.shape)
-  for start in range(0, len(words), _BLOCK_ROWS):
-    part = slice(start, start + _BLOCK_ROWS)
-    file.write(rows(words[part], np.asarray(vectors[part], '<f4')))
-
-
-def _binary_rows(words: list[bytes], block: np.ndarray) -> bytes:
-  return b''.join(
-    b'%b %b\n' % (word, row.tobytes())
-    for word, row in zip(words, block, strict=True)
-  )
-
-
-def _text_rows(words: list[bytes], block: np.ndarray) -> bytes:
-  lines = float_text.format_rows(block)
-  return b''.join(b'%b %b' % pair for pair in zip(words, lines, strict=True))
-
-
-def _put_counts(file, words: list[bytes], counts: np.ndarray) -> None:
-  for word, count in zip(words, np.asarray(counts).tolist(), strict=True):
-    file.write(b'%b %d\n' % (word, count))
 
 
 @contextlib.contextmanager
@@ -267,6 +204,11 @@ def _read_open(path: pathlib.Path, file: BinaryIO) -> Loaded:
     is_text = _is_text_row(file.readline(_MAX_LINE_BYTES), dim)
     file.seek(len(first))
   else:
+    if _DMWE.fullmatch(first + file.readline(_MAX_LINE_BYTES)):
+      raise errors.UserError(
+        f'{path} has the text format of distributed_skipgram_mixture, which is '
+        f'for other programs; give its folder, {path.parent}'
+      )
     dim = len(first.split()) - 1
     is_text = dim >= 2 and _is_text_row(first, dim)
     if not is_text:
@@ -281,7 +223,7 @@ def _read_open(path: pathlib.Path, file: BinaryIO) -> Loaded:
     raise errors.UserError(
       f'{path} holds no vectors: its header says {num_rows} x {dim}'
     )
-  _check_size(path, num_rows, dim, is_text)
+  _check_size(path, num_rows, dim, is_text, isinstance(file, gzip.GzipFile))
   if is_text:
     return _tidy(*_read_text(path, file, num_rows, dim, 2 if header else 1))
   return _tidy(*_read_binary(path, file, num_rows, dim))
@@ -289,13 +231,10 @@ def _read_open(path: pathlib.Path, file: BinaryIO) -> Loaded:
 
 def _is_text_row(line: bytes, dim: int) -> bool:
   fields = line.split()
-  if len(fields) <= dim:
-    return False
   try:
-    list(map(float, fields[-dim:] if dim else ()))
+    return len(fields) > dim and bool([*map(float, fields[-dim:])])
   except ValueError:
     return False
-  return True
 
 
 def _count_lines(file: BinaryIO) -> int:
@@ -308,15 +247,12 @@ def _count_lines(file: BinaryIO) -> int:
 
 
 def _check_size(
-  path: pathlib.Path, num_rows: int, dim: int, is_text: bool
+  path: pathlib.Path, num_rows: int, dim: int, is_text: bool, is_gzip: bool
 ) -> None:
   """Refuses a header that the file cannot fulfil, before allocating."""
-  with path.open('rb') as file:
-    is_gzip = file.read(2) == _GZIP_MAGIC
   size_bytes = path.stat().st_size
-  most_bytes = size_bytes * (_MAX_GZIP_RATIO if is_gzip else 1)
   row_bytes = 2 * dim + 1 if is_text else 4 * dim + 1
-  if num_rows * row_bytes > most_bytes:
+  if num_rows * row_bytes > size_bytes * (_MAX_GZIP_RATIO if is_gzip else 1):
     raise errors.UserError(
       f'{path} is cut or no word2vec file: {num_rows} x {dim} vectors need '
       f'{num_rows * row_bytes} bytes, it has {size_bytes}: fetch it again'
@@ -328,13 +264,13 @@ def _read_text(
 ) -> tuple[list[bytes], np.ndarray, int]:
   vectors = np.empty((num_rows, dim), np.float32)
   words = []
-  num_behind = 0
+  num_after = 0
   for number, line in enumerate(file, first_line):
     fields = line.split()
     if not fields:
       continue
     if len(words) == num_rows:
-      num_behind += len(line)
+      num_after += len(line)
       continue
     if len(fields) <= dim:
       raise errors.UserError(
@@ -350,7 +286,7 @@ def _read_text(
     words.append(b' '.join(fields[:-dim]))
   if len(words) < num_rows and first_line == 2:
     _fail_short(path, len(words), num_rows)
-  return words, vectors[: len(words)], num_behind
+  return words, vectors[: len(words)], num_after
 
 
 def _read_binary(
@@ -378,11 +314,11 @@ def _read_binary(
     words.append(data[position:space].lstrip(b'\r\n'))
     position = space + 1 + row_bytes
     target[row * row_bytes : (row + 1) * row_bytes] = data[space + 1 : position]
-  behind = data[position:].removeprefix(b'\r').removeprefix(b'\n')
-  num_behind = len(behind)
+  after = data[position:].removeprefix(b'\r').removeprefix(b'\n')
+  num_after = len(after)
   while more := file.read(_BLOCK_BYTES):
-    num_behind += len(more)
-  return words, vectors, num_behind
+    num_after += len(more)
+  return words, vectors, num_after
 
 
 def _fail_short(path: pathlib.Path, num_found: int, num_rows: int) -> NoReturn:
@@ -392,16 +328,14 @@ def _fail_short(path: pathlib.Path, num_found: int, num_rows: int) -> NoReturn:
   )
 
 
-def _tidy(encoded: list[bytes], vectors: np.ndarray, num_behind: int) -> Loaded:
+def _tidy(encoded: list[bytes], vectors: np.ndarray, num_after: int) -> Loaded:
   """Decodes the words and keeps the first of each."""
-  words, num_invalid = [], 0
-  for word in encoded:
-    try:
-      words.append(word.decode())
-    except UnicodeDecodeError:
-      words.append(word.decode('utf-8', 'replace'))
-      num_invalid += 1
-  rows = {}
+  words = [word.decode('utf-8', 'replace') for word in encoded]
+  num_invalid = sum(
+    '\ufffd' in word and word.encode() != raw
+    for word, raw in zip(words, encoded, strict=True)
+  )
+  rows: dict[str, int] = {}
   for row, word in enumerate(words):
     rows.setdefault(word, row)
   num_repeated = len(words) - len(rows)
@@ -410,7 +344,6 @@ def _tidy(encoded: list[bytes], vectors: np.ndarray, num_behind: int) -> Loaded:
   remarks = (
     (num_invalid, 'words with invalid UTF-8, replaced'),
     (num_repeated, 'repeated words, the first of each kept'),
-    (num_behind, 'bytes behind the last vector, ignored'),
+    (num_after, 'bytes after the last vector, ignored'),
   )
-  remarks = tuple(f'{n:,} {what}' for n, what in remarks if n)
-  return Loaded(words, vectors, remarks)
+  return Loaded(words, vectors, tuple(f'{n:,} {x}' for n, x in remarks if n))

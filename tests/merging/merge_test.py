@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.evaluation import words as measures
+from jaxemb.evaluation import geometry
 from jaxemb.merging import align, merge
 from jaxemb.merging import parts as parts_lib
 
@@ -528,7 +528,7 @@ def test_lengths_are_measured():
   part = _part('a', _truth(20_000), 0)
   rows = part.vectors.open()
   assert parts_lib.check_rows(part) == pytest.approx(
-    np.sqrt(np.mean(measures.row_norms(rows) ** 2)), rel=1e-5
+    np.sqrt(np.mean(geometry.norms(rows) ** 2)), rel=1e-5
   )
 
 

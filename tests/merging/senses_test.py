@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from jaxemb import embeddings, errors, merge
+from jaxemb.evaluation import geometry
 from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses
 from jaxemb.senses import table
-from jaxemb.storage import word2vec_format
+from jaxemb.storage import export, word2vec_format
 
 _DIM, _WORDS, _AMBIGUOUS, _SENSES = 8, 400, 60, 4
 
@@ -174,8 +175,8 @@ def _order(merged, truth):
 
 def _check_cosines(merged, truth):
   order = _order(merged, truth)
-  expected = table.unit_rows(truth.vectors[order])
-  found = table.unit_rows(np.asarray(merged.vectors))
+  expected = geometry.unit(truth.vectors[order])
+  found = geometry.unit(np.asarray(merged.vectors))
   np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-5)
   return order
 
@@ -290,7 +291,7 @@ def test_parts_with_fewer_senses_of_a_word():
   )
   merged = _merge([truth, fewer])
   assert '1 words have fewer senses' in merged.report['warnings'][-1]
-  found, units = (table.unit_rows(x.vectors) for x in (merged.senses, truth))
+  found, units = (geometry.unit(x.vectors) for x in (merged.senses, truth))
   np.testing.assert_allclose(found @ found.T, units @ units.T, atol=1e-5)
   expected = (truth.priors[rows] + priors[rows]) / 2
   np.testing.assert_allclose(merged.senses.priors[rows], expected, 1e-5)
@@ -397,9 +398,7 @@ def test_what_cannot_be_merged():
 
 
 def _written(folder, made):
-  word2vec_format.export(
-    folder, made.names(), made.vectors, made.by_row(made.counts)
-  )
+  export.write(folder, made.names(), made.vectors, made.by_row(made.counts))
   table.write(folder, made)
   return str(folder)
 

@@ -10,7 +10,7 @@ from jaxemb.ops import huffman
 from jaxemb.report import words as report_words
 from jaxemb.senses import evaluate
 from jaxemb.senses import table as senses
-from jaxemb.storage import word2vec_format
+from jaxemb.storage import export
 
 WORDS = ['the', 'bank', 'money', 'river', 'boat', 'coin']
 STARTS = np.array([0, 1, 3, 4, 5, 6, 7])
@@ -36,7 +36,7 @@ def _senses(loss='hierarchical_softmax'):
 
 def _write(folder, found):
   counts = found.by_row(found.counts)
-  word2vec_format.export(folder, found.names(), found.vectors, counts)
+  export.write(folder, found.names(), found.vectors, counts)
   senses.write(folder, found)
 
 
@@ -382,7 +382,7 @@ def test_only_one_thing_is_asked(folder, capsys, asked):
     query.main([f'--vectors={folder}', *asked, 'the', 'bank'])
   assert stop.value.code == 2
   told = capsys.readouterr().err.splitlines()[-1]
-  assert 'ask for different things; give one' in told
+  assert 'not allowed with argument' in told
 
 
 def test_a_text_is_taken_as_training_takes_it(folder, capsys):
