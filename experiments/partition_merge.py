@@ -38,7 +38,7 @@ import partition_runs
 import partition_tables
 
 from jaxemb.merging import align, parts
-from jaxemb.text import encode, shares
+from jaxemb.text import encode, partition_sampling
 from jaxemb.toywiki import toywiki
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -83,7 +83,7 @@ def _divergences(args: argparse.Namespace) -> list[dict[str, Any]]:
     args.work / 'cache',
     lambda *_: None,
   )
-  text, counts = shares.text(corpus), corpus.vocabulary.counts
+  text, counts = partition_sampling.index(corpus), corpus.vocabulary.counts
   whole = counts / counts.sum()
   found = []
   for way in args.divide:
@@ -91,8 +91,8 @@ def _divergences(args: argparse.Namespace) -> list[dict[str, Any]]:
       num = round(1 / rate)
       each = []
       for part in range(0, num, max(1, num // 10)):
-        share = shares.Share(way, num, rate, part, args.seeds[0])
-        seen = shares.census(text, share, 1).seen
+        share = partition_sampling.Sampling(way, num, rate, part, args.seeds[0])
+        seen = partition_sampling.count(text, share, 1).seen
         mine = seen[seen > 0] / seen.sum()
         each.append(
           (
@@ -258,7 +258,7 @@ def _arguments() -> argparse.Namespace:
   add('--analogies', default='', help='analogy files, with commas')
   add('--work', type=pathlib.Path, help='folder that keeps what was trained')
   add('--stages', default=','.join(STAGES))
-  add('--divide', default=','.join(shares.WAYS[::-1]))
+  add('--divide', default=','.join(partition_sampling.METHODS[::-1]))
   add('--numbers', default='10,5,3', help='of sub-models')
   add(
     '--merges',

@@ -19,15 +19,15 @@ from jaxemb import build, dispatches, errors, loop, metrics, saving
 from jaxemb.runtime import distributed, mesh
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base as strategy_base
-from jaxemb.text import loader, shares
+from jaxemb.text import loader, partition_sampling
 
 
 class Model(NamedTuple):
   """A sub-model that is being trained."""
 
   part: int
-  share: shares.Share
-  census: shares.Census
+  share: partition_sampling.Sampling
+  census: partition_sampling.SampleCounts
   saved: checkpoint.Checkpoints
   totals: metrics.Totals  # those of its checkpoint
 
@@ -37,7 +37,7 @@ class Place(NamedTuple):
 
   config: ml_collections.ConfigDict
   parts: build.Parts
-  text: shares.Text
+  text: partition_sampling.Indexed
   log: pathlib.Path  # folder for the records of training
   session: loop.Session
   decisions: distributed.Decisions
@@ -68,14 +68,14 @@ def _stacked(trees: Sequence[Any]) -> Any:
 
 def _items(
   models: Sequence[Model],
-  text: shares.Text,
+  text: partition_sampling.Indexed,
   spec: loader.LoaderSpec,
   num: int,
   words_before: int,
 ) -> Iterator[Together]:
   """Batches of `num` models, of which the first are those that there are."""
   readers = [
-    shares.batches(
+    partition_sampling.batches(
       text,
       model.share,
       spec,
@@ -161,7 +161,7 @@ class _Meters:
   ):
     self._models, self._meter, self._totals = models, meter, totals
     self._max_loss = metrics.max_loss(place.parts.model.decisions)
-    self._epoch_blocks = len(place.text.places.owners)
+    self._epoch_blocks = len(place.text.sentences.block_shards)
 
   def start(self) -> None:
     self._meter.start()

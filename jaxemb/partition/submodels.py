@@ -39,7 +39,7 @@ from jaxemb.senses import sense_rows
 from jaxemb.storage import atomic, checkpoint
 from jaxemb.strategies import base as strategy_base
 from jaxemb.tables import blocks
-from jaxemb.text import encode, shares, vocab
+from jaxemb.text import encode, partition_sampling, vocab
 
 
 def folder(
@@ -75,10 +75,14 @@ def check_alone(
     )
 
 
-def share(config: ml_collections.ConfigDict, part: int) -> shares.Share:
+def share(
+  config: ml_collections.ConfigDict, part: int
+) -> partition_sampling.Sampling:
   """What a sub-model gets of the text."""
   s = config.strategy
-  return shares.Share(s.divide, s.num_parts, s.rate, part, config.seed)
+  return partition_sampling.Sampling(
+    s.divide, s.num_parts, s.rate, part, config.seed
+  )
 
 
 def figures(
@@ -146,7 +150,7 @@ def run(
   place = rounds.Place(
     config,
     parts,
-    shares.text(parts.corpus),
+    partition_sampling.index(parts.corpus),
     home(config, workdir),
     session,
     distributed.Decisions('saves'),
@@ -199,12 +203,14 @@ def _check_fits(config: ml_collections.ConfigDict, parts: build.Parts) -> None:
 
 def _censuses(
   place: rounds.Place, wanted: Sequence[int]
-) -> dict[int, shares.Census]:
+) -> dict[int, partition_sampling.SampleCounts]:
   """What each part will read."""
   config = place.config
 
-  def census(part: int) -> shares.Census:
-    return shares.census(place.text, share(config, part), config.train.epochs)
+  def census(part: int) -> partition_sampling.SampleCounts:
+    return partition_sampling.count(
+      place.text, share(config, part), config.train.epochs
+    )
 
   with futures.ThreadPoolExecutor(encode.num_threads()) as pool:
     found = dict(zip(wanted, pool.map(census, wanted), strict=True))
@@ -224,7 +230,7 @@ class _Trainer:
     self,
     place: rounds.Place,
     workdir: pathlib.Path,
-    censuses: dict[int, shares.Census],
+    censuses: dict[int, partition_sampling.SampleCounts],
   ):
     self._place, self._workdir, self._censuses = place, workdir, censuses
     self._vectors_table = place.parts.model.vectors_table

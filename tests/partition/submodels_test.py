@@ -21,7 +21,7 @@ from jaxemb.merging import parts as parts_lib
 from jaxemb.partition import rounds, submodels
 from jaxemb.runtime import distributed, hlo
 from jaxemb.storage import checkpoint, word2vec_format
-from jaxemb.text import encode, loader, shares
+from jaxemb.text import encode, loader, partition_sampling
 from tests import compiling
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -30,7 +30,7 @@ _ALONE = compiling.environment('--xla_force_host_platform_device_count=2') | {
   'PYTHONPATH': os.pathsep.join([str(_ROOT), os.environ.get('PYTHONPATH', '')]),
 }
 _PARTS = 3
-_CENSUS = shares.Census(None, 1000, 50)
+_CENSUS = partition_sampling.SampleCounts(None, 1000, 50)
 
 
 def _config(cache: pathlib.Path, **settings) -> ml_collections.ConfigDict:
@@ -79,7 +79,7 @@ def _text(cache):
   """The corpus of the runs, once more."""
   xml = next(cache.rglob('*.xml.bz2'))
   settings = encode.Settings('words', True, 2, 1_000_000, '')
-  return shares.text(
+  return partition_sampling.index(
     encode.encode(str(xml), settings, cache, lambda *args: None)
   )
 
@@ -111,7 +111,7 @@ def test_what_a_run_leaves(cache, together):
     assert 0.5 < has.mean() < 1 and np.array(seen)[has].min() >= 2
     # Nor are those that it has seen too seldom, or with no other beside them.
     share = submodels.share(_resolved(), part)
-    census = shares.census(text, share, 2)
+    census = partition_sampling.count(text, share, 2)
     enough = census.seen >= 2
     assert figures['words_seen'] == (census.seen > 0).sum() > enough.sum()
     assert has.sum() < enough.sum() and not has[~enough].any()

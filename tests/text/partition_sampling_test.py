@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxemb.text import encode, loader, shares, tokenize
+from jaxemb.text import encode, loader, partition_sampling, tokenize
 from tests import corpora
 
 _END = tokenize.END
 _MASK = 2**64 - 1
 _START = loader.Position(0, 0)
-every_way = pytest.mark.parametrize('way', shares.WAYS)
+every_way = pytest.mark.parametrize('way', partition_sampling.METHODS)
 
 
 def _random_ids(rng, num_words, num_vocab, mean_sentence=12):
@@ -30,7 +30,7 @@ def _random_ids(rng, num_words, num_vocab, mean_sentence=12):
 
 
 def _share(way='shuffle', num_parts=10, rate=0.1, part=0, seed=1):
-  return shares.Share(way, num_parts, rate, part, seed)
+  return partition_sampling.Sampling(way, num_parts, rate, part, seed)
 
 
 def _spec(**changes):
@@ -53,18 +53,18 @@ def _splitmix64(x):
 def _gets(share, epoch, place, num_ids):
   """Whether a part gets a sentence."""
   n, rate, part = share.num_parts, share.rate, share.part
-  if share.way == 'equal':
+  if share.method == 'equal':
     first = part * num_ids // n
     stop = first + round(rate * num_ids)
     if rate * n == 1:
       stop = (part + 1) * num_ids // n
     return first <= place < stop or place + num_ids < stop
   key = _splitmix64(_splitmix64(0x7368617265) ^ share.seed % 2**64)
-  if share.way == 'shuffle':
+  if share.method == 'shuffle':
     key = _splitmix64(key ^ _splitmix64(epoch + 1))
   own = _splitmix64(_splitmix64(key ^ (part + 1)) ^ _splitmix64(place)) >> 1
   is_mine = own < rate * 2**63
-  if share.way == 'sampling':
+  if share.method == 'sampling':
     return is_mine
   # One draw says which part is the first to get it.
   draw = (_splitmix64(key ^ _splitmix64(place)) >> 1) / 2**63
@@ -102,9 +102,9 @@ def test_who_gets_what_as_in_plain_python(way, num_parts, rate):
   met = set()
   for part, epoch, seed in [(0, 0, 1), (1, 3, 1), (num_parts - 1, 1, 2**40)]:
     share = _share(way, num_parts, rate, part, seed)
-    rule = shares.rule(share, epoch, num_ids)
+    rule = partition_sampling.rule(share, epoch, num_ids)
     for place in places:
-      found = shares.gets(place, rule)
+      found = partition_sampling.selects(rule, place)
       assert found == _gets(share, epoch, place, num_ids)
       met.add(found)
   assert met == {True, False}
@@ -114,9 +114,11 @@ def _memberships(share, epoch, num_places):
   """[parts, places] bool."""
   rows = []
   for part in range(share.num_parts):
-    mine = shares.dataclasses.replace(share, part=part)
-    rule = shares.rule(mine, epoch, num_places)
-    rows.append([shares.gets(place, rule) for place in range(num_places)])
+    mine = partition_sampling.dataclasses.replace(share, part=part)
+    rule = partition_sampling.rule(mine, epoch, num_places)
+    rows.append(
+      [partition_sampling.selects(rule, place) for place in range(num_places)]
+    )
   return np.array(rows)
 
 
@@ -216,10 +218,10 @@ def _text(seed=0):
 
 def test_sentences_are_found(small_blocks):
   corpus = _text()
-  places = shares.text(corpus).places
+  places = partition_sampling.index(corpus).sentences
   expected = _sentences(corpus)
-  assert places.sentences[-1] == sum(map(len, expected))
-  assert np.diff(places.sentences).tolist() == list(map(len, expected))
+  assert places.firsts[-1] == sum(map(len, expected))
+  assert np.diff(places.firsts).tolist() == list(map(len, expected))
   lengths = [len(ids) for block in expected for _, ids in block]
   assert places.lengths.tolist() == lengths
   assert sum(lengths) == len(corpus.shards[0]) + len(corpus.shards[1])
@@ -236,7 +238,7 @@ def test_census_counts_what_a_part_gets(small_blocks, way):
       if _gets(share, epoch, place, num_ids):
         seen.update(x for x in ids if x != _END)
         sentences += 1
-  found = shares.census(shares.text(corpus), share, 3)
+  found = partition_sampling.count(partition_sampling.index(corpus), share, 3)
   assert found.seen.tolist() == [seen[i] for i in range(60)]
   assert found.words == sum(seen.values()) and found.sentences == sentences
 
@@ -269,7 +271,11 @@ def _expected(corpus, share, spec, epoch):
 
 
 def _read(corpus, share, spec, position=_START, words=0):
-  return list(shares.batches(shares.text(corpus), share, spec, position, words))
+  return list(
+    partition_sampling.batches(
+      partition_sampling.index(corpus), share, spec, position, words
+    )
+  )
 
 
 def _centers(item, spec):
@@ -292,7 +298,7 @@ def _centers(item, spec):
 def test_batches_as_in_a_plain_loop(small_blocks, way, part):
   corpus, share, spec = _text(), _share(way, 4, 0.3, part), _spec()
   items = _read(corpus, share, spec)
-  census = shares.census(shares.text(corpus), share, 2)
+  census = partition_sampling.count(partition_sampling.index(corpus), share, 2)
   found = collections.defaultdict(list)
   words = 0
   for item in items:
@@ -357,10 +363,10 @@ def _topics():
 
 @every_way
 def test_words_are_those_of_the_whole_unless_parts_are_stretches(way):
-  text, whole = shares.text(_topics()), _topics().vocabulary.counts
+  text, whole = partition_sampling.index(_topics()), _topics().vocabulary.counts
   found, floors = [], []
   for part in range(10):
-    census = shares.census(text, _share(way, 10, 0.1, part), 1)
+    census = partition_sampling.count(text, _share(way, 10, 0.1, part), 1)
     found.append(_divergence(census.seen, whole))
     floors.append(((whole > 0).sum() - 1) / 2 / census.words)
   if way == 'equal':
