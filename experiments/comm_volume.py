@@ -40,7 +40,7 @@ import numpy as np
 
 from jaxemb import config as config_lib
 from jaxemb.runtime import hlo
-from jaxemb.tables import column_sharded, row_sharded
+from jaxemb.tables import replicated, row_sharded
 from jaxemb.text import loader
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -152,7 +152,7 @@ def _vocabulary_lengths(job: jobs.Job) -> set[int]:
   vocab, num_table = len(job.counts), job.config.mesh.table
   if job.config.table.layout != 'row':
     # Optimizers may have a row for padding, and fill up what is dealt.
-    filled = column_sharded.num_scalars(vocab)
+    filled = replicated.num_scalars(vocab)
     return {vocab, vocab + 1, filled, filled // num_table}
   groups = -(-vocab // row_sharded.NUM_CLASSES)
   rows = groups * row_sharded.NUM_CLASSES

@@ -1,11 +1,11 @@
 """The tables that the settings name, with the optimizers of their rows."""
 
 import dataclasses
+import functools
 
 import ml_collections
 
 from jaxemb.tables import (
-  column_sharded,
   replicated,
   row_optimizers,
   row_sharded,
@@ -15,7 +15,7 @@ from jaxemb.tables import spec as spec_lib
 LAYOUTS = {
   'replicated': replicated.Replicated,
   'row': row_sharded.RowSharded,
-  'column': column_sharded.ColumnSharded,
+  'column': functools.partial(replicated.Replicated, splits_columns=True),
 }
 OPTIMIZERS = {
   'sgd': lambda o: row_optimizers.sgd(o.max_duplicates),

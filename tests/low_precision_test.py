@@ -99,6 +99,7 @@ def test_senses_by_the_tree_learn_in_few_bits(tmp_path):
       'model.name': 'mixture',
       'model.loss': 'hierarchical_softmax',
       'table.dtype': dtype,
+      'mesh.data': 2,
       'senses.number': 2,
       'optimizer.name': 'adagrad',
       'optimizer.learning_rate': 0.2,
@@ -133,7 +134,10 @@ def test_a_restart_rounds_alike(tmp_path, interrupting, settings):
 
 def test_outliers_of_what_a_run_starts_from_are_kept(tmp_path):
   begun = tmp_path / 'begun'
-  assert train.run(_config(tmp_path, **{'train.epochs': 1}), begun) == 0
+  assert (
+    train.run(_config(tmp_path, **{'train.epochs': 1, 'mesh.data': 2}), begun)
+    == 0
+  )
   first = jaxemb.load(begun)
   rows = first.vectors.copy()
   rows[:, 7] = 30 * np.abs(rows).max()
@@ -145,6 +149,7 @@ def test_outliers_of_what_a_run_starts_from_are_kept(tmp_path):
   path.write_text('\n'.join([f'{len(rows)} {rows.shape[1]}', *lines, '']))
   settings = {
     'train.init_from': str(path), 'table.dtype': 'int8', 'train.epochs': 1,
+    'mesh.data': 2,
     'optimizer.learning_rate': 1e-12, 'optimizer.final_learning_rate': 0.0,
   }  # fmt: skip
   assert train.run(_config(tmp_path, **settings), tmp_path / 'run') == 0

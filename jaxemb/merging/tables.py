@@ -17,7 +17,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.ops import rounding
 from jaxemb.storage import checkpoint
-from jaxemb.tables import blocks, column_sharded, row_sharded
+from jaxemb.tables import blocks, replicated, row_sharded
 
 EXPORTED = 'input'  # the table that a run exports
 FOLDER = 'tables'  # where a merge keeps the others, beside its export
@@ -139,7 +139,7 @@ def of_checkpoint(
   if layout == 'row':
     row_ids = figure_ids = row_sharded.stored_ids(vocab)
   elif layout == 'column':
-    figure_ids = np.arange(column_sharded.num_scalars(vocab))
+    figure_ids = np.arange(replicated.num_scalars(vocab))
   found = {}
   for name, shape in saved.shapes.items():
     top, *rest = name.removesuffix('/codes').split('/')

@@ -202,13 +202,6 @@ def gather(vectors: Any, ids: jax.Array) -> Any:
   return jax.tree.map(lambda x: x.at[ids].get(mode='clip'), vectors)
 
 
-def cut(arrays: Any, start: jax.Array, num: int) -> Any:
-  """Elements `start` to `start + num` of each array."""
-  return jax.tree.map(
-    lambda x: jax.lax.dynamic_slice_in_dim(x, start, num), arrays
-  )
-
-
 def put(arrays: Any, start: jax.Array, new: Any) -> Any:
   """Writes elements of each array from `start` on."""
   return jax.tree.map(

@@ -8,22 +8,16 @@ id; sums that cross the end of a tile are the same problem, T times smaller.
 What is left to write is one row per id, always summed in the same order.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxemb.tables import row_optimizers
+
 _ROWS_PER_TURN = 16  # of a loop that adds rows
 _TILE = 32  # T: the matrices of a step take 4 T bytes per id
-
-
-class Deduplicated(NamedTuple):
-  """The n lookups of a step with each id once, among unused positions."""
-
-  ids: jax.Array  # [n] int32; all different, at or above vocab where unused
-  counts: jax.Array  # [n] float32, lookups of the id
-  sums: Any  # pytree of [n, ...] float32, over the lookups of the id
 
 
 def running_sums(ids: jax.Array, values: Any) -> Any:
@@ -58,27 +52,47 @@ def _running_sums(ids: jax.Array, values: jax.Array) -> jax.Array:
   return sums.reshape(tiles * _TILE, -1)[:num]
 
 
-def by_sorting(ids: jax.Array, values: Any, vocab: int) -> Deduplicated:
-  """Sums the rows of each id; ids come out in rising order.
+def by_sorting(
+  row_grads: row_optimizers.RowGrads, vocab: int
+) -> row_optimizers.RowGrads:
+  """Sums over the occurrences of each id, n in all.
 
   Args:
-    ids: [...] int32; those at or above `vocab` are padding.
-    values: pytree of [..., d] float32.
+    row_grads: ids [...] from `vocab` on are padding; `counts` None = ones.
     vocab: rows of the table.
+
+  Returns:
+    [n, ...], each id once, at the end of its run in rising order; ids are at
+    or above `vocab`, and all different, where a position is unused.
   """
-  flat = jnp.minimum(ids.reshape(-1), vocab)
+  flat, values = _flatten(row_grads, vocab)
   order = jnp.argsort(flat)
   in_order = flat[order]
-  values = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1])[order], values)
-  ones = jnp.ones((len(flat), 1), jnp.float32)
-  counts, sums = running_sums(in_order, (ones, values))
+  values = jax.tree.map(lambda x: x[order], values)
+  values = running_sums(in_order, values)
   is_last = jnp.append(in_order[1:] != in_order[:-1], True)
   unused = vocab + jnp.arange(len(flat), dtype=jnp.int32)
-  return Deduplicated(
-    jnp.where(is_last & (in_order < vocab), in_order, unused),
-    counts[:, 0],
-    sums,
-  )
+  ids = jnp.where(is_last & (in_order < vocab), in_order, unused)
+  return _row_grads(ids, *values)
+
+
+def _flatten(
+  row_grads: row_optimizers.RowGrads, vocab: int
+) -> tuple[jax.Array, Any]:
+  """Ids [n], all padding `vocab`; and (counts, grads, squares), each [n, d]."""
+  ids, grads, squares, counts = row_grads
+  if counts is None:
+    counts = jnp.ones(ids.shape, jnp.float32)
+  columns = (counts[..., None], grads, None)
+  if squares is not None:
+    columns = (*columns[:2], squares[..., None])
+  flat = jnp.minimum(ids.reshape(-1), vocab)
+  return flat, jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), columns)
+
+
+def _row_grads(ids, counts, grads, squares) -> row_optimizers.RowGrads:
+  squares = None if squares is None else squares[:, 0]
+  return row_optimizers.RowGrads(ids, grads, squares, counts[:, 0])
 
 
 # Models take turns: in a batched loop all would run as long as the longest, and
@@ -111,21 +125,20 @@ def _add_duplicates(
 
 
 def by_scratch(
-  ids: jax.Array, values: Any, vocab: int, scratch: jax.Array
-) -> tuple[Deduplicated, jax.Array]:
-  """As `by_sorting`, in another order, where sorting is slow.
+  row_grads: row_optimizers.RowGrads, vocab: int, scratch: jax.Array
+) -> tuple[row_optimizers.RowGrads, jax.Array]:
+  """As `by_sorting`, in the order of first writers, where sorting is slow.
 
   A CPU sorts the ids of a step in half the time that the step takes, and adds
   numbers in order. Each lookup writes its position to the scratch, at its id;
   what is read there afterwards is one position for all lookups of the id.
 
   Args:
-    ids: [...] int32; those at or above `vocab` are padding.
-    values: pytree of [..., d] float32.
+    row_grads: ids [...] from `vocab` on are padding.
     vocab: rows of the table.
     scratch: [vocab] int32, of any values; returned for the next step.
   """
-  flat = jnp.minimum(ids.reshape(-1), vocab)
+  flat, (ones, *values) = _flatten(row_grads, vocab)
   num = len(flat)
   positions = jnp.arange(num, dtype=jnp.int32)
   scratch = scratch.at[flat].set(positions, mode='drop')
@@ -138,11 +151,9 @@ def by_scratch(
   at = jnp.where(is_added, jnp.cumsum(is_added) - 1, num + _ROWS_PER_TURN)
   sources = jnp.full(num + _ROWS_PER_TURN, num, jnp.int32)
   sources = sources.at[at].set(positions, mode='drop', unique_indices=True)
-
-  values = jax.tree.map(lambda x: jnp.asarray(x).reshape(num, -1), values)
-  counts = jnp.zeros(num, jnp.float32).at[targets].add(is_id * 1.0)
-  return Deduplicated(
-    jnp.where(is_target, flat, vocab + positions),
-    counts,
-    _add_duplicates(values, sources, targets, jnp.sum(is_added)),
-  ), scratch
+  counts = jnp.zeros(num, jnp.float32).at[targets].add(is_id * ones[:, 0])
+  grads, squares = _add_duplicates(
+    tuple(values), sources, targets, jnp.sum(is_added)
+  )
+  ids = jnp.where(is_target, flat, vocab + positions)
+  return _row_grads(ids, counts[:, None], grads, squares), scratch

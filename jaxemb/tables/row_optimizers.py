@@ -69,6 +69,11 @@ class RowOptimizer(NamedTuple):
   slot_reductions: Mapping[str, str] = {}
 
 
+def flatten(ids: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """[...] and [..., d] as [n] and [n, d]."""
+  return ids.reshape(-1), rows.reshape(-1, rows.shape[-1])
+
+
 def mean_squares(row_grads: jax.Array) -> jax.Array:
   """[..., dim] float32 -> [...] float32."""
   return jnp.mean(jnp.square(row_grads), -1)
@@ -147,8 +152,8 @@ def _counts(
   return jnp.maximum(counts, 1.0), scratch
 
 
-class SgdSlots(NamedTuple):
-  """State of `sgd`."""
+class ScratchSlots(NamedTuple):
+  """No state between steps."""
 
   scratch: jax.Array  # [vocab] float32, zeros between steps
 
@@ -156,18 +161,18 @@ class SgdSlots(NamedTuple):
 def sgd(max_duplicates: float) -> RowOptimizer:
   """Stochastic gradient descent; `max_duplicates` 0 = no limit."""
 
-  def init(vocab: int, dim: int, own_rows: int | None = None) -> SgdSlots:
+  def init(vocab: int, dim: int, own_rows: int | None = None) -> ScratchSlots:
     del dim
     # Not empty: JAX loses the sharding of arrays without elements.
     size = (own_rows or vocab) if max_duplicates else 1
-    return SgdSlots(jnp.zeros(size, jnp.float32))
+    return ScratchSlots(jnp.zeros(size, jnp.float32))
 
   def update(slots, row_grads, learning_rate, scalars=LOCAL):
     if not max_duplicates:
       return -learning_rate * row_grads.grads, slots
     counts, scratch = _counts(slots.scratch, row_grads, scalars)
     scale = -learning_rate * jnp.minimum(1.0, max_duplicates / counts)
-    return scale[..., None] * row_grads.grads, SgdSlots(scratch)
+    return scale[..., None] * row_grads.grads, ScratchSlots(scratch)
 
   return RowOptimizer(init, update, uses_squares=False)
 
@@ -243,12 +248,6 @@ def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
   return RowOptimizer(init, update, True, reductions)
 
 
-class AveragesSlots(NamedTuple):
-  """State of `averages`."""
-
-  scratch: jax.Array  # [vocab] float32, zeros between steps
-
-
 def averages(
   momentum: float, learning_rate: float, final_learning_rate: float
 ) -> RowOptimizer:
@@ -269,9 +268,9 @@ def averages(
   """
   span = learning_rate - final_learning_rate
 
-  def init(vocab: int, dim: int, own_rows: int | None = None) -> AveragesSlots:
+  def init(vocab: int, dim: int, own_rows: int | None = None) -> ScratchSlots:
     del dim
-    return AveragesSlots(jnp.zeros(own_rows or vocab, jnp.float32))
+    return ScratchSlots(jnp.zeros(own_rows or vocab, jnp.float32))
 
   def update(slots, row_grads, learning_rate, scalars=LOCAL):
     num, scratch = row_grads.grads[..., -1], slots.scratch
@@ -283,6 +282,6 @@ def averages(
     kept = (1 - (1 - momentum) * left) ** num
     scale = (kept - 1) / jnp.maximum(num, 1.0)
     deltas = scale[..., None] * row_grads.grads
-    return deltas.at[..., -1].set(0.0), AveragesSlots(scratch)
+    return deltas.at[..., -1].set(0.0), ScratchSlots(scratch)
 
   return RowOptimizer(init, update, uses_squares=False)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.ops import rounding, wire
-from jaxemb.tables import apply, codecs, dedup, routes, row_optimizers
+from jaxemb.tables import codecs, dedup, routes, row_optimizers
 from jaxemb.tables import spec as spec_lib
 
 NUM_CLASSES = 256
@@ -178,8 +178,10 @@ class RowSharded(spec_lib.Table):
   def update(self, state, ids, row_grads, rows, step):
     del rows  # they are read again by the device that holds them
     route = self._route(ids)
-    ids, row_grads = apply.flatten(ids, row_grads)
-    squares = apply.as_columns(apply.squares(self.optimizer, row_grads))
+    ids, row_grads = row_optimizers.flatten(ids, row_grads)
+    squares = None
+    if self.optimizer.uses_squares:
+      squares = row_optimizers.mean_squares(row_grads)[:, None]
     data_names = self.axes.names(with_table=False)
     dtype = self.spec.exchange_dtype
 
@@ -189,17 +191,16 @@ class RowSharded(spec_lib.Table):
         (local, counts, sums), data_names
       )
       grads = rounding.decode(grads, dtype)
-      at, _, (counts, grads, squares) = dedup.by_sorting(
-        at, (counts[:, None], grads, squares), self.own_rows
+      squares = None if squares is None else squares[:, 0]
+      row_grads = dedup.by_sorting(
+        row_optimizers.RowGrads(at, grads, squares, counts), self.own_rows
       )
-      squares, counts = apply.as_scalars((squares, counts))
-      row_grads = row_optimizers.RowGrads(at, grads, squares, counts)
       deltas, slots = self.optimizer.update(
         slots, row_grads, step.learning_rate, row_optimizers.LOCAL
       )
-      vectors = self.codec.add(
-        vectors, at, deltas, self._ids(at), step.key, True
-      )
+      at = row_grads.ids
+      ids = self._ids(at)
+      vectors = self.codec.add(vectors, at, deltas, ids, step.key, True)
       return vectors, slots
 
     counts, (grads, squares) = routes.sums(route, (row_grads, squares))
@@ -213,9 +214,9 @@ class RowSharded(spec_lib.Table):
     first = jnp.minimum(start // NUM_CLASSES, self.groups - num_groups)
 
     def read(x):
-      x = codecs.cut(x, first, num_groups)[:, REVERSED]
+      x = jax.lax.dynamic_slice_in_dim(x, first, num_groups)[:, REVERSED]
       x = x.reshape(-1, *x.shape[2:])
-      return codecs.cut(x, start - NUM_CLASSES * first, num)
+      return jax.lax.dynamic_slice_in_dim(x, start - NUM_CLASSES * first, num)
 
     slots = {
       name: read(getattr(state.slots, name)) for name in self.slot_reductions

@@ -15,7 +15,6 @@ from jaxemb.runtime import mesh
 from jaxemb.tables import (
   blocks,
   codecs,
-  column_sharded,
   replicated,
   row_sharded,
 )
@@ -34,7 +33,7 @@ _key = jax.jit(rounding.key)
 LAYOUTS = {
   'replicated': replicated.Replicated,
   'merging': functools.partial(replicated.Replicated, deduplicates=True),
-  'column': column_sharded.ColumnSharded,
+  'column': functools.partial(replicated.Replicated, splits_columns=True),
   'row': functools.partial(row_sharded.RowSharded, capacity=5),
 }
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxemb.runtime import mesh
-from jaxemb.tables import column_sharded, replicated, row_sharded
+from jaxemb.tables import replicated, row_sharded
 from jaxemb.tables import row_optimizers as rowopt
 from jaxemb.tables import spec as spec_lib
 from tests import oracle
@@ -30,9 +30,9 @@ LAYOUTS = {
   'replicated_merging': functools.partial(
     replicated.Replicated, deduplicates=True
   ),
-  'column': column_sharded.ColumnSharded,
+  'column': functools.partial(replicated.Replicated, splits_columns=True),
   'column_merging': functools.partial(
-    column_sharded.ColumnSharded, deduplicates=True
+    replicated.Replicated, splits_columns=True, deduplicates=True
   ),
   'row': row_sharded.RowSharded,
   # So little is sent at once that there are many rounds.

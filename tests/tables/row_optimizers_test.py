@@ -60,10 +60,7 @@ def _step(name, merges=False):
   def step(table, slots, ids, row_grads, learning_rate):
     row_grads = _row_grads(ids, row_grads)
     if merges:
-      ids, occurrences, (grads, squares) = dedup.by_sorting(
-        ids, (row_grads.grads, row_grads.squares[:, None]), VOCAB
-      )
-      row_grads = rowopt.RowGrads(ids, grads, squares[:, 0], occurrences)
+      row_grads = dedup.by_sorting(row_grads, VOCAB)
     deltas, slots = optimizer.update(slots, row_grads, learning_rate)
     return rowopt.add_rows(table, row_grads.ids, deltas, merges), slots
 
