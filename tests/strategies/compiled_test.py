@@ -15,7 +15,7 @@ import pytest
 
 from jaxemb import build
 from jaxemb import config as config_lib
-from jaxemb.runtime import mesh
+from jaxemb.runtime import hlo, mesh
 from jaxemb.strategies import base
 from jaxemb.tables import row_sharded
 from jaxemb.text import loader
@@ -93,63 +93,14 @@ IN_FEW_BITS = [
 every_program = pytest.mark.parametrize('case', CASES + ON_MESHES, ids=str)
 
 
-class Instruction(NamedTuple):
-  """One line of a compiled program."""
-
-  shape: str  # without layout, such as 'f32[50000,100]'
-  opcode: str
-  operands: list[str]
-  called: list[str]  # computations
-  is_root: bool
-
-
-_LINE = re.compile(
-  r'^\s*(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = '
-  r'(?P<shape>\((?:[^()]|\([^()]*\))*\)|\S+) (?P<opcode>[\w\-]+)\((?P<rest>.*)$'
-)
-_CALLS = re.compile(
-  r'(?:calls|to_apply|body|condition|true_computation|false_computation)='
-  r'%?([\w.\-]+)|branch_computations=\{([^}]*)\}'
-)
-_HEAD = re.compile(r'^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$')
-
-
-def _parse(text):
-  """{computation: {name: Instruction}}, and the name of the entry."""
-  computations, entry, current = {}, None, None
-  for line in text.splitlines():
-    head = _HEAD.match(line)
-    if head:
-      current = computations.setdefault(head['name'], {})
-      entry = head['name'] if head['entry'] else entry
-      continue
-    found = _LINE.match(line)
-    if not found:
-      continue
-    called = []
-    for one, many in _CALLS.findall(found['rest']):
-      names = [one] if one else many.split(',')
-      called += [name.strip().lstrip('%') for name in names]
-    current[found['name']] = Instruction(
-      re.sub(r'\{[^}]*\}', '', found['shape']),
-      found['opcode'],
-      re.findall(r'%([\w.\-]+)', found['rest'].split('), ')[0]),
-      called,
-      bool(found['root']),
-    )
-  return computations, entry
-
-
-def _executed(computations, name):
+def _executed(parsed, name=''):
   """(computation, instruction) of all that one run of a computation runs."""
-  for instruction in computations[name].values():
-    yield computations[name], instruction
-    for called in instruction.called:
-      yield from _executed(computations, called)
+  for x in hlo.executed(parsed, name or parsed.entry):
+    yield x.scope, x.instruction
 
 
-def _root(computations, name):
-  return next(x for x in computations[name].values() if x.is_root)
+def _root(parsed, name):
+  return next(x for x in parsed.computations[name].values() if x.is_root)
 
 
 def _squeezed(shape):
@@ -163,8 +114,7 @@ class Program(NamedTuple):
   """A compiled dispatch."""
 
   text: str
-  computations: dict[str, dict[str, Instruction]]
-  entry: str
+  parsed: hlo.Program
   num_arrays: int  # of the state
   tables: set[str]  # shapes of a device's share of a table
   slots: set[str]  # and of what an optimizer has of each row of it
@@ -213,7 +163,7 @@ def _config(case):
 @functools.cache
 def _compiled(case):
   text, num_arrays, _ = _compiled_text(_config(case), case.mesh)
-  return Program(text, *_parse(text), num_arrays, *_shares(case))
+  return Program(text, hlo.parse(text), num_arrays, *_shares(case))
 
 
 def _compiled_text(config, shape):
@@ -265,14 +215,14 @@ def _loop_body(program):
   """Name of the body of the loop over steps."""
   loops = [
     x
-    for x in program.computations[program.entry].values()
+    for x in program.parsed.computations[program.parsed.entry].values()
     if x.opcode == 'while' and _is_table(program, x.shape)
   ]
   assert len(loops) == 1
   return next(
     name
     for name in loops[0].called
-    if _is_table(program, _root(program.computations, name).shape)
+    if _is_table(program, _root(program.parsed, name).shape)
   )
 
 
@@ -280,13 +230,13 @@ def _loop_body(program):
 def test_nothing_of_a_tables_size_is_copied(case):
   program = _compiled(case)
   met = 0
-  for _, x in _executed(program.computations, program.entry):
+  for _, x in _executed(program.parsed):
     if _squeezed(x.shape) not in program.tables | program.slots:
       continue
     met += 1
     if x.opcode in ('fusion', 'call'):
       # Fused: in place if that is what it ends with.
-      x = _root(program.computations, x.called[0])
+      x = _root(program.parsed, x.called[0])
     assert x.opcode in IN_PLACE, x
   assert met > 10
   for line in program.text.splitlines():
@@ -312,14 +262,14 @@ def test_hierarchical_softmax_and_senses_copy_no_table(model, method):
   text, _, tables = _compiled_text(config, (1, 1))
   assert tables['input'][0] == VOCAB + (20_000 if method else 0)
   assert len(tables) == {'': 2, 'likelihoods': 3, 'contexts': 4}[method]
-  computations, entry = _parse(text)
+  parsed = hlo.parse(text)
   shapes = {f'f32[{",".join(map(str, x))}]' for x in tables.values()}
   met = 0
-  for _, x in _executed(computations, entry):
+  for _, x in _executed(parsed):
     if _squeezed(x.shape) in shapes:
       met += 1
       if x.opcode in ('fusion', 'call'):
-        x = _root(computations, x.called[0])
+        x = _root(parsed, x.called[0])
       assert x.opcode in IN_PLACE, x
   assert met > 10
 
@@ -329,7 +279,7 @@ def test_one_gather_and_one_scatter_a_table(case):
   program = _compiled(case)
   gathers = scatters = 0
   body = _loop_body(program)
-  for scope, x in _executed(program.computations, body):
+  for scope, x in _executed(program.parsed, body):
     if x.opcode in ('gather', 'dynamic-slice'):
       source = scope[x.operands[0]].shape
       gathers += _squeezed(source) in program.tables
@@ -352,7 +302,7 @@ def test_state_is_donated_and_stays_on_its_device(case):
   pairs = re.findall(r'\{(\d+)\}: \((\d+), ', aliases)
   assert pairs == [(str(i), str(i)) for i in range(program.num_arrays)]
   found = set()
-  for _, x in _executed(program.computations, program.entry):
+  for _, x in _executed(program.parsed):
     if x.opcode.startswith(COLLECTIVES):
       found.add(x.opcode)
       # What travels is some rows or figures, never a table or its slots.
@@ -362,7 +312,7 @@ def test_state_is_donated_and_stays_on_its_device(case):
         if case.strategy == 'replicas':
           assert max(sizes, default=1) <= 1024, x  # a chunk of rows
   assert found == _collectives(case)
-  for _, x in _executed(program.computations, program.entry):
+  for _, x in _executed(program.parsed):
     assert x.opcode not in ('infeed', 'outfeed', 'send', 'recv'), x
 
 
@@ -386,14 +336,12 @@ def test_an_accelerator_is_not_asked_within_its_steps():
   program = _compiled(Case('skipgram', 'sgd', 256, 'merging'))
   bodies = [
     x.called
-    for _, x in _executed(program.computations, program.entry)
+    for _, x in _executed(program.parsed)
     if x.opcode == 'while' and TABLE in x.shape
   ]
   assert len(bodies) == 2
   assert 'known_trip_count":{"n":"4"}' in program.text.replace(' ', '')
-  opcodes = {
-    x.opcode for _, x in _executed(program.computations, program.entry)
-  }
+  opcodes = {x.opcode for _, x in _executed(program.parsed)}
   assert 'conditional' not in opcodes and 'sort' in opcodes
   # Rows that come once need no atomic addition.
   scatters = [
@@ -418,8 +366,6 @@ def test_the_reader_reads():
 
   lowered = jax.jit(dispatch).lower(table, 3)
   text = compiling.text(lowered)
-  computations, entry = _parse(text)
-  found = [
-    x.opcode for _, x in _executed(computations, entry) if x.shape == TABLE
-  ]
+  parsed = hlo.parse(text)
+  found = [x.opcode for _, x in _executed(parsed) if x.shape == TABLE]
   assert 'copy' in found
