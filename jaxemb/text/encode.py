@@ -47,7 +47,8 @@ import psutil
 
 from jaxemb import errors
 from jaxemb.storage import word_counts
-from jaxemb.text import compressed, corpus, cuts, tokenize, vocab
+from jaxemb.text import sources as sources_lib
+from jaxemb.text import tokenize, vocab
 
 BLOCK_WORDS = 4096  # at most
 # A sentence may end before and after every word.
@@ -173,7 +174,7 @@ def encode(
   the numbers in the manifest are those of the whole corpus.
 
   Args:
-    path: a file, folder or glob of text, see `corpus.sources`.
+    path: a file, folder or glob of text, see `sources.find`.
     settings: definition of words and vocabulary.
     cache: folder that holds encoded corpora.
     progress: called now and then from this thread.
@@ -182,7 +183,7 @@ def encode(
   Raises:
     UserError: for input that cannot be used.
   """
-  sources = corpus.sources(path)
+  sources = sources_lib.find(path)
   sizes_bytes = {str(source.path): source.size_bytes for source in sources}
   check_same_files(readers, sizes_bytes)
   r = readers
@@ -264,7 +265,7 @@ def check_same_files(readers: Readers, sizes_bytes: dict[str, int]) -> None:
 
 
 def _encode(
-  sources: list[corpus.Source],
+  sources: list[sources_lib.Source],
   settings: Settings,
   folder: pathlib.Path,
   progress: Progress,
@@ -276,8 +277,8 @@ def _encode(
     counts_path = pathlib.Path(settings.counts)
     table = vocab.read_counts(counts_path)
     num_different = int(table.sizes[0])
-    counts_sha256 = compressed.file_sha256(counts_path)
-  reports = [cuts.ReadReport() for _ in sources]
+    counts_sha256 = sources_lib.file_sha256(counts_path)
+  reports = [sources_lib.ReadReport() for _ in sources]
   pieces = _read(sources, reports, settings, folder, progress, readers)
   is_counted = [readers.counts(piece.file, piece.number) for piece in pieces]
   counted = list(itertools.compress(pieces, is_counted))
@@ -293,7 +294,7 @@ def _encode(
   own_reports = [
     report
     for source, report in zip(sources, reports, strict=True)
-    if readers.process == 0 or corpus.is_divisible(source)
+    if readers.process == 0 or sources_lib.is_divisible(source)
   ]
   words = blocks.words[np.array(is_counted, bool)[blocks.pieces]]
   mine = {
@@ -320,7 +321,7 @@ def _encode(
   # Several processes may read the same piece or meet the same damage.
   problems = dict.fromkeys(line for x in everyone for line in x['problems'])
   hashed = sorted({tuple(piece) for x in everyone for piece in x['pieces']})
-  vocab_sha256 = compressed.file_sha256(folder / 'vocab.txt')
+  vocab_sha256 = sources_lib.file_sha256(folder / 'vocab.txt')
   content = ' '.join([vocab_sha256, *('{} {} {}'.format(*x) for x in hashed)])
   num_vocab_words = len(vocabulary.words)
   manifest = {
@@ -348,7 +349,7 @@ def _encode(
 
 
 def _dropped(
-  pieces: list[_Piece], reports: list[cuts.ReadReport], num_words: int
+  pieces: list[_Piece], reports: list[sources_lib.ReadReport], num_words: int
 ) -> dict[str, int]:
   """Counts what was lost between the bytes and the `num_words` ids."""
   counters = [piece.counters for piece in pieces]
@@ -382,8 +383,8 @@ def piece_bytes(total_bytes: int) -> int:
 
 
 def _read(
-  sources: list[corpus.Source],
-  reports: list[cuts.ReadReport],
+  sources: list[sources_lib.Source],
+  reports: list[sources_lib.ReadReport],
   settings: Settings,
   folder: pathlib.Path,
   progress: Progress,
@@ -401,7 +402,7 @@ def _read(
   stopped = threading.Event()
 
   def read_source(file: int) -> list[_Piece]:
-    texts = corpus.pieces(
+    texts = sources_lib.pieces(
       sources[file],
       reports[file],
       piece_bytes(total_bytes),
@@ -465,7 +466,7 @@ def _start_stripper() -> None:
 
 
 def _tokenize_piece(
-  piece: cuts.Piece, file: int, settings: Settings, folder: pathlib.Path
+  piece: sources_lib.Piece, file: int, settings: Settings, folder: pathlib.Path
 ) -> _Piece:
   path = folder / f'piece-{file:06d}-{piece.number:06d}'
   ids, table, counters = tokenize.tokenize(
@@ -719,7 +720,7 @@ def _remove_leftovers(folder: pathlib.Path) -> None:
 
 
 def _reuse(
-  folder: pathlib.Path, sources: list[corpus.Source], settings: Settings
+  folder: pathlib.Path, sources: list[sources_lib.Source], settings: Settings
 ) -> Encoded | None:
   """The corpus of an earlier run, if its files and all inputs are unchanged."""
   with contextlib.suppress(
@@ -733,14 +734,14 @@ def _reuse(
     encoded = _open(folder)
     manifest = encoded.manifest
     if settings.counts:
-      counts_sha256 = compressed.file_sha256(pathlib.Path(settings.counts))
+      counts_sha256 = sources_lib.file_sha256(pathlib.Path(settings.counts))
       if counts_sha256 != manifest['counts_sha256']:
         return None
     for source, known in zip(sources, manifest['files'], strict=True):
       # A copied or touched file has another time but the same content.
       if source.size_bytes != known['size_bytes'] or (
         source.mtime_ns != known['mtime_ns']
-        and compressed.file_sha256(source.path) != known['sha256']
+        and sources_lib.file_sha256(source.path) != known['sha256']
       ):
         return None
     return encoded

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
-from jaxemb.text import corpus, encode, loader, tokenize, vocab
+from jaxemb.text import encode, loader, sources, tokenize, vocab
 
 _SETTINGS = encode.Settings('words', True, 2, 0, '')
 _END = tokenize.END
-_real_pieces = corpus.pieces
+_real_pieces = sources.pieces
 
 # Number of parts; by process, the parts that it reads, and those that no
 # process before it does.
@@ -93,7 +93,7 @@ def _forbid_reading(monkeypatch):
   def fail(*args, **kwargs):
     raise AssertionError('the corpus was read again')
 
-  monkeypatch.setattr(corpus, 'pieces', fail)
+  monkeypatch.setattr(sources, 'pieces', fail)
 
 
 def _files(folder):
@@ -420,7 +420,7 @@ def test_full_disk(tmp_path, monkeypatch, max_file_bytes):
 
   # Pieces are small, shards are not.
   _small_pieces(monkeypatch, 10_000)
-  monkeypatch.setattr(corpus, 'pieces', counted)
+  monkeypatch.setattr(sources, 'pieces', counted)
   # The system refuses to write more, as on a full disk.
   limit = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, limit[1]))

@@ -1,0 +1,294 @@
+"""Dumps of any version and kind of damage; rules of wikitext."""
+
+import bz2
+import time
+import tracemalloc
+
+import pytest
+
+from jaxemb.text import wiki
+
+
+def _page(title, text, namespace='<ns>0</ns>', extra=''):
+  return (
+    f'<page><title>{title}</title>{namespace}<id>1</id>{extra}<revision>'
+    '<contributor><username>x</username></contributor><model>wikitext</model>'
+    f'<text xml:space="preserve">{text}</text><sha1 /></revision></page>\n'
+  )
+
+
+def _dump(*pages, version='0.11'):
+  return (
+    f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-{version}/" '
+    'xml:lang="de"><siteinfo><namespaces>'
+    '<namespace key="0" case="first-letter" />'
+    '<namespace key="1">Diskussion</namespace>'
+    '<namespace key="6">Datei</namespace>'
+    '<namespace key="14">Kategorie</namespace>'
+    '</namespaces></siteinfo>\n' + ''.join(pages) + '</mediawiki>\n'
+  ).encode()
+
+
+def _read(data, block_bytes=1 << 20):
+  starts = range(0, len(data), block_bytes)
+  items = list(wiki.pages(data[i : i + block_bytes] for i in starts))
+  return (
+    [item for item in items if isinstance(item, wiki.Page)],
+    [item for item in items if isinstance(item, wiki.Damage)],
+  )
+
+
+@pytest.mark.parametrize('block_bytes', [1, 7, 1 << 20])
+def test_pages(block_bytes):
+  data = _dump(
+    _page('A', 'one &lt;b&gt; &amp;amp; \nzwei ä'),
+    _page('Diskussion:A', 'talk', '<ns>1</ns>'),
+    _page('B', '#redirect [[A]]'),
+    _page('C', '#WEITERLEITUNG [[A]]', extra='<redirect title="A" />'),
+    _page('D', ''),
+  )
+  pages, damages = _read(data, block_bytes)
+  assert not damages
+  assert [page.title for page in pages] == ['A', 'Diskussion:A', 'B', 'C', 'D']
+  assert pages[0].text == 'one <b> &amp; \nzwei ä'
+  assert [page.namespace for page in pages] == [0, 1, 0, 0, 0]
+  assert [page.redirect for page in pages] == [False, False, True, True, False]
+  assert {'datei', 'kategorie', 'file', 'category'} <= pages[0].hidden
+  assert 'diskussion' not in pages[0].hidden
+
+
+def test_old_exports_name_the_namespace_in_the_title():
+  data = _dump(
+    _page('Diskussion:A', 'x', ''), _page('Ab: c', 'y', ''), version='0.3'
+  )
+  assert [page.namespace for page in _read(data)[0]] == [1, 0]
+
+
+def test_last_revision_counts():
+  data = _dump(_page('A', 'old</text></revision><revision><text>new'))
+  assert [page.text for page in _read(data)[0]] == ['new']
+
+
+def test_cut_anywhere_keeps_the_complete_pages():
+  data = _dump(_page('A {0}', 'one'), _page('B', 'two'), _page('C', 'three'))
+  ends = [i + 7 for i in range(len(data)) if data[i : i + 7] == b'</page>']
+  for end in range(data.index(b'<page>') + 6, len(data) - 15):
+    pages, damages = _read(data[:end], 50)
+    complete = sum(e <= end for e in ends)
+    assert len(pages) == complete
+    [damage] = damages
+    if complete:
+      title = ['A {0}', 'B', 'C'][complete - 1]
+      assert damage.message.startswith(f'cut after page {complete} ("{title}")')
+      assert damage.lost_bytes == end - ends[complete - 1]
+    else:
+      assert damage.message.startswith('cut in its first page')
+
+
+@pytest.mark.parametrize('block_bytes', [3, 1 << 20])
+def test_malformed_page_is_skipped(block_bytes):
+  bad = _page('Bad', 'x').replace('</text>', '</txt>')
+  data = _dump(_page('A', 'a'), bad, _page('B', 'b'), bad, _page('C', 'c'))
+  pages, damages = _read(data, block_bytes)
+  assert [page.title for page in pages] == ['A', 'B', 'C']
+  assert [damage.message[:26] for damage in damages] == [
+    'malformed after page 1 ("A',
+    'malformed after page 2 ("B',
+  ]
+  assert sum(damage.lost_bytes for damage in damages) == 2 * len(bad.strip())
+
+
+@pytest.mark.parametrize('block_bytes', [3, 1 << 20])
+def test_several_dumps_in_a_row_and_parts_without_a_header(block_bytes):
+  one = b'<?xml version="1.0"?>\n' + _dump(_page('A', 'a'))
+  pages, damages = _read(one * 3, block_bytes)
+  assert [page.title for page in pages] == ['A', 'A', 'A']
+  assert not damages
+  part = (_page('A', 'a') + _page('B', 'b')).encode()
+  pages, damages = _read(part, block_bytes)
+  assert [page.title for page in pages] == ['A', 'B']
+  assert not damages
+
+
+def test_what_xml_may_not_contain_is_replaced_and_counted():
+  data = _dump(_page('A', 'a@b\x01c\x0bd\ufffee'), _page('B', 'b'))
+  data = data.replace(b'@', b'\xff\xe4')
+  pages, damages = _read(data)
+  assert pages[0].text == 'a\ufffd\ufffdb?c?d\ufffde'
+  assert pages[1].text == 'b'
+  assert [damage.message for damage in damages] == ['']
+  assert damages[0].replaced_bytes == 2 + 2 + 3
+
+
+def test_memory_stays_bounded():
+  page = _page('A', 'words ' * 2000).encode()
+  head, tail = _dump().split(b'</mediawiki>')
+
+  def blocks():
+    yield head
+    for _ in range(2000):
+      yield page
+    yield b'</mediawiki>' + tail
+
+  tracemalloc.start()
+  try:
+    num_pages = sum(1 for _ in wiki.pages(blocks()))
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+  assert num_pages == 2000
+  assert peak_bytes < 3e6  # of 24 MB
+
+
+def test_genuine_dump(shared_data):
+  [path] = (shared_data / 'xml').glob('*shortened.bz2')
+  data = bz2.decompress(path.read_bytes())
+  pages, damages = _read(data)
+  assert len(pages) == 206
+  assert sum(page.redirect for page in pages) == 100
+  assert not damages
+  assert pages == _read(data, 10_007)[0]
+  pages, [damage] = _read(data[:3_000_000])
+  assert len(pages) == 124
+  assert damage == wiki.Damage(
+    'cut after page 124 ("Alkane"); the pages so far are used', 24578, 0
+  )
+
+
+@pytest.mark.parametrize(
+  'source, expected',
+  [
+    ('A [[dog]]s and [[Felis|cats]].', 'A dogs and cats.'),
+    ('[[New York (state)|]], [[Help:Foo (bar)|]]', 'New York, Foo'),
+    ('[[:Category:Dogs]] [[:File:A.png|a file]]', 'Category:Dogs a file'),
+    ('[[Category:Dogs|x]]A[[de:Hund]][[zh-min-nan:Káu]]', 'A'),
+    ('[[CSI: Miami]] [[wikt:dog|dog]]', 'CSI: Miami dog'),
+    ('A {{t|{{u|{{v}}}}|x=[[y]]}}B', 'A B'),
+    ('{{a|{{b|\n|}}}}x', 'x'),
+    ('A {{{1|{{b}}}}}C', 'A C'),
+    ('a }} b ]] c', 'a  b  c'),
+    ('lost {{cite|x\nkept', 'lost kept'),
+    ('a [[b c\n\nd [[e]] f', 'a b c\nd e f'),
+    ('a\n{| class="x"\n|-\n| b\n{|\n| c\n|}\n| d\n|}\ne', 'a\ne'),
+    ('{{start}}{| class="x"\n| b\n|}\ne', 'e'),
+    ('{{t|\n{| a\n|}}}b', 'b'),
+    ('{{t|\n{| a\n|}} b }}c', 'c'),
+    ('{| a\n| {{t|\n|}} b\n|}\nc', 'c'),
+    ('a\n{| style="x"\n| b\n\n! c !! d\nwords', 'a\nwords'),
+    ('[[File:A.jpg|thumb|A [[dog]] and [[a|b]] [http://x y]]]Z', 'Z'),
+    ('[[Image:A.jpg]]\n[[file : A.jpg|x]]Z', 'Z'),
+    ('[http://x.org/a?b=c a label] [//x.org] https://y.org z', 'a label   z'),
+    ('[http://x a [[dog]] here]', 'a dog here'),
+    ("'''A''' ''b'' '''''c''''' d's '''e''''s", "A b c d's e's"),
+    ('== H ==\n===I===\ntext', 'H\nI\ntext'),
+    ('* a\n** b\n# c\n; d\n: e\n#* f', 'a\nb\nc\nd\ne\nf'),
+    ('one\ntwo\n\nthree', 'one two\nthree'),
+    ('a<ref>x [[y]]</ref>b<ref name="n" />c<REF name=m>{{z}}</REF>d', 'abcd'),
+    ('a<ref>b\n\nc <!-- d', 'ab\nc  d'),
+    ('a<!-- <ref> -->b<!-- x\n\ny -->c', 'abc'),
+    ('a<math>x_{{i}}</math>b<gallery>\nFile:A|b\n</gallery>', 'ab'),
+    ("<nowiki>[[a]] {{b}} ''c'' &lt;</nowiki>", "[[a]] {{b}} ''c'' <"),
+    ('<nowiki />a<source lang="c">if (a) { b; }</source>', 'a'),
+    ('<references><ref name="a">b</ref></references>c', 'c'),
+    ('H<sub>2</sub>O a<br />b <span style="x">c</span>', 'H2O a b c'),
+    ('<div class="x">a</div><blockquote>b</blockquote>', 'a\nb'),
+    ('x < y, y > z, a<b>c</b>', 'x < y, y > z, ac'),
+    ('__TOC__a__NOTOC__ b__init__', 'a b__init__'),
+    ('a&nbsp;b &ndash; c &amp; &lt;d&gt;', 'a b – c & <d>'),
+    ('Word ({{lang|x}}; ) end', 'Word  end'),
+    ('a ----\n----\nb', 'a ----\nb'),
+    ('', ''),
+    ('{{a}}\n\n[[Category:B]]\n', ''),
+  ],
+)
+def test_plain(source, expected):
+  assert wiki.plain(source) == expected
+
+
+def test_hidden_links_follow_the_language_of_the_wiki():
+  source = '[[Datei:A.jpg|mini|Text]][[Kategorie:B]]C'
+  hidden = frozenset(('datei', 'kategorie'))
+  assert wiki.plain(source, hidden) == 'C'
+  assert 'Text' in wiki.plain(source)
+
+
+@pytest.mark.parametrize(
+  'source',
+  [
+    '{{' * 30_000 + 'x' + '}}' * 29_999,
+    '[[' * 90_000 + 'x' * 1_000_000 + ']]' * 90_000,
+    '{{[[' * 20_000 + '}}' * 30_000,
+    '<ref>a' * 30_000,
+    '<!--' * 50_000,
+    '<nowiki>' * 30_000 + '</nowiki>',
+    '[http://a [[b ' * 20_000,
+    '\n{|' * 30_000 + '\n|}' * 30_000,
+    "'" * 100_000,
+    '__' * 50_000,
+    '__' + 'A_' * 50_000,
+    '(' * 100_000,
+    '(' + ' ' * 100_000,
+    '\n' + ':' * 100_000,
+    '=' * 100_000,
+    '<br' * 30_000,
+    '<span ' * 30_000,
+    '\n' + ('  ' * 100 + '\n') * 500,
+    '[[a|b (' * 30_000,
+    '[[' + '(' * 50_000 + '|]]',
+    '[[a' + ' ' * 50_000 + 'b|]]',
+    '&' * 100_000,
+    'hard\nwrapped\n' * 30_000,
+  ],
+)
+def test_hostile_markup_takes_linear_time(source):
+  start_secs = time.process_time()
+  wiki.plain(source)
+  assert time.process_time() - start_secs < 2  # quadratic ones take minutes
+
+
+def test_batch_ends_every_paragraph_and_drops_empty_pages():
+  batch = wiki.plain_batch(['a\n\nb', '{{c}}', 'é'], wiki.HIDDEN)
+  assert batch == 'a\nb\né\n'.encode()
+
+
+def test_genuine_articles_come_out_clean(shared_data):
+  texts = []
+  for name in sorted((shared_data / 'xml').glob('*.bz2')):
+    for page in wiki.pages([bz2.decompress(name.read_bytes())]):
+      assert isinstance(page, wiki.Page)
+      if not page.redirect and page.namespace == 0:
+        texts.append(wiki.plain(page.text, page.hidden))
+  text = '\n'.join(texts)
+  assert len(texts) == 111
+  assert len(text) > 2_900_000
+  none = ('{{', '}}', '[[', ']]', '{|', '|}', '</', '<ref', '<br', '==', "''")
+  none += ('style=', 'class=', '://', '__', '&nbsp;', '&amp;', '()', '\n\n')
+  assert {markup: text.count(markup) for markup in none if markup in text} == {}
+  few = {'|': 10, '<': 10, '>': 30, '{': 10, '}': 10, 'px': 3, 'thumb': 10}
+  assert {m: text.count(m) for m in few if text.count(m) > few[m]} == {}
+  lines = text.split('\n')
+  assert 'Etymology and terminology' in lines
+  assert not [line for line in lines if line != line.strip(' ')]
+  for sentence in (
+    'Anarchism is a political philosophy that advocates self-governed '
+    'societies based on voluntary institutions. These are often described as '
+    'stateless societies, although several authors',
+    'Autism is a neurodevelopmental disorder characterized by impaired social '
+    'interaction',
+    'Alabama is nicknamed the Yellowhammer State, after the state bird.',
+    'The constructive vote of no confidence (in German: konstruktives '
+    'Misstrauensvotum, in Spanish: moción de censura constructiva) is a',
+  ):
+    assert sentence in text, sentence
+
+
+def test_a_page_of_many_revisions_stays_small(monkeypatch):
+  monkeypatch.setattr(wiki, '_MAX_PENDING_BYTES', 1000)
+  revision = '</text></revision><revision><text>'
+  texts = [f'{i} ' * 50 for i in range(100)]
+  data = _dump(_page('A', revision.join(texts)), _page('B', 'b'))
+  pages, damages = _read(data, 100)
+  assert [page.text for page in pages] == [texts[-1], 'b']
+  assert not damages
+  pages, damages = _read(_dump('<logitem>x</logitem>' * 100), 100)
+  assert not pages and not damages
