@@ -54,11 +54,10 @@ def table(
     if layout == 'column':
       # Every device of the table axis has all of it and sees all updates.
       layout, axes = 'replicated', dataclasses.replace(axes, num_table=1)
-  more = {}
   if layout == 'row':
-    more['capacity'] = row_sharded.buffer_rows(
-      spec.lookups_per_center,
-      config.train.batch_words / num_devices,
-      axes.num_table,
+    centers = config.train.batch_words / num_devices
+    rows = row_sharded.buffer_rows(
+      spec.lookups_per_center, centers, axes.num_table
     )
-  return LAYOUTS[layout](spec, optimizer, axes, t.duplicates == 'merge', **more)
+    return LAYOUTS[layout](spec, optimizer, axes, rows)
+  return LAYOUTS[layout](spec, optimizer, axes, t.duplicates == 'merge')

@@ -71,7 +71,7 @@ def _decoded(kept: Any, dtype: str, model: int | None = None) -> np.ndarray:
   if model is not None:
     kept = jax.tree.map(lambda x: x[model], kept)
   is_low = isinstance(kept, rounding.Scaled) or kept.dtype == np.uint16
-  return blocks.encoded(kept, dtype).decode() if is_low else kept
+  return blocks.from_stored(kept, dtype).decode() if is_low else kept
 
 
 def _model(

@@ -353,7 +353,7 @@ class _Trainer:
       has[:], seen, read = True, read, senses.by_row(vocabulary.counts)
     vocab.write_counts(place / 'vocab.txt', vocab.Vocabulary(words, seen))
     mine = vocab.Vocabulary([words[i] for i in np.flatnonzero(has)], read[has])
-    self._export(model, rows[has], senses, mine, mesh.num_bytes(state))
+    self._export(model, rows.select(has), senses, mine, mesh.num_bytes(state))
     found = {
       'part': model.part,
       'share': dataclasses.asdict(model.share),

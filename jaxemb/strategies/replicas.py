@@ -260,7 +260,7 @@ class _Replicas:
     mine = blocks.read(table, state.tables[name], start, stop, has_copies=True)
     total = np.array(old.rows)
     for i in range(self.num):
-      total += mine.encoded[i].decode() - old.rows
+      total += mine.encoded.select(i).decode() - old.rows
     slots = {
       slot: mine.slots[slot].sum(0) / (self.num if how == 'mean' else 1)
       for slot, how in table.slot_reductions.items()

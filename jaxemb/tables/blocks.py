@@ -1,8 +1,8 @@
 """Blocks of table rows on the host: export and import, for any layout and mesh.
 
-Rows travel a block at a time, so that neither a device nor a process needs room
-for a second copy of a table. A state may hold several copies of a table along a
-leading axis (replicas, sub-models).
+Rows leave the devices a block at a time, so that none needs room for a second
+copy of a table. A state may hold several copies of a table along a leading axis
+(replicas, sub-models).
 """
 
 import functools
@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxemb.ops import rounding
 
-_BLOCK_NUMBERS = 1 << 24  # of all copies, on every device at once
+_BLOCK_NUMBERS = 1 << 24  # of all copies
 
 
 class Encoded(NamedTuple):
@@ -35,8 +35,8 @@ class Encoded(NamedTuple):
       return self.data.view(np.float16).astype(np.float32)
     return self.data * self.scales[..., None]
 
-  def __getitem__(self, rows: Any) -> 'Encoded':
-    """The same of some rows."""
+  def select(self, rows: Any) -> 'Encoded':
+    """The same of some rows, or of one copy of all."""
     scales = None if self.scales is None else self.scales[rows]
     return Encoded(self.data[rows], self.dtype, scales)
 
@@ -51,6 +51,13 @@ class RowBlock(NamedTuple):
   def rows(self) -> np.ndarray:
     """[..., n, dim] float32."""
     return self.encoded.decode()
+
+
+def from_stored(stored: Any, dtype: str) -> Encoded:
+  """Rows as `rounding.encode` returns them, fetched to the host."""
+  if dtype == 'int8':
+    return Encoded(stored.codes, dtype, stored.scales)
+  return Encoded(stored, dtype)
 
 
 def encode(rows: np.ndarray, like: Encoded | str) -> Encoded:
@@ -73,26 +80,17 @@ def encode(rows: np.ndarray, like: Encoded | str) -> Encoded:
       largest = jnp.max(jnp.abs(block), -1)
       scales = rounding.row_scales(largest, like.scales[here])
     parts.append(jax.device_get(rounding.encode(block, dtype, None, scales)))
-  return encoded(jax.tree.map(lambda *x: np.concatenate(x), *parts), dtype)
+  return from_stored(jax.tree.map(lambda *x: np.concatenate(x), *parts), dtype)
 
 
-def encoded(stored: Any, dtype: str) -> Encoded:
-  """Stored rows, fetched to the host."""
-  if dtype == 'int8':
-    return Encoded(stored.codes, dtype, stored.scales)
-  return Encoded(stored, dtype)
-
-
-@functools.partial(
-  jax.jit, static_argnames=('table', 'num', 'has_copies', 'everywhere')
-)
-def _read(state, start, *, table, num, has_copies, everywhere):
+@functools.partial(jax.jit, static_argnums=(0, 3, 4, 5))
+def _read(table, state, start, num, has_copies, sharding):
   def read(state):
     found = table.read_range(state, start, num)
     return found.stored, found.slots
 
   found = (jax.vmap(read) if has_copies else read)(state)
-  return jax.lax.with_sharding_constraint(found, everywhere)
+  return jax.lax.with_sharding_constraint(found, sharding)
 
 
 def read(
@@ -106,46 +104,32 @@ def read(
 
   Args:
     table: a `spec.Table` that can read ranges.
-    state: whole, perhaps with a leading axis of copies, which the rows then
-      have as well.
+    state: whole.
     start: first id.
     stop: end of the range; None = all rows.
-    has_copies: whether the state has such an axis.
+    has_copies: whether the state, and so the block, has an axis of copies.
   """
   leaf = jax.tree.leaves(state)[0]
   everywhere = leaf.sharding
   if isinstance(everywhere, jax.sharding.NamedSharding):
     everywhere = everywhere.update(spec=jax.sharding.PartitionSpec())
   stop = table.spec.vocab if stop is None else stop
-  copies, axis = (len(leaf), 1) if has_copies else (1, 0)
-  num = max(1, _BLOCK_NUMBERS // (copies * table.spec.dim))
-  num = min(num, stop - start)
+  numbers = table.spec.dim * (len(leaf) if has_copies else 1)
+  size = max(1, _BLOCK_NUMBERS // numbers)
   parts = []
-  for first in range(start, stop, max(num, 1)):
-    found = _read(
-      state,
-      np.int32(min(first, stop - num)),
-      table=table,
-      num=num,
-      has_copies=has_copies,
-      everywhere=everywhere,
-    )
-    # The last block reaches back, so that all have one size.
-    again = first - min(first, stop - num)
-    here = (slice(None),) * axis + (slice(again, None),)
-    parts.append(jax.tree.map(lambda x: x[here], jax.device_get(found)))  # noqa: B023
+  for first in range(start, max(stop, start + 1), size):
+    num = min(size, stop - first)
+    part = _read(table, state, np.int32(first), num, has_copies, everywhere)
+    parts.append(jax.device_get(part))
   stored, slots = parts[0]
   if len(parts) > 1:
+    axis = int(has_copies)
     stored, slots = jax.tree.map(lambda *x: np.concatenate(x, axis), *parts)
-  return RowBlock(encoded(stored, table.spec.dtype), slots)
+  return RowBlock(from_stored(stored, table.spec.dtype), slots)
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=('table', 'has_copies', 'shardings'),
-  donate_argnums=0,
-)
-def _write(state, ids, rows, slots, *, table, has_copies, shardings):
+@functools.partial(jax.jit, static_argnums=(0, 5, 6), donate_argnums=1)
+def _write(table, state, ids, rows, slots, has_copies, shardings):
   def write(state):
     return table.write_rows(state, ids, rows, slots)
 
@@ -163,24 +147,7 @@ def write(
   slots: Mapping[str, np.ndarray] = {},
   has_copies: bool = False,
 ) -> Any:
-  """Replaces rows, in all copies; arguments as `spec.Table.import_rows`."""
+  """Replaces rows, in all copies; see `spec.Table.import_rows`."""
   shardings = tuple(x.sharding for x in jax.tree.leaves(state))
-  num = max(1, min(_BLOCK_NUMBERS // table.spec.dim, len(ids)))
-  for start in range(0, len(ids), num):
-    here = slice(start, start + num)
-    padding = num - len(ids[here])
-
-    def block(x, dtype, here=here, padding=padding, fill=0):
-      width = ((0, padding),) + ((0, 0),) * (x.ndim - 1)
-      return np.pad(x[here].astype(dtype), width, constant_values=fill)
-
-    state = _write(
-      state,
-      block(ids, np.int32, fill=np.iinfo(np.int32).max),
-      block(rows, np.float32),
-      {name: block(x, np.float32) for name, x in slots.items()},
-      table=table,
-      has_copies=has_copies,
-      shardings=shardings,
-    )
-  return state
+  ids, rows = np.asarray(ids, np.int32), np.asarray(rows, np.float32)
+  return _write(table, state, ids, rows, dict(slots), has_copies, shardings)

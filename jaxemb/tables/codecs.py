@@ -19,7 +19,7 @@ _BLOCK_NUMBERS = 1 << 22  # int8 rows are initialised from so many float32
 # int8 clips what is beyond 2.2 root mean squares of its row: rounding noise is
 # proportional to the step size, and coarser steps cost more than clipping.
 _MAX_RMS = 2.2
-_LEAST_ROOM = 1e-18  # of a row; the squares of smaller numbers underflow
+_MIN_ROOM = 1e-18  # squares of smaller numbers underflow
 _BYTES = {'float32': 4, 'bfloat16': 2, 'float16': 2, 'int8': 1}
 
 
@@ -153,7 +153,7 @@ class Codec:
       largest = jax.lax.pmax(largest, self.axis)
       squares = jax.lax.psum(squares, self.axis)
     room = _MAX_RMS * jnp.sqrt(squares / self.spec.dim)
-    return rounding.row_scales(largest, old, jnp.maximum(room, _LEAST_ROOM))
+    return rounding.row_scales(largest, old, jnp.maximum(room, _MIN_ROOM))
 
   def read(self, vectors: Any, ids: jax.Array) -> jax.Array:
     """[..., d] float32, rows of ids [...]; arbitrary ones of padding."""

@@ -70,7 +70,6 @@ class RowSharded(spec_lib.Table):
     optimizer: of its rows; its slots are where the rows are.
     axes: of the mesh; each device looks up ids of its own. The number of
       devices along the table axis divides 256.
-    deduplicates: as it always does here, to send a row's gradients once.
     capacity: rows that a device can ask of another at once; more take overflow
       rounds. 0 = any number.
   """
@@ -78,7 +77,6 @@ class RowSharded(spec_lib.Table):
   spec: spec_lib.TableSpec
   optimizer: row_optimizers.RowOptimizer
   axes: spec_lib.Axes = spec_lib.Axes()
-  deduplicates: bool = True
   capacity: int = 0
 
   metrics = ('overflow_rounds',)

@@ -60,7 +60,7 @@ def test_exact_values_stay(dtype):
     signs = np.signbit(found) == np.signbit(grid)
     assert signs.all() or dtype == 'int8'
   stored = jax.device_get(_encode(grid, dtype, None, SCALE))
-  host = blocks.encoded(stored, dtype).decode()
+  host = blocks.from_stored(stored, dtype).decode()
   np.testing.assert_array_equal(host, grid)
 
 

@@ -372,10 +372,10 @@ def test_exchanged_rows_are_rounded_alike(dtype):
         each,
         found,
       )
-  old, *mine = (blocks.encoded(x, dtype).decode() for x in (old, *mine))
+  old, *mine = (blocks.from_stored(x, dtype).decode() for x in (old, *mine))
   wanted = old + (1 + math.exp(-0.3)) / 2 * sum(x - old for x in mine)
   kept = jax.tree.map(lambda x: x[0], found)
-  values = blocks.encoded(kept, dtype).decode()
+  values = blocks.from_stored(kept, dtype).decode()
   steps = np.abs(values) * 2.0**-7
   if dtype == 'int8':
     steps = room = kept.scales[:, None] + np.zeros_like(values)

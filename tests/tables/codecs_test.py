@@ -125,7 +125,7 @@ def _expected(spec):
     scales = _row_scales(np.abs(start).max(1), None, _spread(start))
   kept = jax.device_get(_encode(start, spec.dtype, None, scales))
   for i, (ids, grads) in enumerate(_batches()):
-    values = blocks.encoded(kept, spec.dtype).decode()
+    values = blocks.from_stored(kept, spec.dtype).decode()
     found = values[np.minimum(ids, VOCAB - 1)]
     total = np.zeros((VOCAB, DIM))
     np.add.at(total, ids[ids < VOCAB], grads[ids < VOCAB])
@@ -275,7 +275,7 @@ def test_int8_clips_the_few_numbers_beyond_the_spread(axis):
   assert (found[has] >= room[has] * (1 - 1e-6)).all()
   assert (found[has] <= room[has] * (1 + 2**-6)).all()
   clipped = np.clip(rows, -found[:, None], found[:, None])
-  values = blocks.encoded(stored, 'int8').decode()
+  values = blocks.from_stored(stored, 'int8').decode()
   assert (np.abs(values - clipped) <= 0.5001 * stored.scales[:, None]).all()
   assert (clipped != rows).any(1).sum() > 20
   assert not values[2].any()
