@@ -14,9 +14,7 @@ import argparse
 import dataclasses
 import json
 import logging
-import os
 import pathlib
-import shutil
 import sys
 import tempfile
 import time
@@ -29,7 +27,7 @@ from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses
 from jaxemb.runtime import resources
 from jaxemb.senses import table
-from jaxemb.storage import atomic, export
+from jaxemb.storage import atomic, export, orbax_export
 
 _SETTINGS = [x for x in dataclasses.fields(merging.Spec) if x.metadata]
 
@@ -67,7 +65,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if isinstance(x.default, bool):
       form['action'] = argparse.BooleanOptionalAction
     else:
-      form |= {'type': type(x.default), 'choices': x.metadata['choices']}
+      form['type'] = type(x.default)
+      form['choices'] = x.metadata.get('choices')
     add(f'--{x.name}', default=x.default, help=text, **form)
   add(
     '--trainable',
@@ -85,9 +84,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   unused = ['trainable'] if flags.trainable else []
   for x in _SETTINGS:
     value = getattr(flags, x.name)
-    if not x.metadata['is_valid'](value):
-      parser.error(f'--{x.name} must be {x.metadata["limits"]}')
-    if x.metadata['only_alir'] and value != x.default:
+    limits, is_valid = x.metadata['limits'] or ('', lambda value: True)
+    if not is_valid(value):
+      parser.error(f'--{x.name} must be {limits}')
+    if 'only_alir' in x.metadata and value != x.default:
       unused.append(f'no-{x.name}' if value is False else x.name)
   if flags.method != 'alir' and unused:
     parser.error(
@@ -117,14 +117,12 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     for line in report['warnings']:
       print(f'warning: {line}', file=sys.stderr)
     exported = time.monotonic()
-    # Those of an earlier merge do not fit.
-    shutil.rmtree(output / 'tables', ignore_errors=True)
-    table.remove(output / 'export')
+    table.remove(output / 'export')  # those of an earlier merge
     export.write(output / 'export', merged.words, merged.vectors, merged.counts)
     if merged.senses is not None:
       table.write(output / 'export', merged.senses)
-    if merged.trainable:
-      os.replace(scratch / 'merged' / 'tables', output / 'tables')
+    arrays = parts_lib.trainable_tree(merged.vectors, merged.trainable)
+    orbax_export.write(output / 'export' / 'orbax', arrays)
     report |= {
       'tables': sorted(merged.trainable),
       'export_secs': time.monotonic() - exported,
@@ -140,7 +138,7 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
 def _check_output(output: pathlib.Path, parts: Sequence[str]) -> None:
   """Refuses to overwrite parts and runs, and parts given twice."""
   folder, seen = output.resolve(), set()
-  written = {folder / x for x in ('export', 'tables', 'checkpoints')}
+  written = {folder / x for x in ('export', 'checkpoints')}
   for part in parts:
     path = pathlib.Path(part).expanduser().resolve()
     if path in seen:

@@ -18,7 +18,6 @@ import numpy as np
 from jaxemb import build, errors, metrics
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses
-from jaxemb.merging import tables as tables_lib
 from jaxemb.ops import rounding
 from jaxemb.runtime import mesh, resources
 from jaxemb.senses import sense_rows
@@ -161,21 +160,23 @@ def warm_start(
       'the text; give other vectors (check the case of letters)'
     )
   rows = np.array([row_of[words[i]] for i in ids])
-  stored = {tables_lib.EXPORTED: part.vectors, **part.trainable}
-  used = []
+  stored, used = {'vectors': part.vectors, **part.trainable}, []
+  titles = {'input': 'vectors', 'output': 'context_vectors'}
   for name, table in strategy.tables.items():
-    if name not in stored:
+    title = titles.get(name)
+    if title not in stored:
       continue
-    slots = [x for x in table.slot_reductions if f'{name}.{x}' in stored]
-    used += [name, *(f'{name}.{x}' for x in slots)]
+    paths = {x: f'optimizer/{title}/{x}' for x in table.slot_reductions}
+    slots = {x: path for x, path in paths.items() if path in stored}
+    used += [title, *slots.values()]
     for start in range(0, len(ids), _WARM_ROWS):
       here = slice(start, start + _WARM_ROWS)
       state = strategy.import_rows(
         state,
         name,
         ids[here],
-        _read(stored[name], rows[here]),
-        {x: _read(stored[f'{name}.{x}'], rows[here]) for x in slots},
+        _read(stored[title], rows[here]),
+        {x: _read(stored[path], rows[here]) for x, path in slots.items()},
       )
   metrics.LOG.info(
     'starting from %s: %s of %s words (%s start at random, %s of its words are '

@@ -1,16 +1,14 @@
 """The merge command: what it reads and leaves, and every bad input."""
 
 import json
-import shutil
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
 import jaxemb
 from jaxemb import merge
-from jaxemb.storage import checkpoint, word2vec_format
+from jaxemb.storage import checkpoint, orbax_export, word2vec_format
 
 _WORDS = [f'w{i}' for i in range(60)]
 _COUNTS = np.arange(60, 0, -1)
@@ -35,22 +33,17 @@ def _export(folder, vectors, words=_WORDS, counts=_COUNTS):
   return folder
 
 
-def _run_folder(folder, seed, layout='replicated', table_shape=None):
+def _run_folder(folder, seed):
   """What a finished run leaves, as far as a merge reads it."""
-  vectors = _vectors(seed)
-  _export(folder / 'export', vectors)
-  settings = {'table': {'layout': layout}, 'model': {'dim': 8}}
-  (folder / 'config.json').write_text(json.dumps(settings))
-  squares = np.arange(60, dtype=np.float32)
-  tables = {
-    'input': {'vectors': vectors, 'slots': {'sum_squares': squares}},
-    'output': {'vectors': 2 * vectors, 'slots': {'sum_squares': squares + 1}},
+  vectors, squares = _vectors(seed), np.arange(60, dtype=np.float32)
+  export = _export(folder / 'export', vectors)
+  (folder / 'config.json').write_text('{}')
+  optimizer = {
+    'vectors': {'sum_squares': squares},
+    'context_vectors': {'sum_squares': squares + 1},
   }
-  state = {'tables': tables}
-  if table_shape:
-    state = jax.tree.map(table_shape, state)
-  with checkpoint.Checkpoints(folder / 'checkpoints', 1, print) as saved:
-    saved.save(3, state, {}, True)
+  arrays = {'vectors': vectors, 'context_vectors': 2 * vectors}
+  orbax_export.write(export / 'orbax', arrays | {'optimizer': optimizer})
   return folder
 
 
@@ -82,7 +75,7 @@ def _run(capsys, *argv):
 def test_parts_of_every_form(parts, tmp_path, capsys):
   names = (
     'a', 'workdir', 'c.bin', 'd.txt', 'e.gz', 'foreign', 'run',
-    'run2/checkpoints', 'run2/export', 'a/vectors.npy', 'run/checkpoints/3',
+    'run2/export', 'a/vectors.npy',
   )  # fmt: skip
   output = tmp_path / 'merged'
   code, out, err = _run(
@@ -106,61 +99,35 @@ def test_parts_of_every_form(parts, tmp_path, capsys):
   assert 'c.bin' in err and 'weigh the same' in err
   assert report['displacements'] and report['peak_rss_bytes'] > 2**20
   assert {'read_secs', 'merge_secs', 'export_secs', 'total_secs'} <= set(report)
-  assert '60 words x 8, alir of 11 parts' in out and 'displacement' in out
+  assert '60 words x 8, alir of 9 parts' in out and 'displacement' in out
   assert not list(output.glob('.merging*'))
 
 
-@pytest.mark.parametrize('form', ['plain', 'row', 'column', 'replicas', 'one'])
-def test_context_vectors_of_every_layout(parts, tmp_path, capsys, form):
-  layout = form if form in ('row', 'column') else 'replicated'
-
-  def shape(x):
-    if form == 'row':
-      stored = np.zeros((1, 256, *x.shape[1:]), np.float32)
-      ids = [int(f'{c:08b}'[::-1], 2) for c in range(256)]
-      for c, i in enumerate(ids):
-        if i < len(x):
-          stored[0, c] = x[i]
-      return stored
-    if form == 'column' and x.ndim > 1:
-      return np.pad(x, ((0, 0), (0, 1)))
-    return x[None] if form == 'one' else x
-
-  folder = _run_folder(tmp_path / 'run', 4, layout, shape)
-  if form == 'replicas':
-    vectors, half = _vectors(4), np.float32(0.5)
-    tables = {
-      name: {
-        'vectors': np.stack([scale * vectors - half, scale * vectors]),
-        'slots': {'sum_squares': np.stack([np.arange(60) + first, 0 * _COUNTS]
-        ).astype(np.float32)},
-      }
-      for name, scale, first in (('input', 1, 0), ('output', 2, 1))
-    }  # fmt: skip
-    exchanged = {
-      'input': vectors - half, 'output': 2 * vectors - half
-    }  # fmt: skip
-    with checkpoint.Checkpoints(folder / 'checkpoints', 1, print) as saved:
-      state = {'tables': tables, 'exchanged': exchanged}
-      saved.save(4, state, {}, True)
+def test_context_vectors_and_optimizer_slots(parts, tmp_path, capsys):
   output = tmp_path / 'merged'
-  code, _, err = _run(
-    capsys, folder, parts / 'run', '--trainable', f'--output={output}'
-  )
+  runs = parts / 'run', parts / 'run2'
+  code, _, err = _run(capsys, *runs, '--trainable', f'--output={output}')
   assert code == 0, err
   merged = jaxemb.load(output)
-  found = {p.stem: np.load(p) for p in (output / 'tables').glob('*.npy')}
-  assert set(found) == {'input.sum_squares', 'output', 'output.sum_squares'}
-  assert np.abs(found['output'] - 2 * merged.vectors).max() < 1e-5
-  assert np.allclose(found['output.sum_squares'][:, 0], np.arange(60) + 1)
-  # What was merged can be merged again, with its tables.
-  code, _, err = _run(
-    capsys, output, folder, '--trainable', f'--output={tmp_path / "again"}'
-  )
+  found = orbax_export.read(output / 'export' / 'orbax')
+  assert np.array_equal(found['vectors'], merged.vectors)
+  assert np.abs(found['context_vectors'] - 2 * merged.vectors).max() < 1e-5
+  slots = found['optimizer']['context_vectors']['sum_squares']
+  assert np.allclose(slots, np.arange(60) + 1)
+  report = json.loads((output / 'merge.json').read_text())
+  assert report['tables'] == [
+    'context_vectors',
+    'optimizer/context_vectors/sum_squares',
+    'optimizer/vectors/sum_squares',
+  ]
+  # What was merged can be merged again.
+  again = tmp_path / 'again'
+  code, _, err = _run(capsys, output, *runs, '--trainable', f'--output={again}')
   assert code == 0, err
-  # A merge without tables does not leave those of an earlier one.
-  code, _, err = _run(capsys, folder, parts / 'run', f'--output={output}')
-  assert code == 0 and not (output / 'tables').exists()
+  # A merge without them does not leave those of an earlier one.
+  code, _, err = _run(capsys, *runs, f'--output={output}')
+  assert code == 0
+  assert set(orbax_export.shapes(output / 'export' / 'orbax')) == {'vectors'}
 
 
 def test_counts_that_a_merge_did_not_know_are_not_known(
@@ -172,27 +139,6 @@ def test_counts_that_a_merge_did_not_know_are_not_known(
   report = json.loads((second / 'merge.json').read_text())
   assert code == 0 and report['weights'] == 'equal'
   assert f'not known of {first}' in err
-
-
-def test_a_folder_of_a_sub_model_has_its_tables(parts, tmp_path, capsys):
-  folder = _run_folder(tmp_path / 'W' / 'parts' / '03', 7)
-  # The text has all words, the export only those that it has seen.
-  counts = np.where(np.arange(60) % 3, _COUNTS, 0)
-  word2vec_format.write_vocab(folder / 'vocab.txt', _WORDS, counts)
-  shutil.rmtree(folder / 'export')
-  seen = np.flatnonzero(counts)
-  words = [_WORDS[i] for i in seen]
-  _export(folder / 'export', _vectors(7)[seen], words, counts[seen])
-  output = tmp_path / 'merged'
-  code, _, err = _run(
-    capsys, folder, parts / 'run', '--trainable', f'--output={output}'
-  )
-  assert code == 0, err
-  report = json.loads((output / 'merge.json').read_text())
-  assert [x['words'] for x in report['parts']] == [40, 60]
-  assert report['parts'][0]['name'] == str(folder)
-  context = np.load(output / 'tables' / 'output.npy')
-  assert np.abs(context - 2 * jaxemb.load(output).vectors).max() < 1e-5
 
 
 def test_concat_says_what_is_lost(parts, tmp_path, capsys):
@@ -239,21 +185,24 @@ def _break(folder, name):
     ocp.PyTreeCheckpointer().save(path, {'any': _vectors(6)})
     words = [*_WORDS[:-1], _WORDS[0]]
     word2vec_format.write_vocab(path / 'vocab.txt', words, _COUNTS)
-    return path, 'words twice'
+    return path, 'twice'
+  if name == 'checkpoints':
+    with checkpoint.Checkpoints(path, 1, print) as saved:
+      saved.save(3, {'tables': _vectors(6)}, {}, True)
+    return path, 'give the folder of the run'
   assert name == 'damaged'
-  _run_folder(path, 1)
-  for file in (path / 'checkpoints' / '3' / 'state' / 'd').glob('*'):
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 255
-    file.write_bytes(bytes(data))
-  return path / 'checkpoints', 'damaged'
+  ocp.PyTreeCheckpointer().save(path, {'any': _vectors(6)})
+  word2vec_format.write_vocab(path / 'vocab.txt', _WORDS, _COUNTS)
+  for file in (path / 'd').glob('*'):
+    file.write_bytes(file.read_bytes()[:-100])
+  return path, 'no readable orbax checkpoint'
 
 
 @pytest.mark.parametrize(
   'name',
   [
     'missing', 'empty.txt', 'nan.bin', 'cut.bin', 'cut', 'nothing', 'wordless',
-    'two_arrays', 'twice', 'damaged',
+    'two_arrays', 'twice', 'checkpoints', 'damaged',
   ],
 )  # fmt: skip
 def test_bad_parts_are_named(parts, tmp_path, capsys, name):

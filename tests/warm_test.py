@@ -8,7 +8,7 @@ import jaxemb
 from jaxemb import build, errors, saving, train
 from jaxemb import config as config_lib
 from jaxemb.runtime import mesh as mesh_lib
-from jaxemb.storage import word2vec_format
+from jaxemb.storage import orbax_export, word2vec_format
 
 _VOCAB, _DIM = 300, 6
 _WORDS = [f'w{i}' for i in range(_VOCAB)]
@@ -35,11 +35,15 @@ def merged(tmp_path_factory):
   np.save(folder / 'export' / 'vectors.npy', rows)
   counts = [*range(len(words), 1, -1), 0]
   word2vec_format.write_vocab(folder / 'export' / 'vocab.txt', words, counts)
-  (folder / 'tables').mkdir()
-  np.save(folder / 'tables' / 'output.npy', rows + 1)
-  for name, first in (('input', 1), ('output', 2)):
-    squares = first + np.arange(len(words), dtype=np.float32)[:, None]
-    np.save(folder / 'tables' / f'{name}.sum_squares.npy', squares)
+  squares = np.arange(len(words), dtype=np.float32)
+  optimizer = {
+    'vectors': {'sum_squares': squares + 1},
+    'context_vectors': {'sum_squares': squares + 2},
+  }
+  arrays = {'vectors': rows, 'context_vectors': rows + 1}
+  orbax_export.write(
+    folder / 'export' / 'orbax', arrays | {'optimizer': optimizer}
+  )
   return folder, ids, rows[: len(ids)]
 
 
@@ -150,7 +154,7 @@ def test_a_run_starts_from_another(tmp_path):
   assert np.array_equal(second.vectors, first.vectors)
   log = (tmp_path / 'second' / 'log.txt').read_text()
   assert f'{len(first):,} of {len(first):,} words (0 start at random' in log
-  assert 'tables input, output,' in log
+  assert 'tables vectors, context_vectors,' in log
   # A run that goes on has no need of it; another start is another run.
   with pytest.raises(errors.UserError, match='train.init_from'):
     _run(tmp_path, 'second', **still)
@@ -170,4 +174,4 @@ def test_words_of_several_vectors_start_from_their_mean(tmp_path):
     np.testing.assert_array_equal(found.vectors, first.vectors)
     log = (tmp_path / name / 'log.txt').read_text()
     told = f'{len(first):,} of {len(first):,} words (0 start at random, 0 of'
-    assert told in log and 'tables input, all' in log
+    assert told in log and 'tables vectors, all' in log

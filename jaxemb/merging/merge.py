@@ -29,9 +29,8 @@ MAX_COLUMNS = 16_384  # of all parts: their Gram matrix takes 2 GiB
 
 Progress = Callable[[str, int, int], None]  # (what, words done, all words)
 
-_INPUT = 'input'  # the table of the vectors
 _BLOCK_BYTES = 1 << 26  # of the parts side by side; larger ones are no faster
-_NUM_EXAMPLES = 5
+_EXAMPLES = 5
 # Mean cosines with the other parts below these, absolute and relative to the
 # median, are hardly more than chance, or an outlier.
 _LOW_AGREEMENT = 0.25
@@ -39,24 +38,22 @@ _LOW_RELATIVE_AGREEMENT = 0.6
 _LENGTH_RATIO = 2.0
 
 
-_Limits = tuple[str, Callable[[Any], bool]]
-_NOT_NEGATIVE: _Limits = '0 or more', lambda value: value >= 0
-_POSITIVE: _Limits = '1 or more', lambda value: value >= 1
-_POWERS: _Limits = 'above 0, and 10 at most', lambda value: 0 < value <= 10
+_NOT_NEGATIVE = '0 or more', lambda value: value >= 0
+_POSITIVE = '1 or more', lambda value: value >= 1
+_POWERS = 'above 0, and 10 at most', lambda value: 0 < value <= 10
 
 
-def _flag(
-  default: Any,
-  text: str,
-  limits: _Limits = ('', lambda value: True),
-  choices: Sequence[str] | None = None,
-  only_alir: bool = False,
-) -> Any:
-  names = ('help', 'limits', 'is_valid', 'choices', 'only_alir')
-  values = (text, *limits, choices, only_alir)
-  return dataclasses.field(
-    default=default, metadata=dict(zip(names, values, strict=True))
-  )
+def _flag(default: Any, text: str, limits: Any = None, **more: Any) -> Any:
+  """A field that the command line has as a flag.
+
+  Args:
+    default: its value.
+    text: the help.
+    limits: what values may be, in words and as a function.
+    **more: `choices`; `only_alir`, whether the other methods ignore it.
+  """
+  metadata = {'help': text, 'limits': limits, **more}
+  return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,28 +111,17 @@ class Spec:
 
 
 class Merged(NamedTuple):
-  """The result of a merge.
+  """The result of a merge."""
 
-  Attributes:
-    words: the most frequent first.
-    counts: [words] int64, summed over the parts; all 1 = unknown.
-    vectors: [words, dim] float32; memory-mapped if written to a file.
-    trainable: by name, [words, ...] float32, like those of the parts.
-    rotations: [D_i, dim] float64 of each part, to their weighted mean; none for
-      concat.
-    outer: [dim, dim] float64, from the mean to the result; None for concat.
-    report: JSON-ready, with `warnings`, a line each.
-    senses: of words with several vectors.
-  """
-
-  words: list[str]
-  counts: np.ndarray
-  vectors: np.ndarray
-  trainable: dict[str, np.ndarray]
-  rotations: list[np.ndarray]
+  words: list[str]  # the most frequent first
+  counts: np.ndarray  # [words] int64, summed over parts; all 1 = unknown
+  vectors: np.ndarray  # [words, dim] float32, mapped if in a file
+  trainable: dict[str, np.ndarray]  # [words, ...] float32, as of the parts
+  # [D_i, dim] float64 of each part, and from their mean to the result.
+  rotations: list[np.ndarray]  # none for concat
   outer: np.ndarray | None
-  report: dict[str, Any]
-  senses: senses_lib.Senses | None = None
+  report: dict[str, Any]  # JSON-ready, with `warnings`, a line each
+  senses: senses_lib.Senses | None = None  # of words with several vectors
 
 
 class Block(NamedTuple):
@@ -330,7 +316,21 @@ def merge_usable(
   trainable = _merge_trainable(job, spec, solved, outer, folder, warnings)
   facts = _describe_parts(parts, union, chosen, rms_norms, fit)
   if is_alir:
-    warnings += _warn_of_outliers(facts, spec.normalize)
+    warnings += _outliers(facts, spec.normalize)
+  is_lost = np.ones(len(union.words), bool)
+  is_lost[chosen] = False
+  lost = {
+    'words': int(is_lost.sum()),
+    'share_of_occurrences': union.counts[is_lost].sum() / union.counts.sum(),
+    'examples': [union.words[i] for i in np.flatnonzero(is_lost)[:_EXAMPLES]],
+  }
+  if lost['words']:
+    warnings.append(
+      f'{spec.method} covers only words that are in all parts: '
+      f'{lost["words"]:,} words ({lost["share_of_occurrences"]:.2%} of all '
+      f'occurrences) are lost, {", ".join(lost["examples"])} first; '
+      '--method=alir keeps them'
+    )
   num_fitted = len(chosen) if fitted is None else len(fitted)
   report = {
     'method': spec.method,
@@ -342,7 +342,7 @@ def merge_usable(
     'words': len(chosen),
     'union_words': len(union.words),
     'common_words': int(has.all(0).sum()),
-    'lost': _describe_lost(union, chosen, spec.method, warnings),
+    'lost': lost,
     'parts': facts,
     'dim': dim,
     'align_words': num_fitted if is_alir else None,
@@ -439,9 +439,9 @@ def _merge_trainable(
 ) -> dict[str, np.ndarray]:
   """Context vectors and optimizer slots, merged as the vectors were.
 
-  Context vectors, and slots that hold gradients with respect to vectors, are
-  multiplied by the inverse of `outer`, so that inner products stay. Slots of
-  one number per row do not depend on rotations and are averaged.
+  What is multiplied by vectors, such as context vectors and gradients with
+  respect to vectors, takes the inverse of `outer`, so that inner products stay.
+  Slots of one number per row do not depend on rotations.
   """
   names = {name for part in job.parts for name in part.trainable}
   if names and (spec.method != 'alir' or spec.normalize):
@@ -459,14 +459,14 @@ def _merge_trainable(
     tables = [part.trainable[name] for part in job.parts]
     if tuple(table.shape[1] for table in tables) != job.dims:
       rotations, last = np.ones((len(tables), 1)), np.eye(1)
-    elif '.' in name and not name.startswith(f'{_INPUT}.'):
+    elif name.startswith('optimizer/context_vectors/'):
       rotations, last = solved.rotations, outer
     else:
       rotations, last = solved.rotations, np.linalg.inv(outer).T
     merged[name] = parts_lib.write_rows(
       job.averages(tables, rotations, last, f'merging {name}'),
       (job.rows.shape[1], rotations.shape[1]),
-      folder and folder / 'tables' / f'{name}.npy',
+      folder and folder / f'{name}.npy',
     )
   return merged
 
@@ -555,11 +555,12 @@ def _describe_parts(
   rms_norms: Sequence[float],
   fit: align.Fit | None,
 ) -> list[dict[str, Any]]:
-  has = union.rows >= 0
-  num_parts, facts = has.sum(0), []
+  has, facts = union.rows >= 0, []
+  is_shared = has.sum(0) > 1
   for i, part in enumerate(parts):
+    is_measured = fit is not None and fit.words[i] and fit.squares[i]
     residual = agreement = None
-    if fit is not None and fit.words[i] and fit.squares[i]:
+    if is_measured:
       residual = float(np.sqrt(fit.residuals[i] / fit.squares[i]))
       agreement = float(fit.cosines[i] / fit.words[i])
     facts.append(
@@ -568,7 +569,7 @@ def _describe_parts(
         'words': int(has[i].sum()),
         'dim': part.dim,
         'missing_words': int((~has[i][chosen]).sum()),
-        'shared_words': int(np.sum(has[i] & (num_parts > 1))),
+        'shared_words': int((has[i] & is_shared).sum()),
         'rms_norm': rms_norms[i],
         'residual': residual,
         'agreement': agreement,
@@ -577,19 +578,14 @@ def _describe_parts(
   return facts
 
 
-def _warn_of_outliers(
-  facts: Sequence[dict[str, Any]], normalize: bool
-) -> list[str]:
-  """Parts that disagree with the others, or are much longer."""
+def _outliers(facts: Sequence[dict[str, Any]], normalize: bool) -> list[str]:
+  """Warnings of parts that disagree with the others, or are much longer."""
   warnings = []
   agreements = [x['agreement'] or 0.0 for x in facts]
   median = float(np.median(agreements))
   limit = max(_LOW_AGREEMENT, _LOW_RELATIVE_AGREEMENT * median)
-  low = [
-    f'{x["name"]} ({value:.2f})'
-    for x, value in zip(facts, agreements, strict=True)
-    if value < limit
-  ]
+  pairs = zip(facts, agreements, strict=True)
+  low = [f'{x["name"]} ({value:.2f})' for x, value in pairs if value < limit]
   if low:
     warnings.append(
       f'drifted apart from the other parts: {few(low)} (mean cosine of its '
@@ -604,21 +600,3 @@ def _warn_of_outliers(
       f'{least["name"]} and count as much more; --normalize makes all equal'
     )
   return warnings
-
-
-def _describe_lost(
-  union: parts_lib.Union, chosen: np.ndarray, method: str, warnings: list[str]
-) -> dict[str, Any]:
-  """Words of some part that the result lacks."""
-  lost = np.setdiff1d(np.arange(len(union.words)), chosen)
-  share = float(union.counts[lost].sum() / union.counts.sum())
-  examples = [union.words[i] for i in lost[:_NUM_EXAMPLES].tolist()]
-  if len(lost):
-    warnings.append(
-      f'{method} covers only words that are in all parts: {len(lost):,} words '
-      f'({share:.2%} of all occurrences) are lost, {", ".join(examples)} '
-      'first; --method=alir keeps them'
-    )
-  return {
-    'words': len(lost), 'share_of_occurrences': share, 'examples': examples
-  }  # fmt: skip

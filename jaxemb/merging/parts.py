@@ -12,14 +12,15 @@ import pathlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.merging import tables
 from jaxemb.senses import table as senses_lib
-from jaxemb.storage import checkpoint, export, word2vec_format
+from jaxemb.storage import export, orbax_export, word2vec_format
 
 _BLOCK_ROWS = 65_536
 # Files that mark a folder written by orbax.
@@ -67,8 +68,8 @@ class Part(NamedTuple):
   # [words] int64, how often the part saw each word; a row of count 0 has
   # learned nothing and is ignored. None = unknown.
   counts: np.ndarray | None = None
-  # Further rows of the same words, by name: the context table and the slots of
-  # row optimizers, `<table>.<slot>`.
+  # Further rows of the same words: 'context_vectors' and the slots of row
+  # optimizers, 'optimizer/vectors/<slot>', 'optimizer/context_vectors/<slot>'.
   trainable: Mapping[str, Rows] = {}
   # [words] float weights of its votes; None = by counts, or all alike.
   votes: np.ndarray | None = None
@@ -81,19 +82,18 @@ class Part(NamedTuple):
 
 
 def as_rows(array: np.ndarray) -> Rows:
-  """Rows of an array; of a memory-mapped one, rows of its file."""
-  base = array
+  """Rows of an array; of a whole memory-mapped file, rows of that file."""
+  base: Any = array
   while base is not None and not isinstance(base, np.memmap):
-    base = getattr(base, 'base', None)  # or the memory of another library
-  is_whole = (
+    base = getattr(base, 'base', None)
+  is_file = (
     base is not None
     and base.filename is not None
-    and base.shape == array.shape
-    and base.dtype == array.dtype
     and array.flags.c_contiguous
+    and (base.shape, base.dtype) == (array.shape, array.dtype)
     and base.ctypes.data == array.ctypes.data
   )
-  if not is_whole:
+  if not is_file:
     return Rows(array.shape, lambda: array)
   file = (base.filename, base.dtype, 'r', base.offset, base.shape)
   return Rows(array.shape, lambda: np.memmap(*file), True)
@@ -180,8 +180,8 @@ def open_part(
   """Opens one part.
 
   Args:
-    path: a workdir, an export folder, the output of a merge, a folder of orbax
-      checkpoints or one of them, or a word2vec, GloVe or .vec file.
+    path: a workdir, an export folder, the output of a merge, an orbax
+      checkpoint with a vocab.txt, or a word2vec, GloVe or .vec file.
     scratch: folder for rows that cannot be read in place; None = memory.
     trainable: whether to open context vectors and optimizer slots too.
 
@@ -189,188 +189,128 @@ def open_part(
     errors.UserError: it cannot be read, or lacks context vectors.
   """
   path = pathlib.Path(path)
-  _check_model(path, trainable)
-  if _is_checkpoint(path):
-    return _open_checkpoint(path, scratch, trainable)
-  home = _home(path)
-  if trainable and _is_submodel(home):
-    # Its export lacks the words that it has not seen, its tables do not.
-    opened = _open_checkpoint(home / 'checkpoints', scratch, trainable)
-    return opened._replace(name=str(path))
+  if _is_orbax(path) and not trainable:
+    return _open_orbax(path, scratch)
   words, vectors, counts, remarks, folder = export.read(path)
   for remark in remarks:
     warnings.warn(f'{path}: {remark}', stacklevel=2)
   senses = senses_lib.read(folder, words, counts, vectors) if folder else None
   if trainable and senses is not None:
-    _refuse_senses(path)
+    raise errors.UserError(
+      f'{path} has vectors of senses, which training cannot start from; leave '
+      'out --trainable'
+    )
   rows = as_rows(vectors)
   if not rows.is_file:
     rows = spool(vectors, scratch, 'vectors')
   more = {}
+  if trainable and not (folder and has_trainable(folder)):
+    raise errors.UserError(
+      f'{path} has no context vectors of words (export/orbax/); give a run, or '
+      'a merge with --trainable, or leave out --trainable'
+    )
   if trainable:
-    more = _open_tables(home, *rows.shape, scratch)
+    more = _open_trainable(folder, words, scratch)
   if counts is not None and np.all(counts == 1):
     counts = None  # a merge of parts with unknown counts
-  if senses is not None and _is_submodel(home):
-    counts = _counts_of_submodel(home, words)
+  if senses is not None and (folder.parent / 'vocab.txt').exists():
+    counts = _counts_of_submodel(folder.parent / 'vocab.txt', words)
   return Part(str(path), words, rows, counts, more, senses=senses)
 
 
 def has_trainable(path: pathlib.Path | str) -> bool:
   """Whether `open_part` can open context vectors and optimizer slots."""
   path = pathlib.Path(path)
-  home, settings = _home(path), _run_settings(path)
-  if _has_tree(settings) or _has_senses(settings):
-    return False
-  is_here = any((home / x).is_dir() for x in (tables.FOLDER, 'checkpoints'))
-  return is_here if not _is_checkpoint(path) else bool(settings)
+  folder = path.parent if path.name == 'vectors.npy' else path
+  folder = folder / 'export' if (folder / 'export').is_dir() else folder
+  if not (folder / 'orbax').is_dir():
+    return tables.has_trainable(folder.parent)
+  shapes = orbax_export.shapes(folder / 'orbax')
+  # The outputs of hierarchical softmax are inner nodes, not words.
+  return shapes.get('context_vectors', ())[:1] == shapes['vectors'][:1]
 
 
-def _home(path: pathlib.Path) -> pathlib.Path:
-  """The folder of the run or merge that a path belongs to."""
-  path = path.parent if path.name == 'vectors.npy' else path
-  return path.parent if path.name == 'export' else path
-
-
-def _run_settings(path: pathlib.Path) -> Mapping[str, Mapping]:
-  """Settings of the run that a path belongs to; {} = it is no run."""
-  around = map(tables.settings, [path, *path.absolute().parents[:3]])
-  return next(filter(None, around), {})
-
-
-def _has_tree(settings: Mapping[str, Mapping]) -> bool:
-  return settings.get('model', {}).get('loss') == 'hierarchical_softmax'
-
-
-def _has_senses(settings: Mapping[str, Mapping]) -> bool:
-  return settings.get('model', {}).get('name') == 'mixture'
-
-
-def _check_model(path: pathlib.Path, trainable: bool) -> None:
-  settings = _run_settings(path) if path.is_dir() else {}
-  if _has_senses(settings):
-    if trainable:
-      _refuse_senses(path)
-    if _is_checkpoint(path):
-      raise errors.UserError(
-        f'{path} is a checkpoint of config.model.name=mixture, which lacks the '
-        'words of the senses; give the folder of the run or its export'
-      )
-  if trainable and _has_tree(settings):
+def _open_trainable(
+  folder: pathlib.Path, words: Sequence[str], scratch: pathlib.Path | None
+) -> dict[str, Rows]:
+  """All of export/orbax/ but the vectors, by path in the tree."""
+  if not (folder / 'orbax').is_dir():
+    found = tables.read_trainable(folder.parent, words)
+    return {name: spool(x, scratch, name) for name, x in found.items()}
+  tree = orbax_export.read(folder / 'orbax')
+  if len(tree.pop('vectors')) != len(words):
     raise errors.UserError(
-      f'{path} was trained with config.model.loss=hierarchical_softmax, whose '
-      'other table is not one of words; leave out --trainable'
+      f'{folder}: orbax/ does not have the {len(words):,} rows of vocab.txt; '
+      'export again'
     )
+  found = {'context_vectors': tree['context_vectors']}
+  for table, slots in tree.get('optimizer', {}).items():
+    for name, slot in slots.items():
+      found[f'optimizer/{table}/{name}'] = slot.reshape(len(words), -1)
+  return {name: spool(x, scratch, name) for name, x in found.items()}
 
 
-def _refuse_senses(path: pathlib.Path) -> None:
-  raise errors.UserError(
-    f'{path} has vectors of senses, which training cannot start from; leave '
-    'out --trainable'
-  )
+def trainable_tree(
+  vectors: np.ndarray, trainable: Mapping[str, np.ndarray]
+) -> dict[str, Any]:
+  """The tree of export/orbax/, from arrays by path."""
+  tree: dict[str, Any] = {'vectors': vectors}
+  for path, rows in trainable.items():
+    *folders, name = path.split('/')
+    node = tree
+    for key in folders:
+      node = node.setdefault(key, {})
+    node[name] = rows[:, 0] if rows.shape[1] == 1 and folders else rows
+  return tree
 
 
-def _is_submodel(folder: pathlib.Path) -> bool:
-  return (folder / 'checkpoints').is_dir() and (folder / 'vocab.txt').exists()
-
-
-def _counts_of_submodel(
-  folder: pathlib.Path, names: Sequence[str]
-) -> np.ndarray:
-  words, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
+def _counts_of_submodel(file: pathlib.Path, names: Sequence[str]) -> np.ndarray:
+  """How often the sub-model saw the words; the export counts the whole text."""
+  words, counts = word2vec_format.read_vocab(file)
   if words != list(names):
     raise errors.UserError(
-      f'{folder}/vocab.txt does not fit the {len(names):,} rows of the export; '
-      'remove the folder and train that sub-model again'
+      f'{file} does not fit the {len(names):,} rows of the export; remove its '
+      'folder and train that sub-model again'
     )
   return counts
 
 
-def _open_tables(
-  folder: pathlib.Path, vocab: int, dim: int, scratch: pathlib.Path | None
-) -> dict[str, Rows]:
-  """Trainable rows of a run or a merge."""
-  if (folder / tables.FOLDER).is_dir():
-    opened = tables.of_merge(folder)
-    wrong = [k for k, v in opened.items() if v.shape[0] != vocab]
-    if wrong:
-      raise errors.UserError(
-        f'{folder / tables.FOLDER}: {wrong[0]} does not have the {vocab:,} '
-        'words of the export; merge again'
-      )
-    return opened
-  if not (folder / 'checkpoints').is_dir():
-    raise errors.UserError(
-      f'{folder} has no context vectors: neither {tables.FOLDER}/ nor '
-      'checkpoints/; give the folder of a run or a merge, or leave out '
-      '--trainable'
-    )
-  form = _form(tables.settings(folder))
-  opened = tables.of_checkpoint(
-    folder / 'checkpoints', *form, vocab, dim, scratch
-  )
-  opened.pop(tables.EXPORTED, None)
-  return opened
-
-
-def _form(settings: Mapping[str, Mapping]) -> tuple[str, str]:
-  table = settings.get('table', {})
-  return table.get('layout', 'replicated'), table.get('dtype', 'float32')
-
-
-def _is_checkpoint(path: pathlib.Path) -> bool:
-  """Whether orbax wrote into a folder, or into numbered folders in it."""
-  if not path.is_dir() or (path / 'export').is_dir():
+def _is_orbax(path: pathlib.Path) -> bool:
+  """Whether orbax wrote into a folder that is no run and no export."""
+  if (path / 'export').is_dir() or (path / 'vectors.npy').exists():
     return False
-  if (path / 'vectors.npy').exists():
-    return False
-  inside = [path, path / 'state', *path.glob('[0-9]*/state')]
-  inside += path.glob('[0-9]*')
+  inside = [path, *path.glob('[0-9]*'), *path.glob('[0-9]*/*')]
   return any((folder / name).exists() for folder in inside for name in _ORBAX)
 
 
-def _open_checkpoint(
-  path: pathlib.Path, scratch: pathlib.Path | None, trainable: bool
-) -> Part:
-  """A checkpoint with a vocab.txt in it or around it."""
+def _open_orbax(path: pathlib.Path, scratch: pathlib.Path | None) -> Part:
+  """A checkpoint of another program, with vocab.txt in it or around it."""
+  steps = [x for x in path.glob('*') if x.name.isdigit()]
+  folder = max(steps, key=lambda x: int(x.name), default=path)
+  if (folder / 'record').is_dir():
+    raise errors.UserError(
+      f'{path} has checkpoints that only training can read; give the folder of '
+      'the run'
+    )
   around = [path, *path.absolute().parents[:3]]
-  files = [
-    x / name for x in around for name in ('vocab.txt', 'export/vocab.txt')
-  ]
-  file = next((file for file in files if file.exists()), None)
-  if file is None:
+  files = [x / 'vocab.txt' for x in around if (x / 'vocab.txt').exists()]
+  if not files:
     raise errors.UserError(
       f'{path} is a checkpoint without words: put a vocab.txt (`word count` '
       'lines, in order of the rows) into that folder'
     )
-  words, counts = word2vec_format.read_vocab(file)
-  saved, run = checkpoint.Arrays(path), _run_settings(path)
-  exported = f'tables/{tables.EXPORTED}/vectors'
-  if run and any(x in saved.shapes for x in (exported, f'{exported}/codes')):
-    opened = tables.of_checkpoint(
-      saved.folder.parent,
-      *_form(run),
-      len(words),
-      run['model']['dim'],
-      scratch,
-    )
-    vectors = opened.pop(tables.EXPORTED)
-    more = opened if trainable else {}
-    return Part(str(path), words, vectors, counts, more)
-  fitting = [
-    name
-    for name, shape in saved.shapes.items()
-    if len(shape) == 2 and shape[0] == len(words)
-  ]
-  if len(fitting) != 1 or trainable:
-    needed = '; --trainable needs checkpoints of runs' if trainable else ''
+  words, counts = word2vec_format.read_vocab(files[0])
+  if (folder / 'default').is_dir():
+    folder = folder / 'default'
+  arrays = jax.tree.leaves(orbax_export.read(folder))
+  fitting = [x for x in arrays if x.ndim == 2 and len(x) == len(words)]
+  if len(fitting) != 1:
     raise errors.UserError(
       f'{path}: expected one array of {len(words):,} rows, the words in '
-      f'{file}, found {len(fitting)} ({", ".join(fitting[:3]) or "none"})'
-      f'{needed}'
+      f'{files[0]}, found {len(fitting)}; save that array alone'
     )
-  rows = np.asarray(saved.read(fitting[0]), np.float32)
-  return Part(str(path), words, spool(rows, scratch, 'vectors'), counts)
+  rows = spool(np.asarray(fitting[0], np.float32), scratch, 'vectors')
+  return Part(str(path), words, rows, counts)
 
 
 # Checking.

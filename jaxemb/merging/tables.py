@@ -8,7 +8,7 @@ optimizer `<table>.<slot>`.
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,11 +16,10 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.ops import rounding
-from jaxemb.storage import checkpoint
+from jaxemb.storage import checkpoint, word2vec_format
 from jaxemb.tables import blocks, replicated, row_sharded
 
 EXPORTED = 'input'  # the table that a run exports
-FOLDER = 'tables'  # where a merge keeps the others, beside its export
 
 _SCRATCH = 'scratch'  # holds nothing between steps
 # State of row optimizers that adds up over what replicas did; the rest is
@@ -164,19 +163,41 @@ def of_checkpoint(
   return found
 
 
-def of_merge(folder: pathlib.Path) -> dict[str, Any]:
-  """The tables that a merge has left beside its export."""
-  from jaxemb.merging import parts
+def has_trainable(folder: pathlib.Path) -> bool:
+  """Whether a run without export/orbax/ has context vectors of words."""
+  model = settings(folder).get('model', {})
+  return (
+    (folder / 'checkpoints').is_dir()
+    and bool(model)
+    and model.get('loss') != 'hierarchical_softmax'
+    and model.get('name') != 'mixture'
+  )
 
-  found = {}
-  for path in sorted((folder / FOLDER).glob('*.npy')):
-    try:
-      found[path.stem] = parts.as_rows(np.load(path, mmap_mode='r'))
-    except (OSError, ValueError, EOFError) as error:
-      raise errors.UserError(
-        f'{path} cannot be read: {error}; merge again'
-      ) from error
-  return found
+
+def read_trainable(
+  folder: pathlib.Path, words: Sequence[str]
+) -> dict[str, np.ndarray]:
+  """Rows of a run without export/orbax/, by path in that tree."""
+  run = settings(folder)
+  form = (
+    run['table'].get('layout', 'replicated'),
+    run['table'].get('dtype', 'float32'),
+  )
+  files = folder / 'vocab.txt', folder / 'export' / 'vocab.txt'
+  file = next(x for x in files if x.exists())
+  names, _ = word2vec_format.read_vocab(file)
+  ids = {name: i for i, name in enumerate(names)}
+  rows = np.array([ids[word] for word in words])
+  found = of_checkpoint(
+    folder / 'checkpoints', *form, len(names), run['model']['dim'], None
+  )
+  result = {}
+  for name, table in found.items():
+    table_name, _, slot = name.partition('.')
+    new = {'input': 'vectors', 'output': 'context_vectors'}[table_name]
+    result[f'optimizer/{new}/{slot}' if slot else new] = table.open()[rows]
+  del result['vectors']
+  return result
 
 
 def settings(folder: pathlib.Path) -> Mapping[str, Any]:
