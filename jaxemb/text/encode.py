@@ -47,8 +47,7 @@ import psutil
 
 from jaxemb import errors
 from jaxemb.storage import word_counts
-from jaxemb.text import sources as sources_lib
-from jaxemb.text import tokenize, vocab
+from jaxemb.text import sources, tokenize, vocab
 
 BLOCK_WORDS = 4096  # at most
 # A sentence may end before and after every word.
@@ -183,22 +182,17 @@ def encode(
   Raises:
     UserError: for input that cannot be used.
   """
-  sources = sources_lib.find(path)
-  sizes_bytes = {str(source.path): source.size_bytes for source in sources}
+  files = sources.find(path)
+  sizes_bytes = {str(source.path): source.size_bytes for source in files}
   check_same_files(readers, sizes_bytes)
-  r = readers
-  identity = json.dumps(
-    [
-      dataclasses.asdict(settings),
-      [str(source.path.absolute()) for source in sources],
-      _FORMAT,
-      # Processes that read the same parts may share a cache, but not a folder.
-      [] if r.num_processes == 1 else [r.num_parts, r.process, *r.local_parts],
-    ]
-  )
-  name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+  identity = [dataclasses.asdict(settings)]
+  identity += [[str(source.path.absolute()) for source in files], _FORMAT]
+  num_parts, local_parts, _, process, num_processes, _ = readers
+  # Processes that read the same parts may share a cache, but not a folder.
+  identity.append([num_parts, process, *local_parts] * (num_processes > 1))
+  name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
   folder = cache / 'corpora' / name
-  encoded = _reuse(folder, sources, settings)
+  encoded = _reuse(folder, files, settings)
   # All or none: the processes choose a vocabulary together.
   if all(readers.gather(b'' if encoded is None else b'reused')):
     return encoded
@@ -207,7 +201,7 @@ def encode(
   try:
     temporary.mkdir(parents=True)
     _remove_leftovers(temporary.parent)
-    _encode(sources, settings, temporary, progress, readers)
+    _encode(files, settings, temporary, progress, readers)
     # Opened before the move: another job may replace it at any moment.
     encoded = _open(temporary)._replace(folder=folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -265,7 +259,7 @@ def check_same_files(readers: Readers, sizes_bytes: dict[str, int]) -> None:
 
 
 def _encode(
-  sources: list[sources_lib.Source],
+  files: list[sources.Source],
   settings: Settings,
   folder: pathlib.Path,
   progress: Progress,
@@ -277,9 +271,9 @@ def _encode(
     counts_path = pathlib.Path(settings.counts)
     table = vocab.read_counts(counts_path)
     num_different = int(table.sizes[0])
-    counts_sha256 = sources_lib.file_sha256(counts_path)
-  reports = [sources_lib.ReadReport() for _ in sources]
-  pieces = _read(sources, reports, settings, folder, progress, readers)
+    counts_sha256 = sources.file_sha256(counts_path)
+  reports = [sources.ReadReport() for _ in files]
+  pieces = _read(files, reports, settings, folder, progress, readers)
   is_counted = [readers.counts(piece.file, piece.number) for piece in pieces]
   counted = list(itertools.compress(pieces, is_counted))
   if not settings.counts:
@@ -293,8 +287,8 @@ def _encode(
   # Files that cannot be divided are reported on by the first process alone.
   own_reports = [
     report
-    for source, report in zip(sources, reports, strict=True)
-    if readers.process == 0 or sources_lib.is_divisible(source)
+    for source, report in zip(files, reports, strict=True)
+    if readers.process == 0 or sources.is_divisible(source)
   ]
   words = blocks.words[np.array(is_counted, bool)[blocks.pieces]]
   mine = {
@@ -321,7 +315,7 @@ def _encode(
   # Several processes may read the same piece or meet the same damage.
   problems = dict.fromkeys(line for x in everyone for line in x['problems'])
   hashed = sorted({tuple(piece) for x in everyone for piece in x['pieces']})
-  vocab_sha256 = sources_lib.file_sha256(folder / 'vocab.txt')
+  vocab_sha256 = sources.file_sha256(folder / 'vocab.txt')
   content = ' '.join([vocab_sha256, *('{} {} {}'.format(*x) for x in hashed)])
   num_vocab_words = len(vocabulary.words)
   manifest = {
@@ -332,7 +326,7 @@ def _encode(
       source._asdict()
       | {'path': str(source.path), 'sha256': report.sha256}
       | {'read_bytes': report.source_bytes}  # by this process
-      for source, report in zip(sources, reports, strict=True)
+      for source, report in zip(files, reports, strict=True)
     ],
     'shards': shards,
     # Of vocabulary and ids, whatever the process: what a run resumes on.
@@ -349,7 +343,7 @@ def _encode(
 
 
 def _dropped(
-  pieces: list[_Piece], reports: list[sources_lib.ReadReport], num_words: int
+  pieces: list[_Piece], reports: list[sources.ReadReport], num_words: int
 ) -> dict[str, int]:
   """Counts what was lost between the bytes and the `num_words` ids."""
   counters = [piece.counters for piece in pieces]
@@ -383,8 +377,8 @@ def piece_bytes(total_bytes: int) -> int:
 
 
 def _read(
-  sources: list[sources_lib.Source],
-  reports: list[sources_lib.ReadReport],
+  files: list[sources.Source],
+  reports: list[sources.ReadReport],
   settings: Settings,
   folder: pathlib.Path,
   progress: Progress,
@@ -396,14 +390,14 @@ def _read(
   single file feeds all tokenizing threads. Reports are filled on the way.
   """
   threads = num_threads()
-  total_bytes = sum(source.size_bytes for source in sources)
+  total_bytes = sum(source.size_bytes for source in files)
   # Of one file; twice as many pieces as threads of all files together.
-  depth = max(2, 2 * threads // len(sources))
+  depth = max(2, 2 * threads // len(files))
   stopped = threading.Event()
 
   def read_source(file: int) -> list[_Piece]:
-    texts = sources_lib.pieces(
-      sources[file],
+    texts = sources.pieces(
+      files[file],
       reports[file],
       piece_bytes(total_bytes),
       strippers if total_bytes > _MANY_BYTES else None,
@@ -422,7 +416,7 @@ def _read(
       threads, multiprocessing.get_context('spawn'), _start_stripper
     ) as strippers,
   ):
-    jobs = [file_readers.submit(read_source, i) for i in range(len(sources))]
+    jobs = [file_readers.submit(read_source, i) for i in range(len(files))]
     try:
       pending = set(jobs)
       while pending:
@@ -466,7 +460,7 @@ def _start_stripper() -> None:
 
 
 def _tokenize_piece(
-  piece: sources_lib.Piece, file: int, settings: Settings, folder: pathlib.Path
+  piece: sources.Piece, file: int, settings: Settings, folder: pathlib.Path
 ) -> _Piece:
   path = folder / f'piece-{file:06d}-{piece.number:06d}'
   ids, table, counters = tokenize.tokenize(
@@ -561,10 +555,6 @@ def _sum_tables(
   return total
 
 
-def _bucket_path(folder: pathlib.Path, bucket: int) -> pathlib.Path:
-  return folder / f'bucket-{bucket:04d}'
-
-
 def _spill(
   table: tokenize.WordTable, folder: pathlib.Path, num_buckets: int
 ) -> None:
@@ -574,14 +564,14 @@ def _spill(
   ends = np.cumsum(np.bincount(buckets, minlength=num_buckets))
   for bucket, entries in enumerate(np.split(order, ends[:-1])):
     # Opened anew each time: systems limit the number of open files.
-    with open(_bucket_path(folder, bucket), 'ab') as file:
+    with open(folder / f'bucket-{bucket:04d}', 'ab') as file:
       _write_arrays(file, *tokenize.subset(table, entries))
 
 
 def _read_bucket(folder: pathlib.Path, bucket: int) -> tokenize.WordTable:
   """This process's counts of a bucket, whose file is removed."""
   table = _empty()
-  path = _bucket_path(folder, bucket)
+  path = folder / f'bucket-{bucket:04d}'
   with open(path, 'rb') as file:
     while words := _read_arrays(file):
       table = tokenize.merge(table, *words)
@@ -720,7 +710,7 @@ def _remove_leftovers(folder: pathlib.Path) -> None:
 
 
 def _reuse(
-  folder: pathlib.Path, sources: list[sources_lib.Source], settings: Settings
+  folder: pathlib.Path, files: list[sources.Source], settings: Settings
 ) -> Encoded | None:
   """The corpus of an earlier run, if its files and all inputs are unchanged."""
   with contextlib.suppress(
@@ -734,14 +724,14 @@ def _reuse(
     encoded = _open(folder)
     manifest = encoded.manifest
     if settings.counts:
-      counts_sha256 = sources_lib.file_sha256(pathlib.Path(settings.counts))
+      counts_sha256 = sources.file_sha256(pathlib.Path(settings.counts))
       if counts_sha256 != manifest['counts_sha256']:
         return None
-    for source, known in zip(sources, manifest['files'], strict=True):
+    for source, known in zip(files, manifest['files'], strict=True):
       # A copied or touched file has another time but the same content.
       if source.size_bytes != known['size_bytes'] or (
         source.mtime_ns != known['mtime_ns']
-        and sources_lib.file_sha256(source.path) != known['sha256']
+        and sources.file_sha256(source.path) != known['sha256']
       ):
         return None
     return encoded

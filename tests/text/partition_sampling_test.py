@@ -15,6 +15,7 @@ from tests import corpora
 _END = tokenize.END
 _MASK = 2**64 - 1
 _NUM_VOCAB = 60
+_START = loader.Position(0, 0)
 every_method = pytest.mark.parametrize('method', partition_sampling.METHODS)
 
 
@@ -245,7 +246,7 @@ def _expected(corpus, sampling, spec, epoch):
   return centers
 
 
-def _read(corpus, sampling, spec, position=loader.Position(0, 0), words=0):
+def _read(corpus, sampling, spec, position=_START, words=0):
   indexed = partition_sampling.index(corpus)
   return list(
     partition_sampling.batches(indexed, sampling, spec, position, words)

@@ -28,46 +28,31 @@ def _fails(function, *args):
 def test_select_orders_by_count_then_bytes(min_count, max_vocab):
   rng = random.Random(min_count)
   letters = 'aAzZ0é東🦓\uffee'
+  frequencies = [0, 1, 1, 1, 2, 2, 5, 6, 7, 7, 300]
   counts = {
-    ''.join(rng.choices(letters, k=rng.randint(1, 4))): rng.choice(
-      [0, 1, 1, 1, 2, 2, 5, 6, 7, 7, 300]
-    )
+    ''.join(rng.choices(letters, k=rng.randint(1, 4))): rng.choice(frequencies)
     for _ in range(600)
   }
   chosen = [word for word, count in counts.items() if count >= min_count]
   chosen.sort(key=lambda word: (-counts[word], word.encode()))
-  if max_vocab:
-    chosen = chosen[:max_vocab]
+  chosen = chosen[: max_vocab or None]
   vocabulary, ids = vocab.select(_table(counts), min_count, max_vocab)
   assert list(vocabulary.words) == chosen
   assert vocabulary.counts.tolist() == [counts[word] for word in chosen]
-  assert vocabulary.counts.dtype == np.int64
   row = {word: i for i, word in enumerate(chosen)}
   assert ids.tolist() == [row.get(word, -1) for word in counts]
-  assert ids.dtype == np.int32
+  assert (ids.dtype, vocabulary.counts.dtype) == (np.int32, np.int64)
 
 
-def test_select_does_not_depend_on_the_order_of_the_table():
-  counts = {'b': 3, 'a': 3, 'c': 9, 'ab': 3}
-  backwards = dict(reversed(counts.items()))
-  first, _ = vocab.select(_table(counts), 1, 3)
-  second, _ = vocab.select(_table(backwards), 1, 3)
-  assert list(first.words) == list(second.words) == ['c', 'a', 'ab']
-
-
-def test_no_word_is_refused_with_the_facts():
+def test_too_few_words_are_refused_with_the_facts():
   message = _fails(vocab.select, _table({'a': 4, 'b': 3}), 5, 0)
   assert '5 times' in message and '2 different words' in message
   assert '4 times' in message and '--config.data.min_count' in message
   message = _fails(vocab.select, tokenize.empty(1, 1), 5, 0)
   assert '0 different words' in message and '0 times' in message
-
-
-def test_one_word_is_refused_by_name():
   message = _fails(vocab.select, _table({'ärger': 9, 'b': 3}), 5, 0)
   assert "'ärger'" in message and '--config.data.min_count' in message
-  message = _fails(vocab.select, _table({'a': 9, 'b': 9}), 5, 1)
-  assert "'a'" in message
+  assert "'a'" in _fails(vocab.select, _table({'a': 9, 'b': 9}), 5, 1)
 
 
 def test_counts_file_round_trip(tmp_path):
@@ -76,8 +61,7 @@ def test_counts_file_round_trip(tmp_path):
   path = tmp_path / 'vocab.txt'
   vocab.write_counts(path, vocabulary)
   assert path.read_bytes().startswith('the 100000000000\n東京 5\n'.encode())
-  table = vocab.read_counts(path)
-  again, _ = vocab.select(table, 0, 0)
+  again, _ = vocab.select(vocab.read_counts(path), 0, 0)
   assert list(again.words) == list(vocabulary.words)
   assert again.counts.tolist() == vocabulary.counts.tolist()
 
@@ -95,40 +79,28 @@ def test_counts_file_of_others(tmp_path):
 
 @pytest.mark.parametrize(
   'line',
-  [
-    b'word',
-    b'12',
-    b'two words 3',
-    b'word -3',
-    b'word 3.5',
-    b'word 1e3',
-    b'word three',
-    'word ٣'.encode(),
-    b'b\xff\xfed 3',
-    b'word 99999999999999999999',
-  ],
-)
+  ['word', '12', 'two words 3', 'word -3', 'word 3.5', 'word 1e3', 'word three',
+   'word ٣', 'b\udcff\udcfed 3', 'word 99999999999999999999'],
+)  # fmt: skip
 def test_malformed_line_is_named(tmp_path, line):
   path = tmp_path / 'counts.txt'
-  path.write_bytes(b'good 3\n\n' + line + b'\nfine 4\n')
+  data = line.encode(errors='surrogateescape')
+  path.write_bytes(b'good 3\n\n' + data + b'\nfine 4\n')
   message = _fails(vocab.read_counts, path)
   assert f'{path}, line 3:' in message
-  assert line.decode(errors='replace') in message
+  assert data.decode(errors='replace') in message
 
 
-def test_word_given_twice_is_refused(tmp_path):
+def test_unusable_counts_file(tmp_path):
   path = tmp_path / 'counts.txt'
-  path.write_text('a 3\nb 4\na 5\nb 4\nb 1\n')
-  message = _fails(vocab.read_counts, path)
-  assert str(path) in message and '3' in message and 'twice' in message
-
-
-def test_empty_or_missing_counts_file(tmp_path):
-  path = tmp_path / 'counts.txt'
-  message = _fails(vocab.read_counts, path)
-  assert str(path) in message and '--config.data.counts' in message
-  for text in ('', '\n \n'):
+  for missing in (path, tmp_path):
+    message = _fails(vocab.read_counts, missing)
+    assert str(missing) in message and '--config.data.counts' in message
+  for text, problem in (
+    ('', 'empty'),
+    ('\n \n', 'empty'),
+    ('a 3\nb 4\na 5\nb 4\nb 1\n', '3 words twice'),
+  ):
     path.write_text(text)
     message = _fails(vocab.read_counts, path)
-    assert str(path) in message and 'empty' in message
-  assert str(tmp_path) in _fails(vocab.read_counts, tmp_path)
+    assert str(path) in message and problem in message
