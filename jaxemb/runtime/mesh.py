@@ -143,22 +143,22 @@ def put(tree: Any, sharding: Any) -> Any:
   if jax.process_count() == 1:
     return jax.device_put(tree, sharding)
 
-  def place(sharding, subtree):
-    return jax.tree.map(
-      lambda x: jax.make_array_from_callback(
-        np.shape(x), sharding, lambda index: np.asarray(x)[index]
-      ),
-      subtree,
-    )
+  def place(sharding, x):
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
 
-  return jax.tree.map(place, sharding, tree)
+  return jax.tree.map(place, _like(sharding, tree), tree)
+
+
+def _like(prefix: Any, tree: Any) -> Any:
+  """Repeats each leaf of a prefix for the leaves of the tree below it."""
+  return jax.tree.map(
+    lambda leaf, subtree: jax.tree.map(lambda _: leaf, subtree), prefix, tree
+  )
 
 
 def put_parts(
-  tree: Any,
-  sharding: jax.sharding.NamedSharding,
-  parts: range,
-  num_parts: int,
+  tree: Any, sharding: jax.sharding.NamedSharding, parts: range, num_parts: int
 ) -> Any:
   """Puts host arrays on the mesh of which each process has some parts.
 
@@ -168,7 +168,7 @@ def put_parts(
     parts: which parts this process has.
     num_parts: of all processes.
   """
-  if len(parts) == num_parts and jax.process_count() == 1:
+  if jax.process_count() == 1:
     return jax.device_put(tree, sharding)
 
   def place(x):
@@ -213,9 +213,7 @@ def _piecewise(array: jax.Array, piece_bytes: int = _PIECE_BYTES) -> np.ndarray:
 def num_bytes(state: Any) -> int:
   """Returns the bytes of a pytree of arrays on all devices together."""
   return sum(
-    math.prod(x.sharding.shard_shape(x.shape))
-    * x.dtype.itemsize
-    * len(x.sharding.device_set)
+    _shard_bytes(x.sharding, x) * len(x.sharding.device_set)
     for x in jax.tree.leaves(state)
   )
 
@@ -227,14 +225,12 @@ def bytes_per_device(shapes: Any, shardings: Any) -> int:
     shapes: pytree of `jax.ShapeDtypeStruct`.
     shardings: that of all of them, or a prefix of the tree.
   """
+  each = jax.tree.map(_shard_bytes, _like(shardings, shapes), shapes)
+  return sum(jax.tree.leaves(each))
 
-  def held(sharding, subtree):
-    return sum(
-      math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
-      for x in jax.tree.leaves(subtree)
-    )
 
-  return sum(jax.tree.leaves(jax.tree.map(held, shardings, shapes)))
+def _shard_bytes(sharding: jax.sharding.Sharding, x: Any) -> int:
+  return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
 def name(device: jax.Device) -> str:

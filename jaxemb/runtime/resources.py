@@ -112,7 +112,8 @@ def _summary(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   if not usages:
     return {}
   secs = sum(x['secs'] for x in usages)
-  found = {
+  means = {key: _mean(usages, f'{key}_per_sec') for key in _TRAFFIC}
+  return {
     'hostname': usages[-1]['hostname'],
     'secs': secs,
     'mean_cores': _mean(usages, 'cores'),
@@ -120,11 +121,9 @@ def _summary(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     # The largest: a run that was resumed has been several processes.
     'peak_rss_bytes': max(x['peak_rss_bytes'] for x in usages),
     'mean_host_busy_cores': _mean(usages, 'host_busy_cores'),
+    **{key: round(secs * mean) for key, mean in means.items()},
+    **{f'{key}_per_sec': mean for key, mean in means.items()},
   }
-  for key in _TRAFFIC:
-    found[f'{key}_per_sec'] = _mean(usages, f'{key}_per_sec')
-    found[key] = round(secs * found[f'{key}_per_sec'])
-  return found
 
 
 def _mean(usages: Sequence[Mapping[str, Any]], key: str) -> float:

@@ -1,4 +1,4 @@
-"""Which devices train."""
+"""Which devices train, and arrays that travel between them and the host."""
 
 import math
 import os
@@ -12,6 +12,9 @@ import pytest
 from jaxemb import errors
 from jaxemb.runtime import mesh, resources
 
+NAMED, SPEC = jax.sharding.NamedSharding, jax.sharding.PartitionSpec
+CORES = min(2, resources.usable_cores())
+
 
 def test_the_mesh_has_the_devices_asked_for():
   devices = mesh.make(mesh.Shape(3, 2))
@@ -21,109 +24,97 @@ def test_the_mesh_has_the_devices_asked_for():
   ]
   # With explicit axes a plain gather or scatter is refused.
   assert devices.axis_types == (jax.sharding.AxisType.Auto,) * 2
-
-
-def test_more_devices_than_there_are_is_told():
-  with pytest.raises(errors.UserError) as caught:
-    mesh.start(mesh.Shape(500, 2))
-  line = str(caught.value)
-  assert 'config.mesh.data=500 x config.mesh.table=2 needs 1000' in line
-  assert '\n' not in line
-
-
-def test_a_run_that_was_begun_on_more_devices_is_told():
-  with pytest.raises(errors.UserError) as caught:
-    mesh.start(mesh.Shape(0, 0), begun_with=mesh.Shape(1000, 1))
-  assert 'begun on 1000 devices' in str(caught.value)
-  assert 'give 0' not in str(caught.value) and '\n' not in str(caught.value)
-  begun_with = mesh.Shape(3, 1)
-  assert mesh.start(mesh.Shape(0, 0), begun_with=begun_with) == (3, 1)
-
-
-CORES = min(2, resources.usable_cores())
+  line = mesh.describe(mesh.make(mesh.Shape(2, 1)))
+  assert 'process 1 of 1' in line and line.endswith('cpu:0, cpu:1')
 
 
 @pytest.mark.parametrize(
-  ('wanted', 'splits_tables', 'uses_cores', 'expected'),
+  ('wanted', 'begun_with', 'message'),
   [
-    ((8, 0), False, True, (8, 1)),  # those of the test session
-    ((0, 0), False, True, (CORES, 1)),
-    ((0, 0), False, False, (1, 1)),
-    ((0, 0), True, True, (1, CORES)),
-    ((0, 4), True, True, (1, 4)),
-    ((2, 0), True, True, (2, 1)),
-    ((2, 4), False, False, (2, 4)),
+    (
+      mesh.Shape(500, 2), None,
+      'config.mesh.data=500 x config.mesh.table=2 needs 1000',
+    ),
+    (mesh.Shape(0, 0), mesh.Shape(1000, 1), 'begun on 1000 devices'),
+  ],
+)  # fmt: skip
+def test_more_devices_than_there_are_are_refused(wanted, begun_with, message):
+  with pytest.raises(errors.UserError, match=message) as caught:
+    mesh.start(wanted, begun_with=begun_with)
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ('wanted', 'splits_tables', 'uses_cores', 'begun_with', 'expected'),
+  [
+    ((8, 0), False, True, None, (8, 1)),  # those of the test session
+    ((0, 0), False, True, None, (CORES, 1)),
+    ((0, 0), False, False, None, (1, 1)),
+    ((0, 0), True, True, None, (1, CORES)),
+    ((0, 4), True, True, None, (1, 4)),
+    ((2, 0), True, True, None, (2, 1)),
+    ((2, 4), False, False, None, (2, 4)),
+    ((0, 0), False, True, mesh.Shape(3, 1), (3, 1)),
   ],
 )
-def test_what_is_left_open_is_of_use(
-  wanted, splits_tables, uses_cores, expected
+def test_open_axes_get_useful_devices(
+  wanted, splits_tables, uses_cores, begun_with, expected
 ):
   jax.devices()
-  found = mesh.start(mesh.Shape(*wanted), splits_tables, uses_cores)
+  wanted = mesh.Shape(*wanted)
+  found = mesh.start(wanted, splits_tables, uses_cores, begun_with)
   assert found == expected
 
 
 @pytest.mark.parametrize(
-  ('data', 'xla_flags', 'expected'),
+  ('data', 'environment', 'expected'),
   [
-    (0, '', CORES),
-    (1, '', 1),
-    (3, '', 3),
-    (0, '--xla_force_host_platform_device_count=1', 1),
-    (4, '--xla_force_host_platform_device_count=5', 4),
+    (0, {}, CORES),
+    (3, {}, 3),
+    (0, {'JAX_NUM_CPU_DEVICES': '1'}, 1),  # chosen by the user
+    (4, {'XLA_FLAGS': '--xla_force_host_platform_device_count=5'}, 4),
   ],
 )
-def test_a_fresh_process_gets_cpu_devices(data, xla_flags, expected):
+def test_a_fresh_process_gets_cpu_devices(data, environment, expected):
   code = (
     'from jaxemb.runtime import mesh; '
     f'n = mesh.start(mesh.Shape({data}, 0)); print(n.data, mesh.make(n).size)'
   )
-  env = os.environ | {'XLA_FLAGS': xla_flags, 'JAX_PLATFORMS': 'cpu'}
-  if not xla_flags and data == 1:
-    env['JAX_NUM_CPU_DEVICES'] = '1'  # chosen by the user
-    code = code.replace('Shape(1, 0)', 'Shape(0, 0)')
+  env = os.environ | {'XLA_FLAGS': '', 'JAX_PLATFORMS': 'cpu'} | environment
   done = subprocess.run(
     [sys.executable, '-c', code], env=env, capture_output=True, text=True
   )
   assert done.stdout.split() == [str(expected)] * 2, done.stderr
 
 
-def test_parts_of_a_process():
-  devices = mesh.make(mesh.Shape(4, 2))
-  assert mesh.my_parts(devices, 8) == range(8)
-  assert mesh.my_parts(devices, 8, first_only=True) == range(8)
-
-
 def test_parts_and_wholes_on_the_mesh_and_back():
   devices = mesh.make(mesh.Shape(2, 4))
-  named, spec = jax.sharding.NamedSharding, jax.sharding.PartitionSpec
   whole = np.arange(12.0, dtype=np.float32).reshape(4, 3)
-  over = named(devices, spec(mesh.DATA))
-  placed = mesh.put_parts({'a': whole}, over, range(4), 4)['a']
+  over = NAMED(devices, SPEC(mesh.DATA))
+  parts = mesh.my_parts(devices, 4)
+  assert parts == mesh.my_parts(devices, 4, first_only=True) == range(4)
+  placed = mesh.put_parts({'a': whole}, over, parts, 4)['a']
   assert placed.sharding == over
   np.testing.assert_array_equal(mesh.to_host(placed), whole)
-  everywhere = mesh.put([whole], named(devices, spec()))[0]
+  everywhere = mesh.put([whole], NAMED(devices, SPEC()))[0]
   assert len(everywhere.addressable_shards) == 8
   np.testing.assert_array_equal(mesh.to_host(everywhere), whole)
 
 
 @pytest.mark.parametrize(
-  ('shape', 'spec'),
+  ('shape', 'spec', 'axis'),
   [
-    ((7, 256, 3), (None, mesh.TABLE)),  # rows
-    ((50, 8), (None, mesh.TABLE)),  # columns
-    ((2, 31, 5), (mesh.DATA,)),  # replicas
-    ((1, 8), (None, mesh.TABLE)),
-    ((2, 8), (mesh.DATA, mesh.TABLE)),
+    ((7, 256, 3), (None, mesh.TABLE), 0),  # rows
+    ((50, 8), (None, mesh.TABLE), 0),  # columns
+    ((2, 31, 5), (mesh.DATA,), 1),  # replicas
+    ((1, 8), (None, mesh.TABLE), 0),
+    ((2, 8), (mesh.DATA, mesh.TABLE), None),  # at once
   ],
 )
-def test_an_array_comes_to_the_host_by_pieces(shape, spec, monkeypatch):
+def test_an_array_comes_to_the_host_by_pieces(shape, spec, axis, monkeypatch):
   devices = mesh.make(mesh.Shape(2, 4))
-  sharding = jax.sharding.NamedSharding(
-    devices, jax.sharding.PartitionSpec(*spec)
-  )
   whole = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
-  array = jax.device_put(whole, sharding)
+  array = jax.device_put(whole, NAMED(devices, SPEC(*spec)))
   sizes = []
   real = jax.lax.dynamic_slice_in_dim
   monkeypatch.setattr(
@@ -134,38 +125,17 @@ def test_an_array_comes_to_the_host_by_pieces(shape, spec, monkeypatch):
   found = mesh._piecewise(array, whole.nbytes // 4)
   np.testing.assert_array_equal(found, whole)
   # One program, of pieces that are no larger than they should be.
-  axis = int(np.argmax([n if s is None else 0 for n, s in _axes(shape, spec)]))
-  if len(spec) < 2 or None in spec:
-    assert sizes == [max(1, shape[axis] // 4)]
-
-
-def _axes(shape, spec):
-  return list(zip(shape, (*spec, None, None)[: len(shape)], strict=True))
-
-
-def test_bytes_of_a_device():
-  devices = mesh.make(mesh.Shape(1, 2))
-  split = jax.sharding.NamedSharding(
-    devices, jax.sharding.PartitionSpec(None, mesh.TABLE)
-  )
-  shape = jax.ShapeDtypeStruct((10, 256, 25), np.float32)
-  held_bytes = mesh.bytes_per_device([shape], split)
-  assert held_bytes == 10 * 256 * 25 * 4 // 2
+  assert sizes == ([] if axis is None else [max(1, shape[axis] // 4)])
 
 
 def test_bytes_count_every_copy():
-  devices = mesh.make(mesh.Shape(4, 1))
-  spec = jax.sharding.PartitionSpec
-  named = jax.sharding.NamedSharding
+  devices = mesh.make(mesh.Shape(4, 2))
+  copied = NAMED(devices, SPEC())
+  split = NAMED(devices, SPEC(None, mesh.TABLE))
   state = {
-    'copied': jax.device_put(np.zeros(10, np.float32), named(devices, spec())),
-    'shared': jax.device_put(
-      np.zeros((4, 5), np.int8), named(devices, spec(mesh.DATA))
-    ),
+    'copied': jax.device_put(np.zeros(10, np.float32), copied),
+    'split': jax.device_put(np.zeros((4, 6), np.int8), split),
   }
-  assert mesh.num_bytes(state) == 4 * 40 + 20
-
-
-def test_description_names_the_devices_in_use():
-  line = mesh.describe(mesh.make(mesh.Shape(2, 1)))
-  assert 'process 1 of 1' in line and line.endswith('cpu:0, cpu:1')
+  assert mesh.num_bytes(state) == 8 * 40 + 4 * 24
+  shapes = [jax.ShapeDtypeStruct((10, 256, 25), np.float32)] * 2
+  assert mesh.bytes_per_device(shapes, split) == 10 * 256 * 25 * 4
