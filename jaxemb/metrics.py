@@ -37,12 +37,8 @@ _SUMS = (
 def start_log(path: pathlib.Path, is_first: bool = True) -> logging.Handler:
   """Makes `LOG` write to the console and, with dates, to a file.
 
-  Args:
-    path: of the file.
-    is_first: whether this process reports; others show only warnings.
-
-  Returns:
-    The handler of the file, for `stop_log`.
+  Where this is not the process that reports, the console shows warnings only.
+  Returns the handler of the file, for `stop_log`.
   """
   if not LOG.handlers:
     console = _TqdmHandler()
@@ -77,10 +73,8 @@ class Bar:
     self, title: str, total: int, unit: str, every_secs: float, done: int = 0
   ):
     """Starts at `done` of `total`; lines are at least `every_secs` apart."""
-    self._title, self._total = title, total
-    self._every_secs = max(every_secs, 10.0)
-    self._last = time.monotonic()
-    self._is_terminal = sys.stderr.isatty()
+    self._title, self._total = title, max(total, 1)
+    self._every_secs, self._last = max(every_secs, 10.0), time.monotonic()
     self._bar = tqdm.tqdm(
       desc=title,
       total=total or None,
@@ -90,20 +84,19 @@ class Bar:
       dynamic_ncols=True,
       file=sys.stderr,
       leave=False,
-      disable=not self._is_terminal,
+      disable=not sys.stderr.isatty(),
       bar_format='{desc} {percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt}'
       '{postfix}',
     )
 
   def show(self, done: int, note: str = '') -> None:
     """Shows that `done` of the total is done, followed by a note."""
-    if self._is_terminal:
+    if not self._bar.disable:
       self._bar.postfix = f' {note}' if note else None
       self._bar.update(done - self._bar.n)
     elif time.monotonic() - self._last > self._every_secs:
       self._last = time.monotonic()
-      percent = 100 * done / max(self._total, 1)
-      LOG.info('%s %.0f%% %s', self._title, percent, note)
+      LOG.info('%s %.0f%% %s', self._title, 100 * done / self._total, note)
 
   def close(self) -> None:
     """Removes the bar."""
@@ -234,14 +227,7 @@ class Totals:
   def add(
     self, item: Any, epoch: int, step_metrics: Any, train_secs: float
   ) -> None:
-    """Counts a finished dispatch of an epoch.
-
-    Args:
-      item: a `loader.Loaded`.
-      epoch: that it belongs to.
-      step_metrics: a `strategies.base.DispatchMetrics`.
-      train_secs: that it took.
-    """
+    """Counts a finished dispatch (see `Meter.count`) of an epoch."""
     self.train_secs += train_secs
     steps = step_metrics.steps
     self.add_loss(epoch, float(steps.loss), float(steps.examples))

@@ -3,6 +3,7 @@
 import logging
 import pathlib
 import struct
+import threading
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def test_the_meter_counts_and_stops_at_a_loss_that_is_not_finite(tmp_path):
   assert totals.loss_per_example() == 3.0
   (row,) = metrics.read(tmp_path / 'metrics.jsonl')
   assert row['epoch'] == 1.0 and row['loss'] == 3.0
-  assert row['learning_rate'] == 0.1
+  assert row['learning_rate'] == 0.1 and row['hosts'][0]['secs'] > 0
   bad = _metrics(float('nan'), 200.0, 5)
   with pytest.raises(errors.UserError) as caught:
     meter.count(_dispatch(2000), (0.2, 0.1), bad)
@@ -116,43 +117,28 @@ def test_the_meter_counts_and_stops_at_a_loss_that_is_not_finite(tmp_path):
   meter.close()
 
 
-def _count(meter: metrics.Meter, words_after: int) -> None:
-  """Counts a dispatch in which nothing went wrong."""
-  meter.count(_dispatch(words_after), (0.2, 0.1), _metrics(600, 200, -1))
-
-
-def test_every_record_tells_what_all_processes_use(tmp_path, monkeypatch):
+def test_records_tell_what_all_processes_use_between_them(
+  tmp_path, monkeypatch
+):
   clock = iter((0.0, 5.0, 6.0, 8.0, 11.0))
   monkeypatch.setattr(
-    resources,
-    'sample',
-    lambda: resources.Sample(next(clock), 0.0, 0.0, {}),
+    resources, 'sample', lambda: resources.Sample(next(clock), 0.0, 0.0, {})
   )
-  given = []
-
-  def gather(own):
-    given.append(own)
-    return [own, own | {'hostname': 'other'}]
-
-  meter = metrics.Meter(tmp_path, metrics.Totals(), 1000, 3, 0.0, gather=gather)
-  meter.start()
+  meter = metrics.Meter(
+    tmp_path,
+    metrics.Totals(),
+    1000,
+    3,
+    0.0,
+    gather=lambda own: [own, own | {'hostname': 'other'}],
+  )
+  meter.start()  # what came before is not training
   for words in (1000, 2000, 3000):
-    _count(meter, words)
+    meter.count(_dispatch(words), (0.2, 0.1), _metrics(600, 200, -1))
   meter.close()
-  rows = metrics.read(tmp_path / 'metrics.jsonl')
-  assert [row['hosts'][0] for row in rows] == given
-  assert [row['hosts'][1]['hostname'] for row in rows] == ['other'] * 3
-  # From one record to the next; what came before the start is not training.
-  assert [own['secs'] for own in given] == [1.0, 2.0, 3.0]
-
-
-def test_a_process_alone_is_the_only_host(tmp_path):
-  meter = metrics.Meter(tmp_path, metrics.Totals(), 1000, 1, 0.0)
-  _count(meter, 1000)
-  meter.close()
-  (row,) = metrics.read(tmp_path / 'metrics.jsonl')
-  (own,) = row['hosts']
-  assert own['cores'] >= 0 and own['secs'] > 0
+  hosts = [row['hosts'] for row in metrics.read(tmp_path / 'metrics.jsonl')]
+  assert [own['secs'] for own, _ in hosts] == [1.0, 2.0, 3.0]
+  assert [other['hostname'] for _, other in hosts] == ['other'] * 3
 
 
 def test_the_loss_stays_right_over_many_pairs(tmp_path):
@@ -163,3 +149,19 @@ def test_the_loss_stays_right_over_many_pairs(tmp_path):
     meter.count(_dispatch(1000), (0.1, 0.1), _metrics(1.0, 1.0, -1))
   meter.close()
   assert totals.losses == [[3e12 + 1000, 1e12 + 1000]]
+
+
+def test_progress_is_shown_until_a_signal(monkeypatch, caplog):
+  stop = threading.Event()
+  stages = metrics.Stages(stop, 0.0)
+  monkeypatch.setattr(metrics.LOG, 'propagate', True)
+  monkeypatch.setattr(metrics.sys.stderr, 'isatty', lambda: False, False)
+  now = iter(range(0, 1000, 11))
+  monkeypatch.setattr(metrics.time, 'monotonic', lambda: next(now))
+  with caplog.at_level('INFO', 'jaxemb'):
+    stages('encoding', 1, 4)
+  stages.close()
+  assert [x.strip() for x in caplog.messages] == ['encoding 25%']
+  stop.set()
+  with pytest.raises(metrics.Stopped):
+    stages('encoding', 2, 4)
