@@ -57,6 +57,16 @@ _MESHES = [
 ]
 
 
+def _states(config, shape):
+  """Resolved settings, a strategy, and two equal new states."""
+  shape = mesh_lib.Shape(*shape)
+  config = config_lib.resolved(config, 'cpu', shape)
+  counts = np.arange(_VOCAB, 0, -1)
+  made = build.trainer(config, counts, mesh_lib.make(shape)).strategy
+  init = jax.jit(made.init, out_shardings=made.state_sharding)
+  return config, made, init(jax.random.key(0)), init(jax.random.key(0))
+
+
 @pytest.mark.parametrize(('strategy', 'layout', 'data', 'table'), _MESHES)
 def test_known_words_start_from_their_rows(
   merged, strategy, layout, data, table
@@ -64,12 +74,7 @@ def test_known_words_start_from_their_rows(
   folder, ids, rows = merged
   settings = {'strategy.name': strategy, 'table.layout': layout}
   config = _config(folder, **settings)
-  shape = mesh_lib.Shape(data, table)
-  config = config_lib.resolved(config, 'cpu', shape)
-  counts = np.arange(_VOCAB, 0, -1)
-  made = build.trainer(config, counts, mesh_lib.make(shape)).strategy
-  init = jax.jit(made.init, out_shardings=made.state_sharding)
-  new, state = init(jax.random.key(0)), init(jax.random.key(0))
+  config, made, new, state = _states(config, (data, table))
   state = saving.warm_start(config, made, state, _WORDS)
   others = np.setdiff1d(np.arange(_VOCAB), ids)
   for name, more in (('input', 0), ('output', 1)):
@@ -92,18 +97,13 @@ def test_a_file_has_vectors_only(tmp_path):
   rows = np.random.default_rng(0).normal(size=(3, _DIM)).astype(np.float32)
   path = tmp_path / 'v.bin'
   word2vec_format.write(path, ['w2', 'w0', 'x'], rows, True)
-  shape = mesh_lib.Shape(1, 1)
   settings = {'strategy.name': 'sync', 'optimizer.name': 'sgd'}
-  config = config_lib.resolved(_config(path, **settings), 'cpu', shape)
-  counts = np.arange(_VOCAB, 0, -1)
-  made = build.trainer(config, counts, mesh_lib.make(shape)).strategy
-  new = made.init(jax.random.key(0))
-  init = jax.jit(made.init, out_shardings=made.state_sharding)
-  state = saving.warm_start(config, made, init(jax.random.key(0)), _WORDS)
-  wanted = np.array(new.tables['input'].vectors)
+  config, made, new, state = _states(_config(path, **settings), (1, 1))
+  state = saving.warm_start(config, made, state, _WORDS)
+  wanted = np.array(made.export_rows(new, 'input').rows)
   wanted[[2, 0]] = rows[:2]
-  assert np.array_equal(state.tables['input'].vectors, wanted)
-  assert not np.any(state.tables['output'].vectors)
+  np.testing.assert_array_equal(made.export_rows(state, 'input').rows, wanted)
+  assert not np.any(made.export_rows(state, 'output').rows)
 
 
 @pytest.mark.parametrize(

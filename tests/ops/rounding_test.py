@@ -123,12 +123,6 @@ def test_exact_values_of_every_scale_stay():
     np.testing.assert_array_equal(found.codes, codes)
 
 
-def test_nearest_of_int8():
-  values = _between('int8')
-  expected = np.round(values.astype(np.float64) / SCALE) * SCALE
-  np.testing.assert_allclose(_stored(values, 'int8'), expected, 1e-7)
-
-
 @pytest.mark.parametrize('dtype', list(KINDS))
 @pytest.mark.parametrize('bits', [None, 0, 2**32 - 1])
 def test_beyond_the_largest_and_not_a_number(dtype, bits):

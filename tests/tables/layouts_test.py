@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxemb.runtime import mesh
-from jaxemb.tables import replicated, row_sharded
+from jaxemb.tables import blocks, replicated, row_sharded
 from jaxemb.tables import row_optimizers as rowopt
 from jaxemb.tables import spec as spec_lib
 from tests import oracle
@@ -276,10 +276,6 @@ def test_padding_changes_nothing(layout, shape, optimizer):
   jax.tree.map(np.testing.assert_array_equal, after, state)
 
 
-def test_the_layouts_are_what_they_say():
-  assert oracle.ROW_CLASSES == CLASSES
-
-
 def test_the_ids_are_what_they_say():
   # Otherwise the tests above might not meet what they are about.
   ids = _ids(4, 'mixed').reshape(4, EACH)
@@ -296,44 +292,30 @@ def test_the_ids_are_what_they_say():
 def test_the_state_lies_on_the_mesh_as_its_partition_says(layout, shape):
   laid = _lay(layout, shape, 'adam' if shape == (2, 2) else 'sgd')
   state = jax.device_put(laid.init(jax.random.key(0)), laid.sharding)
-  shares = [x.data.shape for x in state.vectors.addressable_shards]
-  assert len(shares) == shape[0] * shape[1]
-  groups, columns = -(-VOCAB // CLASSES), -(-DIM // shape[1])
-  expected = {
-    'replicated': (VOCAB, DIM),
-    'column': (VOCAB, columns),
-    'row': (groups, CLASSES // shape[1], DIM),
-  }[layout.split('_')[0]]
-  assert set(shares) == {expected}
-  # What the optimizer has of a row is held where its row is.
-  for slot in state.slots:
-    if slot.ndim == state.vectors.ndim:
-      share = expected
-    else:
-      share = {
-        'replicated': (VOCAB,),
-        'column': (groups * CLASSES // shape[1],),
-        'row': expected[:-1],
-      }[layout.split('_')[0]]
-    assert slot.addressable_shards[0].data.shape == share
-  after = laid.update(
-    state,
-    _ids(laid.num_lookers, 'mixed'),
-    np.ones(
-      (
-        EACH * laid.num_lookers,
-        shares[0][-1] * (shape[1] if layout.startswith('column') else 1),
-      ),
-      np.float32,
+  kind, num_table = layout.split('_')[0], shape[1]
+  groups, columns = -(-VOCAB // CLASSES), -(-DIM // num_table)
+  rows, scalars = {
+    'replicated': ((VOCAB, DIM), (VOCAB,)),
+    'column': ((VOCAB, columns), (groups * CLASSES // num_table,)),
+    'row': (
+      (groups, CLASSES // num_table, DIM),
+      (groups, CLASSES // num_table),
     ),
-    np.float32(RATE),
+  }[kind]
+  for array in (state.vectors, *state.slots):
+    expected = rows if array.ndim == state.vectors.ndim else scalars
+    found = [x.data.shape for x in array.addressable_shards]
+    assert found == [expected] * (shape[0] * num_table)
+  _, grads = _grads(
+    np.random.default_rng(0), layout, shape, EACH * laid.num_lookers
   )
+  after = laid.update(state, _ids(laid.num_lookers, 'mixed'), grads, RATE)
   for x, y in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
     assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
-    # Copies of a share stay equal, to the last bit.
-    places = {}
+    # Copies of a shard stay equal, to the last bit.
+    pieces = {}
     for piece in x.addressable_shards:
-      same = places.setdefault(str(piece.index), piece.data)
+      same = pieces.setdefault(str(piece.index), piece.data)
       np.testing.assert_array_equal(piece.data, same)
 
 
@@ -358,51 +340,54 @@ def test_rows_lie_with_their_holders(shape):
 
 
 @every_case
-def test_init(layout, shape):
-  laid = _lay(layout, shape)
-  whole = np.asarray(laid.init(jax.random.key(5)).vectors)
-  if layout.startswith('column'):
-    assert not whole[:, DIM:].any()
-  vectors = _by_id(layout, whole)
-  assert vectors.shape == (VOCAB, DIM) and vectors.dtype == np.float32
-  assert np.abs(vectors).max() <= 0.25
-  # Uniform: the mean of 3600 values within 4 standard errors, the spread too.
-  error = 0.25 / np.sqrt(3 * vectors.size)
-  assert abs(vectors.mean()) < 4 * error
-  assert vectors.std() == pytest.approx(0.25 / np.sqrt(3), rel=0.05)
-  assert len(np.unique(vectors)) > 0.99 * vectors.size
-  zeros = _lay(layout, shape, scale=0.0).init(jax.random.key(5)).vectors
-  assert zeros.shape == whole.shape and zeros.dtype == jnp.float32
-  assert not np.asarray(zeros).any()
-
-
-@every_case
-def test_init_is_a_function_of_the_key(layout, shape):
+def test_init_depends_on_the_key_alone(layout, shape):
   laid = _lay(layout, shape)
   first = laid.init(jax.random.key(5))
-  jax.tree.map(
-    np.testing.assert_array_equal, first, laid.init(jax.random.key(5))
-  )
+  if layout.startswith('column'):
+    assert not np.asarray(first.vectors)[:, DIM:].any()
   vectors = _by_id(layout, first.vectors)
-  # Not of the layout, nor of the mesh.
+  assert vectors.shape == (VOCAB, DIM) and vectors.dtype == np.float32
+  # Uniform: the mean of 3600 values within 4 standard errors, the spread too.
+  assert np.abs(vectors).max() <= 0.25
+  assert abs(vectors.mean()) < 4 * 0.25 / np.sqrt(3 * vectors.size)
+  assert vectors.std() == pytest.approx(0.25 / np.sqrt(3), rel=0.05)
   alone = _lay('replicated', (1, 1)).init(jax.random.key(5))
   np.testing.assert_array_equal(vectors, alone.vectors)
   other = _by_id(layout, laid.init(jax.random.key(6)).vectors)
   assert (vectors != other).mean() > 0.9
   assert not any(np.asarray(x).any() for x in first.slots)
+  zeros = _lay(layout, shape, scale=0.0).init(jax.random.key(5)).vectors
+  assert zeros.dtype == jnp.float32 and not np.asarray(zeros).any()
 
 
+@pytest.mark.parametrize('block_numbers', [1 << 24, 50 * DIM])
 @every_case
-def test_gather_gives_the_vectors_on_the_host(layout, shape):
-  laid = _lay(layout, shape)
-  state = _start(layout, shape, _coded())
-  vectors = laid.table.export_rows(state).rows
-  assert isinstance(vectors, np.ndarray) and vectors.dtype == np.float32
-  assert vectors.flags.c_contiguous
-  assert vectors.shape == (VOCAB, DIM)
-  for i in range(VOCAB):
-    for j in range(DIM):
-      assert vectors[i, j] == np.float32(i + j / 1000)
+def test_rows_are_exported_and_imported_by_ids(
+  layout, shape, block_numbers, monkeypatch
+):
+  monkeypatch.setattr(blocks, '_BLOCK_NUMBERS', block_numbers)
+  laid = _lay(layout, shape, 'adam')
+  state, rows = _start(layout, shape, _coded(), 'adam'), _coded()
+  found = laid.table.export_rows(state)
+  assert found.rows.dtype == np.float32 and found.rows.flags.c_contiguous
+  np.testing.assert_array_equal(found.rows, rows)
+  found = laid.table.export_rows(state, 250, 521)
+  np.testing.assert_array_equal(found.rows, rows[250:521])
+  slots = {k: x.copy() for k, x in laid.table.export_rows(state).slots.items()}
+  assert slots.keys() == {'mean', 'mean_square', 'num_updates'}
+  rng = np.random.default_rng(0)
+  ids = np.append(rng.permutation(VOCAB)[:40], 2**31 - 1)
+  rows[ids[:40]] = new = -rng.normal(size=(40, DIM))
+  slots['mean'][ids[:40]], slots['num_updates'][ids[:40]] = new, 7
+  shardings = [x.sharding for x in jax.tree.leaves(state)]
+  new = np.append(new, np.ones((1, DIM)), 0)
+  given = {'mean': new, 'num_updates': np.full(41, 7)}
+  state = laid.table.import_rows(state, ids, new, given)
+  found = laid.table.export_rows(state)
+  np.testing.assert_array_equal(found.rows, rows)
+  jax.tree.map(np.testing.assert_array_equal, found.slots, slots)
+  for x, sharding in zip(jax.tree.leaves(state), shardings, strict=True):
+    assert x.sharding.is_equivalent_to(sharding, x.ndim)
 
 
 @pytest.mark.parametrize('vocab', [1, 255, 257])

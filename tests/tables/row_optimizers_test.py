@@ -91,6 +91,7 @@ def test_steps_equal_the_loops(name, ids, merges):
     # Step by step other rows come along, so that counts differ.
     these = np.array(IDS[ids][i % 3 :] + IDS['distinct'][: i % 3], np.int32)
     row_grads = _grads(rng, len(these))
+    row_grads[these >= VOCAB] = 1e15
     rate = np.float32(RATE / (1 + i))
     step = _step(name, merges)
     table, slots = step(table, slots, these, row_grads, rate)
@@ -114,50 +115,12 @@ def test_rows_that_do_not_occur_keep_their_bits(name, merges):
   after, slots_after = step(table, slots, ids, _grads(rng, 4), RATE)
   untouched = np.setdiff1d(np.arange(VOCAB), ids)
   before_leaves = jax.tree.leaves((table, slots))
-  for before, new in zip(
-    before_leaves, jax.tree.leaves((after, slots_after)), strict=True
-  ):
+  after_leaves = jax.tree.leaves((after, slots_after))
+  for before, new in zip(before_leaves, after_leaves, strict=True):
     assert before.shape == new.shape and before.dtype == new.dtype
     if len(before):
       np.testing.assert_array_equal(new[untouched], before[untouched])
   assert (np.asarray(after)[[3, 8]] != np.asarray(table)[[3, 8]]).all()
-
-
-@both_ways
-@every_optimizer
-def test_padding_alone_changes_nothing(name, merges):
-  table, slots = _start(name)
-  step = _step(name, merges)
-  ids = np.full(8, VOCAB, np.int32)
-  grads = np.full((8, DIM), 1e30, np.float32)
-  after = step(table, slots, ids, grads, RATE)
-  for before, new in zip(
-    jax.tree.leaves((table, slots)), jax.tree.leaves(after), strict=True
-  ):
-    np.testing.assert_array_equal(new, before)
-
-
-@every_optimizer
-def test_gradient_of_zero_moves_nothing(name):
-  # The output table starts at zero: input gradients of the first step are zero.
-  table, slots = _start(name)
-  ids = np.array(IDS['duplicates'], np.int32)
-  after, _ = _step(name)(
-    table, slots, ids, np.zeros((8, DIM), np.float32), RATE
-  )
-  np.testing.assert_array_equal(after, table)
-
-
-@every_optimizer
-def test_order_of_occurrences_does_not_matter(name):
-  rng = np.random.default_rng(3)
-  table, slots = _start(name)
-  ids = np.array(IDS['duplicates'], np.int32)
-  grads = _grads(rng, len(ids))
-  order = rng.permutation(len(ids))
-  first, _ = _step(name)(table, slots, ids, grads, RATE)
-  second, _ = _step(name)(table, slots, ids[order], grads[order], RATE)
-  np.testing.assert_allclose(first, second, 1e-5, 1e-6)
 
 
 @every_optimizer
@@ -191,12 +154,6 @@ def test_squares_are_taken_as_given(name):
     if expected.ndim == 2:
       expected = expected[:, 1:3]
     np.testing.assert_allclose(found, expected, 1e-6)
-
-
-def test_mean_squares():
-  grads = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
-  expected = (grads.astype(np.float64) ** 2).mean(2)
-  np.testing.assert_allclose(rowopt.mean_squares(grads), expected, 1e-6)
 
 
 def test_limit_of_duplicates():
@@ -239,14 +196,3 @@ def test_adam_counts_updates_not_occurrences():
   expected = np.zeros(VOCAB)
   expected[[1, 2]] = 50
   np.testing.assert_allclose(slots.num_updates, expected, 1e-5)
-
-
-def test_memory_of_the_slots():
-  # Beside adam's first moment there is nothing of [vocab, dim].
-  def shapes(optimizer):
-    return sorted(x.shape for x in jax.tree.leaves(optimizer.init(VOCAB, DIM)))
-
-  assert shapes(rowopt.sgd(0)) == [(1,)]
-  assert shapes(rowopt.sgd(8)) == shapes(rowopt.adagrad(1e-6)) == [(VOCAB,)]
-  expected = [(VOCAB,), (VOCAB,), (VOCAB,), (VOCAB, DIM)]
-  assert shapes(rowopt.adam(0.9, 0.999, 1e-6)) == expected
