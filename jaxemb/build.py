@@ -1,15 +1,18 @@
-"""From settings to parts: the corpus, the model, its tables, the strategy.
+"""From settings to the parts of a run: source, model, tables, strategy.
 
-The only place that turns a ConfigDict into constructor arguments, and the one
-dict per kind of part that a name in the settings chooses from.
+The only place that turns a ConfigDict into constructor arguments. Names in the
+settings stand for members of `config.MEMBERS`; a user's own member is given as
+`module:attribute`.
 """
 
 import dataclasses
+import importlib
+import inspect
 import logging
 import math
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,76 +20,60 @@ import ml_collections
 import numpy as np
 
 from jaxemb import config as config_lib
-from jaxemb import errors, model_choice, table_choice
+from jaxemb import errors
+from jaxemb.data import base as data_base
+from jaxemb.data import windows
 from jaxemb.evaluation import benchmarks
+from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
-from jaxemb.models import skipgram
-from jaxemb.ops import wire
-from jaxemb.runtime import distributed
+from jaxemb.models import hierarchical
+from jaxemb.ops import products, wire
+from jaxemb.runtime import distributed, resources
 from jaxemb.runtime import mesh as mesh_lib
-from jaxemb.senses import sense_rows
+from jaxemb.senses import context_mixture, mixture, sampled, sense_rows
 from jaxemb.strategies import base as strategy_base
-from jaxemb.strategies import partition, replicas, sync, timetables
+from jaxemb.strategies import policies, replicas, sync
+from jaxemb.tables import row_optimizers
 from jaxemb.tables import spec as spec_lib
 from jaxemb.text import download, encode, loader
 from jaxemb.toywiki import toywiki
 
 _LOG = logging.getLogger('jaxemb')
 
-MODELS = model_choice.MODELS
-LAYOUTS = table_choice.LAYOUTS
-OPTIMIZERS = table_choice.OPTIMIZERS
+# Look-ups of a row by each of two replicas between two of its meetings, centers
+# between two meetings of the most frequent rows, and look-ups after which a row
+# has forgotten its start (experiments/results/step_notes.md).
+_MEETING_LOOKUPS, _MEETING_WORDS, _MEMORY_LOOKUPS = 8.0, 16_384, 200.0
 
 
-def _sync(config, model, tables, step_spec, mesh, rates):
-  del rates
-  # Devices that hold other columns of the same rows want the same rows.
-  splits_centers = config.table.layout != 'column'
-  return sync.sync(model, tables, step_spec, mesh, splits_centers)
+def member(key: str, name: str) -> Any:
+  """What a name in the settings stands for.
+
+  Raises:
+    UserError: if a user's own member cannot be imported.
+  """
+  path = config_lib.MEMBERS[key].get(name, name)
+  module, _, attribute = path.partition(':')
+  try:
+    return getattr(importlib.import_module(module), attribute)
+  except (ImportError, AttributeError, ValueError) as error:
+    raise errors.UserError(
+      f'config.{key}={name}: {error}; give one of '
+      f'{", ".join(config_lib.MEMBERS[key])} or module:attribute of your own'
+    ) from error
 
 
-def _replicas(config, model, tables, step_spec, mesh, rates):
-  if mesh.size == 1:
-    # With whom to exchange?
-    return _sync(config, model, tables, step_spec, mesh, rates)
-  s = config.strategy
-  # Measured with two and four replicas (experiments/results/step_notes.md):
-  # what more of them learn apart must meet sooner.
-  closeness = (2 / mesh.size) ** 3
-  exchange_words = s.exchange_words or 16_384 * closeness
-  every_steps = max(1, round(exchange_words / step_spec.part_words))
-  # Equal loops from one exchange to the next: what is beyond it is padding,
-  # which costs as much as a step.
-  num_loops = math.ceil(every_steps / step_spec.steps_per_loop)
-  step_spec = dataclasses.replace(
-    step_spec, steps_per_loop=math.ceil(every_steps / num_loops)
-  )
-  exchange_spec = timetables.ExchangeSpec(
-    every_steps,
-    s.exchange_lookups or 8.0 * closeness,
-    s.memory_lookups,
-    config.optimizer.learning_rate,
-  )
-  return replicas.replicas(model, tables, step_spec, mesh, exchange_spec, rates)
-
-
-def _partition(config, model, tables, step_spec, mesh, rates):
-  del rates
-  return partition.partition(
-    model, tables, step_spec, mesh, config.strategy.per_device
-  )
-
-
-STRATEGIES = {'sync': _sync, 'replicas': _replicas, 'partition': _partition}
+def call(function: Callable[..., Any], available: Mapping[str, Any]) -> Any:
+  """Calls a member with those of the available arguments that it takes."""
+  parameters = inspect.signature(function).parameters
+  return function(**{k: v for k, v in available.items() if k in parameters})
 
 
 class Parts(NamedTuple):
   """What a run is made of."""
 
-  corpus: encode.Encoded
-  division: encode.Division
-  loader_spec: loader.LoaderSpec
-  model: model_base.Model
+  source: data_base.Source
+  trainable: strategy_base.Trainable
   strategy: strategy_base.Strategy
   eval_paths: list[str]
   mesh: jax.sharding.Mesh
@@ -185,13 +172,13 @@ def text_and_benchmarks(
     UserError: if they cannot be had.
   """
   cache = cache_folder(config)
-  path = config.data.path
+  path, is_text = config.data.path, config.data.source == 'text'
   given = (p.strip() for p in config.eval.paths.split(','))
   eval_paths = [os.path.expanduser(p) for p in given if p]
-  no_eval = eval_paths == ['none']
+  no_eval = eval_paths == ['none'] or not (eval_paths or is_text)
   if no_eval:
     eval_paths = []
-  if not path or not (eval_paths or no_eval):
+  if is_text and not (path and (eval_paths or no_eval)):
     progress('writing the embedded corpus', 0, 1)
     embedded = toywiki.write(
       cache / f'toywiki-{config.data.embedded_words}',
@@ -202,7 +189,7 @@ def text_and_benchmarks(
       eval_paths = [str(p) for p in embedded.eval_paths]
   if eval_paths:
     benchmarks.find(eval_paths)  # a wrong path is told before hours of training
-  if path.startswith('wikipedia:'):
+  if is_text and path.startswith('wikipedia:'):
     path = str(
       download.wikipedia(
         path.removeprefix('wikipedia:'),
@@ -214,32 +201,16 @@ def text_and_benchmarks(
 
 
 class Trainer(NamedTuple):
-  """What trains on a corpus of known counts."""
+  """What trains on data of known counts."""
 
   loader_spec: loader.LoaderSpec
-  model: model_base.Model
+  trainable: strategy_base.Trainable
   strategy: strategy_base.Strategy
 
-
-def _step_spec(
-  config: ml_collections.ConfigDict,
-  mesh: jax.sharding.Mesh,
-  part_words: int,
-  is_sync: bool,
-) -> strategy_base.StepSpec:
-  t = config.train
-  return strategy_base.StepSpec(
-    part_words,
-    config.data.parts,
-    config.model.window,
-    config.model.chunk,
-    t.loss_every_steps,
-    t.steps_per_loop,
-    # A loop whose length is not known is nothing for an accelerator.
-    t.steps_per_loop == 1
-    and (mesh.size == 1 or not is_sync)
-    and config.strategy.per_device <= 1,
-  )
+  @property
+  def model(self) -> model_base.Model:
+    """What is trained."""
+    return self.trainable.model
 
 
 def trainer(
@@ -247,6 +218,8 @@ def trainer(
   counts: np.ndarray,
   mesh: jax.sharding.Mesh,
   words: Sequence[str] = (),
+  frequencies: np.ndarray | None = None,
+  steps: data_base.Steps | None = None,
 ) -> Trainer:
   """The model, its tables and the strategy that the settings name.
 
@@ -254,20 +227,23 @@ def trainer(
     config: checked settings in which all is chosen.
     counts: [vocab] int, falling, how often each word occurs.
     mesh: the devices to train on.
-    words: [vocab], where the model asks which they are.
+    words: [vocab], for models that ask which they are.
+    frequencies: [vocab] float64, chance that an example is of each word; None =
+      that of a text.
+    steps: of the source; None = those of a text.
 
   Raises:
     UserError: for a vocabulary that the model cannot have.
   """
   d, m, t = config.data, config.model, config.train
   is_sync = config.strategy.name == 'sync' or mesh.size == 1
-  num_table = mesh.shape[mesh_lib.TABLE]
-  axes = spec_lib.Axes(
-    mesh_lib.DATA, mesh_lib.TABLE, mesh.shape[mesh_lib.DATA], num_table
-  )
-  columns_axis = None
-  if config.table.layout == 'column' and num_table > 1:
-    columns_axis = wire.Axis(mesh_lib.TABLE, config.table.exchange_dtype)
+  # A replica has a step of its own, from its own part of the corpus.
+  part_words = t.batch_words // (d.parts if is_sync else 1)
+  if frequencies is None:
+    frequencies = loader.center_probabilities(counts, d.sample)
+  columns = None
+  if config.table.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
+    columns = wire.Axis(mesh_lib.TABLE, config.table.exchange_dtype)
   spec = model_base.WindowSpec(
     len(counts),
     m.dim,
@@ -275,37 +251,161 @@ def trainer(
     m.negatives,
     m.chunk,
     m.shared_negatives,
-    columns_axis,
+    products.RowOps(columns),
   )
-  model = MODELS[m.name, m.loss](config, spec, counts, words)
-  rates = model.lookup_rates(
-    loader.center_probabilities(counts, d.sample),
-    skipgram.negative_probabilities(counts),
-  )
+  model = _model(config, spec, model_base.Corpus(words, counts, frequencies))
+  # Each replica has tables of its own.
+  axes = spec_lib.Axes()
+  if is_sync:
+    shape = mesh.shape[mesh_lib.DATA], mesh.shape[mesh_lib.TABLE]
+    axes = spec_lib.Axes(mesh_lib.DATA, mesh_lib.TABLE, *shape)
   tables = {
-    # Each replica has tables of its own.
-    name: table_choice.table(
-      config,
-      dataclasses.replace(table, lookups_per_center=rates[name]),
-      axes if is_sync else spec_lib.Axes(),
-      mesh.size,
-    )
+    name: _table(config, table, axes, t.batch_words / mesh.size)
     for name, table in model.specs().items()
   }
-  # A replica has a step of its own, of its own part of the corpus.
-  part_words = t.batch_words // (d.parts if is_sync else 1)
-  strategy = STRATEGIES[config.strategy.name](
-    config,
+  trainable = strategy_base.Trainable(
     model,
     tables,
-    _step_spec(config, mesh, part_words, is_sync),
-    mesh,
-    rates,
+    steps or windows.Steps(part_words, d.parts, m.window, m.chunk),
+    t.loss_every_steps,
+    t.steps_per_loop,
+    # A loop whose length is not known is slow on an accelerator.
+    t.steps_per_loop == 1
+    and (mesh.size == 1 or not is_sync)
+    and config.strategy.per_device <= 1,
   )
   loader_spec = loader.LoaderSpec(
     config.seed, t.epochs, part_words, m.window, d.sample, m.shortest_window
   )
-  return Trainer(loader_spec, model, strategy)
+  strategy = _strategy(config, trainable, mesh, part_words)
+  return Trainer(loader_spec, trainable, strategy)
+
+
+def _model(
+  config: ml_collections.ConfigDict,
+  spec: model_base.WindowSpec,
+  corpus: model_base.Corpus,
+) -> model_base.Model:
+  m = config.model
+  is_tree = m.loss == 'hierarchical_softmax'
+  if is_tree and len(corpus.counts) < 2:
+    raise errors.UserError(
+      'config.model.loss=hierarchical_softmax needs a vocabulary of two words '
+      'or more; give more text, or lower --config.data.min_count'
+    )
+  if m.name == 'mixture':
+    return _mixture(config, spec, corpus)
+  if is_tree and m.name in ('skipgram', 'cbow'):
+    is_cbow = m.name == 'cbow'
+    return hierarchical.make(spec, corpus, is_cbow, m.shared_nodes)
+  loss_of = None if is_tree else member('model.loss', m.loss)
+  return member('model.name', m.name)(spec, corpus, loss_of)
+
+
+def _mixture(
+  config: ml_collections.ConfigDict,
+  spec: model_base.WindowSpec,
+  corpus: model_base.Corpus,
+) -> model_base.Model:
+  """The mixture, with the outputs of its loss."""
+  m, s = config.model, config.senses
+  if m.loss == 'hierarchical_softmax':
+    outputs = hierarchical.tree(corpus, spec.chunk, m.shared_nodes)
+  else:
+    outputs = sampled.outputs(spec, corpus)
+  is_ambiguous = sense_rows.ambiguous(config, corpus.keys).mask
+  rows = sense_rows.number(is_ambiguous, s.number)
+  chance = float(corpus.centers[is_ambiguous].sum())
+  lookups = mixture.lookups(spec, outputs, rows, corpus)
+  if s.method == 'likelihoods':
+    return mixture.Mixture(
+      outputs, rows, spec, True, True, 0.0, chance, lookups
+    )
+  half, counts = context_mixture.HALF_WEIGHT, corpus.counts
+  weights = (half / (half + counts / counts.sum())).astype(np.float32)
+  concentration = context_mixture.concentration(m.shortest_window, m.window)
+  return context_mixture.ContextMixture(
+    outputs, rows, weights, spec, concentration, chance, lookups=lookups
+  )
+
+
+def _table(
+  config: ml_collections.ConfigDict,
+  spec: spec_lib.TableSpec,
+  axes: spec_lib.Axes,
+  device_centers: float,
+) -> spec_lib.Table:
+  """A table in the layout that the settings name, with its optimizer.
+
+  Args:
+    config: checked settings in which all is chosen.
+    spec: the table.
+    axes: of the mesh.
+    device_centers: centers of a device in a step.
+  """
+  o, t, layout = config.optimizer, config.table, config.table.layout
+  if spec.momentum is None:
+    optimizer = call(member('optimizer.name', o.name), o)
+    spec = dataclasses.replace(
+      spec,
+      dtype=t.dtype,
+      rounding=t.rounding,
+      exchange_dtype=t.exchange_dtype,
+    )
+  else:
+    optimizer = row_optimizers.averages(
+      spec.momentum, o.learning_rate, o.final_learning_rate
+    )
+    if layout == 'column':
+      # Whole on every device of the table axis, all of which see all of it.
+      layout, axes = 'replicated', dataclasses.replace(axes, num_table=1)
+  available = {
+    'spec': spec,
+    'optimizer': optimizer,
+    'axes': axes,
+    'deduplicates': t.duplicates == 'merge',
+    'device_centers': device_centers,
+  }
+  return call(member('table.layout', layout), available)
+
+
+def _strategy(
+  config: ml_collections.ConfigDict,
+  trainable: strategy_base.Trainable,
+  mesh: jax.sharding.Mesh,
+  part_words: int,
+) -> strategy_base.Strategy:
+  s = config.strategy
+  if s.name == 'partition':
+    return replicas.replicas(trainable, mesh, policies.Never(), s.per_device)
+  if s.name == 'sync' or mesh.size == 1:
+    # Devices that hold other columns of the same rows take the same examples.
+    return sync.sync(trainable, mesh, config.table.layout != 'column')
+  # Measured with two and four replicas (experiments/results/step_notes.md):
+  # what more of them learn apart must meet sooner.
+  closeness = (2 / mesh.size) ** 3
+  words = s.exchange_words or _MEETING_WORDS * closeness
+  every_steps = max(1, round(words / part_words))
+  # Equal loops from one meeting to the next: what is beyond it is padding,
+  # which costs as much as a step.
+  num_loops = math.ceil(every_steps / trainable.steps_per_loop)
+  trainable = dataclasses.replace(
+    trainable, steps_per_loop=math.ceil(every_steps / num_loops)
+  )
+  available = {
+    'lookups_per_center': {
+      name: spec.lookups_per_center
+      for name, spec in trainable.model.specs().items()
+    },
+    'num_replicas': mesh.size,
+    'step_centers': part_words,
+    'every_steps': every_steps,
+    'lookups': s.exchange_lookups or _MEETING_LOOKUPS * closeness,
+    'memory_lookups': s.memory_lookups,
+    'first_learning_rate': config.optimizer.learning_rate,
+  }
+  policy = call(member('strategy.policy', s.policy), available)
+  return replicas.replicas(trainable, mesh, policy)
 
 
 def parts(
@@ -330,6 +430,47 @@ def parts(
       "or a word2vec file, or ''"
     )
   path, eval_paths = text_and_benchmarks(config, progress)
+  if config.data.source == 'text':
+    corpus, division = _text(config, path, mesh, progress)
+    vocabulary = corpus.vocabulary
+    made = trainer(config, vocabulary.counts, mesh, vocabulary.words)
+    source = loader.TextSource(
+      corpus, division, made.loader_spec, made.trainable.steps
+    )
+  else:
+    d, m, t = config.data, config.model, config.train
+    is_sync = config.strategy.name == 'sync' or mesh.size == 1
+    part_words = t.batch_words // (d.parts if is_sync else 1)
+    spec = data_base.SourceSpec(
+      d.path, config.seed, t.epochs, d.parts, part_words, m.window, m.chunk
+    )
+    source = member('data.source', d.source)(spec)
+    made = trainer(
+      config,
+      source.counts,
+      mesh,
+      source.keys,
+      source.frequencies,
+      source.steps,
+    )
+  return Parts(source, made.trainable, made.strategy, eval_paths, mesh)
+
+
+def fingerprints(parts: Parts) -> dict[str, str]:
+  """Of what a checkpoint belongs to, named for a message about a change."""
+  return {
+    'the data': parts.source.fingerprint,
+    'config.senses.words': sense_rows.digest(parts.trainable.model),
+  }
+
+
+def _text(
+  config: ml_collections.ConfigDict,
+  path: str,
+  mesh: jax.sharding.Mesh,
+  progress: encode.Progress,
+) -> tuple[encode.Encoded, encode.Division]:
+  """The encoded corpus, and its division into parts."""
   d = config.data
   readers = encode.ALONE  # any sentence may be a sub-model's
   if config.strategy.name != 'partition':
@@ -355,13 +496,7 @@ def parts(
     readers,
   )
   corpus = _with_senses(config, corpus)
-  return Parts(
-    corpus,
-    encode.divide(corpus, d.parts, readers),
-    *trainer(config, corpus.vocabulary.counts, mesh, corpus.vocabulary.words),
-    eval_paths,
-    mesh,
-  )
+  return corpus, encode.divide(corpus, d.parts, readers)
 
 
 def _with_senses(
@@ -384,3 +519,45 @@ def _with_senses(
   dropped = corpus.manifest['dropped']
   dropped = dropped | {'sense_words_out_of_vocabulary': found.num_unknown}
   return corpus._replace(manifest=corpus.manifest | {'dropped': dropped})
+
+
+def check_fits(config: ml_collections.ConfigDict, parts: Parts) -> None:
+  """Logs what each device will hold, and refuses what it has no room for.
+
+  Raises:
+    UserError: naming the number of devices or hosts that would do.
+  """
+  strategy = parts.strategy
+  state = jax.eval_shape(strategy.init, jax.random.key(0))
+  held_bytes = mesh_lib.bytes_per_device(state, strategy.state_sharding)
+  vector_bytes = sum(x.vector_bytes for x in state.tables.values())
+  _LOG.info(
+    'tables: %.1f MB per device (%.1f MB %s vectors of all tables)',
+    held_bytes / 1e6,
+    vector_bytes / 1e6,
+    config.table.dtype,
+  )
+  whole_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+  devices = list(parts.mesh.devices.flat)
+  num_shards = parts.mesh.shape[mesh_lib.TABLE]
+  if held_bytes >= whole_bytes:
+    num_shards = 1
+  resources.check_fits(devices, held_bytes, held_bytes * num_shards)
+
+
+def new_state(
+  config: ml_collections.ConfigDict, parts: Parts, key: jax.Array
+) -> Any:
+  """The state before training, from `config.train.init_from` if there is one.
+
+  Raises:
+    UserError: if what the settings start from cannot be used.
+  """
+  strategy = parts.strategy
+  state = jax.jit(strategy.init, out_shardings=strategy.state_sharding)(key)
+  path = os.path.expanduser(config.train.init_from)
+  if not path:
+    return state
+  return warm_start.begin(
+    path, parts.trainable, strategy, state, parts.source.keys
+  )

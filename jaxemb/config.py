@@ -17,17 +17,39 @@ from jaxemb import combinations, errors
 # Of `tables.row_sharded`, which this module must not import.
 _ROW_CLASSES = 256
 
-_CHOICES = {
+# What names in the settings stand for, as `module:attribute`. A setting may
+# name a member of the user's own in the same way.
+MEMBERS = {
+  'data.source': {'text': 'jaxemb.text.loader:TextSource'},
+  'model.name': {
+    'skipgram': 'jaxemb.models.skipgram:make',
+    'cbow': 'jaxemb.models.cbow:make',
+    'mixture': 'jaxemb.senses.mixture:make',
+  },
+  'model.loss': {
+    'negative_sampling': 'jaxemb.ops.losses:logistic_loss',
+    'hierarchical_softmax': 'jaxemb.models.hierarchical:make',
+  },
+  'table.layout': {
+    'replicated': 'jaxemb.tables.replicated:Replicated',
+    'row': 'jaxemb.tables.row_sharded:make',
+    'column': 'jaxemb.tables.replicated:by_columns',
+  },
+  'optimizer.name': {
+    'sgd': 'jaxemb.tables.row_optimizers:sgd',
+    'adagrad': 'jaxemb.tables.row_optimizers:adagrad',
+    'adam': 'jaxemb.tables.row_optimizers:adam',
+  },
+  'strategy.policy': {'bounded': 'jaxemb.strategies.policies:bounded'},
+}
+
+_CHOICES = {key: tuple(names) for key, names in MEMBERS.items()} | {
   'data.tokens': ('words', 'whitespace'),
-  'model.name': ('skipgram', 'cbow', 'mixture'),
-  'model.loss': ('negative_sampling', 'hierarchical_softmax'),
   'senses.method': ('contexts', 'likelihoods'),
-  'table.layout': ('replicated', 'row', 'column'),
   'table.dtype': ('float32', 'bfloat16', 'float16', 'int8'),
   'table.rounding': ('stochastic', 'nearest'),
   'table.exchange_dtype': ('float32', 'bfloat16'),
   'table.duplicates': ('', 'scatter', 'merge'),
-  'optimizer.name': ('sgd', 'adagrad', 'adam'),
   'strategy.name': ('replicas', 'sync', 'partition'),
   'strategy.divide': ('shuffle', 'sampling', 'equal'),
   'strategy.merge': ('alir', 'pca', 'concat', 'none'),
@@ -89,6 +111,7 @@ _RANGES = {
   'mesh.data': (0, 4096),
   'mesh.table': (0, 4096),
   'eval.restrict_vocab': (0, None),
+  'eval.every_epochs': (0, None),
 }
 
 
@@ -98,6 +121,7 @@ def default() -> ml_collections.ConfigDict:
   c.seed = 1  # of every random choice; the same seed gives the same vectors
 
   c.data = ml_collections.ConfigDict()
+  c.data.source = 'text'  # or module:attribute of your own
   c.data.path = ''  # '' = the embedded corpus, 'wikipedia:simple' or
   # 'wikipedia:en' = downloaded, else a file, folder or glob
   c.data.cache = ''  # '' = $JAXEMB_CACHE, or jaxemb in the user's cache folder
@@ -151,6 +175,7 @@ def default() -> ml_collections.ConfigDict:
   c.eval = ml_collections.ConfigDict()
   c.eval.paths = ''  # files or folders with commas between; '' = the sets that
   # come with the embedded corpus, 'none' = no evaluation
+  c.eval.every_epochs = 0.0  # evaluate while training; 0 = only at the end
   c.eval.restrict_vocab = 300_000  # most frequent words that count; 0 = all
   return c
 
@@ -183,6 +208,7 @@ def _add_training(c: ml_collections.ConfigDict) -> None:
   c.strategy = ml_collections.ConfigDict()
   c.strategy.name = 'replicas'  # one per device of mesh.data, 'sync', or
   # 'partition': sub-models that never meet, merged in the end
+  c.strategy.policy = 'bounded'  # replicas: when they meet
   c.strategy.exchange_words = 0  # replicas: centers of each between exchanges
   # of the most frequent rows; 0 = what suits the number of replicas
   c.strategy.exchange_lookups = 0.0  # replicas: look-ups of a row by each until
@@ -276,7 +302,8 @@ def _check_value(key: str, value: Any, expected: type) -> None:
       f'config.{key}={value!r} must be of type {expected.__name__}'
     )
   choices = _CHOICES.get(key)
-  if choices and value not in choices:
+  is_own = key in MEMBERS and ':' in value
+  if choices and value not in choices and not is_own:
     raise errors.UserError(
       f'config.{key}={value!r} is not available; choose '
       + ' or '.join(repr(choice) for choice in choices)
@@ -313,7 +340,15 @@ def resolved(
   config.data.parts = config.data.parts or config.mesh.data
   if not o.learning_rate:
     is_cbow = config.model.name == 'cbow'
-    o.learning_rate = _LEARNING_RATES[o.name, config.model.loss][is_cbow]
+    loss = config.model.loss
+    if loss not in ('negative_sampling', 'hierarchical_softmax'):
+      loss = 'negative_sampling'
+    if (o.name, loss) not in _LEARNING_RATES:
+      raise errors.UserError(
+        f'config.optimizer.name={o.name} has no usual learning rate; give '
+        '--config.optimizer.learning_rate'
+      )
+    o.learning_rate = _LEARNING_RATES[o.name, loss][is_cbow]
   config.model.chunk = _chunk(config)
   on_cpu = platform == 'cpu'
   if not config.table.duplicates:
@@ -347,7 +382,7 @@ def resolved(
 
 
 def _chunk(config: ml_collections.ConfigDict) -> int:
-  return config.model.chunk or _CHUNKS[config.model.loss]
+  return config.model.chunk or _CHUNKS.get(config.model.loss, 16)
 
 
 def _centers_multiple(config: ml_collections.ConfigDict) -> int:

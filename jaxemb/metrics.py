@@ -9,12 +9,11 @@ import dataclasses
 import datetime
 import json
 import logging
-import math
 import pathlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tqdm
@@ -28,10 +27,7 @@ from jaxemb.storage import atomic
 LOG = logging.getLogger('jaxemb')
 
 _MIN_RECORDS = 50  # of a run, however short
-_SCALARS = ('loss', 'learning_rate', 'words_per_sec', 'epoch')
-_SUMS = (
-  'steps', 'words', 'kept_words', 'pairs', 'further_rounds', 'compile_secs',
-)  # fmt: skip
+_HOPELESS = 3  # times the loss of an untrained model: training has diverged
 
 
 def start_log(path: pathlib.Path, is_first: bool = True) -> logging.Handler:
@@ -138,14 +134,14 @@ class Writer:
   A full disk costs records, not the run: it is reported once.
   """
 
-  def __init__(self, workdir: pathlib.Path, words: int):
-    """Continues a run that had read `words` words at its last checkpoint.
+  def __init__(self, workdir: pathlib.Path, step: int):
+    """Continues a run that was at `step` at its last checkpoint.
 
-    Records of words that are trained again are removed.
+    Records of steps that are trained again are removed.
     """
     self._path = workdir / 'metrics.jsonl'
     self._has_failed = False
-    rows = [row for row in read(self._path) if row['words'] <= words]
+    rows = [row for row in read(self._path) if row['step'] <= step]
     data = self._path.read_bytes() if self._path.exists() else b''
     # Also where a line was cut: the next record would be lost with it.
     if data.count(b'\n') != len(rows) or data[-1:] not in (b'', b'\n'):
@@ -168,7 +164,8 @@ class Writer:
     """Appends a record."""
     values = [
       summary_pb2.Summary.Value(tag=key, simple_value=record[key])
-      for key in _SCALARS
+      for key in record
+      if key.endswith('_per_sec') or key in ('loss', 'learning_rate', 'epoch')
       if record[key] is not None
     ]
     try:
@@ -197,7 +194,7 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
   for line in text.splitlines():
     with contextlib.suppress(ValueError):
       record = json.loads(line)
-      if isinstance(record, dict) and isinstance(record.get('words'), int):
+      if isinstance(record, dict) and isinstance(record.get('step'), int):
         records.append(record)
   return records
 
@@ -206,19 +203,19 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
 class Totals:
   """Sums over a run so far; a checkpoint holds them."""
 
+  unit: str = 'words'  # of progress; corpus words before subsampling
+  done: int = 0  # units of progress
+  position: Any = None  # where reading continues, see `data.base.Item`
   steps: int = 0
-  words: int = 0  # corpus words in the vocabulary, before subsampling
-  epoch: int = 0  # where reading continues
-  block: int = 0
-  kept_words: int = 0
-  pairs: int = 0
+  # By name, what the source and the steps count.
+  counters: dict[str, int] = dataclasses.field(default_factory=dict)
+  sums: dict[str, float] = dataclasses.field(default_factory=dict)
   train_secs: float = 0.0  # without compilation
   compile_secs: float = 0.0
   # Of all starts of the run, up to the last checkpoint of each.
   encode_secs: float = 0.0
   total_secs: float = 0.0
   started: float = 0.0  # the first time, seconds since 1970
-  further_rounds: int = 0  # extra exchanges of rows that overflowed a buffer
   collectives: dict[str, Any] | None = None  # of the compiled dispatch
   # Per epoch the summed loss in nats and the examples it was measured on; in
   # Python floats (64 bits), which stay exact over 10^12 pairs.
@@ -228,15 +225,13 @@ class Totals:
     self, item: Any, epoch: int, step_metrics: Any, train_secs: float
   ) -> None:
     """Counts a finished dispatch (see `Meter.count`) of an epoch."""
-    self.train_secs += train_secs
     steps = step_metrics.steps
+    self.train_secs += train_secs
     self.add_loss(epoch, float(steps.loss), float(steps.examples))
     self.steps += int(step_metrics.num_steps)
-    self.words = item.words_after
-    self.kept_words += int(step_metrics.kept_words)
-    self.pairs += int(step_metrics.pairs)
-    self.further_rounds += int(steps.further_rounds)
-    self.epoch, self.block = item.after
+    self.done, self.position = item.done_after, item.position
+    _add(self.counters, step_metrics.counters)
+    _add(self.sums, steps.sums)
 
   def add_loss(self, epoch: int, loss: float, examples: float) -> None:
     """Counts a loss in nats, summed over that many examples."""
@@ -252,12 +247,21 @@ class Totals:
     return self.losses[-1][0] / self.losses[-1][1]
 
 
+def _add(totals: dict[str, Any], more: Mapping[str, Any]) -> None:
+  for name, value in more.items():
+    number = value.item() if hasattr(value, 'item') else value
+    totals[name] = totals.get(name, 0) + number
+
+
 def add_up(every: Sequence[Totals]) -> Totals:
   """Adds up what can be added of several sub-models."""
-  result = Totals()
+  result = Totals(*[totals.unit for totals in every[:1]])
   for totals in every:
-    for name in _SUMS:
-      setattr(result, name, getattr(result, name) + getattr(totals, name))
+    result.steps += totals.steps
+    result.done += totals.done
+    result.compile_secs += totals.compile_secs
+    _add(result.counters, totals.counters)
+    _add(result.sums, totals.sums)
     result.collectives = result.collectives or totals.collectives
     for epoch, (loss, examples) in enumerate(totals.losses):
       result.add_loss(epoch, loss, examples)
@@ -271,10 +275,10 @@ class Meter:
     self,
     workdir: pathlib.Path | None,
     totals: Totals,
-    epoch_words: float,
+    units_per_epoch: float,
     epochs: int,
     log_every_secs: float,
-    max_loss: float = float('inf'),
+    untrained_loss: float = float('inf'),
     gather: Callable[[dict], list[dict]] = lambda own: [own],
   ):
     """Continues from `totals`, which is changed in place.
@@ -282,22 +286,23 @@ class Meter:
     Args:
       workdir: where records are written; None = by another process.
       totals: so far.
-      epoch_words: words of one epoch.
+      units_per_epoch: units of progress of one epoch.
       epochs: number of epochs.
       log_every_secs: time between records.
-      max_loss: nats per example beyond which training has diverged.
+      untrained_loss: nats per example before training, to notice divergence.
       gather: from this process's `resources.between`, those of all processes.
     """
-    self._totals, self._max_loss, self._gather = totals, max_loss, gather
-    self._epoch_words = epoch_words
-    self._total_words = round(epoch_words * epochs)
+    self._totals, self._gather = totals, gather
+    self._untrained_loss = untrained_loss
+    self._units_per_epoch = units_per_epoch
+    self._total = round(units_per_epoch * epochs)
     self._every_secs = log_every_secs
-    self._writer = Writer(workdir, totals.words) if workdir else None
+    self._writer = Writer(workdir, totals.steps) if workdir else None
     self._bar = Bar(
-      'training', self._total_words, 'words', log_every_secs, totals.words
+      'training', self._total, totals.unit, log_every_secs, totals.done
     )
     self._loss = self._examples = 0.0  # since the last record
-    self._last_words = totals.words
+    self._last_done = totals.done
     self.start()
 
   def start(self) -> None:
@@ -305,13 +310,17 @@ class Meter:
     self._clock = self._last_record = time.monotonic()
     self._last_sample = resources.sample()
 
+  def resume(self) -> None:
+    """Restarts the clock after something else than training."""
+    self._clock = time.monotonic()
+
   def count(
     self, item: Any, learning_rates: tuple[float, float], step_metrics: Any
   ) -> None:
     """Counts a dispatch, waiting for it to end.
 
     Args:
-      item: a `loader.Loaded`.
+      item: a `data.base.Item`.
       learning_rates: of the first step, and after the last.
       step_metrics: a `strategies.base.DispatchMetrics`.
 
@@ -319,44 +328,44 @@ class Meter:
       UserError: if training has diverged.
     """
     t = self._totals
-    check_finite(t, item, learning_rates, step_metrics, self._max_loss)
+    check_finite(t, learning_rates, step_metrics, self._untrained_loss)
     now = time.monotonic()
-    epoch = int(item.words_before // self._epoch_words)
+    epoch = int(item.done_before // self._units_per_epoch)
     t.add(item, epoch, step_metrics, now - self._clock)
     self._clock = now
     self._loss += float(step_metrics.steps.loss)
     self._examples += float(step_metrics.steps.examples)
     # By time, and often enough for curves where a run takes seconds.
-    many_words = t.words - self._last_words >= self._total_words / _MIN_RECORDS
-    due = now - self._last_record >= self._every_secs
-    if due or many_words or t.words == self._total_words:
+    is_far = t.done - self._last_done >= self._total / _MIN_RECORDS
+    is_due = now - self._last_record >= self._every_secs
+    if is_due or is_far or t.done == self._total:
       self._record(now, float(learning_rates[1]))
 
   def _record(self, now: float, learning_rate: float) -> None:
     t, sample = self._totals, resources.sample()
-    rate = (t.words - self._last_words) / max(now - self._last_record, 1e-9)
+    rate = (t.done - self._last_done) / max(now - self._last_record, 1e-9)
     record = {
       'step': t.steps,
-      'epoch': t.words / self._epoch_words,
-      'words': t.words,
-      'words_per_sec': rate,
+      'epoch': t.done / self._units_per_epoch,
+      t.unit: t.done,
+      f'{t.unit}_per_sec': rate,
       'loss': self._loss / self._examples if self._examples else None,
       'learning_rate': learning_rate,
       'elapsed_secs': t.train_secs,
-      'eta_secs': (self._total_words - t.words) / max(rate, 1e-9),
+      'eta_secs': (self._total - t.done) / max(rate, 1e-9),
       'hosts': self._gather(resources.between(self._last_sample, sample)),
     }
     if self._writer is not None:
       self._writer.write(record)
     loss = 'n/a' if record['loss'] is None else f'{record["loss"]:.4f}'
     self._bar.show(
-      t.words,
-      f'epoch {record["epoch"]:.2f} loss {loss} {rate / 1e6:.2f} M words/s '
+      t.done,
+      f'epoch {record["epoch"]:.2f} loss {loss} {rate / 1e6:.2f} M {t.unit}/s '
       f'lr {learning_rate:.5f} '
       f'{datetime.timedelta(seconds=round(record["eta_secs"]))} left',
     )
     self._loss = self._examples = 0.0
-    self._last_record, self._last_words = now, t.words
+    self._last_record, self._last_done = now, t.done
     self._last_sample = sample
 
   def close(self) -> None:
@@ -366,38 +375,31 @@ class Meter:
       self._writer.close()
 
 
-def max_loss(decisions: float) -> float:
-  """Nats per example beyond which training has diverged.
-
-  Three times what an untrained model scores, given its binary decisions per
-  example.
-  """
-  return 3 * decisions * math.log(2)
-
-
 def check_finite(
   totals: Totals,
-  item: Any,
   learning_rates: tuple[float, float],
   step_metrics: Any,
-  max_loss: float,
+  untrained_loss: float,
 ) -> None:
   """Raises the error of `diverged` if a dispatch has; see `Meter.count`."""
   loss, examples, bad_step = (x.item() for x in step_metrics.steps[:3])
   num_steps = int(step_metrics.num_steps)
-  if examples and loss / examples > max_loss:
+  if examples and loss / examples > _HOPELESS * untrained_loss:
     bad_step = max(bad_step, 0)  # finite, but far beyond an untrained model
   if bad_step >= 0:
     first, last = learning_rates
     rate = first + (last - first) * bad_step / max(num_steps, 1)
-    raise diverged(totals.steps + bad_step, item.words_before, rate)
+    raise diverged(totals, rate, bad_step)
 
 
-def diverged(step: int, words: int, learning_rate: float) -> errors.UserError:
+def diverged(
+  totals: Totals, learning_rate: float, more_steps: int = 0
+) -> errors.UserError:
   """Returns the error of a run whose loss or tables are no longer finite."""
   return errors.UserError(
-    f'training diverged at step {step:,} ({words:,} words, learning rate '
-    f'{learning_rate:.6g}): its loss is not finite or far beyond that of an '
-    'untrained model; lower --config.optimizer.learning_rate, '
-    '--config.optimizer.max_duplicates or --config.train.batch_words'
+    f'training diverged at step {totals.steps + more_steps:,} '
+    f'({totals.done:,} {totals.unit}, learning rate {learning_rate:.6g}): its '
+    'loss is not finite or far beyond that of an untrained model; lower '
+    '--config.optimizer.learning_rate, --config.optimizer.max_duplicates or '
+    '--config.train.batch_words'
   )

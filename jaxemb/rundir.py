@@ -103,7 +103,7 @@ def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     )
 
 
-def check_text(workdir: pathlib.Path, text: str) -> None:
+def check_data(workdir: pathlib.Path, text: str) -> None:
   """Checks that a text is that of the run that is in the folder.
 
   Args:
@@ -131,7 +131,7 @@ def record(
   Args:
     config: settings in which all is chosen.
     workdir: of the run.
-    text: fingerprint of the corpus, see `check_text`.
+    text: fingerprint of the corpus, see `check_data`.
   """
   with writing(workdir):
     with atomic.write(workdir / _TEXT) as file:

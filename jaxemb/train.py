@@ -1,8 +1,4 @@
-"""A run, from settings to results.
-
-A checkpoint holds the state and the position of the reader, of which batches
-are pure functions, so a run that was killed repeats exactly what it lost.
-"""
+"""A run, from settings to results."""
 
 import contextlib
 import functools
@@ -11,17 +7,15 @@ import os
 import pathlib
 import threading
 import time
-from typing import Any
 
 import jax
 import ml_collections
 
-from jaxemb import build, dispatches, errors, loop, metrics, results, saving
+from jaxemb import build, errors, loop, metrics, results, rundir
 from jaxemb import config as config_lib
-from jaxemb import rundir as workdirs
-from jaxemb.partition import submodels
+from jaxemb.data import base as data_base
+from jaxemb.partition import runner
 from jaxemb.runtime import distributed, mesh, resources
-from jaxemb.senses import sense_rows
 from jaxemb.storage import checkpoint
 
 STOPPED = distributed.STOPPED  # exit code
@@ -37,7 +31,7 @@ def run(
   Args:
     config: settings that `config.check` accepts.
     workdir: folder of the run.
-    job: which process this is of those that train as one.
+    job: the processes that train together, and which one this is.
 
   Returns:
     The exit code: 0, or `STOPPED`.
@@ -46,14 +40,14 @@ def run(
     UserError: for input or settings that cannot be used.
   """
   session = loop.Session(time.time())
-  home = submodels.home(config, workdir)
-  workdirs.make(home)
-  submodels.check_alone(config, job)
+  home = runner.home(config, workdir)
+  rundir.make(home)
+  runner.check_alone(config, job)
   distributed.join(job)
   monitor = distributed.Monitor()
   is_first, code = distributed.is_first(), None
-  with workdirs.locked(home) if is_first else contextlib.nullcontext():
-    with workdirs.writing(home):
+  with rundir.locked(home) if is_first else contextlib.nullcontext():
+    with rundir.writing(home):
       name = 'log' if is_first else f'log-{distributed.process_id()}'
       log = metrics.start_log(home / f'{name}.txt', is_first)
     try:
@@ -61,7 +55,7 @@ def run(
         code = _run(config, workdir, session, monitor)
       return code
     except errors.UserError as error:
-      # The caller shows it; the file should tell it as well.
+      # The caller shows it; the file should have it as well.
       log.emit(logging.makeLogRecord({'msg': str(error)}))
       raise
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
@@ -91,12 +85,12 @@ def _run(
   distributed.agree(
     'version', resources.versions() | {'code': resources.code_digest()}
   )
-  distributed.agree('folder', {'--workdir': workdirs.holder(workdir)})
-  config, devices = build.on_devices(config, workdirs.recorded(workdir))
-  workdirs.check(config, workdir)
-  cache = build.cache_folder(config)
+  distributed.agree('folder', {'--workdir': rundir.holder(workdir)})
+  config, devices = build.on_devices(config, rundir.recorded(workdir))
+  rundir.check(config, workdir)
   # Programs compile once per machine: the cache is read on the next start.
   if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+    cache = build.cache_folder(config)
     jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   metrics.LOG.info('%s; results in %s', mesh.describe(devices), workdir)
@@ -110,108 +104,124 @@ def _run(
     stages.close()
   monitor.has_begun.set()
   session = session._replace(encode_secs=time.time() - session.started)
-  text = parts.corpus.manifest['fingerprint']
-  workdirs.check_text(workdir, text)
+  fingerprint = parts.source.fingerprint
+  rundir.check_data(workdir, fingerprint)
   if config.strategy.name == 'partition':
-    submodels.check(config, workdir, text)
+    runner.check(config, workdir, fingerprint)
   if distributed.is_first():
-    workdirs.record(config, workdir, text)
-  results.describe_corpus(parts.corpus)
+    rundir.record(config, workdir, fingerprint)
+  results.describe_data(parts.source)
   if config.strategy.name == 'partition':
-    done = submodels.run(config, workdir, parts, monitor.stop, session)
+    done = runner.run(config, workdir, parts, monitor.stop, session)
     return 0 if done else STOPPED
   with checkpoint.Checkpoints(
     workdir / 'checkpoints',
     config.train.checkpoints_to_keep,
     metrics.LOG.error,
-  ) as saved:
-    trained = _train(config, workdir, parts, saved, monitor.stop, session)
+  ) as checkpoints:
+    trained = train(config, workdir, parts, checkpoints, monitor.stop, session)
     if not trained.finished:
-      metrics.LOG.info('stopped; saved at step %s; start again', saved.wait())
+      step = checkpoints.wait()
+      metrics.LOG.info('stopped; saved at step %s; start again', step)
       return STOPPED
-    if not trained.totals.pairs:
+    if trained.totals.counters.get('pairs') == 0:
       raise errors.UserError(
         'nothing was learned: no word has another one in its window; give text '
         'with several words on a line, or raise --config.data.sample'
       )
-    _write(config, workdir, parts, trained)
+    # While the last checkpoint is still being written.
+    results.write_run(config, workdir, parts, trained)
     distributed.wait_for_first('results')
   return 0
 
 
-def _write(
+def train(
   config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
+  workdir: pathlib.Path | None,
   parts: build.Parts,
-  trained: loop.Trained,
-) -> None:
-  """What a run leaves, while its last checkpoint is still being written."""
-  table_bytes = mesh.num_bytes(trained.state)
-  export = functools.partial(parts.strategy.export_rows, trained.state)
-  rows = export(parts.model.vectors_table).encoded
-  senses = sense_rows.of_model(
-    config,
-    parts.model,
-    lambda name: export(name).rows,
-    parts.corpus.vocabulary,
+  checkpoints: checkpoint.Checkpoints | None,
+  stop: threading.Event,
+  session: loop.Session,
+) -> loop.Trained:
+  """From a new state, or that of the newest checkpoint, to the end.
+
+  Args:
+    config: settings in which all is chosen.
+    workdir: for the records of training; None = there are none.
+    parts: what the run is made of.
+    checkpoints: of the run; None = there are none.
+    stop: set when training is to stop, after saving.
+    session: this start of the run.
+
+  Raises:
+    UserError: if the data has changed since the run began, the tables do not
+      fit the devices, or a new run cannot start from what it is to start from.
+  """
+  source, strategy = parts.source, parts.strategy
+  key = loop.tables_key(config.seed)
+  form = loop.form(strategy, key)
+  build.check_fits(config, parts)
+  fingerprints = build.fingerprints(parts)
+  restored = None
+  if checkpoints is not None:
+    restored = loop.restore(checkpoints, form, fingerprints)
+  if restored is None:
+    totals = metrics.Totals(source.unit)
+    state = build.new_state(config, parts, key)
+  else:
+    state, totals = restored
+  items = data_base.prefetch(
+    source.items(totals.position, totals.done),
+    lambda batch: mesh.put_parts(
+      batch,
+      strategy.batch_sharding,
+      mesh.my_parts(parts.mesh, source.num_parts),
+      source.num_parts,
+    ),
   )
-  if distributed.is_first():
-    results.write(
-      config,
-      workdir,
-      parts,
-      rows,
-      trained.totals,
-      table_bytes,
-      found=senses,
-    )
+  meter = _meter(config, workdir, parts, totals)
+  total = source.units_per_epoch * source.epochs
+  o = config.optimizer
+
+  def save(state, learning_rate, is_final):
+    if checkpoints is not None:
+      loop.save(
+        checkpoints, state, totals, fingerprints, learning_rate, is_final
+      )
+
+  task = loop.Task(
+    strategy,
+    state,
+    items,
+    loop.schedules(
+      config.seed, (o.learning_rate, o.final_learning_rate), total
+    ),
+    totals,
+    meter,
+    total,
+    save,
+    config.train.checkpoint_every_secs,
+    distributed.Decisions('saves'),
+    results.hooks(config, workdir, parts),
+  )
+  return loop.run(task, stop, session)
 
 
 def _meter(
   config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
+  workdir: pathlib.Path | None,
   parts: build.Parts,
   totals: metrics.Totals,
 ) -> metrics.Meter:
   """Of several processes one writes records, of all of them."""
-  with workdirs.writing(workdir):
+  is_writer = workdir is not None and distributed.is_first()
+  with rundir.writing(workdir) if is_writer else contextlib.nullcontext():
     return metrics.Meter(
-      workdir if distributed.is_first() else None,
+      workdir if is_writer else None,
       totals,
-      parts.corpus.num_words,
-      config.train.epochs,
+      parts.source.units_per_epoch,
+      parts.source.epochs,
       config.train.log_every_secs,
-      metrics.max_loss(parts.model.decisions),
+      parts.trainable.model.untrained_loss,
       functools.partial(distributed.latest, 'hosts'),
     )
-
-
-def _train(
-  config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
-  parts: build.Parts,
-  saved: checkpoint.Checkpoints,
-  stop: threading.Event,
-  session: loop.Session,
-) -> loop.Trained:
-  """From a new state, or that of the newest checkpoint, to the end."""
-  key = dispatches.tables_key(config)
-  state, totals = saving.start(config, key, parts, saved)
-  total_words = parts.corpus.num_words * config.train.epochs
-
-  def save(state: Any, rate: float, is_final: bool) -> None:
-    saving.save(saved, state, totals, parts, rate, is_final)
-
-  task = loop.Task(
-    parts.strategy,
-    state,
-    dispatches.batches(parts, totals),
-    dispatches.schedules(config, total_words),
-    totals,
-    _meter(config, workdir, parts, totals),
-    total_words,
-    save,
-    config.train.checkpoint_every_secs,
-    distributed.Decisions('saves'),
-  )
-  return loop.run(task, stop, session)

@@ -1,31 +1,26 @@
-"""What a model is to a strategy: which rows it wants, and a loss of them."""
+"""What a model is to a strategy: the rows it needs, and a loss of them.
+
+Models see rows, never tables and never a mesh: the loss is differentiated with
+respect to the rows that were looked up, and tables are updated by ids and row
+gradients. How rows are stored, split and cached does not concern a model.
+
+A model is a dataclass. Arrays that its steps read (an alias table, say) are
+passed to the compiled program if the class is registered as a pytree
+(`jax.tree_util.register_dataclass`), and compiled into it if not.
+"""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
-from jaxemb.ops import wire
+from jaxemb.data import windows
+from jaxemb.ops import products
 from jaxemb.tables import spec as spec_lib
 
-
-class StepBatch(NamedTuple):
-  """The centers of one step, or a device's share of them, in P runs of text.
-
-  Each run has a halo of W tokens on both sides: P L' = L centers in all.
-  """
-
-  tokens: (
-    jax.Array
-  )  # [P, L' + 2 W] int32; ids behind the vocabulary are padding
-  left: jax.Array  # [P, L'] uint8, contexts before each center, at most W
-  right: jax.Array  # [P, L'] uint8, contexts behind it
-  # [L / c] uint32, which of the dispatch's chunks of c centers these are: what
-  # is drawn for one does not depend on the device that has it.
-  chunks: jax.Array
-  progress: jax.Array | float = 1.0  # float32, the share of training behind
+StepBatch = windows.StepBatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,63 +33,82 @@ class WindowSpec:
   negatives: int  # K, negatives per positive
   chunk: int  # c, centers per matrix product
   shared_negatives: int  # N, draws that the centers of a chunk share
-  # Axis of the mesh over which the columns of rows are split, so that products
-  # of rows are summed over it; None = rows are whole.
-  columns_axis: wire.Axis | None = None
+  row_ops: products.RowOps = (
+    products.WHOLE_ROWS
+  )  # from the layout of the tables
+
+
+class Corpus(NamedTuple):
+  """What a model may know of the data before it is trained."""
+
+  keys: Sequence[str]  # [vocab], words
+  counts: np.ndarray  # [vocab] int, falling
+  centers: np.ndarray  # [vocab] float64, chance that a center is each word
+
+
+class Aux(NamedTuple):
+  """What a loss reports beside its sum."""
+
+  examples: jax.Array  # float32, over which the loss is summed
+  metrics: Mapping[str, jax.Array] = {}  # float32, summed over the examples
 
 
 class Model(Protocol):
-  """Knows no mesh and no table."""
+  """A loss of rows; what has a body here is optional."""
 
-  # Which table holds the vectors that users want.
+  # The table whose rows users get, and the one of its contexts, if any.
   vectors_table: str
-  # Binary decisions per example: untrained, each costs log 2.
-  decisions: float
-  # The same model of smaller arrays, which do for most steps; None = there is
-  # none. `fits` says for which.
-  usual: 'Model | None'
-
-  def fits(self, constants: Any, batch: StepBatch) -> jax.Array:
-    """bool, whether the usual model does for a step."""
-    ...
+  contexts_table: str = ''
+  metrics: tuple[str, ...] = ()  # names in `Aux.metrics`
 
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:
     """The tables, by name."""
     ...
 
-  def constants(self) -> Any:
-    """Arrays that every step reads and none changes."""
-    ...
+  def ids(self, batch: Any, key: jax.Array) -> Mapping[str, Any]:
+    """The ids [...] to look up in each table, in the shape that `loss` expects.
 
-  def ids(
-    self, constants: Any, batch: StepBatch, key: jax.Array
-  ) -> Mapping[str, jax.Array]:
-    """The ids [...] to look up in each table, in the shape that `loss` wants.
-
-    What else it wants to know stands beside them, under other names.
-
-    Random choices are a pure function of the key ([2] uint32) and the chunk.
+    Other arrays that `loss` needs may stand beside them, under other names.
+    Random choices are a pure function of the key ([2] uint32, of the dispatch)
+    and of numbers that the batch carries (`StepBatch.chunks`).
     """
     ...
 
   def loss(
     self,
+    params: Any,
     rows: Mapping[str, jax.Array],
-    ids: Mapping[str, jax.Array],
-    batch: StepBatch,
-  ) -> jax.Array:
-    """Loss of the step in nats, summed over its examples."""
-    ...
+    ids: Mapping[str, Any],
+    batch: Any,
+    key: jax.Array,
+  ) -> tuple[jax.Array, Aux]:
+    """Loss of the step in nats, summed over its examples.
 
-  def lookup_rates(
-    self, centers: np.ndarray, negatives: np.ndarray
-  ) -> Mapping[str, np.ndarray]:
-    """By table, [vocab] float64: expected look-ups of each row per center.
-
-    Given the chances [vocab] that a center and that a draw is each word.
+    Args:
+      params: of `init`.
+      rows: by table, [..., d] float32 of its ids.
+      ids: what `ids` returned for the same batch and key.
+      batch: of the source.
+      key: [2] uint32, of the dispatch.
     """
     ...
 
-  def num_examples(self, batch: StepBatch) -> jax.Array:
-    """float32, the number of examples over which the loss is summed."""
-    ...
+  def init(self, key: jax.Array) -> Any:
+    """Dense parameters, a pytree of arrays that optax trains; () = none."""
+    return ()
+
+  def optimizer(self) -> Any:
+    """Trains `init`'s params by the mean loss, an optax transformation."""
+    import optax  # takes a second, and few models have dense parameters
+
+    return optax.adam(1e-3)
+
+  # Nats per example before training; a run whose loss is far above has
+  # diverged. inf = unknown.
+  untrained_loss: float = float('inf')
+  # A variant with smaller buffers, used for steps that `fits` it; None = none.
+  compact: 'Model | None' = None
+
+  def fits(self, batch: Any) -> jax.Array:
+    """bool, whether the compact variant is large enough for a step."""
+    raise NotImplementedError

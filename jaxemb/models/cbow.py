@@ -5,9 +5,9 @@ output vector:
 
   loss = -log sigmoid(h . u) - sum_{k=1..K} log sigmoid(-h . u_k)
 
-one example per center. The gradient is the true one: each context gets its
-n-th part, which word2vec.c omits (Irsoy et al. 2021), so learning rates are
-larger than word2vec.c's (0.15 is good). As in skip-gram, a chunk of c centers
+one example per center. The gradient is the true one: each of n contexts gets
+1/n of it, which word2vec.c omits (Irsoy et al. 2021), so learning rates are
+larger than word2vec.c's (0.2 by default). As in skip-gram, a chunk of c centers
 shares N negatives, each with weight K / N, and a draw that equals the center
 does not count.
 """
@@ -25,38 +25,31 @@ from jaxemb.tables import spec as spec_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Cbow:
-  """The model over one step's rows; implements `base.Model`."""
+class Cbow(base.Model):
+  """CBOW over one step's rows."""
 
+  negatives: sampling.Alias  # distribution of negatives
   spec: base.WindowSpec
-  negatives: sampling.Alias  # distribution of negatives, host arrays
+  loss_of: losses.Pointwise
+  lookups: Mapping[str, np.ndarray] | None = None  # by table, see `TableSpec`
 
   vectors_table = skipgram.INPUT
-  usual = None
+  contexts_table = skipgram.OUTPUT
 
   @property
-  def decisions(self) -> float:
-    """Binary decisions per center: its own and the negatives."""
-    return 1.0 + self.spec.negatives
+  def untrained_loss(self) -> float:
+    """Of a center: one decision for itself, and one for each negative."""
+    return losses.untrained(self.loss_of, self.spec.negatives)
 
-  def specs(self) -> Mapping[str, spec_lib.TableSpec]:
+  def specs(self) -> dict[str, spec_lib.TableSpec]:
     """The input (context) and output (center) tables."""
-    return skipgram.tables(self.spec)
+    return skipgram.tables(self.spec, self.lookups)
 
-  def constants(self) -> sampling.Alias:
-    """The distribution of negatives."""
-    return self.negatives
-
-  def ids(
-    self,
-    constants: sampling.Alias,
-    batch: base.StepBatch,
-    key: jax.Array,
-  ) -> dict[str, jax.Array]:
+  def ids(self, batch: base.StepBatch, key: jax.Array) -> dict[str, jax.Array]:
     """Input: [L / c, c + 2 W] windows. Output: [L / c, c + N]."""
     s = self.spec
     window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    draws = skipgram.draw_negatives(s, constants, batch, key)
+    draws = skipgram.draw_negatives(s, self.negatives, batch, key)
     centers = window_ids[:, s.window : s.window + s.chunk]
     return {
       skipgram.INPUT: window_ids,
@@ -65,11 +58,14 @@ class Cbow:
 
   def loss(
     self,
+    params: tuple[()],
     rows: Mapping[str, jax.Array],
     ids: Mapping[str, jax.Array],
     batch: base.StepBatch,
-  ) -> jax.Array:
-    """Summed over the centers that have a context, in nats."""
+    key: jax.Array,
+  ) -> tuple[jax.Array, base.Aux]:
+    """Summed over the centers that have a context."""
+    del params, key
     s = self.spec
     output_ids = ids[skipgram.OUTPUT]
     centers, draws = output_ids[:, : s.chunk], output_ids[:, s.chunk :]
@@ -77,7 +73,7 @@ class Cbow:
     mask = windows.window_mask(batch.left, batch.right, s.chunk, s.window)
     mean = mask / jnp.maximum(num_contexts, 1)
     hidden = products.weighted_sums(mean, rows[skipgram.INPUT])
-    scores = products.scores(hidden, rows[skipgram.OUTPUT], s.columns_axis)
+    scores = s.row_ops.dot(hidden, rows[skipgram.OUTPUT])
     # Column i < c is center i's own word; the other centers are not examples.
     own = jnp.eye(s.chunk, dtype=jnp.float32)[None]
     differs = (centers[:, :, None] != draws[:, None, :]).astype(jnp.float32)
@@ -88,23 +84,27 @@ class Cbow:
       ],
       2,
     )
-    weights *= (num_contexts > 0).astype(jnp.float32)
+    has_context = (num_contexts > 0).astype(jnp.float32)
+    weights *= has_context
     labels = jnp.arange(scores.shape[-1]) < s.chunk
     labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
-    return jnp.sum(weights * losses.logistic_loss(scores, labels))
+    loss = jnp.sum(weights * self.loss_of(scores, labels))
+    return loss, base.Aux(has_context.sum())
 
-  def lookup_rates(
-    self, centers: np.ndarray, negatives: np.ndarray
-  ) -> dict[str, np.ndarray]:
-    """Of the tokens of windows, and of centers and draws."""
-    s = self.spec
-    windows_per_center = (s.chunk + 2 * s.window) / s.chunk
-    draws_per_center = s.shared_negatives / s.chunk
-    return {
-      skipgram.INPUT: windows_per_center * centers,
-      skipgram.OUTPUT: centers + draws_per_center * negatives,
-    }
 
-  def num_examples(self, batch: base.StepBatch) -> jax.Array:
-    """Number of centers with at least one context."""
-    return (skipgram.num_contexts(batch) > 0).astype(jnp.float32).sum()
+jax.tree_util.register_dataclass(
+  Cbow, ['negatives'], ['spec', 'loss_of'], ['lookups']
+)
+
+
+def make(
+  spec: base.WindowSpec, corpus: base.Corpus, loss_of: losses.Pointwise
+) -> Cbow:
+  """CBOW for a corpus, with a loss of scores and labels."""
+  negatives = skipgram.negative_probabilities(corpus.counts)
+  draws = spec.shared_negatives / spec.chunk * negatives
+  lookups = {
+    skipgram.INPUT: skipgram.window_lookups(spec) * corpus.centers,
+    skipgram.OUTPUT: corpus.centers + draws,
+  }
+  return Cbow(sampling.alias_table(negatives), spec, loss_of, lookups)

@@ -25,85 +25,64 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.models import base
-from jaxemb.ops import losses, products, sampling, windows
+from jaxemb.ops import losses, sampling, windows
 from jaxemb.tables import spec as spec_lib
 
 INPUT = 'input'
 OUTPUT = 'output'
 
 
-def tables(spec: base.WindowSpec) -> dict[str, spec_lib.TableSpec]:
-  """Input and output table as word2vec.c starts them."""
-  return {
-    INPUT: spec_lib.TableSpec(INPUT, spec.vocab, spec.dim, 0.5 / spec.dim),
-    OUTPUT: spec_lib.TableSpec(OUTPUT, spec.vocab, spec.dim, 0.0),
-  }
+def window_lookups(spec: base.WindowSpec) -> float:
+  """Tokens of windows per center: neighbouring chunks share some."""
+  return (spec.chunk + 2 * spec.window) / spec.chunk
 
 
-def draw_negatives(
-  spec: base.WindowSpec,
-  table: sampling.Alias,
-  batch: base.StepBatch,
-  key: jax.Array,
-) -> jax.Array:
-  """[L / c, N] int32, the draws that the centers of a chunk share.
-
-  A chunk without a pair has padding: its draws must not count as look-ups.
-  """
-  has_pairs = jnp.any(num_contexts(batch).reshape(-1, spec.chunk) > 0, 1)
-  num = spec.shared_negatives
-  positions = jnp.arange(num, dtype=jnp.uint32)
-  positions = batch.chunks[:, None] * np.uint32(num) + positions[None]
-  draws = sampling.draw(table, key, positions)
-  return jnp.where(has_pairs[:, None], draws, spec.vocab)
+def num_contexts(batch: base.StepBatch) -> jax.Array:
+  """[P, L'] float32, number of contexts of each center."""
+  return batch.left.astype(jnp.float32) + batch.right.astype(jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
-class SkipGram:
-  """The model over one step's rows; implements `base.Model`."""
+class SkipGram(base.Model):
+  """Skip-gram over one step's rows."""
 
+  negatives: sampling.Alias  # distribution of negatives
   spec: base.WindowSpec
-  negatives: sampling.Alias  # distribution of negatives, host arrays
+  loss_of: losses.Pointwise
+  lookups: Mapping[str, np.ndarray] | None = None  # by table, see `TableSpec`
 
   vectors_table = INPUT
-  usual = None
+  contexts_table = OUTPUT
 
   @property
-  def decisions(self) -> float:
-    """Binary decisions per pair: its own and the negatives."""
-    return 1.0 + self.spec.negatives
+  def untrained_loss(self) -> float:
+    """Of a pair: one decision for itself, and one for each negative."""
+    return losses.untrained(self.loss_of, self.spec.negatives)
 
-  def specs(self) -> Mapping[str, spec_lib.TableSpec]:
+  def specs(self) -> dict[str, spec_lib.TableSpec]:
     """The input (center) and output (context) tables."""
-    return tables(self.spec)
+    return tables(self.spec, self.lookups)
 
-  def constants(self) -> sampling.Alias:
-    """The distribution of negatives."""
-    return self.negatives
-
-  def ids(
-    self,
-    constants: sampling.Alias,
-    batch: base.StepBatch,
-    key: jax.Array,
-  ) -> dict[str, jax.Array]:
+  def ids(self, batch: base.StepBatch, key: jax.Array) -> dict[str, jax.Array]:
     """Input: [L / c, c] centers. Output: [L / c, c + 2 W + N]."""
     s = self.spec
     window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    draws = draw_negatives(s, constants, batch, key)
-    centers = batch.tokens[:, s.window : batch.tokens.shape[1] - s.window]
+    draws = draw_negatives(s, self.negatives, batch, key)
     return {
-      INPUT: centers.reshape(-1, s.chunk),
+      INPUT: centers(s, batch),
       OUTPUT: jnp.concatenate([window_ids, draws], 1),
     }
 
   def loss(
     self,
+    params: tuple[()],
     rows: Mapping[str, jax.Array],
     ids: Mapping[str, jax.Array],
     batch: base.StepBatch,
-  ) -> jax.Array:
-    """Summed over the (center, context) pairs, in nats."""
+    key: jax.Array,
+  ) -> tuple[jax.Array, base.Aux]:
+    """Summed over the (center, context) pairs."""
+    del params, key
     s = self.spec
     width = s.chunk + 2 * s.window
     output_ids = ids[OUTPUT]
@@ -114,39 +93,69 @@ class SkipGram:
     weights = jnp.concatenate(
       [mask, pairs * (s.negatives / s.shared_negatives)], 2
     )
-    scores = products.scores(rows[INPUT], rows[OUTPUT], s.columns_axis)
+    scores = s.row_ops.dot(rows[INPUT], rows[OUTPUT])
     labels = jnp.arange(scores.shape[-1]) < width
     labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
-    return jnp.sum(weights * losses.logistic_loss(scores, labels))
-
-  def lookup_rates(
-    self, centers: np.ndarray, negatives: np.ndarray
-  ) -> dict[str, np.ndarray]:
-    """Of centers, and of the tokens of windows and the draws."""
-    s = self.spec
-    windows_per_center = (s.chunk + 2 * s.window) / s.chunk
-    draws_per_center = s.shared_negatives / s.chunk
-    return {
-      INPUT: centers,
-      OUTPUT: windows_per_center * centers + draws_per_center * negatives,
-    }
-
-  def num_examples(self, batch: base.StepBatch) -> jax.Array:
-    """Number of (center, context) pairs."""
-    return num_contexts(batch).sum()
+    loss = jnp.sum(weights * self.loss_of(scores, labels))
+    return loss, base.Aux(num_contexts(batch).sum())
 
 
-def num_contexts(batch: base.StepBatch) -> jax.Array:
-  """[P, L'] float32, how many contexts each center has."""
-  return batch.left.astype(jnp.float32) + batch.right.astype(jnp.float32)
+jax.tree_util.register_dataclass(
+  SkipGram, ['negatives'], ['spec', 'loss_of'], ['lookups']
+)
+
+
+def make(
+  spec: base.WindowSpec, corpus: base.Corpus, loss_of: losses.Pointwise
+) -> SkipGram:
+  """Skip-gram for a corpus, with a loss of scores and labels."""
+  negatives = negative_probabilities(corpus.counts)
+  draws = spec.shared_negatives / spec.chunk * negatives
+  lookups = {
+    INPUT: corpus.centers,
+    OUTPUT: window_lookups(spec) * corpus.centers + draws,
+  }
+  return SkipGram(sampling.alias_table(negatives), spec, loss_of, lookups)
+
+
+def tables(
+  spec: base.WindowSpec, lookups: Mapping[str, np.ndarray] | None
+) -> dict[str, spec_lib.TableSpec]:
+  """Input and output table, initialised as in word2vec.c."""
+  lookups = lookups or {}
+  return {
+    name: spec_lib.TableSpec(
+      name, spec.vocab, spec.dim, scale, lookups_per_center=lookups.get(name)
+    )
+    for name, scale in ((INPUT, 0.5 / spec.dim), (OUTPUT, 0.0))
+  }
+
+
+def centers(spec: base.WindowSpec, batch: base.StepBatch) -> jax.Array:
+  """[L / c, c] int32."""
+  w = spec.window
+  return batch.tokens[:, w : batch.tokens.shape[1] - w].reshape(-1, spec.chunk)
+
+
+def draw_negatives(
+  spec: base.WindowSpec,
+  negatives: sampling.Alias,
+  batch: base.StepBatch,
+  key: jax.Array,
+) -> jax.Array:
+  """[L / c, N] int32, the draws that the centers of a chunk share.
+
+  A chunk without a pair gets padding: its draws must not count as lookups.
+  """
+  has_pairs = jnp.any(num_contexts(batch).reshape(-1, spec.chunk) > 0, 1)
+  num = spec.shared_negatives
+  positions = jnp.arange(num, dtype=jnp.uint32)
+  positions = batch.chunks[:, None] * np.uint32(num) + positions[None]
+  draws = sampling.draw(negatives, key, positions)
+  return jnp.where(has_pairs[:, None], draws, spec.vocab)
 
 
 def negative_probabilities(counts: np.ndarray) -> np.ndarray:
   """[vocab] float64: count^0.75, normalized."""
   weights = counts.astype(np.float64) ** 0.75
   return weights / weights.sum()
-
-
-def negative_distribution(counts: np.ndarray) -> sampling.Alias:
-  """The alias table of `negative_probabilities`."""
-  return sampling.alias_table(negative_probabilities(counts))

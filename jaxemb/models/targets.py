@@ -1,19 +1,19 @@
-"""What the rows of a block are to predict, and the loss of it.
+"""Losses of models that predict a center from its contexts.
 
-The models here that predict a center from its contexts (hierarchical softmax,
-the mixture) give every center i some output rows n to be told from each other:
-with s = v . u_n the likelihood of center i for an input row v is
+Such a model (hierarchical softmax, the mixture) gives every center i some
+output rows n, its targets. With s = v . u_n the likelihood of center i for an
+input row v is
 
   log P(i | v) = sum_n positives[i, n] s - weights[i, n] log(1 + exp(s))
 
 For hierarchical softmax n are the inner nodes on the center's path, weight 1;
 positives are those where the path takes code 0. For negative sampling they are
 the center itself, positive, and the negatives, with weight K / N. Scores are
-products of all input rows of a chunk with all of its output rows; each serves
-all pairs that have it, so that a loss needs no array of pairs.
+products of all input rows of a chunk with all of its output rows; a score
+serves every pair that has it, so no array of pairs is built.
 
-Some output rows are of no use but to one center (the ends of paths). They meet
-only the tokens near the small group of g centers that theirs is in:
+Some output rows serve a single center (the ends of paths). They meet only the
+tokens near the small group of g centers that it belongs to:
 
                     shared (n)           rest, by groups of centers (m)
   [c + 2 W tokens]  the chunk's          | [g + 2 W tokens] x own | ...
@@ -27,13 +27,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxemb.models import base
-from jaxemb.ops import losses, products
+from jaxemb.ops import losses
 
 
 class Lists(NamedTuple):
   """The targets of each center of a step, one by one, in two segments."""
 
-  places: jax.Array  # [L, D] int32, of the step's output rows, all in a line
+  places: jax.Array  # [L, D] int32, index into the step's flat output rows
   weights: jax.Array  # [L, D] float32, negative = not a positive
   sizes: jax.Array  # [L, 2] int32, of the segments
   gap: int  # where the second segment begins
@@ -52,7 +52,7 @@ class Targets(NamedTuple):
 
 
 class Block(NamedTuple):
-  """Input rows and what they meet."""
+  """Input rows and the output rows that they meet."""
 
   rows: jax.Array  # [k, w, d] float32
   targets: jax.Array  # [k, n, d] float32
@@ -87,19 +87,19 @@ def groups(x: jax.Array, group: int, window: int) -> jax.Array:
 
 
 def block_loss(
-  block: Block, mask: jax.Array, columns_axis: str | None
+  spec: base.WindowSpec, block: Block, mask: jax.Array
 ) -> jax.Array:
   """-log P, summed over pairs.
 
   Args:
+    spec: gives the products of rows.
     block: rows.
     mask: [k, c, w] float32, which rows are contexts of which center.
-    columns_axis: see `base.WindowSpec`.
   """
   turned = mask.transpose(0, 2, 1)
   counts = jnp.einsum('kwc,kcn->kwn', turned, block.weights)
   positives = jnp.einsum('kwc,kcn->kwn', turned, block.positives)
-  scores = products.scores(block.rows, block.targets, columns_axis)
+  scores = spec.row_ops.dot(block.rows, block.targets)
   return jnp.sum(losses.counted_logistic_loss(scores, counts, positives))
 
 
@@ -111,25 +111,25 @@ def rest_rows(found: Targets, target_rows: jax.Array, num: int) -> jax.Array:
 
 
 def rest_loss(
+  spec: base.WindowSpec,
   found: Targets,
   rows: jax.Array,
   target_rows: jax.Array,
   num: int,
   near: jax.Array,
-  columns_axis: str | None,
 ) -> jax.Array:
   """As `block_loss`, of the first `num` targets of groups' own.
 
-  A target has one center, so that its pairs are those of the center: what a
-  product with an array of ones and zeros would find, at a fifth of its time.
+  A target has one center and so its pairs: a gather instead of a product with
+  an array of ones and zeros, in a fifth of the time.
   """
-  # Of padding none.
+  # Padding has no pairs.
   near = jnp.pad(near, [(0, 0), (0, 1), (0, 0)])
   owners = found.rest_owners[:, :num, None]
   counts = jnp.take_along_axis(near, owners, 1).transpose(0, 2, 1)
   positives = counts * found.rest_positives[:, None, :num]
   rest = rest_rows(found, target_rows, num)
-  scores = products.scores(rows, rest, columns_axis)
+  scores = spec.row_ops.dot(rows, rest)
   return jnp.sum(losses.counted_logistic_loss(scores, counts, positives))
 
 
@@ -141,7 +141,7 @@ def has_more(found: Targets, num: int, group: int) -> jax.Array:
 def window_loss(
   spec: base.WindowSpec,
   found: Targets,
-  usual_rest: int,
+  compact_rest: int,
   token_rows: jax.Array,
   target_rows: jax.Array,
   mask: jax.Array,
@@ -152,7 +152,7 @@ def window_loss(
   Args:
     spec: sizes; `window` is 0 where tokens are the centers' own.
     found: the targets.
-    usual_rest: of its own, no group has more in most steps.
+    compact_rest: targets of their own that groups have at most, in most steps.
     token_rows: [k, c + 2 W, d] float32.
     target_rows: of `found.ids`.
     mask: [k, c, c + 2 W] float32, which tokens are contexts of which center.
@@ -160,7 +160,7 @@ def window_loss(
   """
   shared = target_rows[:, : found.weights.shape[-1]]
   block = Block(token_rows, shared, found.weights, found.positives)
-  loss = block_loss(block, mask, spec.columns_axis)
+  loss = block_loss(spec, block, mask)
   if found.rest_owners is None:
     return loss
   group = near.shape[1]
@@ -170,21 +170,21 @@ def window_loss(
   def of_size(num):
     def loss(args, data):
       found, near = data
-      return rest_loss(found, *args, num, near, spec.columns_axis)
+      return rest_loss(spec, found, *args, num, near)
 
     return loss
 
   data = found, near
-  # Devices that share rows by columns have to do the same.
-  if spec.columns_axis is not None or usual_rest >= most:
+  # Devices that share the columns of rows have to take the same branch.
+  if spec.row_ops.columns is not None or compact_rest >= most:
     return loss + of_size(most)(args, data)
 
   def either(change):
-    both = change(of_size(most)), change(of_size(usual_rest))
+    both = change(of_size(most)), change(of_size(compact_rest))
 
     def chosen(args, data):
       return jax.lax.cond(
-        has_more(data[0], usual_rest, group), *both, args, data
+        has_more(data[0], compact_rest, group), *both, args, data
       )
 
     return chosen
@@ -201,11 +201,10 @@ def with_grads(
   args: Any,
   data: Any,
 ) -> jax.Array:
-  """A loss that knows its gradients.
+  """A loss that is differentiated where it is computed.
 
-  Of branches and loops autodiff keeps what any of them wants for its derivative
-  and makes zeros of what the others want. These are differentiated where they
-  are computed.
+  Autodiff of branches and loops keeps what any of them needs for its derivative
+  and fills in zeros for the others.
 
   Args:
     value: (args, data) -> scalar.

@@ -4,8 +4,14 @@ Negative sampling (Mikolov et al. 2013b, eq. 4) is logistic regression: a score
 s = v . u is labelled 1 for a pair from the corpus and 0 for a drawn one.
 """
 
+import math
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+
+# (scores [...], labels [...] 0 or 1) -> nats [...]
+Pointwise = Callable[[jax.Array, jax.Array], jax.Array]
 
 # Of a chance, the least logarithm, as the code of Tian et al. 2014 has it.
 MIN_LOG = -15.0
@@ -38,6 +44,14 @@ def _logistic_loss_jvp(primals, tangents):
   scores, labels = primals
   slope = jax.nn.sigmoid(scores) - labels
   return logistic_loss(scores, labels), slope * tangents[0]
+
+
+def untrained(loss: Pointwise, num_negatives: int) -> float:
+  """Nats of an example and its negatives while all scores are zero."""
+  if loss is logistic_loss:  # without starting a back end
+    return (1 + num_negatives) * math.log(2)
+  zero = jnp.float32(0)
+  return float(loss(zero, zero + 1) + num_negatives * loss(zero, zero))
 
 
 @jax.custom_jvp

@@ -37,8 +37,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.models import base, skipgram, targets, tree
-from jaxemb.ops import products, sampling, windows, wire
+from jaxemb.models import base, hierarchical, skipgram, targets
+from jaxemb.ops import products, sampling, windows
 from jaxemb.senses import em, mixture, sampled, sense_rows, table
 from jaxemb.tables import spec as spec_lib
 from jaxemb.text import vocab
@@ -53,15 +53,6 @@ _ROOM, _MOST = 1.2, 0.8  # shares, of the mean and of all tokens
 _KEY = np.uint32(0x7F4A7C15)  # what is drawn here is not what negatives are
 
 
-class Constants(NamedTuple):
-  """What every step reads."""
-
-  outputs: Any  # of the loss
-  first_rows: jax.Array
-  priors_rows: jax.Array
-  weights: jax.Array  # [vocab] float32, of words in contexts
-
-
 class Placed(NamedTuple):
   """The rows of a step's block of k chunks, and what is drawn by."""
 
@@ -72,85 +63,85 @@ class Placed(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class ContextMixture:
-  """The model over one step's rows; implements `base.Model`."""
+class ContextMixture(base.Model):
+  """The mixture over one step's rows."""
 
-  spec: base.WindowSpec
-  outputs: tree.Outputs | sampled.Outputs  # the loss
+  outputs: hierarchical.Tree | sampled.Outputs  # the loss
   senses: sense_rows.Senses
-  weights: np.ndarray  # [vocab] float32, of words in contexts
+  weights: Any  # [vocab] float32, of words in contexts
+  spec: base.WindowSpec
   concentration: float  # kappa
   chance: float  # that a token has several senses
   tied_until: float = 0.2  # fraction of training in which all senses of a word
   # share their gradients, as contexts mean nothing yet
   shared: float = 0.9  # fraction of a sense's gradient that its siblings get
   shift: float = 1.25  # of vectors towards the contexts of their sense
-  is_usual: bool = False  # whether a step has no more of them than most have
+  is_compact: bool = False  # has room for as many of them as most steps have
+  lookups: Mapping[str, np.ndarray] | None = None  # by table, see `TableSpec`
 
   vectors_table = skipgram.INPUT
+  contexts_table = skipgram.OUTPUT
   averages_logs = False  # priors are averages of gamma
 
   @property
-  def decisions(self) -> float:
-    """Binary decisions per pair."""
-    return self.outputs.decisions
+  def untrained_loss(self) -> float:
+    """Of a pair."""
+    return self.outputs.untrained_loss
 
-  def specs(self) -> Mapping[str, spec_lib.TableSpec]:
+  def specs(self) -> dict[str, spec_lib.TableSpec]:
     """As `mixture.tables`, and a row of means for each of several senses.
 
     A row of means has one more column, which is always zero.
     """
     senses = self.senses
-    specs = mixture.tables(self.spec, self.outputs, senses, MOMENTUM)
+    specs = mixture.tables(
+      self.spec, self.outputs, senses, MOMENTUM, self.lookups
+    )
     if senses.num_ambiguous:
       num, width = senses.num_ambiguous * senses.num, self.spec.dim + 1
+      lookups = None
+      if self.lookups:
+        lookups = np.repeat(self.lookups[mixture.PRIORS], senses.num)
       specs[MEANS] = spec_lib.TableSpec(
-        MEANS, num, width, 0.0, momentum=MOMENTUM
+        MEANS,
+        num,
+        width,
+        0.0,
+        momentum=MOMENTUM,
+        lookups_per_center=lookups,
       )
     return specs
 
-  def constants(self) -> Constants:
-    """Of the loss, where words have their rows, and their weights."""
-    found = self.senses
-    return Constants(
-      self.outputs.constants(),
-      found.first_rows,
-      found.priors_rows,
-      self.weights,
-    )
-
   @property
-  def usual(self) -> base.Model | None:
+  def compact(self) -> base.Model | None:
     """The same with room for as many slots as most steps need."""
     # Where most tokens have several senses little is saved.
     most = _ROOM * self.chance > _MOST
-    if self.is_usual or not self.senses.num_ambiguous or most:
+    if self.is_compact or not self.senses.num_ambiguous or most:
       return None
-    return dataclasses.replace(self, is_usual=True)
+    return dataclasses.replace(self, is_compact=True)
 
-  def fits(self, constants: Constants, batch: base.StepBatch) -> jax.Array:
+  def fits(self, batch: base.StepBatch) -> jax.Array:
     """bool, whether the step is one of those."""
     s = self.spec
     window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    found = sense_rows.are_ambiguous(self.senses, s.vocab, constants, window)
-    return jnp.sum(found) <= self._usual_room(window.size)
+    found = sense_rows.are_ambiguous(self.senses, s.vocab, window)
+    return jnp.sum(found) <= self._compact_room(window.size)
 
-  def _usual_room(self, num_tokens: int) -> int:
+  def _compact_room(self, num_tokens: int) -> int:
     mean = num_tokens * self.chance
     # A text has more of some words here than there.
     return min(math.ceil(_ROOM * mean + 3 * mean**0.5 + 1), num_tokens)
 
-  def ids(
-    self, constants: Constants, batch: base.StepBatch, key: jax.Array
-  ) -> dict[str, Any]:
+  def ids(self, batch: base.StepBatch, key: jax.Array) -> dict[str, Any]:
     """Input: [k (c + 2 W) + S K], of k chunks, S slots. Means: [S, K]."""
     s, senses = self.spec, self.senses
-    found = self.outputs.find(s, constants.outputs, batch, key)
+    found = self.outputs.find_targets(s, batch, key)
     window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    room = self._usual_room(window.size) if self.is_usual else None
-    slots = sense_rows.place(senses, s.vocab, constants, window, room)
+    room = self._compact_room(window.size) if self.is_compact else None
+    slots = sense_rows.place(senses, s.vocab, window, room)
     ids = {skipgram.INPUT: slots.ids, skipgram.OUTPUT: found.ids}
-    weights = constants.weights.at[window].get(mode='fill', fill_value=0)
+    weights = self.weights.at[window].get(mode='fill', fill_value=0)
     offsets = jnp.arange(window.shape[1], dtype=jnp.uint32)[None]
     positions = batch.chunks[:, None] * np.uint32(window.shape[1]) + offsets
     bits = sampling.random_bits(key ^ _KEY, positions.reshape(-1))
@@ -166,26 +157,30 @@ class ContextMixture:
 
   def loss(
     self,
+    params: tuple[()],
     rows: Mapping[str, jax.Array],
     ids: Mapping[str, Any],
     batch: base.StepBatch,
-  ) -> jax.Array:
-    """-log P(center | context, what is drawn), summed over pairs, in nats."""
+    key: jax.Array,
+  ) -> tuple[jax.Array, base.Aux]:
+    """-log P(center | context, drawn sense), summed over pairs."""
+    del params, key
     s, found = self.spec, ids[mixture.BLOCK]
     sides = batch.left, batch.right
     mask = windows.window_mask(*sides, s.chunk, s.window)
     token_rows, nothing = rows[skipgram.INPUT], 0.0
     if self.senses.num_ambiguous:
       token_rows, nothing = self.drawn(rows, found, mask, batch.progress)
-    return nothing + targets.window_loss(
+    loss = nothing + targets.window_loss(
       s,
       found.targets,
-      self.outputs.usual_rest,
+      self.outputs.compact_rest,
       token_rows,
       rows[skipgram.OUTPUT],
       mask,
       windows.window_mask(*sides, self.outputs.group, s.window),
     )
+    return loss, base.Aux(skipgram.num_contexts(batch).sum())
 
   def drawn(
     self,
@@ -232,7 +227,7 @@ class ContextMixture:
     learning = (1 - shared) * meant_rows + shared * of_senses.sum(1)
     slots = learning + jax.lax.stop_gradient(meant_rows - learning)
     shifts = self.shift * shifted(
-      common, priors, rows[MEANS][..., :-1], self.spec.columns_axis
+      common, priors, rows[MEANS][..., :-1], self.spec.row_ops
     )
     shifts = jnp.einsum('sk,skd->sd', meant, jax.lax.stop_gradient(shifts))
     slots += jnp.where(are_tied, 0.0, shifts)
@@ -275,12 +270,9 @@ class ContextMixture:
     Returns:
       [slots, dim] float32; and [slots] float32, whether there is a word around.
     """
-    w, axis = self.spec.window, self.spec.columns_axis
-    centers = slice(w, token_rows.shape[1] - w)
-    vectors = token_rows[:, centers]
-    if axis is not None:
-      vectors = jax.lax.all_gather(vectors, axis.name, axis=-1, tiled=True)
-      vectors = vectors[..., : self.spec.dim]  # without what fills up
+    s = self.spec
+    centers = slice(s.window, token_rows.shape[1] - s.window)
+    vectors = s.row_ops.whole(token_rows[:, centers], s.dim)
     lengths = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
     weights = found.weights[:, centers, None]
     vectors = vectors * (weights / jnp.maximum(lengths, 1e-30))
@@ -292,21 +284,6 @@ class ContextMixture:
     sums = sums.at[found.places].get(mode='fill', fill_value=0)
     total = sums[:, -1:]
     return sums[:, :-1] / jnp.maximum(total, 1e-30), (total[:, 0] > 0) * 1.0
-
-  def lookup_rates(
-    self, centers: np.ndarray, negatives: np.ndarray
-  ) -> dict[str, np.ndarray]:
-    """Of the senses of windows, of outputs, of priors and of means."""
-    found = mixture.rates(
-      self.spec, self.outputs, self.senses, centers, negatives
-    )
-    if self.senses.num_ambiguous:
-      found[MEANS] = np.repeat(found[mixture.PRIORS], self.senses.num)
-    return found
-
-  def num_examples(self, batch: base.StepBatch) -> jax.Array:
-    """Number of (center, context) pairs."""
-    return skipgram.num_contexts(batch).sum()
 
   def export_senses(
     self, rows: Callable[[str], np.ndarray], vocabulary: vocab.Vocabulary
@@ -340,6 +317,22 @@ class ContextMixture:
     return self.senses.digest()
 
 
+jax.tree_util.register_dataclass(
+  ContextMixture,
+  ['outputs', 'senses', 'weights'],
+  [
+    'spec',
+    'concentration',
+    'chance',
+    'tied_until',
+    'shared',
+    'shift',
+    'is_compact',
+  ],
+  ['lookups'],
+)
+
+
 def concentration(shortest_window: int, window: int) -> float:
   """Returns kappa for windows drawn uniformly from shortest_window..window."""
   return _CONCENTRATION_PER_WORD * (shortest_window + window)
@@ -349,7 +342,7 @@ def shifted(
   common: jax.Array,
   chances: jax.Array,
   means: jax.Array,
-  columns_axis: wire.Axis | None = None,
+  row_ops: products.RowOps = products.WHOLE_ROWS,
 ) -> jax.Array:
   """[words, K, d], |r| (m_k - m).
 
@@ -357,18 +350,11 @@ def shifted(
     common: [words, d] float32, r; d one device's share of dim.
     chances: [words, K] float32, priors.
     means: [words, K, dim] float32, of contexts.
-    columns_axis: see `base.WindowSpec`.
+    row_ops: of the layout that holds the rows.
   """
-  squares = jnp.sum(common * common, -1)
+  squares = row_ops.sum_columns(jnp.sum(common * common, -1))
   apart = means - jnp.einsum('wk,wkd->wd', chances, means)[:, None]
-  if columns_axis is not None:
-    squares = jax.lax.psum(squares, columns_axis.name)
-    dim = common.shape[-1]
-    # The last devices' columns may only fill up.
-    filling = dim * jax.lax.axis_size(columns_axis.name) - apart.shape[-1]
-    apart = jnp.pad(apart, ((0, 0), (0, 0), (0, filling)))
-    first = dim * jax.lax.axis_index(columns_axis.name)
-    apart = jax.lax.dynamic_slice_in_dim(apart, first, dim, 2)
+  apart = row_ops.own(apart, common.shape[-1])
   return jnp.sqrt(squares)[:, None, None] * apart
 
 

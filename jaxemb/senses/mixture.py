@@ -40,7 +40,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.models import base, skipgram, targets, tree
+from jaxemb.models import base, hierarchical, skipgram, targets
 from jaxemb.ops import windows
 from jaxemb.senses import em, sampled, sense_rows, table, tiles
 from jaxemb.tables import spec as spec_lib
@@ -52,14 +52,6 @@ BLOCK = 'block'  # beside the ids of the tables: what the rows are
 
 # The usual room leaves so many deviations above the mean number of slots.
 _SLOT_DEVIATIONS, _TILE_DEVIATIONS = 3.0, 1.5
-
-
-class Constants(NamedTuple):
-  """What every step reads."""
-
-  outputs: Any  # of the loss
-  first_rows: jax.Array
-  priors_rows: jax.Array
 
 
 class Placed(NamedTuple):
@@ -74,45 +66,56 @@ class Placed(NamedTuple):
 
 def tables(
   spec: base.WindowSpec,
-  outputs: tree.Outputs | sampled.Outputs,
+  outputs: hierarchical.Tree | sampled.Outputs,
   senses: sense_rows.Senses,
   momentum: float,
+  lookups: Mapping[str, np.ndarray] | None,
 ) -> dict[str, spec_lib.TableSpec]:
   """Senses, outputs, and a row of priors for each ambiguous word.
 
   A row of priors has one more column, which is always zero.
   """
+  lookups = lookups or {}
   specs = {
     skipgram.INPUT: spec_lib.TableSpec(
-      skipgram.INPUT, senses.num_rows, spec.dim, 0.5 / spec.dim
+      skipgram.INPUT,
+      senses.num_rows,
+      spec.dim,
+      0.5 / spec.dim,
+      lookups_per_center=lookups.get(skipgram.INPUT),
     ),
-    skipgram.OUTPUT: outputs.spec(spec),
+    skipgram.OUTPUT: outputs.table(spec, lookups.get(skipgram.OUTPUT)),
   }
   if senses.num_ambiguous:
     specs[PRIORS] = spec_lib.TableSpec(
-      PRIORS, senses.num_ambiguous, senses.num + 1, 0.0, momentum=momentum
+      PRIORS,
+      senses.num_ambiguous,
+      senses.num + 1,
+      0.0,
+      momentum=momentum,
+      lookups_per_center=lookups.get(PRIORS),
     )
   return specs
 
 
-def rates(
+def lookups(
   spec: base.WindowSpec,
-  outputs: tree.Outputs | sampled.Outputs,
+  outputs: hierarchical.Tree | sampled.Outputs,
   senses: sense_rows.Senses,
-  centers: np.ndarray,
-  negatives: np.ndarray,
+  corpus: base.Corpus,
 ) -> dict[str, np.ndarray]:
-  """What `base.Model.lookup_rates` gives, of `tables`."""
-  windows_per_center = (spec.chunk + 2 * spec.window) / spec.chunk
-  found = {
+  """Expected lookups of each row of `tables` per center."""
+  windows_per_center = skipgram.window_lookups(spec)
+  centers = corpus.centers
+  result = {
     skipgram.INPUT: windows_per_center * centers[senses.owners()],
-    skipgram.OUTPUT: outputs.rates(spec, centers, negatives),
+    skipgram.OUTPUT: outputs.lookups(spec, corpus),
   }
   if senses.num_ambiguous:
     # Averages of several replicas are averaged, never added up.
     is_ambiguous = senses.priors_rows < senses.num_ambiguous
-    found[PRIORS] = 1e6 * windows_per_center * centers[is_ambiguous]
-  return found
+    result[PRIORS] = 1e6 * windows_per_center * centers[is_ambiguous]
+  return result
 
 
 def export_senses(
@@ -149,45 +152,37 @@ def export_senses(
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture:
-  """The model over one step's rows; implements `base.Model`."""
+class Mixture(base.Model):
+  """The mixture over one step's rows."""
 
-  spec: base.WindowSpec
-  outputs: tree.Outputs | sampled.Outputs  # the loss
+  outputs: hierarchical.Tree | sampled.Outputs  # the loss
   senses: sense_rows.Senses
+  spec: base.WindowSpec
   # A sense is drawn for every pair; or once for all pairs of an occurrence.
   is_by_pair: bool
   averages_logs: bool  # priors are those of averaged LL, not averaged gammas
   tied_until: float  # share of training in which senses learn the same
   chance: float  # that a token has several senses
+  lookups: Mapping[str, np.ndarray] | None = None  # by table, see `TableSpec`
 
   vectors_table = skipgram.INPUT
-  usual = None
+  contexts_table = skipgram.OUTPUT
 
   @property
-  def decisions(self) -> float:
-    """Binary decisions per pair."""
-    return self.outputs.decisions
+  def untrained_loss(self) -> float:
+    """Of a pair."""
+    return self.outputs.untrained_loss
 
-  def specs(self) -> Mapping[str, spec_lib.TableSpec]:
+  def specs(self) -> dict[str, spec_lib.TableSpec]:
     """Senses, outputs and priors."""
-    return tables(self.spec, self.outputs, self.senses, MOMENTUM)
+    return tables(self.spec, self.outputs, self.senses, MOMENTUM, self.lookups)
 
-  def constants(self) -> Constants:
-    """Of the loss, and where words have their rows."""
-    found = self.senses
-    return Constants(
-      self.outputs.constants(), found.first_rows, found.priors_rows
-    )
-
-  def ids(
-    self, constants: Constants, batch: base.StepBatch, key: jax.Array
-  ) -> dict[str, Any]:
+  def ids(self, batch: base.StepBatch, key: jax.Array) -> dict[str, Any]:
     """Input: [k (c + 2 W) (1 + K)], of k chunks. Priors: [k (c + 2 W)]."""
     s, senses = self.spec, self.senses
-    found = self.outputs.find(s, constants.outputs, batch, key)
+    found = self.outputs.find_targets(s, batch, key)
     window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    placed = sense_rows.place(senses, s.vocab, constants, window)
+    placed = sense_rows.place(senses, s.vocab, window)
     ids = {
       skipgram.INPUT: placed.ids,
       skipgram.OUTPUT: found.ids,
@@ -199,11 +194,15 @@ class Mixture:
 
   def loss(
     self,
+    params: tuple[()],
     rows: Mapping[str, jax.Array],
     ids: Mapping[str, Any],
     batch: base.StepBatch,
-  ) -> jax.Array:
-    """-log P(center | context), summed over the pairs, in nats."""
+    key: jax.Array,
+  ) -> tuple[jax.Array, base.Aux]:
+    """-log P(center | context), summed over the pairs."""
+    del params, key
+    aux = base.Aux(skipgram.num_contexts(batch).sum())
     s, g, found = self.spec, self.outputs.group, ids[BLOCK]
     sides = batch.left, batch.right
     is_single = found.is_single.astype(jnp.float32)
@@ -215,21 +214,20 @@ class Mixture:
     loss = targets.window_loss(
       s,
       found.targets,
-      self.outputs.usual_rest,
+      self.outputs.compact_rest,
       input_rows[:num].reshape(*is_single.shape, dim),
       rows[skipgram.OUTPUT],
       is_single[:, None] * windows.window_mask(*sides, s.chunk, s.window),
       near * windows.window_mask(*sides, g, s.window),
     )
     if not self.senses.num_ambiguous:
-      return loss
+      return loss, aux
 
     of_senses = input_rows[num:].reshape(num, self.senses.num, dim)
     args = of_senses, rows[PRIORS], rows[skipgram.OUTPUT]
     data = found.places, found.targets.lists, batch
-    return loss + targets.with_grads(
-      self._value, self._value_and_grads, args, data
-    )
+    loss += targets.with_grads(self._value, self._value_and_grads, args, data)
+    return loss, aux
 
   def room(self, num_slots: int, depth: int) -> tiles.Room:
     """Of a piece: as much as most steps need.
@@ -330,23 +328,13 @@ class Mixture:
     if not self.is_by_pair:
       mask = jnp.any(mask, 1, keepdims=True)
     log_joint = tiles.log_likelihoods(
-      piece.tiles, of_senses, met_rows, mask.shape[1], self.spec.columns_axis
+      piece.tiles, of_senses, met_rows, mask.shape[1], self.spec.row_ops
     )
     log_priors = jax.lax.stop_gradient(
       em.log_probabilities(priors[:, :-1], self.averages_logs)
     )
     log_joint += log_priors[..., None]
     return em.Cases(log_joint, mask.astype(jnp.float32), priors)
-
-  def lookup_rates(
-    self, centers: np.ndarray, negatives: np.ndarray
-  ) -> dict[str, np.ndarray]:
-    """Of the senses of windows, of outputs and of priors."""
-    return rates(self.spec, self.outputs, self.senses, centers, negatives)
-
-  def num_examples(self, batch: base.StepBatch) -> jax.Array:
-    """Number of (center, context) pairs."""
-    return skipgram.num_contexts(batch).sum()
 
   def export_senses(
     self, rows: Callable[[str], np.ndarray], vocabulary: vocab.Vocabulary
@@ -357,3 +345,11 @@ class Mixture:
   def rows_digest(self) -> str:
     """Identifies which rows are senses of which words."""
     return self.senses.digest()
+
+
+jax.tree_util.register_dataclass(
+  Mixture,
+  ['outputs', 'senses'],
+  ['spec', 'is_by_pair', 'averages_logs', 'tied_until', 'chance'],
+  ['lookups'],
+)

@@ -6,6 +6,7 @@ predicts its contexts and here they predict it: the pairs are the same.
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -18,40 +19,38 @@ from jaxemb.tables import spec as spec_lib
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-  """What centers are told by; see `tree.Outputs` for the other way."""
+  """Outputs of negative sampling; `hierarchical.Tree` has those of a tree."""
 
-  negatives: sampling.Alias  # host arrays
+  negatives: sampling.Alias
   decisions: float  # per pair
   group: int  # c: no output row is of use to one center alone
   mean_targets: float  # of a center
-  usual_rest: int = 0
+  compact_rest: int = 0
 
-  def spec(self, spec: base.WindowSpec) -> spec_lib.TableSpec:
+  @property
+  def untrained_loss(self) -> float:
+    """Nats per pair."""
+    return self.decisions * math.log(2)
+
+  def table(
+    self, spec: base.WindowSpec, lookups: np.ndarray | None
+  ) -> spec_lib.TableSpec:
     """The table of output rows."""
-    return spec_lib.TableSpec(skipgram.OUTPUT, spec.vocab, spec.dim, 0.0)
+    return spec_lib.TableSpec(
+      skipgram.OUTPUT, spec.vocab, spec.dim, 0.0, lookups_per_center=lookups
+    )
 
-  def constants(self) -> sampling.Alias:
-    """The distribution of negatives."""
-    return self.negatives
+  def lookups(self, spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
+    """[vocab] float64, expected lookups of each output row per center."""
+    negatives = skipgram.negative_probabilities(corpus.counts)
+    return corpus.centers + spec.shared_negatives / spec.chunk * negatives
 
-  def rates(
-    self, spec: base.WindowSpec, centers: np.ndarray, negatives: np.ndarray
-  ) -> np.ndarray:
-    """[vocab] float64, expected look-ups of each output row per center."""
-    return centers + spec.shared_negatives / spec.chunk * negatives
-
-  def find(
-    self,
-    spec: base.WindowSpec,
-    constants: sampling.Alias,
-    batch: base.StepBatch,
-    key: jax.Array,
+  def find_targets(
+    self, spec: base.WindowSpec, batch: base.StepBatch, key: jax.Array
   ) -> targets.Targets:
     """Centers and negatives: [L / c, c + N] ids."""
-    draws = skipgram.draw_negatives(spec, constants, batch, key)
-    w = spec.window
-    centers = batch.tokens[:, w : batch.tokens.shape[1] - w]
-    centers = centers.reshape(-1, spec.chunk)
+    draws = skipgram.draw_negatives(spec, self.negatives, batch, key)
+    centers = skipgram.centers(spec, batch)
     differs = (centers[:, :, None] != draws[:, None, :]).astype(jnp.float32)
     own = jnp.broadcast_to(
       jnp.eye(spec.chunk)[None], (len(centers), spec.chunk, spec.chunk)
@@ -81,8 +80,19 @@ class Outputs:
     )
 
 
-def outputs(spec: base.WindowSpec, negatives: sampling.Alias) -> Outputs:
-  """Of a distribution of negatives."""
+jax.tree_util.register_dataclass(
+  Outputs,
+  ['negatives'],
+  ['decisions', 'group', 'mean_targets', 'compact_rest'],
+)
+
+
+def outputs(spec: base.WindowSpec, corpus: base.Corpus) -> Outputs:
+  """Negative sampling for a corpus."""
+  negatives = skipgram.negative_probabilities(corpus.counts)
   return Outputs(
-    negatives, 1.0 + spec.negatives, spec.chunk, 1.0 + spec.shared_negatives
+    sampling.alias_table(negatives),
+    1.0 + spec.negatives,
+    spec.chunk,
+    1.0 + spec.shared_negatives,
   )

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,11 @@ from jaxemb.text import vocab
 
 @dataclasses.dataclass(frozen=True)
 class Senses:
-  """Which words have several senses, as host arrays."""
+  """Which words have several senses."""
 
-  first_rows: np.ndarray  # [vocab] int32, row of a word's first sense
+  first_rows: Any  # [vocab] int32, row of a word's first sense
   # [vocab] int32, row of its priors; the number of rows where it has one sense
-  priors_rows: np.ndarray
+  priors_rows: Any
   num: int  # K, of the words that have several
   num_rows: int  # in the table of senses
   num_ambiguous: int  # rows in the table of priors
@@ -40,6 +40,11 @@ class Senses:
   def digest(self) -> str:
     """Identifies which rows are senses of which words."""
     return hashlib.sha256(self.first_rows.tobytes()).hexdigest()
+
+
+jax.tree_util.register_dataclass(
+  Senses, ['first_rows', 'priors_rows'], ['num', 'num_rows', 'num_ambiguous']
+)
 
 
 def number(is_ambiguous: np.ndarray, num: int) -> Senses:
@@ -63,13 +68,6 @@ def number(is_ambiguous: np.ndarray, num: int) -> Senses:
   )
 
 
-class Constants(Protocol):
-  """What every step reads: as `Senses` has them."""
-
-  first_rows: jax.Array
-  priors_rows: jax.Array
-
-
 class Slots(NamedTuple):
   """The tokens of k windows, and those of them that have several senses."""
 
@@ -81,19 +79,16 @@ class Slots(NamedTuple):
   priors_ids: jax.Array  # [k w] int32, of the slots
 
 
-def are_ambiguous(
-  senses: Senses, vocab: int, constants: Constants, window: jax.Array
-) -> jax.Array:
+def are_ambiguous(senses: Senses, vocab: int, window: jax.Array) -> jax.Array:
   """[k, w] bool, which tokens have several senses."""
   words = jnp.minimum(window, vocab - 1)
-  row = constants.priors_rows.at[words].get(mode='promise_in_bounds')
+  row = senses.priors_rows.at[words].get(mode='promise_in_bounds')
   return (window < vocab) & (row < senses.num_ambiguous)
 
 
 def place(
   senses: Senses,
   vocab: int,
-  constants: Constants,
   window: jax.Array,
   room: int | None = None,
 ) -> Slots:
@@ -102,20 +97,19 @@ def place(
   Args:
     senses: which words have several.
     vocab: ids from here on are padding.
-    constants: where words have their rows.
     window: [k, w] int32, ids of words.
     room: at least as many as there are such tokens; None = k w. That many slots
       are made, rather than k w.
   """
   words = jnp.minimum(window, vocab - 1)
-  first = constants.first_rows.at[words].get(mode='promise_in_bounds')
+  first = senses.first_rows.at[words].get(mode='promise_in_bounds')
   if not senses.num_ambiguous:
     ids = jnp.where(window < vocab, first, senses.num_rows)
     none = window[:0, 0]
     return Slots(ids, jnp.ones_like(window, bool), none, none)
-  row = constants.priors_rows.at[words].get(mode='promise_in_bounds')
+  row = senses.priors_rows.at[words].get(mode='promise_in_bounds')
   is_word = window < vocab
-  is_ambiguous = are_ambiguous(senses, vocab, constants, window)
+  is_ambiguous = are_ambiguous(senses, vocab, window)
   single = jnp.where(is_word & ~is_ambiguous, first, senses.num_rows)
   # Slot j is of the j-th ambiguous token.
   num = window.size

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxemb.models import base, targets
-from jaxemb.ops import losses, products, wire
+from jaxemb.ops import losses, products
 
 SIZE = 32  # n
 # Segments of lists are found in a loop; so many are written out.
@@ -175,7 +175,7 @@ def log_likelihoods(
   rows: jax.Array,
   met_rows: jax.Array,
   num_near: int,
-  columns_axis: wire.Axis | None,
+  row_ops: products.RowOps,
 ) -> jax.Array:
   """Log P(center | row) of each slot and center, or of all that are around it.
 
@@ -184,14 +184,14 @@ def log_likelihoods(
     rows: [m, K, d] float32, of the slots.
     met_rows: [t, n, d] float32, of `Tiles.places`.
     num_near: 2 W; or 1, summed over the centers.
-    columns_axis: see `base.WindowSpec`.
+    row_ops: gives the products of rows.
 
   Returns:
     [m, K, num_near] float32.
   """
   num_slots, num_senses = rows.shape[:2]
   of_tiles = rows.at[found.slots].get(mode='promise_in_bounds')
-  scores = products.narrow_scores(of_tiles, met_rows, columns_axis)
+  scores = row_ops.narrow_dot(of_tiles, met_rows)
   logs = losses.log_chances(scores, found.weights[:, None])
   zeros = jnp.zeros((num_slots * num_near, num_senses))
   if num_near == 1:

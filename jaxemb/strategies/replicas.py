@@ -1,337 +1,362 @@
-"""Replicas with bounded staleness: each trains alone, and rows meet in time.
+"""Replicas: copies of the tables that train apart and meet now and then.
 
-Every device of the data axis holds all tables and trains on its own part of the
-corpus, without waiting. A row is exchanged after so many steps that each
-replica looked it up about `exchange_lookups` times: frequent rows soon, rare
-rows hardly ever. With x_i the row of replica i and b its value when it was last
-exchanged, all replicas then have
+Every device of the data axis trains its own copy of all tables on its own part
+of the data. When the copies meet, which rows and with what weight is up to a
+policy (`strategies.policies`): with x_i the row of replica i and b the row at
+its last meeting, all replicas go on from
 
-  b + g * sum_i (x_i - b),    g = (1 - q^n) / (n (1 - q)),    q = exp(-m / tau)
+  b + g * sum_i (x_i - b)
 
-for n replicas, m look-ups since, and tau look-ups after which a row has
-forgotten its start. In a quadratic bowl a row goes 1 - q of its way to the
-bottom alone and 1 - q^n where its n replicas' updates follow one another, so
-that g makes of n parallel updates what n serial ones would have given: their
-sum where a row was hardly touched, their mean where it was touched often. This
-is local SGD (Stich 2019) with a period for each row, as in HET (Miao et al.
-2022), but on a timetable that follows from the words' frequencies: rows are in
-falling order of frequency (`strategies.timetables`).
+Chunks of rows of all tables travel in one sum. Dense parameters are averaged at
+every meeting. Under the policy `never` nothing is exchanged and the program has
+no collective: the copies are sub-models of their own, each with its own batch,
+learning rates and key (Anand et al. 2019), and a device may train several.
+
+Optimizer state stays with its replica.
 """
 
-import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.models import base as model_base
+from jaxemb.data import base as data_base
 from jaxemb.ops import rounding, wire
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
-from jaxemb.strategies import base, timetables
+from jaxemb.strategies import base, policies
 from jaxemb.tables import blocks
 from jaxemb.tables import spec as spec_lib
 
 
 class ReplicaState(NamedTuple):
-  """The state of all replicas; `tables` has a leading axis over them."""
+  """The state of all replicas, whose arrays have a leading axis over them."""
 
   tables: dict[str, spec_lib.TableState]  # leaves [n, ...]
-  exchanged: dict[str, Any]  # rows of each table when last exchanged
-  num_exchanges: jax.Array  # int32
+  params: Any  # leaves [n, ...]
+  optimizer: Any  # leaves [n, ...]
+  met: dict[str, spec_lib.TableState]  # rows at their last meeting, once
+  clock: Any  # of the policy
+
+  def trained(self) -> base.TrainState:
+    """What a step changes."""
+    return base.TrainState(self.tables, self.params, self.optimizer)
 
 
-class Constants(NamedTuple):
-  """What every step reads and none changes."""
-
-  model: Any
-  lookups: dict[str, jax.Array]  # [vocab] float32, m of each table's rows
-
-
-def gain(lookups: jax.Array, num_replicas: int) -> jax.Array:
-  """g, the part of the replicas' summed updates that a row keeps.
-
-  Args:
-    lookups: [...] float32, m / tau.
-    num_replicas: n.
-
-  Returns:
-    [...] float32 in [1 / n, 1].
-  """
-  # The sum of a geometric series: (1 - q^n) / (1 - q) without its 0 / 0.
-  powers = jnp.arange(num_replicas, dtype=jnp.float32)
-  powers = powers.reshape(-1, *[1] * lookups.ndim)
-  return jnp.mean(jnp.exp(-powers * lookups[None]), 0)
-
-
-def _exchange_chunk(
+def _meet_chunk(
   i: jax.Array,
-  states: dict[str, Any],
-  exchanged: dict[str, Any],
-  lookups: Mapping[str, jax.Array],
-  forgetting: jax.Array,
-  chunk_rows: int,
+  tables: dict[str, spec_lib.TableState],
+  met: dict[str, spec_lib.TableState],
+  *,
+  layouts: Mapping[str, spec_lib.Table],
+  policy: policies.Policy,
+  elapsed: policies.Elapsed,
   num_replicas: int,
-  tables: Mapping[str, spec_lib.Table],
   key: jax.Array,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[dict[str, spec_lib.TableState], dict[str, spec_lib.TableState]]:
   """Exchanges the i-th chunk of rows of every table.
 
   Args:
     i: int32.
-    states: by table, of one replica.
-    exchanged: by table, its rows when last exchanged.
-    lookups: by table, [vocab] float32, m.
-    forgetting: float32, 1 / tau.
-    chunk_rows: rows of a chunk.
+    tables: one replica's.
+    met: the rows at their last meeting.
+    layouts: the functions of the tables.
+    policy: gives the weights.
+    elapsed: since the last meeting.
     num_replicas: n.
-    tables: by name.
-    key: [2] uint32, of the exchange, the same on all replicas: so they round
-      to the same.
+    key: [2] uint32, the same on all replicas, so that they round alike.
   """
-  firsts, olds, encodings, parts = {}, {}, {}, {}
-  for name, table in tables.items():
+  starts, olds, encodings, terms = {}, {}, {}, {}
+  for name, table in layouts.items():
     # The last chunk reaches back over rows that were exchanged just now, which
     # does not change them.
-    num = min(chunk_rows, table.spec.vocab)
-    first = firsts[name] = jnp.minimum(i * chunk_rows, table.spec.vocab - num)
-    old = table.read_range(exchanged[name], first, num)
-    mine = table.read_range(states[name], first, num).rows
-    m = jax.lax.dynamic_slice(lookups[name], (first,), (num,)) * forgetting
-    # Each replica gives its n-th of the old row too: all reads come before the
-    # sum, so that XLA can write both arrays in place behind it.
-    kept = gain(m, num_replicas)[:, None]
+    num = min(policy.chunk_rows, table.spec.vocab)
+    start = starts[name] = jnp.minimum(
+      i * policy.chunk_rows, table.spec.vocab - num
+    )
+    old = table.read_range(met[name], start, num)
+    own = table.read_range(tables[name], start, num).rows
+    weights = policy.weights(name, start, num, elapsed)[:, None]
     encodings[name] = old.encoding
     if table.spec.exchange_dtype == 'float32':
-      parts[name] = old.rows / num_replicas + kept * (mine - old.rows)
+      # Each replica adds its n-th of the old row: all reads come before the
+      # sum, so that XLA can write both arrays in place after it.
+      terms[name] = old.rows / num_replicas + weights * (own - old.rows)
     else:
-      # In low precision only changes can be sent.
-      parts[name], olds[name] = kept * (mine - old.rows), old.rows
-  # Read by now, like all else.
-  olds, encodings, parts = jax.lax.optimization_barrier(
-    (olds, encodings, parts)
+      # In a shorter type only changes can be sent.
+      terms[name], olds[name] = weights * (own - old.rows), old.rows
+  olds, encodings, terms = jax.lax.optimization_barrier(
+    (olds, encodings, terms)
   )
-  sums = _summed(parts, olds, tables)
-  # The same on all replicas. Without this XLA copies them to read them twice.
+  rows = _summed(terms, olds, layouts)
+  # The same on all replicas; otherwise XLA copies them to read them twice.
   encodings = jax.lax.pmax(encodings, mesh_lib.DATA)
-  states, exchanged = dict(states), dict(exchanged)
-  for j, name in enumerate(sorted(sums)):
-    args = firsts[name], sums[name], encodings[name], rounding.key(key, j)
-    states[name] = tables[name].write_range(states[name], *args)
-    exchanged[name] = tables[name].write_range(exchanged[name], *args)
-  return states, exchanged
+  tables, met = dict(tables), dict(met)
+  for j, name in enumerate(sorted(layouts)):
+    args = starts[name], rows[name], encodings[name], rounding.key(key, j)
+    tables[name] = layouts[name].write_range(tables[name], *args)
+    met[name] = layouts[name].write_range(met[name], *args)
+  return tables, met
 
 
 def _summed(
-  parts: dict[str, jax.Array],
+  terms: dict[str, jax.Array],
   olds: dict[str, jax.Array],
-  tables: Mapping[str, spec_lib.Table],
+  layouts: Mapping[str, spec_lib.Table],
 ) -> dict[str, jax.Array]:
-  """Rows that all replicas make of a chunk together, float32."""
-  whole = {k: x for k, x in parts.items() if k not in olds}
-  sums = jax.lax.psum(whole, mesh_lib.DATA)
+  """[num, dim] float32 by table, the rows of all replicas together."""
+  whole = {k: x for k, x in terms.items() if k not in olds}
+  rows = jax.lax.psum(whole, mesh_lib.DATA)
   for name, old in olds.items():
-    axis = wire.Axis(mesh_lib.DATA, tables[name].spec.exchange_dtype)
-    sums[name] = old + wire.psum(parts[name], axis)
-  return sums
+    axis = wire.Axis(mesh_lib.DATA, layouts[name].spec.exchange_dtype)
+    rows[name] = old + wire.psum(terms[name], axis)
+  return rows
 
 
-@dataclasses.dataclass(frozen=True)
-class _Replicas:
-  """The functions of the strategy over what they have in common."""
+def meet(
+  state: ReplicaState,
+  trainable: base.Trainable,
+  policy: policies.Policy,
+  elapsed: policies.Elapsed,
+  num_replicas: int,
+  key: jax.Array,
+) -> ReplicaState:
+  """Exchanges the rows that are due, on one replica's device.
 
-  model: model_base.Model
-  tables: Mapping[str, spec_lib.Table]
-  spec: base.StepSpec
-  num: int  # n
-  exchange_spec: timetables.ExchangeSpec
-  timetable: timetables.Timetable
+  Args:
+    state: of one replica, without the leading axis.
+    trainable: its tables.
+    policy: what is due.
+    elapsed: since the last meeting.
+    num_replicas: n.
+    key: [2] uint32, of the dispatch.
+  """
+  num_chunks, clock = policy.due(state.clock)
+  number = jax.tree.leaves(clock)[0]
 
-  def init(self, key: jax.Array) -> ReplicaState:
-    """All replicas start from the same rows."""
-    states = base.init_tables(self.tables, key)
-    return ReplicaState(
-      base.stacked(states, self.num),
-      {
-        name: state._replace(slots=(), scratch=())
-        for name, state in states.items()
-      },
-      jnp.int32(0),
+  def body(i, carry):
+    return _meet_chunk(
+      i,
+      *carry,
+      layouts=trainable.tables,
+      policy=policy,
+      elapsed=elapsed,
+      num_replicas=num_replicas,
+      key=rounding.key(key, number, i),
     )
 
-  def constants(self) -> Constants:
-    """Those of the model, and how often rows are looked up."""
-    return Constants(self.model.constants(), self.timetable.lookups)
+  tables, met = jax.lax.fori_loop(
+    0, num_chunks, body, (state.tables, state.met)
+  )
+  params = state.params
+  if jax.tree.leaves(params):
+    params = jax.lax.pmean(params, mesh_lib.DATA)
+  return state._replace(tables=tables, met=met, params=params, clock=clock)
 
-  def exchange(
-    self,
-    state: ReplicaState,
-    lookups: Mapping[str, jax.Array],
-    learning_rate: jax.Array,
-    num_steps: jax.Array,
-    key: jax.Array,
-  ) -> ReplicaState:
-    """Exchanges the rows that are due; tables without the leading axis."""
-    s, timetable = self.exchange_spec, self.timetable
-    forgetting = learning_rate / (s.first_learning_rate * s.memory_lookups)
-    # The last exchange of a dispatch comes early; of small texts, every one.
-    forgetting *= num_steps / s.every_steps
-    num_exchanges = state.num_exchanges + 1
-    level = timetables.level(num_exchanges)
-    level = jnp.minimum(level, len(timetable.due) - 1)
 
-    def body(i, carry):
-      return _exchange_chunk(
-        i,
-        *carry,
-        lookups,
-        forgetting,
-        timetable.chunk_rows,
-        self.num,
-        self.tables,
-        rounding.key(key, num_exchanges, i),
-      )
+def _dispatch(
+  trainable: base.Trainable,
+  policy: policies.Policy,
+  num_replicas: int,
+  state: ReplicaState,
+  constants: Any,
+  batch: Any,
+  schedule: base.Schedule,
+) -> tuple[ReplicaState, base.DispatchMetrics]:
+  """A dispatch of one replica; its arrays have a leading axis of one."""
+  trainable = trainable.with_arrays(constants[0])
+  policy = base.with_arrays(policy, constants[1])
+  shared = state.met, state.clock
+  own = jax.tree.map(lambda x: x[0], state.trained())
+  # All replicas run as many steps, so that they meet; some are padding.
+  num_steps = trainable.steps.num_steps(batch)
+  count = jax.lax.pmax(jnp.max(num_steps), mesh_lib.DATA)
+  replica = jax.lax.axis_index(mesh_lib.DATA)
+  every = policy.every_steps
+  span = schedule.last_learning_rate - schedule.first_learning_rate
 
-    states, exchanged = jax.lax.fori_loop(
-      0,
-      jnp.asarray(timetable.due)[level],
-      body,
-      (state.tables, state.exchanged),
+  def body(i, carry):
+    state, metrics = carry
+    first = i * every
+    stop = jnp.minimum(first + every, count)
+    trained, metrics = base.training_steps(
+      trainable,
+      batch,
+      schedule,
+      base.StepRange(first, stop, count),
+      data_base.share(1, 1, replica, 0),
+      (state.trained(), metrics),
+      stream=replica,
     )
-    return ReplicaState(states, exchanged, num_exchanges)
+    learning_rate = schedule.first_learning_rate + span * (stop / count)
+    state = ReplicaState(*trained, state.met, state.clock)
+    elapsed = policies.Elapsed(learning_rate, stop - first)
+    key = schedule.key
+    return meet(state, trainable, policy, elapsed, num_replicas, key), metrics
 
-  def step(
-    self,
-    state: ReplicaState,
-    constants: Constants,
-    batch: Any,
-    schedule: base.Schedule,
-  ) -> tuple[ReplicaState, base.StepMetrics]:
-    """A dispatch of one replica; its tables have a leading axis of one."""
-    state = state._replace(tables=jax.tree.map(lambda x: x[0], state.tables))
-    # All replicas run as many steps, so that they meet; some are padding.
-    count = jax.lax.pmax(jnp.max(batch.num_steps), mesh_lib.DATA)
-    replica = jax.lax.axis_index(mesh_lib.DATA)
-    every = self.exchange_spec.every_steps
-    span = schedule.last_learning_rate - schedule.first_learning_rate
+  carry = ReplicaState(*own, *shared), trainable.no_metrics()
+  num_meetings = (count + every - 1) // every
+  state, metrics = jax.lax.fori_loop(0, num_meetings, body, carry)
+  metrics = base.over_devices(trainable, metrics, batch, count, [mesh_lib.DATA])
+  stacked = jax.tree.map(lambda x: x[None], state.trained())
+  return ReplicaState(*stacked, state.met, state.clock), metrics
 
-    def body(i, carry):
-      state, metrics = carry
-      first = i * every
-      stop = jnp.minimum(first + every, count)
-      states, metrics = base.training_steps(
-        self.model,
-        self.tables,
-        self.spec,
-        constants.model,
-        batch,
-        schedule,
-        base.StepRange(first, stop, count),
-        base.share(1, 1, replica, 0)._replace(stream=replica),
-        (state.tables, metrics),
-      )
-      state = state._replace(tables=states)
-      learning_rate = schedule.first_learning_rate + span * (stop / count)
-      state = self.exchange(
-        state, constants.lookups, learning_rate, stop - first, schedule.key
-      )
-      return state, metrics
 
-    carry = (state, jax.tree.map(jnp.asarray, base.NO_METRICS))
-    num_exchanges = (count + every - 1) // every
-    state, metrics = jax.lax.fori_loop(0, num_exchanges, body, carry)
-    metrics = base.over_devices(metrics, batch, count, [mesh_lib.DATA])
-    stacked = jax.tree.map(lambda x: x[None], state.tables)
-    return state._replace(tables=stacked), metrics
+def _dispatch_apart(
+  trainable: base.Trainable,
+  state: ReplicaState,
+  constants: Any,
+  batch: Any,
+  schedule: base.Schedule,
+) -> tuple[ReplicaState, base.DispatchMetrics]:
+  """A dispatch of one device's sub-models."""
+  trainable = trainable.with_arrays(constants[0])
+  # As many steps for all of a device, some of them padding; other devices do
+  # not wait.
+  stop = jnp.max(trainable.steps.num_steps(batch))
 
-  def export_rows(
-    self,
-    state: ReplicaState,
-    name: str,
-    start: int = 0,
-    stop: int | None = None,
-  ) -> blocks.RowBlock:
-    """What the replicas learned since a row's last exchange adds up."""
-    # At the end the learning rate is so low that nothing was forgotten.
-    table = self.tables[name]
-    old = blocks.read(table, state.exchanged[name], start, stop)
-    mine = blocks.read(table, state.tables[name], start, stop, has_copies=True)
-    total = np.array(old.rows)
-    for i in range(self.num):
-      total += mine.encoded.select(i).decode() - old.rows
-    slots = {
-      slot: mine.slots[slot].sum(0) / (self.num if how == 'mean' else 1)
-      for slot, how in table.slot_reductions.items()
-    }
-    return blocks.RowBlock(blocks.encode(total, old.encoded), slots)
-
-  def import_rows(
-    self, state: ReplicaState, name: str, *args: Any
-  ) -> ReplicaState:
-    """Replaces the rows of every replica."""
-    table = self.tables[name]
-    ids, rows, *_ = args
-    new = blocks.write(table, state.tables[name], *args, has_copies=True)
-    old = blocks.write(table, state.exchanged[name], ids, rows)
-    return state._replace(
-      tables=state.tables | {name: new},
-      exchanged=state.exchanged | {name: old},
+  def dispatch(trained, batch, schedule):
+    # One part of the data, which is all that this model sees.
+    batch = jax.tree.map(lambda x: x[None], batch)
+    count = trainable.steps.num_steps(batch)[0]
+    trained, metrics = base.training_steps(
+      trainable,
+      batch,
+      schedule,
+      base.StepRange(jnp.int32(0), stop, count),
+      data_base.WHOLE,
+      (trained, trainable.no_metrics()),
     )
+    return trained, base.over_devices(trainable, metrics, batch, count, ())
+
+  args = state.trained(), batch, schedule
+  trained, metrics = _each(dispatch, args)
+  return ReplicaState(*trained, {}, ()), metrics
+
+
+def _each(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+  """`jax.vmap`, or for a single model the function itself.
+
+  One model on a device is then the same to the last bit as one alone; several
+  are computed in one product, which may round differently.
+  """
+  if len(jax.tree.leaves(args)[0]) > 1:
+    return jax.vmap(function)(*args)
+  result = function(*jax.tree.map(lambda x: x[0], args))
+  return jax.tree.map(lambda x: x[None], result)
+
+
+def _export_rows(
+  trainable: base.Trainable,
+  meets: bool,
+  state: ReplicaState,
+  name: str,
+  start: int = 0,
+  stop: int | None = None,
+) -> blocks.RowBlock:
+  """What the replicas have learned since a row's last meeting adds up."""
+  table = trainable.tables[name]
+  own = blocks.read(table, state.tables[name], start, stop, has_copies=True)
+  if not meets:
+    return own
+  met = table.export_rows(state.met[name], start, stop)
+  old = met.rows
+  # At the end the learning rate is so low that nothing was forgotten.
+  rows = np.array(old)
+  for copy in own.rows:
+    rows += copy - old
+  slots = {
+    slot: getattr(x, table.slot_reductions[slot])(0)
+    for slot, x in own.slots.items()
+  }
+  encoded = blocks.encode(rows, met.encoded)
+  return blocks.RowBlock(encoded, slots)
+
+
+def _import_rows(
+  trainable: base.Trainable,
+  meets: bool,
+  state: ReplicaState,
+  name: str,
+  ids: np.ndarray,
+  rows: np.ndarray,
+  slots: Mapping[str, np.ndarray],
+) -> ReplicaState:
+  table = trainable.tables[name]
+  new = blocks.write(
+    table, state.tables[name], ids, rows, slots, has_copies=True
+  )
+  state = state._replace(tables=state.tables | {name: new})
+  if meets:
+    met = table.import_rows(state.met[name], ids, rows)
+    state = state._replace(met=state.met | {name: met})
+  return state
 
 
 def replicas(
-  model: model_base.Model,
-  tables: Mapping[str, spec_lib.Table],
-  spec: base.StepSpec,
+  trainable: base.Trainable,
   mesh: jax.sharding.Mesh,
-  exchange_spec: timetables.ExchangeSpec,
-  lookup_rates: Mapping[str, np.ndarray],
+  policy: policies.Policy,
+  per_device: int = 1,
 ) -> base.Strategy:
-  """The strategy; state of the row optimizers stays with its replica.
+  """The strategy.
+
+  Under the policy `never` batches, schedules and metrics have a leading axis of
+  models, and so have exported rows.
 
   Args:
-    model: what to train.
-    tables: the tables of `model.specs()`.
-    spec: sizes of a step.
-    mesh: one replica on each device of its data axis.
-    exchange_spec: how stale a row may become.
-    lookup_rates: by table, [vocab] expected look-ups of each row per center.
+    trainable: what each replica trains, with tables of one device.
+    mesh: devices along the data axis.
+    policy: when replicas meet.
+    per_device: sub-models that a device trains at once, which never meet.
   """
-  made = _Replicas(
-    model,
-    tables,
-    spec,
-    mesh.shape[mesh_lib.DATA],
-    exchange_spec,
-    timetables.timetable(lookup_rates, spec.part_words, exchange_spec),
-  )
+  num = per_device * mesh.shape[mesh_lib.DATA]
+  meets = policy.every_steps > 0
   over = jax.sharding.PartitionSpec(mesh_lib.DATA)
   everywhere = jax.sharding.PartitionSpec()
-  state_spec = ReplicaState(over, everywhere, everywhere)
+  state_spec = ReplicaState(over, over, over, everywhere, everywhere)
+
+  def init(key: jax.Array) -> ReplicaState:
+    """All replicas start from the same rows."""
+    state = trainable.init(key)
+    met, clock = {}, ()
+    if meets:
+      met = {
+        name: table.without_slots(state.tables[name])
+        for name, table in trainable.tables.items()
+      }
+      clock = policy.init()
+    return ReplicaState(*base.stacked(state, num), met, clock)
+
+  if meets:
+    step = functools.partial(_dispatch, trainable, policy, num)
+    schedule_spec = metrics_spec = everywhere
+    inner = policy.mean_chunks()
+    loop_steps = policy.every_steps
+  else:
+    step = functools.partial(_dispatch_apart, trainable)
+    schedule_spec = metrics_spec = over
+    inner, loop_steps = 1, trainable.steps_per_loop
   step = jax.shard_map(
-    made.step,
+    step,
     mesh=mesh,
-    in_specs=(state_spec, everywhere, over, everywhere),
-    out_specs=(state_spec, everywhere),
+    in_specs=(state_spec, everywhere, over, schedule_spec),
+    out_specs=(state_spec, metrics_spec),
     # The rows that leave a sum are the same everywhere; JAX cannot tell.
     check_vma=False,
   )
-  named = jax.sharding.NamedSharding
+  named = functools.partial(jax.sharding.NamedSharding, mesh)
   return base.Strategy(
-    made.init,
-    made.constants,
+    init,
+    lambda: (base.arrays_of(trainable.model), base.arrays_of(policy)),
     jax.jit(step, donate_argnums=0),
-    tables,
-    made.export_rows,
-    made.import_rows,
-    ReplicaState(*(named(mesh, part) for part in state_spec)),
-    named(mesh, everywhere),
-    named(mesh, over),
-    hlo.Loop(
-      exchange_spec.every_steps,
-      inner=timetables.chunks_per_exchange(made.timetable),
-      branch=1 / spec.loss_every_steps,
-    ),
+    functools.partial(_export_rows, trainable, meets),
+    functools.partial(_import_rows, trainable, meets),
+    ReplicaState(*map(named, state_spec)),
+    named(everywhere),
+    named(over),
+    hlo.Loop(loop_steps, inner=inner, branch=1 / trainable.loss_every_steps),
   )

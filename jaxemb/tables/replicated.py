@@ -33,6 +33,16 @@ def num_scalars(vocab: int) -> int:
   return -(-vocab // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
 
 
+def by_columns(
+  spec: spec_lib.TableSpec,
+  optimizer: row_optimizers.RowOptimizer,
+  axes: spec_lib.Axes,
+  deduplicates: bool,
+) -> 'Replicated':
+  """A table whose columns are split over the table axis."""
+  return Replicated(spec, optimizer, axes, deduplicates, True)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replicated(spec_lib.Table):
   """A table of which every device has all rows, or its columns of all rows.

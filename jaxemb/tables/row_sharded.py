@@ -61,6 +61,21 @@ def buffer_rows(
   return 8 * math.ceil(largest / 8)
 
 
+def make(
+  spec: spec_lib.TableSpec,
+  optimizer: row_optimizers.RowOptimizer,
+  axes: spec_lib.Axes,
+  device_centers: float,
+) -> 'RowSharded':
+  """A table with buffers for the lookups that its spec expects."""
+  capacity = 0
+  if spec.lookups_per_center is not None:
+    capacity = buffer_rows(
+      spec.lookups_per_center, device_centers, axes.num_table
+    )
+  return RowSharded(spec, optimizer, axes, capacity)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowSharded(spec_lib.Table):
   """A table whose rows are split along the table axis.

@@ -142,6 +142,10 @@ class Table(Protocol):
       step: learning rate and key.
     """
 
+  def without_slots(self, state: Any) -> Any:
+    """The rows alone, for a copy that is not trained."""
+    return state._replace(slots=(), scratch=())
+
   def prepare(self, state: Any, ids: np.ndarray) -> Any:
     """Called on the host before a dispatch, with the ids it will look up.
 

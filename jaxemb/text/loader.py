@@ -12,48 +12,21 @@ pure function of (seed, epoch, next block), which is the reader's whole state.
 """
 
 import dataclasses
-import queue
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 
+from jaxemb.data import base, windows
 from jaxemb.text import encode, tokenize
 
 
 class Position(NamedTuple):
-  """Where reading goes on: the next block, in an epoch's order of each part."""
+  """The next block to read, in an epoch's order of each part."""
 
   epoch: int
   block: int
-
-
-class Batch(NamedTuple):
-  """The tokens of one dispatch, for each of P parts of the corpus.
-
-  Steps of `part_words` centers of each part.
-  """
-
-  ids: np.ndarray  # [P, max_steps * part_words + 2 * window] int32
-  left: (
-    np.ndarray
-  )  # [P, max_steps * part_words] uint8, contexts before center i
-  right: np.ndarray  # [P, max_steps * part_words] uint8, contexts behind it
-  num_steps: np.ndarray  # [P] int32, in use; what is behind them is padding
-  kept_words: np.ndarray  # [P] int32, centers
-  pairs: np.ndarray  # [P] int32, (center, context) pairs
-
-
-class Loaded(NamedTuple):
-  """A batch and what the training loop needs to know about it."""
-
-  batch: Batch  # or what `prefetch` made of it
-  index: int  # its own, growing over all epochs
-  after: Position  # where reading goes on behind this batch
-  words_before: int  # corpus words of all parts, of all batches before this one
-  words_after: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,7 +209,7 @@ def _make_batch(
   spec: LoaderSpec,
   keep_below: np.ndarray,
   position: Position,
-) -> Batch:
+) -> windows.Batch:
   """The batch at a position, of the parts that this process reads."""
   # Ids behind the vocabulary are padding: gathered as anything, never updated.
   num, size = len(parts), spec.max_steps * spec.part_words
@@ -247,86 +220,99 @@ def _make_batch(
     kept[i], pairs[i] = _fill(
       corpus, part, spec, keep_below, position, (ids[i], left[i], right[i])
     )
-  return Batch(ids, left, right, -(-kept // spec.part_words), kept, pairs)
+  return windows.Batch(
+    ids, left, right, -(-kept // spec.part_words), kept, pairs
+  )
 
 
-def batches(
-  corpus: encode.Encoded,
-  division: encode.Division,
-  spec: LoaderSpec,
-  position: Position,
-  words_before: int,
-) -> Iterator[Loaded]:
-  """All batches from a position to the end of the last epoch.
+@dataclasses.dataclass(frozen=True)
+class TextSource:
+  """An encoded corpus as a `data.base.Source`; progress is in its words."""
 
-  Args:
-    corpus: what this process has of the corpus.
-    division: of the corpus into parts.
-    spec: how parts are cut into batches.
-    position: where to begin.
-    words_before: corpus words of all parts before it.
-  """
-  keep = keep_probabilities(corpus.vocabulary.counts, spec.sample)
-  keep_below = np.ceil(keep * 2.0**32).astype(np.uint64)
-  num_blocks = max(len(words) for words in division.block_words)
-  num_batches = spec.num_batches(num_blocks)
-  while position.epoch < spec.epochs:
-    index = position.epoch * num_batches + position.block // spec.group_blocks
-    batch = _make_batch(corpus, division.mine, spec, keep_below, position)
-    words = 0
-    for part, block_words in enumerate(division.block_words):
-      stop = min(position.block + spec.group_blocks, len(block_words))
-      key = part_key(spec, position.epoch, part)
-      words += _group_words(block_words, position.block, stop, key)
-    after = Position(position.epoch, position.block + spec.group_blocks)
-    if after.block >= num_blocks:
-      after = Position(position.epoch + 1, 0)
-    yield Loaded(batch, index, after, words_before, words_before + words)
-    position = after
-    words_before += words
+  corpus: encode.Encoded  # what this process holds
+  division: encode.Division  # of the corpus into parts
+  spec: LoaderSpec
+  steps: windows.Steps
 
+  unit = 'words'
 
-def prefetch(
-  items: Iterator[Loaded], put: Callable[[Batch], Any], depth: int = 2
-) -> Iterator[Loaded]:
-  """The same items, made by a thread ahead of their use.
+  @property
+  def units_per_epoch(self) -> int:
+    """Words of the corpus inside the vocabulary."""
+    return self.corpus.num_words
 
-  Args:
-    items: what to iterate over.
-    put: applied to each batch in the thread, to bring it to the device.
-    depth: how many items wait at most.
-  """
-  waiting: queue.Queue = queue.Queue(depth)
-  stopped = threading.Event()
+  @property
+  def epochs(self) -> int:
+    """How often the corpus is read."""
+    return self.spec.epochs
 
-  def offer(item: Any) -> bool:
-    while not stopped.is_set():
-      try:
-        waiting.put(item, timeout=0.1)
-        return True
-      except queue.Full:
-        continue
-    return False
+  @property
+  def num_parts(self) -> int:
+    """Parts of the corpus that are read side by side."""
+    return len(self.division.block_words)
 
-  def work() -> None:
-    try:
-      for item in items:
-        if not offer((item._replace(batch=put(item.batch)), None)):
-          return
-      offer((None, None))
-    except BaseException as error:
-      offer((None, error))
+  @property
+  def keys(self) -> Sequence[str]:
+    """Words, the most frequent first."""
+    return self.corpus.vocabulary.words
 
-  thread = threading.Thread(target=work, name='loader', daemon=True)
-  thread.start()
-  try:
-    while True:
-      item, error = waiting.get()
-      if error is not None:
-        raise error
-      if item is None:
-        return
-      yield item
-  finally:
-    stopped.set()
-    thread.join()
+  @property
+  def counts(self) -> np.ndarray:
+    """[vocab] int, falling."""
+    return self.corpus.vocabulary.counts
+
+  @property
+  def frequencies(self) -> np.ndarray:
+    """[vocab] float64, chance that a center is each word."""
+    return center_probabilities(self.counts, self.spec.sample)
+
+  @property
+  def fingerprint(self) -> str:
+    """Of the encoded text."""
+    return self.corpus.manifest['fingerprint']
+
+  @property
+  def dropped(self) -> Mapping[str, Any]:
+    """What encoding left out, counted."""
+    return self.corpus.manifest['dropped']
+
+  def describe(self) -> list[str]:
+    """What was read, for the log."""
+    manifest = self.corpus.manifest
+    files = manifest['files']
+    read_bytes = sum(x['read_bytes'] for x in files)
+    size_bytes = sum(x['size_bytes'] for x in files)
+    num_read = sum(x['read_bytes'] > 0 for x in files)
+    return [
+      f'corpus: {self.corpus.num_words:,} words, vocabulary '
+      f'{len(self.keys):,}, {manifest["text_bytes"]:,} bytes of text in '
+      f'{self.corpus.folder}',
+      f'this process read {read_bytes:,} of {size_bytes:,} bytes in {num_read} '
+      'file(s)',
+    ]
+
+  def items(
+    self, position: Sequence[int] | None, done: int
+  ) -> Iterator[base.Item]:
+    """Batches from a position to the end of the last epoch."""
+    keep = keep_probabilities(self.counts, self.spec.sample)
+    keep_below = np.ceil(keep * 2.0**32).astype(np.uint64)
+    block_words, group = self.division.block_words, self.spec.group_blocks
+    num_blocks = max(len(words) for words in block_words)
+    num_batches = self.spec.num_batches(num_blocks)
+    position = Position(*(position or (0, 0)))
+    while position.epoch < self.epochs:
+      index = position.epoch * num_batches + position.block // group
+      batch = _make_batch(
+        self.corpus, self.division.mine, self.spec, keep_below, position
+      )
+      words = 0
+      for part, sizes in enumerate(block_words):
+        stop = min(position.block + group, len(sizes))
+        key = part_key(self.spec, position.epoch, part)
+        words += _group_words(sizes, position.block, stop, key)
+      position = Position(position.epoch, position.block + group)
+      if position.block >= num_blocks:
+        position = Position(position.epoch + 1, 0)
+      yield base.Item(batch, index, list(position), done, done + words)
+      done += words

@@ -18,12 +18,13 @@ sub-model reads as a single part in the sense of `encode.divide`.
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numba
 import numpy as np
 
+from jaxemb.data import base, windows
 from jaxemb.text import encode, loader, tokenize
 
 METHODS = ('equal', 'sampling', 'shuffle')
@@ -277,7 +278,7 @@ def _batch(
   spec: loader.LoaderSpec,
   keep_below: np.ndarray,
   position: loader.Position,
-) -> tuple[loader.Batch, int, int]:
+) -> tuple[windows.Batch, int, int]:
   """The batch at a position, the block after it and the words it read."""
   size = spec.max_steps * spec.part_words
   ids = np.full(size + 2 * spec.window, len(keep_below), np.int32)
@@ -301,26 +302,27 @@ def _batch(
   left[kept : kept + 1] = right[kept : kept + 1] = 0
   numbers = -(-kept // spec.part_words), kept, pairs
   arrays = (ids, left, right, *(np.int32(x) for x in numbers))
-  return loader.Batch(*(x[None] for x in arrays)), block, words
+  return windows.Batch(*(x[None] for x in arrays)), block, words
 
 
-def batches(
+def items(
   indexed: Indexed,
   sampling: Sampling,
   spec: loader.LoaderSpec,
-  position: loader.Position,
-  words_before: int,
-) -> Iterator[loader.Loaded]:
+  position: Sequence[int] | None,
+  done: int,
+) -> Iterator[base.Item]:
   """A part's batches from a position to the end of the last epoch.
 
-  A batch is filled from as many blocks as it takes. Words, such as
-  `words_before` the position, are those of the part.
+  A batch is filled from as many blocks as it takes. Progress is in words of the
+  part. Arguments are as of `data.base.Source.items`.
   """
   keep = loader.keep_probabilities(
     indexed.corpus.vocabulary.counts, spec.sample
   )
   keep_below = np.ceil(keep * 2.0**32).astype(np.uint64)
   num_blocks = len(indexed.sentences.block_shards)
+  position = loader.Position(*(position or (0, 0)))
   while position.epoch < spec.epochs:
     number = position.epoch * num_blocks + position.block
     batch, block, words = _batch(indexed, sampling, spec, keep_below, position)
@@ -328,6 +330,5 @@ def batches(
     if block == num_blocks:
       position = loader.Position(position.epoch + 1, 0)
     if words:  # an epoch may end with blocks without a sentence of the part
-      after = words_before + words
-      yield loader.Loaded(batch, number, position, words_before, after)
-      words_before = after
+      yield base.Item(batch, number, list(position), done, done + words)
+      done += words

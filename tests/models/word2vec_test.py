@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from jaxemb.models import base, cbow, skipgram
-from jaxemb.ops import sampling, wire
+from jaxemb.ops import losses, products, sampling, wire
 from jaxemb.runtime import mesh
 from tests import oracle
 
 KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
 
 MODELS = {
-  'skipgram': (skipgram.SkipGram, oracle.skipgram),
-  'cbow': (cbow.Cbow, oracle.cbow),
+  'skipgram': (skipgram.make, oracle.skipgram),
+  'cbow': (cbow.make, oracle.cbow),
 }
 every_model = pytest.mark.parametrize('name', MODELS)
 
@@ -79,7 +79,8 @@ def _model(name, case, weights=None):
   )
   if weights is None:
     weights = 1000 / np.arange(1, case.vocab + 1)
-  return MODELS[name][0](spec, skipgram.negative_distribution(weights))
+  corpus = base.Corpus((), weights, weights / weights.sum())
+  return MODELS[name][0](spec, corpus, losses.logistic_loss)
 
 
 def _batch(case, seed=0):
@@ -99,15 +100,27 @@ def _batch(case, seed=0):
   return base.StepBatch(*map(np.stack, zip(*runs, strict=True)), chunks)
 
 
-@functools.cache
-def _value_and_grad(name, spec):
-  model = MODELS[name][0](spec, None)
-  return jax.jit(jax.value_and_grad(model.loss))
+def _loss(model, rows, ids, batch):
+  loss, aux = model.loss((), rows, ids, batch, KEY)
+  return loss, aux.examples
+
+
+@jax.jit
+def _value_and_grad(model, rows, ids, batch):
+  def loss(rows):
+    return _loss(model, rows, ids, batch)
+
+  (value, examples), grads = jax.value_and_grad(loss, has_aux=True)(rows)
+  return value, examples, grads
+
+
+@jax.jit
+def _jitted_ids(model, batch):
+  return model.ids(batch, KEY)
 
 
 def _ids(model, batch):
-  ids = jax.jit(model.ids)(model.constants(), batch, KEY)
-  return {k: np.array(v) for k, v in ids.items()}
+  return {k: np.array(v) for k, v in _jitted_ids(model, batch).items()}
 
 
 def _truth(name, case, batch, draws, tables):
@@ -154,7 +167,7 @@ def test_ids_are_those_of_the_loops(name, case):
   # Chunk by chunk what the sampler gives for (key, chunk of the dispatch).
   positions = made.batch.chunks[:, None] * case.shared + np.arange(case.shared)
   drawn = jax.jit(sampling.draw)(
-    made.model.constants(), KEY, positions.astype(np.uint32)
+    made.model.negatives, KEY, positions.astype(np.uint32)
   )
   # A chunk without a pair has padding instead.
   pairs = np.asarray(made.batch.left + made.batch.right, int)
@@ -168,12 +181,12 @@ def test_ids_are_those_of_the_loops(name, case):
 @every_case
 def test_loss_and_gradients_equal_the_loops(name, case):
   made = _make(name, case)
-  loss, grads = _value_and_grad(name, made.model.spec)(
-    made.rows, made.ids, made.batch
+  loss, examples, grads = _value_and_grad(
+    made.model, made.rows, made.ids, made.batch
   )
   assert loss.shape == () and loss.dtype == jnp.float32
   np.testing.assert_allclose(loss, made.expected.loss, 1e-5, 1e-6)
-  assert made.model.num_examples(made.batch) == made.expected.examples
+  assert examples == made.expected.examples
   for k, expected in made.expected.grads.items():
     assert grads[k].dtype == jnp.float32
     size = np.abs(expected).max()
@@ -210,10 +223,10 @@ def test_the_cases_are_what_they_say():
 @pytest.mark.parametrize('case', ['one_word_sentences', 'only_padding'])
 def test_nothing_to_learn(name, case):
   made = _make(name, CASES[case])
-  loss, grads = _value_and_grad(name, made.model.spec)(
-    made.rows, made.ids, made.batch
+  loss, examples, grads = _value_and_grad(
+    made.model, made.rows, made.ids, made.batch
   )
-  assert loss == 0 and made.model.num_examples(made.batch) == 0
+  assert loss == 0 and examples == 0
   assert not any(np.asarray(x).any() for x in grads.values())
 
 
@@ -223,15 +236,13 @@ def test_a_draw_that_is_the_target_does_not_count(name):
   case = Case(lengths=(40,), scale=1.0)
   made = _make(name, case, negatives_on=0)
   assert not made.draws.any()
-  loss, _ = _value_and_grad(name, made.model.spec)(
-    made.rows, made.ids, made.batch
-  )
+  loss, *_ = _value_and_grad(made.model, made.rows, made.ids, made.batch)
   np.testing.assert_allclose(loss, made.expected.loss, 1e-5)
   none = made.batch._replace(
     tokens=np.where(made.batch.tokens < case.vocab, 0, case.vocab)
   )
   ids = _ids(made.model, none)
-  _, grads = _value_and_grad(name, made.model.spec)(made.rows, ids, none)
+  *_, grads = _value_and_grad(made.model, made.rows, ids, none)
   drawn = np.asarray(grads[skipgram.OUTPUT]).reshape(
     case.size // case.chunk, -1, case.dim
   )[:, -case.shared :]
@@ -255,7 +266,7 @@ def test_saturated_scores(name):
     rows = {k: np.full((*v.shape, 1), 100, np.float32) for k, v in ids.items()}
     rows[skipgram.OUTPUT][:] = 10 * sign
     rows[skipgram.OUTPUT][:, -2:] = 10
-    loss, grads = _value_and_grad(name, model.spec)(rows, ids, batch)
+    loss, _, grads = _value_and_grad(model, rows, ids, batch)
     examples = 6 if name == 'skipgram' else 4
     positive = 0 if sign == 1 else 1000
     assert loss == examples * (positive + 5 * 1000)
@@ -269,7 +280,7 @@ def test_saturated_scores(name):
 def test_gradients_by_finite_differences(name):
   made = _make(name, Case(size=8, chunk=4, window=2, dim=3))
   jax.test_util.check_grads(
-    jax.jit(lambda rows: made.model.loss(rows, made.ids, made.batch)),
+    jax.jit(lambda rows: _loss(made.model, rows, made.ids, made.batch)[0]),
     (jax.tree.map(jnp.asarray, made.rows),),
     order=1,
     modes=('rev',),
@@ -346,17 +357,17 @@ def test_expected_gradient_is_that_of_k_negatives_per_example(name):
     for k in (skipgram.INPUT, skipgram.OUTPUT)
   }
 
-  constants, key = jax.device_put((model.constants(), KEY))
+  model = jax.device_put(model)
   on_device = jax.device_put(batch)
 
   def table_grads(step):
     chunks = step * len(batch.chunks) + jnp.arange(len(batch.chunks))
     batch_of_step = on_device._replace(chunks=chunks.astype(jnp.uint32))
-    ids = model.ids(constants, batch_of_step, key)
+    ids = model.ids(batch_of_step, KEY)
 
     def loss(tables):
       rows = {k: tables[k].at[v].get(mode='clip') for k, v in ids.items()}
-      return model.loss(rows, ids, batch_of_step)
+      return _loss(model, rows, ids, batch_of_step)[0]
 
     return jax.grad(loss)(tables)
 
@@ -411,14 +422,13 @@ def test_a_share_of_the_columns_gives_the_loss_of_whole_rows(name):
   # gradients of its own columns.
   case = Case(dim=8)
   made = _make(name, case)
-  model = MODELS[name][0](
-    dataclasses.replace(made.model.spec, columns_axis=wire.Axis(mesh.TABLE)),
-    None,
-  )
+  row_ops = products.RowOps(wire.Axis(mesh.TABLE))
+  spec = dataclasses.replace(made.model.spec, row_ops=row_ops)
+  model = dataclasses.replace(made.model, spec=spec)
   everywhere = jax.sharding.PartitionSpec()
   columns = jax.sharding.PartitionSpec(None, None, mesh.TABLE)
   on_devices = jax.shard_map(
-    jax.value_and_grad(model.loss),
+    jax.value_and_grad(lambda *args: _loss(model, *args)[0]),
     mesh=mesh.make(mesh.Shape(1, 4)),
     in_specs=(columns, everywhere, everywhere),
     out_specs=(everywhere, columns),
@@ -445,7 +455,7 @@ def test_specs_are_those_of_word2vec(name):
 
 def test_negative_distribution():
   counts = np.array([10_000, 160, 1, 0], np.int64)
-  table = skipgram.negative_distribution(counts)
+  table = sampling.alias_table(skipgram.negative_probabilities(counts))
   expected = np.array([1000.0, 160**0.75, 1, 0])
   chance = np.zeros(4)
   for slot in range(4):

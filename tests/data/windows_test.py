@@ -1,11 +1,10 @@
-"""Who has which centers of a step."""
+"""Which device takes which centers of a step."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb.strategies import base
-from jaxemb.text import loader
+from jaxemb.data import base, windows
 
 WINDOW, CHUNK, MAX_STEPS = 2, 4, 3
 
@@ -28,21 +27,21 @@ def test_devices_share_the_centers_of_a_step(
   parts, data, table, chunks_per_part
 ):
   part_words = chunks_per_part * CHUNK
-  spec = base.StepSpec(part_words, parts, WINDOW, CHUNK, 1)
+  steps = windows.Steps(part_words, parts, WINDOW, CHUNK)
   size = MAX_STEPS * part_words
   ids = np.arange(parts * (size + 2 * WINDOW)).reshape(parts, -1)
   left = np.arange(parts * size).reshape(parts, -1)
   none = np.zeros(parts, np.int32)
-  batch = loader.Batch(ids, left, -left, none, none, none)
+  batch = windows.Batch(ids, left, -left, none, none, none)
   each = parts // data
   for step in range(MAX_STEPS):
     found = {}
     sizes = set()
     for i in range(data):
-      mine = loader.Batch(*(x[each * i : each * (i + 1)] for x in batch))
+      mine = windows.Batch(*(x[each * i : each * (i + 1)] for x in batch))
       for device in range(table):
         share = base.share(each, table, each * i, device)
-        part = base._step_batch(mine, jnp.int32(step), spec, share)
+        part = steps.step(mine, jnp.int32(step), share, 0.0)
         assert part.chunks.dtype == jnp.uint32
         sizes.add(part.left.size)
         tokens, before, behind = (

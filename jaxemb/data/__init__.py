@@ -1,0 +1,1 @@
+"""What training reads: sources of batches, whatever the data is."""

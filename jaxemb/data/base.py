@@ -1,0 +1,171 @@
+"""What a source of training data is to the loop and to a strategy.
+
+A source is read in dispatches: `items` yields one `Item` for each, a pure
+function of the position, so that a run that was killed repeats exactly what it
+lost. On the device, `Steps` cuts the batch of an item into steps. Neither the
+loop nor a strategy looks into a batch.
+"""
+
+import math
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+
+class Share(NamedTuple):
+  """The examples of a step that a device has: a split of each of some parts."""
+
+  before: jax.Array | int  # parts of the data before those in its batch
+  first_part: jax.Array | int  # of those in its batch
+  num_parts: int
+  split: jax.Array | int  # which of `num_splits` equal ones
+  num_splits: int
+
+
+WHOLE = Share(0, 0, 1, 0, 1)
+
+
+def share(
+  num_parts: int, num_devices: int, before: jax.Array, device: jax.Array
+) -> Share:
+  """A device's share of a batch that several devices hold.
+
+  Args:
+    num_parts: in the batch.
+    num_devices: that hold it.
+    before: int32, parts of the data before those of the batch.
+    device: int32, which of the devices.
+  """
+  # Whole parts as far as they go, then splits of them.
+  groups = math.gcd(num_parts, num_devices)
+  each, splits = num_parts // groups, num_devices // groups
+  return Share(before, each * (device // splits), each, device % splits, splits)
+
+
+class Steps(Protocol):
+  """Cuts batches into steps, inside a compiled program; hashable."""
+
+  def num_steps(self, batch: Any) -> jax.Array:
+    """[P] int32, steps of each part; what a batch holds beyond is padding."""
+    ...
+
+  def step(
+    self, batch: Any, index: jax.Array, share: Share, progress: jax.Array
+  ) -> Any:
+    """What a model gets: a device's share of one step.
+
+    Args:
+      batch: of an item, or a device's parts of it; leaves [P, ...].
+      index: int32, of the step.
+      share: which of the step's examples.
+      progress: float32, share of training done, for models that ask.
+    """
+    ...
+
+  def pad(self, step_batch: Any, is_step: jax.Array) -> Any:
+    """The same, or padding that changes no row where `is_step` is False."""
+    ...
+
+  def counters(self, batch: Any) -> Mapping[str, jax.Array]:
+    """int32, what the report counts, summed over the parts of the batch."""
+    ...
+
+
+class SourceSpec(NamedTuple):
+  """What the settings say of a source; it reads what `path` means to it."""
+
+  path: str
+  seed: int
+  epochs: int
+  num_parts: int  # P, parts of the data that are read side by side
+  part_words: int  # L', examples of each part in a step
+  window: int  # W
+  chunk: int  # c, examples that share draws
+
+
+class Item(NamedTuple):
+  """One dispatch: a batch and what the loop needs to know about it."""
+
+  batch: Any  # pytree of arrays [P, ...], one entry for each part of the data
+  index: int  # grows over all epochs
+  position: Any  # JSON-ready; where reading goes on behind this batch
+  done_before: int  # units of progress, such as corpus words
+  done_after: int
+
+
+class Source(Protocol):
+  """Data that a model can be trained on."""
+
+  unit: str  # of progress: 'words'
+  units_per_epoch: int
+  epochs: int
+  num_parts: int  # P, parts of the data that are read side by side
+  steps: Steps
+  keys: Sequence[str]  # what the exported vectors are of, in order of ids
+  counts: np.ndarray  # [len(keys)] int, how often each occurs
+  frequencies: np.ndarray  # [len(keys)] chance that an example is of each
+  fingerprint: str  # of the data and of how it was encoded
+  dropped: Mapping[str, Any]  # what was left out, counted
+
+  def describe(self) -> Sequence[str]:
+    """Lines for the log: what was read."""
+    ...
+
+  def items(self, position: Any, done: int) -> Iterator[Item]:
+    """All items from a position (None = the start) to the end.
+
+    Args:
+      position: of `Item.position`.
+      done: units of progress before it.
+    """
+    ...
+
+
+def prefetch(
+  items: Iterator[Item], put: Callable[[Any], Any], depth: int = 2
+) -> Iterator[Item]:
+  """The same items, made by a thread ahead of their use.
+
+  Args:
+    items: of a source.
+    put: applied to each batch in the thread, to bring it to the device.
+    depth: items that wait at most.
+  """
+  waiting: queue.Queue = queue.Queue(depth)
+  stopped = threading.Event()
+
+  def offer(item: Any) -> bool:
+    while not stopped.is_set():
+      try:
+        waiting.put(item, timeout=0.1)
+        return True
+      except queue.Full:
+        continue
+    return False
+
+  def work() -> None:
+    try:
+      for item in items:
+        if not offer((item._replace(batch=put(item.batch)), None)):
+          return
+      offer((None, None))
+    except BaseException as error:
+      offer((None, error))
+
+  thread = threading.Thread(target=work, name='prefetch', daemon=True)
+  thread.start()
+  try:
+    while True:
+      item, error = waiting.get()
+      if error is not None:
+        raise error
+      if item is None:
+        return
+      yield item
+  finally:
+    stopped.set()
+    thread.join()

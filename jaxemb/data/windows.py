@@ -1,0 +1,130 @@
+"""Batches of token runs with a window around every center.
+
+Text is one source of them; random walks over a graph are another. A step is L'
+centers of each of P parts, with a halo of W tokens on both sides; it is cut in
+chunks of c centers (`ops.windows`), whose draws are shared.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxemb.data import base
+
+
+class Batch(NamedTuple):
+  """The tokens of one dispatch, for each of P parts of the corpus."""
+
+  ids: np.ndarray  # [P, max_steps * L' + 2 W] int32
+  left: np.ndarray  # [P, max_steps * L'] uint8, contexts before each center
+  right: np.ndarray  # [P, max_steps * L'] uint8, contexts after it
+  num_steps: np.ndarray  # [P] int32; what comes after them is padding
+  kept_words: np.ndarray  # [P] int32, centers
+  pairs: np.ndarray  # [P] int32, (center, context) pairs
+
+
+class StepBatch(NamedTuple):
+  """The centers of one step, or a device's share of them: P L' = L in all."""
+
+  tokens: jax.Array  # [P, L' + 2 W] int32; ids above the vocabulary are padding
+  left: jax.Array  # [P, L'] uint8, contexts before each center, at most W
+  right: jax.Array  # [P, L'] uint8, contexts after it
+  # [L / c] uint32, the number of each chunk within the dispatch: its draws do
+  # not depend on the device that has it.
+  chunks: jax.Array
+  progress: jax.Array | float = 1.0  # float32, share of training done
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+  """Cuts a `Batch` into steps; implements `data.base.Steps`."""
+
+  part_words: int  # L', centers of each part in a step
+  num_parts: int  # P, of the whole corpus
+  window: int  # W
+  chunk: int  # c
+
+  @classmethod
+  def of(cls, spec: base.SourceSpec) -> 'Steps':
+    """Steps of the sizes that the settings name."""
+    return cls(spec.part_words, spec.num_parts, spec.window, spec.chunk)
+
+  def num_steps(self, batch: Batch) -> jax.Array:
+    """[P] int32."""
+    return batch.num_steps
+
+  def step(
+    self, batch: Batch, index: jax.Array, share: base.Share, progress: jax.Array
+  ) -> StepBatch:
+    """A device's share of the centers of a step."""
+    size = self.part_words // share.num_splits
+    first = index * self.part_words + share.split * size
+
+    def cut(x, length):
+      return jax.lax.dynamic_slice(
+        x, (share.first_part, first), (share.num_parts, length)
+      )
+
+    parts = share.before + share.first_part + jnp.arange(share.num_parts)
+    before = (index * self.num_parts + parts) * self.part_words
+    before = (before + share.split * size) // self.chunk
+    chunks = before[:, None] + jnp.arange(size // self.chunk)[None, :]
+    return StepBatch(
+      cut(batch.ids, size + 2 * self.window),
+      cut(batch.left, size),
+      cut(batch.right, size),
+      chunks.reshape(-1).astype(jnp.uint32),
+      progress,
+    )
+
+  def pad(self, step_batch: StepBatch, is_step: jax.Array) -> StepBatch:
+    """The same step, or one without a center."""
+    return step_batch._replace(
+      tokens=jnp.where(is_step, step_batch.tokens, np.iinfo(np.int32).max),
+      left=jnp.where(is_step, step_batch.left, np.uint8(0)),
+      right=jnp.where(is_step, step_batch.right, np.uint8(0)),
+    )
+
+  def counters(self, batch: Batch) -> dict[str, jax.Array]:
+    """Centers and (center, context) pairs."""
+    return {
+      'kept_words': jnp.sum(batch.kept_words),
+      'pairs': jnp.sum(batch.pairs),
+    }
+
+
+def padding(size: int, window: int) -> Batch:
+  """The batch of a part without a step, with room for `size` centers."""
+  nothing = np.zeros(1, np.int32)
+  return Batch(
+    np.full((1, size + 2 * window), np.iinfo(np.int32).max, np.int32),
+    np.zeros((1, size), np.uint8),
+    np.zeros((1, size), np.uint8),
+    *[nothing] * 3,
+  )
+
+
+def pack(ids: np.ndarray, window: int, part_words: int) -> Batch:
+  """A batch of whole runs of ids, all with windows of full size.
+
+  Args:
+    ids: [P, n] int, a run for each part; n is a multiple of `part_words`.
+    window: W.
+    part_words: L'.
+  """
+  num_parts, size = ids.shape
+  padding = np.full((num_parts, window), np.iinfo(np.int32).max, np.int32)
+  before = np.minimum(np.arange(size), window).astype(np.uint8)
+  left = np.broadcast_to(before, ids.shape).copy()
+  right = left[:, ::-1].copy()
+  return Batch(
+    np.concatenate([padding, ids.astype(np.int32), padding], 1),
+    left,
+    right,
+    np.full(num_parts, size // part_words, np.int32),
+    np.full(num_parts, size, np.int32),
+    np.sum(left.astype(np.int32) + right, 1, dtype=np.int32),
+  )

@@ -1,0 +1,204 @@
+"""When replicas meet, and how much of what each has learned they then keep.
+
+A policy is apart from the mechanism (`strategies.replicas`): it says how many
+steps pass between two meetings, which rows are due at one, and the weight g of
+every replica's change,
+
+  b + g * sum_i (x_i - b)
+
+with x_i the row of replica i and b the row at its last meeting. g = 1 adds up
+what n replicas learned, g = 1 / n averages it. Rows are in falling order of
+frequency, so the rows due are the first chunks of every table. A policy states
+its staleness, the steps after which a row has met for certain.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_CHUNK_ROWS = 1024  # exchanged at once: half a megabyte stays in the cache
+_LEVEL_FACTOR = 4  # each level of rarer rows meets so much more seldom
+_MAX_LEVEL = 12
+
+
+class Elapsed(NamedTuple):
+  """What has happened since the last meeting."""
+
+  learning_rate: jax.Array  # float32, now
+  num_steps: jax.Array  # int32; at most `Policy.every_steps`
+
+
+class Policy(Protocol):
+  """A rule of consistency; a pytree, whose arrays go to the devices."""
+
+  every_steps: int  # between two meetings; 0 = replicas never meet
+  chunk_rows: int  # rows of each table that travel at once
+
+  def init(self) -> Any:
+    """The clock, a pytree of arrays, the same on all replicas."""
+    ...
+
+  def due(self, clock: Any) -> tuple[jax.Array, Any]:
+    """How many chunks (int32) are due at this meeting; and the new clock."""
+    ...
+
+  def weights(
+    self, name: str, start: jax.Array, num: int, elapsed: Elapsed
+  ) -> jax.Array:
+    """[num] float32, g of rows start to start + num of a table."""
+    ...
+
+  def staleness_steps(self) -> Mapping[str, np.ndarray]:
+    """By table, [vocab] int64: steps between two meetings of a row at most."""
+    ...
+
+  def mean_chunks(self) -> float:
+    """How many chunks are due at a meeting on average."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Never:
+  """Replicas that never meet: sub-models (Anand et al. 2019)."""
+
+  every_steps = 0
+  chunk_rows = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Bounded:
+  """A row meets after a bounded number of lookups: sums where few, means else.
+
+  With m lookups of the row by each replica since it met, and tau lookups after
+  which a row has forgotten its start,
+
+    g = (1 - q^n) / (n (1 - q)),    q = exp(-m / tau).
+
+  In a quadratic bowl a row goes 1 - q of its way to the bottom alone and
+  1 - q^n if its n replicas' updates follow one another, so g makes of n
+  parallel updates what n serial ones would have given: their sum where a row
+  was hardly touched, their mean where it was touched often. This is local SGD
+  (Stich 2019) with a period for each row, as in HET (Miao et al. 2022), but
+  known in advance from the words' frequencies.
+  """
+
+  lookups: dict[str, Any]  # by table, [vocab] float32: m
+  num_replicas: int  # n
+  every_steps: int
+  chunk_rows: int
+  due_chunks: tuple[int, ...]  # at a meeting of each level
+  memory_lookups: float  # tau at the first learning rate
+  first_learning_rate: float  # tau grows as the learning rate falls
+
+  def init(self) -> jax.Array:
+    """int32, meetings so far."""
+    return jnp.int32(0)
+
+  def due(self, clock: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The level of a meeting is how often the factor divides its number."""
+    clock = clock + 1
+    powers = _LEVEL_FACTOR ** np.arange(1, _MAX_LEVEL + 1)
+    level = jnp.sum(clock % powers.astype(np.int32) == 0)
+    level = jnp.minimum(level, len(self.due_chunks) - 1)
+    return jnp.asarray(self.due_chunks, jnp.int32)[level], clock
+
+  def weights(
+    self, name: str, start: jax.Array, num: int, elapsed: Elapsed
+  ) -> jax.Array:
+    """See the class."""
+    tau = self.first_learning_rate * self.memory_lookups
+    forgetting = elapsed.learning_rate / tau
+    # The last meeting of a dispatch comes early; of small texts, every one.
+    forgetting *= elapsed.num_steps / self.every_steps
+    m = jax.lax.dynamic_slice(self.lookups[name], (start,), (num,))
+    return gain(m * forgetting, self.num_replicas)
+
+  def staleness_steps(self) -> dict[str, np.ndarray]:
+    """Steps from one meeting of the row's level to the next."""
+    chunks = np.arange(self.due_chunks[-1])
+    levels = np.sum(chunks[:, None] >= np.array(self.due_chunks)[None], 1)
+    steps = self.every_steps * _LEVEL_FACTOR ** levels.astype(np.int64)
+    rows = np.repeat(steps, self.chunk_rows)
+    return {name: rows[: len(x)] for name, x in self.lookups.items()}
+
+  def mean_chunks(self) -> float:
+    """Meetings that reach each level, as a share of all, times their chunks."""
+    reach = float(_LEVEL_FACTOR) ** -np.arange(len(self.due_chunks))
+    share = reach - np.append(reach[1:], 0)
+    return float(np.sum(share * np.array(self.due_chunks)))
+
+
+jax.tree_util.register_dataclass(
+  Bounded,
+  ['lookups'],
+  [
+    'num_replicas',
+    'every_steps',
+    'chunk_rows',
+    'due_chunks',
+    'memory_lookups',
+    'first_learning_rate',
+  ],
+)
+
+
+def gain(lookups: jax.Array, num_replicas: int) -> jax.Array:
+  """The weight g for m / tau lookups [...], in [1 / n, 1]."""
+  # The sum of a geometric series: (1 - q^n) / (1 - q) without its 0 / 0.
+  powers = jnp.arange(num_replicas, dtype=jnp.float32)
+  powers = powers.reshape(-1, *[1] * lookups.ndim)
+  return jnp.mean(jnp.exp(-powers * lookups[None]), 0)
+
+
+def bounded(
+  lookups_per_center: Mapping[str, np.ndarray],
+  num_replicas: int,
+  step_centers: int,
+  every_steps: int,
+  lookups: float,
+  memory_lookups: float,
+  first_learning_rate: float,
+) -> Bounded:
+  """Levels of chunks: rarer rows meet more seldom, all after as many lookups.
+
+  Args:
+    lookups_per_center: by table, [vocab] expected lookups of each row.
+    num_replicas: n.
+    step_centers: centers of a replica's step.
+    every_steps: between two meetings of the most frequent rows.
+    lookups: of a row by each replica, between two of its meetings.
+    memory_lookups: tau at the first learning rate.
+    first_learning_rate: of the run.
+  """
+  vocab = max(len(x) for x in lookups_per_center.values())
+  chunk_rows = min(_CHUNK_ROWS, vocab)
+  highest = np.zeros(vocab)
+  for x in lookups_per_center.values():
+    highest[: len(x)] = np.maximum(highest[: len(x)], x)
+  # A chunk is as urgent as the most urgent row in it or after it, so that the
+  # chunks that are due are always the first ones.
+  highest = np.maximum.accumulate(highest[::-1])[::-1][::chunk_rows]
+  each = np.maximum(highest * step_centers * every_steps, 1e-30)
+  levels = np.ceil(np.log(lookups / each) / np.log(_LEVEL_FACTOR))
+  levels = np.clip(levels, 0, _MAX_LEVEL).astype(np.int32)
+  # Falling urgency: chunks due at level l are those of levels 0..l.
+  due = np.searchsorted(levels, np.arange(levels.max() + 1), 'right')
+  words = step_centers * every_steps * float(_LEVEL_FACTOR) ** levels
+  words = np.repeat(words, chunk_rows)
+  m = {
+    name: (x * words[: len(x)]).astype(np.float32)
+    for name, x in lookups_per_center.items()
+  }
+  return Bounded(
+    m,
+    num_replicas,
+    every_steps,
+    chunk_rows,
+    tuple(int(x) for x in due),
+    memory_lookups,
+    first_learning_rate,
+  )
