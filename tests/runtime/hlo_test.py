@@ -10,9 +10,9 @@ from jaxemb.runtime import hlo
 from tests import compiling
 
 
-def _one(line, before='', num_devices=8):
-  """The collective of a program that has one line, after others."""
-  text = f"""HloModule jit_f, is_scheduled=true, num_partitions={num_devices}
+def _one(instruction, before=''):
+  """The collective of a program of eight devices."""
+  (found,) = hlo.collectives(f"""HloModule jit_f, num_partitions=8
 
 %add (x: f32[], y: f32[]) -> f32[] {{
   ROOT %sum = f32[] add(%x, %y), metadata={{op_name="a }} all-reduce(" id=1}}
@@ -22,83 +22,53 @@ ENTRY %main.3 (p: f32[16,4]) -> f32[16,4] {{
   %p = f32[16,4]{{1,0:T(8,128)S(1)}} parameter(0)
   %i = s32[10]{{0}} parameter(1)
   {before}
-  {line}
+  ROOT %a = {instruction}, metadata={{op_name="{{'x'}}"}}
 }}
-"""
-  (found,) = hlo.collectives(text)
+""")
   assert found.loops == () and not found.is_in_branch
   assert found.runs_per_step(hlo.Loop(4, 5, 6)) == 0
   return found
 
 
-_REDUCE = '%a = f32[16,4]{1,0} all-reduce(%p), channel_id=1, '
-_PERMUTE = '%c = f32[16,4] collective-permute(%p), '
-_MESH = "replica_groups=mesh['x'=2,'y'=4] "
+_REDUCE = 'f32[16,4]{1,0} all-reduce(%p), channel_id=1, '
+_MESH = _REDUCE + "replica_groups=mesh['x'=2,'y'=4] "
+_PERMUTE = 'f32[16,4] collective-permute(%p), '
 
 
 @pytest.mark.parametrize(
-  ('line', 'kind', 'group_size', 'sent_bytes'),
+  ('instruction', 'group_size', 'sent_bytes'),
   [
-    (
-      _REDUCE + 'replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add',
-      'all-reduce', 4, 2 * 3 / 4 * 256,
-    ),
-    (
-      _REDUCE + 'replica_groups=[2,4]<=[8], use_global_device_ids=true',
-      'all-reduce', 4, 2 * 3 / 4 * 256,
-    ),
-    (_REDUCE + 'replica_groups=[4,2]<=[2,4]T(1,0)', 'all-reduce', 2, 256),
-    # Along axes of a mesh.
-    (_REDUCE + _MESH + "{'y'}, to_apply=%add", 'all-reduce', 4, 384),
-    (
-      _REDUCE + _MESH + "{'x','y'}, metadata={op_name=\"{'x'}\"}",
-      'all-reduce', 8, 2 * 7 / 8 * 256,
-    ),
-    # All devices, those that the module names.
-    (_REDUCE + 'replica_groups={}', 'all-reduce', 8, 2 * 7 / 8 * 256),
-    (_REDUCE + 'replica_groups={{0},{1}}', 'all-reduce', 1, 0),
+    (_REDUCE + 'replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add', 4, 384),
+    (_REDUCE + 'replica_groups=[2,4]<=[8], use_global_device_ids=true', 4, 384),
+    (_REDUCE + 'replica_groups=[4,2]<=[2,4]T(1,0)', 2, 256),
+    (_MESH + "{'y'}, to_apply=%add", 4, 384),  # along axes of a mesh
+    (_MESH + "{'x','y'}", 8, 448),
+    (_REDUCE + 'replica_groups={}', 8, 448),  # all devices
+    (_REDUCE + 'replica_groups={{0},{1}}', 1, 0),
     # Several arrays at once, their types before their names.
     (
-      '%a = (f32[16,4]{1,0}, /*index=1*/s32[10]{0}) all-reduce('
-      'f32[16,4]{1,0:T(8,128)} %p, /*index=1*/s32[10]{0} %i), '
-      'replica_groups={{0,1}}, to_apply=%add',
-      'all-reduce', 2, 256 + 40,
+      '(f32[16,4]{1,0}, /*index=1*/s32[10]{0}) all-reduce(f32[16,4]{1,0:T(8)} '
+      '%p, /*index=1*/s32[10]{0} %i), replica_groups={{0,1}}', 2, 256 + 40,
+    ),
+    ('f32[64,4] all-gather(%p), replica_groups={{0,4,1,5},{2,6,3,7}}', 4, 768),
+    (
+      '(f32[16,4]{1,0}, f32[16,4]{1,0}) all-to-all(%p, /*index=1*/%p), '
+      'replica_groups={{0,1},{2,3}}', 2, 256,
     ),
     (
-      '%g = f32[64,4]{1,0} all-gather(%p), replica_groups={{0,4,1,5},{2,6,3,7}}'
-      ', dimensions={0}, use_global_device_ids=true',
-      'all-gather', 4, 3 * 256,
+      'f32[16,4] ragged-all-to-all(%p, %p, %i, %i, %i, %i), '
+      'replica_groups={{0,1,2,3}}', 4, 192,
     ),
-    (
-      '%t = (f32[16,4]{1,0}, f32[16,4]{1,0}) all-to-all(%p, /*index=1*/%p), '
-      'replica_groups={{0,1},{2,3}}',
-      'all-to-all', 2, 256,
-    ),
-    (
-      '%t = f32[16,4] ragged-all-to-all(%p, %p, %i, %i, %i, %i), '
-      'replica_groups={{0,1,2,3}}',
-      'ragged-all-to-all', 4, 3 / 4 * 256,
-    ),
-    (
-      'ROOT %s = f32[2,4]{1,0} reduce-scatter(%p), replica_groups={}, '
-      'dimensions={0}, to_apply=%add',
-      'reduce-scatter', 8, 7 / 8 * 256,
-    ),
-    (
-      _PERMUTE + 'source_target_pairs={{0,1},{1,0}}',
-      'collective-permute', 2, 256,
-    ),
-    (_PERMUTE + 'source_target_pairs={{0,0}}', 'collective-permute', 1, 0),
-    (
-      '%b = f32[16,4] collective-broadcast(%p), replica_groups={{0,1,2,3}}',
-      'collective-broadcast', 4, 3 / 4 * 256,
-    ),
+    ('f32[2,4]{1,0} reduce-scatter(%p), replica_groups={}', 8, 224),
+    (_PERMUTE + 'source_target_pairs={{0,1},{1,0}}', 2, 256),
+    (_PERMUTE + 'source_target_pairs={{0,0}}', 1, 0),
+    ('f32[16,4] collective-broadcast(%p), replica_groups={{0,1}}', 2, 128),
   ],
 )  # fmt: skip
-def test_bytes_of_one_device(line, kind, group_size, sent_bytes):
-  found = _one(line)
-  assert (found.kind, found.group_size) == (kind, group_size)
-  assert found.sent_bytes == sent_bytes
+def test_bytes_of_one_device(instruction, group_size, sent_bytes):
+  found = _one(instruction)
+  assert f' {found.kind}(' in instruction
+  assert (found.group_size, found.sent_bytes) == (group_size, sent_bytes)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +77,8 @@ def test_bytes_of_one_device(line, kind, group_size, sent_bytes):
 )
 def test_bytes_of_numbers(number, num_bytes):
   before = f'%x = {number}[10,<=3]{{1,0}} fusion(%p), kind=kLoop'
-  found = _one(f'%g = {number}[20,3] all-gather(%x)', before, 2)
-  assert found.sent_bytes == 30 * num_bytes
+  found = _one(f'{number}[20,3] all-gather(%x)', before)
+  assert found.sent_bytes == 7 * 30 * num_bytes
   assert found.shapes == ((10, 3), (20, 3))
 
 
@@ -139,15 +109,15 @@ ENTRY %main (p: f32[16,4]) -> f32[128,4] {{
 
 
 @pytest.mark.parametrize(
-  'line',
+  'operands',
   [
-    '%a = f32[16,4] all-reduce(%p), replica_groups=@mesh<x=8>{x}',
-    '%a = f32[16,4] all-reduce(%nowhere), replica_groups={{0,1}}',
-    '%a = f32[16,4] all-reduce(), replica_groups={{0,1}}',
+    '(%p), replica_groups=@mesh<x=8>{x}',
+    '(%nowhere), replica_groups={{0,1}}',
+    '(), replica_groups={{0,1}}',
   ],
 )
-def test_what_cannot_be_read_is_no_number(line):
-  assert math.isnan(_one(line).sent_bytes)
+def test_what_cannot_be_read_is_no_number(operands):
+  assert math.isnan(_one(f'f32[16,4] all-reduce{operands}').sent_bytes)
 
 
 _LOOPS = """HloModule jit_f, num_partitions=4
