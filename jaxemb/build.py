@@ -30,7 +30,8 @@ from jaxemb.models import hierarchical
 from jaxemb.ops import products, wire
 from jaxemb.runtime import distributed, resources
 from jaxemb.runtime import mesh as mesh_lib
-from jaxemb.senses import context_mixture, mixture, sampled, sense_rows
+from jaxemb.senses import context_mixture, mixture
+from jaxemb.senses import rows as sense_rows
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import policies, replicas, sync
 from jaxemb.tables import row_optimizers
@@ -312,21 +313,12 @@ def _mixture(
   if m.loss == 'hierarchical_softmax':
     outputs = hierarchical.tree(corpus, spec.chunk, m.shared_nodes)
   else:
-    outputs = sampled.outputs(spec, corpus)
-  is_ambiguous = sense_rows.ambiguous(config, corpus.keys).mask
-  rows = sense_rows.number(is_ambiguous, s.number)
-  chance = float(corpus.centers[is_ambiguous].sum())
-  lookups = mixture.lookups(spec, outputs, rows, corpus)
+    outputs = mixture.sampled(spec, corpus)
+  mask = sense_rows.ambiguous(config, corpus.keys).mask
+  args = spec, corpus, outputs, mask, s.number
   if s.method == 'likelihoods':
-    return mixture.Mixture(
-      outputs, rows, spec, True, True, 0.0, chance, lookups
-    )
-  half, counts = context_mixture.HALF_WEIGHT, corpus.counts
-  weights = (half / (half + counts / counts.sum())).astype(np.float32)
-  concentration = context_mixture.concentration(m.shortest_window, m.window)
-  return context_mixture.ContextMixture(
-    outputs, rows, weights, spec, concentration, chance, lookups=lookups
-  )
+    return mixture.make(*args)
+  return context_mixture.make(*args, m.shortest_window)
 
 
 def _table(

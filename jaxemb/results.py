@@ -19,7 +19,8 @@ from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks, words
 from jaxemb.report import report
 from jaxemb.runtime import distributed, hlo, mesh, resources
-from jaxemb.senses import evaluate, sense_rows
+from jaxemb.senses import evaluate
+from jaxemb.senses import rows as sense_rows
 from jaxemb.senses import table as senses_lib
 from jaxemb.storage import export as export_lib
 from jaxemb.storage import orbax_export, vectors_npy

@@ -54,11 +54,6 @@ class Tree:
     """Nats per pair."""
     return self.decisions * math.log(2)
 
-  @property
-  def mean_targets(self) -> float:
-    """Output rows of a center."""
-    return self.decisions
-
   def table(
     self, spec: base.WindowSpec, lookups: np.ndarray | None
   ) -> spec_lib.TableSpec:

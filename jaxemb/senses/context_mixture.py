@@ -1,31 +1,31 @@
-"""The mixture whose senses are told by the words around: stochastic EM.
+"""The mixture whose senses are inferred from contexts, by stochastic EM.
 
-Beside its pairs a context word I has x, the mean of the unit vectors of the
-words around it, in which frequent words weigh less (Arora et al. 2017):
+An occurrence of a context word I has x, the mean of the unit vectors of the
+words around it, in which frequent words weigh less (Arora et al. 2017). With a
+mean m_k for each sense the mixture of x and of its pairs is
 
   P(O, x | I) = sum_k pi_k N(x; m_k, 1 / (2 kappa)) P(O | I, k)
 
-with a mean m_k for each sense. What a pair says of the sense is the likelihood
-of one word; x says what the text there is about, and is left alone with the E
-step:
+A pair adds the likelihood of one word to what x says about the text, and is
+left out of the E step:
 
   gamma_k = softmax_k( log pi_k - kappa |x - m_k|^2 )
 
-This is the soft k-means of contexts that multi-sense skip-gram has as a hard
-one (MSSG, Neelakantan et al. 2014). One sense is drawn from gamma and stands in
-the window as a word's only vector does, so that a step costs little more than
-that of skip-gram; means move towards the x of the draws, priors towards gamma.
-The mean of these steps is the M step (Celeux and Diebolt 1985). The senses of a
-word start as one, and are told apart by the draws.
+This is a soft k-means of contexts, the hard version of which is multi-sense
+skip-gram (MSSG, Neelakantan et al. 2014). One sense is drawn from gamma and
+takes the place of the word's vector in the window, so that a step costs little
+more than that of skip-gram. Means are running averages of the x of their draws,
+priors of gamma (stochastic EM, Celeux and Diebolt 1985). The senses of a word
+start as one and are separated by the draws.
 
-The text of a sense is short, and the senses of a word have much in common. Of
-what the drawn sense learns the others learn a share; and what sets a sense
-apart is first of all where it occurs, so that its vector is
+A sense has few occurrences, and the senses of a word have much in common. So
+the siblings of the drawn sense get a share of its gradient; and since a sense
+differs first of all in where it occurs, its vector is
 
   v_k = r_k + shift |r| (m_k - m)
 
-with a row r_k, the word's mean row r and mean context m, both weighted by
-priors. So are the vectors in P(O | I, k) and those that users get.
+with a row r_k, and the word's mean row r and mean context m, both weighted by
+priors. This v_k is in P(O | I, k) and in the export.
 """
 
 import dataclasses
@@ -37,51 +37,53 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.models import base, hierarchical, skipgram, targets
+from jaxemb.models import base, skipgram, targets
 from jaxemb.ops import products, sampling, windows
-from jaxemb.senses import em, mixture, sampled, sense_rows, table
+from jaxemb.senses import mixture, table
+from jaxemb.senses import rows as rows_lib
 from jaxemb.tables import spec as spec_lib
 from jaxemb.text import vocab
 
 MEANS = 'context_means'
-MOMENTUM = 0.9  # of priors and means; rises to 1 during training
-HALF_WEIGHT = 1e-3  # relative frequency of a word of weight 1/2 in contexts
-# Per word of a context: a mean of n words has 1/n of the variance. SCWS scores
-# are best with 25 where windows of up to 5 words have 6 on average.
+_MOMENTUM = 0.9  # of priors and means; rises to 1 during training
+_HALF_WEIGHT = 1e-3  # relative frequency of a word of weight 1/2 in contexts
+# kappa per word of a context: a mean of n words has 1/n of the variance. SCWS
+# scores are best with 25 where windows of up to 5 words have 6 on average.
 _CONCENTRATION_PER_WORD = 25 / 6
-_ROOM, _MOST = 1.2, 0.8  # shares, of the mean and of all tokens
-_KEY = np.uint32(0x7F4A7C15)  # what is drawn here is not what negatives are
+# Slots of the compact variant, relative to their mean number; and their largest
+# fraction of all tokens, above which it saves little.
+_COMPACT, _MAX_COMPACT = 1.2, 0.8
+_KEY = np.uint32(0x7F4A7C15)  # keeps draws independent of those of negatives
 
 
-class Placed(NamedTuple):
-  """The rows of a step's block of k chunks, and what is drawn by."""
+class Step(NamedTuple):
+  """What the rows of a step of k chunks are."""
 
   targets: targets.Targets
-  places: jax.Array  # [slots] int32, as `sense_rows.Slots` has them
+  tokens: jax.Array  # [slots] int32, see `rows.Slots`
   weights: jax.Array  # [k, c + 2 W] float32, of tokens in contexts
-  uniforms: jax.Array  # [slots] float32
+  uniforms: jax.Array  # [slots] float32, to draw senses by
 
 
 @dataclasses.dataclass(frozen=True)
 class ContextMixture(base.Model):
   """The mixture over one step's rows."""
 
-  outputs: hierarchical.Tree | sampled.Outputs  # the loss
-  senses: sense_rows.Senses
+  outputs: mixture.Outputs  # the loss
+  rows: rows_lib.Rows
   weights: Any  # [vocab] float32, of words in contexts
   spec: base.WindowSpec
+  chance: float  # that a token is ambiguous
   concentration: float  # kappa
-  chance: float  # that a token has several senses
   tied_until: float = 0.2  # fraction of training in which all senses of a word
   # share their gradients, as contexts mean nothing yet
   shared: float = 0.9  # fraction of a sense's gradient that its siblings get
   shift: float = 1.25  # of vectors towards the contexts of their sense
-  is_compact: bool = False  # has room for as many of them as most steps have
-  lookups: Mapping[str, np.ndarray] | None = None  # by table, see `TableSpec`
+  is_compact: bool = False  # as many slots as most steps need
+  lookups: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
   vectors_table = skipgram.INPUT
   contexts_table = skipgram.OUTPUT
-  averages_logs = False  # priors are averages of gamma
 
   @property
   def untrained_loss(self) -> float:
@@ -89,70 +91,68 @@ class ContextMixture(base.Model):
     return self.outputs.untrained_loss
 
   def specs(self) -> dict[str, spec_lib.TableSpec]:
-    """As `mixture.tables`, and a row of means for each of several senses.
+    """As `mixture.tables`, and a mean context for each sense.
 
-    A row of means has one more column, which is always zero.
+    A row of means has one more column, which stays zero, like that of priors.
     """
-    senses = self.senses
     specs = mixture.tables(
-      self.spec, self.outputs, senses, MOMENTUM, self.lookups
+      self.spec, self.outputs, self.rows, _MOMENTUM, self.lookups
     )
-    if senses.num_ambiguous:
-      num, width = senses.num_ambiguous * senses.num, self.spec.dim + 1
-      lookups = None
-      if self.lookups:
-        lookups = np.repeat(self.lookups[mixture.PRIORS], senses.num)
-      specs[MEANS] = spec_lib.TableSpec(
-        MEANS,
-        num,
-        width,
-        0.0,
-        momentum=MOMENTUM,
+    if self.rows.num_ambiguous:
+      priors = specs[mixture.PRIORS]
+      lookups = priors.lookups_per_center
+      if lookups is not None:
+        lookups = np.repeat(lookups, self.rows.num_senses)
+      specs[MEANS] = dataclasses.replace(
+        priors,
+        name=MEANS,
+        vocab=priors.vocab * self.rows.num_senses,
+        dim=self.spec.dim + 1,
         lookups_per_center=lookups,
       )
     return specs
 
   @property
   def compact(self) -> base.Model | None:
-    """The same with room for as many slots as most steps need."""
-    # Where most tokens have several senses little is saved.
-    most = _ROOM * self.chance > _MOST
-    if self.is_compact or not self.senses.num_ambiguous or most:
+    """The variant with as many slots as most steps need."""
+    saves_little = _COMPACT * self.chance > _MAX_COMPACT
+    if self.is_compact or not self.rows.num_ambiguous or saves_little:
       return None
     return dataclasses.replace(self, is_compact=True)
 
   def fits(self, batch: base.StepBatch) -> jax.Array:
-    """bool, whether the step is one of those."""
+    """bool, whether the compact variant has enough slots."""
     s = self.spec
     window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    found = sense_rows.are_ambiguous(self.senses, s.vocab, window)
-    return jnp.sum(found) <= self._compact_room(window.size)
+    _, is_ambiguous = self.rows.find(window)
+    return jnp.sum(is_ambiguous) <= self._compact_slots(window.size)
 
-  def _compact_room(self, num_tokens: int) -> int:
+  def _compact_slots(self, num_tokens: int) -> int:
     mean = num_tokens * self.chance
-    # A text has more of some words here than there.
-    return min(math.ceil(_ROOM * mean + 3 * mean**0.5 + 1), num_tokens)
+    # Texts are clustered: some have more of some words.
+    slots = math.ceil(_COMPACT * mean + 3 * mean**0.5 + 1)
+    return min(slots, num_tokens)
 
   def ids(self, batch: base.StepBatch, key: jax.Array) -> dict[str, Any]:
-    """Input: [k (c + 2 W) + S K], of k chunks, S slots. Means: [S, K]."""
-    s, senses = self.spec, self.senses
+    """Input: [k (c + 2 W) + S K], of k chunks and S slots. Means: [S, K]."""
+    s, rows = self.spec, self.rows
     found = self.outputs.find_targets(s, batch, key)
     window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
-    room = self._compact_room(window.size) if self.is_compact else None
-    slots = sense_rows.place(senses, s.vocab, window, room)
+    num_slots = self._compact_slots(window.size) if self.is_compact else None
+    slots = rows_lib.slots(rows, window, num_slots)
     ids = {skipgram.INPUT: slots.ids, skipgram.OUTPUT: found.ids}
     weights = self.weights.at[window].get(mode='fill', fill_value=0)
     offsets = jnp.arange(window.shape[1], dtype=jnp.uint32)[None]
     positions = batch.chunks[:, None] * np.uint32(window.shape[1]) + offsets
     bits = sampling.random_bits(key ^ _KEY, positions.reshape(-1))
     uniforms = (bits >> 8).astype(jnp.float32) * np.float32(2**-24)
-    uniforms = uniforms.at[slots.places].get(mode='clip')
-    if senses.num_ambiguous:
+    uniforms = uniforms.at[slots.tokens].get(mode='clip')
+    if rows.num_ambiguous:
       ids[mixture.PRIORS] = slots.priors_ids
-      every = jnp.arange(senses.num)[None]
-      means = senses.num * slots.priors_ids[:, None] + every
-      ids[MEANS] = jnp.minimum(means, senses.num_ambiguous * senses.num)
-    ids[mixture.BLOCK] = Placed(found, slots.places, weights, uniforms)
+      means = rows.num_senses * slots.priors_ids[:, None]
+      means += jnp.arange(rows.num_senses)[None]
+      ids[MEANS] = jnp.minimum(means, rows.num_ambiguous * rows.num_senses)
+    ids[mixture.STEP] = Step(found, slots.tokens, weights, uniforms)
     return ids
 
   def loss(
@@ -163,17 +163,17 @@ class ContextMixture(base.Model):
     batch: base.StepBatch,
     key: jax.Array,
   ) -> tuple[jax.Array, base.Aux]:
-    """-log P(center | context, drawn sense), summed over pairs."""
+    """-log P(center | context, drawn sense), summed over the pairs."""
     del params, key
-    s, found = self.spec, ids[mixture.BLOCK]
+    s, step = self.spec, ids[mixture.STEP]
     sides = batch.left, batch.right
     mask = windows.window_mask(*sides, s.chunk, s.window)
-    token_rows, nothing = rows[skipgram.INPUT], 0.0
-    if self.senses.num_ambiguous:
-      token_rows, nothing = self.drawn(rows, found, mask, batch.progress)
-    loss = nothing + targets.window_loss(
+    token_rows, zero = rows[skipgram.INPUT], 0.0
+    if self.rows.num_ambiguous:
+      token_rows, zero = self._drawn(rows, step, mask, batch.progress)
+    loss = zero + targets.window_loss(
       s,
-      found.targets,
+      step.targets,
       self.outputs.compact_rest,
       token_rows,
       rows[skipgram.OUTPUT],
@@ -182,183 +182,196 @@ class ContextMixture(base.Model):
     )
     return loss, base.Aux(skipgram.num_contexts(batch).sum())
 
-  def drawn(
+  def _drawn(
     self,
     rows: Mapping[str, jax.Array],
-    found: Placed,
+    step: Step,
     mask: jax.Array,
     progress: jax.Array | float,
   ) -> tuple[jax.Array, jax.Array]:
-    """Vectors of tokens: of those with several senses, that of the drawn one.
+    """Vectors of all tokens, those of a drawn sense in the slots.
 
     Args:
       rows: of the tables.
-      found: what they are of.
+      step: what they are.
       mask: [k, c, c + 2 W] float32, which tokens are contexts of which center.
-      progress: share of training behind.
+      progress: fraction of training done.
 
     Returns:
-      [k, c + 2 W, d] float32; and 0, with the gradients that averages want.
+      [k, c + 2 W, d] float32; and 0, with the gradients of priors and means.
     """
-    num, input_rows = found.weights.size, rows[skipgram.INPUT]
-    dim = input_rows.shape[-1]  # one device's share
-    of_senses = input_rows[num:].reshape(-1, self.senses.num, dim)
+    num, input_rows = step.weights.size, rows[skipgram.INPUT]
+    num_senses, dim = self.rows.num_senses, input_rows.shape[-1]
+    senses = input_rows[num:].reshape(-1, num_senses, dim)
 
     def with_slots(slots):
-      filled = input_rows[:num].at[found.places].set(slots, mode='drop')
-      return filled.reshape(*found.weights.shape, dim)
+      filled = input_rows[:num].at[step.tokens].set(slots, mode='drop')
+      return filled.reshape(*step.weights.shape, dim)
 
-    priors = em.probabilities(rows[mixture.PRIORS][:, :-1], self.averages_logs)
-    common = jax.lax.stop_gradient(jnp.einsum('sk,skd->sd', priors, of_senses))
-    contexts, is_some = jax.lax.stop_gradient(
-      self.contexts(with_slots(common), found, mask)
+    prior_rows, mean_rows = rows[mixture.PRIORS], rows[MEANS]
+    priors = jax.lax.stop_gradient(self.priors_of(prior_rows))
+    common = jax.lax.stop_gradient(jnp.einsum('sk,skd->sd', priors, senses))
+    contexts, has_context = jax.lax.stop_gradient(
+      self._contexts(with_slots(common), step, mask)
     )
+    # E step.
     are_tied = progress < self.tied_until
-    cases, apart = self.cases(rows, contexts, is_some)
-    chances = jax.lax.stop_gradient(em.responsibilities(cases, are_tied))
-    sums = jnp.cumsum(chances[:, :-1, 0], 1)
-    chosen = jax.nn.one_hot(
-      jnp.sum(sums < found.uniforms[:, None], 1), self.senses.num
+    means = jax.lax.stop_gradient(mean_rows[..., :-1])
+    distances = means - contexts[:, None]
+    logs = mixture.log_priors(priors)
+    logs -= self.concentration * jnp.sum(distances * distances, -1)
+    gamma = jax.nn.softmax(jnp.where(are_tied, 0.0, logs), axis=-1)
+    # Tied senses may have been initialised apart: all stand for the first.
+    sums = jnp.cumsum(gamma[:, :-1], 1)
+    drawn = jax.nn.one_hot(
+      jnp.sum(sums < step.uniforms[:, None], 1), num_senses
     )
-    # Those that start apart by chance are one as long as they are tied.
-    meant = jnp.where(are_tied, jnp.eye(self.senses.num)[:1], chosen)
-    meant_rows = jnp.einsum('sk,skd->sd', meant, of_senses)
+    used = jnp.where(are_tied, jnp.eye(num_senses)[:1], drawn)
+    used_rows = jnp.einsum('sk,skd->sd', used, senses)
     shared = jnp.where(are_tied, 1.0, self.shared)
-    learning = (1 - shared) * meant_rows + shared * of_senses.sum(1)
-    slots = learning + jax.lax.stop_gradient(meant_rows - learning)
-    shifts = self.shift * shifted(
-      common, priors, rows[MEANS][..., :-1], self.spec.row_ops
-    )
-    shifts = jnp.einsum('sk,skd->sd', meant, jax.lax.stop_gradient(shifts))
+    learning = (1 - shared) * used_rows + shared * senses.sum(1)
+    slots = learning + jax.lax.stop_gradient(used_rows - learning)
+    shifts = self.shift * shifted(common, priors, means, self.spec.row_ops)
+    shifts = jnp.einsum('sk,skd->sd', used, shifts)
     slots += jnp.where(are_tied, 0.0, shifts)
-
-    counts = (chosen * is_some[:, None])[..., None]
-    means_grads = jnp.concatenate([counts * apart, counts], -1)
-    nothing = _with_gradient(
-      cases.priors, em.priors_grads(cases, chances, self.averages_logs)
+    # M step.
+    num_seen = has_context[:, None]
+    said = num_seen * gamma - num_seen / num_senses
+    prior_grads = jnp.concatenate(
+      [num_seen * prior_rows[:, :-1] - said, num_seen], -1
     )
-    return with_slots(slots), nothing + _with_gradient(rows[MEANS], means_grads)
+    counts = (drawn * num_seen)[..., None]
+    mean_grads = jnp.concatenate([counts * distances, counts], -1)
+    zero = mixture.with_gradient(prior_rows, prior_grads)
+    zero += mixture.with_gradient(mean_rows, mean_grads)
+    return with_slots(slots), zero
 
-  def cases(
-    self, rows: Mapping[str, jax.Array], contexts: jax.Array, is_some: jax.Array
-  ) -> tuple[em.Cases, jax.Array]:
-    """Of each slot one, without a derivative; and m_k - x, [slots, K, dim].
-
-    Args:
-      rows: of the tables.
-      contexts: [slots, dim] float32, x.
-      is_some: [slots] float32, 1 = there is one.
-    """
-    priors, means = rows[mixture.PRIORS], rows[MEANS][..., :-1]
-    apart = jax.lax.stop_gradient(means - contexts[:, None])
-    logs = em.log_probabilities(
-      jax.lax.stop_gradient(priors[:, :-1]), self.averages_logs
-    )
-    logs -= self.concentration * jnp.sum(apart * apart, -1)
-    return em.Cases(logs[..., None], is_some[:, None], priors), apart
-
-  def contexts(
-    self, token_rows: jax.Array, found: Placed, mask: jax.Array
+  def _contexts(
+    self, token_rows: jax.Array, step: Step, mask: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Means around the slots, x: of the centers that a token is a context of.
+    """Mean x around each slot: of the centers that its token is a context of.
 
     Args:
-      token_rows: [k, c + 2 W, d] float32, d one device's share of dim.
-      found: what they are of.
+      token_rows: [k, c + 2 W, d] float32.
+      step: what they are.
       mask: [k, c, c + 2 W] float32.
 
     Returns:
-      [slots, dim] float32; and [slots] float32, whether there is a word around.
+      [slots, dim] float32; and [slots] float32, 1 = there is a word around.
     """
     s = self.spec
     centers = slice(s.window, token_rows.shape[1] - s.window)
     vectors = s.row_ops.whole(token_rows[:, centers], s.dim)
     lengths = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
-    weights = found.weights[:, centers, None]
+    weights = step.weights[:, centers, None]
     vectors = vectors * (weights / jnp.maximum(lengths, 1e-30))
-    near = mask.transpose(0, 2, 1)
-    # One product for both.
+    # One product for the sums of vectors and of weights.
     sums = products.weighted_sums(
-      near, jnp.concatenate([vectors, weights], -1)
-    ).reshape(found.weights.size, -1)
-    sums = sums.at[found.places].get(mode='fill', fill_value=0)
+      mask.transpose(0, 2, 1), jnp.concatenate([vectors, weights], -1)
+    ).reshape(step.weights.size, -1)
+    sums = sums.at[step.tokens].get(mode='fill', fill_value=0)
     total = sums[:, -1:]
     return sums[:, :-1] / jnp.maximum(total, 1e-30), (total[:, 0] > 0) * 1.0
 
+  def priors_of(self, rows: jax.Array) -> jax.Array:
+    """[..., K] priors of rows [..., K + 1], which hold pi - 1/K."""
+    rows = rows[..., :-1]
+    # Sums of many small changes are zero but for rounding, which would add up.
+    return rows - jnp.mean(rows, -1, keepdims=True) + 1 / rows.shape[-1]
+
   def export_senses(
-    self, rows: Callable[[str], np.ndarray], vocabulary: vocab.Vocabulary
+    self,
+    table_rows: Callable[[str], np.ndarray],
+    vocabulary: vocab.Vocabulary,
   ) -> table.Senses:
-    """The trained senses, their vectors moved by `shifted`; see `mixture`."""
-    senses = mixture.export_senses(self, rows, vocabulary)
-    if not self.senses.num_ambiguous:
+    """The trained senses with shifted vectors; see `mixture.export_senses`."""
+    senses = mixture.export_senses(self, table_rows, vocabulary)
+    if not self.rows.num_ambiguous:
       return senses
-    is_ambiguous = self.senses.ambiguous_rows()
-    by_word = self.senses.num_ambiguous, self.senses.num
+    mask = self.rows.are_ambiguous()
+    is_sense = mask[self.rows.owners()]
+    by_word = self.rows.num_ambiguous, self.rows.num_senses
     means, vectors = np.zeros_like(senses.vectors), senses.vectors.copy()
-    means[is_ambiguous] = rows(MEANS)[:, :-1]
+    means[is_sense] = table_rows(MEANS)[:, :-1]
     shifts = shifted(
-      senses.mean_vectors()[np.diff(senses.starts) > 1],
-      senses.priors[is_ambiguous].reshape(by_word),
-      means[is_ambiguous].reshape(*by_word, -1),
+      senses.mean_vectors()[mask],
+      senses.priors[is_sense].reshape(by_word),
+      means[is_sense].reshape(*by_word, -1),
     )
-    vectors[is_ambiguous] += self.shift * np.asarray(shifts).reshape(
+    vectors[is_sense] += self.shift * np.asarray(shifts).reshape(
       -1, vectors.shape[1]
     )
-    # Text of a query is not subsampled, and more words steady a mean.
     return dataclasses.replace(
       senses,
       vectors=vectors,
+      # Text of a query is not subsampled, and more words steady a mean.
       window=2 * senses.window,
-      contexts=table.Contexts(means, self.concentration, HALF_WEIGHT),
+      contexts=table.Contexts(means, self.concentration, _HALF_WEIGHT),
     )
 
   def rows_digest(self) -> str:
     """Identifies which rows are senses of which words."""
-    return self.senses.digest()
+    return self.rows.digest()
 
 
 jax.tree_util.register_dataclass(
   ContextMixture,
-  ['outputs', 'senses', 'weights'],
+  ['outputs', 'rows', 'weights'],
   [
-    'spec',
-    'concentration',
-    'chance',
-    'tied_until',
-    'shared',
-    'shift',
+    'spec', 'chance', 'concentration', 'tied_until', 'shared', 'shift',
     'is_compact',
   ],
   ['lookups'],
-)
+)  # fmt: skip
 
 
-def concentration(shortest_window: int, window: int) -> float:
-  """Returns kappa for windows drawn uniformly from shortest_window..window."""
-  return _CONCENTRATION_PER_WORD * (shortest_window + window)
+def make(
+  spec: base.WindowSpec,
+  corpus: base.Corpus,
+  outputs: mixture.Outputs,
+  mask: np.ndarray,
+  num_senses: int,
+  min_window: int,
+) -> ContextMixture:
+  """The mixture for a corpus.
+
+  Args:
+    spec: sizes.
+    corpus: the vocabulary.
+    outputs: the loss, of `hierarchical.tree` or `mixture.sampled`.
+    mask: [vocab] bool, ambiguous words.
+    num_senses: of each of these.
+    min_window: windows are uniform in [min_window, spec.window].
+  """
+  rows = rows_lib.number(mask, num_senses)
+  frequencies = corpus.counts / corpus.counts.sum()
+  weights = _HALF_WEIGHT / (_HALF_WEIGHT + frequencies)
+  return ContextMixture(
+    outputs,
+    rows,
+    weights.astype(np.float32),
+    spec,
+    float(corpus.centers[mask].sum()),
+    _CONCENTRATION_PER_WORD * (min_window + spec.window),
+    lookups=mixture.lookups(spec, outputs, rows, corpus),
+  )
 
 
 def shifted(
   common: jax.Array,
-  chances: jax.Array,
+  priors: jax.Array,
   means: jax.Array,
   row_ops: products.RowOps = products.WHOLE_ROWS,
 ) -> jax.Array:
   """[words, K, d], |r| (m_k - m).
 
   Args:
-    common: [words, d] float32, r; d one device's share of dim.
-    chances: [words, K] float32, priors.
+    common: [words, d] float32, r.
+    priors: [words, K] float32.
     means: [words, K, dim] float32, of contexts.
-    row_ops: of the layout that holds the rows.
+    row_ops: of the layout of r.
   """
   squares = row_ops.sum_columns(jnp.sum(common * common, -1))
-  apart = means - jnp.einsum('wk,wkd->wd', chances, means)[:, None]
-  apart = row_ops.own(apart, common.shape[-1])
-  return jnp.sqrt(squares)[:, None, None] * apart
-
-
-def _with_gradient(rows: jax.Array, grads: jax.Array) -> jax.Array:
-  """0, of which rows have these gradients."""
-  nothing = rows - jax.lax.stop_gradient(rows)
-  return jnp.sum(jax.lax.stop_gradient(grads) * nothing)
+  differences = means - jnp.einsum('wk,wkd->wd', priors, means)[:, None]
+  differences = row_ops.own(differences, common.shape[-1])
+  return jnp.sqrt(squares)[:, None, None] * differences

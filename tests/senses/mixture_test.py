@@ -1,5 +1,6 @@
-"""Hierarchical softmax and the mixture: losses, EM, one sense for all."""
+"""The mixtures and hierarchical softmax against loops over pairs."""
 
+import dataclasses
 import functools
 import itertools
 from typing import Any, NamedTuple
@@ -9,81 +10,117 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import build
 from jaxemb import config as config_lib
-from jaxemb.models import base, hierarchical, skipgram, tree
+from jaxemb.models import base, hierarchical, skipgram
 from jaxemb.ops import huffman
-from jaxemb.runtime import mesh
-from jaxemb.senses import em, mixture, sampled, sense_rows, tiles
-from jaxemb.tables import row_optimizers as rowopt
-from jaxemb.text import loader
+from jaxemb.senses import context_mixture, mixture
+from jaxemb.senses import rows as rows_lib
+from jaxemb.text import vocab
 from tests import oracle
 
 VOCAB, DIM, WINDOW, CHUNK, LENGTH, SENSES = 30, 5, 3, 16, 32, 3
+WIDTH = CHUNK + 2 * WINDOW
 KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
 COUNTS = np.maximum(1, 1000 // np.arange(1, VOCAB + 1))
-CENTERS = COUNTS / COUNTS.sum()
+WORDS = [str(i) for i in range(VOCAB)]
+CORPUS = base.Corpus(WORDS, COUNTS, COUNTS / COUNTS.sum())
 SPEC = base.WindowSpec(VOCAB, DIM, WINDOW, 5, CHUNK, 4)
+MASK = np.random.default_rng(5).random(VOCAB) < 0.4
+KAPPA, SHARED, SHIFT, TIED_UNTIL = 2.0, 0.3, 0.7, 0.5
 LOSSES = ('tree', 'sampled')
 
 
 def _outputs(loss, num_shared=4):
   if loss == 'tree':
-    return tree.grow(COUNTS, CENTERS, CHUNK, num_shared)
-  return sampled.outputs(SPEC, skipgram.negative_distribution(COUNTS))
+    return hierarchical.tree(CORPUS, CHUNK, num_shared)
+  return mixture.sampled(SPEC, CORPUS)
 
 
-def _model(loss, is_by_pair, averages_logs, chance=0.4, tied_until=0.0):
-  is_ambiguous = np.random.default_rng(5).random(VOCAB) < 0.4
-  return mixture.Mixture(
-    SPEC,
-    _outputs(loss),
-    sense_rows.number(is_ambiguous, SENSES),
-    is_by_pair,
-    averages_logs,
-    tied_until,
-    chance,
-  )
+def _mixture(loss='tree', num_senses=SENSES):
+  return mixture.make(SPEC, CORPUS, _outputs(loss), MASK, num_senses)
+
+
+def _context_mixture(loss='tree', num_senses=SENSES):
+  made = context_mixture.make(SPEC, CORPUS, _outputs(loss), MASK, num_senses, 1)
+  weights = np.linspace(0.2, 1, VOCAB).astype(np.float32)
+  return dataclasses.replace(
+    made, weights=weights, concentration=KAPPA, tied_until=TIED_UNTIL,
+    shared=SHARED, shift=SHIFT, chance=float(MASK.mean()),
+  )  # fmt: skip
 
 
 @functools.cache
-def _batch(words=60):
+def _batch(words=60, progress=0.6):
   rng = np.random.default_rng(0)
   sentences = oracle.random_sentences(rng, VOCAB, words, (2, 5, 9))
   tokens = oracle.pack(sentences, VOCAB, 2 * LENGTH, WINDOW, rng)
   run = oracle.middle(tokens, min(LENGTH, words) // 4, LENGTH)
   chunks = np.arange(3, 3 + LENGTH // CHUNK, dtype=np.uint32)
-  return base.StepBatch(*(x[None] for x in run), chunks)
+  return base.StepBatch(*(x[None] for x in run), chunks, np.float32(progress))
 
 
-class Rows(NamedTuple):
-  """Tables, and what a step looks up in them."""
+class Made(NamedTuple):
+  """A step of a model with random tables."""
 
+  batch: base.StepBatch
   tables: dict[str, np.ndarray]
   ids: dict[str, Any]
-  rows: dict[str, jax.Array]
+  value: jax.Array
+  examples: jax.Array
+  grads: dict[str, jax.Array]  # of rows
+
+  def table_grads(self):
+    """By table, summed over the lookups of a row."""
+    result = {}
+    for name, x in self.grads.items():
+      index = np.asarray(self.ids[name]).reshape(-1)
+      result[name] = np.zeros(self.tables[name].shape)
+      is_row = index < len(self.tables[name])
+      rows = np.asarray(x, np.float64).reshape(len(index), -1)
+      np.add.at(result[name], index[is_row], rows[is_row])
+    return result
 
 
-def _rows(model, batch):
+def _tables(model):
   rng = np.random.default_rng(1)
   tables = {
-    k: rng.normal(size=(s.vocab, s.dim)) for k, s in model.specs().items()
+    k: rng.normal(size=(s.vocab, s.dim)).astype(np.float32)
+    for k, s in model.specs().items()
   }
   if mixture.PRIORS in tables:
-    priors = 0.1 * tables[mixture.PRIORS]
+    priors = tables[mixture.PRIORS]
+    priors[:, :-1] = (
+      0.1 * (priors - priors[:, :-1].mean(1, keepdims=True))[:, :-1]
+    )
     priors[:, -1] = 0
-    priors[:, :-1] -= priors[:, :-1].mean(1, keepdims=True)
-    tables[mixture.PRIORS] = priors
-  ids = jax.jit(model.ids)(model.constants(), batch, KEY)
-  rows = {
-    k: jnp.asarray(x[np.minimum(ids[k], len(x) - 1)], jnp.float32)
+  if context_mixture.MEANS in tables:
+    tables[context_mixture.MEANS][:, -1] = 0
+  return tables
+
+
+@jax.jit
+def _value_and_grad(model, rows, ids, batch):
+  def loss(rows):
+    value, aux = model.loss((), rows, ids, batch, KEY)
+    return value, aux.examples
+
+  return jax.value_and_grad(loss, has_aux=True)(rows)
+
+
+def _make(model, batch, rows=None, tables=None):
+  """A step of the model, with other rows or tables if given."""
+  ids = jax.jit(lambda model, batch: model.ids(batch, KEY))(model, batch)
+  tables = _tables(model) if tables is None else tables
+  rows = rows or {
+    k: jnp.asarray(np.concatenate([x, 0 * x[:1]])[np.minimum(ids[k], len(x))])
     for k, x in tables.items()
   }
-  return Rows(tables, ids, rows)
+  (value, examples), grads = _value_and_grad(model, rows, ids, batch)
+  return Made(batch, tables, ids, value, examples, grads)
 
 
 def _pairs(batch):
-  """(center's place, context's place in the tokens) of every pair."""
+  """(position of the center, that of the context in the tokens)."""
   for i in range(LENGTH):
     for offset in range(-int(batch.left[0, i]), int(batch.right[0, i]) + 1):
       if offset:
@@ -95,255 +132,332 @@ def _log_sigmoid(x):
 
 
 def _log_likelihood(loss, vector, outputs, center, draws):
-  """Log P(center | vector), with outputs as nodes or as words."""
+  """Log P(center | vector), of nodes or of words and negatives."""
   if loss == 'tree':
     points, codes, lengths = huffman.tree_paths(COUNTS)
     n = lengths[center]
     signs = 1 - 2.0 * codes[center, :n]
     return _log_sigmoid(signs * (outputs[points[center, :n]] @ vector)).sum()
-  found = _log_sigmoid(outputs[center] @ vector)
-  for draw in draws:
-    if draw != center:
-      found += (
-        SPEC.negatives / len(draws) * _log_sigmoid(-outputs[draw] @ vector)
-      )
-  return found
+  weight = SPEC.negatives / len(draws)
+  negatives = outputs[[x for x in draws if x != center]]
+  result = weight * _log_sigmoid(-negatives @ vector).sum()
+  return result + _log_sigmoid(outputs[center] @ vector)
 
 
-def _expected(model, loss, batch, tables, draws):
-  """The loss in loops over pairs, or over occurrences within a chunk."""
-  senses, total, joint = model.senses, 0.0, {}
-  for i, place in _pairs(batch):
-    word, center = batch.tokens[0, place], batch.tokens[0, i + WINDOW]
-    first, row = senses.first_rows[word], senses.priors_rows[word]
-    num = 1 if row == senses.num_ambiguous else SENSES
-    found = np.array(
+def _joint(model, loss, made, tables):
+  """Loss of words with one sense; (row of priors, LL [K]) of other pairs."""
+  draws = np.asarray(made.ids[skipgram.OUTPUT])[:, CHUNK:]
+  rows, batch, total, joint = model.rows, made.batch, 0.0, []
+  for i, position in _pairs(batch):
+    word, center = batch.tokens[0, position], batch.tokens[0, i + WINDOW]
+    logs = np.array(
       [
         _log_likelihood(
           loss,
-          tables[skipgram.INPUT][first + k],
+          tables[skipgram.INPUT][rows.first[word] + k],
           tables[skipgram.OUTPUT],
           center,
           draws[i // CHUNK],
         )
-        for k in range(num)
+        for k in range(SENSES if MASK[word] else 1)
       ]
     )
-    if num == 1:
-      total -= found[0]
+    if not MASK[word]:
+      total -= logs[0]
       continue
+    row = rows.priors[word]
     priors = tables[mixture.PRIORS][row, :-1]
-    if model.averages_logs:
-      logs = priors - np.logaddexp.reduce(priors)
-    else:
-      logs = np.log(1 / SENSES + priors)
-    case = (i, place) if model.is_by_pair else (i // CHUNK, place)
-    joint[case] = joint.get(case, logs) + found
+    joint.append((row, logs + priors - np.logaddexp.reduce(priors)))
   return total, joint
 
 
-def _bound(power, found, fixed):
-  """The loss for fixed responsibilities, of a power of fixed likelihoods."""
-  total, joint = found
-  for case, logs in joint.items():
-    sharp = power * fixed[1][case]
-    q = np.exp(sharp - np.logaddexp.reduce(sharp))
-    total -= q @ (logs - np.log(q))
-  return total
+@pytest.mark.parametrize('loss', LOSSES)
+def test_likelihood_mixture_is_that_of_loops(loss):
+  model = _mixture(loss)
+  made = _make(model, _batch())
+  tables = {k: x.astype(np.float64) for k, x in made.tables.items()}
+  single, joint = _joint(model, loss, made, tables)
+  assert made.examples == len(list(_pairs(made.batch))) > len(joint) > 10
 
+  def negative_log(single, joint):
+    return single - sum(np.logaddexp.reduce(x) for _, x in joint)
 
-@pytest.mark.parametrize(
-  ('loss', 'is_by_pair', 'averages_logs', 'chance', 'power'),
-  [
-    ('tree', True, True, 0.1, 1),
-    ('tree', True, False, 1.0, 0),
-    ('tree', False, False, 0.001, 1),
-    ('tree', False, False, 0.1, 0),
-    ('sampled', True, False, 0.1, 1),
-    ('sampled', False, True, 1.0, 0),
-  ],
-)
-def test_loss_is_that_of_loops_over_pairs(
-  loss, is_by_pair, averages_logs, chance, power
-):
-  model = _model(loss, is_by_pair, averages_logs, chance, 0.5)
-  batch = _batch()._replace(progress=np.float32(0.4 + 0.2 * power))
-  tables, ids, rows = _rows(model, batch)
-  draws = np.asarray(ids[skipgram.OUTPUT])[:, CHUNK:]
-  found, grads = jax.jit(jax.value_and_grad(model.loss))(rows, ids, batch)
-  alone = jax.jit(model.loss)(rows, ids, batch)
-  np.testing.assert_allclose(alone, found, 1e-6)
-  fixed = _expected(model, loss, batch, tables, draws)
-  np.testing.assert_allclose(found, _bound(power, fixed, fixed), 1e-5)
-  if power == 1:  # -log P itself
-    marginal = fixed[0] - sum(np.logaddexp.reduce(x) for x in fixed[1].values())
-    np.testing.assert_allclose(found, marginal, 1e-5)
-  # The slope of the loops, along a random change of all vectors.
+  np.testing.assert_allclose(made.value, negative_log(single, joint), 1e-5)
+  grads = made.table_grads()
+  # Priors average LL: sums of (row - LL), and their number.
+  averages = np.zeros_like(tables[mixture.PRIORS])
+  for row, logs in joint:
+    averages[row, :-1] += tables[mixture.PRIORS][row, :-1] - logs
+    averages[row, -1] += 1
+  np.testing.assert_allclose(grads[mixture.PRIORS], averages, 1e-4, 1e-4)
+  # The slope of the loops along a random change of all vectors.
   rng = np.random.default_rng(2)
-  step = {k: rng.normal(size=x.shape) for k, x in tables.items()}
-  step.pop(mixture.PRIORS)
-  slope = 0.0
-  for k, change in step.items():
-    np.testing.assert_array_equal(grads[k].shape[:-1], ids[k].shape)
-    summed = np.zeros((len(change) + 1, change.shape[1]))
-    places = np.minimum(ids[k], len(change))
-    np.add.at(summed, places, np.asarray(grads[k], np.float64))
-    slope += (summed[:-1] * change).sum()
+  step = {
+    k: rng.normal(size=tables[k].shape)
+    for k in (skipgram.INPUT, skipgram.OUTPUT)
+  }
 
   def moved(size):
-    near = {k: x + size * step.get(k, 0) for k, x in tables.items()}
-    return _bound(power, _expected(model, loss, batch, near, draws), fixed)
+    near = tables | {k: tables[k] + size * x for k, x in step.items()}
+    return negative_log(*_joint(model, loss, made, near))
 
+  slope = sum((grads[k] * x).sum() for k, x in step.items())
   assert slope == pytest.approx((moved(1e-5) - moved(-1e-5)) / 2e-5, rel=1e-4)
 
 
 @pytest.mark.parametrize('name', ['skipgram', 'cbow'])
-def test_hierarchical_softmax_is_that_of_loops(name):
+@pytest.mark.parametrize('num_shared', [2, 100])
+def test_hierarchical_softmax_is_that_of_loops(name, num_shared):
   batch = _batch()
-  for num_shared in (2, 100):
-    outputs = _outputs('tree', num_shared)
-    model = hierarchical.Hierarchical(SPEC, outputs, name == 'cbow')
-    tables, ids, rows = _rows(model, batch)
-    contexts = {}
-    for i, place in _pairs(batch):
-      contexts.setdefault(i, []).append(
-        tables[skipgram.INPUT][batch.tokens[0, place]]
+  model = hierarchical.make(SPEC, CORPUS, name == 'cbow', num_shared)
+  made = _make(model, batch)
+  contexts = {}
+  for i, position in _pairs(batch):
+    vector = made.tables[skipgram.INPUT][batch.tokens[0, position]]
+    contexts.setdefault(i, []).append(vector)
+  expected = 0.0
+  for i, vectors in contexts.items():
+    if name == 'cbow':
+      contexts[i] = vectors = [np.mean(vectors, 0)]
+    for vector in vectors:
+      outputs, center = (
+        made.tables[skipgram.OUTPUT],
+        batch.tokens[0, i + WINDOW],
       )
-    expected = 0.0
-    for i, vectors in contexts.items():
-      if name == 'cbow':
-        vectors = [np.mean(vectors, 0)]
-      for vector in vectors:
-        expected -= _log_likelihood(
-          'tree',
-          vector,
-          tables[skipgram.OUTPUT],
-          batch.tokens[0, i + WINDOW],
-          (),
-        )
-    found = jax.jit(model.loss)(rows, ids, batch)
-    np.testing.assert_allclose(found, expected, 1e-5)
-    examples = len(contexts) if name == 'cbow' else len(list(_pairs(batch)))
-    assert model.num_examples(batch) == examples
+      expected -= _log_likelihood('tree', vector, outputs, center, ())
+  np.testing.assert_allclose(made.value, expected, 1e-5)
+  assert made.examples == sum(map(len, contexts.values()))
 
 
-def _cases(model, rows, ids, batch):
-  """Of all slots of a step."""
-  places, lists = ids[mixture.BLOCK].places, ids[mixture.BLOCK].targets.lists
-  num, width = len(places), lists.places.shape[1]
-  room = tiles.room(num, 2 * WINDOW * width, num, 10**6)
-  of_senses = rows[skipgram.INPUT].reshape(-1, DIM)[num:]
-
-  near = tiles.near(places, lists, batch, SPEC)
-  _, piece = tiles.next_piece(near, lists, room, jnp.int32(0))
-  met_rows = tiles.rows_at(rows[skipgram.OUTPUT], piece.tiles.places)
-  of_senses = of_senses.reshape(num, SENSES, DIM)
-  return model.cases(of_senses, rows[mixture.PRIORS], met_rows, piece)
+def _common(model, tables, word):
+  """[d] float64, the mean of a word's rows, weighted by priors."""
+  rows = tables[skipgram.INPUT].astype(np.float64)[model.rows.first[word] :]
+  if not MASK[word]:
+    return rows[0]
+  priors = tables[mixture.PRIORS][model.rows.priors[word], :-1] + 1 / SENSES
+  return priors @ rows[:SENSES]
 
 
-@pytest.mark.parametrize('is_by_pair', [True, False])
-@pytest.mark.parametrize('averages_logs', [True, False])
-def test_em(is_by_pair, averages_logs):
-  """Responsibilities, priors, and a likelihood that does not fall."""
-  model, batch = _model('tree', is_by_pair, averages_logs), _batch()
-  _, ids, rows = _rows(model, batch)
-  senses = model.senses
-  optimizer = rowopt.averages(0.0, 1.0, 1.0)
-  priors = jnp.zeros((senses.num_ambiguous, SENSES + 1))
-  slots = optimizer.init(*priors.shape)
-  places = ids[mixture.PRIORS]
+def _vector(model, tables, word, sense, is_tied):
+  """[d] float64, of a sense."""
+  found = tables[skipgram.INPUT][model.rows.first[word] + sense]
+  if not MASK[word] or is_tied:
+    return found
+  row = model.rows.priors[word]
+  priors = tables[mixture.PRIORS][row, :-1] + 1 / SENSES
+  means = tables[context_mixture.MEANS].astype(np.float64)[:, :-1]
+  means = means[row * SENSES : (row + 1) * SENSES]
+  length = np.linalg.norm(_common(model, tables, word))
+  return found + SHIFT * length * (means[sense] - priors @ means)
+
+
+def _expected(model, made, is_tied=False):
+  """Draws by slot, and sums of what priors and means average, in loops."""
+  tables, batch = made.tables, made.batch
+  priors = tables[mixture.PRIORS].astype(np.float64)
+  means = tables[context_mixture.MEANS].astype(np.float64)
+  step, draws = made.ids[mixture.STEP], {}
+  prior_grads, mean_grads = np.zeros(priors.shape), np.zeros(means.shape)
+  for slot, token in enumerate(np.asarray(step.tokens).tolist()):
+    if token >= 2 * WIDTH:
+      continue
+    chunk, offset = divmod(token, WIDTH)
+    position = chunk * CHUNK + offset  # in the tokens with their halo
+    row = model.rows.priors[batch.tokens[0, position]]
+    around = [
+      batch.tokens[0, i + WINDOW]
+      for i, other in _pairs(batch)
+      if other == position and i // CHUNK == chunk
+    ]
+    rows = row * SENSES + np.arange(SENSES)
+    x, has_context = np.zeros(DIM), bool(around)
+    if around:
+      units = [_common(model, tables, w) for w in around]
+      units = [unit / np.linalg.norm(unit) for unit in units]
+      x = np.average(units, 0, np.asarray(model.weights, np.float64)[around])
+    logs = np.log(priors[row, :-1] + 1 / SENSES)
+    logs -= KAPPA * ((x - means[rows, :-1]) ** 2).sum(1)
+    gamma = np.exp(logs - np.logaddexp.reduce(logs))
+    gamma = np.full(SENSES, 1 / SENSES) if is_tied else gamma
+    drawn = int(np.searchsorted(gamma.cumsum()[:-1], step.uniforms[slot]))
+    draws[token] = drawn
+    if has_context:
+      prior_grads[row, :-1] += priors[row, :-1] - (gamma - 1 / SENSES)
+      prior_grads[row, -1] += 1
+      mean_grads[rows[drawn], :-1] += means[rows[drawn], :-1] - x
+      mean_grads[rows[drawn], -1] += 1
+  return draws, {
+    mixture.PRIORS: prior_grads, context_mixture.MEANS: mean_grads
+  }  # fmt: skip
+
+
+@pytest.mark.parametrize('loss', LOSSES)
+@pytest.mark.parametrize('is_tied', [False, True])
+def test_context_mixture_is_skipgram_with_drawn_senses(loss, is_tied):
+  model = _context_mixture(loss)
+  batch = _batch(progress=TIED_UNTIL - 0.1 if is_tied else TIED_UNTIL + 0.1)
+  made = _make(model, batch)
+  draws, averages = _expected(model, made, is_tied)
+  assert len(draws) > 10 and len(set(draws.values())) == SENSES
+  found = made.table_grads()
+  for name, expected in averages.items():
+    np.testing.assert_allclose(found[name], expected, atol=1e-5)
+  used = dict.fromkeys(draws, 0) if is_tied else draws
+  vectors = np.zeros((LENGTH // CHUNK, WIDTH, DIM), np.float32)
+  words = {}
+  for token in range(vectors.shape[0] * WIDTH):
+    chunk, offset = divmod(token, WIDTH)
+    word = batch.tokens[0, chunk * CHUNK + offset]
+    if word < VOCAB:
+      words[token] = word
+      vectors[chunk, offset] = _vector(
+        model, made.tables, word, used.get(token, 0), is_tied
+      )
+  outputs = made.tables[skipgram.OUTPUT]
+  outputs = np.concatenate([outputs, 0 * outputs[:1]])
+  ids = np.minimum(made.ids[skipgram.OUTPUT], len(outputs) - 1)
+  alone = _make(
+    _mixture(loss, 1),
+    batch,
+    {skipgram.INPUT: vectors, skipgram.OUTPUT: outputs[ids]},
+  )
+  np.testing.assert_allclose(made.value, alone.value, rtol=1e-6)
+  np.testing.assert_allclose(
+    made.grads[skipgram.OUTPUT], alone.grads[skipgram.OUTPUT], atol=1e-5
+  )
+  # Siblings get a fraction of the gradient of the drawn sense.
+  shared = 1 if is_tied else SHARED
+  expected = np.zeros(made.tables[skipgram.INPUT].shape)
+  flat = np.asarray(alone.grads[skipgram.INPUT]).reshape(-1, DIM)
+  for token, word in words.items():
+    for k in range(SENSES if MASK[word] else 1):
+      share = 1 if k == used.get(token, 0) else shared
+      expected[model.rows.first[word] + k] += share * flat[token]
+  np.testing.assert_allclose(found[skipgram.INPUT], expected, atol=1e-5)
+
+
+def test_senses_are_drawn_by_their_responsibilities():
+  model, batch = jax.device_put((_context_mixture(), _batch()))
+  num = 400
+  made = _make(model, batch)
+  averages = _expected(model, made)[1][mixture.PRIORS]
+  occurrences = averages[:, -1:]
+  priors = made.tables[mixture.PRIORS][:, :-1] + 1 / SENSES
+  gammas = occurrences * priors - averages[:, :-1]
+  tables = {k: jnp.asarray(x) for k, x in made.tables.items()}
 
   @jax.jit
-  def step(priors, slots):
-    given = rows | {mixture.PRIORS: priors.at[places].get(mode='clip')}
-    loss, grads = jax.value_and_grad(model.loss)(given, ids, batch)
-    cases = _cases(model, given, ids, batch)
-    grads = grads[mixture.PRIORS]
-    squares = rowopt.mean_squares(grads)
-    deltas, slots = optimizer.update(
-      slots, rowopt.RowGrads(places, grads, squares), jnp.float32(1)
+  def counts(key):
+    ids = model.ids(batch, key)
+    rows = {k: x.at[ids[k]].get(mode='clip') for k, x in tables.items()}
+    grads = jax.grad(lambda rows: model.loss((), rows, ids, batch, key)[0])(
+      rows
     )
-    priors = rowopt.add_rows(priors, places, deltas, False)
-    return priors, slots, loss, em.responsibilities(cases, False), cases
+    result = jnp.zeros(priors.shape)
+    seen = grads[context_mixture.MEANS][..., -1]
+    return result.at[ids[mixture.PRIORS]].add(seen, mode='drop')
 
-  seen, found = [], []
-  for _ in range(6):
-    priors, slots, loss, gamma, cases = step(priors, slots)
-    seen.append(float(loss))
-    np.testing.assert_allclose(gamma.sum(-2), 1, atol=1e-6)
-    chances = em.probabilities(priors[:, :-1], averages_logs)
-    np.testing.assert_allclose(chances.sum(-1), 1, atol=1e-6)
-    assert not np.asarray(priors[:, -1]).any()
-    found.append(chances)
-  assert np.abs(found[0] - found[-1]).max() > 0.01
-  if not averages_logs:
-    # With momentum 0 each step is an M step of the priors.
-    assert all(a >= b - 1e-3 for a, b in itertools.pairwise(seen))
-    mask = np.asarray(cases.mask)[..., None, :]
-    said = (np.asarray(gamma) * mask).sum(-1).reshape(-1, SENSES)
-    num = mask.sum((-1, -2)).reshape(-1)
-    expected = np.zeros((senses.num_ambiguous + 1, SENSES))
-    total = np.zeros(senses.num_ambiguous + 1)
-    if not is_by_pair:
-      owners = np.asarray(places).reshape(-1)
-      np.add.at(expected, owners, said)
-      np.add.at(total, owners, num)
-      has = total[:-1] > 0
-      mean = expected[:-1][has] / total[:-1][has][:, None]
-      np.testing.assert_allclose(chances[has], mean, atol=1e-5)
+  total = sum(np.asarray(counts(KEY + np.uint32(7919 * i))) for i in range(num))
+  deviation = np.sqrt(np.maximum(occurrences, 1) * 0.25 / num)
+  assert (abs(total / num - gammas) < 5 * deviation).all()
+  np.testing.assert_allclose(total.sum(1) / num, occurrences[:, 0], 1e-5)
 
 
-def _trainer(name, **senses):
-  config = config_lib.default()
-  config.model.name, config.model.loss = name, 'hierarchical_softmax'
-  config.model.dim, config.model.window, config.model.chunk = 8, 3, 8
-  config.model.shared_nodes = 4
-  config.optimizer.name = 'adagrad'
-  config.strategy.name, config.train.batch_words = 'sync', 16
-  config.senses.update(senses)
-  config_lib.check(config)
-  devices = mesh.make(mesh.Shape(1, 1))
-  return build.trainer(
-    config_lib.resolved(config, 'cpu', (1, 1)),
-    COUNTS,
-    devices,
-    [str(i) for i in range(VOCAB)],
+def test_draws_do_not_depend_on_the_device():
+  """Half of a step's chunks have the draws that they have in the whole."""
+  model, batch = jax.device_put(_context_mixture()), _batch()
+  half = base.StepBatch(
+    batch.tokens[:, CHUNK:],
+    batch.left[:, CHUNK:],
+    batch.right[:, CHUNK:],
+    batch.chunks[1:],
   )
+  ids = jax.jit(lambda batch: model.ids(batch, KEY)[mixture.STEP])
+  whole, half = ids(batch), ids(half)
+  tokens = np.asarray(whole.tokens)
+  uniforms = np.asarray(whole.uniforms)[
+    (tokens >= WIDTH) & (tokens < 2 * WIDTH)
+  ]
+  assert len(uniforms) > 3 and len(set(uniforms.tolist())) == len(uniforms)
+  np.testing.assert_array_equal(half.uniforms[: len(uniforms)], uniforms)
 
 
-def test_one_sense_for_every_word_is_skipgram():
-  results = []
-  rng = np.random.default_rng(3)
-  steps, words = 500, 500 * 16
-  tokens = oracle.pack(
-    oracle.random_sentences(rng, VOCAB, words, (5, 9)), VOCAB, words, 3, rng
-  )
-  for made in (
-    _trainer('skipgram'),
-    _trainer('mixture', number=1),
-    _trainer('mixture', number=1, method='likelihoods'),
-  ):
-    strategy = made.strategy
-    figures = (np.full(1, x, np.int32) for x in (steps, words, 1))
-    batch = loader.Batch(*(x[None] for x in tokens), *figures)
-    schedule = build.strategy_base.Schedule(np.float32(0.1), np.float32(0), KEY)
-    state = jax.jit(strategy.init)(jax.random.key(0))
-    state, metrics = strategy.step(state, strategy.constants(), batch, schedule)
-    assert metrics.num_steps == steps
-    results.append(
-      [strategy.export_rows(state, k).rows for k in sorted(state.tables)]
-    )
-  for first, *others in zip(*results, strict=True):
-    assert np.abs(first).max() > 0.1
-    for other in others:
-      np.testing.assert_allclose(first, other, atol=1e-6)
-
-
-def test_padding_costs_nothing_and_teaches_nothing():
-  model, batch = _model('tree', True, False), _batch(0)
-  _, ids, rows = _rows(model, batch)
-  loss, grads = jax.value_and_grad(model.loss)(rows, ids, batch)
-  assert loss == 0
-  assert not any(np.asarray(x).any() for x in grads.values())
+@pytest.mark.parametrize('make', [_mixture, _context_mixture])
+def test_padding_costs_nothing_and_teaches_nothing(make):
+  model = make()
+  made = _make(model, _batch(0))
+  assert made.value == made.examples == 0
+  assert not any(np.asarray(x).any() for x in made.grads.values())
   for name, spec in model.specs().items():
-    assert (np.asarray(ids[name]) >= spec.vocab).all()
+    assert (np.asarray(made.ids[name]) >= spec.vocab).all()
+
+
+@pytest.mark.parametrize('make', [_mixture, _context_mixture])
+def test_with_one_sense_the_model_is_skipgram(make):
+  alone = hierarchical.make(SPEC, CORPUS, False, 4)
+  model = make('tree', 1)
+  assert model.specs().keys() == alone.specs().keys()
+  tables = _tables(alone)
+  made = [_make(x, _batch(), tables=tables) for x in (model, alone)]
+  assert made[0].value == made[1].value > 0
+
+
+@pytest.mark.parametrize('loss', LOSSES)
+def test_the_compact_variant_gives_the_same_step(loss):
+  batch = _batch()
+  model = jax.device_put(_context_mixture(loss))
+  model = dataclasses.replace(model, chance=0.2)
+  assert model.fits(batch)
+  assert not dataclasses.replace(model, chance=0.001).fits(batch)
+  tables = _tables(model)
+  full, compact = (
+    _make(x, batch, tables=tables) for x in (model, model.compact)
+  )
+  sizes = [len(x.ids[mixture.PRIORS]) for x in (full, compact)]
+  assert sizes[0] == 2 * WIDTH and 10 < sizes[1] < 0.7 * sizes[0]
+  np.testing.assert_allclose(compact.value, full.value, 1e-6)
+  for (name, x), y in zip(
+    full.table_grads().items(), compact.table_grads().values(), strict=True
+  ):
+    np.testing.assert_allclose(y, x, 1e-4, 1e-5, err_msg=name)
+  assert model.compact.compact is None
+  assert _context_mixture(loss, 1).compact is None
+
+
+@pytest.mark.parametrize(
+  ('make', 'asked', 'window'),
+  [
+    (context_mixture.make, 0, 2 * WINDOW), (context_mixture.make, 4, 4),
+    (mixture.make, 0, WINDOW), (mixture.make, 4, 4),
+  ],
+)  # fmt: skip
+def test_exported_senses(make, asked, window):
+  config = config_lib.default()
+  config.senses.query_window = asked
+  extra = (1,) if make is context_mixture.make else ()
+  model = make(SPEC, CORPUS, _outputs('tree'), MASK, SENSES, *extra)
+  tables = _tables(model)
+  senses = rows_lib.of_model(
+    config, model, tables.__getitem__, vocab.Vocabulary(WORDS, COUNTS)
+  )
+  assert senses.window == window and senses.loss == config.model.loss
+  sums = np.add.reduceat(senses.priors, senses.starts[:-1])
+  np.testing.assert_allclose(sums, 1, 1e-6)
+  if make is mixture.make:
+    assert senses.contexts is None
+    np.testing.assert_array_equal(senses.vectors, tables[skipgram.INPUT])
+    return
+  # 25 / 6 for each word of windows of 1 to WINDOW words on both sides.
+  expected = 25 / 6 * (1 + WINDOW)
+  assert senses.contexts.concentration == pytest.approx(expected)
+  model = dataclasses.replace(model, shift=SHIFT)
+  vectors = model.export_senses(
+    tables.__getitem__, vocab.Vocabulary(WORDS, COUNTS)
+  ).vectors
+  for word, k in itertools.product(np.flatnonzero(MASK)[:3], range(SENSES)):
+    np.testing.assert_allclose(
+      vectors[senses.starts[word] + k],
+      _vector(model, tables, word, k, False),
+      1e-4,
+      1e-5,
+    )

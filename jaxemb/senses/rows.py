@@ -1,4 +1,13 @@
-"""Which rows of the table of senses are whose: one for each sense of a word."""
+"""Ambiguous words, and the rows of their senses in the tables of a mixture.
+
+A word has one row of the vector table, or K consecutive ones and a row of the
+table of priors. The windows of a step look up
+
+  [k, c + 2 W] rows   of words with one sense, padding for others
+  [slots, K] rows     of ambiguous tokens, packed, padding at the end
+
+so that words with one sense pay nothing for the others.
+"""
 
 import dataclasses
 import hashlib
@@ -18,116 +27,107 @@ from jaxemb.text import vocab
 
 
 @dataclasses.dataclass(frozen=True)
-class Senses:
-  """Which words have several senses."""
+class Rows:
+  """The rows of each word; a pytree."""
 
-  first_rows: Any  # [vocab] int32, row of a word's first sense
-  # [vocab] int32, row of its priors; the number of rows where it has one sense
-  priors_rows: Any
-  num: int  # K, of the words that have several
-  num_rows: int  # in the table of senses
-  num_ambiguous: int  # rows in the table of priors
+  first: Any  # [vocab] int32, row of a word's first sense
+  priors: Any  # [vocab] int32, row of its priors; `num_ambiguous` = has none
+  num_senses: int  # K, of ambiguous words
+  num: int  # rows of the vector table
+  num_ambiguous: int  # rows of the table of priors
 
   def owners(self) -> np.ndarray:
-    """[num_rows] int64, the word of each row."""
-    sizes = np.diff(np.append(self.first_rows, self.num_rows))
+    """[num] int64, the word of each row."""
+    sizes = np.diff(np.append(self.first, self.num))
     return np.repeat(np.arange(len(sizes)), sizes)
 
-  def ambiguous_rows(self) -> np.ndarray:
-    """[num_rows] bool, rows of words with several senses."""
-    return (self.priors_rows < self.num_ambiguous)[self.owners()]
+  def are_ambiguous(self) -> np.ndarray:
+    """[vocab] bool."""
+    return np.asarray(self.priors) < self.num_ambiguous
 
   def digest(self) -> str:
     """Identifies which rows are senses of which words."""
-    return hashlib.sha256(self.first_rows.tobytes()).hexdigest()
+    return hashlib.sha256(np.asarray(self.first).tobytes()).hexdigest()
+
+  def find(self, window: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[k, w] bool, words with one sense and ambiguous ones; others are padding.
+
+    Args:
+      window: [k, w] int32, ids of words; those at or above vocab are padding.
+    """
+    is_word = window < len(self.first)
+    is_ambiguous = is_word & (_take(self.priors, window) < self.num_ambiguous)
+    return is_word & ~is_ambiguous, is_ambiguous
 
 
 jax.tree_util.register_dataclass(
-  Senses, ['first_rows', 'priors_rows'], ['num', 'num_rows', 'num_ambiguous']
+  Rows, ['first', 'priors'], ['num_senses', 'num', 'num_ambiguous']
 )
 
 
-def number(is_ambiguous: np.ndarray, num: int) -> Senses:
-  """Gives every word its rows.
+def _take(array: jax.Array, ids: jax.Array) -> jax.Array:
+  """Elements of an array; padding has those of the last word."""
+  ids = jnp.minimum(ids, len(array) - 1)
+  return array.at[ids].get(mode='promise_in_bounds')
 
-  Args:
-    is_ambiguous: [vocab] bool, which have several senses.
-    num: K, how many.
-  """
-  is_ambiguous = np.asarray(is_ambiguous, bool) & (num > 1)
-  sizes = np.where(is_ambiguous, num, 1)
-  stops = np.cumsum(sizes)
-  ambiguous = int(is_ambiguous.sum())
-  numbers = np.cumsum(is_ambiguous) - 1
-  return Senses(
+
+def number(mask: np.ndarray, num_senses: int) -> Rows:
+  """Numbers the rows of all words, those in the mask [vocab] ambiguous."""
+  mask = np.asarray(mask, bool) & (num_senses > 1)
+  sizes = np.where(mask, num_senses, 1)
+  stops, num_ambiguous = np.cumsum(sizes), int(mask.sum())
+  priors = np.where(mask, np.cumsum(mask) - 1, num_ambiguous)
+  return Rows(
     (stops - sizes).astype(np.int32),
-    np.where(is_ambiguous, numbers, ambiguous).astype(np.int32),
-    num,
+    priors.astype(np.int32),
+    num_senses,
     int(stops[-1]),
-    ambiguous,
+    num_ambiguous,
   )
 
 
 class Slots(NamedTuple):
-  """The tokens of k windows, and those of them that have several senses."""
+  """Rows of the tokens of k windows, with a slot for each ambiguous token."""
 
-  ids: jax.Array  # of senses: [k, w], or [k w (1 + K)] if words have several
-  is_single: jax.Array  # [k, w] bool
-  # [k w] int32, of each slot's token among those of all windows; behind them =
-  # none. Empty if no word has several.
-  places: jax.Array
-  priors_ids: jax.Array  # [k w] int32, of the slots
-
-
-def are_ambiguous(senses: Senses, vocab: int, window: jax.Array) -> jax.Array:
-  """[k, w] bool, which tokens have several senses."""
-  words = jnp.minimum(window, vocab - 1)
-  row = senses.priors_rows.at[words].get(mode='promise_in_bounds')
-  return (window < vocab) & (row < senses.num_ambiguous)
+  ids: jax.Array  # [k, w], or [k w + slots K] if any word is ambiguous
+  is_single: jax.Array  # [k, w] bool, words with one sense
+  # [slots] int32, the token of each slot among the k w; k w = none. Empty if no
+  # word is ambiguous.
+  tokens: jax.Array
+  priors_ids: jax.Array  # [slots] int32
 
 
-def place(
-  senses: Senses,
-  vocab: int,
-  window: jax.Array,
-  room: int | None = None,
-) -> Slots:
-  """Finds the rows of tokens, and a slot for each with several senses.
+def slots(rows: Rows, window: jax.Array, num_slots: int | None = None) -> Slots:
+  """Finds the rows of all tokens.
 
   Args:
-    senses: which words have several.
-    vocab: ids from here on are padding.
+    rows: of all words.
     window: [k, w] int32, ids of words.
-    room: at least as many as there are such tokens; None = k w. That many slots
-      are made, rather than k w.
+    num_slots: at least the number of ambiguous tokens; None = k w.
   """
-  words = jnp.minimum(window, vocab - 1)
-  first = senses.first_rows.at[words].get(mode='promise_in_bounds')
-  if not senses.num_ambiguous:
-    ids = jnp.where(window < vocab, first, senses.num_rows)
+  is_single, is_ambiguous = rows.find(window)
+  first = _take(rows.first, window)
+  ids = jnp.where(is_single, first, rows.num)
+  if not rows.num_ambiguous:
     none = window[:0, 0]
     return Slots(ids, jnp.ones_like(window, bool), none, none)
-  row = senses.priors_rows.at[words].get(mode='promise_in_bounds')
-  is_word = window < vocab
-  is_ambiguous = are_ambiguous(senses, vocab, window)
-  single = jnp.where(is_word & ~is_ambiguous, first, senses.num_rows)
-  # Slot j is of the j-th ambiguous token.
-  num = window.size
-  is_slot = is_ambiguous.reshape(-1)
-  slots = jnp.where(is_slot, jnp.cumsum(is_slot) - 1, num)
-  places = jnp.full(num if room is None else room, num)
-  places = places.at[slots].set(jnp.arange(num), mode='drop')
-  first_of = (
-    first.reshape(-1).at[places].get(mode='fill', fill_value=senses.num_rows)
+  is_ambiguous = is_ambiguous.reshape(-1)
+  slot = jnp.where(is_ambiguous, jnp.cumsum(is_ambiguous) - 1, window.size)
+  tokens = jnp.full(num_slots or window.size, window.size)
+  tokens = tokens.at[slot].set(jnp.arange(window.size), mode='drop')
+
+  def of_slots(array, padding):
+    return array.reshape(-1).at[tokens].get(mode='fill', fill_value=padding)
+
+  senses = of_slots(first, rows.num)[:, None]
+  senses = senses + jnp.arange(rows.num_senses)[None]
+  senses = jnp.minimum(senses, rows.num)
+  return Slots(
+    jnp.concatenate([ids.reshape(-1), senses.reshape(-1)]),
+    is_single,
+    tokens,
+    of_slots(_take(rows.priors, window), rows.num_ambiguous),
   )
-  rows = first_of[:, None] + jnp.arange(senses.num)[None]
-  priors_ids = (
-    row.reshape(-1).at[places].get(mode='fill', fill_value=senses.num_ambiguous)
-  )
-  ids = jnp.concatenate(
-    [single.reshape(-1), jnp.minimum(rows, senses.num_rows).reshape(-1)]
-  )
-  return Slots(ids, is_word & ~is_ambiguous, places, priors_ids)
 
 
 class Ambiguous(NamedTuple):

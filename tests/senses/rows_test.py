@@ -5,7 +5,7 @@ import pytest
 
 from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb.senses import sense_rows
+from jaxemb.senses import rows
 
 WORDS = ['the', 'of', 'bank', 'seal', 'bat']
 
@@ -16,7 +16,7 @@ def _ambiguous(words='', top_n=0, top_ratio=0.0, lowercase=True):
     {'words': str(words), 'top_n': top_n, 'top_ratio': top_ratio}
   )
   config.data.lowercase = lowercase
-  return sense_rows.ambiguous(config, WORDS)
+  return rows.ambiguous(config, WORDS)
 
 
 def test_ambiguous_words_are_frequent_or_listed(tmp_path):
@@ -43,10 +43,10 @@ def test_ambiguous_words_are_frequent_or_listed(tmp_path):
 
 
 def test_rows_of_senses():
-  senses = sense_rows.number(np.array([True, False, True]), 3)
-  assert senses.first_rows.tolist() == [0, 3, 4]
-  assert senses.priors_rows.tolist() == [0, 2, 1]
-  assert senses.owners().tolist() == [0, 0, 0, 1, 2, 2, 2]
-  assert senses.ambiguous_rows().tolist() == [1, 1, 1, 0, 1, 1, 1]
-  single = sense_rows.number(np.array([True, False]), 1)
-  assert (single.num_rows, single.num_ambiguous) == (2, 0)
+  made = rows.number(np.array([True, False, True]), 3)
+  assert made.first.tolist() == [0, 3, 4]
+  assert made.priors.tolist() == [0, 2, 1]
+  assert made.owners().tolist() == [0, 0, 0, 1, 2, 2, 2]
+  assert made.are_ambiguous().tolist() == [True, False, True]
+  single = rows.number(np.array([True, False]), 1)
+  assert (single.num, single.num_ambiguous) == (2, 0)
