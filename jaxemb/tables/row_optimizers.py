@@ -86,14 +86,10 @@ def _gather(array: jax.Array, ids: jax.Array) -> jax.Array:
 def add_rows(
   array: jax.Array, ids: jax.Array, rows: jax.Array, are_unique: bool
 ) -> jax.Array:
-  """Adds rows [..., ...] to those of ids [...]; padding is dropped.
-
-  `are_unique` promises that all ids differ, so that no addition need be atomic.
-  """
+  """Adds rows to those of ids; `are_unique` promises that all ids differ."""
   return array.at[ids].add(rows, mode='drop', unique_indices=are_unique)
 
 
-# All of them are on the device.
 LOCAL = RowScalars(
   _gather,
   add_rows,
@@ -104,7 +100,7 @@ LOCAL = RowScalars(
 def sharded_scalars(num_rows: int, axis: str) -> RowScalars:
   """Scalars of `num_rows` consecutive rows on each device along a mesh axis.
 
-  All devices ask for the same ids. Reading takes one `psum`.
+  All devices ask for the same ids.
   """
 
   def own(ids):
@@ -260,11 +256,8 @@ def averages(
 
     row <- m^n row + (1 - m^n) mean(x)
 
-  Args:
-    momentum: m at the first learning rate; it rises to 1 in proportion as the
-      learning rate falls.
-    learning_rate: the first.
-    final_learning_rate: the last; where it equals the first, m is constant.
+  m starts as `momentum` and rises to 1 in proportion as the learning rate falls
+  to the final one; where that equals the first, m is constant.
   """
   span = learning_rate - final_learning_rate
 
