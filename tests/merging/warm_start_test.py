@@ -1,12 +1,13 @@
-"""Training from vectors that are there, in every layout and strategy."""
+"""Warm starts, in every layout and strategy."""
 
 import jax
 import numpy as np
 import pytest
 
 import jaxemb
-from jaxemb import build, errors, saving, train
+from jaxemb import build, errors, train
 from jaxemb import config as config_lib
+from jaxemb.merging import warm_start
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.storage import orbax_export, word2vec_format
 
@@ -57,14 +58,20 @@ _MESHES = [
 ]
 
 
-def _states(config, shape):
-  """Resolved settings, a strategy, and two equal new states."""
+def _states(config, shape=(1, 1)):
+  """A trainer, and two equal new states."""
   shape = mesh_lib.Shape(*shape)
   config = config_lib.resolved(config, 'cpu', shape)
   counts = np.arange(_VOCAB, 0, -1)
-  made = build.trainer(config, counts, mesh_lib.make(shape)).strategy
-  init = jax.jit(made.init, out_shardings=made.state_sharding)
-  return config, made, init(jax.random.key(0)), init(jax.random.key(0))
+  made = build.trainer(config, counts, mesh_lib.make(shape))
+  sharding = made.strategy.state_sharding
+  init = jax.jit(made.strategy.init, out_shardings=sharding)
+  return made, init(jax.random.key(0)), init(jax.random.key(0))
+
+
+def _begin(config, made, state, words=_WORDS):
+  path = config.train.init_from
+  return warm_start.begin(path, made.trainable, made.strategy, state, words)
 
 
 @pytest.mark.parametrize(('strategy', 'layout', 'data', 'table'), _MESHES)
@@ -74,11 +81,11 @@ def test_known_words_start_from_their_rows(
   folder, ids, rows = merged
   settings = {'strategy.name': strategy, 'table.layout': layout}
   config = _config(folder, **settings)
-  config, made, new, state = _states(config, (data, table))
-  state = saving.warm_start(config, made, state, _WORDS)
+  made, new, state = _states(config, (data, table))
+  state = _begin(config, made, state)
   others = np.setdiff1d(np.arange(_VOCAB), ids)
   for name, more in (('input', 0), ('output', 1)):
-    found, before = (made.export_rows(x, name) for x in (state, new))
+    found, before = (made.strategy.export_rows(x, name) for x in (state, new))
     np.testing.assert_array_equal(found.rows[ids], rows + more)
     np.testing.assert_array_equal(found.rows[others], before.rows[others])
     # Replicas export the sum of theirs.
@@ -98,34 +105,31 @@ def test_a_file_has_vectors_only(tmp_path):
   path = tmp_path / 'v.bin'
   word2vec_format.write(path, ['w2', 'w0', 'x'], rows, True)
   settings = {'strategy.name': 'sync', 'optimizer.name': 'sgd'}
-  config, made, new, state = _states(_config(path, **settings), (1, 1))
-  state = saving.warm_start(config, made, state, _WORDS)
-  wanted = np.array(made.export_rows(new, 'input').rows)
+  config = _config(path, **settings)
+  made, new, state = _states(config)
+  state = _begin(config, made, state)
+  wanted = np.array(made.strategy.export_rows(new, 'input').rows)
   wanted[[2, 0]] = rows[:2]
-  np.testing.assert_array_equal(made.export_rows(state, 'input').rows, wanted)
-  assert not np.any(made.export_rows(state, 'output').rows)
+  np.testing.assert_array_equal(
+    made.strategy.export_rows(state, 'input').rows, wanted
+  )
+  assert not np.any(made.strategy.export_rows(state, 'output').rows)
 
 
-@pytest.mark.parametrize(
-  ('settings', 'message'),
-  [
-    ({'model.dim': 8}, '--config.model.dim=6'),
-    ({'train.init_from': 'nowhere.bin'}, 'nowhere.bin'),
-  ],
-)
-def test_what_does_not_fit_is_refused(merged, settings, message):
-  config = _config(merged[0], **settings)
-  with pytest.raises(errors.UserError, match=message):
-    saving.warm_start(config, None, None, _WORDS)
-
-
-def test_vectors_of_other_words_are_refused(merged, tmp_path):
-  with pytest.raises(errors.UserError, match='none of the 2 words'):
-    saving.warm_start(_config(merged[0]), None, None, ['x', 'unseen'])
+def test_what_does_not_fit_is_refused(merged, tmp_path):
   bad = np.full((3, _DIM), np.nan, np.float32)
   word2vec_format.write(tmp_path / 'bad.bin', _WORDS[:3], bad, True)
-  with pytest.raises(errors.UserError, match='3 of 3 vectors are not finite'):
-    saving.warm_start(_config(tmp_path / 'bad.bin'), None, None, _WORDS)
+  settings = {'strategy.name': 'sync'}
+  for path, dim, words, message in (
+    (merged[0], 8, _WORDS, '--config.model.dim=6'),
+    ('nowhere.bin', _DIM, _WORDS, 'nowhere.bin'),
+    (merged[0], _DIM, ['x', 'unseen'], 'none of the 2 words'),
+    (tmp_path / 'bad.bin', _DIM, _WORDS, '3 of 3 vectors are not finite'),
+  ):
+    config = _config(path, **settings, **{'model.dim': dim})
+    made, _, state = _states(config)
+    with pytest.raises(errors.UserError, match=message):
+      _begin(config, made, state, words)
 
 
 def _run(tmp_path, name, **settings):
