@@ -1,10 +1,12 @@
 """Trains embedding tables with JAX, from a laptop to clusters.
 
-`jaxemb.load(path)` returns trained vectors as `jaxemb.Embeddings`. Importing
-this package alone does not import jax.
+`jaxemb.train(sentences_or_path)` trains and `jaxemb.load(path)` loads vectors;
+both return `jaxemb.Embeddings`. Importing this package alone does not import
+jax.
 """
 
 import contextlib
+import importlib
 import os
 import pathlib
 import stat
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
   from jaxemb.embeddings import Embeddings, load
 
 __version__ = '0.1.0'
-__all__ = ['Embeddings', 'load']
+__all__ = ['Embeddings', 'load', 'train']
 
 
 def _private_cache() -> str:
@@ -45,6 +47,8 @@ if 'NUMBA_CACHE_DIR' not in os.environ:
 def __getattr__(name: str) -> object:
   if name not in __all__:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  if name == 'train':
+    return importlib.import_module('jaxemb.train')
   from jaxemb import embeddings
 
   return getattr(embeddings, name)

@@ -161,18 +161,20 @@ def _for_models(
 
 
 def text_and_benchmarks(
-  config: ml_collections.ConfigDict, progress: encode.Progress
+  config: ml_collections.ConfigDict,
+  progress: encode.Progress,
+  cache: pathlib.Path,
 ) -> tuple[str, list[str]]:
   """Paths of the text and the evaluation sets, made or fetched if need be.
 
   Args:
     config: checked settings.
     progress: called now and then with (stage, done, total).
+    cache: for what is made or fetched.
 
   Raises:
     UserError: if they cannot be had.
   """
-  cache = cache_folder(config)
   path, is_text = config.data.path, config.data.source == 'text'
   given = (p.strip() for p in config.eval.paths.split(','))
   eval_paths = [os.path.expanduser(p) for p in given if p]
@@ -404,6 +406,7 @@ def parts(
   config: ml_collections.ConfigDict,
   mesh: jax.sharding.Mesh,
   progress: encode.Progress,
+  cache: pathlib.Path,
 ) -> Parts:
   """Reads the corpus and makes the parts that the settings name.
 
@@ -411,6 +414,7 @@ def parts(
     config: checked settings.
     mesh: the devices to train on.
     progress: called now and then with (stage, done, total).
+    cache: for downloads and encoded texts.
 
   Raises:
     UserError: for input that cannot be used.
@@ -421,9 +425,9 @@ def parts(
       f'config.train.init_from={init_from} does not exist; give a run, a merge '
       "or a word2vec file, or ''"
     )
-  path, eval_paths = text_and_benchmarks(config, progress)
+  path, eval_paths = text_and_benchmarks(config, progress, cache)
   if config.data.source == 'text':
-    corpus, division = _text(config, path, mesh, progress)
+    corpus, division = _text(config, path, mesh, progress, cache)
     vocabulary = corpus.vocabulary
     made = trainer(config, vocabulary.counts, mesh, vocabulary.words)
     source = loader.TextSource(
@@ -461,6 +465,7 @@ def _text(
   path: str,
   mesh: jax.sharding.Mesh,
   progress: encode.Progress,
+  cache: pathlib.Path,
 ) -> tuple[encode.Encoded, encode.Division]:
   """The encoded corpus, and its division into parts."""
   d = config.data
@@ -483,7 +488,7 @@ def _text(
       d.max_vocab,
       os.path.expanduser(d.counts),
     ),
-    cache_folder(config),
+    cache,
     progress,
     readers,
   )

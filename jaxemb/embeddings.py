@@ -44,6 +44,10 @@ class Embeddings:
         f'shape {self.vectors.shape}'
       )
 
+  def in_memory(self) -> 'Embeddings':
+    """The same, with vectors that no longer depend on a file."""
+    return dataclasses.replace(self, vectors=np.array(self.vectors))
+
   @functools.cached_property
   def key_to_index(self) -> dict[str, int]:
     """Row of each word."""
