@@ -57,8 +57,7 @@ class Task(NamedTuple):
   totals: metrics.Totals
   meter: Any  # as `metrics.Meter`
   total: int  # units of progress at the end
-  # (state, learning rates, whether it is the last of this start) -> None
-  save: Callable[[Any, Any, bool], None]
+  save: Callable[[Any, Any], None]  # state, learning rates
   checkpoint_every_secs: float
   decisions: distributed.Decisions
   hooks: Sequence[Hook] = ()
@@ -117,7 +116,7 @@ def run(task: Task, stop: threading.Event, session: Session) -> Trained:
         meter.resume()
       if saves:
         totals.total_secs = secs_before + time.time() - session.started
-        task.save(state, rates[1], is_last or is_stopping)
+        task.save(state, rates[1])
         last_save = time.monotonic()
       if is_stopping and not is_last:
         return Trained(state, totals, False, program)
@@ -200,7 +199,6 @@ def save(
   totals: metrics.Totals,
   fingerprints: dict[str, str],
   learning_rate: float,
-  is_final: bool,
 ) -> None:
   """Saves in the background; refuses to keep a state that is not finite.
 
@@ -210,12 +208,11 @@ def save(
     totals: so far.
     fingerprints: of what state and totals belong to, by name.
     learning_rate: now, for the error.
-    is_final: whether this is the last save of this start.
   """
   if not _all_finite(state):
     raise metrics.diverged(totals, float(learning_rate))
   record = {'totals': dataclasses.asdict(totals), 'fingerprints': fingerprints}
-  checkpoints.save(totals.steps, state, record, is_final)
+  checkpoints.save(totals.steps, state, record)
 
 
 @jax.jit

@@ -194,11 +194,9 @@ def train(
   total = source.units_per_epoch * source.epochs
   o = config.optimizer
 
-  def save(state, learning_rate, is_final):
+  def save(state, learning_rate):
     if checkpoints is not None:
-      loop.save(
-        checkpoints, state, totals, fingerprints, learning_rate, is_final
-      )
+      loop.save(checkpoints, state, totals, fingerprints, learning_rate)
 
   task = loop.Task(
     strategy,

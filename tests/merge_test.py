@@ -188,7 +188,7 @@ def _break(folder, name):
     return path, 'twice'
   if name == 'checkpoints':
     with checkpoint.Checkpoints(path, 1, print) as saved:
-      saved.save(3, {'tables': _vectors(6)}, {}, True)
+      saved.save(3, {'tables': _vectors(6)}, {})
     return path, 'give the folder of the run'
   assert name == 'damaged'
   ocp.PyTreeCheckpointer().save(path, {'any': _vectors(6)})

@@ -393,7 +393,7 @@ class _Trainer:
       lambda batch: mesh.put(batch, parts.strategy.batch_sharding),
     )
 
-    def save(state: Any, rates: np.ndarray, is_final: bool) -> None:
+    def save(state: Any, rates: np.ndarray) -> None:
       if is_job:
         _copy_times(totals, models[0].totals)
       for i, model in enumerate(models):
@@ -404,7 +404,6 @@ class _Trainer:
             model.totals,
             self._fingerprints,
             rates[i],
-            is_final,
           )
 
     compile_secs = totals.compile_secs

@@ -1,9 +1,10 @@
-"""Checkpoints through orbax: saved in the background, checked when read.
+"""Checkpoints through orbax: saved in the background, verified when read.
 
-A checkpoint holds the training state and a JSON record that says where reading
-goes on. The record carries a checksum of every array, so that a damaged
-checkpoint is noticed and the one before it is used. A save that fails (a full
-disk, say) is reported and training goes on; earlier checkpoints stay.
+A checkpoint holds a pytree of arrays (the training state) and a JSON record
+(where reading goes on). The record also has a checksum of every array, so that
+a damaged checkpoint is detected and the one before it is used. A save that
+fails (a full disk, say) is reported and training goes on; earlier checkpoints
+stay.
 """
 
 import contextlib
@@ -13,7 +14,6 @@ import logging
 import pathlib
 import shutil
 from collections.abc import Callable
-from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
@@ -23,24 +23,24 @@ import orbax.checkpoint as ocp
 
 from jaxemb import errors
 
+_FORMAT = 2  # of state and record; checkpoints of another are refused
 # Errors that say nothing about the checkpoint itself.
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
 
 
 class Restored(NamedTuple):
-  """A checkpoint that was read and found intact."""
+  """A checkpoint that was read and is intact."""
 
   step: int
-  state: Any  # as saved, host arrays
+  state: Any
   record: dict[str, Any]
 
 
 @jax.jit
 def _checksum(array: jax.Array) -> jax.Array:
-  """uint32, of an array's bits and their places, on whatever mesh it lies.
+  """uint32 of an array's bits and their indices, on any mesh.
 
-  Zeros do not count: columns that only fill up a table are another number on
-  another mesh.
+  Zeros do not count: the number of padding columns depends on the mesh.
   """
   if array.dtype == jnp.bool_ or array.dtype.itemsize == 1:
     bits = array.astype(jnp.uint8)
@@ -49,8 +49,8 @@ def _checksum(array: jax.Array) -> jax.Array:
     bits = jax.lax.bitcast_convert_type(array, unsigned)
   weights = jnp.full(array.shape, 0x9E3779B9, jnp.uint32)
   for axis in range(array.ndim):
-    place = jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
-    weights = (weights ^ place) * np.uint32(0x21F0AAAD)
+    index = jax.lax.broadcasted_iota(jnp.uint32, array.shape, axis)
+    weights = (weights ^ index) * np.uint32(0x21F0AAAD)
     weights ^= weights >> 15
   # Odd, so that no change of a single number is lost.
   return jnp.sum(bits.astype(jnp.uint32) * (weights | 1), dtype=jnp.uint32)
@@ -60,24 +60,11 @@ def _checksums(state: Any) -> list[int]:
   return [int(_checksum(array)) for array in jax.tree.leaves(state)]
 
 
-def _host_copy(array: Any) -> np.ndarray:
-  """An array of the host's own.
-
-  On a CPU device arrays are shared with the host, and the next step overwrites
-  donated ones while they are being written. Shard by shard, because JAX keeps
-  what it makes of an array on several devices for as long as the array.
-  """
-  if not isinstance(array, jax.Array):
-    return np.array(array)
-  copy = np.empty(array.shape, array.dtype)
-  for shard in array.addressable_shards:
-    if shard.replica_id == 0:
-      copy[shard.index] = np.asarray(shard.data)
-  return copy
+def _cause(error: Exception) -> str:
+  return ' '.join(str(error).split())[:300]
 
 
-def _restore_args(like: Any) -> Any:
-  """Into the form of an array, or of a shape on a mesh."""
+def _restore_args(like: Any) -> ocp.RestoreArgs:
   sharding = getattr(like, 'sharding', None)
   if not isinstance(like, jax.ShapeDtypeStruct) or sharding is None:
     return ocp.RestoreArgs(restore_type=np.ndarray, dtype=like.dtype)
@@ -85,8 +72,8 @@ def _restore_args(like: Any) -> Any:
     sharding=sharding,
     global_shape=like.shape,
     dtype=like.dtype,
-    # Another mesh may fill up columns to another number; checksums tell
-    # whether anything else was cut off.
+    # Another mesh may have other padding columns; checksums tell whether
+    # anything else was cut off.
     strict=False,
   )
 
@@ -100,19 +87,11 @@ class Checkpoints:
     max_to_keep: int,
     report: Callable[[str], None],
   ):
-    """Opens or creates the folder.
-
-    Args:
-      folder: where the checkpoints are.
-      max_to_keep: older ones are removed after a save.
-      report: called with one line when something went wrong.
-    """
+    """Opens or creates the folder; `report` gets a line for each problem."""
     self._folder = folder.absolute()
     self._max_to_keep = max_to_keep
     self._report = report
-    # Orbax's own background threads wait for ever after a save that failed.
-    self._thread = futures.ThreadPoolExecutor(1, 'checkpoint')
-    self._saving: futures.Future | None = None
+    self._saving: int | None = None
     self._last_step: int | None = None
     # Orbax logs pages of tracebacks for an error that is reported here.
     self._absl = logging.getLogger('absl')
@@ -121,7 +100,7 @@ class Checkpoints:
     self._manager = self._open()
 
   def _open(self) -> ocp.CheckpointManager:
-    # What a run that was killed had begun to save.
+    # Saves that failed or were killed.
     if jax.process_index() == 0:
       for unfinished in self._folder.glob('*orbax-checkpoint-tmp*'):
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -130,7 +109,14 @@ class Checkpoints:
       options=ocp.CheckpointManagerOptions(
         max_to_keep=self._max_to_keep,
         create=True,
-        enable_async_checkpointing=False,
+        # Processes that train as one also wait for each other in training:
+        # saves of all of them must not run in the background.
+        enable_async_checkpointing=jax.process_count() == 1,
+        # With True, threads that wait for the folder of a save that failed
+        # hang for 20 minutes when the program ends (orbax 0.12.8).
+        async_options=ocp.options.AsyncOptions(
+          create_directories_asynchronously=False
+        ),
       ),
       item_handlers={
         # Trained numbers hardly compress, and trying takes twice their memory.
@@ -144,101 +130,88 @@ class Checkpoints:
 
   def __exit__(self, *unused: object) -> None:
     self.wait()
-    self._thread.shutdown()
     self._manager.close()
     self._absl.setLevel(self._absl_level)
 
-  def save(
-    self, step: int, state: Any, record: dict[str, Any], is_final: bool
-  ) -> None:
+  def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
     """Saves in the background; of several processes, all take part.
 
     Args:
-      step: number of the checkpoint; a step that exists is not saved again.
-      state: pytree of arrays; may change as soon as this returns, unless final.
+      step: number of the checkpoint; an existing one is not saved again.
+      state: pytree of arrays; jax arrays may be donated once this returns.
       record: JSON-ready.
-      is_final: whether the state will not change any more: no copy is made.
     """
     self.wait()
+    self._saving = step
     if step in self._manager.all_steps():
-      self._last_step = step
       return
-    record = record | {'checksums': _checksums(state)}
-    if jax.process_count() > 1:
-      # Every process writes its shards, and all wait for each other: not beside
-      # training, where they wait for each other too.
-      self._saving = futures.Future()
-      try:
-        self._saving.set_result(self._save(step, state, record))
-      except Exception as error:  # told by `wait`, as of the thread
-        self._saving.set_exception(error)
-      return
-    if not is_final:
-      state = jax.tree.map(_host_copy, state)
-    self._saving = self._thread.submit(self._save, step, state, record)
-
-  def _save(self, step: int, state: Any, record: dict[str, Any]) -> None:
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.PyTreeSave(state),
-        record=ocp.args.JsonSave(record),
-      ),
-    )
-    self._last_step = step
+    record = record | {'format': _FORMAT, 'checksums': _checksums(state)}
+    try:
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.PyTreeSave(state),
+          record=ocp.args.JsonSave(record),
+        ),
+      )
+    except Exception as error:  # orbax and tensorstore raise many types
+      self._fail(error)
 
   def wait(self) -> int | None:
-    """Waits for the save that is under way; the step that was saved last."""
-    saving, self._saving = self._saving, None
-    try:
-      if saving is not None:
-        saving.result()
-    except Exception as error:  # orbax and tensorstore raise many types
-      cause = ' '.join(str(error).split())[:300]
-      self._report(
-        f'checkpoint not saved in {self._folder}: {cause}; training goes on '
-        'and the last good checkpoint stays: free space on that disk'
-      )
-      # The manager keeps the failed step in mind; a new one reads the folder.
-      # Where even that cannot be had, the next save will tell again.
-      with contextlib.suppress(OSError, ValueError):
-        reopened = self._open()
-        self._manager.close()
-        self._manager = reopened
+    """Waits for the save under way; the step of the last one that worked."""
+    if self._saving is not None:
+      try:
+        self._manager.wait_until_finished()
+        self._last_step = self._saving
+      except Exception as error:
+        self._fail(error)
+      self._saving = None
     return self._last_step
+
+  def _fail(self, error: Exception) -> None:
+    self._saving = None
+    self._report(
+      f'checkpoint not saved in {self._folder}: {_cause(error)}; training goes '
+      'on and the last good checkpoint stays: free space on that disk'
+    )
+    # The manager remembers the failed step; a new one reads the folder. If
+    # that fails too, the next save will report it.
+    with contextlib.suppress(OSError, ValueError):
+      reopened = self._open()
+      self._manager.close()
+      self._manager = reopened
 
   def restore(self, like: Any) -> Restored | None:
     """The newest intact checkpoint, or None if there is no checkpoint.
 
-    Damaged ones that are newer are set aside, in a folder beside this one.
+    Damaged ones that are newer are moved to a folder next to this one.
 
     Args:
-      like: pytree of arrays or `jax.ShapeDtypeStruct`s as saved. What has a
-        sharding comes back as an array on its mesh, which need not be that on
-        which it was saved; what has none, on the host.
+      like: pytree of arrays or `jax.ShapeDtypeStruct`s as saved. Leaves with a
+        sharding are restored onto its mesh, which need not be that on which
+        they were saved; others as host arrays.
 
     Raises:
-      UserError: if there are checkpoints and none can be read; all stay.
+      UserError: no checkpoint can be read (all stay), or they are of another
+        version of jaxemb.
     """
-    steps = sorted(self._manager.all_steps(), reverse=True)
     damaged = []
-    for step in steps:
+    for step in sorted(self._manager.all_steps(), reverse=True):
       try:
-        read = self._read(step, like)
+        restored = self._read(step, like)
+      except (MemoryError, errors.UserError):
+        raise
       except Exception as error:  # whatever a damaged file makes orbax raise
-        if isinstance(error, MemoryError) or (
-          isinstance(error, OSError) and error.errno in _PASSING
-        ):
+        if isinstance(error, OSError) and error.errno in _PASSING:
           raise
-        cause = ' '.join(str(error).split())[:200]
         if jax.process_count() > 1:
-          # Others may have read their part and go on with it.
+          # Others may have read their shards and go on with them.
           raise errors.UserError(
             f'checkpoint {step} in {self._folder} cannot be read by process '
-            f'{jax.process_index()} ({cause}); move it away and start all '
-            'processes again to go on from the one before'
+            f'{jax.process_index()} ({_cause(error)}); move it away and start '
+            'all processes again to go on from the one before'
           ) from error
-        damaged.append((step, cause))
+        damaged.append((step, _cause(error)))
         continue
       for bad_step, cause in damaged:
         self._report(
@@ -246,7 +219,7 @@ class Checkpoints:
           f'checkpoint {step}: {cause}'
         )
         self._set_aside(bad_step)
-      return Restored(step, read.state, read.record)
+      return restored
     if damaged:
       raise errors.UserError(
         f'no checkpoint in {self._folder} can be read ({damaged[0][1]}); '
@@ -254,19 +227,23 @@ class Checkpoints:
       )
     return None
 
-  def _read(self, step: int, like: Any) -> Any:
-    read = self._manager.restore(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.PyTreeRestore(
-          like, restore_args=jax.tree.map(_restore_args, like)
-        ),
-        record=ocp.args.JsonRestore(),
-      ),
-    )
-    if _checksums(read.state) != read.record['checksums']:
+  def _read(self, step: int, like: Any) -> Restored:
+    record = self._manager.restore(
+      step, args=ocp.args.Composite(record=ocp.args.JsonRestore())
+    ).record
+    if record.get('format') != _FORMAT:
+      raise errors.UserError(
+        f'checkpoint {step} in {self._folder} is of another version of jaxemb; '
+        'go on with that version, or give another --workdir'
+      )
+    restore_args = jax.tree.map(_restore_args, like)
+    args = ocp.args.PyTreeRestore(like, restore_args=restore_args)
+    state = self._manager.restore(
+      step, args=ocp.args.Composite(state=args)
+    ).state
+    if _checksums(state) != record['checksums']:
       raise ValueError('its checksums differ')
-    return read
+    return Restored(step, state, record)
 
   def _set_aside(self, step: int) -> None:
     """Moves a damaged checkpoint so that its number can be saved again."""

@@ -71,7 +71,7 @@ def test_arrays_of_a_sharded_checkpoint_are_read_whole(tmp_path):
   sharding = NamedSharding(mesh, PartitionSpec('table'))
   array = jax.device_put(ARRAYS['vectors'], sharding)
   with checkpoint.Checkpoints(tmp_path, 1, pytest.fail) as saved:
-    saved.save(3, {'tables': array}, {}, is_final=True)
+    saved.save(3, {'tables': array}, {})
   found = orbax_export.read(tmp_path / '3' / 'state')
   assert isinstance(found['tables'], np.ndarray)
   np.testing.assert_array_equal(found['tables'], ARRAYS['vectors'])
