@@ -144,15 +144,15 @@ def read_vocab(path: pathlib.Path | str) -> tuple[list[str], np.ndarray]:
     if not fields:
       continue
     try:
-      word, count = (field.decode() for field in fields)
-      if not re.fullmatch(rf'[0-9]{{1,{_MAX_COUNT_DIGITS}}}', count):
+      word, count = fields
+      if not count.isdigit() or len(count) > _MAX_COUNT_DIGITS:
         raise ValueError
+      counts[word.decode()] = int(count)
     except ValueError:
       raise errors.UserError(
         f'{path}, line {number}: expected a word in UTF-8 and its count, found '
         f'{line[:60].decode(errors="replace")!r}; correct or remove the line'
       ) from None
-    counts[word] = int(count)
     num_lines += 1
   if len(counts) < num_lines or not counts:
     raise errors.UserError(

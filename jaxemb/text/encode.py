@@ -46,7 +46,7 @@ import numpy as np
 import psutil
 
 from jaxemb import errors
-from jaxemb.storage import word_counts
+from jaxemb.storage import word2vec_format
 from jaxemb.text import sources, tokenize, vocab
 
 BLOCK_WORDS = 4096  # at most
@@ -747,8 +747,9 @@ def _open(folder: pathlib.Path) -> Encoded:
   )
   if [len(x) for x in shards] != [x['num_ids'] for x in manifest['shards']]:
     raise ValueError('a shard has changed')
-  path = folder / 'vocab.txt'
-  vocabulary = vocab.Vocabulary(*word_counts.parse(path.read_bytes(), path))
+  vocabulary = vocab.Vocabulary(
+    *word2vec_format.read_vocab(folder / 'vocab.txt')
+  )
   if len(vocabulary.words) != manifest['num_vocab_words']:
     raise ValueError('the vocabulary has changed')
   return Encoded(

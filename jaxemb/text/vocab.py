@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.storage import word_counts
+from jaxemb.storage import word2vec_format
 from jaxemb.text import tokenize
 
 
@@ -84,32 +84,19 @@ def select(
 
 def write_counts(path: pathlib.Path, vocabulary: Vocabulary) -> None:
   """Writes `word count` lines, in the order of the rows."""
+  words = [word.encode() for word in vocabulary.words]
   with open(path, 'wb') as file:
-    words = (word.encode() for word in vocabulary.words)
-    word_counts.write(file, words, vocabulary.counts)
+    word2vec_format.put_counts(file, words, vocabulary.counts)
 
 
 def read_counts(path: pathlib.Path) -> tokenize.WordTable:
   """Reads the file of `config.data.counts`: `word count` lines in any order.
 
   Raises:
-    UserError: for a line that is not understood, a word that comes twice, or a
-      file that is empty or cannot be read.
+    UserError: if it is not such a file.
   """
   try:
-    words, counts = word_counts.parse(path.read_bytes(), path)
-  except OSError as error:
-    raise errors.UserError(
-      f'cannot read the counts file {path}: {error.strerror}; '
-      'check --config.data.counts'
-    ) from error
-  if not words:
-    raise errors.UserError(
-      f'the counts file {path} is empty; give lines of a word and its count'
-    )
-  if repeated := len(words) - len(set(words)):
-    raise errors.UserError(
-      f'{path} names {repeated:,} words twice; '
-      'give each word one line with its total count'
-    )
+    words, counts = word2vec_format.read_vocab(path)
+  except errors.UserError as error:
+    raise errors.UserError(f'config.data.counts: {error}') from error
   return tokenize.from_words([word.encode() for word in words], counts)

@@ -624,8 +624,7 @@ def test_processes_have_what_one_has(texts, tmp_path, layout):
   spec = loader.LoaderSpec(1, 2, 16, 3, 1e-2)
 
   def read(encoded, division):
-    start = loader.Position(0, 0)
-    return list(loader.batches(encoded, division, spec, start, 0))
+    return list(loader.TextSource(encoded, division, spec, None).items(None, 0))
 
   def run(readers):
     encoded = _encode(texts, tmp_path / 'together', readers)

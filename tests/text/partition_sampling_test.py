@@ -15,7 +15,6 @@ from tests import corpora
 _END = tokenize.END
 _MASK = 2**64 - 1
 _NUM_VOCAB = 60
-_START = loader.Position(0, 0)
 every_method = pytest.mark.parametrize('method', partition_sampling.METHODS)
 
 
@@ -246,11 +245,9 @@ def _expected(corpus, sampling, spec, epoch):
   return centers
 
 
-def _read(corpus, sampling, spec, position=_START, words=0):
+def _read(corpus, sampling, spec, position=None, done=0):
   indexed = partition_sampling.index(corpus)
-  return list(
-    partition_sampling.batches(indexed, sampling, spec, position, words)
-  )
+  return list(partition_sampling.items(indexed, sampling, spec, position, done))
 
 
 def _centers(item, spec):
@@ -277,17 +274,17 @@ def test_batches_as_in_a_plain_loop(corpus, method, part):
   centers = collections.defaultdict(list)
   words = 0
   for item in items:
-    assert item.words_before == words < item.words_after
-    words = item.words_after
+    assert item.done_before == words < item.done_after
+    words = item.done_after
     num_blocks = len(corpus.blocks.words)
     centers[item.index // num_blocks] += _centers(item, spec)
   assert words == partition_sampling.count(indexed, sampling, 2).words
   assert len({item.index for item in items}) == len(items) > 3
   assert centers == {e: _expected(corpus, sampling, spec, e) for e in range(2)}
-  assert (centers[0] != centers[1]) and items[-1].after == (2, 0)
+  assert (centers[0] != centers[1]) and items[-1].position == [2, 0]
   # Reading resumes anywhere.
   for i, item in enumerate(items):
-    rest = _read(corpus, sampling, spec, item.after, item.words_after)
+    rest = _read(corpus, sampling, spec, item.position, item.done_after)
     for a, b in zip(rest, items[i + 1 :], strict=True):
       assert a._replace(batch=None) == b._replace(batch=None)
       for x, y in zip(a.batch, b.batch, strict=True):

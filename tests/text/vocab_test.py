@@ -95,7 +95,7 @@ def test_unusable_counts_file(tmp_path):
   path = tmp_path / 'counts.txt'
   for missing in (path, tmp_path):
     message = _fails(vocab.read_counts, missing)
-    assert str(missing) in message and '--config.data.counts' in message
+    assert str(missing) in message and 'config.data.counts' in message
   for text, problem in (
     ('', 'empty'),
     ('\n \n', 'empty'),
