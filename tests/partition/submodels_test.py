@@ -332,7 +332,7 @@ def test_sub_models_of_senses_are_merged(cache, tmp_path, capsys):
   assert 'leave out --trainable' in capsys.readouterr().err
   argv[0] += '/checkpoints'
   assert merge.main([*argv, f'--output={tmp_path}/m']) == 2
-  assert 'lacks the words of the senses' in capsys.readouterr().err
+  assert 'give the folder of the run' in capsys.readouterr().err
 
 
 def _terminate():
