@@ -23,7 +23,7 @@ import partition_tables
 from jaxemb import embeddings
 from jaxemb.evaluation import benchmarks, words
 from jaxemb.merging import merge as merge_lib
-from jaxemb.merging import parts
+from jaxemb.merging import parts, senses
 from jaxemb.storage import word2vec_format
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -235,7 +235,7 @@ def merged(
 ) -> dict[str, Any]:
   """Scores of sub-models that are merged, and what merging took."""
   start = time.perf_counter()
-  found = merge_lib.merge_parts(opened, spec)
+  found = senses.merge(opened, spec)
   merge_secs = time.perf_counter() - start
   # The most frequent of the text first.
   every, _ = word2vec_format.read_vocab(

@@ -62,11 +62,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   add('--output', required=True, help='folder for export/ and merge.json')
   for x in _SETTINGS:
     text, form = f'{x.metadata["help"]} (default: {x.default})', {}
+    if x.name in merging.ALIR_ONLY:
+      text = f'alir: {text}'
     if isinstance(x.default, bool):
       form['action'] = argparse.BooleanOptionalAction
     else:
       form['type'] = type(x.default)
-      form['choices'] = x.metadata.get('choices')
+      form['choices'] = x.metadata['choices']
     add(f'--{x.name}', default=x.default, help=text, **form)
   add(
     '--trainable',
@@ -87,7 +89,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     limits, is_valid = x.metadata['limits'] or ('', lambda value: True)
     if not is_valid(value):
       parser.error(f'--{x.name} must be {limits}')
-    if 'only_alir' in x.metadata and value != x.default:
+    if x.name in merging.ALIR_ONLY and value != x.default:
       unused.append(f'no-{x.name}' if value is False else x.name)
   if flags.method != 'alir' and unused:
     parser.error(
@@ -97,6 +99,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(flags: argparse.Namespace) -> dict[str, Any]:
+  from flax import traverse_util
+
   started = time.monotonic()
   output = pathlib.Path(flags.output).expanduser()
   _check_output(output, flags.parts)
@@ -121,7 +125,10 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     export.write(output / 'export', merged.words, merged.vectors, merged.counts)
     if merged.senses is not None:
       table.write(output / 'export', merged.senses)
-    arrays = parts_lib.trainable_tree(merged.vectors, merged.trainable)
+    arrays = {'vectors': merged.vectors}
+    for path, rows in merged.trainable.items():
+      arrays[path] = rows[:, 0] if rows.shape[1] == 1 else rows
+    arrays = traverse_util.unflatten_dict(arrays, sep='/')
     orbax_export.write(output / 'export' / 'orbax', arrays)
     report |= {
       'tables': sorted(merged.trainable),

@@ -10,7 +10,6 @@ of the parts side by side and that matrix; the result can go to a file.
 
 import dataclasses
 import pathlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +24,15 @@ from jaxemb.senses import table as senses_lib
 
 METHODS = ('alir', 'pca', 'concat')
 WEIGHTS = ('counts', 'equal')
+# Settings that the other methods do not use.
+ALIR_ONLY = (
+  'start',
+  'weights',
+  'restore',
+  'align_words',
+  'max_iterations',
+  'tolerance',
+)
 MAX_COLUMNS = 16_384  # of all parts: their Gram matrix takes 2 GiB
 
 Progress = Callable[[str, int, int], None]  # (what, words done, all words)
@@ -43,16 +51,13 @@ _POSITIVE = '1 or more', lambda value: value >= 1
 _POWERS = 'above 0, and 10 at most', lambda value: 0 < value <= 10
 
 
-def _flag(default: Any, text: str, limits: Any = None, **more: Any) -> Any:
-  """A field that the command line has as a flag.
-
-  Args:
-    default: its value.
-    text: the help.
-    limits: what values may be, in words and as a function.
-    **more: `choices`; `only_alir`, whether the other methods ignore it.
-  """
-  metadata = {'help': text, 'limits': limits, **more}
+def _flag(
+  default: Any,
+  text: str,
+  limits: tuple[str, Callable[[Any], bool]] | None = None,
+  choices: Sequence[str] | None = None,
+) -> Any:
+  metadata = {'help': text, 'limits': limits, 'choices': choices}
   return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -69,21 +74,17 @@ class Spec:
   dim: int = _flag(
     0, '0 = that of the largest part; concat: sum', _NOT_NEGATIVE
   )
-  start: str = _flag(
-    'zero', 'initial vectors of alir', choices=align.STARTS, only_alir=True
-  )
+  start: str = _flag('zero', 'initial vectors', choices=align.STARTS)
   weights: str = _flag(
     'counts',
     'of parts in the mean of a word: by how often each saw it, if known, or '
     'equal',
     choices=WEIGHTS,
-    only_alir=True,
   )
   normalize: bool = _flag(False, 'scale vectors to length 1, as in the paper')
   restore: bool = _flag(
     True,
     'give directions in which parts disagree the length that averaging took',
-    only_alir=True,
   )
   power: float = _flag(
     1.0,
@@ -96,15 +97,13 @@ class Spec:
     'words that rotations are fitted on, frequent and rare; 0 = 500 per '
     'dimension',
     _NOT_NEGATIVE,
-    only_alir=True,
   )
-  max_iterations: int = _flag(20, 'of alir', _POSITIVE, only_alir=True)
+  max_iterations: int = _flag(20, 'at most', _POSITIVE)
   tolerance: float = _flag(
     5e-3,
-    'alir stops once an iteration moves vectors by less, relative to their '
-    'length; scores change little beyond this',
+    'stop once an iteration moves vectors by less, relative to their length; '
+    'scores change little beyond this',
     _NOT_NEGATIVE,
-    only_alir=True,
   )
   block_rows: int = 0  # words at a time; 0 = by memory
   seed: int = 1  # of a random start
@@ -122,14 +121,6 @@ class Merged(NamedTuple):
   outer: np.ndarray | None
   report: dict[str, Any]  # JSON-ready, with `warnings`, a line each
   senses: senses_lib.Senses | None = None  # of words with several vectors
-
-
-class Block(NamedTuple):
-  """Some words with the rows of all parts."""
-
-  first: int
-  rows: np.ndarray  # [b, sum D_i] float32, parts side by side; may be changed
-  weights: np.ndarray  # [b, n] float32, a_i
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,13 +149,17 @@ class SideBySide:
     tables: Sequence[parts_lib.Rows],
     what: str,
     words: np.ndarray | None = None,
-  ) -> Iterator[Block]:
+  ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Reads rows of all parts.
 
     Args:
       tables: of each part, [words of the part, D_i].
       what: shown as progress.
       words: [b] int, which ones; None = all.
+
+    Yields:
+      Number of the first word; [b, sum D_i] float32 rows, which may be changed;
+      and [b, n] float32 weights a_i.
     """
     all_rows = self.rows if words is None else self.rows[:, words]
     dims, num_words = [x.shape[1] for x in tables], all_rows.shape[1]
@@ -180,7 +175,7 @@ class SideBySide:
           norms = np.linalg.norm(block[:, part], axis=1, keepdims=True)
           block[:, part] /= np.where(norms > 0, norms, 1)
       weights = parts_lib.vote_weights(self.parts, ids, self.by_counts)
-      yield Block(first, block, weights)
+      yield first, block, weights
     self.progress(what, num_words, num_words)
 
   def gram(
@@ -245,44 +240,30 @@ class SideBySide:
       yield mean @ outer
 
 
-def merge_parts(
+def merge_rows(
   parts: Sequence[parts_lib.Part],
-  spec: Spec,
-  folder: pathlib.Path | None = None,
-  skip_bad: bool = False,
-  progress: Progress = lambda what, done, total: None,
-) -> Merged:
-  """Merges parts whose words have one vector each.
-
-  Args:
-    parts: at least two; vocabularies and dimensions may differ.
-    spec: how to merge.
-    folder: where to write the result; None = it stays in memory.
-    skip_bad: whether to leave out parts that are empty or not finite.
-    progress: called per block of words.
-
-  Raises:
-    errors.UserError: parts cannot be used or have no words in common.
-  """
-  usable = parts_lib.usable_parts(parts, skip_bad)
-  return merge_usable(usable, spec, folder, progress)
-
-
-def merge_usable(
-  usable: parts_lib.Usable,
   spec: Spec,
   folder: pathlib.Path | None,
   progress: Progress,
   names: Sequence[str] | None = None,
 ) -> Merged:
-  """Merges checked parts; `names` orders the words, see `parts.unite_words`."""
-  parts, rms_norms, skipped, started = usable
-  is_alir = spec.method == 'alir'
+  """Merges parts, every row being a word of its own.
+
+  Args:
+    parts: checked ones; vocabularies and dimensions may differ.
+    spec: how to merge.
+    folder: where to write the result; None = it stays in memory.
+    progress: called per block of words.
+    names: all words in the wanted order, see `parts.unite_words`.
+
+  Raises:
+    errors.UserError: the parts have no words in common.
+  """
+  is_alir, warnings = spec.method == 'alir', []
   if not is_alir:
     parts = [part._replace(votes=None) for part in parts]
   union = parts_lib.unite_words(parts, names)
   has = union.rows >= 0
-  warnings = [f'left out: {x["reason"]}' for x in skipped]
   by_counts = is_alir and spec.weights == 'counts'
   if by_counts and not union.has_counts:
     unknown = few([p.name for p in parts if p.counts is None])
@@ -314,7 +295,7 @@ def merge_usable(
     blocks, (len(chosen), dim), folder and folder / 'vectors.npy'
   )
   trainable = _merge_trainable(job, spec, solved, outer, folder, warnings)
-  facts = _describe_parts(parts, union, chosen, rms_norms, fit)
+  facts = _describe_parts(parts, union, chosen, fit)
   if is_alir:
     warnings += _outliers(facts, spec.normalize)
   is_lost = np.ones(len(union.words), bool)
@@ -346,9 +327,8 @@ def merge_usable(
     'parts': facts,
     'dim': dim,
     'align_words': num_fitted if is_alir else None,
-    'skipped': skipped,
     'displacements': list(solved.displacements) if solved else [],
-    'merge_secs': time.monotonic() - started,
+    'devices': 0,  # all on the host
     'peak_rss_bytes': resources.peak_rss_bytes(),
     'warnings': warnings,
   }
@@ -552,7 +532,6 @@ def _describe_parts(
   parts: Sequence[parts_lib.Part],
   union: parts_lib.Union,
   chosen: np.ndarray,
-  rms_norms: Sequence[float],
   fit: align.Fit | None,
 ) -> list[dict[str, Any]]:
   has, facts = union.rows >= 0, []
@@ -570,7 +549,7 @@ def _describe_parts(
         'dim': part.dim,
         'missing_words': int((~has[i][chosen]).sum()),
         'shared_words': int((has[i] & is_shared).sum()),
-        'rms_norm': rms_norms[i],
+        'rms_norm': part.rms_norm,
         'residual': residual,
         'agreement': agreement,
       }

@@ -7,9 +7,9 @@ process.
 """
 
 import dataclasses
+import functools
 import itertools
 import pathlib
-import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -74,6 +74,7 @@ class Part(NamedTuple):
   # [words] float weights of its votes; None = by counts, or all alike.
   votes: np.ndarray | None = None
   senses: senses_lib.Senses | None = None  # of words with several vectors
+  rms_norm: float | None = None  # root mean square length, once checked
 
   @property
   def dim(self) -> int:
@@ -136,40 +137,42 @@ def spool(array: np.ndarray, folder: pathlib.Path | None, name: str) -> Rows:
   return as_rows(write_rows([array], array.shape, path) if path else array)
 
 
-# Opening.
-
-
-def open_all(
-  paths: Sequence[str],
-  scratch: pathlib.Path,
-  trainable: bool,
-  skip_bad: bool,
+def _attempt(
+  attempts: Sequence[tuple[str, Callable[[], Part]]], skip_bad: bool, hint: str
 ) -> tuple[list[Part], list[dict[str, str]]]:
-  """Opens all parts.
-
-  Args:
-    paths: see `open_part`.
-    scratch: folder for rows that cannot be read in place.
-    trainable: whether to open context vectors and optimizer slots too.
-    skip_bad: whether to leave out parts that cannot be opened.
-
-  Returns:
-    The parts; and {'name', 'reason'} of those left out.
-
-  Raises:
-    errors.UserError: a part cannot be opened.
-  """
-  opened, skipped = [], []
-  for i, path in enumerate(paths):
+  """Parts that can be made, and those skipped, of (name, function) pairs."""
+  made, skipped = [], []
+  for name, make in attempts:
     try:
-      opened.append(open_part(path, scratch / str(i), trainable))
+      made.append(make())
     except DiskError:
       raise
     except errors.UserError as error:
       if not skip_bad:
-        raise errors.UserError(f'{error}; or give --skip-bad') from error
-      skipped.append({'name': str(path), 'reason': str(error)})
-  return opened, skipped
+        raise errors.UserError(f'{error}; {hint} --skip-bad') from error
+      skipped.append({'name': name, 'reason': str(error)})
+  return made, skipped
+
+
+# Opening.
+
+
+def open_all(
+  paths: Sequence[str], scratch: pathlib.Path, trainable: bool, skip_bad: bool
+) -> tuple[list[Part], list[dict[str, str]]]:
+  """Opens parts, see `open_part`.
+
+  Returns:
+    The parts; and {'name', 'reason'} of those left out, if allowed.
+
+  Raises:
+    errors.UserError: a part cannot be opened.
+  """
+  attempts = [
+    (path, functools.partial(open_part, path, scratch / str(i), trainable))
+    for i, path in enumerate(paths)
+  ]
+  return _attempt(attempts, skip_bad, 'or give')
 
 
 def open_part(
@@ -234,6 +237,8 @@ def _open_trainable(
   folder: pathlib.Path, words: Sequence[str], scratch: pathlib.Path | None
 ) -> dict[str, Rows]:
   """All of export/orbax/ but the vectors, by path in the tree."""
+  from flax import traverse_util
+
   if not (folder / 'orbax').is_dir():
     found = tables.read_trainable(folder.parent, words)
     return {name: spool(x, scratch, name) for name, x in found.items()}
@@ -243,25 +248,10 @@ def _open_trainable(
       f'{folder}: orbax/ does not have the {len(words):,} rows of vocab.txt; '
       'export again'
     )
-  found = {'context_vectors': tree['context_vectors']}
-  for table, slots in tree.get('optimizer', {}).items():
-    for name, slot in slots.items():
-      found[f'optimizer/{table}/{name}'] = slot.reshape(len(words), -1)
-  return {name: spool(x, scratch, name) for name, x in found.items()}
-
-
-def trainable_tree(
-  vectors: np.ndarray, trainable: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
-  """The tree of export/orbax/, from arrays by path."""
-  tree: dict[str, Any] = {'vectors': vectors}
-  for path, rows in trainable.items():
-    *folders, name = path.split('/')
-    node = tree
-    for key in folders:
-      node = node.setdefault(key, {})
-    node[name] = rows[:, 0] if rows.shape[1] == 1 and folders else rows
-  return tree
+  return {
+    path: spool(array.reshape(len(words), -1), scratch, path)
+    for path, array in traverse_util.flatten_dict(tree, sep='/').items()
+  }
 
 
 def _counts_of_submodel(file: pathlib.Path, names: Sequence[str]) -> np.ndarray:
@@ -316,8 +306,30 @@ def _open_orbax(path: pathlib.Path, scratch: pathlib.Path | None) -> Part:
 # Checking.
 
 
-def check_rows(part: Part) -> float:
-  """Reads all rows; returns the root mean square length of the vectors.
+def check_all(
+  parts: Sequence[Part], skip_bad: bool
+) -> tuple[list[Part], list[dict[str, str]]]:
+  """Checks parts, see `check_rows`.
+
+  Returns:
+    The parts; and {'name', 'reason'} of those left out, if allowed.
+
+  Raises:
+    errors.UserError: a part cannot be used, or fewer than two are left.
+  """
+  attempts = [(x.name, functools.partial(check_rows, x)) for x in parts]
+  hint = 'make that part again, or go on without it:'
+  usable, skipped = _attempt(attempts, skip_bad, hint)
+  if len(usable) < 2:
+    raise errors.UserError(
+      f'there is nothing to merge: {len(usable)} of {len(parts)} part(s) can '
+      'be used; give two or more' + ''.join(f'; {x["reason"]}' for x in skipped)
+    )
+  return usable, skipped
+
+
+def check_rows(part: Part) -> Part:
+  """Reads all rows; returns the part with the length of its vectors.
 
   Raises:
     errors.UserError: there is no row, or only zeros, or one is not finite.
@@ -334,64 +346,25 @@ def check_rows(part: Part) -> float:
   total = _sum_squares(part, part.vectors, 'vectors')
   if not total:
     raise errors.UserError(f'{part.name} is empty: all its vectors are zero')
-  return float(np.sqrt(total / num_rows))
+  return part._replace(rms_norm=float(np.sqrt(total / num_rows)))
 
 
 def _sum_squares(part: Part, rows: Rows, what: str) -> float:
-  total, num_bad, first_bad = 0.0, 0, ''
+  total, bad = 0.0, []
   for first in range(0, rows.shape[0], _BLOCK_ROWS):
     block = rows.open()[first : first + _BLOCK_ROWS]
-    square = float(np.vdot(block, block))
-    if np.isfinite(square):
-      total += square
-      continue
     # Numbers whose squares overflow are as bad as infinite ones.
     with np.errstate(over='ignore', invalid='ignore'):
-      bad = ~np.isfinite(np.vecdot(block, block))
-    num_bad += int(bad.sum())
-    if not first_bad and bad.any():
-      first_bad = part.words[first + int(np.argmax(bad))]
-  if num_bad:
+      squares = np.vecdot(block, block)
+    is_good = np.isfinite(squares)
+    total += squares.sum(dtype=np.float64, where=is_good)
+    bad += (first + np.flatnonzero(~is_good)).tolist()
+  if bad:
     raise errors.UserError(
-      f'{part.name}: {num_bad:,} of {rows.shape[0]:,} {what} are not finite '
-      f'(that of {first_bad!r} is the first)'
+      f'{part.name}: {len(bad):,} of {rows.shape[0]:,} {what} are not finite '
+      f'(that of {part.words[bad[0]]!r} is the first)'
     )
   return total
-
-
-class Usable(NamedTuple):
-  """Parts that can be merged."""
-
-  parts: list[Part]
-  rms_norms: list[float]  # see `check_rows`
-  skipped: list[dict[str, str]]  # {'name', 'reason'}
-  started: float  # `time.monotonic` before the check
-
-
-def usable_parts(parts: Sequence[Part], skip_bad: bool) -> Usable:
-  """Checks all parts; leaves out bad ones if allowed.
-
-  Raises:
-    errors.UserError: a part cannot be used, or fewer than two are left.
-  """
-  started = time.monotonic()
-  used, rms_norms, skipped = [], [], []
-  for part in parts:
-    try:
-      rms_norms.append(check_rows(part))
-      used.append(part)
-    except errors.UserError as error:
-      if not skip_bad:
-        raise errors.UserError(
-          f'{error}; make that part again, or go on without it: --skip-bad'
-        ) from error
-      skipped.append({'name': part.name, 'reason': str(error)})
-  if len(used) < 2:
-    raise errors.UserError(
-      f'there is nothing to merge: {len(used)} of {len(parts)} part(s) can be '
-      'used; give two or more' + ''.join(f'; {x["reason"]}' for x in skipped)
-    )
-  return Usable(used, rms_norms, skipped, started)
 
 
 # Words.
@@ -420,17 +393,11 @@ def unite_words(
   """
   words = list(dict.fromkeys(itertools.chain(*(part.words for part in parts))))
   ids = dict(zip(words, range(len(words)), strict=True))
-  word_ids: list[np.ndarray] = []
   rows = np.full((len(parts), len(words)), -1, np.int32)
   counts = np.zeros(len(words), np.int64)
   ranks = np.full(len(words), np.iinfo(np.int64).max)
   for i, part in enumerate(parts):
-    same = next((j for j in range(i) if parts[j].words == part.words), None)
-    if same is None:
-      mine = np.fromiter(map(ids.__getitem__, part.words), np.int32)
-    else:
-      mine = word_ids[same]  # saves time where all parts have one vocabulary
-    word_ids.append(mine)
+    mine = np.fromiter(map(ids.__getitem__, part.words), np.int32)
     order = np.arange(len(mine))
     if part.counts is not None:
       seen = part.counts > 0

@@ -146,10 +146,27 @@ def merge(
   Raises:
     errors.UserError: parts cannot be used or have no words in common.
   """
-  usable = parts_lib.usable_parts(parts, skip_bad)
-  parts = usable.parts
+  started = time.monotonic()
+  parts, skipped = parts_lib.check_all(parts, skip_bad)
   if all(part.senses is None for part in parts):
-    return merge_lib.merge_usable(usable, spec, folder, progress)
+    merged = merge_lib.merge_rows(parts, spec, folder, progress)
+  else:
+    merged = _merge_senses(parts, spec, folder, progress)
+  left_out = [f'left out: {x["reason"]}' for x in skipped]
+  report = merged.report | {
+    'skipped': skipped,
+    'warnings': left_out + merged.report['warnings'],
+    'merge_secs': time.monotonic() - started,
+  }
+  return merged._replace(report=report)
+
+
+def _merge_senses(
+  parts: Sequence[parts_lib.Part],
+  spec: merge_lib.Spec,
+  folder: pathlib.Path | None,
+  progress: merge_lib.Progress,
+) -> merge_lib.Merged:
   merge_lib.check_columns([part.dim for part in parts])
   tables = [_table(part) for part in parts]
   words = _unite(tables, spec.weights == 'counts')
@@ -161,9 +178,7 @@ def merge(
     for args in zip(tables, words.ids, words.votes, matched.targets,
                     strict=True)
   ]  # fmt: skip
-  merged = merge_lib.merge_usable(
-    usable._replace(parts=renamed), spec, folder, progress, names
-  )
+  merged = merge_lib.merge_rows(renamed, spec, folder, progress, names)
   rows = {name: i for i, name in enumerate(names)}
   kept = np.array([rows[name] for name in merged.words])
   senses = _senses(tables, words, matched.targets, kept, merged.vectors)
@@ -203,7 +218,6 @@ def merge(
       'words': len(senses.words),
       'senses': report,
       'warnings': merged.report['warnings'] + warnings,
-      'merge_secs': time.monotonic() - usable.started,
     },
     senses=senses,
   )
