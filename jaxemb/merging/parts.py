@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.merging import tables
 from jaxemb.senses import table as senses_lib
 from jaxemb.storage import export, orbax_export, word2vec_format
 
@@ -227,7 +226,7 @@ def has_trainable(path: pathlib.Path | str) -> bool:
   folder = path.parent if path.name == 'vectors.npy' else path
   folder = folder / 'export' if (folder / 'export').is_dir() else folder
   if not (folder / 'orbax').is_dir():
-    return tables.has_trainable(folder.parent)
+    return False
   shapes = orbax_export.shapes(folder / 'orbax')
   # The outputs of hierarchical softmax are inner nodes, not words.
   return shapes.get('context_vectors', ())[:1] == shapes['vectors'][:1]
@@ -239,9 +238,6 @@ def _open_trainable(
   """All of export/orbax/ but the vectors, by path in the tree."""
   from flax import traverse_util
 
-  if not (folder / 'orbax').is_dir():
-    found = tables.read_trainable(folder.parent, words)
-    return {name: spool(x, scratch, name) for name, x in found.items()}
   tree = orbax_export.read(folder / 'orbax')
   if len(tree.pop('vectors')) != len(words):
     raise errors.UserError(

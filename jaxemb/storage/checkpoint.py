@@ -9,7 +9,6 @@ stay.
 
 import contextlib
 import errno
-import json
 import logging
 import pathlib
 import shutil
@@ -255,80 +254,3 @@ class Checkpoints:
       shutil.rmtree(aside / str(step), ignore_errors=True)
       damaged.rename(aside / str(step))
     self._manager = self._open()
-
-
-class Arrays:
-  """The arrays of a checkpoint, each read when it is wanted."""
-
-  def __init__(self, folder: pathlib.Path | str):
-    """Looks at what there is.
-
-    Args:
-      folder: of all checkpoints of a run, of which the newest counts; of one
-        of them; or any other that orbax has saved a tree of arrays in.
-
-    Raises:
-      UserError: if there is none.
-    """
-    folder = pathlib.Path(folder).absolute()
-    steps = [x for x in folder.glob('*') if x.name.isdigit()]
-    folder = max(steps, key=lambda x: int(x.name), default=folder)
-    record = folder / 'record' / 'metadata'
-    self.folder = folder / 'state' if (folder / 'state').is_dir() else folder
-    self._reader = ocp.PyTreeCheckpointHandler()
-    try:
-      tree = self._reader.metadata(self.folder).tree
-      # What other programs saved has no checksums.
-      self._checksums = (
-        set(json.loads(record.read_text())['checksums'])
-        if record.exists()
-        else None
-      )
-    except Exception as error:  # orbax raises many types
-      cause = ' '.join(str(error).split())[:200]
-      raise errors.UserError(
-        f'no usable checkpoint in {folder}: {cause}'
-      ) from error
-    leaves, _ = jax.tree_util.tree_flatten_with_path(
-      tree, is_leaf=lambda x: hasattr(x, 'shape')
-    )
-    # Keys of dicts, and numbers of lists.
-    paths = {
-      tuple(getattr(k, 'key', getattr(k, 'idx', None)) for k in path): leaf
-      for path, leaf in leaves
-    }
-    self._keys = {'/'.join(map(str, path)): path for path in paths}
-    self.shapes = {
-      '/'.join(map(str, path)): tuple(leaf.shape)
-      for path, leaf in paths.items()
-    }
-
-  def read(self, name: str) -> np.ndarray:
-    """An array, on the host.
-
-    Args:
-      name: one of `shapes`.
-
-    Raises:
-      UserError: if it is damaged.
-    """
-    item, args = 0, ocp.RestoreArgs(restore_type=np.ndarray)
-    for key in reversed(self._keys[name]):
-      item, args = {key: item}, {key: args}
-    try:
-      found = self._reader.restore(
-        self.folder,
-        args=ocp.args.PyTreeRestore(
-          item=item, restore_args=args, partial_restore=True
-        ),
-      )
-      for key in self._keys[name]:
-        found = found[key]
-      if self._checksums and int(_checksum(found)) not in self._checksums:
-        raise ValueError(f'the checksum of {name} differs')
-    except Exception as error:  # whatever a damaged file makes orbax raise
-      cause = ' '.join(str(error).split())[:200]
-      raise errors.UserError(
-        f'checkpoint {self.folder} is damaged: {cause}'
-      ) from error
-    return found

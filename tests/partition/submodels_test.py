@@ -20,7 +20,7 @@ from jaxemb import rundir as workdirs
 from jaxemb.merging import parts as parts_lib
 from jaxemb.partition import rounds, submodels
 from jaxemb.runtime import distributed, hlo
-from jaxemb.storage import checkpoint, word2vec_format
+from jaxemb.storage import orbax_export, word2vec_format
 from jaxemb.text import encode, loader, partition_sampling
 from tests import compiling
 
@@ -118,10 +118,9 @@ def test_what_a_run_leaves(cache, together):
     assert mine.index_to_key == [words[i] for i in np.flatnonzero(has)]
     assert mine.counts.tolist() == np.array(seen)[has].tolist()
     if part == 1:
-      # The rows of the checkpoint are in the order of vocab.txt.
-      saved = checkpoint.Arrays(folder / 'checkpoints')
-      rows = saved.read('tables/input/vectors')
-      np.testing.assert_array_equal(rows[has], mine.vectors)
+      arrays = orbax_export.read(folder / 'export' / 'orbax')
+      np.testing.assert_array_equal(arrays['vectors'], mine.vectors)
+      assert len(arrays['context_vectors']) == len(mine)
     # Nobody else's words: about half of the text, with the words drawn again.
     assert figures['part'] == part and figures['vocab_words'] == has.sum()
     assert 0 <= figures['words'] - sum(seen) < figures['words'] / 50
