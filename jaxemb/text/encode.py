@@ -391,8 +391,8 @@ def _read(
   """
   threads = num_threads()
   total_bytes = sum(source.size_bytes for source in files)
-  # Of one file; twice as many pieces as threads of all files together.
-  depth = max(2, 2 * threads // len(files))
+  # Two pieces in flight for each thread, over all the files being read.
+  depth = max(1, 2 * threads // len(files) - 1)
   stopped = threading.Event()
 
   def read_source(file: int) -> list[_Piece]:
