@@ -1,8 +1,8 @@
 """The skip-gram mixture (Tian et al. 2014; DMWE): vectors of senses.
 
-python -m jaxemb.main --config=configs/mixture.py          the embedded corpus
-python -m jaxemb.main --config=configs/mixture.py:simple   Simple English
-python -m jaxemb.main --config=configs/mixture.py:dmwe     as DMWE trains
+python -m jaxemb.main --config=mixture          the embedded corpus
+python -m jaxemb.main --config=mixture:simple   Simple English
+python -m jaxemb.main --config=mixture:dmwe     as DMWE trains
 """
 
 import ml_collections
@@ -38,7 +38,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     config.train.epochs = 2
   elif variant:
     raise errors.UserError(
-      f'configs/mixture.py has no variant {variant!r}; choose simple or dmwe'
+      f'the config mixture has no variant {variant!r}; choose simple or dmwe'
     )
   else:
     config.data.sample = 1e-3  # the corpus is small

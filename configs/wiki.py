@@ -1,8 +1,8 @@
 """Skip-gram with negative sampling (Mikolov et al. 2013b) on encyclopedia text.
 
-  python -m jaxemb.main --config=configs/wiki.py           the embedded corpus
-  python -m jaxemb.main --config=configs/wiki.py:simple    Simple English
-  python -m jaxemb.main --config=configs/wiki.py:en        English Wikipedia
+  python -m jaxemb.main --config=wiki           the embedded corpus
+  python -m jaxemb.main --config=wiki:simple    Simple English
+  python -m jaxemb.main --config=wiki:en        English Wikipedia
 
 The embedded corpus is a small encyclopedia that jaxemb writes itself: no
 download. The two others are downloaded once, and resumed when interrupted. Your
@@ -31,7 +31,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     config.train.epochs = 2
   elif variant:
     raise errors.UserError(
-      f'configs/wiki.py has no variant {variant!r}; choose simple or en'
+      f'the config wiki has no variant {variant!r}; choose simple or en'
     )
   else:
     config.data.sample = 1e-3  # the corpus is small

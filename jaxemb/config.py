@@ -1,24 +1,23 @@
-"""Every setting, its default and what it may be.
+"""Every setting: name, default, meaning, and the values it accepts.
 
-A file in configs/ starts from `default()` and changes what it is about; the
-command line changes single keys (`--config.model.dim=300`). `check` refuses
-what training could not honour, so that no setting is accepted and ignored.
+`SETTINGS` declares each once; defaults, help, checks and what a resumed run may
+change are read from it. A config file starts from `default()` and sets what it
+is about; the command line sets single values (`--config.model.dim=300`). No
+setting is accepted and then ignored: `check` refuses it instead.
 """
 
+import dataclasses
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ml_collections
 
-from jaxemb import combinations, errors
+from jaxemb import errors
 
-# Of `tables.row_sharded`, which this module must not import.
-_ROW_CLASSES = 256
-
-# What names in the settings stand for, as `module:attribute`. A setting may
-# name a member of the user's own in the same way.
+# What names in the settings stand for. A setting may name a member of the
+# user's own in the same way, as `module:attribute`.
 MEMBERS = {
   'data.source': {'text': 'jaxemb.text.loader:TextSource'},
   'model.name': {
@@ -43,18 +42,6 @@ MEMBERS = {
   'strategy.policy': {'bounded': 'jaxemb.strategies.policies:bounded'},
 }
 
-_CHOICES = {key: tuple(names) for key, names in MEMBERS.items()} | {
-  'data.tokens': ('words', 'whitespace'),
-  'senses.method': ('contexts', 'likelihoods'),
-  'table.dtype': ('float32', 'bfloat16', 'float16', 'int8'),
-  'table.rounding': ('stochastic', 'nearest'),
-  'table.exchange_dtype': ('float32', 'bfloat16'),
-  'table.duplicates': ('', 'scatter', 'merge'),
-  'strategy.name': ('replicas', 'sync', 'partition'),
-  'strategy.divide': ('shuffle', 'sampling', 'equal'),
-  'strategy.merge': ('alir', 'pca', 'concat', 'none'),
-}
-
 # By optimizer, loss and whether the model is CBOW: measured on 16 M words of
 # Wikipedia and on the embedded corpus, at the default batch_words.
 _LEARNING_RATES = {
@@ -67,177 +54,226 @@ _LEARNING_RATES = {
 }
 # Centers per matrix product.
 _CHUNKS = {'negative_sampling': 16, 'hierarchical_softmax': 64}
+_ROW_CLASSES = 256  # `tables.row_sharded.NUM_CLASSES`, without importing JAX
 
-# Lowest and highest value that is meant; None = no bound.
-_RANGES = {
-  'seed': (0, 2**32 - 1),
-  'data.embedded_words': (20_000, 10**10),
-  'data.min_count': (1, 2**31 - 1),
-  'data.max_vocab': (0, 2**31 - 2),
-  'data.sample': (0, 1),
-  'data.parts': (0, 2**20),
-  'model.dim': (1, 65_536),
-  'model.window': (1, 255),
-  'model.shortest_window': (1, 255),
-  'model.negatives': (1, 65_536),
-  'model.chunk': (0, 4096),
-  'model.shared_negatives': (1, 65_536),
-  'model.shared_nodes': (1, 4096),
-  'senses.number': (1, 50),
-  'senses.top_n': (0, None),
-  'senses.top_ratio': (0, 1),
-  'senses.query_window': (0, None),
-  'optimizer.learning_rate': (0, 10**6),
-  'optimizer.final_learning_rate': (0, 10**6),
-  'optimizer.max_duplicates': (-1, None),
-  'optimizer.beta1': (0, 0.99999),
-  'optimizer.beta2': (0.001, 0.999999),
-  'optimizer.epsilon': (1e-30, None),
-  'strategy.exchange_words': (0, 2**20),
-  'strategy.exchange_lookups': (0, 64),
-  'strategy.memory_lookups': (1e-6, None),
-  'strategy.num_parts': (1, 10_000),
-  'strategy.rate': (0, 1),
-  'strategy.part': (-1, 9_999),
-  'strategy.per_device': (1, 10_000),
-  'strategy.min_seen': (1, None),
-  'train.epochs': (1, 10**6),
-  'train.batch_words': (0, 2**24),
-  'train.loss_every_steps': (0, 2**31 - 1),
-  'train.steps_per_loop': (0, 4096),
-  'train.checkpoint_every_secs': (0, None),
-  'train.checkpoints_to_keep': (1, None),
-  'train.log_every_secs': (0, None),
-  'mesh.data': (0, 4096),
-  'mesh.table': (0, 4096),
-  'eval.restrict_vocab': (0, None),
-  'eval.every_epochs': (0, None),
-}
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """One setting, given as `--config.NAME=VALUE`."""
+
+  name: str
+  default: bool | int | float | str  # has the type of all values
+  help: str
+  limits: tuple[float, float] | tuple[()] = ()  # lowest and highest number
+  choices: tuple[str, ...] = ()
+  # Another setting, and the values of it that use this one.
+  only_with: tuple[str, ...] = ()
+  may_change: bool = False  # when a run is resumed
+
+  def check(self, value: Any) -> None:
+    """Raises a `UserError` unless the setting may have this value."""
+    name, kind = f'config.{self.name}', type(self.default)
+    if type(value) is not kind and not (kind is float and type(value) is int):
+      raise errors.UserError(
+        f'{name}={value!r} must be of type {kind.__name__}'
+      )
+    choices = self.choices or tuple(MEMBERS.get(self.name, ()))
+    is_own = self.name in MEMBERS and ':' in value
+    if choices and value not in choices and not is_own:
+      raise errors.UserError(
+        f'{name}={value!r} is not available; choose '
+        + ' or '.join(map(repr, choices))
+      )
+    # A NaN is outside.
+    if self.limits and not self.limits[0] <= value <= self.limits[1]:
+      low, high = self.limits
+      bounds = f'at least {low:,}' + f', at most {high:,}' * (high < math.inf)
+      raise errors.UserError(f'{name}={value} must be {bounds}')
+
+  def check_use(self, config: Mapping[str, Any]) -> None:
+    """Raises a `UserError` if flat settings set it where nothing reads it."""
+    other, *values = self.only_with or ('',)
+    value = config[self.name]
+    if not other or value == self.default or ':' in config[other]:
+      return  # what members of the user's own read is not known
+    if config[other] not in values:
+      raise errors.UserError(
+        f'config.{self.name}={value} is only used when config.{other} is '
+        f'{" or ".join(values)}; remove it or set --config.{other}={values[0]}'
+      )
+
+  def describe(self) -> str:
+    """Returns a line of help."""
+    choices = self.choices or MEMBERS.get(self.name, ())
+    notes = [', '.join(choices)] if choices else []
+    if self.limits:
+      low, high = self.limits
+      is_open = high > 10**6
+      notes = [f'from {low:,}' if is_open else f'{low:,} to {high:,}']
+    if self.only_with:
+      other, *values = self.only_with
+      notes.append(f'only with {other}={"|".join(values)}')
+    default = repr('') if self.default == '' else self.default
+    line = f'  {f"{self.name}={default}":<36} {self.help}'
+    return line + (f' ({"; ".join(notes)})' if notes else '')
+
+
+_NEGATIVES = ('model.loss', 'negative_sampling')
+_MIXTURE = ('model.name', 'mixture')
+_LOW_PRECISION = ('table.dtype', 'bfloat16', 'float16', 'int8')
+_SYNC = ('strategy.name', 'sync')
+_REPLICAS = ('strategy.name', 'replicas')
+_PARTITION = ('strategy.name', 'partition')
+_MANY = 2**31 - 2
+
+# fmt: off
+SETTINGS = (
+  Setting('seed', 1, 'of all random choices: the same seed, the same vectors',
+          (0, 2**32 - 1)),
+
+  Setting('data.source', 'text', 'kind of data, or module:attribute'),
+  Setting('data.path', '', "text: file, folder or glob; 'wikipedia:simple' or "
+          "'wikipedia:en' to download; '' = the embedded corpus",
+          may_change=True),
+  Setting('data.cache', '', 'temporary', may_change=True),
+  Setting('data.embedded_words', 2_000_000, 'temporary', (20_000, 10**10)),
+  Setting('data.tokens', 'words', 'runs of letters and digits, or as separated '
+          'by whitespace', choices=('words', 'whitespace')),
+  Setting('data.lowercase', True, 'whether to lowercase the text'),
+  Setting('data.counts', '', 'file of `word count` lines, instead of counting'),
+  Setting('data.min_count', 5, 'words that are rarer are dropped', (1, _MANY)),
+  Setting('data.max_vocab', 1_000_000, 'largest vocabulary; 0 = no limit',
+          (0, _MANY)),
+  Setting('data.sample', 1e-4, 'threshold of frequent-word subsampling; '
+          '0 = off', (0, 1)),
+  Setting('data.parts', 0, 'temporary', (0, 2**20)),
+
+  Setting('model.name', 'skipgram', 'the model, or module:attribute'),
+  Setting('model.dim', 100, 'size of a vector', (1, 65_536)),
+  Setting('model.window', 5, 'words on each side of a center', (1, 255)),
+  Setting('model.shortest_window', 1, 'temporary', (1, 255)),
+  Setting('model.loss', 'negative_sampling', 'the loss, or module:attribute'),
+  Setting('model.negatives', 5, 'negatives for each positive', (1, 65_536),
+          only_with=_NEGATIVES),
+  Setting('model.shared_negatives', 16, 'negatives that the centers of a '
+          'matrix product share', (1, 65_536), only_with=_NEGATIVES),
+  Setting('model.chunk', 0, 'temporary', (0, 4096)),
+  Setting('model.shared_nodes', 64, 'temporary', (1, 4096),
+          only_with=('model.loss', 'hierarchical_softmax')),
+
+  Setting('senses.number', 5, 'vectors of an ambiguous word', (1, 50),
+          only_with=_MIXTURE),
+  Setting('senses.top_n', 0, 'temporary', (0, _MANY), only_with=_MIXTURE),
+  Setting('senses.top_ratio', 0.0, 'most frequent fraction of the vocabulary '
+          'to treat as ambiguous', (0, 1), only_with=_MIXTURE),
+  Setting('senses.words', '', 'file of more ambiguous words, one per line',
+          only_with=_MIXTURE),
+  Setting('senses.method', 'contexts', 'soft k-means of context vectors, as '
+          'MSSG, or EM of likelihoods, as Tian et al. 2014',
+          choices=('contexts', 'likelihoods'), only_with=_MIXTURE),
+  Setting('senses.query_window', 0, 'words on each side that disambiguate a '
+          'query; 0 = window (contexts: twice)', (0, _MANY),
+          only_with=_MIXTURE, may_change=True),
+
+  Setting('table.layout', 'replicated', 'how mesh.table splits tables, or '
+          'module:attribute', only_with=_SYNC),
+  Setting('table.dtype', 'float32', 'storage of rows; all is computed in '
+          'float32', choices=('float32', 'bfloat16', 'float16', 'int8')),
+  Setting('table.rounding', 'stochastic', 'right on average, or to the nearest',
+          choices=('stochastic', 'nearest'), only_with=_LOW_PRECISION),
+  Setting('table.exchange_dtype', 'float32', 'of rows and gradients between '
+          'devices', choices=('float32', 'bfloat16'),
+          only_with=(*_REPLICAS, 'sync')),
+  Setting('table.duplicates', '', 'temporary', may_change=True,
+          choices=('', 'scatter', 'merge')),
+
+  Setting('optimizer.name', 'sgd', 'row-wise optimizer, or module:attribute'),
+  Setting('optimizer.learning_rate', 0.0, 'at first; 0 = what suits optimizer '
+          'and model', (0, 10**6)),
+  Setting('optimizer.final_learning_rate', 1e-4, 'in the end, after linear '
+          'decay', (0, 10**6)),
+  Setting('optimizer.max_duplicates', -1.0, 'occurrences of a row that count '
+          'in a step; 0 = all, -1 = what suits batch_words', (-1, math.inf)),
+  Setting('optimizer.beta1', 0.9, 'decay of the mean of gradients',
+          (0, 0.99999), only_with=('optimizer.name', 'adam')),
+  Setting('optimizer.beta2', 0.999, 'decay of the mean of squares',
+          (0.001, 0.999999), only_with=('optimizer.name', 'adam')),
+  Setting('optimizer.epsilon', 1e-6, 'added to the denominator',
+          (1e-30, math.inf), only_with=('optimizer.name', 'adagrad', 'adam')),
+
+  Setting('strategy.name', 'replicas', 'tables on each device that exchange '
+          'rows, one table for all devices, or sub-models merged in the end',
+          choices=('replicas', 'sync', 'partition')),
+  Setting('strategy.policy', 'bounded', 'when replicas exchange rows, or '
+          'module:attribute', only_with=_REPLICAS),
+  Setting('strategy.exchange_words', 0, 'temporary', (0, 2**20),
+          only_with=_REPLICAS),
+  Setting('strategy.exchange_lookups', 0.0, 'temporary', (0, 64),
+          only_with=_REPLICAS),
+  Setting('strategy.memory_lookups', 200.0, 'temporary', (1e-6, math.inf),
+          only_with=_REPLICAS),
+  Setting('strategy.num_parts', 10, 'sub-models', (1, 10_000),
+          only_with=_PARTITION),
+  Setting('strategy.rate', 0.0, 'fraction of the sentences for each; '
+          '0 = 1/num_parts', (0, 1), only_with=_PARTITION),
+  Setting('strategy.divide', 'shuffle', 'sentences drawn in every epoch, drawn '
+          'once, or a stretch of the text for each',
+          choices=('shuffle', 'sampling', 'equal'), only_with=_PARTITION),
+  Setting('strategy.part', -1, 'the only one to train, from 0, in '
+          'workdir/parts; -1 = all, then merge', (-1, 9_999),
+          only_with=_PARTITION, may_change=True),
+  Setting('strategy.per_device', 1, 'temporary', (1, 10_000),
+          only_with=_PARTITION, may_change=True),
+  Setting('strategy.min_seen', 1, 'temporary', (1, _MANY),
+          only_with=_PARTITION),
+  Setting('strategy.merge', 'alir', 'how to merge them',
+          choices=('alir', 'pca', 'concat', 'none'), only_with=_PARTITION,
+          may_change=True),
+
+  Setting('mesh.data', 0, 'devices along the corpus; 0 = two cores of a CPU, '
+          'else one device', (0, 4096), may_change=True),
+  Setting('mesh.table', 0, 'devices along the tables; 0 = all where '
+          'table.layout splits them, else one', (0, 4096), may_change=True),
+
+  Setting('train.epochs', 5, 'passes over the text', (1, 10**6)),
+  Setting('train.init_from', '', 'run, merge or word2vec file with the first '
+          "vectors; '' = random"),
+  Setting('train.batch_words', 0, 'centers per step; 0 = 256 on a CPU, else '
+          '8192', (0, 2**24)),
+  Setting('train.loss_every_steps', 0, 'temporary', (0, _MANY),
+          may_change=True),
+  Setting('train.steps_per_loop', 0, 'temporary', (0, 4096), may_change=True),
+  Setting('train.checkpoint_every_secs', 300.0, 'time between checkpoints',
+          (0, math.inf), may_change=True),
+  Setting('train.checkpoints_to_keep', 3, 'temporary', (1, _MANY),
+          may_change=True),
+  Setting('train.log_every_secs', 2.0, 'time between lines of metrics',
+          (0, math.inf), may_change=True),
+
+  Setting('eval.paths', '', 'benchmark files or folders, separated by commas; '
+          "'none' = no evaluation; '' = those of the embedded corpus",
+          may_change=True),
+  Setting('eval.every_epochs', 0.0, 'epochs between evaluations while '
+          'training; 0 = only at the end', (0, math.inf), may_change=True),
+  Setting('eval.restrict_vocab', 300_000, 'most frequent words that count; '
+          '0 = all', (0, _MANY), may_change=True),
+)
+# fmt: on
 
 
 def default() -> ml_collections.ConfigDict:
-  """All settings: skip-gram as word2vec users know it."""
-  c = ml_collections.ConfigDict()
-  c.seed = 1  # of every random choice; the same seed gives the same vectors
-
-  c.data = ml_collections.ConfigDict()
-  c.data.source = 'text'  # or module:attribute of your own
-  c.data.path = ''  # '' = the embedded corpus, 'wikipedia:simple' or
-  # 'wikipedia:en' = downloaded, else a file, folder or glob
-  c.data.cache = ''  # '' = $JAXEMB_CACHE, or jaxemb in the user's cache folder
-  c.data.embedded_words = 2_000_000  # size of the embedded corpus
-  c.data.tokens = 'words'  # runs of letters and digits; or 'whitespace'
-  c.data.lowercase = True
-  c.data.counts = ''  # file of `word count` lines to use instead of counting
-  c.data.min_count = 5  # rarer words are left out
-  c.data.max_vocab = 1_000_000  # at most so many words; 0 = no limit
-  c.data.sample = 1e-4  # threshold of frequent-word subsampling; 0 = off
-  c.data.parts = 0  # that are read side by side, of which each device of
-  # mesh.data has as many; 0 = one each
-
-  c.model = ml_collections.ConfigDict()
-  c.model.name = 'skipgram'  # or 'cbow', 'mixture'
-  c.model.dim = 100
-  c.model.window = 5  # at most; drawn for every center
-  c.model.shortest_window = 1  # at least; as large as window: no draw
-  c.model.negatives = 5  # per positive
-  c.model.loss = 'negative_sampling'  # or 'hierarchical_softmax'
-  c.model.chunk = 0  # centers per matrix product; 0 = what suits the loss
-  c.model.shared_negatives = 16  # draws that the centers of a chunk share
-  c.model.shared_nodes = 64  # hierarchical softmax: inner nodes next to the
-  # root that the centers of a chunk share
-
-  c.senses = ml_collections.ConfigDict()  # of model.name = 'mixture'
-  c.senses.number = 5  # vectors of each ambiguous word; these are the union of
-  c.senses.top_n = 0  # the most frequent words,
-  c.senses.top_ratio = 0.0  # the most frequent fraction of the vocabulary, and
-  c.senses.words = ''  # the words of a file, one a line
-  c.senses.method = 'contexts'  # soft k-means of context vectors (as MSSG); or
-  # 'likelihoods', the EM of Tian et al. 2014
-  c.senses.query_window = 0  # known words on each side that disambiguate a word
-  # of a query; 0 = model.window, with 'contexts' twice that
-
-  c.table = ml_collections.ConfigDict()
-  c.table.layout = 'replicated'  # every device holds all rows; 'row' = each of
-  # mesh.table holds a share of the rows, 'column' = a share of every row
-  c.table.dtype = 'float32'  # that rows are kept in; 'bfloat16', 'float16', or
-  # 'int8' with a scale for each row. All is computed in float32
-  c.table.rounding = 'stochastic'  # up or down at random, right on average; or
-  # 'nearest', which loses small updates
-  c.table.exchange_dtype = 'float32'  # that rows and gradients travel in from
-  # device to device, or 'bfloat16'; they are summed in float32
-  c.table.duplicates = ''  # rows that a step has more than once: 'merge' =
-  # sorted and written once; 'scatter' = written as often, of few bits summed
-  # unsorted; '' = what suits the device
-
-  _add_training(c)
-
-  c.eval = ml_collections.ConfigDict()
-  c.eval.paths = ''  # files or folders with commas between; '' = the sets that
-  # come with the embedded corpus, 'none' = no evaluation
-  c.eval.every_epochs = 0.0  # evaluate while training; 0 = only at the end
-  c.eval.restrict_vocab = 300_000  # most frequent words that count; 0 = all
-  return c
-
-
-def _add_training(c: ml_collections.ConfigDict) -> None:
-  """Settings of how the tables are trained, and on which devices."""
-  c.optimizer = ml_collections.ConfigDict()
-  c.optimizer.name = 'sgd'  # or 'adagrad', 'adam', all row-wise
-  c.optimizer.learning_rate = 0.0  # 0 = what suits optimizer and model
-  c.optimizer.final_learning_rate = 1e-4  # linear decay over all words
-  c.optimizer.max_duplicates = -1.0  # sgd: occurrences of a row that count in
-  # one step; 0 = all, -1 = what suits batch_words
-  c.optimizer.beta1 = 0.9  # adam
-  c.optimizer.beta2 = 0.999  # adam
-  c.optimizer.epsilon = 1e-6  # adagrad, adam
-
-  c.train = ml_collections.ConfigDict()
-  c.train.epochs = 5
-  c.train.init_from = ''  # a run, a merge or a word2vec file whose vectors
-  # training starts from; '' = at random
-  c.train.batch_words = 0  # centers per step; 0 = what suits the device
-  c.train.loss_every_steps = 0  # steps from one measured loss to the next; 0 =
-  # 64 on a CPU, where it takes time, else 1
-  c.train.steps_per_loop = 0  # steps that a device runs without asking its host
-  # whether there are more; 0 = 1 on a CPU, else 16
-  c.train.checkpoint_every_secs = 300.0
-  c.train.checkpoints_to_keep = 3
-  c.train.log_every_secs = 2.0
-
-  c.strategy = ml_collections.ConfigDict()
-  c.strategy.name = 'replicas'  # one per device of mesh.data, 'sync', or
-  # 'partition': sub-models that never meet, merged in the end
-  c.strategy.policy = 'bounded'  # replicas: when they meet
-  c.strategy.exchange_words = 0  # replicas: centers of each between exchanges
-  # of the most frequent rows; 0 = what suits the number of replicas
-  c.strategy.exchange_lookups = 0.0  # replicas: look-ups of a row by each until
-  # it is exchanged; 0 = what suits the number of replicas
-  c.strategy.memory_lookups = 200.0  # replicas: after which a row has forgotten
-  # where it was when it was last exchanged
-  c.strategy.num_parts = 10  # partition: sub-models
-  c.strategy.rate = (
-    0.0  # partition: of the sentences, for each; 0 = 1/num_parts
-  )
-  c.strategy.divide = 'shuffle'  # partition: sentences drawn anew every epoch,
-  # 'sampling' = once, 'equal' = a stretch of the text for each
-  c.strategy.part = -1  # partition: the only one to train, as a job of its own
-  # in workdir/parts; -1 = all that are not trained yet, which are then merged
-  c.strategy.per_device = 1  # partition: sub-models that a device trains at
-  # once, in one batch: of several, roundings may differ
-  c.strategy.min_seen = 1  # partition: words that a sub-model has read fewer
-  # times, in all epochs, are missing from its vectors
-  c.strategy.merge = 'alir'  # partition: 'alir', 'pca', 'concat', or 'none'
-
-  c.mesh = ml_collections.ConfigDict()
-  c.mesh.data = 0  # devices along the corpus; 0 = as many as are of use: two
-  # cores of a CPU, else one device
-  c.mesh.table = 0  # devices along the tables; 0 = as many as are of use where
-  # table.layout splits tables, else one
+  """Returns all settings: skip-gram as word2vec users know it."""
+  config = ml_collections.ConfigDict()
+  for setting in SETTINGS:
+    group, _, key = setting.name.rpartition('.')
+    if group and group not in config:
+      config[group] = ml_collections.ConfigDict()
+    (config[group] if group else config)[key] = setting.default
+  return config
 
 
 def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Nested settings as one dict with dotted keys."""
+  """Returns nested settings as one dict with dotted names."""
   result = {}
   for key, value in config.items():
     name = f'{prefix}{key}'
@@ -248,73 +284,81 @@ def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   return result
 
 
-def describe() -> str:
-  """One `--config.key=default` per line."""
-  return '\n'.join(f'  --config.{k}={v}' for k, v in flat(default()).items())
-
-
-def check_key(key: str) -> None:
-  """Raises a `UserError` that names the nearest key if `key` is not one."""
-  known = list(flat(default()))
-  if key in known:
+def check_name(name: str) -> None:
+  """Raises a `UserError` that names the nearest setting if there is none."""
+  names = [x.name for x in SETTINGS]
+  if name in names:
     return
-  nearest = difflib.get_close_matches(key, known, 1, 0.5)
-  tails = [k for k in known if k.split('.')[-1] == key.split('.')[-1]]
+  nearest = difflib.get_close_matches(name, names, 1, 0.5)
+  tails = [x for x in names if x.split('.')[-1] == name.split('.')[-1]]
   hint = (tails or nearest or ['model.dim'])[0]
   raise errors.UserError(
-    f'there is no setting config.{key}; did you mean --config.{hint}?'
+    f'there is no setting config.{name}; did you mean --config.{hint}?'
   )
 
 
-def check_arguments(argv: Sequence[str]) -> None:
-  """Raises a `UserError` for a `--config.key` that is not a setting."""
-  for arg in argv[1:]:
-    if arg.startswith(('--config.', '-config.')):
-      check_key(arg.split('.', 1)[1].split('=')[0])
+def check_names(given: Iterable[str]) -> None:
+  """Raises a `UserError` unless these are the names of all settings."""
+  for name in given:
+    check_name(name)
+  for setting in SETTINGS:
+    if setting.name not in given:
+      raise errors.UserError(
+        f'config.{setting.name} is missing; start the config from '
+        'jaxemb.config.default()'
+      )
 
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Raises a `UserError` for the first setting that cannot be honoured."""
-  given, known = flat(config), flat(default())
-  for key in given:
-    check_key(key)
-  for key, value in known.items():
-    if key not in given:
-      raise errors.UserError(
-        f'config.{key} is missing; start the config from '
-        'jaxemb.config.default()'
-      )
-    _check_value(key, given[key], type(value))
-  chunk, batch_words = _chunk(config), config.train.batch_words
-  if batch_words % chunk:
-    raise errors.UserError(
-      f'config.train.batch_words={batch_words} must be a multiple of '
-      f'config.model.chunk={chunk}; change one of them'
-    )
-  combinations.check(config, default())
+  given = flat(config)
+  check_names(given)
+  for setting in SETTINGS:
+    setting.check(given[setting.name])
+  for setting in SETTINGS:
+    setting.check_use(given)
+  _check_together(config)
 
 
-def _check_value(key: str, value: Any, expected: type) -> None:
-  if expected is float and type(value) is int:
-    value = float(value)
-  if type(value) is not expected:
+def _check_together(config: ml_collections.ConfigDict) -> None:
+  """Checks what concerns several settings and is not `only_with`."""
+  m, s, words = config.model, config.senses, config.train.batch_words
+  if words % _chunk(config):
     raise errors.UserError(
-      f'config.{key}={value!r} must be of type {expected.__name__}'
+      f'config.train.batch_words={words} must be a multiple of {_chunk(config)}'
     )
-  choices = _CHOICES.get(key)
-  is_own = key in MEMBERS and ':' in value
-  if choices and value not in choices and not is_own:
+  is_mixture, is_tree = m.name == 'mixture', m.loss == 'hierarchical_softmax'
+  if config.train.init_from and (is_tree or is_mixture):
+    model = f'name={m.name}' if is_mixture else f'loss={m.loss}'
     raise errors.UserError(
-      f'config.{key}={value!r} is not available; choose '
-      + ' or '.join(repr(choice) for choice in choices)
+      f'config.train.init_from={config.train.init_from} has one vector per '
+      f'word, but config.model.{model} needs other tables as well; remove it '
+      'or choose another model'
     )
-  low, high = _RANGES.get(key, (None, None))
-  # Written so that a NaN is outside.
-  if not (low is None or value >= low) or not (high is None or value <= high):
-    bounds = f'at least {low:,}' + (
-      '' if high is None else f', at most {high:,}'
+  if is_mixture and s.number > 1 and not (s.top_n or s.top_ratio or s.words):
+    raise errors.UserError(
+      f'config.model.name=mixture with config.senses.number={s.number} has no '
+      'ambiguous words; set --config.senses.top_ratio or .words, or '
+      '--config.senses.number=1'
     )
-    raise errors.UserError(f'config.{key}={value} must be {bounds}')
+  if config.mesh.table > 1 and config.strategy.name != 'sync':
+    raise errors.UserError(
+      f'config.mesh.table={config.mesh.table} is only used when '
+      'config.strategy.name is sync; set --config.mesh.data instead, or '
+      '--config.strategy.name=sync'
+    )
+  s = config.strategy
+  num = s.num_parts if s.part < 0 else 1
+  if s.part >= s.num_parts:
+    raise errors.UserError(
+      f'config.strategy.part={s.part} must be 0..{s.num_parts - 1} with '
+      f'config.strategy.num_parts={s.num_parts}, or -1 for all'
+    )
+  if s.name == 'partition' and config.mesh.data > num:
+    raise errors.UserError(
+      f'config.mesh.data={config.mesh.data} is more than the number of '
+      f'sub-models to train, {num}; lower it or set 0'
+    )
 
 
 def resolved(

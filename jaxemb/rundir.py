@@ -15,17 +15,6 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.storage import atomic
 
-# Keys that change what is shown or kept, which devices work and how, or what
-# is done with sub-models in the end, not what is learned: a run may be resumed
-# with other values. The text is known by its words, wherever it lies.
-_FREE_KEYS = frozenset((
-  'data.cache', 'data.path', 'eval.paths', 'eval.restrict_vocab', 'mesh.data',
-  'mesh.table', 'senses.query_window', 'strategy.merge', 'strategy.part',
-  'strategy.per_device', 'table.duplicates',
-  'train.checkpoint_every_secs', 'train.checkpoints_to_keep',
-  'train.log_every_secs', 'train.loss_every_steps', 'train.steps_per_loop',
-))  # fmt: skip
-
 _TEXT = 'text.sha256'  # beside config.json
 
 
@@ -76,9 +65,7 @@ def differences(
 ) -> list[str]:
   """Keys that matter for what is learned and differ, with both values."""
   ours, theirs = config_lib.flat(config), config_lib.flat(other)
-  free = set(_FREE_KEYS)
-  if ours.get('model.name') != 'mixture':
-    free |= {key for key in theirs if key.startswith('senses.')}
+  free = {x.name for x in config_lib.SETTINGS if x.may_change}
   return [
     f'{key} ({theirs.get(key)!r} there, {ours.get(key)!r} now)'
     for key in sorted(ours.keys() | theirs.keys())

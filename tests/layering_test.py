@@ -40,7 +40,6 @@ NOT_YET = {
 }
 # Distribution: what is imported of it, where the name differs.
 IMPORT_NAMES = {
-  'absl-py': 'absl',
   'ml-collections': 'ml_collections',
   'orbax-checkpoint': 'orbax',
 }

@@ -202,19 +202,3 @@ def test_complex_vectors_are_refused(tmp_path):
   np.save(tmp_path / 'vectors.npy', np.ones((3, 2), np.complex64))
   with pytest.raises(errors.UserError, match='complex'):
     vectors_npy.load(tmp_path / 'vectors.npy')
-
-
-@pytest.mark.parametrize(
-  ('settings', 'told'),
-  [
-    ({'table.rounding': 'nearest'}, 'not rounded'),
-    (
-      {'table.exchange_dtype': 'bfloat16', 'strategy.name': 'partition'},
-      'exchanges nothing',
-    ),
-  ],
-)
-def test_what_means_nothing_is_refused(tmp_path, settings, told):
-  settings = settings | {'data.parts': 0}
-  with pytest.raises(errors.UserError, match=told):
-    config_lib.check(_config(tmp_path, **settings))

@@ -396,29 +396,6 @@ def test_random_choices_are_of_a_part():
   assert plans[0].last_learning_rate[0] == pytest.approx(0.03 * 0.6, rel=0.01)
 
 
-@pytest.mark.parametrize(
-  ('settings', 'told'),
-  [
-    ({'strategy.part': 3}, 'must be 0..2'),
-    ({'strategy.rate': 1.5}, 'at most 1'),
-    ({'strategy.divide': 'random'}, "choose 'shuffle' or 'sampling' or"),
-    ({'strategy.merge': 'mean'}, 'not available'),
-    ({'strategy.name': 'sync'}, "nothing with config.strategy.name='sync'"),
-    ({'strategy.exchange_words': 256}, 'config.strategy.exchange_words'),
-    ({'table.layout': 'row'}, "config.strategy.name='partition' gives each"),
-    ({'mesh.table': 2}, 'mesh.table'),
-    ({'mesh.data': 4}, 'more than there are sub-models to train, 3'),
-    ({'strategy.part': 1}, 'more than there are sub-models to train, 1'),
-    ({'strategy.per_device': 4}, 'lower it'),
-    ({'data.parts': 2}, 'shares of the sentences'),
-  ],
-)
-def test_settings_that_cannot_be_honoured(tmp_path, settings, told):
-  with pytest.raises(errors.UserError) as caught:
-    _config(tmp_path, **settings)
-  assert told in str(caught.value) and '\n' not in str(caught.value)
-
-
 def test_connected_processes_are_refused(cache, tmp_path):
   place = distributed.Job('localhost:1', 2, 1, False)
   with pytest.raises(errors.UserError, match='--config.strategy.part=0, 1'):

@@ -1,0 +1,39 @@
+"""The command `jaxemb`, and `python -m jaxemb`: one door to all commands."""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+_COMMANDS = {
+  'train': ('main', 'train embedding tables on text; resume a run'),
+  'merge': ('merge', 'merge models that were trained apart'),
+  'query': ('query', 'print the words nearest to a word or an expression'),
+  'evaluate': ('evaluate', 'score word vectors on benchmarks'),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs a command; returns its exit code."""
+  command, *rest = (sys.argv[1:] if argv is None else argv) or ['--help']
+  if command in ('-h', '--help'):
+    lines = [f'  {name:<10}{what}' for name, (_, what) in _COMMANDS.items()]
+    print('usage: jaxemb COMMAND ...', '', *lines, '', sep='\n')
+    print('`jaxemb COMMAND --help` shows what a command takes.')
+    return 0
+  if command not in _COMMANDS:
+    print(
+      f'jaxemb: there is no command {command!r}; choose '
+      + ', '.join(_COMMANDS),
+      file=sys.stderr,
+    )
+    return 2
+  # For `module:attribute` of the user's own, as with `python -m`.
+  if os.getcwd() not in sys.path and '' not in sys.path:
+    sys.path.append(os.getcwd())
+  module = importlib.import_module(f'jaxemb.{_COMMANDS[command][0]}')
+  return module.main(rest)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
