@@ -284,7 +284,7 @@ def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   return result
 
 
-def check_name(name: str) -> None:
+def check_key(name: str) -> None:
   """Raises a `UserError` that names the nearest setting if there is none."""
   names = [x.name for x in SETTINGS]
   if name in names:
@@ -297,10 +297,10 @@ def check_name(name: str) -> None:
   )
 
 
-def check_names(given: Iterable[str]) -> None:
+def check_keys(given: Iterable[str]) -> None:
   """Raises a `UserError` unless these are the names of all settings."""
   for name in given:
-    check_name(name)
+    check_key(name)
   for setting in SETTINGS:
     if setting.name not in given:
       raise errors.UserError(
@@ -312,7 +312,7 @@ def check_names(given: Iterable[str]) -> None:
 def check(config: ml_collections.ConfigDict) -> None:
   """Raises a `UserError` for the first setting that cannot be honoured."""
   given = flat(config)
-  check_names(given)
+  check_keys(given)
   for setting in SETTINGS:
     setting.check(given[setting.name])
   for setting in SETTINGS:

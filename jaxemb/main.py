@@ -165,7 +165,7 @@ def _bool(text: str) -> bool:
 def _refuse(argument: str, flags: Sequence[str]) -> NoReturn:
   flag = argument.partition('=')[0]
   if flag.startswith('--config.'):
-    config_lib.check_name(flag.removeprefix('--config.'))
+    config_lib.check_key(flag.removeprefix('--config.'))
   nearest = difflib.get_close_matches(flag, flags, 1)
   hint = f'; did you mean {nearest[0]}?' if nearest else ''
   raise errors.UserError(f'argument {argument!r} is not understood{hint}')
@@ -188,7 +188,7 @@ def load(
   try:
     get_config = runpy.run_path(str(path))['get_config']
     config = get_config(variant) if variant else get_config()
-    config_lib.check_names(config_lib.flat(config))
+    config_lib.check_keys(config_lib.flat(config))
     config.update_from_flattened_dict(values or {})
   except errors.UserError:
     raise
