@@ -25,9 +25,8 @@ from jaxemb import errors
 from jaxemb.merging import merge as merging
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses
-from jaxemb.runtime import resources
 from jaxemb.senses import table
-from jaxemb.storage import atomic, export, orbax_export
+from jaxemb.storage import atomic, export
 
 _SETTINGS = [x for x in dataclasses.fields(merging.Spec) if x.metadata]
 
@@ -61,14 +60,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   )
   add('--output', required=True, help='folder for export/ and merge.json')
   for x in _SETTINGS:
-    text, form = f'{x.metadata["help"]} (default: {x.default})', {}
+    text = f'{x.metadata["help"]} (default: {x.default})'
     if x.name in merging.ALIR_ONLY:
       text = f'alir: {text}'
+    form = {'type': type(x.default), 'choices': x.metadata['choices']}
     if isinstance(x.default, bool):
-      form['action'] = argparse.BooleanOptionalAction
-    else:
-      form['type'] = type(x.default)
-      form['choices'] = x.metadata['choices']
+      form = {'action': argparse.BooleanOptionalAction}
     add(f'--{x.name}', default=x.default, help=text, **form)
   add(
     '--trainable',
@@ -99,7 +96,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(flags: argparse.Namespace) -> dict[str, Any]:
+  # JAX only once the arguments are right.
   from flax import traverse_util
+
+  from jaxemb.runtime import resources
+  from jaxemb.storage import orbax_export
 
   started = time.monotonic()
   output = pathlib.Path(flags.output).expanduser()

@@ -14,24 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse.csgraph
 
 from jaxemb import errors
 from jaxemb.merging import align
 from jaxemb.merging import parts as parts_lib
-from jaxemb.runtime import resources
 from jaxemb.senses import table as senses_lib
 
 METHODS = ('alir', 'pca', 'concat')
 WEIGHTS = ('counts', 'equal')
-# Settings that the other methods do not use.
-ALIR_ONLY = (
-  'start',
-  'weights',
-  'restore',
-  'align_words',
-  'max_iterations',
-  'tolerance',
+ALIR_ONLY = frozenset(  # settings that the other methods do not use
+  ('start', 'weights', 'restore', 'align_words', 'max_iterations', 'tolerance')
 )
 MAX_COLUMNS = 16_384  # of all parts: their Gram matrix takes 2 GiB
 
@@ -44,7 +36,6 @@ _EXAMPLES = 5
 _LOW_AGREEMENT = 0.25
 _LOW_RELATIVE_AGREEMENT = 0.6
 _LENGTH_RATIO = 2.0
-
 
 _NOT_NEGATIVE = '0 or more', lambda value: value >= 0
 _POSITIVE = '1 or more', lambda value: value >= 1
@@ -329,7 +320,6 @@ def merge_rows(
     'align_words': num_fitted if is_alir else None,
     'displacements': list(solved.displacements) if solved else [],
     'devices': 0,  # all on the host
-    'peak_rss_bytes': resources.peak_rss_bytes(),
     'warnings': warnings,
   }
   return Merged(
@@ -346,14 +336,14 @@ def merge_rows(
 def _dim(parts: Sequence[parts_lib.Part], spec: Spec) -> int:
   """Dimensions of the result."""
   dims = [part.dim for part in parts]
-  if spec.method == 'concat':
-    if spec.dim not in (0, sum(dims)):
-      raise errors.UserError(
-        f'--dim={spec.dim} is impossible: concat gives the {sum(dims):,} '
-        'dimensions of all parts; leave it out, or give --method=pca'
-      )
-    return sum(dims)
   most = max(dims) if spec.method == 'alir' else sum(dims)
+  if spec.method == 'concat':
+    if spec.dim not in (0, most):
+      raise errors.UserError(
+        f'--dim={spec.dim} is impossible: concat gives the {most:,} dimensions '
+        'of all parts; leave it out, or give --method=pca'
+      )
+    return most
   if spec.dim > most:
     raise errors.UserError(
       f'--dim={spec.dim} is more than the parts have, {most:,}; give less'
@@ -462,19 +452,16 @@ def few(names: Sequence[str]) -> str:
 
 def components(related: np.ndarray) -> list[list[int]]:
   """Connected components of a graph [n, n] bool, as lists of its nodes."""
-  num, labels = scipy.sparse.csgraph.connected_components(related)
+  from scipy.sparse import csgraph
+
+  num, labels = csgraph.connected_components(related)
   return [np.flatnonzero(labels == i).tolist() for i in range(num)]
 
 
 def check_words(
   parts: Sequence[parts_lib.Part], has: np.ndarray, method: str
 ) -> list[str]:
-  """Warnings of too few common words.
-
-  Args:
-    parts: n parts.
-    has: [n, words] bool, the words of each.
-    method: how they are merged.
+  """Warnings of too few common words, of parts that have [n, words] bool.
 
   Raises:
     errors.UserError: there are none.
@@ -537,9 +524,8 @@ def _describe_parts(
   has, facts = union.rows >= 0, []
   is_shared = has.sum(0) > 1
   for i, part in enumerate(parts):
-    is_measured = fit is not None and fit.words[i] and fit.squares[i]
     residual = agreement = None
-    if is_measured:
+    if fit is not None and fit.words[i] and fit.squares[i]:
       residual = float(np.sqrt(fit.residuals[i] / fit.squares[i]))
       agreement = float(fit.cosines[i] / fit.words[i])
     facts.append(

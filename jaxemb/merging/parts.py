@@ -14,12 +14,11 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.senses import table as senses_lib
-from jaxemb.storage import export, orbax_export, word2vec_format
+from jaxemb.storage import export, word2vec_format
 
 _BLOCK_ROWS = 65_536
 # Files that mark a folder written by orbax.
@@ -222,6 +221,8 @@ def open_part(
 
 def has_trainable(path: pathlib.Path | str) -> bool:
   """Whether `open_part` can open context vectors and optimizer slots."""
+  from jaxemb.storage import orbax_export
+
   path = pathlib.Path(path)
   folder = path.parent if path.name == 'vectors.npy' else path
   folder = folder / 'export' if (folder / 'export').is_dir() else folder
@@ -237,6 +238,8 @@ def _open_trainable(
 ) -> dict[str, Rows]:
   """All of export/orbax/ but the vectors, by path in the tree."""
   from flax import traverse_util
+
+  from jaxemb.storage import orbax_export
 
   tree = orbax_export.read(folder / 'orbax')
   if len(tree.pop('vectors')) != len(words):
@@ -271,6 +274,10 @@ def _is_orbax(path: pathlib.Path) -> bool:
 
 def _open_orbax(path: pathlib.Path, scratch: pathlib.Path | None) -> Part:
   """A checkpoint of another program, with vocab.txt in it or around it."""
+  import jax
+
+  from jaxemb.storage import orbax_export
+
   steps = [x for x in path.glob('*') if x.name.isdigit()]
   folder = max(steps, key=lambda x: int(x.name), default=path)
   if (folder / 'record').is_dir():

@@ -146,6 +146,8 @@ def merge(
   Raises:
     errors.UserError: parts cannot be used or have no words in common.
   """
+  from jaxemb.runtime import resources  # imports JAX
+
   started = time.monotonic()
   parts, skipped = parts_lib.check_all(parts, skip_bad)
   if all(part.senses is None for part in parts):
@@ -157,6 +159,7 @@ def merge(
     'skipped': skipped,
     'warnings': left_out + merged.report['warnings'],
     'merge_secs': time.monotonic() - started,
+    'peak_rss_bytes': resources.peak_rss_bytes(),
   }
   return merged._replace(report=report)
 
