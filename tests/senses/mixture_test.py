@@ -10,11 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxemb import build
 from jaxemb import config as config_lib
+from jaxemb.data import windows
 from jaxemb.models import base, hierarchical, skipgram
 from jaxemb.ops import huffman
+from jaxemb.runtime import mesh
 from jaxemb.senses import context_mixture, mixture
 from jaxemb.senses import rows as rows_lib
+from jaxemb.strategies import base as strategy_base
 from jaxemb.text import vocab
 from tests import oracle
 
@@ -461,3 +465,52 @@ def test_exported_senses(make, asked, window):
       1e-4,
       1e-5,
     )
+
+
+@pytest.mark.slow
+def test_training_uses_the_compact_variant_for_steps_that_fit(monkeypatch):
+  config = config_lib.default()
+  config.model.update(
+    name='mixture', loss='hierarchical_softmax', dim=8, window=WINDOW, chunk=8,
+    shared_nodes=4,
+  )  # fmt: skip
+  config.optimizer.name, config.strategy.name = 'adagrad', 'sync'
+  config.train.batch_words, num_steps = 16, 200
+  config.senses.number, config.senses.top_n = SENSES, 3
+  config = config_lib.resolved(config, 'cpu', (1, 1))
+  rng, words = np.random.default_rng(3), 16 * num_steps
+  sentences = oracle.random_sentences(rng, VOCAB, words, (5, 9))
+  tokens = oracle.pack(sentences, VOCAB, words, WINDOW, rng)
+  counts = (np.full(1, x, np.int32) for x in (num_steps, words, 1))
+  batch = windows.Batch(*(x[None] for x in tokens), *counts)
+  schedule = strategy_base.Schedule(np.float32(0.1), np.float32(0.05), KEY)
+  results = []
+  for num_slots in (1000, 1, 5):
+    monkeypatch.setattr(
+      context_mixture.ContextMixture,
+      '_compact_slots',
+      lambda self, num, num_slots=num_slots: min(num_slots, num),
+    )
+    made = build.trainer(config, COUNTS, mesh.make(mesh.Shape(1, 1)), WORDS)
+    strategy, model = made.strategy, made.trainable.model
+    state = jax.jit(strategy.init)(jax.random.key(0))
+    state, _ = strategy.step(state, strategy.constants(), batch, schedule)
+    results.append(
+      {k: strategy.export_rows(state, k).rows for k in model.specs()}
+    )
+  for name, expected in results[0].items():
+    for other in results[1:]:
+      np.testing.assert_allclose(other[name], expected, 1e-4, 1e-5)
+  # With five slots some steps fit and some do not.
+  model, num_fitting = jax.device_put(model), 0
+  for first in range(0, words, 16):
+    run = oracle.middle(tokens, first, 16)
+    step = base.StepBatch(*(x[None] for x in run), np.zeros(2, np.uint32))
+    num_fitting += int(model.fits(step))
+  assert 0.1 < num_fitting / num_steps < 0.9
+  priors = model.priors_of(jnp.asarray(results[0][mixture.PRIORS]))
+  np.testing.assert_allclose(priors.sum(1), 1, atol=1e-6)
+  assert (priors > 0).all() and np.abs(priors - 1 / SENSES).max() > 1e-3
+  means = results[0][context_mixture.MEANS][:, :-1]
+  assert means.reshape(3, SENSES, 8).std(1).mean() > 1e-3
+  assert np.linalg.norm(means, axis=1).max() <= 1 + 1e-6
