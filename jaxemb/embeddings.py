@@ -124,17 +124,10 @@ class Embeddings:
   ) -> Ranked:
     """Words nearest to the sum of some words less others (3CosAdd).
 
-    Of words with several senses each comes once, by the name of its nearest
-    sense, and none of the given words' own senses does.
-
-    Args:
-      positive: a word, row or [dim] vector, or a list of them, each alone or
-        as (word, weight); weights are 1 by default.
-      negative: the same; weights are -1 by default.
-      topn: number of words, or None for all cosines.
-      restrict_vocab: only the first so many words are searched.
-      sense: which sense of the only word, see `senses`.
-      min_prior: senses with a lower prior are left out.
+    Words, rows or [dim] vectors come alone or in lists, perhaps as (word,
+    weight); default weights are 1 and -1. Only the first `restrict_vocab` words
+    are searched. Of words with several senses each comes once, as its nearest
+    sense with at least `min_prior`; `sense` chooses one of the only word given.
 
     Returns:
       (word, cosine) by falling cosine, without the given words; with `topn`
@@ -209,10 +202,8 @@ class Embeddings:
   ) -> np.ndarray:
     """[senses] float64 probabilities of the senses of a word in a sentence.
 
-    Args:
-      sentence: tokens, or a text to split at white space.
-      position: of the word, counted from 0.
-      window: known words on each side that count; 0 for that of the vectors.
+    `sentence` is split at white space, or a list of tokens; `window` known
+    words on each side of the position count, 0 for as many as in training.
 
     Raises:
       errors.UserError: the position is outside, or the window negative.
@@ -274,9 +265,8 @@ class Embeddings:
     from scipy import stats  # takes a third of a second
 
     benchmark = _read_benchmark(benchmarks.Pairs, pairs, delimiter)
-    cosines = words_lib.pair_cosines(
-      benchmark, *self._searched(restrict_vocab, case_insensitive)
-    )
+    searched = self._searched(restrict_vocab, case_insensitive)
+    cosines = words_lib.pair_cosines(benchmark, searched)
     is_known = ~np.isnan(cosines)
     counts = is_known | dummy4unknown
     if counts.sum() < 2:
@@ -314,26 +304,24 @@ class Embeddings:
       raise ValueError(f'similarity_function is one of {", ".join(functions)}')
     measure = functions.index(similarity_function)
     benchmark = _read_benchmark(benchmarks.Analogies, analogies)
-    vocabulary, vectors = self._searched(restrict_vocab, case_insensitive)
-    solved = words_lib.solve_analogies(
-      benchmark, vocabulary, vectors, self.of_words().norms
-    )
+    searched = self._searched(restrict_vocab, case_insensitive)
+    solved = words_lib.solve_analogies(benchmark, searched)
     sections = []
     for name, (is_found, is_right) in solved.items():
       section = {'section': name, 'correct': [], 'incorrect': []}
       for i, question in enumerate(benchmark.sections[name]):
-        if vocabulary.is_upper:
+        if searched.is_upper:
           question = tuple(word.upper() for word in question)
         if is_found[i] or dummy4unknown:
           side = 'correct' if is_right[i, measure] else 'incorrect'
           section[side].append(question)
       sections.append(section)
-    total = {'section': 'Total accuracy'}
-    for side in ('correct', 'incorrect'):
-      total[side] = [question for s in sections for question in s[side]]
-    num_counted = len(total['correct']) + len(total['incorrect'])
-    score = len(total['correct']) / num_counted if num_counted else 0.0
-    return score, [*sections, total]
+    total = {'section': 'Total accuracy'} | {
+      side: [question for section in sections for question in section[side]]
+      for side in ('correct', 'incorrect')
+    }
+    num_right, num_wrong = len(total['correct']), len(total['incorrect'])
+    return num_right / max(num_right + num_wrong, 1), [*sections, total]
 
   def save(self, folder: pathlib.Path | str) -> None:
     """Writes vectors.npy, vocab.txt and any senses, which `load` reads.
@@ -391,14 +379,9 @@ class Embeddings:
     found = table.rows(table.index[word])
     return np.arange(found.start, found.stop)
 
-  def _searched(
-    self, restrict_vocab: int | None, case_insensitive: bool
-  ) -> tuple[words_lib.Vocabulary, np.ndarray]:
+  def _searched(self, limit: int | None, is_upper: bool) -> words_lib.Searched:
     words = self.of_words()
-    vocabulary = words_lib.index_vocabulary(
-      words.index_to_key, restrict_vocab, case_insensitive
-    )
-    return vocabulary, words.vectors
+    return words_lib.search(words.index_to_key, words.vectors, limit, is_upper)
 
   def _direction(self, key: Key) -> np.ndarray:
     """A word's vector at length 1; a vector as it is."""

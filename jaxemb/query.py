@@ -27,12 +27,10 @@ from jaxemb import embeddings, errors
 from jaxemb.evaluation import geometry
 from jaxemb.senses import table
 
-_VALUED = ('--vectors', '--topn', '--sense', '--position')
-
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code, 2 for unusable input."""
-  flags, terms = _parse(list(sys.argv[1:] if argv is None else argv))
+  flags, terms = _parse(argv)
   logging.captureWarnings(True)
   logging.basicConfig(format='%(message)s', stream=sys.stderr)
   try:
@@ -114,32 +112,28 @@ def split_expression(
   return words['+'], words['-']
 
 
-def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+  # No short options: `-` and `-man` belong to the expression.
   parser = argparse.ArgumentParser(
     prog='python -m jaxemb.query',
     description='Prints the words nearest to an expression.',
     usage='%(prog)s --vectors=FILE [--topn=N] [--senses | --sense=K | '
     '--position=N] WORD [+|- WORD ...]',
     allow_abbrev=False,
+    add_help=False,
   )
   add = parser.add_argument
+  add('--help', action='help', help='shows this')
   add('--vectors', required=True, help='what jaxemb.load reads: a workdir, ...')
   add('--topn', type=int, default=10, help='number of words (%(default)s)')
   only = parser.add_mutually_exclusive_group()
   only.add_argument('--senses', action='store_true', help='all of a word')
   only.add_argument('--sense', type=int, help='which sense of the word')
   only.add_argument('--position', type=int, help='of a word in a sentence')
-  # Only long flags are options: `-` and `-man` belong to the expression.
-  options, terms = [], []
-  rest = iter(argv)
-  for argument in rest:
-    if argument in _VALUED:
-      options += [argument, *next(([value] for value in rest), [])]
-    elif argument.startswith('--') or argument == '-h':
-      options.append(argument)
-    else:
-      terms.append(argument)
-  flags = parser.parse_args(options)
+  flags, terms = parser.parse_known_args(argv)
+  unknown = [term for term in terms if term.startswith('--')]
+  if unknown:
+    parser.error(f'unrecognized arguments: {" ".join(unknown)}')
   if flags.topn < 1:
     parser.error('--topn must be 1 or more')
   return flags, terms

@@ -33,12 +33,13 @@ _KINDS = {
 }
 
 
-class Vocabulary(NamedTuple):
-  """The words that an evaluation knows."""
+class Searched(NamedTuple):
+  """The words that an evaluation knows, with their vectors."""
 
+  vectors: np.ndarray  # [size, dim] float32
+  norms: np.ndarray  # [size] float32
   rows: dict[str, int]  # first row of each word, as compared
   spellings: dict[int, list[int]]  # all rows of a word with several, by first
-  size: int  # rows searched
   is_upper: bool  # words are compared in upper case
 
   def find(self, words: Sequence[str]) -> list[int] | None:
@@ -49,20 +50,22 @@ class Vocabulary(NamedTuple):
     return None if -1 in rows else rows
 
 
-def index_vocabulary(
+def search(
   words: Sequence[str],
+  vectors: np.ndarray,
   restrict_vocab: int | None = None,
   case_insensitive: bool = True,
-) -> Vocabulary:
+) -> Searched:
   """Indexes the first `restrict_vocab` words; all if None or 0."""
   rows, spellings = {}, {}
-  size = min(restrict_vocab or len(words), len(words))
-  for row in range(size):
+  vectors = vectors[: restrict_vocab or len(words)]
+  for row in range(len(vectors)):
     word = words[row].upper() if case_insensitive else words[row]
     first = rows.setdefault(word, row)
     if first != row:
       spellings.setdefault(first, [first]).append(row)
-  return Vocabulary(rows, spellings, size, case_insensitive)
+  norms = geometry.norms(vectors)
+  return Searched(vectors, norms, rows, spellings, case_insensitive)
 
 
 def evaluate(
@@ -102,11 +105,10 @@ def evaluate(
     _LOG.warning(
       'skipped %d file(s) of unknown layout: %s', len(unknown), names
     )
-  vocabulary = index_vocabulary(words, restrict_vocab)
-  vectors = vectors[: vocabulary.size]
-  norms = geometry.norms(vectors)
-  if not np.isfinite(norms).all():
-    row = int(np.argmin(np.isfinite(norms)))
+  searched = search(words, vectors, restrict_vocab)
+  is_finite = np.isfinite(searched.norms)
+  if not is_finite.all():
+    row = int(is_finite.argmin())
     raise errors.UserError(
       f'cannot evaluate: the vector of {words[row]!r} (row {row}) is not '
       'finite; train again with a lower learning rate'
@@ -118,20 +120,18 @@ def evaluate(
   }
   results = {}
   for benchmark in found:
-    result = measures[type(benchmark)](benchmark, vocabulary, vectors, norms)
+    result = measures[type(benchmark)](benchmark, searched)
     results[benchmark.name] = result | {
       'layout': benchmark.layout,
       'oov': result['total'] - result['found'],
       'malformed': benchmark.malformed,
       'restrict_vocab': restrict_vocab or len(words),
-      'vocab': vocabulary.size,
+      'vocab': len(searched.vectors),
     }
   return results
 
 
-def pair_cosines(
-  benchmark: benchmarks.Pairs, vocabulary: Vocabulary, vectors: np.ndarray
-) -> np.ndarray:
+def pair_cosines(benchmark: benchmarks.Pairs, searched: Searched) -> np.ndarray:
   """[pairs] float32 cosine of each pair; NaN if a word is out of vocabulary.
 
   A word with itself has exactly 1. (SCWS holds 241 such pairs; gensim leaves
@@ -140,36 +140,33 @@ def pair_cosines(
   units = {}
   cosines = np.full(len(benchmark.pairs), np.nan, np.float32)
   for i, pair in enumerate(benchmark.pairs):
-    found = vocabulary.find(pair)
+    found = searched.find(pair)
     if found is None:
       continue
     for row in found:
       if row not in units:
-        units[row] = geometry.unit_vector(vectors[row])
+        units[row] = geometry.unit_vector(searched.vectors[row])
     cosine = np.dot(units[found[0]], units[found[1]])
     cosines[i] = 1 if found[0] == found[1] and cosine > 0 else cosine
   return cosines
 
 
 def solve_analogies(
-  benchmark: benchmarks.Analogies,
-  vocabulary: Vocabulary,
-  vectors: np.ndarray,
-  norms: np.ndarray,
+  benchmark: benchmarks.Analogies, searched: Searched
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
   """By section: found, [questions] bool, and right, [questions, 2] bool.
 
   `right` is by 3CosAdd and by 3CosMul, and False for what was not found.
   """
   every = [q for section in benchmark.sections.values() for q in section]
-  questions = [vocabulary.find(question) for question in every]
+  questions = [searched.find(question) for question in every]
   found = np.array([x is not None for x in questions], bool)
   right = np.zeros((len(every), 2), bool)
   right[found] = analogies.solve(
-    vectors[: vocabulary.size],
-    norms[: vocabulary.size],
+    searched.vectors,
+    searched.norms,
     np.array([x for x in questions if x], np.int64).reshape(-1, 4),
-    vocabulary.spellings,
+    searched.spellings,
   )
   ends = np.cumsum([len(section) for section in benchmark.sections.values()])
   sections = zip(
@@ -179,15 +176,11 @@ def solve_analogies(
 
 
 def _evaluate_pairs(
-  benchmark: benchmarks.Pairs,
-  vocabulary: Vocabulary,
-  vectors: np.ndarray,
-  norms: np.ndarray,
+  benchmark: benchmarks.Pairs, searched: Searched
 ) -> dict[str, Any]:
   from scipy import stats  # takes a third of a second
 
-  del norms
-  cosines = pair_cosines(benchmark, vocabulary, vectors)
+  cosines = pair_cosines(benchmark, searched)
   is_found = ~np.isnan(cosines)
   ratings, cosines = benchmark.ratings[is_found], cosines[is_found]
   score = pearson = None
@@ -206,12 +199,9 @@ def _evaluate_pairs(
 
 
 def _evaluate_analogies(
-  benchmark: benchmarks.Analogies,
-  vocabulary: Vocabulary,
-  vectors: np.ndarray,
-  norms: np.ndarray,
+  benchmark: benchmarks.Analogies, searched: Searched
 ) -> dict[str, Any]:
-  solved = solve_analogies(benchmark, vocabulary, vectors, norms)
+  solved = solve_analogies(benchmark, searched)
   result = {'kind': 'analogies', **_add_up([*solved.values()])}
   result['sections'] = {name: _add_up([x]) for name, x in solved.items()}
   if benchmark.layout == 'questions-words':
@@ -235,14 +225,11 @@ def _add_up(sections: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
 
 
 def _evaluate_categories(
-  benchmark: benchmarks.Categories,
-  vocabulary: Vocabulary,
-  vectors: np.ndarray,
-  norms: np.ndarray,
+  benchmark: benchmarks.Categories, searched: Searched
 ) -> dict[str, Any]:
   members = {}
   for word, category in benchmark.categories.items():
-    found = vocabulary.find([word])
+    found = searched.find([word])
     if found is not None:
       members[found[0]] = category
   names, labels = np.unique([*members.values()], return_inverse=True)
@@ -250,7 +237,8 @@ def _evaluate_categories(
   if members:
     chosen = np.array([*members])
     clusters = geometry.cluster(
-      geometry.unit(vectors[chosen], norms[chosen]), len(names)
+      geometry.unit(searched.vectors[chosen], searched.norms[chosen]),
+      len(names),
     )
     table = np.zeros((len(names), len(names)), np.int64)
     np.add.at(table, (clusters, labels), 1)

@@ -11,6 +11,7 @@ back. Words cannot contain white space: each such character, and an empty word,
 becomes `_` (more of them where that word exists), and is counted.
 """
 
+import array
 import contextlib
 import gzip
 import pathlib
@@ -216,16 +217,15 @@ def _read_open(path: pathlib.Path, file: BinaryIO) -> Loaded:
         f'{path} is no word2vec file: expected a first line `vocab dim` (text '
         'or binary), or a word and its numbers'
       )
+    num_rows = None
     file.seek(0)
-    num_rows = _count_lines(file)
-    file.seek(0)
-  if not num_rows or not dim:
+  if num_rows == 0 or not dim:
     raise errors.UserError(
       f'{path} holds no vectors: its header says {num_rows} x {dim}'
     )
-  _check_size(path, num_rows, dim, is_text, isinstance(file, gzip.GzipFile))
   if is_text:
-    return _tidy(*_read_text(path, file, num_rows, dim, 2 if header else 1))
+    return _tidy(*_read_text(path, file, num_rows, dim))
+  _check_size(path, num_rows, dim, isinstance(file, gzip.GzipFile))
   return _tidy(*_read_binary(path, file, num_rows, dim))
 
 
@@ -237,56 +237,46 @@ def _is_text_row(line: bytes, dim: int) -> bool:
     return False
 
 
-def _count_lines(file: BinaryIO) -> int:
-  """Number of lines that are not blank at the end of the file."""
-  num_lines, is_open = 0, False
-  while block := file.read(_BLOCK_BYTES):
-    num_lines += block.count(b'\n')
-    is_open = not block.endswith(b'\n')
-  return num_lines + is_open
-
-
 def _check_size(
-  path: pathlib.Path, num_rows: int, dim: int, is_text: bool, is_gzip: bool
+  path: pathlib.Path, num_rows: int, dim: int, is_gzip: bool
 ) -> None:
   """Refuses a header that the file cannot fulfil, before allocating."""
   size_bytes = path.stat().st_size
-  row_bytes = 2 * dim + 1 if is_text else 4 * dim + 1
-  if num_rows * row_bytes > size_bytes * (_MAX_GZIP_RATIO if is_gzip else 1):
+  need_bytes = num_rows * (4 * dim + 1)
+  if need_bytes > size_bytes * (_MAX_GZIP_RATIO if is_gzip else 1):
     raise errors.UserError(
       f'{path} is cut or no word2vec file: {num_rows} x {dim} vectors need '
-      f'{num_rows * row_bytes} bytes, it has {size_bytes}: fetch it again'
+      f'{need_bytes} bytes, it has {size_bytes}: fetch it again'
     )
 
 
 def _read_text(
-  path: pathlib.Path, file: BinaryIO, num_rows: int, dim: int, first_line: int
+  path: pathlib.Path, file: BinaryIO, num_rows: int | None, dim: int
 ) -> tuple[list[bytes], np.ndarray, int]:
-  vectors = np.empty((num_rows, dim), np.float32)
-  words = []
+  words, values = [], array.array('f')
   num_after = 0
-  for number, line in enumerate(file, first_line):
+  for number, line in enumerate(file, 1 if num_rows is None else 2):
     fields = line.split()
     if not fields:
       continue
     if len(words) == num_rows:
       num_after += len(line)
       continue
-    if len(fields) <= dim:
-      raise errors.UserError(
-        f'{path}, line {number}: expected a word and {dim} numbers, found '
-        f'{len(fields)} fields; the file is cut or damaged: fetch it again'
-      )
     try:
-      vectors[len(words)] = list(map(float, fields[-dim:]))
+      if len(fields) <= dim:
+        raise ValueError(
+          f'expected a word and {dim} numbers, found {len(fields)} fields'
+        )
+      values.extend(map(float, fields[-dim:]))
     except ValueError as error:
       raise errors.UserError(
-        f'{path}, line {number}: {error}; the file is damaged: fetch it again'
+        f'{path}, line {number}: {error}; the file is cut or damaged: fetch it '
+        'again'
       ) from error
     words.append(b' '.join(fields[:-dim]))
-  if len(words) < num_rows and first_line == 2:
+  if num_rows is not None and len(words) < num_rows:
     _fail_short(path, len(words), num_rows)
-  return words, vectors[: len(words)], num_after
+  return words, np.frombuffer(values, np.float32).reshape(-1, dim), num_after
 
 
 def _read_binary(
