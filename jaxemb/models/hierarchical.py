@@ -190,7 +190,6 @@ class Hierarchical(base.Model):
   lookups: Mapping[str, np.ndarray] | None = None  # by table, see `TableSpec`
 
   vectors_table = skipgram.INPUT
-  contexts_table = skipgram.OUTPUT
 
   @property
   def untrained_loss(self) -> float:
