@@ -111,6 +111,8 @@ def run(task: Task, stop: threading.Event, session: Session) -> Trained:
       # counted before what they led to is saved.
       while len(waiting) > (0 if saves or hooks else 1):
         meter.count(*waiting.popleft())
+      if saves or hooks:
+        state = strategy.flush(state)
       for hook in hooks:
         hook.run(state, totals)
         meter.resume()

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxemb import errors
 from jaxemb.runtime import distributed, resources
@@ -23,9 +22,6 @@ TABLE = 'table'  # axis along which tables are split
 # Four on two cores gain less than their frequent meetings cost
 # (experiments/results/step_notes.md).
 _MAX_CPU_DEVICES = 2
-
-# How much of a sharded array every device holds whole on its way to the hosts.
-_PIECE_BYTES = 64 << 20
 
 
 class Shape(NamedTuple):
@@ -180,34 +176,6 @@ def put_parts(
     return jax.make_array_from_callback(shape, sharding, piece)
 
   return jax.tree.map(place, tree)
-
-
-def to_host(array: jax.Array) -> np.ndarray:
-  """Returns a whole array in host memory; all processes take part."""
-  if array.is_fully_addressable or array.is_fully_replicated:
-    return np.asarray(array)
-  return _piecewise(array)
-
-
-def _piecewise(array: jax.Array, piece_bytes: int = _PIECE_BYTES) -> np.ndarray:
-  """Replicates piece after piece: no device may have room for a whole table."""
-  shard = array.sharding.shard_shape(array.shape)
-  whole = [i for i, n in enumerate(array.shape) if n == shard[i]]
-  if not whole:
-    return multihost_utils.process_allgather(array, tiled=True)
-  axis = max(whole, key=lambda i: array.shape[i])
-  length = array.shape[axis]
-  size = max(1, min(length, piece_bytes * length // max(array.nbytes, 1)))
-  cut = jax.jit(
-    lambda x, start: jax.lax.dynamic_slice_in_dim(x, start, size, axis),
-    out_shardings=array.sharding.update(spec=jax.sharding.PartitionSpec()),
-  )
-  result = np.empty(array.shape, array.dtype)
-  for start in range(0, length, size):
-    start = min(start, length - size)
-    index = (slice(None),) * axis + (slice(start, start + size),)
-    result[index] = cut(array, np.int32(start)).addressable_data(0)
-  return result
 
 
 def num_bytes(state: Any) -> int:

@@ -138,6 +138,8 @@ class Strategy(NamedTuple):
   # these rows on the host, with a leading axis of models that never meet. All
   # processes take part.
   export_rows: Callable[..., blocks.RowBlock]
+  # state -> state, with all rows where checkpoints and exports find them.
+  flush: Callable[[Any], Any]
   # (state, name of a table, ids, rows, slots) -> state, see
   # `tables.spec.Table.import_rows`; the state is donated.
   import_rows: Callable[..., Any]
@@ -148,6 +150,12 @@ class Strategy(NamedTuple):
   batch_sharding: jax.sharding.Sharding
   # How often the loops of the compiled `step` run.
   loop: hlo.Loop
+
+
+def flush(tables: Mapping[str, spec_lib.Table], state: Any) -> Any:
+  """See `Strategy.flush`."""
+  states = {k: table.flush(state.tables[k]) for k, table in tables.items()}
+  return state._replace(tables=states)
 
 
 def stacked(states: Any, num: int) -> Any:

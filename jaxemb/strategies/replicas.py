@@ -354,6 +354,7 @@ def replicas(
     lambda: (base.arrays_of(trainable.model), base.arrays_of(policy)),
     jax.jit(step, donate_argnums=0),
     functools.partial(_export_rows, trainable, meets),
+    functools.partial(base.flush, trainable.tables),
     functools.partial(_import_rows, trainable, meets),
     ReplicaState(*map(named, state_spec)),
     named(everywhere),

@@ -107,6 +107,7 @@ def sync(
     lambda state, name, start=0, stop=None: tables[name].export_rows(
       state.tables[name], start, stop
     ),
+    functools.partial(base.flush, tables),
     functools.partial(_import_rows, tables),
     jax.tree.map(named, state_spec),
     named(everywhere),

@@ -38,12 +38,6 @@ def holders(vocab: int, num_table: int) -> np.ndarray:
   return classes // (NUM_CLASSES // num_table)
 
 
-def stored_ids(vocab: int) -> np.ndarray:
-  """[groups, classes] int64, the id of each stored row; spare from vocab on."""
-  groups = np.arange(-(-vocab // NUM_CLASSES))
-  return NUM_CLASSES * groups[:, None] + REVERSED[None]
-
-
 def buffer_rows(
   lookups_per_center: np.ndarray, centers: float, num_table: int
 ) -> int:

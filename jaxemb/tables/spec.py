@@ -147,15 +147,19 @@ class Table(Protocol):
     return state._replace(slots=(), scratch=())
 
   def prepare(self, state: Any, ids: np.ndarray) -> Any:
-    """Called on the host before a dispatch, with the ids it will look up.
+    """For layouts that must know the ids of a dispatch before it runs.
 
-    A cache fetches or refreshes rows here.
+    A cache fetches or refreshes rows here. No layout of today needs it, and no
+    strategy calls it yet.
     """
     del ids
     return state
 
   def flush(self, state: Any) -> Any:
-    """Writes cached rows back; called before a state is saved or exported."""
+    """Writes cached rows back; called before a state is saved or exported.
+
+    The state may have a leading axis of copies.
+    """
     return state
 
   def read_range(self, state: Any, start: jax.Array, num: int) -> RowRange:
