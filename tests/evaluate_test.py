@@ -60,6 +60,7 @@ def test_table_and_json(path, capsys):
   [
     ('none.txt', 'eval', 'none.txt'),
     ('v.txt', 'none', 'none'),
+    ('eval/none', 'eval', 'cannot read'),
     ('v.txt', 'eval/README.md', 'no benchmark recognised'),
     ('eval/README.md', 'eval', 'no word2vec file'),
     ('eval', 'eval', 'vectors.npy'),
@@ -73,13 +74,15 @@ def test_unusable_input_exits_with_2(path, capsys, vectors, paths, message):
   assert message in err and len(err.splitlines()) == 1
 
 
-def test_negative_limit(path, capsys):
-  code, _, err = _run(capsys, '--vectors=v', '--eval=e', '--restrict_vocab=-1')
-  assert code == 2 and '--restrict_vocab' in err
-
-
-def test_window_of_words_with_one_vector(path, capsys):
-  argv = f'--vectors={path / "v.txt"}', f'--eval={path / "eval"}'
-  code, out, err = _run(capsys, *argv, '--window=3')
-  assert code == 2 and out == '' and len(err.splitlines()) == 1
-  assert '--window=3 is of words with several vectors' in err
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    ('--restrict_vocab=-1', '--restrict_vocab must be 0'),
+    ('--window=-1', '--window must be 0'),
+    ('--window=3', '--window=3 is of words with several vectors'),
+  ],
+)
+def test_unusable_numbers(path, capsys, flag, message):
+  argv = f'--vectors={path / "v.txt"}', f'--eval={path / "eval"}', flag
+  code, out, err = _run(capsys, *argv)
+  assert code == 2 and out == '' and message in err.splitlines()[-1]

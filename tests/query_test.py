@@ -49,6 +49,7 @@ def test_broken_expressions(terms):
   [
     ['--vectors={}', 'king', '-', 'man', '+', 'woman', '--topn=2'],
     ['king', '-man', '--topn', '2', '+woman', '--vectors', '{}'],
+    ['-man', '--topn=2', 'woman', '--vectors={}', '+', 'king'],
   ],
 )
 def test_command(path, capsys, argv):

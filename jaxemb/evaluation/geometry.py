@@ -122,7 +122,8 @@ def cluster(
   rng = np.random.default_rng(seed)
   best, lowest = None, np.inf
   with warnings.catch_warnings():
-    warnings.filterwarnings('ignore', 'One of the clusters is empty')
+    # Of empty clusters, and of fewer different points than clusters.
+    warnings.simplefilter('ignore')
     for _ in range(num_starts):
       centers, assigned = vq.kmeans2(
         points, num_clusters, _ITERATIONS, minit='++', rng=rng

@@ -9,7 +9,7 @@ from gensim import models
 from scipy import stats
 
 from jaxemb import errors
-from jaxemb.evaluation import words
+from jaxemb.evaluation import geometry, words
 
 
 def _keyed(names, vectors):
@@ -52,8 +52,8 @@ def test_similarity_equals_gensim(tmp_path, limit):
   assert result['total'] == len(lines)
   assert 100 * result['oov'] / result['total'] == pytest.approx(oov)
   assert 0 < result['found'] < result['total']
-  assert result['restrict_vocab'] == limit
-  assert result['vocab'] == min(limit, 200)
+  limits = result['restrict_vocab'], result['vocab']
+  assert limits == (limit, min(limit, 200))
 
 
 @pytest.mark.parametrize('limit', [1000, 120])
@@ -61,19 +61,17 @@ def test_analogies_equal_gensim(tmp_path, limit):
   rng = np.random.default_rng(limit)
   names, vectors = _random(rng, 200)
   questions = _pick(rng, 150, (600, 4))
-  keyed = _keyed(names, vectors)
   rows = {name.upper(): row for row, name in reversed([*enumerate(names)])}
   for a, b, c, d in np.char.upper(questions[::2]).tolist():
     if {a, b, c, d} <= rows.keys():
       moved = vectors[rows[b]] + vectors[rows[c]] - vectors[rows[a]]
       vectors[rows[d]] = moved + rng.normal(size=12) / 2
-  keyed = _keyed(names, vectors)
   lines = [' '.join(question) for question in questions]
   lines[400:400], lines[100:100], lines[:0] = [': x'], [': gram1'], [': first']
   path = tmp_path / 'questions.txt'
   path.write_text('\n'.join(lines))
   result = words.evaluate(names, vectors, [path], limit)['questions']
-  score, sections = keyed.evaluate_word_analogies(
+  score, sections = _keyed(names, vectors).evaluate_word_analogies(
     str(path), restrict_vocab=limit
   )
   assert result['score'] == score and 0.05 < score < 0.95
@@ -87,27 +85,8 @@ def test_analogies_equal_gensim(tmp_path, limit):
   assert result['score_cosmul'] != result['score']
 
 
-def test_real_benchmarks_equal_gensim(shared_data):
-  rng = np.random.default_rng(0)
-  folder = shared_data / 'wordsim'
-  path = folder / 'EN-MEN-TR-3k.txt'
-  questions = shared_data / 'analogy' / 'questions-words.txt'
-  text = questions.read_text() + path.read_text()
-  names = sorted({word for word in text.split() if word.isalpha()})
-  rng.shuffle(names)
-  names = names[:1500]
-  vectors = rng.normal(size=(len(names), 20)).astype(np.float32)
-  results = words.evaluate(names, vectors, [path, questions])
-  keyed = _keyed(names, vectors)
-  _, spearman, _ = keyed.evaluate_word_pairs(str(path))
-  score, _ = keyed.evaluate_word_analogies(str(questions))
-  assert results['EN-MEN-TR-3k']['score'] == spearman[0]
-  assert results['questions-words']['score'] == score
-
-
 def test_a_word_with_itself_ties(tmp_path):
-  rng = np.random.default_rng(3)
-  names, vectors = _random(rng, 40)
+  names, vectors = _random(np.random.default_rng(3), 40)
   lines = [f'w{i} w{i} {i}' for i in range(20)]
   lines += [f'w{i} w{i + 1} {i}' for i in range(20)]
   path = tmp_path / 'pairs.txt'
@@ -129,23 +108,33 @@ def test_categories_of_planted_clusters(tmp_path):
   path = tmp_path / 'groups.csv'
   path.write_text('\n'.join([',category,word', *lines]))
   vectors = (vectors * rng.uniform(1, 9, (60, 1))).astype(np.float32)
-  assert words.evaluate(names, vectors, [path], 0)['groups'] == {
-    'kind': 'categorization',
-    'layout': 'categories',
-    'score': 1.0,
-    'found': 60,
-    'total': 61,
-    'oov': 1,
-    'clusters': 3,
-    'malformed': 1,
-    'blank': 1,
-    'repeated': 1,
-    'restrict_vocab': 60,
-    'vocab': 60,
-  }
+  results = words.evaluate(names, vectors, [path], 0)
+  assert results['groups'] == {
+    'kind': 'categorization', 'layout': 'categories', 'score': 1.0,
+    'found': 60, 'total': 61, 'oov': 1, 'clusters': 3, 'malformed': 1,
+    'blank': 1, 'repeated': 1, 'restrict_vocab': 60, 'vocab': 60,
+  }  # fmt: skip
+  line = words.format_table(results).splitlines()[-1]
+  assert (
+    line.split()
+    == (
+      'groups 1.0000 60 / 61 (3 clusters, 1 malformed lines, 1 blank words, '
+      '1 repeated words)'
+    ).split()
+  )
 
 
-def test_nothing_found_is_none_and_json(tmp_path, caplog):
+@pytest.mark.parametrize('num_clusters', [1, 5, 40])
+def test_clusters_of_points(num_clusters):
+  points = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+  points[10:20] = points[0]  # fewer different points than clusters
+  found = geometry.cluster(points, num_clusters)
+  assert found.shape == (40,) and set(found) <= set(range(num_clusters))
+  assert len(set(found[10:20])) == 1
+  np.testing.assert_array_equal(found, geometry.cluster(points, num_clusters))
+
+
+def test_no_known_word_takes_one_line(tmp_path, caplog):
   (tmp_path / 'pairs.txt').write_text('a b 1\nc d 2\n')
   (tmp_path / 'one.txt').write_text('x y 1\nc d 2\n')
   (tmp_path / 'questions.txt').write_text(': gram1\na b c d\n')
@@ -157,6 +146,12 @@ def test_nothing_found_is_none_and_json(tmp_path, caplog):
   assert [result['score'] for result in results.values()] == [None] * 4
   assert caplog.messages == ['skipped 1 file(s) of unknown layout: LICENSE']
   json.dumps(results, allow_nan=False)
+  rows = [line.split() for line in words.format_table(results).splitlines()]
+  assert 'one none none 1 / 2'.split() in rows
+  assert 'questions none none 0 / 1'.split() in rows and ['gram1'] not in rows
+  del results['one']
+  (line,) = words.format_table(results).splitlines()
+  assert 'no item of' in line and 'questions' in line
 
 
 def test_vectors_that_are_not_finite_are_refused(tmp_path):
@@ -166,15 +161,3 @@ def test_vectors_that_are_not_finite_are_refused(tmp_path):
   with pytest.raises(errors.UserError, match="'b'"):
     words.evaluate(['a', 'b', 'c'], vectors, [tmp_path])
   words.evaluate(['a', 'b', 'c'], vectors, [tmp_path], restrict_vocab=1)
-
-
-def test_memory_mapped_vectors(tmp_path):
-  rng = np.random.default_rng(5)
-  names, vectors = _random(rng, 50)
-  np.save(tmp_path / 'v.npy', vectors)
-  mapped = np.load(tmp_path / 'v.npy', mmap_mode='r')
-  (tmp_path / 'questions.txt').write_text(': s\nw1 w2 w3 w4\nw5 w2 w1 w0\n')
-  (tmp_path / 'pairs.txt').write_text('w1 w2 1\nw3 w4 2\nw5 w6 1.5\n')
-  paths = [tmp_path / 'questions.txt', tmp_path / 'pairs.txt']
-  expected = words.evaluate(names, vectors, paths)
-  assert words.evaluate(names, mapped, paths) == expected
