@@ -10,6 +10,7 @@ import numpy as np
 MIN_PRIOR = 0.02
 _BLOCK_ROWS = 8192
 _ITERATIONS = 20
+_CANDIDATES = 5  # of greedy k-means++
 
 
 class Senses(Protocol):
@@ -113,8 +114,9 @@ def cluster(
 ) -> np.ndarray:
   """[points] cluster of each of [points, dim]: k-means, the best of 10 starts.
 
-  Starts are those of k-means++ (Arthur and Vassilvitskii 2007); the best has
-  the smallest sum of squared distances.
+  Starts are those of greedy k-means++ (Arthur and Vassilvitskii 2007), which
+  often finds planted clusters where the plain one never does; the best has the
+  smallest sum of squared distances.
   """
   from scipy.cluster import vq  # takes a quarter of a second
 
@@ -125,10 +127,25 @@ def cluster(
     # Of empty clusters, and of fewer different points than clusters.
     warnings.simplefilter('ignore')
     for _ in range(num_starts):
-      centers, assigned = vq.kmeans2(
-        points, num_clusters, _ITERATIONS, minit='++', rng=rng
-      )
+      start = points[_spread(points, num_clusters, rng)]
+      centers, assigned = vq.kmeans2(points, start, _ITERATIONS, minit='matrix')
       cost = float(np.sum((points - centers[assigned]) ** 2))
       if cost < lowest:
         best, lowest = assigned, cost
   return best
+
+
+def _spread(points: np.ndarray, num: int, rng: np.random.Generator) -> list:
+  """Rows of points far apart: of each draw, the one that covers most."""
+  chosen = [int(rng.integers(len(points)))]
+  left = np.sum((points - points[chosen[0]]) ** 2, 1)
+  while len(chosen) < num:
+    total = left.sum()
+    chances = left / total if total > 0 else None  # only copies are left
+    drawn = rng.choice(len(points), _CANDIDATES, p=chances)
+    distances = np.sum((points[drawn][:, None] - points) ** 2, 2)
+    after = np.minimum(left, distances)
+    best = int(after.sum(1).argmin())
+    chosen.append(int(drawn[best]))
+    left = after[best]
+  return chosen
