@@ -261,6 +261,16 @@ def _dense_step(
   return state._replace(params=params, optimizer=optimizer)
 
 
+def _rounding_key(
+  trainable: Trainable, schedule: Schedule, step: jax.Array, stream: jax.Array
+) -> jax.Array | None:
+  """[2] uint32, for tables that round stochastically; None = there is none."""
+  specs = [table.spec for table in trainable.tables.values()]
+  if all(x.dtype == 'float32' or x.rounding == 'nearest' for x in specs):
+    return None
+  return rounding.key(schedule.key ^ _ROUNDING, step, stream)
+
+
 def _compact_or_full_step(
   trainable: Trainable, state: TrainState, batch: Any, context: StepContext
 ) -> StepResult:
@@ -328,7 +338,7 @@ def training_steps(
       schedule.key,
       schedule.first_learning_rate + slope * index,
       every == 1 or i % every == 0,
-      rounding.key(schedule.key ^ _ROUNDING, i, stream),
+      _rounding_key(trainable, schedule, i, stream),
       axes,
     )
     result = take(trainable, state, step_batch, context)

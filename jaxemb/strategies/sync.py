@@ -35,20 +35,22 @@ def _dispatch(
   trainable = trainable.with_arrays(constants)
   num_steps = trainable.steps.num_steps(batch)
   count = jnp.max(num_steps)
-  num_parts, before, device, axes = len(num_steps), 0, 0, ()
+  num_parts, axes = len(num_steps), ()
+  share = data_base.Share(0, 0, num_parts, 0, 1)
   if not is_alone:
     axes += (mesh_lib.DATA,)
     count = jax.lax.pmax(count, mesh_lib.DATA)
-    before = num_parts * jax.lax.axis_index(mesh_lib.DATA)
+    share = share._replace(before=num_parts * jax.lax.axis_index(axes[0]))
   if num_splits > 1:
     axes += (mesh_lib.TABLE,)
     device = jax.lax.axis_index(mesh_lib.TABLE)
+    share = data_base.share(num_parts, num_splits, share.before, device)
   state, metrics = base.training_steps(
     trainable,
     batch,
     schedule,
     base.StepRange(jnp.int32(0), count, count),
-    data_base.share(num_parts, num_splits, before, device),
+    share,
     (state, trainable.no_metrics()),
     axes=axes,
   )
