@@ -15,10 +15,10 @@ import pytest
 
 from jaxemb import build
 from jaxemb import config as config_lib
+from jaxemb.data import windows
 from jaxemb.runtime import hlo, mesh
 from jaxemb.strategies import base
 from jaxemb.tables import row_sharded
-from jaxemb.text import loader
 from tests import compiling
 
 VOCAB, DIM, MAX_STEPS = 50_000, 100, 8
@@ -63,7 +63,7 @@ class Case(NamedTuple):
 CASES = [
   Case(model, optimizer, batch_words, strategy, mesh=shape)
   for model in ('skipgram', 'cbow')
-  for optimizer in build.OPTIMIZERS
+  for optimizer in config_lib.MEMBERS['optimizer.name']
   for batch_words, strategy, shape in (
     (256, 'sync', (1, 1)),
     (1024, 'sync', (1, 1)),
@@ -73,7 +73,7 @@ CASES = [
 ]
 ON_MESHES = [
   Case(model, optimizer, 256, strategy, layout, shape)
-  for layout in build.LAYOUTS
+  for layout in config_lib.MEMBERS['table.layout']
   for model, optimizer, strategy, shape in (
     ('skipgram', 'adagrad', 'sync', (2, 2)),
     ('cbow', 'sgd', 'sync', (2, 2)),
@@ -182,7 +182,7 @@ def _compiled_text(config, shape):
     sharding = strategy.batch_sharding
     return jax.ShapeDtypeStruct((num_parts, *shape), dtype, sharding=sharding)
 
-  batch = loader.Batch(
+  batch = windows.Batch(
     array((size + 2 * window,), jnp.int32),
     array((size,), jnp.uint8),
     array((size,), jnp.uint8),
