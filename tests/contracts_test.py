@@ -274,7 +274,7 @@ def test_learns_the_planted_problem(member):
     examples = kept_words if 'cbow' in member[3] else pairs
     assert pairs > kept_words and m.steps.examples == examples
   if rows := getattr(_make(member).model, 'rows', None):
-    vectors = vectors[rows.first_rows]  # any sense is of a half
+    vectors = vectors[rows.first]  # any sense is of a half
   units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
   cosines = units @ units.T
   half = VOCAB // 2

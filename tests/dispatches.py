@@ -1,0 +1,131 @@
+"""What tests of strategies share: batches of text, and dispatches of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxemb.data import windows
+from jaxemb.strategies import base
+from tests import oracle
+
+KEY = np.array([0xA4093822, 0x299F31D0], np.uint32)
+
+_ids = jax.jit(lambda model, batch, key: model.ids(batch, key))
+
+
+def pack(
+  sentences: Sequence[list],
+  vocab: int,
+  steps: windows.Steps,
+  max_steps: int,
+  seed: int = 0,
+) -> windows.Batch:
+  """A batch of the sentences of each part, with windows of random sizes."""
+  rng = np.random.default_rng(seed)
+  size = max_steps * steps.part_words
+  parts = [oracle.pack(x, vocab, size, steps.window, rng) for x in sentences]
+  ids, left, right = map(np.stack, zip(*parts, strict=True))
+  kept = [min(sum(map(len, x)), size) for x in sentences]
+  kept = np.array(kept, np.int32)
+  pairs = (left.astype(int) + right).sum(1).astype(np.int32)
+  num_steps = -(-kept // steps.part_words)
+  return windows.Batch(ids, left, right, num_steps, kept, pairs)
+
+
+def random_batch(
+  words: Sequence[int], vocab: int, steps: windows.Steps, max_steps: int
+) -> windows.Batch:
+  """A batch of random sentences, given the words of each part."""
+  rng = np.random.default_rng(1)
+  sentences = [
+    oracle.random_sentences(rng, vocab, n, (1, 4, 11)) for n in words
+  ]
+  return pack(sentences, vocab, steps, max_steps)
+
+
+def with_rare_word(
+  batch: windows.Batch, word: int, part: int, place: int
+) -> windows.Batch:
+  """The same, but a word is a center at this place of this part alone."""
+  window = (batch.ids.shape[1] - batch.left.shape[1]) // 2
+  batch = jax.tree.map(np.copy, batch)
+  batch.ids[batch.ids == word] = 0
+  batch.ids[part, window + place : window + place + 2] = [word, 1]
+  batch.right[part, place] = batch.left[part, place + 1] = 1
+  return batch
+
+
+def schedule(
+  first: float, last: float, key: np.ndarray = KEY, progress=(1, 1)
+) -> base.Schedule:
+  """Learning rates and progress of a dispatch."""
+  return base.Schedule(
+    np.float32(first), np.float32(last), key, *map(np.float32, progress)
+  )
+
+
+def start(strategy: base.Strategy, rows: dict[str, np.ndarray] | None = None):
+  """A new state as the training loop makes it, or with these rows."""
+  init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
+  state = init(jax.random.key(0))
+  for name, values in (rows or {}).items():
+    ids = np.arange(len(values))
+    state = strategy.import_rows(state, name, ids, values, {})
+  return state
+
+
+def args(strategy: base.Strategy, batch: Any, schedule: base.Schedule) -> tuple:
+  """The arguments of a step behind the state, on their devices."""
+  return (
+    jax.device_put(strategy.constants(), strategy.constants_sharding),
+    jax.device_put(batch, strategy.batch_sharding),
+    schedule,
+  )
+
+
+def run(strategy: base.Strategy, state: Any, batch: Any, schedule: Any):
+  """A dispatch; the state before it is donated."""
+  return strategy.step(state, *args(strategy, batch, schedule))
+
+
+def exported(strategy: base.Strategy, state: Any) -> dict[str, Any]:
+  """The rows of all tables, by name."""
+  names = sorted(state.tables)
+  return {k: strategy.export_rows(state, k).rows for k in names}
+
+
+def true_step(
+  trainable: base.Trainable,
+  loss: Any,
+  vectors: dict[str, np.ndarray],
+  batch: windows.Batch,
+  index: int,
+  parts: Sequence[int],
+) -> oracle.Step:
+  """The truth of a step of some parts; only draws are taken from the model.
+
+  Args:
+    trainable: a model of windows.
+    loss: `oracle.skipgram` or `oracle.cbow`.
+    vectors: by table, [vocab, dim] float64.
+    batch: of all parts.
+    index: of the step.
+    parts: whose centers the step has.
+  """
+  steps, spec = trainable.steps, trainable.model.spec
+  size, per_part = steps.part_words, steps.part_words // steps.chunk
+  runs, chunks = [], []
+  for part in parts:
+    tokens = oracle.Tokens(*(x[part] for x in batch[:3]))
+    runs.append(oracle.middle(tokens, index * size, size))
+    first = (index * steps.num_parts + part) * per_part
+    chunks.append(first + np.arange(per_part, dtype=np.uint32))
+  runs = [np.stack(x) for x in zip(*runs, strict=True)]
+  step_batch = windows.StepBatch(*runs, np.concatenate(chunks))
+  draws = np.asarray(_ids(trainable.model, step_batch, KEY)['output'])
+  draws = draws.reshape(len(parts) * per_part, -1)[:, -spec.shared_negatives :]
+  return oracle.in_runs(
+    loss, *runs, draws, vectors, steps.window, steps.chunk, spec.negatives
+  )
