@@ -1,4 +1,4 @@
-"""The examples of the documentation run exactly as they stand there."""
+"""The documentation: its examples run as they stand, and names in it exist."""
 
 import pathlib
 import re
@@ -10,7 +10,9 @@ import pytest
 import jaxemb
 from jaxemb import config as config_lib
 
-_DOCS = pathlib.Path(__file__).parents[1] / 'docs'
+_ROOT = pathlib.Path(__file__).parents[1]
+_DOCS = _ROOT / 'docs'
+_PAGES = sorted([_ROOT / 'README.md', *_DOCS.glob('*.md')])
 _EXAMPLES = {
   block.split('.py:')[0].removeprefix('# '): block
   for block in re.findall(
@@ -59,3 +61,40 @@ def test_an_example_trains(name, tmp_path, monkeypatch):
   first = 'node0' if name == 'my_source' else 'the'
   assert first in vectors.key_to_index
   del sys.modules[name]
+
+
+@pytest.mark.parametrize('page', _PAGES, ids=lambda page: page.stem)
+def test_settings_in_the_docs_exist(page):
+  text = page.read_text()
+  known = config_lib.flat(config_lib.default())
+  assert set(re.findall(r'--config\.([a-z]+\.\w+)', text)) <= set(known)
+  scripts = re.findall(r'(?:colab|configs|experiments)/\w+\.\w+', text)
+  scripts += [f'experiments/{x}' for x in re.findall(r'bench_\w+\.py', text)]
+  for script in scripts:
+    assert (_ROOT / script).is_file(), script
+
+
+@pytest.mark.parametrize('page', _PAGES, ids=lambda page: page.stem)
+def test_links_in_the_docs_lead_somewhere(page):
+  text = page.read_text()
+  for link in re.findall(r'\]\(([^)\s]+)\)', text):
+    name, _, anchor = link.partition('#')
+    target = (page.parent / name).resolve() if name else page
+    assert target.exists(), link
+    if anchor:
+      titles = re.findall(r'^#+ (.*)', target.read_text(), re.MULTILINE)
+      slugs = [re.sub(r'[^\w -]', '', x.lower()) for x in titles]
+      assert anchor in [x.replace(' ', '-') for x in slugs], link
+
+
+def test_python_of_the_readme(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  readme = (_ROOT / 'README.md').read_text()
+  train, orbax = re.findall(r'^```python\n(.*?)^```', readme, re.S | re.M)
+  names = {}
+  exec(train, names)
+  sentences, run = names['sentences'], tmp_path / 'run'
+  vectors = jaxemb.train(sentences, dim=8, epochs=1, workdir=run)
+  folder = re.search("'(.*/orbax)'", orbax)[1]
+  exec(orbax.replace(folder, str(run / 'export/orbax')), names)
+  np.testing.assert_array_equal(names['arrays']['vectors'], vectors.vectors)
