@@ -1,16 +1,17 @@
 """The training loop: dispatch, count, save, evaluate, stop.
 
-Batches are pure functions of the position of the source, and each is dispatched
-as one compiled program of many steps. A checkpoint holds the state, the totals
-and the fingerprint of the data, so a run that was killed repeats exactly what
-it lost. What is trained, a run or some sub-models side by side, is a `Task`.
+A dispatch is one compiled program of many steps over one batch of the source.
+Batches are pure functions of the position, and a checkpoint holds the state,
+the totals and fingerprints of the data: a run that was killed repeats exactly
+what it lost. A run, or several sub-models side by side, is a `Task` of this
+loop.
 """
 
 import collections
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -36,32 +37,33 @@ class Session(NamedTuple):
 
 
 class Hook(Protocol):
-  """Something to do between two dispatches, on all processes alike."""
+  """Runs between dispatches, in all processes alike."""
 
   def due(self, item: data_base.Item) -> bool:
-    """Whether to run after this item; a function of the item alone."""
+    """Whether to run after an item; depends on nothing else."""
     ...
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
-    """Called with the state after the item, which it must not keep."""
+    """Reads the state, which the next dispatch donates."""
     ...
 
 
 class Task(NamedTuple):
-  """What is trained, from its present state to its end."""
+  """What to train, from its present state to its end."""
 
   strategy: strategy_base.Strategy
-  state: Any
-  items: Iterator[data_base.Item]  # a generator, with batches on the devices
-  schedule: Callable[[Any], strategy_base.Schedule]  # of an item
+  state: Any  # donated
+  items: Iterator[data_base.Item]  # a generator; batches are on the devices
+  schedule: Callable[[data_base.Item], strategy_base.Schedule]
   totals: metrics.Totals
-  meter: Any  # as `metrics.Meter`
+  meter: metrics.Meter
+  count: Callable[..., None]  # as `metrics.Meter.count`
   total: int  # units of progress at the end
-  save: Callable[[Any, Any], None]  # state, learning rates
+  save: Callable[[Any, Any], None]  # state, learning rate
   checkpoint_every_secs: float
   decisions: distributed.Decisions
   hooks: Sequence[Hook] = ()
-  program: Any = None  # the compiled dispatch, where there is one already
+  program: Any = None  # the compiled dispatch, if there is one
 
 
 class Trained(NamedTuple):
@@ -74,17 +76,11 @@ class Trained(NamedTuple):
 
 
 def run(task: Task, stop: threading.Event, session: Session) -> Trained:
-  """Trains until the end, or until it is told to stop.
-
-  Args:
-    task: what to train; its state is used up.
-    stop: set when training is to stop, after saving.
-    session: this start of the run.
-  """
+  """Trains to the end of the data, or until `stop` is set and all is saved."""
   strategy, state, totals = task.strategy, task.state, task.totals
   constants = mesh.put(strategy.constants(), strategy.constants_sharding)
   meter, program, is_started = task.meter, task.program, False
-  waiting: collections.deque = collections.deque()
+  uncounted: collections.deque = collections.deque()
   last_save = time.monotonic()
   secs_before = totals.total_secs
   try:
@@ -99,20 +95,17 @@ def run(task: Task, stop: threading.Event, session: Session) -> Trained:
         is_started = True
       state, step_metrics = program(state, *args)
       rates = (schedule.first_learning_rate, schedule.last_learning_rate)
-      waiting.append((item._replace(batch=None), rates, step_metrics))
+      uncounted.append((item._replace(batch=None), rates, step_metrics))
       hooks = [hook for hook in task.hooks if hook.due(item)]
-      due = time.monotonic() - last_save > task.checkpoint_every_secs
+      is_due = time.monotonic() - last_save > task.checkpoint_every_secs
       is_last = item.done_after == task.total
-      # Asked once: it may be set at any moment.
-      decision = task.decisions.next(stop.is_set(), due)
-      is_stopping = decision == distributed.STOP
+      # Read once: a signal may set it at any moment.
+      decision = task.decisions.next(stop.is_set(), is_due)
       saves = is_last or decision != distributed.GO_ON
-      # One dispatch is under way while the one before it is counted; all are
-      # counted before what they led to is saved.
-      while len(waiting) > (0 if saves or hooks else 1):
-        meter.count(*waiting.popleft())
-      if saves or hooks:
-        state = strategy.flush(state)
+      # One dispatch runs while the one before it is counted. A state is saved
+      # with the totals of all its dispatches.
+      while len(uncounted) > (0 if saves or hooks else 1):
+        task.count(*uncounted.popleft())
       for hook in hooks:
         hook.run(state, totals)
         meter.resume()
@@ -120,7 +113,7 @@ def run(task: Task, stop: threading.Event, session: Session) -> Trained:
         totals.total_secs = secs_before + time.time() - session.started
         task.save(state, rates[1])
         last_save = time.monotonic()
-      if is_stopping and not is_last:
+      if decision == distributed.STOP and not is_last:
         return Trained(state, totals, False, program)
     return Trained(state, totals, True, program)
   finally:
@@ -129,7 +122,7 @@ def run(task: Task, stop: threading.Event, session: Session) -> Trained:
 
 
 def _compile(task: Task, args: tuple, session: Session) -> Any:
-  """Compiles a dispatch ahead of its use, so that its time is known apart."""
+  """Compiles a dispatch before its first use, to time it apart."""
   strategy, totals = task.strategy, task.totals
   start = time.monotonic()
   compiled = strategy.step.lower(task.state, *args).compile()
@@ -144,9 +137,9 @@ def _compile(task: Task, args: tuple, session: Session) -> Any:
   return compiled
 
 
-def tables_key(seed: int) -> jax.Array:
-  """The key of the tables' initial values."""
-  # Named, so that a user's JAX settings cannot change what a seed means.
+def init_key(seed: int) -> jax.Array:
+  """The key of the state before training."""
+  # The implementation is named: a user's JAX settings cannot change a seed.
   key = jax.random.key(seed, impl='threefry2x32')
   return jax.random.fold_in(key, _TABLES)
 
@@ -157,13 +150,13 @@ def schedules(
   total: int,
   stream: tuple[int, ...] = (),
 ) -> Callable[[data_base.Item], strategy_base.Schedule]:
-  """Linear decay on global progress, and the key of each dispatch.
+  """Linear decay over all training, and a key for each dispatch.
 
   Args:
     seed: of the run.
     learning_rates: the first and the last.
     total: units of progress of all training.
-    stream: names the random choices where several models share a seed.
+    stream: tells models that share a seed apart.
   """
   first, last = learning_rates
 
@@ -171,7 +164,7 @@ def schedules(
     return np.float32(first + (last - first) * (done / total))
 
   def schedule(item: data_base.Item) -> strategy_base.Schedule:
-    # NumPy's, because a JAX operation would wait for the dispatch under way.
+    # NumPy's: a JAX operation would wait for the running dispatch.
     key = np.random.SeedSequence((seed, _DISPATCHES, item.index, *stream))
     return strategy_base.Schedule(
       learning_rate(item.done_before),
@@ -184,32 +177,17 @@ def schedules(
   return schedule
 
 
-def form(strategy: strategy_base.Strategy, key: jax.Array) -> Any:
-  """Shapes, dtypes and shardings of a state."""
-  return jax.tree.map(
-    lambda sharding, part: jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
-    ),
-    strategy.state_sharding,
-    jax.eval_shape(strategy.init, key),
-  )
-
-
 def save(
   checkpoints: checkpoint.Checkpoints,
   state: Any,
   totals: metrics.Totals,
-  fingerprints: dict[str, str],
+  fingerprints: Mapping[str, str],
   learning_rate: float,
 ) -> None:
-  """Saves in the background; refuses to keep a state that is not finite.
+  """Saves in the background, with what the run depends on by its name.
 
-  Args:
-    checkpoints: of the run.
-    state: to save.
-    totals: so far.
-    fingerprints: of what state and totals belong to, by name.
-    learning_rate: now, for the error.
+  Raises:
+    UserError: if the state is not finite; names the learning rate.
   """
   if not _all_finite(state):
     raise metrics.diverged(totals, float(learning_rate))
@@ -224,32 +202,29 @@ def _all_finite(state: Any) -> jax.Array:
 
 
 def restore(
-  checkpoints: checkpoint.Checkpoints, like: Any, fingerprints: dict[str, str]
+  checkpoints: checkpoint.Checkpoints,
+  like: Any,
+  fingerprints: Mapping[str, str],
 ) -> tuple[Any, metrics.Totals] | None:
-  """The state and the totals of the newest checkpoint; None = there is none.
+  """State and totals of the newest checkpoint, if there is one.
 
   Args:
     checkpoints: of the run.
-    like: the state's form, see `checkpoint.Checkpoints.restore`.
-    fingerprints: as they were saved, of what has not changed since.
+    like: as of `checkpoint.Checkpoints.restore`.
+    fingerprints: as of `save`.
 
   Raises:
-    UserError: if the data, or what else the run depends on, has changed.
+    UserError: if something that the run depends on has changed.
   """
   restored = checkpoints.restore(like)
   if restored is None:
     return None
-  saved = restored.record.get('fingerprints')
-  if saved is None:
-    raise errors.UserError(
-      'the checkpoints are of an older version of jaxemb; give another '
-      '--workdir'
-    )
+  saved = restored.record['fingerprints']
   for name, fingerprint in fingerprints.items():
     if saved.get(name) != fingerprint:
       raise errors.UserError(
-        f'{name} changed since this run began; give what it began with, or '
-        'another --workdir'
+        f'{name} has changed since this run began; restore the original or '
+        'give another --workdir'
       )
   totals = metrics.Totals(**restored.record['totals'])
   metrics.LOG.info('resuming after %s %s', f'{totals.done:,}', totals.unit)

@@ -1,32 +1,33 @@
 """The results of a finished run: exports, evaluation, report."""
 
-import contextlib
+import dataclasses
 import datetime
 import functools
 import json
 import pathlib
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import ml_collections
 import numpy as np
 
-from jaxemb import build, loop, metrics
+from jaxemb import build, metrics
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks, words
 from jaxemb.report import report
 from jaxemb.runtime import distributed, hlo, mesh, resources
-from jaxemb.senses import evaluate
+from jaxemb.senses import evaluate as senses_evaluate
 from jaxemb.senses import rows as sense_rows
 from jaxemb.senses import table as senses_lib
 from jaxemb.storage import export as export_lib
 from jaxemb.storage import orbax_export, vectors_npy
-from jaxemb.strategies import base as strategy_base
 from jaxemb.tables import blocks
 from jaxemb.text import vocab
+
+_NOTHING = types.MappingProxyType({})
 
 
 class Export(NamedTuple):
@@ -34,10 +35,10 @@ class Export(NamedTuple):
 
   keys: Sequence[str]  # words, the most frequent first
   counts: np.ndarray  # [len(keys)] int
-  rows: blocks.Encoded  # [len(keys), dim], or one for each sense
+  rows: blocks.Encoded  # [len(keys), dim], or a row for each sense
   senses: senses_lib.Senses | None = None  # of models with several per word
-  # Of export/orbax: 'context_vectors' and 'optimizer', or nothing.
-  others: Mapping[str, Any] = types.MappingProxyType({})
+  # Further arrays of export/orbax: 'context_vectors', 'optimizer'.
+  others: Mapping[str, Any] = _NOTHING
 
   def names(self) -> tuple[Sequence[str], np.ndarray]:
     """A name and a count for each row."""
@@ -45,24 +46,33 @@ class Export(NamedTuple):
       return self.keys, self.counts
     return self.senses.names(), self.senses.by_row(self.counts)
 
+  def word_vectors(self) -> np.ndarray:
+    """[len(keys), dim] float32; of several senses, the mean by priors."""
+    if self.senses is None:
+      return self.rows.decode()
+    return self.senses.mean_vectors()
+
+  def select(self, mask: np.ndarray) -> 'Export':
+    """Some words [len(keys)] bool of a model without senses."""
+    keys = [self.keys[i] for i in np.flatnonzero(mask)]
+    # Outputs of a Huffman tree are not of words.
+    others = jax.tree.map(
+      lambda x: x[mask] if len(x) == len(mask) else x, dict(self.others)
+    )
+    return Export(keys, self.counts[mask], self.rows.select(mask), None, others)
+
 
 def collect(
   config: ml_collections.ConfigDict,
   parts: build.Parts,
-  export_rows: Any,
+  export_rows: Callable[[str], blocks.RowBlock],
 ) -> Export:
-  """Brings the rows of all tables that users want to the host.
+  """Copies trained tables to the host; all processes take part.
 
-  Args:
-    config: the settings.
-    parts: of the run.
-    export_rows: name of a table -> `blocks.RowBlock`; all processes call it.
+  `export_rows` returns all rows of a table by its name.
   """
   source, model = parts.source, parts.trainable.model
-  vectors = export_rows(model.vectors_table)
-  others, optimizer = {}, {}
-  if vectors.slots:
-    optimizer['vectors'] = vectors.slots
+  tables = {'vectors': export_rows(model.vectors_table)}
   senses = sense_rows.of_model(
     config,
     model,
@@ -70,31 +80,18 @@ def collect(
     vocab.Vocabulary(source.keys, source.counts),
   )
   if senses is None and model.contexts_table:
-    contexts = export_rows(model.contexts_table)
-    others['context_vectors'] = contexts.rows
-    if contexts.slots:
-      optimizer['context_vectors'] = contexts.slots
+    tables['context_vectors'] = export_rows(model.contexts_table)
+  others: dict[str, Any] = {k: x.rows for k, x in tables.items()}
+  del others['vectors']
+  optimizer = {k: x.slots for k, x in tables.items() if x.slots}
   if optimizer:
     others['optimizer'] = optimizer
-  rows, senses = sense_rows.exported(vectors.encoded, senses)
+  rows, senses = sense_rows.exported(tables['vectors'].encoded, senses)
   return Export(source.keys, source.counts, rows, senses, others)
 
 
-def only(export: Export, mask: np.ndarray) -> Export:
-  """The same of some keys [len(keys)] bool, without senses."""
-
-  def cut(x):
-    return x[mask] if len(x) == len(mask) else x
-
-  keys = [export.keys[i] for i in np.flatnonzero(mask)]
-  others = jax.tree.map(cut, dict(export.others))
-  return Export(
-    keys, export.counts[mask], export.rows.select(mask), None, others
-  )
-
-
-def describe_data(source: data_base.Source) -> None:
-  """Logs what was read and what of it was dropped."""
+def log_data(source: data_base.Source) -> None:
+  """Logs what was read and what was dropped."""
   for line in source.describe():
     metrics.LOG.info('%s', line)
   counted = [
@@ -105,86 +102,60 @@ def describe_data(source: data_base.Source) -> None:
     metrics.LOG.warning('%s', line)
 
 
-def write_run(
-  config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
-  parts: build.Parts,
-  trained: loop.Trained,
-) -> None:
-  """Writes the results of a run; all processes call it, one writes."""
-  table_bytes = mesh.num_bytes(trained.state)
-  export_rows = functools.partial(parts.strategy.export_rows, trained.state)
-  export = collect(config, parts, export_rows)
-  if distributed.is_first():
-    write(config, workdir, parts, export, trained.totals, table_bytes)
+def write_export(
+  folder: pathlib.Path, export: Export, is_minimal: bool = False
+) -> dict[str, int]:
+  """Writes a folder as of `storage.export`; minimal = without text formats.
 
-
-def write_rows(folder: pathlib.Path, export: Export) -> None:
-  """Writes what programs read, and no text formats.
-
-  Args:
-    folder: of the export.
-    export: to write.
+  Returns the counts of `storage.export.write`.
   """
-  with contextlib.ExitStack() as stack:
-    vectors_npy.write(stack, folder, vectors_npy.Rows(*export.rows))
-  vocab.write_counts(folder / 'vocab.txt', vocab.Vocabulary(*export.names()))
-  _write_arrays(folder, export)
-
-
-def _write_arrays(folder: pathlib.Path, export: Export) -> None:
+  names, counts = export.names()
+  vectors, stored = export.rows.decode(), vectors_npy.Rows(*export.rows)
+  written = export_lib.write(folder, names, vectors, counts, stored, is_minimal)
   senses_lib.write(folder, export.senses)
-  vectors = export.rows.decode()
   orbax_export.write(folder / 'orbax', {'vectors': vectors, **export.others})
+  return written
 
 
 def write(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
   parts: build.Parts,
-  export: Export,
+  export: Export | None,
   totals: metrics.Totals,
   table_bytes: int,
-  more: Mapping[str, Any] = types.MappingProxyType({}),
+  more: Mapping[str, Any] = _NOTHING,
 ) -> None:
   """Exports the vectors, evaluates them and writes the report.
 
-  Args:
-    config: the settings.
-    workdir: folder of the run.
-    parts: data and evaluation sets.
-    export: the trained model.
-    totals: sums over the run.
-    table_bytes: of the tables with their optimizer state.
-    more: for the report, added to its figures or instead of some.
+  Without an export report.json alone is written. `table_bytes` includes
+  optimizer state; `more` replaces or extends the usual values of the report.
   """
+  if export is None:
+    values = _summary(config, parts, totals, table_bytes)
+    report.write_json(workdir, values | {'evaluation': {}} | dict(more))
+    return
   start = time.time()
-  names, counts = export.names()
-  vectors = export.rows.decode()
-  exported = export_lib.write(
-    workdir / 'export', names, vectors, counts, vectors_npy.Rows(*export.rows)
-  )
-  _write_arrays(workdir / 'export', export)
-  if export.senses is not None:
-    vectors = export.senses.mean_vectors()  # of words
+  written = write_export(workdir / 'export', export)
   metrics.LOG.info('vectors in %s', workdir / 'export')
-  evaluation = _evaluate(config, parts.eval_paths, export, vectors)
+  vectors = export.word_vectors()
+  evaluation = _evaluate(config, parts, export)
   if evaluation:
     for line in words.format_table(evaluation).splitlines():
       metrics.LOG.info('%s', line)
   totals.total_secs += time.time() - start
-  figures = page(config, parts, totals, table_bytes)
-  figures |= {'evaluation': evaluation} | dict(more)
-  figures['dropped'] = figures['dropped'] | {
-    'words_renamed_in_exports': exported['renamed_words'],
-    'words_left_out_of_projector': exported['words']
-    - exported['projector_words'],
+  values = _summary(config, parts, totals, table_bytes)
+  values |= {'evaluation': evaluation} | dict(more)
+  num_left_out = written['words'] - written['projector_words']
+  values['dropped'] |= {
+    'words_renamed_in_exports': written['renamed_words'],
+    'words_left_out_of_projector': num_left_out,
   }
   records = metrics.read(workdir / 'metrics.jsonl')
-  figures['hosts'] = resources.summary(records)
+  values['hosts'] = resources.summary(records)
   report.write(
     workdir,
-    figures,
+    values,
     records,
     export.keys,
     vectors,
@@ -196,28 +167,21 @@ def write(
     '%.2f M %s/s in training, %.1f s in all; report in %s',
     totals.done / max(totals.train_secs, 1e-9) / 1e6,
     totals.unit,
-    figures['total_secs'],
+    totals.total_secs,
     workdir / 'report.html',
   )
 
 
-def page(
+def _summary(
   config: ml_collections.ConfigDict,
   parts: build.Parts,
   totals: metrics.Totals,
   table_bytes: int,
 ) -> dict[str, Any]:
-  """The figures of the report, without the evaluation.
-
-  Args:
-    config: the settings.
-    parts: data and devices.
-    totals: sums over the run.
-    table_bytes: of the tables with their optimizer state.
-  """
   source, unit = parts.source, totals.unit
   train_secs = max(totals.train_secs, 1e-9)
   full_secs = train_secs + totals.compile_secs
+  state = jax.eval_shape(parts.strategy.init, jax.random.key(0))
   return {
     'model': config.model.name,
     'dim': config.model.dim,
@@ -236,7 +200,7 @@ def page(
     'total_secs': totals.total_secs,
     'peak_rss_bytes': resources.peak_rss_bytes(),
     'table_bytes': table_bytes,
-    'vector_bytes': vector_bytes(parts.strategy),
+    'vector_bytes': sum(x.vector_bytes for x in state.tables.values()),
     'table_dtype': config.table.dtype,
     'devices': [mesh.name(d) for d in parts.mesh.devices.flatten()],
     'collectives': hlo.with_bytes_per_word(
@@ -254,26 +218,16 @@ def page(
   }
 
 
-def vector_bytes(strategy: strategy_base.Strategy) -> int:
-  """Bytes of the rows of all tables of all models, as they are stored."""
-  state = jax.eval_shape(strategy.init, jax.random.key(0))
-  return sum(table.vector_bytes for table in state.tables.values())
-
-
 def _evaluate(
-  config: ml_collections.ConfigDict,
-  paths: Sequence[str],
-  export: Export,
-  vectors: np.ndarray,
+  config: ml_collections.ConfigDict, parts: build.Parts, export: Export
 ) -> dict[str, dict]:
+  paths, limit = parts.eval_paths, config.eval.restrict_vocab
   if not paths:
     return {}
-  scores = words.evaluate(
-    export.keys, vectors, paths, config.eval.restrict_vocab
-  )
+  scores = words.evaluate(export.keys, export.word_vectors(), paths, limit)
   if export.senses is not None:
     in_context = benchmarks.with_contexts(paths)
-    scores |= evaluate.evaluate(export.senses, in_context)
+    scores |= senses_evaluate.evaluate(export.senses, in_context)
   return scores
 
 
@@ -287,47 +241,33 @@ def _categories(paths: Sequence[str]) -> dict[str, list[str]]:
   return categories
 
 
-class _Evaluation:
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
   """Evaluates the vectors while they are trained; a `loop.Hook`."""
 
-  def __init__(
-    self,
-    config: ml_collections.ConfigDict,
-    workdir: pathlib.Path | None,
-    parts: build.Parts,
-  ):
-    self._config, self._workdir, self._parts = config, workdir, parts
-    every = config.eval.every_epochs
-    self._every = round(every * parts.source.units_per_epoch)
+  config: ml_collections.ConfigDict
+  workdir: pathlib.Path | None
+  parts: build.Parts
 
   def due(self, item: data_base.Item) -> bool:
-    return item.done_before // self._every < item.done_after // self._every
+    """Whether a multiple of `config.eval.every_epochs` was reached."""
+    if not (self.config.eval.every_epochs and self.parts.eval_paths):
+      return False
+    epoch_units = self.parts.source.units_per_epoch
+    every = max(1, round(self.config.eval.every_epochs * epoch_units))
+    return item.done_before // every < item.done_after // every
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
-    export_rows = functools.partial(self._parts.strategy.export_rows, state)
-    export = collect(self._config, self._parts, export_rows)
+    """Logs the scores and appends them to evaluation.jsonl."""
+    export_rows = functools.partial(self.parts.strategy.export_rows, state)
+    export = collect(self.config, self.parts, export_rows)
     if not distributed.is_first():
       return
-    vectors = export.rows.decode()
-    if export.senses is not None:
-      vectors = export.senses.mean_vectors()
-    scores = _evaluate(self._config, self._parts.eval_paths, export, vectors)
-    epoch = totals.done / self._parts.source.units_per_epoch
-    shown = (f'{k} {x["score"]:.3f}' for k, x in scores.items() if x['found'])
-    metrics.LOG.info('epoch %.2f: %s', epoch, ', '.join(shown) or 'no scores')
-    if self._workdir is not None:
+    scores = _evaluate(self.config, self.parts, export)
+    epoch = totals.done / self.parts.source.units_per_epoch
+    known = (f'{k} {x["score"]:.3f}' for k, x in scores.items() if x['found'])
+    metrics.LOG.info('epoch %.2f: %s', epoch, ', '.join(known) or 'no scores')
+    if self.workdir is not None:
       record = {'step': totals.steps, 'epoch': epoch, 'evaluation': scores}
-      path = self._workdir / 'evaluation.jsonl'
-      with open(path, 'a', encoding='utf-8') as file:
+      with open(self.workdir / 'evaluation.jsonl', 'a') as file:
         file.write(json.dumps(record) + '\n')
-
-
-def hooks(
-  config: ml_collections.ConfigDict,
-  workdir: pathlib.Path | None,
-  parts: build.Parts,
-) -> list[loop.Hook]:
-  """What a run does between dispatches besides saving."""
-  if not (config.eval.every_epochs and parts.eval_paths):
-    return []
-  return [_Evaluation(config, workdir, parts)]

@@ -1,7 +1,4 @@
-"""A run, from settings to results; and the same as a call from Python.
-
-`jaxemb.train(...)` calls this module.
-"""
+"""A run, from settings to results; `jaxemb.train(...)` is a run from Python."""
 
 import contextlib
 import functools
@@ -27,6 +24,10 @@ from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.storage import checkpoint
 
 STOPPED = distributed.STOPPED  # exit code
+_OUT_OF_MEMORY = (
+  'out of memory; lower --config.model.dim, --config.data.max_vocab or '
+  '--config.train.batch_words, or give --config.mesh.data=1'
+)
 
 
 def run(
@@ -35,16 +36,14 @@ def run(
   job: distributed.Job = distributed.ALONE,
   text_cache: pathlib.Path | None = None,
 ) -> int:
-  """Trains, or resumes training, and writes all results to `workdir`.
+  """Trains or resumes, and writes all results; returns 0 or `STOPPED`.
 
   Args:
     config: settings that `config.check` accepts.
     workdir: folder of the run.
     job: the processes that train together, and which one this is.
-    text_cache: for the encoded text; None = the usual folder.
-
-  Returns:
-    The exit code: 0, or `STOPPED`.
+    text_cache: for the encoded text; None = the usual cache, which then holds
+      compiled programs too.
 
   Raises:
     UserError: for input or settings that cannot be used.
@@ -63,26 +62,24 @@ def run(
     try:
       with distributed.stopping_on_signals(monitor):
         code = _run(config, workdir, session, monitor, text_cache)
-      return code
     except errors.UserError as error:
-      # The caller shows it; the file should have it as well.
+      # The caller prints it; it belongs in the log as well.
       log.emit(logging.makeLogRecord({'msg': str(error)}))
       raise
-    except (MemoryError, jax.errors.JaxRuntimeError) as error:
-      is_memory = isinstance(error, MemoryError)
-      if not is_memory:
-        monitor.wait_for_loss()  # a collective failed: whose fault is it?
-        if distributed.num_processes() > 1 and monitor.stop.is_set():
-          return (code := STOPPED)  # another one's, which was told to stop
-      if not is_memory and 'RESOURCE_EXHAUSTED' not in str(error):
+    except jax.errors.JaxRuntimeError as error:
+      # Collectives fail where another process is lost or was told to stop.
+      monitor.wait_for_loss()
+      if distributed.num_processes() > 1 and monitor.stop.is_set():
+        return (code := STOPPED)
+      if 'RESOURCE_EXHAUSTED' not in str(error):
         raise
-      raise errors.UserError(
-        'out of memory; lower --config.model.dim, --config.data.max_vocab or '
-        '--config.train.batch_words, or give --config.mesh.data=1'
-      ) from error
+      raise errors.UserError(_OUT_OF_MEMORY) from error
+    except MemoryError as error:
+      raise errors.UserError(_OUT_OF_MEMORY) from error
     finally:
       monitor.close(code)
       metrics.stop_log(log)
+  return code
 
 
 def _run(
@@ -92,16 +89,15 @@ def _run(
   monitor: distributed.Monitor,
   text_cache: pathlib.Path | None,
 ) -> int:
+  versions = resources.versions() | {'code': resources.code_digest()}
   distributed.agree('setting', config_lib.flat(config))
-  distributed.agree(
-    'version', resources.versions() | {'code': resources.code_digest()}
-  )
+  distributed.agree('version', versions)
   distributed.agree('folder', {'--workdir': rundir.holder(workdir)})
   config, devices = build.on_devices(config, rundir.recorded(workdir))
   rundir.check(config, workdir)
-  # Programs compile once per machine: the cache is read on the next start.
   cache = build.cache_folder(config)
-  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
+  if not (text_cache or os.environ.get('JAX_COMPILATION_CACHE_DIR')):
+    # The next start need not compile.
     jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   metrics.LOG.info('%s; results in %s', mesh.describe(devices), workdir)
@@ -109,7 +105,7 @@ def _run(
   try:
     parts = build.parts(config, devices, stages, text_cache or cache)
   except metrics.Stopped:
-    metrics.LOG.info('stopped by a signal before training')
+    metrics.LOG.info('stopped before training; nothing to save')
     return STOPPED
   finally:
     stages.close()
@@ -121,64 +117,55 @@ def _run(
     runner.check(config, workdir, fingerprint)
   if distributed.is_first():
     rundir.record(config, workdir, fingerprint)
-  results.describe_data(parts.source)
+  results.log_data(parts.source)
   if config.strategy.name == 'partition':
-    done = runner.run(config, workdir, parts, monitor.stop, session)
-    return 0 if done else STOPPED
+    finished = runner.run(config, workdir, parts, monitor.stop, session)
+    return 0 if finished else STOPPED
   with checkpoint.Checkpoints(
     workdir / 'checkpoints',
     config.train.checkpoints_to_keep,
     metrics.LOG.error,
   ) as checkpoints:
-    trained = train(config, workdir, parts, checkpoints, monitor.stop, session)
+    trained = _train(config, workdir, parts, checkpoints, monitor.stop, session)
     if not trained.finished:
-      step = checkpoints.wait()
-      metrics.LOG.info('stopped; saved at step %s; start again', step)
+      metrics.LOG.info(
+        'stopped and saved at step %s; run the same command to resume',
+        checkpoints.wait(),
+      )
       return STOPPED
     if trained.totals.counters.get('pairs') == 0:
       raise errors.UserError(
         'nothing was learned: no word has another one in its window; give text '
         'with several words on a line, or raise --config.data.sample'
       )
-    # While the last checkpoint is still being written.
-    results.write_run(config, workdir, parts, trained)
+    # The last checkpoint is still being written.
+    export_rows = functools.partial(parts.strategy.export_rows, trained.state)
+    export = results.collect(config, parts, export_rows)
+    if distributed.is_first():
+      table_bytes = mesh.num_bytes(trained.state)
+      results.write(config, workdir, parts, export, trained.totals, table_bytes)
     distributed.wait_for_first('results')
   return 0
 
 
-def train(
+def _train(
   config: ml_collections.ConfigDict,
-  workdir: pathlib.Path | None,
+  workdir: pathlib.Path,
   parts: build.Parts,
-  checkpoints: checkpoint.Checkpoints | None,
+  checkpoints: checkpoint.Checkpoints,
   stop: threading.Event,
   session: loop.Session,
 ) -> loop.Trained:
-  """From a new state, or that of the newest checkpoint, to the end.
-
-  Args:
-    config: settings in which all is chosen.
-    workdir: for the records of training; None = there are none.
-    parts: what the run is made of.
-    checkpoints: of the run; None = there are none.
-    stop: set when training is to stop, after saving.
-    session: this start of the run.
-
-  Raises:
-    UserError: if the data has changed since the run began, the tables do not
-      fit the devices, or a new run cannot start from what it is to start from.
-  """
+  """Trains from the newest checkpoint, or from a new state, to the end."""
   source, strategy = parts.source, parts.strategy
-  key = loop.tables_key(config.seed)
-  form = loop.form(strategy, key)
+  key = loop.init_key(config.seed)
   build.check_fits(config, parts)
   fingerprints = build.fingerprints(parts)
-  restored = None
-  if checkpoints is not None:
-    restored = loop.restore(checkpoints, form, fingerprints)
+  init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
+  restored = loop.restore(checkpoints, init.eval_shape(key), fingerprints)
   if restored is None:
-    totals = metrics.Totals(source.unit)
     state = build.new_state(config, parts, key)
+    totals = metrics.Totals(source.unit)
   else:
     state, totals = restored
   items = data_base.prefetch(
@@ -190,50 +177,37 @@ def train(
       source.num_parts,
     ),
   )
-  meter = _meter(config, workdir, parts, totals)
-  total = source.units_per_epoch * source.epochs
-  o = config.optimizer
-
-  def save(state, learning_rate):
-    if checkpoints is not None:
-      loop.save(checkpoints, state, totals, fingerprints, learning_rate)
-
-  task = loop.Task(
-    strategy,
-    state,
-    items,
-    loop.schedules(
-      config.seed, (o.learning_rate, o.final_learning_rate), total
-    ),
-    totals,
-    meter,
-    total,
-    save,
-    config.train.checkpoint_every_secs,
-    distributed.Decisions('saves'),
-    results.hooks(config, workdir, parts),
-  )
-  return loop.run(task, stop, session)
-
-
-def _meter(
-  config: ml_collections.ConfigDict,
-  workdir: pathlib.Path | None,
-  parts: build.Parts,
-  totals: metrics.Totals,
-) -> metrics.Meter:
-  """Of several processes one writes records, of all of them."""
-  is_writer = workdir is not None and distributed.is_first()
-  with rundir.writing(workdir) if is_writer else contextlib.nullcontext():
-    return metrics.Meter(
-      workdir if is_writer else None,
+  with rundir.writing(workdir):
+    meter = metrics.Meter(
+      workdir if distributed.is_first() else None,
       totals,
-      parts.source.units_per_epoch,
-      parts.source.epochs,
+      source.units_per_epoch,
+      source.epochs,
       config.train.log_every_secs,
       parts.trainable.model.untrained_loss,
       functools.partial(distributed.latest, 'hosts'),
     )
+
+  def save(state: Any, rate: Any) -> None:
+    loop.save(checkpoints, state, totals, fingerprints, rate)
+
+  total = source.units_per_epoch * source.epochs
+  rates = config.optimizer.learning_rate, config.optimizer.final_learning_rate
+  task = loop.Task(
+    strategy,
+    state,
+    items,
+    loop.schedules(config.seed, rates, total),
+    totals,
+    meter,
+    meter.count,
+    total,
+    save,
+    config.train.checkpoint_every_secs,
+    distributed.Decisions('saves'),
+    [results.Evaluation(config, workdir, parts)],
+  )
+  return loop.run(task, stop, session)
 
 
 def from_python(
@@ -253,61 +227,56 @@ def from_python(
   """Trains word vectors on sentences, files or what a config names.
 
   Args:
-    data: a path as `config.data.path` has it; or sentences, each a string or a
-      list of tokens, which are read once; or a whole config, which then has the
-      settings that follow.
-    dim: numbers of a vector.
-    window: words on each side of a center at most.
-    negatives: per positive.
+    data: sentences, each a string or a list of tokens, which are read once; or
+      a path, as of `config.data.path`; or a config, which replaces the
+      arguments up to `seed`.
+    dim: size of a vector.
+    window: words on each side of a center.
+    negatives: for each positive.
     model: 'skipgram' or 'cbow'.
     min_count: rarer words are dropped.
     sample: threshold of frequent-word subsampling; 0 = off.
-    epochs: how often the text is read.
-    seed: of every random choice.
-    workdir: folder of the run, which is resumed there; None = a temporary one.
+    epochs: passes over the text.
+    seed: of all random choices.
+    workdir: folder of the run, where a second call resumes; None = temporary.
     settings: any others, such as `{'optimizer.name': 'adagrad'}`.
 
-  Returns:
-    The vectors, in memory.
-
   Raises:
-    UserError: for data or settings that cannot be used.
+    UserError: for data or settings that cannot be used, or after a signal.
   """
-  with contextlib.ExitStack() as stack:
-    temporary = pathlib.Path(
-      stack.enter_context(tempfile.TemporaryDirectory(prefix='jaxemb-'))
-    )
+  with tempfile.TemporaryDirectory(prefix='jaxemb-') as temporary:
     text_cache = None
     if isinstance(data, ml_collections.ConfigDict):
       config = data.copy_and_resolve_references()
     else:
       config = config_lib.default()
-      config.update_from_flattened_dict(
-        {
-          'model.dim': dim,
-          'model.window': window,
-          'model.negatives': negatives,
-          'model.name': model,
-          'data.min_count': min_count,
-          'data.sample': sample,
-          'train.epochs': epochs,
-          'eval.paths': 'none',
-          'seed': seed,
-        }
-      )
+      settings = {
+        'model.dim': dim,
+        'model.window': window,
+        'model.negatives': negatives,
+        'model.name': model,
+        'data.min_count': min_count,
+        'data.sample': sample,
+        'train.epochs': epochs,
+        'eval.paths': 'none',
+        'seed': seed,
+        **settings,
+      }
       if isinstance(data, str | os.PathLike):
         config.data.path = os.fspath(data)
       else:
-        path, has_tokens = _write_sentences(data, temporary / 'text.txt')
-        config.data.path = str(path)
+        config.data.path = os.path.join(temporary, 'text.txt')
+        has_tokens = _write_sentences(data, config.data.path)
         config.data.tokens = 'whitespace' if has_tokens else 'words'
         config.data.lowercase = not has_tokens
-        text_cache = temporary / 'cache'
+        text_cache = pathlib.Path(temporary, 'cache')
+    checks = {x.name: x.check for x in config_lib.SETTINGS}
     for key, value in settings.items():
       config_lib.check_key(key)
-      config.update_from_flattened_dict({key: value})
+      checks[key](value)
+    config.update_from_flattened_dict(settings)
     config_lib.check(config)
-    folder = pathlib.Path(workdir) if workdir else temporary / 'run'
+    folder = pathlib.Path(workdir or os.path.join(temporary, 'run'))
     if run(config, folder, text_cache=text_cache) == STOPPED:
       raise errors.UserError(
         'training was stopped by a signal; '
@@ -317,26 +286,27 @@ def from_python(
 
 
 def _write_sentences(
-  sentences: Iterable[str | Sequence[str]], path: pathlib.Path
-) -> tuple[pathlib.Path, bool]:
-  """One sentence a line; also whether they are lists of tokens."""
+  sentences: Iterable[str | Sequence[str]], path: str
+) -> bool:
+  """Writes a sentence a line; returns whether they are lists of tokens."""
   kinds = set()
   with open(path, 'w', encoding='utf-8') as file:
     for sentence in sentences:
-      kinds.add(isinstance(sentence, str))
-      if not isinstance(sentence, str):
-        bad = next((x for x in sentence if len(str(x).split()) != 1), None)
+      kinds.add(type(sentence) is str)
+      if type(sentence) is not str:
+        tokens = list(map(str, sentence))
+        bad = next((x for x in tokens if len(x.split()) != 1), None)
         if bad is not None:
           raise errors.UserError(
             f'token {bad!r} is empty or has white space; tokens are words'
           )
-        sentence = ' '.join(map(str, sentence))
+        sentence = ' '.join(tokens)
       file.write(' '.join(sentence.splitlines()) + '\n')
   if len(kinds) != 1:
     raise errors.UserError(
-      'sentences are all strings or all lists of tokens, and at least one'
+      'sentences must be all strings or all lists of tokens, and at least one'
     )
-  return path, kinds == {False}
+  return kinds == {False}
 
 
 class _Callable(types.ModuleType):

@@ -60,7 +60,7 @@ def test_runs_of_int8(tmp_path, interrupting):
   with interrupting(1), pytest.raises(KeyboardInterrupt):
     train.run(_config(tmp_path, **common, **meshes[0]), begun)
   assert train.run(_config(tmp_path, **common, **meshes[1]), begun) == 0
-  assert 'resuming behind' in (begun / 'log.txt').read_text()
+  assert 'resuming after' in (begun / 'log.txt').read_text()
   again = jaxemb.load(begun).vectors
   assert (np.abs(again - expected) <= scales[:, None] * 1.01).mean() > 0.95
   # Another run starts from its tables, of the context words too.
@@ -125,7 +125,7 @@ def test_a_restart_rounds_alike(tmp_path, interrupting, settings):
   with interrupting(1), pytest.raises(KeyboardInterrupt):
     train.run(config, tmp_path / 'begun')
   assert train.run(config, tmp_path / 'begun') == 0
-  assert 'resuming behind' in (tmp_path / 'begun' / 'log.txt').read_text()
+  assert 'resuming after' in (tmp_path / 'begun' / 'log.txt').read_text()
   for name in ('vectors.npy', 'scales.npy'):
     whole, begun = (tmp_path / x / 'export' / name for x in ('whole', 'begun'))
     assert whole.exists() == begun.exists()

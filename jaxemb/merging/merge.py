@@ -357,7 +357,8 @@ def check_columns(dims: Sequence[int]) -> None:
   if sum(dims) > MAX_COLUMNS:
     raise errors.UserError(
       f'the parts have {sum(dims):,} dimensions in all, and {MAX_COLUMNS:,} '
-      'can be aligned at once; merge groups of parts, then their results'
+      'can be aligned at once; merge groups of parts, then their results (in a '
+      'run: --config.strategy.merge=none)'
     )
 
 

@@ -1,22 +1,24 @@
 """Partition-only training: trains, resumes and merges sub-models.
 
-The strategy 'partition' trains `config.strategy.num_parts` sub-models that
-never meet (Anand et al. 2019), each in a folder of its own:
+The strategy 'partition' trains `config.strategy.num_parts` sub-models on
+samples of the text (Anand et al. 2019). They exchange nothing, and each has a
+folder:
 
   workdir/parts/03/checkpoints/  as of a run on one device
-                   vocab.txt     all words in order of rows, with how often the
+                   vocab.txt     all words in row order, with how often the
                                  sub-model read each; 0 = it has no vector
-                   export/       vectors of its words; of a job in all formats
-                   part.json     figures, once the sub-model is done
+                   export/       its vectors; all formats only for a job
+                   part.json     what the report says of it, once it is done
 
-As many as the devices hold are trained side by side, a round; then the next
-ones. Each goes on from its own checkpoint, whoever is beside it, so any of them
-can be trained by another process or machine, or again when its folder is
-removed. A job of one part (`config.strategy.part`) is a run in that folder. The
-run of all merges the folders as `python -m jaxemb.merge` does.
+The devices train as many side by side as they hold, then the next ones. Every
+sub-model resumes from its own checkpoint and comes out the same to the last
+bit, whatever is trained beside it, on this machine or another. A job of one
+part (`config.strategy.part`) is a run in that folder. The run of all parts
+merges the folders as `python -m jaxemb.merge` does.
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -24,7 +26,6 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
@@ -34,37 +35,54 @@ import numpy as np
 from jaxemb import build, errors, loop, metrics, results, rundir
 from jaxemb.data import base as data_base
 from jaxemb.data import windows
-from jaxemb.report import report
+from jaxemb.merging import merge as merge_lib
+from jaxemb.merging import parts as parts_lib
+from jaxemb.merging import senses as senses_merge
 from jaxemb.runtime import distributed, mesh
 from jaxemb.storage import atomic, checkpoint
 from jaxemb.strategies import base as strategy_base
+from jaxemb.strategies import replicas
 from jaxemb.tables import blocks
-from jaxemb.text import encode, partition_sampling, vocab
+from jaxemb.text import partition_sampling, vocab
 
 _WORDS_COUNTED = (
   'corpus words inside the vocabulary that sub-models have read, before '
   'frequent-word subsampling, in all epochs'
 )
+_NO_SCHEDULE = strategy_base.Schedule(
+  np.float32(0), np.float32(0), np.zeros(2, np.uint32)
+)
 
 
-class SubModel(NamedTuple):
-  """A sub-model that is being trained."""
+@dataclasses.dataclass
+class SubModel:
+  """A sub-model in training."""
 
   part: int
+  folder: pathlib.Path
   sampling: partition_sampling.Sampling
   counts: partition_sampling.SampleCounts
   checkpoints: checkpoint.Checkpoints
-  totals: metrics.Totals  # of its checkpoint
+  schedule: Callable[[data_base.Item], strategy_base.Schedule]
+  totals: metrics.Totals
+
+  @contextlib.contextmanager
+  def named_in_errors(self) -> Iterator[None]:
+    """Names the sub-model in the message of a `UserError`."""
+    try:
+      yield
+    except errors.UserError as error:
+      raise errors.UserError(f'sub-model {self.part}: {error}') from error
 
 
 class Round(NamedTuple):
-  """One dispatch of the sub-models of a round; as `data.base.Item`."""
+  """A dispatch of all sub-models on the devices; as `data_base.Item`."""
 
-  batch: windows.Batch  # [models, ...], or what became of it on the devices
-  items: tuple[data_base.Item | None, ...]  # None = that model is done
+  batch: windows.Batch  # [models, ...]
+  items: tuple[data_base.Item | None, ...]  # None = that sub-model is done
   done_before: int  # words of all
   done_after: int
-  position: None = None  # each model has its own
+  position: None = None  # every sub-model has its own
 
 
 def folder(
@@ -80,14 +98,14 @@ def home(
 ) -> pathlib.Path:
   """Where a run logs: its folder, or that of the only part that it trains."""
   s = config.strategy
-  is_part = s.name == 'partition' and s.part >= 0
-  return folder(config, workdir, s.part) if is_part else workdir
+  is_job = s.name == 'partition' and s.part >= 0
+  return folder(config, workdir, s.part) if is_job else workdir
 
 
 def check_alone(
   config: ml_collections.ConfigDict, job: distributed.Job
 ) -> None:
-  """Refuses connected processes: sub-models have nothing to exchange."""
+  """Refuses connected processes: sub-models exchange nothing."""
   is_connected = bool(job.coordinator) or job.detects
   if config.strategy.name == 'partition' and is_connected:
     raise errors.UserError(
@@ -100,28 +118,13 @@ def check_alone(
 def check(
   config: ml_collections.ConfigDict, workdir: pathlib.Path, fingerprint: str
 ) -> None:
-  """Refuses folders of other runs, and what could not be merged once trained.
-
-  Args:
-    config: checked settings in which all is chosen.
-    workdir: folder of the whole run.
-    fingerprint: of the text.
-  """
-  from jaxemb.merging import merge
-
+  """Refuses folders of other runs, and settings that cannot be merged."""
   for part in _wanted(config):
     rundir.check(config, folder(config, workdir, part))
     rundir.check_data(folder(config, workdir, part), fingerprint)
   s = config.strategy
-  num_columns = s.num_parts * config.model.dim
-  is_aligned = s.num_parts > 1 and s.merge in ('alir', 'pca')
-  if s.part < 0 and is_aligned and num_columns > merge.MAX_COLUMNS:
-    raise errors.UserError(
-      f'{s.num_parts} sub-models of {config.model.dim} dimensions have more '
-      f'than {merge.MAX_COLUMNS:,} in all and cannot be merged at once; '
-      'give --config.strategy.merge=none and merge groups of them with '
-      'python -m jaxemb.merge'
-    )
+  if s.part < 0 and s.num_parts > 1 and s.merge in ('alir', 'pca'):
+    merge_lib.check_columns([config.model.dim] * s.num_parts)
 
 
 def run(
@@ -131,137 +134,62 @@ def run(
   stop: threading.Event,
   session: loop.Session,
 ) -> bool:
-  """Trains the sub-models that are not there yet; merges where it trains all.
+  """Trains the sub-models that are not done; merges them in a run of all.
 
-  Args:
-    config: settings in which all is chosen, see `check`.
-    workdir: folder of the whole run.
-    parts: what the run is made of.
-    stop: set when training is to stop, after saving.
-    session: this start of the run.
-
-  Returns:
-    Whether all is done; if not, the same command goes on.
-
-  Raises:
-    UserError: for text or settings that cannot be used.
+  Returns whether all is done; if not, the same command resumes.
   """
-  before = _done(config, workdir)
-  done_parts = {x['part'] for x in before}
-  left = [part for part in _wanted(config) if part not in done_parts]
   build.check_fits(config, parts)
-  text = partition_sampling.index(parts.source.corpus)
-  trainer = _Trainer(
-    config, workdir, parts, text, session, _sample_counts(config, text, left)
-  )
-  elsewhere = trainer.train_all(left, stop)
-  if elsewhere is None:
+  before = _read_done(config, workdir)
+  left = set(_wanted(config)) - {x['part'] for x in before}
+  trainer = _Trainer(config, workdir, parts, session, sorted(left))
+  busy = trainer.train_all(stop)
+  if busy is None:
     return False
-  if elsewhere:
+  if busy:
     metrics.LOG.info(
-      'sub-models %s are being trained by other processes; start again when '
-      'they are done, to merge all',
-      ', '.join(map(str, elsewhere)),
+      'sub-models %s are being trained by other processes; run the same '
+      'command again when they are done, to merge all',
+      ', '.join(map(str, busy)),
     )
     return False
   if config.strategy.part < 0:
-    done = _done(config, workdir)
+    done = _read_done(config, workdir)
     totals = _sum(done)
-    # Of earlier starts, training is all that is known.
-    totals.total_secs += time.time() - session.started
-    totals.total_secs += _sum(before).train_secs
+    # Of earlier starts only the time of training is known.
+    totals.total_secs += time.time() - session.started + _sum(before).train_secs
     totals.encode_secs, totals.started = session.encode_secs, session.started
     _write_merged(config, workdir, parts, done, totals)
   return True
 
 
 def _wanted(config: ml_collections.ConfigDict) -> range:
-  """The sub-models that a run is about."""
+  """The sub-models that the run trains."""
   s = config.strategy
   return range(s.num_parts) if s.part < 0 else range(s.part, s.part + 1)
 
 
-def _part_json(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path, part: int
-) -> dict[str, Any] | None:
-  path = folder(config, workdir, part) / 'part.json'
-  try:
-    return json.loads(path.read_text()) if path.exists() else None
-  except ValueError as error:
-    raise errors.UserError(
-      f'{path} is damaged ({error}); remove its folder to train it again'
-    ) from error
-
-
-def _done(
+def _read_done(
   config: ml_collections.ConfigDict, workdir: pathlib.Path
 ) -> list[dict[str, Any]]:
-  """What `part.json` says of all sub-models that are done."""
-  every = range(config.strategy.num_parts)
-  found = (_part_json(config, workdir, part) for part in every)
-  return [x for x in found if x]
+  """The part.json of all sub-models that are done."""
+  done = []
+  for part in range(config.strategy.num_parts):
+    path = folder(config, workdir, part) / 'part.json'
+    try:
+      done += [json.loads(path.read_text())] if path.exists() else []
+    except ValueError as error:
+      raise errors.UserError(
+        f'{path} is damaged ({error}); remove its folder to train it again'
+      ) from error
+  return done
 
 
 def _sum(done: Sequence[Mapping[str, Any]]) -> metrics.Totals:
   """Totals of sub-models that are done."""
-  whole = metrics.add_up([metrics.Totals(**x['totals']) for x in done])
+  totals = metrics.add_up([metrics.Totals(**x['totals']) for x in done])
   # Those that were trained side by side took the same time.
-  whole.train_secs = sum(x['train_secs'] / x['beside'] for x in done)
-  return whole
-
-
-def _sampling(
-  config: ml_collections.ConfigDict, part: int
-) -> partition_sampling.Sampling:
-  s = config.strategy
-  return partition_sampling.Sampling(
-    s.divide, s.num_parts, s.rate, part, config.seed
-  )
-
-
-def _sample_counts(
-  config: ml_collections.ConfigDict,
-  text: partition_sampling.Indexed,
-  wanted: Sequence[int],
-) -> dict[int, partition_sampling.SampleCounts]:
-  """What each part will read."""
-
-  def count(part: int) -> partition_sampling.SampleCounts:
-    return partition_sampling.count(
-      text, _sampling(config, part), config.train.epochs
-    )
-
-  with futures.ThreadPoolExecutor(encode.num_threads()) as pool:
-    found = dict(zip(wanted, pool.map(count, wanted), strict=True))
-  for part, each in found.items():
-    if not each.words:
-      raise errors.UserError(
-        f'sub-model {part} of {config.strategy.num_parts} gets no sentence; '
-        'lower --config.strategy.num_parts or raise --config.strategy.rate'
-      )
-  return found
-
-
-@contextlib.contextmanager
-def _naming(model: SubModel) -> Iterator[None]:
-  """Says of an error which model it is about."""
-  try:
-    yield
-  except errors.UserError as error:
-    raise errors.UserError(f'sub-model {model.part}: {error}') from error
-
-
-def of_model(state: Any, index: int) -> Any:
-  """A copy of a model's arrays, on the device that holds them."""
-
-  def find(array):
-    for shard in array.addressable_shards:
-      first = shard.index[0].start or 0
-      if first <= index < first + len(shard.data):
-        return shard.data[index - first]
-    raise IndexError(index)
-
-  return jax.tree.map(find, state)
+  totals.train_secs = sum(x['train_secs'] / x['side_by_side'] for x in done)
+  return totals
 
 
 class _Trainer:
@@ -272,28 +200,32 @@ class _Trainer:
     config: ml_collections.ConfigDict,
     workdir: pathlib.Path,
     parts: build.Parts,
-    text: partition_sampling.Indexed,
     session: loop.Session,
-    sample_counts: dict[int, partition_sampling.SampleCounts],
+    wanted: Sequence[int],
   ):
     self._config, self._workdir, self._parts = config, workdir, parts
-    self._text, self._session, self._sample_counts = (
-      text,
-      session,
-      sample_counts,
+    self._session = session
+    self._text = partition_sampling.index(parts.source.corpus)
+    s = config.strategy
+    self._samplings = {
+      part: partition_sampling.Sampling(
+        s.divide, s.num_parts, s.rate, part, config.seed
+      )
+      for part in wanted
+    }
+    self._counts = partition_sampling.count_all(
+      self._text, self._samplings.values(), config.train.epochs
     )
     self._decisions = distributed.Decisions('saves')
     self._fingerprints = build.fingerprints(parts)
-    self._key = loop.tables_key(config.seed)
+    self._key = loop.init_key(config.seed)
     shapes = jax.eval_shape(parts.strategy.init, self._key)
     self._num = jax.tree.leaves(shapes)[0].shape[0]  # side by side
     self._program = None
 
-  def train_all(
-    self, wanted: Sequence[int], stop: threading.Event
-  ) -> list[int] | None:
-    """Round by round; those that others train, or None if told to stop."""
-    left, elsewhere = list(wanted), []
+  def train_all(self, stop: threading.Event) -> list[int] | None:
+    """Returns the parts that other processes train, or None if stopped."""
+    left, busy = list(self._samplings), []
     while left:
       with contextlib.ExitStack() as stack:
         models: list[SubModel] = []
@@ -302,14 +234,11 @@ class _Trainer:
           try:
             models += self._open(part, stack)
           except rundir.BusyError:
-            elsewhere.append(part)
-        later_words = sum(self._sample_counts[part].words for part in left)
+            busy.append(part)
+        later_words = sum(self._counts[part].words for part in left)
         if models and not self._train(models, later_words, stop):
           return None
-    return elsewhere
-
-  def _folder(self, part: int) -> pathlib.Path:
-    return folder(self._config, self._workdir, part)
+    return busy
 
   def _open(self, part: int, stack: contextlib.ExitStack) -> list[SubModel]:
     """A sub-model, with its folder locked; none if it is done by now.
@@ -317,11 +246,11 @@ class _Trainer:
     Raises:
       BusyError: if another process trains it.
     """
-    config, path = self._config, self._folder(part)
+    config, path = self._config, folder(self._config, self._workdir, part)
     rundir.make(path)
     if config.strategy.part < 0:  # else it is locked as the folder of the run
       stack.enter_context(rundir.locked(path))
-    if _part_json(config, self._workdir, part):
+    if (path / 'part.json').exists():
       return []
     rundir.record(config, path, self._parts.source.fingerprint)
     checkpoints = checkpoint.Checkpoints(
@@ -330,34 +259,43 @@ class _Trainer:
       metrics.LOG.error,
     )
     stack.enter_context(checkpoints)
+    o, counts = config.optimizer, self._counts[part]
+    rates = o.learning_rate, o.final_learning_rate
+    # By its own progress, with keys of its own.
+    schedule = loop.schedules(config.seed, rates, counts.words, (part + 1,))
     totals = metrics.Totals(self._parts.source.unit)
-    sampling, counts = _sampling(config, part), self._sample_counts[part]
-    return [SubModel(part, sampling, counts, checkpoints, totals)]
+    sampling = self._samplings[part]
+    return [
+      SubModel(part, path, sampling, counts, checkpoints, schedule, totals)
+    ]
 
-  def _start(self, models: Sequence[SubModel]) -> tuple[list[SubModel], Any]:
+  def _restore(self, models: Sequence[SubModel]) -> Any:
     """New states, or those of the newest checkpoints."""
-    strategy = self._parts.strategy
     state = build.new_state(self._config, self._parts, self._key)
-    form = jax.tree.map(
+    like = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state
     )
-    models, restored = list(models), {}
+    host = None
     for i, model in enumerate(models):
-      with _naming(model):
-        found = loop.restore(model.checkpoints, form, self._fingerprints)
-      if found is not None:
-        restored[i] = jax.tree.leaves(found[0])
-        models[i] = model._replace(totals=found[1])
-    if restored:
-      leaves, tree = jax.tree.flatten(state)
-      leaves = [np.array(x) for x in leaves]
-      for i, values in restored.items():
-        for leaf, value in zip(leaves, values, strict=True):
-          leaf[i] = value
-      state = mesh.put(
-        jax.tree.unflatten(tree, leaves), strategy.state_sharding
-      )
-    return models, state
+      with model.named_in_errors():
+        restored = loop.restore(model.checkpoints, like, self._fingerprints)
+      if restored is not None:
+        host = jax.tree.map(np.array, state) if host is None else host
+        jax.tree.map(lambda x, y, i=i: np.copyto(x[i], y), host, restored[0])
+        model.totals = restored[1]
+    if host is None:
+      return state
+    return mesh.put(host, self._parts.strategy.state_sharding)
+
+  def _totals(self, models: Sequence[SubModel]) -> metrics.Totals:
+    """Sums over the sub-models that are done and those in training."""
+    if self._config.strategy.part >= 0:
+      return copy.deepcopy(models[0].totals)
+    before = _sum(_read_done(self._config, self._workdir))
+    totals = metrics.add_up([before, *(model.totals for model in models)])
+    together_secs = max(model.totals.train_secs for model in models)
+    totals.train_secs = before.train_secs + together_secs
+    return totals
 
   def _train(
     self,
@@ -365,20 +303,13 @@ class _Trainer:
     later_words: int,
     stop: threading.Event,
   ) -> bool:
-    """Trains a round; whether it came to its end."""
+    """Trains sub-models side by side; whether to their end."""
     config, parts = self._config, self._parts
     names = ', '.join(str(model.part) for model in models)
     metrics.LOG.info('sub-models %s of %d', names, config.strategy.num_parts)
-    is_job = config.strategy.part >= 0  # a run of its own, with its own times
-    before = metrics.Totals(parts.source.unit)
-    if not is_job:
-      before = _sum(_done(config, self._workdir))
-    models, state = self._start(models)
-    totals = metrics.add_up([before, *(model.totals for model in models)])
-    totals.train_secs = before.train_secs
-    totals.train_secs += max(model.totals.train_secs for model in models)
-    if is_job:
-      _copy_times(models[0].totals, totals)
+    state = self._restore(models)
+    totals = self._totals(models)
+    compile_secs = totals.compile_secs
     total = totals.done
     total += sum(model.counts.words - model.totals.done for model in models)
     meter = metrics.Meter(
@@ -389,37 +320,26 @@ class _Trainer:
       config.train.log_every_secs,
     )
     items = data_base.prefetch(
-      self._items(models, totals.done),
+      self._rounds(models, totals.done),
       lambda batch: mesh.put(batch, parts.strategy.batch_sharding),
     )
 
     def save(state: Any, rates: np.ndarray) -> None:
-      if is_job:
-        _copy_times(totals, models[0].totals)
       for i, model in enumerate(models):
-        with _naming(model):
-          loop.save(
-            model.checkpoints,
-            of_model(state, i),
-            model.totals,
-            self._fingerprints,
-            rates[i],
-          )
+        for name in ('started', 'encode_secs', 'total_secs'):
+          setattr(model.totals, name, getattr(totals, name))
+        with model.named_in_errors():
+          own, files = replicas.of_model(state, i), model.checkpoints
+          loop.save(files, own, model.totals, self._fingerprints, rates[i])
 
-    compile_secs = totals.compile_secs
     task = loop.Task(
       parts.strategy,
       state,
       items,
-      self._schedules(models),
+      functools.partial(self._schedule, models),
       totals,
-      _Meters(
-        models,
-        meter,
-        totals,
-        parts.trainable.model.untrained_loss,
-        len(self._text.sentences.block_shards),
-      ),
+      meter,
+      functools.partial(self._count, models, meter, totals),
       total,
       save,
       config.train.checkpoint_every_secs,
@@ -428,28 +348,25 @@ class _Trainer:
     )
     trained = loop.run(task, stop, self._session)
     self._program = trained.program
-    for model in models:
-      model.totals.collectives = totals.collectives
     models[0].totals.compile_secs += totals.compile_secs - compile_secs
     if not trained.finished:
-      metrics.LOG.info('stopped; sub-models %s saved; start again', names)
+      metrics.LOG.info(
+        'stopped and saved sub-models %s; run the same command to resume', names
+      )
       return False
     for i, model in enumerate(models):
-      self._finish(model, of_model(trained.state, i), len(models))
+      model.totals.collectives = totals.collectives
+      self._write(model, replicas.of_model(trained.state, i), len(models))
     return True
 
-  def _items(self, models: Sequence[SubModel], done: int) -> Iterator[Round]:
-    """Batches of all models of the program; one that is done gets padding."""
+  def _rounds(self, models: Sequence[SubModel], done: int) -> Iterator[Round]:
+    """Batches of all sub-models; padding for those that are done."""
     spec = self._parts.source.spec
     readers = [
       partition_sampling.items(
-        self._text,
-        model.sampling,
-        spec,
-        model.totals.position,
-        model.totals.done,
+        self._text, x.sampling, spec, x.totals.position, x.totals.done
       )
-      for model in models
+      for x in models
     ]
     size = spec.max_steps * spec.part_words
     padding = windows.padding(size, spec.window)
@@ -465,143 +382,105 @@ class _Trainer:
       yield Round(batch, items, done, done + words)
       done += words
 
-  def _schedules(
-    self, models: Sequence[SubModel]
-  ) -> Callable[[Round], strategy_base.Schedule]:
-    """Every model's learning rates, by its own progress, and its own keys."""
-    o = self._config.optimizer
-    each = [
-      loop.schedules(
-        self._config.seed,
-        (o.learning_rate, o.final_learning_rate),
-        model.counts.words,
-        (model.part + 1,),
-      )
-      for model in models
-    ]
-    nothing = strategy_base.Schedule(
-      np.float32(0), np.float32(0), np.zeros(2, np.uint32)
-    )
+  def _schedule(
+    self, models: Sequence[SubModel], item: Round
+  ) -> strategy_base.Schedule:
+    """[models, ...] schedules of all."""
+    schedules = [_NO_SCHEDULE] * self._num
+    for i, (model, own) in enumerate(zip(models, item.items, strict=True)):
+      if own is not None:
+        schedules[i] = model.schedule(own)
+    return jax.tree.map(lambda *x: np.stack(x), *schedules)
 
-    def schedule(item: Round) -> strategy_base.Schedule:
-      schedules = [
-        nothing if x is None else of_model(x)
-        for of_model, x in zip(each, item.items, strict=True)
-      ]
-      schedules += [nothing] * (self._num - len(schedules))
-      return jax.tree.map(lambda *x: np.stack(x), *schedules)
-
-    return schedule
+  def _count(
+    self,
+    models: Sequence[SubModel],
+    meter: metrics.Meter,
+    totals: metrics.Totals,
+    item: Round,
+    rates: tuple[np.ndarray, np.ndarray],
+    step_metrics: strategy_base.DispatchMetrics,
+  ) -> None:
+    """Counts a dispatch for each sub-model, and for all together."""
+    untrained_loss = self._parts.trainable.model.untrained_loss
+    epoch_blocks = len(self._text.sentences.block_shards)
+    step_metrics = jax.device_get(step_metrics)
+    active = [i for i, own in enumerate(item.items) if own is not None]
+    for i in active:
+      model, own = models[i], item.items[i]
+      measured = jax.tree.map(lambda x, i=i: x[i], step_metrics)
+      own_rates = rates[0][i], rates[1][i]
+      with model.named_in_errors():
+        metrics.check_finite(model.totals, own_rates, measured, untrained_loss)
+      model.totals.add(own, own.index // epoch_blocks, measured, 0.0)
+    summed = jax.tree.map(np.sum, step_metrics)
+    steps = summed.steps._replace(first_bad_step=np.int32(-1))
+    first, last = (float(np.mean(x[active])) for x in rates)
+    secs_before = totals.train_secs
+    meter.count(item, (first, last), summed._replace(steps=steps))
+    for i in active:
+      models[i].totals.train_secs += totals.train_secs - secs_before
 
   def _rows(self, state: Any, name: str) -> blocks.RowBlock:
-    """All rows of a table of one model."""
+    """All rows of a table of one sub-model."""
     table = self._parts.trainable.tables[name]
     return table.export_rows(state.tables[name])
 
   @functools.cached_property
-  def _start_rows(self) -> np.ndarray:
+  def _untrained(self) -> np.ndarray:
     """[vocab, dim], the vectors of every sub-model before training."""
     init = jax.jit(self._parts.trainable.init)
     name = self._parts.trainable.model.vectors_table
     return self._rows(init(self._key), name).rows
 
-  def _finish(self, model: SubModel, state: Any, beside: int) -> None:
+  def _write(self, model: SubModel, state: Any, side_by_side: int) -> None:
     """Writes the results of a sub-model."""
     config, parts, source = self._config, self._parts, self._parts.source
-    path, counts, totals = self._folder(model.part), model.counts, model.totals
+    counts, totals, seen = model.counts, model.totals, model.counts.seen
     export = results.collect(
       config, parts, functools.partial(self._rows, state)
     )
-    num_seen = counts.seen
     if export.senses is None:
-      # A word may have been read and never had another beside it.
-      has = (export.rows.decode() != self._start_rows).any(1)
-      has &= num_seen >= config.strategy.min_seen
-      if not has.any():
+      # A word may have been read and never had another one in its window.
+      has_vector = (export.rows.decode() != self._untrained).any(1)
+      has_vector &= seen >= config.strategy.min_seen
+      if not has_vector.any():
         raise errors.UserError(
           f'sub-model {model.part} has learned nothing: no word has another in '
           'its window; raise --config.strategy.rate or --config.data.sample'
         )
-      names, seen = export.keys, num_seen * has
-      export = results.only(export._replace(counts=num_seen), has)
+      words = vocab.Vocabulary(export.keys, seen * has_vector)
+      export = export._replace(counts=seen).select(has_vector)
     else:
-      # All stay together, with the counts that the tree of paths is made of.
-      names, seen = export.senses.names(), export.senses.by_row(num_seen)
-    vocab.write_counts(path / 'vocab.txt', vocab.Vocabulary(names, seen))
+      # All words stay, with the counts that the Huffman tree is made of.
+      senses = export.senses
+      words = vocab.Vocabulary(senses.names(), senses.by_row(seen))
+    vocab.write_counts(model.folder / 'vocab.txt', words)
+    table_bytes = mesh.num_bytes(state)
     if config.strategy.part < 0:
       # Enough to load and to merge: text formats take longer than training.
-      results.write_rows(path / 'export', export)
+      results.write_export(model.folder / 'export', export, is_minimal=True)
     else:
-      table_bytes = mesh.num_bytes(state)
-      results.write(config, path, parts, export, totals, table_bytes)
-    num_words = source.units_per_epoch * config.train.epochs
-    figures = {
+      results.write(config, model.folder, parts, export, totals, table_bytes)
+    values = {
       'part': model.part,
       'sampling': dataclasses.asdict(model.sampling),
-      'corpus': source.fingerprint,
+      'text_fingerprint': source.fingerprint,
       'words': counts.words,
       'sentences': counts.sentences,
-      'corpus_share': counts.words / num_words,
-      'words_seen': int((num_seen > 0).sum()),
+      'corpus_fraction': counts.words
+      / (source.units_per_epoch * config.train.epochs),
+      'words_seen': int((seen > 0).sum()),
       'vocab_words': len(export.names()[0]),
       'loss_per_example': totals.loss_per_example(),
       'train_secs': totals.train_secs,
-      'table_bytes': mesh.num_bytes(state),
+      'table_bytes': table_bytes,
       'vector_bytes': sum(x.vector_bytes for x in state.tables.values()),
-      'beside': beside,  # sub-models that the devices trained at once
+      'side_by_side': side_by_side,  # sub-models trained at the same time
       'totals': dataclasses.asdict(totals),
     }
-    with atomic.write(path / 'part.json') as file:
-      file.write(json.dumps(figures, indent=1).encode())
-
-
-def _copy_times(source: metrics.Totals, target: metrics.Totals) -> None:
-  for name in ('started', 'encode_secs', 'total_secs'):
-    setattr(target, name, getattr(source, name))
-
-
-class _Meters:
-  """Counts dispatches for each model, and for all together."""
-
-  def __init__(
-    self,
-    models: Sequence[SubModel],
-    meter: metrics.Meter,
-    totals: metrics.Totals,
-    untrained_loss: float,
-    epoch_blocks: int,
-  ):
-    self._epoch_blocks = epoch_blocks
-    self._models, self._meter, self._totals = models, meter, totals
-    self._untrained_loss = untrained_loss
-    self.start, self.resume, self.close = meter.start, meter.resume, meter.close
-
-  def count(
-    self,
-    item: Round,
-    rates: tuple[np.ndarray, np.ndarray],
-    step_metrics: strategy_base.DispatchMetrics,
-  ) -> None:
-    """As `metrics.Meter.count`; all metrics have an axis of models."""
-    step_metrics = jax.device_get(step_metrics)
-    each = []
-    for i, model in enumerate(self._models):
-      if item.items[i] is None:
-        continue
-      own = jax.tree.map(lambda x, i=i: x[i], step_metrics)
-      own_rates = rates[0][i], rates[1][i]
-      with _naming(model):
-        metrics.check_finite(model.totals, own_rates, own, self._untrained_loss)
-      each.append((model, item.items[i], own, own_rates))
-    whole = jax.tree.map(np.sum, step_metrics)
-    steps = whole.steps._replace(first_bad_step=np.int32(-1))
-    means = tuple(float(np.mean([x[3][i] for x in each])) for i in range(2))
-    secs_before = self._totals.train_secs
-    self._meter.count(item, means, whole._replace(steps=steps))
-    secs = self._totals.train_secs - secs_before
-    for model, own_item, own, _ in each:
-      epoch = own_item.index // self._epoch_blocks
-      model.totals.add(own_item, epoch, own, secs)
+    with atomic.write(model.folder / 'part.json') as file:
+      file.write(json.dumps(values, indent=1).encode())
 
 
 def _write_merged(
@@ -611,41 +490,32 @@ def _write_merged(
   done: Sequence[Mapping[str, Any]],
   totals: metrics.Totals,
 ) -> None:
-  """Merges the sub-models, evaluates the result and writes the report.
-
-  Args:
-    config: the settings.
-    workdir: folder of the run.
-    parts: data, evaluation sets and devices.
-    done: what `part.json` says of each.
-    totals: sums over them.
-  """
+  """Merges the sub-models, evaluates the result and writes the report."""
   more: dict[str, Any] = {
     'parts': [{k: v for k, v in x.items() if k != 'totals'} for x in done],
     'words_counted': _WORDS_COUNTED,
     'merge': None,
     'vector_bytes': sum(x['vector_bytes'] for x in done),
   }
-  table_bytes = sum(x['table_bytes'] for x in done)
+  export = None
   if config.strategy.merge == 'none':
-    figures = results.page(config, parts, totals, table_bytes)
-    report.write_json(workdir, figures | {'evaluation': {}} | more)
     metrics.LOG.info('not merged: %d sub-models in %s', len(done), workdir)
-    return
-  folders = [folder(config, workdir, part) for part in _wanted(config)]
-  export, merged = _merge(config, parts.source, folders)
-  num_missing = len(parts.source.keys) - len(export.keys)
-  metrics.LOG.info(
-    'merged %d sub-models (%s) in %.1f s: %s words, %s of the vocabulary are '
-    'missing',
-    len(done),
-    config.strategy.merge,
-    merged['merge_secs'],
-    f'{len(export.keys):,}',
-    f'{num_missing:,}',
-  )
-  more['merge'] = merged | {'missing_words': num_missing}
-  more['dim'] = export.rows.data.shape[1]
+  else:
+    folders = [folder(config, workdir, part) for part in _wanted(config)]
+    export, merged = _merge(config, parts.source, folders)
+    num_missing = len(parts.source.keys) - len(export.keys)
+    metrics.LOG.info(
+      'merged %d sub-models (%s) in %.1f s: %s words, %s of the vocabulary are '
+      'missing',
+      len(done),
+      config.strategy.merge,
+      merged['merge_secs'],
+      f'{len(export.keys):,}',
+      f'{num_missing:,}',
+    )
+    more['merge'] = merged | {'missing_words': num_missing}
+    more['dim'] = export.rows.data.shape[1]
+  table_bytes = sum(x['table_bytes'] for x in done)
   results.write(config, workdir, parts, export, totals, table_bytes, more)
 
 
@@ -654,56 +524,47 @@ def _merge(
   source: data_base.Source,
   folders: Sequence[pathlib.Path],
 ) -> tuple[results.Export, dict[str, Any]]:
-  """The words that any sub-model has, and figures of the merge."""
-  from jaxemb.merging import merge as merge_lib
-  from jaxemb.merging import senses as senses_merge
-
+  """The words that any sub-model has, and the report of the merge."""
   opened = [_open_part(path) for path in folders]
-  figures: dict[str, Any] = {'merge_secs': 0.0, 'warnings': []}
-  words, senses = opened[0].words, opened[0].senses
   if len(opened) > 1:
     spec = merge_lib.Spec(method=config.strategy.merge)
     merged = senses_merge.merge(opened, spec)
-    figures, words, senses = merged.report, merged.words, merged.senses
-    for line in figures['warnings']:
-      metrics.LOG.warning('%s', line)
-    if senses is not None:
-      metrics.LOG.info('%s', senses_merge.line(figures['senses']))
-  if senses is not None:
-    # Sub-models keep all words of the text, in its order.
-    words, vectors = senses.words, np.asarray(senses.vectors)
+    report, vectors = merged.report, merged.vectors
   else:
-    vectors = merged.vectors if len(opened) > 1 else opened[0].vectors.open()
+    (merged,) = opened
+    report, vectors = {'merge_secs': 0.0, 'warnings': []}, merged.vectors.open()
+  for line in report['warnings']:
+    metrics.LOG.warning('%s', line)
+  words, senses = merged.words, merged.senses
+  if senses is not None:
+    words, vectors = senses.words, senses.vectors
+    if 'senses' in report:
+      metrics.LOG.info('%s', senses_merge.line(report['senses']))
   ids = {word: i for i, word in enumerate(source.keys)}
-  foreign = next((word for word in words if word not in ids), None)
-  if foreign is not None:
-    raise errors.UserError(
-      f'a sub-model has a word that the text has not, {foreign!r}: it is of '
-      'another text; merge with python -m jaxemb.merge'
-    )
-  rows = np.array([ids[word] for word in words])
-  if senses is None:
+  rows, vectors = np.array([ids[word] for word in words]), np.asarray(vectors)
+  if senses is None:  # else all words are there, in the order of the text
     order = np.argsort(rows)
     words, rows = [words[i] for i in order], rows[order]
-    vectors = np.asarray(vectors)[order]
-  encoded = blocks.encode(np.asarray(vectors), config.table.dtype)
-  counts = source.counts[rows]
+    vectors = vectors[order]
+  counts, encoded = (
+    source.counts[rows],
+    blocks.encode(vectors, config.table.dtype),
+  )
   if senses is not None:
     senses = dataclasses.replace(
       senses, counts=counts, vectors=encoded.decode()
     )
-  return results.Export(words, counts, encoded, senses), figures
+  return results.Export(words, counts, encoded, senses), report
 
 
-def _open_part(path: pathlib.Path) -> Any:
-  """A sub-model; an error says how to mend it."""
-  from jaxemb.merging import parts
-
+def _open_part(path: pathlib.Path) -> parts_lib.Part:
+  """Opens and checks a sub-model; an error says how to train it again."""
   try:
-    part = parts.open_part(path)
-    parts.check_rows(part)
+    part = parts_lib.open_part(path)
+    parts_lib.check_rows(part)
   except errors.UserError as error:
     raise errors.UserError(
-      f'{error}; or remove {path} and start again, to train that sub-model anew'
+      f'{error}; or remove {path} and run the same command again, to train '
+      'that sub-model again'
     ) from error
   return part

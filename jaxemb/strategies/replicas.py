@@ -46,6 +46,19 @@ class ReplicaState(NamedTuple):
     return base.TrainState(self.tables, self.params, self.optimizer)
 
 
+def of_model(state: Any, index: int) -> Any:
+  """A copy of one model's arrays, on the device that holds them."""
+
+  def find(array):
+    for shard in array.addressable_shards:
+      first = shard.index[0].start or 0
+      if first <= index < first + len(shard.data):
+        return shard.data[index - first]
+    raise IndexError(index)
+
+  return jax.tree.map(find, state)
+
+
 def _meet_chunk(
   i: jax.Array,
   tables: dict[str, spec_lib.TableState],

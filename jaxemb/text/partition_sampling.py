@@ -18,12 +18,14 @@ sub-model reads as a single part in the sense of `encode.divide`.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent import futures
 from typing import NamedTuple
 
 import numba
 import numpy as np
 
+from jaxemb import errors
 from jaxemb.data import base, windows
 from jaxemb.text import encode, loader, tokenize
 
@@ -242,6 +244,26 @@ def count(indexed: Indexed, sampling: Sampling, epochs: int) -> SampleCounts:
   seen *= epochs // different
   num_sentences *= epochs // different
   return SampleCounts(seen, int(seen.sum()), num_sentences)
+
+
+def count_all(
+  indexed: Indexed, samplings: Iterable[Sampling], epochs: int
+) -> dict[int, SampleCounts]:
+  """What several parts will read, by part.
+
+  Raises:
+    UserError: if a part gets no sentence.
+  """
+  samplings = list(samplings)
+  with futures.ThreadPoolExecutor(encode.num_threads()) as pool:
+    counts = list(pool.map(lambda x: count(indexed, x, epochs), samplings))
+  for sampling, each in zip(samplings, counts, strict=True):
+    if not each.words:
+      raise errors.UserError(
+        f'sub-model {sampling.part} of {sampling.num_parts} gets no sentence; '
+        'lower --config.strategy.num_parts or raise --config.strategy.rate'
+      )
+  return {x.part: each for x, each in zip(samplings, counts, strict=True)}
 
 
 @numba.njit(nogil=True, cache=True)
