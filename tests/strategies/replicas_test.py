@@ -1,500 +1,420 @@
-"""Replicas: their timetable, the gain, and dispatches against plain loops."""
+"""Replicas against plain loops, and those that never meet against one alone."""
 
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxemb.data import windows
 from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
-from jaxemb.ops import rounding
-from jaxemb.runtime import mesh
-from jaxemb.strategies import base, replicas, sync, timetables
-from jaxemb.tables import blocks, codecs, replicated
-from jaxemb.tables import row_optimizers as rowopt
+from jaxemb.ops import losses, rounding
+from jaxemb.runtime import hlo, mesh
+from jaxemb.strategies import base, policies, replicas, sync
+from jaxemb.tables import blocks, codecs, replicated, row_optimizers
 from jaxemb.tables import spec as spec_lib
-from jaxemb.text import loader
-from tests import oracle
+from tests import compiling, dispatches, oracle
 
 VOCAB, DIM, WINDOW, CHUNK = 3000, 6, 3, 4
-BATCH_WORDS, NEGATIVES, SHARED = 64, 5, 3
-MAX_STEPS = 6
-KEY = np.array([0xA4093822, 0x299F31D0], np.uint32)
-SPEC = timetables.ExchangeSpec(
-  every_steps=2, lookups=3.0, memory_lookups=20.0, first_learning_rate=0.3
-)
-every_number = pytest.mark.parametrize('n', [2, 3, 4])
-
-
-def _frequencies():
-  weights = 1 / (5 + np.arange(VOCAB))
-  return weights / weights.sum()
+STEP_WORDS, MAX_STEPS = 64, 7
+KEY = dispatches.KEY
+EVERY, LOOKUPS, MEMORY, RATE = 2, 3.0, 20.0, 0.3
 
 
 @functools.cache
-def _make(n, spec=SPEC):
-  model = skipgram.SkipGram(
-    model_base.WindowSpec(VOCAB, DIM, WINDOW, NEGATIVES, CHUNK, SHARED),
-    skipgram.negative_distribution(1e6 * _frequencies()),
+def _model():
+  frequencies = 1 / (5 + np.arange(VOCAB))
+  frequencies /= frequencies.sum()
+  return skipgram.make(
+    model_base.WindowSpec(VOCAB, DIM, WINDOW, 5, CHUNK, 3),
+    model_base.Corpus((), 1e6 * frequencies, frequencies),
+    losses.logistic_loss,
   )
+
+
+def _trainable(num_parts, optimizer):
+  model = _model()
   tables = {
-    name: replicated.Replicated(table, rowopt.sgd(2))
+    name: replicated.Replicated(table, optimizer)
     for name, table in model.specs().items()
   }
-  step_spec = base.StepSpec(BATCH_WORDS, n, WINDOW, CHUNK, 1)
+  steps = windows.Steps(STEP_WORDS, num_parts, WINDOW, CHUNK)
+  return base.Trainable(model, tables, steps, 1)
+
+
+@functools.cache
+def _make(n):
+  trainable = _trainable(n, row_optimizers.sgd(2))
+  lookups = {
+    k: x.lookups_per_center for k, x in trainable.model.specs().items()
+  }
+  policy = policies.bounded(
+    lookups, n, STEP_WORDS, EVERY, LOOKUPS, MEMORY, RATE
+  )
   devices = mesh.make(mesh.Shape(n, 1))
-  rates = model.lookup_rates(_frequencies(), _frequencies())
-  return model, replicas.replicas(
-    model, tables, step_spec, devices, spec, rates
-  )
-
-
-def _make_alone(num_parts):
-  """One device that has all parts of a step at once."""
-  model, _ = _make(num_parts)
-  tables = {
-    name: replicated.Replicated(table, rowopt.sgd(2))
-    for name, table in model.specs().items()
-  }
-  step_spec = base.StepSpec(BATCH_WORDS, num_parts, WINDOW, CHUNK, 1)
-  devices = mesh.make(mesh.Shape(1, 1))
-  return model, sync.sync(model, tables, step_spec, devices)
+  return trainable, policy, replicas.replicas(trainable, devices, policy)
 
 
 def _batch(num_steps, n):
   """A part for each replica; all but the first one are a step shorter."""
-  rng = np.random.default_rng(0)
-  size = MAX_STEPS * BATCH_WORDS
-  parts, kept = [], []
-  for i in range(n):
-    words = max(num_steps - (i > 0), 1) * BATCH_WORDS - BATCH_WORDS // 2
-    kept.append(words)
-    sentences = []
-    while words > 0:
-      length = int(min(words, rng.integers(1, 12)))
-      sentences.append(rng.choice(VOCAB, length, p=_frequencies()))
-      words -= length
-    parts.append(oracle.pack(sentences, VOCAB, size, WINDOW, rng))
-  ids, left, right = map(np.stack, zip(*parts, strict=True))
-  pairs = (left.astype(int) + right).sum(1).astype(np.int32)
-  kept = np.array(kept, np.int32)
-  return loader.Batch(ids, left, right, -(-kept // BATCH_WORDS), kept, pairs)
+  words = [
+    max(num_steps - (i > 0), 1) * STEP_WORDS - STEP_WORDS // 2 for i in range(n)
+  ]
+  steps = windows.Steps(STEP_WORDS, n, WINDOW, CHUNK)
+  return dispatches.random_batch(words, VOCAB, steps, MAX_STEPS)
 
 
-def _step(strategy, state, batch, schedule):
-  return strategy.step(
-    state,
-    jax.device_put(strategy.constants(), strategy.constants_sharding),
-    jax.device_put(batch, strategy.batch_sharding),
-    schedule,
-  )
-
-
-def _schedule(first, last):
-  return base.Schedule(np.float32(first), np.float32(last), KEY)
-
-
-def _start(strategy):
-  """A state of training's size, the same in all replicas."""
-  state = jax.jit(strategy.init, out_shardings=strategy.state_sharding)(
-    jax.random.key(0)
-  )
+def _rows():
+  """Rows as large as trained ones."""
   rng = np.random.default_rng(3)
-  values = {
+  return {
     k: rng.normal(size=(VOCAB, DIM)).astype(np.float32) / 2
     for k in ('input', 'output')
   }
 
-  def put(like, value):
-    value = np.broadcast_to(value, like.shape)
-    return jax.device_put(value, like.sharding)
 
-  tables = {
-    k: t._replace(vectors=put(t.vectors, values[k]))
-    for k, t in state.tables.items()
-  }
-  exchanged = {
-    k: x._replace(vectors=put(x.vectors, values[k]))
-    for k, x in state.exchanged.items()
-  }
-  return state._replace(tables=tables, exchanged=exchanged), values
-
-
-def _levels(num, factor=4):
-  """How often the factor divides num."""
-  level = 0
-  while num % factor == 0:
-    num, level = num // factor, level + 1
-  return level
-
-
-def _oracle(n, values, batch, schedule, spec, num_exchanges):
-  """Each replica's tables in float64, and (loss, examples)."""
-  model, _ = _make(n, spec)
-  rates = model.lookup_rates(_frequencies(), _frequencies())
-  table = timetables.timetable(rates, BATCH_WORDS, spec)
-  mine = [
-    {k: v.astype(np.float64) for k, v in values.items()} for _ in range(n)
+def _loops(n, batch, schedule, num_meetings):
+  """Each replica's tables in float64, rows when they met, loss and examples."""
+  trainable, policy, _ = _make(n)
+  own = [
+    {k: v.astype(np.float64) for k, v in _rows().items()} for _ in range(n)
   ]
-  old = {k: v.astype(np.float64) for k, v in values.items()}
-  ids_of = jax.jit(model.ids)
+  met = {k: v.astype(np.float64) for k, v in _rows().items()}
+  first, last = map(float, schedule[:2])
   count = batch.num_steps.max()
-  first = float(schedule.first_learning_rate)
-  last = float(schedule.last_learning_rate)
   loss = examples = 0
   for i in range(count):
-    for replica in range(n):
-      step = oracle.middle(
-        oracle.Tokens(*(x[replica] for x in batch[:3])),
-        i * BATCH_WORDS,
-        BATCH_WORDS,
-      )
-      num_chunks = BATCH_WORDS // CHUNK
-      chunks = (i * n + replica) * num_chunks + np.arange(num_chunks)
-      ids = ids_of(
-        model.constants(),
-        model_base.StepBatch(
-          *(x[None] for x in step), chunks.astype(np.uint32)
-        ),
-        KEY,
-      )
-      draws = np.asarray(ids['output'])[:, -SHARED:]
-      truth = oracle.skipgram(
-        *step, draws, mine[replica], WINDOW, CHUNK, NEGATIVES
+    rate = first + (last - first) * i / count
+    for replica, tables in enumerate(own):
+      truth = dispatches.true_step(
+        trainable, oracle.skipgram, tables, batch, i, [replica]
       )
       loss, examples = loss + truth.loss, examples + truth.examples
-      rate = first + (last - first) * i / count
-      for k in old:
+      for k in met:
         oracle.sgd(
-          mine[replica][k],
-          {},
-          truth.ids[k],
-          truth.grads[k],
-          rate,
-          max_duplicates=2,
+          tables[k], {}, truth.ids[k], truth.grads[k], rate, max_duplicates=2
         )
-    if (i + 1) % spec.every_steps and i + 1 < count:
+    if (i + 1) % EVERY and i + 1 < count:
       continue
-    num_exchanges += 1
+    num_meetings += 1
     rate = first + (last - first) * (i + 1) / count
-    for k in rates:
-      level = min(_levels(num_exchanges), len(table.due) - 1)
-      for row in range(min(table.due[level] * table.chunk_rows, VOCAB)):
-        m = float(table.lookups[k][row]) * rate / spec.first_learning_rate
-        m *= ((i % spec.every_steps) + 1) / spec.every_steps
-        q = math.exp(-m / spec.memory_lookups)
+    level = 0
+    while num_meetings % 4 ** (level + 1) == 0:
+      level += 1
+    level = min(level, len(policy.due_chunks) - 1)
+    for k in met:
+      for row in range(min(policy.due_chunks[level] * 1024, VOCAB)):
+        m = float(policy.lookups[k][row]) * rate / RATE
+        m *= ((i % EVERY) + 1) / EVERY
+        q = math.exp(-m / MEMORY)
         gain = sum(q**j for j in range(n)) / n
-        moved = sum(x[k][row] - old[k][row] for x in mine)
-        new = old[k][row] + gain * moved
-        for x in mine:
-          x[k][row] = new
-        old[k][row] = new
-  return mine, old, loss, examples, num_exchanges
+        met[k][row] += gain * sum(x[k][row] - met[k][row] for x in own)
+        for x in own:
+          x[k][row] = met[k][row]
+  return own, met, loss, examples, num_meetings
 
 
-@pytest.mark.parametrize('start', [0, 62, 254])  # then all levels are due
-@every_number
+# The last one so that rows of all levels are due.
+@pytest.mark.parametrize(('n', 'start'), [(2, 0), (3, 0), (3, 62), (2, 254)])
 def test_dispatches_equal_the_loops(n, start):
-  _, strategy = _make(n)
-  state, values = _start(strategy)
-  state = state._replace(
-    num_exchanges=jax.device_put(np.int32(start), state.num_exchanges.sharding)
+  trainable, policy, strategy = _make(n)
+  assert len(policy.due_chunks) > 2 and policy.due_chunks[0] == 1
+  state = dispatches.start(strategy, _rows())
+  clock = jax.device_put(np.int32(start), state.clock.sharding)
+  num_steps = math.ceil(10 / n)
+  schedule, batch = dispatches.schedule(0.3, 0.1), _batch(num_steps, n)
+  own, met, loss, examples, num = _loops(n, batch, schedule, start)
+  state, metrics = dispatches.run(
+    strategy, state._replace(clock=clock), batch, schedule
   )
-  schedule = _schedule(0.3, 0.1)
-  # Some steps of all replicas but one are padding.
-  batch = _batch(math.ceil(10 / n), n)
-  mine, old, loss, examples, num = _oracle(
-    n, values, batch, schedule, SPEC, start
-  )
-  state, metrics = _step(strategy, state, batch, schedule)
-  for k in values:
+  for k, before in _rows().items():
     found = np.asarray(state.tables[k].vectors)
     assert found.shape == (n, VOCAB, DIM)
     for replica in range(n):
-      np.testing.assert_allclose(found[replica], mine[replica][k], 1e-5, 2e-5)
-    np.testing.assert_allclose(state.exchanged[k].vectors, old[k], 1e-5, 2e-5)
+      np.testing.assert_allclose(found[replica], own[replica][k], 1e-5, 2e-5)
+    np.testing.assert_allclose(state.met[k].vectors, met[k], 1e-5, 2e-5)
+    expected = met[k] + sum(x[k] - met[k] for x in own)
+    np.testing.assert_allclose(
+      strategy.export_rows(state, k).rows, expected, 1e-5, 5e-5
+    )
     if start:
-      continue  # rows of all levels were exchanged in the end
-    # Some rows were exchanged, some were learned alone, some not at all.
+      continue
+    # Some rows met, some were learned alone, some not at all.
     apart = np.abs(found[0] - found[1]).max(1) > 1e-4
-    moved = np.abs(found[0] - values[k]).max(1) > 1e-4
+    moved = np.abs(found[0] - before).max(1) > 1e-4
     assert apart.any() and (moved & ~apart).any() and (~moved).any()
-  assert int(state.num_exchanges) == num
+  assert int(state.clock) == num
   np.testing.assert_allclose(metrics.steps.loss, loss, 1e-5)
   assert metrics.steps.examples == examples
-  assert metrics.steps.first_bad_step == -1
-  assert metrics.num_steps == math.ceil(10 / n)
-  assert metrics.kept_words == batch.kept_words.sum()
-  assert metrics.pairs == batch.pairs.sum()
-  expected = old['input'] + sum(x['input'] - old['input'] for x in mine)
-  np.testing.assert_allclose(
-    strategy.export_rows(state, 'input').rows, expected, 1e-5, 5e-5
-  )
+  assert metrics.steps.first_bad_step == -1 and metrics.num_steps == num_steps
+  assert metrics.counters['kept_words'] == batch.kept_words.sum()
+  assert metrics.counters['pairs'] == batch.pairs.sum()
 
 
-def test_one_step_each_is_one_step_of_both():
-  """Exchanged in every step, remembering all: a larger synchronous batch."""
-  spec = timetables.ExchangeSpec(1, 1e9, 1e9, 0.3)
-  spec = replicas.dataclasses.replace(spec, lookups=1e-6)
-  _, strategy = _make(2, spec)
-  state, values = _start(strategy)
-  batch, schedule = _batch(1, 2), _schedule(0.01, 0.01)
-  state, _ = _step(strategy, state, batch, schedule)
-  _, alone = _make_alone(2)
-  total = {k: np.array(v) for k, v in values.items()}
-  single = jax.device_get(alone.init(jax.random.key(0)))
-  for replica in range(2):
-    # The other part is padding: the draws are the same.
-    half = jax.tree.map(np.copy, batch)
-    half.ids[1 - replica] = VOCAB
-    half.left[1 - replica] = half.right[1 - replica] = 0
-    start = base.TrainState(
-      {
-        k: t._replace(vectors=jnp.array(values[k]))
-        for k, t in single.tables.items()
-      }
+def test_first_bad_step_of_any_replica():
+  _, _, strategy = _make(3)
+  rows, word = _rows(), VOCAB // 2
+  rows['input'][word] = np.inf
+  for part, bad_step in ((0, 1), (2, 2)):
+    state = dispatches.start(strategy, rows)
+    batch = dispatches.with_rare_word(
+      _batch(4, 3), word, part, bad_step * STEP_WORDS
     )
-    after, _ = _step(alone, start, half, schedule)
-    for k in total:
-      total[k] += np.asarray(after.tables[k].vectors) - values[k]
-  for k in total:
-    np.testing.assert_allclose(state.exchanged[k].vectors, total[k], 1e-4, 1e-5)
-
-
-@every_number
-def test_first_bad_step_of_any_replica(n):
-  _, strategy = _make(n)
-  batch, schedule = _batch(4, n), _schedule(0.01, 0.01)
-  bad_word = VOCAB - 1
-  for part, bad_step in ((0, 1), (n - 1, 2)):
-    state, _ = _start(strategy)
-    vectors = np.array(state.tables['input'].vectors)
-    vectors[:, bad_word] = np.inf
-    table = state.tables['input']._replace(
-      vectors=jax.device_put(vectors, state.tables['input'].vectors.sharding)
+    _, metrics = dispatches.run(
+      strategy, state, batch, dispatches.schedule(0.01, 0.01)
     )
-    # A word of which only one replica knows that its row is not finite.
-    bad = jax.tree.map(np.copy, batch)
-    bad.ids[bad.ids == bad_word] = 0
-    place = bad_step * BATCH_WORDS
-    bad.ids[part, WINDOW + place : WINDOW + place + 2] = [bad_word, 1]
-    bad.right[part, place], bad.left[part, place + 1] = 1, 1
-    state = state._replace(tables=state.tables | {'input': table})
-    _, metrics = _step(strategy, state, bad, schedule)
     assert metrics.steps.first_bad_step == bad_step
 
 
-def _exchanged_alike(specs, rows, lookups, num_replicas, key):
-  """Tables, and what was exchanged last, where replicas have had the same."""
-  num = len(next(iter(lookups.values())))
+def _after_meeting(specs, own, met, lookups=3.0):
+  """All replicas' rows, and what met, as stored, after all of them have met.
 
+  Args:
+    specs: of the tables, by name.
+    own: stored rows by table, with a leading axis of replicas.
+    met: the same at the last meeting, without it.
+    lookups: of every row since.
+  """
+  n = len(jax.tree.leaves(own)[0])
   tables = {
-    k: replicated.Replicated(x, rowopt.sgd(0)) for k, x in specs.items()
+    k: replicated.Replicated(x, row_optimizers.sgd(0)) for k, x in specs.items()
   }
-  states = {k: spec_lib.TableState(x) for k, x in rows.items()}
+  vocab = next(iter(specs.values())).vocab
+  policy = policies.Bounded(
+    {k: np.full(vocab, lookups, np.float32) for k in specs},
+    n, 1, vocab, (1,), 1.0, 0.1,
+  )  # fmt: skip
+  trainable = base.Trainable(None, tables, None, 1)
+  elapsed = policies.Elapsed(jnp.float32(0.01), jnp.int32(1))
 
-  def exchange(states):
-    found = replicas._exchange_chunk(
-      jnp.int32(0), states, states, lookups, jnp.float32(0.1), num,
-      num_replicas, tables, key,
-    )  # fmt: skip
-    return jax.tree.map(lambda x: x.vectors, found, is_leaf=_is_state)
+  def meet(own, met):
+    own = jax.tree.map(lambda x: x[0], own)
+    own, met = (
+      {k: spec_lib.TableState(x) for k, x in rows.items()}
+      for rows in (own, met)
+    )
+    state = replicas.ReplicaState(own, (), (), met, jnp.int32(0))
+    state = replicas.meet(state, trainable, policy, elapsed, n, KEY)
+    found = [
+      {k: x.vectors for k, x in tables.items()}
+      for tables in (state.tables, state.met)
+    ]
+    return jax.tree.map(lambda x: x[None], found)
 
-  everywhere = jax.sharding.PartitionSpec()
+  over = jax.sharding.PartitionSpec(mesh.DATA)
   run = jax.shard_map(
-    exchange,
-    mesh=mesh.make(mesh.Shape(num_replicas, 1)),
-    in_specs=everywhere,
-    out_specs=everywhere,
+    meet,
+    mesh=mesh.make(mesh.Shape(n, 1)),
+    in_specs=(over, jax.sharding.PartitionSpec()),
+    out_specs=over,
     check_vma=False,
   )
-  return jax.device_get(jax.jit(run)(states))
+  return jax.device_get(jax.jit(run)(own, met))
 
 
-def _is_state(x):
-  return isinstance(x, spec_lib.TableState)
-
-
-def test_an_exchange_of_what_is_alike_changes_nothing():
-  """Whatever the tables travel in, one of them wider than the other."""
-  specs = {
-    'wide': spec_lib.TableSpec('wide', 8, 3, 0.0),
-    'few': spec_lib.TableSpec('few', 8, 3, 0.0, exchange_dtype='bfloat16'),
-  }
-  rows = {name: jnp.full((8, 3), 0.3) for name in specs}
-  lookups = {name: jnp.ones(8) for name in specs}
-  key = jnp.zeros(2, jnp.uint32)
-  for tables in _exchanged_alike(specs, rows, lookups, 2, key):
-    for name, array in tables.items():
-      np.testing.assert_allclose(array, rows[name], 1e-6)
-
-
-@pytest.mark.parametrize('dtype', ['bfloat16', 'int8'])
-def test_exchanged_rows_are_rounded_alike(dtype):
-  """As float32 but for one rounding."""
-  devices, num = mesh.make(mesh.Shape(2, 1)), 40
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8'])
+def test_rows_that_meet_are_rounded_alike_and_once(dtype):
+  num, rng = 40, np.random.default_rng(0)
   spec = spec_lib.TableSpec('t', num, 8, 0.0, dtype, 'stochastic')
-  table = replicated.Replicated(spec, rowopt.sgd(0))
-  rng = np.random.default_rng(0)
-  base_rows = rng.normal(size=(num, 8)).astype(np.float32)
-  moved = base_rows + 0.1 * rng.normal(size=(2, num, 8)).astype(np.float32)
-  old = jax.device_get(rounding.encode(base_rows, dtype))
-  mine = [jax.device_get(rounding.encode(x, dtype)) for x in moved]
-  lookups, forgetting = np.full(num, 3, np.float32), jnp.float32(0.1)
-
-  def exchange(mine, old):
-    mine = spec_lib.TableState(jax.tree.map(lambda x: x[0], mine))
-    found = replicas._exchange_chunk(
-      jnp.int32(0), {'t': mine}, {'t': spec_lib.TableState(old)},
-      {'t': lookups}, forgetting, num, 2, {'t': table}, KEY,
-    )  # fmt: skip
-    return jax.tree.map(lambda x: x[None], [x['t'].vectors for x in found])
-
-  everywhere = jax.sharding.PartitionSpec()
-  over = jax.sharding.PartitionSpec(mesh.DATA)
-  exchanged = jax.jit(
-    jax.shard_map(
-      exchange,
-      mesh=devices,
-      in_specs=(over, everywhere),
-      out_specs=over,
-      check_vma=False,
-    )
-  )(jax.tree.map(lambda *x: np.stack(x), *mine), old)
-  found, common = jax.device_get(exchanged)
-  for each in (found, common):
+  before = rng.normal(size=(num, 8)).astype(np.float32)
+  moved = before + 0.1 * rng.normal(size=(2, num, 8)).astype(np.float32)
+  met = jax.device_get(rounding.encode(before, dtype))
+  own = [jax.device_get(rounding.encode(x, dtype)) for x in moved]
+  stacked = jax.tree.map(lambda *x: np.stack(x), *own)
+  found = _after_meeting({'t': spec}, {'t': stacked}, {'t': met})
+  for each in found:
     for copy in range(2):
       jax.tree.map(
         lambda x, y, i=copy: np.testing.assert_array_equal(x[i], y[0]),
         each,
-        found,
+        found[0],
       )
-  old, *mine = (blocks.from_stored(x, dtype).decode() for x in (old, *mine))
-  wanted = old + (1 + math.exp(-0.3)) / 2 * sum(x - old for x in mine)
-  kept = jax.tree.map(lambda x: x[0], found)
-  values = blocks.from_stored(kept, dtype).decode()
-  steps = np.abs(values) * 2.0**-7
+  met, *own = (blocks.from_stored(x, dtype).decode() for x in (met, *own))
+  # m / tau = 3 * 0.01 / 0.1
+  wanted = met + (1 + math.exp(-0.3)) / 2 * sum(x - met for x in own)
+  stored = jax.tree.map(lambda x: x[0], found[0]['t'])
+  values = blocks.from_stored(stored, dtype).decode()
+  spacing = np.abs(values) * {'float32': 2.0**-22}.get(dtype, 2.0**-7)
   if dtype == 'int8':
-    steps = room = kept.scales[:, None] + np.zeros_like(values)
-    room = 127 * steps
-    assert (np.abs(wanted) > room).any()
-    wanted = np.clip(wanted, -room, room)
-  assert (np.abs(values - wanted) <= 1.001 * steps + 1e-6).all()
-  assert (values != np.round(wanted, 7)).any()
+    spacing = stored.scales[:, None] + np.zeros_like(values)
+    assert (np.abs(wanted) > 127 * spacing).any()
+    wanted = np.clip(wanted, -127 * spacing, 127 * spacing)
+  assert (np.abs(values - wanted) <= 1.001 * spacing + 1e-6).all()
 
 
-@pytest.mark.parametrize('dim', [1, 5, 64])
-@pytest.mark.parametrize('num_replicas', [2, 3])
-def test_rows_that_no_replica_has_changed_stay_as_they_are(num_replicas, dim):
-  num = 2000
-  spec = spec_lib.TableSpec('t', num, dim, 0.0, 'int8', 'stochastic')
+def test_rows_that_nobody_changed_stay_as_they_are():
+  num, dim = 2000, 5
+  specs = {
+    'wide': spec_lib.TableSpec('wide', num, dim, 0.0),
+    'narrow': spec_lib.TableSpec(
+      'narrow', num, dim, 0.0, exchange_dtype='bfloat16'
+    ),
+    'int8': spec_lib.TableSpec('int8', num, dim, 0.0, 'int8', 'stochastic'),
+  }
   rng = np.random.default_rng(0)
   rows = rng.normal(size=(num, dim)).astype(np.float32)
   rows[::3] = rng.standard_t(2, size=rows[::3].shape)  # with outliers
-  rows[1::3] *= rng.uniform(0.8, 1, (len(rows[1::3]), 1))
   rows[0] = 0
-  codec, ids = codecs.Codec(spec), np.arange(num)
-  old = codec.encode(jnp.asarray(rows), ids, KEY)
+  codec, ids = codecs.Codec(specs['int8']), np.arange(num)
+  stored = codec.encode(jnp.asarray(rows), ids, KEY)
   rows[1::3] *= 0.95  # written once more, with the same scales or finer ones
-  old = codec.encode(jnp.asarray(rows), ids, KEY, codec.encoding_of(old))
-  old = jax.device_get(old)
+  stored = codec.encode(jnp.asarray(rows), ids, KEY, codec.encoding_of(stored))
+  stored = jax.device_get(stored)
   # Some have the least code that their largest number may have.
-  codes = np.where(np.arange(num)[:, None] % 4, old.codes, 120)
-  old = rounding.Scaled(codes.astype(np.int8), old.scales)
-  lookups = {'t': np.full(num, 3, np.float32)}
-  exchanged = _exchanged_alike(
-    {'t': spec}, {'t': old}, lookups, num_replicas, KEY
-  )
-  for tables in exchanged:
-    jax.tree.map(np.testing.assert_array_equal, tables['t'], old)
+  codes = np.where(np.arange(num)[:, None] % 4, stored.codes, 120)
+  stored = rounding.Scaled(codes.astype(np.int8), stored.scales)
+  met = {'wide': rows, 'narrow': rows, 'int8': stored}
+  own = jax.tree.map(lambda x: np.stack([x] * 3), met)
+  for tables in _after_meeting(specs, own, met):
+    for name, found in tables.items():
+      if name == 'wide':  # a third of it three times
+        np.testing.assert_allclose(found[0], rows, 1e-6)
+      else:
+        jax.tree.map(
+          lambda x, y: np.testing.assert_array_equal(x[0], y), found, met[name]
+        )
 
 
-def test_exported_rows_have_the_scales_of_rows_that_nobody_changed():
-  inside = _make(3)[1].export_rows.__self__
+def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed():
   spec = spec_lib.TableSpec('input', 500, 8, 0.0, 'int8', 'stochastic')
-  table = replicated.Replicated(spec, rowopt.sgd(0))
-  inside = replicas.dataclasses.replace(inside, tables={'input': table})
+  table = replicated.Replicated(spec, row_optimizers.sgd(0))
+  trainable = base.Trainable(None, {'input': table}, None, 1)
+  policy = policies.bounded({'input': np.ones(500)}, 3, 1, 1, 1.0, 1.0, 1.0)
+  devices = mesh.make(mesh.Shape(3, 1))
+  strategy = replicas.replicas(trainable, devices, policy)
   rng = np.random.default_rng(0)
   codes = rng.integers(-120, 121, (500, 8)).astype(np.int8)
   codes[:, 0] = np.where(np.arange(500) % 2, 120, 127)
-  old = rounding.Scaled(codes, np.full(500, 0.0078125, np.float32))
-  mine = jax.tree.map(lambda x: np.stack([x] * 3), old)
-  moved = mine.codes[1, -100:]
+  met = rounding.Scaled(codes, np.full(500, 0.0078125, np.float32))
+  own = jax.tree.map(lambda x: np.stack([x] * 3), met)
+  moved = own.codes[1, -100:]
   moved[:] = np.clip(moved + 3, -127, 127)
-  state = replicas.ReplicaState(
-    {'input': spec_lib.TableState(mine)}, {'input': spec_lib.TableState(old)}, 0
+  tables, met = ({'input': spec_lib.TableState(x)} for x in (own, met))
+  state = replicas.ReplicaState(tables, (), (), met, 0)
+  state = jax.tree.map(jnp.asarray, state)
+  found = strategy.export_rows(state, 'input').encoded
+  np.testing.assert_array_equal(found.data[:-100], codes[:-100])
+  np.testing.assert_array_equal(found.data[-100:], moved)
+  np.testing.assert_array_equal(found.scales, met['input'].vectors.scales)
+
+
+# Replicas that never meet: devices, and models of each.
+GROUPS = pytest.mark.parametrize('group', [(2, 1), (2, 2)], ids=['1', '2'])
+
+
+@functools.cache
+def _apart(num_devices, per_device):
+  """A strategy, and its program as users have it."""
+  num = num_devices * per_device
+  devices = mesh.make(mesh.Shape(num_devices, 1))
+  trainable = _trainable(1, row_optimizers.adagrad(1e-6))
+  strategy = replicas.replicas(trainable, devices, policies.Never(), per_device)
+  args = _apart_args(strategy, range(num))
+  lowered = strategy.step.lower(dispatches.start(strategy), *args)
+  return strategy, lowered.compile(compiler_options=compiling.AS_USERS_DO)
+
+
+def _own_batch(i):
+  """A model's part, each with another number of steps."""
+  steps = windows.Steps(STEP_WORDS, 1, WINDOW, CHUNK)
+  words = (MAX_STEPS - 2 * i) * STEP_WORDS - i
+  return dispatches.random_batch([words], VOCAB, steps, MAX_STEPS)
+
+
+def _own_schedule(i):
+  key = np.array([i, 3], np.uint32)
+  return dispatches.schedule(0.2 + i / 10, 0.1, key)
+
+
+def _apart_args(strategy, models):
+  batch = jax.tree.map(
+    lambda *x: np.concatenate(x), *[_own_batch(i) for i in models]
   )
-  found = inside.export_rows(jax.tree.map(jnp.asarray, state), 'input').encoded
-  expected = codes.copy()
-  expected[-100:] = moved
-  np.testing.assert_array_equal(found.data, expected)
-  np.testing.assert_array_equal(found.scales, old.scales)
+  schedule = jax.tree.map(
+    lambda *x: np.stack(x), *[_own_schedule(i) for i in models]
+  )
+  return dispatches.args(strategy, batch, schedule)
 
 
-def test_more_steps_between_exchanges_leave_replicas_further_apart():
-  def apart(spec):
-    _, strategy = _make(2, spec)
-    state, _ = _start(strategy)
-    state, _ = _step(strategy, state, _batch(6, 2), _schedule(0.3, 0.3))
-    found = np.asarray(state.tables['input'].vectors)
-    return np.abs(found[0] - found[1]).mean()
-
-  seldom = replicas.dataclasses.replace(SPEC, lookups=1e3)
-  often = replicas.dataclasses.replace(SPEC, lookups=1e-3)
-  assert apart(often) == 0
-  assert apart(seldom) > apart(SPEC) > 0
+@functools.cache
+def _alone(i):
+  """The state and metrics of a device that has nothing else to do."""
+  trainable = _trainable(1, row_optimizers.adagrad(1e-6))
+  strategy = sync.sync(trainable, mesh.make(mesh.Shape(1, 1)))
+  args = dispatches.args(strategy, _own_batch(i), _own_schedule(i))
+  lowered = strategy.step.lower(dispatches.start(strategy), *args)
+  program = lowered.compile(compiler_options=compiling.AS_USERS_DO)
+  state, metrics = jax.device_get(program(dispatches.start(strategy), *args))
+  return state.tables, metrics
 
 
-@pytest.mark.parametrize('vocab', [1, 7, 1024, 1025, 5000, 100_000])
-def test_timetable(vocab):
-  rates = 1 / (3 + np.arange(vocab, dtype=np.float64))
-  rates /= rates.sum()
-  spec = timetables.ExchangeSpec(16, 8.0, 200.0, 0.1)
-  table = timetables.timetable({'a': rates, 'b': rates / 9}, 256, spec)
-  assert table.chunk_rows == min(vocab, 1024)
-  assert (np.diff(table.due) >= 0).all()
-  assert table.due[-1] * table.chunk_rows >= vocab  # every row has its time
-  for row in {0, vocab // 2, vocab - 1}:
-    chunk = row // table.chunk_rows
-    level = int(np.argmax(table.due > chunk))
-    steps = 16 * 4.0**level
-    expected = rates[row] * 256 * steps
-    np.testing.assert_allclose(table.lookups['a'][row], expected, 1e-5)
-    np.testing.assert_allclose(table.lookups['b'][row], expected / 9, 1e-5)
-    hottest = rates[chunk * table.chunk_rows] * 256
-    # The level is the first at which the hottest row has its look-ups.
-    assert hottest * steps >= 8 * (1 - 1e-9)
-    assert level == 0 or hottest * steps / 4 < 8
+@GROUPS
+def test_each_learns_what_it_learns_alone(group):
+  strategy, program = _apart(*group)
+  models = list(range(math.prod(group)))[::-1]
+  args = _apart_args(strategy, models)
+  state, metrics = program(dispatches.start(strategy), *args)
+  rows = strategy.export_rows(state, 'input').rows
+  assert rows.shape == (len(models), VOCAB, DIM)
+  for place, i in enumerate(models):
+    own = jax.tree.map(lambda x, i=place: x[i], (state.tables, metrics))
+    for x, y in zip(*map(jax.tree.leaves, (own, _alone(i))), strict=True):
+      if group[1] == 1:
+        np.testing.assert_array_equal(x, y)
+      else:  # products of several are computed together
+        np.testing.assert_allclose(x, y, 1e-4, 1e-5)
+    assert metrics.num_steps[place] == MAX_STEPS - 2 * i
+    np.testing.assert_array_equal(rows[place], own[0]['input'].vectors)
 
 
-def test_timetable_of_rows_out_of_order():
-  # A frequent row behind rare ones is exchanged in time all the same.
-  rates = np.full(4096, 1e-6)
-  rates[3000] = 0.5
-  spec = timetables.ExchangeSpec(1, 8.0, 200.0, 0.1)
-  table = timetables.timetable({'a': rates, 'b': rates / 9}, 256, spec)
-  assert table.due[0] == 3  # the chunks up to row 3071
-  assert table.due[-1] == 4
+def test_one_that_has_nothing_to_do_stays_as_it_is():
+  strategy, program = _apart(2, 1)
+  constants, batch, schedule = _apart_args(strategy, [0, 1])
+  batch = jax.tree.map(np.array, batch)
+  batch.ids[1], batch.left[1], batch.right[1] = VOCAB, 0, 0
+  for counts in batch[3:]:
+    counts[1] = 0
+  batch = jax.device_put(batch, strategy.batch_sharding)
+  before = jax.device_get(dispatches.start(strategy))
+  state, metrics = program(
+    dispatches.start(strategy), constants, batch, schedule
+  )
+  jax.tree.map(
+    lambda x, y: np.testing.assert_array_equal(x[1], y[1]), state, before
+  )
+  assert metrics.num_steps.tolist() == [MAX_STEPS, 0]
 
 
-def test_gain_is_that_of_a_quadratic_bowl():
-  # n replicas of m steps each, against n m steps one after the other.
-  slope, m, start = 0.01, 30, 5.0
-  forgetting = -math.log(1 - slope)
-  for n in (2, 3, 8):
-    alone = start * (1 - slope) ** m
-    serial = start * (1 - slope) ** (m * n)
-    gain = replicas.gain(jnp.array([m * forgetting], jnp.float32), n)
-    assert start + float(gain[0]) * n * (alone - start) == pytest.approx(
-      serial, rel=1e-5
-    )
+@GROUPS
+def test_no_collective_and_no_copy_of_a_table(group):
+  text = _apart(*group)[1].as_text()
+  assert not hlo.collectives(text)
+  for word in ('send(', 'recv(', 'infeed(', 'outfeed(', 'partition-id'):
+    assert word not in text, word
+  # A device has its own models and no others.
+  lines = text.splitlines()
+  assert any(f'f32[{group[1]},{VOCAB},{DIM}]' in line for line in lines)
+  for line in lines:
+    is_copy = ' copy' in line.split('(')[0]
+    assert not (is_copy and f'{VOCAB},{DIM}]' in line), line
+  # Donated: every array of the state is written where it was read.
+  aliases = re.search(r'input_output_alias=\{ (.*?) \}, entry', text)[1]
+  pairs = re.findall(r'\{(\d)\}: \((\d)', aliases)
+  assert pairs == [(str(i), str(i)) for i in range(4)]
 
 
-def test_gain_goes_from_the_sum_to_the_mean():
-  lookups = jnp.array([0.0, 1e-6, 1.0, 5.0, 1e6], jnp.float32)
-  found = np.asarray(replicas.gain(lookups, 4))
-  assert found[0] == 1 and found[-1] == 0.25
-  assert (np.diff(found) <= 0).all() and found[2] < 0.9
+def test_the_first_bad_step_of_each():
+  strategy, program = _apart(2, 2)
+  state = dispatches.start(strategy)
+  vectors = np.array(state.tables['input'].vectors)
+  vectors[2] = np.inf
+  table = state.tables['input']._replace(
+    vectors=jax.device_put(vectors, state.tables['input'].vectors.sharding)
+  )
+  state = state._replace(tables=state.tables | {'input': table})
+  _, metrics = program(state, *_apart_args(strategy, range(4)))
+  assert metrics.steps.first_bad_step.tolist() == [-1, -1, 0, -1]
