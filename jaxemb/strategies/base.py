@@ -79,16 +79,20 @@ class Trainable:
     return StepMetrics(jnp.float32(0), jnp.float32(0), jnp.int32(-1), sums)
 
 
+def _is_array(leaf: Any) -> bool:
+  return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
 def arrays_of(tree: Any) -> list[Any]:
   """The arrays in a model or policy, which steps read and never change."""
-  return [x for x in jax.tree.leaves(tree) if hasattr(x, 'dtype')]
+  return [x for x in jax.tree.leaves(tree) if _is_array(x)]
 
 
 def with_arrays(tree: Any, arrays: Sequence[jax.Array]) -> Any:
   """The same model or policy with these in place of its `arrays_of`."""
   leaves, form = jax.tree.flatten(tree)
   arrays = iter(arrays)
-  leaves = [next(arrays) if hasattr(x, 'dtype') else x for x in leaves]
+  leaves = [next(arrays) if _is_array(x) else x for x in leaves]
   return jax.tree.unflatten(form, leaves)
 
 

@@ -1,15 +1,13 @@
 """How often collectives run: what strategies say of their programs."""
 
-import jax
 import numpy as np
 import pytest
 
 from jaxemb import build
 from jaxemb import config as config_lib
+from jaxemb.data import windows
 from jaxemb.runtime import hlo, mesh
-from jaxemb.strategies import base, timetables
-from jaxemb.text import loader
-from tests import compiling
+from tests import compiling, dispatches
 
 VOCAB, DIM, BATCH_WORDS, MAX_STEPS = 3000, 6, 64, 4
 COUNTS = 100_000 // np.arange(1, VOCAB + 1)
@@ -31,28 +29,18 @@ def _sent(config):
   """By collective, bytes of one device in a step; and the strategy's loop."""
   shape = mesh.Shape(config.mesh.data, config.mesh.table)
   config = config_lib.resolved(config, 'cpu', shape)
-  strategy = build.trainer(config, COUNTS, mesh.make(shape)).strategy
-  parts = config.data.parts
-  words = (
-    MAX_STEPS
-    * BATCH_WORDS
-    // (1 if config.strategy.name == 'replicas' else parts)
+  made = build.trainer(config, COUNTS, mesh.make(shape))
+  steps = made.trainable.steps
+  shape = config.data.parts, MAX_STEPS * steps.part_words
+  reach, count = np.zeros(shape, np.uint8), np.zeros(shape[0], np.int32)
+  ids = np.zeros((shape[0], shape[1] + 2 * steps.window), np.int32)
+  batch = windows.Batch(ids, reach, reach, count, count, count)
+  lowered = made.strategy.step.lower(
+    dispatches.start(made.strategy),
+    *dispatches.args(made.strategy, batch, dispatches.schedule(0, 0)),
   )
-  reach, figure = np.zeros((parts, words), np.uint8), np.zeros(parts, np.int32)
-  ids = np.zeros((parts, words + 2 * config.model.window), np.int32)
-  init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
-  lowered = strategy.step.lower(
-    init(jax.random.key(0)),
-    jax.device_put(strategy.constants(), strategy.constants_sharding),
-    jax.device_put(
-      loader.Batch(ids, reach, reach, figure, figure, figure),
-      strategy.batch_sharding,
-    ),
-    base.Schedule(np.float32(0), np.float32(0), np.zeros(2, np.uint32)),
-  )
-  text = compiling.text(lowered)
-  found = hlo.traffic(text, strategy.loop)
-  return found['bytes_per_step_per_device'], strategy.loop
+  found = hlo.traffic(compiling.text(lowered), made.strategy.loop)
+  return found['bytes_per_step_per_device'], made.strategy.loop
 
 
 _COLUMN = {
@@ -134,16 +122,3 @@ def test_rows_of_few_bits_travel_as_they_are_kept():
   saved = sent['float32'] - sent['bfloat16']
   # int8 with its scale of four bytes, of what four times six are.
   assert sent['float32'] - sent['int8'] == saved * (24 - 10) / 12
-
-
-def test_chunks_per_exchange_are_those_of_many_exchanges():
-  timetable = timetables.Timetable(8, np.array([2, 3, 9], np.int32), {})
-  num = 4**5
-  levels = [
-    min(next(k for k in range(9) if i % 4 ** (k + 1)), 2)
-    for i in range(1, num + 1)
-  ]
-  mean = sum(timetable.due[level] for level in levels) / num
-  assert timetables.chunks_per_exchange(timetable) == mean
-  always = timetables.Timetable(8, np.array([5], np.int32), {})
-  assert timetables.chunks_per_exchange(always) == 5

@@ -1,0 +1,296 @@
+"""A model, table and source of one's own: dense parameters and metrics.
+
+Logistic regression on clicks: rows of the items' table, a dense vector and a
+bias. Nothing of it is text.
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxemb.models import base as model_base
+from jaxemb.ops import losses
+from jaxemb.runtime import mesh
+from jaxemb.strategies import base, policies, replicas, sync
+from jaxemb.tables import replicated, row_optimizers, row_sharded
+from jaxemb.tables import spec as spec_lib
+from tests import dispatches, oracle
+
+VOCAB, DIM, PARTS, PART_EXAMPLES, MAX_STEPS = 50, 4, 4, 8, 6
+RATE, DENSE_RATE, MOMENTUM = 0.2, 0.3, 0.9
+SCHEDULE = dispatches.schedule(RATE, RATE, progress=(0.25, 0.75))
+
+
+class _Clicks(NamedTuple):
+  """A batch; items from the vocabulary on are padding."""
+
+  items: np.ndarray  # [P, steps, examples] int32
+  clicked: np.ndarray  # [P, steps, examples] float32
+  num_steps: np.ndarray  # [P] int32
+
+
+class _StepBatch(NamedTuple):
+  """A device's share of a step."""
+
+  items: jax.Array  # [parts, examples] int32
+  clicked: jax.Array  # [parts, examples] float32
+  progress: jax.Array
+
+
+class _Steps:
+  """Cuts clicks into steps."""
+
+  def num_steps(self, batch):
+    return batch.num_steps
+
+  def step(self, batch, index, share, progress):
+    size = PART_EXAMPLES // share.num_splits
+
+    def cut(x):
+      starts = share.first_part, index, share.split * size
+      x = jax.lax.dynamic_slice(x, starts, (share.num_parts, 1, size))
+      return x[:, 0]
+
+    return _StepBatch(cut(batch.items), cut(batch.clicked), progress)
+
+  def pad(self, step_batch, is_step):
+    items = jnp.where(is_step, step_batch.items, VOCAB)
+    return step_batch._replace(items=items)
+
+  def counters(self, batch):
+    return {'clicks': jnp.sum(batch.clicked).astype(jnp.int32)}
+
+
+class _Plain(model_base.Model):
+  """Of a class that JAX does not know."""
+
+  vectors_table = 'items'
+  dtype = 'float32'  # not an array for having one
+  metrics = ('clicks', 'progress')
+  traces = 0
+
+  def specs(self):
+    return {'items': spec_lib.TableSpec('items', VOCAB, DIM, 0.5)}
+
+  def init(self, key):
+    weights = jax.random.normal(key, (DIM,))
+    return {'weights': weights, 'bias': jnp.zeros(())}
+
+  def optimizer(self):
+    return optax.sgd(DENSE_RATE, MOMENTUM)
+
+  def ids(self, batch, key):
+    self.__class__.traces += 1
+    return {'items': batch.items}
+
+  def offsets(self, items):
+    return jnp.zeros(items.shape)
+
+  def loss(self, params, rows, ids, batch, key):
+    is_example = (batch.items < VOCAB).astype(jnp.float32)
+    scores = rows['items'] @ params['weights'] + params['bias']
+    scores += self.offsets(batch.items)
+    loss = losses.logistic_loss(scores, batch.clicked) * is_example
+    count = is_example.sum()
+    metrics = {
+      'clicks': jnp.sum(is_example * batch.clicked),
+      'progress': batch.progress * count,
+    }
+    return loss.sum(), model_base.Aux(count, metrics)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Registered(_Plain):
+  """Of a class that JAX knows, with an array."""
+
+  offset: jax.Array  # [VOCAB] float32
+
+  def offsets(self, items):
+    return self.offset.at[items].get(mode='clip')
+
+
+class _Counting(replicated.Replicated):
+  """A table that counts its lookups."""
+
+  metrics = ('lookups',)
+
+  def lookup(self, state, ids):
+    return (
+      super().lookup(state, ids)._replace(metrics={'lookups': jnp.int32(1)})
+    )
+
+
+@functools.cache
+def _batch():
+  rng = np.random.default_rng(0)
+  shape = PARTS, MAX_STEPS, PART_EXAMPLES
+  items = rng.integers(0, VOCAB, shape).astype(np.int32)
+  # The last part has two steps, and a batch has one that nobody takes.
+  num_steps = np.array([5, 5, 5, 2], np.int32)
+  items[np.arange(MAX_STEPS) >= num_steps[:, None]] = VOCAB
+  return _Clicks(items, (items % 3 == 0).astype(np.float32), num_steps)
+
+
+def _trainable(model, steps_per_loop=1, layout=_Counting, axes=None):
+  tables = {
+    k: layout(x, row_optimizers.sgd(0), axes or spec_lib.Axes())
+    for k, x in model.specs().items()
+  }
+  return base.Trainable(model, tables, _Steps(), 1, steps_per_loop)
+
+
+@functools.cache
+def _synced(shape=(1, 1), steps_per_loop=1, layout=_Counting):
+  """Tables, dense parameters and metrics after two dispatches."""
+  axes = spec_lib.Axes(mesh.DATA, mesh.TABLE, *shape)
+  trainable = _trainable(_Plain(), steps_per_loop, layout, axes)
+  strategy = sync.sync(trainable, mesh.make(mesh.Shape(*shape)))
+  state = dispatches.start(strategy)
+  for _ in range(2):
+    state, metrics = dispatches.run(strategy, state, _batch(), SCHEDULE)
+  rows = dispatches.exported(strategy, state)['items']
+  params, optimizer, metrics = jax.device_get(
+    (state.params, state.optimizer, metrics)
+  )
+  return rows, params, optimizer, metrics
+
+
+def test_dense_parameters_learn_as_in_a_loop():
+  strategy = sync.sync(_trainable(_Plain()), mesh.make(mesh.Shape(1, 1)))
+  state = dispatches.start(strategy)
+  rows = dispatches.exported(strategy, state)['items'].astype(np.float64)
+  weights = np.asarray(state.params['weights'], np.float64)
+  bias = speed_of_bias = 0.0
+  speed = np.zeros(DIM)
+  for step in [*range(5), *range(5)]:
+    items = _batch().items[:, step].reshape(-1)
+    clicked = _batch().clicked[:, step].reshape(-1)
+    changes, slopes = np.zeros_like(rows), []
+    for item, label in zip(items, clicked, strict=True):
+      if item < VOCAB:
+        slope = oracle.sigmoid(rows[item] @ weights + bias) - label
+        changes[item] -= RATE * slope * weights
+        slopes.append((slope, slope * rows[item]))
+    speed = MOMENTUM * speed + sum(x for _, x in slopes) / len(slopes)
+    speed_of_bias *= MOMENTUM
+    speed_of_bias += sum(x for x, _ in slopes) / len(slopes)
+    weights = weights - DENSE_RATE * speed
+    bias -= DENSE_RATE * speed_of_bias
+    rows += changes
+  found, params, _, _ = _synced()
+  np.testing.assert_allclose(found, rows, 1e-5, 1e-6)
+  np.testing.assert_allclose(params['weights'], weights, 1e-5)
+  np.testing.assert_allclose(params['bias'], bias, 1e-5)
+
+
+@pytest.mark.parametrize(
+  ('shape', 'steps_per_loop', 'layout'),
+  [
+    ((1, 1), 4, _Counting),  # the last three of eight steps are padding
+    ((2, 2), 1, _Counting),
+    ((2, 2), 4, row_sharded.RowSharded),
+    ((4, 1), 1, _Counting),
+    ((1, 2), 1, _Counting),
+  ],
+)
+def test_a_mesh_and_padding_change_nothing(shape, steps_per_loop, layout):
+  found = _synced(shape, steps_per_loop, layout)
+  expected = _synced()
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-6),
+    found[:3],
+    expected[:3],
+  )
+  items, clicked, num_steps = _batch()[:3]
+  sums, count = found[3].steps.sums, (items < VOCAB).sum()
+  assert sums['clicks'] == clicked[items < VOCAB].sum()
+  # From .25 to .75 in five steps.
+  progress = 0.25 + 0.1 * np.arange(MAX_STEPS)
+  np.testing.assert_allclose(
+    sums['progress'], ((items < VOCAB).sum((0, 2)) * progress).sum(), 1e-5
+  )
+  # Every device looks up in every step, and a loop is run to its end.
+  run = -(-5 // steps_per_loop) * steps_per_loop
+  lookups = {'lookups': run} if layout is _Counting else {'overflow_rounds': 0}
+  assert {k: sums[k] for k in sums if k not in _Plain.metrics} == lookups
+  assert found[3].steps.examples == count and found[3].num_steps == 5
+  assert found[3].counters == {'clicks': clicked.sum()}
+
+
+def _policy(every_steps):
+  lookups = {'items': np.full(VOCAB, 1 / VOCAB)}
+  return policies.bounded(lookups, 4, PART_EXAMPLES, every_steps, 1e9, 1.0, 1.0)
+
+
+def test_replicas_average_dense_parameters():
+  devices = mesh.make(mesh.Shape(4, 1))
+  one, never = (
+    dispatches.run(strategy, dispatches.start(strategy), _batch(), schedule)
+    for strategy, schedule in (
+      (replicas.replicas(_trainable(_Plain()), devices, _policy(9)), SCHEDULE),
+      (
+        replicas.replicas(_trainable(_Plain()), devices, policies.Never()),
+        jax.tree.map(lambda x: np.stack([x] * 4), SCHEDULE),
+      ),
+    )
+  )
+  # They meet once, after all steps.
+  for k, x in one[0].params.items():
+    x, alone = np.asarray(x), np.asarray(never[0].params[k])
+    assert x.shape == alone.shape and len(x) == 4
+    np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape))
+    np.testing.assert_allclose(x[0], alone.mean(0), 1e-5, 1e-6)
+    assert np.abs(alone - alone[:1])[1:].max(-1 if alone.ndim > 1 else ()).all()
+  # The state of the optimizer stays with its replica.
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-6),
+    one[0].optimizer,
+    never[0].optimizer,
+  )
+  items, clicked = _batch()[:2]
+  clicks = np.where(items < VOCAB, clicked, 0).sum((1, 2))
+  assert one[1].steps.sums['clicks'] == clicks.sum()
+  np.testing.assert_array_equal(never[1].steps.sums['clicks'], clicks)
+  assert one[1].steps.sums['lookups'] == 5
+  # Without a meeting a device takes the steps of its own part.
+  assert never[1].steps.sums['lookups'].tolist() == [5, 5, 5, 2]
+
+
+@pytest.mark.parametrize('every_steps', [1, 2])
+def test_replicas_are_equal_after_each_dispatch(every_steps):
+  devices = mesh.make(mesh.Shape(4, 1))
+  strategy = replicas.replicas(
+    _trainable(_Plain()), devices, _policy(every_steps)
+  )
+  state, _ = dispatches.run(
+    strategy, dispatches.start(strategy), _batch(), SCHEDULE
+  )
+  for x in jax.tree.leaves(state.params):
+    np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape))
+
+
+def test_models_share_a_dispatch_if_their_arrays_are_arguments():
+  offset = np.linspace(-1, 1, VOCAB, dtype=np.float32)
+  trainable = _trainable(_Registered(offset))
+  strategy = sync.sync(trainable, mesh.make(mesh.Shape(1, 1)))
+  np.testing.assert_array_equal(strategy.constants()[0], offset)
+  _Registered.traces = 0
+
+  def trained(offset):
+    state = dispatches.start(strategy)
+    _, batch, schedule = dispatches.args(strategy, _batch(), SCHEDULE)
+    state, _ = strategy.step(state, [jnp.asarray(offset)], batch, schedule)
+    return np.asarray(state.params['bias'])
+
+  first, other = trained(offset), trained(offset + 1)
+  assert _Registered.traces == 1 and first != other
+  # What is compiled into a program needs no arguments.
+  plain = sync.sync(_trainable(_Plain()), mesh.make(mesh.Shape(1, 1)))
+  assert plain.constants() == []
