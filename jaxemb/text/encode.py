@@ -134,18 +134,22 @@ class Encoded(NamedTuple):
   num_words: int  # of the whole corpus, without words outside the vocabulary
   manifest: dict[str, Any]
 
-
-class Part(NamedTuple):
-  """A part of the corpus that this process reads."""
-
-  index: int  # among all parts
-  blocks: np.ndarray  # [n] int64, indices into `Encoded.blocks`
+  def block(self, number: int) -> np.ndarray:
+    """[n] int32, the ids of a block."""
+    start, stop = self.blocks.starts[number : number + 2].tolist()
+    for shard in self.shards:
+      if start < len(shard):
+        return shard[start:stop]
+      start -= len(shard)
+      stop -= len(shard)
+    raise IndexError(number)
 
 
 class Division(NamedTuple):
   """A corpus in parts, which are read side by side."""
 
-  mine: tuple[Part, ...]  # those that this process reads
+  # The parts that this process reads: [n] int64, indices into `blocks`.
+  local: dict[int, np.ndarray]
   block_words: tuple[np.ndarray, ...]  # of every part, [its blocks] int32
 
 
@@ -224,13 +228,13 @@ def divide(
   part_of_piece = _part_of(*corpus.pieces.T, num_parts)
   part_of_block = part_of_piece[corpus.blocks.pieces]
   is_alone = readers.num_processes == 1
-  local = range(num_parts) if is_alone else readers.local_parts
-  parts = [Part(i, np.flatnonzero(part_of_block == i)) for i in local]
-  words = [corpus.blocks.words[part.blocks] for part in parts]
+  parts = range(num_parts) if is_alone else readers.local_parts
+  local = {i: np.flatnonzero(part_of_block == i) for i in parts}
+  words = [corpus.blocks.words[blocks] for blocks in local.values()]
   block_words = {}
-  for indices, *arrays in _gather_arrays(readers, np.array(local), *words):
+  for indices, *arrays in _gather_arrays(readers, np.array(parts), *words):
     block_words |= zip(indices.tolist(), arrays, strict=True)
-  return Division(tuple(parts), tuple(block_words[i] for i in range(num_parts)))
+  return Division(local, tuple(block_words[i] for i in range(num_parts)))
 
 
 def _part_of(file: Any, number: Any, num_parts: int) -> Any:
@@ -742,7 +746,7 @@ def _open(folder: pathlib.Path) -> Encoded:
   """Opens a corpus folder; raises various errors if it is damaged."""
   manifest = json.loads((folder / 'manifest.json').read_text())
   shards = tuple(
-    np.memmap(folder / shard['file'], '<i4', 'r')
+    np.asarray(np.memmap(folder / shard['file'], '<i4', 'r'))
     for shard in manifest['shards']
   )
   if [len(x) for x in shards] != [x['num_ids'] for x in manifest['shards']]:

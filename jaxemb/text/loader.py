@@ -12,8 +12,7 @@ pure function of (seed, epoch, next block), which is the reader's whole state.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
 
 import numba
 import numpy as np
@@ -21,12 +20,8 @@ import numpy as np
 from jaxemb.data import base, windows
 from jaxemb.text import encode, tokenize
 
-
-class Position(NamedTuple):
-  """The next block to read, in an epoch's order of each part."""
-
-  epoch: int
-  block: int
+# The number of a block in its part, and its ids.
+Blocks = Iterable[tuple[int, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +61,18 @@ def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
   return np.minimum(1.0, np.sqrt(ratio) + ratio)
 
 
+def keep_thresholds(counts: np.ndarray, sample: float) -> np.ndarray:
+  """[vocab] uint64: a token survives if its 32-bit hash is below."""
+  keep = keep_probabilities(counts, sample)
+  return np.ceil(keep * 2.0**32).astype(np.uint64)
+
+
+def center_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
+  """[vocab] float64: chance that a token that survived is each word."""
+  kept = counts * keep_probabilities(counts, sample)
+  return kept / kept.sum()
+
+
 @numba.njit(nogil=True, cache=True)
 def hashed(x):
   """splitmix64 (Steele et al. 2014), 64 bits to 64 bits."""
@@ -98,8 +105,18 @@ def permuted(index: int, size: int, key: np.uint64) -> int:
       return np.int64(x)
 
 
+def part_key(seed: int, epoch: int, part: int) -> np.uint64:
+  """The key of all choices that are made for a part in an epoch."""
+  # Compiled functions hand back Python ints, whose type numba would guess.
+  inner = np.uint64(hashed(np.uint64(epoch)))
+  key = np.uint64(hashed(np.uint64(seed % 2**64) ^ inner))
+  return np.uint64(hashed(np.uint64(part) ^ key)) if part else key
+
+
 @numba.njit(nogil=True, cache=True)
-def pack(ids, position, keep_below, key, shortest, window, out, left, right, n):
+def _pack(
+  ids, position, keep_below, key, shortest, window, out, left, right, n
+):
   """Appends a block's surviving tokens at `out[window + n:]`.
 
   `keep_below` is the keep probability scaled to 2^32. Returns the new n, the
@@ -130,151 +147,82 @@ def pack(ids, position, keep_below, key, shortest, window, out, left, right, n):
   return n, words, pairs
 
 
-def center_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
-  """[vocab] float64: chance that a token that survived is each word."""
-  kept = counts * keep_probabilities(counts, sample)
-  return kept / kept.sum()
+def make_batch(
+  spec: LoaderSpec,
+  keep_below: np.ndarray,
+  parts: Sequence[tuple[np.uint64, Blocks]],
+) -> tuple[windows.Batch, int, int]:
+  """Packs the blocks of each part, which come with its key, while they fit.
 
-
-def _epoch_key(seed: int, epoch: int) -> np.uint64:
-  """The key of all choices of an epoch."""
-  # Compiled functions hand back Python ints, whose type numba would guess.
-  inner = np.uint64(hashed(np.uint64(epoch)))
-  return np.uint64(hashed(np.uint64(seed % 2**64) ^ inner))
-
-
-def _ids(corpus: encode.Encoded, start: int, stop: int) -> np.ndarray:
-  for shard in corpus.shards:
-    if start < len(shard):
-      return shard[start:stop]
-    start -= len(shard)
-    stop -= len(shard)
-  raise IndexError(start)
+  Returns the batch, how many blocks of the last part are in it, and the words
+  read, dropped ones too.
+  """
+  num_parts, size = len(parts), spec.max_steps * spec.part_words
+  # Ids above the vocabulary are padding: gathered as anything, never updated.
+  shape = num_parts, size + 2 * spec.window
+  ids = np.full(shape, len(keep_below), np.int32)
+  left, right = np.zeros((2, num_parts, size), np.uint8)
+  kept, pairs = np.zeros((2, num_parts), np.int32)
+  num_blocks = num_words = 0
+  for i, (key, blocks) in enumerate(parts):
+    n = num_pairs = num_blocks = 0
+    for number, block_ids in blocks:
+      n, more_words, more_pairs = _pack(
+        block_ids,
+        # Where the block is in its part, whoever reads the others.
+        number * encode.MAX_BLOCK_IDS,
+        keep_below,
+        key,
+        spec.shortest_window,
+        spec.window,
+        ids[i],
+        left[i],
+        right[i],
+        n,
+      )
+      num_words += more_words
+      num_pairs += more_pairs
+      num_blocks += 1
+      if n + encode.BLOCK_WORDS > size:
+        break
+    # Clear what the last word left that was dropped.
+    ids[i, spec.window + n] = len(keep_below)
+    left[i, n : n + 1] = right[i, n : n + 1] = 0
+    kept[i], pairs[i] = n, num_pairs
+  num_steps = -(-kept // spec.part_words)
+  batch = windows.Batch(ids, left, right, num_steps, kept, pairs)
+  return batch, num_blocks, num_words
 
 
 @numba.njit(nogil=True, cache=True)
 def _group_words(block_words, first, stop, key):
   """Words of the blocks that come first..stop-1 in an epoch's order."""
   words = 0
-  for i in range(first, stop):
+  for i in range(first, min(stop, len(block_words))):
     words += block_words[permuted(i, len(block_words), key)]
   return words
 
 
-def part_key(spec: LoaderSpec, epoch: int, part: int) -> np.uint64:
-  """The key of all choices that are made for a part in an epoch."""
-  key = _epoch_key(spec.seed, epoch)
-  return np.uint64(hashed(np.uint64(part) ^ key)) if part else key
-
-
-def _fill(
-  corpus: encode.Encoded,
-  part: encode.Part,
-  spec: LoaderSpec,
-  keep_below: np.ndarray,
-  position: Position,
-  out: tuple[np.ndarray, np.ndarray, np.ndarray],
-) -> tuple[int, int]:
-  """Fills a part's arrays of a batch; returns its centers and pairs."""
-  num_blocks = len(part.blocks)
-  key = part_key(spec, position.epoch, part.index)
-  kept = pairs = 0
-  stop = min(position.block + spec.group_blocks, num_blocks)
-  for i in range(position.block, stop):
-    block = permuted(i, num_blocks, key)
-    number = part.blocks[block]
-    first, last = corpus.blocks.starts[number : number + 2]
-    kept, _, new_pairs = pack(
-      _ids(corpus, first, last),
-      # Where the block is in its part, whoever holds the others.
-      block * encode.MAX_BLOCK_IDS,
-      keep_below,
-      key,
-      spec.shortest_window,
-      spec.window,
-      *out,
-      kept,
-    )
-    pairs += new_pairs
-  ids, left, right = out
-  # What the last word that was not kept has left behind.
-  ids[spec.window + kept] = len(keep_below)
-  left[kept : kept + 1] = right[kept : kept + 1] = 0
-  return kept, pairs
-
-
-def _make_batch(
-  corpus: encode.Encoded,
-  parts: Sequence[encode.Part],
-  spec: LoaderSpec,
-  keep_below: np.ndarray,
-  position: Position,
-) -> windows.Batch:
-  """The batch at a position, of the parts that this process reads."""
-  # Ids behind the vocabulary are padding: gathered as anything, never updated.
-  num, size = len(parts), spec.max_steps * spec.part_words
-  ids = np.full((num, size + 2 * spec.window), len(keep_below), np.int32)
-  left, right = np.zeros((2, num, size), np.uint8)
-  kept, pairs = np.zeros((2, num), np.int32)
-  for i, part in enumerate(parts):
-    kept[i], pairs[i] = _fill(
-      corpus, part, spec, keep_below, position, (ids[i], left[i], right[i])
-    )
-  return windows.Batch(
-    ids, left, right, -(-kept // spec.part_words), kept, pairs
-  )
-
-
-@dataclasses.dataclass(frozen=True)
 class TextSource:
   """An encoded corpus as a `data.base.Source`; progress is in its words."""
 
-  corpus: encode.Encoded  # what this process holds
-  division: encode.Division  # of the corpus into parts
-  spec: LoaderSpec
-  steps: windows.Steps
-
   unit = 'words'
 
-  @property
-  def units_per_epoch(self) -> int:
-    """Words of the corpus inside the vocabulary."""
-    return self.corpus.num_words
-
-  @property
-  def epochs(self) -> int:
-    """How often the corpus is read."""
-    return self.spec.epochs
-
-  @property
-  def num_parts(self) -> int:
-    """Parts of the corpus that are read side by side."""
-    return len(self.division.block_words)
-
-  @property
-  def keys(self) -> Sequence[str]:
-    """Words, the most frequent first."""
-    return self.corpus.vocabulary.words
-
-  @property
-  def counts(self) -> np.ndarray:
-    """[vocab] int, falling."""
-    return self.corpus.vocabulary.counts
-
-  @property
-  def frequencies(self) -> np.ndarray:
-    """[vocab] float64, chance that a center is each word."""
-    return center_probabilities(self.counts, self.spec.sample)
-
-  @property
-  def fingerprint(self) -> str:
-    """Of the encoded text."""
-    return self.corpus.manifest['fingerprint']
-
-  @property
-  def dropped(self) -> Mapping[str, Any]:
-    """What encoding left out, counted."""
-    return self.corpus.manifest['dropped']
+  def __init__(
+    self,
+    corpus: encode.Encoded,  # what this process holds
+    division: encode.Division,  # of the corpus into parts
+    spec: LoaderSpec,
+    steps: windows.Steps,
+  ):
+    self.corpus, self.division, self.spec = corpus, division, spec
+    self.steps = steps
+    self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs
+    self.num_parts = len(division.block_words)
+    self.keys, self.counts = corpus.vocabulary
+    self.frequencies = center_probabilities(self.counts, spec.sample)
+    self.fingerprint = corpus.manifest.get('fingerprint')
+    self.dropped = corpus.manifest.get('dropped')
 
   def describe(self) -> list[str]:
     """What was read, for the log."""
@@ -294,25 +242,33 @@ class TextSource:
   def items(
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
-    """Batches from a position to the end of the last epoch."""
-    keep = keep_probabilities(self.counts, self.spec.sample)
-    keep_below = np.ceil(keep * 2.0**32).astype(np.uint64)
-    block_words, group = self.division.block_words, self.spec.group_blocks
-    num_blocks = max(len(words) for words in block_words)
-    num_batches = self.spec.num_batches(num_blocks)
-    position = Position(*(position or (0, 0)))
-    while position.epoch < self.epochs:
-      index = position.epoch * num_batches + position.block // group
-      batch = _make_batch(
-        self.corpus, self.division.mine, self.spec, keep_below, position
+    """Batches from a position, [epoch, next block], to the last epoch's end."""
+    spec, block_words = self.spec, self.division.block_words
+    keep_below = keep_thresholds(self.counts, spec.sample)
+    num_blocks = max(map(len, block_words))
+    num_batches = spec.num_batches(num_blocks)
+    epoch, block = position or (0, 0)
+    while epoch < self.epochs:
+      index = epoch * num_batches + block // spec.group_blocks
+      stop = block + spec.group_blocks
+      keys = [part_key(spec.seed, epoch, i) for i in range(self.num_parts)]
+      parts = [
+        (keys[i], self._blocks(blocks, keys[i], block, stop))
+        for i, blocks in self.division.local.items()
+      ]
+      batch, _, _ = make_batch(spec, keep_below, parts)
+      words = sum(
+        _group_words(sizes, block, stop, key)
+        for sizes, key in zip(block_words, keys, strict=True)
       )
-      words = 0
-      for part, sizes in enumerate(block_words):
-        stop = min(position.block + group, len(sizes))
-        key = part_key(self.spec, position.epoch, part)
-        words += _group_words(sizes, position.block, stop, key)
-      position = Position(position.epoch, position.block + group)
-      if position.block >= num_blocks:
-        position = Position(position.epoch + 1, 0)
-      yield base.Item(batch, index, list(position), done, done + words)
+      epoch, block = (epoch, stop) if stop < num_blocks else (epoch + 1, 0)
+      yield base.Item(batch, index, [epoch, block], done, done + words)
       done += words
+
+  def _blocks(
+    self, blocks: np.ndarray, key: np.uint64, first: int, stop: int
+  ) -> Blocks:
+    """Blocks first..stop-1 of a part, in an epoch's order."""
+    for i in range(first, min(stop, len(blocks))):
+      number = permuted(i, len(blocks), key)
+      yield number, self.corpus.block(blocks[number])

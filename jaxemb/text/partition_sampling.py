@@ -26,7 +26,7 @@ import numba
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.data import base, windows
+from jaxemb.data import base
 from jaxemb.text import encode, loader, tokenize
 
 METHODS = ('equal', 'sampling', 'shuffle')
@@ -64,22 +64,11 @@ class Rule(NamedTuple):
   own: np.uint64
 
 
-class Sentences(NamedTuple):
-  """The sentences of a corpus, for compiled code."""
-
-  shards: tuple[np.ndarray, ...]  # int32 ids
-  shard_starts: np.ndarray  # [shards] int64, offset of each shard
-  block_shards: np.ndarray  # [blocks] int64, shard of each block
-  block_starts: np.ndarray  # [blocks + 1] int64, offset of each block
-  firsts: np.ndarray  # [blocks + 1] int64, first sentence of each block
-  lengths: np.ndarray  # [sentences] uint16, in ids with the ends
-
-
 class Indexed(NamedTuple):
   """A corpus and its sentences."""
 
   corpus: encode.Encoded
-  sentences: Sentences
+  lengths: list[np.ndarray]  # of each block, [sentences] uint16, with the ends
 
 
 class SampleCounts(NamedTuple):
@@ -154,93 +143,58 @@ def selects(rule: Rule, offset: int) -> bool:
 
 def index(corpus: encode.Encoded) -> Indexed:
   """Finds the sentences of a corpus; this process must have all of it."""
-  shard_starts = np.cumsum([0, *map(len, corpus.shards)], dtype=np.int64)
-  starts = corpus.blocks.starts
-  owners = np.searchsorted(shard_starts, starts[:-1], 'right') - 1
-  lengths, counts = [], [np.zeros(1, np.int64)]
-  for i, ids in enumerate(corpus.shards):
-    # A shard ends with its last block.
-    edges = np.append(starts[:-1][owners == i], shard_starts[i + 1])
-    shard_lengths, shard_counts = _lengths(ids, edges - shard_starts[i])
-    lengths.append(shard_lengths)
-    counts.append(shard_counts)
-  sentences = Sentences(
-    tuple(map(np.asarray, corpus.shards)),
-    shard_starts[:-1],
-    owners,
-    starts,
-    np.cumsum(np.concatenate(counts), dtype=np.int64),
-    np.concatenate(lengths),
-  )
-  return Indexed(corpus, sentences)
+  blocks = map(corpus.block, range(len(corpus.blocks.words)))
+  return Indexed(corpus, [_lengths(ids) for ids in blocks])
+
+
+def _lengths(ids: np.ndarray) -> np.ndarray:
+  is_end = ids == tokenize.END
+  starts = np.flatnonzero(is_end[:-1] & ~is_end[1:]) + 1
+  # Ends before the first sentence are part of it.
+  starts = starts[int(is_end[0]) :]
+  return np.diff(starts, prepend=0, append=len(ids)).astype(np.uint16)
 
 
 @numba.njit(nogil=True, cache=True)
-def _lengths(ids, starts):
-  """Lengths of the sentences of a shard's blocks, and sentences by block."""
-  lengths = np.empty(len(starts) + np.sum(ids == tokenize.END), np.uint16)
-  counts = np.empty(len(starts) - 1, np.int64)
-  n = 0
-  for b in range(len(counts)):
-    before = n
-    begin = starts[b]
-    has_words = False
-    for i in range(begin, starts[b + 1]):
-      if ids[i] != tokenize.END:
-        if has_words and ids[i - 1] == tokenize.END:
-          lengths[n] = i - begin
-          n += 1
-          begin = i
-        has_words = True
-    lengths[n] = starts[b + 1] - begin
-    n += 1
-    counts[b] = n - before
-  return lengths[:n].copy(), counts
-
-
-@numba.njit(nogil=True, cache=True)
-def _copy_block(sentences, b, rule, out):
+def _select(ids, lengths, offset, rule, out):
   """Copies a part's sentences of a block; returns numbers of ids, sentences."""
-  shard = sentences.block_shards[b]
-  ids, shift = sentences.shards[shard], sentences.shard_starts[shard]
-  offset = sentences.block_starts[b]
   n = 0
   num_sentences = 0
-  for s in range(sentences.firsts[b], sentences.firsts[b + 1]):
-    stop = offset + np.int64(sentences.lengths[s])
-    if selects(rule, offset):
-      for i in range(offset, stop):
-        out[n] = ids[i - shift]
+  start = 0
+  for length in lengths:
+    stop = start + np.int64(length)
+    if selects(rule, offset + start):
+      for i in range(start, stop):
+        out[n] = ids[i]
         n += 1
       num_sentences += 1
-    offset = stop
+    start = stop
   return n, num_sentences
 
 
 @numba.njit(nogil=True, cache=True)
-def _count(sentences, rule, ids, seen):
-  """Adds an epoch's words to `seen`; returns the number of sentences."""
-  num_sentences = 0
-  for b in range(len(sentences.block_shards)):
-    n, more = _copy_block(sentences, b, rule, ids)
-    num_sentences += more
-    for i in range(n):
-      if ids[i] != tokenize.END:
-        seen[ids[i]] += 1
-  return num_sentences
+def _add_counts(ids, counts):
+  for i in range(len(ids)):
+    if ids[i] != tokenize.END:
+      counts[ids[i]] += 1
 
 
 def count(indexed: Indexed, sampling: Sampling, epochs: int) -> SampleCounts:
   """Counts what a part will read."""
-  seen = np.zeros(len(indexed.corpus.vocabulary.counts), np.int64)
-  num_ids = int(indexed.sentences.block_starts[-1])
+  corpus = indexed.corpus
+  seen = np.zeros(len(corpus.vocabulary.counts), np.int64)
+  starts = corpus.blocks.starts.tolist()
   num_sentences = 0
   # Where nothing is drawn anew, epochs are alike.
   different = epochs if sampling.method == 'shuffle' else 1
-  block = np.empty(encode.MAX_BLOCK_IDS, np.int32)
+  ids = np.empty(encode.MAX_BLOCK_IDS, np.int32)
   for epoch in range(different):
-    epoch_rule = rule(sampling, epoch, num_ids)
-    num_sentences += _count(indexed.sentences, epoch_rule, block, seen)
+    epoch_rule = rule(sampling, epoch, starts[-1])
+    for block, lengths in enumerate(indexed.lengths):
+      block_ids, start = corpus.block(block), starts[block]
+      n, more = _select(block_ids, lengths, start, epoch_rule, ids)
+      _add_counts(ids[:n], seen)
+      num_sentences += more
   seen *= epochs // different
   num_sentences *= epochs // different
   return SampleCounts(seen, int(seen.sum()), num_sentences)
@@ -266,67 +220,6 @@ def count_all(
   return {x.part: each for x, each in zip(samplings, counts, strict=True)}
 
 
-@numba.njit(nogil=True, cache=True)
-def _fill(
-  sentences, rule, key, block, keep_below, windows, sizes, chosen, ids, left,
-  right,
-):  # fmt: skip
-  """Fills a batch from a position in an epoch's order on.
-
-  `windows` are the shortest and the longest, `sizes` words and ids of a block
-  at most. Returns the next position, centers, words read and pairs.
-  """
-  kept = 0
-  words = 0
-  pairs = 0
-  num_blocks = len(sentences.block_shards)
-  # Until the next block might not fit.
-  while block < num_blocks and kept + sizes[0] <= len(left):
-    b = loader.permuted(block, num_blocks, key)
-    n, _ = _copy_block(sentences, b, rule, chosen)
-    kept, more_words, more_pairs = loader.pack(
-      chosen[:n], b * sizes[1], keep_below, key, windows[0], windows[1], ids,
-      left, right, kept,
-    )  # fmt: skip
-    words += more_words
-    pairs += more_pairs
-    block += 1
-  return block, kept, words, pairs
-
-
-def _batch(
-  indexed: Indexed,
-  sampling: Sampling,
-  spec: loader.LoaderSpec,
-  keep_below: np.ndarray,
-  position: loader.Position,
-) -> tuple[windows.Batch, int, int]:
-  """The batch at a position, the block after it and the words it read."""
-  size = spec.max_steps * spec.part_words
-  ids = np.full(size + 2 * spec.window, len(keep_below), np.int32)
-  left, right = np.zeros((2, size), np.uint8)
-  block, kept, words, pairs = _fill(
-    indexed.sentences,
-    rule(sampling, position.epoch, int(indexed.sentences.block_starts[-1])),
-    # As the loader has it for a part of this number.
-    loader.part_key(spec, position.epoch, sampling.part),
-    position.block,
-    keep_below,
-    (spec.shortest_window, spec.window),
-    (encode.BLOCK_WORDS, encode.MAX_BLOCK_IDS),
-    np.empty(encode.MAX_BLOCK_IDS, np.int32),
-    ids,
-    left,
-    right,
-  )
-  # Clear what the last word left that subsampling dropped.
-  ids[spec.window + kept] = len(keep_below)
-  left[kept : kept + 1] = right[kept : kept + 1] = 0
-  numbers = -(-kept // spec.part_words), kept, pairs
-  arrays = (ids, left, right, *(np.int32(x) for x in numbers))
-  return windows.Batch(*(x[None] for x in arrays)), block, words
-
-
 def items(
   indexed: Indexed,
   sampling: Sampling,
@@ -339,18 +232,39 @@ def items(
   A batch is filled from as many blocks as it takes. Progress is in words of the
   part. Arguments are as of `data.base.Source.items`.
   """
-  keep = loader.keep_probabilities(
-    indexed.corpus.vocabulary.counts, spec.sample
-  )
-  keep_below = np.ceil(keep * 2.0**32).astype(np.uint64)
-  num_blocks = len(indexed.sentences.block_shards)
-  position = loader.Position(*(position or (0, 0)))
-  while position.epoch < spec.epochs:
-    number = position.epoch * num_blocks + position.block
-    batch, block, words = _batch(indexed, sampling, spec, keep_below, position)
-    position = loader.Position(position.epoch, block)
+  counts = indexed.corpus.vocabulary.counts
+  keep_below = loader.keep_thresholds(counts, spec.sample)
+  num_blocks = len(indexed.lengths)
+  epoch, block = position or (0, 0)
+  while epoch < spec.epochs:
+    index = epoch * num_blocks + block
+    key = loader.part_key(spec.seed, epoch, sampling.part)
+    blocks = _blocks(indexed, sampling, epoch, key, block)
+    batch, num_read, words = loader.make_batch(
+      spec, keep_below, [(key, blocks)]
+    )
+    block += num_read
     if block == num_blocks:
-      position = loader.Position(position.epoch + 1, 0)
+      epoch, block = epoch + 1, 0
     if words:  # an epoch may end with blocks without a sentence of the part
-      yield base.Item(batch, number, list(position), done, done + words)
+      yield base.Item(batch, index, [epoch, block], done, done + words)
       done += words
+
+
+def _blocks(
+  indexed: Indexed,
+  sampling: Sampling,
+  epoch: int,
+  key: np.uint64,
+  first: int,
+) -> loader.Blocks:
+  """A part's sentences of each block, in an epoch's order from `first` on."""
+  corpus, lengths = indexed
+  starts, num_blocks = corpus.blocks.starts, len(lengths)
+  epoch_rule = rule(sampling, epoch, int(starts[-1]))
+  ids = np.empty(encode.MAX_BLOCK_IDS, np.int32)
+  for i in range(first, num_blocks):
+    block = loader.permuted(i, num_blocks, key)
+    block_ids, start = corpus.block(block), starts[block]
+    n, _ = _select(block_ids, lengths[block], start, epoch_rule, ids)
+    yield block, ids[:n]

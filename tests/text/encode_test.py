@@ -217,7 +217,7 @@ def test_manifest_is_true(tmp_path, monkeypatch):
     assert file['sha256'] == hashlib.sha256(path.read_bytes()).hexdigest()
   assert len(manifest['shards']) > 2
   for shard, ids in zip(manifest['shards'], encoded.shards, strict=True):
-    assert isinstance(ids, np.memmap) and len(ids) == shard['num_ids']
+    assert isinstance(ids.base, np.memmap) and len(ids) == shard['num_ids']
     data = (encoded.folder / shard['file']).read_bytes()
     assert np.frombuffer(data, '<i4').tolist() == ids.tolist()
   ids = np.array(_ids(encoded))
@@ -609,10 +609,8 @@ def texts(tmp_path, monkeypatch):
   return folder
 
 
-def _block_sentences(encoded, part):
-  ids = np.concatenate(encoded.shards)
-  starts = encoded.blocks.starts
-  return [_sentences(ids[starts[b] : starts[b + 1]]) for b in part.blocks]
+def _block_sentences(encoded, blocks):
+  return [_sentences(encoded.block(b)) for b in blocks]
 
 
 @every_layout
@@ -620,7 +618,6 @@ def test_processes_have_what_one_has(texts, tmp_path, layout):
   alone = _encode(texts, tmp_path / 'alone')
   num_parts, members = _PROCESSES[layout]
   whole = encode.divide(alone, num_parts)
-  assert [part.index for part in whole.mine] == list(range(num_parts))
   spec = loader.LoaderSpec(1, 2, 16, 3, 1e-2)
 
   def read(encoded, division):
@@ -642,10 +639,10 @@ def test_processes_have_what_one_has(texts, tmp_path, layout):
     assert encoded.manifest['dropped']['overlong_words'] > 3
     assert len(encoded.manifest['dropped']['problems']) == 3
     # It holds its own parts, and knows how many words all of them have.
-    assert [part.index for part in division.mine] == list(mine)
-    for part in division.mine:
-      ours = _block_sentences(encoded, part)
-      assert ours == _block_sentences(alone, whole.mine[part.index])
+    assert [*division.local] == list(mine)
+    for part, blocks in division.local.items():
+      ours = _block_sentences(encoded, blocks)
+      assert ours == _block_sentences(alone, whole.local[part])
     for x, y in zip(division.block_words, whole.block_words, strict=True):
       np.testing.assert_array_equal(x, y)
     if len(mine) < num_parts:
