@@ -403,7 +403,7 @@ class _Trainer:
   ) -> None:
     """Counts a dispatch for each sub-model, and for all together."""
     untrained_loss = self._parts.trainable.model.untrained_loss
-    epoch_blocks = len(self._text.sentences.block_shards)
+    epoch_blocks = len(self._text.lengths)
     step_metrics = jax.device_get(step_metrics)
     active = [i for i, own in enumerate(item.items) if own is not None]
     for i in active:
