@@ -291,9 +291,11 @@ def _write_sentences(
   """Writes a sentence a line; returns whether they are lists of tokens."""
   kinds = set()
   with open(path, 'w', encoding='utf-8') as file:
-    for sentence in sentences:
-      kinds.add(type(sentence) is str)
-      if type(sentence) is not str:
+    for sentence in sentences if isinstance(sentences, Iterable) else ():
+      is_list = isinstance(sentence, Iterable)
+      is_list = is_list and not isinstance(sentence, str | bytes)
+      kinds.add(list if is_list else type(sentence))
+      if is_list:
         tokens = list(map(str, sentence))
         bad = next((x for x in tokens if len(x.split()) != 1), None)
         if bad is not None:
@@ -301,12 +303,12 @@ def _write_sentences(
             f'token {bad!r} is empty or has white space; tokens are words'
           )
         sentence = ' '.join(tokens)
-      file.write(' '.join(sentence.splitlines()) + '\n')
-  if len(kinds) != 1:
+      file.write(' '.join(str(sentence).splitlines()) + '\n')
+  if kinds not in ({str}, {list}):
     raise errors.UserError(
       'sentences must be all strings or all lists of tokens, and at least one'
     )
-  return kinds == {False}
+  return kinds == {list}
 
 
 class _Callable(types.ModuleType):

@@ -1,0 +1,117 @@
+"""`jaxemb.train(...)` as a user of Python meets it."""
+
+import os
+import pathlib
+import tempfile
+
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import config as config_lib
+from jaxemb import errors, train
+
+_TEXT = ['The king rules the land.', 'the dog eats the meat'] * 300
+_SMALL = {'dim': 8, 'epochs': 2, 'min_count': 1, 'sample': 0.0}
+
+
+def _tokens():
+  for line in _TEXT:
+    yield line.replace('.', '').split()
+
+
+@pytest.fixture(scope='module')
+def vectors() -> jaxemb.Embeddings:
+  return jaxemb.train(_TEXT, **_SMALL)
+
+
+def test_strings_are_split_and_lowercased_and_tokens_are_not(vectors):
+  assert set(vectors.index_to_key) == set(
+    'the king rules land dog eats meat'.split()
+  )
+  assert vectors.vectors.shape == (7, 8)
+  assert np.isfinite(vectors.vectors).all() and vectors.vectors.std() > 0
+  assert vectors.counts.tolist() == sorted(vectors.counts, reverse=True)
+  assert vectors.most_similar('king', topn=2)
+  tokens = jaxemb.train(_tokens(), **_SMALL)  # a generator is read once
+  assert {'The', 'the'} <= set(tokens.index_to_key)
+
+
+def test_a_path_and_a_config_train_the_same_vectors(vectors, tmp_path):
+  path = tmp_path / 'text.txt'
+  path.write_text('\n'.join(_TEXT))
+  of_path = jaxemb.train(path, **_SMALL)
+  config = config_lib.default()
+  config.update_from_flattened_dict({
+    'data.path': str(path), 'data.min_count': 1, 'data.sample': 0.0,
+    'model.dim': 8, 'train.epochs': 2, 'eval.paths': 'none',
+  })  # fmt: skip
+  of_config = jaxemb.train(config)
+  for other in (of_path, of_config):
+    assert other.index_to_key == vectors.index_to_key
+    assert np.array_equal(other.vectors, vectors.vectors)
+  of_seed = jaxemb.train(config, settings={'seed': 2})
+  assert not np.array_equal(of_seed.vectors, vectors.vectors)
+  assert config.seed == 1  # the user's own is left alone
+
+
+def test_a_workdir_is_resumed(vectors, tmp_path, interrupting):
+  args = {'workdir': tmp_path / 'run', **_SMALL}
+  args['settings'] = {'train.checkpoint_every_secs': 0.0}
+  with interrupting(1), pytest.raises(KeyboardInterrupt):
+    jaxemb.train(_TEXT, **args)
+  resumed = jaxemb.train(_TEXT, **args)
+  assert np.array_equal(resumed.vectors, vectors.vectors)
+  assert 'resuming after' in (tmp_path / 'run' / 'log.txt').read_text()
+  assert np.array_equal(jaxemb.load(args['workdir']).vectors, resumed.vectors)
+  with pytest.raises(errors.UserError, match='text is not the one'):
+    jaxemb.train(_TEXT[1:], **args)
+
+
+def test_progress_is_shown_and_nothing_is_left(tmp_path, monkeypatch, capfd):
+  folders = [tmp_path / x for x in ('cache', 'home', 'temporary')]
+  for folder in folders:
+    folder.mkdir()
+  monkeypatch.setenv('JAXEMB_CACHE', str(folders[0]))
+  monkeypatch.setenv('HOME', str(folders[1]))
+  monkeypatch.setattr(tempfile, 'tempdir', str(folders[2]))
+  kept = jaxemb.train(_TEXT, **_SMALL)
+  shown = capfd.readouterr().err
+  assert 'vocabulary 7' in shown and 'words/s in training' in shown
+  assert not any(any(folder.iterdir()) for folder in folders)
+  kept.save_word2vec_format(tmp_path / 'kept.bin', binary=True)
+  again = jaxemb.load(tmp_path / 'kept.bin')
+  assert np.array_equal(again.vectors, kept.vectors)
+
+
+@pytest.mark.parametrize(
+  ('data', 'more', 'words'),
+  [
+    ([], {}, 'at least one'),
+    (['a b', ['a', 'b']], {}, 'all strings or all lists'),
+    ([['a', 'b c']], {}, "'b c'"),
+    ([['a', '']], {}, 'is empty'),
+    ([1, 2], {}, 'lists of tokens'),
+    (7, {}, 'lists of tokens'),
+    (['a b'], {'min_count': 5}, 'no word occurs 5 times'),
+    ('/no/such/text', {}, '/no/such/text does not exist'),
+    (_TEXT, {'dim': 0}, 'config.model.dim=0 must be at least 1'),
+    (_TEXT, {'dim': '8'}, "config.model.dim='8' must be of type int"),
+    (_TEXT, {'model': 'glove'}, "'skipgram' or 'cbow'"),
+    (_TEXT, {'settings': {'model.dmi': 3}}, 'did you mean'),
+  ],
+)
+def test_bad_input_is_one_line(tmp_path, monkeypatch, data, more, words):
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+  with pytest.raises(errors.UserError) as caught:
+    jaxemb.train(data, **more)
+  assert words in str(caught.value) and '\n' not in str(caught.value)
+  assert not any(tmp_path.iterdir())
+
+
+def test_a_stopped_run_says_how_to_resume(monkeypatch):
+  monkeypatch.setattr(train, 'run', lambda *args, **more: train.STOPPED)
+  with pytest.raises(errors.UserError, match='give a workdir to resume'):
+    jaxemb.train(_TEXT)
+  with pytest.raises(errors.UserError, match='call again to resume'):
+    jaxemb.train(_TEXT, workdir=pathlib.Path(os.devnull))
