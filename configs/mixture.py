@@ -19,7 +19,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.model.dim = 50
   config.optimizer.name = 'adagrad'
   # All words around an occurrence disambiguate it, near and far.
-  config.model.window = config.model.shortest_window = 10
+  config.model.window, config.model.dynamic_window = 10, False
   config.senses.top_ratio = 0.1
   if variant == 'simple':
     config.data.path = 'wikipedia:simple'
@@ -28,11 +28,11 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     # only ambiguous words. The optimizer and the number of epochs (5, there 20)
     # differ.
     config.data.sample, config.senses.top_ratio = 0.0, 0.0
-    config.model.window = config.model.shortest_window = 5
+    config.model.window = 5
     config.senses.method = 'likelihoods'
   elif variant == 'smoke':
     # Small enough for a test of the whole program.
-    config.data.embedded_words = 60_000
+    config.data.path = 'toywiki:60000'
     config.data.min_count = 2
     config.model.dim = 16
     config.train.epochs = 2

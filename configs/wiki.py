@@ -25,7 +25,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     config.data.path = f'wikipedia:{variant}'
   elif variant == 'smoke':
     # Small enough for a test of the whole program.
-    config.data.embedded_words = 60_000
+    config.data.path = 'toywiki:60000'
     config.data.min_count = 2
     config.model.dim = 16
     config.train.epochs = 2

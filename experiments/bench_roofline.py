@@ -43,7 +43,7 @@ from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.text import encode, loader
 
 _RESULTS = pathlib.Path(__file__).resolve().parent / 'results'
-_SETTINGS = ('dim', 'window', 'negatives', 'chunk', 'shared_negatives')
+_SETTINGS = ('dim', 'window', 'negatives', 'shared_negatives')
 
 _FULL = (
   jobs.Effort(4_000_000, 7, 3.0),
@@ -78,14 +78,14 @@ def work(spec: model_base.WindowSpec) -> dict[str, float]:
 def _step_ids(job: jobs.Job, corpus: encode.Encoded) -> list[np.ndarray]:
   """The ids of a dispatch's steps: [steps, L / c, c] and [..., c + 2 W + N]."""
   position = loader.Position(0, 0)
-  division = encode.divide(corpus, job.config.data.parts)
+  division = encode.divide(corpus, job.tuning.parts)
   batch = next(
     loader.batches(corpus, division, job.loader_spec, position, 0)
   ).batch
   length, halo = job.loader_spec.part_words, 2 * job.loader_spec.window
   num_steps = max(1, int(batch.kept_words[0]) // length)
   firsts = range(0, num_steps * length, length)
-  num_chunks = length // job.config.model.chunk
+  num_chunks = length // job.tuning.chunk
   chunks = np.arange(num_steps * num_chunks, dtype=np.uint32)
   steps = model_base.StepBatch(
     np.stack([batch.ids[:1, i : i + length + halo] for i in firsts]),

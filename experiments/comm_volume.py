@@ -25,6 +25,7 @@ program, are set against those of the compiled program.
 
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -120,10 +121,9 @@ def make(
   config.table.layout, config.model.dim = point.layout, point.dim
   config.mesh.data, config.mesh.table = point.data, point.table
   config.train.batch_words = batch_words
-  # The loss of every step, as on accelerators: without a program of its own.
-  config.train.loss_every_steps = 1
   config_lib.check(config)
-  return jobs.make(config, vocab)
+  # The loss of every step, as on accelerators: without a program of its own.
+  return jobs.make(config, vocab, loss_every_steps=1)
 
 
 def compiled_text(job: jobs.Job) -> str:
@@ -168,8 +168,9 @@ def closed_form(job: jobs.Job) -> float:
   c, m = job.config, job.config.model
   d, t = c.mesh.data, c.mesh.table
   centers = job.step_words
-  width = m.chunk + 2 * m.window + m.shared_negatives
-  lookups = (centers, centers * width // m.chunk)
+  chunk = job.tuning.chunk
+  width = chunk + 2 * m.window + m.shared_negatives
+  lookups = (centers, centers * width // chunk)
   # Optimizers that scale by it are also told the mean square of a gradient.
   squares = int(c.optimizer.name != 'sgd')
   if c.table.layout == 'replicated':
@@ -236,8 +237,9 @@ def _lookups(job: jobs.Job) -> dict[str, int]:
   """Of each table, by one device in a step."""
   m = job.config.model
   centers = job.step_words // job.mesh.size
-  width = m.chunk + 2 * m.window + m.shared_negatives
-  return {'input': centers, 'output': centers * width // m.chunk}
+  chunk = job.tuning.chunk
+  width = chunk + 2 * m.window + m.shared_negatives
+  return {'input': centers, 'output': centers * width // chunk}
 
 
 def published(job: jobs.Job) -> float:
@@ -337,7 +339,7 @@ def _settings(plan: Plan) -> dict[str, list[str]]:
   """Flags of what two processes train."""
   sizes = [
     f'--config.train.batch_words={plan.batch_words}',
-    f'--config.data.embedded_words={plan.text_words}',
+    f'--config.data.path=toywiki:{plan.text_words}',
     '--config.train.epochs=2',
     f'--config.model.dim={plan.points[0].dim}',
     '--config.eval.paths=none',
@@ -359,9 +361,15 @@ def _measure(flags: list[str], folder: pathlib.Path) -> dict[str, Any]:
   command = [
     sys.executable, _ROOT / 'experiments' / 'launch_local.py', '-n', '2',
     '--devices', '1', '--', '--config=configs/wiki.py', f'--workdir={workdir}',
-    f'--config.data.cache={folder / "cache"}', *flags,
+    *flags,
   ]  # fmt: skip
-  done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+  done = subprocess.run(
+    command,
+    cwd=_ROOT,
+    env=os.environ | {'JAXEMB_CACHE': str(folder / 'cache')},
+    capture_output=True,
+    text=True,
+  )
   if done.returncode:
     raise RuntimeError(f'{flags} failed:\n{done.stderr[-4000:]}')
   report = json.loads((workdir / 'report.json').read_text())

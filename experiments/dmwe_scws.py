@@ -73,7 +73,7 @@ def _flags(
   if model == 'mixture':
     # Only the listed words have several, whatever the config says.
     settings = {
-      'words': words, 'number': args.senses, 'top_n': 0, 'top_ratio': 0.0
+      'words': words, 'number': args.senses, 'top_ratio': 0.0
     }  # fmt: skip
   return flags + [f'--config.senses.{k}={x}' for k, x in settings.items()]
 

@@ -36,6 +36,7 @@ class Job(NamedTuple):
   """The parts that train."""
 
   config: ml_collections.ConfigDict
+  tuning: config_lib.Tuning
   mesh: jax.sharding.Mesh
   model: skipgram.SkipGram
   strategy: strategy_base.Strategy
@@ -51,7 +52,7 @@ class Job(NamedTuple):
   @property
   def step_words(self) -> int:
     """Centers of a step of all devices."""
-    return self.config.data.parts * self.loader_spec.part_words
+    return self.tuning.parts * self.loader_spec.part_words
 
 
 class Effort(NamedTuple):
@@ -108,12 +109,13 @@ def write_corpus(
   )
 
 
-def make(config: ml_collections.ConfigDict, num_rows: int) -> Job:
+def make(config: ml_collections.ConfigDict, num_rows: int, **fixed: Any) -> Job:
   """The parts for a vocabulary of so many rows; starts JAX.
 
   Args:
     config: checked settings.
     num_rows: of each table.
+    **fixed: fields of `config.Tuning` that are not to be chosen.
   """
   shape = mesh.start(
     mesh.Shape(config.mesh.data, config.mesh.table),
@@ -122,11 +124,11 @@ def make(config: ml_collections.ConfigDict, num_rows: int) -> Job:
   )
   devices = mesh.make(shape)
   platform = devices.devices.flat[0].platform
-  config = config_lib.resolved(config, platform, shape)
+  config, tuning = config_lib.resolve(config, platform, shape, **fixed)
   counts = zipf_counts(num_rows)
-  made = build.trainer(config, counts, devices)
+  made = build.trainer(config, tuning, counts, devices)
   return Job(
-    config, devices, made.model, made.strategy, made.loader_spec, counts
+    config, tuning, devices, made.model, made.strategy, made.loader_spec, counts
   )
 
 
@@ -154,7 +156,7 @@ def shapes(job: Job) -> tuple[Any, ...]:
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
     )
 
-  spec, num_parts = job.loader_spec, job.config.data.parts
+  spec, num_parts = job.loader_spec, job.tuning.parts
   size = spec.max_steps * spec.part_words
   figures = jax.ShapeDtypeStruct((num_parts,), np.int32)
   batch = loader.Batch(
@@ -203,7 +205,7 @@ def full_batches(job: Job, corpus: encode.Encoded) -> Iterator[loader.Loaded]:
 
   Epoch follows epoch, each with choices of its own.
   """
-  division = encode.divide(corpus, job.config.data.parts)
+  division = encode.divide(corpus, job.tuning.parts)
   start = loader.Position(0, 0)
   for item in loader.batches(corpus, division, job.loader_spec, start, 0):
     steps = item.batch.kept_words.min() // job.loader_spec.part_words
@@ -271,7 +273,7 @@ def time_epochs(
   The loader works beside it, always some batches ahead. Arguments and result as
   of `time_dispatches`.
   """
-  division = encode.divide(corpus, job.config.data.parts)
+  division = encode.divide(corpus, job.tuning.parts)
   num_blocks = max(len(words) for words in division.block_words)
   num_batches = job.loader_spec.num_batches(num_blocks)
   items = loader.prefetch(

@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import glob
 import json
+import os
 import pathlib
 import shutil
 import statistics
@@ -112,7 +113,6 @@ def _text(args: argparse.Namespace, num_files: int) -> str:
 def _settings(args: argparse.Namespace, cell: Cell) -> list[str]:
   found = {
     'data.path': _text(args, cell.num_files),
-    'data.cache': args.work / 'cache',
     'data.sample': args.sample,
     'eval.paths': 'none',
     'model.dim': args.dim,
@@ -120,7 +120,6 @@ def _settings(args: argparse.Namespace, cell: Cell) -> list[str]:
     'optimizer.learning_rate': args.learning_rate,
     'seed': cell.seed,
     'train.epochs': args.epochs,
-    'train.checkpoints_to_keep': 1,
   }
   if cell.divide == 'single':
     found['strategy.name'] = 'sync'
@@ -144,7 +143,13 @@ def train(args: argparse.Namespace, cell: Cell) -> pathlib.Path:
       sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
       f'--workdir={workdir}', *_settings(args, cell),
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+      command,
+      cwd=_ROOT,
+      env=os.environ | {'JAXEMB_CACHE': str(args.work / 'cache')},
+      capture_output=True,
+      text=True,
+    )
     if done.returncode:
       raise RuntimeError(f'{cell.name} failed:\n{done.stderr[-2000:]}')
   # Vectors and words are all that is wanted: a sweep has hundreds of them.

@@ -203,7 +203,7 @@ def _train(
     sys.executable, '-m', 'jaxemb.main',
     f'--config={machine.config(args.config)}',
     f'--workdir={workdir}', f'--config.data.path={text}',
-    '--config.data.tokens=whitespace', f'--config.data.cache={folder}/cache',
+    '--config.data.tokens=whitespace',
     f'--config.seed={seed}', '--config.eval.paths=none',
     '--config.senses.top_ratio=0.0', *args.override, *flags,
   ]  # fmt: skip

@@ -40,11 +40,7 @@ from jaxemb.text import download, encode, loader
 from jaxemb.toywiki import toywiki
 
 _LOG = logging.getLogger('jaxemb')
-
-# Look-ups of a row by each of two replicas between two of its meetings, centers
-# between two meetings of the most frequent rows, and look-ups after which a row
-# has forgotten its start (experiments/results/step_notes.md).
-_MEETING_LOOKUPS, _MEETING_WORDS, _MEMORY_LOOKUPS = 8.0, 16_384, 200.0
+_EMBEDDED_WORDS = 2_000_000
 
 
 def member(key: str, name: str) -> Any:
@@ -78,12 +74,11 @@ class Parts(NamedTuple):
   strategy: strategy_base.Strategy
   eval_paths: list[str]
   mesh: jax.sharding.Mesh
+  tuning: config_lib.Tuning
 
 
-def cache_folder(config: ml_collections.ConfigDict) -> pathlib.Path:
+def cache_folder() -> pathlib.Path:
   """Where downloads, encoded corpora and compiled programs are kept."""
-  if config.data.cache:
-    return pathlib.Path(config.data.cache).expanduser()
   if os.environ.get('JAXEMB_CACHE'):
     return pathlib.Path(os.environ['JAXEMB_CACHE']).expanduser()
   base = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
@@ -91,13 +86,16 @@ def cache_folder(config: ml_collections.ConfigDict) -> pathlib.Path:
 
 
 def on_devices(
-  config: ml_collections.ConfigDict, begun: Mapping[str, Any]
-) -> tuple[ml_collections.ConfigDict, jax.sharding.Mesh]:
+  config: ml_collections.ConfigDict,
+  begun: Mapping[str, Any],
+  **fixed: Any,
+) -> tuple[ml_collections.ConfigDict, config_lib.Tuning, jax.sharding.Mesh]:
   """Chooses devices, and what the settings leave open for them to decide.
 
   Args:
     config: checked settings.
-    begun: flat settings of the run that is resumed, or {}.
+    begun: flat record of the run that is resumed, or {}.
+    **fixed: fields of the tuning that are not to be chosen.
 
   Raises:
     UserError: for settings that do not fit the devices.
@@ -121,10 +119,11 @@ def on_devices(
   )
   if config.strategy.name == 'partition':
     shape = _for_models(config, shape)
-  # A run that goes on with other devices has the steps that it began with.
-  config.data.parts = config.data.parts or begun.get('data.parts', 0)
-  if is_sync and config.data.parts:
-    shape = _dealt(shape, config.data.parts)
+  # A run that is resumed on other devices has the steps that it began with.
+  if 'tuning.parts' in begun:
+    fixed = {'parts': begun['tuning.parts']} | fixed
+  if is_sync and 'parts' in fixed:
+    shape = _dealt(shape, fixed['parts'])
   config.train.batch_words = config.train.batch_words or begun.get(
     'train.batch_words', 0
   )
@@ -136,7 +135,7 @@ def on_devices(
       config.model.dim, filled, shape.table,
     )  # fmt: skip
   platform = devices.devices.flat[0].platform
-  return config_lib.resolved(config, platform, shape), devices
+  return *config_lib.resolve(config, platform, shape, **fixed), devices
 
 
 def _dealt(shape: mesh_lib.Shape, num_parts: int) -> mesh_lib.Shape:
@@ -157,7 +156,7 @@ def _for_models(
     data = len(jax.devices())  # they do not slow each other down
   s = config.strategy
   num = s.num_parts if s.part < 0 else 1
-  return mesh_lib.Shape(min(data, math.ceil(num / s.per_device)), 1)
+  return mesh_lib.Shape(min(data, num), 1)
 
 
 def text_and_benchmarks(
@@ -181,13 +180,13 @@ def text_and_benchmarks(
   no_eval = eval_paths == ['none'] or not (eval_paths or is_text)
   if no_eval:
     eval_paths = []
-  if is_text and not (path and (eval_paths or no_eval)):
+  is_embedded = not path or path.startswith(config_lib.EMBEDDED)
+  if is_text and (is_embedded or not (eval_paths or no_eval)):
     progress('writing the embedded corpus', 0, 1)
-    embedded = toywiki.write(
-      cache / f'toywiki-{config.data.embedded_words}',
-      corpus_words=config.data.embedded_words,
-    )
-    path = path or str(embedded.xml)
+    size = path.removeprefix(config_lib.EMBEDDED) if is_embedded else ''
+    words = int(size or _EMBEDDED_WORDS)
+    embedded = toywiki.write(cache / f'toywiki-{words}', corpus_words=words)
+    path = str(embedded.xml) if is_embedded else path
     if not (eval_paths or no_eval):
       eval_paths = [str(p) for p in embedded.eval_paths]
   if eval_paths:
@@ -218,6 +217,7 @@ class Trainer(NamedTuple):
 
 def trainer(
   config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
   counts: np.ndarray,
   mesh: jax.sharding.Mesh,
   words: Sequence[str] = (),
@@ -228,6 +228,7 @@ def trainer(
 
   Args:
     config: checked settings in which all is chosen.
+    tuning: the rest of what was chosen.
     counts: [vocab] int, falling, how often each word occurs.
     mesh: the devices to train on.
     words: [vocab], for models that ask which they are.
@@ -240,8 +241,7 @@ def trainer(
   """
   d, m, t = config.data, config.model, config.train
   is_sync = config.strategy.name == 'sync' or mesh.size == 1
-  # A replica has a step of its own, from its own part of the corpus.
-  part_words = t.batch_words // (d.parts if is_sync else 1)
+  part_words = tuning.part_words
   if frequencies is None:
     frequencies = loader.center_probabilities(counts, d.sample)
   columns = None
@@ -252,35 +252,37 @@ def trainer(
     m.dim,
     m.window,
     m.negatives,
-    m.chunk,
+    tuning.chunk,
     m.shared_negatives,
     products.RowOps(columns),
   )
-  model = _model(config, spec, model_base.Corpus(words, counts, frequencies))
+  corpus = model_base.Corpus(words, counts, frequencies)
+  model = _model(config, spec, corpus, tuning.shared_nodes)
   # Each replica has tables of its own.
   axes = spec_lib.Axes()
   if is_sync:
     shape = mesh.shape[mesh_lib.DATA], mesh.shape[mesh_lib.TABLE]
     axes = spec_lib.Axes(mesh_lib.DATA, mesh_lib.TABLE, *shape)
   tables = {
-    name: _table(config, table, axes, t.batch_words / mesh.size)
+    name: _table(
+      config, tuning.deduplicates, table, axes, t.batch_words / mesh.size
+    )
     for name, table in model.specs().items()
   }
   trainable = strategy_base.Trainable(
     model,
     tables,
-    steps or windows.Steps(part_words, d.parts, m.window, m.chunk),
-    t.loss_every_steps,
-    t.steps_per_loop,
+    steps or windows.Steps(part_words, tuning.parts, m.window, tuning.chunk),
+    tuning.loss_every_steps,
+    tuning.steps_per_loop,
     # A loop whose length is not known is slow on an accelerator.
-    t.steps_per_loop == 1
-    and (mesh.size == 1 or not is_sync)
-    and config.strategy.per_device <= 1,
+    tuning.steps_per_loop == 1 and (mesh.size == 1 or not is_sync),
   )
+  shortest = 1 if m.dynamic_window else m.window
   loader_spec = loader.LoaderSpec(
-    config.seed, t.epochs, part_words, m.window, d.sample, m.shortest_window
+    config.seed, t.epochs, part_words, m.window, d.sample, shortest
   )
-  strategy = _strategy(config, trainable, mesh, part_words)
+  strategy = _strategy(config, tuning, trainable, mesh)
   return Trainer(loader_spec, trainable, strategy)
 
 
@@ -288,6 +290,7 @@ def _model(
   config: ml_collections.ConfigDict,
   spec: model_base.WindowSpec,
   corpus: model_base.Corpus,
+  shared_nodes: int,
 ) -> model_base.Model:
   m = config.model
   is_tree = m.loss == 'hierarchical_softmax'
@@ -297,10 +300,10 @@ def _model(
       'or more; give more text, or lower --config.data.min_count'
     )
   if m.name == 'mixture':
-    return _mixture(config, spec, corpus)
+    return _mixture(config, spec, corpus, shared_nodes)
   if is_tree and m.name in ('skipgram', 'cbow'):
     is_cbow = m.name == 'cbow'
-    return hierarchical.make(spec, corpus, is_cbow, m.shared_nodes)
+    return hierarchical.make(spec, corpus, is_cbow, shared_nodes)
   loss_of = None if is_tree else member('model.loss', m.loss)
   return member('model.name', m.name)(spec, corpus, loss_of)
 
@@ -309,22 +312,24 @@ def _mixture(
   config: ml_collections.ConfigDict,
   spec: model_base.WindowSpec,
   corpus: model_base.Corpus,
+  shared_nodes: int,
 ) -> model_base.Model:
   """The mixture, with the outputs of its loss."""
   m, s = config.model, config.senses
   if m.loss == 'hierarchical_softmax':
-    outputs = hierarchical.tree(corpus, spec.chunk, m.shared_nodes)
+    outputs = hierarchical.tree(corpus, spec.chunk, shared_nodes)
   else:
     outputs = mixture.sampled(spec, corpus)
   mask = sense_rows.ambiguous(config, corpus.keys).mask
   args = spec, corpus, outputs, mask, s.number
   if s.method == 'likelihoods':
     return mixture.make(*args)
-  return context_mixture.make(*args, m.shortest_window)
+  return context_mixture.make(*args, 1 if m.dynamic_window else m.window)
 
 
 def _table(
   config: ml_collections.ConfigDict,
+  deduplicates: bool,
   spec: spec_lib.TableSpec,
   axes: spec_lib.Axes,
   device_centers: float,
@@ -333,6 +338,7 @@ def _table(
 
   Args:
     config: checked settings in which all is chosen.
+    deduplicates: whether rows are summed by id before they are written.
     spec: the table.
     axes: of the mesh.
     device_centers: centers of a device in a step.
@@ -357,7 +363,7 @@ def _table(
     'spec': spec,
     'optimizer': optimizer,
     'axes': axes,
-    'deduplicates': t.duplicates == 'merge',
+    'deduplicates': deduplicates,
     'device_centers': device_centers,
   }
   return call(member('table.layout', layout), available)
@@ -365,21 +371,17 @@ def _table(
 
 def _strategy(
   config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
   trainable: strategy_base.Trainable,
   mesh: jax.sharding.Mesh,
-  part_words: int,
 ) -> strategy_base.Strategy:
   s = config.strategy
   if s.name == 'partition':
-    return replicas.replicas(trainable, mesh, policies.Never(), s.per_device)
+    return replicas.replicas(trainable, mesh, policies.Never())
   if s.name == 'sync' or mesh.size == 1:
     # Devices that hold other columns of the same rows take the same examples.
     return sync.sync(trainable, mesh, config.table.layout != 'column')
-  # Measured with two and four replicas (experiments/results/step_notes.md):
-  # what more of them learn apart must meet sooner.
-  closeness = (2 / mesh.size) ** 3
-  words = s.exchange_words or _MEETING_WORDS * closeness
-  every_steps = max(1, round(words / part_words))
+  every_steps = max(1, round(tuning.sync_words / tuning.part_words))
   # Equal loops from one meeting to the next: what is beyond it is padding,
   # which costs as much as a step.
   num_loops = math.ceil(every_steps / trainable.steps_per_loop)
@@ -392,10 +394,10 @@ def _strategy(
       for name, spec in trainable.model.specs().items()
     },
     'num_replicas': mesh.size,
-    'step_centers': part_words,
+    'step_centers': tuning.part_words,
     'every_steps': every_steps,
-    'lookups': s.exchange_lookups or _MEETING_LOOKUPS * closeness,
-    'memory_lookups': s.memory_lookups,
+    'lookups': tuning.sync_lookups,
+    'memory_lookups': tuning.memory_lookups,
     'first_learning_rate': config.optimizer.learning_rate,
   }
   policy = call(member('strategy.policy', s.policy), available)
@@ -404,6 +406,7 @@ def _strategy(
 
 def parts(
   config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
   mesh: jax.sharding.Mesh,
   progress: encode.Progress,
   cache: pathlib.Path,
@@ -411,7 +414,8 @@ def parts(
   """Reads the corpus and makes the parts that the settings name.
 
   Args:
-    config: checked settings.
+    config: checked settings in which all is chosen.
+    tuning: the rest of what was chosen.
     mesh: the devices to train on.
     progress: called now and then with (stage, done, total).
     cache: for downloads and encoded texts.
@@ -427,29 +431,34 @@ def parts(
     )
   path, eval_paths = text_and_benchmarks(config, progress, cache)
   if config.data.source == 'text':
-    corpus, division = _text(config, path, mesh, progress, cache)
+    corpus, division = _text(config, tuning.parts, path, mesh, progress, cache)
     vocabulary = corpus.vocabulary
-    made = trainer(config, vocabulary.counts, mesh, vocabulary.words)
+    made = trainer(config, tuning, vocabulary.counts, mesh, vocabulary.words)
     source = loader.TextSource(
       corpus, division, made.loader_spec, made.trainable.steps
     )
   else:
     d, m, t = config.data, config.model, config.train
-    is_sync = config.strategy.name == 'sync' or mesh.size == 1
-    part_words = t.batch_words // (d.parts if is_sync else 1)
     spec = data_base.SourceSpec(
-      d.path, config.seed, t.epochs, d.parts, part_words, m.window, m.chunk
+      d.path,
+      config.seed,
+      t.epochs,
+      tuning.parts,
+      tuning.part_words,
+      m.window,
+      tuning.chunk,
     )
     source = member('data.source', d.source)(spec)
     made = trainer(
       config,
+      tuning,
       source.counts,
       mesh,
       source.keys,
       source.frequencies,
       source.steps,
     )
-  return Parts(source, made.trainable, made.strategy, eval_paths, mesh)
+  return Parts(source, made.trainable, made.strategy, eval_paths, mesh, tuning)
 
 
 def fingerprints(parts: Parts) -> dict[str, str]:
@@ -462,6 +471,7 @@ def fingerprints(parts: Parts) -> dict[str, str]:
 
 def _text(
   config: ml_collections.ConfigDict,
+  num_parts: int,
   path: str,
   mesh: jax.sharding.Mesh,
   progress: encode.Progress,
@@ -472,9 +482,9 @@ def _text(
   readers = encode.ALONE  # any sentence may be a sub-model's
   if config.strategy.name != 'partition':
     readers = encode.Readers(
-      d.parts,
-      mesh_lib.my_parts(mesh, d.parts),
-      mesh_lib.my_parts(mesh, d.parts, first_only=True),
+      num_parts,
+      mesh_lib.my_parts(mesh, num_parts),
+      mesh_lib.my_parts(mesh, num_parts, first_only=True),
       distributed.process_id(),
       distributed.num_processes(),
       distributed.gather,
@@ -493,7 +503,7 @@ def _text(
     readers,
   )
   corpus = _with_senses(config, corpus)
-  return corpus, encode.divide(corpus, d.parts, readers)
+  return corpus, encode.divide(corpus, num_parts, readers)
 
 
 def _with_senses(

@@ -52,6 +52,7 @@ _LEARNING_RATES = {
   ('adagrad', 'hierarchical_softmax'): (0.1, 0.1),
   ('adam', 'hierarchical_softmax'): (0.02, 0.02),
 }
+EMBEDDED = 'toywiki:'  # config.data.path of an embedded corpus of another size
 # Centers per matrix product.
 _CHUNKS = {'negative_sampling': 16, 'hierarchical_softmax': 64}
 _ROW_CLASSES = 256  # `tables.row_sharded.NUM_CLASSES`, without importing JAX
@@ -133,10 +134,8 @@ SETTINGS = (
 
   Setting('data.source', 'text', 'kind of data, or module:attribute'),
   Setting('data.path', '', "text: file, folder or glob; 'wikipedia:simple' or "
-          "'wikipedia:en' to download; '' = the embedded corpus",
+          "'wikipedia:en' to download; '' or 'toywiki:WORDS' = embedded",
           may_change=True),
-  Setting('data.cache', '', 'temporary', may_change=True),
-  Setting('data.embedded_words', 2_000_000, 'temporary', (20_000, 10**10)),
   Setting('data.tokens', 'words', 'runs of letters and digits, or as separated '
           'by whitespace', choices=('words', 'whitespace')),
   Setting('data.lowercase', True, 'whether to lowercase the text'),
@@ -146,24 +145,20 @@ SETTINGS = (
           (0, _MANY)),
   Setting('data.sample', 1e-4, 'threshold of frequent-word subsampling; '
           '0 = off', (0, 1)),
-  Setting('data.parts', 0, 'temporary', (0, 2**20)),
 
   Setting('model.name', 'skipgram', 'the model, or module:attribute'),
   Setting('model.dim', 100, 'size of a vector', (1, 65_536)),
   Setting('model.window', 5, 'words on each side of a center', (1, 255)),
-  Setting('model.shortest_window', 1, 'temporary', (1, 255)),
+  Setting('model.dynamic_window', True, 'draw each window from 1 to window, so '
+          'that near words count more'),
   Setting('model.loss', 'negative_sampling', 'the loss, or module:attribute'),
   Setting('model.negatives', 5, 'negatives for each positive', (1, 65_536),
           only_with=_NEGATIVES),
   Setting('model.shared_negatives', 16, 'negatives that the centers of a '
           'matrix product share', (1, 65_536), only_with=_NEGATIVES),
-  Setting('model.chunk', 0, 'temporary', (0, 4096)),
-  Setting('model.shared_nodes', 64, 'temporary', (1, 4096),
-          only_with=('model.loss', 'hierarchical_softmax')),
 
   Setting('senses.number', 5, 'vectors of an ambiguous word', (1, 50),
           only_with=_MIXTURE),
-  Setting('senses.top_n', 0, 'temporary', (0, _MANY), only_with=_MIXTURE),
   Setting('senses.top_ratio', 0.0, 'most frequent fraction of the vocabulary '
           'to treat as ambiguous', (0, 1), only_with=_MIXTURE),
   Setting('senses.words', '', 'file of more ambiguous words, one per line',
@@ -184,8 +179,6 @@ SETTINGS = (
   Setting('table.exchange_dtype', 'float32', 'of rows and gradients between '
           'devices', choices=('float32', 'bfloat16'),
           only_with=(*_REPLICAS, 'sync')),
-  Setting('table.duplicates', '', 'temporary', may_change=True,
-          choices=('', 'scatter', 'merge')),
 
   Setting('optimizer.name', 'sgd', 'row-wise optimizer, or module:attribute'),
   Setting('optimizer.learning_rate', 0.0, 'at first; 0 = what suits optimizer '
@@ -206,12 +199,9 @@ SETTINGS = (
           choices=('replicas', 'sync', 'partition')),
   Setting('strategy.policy', 'bounded', 'when replicas exchange rows, or '
           'module:attribute', only_with=_REPLICAS),
-  Setting('strategy.exchange_words', 0, 'temporary', (0, 2**20),
-          only_with=_REPLICAS),
-  Setting('strategy.exchange_lookups', 0.0, 'temporary', (0, 64),
-          only_with=_REPLICAS),
-  Setting('strategy.memory_lookups', 200.0, 'temporary', (1e-6, math.inf),
-          only_with=_REPLICAS),
+  Setting('strategy.sync_every', 0, 'words that each replica reads between two '
+          'exchanges of the most frequent rows; 0 = by their number',
+          (0, 2**20), only_with=_REPLICAS),
   Setting('strategy.num_parts', 10, 'sub-models', (1, 10_000),
           only_with=_PARTITION),
   Setting('strategy.rate', 0.0, 'fraction of the sentences for each; '
@@ -222,10 +212,6 @@ SETTINGS = (
   Setting('strategy.part', -1, 'the only one to train, from 0, in '
           'workdir/parts; -1 = all, then merge', (-1, 9_999),
           only_with=_PARTITION, may_change=True),
-  Setting('strategy.per_device', 1, 'temporary', (1, 10_000),
-          only_with=_PARTITION, may_change=True),
-  Setting('strategy.min_seen', 1, 'temporary', (1, _MANY),
-          only_with=_PARTITION),
   Setting('strategy.merge', 'alir', 'how to merge them',
           choices=('alir', 'pca', 'concat', 'none'), only_with=_PARTITION,
           may_change=True),
@@ -240,13 +226,8 @@ SETTINGS = (
           "vectors; '' = random"),
   Setting('train.batch_words', 0, 'centers per step; 0 = 256 on a CPU, else '
           '8192', (0, 2**24)),
-  Setting('train.loss_every_steps', 0, 'temporary', (0, _MANY),
-          may_change=True),
-  Setting('train.steps_per_loop', 0, 'temporary', (0, 4096), may_change=True),
   Setting('train.checkpoint_every_secs', 300.0, 'time between checkpoints',
           (0, math.inf), may_change=True),
-  Setting('train.checkpoints_to_keep', 3, 'temporary', (1, _MANY),
-          may_change=True),
   Setting('train.log_every_secs', 2.0, 'time between lines of metrics',
           (0, math.inf), may_change=True),
 
@@ -322,10 +303,12 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 def _check_together(config: ml_collections.ConfigDict) -> None:
   """Checks what concerns several settings and is not `only_with`."""
-  m, s, words = config.model, config.senses, config.train.batch_words
-  if words % _chunk(config):
+  m, s, path = config.model, config.senses, config.data.path
+  size = path.removeprefix(EMBEDDED)
+  if size != path and not (size.isdecimal() and int(size) >= 20_000):
     raise errors.UserError(
-      f'config.train.batch_words={words} must be a multiple of {_chunk(config)}'
+      f'config.data.path={path} must be {EMBEDDED}WORDS, with WORDS of 20000 '
+      'or more'
     )
   is_mixture, is_tree = m.name == 'mixture', m.loss == 'hierarchical_softmax'
   if config.train.init_from and (is_tree or is_mixture):
@@ -335,7 +318,7 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
       f'word, but config.model.{model} needs other tables as well; remove it '
       'or choose another model'
     )
-  if is_mixture and s.number > 1 and not (s.top_n or s.top_ratio or s.words):
+  if is_mixture and s.number > 1 and not (s.top_ratio or s.words):
     raise errors.UserError(
       f'config.model.name=mixture with config.senses.number={s.number} has no '
       'ambiguous words; set --config.senses.top_ratio or .words, or '
@@ -361,100 +344,113 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def resolved(
-  config: ml_collections.ConfigDict, platform: str, mesh: tuple[int, int]
-) -> ml_collections.ConfigDict:
-  """A copy in which what was left to choose is chosen.
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+  """What follows from devices and settings; every run records it."""
+
+  parts: int  # stretches of the corpus that are read at the same time
+  part_words: int  # centers per step of each part
+  chunk: int  # centers per matrix product
+  shared_nodes: int  # inner nodes next to the root that a chunk shares
+  deduplicates: bool  # rows are summed by id before they are written
+  loss_every_steps: int  # steps between evaluations of the loss
+  steps_per_loop: int  # steps without asking the host whether there are more
+  # Replicas: words and lookups of a row between two exchanges, and lookups
+  # after which a row has forgotten what it was at the last one.
+  sync_words: float
+  sync_lookups: float
+  memory_lookups: float
+
+
+def resolve(
+  config: ml_collections.ConfigDict,
+  platform: str,
+  mesh: tuple[int, int],
+  **fixed: Any,
+) -> tuple[ml_collections.ConfigDict, Tuning]:
+  """Chooses what the settings leave open.
 
   Args:
-    config: checked settings.
+    config: checked settings; stays as it is.
     platform: of the devices that train, 'cpu' or another.
     mesh: devices along the data and the table axis.
+    **fixed: fields of `Tuning` that are not to be chosen.
 
   Raises:
     UserError: for settings that do not fit the mesh.
   """
   config = config.copy_and_resolve_references()
-  o, t = config.optimizer, config.train
+  o, s, t, table = config.optimizer, config.strategy, config.train, config.table
   config.mesh.data, config.mesh.table = mesh
-  s = config.strategy
+  on_cpu, is_sync = platform == 'cpu', s.name == 'sync'
   if s.name == 'partition':
     s.rate = s.rate or 1 / s.num_parts
-    config.data.parts = 1
-  config.data.parts = config.data.parts or config.mesh.data
   if not o.learning_rate:
-    is_cbow = config.model.name == 'cbow'
-    loss = config.model.loss
-    if loss not in ('negative_sampling', 'hierarchical_softmax'):
-      loss = 'negative_sampling'
-    if (o.name, loss) not in _LEARNING_RATES:
-      raise errors.UserError(
-        f'config.optimizer.name={o.name} has no usual learning rate; give '
-        '--config.optimizer.learning_rate'
-      )
-    o.learning_rate = _LEARNING_RATES[o.name, loss][is_cbow]
-  config.model.chunk = _chunk(config)
-  on_cpu = platform == 'cpu'
-  if not config.table.duplicates:
-    # Atomic additions of a GPU are made in another order in every run.
-    # Without a sort rows of few bits are summed by a loop, nothing for a TPU.
-    is_merging = platform in ('gpu', 'cuda', 'rocm') or (
-      config.table.layout == 'row'
-      or (config.table.dtype != 'float32' and not on_cpu)
-    )
-    config.table.duplicates = 'merge' if is_merging else 'scatter'
-  if not t.loss_every_steps:
-    t.loss_every_steps = 64 if on_cpu else 1
-  if not t.steps_per_loop:
-    t.steps_per_loop = 1 if on_cpu else 16
-  multiple = _centers_multiple(config)
+    o.learning_rate = _learning_rate(config)
+  # What more replicas learn apart has to meet sooner: measured with two and
+  # four (experiments/results/step_notes.md).
+  closeness = (2 / math.prod(mesh)) ** 3
+  chosen = {
+    'parts': 1 if s.name == 'partition' else mesh[0],
+    'chunk': _CHUNKS.get(config.model.loss, 16),
+    'shared_nodes': 64,
+    # Atomic additions of a GPU are made in another order in every run. Without
+    # a sort low-precision rows are summed by a loop, which is slow on a TPU.
+    'deduplicates': platform in ('gpu', 'cuda', 'rocm')
+    or table.layout == 'row'
+    or (table.dtype != 'float32' and not on_cpu),
+    'loss_every_steps': 64 if on_cpu else 1,  # logarithms take time on a CPU
+    'steps_per_loop': 1 if on_cpu else 16,
+    'sync_words': s.sync_every or 16_384 * closeness,
+    'sync_lookups': 8 * closeness,
+    'memory_lookups': 200.0,
+  } | fixed
+  multiple = _centers_multiple(config, chosen['parts'], chosen['chunk'])
   if not t.batch_words:
     # Fits a core's cache; or enough for the kernels of an accelerator.
-    wanted = 256 if on_cpu else 8192
-    t.batch_words = -(-wanted // multiple) * multiple
+    t.batch_words = -(-(256 if on_cpu else 8192) // multiple) * multiple
   if t.batch_words % multiple:
     raise errors.UserError(
       f'config.train.batch_words={t.batch_words} must be a multiple of '
-      f'{multiple}: config.model.chunk={config.model.chunk} centers for each '
-      'device and part of the corpus; give '
-      f'{-(-t.batch_words // multiple) * multiple}'
+      f'{multiple}: {chosen["chunk"]} centers for each device and part of the '
+      f'corpus; set {-(-t.batch_words // multiple) * multiple}'
     )
-  if o.max_duplicates < 0:
+  if o.max_duplicates < 0 and o.name not in ('adagrad', 'adam'):
     # Large steps of a small vocabulary diverge with 16.
     o.max_duplicates = 16.0 if t.batch_words < 4096 else 8.0
-  return config
+  # A replica has a step of its own, from its own part of the corpus.
+  part_words = t.batch_words // (chosen['parts'] if is_sync else 1)
+  return config, Tuning(part_words=part_words, **chosen)
 
 
-def _chunk(config: ml_collections.ConfigDict) -> int:
-  return config.model.chunk or _CHUNKS.get(config.model.loss, 16)
+def record(config: ml_collections.ConfigDict, tuning: Tuning) -> dict[str, Any]:
+  """Returns what config.json and report.json say of a run's settings."""
+  return config.to_dict() | {'tuning': dataclasses.asdict(tuning)}
 
 
-def _centers_multiple(config: ml_collections.ConfigDict) -> int:
-  """What the centers of a step are a multiple of, on the mesh.
-
-  Raises:
-    UserError: for parts or a layout that do not fit the mesh.
-  """
-  data, table = config.mesh.data, config.mesh.table
-  parts, chunk = config.data.parts, config.model.chunk
-  if config.strategy.name == 'replicas':
-    if parts != data:
-      raise errors.UserError(
-        f'config.data.parts={parts} must be the number of replicas, '
-        f'config.mesh.data={data}; give 0'
-      )
-    return chunk
-  if config.strategy.name == 'partition':
-    return chunk  # of each sub-model
-  if parts % data:
+def _learning_rate(config: ml_collections.ConfigDict) -> float:
+  name, loss = config.optimizer.name, config.model.loss
+  if loss != 'hierarchical_softmax':
+    loss = 'negative_sampling'
+  if (name, loss) not in _LEARNING_RATES:
     raise errors.UserError(
-      f'config.data.parts={parts} cannot be dealt to config.mesh.data={data} '
-      'devices alike; give a mesh that divides it, or another --workdir'
+      f'config.optimizer.name={name} has no usual learning rate; set '
+      '--config.optimizer.learning_rate'
     )
+  return _LEARNING_RATES[name, loss][config.model.name == 'cbow']
+
+
+def _centers_multiple(
+  config: ml_collections.ConfigDict, parts: int, chunk: int
+) -> int:
+  """What the centers of a step are a multiple of, on the mesh."""
+  data, table = config.mesh.data, config.mesh.table
+  if config.strategy.name != 'sync':
+    return chunk  # of each replica or sub-model
   if config.table.layout == 'row' and _ROW_CLASSES % table:
     raise errors.UserError(
       f'config.mesh.table={table} must divide {_ROW_CLASSES} with '
-      "config.table.layout='row'"
+      'config.table.layout=row'
     )
   # Devices of the table axis deal parts to each other, then split them.
   splits = 1 if config.table.layout == 'column' else table

@@ -15,6 +15,7 @@ import ml_collections
 import numpy as np
 
 from jaxemb import build, metrics
+from jaxemb import config as config_lib
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks, words
 from jaxemb.report import report
@@ -213,7 +214,7 @@ def _summary(
     'started': datetime.datetime.fromtimestamp(totals.started).isoformat(
       timespec='seconds'
     ),
-    'config': config.to_dict(),
+    'config': config_lib.record(config, parts.tuning),
     'finished': True,
   }
 

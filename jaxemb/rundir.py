@@ -6,7 +6,7 @@ import os
 import pathlib
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import ml_collections
@@ -60,29 +60,25 @@ def recorded(workdir: pathlib.Path) -> dict[str, Any]:
   return _recorded(workdir) or {}
 
 
-def differences(
-  config: Mapping[str, Any], other: Mapping[str, Any]
-) -> list[str]:
-  """Keys that matter for what is learned and differ, with both values."""
-  ours, theirs = config_lib.flat(config), config_lib.flat(other)
-  free = {x.name for x in config_lib.SETTINGS if x.may_change}
-  return [
-    f'{key} ({theirs.get(key)!r} there, {ours.get(key)!r} now)'
-    for key in sorted(ours.keys() | theirs.keys())
-    if key not in free and ours.get(key) != theirs.get(key)
-  ]
-
-
 def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Checks that the settings are those of the run that is in the folder.
 
   Raises:
     UserError: if another run is there, naming the settings that differ.
   """
-  there = _recorded(workdir)
-  if there is None:
+  ours, theirs = config_lib.flat(config), _recorded(workdir)
+  if theirs is None:
     return
-  differing = differences(config.to_dict(), there)
+  if ours.keys() != {x for x in theirs if not x.startswith('tuning.')}:
+    raise errors.UserError(
+      f'{workdir} holds a run of another version of jaxemb; give another '
+      '--workdir'
+    )
+  differing = [
+    f'{x.name} ({theirs[x.name]!r} there, {ours[x.name]!r} now)'
+    for x in config_lib.SETTINGS
+    if not x.may_change and ours[x.name] != theirs[x.name]
+  ]
   if differing:
     raise errors.UserError(
       f'{workdir} holds a run with other settings: {"; ".join(differing)}; '
@@ -111,20 +107,25 @@ def check_data(workdir: pathlib.Path, text: str) -> None:
 
 
 def record(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path, text: str
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  workdir: pathlib.Path,
+  fingerprint: str,
 ) -> None:
   """Writes config.json, once the settings have led to something to train.
 
   Args:
     config: settings in which all is chosen.
+    tuning: the rest of what was chosen.
     workdir: of the run.
-    text: fingerprint of the corpus, see `check_data`.
+    fingerprint: of the data, see `check_data`.
   """
+  settings = config_lib.record(config, tuning)
   with writing(workdir):
     with atomic.write(workdir / _TEXT) as file:
-      file.write(f'{text}\n'.encode())
+      file.write(f'{fingerprint}\n'.encode())
     with atomic.write(workdir / 'config.json') as file:
-      file.write(json.dumps(config.to_dict(), indent=1).encode())
+      file.write(json.dumps(settings, indent=1).encode())
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ def run(
   workdir: pathlib.Path,
   job: distributed.Job = distributed.ALONE,
   text_cache: pathlib.Path | None = None,
+  **fixed: Any,
 ) -> int:
   """Trains or resumes, and writes all results; returns 0 or `STOPPED`.
 
@@ -44,6 +45,7 @@ def run(
     job: the processes that train together, and which one this is.
     text_cache: for the encoded text; None = the usual cache, which then holds
       compiled programs too.
+    **fixed: fields of `config.Tuning` that are not to be chosen.
 
   Raises:
     UserError: for input or settings that cannot be used.
@@ -61,7 +63,7 @@ def run(
       log = metrics.start_log(home / f'{name}.txt', is_first)
     try:
       with distributed.stopping_on_signals(monitor):
-        code = _run(config, workdir, session, monitor, text_cache)
+        code = _run(config, workdir, session, monitor, text_cache, fixed)
     except errors.UserError as error:
       # The caller prints it; it belongs in the log as well.
       log.emit(logging.makeLogRecord({'msg': str(error)}))
@@ -88,14 +90,16 @@ def _run(
   session: loop.Session,
   monitor: distributed.Monitor,
   text_cache: pathlib.Path | None,
+  fixed: Mapping[str, Any],
 ) -> int:
   versions = resources.versions() | {'code': resources.code_digest()}
   distributed.agree('setting', config_lib.flat(config))
   distributed.agree('version', versions)
   distributed.agree('folder', {'--workdir': rundir.holder(workdir)})
-  config, devices = build.on_devices(config, rundir.recorded(workdir))
+  recorded = rundir.recorded(workdir)
+  config, tuning, devices = build.on_devices(config, recorded, **fixed)
   rundir.check(config, workdir)
-  cache = build.cache_folder(config)
+  cache = build.cache_folder()
   if not (text_cache or os.environ.get('JAX_COMPILATION_CACHE_DIR')):
     # The next start need not compile.
     jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
@@ -103,7 +107,7 @@ def _run(
   metrics.LOG.info('%s; results in %s', mesh.describe(devices), workdir)
   stages = metrics.Stages(monitor.stop, config.train.log_every_secs)
   try:
-    parts = build.parts(config, devices, stages, text_cache or cache)
+    parts = build.parts(config, tuning, devices, stages, text_cache or cache)
   except metrics.Stopped:
     metrics.LOG.info('stopped before training; nothing to save')
     return STOPPED
@@ -116,15 +120,13 @@ def _run(
   if config.strategy.name == 'partition':
     runner.check(config, workdir, fingerprint)
   if distributed.is_first():
-    rundir.record(config, workdir, fingerprint)
+    rundir.record(config, tuning, workdir, fingerprint)
   results.log_data(parts.source)
   if config.strategy.name == 'partition':
     finished = runner.run(config, workdir, parts, monitor.stop, session)
     return 0 if finished else STOPPED
   with checkpoint.Checkpoints(
-    workdir / 'checkpoints',
-    config.train.checkpoints_to_keep,
-    metrics.LOG.error,
+    workdir / 'checkpoints', checkpoint.TO_KEEP, metrics.LOG.error
   ) as checkpoints:
     trained = _train(config, workdir, parts, checkpoints, monitor.stop, session)
     if not trained.finished:

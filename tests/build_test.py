@@ -4,14 +4,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import build
+from jaxemb import build, errors
 from jaxemb import config as config_lib
 from jaxemb.runtime import mesh
 from jaxemb.strategies import replicas
 
 
 @pytest.mark.parametrize(
-  ('exchange_words', 'steps_per_loop', 'expected'),
+  ('sync_every', 'steps_per_loop', 'expected'),
   [
     (0, 16, (2, 2)),  # what an accelerator has
     (20 * 8192, 16, (20, 10)),
@@ -19,18 +19,28 @@ from jaxemb.strategies import replicas
   ],
 )
 def test_replicas_run_no_loops_of_padding(
-  monkeypatch, exchange_words, steps_per_loop, expected
+  monkeypatch, sync_every, steps_per_loop, expected
 ):
   config = config_lib.default()
-  config.strategy.exchange_words = exchange_words
-  config.train.steps_per_loop = steps_per_loop
-  config = config_lib.resolved(config, 'gpu', (2, 1))
+  config.strategy.sync_every = sync_every
+  config, tuning = config_lib.resolve(
+    config, 'gpu', (2, 1), steps_per_loop=steps_per_loop
+  )
   seen = []
 
-  def made(model, tables, step_spec, devices, exchange_spec, rates):
-    seen.append((exchange_spec.every_steps, step_spec.steps_per_loop))
+  def made(trainable, devices, policy):
+    seen.append((policy.every_steps, trainable.steps_per_loop))
 
   monkeypatch.setattr(replicas, 'replicas', made)
   assert len(jax.devices()) > 1
-  build.trainer(config, np.full(40, 100), mesh.make(mesh.Shape(2, 1)))
+  build.trainer(config, tuning, np.full(40, 100), mesh.make(mesh.Shape(2, 1)))
   assert seen == [expected]
+
+
+def test_members_are_found_and_unknown_ones_are_named():
+  for key, names in config_lib.MEMBERS.items():
+    for name in names:
+      assert callable(build.member(key, name)), name
+  for name in ('no_such_module:x', 'math:no_such_name'):
+    with pytest.raises(errors.UserError, match='config.model.name.*cbow'):
+      build.member('model.name', name)

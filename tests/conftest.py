@@ -39,6 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update(name, value)
 
 
+@pytest.fixture(scope='session', autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+  """The cache folder of all runs, of processes that tests start too."""
+  folder = tmp_path_factory.mktemp('cache')
+  os.environ['JAXEMB_CACHE'] = str(folder)
+  return folder
+
+
 _SHARED_DATA = pathlib.Path(__file__).parents[2] / 'shared' / 'data'
 
 

@@ -42,7 +42,7 @@ STRATEGIES = 'replicas', 'sync', 'partition'
 OPTIMIZERS = tuple(config_lib.MEMBERS['optimizer.name'])
 LAYOUTS = tuple(config_lib.MEMBERS['table.layout'])
 # How an accelerator takes its steps: rows written once, loops that run on.
-DEVICES = {'cpu': ('scatter', 1), 'gpu': ('merge', 3)}
+DEVICES = {'cpu': (False, 1), 'gpu': (True, 3)}
 MEMBERS = [
   (strategy, 'replicated', optimizer, model, 'cpu')
   for strategy in STRATEGIES
@@ -146,30 +146,38 @@ class _Traced(windows.Steps):
 @functools.cache
 def _make(member):
   strategy_name, layout, optimizer_name, model_name, device = member
-  duplicates, steps_per_loop = DEVICES[device]
+  deduplicates, steps_per_loop = DEVICES[device]
   config = _config()
   config.strategy.name, config.table.layout = strategy_name, layout
   if strategy_name == 'replicas':
-    config.strategy.exchange_words = 2 * BATCH_WORDS
-    config.strategy.memory_lookups = 5.0  # forty words forget soon
+    config.strategy.sync_every = 2 * BATCH_WORDS
   config.optimizer.name = optimizer_name
   config.model.name, _, loss = model_name.partition('-')
   if loss == 'tree':
-    config.model.loss, config.model.shared_nodes = 'hierarchical_softmax', 4
+    config.model.loss = 'hierarchical_softmax'
   if config.model.name in ('mixture', 'contexts'):
-    config.senses.number, config.senses.top_n = 3, 7
+    config.senses.number, config.senses.top_ratio = 3, 6.5 / VOCAB
     if config.model.name == 'mixture':
       config.senses.method = 'likelihoods'
     config.model.name = 'mixture'
-  config.table.duplicates = 'merge' if layout == 'row' else duplicates
-  config.train.steps_per_loop = steps_per_loop
   shape = (1, 1) if strategy_name == 'sync' else (2, 1)
   if layout != 'replicated':
     shape = (1, 2)
-  config = config_lib.resolved(config, 'cpu', shape)
-  steps = _Traced(BATCH_WORDS, config.data.parts, WINDOW, CHUNK)
+  config, tuning = config_lib.resolve(
+    config,
+    'cpu',
+    shape,
+    chunk=CHUNK,
+    shared_nodes=4,
+    deduplicates=deduplicates or layout == 'row',
+    loss_every_steps=1,
+    steps_per_loop=steps_per_loop,
+    memory_lookups=5.0,  # forty words forget soon
+  )
+  steps = _Traced(BATCH_WORDS, tuning.parts, WINDOW, CHUNK)
   made = build.trainer(
     config,
+    tuning,
     np.full(VOCAB, 100),
     mesh.make(mesh.Shape(*shape)),
     [str(i) for i in range(VOCAB)],
@@ -189,10 +197,10 @@ def _make(member):
 def _config():
   config = config_lib.default()
   config.optimizer.learning_rate = 0.1
-  config.model.dim, config.model.window, config.model.chunk = DIM, WINDOW, CHUNK
+  config.model.dim, config.model.window = DIM, WINDOW
   config.model.shared_negatives = 8
   config.data.sample = 0.0
-  config.train.batch_words, config.train.loss_every_steps = BATCH_WORDS, 1
+  config.train.batch_words = BATCH_WORDS
   return config
 
 

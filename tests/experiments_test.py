@@ -204,7 +204,7 @@ def test_dmwe_scws(tmp_path):
     '--models=skip-gram, negatives:mixture, tree', '--seeds=1', '--epochs=1',
     '--sample=1e-3', f'--output={output}', '--config.data.min_count=2',
     '--config=configs/mixture.py', '--config.senses.query_window=3',
-    '--config.model.window=2', '--config.model.shortest_window=1',
+    '--config.model.window=2', '--config.model.dynamic_window',
   )  # fmt: skip
   shown = _run(*args)
   result = json.loads(output.read_text())
@@ -377,9 +377,9 @@ def test_bench_mixture(tmp_path):
   output = tmp_path / 'found.json'
   shown = _run(
     'bench_mixture.py', f'--scws={questions}', '--runs=1', '--senses=2',
-    f'--output={output}', '--config.data.embedded_words=60000',
+    f'--output={output}', '--config.data.path=toywiki:60000',
     '--config.model.dim=8', '--config.model.window=2',
-    '--config.model.shortest_window=1', '--models=contexts:likelihoods',
+    '--config.model.dynamic_window', '--models=contexts:likelihoods',
   )  # fmt: skip
   result = json.loads(output.read_text())
   _check_machine(result)

@@ -16,11 +16,9 @@ from jaxemb.tables import blocks
 
 def _config(tmp_path, **settings):
   config = config_lib.default()
-  config.data.cache = str(tmp_path / 'cache')
-  config.data.embedded_words = 30_000
+  config.data.path = 'toywiki:30000'
   config.data.min_count = 2
-  config.model.dim, config.model.chunk = 16, 8
-  config.train.epochs, config.data.parts = 2, 2
+  config.model.dim, config.train.epochs = 16, 2
   config.eval.paths = 'none'
   config.update_from_flattened_dict(settings)
   return config
@@ -162,7 +160,7 @@ def test_sub_models_of_few_bits(tmp_path):
   config = _config(
     tmp_path,
     **{'strategy.name': 'partition', 'strategy.num_parts': 2},
-    **{'table.dtype': 'float16', 'data.parts': 0, 'mesh.data': 2},
+    **{'table.dtype': 'float16', 'mesh.data': 2},
   )
   assert train.run(config, tmp_path / 'run') == 0
   for path in ('parts/00/export', 'parts/01/export', 'export'):

@@ -39,6 +39,7 @@ BAD_INPUT = [
   ('--config.model.dim=0', 'config.model.dim=0 must be at least 1'),
   ('--config.data.lowercase=perhaps', "true or false, not 'perhaps'"),
   ('--config.data.path=/no/such/text', '/no/such/text does not exist'),
+  ('--config.data.path=toywiki:5', 'with WORDS of 20000 or more'),
   ('--config.data.sample=1.5', 'at most 1'),
   ('--config.model.window=-1', 'at least 1'),
   ('--config.model.window=256', 'at most 255'),

@@ -18,27 +18,19 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import dispatches, errors, train
+from jaxemb import errors, loop, train
 from jaxemb import rundir as workdirs
+from jaxemb.data import base
 from jaxemb.runtime import hlo
 from jaxemb.storage import checkpoint
-from jaxemb.text import loader
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _SMOKE = '--config=configs/wiki.py:smoke'
 
 
-@pytest.fixture(scope='session')
-def cache(tmp_path_factory) -> pathlib.Path:
-  return tmp_path_factory.mktemp('cache')
-
-
-def _config(
-  cache: pathlib.Path, **settings: object
-) -> ml_collections.ConfigDict:
+def _config(**settings: object) -> ml_collections.ConfigDict:
   config = config_lib.default()
-  config.data.cache = str(cache)
-  config.data.embedded_words = 60_000
+  config.data.path = 'toywiki:60000'
   config.data.min_count = 2
   config.model.dim = 16
   config.train.epochs = 2
@@ -47,10 +39,10 @@ def _config(
   return config
 
 
-def _command(workdir: pathlib.Path, cache: pathlib.Path, *more: str) -> list:
+def _command(workdir: pathlib.Path, *more: str) -> list:
   return [
     sys.executable, '-m', 'jaxemb.main', _SMOKE, f'--workdir={workdir}',
-    f'--config.data.cache={cache}', *more,
+    *more,
   ]  # fmt: skip
 
 
@@ -59,9 +51,9 @@ def _vectors(workdir: pathlib.Path) -> bytes:
 
 
 @pytest.fixture(scope='session')
-def finished(cache, tmp_path_factory) -> pathlib.Path:
+def finished(tmp_path_factory) -> pathlib.Path:
   workdir = tmp_path_factory.mktemp('runs') / 'finished'
-  assert train.run(_config(cache), workdir) == 0
+  assert train.run(_config(), workdir) == 0
   return workdir
 
 
@@ -117,34 +109,33 @@ def test_the_exports_are_one_and_the_same_to_the_last_bit(finished):
     assert np.array_equal(theirs.vectors, ours.vectors)
 
 
-def test_a_finished_run_started_again_is_the_same(finished, cache):
+def test_a_finished_run_started_again_is_the_same(finished):
   before = _vectors(finished)
-  assert train.run(_config(cache), finished) == 0
+  assert train.run(_config(), finished) == 0
   assert _vectors(finished) == before
 
 
-def test_the_seed_is_the_only_source_of_chance(finished, cache, tmp_path):
-  assert train.run(_config(cache), tmp_path / 'again') == 0
+def test_the_seed_is_the_only_source_of_chance(finished, tmp_path):
+  assert train.run(_config(), tmp_path / 'again') == 0
   assert _vectors(tmp_path / 'again') == _vectors(finished)
-  assert train.run(_config(cache, seed=2), tmp_path / 'other') == 0
+  assert train.run(_config(seed=2), tmp_path / 'other') == 0
   assert _vectors(tmp_path / 'other') != _vectors(finished)
 
 
-def test_another_config_on_the_same_workdir_is_refused(finished, cache):
+def test_another_config_on_the_same_workdir_is_refused(finished):
   before = _vectors(finished)
   with pytest.raises(errors.UserError, match=r'model.dim \(16 there, 8 now\)'):
-    train.run(_config(cache, **{'model.dim': 8}), finished)
+    train.run(_config(**{'model.dim': 8}), finished)
   assert _vectors(finished) == before
 
 
 @pytest.mark.parametrize('model', ['skipgram', 'cbow'])
 @pytest.mark.parametrize('optimizer', ['sgd', 'adagrad', 'adam'])
-def test_every_model_with_every_optimizer(cache, tmp_path, model, optimizer):
+def test_every_model_with_every_optimizer(tmp_path, model, optimizer):
   rate = {'sgd': 0.03, 'adagrad': 0.2, 'adam': 0.005}[optimizer]
   if model == 'cbow':
     rate *= 5  # its gradient is divided among the contexts
   config = _config(
-    cache,
     **{
       'model.name': model,
       'optimizer.name': optimizer,
@@ -159,20 +150,18 @@ def test_every_model_with_every_optimizer(cache, tmp_path, model, optimizer):
   assert report['loss_per_example'] < 4.1
 
 
-def test_killed_five_times_it_ends_with_the_same_vectors(cache, tmp_path):
+def test_killed_five_times_it_ends_with_the_same_vectors(tmp_path):
   more = (
     '--config.train.epochs=30', '--config.train.checkpoint_every_secs=0.05',
     '--config.eval.paths=none',
   )  # fmt: skip
-  subprocess.run(
-    _command(tmp_path / 'whole', cache, *more), cwd=_ROOT, check=True
-  )
+  subprocess.run(_command(tmp_path / 'whole', *more), cwd=_ROOT, check=True)
   rng = random.Random(0)
   killed = tmp_path / 'killed'
   saved = killed / 'checkpoints'
   for _ in range(5):
     before = set(saved.glob('[0-9]*'))
-    process = subprocess.Popen(_command(killed, cache, *more), cwd=_ROOT)
+    process = subprocess.Popen(_command(killed, *more), cwd=_ROOT)
     # Some time behind a new checkpoint, whenever that is on this machine, and
     # often within the next one.
     while process.poll() is None and set(saved.glob('[0-9]*')) <= before:
@@ -180,9 +169,9 @@ def test_killed_five_times_it_ends_with_the_same_vectors(cache, tmp_path):
     time.sleep(rng.random() * 0.3)
     process.kill()
     process.wait()
-  subprocess.run(_command(killed, cache, *more), cwd=_ROOT, check=True)
+  subprocess.run(_command(killed, *more), cwd=_ROOT, check=True)
   assert _vectors(killed) == _vectors(tmp_path / 'whole')
-  assert 'resuming behind' in (killed / 'log.txt').read_text()
+  assert 'resuming after' in (killed / 'log.txt').read_text()
   words = [
     json.loads(line)['words']
     for line in (killed / 'metrics.jsonl').read_text().splitlines()
@@ -190,11 +179,11 @@ def test_killed_five_times_it_ends_with_the_same_vectors(cache, tmp_path):
   assert words == sorted(set(words))
 
 
-def test_sigterm_saves_and_exits_75_and_a_second_start_resumes(cache, tmp_path):
+def test_sigterm_saves_and_exits_75_and_a_second_start_resumes(tmp_path):
   more = ('--config.train.epochs=150', '--config.eval.paths=none')
   whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
-  subprocess.run(_command(whole, cache, *more), cwd=_ROOT, check=True)
-  process = subprocess.Popen(_command(stopped, cache, *more), cwd=_ROOT)
+  subprocess.run(_command(whole, *more), cwd=_ROOT, check=True)
+  process = subprocess.Popen(_command(stopped, *more), cwd=_ROOT)
   while not (stopped / 'metrics.jsonl').exists():
     assert process.poll() is None
     time.sleep(0.01)
@@ -202,9 +191,9 @@ def test_sigterm_saves_and_exits_75_and_a_second_start_resumes(cache, tmp_path):
   assert process.wait(60) == train.STOPPED
   assert not (stopped / 'report.json').exists()
   assert os.listdir(stopped / 'checkpoints')
-  subprocess.run(_command(stopped, cache, *more), cwd=_ROOT, check=True)
+  subprocess.run(_command(stopped, *more), cwd=_ROOT, check=True)
   assert _vectors(stopped) == _vectors(whole)
-  assert 'resuming behind' in (stopped / 'log.txt').read_text()
+  assert 'resuming after' in (stopped / 'log.txt').read_text()
 
 
 def _text(tmp_path: pathlib.Path, data: bytes, name: str = 'a.txt') -> str:
@@ -227,10 +216,10 @@ _SENTENCE = b'one two three four five six seven eight nine ten\n'
   ],
 )
 def test_unusable_text_is_named_and_nothing_is_left(
-  cache, tmp_path, data, name, words
+  tmp_path, data, name, words
 ):
   config = _config(
-    cache, **{'data.path': _text(tmp_path, data, name), 'data.min_count': 5}
+    **{'data.path': _text(tmp_path, data, name), 'data.min_count': 5}
   )
   with pytest.raises(errors.UserError) as caught:
     train.run(config, tmp_path / 'run')
@@ -240,9 +229,9 @@ def test_unusable_text_is_named_and_nothing_is_left(
   assert train.run(config, tmp_path / 'run') == 0
 
 
-def test_invalid_utf8_is_replaced_counted_and_reported(cache, tmp_path):
+def test_invalid_utf8_is_replaced_counted_and_reported(tmp_path):
   path = _text(tmp_path, (_SENTENCE + b'two\xff\xfe three\n') * 99)
-  assert train.run(_config(cache, **{'data.path': path}), tmp_path / 'r') == 0
+  assert train.run(_config(**{'data.path': path}), tmp_path / 'r') == 0
   report = json.loads((tmp_path / 'r' / 'report.json').read_text())
   assert report['dropped']['invalid_utf8_bytes'] == 2 * 99
 
@@ -254,20 +243,18 @@ def test_xml_cut_in_the_middle_is_used_so_far_and_the_loss_told(
   xml = next(cache.rglob('*.xml.bz2'))
   data = bz2.decompress(xml.read_bytes())
   path = _text(tmp_path, data[: len(data) * 2 // 3], 'cut.xml')
-  assert train.run(_config(cache, **{'data.path': path}), tmp_path / 'r') == 0
+  assert train.run(_config(**{'data.path': path}), tmp_path / 'r') == 0
   problems = json.loads((tmp_path / 'r' / 'report.json').read_text())[
     'dropped'
   ]['problems']
   assert len(problems) == 1 and 'cut.xml' in problems[0]
 
 
-def test_a_run_that_diverges_stops_and_says_where(cache, tmp_path):
+def test_a_run_that_diverges_stops_and_says_where(tmp_path):
   config = _config(
-    cache,
     **{
       'optimizer.learning_rate': 1e4,
       'optimizer.max_duplicates': 0.0,
-      'train.loss_every_steps': 1,
     },
   )
   with pytest.raises(errors.UserError) as caught:
@@ -277,17 +264,16 @@ def test_a_run_that_diverges_stops_and_says_where(cache, tmp_path):
   assert not (tmp_path / 'export').exists()
 
 
-def test_text_from_which_nothing_is_learned_is_told(cache, tmp_path):
+def test_text_from_which_nothing_is_learned_is_told(tmp_path):
   path = _text(tmp_path, b'one\ntwo\nthree\n' * 99)
   with pytest.raises(errors.UserError, match='nothing was learned'):
-    train.run(_config(cache, **{'data.path': path}), tmp_path / 'run')
+    train.run(_config(**{'data.path': path}), tmp_path / 'run')
 
 
-def test_large_steps_that_diverge_without_overflow_are_told(cache, tmp_path):
+def test_large_steps_that_diverge_without_overflow_are_told(tmp_path):
   config = _config(
-    cache,
     **{
-      'data.embedded_words': 200_000,
+      'data.path': 'toywiki:200000',
       'train.batch_words': 4096,
       'optimizer.max_duplicates': 0.0,
       'optimizer.learning_rate': 0.05,
@@ -298,46 +284,42 @@ def test_large_steps_that_diverge_without_overflow_are_told(cache, tmp_path):
     train.run(config, tmp_path)
 
 
-def test_schedules_join_up_and_keys_are_never_shared(cache):
-  config = config_lib.resolved(_config(cache), 'cpu', (1, 1))
-  schedule = dispatches.schedules(config, 1000)
+def test_schedules_join_up_and_keys_are_never_shared():
+  schedule = loop.schedules(1, (0.03, 1e-4), 1000)
   first, second = (
-    schedule(loader.Loaded(None, i, None, a, b))
-    for i, a, b in ((0, 0, 400), (1, 400, 1000))
+    schedule(base.Item(None, i, None, before, after))
+    for i, before, after in ((0, 0, 400), (1, 400, 1000))
   )
   assert first.first_learning_rate == np.float32(0.03)
   assert first.last_learning_rate == second.first_learning_rate
   assert second.last_learning_rate == pytest.approx(1e-4)
-  config.seed = 2
-  other = dispatches.schedules(config, 1000)(
-    loader.Loaded(None, 0, None, 0, 400)
+  other = loop.schedules(2, (0.03, 1e-4), 1000)(
+    base.Item(None, 0, None, 0, 400)
   )
   keys = {tuple(plan.key) for plan in (first, second, other)}
   assert len(keys) == 3
 
 
-def test_a_run_goes_on_with_the_devices_it_began_with(cache, tmp_path):
-  config = _config(cache, **{'mesh.data': 3})
+def test_a_run_goes_on_with_the_devices_it_began_with(tmp_path):
+  config = _config(**{'mesh.data': 3})
   assert train.run(config, tmp_path) == 0
   before = (tmp_path / 'export' / 'vectors.bin').read_bytes()
   # Left to choose, as on a machine with other cores.
-  assert train.run(_config(cache, **{'mesh.data': 0}), tmp_path) == 0
+  assert train.run(_config(**{'mesh.data': 0}), tmp_path) == 0
   assert (tmp_path / 'export' / 'vectors.bin').read_bytes() == before
   report = json.loads((tmp_path / 'report.json').read_text())
   assert len(report['devices']) == 3
   with pytest.raises(errors.UserError, match='begun with 3 replicas'):
-    train.run(_config(cache, **{'mesh.data': 2}), tmp_path)
+    train.run(_config(**{'mesh.data': 2}), tmp_path)
 
 
-def _sync(cache, layout, data, table):
+def _sync(layout, data, table):
   return _config(
-    cache,
     **{
       'strategy.name': 'sync',
       'table.layout': layout,
       'mesh.data': data,
       'mesh.table': table,
-      'data.parts': 2,
       'train.epochs': 4,
       'train.batch_words': 256,
       'train.checkpoint_every_secs': 0.0,
@@ -347,9 +329,9 @@ def _sync(cache, layout, data, table):
 
 
 @pytest.fixture(scope='session')
-def of_one_device(cache, tmp_path_factory) -> np.ndarray:
+def of_one_device(tmp_path_factory) -> np.ndarray:
   workdir = tmp_path_factory.mktemp('runs') / 'one'
-  assert train.run(_sync(cache, 'replicated', 1, 1), workdir) == 0
+  assert train.run(_sync('replicated', 1, 1), workdir, parts=2) == 0
   return jaxemb.load(workdir).vectors
 
 
@@ -364,12 +346,12 @@ def of_one_device(cache, tmp_path_factory) -> np.ndarray:
   ],
 )
 def test_a_run_goes_on_with_another_mesh(
-  cache, tmp_path, interrupting, of_one_device, layout, first, then, mesh
+  tmp_path, interrupting, of_one_device, layout, first, then, mesh
 ):
   with interrupting(2), pytest.raises(KeyboardInterrupt):
-    train.run(_sync(cache, layout, *first), tmp_path)
-  assert train.run(_sync(cache, layout, *then), tmp_path) == 0
-  assert 'resuming behind' in (tmp_path / 'log.txt').read_text()
+    train.run(_sync(layout, *first), tmp_path, parts=2)
+  assert train.run(_sync(layout, *then), tmp_path, parts=2) == 0
+  assert 'resuming after' in (tmp_path / 'log.txt').read_text()
   report = json.loads((tmp_path / 'report.json').read_text())
   assert report['config']['mesh'] == {'data': mesh[0], 'table': mesh[1]}
   assert report['finished'] and len(report['devices']) == mesh[0] * mesh[1]
@@ -379,12 +361,12 @@ def test_a_run_goes_on_with_another_mesh(
   # Another layout is another run.
   other = 'row' if layout == 'column' else 'column'
   with pytest.raises(errors.UserError, match='table.layout'):
-    train.run(_sync(cache, other, *then), tmp_path)
+    train.run(_sync(other, *then), tmp_path, parts=2)
 
 
-def test_no_evaluation(cache, tmp_path):
+def test_no_evaluation(tmp_path):
   path = _text(tmp_path, _SENTENCE * 99)
-  config = _config(cache, **{'eval.paths': 'none', 'data.path': path})
+  config = _config(**{'eval.paths': 'none', 'data.path': path})
   assert train.run(config, tmp_path / 'run') == 0
   report = json.loads((tmp_path / 'run' / 'report.json').read_text())
   assert report['evaluation'] == {}
@@ -392,10 +374,10 @@ def test_no_evaluation(cache, tmp_path):
 
 
 @pytest.mark.parametrize('has_checkpoints', [True, False])
-def test_text_that_changed_is_not_resumed_on(cache, tmp_path, has_checkpoints):
+def test_text_that_changed_is_not_resumed_on(tmp_path, has_checkpoints):
   path = _text(tmp_path, _SENTENCE * 99)
   run = tmp_path / 'run'
-  assert train.run(_config(cache, **{'data.path': path}), run) == 0
+  assert train.run(_config(**{'data.path': path}), run) == 0
   if not has_checkpoints:
     shutil.rmtree(run / 'checkpoints')
 
@@ -406,35 +388,35 @@ def test_text_that_changed_is_not_resumed_on(cache, tmp_path, has_checkpoints):
   before = left()
   other = _text(tmp_path, _SENTENCE * 98 + b'one two\n', 'other.txt')
   with pytest.raises(errors.UserError, match='text is not the one that'):
-    train.run(_config(cache, **{'data.path': other}), run)
+    train.run(_config(**{'data.path': other}), run)
   assert left() == before
   # Elsewhere the same text is the same.
   moved = _text(tmp_path, _SENTENCE * 99, 'moved.txt')
-  assert train.run(_config(cache, **{'data.path': moved}), run) == 0
+  assert train.run(_config(**{'data.path': moved}), run) == 0
 
 
-def test_two_processes_do_not_share_a_workdir(cache, tmp_path):
+def test_two_processes_do_not_share_a_workdir(tmp_path):
   with workdirs.locked(tmp_path):
     with pytest.raises(errors.UserError, match='another process'):
-      train.run(_config(cache), tmp_path)
+      train.run(_config(), tmp_path)
 
 
-def test_a_wrong_evaluation_path_is_told_before_training(cache, tmp_path):
-  config = _config(cache, **{'eval.paths': '/no/such/benchmark'})
+def test_a_wrong_evaluation_path_is_told_before_training(tmp_path):
+  config = _config(**{'eval.paths': '/no/such/benchmark'})
   with pytest.raises(errors.UserError, match='/no/such/benchmark'):
     train.run(config, tmp_path)
   assert not (tmp_path / 'metrics.jsonl').exists()
   assert '/no/such/benchmark' in (tmp_path / 'log.txt').read_text()
 
 
-def test_a_full_disk_does_not_end_training(cache, tmp_path, monkeypatch):
+def test_a_full_disk_does_not_end_training(tmp_path, monkeypatch):
   saves = []
 
   def fail(self, *args, **kwargs):
     saves.append(args)
     raise OSError(28, 'No space left on device')
 
-  config = _config(cache, **{'train.checkpoint_every_secs': 0.0})
+  config = _config(**{'train.checkpoint_every_secs': 0.0})
   with monkeypatch.context() as patch:
     patch.setattr(checkpoint.ocp.CheckpointManager, 'save', fail)
     assert train.run(config, tmp_path) == 0

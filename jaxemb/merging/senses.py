@@ -715,7 +715,7 @@ def _contexts_obstacle(parts: Sequence[parts_lib.Part]) -> str:
       return f'{part.name} has none'
   names = 'concentration', 'half_weight'
   obstacle = _difference(parts, lambda senses: senses.contexts, names)
-  hint = '; train all with the same --config.model.window and .shortest_window'
+  hint = '; train all with the same --config.model.window and .dynamic_window'
   return obstacle and obstacle + hint
 
 

@@ -252,11 +252,10 @@ class _Trainer:
       stack.enter_context(rundir.locked(path))
     if (path / 'part.json').exists():
       return []
-    rundir.record(config, path, self._parts.source.fingerprint)
+    parts = self._parts
+    rundir.record(config, parts.tuning, path, parts.source.fingerprint)
     checkpoints = checkpoint.Checkpoints(
-      path / 'checkpoints',
-      config.train.checkpoints_to_keep,
-      metrics.LOG.error,
+      path / 'checkpoints', checkpoint.TO_KEEP, metrics.LOG.error
     )
     stack.enter_context(checkpoints)
     o, counts = config.optimizer, self._counts[part]
@@ -443,7 +442,7 @@ class _Trainer:
     if export.senses is None:
       # A word may have been read and never had another one in its window.
       has_vector = (export.rows.decode() != self._untrained).any(1)
-      has_vector &= seen >= config.strategy.min_seen
+      has_vector &= seen > 0
       if not has_vector.any():
         raise errors.UserError(
           f'sub-model {model.part} has learned nothing: no word has another in '

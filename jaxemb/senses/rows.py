@@ -174,7 +174,7 @@ def ambiguous(
     errors.UserError: The list cannot be read, or has no word of these.
   """
   s = config.senses
-  num_top = max(s.top_n, int(np.ceil(s.top_ratio * len(words))))
+  num_top = int(np.ceil(s.top_ratio * len(words)))
   mask = np.arange(len(words)) < num_top
   if not s.words:
     return Ambiguous(mask, 0, 0)

@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 
 from jaxemb import errors
 
+TO_KEEP = 3  # newest checkpoints of a run
 _FORMAT = 2  # of state and record; checkpoints of another are refused
 # Errors that say nothing about the checkpoint itself.
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)

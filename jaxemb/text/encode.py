@@ -215,7 +215,7 @@ def encode(
     raise errors.UserError(
       f'cannot write the encoded corpus to {folder}: '
       f'{error.strerror or error}; free space there or set '
-      '--config.data.cache to another folder'
+      'JAXEMB_CACHE to another folder'
     ) from error
   finally:
     shutil.rmtree(temporary, ignore_errors=True)

@@ -61,9 +61,9 @@ _MESHES = [
 def _states(config, shape=(1, 1)):
   """A trainer, and two equal new states."""
   shape = mesh_lib.Shape(*shape)
-  config = config_lib.resolved(config, 'cpu', shape)
+  config, tuning = config_lib.resolve(config, 'cpu', shape)
   counts = np.arange(_VOCAB, 0, -1)
-  made = build.trainer(config, counts, mesh_lib.make(shape))
+  made = build.trainer(config, tuning, counts, mesh_lib.make(shape))
   sharding = made.strategy.state_sharding
   init = jax.jit(made.strategy.init, out_shardings=sharding)
   return made, init(jax.random.key(0)), init(jax.random.key(0))
@@ -134,8 +134,7 @@ def test_what_does_not_fit_is_refused(merged, tmp_path):
 
 def _run(tmp_path, name, **settings):
   config = config_lib.default()
-  config.data.cache = str(tmp_path / 'cache')
-  config.data.embedded_words = 20_000
+  config.data.path = 'toywiki:20000'
   config.data.min_count = 2
   config.model.dim = 8
   config.train.epochs = 1
@@ -167,7 +166,11 @@ def test_a_run_starts_from_another(tmp_path):
 
 
 def test_words_of_several_vectors_start_from_their_mean(tmp_path):
-  senses = {'model.name': 'mixture', 'senses.number': 3, 'senses.top_n': 30}
+  senses = {
+    'model.name': 'mixture',
+    'senses.number': 3,
+    'senses.top_ratio': 0.05,
+  }
   first = _run(tmp_path, 'first', **senses).of_words()
   still = {'optimizer.learning_rate': 1e-30, 'seed': 2}
   still |= {'optimizer.final_learning_rate': 0.0}

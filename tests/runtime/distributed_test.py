@@ -24,10 +24,14 @@ FLAGS = [
   '--config.eval.paths=none',
   '--config.train.batch_words=256',
   '--config.train.checkpoint_every_secs=0',
-  '--config.train.checkpoints_to_keep=9',
-  '--config.data.parts=4',
 ]
-_MAIN = ('-m', 'jaxemb.main')
+# As many parts of the corpus whatever the mesh: the same steps.
+_FOUR_PARTS = """
+import functools, sys
+from jaxemb import main, train
+train.run = functools.partial(train.run, parts=4)
+"""
+_MAIN = ('-c', f'{_FOUR_PARTS}sys.exit(main.main())')
 
 
 def _popen(command, devices):
@@ -100,7 +104,6 @@ def trained(tmp_path_factory):
   flags = [
     *FLAGS,
     f'--config.data.path={folder}/text.txt',
-    f'--config.data.cache={folder}/cache',
   ]
   one = [*_MAIN, *flags, f'--workdir={folder}/one', '--config.mesh.data=4']
   _check([_popen(one, 4)])
@@ -265,7 +268,6 @@ def test_a_signal_before_training_stops_all(tmp_path, asked):
     [
       *FLAGS,
       f'--config.data.path={path}',
-      f'--config.data.cache={tmp_path}/cache',
       f'--workdir={workdir}',
     ]
   )
@@ -292,9 +294,9 @@ def test_other_settings_and_folders_are_refused_and_named(trained, flag):
   assert not (folder / 'refused' / 'checkpoints').exists()
 
 
-_SLOW_RESULTS = """
-import sys, time
-from jaxemb import main, results
+_SLOW_RESULTS = f"""{_FOUR_PARTS}
+import time
+from jaxemb import results
 from jaxemb.runtime import distributed
 distributed.WAIT_SECS = 5  # that JAX waits for others when a process ends
 write = results.write
@@ -302,7 +304,7 @@ def slow(*args, **more):
   time.sleep(12)
   write(*args, **more)
 results.write = slow
-main._exit(main.main(['main', *sys.argv[1:]]))
+sys.exit(main.main())
 """
 
 

@@ -471,13 +471,14 @@ def test_exported_senses(make, asked, window):
 def test_training_uses_the_compact_variant_for_steps_that_fit(monkeypatch):
   config = config_lib.default()
   config.model.update(
-    name='mixture', loss='hierarchical_softmax', dim=8, window=WINDOW, chunk=8,
-    shared_nodes=4,
+    name='mixture', loss='hierarchical_softmax', dim=8, window=WINDOW
   )  # fmt: skip
   config.optimizer.name, config.strategy.name = 'adagrad', 'sync'
   config.train.batch_words, num_steps = 16, 200
-  config.senses.number, config.senses.top_n = SENSES, 3
-  config = config_lib.resolved(config, 'cpu', (1, 1))
+  config.senses.number, config.senses.top_ratio = SENSES, 2.5 / VOCAB
+  config, tuning = config_lib.resolve(
+    config, 'cpu', (1, 1), chunk=8, shared_nodes=4
+  )
   rng, words = np.random.default_rng(3), 16 * num_steps
   sentences = oracle.random_sentences(rng, VOCAB, words, (5, 9))
   tokens = oracle.pack(sentences, VOCAB, words, WINDOW, rng)
@@ -491,7 +492,9 @@ def test_training_uses_the_compact_variant_for_steps_that_fit(monkeypatch):
       '_compact_slots',
       lambda self, num, num_slots=num_slots: min(num_slots, num),
     )
-    made = build.trainer(config, COUNTS, mesh.make(mesh.Shape(1, 1)), WORDS)
+    made = build.trainer(
+      config, tuning, COUNTS, mesh.make(mesh.Shape(1, 1)), WORDS
+    )
     strategy, model = made.strategy, made.trainable.model
     state = jax.jit(strategy.init)(jax.random.key(0))
     state, _ = strategy.step(state, strategy.constants(), batch, schedule)

@@ -152,30 +152,31 @@ def _config(case):
   config.table.dtype = case.dtype
   is_replicas = case.strategy == 'replicas'
   config.strategy.name = 'replicas' if is_replicas else 'sync'
+  fixed = {}
   if case.strategy == 'merging':
     # As on a GPU: rows written once, a loop of known length, no condition.
-    config.table.duplicates, config.train.steps_per_loop = 'merge', 4
-    config.train.loss_every_steps = 1
+    fixed = {'deduplicates': True, 'steps_per_loop': 4, 'loss_every_steps': 1}
   config_lib.check(config)
-  return config_lib.resolved(config, 'cpu', case.mesh)
+  return config_lib.resolve(config, 'cpu', case.mesh, **fixed)
 
 
 @functools.cache
 def _compiled(case):
-  text, num_arrays, _ = _compiled_text(_config(case), case.mesh)
+  text, num_arrays, _ = _compiled_text(*_config(case), case.mesh)
   return Program(text, hlo.parse(text), num_arrays, *_shares(case))
 
 
-def _compiled_text(config, shape):
+def _compiled_text(config, tuning, shape):
   """The program of a dispatch, its state's arrays, and the shapes of tables."""
   made = build.trainer(
     config,
+    tuning,
     10**7 // np.arange(1, VOCAB + 1),
     mesh.make(mesh.Shape(*shape)),
     [str(i) for i in range(VOCAB)],
   )
   strategy = made.strategy
-  num_parts, window = config.data.parts, config.model.window
+  num_parts, window = tuning.parts, config.model.window
   size = MAX_STEPS * made.loader_spec.part_words
 
   def array(shape, dtype):
@@ -255,11 +256,11 @@ def test_hierarchical_softmax_and_senses_copy_no_table(model, method):
   config.train.batch_words, config.strategy.name = 256, 'sync'
   if method:
     # As many that a table of priors is larger than a step's own arrays.
-    config.senses.number, config.senses.top_n = 2, 20_000
+    config.senses.number, config.senses.top_ratio = 2, 20_000 / VOCAB
     config.senses.method = method
   config_lib.check(config)
-  config = config_lib.resolved(config, 'cpu', (1, 1))
-  text, _, tables = _compiled_text(config, (1, 1))
+  resolved = config_lib.resolve(config, 'cpu', (1, 1))
+  text, _, tables = _compiled_text(*resolved, (1, 1))
   assert tables['input'][0] == VOCAB + (20_000 if method else 0)
   assert len(tables) == {'': 2, 'likelihoods': 3, 'contexts': 4}[method]
   parsed = hlo.parse(text)

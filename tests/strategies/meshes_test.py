@@ -19,18 +19,23 @@ RATES = {'sgd': 0.05, 'adagrad': 0.1, 'adam': 0.01}
 
 
 @functools.cache
-def _make(layout, optimizer, shape, model, duplicates):
+def _make(layout, optimizer, shape, model, deduplicates):
   c = config_lib.default()
   c.model.name, c.model.dim, c.model.window = model, DIM, WINDOW
-  c.model.chunk, c.model.shared_negatives = CHUNK, 8
-  c.table.layout = layout
-  c.table.duplicates = 'merge' if layout == 'row' else duplicates
+  c.model.shared_negatives, c.table.layout = 8, layout
   c.optimizer.name, c.optimizer.learning_rate = optimizer, RATES[optimizer]
   c.optimizer.max_duplicates = 3.0  # many rows are above it
-  c.train.batch_words, c.train.loss_every_steps = BATCH_WORDS, 1
-  c.strategy.name, c.data.parts = 'sync', PARTS
-  c = config_lib.resolved(c, 'cpu', shape)
-  return build.trainer(c, COUNTS, mesh.make(mesh.Shape(*shape)))
+  c.train.batch_words, c.strategy.name = BATCH_WORDS, 'sync'
+  c, tuning = config_lib.resolve(
+    c,
+    'cpu',
+    shape,
+    parts=PARTS,
+    chunk=CHUNK,
+    loss_every_steps=1,
+    deduplicates=deduplicates or layout == 'row',
+  )
+  return build.trainer(c, tuning, COUNTS, mesh.make(mesh.Shape(*shape)))
 
 
 @functools.cache
@@ -58,21 +63,21 @@ def _trained(*args):
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize(
-  ('optimizer', 'shape', 'model', 'duplicates'),
+  ('optimizer', 'shape', 'model', 'deduplicates'),
   [
-    ('sgd', None, 'skipgram', 'scatter'),
-    ('adagrad', (4, 2), 'skipgram', 'merge'),
-    ('adam', (2, 4), 'skipgram', 'scatter'),
-    ('sgd', (2, 4), 'cbow', 'scatter'),
+    ('sgd', None, 'skipgram', False),
+    ('adagrad', (4, 2), 'skipgram', True),
+    ('adam', (2, 4), 'skipgram', False),
+    ('sgd', (2, 4), 'cbow', False),
   ],
 )
 def test_200_steps_are_those_of_one_device(
-  layout, optimizer, shape, model, duplicates
+  layout, optimizer, shape, model, deduplicates
 ):
   shape = shape or ((8, 1) if layout == 'replicated' else (1, 8))
-  found, metrics = _trained(layout, optimizer, shape, model, duplicates)
+  found, metrics = _trained(layout, optimizer, shape, model, deduplicates)
   expected, expected_metrics = _trained(
-    'replicated', optimizer, (1, 1), model, 'scatter'
+    'replicated', optimizer, (1, 1), model, False
   )
   # Adam divides by roots of small squares: roundings grow.
   tolerance = 1e-3 if optimizer == 'adam' else 1e-5
@@ -100,7 +105,7 @@ def test_200_steps_are_those_of_one_device(
 
 @pytest.mark.parametrize('layout', LAYOUTS)
 def test_all_devices_know_the_first_bad_step_of_any(layout):
-  made = _make(layout, 'adagrad', (4, 2), 'skipgram', 'merge')
+  made = _make(layout, 'adagrad', (4, 2), 'skipgram', True)
   word, strategy = VOCAB // 2, made.strategy
   part_words = made.trainable.steps.part_words
   rows = {'input': np.ones((VOCAB, DIM), np.float32)}

@@ -379,7 +379,7 @@ def test_unusable_text_leaves_earlier_results_alone(tmp_path, text):
 
 def test_failures_leave_nothing_behind(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts', num_files=6)
-  assert '--config.data.cache' in _fails(_encode, folder, folder / '0.txt/x')
+  assert 'JAXEMB_CACHE' in _fails(_encode, folder, folder / '0.txt/x')
   assert 'not exist' in _fails(_encode, tmp_path / 'none', tmp_path / 'cache')
 
   def interrupt(stage, done, total):
@@ -419,7 +419,7 @@ def test_full_disk(tmp_path, monkeypatch, max_file_bytes):
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
   assert 'cannot write' in message and str(tmp_path / 'cache') in message
-  assert '--config.data.cache' in message and 'None' not in message
+  assert 'JAXEMB_CACHE' in message and 'None' not in message
   # Reading does not go on to the end of the text.
   assert (num_read < 200) == (max_file_bytes < 30_000)
   assert _files(first.folder) == files
