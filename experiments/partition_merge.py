@@ -153,7 +153,7 @@ def _without(part: parts.Part, gone: set[str]) -> parts.Part:
   keep = np.array([word not in gone for word in part.words])
   return part._replace(
     words=[part.words[i] for i in np.flatnonzero(keep)],
-    vectors=parts.as_rows(np.ascontiguousarray(part.vectors.open()[keep])),
+    vectors=parts.Rows(part.vectors.open()[keep]),
     counts=part.counts[keep],
   )
 

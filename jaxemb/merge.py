@@ -11,7 +11,6 @@ and all warnings.
 """
 
 import argparse
-import dataclasses
 import json
 import logging
 import pathlib
@@ -28,7 +27,24 @@ from jaxemb.merging import senses
 from jaxemb.senses import table
 from jaxemb.storage import atomic, export
 
-_SETTINGS = [x for x in dataclasses.fields(merging.Spec) if x.metadata]
+_HELP = {
+  'method': 'alir: aligned and averaged, words of any part; pca, concat: only '
+  'words of all parts',
+  'dim': '0 = that of the largest part; concat: sum',
+  'start': 'initial vectors',
+  'weights': 'of parts in the mean of a word: by how often each saw it, if '
+  'known, or equal',
+  'normalize': 'scale vectors to length 1, as in the paper',
+  'restore': 'give directions in which parts disagree the length that '
+  'averaging took',
+  'power': 'raise the lengths of the principal directions of the result '
+  '(concat: of each part) to this power: below 1, few directions dominate less',
+  'align_words': 'words that rotations are fitted on, frequent and rare; 0 = '
+  '500 per dimension',
+  'max_iterations': 'at most',
+  'tolerance': 'stop once an iteration moves vectors by less, relative to '
+  'their length; scores change little beyond this',
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,19 +75,19 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     'checkpoint with a vocab.txt',
   )
   add('--output', required=True, help='folder for export/ and merge.json')
-  for x in _SETTINGS:
-    text = f'{x.metadata["help"]} (default: {x.default})'
-    if x.name in merging.ALIR_ONLY:
-      text = f'alir: {text}'
-    form = {'type': type(x.default), 'choices': x.metadata['choices']}
-    if isinstance(x.default, bool):
+  for name, text in _HELP.items():
+    default = getattr(merging.Spec, name)
+    form = {'type': type(default), 'choices': merging.CHOICES.get(name)}
+    if isinstance(default, bool):
       form = {'action': argparse.BooleanOptionalAction}
-    add(f'--{x.name}', default=x.default, help=text, **form)
+    text = f'{text} (default: {default})'
+    text = f'alir: {text}' if name in merging.ALIR_ONLY else text
+    add(f'--{name}', default=default, help=text, **form)
   add(
     '--trainable',
     action='store_true',
     help='merge context vectors and optimizer state too (of runs and merges), '
-    'for config.train.init_from; alir only',
+    'for config.train.init_from; alir without --normalize only',
   )
   add(
     '--skip-bad',
@@ -79,53 +95,44 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     action='store_true',
     help='leave out parts that cannot be used',
   )
-  flags = parser.parse_args(argv)
-  unused = ['trainable'] if flags.trainable else []
-  for x in _SETTINGS:
-    value = getattr(flags, x.name)
-    limits, is_valid = x.metadata['limits'] or ('', lambda value: True)
-    if not is_valid(value):
-      parser.error(f'--{x.name} must be {limits}')
-    if x.name in merging.ALIR_ONLY and value != x.default:
-      unused.append(f'no-{x.name}' if value is False else x.name)
-  if flags.method != 'alir' and unused:
-    parser.error(
-      f'--{unused[0]} is not used with --method={flags.method}; leave it out'
-    )
-  return flags
+  return parser.parse_args(argv)
 
 
 def _run(flags: argparse.Namespace) -> dict[str, Any]:
+  started = time.monotonic()
+  spec = merging.Spec(**{name: getattr(flags, name) for name in _HELP})
+  if flags.trainable and (spec.method != 'alir' or spec.normalize):
+    raise errors.UserError(
+      '--trainable wants --method=alir without --normalize, which keeps inner '
+      'products'
+    )
+  output = pathlib.Path(flags.output).expanduser()
+  _check_output(output, flags.parts)
   # JAX only once the arguments are right.
   from flax import traverse_util
 
   from jaxemb.runtime import resources
   from jaxemb.storage import orbax_export
 
-  started = time.monotonic()
-  output = pathlib.Path(flags.output).expanduser()
-  _check_output(output, flags.parts)
-  spec = merging.Spec(**{x.name: getattr(flags, x.name) for x in _SETTINGS})
   with _scratch_folder(output) as name:
     scratch = pathlib.Path(name)
     parts, skipped = parts_lib.open_all(
       flags.parts, scratch, flags.trainable, flags.skip_bad
     )
     read_secs = time.monotonic() - started
-    merged = senses.merge(
-      parts, spec, scratch / 'merged', flags.skip_bad, _show_progress
-    )
-    report = merged.report | {'read_secs': read_secs}
-    report['skipped'] = skipped + report['skipped']
+    merged = senses.merge(parts, spec, scratch / 'merged', _show_progress)
     left_out = [f'left out: {x["reason"]}' for x in skipped]
-    report['warnings'] = left_out + report['warnings']
+    report = merged.report | {
+      'warnings': left_out + merged.report['warnings'],
+      'skipped': skipped,
+      'read_secs': read_secs,
+    }
     for line in report['warnings']:
       print(f'warning: {line}', file=sys.stderr)
     exported = time.monotonic()
     table.remove(output / 'export')  # those of an earlier merge
     export.write(output / 'export', merged.words, merged.vectors, merged.counts)
-    if merged.senses is not None:
-      table.write(output / 'export', merged.senses)
+    table.write(output / 'export', merged.senses)
     arrays = {'vectors': merged.vectors}
     for path, rows in merged.trainable.items():
       arrays[path] = rows[:, 0] if rows.shape[1] == 1 else rows

@@ -34,7 +34,6 @@ one with more is first reduced to its principal directions.
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -48,19 +47,6 @@ _FIT_WORDS = 500
 _SHARED_WORDS = 20  # of any two parts, per dimension
 
 
-class Alignment(NamedTuple):
-  """Rotations of all parts into one space."""
-
-  rotations: np.ndarray  # [sum D_i, dim] float64, those of the parts stacked
-  # Per iteration: root of the weighted mean square by which Y moved, relative
-  # to that of Y.
-  displacements: tuple[float, ...]
-
-  def per_part(self, dims: Sequence[int]) -> list[np.ndarray]:
-    """[D_i, dim] rotation of each part."""
-    return [self.rotations[part] for part in slices(dims)]
-
-
 def slices(dims: Sequence[int]) -> list[slice]:
   """The columns of each part, parts being side by side."""
   ends = itertools.accumulate(dims, initial=0)
@@ -69,13 +55,11 @@ def slices(dims: Sequence[int]) -> list[slice]:
 
 def add_gram(total: np.ndarray, rows: np.ndarray) -> None:
   """Adds rows^T rows [D, D], both in float64."""
-  rows = rows.astype(np.float64)
+  rows = np.asarray(rows, np.float64)
   total += rows.T @ rows
 
 
-def fit_words(
-  has: np.ndarray, limit: int, dims: Sequence[int]
-) -> np.ndarray | None:
+def fit_words(has: np.ndarray, limit: int, dims: Sequence[int]) -> np.ndarray:
   """Chooses the words that rotations are fitted on.
 
   Words of one part alone say nothing about rotations, and some ten thousand
@@ -90,15 +74,14 @@ def fit_words(
     dims: D_i.
 
   Returns:
-    [chosen] int, ascending; None = all words.
+    [chosen] int, ascending.
   """
-  limit = limit or _FIT_WORDS * max(dims)
   shared = np.flatnonzero(has.sum(0) > 1)
-  if len(shared) == has.shape[1] <= limit:
-    return None
+  num = min(limit or _FIT_WORDS * max(dims), len(shared))
   is_chosen = np.zeros(has.shape[1], bool)
-  evenly = np.linspace(0, len(shared) - 1, min(limit, len(shared)))
-  is_chosen[shared[evenly.astype(np.int64)]] = True
+  is_chosen[shared[np.linspace(0, len(shared) - 1, num).astype(np.int64)]] = (
+    True
+  )
   for i, j in itertools.combinations(range(len(has)), 2):
     both = has[i] & has[j]
     least = _SHARED_WORDS * min(dims[i], dims[j])
@@ -106,16 +89,6 @@ def fit_words(
     if missing > 0:
       is_chosen[np.flatnonzero(both & ~is_chosen)[:missing]] = True
   return np.flatnonzero(is_chosen)
-
-
-def random_rows(ids: np.ndarray, dim: int, seed: int) -> np.ndarray:
-  """[b, dim] float32 of variance 1, a function of row ids and seed."""
-  import jax.numpy as jnp
-
-  from jaxemb.ops import sampling
-
-  key, columns = jnp.array([seed, 0], jnp.uint32), jnp.arange(dim)
-  return np.asarray(sampling.uniform_rows(key, ids, columns, 3**0.5))
 
 
 def procrustes(cross: np.ndarray) -> np.ndarray:
@@ -130,19 +103,16 @@ def procrustes(cross: np.ndarray) -> np.ndarray:
 
 
 def principal(gram: np.ndarray, dim: int) -> np.ndarray:
-  """[columns, dim] orthonormal directions of largest variance.
+  """[columns, dim] orthonormal directions of largest variance, uncentered.
 
-  Uncentred, like the code of Anand et al.; the entry of largest magnitude of
-  each direction is positive.
+  The entry of largest magnitude of each direction is positive.
   """
   size = len(gram)
   _, vectors = scipy.linalg.eigh(
     gram, subset_by_index=(size - dim, size - 1), check_finite=False
   )
   vectors = vectors[:, ::-1]
-  largest = np.take_along_axis(
-    vectors, np.argmax(np.abs(vectors), 0)[None], axis=0
-  )
+  largest = vectors[np.argmax(np.abs(vectors), 0), np.arange(dim)]
   return vectors * np.where(largest < 0, -1, 1)
 
 
@@ -173,7 +143,7 @@ def alir(
   start: str,
   max_iterations: int,
   tolerance: float,
-) -> Alignment:
+) -> tuple[np.ndarray, list[float]]:
   """Aligns all parts by ALiR.
 
   Args:
@@ -186,6 +156,10 @@ def alir(
       random rows.
     max_iterations: at least 1.
     tolerance: displacement at which to stop.
+
+  Returns:
+    [sum D_i, dim] rotations of the parts, stacked; and of each iteration the
+    displacement of Y, root mean square, relative to the length of Y.
   """
   bases = [
     np.eye(d) if d <= dim else principal(gram[part, part], dim)
@@ -197,14 +171,20 @@ def alir(
     gram = base.T @ gram @ base
   sizes = [b.shape[1] for b in bases]
   parts, num = slices(sizes), sum(sizes)
+
+  def rotations(crosses):
+    return np.concatenate([procrustes(crosses[part]) for part in parts])
+
+  def displacement(square, norm):
+    return float(np.sqrt(max(square, 0) / norm)) if norm > 0 else 0.0
+
   moved = []
   if start == 'random':
-    crosses, rest = gram[:num, num:], float(np.trace(gram[num:, num:]))
+    crosses, rest = gram[:num, num:], np.trace(gram[num:, num:])
     gram = gram[:num, :num]
-    w = np.concatenate([procrustes(crosses[part]) for part in parts])
-    norm = float(np.sum(w * (gram @ w)))
-    square = norm - 2 * float(np.sum(w * crosses)) + rest
-    moved.append(_relative(square, norm))
+    w = rotations(crosses)
+    norm = np.sum(w * (gram @ w))
+    moved.append(displacement(norm - 2 * np.sum(w * crosses) + rest, norm))
   elif start == 'pca':
     # As long as rotations are, so that displacements are comparable.
     w = principal(gram, min(dim, num)) * np.sqrt(len(parts))
@@ -213,16 +193,12 @@ def alir(
     w = _join(gram, parts, dim)
   crosses = gram @ w
   while len(moved) < max_iterations and not (moved and moved[-1] <= tolerance):
-    new = np.concatenate([procrustes(crosses[part]) for part in parts])
+    new = rotations(crosses)
     new_crosses = gram @ new
-    square = float(np.sum((new - w) * (new_crosses - crosses)))
-    moved.append(_relative(square, float(np.sum(new * new_crosses))))
+    square = np.sum((new - w) * (new_crosses - crosses))
+    moved.append(displacement(square, np.sum(new * new_crosses)))
     w, crosses = new, new_crosses
-  return Alignment(base[: sum(dims), :num] @ w, tuple(moved))
-
-
-def _relative(square: float, norm: float) -> float:
-  return float(np.sqrt(max(square, 0) / norm)) if norm > 0 else 0.0
+  return base[: sum(dims), :num] @ w, moved
 
 
 def length_correction(
@@ -230,10 +206,8 @@ def length_correction(
 ) -> np.ndarray:
   """[dim, dim] symmetric and invertible matrix that undoes the shrinking of Y.
 
-  Args:
-    gram: [sum D_i, sum D_i] float64, Q.
-    moments: [D_i, D_i] float64 of each part, P_i.
-    rotations: [sum D_i, dim].
+  Takes Q [sum D_i, sum D_i], P_i [D_i, D_i] and the stacked rotations
+  [sum D_i, dim], all float64.
   """
   mean, total = rotations.T @ gram @ rotations, 0
   for moment, part in zip(moments, slices(map(len, moments)), strict=True):
@@ -252,14 +226,9 @@ def spectral_power(gram: np.ndarray, power: float) -> np.ndarray:
   """[dim, dim] matrix that raises lengths of principal directions to a power.
 
   A length s, relative to the largest, becomes s ** power (the weighting of
-  singular values of Levy, Goldberg and Dagan 2015 and of Caron 2001).
-
-  Args:
-    gram: [dim, dim] float64, of the rows of the table.
-    power: above 0; 1 changes nothing.
-
-  Returns:
-    Symmetric and invertible; the rows are multiplied by it.
+  singular values of Levy, Goldberg and Dagan 2015 and of Caron 2001). Rows with
+  this Gram matrix [dim, dim] are to be multiplied by the result, which is
+  symmetric and invertible.
   """
   squares, directions = np.linalg.eigh(gram)
   largest = max(squares.max(), np.finfo(np.float64).tiny)
@@ -267,45 +236,30 @@ def spectral_power(gram: np.ndarray, power: float) -> np.ndarray:
   return (directions * lengths ** (power - 1)) @ directions.T
 
 
-class Fit:
-  """How well rotated parts agree, summed over the words of several parts.
+def agreement(
+  rotated: Sequence[np.ndarray], shares: np.ndarray, y: np.ndarray
+) -> np.ndarray:
+  """[4, n] float64, how well rotated parts agree on a block of words.
 
-  Attributes:
-    squares: [n] sum of |M_i W_i|^2.
-    residuals: [n] sum of |M_i W_i - Y|^2.
-    cosines: [n] sum of cosines of M_i W_i and the mean of the other parts.
-    words: [n] number of words that another part knows too.
+  Sums over the words that another part knows too, of: |M_i W_i|^2;
+  |M_i W_i - Y|^2; the cosine of M_i W_i and the mean of the other parts; and 1.
+
+  Args:
+    rotated: [b, dim] of each part, M_i W_i.
+    shares: [b, n] a_i / a.
+    y: [b, dim] their weighted mean.
   """
-
-  def __init__(self, num_parts: int):
-    self.squares, self.residuals, self.cosines, self.words = np.zeros(
-      (4, num_parts)
-    )
-
-  def add(
-    self, rotated: Sequence[np.ndarray], shares: np.ndarray, y: np.ndarray
-  ) -> None:
-    """Adds a block of words.
-
-    Args:
-      rotated: [b, dim] of each part, M_i W_i.
-      shares: [b, n] a_i / a.
-      y: [b, dim] their weighted mean.
-    """
-    is_shared, y_y = np.count_nonzero(shares, 1) > 1, np.vecdot(y, y)
-    for i, x in enumerate(rotated):
-      share, counts = shares[:, i], is_shared & (shares[:, i] > 0)
-      x_x, x_y = np.vecdot(x, x), np.vecdot(x, y)
-      # The mean of the others is y - share x, but for its length.
-      x_others = x_y - share * x_x
-      others = y_y - 2 * share * x_y + share**2 * x_x
-      lengths = np.sqrt(x_x * np.maximum(others, 0))
-      cosines = x_others / np.where(lengths > 0, lengths, 1)
-      gaps = x - y
-      for total, values in (
-        (self.squares, x_x),
-        (self.residuals, np.vecdot(gaps, gaps)),
-        (self.cosines, np.clip(cosines, -1, 1)),
-        (self.words, counts),
-      ):
-        total[i] += np.sum(values, where=counts, dtype=np.float64)
+  is_shared, y_y = np.count_nonzero(shares, 1) > 1, np.vecdot(y, y)
+  result = np.zeros((4, len(rotated)))
+  for i, x in enumerate(rotated):
+    share, counts = shares[:, i], is_shared & (shares[:, i] > 0)
+    x_x, x_y = np.vecdot(x, x), np.vecdot(x, y)
+    # The mean of the others is y - share x, but for its length.
+    others = y_y - 2 * share * x_y + share**2 * x_x
+    lengths = np.sqrt(x_x * np.maximum(others, 0))
+    cosines = (x_y - share * x_x) / np.where(lengths > 0, lengths, 1)
+    gaps = x - y
+    values = x_x, np.vecdot(gaps, gaps), np.clip(cosines, -1, 1), counts
+    for j, value in enumerate(values):
+      result[j, i] = np.sum(value, where=counts, dtype=np.float64)
+  return result

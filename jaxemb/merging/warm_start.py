@@ -24,16 +24,15 @@ def begin(
 
   Args:
     path: `config.train.init_from`: a run, a merge or a word2vec file.
-    trainable: a `strategies.base.Trainable`.
-    strategy: a `strategies.base.Strategy`.
+    trainable: of `strategies.base`, as is the strategy.
+    strategy: of the state.
     state: new; donated.
     words: [vocab], of the rows.
 
   Raises:
     UserError: the vectors cannot be used, or have other dimensions.
   """
-  has_tables = parts_lib.has_trainable(path)
-  part = senses.of_words(parts_lib.open_part(path, None, has_tables))
+  part = senses.of_words(parts_lib.open_part(path, None, None))
   vectors = trainable.tables[trainable.model.vectors_table]
   if part.dim != vectors.spec.dim:
     raise errors.UserError(
@@ -41,7 +40,6 @@ def begin(
       f'config.model.dim={vectors.spec.dim}; give '
       f'--config.model.dim={part.dim}'
     )
-  parts_lib.check_rows(part)
   # Words that the part never saw still have random vectors there.
   row_of = {
     word: row
@@ -57,24 +55,30 @@ def begin(
   rows = np.array([row_of[words[i]] for i in ids])
   stored, used = {'vectors': part.vectors, **part.trainable}, []
   model = trainable.model
-  titles = {'vectors': model.vectors_table}
-  titles['context_vectors'] = model.contexts_table
+  titles = {
+    'vectors': model.vectors_table,
+    'context_vectors': model.contexts_table,
+  }
   for title, name in titles.items():
     if title not in stored or name not in trainable.tables:
       continue
-    table = trainable.tables[name]
-    paths = {x: f'optimizer/{title}/{x}' for x in table.slot_reductions}
-    slots = {x: path for x, path in paths.items() if path in stored}
-    used += [title, *slots.values()]
+    paths = {
+      slot: f'optimizer/{title}/{slot}'
+      for slot in trainable.tables[name].slot_reductions
+      if f'optimizer/{title}/{slot}' in stored
+    }
+    used += [title, *paths.values()]
     for start in range(0, len(ids), _BLOCK_ROWS):
       here = slice(start, start + _BLOCK_ROWS)
-      state = strategy.import_rows(
-        state,
-        name,
-        ids[here],
-        _read(stored[title], rows[here]),
-        {x: _read(stored[path], rows[here]) for x, path in slots.items()},
-      )
+      vectors = stored[title].open()[rows[here]]
+      slots = {
+        # [n] where rows have one number.
+        slot: stored[path].open()[rows[here]].squeeze(1)
+        if stored[path].shape[1] == 1
+        else stored[path].open()[rows[here]]
+        for slot, path in paths.items()
+      }
+      state = strategy.import_rows(state, name, ids[here], vectors, slots)
   _LOG.info(
     'starting from %s: %s of %s words (%s start at random, %s of its words are '
     'not in the text); tables %s, all else starts anew',
@@ -86,10 +90,3 @@ def begin(
     ', '.join(used),
   )
   return state
-
-
-def _read(stored: parts_lib.Rows, rows: np.ndarray) -> np.ndarray:
-  """[n, dim] float32; [n] where rows have one number."""
-  block = np.empty((len(rows), *stored.shape[1:]), np.float32)
-  stored.read(rows, block)
-  return block[:, 0] if stored.shape[1:] == (1,) else block

@@ -559,11 +559,9 @@ def _merge(
 def _open_part(path: pathlib.Path) -> parts_lib.Part:
   """Opens and checks a sub-model; an error says how to train it again."""
   try:
-    part = parts_lib.open_part(path)
-    parts_lib.check_rows(part)
+    return parts_lib.open_part(path)
   except errors.UserError as error:
     raise errors.UserError(
       f'{error}; or remove {path} and run the same command again, to train '
       'that sub-model again'
     ) from error
-  return part

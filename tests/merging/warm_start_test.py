@@ -124,7 +124,12 @@ def test_what_does_not_fit_is_refused(merged, tmp_path):
     (merged[0], 8, _WORDS, '--config.model.dim=6'),
     ('nowhere.bin', _DIM, _WORDS, 'nowhere.bin'),
     (merged[0], _DIM, ['x', 'unseen'], 'none of the 2 words'),
-    (tmp_path / 'bad.bin', _DIM, _WORDS, '3 of 3 vectors are not finite'),
+    (
+      tmp_path / 'bad.bin',
+      _DIM,
+      _WORDS,
+      '3 of 3 rows of vectors are not finite',
+    ),
   ):
     config = _config(path, **settings, **{'model.dim': dim})
     made, _, state = _states(config)
