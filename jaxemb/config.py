@@ -42,19 +42,14 @@ MEMBERS = {
   'strategy.policy': {'bounded': 'jaxemb.strategies.policies:bounded'},
 }
 
-# By optimizer, loss and whether the model is CBOW: measured on 16 M words of
-# Wikipedia and on the embedded corpus, at the default batch_words.
+# Of skip-gram, CBOW, and both with hierarchical softmax: measured on 16 M words
+# of Wikipedia and on the embedded corpus, at the default batch_words.
 _LEARNING_RATES = {
-  ('sgd', 'negative_sampling'): (0.03, 0.2),
-  ('adagrad', 'negative_sampling'): (0.15, 0.15),
-  ('adam', 'negative_sampling'): (0.02, 0.02),
-  ('sgd', 'hierarchical_softmax'): (0.005, 0.1),
-  ('adagrad', 'hierarchical_softmax'): (0.1, 0.1),
-  ('adam', 'hierarchical_softmax'): (0.02, 0.02),
+  'sgd': (0.03, 0.2, 0.005, 0.1),
+  'adagrad': (0.15, 0.15, 0.1, 0.1),
+  'adam': (0.02, 0.02, 0.02, 0.02),
 }
 EMBEDDED = 'toywiki:'  # config.data.path of an embedded corpus of another size
-# Centers per matrix product.
-_CHUNKS = {'negative_sampling': 16, 'hierarchical_softmax': 64}
 _ROW_CLASSES = 256  # `tables.row_sharded.NUM_CLASSES`, without importing JAX
 
 
@@ -67,8 +62,7 @@ class Setting:
   help: str
   limits: tuple[float, float] | tuple[()] = ()  # lowest and highest number
   choices: tuple[str, ...] = ()
-  # Another setting, and the values of it that use this one.
-  only_with: tuple[str, ...] = ()
+  only_with: tuple[str, ...] = ()  # a setting, and its values that use this
   may_change: bool = False  # when a run is resumed
 
   def check(self, value: Any) -> None:
@@ -103,21 +97,6 @@ class Setting:
         f'{" or ".join(values)}; remove it or set --config.{other}={values[0]}'
       )
 
-  def describe(self) -> str:
-    """Returns a line of help."""
-    choices = self.choices or MEMBERS.get(self.name, ())
-    notes = [', '.join(choices)] if choices else []
-    if self.limits:
-      low, high = self.limits
-      is_open = high > 10**6
-      notes = [f'from {low:,}' if is_open else f'{low:,} to {high:,}']
-    if self.only_with:
-      other, *values = self.only_with
-      notes.append(f'only with {other}={"|".join(values)}')
-    default = repr('') if self.default == '' else self.default
-    line = f'  {f"{self.name}={default}":<36} {self.help}'
-    return line + (f' ({"; ".join(notes)})' if notes else '')
-
 
 _NEGATIVES = ('model.loss', 'negative_sampling')
 _MIXTURE = ('model.name', 'mixture')
@@ -129,9 +108,7 @@ _MANY = 2**31 - 2
 
 # fmt: off
 SETTINGS = (
-  Setting('seed', 1, 'of all random choices: the same seed, the same vectors',
-          (0, 2**32 - 1)),
-
+  Setting('seed', 1, 'of all random choices', (0, 2**32 - 1)),
   Setting('data.source', 'text', 'kind of data, or module:attribute'),
   Setting('data.path', '', "text: file, folder or glob; 'wikipedia:simple' or "
           "'wikipedia:en' to download; '' or 'toywiki:WORDS' = embedded",
@@ -143,14 +120,12 @@ SETTINGS = (
   Setting('data.min_count', 5, 'words that are rarer are dropped', (1, _MANY)),
   Setting('data.max_vocab', 1_000_000, 'largest vocabulary; 0 = no limit',
           (0, _MANY)),
-  Setting('data.sample', 1e-4, 'threshold of frequent-word subsampling; '
-          '0 = off', (0, 1)),
+  Setting('data.sample', 1e-4, 'subsampling threshold; 0 = off', (0, 1)),
 
   Setting('model.name', 'skipgram', 'the model, or module:attribute'),
   Setting('model.dim', 100, 'size of a vector', (1, 65_536)),
   Setting('model.window', 5, 'words on each side of a center', (1, 255)),
-  Setting('model.dynamic_window', True, 'draw each window from 1 to window, so '
-          'that near words count more'),
+  Setting('model.dynamic_window', True, 'draw windows from 1 to window'),
   Setting('model.loss', 'negative_sampling', 'the loss, or module:attribute'),
   Setting('model.negatives', 5, 'negatives for each positive', (1, 65_536),
           only_with=_NEGATIVES),
@@ -199,9 +174,8 @@ SETTINGS = (
           choices=('replicas', 'sync', 'partition')),
   Setting('strategy.policy', 'bounded', 'when replicas exchange rows, or '
           'module:attribute', only_with=_REPLICAS),
-  Setting('strategy.sync_every', 0, 'words that each replica reads between two '
-          'exchanges of the most frequent rows; 0 = by their number',
-          (0, 2**20), only_with=_REPLICAS),
+  Setting('strategy.sync_every', 0, 'words of a replica between exchanges of '
+          'frequent rows; 0 = automatic', (0, 2**20), only_with=_REPLICAS),
   Setting('strategy.num_parts', 10, 'sub-models', (1, 10_000),
           only_with=_PARTITION),
   Setting('strategy.rate', 0.0, 'fraction of the sentences for each; '
@@ -307,16 +281,14 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
   size = path.removeprefix(EMBEDDED)
   if size != path and not (size.isdecimal() and int(size) >= 20_000):
     raise errors.UserError(
-      f'config.data.path={path} must be {EMBEDDED}WORDS, with WORDS of 20000 '
-      'or more'
+      f'config.data.path={path} must be {EMBEDDED}WORDS, 20000 words or more'
     )
   is_mixture, is_tree = m.name == 'mixture', m.loss == 'hierarchical_softmax'
   if config.train.init_from and (is_tree or is_mixture):
     model = f'name={m.name}' if is_mixture else f'loss={m.loss}'
     raise errors.UserError(
       f'config.train.init_from={config.train.init_from} has one vector per '
-      f'word, but config.model.{model} needs other tables as well; remove it '
-      'or choose another model'
+      f'word, but config.model.{model} needs other tables; change one of them'
     )
   if is_mixture and s.number > 1 and not (s.top_ratio or s.words):
     raise errors.UserError(
@@ -334,8 +306,7 @@ def _check_together(config: ml_collections.ConfigDict) -> None:
   num = s.num_parts if s.part < 0 else 1
   if s.part >= s.num_parts:
     raise errors.UserError(
-      f'config.strategy.part={s.part} must be 0..{s.num_parts - 1} with '
-      f'config.strategy.num_parts={s.num_parts}, or -1 for all'
+      f'config.strategy.part={s.part} must be 0..{s.num_parts - 1} or -1 = all'
     )
   if s.name == 'partition' and config.mesh.data > num:
     raise errors.UserError(
@@ -355,11 +326,9 @@ class Tuning:
   deduplicates: bool  # rows are summed by id before they are written
   loss_every_steps: int  # steps between evaluations of the loss
   steps_per_loop: int  # steps without asking the host whether there are more
-  # Replicas: words and lookups of a row between two exchanges, and lookups
-  # after which a row has forgotten what it was at the last one.
-  sync_words: float
-  sync_lookups: float
-  memory_lookups: float
+  sync_words: float  # of a replica between exchanges of the frequent rows
+  sync_lookups: float  # of a row between two exchanges of it
+  memory_lookups: float  # after which a row has forgotten the last one
 
 
 def resolve(
@@ -371,7 +340,7 @@ def resolve(
   """Chooses what the settings leave open.
 
   Args:
-    config: checked settings; stays as it is.
+    config: checked settings, which are not changed.
     platform: of the devices that train, 'cpu' or another.
     mesh: devices along the data and the table axis.
     **fixed: fields of `Tuning` that are not to be chosen.
@@ -392,7 +361,7 @@ def resolve(
   closeness = (2 / math.prod(mesh)) ** 3
   chosen = {
     'parts': 1 if s.name == 'partition' else mesh[0],
-    'chunk': _CHUNKS.get(config.model.loss, 16),
+    'chunk': 64 if config.model.loss == 'hierarchical_softmax' else 16,
     'shared_nodes': 64,
     # Atomic additions of a GPU are made in another order in every run. Without
     # a sort low-precision rows are summed by a loop, which is slow on a TPU.
@@ -423,21 +392,15 @@ def resolve(
   return config, Tuning(part_words=part_words, **chosen)
 
 
-def record(config: ml_collections.ConfigDict, tuning: Tuning) -> dict[str, Any]:
-  """Returns what config.json and report.json say of a run's settings."""
-  return config.to_dict() | {'tuning': dataclasses.asdict(tuning)}
-
-
 def _learning_rate(config: ml_collections.ConfigDict) -> float:
-  name, loss = config.optimizer.name, config.model.loss
-  if loss != 'hierarchical_softmax':
-    loss = 'negative_sampling'
-  if (name, loss) not in _LEARNING_RATES:
+  name, model = config.optimizer.name, config.model
+  if name not in _LEARNING_RATES:
     raise errors.UserError(
       f'config.optimizer.name={name} has no usual learning rate; set '
       '--config.optimizer.learning_rate'
     )
-  return _LEARNING_RATES[name, loss][config.model.name == 'cbow']
+  is_tree = model.loss == 'hierarchical_softmax'
+  return _LEARNING_RATES[name][2 * is_tree + (model.name == 'cbow')]
 
 
 def _centers_multiple(

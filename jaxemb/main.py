@@ -88,8 +88,22 @@ def describe() -> str:
       groups.setdefault(title, []).append(setting)
   parts = [__doc__.strip()]
   for title, group in groups.items():
-    parts.append('\n'.join([title, *(x.describe() for x in group)]))
+    parts.append('\n'.join([title, *map(_line, group)]))
   return '\n\n'.join(parts)
+
+
+def _line(setting: config_lib.Setting) -> str:
+  choices = setting.choices or config_lib.MEMBERS.get(setting.name, ())
+  notes = [', '.join(choices)] if choices else []
+  if setting.limits:
+    low, high = setting.limits
+    notes = [f'from {low:,}' if high > 10**6 else f'{low:,} to {high:,}']
+  if setting.only_with:
+    other, *values = setting.only_with
+    notes.append(f'only with {other}={"|".join(values)}')
+  default = repr('') if setting.default == '' else setting.default
+  line = f'  {f"{setting.name}={default}":<36} {setting.help}'
+  return line + (f' ({"; ".join(notes)})' if notes else '')
 
 
 class Arguments(NamedTuple):

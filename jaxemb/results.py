@@ -15,7 +15,6 @@ import ml_collections
 import numpy as np
 
 from jaxemb import build, metrics
-from jaxemb import config as config_lib
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks, words
 from jaxemb.report import report
@@ -214,7 +213,8 @@ def _summary(
     'started': datetime.datetime.fromtimestamp(totals.started).isoformat(
       timespec='seconds'
     ),
-    'config': config_lib.record(config, parts.tuning),
+    'config': config.to_dict(),
+    'tuning': dataclasses.asdict(parts.tuning),
     'finished': True,
   }
 

@@ -1,6 +1,7 @@
 """The folder of a run and the settings that it belongs to."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -120,7 +121,7 @@ def record(
     workdir: of the run.
     fingerprint: of the data, see `check_data`.
   """
-  settings = config_lib.record(config, tuning)
+  settings = config.to_dict() | {'tuning': dataclasses.asdict(tuning)}
   with writing(workdir):
     with atomic.write(workdir / _TEXT) as file:
       file.write(f'{fingerprint}\n'.encode())

@@ -126,7 +126,7 @@ def test_every_setting_is_declared_in_full():
   names = {x.name for x in config_lib.SETTINGS}
   assert len(names) == len(config_lib.SETTINGS)
   for setting in config_lib.SETTINGS:
-    assert setting.help and '\n' not in setting.describe()
+    assert setting.help and '\n' not in setting.help
     is_number = type(setting.default) in (int, float)
     assert bool(setting.limits) == is_number, setting.name
     setting.check(setting.default)

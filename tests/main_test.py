@@ -39,7 +39,7 @@ BAD_INPUT = [
   ('--config.model.dim=0', 'config.model.dim=0 must be at least 1'),
   ('--config.data.lowercase=perhaps', "true or false, not 'perhaps'"),
   ('--config.data.path=/no/such/text', '/no/such/text does not exist'),
-  ('--config.data.path=toywiki:5', 'with WORDS of 20000 or more'),
+  ('--config.data.path=toywiki:5', '20000 words or more'),
   ('--config.data.sample=1.5', 'at most 1'),
   ('--config.model.window=-1', 'at least 1'),
   ('--config.model.window=256', 'at most 255'),
@@ -79,7 +79,7 @@ BAD_INPUT = [
     'config.model.name=mixture needs other tables',
   ),
   ('--config.mesh.table=2', 'set --config.mesh.data instead'),
-  (f'{PARTITION} --config.strategy.part=10', 'must be 0..9'),
+  (f'{PARTITION} --config.strategy.part=10', 'must be 0..9 or -1'),
   (f'{PARTITION} --config.mesh.data=11', 'sub-models to train, 10'),
   (
     f'{PARTITION} --config.strategy.part=1 --config.mesh.data=2',

@@ -77,7 +77,7 @@ def write(
     curves=_curves(rows[::-stride][::-1]),
     stride=stride,
     dropped=_flatten(report.get('dropped') or {}),
-    settings=_flatten({'config': report.get('config') or {}}),
+    settings=_flatten({k: report.get(k) or {} for k in ('config', 'tuning')}),
     devices=_devices(report),
     neighbours=words_lib.neighbours(table, categories),
     num_searched=len(table.words),
