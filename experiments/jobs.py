@@ -127,9 +127,15 @@ def make(config: ml_collections.ConfigDict, num_rows: int, **fixed: Any) -> Job:
   config, tuning = config_lib.resolve(config, platform, shape, **fixed)
   counts = zipf_counts(num_rows)
   made = build.trainer(config, tuning, counts, devices)
-  return Job(
-    config, tuning, devices, made.model, made.strategy, made.loader_spec, counts
+  spec = loader.LoaderSpec(
+    config.seed,
+    config.train.epochs,
+    tuning.part_words,
+    config.model.window,
+    config.data.sample,
+    1 if config.model.dynamic_window else config.model.window,
   )
+  return Job(config, tuning, devices, made.model, made.strategy, spec, counts)
 
 
 def state_bytes(job: Job) -> int:

@@ -36,11 +36,9 @@ from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import policies, replicas, sync
 from jaxemb.tables import row_optimizers
 from jaxemb.tables import spec as spec_lib
-from jaxemb.text import download, encode, loader
-from jaxemb.toywiki import toywiki
+from jaxemb.text import loader
 
 _LOG = logging.getLogger('jaxemb')
-_EMBEDDED_WORDS = 2_000_000
 
 
 def member(key: str, name: str) -> Any:
@@ -75,6 +73,7 @@ class Parts(NamedTuple):
   eval_paths: list[str]
   mesh: jax.sharding.Mesh
   tuning: config_lib.Tuning
+  dropped: Mapping[str, Any]  # of the data, counted
 
 
 def cache_folder() -> pathlib.Path:
@@ -159,53 +158,9 @@ def _for_models(
   return mesh_lib.Shape(min(data, num), 1)
 
 
-def text_and_benchmarks(
-  config: ml_collections.ConfigDict,
-  progress: encode.Progress,
-  cache: pathlib.Path,
-) -> tuple[str, list[str]]:
-  """Paths of the text and the evaluation sets, made or fetched if need be.
-
-  Args:
-    config: checked settings.
-    progress: called now and then with (stage, done, total).
-    cache: for what is made or fetched.
-
-  Raises:
-    UserError: if they cannot be had.
-  """
-  path, is_text = config.data.path, config.data.source == 'text'
-  given = (p.strip() for p in config.eval.paths.split(','))
-  eval_paths = [os.path.expanduser(p) for p in given if p]
-  no_eval = eval_paths == ['none'] or not (eval_paths or is_text)
-  if no_eval:
-    eval_paths = []
-  is_embedded = not path or path.startswith(config_lib.EMBEDDED)
-  if is_text and (is_embedded or not (eval_paths or no_eval)):
-    progress('writing the embedded corpus', 0, 1)
-    size = path.removeprefix(config_lib.EMBEDDED) if is_embedded else ''
-    words = int(size or _EMBEDDED_WORDS)
-    embedded = toywiki.write(cache / f'toywiki-{words}', corpus_words=words)
-    path = str(embedded.xml) if is_embedded else path
-    if not (eval_paths or no_eval):
-      eval_paths = [str(p) for p in embedded.eval_paths]
-  if eval_paths:
-    benchmarks.find(eval_paths)  # a wrong path is told before hours of training
-  if is_text and path.startswith('wikipedia:'):
-    path = str(
-      download.wikipedia(
-        path.removeprefix('wikipedia:'),
-        cache,
-        lambda done, total: progress('downloading', done, total),
-      )
-    )
-  return path, eval_paths
-
-
 class Trainer(NamedTuple):
   """What trains on data of known counts."""
 
-  loader_spec: loader.LoaderSpec
   trainable: strategy_base.Trainable
   strategy: strategy_base.Strategy
 
@@ -239,11 +194,12 @@ def trainer(
   Raises:
     UserError: for a vocabulary that the model cannot have.
   """
-  d, m, t = config.data, config.model, config.train
+  m, t = config.model, config.train
   is_sync = config.strategy.name == 'sync' or mesh.size == 1
   part_words = tuning.part_words
   if frequencies is None:
-    frequencies = loader.center_probabilities(counts, d.sample)
+    sample = config.data.sample
+    frequencies = loader.center_probabilities(counts, sample)
   columns = None
   if config.table.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
     columns = wire.Axis(mesh_lib.TABLE, config.table.exchange_dtype)
@@ -278,12 +234,7 @@ def trainer(
     # A loop whose length is not known is slow on an accelerator.
     tuning.steps_per_loop == 1 and (mesh.size == 1 or not is_sync),
   )
-  shortest = 1 if m.dynamic_window else m.window
-  loader_spec = loader.LoaderSpec(
-    config.seed, t.epochs, part_words, m.window, d.sample, shortest
-  )
-  strategy = _strategy(config, tuning, trainable, mesh)
-  return Trainer(loader_spec, trainable, strategy)
+  return Trainer(trainable, _strategy(config, tuning, trainable, mesh))
 
 
 def _model(
@@ -408,7 +359,7 @@ def parts(
   config: ml_collections.ConfigDict,
   tuning: config_lib.Tuning,
   mesh: jax.sharding.Mesh,
-  progress: encode.Progress,
+  progress: Callable[[str, int, int], None],
   cache: pathlib.Path,
 ) -> Parts:
   """Reads the corpus and makes the parts that the settings name.
@@ -429,36 +380,57 @@ def parts(
       f'config.train.init_from={init_from} does not exist; give a run, a merge '
       "or a word2vec file, or ''"
     )
-  path, eval_paths = text_and_benchmarks(config, progress, cache)
-  if config.data.source == 'text':
-    corpus, division = _text(config, tuning.parts, path, mesh, progress, cache)
-    vocabulary = corpus.vocabulary
-    made = trainer(config, tuning, vocabulary.counts, mesh, vocabulary.words)
-    source = loader.TextSource(
-      corpus, division, made.loader_spec, made.trainable.steps
+  eval_paths = [x.strip() for x in config.eval.paths.split(',') if x.strip()]
+  eval_paths = [os.path.expanduser(x) for x in eval_paths]
+  is_evaluated = eval_paths != ['none']
+  if eval_paths and is_evaluated:
+    benchmarks.find(eval_paths)  # a wrong path is reported before the work
+  d, m = config.data, config.model
+  readers = data_base.ALONE  # any sentence may be a sub-model's
+  if config.strategy.name != 'partition':
+    readers = data_base.Readers(
+      mesh_lib.my_parts(mesh, tuning.parts),
+      mesh_lib.my_parts(mesh, tuning.parts, first_only=True),
+      distributed.process_id(),
+      distributed.num_processes(),
+      distributed.gather,
     )
-  else:
-    d, m, t = config.data, config.model, config.train
-    spec = data_base.SourceSpec(
-      d.path,
-      config.seed,
-      t.epochs,
-      tuning.parts,
-      tuning.part_words,
-      m.window,
-      tuning.chunk,
-    )
-    source = member('data.source', d.source)(spec)
-    made = trainer(
-      config,
-      tuning,
-      source.counts,
-      mesh,
-      source.keys,
-      source.frequencies,
-      source.steps,
-    )
-  return Parts(source, made.trainable, made.strategy, eval_paths, mesh, tuning)
+  spec = data_base.SourceSpec(
+    d.path,
+    config.seed,
+    config.train.epochs,
+    tuning.parts,
+    tuning.part_words,
+    m.window,
+    tuning.chunk,
+    1 if m.dynamic_window else m.window,
+    d.to_dict(),
+    readers,
+    cache,
+    progress,
+  )
+  source = member('data.source', d.source)(spec)
+  made = trainer(
+    config,
+    tuning,
+    source.counts,
+    mesh,
+    source.keys,
+    source.frequencies,
+    source.steps,
+  )
+  dropped = _describe_senses(config, source.keys)
+  if not eval_paths and is_evaluated:
+    eval_paths = list(source.eval_paths())
+  return Parts(
+    source,
+    made.trainable,
+    made.strategy,
+    eval_paths if is_evaluated else [],
+    mesh,
+    tuning,
+    dict(source.dropped) | dropped,
+  )
 
 
 def fingerprints(parts: Parts) -> dict[str, str]:
@@ -469,63 +441,24 @@ def fingerprints(parts: Parts) -> dict[str, str]:
   }
 
 
-def _text(
-  config: ml_collections.ConfigDict,
-  num_parts: int,
-  path: str,
-  mesh: jax.sharding.Mesh,
-  progress: encode.Progress,
-  cache: pathlib.Path,
-) -> tuple[encode.Encoded, encode.Division]:
-  """The encoded corpus, and its division into parts."""
-  d = config.data
-  readers = encode.ALONE  # any sentence may be a sub-model's
-  if config.strategy.name != 'partition':
-    readers = encode.Readers(
-      num_parts,
-      mesh_lib.my_parts(mesh, num_parts),
-      mesh_lib.my_parts(mesh, num_parts, first_only=True),
-      distributed.process_id(),
-      distributed.num_processes(),
-      distributed.gather,
-    )
-  corpus = encode.encode(
-    path,
-    encode.Settings(
-      d.tokens,
-      d.lowercase,
-      d.min_count,
-      d.max_vocab,
-      os.path.expanduser(d.counts),
-    ),
-    cache,
-    progress,
-    readers,
-  )
-  corpus = _with_senses(config, corpus)
-  return corpus, encode.divide(corpus, num_parts, readers)
-
-
-def _with_senses(
-  config: ml_collections.ConfigDict, corpus: encode.Encoded
-) -> encode.Encoded:
-  """Says which words have several senses, and counts those that are missing."""
+def _describe_senses(
+  config: ml_collections.ConfigDict, words: Sequence[str]
+) -> dict[str, int]:
+  """Logs which words have several senses; counts those that are missing."""
   s = config.senses
   if config.model.name != 'mixture' or s.number == 1:
-    return corpus
-  found = sense_rows.ambiguous(config, corpus.vocabulary.words)
-  told = f'{found.mask.sum():,} words have {s.number} senses each'
+    return {}
+  ambiguous = sense_rows.ambiguous(config, words)
+  line = f'{ambiguous.mask.sum():,} words have {s.number} senses each'
   if s.words:
-    told += (
-      f'; {found.num_unknown:,} of the {found.num_listed:,} in {s.words} are '
-      'not in the vocabulary'
+    line += (
+      f'; {ambiguous.num_unknown:,} of the {ambiguous.num_listed:,} in '
+      f'{s.words} are not in the vocabulary'
     )
-  _LOG.info('%s', told)
+  _LOG.info('%s', line)
   if not s.words:
-    return corpus
-  dropped = corpus.manifest['dropped']
-  dropped = dropped | {'sense_words_out_of_vocabulary': found.num_unknown}
-  return corpus._replace(manifest=corpus.manifest | {'dropped': dropped})
+    return {}
+  return {'sense_words_out_of_vocabulary': ambiguous.num_unknown}
 
 
 def check_fits(config: ml_collections.ConfigDict, parts: Parts) -> None:

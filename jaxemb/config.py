@@ -19,7 +19,7 @@ from jaxemb import errors
 # What names in the settings stand for. A setting may name a member of the
 # user's own in the same way, as `module:attribute`.
 MEMBERS = {
-  'data.source': {'text': 'jaxemb.text.loader:TextSource'},
+  'data.source': {'text': 'jaxemb.text.loader:make'},
   'model.name': {
     'skipgram': 'jaxemb.models.skipgram:make',
     'cbow': 'jaxemb.models.cbow:make',

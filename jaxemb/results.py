@@ -90,15 +90,15 @@ def collect(
   return Export(source.keys, source.counts, rows, senses, others)
 
 
-def log_data(source: data_base.Source) -> None:
+def log_data(parts: build.Parts) -> None:
   """Logs what was read and what was dropped."""
-  for line in source.describe():
+  for line in parts.source.describe():
     metrics.LOG.info('%s', line)
   counted = [
-    f'{k} {v:,}' for k, v in source.dropped.items() if v and k != 'problems'
+    f'{k} {v:,}' for k, v in parts.dropped.items() if v and k != 'problems'
   ]
   metrics.LOG.info('dropped: %s', ', '.join(counted) or 'nothing')
-  for line in source.dropped.get('problems', ()):
+  for line in parts.dropped.get('problems', ()):
     metrics.LOG.warning('%s', line)
 
 
@@ -207,7 +207,7 @@ def _summary(
       totals.collectives,
       totals.steps * parts.mesh.size / max(totals.done, 1),
     ),
-    'dropped': dict(source.dropped),
+    'dropped': dict(parts.dropped),
     'machine': resources.machine(),
     'versions': resources.versions(),
     'started': datetime.datetime.fromtimestamp(totals.started).isoformat(

@@ -121,7 +121,7 @@ def _run(
     runner.check(config, workdir, fingerprint)
   if distributed.is_first():
     rundir.record(config, tuning, workdir, fingerprint)
-  results.log_data(parts.source)
+  results.log_data(parts)
   if config.strategy.name == 'partition':
     finished = runner.run(config, workdir, parts, monitor.stop, session)
     return 0 if finished else STOPPED

@@ -20,7 +20,7 @@ MAY_IMPORT = {
   'ops': '',
   'toywiki': 'storage',
   'data': '',
-  'text': 'data runtime storage',
+  'text': 'data runtime storage toywiki',
   'evaluation': 'ops storage',
   'tables': 'ops',
   'models': 'data ops tables',

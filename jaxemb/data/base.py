@@ -7,6 +7,7 @@ loop nor a strategy looks into a batch.
 """
 
 import math
+import pathlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,8 +76,22 @@ class Steps(Protocol):
     ...
 
 
+class Readers(NamedTuple):
+  """The processes that read the data together, seen from one of them."""
+
+  local_parts: range  # of the data, read by this process
+  counted_parts: range  # of these, those that no lower process reads
+  process: int
+  num_processes: int
+  # The bytes that each process passes, by process; all take part.
+  gather: Callable[[bytes], list[bytes]]
+
+
+ALONE = Readers(range(1), range(1), 0, 1, lambda data: [data])
+
+
 class SourceSpec(NamedTuple):
-  """What the settings say of a source; it reads what `path` means to it."""
+  """What a source is made of; it reads what `path` means to it."""
 
   path: str
   seed: int
@@ -85,6 +100,12 @@ class SourceSpec(NamedTuple):
   part_words: int  # L', examples of each part in a step
   window: int  # W
   chunk: int  # c, examples that share draws
+  shortest_window: int  # windows are drawn from this one up
+  settings: Mapping[str, Any]  # all of `config.data`
+  readers: Readers
+  cache: pathlib.Path  # for what is fetched or encoded
+  # (stage, done, total): called now and then
+  progress: Callable[[str, int, int], None]
 
 
 class Item(NamedTuple):
@@ -110,6 +131,10 @@ class Source(Protocol):
   frequencies: np.ndarray  # [len(keys)] chance that an example is of each
   fingerprint: str  # of the data and of how it was encoded
   dropped: Mapping[str, Any]  # what was left out, counted
+
+  def eval_paths(self) -> Sequence[str]:
+    """Evaluation sets to use where the settings name none."""
+    ...
 
   def describe(self) -> Sequence[str]:
     """Lines for the log: what was read."""

@@ -12,13 +12,19 @@ pure function of (seed, epoch, next block), which is the reader's whole state.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numba
 import numpy as np
 
 from jaxemb.data import base, windows
-from jaxemb.text import encode, tokenize
+from jaxemb.text import download, encode, tokenize
+from jaxemb.toywiki import toywiki
+
+# Paths of an embedded corpus of another size, and of downloads.
+_EMBEDDED, _WIKIPEDIA = 'toywiki:', 'wikipedia:'
+_EMBEDDED_WORDS = 2_000_000
 
 # The number of a block in its part, and its ids.
 Blocks = Iterable[tuple[int, np.ndarray]]
@@ -214,9 +220,10 @@ class TextSource:
     division: encode.Division,  # of the corpus into parts
     spec: LoaderSpec,
     steps: windows.Steps,
+    eval_paths: Callable[[], Sequence[str]] = tuple,
   ):
     self.corpus, self.division, self.spec = corpus, division, spec
-    self.steps = steps
+    self.steps, self.eval_paths = steps, eval_paths
     self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs
     self.num_parts = len(division.block_words)
     self.keys, self.counts = corpus.vocabulary
@@ -272,3 +279,53 @@ class TextSource:
     for i in range(first, min(stop, len(blocks))):
       number = permuted(i, len(blocks), key)
       yield number, self.corpus.block(blocks[number])
+
+
+def make(spec: base.SourceSpec) -> TextSource:
+  """Writes, fetches and encodes the text that the settings name.
+
+  Raises:
+    UserError: for input that cannot be used.
+  """
+  path, cache, progress = spec.path, spec.cache, spec.progress
+  d, is_embedded = spec.settings, not path or path.startswith(_EMBEDDED)
+  num_words = _EMBEDDED_WORDS
+  if is_embedded:
+    num_words = int(path.removeprefix(_EMBEDDED) or num_words)
+
+  def embedded() -> toywiki.Corpus:
+    progress('writing the embedded corpus', 0, 1)
+    folder = cache / f'toywiki-{num_words}'
+    return toywiki.write(folder, corpus_words=num_words)
+
+  if is_embedded:
+    path = embedded().xml
+  elif path.startswith(_WIKIPEDIA):
+    path = download.wikipedia(
+      path.removeprefix(_WIKIPEDIA),
+      cache,
+      lambda done, total: progress('downloading', done, total),
+    )
+  settings = encode.Settings(
+    d['tokens'],
+    d['lowercase'],
+    d['min_count'],
+    d['max_vocab'],
+    os.path.expanduser(d['counts']),
+  )
+  readers = encode.Readers(spec.num_parts, *spec.readers)
+  corpus = encode.encode(str(path), settings, cache, progress, readers)
+  return TextSource(
+    corpus,
+    encode.divide(corpus, spec.num_parts, readers),
+    LoaderSpec(
+      spec.seed,
+      spec.epochs,
+      spec.part_words,
+      spec.window,
+      d['sample'],
+      spec.shortest_window,
+    ),
+    windows.Steps.of(spec),
+    lambda: [str(x) for x in embedded().eval_paths],
+  )

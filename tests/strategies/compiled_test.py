@@ -177,7 +177,7 @@ def _compiled_text(config, tuning, shape):
   )
   strategy = made.strategy
   num_parts, window = tuning.parts, config.model.window
-  size = MAX_STEPS * made.loader_spec.part_words
+  size = MAX_STEPS * tuning.part_words
 
   def array(shape, dtype):
     sharding = strategy.batch_sharding
