@@ -24,6 +24,7 @@ from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.storage import checkpoint
 
 STOPPED = distributed.STOPPED  # exit code
+_NO_MEMORY = 'RESOURCE_EXHAUSTED'  # in errors of JAX
 _OUT_OF_MEMORY = (
   'out of memory; lower --config.model.dim, --config.data.max_vocab or '
   '--config.train.batch_words, or give --config.mesh.data=1'
@@ -64,20 +65,19 @@ def run(
     try:
       with distributed.stopping_on_signals(monitor):
         code = _run(config, workdir, session, monitor, text_cache, fixed)
-    except errors.UserError as error:
-      # The caller prints it; it belongs in the log as well.
-      log.emit(logging.makeLogRecord({'msg': str(error)}))
-      raise
-    except jax.errors.JaxRuntimeError as error:
-      # Collectives fail where another process is lost or was told to stop.
-      monitor.wait_for_loss()
-      if distributed.num_processes() > 1 and monitor.stop.is_set():
-        return (code := STOPPED)
-      if 'RESOURCE_EXHAUSTED' not in str(error):
+    except Exception as error:
+      if isinstance(error, jax.errors.JaxRuntimeError):
+        # Collectives fail where another process is lost or was told to stop.
+        monitor.wait_for_loss()
+        if distributed.num_processes() > 1 and monitor.stop.is_set():
+          return (code := STOPPED)
+      is_memory = isinstance(error, MemoryError) or _NO_MEMORY in str(error)
+      if not is_memory and not isinstance(error, errors.UserError):
         raise
-      raise errors.UserError(_OUT_OF_MEMORY) from error
-    except MemoryError as error:
-      raise errors.UserError(_OUT_OF_MEMORY) from error
+      line = _OUT_OF_MEMORY if is_memory else str(error)
+      # The caller prints it; it belongs in the log as well.
+      log.emit(logging.makeLogRecord({'msg': line}))
+      raise errors.UserError(line) from error
     finally:
       monitor.close(code)
       metrics.stop_log(log)
