@@ -90,6 +90,31 @@ def run(strategy: base.Strategy, state: Any, batch: Any, schedule: Any):
   return strategy.step(state, *args(strategy, batch, schedule))
 
 
+def lowered(
+  trainable: base.Trainable, strategy: base.Strategy, max_steps: int
+) -> tuple[Any, jax.stages.Lowered]:
+  """The shapes of a state, and a dispatch of text, without any array."""
+  steps, form = trainable.steps, jax.ShapeDtypeStruct
+  words, num = max_steps * steps.part_words, steps.num_parts
+  sizes = (words + 2 * steps.window,), (words,), (words,), (), (), ()
+  dtypes = np.int32, np.uint8, np.uint8, np.int32, np.int32, np.int32
+  batch = windows.Batch(
+    *(
+      form((num, *size), dtype, sharding=strategy.batch_sharding)
+      for size, dtype in zip(sizes, dtypes, strict=True)
+    )
+  )
+  state = jax.tree.map(
+    lambda sharding, part: jax.tree.map(
+      lambda x: form(x.shape, x.dtype, sharding=sharding), part
+    ),
+    strategy.state_sharding,
+    jax.eval_shape(strategy.init, jax.random.key(0)),
+  )
+  args = state, strategy.constants(), batch, schedule(0, 0)
+  return state, strategy.step.lower(*args)
+
+
 def exported(strategy: base.Strategy, state: Any) -> dict[str, Any]:
   """The rows of all tables, by name."""
   names = sorted(state.tables)

@@ -1,124 +1,94 @@
-"""How often collectives run: what strategies say of their programs."""
+"""The bytes that devices send in a step, as strategies describe their loops."""
 
 import numpy as np
 import pytest
 
 from jaxemb import build
 from jaxemb import config as config_lib
-from jaxemb.data import windows
 from jaxemb.runtime import hlo, mesh
 from tests import compiling, dispatches
 
-VOCAB, DIM, BATCH_WORDS, MAX_STEPS = 3000, 6, 64, 4
-COUNTS = 100_000 // np.arange(1, VOCAB + 1)
+VOCAB, DIM, BATCH_WORDS = 3000, 6, 64
 # Scores of a step: [centers, chunk + 2 window + shared negatives] float32.
-SCORES = BATCH_WORDS * (4 + 2 * 2 + 3) * 4
+SCORES_BYTES = BATCH_WORDS * (4 + 2 * 2 + 3) * 4
+ON_TABLE_AXIS = {
+  'strategy.name': 'sync', 'mesh.data': 1, 'mesh.table': 2,
+  'optimizer.max_duplicates': 0.0,  # else counts are summed
+}  # fmt: skip
+COLUMN = ON_TABLE_AXIS | {'table.layout': 'column'}
+ROW = ON_TABLE_AXIS | {'table.layout': 'row'}
+REPLICATED = {'strategy.name': 'sync', 'optimizer.max_duplicates': 0.0}
+BFLOAT16 = {'table.exchange_dtype': 'bfloat16'}
 
 
-def _config(**settings):
-  c = config_lib.default()
-  c.model.dim, c.model.window, c.model.chunk = DIM, 2, 4
-  c.model.shared_negatives = 3
-  c.train.batch_words, c.train.loss_every_steps = BATCH_WORDS, 1
-  c.train.steps_per_loop, c.mesh.data, c.mesh.table = 1, 2, 1
-  c.update_from_flattened_dict(settings)
-  return c
-
-
-def _sent(config):
+def _sent(settings, **fixed):
   """By collective, bytes of one device in a step; and the strategy's loop."""
-  shape = mesh.Shape(config.mesh.data, config.mesh.table)
-  config = config_lib.resolved(config, 'cpu', shape)
-  made = build.trainer(config, COUNTS, mesh.make(shape))
-  steps = made.trainable.steps
-  shape = config.data.parts, MAX_STEPS * steps.part_words
-  reach, count = np.zeros(shape, np.uint8), np.zeros(shape[0], np.int32)
-  ids = np.zeros((shape[0], shape[1] + 2 * steps.window), np.int32)
-  batch = windows.Batch(ids, reach, reach, count, count, count)
-  lowered = made.strategy.step.lower(
-    dispatches.start(made.strategy),
-    *dispatches.args(made.strategy, batch, dispatches.schedule(0, 0)),
-  )
+  config = config_lib.default()
+  config.model.dim, config.model.window = DIM, 2
+  config.model.shared_negatives, config.train.batch_words = 3, BATCH_WORDS
+  config.mesh.data, config.mesh.table = 2, 1
+  config.update_from_flattened_dict(settings)
+  shape = config.mesh.data, config.mesh.table
+  fixed = {'chunk': 4, 'loss_every_steps': 1} | fixed
+  config, tuning = config_lib.resolve(config, 'cpu', shape, **fixed)
+  counts = 100_000 // np.arange(1, VOCAB + 1)
+  made = build.trainer(config, tuning, counts, mesh.make(mesh.Shape(*shape)))
+  _, lowered = dispatches.lowered(made.trainable, made.strategy, 4)
   found = hlo.traffic(compiling.text(lowered), made.strategy.loop)
   return found['bytes_per_step_per_device'], made.strategy.loop
 
 
-_COLUMN = {
-  'strategy.name': 'sync', 'table.layout': 'column', 'mesh.data': 1,
-  'mesh.table': 2, 'optimizer.max_duplicates': 0.0,  # else counts are summed
-}  # fmt: skip
-
-
-@pytest.mark.parametrize('steps_per_loop', [1, 4])
-def test_a_step_of_columns(steps_per_loop):
-  sent, loop = _sent(
-    _config(**_COLUMN, **{'train.steps_per_loop': steps_per_loop})
-  )
-  assert loop.steps == steps_per_loop
-  # 2 (n - 1) / n = 1 for two devices.
-  assert sent['all-reduce'] == sent['total'] == SCORES
-
-
-def test_a_loss_that_is_measured_now_and_then_sends_more():
-  sent, _ = _sent(_config(**_COLUMN, **{'train.loss_every_steps': 8}))
-  assert sent['total'] == SCORES * (1 + 1 / 8)
-
-
-def test_replicas_send_what_is_due():
-  config = _config(
-    **{'strategy.exchange_words': 128, 'strategy.exchange_lookups': 0.5}
-  )
-  sent, loop = _sent(config)
-  assert loop.steps == 2  # of 64 centers each, between exchanges
-  # 3000 rows are 3 chunks, of which the frequent ones are due more often.
-  assert 1 < loop.inner < 3
-  expected = loop.inner * 1024 * DIM * 4 * 2 / loop.steps
-  assert sent['all-reduce'] == sent['total'] == pytest.approx(expected)
-
-
-_SYNC = {'strategy.name': 'sync'}
-_IN_FEW_BITS = {'table.exchange_dtype': 'bfloat16'}
-
-
-@pytest.mark.parametrize('layout', ['replicated', 'row'])
-def test_rows_and_gradients_travel_in_half_the_bytes(layout):
-  settings = _SYNC | {'table.layout': layout, 'optimizer.max_duplicates': 0.0}
-  if layout == 'row':
-    settings |= {'mesh.data': 1, 'mesh.table': 2}
-  whole, _ = _sent(_config(**settings))
-  half, _ = _sent(_config(**settings, **_IN_FEW_BITS))
-  # All but the ids, and how often each was looked up.
-  kind = 'all-gather' if layout == 'replicated' else 'all-to-all'
-  rows = whole[kind] - half[kind]
-  others = whole[kind] - 2 * rows
-  assert 0 < others < (1 + (layout == 'row')) * rows
-  if layout == 'replicated':
-    # Gradients of the look-ups of a device: [(4 + 4 + 4 + 3) / 4 a center].
-    centers = BATCH_WORDS // 2
-    assert rows == centers * (1 + (8 + 3) / 4) * DIM * 2
-    assert others == centers * (1 + (8 + 3) / 4) * 4
+@pytest.mark.parametrize(
+  ('fixed', 'share'),
+  [
+    # 2 (n - 1) / n = 1 for two devices.
+    ({'steps_per_loop': 1}, 1),
+    ({'steps_per_loop': 4}, 1),
+    ({'steps_per_loop': 1, 'loss_every_steps': 8}, 1 + 1 / 8),
+  ],
+)
+def test_column_layout_sends_scores(fixed, share):
+  sent, loop = _sent(COLUMN, **fixed)
+  assert loop.steps == fixed['steps_per_loop']
+  assert sent['all-reduce'] == sent['total'] == SCORES_BYTES * share
 
 
 def test_scores_travel_in_half_the_bytes():
-  sent, _ = _sent(_config(**_COLUMN, **_IN_FEW_BITS))
+  sent, _ = _sent(COLUMN | BFLOAT16)
   # In two exchanges, each of half of all to the other device.
-  assert sent['all-to-all'] == sent['all-gather'] == SCORES / 2 / 2
-  assert sent['total'] == SCORES / 2
+  assert sent['all-to-all'] == sent['all-gather'] == SCORES_BYTES / 2 / 2
+  assert sent['total'] == SCORES_BYTES / 2
 
 
-def test_changes_of_replicas_travel_in_half_the_bytes():
-  settings = {'strategy.exchange_words': 128, 'strategy.exchange_lookups': 0.5}
-  sent, loop = _sent(_config(**settings, **_IN_FEW_BITS))
-  expected = loop.inner * 1024 * DIM * 2 * 2 / loop.steps
+@pytest.mark.parametrize(('settings', 'size'), [({}, 4), (BFLOAT16, 2)])
+def test_replicas_send_what_is_due(settings, size):
+  sent, loop = _sent(settings, sync_words=128, sync_lookups=0.5)
+  assert loop.steps == 2  # of 64 centers each, between meetings
+  # 3000 rows are 3 chunks, of which the frequent ones are due more often.
+  assert 1 < loop.inner < 3
+  expected = loop.inner * 1024 * DIM * size * 2 / loop.steps
   assert sent['total'] == pytest.approx(expected)
+  assert size < 4 or sent['all-reduce'] == sent['total']
 
 
-def test_rows_of_few_bits_travel_as_they_are_kept():
-  settings = _SYNC | {'table.layout': 'row', 'mesh.data': 1, 'mesh.table': 2}
+def test_gradients_travel_in_half_the_bytes():
+  whole, half = (_sent(REPLICATED | x)[0] for x in ({}, BFLOAT16))
+  rows = whole['all-gather'] - half['all-gather']
+  # A center, and the output rows of its chunk: (4 + 4 + 3) / 4.
+  lookups = BATCH_WORDS // 2 * (1 + (8 + 3) / 4)
+  assert rows == lookups * DIM * 2
+  assert whole['all-gather'] == 2 * rows + lookups * 4  # and ids
+
+
+@pytest.mark.slow
+def test_row_layout_sends_rows_as_they_are_stored_or_exchanged():
   sent = {
-    dtype: _sent(_config(**settings, **{'table.dtype': dtype}))[0]['all-to-all']
-    for dtype in ('float32', 'bfloat16', 'int8')
+    x: _sent(ROW | {'table.dtype': x})[0]['all-to-all']
+    for x in ('float32', 'bfloat16', 'int8')
   }
   saved = sent['float32'] - sent['bfloat16']
   # int8 with its scale of four bytes, of what four times six are.
   assert sent['float32'] - sent['int8'] == saved * (24 - 10) / 12
+  # Rows and gradients; the rest are ids and how often each was looked up.
+  rows = sent['float32'] - _sent(ROW | BFLOAT16)[0]['all-to-all']
+  assert 0 < sent['float32'] - 2 * rows < 2 * rows
