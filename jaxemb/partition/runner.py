@@ -513,6 +513,7 @@ def _write_merged(
       f'{num_missing:,}',
     )
     more['merge'] = merged | {'missing_words': num_missing}
+    more['vocab_words'] = len(export.keys)
     more['dim'] = export.rows.data.shape[1]
   table_bytes = sum(x['table_bytes'] for x in done)
   results.write(config, workdir, parts, export, totals, table_bytes, more)
