@@ -390,7 +390,6 @@ def parts(
   if config.strategy.name != 'partition':
     readers = data_base.Readers(
       mesh_lib.my_parts(mesh, tuning.parts),
-      mesh_lib.my_parts(mesh, tuning.parts, first_only=True),
       distributed.process_id(),
       distributed.num_processes(),
       distributed.gather,

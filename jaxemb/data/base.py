@@ -80,14 +80,13 @@ class Readers(NamedTuple):
   """The processes that read the data together, seen from one of them."""
 
   local_parts: range  # of the data, read by this process
-  counted_parts: range  # of these, those that no lower process reads
   process: int
   num_processes: int
   # The bytes that each process passes, by process; all take part.
   gather: Callable[[bytes], list[bytes]]
 
 
-ALONE = Readers(range(1), range(1), 0, 1, lambda data: [data])
+ALONE = Readers(range(1), 0, 1, lambda data: [data])
 
 
 class SourceSpec(NamedTuple):

@@ -112,22 +112,18 @@ def make(shape: Shape) -> jax.sharding.Mesh:
   )
 
 
-def my_parts(
-  mesh: jax.sharding.Mesh, num_parts: int, first_only: bool = False
-) -> range:
-  """Returns the parts of the corpus that this process's devices train on.
+def my_parts(mesh: jax.sharding.Mesh, num_parts: int) -> range:
+  """Parts of the corpus, of `num_parts`, that this process's devices train on.
 
-  Args:
-    mesh: the data axis divides the parts.
-    num_parts: of the corpus.
-    first_only: leave out those of an earlier process.
+  The data axis divides them.
   """
   each = num_parts // mesh.shape[DATA]
   me = jax.process_index()
-  rows = [[d.process_index for d in row] for row in mesh.devices]
-  mine = [i for i, row in enumerate(rows) if me in row]
-  if first_only:
-    mine = [i for i in mine if min(rows[i]) == me]
+  mine = [
+    i
+    for i, row in enumerate(mesh.devices)
+    if me in [device.process_index for device in row]
+  ]
   return range(each * mine[0], each * (mine[-1] + 1)) if mine else range(0)
 
 

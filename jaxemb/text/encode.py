@@ -7,8 +7,10 @@
           shards, in the order of the text.
 
 Text is thus read, decompressed and parsed a single time, and memory holds a few
-pieces and a bounded number of words, whatever the size. Results do not depend
-on the number of threads or processes. A corpus folder in the cache holds
+pieces and a bounded number of words, whatever the size: words lie on disk by
+buckets of their hashes, and as many buckets are counted at once as fit. Results
+do not depend on the number of threads or processes. A corpus folder in the
+cache holds
 
   manifest.json   settings, input files with sizes and hashes, shards, counters
   vocab.txt       `word count` lines, most frequent first
@@ -20,7 +22,6 @@ Devices train on parts of the corpus side by side: piece n of file f belongs to
 part (f + n) % num_parts. A process reads only the parts of its own devices.
 """
 
-import collections
 import contextlib
 import dataclasses
 import errno
@@ -37,7 +38,7 @@ import signal
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any, BinaryIO, NamedTuple
 
@@ -53,12 +54,9 @@ BLOCK_WORDS = 4096  # at most
 # A sentence may end before and after every word.
 MAX_BLOCK_IDS = 2 * BLOCK_WORDS + 1
 
-# Words of a table in memory (some 200 MB), and of a bucket in the tables of all
-# processes together.
-MAX_HELD_WORDS = 1 << 22
-# Each is a file. Beyond 2 billion words, summed over the pieces, a bucket may
-# exceed the limit above.
-MAX_BUCKETS = 512
+MAX_HELD_WORDS = 1 << 22  # of a table in memory, some 200 MB
+# Beyond 2 billion words, summed over the pieces, one may exceed that limit.
+NUM_BUCKETS = 512
 
 _FORMAT = 4
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
@@ -92,27 +90,14 @@ class Readers(NamedTuple):
 
   num_parts: int  # of the corpus
   local_parts: range  # read by this process
-  counted_parts: range  # of these, those that no lower process reads
   process: int
   num_processes: int
   # The bytes that each process passes, by process; all take part.
   gather: Callable[[bytes], list[bytes]]
 
-  def reads(self, file: int, number: int) -> bool:
-    """Whether this process reads a piece of a file."""
-    return _part_of(file, number, self.num_parts) in self.local_parts
-
-  def counts(self, file: int, number: int) -> bool:
-    """Whether this process is the first of those that read the piece."""
-    return _part_of(file, number, self.num_parts) in self.counted_parts
-
-  def total(self, number: int) -> int:
-    """The sum of a number over all processes."""
-    return sum(map(int, self.gather(str(number).encode())))
-
 
 # One process reads everything, however many parts it is divided into.
-ALONE = Readers(1, range(1), range(1), 0, 1, lambda data: [data])
+ALONE = Readers(1, range(1), 0, 1, lambda data: [data])
 
 
 class Blocks(NamedTuple):
@@ -154,12 +139,17 @@ class Division(NamedTuple):
 
 
 class _Piece(NamedTuple):
-  """A tokenized piece of text on disk."""
+  """A tokenized piece of text on disk.
 
-  path: pathlib.Path
-  counters: tokenize.Counters
+  Its file has, for its n words by buckets: int64 the first word of each bucket
+  and of none, [n + 1] where each word starts, [n] counts, [n] numbers of the
+  words in the ids; then the bytes of the words, and int32 ids.
+  """
+
   file: int  # index of its source
   number: int  # in its source
+  path: pathlib.Path
+  counters: tokenize.Counters
   text_bytes: int
   num_different: int  # words
 
@@ -174,24 +164,22 @@ def encode(
   """The corpus at `path` as id shards, taken from the cache if unchanged.
 
   Of several processes each encodes the parts that it reads; the vocabulary and
-  the numbers in the manifest are those of the whole corpus.
-
-  Args:
-    path: a file, folder or glob of text, see `sources.find`.
-    settings: definition of words and vocabulary.
-    cache: folder that holds encoded corpora.
-    progress: called now and then from this thread.
-    readers: which process reads which parts.
+  the numbers in the manifest are those of the whole corpus. `progress` is
+  called now and then from this thread.
 
   Raises:
     UserError: for input that cannot be used.
   """
   files = sources.find(path)
   sizes_bytes = {str(source.path): source.size_bytes for source in files}
-  check_same_files(readers, sizes_bytes)
+  everyone = _gather_json(readers, [sizes_bytes, [*readers.local_parts]])
+  check_same_files(readers.process, [sizes for sizes, _ in everyone])
+  # What a lower process reads as well, it counts.
+  lower = itertools.chain(*(parts for _, parts in everyone[: readers.process]))
+  counted_parts = {*readers.local_parts} - {*lower}
   identity = [dataclasses.asdict(settings)]
   identity += [[str(source.path.absolute()) for source in files], _FORMAT]
-  num_parts, local_parts, _, process, num_processes, _ = readers
+  num_parts, local_parts, process, num_processes, _ = readers
   # Processes that read the same parts may share a cache, but not a folder.
   identity.append([num_parts, process, *local_parts] * (num_processes > 1))
   name = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
@@ -205,7 +193,7 @@ def encode(
   try:
     temporary.mkdir(parents=True)
     _remove_leftovers(temporary.parent)
-    _encode(files, settings, temporary, progress, readers)
+    _encode(files, settings, temporary, progress, readers, counted_parts)
     # Opened before the move: another job may replace it at any moment.
     encoded = _open(temporary)._replace(folder=folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -241,24 +229,26 @@ def _part_of(file: Any, number: Any, num_parts: int) -> Any:
   return (file + number) % num_parts
 
 
-def check_same_files(readers: Readers, sizes_bytes: dict[str, int]) -> None:
+def check_same_files(process: int, sizes_bytes: list[dict[str, int]]) -> None:
   """Checks that all processes see files of the same names and sizes.
 
-  Otherwise some words would be read twice and others not at all.
+  Otherwise some words would be read twice and others not at all. `sizes_bytes`
+  are those that each process sees, by path.
 
   Raises:
     UserError: in every process, naming the first difference.
   """
-  for other, theirs in enumerate(_gather_json(readers, sizes_bytes)):
-    for path in sorted(sizes_bytes.keys() | theirs.keys()):
+  ours = sizes_bytes[process]
+  for other, theirs in enumerate(sizes_bytes):
+    for path in sorted(ours.keys() | theirs.keys()):
       here, there = (
         f'has {files[path]:,} bytes' if path in files else 'is missing'
-        for files in (sizes_bytes, theirs)
+        for files in (ours, theirs)
       )
       if here != there:
         raise errors.UserError(
-          f'{path} {there} in process {other} and {here} in process '
-          f'{readers.process}; give all processes the same text'
+          f'{path} {there} in process {other} and {here} in process {process}; '
+          'give all processes the same text'
         )
 
 
@@ -268,6 +258,7 @@ def _encode(
   folder: pathlib.Path,
   progress: Progress,
   readers: Readers,
+  counted_parts: set[int],
 ) -> None:
   """Reads, counts and maps the text and writes the files of the folder."""
   counts_sha256 = ''
@@ -278,44 +269,48 @@ def _encode(
     counts_sha256 = sources.file_sha256(counts_path)
   reports = [sources.ReadReport() for _ in files]
   pieces = _read(files, reports, settings, folder, progress, readers)
-  is_counted = [readers.counts(piece.file, piece.number) for piece in pieces]
+  names = np.array([x[:2] for x in pieces], np.int32).reshape(-1, 2)
+  is_counted = np.isin(_part_of(*names.T, readers.num_parts), [*counted_parts])
   counted = list(itertools.compress(pieces, is_counted))
   if not settings.counts:
-    table, num_different = _count(counted, settings, folder, readers)
+    table, num_different = _count(counted, settings, readers)
   vocabulary, ids = vocab.select(table, settings.min_count, settings.max_vocab)
   vocab.write_counts(folder / 'vocab.txt', vocabulary)
   shards, blocks, hashes = _map(pieces, table, ids, folder, progress)
   np.savez(folder / 'blocks.npz', **blocks._asdict())
-  names = [(piece.file, piece.number) for piece in pieces]
-  np.save(folder / 'pieces.npy', np.array(names, np.int32).reshape(-1, 2))
+  np.save(folder / 'pieces.npy', names)
   # Files that cannot be divided are reported on by the first process alone.
   own_reports = [
     report
     for source, report in zip(files, reports, strict=True)
     if readers.process == 0 or sources.is_divisible(source)
   ]
-  words = blocks.words[np.array(is_counted, bool)[blocks.pieces]]
+  num_words = int(blocks.words[is_counted[blocks.pieces]].sum())
   mine = {
-    'totals': {
-      'num_words': int(words.sum()),
-      'num_blocks': len(words),
-      'text_bytes': sum(piece.text_bytes for piece in counted),
-      'pages': sum(report.pages for report in own_reports),
-    },
-    'dropped': _dropped(counted, own_reports, int(words.sum())),
+    'num_words': num_words,
+    'num_blocks': int(is_counted[blocks.pieces].sum()),
+    'text_bytes': sum(piece.text_bytes for piece in counted),
+    'pages': sum(report.pages for report in own_reports),
+    'dropped': _dropped(counted, own_reports, num_words),
     'problems': [line for report in own_reports for line in report.problems],
-    'pieces': [(*name, sha) for name, sha in zip(names, hashes, strict=True)],
+    'pieces': [
+      [*name, sha256]
+      for name, sha256 in zip(names.tolist(), hashes, strict=True)
+    ],
   }
   everyone = _gather_json(readers, mine)
-  totals, dropped = (
-    {name: sum(x[key][name] for x in everyone) for name in mine[key]}
-    for key in ('totals', 'dropped')
-  )
+  totals = {
+    name: sum(x[name] for x in everyone)
+    for name in ('num_words', 'num_blocks', 'text_bytes', 'pages')
+  }
   if not totals['num_words']:
     raise errors.UserError(
       f'no word of {settings.counts} occurs in the text; check '
       '--config.data.counts, --config.data.lowercase and --config.data.tokens'
     )
+  dropped = {
+    name: sum(x['dropped'][name] for x in everyone) for name in mine['dropped']
+  }
   # Several processes may read the same piece or meet the same damage.
   problems = dict.fromkeys(line for x in everyone for line in x['problems'])
   hashed = sorted({tuple(piece) for x in everyone for piece in x['pieces']})
@@ -405,11 +400,13 @@ def _read(
       reports[file],
       piece_bytes(total_bytes),
       strippers if total_bytes > _MANY_BYTES else None,
-      lambda number: readers.reads(file, number),
+      lambda number: (
+        _part_of(file, number, readers.num_parts) in readers.local_parts
+      ),
     )
     texts = itertools.takewhile(lambda _: not stopped.is_set(), texts)
     jobs = ((text, file, settings, folder) for text in texts)
-    return list(_map_ahead(tokenizers, _tokenize_piece, jobs, depth))
+    return list(sources.map_ahead(tokenizers, _tokenize_piece, jobs, depth))
 
   with (
     futures.ThreadPoolExecutor(threads) as file_readers,
@@ -437,19 +434,6 @@ def _read(
       raise
 
 
-def _map_ahead(
-  pool: futures.Executor, function: Callable, items: Iterable, depth: int
-) -> Iterator[Any]:
-  """`function(*item)` in order, computed up to `depth` items ahead of use."""
-  jobs = collections.deque()
-  for item in items:
-    jobs.append(pool.submit(function, *item))
-    if len(jobs) > depth:
-      yield jobs.popleft().result()
-  while jobs:
-    yield jobs.popleft().result()
-
-
 def _start_stripper() -> None:
   """Worker initializer: ignores signals, exits when the parent dies."""
   for number in (signal.SIGINT, signal.SIGTERM):
@@ -470,34 +454,41 @@ def _tokenize_piece(
   ids, table, counters = tokenize.tokenize(
     piece.text, settings.tokens, settings.lowercase, piece.ends_line
   )
+  buckets = tokenize.buckets(table, NUM_BUCKETS)
+  order = np.argsort(buckets, kind='stable')
+  sizes = np.bincount(buckets, minlength=NUM_BUCKETS)
+  arena, starts, counts = tokenize.subset(table, order)
   with open(path, 'wb') as opened:
-    _write_arrays(opened, *_words(table))
-    _write_arrays(opened, ids)
-  num_different = int(table.sizes[0])
-  size_bytes = len(piece.text)
-  return _Piece(path, counters, file, piece.number, size_bytes, num_different)
+    for array in (np.cumsum([0, *sizes]), starts, counts, order, arena, ids):
+      opened.write(array)
+  text_bytes = len(piece.text)
+  return _Piece(file, piece.number, path, counters, text_bytes, len(order))
 
 
-def _words(table: tokenize.WordTable) -> tuple[np.ndarray, ...]:
-  """Arena, starts and counts of a whole table."""
-  n = int(table.sizes[0])
-  return table.arena[: table.starts[n]], table.starts[: n + 1], table.counts[:n]
+def _read_words(
+  file: BinaryIO, n: int, first: int, stop: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Arena, starts and counts of buckets first..stop-1 of a piece of n words."""
+
+  def read(position: int, count: int) -> np.ndarray:
+    file.seek(8 * position)
+    return np.fromfile(file, np.int64, count)
+
+  start, end = read(first, stop - first + 1)[[0, -1]]
+  starts = read(NUM_BUCKETS + 1 + start, end - start + 1)
+  counts = read(NUM_BUCKETS + n + 2 + start, end - start)
+  file.seek(8 * (NUM_BUCKETS + 3 * n + 2) + starts[0])
+  arena = np.fromfile(file, np.uint8, starts[-1] - starts[0])
+  return arena, starts - starts[0], counts
 
 
 # Count: exactly and in bounded memory, independent of order and of processes.
 
 
 def _count(
-  pieces: list[_Piece],
-  settings: Settings,
-  folder: pathlib.Path,
-  readers: Readers,
+  pieces: list[_Piece], settings: Settings, readers: Readers
 ) -> tuple[tokenize.WordTable, int]:
   """Counts the words of all processes; all get the same.
-
-  Words are counted in a table. Before it gets too large it is spilled to files,
-  one for each bucket of the words' hashes, and counting goes on with an empty
-  one. Finally the buckets are added up one at a time, over all processes.
 
   Returns at least the words that get a row, and how many different words there
   are.
@@ -505,35 +496,27 @@ def _count(
   Raises:
     UserError: if no word occurs often enough.
   """
-  most_words = readers.total(sum(piece.num_different for piece in pieces))
-  num_buckets = min(-(-most_words // MAX_HELD_WORDS), MAX_BUCKETS)
-  table, num_spilled = _empty(), 0
-  for piece in pieces:
-    num_held = int(table.sizes[0])
-    if num_held and num_held + piece.num_different > MAX_HELD_WORDS:
-      _spill(table, folder, num_buckets)
-      num_spilled += num_held
-      table = _empty()
-    with open(piece.path, 'rb') as file:
-      table = tokenize.merge(table, *_read_arrays(file))
-  # A total within the limit also means that no process has spilled.
-  if readers.total(num_spilled + int(table.sizes[0])) <= MAX_HELD_WORDS:
-    tables = iter([table])
-  else:
-    _spill(table, folder, num_buckets)
-    tables = (_read_bucket(folder, bucket) for bucket in range(num_buckets))
-  del table
+  most_words = sum(
+    _gather_json(readers, sum(piece.num_different for piece in pieces))
+  )
+  num_tables = min(max(1, -(-most_words // MAX_HELD_WORDS)), NUM_BUCKETS)
   min_count, max_vocab = settings.min_count, settings.max_vocab
   chosen = _empty()
   num_different = most = 0
-  for table in tables:
+  for i in range(num_tables):
+    first, stop = (NUM_BUCKETS * j // num_tables for j in (i, i + 1))
+    table = _empty()
+    for piece in pieces:
+      with open(piece.path, 'rb') as file:
+        words = _read_words(file, piece.num_different, first, stop)
+      table = tokenize.merge(table, *words)
     table = _sum_tables(readers, table)
     counts = table.counts[: int(table.sizes[0])]
     num_different += len(counts)
     most = max(most, int(counts.max(initial=0)))
     entries = np.flatnonzero(counts >= min_count)
     chosen = tokenize.merge(chosen, *tokenize.subset(table, entries))
-    # Not at every bucket: it takes as long as sorting them all.
+    # Not for every table: it takes as long as sorting them all.
     if max_vocab and chosen.sizes[0] > 2 * max_vocab:
       best = vocab.best(chosen, min_count, max_vocab)
       min_count = int(chosen.counts[best[-1]])  # that a better word must reach
@@ -554,33 +537,10 @@ def _sum_tables(
   if readers.num_processes == 1:
     return table
   total = _empty()
-  for words in _gather_arrays(readers, *_words(table)):
+  entries = np.arange(int(table.sizes[0]))
+  for words in _gather_arrays(readers, *tokenize.subset(table, entries)):
     total = tokenize.merge(total, *words)
   return total
-
-
-def _spill(
-  table: tokenize.WordTable, folder: pathlib.Path, num_buckets: int
-) -> None:
-  """Appends words and counts to the files of their buckets."""
-  buckets = tokenize.buckets(table, num_buckets)
-  order = np.argsort(buckets, kind='stable')
-  ends = np.cumsum(np.bincount(buckets, minlength=num_buckets))
-  for bucket, entries in enumerate(np.split(order, ends[:-1])):
-    # Opened anew each time: systems limit the number of open files.
-    with open(folder / f'bucket-{bucket:04d}', 'ab') as file:
-      _write_arrays(file, *tokenize.subset(table, entries))
-
-
-def _read_bucket(folder: pathlib.Path, bucket: int) -> tokenize.WordTable:
-  """This process's counts of a bucket, whose file is removed."""
-  table = _empty()
-  path = folder / f'bucket-{bucket:04d}'
-  with open(path, 'rb') as file:
-    while words := _read_arrays(file):
-      table = tokenize.merge(table, *words)
-  path.unlink()
-  return table
 
 
 # Map: pieces with ids of their own to shards with ids of the vocabulary.
@@ -602,8 +562,8 @@ def _map(
   starts, words, owners = [], [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
   num_ids, threads = 0, num_threads()
   with futures.ThreadPoolExecutor(threads) as pool:
-    jobs = ((piece.path, table, ids) for piece in pieces)
-    mapped = _map_ahead(pool, _map_piece, jobs, 2 * threads)
+    jobs = ((piece, table, ids) for piece in pieces)
+    mapped = sources.map_ahead(pool, _map_piece, jobs, 2 * threads)
     for i, (new_ids, block_starts, block_words, sha256) in enumerate(mapped):
       if len(new_ids):
         if not shards or shards[-1]['num_ids'] >= _SHARD_IDS:
@@ -622,15 +582,19 @@ def _map(
 
 
 def _map_piece(
-  path: pathlib.Path, table: tokenize.WordTable, ids: np.ndarray
+  piece: _Piece, table: tokenize.WordTable, ids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
   """Ids of a piece, starts and words of its blocks, SHA-256 of the ids."""
-  with open(path, 'rb') as file:
-    arena, starts, _ = _read_arrays(file)
-    (local_ids,) = _read_arrays(file)
-  path.unlink()
+  n = piece.num_different
+  with open(piece.path, 'rb') as file:
+    arena, starts, _ = _read_words(file, n, 0, NUM_BUCKETS)
+    local_ids = np.fromfile(file, np.int32)
+    file.seek(8 * (NUM_BUCKETS + 2 * n + 2))
+    order = np.fromfile(file, np.int64, n)
+  piece.path.unlink()
   entries = tokenize.lookup(table, arena, starts)
-  new_ids = np.where(entries >= 0, ids[entries], -1).astype(np.int32)
+  new_ids = np.empty(n, np.int32)
+  new_ids[order] = np.where(entries >= 0, ids[entries], -1)
   mapped = _map_ids(local_ids, new_ids)
   sha256 = hashlib.sha256(mapped).hexdigest()
   return mapped, *block_starts(mapped, BLOCK_WORDS), sha256
@@ -767,26 +731,7 @@ def _open(folder: pathlib.Path) -> Encoded:
   )
 
 
-# Arrays in files and messages. Not .npy, whose headers are Python code: Python
-# 3.11 cannot parse in two threads while JAX watches garbage collection
-# (SystemError: AST constructor recursion depth mismatch).
-
-
-def _write_arrays(file: BinaryIO, *arrays: np.ndarray) -> None:
-  """Appends a record of arrays [n]; a file may have several."""
-  header = json.dumps([(array.dtype.str, len(array)) for array in arrays])
-  file.write(header.encode() + b'\n')
-  for array in arrays:
-    file.write(np.ascontiguousarray(array))
-
-
-def _read_arrays(file: BinaryIO) -> list[np.ndarray]:
-  """The arrays of the next record; [] at the end."""
-  header = file.readline()
-  arrays = [np.empty(n, dtype) for dtype, n in json.loads(header or '[]')]
-  for array in arrays:
-    file.readinto(array.view(np.uint8))
-  return arrays
+# What processes tell each other.
 
 
 def _gather_arrays(
@@ -794,9 +739,9 @@ def _gather_arrays(
 ) -> Iterator[list[np.ndarray]]:
   """The arrays of every process."""
   message = io.BytesIO()
-  _write_arrays(message, *arrays)
+  np.savez(message, *arrays)
   for data in readers.gather(message.getvalue()):
-    yield _read_arrays(io.BytesIO(data))
+    yield [*np.load(io.BytesIO(data)).values()]
 
 
 def _gather_json(readers: Readers, value: Any) -> list[Any]:

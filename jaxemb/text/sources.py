@@ -26,7 +26,7 @@ import pathlib
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import zstandard
 
@@ -338,7 +338,10 @@ def _text(
   blocks = itertools.chain((head,), blocks)
   match _format(head):
     case 'dump':
-      return _plain_batches(_articles(blocks, path, report), pool)
+      batches = _articles(blocks, path, report)
+      if pool is None:
+        return itertools.starmap(wiki.plain_batch, batches)
+      return map_ahead(pool, wiki.plain_batch, batches, _MAX_WAITING_BATCHES)
     case 'docs':
       return _extracted(wiki.docs(blocks), path, report)
     case 'json':
@@ -349,20 +352,20 @@ def _text(
 _Batch = tuple[list[str], frozenset[str]]  # wikitext of pages, hidden links
 
 
-def _plain_batches(
-  batches: Iterator[_Batch], pool: concurrent.futures.Executor | None
-) -> Iterator[bytes]:
-  if pool is None:
-    yield from itertools.starmap(wiki.plain_batch, batches)
-    return
-  waiting: collections.deque[concurrent.futures.Future[bytes]]
-  waiting = collections.deque()
-  for batch in batches:
-    waiting.append(pool.submit(wiki.plain_batch, *batch))
-    if len(waiting) == _MAX_WAITING_BATCHES:
-      yield waiting.popleft().result()
-  for future in waiting:
-    yield future.result()
+def map_ahead(
+  pool: concurrent.futures.Executor,
+  function: Callable,
+  items: Iterable,
+  depth: int,
+) -> Iterator[Any]:
+  """`function(*item)` in order, computed up to `depth` items ahead of use."""
+  jobs = collections.deque()
+  for item in items:
+    jobs.append(pool.submit(function, *item))
+    if len(jobs) > depth:
+      yield jobs.popleft().result()
+  while jobs:
+    yield jobs.popleft().result()
 
 
 def _articles(

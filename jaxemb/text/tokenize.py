@@ -184,9 +184,8 @@ def merge(
 def buckets(table: WordTable, num_buckets: int) -> np.ndarray:
   """[num_words] uint16, a bucket for each word, chosen by its hash."""
   # Not the bits of `_slot`: words of one bucket would share their slots.
-  h = table.hashes[: int(table.sizes[0])]
-  h = (h ^ (h >> np.uint64(33))) * _REMIX >> np.uint64(33)
-  return (h % np.uint64(num_buckets)).astype(np.uint16)
+  h = table.hashes[: int(table.sizes[0])] * _REMIX >> np.uint64(32)
+  return (h * np.uint64(num_buckets) >> np.uint64(32)).astype(np.uint16)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -198,9 +197,12 @@ def subset(
   starts = np.zeros(len(entries) + 1, np.int64)
   starts[1:] = np.cumsum(table.starts[entries + 1] - firsts)
   arena = np.empty(starts[-1], np.uint8)
+  out = 0
   for i in range(len(entries)):
-    for j in range(starts[i + 1] - starts[i]):
-      arena[starts[i] + j] = table.arena[firsts[i] + j]
+    first = firsts[i]
+    for j in range(first, table.starts[entries[i] + 1]):
+      arena[out] = table.arena[j]
+      out += 1
   return arena, starts, table.counts[entries]
 
 
@@ -406,6 +408,6 @@ def tokenize(
     code_points(definition, lowercase),
   )
   ids, table, counts = _tokenize(
-    data, empty(1 << 12, 1 << 15), points, ends_line
+    data, empty(1 << 15, 1 << 18), points, ends_line
   )
   return ids, table, Counters(*map(int, counts))
