@@ -79,7 +79,7 @@ def test_runs_of_int8(tmp_path, interrupting):
   # And another one from its checkpoint: what all replicas make together.
   last = _config(
     tmp_path,
-    **{'train.init_from': str(tmp_path / 'later' / 'checkpoints')},
+    **{'train.init_from': str(tmp_path / 'later')},
     **{'table.dtype': 'int8', 'train.epochs': 1, 'mesh.data': 1},
     **{'strategy.name': 'sync'},
     **{'optimizer.learning_rate': 1e-12, 'table.rounding': 'nearest'},
