@@ -515,6 +515,7 @@ def _write_merged(
     more['merge'] = merged | {'missing_words': num_missing}
     more['vocab_words'] = len(export.keys)
     more['dim'] = export.rows.data.shape[1]
+    more['vocab_words'] = len(export.keys)
   table_bytes = sum(x['table_bytes'] for x in done)
   results.write(config, workdir, parts, export, totals, table_bytes, more)
 

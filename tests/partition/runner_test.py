@@ -1,0 +1,358 @@
+"""Runs of sub-models: side by side, as jobs, interrupted, merged, refused."""
+
+import itertools
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import config as config_lib
+from jaxemb import errors, merge, metrics, rundir, train
+from jaxemb.merging import parts as parts_lib
+from jaxemb.runtime import distributed, hlo
+from jaxemb.storage import orbax_export, word2vec_format
+from tests import compiling
+
+_NUM_PARTS = 3
+_SETTINGS = {
+  'data.path': 'toywiki:60000',
+  'data.min_count': 2,
+  'model.dim': 16,
+  'train.epochs': 2,
+  'mesh.data': 2,
+  'eval.paths': 'none',
+  'strategy.name': 'partition',
+  'strategy.num_parts': _NUM_PARTS,
+}
+
+
+def _run(workdir: pathlib.Path, settings=(), *args: object) -> int:
+  config = config_lib.default()
+  config.update_from_flattened_dict(_SETTINGS | dict(settings))
+  config_lib.check(config)
+  return train.run(config, workdir, *args)
+
+
+def _vectors(workdir: pathlib.Path, part: int) -> bytes:
+  return (workdir / f'parts/{part:02}/export/vectors.npy').read_bytes()
+
+
+def _json(path: pathlib.Path) -> dict:
+  return json.loads(path.read_text())
+
+
+@pytest.fixture(scope='module')
+def together(tmp_path_factory) -> pathlib.Path:
+  """Three on two devices: first two, then the last one."""
+  workdir = tmp_path_factory.mktemp('runs') / 'together'
+  assert _run(workdir) == 0
+  return workdir
+
+
+@pytest.fixture
+def copied(together, tmp_path) -> pathlib.Path:
+  return shutil.copytree(together, tmp_path / 'run')
+
+
+def test_the_report_adds_up_the_sub_models(together):
+  report = _json(together / 'report.json')
+  words = sum(x['words'] for x in report['parts'])
+  assert report['words_per_sec'] * report['train_secs'] == pytest.approx(words)
+  assert not any(report['collectives'][kind] for kind in hlo.KINDS)
+  assert len(report['devices']) == 2
+  rows = metrics.read(together / 'metrics.jsonl')
+  assert [row['words'] for row in rows] == sorted({x['words'] for x in rows})
+  assert rows[-1]['words'] == words
+  assert rows[-1]['learning_rate'] == pytest.approx(1e-4)
+
+
+def test_sub_models_have_the_words_that_they_learned(together):
+  merged, report = jaxemb.load(together), _json(together / 'report.json')
+  text_words = word2vec_format.read_vocab(together / 'parts/00/vocab.txt')[0]
+  parts = [jaxemb.load(together / f'parts/0{i}') for i in range(_NUM_PARTS)]
+  # The merge has all words of any, in the order and with counts of the text.
+  assert set(merged.index_to_key) == {w for x in parts for w in x.index_to_key}
+  assert merged.index_to_key == [w for w in text_words if w in merged]
+  assert (np.diff(merged.counts) <= 0).all()
+  assert report['vocab_words'] == report['merge']['words'] == len(merged)
+  num_missing = len(text_words) - len(merged)
+  assert report['merge']['missing_words'] == num_missing
+  for i, (part, values) in enumerate(zip(parts, report['parts'], strict=True)):
+    folder = together / f'parts/{i:02}'
+    words, seen = word2vec_format.read_vocab(folder / 'vocab.txt')
+    assert words == text_words
+    # Words that it never read have no vector, nor those without a neighbor.
+    has_vector = seen > 0
+    assert 0.5 < has_vector.mean() < 1
+    assert has_vector.sum() <= values['words_seen'] < len(words)
+    assert part.index_to_key == [words[j] for j in np.flatnonzero(has_vector)]
+    assert part.counts.tolist() == seen[has_vector].tolist()
+    assert values['part'] == i and values['vocab_words'] == len(part)
+    assert 0 <= values['words'] - sum(seen) < values['words'] / 50
+    # About half of the text, with the words drawn again.
+    assert values['corpus_fraction'] == pytest.approx(9 / 19, rel=0.1)
+    assert values['loss_per_example'] < 4.2 and values['train_secs'] > 0
+    arrays = orbax_export.read(folder / 'export' / 'orbax')
+    np.testing.assert_array_equal(arrays['vectors'], part.vectors)
+    assert len(arrays['context_vectors']) == len(part)
+  assert len({_vectors(together, i) for i in range(_NUM_PARTS)}) == _NUM_PARTS
+
+
+def test_a_job_of_one_part_is_that_part_to_the_last_bit(together, tmp_path):
+  assert _run(tmp_path, {'strategy.part': 1, 'mesh.data': 0}) == 0
+  folder = tmp_path / 'parts/01'
+  assert _vectors(tmp_path, 1) == _vectors(together, 1)
+  for name in ('report.html', 'log.txt', 'metrics.jsonl'):
+    assert (folder / name).exists() and not (tmp_path / name).exists(), name
+  assert [x.name for x in (tmp_path / 'parts').iterdir()] == ['01']
+  ours, theirs = (_json(x / 'parts/01/part.json') for x in (tmp_path, together))
+  for key in ('words', 'sentences', 'words_seen', 'loss_per_example'):
+    assert ours[key] == theirs[key]
+  assert ours['totals']['losses'] == theirs['totals']['losses']
+  report = _json(folder / 'report.json')
+  assert report['started'] > '2020' and report['encode_secs'] > 0
+  assert report['total_secs'] > report['encode_secs'] + report['train_secs']
+  # A run of all trains the others side by side, and merges the same model.
+  before = (folder / 'part.json').stat().st_mtime_ns
+  assert _run(tmp_path) == 0
+  assert (folder / 'part.json').stat().st_mtime_ns == before
+  for part in range(_NUM_PARTS):
+    assert _vectors(tmp_path, part) == _vectors(together, part)
+  exports = [x / 'export/vectors.bin' for x in (tmp_path, together)]
+  assert exports[0].read_bytes() == exports[1].read_bytes()
+
+
+@pytest.mark.slow
+def test_machines_that_share_nothing_train_the_same(cache, together, tmp_path):
+  text = next(cache.rglob('*.xml.bz2'))
+
+  def start(name, num_devices, *flags):
+    # A machine of its own: its folder, its cache, its devices.
+    folder = tmp_path / name
+    folder.mkdir()
+    settings = _SETTINGS | {
+      'data.path': shutil.copy(text, folder),
+      'strategy.num_parts': 2,
+      'mesh.data': num_devices,
+    }
+    flags += tuple(f'--config.{key}={x}' for key, x in settings.items())
+    command = [sys.executable, '-m', 'jaxemb.main', f'--workdir={folder}/run']
+    environment = compiling.environment(
+      f'--xla_force_host_platform_device_count={num_devices}'
+    )
+    return subprocess.Popen(
+      [*command, *flags], env=environment | {'JAXEMB_CACHE': f'{folder}/cache'}
+    )
+
+  processes = [start('both', 2)] + [
+    start(f'job{i}', 1, f'--config.strategy.part={i}') for i in range(2)
+  ]
+  assert [process.wait() for process in processes] == [0, 0, 0]
+  both = [tmp_path / f'both/run/parts/0{i}' for i in range(2)]
+  jobs = [tmp_path / f'job{i}/run/parts/0{i}' for i in range(2)]
+  merged = []
+  for folders in (both, jobs):
+    output = tmp_path / f'merged-{len(merged)}'
+    assert merge.main([*map(str, folders), f'--output={output}']) == 0
+    merged.append((output / 'export/vectors.bin').read_bytes())
+  assert merged[0] == merged[1]
+
+
+def test_each_part_resumes_where_it_stands(together, tmp_path, interrupting):
+  always = {'train.checkpoint_every_secs': 0.0}
+  with interrupting(1), pytest.raises(KeyboardInterrupt):
+    _run(tmp_path, always | {'mesh.data': 1})
+  # Part 0 is half done; now part 1 is trained beside it, also by half.
+  with interrupting(1), pytest.raises(KeyboardInterrupt):
+    _run(tmp_path, always)
+  for folder in (tmp_path / 'parts/00', tmp_path / 'parts/01'):
+    assert any(folder.glob('checkpoints/[0-9]*'))
+    assert not (folder / 'part.json').exists()
+  # Both are trained to the end, and part 2 by half.
+  with interrupting(0, lambda: signal.raise_signal(signal.SIGTERM)):
+    assert _run(tmp_path, always) == train.STOPPED
+  assert not (tmp_path / 'report.json').exists()
+  assert _run(tmp_path) == 0
+  log = (tmp_path / 'log.txt').read_text()
+  assert log.count('resuming after') == 4
+  assert 'run the same command to resume' in log
+  for part in range(_NUM_PARTS):
+    assert _vectors(tmp_path, part) == _vectors(together, part)
+    files = [x / f'parts/0{part}/part.json' for x in (tmp_path, together)]
+    losses = [_json(x)['totals']['losses'] for x in files]
+    assert losses[0] == losses[1] and len(losses[0]) == 2
+  words = [row['words'] for row in metrics.read(tmp_path / 'metrics.jsonl')]
+  assert words == sorted(set(words))
+
+
+def test_the_same_sub_models_are_merged_in_another_way(copied):
+  (copied / 'metrics.jsonl').unlink()  # as if all had been jobs
+  shutil.rmtree(copied / 'export')
+  assert _run(copied, {'strategy.merge': 'none'}) == 0
+  assert len(_json(copied / 'report.json')['parts']) == _NUM_PARTS
+  with pytest.raises(errors.UserError, match=r'sub-models, .*parts/\*'):
+    jaxemb.load(copied)
+  assert _run(copied, {'strategy.merge': 'concat'}) == 0
+  report = _json(copied / 'report.json')
+  assert report['merge']['method'] == 'concat' and report['dim'] == 48
+  assert jaxemb.load(copied).vector_size == 48
+
+
+_SENSES = {
+  'model.name': 'mixture',
+  'senses.number': 3,
+  'senses.top_ratio': 0.005,
+  'strategy.num_parts': 2,
+  'eval.paths': '',
+}
+
+
+@pytest.mark.slow
+def test_a_job_of_senses_has_all_exports(tmp_path):
+  listed = tmp_path / 'listed.txt'
+  listed.write_text('the\nnonesuch\n')
+  settings = {'senses.words': str(listed), 'table.dtype': 'int8'}
+  settings |= {'strategy.part': 1, 'mesh.data': 1}
+  assert _run(tmp_path / 'run', _SENSES | settings) == 0
+  folder = tmp_path / 'run/parts/01'
+  report = _json(folder / 'report.json')
+  assert 'senses MaxSimC' in report['evaluation'] and report['finished']
+  assert report['dropped']['sense_words_out_of_vocabulary'] == 1
+  log = (folder / 'log.txt').read_text()
+  assert f'1 of the 2 in {listed} are not in the vocabulary' in log
+  loaded = jaxemb.load(folder)
+  num_ambiguous = int(np.ceil(0.005 * report['vocab_words']))
+  assert len(loaded) == report['vocab_words'] + 2 * num_ambiguous
+  binary = word2vec_format.read(folder / 'export/vectors.bin')
+  assert binary.words == loaded.index_to_key
+  np.testing.assert_array_equal(binary.vectors, loaded.vectors)
+  # Words vote by how often the part read them.
+  part = parts_lib.open_part(folder)
+  assert 0 < part.counts.sum() < loaded.counts.sum() * 2
+  assert (part.counts <= loaded.counts * 2).all()
+
+
+@pytest.mark.slow
+def test_sub_models_of_senses_are_merged(tmp_path, capsys):
+  settings = {'model.loss': 'hierarchical_softmax'}
+  settings |= {'optimizer.name': 'adagrad'}
+  workdir = tmp_path / 'run'
+  assert _run(workdir, _SENSES | settings) == 0
+  report = _json(workdir / 'report.json')
+  senses, loaded = report['merge']['senses'], jaxemb.load(workdir)
+  assert senses['words'] == senses['matched_words'] > 0 and senses['outputs']
+  assert senses['cosine_matched'] >= senses['cosine_in_order']
+  assert 'senses MaxSimC' in report['evaluation']
+  parts = [jaxemb.load(workdir / f'parts/0{i}').sense_table for i in range(2)]
+  table = loaded.sense_table
+  assert table.words == parts[0].words
+  assert table.counts.tolist() == parts[0].counts.tolist()
+  assert len(loaded.senses(table.words[0])) == 3
+  assert len(loaded.disambiguate(table.words[0], 0)) == 3
+  sums = np.add.reduceat(table.priors, table.starts[:-1])
+  np.testing.assert_allclose(sums, 1, 1e-5)
+  # Priors are weighted by how often each part read the word.
+  paths = [workdir / f'parts/0{i}' for i in range(2)]
+  seen = [word2vec_format.read_vocab(x / 'vocab.txt')[1][0] for x in paths]
+  first, second = np.array(seen) / sum(seen)
+  means = [
+    first * parts[0].priors[:3] + second * parts[1].priors[list(order)]
+    for order in itertools.permutations(range(3))
+  ]
+  priors = np.sort(table.priors[:3])
+  assert any(np.allclose(np.sort(x), priors, atol=1e-6) for x in means)
+  # The command merges the folders to the same, if not for training.
+  argv = [*map(str, paths), f'--output={tmp_path}/merged']
+  assert merge.main(argv) == 0
+  again = jaxemb.load(tmp_path / 'merged')
+  np.testing.assert_allclose(again.vectors, loaded.vectors, atol=1e-5)
+  capsys.readouterr()
+  assert merge.main([*argv, '--trainable']) == 2
+  assert 'leave out --trainable' in capsys.readouterr().err
+
+
+def test_a_part_that_another_process_trains_is_left_to_it(copied):
+  shutil.rmtree(copied / 'parts/01')
+  (copied / 'parts/01').mkdir()
+  with rundir.locked(copied / 'parts/01'):
+    assert _run(copied) == train.STOPPED
+  log = (copied / 'log.txt').read_text()
+  assert 'sub-models 1 are being trained by other processes' in log
+
+
+def test_the_text_may_have_another_path(cache, together, copied, tmp_path):
+  shutil.rmtree(copied / 'parts/02')
+  path = shutil.copy(next(cache.rglob('*.xml.bz2')), tmp_path / 'a.xml.bz2')
+  assert _run(copied, {'data.path': str(path)}) == 0
+  assert _vectors(copied, 2) == _vectors(together, 2)
+
+
+def _refused(workdir: pathlib.Path, settings=(), *args: object) -> str:
+  config = workdir / 'config.json'
+  before = config.read_bytes() if config.exists() else None
+  with pytest.raises(errors.UserError) as caught:
+    _run(workdir, settings, *args)
+  assert '\n' not in str(caught.value)
+  assert before is None or config.read_bytes() == before
+  return str(caught.value)
+
+
+def test_other_settings_and_texts_are_refused(copied):
+  assert 'strategy.divide' in _refused(copied, {'strategy.divide': 'equal'})
+  (copied / 'parts/01/text.sha256').write_text('another')
+  assert 'parts/01 began' in _refused(copied)
+  # Where only the parts know: folders of jobs that were put together.
+  (copied / 'config.json').unlink()
+  assert 'parts/00 holds a run with' in _refused(copied, {'seed': 2})
+  # Where only the run knows.
+  shutil.rmtree(copied / 'parts/01')
+  (copied / 'text.sha256').write_text('another')
+  job = {'strategy.part': 1, 'mesh.data': 1}
+  assert 'text is not the one' in _refused(copied, job)
+  assert not (copied / 'parts/01/config.json').exists()
+
+
+def test_what_cannot_be_trained_or_merged_is_named(tmp_path):
+  path = tmp_path / 'a.txt'
+  path.write_text('one two three four five\n' * 6)
+  jobs = distributed.Job('localhost:1', 2, 1, False)
+  assert '--config.strategy.part=0, 1' in _refused(tmp_path / 'a', (), jobs)
+  large = {'strategy.num_parts': 100, 'model.dim': 300, 'mesh.data': 1}
+  assert 'strategy.merge=none' in _refused(tmp_path / 'b', large)
+  assert not any(tmp_path.glob('b/parts/*/checkpoints'))
+  many = {'strategy.num_parts': 99, 'strategy.divide': 'equal'}
+  many |= {'data.path': str(path)}
+  line = _refused(tmp_path / 'c', many)
+  assert 'sub-model' in line and 'of 99 gets no sentence' in line
+  fast = {'optimizer.learning_rate': 1e4, 'optimizer.max_duplicates': 0.0}
+  assert 'sub-model 0: training diverged' in _refused(tmp_path / 'd', fast)
+
+
+@pytest.mark.parametrize(
+  ('name', 'how', 'words'),
+  [
+    ('part.json', 'cut', 'part.json is damaged'),
+    ('export/vectors.npy', 'cut', 'and run the same command again'),
+    ('export/vectors.npy', 'gone', 'and run the same command again'),
+    ('export/vectors.npy', 'nan', 'and run the same command again'),
+  ],
+)
+def test_damaged_parts_are_named(copied, name, how, words):
+  path = copied / 'parts/01' / name
+  if how == 'nan':
+    vectors = np.load(path)
+    vectors[3] = np.nan
+    np.save(path, vectors)
+  elif how == 'cut':
+    path.write_bytes(path.read_bytes()[:-50])
+  else:
+    path.unlink()
+  line = _refused(copied)
+  assert words in line and 'remove' in line and 'parts/01' in line
+  assert '--skip-bad' not in line
