@@ -2,57 +2,58 @@
 
   python experiments/bench_encode.py --text=FILE_FOLDER_OR_GLOB
 
-From start to id shards, everything included: reading, parsing, counting, the
-choice of the vocabulary, encoding. Compiled byte loops are warmed up on a few
-bytes first; the first run on a machine compiles them once (some seconds).
+From the raw text to id shards: reading, parsing, counting, choosing the
+vocabulary, encoding. numba compiles on a few bytes first.
 """
 
-import argparse
-import os
 import pathlib
-import resource
 import statistics
 import tempfile
 import time
 
-import machine
+import experiment
 
+from jaxemb.runtime import resources
 from jaxemb.text import encode
 
 
-def _encode(text: str, cache: pathlib.Path, max_vocab: int) -> encode.Encoded:
-  settings = encode.Settings('words', True, 5, max_vocab, '')
-  return encode.encode(text, settings, cache, lambda *progress: None)
-
-
 def main() -> None:
-  """Prints megabytes of text per second and the process's peak memory."""
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-  parser.add_argument('--text', required=True, help='as config.data.path')
-  parser.add_argument('--runs', type=machine.count, default=5)
+  """Prints megabytes of text per second and the peak memory of the process."""
+  parser = experiment.parser(__doc__)
+  parser.add_argument('--text', required=True, help='config.data.path')
+  parser.add_argument('--runs', type=experiment.count, default=5)
   parser.add_argument('--max_vocab', type=int, default=1_000_000)
   args = parser.parse_args()
-  secs = []
+  settings = encode.Settings('words', True, 5, args.max_vocab, '')
+  rates = []
   with tempfile.TemporaryDirectory() as temporary:
     folder = pathlib.Path(temporary)
-    (folder / 'warm').write_text('some words to compile with\n' * 99)
-    _encode(str(folder / 'warm'), folder / 'warm-cache', args.max_vocab)
-    for run in range(args.runs):
+    warm = folder / 'warm.txt'
+    warm.write_text('some words to compile with\n' * 99)
+    for i, text in enumerate([str(warm)] + args.runs * [args.text]):
       start = time.perf_counter()
-      corpus = _encode(args.text, folder / str(run), args.max_vocab)
-      secs.append(time.perf_counter() - start)
-    text_bytes = corpus.manifest['text_bytes']
-    rates = sorted(text_bytes / s / 1e6 for s in secs)
-    peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(
-      f'{text_bytes / 1e6:,.1f} MB of text, {corpus.num_words:,} words, '
-      f'vocabulary {len(corpus.vocabulary.words):,}, {os.cpu_count()} cores\n'
-      f'{statistics.median(rates):.1f} MB/s (median of {args.runs}, '
-      f'{rates[0]:.1f} to {rates[-1]:.1f}), '
-      f'peak memory {peak_bytes / 1e6:,.0f} MB'
-    )
-    print('left out:', corpus.manifest['dropped'])
+      corpus = encode.encode(text, settings, folder / str(i), lambda *_: None)
+      secs = time.perf_counter() - start
+      rates.append(corpus.manifest['text_bytes'] / secs / 1e6)
+  results = experiment.Results('encode', args)
+  results.found = {
+    'text_bytes': corpus.manifest['text_bytes'],
+    'words': corpus.num_words,
+    'vocab_words': len(corpus.vocabulary.words),
+    'megabytes_per_sec': rates[1:],
+    'peak_rss_bytes': resources.peak_rss_bytes(),
+    'dropped': corpus.manifest['dropped'],
+  }
+  found = results.found
+  results.finish(
+    f'{found["text_bytes"] / 1e6:,.1f} MB of text, {found["words"]:,} words, '
+    f'vocabulary {found["vocab_words"]:,}',
+    f'{statistics.median(rates[1:]):.1f} MB/s, median of {args.runs} '
+    f'({min(rates[1:]):.1f} to {max(rates[1:]):.1f}); peak memory '
+    f'{found["peak_rss_bytes"] / 1e6:,.0f} MB',
+    f'dropped: {found["dropped"]}',
+  )
 
 
 if __name__ == '__main__':
-  machine.run(main)
+  experiment.main(main)

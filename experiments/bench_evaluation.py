@@ -3,23 +3,22 @@
   python experiments/bench_evaluation.py --questions=questions-words.txt
 
 The table is random; the words of the questions have rows all over it, so that
-every question is asked.
+every question is answered.
 """
 
-import argparse
 import pathlib
-import resource
 import time
 
-import machine
+import experiment
 import numpy as np
 
 from jaxemb.evaluation import words
+from jaxemb.runtime import resources
 
 
 def main() -> None:
   """Prints questions, seconds and peak memory."""
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser = experiment.parser(__doc__)
   parser.add_argument('--questions', required=True)
   parser.add_argument('--vocab', type=int, default=300_000)
   parser.add_argument('--dim', type=int, default=300)
@@ -29,20 +28,26 @@ def main() -> None:
   asked = sorted({word for line in lines for word in line.split()})
   names = [f'other{i}' for i in range(args.vocab)]
   rng = np.random.default_rng(0)
-  places = rng.choice(args.vocab, len(asked), replace=False)
-  for place, word in zip(places, asked, strict=True):
-    names[place] = word
+  rows = rng.choice(args.vocab, len(asked), replace=False)
+  for row, word in zip(rows, asked, strict=True):
+    names[row] = word
   vectors = rng.standard_normal((args.vocab, args.dim), np.float32)
   start = time.perf_counter()
-  (result,) = words.evaluate(names, vectors, [args.questions]).values()
-  secs = time.perf_counter() - start
-  peak_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  print(
-    f'{result["found"]:,} of {result["total"]:,} questions over {args.vocab:,} '
-    f'x {args.dim}, 3CosAdd and 3CosMul: {secs:.1f} s, table '
-    f'{vectors.nbytes / 1e6:,.0f} MB, peak memory {peak_bytes / 1e6:,.0f} MB'
+  (scores,) = words.evaluate(names, vectors, [args.questions]).values()
+  results = experiment.Results('evaluation', args)
+  results.found = {
+    'secs': time.perf_counter() - start,
+    'answered': scores['found'],
+    'questions': scores['total'],
+    'peak_rss_bytes': resources.peak_rss_bytes(),
+  }
+  results.finish(
+    f'{scores["found"]:,} of {scores["total"]:,} questions over '
+    f'{args.vocab:,} x {args.dim}, 3CosAdd and 3CosMul: '
+    f'{results.found["secs"]:.1f} s, table {vectors.nbytes / 1e6:,.0f} MB, '
+    f'peak memory {results.found["peak_rss_bytes"] / 1e6:,.0f} MB'
   )
 
 
 if __name__ == '__main__':
-  machine.run(main)
+  experiment.main(main)

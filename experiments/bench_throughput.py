@@ -1,29 +1,28 @@
-"""Speed and quality beside gensim, on the same tokens, in turn.
+"""Speed and quality next to gensim, on the same tokens, in turn.
 
   pip install -e '.[bench]'
   python experiments/bench_throughput.py --text=FILE --eval=FILES_AND_FOLDERS
 
 Each run is a process of its own. Ours is `python -m jaxemb.main`, from the raw
-text to the exported vectors: it counts and encodes the text anew and compiles
-its program anew in every run, and evaluates nothing. gensim gets the words of
-our vocabulary, lower-cased, as a LineSentence file (with several workers its
-corpus_file lets the learning rate decay only part of the way), counts them,
-trains and writes binary vectors. Both train skip-gram with equal settings, and
-gensim's evaluators score both, afterwards. With `--loss=hierarchical_softmax`
-both train that; ours by row-wise Adagrad then, as the default wants it.
+text to the exported vectors: every run counts and encodes the text, compiles
+its program, and evaluates nothing. gensim gets the words of our vocabulary,
+lowercased, as a LineSentence file (with several workers its corpus_file lets
+the learning rate decay only part of the way), counts them, trains and writes
+binary vectors. Both train skip-gram with the same settings; gensim's evaluators
+score both afterwards. With --loss=hierarchical_softmax both train that, ours by
+its default optimizer, row-wise Adagrad.
 
-Another tool's result stands beside them:
-`--peer-vectors NAME=FILE,SECONDS`, vectors in word2vec format and the seconds
-that it trained, for as many epochs of the same text.
+--peer-vectors=NAME=FILE,SECONDS adds the vectors of another tool in word2vec
+format, and the seconds it trained for the same epochs of the same text.
 
-A word here is a corpus word inside the vocabulary, before frequent-word
-subsampling, times epochs. Seconds of training are without counting and
-compilation; gensim's include reading its file, in a thread of its own. Numba
-keeps what it compiled of the readers beside the package: the first run on a
-machine, which takes some seconds more, is on a few lines and not counted.
+Words are corpus words inside the vocabulary, before frequent-word subsampling,
+times epochs. Training seconds leave out counting and compilation; gensim's
+include reading its file, in a thread of its own. numba compiles the readers on
+the first run on a machine: a run on a few lines comes first.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -33,15 +32,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
-import machine
+import experiment
 import numpy as np
 
+from jaxemb import errors
 from jaxemb.evaluation import benchmarks
+from jaxemb.runtime import resources
 from jaxemb.text import encode
 
 _OPTIMIZERS = {'negative_sampling': 'sgd', 'hierarchical_softmax': 'adagrad'}
-_SETTINGS = {'dim': 100, 'window': 5, 'negatives': 5, 'sample': 1e-4}
+_WINDOW, _NEGATIVES, _SAMPLE = 5, 5, 1e-4
+# Settings that would change one side only.
+_FIXED = ('data.', 'model.dim', 'model.window', 'model.negatives', 'train.ep')
 
 
 def _write_tokens(corpus: encode.Encoded, path: pathlib.Path) -> None:
@@ -54,28 +58,28 @@ def _write_tokens(corpus: encode.Encoded, path: pathlib.Path) -> None:
         file.write(text.replace('\n ', '\n') + ' ')
 
 
-def _timed(
-  command: list[str], folder: pathlib.Path, cache: str = ''
+def timed(
+  command: list[str], log: pathlib.Path, cache: pathlib.Path
 ) -> dict[str, float]:
-  """Runs a process; seconds, CPU seconds and peak memory of the whole."""
-  env = os.environ | ({'JAXEMB_CACHE': cache} if cache else {})
-  start = time.perf_counter()
-  peak_bytes = 0
-  with open(folder / 'log', 'ab') as log:
-    process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
-    # The process's own figure, read while it runs: what wait4 tells includes
-    # the memory of this process, from which it was forked.
+  """Runs a process; its seconds, CPU seconds and peak memory."""
+  environment = os.environ | {'JAXEMB_CACHE': str(cache)}
+  start, peak_bytes = time.perf_counter(), 0
+  with open(log, 'ab') as file:
+    process = subprocess.Popen(
+      command, stdout=file, stderr=file, env=environment
+    )
+    # Read while it runs: what wait4 reports includes the memory of this
+    # process, from which it was forked.
     status = pathlib.Path(f'/proc/{process.pid}/status')
     while True:
       pid, code, usage = os.wait4(process.pid, os.WNOHANG)
       if pid:
         break
-      for line in status.read_text().splitlines():
-        if line.startswith('VmHWM:'):
-          peak_bytes = max(peak_bytes, 1024 * int(line.split()[1]))
+      if peak := re.search(r'^VmHWM:\s*(\d+) kB', status.read_text(), re.M):
+        peak_bytes = max(peak_bytes, 1024 * int(peak[1]))
       time.sleep(0.05)
   if code:
-    sys.exit(f'{" ".join(command)} failed; see {folder / "log"}')
+    raise errors.UserError(f'{" ".join(command)} failed; see {log}')
   return {
     'process_secs': time.perf_counter() - start,
     'process_cpu_secs': usage.ru_utime + usage.ru_stime,
@@ -83,57 +87,49 @@ def _timed(
   }
 
 
-def _ours(args: argparse.Namespace, folder: pathlib.Path, run: int) -> dict:
+def _ours(
+  args: argparse.Namespace, folder: pathlib.Path, text: str, run: int
+) -> dict[str, Any]:
   workdir = folder / f'ours{run}'
-  figures = _timed(
-    [
-      sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
-      f'--workdir={workdir}', f'--config.data.path={args.text}',
-      f'--config.model.dim={args.dim}', f'--config.train.epochs={args.epochs}',
-      f'--config.data.sample={_SETTINGS["sample"]}', f'--config.seed={run + 1}',
-      f'--config.model.window={_SETTINGS["window"]}',
-      f'--config.model.negatives={_SETTINGS["negatives"]}',
-      f'--config.model.loss={args.loss}',
-      f'--config.optimizer.name={_OPTIMIZERS[args.loss]}',
-      '--config.eval.paths=none', *args.override,
-    ],
-    folder,
-    str(folder / f'cache{run}'),
-  )  # fmt: skip
-  report = json.loads((workdir / 'report.json').read_text())
-  return figures | {
-    'train_secs': report['train_secs'],
-    'compile_secs': report['compile_secs'],
-    'words_per_sec': report['words_per_sec'],
-    'vectors': str(workdir / 'export' / 'vectors.bin'),
-    'config': report['config'],
+  settings = {
+    'data.path': text,
+    'data.sample': _SAMPLE,
+    'eval.paths': 'none',
+    'model.dim': args.dim,
+    'model.loss': args.loss,
+    'model.window': _WINDOW,
+    'optimizer.name': _OPTIMIZERS[args.loss],
+    'seed': run + 1,
+    'train.epochs': args.epochs,
   }
+  if args.loss == 'negative_sampling':
+    settings['model.negatives'] = _NEGATIVES
+  command = experiment.training_command(
+    args.config, workdir, settings, args.override
+  )
+  found = timed(command, folder / 'log', folder / f'cache{run}')
+  report = experiment.read_report(workdir)
+  names = ('train_secs', 'compile_secs', 'words_per_sec', 'config')
+  vectors = str(workdir / 'export' / 'vectors.bin')
+  return found | {k: report[k] for k in names} | {'vectors': vectors}
 
 
 def _gensim(
-  args: argparse.Namespace, folder: pathlib.Path, run: int, words: int
-) -> dict:
+  args: argparse.Namespace, folder: pathlib.Path, words: int, run: int
+) -> dict[str, Any]:
   vectors = folder / f'gensim{run}.bin'
-  figures = _timed(
-    [
-      sys.executable, __file__, f'--text={folder / "tokens"}',
-      f'--gensim_output={vectors}', f'--dim={args.dim}',
-      f'--epochs={args.epochs}', f'--workers={args.workers}',
-      f'--seed={run + 1}', f'--loss={args.loss}',
-    ],
-    folder,
-  )  # fmt: skip
-  timing = json.loads(vectors.with_suffix('.json').read_text())
-  return figures | {
-    'train_secs': timing['train_secs'],
-    'compile_secs': 0.0,
-    'words_per_sec': words / timing['train_secs'],
-    'vectors': str(vectors),
-  }
+  command = [
+    sys.executable, __file__, f'--text={folder / "tokens"}',
+    f'--gensim_output={vectors}', f'--dim={args.dim}', f'--loss={args.loss}',
+    f'--epochs={args.epochs}', f'--workers={args.workers}', f'--seed={run + 1}',
+  ]  # fmt: skip
+  found = timed(command, folder / 'log', folder)
+  train_secs = json.loads(vectors.with_suffix('.json').read_text())
+  return found | _peer(str(vectors), train_secs, words) | {'compile_secs': 0.0}
 
 
 def _train_gensim(args: argparse.Namespace) -> None:
-  """What the gensim process does."""
+  """The process of gensim."""
   from gensim.models import word2vec
 
   sentences = word2vec.LineSentence(args.text)
@@ -141,10 +137,10 @@ def _train_gensim(args: argparse.Namespace) -> None:
   model = word2vec.Word2Vec(
     sg=1,
     vector_size=args.dim,
-    window=_SETTINGS['window'],
-    negative=0 if is_tree else _SETTINGS['negatives'],
+    window=_WINDOW,
+    negative=0 if is_tree else _NEGATIVES,
     hs=int(is_tree),
-    sample=_SETTINGS['sample'],
+    sample=_SAMPLE,
     min_count=1,  # the file holds the words of the vocabulary only
     workers=args.workers,
     seed=args.seed,
@@ -153,9 +149,13 @@ def _train_gensim(args: argparse.Namespace) -> None:
   start = time.perf_counter()
   model.train(sentences, total_examples=model.corpus_count, epochs=args.epochs)
   secs = time.perf_counter() - start
-  output = pathlib.Path(args.gensim_output)
-  model.wv.save_word2vec_format(output, binary=True)
-  output.with_suffix('.json').write_text(json.dumps({'train_secs': secs}))
+  model.wv.save_word2vec_format(args.gensim_output, binary=True)
+  args.gensim_output.with_suffix('.json').write_text(json.dumps(secs))
+
+
+def _peer(vectors: str, train_secs: float, words: int) -> dict[str, Any]:
+  rate = words / train_secs
+  return {'train_secs': train_secs, 'words_per_sec': rate, 'vectors': vectors}
 
 
 def _quality(vectors: str, args: argparse.Namespace) -> dict[str, float]:
@@ -164,11 +164,10 @@ def _quality(vectors: str, args: argparse.Namespace) -> dict[str, float]:
 
   with open(vectors, 'rb') as file:
     file.readline()
-    # A line of text ends with a number; floats are no text.
     line = file.readline(1 << 12)
-  is_binary = not re.search(rb' [-+.0-9eE]+ ?\r?\n$', line)
+  is_text = re.search(rb' [-+.0-9eE]+ ?\r?\n$', line)  # it ends with a number
   model = keyedvectors.KeyedVectors.load_word2vec_format(
-    vectors, binary=is_binary, unicode_errors='replace'
+    vectors, binary=not is_text, unicode_errors='replace'
   )
   scores = {}
   for path in args.eval.split(','):
@@ -183,118 +182,79 @@ def _quality(vectors: str, args: argparse.Namespace) -> dict[str, float]:
   return scores | {'mean': statistics.mean(scores.values())}
 
 
-def _figures(run: dict) -> dict[str, float]:
-  """What is shown of a run."""
+def _measured(run: dict) -> dict[str, float]:
+  """The numbers of a run, with its quality."""
   shown = {k: v for k, v in run.items() if isinstance(v, int | float)}
   return shown | run.get('quality', {})
 
 
-def _cell(value: float) -> str:
-  return f'{value:14,.0f}' if abs(value) > 1e4 else f'{value:14.4g}'
-
-
 def _table(results: dict[str, list[dict]]) -> str:
-  """Medians and spread of all runs, and ratios run by run."""
-  ours, theirs = (
-    [_figures(run) for run in results[name]] for name in ('jaxemb', 'gensim')
+  """Medians and extremes of all runs, and the median ratio of a round."""
+  ours, theirs, *peers = (
+    [_measured(run) for run in runs] for runs in results.values()
   )
-  peers = {
-    name: _figures(runs[0])
-    for name, runs in results.items()
-    if name not in ('jaxemb', 'gensim')
-  }
-  heads = ['jaxemb', 'min', 'max', 'gensim', 'min', 'max', 'ours/theirs']
-  text = [' ' * 18 + ''.join(f'{head:>14}' for head in [*heads, *peers])]
+  rows = []
   for key in ours[0]:
     a, b = ([run[key] for run in runs] for runs in (ours, theirs))
     cells = [f(x) for x in (a, b) for f in (statistics.median, min, max)]
     ratios = [x / y for x, y in zip(a, b, strict=True) if y]
-    cells.append(statistics.median(ratios) if ratios else float('nan'))
-    cells += [peer.get(key, float('nan')) for peer in peers.values()]
-    text.append(f'{key:18}' + ''.join(map(_cell, cells)))
-  return '\n'.join(text)
+    cells.append(statistics.median(ratios) if ratios else None)
+    cells += [peer[0].get(key) for peer in peers]
+    large = '{:,.0f}'.format
+    rows.append([key, *(large(x) if x and x > 1e4 else x for x in cells)])
+  head = ('', 'jaxemb', 'min', 'max', 'gensim', 'min', 'max', 'ours/theirs')
+  return experiment.table([*head, *list(results)[2:]], rows)
 
 
-def _peers(args: argparse.Namespace, words: int) -> dict[str, list[dict]]:
-  """Rows of results that others made."""
-  found = {}
-  for peer in args.peer_vectors:
-    name, _, rest = peer.partition('=')
-    vectors, _, secs = rest.rpartition(',')
-    try:
-      train_secs = float(secs)
-    except ValueError:
-      sys.exit(f'--peer-vectors={peer} must be NAME=FILE,SECONDS')
-    if not os.path.exists(vectors):
-      sys.exit(f'--peer-vectors={peer}: there is no file {vectors}')
-    found[name] = [
-      {
-        'train_secs': train_secs,
-        'words_per_sec': words / train_secs,
-        'vectors': vectors,
-      }
-    ]
-  return found
+def _peer_flag(text: str) -> tuple[str, str, float]:
+  name, _, rest = text.partition('=')
+  vectors, _, secs = rest.rpartition(',')
+  if not os.path.exists(vectors):
+    raise argparse.ArgumentTypeError(f'there is no file {vectors!r}')
+  return name, vectors, float(secs)
 
 
 def _arguments() -> argparse.Namespace:
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-  parser.add_argument('--text', required=True, help='as config.data.path')
-  parser.add_argument('--eval', default='', help='files with commas between')
-  parser.add_argument('--config', default='configs/wiki.py')
-  parser.add_argument('--dim', type=int, default=_SETTINGS['dim'])
-  parser.add_argument('--epochs', type=machine.count, default=5)
-  parser.add_argument('--runs', type=machine.count, default=3)
-  parser.add_argument(
-    '--loss', choices=_OPTIMIZERS, default='negative_sampling'
-  )
-  parser.add_argument('--workers', type=int, default=machine.cores())
-  parser.add_argument('--restrict_vocab', type=int, default=30_000)
-  parser.add_argument('--peer-vectors', action='append', default=[])
-  parser.add_argument(
-    '--output', default='', help='JSON file; "" = in experiments/results'
-  )
-  parser.add_argument('--seed', type=int, default=1, help=argparse.SUPPRESS)
-  parser.add_argument('--gensim_output', default='', help=argparse.SUPPRESS)
-  args = machine.parse(parser)
-  unequal = (
-    'data.',
-    'model.dim',
-    'model.window',
-    'model.negatives',
-    'train.ep',
-  )
-  for text in args.override:
-    if text.startswith(tuple(f'--config.{key}' for key in unequal)):
-      parser.error(f'{text} would change our side only')
+  parser = experiment.parser(__doc__)
+  add = parser.add_argument
+  add('--text', required=True, help='config.data.path')
+  add('--eval', default='', help='files, separated by commas')
+  add('--config', default='wiki')
+  add('--dim', type=int, default=100)
+  add('--epochs', type=experiment.count, default=5)
+  add('--runs', type=experiment.count, default=3)
+  add('--loss', choices=_OPTIMIZERS, default='negative_sampling')
+  add('--workers', type=int, default=resources.usable_cores())
+  add('--restrict_vocab', type=int, default=30_000)
+  add('--peer-vectors', type=_peer_flag, action='append', default=[])
+  add('--seed', type=int, default=1, help=argparse.SUPPRESS)
+  add('--gensim_output', type=pathlib.Path, help=argparse.SUPPRESS)
+  args = experiment.parse(parser)
+  for flag in args.override:
+    if flag.removeprefix('--config.').startswith(_FIXED):
+      parser.error(f'{flag} would change our side only')
   return args
 
 
 def _run(args: argparse.Namespace, folder: pathlib.Path) -> dict:
-  """All runs of both sides, in turn, with their quality."""
-  corpus = encode.encode(
-    args.text,
-    encode.Settings('words', True, 5, 1_000_000, ''),
-    folder / 'cache',
-    lambda *progress: None,
-  )
+  """All runs of both sides, with their quality."""
+  settings = encode.Settings('words', True, 5, 1_000_000, '')
+  corpus = encode.encode(args.text, settings, folder / 'cache', lambda *_: None)
   _write_tokens(corpus, folder / 'tokens')
   words = corpus.num_words * args.epochs
   warm = folder / 'warm.txt'
   warm.write_text('some words to compile the readers with\n' * 2000)
-  _ours(argparse.Namespace(**vars(args) | {'text': warm}), folder, -1)
-  results: dict[str, list[dict]] = {'jaxemb': [], 'gensim': []}
-  for run in range(args.runs):
-    results['jaxemb'].append(_ours(args, folder, run))
-    results['gensim'].append(_gensim(args, folder, run, words))
-    for name, runs in results.items():
-      shown = {k: round(v, 3) for k, v in _figures(runs[-1]).items()}
-      print(name, shown, file=sys.stderr, flush=True)
-  results |= _peers(args, words)
-  for runs in results.values():
-    for figures in runs:
-      if args.eval:
-        figures['quality'] = _quality(figures['vectors'], args)
+  _ours(args, folder, str(warm), -1)
+  sides = {
+    'jaxemb': functools.partial(_ours, args, folder, args.text),
+    'gensim': functools.partial(_gensim, args, folder, words),
+  }
+  results = experiment.in_turn(sides, args.runs)
+  for name, vectors, secs in args.peer_vectors:
+    results[name] = [_peer(vectors, secs, words)]
+  for run in (run for runs in results.values() for run in runs):
+    if args.eval:
+      run['quality'] = _quality(run['vectors'], args)
   return results
 
 
@@ -304,19 +264,13 @@ def main() -> None:
   if args.gensim_output:
     _train_gensim(args)
     return
-  with tempfile.TemporaryDirectory() as temporary:
-    results = _run(args, pathlib.Path(temporary))
-  facts = machine.describe()
-  print(machine.line(facts))
-  print(_table(results))
   kind = 'throughput' if args.loss == 'negative_sampling' else 'tree'
-  name = f'{kind}-dim{args.dim}-epochs{args.epochs}-{facts["date"]}.json'
-  output = pathlib.Path(
-    args.output or pathlib.Path(__file__).parent / 'results' / name
-  )
-  machine.write(output, facts, args, results)
-  print(f'all figures in {output}')
+  name = f'{kind}-dim{args.dim}-epochs{args.epochs}'
+  results = experiment.Results(name, args)
+  with tempfile.TemporaryDirectory() as temporary:
+    results.found = _run(args, pathlib.Path(temporary))
+  results.finish(_table(results.found))
 
 
 if __name__ == '__main__':
-  machine.run(main)
+  experiment.main(main)

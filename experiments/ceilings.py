@@ -6,7 +6,7 @@
   gather, scatter-add    of XLA, at the ids of real steps, step after step
   products  the scores of a step and their gradients, by the model's own code
 
-XLA leaves out what nobody reads and takes out of a loop what does not change:
+XLA leaves out what nobody reads and moves out of a loop what does not change:
 here everything is carried through a loop, changes in it, and is returned. All
 devices of a mesh run the program at once.
 """
@@ -24,6 +24,11 @@ from jaxemb.models import base as model_base
 from jaxemb.ops import products
 from jaxemb.runtime import mesh as mesh_lib
 
+_MAX_PRODUCT_SIZE = 8192
+
+# (i, carry, constants) -> carry
+Body = Callable[[jax.Array, Any, Any], Any]
+
 
 class Effort(NamedTuple):
   """How long to measure, and on how much."""
@@ -35,13 +40,7 @@ class Effort(NamedTuple):
   runs: int
 
 
-_MAX_PRODUCT_SIZE = 8192
-
-# (i, carry, constants) -> carry
-Body = Callable[[jax.Array, Any, Any], Any]
-
-
-def _secs(
+def _iteration_secs(
   mesh: jax.sharding.Mesh,
   body: Body,
   carry: Callable[[], Any],
@@ -59,12 +58,14 @@ def _secs(
   """
   over = jax.sharding.PartitionSpec(mesh_lib.DATA)
   everywhere = jax.sharding.PartitionSpec()
-  named = jax.sharding.NamedSharding
+  sharding = jax.sharding.NamedSharding(mesh, over)
 
   def loop(carry, constants, num):
-    carry = jax.tree.map(lambda x: x[0], carry)
     carry = jax.lax.fori_loop(
-      0, num, lambda i, carry: body(i, carry, constants), carry
+      0,
+      num,
+      lambda i, carry: body(i, carry, constants),
+      jax.tree.map(lambda x: x[0], carry),
     )
     return jax.tree.map(lambda x: x[None], carry)
 
@@ -78,14 +79,13 @@ def _secs(
     ),
     donate_argnums=0,
   )
-
-  def stacked():
-    return jax.tree.map(
+  stacked = jax.jit(
+    lambda: jax.tree.map(
       lambda x: jnp.broadcast_to(x[None], (mesh.size, *x.shape)), carry()
-    )
-
-  state = jax.jit(stacked, out_shardings=named(mesh, over))()
-  constants = jax.device_put(constants, named(mesh, everywhere))
+    ),
+    out_shardings=sharding,
+  )
+  constants = jax.device_put(constants, sharding.update(spec=everywhere))
 
   def timed(state, num):
     state = jax.block_until_ready(state)
@@ -93,22 +93,22 @@ def _secs(
     state = jax.block_until_ready(run(state, constants, num))
     return state, time.perf_counter() - start
 
-  state, _ = timed(state, 1)  # compiles
+  state, _ = timed(stacked(), 1)  # compiles
   num, secs = 1, 0.0
   while secs < effort.min_secs:
     state, secs = timed(state, num)
     if secs < effort.min_secs:
       num = 1 + int(num * min(10, 1.2 * effort.min_secs / max(secs, 1e-9)))
-  found = [secs]
-  while len(found) < effort.runs:
+  runs = [secs]
+  while len(runs) < effort.runs:
     state, secs = timed(state, num)
-    found.append(secs)
-  return statistics.median(found) / num
+    runs.append(secs)
+  return statistics.median(runs) / num
 
 
-def _copy(mesh: jax.sharding.Mesh, effort: Effort) -> float:
-  """Bytes per second of a device, read and written."""
-  secs = _secs(
+def _copied_bytes_per_sec(mesh: jax.sharding.Mesh, effort: Effort) -> float:
+  """Read and written, by a device."""
+  secs = _iteration_secs(
     mesh,
     lambda i, x, _: x * np.float32(1 + 1e-6),
     lambda: jnp.ones(effort.copy_bytes // 4, jnp.float32),
@@ -118,18 +118,17 @@ def _copy(mesh: jax.sharding.Mesh, effort: Effort) -> float:
   return 2 * effort.copy_bytes / secs
 
 
-def _product(mesh: jax.sharding.Mesh, effort: Effort) -> float:
-  """Floating-point operations per second of a device."""
+def _product_flops_per_sec(mesh: jax.sharding.Mesh, effort: Effort) -> float:
+  """Of a device, in a product that is large enough."""
   size = effort.product_size
   while True:
     # Scaled so that repeated products neither grow nor fade.
     factor = np.random.default_rng(0).standard_normal((size, size), np.float32)
-    factor /= np.float32(size**0.5)
-    secs = _secs(
+    secs = _iteration_secs(
       mesh,
       lambda i, x, factor: x @ factor,
       lambda size=size: jnp.ones((size, size), jnp.float32),
-      factor,
+      factor / np.float32(size**0.5),
       effort,
     )
     if secs >= effort.product_secs or size >= _MAX_PRODUCT_SIZE:
@@ -137,22 +136,8 @@ def _product(mesh: jax.sharding.Mesh, effort: Effort) -> float:
     size *= 2
 
 
-def _tables(
-  spec: model_base.WindowSpec, ids: list[np.ndarray]
-) -> list[jax.Array]:
-  """One for each array of ids; of zeros, so that sums stay what they are."""
-  return [jnp.zeros((spec.vocab, spec.dim), jnp.float32) for _ in ids]
-
-
-def _rows(
-  spec: model_base.WindowSpec, ids: list[np.ndarray]
-) -> list[jax.Array]:
-  """Rows for the ids [steps, ...] of one step."""
-  return [jnp.zeros((*x.shape[1:], spec.dim), jnp.float32) for x in ids]
-
-
 def _at(ids: list[jax.Array], i: jax.Array) -> list[jax.Array]:
-  """The ids of step i; behind the last step comes the first."""
+  """The ids of step i; the first step follows the last one."""
   return [x[i % x.shape[0]] for x in ids]
 
 
@@ -195,26 +180,34 @@ def measure(
 
   Returns:
     `copy_bytes_per_sec`, `product_flops_per_sec`; `gather_secs`,
-    `scatter_secs` and `products_secs` of a step, and the rates that they are:
+    `scatter_secs` and `products_secs` of a step, and their rates,
     `gather_rows_per_sec`, `scatter_rows_per_sec`, `products_flops_per_sec`.
   """
   # Flat: XLA copies rows of another shape before it scatters them.
   flat = [x.reshape(len(x), -1) for x in ids]
 
-  def both():
-    return _tables(spec, flat), _rows(spec, flat)
+  def zeros(shapes):
+    # Sums of zeros stay what they are.
+    return [jnp.zeros((*shape, spec.dim), jnp.float32) for shape in shapes]
 
-  def rows_twice():
-    return _rows(spec, ids), _rows(spec, ids)
+  def tables_and_rows():
+    return zeros([(spec.vocab,)] * 2), zeros(x.shape[1:] for x in flat)
 
-  gather_secs = _secs(mesh, _gather, both, flat, effort)
-  scatter_secs = _secs(mesh, _scatter, both, flat, effort)
-  products_secs = _secs(mesh, _products, rows_twice, (), effort)
+  def rows_and_gradients():
+    return zeros(x.shape[1:] for x in ids), zeros(x.shape[1:] for x in ids)
+
+  gather_secs, scatter_secs = (
+    _iteration_secs(mesh, body, tables_and_rows, flat, effort)
+    for body in (_gather, _scatter)
+  )
+  products_secs = _iteration_secs(
+    mesh, _products, rows_and_gradients, (), effort
+  )
   num_rows = sum(x[0].size for x in ids)
   num_scores = ids[0][0].size * ids[1].shape[-1]
   return {
-    'copy_bytes_per_sec': _copy(mesh, effort),
-    'product_flops_per_sec': _product(mesh, effort),
+    'copy_bytes_per_sec': _copied_bytes_per_sec(mesh, effort),
+    'product_flops_per_sec': _product_flops_per_sec(mesh, effort),
     'gather_secs': gather_secs,
     'scatter_secs': scatter_secs,
     'products_secs': products_secs,

@@ -4,50 +4,41 @@
   python experiments/comm_volume.py --measure    two processes over loopback
 
 The training step of skip-gram (vocabulary 100,000 of Zipf counts, 8192 centers
-a step of all devices together, SGD, float32) is compiled for meshes of 1 to 64
-devices that are simulated on this CPU, and the collectives of the program are
-read: jaxemb/hlo.py says how their bytes are counted. Bytes are those that all
-devices together send per word, a word being one of the corpus, before
-frequent-word subsampling (`kept_share` of them are centers).
+per step of all devices together, SGD, float32) is compiled for meshes of 1 to
+64 simulated devices, and the collectives of the program are read:
+jaxemb/runtime/hlo.py says how their bytes are counted. Bytes are those that all
+devices together send per corpus word, before frequent-word subsampling
+(`kept_fraction` of the words are centers).
 
   compiled   of the collectives inside the loop over steps. The row layout sends
-             rows in buffers of a fixed size, of which a part is empty; a step
-             that needs a second round, about one in ten thousand, sends twice
+             rows in buffers of a fixed size, some of it empty; a step that
+             needs a second round, about one in ten thousand, sends twice
   formula    the same from the sizes alone (`closed_form`); a test compares them
   published  parameter servers after Ordentlich et al. 2016: rows that travel,
              (2 + w n) d 4, and for `column` products that do, w (n + 1) S 4; w
              contexts and n negatives of a center, S devices
 
 With --measure, two processes of one CPU device each train on a small text. The
-bytes that the kernel counted on the loopback interface in training, of whatever
-program, are set against those of the compiled program.
+bytes that the kernel counted on the loopback interface during training, of
+whatever program, are compared with those of the compiled program.
 """
 
-import argparse
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
-import jobs
-import machine
+import experiment
 import numpy as np
+import zipf
 
-from jaxemb import config as config_lib
 from jaxemb.runtime import hlo
 from jaxemb.tables import replicated, row_sharded
-from jaxemb.text import loader
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-_RESULTS = _ROOT / 'experiments' / 'results'
 _FLOAT_BYTES = 4
-# The text is wanted, not the speed: LLVM, which comes behind it, may be quick.
+# Only the text is needed: LLVM, which comes after it, may be quick.
 _COMPILER_OPTIONS = {
   'xla_backend_optimization_level': 0,
   'xla_llvm_disable_expensive_passes': True,
@@ -63,8 +54,8 @@ class Point(NamedTuple):
   dim: int
 
 
-# Where columns are to send a third of what rows do, or less.
-_WANTED = Point('row', 1, 8, 512)
+# Where columns should send at most a third of what rows do.
+_TARGET = Point('row', 1, 8, 512)
 # How often an optimizer reads a number of each row of a step.
 _NUMBERS_READ = {'sgd': 1, 'adagrad': 1, 'adam': 4}
 
@@ -74,21 +65,21 @@ class Plan(NamedTuple):
 
   points: list[Point]
   vocab: int
-  batch_words: int  # centers of a step
+  batch_words: int  # centers per step
   text_words: int  # of the text that two processes train on
 
 
 class Traffic(NamedTuple):
-  """What one device sends in a step, in bytes, and how it was found."""
+  """What one device sends in a step."""
 
-  by_kind: dict[str, float]
-  total: float
+  by_kind: dict[str, float]  # bytes
+  total: float  # bytes
   # Arrays that travel and have an axis as long as the vocabulary, or as a
   # device's share of it.
   of_vocabulary: list[tuple[int, ...]]
 
 
-def _plan() -> Plan:
+def _full_plan() -> Plan:
   points = []
   for layout in ('replicated', 'row', 'column'):
     shapes = [
@@ -99,7 +90,8 @@ def _plan() -> Plan:
   return Plan(points, 100_000, 8192, 1_000_000)
 
 
-def _quick_plan() -> Plan:
+def quick_plan() -> Plan:
+  """Tiny, for tests."""
   points = [
     Point('replicated', 4, 1, 8),
     Point('row', 1, 4, 8),
@@ -114,44 +106,44 @@ def _quick_plan() -> Plan:
 
 def make(
   point: Point, vocab: int, batch_words: int, optimizer: str = 'sgd'
-) -> jobs.Job:
-  """The parts of a point; JAX needs as many devices."""
-  config = config_lib.default()
-  config.strategy.name, config.optimizer.name = 'sync', optimizer
-  config.table.layout, config.model.dim = point.layout, point.dim
-  config.mesh.data, config.mesh.table = point.data, point.table
-  config.train.batch_words = batch_words
-  config_lib.check(config)
-  # The loss of every step, as on accelerators: without a program of its own.
-  return jobs.make(config, vocab, loss_every_steps=1)
-
-
-def compiled_text(job: jobs.Job) -> str:
-  """The program of a dispatch, compiled from shapes alone."""
-  lowered = job.strategy.step.lower(*jobs.shapes(job))
-  return lowered.compile(compiler_options=_COMPILER_OPTIONS).as_text()
-
-
-def traffic(job: jobs.Job, text: str) -> Traffic:
-  """What the compiled program sends in a step."""
-  found = hlo.collectives(text)
-  by_kind = dict.fromkeys(hlo.KINDS, 0.0)
-  for each in found:
-    runs = each.runs_per_step(job.strategy.loop)
-    by_kind[each.kind] += runs * each.sent_bytes
-  lengths = _vocabulary_lengths(job)
-  return Traffic(
-    {kind: sent for kind, sent in by_kind.items() if sent},
-    sum(by_kind.values()),
-    [dims for x in found for dims in x.shapes if lengths & set(dims)],
+) -> zipf.Job:
+  """What trains at a point; JAX needs as many devices."""
+  return zipf.make(
+    {
+      'strategy.name': 'sync',
+      'optimizer.name': optimizer,
+      'table.layout': point.layout,
+      'model.dim': point.dim,
+      'mesh.data': point.data,
+      'mesh.table': point.table,
+      'train.batch_words': batch_words,
+    },
+    vocab,
+    loss_every_steps=1,  # as on accelerators: no program of its own
   )
 
 
-def _vocabulary_lengths(job: jobs.Job) -> set[int]:
+def compiled_text(job: zipf.Job) -> str:
+  """The program of a dispatch, compiled from shapes alone."""
+  return zipf.lower(job).compile(compiler_options=_COMPILER_OPTIONS).as_text()
+
+
+def traffic(job: zipf.Job, text: str) -> Traffic:
+  """What the compiled program sends in a step."""
+  sent = dict(hlo.traffic(text, job.strategy.loop)['bytes_per_step_per_device'])
+  total, lengths = sent.pop('total'), _vocabulary_lengths(job)
+  return Traffic(
+    {kind: num_bytes for kind, num_bytes in sent.items() if num_bytes},
+    total,
+    [y for x in hlo.collectives(text) for y in x.shapes if lengths & set(y)],
+  )
+
+
+def _vocabulary_lengths(job: zipf.Job) -> set[int]:
   """Lengths of an axis that has all rows or a device's share of them."""
   vocab, num_table = len(job.counts), job.config.mesh.table
   if job.config.table.layout != 'row':
-    # Optimizers may have a row for padding, and fill up what is dealt.
+    # Optimizers may have a row for padding, and fill up what is split.
     filled = replicated.num_scalars(vocab)
     return {vocab, vocab + 1, filled, filled // num_table}
   groups = -(-vocab // row_sharded.NUM_CLASSES)
@@ -159,90 +151,77 @@ def _vocabulary_lengths(job: jobs.Job) -> set[int]:
   return {vocab, groups, rows, rows // num_table}
 
 
-def closed_form(job: jobs.Job) -> float:
+def closed_form(job: zipf.Job) -> float:
   """Bytes that one device sends in a step, from the sizes alone.
 
-  With L centers a step in chunks of c, that look up L rows of one table and
+  With L centers per step in chunks of c, which look up L rows of one table and
   r L, r = (c + 2 W + N) / c, of the other; D x T devices; rings.
   """
-  c, m = job.config, job.config.model
-  d, t = c.mesh.data, c.mesh.table
-  centers = job.step_words
-  chunk = job.tuning.chunk
-  width = chunk + 2 * m.window + m.shared_negatives
-  lookups = (centers, centers * width // chunk)
-  # Optimizers that scale by it are also told the mean square of a gradient.
-  squares = int(c.optimizer.name != 'sgd')
-  if c.table.layout == 'replicated':
-    # The ids and gradients of a device's look-ups go to all others.
-    own = sum(lookups) / (d * t)
-    return _FLOAT_BYTES * (d * t - 1) * own * _sent(m.dim, 0)
-  if c.table.layout == 'column':
-    columns = -(-m.dim // t)
-    own = sum(lookups) / d
-    summed = centers / d * width + squares * own
-    # What a row has one number of lies on one of the devices.
-    summed += _NUMBERS_READ[c.optimizer.name] * sum(lookups)
-    gathered = (d - 1) * own * _sent(columns, squares)
+  config, dim = job.config, job.config.model.dim
+  d, t = config.mesh.data, config.mesh.table
+  width = _width(job)
+  lookups = sum(_lookups(job).values()) * d * t  # of all devices
+  # Optimizers that scale by it also need the mean square of a gradient.
+  squares = int(config.optimizer.name != 'sgd')
+  if config.table.layout == 'replicated':
+    # The ids and gradients of a device's lookups go to all others.
+    return _FLOAT_BYTES * (d * t - 1) * lookups / (d * t) * (1 + dim)
+  if config.table.layout == 'column':
+    columns, own = -(-dim // t), lookups / d
+    summed = job.step_words / d * width + squares * own
+    # One of the devices has what there is one number of per row.
+    summed += _NUMBERS_READ[config.optimizer.name] * lookups
+    gathered = (d - 1) * own * (1 + squares + columns)
     return _FLOAT_BYTES * (2 * (t - 1) / t * summed + gathered)
   if d * t == 1:
     return 0.0
   total = 0.0
-  for rows in capacities(job).values():
-    # Ids and rows on the way there; ids, look-ups, gradients on the way back,
-    # which other devices that hold the row want as well.
-    back = _sent(m.dim, 1 + squares)
-    total += (t - 1) * rows * (_sent(m.dim, 0) + back)
-    total += (d - 1) * t * rows * back
-    # Where a round ends, both times, is agreed on by all.
+  for rows in buffers(job).values():
+    # Ids and rows on the way there; ids, lookups, gradients on the way back,
+    # which other devices that hold the row need as well.
+    back = 2 + squares + dim
+    total += (t - 1) * rows * (1 + dim + back) + (d - 1) * t * rows * back
+    # All agree on when rounds end, both times.
     total += 2 * 2 * (d * t - 1) / (d * t)
   return _FLOAT_BYTES * total
 
 
-def _sent(dim: int, figures: int) -> int:
-  """Numbers that are sent of a row: its id, figures, the row."""
-  return 1 + figures + dim
+def _width(job: zipf.Job) -> int:
+  """Rows that a chunk of centers meets: c + 2 W + N."""
+  spec = job.trainer.model.spec
+  return spec.chunk + 2 * spec.window + spec.shared_negatives
 
 
-def capacities(job: jobs.Job) -> dict[str, int]:
-  """By table, rows of a buffer of the row layout, of which each holder has one.
-
-  What is expected of the fullest and four standard deviations, in eights.
-  """
-  found = {}
-  for name, expected in wanted_rows(job).items():
-    largest = expected.max()
-    rows = 8 * int(np.ceil((largest + 4 * largest**0.5) / 8))
-    found[name] = min(rows, _lookups(job)[name])
-  return found
-
-
-def wanted_rows(job: jobs.Job) -> dict[str, np.ndarray]:
-  """By table, [T], different rows that a device wants of each holder."""
-  num_table, sample = job.config.mesh.table, job.loader_spec.sample
-  centers = job.step_words / job.mesh.size
-  chances = (
-    loader.center_probabilities(job.counts, sample),
-    job.counts**0.75 / np.sum(job.counts**0.75),
-  )
-  found = {}
-  for name, rates in job.model.lookup_rates(*chances).items():
-    wanted = -np.expm1(-rates * centers)
-    holders = row_sharded.holders(len(rates), num_table)
-    found[name] = np.bincount(holders, wanted, num_table)
-  return found
-
-
-def _lookups(job: jobs.Job) -> dict[str, int]:
+def _lookups(job: zipf.Job) -> dict[str, int]:
   """Of each table, by one device in a step."""
-  m = job.config.model
-  centers = job.step_words // job.mesh.size
-  chunk = job.tuning.chunk
-  width = chunk + 2 * m.window + m.shared_negatives
-  return {'input': centers, 'output': centers * width // chunk}
+  centers, chunk = job.step_words // job.mesh.size, job.steps.chunk
+  return {'input': centers, 'output': centers * _width(job) // chunk}
 
 
-def published(job: jobs.Job) -> float:
+def buffers(job: zipf.Job) -> dict[str, int]:
+  """By table, rows of a buffer of the row layout; there is one per device."""
+  lookups, centers = _lookups(job), job.step_words / job.mesh.size
+  return {
+    name: min(
+      lookups[name],
+      row_sharded.buffer_rows(
+        spec.lookups_per_center, centers, job.config.mesh.table
+      ),
+    )
+    for name, spec in job.trainer.model.specs().items()
+  }
+
+
+def _distinct_rows(job: zipf.Job) -> float:
+  """Expected rows of all tables that a device needs in a step."""
+  centers = job.step_words / job.mesh.size
+  return sum(
+    np.sum(-np.expm1(-spec.lookups_per_center * centers))
+    for spec in job.trainer.model.specs().values()
+  )
+
+
+def published(job: zipf.Job) -> float:
   """Bytes per center of parameter servers, of Ordentlich et al. 2016."""
   m = job.config.model
   contexts = m.window + 1  # a window of 1..W on both sides, within sentences
@@ -252,53 +231,50 @@ def published(job: jobs.Job) -> float:
   return (2 + contexts * m.negatives) * m.dim * _FLOAT_BYTES
 
 
-def _examine(point: Point, plan: Plan) -> dict[str, Any]:
+def examine(point: Point, plan: Plan) -> dict[str, Any]:
+  """Compiles a point, and compares."""
   job = make(point, plan.vocab, plan.batch_words)
-  start_secs = time.perf_counter()
   found = traffic(job, compiled_text(job))
-  per_word = job.mesh.size * job.kept_share / job.step_words
-  facts = {
+  per_word = job.mesh.size * job.kept_fraction / job.step_words
+  result = point._asdict() | {
     'devices': job.mesh.size,
     'bytes_per_step_per_device': found.by_kind | {'total': found.total},
     'bytes_per_word': found.total * per_word,
     'formula_bytes_per_word': closed_form(job) * per_word,
-    'published_bytes_per_word': published(job) * job.kept_share,
+    'published_bytes_per_word': published(job) * job.kept_fraction,
     'travels_with_vocabulary_axis': found.of_vocabulary,
-    'compile_secs': time.perf_counter() - start_secs,
-    'kept_share': job.kept_share,
+    'kept_fraction': job.kept_fraction,
   }
   if point.layout == 'row' and job.mesh.size > 1:
-    rows = capacities(job)
-    facts['buffer_rows'] = rows
-    wanted = sum(x.sum() for x in wanted_rows(job).values())
-    facts['buffer_fill'] = wanted / (point.table * sum(rows.values()))
-  return point._asdict() | facts
+    rows = point.table * sum(buffers(job).values())
+    result['buffer_fill'] = _distinct_rows(job) / rows
+  return result
 
 
-def _table(points: Sequence[dict[str, Any]]) -> str:
-  lines = [
-    'bytes per word, all devices together',
-    f'{"layout":>11}{"data x table":>14}{"dim":>6}{"compiled":>12}'
-    f'{"formula":>12}{"published":>12}  the largest part',
-  ]
+def table(points: Sequence[dict[str, Any]]) -> str:
+  """A line per point."""
+  rows = []
   for p in points:
     sent = dict(p['bytes_per_step_per_device'])
     total = sent.pop('total')
-    part = max(sent, key=sent.get, default='none')
-    share = f' {sent[part] / total:.1%}' if sent else ''
+    largest = max(sent, key=sent.get, default='none')
+    note = f'{largest} {sent[largest] / total:.1%}' if sent else largest
     if 'buffer_fill' in p:
-      share += f', of buffers that are {p["buffer_fill"]:.0%} full'
+      note += f', buffers {p["buffer_fill"]:.0%} full'
+    keys = ('bytes', 'formula_bytes', 'published_bytes')
+    cells = (f'{p[f"{key}_per_word"]:,.0f}' for key in keys)
     mesh = f'{p["data"]} x {p["table"]}'
-    lines.append(
-      f'{p["layout"]:>11}{mesh:>14}{p["dim"]:>6}'
-      f'{p["bytes_per_word"]:12,.0f}{p["formula_bytes_per_word"]:12,.0f}'
-      f'{p["published_bytes_per_word"]:12,.0f}  {part}{share}'
-    )
-  return '\n'.join(lines)
+    rows.append((p['layout'], mesh, p['dim'], *cells, note))
+  head = (
+    'layout', 'data x table', 'dim', 'compiled', 'formula', 'published',
+    'largest collective',
+  )  # fmt: skip
+  title = 'bytes per word, all devices together'
+  return f'{title}\n{experiment.table(head, rows)}'
 
 
-def _findings(points: Sequence[dict[str, Any]]) -> list[str]:
-  """What the table is for, in lines."""
+def findings(points: Sequence[dict[str, Any]]) -> str:
+  """What the table shows, in lines."""
   found = {Point(**{k: p[k] for k in Point._fields}): p for p in points}
   lines = []
   for row, p in found.items():
@@ -306,164 +282,128 @@ def _findings(points: Sequence[dict[str, Any]]) -> list[str]:
     if row.layout != 'row' or p['devices'] == 1 or not column:
       continue
     ratio = column['bytes_per_word'] / p['bytes_per_word']
-    wanted = ' (wanted: at most 0.333)' if row == _WANTED else ''
+    target = ' (target: at most 0.333)' if row == _TARGET else ''
     mesh = f'{row.data} x {row.table}'
-    lines.append(f'column / row on {mesh}, dim {row.dim}: {ratio:.3f}{wanted}')
-  lines.append('')
+    lines.append(f'column / row on {mesh}, dim {row.dim}: {ratio:.3f}{target}')
   for layout in ('replicated', 'row', 'column'):
-    mine = [p for p in points if p['layout'] == layout]
-    bad = sum(len(p['travels_with_vocabulary_axis']) for p in mine)
+    bad = sum(
+      len(p['travels_with_vocabulary_axis'])
+      for p in points
+      if p['layout'] == layout
+    )
     lines.append(
       f'{layout}: {bad or "no"} collective moves an array with the vocabulary, '
       'or a share of it, as an axis'
     )
-  alike = all(
-    p['bytes_per_word'] == q['bytes_per_word']
-    for p in points
-    for q in points
-    if p['layout'] == q['layout'] == 'column'
-    and p['data'] == q['data'] == 1
-    and p['table'] == q['table']
-  )
+  by_mesh: dict[int, set[float]] = {}
+  for point, p in found.items():
+    if point.layout == 'column' and point.data == 1:
+      by_mesh.setdefault(point.table, set()).add(p['bytes_per_word'])
+  depends = any(len(x) > 1 for x in by_mesh.values())
   lines.append(
-    f'column, all devices on the table axis: {"" if alike else "NOT "}'
+    f'column, all devices on the table axis: {"NOT " if depends else ""}'
     'independent of dim'
   )
-  return lines
+  return '\n'.join(lines)
 
 
 # Measured.
 
 
-def _settings(plan: Plan) -> dict[str, list[str]]:
-  """Flags of what two processes train."""
-  sizes = [
-    f'--config.train.batch_words={plan.batch_words}',
-    f'--config.data.path=toywiki:{plan.text_words}',
-    '--config.train.epochs=2',
-    f'--config.model.dim={plan.points[0].dim}',
-    '--config.eval.paths=none',
-  ]
-  sync = '--config.strategy.name=sync'
-  over_data = ['--config.mesh.data=2', '--config.mesh.table=1']
-  over_table = ['--config.mesh.data=1', '--config.mesh.table=2']
+def _settings(plan: Plan) -> dict[str, dict[str, Any]]:
+  """Settings of what two processes train."""
+  common = {
+    'train.batch_words': plan.batch_words,
+    'data.path': f'toywiki:{plan.text_words}',
+    'train.epochs': 2,
+    'model.dim': plan.points[0].dim,
+    'eval.paths': 'none',
+  }
+  over_data = common | {'mesh.data': 2, 'mesh.table': 1}
+  sync = {'strategy.name': 'sync'}
+  over_table = common | sync | {'mesh.data': 1, 'mesh.table': 2}
   return {
-    'replicated': [*sizes, sync, *over_data],
-    'row': [*sizes, sync, *over_table, '--config.table.layout=row'],
-    'column': [*sizes, sync, *over_table, '--config.table.layout=column'],
-    'replicated, replicas': [*sizes, *over_data],
+    'replicated': over_data | sync,
+    'row': over_table | {'table.layout': 'row'},
+    'column': over_table | {'table.layout': 'column'},
+    'replicated, replicas': over_data,
   }
 
 
-def _measure(flags: list[str], folder: pathlib.Path) -> dict[str, Any]:
+def measure(settings: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   """Two processes that train over loopback."""
-  workdir = folder / f'run{len(list(folder.glob("run*")))}'
-  command = [
-    sys.executable, _ROOT / 'experiments' / 'launch_local.py', '-n', '2',
-    '--devices', '1', '--', '--config=configs/wiki.py', f'--workdir={workdir}',
-    *flags,
-  ]  # fmt: skip
-  done = subprocess.run(
-    command,
-    cwd=_ROOT,
-    env=os.environ | {'JAXEMB_CACHE': str(folder / 'cache')},
-    capture_output=True,
-    text=True,
-  )
-  if done.returncode:
-    raise RuntimeError(f'{flags} failed:\n{done.stderr[-4000:]}')
-  report = json.loads((workdir / 'report.json').read_text())
-  with open(workdir / 'metrics.jsonl') as file:
-    rows = [json.loads(line) for line in file]
+  with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    workdir = pathlib.Path(temporary)
+    launcher = experiment.ROOT / 'experiments' / 'launch_local.py'
+    command = experiment.training_command('wiki', workdir, settings)
+    launch = [sys.executable, str(launcher), '-n', '2', '--devices', '1', '--']
+    experiment.call(launch + command[3:], folder / 'cache')
+    report = experiment.read_report(workdir)
+    lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  records = [json.loads(line) for line in lines]
   # Both processes see the same interface.
-  sent = sum(
-    row['hosts'][0]['loopback_sent_bytes_per_sec'] * row['hosts'][0]['secs']
-    for row in rows
-  )
-  words = rows[-1]['words']
+  sent_bytes = report['hosts'][0]['loopback_sent_bytes']
+  words = records[-1]['words']
   compiled = report['collectives']['bytes_per_word']['total']
   return {
     'dim': report['dim'],
     'words': words,
-    'steps': rows[-1]['step'],
+    'steps': records[-1]['step'],
     'compiled_bytes_per_word': compiled,
-    'loopback_bytes_per_word': sent / words,
-    'ratio': sent / words / compiled,
+    'loopback_bytes_per_word': sent_bytes / words,
+    'ratio': sent_bytes / words / compiled,
     'words_per_sec': report['words_per_sec'],
   }
 
 
-def _measured(plan: Plan, is_quick: bool) -> dict[str, dict[str, Any]]:
-  found = {}
-  with tempfile.TemporaryDirectory() as folder:
-    for name, flags in _settings(plan).items():
-      if is_quick and name != 'column':
-        continue
-      print(f'  measuring {name}', file=sys.stderr, flush=True)
-      found[name] = _measure(flags, pathlib.Path(folder))
-  return found
-
-
-def _measured_table(found: dict[str, dict[str, Any]]) -> str:
-  lines = [
-    'two processes of one device, bytes per word of both together',
-    f'{"layout":>21}{"dim":>6}{"compiled":>12}{"loopback":>12}{"ratio":>8}',
-  ]
-  for name, x in found.items():
-    lines.append(
-      f'{name:>21}{x["dim"]:>6}{x["compiled_bytes_per_word"]:12,.0f}'
-      f'{x["loopback_bytes_per_word"]:12,.0f}{x["ratio"]:8.3f}'
+def measured_table(found: dict[str, dict[str, Any]]) -> str:
+  """A line per layout."""
+  rows = [
+    (
+      name,
+      x['dim'],
+      f'{x["compiled_bytes_per_word"]:,.0f}',
+      f'{x["loopback_bytes_per_word"]:,.0f}',
+      f'{x["ratio"]:.3f}',
     )
-  return '\n'.join(lines)
-
-
-def _arguments() -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  parser.add_argument(
-    '--measure', action='store_true', help='bytes on loopback instead'
-  )
-  parser.add_argument(
-    '--output',
-    type=pathlib.Path,
-    help='default: results/comm-volume-DATE.json; the table is put beside it',
-  )
-  parser.add_argument('--quick', action='store_true', help='tiny, for tests')
-  return parser.parse_args()
+    for name, x in found.items()
+  ]
+  head = ('layout', 'dim', 'compiled', 'loopback', 'ratio')
+  title = 'two processes of one device, bytes per word of both together'
+  return f'{title}\n{experiment.table(head, rows)}'
 
 
 def main() -> None:
-  """Compiles or measures, prints the table, writes it and the figures."""
-  args = _arguments()
-  plan = _quick_plan() if args.quick else _plan()
-  output = args.output or _RESULTS / f'comm-volume-{machine.today()}.json'
-  result = json.loads(output.read_text()) if output.exists() else {}
+  """Compiles or measures; the other results of the file stay."""
+  parser = experiment.parser(__doc__)
+  parser.add_argument(
+    '--measure', action='store_true', help='bytes on loopback instead'
+  )
+  parser.add_argument('--quick', action='store_true', help='tiny, for tests')
+  args = parser.parse_args()
+  plan = quick_plan() if args.quick else _full_plan()
+  results = experiment.Results('comm-volume', args, may_change=('measure',))
   if args.measure:
-    result['measured'] = _measured(plan, args.quick)
-  jax.config.update('jax_platforms', 'cpu')
-  most = max(p.data * p.table for p in plan.points)
-  jax.config.update('jax_num_cpu_devices', most)
-  facts = machine.describe()
+    with tempfile.TemporaryDirectory() as folder:
+      for name, settings in _settings(plan).items():
+        experiment.progress('measuring', name)
+        found = measure(settings, pathlib.Path(folder))
+        results.found.setdefault('measured', {})[name] = found
+  experiment.simulate_devices(max(p.data * p.table for p in plan.points))
   if not args.measure:
-    result['points'] = []
+    results.found |= {'vocab': plan.vocab, 'batch_words': plan.batch_words}
+    points = results.found['points'] = []
     for point in plan.points:
-      print(f'  compiling {point}', file=sys.stderr, flush=True)
-      result['points'].append(_examine(point, plan))
-    result |= plan._asdict() | {'points': result['points']}
-  result['machine'] = facts
-  parts = []
-  if 'points' in result:
-    findings = '\n'.join(_findings(result['points']))
-    parts += [_table(result['points']), findings]
-  if 'measured' in result:
-    parts.append(_measured_table(result['measured']))
-  text = '\n\n'.join([*parts, machine.line(facts)])
-  print(text)
-  output.parent.mkdir(parents=True, exist_ok=True)
-  output.write_text(json.dumps(result, indent=1) + '\n')
-  output.with_suffix('.txt').write_text(text + '\n')
+      experiment.progress('compiling', point)
+      points.append(examine(point, plan))
+  tables = []
+  if 'points' in results.found:
+    points = results.found['points']
+    tables += [table(points), findings(points)]
+  if 'measured' in results.found:
+    tables.append(measured_table(results.found['measured']))
+  results.finish(*tables)
 
 
 if __name__ == '__main__':
-  machine.run(main)
+  experiment.main(main)

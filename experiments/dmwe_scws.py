@@ -1,32 +1,27 @@
-"""One vector for a word, or several: the table of DMWE on any text.
+"""One vector per word, or several: the table of DMWE on any text.
 
   python experiments/dmwe_scws.py --text=PATH --scws=scws-ratings.txt
 
 Skip-gram and the mixture (Tian et al. 2014; Microsoft's DMWE), each with
-hierarchical softmax and with negative sampling, of the same text and epochs.
+hierarchical softmax and with negative sampling, on the same text and epochs.
 The words of the questions have several senses, as in DMWE's script. Scores are
-rank correlations with people's ratings of pairs in their contexts: of the most
-likely senses (MaxSimC), of all by their chances (AvgSimC), of mean vectors
-(single); beside them stand words/s, and seconds for an epoch. A run that is in
-the output already is not made again.
+rank correlations with human ratings of word pairs in context: of the most
+likely senses (MaxSimC), of all senses by their probability (AvgSimC), of mean
+vectors (single). Runs that the output file has already are not made again.
 
-As DMWE trains it: --models='mixture, tree' --config=configs/mixture.py:dmwe
---sample=0.
+As DMWE trains: --models='mixture, tree' --config=mixture:dmwe --sample=0.
 """
 
 import argparse
-import json
 import pathlib
 import statistics
-import sys
 import tempfile
 from typing import Any
 
-import machine
-import scored
+import experiment
 
 from jaxemb import config as config_lib
-from jaxemb.senses import evaluate as senses
+from jaxemb.senses import evaluate
 
 MODELS = {
   'skip-gram, tree': ('skipgram', 'hierarchical_softmax'),
@@ -34,16 +29,14 @@ MODELS = {
   'skip-gram, negatives': ('skipgram', 'negative_sampling'),
   'mixture, negatives': ('mixture', 'negative_sampling'),
 }
-# Flags that may differ between calls that fill in one file of results.
-_FREE = ('models', 'dims', 'seeds', 'output')
 MEASURES = ('MaxSimC', 'AvgSimC', 'single')
-# Of DMWE's page, Wiki2014, 3.4 G words, 20 epochs, 50 dims, 20 cores: which
-# measure it is of is not said. words/s are words of an epoch over its seconds.
+# From DMWE's page: Wiki2014, 3.4 G words, 20 epochs, 50 dims, 20 cores; it does
+# not name the measure. words/s are words of an epoch over its seconds.
 EXPECTED = {
   'skip-gram, tree': {'rho': 0.5505, 'words_per_sec': 238_000},
   'mixture, tree': {'rho': 0.5695, 'words_per_sec': 156_000},
 }
-# MaxSimC and AvgSimC that others published, of 1 G words of Wikipedia.
+# MaxSimC and AvgSimC that others published, on 1 G words of Wikipedia.
 ANCHORS = {
   'Huang et al. 2012, 50 dims': (0.261, 0.657),
   'Tian et al. 2014, 50 dims': (0.636, 0.654),
@@ -58,26 +51,6 @@ ANCHORS = {
 }
 
 
-def _flags(
-  args: argparse.Namespace, name: str, dim: int, words: pathlib.Path
-) -> list[str]:
-  model, loss = MODELS[name]
-  flags = [
-    f'--config.model.name={model}',
-    f'--config.model.loss={loss}',
-    f'--config.model.dim={dim}',
-  ]
-  if loss == 'hierarchical_softmax':
-    flags.append('--config.optimizer.name=adagrad')
-  settings = config_lib.default().senses  # models without senses
-  if model == 'mixture':
-    # Only the listed words have several, whatever the config says.
-    settings = {
-      'words': words, 'number': args.senses, 'top_ratio': 0.0
-    }  # fmt: skip
-  return flags + [f'--config.senses.{k}={x}' for k, x in settings.items()]
-
-
 def _run(
   args: argparse.Namespace,
   name: str,
@@ -85,108 +58,85 @@ def _run(
   seed: int,
   folder: pathlib.Path,
 ) -> dict[str, Any]:
-  """Figures of one run."""
-  flags = _flags(args, name, dim, folder / 'words.txt')
+  model, loss = MODELS[name]
+  settings = {'model.name': model, 'model.loss': loss, 'model.dim': dim}
+  if loss == 'hierarchical_softmax':
+    settings['optimizer.name'] = 'adagrad'
   args = argparse.Namespace(**vars(args))
-  if MODELS[name][0] != 'mixture':
-    args.override = [
-      x for x in args.override if not x.startswith('--config.senses.')
-    ]
-  found = scored.run(args, seed, folder / 'run', flags)
-  report = json.loads((folder / 'run' / 'report.json').read_text())
-  scores = found['scores']
-  if MODELS[name][0] == 'mixture':
-    stem = pathlib.Path(args.scws).stem
-    kept = {x: scores[f'{stem} {x}'] for x in senses.MEASURES}
+  if model == 'mixture':
+    # Only the listed words have several, whatever the config says.
+    questions = evaluate.read_scws(args.scws)
+    words = folder / 'words.txt'
+    words.write_text('\n'.join(sorted({w for x in questions for w in x.words})))
+    settings |= {
+      'senses.words': words,
+      'senses.number': args.senses,
+      'senses.top_ratio': 0.0,
+    }
   else:
-    kept = {'single': scores['scws']}
-  words = report['corpus_words']
-  return {
-    'scores': kept,
-    'words_per_sec': found['words_per_sec'],
-    'epoch_secs': words / found['words_per_sec'],
-    'loss': found['loss'],
-    **{k: found[k] for k in ('commit', 'date', 'cores')},
-  }
+    senses = config_lib.default().senses
+    settings |= {f'senses.{key}': value for key, value in senses.items()}
+    args.override = [x for x in args.override if '--config.senses.' not in x]
+  run = experiment.score(args, seed, folder / 'run', settings)
+  scores, stem = run['scores'], pathlib.Path(args.scws).stem
+  run['scores'] = {'single': scores.get('scws')}
+  if model == 'mixture':
+    run['scores'] = {x: scores[f'{stem} {x}'] for x in evaluate.MEASURES}
+  return run
 
 
-def _table(found: dict[str, dict[str, dict]]) -> str:
-  lines = [
-    f'{"model, dims":28}'
-    + ''.join(f'{x:>9}' for x in MEASURES)
-    + f'{"spread":>9}{"words/s":>12}{"s/epoch":>9}'
-  ]
+def table(found: dict[str, dict[str, dict]]) -> str:
+  """A line per model: means over its seeds, then what was published."""
+  rows: list[list[Any]] = []
   for name, runs in found.items():
-    cells, best = [], [max(x['scores'].values()) for x in runs.values()]
-    for measure in MEASURES:
-      each = [x['scores'].get(measure) for x in runs.values()]
-      cells.append(
-        f'{"":9}' if None in each else f'{statistics.mean(each):9.4f}'
-      )
+    means = [
+      [x['scores'].get(measure) for x in runs.values()] for measure in MEASURES
+    ]
+    cells = [None if None in x else f'{statistics.mean(x):.4f}' for x in means]
+    best = [max(x['scores'].values()) for x in runs.values()]
     speed, secs = (
       statistics.median(x[key] for x in runs.values())
       for key in ('words_per_sec', 'epoch_secs')
     )
-    lines.append(
-      f'{name:28}{"".join(cells)}{max(best) - min(best):9.4f}'
-      f'{speed:12,.0f}{secs:9.1f}'
-    )
-  lines.append('published')
+    spread = f'{max(best) - min(best):.4f}'
+    rows.append([name, *cells, spread, f'{speed:,.0f}', f'{secs:.1f}'])
+  rows.append(['published'])
   for name, x in EXPECTED.items():
-    lines.append(f'  DMWE, {name:18}{x["rho"]:27.4f}{x["words_per_sec"]:21,}')
-  for name, (best, mean) in ANCHORS.items():
-    lines.append(f'  {name:26}{best:9.3f}{mean:9.3f}')
-  return '\n'.join(lines)
-
-
-def _arguments() -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
-  add = parser.add_argument
-  add('--text', default='', help='as config.data.path; "" = embedded')
-  add('--scws', required=True, help='ratings of pairs of words in context')
-  add('--models', default=':'.join(MODELS), help='with colons between')
-  add('--dims', default='50')
-  add('--seeds', default='1,2,3')
-  add('--epochs', type=machine.count, default=5)
-  add('--sample', type=float, default=1e-4)
-  add('--senses', type=machine.count, default=5, help='of each of the words')
-  add('--config', default='configs/wiki.py')
-  add('--output', default='', help='JSON file; "" = in experiments/results')
-  args = machine.parse(parser)
-  unknown = set(args.models.split(':')) - set(MODELS)
-  if unknown:
-    parser.error(f'there is no model {unknown.pop()!r}')
-  args.eval, args.restrict_vocab = args.scws, 0
-  return args
+    speed = f'{x["words_per_sec"]:,}'
+    rows.append([f'  DMWE, {name}', None, None, x['rho'], None, speed])
+  rows += [[f'  {name}', *scores] for name, scores in ANCHORS.items()]
+  head = ('model, dims', *MEASURES, 'spread', 'words/s', 's/epoch')
+  return experiment.table(head, rows)
 
 
 def main() -> None:
-  """Makes the runs that are not there yet, and prints the table."""
-  args = _arguments()
-  facts = machine.describe()
-  results = pathlib.Path(__file__).parent / 'results'
-  output = pathlib.Path(
-    args.output or results / f'dmwe-scws-{facts["date"]}.json'
-  )
-  earlier = machine.earlier(output, args, _FREE)
-  found: dict[str, dict[str, dict]] = earlier.get('results', {})
-  words = {w for x in senses.read_scws(args.scws) for w in x.words}
-  for seed in args.seeds.split(','):
-    for dim in map(int, args.dims.split(',')):
-      for name in args.models.split(':'):
-        runs = found.setdefault(f'{name}, {dim}', {})
-        if seed in runs:
+  """Makes the runs that are missing, and prints the table."""
+  parser = experiment.parser(__doc__)
+  experiment.add_run_flags(parser)
+  add = parser.add_argument
+  add('--scws', required=True, help='ratings of pairs of words in context')
+  models = experiment.choices('model', MODELS, ':')
+  add('--models', type=models, default=[*MODELS], help='separated by colons')
+  add('--dims', type=experiment.numbers, default=[50])
+  add('--seeds', type=experiment.numbers, default=[1, 2, 3])
+  add('--senses', type=experiment.count, default=5, help='of each of the words')
+  args = experiment.parse(parser)
+  evaluate.read_scws(args.scws)  # an unreadable file is reported at once
+  args.eval = args.scws
+  results = experiment.Results('dmwe-scws', args, ('models', 'dims', 'seeds'))
+  for seed in args.seeds:
+    for dim in args.dims:
+      for name in args.models:
+        runs = results.found.setdefault(f'{name}, {dim}', {})
+        if str(seed) in runs:
           continue
-        with tempfile.TemporaryDirectory() as temporary:
-          folder = pathlib.Path(temporary)
-          (folder / 'words.txt').write_text('\n'.join(sorted(words)) + '\n')
-          runs[seed] = _run(args, name, dim, int(seed), folder)
-        print(name, dim, seed, runs[seed], file=sys.stderr, flush=True)
-        machine.write(output, facts, args, found)
-  print(_table(found), machine.line(facts), sep='\n')
+        with tempfile.TemporaryDirectory() as folder:
+          run = _run(args, name, dim, seed, pathlib.Path(folder))
+        runs[str(seed)] = run
+        experiment.progress(name, dim, seed, run)
+        results.save()
+  results.finish(table(results.found))
 
 
 if __name__ == '__main__':
-  machine.run(main)
+  experiment.main(main)

@@ -1,25 +1,23 @@
 """Sub-models and single runs of partition_merge.py: trained, merged, scored.
 
-What was trained or scored stays in the folder `args.work` and is not made
-again; that folder belongs to the settings that it was begun with.
+What was trained or scored stays in --work, in a folder of its own for the flags
+that it depends on, and is not made again.
 """
 
 import argparse
 import dataclasses
 import glob
+import hashlib
 import json
-import os
 import pathlib
 import shutil
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import experiment
 import numpy as np
-import partition_tables
 
 from jaxemb import embeddings
 from jaxemb.evaluation import benchmarks, words
@@ -27,10 +25,8 @@ from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts, senses
 from jaxemb.storage import word2vec_format
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
-
-# Settings that what lies in a folder was made with.
-_FIXED = (
+# Flags that runs and scores depend on.
+_FLAGS = (
   'text', 'eval', 'analogies', 'epochs', 'dim', 'sample', 'min_count',
   'optimizer', 'learning_rate', 'restrict_vocab', 'config', 'override',
 )  # fmt: skip
@@ -43,8 +39,8 @@ _PUBLISHED = merge_lib.Spec(
   restore=False,
   max_iterations=3,
 )
-# Rows of length 1, as the paper has them; what `jaxemb.merge` does, and does
-# without bringing lengths back; and the paper's ALiR, of three iterations.
+# Rows of length 1, as in the paper; what `jaxemb.merge` does, and does without
+# correcting lengths; and the paper's ALiR, of three iterations.
 MERGES = {
   'concat': merge_lib.Spec('concat', normalize=True),
   'pca': merge_lib.Spec('pca', normalize=True),
@@ -54,6 +50,14 @@ MERGES = {
   'concat, power .75': merge_lib.Spec('concat', power=0.75),
   'alir from random': _PUBLISHED,
   'alir from pca': dataclasses.replace(_PUBLISHED, start='pca'),
+}
+# Benchmarks whose mean is shown, and their short names.
+FIVE = {
+  'EN-MEN-TR-3k': 'MEN',
+  'EN-WS-353-ALL': 'WS-353',
+  'EN-SIMLEX-999': 'SimLex',
+  'EN-RW-STANFORD': 'RW',
+  'questions-words': 'Google',
 }
 
 
@@ -68,30 +72,15 @@ class Cell(NamedTuple):
   @property
   def name(self) -> str:
     """Of its folder."""
-    less = f'-files{self.num_files}' if self.num_files else ''
-    return f'{self.divide}-{self.num_parts}-{self.seed}{less}'
+    files = f'-files{self.num_files}' if self.num_files else ''
+    return f'{self.divide}-{self.num_parts}-{self.seed}{files}'
 
 
-def settings(args: argparse.Namespace) -> dict[str, Any]:
-  """What all that lies in a folder has in common."""
-  return {name: getattr(args, name) for name in _FIXED}
-
-
-def claim(args: argparse.Namespace) -> None:
-  """Ends the program if what lies in the folder had other settings."""
-  args.work.mkdir(parents=True, exist_ok=True)
-  path, mine = args.work / 'settings.json', settings(args)
-  if not path.exists():
-    if (args.work / 'runs').exists():
-      sys.exit(f'{args.work} has runs of unknown settings; give another --work')
-    path.write_text(json.dumps(mine, indent=1))
-  theirs = json.loads(path.read_text())
-  differing = [name for name in _FIXED if theirs.get(name) != mine[name]]
-  if differing:
-    sys.exit(
-      f'{args.work} was begun with other settings of {", ".join(differing)}; '
-      'give another --work'
-    )
+def folder(args: argparse.Namespace) -> pathlib.Path:
+  """Where runs and scores of these flags are kept."""
+  given = {name: getattr(args, name) for name in _FLAGS}
+  text = json.dumps([given, repr(MERGES)], default=str, sort_keys=True)
+  return args.work / hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 # Training.
@@ -101,72 +90,53 @@ def _text(args: argparse.Namespace, num_files: int) -> str:
   """The text, or a folder of its first files."""
   if not num_files:
     return args.text
-  folder = args.work / f'text-{num_files}'
-  folder.mkdir(parents=True, exist_ok=True)
+  files = args.work / f'text-{num_files}'
+  files.mkdir(parents=True, exist_ok=True)
   for path in sorted(glob.glob(args.text))[:num_files]:
-    link = folder / pathlib.Path(path).name
+    link = files / pathlib.Path(path).name
     if not link.exists():
       link.symlink_to(pathlib.Path(path).resolve())
-  return str(folder)
+  return str(files)
 
 
-def _settings(args: argparse.Namespace, cell: Cell) -> list[str]:
-  found = {
+def train(args: argparse.Namespace, cell: Cell) -> pathlib.Path:
+  """Returns the folder of a cell's run; trains unless it is there."""
+  workdir = folder(args) / 'runs' / cell.name
+  if (workdir / 'report.json').exists():
+    return workdir
+  experiment.progress('training', cell.name)
+  settings = {
     'data.path': _text(args, cell.num_files),
     'data.sample': args.sample,
+    'data.min_count': args.min_count,
     'eval.paths': 'none',
     'model.dim': args.dim,
     'optimizer.name': args.optimizer,
     'optimizer.learning_rate': args.learning_rate,
     'seed': cell.seed,
+    'strategy.name': 'sync',
     'train.epochs': args.epochs,
   }
-  if cell.divide == 'single':
-    found['strategy.name'] = 'sync'
-  else:
-    found |= {
+  if cell.divide != 'single':
+    settings |= {
       'strategy.name': 'partition',
       'strategy.num_parts': cell.num_parts,
       'strategy.divide': cell.divide,
       'strategy.merge': 'none',
     }
-  given = [f'--config.{key}={value}' for key, value in found.items()]
-  return [*given, *args.override]
-
-
-def train(args: argparse.Namespace, cell: Cell) -> pathlib.Path:
-  """The folder of a cell's run, which is trained unless it is there."""
-  workdir = args.work / 'runs' / cell.name
-  if not (workdir / 'report.json').exists():
-    print(f'  training {cell.name}', file=sys.stderr, flush=True)
-    command = [
-      sys.executable, '-m', 'jaxemb.main', f'--config={args.config}',
-      f'--workdir={workdir}', *_settings(args, cell),
-    ]  # fmt: skip
-    done = subprocess.run(
-      command,
-      cwd=_ROOT,
-      env=os.environ | {'JAXEMB_CACHE': str(args.work / 'cache')},
-      capture_output=True,
-      text=True,
-    )
-    if done.returncode:
-      raise RuntimeError(f'{cell.name} failed:\n{done.stderr[-2000:]}')
-  # Vectors and words are all that is wanted: a sweep has hundreds of them.
+  cache = args.work / 'cache'
+  experiment.train(args.config, workdir, settings, args.override, cache)
+  # Only vectors and words are needed: a sweep has hundreds of them.
   for pattern in ('checkpoints', 'export/projector', 'export/vectors.[bt]*'):
     for path in [*workdir.glob(pattern), *workdir.glob(f'parts/*/{pattern}')]:
       shutil.rmtree(path) if path.is_dir() else path.unlink()
   return workdir
 
 
-def _report(workdir: pathlib.Path) -> dict[str, Any]:
-  return json.loads((workdir / 'report.json').read_text())
-
-
 def parts_of(workdir: pathlib.Path, num: int = 0) -> list[parts.Part]:
   """The first sub-models of a run; 0 = all."""
   folders = sorted((workdir / 'parts').iterdir())
-  return [parts.open_part(folder) for folder in folders[: num or None]]
+  return [parts.open_part(path) for path in folders[: num or None]]
 
 
 # Scores.
@@ -175,26 +145,20 @@ def parts_of(workdir: pathlib.Path, num: int = 0) -> list[parts.Part]:
 def evaluate(
   args: argparse.Namespace, vocabulary: Sequence[str], vectors: np.ndarray
 ) -> dict[str, Any]:
-  """By benchmark `score`, `found` and `total`; `mean` and `words`."""
+  """By benchmark `score`, `found`, `total` and `recall`; `mean`, `words`."""
   found = words.evaluate(vocabulary, vectors, args.eval.split(','), 0)
   if args.analogies:
     paths = args.analogies.split(',')
     found |= words.evaluate(vocabulary, vectors, paths, args.restrict_vocab)
-  kept = {
-    name: {key: x[key] for key in ('score', 'found', 'total')}
-    for name, x in found.items()
-  }
-  # The paper asks for words, not for pairs.
-  has = set(vocabulary)
-  for name, mine in args.benchmark_words.items():
-    kept[name]['recall'] = len(mine & has) / max(len(mine), 1)
-  chosen = [x for x in partition_tables.FIVE if x in kept] or list(kept)
-  scores = [kept[name]['score'] or 0.0 for name in chosen]
-  return {
-    'benchmarks': kept,
-    'mean': statistics.mean(scores),
-    'words': len(vocabulary),
-  }
+  known = set(vocabulary)
+  scores = {}
+  for name, asked in benchmark_words(args).items():
+    scores[name] = {k: found[name][k] for k in ('score', 'found', 'total')}
+    # The paper counts words, not pairs.
+    scores[name]['recall'] = len(asked & known) / max(len(asked), 1)
+  shown = [x for x in FIVE if x in scores] or list(scores)
+  mean = statistics.mean(scores[name]['score'] or 0.0 for name in shown)
+  return {'benchmarks': scores, 'mean': mean, 'words': len(vocabulary)}
 
 
 def benchmark_words(args: argparse.Namespace) -> dict[str, set[str]]:
@@ -203,32 +167,26 @@ def benchmark_words(args: argparse.Namespace) -> dict[str, set[str]]:
   paths = [*args.eval.split(','), *filter(None, args.analogies.split(','))]
   for each in benchmarks.find(paths)[0]:
     if isinstance(each, benchmarks.Pairs):
-      mine = [word for pair in each.pairs for word in pair]
+      asked = [word for pair in each.pairs for word in pair]
     elif isinstance(each, benchmarks.Analogies):
-      mine = [w for x in each.sections.values() for four in x for w in four]
+      asked = [w for x in each.sections.values() for four in x for w in four]
     else:
-      mine = list(each.categories)
-    found[each.name] = {word.lower() for word in mine}
+      asked = list(each.categories)
+    found[each.name] = {word.lower() for word in asked}
   return found
 
 
-def kept(
-  args: argparse.Namespace,
-  name: str,
-  make: Callable[[], dict[str, Any]],
-  how: str = '',
+def saved(
+  args: argparse.Namespace, name: str, make: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-  """What was found before under a name, and in this way, or is found now."""
-  path = args.work / 'scores' / f'{name}.json'
-  if path.exists():
-    found = json.loads(path.read_text())
-    if found.get('how', '') == how:
-      return found
-  print(f'  scoring {name}', file=sys.stderr, flush=True)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  temporary = path.with_suffix('.tmp')
-  temporary.write_text(json.dumps(make() | {'how': how}))
-  temporary.rename(path)
+  """Scores of that name, made unless they are there."""
+  path = folder(args) / 'scores' / f'{name.replace(" ", "_")}.json'
+  if not path.exists():
+    experiment.progress('scoring', name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix('.tmp')
+    temporary.write_text(json.dumps(make()))
+    temporary.rename(path)
   return json.loads(path.read_text())
 
 
@@ -236,21 +194,18 @@ def merged(
   args: argparse.Namespace,
   workdir: pathlib.Path,
   opened: Sequence[parts.Part],
-  spec: merge_lib.Spec,
+  merge: str,
 ) -> dict[str, Any]:
-  """Scores of sub-models that are merged, and what merging took."""
+  """Merges sub-models, and scores the result."""
   start = time.perf_counter()
-  found = senses.merge(opened, spec)
+  found = senses.merge(opened, MERGES[merge])
   merge_secs = time.perf_counter() - start
-  # The most frequent of the text first.
-  every, _ = word2vec_format.read_vocab(
-    next((workdir / 'parts').glob('*/vocab.txt'))
-  )
-  rank = {word: i for i, word in enumerate(every)}
+  # The most frequent words of the text first.
+  file = next((workdir / 'parts').glob('*/vocab.txt'))
+  rank = {w: i for i, w in enumerate(word2vec_format.read_vocab(file)[0])}
   order = np.argsort([rank[word] for word in found.words])
   names = [found.words[i] for i in order]
-  result = evaluate(args, names, np.asarray(found.vectors)[order])
-  return result | {
+  return evaluate(args, names, np.asarray(found.vectors)[order]) | {
     'merge_secs': merge_secs,
     'dim': int(found.vectors.shape[1]),
     'displacements': found.report['displacements'],
@@ -258,52 +213,53 @@ def merged(
   }
 
 
-def alone(args: argparse.Namespace, cell: Cell) -> dict[str, Any]:
-  """The single run, and how long it took."""
+def _exported(args: argparse.Namespace, path: pathlib.Path) -> dict[str, Any]:
+  loaded = embeddings.load(path)
+  return evaluate(args, loaded.index_to_key, loaded.vectors)
+
+
+def single(args: argparse.Namespace, cell: Cell) -> dict[str, Any]:
+  """The single run: scores, and seconds."""
   workdir = train(args, cell)
-
-  def make() -> dict[str, Any]:
-    loaded = embeddings.load(workdir)
-    return evaluate(args, loaded.index_to_key, loaded.vectors)
-
-  report = _report(workdir)
-  figures = {key: report[key] for key in ('train_secs', 'corpus_words')}
-  figures['words_read'] = report['corpus_words'] * args.epochs
-  return kept(args, cell.name, make) | figures
+  report = experiment.read_report(workdir)
+  return saved(args, cell.name, lambda: _exported(args, workdir)) | {
+    'train_secs': report['train_secs'],
+    'corpus_words': report['corpus_words'],
+    'words_read': report['corpus_words'] * args.epochs,
+  }
 
 
-def whole(
-  args: argparse.Namespace, cell: Cell, workdir: pathlib.Path, merge: str
-) -> dict[str, Any]:
+def whole(args: argparse.Namespace, cell: Cell, merge: str) -> dict[str, Any]:
   """All sub-models of a cell, merged."""
-  return kept(
-    args,
-    f'{cell.name}-{merge.replace(", ", " ").replace(" ", "_")}',
-    lambda: merged(args, workdir, parts_of(workdir), MERGES[merge]),
-    repr(MERGES[merge]),
+  workdir = train(args, cell)
+  name = f'{cell.name}-{merge.replace(",", "")}'
+  return saved(
+    args, name, lambda: merged(args, workdir, parts_of(workdir), merge)
   )
+
+
+def part_scores(args: argparse.Namespace, cell: Cell) -> list[dict[str, Any]]:
+  """Each sub-model of a cell."""
+  folders = sorted((train(args, cell) / 'parts').iterdir())
+  return [
+    saved(
+      args, f'{cell.name}-part{path.name}', lambda p=path: _exported(args, p)
+    )
+    for path in folders
+  ]
 
 
 def divided(
   args: argparse.Namespace, cell: Cell, merges: Sequence[str]
 ) -> dict[str, Any]:
-  """A cell's sub-models, and what they are when merged."""
-  workdir = train(args, cell)
-  each = []
-  for folder in sorted((workdir / 'parts').iterdir()):
-
-    def make(folder=folder) -> dict[str, Any]:
-      loaded = embeddings.load(folder)
-      return evaluate(args, loaded.index_to_key, loaded.vectors)
-
-    each.append(kept(args, f'{cell.name}-part{folder.name}', make))
-  report = _report(workdir)
-  told = report['parts']
+  """A cell's sub-models, each and merged."""
+  each = part_scores(args, cell)
+  reports = experiment.read_report(train(args, cell))['parts']
   return {
     'mean_part': statistics.mean(x['mean'] for x in each),
     'parts': each,
-    'train_secs': [x['train_secs'] for x in told],
-    'words_read': [x['words'] for x in told],
-    'words_seen': [x['words_seen'] for x in told],
-    'merges': {name: whole(args, cell, workdir, name) for name in merges},
+    'train_secs': [x['train_secs'] for x in reports],
+    'words_read': [x['words'] for x in reports],
+    'words_seen': [x['words_seen'] for x in reports],
+    'merges': {name: whole(args, cell, name) for name in merges},
   }

@@ -1,53 +1,45 @@
-"""What a device holds of tables that are split: compiled, not run.
+"""Memory of split tables on each device: compiled, not run.
 
   python experiments/table_memory.py --rows=16000000 --dim=128 --devices=8
 
-The program of a dispatch is compiled for so many simulated devices, and XLA is
-asked what it needs on each: arguments, which are the tables, the optimizer's
-state and a batch, and what it makes on the way. The tables themselves are never
-made, so that any size can be asked for.
+The program of a dispatch is compiled for simulated devices, and XLA is asked
+what it needs on each: arguments, which are the tables, optimizer slots and a
+batch, and temporary arrays. The tables are never made, so any size will do.
 """
 
-import argparse
-import json
 import math
-import os
-import pathlib
 
-import machine
+import experiment
+import jax
+import zipf
 
 LAYOUTS = ('replicated', 'row', 'column')
 
 
 def measure(layout: str, rows: int, dim: int, optimizer: str) -> dict:
-  """Bytes on one of all devices; starts JAX."""
-  import jax
-  import jobs
-
-  from jaxemb import config as config_lib
-
-  config = config_lib.default()
-  config.model.dim, config.optimizer.name = dim, optimizer
-  config.strategy.name, config.table.layout = 'sync', layout
+  """Bytes on one of all devices."""
   num = len(jax.devices())
-  config.mesh.data, config.mesh.table = (
-    (num, 1) if layout == 'replicated' else (1, num)
+  data, table = (num, 1) if layout == 'replicated' else (1, num)
+  job = zipf.make(
+    {
+      'model.dim': dim, 'optimizer.name': optimizer, 'strategy.name': 'sync',
+      'table.layout': layout, 'mesh.data': data, 'mesh.table': table,
+      'train.batch_words': 8192,
+    },
+    rows,
+  )  # fmt: skip
+  memory = zipf.lower(job).compile().memory_analysis()
+  form = jax.eval_shape(job.strategy.init, jax.random.key(0))
+  whole_bytes = sum(
+    math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(form)
   )
-  config.train.batch_words = 8192
-  job = jobs.make(config, rows)
-  args = jobs.shapes(job)
-  compiled = job.strategy.step.lower(*args).compile()
-  memory = compiled.memory_analysis()
-  whole = sum(
-    math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(args[0])
-  )
-  held = jobs.state_bytes(job) // num
+  held_bytes = zipf.state_bytes(job)
   return {
     'layout': layout,
     'devices': num,
-    'tables_bytes': whole,
-    'tables_per_device_bytes': held,
-    'share_of_an_even_split': held * num / whole,
+    'tables_bytes': whole_bytes,
+    'tables_per_device_bytes': held_bytes,
+    'ratio_to_even_split': held_bytes * num / whole_bytes,
     'arguments_bytes': memory.argument_size_in_bytes,
     'temporary_bytes': memory.temp_size_in_bytes,
   }
@@ -55,37 +47,41 @@ def measure(layout: str, rows: int, dim: int, optimizer: str) -> dict:
 
 def main() -> None:
   """Measures each layout and prints a table."""
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser = experiment.parser(__doc__)
   parser.add_argument('--rows', type=int, default=16_000_000)
   parser.add_argument('--dim', type=int, default=128)
   parser.add_argument('--devices', type=int, default=8)
   parser.add_argument('--optimizer', default='adagrad')
-  parser.add_argument('--layouts', default=','.join(LAYOUTS))
-  parser.add_argument('--output', default='', help='JSON file; "" = none')
+  layouts = experiment.choices('layout', LAYOUTS)
+  parser.add_argument('--layouts', type=layouts, default=[*LAYOUTS])
   args = parser.parse_args()
-  os.environ['JAX_PLATFORMS'] = 'cpu'
-  os.environ['XLA_FLAGS'] = (
-    f'--xla_force_host_platform_device_count={args.devices}'
-  )
-  results = [
+  experiment.simulate_devices(args.devices)
+  results = experiment.Results('table-memory', args)
+  results.found = [
     measure(layout, args.rows, args.dim, args.optimizer)
-    for layout in args.layouts.split(',')
+    for layout in args.layouts
   ]
-  print(
-    f'two tables of {args.rows:,} x {args.dim} with {args.optimizer} state, '
-    f'{args.devices} devices; GB on each device'
-  )
-  print(f'{"layout":>10} {"tables":>8} {"x even":>7} {"batch":>8} {"made":>8}')
-  for x in results:
-    batch = x['arguments_bytes'] - x['tables_per_device_bytes']
-    print(
-      f'{x["layout"]:>10} {x["tables_per_device_bytes"] / 1e9:8.3f} '
-      f'{x["share_of_an_even_split"]:7.3f} {batch / 1e9:8.3f} '
-      f'{x["temporary_bytes"] / 1e9:8.3f}'
+  rows = [
+    (
+      x['layout'],
+      *(
+        f'{x[key] / 1e9:.3f}'
+        for key in ('tables_per_device_bytes', 'arguments_bytes')
+      ),
+      f'{x["temporary_bytes"] / 1e9:.3f}',
+      f'{x["ratio_to_even_split"]:.3f}',
     )
-  if args.output:
-    pathlib.Path(args.output).write_text(json.dumps(results, indent=1))
+    for x in results.found
+  ]
+  results.finish(
+    f'two tables of {args.rows:,} x {args.dim} with {args.optimizer} slots, '
+    f'{args.devices} devices; GB on each device',
+    experiment.table(
+      ('layout', 'tables', 'with a batch', 'temporary', 'tables x even split'),
+      rows,
+    ),
+  )
 
 
 if __name__ == '__main__':
-  machine.run(main)
+  experiment.main(main)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import platform
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -19,7 +20,9 @@ def write(path: pathlib.Path | str) -> Iterator[BinaryIO]:
     errors.UserError: the file system refuses (full, read-only).
   """
   path = pathlib.Path(path)
-  temporary = path.with_name(f'.{path.name}.tmp')
+  # Other processes may write the same file.
+  writer = f'{platform.node()}-{os.getpid()}'
+  temporary = path.with_name(f'.{path.name}.tmp-{writer}')
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     with temporary.open('wb') as file:

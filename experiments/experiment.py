@@ -1,0 +1,394 @@
+"""What all experiments share: flags, runs of jaxemb, and files of results.
+
+An experiment is a script, `python experiments/NAME.py`. Its flags of the form
+--config.SETTING=VALUE go to every run of jaxemb that it starts, after its own.
+Results are JSON files that name the machine, the commit and the flags.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import psutil
+
+from jaxemb import errors
+from jaxemb.runtime import resources
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = ROOT / 'experiments' / 'results'
+_T = TypeVar('_T')
+
+
+# Flags.
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+  """A parser whose help is the description of the script, with --output."""
+  made = argparse.ArgumentParser(
+    description=description, formatter_class=argparse.RawTextHelpFormatter
+  )
+  made.add_argument(
+    '--output', type=pathlib.Path, help='default: results/NAME-DATE.json'
+  )
+  return made
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+  """Parses the flags; those of settings are the list `override`."""
+  args, args.override = parser.parse_known_args()
+  for flag in args.override:
+    if not flag.startswith('--config.'):
+      parser.error(f'unknown argument {flag}')
+  return args
+
+
+def count(text: str) -> int:
+  """A flag that is a whole number, at least 1."""
+  number = int(text)
+  if number < 1:
+    raise argparse.ArgumentTypeError(f'{number} must be at least 1')
+  return number
+
+
+def choices(
+  what: str, known: Iterable[str], separator: str = ','
+) -> Callable[[str], list[str]]:
+  """The type of a flag that lists some of the known names."""
+  known = list(known)
+
+  def parse_names(text: str) -> list[str]:
+    names = text.split(separator)
+    for name in names:
+      if name not in known:
+        raise argparse.ArgumentTypeError(f'there is no {what} {name!r}')
+    return names
+
+  return parse_names
+
+
+def numbers(text: str) -> list[int]:
+  """The type of a flag that lists whole numbers."""
+  return [int(x) for x in text.split(',')]
+
+
+def add_run_flags(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+  """Adds the flags of a scored run, with other defaults where given."""
+  add = parser.add_argument
+  add('--text', default='', help='config.data.path; "" = the embedded corpus')
+  add('--eval', default='', help='config.eval.paths')
+  add('--config', default='wiki', help='name or file of a config')
+  add('--sample', type=float, default=1e-4, help='config.data.sample')
+  add('--epochs', type=count, default=5)
+  add('--restrict_vocab', type=int, default=0, help='0 = all words')
+  parser.set_defaults(**defaults)
+
+
+def main(function: Callable[[], None]) -> None:
+  """Runs an experiment; an error of its user is one line and exit code 2."""
+  try:
+    function()
+  except errors.UserError as error:
+    print(f'{pathlib.Path(sys.argv[0]).name}: {error}', file=sys.stderr)
+    sys.exit(2)
+
+
+# Runs.
+
+
+def call(command: Sequence[str], cache: pathlib.Path | None = None) -> None:
+  """Runs a command of jaxemb to its end.
+
+  Args:
+    command: with its arguments.
+    cache: folder for encoded texts and compiled programs; None = the usual one.
+
+  Raises:
+    UserError: with its last line, where that is about unusable input or
+      diverging training.
+    RuntimeError: if it fails in another way.
+  """
+  environment = os.environ | ({'JAXEMB_CACHE': str(cache)} if cache else {})
+  done = subprocess.run(
+    command, env=environment, capture_output=True, text=True
+  )
+  if done.returncode == 2:
+    raise errors.UserError(' '.join(done.stderr.strip().splitlines()[-1:]))
+  if done.returncode:
+    raise RuntimeError(f'{" ".join(command)}:\n{done.stderr[-3000:]}')
+
+
+def training_command(
+  config: str,
+  workdir: pathlib.Path,
+  settings: Mapping[str, Any],
+  override: Sequence[str] = (),
+) -> list[str]:
+  """The command line of a run, with settings by dotted name."""
+  flags = [f'--config.{name}={value}' for name, value in settings.items()]
+  command = [sys.executable, '-m', 'jaxemb.main', f'--config={config}']
+  return [*command, f'--workdir={workdir}', *flags, *override]
+
+
+def train(
+  config: str,
+  workdir: pathlib.Path,
+  settings: Mapping[str, Any],
+  override: Sequence[str] = (),
+  cache: pathlib.Path | None = None,
+) -> dict[str, Any]:
+  """Trains in a process of its own; returns report.json."""
+  call(training_command(config, workdir, settings, override), cache)
+  return read_report(workdir)
+
+
+def read_report(workdir: pathlib.Path) -> dict[str, Any]:
+  """Returns report.json of a run."""
+  return json.loads((workdir / 'report.json').read_text())
+
+
+def score(
+  args: argparse.Namespace,
+  seed: int,
+  workdir: pathlib.Path,
+  settings: Mapping[str, Any],
+) -> dict[str, Any]:
+  """Trains and evaluates.
+
+  Args:
+    args: flags of `add_run_flags`, and `override`.
+    seed: of the run.
+    workdir: its folder.
+    settings: what the run is about, by dotted name.
+
+  Returns:
+    `words_per_sec`, `train_secs`, `epoch_secs`, `loss`, `scores` by benchmark,
+    their `mean`; `commit` and `date`.
+  """
+  common = {
+    'data.path': args.text,
+    'data.sample': args.sample,
+    'eval.paths': args.eval,
+    'eval.restrict_vocab': args.restrict_vocab,
+    'train.epochs': args.epochs,
+    'seed': seed,
+  }
+  report = train(args.config, workdir, common | dict(settings), args.override)
+  scores = {k: x['score'] for k, x in report['evaluation'].items()}
+  return {
+    'words_per_sec': report['words_per_sec'],
+    'train_secs': report['train_secs'],
+    'epoch_secs': report['corpus_words'] / report['words_per_sec'],
+    'loss': report['loss_per_example'],
+    'scores': scores,
+    'mean': statistics.mean(x for x in scores.values() if x is not None),
+    'commit': commit(),
+    'date': today(),
+  }
+
+
+def in_turn(
+  sides: Mapping[str, Callable[[int], _T]], runs: int
+) -> dict[str, list[_T]]:
+  """Measures all sides in each round, so that drift of the machine hits all.
+
+  Args:
+    sides: by name, called with the number of the round.
+    runs: rounds.
+  """
+  results: dict[str, list[_T]] = {name: [] for name in sides}
+  for run in range(runs):
+    for name, measure in sides.items():
+      results[name].append(measure(run))
+  return results
+
+
+def progress(*texts: object) -> None:
+  """Prints a line to stderr."""
+  print(' ', *texts, file=sys.stderr, flush=True)
+
+
+def simulate_devices(num: int, platforms: str = 'cpu') -> None:
+  """Makes the CPU `num` devices, before JAX starts; '' = all platforms."""
+  import jax
+
+  if platforms:
+    jax.config.update('jax_platforms', platforms)
+  jax.config.update('jax_num_cpu_devices', num)
+
+
+class Load:
+  """Cores in use by other processes since this was made."""
+
+  def __init__(self) -> None:
+    self._start = resources.sample()
+
+  def others_cores(self) -> float:
+    """Their mean number; of other virtual machines too, as far as is known."""
+    used = resources.between(self._start, resources.sample())
+    return max(0.0, used['host_busy_cores'] - used['cores'])
+
+
+# Results.
+
+
+class Results:
+  """A JSON file of results, saved as they come in.
+
+  Attributes:
+    found: the results, of an earlier call where there was one.
+    path: of the file.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    args: argparse.Namespace,
+    may_change: Sequence[str] | None = None,
+  ):
+    """Opens the file that --output names.
+
+    Args:
+      name: of the file, before the date, if --output is not given.
+      args: the flags.
+      may_change: flags that may differ from those of the results in an existing
+        file, which are then added to; None = an existing file is replaced.
+
+    Raises:
+      UserError: other flags differ.
+    """
+    self.path = args.output or RESULTS / f'{name}-{today()}.json'
+    self.found: dict[str, Any] = {}
+    self._arguments = _portable(vars(args))
+    if may_change is None or not self.path.exists():
+      return
+    earlier = json.loads(self.path.read_text())
+    theirs = earlier.get('arguments', {})
+    for key in sorted(self._arguments.keys() - {'output', *may_change}):
+      if self._arguments[key] != theirs.get(key):
+        raise errors.UserError(
+          f'{self.path} has results of --{key}={theirs.get(key)}, not '
+          f'{self._arguments[key]}; give another --output'
+        )
+    self.found = earlier['results']
+
+  def save(self, facts: Mapping[str, Any] | None = None) -> None:
+    """Writes the file, with facts of the machine once they are known."""
+    content = {'machine': facts} if facts else {}
+    content |= {'arguments': self._arguments, 'results': self.found}
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    self.path.write_text(json.dumps(content, indent=1) + '\n')
+
+  def finish(self, *texts: str) -> None:
+    """Prints texts and a line on the machine, and writes the file.
+
+    Starts JAX, which may take all memory of an accelerator: to be called when
+    no other process needs it any more.
+    """
+    facts = machine()
+    self.save(facts)
+    print(*texts, describe(facts), f'all results: {self.path}', sep='\n')
+
+
+def _portable(flags: Any) -> Any:
+  """Flags as JSON has them, without the folders of this machine."""
+  if isinstance(flags, Mapping):
+    return {k: _portable(x) for k, x in flags.items()}
+  if isinstance(flags, list | tuple):
+    return [_portable(x) for x in flags]
+  if not isinstance(flags, str | pathlib.Path):
+    return flags
+  paths = str(flags).split(',')
+  return ','.join(os.path.basename(x) if x[:1] == '/' else x for x in paths)
+
+
+def machine() -> dict[str, Any]:
+  """Machine, JAX devices, versions, commit and date; starts JAX."""
+  import jax
+
+  kinds = [f'{d.platform} {d.device_kind}' for d in jax.local_devices()]
+  return resources.machine() | {
+    'cores': resources.usable_cores(),
+    'memory_bytes': psutil.virtual_memory().total,
+    'devices': {kind: kinds.count(kind) for kind in kinds},
+    'versions': resources.versions(),
+    'commit': commit(),
+    'is_modified': bool(_git('status', '--porcelain', '--', 'jaxemb')),
+    'date': today(),
+  }
+
+
+def describe(facts: Mapping[str, Any]) -> str:
+  """What `machine` returned, in a line."""
+  devices = ', '.join(f'{num} x {k}' for k, num in facts['devices'].items())
+  versions = ' '.join(f'{k} {v}' for k, v in facts['versions'].items())
+  changes = ' with changes' if facts['is_modified'] else ''
+  return (
+    f'{facts["cpu"]}, {facts["cores"]} cores, '
+    f'{facts["memory_bytes"] / 2**30:.0f} GiB; {devices}; {versions}; commit '
+    f'{facts["commit"][:12]}{changes}, {facts["date"]}'
+  )
+
+
+def commit() -> str:
+  """The commit that is checked out, or 'unknown'."""
+  return _git('rev-parse', 'HEAD') or 'unknown'
+
+
+def today() -> str:
+  """The date, as in names of files."""
+  return datetime.date.today().isoformat()
+
+
+def _git(*args: str) -> str:
+  command = ['git', '-C', str(ROOT), '--no-optional-locks', *args]
+  try:
+    done = subprocess.run(command, capture_output=True, text=True)
+  except OSError:  # no git
+    return ''
+  return done.stdout.strip() if done.returncode == 0 else ''
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+  """Lines of text with aligned columns, the first one to the left.
+
+  Args:
+    head: names of the columns.
+    rows: cells; None is empty, floats have four digits unless formatted.
+  """
+  lines = [list(head)]
+  for row in rows:
+    cells = [
+      '' if x is None else f'{x:.4g}' if isinstance(x, float) else str(x)
+      for x in row
+    ]
+    lines.append(cells + [''] * (len(head) - len(cells)))
+  first, *others = (max(map(len, x)) for x in zip(*lines, strict=True))
+  return '\n'.join(
+    ''.join(
+      [x[0].ljust(first)]
+      + ['  ' + y.rjust(n) for y, n in zip(x[1:], others, strict=True)]
+    ).rstrip()
+    for x in lines
+  )
+
+
+def start_plot(columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
+  """A matplotlib figure without a display, and its panels."""
+  import matplotlib
+
+  matplotlib.use('Agg')
+  from matplotlib import pyplot
+
+  figure, panels = pyplot.subplots(
+    1, columns, figsize=size, layout='constrained', squeeze=False
+  )
+  for panel in panels[0]:
+    panel.spines[['top', 'right']].set_visible(False)
+  return figure, panels[0]

@@ -1,0 +1,303 @@
+"""Training on random ids: the package's parts, and no text.
+
+Words have the counts of Zipf's law, p ~ 1 / (rank + 2.7), for a vocabulary of
+any size, and stand in random sentences of about 20 words. The loader subsamples
+and packs them as it does a text, so that lookups spread over the tables as in
+training.
+"""
+
+import collections
+import pathlib
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+import psutil
+
+from jaxemb import build
+from jaxemb import config as config_lib
+from jaxemb.data import base as data_base
+from jaxemb.data import windows
+from jaxemb.ops import sampling
+from jaxemb.runtime import mesh as mesh_lib
+from jaxemb.strategies import base as strategy_base
+from jaxemb.text import encode, loader, tokenize, vocab
+
+_CORPUS_WORDS = 10**10  # of which the vocabulary has the counts
+_MEAN_SENTENCE_WORDS = 20
+# So low that large steps do not diverge; the time does not depend on it.
+_LEARNING_RATE = 1e-3
+
+
+class Job(NamedTuple):
+  """What trains."""
+
+  config: ml_collections.ConfigDict
+  mesh: jax.sharding.Mesh
+  trainer: build.Trainer
+  spec: loader.LoaderSpec
+  counts: np.ndarray  # [vocab] int64
+
+  @property
+  def strategy(self) -> strategy_base.Strategy:
+    """Of the training."""
+    return self.trainer.strategy
+
+  @property
+  def steps(self) -> windows.Steps:
+    """Sizes of a step."""
+    return self.trainer.trainable.steps
+
+  @property
+  def step_words(self) -> int:
+    """Centers in a step of all devices."""
+    return self.steps.num_parts * self.steps.part_words
+
+  @property
+  def kept_fraction(self) -> float:
+    """Fraction of the corpus words that subsampling keeps: the centers."""
+    keep = loader.keep_probabilities(self.counts, self.config.data.sample)
+    return float((self.counts * keep).sum() / self.counts.sum())
+
+  def source(self, corpus: encode.Encoded) -> loader.TextSource:
+    """The corpus, read over and over."""
+    division = encode.divide(corpus, self.steps.num_parts)
+    return loader.TextSource(corpus, division, self.spec, self.steps)
+
+
+class Effort(NamedTuple):
+  """How long to measure."""
+
+  ready_words: int  # corpus words from which dispatches are made
+  min_dispatches: int
+  min_secs: float
+
+
+def make(settings: Mapping[str, Any], num_rows: int, **fixed: Any) -> Job:
+  """Builds what trains `num_rows` rows; starts JAX.
+
+  Args:
+    settings: by dotted name, others are the defaults.
+    num_rows: of each table.
+    **fixed: fields of `config.Tuning` that are not to be chosen.
+  """
+  config = config_lib.default()
+  config.update_from_flattened_dict(settings)
+  config_lib.check(config)
+  config, tuning, mesh = build.on_devices(config, {}, **fixed)
+  weights = 1 / (np.arange(1, num_rows + 1) + 2.7)
+  counts = np.rint(weights * (_CORPUS_WORDS / weights.sum())).astype(np.int64)
+  counts = np.maximum(1, counts)
+  spec = loader.LoaderSpec(
+    config.seed,
+    10**6,  # epochs: until it took long enough
+    tuning.part_words,
+    config.model.window,
+    config.data.sample,
+  )
+  trainer = build.trainer(config, tuning, counts, mesh)
+  return Job(config, mesh, trainer, spec, counts)
+
+
+def write_corpus(
+  counts: np.ndarray, num_words: int, path: pathlib.Path
+) -> encode.Encoded:
+  """Writes random sentences, memory-mapped as an encoded text is.
+
+  Args:
+    counts: [vocab] int64, ids are drawn in proportion.
+    num_words: of the corpus.
+    path: file for the ids.
+  """
+  rng = np.random.Generator(np.random.Philox(num_words))
+  alias = sampling.alias_table(counts)
+  with open(path, 'wb') as file:
+    for first in range(0, num_words, 1 << 20):
+      size = min(1 << 20, num_words - first)
+      slots = rng.integers(0, len(counts), size, np.int32)
+      is_own = rng.random(size, np.float32) < alias.probability[slots]
+      ids = np.where(is_own, slots, alias.alias[slots]).astype(np.int32)
+      ends = np.cumsum(1 + rng.poisson(_MEAN_SENTENCE_WORDS - 1, size))
+      ends = np.append(ends[ends < size], size)
+      np.insert(ids, ends, tokenize.END).tofile(file)
+  ids = np.memmap(path, np.int32, 'r')
+  starts, sizes = encode.block_starts(ids, encode.BLOCK_WORDS)
+  # Each block is a piece: parts of the corpus are equal.
+  pieces = np.arange(len(starts), dtype=np.int32)
+  return encode.Encoded(
+    path.parent,
+    vocab.Vocabulary(range(len(counts)), counts),  # their names do not matter
+    (ids,),
+    encode.Blocks(np.append(starts, len(ids)), sizes, pieces),
+    np.stack([np.zeros_like(pieces), pieces], 1),
+    num_words,
+    {},
+  )
+
+
+def state_bytes(job: Job) -> int:
+  """Bytes of the tables on one device."""
+  form = jax.eval_shape(job.strategy.init, jax.random.key(0))
+  return mesh_lib.bytes_per_device(form, job.strategy.state_sharding)
+
+
+def obstacle(job: Job) -> str:
+  """Why the tables do not fit the memory, or ''."""
+  stats = job.mesh.devices.flat[0].memory_stats() or {}
+  available_bytes = job.mesh.size * stats.get('bytes_limit', 0)
+  if not available_bytes:  # the devices share the host's memory
+    available_bytes = psutil.virtual_memory().available
+  # The random numbers of a table while it is made (measured: three times its
+  # size); a gigabyte of batches, programs and libraries.
+  random_bytes = 3 * 4 * len(job.counts) * job.config.model.dim
+  needed_bytes = job.mesh.size * state_bytes(job) + random_bytes + 10**9
+  if needed_bytes <= available_bytes:
+    return ''
+  return (
+    f'needs {needed_bytes / 1e9:.1f} GB, {available_bytes / 1e9:.1f} GB are '
+    'available'
+  )
+
+
+def lower(job: Job) -> jax.stages.Lowered:
+  """The program of a dispatch, from shapes alone."""
+  strategy, spec = job.strategy, job.spec
+  padding = windows.padding(spec.max_steps * spec.part_words, spec.window)
+  batch = jax.tree.map(
+    lambda x: np.broadcast_to(x, (job.steps.num_parts, *x.shape[1:])), padding
+  )
+
+  def form(tree, sharding):
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    )
+
+  return strategy.step.lower(
+    _init(job).eval_shape(jax.random.key(0)),
+    form(strategy.constants(), strategy.constants_sharding),
+    form(batch, strategy.batch_sharding),
+    schedule(job, 0),
+  )
+
+
+def _init(job: Job) -> Any:
+  sharding = job.strategy.state_sharding
+  return jax.jit(job.strategy.init, out_shardings=sharding)
+
+
+def start(job: Job) -> tuple[Any, Any]:
+  """The state as training starts, and the constants, on the devices."""
+  strategy = job.strategy
+  constants = mesh_lib.put(strategy.constants(), strategy.constants_sharding)
+  state = _init(job)(jax.random.key(job.config.seed))
+  return jax.block_until_ready((state, constants))
+
+
+def schedule(job: Job, index: int) -> strategy_base.Schedule:
+  """A learning rate, and the key of a dispatch."""
+  rate = np.float32(_LEARNING_RATE)
+  key = np.random.SeedSequence((job.config.seed, index))
+  return strategy_base.Schedule(rate, rate, key.generate_state(2, np.uint32))
+
+
+def full_batches(job: Job, corpus: encode.Encoded) -> Iterator[windows.Batch]:
+  """Batches on the devices, cut to steps that are full in all parts."""
+  for item in job.source(corpus).items(None, 0):
+    steps = item.batch.kept_words.min() // job.steps.part_words
+    if not steps:
+      continue  # the rest of an epoch
+    num_steps = np.full_like(item.batch.num_steps, steps)
+    batch = item.batch._replace(
+      num_steps=num_steps, kept_words=num_steps * job.steps.part_words
+    )
+    yield jax.block_until_ready(
+      mesh_lib.put(batch, job.strategy.batch_sharding)
+    )
+
+
+def _check(metrics: strategy_base.DispatchMetrics) -> None:
+  """Waits for a dispatch; the time of one that diverged means nothing."""
+  if int(metrics.steps.first_bad_step) >= 0:
+    raise FloatingPointError('training diverged')
+
+
+def time_dispatches(
+  job: Job, corpus: encode.Encoded, effort: Effort
+) -> dict[str, Any]:
+  """Times dispatches of full steps, whose batches are ready, but the first.
+
+  Returns:
+    What `_speeds` returns, `dispatch_steps` and `first_dispatch_secs`.
+  """
+  state, constants = start(job)
+  secs, sizes = [], []
+  for batch in full_batches(job, corpus):
+    args = constants, batch, schedule(job, len(secs))
+    start_secs = time.perf_counter()
+    state, metrics = job.strategy.step(state, *args)
+    _check(jax.block_until_ready((state, metrics))[1])
+    secs.append(time.perf_counter() - start_secs)
+    sizes.append(int(metrics.counters['kept_words']))
+    is_enough = len(secs) > effort.min_dispatches
+    if is_enough and sum(secs[1:]) >= effort.min_secs:
+      break
+  rates = [n / t for n, t in zip(sizes[1:], secs[1:], strict=True)]
+  return _speeds(job, state, rates) | {
+    'dispatch_steps': statistics.median(sizes) / job.step_words,
+    'first_dispatch_secs': secs[0],  # with compilation
+  }
+
+
+def time_epochs(
+  job: Job, corpus: encode.Encoded, effort: Effort
+) -> dict[str, Any]:
+  """Times epochs as the training loop runs them, but the first.
+
+  Returns:
+    What `_speeds` returns, and `epoch_secs`.
+  """
+  state, constants = start(job)
+  source, strategy = job.source(corpus), job.strategy
+  items = data_base.prefetch(
+    source.items(None, 0),
+    lambda batch: mesh_lib.put(batch, strategy.batch_sharding),
+  )
+  waiting: collections.deque = collections.deque()
+  ends: list[float] = []  # of epochs
+  for item in items:
+    plan = schedule(job, item.index)
+    state, metrics = strategy.step(state, constants, item.batch, plan)
+    waiting.append((item.done_after, metrics))
+    if len(waiting) < 2:
+      continue  # one dispatch is under way while the one before it is awaited
+    done, metrics = waiting.popleft()
+    _check(metrics)
+    if done % source.units_per_epoch == 0:
+      ends.append(time.perf_counter())
+    if len(ends) > 1 and ends[-1] - ends[0] >= effort.min_secs:
+      break
+  items.close()
+  centers = job.kept_fraction * corpus.num_words
+  rates = [centers / secs for secs in np.diff(ends)]
+  return _speeds(job, jax.block_until_ready(state), rates) | {
+    'epoch_secs': centers / statistics.median(rates)
+  }
+
+
+def _speeds(job: Job, state: Any, rates: list[float]) -> dict[str, Any]:
+  """From centers per second of each dispatch or epoch."""
+  median = statistics.median(rates)
+  return {
+    'centers_per_sec': median,
+    'min_centers_per_sec': min(rates),
+    'max_centers_per_sec': max(rates),
+    'words_per_sec': median / job.kept_fraction,
+    'step_secs': job.step_words / median,  # all devices step at once
+    'timed': len(rates),
+    'devices': job.mesh.size,
+    'table_bytes': mesh_lib.num_bytes(state),
+  }
