@@ -25,7 +25,7 @@ import json
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -58,12 +58,10 @@ _NO_SCHEDULE = strategy_base.Schedule(
 class SubModel:
   """A sub-model in training."""
 
-  part: int
-  folder: pathlib.Path
   sampling: partition_sampling.Sampling
   counts: partition_sampling.SampleCounts
+  folder: pathlib.Path
   checkpoints: checkpoint.Checkpoints
-  schedule: Callable[[data_base.Item], strategy_base.Schedule]
   totals: metrics.Totals
 
   @contextlib.contextmanager
@@ -72,7 +70,8 @@ class SubModel:
     try:
       yield
     except errors.UserError as error:
-      raise errors.UserError(f'sub-model {self.part}: {error}') from error
+      name = f'sub-model {self.sampling.part}'
+      raise errors.UserError(f'{name}: {error}') from error
 
 
 class Round(NamedTuple):
@@ -139,10 +138,10 @@ def run(
   Returns whether all is done; if not, the same command resumes.
   """
   build.check_fits(config, parts)
-  before = _read_done(config, workdir)
+  runner = _Runner(config, workdir, parts, stop, session)
+  before = runner.read_done()
   left = set(_wanted(config)) - {x['part'] for x in before}
-  trainer = _Trainer(config, workdir, parts, session, sorted(left))
-  busy = trainer.train_all(stop)
+  busy = runner.train_all(sorted(left))
   if busy is None:
     return False
   if busy:
@@ -153,12 +152,12 @@ def run(
     )
     return False
   if config.strategy.part < 0:
-    done = _read_done(config, workdir)
+    done = runner.read_done()
     totals = _sum(done)
     # Of earlier starts only the time of training is known.
     totals.total_secs += time.time() - session.started + _sum(before).train_secs
     totals.encode_secs, totals.started = session.encode_secs, session.started
-    _write_merged(config, workdir, parts, done, totals)
+    runner.write_merged(done, totals)
   return True
 
 
@@ -166,22 +165,6 @@ def _wanted(config: ml_collections.ConfigDict) -> range:
   """The sub-models that the run trains."""
   s = config.strategy
   return range(s.num_parts) if s.part < 0 else range(s.part, s.part + 1)
-
-
-def _read_done(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path
-) -> list[dict[str, Any]]:
-  """The part.json of all sub-models that are done."""
-  done = []
-  for part in range(config.strategy.num_parts):
-    path = folder(config, workdir, part) / 'part.json'
-    try:
-      done += [json.loads(path.read_text())] if path.exists() else []
-    except ValueError as error:
-      raise errors.UserError(
-        f'{path} is damaged ({error}); remove its folder to train it again'
-      ) from error
-  return done
 
 
 def _sum(done: Sequence[Mapping[str, Any]]) -> metrics.Totals:
@@ -192,147 +175,149 @@ def _sum(done: Sequence[Mapping[str, Any]]) -> metrics.Totals:
   return totals
 
 
-class _Trainer:
-  """Opens, trains and closes the sub-models of one start of a run."""
+@dataclasses.dataclass
+class _Runner:
+  """One start of a run."""
 
-  def __init__(
-    self,
-    config: ml_collections.ConfigDict,
-    workdir: pathlib.Path,
-    parts: build.Parts,
-    session: loop.Session,
-    wanted: Sequence[int],
-  ):
-    self._config, self._workdir, self._parts = config, workdir, parts
-    self._session = session
-    self._text = partition_sampling.index(parts.source.corpus)
-    s = config.strategy
-    self._samplings = {
-      part: partition_sampling.Sampling(
-        s.divide, s.num_parts, s.rate, part, config.seed
-      )
-      for part in wanted
-    }
-    self._counts = partition_sampling.count_all(
-      self._text, self._samplings.values(), config.train.epochs
-    )
-    self._decisions = distributed.Decisions('saves')
-    self._fingerprints = build.fingerprints(parts)
-    self._key = loop.init_key(config.seed)
-    shapes = jax.eval_shape(parts.strategy.init, self._key)
-    self._num = jax.tree.leaves(shapes)[0].shape[0]  # side by side
-    self._program = None
+  config: ml_collections.ConfigDict
+  workdir: pathlib.Path
+  parts: build.Parts
+  stop: threading.Event
+  session: loop.Session
+  program: Any = None  # the compiled dispatch
 
-  def train_all(self, stop: threading.Event) -> list[int] | None:
+  def __post_init__(self):
+    self.text = partition_sampling.index(self.parts.source.corpus)
+    self.fingerprints = build.fingerprints(self.parts)
+    self.decisions = distributed.Decisions('saves')
+    self.is_job = self.config.strategy.part >= 0
+    self.key = loop.init_key(self.config.seed)
+    state = jax.eval_shape(self.parts.strategy.init, self.key)
+    self.num_models = jax.tree.leaves(state)[0].shape[0]  # side by side
+
+  def read_done(self) -> list[dict[str, Any]]:
+    """The part.json of all sub-models that are done."""
+    done = []
+    for part in range(self.config.strategy.num_parts):
+      path = folder(self.config, self.workdir, part) / 'part.json'
+      try:
+        done += [json.loads(path.read_text())] if path.exists() else []
+      except ValueError as error:
+        raise errors.UserError(
+          f'{path} is damaged ({error}); remove its folder to train it again'
+        ) from error
+    return done
+
+  def train_all(self, wanted: Sequence[int]) -> list[int] | None:
     """Returns the parts that other processes train, or None if stopped."""
-    left, busy = list(self._samplings), []
-    while left:
+    s = self.config.strategy
+    method = s.divide, s.num_parts, s.rate
+    samplings = [
+      partition_sampling.Sampling(*method, part, self.config.seed)
+      for part in wanted
+    ]
+    counts = partition_sampling.count_all(
+      self.text, samplings, self.config.train.epochs
+    )
+    busy = []
+    while samplings:
       with contextlib.ExitStack() as stack:
         models: list[SubModel] = []
-        while left and len(models) < self._num:
-          part = left.pop(0)
+        while samplings and len(models) < self.num_models:
+          sampling = samplings.pop(0)
           try:
-            models += self._open(part, stack)
+            models += self._open(sampling, counts[sampling.part], stack)
           except rundir.BusyError:
-            busy.append(part)
-        later_words = sum(self._counts[part].words for part in left)
-        if models and not self._train(models, later_words, stop):
+            busy.append(sampling.part)
+        later_words = sum(counts[x.part].words for x in samplings)
+        if models and not self._train(models, later_words):
           return None
     return busy
 
-  def _open(self, part: int, stack: contextlib.ExitStack) -> list[SubModel]:
-    """A sub-model, with its folder locked; none if it is done by now.
-
-    Raises:
-      BusyError: if another process trains it.
-    """
-    config, path = self._config, folder(self._config, self._workdir, part)
+  def _open(
+    self,
+    sampling: partition_sampling.Sampling,
+    counts: partition_sampling.SampleCounts,
+    stack: contextlib.ExitStack,
+  ) -> list[SubModel]:
+    """Locks a sub-model's folder, or raises `BusyError`; [] = it is done."""
+    path = folder(self.config, self.workdir, sampling.part)
     rundir.make(path)
-    if config.strategy.part < 0:  # else it is locked as the folder of the run
+    if not self.is_job:  # else it is locked as the folder of the run
       stack.enter_context(rundir.locked(path))
     if (path / 'part.json').exists():
       return []
-    parts = self._parts
-    rundir.record(config, parts.tuning, path, parts.source.fingerprint)
+    source, tuning = self.parts.source, self.parts.tuning
+    rundir.record(self.config, tuning, path, source.fingerprint)
     checkpoints = checkpoint.Checkpoints(
       path / 'checkpoints', checkpoint.TO_KEEP, metrics.LOG.error
     )
     stack.enter_context(checkpoints)
-    o, counts = config.optimizer, self._counts[part]
-    rates = o.learning_rate, o.final_learning_rate
-    # By its own progress, with keys of its own.
-    schedule = loop.schedules(config.seed, rates, counts.words, (part + 1,))
-    totals = metrics.Totals(self._parts.source.unit)
-    sampling = self._samplings[part]
-    return [
-      SubModel(part, path, sampling, counts, checkpoints, schedule, totals)
-    ]
+    totals = metrics.Totals(source.unit)
+    return [SubModel(sampling, counts, path, checkpoints, totals)]
 
   def _restore(self, models: Sequence[SubModel]) -> Any:
     """New states, or those of the newest checkpoints."""
-    state = build.new_state(self._config, self._parts, self._key)
+    state = build.new_state(self.config, self.parts, self.key)
     like = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state
     )
     host = None
     for i, model in enumerate(models):
       with model.named_in_errors():
-        restored = loop.restore(model.checkpoints, like, self._fingerprints)
+        restored = loop.restore(model.checkpoints, like, self.fingerprints)
       if restored is not None:
         host = jax.tree.map(np.array, state) if host is None else host
         jax.tree.map(lambda x, y, i=i: np.copyto(x[i], y), host, restored[0])
         model.totals = restored[1]
     if host is None:
       return state
-    return mesh.put(host, self._parts.strategy.state_sharding)
+    return mesh.put(host, self.parts.strategy.state_sharding)
 
   def _totals(self, models: Sequence[SubModel]) -> metrics.Totals:
     """Sums over the sub-models that are done and those in training."""
-    if self._config.strategy.part >= 0:
+    if self.is_job:
       return copy.deepcopy(models[0].totals)
-    before = _sum(_read_done(self._config, self._workdir))
+    before = _sum(self.read_done())
     totals = metrics.add_up([before, *(model.totals for model in models)])
     together_secs = max(model.totals.train_secs for model in models)
     totals.train_secs = before.train_secs + together_secs
     return totals
 
-  def _train(
-    self,
-    models: Sequence[SubModel],
-    later_words: int,
-    stop: threading.Event,
-  ) -> bool:
+  def _train(self, models: Sequence[SubModel], later_words: int) -> bool:
     """Trains sub-models side by side; whether to their end."""
-    config, parts = self._config, self._parts
-    names = ', '.join(str(model.part) for model in models)
-    metrics.LOG.info('sub-models %s of %d', names, config.strategy.num_parts)
+    strategy, t = self.parts.strategy, self.config.train
+    names = ', '.join(str(model.sampling.part) for model in models)
+    num_parts = self.config.strategy.num_parts
+    metrics.LOG.info('sub-models %s of %d', names, num_parts)
     state = self._restore(models)
     totals = self._totals(models)
     compile_secs = totals.compile_secs
     total = totals.done
     total += sum(model.counts.words - model.totals.done for model in models)
+    epoch_words = (total + later_words) / t.epochs
     meter = metrics.Meter(
-      home(config, self._workdir),
+      home(self.config, self.workdir),
       totals,
-      (total + later_words) / config.train.epochs,
-      config.train.epochs,
-      config.train.log_every_secs,
+      epoch_words,
+      t.epochs,
+      t.log_every_secs,
     )
     items = data_base.prefetch(
       self._rounds(models, totals.done),
-      lambda batch: mesh.put(batch, parts.strategy.batch_sharding),
+      lambda batch: mesh.put(batch, strategy.batch_sharding),
     )
 
     def save(state: Any, rates: np.ndarray) -> None:
       for i, model in enumerate(models):
         for name in ('started', 'encode_secs', 'total_secs'):
           setattr(model.totals, name, getattr(totals, name))
+        own, saved = replicas.of_model(state, i), model.checkpoints
         with model.named_in_errors():
-          own, files = replicas.of_model(state, i), model.checkpoints
-          loop.save(files, own, model.totals, self._fingerprints, rates[i])
+          loop.save(saved, own, model.totals, self.fingerprints, rates[i])
 
     task = loop.Task(
-      parts.strategy,
+      strategy,
       state,
       items,
       functools.partial(self._schedule, models),
@@ -341,12 +326,12 @@ class _Trainer:
       functools.partial(self._count, models, meter, totals),
       total,
       save,
-      config.train.checkpoint_every_secs,
-      self._decisions,
-      program=self._program,
+      t.checkpoint_every_secs,
+      self.decisions,
+      program=self.program,
     )
-    trained = loop.run(task, stop, self._session)
-    self._program = trained.program
+    trained = loop.run(task, self.stop, self.session)
+    self.program = trained.program
     models[0].totals.compile_secs += totals.compile_secs - compile_secs
     if not trained.finished:
       metrics.LOG.info(
@@ -360,10 +345,10 @@ class _Trainer:
 
   def _rounds(self, models: Sequence[SubModel], done: int) -> Iterator[Round]:
     """Batches of all sub-models; padding for those that are done."""
-    spec = self._parts.source.spec
+    spec = self.parts.source.spec
     readers = [
       partition_sampling.items(
-        self._text, x.sampling, spec, x.totals.position, x.totals.done
+        self.text, x.sampling, spec, x.totals.position, x.totals.done
       )
       for x in models
     ]
@@ -374,7 +359,7 @@ class _Trainer:
       if not any(items):
         return
       batches = [padding if x is None else x.batch for x in items]
-      batches += [padding] * (self._num - len(batches))
+      batches += [padding] * (self.num_models - len(batches))
       batch = windows.Batch(*map(np.concatenate, zip(*batches, strict=True)))
       words = sum(x.done_after - x.done_before for x in items if x)
       items = tuple(x and x._replace(batch=None) for x in items)
@@ -384,11 +369,14 @@ class _Trainer:
   def _schedule(
     self, models: Sequence[SubModel], item: Round
   ) -> strategy_base.Schedule:
-    """[models, ...] schedules of all."""
-    schedules = [_NO_SCHEDULE] * self._num
+    """[models, ...], each by its own progress and with keys of its own."""
+    seed, o = self.config.seed, self.config.optimizer
+    rates = o.learning_rate, o.final_learning_rate
+    schedules = [_NO_SCHEDULE] * self.num_models
     for i, (model, own) in enumerate(zip(models, item.items, strict=True)):
       if own is not None:
-        schedules[i] = model.schedule(own)
+        stream, words = (model.sampling.part + 1,), model.counts.words
+        schedules[i] = loop.schedules(seed, rates, words, stream)(own)
     return jax.tree.map(lambda *x: np.stack(x), *schedules)
 
   def _count(
@@ -401,8 +389,7 @@ class _Trainer:
     step_metrics: strategy_base.DispatchMetrics,
   ) -> None:
     """Counts a dispatch for each sub-model, and for all together."""
-    untrained_loss = self._parts.trainable.model.untrained_loss
-    epoch_blocks = len(self._text.lengths)
+    untrained_loss = self.parts.trainable.model.untrained_loss
     step_metrics = jax.device_get(step_metrics)
     active = [i for i, own in enumerate(item.items) if own is not None]
     for i in active:
@@ -411,7 +398,7 @@ class _Trainer:
       own_rates = rates[0][i], rates[1][i]
       with model.named_in_errors():
         metrics.check_finite(model.totals, own_rates, measured, untrained_loss)
-      model.totals.add(own, own.index // epoch_blocks, measured, 0.0)
+      model.totals.add(own, own.index // len(self.text.lengths), measured, 0.0)
     summed = jax.tree.map(np.sum, step_metrics)
     steps = summed.steps._replace(first_bad_step=np.int32(-1))
     first, last = (float(np.mean(x[active])) for x in rates)
@@ -422,31 +409,29 @@ class _Trainer:
 
   def _rows(self, state: Any, name: str) -> blocks.RowBlock:
     """All rows of a table of one sub-model."""
-    table = self._parts.trainable.tables[name]
-    return table.export_rows(state.tables[name])
+    return self.parts.trainable.tables[name].export_rows(state.tables[name])
 
   @functools.cached_property
   def _untrained(self) -> np.ndarray:
     """[vocab, dim], the vectors of every sub-model before training."""
-    init = jax.jit(self._parts.trainable.init)
-    name = self._parts.trainable.model.vectors_table
-    return self._rows(init(self._key), name).rows
+    trainable = self.parts.trainable
+    state = jax.jit(trainable.init)(self.key)
+    return self._rows(state, trainable.model.vectors_table).rows
 
   def _write(self, model: SubModel, state: Any, side_by_side: int) -> None:
     """Writes the results of a sub-model."""
-    config, parts, source = self._config, self._parts, self._parts.source
+    config, parts, source = self.config, self.parts, self.parts.source
     counts, totals, seen = model.counts, model.totals, model.counts.seen
-    export = results.collect(
-      config, parts, functools.partial(self._rows, state)
-    )
+    export_rows = functools.partial(self._rows, state)
+    export = results.collect(config, parts, export_rows)
     if export.senses is None:
       # A word may have been read and never had another one in its window.
-      has_vector = (export.rows.decode() != self._untrained).any(1)
-      has_vector &= seen > 0
+      has_vector = (export.rows.decode() != self._untrained).any(1) & (seen > 0)
       if not has_vector.any():
         raise errors.UserError(
-          f'sub-model {model.part} has learned nothing: no word has another in '
-          'its window; raise --config.strategy.rate or --config.data.sample'
+          f'sub-model {model.sampling.part} has learned nothing: no word has '
+          'another in its window; raise --config.strategy.rate or '
+          '--config.data.sample'
         )
       words = vocab.Vocabulary(export.keys, seen * has_vector)
       export = export._replace(counts=seen).select(has_vector)
@@ -456,19 +441,19 @@ class _Trainer:
       words = vocab.Vocabulary(senses.names(), senses.by_row(seen))
     vocab.write_counts(model.folder / 'vocab.txt', words)
     table_bytes = mesh.num_bytes(state)
-    if config.strategy.part < 0:
+    if self.is_job:
+      results.write(config, model.folder, parts, export, totals, table_bytes)
+    else:
       # Enough to load and to merge: text formats take longer than training.
       results.write_export(model.folder / 'export', export, is_minimal=True)
-    else:
-      results.write(config, model.folder, parts, export, totals, table_bytes)
+    corpus_words = source.units_per_epoch * config.train.epochs
     values = {
-      'part': model.part,
+      'part': model.sampling.part,
       'sampling': dataclasses.asdict(model.sampling),
       'text_fingerprint': source.fingerprint,
       'words': counts.words,
       'sentences': counts.sentences,
-      'corpus_fraction': counts.words
-      / (source.units_per_epoch * config.train.epochs),
+      'corpus_fraction': counts.words / corpus_words,
       'words_seen': int((seen > 0).sum()),
       'vocab_words': len(export.names()[0]),
       'loss_per_example': totals.loss_per_example(),
@@ -481,81 +466,68 @@ class _Trainer:
     with atomic.write(model.folder / 'part.json') as file:
       file.write(json.dumps(values, indent=1).encode())
 
-
-def _write_merged(
-  config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
-  parts: build.Parts,
-  done: Sequence[Mapping[str, Any]],
-  totals: metrics.Totals,
-) -> None:
-  """Merges the sub-models, evaluates the result and writes the report."""
-  more: dict[str, Any] = {
-    'parts': [{k: v for k, v in x.items() if k != 'totals'} for x in done],
-    'words_counted': _WORDS_COUNTED,
-    'merge': None,
-    'vector_bytes': sum(x['vector_bytes'] for x in done),
-  }
-  export = None
-  if config.strategy.merge == 'none':
-    metrics.LOG.info('not merged: %d sub-models in %s', len(done), workdir)
-  else:
-    folders = [folder(config, workdir, part) for part in _wanted(config)]
-    export, merged = _merge(config, parts.source, folders)
-    num_missing = len(parts.source.keys) - len(export.keys)
-    metrics.LOG.info(
-      'merged %d sub-models (%s) in %.1f s: %s words, %s of the vocabulary are '
-      'missing',
-      len(done),
-      config.strategy.merge,
-      merged['merge_secs'],
-      f'{len(export.keys):,}',
-      f'{num_missing:,}',
+  def write_merged(
+    self, done: Sequence[Mapping[str, Any]], totals: metrics.Totals
+  ) -> None:
+    """Merges the sub-models, evaluates the result and writes the report."""
+    export, method = None, self.config.strategy.merge
+    more: dict[str, Any] = {
+      'parts': [{k: v for k, v in x.items() if k != 'totals'} for x in done],
+      'words_counted': _WORDS_COUNTED,
+      'merge': None,
+      'vector_bytes': sum(x['vector_bytes'] for x in done),
+    }
+    if method == 'none':
+      metrics.LOG.info(
+        'not merged: %d sub-models in %s', len(done), self.workdir
+      )
+    else:
+      export, report = self._merge()
+      num_missing = len(self.parts.source.keys) - len(export.keys)
+      more['merge'] = report | {'missing_words': num_missing}
+      more['vocab_words'] = len(export.keys)
+      more['dim'] = export.rows.data.shape[1]
+      metrics.LOG.info(
+        f'merged {len(done)} sub-models ({method}) in '
+        f'{report["merge_secs"]:.1f} s: {len(export.keys):,} words, '
+        f'{num_missing:,} of the vocabulary are missing'
+      )
+    table_bytes = sum(x['table_bytes'] for x in done)
+    results.write(
+      self.config, self.workdir, self.parts, export, totals, table_bytes, more
     )
-    more['merge'] = merged | {'missing_words': num_missing}
-    more['vocab_words'] = len(export.keys)
-    more['dim'] = export.rows.data.shape[1]
-    more['vocab_words'] = len(export.keys)
-  table_bytes = sum(x['table_bytes'] for x in done)
-  results.write(config, workdir, parts, export, totals, table_bytes, more)
 
-
-def _merge(
-  config: ml_collections.ConfigDict,
-  source: data_base.Source,
-  folders: Sequence[pathlib.Path],
-) -> tuple[results.Export, dict[str, Any]]:
-  """The words that any sub-model has, and the report of the merge."""
-  opened = [_open_part(path) for path in folders]
-  if len(opened) > 1:
-    spec = merge_lib.Spec(method=config.strategy.merge)
-    merged = senses_merge.merge(opened, spec)
-    report, vectors = merged.report, merged.vectors
-  else:
-    (merged,) = opened
-    report, vectors = {'merge_secs': 0.0, 'warnings': []}, merged.vectors.open()
-  for line in report['warnings']:
-    metrics.LOG.warning('%s', line)
-  words, senses = merged.words, merged.senses
-  if senses is not None:
-    words, vectors = senses.words, senses.vectors
-    if 'senses' in report:
-      metrics.LOG.info('%s', senses_merge.line(report['senses']))
-  ids = {word: i for i, word in enumerate(source.keys)}
-  rows, vectors = np.array([ids[word] for word in words]), np.asarray(vectors)
-  if senses is None:  # else all words are there, in the order of the text
-    order = np.argsort(rows)
-    words, rows = [words[i] for i in order], rows[order]
-    vectors = vectors[order]
-  counts, encoded = (
-    source.counts[rows],
-    blocks.encode(vectors, config.table.dtype),
-  )
-  if senses is not None:
-    senses = dataclasses.replace(
-      senses, counts=counts, vectors=encoded.decode()
-    )
-  return results.Export(words, counts, encoded, senses), report
+  def _merge(self) -> tuple[results.Export, dict[str, Any]]:
+    """The words that any sub-model has, and the report of the merge."""
+    config, source = self.config, self.parts.source
+    paths = [folder(config, self.workdir, part) for part in _wanted(config)]
+    opened = [_open_part(path) for path in paths]
+    if len(opened) > 1:
+      spec = merge_lib.Spec(method=config.strategy.merge)
+      merged = senses_merge.merge(opened, spec)
+      report, vectors = merged.report, merged.vectors
+    else:
+      (merged,) = opened
+      report, vectors = {'merge_secs': 0.0}, merged.vectors.open()
+    for line in report.get('warnings', ()):
+      metrics.LOG.warning('%s', line)
+    words, senses = merged.words, merged.senses
+    if senses is not None:
+      words, vectors = senses.words, senses.vectors
+      if 'senses' in report:
+        metrics.LOG.info('%s', senses_merge.line(report['senses']))
+    ids = {word: i for i, word in enumerate(source.keys)}
+    rows, vectors = np.array([ids[word] for word in words]), np.asarray(vectors)
+    if senses is None:  # else all words are there, in the order of the text
+      order = np.argsort(rows)
+      words, rows = [words[i] for i in order], rows[order]
+      vectors = vectors[order]
+    counts = source.counts[rows]
+    encoded = blocks.encode(vectors, config.table.dtype)
+    if senses is not None:
+      vectors = encoded.decode()
+      senses = dataclasses.replace(senses, counts=counts, vectors=vectors)
+    return results.Export(words, counts, encoded, senses), report
 
 
 def _open_part(path: pathlib.Path) -> parts_lib.Part:
