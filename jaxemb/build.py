@@ -434,9 +434,12 @@ def parts(
 
 def fingerprints(parts: Parts) -> dict[str, str]:
   """Of what a checkpoint belongs to, named for a message about a change."""
+  rows = getattr(parts.trainable.model, 'rows', None)
   return {
     'the data': parts.source.fingerprint,
-    'config.senses.words': sense_rows.digest(parts.trainable.model),
+    'config.senses.words': rows.digest()
+    if isinstance(rows, sense_rows.Rows)
+    else '',
   }
 
 

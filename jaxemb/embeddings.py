@@ -333,7 +333,6 @@ class Embeddings:
     export.write(
       folder, self.index_to_key, self.vectors, counts, is_minimal=True
     )
-    senses_lib.remove(pathlib.Path(folder))
     senses_lib.write(pathlib.Path(folder), self.sense_table)
 
   def save_word2vec_format(

@@ -130,7 +130,6 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     for line in report['warnings']:
       print(f'warning: {line}', file=sys.stderr)
     exported = time.monotonic()
-    table.remove(output / 'export')  # those of an earlier merge
     export.write(output / 'export', merged.words, merged.vectors, merged.counts)
     table.write(output / 'export', merged.senses)
     arrays = {'vectors': merged.vectors}

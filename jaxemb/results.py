@@ -20,7 +20,6 @@ from jaxemb.evaluation import benchmarks, words
 from jaxemb.report import report
 from jaxemb.runtime import distributed, hlo, mesh, resources
 from jaxemb.senses import evaluate as senses_evaluate
-from jaxemb.senses import rows as sense_rows
 from jaxemb.senses import table as senses_lib
 from jaxemb.storage import export as export_lib
 from jaxemb.storage import orbax_export, vectors_npy
@@ -73,12 +72,17 @@ def collect(
   """
   source, model = parts.source, parts.trainable.model
   tables = {'vectors': export_rows(model.vectors_table)}
-  senses = sense_rows.of_model(
-    config,
-    model,
-    lambda name: export_rows(name).rows,
-    vocab.Vocabulary(source.keys, source.counts),
-  )
+  encoded, senses = tables['vectors'].encoded, None
+  if hasattr(model, 'export_senses'):
+    senses = model.export_senses(
+      lambda name: export_rows(name).rows,
+      vocab.Vocabulary(source.keys, source.counts),
+    )
+    window = config.senses.query_window or senses.window
+    senses = dataclasses.replace(senses, window=window)
+    if senses.contexts is not None:  # its vectors are not those of the table
+      encoded = blocks.encode(senses.vectors, encoded.dtype)
+      senses = dataclasses.replace(senses, vectors=encoded.decode())
   if senses is None and model.contexts_table:
     tables['context_vectors'] = export_rows(model.contexts_table)
   others: dict[str, Any] = {k: x.rows for k, x in tables.items()}
@@ -86,8 +90,7 @@ def collect(
   optimizer = {k: x.slots for k, x in tables.items() if x.slots}
   if optimizer:
     others['optimizer'] = optimizer
-  rows, senses = sense_rows.exported(tables['vectors'].encoded, senses)
-  return Export(source.keys, source.counts, rows, senses, others)
+  return Export(source.keys, source.counts, encoded, senses, others)
 
 
 def log_data(parts: build.Parts) -> None:

@@ -49,6 +49,8 @@ class Tree:
   compact_rest: int  # nodes in the path ends of a group, in most steps
   decisions: float  # mean length of the paths of centers
 
+  loss = 'hierarchical_softmax'
+
   @property
   def untrained_loss(self) -> float:
     """Nats per pair."""

@@ -31,7 +31,7 @@ priors. This v_k is in P(O | I, k) and in the export.
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,7 @@ from jaxemb.tables import spec as spec_lib
 from jaxemb.text import vocab
 
 MEANS = 'context_means'
+WEIGHTS, UNIFORMS = 'weights', 'uniforms'  # beside the ids of the tables
 _MOMENTUM = 0.9  # of priors and means; rises to 1 during training
 _HALF_WEIGHT = 1e-3  # relative frequency of a word of weight 1/2 in contexts
 # kappa per word of a context: a mean of n words has 1/n of the variance. SCWS
@@ -54,15 +55,6 @@ _CONCENTRATION_PER_WORD = 25 / 6
 # fraction of all tokens, above which it saves little.
 _COMPACT, _MAX_COMPACT = 1.2, 0.8
 _KEY = np.uint32(0x7F4A7C15)  # keeps draws independent of those of negatives
-
-
-class Step(NamedTuple):
-  """What the rows of a step of k chunks are."""
-
-  targets: targets.Targets
-  tokens: jax.Array  # [slots] int32, see `rows.Slots`
-  weights: jax.Array  # [k, c + 2 W] float32, of tokens in contexts
-  uniforms: jax.Array  # [slots] float32, to draw senses by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +126,11 @@ class ContextMixture(base.Model):
     return min(slots, num_tokens)
 
   def ids(self, batch: base.StepBatch, key: jax.Array) -> dict[str, Any]:
-    """Input: [k (c + 2 W) + S K], of k chunks and S slots. Means: [S, K]."""
+    """Input: [k (c + 2 W) + S K], of k chunks and S slots. Means: [S, K].
+
+    Beside these the weights [k, c + 2 W] float32 of tokens in contexts, and
+    uniform numbers [S] float32 to draw senses by.
+    """
     s, rows = self.spec, self.rows
     found = self.outputs.find_targets(s, batch, key)
     window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
@@ -152,8 +148,8 @@ class ContextMixture(base.Model):
       means = rows.num_senses * slots.priors_ids[:, None]
       means += jnp.arange(rows.num_senses)[None]
       ids[MEANS] = jnp.minimum(means, rows.num_ambiguous * rows.num_senses)
-    ids[mixture.STEP] = Step(found, slots.tokens, weights, uniforms)
-    return ids
+    ids |= {mixture.TARGETS: found, mixture.SLOTS: slots}
+    return ids | {WEIGHTS: weights, UNIFORMS: uniforms}
 
   def loss(
     self,
@@ -165,15 +161,14 @@ class ContextMixture(base.Model):
   ) -> tuple[jax.Array, base.Aux]:
     """-log P(center | context, drawn sense), summed over the pairs."""
     del params, key
-    s, step = self.spec, ids[mixture.STEP]
-    sides = batch.left, batch.right
+    s, sides = self.spec, (batch.left, batch.right)
     mask = windows.window_mask(*sides, s.chunk, s.window)
     token_rows, zero = rows[skipgram.INPUT], 0.0
     if self.rows.num_ambiguous:
-      token_rows, zero = self._drawn(rows, step, mask, batch.progress)
+      token_rows, zero = self._drawn(rows, ids, mask, batch.progress)
     loss = zero + targets.window_loss(
       s,
-      step.targets,
+      ids[mixture.TARGETS],
       self.outputs.compact_rest,
       token_rows,
       rows[skipgram.OUTPUT],
@@ -185,34 +180,32 @@ class ContextMixture(base.Model):
   def _drawn(
     self,
     rows: Mapping[str, jax.Array],
-    step: Step,
+    ids: Mapping[str, Any],
     mask: jax.Array,
     progress: jax.Array | float,
   ) -> tuple[jax.Array, jax.Array]:
     """Vectors of all tokens, those of a drawn sense in the slots.
 
-    Args:
-      rows: of the tables.
-      step: what they are.
-      mask: [k, c, c + 2 W] float32, which tokens are contexts of which center.
-      progress: fraction of training done.
+    Takes rows and ids of the tables, a mask [k, c, c + 2 W] float32 of which
+    tokens are contexts of which center, and the fraction of training done.
 
     Returns:
       [k, c + 2 W, d] float32; and 0, with the gradients of priors and means.
     """
-    num, input_rows = step.weights.size, rows[skipgram.INPUT]
+    weights, tokens = ids[WEIGHTS], ids[mixture.SLOTS].tokens
+    num, input_rows = weights.size, rows[skipgram.INPUT]
     num_senses, dim = self.rows.num_senses, input_rows.shape[-1]
     senses = input_rows[num:].reshape(-1, num_senses, dim)
 
     def with_slots(slots):
-      filled = input_rows[:num].at[step.tokens].set(slots, mode='drop')
-      return filled.reshape(*step.weights.shape, dim)
+      filled = input_rows[:num].at[tokens].set(slots, mode='drop')
+      return filled.reshape(*weights.shape, dim)
 
     prior_rows, mean_rows = rows[mixture.PRIORS], rows[MEANS]
     priors = jax.lax.stop_gradient(self.priors_of(prior_rows))
     common = jax.lax.stop_gradient(jnp.einsum('sk,skd->sd', priors, senses))
     contexts, has_context = jax.lax.stop_gradient(
-      self._contexts(with_slots(common), step, mask)
+      self._contexts(with_slots(common), weights, tokens, mask)
     )
     # E step.
     are_tied = progress < self.tied_until
@@ -224,7 +217,7 @@ class ContextMixture(base.Model):
     # Tied senses may have been initialised apart: all stand for the first.
     sums = jnp.cumsum(gamma[:, :-1], 1)
     drawn = jax.nn.one_hot(
-      jnp.sum(sums < step.uniforms[:, None], 1), num_senses
+      jnp.sum(sums < ids[UNIFORMS][:, None], 1), num_senses
     )
     used = jnp.where(are_tied, jnp.eye(num_senses)[:1], drawn)
     used_rows = jnp.einsum('sk,skd->sd', used, senses)
@@ -247,13 +240,18 @@ class ContextMixture(base.Model):
     return with_slots(slots), zero
 
   def _contexts(
-    self, token_rows: jax.Array, step: Step, mask: jax.Array
+    self,
+    token_rows: jax.Array,
+    weights: jax.Array,
+    tokens: jax.Array,
+    mask: jax.Array,
   ) -> tuple[jax.Array, jax.Array]:
     """Mean x around each slot: of the centers that its token is a context of.
 
     Args:
       token_rows: [k, c + 2 W, d] float32.
-      step: what they are.
+      weights: [k, c + 2 W] float32.
+      tokens: [slots] int32, see `rows.Slots`.
       mask: [k, c, c + 2 W] float32.
 
     Returns:
@@ -263,13 +261,13 @@ class ContextMixture(base.Model):
     centers = slice(s.window, token_rows.shape[1] - s.window)
     vectors = s.row_ops.whole(token_rows[:, centers], s.dim)
     lengths = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
-    weights = step.weights[:, centers, None]
-    vectors = vectors * (weights / jnp.maximum(lengths, 1e-30))
+    center_weights = weights[:, centers, None]
+    vectors = vectors * (center_weights / jnp.maximum(lengths, 1e-30))
     # One product for the sums of vectors and of weights.
     sums = products.weighted_sums(
-      mask.transpose(0, 2, 1), jnp.concatenate([vectors, weights], -1)
-    ).reshape(step.weights.size, -1)
-    sums = sums.at[step.tokens].get(mode='fill', fill_value=0)
+      mask.transpose(0, 2, 1), jnp.concatenate([vectors, center_weights], -1)
+    ).reshape(weights.size, -1)
+    sums = sums.at[tokens].get(mode='fill', fill_value=0)
     total = sums[:, -1:]
     return sums[:, :-1] / jnp.maximum(total, 1e-30), (total[:, 0] > 0) * 1.0
 
@@ -309,10 +307,6 @@ class ContextMixture(base.Model):
       contexts=table.Contexts(means, self.concentration, _HALF_WEIGHT),
     )
 
-  def rows_digest(self) -> str:
-    """Identifies which rows are senses of which words."""
-    return self.rows.digest()
-
 
 jax.tree_util.register_dataclass(
   ContextMixture,
@@ -333,15 +327,9 @@ def make(
   num_senses: int,
   min_window: int,
 ) -> ContextMixture:
-  """The mixture for a corpus.
+  """The mixture; words of the mask [vocab] bool have `num_senses` each.
 
-  Args:
-    spec: sizes.
-    corpus: the vocabulary.
-    outputs: the loss, of `hierarchical.tree` or `mixture.sampled`.
-    mask: [vocab] bool, ambiguous words.
-    num_senses: of each of these.
-    min_window: windows are uniform in [min_window, spec.window].
+  Windows are uniform in [min_window, spec.window].
   """
   rows = rows_lib.number(mask, num_senses)
   frequencies = corpus.counts / corpus.counts.sum()
@@ -365,11 +353,8 @@ def shifted(
 ) -> jax.Array:
   """[words, K, d], |r| (m_k - m).
 
-  Args:
-    common: [words, d] float32, r.
-    priors: [words, K] float32.
-    means: [words, K, dim] float32, of contexts.
-    row_ops: of the layout of r.
+  Of mean rows r [words, d], priors [words, K] and mean contexts m_k
+  [words, K, dim].
   """
   squares = row_ops.sum_columns(jnp.sum(common * common, -1))
   differences = means - jnp.einsum('wk,wkd->wd', priors, means)[:, None]

@@ -10,7 +10,6 @@ Scores are Spearman's correlation of the mean ratings with (Reisinger and Mooney
   single   cosine of the means of the senses, weighted by priors
 """
 
-import math
 import pathlib
 import re
 from collections.abc import Sequence
@@ -40,7 +39,7 @@ def read_scws(path: pathlib.Path | str) -> list[Question]:
   """Reads lines of 18 tab fields, the word between `<b>` and `</b>`.
 
   Raises:
-    errors.UserError: The file cannot be read, or has no such line.
+    errors.UserError: the file cannot be read, or has no such line.
   """
   try:
     text = pathlib.Path(path).read_bytes().decode('utf-8', errors='replace')
@@ -48,8 +47,7 @@ def read_scws(path: pathlib.Path | str) -> list[Question]:
     raise errors.UserError(
       f'cannot read {path}: {error.strerror or error}; check the path'
     ) from error
-  questions = [_question(line) for line in text.splitlines()]
-  questions = [x for x in questions if x is not None]
+  questions = list(filter(None, map(_question, text.splitlines())))
   if not questions:
     raise errors.UserError(
       f'{path} is no SCWS file: expected 18 tab fields a line, with the word '
@@ -59,23 +57,18 @@ def read_scws(path: pathlib.Path | str) -> list[Question]:
 
 
 def _question(line: str) -> Question | None:
-  pair = benchmarks.parse_scws(line)
-  if pair is None:
-    return None
-  *words, rating = pair
-  texts, positions = [], []
-  for field in line.split('\t')[5:7]:
-    before, opening, rest = field.partition('<b>')
-    word, closing, after = rest.partition('</b>')
-    if not opening or not closing:
+  pair, texts, positions = benchmarks.parse_scws(line), [], []
+  for field in line.split('\t')[5:7] if pair else ():
+    parts = re.fullmatch('(.*?)<b>(.*?)</b>(.*)', field)
+    if parts is None:
       return None
-    tokens = _TOKEN.findall(before)
-    positions.append(len(tokens))
-    after = after.replace('<b>', ' ').replace('</b>', ' ')
+    before, word, after = (
+      _TOKEN.findall(re.sub('</?b>', ' ', x)) for x in parts.groups()
+    )
+    positions.append(len(before))
     # The word may hold several tokens but takes one position.
-    tokens.append(''.join(_TOKEN.findall(word)) or 'x')
-    texts.append(tokens + _TOKEN.findall(after))
-  return Question(tuple(words), tuple(texts), tuple(positions), rating)
+    texts.append([*before, ''.join(word) or 'x', *after])
+  return pair and Question(pair[:2], tuple(texts), tuple(positions), pair[2])
 
 
 def similarities(
@@ -83,10 +76,7 @@ def similarities(
 ) -> np.ndarray:
   """[questions, measures] float64; NaN if a word is unknown.
 
-  Args:
-    senses: the vectors.
-    questions: pairs in their contexts.
-    window: known words on each side; 0 = that of the vectors.
+  Contexts are of `window` known words on each side; 0 = that of the vectors.
   """
   result = np.full((len(questions), len(MEASURES)), np.nan)
   for i, question in enumerate(questions):
@@ -99,14 +89,13 @@ def similarities(
     for word, tokens, position in zip(
       words, question.texts, question.positions, strict=True
     ):
-      rows = senses.rows(word)
-      vectors = senses.vectors[rows].astype(np.float64)
       context = ()
       if senses.can_disambiguate:
         context = senses.context(tokens, position, window)
+      vectors = senses.vectors[senses.rows(word)].astype(np.float64)
       units.append(geometry.unit(vectors))
       chances.append(senses.posterior(word, context))
-      means.append(senses.priors[rows] @ vectors)
+      means.append(senses.priors[senses.rows(word)] @ vectors)
     cosines = units[0] @ units[1].T
     lengths = [max(np.linalg.norm(x), 1e-30) for x in means]
     result[i] = (
@@ -127,15 +116,11 @@ def evaluate(
 ) -> dict[str, dict]:
   """Scores on SCWS files by `file measure`, in the form of `words.evaluate`.
 
-  Senses that cannot be disambiguated have only the measures without contexts.
-
-  Args:
-    senses: the vectors.
-    paths: of the files.
-    window: known words on each side; 0 = that of the vectors.
+  Senses that cannot be disambiguated have only the measures without contexts,
+  which are of `window` known words on each side; 0 = that of the vectors.
 
   Raises:
-    errors.UserError: A file cannot be read.
+    errors.UserError: a file cannot be read.
   """
   from scipy import stats  # takes a third of a second
 
@@ -149,14 +134,15 @@ def evaluate(
       if not senses.can_disambiguate and name in _NEED_CONTEXTS:
         continue
       pairs = ratings[is_known], column[is_known]
-      is_defined = all(len(set(x.tolist())) > 1 for x in pairs)
-      score = float(stats.spearmanr(*pairs)[0]) if is_defined else None
-      pearson = float(stats.pearsonr(*pairs)[0]) if is_defined else math.nan
+      score = pearson = None
+      if all(len(np.unique(x)) > 1 for x in pairs):
+        score = float(stats.spearmanr(*pairs)[0])
+        pearson = float(stats.pearsonr(*pairs)[0])
       results[f'{pathlib.Path(path).stem} {name}'] = {
         'kind': 'similarity',
         'layout': 'scws-senses',
         'score': score,
-        'pearson': pearson if math.isfinite(pearson) else None,
+        'pearson': pearson,
         'found': int(is_known.sum()),
         'total': len(questions),
         'oov': int((~is_known).sum()),

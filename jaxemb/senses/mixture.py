@@ -25,7 +25,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ from jaxemb.tables import spec as spec_lib
 from jaxemb.text import vocab
 
 PRIORS = 'priors'
-STEP = 'step'  # beside the ids of the tables: targets and slots
+TARGETS, SLOTS = 'targets', 'slots'  # beside the ids of the tables
 _MOMENTUM = 0.05  # of priors; rises to 1 during training
 _NUM_BLOCKS = 16  # if all tokens of a step are ambiguous
 
@@ -57,6 +57,8 @@ class Sampled:
   decisions: float  # per pair
   group: int  # c
   compact_rest: int = 0
+
+  loss = 'negative_sampling'
 
   @property
   def untrained_loss(self) -> float:
@@ -156,16 +158,8 @@ def tables(
   A row of priors has one more column, which stays zero: its gradient counts the
   observations of the step.
   """
-  specs = {
-    skipgram.INPUT: spec_lib.TableSpec(
-      skipgram.INPUT,
-      rows.num,
-      spec.dim,
-      0.5 / spec.dim,
-      lookups_per_center=lookups.get(skipgram.INPUT),
-    ),
-    skipgram.OUTPUT: outputs.table(spec, lookups.get(skipgram.OUTPUT)),
-  }
+  specs = skipgram.tables(dataclasses.replace(spec, vocab=rows.num), lookups)
+  specs[skipgram.OUTPUT] = outputs.table(spec, lookups.get(skipgram.OUTPUT))
   if rows.num_ambiguous:
     specs[PRIORS] = spec_lib.TableSpec(
       PRIORS,
@@ -195,13 +189,7 @@ def export_senses(
   table_rows: Callable[[str], np.ndarray],
   vocabulary: vocab.Vocabulary,
 ) -> table.Senses:
-  """The senses of a trained mixture, of either kind.
-
-  Args:
-    model: with `spec`, `rows` and `priors_of`.
-    table_rows: name of a table -> its rows, float32.
-    vocabulary: of the text.
-  """
+  """The senses of a trained mixture, from the float32 rows of its tables."""
   rows = model.rows
   priors = np.ones(rows.num, np.float32)
   if rows.num_ambiguous:
@@ -217,18 +205,10 @@ def export_senses(
     table_rows(skipgram.INPUT),
     priors,
     table_rows(skipgram.OUTPUT),
-    None,
+    model.outputs.loss,
     model.spec.negatives,
     model.spec.window,
   )
-
-
-class Step(NamedTuple):
-  """What the rows of a step of k chunks are."""
-
-  targets: targets.Targets
-  is_single: jax.Array  # [k, c + 2 W] bool
-  tokens: jax.Array  # [slots] int32, see `rows.Slots`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,14 +238,10 @@ class Mixture(base.Model):
     found = self.outputs.find_targets(s, batch, key)
     window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
     slots = rows_lib.slots(self.rows, window)
-    ids = {
-      skipgram.INPUT: slots.ids,
-      skipgram.OUTPUT: found.ids,
-      STEP: Step(found, slots.is_single, slots.tokens),
-    }
+    ids = {skipgram.INPUT: slots.ids, skipgram.OUTPUT: found.ids}
     if self.rows.num_ambiguous:
       ids[PRIORS] = slots.priors_ids
-    return ids
+    return ids | {TARGETS: found, SLOTS: slots}
 
   def loss(
     self,
@@ -277,9 +253,10 @@ class Mixture(base.Model):
   ) -> tuple[jax.Array, base.Aux]:
     """-log P(center | context), summed over the pairs."""
     del params, key
-    s, g, step = self.spec, self.outputs.group, ids[STEP]
+    s, g = self.spec, self.outputs.group
+    found, slots = ids[TARGETS], ids[SLOTS]
     sides = batch.left, batch.right
-    is_single = step.is_single.astype(jnp.float32)
+    is_single = slots.is_single.astype(jnp.float32)
     num = is_single.size
     near = targets.groups(is_single[..., None], g, s.window)[:, None, :, 0]
     input_rows = rows[skipgram.INPUT]
@@ -287,7 +264,7 @@ class Mixture(base.Model):
     input_rows = input_rows.reshape(-1, dim)
     loss = targets.window_loss(
       s,
-      step.targets,
+      found,
       self.outputs.compact_rest,
       input_rows[:num].reshape(*is_single.shape, dim),
       rows[skipgram.OUTPUT],
@@ -302,7 +279,7 @@ class Mixture(base.Model):
         lambda *x: value_and_grads(*x)[0],
         value_and_grads,
         args,
-        (step.tokens, step.targets.lists, batch),
+        (slots.tokens, found.lists, batch),
       )
     return loss, base.Aux(skipgram.num_contexts(batch).sum())
 
@@ -315,10 +292,6 @@ class Mixture(base.Model):
   ) -> table.Senses:
     """See `export_senses`."""
     return export_senses(self, rows, vocabulary)
-
-  def rows_digest(self) -> str:
-    """Identifies which rows are senses of which words."""
-    return self.rows.digest()
 
 
 jax.tree_util.register_dataclass(
@@ -333,15 +306,7 @@ def make(
   mask: np.ndarray,
   num_senses: int,
 ) -> Mixture:
-  """The mixture for a corpus.
-
-  Args:
-    spec: sizes.
-    corpus: the vocabulary.
-    outputs: the loss, of `hierarchical.tree` or `sampled`.
-    mask: [vocab] bool, ambiguous words.
-    num_senses: of each of these.
-  """
+  """The mixture; words of the mask [vocab] bool have `num_senses` each."""
   rows = rows_lib.number(mask, num_senses)
   return Mixture(outputs, rows, spec, lookups(spec, outputs, rows, corpus))
 

@@ -12,7 +12,7 @@ so that words with one sense pay nothing for the others.
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,9 +21,6 @@ import ml_collections
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.senses import table
-from jaxemb.tables import blocks
-from jaxemb.text import vocab
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,23 +49,17 @@ class Rows:
   def find(self, window: jax.Array) -> tuple[jax.Array, jax.Array]:
     """[k, w] bool, words with one sense and ambiguous ones; others are padding.
 
-    Args:
-      window: [k, w] int32, ids of words; those at or above vocab are padding.
+    Of ids of words [k, w] int32; those at or above vocab are padding.
     """
     is_word = window < len(self.first)
-    is_ambiguous = is_word & (_take(self.priors, window) < self.num_ambiguous)
+    priors = self.priors.at[window].get(mode='clip')
+    is_ambiguous = is_word & (priors < self.num_ambiguous)
     return is_word & ~is_ambiguous, is_ambiguous
 
 
 jax.tree_util.register_dataclass(
   Rows, ['first', 'priors'], ['num_senses', 'num', 'num_ambiguous']
 )
-
-
-def _take(array: jax.Array, ids: jax.Array) -> jax.Array:
-  """Elements of an array; padding has those of the last word."""
-  ids = jnp.minimum(ids, len(array) - 1)
-  return array.at[ids].get(mode='promise_in_bounds')
 
 
 def number(mask: np.ndarray, num_senses: int) -> Rows:
@@ -106,7 +97,7 @@ def slots(rows: Rows, window: jax.Array, num_slots: int | None = None) -> Slots:
     num_slots: at least the number of ambiguous tokens; None = k w.
   """
   is_single, is_ambiguous = rows.find(window)
-  first = _take(rows.first, window)
+  first = rows.first.at[window].get(mode='clip')
   ids = jnp.where(is_single, first, rows.num)
   if not rows.num_ambiguous:
     none = window[:0, 0]
@@ -122,11 +113,12 @@ def slots(rows: Rows, window: jax.Array, num_slots: int | None = None) -> Slots:
   senses = of_slots(first, rows.num)[:, None]
   senses = senses + jnp.arange(rows.num_senses)[None]
   senses = jnp.minimum(senses, rows.num)
+  priors = rows.priors.at[window].get(mode='clip')
   return Slots(
     jnp.concatenate([ids.reshape(-1), senses.reshape(-1)]),
     is_single,
     tokens,
-    of_slots(_take(rows.priors, window), rows.num_ambiguous),
+    of_slots(priors, rows.num_ambiguous),
   )
 
 
@@ -138,99 +130,37 @@ class Ambiguous(NamedTuple):
   num_unknown: int  # of these, outside the vocabulary
 
 
-def read_words(path: pathlib.Path | str) -> list[str]:
-  """The first field of each line that is neither blank nor a `#` comment.
+def ambiguous(
+  config: ml_collections.ConfigDict, words: Sequence[str]
+) -> Ambiguous:
+  """The words [vocab], by falling count, that get several senses.
+
+  The file `config.senses.words` has a word in the first field of each line that
+  is neither blank nor a `#` comment.
 
   Raises:
-    errors.UserError: The file cannot be read, or has no word.
+    errors.UserError: the file cannot be read, or has no word of these.
   """
-  path = pathlib.Path(path).expanduser()
+  path = config.senses.words
+  mask = np.arange(len(words)) < np.ceil(config.senses.top_ratio * len(words))
+  if not path:
+    return Ambiguous(mask, 0, 0)
   try:
-    lines = path.read_text(encoding='utf-8-sig').splitlines()
+    text = pathlib.Path(path).expanduser().read_text(encoding='utf-8-sig')
   except (OSError, UnicodeDecodeError) as error:
     raise errors.UserError(
       f'cannot read config.senses.words={path}: {error}; give a text file with '
       "a word per line, or ''"
     ) from error
-  words = [line.split()[0] for line in lines if line.split()]
-  words = [word for word in words if not word.startswith('#')]
-  if not words:
-    raise errors.UserError(
-      f"config.senses.words={path} has no word; give a word per line, or ''"
-    )
-  return words
-
-
-def ambiguous(
-  config: ml_collections.ConfigDict, words: Sequence[str]
-) -> Ambiguous:
-  """The words that `config.senses` gives several senses.
-
-  Args:
-    config: checked settings.
-    words: [vocab], the most frequent first.
-
-  Raises:
-    errors.UserError: The list cannot be read, or has no word of these.
-  """
-  s = config.senses
-  num_top = int(np.ceil(s.top_ratio * len(words)))
-  mask = np.arange(len(words)) < num_top
-  if not s.words:
-    return Ambiguous(mask, 0, 0)
-  listed = set(read_words(s.words))
-  if config.data.lowercase:
-    listed = {word.lower() for word in listed}
+  text = text.lower() if config.data.lowercase else text
+  fields = [line.split()[0] for line in text.splitlines() if line.split()]
+  listed = {word for word in fields if not word.startswith('#')}
   is_listed = np.fromiter((x in listed for x in words), bool, len(words))
   num_known = int(is_listed.sum())
   if not num_known:
     raise errors.UserError(
-      f'config.senses.words={s.words} has none of the {len(words):,} words of '
-      'the vocabulary; give other words (check upper and lower case)'
+      f'config.senses.words={path} has {len(listed):,} words, none of the '
+      f'{len(words):,} of the vocabulary; give one per line (check upper and '
+      'lower case)'
     )
   return Ambiguous(mask | is_listed, len(listed), len(listed) - num_known)
-
-
-def of_model(
-  config: ml_collections.ConfigDict,
-  model: Any,
-  rows: Callable[[str], np.ndarray],
-  vocabulary: vocab.Vocabulary,
-) -> table.Senses | None:
-  """The senses of a trained model; None if its words have one vector each.
-
-  Args:
-    config: the settings.
-    model: one with `export_senses`, or another.
-    rows: name of a table -> its rows, float32; a collective call of all
-      processes.
-    vocabulary: of the text.
-  """
-  if not hasattr(model, 'export_senses'):
-    return None
-  senses = model.export_senses(rows, vocabulary)
-  window = config.senses.query_window or senses.window
-  return dataclasses.replace(senses, loss=config.model.loss, window=window)
-
-
-def digest(model: Any) -> str:
-  """Identifies which rows are senses of which words; '' for other models."""
-  return model.rows_digest() if hasattr(model, 'rows_digest') else ''
-
-
-def exported(
-  rows: blocks.Encoded, senses: table.Senses | None
-) -> tuple[blocks.Encoded, table.Senses | None]:
-  """Vectors in the dtype in which they are stored.
-
-  Args:
-    rows: [rows, dim], of the table.
-    senses: None = words have one vector each.
-
-  Returns:
-    Rows for the files, and the senses with the same, rounded vectors.
-  """
-  if senses is None or senses.contexts is None:
-    return rows, senses
-  rows = blocks.encode(senses.vectors, rows.dtype)
-  return rows, dataclasses.replace(senses, vectors=rows.decode())

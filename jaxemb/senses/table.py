@@ -133,13 +133,9 @@ class Senses:
     return weights / weights.sum()
 
   def log_likelihoods(self, word: int, context: Sequence[int]) -> np.ndarray:
-    """[senses, context] float64, log P(o | word, k).
+    """[senses, context] float64, log P(o | word, k) of ids o.
 
     Negatives contribute their expectation, the same for every o.
-
-    Args:
-      word: id.
-      context: ids of the words o.
     """
     vectors = self.vectors[self.rows(word)].astype(np.float64)
     context = np.asarray(context, np.int64)
@@ -155,14 +151,10 @@ class Senses:
     return np.sum(np.where(on_path, terms, 0), -1)
 
   def posterior(self, word: int, context: Sequence[int]) -> np.ndarray:
-    """[senses] float64, p(k | w, c); the priors if the context is empty.
-
-    Args:
-      word: id.
-      context: ids.
+    """[senses] float64, p(k | w, c) of ids; the priors if the context is empty.
 
     Raises:
-      errors.UserError: Contexts cannot disambiguate these senses.
+      errors.UserError: contexts cannot disambiguate these senses.
     """
     priors = self.priors[self.rows(word)].astype(np.float64)
     logs = np.log(np.maximum(priors, 1e-30))
@@ -190,14 +182,10 @@ class Senses:
   def context(
     self, tokens: Sequence[str], position: int, window: int = 0
   ) -> list[int]:
-    """Ids of the known words around a position.
+    """Ids of the known words around a position of a text.
 
-    Args:
-      tokens: of the text.
-      position: of the word to disambiguate.
-      window: known words on each side; 0 = `self.window`.
+    There are up to `window` on each side; 0 = `self.window`.
     """
-    check_window(window)
     window = window or self.window
     before, after = (
       [self.index[x] for x in (spelled(t, self.index) for t in side) if x]
@@ -213,9 +201,7 @@ def _log_sigmoid(x: np.ndarray) -> np.ndarray:
 def row_names(words: Sequence[str], starts: np.ndarray) -> list[str]:
   """[rows] names: the word, or `word#sense` if it has several.
 
-  Args:
-    words: [vocab].
-    starts: [vocab + 1] int, first row of each.
+  Of words [vocab] and the first row of each, [vocab + 1] int.
   """
   names, known = [], set(words)
   for word, size in zip(words, np.diff(starts).tolist(), strict=True):
@@ -254,17 +240,16 @@ def locate(
 ) -> tuple[list[str], str | None]:
   """Tokens of a sentence, and the known word at a position (see `spelled`).
 
-  Args:
-    sentence: tokens, or a text to split at white space.
-    position: counted from 0.
-    known: all words.
-    window: to check.
+  A text is split at white space; positions count from 0.
 
   Raises:
-    errors.UserError: The position is outside, or the window negative.
+    errors.UserError: the position is outside, or the window negative.
   """
   tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
-  check_window(window)
+  if window < 0:
+    raise errors.UserError(
+      f'window={window} must be 0 (the window of the vectors) or more'
+    )
   if not 0 <= position < len(tokens):
     raise errors.UserError(
       f'position {position} is outside the sentence of {len(tokens)} words; '
@@ -273,67 +258,47 @@ def locate(
   return tokens, spelled(tokens[position], known)
 
 
-def check_window(window: int) -> None:
-  """Raises a `UserError` for a negative window."""
-  if window < 0:
-    raise errors.UserError(
-      f'window={window} must be 0 (the window of the vectors) or more'
-    )
-
-
 # ---- files
-
-
-def remove(folder: pathlib.Path) -> None:
-  """Removes the files of senses, if any."""
-  for name in FILES:
-    (folder / name).unlink(missing_ok=True)
 
 
 def write(folder: pathlib.Path, senses: Senses | None) -> None:
   """Writes the files of senses next to those of the vectors.
 
-  Args:
-    folder: created if missing.
-    senses: of words without white space; None = nothing to write.
+  They replace those of an earlier export; None = there are no senses. Words
+  have no white space.
 
   Raises:
-    errors.UserError: A file cannot be written.
+    errors.UserError: a file cannot be written.
   """
+  for name in FILES:
+    (folder / name).unlink(missing_ok=True)
   if senses is None:
     return
-  facts = {
-    'loss': senses.loss,
-    'negatives': senses.negatives,
-    'window': senses.window,
-  }
-  arrays = {'outputs': senses.outputs, 'means': None}
+  facts = {key: getattr(senses, key) for key in _FACTS}
+  arrays = {'outputs': senses.outputs}
   if senses.contexts is not None:
-    arrays['means'], facts['concentration'], facts['half_weight'] = (
-      senses.contexts
-    )
+    facts |= {key: getattr(senses.contexts, key) for key in _CONTEXT_FACTS}
+    arrays['means'] = senses.contexts.means
   for name, array in arrays.items():
-    if array is None:
-      (folder / f'{name}.npy').unlink(missing_ok=True)
-      continue
-    with atomic.write(folder / f'{name}.npy') as file:
-      np.save(file, np.ascontiguousarray(array, '<f4'))
-  starts, vectors = senses.starts.tolist(), senses.vectors
-  with atomic.write(folder / 'priors.txt') as file:
+    if array is not None:
+      with atomic.write(folder / f'{name}.npy') as file:
+        np.save(file, np.ascontiguousarray(array, '<f4'))
+  num_words, (num_rows, dim) = len(senses.words), senses.vectors.shape
+  with (
+    atomic.write(folder / 'priors.txt') as priors,
+    atomic.write(folder / 'dmwe.txt') as dmwe,
+  ):
+    dmwe.write(f'{num_words} {num_rows} {dim}\n'.encode())
     for i, word in enumerate(senses.words):
-      for row in range(starts[i], starts[i + 1]):
-        line = f'{word} {row - starts[i]} {senses.priors[row]:.9g}\n'
-        file.write(line.encode())
-  with atomic.write(folder / 'dmwe.txt') as file:
-    file.write(
-      f'{len(senses.words)} {len(vectors)} {vectors.shape[1]}\n'.encode()
-    )
-    for i, word in enumerate(senses.words):
-      rows = senses.rows(i)
-      file.write(f'{word} {rows.stop - rows.start}\n'.encode())
-      lines = np.column_stack([senses.priors[rows], vectors[rows]])
-      for line in word2vec_format.text_rows(lines.astype(np.float32)):
-        file.write(line + b'\n')
+      chances, vectors = (
+        x[senses.rows(i)] for x in (senses.priors, senses.vectors)
+      )
+      for k, prior in enumerate(chances.tolist()):
+        priors.write(f'{word} {k} {prior:.9g}\n'.encode())
+      dmwe.write(f'{word} {len(chances)}\n'.encode())
+      lines = np.column_stack([chances, vectors]).astype(np.float32)
+      for line in word2vec_format.text_rows(lines):
+        dmwe.write(line + b'\n')
   with atomic.write(folder / 'senses.json') as file:
     file.write(json.dumps(facts, indent=1).encode())
 
@@ -346,33 +311,34 @@ def read(
 ) -> Senses | None:
   """Reads what `write` wrote; None if the folder has no senses.
 
-  Args:
-    folder: of the files.
-    names: [rows], of the vectors.
-    counts: [rows] int64.
-    vectors: [rows, dim] float32.
+  Takes the rows of the vectors: names, counts [rows] int64 and [rows, dim]
+  float32.
 
   Raises:
-    errors.UserError: A file is missing or damaged, or of other vectors.
+    errors.UserError: a file is missing or damaged, or of other vectors.
   """
   if not (folder / 'senses.json').exists():
     return None
   facts = _read_facts(folder / 'senses.json')
-  words, starts, priors = _read_priors(folder / 'priors.txt')
-  num_rows, dim = vectors.shape
+  path, (num_rows, dim) = folder / 'priors.txt', vectors.shape
+  words, starts, priors = _read_priors(path)
   if len(priors) != num_rows:
-    raise errors.UserError(
-      f'{folder}: priors.txt has {len(priors)} lines, vocab.txt {num_rows}; '
-      'export again'
-    )
-  _check_names(folder, names, row_names(words, starts))
+    raise _damaged(path, f'has {len(priors)} lines, vocab.txt {num_rows}')
+  for row, pair in enumerate(zip(names, row_names(words, starts), strict=True)):
+    # vocab.txt has underscores for white space, perhaps several.
+    first, second = (re.sub(r'[_\s]', '', x) for x in pair)
+    if first != second:
+      raise _damaged(
+        path, f'row {row} is {pair[1]!r}, {pair[0]!r} in vocab.txt'
+      )
   outputs = contexts = None
   if facts['loss'] is not None:
-    sizes = len(words), len(words) - 1
-    outputs = _read_array(folder / 'outputs.npy', sizes, dim)
+    is_tree = facts['loss'] == 'hierarchical_softmax'
+    shape = len(words) - is_tree, dim
+    outputs = _read_array(folder / 'outputs.npy', shape)
   if 'concentration' in facts:
-    means = _read_array(folder / 'means.npy', (num_rows,), dim)
-    contexts = Contexts(means, facts['concentration'], facts['half_weight'])
+    means = _read_array(folder / 'means.npy', vectors.shape)
+    contexts = Contexts(means, *(facts[key] for key in _CONTEXT_FACTS))
   return Senses(
     words,
     counts[starts[:-1]],
@@ -380,7 +346,7 @@ def read(
     vectors,
     priors,
     outputs,
-    *(facts[key] for key in ('loss', 'negatives', 'window')),
+    *(facts[key] for key in _FACTS),
     contexts,
   )
 
@@ -408,10 +374,9 @@ def _read_facts(path: pathlib.Path) -> dict[str, Any]:
     raise _damaged(path, error) from error
   if not isinstance(facts, dict):
     raise _damaged(path, f'has no {", ".join(_FACTS)}')
-  expected = dict(_FACTS)
-  if facts.keys() & _CONTEXT_FACTS.keys():
-    expected |= _CONTEXT_FACTS
-  for key, is_valid in expected.items():
+  has_contexts = facts.keys() & _CONTEXT_FACTS.keys()
+  checks = _FACTS | (_CONTEXT_FACTS if has_contexts else {})
+  for key, is_valid in checks.items():
     if key not in facts:
       raise _damaged(path, f'has no {key}')
     if not is_valid(facts[key]):
@@ -423,60 +388,41 @@ def _read_priors(
   path: pathlib.Path,
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
   """Words, starts and priors, as in `Senses`."""
-  try:
-    lines = [x for x in path.read_text(encoding='utf-8').split('\n') if x]
-    fields = [line.rsplit(' ', 2) for line in lines]
-    rows = [(word, int(k), float(prior)) for word, k, prior in fields]
-  except (OSError, ValueError) as error:
-    raise _damaged(path, error) from error
   words: list[str] = []
   starts: list[int] = []
-  for row, (word, k, _) in enumerate(rows):
-    if not k:
-      words.append(word)
-      starts.append(row)
-    if not words or word != words[-1] or k != row - starts[-1]:
-      raise _damaged(path, f'line {row + 1}, {word!r} {k}, is out of order')
-  if not words:
-    raise _damaged(path, 'is empty')
-  priors = np.array([prior for *_, prior in rows], np.float32)
-  sums = np.add.reduceat(priors.astype(np.float64), starts)
+  priors: list[float] = []
+  try:
+    for line in filter(None, path.read_text(encoding='utf-8').split('\n')):
+      word, k, prior = line.rsplit(' ', 2)
+      if int(k) == 0:
+        words.append(word)
+        starts.append(len(priors))
+      priors.append(float(prior))
+      if word not in words[-1:] or int(k) != len(priors) - 1 - starts[-1]:
+        raise ValueError(f'line {len(priors)}, {word!r} {k}, is out of order')
+    if not words:
+      raise ValueError('is empty')
+  except (OSError, ValueError) as error:
+    raise _damaged(path, error) from error
+  array = np.array(priors, np.float32)
+  sums = np.add.reduceat(array.astype(np.float64), starts)
   # Negated, so that a NaN is wrong.
-  is_right = np.minimum.reduceat(priors, starts) > -_PRIOR_TOLERANCE
+  is_right = np.minimum.reduceat(array, starts) > -_PRIOR_TOLERANCE
   is_wrong = ~(is_right & (np.abs(sums - 1) < _PRIOR_TOLERANCE))
   if is_wrong.any():
     word = words[int(is_wrong.argmax())]
     raise _damaged(
       path, f'priors of {word!r} must not be negative, and sum to 1'
     )
-  return words, np.array([*starts, len(rows)], np.int64), priors
+  return words, np.array([*starts, len(priors)], np.int64), array
 
 
-def _check_names(
-  folder: pathlib.Path, names: Sequence[str], expected: list[str]
-) -> None:
-  """Raises a `UserError` if priors.txt is that of other rows."""
-  for row, pair in enumerate(zip(names, expected, strict=True)):
-    # vocab.txt has underscores for white space, perhaps several.
-    first, second = (re.sub(r'[_\s]', '', x) for x in pair)
-    if first != second:
-      raise errors.UserError(
-        f'{folder}: row {row} is {pair[0]!r} in vocab.txt, {pair[1]!r} by '
-        'priors.txt; export again'
-      )
-
-
-def _read_array(
-  path: pathlib.Path, sizes: Sequence[int], dim: int
-) -> np.ndarray:
-  """[one of the sizes, dim], memory-mapped."""
+def _read_array(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
+  """A memory-mapped array of this shape."""
   try:
     array = np.load(path, mmap_mode='r')
   except (OSError, ValueError, EOFError) as error:
     raise _damaged(path, error) from error
-  if array.shape not in [(size, dim) for size in sizes]:
-    raise errors.UserError(
-      f'{path} has shape {array.shape}, the vectors need {(sizes[0], dim)}; '
-      'export again'
-    )
+  if array.shape != shape:
+    raise _damaged(path, f'has shape {array.shape}, the vectors need {shape}')
   return array

@@ -17,7 +17,6 @@ from jaxemb.models import base, hierarchical, skipgram
 from jaxemb.ops import huffman
 from jaxemb.runtime import mesh
 from jaxemb.senses import context_mixture, mixture
-from jaxemb.senses import rows as rows_lib
 from jaxemb.strategies import base as strategy_base
 from jaxemb.text import vocab
 from tests import oracle
@@ -260,9 +259,10 @@ def _expected(model, made, is_tied=False):
   tables, batch = made.tables, made.batch
   priors = tables[mixture.PRIORS].astype(np.float64)
   means = tables[context_mixture.MEANS].astype(np.float64)
-  step, draws = made.ids[mixture.STEP], {}
+  tokens, draws = made.ids[mixture.SLOTS].tokens, {}
+  uniforms = made.ids[context_mixture.UNIFORMS]
   prior_grads, mean_grads = np.zeros(priors.shape), np.zeros(means.shape)
-  for slot, token in enumerate(np.asarray(step.tokens).tolist()):
+  for slot, token in enumerate(np.asarray(tokens).tolist()):
     if token >= 2 * WIDTH:
       continue
     chunk, offset = divmod(token, WIDTH)
@@ -283,7 +283,7 @@ def _expected(model, made, is_tied=False):
     logs -= KAPPA * ((x - means[rows, :-1]) ** 2).sum(1)
     gamma = np.exp(logs - np.logaddexp.reduce(logs))
     gamma = np.full(SENSES, 1 / SENSES) if is_tied else gamma
-    drawn = int(np.searchsorted(gamma.cumsum()[:-1], step.uniforms[slot]))
+    drawn = int(np.searchsorted(gamma.cumsum()[:-1], uniforms[slot]))
     draws[token] = drawn
     if has_context:
       prior_grads[row, :-1] += priors[row, :-1] - (gamma - 1 / SENSES)
@@ -376,14 +376,16 @@ def test_draws_do_not_depend_on_the_device():
     batch.right[:, CHUNK:],
     batch.chunks[1:],
   )
-  ids = jax.jit(lambda batch: model.ids(batch, KEY)[mixture.STEP])
+  ids = jax.jit(lambda batch: model.ids(batch, KEY))
   whole, half = ids(batch), ids(half)
-  tokens = np.asarray(whole.tokens)
-  uniforms = np.asarray(whole.uniforms)[
+  tokens = np.asarray(whole[mixture.SLOTS].tokens)
+  uniforms = np.asarray(whole[context_mixture.UNIFORMS])[
     (tokens >= WIDTH) & (tokens < 2 * WIDTH)
   ]
   assert len(uniforms) > 3 and len(set(uniforms.tolist())) == len(uniforms)
-  np.testing.assert_array_equal(half.uniforms[: len(uniforms)], uniforms)
+  np.testing.assert_array_equal(
+    half[context_mixture.UNIFORMS][: len(uniforms)], uniforms
+  )
 
 
 @pytest.mark.parametrize('make', [_mixture, _context_mixture])
@@ -428,23 +430,19 @@ def test_the_compact_variant_gives_the_same_step(loss):
   assert _context_mixture(loss, 1).compact is None
 
 
-@pytest.mark.parametrize(
-  ('make', 'asked', 'window'),
-  [
-    (context_mixture.make, 0, 2 * WINDOW), (context_mixture.make, 4, 4),
-    (mixture.make, 0, WINDOW), (mixture.make, 4, 4),
-  ],
-)  # fmt: skip
-def test_exported_senses(make, asked, window):
-  config = config_lib.default()
-  config.senses.query_window = asked
+@pytest.mark.parametrize('make', [context_mixture.make, mixture.make])
+@pytest.mark.parametrize('loss', LOSSES)
+def test_exported_senses(make, loss):
   extra = (1,) if make is context_mixture.make else ()
-  model = make(SPEC, CORPUS, _outputs('tree'), MASK, SENSES, *extra)
+  model = make(SPEC, CORPUS, _outputs(loss), MASK, SENSES, *extra)
   tables = _tables(model)
-  senses = rows_lib.of_model(
-    config, model, tables.__getitem__, vocab.Vocabulary(WORDS, COUNTS)
+  senses = model.export_senses(
+    tables.__getitem__, vocab.Vocabulary(WORDS, COUNTS)
   )
-  assert senses.window == window and senses.loss == config.model.loss
+  is_tree = loss == 'tree'
+  name = 'hierarchical_softmax' if is_tree else 'negative_sampling'
+  assert senses.loss == name and len(senses.outputs) == VOCAB - is_tree
+  assert senses.window == (1 + (make is context_mixture.make)) * WINDOW
   sums = np.add.reduceat(senses.priors, senses.starts[:-1])
   np.testing.assert_allclose(sums, 1, 1e-6)
   if make is mixture.make:
