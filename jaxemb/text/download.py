@@ -24,6 +24,7 @@ BASE_URL = 'https://dumps.wikimedia.org'
 NAMES = ('simple', 'en')
 _KIND = 'pages-articles-multistream.xml.bz2'
 _SPARE_BYTES = 1 << 28  # of the disk, left free
+_BACKOFF_SECS = 1.0  # before the second try; doubles with each failure
 _HTTP_ERRORS = (urllib.error.URLError, http.client.HTTPException)
 _NETWORK_ERRORS = (*_HTTP_ERRORS, ConnectionError, TimeoutError)
 _Progress = Callable[[int, int], None]
@@ -33,17 +34,11 @@ def wikipedia(
   name: str,
   cache: pathlib.Path,
   progress: _Progress = lambda done_bytes, total_bytes: None,
-  base_url: str = BASE_URL,
-  backoff_secs: float = 1.0,
 ) -> pathlib.Path:
   """Path of the newest dump of a Wikipedia's articles, downloaded if absent.
 
-  Args:
-    name: 'simple' (about 0.3 GB) or 'en' (about 25 GB).
-    cache: folder for the file; a file put there by hand is used as it is.
-    progress: called with the bytes at hand and in all.
-    base_url: server of the dumps, or a mirror with the same folders.
-    backoff_secs: wait before the second try; doubles with each failure.
+  'simple' has about 0.3 GB, 'en' about 25 GB. A file that was put into the
+  cache by hand is used as it is.
 
   Raises:
     UserError: no network, no space, no such dump, or a wrong checksum.
@@ -55,17 +50,15 @@ def wikipedia(
   path = pathlib.Path(cache) / f'{name}wiki-latest-{_KIND}'
   if path.exists():
     return path
-  latest_url = f'{base_url}/{name}wiki/latest/{name}wiki-latest-'
+  latest_url = f'{BASE_URL}/{name}wiki/latest/{name}wiki-latest-'
   try:
-    url, sha1 = _newest(
-      name, base_url, f'{latest_url}sha1sums.txt', backoff_secs
-    )
+    url, sha1 = _newest(name, f'{latest_url}sha1sums.txt')
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(url.rpartition('/')[2] + '.part')
     with open(part, 'ab') as file:
       _lock(file.fileno())
       if not path.exists():  # no other process has downloaded it meanwhile
-        _complete(file, url, progress, backoff_secs)
+        _complete(file, url, progress)
         _check(part, sha1)
         os.replace(part, path)
     for leftover in path.parent.glob(f'{name}wiki-*-{_KIND}.part'):
@@ -84,18 +77,16 @@ def wikipedia(
   return path
 
 
-def _newest(
-  name: str, base_url: str, sums_url: str, backoff_secs: float
-) -> tuple[str, str]:
+def _newest(name: str, sums_url: str) -> tuple[str, str]:
   """Address and SHA-1 of the newest dump."""
-  blocks = _blocks(sums_url, 0, backoff_secs)
+  blocks = _blocks(sums_url, 0)
   sums = b''.join(block for _, block, _ in blocks).decode(errors='replace')
   line = rf'^(\w{{40}})  ({name}wiki-(\d{{8}})-{re.escape(_KIND)})$'
   match = re.search(line, sums, re.MULTILINE)
   if not match:
     raise http.client.HTTPException(f'{sums_url} names no such file')
   sha1, file, date = match.groups()
-  return f'{base_url}/{name}wiki/{date}/{file}', sha1
+  return f'{BASE_URL}/{name}wiki/{date}/{file}', sha1
 
 
 def _lock(file_number: int) -> None:
@@ -106,12 +97,10 @@ def _lock(file_number: int) -> None:
     fcntl.flock(file_number, fcntl.LOCK_EX)
 
 
-def _complete(
-  file: BinaryIO, url: str, progress: _Progress, backoff_secs: float
-) -> None:
+def _complete(file: BinaryIO, url: str, progress: _Progress) -> None:
   """Downloads what is missing at the end of a file."""
   num_bytes = os.path.getsize(file.name)
-  for start, block, total_bytes in _blocks(url, num_bytes, backoff_secs):
+  for start, block, total_bytes in _blocks(url, num_bytes):
     free_bytes = shutil.disk_usage(os.path.dirname(file.name)).free
     needed_bytes = total_bytes - start + _SPARE_BYTES
     if free_bytes < needed_bytes:
@@ -125,9 +114,7 @@ def _complete(
     progress(start + len(block), total_bytes)
 
 
-def _blocks(
-  url: str, start: int, backoff_secs: float
-) -> Iterator[tuple[int, bytes, int]]:
+def _blocks(url: str, start: int) -> Iterator[tuple[int, bytes, int]]:
   """Yields (position, block, bytes in all), resuming after network errors."""
   num_failures = 0
   while True:
@@ -155,7 +142,7 @@ def _blocks(
       is_final = code < 500 and code not in (408, 429)
       if is_final or num_failures == (6 if start else 2):
         raise
-      time.sleep(backoff_secs * 2 ** (num_failures - 1))
+      time.sleep(_BACKOFF_SECS * 2 ** (num_failures - 1))
 
 
 def _check(path: pathlib.Path, sha1: str) -> None:

@@ -62,6 +62,7 @@ class Piece(NamedTuple):
   text: bytes  # UTF-8, but invalid bytes stay; a paragraph or document a line
   ends_line: bool  # False when the last line continues in the next piece
   number: int = 0  # in its source
+  splits_word: bool = False  # the last word continues in the next piece
 
 
 @dataclasses.dataclass
@@ -80,14 +81,10 @@ class ReadReport:
 
 
 def find(path: str) -> list[Source]:
-  """Finds the files of a corpus.
+  """The files at a path, sorted.
 
-  Args:
-    path: a file, a folder (searched recursively; hidden files and folders are
-      skipped) or a glob, in which ** matches folders of any depth.
-
-  Returns:
-    The files, sorted by path.
+  Those in a folder, searched recursively without what is hidden, or those that
+  match a glob, in which ** stands for folders of any depth.
 
   Raises:
     UserError: nothing is there, or nothing but empty files.
@@ -157,47 +154,32 @@ def pieces(
   pool: concurrent.futures.Executor | None = None,
   wanted: Callable[[int], bool] = lambda number: True,
 ) -> Iterator[Piece]:
-  """Reads one file as text, whatever its format.
+  """The text of one file, whatever its format, in order; updates the report.
 
-  Args:
-    source: the file.
-    report: kept up to date while reading.
-    piece_bytes: most bytes of a piece; a longer line is cut at white space.
-    pool: workers that strip wikitext; the pieces are the same without it.
-    wanted: whether to hand out the piece of a number. Only divisible files
-      are not read where this is False.
-
-  Yields:
-    Pieces in the order of the file; none for an empty one.
+  No piece has more than `piece_bytes`: a longer line is cut at white space.
+  `pool` strips wikitext, and changes nothing else. Pieces that are not wanted
+  are left out, by their numbers; only of divisible files are they not read.
 
   Raises:
     UserError: the file cannot be read, is not text, or its compressed data
       are cut or damaged.
   """
+  splits_words = False
   try:
     if is_divisible(source):
-      yield from _ranges(source, piece_bytes, report, wanted)
-      return
-    with open(source.path, 'rb', buffering=0) as opened:
-      file = _HashedFile(opened)
-      unpacked = _unpack(file, source)
-      with contextlib.closing(_ahead(unpacked)) as blocks:
-        text = _text(blocks, source.path, report, pool)
-        cut = _stream(text, piece_bytes, source.path, report)
-        for number, piece in enumerate(cut):
-          report.source_bytes = file.read_bytes
-          if wanted(number):
-            report.text_bytes += len(piece.text)
-            yield piece._replace(number=number)
-      num_used = file.read_bytes
-      while file.read(BLOCK_BYTES):
-        pass
-      report.source_bytes = file.read_bytes
-      report.sha256 = file.sha256.hexdigest()
-      if num_left := file.read_bytes - num_used:
-        report.problems.append(
-          f'{source.path}: {num_left} bytes after its compressed data ignored'
-        )
+      cut = _ranges(source, piece_bytes, report, wanted)
+    else:
+      cut = _streamed(source, piece_bytes, report, pool)
+    for piece in cut:
+      splits_words |= piece.splits_word
+      if wanted(piece.number):
+        report.text_bytes += len(piece.text)
+        yield piece
+    if splits_words:
+      report.problems.append(
+        f'{source.path}: no white space in {piece_bytes} bytes; cut inside a '
+        'word'
+      )
   except _DAMAGE as error:
     raise errors.UserError(
       f'{source.path} is cut or damaged ({error}): copy or download it again'
@@ -216,7 +198,7 @@ def is_divisible(source: Source) -> bool:
   with open(source.path, 'rb') as file:
     head = file.read(_HEAD_BYTES)
   _refuse_binary(head, source.path)
-  return _format(head.removeprefix(_BOM)) == 'plain'
+  return wiki.file_format(head.removeprefix(_BOM)) == 'plain'
 
 
 def file_sha256(path: pathlib.Path) -> str:
@@ -238,6 +220,31 @@ class _HashedFile:
     self.sha256.update(block)
     self.read_bytes += len(block)
     return block
+
+
+def _streamed(
+  source: Source,
+  piece_bytes: int,
+  report: ReadReport,
+  pool: concurrent.futures.Executor | None,
+) -> Iterator[Piece]:
+  """All pieces of a file that has to be read from its start."""
+  with open(source.path, 'rb', buffering=0) as opened:
+    file = _HashedFile(opened)
+    with contextlib.closing(_ahead(_unpack(file, source))) as blocks:
+      text = _text(blocks, source.path, report, pool)
+      for number, piece in enumerate(_cut_stream(text, piece_bytes)):
+        report.source_bytes = file.read_bytes
+        yield piece._replace(number=number)
+    num_used = file.read_bytes
+    while file.read(BLOCK_BYTES):
+      pass
+    report.source_bytes = file.read_bytes
+    report.sha256 = file.sha256.hexdigest()
+    if num_left := file.read_bytes - num_used:
+      report.problems.append(
+        f'{source.path}: {num_left} bytes after its compressed data ignored'
+      )
 
 
 def _unpack(file: _HashedFile, source: Source) -> Iterator[bytes]:
@@ -291,18 +298,6 @@ def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
       yield block
 
 
-def _format(head: bytes) -> str:
-  """'dump', 'docs', 'json' or 'plain', by the first bytes of a text."""
-  begin = head[:_HEAD_BYTES].lstrip()
-  if begin.startswith((b'<mediawiki', b'<page>')) or (
-    begin.startswith((b'<?xml', b'<!--')) and b'<mediawiki' in begin
-  ):
-    return 'dump'
-  if wiki.is_docs(begin):
-    return 'docs'
-  return 'json' if wiki.is_json(begin) else 'plain'
-
-
 def _refuse_binary(head: bytes, path: pathlib.Path) -> None:
   if head.startswith((b'\xff\xfe', b'\xfe\xff')):
     raise errors.UserError(
@@ -336,7 +331,7 @@ def _text(
   _refuse_binary(head[:_HEAD_BYTES], path)
   head = head.removeprefix(_BOM)
   blocks = itertools.chain((head,), blocks)
-  match _format(head):
+  match wiki.file_format(head[:_HEAD_BYTES]):
     case 'dump':
       batches = _articles(blocks, path, report)
       if pool is None:
@@ -417,18 +412,12 @@ def _extracted(
     )
 
 
-def _stream(
-  blocks: Iterable[bytes],
-  piece_bytes: int,
-  path: pathlib.Path,
-  report: ReadReport,
-) -> Iterator[Piece]:
+def _cut_stream(blocks: Iterable[bytes], piece_bytes: int) -> Iterator[Piece]:
   """Cuts a stream of text into pieces, at line ends wherever it can."""
   if piece_bytes < 4:
     raise ValueError(f'piece_bytes is {piece_bytes}: less than a character')
   parts: list[bytes] = []
   num_bytes = 0
-  splits_words = False
   for block in blocks:
     parts.append(block)
     num_bytes += len(block)
@@ -437,16 +426,13 @@ def _stream(
     data = b''.join(parts)
     start = 0
     while (limit := start + piece_bytes) < num_bytes:
-      end, ends_line, splits = _cut(data, start, limit)
-      splits_words |= splits
-      yield Piece(data[start:end], ends_line)
+      end, ends_line, splits_word = _cut(data, start, limit)
+      yield Piece(data[start:end], ends_line, splits_word=splits_word)
       start = end
     parts = [data[start:]]
     num_bytes -= start
   if num_bytes:
     yield Piece(b''.join(parts), True)
-  if splits_words:
-    report.problems.append(_splits_words(path, piece_bytes))
 
 
 def _ranges(
@@ -455,41 +441,29 @@ def _ranges(
   report: ReadReport,
   wanted: Callable[[int], bool],
 ) -> Iterator[Piece]:
-  """Pieces of plain text, each found without reading those before it.
+  """Wanted pieces of plain text, found without reading those before.
 
   Piece j ends at the last line end of the j-th of equal ranges, each half a
   piece long, so that no piece is longer than `piece_bytes`.
   """
   step = max(4, piece_bytes // 2)
   digest = hashlib.sha256()
-  is_whole, splits_words = True, False
   with open(source.path, 'rb') as file:
-    for number in range(-(-source.size_bytes // step)):
-      if not wanted(number):
-        is_whole = False
-        continue
-      limit = number * step
-      start, _, _ = _range_end(file, limit, step, source.size_bytes)
-      limit += step
-      end, ends_line, splits = _range_end(file, limit, step, source.size_bytes)
-      splits_words |= splits
-      file.seek(start)
-      data = file.read(end - start)
+    for number in filter(wanted, range(-(-source.size_bytes // step))):
+      start, end = (
+        _range_end(file, limit, step, source.size_bytes)
+        for limit in (number * step, (number + 1) * step)
+      )
+      file.seek(start[0])
+      data = file.read(end[0] - start[0])
       digest.update(data)
       report.source_bytes += len(data)
-      if not start:
+      if not start[0]:
         data = data.removeprefix(_BOM)
       if data:
-        report.text_bytes += len(data)
-        yield Piece(data, ends_line, number)
-  if is_whole:
+        yield Piece(data, end[1], number, end[2])
+  if report.source_bytes == source.size_bytes:
     report.sha256 = digest.hexdigest()
-  if splits_words:
-    report.problems.append(_splits_words(source.path, piece_bytes))
-
-
-def _splits_words(path: pathlib.Path, piece_bytes: int) -> str:
-  return f'{path}: no white space in {piece_bytes} bytes; cut inside a word'
 
 
 def _range_end(

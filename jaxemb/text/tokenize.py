@@ -128,14 +128,9 @@ def _insert(slots, h, entry):
 
 
 @numba.njit(nogil=True, cache=True)
-def _grown(table: WordTable, new_bytes: int) -> WordTable:
-  """A copy with space for one more word of `new_bytes` bytes."""
+def _grown(table: WordTable, max_words: int, max_bytes: int) -> WordTable:
+  """A copy with space for so many words and bytes."""
   n = table.sizes[0]
-  max_words, max_bytes = len(table.counts), len(table.arena)
-  if n == max_words:
-    max_words *= 2
-  if table.starts[n] + new_bytes > max_bytes:
-    max_bytes = 2 * max_bytes + new_bytes
   out = empty(max_words, max_bytes)
   out.sizes[0] = n
   out.hashes[:n] = table.hashes[:n]
@@ -154,8 +149,11 @@ def append(
   """Adds the word `text[start:stop]`, which must be absent, with count 0."""
   n = table.sizes[0]
   first, length = table.starts[n], stop - start
-  if n == len(table.counts) or first + length > len(table.arena):
-    table = _grown(table, length)
+  max_words, max_bytes = len(table.counts), len(table.arena)
+  if n == max_words:
+    table = _grown(table, 2 * max_words, max_bytes)
+  if first + length > max_bytes:
+    table = _grown(table, len(table.counts), 2 * max_bytes + length)
   _insert(table.slots, h, n)
   table.hashes[n] = h
   table.counts[n] = 0
@@ -392,22 +390,14 @@ def _tokenize(text, table, points, ends_line):
 def tokenize(
   text: bytes, definition: str, lowercase: bool, ends_line: bool = True
 ) -> tuple[np.ndarray, WordTable, Counters]:
-  """Counts the words of a text and writes it as ids, in one pass.
+  """Counts the words of UTF-8 text and writes it as ids, in one pass.
 
   Returns [num_ids] int32, entries of the table, with `END` after each sentence;
-  the table of the text's own words; and what was read and dropped.
-
-  Args:
-    text: UTF-8; invalid bytes are read as U+FFFD and counted.
-    definition: one of `DEFINITIONS`.
-    lowercase: whether words are lower-cased.
-    ends_line: whether the text's end is the end of a sentence.
+  the table of the text's own words; and what was read and dropped. The text's
+  end is a sentence's if it ends a line. Invalid bytes are read as U+FFFD.
   """
-  data, points = (
-    np.frombuffer(text, np.uint8),
-    code_points(definition, lowercase),
-  )
-  ids, table, counts = _tokenize(
-    data, empty(1 << 15, 1 << 18), points, ends_line
-  )
+  data = np.frombuffer(text, np.uint8)
+  points = code_points(definition, lowercase)
+  table = empty(1 << 15, 1 << 18)
+  ids, table, counts = _tokenize(data, table, points, ends_line)
   return ids, table, Counters(*map(int, counts))

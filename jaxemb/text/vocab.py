@@ -27,10 +27,7 @@ def best(
 ) -> np.ndarray:
   """[num_chosen] int64, the entries that get a row, in order of their rows.
 
-  Args:
-    table: words with their counts, in any order.
-    min_count: rarer words are dropped.
-    max_vocab: number of words to choose at most; 0 = no limit.
+  At most `max_vocab` of them, where that is not 0.
   """
   counts = table.counts[: int(table.sizes[0])]
   order = np.flatnonzero(counts >= min_count)

@@ -112,15 +112,11 @@ class Extract(NamedTuple):
 
 
 def pages(blocks: Iterable[bytes]) -> Iterator[Page | Damage]:
-  """Streams the pages of a dump, in order.
+  """The complete pages of a dump, in order, of all namespaces, redirects too.
 
-  Args:
-    blocks: the XML in pieces of any size. It may end early, start at a <page>
-      instead of its header, or be several dumps in a row.
-
-  Yields:
-    Every complete page of every namespace, redirects too, and a `Damage` where
-    something is missing, malformed or replaced.
+  And a `Damage` where something is missing, malformed or replaced. The XML may
+  end early, start at a <page> instead of its header, or be several dumps in a
+  row.
   """
   names: dict[str, int] = {}  # of namespaces, in lower case, to numbers
   num_pages, after = 0, 'in its first page'
@@ -131,12 +127,9 @@ def pages(blocks: Iterable[bytes]) -> Iterator[Page | Damage]:
     for chunk in chunks:
       header, start, body = chunk.rpartition(b'<page>')
       is_open = _read_header(header, names, is_open)
-      unclosed = (
-        header[header.find(b'<page>') :] if b'<page>' in header else b''
-      )
-      if unclosed or not start:
-        lost_bytes = len(unclosed or chunk)
-        yield _malformed(after, 'not one page', lost_bytes)
+      if b'<page>' in header or not start:
+        unclosed = header[max(0, header.find(b'<page>')) :]
+        yield _malformed(after, 'not one page', len(unclosed or chunk))
       if not start:
         continue
       xml = start + body + b'</page>'
@@ -338,15 +331,11 @@ def _paragraphs(text: str) -> str:
 
 
 def plain(text: str, hidden: frozenset[str] = HIDDEN) -> str:
-  """Strips the wikitext of a page down to its paragraphs.
+  """The paragraphs, list items and headings of wikitext, one a line.
 
   Drops comments, references, formulas, code, galleries, templates, tables,
   files, categories, links to other languages, addresses and magic words. Keeps
   the words that links, headings, lists and formatting show.
-
-  Returns:
-    One paragraph, list item or heading a line, without empty lines; '' if
-    nothing is left.
   """
   if '<' in text:
     text = _hide(text)
@@ -377,14 +366,16 @@ def plain_batch(texts: Iterable[str], hidden: frozenset[str]) -> bytes:
   return ''.join(lines).encode(errors='replace')
 
 
-def is_docs(head: bytes) -> bool:
-  """Whether a file that begins like this holds <doc> elements."""
-  return head.lstrip().startswith(b'<doc ')
-
-
-def is_json(head: bytes) -> bool:
-  """Whether a file that begins like this holds JSON lines with a "text"."""
-  return bool(_JSON_HEAD.match(head.lstrip()))
+def file_format(head: bytes) -> str:
+  """'dump', 'docs', 'json' or 'plain', by the first bytes of a text."""
+  head = head.lstrip()
+  if head.startswith((b'<mediawiki', b'<page>')) or (
+    head.startswith((b'<?xml', b'<!--')) and b'<mediawiki' in head
+  ):
+    return 'dump'
+  if head.startswith(b'<doc '):
+    return 'docs'
+  return 'json' if _JSON_HEAD.match(head) else 'plain'
 
 
 def docs(blocks: Iterable[bytes]) -> Iterator[Extract]:

@@ -82,8 +82,10 @@ def server():
 
 
 def _get(server, cache, **kwargs):
-  kwargs = {'base_url': server.url, 'backoff_secs': 0.001} | kwargs
-  return download.wikipedia('simple', cache, **kwargs)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(download, 'BASE_URL', server.url)
+    patch.setattr(download, '_BACKOFF_SECS', 0.001)
+    return download.wikipedia('simple', cache, **kwargs)
 
 
 def _ranges(server):
@@ -201,11 +203,11 @@ def test_a_server_that_sends_no_more_is_given_up(server, tmp_path):
   assert part.stat().st_size == 1000
 
 
-def test_no_network(tmp_path):
+def test_no_network(tmp_path, monkeypatch):
+  monkeypatch.setattr(download, 'BASE_URL', 'http://127.0.0.1:9')
+  monkeypatch.setattr(download, '_BACKOFF_SECS', 0.001)
   with pytest.raises(errors.UserError) as caught:
-    download.wikipedia(
-      'en', tmp_path, base_url='http://127.0.0.1:9', backoff_secs=0.001
-    )
+    download.wikipedia('en', tmp_path)
   message = str(caught.value)
   assert 'by hand' in message and 'config.data.path' in message
   assert 'enwiki-latest-pages-articles-multistream.xml.bz2' in message
