@@ -269,16 +269,6 @@ def _mark_up(text: str, words: Iterable[str], draw: Draw) -> str:
   return text.replace(' in 1', ' in&nbsp;1', 1) if draw() < 0.1 else text
 
 
-def _infobox(family: Family, draw: Draw) -> list[str]:
-  return [
-    f'{{{{Infobox {family.kind}',
-    *(f'| {role} = [[{word}]]' for role, word in family.words.items()),
-    f'| area = {{{{convert|{int(draw() * 9000) + 10}|km2|abbr=on}}}}',
-    f'| image = [[File:{family.title}.svg|120px]] <!-- drawn by hand -->',
-    '}}',
-  ]
-
-
 def _table(draw: Draw) -> list[str]:
   lines = ['{| class="wikitext sortable"', '|+ Figures', '! Year !! Number']
   for _ in range(3):
@@ -300,7 +290,14 @@ def _article(world: World, seed: int, number: int) -> tuple[str, str, int]:
     title += f' (volume {volume + 1})' if volume else ''
   words = list(dict.fromkeys(family.words.values()))
   roles = sorted(family.cells, key=lambda role: draw())
-  parts, num_words = ['\n'.join(_infobox(family, draw))], 0
+  infobox = [f'{{{{Infobox {family.kind}']
+  infobox += [f'| {x} = [[{word}]]' for x, word in family.words.items()]
+  infobox += [
+    f'| area = {{{{convert|{int(draw() * 9000) + 10}|km2|abbr=on}}}}',
+    f'| image = [[File:{family.title}.svg|120px]] <!-- drawn by hand -->',
+    '}}',
+  ]
+  parts, num_words = ['\n'.join(infobox)], 0
   for position, role in enumerate([roles[-1], *roles]):
     if position:
       parts.append(f'== {_pick(world.data["headings"], draw)} ==')
@@ -480,29 +477,21 @@ def _senses(world: World, draw: Draw) -> str:
   return ''.join(lines)
 
 
-def _eval_files(world: World, seed: int) -> dict[str, str]:
-  draw = random.Random((seed << 64) + (1 << 63)).random
-  return {
-    'eval/similarity.txt': _similarity(world, draw),
-    'eval/analogies.txt': _analogies(world, draw),
-    'eval/categories.csv': _categories(world),
-    'eval/senses.txt': _senses(world, draw),
-  }
-
-
-def _sha256(path: pathlib.Path) -> str:
-  with open(path, 'rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()
+def _digests(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
+  digests = {}
+  for name in names:
+    with open(folder / name, 'rb') as file:
+      digests[name] = hashlib.file_digest(file, 'sha256').hexdigest()
+  return digests
 
 
 def _intact(manifest_path: pathlib.Path, settings: dict[str, int]) -> list[str]:
   """The files that `settings` would write, if they are there byte for byte."""
   try:
     manifest = json.loads(manifest_path.read_text('utf-8'))
+    digests = manifest['sha256']
     if manifest['settings'] == settings:
-      digests = manifest['sha256']
-      folder = manifest_path.parent
-      if all(_sha256(folder / name) == x for name, x in digests.items()):
+      if _digests(manifest_path.parent, digests) == digests:
         return list(digests)
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     pass
@@ -514,12 +503,8 @@ def write(
 ) -> Corpus:
   """Writes the corpus into `folder`, unless an earlier call has.
 
-  Args:
-    folder: made if absent. Files of other names in it are left alone.
-    seed: any integer >= 0.
-    corpus_words: words of running text after which to stop, at the end of a
-      page. Below 1,000,000 some words of the evaluation sets are rarer than a
-      min_count of 5.
+  It ends with the page that reaches `corpus_words` of running text. Below
+  1,000,000 some words of the evaluation sets are rarer than a min_count of 5.
 
   Raises:
     UserError: seed or size out of range, or a folder that cannot be written.
@@ -538,7 +523,13 @@ def write(
     with atomic.write(folder / _XML_NAME) as file:
       manifest_path.unlink(missing_ok=True)
       num_words = _write_xml(file, world, seed, corpus_words)
-    evals = _eval_files(world, seed)
+    draw = random.Random((seed << 64) + (1 << 63)).random
+    evals = {
+      'eval/similarity.txt': _similarity(world, draw),
+      'eval/analogies.txt': _analogies(world, draw),
+      'eval/categories.csv': _categories(world),
+      'eval/senses.txt': _senses(world, draw),
+    }
     for name, text in evals.items():
       with atomic.write(folder / name) as file:
         file.write(text.encode())
@@ -546,7 +537,7 @@ def write(
     manifest = {
       'settings': settings,
       'article_words': num_words,
-      'sha256': {name: _sha256(folder / name) for name in names},
+      'sha256': _digests(folder, names),
     }
     with atomic.write(manifest_path) as file:
       file.write(json.dumps(manifest, indent=2).encode())
