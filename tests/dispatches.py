@@ -66,10 +66,14 @@ def schedule(
   )
 
 
-def start(strategy: base.Strategy, rows: dict[str, np.ndarray] | None = None):
+def start(
+  strategy: base.Strategy,
+  rows: dict[str, np.ndarray] | None = None,
+  seed: int = 0,
+):
   """A new state as the training loop makes it, or with these rows."""
   init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
-  state = init(jax.random.key(0))
+  state = init(jax.random.key(seed))
   for name, values in (rows or {}).items():
     ids = np.arange(len(values))
     state = strategy.import_rows(state, name, ids, values, {})

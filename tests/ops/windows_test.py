@@ -1,4 +1,4 @@
-"""Chunks and masks against loops over centers."""
+"""Chunks, masks and hits against loops over centers."""
 
 import doctest
 
@@ -18,8 +18,30 @@ SIZES = {
   'one_chunk': (6, 6, 3),
   'chunk_of_one': (5, 1, 4),
   'one_center': (1, 1, 1),
+  'unrolled': (12, 4, 10),
+  'in_a_loop': (12, 4, 11),
   'widest': (8, 4, 255),
 }
+NUM_DRAWS = 6
+
+
+def _random(shape, window):
+  """Tokens of a few ids, and windows; runs are along the last axis."""
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, 4, (*shape[:-1], shape[-1] + 2 * window))
+  left, right = rng.integers(0, window + 1, (2, *shape), np.uint8)
+  left[..., 0], right[..., 0] = window, window
+  left[..., -1] = right[..., -1] = 0
+  return tokens.astype(np.int32), left, right
+
+
+@jax.jit(static_argnames=('chunk', 'window'))
+def _all(tokens, left, right, draws, chunk, window):
+  return (
+    windows.chunk_windows(tokens, chunk, window),
+    windows.window_mask(left, right, chunk, window),
+    windows.num_hits(tokens, left, right, draws),
+  )
 
 
 def test_examples_of_the_docstrings():
@@ -28,98 +50,37 @@ def test_examples_of_the_docstrings():
 
 
 @pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
-def test_chunk_windows(sizes):
+def test_windows_masks_and_hits(sizes):
   length, chunk, window = sizes
-  tokens = np.random.default_rng(0).integers(0, 99, length + 2 * window)
-  found = windows.chunk_windows(jnp.asarray(tokens, jnp.int32), chunk, window)
-  assert found.shape == (length // chunk, chunk + 2 * window)
-  assert found.dtype == jnp.int32
-  for k in range(length // chunk):
-    for j in range(chunk + 2 * window):
-      assert found[k, j] == tokens[k * chunk + j]
-
-
-@pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
-def test_window_mask(sizes):
-  length, chunk, window = sizes
-  rng = np.random.default_rng(1)
-  left = rng.integers(0, window + 1, length).astype(np.uint8)
-  right = rng.integers(0, window + 1, length).astype(np.uint8)
-  left[0], right[0] = window, window
-  right[-1] = left[-1] = 0
-  found = jax.jit(windows.window_mask, static_argnums=(2, 3))(
-    left, right, chunk, window
-  )
-  expected = np.zeros((length // chunk, chunk, chunk + 2 * window))
-  for i in range(length):
-    for offset in oracle.contexts(i, left, right):
-      expected[i // chunk, i % chunk, window + i % chunk + offset] = 1
-  assert found.dtype == jnp.float32
-  np.testing.assert_array_equal(found, expected)
-
-
-def test_mask_and_windows_meet():
-  # What the mask lets through are the words around the center.
-  tokens = np.arange(100, 100 + 12 + 6, dtype=np.int32)
-  left = np.array([3, 0, 1, 2] * 3, np.uint8)
-  right = np.array([0, 3, 2, 1] * 3, np.uint8)
-  words = windows.chunk_windows(jnp.asarray(tokens), 4, 3)
-  mask = windows.window_mask(left, right, 4, 3)
-  for i in range(12):
-    found = np.asarray(words[i // 4])[np.asarray(mask[i // 4, i % 4]) > 0]
-    center = 100 + 3 + i
-    expected = [
-      *range(center - left[i], center),
-      *range(center + 1, center + right[i] + 1),
-    ]
-    assert found.tolist() == expected
-
-
-@pytest.mark.parametrize('window', [1, 3, 10, 11, 30])
-def test_hits_are_counted_as_in_a_loop(window):
-  rng = np.random.default_rng(window)
-  chunk, num_chunks, num_draws = 4, 5, 6
-  length = chunk * num_chunks
-  tokens = rng.integers(0, 4, length + 2 * window).astype(np.int32)
-  left = rng.integers(0, window + 1, length).astype(np.uint8)
-  right = rng.integers(0, window + 1, length).astype(np.uint8)
-  draws = rng.integers(0, 4, (num_chunks, num_draws)).astype(np.int32)
-  found = windows.num_hits(tokens, left, right, draws)
-  assert found.shape == (num_chunks, chunk, num_draws)
-  for i in range(length):
-    contexts = [
-      tokens[window + i + o]
-      for o in range(-int(left[i]), int(right[i]) + 1)
-      if o
-    ]
-    for n, draw in enumerate(draws[i // chunk]):
-      assert found[i // chunk, i % chunk, n] == contexts.count(draw)
+  tokens, left, right = _random((length,), window)
+  num_chunks, width = length // chunk, chunk + 2 * window
+  draws = np.random.default_rng(1).integers(0, 4, (num_chunks, NUM_DRAWS))
+  found = _all(tokens, left, right, draws.astype(np.int32), chunk, window)
+  words = np.zeros((num_chunks, width))
+  mask = np.zeros((num_chunks, chunk, width))
+  hits = np.zeros((num_chunks, chunk, NUM_DRAWS))
+  for k in range(num_chunks):
+    words[k] = tokens[k * chunk : k * chunk + width]
+    for c in range(chunk):
+      around = oracle.contexts(k * chunk + c, left, right)
+      contexts = [tokens[window + k * chunk + c + o] for o in around]
+      mask[k, c, [window + c + o for o in around]] = 1
+      hits[k, c] = [contexts.count(draw) for draw in draws[k]]
+  for x, y in zip(found, (words, mask, hits), strict=True):
+    np.testing.assert_array_equal(x, y)
+  assert [x.dtype for x in found] == [jnp.int32, jnp.float32, jnp.float32]
 
 
 @pytest.mark.parametrize('window', [2, 11])
 def test_runs_are_read_one_after_the_other(window):
-  # What is made of several runs is what each of them gives by itself, and no
-  # chunk sees beyond the halo of its own run.
-  rng = np.random.default_rng(0)
-  shape, length, chunk, num_draws = (3, 2), 12, 4, 5
-  tokens = rng.integers(0, 6, (*shape, length + 2 * window)).astype(np.int32)
-  left, right = rng.integers(0, window + 1, (2, *shape, length), np.uint8)
-  num_chunks = length // chunk
-  draws = rng.integers(0, 6, (6 * num_chunks, num_draws)).astype(np.int32)
-  found = (
-    windows.chunk_windows(jnp.asarray(tokens), chunk, window),
-    windows.window_mask(left, right, chunk, window),
-    windows.num_hits(jnp.asarray(tokens), left, right, draws),
-  )
-  for i, run in enumerate(np.ndindex(shape)):
-    mine = slice(i * num_chunks, (i + 1) * num_chunks)
-    alone = (
-      windows.chunk_windows(jnp.asarray(tokens[run]), chunk, window),
-      windows.window_mask(left[run], right[run], chunk, window),
-      windows.num_hits(
-        jnp.asarray(tokens[run]), left[run], right[run], draws[mine]
-      ),
-    )
-    for whole, part in zip(found, alone, strict=True):
-      assert len(whole) == 6 * num_chunks and len(part) == num_chunks
-      np.testing.assert_array_equal(whole[mine], part)
+  # Each by itself: no chunk sees beyond the halo of its own run.
+  shape, chunk = (3, 2, 12), 4
+  tokens, left, right = _random(shape, window)
+  draws = np.random.default_rng(1).integers(0, 4, (6, 3, NUM_DRAWS))
+  draws = draws.astype(np.int32)
+  whole = _all(tokens, left, right, draws.reshape(-1, NUM_DRAWS), chunk, window)
+  for i, run in enumerate(np.ndindex(shape[:-1])):
+    alone = _all(tokens[run], left[run], right[run], draws[i], chunk, window)
+    for x, y in zip(whole, alone, strict=True):
+      assert len(x) == 18 and len(y) == 3
+      np.testing.assert_array_equal(x[3 * i : 3 * i + 3], y)
