@@ -1,10 +1,9 @@
 """The training loop: dispatch, count, save, evaluate, stop.
 
 A dispatch is one compiled program of many steps over one batch of the source.
-Batches are pure functions of the position, and a checkpoint holds the state,
-the totals and fingerprints of the data: a run that was killed repeats exactly
-what it lost. A run, or several sub-models side by side, is a `Task` of this
-loop.
+Batches are pure functions of the position, and a checkpoint holds state, totals
+and fingerprints of the data: a run that was killed repeats exactly what it
+lost. A run, or several sub-models side by side, is a `Task`.
 """
 
 import collections

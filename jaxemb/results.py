@@ -97,9 +97,8 @@ def log_data(parts: build.Parts) -> None:
   """Logs what was read and what was dropped."""
   for line in parts.source.describe():
     metrics.LOG.info('%s', line)
-  counted = [
-    f'{k} {v:,}' for k, v in parts.dropped.items() if v and k != 'problems'
-  ]
+  dropped = {k: v for k, v in parts.dropped.items() if v and k != 'problems'}
+  counted = [f'{name} {count:,}' for name, count in dropped.items()]
   metrics.LOG.info('dropped: %s', ', '.join(counted) or 'nothing')
   for line in parts.dropped.get('problems', ()):
     metrics.LOG.warning('%s', line)
@@ -108,10 +107,7 @@ def log_data(parts: build.Parts) -> None:
 def write_export(
   folder: pathlib.Path, export: Export, is_minimal: bool = False
 ) -> dict[str, int]:
-  """Writes a folder as of `storage.export`; minimal = without text formats.
-
-  Returns the counts of `storage.export.write`.
-  """
+  """Writes the files of `storage.export`, and returns its counts."""
   names, counts = export.names()
   vectors, stored = export.rows.decode(), vectors_npy.Rows(*export.rows)
   written = export_lib.write(folder, names, vectors, counts, stored, is_minimal)

@@ -294,8 +294,8 @@ def _write_sentences(
   kinds = set()
   with open(path, 'w', encoding='utf-8') as file:
     for sentence in sentences if isinstance(sentences, Iterable) else ():
-      is_list = isinstance(sentence, Iterable)
-      is_list = is_list and not isinstance(sentence, str | bytes)
+      is_list = not isinstance(sentence, str | bytes)
+      is_list = is_list and isinstance(sentence, Iterable)
       kinds.add(list if is_list else type(sentence))
       if is_list:
         tokens = list(map(str, sentence))
