@@ -20,7 +20,7 @@ import numpy as np
 from jaxemb import errors, metrics
 from jaxemb.data import base as data_base
 from jaxemb.ops import rounding
-from jaxemb.runtime import distributed, hlo, mesh
+from jaxemb.runtime import distributed, hlo
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base as strategy_base
 
@@ -77,7 +77,7 @@ class Trained(NamedTuple):
 def run(task: Task, stop: threading.Event, session: Session) -> Trained:
   """Trains to the end of the data, or until `stop` is set and all is saved."""
   strategy, state, totals = task.strategy, task.state, task.totals
-  constants = mesh.put(strategy.constants(), strategy.constants_sharding)
+  constants = jax.device_put(strategy.constants(), strategy.constants_sharding)
   meter, program, is_started = task.meter, task.program, False
   uncounted: collections.deque = collections.deque()
   last_save = time.monotonic()

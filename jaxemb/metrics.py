@@ -62,65 +62,46 @@ class _TqdmHandler(logging.Handler):
     tqdm.tqdm.write(self.format(record), file=sys.stderr)
 
 
-class Bar:
-  """A progress bar on a terminal; elsewhere a line now and then."""
+class Stopped(Exception):
+  """A signal came before there was anything to save."""
 
-  def __init__(
-    self, title: str, total: int, unit: str, every_secs: float, done: int = 0
-  ):
-    """Starts at `done` of `total`; lines are at least `every_secs` apart."""
-    self._title, self._total = title, max(total, 1)
-    self._every_secs, self._last = max(every_secs, 10.0), time.monotonic()
-    self._bar = tqdm.tqdm(
-      desc=title,
-      total=total or None,
-      initial=done,
-      unit=unit,
-      unit_scale=True,
-      dynamic_ncols=True,
-      file=sys.stderr,
-      leave=False,
-      disable=not sys.stderr.isatty(),
-      bar_format='{desc} {percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt}'
-      '{postfix}',
-    )
 
-  def show(self, done: int, note: str = '') -> None:
-    """Shows that `done` of the total is done, followed by a note."""
+class Progress:
+  """How much of a stage is done: a bar on a terminal, elsewhere a few lines."""
+
+  def __init__(self, every_secs: float, stop: threading.Event | None = None):
+    """Shows lines at least `every_secs` apart; see `Stopped` for `stop`."""
+    self._every_secs, self._stop = max(every_secs, 10.0), stop
+    self._stage, self._bar, self._last = '', None, 0.0
+
+  def __call__(self, stage: str, done: int, total: int, note: str = '') -> None:
+    """Shows that `done` of `total` is done of a stage.
+
+    Raises:
+      Stopped: once `stop` is set.
+    """
+    if self._stop is not None and self._stop.is_set():
+      raise Stopped
+    if stage != self._stage:
+      self.close()
+      self._stage, self._last = stage, time.monotonic()
+      self._bar = tqdm.tqdm(
+        desc=stage,
+        total=total or None,
+        unit_scale=True,
+        dynamic_ncols=True,
+        file=sys.stderr,
+        leave=False,
+        disable=not sys.stderr.isatty(),
+        bar_format='{desc} {percentage:3.0f}% |{bar:16}| {n_fmt}/{total_fmt}'
+        '{postfix}',
+      )
     if not self._bar.disable:
       self._bar.postfix = f' {note}' if note else None
       self._bar.update(done - self._bar.n)
     elif time.monotonic() - self._last > self._every_secs:
       self._last = time.monotonic()
-      LOG.info('%s %.0f%% %s', self._title, 100 * done / self._total, note)
-
-  def close(self) -> None:
-    """Removes the bar."""
-    self._bar.close()
-
-
-class Stopped(Exception):
-  """A signal came before there was anything to save."""
-
-
-class Stages:
-  """Shows the progress of what comes before training."""
-
-  def __init__(self, stop: threading.Event, every_secs: float):
-    """Shows until `stop` is set; the next call then raises `Stopped`."""
-    self._stop, self._every_secs = stop, every_secs
-    self._stage, self._bar = '', None
-
-  def __call__(self, stage: str, done: int, total: int) -> None:
-    """Shows that `done` of `total` is done of a stage."""
-    if self._stop.is_set():
-      raise Stopped
-    if stage != self._stage:
-      self.close()
-      unit = 'pieces' if stage == 'encoding' else 'B'
-      self._bar = Bar(stage, total, unit, self._every_secs)
-      self._stage = stage
-    self._bar.show(done)
+      LOG.info('%s %.0f%% %s', stage, 100 * done / max(total, 1), note)
 
   def close(self) -> None:
     """Removes the bar."""
@@ -287,7 +268,7 @@ class Meter:
       workdir: where records are written; None = by another process.
       totals: so far.
       units_per_epoch: units of progress of one epoch.
-      epochs: number of epochs.
+      epochs: of the whole run.
       log_every_secs: time between records.
       untrained_loss: nats per example before training, to notice divergence.
       gather: from this process's `resources.between`, those of all processes.
@@ -298,9 +279,7 @@ class Meter:
     self._total = round(units_per_epoch * epochs)
     self._every_secs = log_every_secs
     self._writer = Writer(workdir, totals.steps) if workdir else None
-    self._bar = Bar(
-      'training', self._total, totals.unit, log_every_secs, totals.done
-    )
+    self._progress = Progress(log_every_secs)
     self._loss = self._examples = 0.0  # since the last record
     self._last_done = totals.done
     self.start()
@@ -358,8 +337,10 @@ class Meter:
     if self._writer is not None:
       self._writer.write(record)
     loss = 'n/a' if record['loss'] is None else f'{record["loss"]:.4f}'
-    self._bar.show(
+    self._progress(
+      'training',
       t.done,
+      self._total,
       f'epoch {record["epoch"]:.2f} loss {loss} {rate / 1e6:.2f} M {t.unit}/s '
       f'lr {learning_rate:.5f} '
       f'{datetime.timedelta(seconds=round(record["eta_secs"]))} left',
@@ -370,7 +351,7 @@ class Meter:
 
   def close(self) -> None:
     """Removes the bar and closes the files."""
-    self._bar.close()
+    self._progress.close()
     if self._writer is not None:
       self._writer.close()
 

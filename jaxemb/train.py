@@ -105,14 +105,14 @@ def _run(
     jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   metrics.LOG.info('%s; results in %s', mesh.describe(devices), workdir)
-  stages = metrics.Stages(monitor.stop, config.train.log_every_secs)
+  progress = metrics.Progress(config.train.log_every_secs, monitor.stop)
   try:
-    parts = build.parts(config, tuning, devices, stages, text_cache or cache)
+    parts = build.parts(config, tuning, devices, progress, text_cache or cache)
   except metrics.Stopped:
     metrics.LOG.info('stopped before training; nothing to save')
     return STOPPED
   finally:
-    stages.close()
+    progress.close()
   monitor.has_begun.set()
   session = session._replace(encode_secs=time.time() - session.started)
   fingerprint = parts.source.fingerprint
@@ -173,10 +173,7 @@ def _train(
   items = data_base.prefetch(
     source.items(totals.position, totals.done),
     lambda batch: mesh.put_parts(
-      batch,
-      strategy.batch_sharding,
-      mesh.my_parts(parts.mesh, source.num_parts),
-      source.num_parts,
+      batch, strategy.batch_sharding, source.num_parts
     ),
   )
   with rundir.writing(workdir):

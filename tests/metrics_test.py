@@ -10,9 +10,9 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from jaxemb import errors, metrics
+from jaxemb.data import base as data_base
 from jaxemb.runtime import resources
 from jaxemb.strategies import base as strategy_base
-from jaxemb.text import loader
 
 
 def _record(step: int) -> dict:
@@ -54,7 +54,7 @@ def test_what_is_trained_again_is_forgotten(tmp_path):
   writer.close()
   with open(tmp_path / 'metrics.jsonl', 'a') as file:
     file.write('5\n{"step": 4, "wor')
-  writer = metrics.Writer(tmp_path, 200)
+  writer = metrics.Writer(tmp_path, 2)
   writer.write(_record(3))
   writer.close()
   rows = metrics.read(tmp_path / 'metrics.jsonl')
@@ -88,41 +88,42 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path):
   assert 'No space left' in lines[0] and 'training goes on' in lines[0]
 
 
-def _dispatch(words_after: int) -> loader.Loaded:
-  return loader.Loaded(None, 0, loader.Position(0, 64), 0, words_after)
+def _item(words_before: int) -> data_base.Item:
+  return data_base.Item(None, 0, [0, 64], words_before, words_before + 1000)
 
 
-def _metrics(loss, examples, bad_step) -> strategy_base.DispatchMetrics:
+def _metrics(loss, examples, bad_step=-1) -> strategy_base.DispatchMetrics:
   steps = strategy_base.StepMetrics(
-    np.float32(loss), np.float32(examples), np.int32(bad_step), np.int32(3)
+    np.float32(loss), np.float32(examples), np.int32(bad_step), {}
   )
-  return strategy_base.DispatchMetrics(steps, *map(np.int32, (10, 500, 3000)))
+  return strategy_base.DispatchMetrics(
+    steps, np.int32(10), {'pairs': np.int32(3000)}
+  )
 
 
 def test_the_meter_counts_and_stops_at_a_loss_that_is_not_finite(tmp_path):
   totals = metrics.Totals()
   meter = metrics.Meter(tmp_path, totals, 1000, 2, 0.0)
-  meter.start()
-  good = _metrics(600.0, 200.0, -1)
-  meter.count(_dispatch(1000), (0.2, 0.1), good)
-  assert totals.words == 1000 and totals.steps == 10 and totals.pairs == 3000
+  meter.count(_item(0), (0.2, 0.1), _metrics(600, 200))
+  assert totals.done == 1000 and totals.steps == 10
+  assert totals.counters == {'pairs': 3000} and totals.position == [0, 64]
   assert totals.loss_per_example() == 3.0
   (row,) = metrics.read(tmp_path / 'metrics.jsonl')
   assert row['epoch'] == 1.0 and row['loss'] == 3.0
   assert row['learning_rate'] == 0.1 and row['hosts'][0]['secs'] > 0
-  bad = _metrics(float('nan'), 200.0, 5)
-  with pytest.raises(errors.UserError) as caught:
-    meter.count(_dispatch(2000), (0.2, 0.1), bad)
-  assert 'step 15' in str(caught.value) and '0.15' in str(caught.value)
+  with pytest.raises(errors.UserError, match='step 15.*rate 0.15') as caught:
+    meter.count(_item(1000), (0.2, 0.1), _metrics(np.nan, 200, 5))
+  assert '\n' not in str(caught.value)
   meter.close()
 
 
 def test_records_tell_what_all_processes_use_between_them(
   tmp_path, monkeypatch
 ):
+  before = resources.sample()
   clock = iter((0.0, 5.0, 6.0, 8.0, 11.0))
   monkeypatch.setattr(
-    resources, 'sample', lambda: resources.Sample(next(clock), 0.0, 0.0, {})
+    resources, 'sample', lambda: before | {'secs': next(clock)}
   )
   meter = metrics.Meter(
     tmp_path,
@@ -133,27 +134,26 @@ def test_records_tell_what_all_processes_use_between_them(
     gather=lambda own: [own, own | {'hostname': 'other'}],
   )
   meter.start()  # what came before is not training
-  for words in (1000, 2000, 3000):
-    meter.count(_dispatch(words), (0.2, 0.1), _metrics(600, 200, -1))
+  for words in (0, 1000, 2000):
+    meter.count(_item(words), (0.2, 0.1), _metrics(600, 200))
   meter.close()
   hosts = [row['hosts'] for row in metrics.read(tmp_path / 'metrics.jsonl')]
   assert [own['secs'] for own, _ in hosts] == [1.0, 2.0, 3.0]
   assert [other['hostname'] for _, other in hosts] == ['other'] * 3
 
 
-def test_the_loss_stays_right_over_many_pairs(tmp_path):
+def test_the_loss_stays_right_over_many_pairs():
   # float32 sums stick at 2^24 ones; these are carried in 64 bits.
   totals = metrics.Totals(losses=[[3e12, 1e12]])
-  meter = metrics.Meter(tmp_path, totals, 10**13, 1, 1e9)
   for _ in range(1000):
-    meter.count(_dispatch(1000), (0.1, 0.1), _metrics(1.0, 1.0, -1))
-  meter.close()
+    totals.add(_item(0), 0, _metrics(1, 1), 0.0)
   assert totals.losses == [[3e12 + 1000, 1e12 + 1000]]
+  assert metrics.add_up([totals, totals]).losses == [[6e12 + 2e3, 2e12 + 2e3]]
 
 
 def test_progress_is_shown_until_a_signal(monkeypatch, caplog):
   stop = threading.Event()
-  stages = metrics.Stages(stop, 0.0)
+  stages = metrics.Progress(0.0, stop)
   monkeypatch.setattr(metrics.LOG, 'propagate', True)
   monkeypatch.setattr(metrics.sys.stderr, 'isatty', lambda: False, False)
   now = iter(range(0, 1000, 11))

@@ -272,7 +272,7 @@ class _Runner:
         model.totals = restored[1]
     if host is None:
       return state
-    return mesh.put(host, self.parts.strategy.state_sharding)
+    return jax.device_put(host, self.parts.strategy.state_sharding)
 
   def _totals(self, models: Sequence[SubModel]) -> metrics.Totals:
     """Sums over the sub-models that are done and those in training."""
@@ -305,7 +305,7 @@ class _Runner:
     )
     items = data_base.prefetch(
       self._rounds(models, totals.done),
-      lambda batch: mesh.put(batch, strategy.batch_sharding),
+      lambda batch: jax.device_put(batch, strategy.batch_sharding),
     )
 
     def save(state: Any, rates: np.ndarray) -> None:

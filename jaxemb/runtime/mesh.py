@@ -127,51 +127,19 @@ def my_parts(mesh: jax.sharding.Mesh, num_parts: int) -> range:
   return range(each * mine[0], each * (mine[-1] + 1)) if mine else range(0)
 
 
-def put(tree: Any, sharding: Any) -> Any:
-  """Puts host arrays on the mesh; all processes have the same.
-
-  `sharding` is that of all arrays, or a prefix of the tree.
-  """
-  if jax.process_count() == 1:
-    return jax.device_put(tree, sharding)
-
-  def place(sharding, x):
-    x = np.asarray(x)
-    return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
-
-  return jax.tree.map(place, _like(sharding, tree), tree)
-
-
-def _like(prefix: Any, tree: Any) -> Any:
-  """Repeats each leaf of a prefix for the leaves of the tree below it."""
-  return jax.tree.map(
-    lambda leaf, subtree: jax.tree.map(lambda _: leaf, subtree), prefix, tree
-  )
-
-
 def put_parts(
-  tree: Any, sharding: jax.sharding.NamedSharding, parts: range, num_parts: int
+  tree: Any, sharding: jax.sharding.NamedSharding, num_parts: int
 ) -> Any:
-  """Puts host arrays on the mesh of which each process has some parts.
+  """Puts arrays [len(my_parts), ...] on the mesh, as [num_parts, ...].
 
-  Args:
-    tree: pytree of arrays [len(parts), ...].
-    sharding: over the leading axis.
-    parts: which parts this process has.
-    num_parts: of all processes.
+  `sharding` is over the leading axis.
   """
-  if jax.process_count() == 1:
-    return jax.device_put(tree, sharding)
 
-  def place(x):
-    def piece(index):
-      start, stop, _ = index[0].indices(num_parts)
-      return x[start - parts.start : stop - parts.start]
-
+  def put(x):
     shape = (num_parts, *x.shape[1:])
-    return jax.make_array_from_callback(shape, sharding, piece)
+    return jax.make_array_from_process_local_data(sharding, x, shape)
 
-  return jax.tree.map(place, tree)
+  return jax.tree.map(put, tree)
 
 
 def num_bytes(state: Any) -> int:
@@ -185,11 +153,16 @@ def num_bytes(state: Any) -> int:
 def bytes_per_device(shapes: Any, shardings: Any) -> int:
   """Returns the bytes that one device will hold of arrays not yet made.
 
-  Args:
-    shapes: pytree of `jax.ShapeDtypeStruct`.
-    shardings: that of all of them, or a prefix of the tree.
+  `shapes` is a pytree of `jax.ShapeDtypeStruct`; `shardings` is that of all of
+  them, or a prefix of the tree.
   """
-  each = jax.tree.map(_shard_bytes, _like(shardings, shapes), shapes)
+  each = jax.tree.map(
+    lambda sharding, below: sum(
+      _shard_bytes(sharding, x) for x in jax.tree.leaves(below)
+    ),
+    shardings,
+    shapes,
+  )
   return sum(jax.tree.leaves(each))
 
 

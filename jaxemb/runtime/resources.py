@@ -16,7 +16,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import psutil
@@ -25,81 +25,60 @@ from jaxemb import errors
 
 _PACKAGES = ('jaxemb', 'jax', 'jaxlib', 'orbax-checkpoint', 'numpy', 'numba')
 _BUSY = ('user', 'nice', 'system', 'irq', 'softirq', 'steal')
-_TRAFFIC = {
-  f'{network}_{direction}_bytes': (network == 'loopback', counter)
-  for network in ('network', 'loopback')
-  for direction, counter in (('received', 'bytes_recv'), ('sent', 'bytes_sent'))
-}
-# The kernel counts CPU time in ticks: cores in use over less time are noise.
-_MIN_PEAK_SECS = 1.0
+_MIN_PEAK_SECS = 1.0  # cores in use over less time are noise
+_RATES = (
+  'cores',
+  'host_busy_cores',
+  'network_received_bytes_per_sec',
+  'network_sent_bytes_per_sec',
+  'loopback_received_bytes_per_sec',
+  'loopback_sent_bytes_per_sec',
+)
 
 
-class Sample(NamedTuple):
-  """Cumulative use up to one moment."""
+def sample() -> dict[str, float]:
+  """Returns what this process and its host have used so far.
 
-  secs: float  # monotonic
-  cpu_secs: float  # of all threads of this process
-  host_busy_secs: float  # core-seconds of whatever ran on the host
-  interfaces: Mapping[str, Any]  # with `bytes_recv` and `bytes_sent`
-
-
-def sample() -> Sample:
-  """Returns what this process and its host have used so far."""
-  times = psutil.cpu_times()
-  return Sample(
-    time.monotonic(),
-    time.process_time(),
-    sum(getattr(times, name, 0.0) for name in _BUSY),
-    {
-      name: counters
-      for name, counters in psutil.net_io_counters(pernic=True).items()
-      # A bond, bridge or VLAN counts the bytes of its members once more.
-      if not any(pathlib.Path('/sys/class/net', name).glob('lower_*'))
-    },
-  )
-
-
-def between(earlier: Sample, later: Sample) -> dict[str, Any]:
-  """Returns what this process used between two samples.
-
-  The keys: `hostname`, `secs`, `cores` (mean), `rss_bytes` and `peak_rss_bytes`
-  (now), `host_busy_cores`, and `network_received_bytes_per_sec`,
-  `network_sent_bytes_per_sec` and the same two of `loopback`.
+  Time in `secs` and, named for their rates, core-seconds and bytes.
   """
-  secs = max(later.secs - earlier.secs, 1e-9)
-  busy_secs = max(later.host_busy_secs - earlier.host_busy_secs, 0.0)
-  usage = {
+  times = psutil.cpu_times()
+  used = dict.fromkeys(_RATES, 0.0) | {
+    'secs': time.monotonic(),
+    'cores': time.process_time(),
+    'host_busy_cores': sum(getattr(times, name, 0.0) for name in _BUSY),
+  }
+  for name, counters in psutil.net_io_counters(pernic=True).items():
+    # A bond, bridge or VLAN counts the bytes of its members once more.
+    if not any(pathlib.Path('/sys/class/net', name).glob('lower_*')):
+      network = 'loopback' if name in ('lo', 'lo0') else 'network'
+      used[f'{network}_received_bytes_per_sec'] += counters.bytes_recv
+      used[f'{network}_sent_bytes_per_sec'] += counters.bytes_sent
+  return used
+
+
+def between(
+  earlier: Mapping[str, float], later: Mapping[str, float]
+) -> dict[str, Any]:
+  """Returns the `hostname`, memory now and the mean rates between two samples.
+
+  Counters fall where a network interface is removed: that counts as nothing.
+  """
+  secs = max(later['secs'] - earlier['secs'], 1e-9)
+  return {
     'hostname': platform.node(),
     'secs': secs,
-    'cores': (later.cpu_secs - earlier.cpu_secs) / secs,
     'rss_bytes': psutil.Process().memory_info().rss,
     'peak_rss_bytes': peak_rss_bytes(),
-    'host_busy_cores': busy_secs / secs,
+    **{key: max(later[key] - earlier[key], 0.0) / secs for key in _RATES},
   }
-  common = earlier.interfaces.keys() & later.interfaces.keys()
-  for key, (is_loopback, counter) in _TRAFFIC.items():
-    grown_bytes = sum(
-      getattr(later.interfaces[name], counter)
-      - getattr(earlier.interfaces[name], counter)
-      for name in common
-      if (name in ('lo', 'lo0')) == is_loopback
-    )
-    usage[f'{key}_per_sec'] = grown_bytes / secs
-  return usage
 
 
 def summary(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Summarizes what each process of a run used.
+  """Summarizes what each process of a run used, as report.json shows it.
 
   Args:
     records: rows of metrics.jsonl; `hosts` lists what `between` returned in
       each process, {} where it is not known yet.
-
-  Returns:
-    For each process `hostname`, `secs`, `mean_cores`, `peak_cores` (sustained
-    for a second), `peak_rss_bytes`, `mean_host_busy_cores`, and the totals
-    `network_received_bytes`, `network_sent_bytes` and the same two of
-    `loopback`, each also with `_per_sec`, its mean.
   """
   by_process = collections.defaultdict(list)
   for record in records:
@@ -112,34 +91,26 @@ def _summary(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   if not usages:
     return {}
   secs = sum(x['secs'] for x in usages)
-  means = {key: _mean(usages, f'{key}_per_sec') for key in _TRAFFIC}
-  return {
+  means = {
+    key: sum(x[key] * x['secs'] for x in usages) / secs for key in _RATES
+  }
+  long = [x['cores'] for x in usages if x['secs'] >= _MIN_PEAK_SECS]
+  totals = {
+    key.removesuffix('_per_sec'): round(secs * mean)
+    for key, mean in means.items()
+    if key.endswith('_per_sec')
+  }
+  mean_cores = means.pop('cores')
+  return totals | {
     'hostname': usages[-1]['hostname'],
     'secs': secs,
-    'mean_cores': _mean(usages, 'cores'),
-    'peak_cores': _peak(usages, 'cores'),
+    'mean_cores': mean_cores,
+    'peak_cores': max(long, default=mean_cores),
     # The largest: a run that was resumed has been several processes.
     'peak_rss_bytes': max(x['peak_rss_bytes'] for x in usages),
-    'mean_host_busy_cores': _mean(usages, 'host_busy_cores'),
-    **{key: round(secs * mean) for key, mean in means.items()},
-    **{f'{key}_per_sec': mean for key, mean in means.items()},
+    'mean_host_busy_cores': means.pop('host_busy_cores'),
+    **means,
   }
-
-
-def _mean(usages: Sequence[Mapping[str, Any]], key: str) -> float:
-  return sum(x[key] * x['secs'] for x in usages) / sum(
-    x['secs'] for x in usages
-  )
-
-
-def _peak(usages: Sequence[Mapping[str, Any]], key: str) -> float:
-  means, group = [], []
-  for usage in usages:
-    group.append(usage)
-    if sum(x['secs'] for x in group) >= _MIN_PEAK_SECS:
-      means.append(_mean(group, key))
-      group = []
-  return max(means or [_mean(usages, key)])
 
 
 def peak_rss_bytes() -> int:
