@@ -91,71 +91,54 @@ def on_devices(
 ) -> tuple[ml_collections.ConfigDict, config_lib.Tuning, jax.sharding.Mesh]:
   """Chooses devices, and what the settings leave open for them to decide.
 
-  Args:
-    config: checked settings.
-    begun: flat record of the run that is resumed, or {}.
-    **fixed: fields of the tuning that are not to be chosen.
+  `begun` has the flat settings of the run that is resumed, or is {}; `fixed`
+  are fields of the tuning that are not to be chosen.
 
   Raises:
     UserError: for settings that do not fit the devices.
   """
   is_sync = config.strategy.name == 'sync'
   splits_tables = config.table.layout != 'replicated'
-  begun_with = None
-  if config.strategy.name == 'replicas' == begun.get('strategy.name'):
-    begun_with = mesh_lib.Shape(begun.get('mesh.data', 0), 1)
-    if config.mesh.data not in (0, begun_with.data):
+  wanted = mesh_lib.Shape(config.mesh.data, config.mesh.table)
+  is_resumed = config.strategy.name == 'replicas' == begun.get('strategy.name')
+  if is_resumed:
+    num_replicas = begun.get('mesh.data', 0)
+    if wanted.data not in (0, num_replicas):
       raise errors.UserError(
-        f'the run was begun with {begun_with.data} replicas and goes on with '
-        f'as many, not with config.mesh.data={config.mesh.data}; give 0, or '
-        'another --workdir'
+        f'the run was begun with {num_replicas} replicas and goes on with as '
+        f'many, not with config.mesh.data={wanted.data}; give 0, or another '
+        '--workdir'
       )
-  shape = mesh_lib.start(
-    mesh_lib.Shape(config.mesh.data, config.mesh.table),
-    splits_tables,
-    not is_sync or splits_tables,
-    begun_with,
-  )
+    wanted = mesh_lib.Shape(num_replicas, 1)
+  uses_cores = not is_sync or splits_tables
+  data, table = mesh_lib.start(wanted, splits_tables, uses_cores, is_resumed)
   if config.strategy.name == 'partition':
-    shape = _for_models(config, shape)
+    s = config.strategy
+    if not wanted.data and jax.devices()[0].platform != 'cpu':
+      data = len(jax.devices())  # they do not slow each other down
+    data, table = min(data, s.num_parts if s.part < 0 else 1), 1
   # A run that is resumed on other devices has the steps that it began with.
   if 'tuning.parts' in begun:
     fixed = {'parts': begun['tuning.parts']} | fixed
   if is_sync and 'parts' in fixed:
-    shape = _dealt(shape, fixed['parts'])
-  config.train.batch_words = config.train.batch_words or begun.get(
-    'train.batch_words', 0
-  )
+    # The data axis has to divide the parts; devices of the table axis share
+    # the centers of their parts, whatever their number.
+    num_devices = data * table
+    data = math.gcd(data, fixed['parts'])
+    table = num_devices // data
+  begun_words = begun.get('train.batch_words', 0)
+  config.train.batch_words = config.train.batch_words or begun_words
+  shape = mesh_lib.Shape(data, table)
   devices = mesh_lib.make(shape)
-  if config.table.layout == 'column' and config.model.dim % shape.table:
-    filled = -(-config.model.dim // shape.table) * shape.table
+  if config.table.layout == 'column' and config.model.dim % table:
     _LOG.info(
       'columns: %d are filled up to %d, as many on each of %d devices',
-      config.model.dim, filled, shape.table,
-    )  # fmt: skip
+      config.model.dim,
+      -(-config.model.dim // table) * table,
+      table,
+    )
   platform = devices.devices.flat[0].platform
   return *config_lib.resolve(config, platform, shape, **fixed), devices
-
-
-def _dealt(shape: mesh_lib.Shape, num_parts: int) -> mesh_lib.Shape:
-  """As many devices, of which the data axis divides the parts.
-
-  Devices of the table axis share the centers of their parts, whatever number.
-  """
-  data = math.gcd(shape.data, num_parts)
-  return mesh_lib.Shape(data, shape.table * (shape.data // data))
-
-
-def _for_models(
-  config: ml_collections.ConfigDict, shape: mesh_lib.Shape
-) -> mesh_lib.Shape:
-  """A mesh of no more devices than there are sub-models to train."""
-  data = shape.data
-  if not config.mesh.data and jax.devices()[0].platform != 'cpu':
-    data = len(jax.devices())  # they do not slow each other down
-  s = config.strategy
-  num = s.num_parts if s.part < 0 else 1
-  return mesh_lib.Shape(min(data, num), 1)
 
 
 class Trainer(NamedTuple):
@@ -185,7 +168,7 @@ def trainer(
     config: checked settings in which all is chosen.
     tuning: the rest of what was chosen.
     counts: [vocab] int, falling, how often each word occurs.
-    mesh: the devices to train on.
+    mesh: of the devices.
     words: [vocab], for models that ask which they are.
     frequencies: [vocab] float64, chance that an example is of each word; None =
       that of a text.
@@ -196,10 +179,8 @@ def trainer(
   """
   m, t = config.model, config.train
   is_sync = config.strategy.name == 'sync' or mesh.size == 1
-  part_words = tuning.part_words
   if frequencies is None:
-    sample = config.data.sample
-    frequencies = loader.center_probabilities(counts, sample)
+    frequencies = loader.center_probabilities(counts, config.data.sample)
   columns = None
   if config.table.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
     columns = wire.Axis(mesh_lib.TABLE, config.table.exchange_dtype)
@@ -228,7 +209,8 @@ def trainer(
   trainable = strategy_base.Trainable(
     model,
     tables,
-    steps or windows.Steps(part_words, tuning.parts, m.window, tuning.chunk),
+    steps
+    or windows.Steps(tuning.part_words, tuning.parts, m.window, tuning.chunk),
     tuning.loss_every_steps,
     tuning.steps_per_loop,
     # A loop whose length is not known is slow on an accelerator.
@@ -285,15 +267,7 @@ def _table(
   axes: spec_lib.Axes,
   device_centers: float,
 ) -> spec_lib.Table:
-  """A table in the layout that the settings name, with its optimizer.
-
-  Args:
-    config: checked settings in which all is chosen.
-    deduplicates: whether rows are summed by id before they are written.
-    spec: the table.
-    axes: of the mesh.
-    device_centers: centers of a device in a step.
-  """
+  """A table in the layout that the settings name, with its optimizer."""
   o, t, layout = config.optimizer, config.table, config.table.layout
   if spec.momentum is None:
     optimizer = call(member('optimizer.name', o.name), o)
@@ -364,12 +338,8 @@ def parts(
 ) -> Parts:
   """Reads the corpus and makes the parts that the settings name.
 
-  Args:
-    config: checked settings in which all is chosen.
-    tuning: the rest of what was chosen.
-    mesh: the devices to train on.
-    progress: called now and then with (stage, done, total).
-    cache: for downloads and encoded texts.
+  `progress` is called now and then with (stage, done, total); `cache` is for
+  downloads and encoded texts.
 
   Raises:
     UserError: for input that cannot be used.
@@ -380,8 +350,11 @@ def parts(
       f'config.train.init_from={init_from} does not exist; give a run, a merge '
       "or a word2vec file, or ''"
     )
-  eval_paths = [x.strip() for x in config.eval.paths.split(',') if x.strip()]
-  eval_paths = [os.path.expanduser(x) for x in eval_paths]
+  eval_paths = [
+    os.path.expanduser(x.strip())
+    for x in config.eval.paths.split(',')
+    if x.strip()
+  ]
   is_evaluated = eval_paths != ['none']
   if eval_paths and is_evaluated:
     benchmarks.find(eval_paths)  # a wrong path is reported before the work
@@ -452,14 +425,16 @@ def _describe_senses(
     return {}
   ambiguous = sense_rows.ambiguous(config, words)
   line = f'{ambiguous.mask.sum():,} words have {s.number} senses each'
-  if s.words:
-    line += (
-      f'; {ambiguous.num_unknown:,} of the {ambiguous.num_listed:,} in '
-      f'{s.words} are not in the vocabulary'
-    )
-  _LOG.info('%s', line)
   if not s.words:
+    _LOG.info('%s', line)
     return {}
+  _LOG.info(
+    '%s; %s of the %s in %s are not in the vocabulary',
+    line,
+    f'{ambiguous.num_unknown:,}',
+    f'{ambiguous.num_listed:,}',
+    s.words,
+  )
   return {'sense_words_out_of_vocabulary': ambiguous.num_unknown}
 
 

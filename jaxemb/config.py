@@ -231,11 +231,10 @@ def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   """Returns nested settings as one dict with dotted names."""
   result = {}
   for key, value in config.items():
-    name = f'{prefix}{key}'
-    if isinstance(value, Mapping | ml_collections.ConfigDict):
-      result |= flat(value, f'{name}.')
-    else:
-      result[name] = value
+    is_group = isinstance(value, Mapping | ml_collections.ConfigDict)
+    result |= (
+      flat(value, f'{prefix}{key}.') if is_group else {prefix + key: value}
+    )
   return result
 
 
@@ -337,10 +336,10 @@ def resolve(
   mesh: tuple[int, int],
   **fixed: Any,
 ) -> tuple[ml_collections.ConfigDict, Tuning]:
-  """Chooses what the settings leave open.
+  """Chooses what checked settings leave open, in a copy of them.
 
   Args:
-    config: checked settings, which are not changed.
+    config: checked settings.
     platform: of the devices that train, 'cpu' or another.
     mesh: devices along the data and the table axis.
     **fixed: fields of `Tuning` that are not to be chosen.

@@ -60,7 +60,6 @@ class Task(NamedTuple):
   total: int  # units of progress at the end
   save: Callable[[Any, Any], None]  # state, learning rate
   checkpoint_every_secs: float
-  decisions: distributed.Decisions
   hooks: Sequence[Hook] = ()
   program: Any = None  # the compiled dispatch, if there is one
 
@@ -83,7 +82,7 @@ def run(task: Task, stop: threading.Event, session: Session) -> Trained:
   last_save = time.monotonic()
   secs_before = totals.total_secs
   try:
-    for item in task.items:
+    for dispatch, item in enumerate(task.items):
       schedule = task.schedule(item)
       args = (constants, item.batch, schedule)
       program = program or _compile(task, args, session)
@@ -99,7 +98,7 @@ def run(task: Task, stop: threading.Event, session: Session) -> Trained:
       is_due = time.monotonic() - last_save > task.checkpoint_every_secs
       is_last = item.done_after == task.total
       # Read once: a signal may set it at any moment.
-      decision = task.decisions.next(stop.is_set(), is_due)
+      decision = distributed.decide(dispatch, stop.is_set(), is_due)
       saves = is_last or decision != distributed.GO_ON
       # One dispatch runs while the one before it is counted. A state is saved
       # with the totals of all its dispatches.

@@ -46,7 +46,8 @@ _MOST_USED = (
   'model.negatives', 'optimizer.learning_rate', 'train.epochs',
   'strategy.name', 'eval.paths',
 )  # fmt: skip
-_TRUE, _FALSE = ('true', '1', 'yes'), ('false', '0', 'no')
+_BOOLS = {'true': True, '1': True, 'yes': True,
+          'false': False, '0': False, 'no': False}  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,15 +82,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def describe() -> str:
   """Returns the help text, with one line for each setting."""
   by_name = {x.name: x for x in config_lib.SETTINGS}
-  groups = {'Most used': [by_name[x] for x in _MOST_USED]}
+  groups = {'Most used': [by_name.pop(x) for x in _MOST_USED]}
   for name, setting in by_name.items():
-    if name not in _MOST_USED:
-      title = _GROUPS[name.rpartition('.')[0]]
-      groups.setdefault(title, []).append(setting)
-  parts = [__doc__.strip()]
-  for title, group in groups.items():
-    parts.append('\n'.join([title, *map(_line, group)]))
-  return '\n\n'.join(parts)
+    title = _GROUPS[name.rpartition('.')[0]]
+    groups.setdefault(title, []).append(setting)
+  texts = ['\n'.join([x, *map(_line, group)]) for x, group in groups.items()]
+  return '\n\n'.join([__doc__.strip(), *texts])
 
 
 def _line(setting: config_lib.Setting) -> str:
@@ -135,13 +133,10 @@ def parse(argv: Sequence[str]) -> Arguments:
   add('--distributed', nargs='?', type=_bool, const=True, default=False)
   flags = [f'--{x}' for x in vars(parser.parse_args([]))]
   for setting in config_lib.SETTINGS:
-    kind = type(setting.default)
-    form = {'nargs': '?', 'type': _bool, 'const': True}
-    add(
-      f'--config.{setting.name}',
-      **(form if kind is bool else {'type': kind}),
-      default=argparse.SUPPRESS,
-    )
+    form: dict[str, Any] = {'type': type(setting.default)}
+    if form['type'] is bool:
+      form = {'nargs': '?', 'type': _bool, 'const': True}
+    add(f'--config.{setting.name}', **form, default=argparse.SUPPRESS)
   known, unknown = parser.parse_known_args(argv)
   for argument in unknown:
     _refuse(argument, flags)
@@ -159,8 +154,8 @@ def parse(argv: Sequence[str]) -> Arguments:
       '--num_processes and --process_id need --coordinator=HOST:PORT'
     )
   name = pathlib.Path(known.config.partition(':')[0]).stem
-  name = f'{name}-{time.strftime("%Y%m%d-%H%M%S")}'
-  workdir = pathlib.Path(known.workdir or f'runs/{name}').expanduser()
+  default = f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+  workdir = pathlib.Path(known.workdir or default).expanduser()
   job = {
     'coordinator': known.coordinator,
     'num_processes': known.num_processes,
@@ -171,9 +166,9 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def _bool(text: str) -> bool:
-  if text.lower() not in _TRUE + _FALSE:
+  if text.lower() not in _BOOLS:
     raise argparse.ArgumentTypeError(f'expected true or false, not {text!r}')
-  return text.lower() in _TRUE
+  return _BOOLS[text.lower()]
 
 
 def _refuse(argument: str, flags: Sequence[str]) -> NoReturn:
@@ -188,11 +183,9 @@ def _refuse(argument: str, flags: Sequence[str]) -> NoReturn:
 def load(
   name: str, values: Mapping[str, Any] | None = None
 ) -> ml_collections.ConfigDict:
-  """Reads a config file, sets the given values, and checks the result.
+  """Reads a config file, sets values by dotted name, and checks the result.
 
-  Args:
-    name: FILE[:VARIANT], or NAME[:VARIANT] of a config that jaxemb comes with.
-    values: by dotted name.
+  `name` is FILE[:VARIANT], or NAME[:VARIANT] of a config that jaxemb has.
 
   Raises:
     UserError: for a file or settings that cannot be used.

@@ -41,12 +41,11 @@ def make(workdir: pathlib.Path) -> None:
     workdir.mkdir(parents=True, exist_ok=True)
 
 
-def _recorded(workdir: pathlib.Path) -> dict[str, Any] | None:
+def recorded(workdir: pathlib.Path) -> dict[str, Any]:
+  """The settings of the run that is in the folder, flat, or {}."""
   path = workdir / 'config.json'
   with writing(workdir):
-    if not path.exists():
-      return None
-    data = path.read_bytes()
+    data = path.read_bytes() if path.exists() else b'{}'
   try:
     return config_lib.flat(json.loads(data))
   except (ValueError, AttributeError) as error:
@@ -56,19 +55,14 @@ def _recorded(workdir: pathlib.Path) -> dict[str, Any] | None:
     ) from error
 
 
-def recorded(workdir: pathlib.Path) -> dict[str, Any]:
-  """The settings of the run that is in the folder, flat, or {}."""
-  return _recorded(workdir) or {}
-
-
 def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
   """Checks that the settings are those of the run that is in the folder.
 
   Raises:
     UserError: if another run is there, naming the settings that differ.
   """
-  ours, theirs = config_lib.flat(config), _recorded(workdir)
-  if theirs is None:
+  ours, theirs = config_lib.flat(config), recorded(workdir)
+  if not theirs:
     return
   if ours.keys() != {x for x in theirs if not x.startswith('tuning.')}:
     raise errors.UserError(
@@ -87,19 +81,11 @@ def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     )
 
 
-def check_data(workdir: pathlib.Path, text: str) -> None:
-  """Checks that a text is that of the run that is in the folder.
-
-  Args:
-    workdir: of the run.
-    text: fingerprint of the corpus.
-
-  Raises:
-    UserError: if it is another one.
-  """
+def check_data(workdir: pathlib.Path, fingerprint: str) -> None:
+  """Raises a `UserError` if the run in the folder began with other data."""
   path = workdir / _TEXT
   with writing(workdir):
-    if path.exists() and path.read_text().strip() != text:
+    if path.exists() and path.read_text().strip() != fingerprint:
       raise errors.UserError(
         f'the text is not the one that {workdir} began with: it has changed, '
         'or is cut into other files or compressed otherwise; give another '
@@ -115,11 +101,7 @@ def record(
 ) -> None:
   """Writes config.json, once the settings have led to something to train.
 
-  Args:
-    config: settings in which all is chosen.
-    tuning: the rest of what was chosen.
-    workdir: of the run.
-    fingerprint: of the data, see `check_data`.
+  All is chosen in the settings; `fingerprint` is of the data.
   """
   settings = config.to_dict() | {'tuning': dataclasses.asdict(tuning)}
   with writing(workdir):

@@ -146,7 +146,8 @@ def _run(
     if distributed.is_first():
       table_bytes = mesh.num_bytes(trained.state)
       results.write(config, workdir, parts, export, trained.totals, table_bytes)
-    distributed.wait_for_first('results')
+    # JAX ends all processes when one has waited a minute for another to end.
+    distributed.from_first('results')
   return 0
 
 
@@ -203,7 +204,6 @@ def _train(
     total,
     save,
     config.train.checkpoint_every_secs,
-    distributed.Decisions('saves'),
     [results.Evaluation(config, workdir, parts)],
   )
   return loop.run(task, stop, session)

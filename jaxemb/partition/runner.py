@@ -189,7 +189,6 @@ class _Runner:
   def __post_init__(self):
     self.text = partition_sampling.index(self.parts.source.corpus)
     self.fingerprints = build.fingerprints(self.parts)
-    self.decisions = distributed.Decisions('saves')
     self.is_job = self.config.strategy.part >= 0
     self.key = loop.init_key(self.config.seed)
     state = jax.eval_shape(self.parts.strategy.init, self.key)
@@ -327,7 +326,6 @@ class _Runner:
       total,
       save,
       t.checkpoint_every_secs,
-      self.decisions,
       program=self.program,
     )
     trained = loop.run(task, self.stop, self.session)

@@ -31,7 +31,7 @@ from jaxemb import errors
 
 STOPPED = 75  # exit code: stopped by a signal, after saving if there was work
 WAIT_SECS = 60  # for other processes to join or to end
-GO_ON, SAVE, STOP = 'go on', 'save', 'stop'  # see `Decisions`
+GO_ON, SAVE, STOP = 'go on', 'save', 'stop'  # see `decide`
 
 _HEARTBEAT_SECS = 30  # without which JAX ends a process, see `Monitor`
 _GRACE_SECS = 5
@@ -155,17 +155,12 @@ def gather(data: bytes) -> list[bytes]:
   """Returns what every process has, in their order; of any length."""
   if num_processes() == 1:
     return [data]
-  # As bytes: JAX would make a number that large one of 32 bits.
-  size = np.frombuffer(len(data).to_bytes(8, 'little'), np.uint8)
-  rows = multihost_utils.process_allgather(size)
-  sizes = [int.from_bytes(row.tobytes(), 'little') for row in rows]
-  chunks: list[list[bytes]] = [[] for _ in sizes]
-  for start in range(0, max(sizes), _MESSAGE_BYTES):
-    mine = data[start : start + _MESSAGE_BYTES].ljust(_MESSAGE_BYTES, b'\0')
-    rows = multihost_utils.process_allgather(np.frombuffer(mine, np.uint8))
-    for found, row, size in zip(chunks, rows, sizes, strict=True):
-      found.append(row[: max(size - start, 0)].tobytes())
-  return [b''.join(found) for found in chunks]
+  sizes = multihost_utils.process_allgather(np.uint32(len(data)))
+  num = max(1, -(-int(sizes.max()) // _MESSAGE_BYTES))
+  padded = np.frombuffer(data.ljust(num * _MESSAGE_BYTES, b'\0'), np.uint8)
+  messages = map(multihost_utils.process_allgather, np.split(padded, num))
+  rows = np.concatenate(list(messages), axis=1)
+  return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
 @contextlib.contextmanager
@@ -179,35 +174,61 @@ def _store() -> Iterator[Any]:
     raise errors.UserError(what) from error
 
 
+def _set(key: str, value: str, overwrites: bool = False) -> None:
+  with _store() as store:
+    store.key_value_set(f'jaxemb/{key}', value, overwrites)
+
+
 def _get(key: str) -> str:
-  """Waits, however long, until another process has set the key."""
+  """Waits, however long, until a process has set the key."""
   with _store() as store:
     while True:
       try:
-        return store.blocking_key_value_get(key, 10_000)
+        return store.blocking_key_value_get(f'jaxemb/{key}', 10_000)
       except RuntimeError as error:
         if 'DEADLINE_EXCEEDED' not in str(error):
           raise
 
 
-def everyone(name: str, mine: str) -> list[str]:
+def from_first(key: str, mine: str = '') -> str:
+  """Returns what process 0 has; the others wait for it, however long.
+
+  `key` is used once.
+  """
+  if num_processes() == 1:
+    return mine
+  if not is_first():
+    return _get(key)
+  _set(key, mine)
+  return mine
+
+
+def everyone(key: str, mine: str) -> list[str]:
   """Returns what each process has, in their order; starts no JAX backend.
 
-  `name` is that of the question, used once.
+  `key` is used once.
   """
   if num_processes() == 1:
     return [mine]
+  _set(f'{key}/{process_id()}', mine)
+  return [_get(f'{key}/{i}') for i in range(num_processes())]
+
+
+def latest(key: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
+  """Returns what each process gave last, or {}; nobody waits."""
+  if num_processes() == 1:
+    return [mine]
+  _set(f'{key}/{process_id()}', json.dumps(mine), True)
   with _store() as store:
-    store.key_value_set(f'jaxemb/{name}/{process_id()}', mine)
-  return [_get(f'jaxemb/{name}/{i}') for i in range(num_processes())]
+    found = dict(store.key_value_dir_get(f'jaxemb/{key}/'))
+  keys = [f'jaxemb/{key}/{i}' for i in range(num_processes())]
+  return [json.loads(found.get(key, '{}')) for key in keys]
 
 
 def agree(name: str, mine: dict[str, Any]) -> None:
-  """Checks that all processes have the same values; starts no JAX backend.
+  """Checks that all processes have the same JSON-ready values.
 
-  Args:
-    name: of one of the values, used once.
-    mine: JSON-ready values of this process.
+  `name` is that of one of the values, used once.
 
   Raises:
     UserError: in every process, naming the first difference.
@@ -223,53 +244,18 @@ def agree(name: str, mine: dict[str, Any]) -> None:
         )
 
 
-def wait_for_first(name: str) -> None:
-  """Waits, however long, until process 0 has come here too; `name` is new.
+def decide(dispatch: int, stops: bool, saves: bool) -> str:
+  """Returns what process 0 wants after a dispatch: `GO_ON`, `SAVE` or `STOP`.
 
-  JAX ends all processes when one has waited a minute for the others to end.
+  A process that is asked to stop tells process 0 through its `Monitor`.
   """
-  if num_processes() > 1 and not is_first():
-    _get(f'jaxemb/{name}/0')
-  else:
-    latest(name, {})
-
-
-def latest(name: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
-  """Returns what each process gave last, or {}; nobody waits."""
-  if num_processes() == 1:
-    return [mine]
-  folder = f'jaxemb/{name}/'
-  with _store() as store:
-    store.key_value_set(f'{folder}{process_id()}', json.dumps(mine), True)
-    found = dict(store.key_value_dir_get(folder))
-  keys = [f'{folder}{i}' for i in range(num_processes())]
-  return [json.loads(found.get(key, '{}')) for key in keys]
-
-
-class Decisions:
-  """When to save and to stop: decided by process 0, done by all at once."""
-
-  def __init__(self, name: str):
-    """Starts a series of decisions; `name` is used once."""
-    self._name, self._count = name, 0
-
-  def next(self, stops: bool, saves: bool) -> str:
-    """Returns `GO_ON`, `SAVE` or `STOP`: what process 0 wants.
-
-    A process that is asked to stop tells process 0 through its `Monitor`.
-    """
-    decision = STOP if stops else SAVE if saves else GO_ON
-    if num_processes() == 1:
-      return decision
-    self._count += 1
-    folder = f'jaxemb/{self._name}'
-    if not is_first():
-      return _get(f'{folder}/{self._count}')
+  mine = STOP if stops else SAVE if saves else GO_ON
+  decision = from_first(f'decisions/{dispatch}', mine)
+  old = dispatch - 100  # two dispatches at most are under way
+  if num_processes() > 1 and is_first() and old >= 0:
     with _store() as store:
-      store.key_value_set(f'{folder}/{self._count}', decision)
-      if self._count > 100:  # two dispatches at most are under way
-        store.key_value_delete(f'{folder}/{self._count - 100}')
-    return decision
+      store.key_value_delete(f'jaxemb/decisions/{old}')
+  return decision
 
 
 class Monitor:
@@ -298,7 +284,7 @@ class Monitor:
       if is_first():
         self._accept(bind_address(address).rpartition(':')[0])
       else:
-        port, key = _get('jaxemb/monitor').split()
+        port, key = _get('monitor').split()
         to = address.rpartition(':')[0], int(port)
         peer = connection.Client(to, authkey=bytes.fromhex(key))
         peer.send_bytes(str(process_id()).encode())
@@ -313,10 +299,7 @@ class Monitor:
   def _accept(self, host: str) -> None:
     key = secrets.token_bytes(16)  # known to this job alone
     with connection.Listener((host, 0), authkey=key) as listener:
-      with _store() as store:
-        store.key_value_set(
-          'jaxemb/monitor', f'{listener.address[1]} {key.hex()}'
-        )
+      _set('monitor', f'{listener.address[1]} {key.hex()}')
       while len(self._peers) < num_processes() - 1:
         with contextlib.suppress(
           multiprocessing.AuthenticationError, ConnectionError, EOFError

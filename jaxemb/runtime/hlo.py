@@ -156,50 +156,33 @@ def collectives(text: str) -> list[Collective]:
 def traffic(text: str, loop: Loop) -> dict[str, Any]:
   """Counts the collectives of a compiled dispatch and the bytes they send.
 
-  Returns:
-    Instructions by kind (all of `KINDS`), and, by kind and in `total`, the
-    bytes that one device sends: `bytes_per_step_per_device`, and
-    `bytes_per_dispatch_per_device` outside the loop over steps.
+  Returns instructions by kind (all of `KINDS`) and, by kind and in `total`,
+  `bytes_per_step_per_device`; what is outside the loop over steps sends none.
   """
   found = collectives(text)
   kinds = [x.kind for x in found]
-  step = [(x, x.runs_per_step(loop)) for x in found]
-  dispatch = [(x, not x.loops) for x in found]
-  return {kind: kinds.count(kind) for kind in KINDS} | {
-    'bytes_per_step_per_device': _sent_by_kind(step),
-    'bytes_per_dispatch_per_device': _sent_by_kind(dispatch),
-  }
+  sent = dict.fromkeys((*KINDS, 'total'), 0.0)
+  for x in found:
+    # What never runs sends nothing, even if it cannot be read.
+    if runs := x.runs_per_step(loop):
+      sent[x.kind] += runs * x.sent_bytes
+      sent['total'] += runs * x.sent_bytes
+  counts = {kind: kinds.count(kind) for kind in KINDS}
+  return counts | {'bytes_per_step_per_device': sent}
 
 
 def with_bytes_per_word(
   traffic: Mapping[str, Any] | None, device_steps_per_word: float
 ) -> dict[str, Any] | None:
-  """Adds `bytes_per_word`, the bytes that all devices send per corpus word.
+  """Adds `bytes_per_word` to `traffic`: what all devices send per corpus word.
 
-  Args:
-    traffic: from `traffic`; None, or counts without bytes, stay as they are.
-    device_steps_per_word: training steps times devices over words.
+  `device_steps_per_word` is training steps times devices over words.
   """
-  if not traffic or 'bytes_per_step_per_device' not in traffic:
-    return traffic and dict(traffic)
-  return dict(traffic) | {
-    'bytes_per_word': {
-      kind: device_steps_per_word * sent_bytes
-      for kind, sent_bytes in traffic['bytes_per_step_per_device'].items()
-    },
-    'words_counted': 'bytes that all devices together send per corpus word '
-    'inside the vocabulary, before frequent-word subsampling, times epochs',
-  }
-
-
-def _sent_by_kind(runs: list[tuple[Collective, float]]) -> dict[str, float]:
-  sent = dict.fromkeys((*KINDS, 'total'), 0.0)
-  for x, num in runs:
-    # What never runs sends nothing, even if it cannot be read.
-    num_bytes = x.sent_bytes * num if num else 0.0
-    sent[x.kind] += num_bytes
-    sent['total'] += num_bytes
-  return sent
+  if traffic is None:
+    return None
+  sent = traffic['bytes_per_step_per_device']
+  per_word = {kind: device_steps_per_word * x for kind, x in sent.items()}
+  return dict(traffic) | {'bytes_per_word': per_word}
 
 
 def _kind(instruction: Instruction) -> str:

@@ -35,7 +35,7 @@ def start(
   wanted: Shape,
   splits_tables: bool = False,
   uses_cores: bool = True,
-  begun_with: Shape | None = None,
+  is_resumed: bool = False,
 ) -> Shape:
   """Chooses the mesh to train on; to be called before JAX is used.
 
@@ -43,42 +43,39 @@ def start(
   all of them where the layout splits tables or there are several processes.
 
   Args:
-    wanted: from the settings.
+    wanted: from the settings, or that of a run which is resumed.
     splits_tables: whether the layout splits tables along the table axis.
     uses_cores: whether training gains from several cores of a CPU.
-    begun_with: the mesh that a resumed run must have; None = any.
+    is_resumed: whether the run has to go on with just the wanted mesh.
 
   Raises:
     UserError: if there are not enough devices, or some would be idle.
   """
-  needed = begun_with or wanted
   default = min(resources.usable_cores(), _MAX_CPU_DEVICES) if uses_cores else 1
-  size = max(needed.data, 1) * max(needed.table, 1)
-  is_given = needed.data and (needed.table or not splits_tables)
+  data, table = wanted
+  size = max(data, 1) * max(table, 1)
+  is_given = data and (table or not splits_tables)
   num = size if is_given else max(size, default)
   _request_cpu_devices(-(-num // distributed.num_processes()), size > 1)
   devices = jax.devices()
   available = f'there are {len(devices)} ({devices[0].device_kind})'
-  if begun_with and size > len(devices):
+  if size > len(devices):
     raise errors.UserError(
       f'the run was begun on {size} devices and {available}; resume it where '
       'there are as many (on a CPU, in a fresh process without XLA_FLAGS), or '
       'give another --workdir'
+      if is_resumed
+      else f'config.mesh.data={data} x config.mesh.table={table} needs {size} '
+      f'devices and {available}; lower one of them, or give 0'
     )
-  if size > len(devices):
-    raise errors.UserError(
-      f'config.mesh.data={wanted.data} x config.mesh.table={wanted.table} '
-      f'needs {size} devices and {available}; lower one of them, or give 0'
-    )
-  if jax.process_count() > 1:
-    useful = len(devices)
-  elif devices[0].platform == 'cpu':
-    useful = min(default, len(devices))
-  else:
-    useful = len(devices) if splits_tables else 1
-  useful, (data, table) = max(useful, size), needed
-  if not table:
-    table = useful // max(data, 1) if splits_tables else 1
+  useful = len(devices)
+  if jax.process_count() == 1:
+    if devices[0].platform == 'cpu':
+      useful = min(default, useful)
+    elif not splits_tables:
+      useful = 1
+  useful = max(useful, size)
+  table = table or (useful // max(data, 1) if splits_tables else 1)
   data = data or max(useful // table, 1)
   if jax.process_count() > 1 and data * table != len(devices):
     raise errors.UserError(

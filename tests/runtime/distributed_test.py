@@ -126,13 +126,12 @@ assert distributed.gather(messages[i]) == messages
 assert distributed.gather(b'') == [b'', b'']
 assert distributed.everyone('names', f'p{i}') == ['p0', 'p1']
 assert distributed.latest('hosts', {'i': i})[i] == {'i': i}
-decisions = distributed.Decisions('saves')
-assert decisions.next(False, not i) == distributed.SAVE
+assert distributed.decide(0, False, not i) == distributed.SAVE
 if i:  # a signal that only one process gets reaches the other
   monitor.request_stop()
 assert monitor.stop.wait(30)
-assert decisions.next(not i, False) == distributed.STOP
-distributed.wait_for_first('end')
+assert distributed.decide(100, not i, False) == distributed.STOP
+distributed.from_first('end')
 monitor.close(distributed.STOPPED)
 distributed.leave(distributed.STOPPED)
 """
@@ -145,12 +144,10 @@ def test_two_processes_join_agree_and_stop():
 def test_alone_a_process_agrees_with_itself():
   assert distributed.gather(b'x') == [b'x']
   distributed.agree('test', {'a': 1})
-  decisions = distributed.Decisions('test')
-  assert decisions.next(False, False) == distributed.GO_ON
-  assert decisions.next(False, True) == distributed.SAVE
-  assert decisions.next(True, True) == distributed.STOP
+  assert distributed.decide(0, False, False) == distributed.GO_ON
+  assert distributed.decide(1, False, True) == distributed.SAVE
+  assert distributed.decide(2, True, True) == distributed.STOP
   assert distributed.latest('hosts', {'x': 1}) == [{'x': 1}]
-  distributed.wait_for_first('end')
 
 
 def test_a_name_that_resolves_to_loopback_is_bound_to_all_addresses(

@@ -186,8 +186,6 @@ def test_traffic_counts_loops_and_branches():
     'collective-permute': 0.125 * 32,
     'total': 184,
   }
-  dispatch = traffic['bytes_per_dispatch_per_device']
-  assert dispatch['reduce-scatter'] == dispatch['total'] == 24
   per_word = hlo.with_bytes_per_word(traffic, 0.25)
   assert per_word['bytes_per_word'] == {k: v / 4 for k, v in step.items()}
   assert per_word.items() > traffic.items()

@@ -28,40 +28,35 @@ def test_the_mesh_has_the_devices_asked_for():
 
 
 @pytest.mark.parametrize(
-  ('wanted', 'begun_with', 'message'),
+  ('is_resumed', 'message'),
   [
-    (
-      mesh.Shape(500, 2), None,
-      'config.mesh.data=500 x config.mesh.table=2 needs 1000',
-    ),
-    (mesh.Shape(0, 0), mesh.Shape(1000, 1), 'begun on 1000 devices'),
+    (False, 'config.mesh.data=500 x config.mesh.table=2 needs 1000'),
+    (True, 'begun on 1000 devices'),
   ],
-)  # fmt: skip
-def test_more_devices_than_there_are_are_refused(wanted, begun_with, message):
+)
+def test_more_devices_than_there_are_are_refused(is_resumed, message):
   with pytest.raises(errors.UserError, match=message) as caught:
-    mesh.start(wanted, begun_with=begun_with)
+    mesh.start(mesh.Shape(500, 2), is_resumed=is_resumed)
   assert '\n' not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-  ('wanted', 'splits_tables', 'uses_cores', 'begun_with', 'expected'),
+  ('wanted', 'splits_tables', 'uses_cores', 'expected'),
   [
-    ((8, 0), False, True, None, (8, 1)),  # those of the test session
-    ((0, 0), False, True, None, (CORES, 1)),
-    ((0, 0), False, False, None, (1, 1)),
-    ((0, 0), True, True, None, (1, CORES)),
-    ((0, 4), True, True, None, (1, 4)),
-    ((2, 0), True, True, None, (2, 1)),
-    ((2, 4), False, False, None, (2, 4)),
-    ((0, 0), False, True, mesh.Shape(3, 1), (3, 1)),
+    ((8, 0), False, True, (8, 1)),  # those of the test session
+    ((0, 0), False, True, (CORES, 1)),
+    ((0, 0), False, False, (1, 1)),
+    ((0, 0), True, True, (1, CORES)),
+    ((0, 4), True, True, (1, 4)),
+    ((2, 0), True, True, (2, 1)),
+    ((2, 4), False, False, (2, 4)),
   ],
 )
 def test_open_axes_get_useful_devices(
-  wanted, splits_tables, uses_cores, begun_with, expected
+  wanted, splits_tables, uses_cores, expected
 ):
   jax.devices()
-  wanted = mesh.Shape(*wanted)
-  found = mesh.start(wanted, splits_tables, uses_cores, begun_with)
+  found = mesh.start(mesh.Shape(*wanted), splits_tables, uses_cores)
   assert found == expected
 
 
