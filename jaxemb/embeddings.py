@@ -18,7 +18,7 @@ from jaxemb import errors
 from jaxemb.evaluation import benchmarks, geometry
 from jaxemb.evaluation import words as words_lib
 from jaxemb.senses import table as senses_lib
-from jaxemb.storage import export, word2vec_format
+from jaxemb.storage import export, vectors_npy, word2vec_format
 
 # A word, a row or a [dim] vector; in sums perhaps with a weight.
 Key = str | int | np.ndarray
@@ -330,9 +330,8 @@ class Embeddings:
       errors.UserError: a file cannot be written.
     """
     counts = np.ones(len(self), int) if self.counts is None else self.counts
-    export.write(
-      folder, self.index_to_key, self.vectors, counts, is_minimal=True
-    )
+    rows = vectors_npy.Encoded(self.vectors)
+    export.write(folder, self.index_to_key, rows, counts, is_minimal=True)
     senses_lib.write(pathlib.Path(folder), self.sense_table)
 
   def save_word2vec_format(
@@ -442,8 +441,6 @@ def load(path: pathlib.Path | str) -> Embeddings:
   Raises:
     errors.UserError: missing, not recognised, cut or damaged.
   """
-  words, vectors, counts, remarks, folder = export.read(path)
-  for remark in remarks:
-    warnings.warn(f'{path}: {remark}', stacklevel=2)
+  words, vectors, counts, folder = export.read(path)
   senses = senses_lib.read(folder, words, counts, vectors) if folder else None
   return Embeddings(words, vectors, counts, senses)

@@ -19,6 +19,11 @@ class UserError(Exception):
   """
 
 
+def one_line(error: BaseException, max_chars: int = 300) -> str:
+  """The message of an error of another library, in one line."""
+  return ' '.join(str(error).split())[:max_chars]
+
+
 class UnknownWordError(KeyError):
   """A word without a vector; the message suggests similar spellings."""
 

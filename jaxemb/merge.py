@@ -25,7 +25,7 @@ from jaxemb.merging import merge as merging
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses
 from jaxemb.senses import table
-from jaxemb.storage import atomic, export
+from jaxemb.storage import atomic, export, vectors_npy
 
 _HELP = {
   'method': 'alir: aligned and averaged, words of any part; pca, concat: only '
@@ -130,7 +130,8 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     for line in report['warnings']:
       print(f'warning: {line}', file=sys.stderr)
     exported = time.monotonic()
-    export.write(output / 'export', merged.words, merged.vectors, merged.counts)
+    rows = vectors_npy.Encoded(merged.vectors)
+    export.write(output / 'export', merged.words, rows, merged.counts)
     table.write(output / 'export', merged.senses)
     arrays = {'vectors': merged.vectors}
     for path, rows in merged.trainable.items():

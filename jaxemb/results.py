@@ -34,7 +34,7 @@ class Export(NamedTuple):
 
   keys: Sequence[str]  # words, the most frequent first
   counts: np.ndarray  # [len(keys)] int
-  rows: blocks.Encoded  # [len(keys), dim], or a row for each sense
+  rows: vectors_npy.Encoded  # [len(keys), dim], or a row for each sense
   senses: senses_lib.Senses | None = None  # of models with several per word
   # Further arrays of export/orbax: 'context_vectors', 'optimizer'.
   others: Mapping[str, Any] = _NOTHING
@@ -107,13 +107,13 @@ def log_data(parts: build.Parts) -> None:
 def write_export(
   folder: pathlib.Path, export: Export, is_minimal: bool = False
 ) -> dict[str, int]:
-  """Writes the files of `storage.export`, and returns its counts."""
+  """Writes the files of `storage.export`; returns what is dropped."""
   names, counts = export.names()
-  vectors, stored = export.rows.decode(), vectors_npy.Rows(*export.rows)
-  written = export_lib.write(folder, names, vectors, counts, stored, is_minimal)
+  dropped = export_lib.write(folder, names, export.rows, counts, is_minimal)
   senses_lib.write(folder, export.senses)
+  vectors = export.rows.decode()
   orbax_export.write(folder / 'orbax', {'vectors': vectors, **export.others})
-  return written
+  return dropped
 
 
 def write(
@@ -135,7 +135,7 @@ def write(
     report.write_json(workdir, values | {'evaluation': {}} | dict(more))
     return
   start = time.time()
-  written = write_export(workdir / 'export', export)
+  dropped = write_export(workdir / 'export', export)
   metrics.LOG.info('vectors in %s', workdir / 'export')
   vectors = export.word_vectors()
   evaluation = _evaluate(config, parts, export)
@@ -145,11 +145,7 @@ def write(
   totals.total_secs += time.time() - start
   values = _summary(config, parts, totals, table_bytes)
   values |= {'evaluation': evaluation} | dict(more)
-  num_left_out = written['words'] - written['projector_words']
-  values['dropped'] |= {
-    'words_renamed_in_exports': written['renamed_words'],
-    'words_left_out_of_projector': num_left_out,
-  }
+  values['dropped'] |= dropped
   records = metrics.read(workdir / 'metrics.jsonl')
   values['hosts'] = resources.summary(records)
   report.write(

@@ -11,7 +11,7 @@ from gensim import models
 
 import jaxemb
 from jaxemb import embeddings, errors
-from jaxemb.storage import export
+from jaxemb.storage import export, vectors_npy
 
 pytestmark = pytest.mark.filterwarnings('ignore:Call to deprecated')
 _NAMES = [f'w{i}' for i in range(200)]
@@ -201,7 +201,8 @@ def test_evaluations_name_the_wrong_file(ours, tmp_path):
 
 def test_load_every_form(tmp_path):
   counts = np.arange(200)[::-1]
-  export.write(tmp_path / 'export', _NAMES, _VECTORS, counts)
+  rows = vectors_npy.Encoded(_VECTORS)
+  export.write(tmp_path / 'export', _NAMES, rows, counts)
   folder = tmp_path / 'export'
   packed = tmp_path / 'v.vec.gz'
   packed.write_bytes(gzip.compress((folder / 'vectors.txt').read_bytes()))
@@ -245,7 +246,8 @@ def test_save_and_load(ours, tmp_path):
 def test_load_says_what_is_wrong(tmp_path):
   with pytest.raises(errors.UserError, match=r'no usable vectors\.npy'):
     jaxemb.load(tmp_path)
-  export.write(tmp_path, _NAMES, _VECTORS, np.arange(200))
+  rows = vectors_npy.Encoded(_VECTORS)
+  export.write(tmp_path, _NAMES, rows, np.arange(200))
   lines = (tmp_path / 'vocab.txt').read_text().splitlines()
   (tmp_path / 'vocab.txt').write_text('\n'.join(lines[:-1]))
   with pytest.raises(errors.UserError, match='199 words.*200 rows'):

@@ -22,7 +22,7 @@ MAY_IMPORT = {
   'data': '',
   'text': 'data runtime storage toywiki',
   'evaluation': 'ops storage',
-  'tables': 'ops',
+  'tables': 'ops storage',
   'models': 'data ops tables',
   'strategies': 'data models ops runtime tables',
   'senses': 'data evaluation models ops storage tables text',

@@ -1,6 +1,5 @@
 """Whole runs on tables of few bits: exports, resuming, going on from them."""
 
-import contextlib
 import json
 
 import ml_dtypes
@@ -9,9 +8,7 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
-from jaxemb import errors, train
-from jaxemb.storage import vectors_npy
-from jaxemb.tables import blocks
+from jaxemb import train
 
 
 def _config(tmp_path, **settings):
@@ -174,30 +171,3 @@ def test_sub_models_of_few_bits(tmp_path):
   # Both tables of both models.
   assert report['vector_bytes'] == 2 * 2 * vocab * 16 * 2
   assert report['vector_bytes'] < report['table_bytes']
-
-
-def test_scales_of_rows_that_are_replaced_go(tmp_path):
-  rows = np.ones((3, 2), np.float32)
-  for dtype, has_scales in (('int8', True), ('float32', False)):
-    kept = vectors_npy.Rows(*blocks.encode(rows, dtype))
-    with contextlib.ExitStack() as stack:
-      vectors_npy.write(stack, tmp_path, kept)
-    assert (tmp_path / 'scales.npy').exists() == has_scales
-    np.testing.assert_allclose(
-      vectors_npy.load(tmp_path / 'vectors.npy'), 1, 0.01
-    )
-
-
-def test_scales_that_do_not_fit_are_told(tmp_path):
-  np.save(tmp_path / 'vectors.npy', np.ones((3, 2), np.int8))
-  with pytest.raises(errors.UserError, match=r'scales.npy.*export again'):
-    vectors_npy.load(tmp_path / 'vectors.npy')
-  np.save(tmp_path / 'scales.npy', np.ones(2, np.float32))
-  with pytest.raises(errors.UserError, match='2 scales for the 3 rows'):
-    vectors_npy.load(tmp_path / 'vectors.npy')
-
-
-def test_complex_vectors_are_refused(tmp_path):
-  np.save(tmp_path / 'vectors.npy', np.ones((3, 2), np.complex64))
-  with pytest.raises(errors.UserError, match='complex'):
-    vectors_npy.load(tmp_path / 'vectors.npy')

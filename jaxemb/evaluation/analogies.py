@@ -14,7 +14,6 @@ argmax: the expected word must score higher than the best of the other words.
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,22 +23,7 @@ from jaxemb.evaluation import geometry
 
 _BLOCK_QUESTIONS = 256
 _BLOCK_ROWS = 2048
-_NO_ROW = np.iinfo(np.int32).max
-
-
-class _Questions(NamedTuple):
-  """Questions in equal blocks; spellings are padded with `_NO_ROW`."""
-
-  given: jax.Array  # [blocks, questions, 3] int32, a, b, c
-  expected: jax.Array  # [blocks, questions, spellings] int32 rows of d
-  excluded: jax.Array  # [blocks, questions, 4 * spellings] int32, a, b, c, d
-
-
-class _Best(NamedTuple):
-  """Highest scores so far, [blocks, questions, 2]: 3CosAdd and 3CosMul."""
-
-  expected: jax.Array
-  others: jax.Array
+_NO_ROW = np.iinfo(np.int32).max  # pads spellings
 
 
 def solve(
@@ -63,8 +47,7 @@ def solve(
   Returns:
     [questions, 2] bool: by 3CosAdd, by 3CosMul.
   """
-  num_questions, num_rows = len(questions), len(vectors)
-  if num_questions == 0:
+  if len(questions) == 0:
     return np.zeros((0, 2), bool)
   rows, given = np.unique(questions, return_inverse=True)
   given = given.reshape(questions.shape)
@@ -72,42 +55,44 @@ def solve(
   spelled = np.full((len(rows), max(map(len, lists))), _NO_ROW, np.int32)
   for i, spelling in enumerate(lists):
     spelled[i, : len(spelling)] = spelling
-  blocks = _in_blocks(given, spelled)
   words = geometry.unit(vectors[rows], norms[rows])
-  shape = (*blocks.given.shape[:2], 2)
-  best = _Best(jnp.full(shape, -jnp.inf), jnp.full(shape, -jnp.inf))
-  size = min(_BLOCK_ROWS, num_rows)
-  for start in range(0, num_rows, size):
+  padded = np.pad(given, ((0, -len(given) % _BLOCK_QUESTIONS), (0, 0)))
+  blocks = tuple(
+    x.reshape(-1, _BLOCK_QUESTIONS, x[0].size)
+    for x in (padded[:, :3], spelled[padded[:, 3]], spelled[padded])
+  )
+  # Of the expected answer and of all other words, by 3CosAdd and by 3CosMul.
+  best = jnp.full((*blocks[0].shape[:2], 2, 2), -jnp.inf)
+  size = min(_BLOCK_ROWS, len(vectors))
+  for start in range(0, len(vectors), size):
     # The last block overlaps the one before: a maximum does not mind.
-    start = min(start, num_rows - size)
+    start = min(start, len(vectors) - size)
     part = slice(start, start + size)
     block = geometry.unit(vectors[part], norms[part])
     best = _search_block(best, blocks, words, block, start)
-  is_right = np.asarray(best.expected > best.others)
-  is_right = is_right.reshape(-1, 2)[:num_questions]
+  best = np.asarray(best).reshape(-1, 2, 2)[: len(questions)]
   is_given = (given[:, :3] == given[:, 3:]).any(axis=1)
-  return is_right & ~is_given[:, None]
-
-
-def _in_blocks(given: np.ndarray, spelled: np.ndarray) -> _Questions:
-  padding = ((0, -len(given) % _BLOCK_QUESTIONS), (0, 0))
-  given = np.pad(given, padding).astype(np.int32)
-  num_blocks = len(given) // _BLOCK_QUESTIONS
-  arrays = given[:, :3], spelled[given[:, 3]], spelled[given]
-  return _Questions(
-    *(x.reshape(num_blocks, _BLOCK_QUESTIONS, -1) for x in arrays)
-  )
+  return (best[:, 0] > best[:, 1]) & ~is_given[:, None]
 
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _search_block(
-  best: _Best,
-  questions: _Questions,
+  best: jax.Array,
+  questions: tuple[jax.Array, jax.Array, jax.Array],
   words: jax.Array,
   block: jax.Array,
   start: jax.Array,
-) -> _Best:
-  """Takes one block of the table, [rows, dim], into the best scores."""
+) -> jax.Array:
+  """Takes one block of the table, [rows, dim], into the best scores.
+
+  Args:
+    best: [blocks, questions, 2, 2], highest scores so far.
+    questions: by block the indices among `words` of a, b and c, and rows of the
+      expected answer and of all four words in every spelling.
+    words: [words, dim] unit vectors.
+    block: of unit vectors, from row `start` on.
+    start: int32.
+  """
   cosines = jnp.matmul(words, block.T, precision=jax.lax.Precision.HIGHEST)
   size = len(block)
 
@@ -116,34 +101,24 @@ def _search_block(
     rows = rows - start
     return jnp.where((rows >= 0) & (rows < size), rows, size)
 
-  def score_questions(item: tuple[_Best, _Questions]) -> _Best:
-    best, questions = item
-    a, b, c = (cosines[questions.given[:, i]] for i in range(3))
-    expected = inside(questions.expected)
+  def score_questions(item):
+    best, (given, expected, excluded) = item
+    a, b, c = (cosines[given[:, i]] for i in range(3))
+    expected = inside(expected)
     take = functools.partial(
       jnp.take_along_axis, indices=expected, axis=1, mode='fill', fill_value=0
     )
     answers = _scores(take(a), take(b), take(c))
-    answers = [jnp.where(expected < size, x, -jnp.inf) for x in answers]
+    answers = jnp.where((expected < size)[:, None], answers, -jnp.inf)
     # A cosine of +inf with `a` puts a word last by both measures.
     each = jnp.arange(len(a))[:, None]
-    excluded = inside(questions.excluded)
-    others = _scores(a.at[each, excluded].set(jnp.inf, mode='drop'), b, c)
-    return _Best(
-      jnp.maximum(best.expected, _row_maxima(answers)),
-      jnp.maximum(best.others, _row_maxima(others)),
-    )
+    a = a.at[each, inside(excluded)].set(jnp.inf, mode='drop')
+    scores = answers.max(-1), _scores(a, b, c).max(-1)
+    return jnp.maximum(best, jnp.stack(scores, 1))
 
   return jax.lax.map(score_questions, (best, questions))
 
 
-def _scores(
-  a: jax.Array, b: jax.Array, c: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """3CosAdd and 3CosMul of words with cosines a, b, c."""
-  return b + c - a, (1 + b) * (1 + c) / (1 + a + 2e-6)
-
-
-def _row_maxima(scores: Sequence[jax.Array]) -> jax.Array:
-  """[rows, 2]: the largest of each row of each array."""
-  return jnp.stack([x.max(axis=1) for x in scores], axis=-1)
+def _scores(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+  """[questions, 2, words]: 3CosAdd and 3CosMul of words with these cosines."""
+  return jnp.stack([b + c - a, (1 + b) * (1 + c) / (1 + a + 2e-6)], 1)

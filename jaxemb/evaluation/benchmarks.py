@@ -20,7 +20,7 @@ import csv
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +31,10 @@ _SNIFF_BYTES = 1 << 16
 _SNIFF_LINES = 100
 _SCWS_FIELDS = 18
 
-_Quadruple = tuple[str, str, str, str]
+_CSV_COLUMNS = {
+  'categories': ('category', 'word'),
+  'semeval': ('type', 'word1', 'word2', 'word3', 'target'),
+}
 
 
 class Pairs(NamedTuple):
@@ -49,7 +52,7 @@ class Analogies(NamedTuple):
 
   name: str
   layout: str  # 'questions-words' or 'semeval'
-  sections: dict[str, list[_Quadruple]]  # as written
+  sections: dict[str, list[tuple[str, str, str, str]]]  # as written
   malformed: int
 
 
@@ -117,10 +120,12 @@ def read(
     errors.UserError: the file cannot be read.
   """
   path = pathlib.Path(path)
+  separator = re.compile(re.escape(delimiter) if delimiter else r'[\s,]+')
   try:
     with path.open('rb') as file:
       start = file.read(_SNIFF_BYTES)
-      layout = None if b'\0' in start else _layout(_lines(start), delimiter)
+      sample = [] if b'\0' in start else _lines(start)[:_SNIFF_LINES]
+      layout = _layout(sample, separator)
       if layout is None:
         return None
       lines = _lines(start + file.read())
@@ -128,20 +133,29 @@ def read(
     raise errors.UserError(
       f'cannot read benchmark {path}: {error.strerror}'
     ) from error
+  items = _parse(lines, layout, separator)
+  good = [item for item in items if item is not None]
+  num_malformed = len(items) - len(good)
+  if not good:
+    return None
   if layout == 'categories':
-    benchmark = _read_categories(path.stem, lines)
-    return benchmark if benchmark.categories else None
-  if layout in ('semeval', 'questions-words'):
-    rows = _semeval_rows if layout == 'semeval' else _question_rows
-    benchmark = _read_analogies(path.stem, layout, rows(lines))
-    return benchmark if benchmark.sections else None
-  name = 'scws' if layout == 'scws' else path.stem
-  rows = [*map(_pair_parser(layout, delimiter), lines)]
-  understood = [row for row in rows if row is not None]
-  ratings = np.array([row[2] for row in understood], np.float64)
-  pairs = [row[:2] for row in understood]
-  num_malformed = len(rows) - len(pairs)
-  return Pairs(name, layout, pairs, ratings, num_malformed) if pairs else None
+    categories = {}
+    for category, word in good:
+      if word:
+        categories.setdefault(word.upper(), (word, category))
+    num_blank = sum(not word for _, word in good)
+    num_repeated = len(good) - num_blank - len(categories)
+    counts = num_blank, num_repeated, num_malformed
+    return Categories(path.stem, layout, dict(categories.values()), *counts)
+  if layout in ('pairs', 'scws'):
+    name = 'scws' if layout == 'scws' else path.stem
+    pairs = [(first, second) for first, second, _ in good]
+    ratings = np.array([rating for *_, rating in good])
+    return Pairs(name, layout, pairs, ratings, num_malformed)
+  sections = {}
+  for section, question in good:
+    sections.setdefault(section, []).append(question)
+  return Analogies(path.stem, layout, sections, num_malformed)
 
 
 def _files(paths: Sequence[pathlib.Path | str]) -> Iterator[pathlib.Path]:
@@ -162,29 +176,65 @@ def _lines(data: bytes) -> list[str]:
   return [line for line in lines if line.strip() and line[0] != '#']
 
 
-def _layout(lines: list[str], delimiter: str | None) -> str | None:
+def _layout(sample: list[str], separator: re.Pattern) -> str | None:
   """The layout that fits a file's first lines, or None."""
-  if not lines:
+  if not sample:
     return None
-  header = {x.strip().lower() for x in next(csv.reader(lines[:1]), [])}
-  if {'category', 'word'} <= header:
-    return 'categories'
-  if {'type', 'word1', 'word2', 'word3', 'target'} <= header:
-    return 'semeval'
-  if lines[0].startswith(':'):
+  header = {field.lower() for field in _csv_fields(sample[0])}
+  for layout, columns in _CSV_COLUMNS.items():
+    if header.issuperset(columns):
+      return layout
+  if sample[0].startswith(':'):
     return 'questions-words'
-  sample = lines[:_SNIFF_LINES]
-  parsers = {
-    'scws': parse_scws,
-    'pairs': _pair_parser('pairs', delimiter),
-    'questions-words': _parse_question,
+  fitting = {
+    layout: [x for x in _parse(sample, layout, separator) if x is not None]
+    for layout in ('scws', 'pairs', 'questions-words')
   }
-  votes = {
-    layout: sum(parse(line) is not None for line in sample)
-    for layout, parse in parsers.items()
-  }
-  layout = max(votes, key=votes.__getitem__)
-  return layout if 2 * votes[layout] >= len(sample) else None
+  # Four fields that end in a number are rather a pair.
+  fitting['questions-words'] = [
+    x for _, x in fitting['questions-words'] if _number(x[3]) is None
+  ]
+  layout = max(fitting, key=lambda layout: len(fitting[layout]))
+  return layout if 2 * len(fitting[layout]) >= len(sample) else None
+
+
+def _parse(lines: list[str], layout: str, separator: re.Pattern) -> list:
+  """What each line holds, None where malformed.
+
+  Pairs are (word, word, rating), questions (section, words), and categorized
+  words (category, word).
+  """
+  if layout == 'scws':
+    return [parse_scws(line) for line in lines]
+  if layout == 'pairs':
+    return [_parse_pair(line, separator) for line in lines]
+  items, section = [], 'unnamed'
+  if layout == 'questions-words':
+    for line in lines:
+      if line.startswith(':'):
+        section = line[1:].strip() or 'unnamed'
+        continue
+      words = tuple(line.split())
+      items.append((section, words) if len(words) == 4 else None)
+    return items
+  header = [field.lower() for field in _csv_fields(lines[0])]
+  for fields in map(_csv_fields, lines[1:]):
+    row = dict(zip(header, fields, strict=False))
+    first, *words = (row.get(x, '') for x in _CSV_COLUMNS[layout])
+    if len(fields) != len(header):
+      items.append(None)
+    elif layout == 'semeval':
+      items.append((first, tuple(words)) if all(words) else None)
+    else:
+      items.append((first, *words) if first else None)
+  return items
+
+
+def _csv_fields(line: str) -> list[str]:
+  try:
+    return [field.strip() for field in next(csv.reader([line]))]
+  except csv.Error:
+    return []
 
 
 def _number(field: str) -> float | None:
@@ -196,95 +246,23 @@ def _number(field: str) -> float | None:
   return number if math.isfinite(number) else None
 
 
-def _pair_parser(layout: str, delimiter: str | None) -> Callable:
-  if layout == 'scws':
-    return parse_scws
-  separator = re.compile(re.escape(delimiter) if delimiter else r'[\s,]+')
-
-  def parse(line: str) -> tuple[str, str, float] | None:
-    fields = [f.strip() for f in separator.split(line.strip())]
-    if len(fields) < 3 or not (fields[0] and fields[1]):
-      return None
-    numbers = [_number(field) for field in fields]
-    # Two words before the numbers, so that no table of vectors passes.
-    is_wide = len(fields) > 3
-    if is_wide and numbers[:2] != [None, None] or None in numbers[2:]:
-      return None
-    return fields[0], fields[1], numbers[2]
-
-  return parse
+def _parse_pair(
+  line: str, separator: re.Pattern
+) -> tuple[str, str, float] | None:
+  fields = [field.strip() for field in separator.split(line.strip())]
+  words, numbers = fields[:2], [_number(field) for field in fields[2:]]
+  if not numbers or None in numbers or '' in words:
+    return None
+  # Several numbers after a word that is one: a table of vectors.
+  if len(numbers) > 1 and any(_number(word) is not None for word in words):
+    return None
+  return words[0], words[1], numbers[0]
 
 
 def parse_scws(line: str) -> tuple[str, str, float] | None:
   """The words and mean rating of a line of SCWS, or None."""
-  fields = line.split('\t')
-  if len(fields) != _SCWS_FIELDS:
+  fields = [field.strip() for field in line.split('\t')]
+  if len(fields) != _SCWS_FIELDS or not (fields[1] and fields[3]):
     return None
-  first, second, rating = fields[1].strip(), fields[3].strip(), fields[7]
-  if not (first and second) or _number(rating) is None:
-    return None
-  return first, second, float(rating)
-
-
-def _parse_question(line: str) -> _Quadruple | None:
-  fields = tuple(line.split())
-  is_question = len(fields) == 4 and _number(fields[3]) is None
-  return fields if is_question else None
-
-
-def _question_rows(lines: list[str]) -> Iterator[tuple[str, object]]:
-  section = 'unnamed'
-  for line in lines:
-    if line.startswith(':'):
-      section = line[1:].strip() or 'unnamed'
-    else:
-      fields = tuple(line.split())
-      yield section, fields if len(fields) == 4 else None
-
-
-def _csv_rows(lines: list[str]) -> Iterator[dict[str, str] | None]:
-  """Rows below the header as {lower-case column: field}; None if malformed."""
-  reader = csv.reader(lines)
-  columns = [column.strip().lower() for column in next(reader)]
-  while True:
-    try:
-      fields = [field.strip() for field in next(reader)]
-    except StopIteration:
-      return
-    except csv.Error:
-      fields = []
-    is_whole = len(fields) == len(columns)
-    yield dict(zip(columns, fields, strict=True)) if is_whole else None
-
-
-def _semeval_rows(lines: list[str]) -> Iterator[tuple[str, object]]:
-  for row in _csv_rows(lines):
-    row = row or {'type': ''}
-    words = tuple(row.get(c, '') for c in ('word1', 'word2', 'word3', 'target'))
-    yield row['type'], words if all(words) else None
-
-
-def _read_analogies(name: str, layout: str, rows: Iterator) -> Analogies:
-  sections, malformed = {}, 0
-  for section, question in rows:
-    if question is None:
-      malformed += 1
-    else:
-      sections.setdefault(section, []).append(question)
-  return Analogies(name, layout, sections, malformed)
-
-
-def _read_categories(name: str, lines: list[str]) -> Categories:
-  categories, seen = {}, set()
-  blank = repeated = malformed = 0
-  for row in _csv_rows(lines):
-    if row is None or not row['category']:
-      malformed += 1
-    elif not row['word']:
-      blank += 1
-    elif row['word'].upper() in seen:
-      repeated += 1
-    else:
-      seen.add(row['word'].upper())
-      categories[row['word']] = row['category']
-  return Categories(name, 'categories', categories, blank, repeated, malformed)
+  rating = _number(fields[7])
+  return None if rating is None else (fields[1], fields[3], rating)

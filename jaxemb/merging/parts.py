@@ -6,7 +6,6 @@ vocab.txt, or a word2vec, GloVe or .vec file. Rows stay in their files.
 
 import itertools
 import pathlib
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -170,9 +169,7 @@ def open_part(
   path = pathlib.Path(path)
   if _is_orbax(path) and not trainable:
     return check(_open_orbax(path, scratch))
-  words, vectors, counts, remarks, folder = export.read(path)
-  for remark in remarks:
-    warnings.warn(f'{path}: {remark}', stacklevel=2)
+  words, vectors, counts, folder = export.read(path)
   more, senses, rows = {}, None, None
   if folder:
     senses = senses_lib.read(folder, words, counts, vectors)

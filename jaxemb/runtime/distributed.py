@@ -93,8 +93,8 @@ def join(job: Job) -> None:
     where = job.coordinator or 'the job that was detected'
     raise errors.UserError(
       f'cannot join the other processes at {where} within {WAIT_SECS} s: '
-      f'{_one_line(error)}; start all of them, with the same --coordinator and '
-      '--num_processes and different --process_id'
+      f'{errors.one_line(error)}; start all of them, with the same '
+      '--coordinator and --num_processes and different --process_id'
     ) from error
 
 
@@ -170,7 +170,7 @@ def _store() -> Iterator[Any]:
     yield jax_distributed.global_state.client
   except RuntimeError as error:
     time.sleep(_GRACE_SECS)  # the monitor ends this process if it knows who
-    what = f'{_LOST.format("another process")} ({_one_line(error)})'
+    what = f'{_LOST.format("another process")} ({errors.one_line(error)})'
     raise errors.UserError(what) from error
 
 
@@ -382,7 +382,3 @@ def stopping_on_signals(monitor: Monitor) -> Iterator[None]:
   finally:
     for number, handler in old.items():
       signal.signal(number, handler)
-
-
-def _one_line(error: BaseException) -> str:
-  return ' '.join(str(error).split())[:160]

@@ -29,7 +29,7 @@ _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
 
 
 class Restored(NamedTuple):
-  """A checkpoint that was read and is intact."""
+  """An intact checkpoint."""
 
   step: int
   state: Any
@@ -60,13 +60,9 @@ def _checksums(state: Any) -> list[int]:
   return [int(_checksum(array)) for array in jax.tree.leaves(state)]
 
 
-def _cause(error: Exception) -> str:
-  return ' '.join(str(error).split())[:300]
-
-
 def _restore_args(like: Any) -> ocp.RestoreArgs:
   sharding = getattr(like, 'sharding', None)
-  if not isinstance(like, jax.ShapeDtypeStruct) or sharding is None:
+  if sharding is None:
     return ocp.RestoreArgs(restore_type=np.ndarray, dtype=like.dtype)
   return ocp.ArrayRestoreArgs(
     sharding=sharding,
@@ -146,14 +142,11 @@ class Checkpoints:
     if step in self._manager.all_steps():
       return
     record = record | {'format': _FORMAT, 'checksums': _checksums(state)}
+    args = ocp.args.Composite(
+      state=ocp.args.PyTreeSave(state), record=ocp.args.JsonSave(record)
+    )
     try:
-      self._manager.save(
-        step,
-        args=ocp.args.Composite(
-          state=ocp.args.PyTreeSave(state),
-          record=ocp.args.JsonSave(record),
-        ),
-      )
+      self._manager.save(step, args=args)
     except Exception as error:  # orbax and tensorstore raise many types
       self._fail(error)
 
@@ -171,8 +164,9 @@ class Checkpoints:
   def _fail(self, error: Exception) -> None:
     self._saving = None
     self._report(
-      f'checkpoint not saved in {self._folder}: {_cause(error)}; training goes '
-      'on and the last good checkpoint stays: free space on that disk'
+      f'checkpoint not saved in {self._folder}: {errors.one_line(error)}; '
+      'training goes on and the last good checkpoint stays: free space on that '
+      'disk'
     )
     # The manager remembers the failed step; a new one reads the folder. If
     # that fails too, the next save will report it.
@@ -208,10 +202,10 @@ class Checkpoints:
           # Others may have read their shards and go on with them.
           raise errors.UserError(
             f'checkpoint {step} in {self._folder} cannot be read by process '
-            f'{jax.process_index()} ({_cause(error)}); move it away and start '
-            'all processes again to go on from the one before'
+            f'{jax.process_index()} ({errors.one_line(error)}); move it away '
+            'and start all processes again to go on from the one before'
           ) from error
-        damaged.append((step, _cause(error)))
+        damaged.append((step, errors.one_line(error)))
         continue
       for bad_step, cause in damaged:
         self._report(
@@ -236,8 +230,7 @@ class Checkpoints:
         f'checkpoint {step} in {self._folder} is of another version of jaxemb; '
         'go on with that version, or give another --workdir'
       )
-    restore_args = jax.tree.map(_restore_args, like)
-    args = ocp.args.PyTreeRestore(like, restore_args=restore_args)
+    args = ocp.args.PyTreeRestore(like, jax.tree.map(_restore_args, like))
     state = self._manager.restore(
       step, args=ocp.args.Composite(state=args)
     ).state

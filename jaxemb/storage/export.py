@@ -4,37 +4,37 @@
     vocab.txt     `word count` a line, by row         vectors.txt   word2vec
     projector/    for the TensorBoard projector       orbax/        all tables
 
-Row i of every file is line i of vocab.txt.
+Row i of every file is line i of vocab.txt. `tensorboard --logdir=projector`
+shows the most frequent words; projector.tensorflow.org takes the two .tsv files
+by hand. Both draw at most 100,000 points.
 """
 
 import contextlib
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import BinaryIO
 
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.storage import atomic, projector, vectors_npy, word2vec_format
+from jaxemb.storage import atomic, vectors_npy, word2vec_format
 
-
-class Vectors(NamedTuple):
-  """Words with their vectors."""
-
-  words: list[str]  # [vocab] different words
-  vectors: np.ndarray  # [vocab, dim] float32, memory-mapped if stored as such
-  counts: np.ndarray | None = None  # [vocab] int64, if known
-  remarks: tuple[str, ...] = ()  # what was replaced or left out, counted
-  folder: pathlib.Path | None = None  # of an export
+_MAX_PROJECTOR_WORDS = 100_000
+_BLOCK_ROWS = 4096
+_PROJECTOR_CONFIG = b"""embeddings {
+  tensor_name: "words"
+  tensor_path: "tensors.tsv"
+  metadata_path: "metadata.tsv"
+}
+"""
 
 
 def write(
   folder: pathlib.Path | str,
   words: Sequence[str],
-  vectors: np.ndarray,
+  rows: vectors_npy.Encoded,
   counts: np.ndarray,
-  stored: vectors_npy.Rows | None = None,
   is_minimal: bool = False,
 ) -> dict[str, int]:
   """Writes every form of the vectors, with one spelling of the words.
@@ -44,40 +44,65 @@ def write(
   Args:
     folder: created if missing.
     words: [vocab] words, the most frequent first.
-    vectors: [vocab, dim] float32; may be memory-mapped.
+    rows: [vocab, dim]; may be memory-mapped.
     counts: [vocab] int, occurrences of each word.
-    stored: the same rows for vectors.npy; None for float32.
     is_minimal: vectors.npy and vocab.txt alone.
 
   Returns:
-    `words`, `renamed_words` (had white space) and `projector_words`.
+    For the report: how many words were renamed, as they had white space, and
+    how many the projector does not show.
 
   Raises:
     errors.UserError: a file cannot be written.
   """
-  folder, vectors = pathlib.Path(folder), np.asarray(vectors)
+  folder = pathlib.Path(folder)
   spelled, num_renamed = word2vec_format.spell(words)
+  files = []
   with contextlib.ExitStack() as stack:
-    stored = vectors_npy.Rows(vectors) if stored is None else stored
-    files = vectors_npy.write(stack, folder, stored)
-    for is_binary in () if is_minimal else (True, False):
-      name = 'vectors.bin' if is_binary else 'vectors.txt'
+
+    def create(name: str) -> BinaryIO:
       files.append(stack.enter_context(atomic.write(folder / name)))
-      word2vec_format.put_rows(files[-1], spelled, vectors, is_binary)
-    files.append(stack.enter_context(atomic.write(folder / 'vocab.txt')))
-    word2vec_format.put_counts(files[-1], spelled, counts)
+      return files[-1]
+
+    for name, array in rows.files().items():
+      np.save(create(name), array)
+    if not is_minimal:
+      vectors = rows.decode()
+      word2vec_format.put_rows(create('vectors.bin'), spelled, vectors, True)
+      word2vec_format.put_rows(create('vectors.txt'), spelled, vectors, False)
+      _put_projector(create, spelled, vectors, counts)
+    word2vec_format.put_counts(create('vocab.txt'), spelled, counts)
     for file in files:
       file.flush()
       os.fsync(file.fileno())
-  found = {'words': len(words), 'renamed_words': num_renamed}
-  if is_minimal:
-    return found
-  names = [word.decode() for word in spelled]
-  chosen = projector.write(folder / 'projector', names, vectors, counts)
-  return found | {'projector_words': chosen}
+  if rows.scales is None:  # of an earlier export
+    (folder / vectors_npy.SCALES_NAME).unlink(missing_ok=True)
+  return {
+    'words_renamed_in_exports': num_renamed,
+    'words_left_out_of_projector': max(len(words) - _MAX_PROJECTOR_WORDS, 0),
+  }
 
 
-def read(path: pathlib.Path | str) -> Vectors:
+def _put_projector(
+  create: Callable[[str], BinaryIO],
+  words: list[bytes],
+  vectors: np.ndarray,
+  counts: np.ndarray,
+) -> None:
+  rows = np.argsort(-np.asarray(counts), kind='stable')[:_MAX_PROJECTOR_WORDS]
+  tensors = create('projector/tensors.tsv')
+  for start in range(0, len(rows), _BLOCK_ROWS):
+    block = vectors[rows[start : start + _BLOCK_ROWS]]
+    for line in word2vec_format.text_rows(block):
+      tensors.write(line.replace(b' ', b'\t') + b'\n')
+  metadata = create('projector/metadata.tsv')
+  metadata.write(b'word\tcount\n')
+  for row in rows:
+    metadata.write(b'%b\t%d\n' % (words[row], counts[row]))
+  create('projector/projector_config.pbtxt').write(_PROJECTOR_CONFIG)
+
+
+def read(path: pathlib.Path | str) -> word2vec_format.Vectors:
   """Reads vectors in any form.
 
   Args:
@@ -89,8 +114,7 @@ def read(path: pathlib.Path | str) -> Vectors:
   """
   path = pathlib.Path(path)
   if not path.is_dir() and path.name != vectors_npy.NAME:
-    words, vectors, remarks = word2vec_format.read(path)
-    return Vectors(words, vectors, None, remarks)
+    return word2vec_format.read(path)
   folder = path if path.is_dir() else path.parent
   if (folder / 'export').is_dir():
     folder = folder / 'export'
@@ -111,4 +135,4 @@ def read(path: pathlib.Path | str) -> Vectors:
       f'{folder}: vocab.txt has {len(words)} words, vectors.npy has '
       f'{len(vectors)} rows; export again'
     )
-  return Vectors(words, vectors, counts, (), folder)
+  return word2vec_format.Vectors(words, vectors, counts, folder)

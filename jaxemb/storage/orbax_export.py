@@ -53,9 +53,9 @@ def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
   except Exception as error:  # orbax and tensorstore raise many types
     for rest in folder.parent.glob(f'{temporary.name}*'):
       shutil.rmtree(rest, ignore_errors=True)
-    cause = ' '.join(str(error).split())[:200]
     raise errors.UserError(
-      f'cannot write {folder}: {cause}; free space or choose another folder'
+      f'cannot write {folder}: {errors.one_line(error)}; free space or choose '
+      'another folder'
     ) from error
 
 
@@ -66,9 +66,10 @@ def shapes(folder: pathlib.Path | str) -> dict[str, Any]:
     errors.UserError: there is no readable orbax checkpoint.
   """
   with _readable(folder) as path:
-    tree = _handler().metadata(path).tree
     return jax.tree.map(
-      lambda x: tuple(x.shape), tree, is_leaf=lambda x: hasattr(x, 'shape')
+      lambda x: tuple(x.shape),
+      _handler().metadata(path).tree,
+      is_leaf=lambda x: hasattr(x, 'shape'),
     )
 
 
@@ -93,14 +94,10 @@ def read(
     tree,
     is_leaf=lambda x: isinstance(x, tuple),
   )
+  item = jax.tree.map(lambda x: 0, args)
   with _readable(folder) as path:
     return _handler().restore(
-      path,
-      args=ocp.args.PyTreeRestore(
-        jax.tree.map(lambda x: 0, args),
-        restore_args=args,
-        partial_restore=True,
-      ),
+      path, args=ocp.args.PyTreeRestore(item, args, partial_restore=True)
     )
 
 
@@ -124,7 +121,6 @@ def _readable(folder: pathlib.Path | str) -> Iterator[pathlib.Path]:
   except MemoryError:
     raise
   except Exception as error:  # whatever damaged files make orbax raise
-    cause = ' '.join(str(error).split())[:200]
     raise errors.UserError(
-      f'no readable orbax checkpoint in {folder}: {cause}'
+      f'no readable orbax checkpoint in {folder}: {errors.one_line(error)}'
     ) from error

@@ -7,52 +7,47 @@
 `np.load(path).view(ml_dtypes.bfloat16)` reads the bits of bfloat16.
 """
 
-import contextlib
 import pathlib
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.storage import atomic
 
 NAME, SCALES_NAME = 'vectors.npy', 'scales.npy'
 _TYPES = {'float32': '<f4', 'bfloat16': 'V2', 'float16': '<f2', 'int8': 'i1'}
 
 
-class Rows(NamedTuple):
-  """Rows in their storage dtype."""
+class Encoded(NamedTuple):
+  """Rows in a storage dtype, on the host."""
 
-  rows: np.ndarray  # [vocab, dim] float32, uint16 (bits) or int8
+  data: np.ndarray  # [..., n, dim] float32, uint16 (16-bit floats) or int8
   dtype: str = 'float32'  # or 'bfloat16', 'float16', 'int8'
-  scales: np.ndarray | None = None  # [vocab] float32, of int8
+  scales: np.ndarray | None = None  # [..., n] float32, of int8
 
+  def decode(self) -> np.ndarray:
+    """[..., n, dim] float32; exact."""
+    if self.dtype == 'bfloat16':
+      return (self.data.astype(np.uint32) << 16).view(np.float32)
+    if self.dtype == 'float16':
+      return self.data.view(np.float16).astype(np.float32)
+    if self.dtype == 'int8':
+      return self.data * self.scales[..., None]
+    return self.data
 
-def write(
-  stack: contextlib.ExitStack, folder: pathlib.Path, stored: Rows
-) -> list[BinaryIO]:
-  """Opens and fills vectors.npy (and scales.npy), which appear with `stack`.
+  def select(self, rows: Any) -> 'Encoded':
+    """The same of some rows, or of one copy of all."""
+    scales = None if self.scales is None else self.scales[rows]
+    return Encoded(self.data[rows], self.dtype, scales)
 
-  Raises:
-    errors.UserError: the file system refuses.
-  """
-  rows, dtype = np.ascontiguousarray(stored.rows), _TYPES[stored.dtype]
-  rows = rows.view(dtype) if rows.dtype == np.uint16 else rows
-  arrays = {NAME: rows.astype(dtype, copy=False)}
-  if stored.scales is not None:
-    arrays[SCALES_NAME] = np.asarray(stored.scales, '<f4')
-  else:
-
-    def remove(kind: type | None, *_: Any) -> None:
-      if kind is None:  # the new files are complete
-        (folder / SCALES_NAME).unlink(missing_ok=True)
-
-    stack.push(remove)  # scales of an earlier export
-  files = []
-  for name, array in arrays.items():
-    files.append(stack.enter_context(atomic.write(folder / name)))
-    np.save(files[-1], array)
-  return files
+  def files(self) -> dict[str, np.ndarray]:
+    """Arrays by file name."""
+    is_float32 = self.dtype == 'float32'
+    data = np.ascontiguousarray(self.data, '<f4' if is_float32 else None)
+    files = {NAME: data.view(_TYPES[self.dtype])}
+    if self.scales is not None:
+      files[SCALES_NAME] = np.asarray(self.scales, '<f4')
+    return files
 
 
 def load(path: pathlib.Path) -> np.ndarray:
@@ -63,12 +58,12 @@ def load(path: pathlib.Path) -> np.ndarray:
     OSError: it cannot be read, as ValueError and EOFError.
   """
   rows: Any = np.load(path, mmap_mode='r')
-  if rows.dtype == np.dtype('V2'):
-    return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-  if rows.dtype == np.float16:
-    return rows.astype(np.float32)
   if np.iscomplexobj(rows):
     raise errors.UserError(f'{path} has complex numbers; give real ones')
+  if rows.dtype == np.dtype('V2'):
+    return Encoded(rows.view(np.uint16), 'bfloat16').decode()
+  if rows.dtype == np.float16:
+    return Encoded(rows, 'float16').decode()
   if rows.dtype != np.int8:
     return np.asarray(rows)
   scales_path = path.with_name(SCALES_NAME)
@@ -84,4 +79,4 @@ def load(path: pathlib.Path) -> np.ndarray:
       f'{scales_path} has {len(scales):,} scales for the {len(rows):,} rows '
       f'of {path}; export again'
     )
-  return rows * scales[:, None]
+  return Encoded(rows, 'int8', scales).decode()

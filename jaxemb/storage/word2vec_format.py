@@ -16,9 +16,10 @@ import contextlib
 import gzip
 import pathlib
 import re
+import warnings
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO, NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import orjson
@@ -38,12 +39,13 @@ _SPACE = re.compile(r'[ \t-\r]')
 _DMWE = re.compile(rb'\d+ \d+ \d+\s+\S+ \d+\s*')  # see `senses.table`
 
 
-class Loaded(NamedTuple):
-  """Words and vectors of a file."""
+class Vectors(NamedTuple):
+  """Words with their vectors."""
 
-  words: list[str]  # [vocab] different words, in the order of the file
-  vectors: np.ndarray  # [vocab, dim] float32
-  remarks: tuple[str, ...]  # what was replaced or left out, counted
+  words: list[str]  # [vocab] different words
+  vectors: np.ndarray  # [vocab, dim] float32, memory-mapped if stored as such
+  counts: np.ndarray | None = None  # [vocab] int64, if known
+  folder: pathlib.Path | None = None  # of an export
 
 
 def write(
@@ -61,12 +63,11 @@ def write(
     errors.UserError: the file cannot be written; an earlier one stays.
   """
   spelled, num_renamed = spell(words)
-  with atomic.write(path) as file:
+  with contextlib.ExitStack() as stack:
+    file = stack.enter_context(atomic.write(path))
     if pathlib.Path(path).suffix == '.gz':
-      with gzip.GzipFile('', 'wb', 6, file, mtime=0) as packed:
-        put_rows(packed, spelled, vectors, is_binary)
-    else:
-      put_rows(file, spelled, vectors, is_binary)
+      file = stack.enter_context(gzip.GzipFile('', 'wb', 6, file, mtime=0))
+    put_rows(file, spelled, vectors, is_binary)
   return num_renamed
 
 
@@ -82,18 +83,15 @@ def write_vocab(
 
 def spell(words: Sequence[str]) -> tuple[list[bytes], int]:
   """The words as the formats can hold them, and the number renamed."""
-  taken, spelled, num_renamed = None, list(words), 0
-  for i, word in enumerate(words):
-    if word and not _SPACE.search(word):
-      continue
-    taken = set(words) if taken is None else taken
-    name = _SPACE.sub('_', word) or '_'
+  renamed = [i for i, x in enumerate(words) if not x or _SPACE.search(x)]
+  spelled, taken = list(words), set(words) if renamed else ()
+  for i in renamed:
+    name = _SPACE.sub('_', words[i]) or '_'
     while name in taken:
       name += '_'
     taken.add(name)
     spelled[i] = name
-    num_renamed += 1
-  return [x.encode('utf-8', 'backslashreplace') for x in spelled], num_renamed
+  return [x.encode('utf-8', 'backslashreplace') for x in spelled], len(renamed)
 
 
 def put_rows(
@@ -155,78 +153,110 @@ def read_vocab(path: pathlib.Path | str) -> tuple[list[str], np.ndarray]:
         f'{line[:60].decode(errors="replace")!r}; correct or remove the line'
       ) from None
     num_lines += 1
-  if len(counts) < num_lines or not counts:
+  if not counts:
+    raise errors.UserError(
+      f'{path} is empty; give lines of a word and its count'
+    )
+  if len(counts) < num_lines:
     raise errors.UserError(
       f'{path} names {num_lines - len(counts):,} words twice; give each word '
       'one line with its total count'
-      if counts
-      else f'{path} is empty; give lines of a word and its count'
     )
   return [*counts], np.fromiter(counts.values(), np.int64, len(counts))
 
 
-def read(path: pathlib.Path | str) -> Loaded:
+def read(path: pathlib.Path | str) -> Vectors:
   """Reads a text or binary file, with or without header, .gz or plain.
 
-  Remarks count repeated words (the first is kept), invalid UTF-8 (replaced)
-  and bytes after the last row.
+  Warns, with their number, of repeated words (the first is kept), invalid UTF-8
+  (replaced) and bytes after the last row.
 
   Raises:
     errors.UserError: missing, unknown format, truncated, damaged.
   """
   path = pathlib.Path(path)
   try:
-    with _open(path) as file:
-      return _read_open(path, file)
+    with path.open('rb', buffering=1 << 20) as file:
+      is_gzip = file.read(2) == _GZIP_MAGIC
+      file.seek(0)
+      unpacked = gzip.GzipFile(fileobj=file) if is_gzip else file
+      size_bytes = path.stat().st_size * (_MAX_GZIP_RATIO if is_gzip else 1)
+      words, vectors, num_after = _read_open(path, unpacked, size_bytes)
   except (OSError, EOFError, zlib.error) as error:
     raise errors.UserError(
       f'cannot read {path}: {getattr(error, "strerror", None) or error}; check '
       'the path, or fetch the file again if it is cut'
     ) from error
+  decoded = [word.decode('utf-8', 'replace') for word in words]
+  rows: dict[str, int] = {}
+  for row, word in enumerate(decoded):
+    rows.setdefault(word, row)
+  num_invalid = sum(
+    '\ufffd' in word and word.encode() != raw
+    for word, raw in zip(decoded, words, strict=True)
+  )
+  for num, what in (
+    (num_invalid, 'words with invalid UTF-8, replaced'),
+    (len(words) - len(rows), 'repeated words, the first of each kept'),
+    (num_after, 'bytes after the last vector, ignored'),
+  ):
+    if num:
+      warnings.warn(f'{path}: {num:,} {what}', stacklevel=2)
+  if len(rows) < len(words):
+    vectors = vectors[list(rows.values())]
+  return Vectors(list(rows), vectors)
 
 
-@contextlib.contextmanager
-def _open(path: pathlib.Path) -> Iterator[BinaryIO]:
-  with path.open('rb', buffering=1 << 20) as file:
-    is_gzip = file.read(2) == _GZIP_MAGIC
-    file.seek(0)
-    if not is_gzip:
-      yield file
-      return
-    with gzip.GzipFile(fileobj=file) as unpacked:
-      yield unpacked
+def _read_open(
+  path: pathlib.Path, file: BinaryIO, size_bytes: int
+) -> tuple[list[bytes], np.ndarray, int]:
+  """Words, [words, dim] vectors and the number of bytes after them.
 
-
-def _read_open(path: pathlib.Path, file: BinaryIO) -> Loaded:
+  Args:
+    path: for messages.
+    file: at its start.
+    size_bytes: of the unpacked file, at most.
+  """
   first = file.readline(_MAX_LINE_BYTES)
   header = _HEADER.fullmatch(first)
+  second = file.readline(_MAX_LINE_BYTES)
+  if _DMWE.fullmatch(first + second):
+    raise errors.UserError(
+      f'{path} has the text format of distributed_skipgram_mixture, which is '
+      f'for other programs; give its folder, {path.parent}'
+    )
   if header:
     num_rows, dim = map(int, header.groups())
-    is_text = _is_text_row(file.readline(_MAX_LINE_BYTES), dim)
-    file.seek(len(first))
+    is_text = _is_text_row(second, dim)
   else:
-    if _DMWE.fullmatch(first + file.readline(_MAX_LINE_BYTES)):
-      raise errors.UserError(
-        f'{path} has the text format of distributed_skipgram_mixture, which is '
-        f'for other programs; give its folder, {path.parent}'
-      )
-    dim = len(first.split()) - 1
+    num_rows, dim = None, len(first.split()) - 1
     is_text = dim >= 2 and _is_text_row(first, dim)
     if not is_text:
       raise errors.UserError(
         f'{path} is no word2vec file: expected a first line `vocab dim` (text '
         'or binary), or a word and its numbers'
       )
-    num_rows = None
-    file.seek(0)
   if num_rows == 0 or not dim:
     raise errors.UserError(
       f'{path} holds no vectors: its header says {num_rows} x {dim}'
     )
+  file.seek(len(first) if header else 0)
   if is_text:
-    return _tidy(*_read_text(path, file, num_rows, dim))
-  _check_size(path, num_rows, dim, isinstance(file, gzip.GzipFile))
-  return _tidy(*_read_binary(path, file, num_rows, dim))
+    words, vectors, num_after = _read_text(path, file, num_rows, dim)
+  else:
+    need_bytes = num_rows * (4 * dim + 1)
+    if need_bytes > size_bytes:  # before allocating
+      raise errors.UserError(
+        f'{path} is cut or no word2vec file: {num_rows} x {dim} vectors need '
+        f'{need_bytes} bytes, more than it has; fetch it again'
+      )
+    words, vectors, num_after = _read_binary(path, file, num_rows, dim)
+  if num_rows is not None and len(words) < num_rows:
+    raise errors.UserError(
+      f'{path} is cut: it holds {len(words)} of the {num_rows} vectors that '
+      'its first line promises; fetch it again'
+    )
+  return words, vectors, num_after
 
 
 def _is_text_row(line: bytes, dim: int) -> bool:
@@ -237,30 +267,16 @@ def _is_text_row(line: bytes, dim: int) -> bool:
     return False
 
 
-def _check_size(
-  path: pathlib.Path, num_rows: int, dim: int, is_gzip: bool
-) -> None:
-  """Refuses a header that the file cannot fulfil, before allocating."""
-  size_bytes = path.stat().st_size
-  need_bytes = num_rows * (4 * dim + 1)
-  if need_bytes > size_bytes * (_MAX_GZIP_RATIO if is_gzip else 1):
-    raise errors.UserError(
-      f'{path} is cut or no word2vec file: {num_rows} x {dim} vectors need '
-      f'{need_bytes} bytes, it has {size_bytes}: fetch it again'
-    )
-
-
 def _read_text(
   path: pathlib.Path, file: BinaryIO, num_rows: int | None, dim: int
 ) -> tuple[list[bytes], np.ndarray, int]:
-  words, values = [], array.array('f')
-  num_after = 0
+  words, values, num_after = [], array.array('f'), 0
   for number, line in enumerate(file, 1 if num_rows is None else 2):
     fields = line.split()
-    if not fields:
-      continue
     if len(words) == num_rows:
-      num_after += len(line)
+      num_after += len(line) if fields else 0
+      continue
+    if not fields:
       continue
     try:
       if len(fields) <= dim:
@@ -274,8 +290,6 @@ def _read_text(
         'again'
       ) from error
     words.append(b' '.join(fields[:-dim]))
-  if num_rows is not None and len(words) < num_rows:
-    _fail_short(path, len(words), num_rows)
   return words, np.frombuffer(values, np.float32).reshape(-1, dim), num_after
 
 
@@ -286,54 +300,26 @@ def _read_binary(
   target = memoryview(vectors).cast('B')
   row_bytes = 4 * dim
   words, data, position = [], b'', 0
-  for row in range(num_rows):
-    while True:
-      space = data.find(b' ', position)
-      end = space if space >= 0 else len(data)
-      if end - position > _MAX_WORD_BYTES:
-        raise errors.UserError(
-          f'{path} is damaged: no word before vector {row + 1} of {num_rows}; '
-          'fetch it again'
-        )
-      if space >= 0 and len(data) - space > row_bytes:
-        break
+  while len(words) < num_rows:
+    space = data.find(b' ', position)
+    end = space if space >= 0 else len(data)
+    if end - position > _MAX_WORD_BYTES:
+      raise errors.UserError(
+        f'{path} is damaged: no word before vector {len(words) + 1} of '
+        f'{num_rows}; fetch it again'
+      )
+    stop = space + 1 + row_bytes
+    if space < 0 or len(data) < stop:
       more = file.read(_BLOCK_BYTES)
       if not more:
-        _fail_short(path, row, num_rows)
+        return words, vectors, 0
       data, position = data[position:] + more, 0
+      continue
+    row = len(words) * row_bytes
+    target[row : row + row_bytes] = data[space + 1 : stop]
     words.append(data[position:space].lstrip(b'\r\n'))
-    position = space + 1 + row_bytes
-    target[row * row_bytes : (row + 1) * row_bytes] = data[space + 1 : position]
-  after = data[position:].removeprefix(b'\r').removeprefix(b'\n')
-  num_after = len(after)
+    position = stop
+  num_after = len(data[position:].removeprefix(b'\r').removeprefix(b'\n'))
   while more := file.read(_BLOCK_BYTES):
     num_after += len(more)
   return words, vectors, num_after
-
-
-def _fail_short(path: pathlib.Path, num_found: int, num_rows: int) -> NoReturn:
-  raise errors.UserError(
-    f'{path} is cut: it holds {num_found} of the {num_rows} vectors that its '
-    'first line promises; fetch it again'
-  )
-
-
-def _tidy(encoded: list[bytes], vectors: np.ndarray, num_after: int) -> Loaded:
-  """Decodes the words and keeps the first of each."""
-  words = [word.decode('utf-8', 'replace') for word in encoded]
-  num_invalid = sum(
-    '\ufffd' in word and word.encode() != raw
-    for word, raw in zip(words, encoded, strict=True)
-  )
-  rows: dict[str, int] = {}
-  for row, word in enumerate(words):
-    rows.setdefault(word, row)
-  num_repeated = len(words) - len(rows)
-  if num_repeated:
-    words, vectors = list(rows), vectors[list(rows.values())]
-  remarks = (
-    (num_invalid, 'words with invalid UTF-8, replaced'),
-    (num_repeated, 'repeated words, the first of each kept'),
-    (num_after, 'bytes after the last vector, ignored'),
-  )
-  return Loaded(words, vectors, tuple(f'{n:,} {x}' for n, x in remarks if n))

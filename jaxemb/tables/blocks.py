@@ -14,37 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.ops import rounding
+from jaxemb.storage import vectors_npy
 
 _BLOCK_NUMBERS = 1 << 24  # of all copies
-
-
-class Encoded(NamedTuple):
-  """Rows in a storage dtype, on the host."""
-
-  data: np.ndarray  # [..., n, dim] float32, uint16 (16-bit floats) or int8
-  dtype: str = 'float32'
-  scales: np.ndarray | None = None  # [..., n] float32, of int8
-
-  def decode(self) -> np.ndarray:
-    """[..., n, dim] float32; exact."""
-    if self.dtype == 'float32':
-      return self.data
-    if self.dtype == 'bfloat16':
-      return (self.data.astype(np.uint32) << 16).view(np.float32)
-    if self.dtype == 'float16':
-      return self.data.view(np.float16).astype(np.float32)
-    return self.data * self.scales[..., None]
-
-  def select(self, rows: Any) -> 'Encoded':
-    """The same of some rows, or of one copy of all."""
-    scales = None if self.scales is None else self.scales[rows]
-    return Encoded(self.data[rows], self.dtype, scales)
 
 
 class RowBlock(NamedTuple):
   """Rows of a range of ids with their optimizer slots, on the host."""
 
-  encoded: Encoded
+  encoded: vectors_npy.Encoded
   slots: dict[str, np.ndarray]  # by name, [..., n] or [..., n, dim] float32
 
   @property
@@ -53,14 +31,16 @@ class RowBlock(NamedTuple):
     return self.encoded.decode()
 
 
-def from_stored(stored: Any, dtype: str) -> Encoded:
+def from_stored(stored: Any, dtype: str) -> vectors_npy.Encoded:
   """Rows as `rounding.encode` returns them, fetched to the host."""
   if dtype == 'int8':
-    return Encoded(stored.codes, dtype, stored.scales)
-  return Encoded(stored, dtype)
+    return vectors_npy.Encoded(stored.codes, dtype, stored.scales)
+  return vectors_npy.Encoded(stored, dtype)
 
 
-def encode(rows: np.ndarray, like: Encoded | str) -> Encoded:
+def encode(
+  rows: np.ndarray, like: vectors_npy.Encoded | str
+) -> vectors_npy.Encoded:
   """Encodes rows on the host, rounded to nearest and never clipped.
 
   Args:
@@ -70,7 +50,7 @@ def encode(rows: np.ndarray, like: Encoded | str) -> Encoded:
   """
   dtype = like if isinstance(like, str) else like.dtype
   if dtype == 'float32':
-    return Encoded(rows)
+    return vectors_npy.Encoded(rows)
   num_rows = max(1, _BLOCK_NUMBERS // max(rows.shape[1], 1))
   parts = []
   for start in range(0, max(len(rows), 1), num_rows):

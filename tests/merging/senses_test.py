@@ -12,7 +12,7 @@ from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses
 from jaxemb.senses import table
-from jaxemb.storage import export, word2vec_format
+from jaxemb.storage import export, vectors_npy, word2vec_format
 
 _DIM, _WORDS, _AMBIGUOUS, _SENSES = 8, 400, 60, 4
 
@@ -381,7 +381,8 @@ def test_what_cannot_be_merged():
 
 
 def _written(folder, made):
-  export.write(folder, made.names(), made.vectors, made.by_row(made.counts))
+  rows = vectors_npy.Encoded(made.vectors)
+  export.write(folder, made.names(), rows, made.by_row(made.counts))
   table.write(folder, made)
   return str(folder)
 

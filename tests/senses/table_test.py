@@ -10,7 +10,7 @@ from jaxemb.ops import huffman
 from jaxemb.report import words as report_words
 from jaxemb.senses import evaluate
 from jaxemb.senses import table as senses
-from jaxemb.storage import export
+from jaxemb.storage import export, vectors_npy
 
 WORDS = ['the', 'bank', 'money', 'river', 'boat', 'coin']
 STARTS = np.array([0, 1, 3, 4, 5, 6, 7])
@@ -36,7 +36,8 @@ def _senses(loss='hierarchical_softmax'):
 
 def _write(folder, found):
   counts = found.by_row(found.counts)
-  export.write(folder, found.names(), found.vectors, counts)
+  rows = vectors_npy.Encoded(found.vectors)
+  export.write(folder, found.names(), rows, counts)
   senses.write(folder, found)
 
 

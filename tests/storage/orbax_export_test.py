@@ -30,7 +30,7 @@ def _assert_same(found):
     np.testing.assert_array_equal(array, expected)
 
 
-def test_an_export_is_replaced_and_read_back_in_whole_or_in_part(tmp_path):
+def test_an_export_is_replaced_and_read_back(tmp_path):
   folder = tmp_path / 'export' / 'orbax'
   orbax_export.write(folder, {'vectors': np.zeros((9, 9))})
   orbax_export.write(folder, ARRAYS)

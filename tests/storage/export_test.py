@@ -1,0 +1,103 @@
+"""The export folder: every form of the same vectors, replaced together."""
+
+import re
+
+import numpy as np
+import pytest
+from gensim import models
+
+from jaxemb import errors
+from jaxemb.storage import export, vectors_npy
+from jaxemb.storage import word2vec_format as w2v
+from jaxemb.tables import blocks
+
+_WORDS = ['x y', 'the', 'Ωmega', 'naïve', '12', '-']
+_VECTORS = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
+_COUNTS = np.array([5, 9, 2, 9, 7, 1])
+
+
+def _columns(path):
+  lines = path.read_text(encoding='utf-8').removesuffix('\n').split('\n')
+  return [line.split('\t') for line in lines]
+
+
+def test_every_form_holds_the_same(tmp_path, monkeypatch):
+  monkeypatch.setattr(export, '_MAX_PROJECTOR_WORDS', 4)
+  monkeypatch.setattr(export, '_BLOCK_ROWS', 3)
+  rows = vectors_npy.Encoded(_VECTORS)
+  assert export.write(tmp_path, _WORDS, rows, _COUNTS) == {
+    'words_renamed_in_exports': 1, 'words_left_out_of_projector': 2,
+  }  # fmt: skip
+  files = {'vectors.bin', 'vectors.txt', 'vectors.npy', 'vocab.txt'}
+  assert {x.name for x in tmp_path.iterdir()} == files | {'projector'}
+  words, counts = w2v.read_vocab(tmp_path / 'vocab.txt')
+  assert words == ['x_y', *_WORDS[1:]] and counts.tolist() == _COUNTS.tolist()
+  np.testing.assert_array_equal(np.load(tmp_path / 'vectors.npy'), _VECTORS)
+  for is_binary in (True, False):
+    keyed = models.KeyedVectors.load_word2vec_format(
+      str(tmp_path / ('vectors.bin' if is_binary else 'vectors.txt')),
+      fvocab=str(tmp_path / 'vocab.txt'),
+      binary=is_binary,
+    )
+    assert keyed.index_to_key == words
+    np.testing.assert_array_equal(keyed.vectors, _VECTORS)
+    assert keyed.get_vecattr('12', 'count') == 7
+  # The projector has the most frequent words.
+  folder = tmp_path / 'projector'
+  assert _columns(folder / 'metadata.tsv') == [
+    ['word', 'count'], ['the', '9'], ['naïve', '9'], ['12', '7'],
+    ['x_y', '5'],
+  ]  # fmt: skip
+  tensors = np.array(_columns(folder / 'tensors.tsv'), np.float32)
+  np.testing.assert_array_equal(tensors, _VECTORS[[1, 3, 4, 0]])
+  config = (folder / 'projector_config.pbtxt').read_text()
+  paths = re.findall('_path: "(.*)"', config)
+  assert len(paths) == 2 and all((folder / x).exists() for x in paths)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16', 'int8'])
+def test_rows_keep_their_precision(tmp_path, dtype):
+  rows = blocks.encode(_VECTORS, dtype)
+  export.write(tmp_path, _WORDS, rows, _COUNTS, is_minimal=True)
+  has_scales = {'scales.npy'} if dtype == 'int8' else set()
+  names = {'vectors.npy', 'vocab.txt'} | has_scales
+  assert {x.name for x in tmp_path.iterdir()} == names
+  found = export.read(tmp_path)
+  assert found.vectors.dtype == np.float32
+  np.testing.assert_array_equal(found.vectors, rows.decode())
+  np.testing.assert_allclose(found.vectors, _VECTORS, 0, 0.03)
+  assert found.counts.tolist() == _COUNTS.tolist() and found.folder == tmp_path
+  rows = vectors_npy.Encoded(_VECTORS)
+  export.write(tmp_path, _WORDS, rows, _COUNTS, is_minimal=True)
+  assert not (tmp_path / 'scales.npy').exists()
+
+
+def test_a_failed_export_keeps_the_earlier_one(tmp_path, monkeypatch):
+  def contents():
+    files = (x for x in tmp_path.rglob('*') if x.is_file())
+    return {path: path.read_bytes() for path in files}
+
+  rows = blocks.encode(_VECTORS, 'int8')
+  export.write(tmp_path, _WORDS, rows, _COUNTS)
+  before = contents()
+
+  def fail(*_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(w2v, 'put_counts', fail)
+  with pytest.raises(errors.UserError, match='No space left'):
+    export.write(tmp_path, _WORDS, vectors_npy.Encoded(_VECTORS), _COUNTS)
+  assert contents() == before
+
+
+def test_unusable_arrays_are_named(tmp_path):
+  path = tmp_path / 'vectors.npy'
+  np.save(path, np.ones((3, 2), np.int8))
+  with pytest.raises(errors.UserError, match=r'scales.npy.*export again'):
+    vectors_npy.load(path)
+  np.save(tmp_path / 'scales.npy', np.ones(2, np.float32))
+  with pytest.raises(errors.UserError, match='2 scales for the 3 rows'):
+    vectors_npy.load(path)
+  np.save(path, np.ones((3, 2), np.complex64))
+  with pytest.raises(errors.UserError, match='complex'):
+    vectors_npy.load(path)
