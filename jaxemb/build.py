@@ -51,17 +51,43 @@ def member(key: str, name: str) -> Any:
   module, _, attribute = path.partition(':')
   try:
     return getattr(importlib.import_module(module), attribute)
-  except (ImportError, AttributeError, ValueError) as error:
+  except (ImportError, AttributeError, SyntaxError, ValueError) as error:
     raise errors.UserError(
       f'config.{key}={name}: {error}; give one of '
       f'{", ".join(config_lib.MEMBERS[key])} or module:attribute of your own'
     ) from error
 
 
-def call(function: Callable[..., Any], available: Mapping[str, Any]) -> Any:
+def call(
+  key: str, name: str, args: Sequence[Any], available: Mapping[str, Any]
+) -> Any:
   """Calls a member with those of the available arguments that it takes."""
-  parameters = inspect.signature(function).parameters
-  return function(**{k: v for k, v in available.items() if k in parameters})
+  function = member(key, name)
+  return function(*args, **_accepted(key, name, function, args, available))
+
+
+def _accepted(
+  key: str,
+  name: str,
+  function: Callable[..., Any],
+  args: Sequence[Any],
+  available: Mapping[str, Any],
+) -> dict[str, Any]:
+  """Those of the available arguments that a member takes.
+
+  Raises:
+    UserError: if it cannot be called with them.
+  """
+  try:
+    signature = inspect.signature(function)
+    chosen = {k: v for k, v in available.items() if k in signature.parameters}
+    signature.bind(*args, **chosen)
+  except TypeError as error:
+    raise errors.UserError(
+      f'config.{key}={name} cannot be called: {error}; docs/extending.md shows '
+      'what it is to take'
+    ) from error
+  return chosen
 
 
 class Parts(NamedTuple):
@@ -238,7 +264,9 @@ def _model(
     is_cbow = m.name == 'cbow'
     return hierarchical.make(spec, corpus, is_cbow, shared_nodes)
   loss_of = None if is_tree else member('model.loss', m.loss)
-  return member('model.name', m.name)(spec, corpus, loss_of)
+  if loss_of:
+    _accepted('model.loss', m.loss, loss_of, ('scores', 'labels'), {})
+  return call('model.name', m.name, (spec, corpus, loss_of), {})
 
 
 def _mixture(
@@ -270,7 +298,7 @@ def _table(
   """A table in the layout that the settings name, with its optimizer."""
   o, t, layout = config.optimizer, config.table, config.table.layout
   if spec.momentum is None:
-    optimizer = call(member('optimizer.name', o.name), o)
+    optimizer = call('optimizer.name', o.name, (), o)
     spec = dataclasses.replace(
       spec,
       dtype=t.dtype,
@@ -291,7 +319,7 @@ def _table(
     'deduplicates': deduplicates,
     'device_centers': device_centers,
   }
-  return call(member('table.layout', layout), available)
+  return call('table.layout', layout, (), available)
 
 
 def _strategy(
@@ -325,7 +353,7 @@ def _strategy(
     'memory_lookups': tuning.memory_lookups,
     'first_learning_rate': config.optimizer.learning_rate,
   }
-  policy = call(member('strategy.policy', s.policy), available)
+  policy = call('strategy.policy', s.policy, (), available)
   return replicas.replicas(trainable, mesh, policy)
 
 
@@ -381,7 +409,7 @@ def parts(
     cache,
     progress,
   )
-  source = member('data.source', d.source)(spec)
+  source = call('data.source', d.source, (spec,), {})
   made = trainer(
     config,
     tuning,

@@ -245,22 +245,28 @@ def from_python(
   """
   with tempfile.TemporaryDirectory(prefix='jaxemb-') as temporary:
     text_cache = None
+    arguments = {
+      'model.dim': dim,
+      'model.window': window,
+      'model.negatives': negatives,
+      'model.name': model,
+      'data.min_count': min_count,
+      'data.sample': sample,
+      'train.epochs': epochs,
+      'seed': seed,
+    }
+    config = config_lib.default()
     if isinstance(data, ml_collections.ConfigDict):
+      defaults = config_lib.flat(config)
+      for key, value in arguments.items():
+        if value != defaults[key]:
+          raise errors.UserError(
+            f'{key.split(".")[-1]}={value!r} is not used with a config; set '
+            f'config.{key} there, or settings={{{key!r}: {value!r}}}'
+          )
       config = data.copy_and_resolve_references()
     else:
-      config = config_lib.default()
-      settings = {
-        'model.dim': dim,
-        'model.window': window,
-        'model.negatives': negatives,
-        'model.name': model,
-        'data.min_count': min_count,
-        'data.sample': sample,
-        'train.epochs': epochs,
-        'eval.paths': 'none',
-        'seed': seed,
-        **settings,
-      }
+      settings = {**arguments, 'eval.paths': 'none', **settings}
       if isinstance(data, str | os.PathLike):
         config.data.path = os.fspath(data)
       else:
@@ -289,11 +295,15 @@ def _write_sentences(
 ) -> bool:
   """Writes a sentence a line; returns whether they are lists of tokens."""
   kinds = set()
-  with open(path, 'w', encoding='utf-8') as file:
+  # Lone surrogates are counted with invalid UTF-8. The no-break space keeps a
+  # first sentence such as '<doc>' from passing for a format.
+  with open(path, 'w', encoding='utf-8', errors='surrogatepass') as file:
+    file.write('\N{NO-BREAK SPACE}')
     for sentence in sentences if isinstance(sentences, Iterable) else ():
       is_list = not isinstance(sentence, str | bytes)
       is_list = is_list and isinstance(sentence, Iterable)
-      kinds.add(list if is_list else type(sentence))
+      is_string = isinstance(sentence, str)  # also numpy's
+      kinds.add(list if is_list else str if is_string else type(sentence))
       if is_list:
         tokens = list(map(str, sentence))
         bad = next((x for x in tokens if len(x.split()) != 1), None)

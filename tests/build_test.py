@@ -44,3 +44,28 @@ def test_members_are_found_and_unknown_ones_are_named():
   for name in ('no_such_module:x', 'math:no_such_name'):
     with pytest.raises(errors.UserError, match='config.model.name.*cbow'):
       build.member('model.name', name)
+
+
+@pytest.mark.parametrize(
+  ('name', 'args', 'available', 'words'),
+  [
+    ('math:pi', (), {}, 'is not a callable'),
+    ('operator:add', (1,), {}, "missing a required argument: 'b'"),
+    ('operator:neg', (1, 2), {'a': 3}, 'argument'),
+  ],
+)
+def test_members_that_cannot_be_called_are_one_line(
+  name, args, available, words
+):
+  with pytest.raises(errors.UserError) as caught:
+    build.call('optimizer.name', name, args, available)
+  assert f'config.optimizer.name={name}' in str(caught.value)
+  assert words in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_a_member_with_a_syntax_error_is_one_line(tmp_path, monkeypatch):
+  (tmp_path / 'half_written.py').write_text('def make(\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(errors.UserError, match=r'half_written.py, line 1') as e:
+    build.member('model.name', 'half_written:make')
+  assert '\n' not in str(e.value)

@@ -84,6 +84,14 @@ def test_progress_is_shown_and_nothing_is_left(tmp_path, monkeypatch, capfd):
   assert np.array_equal(again.vectors, kept.vectors)
 
 
+def test_sentences_are_taken_as_they_are():
+  docs = ['<doc id="1"> a b </doc>', 'c \ud800 d'] * 20
+  vectors = jaxemb.train(np.array(docs), **_SMALL)
+  assert set(vectors.index_to_key) == set('doc id 1 a b c d'.split())
+  vectors = jaxemb.train([['<mediawiki>', 'a']] * 20, **_SMALL)
+  assert set(vectors.index_to_key) == {'<mediawiki>', 'a'}
+
+
 @pytest.mark.parametrize(
   ('data', 'more', 'words'),
   [
@@ -94,6 +102,7 @@ def test_progress_is_shown_and_nothing_is_left(tmp_path, monkeypatch, capfd):
     ([1, 2], {}, 'lists of tokens'),
     (7, {}, 'lists of tokens'),
     (['a b'], {'min_count': 5}, 'no word occurs 5 times'),
+    (config_lib.default(), {'dim': 5}, 'set config.model.dim there'),
     ('/no/such/text', {}, '/no/such/text does not exist'),
     (_TEXT, {'dim': 0}, 'config.model.dim=0 must be at least 1'),
     (_TEXT, {'dim': '8'}, "config.model.dim='8' must be of type int"),

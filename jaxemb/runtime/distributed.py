@@ -70,6 +70,12 @@ def join(job: Job) -> None:
       raise errors.UserError(
         f'--process_id={index} must be 0..{num - 1} with --num_processes={num}'
       )
+    host, _, port = job.coordinator.rpartition(':')
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+      raise errors.UserError(
+        f'--coordinator={job.coordinator} must be HOST:PORT, with a port from '
+        '1 to 65,535'
+      )
     if index:
       _wait_for(job.coordinator)
     options = {
@@ -120,8 +126,8 @@ def _wait_for(address: str) -> None:
     try:
       with socket.create_connection((host, int(port)), timeout=5):
         return
-    except (OSError, ValueError, OverflowError) as error:
-      if time.monotonic() > deadline or isinstance(error, ValueError):
+    except OSError as error:
+      if time.monotonic() > deadline:
         raise errors.UserError(
           f'the coordinator {address} does not answer ({error}); start process '
           '0 there, or correct --coordinator=HOST:PORT'

@@ -167,6 +167,9 @@ def test_a_coordinator_that_does_not_answer_is_reported(monkeypatch):
   assert '127.0.0.1:9' in str(caught.value) and '\n' not in str(caught.value)
   with pytest.raises(errors.UserError, match='--process_id=2'):
     distributed.join(distributed.Job('127.0.0.1:9', 2, 2))
+  for address in ('127.0.0.1', ':9', 'here:x', 'here:99999'):
+    with pytest.raises(errors.UserError, match='must be HOST:PORT'):
+      distributed.join(distributed.Job(address, 2, 0))
 
 
 @pytest.mark.slow
