@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax.test_util
 import numpy as np
 import pytest
 
@@ -220,17 +219,6 @@ def test_the_cases_are_what_they_say():
 
 
 @every_model
-@pytest.mark.parametrize('case', ['one_word_sentences', 'only_padding'])
-def test_nothing_to_learn(name, case):
-  made = _make(name, CASES[case])
-  loss, examples, grads = _value_and_grad(
-    made.model, made.rows, made.ids, made.batch
-  )
-  assert loss == 0 and examples == 0
-  assert not any(np.asarray(x).any() for x in grads.values())
-
-
-@every_model
 def test_a_draw_that_is_the_target_does_not_count(name):
   # All draws are word 0: where it is the target there are no negatives.
   case = Case(lengths=(40,), scale=1.0)
@@ -247,46 +235,6 @@ def test_a_draw_that_is_the_target_does_not_count(name):
     case.size // case.chunk, -1, case.dim
   )[:, -case.shared :]
   assert not drawn.any()
-
-
-@every_model
-def test_saturated_scores(name):
-  # Scores of +-1000: the loss is linear, the slope exactly 0 or the weight.
-  case = Case(vocab=2, dim=1, size=4, chunk=4, window=1, lengths=(4,), shared=2)
-  model = _model(name, case)
-  batch = base.StepBatch(
-    np.array([[2, 0, 0, 0, 0, 2]], np.int32),
-    np.array([[0, 1, 1, 1]], np.uint8),
-    np.array([[1, 1, 1, 0]], np.uint8),
-    np.array([0], np.uint32),
-  )
-  ids = _ids(model, batch)
-  ids[skipgram.OUTPUT][:, -2:] = 1
-  for sign in (1, -1):
-    rows = {k: np.full((*v.shape, 1), 100, np.float32) for k, v in ids.items()}
-    rows[skipgram.OUTPUT][:] = 10 * sign
-    rows[skipgram.OUTPUT][:, -2:] = 10
-    loss, _, grads = _value_and_grad(model, rows, ids, batch)
-    examples = 6 if name == 'skipgram' else 4
-    positive = 0 if sign == 1 else 1000
-    assert loss == examples * (positive + 5 * 1000)
-    assert all(np.isfinite(x).all() for x in grads.values())
-    np.testing.assert_array_equal(
-      grads[skipgram.OUTPUT][0, -2:], np.full((2, 1), examples * 2.5 * 100)
-    )
-
-
-@every_model
-def test_gradients_by_finite_differences(name):
-  made = _make(name, Case(size=8, chunk=4, window=2, dim=3))
-  jax.test_util.check_grads(
-    jax.jit(lambda rows: _loss(made.model, rows, made.ids, made.batch)[0]),
-    (jax.tree.map(jnp.asarray, made.rows),),
-    order=1,
-    modes=('rev',),
-    atol=2e-2,
-    rtol=2e-2,
-  )
 
 
 @every_model
@@ -440,17 +388,6 @@ def test_a_share_of_the_columns_gives_the_loss_of_whole_rows(name):
     found = np.asarray(grads[k]).reshape(expected.shape)
     size = np.abs(expected).max()
     np.testing.assert_allclose(found, expected, 1e-5, 1e-5 * size)
-
-
-@every_model
-def test_specs_are_those_of_word2vec(name):
-  model = _model(name, Case())
-  specs = model.specs()
-  assert model.vectors_table == skipgram.INPUT
-  for k, spec in specs.items():
-    assert (spec.name, spec.vocab, spec.dim) == (k, 30, 7)
-  assert specs[skipgram.INPUT].init_scale == pytest.approx(0.5 / 7)
-  assert specs[skipgram.OUTPUT].init_scale == 0
 
 
 def test_negative_distribution():
