@@ -128,9 +128,14 @@ def _insert(slots, h, entry):
 
 
 @numba.njit(nogil=True, cache=True)
-def _grown(table: WordTable, max_words: int, max_bytes: int) -> WordTable:
-  """A copy with space for so many words and bytes."""
+def _grown(table: WordTable, new_bytes: int) -> WordTable:
+  """A copy with space for one more word of `new_bytes` bytes."""
   n = table.sizes[0]
+  max_words, max_bytes = len(table.counts), len(table.arena)
+  if n == max_words:
+    max_words *= 2
+  if table.starts[n] + new_bytes > max_bytes:
+    max_bytes = 2 * max_bytes + new_bytes
   out = empty(max_words, max_bytes)
   out.sizes[0] = n
   out.hashes[:n] = table.hashes[:n]
@@ -149,11 +154,8 @@ def append(
   """Adds the word `text[start:stop]`, which must be absent, with count 0."""
   n = table.sizes[0]
   first, length = table.starts[n], stop - start
-  max_words, max_bytes = len(table.counts), len(table.arena)
-  if n == max_words:
-    table = _grown(table, 2 * max_words, max_bytes)
-  if first + length > max_bytes:
-    table = _grown(table, len(table.counts), 2 * max_bytes + length)
+  if n == len(table.counts) or first + length > len(table.arena):
+    table = _grown(table, length)
   _insert(table.slots, h, n)
   table.hashes[n] = h
   table.counts[n] = 0
