@@ -192,7 +192,7 @@ def _init(job: Job) -> Any:
 def start(job: Job) -> tuple[Any, Any]:
   """The state as training starts, and the constants, on the devices."""
   strategy = job.strategy
-  constants = mesh_lib.put(strategy.constants(), strategy.constants_sharding)
+  constants = jax.device_put(strategy.constants(), strategy.constants_sharding)
   state = _init(job)(jax.random.key(job.config.seed))
   return jax.block_until_ready((state, constants))
 
@@ -215,7 +215,7 @@ def full_batches(job: Job, corpus: encode.Encoded) -> Iterator[windows.Batch]:
       num_steps=num_steps, kept_words=num_steps * job.steps.part_words
     )
     yield jax.block_until_ready(
-      mesh_lib.put(batch, job.strategy.batch_sharding)
+      jax.device_put(batch, job.strategy.batch_sharding)
     )
 
 
@@ -264,7 +264,7 @@ def time_epochs(
   source, strategy = job.source(corpus), job.strategy
   items = data_base.prefetch(
     source.items(None, 0),
-    lambda batch: mesh_lib.put(batch, strategy.batch_sharding),
+    lambda batch: jax.device_put(batch, strategy.batch_sharding),
   )
   waiting: collections.deque = collections.deque()
   ends: list[float] = []  # of epochs
