@@ -251,7 +251,7 @@ def _model(
   corpus: model_base.Corpus,
   shared_nodes: int,
 ) -> model_base.Model:
-  m = config.model
+  m, s = config.model, config.senses
   is_tree = m.loss == 'hierarchical_softmax'
   if is_tree and len(corpus.counts) < 2:
     raise errors.UserError(
@@ -259,33 +259,21 @@ def _model(
       'or more; give more text, or lower --config.data.min_count'
     )
   if m.name == 'mixture':
-    return _mixture(config, spec, corpus, shared_nodes)
+    if is_tree:
+      outputs = hierarchical.tree(corpus, spec.chunk, shared_nodes)
+    else:
+      outputs = mixture.sampled(spec, corpus)
+    mask = sense_rows.ambiguous(config, corpus.keys).mask
+    args = spec, corpus, outputs, mask, s.number
+    if s.method == 'likelihoods':
+      return mixture.make(*args)
+    return context_mixture.make(*args, 1 if m.dynamic_window else m.window)
   if is_tree and m.name in ('skipgram', 'cbow'):
-    is_cbow = m.name == 'cbow'
-    return hierarchical.make(spec, corpus, is_cbow, shared_nodes)
+    return hierarchical.make(spec, corpus, m.name == 'cbow', shared_nodes)
   loss_of = None if is_tree else member('model.loss', m.loss)
   if loss_of:
     _accepted('model.loss', m.loss, loss_of, ('scores', 'labels'), {})
   return call('model.name', m.name, (spec, corpus, loss_of), {})
-
-
-def _mixture(
-  config: ml_collections.ConfigDict,
-  spec: model_base.WindowSpec,
-  corpus: model_base.Corpus,
-  shared_nodes: int,
-) -> model_base.Model:
-  """The mixture, with the outputs of its loss."""
-  m, s = config.model, config.senses
-  if m.loss == 'hierarchical_softmax':
-    outputs = hierarchical.tree(corpus, spec.chunk, shared_nodes)
-  else:
-    outputs = mixture.sampled(spec, corpus)
-  mask = sense_rows.ambiguous(config, corpus.keys).mask
-  args = spec, corpus, outputs, mask, s.number
-  if s.method == 'likelihoods':
-    return mixture.make(*args)
-  return context_mixture.make(*args, 1 if m.dynamic_window else m.window)
 
 
 def _table(
