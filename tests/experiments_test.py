@@ -497,7 +497,7 @@ def test_planted_senses(run):
   result, shown = run(
     'planted_senses', '--seeds=1', '--sentences=4', '--config.model.dim=16',
     '--config.data.path=toywiki:200000', '--config.senses.number=2',
-    '--config.train.epochs=3',
+    '--config.train.epochs=12',
   )  # fmt: skip
   (found,) = result['results'].values()
   assert len(found['words']) == 40

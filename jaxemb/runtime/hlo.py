@@ -157,18 +157,23 @@ def traffic(text: str, loop: Loop) -> dict[str, Any]:
   """Counts the collectives of a compiled dispatch and the bytes they send.
 
   Returns instructions by kind (all of `KINDS`) and, by kind and in `total`,
-  `bytes_per_step_per_device`; what is outside the loop over steps sends none.
+  `bytes_per_step_per_device`, and `bytes_per_dispatch_per_device` of what is
+  outside the loop over steps.
   """
   found = collectives(text)
   kinds = [x.kind for x in found]
-  sent = dict.fromkeys((*KINDS, 'total'), 0.0)
+  step, dispatch = (dict.fromkeys((*KINDS, 'total'), 0.0) for _ in range(2))
   for x in found:
+    sent, runs = (step, x.runs_per_step(loop)) if x.loops else (dispatch, 1)
     # What never runs sends nothing, even if it cannot be read.
-    if runs := x.runs_per_step(loop):
+    if runs:
       sent[x.kind] += runs * x.sent_bytes
       sent['total'] += runs * x.sent_bytes
   counts = {kind: kinds.count(kind) for kind in KINDS}
-  return counts | {'bytes_per_step_per_device': sent}
+  return counts | {
+    'bytes_per_step_per_device': step,
+    'bytes_per_dispatch_per_device': dispatch,
+  }
 
 
 def with_bytes_per_word(
