@@ -104,8 +104,18 @@ def _loss(model, rows, ids, batch):
   return loss, aux.examples
 
 
-@jax.jit
-def _value_and_grad(model, rows, ids, batch):
+@functools.cache
+def _jitted(function, model_class):
+  """A program for each class: their fields are alike."""
+  del model_class
+  return jax.jit(lambda *args: function(*args))
+
+
+def _value_and_grad(model, *args):
+  return _jitted(_loss_and_grad, type(model))(model, *args)
+
+
+def _loss_and_grad(model, rows, ids, batch):
   def loss(rows):
     return _loss(model, rows, ids, batch)
 
@@ -113,13 +123,13 @@ def _value_and_grad(model, rows, ids, batch):
   return value, examples, grads
 
 
-@jax.jit
-def _jitted_ids(model, batch):
+def _ids_of(model, batch):
   return model.ids(batch, KEY)
 
 
 def _ids(model, batch):
-  return {k: np.array(v) for k, v in _jitted_ids(model, batch).items()}
+  ids = _jitted(_ids_of, type(model))(model, batch)
+  return {k: np.array(v) for k, v in ids.items()}
 
 
 def _truth(name, case, batch, draws, tables):
