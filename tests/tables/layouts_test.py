@@ -17,6 +17,7 @@ from jaxemb.tables import blocks, replicated, row_sharded
 from jaxemb.tables import row_optimizers as rowopt
 from jaxemb.tables import spec as spec_lib
 from tests import oracle
+from tests.tables import optimizers
 
 # Three groups of rows in the row layout, the last one half empty; columns that
 # four devices cannot share alike.
@@ -50,15 +51,9 @@ every_case = pytest.mark.parametrize(
   ids=[f'{layout}-{data}x{table}' for layout, (data, table) in CASES],
 )
 OPTIMIZERS = {
-  'sgd': (rowopt.sgd(2.5), functools.partial(oracle.sgd, max_duplicates=2.5)),
-  'adagrad': (
-    rowopt.adagrad(1e-6),
-    functools.partial(oracle.adagrad, epsilon=1e-6),
-  ),
-  'adam': (
-    rowopt.adam(0.9, 0.999, 1e-6),
-    functools.partial(oracle.adam, beta1=0.9, beta2=0.999, epsilon=1e-6),
-  ),
+  'sgd': optimizers.SGD_LIMITED,
+  'adagrad': optimizers.ADAGRAD,
+  'adam': optimizers.ADAM,
 }
 every_case_and_optimizer = pytest.mark.parametrize(
   ('layout', 'shape', 'optimizer'),

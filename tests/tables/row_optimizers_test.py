@@ -9,27 +9,17 @@ import pytest
 
 from jaxemb.tables import dedup
 from jaxemb.tables import row_optimizers as rowopt
-from tests import oracle
+from tests.tables import optimizers
 
 VOCAB, DIM, RATE = 12, 5, 0.05
 
 OPTIMIZERS = {
-  'sgd': (rowopt.sgd(0), functools.partial(oracle.sgd, max_duplicates=0)),
-  'sgd_limited': (
-    rowopt.sgd(2.5),
-    functools.partial(oracle.sgd, max_duplicates=2.5),
-  ),
-  'adagrad': (
-    rowopt.adagrad(1e-6),
-    functools.partial(oracle.adagrad, epsilon=1e-6),
-  ),
-  'adam': (
-    rowopt.adam(0.9, 0.999, 1e-6),
-    functools.partial(oracle.adam, beta1=0.9, beta2=0.999, epsilon=1e-6),
-  ),
-  'adam_short': (
-    rowopt.adam(0.5, 0.8, 1e-3),
-    functools.partial(oracle.adam, beta1=0.5, beta2=0.8, epsilon=1e-3),
+  'sgd': optimizers.with_oracle('sgd', max_duplicates=0),
+  'sgd_limited': optimizers.SGD_LIMITED,
+  'adagrad': optimizers.ADAGRAD,
+  'adam': optimizers.ADAM,
+  'adam_short': optimizers.with_oracle(
+    'adam', beta1=0.5, beta2=0.8, epsilon=1e-3
   ),
 }
 
