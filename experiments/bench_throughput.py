@@ -172,10 +172,10 @@ def _quality(vectors: str, args: argparse.Namespace) -> dict[str, float]:
   scores = {}
   for path in args.eval.split(','):
     benchmark = benchmarks.read(pathlib.Path(path))
-    if isinstance(benchmark, benchmarks.Pairs):
+    if benchmark and benchmark.kind == 'similarity':
       result = model.evaluate_word_pairs(path, delimiter='\t')
       scores[benchmark.name] = float(result[1][0])
-    elif isinstance(benchmark, benchmarks.Analogies):
+    elif benchmark and benchmark.kind == 'analogies':
       scores[benchmark.name] = model.evaluate_word_analogies(
         path, restrict_vocab=args.restrict_vocab
       )[0]

@@ -166,13 +166,8 @@ def benchmark_words(args: argparse.Namespace) -> dict[str, set[str]]:
   found = {}
   paths = [*args.eval.split(','), *filter(None, args.analogies.split(','))]
   for each in benchmarks.find(paths)[0]:
-    if isinstance(each, benchmarks.Pairs):
-      asked = [word for pair in each.pairs for word in pair]
-    elif isinstance(each, benchmarks.Analogies):
-      asked = [w for x in each.sections.values() for four in x for w in four]
-    else:
-      asked = list(each.categories)
-    found[each.name] = {word.lower() for word in asked}
+    asked = {word.lower() for words in each.words for word in words}
+    found[each.name] = asked
   return found
 
 

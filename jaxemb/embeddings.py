@@ -264,7 +264,7 @@ class Embeddings:
     """
     from scipy import stats  # takes a third of a second
 
-    benchmark = _read_benchmark(benchmarks.Pairs, pairs, delimiter)
+    benchmark = _read_benchmark('similarity', pairs, delimiter)
     searched = self._searched(restrict_vocab, case_insensitive)
     cosines = words_lib.pair_cosines(benchmark, searched)
     is_known = ~np.isnan(cosines)
@@ -274,7 +274,8 @@ class Embeddings:
         f'{pairs}: fewer than two of its {len(counts)} pairs are in the '
         'vocabulary; check its language and the limit of the vocabulary'
       )
-    both = benchmark.ratings[counts], np.nan_to_num(cosines)[counts]
+    ratings = np.array(benchmark.labels)
+    both = ratings[counts], np.nan_to_num(cosines)[counts]
     unknown_percent = 100 * float(np.mean(~is_known))
     return stats.pearsonr(*both), stats.spearmanr(*both), unknown_percent
 
@@ -303,25 +304,26 @@ class Embeddings:
     if similarity_function not in functions:
       raise ValueError(f'similarity_function is one of {", ".join(functions)}')
     measure = functions.index(similarity_function)
-    benchmark = _read_benchmark(benchmarks.Analogies, analogies)
+    benchmark = _read_benchmark('analogies', analogies)
     searched = self._searched(restrict_vocab, case_insensitive)
-    solved = words_lib.solve_analogies(benchmark, searched)
-    sections = []
-    for name, (is_found, is_right) in solved.items():
-      section = {'section': name, 'correct': [], 'incorrect': []}
-      for i, question in enumerate(benchmark.sections[name]):
-        if searched.is_upper:
-          question = tuple(word.upper() for word in question)
-        if is_found[i] or dummy4unknown:
-          side = 'correct' if is_right[i, measure] else 'incorrect'
-          section[side].append(question)
-      sections.append(section)
+    is_found, is_right = words_lib.solve_analogies(benchmark, searched)
+    sections = {
+      name: {'section': name, 'correct': [], 'incorrect': []}
+      for name in benchmark.labels
+    }
+    for i, question in enumerate(benchmark.words):
+      if searched.is_upper:
+        question = tuple(word.upper() for word in question)
+      if is_found[i] or dummy4unknown:
+        side = 'correct' if is_right[i, measure] else 'incorrect'
+        sections[benchmark.labels[i]][side].append(question)
     total = {'section': 'Total accuracy'} | {
-      side: [question for section in sections for question in section[side]]
+      side: [x for section in sections.values() for x in section[side]]
       for side in ('correct', 'incorrect')
     }
     num_right, num_wrong = len(total['correct']), len(total['incorrect'])
-    return num_right / max(num_right + num_wrong, 1), [*sections, total]
+    fraction = num_right / max(num_right + num_wrong, 1)
+    return fraction, [*sections.values(), total]
 
   def save(self, folder: pathlib.Path | str) -> None:
     """Writes vectors.npy, vocab.txt and any senses, which `load` reads.
@@ -379,7 +381,9 @@ class Embeddings:
 
   def _searched(self, limit: int | None, is_upper: bool) -> words_lib.Searched:
     words = self.of_words()
-    return words_lib.search(words.index_to_key, words.vectors, limit, is_upper)
+    return words_lib.Searched(
+      words.index_to_key, words.vectors, limit, is_upper
+    )
 
   def _direction(self, key: Key) -> np.ndarray:
     """A word's vector at length 1; a vector as it is."""
@@ -422,11 +426,11 @@ def _as_list(items: object) -> list:
 
 
 def _read_benchmark(
-  kind: type, path: pathlib.Path | str, delimiter: str | None = None
+  kind: str, path: pathlib.Path | str, delimiter: str | None = None
 ) -> benchmarks.Benchmark:
   benchmark = benchmarks.read(path, delimiter)
-  if not isinstance(benchmark, kind):
-    raise errors.UserError(f'{path} holds no {kind.__name__.lower()}')
+  if benchmark is None or benchmark.kind != kind:
+    raise errors.UserError(f'{path} is no benchmark of {kind}')
   return benchmark
 
 

@@ -217,13 +217,14 @@ def restore(
   restored = checkpoints.restore(like)
   if restored is None:
     return None
-  saved = restored.record['fingerprints']
+  _, state, record = restored
+  saved = record['fingerprints']
   for name, fingerprint in fingerprints.items():
     if saved.get(name) != fingerprint:
       raise errors.UserError(
         f'{name} has changed since this run began; restore the original or '
         'give another --workdir'
       )
-  totals = metrics.Totals(**restored.record['totals'])
+  totals = metrics.Totals(**record['totals'])
   metrics.LOG.info('resuming after %s %s', f'{totals.done:,}', totals.unit)
-  return restored.state, totals
+  return state, totals

@@ -231,8 +231,9 @@ def _categories(paths: Sequence[str]) -> dict[str, list[str]]:
   """Words by category, of the categorization sets among the benchmarks."""
   categories: dict[str, list[str]] = {}
   for benchmark in benchmarks.find(paths)[0] if paths else ():
-    if isinstance(benchmark, benchmarks.Categories):
-      for word, category in benchmark.categories.items():
+    if benchmark.kind == 'categorization':
+      items = zip(benchmark.words, benchmark.labels, strict=True)
+      for (word,), category in items:
         categories.setdefault(category, []).append(word)
   return categories
 

@@ -190,10 +190,10 @@ def test_evaluations_equal_gensim(ours, keyed, tmp_path, dummy, insensitive):
 def test_evaluations_name_the_wrong_file(ours, tmp_path):
   path = tmp_path / 'questions.txt'
   path.write_text(': one\na b c d\n')
-  with pytest.raises(errors.UserError, match='holds no pairs'):
+  with pytest.raises(errors.UserError, match='no benchmark of similarity'):
     ours.evaluate_word_pairs(path)
   path.write_text('a b 3\n')
-  with pytest.raises(errors.UserError, match='holds no analogies'):
+  with pytest.raises(errors.UserError, match='no benchmark of analogies'):
     ours.evaluate_word_analogies(path)
   with pytest.raises(errors.UserError, match='fewer than two'):
     ours.evaluate_word_pairs(path)

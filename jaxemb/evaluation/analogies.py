@@ -32,20 +32,14 @@ def solve(
   questions: np.ndarray,
   spellings: Mapping[int, Sequence[int]],
 ) -> np.ndarray:
-  """Which questions are answered right.
+  """[questions, 2] bool: answered right by 3CosAdd, by 3CosMul.
 
-  The words of the question, in any spelling, are no answers. A tie with
-  another word counts as wrong.
-
-  Args:
-    vectors: [vocab, dim] float32, the words to search; may be memory-mapped.
-    norms: [vocab] float32, their lengths; a word of length 0 has cosine 0.
-    questions: [questions, 4] int, rows of a, b, c and of the expected answer.
-    spellings: all rows of a word, by its row in `questions`, for the words
-      that have several (upper and lower case).
-
-  Returns:
-    [questions, 2] bool: by 3CosAdd, by 3CosMul.
+  Searched are [vocab, dim] float32 vectors, perhaps memory-mapped, of lengths
+  `norms` [vocab]; one of length 0 has cosine 0. `questions`, [questions, 4]
+  int, are rows of a, b, c and of the expected answer; `spellings` has all rows
+  of a word by that row, if there are several (upper and lower case). The words
+  of the question, in any spelling, are no answers, and a tie with another word
+  counts as wrong.
   """
   if len(questions) == 0:
     return np.zeros((0, 2), bool)
@@ -83,15 +77,12 @@ def _search_block(
   block: jax.Array,
   start: jax.Array,
 ) -> jax.Array:
-  """Takes one block of the table, [rows, dim], into the best scores.
+  """Takes a block of the table, [rows, dim] from row `start` on, into `best`.
 
-  Args:
-    best: [blocks, questions, 2, 2], highest scores so far.
-    questions: by block the indices among `words` of a, b and c, and rows of the
-      expected answer and of all four words in every spelling.
-    words: [words, dim] unit vectors.
-    block: of unit vectors, from row `start` on.
-    start: int32.
+  Those are the highest scores so far, [blocks, questions, 2, 2]. Of a block of
+  questions: the indices among `words`, [words, dim], of a, b and c, and rows of
+  the expected answer and of all four words in every spelling. All vectors have
+  length 1.
   """
   cosines = jnp.matmul(words, block.T, precision=jax.lax.Precision.HIGHEST)
   size = len(block)

@@ -23,60 +23,48 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from jaxemb import errors
 
 _SNIFF_BYTES = 1 << 16
 _SNIFF_LINES = 100
 _SCWS_FIELDS = 18
-
 _CSV_COLUMNS = {
   'categories': ('category', 'word'),
   'semeval': ('type', 'word1', 'word2', 'word3', 'target'),
 }
+_KINDS = {
+  'pairs': 'similarity',
+  'scws': 'similarity',
+  'questions-words': 'analogies',
+  'semeval': 'analogies',
+  'categories': 'categorization',
+}
+# (label, words), as in `Benchmark`.
+Item = tuple[float | str, tuple[str, ...]]
 
 
-class Pairs(NamedTuple):
-  """Word pairs with human ratings."""
+class Benchmark(NamedTuple):
+  """The items of one file."""
 
   name: str  # of the file, unique among those read together
-  layout: str  # 'pairs' or 'scws'
-  pairs: list[tuple[str, str]]  # as written
-  ratings: np.ndarray  # [pairs] float64, larger is more similar, any scale
+  layout: str
+  words: list[tuple[str, ...]]  # of each item, as written: 2, 4 or 1
+  # Of each item: its rating (larger is more similar), section or category.
+  labels: list[float] | list[str]
   malformed: int  # lines
+  blank: int = 0  # rows of categories without a word
+  repeated: int = 0  # rows of categories whose word had come, in any case
 
-
-class Analogies(NamedTuple):
-  """Questions `a is to b as c is to d`, by section."""
-
-  name: str
-  layout: str  # 'questions-words' or 'semeval'
-  sections: dict[str, list[tuple[str, str, str, str]]]  # as written
-  malformed: int
-
-
-class Categories(NamedTuple):
-  """Words with the category that each belongs to."""
-
-  name: str
-  layout: str  # 'categories'
-  categories: dict[str, str]  # by word; a word's first category, in any case
-  blank: int  # rows without a word
-  repeated: int  # rows whose word had come before
-  malformed: int
-
-
-Benchmark = Pairs | Analogies | Categories
+  @property
+  def kind(self) -> str:
+    """'similarity', 'analogies' or 'categorization'."""
+    return _KINDS[self.layout]
 
 
 def find(
   paths: Sequence[pathlib.Path | str],
 ) -> tuple[list[Benchmark], list[pathlib.Path]]:
-  """Benchmarks in files and folders (walked in sorted order).
-
-  Returns:
-    The benchmarks with unique names, and the files of unknown layout.
+  """Benchmarks in files and folders, and the files of unknown layout.
 
   Raises:
     errors.UserError: a path is missing, or nothing was recognised.
@@ -87,10 +75,10 @@ def find(
     if benchmark is None:
       unknown.append(path)
       continue
-    names[benchmark.name] += 1
-    if names[benchmark.name] > 1:
-      name = f'{benchmark.name}-{names[benchmark.name]}'
-      benchmark = benchmark._replace(name=name)
+    name = benchmark.name
+    names[name] += 1
+    if names[name] > 1:
+      benchmark = benchmark._replace(name=f'{name}-{names[name]}')
     found.append(benchmark)
   if not found:
     raise errors.UserError(
@@ -107,14 +95,24 @@ def with_contexts(paths: Sequence[pathlib.Path | str]) -> list[pathlib.Path]:
   return [path for path, x in found if x is not None and x.layout == 'scws']
 
 
+def _files(paths: Sequence[pathlib.Path | str]) -> Iterator[pathlib.Path]:
+  for path in map(pathlib.Path, paths):
+    if path.is_dir():
+      yield from sorted(p for p in path.rglob('*') if p.is_file())
+    elif path.exists():
+      yield path
+    else:
+      raise errors.UserError(
+        f'no benchmark file or folder at {path}: check the path'
+      )
+
+
 def read(
   path: pathlib.Path | str, delimiter: str | None = None
 ) -> Benchmark | None:
   """Reads one benchmark file; None if no line fits any layout.
 
-  Args:
-    path: the file.
-    delimiter: of a `pairs` file's fields; None for white space or commas.
+  `delimiter` is of a `pairs` file's fields; None for white space or commas.
 
   Raises:
     errors.UserError: the file cannot be read.
@@ -135,39 +133,20 @@ def read(
     ) from error
   items = _parse(lines, layout, separator)
   good = [item for item in items if item is not None]
-  num_malformed = len(items) - len(good)
+  num_malformed, dropped = len(items) - len(good), ()
+  if layout == 'categories':
+    first = {}
+    for label, (word,) in good:
+      if word:
+        first.setdefault(word.upper(), (label, (word,)))
+    num_blank = sum(words == ('',) for _, words in good)
+    dropped = num_blank, len(good) - num_blank - len(first)
+    good = first.values()
+  name = 'scws' if layout == 'scws' else path.stem
   if not good:
     return None
-  if layout == 'categories':
-    categories = {}
-    for category, word in good:
-      if word:
-        categories.setdefault(word.upper(), (word, category))
-    num_blank = sum(not word for _, word in good)
-    num_repeated = len(good) - num_blank - len(categories)
-    counts = num_blank, num_repeated, num_malformed
-    return Categories(path.stem, layout, dict(categories.values()), *counts)
-  if layout in ('pairs', 'scws'):
-    name = 'scws' if layout == 'scws' else path.stem
-    pairs = [(first, second) for first, second, _ in good]
-    ratings = np.array([rating for *_, rating in good])
-    return Pairs(name, layout, pairs, ratings, num_malformed)
-  sections = {}
-  for section, question in good:
-    sections.setdefault(section, []).append(question)
-  return Analogies(path.stem, layout, sections, num_malformed)
-
-
-def _files(paths: Sequence[pathlib.Path | str]) -> Iterator[pathlib.Path]:
-  for path in map(pathlib.Path, paths):
-    if path.is_dir():
-      yield from sorted(p for p in path.rglob('*') if p.is_file())
-    elif path.exists():
-      yield path
-    else:
-      raise errors.UserError(
-        f'no benchmark file or folder at {path}: check the path'
-      )
+  labels, words = ([item[i] for item in good] for i in range(2))
+  return Benchmark(name, layout, words, labels, num_malformed, *dropped)
 
 
 def _lines(data: bytes) -> list[str]:
@@ -192,18 +171,18 @@ def _layout(sample: list[str], separator: re.Pattern) -> str | None:
   }
   # Four fields that end in a number are rather a pair.
   fitting['questions-words'] = [
-    x for _, x in fitting['questions-words'] if _number(x[3]) is None
+    words
+    for _, words in fitting['questions-words']
+    if _number(words[3]) is None
   ]
   layout = max(fitting, key=lambda layout: len(fitting[layout]))
   return layout if 2 * len(fitting[layout]) >= len(sample) else None
 
 
-def _parse(lines: list[str], layout: str, separator: re.Pattern) -> list:
-  """What each line holds, None where malformed.
-
-  Pairs are (word, word, rating), questions (section, words), and categorized
-  words (category, word).
-  """
+def _parse(
+  lines: list[str], layout: str, separator: re.Pattern
+) -> list[Item | None]:
+  """What each line holds, None where malformed."""
   if layout == 'scws':
     return [parse_scws(line) for line in lines]
   if layout == 'pairs':
@@ -213,20 +192,17 @@ def _parse(lines: list[str], layout: str, separator: re.Pattern) -> list:
     for line in lines:
       if line.startswith(':'):
         section = line[1:].strip() or 'unnamed'
-        continue
-      words = tuple(line.split())
-      items.append((section, words) if len(words) == 4 else None)
+      else:
+        words = tuple(line.split())
+        items.append((section, words) if len(words) == 4 else None)
     return items
   header = [field.lower() for field in _csv_fields(lines[0])]
   for fields in map(_csv_fields, lines[1:]):
     row = dict(zip(header, fields, strict=False))
-    first, *words = (row.get(x, '') for x in _CSV_COLUMNS[layout])
-    if len(fields) != len(header):
-      items.append(None)
-    elif layout == 'semeval':
-      items.append((first, tuple(words)) if all(words) else None)
-    else:
-      items.append((first, *words) if first else None)
+    label, *words = (row.get(x, '') for x in _CSV_COLUMNS[layout])
+    needed = words if layout == 'semeval' else [label]
+    is_good = len(fields) == len(header) and all(needed)
+    items.append((label, tuple(words)) if is_good else None)
   return items
 
 
@@ -246,23 +222,21 @@ def _number(field: str) -> float | None:
   return number if math.isfinite(number) else None
 
 
-def _parse_pair(
-  line: str, separator: re.Pattern
-) -> tuple[str, str, float] | None:
+def _parse_pair(line: str, separator: re.Pattern) -> Item | None:
   fields = [field.strip() for field in separator.split(line.strip())]
-  words, numbers = fields[:2], [_number(field) for field in fields[2:]]
+  words, numbers = tuple(fields[:2]), [_number(field) for field in fields[2:]]
   if not numbers or None in numbers or '' in words:
     return None
   # Several numbers after a word that is one: a table of vectors.
   if len(numbers) > 1 and any(_number(word) is not None for word in words):
     return None
-  return words[0], words[1], numbers[0]
+  return numbers[0], words
 
 
-def parse_scws(line: str) -> tuple[str, str, float] | None:
-  """The words and mean rating of a line of SCWS, or None."""
+def parse_scws(line: str) -> Item | None:
+  """The mean rating and the two words of a line of SCWS, or None."""
   fields = [field.strip() for field in line.split('\t')]
   if len(fields) != _SCWS_FIELDS or not (fields[1] and fields[3]):
     return None
   rating = _number(fields[7])
-  return None if rating is None else (fields[1], fields[3], rating)
+  return None if rating is None else (rating, (fields[1], fields[3]))

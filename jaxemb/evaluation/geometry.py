@@ -66,47 +66,32 @@ def nearest(
 ) -> np.ndarray:
   """[at most num] int64 rows by falling score, ties by row.
 
-  Of a word with several senses only the best row counts: its senses lie close
-  to each other, and would fill a list of neighbors with one or two words.
-
-  Args:
-    scores: [rows], of the first words, see `num_rows`.
-    excluded: rows that are left out, with all others of their words.
-    num: rows wanted.
-    senses: whose rows they are; None if each is a word.
-    min_prior: senses with a lower prior are left out.
+  `scores` are of the rows of the first words (see `num_rows`), without those
+  `excluded`, with all others of their words, and senses of a prior below
+  `min_prior`. Of a word with several senses only the best row counts: its
+  senses lie close to each other, and would fill a list of neighbors with one or
+  two words.
   """
-  if senses is not None:
-    return _nearest_senses(scores, excluded, num, senses, min_prior)
-  num_best = min(max(num, 0) + len(excluded), len(scores))
-  if num < 1 or not num_best:
-    return np.zeros(0, np.int64)
-  best = np.argpartition(-scores, num_best - 1)[:num_best]
-  best = best[np.lexsort((best, -scores[best]))]
-  return best[~np.isin(best, list(excluded))][:num]
-
-
-def _nearest_senses(
-  scores: np.ndarray,
-  excluded: Collection[int],
-  num: int,
-  senses: Senses,
-  min_prior: float,
-) -> np.ndarray:
+  if senses is None:
+    num_best = min(max(num, 0) + len(excluded), len(scores))
+    if num < 1 or not num_best:
+      return np.zeros(0, np.int64)
+    best = np.argpartition(-scores, num_best - 1)[:num_best]
+    best = best[np.lexsort((best, -scores[best]))]
+    return best[~np.isin(best, list(excluded))][:num]
   starts = senses.starts[: np.searchsorted(senses.starts, len(scores)) + 1]
   if len(starts) < 2:
     return np.zeros(0, np.int64)
   is_rare = senses.priors[: len(scores)] < min_prior
   scores = np.where(is_rare, -np.inf, scores)
-  best = np.maximum.reduceat(scores, starts[:-1])
-  rows = np.array([*excluded], np.int64)
-  owners = np.searchsorted(senses.starts, rows, 'right') - 1
-  out = {*owners.tolist(), *np.flatnonzero(np.isneginf(best)).tolist()}
-  of_word = [
+  of_words = np.maximum.reduceat(scores, starts[:-1])
+  owners = np.searchsorted(senses.starts, [*excluded], 'right') - 1
+  out = {*owners.tolist(), *np.flatnonzero(np.isneginf(of_words)).tolist()}
+  best = [
     starts[word] + scores[starts[word] : starts[word + 1]].argmax()
-    for word in nearest(best, out, num).tolist()
+    for word in nearest(of_words, out, num)
   ]
-  return np.array(of_word, np.int64)
+  return np.array(best, np.int64)
 
 
 def cluster(

@@ -16,8 +16,8 @@ belong to the largest category of their cluster.
 import logging
 import math
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,47 +25,61 @@ from jaxemb import errors
 from jaxemb.evaluation import analogies, benchmarks, geometry
 
 _LOG = logging.getLogger(__name__)
-# Of each kind: title, and the key of the second score.
+# Of each kind: title, and title and key of the second score.
 _KINDS = {
   'similarity': ('Spearman', 'Pearson', 'pearson'),
   'analogies': ('3CosAdd', '3CosMul', 'score_cosmul'),
   'categorization': ('purity', '', ''),
 }
+_NOTES = {
+  'clusters': 'clusters',
+  'malformed': 'malformed lines',
+  'blank': 'blank words',
+  'repeated': 'repeated words',
+}
 
 
-class Searched(NamedTuple):
-  """The words that an evaluation knows, with their vectors."""
+class Searched:
+  """The words that an evaluation knows, with their vectors.
 
-  vectors: np.ndarray  # [size, dim] float32
-  norms: np.ndarray  # [size] float32
-  rows: dict[str, int]  # first row of each word, as compared
-  spellings: dict[int, list[int]]  # all rows of a word with several, by first
-  is_upper: bool  # words are compared in upper case
+  Attributes:
+    vectors: [size, dim] float32.
+    norms: [size] float32.
+    spellings: all rows of a word, by its first, for words that have several.
+    is_upper: whether words are compared in upper case.
+  """
 
-  def find(self, words: Sequence[str]) -> list[int] | None:
-    """Rows of the words, or None if one is out of vocabulary."""
-    if self.is_upper:
-      words = [word.upper() for word in words]
-    rows = [self.rows.get(word, -1) for word in words]
-    return None if -1 in rows else rows
+  def __init__(
+    self,
+    words: Sequence[str],
+    vectors: np.ndarray,
+    restrict_vocab: int | None = None,
+    is_upper: bool = True,
+  ):
+    """Indexes the first `restrict_vocab` words; all if None or 0."""
+    self.vectors = vectors[: restrict_vocab or len(words)]
+    self.norms = geometry.norms(self.vectors)
+    self.is_upper = is_upper
+    self.spellings: dict[int, list[int]] = {}
+    self._rows: dict[str, int] = {}
+    for row in range(len(self.vectors)):
+      word = words[row].upper() if is_upper else words[row]
+      first = self._rows.setdefault(word, row)
+      if first != row:
+        self.spellings.setdefault(first, [first]).append(row)
 
-
-def search(
-  words: Sequence[str],
-  vectors: np.ndarray,
-  restrict_vocab: int | None = None,
-  case_insensitive: bool = True,
-) -> Searched:
-  """Indexes the first `restrict_vocab` words; all if None or 0."""
-  rows, spellings = {}, {}
-  vectors = vectors[: restrict_vocab or len(words)]
-  for row in range(len(vectors)):
-    word = words[row].upper() if case_insensitive else words[row]
-    first = rows.setdefault(word, row)
-    if first != row:
-      spellings.setdefault(first, [first]).append(row)
-  norms = geometry.norms(vectors)
-  return Searched(vectors, norms, rows, spellings, case_insensitive)
+  def find(
+    self, benchmark: benchmarks.Benchmark
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """[items] bool: all words are known; [found, words] int64: their rows."""
+    rows = np.array(
+      [
+        [self._rows.get(x.upper() if self.is_upper else x, -1) for x in words]
+        for words in benchmark.words
+      ]
+    )
+    is_found = (rows >= 0).all(axis=1)
+    return is_found, rows[is_found]
 
 
 def evaluate(
@@ -76,12 +90,9 @@ def evaluate(
 ) -> dict[str, dict]:
   """Evaluates word vectors on every benchmark in files and folders.
 
-  Args:
-    words: [vocab] words, the most frequent first.
-    vectors: [vocab, dim] float32, finite; may be memory-mapped.
-    paths: files, and folders that are walked in sorted order; files of unknown
-      layout are named in one line of the log.
-    restrict_vocab: number of most frequent words that count; 0 for all.
+  Of [vocab] words, the most frequent first, and [vocab, dim] float32 vectors,
+  which may be memory-mapped, the first `restrict_vocab` count (0 = all). Files
+  of unknown layout are named in one line of the log.
 
   Returns:
     By benchmark, ready for JSON: `kind`, `layout`, `score` (None if no item
@@ -105,7 +116,7 @@ def evaluate(
     _LOG.warning(
       'skipped %d file(s) of unknown layout: %s', len(unknown), names
     )
-  searched = search(words, vectors, restrict_vocab)
+  searched = Searched(words, vectors, restrict_vocab)
   is_finite = np.isfinite(searched.norms)
   if not is_finite.all():
     row = int(is_finite.argmin())
@@ -113,156 +124,143 @@ def evaluate(
       f'cannot evaluate: the vector of {words[row]!r} (row {row}) is not '
       'finite; train again with a lower learning rate'
     )
-  measures = {
-    benchmarks.Pairs: _evaluate_pairs,
-    benchmarks.Analogies: _evaluate_analogies,
-    benchmarks.Categories: _evaluate_categories,
-  }
   results = {}
   for benchmark in found:
-    result = measures[type(benchmark)](benchmark, searched)
-    results[benchmark.name] = result | {
+    is_found, _ = searched.find(benchmark)
+    num_found, total = int(is_found.sum()), len(is_found)
+    results[benchmark.name] = {
+      'kind': benchmark.kind,
       'layout': benchmark.layout,
-      'oov': result['total'] - result['found'],
+      'found': num_found,
+      'total': total,
+      'oov': total - num_found,
       'malformed': benchmark.malformed,
       'restrict_vocab': restrict_vocab or len(words),
       'vocab': len(searched.vectors),
+      **_MEASURES[benchmark.kind](benchmark, searched),
     }
   return results
 
 
-def pair_cosines(benchmark: benchmarks.Pairs, searched: Searched) -> np.ndarray:
+def pair_cosines(
+  benchmark: benchmarks.Benchmark, searched: Searched
+) -> np.ndarray:
   """[pairs] float32 cosine of each pair; NaN if a word is out of vocabulary.
 
   A word with itself has exactly 1. (SCWS holds 241 such pairs; gensim leaves
   them to rounding errors of 1e-7, which break their ties at random.)
   """
-  units = {}
-  cosines = np.full(len(benchmark.pairs), np.nan, np.float32)
-  for i, pair in enumerate(benchmark.pairs):
-    found = searched.find(pair)
-    if found is None:
-      continue
-    for row in found:
-      if row not in units:
-        units[row] = geometry.unit_vector(searched.vectors[row])
-    cosine = np.dot(units[found[0]], units[found[1]])
-    cosines[i] = 1 if found[0] == found[1] and cosine > 0 else cosine
+  is_found, pairs = searched.find(benchmark)
+  units = {
+    i: geometry.unit_vector(searched.vectors[i]) for i in set(pairs.flat)
+  }
+  cosines = np.full(len(is_found), np.nan, np.float32)
+  cosines[is_found] = [
+    1 if a == b and units[a].any() else np.dot(units[a], units[b])
+    for a, b in pairs.tolist()
+  ]
   return cosines
 
 
-def solve_analogies(
-  benchmark: benchmarks.Analogies, searched: Searched
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """By section: found, [questions] bool, and right, [questions, 2] bool.
-
-  `right` is by 3CosAdd and by 3CosMul, and False for what was not found.
-  """
-  every = [q for section in benchmark.sections.values() for q in section]
-  questions = [searched.find(question) for question in every]
-  found = np.array([x is not None for x in questions], bool)
-  right = np.zeros((len(every), 2), bool)
-  right[found] = analogies.solve(
-    searched.vectors,
-    searched.norms,
-    np.array([x for x in questions if x], np.int64).reshape(-1, 4),
-    searched.spellings,
-  )
-  ends = np.cumsum([len(section) for section in benchmark.sections.values()])
-  sections = zip(
-    np.split(found, ends[:-1]), np.split(right, ends[:-1]), strict=True
-  )
-  return dict(zip(benchmark.sections, sections, strict=True))
-
-
-def _evaluate_pairs(
-  benchmark: benchmarks.Pairs, searched: Searched
+def _measure_pairs(
+  benchmark: benchmarks.Benchmark, searched: Searched
 ) -> dict[str, Any]:
   from scipy import stats  # takes a third of a second
 
   cosines = pair_cosines(benchmark, searched)
   is_found = ~np.isnan(cosines)
-  ratings, cosines = benchmark.ratings[is_found], cosines[is_found]
-  score = pearson = None
+  both = np.array(benchmark.labels)[is_found], cosines[is_found]
   # Without two different values on each side no correlation is defined.
-  if len(set(ratings)) > 1 and len(set(cosines.tolist())) > 1:
-    score = float(stats.spearmanr(ratings, cosines)[0])
-    pearson = float(stats.pearsonr(ratings, cosines)[0])
-    pearson = pearson if math.isfinite(pearson) else None
+  if any(len(np.unique(x)) < 2 for x in both):
+    return {'score': None, 'pearson': None}
+  pearson = float(stats.pearsonr(*both)[0])
   return {
-    'kind': 'similarity',
-    'score': score,
-    'pearson': pearson,
-    'found': len(ratings),
-    'total': len(is_found),
+    'score': float(stats.spearmanr(*both)[0]),
+    'pearson': pearson if math.isfinite(pearson) else None,
   }
 
 
-def _evaluate_analogies(
-  benchmark: benchmarks.Analogies, searched: Searched
+def solve_analogies(
+  benchmark: benchmarks.Benchmark, searched: Searched
+) -> tuple[np.ndarray, np.ndarray]:
+  """[questions] bool: found; [questions, 2]: right by 3CosAdd, by 3CosMul.
+
+  What was not found is not right.
+  """
+  is_found, questions = searched.find(benchmark)
+  is_right = np.zeros((len(is_found), 2), bool)
+  is_right[is_found] = analogies.solve(
+    searched.vectors, searched.norms, questions, searched.spellings
+  )
+  return is_found, is_right
+
+
+def _measure_analogies(
+  benchmark: benchmarks.Benchmark, searched: Searched
 ) -> dict[str, Any]:
-  solved = solve_analogies(benchmark, searched)
-  result = {'kind': 'analogies', **_add_up([*solved.values()])}
-  result['sections'] = {name: _add_up([x]) for name, x in solved.items()}
+  is_found, is_right = solve_analogies(benchmark, searched)
+  labels = np.array(benchmark.labels)
+
+  def count(chosen: np.ndarray) -> dict[str, Any]:
+    num_found = int(is_found[chosen].sum())
+    right = is_right[chosen].sum(axis=0).tolist()
+    return {
+      'score': right[0] / num_found if num_found else None,
+      'score_cosmul': right[1] / num_found if num_found else None,
+      'correct': right[0],
+      'found': num_found,
+      'total': int(chosen.sum()),
+    }
+
+  result = count(np.ones(len(labels), bool))
+  names = dict.fromkeys(benchmark.labels)
+  result['sections'] = {name: count(labels == name) for name in names}
   if benchmark.layout == 'questions-words':
-    for group, is_syntactic in (('semantic', False), ('syntactic', True)):
-      result[group] = _add_up(
-        [x for n, x in solved.items() if n.startswith('gram') == is_syntactic]
-      )
+    is_syntactic = np.char.startswith(labels, 'gram')
+    result['semantic'] = count(~is_syntactic)
+    result['syntactic'] = count(is_syntactic)
   return result
 
 
-def _add_up(sections: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
-  num_found = sum(int(found.sum()) for found, _ in sections)
-  right = sum((x.sum(axis=0) for _, x in sections), np.zeros(2, int)).tolist()
-  return {
-    'score': right[0] / num_found if num_found else None,
-    'score_cosmul': right[1] / num_found if num_found else None,
-    'correct': right[0],
-    'found': num_found,
-    'total': sum(len(found) for found, _ in sections),
-  }
-
-
-def _evaluate_categories(
-  benchmark: benchmarks.Categories, searched: Searched
+def _measure_categories(
+  benchmark: benchmarks.Benchmark, searched: Searched
 ) -> dict[str, Any]:
-  members = {}
-  for word, category in benchmark.categories.items():
-    found = searched.find([word])
-    if found is not None:
-      members[found[0]] = category
-  names, labels = np.unique([*members.values()], return_inverse=True)
-  purity = None
-  if members:
-    chosen = np.array([*members])
-    clusters = geometry.cluster(
-      geometry.unit(searched.vectors[chosen], searched.norms[chosen]),
-      len(names),
-    )
+  is_found, rows = searched.find(benchmark)
+  rows, purity = rows[:, 0], None
+  names, labels = np.unique(
+    np.array(benchmark.labels)[is_found], return_inverse=True
+  )
+  if len(rows):
+    units = geometry.unit(searched.vectors[rows], searched.norms[rows])
+    clusters = geometry.cluster(units, len(names))
     table = np.zeros((len(names), len(names)), np.int64)
     np.add.at(table, (clusters, labels), 1)
     purity = float(table.max(axis=1).sum() / len(labels))
   return {
-    'kind': 'categorization',
     'score': purity,
-    'found': len(members),
-    'total': len(benchmark.categories),
     'clusters': len(names),
     'blank': benchmark.blank,
     'repeated': benchmark.repeated,
   }
 
 
+_MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
+  'similarity': _measure_pairs,
+  'analogies': _measure_analogies,
+  'categorization': _measure_categories,
+}
+
+
 def format_table(results: dict[str, dict]) -> str:
   """Lines of text for the results of `evaluate`, by benchmark and section."""
   first = next(iter(results.values()))
-  lines = [
+  title = (
     f'vocabulary limit {first["restrict_vocab"]:,}: {first["vocab"]:,} words '
     'searched, compared in upper case'
-  ]
+  )
   if not any(result['found'] for result in results.values()):
-    return f'{lines[0]}; they have no item of {", ".join(results)}'
+    return f'{title}; they have no item of {", ".join(results)}'
+  lines = [title]
   for kind, (title, second_title, second) in _KINDS.items():
     chosen = {n: r for n, r in results.items() if r['kind'] == kind}
     if chosen:
@@ -270,20 +268,15 @@ def format_table(results: dict[str, dict]) -> str:
       lines += ['', header]
     for name, result in chosen.items():
       lines.append(_line(name, result, second) + _notes(result))
-      lines += _section_lines(result, second) if result['found'] else []
+      sections = result.get('sections', {}) if result['found'] else {}
+      if sections and 'semantic' in result:
+        groups = {f'  {x}': result[x] for x in ('semantic', 'syntactic')}
+        shown = {name: x for name, x in groups.items() if x['total']}
+        shown |= {f'    {name}': x for name, x in sections.items()}
+        lines += [_line(name, x, second) for name, x in shown.items()]
+      elif sections:
+        lines.append(f'    ({len(sections)} sections: see the JSON file)')
   return '\n'.join(lines)
-
-
-def _section_lines(result: dict[str, Any], second: str) -> Iterator[str]:
-  for group in ('semantic', 'syntactic'):
-    if result.get(group, {}).get('total'):
-      yield _line(f'  {group}', result[group], second)
-  sections = result.get('sections', {})
-  if 'semantic' in result:
-    for name, section in sections.items():
-      yield _line(f'    {name}', section, second)
-  elif sections:
-    yield f'    ({len(sections)} sections: see the JSON file)'
 
 
 def _line(name: str, result: dict[str, Any], second: str) -> str:
@@ -296,14 +289,7 @@ def _line(name: str, result: dict[str, Any], second: str) -> str:
 
 
 def _notes(result: dict[str, Any]) -> str:
-  titles = {
-    'malformed': 'malformed lines',
-    'blank': 'blank words',
-    'repeated': 'repeated words',
-  }
-  notes = [f'{result[k]:,} {v}' for k, v in titles.items() if result.get(k)]
+  notes = [f'{result[k]:,} {v}' for k, v in _NOTES.items() if result.get(k)]
   if result['layout'] == 'scws':
     notes.append('contexts not used')
-  if 'clusters' in result:
-    notes.insert(0, f'{result["clusters"]} clusters')
   return f'   ({", ".join(notes)})' if notes else ''

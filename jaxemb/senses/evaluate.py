@@ -68,7 +68,7 @@ def _question(line: str) -> Question | None:
     positions.append(len(before))
     # The word may hold several tokens but takes one position.
     texts.append([*before, ''.join(word) or 'x', *after])
-  return pair and Question(pair[:2], tuple(texts), tuple(positions), pair[2])
+  return pair and Question(pair[1], tuple(texts), tuple(positions), pair[0])
 
 
 def similarities(

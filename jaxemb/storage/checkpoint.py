@@ -13,7 +13,7 @@ import logging
 import pathlib
 import shutil
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +26,6 @@ TO_KEEP = 3  # newest checkpoints of a run
 _FORMAT = 2  # of state and record; checkpoints of another are refused
 # Errors that say nothing about the checkpoint itself.
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
-
-
-class Restored(NamedTuple):
-  """An intact checkpoint."""
-
-  step: int
-  state: Any
-  record: dict[str, Any]
 
 
 @jax.jit
@@ -132,10 +124,8 @@ class Checkpoints:
   def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
     """Saves in the background; of several processes, all take part.
 
-    Args:
-      step: number of the checkpoint; an existing one is not saved again.
-      state: pytree of arrays; jax arrays may be donated once this returns.
-      record: JSON-ready.
+    A step that is there is not saved again. Arrays of the pytree `state` may be
+    donated once this returns; `record` is ready for JSON.
     """
     self.wait()
     self._saving = step
@@ -145,98 +135,96 @@ class Checkpoints:
     args = ocp.args.Composite(
       state=ocp.args.PyTreeSave(state), record=ocp.args.JsonSave(record)
     )
-    try:
+    with self._reported():
       self._manager.save(step, args=args)
-    except Exception as error:  # orbax and tensorstore raise many types
-      self._fail(error)
 
   def wait(self) -> int | None:
     """Waits for the save under way; the step of the last one that worked."""
     if self._saving is not None:
-      try:
+      with self._reported():
         self._manager.wait_until_finished()
         self._last_step = self._saving
-      except Exception as error:
-        self._fail(error)
       self._saving = None
     return self._last_step
 
-  def _fail(self, error: Exception) -> None:
-    self._saving = None
-    self._report(
-      f'checkpoint not saved in {self._folder}: {errors.one_line(error)}; '
-      'training goes on and the last good checkpoint stays: free space on that '
-      'disk'
-    )
-    # The manager remembers the failed step; a new one reads the folder. If
-    # that fails too, the next save will report it.
-    with contextlib.suppress(OSError, ValueError):
-      reopened = self._open()
-      self._manager.close()
-      self._manager = reopened
+  @contextlib.contextmanager
+  def _reported(self):
+    try:
+      yield
+    except Exception as error:  # orbax and tensorstore raise many types
+      self._saving = None
+      self._report(
+        f'checkpoint not saved in {self._folder}: {errors.one_line(error)}; '
+        'training goes on and the last good checkpoint stays: free space on '
+        'that disk'
+      )
+      # The manager remembers the failed step; a new one reads the folder. If
+      # that fails too, the next save will report it.
+      with contextlib.suppress(OSError, ValueError):
+        reopened = self._open()
+        self._manager.close()
+        self._manager = reopened
 
-  def restore(self, like: Any) -> Restored | None:
-    """The newest intact checkpoint, or None if there is no checkpoint.
+  def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
+    """Step, state and record of the newest intact checkpoint, if there is one.
 
-    Damaged ones that are newer are moved to a folder next to this one.
-
-    Args:
-      like: pytree of arrays or `jax.ShapeDtypeStruct`s as saved. Leaves with a
-        sharding are restored onto its mesh, which need not be that on which
-        they were saved; others as host arrays.
+    `like` is a pytree of arrays or `jax.ShapeDtypeStruct`s as saved: leaves
+    with a sharding are restored onto its mesh, which need not be that on which
+    they were saved, others as host arrays. Damaged checkpoints that are newer
+    are moved to a folder next to this one.
 
     Raises:
-      UserError: no checkpoint can be read (all stay), or they are of another
-        version of jaxemb.
+      errors.UserError: no checkpoint can be read (all stay), or they are of
+        another version of jaxemb.
     """
-    damaged = []
+    damaged: dict[int, str] = {}
     for step in sorted(self._manager.all_steps(), reverse=True):
       try:
-        restored = self._read(step, like)
+        state, record = self._read(step, like)
       except (MemoryError, errors.UserError):
         raise
       except Exception as error:  # whatever a damaged file makes orbax raise
         if isinstance(error, OSError) and error.errno in _PASSING:
           raise
+        damaged[step] = errors.one_line(error)
         if jax.process_count() > 1:
           # Others may have read their shards and go on with them.
           raise errors.UserError(
             f'checkpoint {step} in {self._folder} cannot be read by process '
-            f'{jax.process_index()} ({errors.one_line(error)}); move it away '
-            'and start all processes again to go on from the one before'
+            f'{jax.process_index()} ({damaged[step]}); move it away and start '
+            'all processes again to go on from the one before'
           ) from error
-        damaged.append((step, errors.one_line(error)))
         continue
-      for bad_step, cause in damaged:
+      for other, cause in damaged.items():
         self._report(
-          f'checkpoint {bad_step} is damaged and set aside, going on from '
+          f'checkpoint {other} is damaged and set aside, going on from '
           f'checkpoint {step}: {cause}'
         )
-        self._set_aside(bad_step)
-      return restored
+        self._set_aside(other)
+      return step, state, record
     if damaged:
+      cause = next(iter(damaged.values()))
       raise errors.UserError(
-        f'no checkpoint in {self._folder} can be read ({damaged[0][1]}); '
-        'delete that folder to start again from the beginning'
+        f'no checkpoint in {self._folder} can be read ({cause}); delete that '
+        'folder to start again from the beginning'
       )
     return None
 
-  def _read(self, step: int, like: Any) -> Restored:
-    record = self._manager.restore(
-      step, args=ocp.args.Composite(record=ocp.args.JsonRestore())
-    ).record
+  def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+    def restored(**args: Any) -> Any:
+      return self._manager.restore(step, args=ocp.args.Composite(**args))
+
+    record = restored(record=ocp.args.JsonRestore()).record
     if record.get('format') != _FORMAT:
       raise errors.UserError(
         f'checkpoint {step} in {self._folder} is of another version of jaxemb; '
         'go on with that version, or give another --workdir'
       )
-    args = ocp.args.PyTreeRestore(like, jax.tree.map(_restore_args, like))
-    state = self._manager.restore(
-      step, args=ocp.args.Composite(state=args)
-    ).state
+    args = jax.tree.map(_restore_args, like)
+    state = restored(state=ocp.args.PyTreeRestore(like, args)).state
     if _checksums(state) != record['checksums']:
       raise ValueError('its checksums differ')
-    return Restored(step, state, record)
+    return state, record
 
   def _set_aside(self, step: int) -> None:
     """Moves a damaged checkpoint so that its number can be saved again."""

@@ -39,18 +39,12 @@ def write(
 ) -> dict[str, int]:
   """Writes every form of the vectors, with one spelling of the words.
 
-  The files replace those of an earlier export together, once all are written.
+  Row i of `rows`, [vocab, dim], is word i, the most frequent first, which came
+  `counts[i]` times; a minimal export is vectors.npy and vocab.txt alone. The
+  files replace those of an earlier export together, once all are written.
 
-  Args:
-    folder: created if missing.
-    words: [vocab] words, the most frequent first.
-    rows: [vocab, dim]; may be memory-mapped.
-    counts: [vocab] int, occurrences of each word.
-    is_minimal: vectors.npy and vocab.txt alone.
-
-  Returns:
-    For the report: how many words were renamed, as they had white space, and
-    how many the projector does not show.
+  Returns, for the report, how many words were renamed, as they had white space,
+  and how many the projector does not show.
 
   Raises:
     errors.UserError: a file cannot be written.
@@ -103,11 +97,7 @@ def _put_projector(
 
 
 def read(path: pathlib.Path | str) -> word2vec_format.Vectors:
-  """Reads vectors in any form.
-
-  Args:
-    path: a workdir, its export folder, vectors.npy, or a word2vec, GloVe or
-      fastText .vec file.
+  """Reads a workdir, its export folder or vectors.npy, or a word2vec file.
 
   Raises:
     errors.UserError: missing, not recognised, cut or damaged.
@@ -121,9 +111,7 @@ def read(path: pathlib.Path | str) -> word2vec_format.Vectors:
   try:
     vectors = vectors_npy.load(folder / vectors_npy.NAME)
   except (OSError, ValueError, EOFError) as error:
-    hint = (
-      'a workdir whose run has ended, its export folder, or a word2vec file'
-    )
+    hint = 'a workdir whose run has ended, its export folder or a word2vec file'
     if (folder / 'parts').is_dir():
       hint = f'its sub-models, {folder}/parts/*, or let the run merge them'
     raise errors.UserError(

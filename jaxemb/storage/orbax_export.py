@@ -28,13 +28,9 @@ from jaxemb import errors
 
 
 def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
-  """Writes a tree of float32 arrays; replaces an earlier one once complete.
+  """Writes a tree of host arrays as float32, instead of an earlier one.
 
   Called by one process, even of several that train together.
-
-  Args:
-    folder: its parents are created.
-    arrays: nested mappings of host arrays, perhaps memory-mapped.
 
   Raises:
     errors.UserError: the file system refuses (full, read-only).
@@ -44,10 +40,8 @@ def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
   temporary = folder.with_name(f'.{folder.name}.tmp')
   try:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with ocp.Checkpointer(
-      _handler(), multiprocessing_options=_alone()
-    ) as checkpointer:
-      checkpointer.save(temporary, ocp.args.PyTreeSave(arrays), force=True)
+    with ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as to:
+      to.save(temporary, ocp.args.PyTreeSave(arrays), force=True)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
   except Exception as error:  # orbax and tensorstore raise many types
@@ -60,7 +54,7 @@ def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
 
 
 def shapes(folder: pathlib.Path | str) -> dict[str, Any]:
-  """The tree of an orbax checkpoint, with the shape (a tuple) of each array.
+  """The tree of an orbax checkpoint, with the shape of each array.
 
   Raises:
     errors.UserError: there is no readable orbax checkpoint.
@@ -78,27 +72,25 @@ def read(
 ) -> dict[str, Any]:
   """The tree of arrays, on the host, of any orbax checkpoint, sharded or not.
 
-  Args:
-    folder: one checkpoint.
-    only: top-level keys to read; None for all.
+  `only` has the top-level keys to read; None for all.
 
   Raises:
     errors.UserError: there is no readable orbax checkpoint.
   """
   tree = shapes(folder)
-  if only is not None:
-    tree = {name: tree[name] for name in only}
+  tree = {name: tree[name] for name in (tree if only is None else only)}
   # Without restore arguments orbax wants the devices that saved the arrays.
-  args = jax.tree.map(
-    lambda x: ocp.RestoreArgs(restore_type=np.ndarray),
-    tree,
-    is_leaf=lambda x: isinstance(x, tuple),
-  )
-  item = jax.tree.map(lambda x: 0, args)
+  host = ocp.RestoreArgs(restore_type=np.ndarray)
+  args = jax.tree.map(lambda _: host, tree, is_leaf=_is_shape)
+  item = jax.tree.map(lambda _: 0, tree, is_leaf=_is_shape)
   with _readable(folder) as path:
     return _handler().restore(
       path, args=ocp.args.PyTreeRestore(item, args, partial_restore=True)
     )
+
+
+def _is_shape(node: Any) -> bool:
+  return isinstance(node, tuple)
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:

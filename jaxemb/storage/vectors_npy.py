@@ -55,7 +55,7 @@ def load(path: pathlib.Path) -> np.ndarray:
 
   Raises:
     errors.UserError: int8 rows without matching scales; complex numbers.
-    OSError: it cannot be read, as ValueError and EOFError.
+    OSError, ValueError, EOFError: it cannot be read.
   """
   rows: Any = np.load(path, mmap_mode='r')
   if np.iscomplexobj(rows):
@@ -69,14 +69,11 @@ def load(path: pathlib.Path) -> np.ndarray:
   scales_path = path.with_name(SCALES_NAME)
   try:
     scales = np.load(scales_path)
+    if scales.shape != rows.shape[:1]:
+      raise ValueError(f'{len(scales)} scales for the {len(rows)} rows')
   except (OSError, ValueError, EOFError) as error:
     raise errors.UserError(
       f'{path} has int8 rows, and their scales in {scales_path} cannot be '
-      f'read: {error}; export again'
+      f'used: {error}; export again'
     ) from error
-  if scales.shape != rows.shape[:1]:
-    raise errors.UserError(
-      f'{scales_path} has {len(scales):,} scales for the {len(rows):,} rows '
-      f'of {path}; export again'
-    )
   return Encoded(rows, 'int8', scales).decode()

@@ -56,8 +56,7 @@ def write(
 ) -> int:
   """Writes [vocab] words and [vocab, dim] vectors; gzip if named .gz.
 
-  Returns:
-    Number of words renamed.
+  Returns the number of words renamed.
 
   Raises:
     errors.UserError: the file cannot be written; an earlier one stays.
@@ -136,8 +135,7 @@ def read_vocab(path: pathlib.Path | str) -> tuple[list[str], np.ndarray]:
     lines = pathlib.Path(path).read_bytes().removeprefix(b'\xef\xbb\xbf')
   except OSError as error:
     raise errors.UserError(f'cannot read {path}: {error.strerror}') from error
-  counts: dict[str, int] = {}
-  num_lines = 0
+  words, counts = [], []
   for number, line in enumerate(lines.split(b'\n'), 1):
     fields = line.split()
     if not fields:
@@ -146,23 +144,23 @@ def read_vocab(path: pathlib.Path | str) -> tuple[list[str], np.ndarray]:
       word, count = fields
       if not count.isdigit() or len(count) > _MAX_COUNT_DIGITS:
         raise ValueError
-      counts[word.decode()] = int(count)
+      words.append(word.decode())
+      counts.append(int(count))
     except ValueError:
       raise errors.UserError(
         f'{path}, line {number}: expected a word in UTF-8 and its count, found '
         f'{line[:60].decode(errors="replace")!r}; correct or remove the line'
       ) from None
-    num_lines += 1
-  if not counts:
+  if not words:
     raise errors.UserError(
       f'{path} is empty; give lines of a word and its count'
     )
-  if len(counts) < num_lines:
+  if num_twice := len(words) - len(set(words)):
     raise errors.UserError(
-      f'{path} names {num_lines - len(counts):,} words twice; give each word '
-      'one line with its total count'
+      f'{path} names {num_twice:,} words twice; give each word one line with '
+      'its total count'
     )
-  return [*counts], np.fromiter(counts.values(), np.int64, len(counts))
+  return words, np.array(counts, np.int64)
 
 
 def read(path: pathlib.Path | str) -> Vectors:
@@ -180,20 +178,20 @@ def read(path: pathlib.Path | str) -> Vectors:
       is_gzip = file.read(2) == _GZIP_MAGIC
       file.seek(0)
       unpacked = gzip.GzipFile(fileobj=file) if is_gzip else file
-      size_bytes = path.stat().st_size * (_MAX_GZIP_RATIO if is_gzip else 1)
-      words, vectors, num_after = _read_open(path, unpacked, size_bytes)
-  except (OSError, EOFError, zlib.error) as error:
+      max_bytes = path.stat().st_size * (_MAX_GZIP_RATIO if is_gzip else 1)
+      raw, vectors, num_after = _read_open(unpacked, max_bytes)
+  except (OSError, EOFError, ValueError, zlib.error) as error:
     raise errors.UserError(
       f'cannot read {path}: {getattr(error, "strerror", None) or error}; check '
-      'the path, or fetch the file again if it is cut'
+      'the path, or fetch the file again if it is cut or damaged'
     ) from error
-  decoded = [word.decode('utf-8', 'replace') for word in words]
+  words = [word.decode('utf-8', 'replace') for word in raw]
   rows: dict[str, int] = {}
-  for row, word in enumerate(decoded):
+  for row, word in enumerate(words):
     rows.setdefault(word, row)
   num_invalid = sum(
-    '\ufffd' in word and word.encode() != raw
-    for word, raw in zip(decoded, words, strict=True)
+    '\ufffd' in word and word.encode() != given
+    for word, given in zip(words, raw, strict=True)
   )
   for num, what in (
     (num_invalid, 'words with invalid UTF-8, replaced'),
@@ -208,23 +206,19 @@ def read(path: pathlib.Path | str) -> Vectors:
 
 
 def _read_open(
-  path: pathlib.Path, file: BinaryIO, size_bytes: int
+  file: BinaryIO, max_bytes: int
 ) -> tuple[list[bytes], np.ndarray, int]:
   """Words, [words, dim] vectors and the number of bytes after them.
 
-  Args:
-    path: for messages.
-    file: at its start.
-    size_bytes: of the unpacked file, at most.
+  Raises `ValueError` if the file, of `max_bytes` unpacked, holds none.
   """
-  first = file.readline(_MAX_LINE_BYTES)
-  header = _HEADER.fullmatch(first)
-  second = file.readline(_MAX_LINE_BYTES)
+  first, second = (file.readline(_MAX_LINE_BYTES) for _ in range(2))
   if _DMWE.fullmatch(first + second):
-    raise errors.UserError(
-      f'{path} has the text format of distributed_skipgram_mixture, which is '
-      f'for other programs; give its folder, {path.parent}'
+    raise ValueError(
+      'it has the text format of distributed_skipgram_mixture, for other '
+      'programs: give its folder'
     )
+  header = _HEADER.fullmatch(first)
   if header:
     num_rows, dim = map(int, header.groups())
     is_text = _is_text_row(second, dim)
@@ -232,29 +226,23 @@ def _read_open(
     num_rows, dim = None, len(first.split()) - 1
     is_text = dim >= 2 and _is_text_row(first, dim)
     if not is_text:
-      raise errors.UserError(
-        f'{path} is no word2vec file: expected a first line `vocab dim` (text '
-        'or binary), or a word and its numbers'
+      raise ValueError(
+        'it is no word2vec file: expected a first line `vocab dim` (text or '
+        'binary), or a word and its numbers'
       )
   if num_rows == 0 or not dim:
-    raise errors.UserError(
-      f'{path} holds no vectors: its header says {num_rows} x {dim}'
-    )
+    raise ValueError(f'it holds no vectors: its header says {num_rows} x {dim}')
   file.seek(len(first) if header else 0)
   if is_text:
-    words, vectors, num_after = _read_text(path, file, num_rows, dim)
-  else:
-    need_bytes = num_rows * (4 * dim + 1)
-    if need_bytes > size_bytes:  # before allocating
-      raise errors.UserError(
-        f'{path} is cut or no word2vec file: {num_rows} x {dim} vectors need '
-        f'{need_bytes} bytes, more than it has; fetch it again'
-      )
-    words, vectors, num_after = _read_binary(path, file, num_rows, dim)
+    words, vectors, num_after = _read_text(file, num_rows, dim)
+  elif num_rows * (4 * dim + 1) <= max_bytes:
+    words, vectors, num_after = _read_binary(file, num_rows, dim)
+  else:  # before allocating
+    raise ValueError(f'{num_rows} x {dim} vectors need more bytes than it has')
   if num_rows is not None and len(words) < num_rows:
-    raise errors.UserError(
-      f'{path} is cut: it holds {len(words)} of the {num_rows} vectors that '
-      'its first line promises; fetch it again'
+    raise ValueError(
+      f'it holds {len(words)} of the {num_rows} vectors that its first line '
+      'promises'
     )
   return words, vectors, num_after
 
@@ -268,57 +256,44 @@ def _is_text_row(line: bytes, dim: int) -> bool:
 
 
 def _read_text(
-  path: pathlib.Path, file: BinaryIO, num_rows: int | None, dim: int
+  file: BinaryIO, num_rows: int | None, dim: int
 ) -> tuple[list[bytes], np.ndarray, int]:
   words, values, num_after = [], array.array('f'), 0
   for number, line in enumerate(file, 1 if num_rows is None else 2):
     fields = line.split()
     if len(words) == num_rows:
       num_after += len(line) if fields else 0
-      continue
-    if not fields:
-      continue
-    try:
-      if len(fields) <= dim:
-        raise ValueError(
-          f'expected a word and {dim} numbers, found {len(fields)} fields'
-        )
-      values.extend(map(float, fields[-dim:]))
-    except ValueError as error:
-      raise errors.UserError(
-        f'{path}, line {number}: {error}; the file is cut or damaged: fetch it '
-        'again'
-      ) from error
-    words.append(b' '.join(fields[:-dim]))
+    elif fields:
+      try:
+        if len(fields) <= dim:
+          raise ValueError(f'expected a word and {dim} numbers')
+        values.extend(map(float, fields[-dim:]))
+      except ValueError as error:
+        raise ValueError(f'line {number}: {error}') from error
+      words.append(b' '.join(fields[:-dim]))
   return words, np.frombuffer(values, np.float32).reshape(-1, dim), num_after
 
 
 def _read_binary(
-  path: pathlib.Path, file: BinaryIO, num_rows: int, dim: int
+  file: BinaryIO, num_rows: int, dim: int
 ) -> tuple[list[bytes], np.ndarray, int]:
   vectors = np.empty((num_rows, dim), '<f4')
-  target = memoryview(vectors).cast('B')
-  row_bytes = 4 * dim
   words, data, position = [], b'', 0
   while len(words) < num_rows:
     space = data.find(b' ', position)
     end = space if space >= 0 else len(data)
     if end - position > _MAX_WORD_BYTES:
-      raise errors.UserError(
-        f'{path} is damaged: no word before vector {len(words) + 1} of '
-        f'{num_rows}; fetch it again'
-      )
-    stop = space + 1 + row_bytes
-    if space < 0 or len(data) < stop:
-      more = file.read(_BLOCK_BYTES)
-      if not more:
-        return words, vectors, 0
-      data, position = data[position:] + more, 0
+      raise ValueError(f'there is no word before vector {len(words) + 1}')
+    stop = space + 1 + 4 * dim
+    if space >= 0 and stop <= len(data):
+      vectors[len(words)] = np.frombuffer(data, '<f4', dim, space + 1)
+      words.append(data[position:space].lstrip(b'\r\n'))
+      position = stop
       continue
-    row = len(words) * row_bytes
-    target[row : row + row_bytes] = data[space + 1 : stop]
-    words.append(data[position:space].lstrip(b'\r\n'))
-    position = stop
+    more = file.read(_BLOCK_BYTES)
+    if not more:
+      return words, vectors, 0
+    data, position = data[position:] + more, 0
   num_after = len(data[position:].removeprefix(b'\r').removeprefix(b'\n'))
   while more := file.read(_BLOCK_BYTES):
     num_after += len(more)

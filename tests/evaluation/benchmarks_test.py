@@ -6,90 +6,63 @@ from jaxemb import errors
 from jaxemb.evaluation import benchmarks
 
 
-def _read(tmp_path, text, name='some-name.txt', **kwargs):
-  path = tmp_path / name
+def _read(tmp_path, text, **kwargs):
+  path = tmp_path / 'some-name.txt'
   path.write_bytes(text if isinstance(text, bytes) else text.encode())
   return benchmarks.read(path, **kwargs)
 
 
+_SCWS = '\t'.join(
+  ['1', 'Brazil', 'n', 'nut', 'n', 'the <b> x', 'y', '0.0'] + ['1'] * 10
+)
+_ANIMALS = [('Cat', 'dog'), ('sun', 'moon')], [7.5, 3.0], 0
+
+
 @pytest.mark.parametrize(
-  'text',
+  ('layout', 'text', 'expected'),
   [
-    'Cat\tdog\t7.5\nsun moon  3\n',
-    'Cat,dog,7.5\r\nsun,moon,3',
-    '# a comment\n\nCat dog 7.5 7 8\nsun moon 3 2 4',
-    '\ufeffCat dog 7.5\rsun moon 3\r',
+    ('pairs', 'Cat\tdog\t7.5\nsun moon  3\n', _ANIMALS),
+    ('pairs', 'Cat,dog,7.5\r\nsun,moon,3', _ANIMALS),
+    ('pairs', '# a comment\n\nCat dog 7.5 7 8\nsun moon 3 2 4', _ANIMALS),
+    ('pairs', '\ufeffCat dog 7.5\rsun moon 3\r', _ANIMALS),
+    (
+      'pairs',
+      b'word1 word2 score\na b 1\na b\nc d x\ne f nan\ng\xff h 2\ni 4 3\nk l 4',
+      ([('a', 'b'), ('g\ufffd', 'h'), ('i', '4'), ('k', 'l')], [1, 2, 3, 4], 4),
+    ),
+    (
+      'scws',
+      f'{_SCWS}\nbroken line\n{_SCWS}\n',
+      ([('Brazil', 'nut')] * 2, [0, 0], 1),
+    ),
+    (
+      'questions-words',
+      ': one\na b c d\na b c\n: gram2\ne f g h\r\n: empty\n',
+      ([tuple('abcd'), tuple('efgh')], ['one', 'gram2'], 1),
+    ),
+    ('questions-words', 'a b c d\n', ([tuple('abcd')], ['unnamed'], 0)),
+    (
+      'semeval',
+      ',type,word1,word2,word3,target\n0,2c,water,drop,hour,second\n1,3a,x\n',
+      ([('water', 'drop', 'hour', 'second')], ['2c'], 1),
+    ),
+    (
+      'categories',
+      ',category,word\n0,fish,carp\n1,fish,\n2,"a, b",Cod\n3,bird,cod\n4,bird\n'
+      '5,,crow\n',
+      ([('carp',), ('Cod',)], ['fish', 'a, b'], 2, 1, 1),
+    ),
   ],
 )
-def test_pairs_by_any_separator_and_line_end(tmp_path, text):
-  benchmark = _read(tmp_path, text)
-  assert benchmark[:3] == (
-    'some-name',
-    'pairs',
-    [('Cat', 'dog'), ('sun', 'moon')],
-  )
-  assert benchmark.ratings.tolist() == [7.5, 3.0] and benchmark.malformed == 0
-
-
-def test_malformed_pairs_are_counted(tmp_path):
-  text = (
-    b'word1 word2 score\na b 1\na b\nc d x\ne f nan\ng\xff h 2\ni j 3\nk l 4'
-  )
-  benchmark = _read(tmp_path, text)
-  assert benchmark.malformed == 4
-  assert benchmark.pairs == [
-    ('a', 'b'),
-    ('g\ufffd', 'h'),
-    ('i', 'j'),
-    ('k', 'l'),
-  ]
+def test_layouts(tmp_path, layout, text, expected):
+  name = 'scws' if layout == 'scws' else 'some-name'
+  found = _read(tmp_path, text)
+  assert found == benchmarks.Benchmark(name, layout, *expected)
 
 
 def test_given_delimiter_keeps_spaces_in_words(tmp_path):
   benchmark = _read(tmp_path, 'new york;paris;3\na;b;4\n', delimiter=';')
-  assert benchmark.pairs == [('new york', 'paris'), ('a', 'b')]
-
-
-def test_scws_uses_words_and_mean(tmp_path):
-  fields = ['1', 'Brazil', 'n', 'nut', 'n', 'the <b> x', 'y', '0.0']
-  line = '\t'.join(fields + ['1'] * 10)
-  benchmark = _read(tmp_path, f'{line}\nbroken line\n{line}\n')
-  assert benchmark[:3] == ('scws', 'scws', [('Brazil', 'nut')] * 2)
-  assert benchmark.ratings.tolist() == [0, 0] and benchmark.malformed == 1
-
-
-@pytest.mark.parametrize(
-  ('text', 'layout', 'sections', 'malformed'),
-  [
-    (
-      ': one\na b c d\na b c\n: gram2\ne f g h\r\n: empty\n',
-      'questions-words',
-      {'one': [('a', 'b', 'c', 'd')], 'gram2': [('e', 'f', 'g', 'h')]},
-      1,
-    ),
-    ('a b c d\n', 'questions-words', {'unnamed': [('a', 'b', 'c', 'd')]}, 0),
-    (
-      ',type,word1,word2,word3,target\n0,2c,water,drop,hour,second\n1,3a,x\n',
-      'semeval',
-      {'2c': [('water', 'drop', 'hour', 'second')]},
-      1,
-    ),
-  ],
-)
-def test_analogies(tmp_path, text, layout, sections, malformed):
-  expected = benchmarks.Analogies('some-name', layout, sections, malformed)
-  assert _read(tmp_path, text) == expected
-
-
-def test_categories_drop_blank_and_repeated_words(tmp_path):
-  text = (
-    ',category,word\n0,fish,carp\n1,fish,\n2,"a, b",Cod\n3,bird,cod\n4,bird\n'
-    '5,,crow\n'
-  )
-  categories = {'carp': 'fish', 'Cod': 'a, b'}
-  assert _read(tmp_path, text, 'x.csv') == benchmarks.Categories(
-    'x', 'categories', categories, blank=1, repeated=1, malformed=2
-  )
+  assert benchmark.words == [('new york', 'paris'), ('a', 'b')]
 
 
 @pytest.mark.parametrize(
@@ -101,6 +74,7 @@ def test_categories_drop_blank_and_repeated_words(tmp_path):
     b'the 1061396\nof 593677\n',
     b'the 0.1 0.2 0.3\nof 0.3 0.4 0.1\n',
     b'{"a": 1}',
+    b',category,word\n0,fish,\n',
   ],
 )
 def test_other_files_are_not_recognised(tmp_path, content):
@@ -125,14 +99,7 @@ def test_real_files(shared_data):
   folders = ('wordsim', 'analogy', 'categorization')
   found, unknown = benchmarks.find([shared_data / f for f in folders])
   assert not unknown and all(x.malformed == 0 for x in found)
-  sizes = {}
-  for x in found:
-    if isinstance(x, benchmarks.Pairs):
-      sizes[x.name] = len(x.pairs)
-    elif isinstance(x, benchmarks.Analogies):
-      sizes[x.name] = sum(map(len, x.sections.values()))
-    else:
-      sizes[x.name] = len(x.categories) + x.repeated + x.blank
+  sizes = {x.name: len(x.words) + x.repeated + x.blank for x in found}
   assert sizes == {
     'EN-MC-30': 30, 'EN-MEN-TR-3k': 3000, 'EN-RG-65': 65,
     'EN-RW-STANFORD': 2034, 'EN-SIMLEX-999': 999, 'EN-WS-353-ALL': 353,
