@@ -22,17 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     print('`jaxemb COMMAND --help` shows what a command takes.')
     return 0
   if command not in _COMMANDS:
-    print(
-      f'jaxemb: there is no command {command!r}; choose '
-      + ', '.join(_COMMANDS),
-      file=sys.stderr,
-    )
+    names = ', '.join(_COMMANDS)
+    line = f'jaxemb: there is no command {command!r}; choose {names}'
+    print(line, file=sys.stderr)
     return 2
   # For `module:attribute` of the user's own, as with `python -m`.
   if os.getcwd() not in sys.path and '' not in sys.path:
     sys.path.append(os.getcwd())
-  module = importlib.import_module(f'jaxemb.{_COMMANDS[command][0]}')
-  return module.main(rest)
+  return importlib.import_module(f'jaxemb.{_COMMANDS[command][0]}').main(rest)
 
 
 if __name__ == '__main__':

@@ -6,12 +6,13 @@ settings stand for members of `config.MEMBERS`; a user's own member is given as
 """
 
 import dataclasses
-import importlib
+import functools
 import inspect
 import logging
 import math
 import os
 import pathlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from jaxemb.senses import context_mixture, mixture
 from jaxemb.senses import rows as sense_rows
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import policies, replicas, sync
-from jaxemb.tables import row_optimizers
+from jaxemb.tables import row_optimizers, row_sharded
 from jaxemb.tables import spec as spec_lib
 from jaxemb.text import loader
 
@@ -44,40 +45,26 @@ _LOG = logging.getLogger('jaxemb')
 def member(key: str, name: str) -> Any:
   """What a name in the settings stands for.
 
-  Raises:
-    UserError: if a user's own member cannot be imported.
+  Raises a `UserError` if a user's own member cannot be imported.
   """
-  path = config_lib.MEMBERS[key].get(name, name)
-  module, _, attribute = path.partition(':')
+  names = config_lib.MEMBERS[key]
   try:
-    return getattr(importlib.import_module(module), attribute)
+    return pkgutil.resolve_name(names.get(name, name))
   except (ImportError, AttributeError, SyntaxError, ValueError) as error:
     raise errors.UserError(
-      f'config.{key}={name}: {error}; give one of '
-      f'{", ".join(config_lib.MEMBERS[key])} or module:attribute of your own'
+      f'config.{key}={name}: {error}; give one of {", ".join(names)} or '
+      'module:attribute of your own'
     ) from error
 
 
-def call(
+def bind(
   key: str, name: str, args: Sequence[Any], available: Mapping[str, Any]
-) -> Any:
-  """Calls a member with those of the available arguments that it takes."""
-  function = member(key, name)
-  return function(*args, **_accepted(key, name, function, args, available))
+) -> functools.partial:
+  """A member with arguments, and those of the available ones that it takes.
 
-
-def _accepted(
-  key: str,
-  name: str,
-  function: Callable[..., Any],
-  args: Sequence[Any],
-  available: Mapping[str, Any],
-) -> dict[str, Any]:
-  """Those of the available arguments that a member takes.
-
-  Raises:
-    UserError: if it cannot be called with them.
+  Raises a `UserError` if it cannot be called with them.
   """
+  function = member(key, name)
   try:
     signature = inspect.signature(function)
     chosen = {k: v for k, v in available.items() if k in signature.parameters}
@@ -87,19 +74,7 @@ def _accepted(
       f'config.{key}={name} cannot be called: {error}; docs/extending.md shows '
       'what it is to take'
     ) from error
-  return chosen
-
-
-class Parts(NamedTuple):
-  """What a run is made of."""
-
-  source: data_base.Source
-  trainable: strategy_base.Trainable
-  strategy: strategy_base.Strategy
-  eval_paths: list[str]
-  mesh: jax.sharding.Mesh
-  tuning: config_lib.Tuning
-  dropped: Mapping[str, Any]  # of the data, counted
+  return functools.partial(function, *args, **chosen)
 
 
 def cache_folder() -> pathlib.Path:
@@ -111,22 +86,18 @@ def cache_folder() -> pathlib.Path:
 
 
 def on_devices(
-  config: ml_collections.ConfigDict,
-  begun: Mapping[str, Any],
-  **fixed: Any,
+  config: ml_collections.ConfigDict, begun: Mapping[str, Any], **fixed: Any
 ) -> tuple[ml_collections.ConfigDict, config_lib.Tuning, jax.sharding.Mesh]:
   """Chooses devices, and what the settings leave open for them to decide.
 
   `begun` has the flat settings of the run that is resumed, or is {}; `fixed`
-  are fields of the tuning that are not to be chosen.
-
-  Raises:
-    UserError: for settings that do not fit the devices.
+  are fields of the tuning that are not to be chosen. Raises a `UserError` for
+  settings that do not fit the devices.
   """
-  is_sync = config.strategy.name == 'sync'
-  splits_tables = config.table.layout != 'replicated'
+  s, layout, dim = config.strategy, config.table.layout, config.model.dim
+  is_sync, splits_tables = s.name == 'sync', layout != 'replicated'
   wanted = mesh_lib.Shape(config.mesh.data, config.mesh.table)
-  is_resumed = config.strategy.name == 'replicas' == begun.get('strategy.name')
+  is_resumed = s.name == 'replicas' == begun.get('strategy.name')
   if is_resumed:
     num_replicas = begun.get('mesh.data', 0)
     if wanted.data not in (0, num_replicas):
@@ -138,33 +109,32 @@ def on_devices(
     wanted = mesh_lib.Shape(num_replicas, 1)
   uses_cores = not is_sync or splits_tables
   data, table = mesh_lib.start(wanted, splits_tables, uses_cores, is_resumed)
-  if config.strategy.name == 'partition':
-    s = config.strategy
-    if not wanted.data and jax.devices()[0].platform != 'cpu':
+  platform = jax.devices()[0].platform
+  if s.name == 'partition':
+    if not wanted.data and platform != 'cpu':
       data = len(jax.devices())  # they do not slow each other down
     data, table = min(data, s.num_parts if s.part < 0 else 1), 1
   # A run that is resumed on other devices has the steps that it began with.
+  begun_words = begun.get('train.batch_words', 0)
+  config.train.batch_words = config.train.batch_words or begun_words
   if 'tuning.parts' in begun:
     fixed = {'parts': begun['tuning.parts']} | fixed
   if is_sync and 'parts' in fixed:
     # The data axis has to divide the parts; devices of the table axis share
     # the centers of their parts, whatever their number.
-    num_devices = data * table
-    data = math.gcd(data, fixed['parts'])
+    num_devices, data = data * table, math.gcd(data, fixed['parts'])
     table = num_devices // data
-  begun_words = begun.get('train.batch_words', 0)
-  config.train.batch_words = config.train.batch_words or begun_words
-  shape = mesh_lib.Shape(data, table)
-  devices = mesh_lib.make(shape)
-  if config.table.layout == 'column' and config.model.dim % table:
-    _LOG.info(
-      'columns: %d are filled up to %d, as many on each of %d devices',
-      config.model.dim,
-      -(-config.model.dim // table) * table,
-      table,
+  if layout == 'row' and row_sharded.NUM_CLASSES % table:
+    raise errors.UserError(
+      f'config.mesh.table={table} must divide {row_sharded.NUM_CLASSES} with '
+      'config.table.layout=row'
     )
-  platform = devices.devices.flat[0].platform
-  return *config_lib.resolve(config, platform, shape, **fixed), devices
+  if layout == 'column' and dim % table:
+    filled, line = -(-dim // table) * table, 'columns: %d are filled up to %d'
+    _LOG.info(f'{line}, as many on each of %d devices', dim, filled, table)
+  shape = mesh_lib.Shape(data, table)
+  resolved = config_lib.resolve(config, platform, shape, **fixed)
+  return *resolved, mesh_lib.make(shape)
 
 
 class Trainer(NamedTuple):
@@ -190,26 +160,19 @@ def trainer(
 ) -> Trainer:
   """The model, its tables and the strategy that the settings name.
 
-  Args:
-    config: checked settings in which all is chosen.
-    tuning: the rest of what was chosen.
-    counts: [vocab] int, falling, how often each word occurs.
-    mesh: of the devices.
-    words: [vocab], for models that ask which they are.
-    frequencies: [vocab] float64, chance that an example is of each word; None =
-      that of a text.
-    steps: of the source; None = those of a text.
-
-  Raises:
-    UserError: for a vocabulary that the model cannot have.
+  All is chosen in the settings. Words [vocab] occur `counts` times, falling,
+  and are centers with chances `frequencies`, float64; None = those of a text,
+  as are steps of None. Raises a `UserError` for a vocabulary that the model
+  cannot have.
   """
-  m, t = config.model, config.train
+  m, t = config.model, config.table
+  num_data, num_table = (
+    mesh.shape[axis] for axis in (mesh_lib.DATA, mesh_lib.TABLE)
+  )
   is_sync = config.strategy.name == 'sync' or mesh.size == 1
-  if frequencies is None:
-    frequencies = loader.center_probabilities(counts, config.data.sample)
   columns = None
-  if config.table.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
-    columns = wire.Axis(mesh_lib.TABLE, config.table.exchange_dtype)
+  if t.layout == 'column' and num_table > 1:
+    columns = wire.Axis(mesh_lib.TABLE, t.exchange_dtype)
   spec = model_base.WindowSpec(
     len(counts),
     m.dim,
@@ -219,30 +182,39 @@ def trainer(
     m.shared_negatives,
     products.RowOps(columns),
   )
+  if frequencies is None:
+    frequencies = loader.center_probabilities(counts, config.data.sample)
   corpus = model_base.Corpus(words, counts, frequencies)
   model = _model(config, spec, corpus, tuning.shared_nodes)
-  # Each replica has tables of its own.
-  axes = spec_lib.Axes()
+  axes = spec_lib.Axes()  # each replica has tables of its own
   if is_sync:
-    shape = mesh.shape[mesh_lib.DATA], mesh.shape[mesh_lib.TABLE]
-    axes = spec_lib.Axes(mesh_lib.DATA, mesh_lib.TABLE, *shape)
-  tables = {
-    name: _table(
-      config, tuning.deduplicates, table, axes, t.batch_words / mesh.size
-    )
-    for name, table in model.specs().items()
+    axes = spec_lib.Axes(mesh_lib.DATA, mesh_lib.TABLE, num_data, num_table)
+  available = {
+    'axes': axes,
+    'deduplicates': tuning.deduplicates,
+    'device_centers': config.train.batch_words / mesh.size,
   }
+  tables = {k: _table(config, x, available) for k, x in model.specs().items()}
+  steps = steps or windows.Steps(
+    tuning.part_words, tuning.parts, m.window, tuning.chunk
+  )
   trainable = strategy_base.Trainable(
     model,
     tables,
-    steps
-    or windows.Steps(tuning.part_words, tuning.parts, m.window, tuning.chunk),
+    steps,
     tuning.loss_every_steps,
     tuning.steps_per_loop,
     # A loop whose length is not known is slow on an accelerator.
     tuning.steps_per_loop == 1 and (mesh.size == 1 or not is_sync),
   )
-  return Trainer(trainable, _strategy(config, tuning, trainable, mesh))
+  if config.strategy.name == 'partition':
+    strategy = replicas.replicas(trainable, mesh, policies.Never())
+  elif is_sync:
+    # Devices that hold other columns of the same rows take the same examples.
+    strategy = sync.sync(trainable, mesh, t.layout != 'column')
+  else:
+    strategy = _replicas(config, tuning, trainable, mesh)
+  return Trainer(trainable, strategy)
 
 
 def _model(
@@ -252,7 +224,7 @@ def _model(
   shared_nodes: int,
 ) -> model_base.Model:
   m, s = config.model, config.senses
-  is_tree = m.loss == 'hierarchical_softmax'
+  is_tree, loss_of = m.loss == 'hierarchical_softmax', None
   if is_tree and len(corpus.counts) < 2:
     raise errors.UserError(
       'config.model.loss=hierarchical_softmax needs a vocabulary of two words '
@@ -270,23 +242,20 @@ def _model(
     return context_mixture.make(*args, 1 if m.dynamic_window else m.window)
   if is_tree and m.name in ('skipgram', 'cbow'):
     return hierarchical.make(spec, corpus, m.name == 'cbow', shared_nodes)
-  loss_of = None if is_tree else member('model.loss', m.loss)
-  if loss_of:
-    _accepted('model.loss', m.loss, loss_of, ('scores', 'labels'), {})
-  return call('model.name', m.name, (spec, corpus, loss_of), {})
+  if not is_tree:
+    loss_of = bind('model.loss', m.loss, ('scores', 'labels'), {}).func
+  return bind('model.name', m.name, (spec, corpus, loss_of), {})()
 
 
 def _table(
   config: ml_collections.ConfigDict,
-  deduplicates: bool,
   spec: spec_lib.TableSpec,
-  axes: spec_lib.Axes,
-  device_centers: float,
+  available: Mapping[str, Any],
 ) -> spec_lib.Table:
   """A table in the layout that the settings name, with its optimizer."""
   o, t, layout = config.optimizer, config.table, config.table.layout
   if spec.momentum is None:
-    optimizer = call('optimizer.name', o.name, (), o)
+    optimizer = bind('optimizer.name', o.name, (), o)()
     spec = dataclasses.replace(
       spec,
       dtype=t.dtype,
@@ -299,29 +268,19 @@ def _table(
     )
     if layout == 'column':
       # Whole on every device of the table axis, all of which see all of it.
-      layout, axes = 'replicated', dataclasses.replace(axes, num_table=1)
-  available = {
-    'spec': spec,
-    'optimizer': optimizer,
-    'axes': axes,
-    'deduplicates': deduplicates,
-    'device_centers': device_centers,
-  }
-  return call('table.layout', layout, (), available)
+      axes = dataclasses.replace(available['axes'], num_table=1)
+      layout, available = 'replicated', {**available, 'axes': axes}
+  available = {'spec': spec, 'optimizer': optimizer, **available}
+  return bind('table.layout', layout, (), available)()
 
 
-def _strategy(
+def _replicas(
   config: ml_collections.ConfigDict,
   tuning: config_lib.Tuning,
   trainable: strategy_base.Trainable,
   mesh: jax.sharding.Mesh,
 ) -> strategy_base.Strategy:
-  s = config.strategy
-  if s.name == 'partition':
-    return replicas.replicas(trainable, mesh, policies.Never())
-  if s.name == 'sync' or mesh.size == 1:
-    # Devices that hold other columns of the same rows take the same examples.
-    return sync.sync(trainable, mesh, config.table.layout != 'column')
+  """Replicas that meet as the policy says which the settings name."""
   every_steps = max(1, round(tuning.sync_words / tuning.part_words))
   # Equal loops from one meeting to the next: what is beyond it is padding,
   # which costs as much as a step.
@@ -329,11 +288,9 @@ def _strategy(
   trainable = dataclasses.replace(
     trainable, steps_per_loop=math.ceil(every_steps / num_loops)
   )
+  specs = trainable.model.specs()
   available = {
-    'lookups_per_center': {
-      name: spec.lookups_per_center
-      for name, spec in trainable.model.specs().items()
-    },
+    'lookups_per_center': {k: x.lookups_per_center for k, x in specs.items()},
     'num_replicas': mesh.size,
     'step_centers': tuning.part_words,
     'every_steps': every_steps,
@@ -341,8 +298,20 @@ def _strategy(
     'memory_lookups': tuning.memory_lookups,
     'first_learning_rate': config.optimizer.learning_rate,
   }
-  policy = call('strategy.policy', s.policy, (), available)
+  policy = bind('strategy.policy', config.strategy.policy, (), available)()
   return replicas.replicas(trainable, mesh, policy)
+
+
+class Parts(NamedTuple):
+  """What a run is made of."""
+
+  source: data_base.Source
+  trainable: strategy_base.Trainable
+  strategy: strategy_base.Strategy
+  eval_paths: list[str]
+  mesh: jax.sharding.Mesh
+  tuning: config_lib.Tuning
+  dropped: Mapping[str, Any]  # of the data, counted
 
 
 def parts(
@@ -355,26 +324,20 @@ def parts(
   """Reads the corpus and makes the parts that the settings name.
 
   `progress` is called now and then with (stage, done, total); `cache` is for
-  downloads and encoded texts.
-
-  Raises:
-    UserError: for input that cannot be used.
+  downloads and encoded texts. Raises a `UserError` for unusable input.
   """
+  d, m, s = config.data, config.model, config.senses
+  # What is wrong with a path is told before the work.
   init_from = os.path.expanduser(config.train.init_from)
-  if init_from and not os.path.exists(init_from):  # told before the work
+  if init_from and not os.path.exists(init_from):
     raise errors.UserError(
       f'config.train.init_from={init_from} does not exist; give a run, a merge '
       "or a word2vec file, or ''"
     )
-  eval_paths = [
-    os.path.expanduser(x.strip())
-    for x in config.eval.paths.split(',')
-    if x.strip()
-  ]
-  is_evaluated = eval_paths != ['none']
-  if eval_paths and is_evaluated:
-    benchmarks.find(eval_paths)  # a wrong path is reported before the work
-  d, m = config.data, config.model
+  eval_paths = [x.strip() for x in config.eval.paths.split(',') if x.strip()]
+  eval_paths = list(map(os.path.expanduser, eval_paths))
+  if eval_paths not in ([], ['none']):
+    benchmarks.find(eval_paths)
   readers = data_base.ALONE  # any sentence may be a sub-model's
   if config.strategy.name != 'partition':
     readers = data_base.Readers(
@@ -397,70 +360,40 @@ def parts(
     cache,
     progress,
   )
-  source = call('data.source', d.source, (spec,), {})
-  made = trainer(
-    config,
-    tuning,
-    source.counts,
-    mesh,
-    source.keys,
-    source.frequencies,
-    source.steps,
-  )
-  dropped = _describe_senses(config, source.keys)
-  if not eval_paths and is_evaluated:
-    eval_paths = list(source.eval_paths())
-  return Parts(
-    source,
-    made.trainable,
-    made.strategy,
-    eval_paths if is_evaluated else [],
-    mesh,
-    tuning,
-    dict(source.dropped) | dropped,
-  )
+  source = bind('data.source', d.source, (spec,), {})()
+  data = source.counts, mesh, source.keys, source.frequencies, source.steps
+  made = trainer(config, tuning, *data)
+  dropped = dict(source.dropped)
+  if m.name == 'mixture' and s.number > 1:
+    ambiguous = sense_rows.ambiguous(config, source.keys)
+    line = f'{ambiguous.mask.sum():,} words have {s.number} senses each'
+    if s.words:
+      dropped['sense_words_out_of_vocabulary'] = ambiguous.num_unknown
+      line += f'; {ambiguous.num_unknown:,} of the {ambiguous.num_listed:,} in '
+      line += f'{s.words} are not in the vocabulary'
+    _LOG.info('%s', line)
+  eval_paths = eval_paths or list(source.eval_paths())
+  if eval_paths == ['none']:
+    eval_paths = []
+  return Parts(source, *made, eval_paths, mesh, tuning, dropped)
 
 
 def fingerprints(parts: Parts) -> dict[str, str]:
   """Of what a checkpoint belongs to, named for a message about a change."""
   rows = getattr(parts.trainable.model, 'rows', None)
+  digest = rows.digest() if isinstance(rows, sense_rows.Rows) else ''
   return {
     'the data': parts.source.fingerprint,
-    'config.senses.words': rows.digest()
-    if isinstance(rows, sense_rows.Rows)
-    else '',
+    'config.senses.words': digest,
   }
 
 
-def _describe_senses(
-  config: ml_collections.ConfigDict, words: Sequence[str]
-) -> dict[str, int]:
-  """Logs which words have several senses; counts those that are missing."""
-  s = config.senses
-  if config.model.name != 'mixture' or s.number == 1:
-    return {}
-  ambiguous = sense_rows.ambiguous(config, words)
-  line = f'{ambiguous.mask.sum():,} words have {s.number} senses each'
-  if not s.words:
-    _LOG.info('%s', line)
-    return {}
-  _LOG.info(
-    '%s; %s of the %s in %s are not in the vocabulary',
-    line,
-    f'{ambiguous.num_unknown:,}',
-    f'{ambiguous.num_listed:,}',
-    s.words,
-  )
-  return {'sense_words_out_of_vocabulary': ambiguous.num_unknown}
-
-
 def check_fits(config: ml_collections.ConfigDict, parts: Parts) -> None:
-  """Logs what each device will hold, and refuses what it has no room for.
+  """Logs what each device will hold.
 
-  Raises:
-    UserError: naming the number of devices or hosts that would do.
+  Raises a `UserError` with the number of devices or hosts that would have room.
   """
-  strategy = parts.strategy
+  strategy, mesh = parts.strategy, parts.mesh
   state = jax.eval_shape(strategy.init, jax.random.key(0))
   held_bytes = mesh_lib.bytes_per_device(state, strategy.state_sharding)
   vector_bytes = sum(x.vector_bytes for x in state.tables.values())
@@ -471,10 +404,9 @@ def check_fits(config: ml_collections.ConfigDict, parts: Parts) -> None:
     config.table.dtype,
   )
   whole_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-  devices = list(parts.mesh.devices.flat)
-  num_shards = parts.mesh.shape[mesh_lib.TABLE]
-  if held_bytes >= whole_bytes:
-    num_shards = 1
+  is_split = held_bytes < whole_bytes
+  num_shards = mesh.shape[mesh_lib.TABLE] if is_split else 1
+  devices = list(mesh.devices.flat)
   resources.check_fits(devices, held_bytes, held_bytes * num_shards)
 
 
@@ -483,14 +415,11 @@ def new_state(
 ) -> Any:
   """The state before training, from `config.train.init_from` if there is one.
 
-  Raises:
-    UserError: if what the settings start from cannot be used.
+  Raises a `UserError` if that cannot be used.
   """
-  strategy = parts.strategy
+  trainable, strategy = parts.trainable, parts.strategy
   state = jax.jit(strategy.init, out_shardings=strategy.state_sharding)(key)
   path = os.path.expanduser(config.train.init_from)
   if not path:
     return state
-  return warm_start.begin(
-    path, parts.trainable, strategy, state, parts.source.keys
-  )
+  return warm_start.begin(path, trainable, strategy, state, parts.source.keys)

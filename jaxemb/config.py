@@ -9,7 +9,8 @@ setting is accepted and then ignored: `check` refuses it instead.
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import ml_collections
@@ -49,8 +50,14 @@ _LEARNING_RATES = {
   'adagrad': (0.15, 0.15, 0.1, 0.1),
   'adam': (0.02, 0.02, 0.02, 0.02),
 }
-EMBEDDED = 'toywiki:'  # config.data.path of an embedded corpus of another size
-_ROW_CLASSES = 256  # `tables.row_sharded.NUM_CLASSES`, without importing JAX
+# What may differ when a run is resumed, or how its names begin.
+_MAY_CHANGE = (
+  'data.path', 'senses.query_window', 'strategy.part', 'strategy.merge',
+  'mesh.', 'train.checkpoint_every_secs', 'train.log_every_secs', 'eval.',
+)  # fmt: skip
+
+
+_MANY, _INF = 2**31 - 2, math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,140 +67,121 @@ class Setting:
   name: str
   default: bool | int | float | str  # has the type of all values
   help: str
-  limits: tuple[float, float] | tuple[()] = ()  # lowest and highest number
-  choices: tuple[str, ...] = ()
-  only_with: tuple[str, ...] = ()  # a setting, and its values that use this
-  may_change: bool = False  # when a run is resumed
+  values: tuple[float, float] | tuple[str, ...] = ()  # the limits, or all
+  only_with: str = ''  # 'OTHER=A|B', a setting and its values that use this one
+
+  @property
+  def choices(self) -> tuple:
+    """The names to choose from, or the lowest and the highest number."""
+    return (*self.values, *MEMBERS.get(self.name, ()))
+
+  @property
+  def may_change(self) -> bool:
+    """Whether it may differ when a run is resumed."""
+    return self.name.startswith(_MAY_CHANGE)
 
   def check(self, value: Any) -> None:
     """Raises a `UserError` unless the setting may have this value."""
-    name, kind = f'config.{self.name}', type(self.default)
-    if type(value) is not kind and not (kind is float and type(value) is int):
-      raise errors.UserError(
-        f'{name}={value!r} must be of type {kind.__name__}'
-      )
-    choices = self.choices or tuple(MEMBERS.get(self.name, ()))
-    is_own = self.name in MEMBERS and ':' in value
-    if choices and value not in choices and not is_own:
-      raise errors.UserError(
-        f'{name}={value!r} is not available; choose '
-        + ' or '.join(map(repr, choices))
-      )
-    # A NaN is outside.
-    if self.limits and not self.limits[0] <= value <= self.limits[1]:
-      low, high = self.limits
-      bounds = f'at least {low:,}' + f', at most {high:,}' * (high < math.inf)
-      raise errors.UserError(f'{name}={value} must be {bounds}')
-
-  def check_use(self, config: Mapping[str, Any]) -> None:
-    """Raises a `UserError` if flat settings set it where nothing reads it."""
-    other, *values = self.only_with or ('',)
-    value = config[self.name]
-    if not other or value == self.default or ':' in config[other]:
-      return  # what members of the user's own read is not known
-    if config[other] not in values:
-      raise errors.UserError(
-        f'config.{self.name}={value} is only used when config.{other} is '
-        f'{" or ".join(values)}; remove it or set --config.{other}={values[0]}'
-      )
+    kind, choices, why = type(self.default), self.choices, ''
+    if type(value) is not kind and (type(value), kind) != (int, float):
+      why = f'must be of type {kind.__name__}'
+    elif kind is str and choices and value not in choices:
+      if self.name not in MEMBERS or ':' not in value:
+        why = f'is not available; choose {" or ".join(map(repr, choices))}'
+    elif kind in (int, float):
+      low, high = choices
+      if not low <= value <= high:  # also a NaN
+        why = f'must be at least {low:,}'
+        why += f', at most {high:,}' * (high < _INF)
+    if why:
+      raise errors.UserError(f'config.{self.name}={value!r} {why}')
 
 
-_NEGATIVES = ('model.loss', 'negative_sampling')
-_MIXTURE = ('model.name', 'mixture')
-_LOW_PRECISION = ('table.dtype', 'bfloat16', 'float16', 'int8')
-_SYNC = ('strategy.name', 'sync')
-_REPLICAS = ('strategy.name', 'replicas')
-_PARTITION = ('strategy.name', 'partition')
-_MANY = 2**31 - 2
+_NEGATIVES = 'model.loss=negative_sampling'
+_MIXTURE = 'model.name=mixture'
+_REPLICAS = 'strategy.name=replicas'
+_PARTITION = 'strategy.name=partition'
 
 # fmt: off
 SETTINGS = (
   Setting('seed', 1, 'of all random choices', (0, 2**32 - 1)),
-  Setting('data.source', 'text', 'kind of data, or module:attribute'),
+  Setting('data.source', 'text', 'kind of data'),
   Setting('data.path', '', "text: file, folder or glob; 'wikipedia:simple' or "
-          "'wikipedia:en' to download; '' or 'toywiki:WORDS' = embedded",
-          may_change=True),
+          "'wikipedia:en' to download; '' or 'toywiki:WORDS' = embedded"),
   Setting('data.tokens', 'words', 'runs of letters and digits, or as separated '
-          'by whitespace', choices=('words', 'whitespace')),
+          'by whitespace', ('words', 'whitespace')),
   Setting('data.lowercase', True, 'whether to lowercase the text'),
   Setting('data.counts', '', 'file of `word count` lines, instead of counting'),
   Setting('data.min_count', 5, 'words that are rarer are dropped', (1, _MANY)),
-  Setting('data.max_vocab', 1_000_000, 'largest vocabulary; 0 = no limit',
-          (0, _MANY)),
+  Setting('data.max_vocab', 10**6, 'largest vocabulary; 0 = any', (0, _MANY)),
   Setting('data.sample', 1e-4, 'subsampling threshold; 0 = off', (0, 1)),
 
-  Setting('model.name', 'skipgram', 'the model, or module:attribute'),
+  Setting('model.name', 'skipgram', 'the model'),
   Setting('model.dim', 100, 'size of a vector', (1, 65_536)),
   Setting('model.window', 5, 'words on each side of a center', (1, 255)),
   Setting('model.dynamic_window', True, 'draw windows from 1 to window'),
-  Setting('model.loss', 'negative_sampling', 'the loss, or module:attribute'),
-  Setting('model.negatives', 5, 'negatives for each positive', (1, 65_536),
-          only_with=_NEGATIVES),
+  Setting('model.loss', 'negative_sampling', 'the loss'),
+  Setting('model.negatives', 5, 'for each positive', (1, 65_536), _NEGATIVES),
   Setting('model.shared_negatives', 16, 'negatives that the centers of a '
-          'matrix product share', (1, 65_536), only_with=_NEGATIVES),
+          'matrix product share', (1, 65_536), _NEGATIVES),
 
   Setting('senses.number', 5, 'vectors of an ambiguous word', (1, 50),
-          only_with=_MIXTURE),
+          _MIXTURE),
   Setting('senses.top_ratio', 0.0, 'most frequent fraction of the vocabulary '
-          'to treat as ambiguous', (0, 1), only_with=_MIXTURE),
-  Setting('senses.words', '', 'file of more ambiguous words, one per line',
-          only_with=_MIXTURE),
+          'to treat as ambiguous', (0, 1), _MIXTURE),
+  Setting('senses.words', '', 'file of more ambiguous words, one per line', (),
+          _MIXTURE),
   Setting('senses.method', 'contexts', 'soft k-means of context vectors, as '
           'MSSG, or EM of likelihoods, as Tian et al. 2014',
-          choices=('contexts', 'likelihoods'), only_with=_MIXTURE),
+          ('contexts', 'likelihoods'), _MIXTURE),
   Setting('senses.query_window', 0, 'words on each side that disambiguate a '
-          'query; 0 = window (contexts: twice)', (0, _MANY),
-          only_with=_MIXTURE, may_change=True),
+          'query; 0 = window (contexts: twice)', (0, _MANY), _MIXTURE),
 
-  Setting('table.layout', 'replicated', 'how mesh.table splits tables, or '
-          'module:attribute', only_with=_SYNC),
+  Setting('table.layout', 'replicated', 'how mesh.table splits tables', (),
+          'strategy.name=sync'),
   Setting('table.dtype', 'float32', 'storage of rows; all is computed in '
-          'float32', choices=('float32', 'bfloat16', 'float16', 'int8')),
+          'float32', ('float32', 'bfloat16', 'float16', 'int8')),
   Setting('table.rounding', 'stochastic', 'right on average, or to the nearest',
-          choices=('stochastic', 'nearest'), only_with=_LOW_PRECISION),
+          ('stochastic', 'nearest'), 'table.dtype=bfloat16|float16|int8'),
   Setting('table.exchange_dtype', 'float32', 'of rows and gradients between '
-          'devices', choices=('float32', 'bfloat16'),
-          only_with=(*_REPLICAS, 'sync')),
+          'devices', ('float32', 'bfloat16'), 'strategy.name=replicas|sync'),
 
-  Setting('optimizer.name', 'sgd', 'row-wise optimizer, or module:attribute'),
+  Setting('optimizer.name', 'sgd', 'row-wise optimizer'),
   Setting('optimizer.learning_rate', 0.0, 'at first; 0 = what suits optimizer '
           'and model', (0, 10**6)),
   Setting('optimizer.final_learning_rate', 1e-4, 'in the end, after linear '
           'decay', (0, 10**6)),
   Setting('optimizer.max_duplicates', -1.0, 'occurrences of a row that count '
-          'in a step; 0 = all, -1 = what suits batch_words', (-1, math.inf)),
+          'in a step; 0 = all, -1 = what suits batch_words', (-1, _INF)),
   Setting('optimizer.beta1', 0.9, 'decay of the mean of gradients',
-          (0, 0.99999), only_with=('optimizer.name', 'adam')),
+          (0, 0.99999), 'optimizer.name=adam'),
   Setting('optimizer.beta2', 0.999, 'decay of the mean of squares',
-          (0.001, 0.999999), only_with=('optimizer.name', 'adam')),
-  Setting('optimizer.epsilon', 1e-6, 'added to the denominator',
-          (1e-30, math.inf), only_with=('optimizer.name', 'adagrad', 'adam')),
+          (0.001, 0.999999), 'optimizer.name=adam'),
+  Setting('optimizer.epsilon', 1e-6, 'added to the denominator', (1e-30, _INF),
+          'optimizer.name=adagrad|adam'),
 
   Setting('strategy.name', 'replicas', 'tables on each device that exchange '
           'rows, one table for all devices, or sub-models merged in the end',
-          choices=('replicas', 'sync', 'partition')),
-  Setting('strategy.policy', 'bounded', 'when replicas exchange rows, or '
-          'module:attribute', only_with=_REPLICAS),
+          ('replicas', 'sync', 'partition')),
+  Setting('strategy.policy', 'bounded', 'when replicas exchange rows', (),
+          _REPLICAS),
   Setting('strategy.sync_every', 0, 'words of a replica between exchanges of '
-          'frequent rows; 0 = automatic', (0, 2**20), only_with=_REPLICAS),
-  Setting('strategy.num_parts', 10, 'sub-models', (1, 10_000),
-          only_with=_PARTITION),
+          'frequent rows; 0 = automatic', (0, 2**20), _REPLICAS),
+  Setting('strategy.num_parts', 10, 'sub-models', (1, 10_000), _PARTITION),
   Setting('strategy.rate', 0.0, 'fraction of the sentences for each; '
-          '0 = 1/num_parts', (0, 1), only_with=_PARTITION),
+          '0 = 1/num_parts', (0, 1), _PARTITION),
   Setting('strategy.divide', 'shuffle', 'sentences drawn in every epoch, drawn '
           'once, or a stretch of the text for each',
-          choices=('shuffle', 'sampling', 'equal'), only_with=_PARTITION),
+          ('shuffle', 'sampling', 'equal'), _PARTITION),
   Setting('strategy.part', -1, 'the only one to train, from 0, in '
-          'workdir/parts; -1 = all, then merge', (-1, 9_999),
-          only_with=_PARTITION, may_change=True),
+          'workdir/parts; -1 = all, then merge', (-1, 9_999), _PARTITION),
   Setting('strategy.merge', 'alir', 'how to merge them',
-          choices=('alir', 'pca', 'concat', 'none'), only_with=_PARTITION,
-          may_change=True),
+          ('alir', 'pca', 'concat', 'none'), _PARTITION),
 
   Setting('mesh.data', 0, 'devices along the corpus; 0 = two cores of a CPU, '
-          'else one device', (0, 4096), may_change=True),
+          'else one device', (0, 4096)),
   Setting('mesh.table', 0, 'devices along the tables; 0 = all where '
-          'table.layout splits them, else one', (0, 4096), may_change=True),
+          'table.layout splits them, else one', (0, 4096)),
 
   Setting('train.epochs', 5, 'passes over the text', (1, 10**6)),
   Setting('train.init_from', '', 'run, merge or word2vec file with the first '
@@ -201,30 +189,26 @@ SETTINGS = (
   Setting('train.batch_words', 0, 'centers per step; 0 = 256 on a CPU, else '
           '8192', (0, 2**24)),
   Setting('train.checkpoint_every_secs', 300.0, 'time between checkpoints',
-          (0, math.inf), may_change=True),
-  Setting('train.log_every_secs', 2.0, 'time between lines of metrics',
-          (0, math.inf), may_change=True),
+          (0, _INF)),
+  Setting('train.log_every_secs', 2.0, 'between lines of metrics', (0, _INF)),
 
   Setting('eval.paths', '', 'benchmark files or folders, separated by commas; '
-          "'none' = no evaluation; '' = those of the embedded corpus",
-          may_change=True),
+          "'none' = no evaluation; '' = those of the embedded corpus"),
   Setting('eval.every_epochs', 0.0, 'epochs between evaluations while '
-          'training; 0 = only at the end', (0, math.inf), may_change=True),
+          'training; 0 = only at the end', (0, _INF)),
   Setting('eval.restrict_vocab', 300_000, 'most frequent words that count; '
-          '0 = all', (0, _MANY), may_change=True),
+          '0 = all', (0, _MANY)),
 )
 # fmt: on
 
 
 def default() -> ml_collections.ConfigDict:
   """Returns all settings: skip-gram as word2vec users know it."""
-  config = ml_collections.ConfigDict()
+  groups: dict[str, Any] = {}
   for setting in SETTINGS:
     group, _, key = setting.name.rpartition('.')
-    if group and group not in config:
-      config[group] = ml_collections.ConfigDict()
-    (config[group] if group else config)[key] = setting.default
-  return config
+    (groups.setdefault(group, {}) if group else groups)[key] = setting.default
+  return ml_collections.ConfigDict(groups)
 
 
 def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -238,79 +222,85 @@ def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   return result
 
 
-def check_key(name: str) -> None:
-  """Raises a `UserError` that names the nearest setting if there is none."""
-  names = [x.name for x in SETTINGS]
-  if name in names:
-    return
-  nearest = difflib.get_close_matches(name, names, 1, 0.5)
-  tails = [x for x in names if x.split('.')[-1] == name.split('.')[-1]]
-  hint = (tails or nearest or ['model.dim'])[0]
-  raise errors.UserError(
-    f'there is no setting config.{name}; did you mean --config.{hint}?'
-  )
+def find(name: str) -> Setting:
+  """The setting of a name; raises a `UserError` with the nearest if none is."""
+  settings = {x.name: x for x in SETTINGS}
+  if name not in settings:
+    tails = [x for x in settings if x.split('.')[-1] == name.split('.')[-1]]
+    near = tails or difflib.get_close_matches(name, settings, 1, 0.5)
+    raise errors.UserError(
+      f'there is no setting config.{name}; did you mean '
+      f'--config.{(near or ["model.dim"])[0]}?'
+    )
+  return settings[name]
 
 
-def check_keys(given: Iterable[str]) -> None:
-  """Raises a `UserError` unless these are the names of all settings."""
-  for name in given:
-    check_key(name)
-  for setting in SETTINGS:
-    if setting.name not in given:
+def check(
+  config: Mapping[str, Any], values: Mapping[str, Any] = MappingProxyType({})
+) -> ml_collections.ConfigDict:
+  """A copy of the settings, with values set by dotted name.
+
+  Raises a `UserError` for the first setting that cannot be honoured.
+  """
+  given = flat(config) | dict(values)
+  for name, value in given.items():
+    find(name).check(value)
+  for x in SETTINGS:
+    if x.name not in given:
       raise errors.UserError(
-        f'config.{setting.name} is missing; start the config from '
+        f'config.{x.name} is missing; start the config from '
         'jaxemb.config.default()'
       )
+  for x in SETTINGS:
+    value, (other, _, users) = given[x.name], x.only_with.partition('=')
+    if not other or value == x.default or ':' in given[other]:
+      continue  # what members of the user's own read is not known
+    if given[other] not in (users := users.split('|')):
+      raise errors.UserError(
+        f'config.{x.name}={value} is only used when config.{other} is '
+        f'{" or ".join(users)}; remove it or set --config.{other}={users[0]}'
+      )
+  checked = default()
+  checked.update_from_flattened_dict(given)
+  for message in _conflicts(checked):
+    raise errors.UserError(message)
+  return checked
 
 
-def check(config: ml_collections.ConfigDict) -> None:
-  """Raises a `UserError` for the first setting that cannot be honoured."""
-  given = flat(config)
-  check_keys(given)
-  for setting in SETTINGS:
-    setting.check(given[setting.name])
-  for setting in SETTINGS:
-    setting.check_use(given)
-  _check_together(config)
-
-
-def _check_together(config: ml_collections.ConfigDict) -> None:
-  """Checks what concerns several settings and is not `only_with`."""
+def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """What concerns several settings and is not `only_with`."""
   m, s, path = config.model, config.senses, config.data.path
-  size = path.removeprefix(EMBEDDED)
+  size = path.removeprefix('toywiki:')
   if size != path and not (size.isdecimal() and int(size) >= 20_000):
-    raise errors.UserError(
-      f'config.data.path={path} must be {EMBEDDED}WORDS, 20000 words or more'
-    )
+    yield f'config.data.path={path} must be toywiki:WORDS, 20000 words or more'
   is_mixture, is_tree = m.name == 'mixture', m.loss == 'hierarchical_softmax'
   if config.train.init_from and (is_tree or is_mixture):
     model = f'name={m.name}' if is_mixture else f'loss={m.loss}'
-    raise errors.UserError(
+    yield (
       f'config.train.init_from={config.train.init_from} has one vector per '
       f'word, but config.model.{model} needs other tables; change one of them'
     )
   if is_mixture and s.number > 1 and not (s.top_ratio or s.words):
-    raise errors.UserError(
+    yield (
       f'config.model.name=mixture with config.senses.number={s.number} has no '
       'ambiguous words; set --config.senses.top_ratio or .words, or '
       '--config.senses.number=1'
     )
-  if config.mesh.table > 1 and config.strategy.name != 'sync':
-    raise errors.UserError(
-      f'config.mesh.table={config.mesh.table} is only used when '
-      'config.strategy.name is sync; set --config.mesh.data instead, or '
-      '--config.strategy.name=sync'
+  s, mesh = config.strategy, config.mesh
+  if mesh.table > 1 and s.name != 'sync':
+    yield (
+      f'config.mesh.table={mesh.table} is only used when config.strategy.name '
+      'is sync; set --config.mesh.data instead, or --config.strategy.name=sync'
     )
-  s = config.strategy
-  num = s.num_parts if s.part < 0 else 1
   if s.part >= s.num_parts:
-    raise errors.UserError(
+    yield (
       f'config.strategy.part={s.part} must be 0..{s.num_parts - 1} or -1 = all'
     )
-  if s.name == 'partition' and config.mesh.data > num:
-    raise errors.UserError(
-      f'config.mesh.data={config.mesh.data} is more than the number of '
-      f'sub-models to train, {num}; lower it or set 0'
+  num = s.num_parts if s.part < 0 else 1
+  if s.name == 'partition' and mesh.data > num:
+    yield (
+      f'config.mesh.data={mesh.data} is more than the number of sub-models to '
+      f'train, {num}; lower it or set 0'
     )
 
 
@@ -338,29 +328,32 @@ def resolve(
 ) -> tuple[ml_collections.ConfigDict, Tuning]:
   """Chooses what checked settings leave open, in a copy of them.
 
-  Args:
-    config: checked settings.
-    platform: of the devices that train, 'cpu' or another.
-    mesh: devices along the data and the table axis.
-    **fixed: fields of `Tuning` that are not to be chosen.
-
-  Raises:
-    UserError: for settings that do not fit the mesh.
+  `platform` is that of the devices that train, 'cpu' or another; `mesh` how
+  many of them lie along the data and the table axis; `fixed` are fields of
+  `Tuning` that are not to be chosen. Raises a `UserError` for settings that do
+  not fit the mesh.
   """
   config = config.copy_and_resolve_references()
   o, s, t, table = config.optimizer, config.strategy, config.train, config.table
-  config.mesh.data, config.mesh.table = mesh
+  config.mesh.data, config.mesh.table = num_data, num_table = mesh
   on_cpu, is_sync = platform == 'cpu', s.name == 'sync'
+  is_tree = config.model.loss == 'hierarchical_softmax'
   if s.name == 'partition':
     s.rate = s.rate or 1 / s.num_parts
   if not o.learning_rate:
-    o.learning_rate = _learning_rate(config)
+    if o.name not in _LEARNING_RATES:
+      raise errors.UserError(
+        f'config.optimizer.name={o.name} has no usual learning rate; set '
+        '--config.optimizer.learning_rate'
+      )
+    rates = _LEARNING_RATES[o.name]
+    o.learning_rate = rates[2 * is_tree + (config.model.name == 'cbow')]
   # What more replicas learn apart has to meet sooner: measured with two and
   # four (experiments/results/step_notes.md).
   closeness = (2 / math.prod(mesh)) ** 3
   chosen = {
-    'parts': 1 if s.name == 'partition' else mesh[0],
-    'chunk': 64 if config.model.loss == 'hierarchical_softmax' else 16,
+    'parts': 1 if s.name == 'partition' else num_data,
+    'chunk': 64 if is_tree else 16,
     'shared_nodes': 64,
     # Atomic additions of a GPU are made in another order in every run. Without
     # a sort low-precision rows are summed by a loop, which is slow on a TPU.
@@ -373,7 +366,11 @@ def resolve(
     'sync_lookups': 8 * closeness,
     'memory_lookups': 200.0,
   } | fixed
-  multiple = _centers_multiple(config, chosen['parts'], chosen['chunk'])
+  multiple, parts = chosen['chunk'], chosen['parts']  # of each replica or model
+  if is_sync:
+    # Devices of the table axis deal parts to each other, then split them.
+    splits = 1 if table.layout == 'column' else num_table
+    multiple *= parts * (splits // math.gcd(splits, parts // num_data))
   if not t.batch_words:
     # Fits a core's cache; or enough for the kernels of an accelerator.
     t.batch_words = -(-(256 if on_cpu else 8192) // multiple) * multiple
@@ -387,33 +384,5 @@ def resolve(
     # Large steps of a small vocabulary diverge with 16.
     o.max_duplicates = 16.0 if t.batch_words < 4096 else 8.0
   # A replica has a step of its own, from its own part of the corpus.
-  part_words = t.batch_words // (chosen['parts'] if is_sync else 1)
+  part_words = t.batch_words // (parts if is_sync else 1)
   return config, Tuning(part_words=part_words, **chosen)
-
-
-def _learning_rate(config: ml_collections.ConfigDict) -> float:
-  name, model = config.optimizer.name, config.model
-  if name not in _LEARNING_RATES:
-    raise errors.UserError(
-      f'config.optimizer.name={name} has no usual learning rate; set '
-      '--config.optimizer.learning_rate'
-    )
-  is_tree = model.loss == 'hierarchical_softmax'
-  return _LEARNING_RATES[name][2 * is_tree + (model.name == 'cbow')]
-
-
-def _centers_multiple(
-  config: ml_collections.ConfigDict, parts: int, chunk: int
-) -> int:
-  """What the centers of a step are a multiple of, on the mesh."""
-  data, table = config.mesh.data, config.mesh.table
-  if config.strategy.name != 'sync':
-    return chunk  # of each replica or sub-model
-  if config.table.layout == 'row' and _ROW_CLASSES % table:
-    raise errors.UserError(
-      f'config.mesh.table={table} must divide {_ROW_CLASSES} with '
-      'config.table.layout=row'
-    )
-  # Devices of the table axis deal parts to each other, then split them.
-  splits = 1 if config.table.layout == 'column' else table
-  return chunk * parts * (splits // math.gcd(splits, parts // data))

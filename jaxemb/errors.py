@@ -1,11 +1,14 @@
 """Errors that a user can cause, apart from bugs.
 
-Every entry point turns a `UserError` into one line on stderr and exit code 2;
+Every command turns a `UserError` into one line on stderr and exit code 2;
 anything else that escapes is a bug and keeps its traceback.
 """
 
 import difflib
-from collections.abc import Sequence
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 _MAX_COMPARED_WORDS = 200_000
 _MAX_CANDIDATES = 5_000
@@ -17,11 +20,6 @@ class UserError(Exception):
 
   The message is one line: what is wrong, where, and what to do.
   """
-
-
-def one_line(error: BaseException, max_chars: int = 300) -> str:
-  """The message of an error of another library, in one line."""
-  return ' '.join(str(error).split())[:max_chars]
 
 
 class UnknownWordError(KeyError):
@@ -40,23 +38,33 @@ class UnknownWordError(KeyError):
 
 
 def _near_spellings(word: str, known: Sequence[str]) -> list[str]:
-  """At most five of the known words, other cases of the word first.
-
-  Only frequent words of nearly the same length and with the same first letter
-  are compared, so that this takes a fraction of a second.
-  """
-  folded = word.casefold()
-  same_letters, candidates = [], {}
+  """At most five of the most frequent words, other cases of the word first."""
+  folded, spellings = word.casefold(), {}
   for other in known[:_MAX_COMPARED_WORDS]:
-    if abs(len(other) - len(word)) > 2 or not other:
-      continue
-    other_folded = other.casefold()
-    if other_folded == folded:
-      same_letters.append(other)
-    elif other_folded[:1] == folded[:1] and len(candidates) < _MAX_CANDIDATES:
-      candidates.setdefault(other_folded, other)
+    # Comparing all of them would take seconds.
+    if abs(len(other) - len(word)) <= 2 and other[:1].casefold() == folded[:1]:
+      spellings.setdefault(other.casefold(), []).append(other)
+  same = spellings.pop(folded, [])
   near = difflib.get_close_matches(
-    folded, candidates, _MAX_SUGGESTIONS, cutoff=0.75
+    folded, list(spellings)[:_MAX_CANDIDATES], _MAX_SUGGESTIONS, cutoff=0.75
   )
-  near = [candidates[match] for match in near]
-  return (same_letters + near)[:_MAX_SUGGESTIONS]
+  return (same + [spellings[x][0] for x in near])[:_MAX_SUGGESTIONS]
+
+
+def one_line(error: BaseException, max_chars: int = 300) -> str:
+  """The message of an error of another library, in one line."""
+  return ' '.join(str(error).split())[:max_chars] or repr(error)
+
+
+def exit_code(command: Callable[..., int | None], *args: Any) -> int:
+  """Runs a command; returns its exit code, 2 for what a user can mend."""
+  logging.captureWarnings(True)
+  logging.basicConfig(format='%(message)s', stream=sys.stderr)
+  try:
+    return command(*args) or 0
+  except (UserError, UnknownWordError) as error:
+    print('jaxemb:', *str(error).split('\n'), file=sys.stderr)
+    return 2
+  except KeyboardInterrupt:
+    print('jaxemb: interrupted', file=sys.stderr)
+    return 130

@@ -7,7 +7,6 @@ FILE is what `jaxemb.load` reads: a workdir, an export folder, a word2vec file.
 
 import argparse
 import json
-import logging
 import sys
 from collections.abc import Sequence
 
@@ -16,40 +15,18 @@ from jaxemb.evaluation import benchmarks, words
 from jaxemb.senses import evaluate as senses
 from jaxemb.storage import atomic
 
+_NUMBERS = {
+  'restrict_vocab': (300_000, 'most frequent words that count; 0 = all'),
+  'window': (0, 'known words around one with senses; 0 = as in training'),
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code, 2 for unusable input."""
-  flags = _parse(argv)
-  logging.captureWarnings(True)
-  logging.basicConfig(format='%(message)s', stream=sys.stderr)
-  try:
-    loaded = embeddings.load(flags.vectors)
-    if flags.window and loaded.sense_table is None:
-      raise errors.UserError(
-        f'--window={flags.window} is of words with several vectors, and '
-        f'{flags.vectors} has one for each; leave it out'
-      )
-    vectors = loaded.of_words()
-    paths = [path for path in flags.eval.split(',') if path]
-    results = words.evaluate(
-      vectors.index_to_key, vectors.vectors, paths, flags.restrict_vocab
-    )
-    if loaded.sense_table is not None:
-      results |= senses.evaluate(
-        loaded.sense_table, benchmarks.with_contexts(paths), flags.window
-      )
-    print(f'{flags.vectors}: {len(vectors):,} words x {vectors.vector_size}')
-    print(words.format_table(results))
-    if flags.json:
-      with atomic.write(flags.json) as file:
-        file.write(json.dumps(results, indent=2).encode())
-  except errors.UserError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  return 0
+  return errors.exit_code(_run, argv)
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def _run(argv: Sequence[str] | None) -> None:
   parser = argparse.ArgumentParser(
     prog='python -m jaxemb.evaluate',
     description='Evaluates word vectors: similarity, analogies, categories.',
@@ -57,24 +34,33 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
   add = parser.add_argument
   add('--vectors', required=True, help='what jaxemb.load reads: a workdir, ...')
   add('--eval', required=True, help='benchmarks, separated by commas')
-  add(
-    '--restrict_vocab',
-    type=int,
-    default=300_000,
-    help='most frequent words that count; 0 for all (%(default)s)',
-  )
-  add(
-    '--window',
-    type=int,
-    default=0,
-    help='with senses: known context words on each side; 0 as in training',
-  )
   add('--json', help='file for the results in full')
+  for name, (default, text) in _NUMBERS.items():
+    text = f'{text} (%(default)s)'
+    add(f'--{name}', type=int, default=default, help=text)
   flags = parser.parse_args(argv)
-  for name in ('restrict_vocab', 'window'):
+  for name in _NUMBERS:
     if getattr(flags, name) < 0:
       parser.error(f'--{name} must be 0 or more')
-  return flags
+  loaded = embeddings.load(flags.vectors)
+  if flags.window and loaded.sense_table is None:
+    raise errors.UserError(
+      f'--window={flags.window} is of words with several vectors, and '
+      f'{flags.vectors} has one for each; leave it out'
+    )
+  vectors = loaded.of_words()
+  paths = [path for path in flags.eval.split(',') if path]
+  results = words.evaluate(
+    vectors.index_to_key, vectors.vectors, paths, flags.restrict_vocab
+  )
+  if loaded.sense_table is not None:
+    in_context = benchmarks.with_contexts(paths)
+    results |= senses.evaluate(loaded.sense_table, in_context, flags.window)
+  print(f'{flags.vectors}: {len(vectors):,} words x {vectors.vector_size}')
+  print(words.format_table(results))
+  if flags.json:
+    with atomic.write(flags.json) as file:
+      file.write(json.dumps(results, indent=2).encode())
 
 
 if __name__ == '__main__':

@@ -22,25 +22,14 @@ import runpy
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from types import MappingProxyType
+from typing import Any, NoReturn
 
 import ml_collections
 
 from jaxemb import config as config_lib
 from jaxemb import errors
 
-_GROUPS = {
-  '': 'Random choices',
-  'data': 'Text',
-  'model': 'Model',
-  'senses': 'Several vectors per word',
-  'table': 'Tables',
-  'optimizer': 'Optimizer',
-  'strategy': 'Many devices',
-  'mesh': 'Devices',
-  'train': 'Training',
-  'eval': 'Evaluation',
-}
 _MOST_USED = (
   'data.path', 'data.min_count', 'model.name', 'model.dim', 'model.window',
   'model.negatives', 'optimizer.learning_rate', 'train.epochs',
@@ -52,25 +41,7 @@ _BOOLS = {'true': True, '1': True, 'yes': True,
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
-  argv = sys.argv[1:] if argv is None else argv
-  if {'-h', '--help'} & set(argv):
-    print(describe())
-    return 0
-  try:
-    arguments = parse(argv)
-    # JAX only once the arguments are right.
-    from jaxemb import train
-    from jaxemb.runtime import distributed
-
-    code = train.run(
-      arguments.config, arguments.workdir, distributed.Job(**arguments.job)
-    )
-  except errors.UserError as error:
-    print('jaxemb:', *str(error).split('\n'), file=sys.stderr)
-    code = 2
-  except KeyboardInterrupt:
-    print('jaxemb: interrupted', file=sys.stderr)
-    code = 130
+  code = errors.exit_code(_run, sys.argv[1:] if argv is None else argv)
   if code and 'jax' in sys.modules:
     from jaxemb.runtime import distributed
 
@@ -79,37 +50,42 @@ def main(argv: Sequence[str] | None = None) -> int:
   return code
 
 
+def _run(argv: Sequence[str]) -> int:
+  if {'-h', '--help'} & set(argv):
+    print(describe())
+    return 0
+  config, workdir, job = parse(argv)
+  # JAX only once the arguments are right.
+  from jaxemb import train
+  from jaxemb.runtime import distributed
+
+  return train.run(config, workdir, distributed.Job(**job))
+
+
 def describe() -> str:
   """Returns the help text, with one line for each setting."""
   by_name = {x.name: x for x in config_lib.SETTINGS}
   groups = {'Most used': [by_name.pop(x) for x in _MOST_USED]}
   for name, setting in by_name.items():
-    title = _GROUPS[name.rpartition('.')[0]]
+    title = name.partition('.')[0].capitalize()
     groups.setdefault(title, []).append(setting)
   texts = ['\n'.join([x, *map(_line, group)]) for x, group in groups.items()]
   return '\n\n'.join([__doc__.strip(), *texts])
 
 
 def _line(setting: config_lib.Setting) -> str:
-  choices = setting.choices or config_lib.MEMBERS.get(setting.name, ())
-  notes = [', '.join(choices)] if choices else []
-  if setting.limits:
-    low, high = setting.limits
+  choices, notes = setting.choices, []
+  if choices and isinstance(setting.default, str):
+    own = ['module:attribute'] * (setting.name in config_lib.MEMBERS)
+    notes = [', '.join([*choices, *own])]
+  elif choices:
+    low, high = choices
     notes = [f'from {low:,}' if high > 10**6 else f'{low:,} to {high:,}']
   if setting.only_with:
-    other, *values = setting.only_with
-    notes.append(f'only with {other}={"|".join(values)}')
+    notes.append(f'only with {setting.only_with}')
   default = repr('') if setting.default == '' else setting.default
   line = f'  {f"{setting.name}={default}":<36} {setting.help}'
   return line + (f' ({"; ".join(notes)})' if notes else '')
-
-
-class Arguments(NamedTuple):
-  """What a command line asks for."""
-
-  config: ml_collections.ConfigDict
-  workdir: pathlib.Path
-  job: dict[str, Any]  # fields of `distributed.Job`
 
 
 class _Parser(argparse.ArgumentParser):
@@ -117,11 +93,12 @@ class _Parser(argparse.ArgumentParser):
     raise errors.UserError(message)
 
 
-def parse(argv: Sequence[str]) -> Arguments:
-  """Understands a command line.
+def parse(
+  argv: Sequence[str],
+) -> tuple[ml_collections.ConfigDict, pathlib.Path, dict[str, Any]]:
+  """The settings, folder and fields of `distributed.Job` of a command line.
 
-  Raises:
-    UserError: for what cannot be understood.
+  Raises a `UserError` for what cannot be understood.
   """
   parser = _Parser(add_help=False, allow_abbrev=False)
   add = parser.add_argument
@@ -130,20 +107,23 @@ def parse(argv: Sequence[str]) -> Arguments:
   add('--coordinator', default='')
   add('--num_processes', type=int, default=1)
   add('--process_id', type=int, default=0)
-  add('--distributed', nargs='?', type=_bool, const=True, default=False)
-  flags = [f'--{x}' for x in vars(parser.parse_args([]))]
-  for setting in config_lib.SETTINGS:
-    form: dict[str, Any] = {'type': type(setting.default)}
-    if form['type'] is bool:
-      form = {'nargs': '?', 'type': _bool, 'const': True}
-    add(f'--config.{setting.name}', **form, default=argparse.SUPPRESS)
+  flag = {'nargs': '?', 'type': _bool, 'const': True}
+  add('--distributed', **flag, default=False)
+  for x in config_lib.SETTINGS:
+    kind = type(x.default)
+    form = flag if kind is bool else {'type': kind}
+    add(f'--config.{x.name}', **form, default=argparse.SUPPRESS)
   known, unknown = parser.parse_known_args(argv)
-  for argument in unknown:
-    _refuse(argument, flags)
-  given = vars(known)
+  if unknown:
+    flag = unknown[0].partition('=')[0]
+    if flag.startswith('--config.'):
+      config_lib.find(flag.removeprefix('--config.'))
+    near = difflib.get_close_matches(flag, [f'--{x}' for x in vars(known)], 1)
+    hint = f'; did you mean {near[0]}?' if near else ''
+    raise errors.UserError(f'argument {unknown[0]!r} is not understood{hint}')
+  given = {k: v for k, v in vars(known).items() if k.startswith('config.')}
   config = load(
-    known.config,
-    {k.removeprefix('config.'): v for k, v in given.items() if '.' in k},
+    known.config, {k.removeprefix('config.'): v for k, v in given.items()}
   )
   if (known.coordinator or known.distributed) and not known.workdir:
     raise errors.UserError(
@@ -155,14 +135,13 @@ def parse(argv: Sequence[str]) -> Arguments:
     )
   name = pathlib.Path(known.config.partition(':')[0]).stem
   default = f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
-  workdir = pathlib.Path(known.workdir or default).expanduser()
   job = {
     'coordinator': known.coordinator,
     'num_processes': known.num_processes,
     'process_id': known.process_id,
     'detects': known.distributed,
   }
-  return Arguments(config, workdir, job)
+  return config, pathlib.Path(known.workdir or default).expanduser(), job
 
 
 def _bool(text: str) -> bool:
@@ -171,55 +150,34 @@ def _bool(text: str) -> bool:
   return _BOOLS[text.lower()]
 
 
-def _refuse(argument: str, flags: Sequence[str]) -> NoReturn:
-  flag = argument.partition('=')[0]
-  if flag.startswith('--config.'):
-    config_lib.check_key(flag.removeprefix('--config.'))
-  nearest = difflib.get_close_matches(flag, flags, 1)
-  hint = f'; did you mean {nearest[0]}?' if nearest else ''
-  raise errors.UserError(f'argument {argument!r} is not understood{hint}')
-
-
 def load(
-  name: str, values: Mapping[str, Any] | None = None
+  name: str, values: Mapping[str, Any] = MappingProxyType({})
 ) -> ml_collections.ConfigDict:
   """Reads a config file, sets values by dotted name, and checks the result.
 
   `name` is FILE[:VARIANT], or NAME[:VARIANT] of a config that jaxemb has.
-
-  Raises:
-    UserError: for a file or settings that cannot be used.
+  Raises a `UserError` for a file or settings that cannot be used.
   """
   file, _, variant = name.partition(':')
-  path = _find(file)
-  try:
-    get_config = runpy.run_path(str(path))['get_config']
-    config = get_config(variant) if variant else get_config()
-    config_lib.check_keys(config_lib.flat(config))
-    config.update_from_flattened_dict(values or {})
-  except errors.UserError:
-    raise
-  except Exception as error:
-    why = str(error).strip().splitlines() or [repr(error)]
-    raise errors.UserError(
-      f'cannot read the config {file}: {why[-1]}'
-    ) from error
-  config_lib.check(config)
-  return config
-
-
-def _find(file: str) -> pathlib.Path:
   folder = pathlib.Path(__file__).parent / 'configs'
   if not folder.is_dir():  # in a checkout
     folder = folder.parents[1] / 'configs'
-  names = {x.stem: x for x in sorted(folder.glob('*.py'))}
-  path = names.get(file) or pathlib.Path(file).expanduser()
+  own = {x.stem: x for x in sorted(folder.glob('*.py'))}
+  path = own.get(file) or pathlib.Path(file).expanduser()
   if not path.is_file():
     raise errors.UserError(
       f'there is no config file {file}; give a file, or the name of a config '
-      f'that comes with jaxemb: {", ".join(names)}'
+      f'that comes with jaxemb: {", ".join(own)}'
     )
-  return path
+  try:
+    get_config = runpy.run_path(str(path))['get_config']
+    config = get_config(variant) if variant else get_config()
+  except errors.UserError:
+    raise
+  except Exception as error:
+    why = errors.one_line(error)
+    raise errors.UserError(f'cannot read the config {file}: {why}') from error
+  return config_lib.check(config, values)
 
 
 if __name__ == '__main__':

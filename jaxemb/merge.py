@@ -11,8 +11,8 @@ and all warnings.
 """
 
 import argparse
+import dataclasses
 import json
-import logging
 import pathlib
 import sys
 import tempfile
@@ -27,6 +27,10 @@ from jaxemb.merging import senses
 from jaxemb.senses import table
 from jaxemb.storage import atomic, export, vectors_npy
 
+_PART = (
+  'workdir, export folder, word2vec, GloVe or .vec file, or orbax checkpoint '
+  'with a vocab.txt'
+)
 _HELP = {
   'method': 'alir: aligned and averaged, words of any part; pca, concat: only '
   'words of all parts',
@@ -44,77 +48,36 @@ _HELP = {
   'max_iterations': 'at most',
   'tolerance': 'stop once an iteration moves vectors by less, relative to '
   'their length; scores change little beyond this',
+  'trainable': 'merge context vectors and optimizer state too (of runs and '
+  'merges), for config.train.init_from; alir without --normalize only',
+  'skip_bad': 'leave out parts that cannot be used',
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code, 2 for unusable input."""
-  flags = _parse(argv)
-  logging.captureWarnings(True)
-  logging.basicConfig(format='%(message)s', stream=sys.stderr)
-  try:
-    report = _run(flags)
-  except errors.UserError as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  print(_table(report))
-  return 0
+  return errors.exit_code(_run, argv)
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-  parser = argparse.ArgumentParser(
-    prog='python -m jaxemb.merge',
-    description='Merges models that were trained apart into one.',
-  )
-  add = parser.add_argument
-  add(
-    'parts',
-    nargs='+',
-    metavar='PART',
-    help='workdir, export folder, word2vec, GloVe or .vec file, or orbax '
-    'checkpoint with a vocab.txt',
-  )
-  add('--output', required=True, help='folder for export/ and merge.json')
-  for name, text in _HELP.items():
-    default = getattr(merging.Spec, name)
-    form = {'type': type(default), 'choices': merging.CHOICES.get(name)}
-    if isinstance(default, bool):
-      form = {'action': argparse.BooleanOptionalAction}
-    text = f'{text} (default: {default})'
-    text = f'alir: {text}' if name in merging.ALIR_ONLY else text
-    add(f'--{name}', default=default, help=text, **form)
-  add(
-    '--trainable',
-    action='store_true',
-    help='merge context vectors and optimizer state too (of runs and merges), '
-    'for config.train.init_from; alir without --normalize only',
-  )
-  add(
-    '--skip-bad',
-    '--skip_bad',
-    action='store_true',
-    help='leave out parts that cannot be used',
-  )
-  return parser.parse_args(argv)
-
-
-def _run(flags: argparse.Namespace) -> dict[str, Any]:
+def _run(argv: Sequence[str] | None) -> None:
   started = time.monotonic()
-  spec = merging.Spec(**{name: getattr(flags, name) for name in _HELP})
+  flags = _parse(argv)
+  names = [x.name for x in dataclasses.fields(merging.Spec)]
+  spec = merging.Spec(**{name: getattr(flags, name) for name in names})
   if flags.trainable and (spec.method != 'alir' or spec.normalize):
     raise errors.UserError(
       '--trainable wants --method=alir without --normalize, which keeps inner '
       'products'
     )
   output = pathlib.Path(flags.output).expanduser()
-  _check_output(output, flags.parts)
+  temporary = _make(output, flags.parts)
   # JAX only once the arguments are right.
   from flax import traverse_util
 
   from jaxemb.runtime import resources
   from jaxemb.storage import orbax_export
 
-  with _scratch_folder(output) as name:
+  with temporary as name:
     scratch = pathlib.Path(name)
     parts, skipped = parts_lib.open_all(
       flags.parts, scratch, flags.trainable, flags.skip_bad
@@ -122,12 +85,8 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     read_secs = time.monotonic() - started
     merged = senses.merge(parts, spec, scratch / 'merged', _show_progress)
     left_out = [f'left out: {x["reason"]}' for x in skipped]
-    report = merged.report | {
-      'warnings': left_out + merged.report['warnings'],
-      'skipped': skipped,
-      'read_secs': read_secs,
-    }
-    for line in report['warnings']:
+    warnings = left_out + merged.report['warnings']
+    for line in warnings:
       print(f'warning: {line}', file=sys.stderr)
     exported = time.monotonic()
     rows = vectors_npy.Encoded(merged.vectors)
@@ -138,8 +97,11 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
       arrays[path] = rows[:, 0] if rows.shape[1] == 1 else rows
     arrays = traverse_util.unflatten_dict(arrays, sep='/')
     orbax_export.write(output / 'export' / 'orbax', arrays)
-    report |= {
+    report = merged.report | {
+      'warnings': warnings,
+      'skipped': skipped,
       'tables': sorted(merged.trainable),
+      'read_secs': read_secs,
       'export_secs': time.monotonic() - exported,
       'total_secs': time.monotonic() - started,
       'peak_rss_bytes': resources.peak_rss_bytes(),
@@ -147,18 +109,40 @@ def _run(flags: argparse.Namespace) -> dict[str, Any]:
     }
   with atomic.write(output / 'merge.json') as file:
     file.write(json.dumps(report, indent=2).encode())
-  return report
+  print(_table(report))
 
 
-def _check_output(output: pathlib.Path, parts: Sequence[str]) -> None:
-  """Refuses to overwrite parts and runs, and parts given twice."""
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    prog='python -m jaxemb.merge',
+    description='Merges models that were trained apart into one.',
+  )
+  add = parser.add_argument
+  add('parts', nargs='+', metavar='PART', help=_PART)
+  add('--output', required=True, help='folder for export/ and merge.json')
+  for name, text in _HELP.items():
+    default = getattr(merging.Spec, name, False)
+    form = {'type': type(default), 'choices': merging.CHOICES.get(name)}
+    if isinstance(default, bool):
+      form = {'action': argparse.BooleanOptionalAction}
+    text = f'{text} (default: {default})'
+    text = f'alir: {text}' if name in merging.ALIR_ONLY else text
+    spellings = {f'--{name}': 0, f'--{name.replace("_", "-")}': 0}
+    add(*spellings, default=default, help=text, **form)
+  return parser.parse_args(argv)
+
+
+def _make(
+  output: pathlib.Path, parts: Sequence[str]
+) -> tempfile.TemporaryDirectory:
+  """Makes the folder, and one in it for rows, without overwriting others."""
   folder, seen = output.resolve(), set()
-  written = {folder / x for x in ('export', 'checkpoints')}
   for part in parts:
     path = pathlib.Path(part).expanduser().resolve()
     if path in seen:
       raise errors.UserError(f'{part} is given twice; give each part once')
     seen.add(path)
+    written = {folder / 'export', folder / 'checkpoints'}
     if path == folder or written & {path, *path.parents}:
       raise errors.UserError(
         f'--output={output} is one of the parts; give another folder'
@@ -167,16 +151,12 @@ def _check_output(output: pathlib.Path, parts: Sequence[str]) -> None:
     raise errors.UserError(
       f'--output={output} is the folder of a run; give another one'
     )
-
-
-def _scratch_folder(output: pathlib.Path) -> tempfile.TemporaryDirectory:
   try:
     output.mkdir(parents=True, exist_ok=True)
     return tempfile.TemporaryDirectory(prefix='.merging-', dir=output)
   except OSError as error:
     raise errors.UserError(
-      f'cannot write in {output}: {error.strerror or error}; give another '
-      '--output'
+      f'cannot write in {output}: {error.strerror}; give another --output'
     ) from error
 
 

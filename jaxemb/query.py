@@ -19,7 +19,7 @@ that itself begins with a sign is taken as that word.
 """
 
 import argparse
-import logging
+import functools
 import sys
 from collections.abc import Container, Sequence
 
@@ -30,89 +30,10 @@ from jaxemb.senses import table
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code, 2 for unusable input."""
-  flags, terms = _parse(argv)
-  logging.captureWarnings(True)
-  logging.basicConfig(format='%(message)s', stream=sys.stderr)
-  try:
-    vectors = embeddings.load(flags.vectors)
-    if flags.senses or flags.position is not None:
-      _print_senses(vectors, flags, terms)
-      return 0
-    positive, negative = split_expression(terms, vectors)
-    if flags.sense is not None and (len(positive) != 1 or negative):
-      raise errors.UserError('--sense is that of one word; give one word')
-    found = vectors.most_similar(
-      positive,
-      negative,
-      flags.topn,
-      sense=flags.sense,
-      min_prior=geometry.MIN_PRIOR,
-    )
-  except (errors.UserError, KeyError) as error:
-    print(f'error: {error}', file=sys.stderr)
-    return 2
-  width = max((len(word) for word, _ in found), default=0)
-  for word, cosine in found:
-    print(f'{word:<{width}}  {cosine:.4f}')
-  return 0
+  return errors.exit_code(_run, argv)
 
 
-def _print_senses(
-  vectors: embeddings.Embeddings,
-  flags: argparse.Namespace,
-  terms: Sequence[str],
-) -> None:
-  """Every sense of a word, with its prior or its probability in a sentence."""
-  words = [word for term in terms for word in term.split()]
-  if flags.position is not None:
-    chances = vectors.disambiguate(words, flags.position)
-    word = table.spelled(words[flags.position], vectors)
-  elif len(words) == 1:
-    word = words[0]
-    chances = [prior for _, prior in vectors.senses(word)]
-  else:
-    raise errors.UserError('--senses is of one word; give one word')
-  names = [name for name, _ in vectors.senses(word)]
-  for sense, (name, chance) in enumerate(zip(names, chances, strict=True)):
-    near = vectors.most_similar(
-      word, topn=flags.topn, sense=sense, min_prior=geometry.MIN_PRIOR
-    )
-    print(f'{name}  {chance:.4f}  ' + ' '.join(other for other, _ in near))
-
-
-def split_expression(
-  terms: Sequence[str], known: Container[str]
-) -> tuple[list[str], list[str]]:
-  """Words of `king - man + woman` to add and to subtract.
-
-  Raises:
-    errors.UserError: a sign without a word after it, or no word.
-  """
-  terms = [term for argument in terms for term in argument.split()]
-  if len(terms) == 1 and terms[0] in known:
-    return terms, []
-  words = {'+': [], '-': []}
-  sign = ''
-  for term in terms:
-    if term in words:
-      if sign:
-        raise errors.UserError(
-          f'two signs without a word between: {sign} {term}'
-        )
-      sign = term
-      continue
-    if term[0] in words and not sign and term not in known:
-      sign, term = term[0], term[1:]
-    words[sign or '+'].append(term)
-    sign = ''
-  if sign or not (words['+'] or words['-']):
-    raise errors.UserError(
-      'expected words, with + or - between: king - man + woman'
-    )
-  return words['+'], words['-']
-
-
-def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+def _run(argv: Sequence[str] | None) -> None:
   # No short options: `-` and `-man` belong to the expression.
   parser = argparse.ArgumentParser(
     prog='python -m jaxemb.query',
@@ -136,7 +57,59 @@ def _parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.error(f'unrecognized arguments: {" ".join(unknown)}')
   if flags.topn < 1:
     parser.error('--topn must be 1 or more')
-  return flags, terms
+  vectors = embeddings.load(flags.vectors)
+  nearest = functools.partial(
+    vectors.most_similar, topn=flags.topn, min_prior=geometry.MIN_PRIOR
+  )
+  if not flags.senses and flags.position is None:
+    positive, negative = split_expression(terms, vectors)
+    if flags.sense is not None and (len(positive) != 1 or negative):
+      raise errors.UserError('--sense is that of one word; give one word')
+    found = nearest(positive, negative, sense=flags.sense)
+    width = max((len(word) for word, _ in found), default=0)
+    for word, cosine in found:
+      print(f'{word:<{width}}  {cosine:.4f}')
+    return
+  words = ' '.join(terms).split()
+  if flags.position is not None:
+    chances = vectors.disambiguate(words, flags.position)
+    word = table.spelled(words[flags.position], vectors)
+  elif len(words) == 1:
+    (word,) = words
+    chances = [prior for _, prior in vectors.senses(word)]
+  else:
+    raise errors.UserError('--senses is of one word; give one word')
+  for sense, (name, _) in enumerate(vectors.senses(word)):
+    near = ' '.join(other for other, _ in nearest(word, sense=sense))
+    print(f'{name}  {chances[sense]:.4f}  {near}')
+
+
+def split_expression(
+  terms: Sequence[str], known: Container[str]
+) -> tuple[list[str], list[str]]:
+  """Words of `king - man + woman` to add and to subtract.
+
+  Raises a `UserError` for a sign without a word after it, or no word.
+  """
+  terms = ' '.join(terms).split()
+  if len(terms) == 1 and terms[0] in known:
+    return terms, []
+  words, sign = {'+': [], '-': []}, ''
+  for term in terms:
+    if term in words:
+      if sign:
+        break
+      sign = term
+      continue
+    if term[0] in words and not sign and term not in known:
+      sign, term = term[0], term[1:]
+    words[sign or '+'].append(term)
+    sign = ''
+  if sign or not any(words.values()):
+    raise errors.UserError(
+      'expected words, with one + or - between them: king - man + woman'
+    )
+  return words['+'], words['-']
 
 
 if __name__ == '__main__':

@@ -264,7 +264,7 @@ def from_python(
             f'{key.split(".")[-1]}={value!r} is not used with a config; set '
             f'config.{key} there, or settings={{{key!r}: {value!r}}}'
           )
-      config = data.copy_and_resolve_references()
+      config = data
     else:
       settings = {**arguments, 'eval.paths': 'none', **settings}
       if isinstance(data, str | os.PathLike):
@@ -275,12 +275,7 @@ def from_python(
         config.data.tokens = 'whitespace' if has_tokens else 'words'
         config.data.lowercase = not has_tokens
         text_cache = pathlib.Path(temporary, 'cache')
-    checks = {x.name: x.check for x in config_lib.SETTINGS}
-    for key, value in settings.items():
-      config_lib.check_key(key)
-      checks[key](value)
-    config.update_from_flattened_dict(settings)
-    config_lib.check(config)
+    config = config_lib.check(config, settings)
     folder = pathlib.Path(workdir or os.path.join(temporary, 'run'))
     if run(config, folder, text_cache=text_cache) == STOPPED:
       raise errors.UserError(
