@@ -26,19 +26,19 @@ def _private_cache() -> str:
   numba unpickles, and so executes, what it finds in its cache.
   """
   user = getattr(os, 'getuid', int)()  # Windows has none
-  folder = os.path.join(tempfile.gettempdir(), f'jaxemb-numba-{user}')
+  folder = pathlib.Path(tempfile.gettempdir(), f'jaxemb-numba-{user}')
   with contextlib.suppress(FileExistsError):
-    os.mkdir(folder, 0o700)
-  status = os.lstat(folder)
+    folder.mkdir(0o700)
+  status = folder.lstat()
   is_private = status.st_uid == user and not status.st_mode & 0o022
   if stat.S_ISDIR(status.st_mode) and is_private:
-    return folder
+    return str(folder)
   return tempfile.mkdtemp(prefix='jaxemb-numba-')
 
 
 # numba caches compiled code next to the sources or in the home folder, and
 # fails where it can write to neither (such as in some containers).
-_homes = (pathlib.Path(__file__).parent, pathlib.Path(os.path.expanduser('~')))
+_homes = (os.path.dirname(__file__), os.path.expanduser('~'))
 if 'NUMBA_CACHE_DIR' not in os.environ:
   if not any(os.access(folder, os.W_OK) for folder in _homes):
     os.environ['NUMBA_CACHE_DIR'] = _private_cache()
@@ -49,9 +49,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   if name == 'train':
     return importlib.import_module('jaxemb.train')
-  from jaxemb import embeddings
-
-  return getattr(embeddings, name)
+  return getattr(importlib.import_module('jaxemb.embeddings'), name)
 
 
 def __dir__() -> list[str]:

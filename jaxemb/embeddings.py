@@ -28,7 +28,10 @@ Ranked = list[tuple[str, float]] | np.ndarray
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Embeddings:
-  """Words with their vectors, the most frequent first."""
+  """Words with their vectors, the most frequent first.
+
+  A word without a vector raises an `errors.UnknownWordError`, a `KeyError`.
+  """
 
   index_to_key: list[str]  # [vocab] different words
   vectors: np.ndarray  # [vocab, dim] float32; may be memory-mapped
@@ -82,15 +85,11 @@ class Embeddings:
     return np.stack([self.get_vector(word) for word in words])
 
   def get_index(self, word: str | int) -> int:
-    """Row of a word; a row number stands for itself.
-
-    Raises:
-      errors.UnknownWordError: the word, or row, does not exist.
-    """
+    """Row of a word; a row number stands for itself."""
     row = self.key_to_index.get(word, -1) if isinstance(word, str) else word
     if row == -1 and self.sense_table and word in self.sense_table.index:
-      senses = self._sense_rows(word)
-      row = int(senses[self.sense_table.priors[senses].argmax()])
+      name, _ = max(self.senses(word), key=lambda sense: sense[1])
+      row = self.key_to_index[name]
     if not isinstance(row, numbers.Integral) or not 0 <= row < len(self):
       raise errors.UnknownWordError(word, self.index_to_key)
     return int(row)
@@ -129,19 +128,19 @@ class Embeddings:
     are searched. Of words with several senses each comes once, as its nearest
     sense with at least `min_prior`; `sense` chooses one of the only word given.
 
-    Returns:
-      (word, cosine) by falling cosine, without the given words; with `topn`
-      None, [rows of the words searched] float32 cosines.
-
-    Raises:
-      errors.UnknownWordError: a given word has no vector.
-      ValueError: nothing was given.
+    Returns (word, cosine) by falling cosine, without the given words; with
+    `topn` None, [rows of the words searched] float32 cosines. Raises a
+    `ValueError` if nothing is given.
     """
     positive, negative = _as_list(positive), _as_list(negative)
     if sense is not None:
       if len(positive) != 1 or negative or not isinstance(positive[0], str):
         raise ValueError('a sense is that of one word')
-      positive = [self._sense(positive[0], sense)]
+      names = [name for name, _ in self.senses(positive[0])]
+      if not 0 <= sense < len(names):
+        line = f'{positive[0]!r} has {len(names)} senses, from 0 up'
+        raise errors.UserError(line)
+      positive = [names[sense]]
     items = [x if isinstance(x, tuple) else (x, 1.0) for x in positive]
     items += [x if isinstance(x, tuple) else (x, -1.0) for x in negative]
     if not items:
@@ -167,10 +166,8 @@ class Embeddings:
       raise ValueError('give at least one positive word or vector')
 
     def product(keys: list[Key]) -> np.ndarray | float:
-      factors = (
-        (1 + self._cosines(self._direction(key), restrict_vocab)) / 2
-        for key in keys
-      )
+      directions = map(self._direction, keys)
+      factors = ((1 + self._cosines(x, restrict_vocab)) / 2 for x in directions)
       return functools.reduce(np.multiply, factors, np.float32(1))
 
     scores = product(positive) / (product(negative) + np.float32(1e-6))
@@ -191,11 +188,16 @@ class Embeddings:
 
   def senses(self, word: str) -> list[tuple[str, float]]:
     """(name of the row, prior) of every sense of a word."""
-    priors = self.sense_table.priors if self.sense_table else np.ones(len(self))
-    return [
-      (self.index_to_key[row], float(priors[row]))
-      for row in self._sense_rows(word)
-    ]
+    table = self.sense_table
+    if table is None:
+      return [(self.index_to_key[self.get_index(word)], 1.0)]
+    if word in table.index:
+      rows = table.rows(table.index[word])
+    else:
+      row = self.get_index(word)
+      rows = slice(row, row + 1)
+    names, priors = self.index_to_key[rows], table.priors[rows].tolist()
+    return list(zip(names, priors, strict=True))
 
   def disambiguate(
     self, sentence: Sequence[str] | str, position: int, window: int = 0
@@ -204,10 +206,7 @@ class Embeddings:
 
     `sentence` is split at white space, or a list of tokens; `window` known
     words on each side of the position count, 0 for as many as in training.
-
-    Raises:
-      errors.UserError: the position is outside, or the window negative.
-      errors.UnknownWordError: the word is unknown.
+    Raises a `UserError` for a position outside or a negative window.
     """
     table = self.sense_table
     known = self.key_to_index if table is None else table.index
@@ -229,8 +228,7 @@ class Embeddings:
   def doesnt_match(self, words: Sequence[str]) -> str:
     """The word farthest from the mean of all; warns of unknown ones.
 
-    Raises:
-      ValueError: none of the words is known.
+    Raises a `ValueError` if none of the words is known.
     """
     known = [word for word in words if word in self]
     if not known:
@@ -252,15 +250,10 @@ class Embeddings:
   ) -> tuple[tuple, tuple, float]:
     """Correlates cosines with the ratings of a similarity benchmark.
 
-    With `dummy4unknown` pairs with an unknown word have cosine 0; they are
-    left out otherwise.
-
-    Returns:
-      (Pearson's r, p), (Spearman's rho, p), per cent of pairs with an unknown
-      word.
-
-    Raises:
-      errors.UserError: the file cannot be read, or fewer than two pairs count.
+    Returns (Pearson's r, p), (Spearman's rho, p) and the per cent of pairs with
+    an unknown word: these have cosine 0 with `dummy4unknown`, and are left out
+    otherwise. Raises a `UserError` for a file that cannot be read, or if fewer
+    than two pairs count.
     """
     from scipy import stats  # takes a third of a second
 
@@ -289,16 +282,12 @@ class Embeddings:
   ) -> tuple[float, list[dict]]:
     """Answers the questions of an analogy benchmark.
 
-    With `dummy4unknown` questions with an unknown word count as wrong; they
-    are left out otherwise. `similarity_function` is 'most_similar' or
-    'most_similar_cosmul' (gensim 4.4 ignores it and takes the first).
-
-    Returns:
-      Fraction answered right, and per section, with 'Total accuracy' last,
-      {'section', 'correct', 'incorrect'}: its name and lists of questions.
-
-    Raises:
-      errors.UserError: the file cannot be read or holds no analogies.
+    Returns the fraction answered right, and per section, with 'Total accuracy'
+    last, {'section', 'correct', 'incorrect'}: its name and lists of questions.
+    Questions with an unknown word count as wrong with `dummy4unknown`, and are
+    left out otherwise. `similarity_function` is 'most_similar' or
+    'most_similar_cosmul' (gensim 4.4 ignores it and takes the first). Raises a
+    `UserError` for a file that cannot be read or holds no analogies.
     """
     functions = ('most_similar', 'most_similar_cosmul')
     if similarity_function not in functions:
@@ -309,27 +298,24 @@ class Embeddings:
     is_found, is_right = words_lib.solve_analogies(benchmark, searched)
     sections = {
       name: {'section': name, 'correct': [], 'incorrect': []}
-      for name in benchmark.labels
+      for name in (*benchmark.labels, 'Total accuracy')
     }
+    total = sections['Total accuracy']
     for i, question in enumerate(benchmark.words):
       if searched.is_upper:
         question = tuple(word.upper() for word in question)
       if is_found[i] or dummy4unknown:
         side = 'correct' if is_right[i, measure] else 'incorrect'
-        sections[benchmark.labels[i]][side].append(question)
-    total = {'section': 'Total accuracy'} | {
-      side: [x for section in sections.values() for x in section[side]]
-      for side in ('correct', 'incorrect')
-    }
+        for section in (sections[benchmark.labels[i]], total):
+          section[side].append(question)
     num_right, num_wrong = len(total['correct']), len(total['incorrect'])
     fraction = num_right / max(num_right + num_wrong, 1)
-    return fraction, [*sections.values(), total]
+    return fraction, list(sections.values())
 
   def save(self, folder: pathlib.Path | str) -> None:
     """Writes vectors.npy, vocab.txt and any senses, which `load` reads.
 
-    Raises:
-      errors.UserError: a file cannot be written.
+    Raises a `UserError` if a file cannot be written.
     """
     counts = np.ones(len(self), int) if self.counts is None else self.counts
     rows = vectors_npy.Encoded(self.vectors)
@@ -344,40 +330,19 @@ class Embeddings:
   ) -> None:
     """Writes a word2vec file, and the counts as `word count` lines.
 
-    Words with white space are renamed with underscores, with a warning.
-
-    Raises:
-      errors.UserError: a file cannot be written.
-      ValueError: `fvocab` is given, but no counts are known.
+    Words with white space are renamed with underscores, with a warning. Raises
+    a `UserError` if a file cannot be written, a `ValueError` if `fvocab` is
+    given but no counts are known.
     """
     if fvocab is not None and self.counts is None:
       raise ValueError('no counts are known: leave out fvocab')
-    num_renamed = word2vec_format.write(
-      fname, self.index_to_key, self.vectors, binary
-    )
+    words = self.index_to_key
+    renamed = word2vec_format.write(fname, words, self.vectors, binary)
     if fvocab is not None:
-      word2vec_format.write_vocab(fvocab, self.index_to_key, self.counts)
-    if num_renamed:
-      warnings.warn(
-        f'{fname}: {num_renamed:,} words with white space were written with '
-        'underscores',
-        stacklevel=2,
-      )
-
-  def _sense(self, word: str, sense: int) -> str:
-    """Name of the row of a sense."""
-    names = [name for name, _ in self.senses(word)]
-    if not 0 <= sense < len(names):
-      raise errors.UserError(f'{word!r} has {len(names)} senses, from 0 up')
-    return names[sense]
-
-  def _sense_rows(self, word: str) -> Sequence[int]:
-    """Rows of all senses of a word."""
-    table = self.sense_table
-    if table is None or word not in table.index:
-      return np.array([self.get_index(word)])
-    found = table.rows(table.index[word])
-    return np.arange(found.start, found.stop)
+      word2vec_format.write_vocab(fvocab, words, self.counts)
+    if renamed:
+      line = f'{renamed:,} words with white space were written with underscores'
+      warnings.warn(f'{fname}: {line}', stacklevel=2)
 
   def _searched(self, limit: int | None, is_upper: bool) -> words_lib.Searched:
     words = self.of_words()
@@ -387,9 +352,8 @@ class Embeddings:
 
   def _direction(self, key: Key) -> np.ndarray:
     """A word's vector at length 1; a vector as it is."""
-    if isinstance(key, np.ndarray):
-      return key
-    return self.get_vector(key, norm=True)
+    is_vector = isinstance(key, np.ndarray)
+    return key if is_vector else self.get_vector(key, norm=True)
 
   def _cosines(self, target: np.ndarray, num_words: int | None) -> np.ndarray:
     """[rows of the words searched] float32: products with unit vectors."""
@@ -437,13 +401,9 @@ def _read_benchmark(
 def load(path: pathlib.Path | str) -> Embeddings:
   """Loads vectors, whatever form they are in; warns of what was left out.
 
-  Args:
-    path: the workdir of a run, its export folder or vectors.npy (mapped into
-      memory, not read), or a word2vec, GloVe or fastText .vec file, text or
-      binary, plain or .gz.
-
-  Raises:
-    errors.UserError: missing, not recognised, cut or damaged.
+  The path is a workdir, its export folder or vectors.npy (mapped into memory,
+  not read), or a word2vec, GloVe or fastText .vec file, text or binary, plain
+  or .gz. Raises a `UserError` if it is missing, not recognised, cut or damaged.
   """
   words, vectors, counts, folder = export.read(path)
   senses = senses_lib.read(folder, words, counts, vectors) if folder else None

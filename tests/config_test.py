@@ -1,59 +1,56 @@
-"""Settings: types, ranges, names, and what may differ on resuming."""
+"""Settings: what they accept, what they become, what may change on resuming."""
 
 import json
 
+import numpy as np
 import pytest
 
+from jaxemb import build, errors, rundir
 from jaxemb import config as config_lib
-from jaxemb import errors, rundir
-from jaxemb.tables import row_sharded
+from jaxemb.runtime import mesh
+from jaxemb.strategies import replicas
+
+_SYNC = {'strategy.name': 'sync'}
 
 
-def test_the_default_is_accepted():
-  config_lib.check(config_lib.default())
+def _config(settings):
+  return config_lib.check(config_lib.default(), settings)
+
+
+def test_every_setting_is_declared_in_full():
+  settings = {x.name: x for x in config_lib.SETTINGS}
+  assert len(settings) == len(config_lib.SETTINGS)
+  assert config_lib.MEMBERS.keys() <= settings.keys()
+  for x in config_lib.SETTINGS:
+    assert x.help and '\n' not in x.help
+    has_limits = x.choices and not isinstance(x.choices[0], str)
+    assert bool(has_limits) == (type(x.default) in (int, float)), x.name
+    x.check(x.default)
+    other, _, values = (x.only_with or 'model.name=cbow').partition('=')
+    for value in values.split('|'):
+      settings[other].check(value)
+  assert _config({}) == config_lib.default()
 
 
 @pytest.mark.parametrize(
-  ('key', 'value', 'words'),
+  ('settings', 'shape', 'message'),
   [
-    ('train.epochs', 2.5, 'type int'),
-    ('model.dim', '100', 'type int'),
-    ('data.lowercase', 1, 'type bool'),
-    ('data.path', 3, 'type str'),
+    ({'train.epochs': 2.5}, (1, 1), 'train.epochs=2.5 must be of type int'),
+    ({'model.dim': '100'}, (1, 1), "model.dim='100' must be of type int"),
+    ({'data.lowercase': 1}, (1, 1), 'data.lowercase=1 must be of type bool'),
+    ({'data.path': 3}, (1, 1), 'data.path=3 must be of type str'),
+    ({**_SYNC, 'train.batch_words': 48}, (2, 2), 'multiple of 64: 16 centers'),
+    ({'optimizer.name': 'mine:sgd'}, (1, 1), 'set --config.optimizer.learning'),
   ],
 )
-def test_values_of_another_type_are_refused(key, value, words):
-  config = config_lib.default()
-  section, name = key.split('.')
-  with config.ignore_type():
-    config[section][name] = value
-  with pytest.raises(errors.UserError, match=f'{key}.*{words}'):
-    config_lib.check(config)
-
-
-@pytest.mark.parametrize(
-  ('settings', 'mesh', 'message'),
-  [
-    ({'table.layout': 'row'}, (1, 3), 'must divide 256'),
-    ({'train.batch_words': 48}, (2, 2), 'multiple of 64: 16 centers'),
-    (
-      {'optimizer.name': 'mine:sgd'},
-      (1, 1),
-      'set --config.optimizer.learning_rate',
-    ),
-  ],
-)
-def test_what_does_not_fit_the_mesh_is_refused(settings, mesh, message):
-  config = config_lib.default()
-  config.strategy.name = 'sync'
-  config.update_from_flattened_dict(settings)
+def test_what_does_not_fit_is_one_line(settings, shape, message):
   with pytest.raises(errors.UserError) as caught:
-    config_lib.resolve(config, 'cpu', mesh)
+    config_lib.resolve(_config(settings), 'cpu', shape)
   assert message in str(caught.value) and '\n' not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-  ('layout', 'parts', 'mesh', 'multiple'),
+  ('layout', 'parts', 'shape', 'multiple'),
   [
     ('replicated', 0, (1, 1), 16),
     ('replicated', 0, (8, 1), 16 * 8),
@@ -63,23 +60,18 @@ def test_what_does_not_fit_the_mesh_is_refused(settings, mesh, message):
     ('column', 0, (2, 4), 16 * 2),
   ],
 )
-def test_each_device_has_whole_chunks(layout, parts, mesh, multiple):
-  config = config_lib.default()
-  config.strategy.name, config.table.layout = 'sync', layout
+def test_each_device_has_whole_chunks(layout, parts, shape, multiple):
+  config = _config({**_SYNC, 'table.layout': layout})
   fixed = {'parts': parts} if parts else {}
   for words in (multiple, 3 * multiple):
     config.train.batch_words = words
-    resolved, tuning = config_lib.resolve(config, 'cpu', mesh, **fixed)
+    resolved, tuning = config_lib.resolve(config, 'cpu', shape, **fixed)
     assert resolved.train.batch_words == words
-    assert tuning.parts == (parts or mesh[0])
+    assert tuning.parts == (parts or shape[0])
     assert tuning.part_words == words // tuning.parts
   config.train.batch_words = multiple + 16 if multiple > 16 else 24
   with pytest.raises(errors.UserError, match=f'multiple of {multiple}'):
-    config_lib.resolve(config, 'cpu', mesh, **fixed)
-
-
-def test_classes_of_rows_are_those_of_the_tables():
-  assert config_lib._ROW_CLASSES == row_sharded.NUM_CLASSES
+    config_lib.resolve(config, 'cpu', shape, **fixed)
 
 
 @pytest.mark.parametrize(
@@ -98,49 +90,56 @@ def test_classes_of_rows_are_those_of_the_tables():
 def test_steps_suit_the_device(
   platform, settings, fixed, batch_words, max_duplicates
 ):
-  config = config_lib.default()
-  config.update_from_flattened_dict(settings)
-  config_lib.check(config)
+  config = _config(settings)
   resolved, tuning = config_lib.resolve(config, platform, (1, 1), **fixed)
   assert resolved.train.batch_words == batch_words
   assert resolved.optimizer.max_duplicates == max_duplicates
   assert resolved.optimizer.learning_rate > 0 == config.optimizer.learning_rate
-  assert tuning.deduplicates == (platform == 'gpu')
   on_cpu = platform == 'cpu'
+  assert tuning.deduplicates == (platform == 'gpu')
   assert tuning.loss_every_steps == (64 if on_cpu else 1)
   assert tuning.steps_per_loop == (1 if on_cpu else 16)
   config_lib.check(resolved)
 
 
 def test_more_replicas_exchange_sooner():
-  config = config_lib.default()
-  _, two = config_lib.resolve(config, 'cpu', (2, 1))
-  _, four = config_lib.resolve(config, 'cpu', (4, 1))
-  assert (two.sync_words, two.sync_lookups) == (16_384, 8)
-  assert (four.sync_words, four.sync_lookups) == (2048, 1)
-  config.strategy.sync_every = 100
-  assert config_lib.resolve(config, 'cpu', (4, 1))[1].sync_words == 100
+  for num, every, words, lookups in (
+    (2, 0, 16_384, 8), (4, 0, 2048, 1), (4, 100, 100, 1)
+  ):  # fmt: skip
+    config = _config({'strategy.sync_every': every})
+    _, tuning = config_lib.resolve(config, 'cpu', (num, 1))
+    assert (tuning.sync_words, tuning.sync_lookups) == (words, lookups)
 
 
-def test_every_setting_is_declared_in_full():
-  names = {x.name for x in config_lib.SETTINGS}
-  assert len(names) == len(config_lib.SETTINGS)
-  for setting in config_lib.SETTINGS:
-    assert setting.help and '\n' not in setting.help
-    is_number = type(setting.default) in (int, float)
-    assert bool(setting.limits) == is_number, setting.name
-    setting.check(setting.default)
-    other, *values = setting.only_with or ('model.name', 'cbow')
-    known = {x.name: x for x in config_lib.SETTINGS}[other]
-    for value in values:
-      known.check(value)
-  for name in config_lib.MEMBERS:
-    assert name in names
+@pytest.mark.parametrize(
+  ('sync_every', 'steps_per_loop', 'expected'),
+  [
+    (0, 16, (2, 2)),  # what an accelerator has
+    (20 * 8192, 16, (20, 10)),
+    (5 * 8192, 1, (5, 1)),
+  ],
+)
+def test_replicas_run_no_loops_of_padding(
+  monkeypatch, sync_every, steps_per_loop, expected
+):
+  config, tuning = config_lib.resolve(
+    _config({'strategy.sync_every': sync_every}),
+    'gpu',
+    (2, 1),
+    steps_per_loop=steps_per_loop,
+  )
+  monkeypatch.setattr(
+    replicas,
+    'replicas',
+    lambda trainable, _, policy: (policy.every_steps, trainable.steps_per_loop),
+  )
+  devices = mesh.make(mesh.Shape(2, 1))
+  made = build.trainer(config, tuning, np.full(40, 100), devices)
+  assert made.strategy == expected
 
 
 def test_a_run_is_resumed_with_settings_that_may_change(tmp_path):
-  config = config_lib.default()
-  config.strategy.name = 'sync'
+  config = _config(_SYNC)
   begun, tuning = config_lib.resolve(config, 'cpu', (1, 1))
   rundir.check(begun, tmp_path)  # nothing is there
   rundir.record(begun, tuning, tmp_path, 'text')
@@ -156,15 +155,40 @@ def test_a_run_is_resumed_with_settings_that_may_change(tmp_path):
   there.model.dim = 7
   with pytest.raises(errors.UserError, match=r'model.dim \(100 there, 7 now\)'):
     rundir.check(there, tmp_path)
-
-
-def test_a_run_of_another_version_is_refused(tmp_path):
-  config = config_lib.default()
   old = config.to_dict()
-  old['data'] |= {'parts': 1, 'cache': ''}
-  (tmp_path / 'config.json').write_text(json.dumps(old))
-  with pytest.raises(errors.UserError, match='another version of jaxemb'):
-    rundir.check(config, tmp_path)
-  (tmp_path / 'config.json').write_text('[1')
-  with pytest.raises(errors.UserError, match='does not hold the settings'):
-    rundir.check(config, tmp_path)
+  old['data']['parts'] = 1
+  for text, words in (
+    (json.dumps(old), 'another version of jaxemb'),
+    ('[1', 'does not hold the settings'),
+  ):
+    (tmp_path / 'config.json').write_text(text)
+    with pytest.raises(errors.UserError, match=words):
+      rundir.check(config, tmp_path)
+
+
+def test_members_are_found():
+  for key, names in config_lib.MEMBERS.items():
+    for name in names:
+      assert callable(build.member(key, name)), name
+
+
+@pytest.mark.parametrize(
+  ('name', 'args', 'available', 'words'),
+  [
+    ('no_such_module:x', (), {}, 'sgd, adagrad, adam or module:attribute'),
+    ('math:no_such_name', (), {}, 'sgd, adagrad, adam or module:attribute'),
+    ('half_written:make', (), {}, 'half_written.py, line 1'),
+    ('math:pi', (), {}, 'is not a callable'),
+    ('operator:add', (1,), {}, "missing a required argument: 'b'"),
+    ('operator:neg', (1, 2), {'a': 3}, 'argument'),
+  ],
+)
+def test_members_that_cannot_be_used_are_one_line(
+  tmp_path, monkeypatch, name, args, available, words
+):
+  (tmp_path / 'half_written.py').write_text('def make(\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(errors.UserError) as caught:
+    build.bind('optimizer.name', name, args, available)
+  assert f'config.optimizer.name={name}' in str(caught.value)
+  assert words in str(caught.value) and '\n' not in str(caught.value)

@@ -11,6 +11,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors, main
 
 ROOT = pathlib.Path(__file__).parents[1]
+SYNC = '--config.strategy.name=sync'
 PARTITION = '--config.strategy.name=partition'
 MIXTURE = '--config.model.name=mixture'
 TREE = '--config.model.loss=hierarchical_softmax'
@@ -67,6 +68,7 @@ BAD_INPUT = [
     'config.model.name=mixture needs other tables',
   ),
   ('--config.mesh.table=2', 'set --config.mesh.data instead'),
+  (f'{SYNC} --config.table.layout=row --config.mesh.table=3', 'divide 256'),
   (f'{PARTITION} --config.strategy.part=10', 'must be 0..9 or -1'),
   (f'{PARTITION} --config.mesh.data=11', 'sub-models to train, 10'),
   (
@@ -116,18 +118,17 @@ def test_a_bad_config_file_is_one_line(tmp_path, text, words):
 
 
 def test_a_command_line_is_a_config_file_with_values_set():
-  arguments = main.parse([
+  config, workdir, job = main.parse([
     '--config=configs/wiki.py:smoke', '--config.model.dim=8', '--config.seed',
     '7', '--config.data.path=', '--config.data.lowercase=false',
     '--config.optimizer.learning_rate=1', '--workdir=x',
     '--coordinator=h:1', '--num_processes=2', '--process_id=1',
   ])  # fmt: skip
-  config = arguments.config
   assert (config.model.dim, config.seed, config.data.path) == (8, 7, '')
   assert config.data.lowercase is False
   assert isinstance(config.optimizer.learning_rate, float)
-  assert arguments.workdir == pathlib.Path('x')
-  assert arguments.job == {
+  assert workdir == pathlib.Path('x')
+  assert job == {
     'coordinator': 'h:1',
     'num_processes': 2,
     'process_id': 1,
@@ -137,18 +138,15 @@ def test_a_command_line_is_a_config_file_with_values_set():
 
 def test_configs_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  values = {'senses.words': 'words.txt'}  # which mixture:dmwe asks for
-  for name, variants in (
-    ('wiki', ('', ':simple', ':en', ':smoke')),
-    ('mixture', ('', ':simple', ':dmwe', ':smoke')),
-  ):
-    for variant in variants:
-      given = values if variant == ':dmwe' else None
-      config = main.load(f'{name}{variant}', given)
-      assert config == main.load(f'{ROOT}/configs/{name}.py{variant}', given)
-  arguments = main.parse(['--config.data.path=x'])
-  assert str(arguments.workdir).startswith('runs/wiki-')
-  assert arguments.config.data.path == 'x'
+  names = ['mixture', 'mixture:simple', 'mixture:smoke', 'mixture:dmwe']
+  for name in ['wiki', 'wiki:simple', 'wiki:en', 'wiki:smoke', *names]:
+    # mixture:dmwe asks for a list of words.
+    values = {'senses.words': 'words.txt'} if 'dmwe' in name else {}
+    file, colon, variant = name.partition(':')
+    path = f'{ROOT}/configs/{file}.py{colon}{variant}'
+    assert main.load(name, values) == main.load(path, values)
+  config, workdir, _ = main.parse(['--config.data.path=x'])
+  assert str(workdir).startswith('runs/wiki-') and config.data.path == 'x'
 
 
 @pytest.mark.parametrize('command', ['jaxemb.main', 'jaxemb', 'jaxemb train'])
