@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import jax
 import pytest
 
+import jaxemb.__main__ as jaxemb_command
 from jaxemb import metrics
 from tests import compiling
 
@@ -57,6 +58,20 @@ def shared_data() -> pathlib.Path:
   if not folder.is_dir():
     pytest.skip(f'real data not found at {folder}')
   return folder
+
+
+@pytest.fixture
+def command(capsys) -> Callable[[str], tuple[int, str, str]]:
+  """Runs a command line: its exit code, what it prints, and its messages."""
+
+  def run(line: str) -> tuple[int, str, str]:
+    try:
+      code = jaxemb_command.main(line.split())
+    except SystemExit as stop:
+      code = stop.code
+    return code, *capsys.readouterr()
+
+  return run
 
 
 def _die() -> None:

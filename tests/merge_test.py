@@ -7,11 +7,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 import jaxemb
-from jaxemb import merge
 from jaxemb.storage import checkpoint, orbax_export, word2vec_format
 
 _WORDS = [f'w{i}' for i in range(60)]
-_COUNTS = np.arange(60, 0, -1)
 
 
 def _vectors(seed):
@@ -21,78 +19,89 @@ def _vectors(seed):
   return (truth @ turn).astype(np.float32)
 
 
-def _cosines(vectors):
-  unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-  return unit @ unit.T
+def _write(path, words=slice(None), vectors=None):
+  vectors = _vectors(3) if vectors is None else vectors
+  is_binary = path.suffix == '.bin'
+  word2vec_format.write(path, _WORDS[words], vectors[words], is_binary)
 
 
-def _export(folder, vectors, words=_WORDS, counts=_COUNTS):
+def _vocab(folder, words):
+  counts = np.arange(60, 0, -1)[: len(words)]
+  word2vec_format.write_vocab(folder / 'vocab.txt', words, counts)
+
+
+def _export(folder, vectors, words=_WORDS):
   folder.mkdir(parents=True)
   np.save(folder / 'vectors.npy', vectors)
-  word2vec_format.write_vocab(folder / 'vocab.txt', words, counts)
-  return folder
+  _vocab(folder, words)
 
 
-def _run_folder(folder, seed):
+def _foreign(folder, words=_WORDS, **arrays):
+  """A checkpoint of another program."""
+  ocp.PyTreeCheckpointer().save(folder, arrays or {'any': _vectors(6)})
+  if words:
+    _vocab(folder, words)
+
+
+def _run_folder(folder):
   """What a finished run leaves, as far as a merge reads it."""
-  vectors, squares = _vectors(seed), np.arange(60, dtype=np.float32)
-  export = _export(folder / 'export', vectors)
+  vectors = _vectors(len(folder.name))
+  squares = np.arange(60, dtype=np.float32)
+  _export(folder / 'export', vectors)
   (folder / 'config.json').write_text('{}')
   optimizer = {
     'vectors': {'sum_squares': squares},
     'context_vectors': {'sum_squares': squares + 1},
   }
   arrays = {'vectors': vectors, 'context_vectors': 2 * vectors}
-  orbax_export.write(export / 'orbax', arrays | {'optimizer': optimizer})
-  return folder
+  orbax_export.write(
+    folder / 'export' / 'orbax', arrays | {'optimizer': optimizer}
+  )
 
 
 @pytest.fixture(scope='module')
-def parts(tmp_path_factory):
+def folder(tmp_path_factory):
   """Every form that a part can have."""
   folder = tmp_path_factory.mktemp('parts')
   _export(folder / 'a', _vectors(1))
   _export(folder / 'workdir' / 'export', _vectors(2))
-  word2vec_format.write(folder / 'c.bin', _WORDS[:50], _vectors(3)[:50], True)
-  word2vec_format.write(folder / 'd.txt', _WORDS[10:], _vectors(4)[10:], False)
-  word2vec_format.write(folder / 'e.gz', _WORDS, _vectors(5), False)
-  ocp.PyTreeCheckpointer().save(folder / 'foreign', {'any': _vectors(6)})
-  word2vec_format.write_vocab(folder / 'foreign' / 'vocab.txt', _WORDS, _COUNTS)
-  for name in ('run', 'run2'):
-    _run_folder(folder / name, len(name))
+  _write(folder / 'c.bin', np.s_[:50])
+  _write(folder / 'd.txt', np.s_[10:])
+  _write(folder / 'e.gz')
+  _foreign(folder / 'foreign')
+  _run_folder(folder / 'run')
+  _run_folder(folder / 'run2')
   return folder
 
 
-def _run(capsys, *argv):
-  try:
-    code = merge.main([str(x) for x in argv])
-  except SystemExit as stop:
-    code = stop.code
-  captured = capsys.readouterr()
-  return code, captured.out, captured.err
+@pytest.fixture
+def run(folder, command, monkeypatch):
+  """Merges, in the folder of the parts."""
+  monkeypatch.chdir(folder)
+  return lambda line: command(f'merge {line}')
 
 
-def test_parts_of_every_form(parts, tmp_path, capsys):
-  names = (
-    'a', 'workdir', 'c.bin', 'd.txt', 'e.gz', 'foreign', 'run',
-    'run2/export', 'a/vectors.npy',
-  )  # fmt: skip
-  output = tmp_path / 'merged'
-  code, out, err = _run(
-    capsys, *(parts / name for name in names), f'--output={output}'
+def _report(folder):
+  return json.loads((folder / 'merge.json').read_text())
+
+
+def test_parts_of_every_form(tmp_path, run):
+  code, out, err = run(
+    'a workdir c.bin d.txt e.gz foreign run run2/export a/vectors.npy '
+    f'--output={tmp_path}'
   )
   assert code == 0, err
-  merged = jaxemb.load(output)
+  merged = jaxemb.load(tmp_path)
   assert set(merged.index_to_key) == set(_WORDS)
-  order = [merged.key_to_index[word] for word in _WORDS]
-  assert np.abs(
-    _cosines(merged.vectors[order]) - _cosines(_vectors(0))
-  ).max() < 1e-5  # fmt: skip
+  found, expected = merged[_WORDS], _vectors(0)
+  for vectors in (found, expected):
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+  assert np.abs(found @ found.T - expected @ expected.T).max() < 1e-5
   for name in ('vectors.bin', 'vectors.txt', 'vocab.txt', 'projector'):
-    assert (output / 'export' / name).exists()
-  same = jaxemb.load(output / 'export' / 'vectors.bin')
+    assert (tmp_path / 'export' / name).exists()
+  same = jaxemb.load(tmp_path / 'export' / 'vectors.bin')
   assert np.array_equal(same.vectors, merged.vectors)
-  report = json.loads((output / 'merge.json').read_text())
+  report = _report(tmp_path)
   assert [x['words'] for x in report['parts'][:4]] == [60, 60, 50, 50]
   assert [x['missing_words'] for x in report['parts'][:4]] == [0, 0, 10, 10]
   assert report['weights'] == 'equal'  # of c.bin no counts are known
@@ -100,13 +109,12 @@ def test_parts_of_every_form(parts, tmp_path, capsys):
   assert report['displacements'] and report['peak_rss_bytes'] > 2**20
   assert {'read_secs', 'merge_secs', 'export_secs', 'total_secs'} <= set(report)
   assert '60 words x 8, alir of 9 parts' in out and 'displacement' in out
-  assert not list(output.glob('.merging*'))
+  assert not list(tmp_path.glob('.merging*'))
 
 
-def test_context_vectors_and_optimizer_slots(parts, tmp_path, capsys):
-  output = tmp_path / 'merged'
-  runs = parts / 'run', parts / 'run2'
-  code, _, err = _run(capsys, *runs, '--trainable', f'--output={output}')
+def test_context_vectors_and_optimizer_slots(tmp_path, run):
+  output, again = tmp_path / 'merged', tmp_path / 'again'
+  code, _, err = run(f'run run2 --trainable --output={output}')
   assert code == 0, err
   merged = jaxemb.load(output)
   found = orbax_export.read(output / 'export' / 'orbax')
@@ -114,171 +122,129 @@ def test_context_vectors_and_optimizer_slots(parts, tmp_path, capsys):
   assert np.abs(found['context_vectors'] - 2 * merged.vectors).max() < 1e-5
   slots = found['optimizer']['context_vectors']['sum_squares']
   assert np.allclose(slots, np.arange(60) + 1)
-  report = json.loads((output / 'merge.json').read_text())
-  assert report['tables'] == [
+  assert _report(output)['tables'] == [
     'context_vectors',
     'optimizer/context_vectors/sum_squares',
     'optimizer/vectors/sum_squares',
   ]
   # What was merged can be merged again.
-  again = tmp_path / 'again'
-  code, _, err = _run(capsys, output, *runs, '--trainable', f'--output={again}')
+  code, _, err = run(f'{output} run run2 --trainable --output={again}')
   assert code == 0, err
   # A merge without them does not leave those of an earlier one.
-  code, _, err = _run(capsys, *runs, f'--output={output}')
-  assert code == 0
+  assert run(f'run run2 --output={output}')[0] == 0
   assert set(orbax_export.shapes(output / 'export' / 'orbax')) == {'vectors'}
 
 
-def test_counts_that_a_merge_did_not_know_are_not_known(
-  parts, tmp_path, capsys
-):
+def test_counts_that_a_merge_did_not_know_are_not_known(tmp_path, run):
   first, second = tmp_path / 'first', tmp_path / 'second'
-  _run(capsys, parts / 'c.bin', parts / 'd.txt', f'--output={first}')
-  code, _, err = _run(capsys, first, parts / 'a', f'--output={second}')
-  report = json.loads((second / 'merge.json').read_text())
-  assert code == 0 and report['weights'] == 'equal'
+  assert run(f'c.bin d.txt --output={first}')[0] == 0
+  code, _, err = run(f'{first} a --output={second}')
+  assert code == 0 and _report(second)['weights'] == 'equal'
   assert f'not known of {first}' in err
 
 
-def test_concat_says_what_is_lost(parts, tmp_path, capsys):
-  code, out, err = _run(
-    capsys, parts / 'a', parts / 'c.bin', '--method=concat',
-    f'--output={tmp_path}',
-  )  # fmt: skip
+def test_concat_says_what_is_lost(tmp_path, run):
+  code, out, err = run(f'a c.bin --method=concat --output={tmp_path}')
   assert code == 0 and '50 words x 16' in out
   assert '10 words' in err and 'w50' in err and '--method=alir' in err
 
 
-def _break(folder, name):
-  """Makes a bad part; what is said of it."""
-  path = folder / name
-  if name == 'missing':
-    return path, 'missing'
-  if name == 'empty.txt':
-    path.write_text('0 8\n')
-    return path, 'holds no vectors'
-  if name == 'nan.bin':
-    vectors = _vectors(1)
-    vectors[7, 3] = np.nan
-    word2vec_format.write(path, _WORDS, vectors, True)
-    return path, "'w7'"
-  if name == 'cut.bin':
-    word2vec_format.write(path, _WORDS, _vectors(1), True)
-    path.write_bytes(path.read_bytes()[:-100])
-    return path, 'is cut'
-  if name == 'cut':
-    file = _export(path, _vectors(1)) / 'vectors.npy'
+def _cut(*files):
+  for file in files:
     file.write_bytes(file.read_bytes()[:-100])
-    return path, 'no usable vectors.npy'
-  if name == 'nothing':
-    _export(path, np.zeros((0, 8), np.float32), [], [])
-    return path, 'nothing'
-  if name == 'wordless':
-    ocp.PyTreeCheckpointer().save(path, {'any': _vectors(6)})
-    return path, 'put a vocab.txt'
-  if name == 'two_arrays':
-    ocp.PyTreeCheckpointer().save(path, {'a': _vectors(6), 'b': _vectors(7)})
-    word2vec_format.write_vocab(path / 'vocab.txt', _WORDS, _COUNTS)
-    return path, 'one array of 60 rows'
-  if name == 'twice':
-    ocp.PyTreeCheckpointer().save(path, {'any': _vectors(6)})
-    words = [*_WORDS[:-1], _WORDS[0]]
-    word2vec_format.write_vocab(path / 'vocab.txt', words, _COUNTS)
-    return path, 'twice'
-  if name == 'checkpoints':
-    with checkpoint.Checkpoints(path, 1, print) as saved:
-      saved.save(3, {'tables': _vectors(6)}, {})
-    return path, 'give the folder of the run'
-  assert name == 'damaged'
-  ocp.PyTreeCheckpointer().save(path, {'any': _vectors(6)})
-  word2vec_format.write_vocab(path / 'vocab.txt', _WORDS, _COUNTS)
-  for file in (path / 'd').glob('*'):
-    file.write_bytes(file.read_bytes()[:-100])
-  return path, 'no readable orbax checkpoint'
 
 
-@pytest.mark.parametrize(
-  'name',
-  [
-    'missing', 'empty.txt', 'nan.bin', 'cut.bin', 'cut', 'nothing', 'wordless',
-    'two_arrays', 'twice', 'checkpoints', 'damaged',
-  ],
-)  # fmt: skip
-def test_bad_parts_are_named(parts, tmp_path, capsys, name):
-  path, message = _break(tmp_path, name)
-  argv = [parts / 'a', path, parts / 'run', f'--output={tmp_path / "merged"}']
-  code, out, err = _run(capsys, *argv)
+def _with_nan(path):
+  vectors = _vectors(1)
+  vectors[7, 3] = np.nan
+  _write(path, vectors=vectors)
+
+
+def _checkpoints(path):
+  with checkpoint.Checkpoints(path, 1, print) as saved:
+    saved.save(3, {'tables': _vectors(6)}, {})
+
+
+# What is made in place of a part, and what is said of it.
+_BAD_PARTS = {
+  'missing': (lambda path: None, 'missing'),
+  'empty.txt': (lambda path: path.write_text('0 8\n'), 'holds no vectors'),
+  'nan.bin': (_with_nan, "'w7'"),
+  'cut.bin': (lambda path: (_write(path), _cut(path)), 'is cut'),
+  'cut': (
+    lambda path: (_export(path, _vectors(1)), _cut(path / 'vectors.npy')),
+    'no usable vectors.npy',
+  ),
+  'nothing': (
+    lambda path: _export(path, np.zeros((0, 8), np.float32), []),
+    'nothing',
+  ),
+  'wordless': (lambda path: _foreign(path, []), 'put a vocab.txt'),
+  'two_arrays': (
+    lambda path: _foreign(path, a=_vectors(6), b=_vectors(7)),
+    'one array of 60 rows',
+  ),
+  'twice': (lambda path: _foreign(path, [*_WORDS[1:], 'w1']), 'twice'),
+  'checkpoints': (_checkpoints, 'give the folder of the run'),
+  'damaged': (
+    lambda path: (_foreign(path), _cut(*(path / 'd').glob('*'))),
+    'no readable orbax checkpoint',
+  ),
+}
+
+
+@pytest.mark.parametrize('name', _BAD_PARTS)
+def test_bad_parts_are_named(tmp_path, run, name):
+  make, message = _BAD_PARTS[name]
+  make(tmp_path / name)
+  line = f'a {tmp_path / name} run --output={tmp_path / "merged"}'
+  code, out, err = run(line)
   assert code == 2 and out == ''
-  (line,) = err.splitlines()
-  assert message in line and name in line and '--skip-bad' in line
-  code, out, err = _run(capsys, *argv, '--skip-bad')
+  (error,) = err.splitlines()
+  assert message in error and name in error and '--skip-bad' in error
+  code, out, err = run(f'{line} --skip-bad')
   assert code == 0 and 'alir of 2 parts' in out
   assert 'left out' in err and message in err
-  report = json.loads((tmp_path / 'merged' / 'merge.json').read_text())
-  assert [x['name'] for x in report['skipped']] == [str(path)]
+  (skipped,) = _report(tmp_path / 'merged')['skipped']
+  assert skipped['name'] == str(tmp_path / name)
 
 
-def test_a_full_disk_is_no_fault_of_a_part(
-  parts, tmp_path, capsys, monkeypatch
-):
+def test_a_full_disk_is_no_fault_of_a_part(tmp_path, run, monkeypatch):
   def write(*args):
     raise OSError(28, 'No space left on device')
 
   monkeypatch.setattr(np.lib.format, 'write_array_header_1_0', write)
-  code, _, err = _run(
-    capsys, parts / 'a', parts / 'c.bin', parts / 'workdir', '--skip-bad',
-    f'--output={tmp_path / "m"}',
-  )  # fmt: skip
-  assert code == 2 and 'No space left' in err and 'left out' not in err
-  assert 'skip-bad' not in err
+  code, _, err = run(f'a c.bin workdir --skip-bad --output={tmp_path}')
+  assert code == 2 and 'No space left' in err
+  assert 'left out' not in err and 'skip-bad' not in err
 
 
 @pytest.mark.parametrize(
-  ('argv', 'message'),
+  ('line', 'message'),
   [
-    (['{0}/a', '{0}/a', '--output={0}/a'], 'is one of the parts'),
-    (['{0}/a', '{0}/workdir/export', '--output={0}/workdir'], 'is one of'),
-    (
-      ['{0}/a', '{0}/workdir/export/vectors.npy', '--output={0}/workdir'],
-      'is one of',
-    ),
-    (['{0}/a', '{0}/e.gz', '--output={0}/run'], 'is the folder of a run'),
-    (['{0}/a', '--output={1}'], 'nothing to merge'),
-    (['{0}/a', '{0}/e.gz', '--output={0}/c.bin/x'], 'give another --output'),
-    (['{0}/a', '{0}/e.gz', '--output={1}', '--dim=9'], '--dim=9'),
-    (['{0}/a', '{0}/e.gz', '--output={1}', '--dim=-1'], '--dim must be 0'),
-    (['{0}/a', '{0}/e.gz', '--output={1}', '--method=mean'], "'mean'"),
-    (['{0}/a', '{0}/run', '--output={1}', '--trainable'], 'no context vectors'),
-    (['{0}/a', '{0}/run', '--output={1}', '--max_iterations=0'], '1 or more'),
-    (['{0}/a', '{0}/run', '--output={1}', '--tolerance=nan'], '0 or more'),
-    (['{0}/a', '{0}/run', '--output={1}', '--power=0'], 'above 0'),
-    (['{0}/a', '{0}/a', '--output={1}'], 'given twice'),
-    (
-      ['{0}/a', '{0}/b', '--output={1}', '--method=pca', '--no-restore'],
-      '--no-restore is not used',
-    ),
-    (['{0}/a', '{0}/run', '--output={1}', '--align_words=-1'], '0 or more'),
-    (['{0}/a', '{0}/run'], '--output'),
-    (
-      ['{0}/a', '{0}/run', '--output={1}', '--method=pca', '--start=random'],
-      'not used with --method=pca',
-    ),
+    ('a a --output=a', 'is one of the parts'),
+    ('a workdir/export --output=workdir', 'is one of the parts'),
+    ('a workdir/export/vectors.npy --output=workdir', 'is one of the parts'),
+    ('a e.gz --output=run', 'is the folder of a run'),
+    ('a --output=out', 'nothing to merge'),
+    ('a e.gz --output=c.bin/x', 'give another --output'),
+    ('a e.gz --output=out --dim=9', '--dim=9'),
+    ('a e.gz --output=out --dim=-1', '--dim must be 0'),
+    ('a e.gz --output=out --method=mean', "'mean'"),
+    ('a run --output=out --trainable', 'no context vectors'),
+    ('a run --output=out --max_iterations=0', '1 or more'),
+    ('a run --output=out --tolerance=nan', '0 or more'),
+    ('a run --output=out --power=0', 'above 0'),
+    ('a a --output=out', 'given twice'),
+    ('a b --output=out --method=pca --no-restore', '--no-restore is not used'),
+    ('a run --output=out --align_words=-1', '0 or more'),
+    ('a run', '--output'),
+    ('a e.gz --output=out --method=pca --start=random', 'with --method=pca'),
+    ('a upper.bin --output=out', 'nothing to align on'),
   ],
 )
-def test_unusable_arguments_exit_with_2(parts, tmp_path, capsys, argv, message):
-  argv = [argument.format(parts, tmp_path) for argument in argv]
-  code, out, err = _run(capsys, *argv)
-  assert code == 2 and out == ''
-  assert message in err.splitlines()[-1]
-
-
-def test_words_without_others_are_refused(parts, tmp_path, capsys):
-  word2vec_format.write(
-    tmp_path / 'x.bin', [w.upper() for w in _WORDS], _vectors(1), True
-  )
-  code, _, err = _run(
-    capsys, parts / 'a', tmp_path / 'x.bin', f'--output={tmp_path / "m"}'
-  )
-  assert code == 2 and 'nothing to align on' in err
-  assert len(err.splitlines()) == 1
+def test_unusable_arguments_exit_with_2(folder, run, line, message):
+  upper = [word.upper() for word in _WORDS]
+  word2vec_format.write(folder / 'upper.bin', upper, _vectors(1), True)
+  code, out, err = run(line)
+  assert code == 2 and out == '' and message in err.splitlines()[-1]
