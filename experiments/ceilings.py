@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.models import base as model_base
-from jaxemb.ops import products
+from jaxemb.ops import chunks
 from jaxemb.runtime import mesh as mesh_lib
 
 _MAX_PRODUCT_SIZE = 8192
@@ -159,7 +159,7 @@ def _products(i, carry, _):
   """A `Body`: a step's scores and both their gradients."""
   rows, _ = carry
   rows = [x.at[0, 0, 0].set(1e-6 * i.astype(jnp.float32)) for x in rows]
-  scores, gradients = jax.vjp(products.scores, *rows)
+  scores, gradients = jax.vjp(chunks.scores, *rows)
   return rows, list(gradients(scores))
 
 

@@ -27,8 +27,8 @@ from jaxemb.data import windows
 from jaxemb.evaluation import benchmarks
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
-from jaxemb.models import hierarchical
-from jaxemb.ops import products, wire
+from jaxemb.models import hierarchical, targets
+from jaxemb.ops import chunks, wire
 from jaxemb.runtime import distributed, resources
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.senses import context_mixture, mixture
@@ -180,7 +180,7 @@ def trainer(
     m.negatives,
     tuning.chunk,
     m.shared_negatives,
-    products.RowOps(columns),
+    chunks.RowOps(columns),
   )
   if frequencies is None:
     frequencies = loader.center_probabilities(counts, config.data.sample)
@@ -232,9 +232,9 @@ def _model(
     )
   if m.name == 'mixture':
     if is_tree:
-      outputs = hierarchical.tree(corpus, spec.chunk, shared_nodes)
+      outputs = targets.tree(corpus, spec.chunk, shared_nodes)
     else:
-      outputs = mixture.sampled(spec, corpus)
+      outputs = targets.sampled(spec, corpus)
     mask = sense_rows.ambiguous(config, corpus.keys).mask
     args = spec, corpus, outputs, mask, s.number
     if s.method == 'likelihoods':

@@ -6,6 +6,7 @@ draws of their chunk; optimizers walk over occurrences and rows. A step is what
 vocabulary are padding.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -47,10 +48,14 @@ def contexts(i: int, left: np.ndarray, right: np.ndarray) -> list[int]:
   return [o for o in range(-int(left[i]), int(right[i]) + 1) if o]
 
 
-def skipgram(tokens, left, right, draws, tables, window, chunk, negatives):
-  """Skip-gram with negative sampling, pair by pair.
+def _window_step(
+  is_cbow, tokens, left, right, draws, tables, window, chunk, negatives
+) -> Step:
+  """Negative sampling, example by example.
 
   Args:
+    is_cbow: the mean of its contexts predicts a center, instead of the center
+      each of them.
     tokens: [L + 2 W] int, with a halo of W on both sides.
     left: [L] int, contexts before each center.
     right: [L] int, contexts behind it.
@@ -58,113 +63,64 @@ def skipgram(tokens, left, right, draws, tables, window, chunk, negatives):
     tables: {name: [vocab, dim] float64}.
     window: W.
     chunk: c, centers per chunk.
-    negatives: K per pair.
+    negatives: K per example, or [N], how many of them each draw stands for.
 
   Returns:
-    A `Step`; output occurrences are, chunk by chunk, the window then the draws.
+    A `Step`. Input occurrences are the centers, of CBOW the windows of the
+    chunks; output occurrences, chunk by chunk, the window, of CBOW the centers,
+    and then the draws.
   """
-  dim = tables[INPUT].shape[1]
-  width = chunk + 2 * window
-  loss, pairs = 0.0, 0
-  input_ids, output_ids = [], []
-  input_grads, output_grads = [], []
-  for k in range(len(left) // chunk):
-    window_ids = [int(tokens[k * chunk + j]) for j in range(width)]
-    window_ids += [int(word) for word in draws[k]]
-    window_grads = [np.zeros(dim) for _ in window_ids]
+  dim, width = tables[INPUT].shape[1], chunk + 2 * window
+  loss, examples = 0.0, 0
+  all_ids, all_grads = {INPUT: [], OUTPUT: []}, {INPUT: [], OUTPUT: []}
+  for k, drawn in enumerate(draws):
+    around = [int(word) for word in tokens[k * chunk :][:width]]
+    centers = around[window : window + chunk]
+    inputs, targets = (around, centers) if is_cbow else (centers, around)
+    ids = {INPUT: inputs, OUTPUT: targets + [int(word) for word in drawn]}
+    grads = {name: [np.zeros(dim) for _ in x] for name, x in ids.items()}
+    shares = negatives
+    if not np.ndim(negatives):
+      shares = [negatives / len(drawn)] * len(drawn)
     for c in range(chunk):
-      i = k * chunk + c
-      center = row(tables[INPUT], int(tokens[window + i]))
-      center_grad = np.zeros(dim)
-      for offset in contexts(i, left, right):
-        here = window + c + offset
-        examples = [(here, 1, 1.0)]
-        for n in range(len(draws[k])):
-          if window_ids[width + n] != window_ids[here]:
-            examples.append((width + n, 0, negatives / len(draws[k])))
-        pairs += 1
-        for j, label, weight in examples:
-          other = row(tables[OUTPUT], window_ids[j])
-          score = float(center @ other)
+      places = [window + c + o for o in contexts(k * chunk + c, left, right)]
+      if is_cbow:
+        pairs = [(places, c)] if places else []
+      else:
+        pairs = [([c], place) for place in places]
+      examples += len(pairs)
+      for sources, target in pairs:
+        hidden = np.mean([row(tables[INPUT], inputs[x]) for x in sources], 0)
+        hidden_grad = np.zeros(dim)
+        terms = [(target, 1, 1.0)]
+        for place, share in enumerate(shares, len(targets)):
+          if ids[OUTPUT][place] != targets[target]:
+            terms.append((place, 0, share))
+        for place, label, weight in terms:
+          other = row(tables[OUTPUT], ids[OUTPUT][place])
+          score = float(hidden @ other)
           loss += weight * logistic_loss(score, label)
           slope = weight * (sigmoid(score) - label)
-          center_grad += slope * other
-          window_grads[j] += slope * center
-      input_ids.append(int(tokens[window + i]))
-      input_grads.append(center_grad)
-    output_ids += window_ids
-    output_grads += window_grads
-  return Step(
-    loss,
-    pairs,
-    {INPUT: input_ids, OUTPUT: output_ids},
-    {INPUT: np.array(input_grads), OUTPUT: np.array(output_grads)},
-  )
+          hidden_grad += slope * other
+          grads[OUTPUT][place] += slope * hidden
+        for source in sources:
+          grads[INPUT][source] += hidden_grad / len(sources)
+    for name in ids:
+      all_ids[name] += ids[name]
+      all_grads[name] += grads[name]
+  all_grads = {name: np.array(x) for name, x in all_grads.items()}
+  return Step(loss, examples, all_ids, all_grads)
 
 
-def cbow(tokens, left, right, draws, tables, window, chunk, negatives):
-  """CBOW with negative sampling, center by center; arguments as `skipgram`.
-
-  Returns:
-    A `Step`; input occurrences are the windows of the chunks, output
-    occurrences, chunk by chunk, the centers then the draws.
-  """
-  dim = tables[INPUT].shape[1]
-  width = chunk + 2 * window
-  loss, examples = 0.0, 0
-  input_ids, output_ids = [], []
-  input_grads, output_grads = [], []
-  for k in range(len(left) // chunk):
-    window_ids = [int(tokens[k * chunk + j]) for j in range(width)]
-    window_grads = [np.zeros(dim) for _ in window_ids]
-    target_ids = window_ids[window : window + chunk]
-    target_ids += [int(word) for word in draws[k]]
-    target_grads = [np.zeros(dim) for _ in target_ids]
-    for c in range(chunk):
-      offsets = contexts(k * chunk + c, left, right)
-      if not offsets:
-        continue
-      examples += 1
-      hidden = np.zeros(dim)
-      for offset in offsets:
-        word = window_ids[window + c + offset]
-        hidden += row(tables[INPUT], word) / len(offsets)
-      hidden_grad = np.zeros(dim)
-      targets = [(c, 1, 1.0)]
-      for n in range(len(draws[k])):
-        if target_ids[chunk + n] != target_ids[c]:
-          targets.append((chunk + n, 0, negatives / len(draws[k])))
-      for j, label, weight in targets:
-        other = row(tables[OUTPUT], target_ids[j])
-        score = float(hidden @ other)
-        loss += weight * logistic_loss(score, label)
-        slope = weight * (sigmoid(score) - label)
-        hidden_grad += slope * other
-        target_grads[j] += slope * hidden
-      for offset in offsets:
-        window_grads[window + c + offset] += hidden_grad / len(offsets)
-    input_ids += window_ids
-    input_grads += window_grads
-    output_ids += target_ids
-    output_grads += target_grads
-  return Step(
-    loss,
-    examples,
-    {INPUT: input_ids, OUTPUT: output_ids},
-    {INPUT: np.array(input_grads), OUTPUT: np.array(output_grads)},
-  )
+skipgram = functools.partial(_window_step, False)
+cbow = functools.partial(_window_step, True)
 
 
 def in_runs(model, tokens, left, right, draws, *args) -> Step:
   """A step of several runs: each by itself, one behind the other.
 
-  Args:
-    model: `skipgram` or `cbow`.
-    tokens: [P, L' + 2 W] int.
-    left: [P, L'] int.
-    right: [P, L'] int.
-    draws: by chunk of all runs.
-    *args: the rest of the model's arguments.
+  Of `skipgram` or `cbow`, [P, L' + 2 W] tokens, [P, L'] numbers of contexts,
+  the draws of the chunks of all runs, and the rest of the model's arguments.
   """
   each = len(draws) // len(tokens)
   steps = [
@@ -289,14 +245,9 @@ REVERSED = [int(f'{c:08b}'[::-1], 2) for c in range(ROW_CLASSES)]
 
 
 def in_layout(layout: str, values: np.ndarray, num_table: int) -> np.ndarray:
-  """Rows as a table keeps them, whole.
+  """Rows [vocab, dim] as a table keeps them, whole.
 
   Places of no row hold NaN, which nothing may read or write.
-
-  Args:
-    layout: 'replicated', 'row' or 'column'.
-    values: [vocab, dim] float32, in order of ids.
-    num_table: devices that share a table.
   """
   vocab, dim = values.shape
   if layout == 'row':

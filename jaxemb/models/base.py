@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxemb.data import windows
-from jaxemb.ops import products
+from jaxemb.ops import chunks
 from jaxemb.tables import spec as spec_lib
 
 StepBatch = windows.StepBatch
@@ -33,9 +33,7 @@ class WindowSpec:
   negatives: int  # K, negatives per positive
   chunk: int  # c, centers per matrix product
   shared_negatives: int  # N, draws that the centers of a chunk share
-  row_ops: products.RowOps = (
-    products.WHOLE_ROWS
-  )  # from the layout of the tables
+  row_ops: chunks.RowOps = chunks.WHOLE_ROWS  # from the layout of the tables
 
 
 class Corpus(NamedTuple):
@@ -84,12 +82,8 @@ class Model(Protocol):
   ) -> tuple[jax.Array, Aux]:
     """Loss of the step in nats, summed over its examples.
 
-    Args:
-      params: of `init`.
-      rows: by table, [..., d] float32 of its ids.
-      ids: what `ids` returned for the same batch and key.
-      batch: of the source.
-      key: [2] uint32, of the dispatch.
+    Of `init`'s params, of rows [..., d] float32 by table, and of what `ids`
+    returned for the same batch and key.
     """
     ...
 

@@ -13,87 +13,40 @@ does not count.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxemb.models import base, skipgram
-from jaxemb.ops import losses, products, sampling, windows
-from jaxemb.tables import spec as spec_lib
+from jaxemb.ops import chunks, losses, sampling
 
 
 @dataclasses.dataclass(frozen=True)
-class Cbow(base.Model):
+class Cbow(skipgram.SkipGram):
   """CBOW over one step's rows."""
 
-  negatives: sampling.Alias  # distribution of negatives
-  spec: base.WindowSpec
-  loss_of: losses.Pointwise
-  lookups: Mapping[str, np.ndarray] | None = None  # by table, see `TableSpec`
-
-  vectors_table = skipgram.INPUT
-  contexts_table = skipgram.OUTPUT
-
-  @property
-  def untrained_loss(self) -> float:
-    """Of a center: one decision for itself, and one for each negative."""
-    return losses.untrained(self.loss_of, self.spec.negatives)
-
-  def specs(self) -> dict[str, spec_lib.TableSpec]:
-    """The input (context) and output (center) tables."""
-    return skipgram.tables(self.spec, self.lookups)
-
-  def ids(self, batch: base.StepBatch, key: jax.Array) -> dict[str, jax.Array]:
+  def ids(self, batch, key):
     """Input: [L / c, c + 2 W] windows. Output: [L / c, c + N]."""
     s = self.spec
-    window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
     draws = skipgram.draw_negatives(s, self.negatives, batch, key)
-    centers = window_ids[:, s.window : s.window + s.chunk]
-    return {
-      skipgram.INPUT: window_ids,
-      skipgram.OUTPUT: jnp.concatenate([centers, draws], 1),
-    }
+    outputs = jnp.concatenate([skipgram.centers(s, batch), draws], 1)
+    windows = chunks.windows(batch.tokens, s.chunk, s.window)
+    return {skipgram.INPUT: windows, skipgram.OUTPUT: outputs}
 
-  def loss(
-    self,
-    params: tuple[()],
-    rows: Mapping[str, jax.Array],
-    ids: Mapping[str, jax.Array],
-    batch: base.StepBatch,
-    key: jax.Array,
-  ) -> tuple[jax.Array, base.Aux]:
+  def loss(self, params, rows, ids, batch, key):
     """Summed over the centers that have a context."""
     del params, key
-    s = self.spec
-    output_ids = ids[skipgram.OUTPUT]
-    centers, draws = output_ids[:, : s.chunk], output_ids[:, s.chunk :]
-    num_contexts = skipgram.num_contexts(batch).reshape(-1, s.chunk, 1)
-    mask = windows.window_mask(batch.left, batch.right, s.chunk, s.window)
-    mean = mask / jnp.maximum(num_contexts, 1)
-    hidden = products.weighted_sums(mean, rows[skipgram.INPUT])
-    scores = s.row_ops.dot(hidden, rows[skipgram.OUTPUT])
-    # Column i < c is center i's own word; the other centers are not examples.
-    own = jnp.eye(s.chunk, dtype=jnp.float32)[None]
-    differs = (centers[:, :, None] != draws[:, None, :]).astype(jnp.float32)
-    weights = jnp.concatenate(
-      [
-        jnp.broadcast_to(own, (len(centers), s.chunk, s.chunk)),
-        differs * (s.negatives / s.shared_negatives),
-      ],
-      2,
-    )
+    means, num_contexts = context_means(self.spec, batch, rows[skipgram.INPUT])
     has_context = (num_contexts > 0).astype(jnp.float32)
-    weights *= has_context
-    labels = jnp.arange(scores.shape[-1]) < s.chunk
-    labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
-    loss = jnp.sum(weights * self.loss_of(scores, labels))
+    weights = has_context * target_weights(self.spec, ids[skipgram.OUTPUT])
+    loss = self.weighted_loss(
+      means, rows[skipgram.OUTPUT], weights, self.spec.chunk
+    )
     return loss, base.Aux(has_context.sum())
 
 
 jax.tree_util.register_dataclass(
-  Cbow, ['negatives'], ['spec', 'loss_of'], ['lookups']
+  Cbow, ['negatives'], ['spec', 'tables', 'loss_of']
 )
 
 
@@ -101,10 +54,31 @@ def make(
   spec: base.WindowSpec, corpus: base.Corpus, loss_of: losses.Pointwise
 ) -> Cbow:
   """CBOW for a corpus, with a loss of scores and labels."""
-  negatives = skipgram.negative_probabilities(corpus.counts)
-  draws = spec.shared_negatives / spec.chunk * negatives
-  lookups = {
-    skipgram.INPUT: skipgram.window_lookups(spec) * corpus.centers,
-    skipgram.OUTPUT: corpus.centers + draws,
-  }
-  return Cbow(sampling.alias_table(negatives), spec, loss_of, lookups)
+  chances = skipgram.negative_probabilities(corpus.counts)
+  outputs = corpus.centers + skipgram.draw_lookups(spec, corpus)
+  inputs = skipgram.window_lookups(spec, corpus)
+  tables = skipgram.tables(spec, inputs, outputs)
+  return Cbow(spec, tables, sampling.alias_table(chances), loss_of)
+
+
+def context_means(
+  spec: base.WindowSpec, batch: base.StepBatch, token_rows: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """[k, c, d] means of rows [k, c + 2 W, d]; [k, c, 1] numbers of contexts."""
+  num_contexts = skipgram.num_contexts(batch).reshape(-1, spec.chunk, 1)
+  mask = chunks.mask(batch.left, batch.right, spec.chunk, spec.window)
+  mean = mask / jnp.maximum(num_contexts, 1)
+  return chunks.weighted_sums(mean, token_rows), num_contexts
+
+
+def target_weights(spec: base.WindowSpec, ids: jax.Array) -> jax.Array:
+  """[k, c, c + N] float32, of ids [k, c + N] of centers and draws.
+
+  1 for a center itself, K / N for a draw that is another word.
+  """
+  centers, draws = ids[:, : spec.chunk], ids[:, spec.chunk :]
+  own = jnp.eye(spec.chunk, dtype=jnp.float32)[None]
+  own = jnp.broadcast_to(own, (len(ids), spec.chunk, spec.chunk))
+  differs = (centers[:, :, None] != draws[:, None, :]).astype(jnp.float32)
+  weight = spec.negatives / spec.shared_negatives
+  return jnp.concatenate([own, weight * differs], 2)

@@ -18,90 +18,89 @@ times the number of the center's contexts that differ from the negative.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.models import base
-from jaxemb.ops import losses, sampling, windows
+from jaxemb.ops import chunks, losses, sampling
 from jaxemb.tables import spec as spec_lib
 
 INPUT = 'input'
 OUTPUT = 'output'
 
 
-def window_lookups(spec: base.WindowSpec) -> float:
-  """Tokens of windows per center: neighbouring chunks share some."""
-  return (spec.chunk + 2 * spec.window) / spec.chunk
-
-
-def num_contexts(batch: base.StepBatch) -> jax.Array:
-  """[P, L'] float32, number of contexts of each center."""
-  return batch.left.astype(jnp.float32) + batch.right.astype(jnp.float32)
-
-
 @dataclasses.dataclass(frozen=True)
-class SkipGram(base.Model):
-  """Skip-gram over one step's rows."""
+class WindowModel(base.Model):
+  """A model of the windows of a text, with input and output vectors."""
 
-  negatives: sampling.Alias  # distribution of negatives
   spec: base.WindowSpec
-  loss_of: losses.Pointwise
-  lookups: Mapping[str, np.ndarray] | None = None  # by table, see `TableSpec`
+  tables: tuple[spec_lib.TableSpec, ...]
 
   vectors_table = INPUT
   contexts_table = OUTPUT
 
+  def specs(self) -> dict[str, spec_lib.TableSpec]:
+    """By name."""
+    return {table.name: table for table in self.tables}
+
+
+@dataclasses.dataclass(frozen=True)
+class SkipGram(WindowModel):
+  """Skip-gram over one step's rows."""
+
+  negatives: sampling.Alias  # distribution of negatives
+  loss_of: losses.Pointwise
+
   @property
   def untrained_loss(self) -> float:
-    """Of a pair: one decision for itself, and one for each negative."""
-    return losses.untrained(self.loss_of, self.spec.negatives)
+    """Of an example and its negatives, while all scores are zero."""
+    zero = jnp.float32(0)
+    negatives = self.spec.negatives * self.loss_of(zero, zero)
+    return float(self.loss_of(zero, zero + 1) + negatives)
 
-  def specs(self) -> dict[str, spec_lib.TableSpec]:
-    """The input (center) and output (context) tables."""
-    return tables(self.spec, self.lookups)
-
-  def ids(self, batch: base.StepBatch, key: jax.Array) -> dict[str, jax.Array]:
+  def ids(self, batch, key):
     """Input: [L / c, c] centers. Output: [L / c, c + 2 W + N]."""
     s = self.spec
-    window_ids = windows.chunk_windows(batch.tokens, s.chunk, s.window)
+    window_ids = chunks.windows(batch.tokens, s.chunk, s.window)
     draws = draw_negatives(s, self.negatives, batch, key)
     return {
       INPUT: centers(s, batch),
       OUTPUT: jnp.concatenate([window_ids, draws], 1),
     }
 
-  def loss(
-    self,
-    params: tuple[()],
-    rows: Mapping[str, jax.Array],
-    ids: Mapping[str, jax.Array],
-    batch: base.StepBatch,
-    key: jax.Array,
-  ) -> tuple[jax.Array, base.Aux]:
+  def loss(self, params, rows, ids, batch, key):
     """Summed over the (center, context) pairs."""
     del params, key
     s = self.spec
     width = s.chunk + 2 * s.window
-    output_ids = ids[OUTPUT]
-    draws = output_ids[:, width:]
-    mask = windows.window_mask(batch.left, batch.right, s.chunk, s.window)
-    hits = windows.num_hits(batch.tokens, batch.left, batch.right, draws)
+    mask = chunks.mask(batch.left, batch.right, s.chunk, s.window)
+    draws = ids[OUTPUT][:, width:]
+    hits = chunks.num_hits(batch.tokens, batch.left, batch.right, draws)
     pairs = num_contexts(batch).reshape(-1, s.chunk, 1) - hits
     weights = jnp.concatenate(
       [mask, pairs * (s.negatives / s.shared_negatives)], 2
     )
-    scores = s.row_ops.dot(rows[INPUT], rows[OUTPUT])
-    labels = jnp.arange(scores.shape[-1]) < width
-    labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
-    loss = jnp.sum(weights * self.loss_of(scores, labels))
+    loss = self.weighted_loss(rows[INPUT], rows[OUTPUT], weights, width)
     return loss, base.Aux(num_contexts(batch).sum())
+
+  def weighted_loss(
+    self,
+    left: jax.Array,
+    right: jax.Array,
+    weights: jax.Array,
+    num_positive: int,
+  ) -> jax.Array:
+    """Of rows [k, c, d] and [k, w, d], those of the first columns positive."""
+    scores = self.spec.row_ops.dot(left, right)
+    labels = jnp.arange(scores.shape[-1]) < num_positive
+    labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
+    return jnp.sum(weights * self.loss_of(scores, labels))
 
 
 jax.tree_util.register_dataclass(
-  SkipGram, ['negatives'], ['spec', 'loss_of'], ['lookups']
+  SkipGram, ['negatives'], ['spec', 'tables', 'loss_of']
 )
 
 
@@ -109,26 +108,42 @@ def make(
   spec: base.WindowSpec, corpus: base.Corpus, loss_of: losses.Pointwise
 ) -> SkipGram:
   """Skip-gram for a corpus, with a loss of scores and labels."""
-  negatives = negative_probabilities(corpus.counts)
-  draws = spec.shared_negatives / spec.chunk * negatives
-  lookups = {
-    INPUT: corpus.centers,
-    OUTPUT: window_lookups(spec) * corpus.centers + draws,
-  }
-  return SkipGram(sampling.alias_table(negatives), spec, loss_of, lookups)
+  chances = negative_probabilities(corpus.counts)
+  outputs = window_lookups(spec, corpus) + draw_lookups(spec, corpus)
+  made = tables(spec, corpus.centers, outputs)
+  return SkipGram(spec, made, sampling.alias_table(chances), loss_of)
 
 
 def tables(
-  spec: base.WindowSpec, lookups: Mapping[str, np.ndarray] | None
-) -> dict[str, spec_lib.TableSpec]:
-  """Input and output table, initialised as in word2vec.c."""
-  lookups = lookups or {}
-  return {
-    name: spec_lib.TableSpec(
-      name, spec.vocab, spec.dim, scale, lookups_per_center=lookups.get(name)
+  spec: base.WindowSpec, inputs: np.ndarray, outputs: np.ndarray
+) -> tuple[spec_lib.TableSpec, spec_lib.TableSpec]:
+  """Input and output table, initialised as in word2vec.c.
+
+  Takes the expected lookups of each row per center, [rows] float64.
+  """
+  return tuple(
+    spec_lib.TableSpec(name, len(x), spec.dim, scale, lookups_per_center=x)
+    for name, x, scale in (
+      (INPUT, inputs, 0.5 / spec.dim),
+      (OUTPUT, outputs, 0.0),
     )
-    for name, scale in ((INPUT, 0.5 / spec.dim), (OUTPUT, 0.0))
-  }
+  )
+
+
+def window_lookups(spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
+  """[vocab], tokens of windows per center: neighbouring chunks share some."""
+  return (spec.chunk + 2 * spec.window) / spec.chunk * corpus.centers
+
+
+def draw_lookups(spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
+  """[vocab], negatives per center."""
+  chances = negative_probabilities(corpus.counts)
+  return spec.shared_negatives / spec.chunk * chances
+
+
+def num_contexts(batch: base.StepBatch) -> jax.Array:
+  """[P, L'] float32, number of contexts of each center."""
+  return batch.left.astype(jnp.float32) + batch.right.astype(jnp.float32)
 
 
 def centers(spec: base.WindowSpec, batch: base.StepBatch) -> jax.Array:

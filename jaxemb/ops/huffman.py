@@ -25,19 +25,15 @@ class Paths(NamedTuple):
 
 
 @numba.njit(nogil=True, cache=True)
-def _parents(counts, parents, codes):
-  """Joins the two rarest nodes until one is left; counts rise.
+def _tree(counts, parents, codes, depths):
+  """Joins the two rarest nodes until one, the root, is left.
 
-  Args:
-    counts: [2 vocab - 1] int64, of the words, then room for the inner nodes.
-    parents: [2 vocab - 1] int64, written but for the root's.
-    codes: [2 vocab - 1] uint8, zeros.
+  All are [2 vocab - 1]: the words, by rising count, then the inner nodes.
   """
   num_words = (len(counts) + 1) // 2
   # Inner nodes come by rising count as well: two queues and no heap.
   word, inner = 0, num_words
   for new in range(num_words, len(counts)):
-    total = 0
     for code in (1, 0):
       # Of equal counts words first: such a tree is the shallowest.
       if word < num_words and (inner >= new or counts[word] <= counts[inner]):
@@ -48,15 +44,15 @@ def _parents(counts, parents, codes):
         inner += 1
       parents[child] = new
       codes[child] = code
-      total += counts[child]
-    counts[new] = total
+      counts[new] += counts[child]
+  for node in range(len(counts) - 2, -1, -1):
+    depths[node] = depths[parents[node]] + 1
 
 
 def tree_paths(counts: np.ndarray) -> Paths:
-  """The code of each word; the same for the same counts.
+  """The code of each word, of counts [vocab] int in any order.
 
-  Args:
-    counts: [vocab] int, not negative, in any order; at least two words.
+  The same for the same counts; ValueError for less than two words.
 
   >>> tree_paths(np.array([4, 2, 1])).codes.tolist()
   [[0, 0], [1, 0], [1, 1]]
@@ -68,92 +64,58 @@ def tree_paths(counts: np.ndarray) -> Paths:
     raise ValueError('a tree needs at least two words')
   # Of equal counts the later word is the rarer one.
   order = np.lexsort((-np.arange(num_words), counts))
-  sums = np.zeros(2 * num_words - 1, np.int64)
+  sums, parents, codes, depths = np.zeros((4, 2 * num_words - 1), np.int64)
   sums[:num_words] = np.asarray(counts, np.int64)[order]
-  parents = np.zeros(2 * num_words - 1, np.int64)
-  codes = np.zeros(2 * num_words - 1, np.uint8)
-  _parents(sums, parents, codes)
-  root = 2 * num_words - 2
-  upward_points, upward_codes = [], []
-  places = np.arange(num_words)
-  lengths = np.zeros(num_words, np.int32)
-  while True:
-    is_below = places != root
-    if not is_below.any():
-      break
-    lengths += is_below
-    above = np.where(is_below, parents[places], root)
-    upward_points.append(np.where(is_below, root - above, num_words - 1))
-    upward_codes.append(np.where(is_below, codes[places], 0))
-    places = above
-  # From the leaf up, the other way round.
-  depth = np.arange(len(upward_points))[None, :]
-  level = np.maximum(lengths[:, None] - 1 - depth, 0)
-  level[depth >= lengths[:, None]] = len(upward_points) - 1
-  found = []
-  for rows, fill in ((upward_points, num_words - 1), (upward_codes, 0)):
-    turned = np.take_along_axis(np.stack(rows, 1), level, 1)
-    found.append(np.where(depth < lengths[:, None], turned, fill))
-  back = np.empty(num_words, np.int64)
-  back[order] = np.arange(num_words)
-  return Paths(
-    found[0][back].astype(np.int32),
-    found[1][back].astype(np.uint8),
-    lengths[back],
-  )
+  _tree(sums, parents, codes, depths)
+  nodes = np.argsort(order)
+  lengths = depths[nodes]
+  points = np.full((num_words, lengths.max()), num_words - 1, np.int32)
+  path_codes = np.zeros(points.shape, np.uint8)
+  for level in reversed(range(points.shape[1])):
+    below = np.flatnonzero(lengths > level)
+    points[below, level] = 2 * num_words - 2 - parents[nodes[below]]
+    path_codes[below, level] = codes[nodes[below]]
+    nodes[below] = parents[nodes[below]]
+  return Paths(points, path_codes, lengths.astype(np.int32))
 
 
 class Split(NamedTuple):
   """Paths cut behind the T first nodes, which have a dense form.
 
   A path leaves those nodes at one of T + 1 exits, so that words need only the
-  number of theirs.
+  number of theirs. Lists are 2 node + code; 2 (vocab - 1) behind the end.
   """
 
   exits: np.ndarray  # [vocab] int32, at most T
   # [T + 1, T] float32, of each exit: 1 = the path takes code 0 at this node,
   # -1 = it takes code 1, 0 = the node is not on it
   signs: np.ndarray
-  # [T + 1, length] int32, the same as a list: 2 node + code; 2 (vocab - 1)
-  # where it has ended
-  firsts: np.ndarray
-  deep: np.ndarray  # [vocab, length] int32, the rest of each path, likewise
+  firsts: np.ndarray  # [T + 1, length] int32, the same as a list
+  deep: np.ndarray  # [vocab, length] int32, the rest of each path
 
 
 def split(paths: Paths, num_dense: int) -> Split:
-  """Cuts every path behind the nodes 0..T-1.
-
-  Args:
-    paths: of a tree.
-    num_dense: T, at least 1; of smaller trees, all nodes.
-  """
-  num_words, length = paths.points.shape
-  num_dense = min(num_dense, num_words - 1)
-  on_path = np.arange(length) < paths.lengths[:, None]
-  is_dense = on_path & (paths.points < num_dense)
-  num_first = is_dense.sum(1)
-  last = np.arange(num_words), num_first - 1
-  _, firsts, exits = np.unique(
-    2 * paths.points[last] + paths.codes[last],
+  """Cuts every path behind the nodes 0..T-1; of smaller trees, all nodes."""
+  num_words = len(paths.points)
+  num_dense, none = min(num_dense, num_words - 1), 2 * (num_words - 1)
+  # Numbers rise along a path: its order is the sorted one.
+  packed = 2 * paths.points + paths.codes
+  is_first = packed < 2 * num_dense
+  num_first = is_first.sum(1)
+  _, words, exits = np.unique(
+    packed[np.arange(num_words), num_first - 1],
     return_index=True,
     return_inverse=True,
   )
-  signs = np.zeros((num_dense + 1, num_dense), np.float32)
-  rows, columns = np.nonzero(is_dense[firsts])
-  taken = firsts[rows], columns
-  signs[rows, paths.points[taken]] = 1 - 2.0 * paths.codes[taken]
-  packed, none = 2 * paths.points + paths.codes, 2 * (num_words - 1)
-  first = np.arange(num_first.max())
-  has_first = first < num_first[firsts, None]
-  dense = np.where(has_first, packed[firsts][:, first], none)
-  rest = paths.lengths - num_first
-  places = num_first[:, None] + np.arange(rest.max())
-  places = np.minimum(places, length - 1)
-  is_rest = np.arange(rest.max()) < rest[:, None]
-  deep = np.where(is_rest, np.take_along_axis(packed, places, 1), none)
+  firsts = np.where(is_first, packed, none)[words, : num_first.max()]
+  signs = np.zeros((len(words), num_dense + 1), np.float32)
+  nodes = np.minimum(firsts >> 1, num_dense)
+  np.put_along_axis(signs, nodes, 1 - 2.0 * (firsts & 1), 1)
+  deep = np.sort(np.where(is_first, none, packed), 1)
+  longest = max(1, (paths.lengths - num_first).max())
   return Split(
     exits.astype(np.int32),
-    signs,
-    dense.astype(np.int32),
-    deep.astype(np.int32),
+    signs[:, :num_dense],
+    firsts.astype(np.int32),
+    deep[:, :longest].astype(np.int32),
   )

@@ -72,7 +72,7 @@ def random_bits(
 ) -> jax.Array:
   """[..., d] uint32 of rows [...] and columns [d]; the upper bits are random.
 
-  `key` is [2] uint32.
+  The key is [2] uint32.
   """
   ids = ids.astype(jnp.uint32)
   first = sampling.random_bits(key, ids)[..., None]
@@ -133,15 +133,11 @@ def row_scales(
 ) -> jax.Array:
   """[...] float32, scales of int8 rows; not finite where a row is not.
 
-  A row keeps its old scale while that has room for `room` and its largest
-  number needs it; so it does if it is written again unchanged. A number beyond
-  `room` that the old scale could represent may stay, but not grow.
-
-  Args:
-    largest: [...] float32, the largest absolute value of each row.
-    old: [...] float32, scales before a change.
-    room: [...] float32; larger values are clipped, unless the old scales can
-      represent them. None = nothing is clipped.
+  Of the largest absolute value of each row and, after a change, its old scale,
+  all [...]. Values beyond `room` are clipped; None = nothing is. A row keeps
+  its old scale while that has room for `room` and its largest number needs it;
+  so it does if it is written again unchanged. A number beyond `room` that the
+  old scale could represent may stay, but not grow.
   """
   room = largest if room is None else jnp.minimum(largest, room)
   if old is not None:
@@ -181,16 +177,12 @@ def encode(
   bits: jax.Array | None = None,
   scales: jax.Array | None = None,
 ) -> Any:
-  """Rounds rows to storage: float32, uint16 (16-bit floats) or `Scaled`.
+  """Rounds rows [..., d] to float32, uint16 (16-bit floats) or `Scaled`.
 
-  Finite numbers beyond the largest of the type become that; infinity and NaN
-  stay. An int8 row with one of them has a scale that is not finite.
-
-  Args:
-    values: [..., d] float32.
-    dtype: one of `DTYPES`.
-    bits: [..., d] uint32, random; None = to nearest, ties to even.
-    scales: [...] float32, of int8, see `row_scales`; None = nothing is clipped.
+  By random bits [..., d] uint32; None = to nearest, ties to even. Scales [...]
+  are those of int8, see `row_scales`; None = nothing is clipped. Finite numbers
+  beyond the largest of the type become that; infinity and NaN stay: an int8 row
+  with one of them has a scale that is not finite.
   """
   if dtype == 'float32':
     return values

@@ -24,12 +24,10 @@ class Alias(NamedTuple):
 @numba.njit(nogil=True, cache=True)
 def _build(scaled, alias):
   """Vose's algorithm; `scaled` (mean 1) becomes the keep probabilities."""
-  n = len(scaled)
   # Both work lists share one array: small ones grow from the left, large ones
   # from the right.
-  work = np.empty(n, np.int64)
-  small = 0
-  large = n
+  n = large = len(scaled)
+  work, small = np.empty(n, np.int64), 0
   for i in range(n):
     if scaled[i] < 1.0:
       work[small] = i
@@ -39,8 +37,7 @@ def _build(scaled, alias):
       work[large] = i
   while small > 0 and large < n:
     small -= 1
-    s = work[small]
-    g = work[large]
+    s, g = work[small], work[large]
     alias[s] = g
     scaled[g] -= 1.0 - scaled[s]
     if scaled[g] < 1.0:
@@ -48,17 +45,14 @@ def _build(scaled, alias):
       work[small] = g
       small += 1
   # What is left differs from 1 by rounding only.
-  for i in range(small):
-    scaled[work[i]] = 1.0
-  for i in range(large, n):
-    scaled[work[i]] = 1.0
+  scaled[work[:small]] = 1.0
+  scaled[work[large:]] = 1.0
 
 
 def alias_table(weights: np.ndarray) -> Alias:
-  """The alias table of a distribution, as host arrays.
+  """The alias table, in host memory, of weights [vocab] that are not negative.
 
-  Args:
-    weights: [vocab] float, not negative, with a positive sum.
+  Their sum is positive.
   """
   scaled = np.asarray(weights, np.float64)
   scaled = scaled * (len(scaled) / scaled.sum())
@@ -77,9 +71,7 @@ def _mix(x: jax.Array) -> jax.Array:
 def random_bits(key: jax.Array, positions: jax.Array) -> jax.Array:
   """[...] uint32 random bits, a pure function of (key, position).
 
-  Args:
-    key: [2] uint32, key data that no other use shares.
-    positions: [...] uint32.
+  The key is [2] uint32, shared with no other use; positions are [...] uint32.
   """
   return _mix(_mix(positions * np.uint32(0x9E3779B9) + key[0]) ^ key[1])
 
@@ -87,13 +79,9 @@ def random_bits(key: jax.Array, positions: jax.Array) -> jax.Array:
 def uniform_rows(
   key: jax.Array, ids: jax.Array, columns: jax.Array, scale: float
 ) -> jax.Array:
-  """[..., d] float32, uniform in [-scale, scale), one function of all three.
+  """[..., d] float32, uniform in [-scale, scale).
 
-  Args:
-    key: [2] uint32.
-    ids: [...] int32, of rows.
-    columns: [d] int32.
-    scale: the largest absolute value.
+  A pure function of the key [2] uint32, ids of rows [...] and columns [d].
   """
   ids, columns = ids.astype(jnp.uint32), columns.astype(jnp.uint32)
   columns = columns.reshape(*[1] * ids.ndim, -1)

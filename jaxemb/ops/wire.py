@@ -22,15 +22,7 @@ class Axis(NamedTuple):
 
 
 def psum(x: jax.Array, axis: Axis) -> jax.Array:
-  """Sums over the devices of an axis; all get the same.
-
-  Args:
-    x: [...] float32.
-    axis: over which to sum.
-
-  Returns:
-    [...] float32.
-  """
+  """[...] float32, the sum over the devices of an axis; all get the same."""
   if axis.dtype == 'float32':
     return jax.lax.psum(x, axis.name)
   num = jax.lax.axis_size(axis.name)
@@ -44,12 +36,9 @@ def psum(x: jax.Array, axis: Axis) -> jax.Array:
 
 
 def all_gather(tree: Any, names: Sequence[str], dtype: str = 'float32') -> Any:
-  """Concatenates the arrays of all devices along mesh axes.
+  """Concatenates arrays [n, ...] of all devices along the named axes, if any.
 
-  Args:
-    tree: of arrays [n, ...].
-    names: of the axes; none = nothing to gather.
-    dtype: that rows of float32 travel in.
+  Those of a pytree that are rows, [n, d] float32, travel in the dtype.
   """
   if not names:
     return tree
@@ -57,8 +46,7 @@ def all_gather(tree: Any, names: Sequence[str], dtype: str = 'float32') -> Any:
   def gather(x):
     is_rows = x.ndim == 2 and x.dtype == jnp.float32
     sent = dtype if is_rows else 'float32'
-    x = rounding.encode(x, sent)
-    x = jax.lax.all_gather(x, tuple(names), tiled=True)
+    x = jax.lax.all_gather(rounding.encode(x, sent), tuple(names), tiled=True)
     return rounding.decode(x, sent)
 
   return jax.tree.map(gather, tree)

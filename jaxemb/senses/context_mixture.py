@@ -30,18 +30,17 @@ priors. This v_k is in P(O | I, k) and in the export.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.models import base, skipgram, targets
-from jaxemb.ops import products, sampling, windows
+from jaxemb.models import base
+from jaxemb.ops import chunks, sampling
 from jaxemb.senses import mixture, table
 from jaxemb.senses import rows as rows_lib
-from jaxemb.tables import spec as spec_lib
 from jaxemb.text import vocab
 
 MEANS = 'context_means'
@@ -58,13 +57,10 @@ _KEY = np.uint32(0x7F4A7C15)  # keeps draws independent of those of negatives
 
 
 @dataclasses.dataclass(frozen=True)
-class ContextMixture(base.Model):
+class ContextMixture(mixture.Mixture):
   """The mixture over one step's rows."""
 
-  outputs: mixture.Outputs  # the loss
-  rows: rows_lib.Rows
   weights: Any  # [vocab] float32, of words in contexts
-  spec: base.WindowSpec
   chance: float  # that a token is ambiguous
   concentration: float  # kappa
   tied_until: float = 0.2  # fraction of training in which all senses of a word
@@ -72,37 +68,6 @@ class ContextMixture(base.Model):
   shared: float = 0.9  # fraction of a sense's gradient that its siblings get
   shift: float = 1.25  # of vectors towards the contexts of their sense
   is_compact: bool = False  # as many slots as most steps need
-  lookups: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-
-  vectors_table = skipgram.INPUT
-  contexts_table = skipgram.OUTPUT
-
-  @property
-  def untrained_loss(self) -> float:
-    """Of a pair."""
-    return self.outputs.untrained_loss
-
-  def specs(self) -> dict[str, spec_lib.TableSpec]:
-    """As `mixture.tables`, and a mean context for each sense.
-
-    A row of means has one more column, which stays zero, like that of priors.
-    """
-    specs = mixture.tables(
-      self.spec, self.outputs, self.rows, _MOMENTUM, self.lookups
-    )
-    if self.rows.num_ambiguous:
-      priors = specs[mixture.PRIORS]
-      lookups = priors.lookups_per_center
-      if lookups is not None:
-        lookups = np.repeat(lookups, self.rows.num_senses)
-      specs[MEANS] = dataclasses.replace(
-        priors,
-        name=MEANS,
-        vocab=priors.vocab * self.rows.num_senses,
-        dim=self.spec.dim + 1,
-        lookups_per_center=lookups,
-      )
-    return specs
 
   @property
   def compact(self) -> base.Model | None:
@@ -114,8 +79,7 @@ class ContextMixture(base.Model):
 
   def fits(self, batch: base.StepBatch) -> jax.Array:
     """bool, whether the compact variant has enough slots."""
-    s = self.spec
-    window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
+    window = chunks.windows(batch.tokens, self.spec.chunk, self.spec.window)
     _, is_ambiguous = self.rows.find(window)
     return jnp.sum(is_ambiguous) <= self._compact_slots(window.size)
 
@@ -125,91 +89,49 @@ class ContextMixture(base.Model):
     slots = math.ceil(_COMPACT * mean + 3 * mean**0.5 + 1)
     return min(slots, num_tokens)
 
-  def ids(self, batch: base.StepBatch, key: jax.Array) -> dict[str, Any]:
+  def ids(self, batch, key):
     """Input: [k (c + 2 W) + S K], of k chunks and S slots. Means: [S, K].
 
     Beside these the weights [k, c + 2 W] float32 of tokens in contexts, and
     uniform numbers [S] float32 to draw senses by.
     """
     s, rows = self.spec, self.rows
-    found = self.outputs.find_targets(s, batch, key)
-    window = windows.chunk_windows(batch.tokens, s.chunk, s.window)
+    window = chunks.windows(batch.tokens, s.chunk, s.window)
     num_slots = self._compact_slots(window.size) if self.is_compact else None
-    slots = rows_lib.slots(rows, window, num_slots)
-    ids = {skipgram.INPUT: slots.ids, skipgram.OUTPUT: found.ids}
-    weights = self.weights.at[window].get(mode='fill', fill_value=0)
-    offsets = jnp.arange(window.shape[1], dtype=jnp.uint32)[None]
-    positions = batch.chunks[:, None] * np.uint32(window.shape[1]) + offsets
-    bits = sampling.random_bits(key ^ _KEY, positions.reshape(-1))
-    uniforms = (bits >> 8).astype(jnp.float32) * np.float32(2**-24)
-    uniforms = uniforms.at[slots.tokens].get(mode='clip')
+    ids = super().ids(batch, key, num_slots)
+    slots = ids[mixture.SLOTS]
+    ids[WEIGHTS] = self.weights.at[window].get(mode='fill', fill_value=0)
+    width = window.shape[1]
+    positions = jnp.arange(width, dtype=jnp.uint32)[None]
+    positions += batch.chunks[:, None] * np.uint32(width)
+    positions = positions.reshape(-1).at[slots.tokens].get(mode='clip')
+    bits = sampling.random_bits(key ^ _KEY, positions)
+    ids[UNIFORMS] = (bits >> 8).astype(jnp.float32) * np.float32(2**-24)
     if rows.num_ambiguous:
-      ids[mixture.PRIORS] = slots.priors_ids
       means = rows.num_senses * slots.priors_ids[:, None]
       means += jnp.arange(rows.num_senses)[None]
       ids[MEANS] = jnp.minimum(means, rows.num_ambiguous * rows.num_senses)
-    ids |= {mixture.TARGETS: found, mixture.SLOTS: slots}
-    return ids | {WEIGHTS: weights, UNIFORMS: uniforms}
+    return ids
 
-  def loss(
-    self,
-    params: tuple[()],
-    rows: Mapping[str, jax.Array],
-    ids: Mapping[str, Any],
-    batch: base.StepBatch,
-    key: jax.Array,
-  ) -> tuple[jax.Array, base.Aux]:
-    """-log P(center | context, drawn sense), summed over the pairs."""
-    del params, key
-    s, sides = self.spec, (batch.left, batch.right)
-    mask = windows.window_mask(*sides, s.chunk, s.window)
-    token_rows, zero = rows[skipgram.INPUT], 0.0
-    if self.rows.num_ambiguous:
-      token_rows, zero = self._drawn(rows, ids, mask, batch.progress)
-    loss = zero + targets.window_loss(
-      s,
-      ids[mixture.TARGETS],
-      self.outputs.compact_rest,
-      token_rows,
-      rows[skipgram.OUTPUT],
-      mask,
-      windows.window_mask(*sides, self.outputs.group, s.window),
-    )
-    return loss, base.Aux(skipgram.num_contexts(batch).sum())
-
-  def _drawn(
-    self,
-    rows: Mapping[str, jax.Array],
-    ids: Mapping[str, Any],
-    mask: jax.Array,
-    progress: jax.Array | float,
-  ) -> tuple[jax.Array, jax.Array]:
-    """Vectors of all tokens, those of a drawn sense in the slots.
-
-    Takes rows and ids of the tables, a mask [k, c, c + 2 W] float32 of which
-    tokens are contexts of which center, and the fraction of training done.
-
-    Returns:
-      [k, c + 2 W, d] float32; and 0, with the gradients of priors and means.
-    """
+  def with_senses(self, token_rows, senses, rows, ids, batch, mask):
+    """The vectors of drawn senses, and gradients of the running averages."""
     weights, tokens = ids[WEIGHTS], ids[mixture.SLOTS].tokens
-    num, input_rows = weights.size, rows[skipgram.INPUT]
-    num_senses, dim = self.rows.num_senses, input_rows.shape[-1]
-    senses = input_rows[num:].reshape(-1, num_senses, dim)
 
     def with_slots(slots):
-      filled = input_rows[:num].at[tokens].set(slots, mode='drop')
-      return filled.reshape(*weights.shape, dim)
+      flat = token_rows.reshape(weights.size, -1)
+      return flat.at[tokens].set(slots, mode='drop').reshape(token_rows.shape)
 
-    prior_rows, mean_rows = rows[mixture.PRIORS], rows[MEANS]
-    priors = jax.lax.stop_gradient(self.priors_of(prior_rows))
-    common = jax.lax.stop_gradient(jnp.einsum('sk,skd->sd', priors, senses))
-    contexts, has_context = jax.lax.stop_gradient(
-      self._contexts(with_slots(common), weights, tokens, mask)
+    fixed, num_senses = jax.lax.stop_gradient, self.rows.num_senses
+    averages = rows[mixture.PRIORS], rows[MEANS]
+    prior_rows, mean_rows = fixed(averages)
+    priors = self.priors_of(prior_rows)
+    common = fixed(jnp.einsum('sk,skd->sd', priors, senses))
+    contexts, has_context = self._contexts(
+      fixed(with_slots(common)), weights, tokens, mask
     )
     # E step.
-    are_tied = progress < self.tied_until
-    means = jax.lax.stop_gradient(mean_rows[..., :-1])
+    are_tied = batch.progress < self.tied_until
+    means = mean_rows[..., :-1]
     distances = means - contexts[:, None]
     logs = mixture.log_priors(priors)
     logs -= self.concentration * jnp.sum(distances * distances, -1)
@@ -223,21 +145,20 @@ class ContextMixture(base.Model):
     used_rows = jnp.einsum('sk,skd->sd', used, senses)
     shared = jnp.where(are_tied, 1.0, self.shared)
     learning = (1 - shared) * used_rows + shared * senses.sum(1)
-    slots = learning + jax.lax.stop_gradient(used_rows - learning)
+    slots = learning + fixed(used_rows - learning)
     shifts = self.shift * shifted(common, priors, means, self.spec.row_ops)
     shifts = jnp.einsum('sk,skd->sd', used, shifts)
     slots += jnp.where(are_tied, 0.0, shifts)
     # M step.
     num_seen = has_context[:, None]
     said = num_seen * gamma - num_seen / num_senses
-    prior_grads = jnp.concatenate(
-      [num_seen * prior_rows[:, :-1] - said, num_seen], -1
-    )
+    prior_grads = num_seen * prior_rows[:, :-1] - said
     counts = (drawn * num_seen)[..., None]
-    mean_grads = jnp.concatenate([counts * distances, counts], -1)
-    zero = mixture.with_gradient(prior_rows, prior_grads)
-    zero += mixture.with_gradient(mean_rows, mean_grads)
-    return with_slots(slots), zero
+    grads = (
+      jnp.concatenate([prior_grads, num_seen], -1),
+      jnp.concatenate([counts * distances, counts], -1),
+    )
+    return with_slots(slots), mask, (0.0, averages, grads)
 
   def _contexts(
     self,
@@ -248,23 +169,18 @@ class ContextMixture(base.Model):
   ) -> tuple[jax.Array, jax.Array]:
     """Mean x around each slot: of the centers that its token is a context of.
 
-    Args:
-      token_rows: [k, c + 2 W, d] float32.
-      weights: [k, c + 2 W] float32.
-      tokens: [slots] int32, see `rows.Slots`.
-      mask: [k, c, c + 2 W] float32.
-
-    Returns:
-      [slots, dim] float32; and [slots] float32, 1 = there is a word around.
+    Of rows [k, c + 2 W, d] and weights [k, c + 2 W] of all tokens, the token of
+    each slot, and the mask [k, c, c + 2 W]. Returns [slots, dim] float32; and
+    [slots] float32, 1 = there is a word around.
     """
     s = self.spec
-    centers = slice(s.window, token_rows.shape[1] - s.window)
+    centers = slice(s.window, s.window + s.chunk)
     vectors = s.row_ops.whole(token_rows[:, centers], s.dim)
     lengths = jnp.linalg.norm(vectors, axis=-1, keepdims=True)
     center_weights = weights[:, centers, None]
     vectors = vectors * (center_weights / jnp.maximum(lengths, 1e-30))
     # One product for the sums of vectors and of weights.
-    sums = products.weighted_sums(
+    sums = chunks.weighted_sums(
       mask.transpose(0, 2, 1), jnp.concatenate([vectors, center_weights], -1)
     ).reshape(weights.size, -1)
     sums = sums.at[tokens].get(mode='fill', fill_value=0)
@@ -282,8 +198,8 @@ class ContextMixture(base.Model):
     table_rows: Callable[[str], np.ndarray],
     vocabulary: vocab.Vocabulary,
   ) -> table.Senses:
-    """The trained senses with shifted vectors; see `mixture.export_senses`."""
-    senses = mixture.export_senses(self, table_rows, vocabulary)
+    """The trained senses with shifted vectors."""
+    senses = super().export_senses(table_rows, vocabulary)
     if not self.rows.num_ambiguous:
       return senses
     mask = self.rows.are_ambiguous()
@@ -296,9 +212,8 @@ class ContextMixture(base.Model):
       senses.priors[is_sense].reshape(by_word),
       means[is_sense].reshape(*by_word, -1),
     )
-    vectors[is_sense] += self.shift * np.asarray(shifts).reshape(
-      -1, vectors.shape[1]
-    )
+    shifts = np.asarray(shifts).reshape(-1, vectors.shape[1])
+    vectors[is_sense] += self.shift * shifts
     return dataclasses.replace(
       senses,
       vectors=vectors,
@@ -312,10 +227,9 @@ jax.tree_util.register_dataclass(
   ContextMixture,
   ['outputs', 'rows', 'weights'],
   [
-    'spec', 'chance', 'concentration', 'tied_until', 'shared', 'shift',
-    'is_compact',
+    'spec', 'tables', 'chance', 'concentration', 'tied_until', 'shared',
+    'shift', 'is_compact',
   ],
-  ['lookups'],
 )  # fmt: skip
 
 
@@ -332,16 +246,28 @@ def make(
   Windows are uniform in [min_window, spec.window].
   """
   rows = rows_lib.number(mask, num_senses)
+  tables = mixture.tables(spec, corpus, outputs, rows, _MOMENTUM)
+  if rows.num_ambiguous:
+    # A row of means has one more column, which stays zero, like that of priors.
+    priors = tables[-1]
+    means = dataclasses.replace(
+      priors,
+      name=MEANS,
+      vocab=priors.vocab * num_senses,
+      dim=spec.dim + 1,
+      lookups_per_center=np.repeat(priors.lookups_per_center, num_senses),
+    )
+    tables = *tables, means
   frequencies = corpus.counts / corpus.counts.sum()
   weights = _HALF_WEIGHT / (_HALF_WEIGHT + frequencies)
   return ContextMixture(
+    spec,
+    tables,
     outputs,
     rows,
     weights.astype(np.float32),
-    spec,
     float(corpus.centers[mask].sum()),
     _CONCENTRATION_PER_WORD * (min_window + spec.window),
-    lookups=mixture.lookups(spec, outputs, rows, corpus),
   )
 
 
@@ -349,7 +275,7 @@ def shifted(
   common: jax.Array,
   priors: jax.Array,
   means: jax.Array,
-  row_ops: products.RowOps = products.WHOLE_ROWS,
+  row_ops: chunks.RowOps = chunks.WHOLE_ROWS,
 ) -> jax.Array:
   """[words, K, d], |r| (m_k - m).
 

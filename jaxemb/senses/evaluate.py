@@ -30,16 +30,15 @@ class Question(NamedTuple):
   """A pair of SCWS."""
 
   words: tuple[str, str]
-  texts: tuple[list[str], list[str]]  # tokens, with the word itself
-  positions: tuple[int, int]  # of the words in them
+  texts: list[list[str]]  # two, of tokens, with the word itself
+  positions: list[int]  # of the words in them
   rating: float
 
 
 def read_scws(path: pathlib.Path | str) -> list[Question]:
   """Reads lines of 18 tab fields, the word between `<b>` and `</b>`.
 
-  Raises:
-    errors.UserError: the file cannot be read, or has no such line.
+  UserError if the file cannot be read, or has no such line.
   """
   try:
     text = pathlib.Path(path).read_bytes().decode('utf-8', errors='replace')
@@ -68,7 +67,7 @@ def _question(line: str) -> Question | None:
     positions.append(len(before))
     # The word may hold several tokens but takes one position.
     texts.append([*before, ''.join(word) or 'x', *after])
-  return pair and Question(pair[1], tuple(texts), tuple(positions), pair[0])
+  return pair and Question(pair[1], texts, positions, pair[0])
 
 
 def similarities(
@@ -85,22 +84,19 @@ def similarities(
     ]
     if None in words:
       continue
-    units, chances, means = [], [], []
-    for word, tokens, position in zip(
-      words, question.texts, question.positions, strict=True
-    ):
-      context = ()
-      if senses.can_disambiguate:
-        context = senses.context(tokens, position, window)
-      vectors = senses.vectors[senses.rows(word)].astype(np.float64)
-      units.append(geometry.unit(vectors))
-      chances.append(senses.posterior(word, context))
-      means.append(senses.priors[senses.rows(word)] @ vectors)
-    cosines = units[0] @ units[1].T
+    contexts = [
+      senses.context(*x, window) if senses.can_disambiguate else ()
+      for x in zip(question.texts, question.positions, strict=True)
+    ]
+    first, second = map(senses.posterior, words, contexts)
+    rows = [senses.rows(word) for word in words]
+    vectors = [senses.vectors[x].astype(np.float64) for x in rows]
+    means = [senses.priors[x] @ y for x, y in zip(rows, vectors, strict=True)]
+    cosines = geometry.unit(vectors[0]) @ geometry.unit(vectors[1]).T
     lengths = [max(np.linalg.norm(x), 1e-30) for x in means]
     result[i] = (
-      cosines[chances[0].argmax(), chances[1].argmax()],
-      chances[0] @ cosines @ chances[1],
+      cosines[first.argmax(), second.argmax()],
+      first @ cosines @ second,
       cosines.mean(),
       cosines.max(),
       means[0] @ means[1] / (lengths[0] * lengths[1]),
@@ -118,9 +114,7 @@ def evaluate(
 
   Senses that cannot be disambiguated have only the measures without contexts,
   which are of `window` known words on each side; 0 = that of the vectors.
-
-  Raises:
-    errors.UserError: a file cannot be read.
+  UserError if a file cannot be read.
   """
   from scipy import stats  # takes a third of a second
 
@@ -134,15 +128,12 @@ def evaluate(
       if not senses.can_disambiguate and name in _NEED_CONTEXTS:
         continue
       pairs = ratings[is_known], column[is_known]
-      score = pearson = None
-      if all(len(np.unique(x)) > 1 for x in pairs):
-        score = float(stats.spearmanr(*pairs)[0])
-        pearson = float(stats.pearsonr(*pairs)[0])
+      has_scores = all(len(np.unique(x)) > 1 for x in pairs)
       results[f'{pathlib.Path(path).stem} {name}'] = {
         'kind': 'similarity',
         'layout': 'scws-senses',
-        'score': score,
-        'pearson': pearson,
+        'score': float(stats.spearmanr(*pairs)[0]) if has_scores else None,
+        'pearson': float(stats.pearsonr(*pairs)[0]) if has_scores else None,
         'found': int(is_known.sum()),
         'total': len(questions),
         'oov': int((~is_known).sum()),

@@ -47,9 +47,9 @@ class Rows:
     return hashlib.sha256(np.asarray(self.first).tobytes()).hexdigest()
 
   def find(self, window: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[k, w] bool, words with one sense and ambiguous ones; others are padding.
+    """Which ids [k, w] are words with one sense, and which ambiguous ones.
 
-    Of ids of words [k, w] int32; those at or above vocab are padding.
+    [k, w] bool each; ids at or above vocab are padding and neither.
     """
     is_word = window < len(self.first)
     priors = self.priors.at[window].get(mode='clip')
@@ -80,7 +80,7 @@ def number(mask: np.ndarray, num_senses: int) -> Rows:
 class Slots(NamedTuple):
   """Rows of the tokens of k windows, with a slot for each ambiguous token."""
 
-  ids: jax.Array  # [k, w], or [k w + slots K] if any word is ambiguous
+  ids: jax.Array  # [k w + slots K]
   is_single: jax.Array  # [k, w] bool, words with one sense
   # [slots] int32, the token of each slot among the k w; k w = none. Empty if no
   # word is ambiguous.
@@ -89,19 +89,15 @@ class Slots(NamedTuple):
 
 
 def slots(rows: Rows, window: jax.Array, num_slots: int | None = None) -> Slots:
-  """Finds the rows of all tokens.
+  """Finds the rows of all tokens [k, w], ids of words.
 
-  Args:
-    rows: of all words.
-    window: [k, w] int32, ids of words.
-    num_slots: at least the number of ambiguous tokens; None = k w.
+  There are at least as many slots as ambiguous tokens; None = k w.
   """
   is_single, is_ambiguous = rows.find(window)
   first = rows.first.at[window].get(mode='clip')
-  ids = jnp.where(is_single, first, rows.num)
+  ids = jnp.where(is_single, first, rows.num).reshape(-1)
   if not rows.num_ambiguous:
-    none = window[:0, 0]
-    return Slots(ids, jnp.ones_like(window, bool), none, none)
+    return Slots(ids, is_single, ids[:0], ids[:0])
   is_ambiguous = is_ambiguous.reshape(-1)
   slot = jnp.where(is_ambiguous, jnp.cumsum(is_ambiguous) - 1, window.size)
   tokens = jnp.full(num_slots or window.size, window.size)
@@ -111,11 +107,11 @@ def slots(rows: Rows, window: jax.Array, num_slots: int | None = None) -> Slots:
     return array.reshape(-1).at[tokens].get(mode='fill', fill_value=padding)
 
   senses = of_slots(first, rows.num)[:, None]
-  senses = senses + jnp.arange(rows.num_senses)[None]
-  senses = jnp.minimum(senses, rows.num)
+  senses += jnp.arange(rows.num_senses)[None]
+  senses = jnp.minimum(senses, rows.num).reshape(-1)
   priors = rows.priors.at[window].get(mode='clip')
   return Slots(
-    jnp.concatenate([ids.reshape(-1), senses.reshape(-1)]),
+    jnp.concatenate([ids, senses]),
     is_single,
     tokens,
     of_slots(priors, rows.num_ambiguous),
@@ -126,8 +122,8 @@ class Ambiguous(NamedTuple):
   """Words that get several senses."""
 
   mask: np.ndarray  # [vocab] bool
-  num_listed: int  # distinct words of the list
-  num_unknown: int  # of these, outside the vocabulary
+  num_listed: int = 0  # distinct words of the list
+  num_unknown: int = 0  # of these, outside the vocabulary
 
 
 def ambiguous(
@@ -136,15 +132,13 @@ def ambiguous(
   """The words [vocab], by falling count, that get several senses.
 
   The file `config.senses.words` has a word in the first field of each line that
-  is neither blank nor a `#` comment.
-
-  Raises:
-    errors.UserError: the file cannot be read, or has no word of these.
+  is neither blank nor a `#` comment. UserError if it cannot be read, or has no
+  word of these.
   """
   path = config.senses.words
   mask = np.arange(len(words)) < np.ceil(config.senses.top_ratio * len(words))
   if not path:
-    return Ambiguous(mask, 0, 0)
+    return Ambiguous(mask)
   try:
     text = pathlib.Path(path).expanduser().read_text(encoding='utf-8-sig')
   except (OSError, UnicodeDecodeError) as error:
@@ -155,7 +149,7 @@ def ambiguous(
   text = text.lower() if config.data.lowercase else text
   fields = [line.split()[0] for line in text.splitlines() if line.split()]
   listed = {word for word in fields if not word.startswith('#')}
-  is_listed = np.fromiter((x in listed for x in words), bool, len(words))
+  is_listed = np.array([word in listed for word in words])
   num_known = int(is_listed.sum())
   if not num_known:
     raise errors.UserError(

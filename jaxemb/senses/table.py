@@ -26,6 +26,7 @@ dmwe.txt       the text format of Microsoft's distributed_skipgram_mixture:
                `prior v1 v2 ...` for each of its senses
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -33,7 +34,7 @@ import math
 import pathlib
 import re
 import unicodedata
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +47,16 @@ from jaxemb.storage import atomic, word2vec_format
 # The first one marks an export of senses.
 FILES = ('senses.json', 'priors.txt', 'outputs.npy', 'means.npy', 'dmwe.txt')
 _PRIOR_TOLERANCE = 1e-3  # of sums of rounded and averaged priors
+# What senses.json holds: fields of `Senses`, and of its `Contexts` if any.
+_FACTS = {
+  'loss': lambda x: x in (None, 'negative_sampling', 'hierarchical_softmax'),
+  'negatives': lambda x: type(x) is int and x >= 0,
+  'window': lambda x: type(x) is int and x >= 1,
+}
+_CONTEXT_FACTS = {
+  'concentration': lambda x: type(x) in (int, float) and 0 <= x < math.inf,
+  'half_weight': lambda x: type(x) in (int, float) and 0 < x < math.inf,
+}
 
 
 class Contexts(NamedTuple):
@@ -58,33 +69,22 @@ class Contexts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Senses:
-  """Words with one or several vectors each, and what disambiguates them.
+  """Words with one or several vectors each, and what disambiguates them."""
 
-  Attributes:
-    words: [vocab], the most frequent first.
-    counts: [vocab] int64.
-    starts: [vocab + 1] int64; the senses of word i are rows
-      starts[i]..starts[i + 1].
-    vectors: [rows, dim] float32.
-    priors: [rows] float32; those of a word sum to 1.
-    outputs: [vocab or vocab - 1, dim] float32, vectors of words or of the inner
-      nodes of the Huffman tree; None = unknown, as after some merges.
-    loss: 'negative_sampling' or 'hierarchical_softmax'; None without outputs.
-    negatives: per pair, with negative sampling.
-    window: context words on each side.
-    contexts: None = senses are disambiguated by likelihoods.
-  """
-
-  words: list[str]
-  counts: np.ndarray
+  words: list[str]  # [vocab], the most frequent first
+  counts: np.ndarray  # [vocab] int64
+  # [vocab + 1] int64; senses of word i are rows starts[i]..starts[i + 1]
   starts: np.ndarray
-  vectors: np.ndarray
-  priors: np.ndarray
+  vectors: np.ndarray  # [rows, dim] float32
+  priors: np.ndarray  # [rows] float32; those of a word sum to 1
+  # [vocab or vocab - 1, dim] float32, vectors of words or of the inner nodes of
+  # the Huffman tree; None = unknown, as after some merges
   outputs: np.ndarray | None
+  # 'negative_sampling' or 'hierarchical_softmax'; None without outputs
   loss: str | None
-  negatives: int
-  window: int
-  contexts: Contexts | None = None
+  negatives: int  # per pair, with negative sampling
+  window: int  # context words on each side
+  contexts: Contexts | None = None  # None = likelihoods disambiguate
 
   @functools.cached_property
   def index(self) -> dict[str, int]:
@@ -126,12 +126,6 @@ class Senses:
   def _paths(self) -> huffman.Paths:
     return huffman.tree_paths(self.counts)
 
-  @functools.cached_property
-  def _noise(self) -> np.ndarray:
-    """[vocab] float64, the distribution of negatives."""
-    weights = self.counts.astype(np.float64) ** 0.75
-    return weights / weights.sum()
-
   def log_likelihoods(self, word: int, context: Sequence[int]) -> np.ndarray:
     """[senses, context] float64, log P(o | word, k) of ids o.
 
@@ -141,8 +135,10 @@ class Senses:
     context = np.asarray(context, np.int64)
     if self.loss == 'negative_sampling':
       scores = vectors @ self.outputs[context].T
-      noise = _log_sigmoid(-(vectors @ self.outputs.T)) @ self._noise
-      return _log_sigmoid(scores) + (self.negatives * noise)[:, None]
+      chances = self.counts.astype(np.float64) ** 0.75
+      noise = _log_sigmoid(-(vectors @ self.outputs.T)) @ chances
+      noise *= self.negatives / chances.sum()
+      return _log_sigmoid(scores) + noise[:, None]
     points, codes, lengths = (x[context] for x in self._paths)
     on_path = np.arange(points.shape[1]) < lengths[:, None]
     nodes = self.outputs[np.minimum(points, len(self.outputs) - 1)]
@@ -153,8 +149,7 @@ class Senses:
   def posterior(self, word: int, context: Sequence[int]) -> np.ndarray:
     """[senses] float64, p(k | w, c) of ids; the priors if the context is empty.
 
-    Raises:
-      errors.UserError: contexts cannot disambiguate these senses.
+    UserError if contexts cannot disambiguate these senses.
     """
     priors = self.priors[self.rows(word)].astype(np.float64)
     logs = np.log(np.maximum(priors, 1e-30))
@@ -195,7 +190,7 @@ class Senses:
 
 
 def _log_sigmoid(x: np.ndarray) -> np.ndarray:
-  return np.minimum(x, 0) - np.log1p(np.exp(-np.abs(x)))
+  return -np.logaddexp(0, -x)
 
 
 def row_names(words: Sequence[str], starts: np.ndarray) -> list[str]:
@@ -212,9 +207,6 @@ def row_names(words: Sequence[str], starts: np.ndarray) -> list[str]:
   return names
 
 
-# ---- words of a query
-
-
 def spelled(token: str, known: Container[str]) -> str | None:
   """The known word that a token stands for; None = there is none.
 
@@ -222,14 +214,14 @@ def spelled(token: str, known: Container[str]) -> str | None:
   digit nor combining mark at the ends, which training never makes part of a
   word. Tokens that training would split (don't) are not split.
   """
-  inside = [i for i, x in enumerate(token) if _is_word_character(x)]
+  inside = [
+    i
+    for i, x in enumerate(token)
+    if x.isalnum() or unicodedata.category(x)[0] == 'M'
+  ]
   bare = token[inside[0] : inside[-1] + 1] if inside else token
   candidates = (token, token.lower(), bare, bare.lower())
   return next((word for word in candidates if word in known), None)
-
-
-def _is_word_character(char: str) -> bool:
-  return char.isalnum() or unicodedata.category(char)[0] == 'M'
 
 
 def locate(
@@ -240,10 +232,8 @@ def locate(
 ) -> tuple[list[str], str | None]:
   """Tokens of a sentence, and the known word at a position (see `spelled`).
 
-  A text is split at white space; positions count from 0.
-
-  Raises:
-    errors.UserError: the position is outside, or the window negative.
+  A text is split at white space; positions count from 0. UserError if the
+  position is outside, or the window negative.
   """
   tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
   if window < 0:
@@ -258,17 +248,11 @@ def locate(
   return tokens, spelled(tokens[position], known)
 
 
-# ---- files
-
-
 def write(folder: pathlib.Path, senses: Senses | None) -> None:
   """Writes the files of senses next to those of the vectors.
 
   They replace those of an earlier export; None = there are no senses. Words
-  have no white space.
-
-  Raises:
-    errors.UserError: a file cannot be written.
+  have no white space. UserError if a file cannot be written.
   """
   for name in FILES:
     (folder / name).unlink(missing_ok=True)
@@ -290,16 +274,14 @@ def write(folder: pathlib.Path, senses: Senses | None) -> None:
   ):
     dmwe.write(f'{num_words} {num_rows} {dim}\n'.encode())
     for i, word in enumerate(senses.words):
-      chances, vectors = (
-        x[senses.rows(i)] for x in (senses.priors, senses.vectors)
-      )
-      for k, prior in enumerate(chances.tolist()):
-        priors.write(f'{word} {k} {prior:.9g}\n'.encode())
+      rows = senses.rows(i)
+      chances = senses.priors[rows]
       dmwe.write(f'{word} {len(chances)}\n'.encode())
-      lines = np.column_stack([chances, vectors]).astype(np.float32)
-      for line in word2vec_format.text_rows(lines):
+      lines = np.column_stack([chances, senses.vectors[rows]])
+      for k, line in enumerate(word2vec_format.text_rows(np.float32(lines))):
+        priors.write(f'{word} {k} {chances[k]:.9g}\n'.encode())
         dmwe.write(line + b'\n')
-  with atomic.write(folder / 'senses.json') as file:
+  with atomic.write(folder / FILES[0]) as file:
     file.write(json.dumps(facts, indent=1).encode())
 
 
@@ -312,32 +294,28 @@ def read(
   """Reads what `write` wrote; None if the folder has no senses.
 
   Takes the rows of the vectors: names, counts [rows] int64 and [rows, dim]
-  float32.
-
-  Raises:
-    errors.UserError: a file is missing or damaged, or of other vectors.
+  float32. UserError if a file is missing or damaged, or of other vectors.
   """
-  if not (folder / 'senses.json').exists():
+  if not (folder / FILES[0]).exists():
     return None
-  facts = _read_facts(folder / 'senses.json')
-  path, (num_rows, dim) = folder / 'priors.txt', vectors.shape
-  words, starts, priors = _read_priors(path)
-  if len(priors) != num_rows:
-    raise _damaged(path, f'has {len(priors)} lines, vocab.txt {num_rows}')
-  for row, pair in enumerate(zip(names, row_names(words, starts), strict=True)):
-    # vocab.txt has underscores for white space, perhaps several.
-    first, second = (re.sub(r'[_\s]', '', x) for x in pair)
-    if first != second:
-      raise _damaged(
-        path, f'row {row} is {pair[1]!r}, {pair[0]!r} in vocab.txt'
-      )
+  with _reading(folder / FILES[0]) as path:
+    facts = _valid_facts(json.loads(path.read_text(encoding='utf-8')))
+  with _reading(folder / 'priors.txt') as path:
+    words, starts, priors = _parse_priors(path.read_text(encoding='utf-8'))
+    if len(priors) != len(names):
+      raise ValueError(f'has {len(priors)} lines, vocab.txt {len(names)}')
+    pairs = zip(names, row_names(words, starts), strict=True)
+    for row, (name, ours) in enumerate(pairs):
+      # vocab.txt has underscores for white space, perhaps several.
+      if re.sub(r'[_\s]', '', name) != re.sub(r'[_\s]', '', ours):
+        raise ValueError(f'row {row} is {ours!r}, {name!r} in vocab.txt')
   outputs = contexts = None
   if facts['loss'] is not None:
     is_tree = facts['loss'] == 'hierarchical_softmax'
-    shape = len(words) - is_tree, dim
-    outputs = _read_array(folder / 'outputs.npy', shape)
+    shape = len(words) - is_tree, vectors.shape[1]
+    outputs = _load(folder / 'outputs.npy', shape)
   if 'concentration' in facts:
-    means = _read_array(folder / 'means.npy', vectors.shape)
+    means = _load(folder / 'means.npy', vectors.shape)
     contexts = Contexts(means, *(facts[key] for key in _CONTEXT_FACTS))
   return Senses(
     words,
@@ -351,78 +329,56 @@ def read(
   )
 
 
-def _damaged(path: pathlib.Path, what: object) -> errors.UserError:
-  what = getattr(what, 'strerror', None) or what
-  return errors.UserError(f'{path}: {what}; export again')
-
-
-_FACTS = {
-  'loss': lambda x: x in (None, 'negative_sampling', 'hierarchical_softmax'),
-  'negatives': lambda x: type(x) is int and x >= 0,
-  'window': lambda x: type(x) is int and x >= 1,
-}
-_CONTEXT_FACTS = {
-  'concentration': lambda x: type(x) in (int, float) and 0 <= x < math.inf,
-  'half_weight': lambda x: type(x) in (int, float) and 0 < x < math.inf,
-}
-
-
-def _read_facts(path: pathlib.Path) -> dict[str, Any]:
+@contextlib.contextmanager
+def _reading(path: pathlib.Path) -> Iterator[pathlib.Path]:
   try:
-    facts = json.loads(path.read_text(encoding='utf-8'))
-  except (OSError, ValueError) as error:
-    raise _damaged(path, error) from error
+    yield path
+  except (OSError, ValueError, EOFError) as error:
+    what = getattr(error, 'strerror', None) or error
+    raise errors.UserError(f'{path}: {what}; export again') from error
+
+
+def _valid_facts(facts: Any) -> dict[str, Any]:
   if not isinstance(facts, dict):
-    raise _damaged(path, f'has no {", ".join(_FACTS)}')
+    raise ValueError(f'has no {", ".join(_FACTS)}')
   has_contexts = facts.keys() & _CONTEXT_FACTS.keys()
   checks = _FACTS | (_CONTEXT_FACTS if has_contexts else {})
   for key, is_valid in checks.items():
     if key not in facts:
-      raise _damaged(path, f'has no {key}')
+      raise ValueError(f'has no {key}')
     if not is_valid(facts[key]):
-      raise _damaged(path, f'{key} must not be {facts[key]!r}')
+      raise ValueError(f'{key} must not be {facts[key]!r}')
   return facts
 
 
-def _read_priors(
-  path: pathlib.Path,
-) -> tuple[list[str], np.ndarray, np.ndarray]:
+def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:
   """Words, starts and priors, as in `Senses`."""
-  words: list[str] = []
-  starts: list[int] = []
-  priors: list[float] = []
-  try:
-    for line in filter(None, path.read_text(encoding='utf-8').split('\n')):
-      word, k, prior = line.rsplit(' ', 2)
-      if int(k) == 0:
-        words.append(word)
-        starts.append(len(priors))
-      priors.append(float(prior))
-      if word not in words[-1:] or int(k) != len(priors) - 1 - starts[-1]:
-        raise ValueError(f'line {len(priors)}, {word!r} {k}, is out of order')
-    if not words:
-      raise ValueError('is empty')
-  except (OSError, ValueError) as error:
-    raise _damaged(path, error) from error
-  array = np.array(priors, np.float32)
-  sums = np.add.reduceat(array.astype(np.float64), starts)
+  words, starts, priors = [], [], []
+  for line in filter(None, text.split('\n')):
+    word, k, prior = line.rsplit(' ', 2)
+    if int(k) == 0:
+      words.append(word)
+      starts.append(len(priors))
+    if word not in words[-1:] or int(k) != len(priors) - starts[-1]:
+      raise ValueError(f'line {len(priors) + 1}, {word!r} {k}, is out of order')
+    priors.append(float(prior))
+  if not words:
+    raise ValueError('is empty')
+  sums = np.add.reduceat(np.array(priors), starts)
   # Negated, so that a NaN is wrong.
-  is_right = np.minimum.reduceat(array, starts) > -_PRIOR_TOLERANCE
+  is_right = np.minimum.reduceat(priors, starts) > -_PRIOR_TOLERANCE
   is_wrong = ~(is_right & (np.abs(sums - 1) < _PRIOR_TOLERANCE))
   if is_wrong.any():
     word = words[int(is_wrong.argmax())]
-    raise _damaged(
-      path, f'priors of {word!r} must not be negative, and sum to 1'
-    )
-  return words, np.array([*starts, len(priors)], np.int64), array
+    raise ValueError(f'priors of {word!r} must not be negative, and sum to 1')
+  starts = np.array([*starts, len(priors)], np.int64)
+  return words, starts, np.array(priors, np.float32)
 
 
-def _read_array(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
+def _load(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
   """A memory-mapped array of this shape."""
-  try:
+  with _reading(path):
     array = np.load(path, mmap_mode='r')
-  except (OSError, ValueError, EOFError) as error:
-    raise _damaged(path, error) from error
-  if array.shape != shape:
-    raise _damaged(path, f'has shape {array.shape}, the vectors need {shape}')
+    if array.shape != shape:
+      raise ValueError(f'has shape {array.shape}, the vectors need {shape}')
   return array

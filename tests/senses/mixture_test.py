@@ -13,7 +13,7 @@ import pytest
 from jaxemb import build
 from jaxemb import config as config_lib
 from jaxemb.data import windows
-from jaxemb.models import base, hierarchical, skipgram
+from jaxemb.models import base, hierarchical, skipgram, targets
 from jaxemb.ops import huffman
 from jaxemb.runtime import mesh
 from jaxemb.senses import context_mixture, mixture
@@ -35,8 +35,8 @@ LOSSES = ('tree', 'sampled')
 
 def _outputs(loss, num_shared=4):
   if loss == 'tree':
-    return hierarchical.tree(CORPUS, CHUNK, num_shared)
-  return mixture.sampled(SPEC, CORPUS)
+    return targets.tree(CORPUS, CHUNK, num_shared)
+  return targets.sampled(SPEC, CORPUS)
 
 
 def _mixture(loss='tree', num_senses=SENSES):
@@ -323,7 +323,7 @@ def test_context_mixture_is_skipgram_with_drawn_senses(loss, is_tied):
   alone = _make(
     _mixture(loss, 1),
     batch,
-    {skipgram.INPUT: vectors, skipgram.OUTPUT: outputs[ids]},
+    {skipgram.INPUT: vectors.reshape(-1, DIM), skipgram.OUTPUT: outputs[ids]},
   )
   np.testing.assert_allclose(made.value, alone.value, rtol=1e-6)
   np.testing.assert_allclose(

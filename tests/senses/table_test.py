@@ -132,7 +132,7 @@ def test_scores_of_pairs_in_contexts(tmp_path):
   questions = evaluate.read_scws(path)
   assert [x.rating for x in questions] == [5, 3, 9]
   assert questions[0].texts[0] == ['money', 'bank', 'the', 'bank']
-  assert questions[0].positions == (1, 1)
+  assert questions[0].positions == [1, 1]
   got = evaluate.similarities(found, questions)
   assert np.isnan(got[1]).all() and (got[2] == 1).all()
   units = found.vectors / np.linalg.norm(found.vectors, axis=1, keepdims=True)
