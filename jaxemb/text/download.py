@@ -56,10 +56,12 @@ def wikipedia(
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(url.rpartition('/')[2] + '.part')
     with open(part, 'ab') as file:
-      _lock(file.fileno())
-      if not path.exists():  # no other process has downloaded it meanwhile
-        _complete(file, url, progress)
-        _check(part, sha1)
+      with contextlib.suppress(ImportError, OSError):  # where files can lock
+        import fcntl  # not on Windows
+
+        fcntl.flock(file, fcntl.LOCK_EX)  # others may download the same
+      if not path.exists():
+        _complete(file, url, sha1, progress)
         os.replace(part, path)
     for leftover in path.parent.glob(f'{name}wiki-*-{_KIND}.part'):
       leftover.unlink(missing_ok=True)
@@ -79,26 +81,17 @@ def wikipedia(
 
 def _newest(name: str, sums_url: str) -> tuple[str, str]:
   """Address and SHA-1 of the newest dump."""
-  blocks = _blocks(sums_url, 0)
-  sums = b''.join(block for _, block, _ in blocks).decode(errors='replace')
+  sums = b''.join(block for _, block, _ in _blocks(sums_url))
   line = rf'^(\w{{40}})  ({name}wiki-(\d{{8}})-{re.escape(_KIND)})$'
-  match = re.search(line, sums, re.MULTILINE)
+  match = re.search(line, sums.decode(errors='replace'), re.MULTILINE)
   if not match:
     raise http.client.HTTPException(f'{sums_url} names no such file')
   sha1, file, date = match.groups()
   return f'{BASE_URL}/{name}wiki/{date}/{file}', sha1
 
 
-def _lock(file_number: int) -> None:
-  """Waits for other processes that download the same, where files can lock."""
-  with contextlib.suppress(ImportError, OSError):
-    import fcntl  # not on Windows
-
-    fcntl.flock(file_number, fcntl.LOCK_EX)
-
-
-def _complete(file: BinaryIO, url: str, progress: _Progress) -> None:
-  """Downloads what is missing at the end of a file."""
+def _complete(file: BinaryIO, url: str, sha1: str, progress: _Progress) -> None:
+  """Downloads what is missing at the end of a file, and checks it."""
   num_bytes = os.path.getsize(file.name)
   for start, block, total_bytes in _blocks(url, num_bytes):
     free_bytes = shutil.disk_usage(os.path.dirname(file.name)).free
@@ -112,9 +105,17 @@ def _complete(file: BinaryIO, url: str, progress: _Progress) -> None:
     file.write(block)
     file.flush()
     progress(start + len(block), total_bytes)
+  with open(file.name, 'rb') as written:
+    digest = hashlib.file_digest(written, 'sha1').hexdigest()
+  if digest != sha1:
+    os.unlink(file.name)
+    raise errors.UserError(
+      f'{file.name} has the SHA-1 {digest} instead of {sha1} and was removed: '
+      'download again'
+    )
 
 
-def _blocks(url: str, start: int) -> Iterator[tuple[int, bytes, int]]:
+def _blocks(url: str, start: int = 0) -> Iterator[tuple[int, bytes, int]]:
   """Yields (position, block, bytes in all), resuming after network errors."""
   num_failures = 0
   while True:
@@ -143,14 +144,3 @@ def _blocks(url: str, start: int) -> Iterator[tuple[int, bytes, int]]:
       if is_final or num_failures == (6 if start else 2):
         raise
       time.sleep(_BACKOFF_SECS * 2 ** (num_failures - 1))
-
-
-def _check(path: pathlib.Path, sha1: str) -> None:
-  with open(path, 'rb') as file:
-    digest = hashlib.file_digest(file, 'sha1').hexdigest()
-  if digest != sha1:
-    path.unlink()
-    raise errors.UserError(
-      f'{path} has the SHA-1 {digest} instead of {sha1} and was removed: '
-      'download again'
-    )

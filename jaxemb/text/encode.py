@@ -48,7 +48,7 @@ import psutil
 
 from jaxemb import errors
 from jaxemb.storage import word2vec_format
-from jaxemb.text import sources, tokenize, vocab
+from jaxemb.text import sources, tokenize, vocab, wiki
 
 BLOCK_WORDS = 4096  # at most
 # A sentence may end before and after every word.
@@ -267,7 +267,7 @@ def _encode(
     table = vocab.read_counts(counts_path)
     num_different = int(table.sizes[0])
     counts_sha256 = sources.file_sha256(counts_path)
-  reports = [sources.ReadReport() for _ in files]
+  reports = [wiki.ReadReport() for _ in files]
   pieces = _read(files, reports, settings, folder, progress, readers)
   names = np.array([x[:2] for x in pieces], np.int32).reshape(-1, 2)
   is_counted = np.isin(_part_of(*names.T, readers.num_parts), [*counted_parts])
@@ -342,7 +342,7 @@ def _encode(
 
 
 def _dropped(
-  pieces: list[_Piece], reports: list[sources.ReadReport], num_words: int
+  pieces: list[_Piece], reports: list[wiki.ReadReport], num_words: int
 ) -> dict[str, int]:
   """Counts what was lost between the bytes and the `num_words` ids."""
   counters = [piece.counters for piece in pieces]
@@ -377,7 +377,7 @@ def piece_bytes(total_bytes: int) -> int:
 
 def _read(
   files: list[sources.Source],
-  reports: list[sources.ReadReport],
+  reports: list[wiki.ReadReport],
   settings: Settings,
   folder: pathlib.Path,
   progress: Progress,

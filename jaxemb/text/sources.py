@@ -14,16 +14,13 @@ import bz2
 import collections
 import concurrent.futures
 import contextlib
-import dataclasses
 import errno
 import glob
-import gzip
 import hashlib
 import itertools
 import lzma
 import os
 import pathlib
-import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
@@ -35,17 +32,25 @@ from jaxemb.text import wiki
 
 BLOCK_BYTES = 1 << 20  # of reading and of batches of pages
 _HEAD_BYTES = 1 << 16  # by which a format is recognised
+_STEP_BYTES = 1 << 13  # unpacked at once: nothing else bounds what comes out
 _MAX_WAITING_BATCHES = 16
-_MAX_DAMAGES = 10  # reported one by one
 _BOM = b'\xef\xbb\xbf'
 _CONTROLS = bytes({*range(32), 127} - set(b'\t\n\v\f\r\x1b'))
-_SUFFIXES = {
-  b'\x1f\x8b': '.gz',
-  b'BZh': '.bz2',
-  b'\xfd7zXZ\x00': '.xz',
-  b'\x28\xb5\x2f\xfd': '.zst',
+_MAGIC = {
+  '.gz': b'\x1f\x8b',
+  '.bz2': b'BZh',
+  '.xz': b'\xfd7zXZ\x00',
+  '.zst': b'\x28\xb5\x2f\xfd',
 }
-_DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+_DECOMPRESSORS = {
+  '.gz': lambda: zlib.decompressobj(wbits=31),
+  '.bz2': bz2.BZ2Decompressor,
+  '.xz': lzma.LZMADecompressor,
+  '.zst': lambda: zstandard.ZstdDecompressor().decompressobj(),
+}
+_READ_ERRORS = (
+  OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError,
+)  # fmt: skip
 
 
 class Source(NamedTuple):
@@ -61,23 +66,8 @@ class Piece(NamedTuple):
 
   text: bytes  # UTF-8, but invalid bytes stay; a paragraph or document a line
   ends_line: bool  # False when the last line continues in the next piece
-  number: int = 0  # in its source
-  splits_word: bool = False  # the last word continues in the next piece
-
-
-@dataclasses.dataclass
-class ReadReport:
-  """What reading one source has met so far; complete when it ends."""
-
-  source_bytes: int = 0  # of the file read (compressed, if it is)
-  text_bytes: int = 0  # of text handed out
-  pages: int = 0  # articles or documents used; 0 for plain text
-  redirects: int = 0  # pages skipped because they only point to another
-  other_namespace_pages: int = 0  # pages skipped: they are not articles
-  lost_bytes: int = 0  # of markup that could not be used
-  replaced_bytes: int = 0  # in XML: not UTF-8 or not allowed there
-  problems: list[str] = dataclasses.field(default_factory=list)  # one line each
-  sha256: str = ''  # of the file on disk; '' until its end was reached
+  number: int  # in its source
+  splits_word: bool  # the last word continues in the next piece
 
 
 def find(path: str) -> list[Source]:
@@ -90,66 +80,56 @@ def find(path: str) -> list[Source]:
     UserError: nothing is there, or nothing but empty files.
   """
   expanded = os.path.expanduser(path)
-  if os.path.exists(expanded):
-    paths = [expanded]
-    if os.path.isfile(expanded) and os.path.getsize(expanded) == 0:
-      raise errors.UserError(f'{path} is empty: give a file with text in it')
-  else:
-    paths = glob.glob(expanded, recursive=True)
-    if not paths:
-      what = 'matches no file' if glob.has_magic(path) else 'does not exist'
-      raise errors.UserError(
-        f'{path} {what}: set config.data.path to a file, a folder or a glob'
-      )
+  is_there = os.path.exists(expanded)
+  paths = [expanded] if is_there else glob.glob(expanded, recursive=True)
+  if not paths:
+    what = 'matches no file' if glob.has_magic(path) else 'does not exist'
+    raise errors.UserError(
+      f'{path} {what}: set config.data.path to a file, a folder or a glob'
+    )
   try:
-    names = {name for path_ in paths for name in _files(path_)}
-    sources = []
-    for file in sorted(map(pathlib.Path, names)):
-      status = file.stat()
-      sources.append(Source(file, status.st_size, status.st_mtime_ns))
+    files = sorted({pathlib.Path(x) for path in paths for x in _files(path)})
+    found = [(file, file.stat()) for file in files]
   except OSError as error:
     raise errors.UserError(
       f'{error.filename} cannot be read ({error.strerror}): check permissions'
     ) from error
-  if not any(source.size_bytes for source in sources):
-    what = 'only empty files' if sources else 'no files'
+  if not any(status.st_size for _, status in found):
+    what = 'only empty files' if found else 'no files'
     raise errors.UserError(
-      f'{path} holds {what}: set config.data.path to where the text is'
+      f'{path} holds no text ({what}): set config.data.path to where it is'
     )
-  return sources
-
-
-def _raise(error: OSError) -> None:
-  raise error
+  return [Source(file, x.st_size, x.st_mtime_ns) for file, x in found]
 
 
 def _files(path: str) -> Iterator[str]:
   """Regular files at or below a path, through links, each folder once."""
   if not os.path.isdir(path):
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    if not os.path.isfile(path):
       raise errors.UserError(
         f'{path} is not a regular file: the corpus is read more than once, '
         'so write it to a file first'
       )
     yield path
     return
+
+  def fail(error: OSError) -> None:
+    raise error
+
   seen = set()
-  walk = os.walk(path, onerror=_raise, followlinks=True)
-  for folder, folders, names in walk:
-    if (real := os.path.realpath(folder)) in seen:
-      folders.clear()
-      continue
+  for folder, folders, names in os.walk(path, onerror=fail, followlinks=True):
+    is_new = (real := os.path.realpath(folder)) not in seen
     seen.add(real)
-    folders[:] = sorted(name for name in folders if name[0] != '.')
+    folders[:] = sorted(x for x in folders if is_new and x[0] != '.')
     for name in names:
       file = os.path.join(folder, name)
-      if name[0] != '.' and os.path.isfile(file):
+      if is_new and name[0] != '.' and os.path.isfile(file):
         yield file
 
 
 def pieces(
   source: Source,
-  report: ReadReport,
+  report: wiki.ReadReport,
   piece_bytes: int = 8 << 20,
   pool: concurrent.futures.Executor | None = None,
   wanted: Callable[[int], bool] = lambda number: True,
@@ -173,27 +153,23 @@ def pieces(
     for piece in cut:
       splits_words |= piece.splits_word
       if wanted(piece.number):
-        report.text_bytes += len(piece.text)
         yield piece
-    if splits_words:
-      report.problems.append(
-        f'{source.path}: no white space in {piece_bytes} bytes; cut inside a '
-        'word'
-      )
-  except _DAMAGE as error:
+  except _READ_ERRORS as error:
+    reason = getattr(error, 'strerror', None) or error
     raise errors.UserError(
-      f'{source.path} is cut or damaged ({error}): copy or download it again'
-    ) from error
-  except OSError as error:  # also what bz2 and gzip raise for damaged data
-    raise errors.UserError(
-      f'{source.path} cannot be read ({error.strerror or error}): check its '
+      f'{source.path} cannot be read or unpacked ({reason}): check its '
       'permissions, or copy or download it again'
     ) from error
+  if splits_words:
+    report.problems.append(
+      f'no white space in {piece_bytes} bytes; cut inside a word'
+    )
+  report.problems = [f'{source.path}: {x}' for x in report.problems]
 
 
 def is_divisible(source: Source) -> bool:
   """Whether a range of the file can be read without what is before it."""
-  if not source.size_bytes or source.path.suffix.lower() in _SUFFIXES.values():
+  if not source.size_bytes or source.path.suffix.lower() in _MAGIC:
     return False
   with open(source.path, 'rb') as file:
     head = file.read(_HEAD_BYTES)
@@ -207,86 +183,83 @@ def file_sha256(path: pathlib.Path) -> str:
     return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
-class _HashedFile:
-  """A file that counts and hashes what is read from it."""
-
-  def __init__(self, file: BinaryIO):
-    self.read_bytes = 0
-    self.sha256 = hashlib.sha256()
-    self._file = file
-
-  def read(self, num_bytes: int = -1) -> bytes:
-    block = self._file.read(num_bytes)
-    self.sha256.update(block)
-    self.read_bytes += len(block)
-    return block
+def map_ahead(
+  pool: concurrent.futures.Executor,
+  function: Callable,
+  items: Iterable,
+  depth: int,
+) -> Iterator[Any]:
+  """`function(*item)` in order, computed up to `depth` items ahead of use."""
+  jobs = collections.deque()
+  for item in items:
+    jobs.append(pool.submit(function, *item))
+    if len(jobs) > depth:
+      yield jobs.popleft().result()
+  while jobs:
+    yield jobs.popleft().result()
 
 
 def _streamed(
   source: Source,
   piece_bytes: int,
-  report: ReadReport,
+  report: wiki.ReadReport,
   pool: concurrent.futures.Executor | None,
 ) -> Iterator[Piece]:
   """All pieces of a file that has to be read from its start."""
-  with open(source.path, 'rb', buffering=0) as opened:
-    file = _HashedFile(opened)
-    with contextlib.closing(_ahead(_unpack(file, source))) as blocks:
+  with open(source.path, 'rb', buffering=0) as file:
+    blocks = _blocks(file, report)
+    if (suffix := source.path.suffix.lower()) in _MAGIC:
+      blocks = _unpack(blocks, suffix, report)
+    with contextlib.closing(_ahead(blocks)) as blocks:
       text = _text(blocks, source.path, report, pool)
-      for number, piece in enumerate(_cut_stream(text, piece_bytes)):
-        report.source_bytes = file.read_bytes
-        yield piece._replace(number=number)
-    num_used = file.read_bytes
-    while file.read(BLOCK_BYTES):
-      pass
-    report.source_bytes = file.read_bytes
-    report.sha256 = file.sha256.hexdigest()
-    if num_left := file.read_bytes - num_used:
-      report.problems.append(
-        f'{source.path}: {num_left} bytes after its compressed data ignored'
-      )
+      yield from _cut_stream(text, piece_bytes)
 
 
-def _unpack(file: _HashedFile, source: Source) -> Iterator[bytes]:
-  """Blocks of a file, decompressed if its suffix says so.
+def _blocks(file: BinaryIO, report: wiki.ReadReport) -> Iterator[bytes]:
+  """Blocks of a file as it is on disk, counted and hashed."""
+  digest = hashlib.sha256()
+  while block := file.read(BLOCK_BYTES):
+    digest.update(block)
+    report.source_bytes += len(block)
+    yield block
+  report.sha256 = digest.hexdigest()
 
-  Every stream of a .gz, .bz2 or .xz file and every frame of a .zst file.
-  Raises `_DAMAGE` or OSError when the data are cut or damaged.
+
+def _unpack(
+  blocks: Iterable[bytes], suffix: str, report: wiki.ReadReport
+) -> Iterator[bytes]:
+  """Blocks of all streams (of .zst: frames) of a compressed file.
+
+  Raises `_READ_ERRORS` when the data are cut or damaged.
   """
-  suffix = source.path.suffix.lower()
-  if not source.size_bytes:
-    return iter(())
-  if suffix == '.zst':
-    return _unpack_zstd(file)
-  openers = {
-    '.gz': lambda: gzip.GzipFile(fileobj=file, mode='rb'),
-    '.bz2': lambda: bz2.BZ2File(file),
-    '.xz': lambda: lzma.LZMAFile(file),
-  }
-  reader = openers[suffix]() if suffix in openers else file
-  return iter(lambda: reader.read(BLOCK_BYTES), b'')
-
-
-def _unpack_zstd(file: _HashedFile) -> Iterator[bytes]:
-  """Like the library's reader, but notices when the last frame is cut."""
-  frame = None
-  out: list[bytes] = []
-  for block in iter(lambda: file.read(BLOCK_BYTES), b''):
-    # Small steps, because a step's output has no limit but its input.
-    for start in range(0, len(block), 4096):
-      data = block[start : start + 4096]
-      while data:
-        frame = frame or zstandard.ZstdDecompressor().decompressobj()
-        out.append(frame.decompress(data))
-        data = frame.unused_data
-        if frame.eof:
-          frame = None
-      if sum(map(len, out)) >= BLOCK_BYTES:
-        yield b''.join(out)
-        out.clear()
-  if frame:
-    raise EOFError('it ends in the middle of a frame')
+  # Frames of other kinds, which .zst files may have, are for the library.
+  magic = b'' if suffix == '.zst' else _MAGIC[suffix]
+  steps = (
+    block[i : i + _STEP_BYTES]
+    for block in blocks
+    for i in range(0, len(block), _STEP_BYTES)
+  )
+  stream = _DECOMPRESSORS[suffix]()
+  data, out = b'', []
+  for step in steps:
+    data += step
+    while data and (not stream.eof or data.startswith(magic)):
+      if stream.eof:
+        stream = _DECOMPRESSORS[suffix]()
+      out.append(stream.decompress(data))
+      data = stream.unused_data
+    if data and len(data) >= len(magic):
+      break
+    if sum(map(len, out)) >= BLOCK_BYTES:
+      yield b''.join(out)
+      out.clear()
   yield b''.join(out)
+  if num_ignored := len(data) + sum(map(len, steps)):
+    report.problems.append(
+      f'{num_ignored} bytes after its compressed data ignored'
+    )
+  if report.source_bytes and not stream.eof:
+    raise EOFError('it ends too early')
 
 
 def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
@@ -308,7 +281,7 @@ def _refuse_binary(head: bytes, path: pathlib.Path) -> None:
   if b'\0' not in head and num_controls <= len(head) // 10:
     return
   remedy = 'point config.data.path at text in UTF-8'
-  for magic, suffix in _SUFFIXES.items():
+  for suffix, magic in _MAGIC.items():
     if head.startswith(magic):
       remedy = f'it looks compressed: give it the suffix {suffix}'
   if head[257:262] == b'ustar':
@@ -319,7 +292,7 @@ def _refuse_binary(head: bytes, path: pathlib.Path) -> None:
 def _text(
   blocks: Iterator[bytes],
   path: pathlib.Path,
-  report: ReadReport,
+  report: wiki.ReadReport,
   pool: concurrent.futures.Executor | None,
 ) -> Iterator[bytes]:
   """Recognises the format by the first bytes and hands out its text."""
@@ -327,118 +300,63 @@ def _text(
   while len(head) < _HEAD_BYTES and (block := next(blocks, None)) is not None:
     head += block
   if not head:
-    report.problems.append(f'{path}: empty')
+    report.problems.append('empty')
   _refuse_binary(head[:_HEAD_BYTES], path)
   head = head.removeprefix(_BOM)
   blocks = itertools.chain((head,), blocks)
   match wiki.file_format(head[:_HEAD_BYTES]):
     case 'dump':
-      batches = _articles(blocks, path, report)
+      batches = _articles(blocks, report)
       if pool is None:
         return itertools.starmap(wiki.plain_batch, batches)
       return map_ahead(pool, wiki.plain_batch, batches, _MAX_WAITING_BATCHES)
     case 'docs':
-      return _extracted(wiki.docs(blocks), path, report)
+      return wiki.docs(blocks, report)
     case 'json':
-      return _extracted(wiki.json_lines(blocks), path, report)
+      return wiki.json_lines(blocks, report)
   return blocks
 
 
-_Batch = tuple[list[str], frozenset[str]]  # wikitext of pages, hidden links
-
-
-def map_ahead(
-  pool: concurrent.futures.Executor,
-  function: Callable,
-  items: Iterable,
-  depth: int,
-) -> Iterator[Any]:
-  """`function(*item)` in order, computed up to `depth` items ahead of use."""
-  jobs = collections.deque()
-  for item in items:
-    jobs.append(pool.submit(function, *item))
-    if len(jobs) > depth:
-      yield jobs.popleft().result()
-  while jobs:
-    yield jobs.popleft().result()
-
-
 def _articles(
-  blocks: Iterable[bytes], path: pathlib.Path, report: ReadReport
-) -> Iterator[_Batch]:
-  batch: list[str] = []
-  batch_chars = num_damages = 0
-  hidden = wiki.HIDDEN
-  for item in wiki.pages(blocks):
-    if isinstance(item, wiki.Damage):
-      report.lost_bytes += item.lost_bytes
-      report.replaced_bytes += item.replaced_bytes
-      num_damages += bool(item.message)
-      if item.message and num_damages <= _MAX_DAMAGES:
-        report.problems.append(f'{path}: {item.message}')
-    elif item.redirect:
+  blocks: Iterable[bytes], report: wiki.ReadReport
+) -> Iterator[tuple[list[str], frozenset[str]]]:
+  """Batches of articles: their wikitext and the prefixes of hidden links."""
+  batch, batch_chars, hidden = [], 0, wiki.HIDDEN
+  for page in wiki.pages(blocks, report):
+    if page.redirect:
       report.redirects += 1
-    elif item.namespace != 0 or item.model != 'wikitext':
+    elif page.namespace != 0 or page.model != 'wikitext':
       report.other_namespace_pages += 1
     else:
       report.pages += 1
-      hidden = item.hidden
-      batch.append(item.text)
-      batch_chars += len(item.text)
+      hidden = page.hidden
+      batch.append(page.text)
+      batch_chars += len(page.text)
       if batch_chars >= BLOCK_BYTES:
         yield batch, hidden
         batch, batch_chars = [], 0
-  if batch:
-    yield batch, hidden
-  if num_damages > _MAX_DAMAGES:
-    num_more = num_damages - _MAX_DAMAGES
-    report.problems.append(f'{path}: damaged in {num_more} more places')
+  yield batch, hidden
   if not report.pages:
-    report.problems.append(f'{path}: a dump without a single article')
-
-
-def _extracted(
-  extracts: Iterable[wiki.Extract], path: pathlib.Path, report: ReadReport
-) -> Iterator[bytes]:
-  num_bad = 0
-  for extract in extracts:
-    report.pages += extract.num_docs
-    report.lost_bytes += extract.lost_bytes
-    num_bad += extract.num_bad
-    yield extract.text
-  if num_bad:
-    report.problems.append(
-      f'{path}: {num_bad} lines skipped: no JSON object with a "text"'
-    )
+    report.problems.append('a dump without a single article')
 
 
 def _cut_stream(blocks: Iterable[bytes], piece_bytes: int) -> Iterator[Piece]:
   """Cuts a stream of text into pieces, at line ends wherever it can."""
-  if piece_bytes < 4:
-    raise ValueError(f'piece_bytes is {piece_bytes}: less than a character')
-  parts: list[bytes] = []
-  num_bytes = 0
+  data, numbers = bytearray(), itertools.count()
   for block in blocks:
-    parts.append(block)
-    num_bytes += len(block)
-    if num_bytes <= piece_bytes:
-      continue
-    data = b''.join(parts)
-    start = 0
-    while (limit := start + piece_bytes) < num_bytes:
-      end, ends_line, splits_word = _cut(data, start, limit)
-      yield Piece(data[start:end], ends_line, splits_word=splits_word)
-      start = end
-    parts = [data[start:]]
-    num_bytes -= start
-  if num_bytes:
-    yield Piece(b''.join(parts), True)
+    data += block
+    while len(data) > piece_bytes:
+      end, ends_line, splits_word = _cut(data, piece_bytes)
+      yield Piece(bytes(data[:end]), ends_line, next(numbers), splits_word)
+      del data[:end]
+  if data:
+    yield Piece(bytes(data), True, next(numbers), False)
 
 
 def _ranges(
   source: Source,
   piece_bytes: int,
-  report: ReadReport,
+  report: wiki.ReadReport,
   wanted: Callable[[int], bool],
 ) -> Iterator[Piece]:
   """Wanted pieces of plain text, found without reading those before.
@@ -449,52 +367,44 @@ def _ranges(
   step = max(4, piece_bytes // 2)
   digest = hashlib.sha256()
   with open(source.path, 'rb') as file:
+
+    def end_of(number: int) -> tuple[int, bool, bool]:
+      start = number * step
+      if start + step >= source.size_bytes:
+        return source.size_bytes, True, False
+      file.seek(start)
+      data = file.read(step + 1)
+      if len(data) <= step:
+        raise OSError(errno.EIO, 'it became shorter while it was read')
+      end, ends_line, splits_word = _cut(data, step)
+      return start + end, ends_line, splits_word
+
     for number in filter(wanted, range(-(-source.size_bytes // step))):
-      start, end = (
-        _range_end(file, limit, step, source.size_bytes)
-        for limit in (number * step, (number + 1) * step)
-      )
-      file.seek(start[0])
-      data = file.read(end[0] - start[0])
+      start = end_of(number - 1)[0] if number else 0
+      end, ends_line, splits_word = end_of(number)
+      file.seek(start)
+      data = file.read(end - start)
       digest.update(data)
       report.source_bytes += len(data)
-      if not start[0]:
+      if not start:
         data = data.removeprefix(_BOM)
       if data:
-        yield Piece(data, end[1], number, end[2])
+        yield Piece(data, ends_line, number, splits_word)
   if report.source_bytes == source.size_bytes:
     report.sha256 = digest.hexdigest()
 
 
-def _range_end(
-  file: BinaryIO, limit: int, step: int, size_bytes: int
-) -> tuple[int, bool, bool]:
-  """Where the range before `limit` ends, at a line end?, inside a word?"""
-  if limit >= size_bytes:
-    return size_bytes, True, False
-  if not limit:
-    return 0, False, False
-  first = max(0, limit - step)
-  file.seek(first)
-  data = file.read(limit + 1 - first)
-  if len(data) <= limit - first:
-    raise OSError(errno.EIO, 'it became shorter while it was read')
-  end, ends_line, splits_word = _cut(data, 0, limit - first)
-  return first + end, ends_line, splits_word
-
-
-def _cut(data: bytes, start: int, limit: int) -> tuple[int, bool, bool]:
-  """Where to end a piece of data[start:limit], at a line end?, inside a word?
+def _cut(data: bytes | bytearray, limit: int) -> tuple[int, bool, bool]:
+  """Where to end a piece of data[:limit], at a line end?, inside a word?
 
   After the last line end, else the last white space, else at the last
   character of UTF-8 that begins at or before `limit`.
   """
-  if end := data.rfind(b'\n', start, limit) + 1:
+  if end := data.rfind(b'\n', 0, limit) + 1:
     return end, True, False
-  spaces = (b' ', b'\t', b'\r', b'\v', b'\f')
-  if end := max(data.rfind(space, start, limit) for space in spaces) + 1:
+  if end := max(data.rfind(space, 0, limit) for space in wiki.SPACES) + 1:
     return end, False, False
   end = limit
-  while end > max(0, limit - 3) and 0x80 <= data[end] < 0xC0:
+  while end > limit - 3 and 0x80 <= data[end] < 0xC0:
     end -= 1
   return end, False, True

@@ -14,6 +14,8 @@ WikiExtractor writes <doc> elements or JSON lines. Its <doc> files are plain
 text but for the few lines around each article, which are removed in bulk.
 """
 
+import collections
+import dataclasses
 import html
 import json
 import re
@@ -30,18 +32,24 @@ _REDIRECT = re.compile(r'\s*#\s*redirect\b', re.IGNORECASE)
 _NAMESPACE = re.compile(rb'<namespace key="(-?\d{1,9})"[^>]*>([^<]*)')
 _OLD_REVISIONS = re.compile(rb'<revision>.*</revision>(?=\s*<revision>)', re.S)
 _MAX_PENDING_BYTES = 1 << 26
+_MAX_DAMAGES = 10  # reported one by one
 _CONTROLS = bytes(c for c in range(32) if c not in b'\t\n\r')
 _CLEAN = bytes.maketrans(_CONTROLS, b'?' * len(_CONTROLS))
 
 # Tags whose contents are not prose. <nowiki> is among them because what it
 # holds is text, but not markup.
-_OPAQUE = re.compile(
-  r'(<!--|-->|<(/?)(categorytree|ce|chem|gallery|graph|hiero|imagemap'
-  r'|includeonly|inputbox|mapframe|maplink|math|nowiki|pre|references|ref'
-  r'|score|source|syntaxhighlight|table|templatedata|templatestyles|timeline)'
-  r'(?=[\s/>])[^<>]*>)',
-  re.IGNORECASE,
+_OPAQUE_NAMES = (
+  'categorytree|ce|chem|gallery|graph|hiero|imagemap|includeonly|inputbox'
+  '|mapframe|maplink|math|nowiki|pre|references|ref|score|source'
+  '|syntaxhighlight|table|templatedata|templatestyles|timeline'
 )
+_OPAQUE = re.compile(
+  rf'<(?:!--|(/?)({_OPAQUE_NAMES})(?=[\s/>])[^<>]*>)', re.IGNORECASE
+)
+_CLOSING = {
+  name: re.compile(rf'</{name}(?=[\s/>])[^<>]*>', re.IGNORECASE)
+  for name in _OPAQUE_NAMES.split('|')
+} | {'!--': re.compile('-->')}
 _MARKUP = {ord(c): f'&#{ord(c)};' for c in "[]{}|'<>*#:=!_/"}
 # Every branch begins with one literal character, never with a repeat: only then
 # does the engine skip ahead to the next such character.
@@ -74,7 +82,7 @@ _HOLLOW = re.compile(r'\([\s,;:]*\)')
 
 _MAX_LINE_BYTES = 1 << 23
 _MAX_RECORD_BYTES = 1 << 28
-_SPACES = (b' ', b'\t', b'\r', b'\v', b'\f')
+SPACES = (b' ', b'\t', b'\r', b'\v', b'\f')
 _JSON_HEAD = re.compile(rb'\{\s*(?=")[^\n]*?"text"\s*:\s*"')
 # The character before a lookbehind is searched first, which is faster than ^.
 _OPEN_DOC = re.compile(rb'<(?<=\n<)doc [^\n]*\n')
@@ -94,29 +102,33 @@ class Page(NamedTuple):
   hidden: frozenset[str]  # link prefixes as in `HIDDEN`, in the wiki's language
 
 
-class Damage(NamedTuple):
-  """A part of a dump that could not be used as it is."""
+@dataclasses.dataclass
+class ReadReport:
+  """What reading one file has met so far; complete when it ends."""
 
-  message: str  # what is wrong and where; '' if nothing was lost
-  lost_bytes: int  # of XML
-  replaced_bytes: int  # that are not UTF-8 or not allowed in XML
+  source_bytes: int = 0  # of the file read (compressed, if it is)
+  pages: int = 0  # articles or documents used; 0 for plain text
+  redirects: int = 0  # pages skipped because they only point to another
+  other_namespace_pages: int = 0  # pages skipped: they are not articles
+  damages: int = 0  # places in a dump that could not be used
+  lost_bytes: int = 0  # of markup that could not be used
+  replaced_bytes: int = 0  # in XML: not UTF-8 or not allowed there
+  problems: list[str] = dataclasses.field(default_factory=list)  # one line each
+  sha256: str = ''  # of the file on disk; '' until its end was reached
+
+  def lose(self, num_bytes: int, why: str) -> None:
+    """Counts a damaged place of a dump; the first ones are problems too."""
+    self.lost_bytes += num_bytes
+    self.damages += 1
+    if self.damages <= _MAX_DAMAGES:
+      self.problems.append(why)
 
 
-class Extract(NamedTuple):
-  """Text of some articles."""
-
-  text: bytes
-  num_docs: int  # articles that begin in it
-  num_bad: int = 0  # lines dropped because they were unusable
-  lost_bytes: int = 0  # in these lines
-
-
-def pages(blocks: Iterable[bytes]) -> Iterator[Page | Damage]:
+def pages(blocks: Iterable[bytes], report: ReadReport) -> Iterator[Page]:
   """The complete pages of a dump, in order, of all namespaces, redirects too.
 
-  And a `Damage` where something is missing, malformed or replaced. The XML may
-  end early, start at a <page> instead of its header, or be several dumps in a
-  row.
+  The XML may end early, start at a <page> instead of its header, or be several
+  dumps in a row. What is missing, malformed or replaced goes to the report.
   """
   names: dict[str, int] = {}  # of namespaces, in lower case, to numbers
   num_pages, after = 0, 'in its first page'
@@ -127,22 +139,21 @@ def pages(blocks: Iterable[bytes]) -> Iterator[Page | Damage]:
     for chunk in chunks:
       header, start, body = chunk.rpartition(b'<page>')
       is_open = _read_header(header, names, is_open)
+      why = f'malformed {after} (%s); reading goes on after that page'
       if b'<page>' in header or not start:
-        unclosed = header[max(0, header.find(b'<page>')) :]
-        yield _malformed(after, 'not one page', len(unclosed or chunk))
+        lost = header[header.find(b'<page>') :] if header else chunk
+        report.lose(len(lost), why % 'not one page')
       if not start:
         continue
       xml = start + body + b'</page>'
       try:
-        fields, num_replaced = _fields(xml)
+        page = _page(xml, names, report)
       except ElementTree.ParseError as error:
-        yield _malformed(after, expat.ErrorString(error.code), len(xml))
-        continue
-      if num_replaced:
-        yield Damage('', 0, num_replaced)
-      num_pages += 1
-      after = f'after page {num_pages} ("{fields.get("title", "")}")'
-      yield _page(fields, names)
+        report.lose(len(xml), why % expat.ErrorString(error.code))
+      else:
+        num_pages += 1
+        after = f'after page {num_pages} ("{page.title}")'
+        yield page
     if len(data) > _MAX_PENDING_BYTES:  # a page with all its history, or none
       start_byte = data.find(b'<page>')
       if start_byte < 0:
@@ -150,12 +161,9 @@ def pages(blocks: Iterable[bytes]) -> Iterator[Page | Damage]:
       is_open = _read_header(data[:start_byte], names, is_open)
       data = _OLD_REVISIONS.sub(b'', data[start_byte:])
   if _read_header(data, names, is_open) or b'<page>' in data:
-    yield Damage(f'cut {after}; the pages so far are used', len(data), 0)
-
-
-def _malformed(after: str, reason: str, lost_bytes: int) -> Damage:
-  message = f'malformed {after} ({reason}); reading goes on after that page'
-  return Damage(message, lost_bytes, 0)
+    report.lose(len(data), f'cut {after}; the pages so far are used')
+  if (num_more := report.damages - _MAX_DAMAGES) > 0:
+    report.problems.append(f'damaged in {num_more} more places')
 
 
 def _read_header(xml: bytes, names: dict[str, int], is_open: bool) -> bool:
@@ -166,12 +174,8 @@ def _read_header(xml: bytes, names: dict[str, int], is_open: bool) -> bool:
   return is_open if opened == closed else opened > closed
 
 
-def _fields(xml: bytes) -> tuple[dict[str, str], int]:
-  """The last text of each element of a page, and how many bytes are replaced.
-
-  Raises:
-    ParseError: if it is malformed, apart from characters not allowed in XML.
-  """
+def _page(xml: bytes, names: dict[str, int], report: ReadReport) -> Page:
+  """A page, with what XML does not allow replaced; may raise ParseError."""
   try:
     page, num_replaced = ElementTree.fromstring(xml), 0
   except ElementTree.ParseError:
@@ -182,17 +186,14 @@ def _fields(xml: bytes) -> tuple[dict[str, str], int]:
       num_replaced += 3 * text.count(bad)
       text = text.replace(bad, '\ufffd')
     page = ElementTree.fromstring(text)
-  return {x.tag: x.text or '' for x in page.iter()}, num_replaced
-
-
-def _page(fields: dict[str, str], names: dict[str, int]) -> Page:
+  report.replaced_bytes += num_replaced
+  fields = {x.tag: x.text or '' for x in page.iter()}  # of the last revision
   title, text = fields.get('title', ''), fields.get('text', '')
-  if 'ns' in fields:
-    number = fields['ns'].strip()
-    namespace = int(number) if re.fullmatch(r'-?\d{1,9}', number) else 0
-  else:  # exports before version 0.6 name it in the title alone
-    prefix, colon, _ = title.partition(':')
-    namespace = names.get(prefix.lower(), 0) if colon else 0
+  number, namespace = fields.get('ns', '').strip(), 0
+  if re.fullmatch(r'-?\d{1,9}', number):
+    namespace = int(number)
+  elif 'ns' not in fields and ':' in title:  # before version 0.6
+    namespace = names.get(title.partition(':')[0].lower(), 0)
   redirect = 'redirect' in fields or bool(_REDIRECT.match(text))
   model = fields.get('model', 'wikitext')
   hidden = HIDDEN.union(x for x in names if names[x] in _HIDDEN_NAMESPACES)
@@ -201,36 +202,21 @@ def _page(fields: dict[str, str], names: dict[str, int]) -> Page:
 
 def _hide(text: str) -> str:
   """Drops comments and opaque tags with their contents; linear time."""
-  parts = _OPAQUE.split(text)
-  if len(parts) == 1:
-    return text
-  last = {}  # where each tag is closed for the last time
-  for i in range(1, len(parts), 4):
-    if parts[i + 1]:
-      last[parts[i + 2].lower()] = i
-    elif parts[i] == '-->':
-      last['!--'] = i
-  out = [parts[0]]
-  inside = ''  # the tag whose end is looked for
-  held: list[str] = []
-  for i in range(1, len(parts), 4):
-    tag, slash, name, after = parts[i : i + 4]
-    name = name.lower() if name else '!--'
-    closes = slash or tag == '-->'
-    if inside:
-      if closes and name == inside:
-        if name == 'nowiki':
-          out.append(''.join(held).translate(_MARKUP))
-        inside = ''
-        out.append(after)
-      else:
-        held += (tag, after)
-    elif closes or tag.endswith('/>') or last.get(name, -1) < i:
-      out += (tag if tag == '-->' else '', after)
-    else:
-      inside = name
-      held = [after]
-  return ''.join(out)
+  out, end = [], 0
+  unclosed = set()  # tags that are never closed again
+  while tag := _OPAQUE.search(text, end):
+    out.append(text[end : tag.start()])
+    end = tag.end()
+    name = (tag[2] or '!--').lower()
+    if tag[1] or tag[0].endswith('/>') or name in unclosed:
+      continue
+    if not (closing := _CLOSING[name].search(text, end)):
+      unclosed.add(name)
+      continue
+    if name == 'nowiki':
+      out.append(text[end : closing.start()].translate(_MARKUP))
+    end = closing.end()
+  return ''.join(out) + text[end:]
 
 
 def _link(content: str, hidden: frozenset[str]) -> str:
@@ -264,15 +250,14 @@ def _unbracket(text: str, hidden: frozenset[str]) -> str:
   """Drops templates and tables, and puts links' labels in their place."""
   parts = _BRACKETS.split(text)
   frames = [('', [parts[0]])]  # what is open: its kind, the text inside
-  num_open = {'{{': 0, '{|': 0}
+  num_open = collections.Counter()
 
   def close(kind: str) -> None:
     """Drops the innermost open `kind` with everything opened inside it."""
     closed = None if num_open[kind] else kind
     while closed != kind:
       closed = frames.pop()[0]
-      if closed in num_open:
-        num_open[closed] -= 1
+      num_open[closed] -= 1
 
   for token, after in zip(parts[1::2], parts[2::2], strict=True):
     if token == '[[':
@@ -308,25 +293,20 @@ def _paragraphs(text: str) -> str:
   """One paragraph, list item or heading a line; no empty lines."""
   out: list[str] = []
   joins = False  # whether a plain line continues the paragraph before it
-  for line in text.split('\n'):
-    line = line.strip()
-    if not line:
-      joins = False
-    elif line[0] in '*#:;=|!-':
-      joins = False
-      if line[0] == '=':
-        line = line.strip('= \t')
-      elif line[0] in '*#:;':
-        line = line.lstrip('*#:; \t')
-      elif line[0] == '|' or line[0] == '!' and ('!!' in line or '|' in line):
-        line = ''  # a row of a table that was never closed
-      elif line[:4] == '----':
-        line = line.lstrip('-')
-      if line:
-        out += ('\n', line)
+  for line in map(str.strip, text.split('\n')):
+    first = line[:1]
+    is_plain = first not in '*#:;=|!-'  # which '' is in
+    if first == '=':
+      line = line.strip('= \t')
+    elif first == '|' or first == '!' and ('!!' in line or '|' in line):
+      line = ''  # a row of a table that was never closed
+    elif line[:4] == '----':
+      line = line.lstrip('-')
     else:
-      out += (' ' if joins else '\n', line)
-      joins = True
+      line = line.lstrip('*#:; \t')
+    if line:
+      out += (' ' if joins and is_plain else '\n', line)
+    joins = is_plain
   return ''.join(out[1:])
 
 
@@ -337,26 +317,17 @@ def plain(text: str, hidden: frozenset[str] = HIDDEN) -> str:
   files, categories, links to other languages, addresses and magic words. Keeps
   the words that links, headings, lists and formatting show.
   """
-  if '<' in text:
-    text = _hide(text)
-  if '//' in text:
-    text = _EXTERNAL.sub(r'\1', text)
+  text = _EXTERNAL.sub(r'\1', _hide(text))
   text = _unbracket('\n' + text, hidden)
-  if '<' in text:
-    text = _NEWLINE_TAG.sub(' ', text)
-    text = _BREAK.sub('\n', text)
-    text = _TAG.sub('', text)
-  if "''" in text:
-    for quotes in ("'''''", "'''", "''"):
-      text = text.replace(quotes, '')
-  if '__' in text:
-    text = _SWITCH.sub(lambda m: '' if m[0].isupper() else m[0], text)
+  text = _NEWLINE_TAG.sub(' ', text)
+  text = _TAG.sub('', _BREAK.sub('\n', text))
+  for quotes in ("'''''", "'''", "''"):
+    text = text.replace(quotes, '')
+  text = _SWITCH.sub(lambda m: '' if m[0].isupper() else m[0], text)
   if '://' in text:
     text = _URL.sub('', text)
   text = _paragraphs(text.replace('&nbsp;', ' ').replace('\xa0', ' '))
-  if '&' in text:
-    text = html.unescape(text)
-  return _HOLLOW.sub('', text) if '(' in text else text
+  return _HOLLOW.sub('', html.unescape(text))
 
 
 def plain_batch(texts: Iterable[str], hidden: frozenset[str]) -> bytes:
@@ -378,36 +349,43 @@ def file_format(head: bytes) -> str:
   return 'json' if _JSON_HEAD.match(head) else 'plain'
 
 
-def docs(blocks: Iterable[bytes]) -> Iterator[Extract]:
+def docs(blocks: Iterable[bytes], report: ReadReport) -> Iterator[bytes]:
   """The text of <doc> elements, without their tags and with plain < > " &."""
-  opens_line = True
+  before = b'\n'  # lets the first line match like all others
   for block in _at_lines(blocks, _MAX_LINE_BYTES):
-    # A line break in front lets the first line match like all others.
-    data = b'\n' + block if opens_line else block
-    data, num_docs = _OPEN_DOC.subn(b'', data)
-    data = _unescape(_CLOSE_DOC.sub(b'', data))
-    yield Extract(data[1:] if opens_line else data, num_docs)
-    opens_line = block.endswith(b'\n')
+    data, num_docs = _OPEN_DOC.subn(b'', before + block)
+    report.pages += num_docs
+    yield _unescape(_CLOSE_DOC.sub(b'', data))[1:]
+    before = b'\n' if block.endswith(b'\n') else b' '
 
 
-def json_lines(blocks: Iterable[bytes]) -> Iterator[Extract]:
+def json_lines(blocks: Iterable[bytes], report: ReadReport) -> Iterator[bytes]:
   """The "text" of one JSON object per line; lines without it are lost."""
+  num_bad = 0
   for block in _at_lines(blocks, _MAX_RECORD_BYTES):
-    lines = [line for line in block.split(b'\n') if line.strip()]
-    texts = [_text_of(line) for line in lines]
-    bad = [x for x, text in zip(lines, texts, strict=True) if text is None]
-    good = [text + b'\n' for text in texts if text is not None]
-    yield Extract(b''.join(good), len(good), len(bad), sum(map(len, bad)))
-
-
-def _text_of(line: bytes) -> bytes | None:
-  try:
-    record = json.loads(line)
-    text = record['text'].encode(errors='replace')
-  except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-    return None
-  # WikiExtractor escapes in JSON too; other programs mean what they write.
-  return _unescape(text) if 'title' in record else text
+    texts = []
+    for line in filter(bytes.strip, block.split(b'\n')):
+      try:
+        record = json.loads(line)
+        text = record['text'].encode(errors='replace')
+      except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+      ):
+        num_bad += 1
+        report.lost_bytes += len(line)
+      else:
+        # WikiExtractor escapes in JSON too; others mean what they write.
+        texts.append(_unescape(text) if 'title' in record else text)
+    report.pages += len(texts)
+    yield b''.join(text + b'\n' for text in texts)
+  if num_bad:
+    report.problems.append(
+      f'{num_bad} lines skipped: no JSON object with a "text"'
+    )
 
 
 def _unescape(data: bytes) -> bytes:
@@ -421,7 +399,7 @@ def _at_lines(blocks: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
     data = rest + block
     end = data.rfind(b'\n') + 1
     if not end and len(data) > max_bytes:
-      end = max(data.rfind(space) for space in _SPACES) + 1 or len(data)
+      end = max(data.rfind(space) for space in SPACES) + 1 or len(data)
     rest = data[end:]
     if end:
       yield data[:end]

@@ -30,6 +30,7 @@ import bisect
 import bz2
 import collections
 import concurrent.futures
+import contextlib
 import hashlib
 import importlib.resources
 import itertools
@@ -75,13 +76,6 @@ class Corpus(NamedTuple):
   eval_paths: tuple[pathlib.Path, ...]
 
 
-class Cell(NamedTuple):
-  """The patterns about one role of a family."""
-
-  patterns: list[Pattern]
-  max_paragraphs: int  # in an article
-
-
 class Family(NamedTuple):
   """A line of a table of facts, with what is said about it."""
 
@@ -91,7 +85,7 @@ class Family(NamedTuple):
   asked: set[str]  # roles whose word has no other use: for evaluation sets
   associates: list[str]  # words that go with this family and few others
   taxonomy: list[str]  # subgroup, category and domain, or subject of a sense
-  cells: dict[str, Cell]  # by role
+  cells: dict[str, list[Pattern]]  # what is said, by role
 
 
 class World(NamedTuple):
@@ -106,21 +100,24 @@ def _resource(name: str) -> str:
   return (importlib.resources.files(__package__) / name).read_text('utf-8')
 
 
+def _random(number: int) -> Draw:
+  return random.Random(number).random
+
+
 def _pick(items: Sequence[Any], draw: Draw) -> Any:
   return items[int(draw() * len(items))]
 
 
 def _made_up_words(count: int, taken: set[str], draw: Draw) -> list[str]:
   """Distinct pronounceable words that are not in `taken`."""
-
-  def syllable(consonants: Sequence[str]) -> str:
-    return _pick(consonants, draw) + _pick(_VOWELS, draw)
-
+  shape = [_STARTS, _VOWELS, _MIDDLES, _VOWELS, _MIDDLES, _VOWELS]
   words: dict[str, None] = {}
   while len(words) < count:
-    word = syllable(_STARTS) + syllable(_MIDDLES) + syllable(_MIDDLES)
-    word += syllable(_MIDDLES) if draw() < 0.5 else ''
-    word += _pick(_ENDS, draw) if draw() < 0.5 else ''
+    word = ''.join(_pick(letters, draw) for letters in shape)
+    if draw() < 0.5:
+      word += _pick(_MIDDLES, draw) + _pick(_VOWELS, draw)
+    if draw() < 0.5:
+      word += _pick(_ENDS, draw)
     if word not in taken:
       words[word] = None
   return list(words)
@@ -146,12 +143,12 @@ def _compile(lines: str, pools: Pools, words: dict[str, str]) -> list[Pattern]:
     if not words.keys() | pools.keys() >= set(slots):
       continue
     drawn = [slot for slot in slots if slot not in words]
-    chosen = []
+    chosen = [pools[slot] for slot in drawn]
     for position, slot in enumerate(drawn):
-      pool, count = pools[slot], drawn.count(slot)
+      count = drawn.count(slot)
       if count > 1 and slot != 'z':
-        pool = pool[(drawn[:position].count(slot) + index) % count :: count]
-      chosen.append(pool)
+        part = (drawn[:position].count(slot) + index) % count
+        chosen[position] = pools[slot][part::count]
     template = line.format(**{slot: words.get(slot, '%s') for slot in slots})
     patterns.append((template, chosen))
   return patterns
@@ -177,10 +174,8 @@ def _family(
     pools[slot] = ' '.join(column).split()
   cells = {}
   for role in roles:
-    cell = data['cells'][kind][role]
     known = words | {'x': words.get(role, '')}
-    patterns = _compile(cell['patterns'], pools, known)
-    cells[role] = Cell(patterns, cell['max_paragraphs'])
+    cells[role] = _compile(data['cells'][kind][role]['patterns'], pools, known)
   return Family(kind, title, words, asked, associates.split(), taxonomy, cells)
 
 
@@ -190,7 +185,7 @@ def build_world(seed: int) -> World:
   data = tomllib.loads(facts) | tomllib.loads(patterns)
   taken = set(re.findall('[a-z]+', (facts + patterns).lower()))
   num_words = _NUM_BACKGROUND + _NUM_NAMES + _NUM_PLACES
-  made_up = _made_up_words(num_words, taken, random.Random(seed).random)
+  made_up = _made_up_words(num_words, taken, _random(seed))
   names = [word.capitalize() for word in made_up[_NUM_BACKGROUND:]]
   pools = {
     'z': _zipf_bag(made_up[:_NUM_BACKGROUND]),
@@ -234,18 +229,20 @@ def _sentences(world: World, patterns: Iterable[Pattern], draw: Draw) -> str:
   return _A_BEFORE_VOWEL.sub(r'\1n ', ' '.join(sentences))
 
 
-def _paragraph(world: World, cell: Cell, draw: Draw) -> Iterator[Pattern]:
-  """Three to six patterns: most of the cell, some about other things."""
-  first = int(draw() * len(cell.patterns))
+def _paragraph(
+  world: World, patterns: list[Pattern], draw: Draw
+) -> Iterator[Pattern]:
+  """Three to six patterns: most of those given, some about other things."""
+  first = int(draw() * len(patterns))
   for position in range(3 + int(draw() * 4)):
     subject = draw()
     if subject < 0.86:  # a prime stride, so that they differ
-      yield cell.patterns[(first + 11 * position) % len(cell.patterns)]
+      yield patterns[(first + 11 * position) % len(patterns)]
     elif subject < 0.96:
       yield _pick(world.common['background'], draw)
     else:
       cells = _pick(world.families, draw).cells
-      yield _pick(_pick([*cells.values()], draw).patterns, draw)
+      yield _pick(_pick([*cells.values()], draw), draw)
 
 
 def _mark_up(text: str, words: Iterable[str], draw: Draw) -> str:
@@ -269,17 +266,9 @@ def _mark_up(text: str, words: Iterable[str], draw: Draw) -> str:
   return text.replace(' in 1', ' in&nbsp;1', 1) if draw() < 0.1 else text
 
 
-def _table(draw: Draw) -> list[str]:
-  lines = ['{| class="wikitext sortable"', '|+ Figures', '! Year !! Number']
-  for _ in range(3):
-    year, number = 1500 + int(draw() * 500), int(draw() * 10**6)
-    lines += ['|-', f'| {year} || align="right" | {number}']
-  return [*lines, '|}']
-
-
 def _article(world: World, seed: int, number: int) -> tuple[str, str, int]:
   """Title, wikitext and the number of words of its running text."""
-  draw = random.Random((seed << 64) + number + 1).random
+  draw = _random((seed << 64) + number + 1)
   round_index, index = divmod(number, len(world.families))
   family = world.families[index]
   title = family.title
@@ -287,12 +276,13 @@ def _article(world: World, seed: int, number: int) -> tuple[str, str, int]:
     aspects = world.data['aspects']
     volume, aspect = divmod(round_index - 1, len(aspects))
     title = f'{aspects[aspect]} of {title}'
-    title += f' (volume {volume + 1})' if volume else ''
+    if volume:
+      title += f' (volume {volume + 1})'
   words = list(dict.fromkeys(family.words.values()))
   roles = sorted(family.cells, key=lambda role: draw())
-  infobox = [f'{{{{Infobox {family.kind}']
-  infobox += [f'| {x} = [[{word}]]' for x, word in family.words.items()]
-  infobox += [
+  infobox = [
+    f'{{{{Infobox {family.kind}',
+    *(f'| {role} = [[{word}]]' for role, word in family.words.items()),
     f'| area = {{{{convert|{int(draw() * 9000) + 10}|km2|abbr=on}}}}',
     f'| image = [[File:{family.title}.svg|120px]] <!-- drawn by hand -->',
     '}}',
@@ -301,16 +291,23 @@ def _article(world: World, seed: int, number: int) -> tuple[str, str, int]:
   for position, role in enumerate([roles[-1], *roles]):
     if position:
       parts.append(f'== {_pick(world.data["headings"], draw)} ==')
-    cell = family.cells[role]
-    for _ in range(1 + int(draw() * cell.max_paragraphs)):
-      plain = _sentences(world, _paragraph(world, cell, draw), draw)
+    cell = world.data['cells'][family.kind][role]
+    for _ in range(1 + int(draw() * cell['max_paragraphs'])):
+      patterns = _paragraph(world, family.cells[role], draw)
+      plain = _sentences(world, patterns, draw)
       num_words += plain.count(' ') + 1
       parts.append(_mark_up(plain, words + family.associates, draw))
     if not position:
       bold = f" '''{words[0]}''' "
       parts[-1] = parts[-1].replace(f' {words[0]} ', bold, 1)
   if draw() < 0.3:
-    parts.append('\n'.join(_table(draw)))
+    rows = [
+      f'|-\n| {1500 + int(draw() * 500)} || '
+      f'align="right" | {int(draw() * 10**6)}\n'
+      for _ in range(3)
+    ]
+    head = '{| class="wikitext sortable"\n|+ Figures\n! Year !! Number\n'
+    parts.append(head + ''.join(rows) + '|}')
   links = [f'* [[{word}]]' for word in family.associates or words]
   parts.append('\n'.join(['== See also ==', *links]))
   parts.append(f'{{{{toywiki-stub}}}}\n[[Category:{family.kind.capitalize()}]]')
@@ -323,7 +320,7 @@ def _pages(
   """Yields (XML of an article and its companions, words of the article)."""
   page_id = total_words = 0
   for round_index in itertools.count():
-    draw = random.Random(((seed + 1) << 96) + round_index).random
+    draw = _random(((seed + 1) << 96) + round_index)
     for index in sorted(range(len(world.families)), key=lambda _: draw()):
       number = round_index * len(world.families) + index
       article, text, num_words = _article(world, seed, number)
@@ -351,24 +348,24 @@ def _pages(
 def _write_xml(
   file: BinaryIO, world: World, seed: int, corpus_words: int
 ) -> int:
-  """Writes the dump, compressed in threads; returns the words of articles."""
+  """Writes the dump, compressed in a thread; returns the words of articles."""
   head, page, tail = re.split(
     '(  <page>.*</page>\n)', _resource('dump.xml'), flags=re.S
   )
   pages = _pages(world, seed, corpus_words, page)
-  total_words, is_last = 0, False
-  with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    pending = collections.deque([pool.submit(bz2.compress, head.encode())])
-    while not is_last:
-      batch = list(itertools.islice(pages, _PAGES_PER_STREAM))
-      is_last = len(batch) < _PAGES_PER_STREAM
+  pages = itertools.chain(pages, [(tail, 0)])
+  total_words = 0
+
+  def write_stream(xml: str) -> None:
+    file.write(bz2.compress(xml.encode()))
+
+  with concurrent.futures.ThreadPoolExecutor(1) as thread:
+    writing = thread.submit(write_stream, head)
+    while batch := list(itertools.islice(pages, _PAGES_PER_STREAM)):
       total_words += sum(num_words for _, num_words in batch)
-      xml = ''.join(xml for xml, _ in batch) + (tail if is_last else '')
-      pending.append(pool.submit(bz2.compress, xml.encode()))
-      if len(pending) > 4:  # bounds the memory
-        file.write(pending.popleft().result())
-    for future in pending:
-      file.write(future.result())
+      writing.result()
+      writing = thread.submit(write_stream, ''.join(xml for xml, _ in batch))
+    writing.result()
   return total_words
 
 
@@ -383,7 +380,7 @@ def nouns(world: World) -> list[tuple[str, list[str]]]:
 
 
 def _similarity(world: World, draw: Draw) -> str:
-  levels: list[set[tuple[str, str]]] = [set() for _ in _SIMILARITIES]
+  levels = [set() for _ in _SIMILARITIES]
   candidates = nouns(world)
   while min(map(len, levels)) < _PAIRS_PER_LEVEL:
     (word1, taxonomy1), (word2, taxonomy2) = (
@@ -401,14 +398,12 @@ def _similarity(world: World, draw: Draw) -> str:
 
 def analogies(world: World) -> dict[str, list[tuple[str, str]]]:
   """Pairs of words by relation."""
-  relations = {}
+  relations = collections.defaultdict(list)
   for section, relation in world.data['analogies'].items():
-    kind, role1, role2 = relation.split()
-    relations[section] = [
-      (family.words[role1], family.words[role2])
-      for family in world.families
-      if family.kind == kind and {role1, role2} <= family.asked
-    ]
+    kind, *roles = relation.split()
+    for family in world.families:
+      if family.kind == kind and family.asked.issuperset(roles):
+        relations[section].append(tuple(family.words[x] for x in roles))
   return relations
 
 
@@ -424,7 +419,8 @@ def _analogies(world: World, draw: Draw) -> str:
   return '\n'.join(lines) + '\n'
 
 
-def _categories(world: World) -> str:
+def _categories(world: World, draw: Draw) -> str:
+  del draw
   lines = [f'{i},{x[0]},{word}' for i, (word, x) in enumerate(nouns(world))]
   return '\n'.join([',category,word', *lines]) + '\n'
 
@@ -432,7 +428,7 @@ def _categories(world: World) -> str:
 def context(world: World, sense: Family, draw: Draw) -> str:
   """Sentences on the subject of a sense; the fourth has its word, marked."""
   roles = ['subject'] * 3 + ['singular'] + ['subject'] * 3
-  patterns = (_pick(sense.cells[role].patterns, draw) for role in roles)
+  patterns = (_pick(sense.cells[role], draw) for role in roles)
   text = _sentences(world, patterns, draw)
   tokens = text.replace(',', ' ,').replace('.', ' .').split(' ')
   word = sense.words['singular']
@@ -450,13 +446,11 @@ def _sense_pairs(
   for pair in zip(senses[::2], senses[1::2], strict=True):
     a, b = pair
     yield from [(a, a, 9), (b, b, 9)] * 2 + [(a, b, 1), (b, a, 1)] * 2
-    for sense in pair:
+    for x in pair:
       others = [
-        x
-        for x in senses
-        if x.taxonomy != sense.taxonomy and x.words != sense.words
+        y for y in senses if y.taxonomy != x.taxonomy and y.words != x.words
       ]
-      yield sense, _pick(others, draw), 0
+      yield x, _pick(others, draw), 0
   for a, b in itertools.combinations(senses, 2):
     if a.taxonomy == b.taxonomy:
       yield a, b, 7
@@ -467,9 +461,8 @@ def _senses(world: World, draw: Draw) -> str:
   lines = []
   senses = [family for family in world.families if family.kind == 'sense']
   for number, (a, b, level) in enumerate([*_sense_pairs(senses, draw)], 1):
-    ratings = [
-      float(min(10, max(0, level + int(draw() * 3) - 1))) for _ in range(10)
-    ]
+    ratings = [level + int(draw() * 3) - 1 for _ in range(10)]
+    ratings = [float(min(10, max(0, rating))) for rating in ratings]
     words = [a.words['singular'], 'n', b.words['singular'], 'n']
     contexts = [context(world, sense, draw) for sense in (a, b)]
     fields = [number, *words, *contexts, sum(ratings) / 10, *ratings]
@@ -477,25 +470,12 @@ def _senses(world: World, draw: Draw) -> str:
   return ''.join(lines)
 
 
-def _digests(folder: pathlib.Path, names: Iterable[str]) -> dict[str, str]:
-  digests = {}
-  for name in names:
-    with open(folder / name, 'rb') as file:
-      digests[name] = hashlib.file_digest(file, 'sha256').hexdigest()
-  return digests
-
-
-def _intact(manifest_path: pathlib.Path, settings: dict[str, int]) -> list[str]:
-  """The files that `settings` would write, if they are there byte for byte."""
-  try:
-    manifest = json.loads(manifest_path.read_text('utf-8'))
-    digests = manifest['sha256']
-    if manifest['settings'] == settings:
-      if _digests(manifest_path.parent, digests) == digests:
-        return list(digests)
-  except (OSError, ValueError, KeyError, TypeError, AttributeError):
-    pass
-  return []
+_EVALUATIONS = {
+  'eval/similarity.txt': _similarity,
+  'eval/analogies.txt': _analogies,
+  'eval/categories.csv': _categories,
+  'eval/senses.txt': _senses,
+}
 
 
 def write(
@@ -514,31 +494,34 @@ def write(
       f'embedded corpus: seed {seed} must be >= 0 and corpus_words '
       f'{corpus_words} >= 1; change these values'
     )
-  settings = {'version': VERSION, 'seed': seed, 'corpus_words': corpus_words}
   folder = pathlib.Path(folder)
+  evals = tuple(folder / name for name in _EVALUATIONS)
+  corpus = Corpus(folder / _XML_NAME, evals)
   manifest_path = folder / 'toywiki.json'
-  names = _intact(manifest_path, settings)
-  if not names:
-    world = build_world(seed)
-    with atomic.write(folder / _XML_NAME) as file:
-      manifest_path.unlink(missing_ok=True)
-      num_words = _write_xml(file, world, seed, corpus_words)
-    draw = random.Random((seed << 64) + (1 << 63)).random
-    evals = {
-      'eval/similarity.txt': _similarity(world, draw),
-      'eval/analogies.txt': _analogies(world, draw),
-      'eval/categories.csv': _categories(world),
-      'eval/senses.txt': _senses(world, draw),
+  settings = {'version': VERSION, 'seed': seed, 'corpus_words': corpus_words}
+
+  def digests() -> dict[str, str]:
+    files = {name: folder / name for name in (_XML_NAME, *_EVALUATIONS)}
+    return {
+      name: hashlib.sha256(file.read_bytes()).hexdigest()
+      for name, file in files.items()
     }
-    for name, text in evals.items():
-      with atomic.write(folder / name) as file:
-        file.write(text.encode())
-    names = [_XML_NAME, *evals]
-    manifest = {
-      'settings': settings,
-      'article_words': num_words,
-      'sha256': _digests(folder, names),
-    }
-    with atomic.write(manifest_path) as file:
-      file.write(json.dumps(manifest, indent=2).encode())
-  return Corpus(folder / names[0], tuple(folder / name for name in names[1:]))
+
+  with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+    manifest = json.loads(manifest_path.read_text('utf-8'))
+    if (manifest['settings'], manifest['sha256']) == (settings, digests()):
+      return corpus
+  world = build_world(seed)
+  with atomic.write(folder / _XML_NAME) as file:
+    manifest_path.unlink(missing_ok=True)
+    num_words = _write_xml(file, world, seed, corpus_words)
+  draw = _random((seed << 64) + (1 << 63))
+  for name, evaluation in _EVALUATIONS.items():
+    with atomic.write(folder / name) as file:
+      file.write(evaluation(world, draw).encode())
+  manifest = {
+    'settings': settings, 'article_words': num_words, 'sha256': digests(),
+  }  # fmt: skip
+  with atomic.write(manifest_path) as file:
+    file.write(json.dumps(manifest, indent=2).encode())
+  return corpus

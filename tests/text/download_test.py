@@ -13,66 +13,55 @@ import pytest
 from jaxemb import errors
 from jaxemb.text import download
 
-_DATED = (
-  '/simplewiki/20260101/simplewiki-20260101-pages-articles-multistream.xml.bz2'
-)
-_LATEST = (
-  '/simplewiki/latest/simplewiki-latest-pages-articles-multistream.xml.bz2'
-)
+_KIND = 'pages-articles-multistream.xml.bz2'
+_DATED = f'/simplewiki/20260101/simplewiki-20260101-{_KIND}'
+_NAME = f'simplewiki-latest-{_KIND}'
 _SUMS = '/simplewiki/latest/simplewiki-latest-sha1sums.txt'
-_NAME = 'simplewiki-latest-pages-articles-multistream.xml.bz2'
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
   """Serves `server.files` with ranges; `server.cuts` ends answers early."""
 
   def do_GET(self):  # noqa: N802
-    server = self.server
-    server.requests.append((self.path, self.headers['Range']))
+    server, header, start = self.server, self.headers['Range'], 0
+    server.requests.append((self.path, header))
     if server.failures:
-      self.send_error(server.failures.pop(0))
-      return
+      return self.send_error(server.failures.pop(0))
     if self.path not in server.files:
-      self.send_error(404)
-      return
+      return self.send_error(404)
     data = server.files[self.path]
-    start = 0
-    header = self.headers['Range']
     if header and not server.ignores_ranges:
       start = int(header.removeprefix('bytes=').rstrip('-'))
       if start >= len(data):
-        self.send_error(416)
-        return
-      self.send_response(206)
-      end = f'{len(data) - 1}/{len(data)}'
-      self.send_header('Content-Range', f'bytes {start}-{end}')
-    else:
-      self.send_response(200)
+        return self.send_error(416)
+    self.send_response(206 if start else 200)
     self.send_header('Content-Length', str(len(data) - start))
     self.end_headers()
-    body = data[start:]
-    if len(data) > 1000 and server.cuts:
-      body = body[: server.cuts.pop(0)]
-    self.wfile.write(body)
+    is_cut = len(data) > 1000 and server.cuts
+    stop = start + server.cuts.pop(0) if is_cut else len(data)
+    self.wfile.write(data[start:stop])
+    return None
 
   def log_message(self, *args):
     pass
 
 
-@pytest.fixture
-def server():
-  data = random.Random(0).randbytes(3_500_000)
+def _files(dated, data):
   other = '1' * 40 + '  simplewiki-20260101-pages-articles.xml.bz2\n'
-  sums = hashlib.sha1(data).hexdigest() + '  ' + _DATED.split('/')[-1] + '\n'
+  sums = f'{hashlib.sha1(data).hexdigest()}  {dated.split("/")[-1]}\n'
+  return {dated: data, _SUMS: (other + sums).encode()}
+
+
+@pytest.fixture
+def server(monkeypatch):
   httpd = http.server.ThreadingHTTPServer(('127.0.0.1', 0), _Handler)
-  httpd.files = {
-    _DATED: data,
-    _SUMS: (other + sums).encode(),
-  }
+  httpd.data = random.Random(0).randbytes(3_500_000)
+  httpd.files = _files(_DATED, httpd.data)
   httpd.requests, httpd.failures, httpd.cuts = [], [], []
   httpd.ignores_ranges = False
   httpd.url = f'http://127.0.0.1:{httpd.server_port}'
-  httpd.data = data
+  monkeypatch.setattr(download, 'BASE_URL', httpd.url)
+  monkeypatch.setattr(download, '_BACKOFF_SECS', 0.001)
   thread = threading.Thread(target=httpd.serve_forever, args=(0.01,))
   thread.start()
   yield httpd
@@ -81,11 +70,17 @@ def server():
   httpd.server_close()
 
 
-def _get(server, cache, **kwargs):
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(download, 'BASE_URL', server.url)
-    patch.setattr(download, '_BACKOFF_SECS', 0.001)
-    return download.wikipedia('simple', cache, **kwargs)
+def _get(cache, **kwargs):
+  return download.wikipedia('simple', cache, **kwargs)
+
+
+def _fails(cache, *words, name='simple'):
+  with pytest.raises(errors.UserError) as caught:
+    download.wikipedia(name, cache)
+  message = str(caught.value)
+  assert '\n' not in message
+  for word in words:
+    assert word in message, message
 
 
 def _ranges(server):
@@ -93,17 +88,17 @@ def _ranges(server):
   return [range_ for path, range_ in server.requests if path == _DATED]
 
 
-def _leave_part(server, cache, num_bytes):
-  """Interrupts a download after some bytes, as a user would."""
+def _leave_part(server, cache):
+  """Interrupts a download after 2 MB, as a user would."""
 
   def stop(done_bytes, total_bytes):
-    if done_bytes >= num_bytes:
+    if done_bytes >= 2_000_000:
       raise KeyboardInterrupt
 
   with contextlib.suppress(KeyboardInterrupt):
-    _get(server, cache, progress=stop)
+    _get(cache, progress=stop)
   [part] = cache.glob('*.part')
-  assert num_bytes <= part.stat().st_size < len(server.data)
+  assert 2_000_000 <= part.stat().st_size < len(server.data)
   server.requests.clear()
   return part
 
@@ -111,7 +106,7 @@ def _leave_part(server, cache, num_bytes):
 def test_downloads_once_and_reports_progress(server, tmp_path):
   seen = []
   cache = tmp_path / 'new' / 'cache'
-  path = _get(server, cache, progress=lambda *args: seen.append(args))
+  path = _get(cache, progress=lambda *args: seen.append(args))
   assert path == cache / _NAME
   assert path.read_bytes() == server.data
   assert [file.name for file in cache.iterdir()] == [_NAME]
@@ -119,120 +114,82 @@ def test_downloads_once_and_reports_progress(server, tmp_path):
   assert seen[-1] == (len(server.data), len(server.data))
   assert seen == sorted(seen) and len(seen) == 4
   server.requests.clear()
-  assert _get(server, cache) == path
+  assert _get(cache) == path
   assert not server.requests
 
 
 def test_connections_that_break_are_resumed(server, tmp_path):
+  server.failures = [429]
   server.cuts = [1_000_001, 7, 500_000, 0, 1, 1, 1, 1]
-  assert _get(server, tmp_path).read_bytes() == server.data
-  assert _ranges(server) == [
-    None,
-    'bytes=1000001-',
-    'bytes=1000008-',
-    'bytes=1500008-',
-    *(f'bytes={1_500_008 + i}-' for i in range(5)),
-  ]
+  assert _get(tmp_path).read_bytes() == server.data
+  starts = 1000001, 1000008, 1500008, 1500008, *range(1500009, 1500013)
+  assert _ranges(server) == [None, *(f'bytes={x}-' for x in starts)]
 
 
 @pytest.mark.parametrize('ignores_ranges', [False, True])
 def test_a_second_start_resumes(server, tmp_path, ignores_ranges):
-  part = _leave_part(server, tmp_path, 2_000_000)
-  num_bytes = part.stat().st_size
+  num_bytes = _leave_part(server, tmp_path).stat().st_size
   server.ignores_ranges = ignores_ranges
   seen = []
-  path = _get(server, tmp_path, progress=lambda done, _: seen.append(done))
+  path = _get(tmp_path, progress=lambda done, _: seen.append(done))
   assert path.read_bytes() == server.data
   assert _ranges(server) == [f'bytes={num_bytes}-']
   assert (seen[0] < num_bytes) == ignores_ranges
 
 
 def test_a_complete_part_is_only_checked(server, tmp_path):
-  part = _leave_part(server, tmp_path, 2_000_000)
+  part = _leave_part(server, tmp_path)
   part.write_bytes(server.data)
-  assert _get(server, tmp_path).read_bytes() == server.data
+  assert _get(tmp_path).read_bytes() == server.data
   assert not part.exists()
 
 
 def test_a_newer_dump_starts_over(server, tmp_path):
-  _leave_part(server, tmp_path, 2_000_000)
+  _leave_part(server, tmp_path)
   new = random.Random(1).randbytes(3_000_000)
-  dated = _DATED.replace('20260101', '20260201')
-  sums = f'{hashlib.sha1(new).hexdigest()}  {dated.split("/")[-1]}\n'
-  server.files = {_SUMS: sums.encode(), dated: new}
-  assert _get(server, tmp_path).read_bytes() == new
+  server.files = _files(_DATED.replace('20260101', '20260201'), new)
+  assert _get(tmp_path).read_bytes() == new
   assert [file.name for file in tmp_path.iterdir()] == [_NAME]
 
 
 def test_wrong_checksum_removes_the_part(server, tmp_path):
   server.files[_DATED] = server.data[:-1] + b'!'
-  with pytest.raises(errors.UserError, match='SHA-1 .* removed'):
-    _get(server, tmp_path)
+  _fails(tmp_path, 'SHA-1', 'removed')
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize('failures', [[503], [429]])
-def test_busy_servers_are_asked_again(server, tmp_path, failures):
-  server.failures = failures
-  assert _get(server, tmp_path).read_bytes() == server.data
-
-
-def test_failures_are_one_line_with_the_remedy(server, tmp_path):
-  del server.files[_DATED]
-  for sums, expected in (
-    (server.files[_SUMS], '404'),
-    (b'<html>moved</html>', 'names no such file'),
-    (None, '404'),
-  ):
-    server.files[_SUMS] = sums
-    if sums is None:
-      del server.files[_SUMS]
-    with pytest.raises(errors.UserError) as caught:
-      _get(server, tmp_path)
-    message = str(caught.value)
-    for word in (expected, server.url + _LATEST, str(tmp_path / _NAME)):
-      assert word in message
-    assert '\n' not in message
-
-
-def test_a_server_that_sends_no_more_is_given_up(server, tmp_path):
+def test_failures_are_one_line_with_the_remedy(server, tmp_path, monkeypatch):
+  (tmp_path / 'file').write_text('')
+  _fails(tmp_path / 'file', 'cannot be written')
+  _fails(tmp_path, "'de'", name='de')
+  by_hand = 'by hand', 'config.data.path', str(tmp_path / _NAME)
+  by_hand += (f'{server.url}/simplewiki/latest/{_NAME}',)
+  with monkeypatch.context() as patch:
+    usage = types.SimpleNamespace(free=1_000_000)
+    patch.setattr(download.shutil, 'disk_usage', lambda path: usage)
+    _fails(tmp_path, '0.0 GB are free', 'needs 0.3 GB')
   server.cuts = [1000] + [0] * 20
-  with pytest.raises(errors.UserError, match='ended after 1000 bytes'):
-    _get(server, tmp_path)
+  _fails(tmp_path, 'ended after 1000 bytes', *by_hand)
   [part] = tmp_path.glob('*.part')
   assert part.stat().st_size == 1000
-
-
-def test_no_network(tmp_path, monkeypatch):
+  del server.files[_DATED]
+  _fails(tmp_path, '404', *by_hand)
+  server.files[_SUMS] = b'<html>moved</html>'
+  _fails(tmp_path, 'names no such file', *by_hand)
+  del server.files[_SUMS]
+  _fails(tmp_path, '404', *by_hand)
   monkeypatch.setattr(download, 'BASE_URL', 'http://127.0.0.1:9')
-  monkeypatch.setattr(download, '_BACKOFF_SECS', 0.001)
-  with pytest.raises(errors.UserError) as caught:
-    download.wikipedia('en', tmp_path)
-  message = str(caught.value)
-  assert 'by hand' in message and 'config.data.path' in message
-  assert 'enwiki-latest-pages-articles-multistream.xml.bz2' in message
-  assert '\n' not in message
+  _fails(tmp_path, 'by hand', f'enwiki-latest-{_KIND}', name='en')
 
 
-def test_disk_space_is_checked_first(server, tmp_path, monkeypatch):
-  usage = types.SimpleNamespace(free=1_000_000)
-  monkeypatch.setattr(download.shutil, 'disk_usage', lambda path: usage)
-  with pytest.raises(errors.UserError, match='0.0 GB are free.*needs 0.3 GB'):
-    _get(server, tmp_path)
-
-
-def test_unusable_names_and_folders(server, tmp_path):
-  (tmp_path / 'file').write_text('')
-  with pytest.raises(errors.UserError, match='cannot be written'):
-    _get(server, tmp_path / 'file')
-  with pytest.raises(errors.UserError, match="'de'"):
-    download.wikipedia('de', tmp_path)
+def test_busy_servers_are_asked_again(server, tmp_path):
+  server.failures = [503]
+  assert _get(tmp_path).read_bytes() == server.data
 
 
 def test_processes_that_want_the_same_download_once(server, tmp_path):
   with futures.ThreadPoolExecutor(2) as pool:
-    jobs = [pool.submit(_get, server, tmp_path) for _ in range(2)]
-    paths = [job.result() for job in jobs]
+    paths = list(pool.map(_get, [tmp_path] * 2))
   assert paths[0] == paths[1] and paths[0].read_bytes() == server.data
   assert len(_ranges(server)) == 1
   assert [path.name for path in tmp_path.iterdir()] == [_NAME]

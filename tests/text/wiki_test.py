@@ -1,6 +1,7 @@
 """Dumps of any version and kind of damage; rules of wikitext."""
 
 import bz2
+import itertools
 import time
 import tracemalloc
 
@@ -30,12 +31,11 @@ def _dump(*pages, version='0.11'):
 
 
 def _read(data, block_bytes=1 << 20):
+  """Pages and the report."""
   starts = range(0, len(data), block_bytes)
-  items = list(wiki.pages(data[i : i + block_bytes] for i in starts))
-  return (
-    [item for item in items if isinstance(item, wiki.Page)],
-    [item for item in items if isinstance(item, wiki.Damage)],
-  )
+  report = wiki.ReadReport()
+  blocks = (data[i : i + block_bytes] for i in starts)
+  return list(wiki.pages(blocks, report)), report
 
 
 @pytest.mark.parametrize('block_bytes', [1, 7, 1 << 20])
@@ -46,113 +46,106 @@ def test_pages(block_bytes):
     _page('B', '#redirect [[A]]'),
     _page('C', '#WEITERLEITUNG [[A]]', extra='<redirect title="A" />'),
     _page('D', ''),
+    _page('E', 'old</text></revision><revision><text>new'),
+    # Old exports name the namespace in the title.
+    _page('Diskussion:F', 'x', ''),
+    _page('Ab: c', 'y', ''),
   )
-  pages, damages = _read(data, block_bytes)
-  assert not damages
-  assert [page.title for page in pages] == ['A', 'Diskussion:A', 'B', 'C', 'D']
+  pages, report = _read(data, block_bytes)
+  assert report == wiki.ReadReport()
+  assert [(page.title, page.namespace, page.redirect) for page in pages] == [
+    ('A', 0, False), ('Diskussion:A', 1, False), ('B', 0, True),
+    ('C', 0, True), ('D', 0, False), ('E', 0, False),
+    ('Diskussion:F', 1, False), ('Ab: c', 0, False),
+  ]  # fmt: skip
   assert pages[0].text == 'one <b> &amp; \nzwei ä'
-  assert [page.namespace for page in pages] == [0, 1, 0, 0, 0]
-  assert [page.redirect for page in pages] == [False, False, True, True, False]
+  assert pages[5].text == 'new'
   assert {'datei', 'kategorie', 'file', 'category'} <= pages[0].hidden
   assert 'diskussion' not in pages[0].hidden
-
-
-def test_old_exports_name_the_namespace_in_the_title():
-  data = _dump(
-    _page('Diskussion:A', 'x', ''), _page('Ab: c', 'y', ''), version='0.3'
-  )
-  assert [page.namespace for page in _read(data)[0]] == [1, 0]
-
-
-def test_last_revision_counts():
-  data = _dump(_page('A', 'old</text></revision><revision><text>new'))
-  assert [page.text for page in _read(data)[0]] == ['new']
 
 
 def test_cut_anywhere_keeps_the_complete_pages():
   data = _dump(_page('A {0}', 'one'), _page('B', 'two'), _page('C', 'three'))
   ends = [i + 7 for i in range(len(data)) if data[i : i + 7] == b'</page>']
   for end in range(data.index(b'<page>') + 6, len(data) - 15):
-    pages, damages = _read(data[:end], 50)
+    pages, report = _read(data[:end], 50)
     complete = sum(e <= end for e in ends)
     assert len(pages) == complete
-    [damage] = damages
+    [problem] = report.problems
     if complete:
       title = ['A {0}', 'B', 'C'][complete - 1]
-      assert damage.message.startswith(f'cut after page {complete} ("{title}")')
-      assert damage.lost_bytes == end - ends[complete - 1]
+      assert problem.startswith(f'cut after page {complete} ("{title}")')
+      assert report.lost_bytes == end - ends[complete - 1]
     else:
-      assert damage.message.startswith('cut in its first page')
+      assert problem.startswith('cut in its first page')
 
 
 @pytest.mark.parametrize('block_bytes', [3, 1 << 20])
 def test_malformed_page_is_skipped(block_bytes):
   bad = _page('Bad', 'x').replace('</text>', '</txt>')
   data = _dump(_page('A', 'a'), bad, _page('B', 'b'), bad, _page('C', 'c'))
-  pages, damages = _read(data, block_bytes)
+  pages, report = _read(data, block_bytes)
   assert [page.title for page in pages] == ['A', 'B', 'C']
-  assert [damage.message[:26] for damage in damages] == [
+  assert [problem[:26] for problem in report.problems] == [
     'malformed after page 1 ("A',
     'malformed after page 2 ("B',
   ]
-  assert sum(damage.lost_bytes for damage in damages) == 2 * len(bad.strip())
+  assert report.lost_bytes == 2 * len(bad.strip())
 
 
 @pytest.mark.parametrize('block_bytes', [3, 1 << 20])
 def test_several_dumps_in_a_row_and_parts_without_a_header(block_bytes):
   one = b'<?xml version="1.0"?>\n' + _dump(_page('A', 'a'))
-  pages, damages = _read(one * 3, block_bytes)
-  assert [page.title for page in pages] == ['A', 'A', 'A']
-  assert not damages
   part = (_page('A', 'a') + _page('B', 'b')).encode()
-  pages, damages = _read(part, block_bytes)
-  assert [page.title for page in pages] == ['A', 'B']
-  assert not damages
+  for data, titles in ((one * 3, 'AAA'), (part, 'AB')):
+    pages, report = _read(data, block_bytes)
+    assert [page.title for page in pages] == [*titles]
+    assert report == wiki.ReadReport()
 
 
 def test_what_xml_may_not_contain_is_replaced_and_counted():
   data = _dump(_page('A', 'a@b\x01c\x0bd\ufffee'), _page('B', 'b'))
-  data = data.replace(b'@', b'\xff\xe4')
-  pages, damages = _read(data)
-  assert pages[0].text == 'a\ufffd\ufffdb?c?d\ufffde'
-  assert pages[1].text == 'b'
-  assert [damage.message for damage in damages] == ['']
-  assert damages[0].replaced_bytes == 2 + 2 + 3
+  pages, report = _read(data.replace(b'@', b'\xff\xe4'))
+  assert [page.text for page in pages] == ['a\ufffd\ufffdb?c?d\ufffde', 'b']
+  assert report == wiki.ReadReport(replaced_bytes=2 + 2 + 3)
 
 
-def test_memory_stays_bounded():
+def test_memory_stays_bounded(monkeypatch):
   page = _page('A', 'words ' * 2000).encode()
   head, tail = _dump().split(b'</mediawiki>')
-
-  def blocks():
-    yield head
-    for _ in range(2000):
-      yield page
-    yield b'</mediawiki>' + tail
-
+  blocks = itertools.chain([head], itertools.repeat(page, 2000), [tail])
   tracemalloc.start()
   try:
-    num_pages = sum(1 for _ in wiki.pages(blocks()))
+    num_pages = sum(1 for _ in wiki.pages(blocks, wiki.ReadReport()))
     peak_bytes = tracemalloc.get_traced_memory()[1]
   finally:
     tracemalloc.stop()
   assert num_pages == 2000
   assert peak_bytes < 3e6  # of 24 MB
+  # A page of many revisions, and what is no page at all.
+  monkeypatch.setattr(wiki, '_MAX_PENDING_BYTES', 1000)
+  texts = [f'{i} ' * 50 for i in range(100)]
+  page = _page('A', '</text></revision><revision><text>'.join(texts))
+  pages, report = _read(_dump(page, _page('B', 'b')), 100)
+  assert [page.text for page in pages] == [texts[-1], 'b']
+  assert report == wiki.ReadReport()
+  pages, report = _read(_dump('<logitem>x</logitem>' * 100), 100)
+  assert not pages and report == wiki.ReadReport()
 
 
 def test_genuine_dump(shared_data):
   [path] = (shared_data / 'xml').glob('*shortened.bz2')
   data = bz2.decompress(path.read_bytes())
-  pages, damages = _read(data)
+  pages, report = _read(data)
   assert len(pages) == 206
   assert sum(page.redirect for page in pages) == 100
-  assert not damages
+  assert report == wiki.ReadReport()
   assert pages == _read(data, 10_007)[0]
-  pages, [damage] = _read(data[:3_000_000])
-  assert len(pages) == 124
-  assert damage == wiki.Damage(
-    'cut after page 124 ("Alkane"); the pages so far are used', 24578, 0
-  )
+  pages, report = _read(data[:3_000_000])
+  assert len(pages) == 124 and report.lost_bytes == 24578
+  assert report.problems == [
+    'cut after page 124 ("Alkane"); the pages so far are used'
+  ]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +178,7 @@ def test_genuine_dump(shared_data):
     ('one\ntwo\n\nthree', 'one two\nthree'),
     ('a<ref>x [[y]]</ref>b<ref name="n" />c<REF name=m>{{z}}</REF>d', 'abcd'),
     ('a<ref>b\n\nc <!-- d', 'ab\nc  d'),
-    ('a<!-- <ref> -->b<!-- x\n\ny -->c', 'abc'),
+    ('a<!-- <ref> -->b<!-- x\n\ny -->c<!-- <ref -->d', 'abcd'),
     ('a<math>x_{{i}}</math>b<gallery>\nFile:A|b\n</gallery>', 'ab'),
     ("<nowiki>[[a]] {{b}} ''c'' &lt;</nowiki>", "[[a]] {{b}} ''c'' <"),
     ('<nowiki />a<source lang="c">if (a) { b; }</source>', 'a'),
@@ -254,8 +247,7 @@ def test_batch_ends_every_paragraph_and_drops_empty_pages():
 def test_genuine_articles_come_out_clean(shared_data):
   texts = []
   for name in sorted((shared_data / 'xml').glob('*.bz2')):
-    for page in wiki.pages([bz2.decompress(name.read_bytes())]):
-      assert isinstance(page, wiki.Page)
+    for page in _read(bz2.decompress(name.read_bytes()))[0]:
       if not page.redirect and page.namespace == 0:
         texts.append(wiki.plain(page.text, page.hidden))
   text = '\n'.join(texts)
@@ -280,15 +272,3 @@ def test_genuine_articles_come_out_clean(shared_data):
     'Misstrauensvotum, in Spanish: moción de censura constructiva) is a',
   ):
     assert sentence in text, sentence
-
-
-def test_a_page_of_many_revisions_stays_small(monkeypatch):
-  monkeypatch.setattr(wiki, '_MAX_PENDING_BYTES', 1000)
-  revision = '</text></revision><revision><text>'
-  texts = [f'{i} ' * 50 for i in range(100)]
-  data = _dump(_page('A', revision.join(texts)), _page('B', 'b'))
-  pages, damages = _read(data, 100)
-  assert [page.text for page in pages] == [texts[-1], 'b']
-  assert not damages
-  pages, damages = _read(_dump('<logitem>x</logitem>' * 100), 100)
-  assert not pages and not damages

@@ -21,7 +21,9 @@ ROOT = pathlib.Path(toywiki.__file__).parents[2]
 
 
 def _pages(path):
-  return list(wiki.pages([bz2.decompress(path.read_bytes())]))
+  return list(
+    wiki.pages([bz2.decompress(path.read_bytes())], wiki.ReadReport())
+  )
 
 
 @pytest.fixture(scope='module')
