@@ -172,9 +172,7 @@ def is_divisible(source: Source) -> bool:
   if not source.size_bytes or source.path.suffix.lower() in _MAGIC:
     return False
   with open(source.path, 'rb') as file:
-    head = file.read(_HEAD_BYTES)
-  _refuse_binary(head, source.path)
-  return wiki.file_format(head.removeprefix(_BOM)) == 'plain'
+    return _format(file.read(_HEAD_BYTES), source.path) == 'plain'
 
 
 def file_sha256(path: pathlib.Path) -> str:
@@ -206,12 +204,29 @@ def _streamed(
   pool: concurrent.futures.Executor | None,
 ) -> Iterator[Piece]:
   """All pieces of a file that has to be read from its start."""
+  suffix = source.path.suffix.lower()
   with open(source.path, 'rb', buffering=0) as file:
     blocks = _blocks(file, report)
-    if (suffix := source.path.suffix.lower()) in _MAGIC:
+    if suffix in _MAGIC:
       blocks = _unpack(blocks, suffix, report)
     with contextlib.closing(_ahead(blocks)) as blocks:
-      text = _text(blocks, source.path, report, pool)
+      head = b''
+      while len(head) < _HEAD_BYTES and (block := next(blocks, b'')):
+        head += block
+      if not head:
+        report.problems.append('empty')
+      text_format = _format(head[:_HEAD_BYTES], source.path)
+      text = itertools.chain((head.removeprefix(_BOM),), blocks)
+      if text_format == 'docs':
+        text = wiki.docs(text, report)
+      elif text_format == 'json':
+        text = wiki.json_lines(text, report)
+      elif text_format == 'dump' and pool:
+        text = map_ahead(
+          pool, wiki.plain_batch, _articles(text, report), _MAX_WAITING_BATCHES
+        )
+      elif text_format == 'dump':
+        text = itertools.starmap(wiki.plain_batch, _articles(text, report))
       yield from _cut_stream(text, piece_bytes)
 
 
@@ -271,7 +286,8 @@ def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
       yield block
 
 
-def _refuse_binary(head: bytes, path: pathlib.Path) -> None:
+def _format(head: bytes, path: pathlib.Path) -> str:
+  """Format of a file by its first bytes; refuses what is not text in UTF-8."""
   if head.startswith((b'\xff\xfe', b'\xfe\xff')):
     raise errors.UserError(
       f'{path} is UTF-16 or UTF-32: convert it to UTF-8 '
@@ -279,7 +295,7 @@ def _refuse_binary(head: bytes, path: pathlib.Path) -> None:
     )
   num_controls = len(head) - len(head.translate(None, _CONTROLS))
   if b'\0' not in head and num_controls <= len(head) // 10:
-    return
+    return wiki.file_format(head.removeprefix(_BOM))
   remedy = 'point config.data.path at text in UTF-8'
   for suffix, magic in _MAGIC.items():
     if head.startswith(magic):
@@ -287,34 +303,6 @@ def _refuse_binary(head: bytes, path: pathlib.Path) -> None:
   if head[257:262] == b'ustar':
     remedy = 'it is a tar archive: unpack it first'
   raise errors.UserError(f'{path} is binary, not text: {remedy}')
-
-
-def _text(
-  blocks: Iterator[bytes],
-  path: pathlib.Path,
-  report: wiki.ReadReport,
-  pool: concurrent.futures.Executor | None,
-) -> Iterator[bytes]:
-  """Recognises the format by the first bytes and hands out its text."""
-  head = b''
-  while len(head) < _HEAD_BYTES and (block := next(blocks, None)) is not None:
-    head += block
-  if not head:
-    report.problems.append('empty')
-  _refuse_binary(head[:_HEAD_BYTES], path)
-  head = head.removeprefix(_BOM)
-  blocks = itertools.chain((head,), blocks)
-  match wiki.file_format(head[:_HEAD_BYTES]):
-    case 'dump':
-      batches = _articles(blocks, report)
-      if pool is None:
-        return itertools.starmap(wiki.plain_batch, batches)
-      return map_ahead(pool, wiki.plain_batch, batches, _MAX_WAITING_BATCHES)
-    case 'docs':
-      return wiki.docs(blocks, report)
-    case 'json':
-      return wiki.json_lines(blocks, report)
-  return blocks
 
 
 def _articles(
