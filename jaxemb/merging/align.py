@@ -19,7 +19,8 @@ needs the same matrix with all weights 1.
 
 Averaging shrinks the directions in which parts disagree: those learned least.
 `length_correction` gives each principal direction of Y the length that it has
-in the rotated parts (our addition): with P_i = sum_w a_i M_i(w)^T M_i(w),
+in the rotated parts (our addition): with P_i = sum_w a_i M_i(w)^T M_i(w), which
+is Q of a part alone,
 
   sum_w a |Y(w) v|^2 = v^T C v,  C = sum_ij W_i^T Q_ij W_j
   sum_w sum_i a_i |M_i(w) W_i v|^2 = v^T T v,  T = sum_i W_i^T P_i W_i
@@ -53,41 +54,28 @@ def slices(dims: Sequence[int]) -> list[slice]:
   return [slice(*pair) for pair in itertools.pairwise(ends)]
 
 
-def add_gram(total: np.ndarray, rows: np.ndarray) -> None:
-  """Adds rows^T rows [D, D], both in float64."""
-  rows = np.asarray(rows, np.float64)
-  total += rows.T @ rows
-
-
 def fit_words(has: np.ndarray, limit: int, dims: Sequence[int]) -> np.ndarray:
-  """Chooses the words that rotations are fitted on.
+  """[chosen] int, ascending: the words that rotations are fitted on.
+
+  `has` [n, words] bool tells which parts of `dims` dimensions know a word, most
+  frequent first; `limit` is the approximate number, 0 = by the dimensions.
 
   Words of one part alone say nothing about rotations, and some ten thousand
   others determine those of some hundred dimensions. They are taken evenly from
   frequent to rare, because parts disagree more on rare words, and
   `length_correction` measures by how much. Any two parts keep enough common
   words for their dimensions.
-
-  Args:
-    has: [n, words] bool, whether a part knows a word; most frequent first.
-    limit: approximate number of words; 0 = by the dimensions.
-    dims: D_i.
-
-  Returns:
-    [chosen] int, ascending.
   """
   shared = np.flatnonzero(has.sum(0) > 1)
   num = min(limit or _FIT_WORDS * max(dims), len(shared))
   is_chosen = np.zeros(has.shape[1], bool)
-  is_chosen[shared[np.linspace(0, len(shared) - 1, num).astype(np.int64)]] = (
-    True
-  )
+  evenly = np.linspace(0, len(shared) - 1, num).astype(np.int64)
+  is_chosen[shared[evenly]] = True
   for i, j in itertools.combinations(range(len(has)), 2):
     both = has[i] & has[j]
     least = _SHARED_WORDS * min(dims[i], dims[j])
-    missing = least - np.count_nonzero(is_chosen & both)
-    if missing > 0:
-      is_chosen[np.flatnonzero(both & ~is_chosen)[:missing]] = True
+    missing = max(least - np.count_nonzero(is_chosen & both), 0)
+    is_chosen[np.flatnonzero(both & ~is_chosen)[:missing]] = True
   return np.flatnonzero(is_chosen)
 
 
@@ -124,12 +112,12 @@ def _join(gram: np.ndarray, parts: list[slice], dim: int) -> np.ndarray:
   """
   ties = np.array([[np.linalg.norm(gram[p, q]) for q in parts] for p in parts])
   first = int(np.argmax(np.diag(ties)))
-  waiting = set(range(len(parts))) - {first}
+  waiting = [i for i in range(len(parts)) if i != first]
   w = np.zeros((len(gram), dim))
   w[parts[first]] = np.eye(parts[first].stop - parts[first].start, dim)
   near = ties[first].copy()
   while waiting:
-    i = max(sorted(waiting), key=lambda i: near[i])
+    i = max(waiting, key=lambda i: near[i])
     w[parts[i]] = procrustes(gram[parts[i]] @ w)
     waiting.remove(i)
     near += ties[i]
@@ -144,22 +132,15 @@ def alir(
   max_iterations: int,
   tolerance: float,
 ) -> tuple[np.ndarray, list[float]]:
-  """Aligns all parts by ALiR.
+  """[sum D_i, dim] rotations of parts of D_i = `dims` dimensions, stacked.
 
-  Args:
-    gram: [columns, columns] float64, Q of the parts side by side. With start
-      'random' it has `dim` more columns, for the random rows times sqrt(a).
-    dims: D_i.
-    dim: of the result.
-    start: 'zero': the largest part, zeros where it lacks a word, and the others
-      join it; 'pca': principal directions of the parts side by side; 'random':
-      random rows.
-    max_iterations: at least 1.
-    tolerance: displacement at which to stop.
+  `gram` is Q, [sum D_i, sum D_i] float64. The start is 'zero' (the largest
+  part, zeros where it lacks a word, and the others join it), 'pca' (principal
+  directions of the parts side by side) or 'random' (random rows Y: Q has `dim`
+  more columns, for these times sqrt(a)).
 
-  Returns:
-    [sum D_i, dim] rotations of the parts, stacked; and of each iteration the
-    displacement of Y, root mean square, relative to the length of Y.
+  Also returns the displacement of Y in each iteration, root mean square,
+  relative to the length of Y; one below the tolerance is the last.
   """
   bases = [
     np.eye(d) if d <= dim else principal(gram[part, part], dim)
@@ -209,9 +190,8 @@ def length_correction(
   Takes Q [sum D_i, sum D_i], P_i [D_i, D_i] and the stacked rotations
   [sum D_i, dim], all float64.
   """
-  mean, total = rotations.T @ gram @ rotations, 0
-  for moment, part in zip(moments, slices(map(len, moments)), strict=True):
-    total += rotations[part].T @ moment @ rotations[part]
+  mean = rotations.T @ gram @ rotations
+  total = rotations.T @ scipy.linalg.block_diag(*moments) @ rotations
   squares, directions = np.linalg.eigh(mean)
   totals = np.einsum('ij,ik,kj->j', directions, total, directions)
   # Directions without any words are rounding errors. The mean of n unrelated
@@ -243,23 +223,19 @@ def agreement(
 
   Sums over the words that another part knows too, of: |M_i W_i|^2;
   |M_i W_i - Y|^2; the cosine of M_i W_i and the mean of the other parts; and 1.
-
-  Args:
-    rotated: [b, dim] of each part, M_i W_i.
-    shares: [b, n] a_i / a.
-    y: [b, dim] their weighted mean.
+  Takes M_i W_i [b, dim] of each part, a_i / a [n, b] and Y [b, dim].
   """
-  is_shared, y_y = np.count_nonzero(shares, 1) > 1, np.vecdot(y, y)
+  is_shared, y_y = np.count_nonzero(shares, 0) > 1, np.vecdot(y, y)
   result = np.zeros((4, len(rotated)))
-  for i, x in enumerate(rotated):
-    share, counts = shares[:, i], is_shared & (shares[:, i] > 0)
-    x_x, x_y = np.vecdot(x, x), np.vecdot(x, y)
+  for i, (x, share) in enumerate(zip(rotated, shares, strict=True)):
+    counts = is_shared & (share > 0)
+    x_x, x_y, gaps = np.vecdot(x, x), np.vecdot(x, y), x - y
     # The mean of the others is y - share x, but for its length.
     others = y_y - 2 * share * x_y + share**2 * x_x
     lengths = np.sqrt(x_x * np.maximum(others, 0))
     cosines = (x_y - share * x_x) / np.where(lengths > 0, lengths, 1)
-    gaps = x - y
     values = x_x, np.vecdot(gaps, gaps), np.clip(cosines, -1, 1), counts
-    for j, value in enumerate(values):
-      result[j, i] = np.sum(value, where=counts, dtype=np.float64)
+    result[:, i] = [
+      np.sum(value, where=counts, dtype=np.float64) for value in values
+    ]
   return result

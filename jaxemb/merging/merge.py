@@ -10,12 +10,14 @@ of the parts side by side and that matrix; the result can go to a file.
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.sparse import csgraph
 
 from jaxemb import errors
+from jaxemb.evaluation import geometry
 from jaxemb.merging import align
 from jaxemb.merging import parts as parts_lib
 from jaxemb.senses import table as senses_lib
@@ -100,6 +102,7 @@ class SideBySide(NamedTuple):
   rows: np.ndarray  # [n, words] int, row in each part, -1 = none
   weights: np.ndarray  # [n, words], a_i
   normalize: bool
+  folder: pathlib.Path | None  # where results go; None = they stay in memory
   progress: parts_lib.Progress
 
   @property
@@ -109,26 +112,22 @@ class SideBySide(NamedTuple):
 
   def blocks(
     self, what: str, words: np.ndarray | slice = np.s_[:]
-  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """[b, sum D_i] float32 rows, which may be changed, and [b, n] weights.
+  ) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
+    """[b, D_i] float32 rows of each part for some words, and [n, b, 1] weights.
 
-    Args:
-      what: shown as progress.
-      words: ids or slice of the words to read.
+    `what` is shown as progress.
     """
-    rows, all_weights = self.rows[:, words], self.weights[:, words]
-    num_words, columns = rows.shape[1], align.slices(self.dims)
+    rows, weights = self.rows[:, words], self.weights[:, words, None]
+    num_words = rows.shape[1]
     step = max(_BLOCK_BYTES // (4 * sum(self.dims)), 256)
     for first in range(0, num_words, step):
       self.progress(what, first, num_words)
-      ids = rows[:, first : first + step]
-      block = np.empty((ids.shape[1], sum(self.dims)), np.float32)
-      for part, table, mine in zip(columns, self.tables, ids, strict=True):
-        table.read(mine, block[:, part])
-        if self.normalize:
-          norms = np.linalg.norm(block[:, part], axis=1, keepdims=True)
-          block[:, part] /= np.where(norms > 0, norms, 1)
-      yield block, all_weights[:, first : first + step].T
+      block = np.s_[:, first : first + step]
+      pairs = zip(self.tables, rows[block], strict=True)
+      read = [table.read(ids) for table, ids in pairs]
+      if self.normalize:
+        read = [geometry.unit(x) for x in read]
+      yield read, weights[block]
     self.progress(what, num_words, num_words)
 
   def gram(
@@ -138,56 +137,76 @@ class SideBySide(NamedTuple):
     total = np.zeros((sum(self.dims) + random_dim,) * 2)
     rng = np.random.default_rng(0)
     for rows, weights in self.blocks('comparing', words):
-      votes = weights.sum(1, keepdims=True)
+      votes = weights.sum(0)
       scales = weights / np.sqrt(np.where(votes > 0, votes, 1))
-      rows *= np.repeat(scales, self.dims, axis=1)
-      random = rng.normal(size=(len(rows), random_dim)) * np.sqrt(votes)
-      align.add_gram(total, np.concatenate([rows, random], 1))
+      random = rng.normal(size=(len(votes), random_dim)) * np.sqrt(votes)
+      scaled = [*map(np.multiply, rows, scales), random]
+      scaled = np.concatenate(scaled, 1, dtype=np.float64)
+      total += scaled.T @ scaled
     return total
 
   def moments(self, words: np.ndarray | slice = np.s_[:]) -> list[np.ndarray]:
-    """[D_i, D_i] float64 of each part, P_i of `align`."""
-    totals = [np.zeros((dim, dim)) for dim in self.dims]
-    for rows, weights in self.blocks('measuring', words):
-      rows *= np.repeat(np.sqrt(weights), self.dims, axis=1)
-      for total, part in zip(totals, align.slices(self.dims), strict=True):
-        align.add_gram(total, rows[:, part])
-    return totals
+    """[D_i, D_i] float64 of each part, P_i of `align`: Q of the part alone."""
+    return [
+      self._replace(tables=[x], rows=y[None], weights=z[None]).gram(words)
+      for x, y, z in zip(self.tables, self.rows, self.weights, strict=True)
+    ]
 
   def write_averages(
     self,
+    name: str,
     rotations: np.ndarray,
     outer: np.ndarray,
-    folder: pathlib.Path | None,
-    name: str,
     fit: np.ndarray | None = None,
   ) -> np.ndarray:
-    """[words, dim] float32, weighted means of rotated parts.
+    """[words, dim] float32, weighted means of rotated parts, times `outer`.
 
-    Args:
-      rotations: [sum D_i, dim].
-      outer: [dim, dim], what means are multiplied by.
-      folder: where to write it; None = it stays in memory.
-      name: of the file, shown as progress.
-      fit: [4, n], to which `align.agreement` is added.
+    Takes rotations [sum D_i, d] and outer [d, dim]. `name` is that of the file;
+    `align.agreement` is added to `fit`.
     """
-    columns, dim = align.slices(self.dims), outer.shape[1]
     rotations, outer = (x.astype(np.float32) for x in (rotations, outer))
+    turns = [rotations[part] for part in align.slices(self.dims)]
 
-    def means():
-      for rows, weights in self.blocks(f'merging {name}'):
-        votes = weights.sum(1, keepdims=True)
-        shares = (weights / np.where(votes > 0, votes, 1)).astype(np.float32)
-        rotated = [rows[:, part] @ rotations[part] for part in columns]
-        mean = sum(
-          x * share[:, None] for x, share in zip(rotated, shares.T, strict=True)
-        )
-        if fit is not None:
-          fit[:] += align.agreement(rotated, shares, mean)
-        yield mean @ outer
+    def average(rows, weights):
+      votes = weights.sum(0)
+      shares = (weights / np.where(votes > 0, votes, 1)).astype(np.float32)
+      rotated = list(map(np.matmul, rows, turns))
+      mean = sum(map(np.multiply, rotated, shares))
+      if fit is not None:
+        fit[:] += align.agreement(rotated, shares[..., 0], mean)
+      return mean @ outer
 
+    return self._write(name, outer.shape[1], average)
+
+  def write_concatenated(self, name: str, power: float) -> np.ndarray:
+    """[words, sum D_i] float32, all parts, each with its spectral power."""
+    moments = self.moments() if power != 1 else []
+    matrices = [align.spectral_power(x, power) for x in moments]
+    matrices = [x.astype(np.float32) for x in matrices]
+
+    def concatenate(rows, _):
+      if matrices:
+        rows = list(map(np.matmul, rows, matrices))
+      return np.concatenate(rows, 1)
+
+    return self._write(name, sum(self.dims), concatenate)
+
+  def _write(self, name: str, dim: int, combine: Callable) -> np.ndarray:
+    blocks = (combine(*block) for block in self.blocks(f'merging {name}'))
     shape = self.rows.shape[1], dim
-    return parts_lib.write_rows(means(), shape, folder, name).open()
+    return parts_lib.write_rows(blocks, shape, self.folder, name).open()
+
+
+def vote_weights(has: np.ndarray, votes: np.ndarray) -> np.ndarray:
+  """[n, words] float32, the weights a_i of parts that have [n, words] bool.
+
+  In proportion to their votes [n, words] (0 where they have not), or equal if
+  all are 0. They sum to the number of these parts, so that frequent words do
+  not outweigh all others.
+  """
+  votes = np.where(votes.any(0), votes, has)
+  totals = np.maximum(votes.sum(0), np.finfo(np.float64).tiny)
+  return (votes / totals * has.sum(0)).astype(np.float32)
 
 
 def merge_rows(
@@ -197,75 +216,93 @@ def merge_rows(
   folder: pathlib.Path | None,
   progress: parts_lib.Progress,
 ) -> Merged:
-  """Merges parts, every row being a word of its own.
+  """Merges checked parts, every row being a word of its own.
 
-  Args:
-    parts: checked ones; vocabularies and dimensions may differ.
-    union: their words.
-    spec: how to merge.
-    folder: where to write the result; None = it stays in memory.
-    progress: called per block of words.
+  Takes the union of their words. The result goes to files in the folder, or
+  stays in memory; `progress` is called per block of words.
 
   Raises:
     errors.UserError: the parts have no words in common.
   """
-  is_alir, warnings, has = spec.method == 'alir', [], union.rows >= 0
-  by_counts = is_alir and spec.weights == 'counts'
+  is_alir, has = spec.method == 'alir', union.rows >= 0
+  report = dataclasses.asdict(spec)
+  warnings = check_words(parts, has, spec.method)
   unknown = [part.name for part in parts if part.counts is None]
-  if by_counts and unknown:
+  if not is_alir:
+    report |= dict.fromkeys(ALIR_ONLY)
+  elif spec.weights == 'counts' and unknown:
+    report['weights'] = 'equal'
     warnings.append(
-      f'all parts weigh the same: word counts are not known of {few(unknown)}'
+      f'all parts weigh the same: word counts are not known of {_few(unknown)}'
     )
-    by_counts = False
-  warnings += check_words(parts, has, spec.method)
-  dim = _dim(parts, spec)
-  ids = np.flatnonzero(has.any(0) if is_alir else has.all(0))
-  votes = union.votes[:, ids] if is_alir and union.votes is not None else None
+  dim = _dim([part.dim for part in parts], spec)
+  is_kept = has.any(0) if is_alir else has.all(0)
+  ids, lost_ids = np.flatnonzero(is_kept), np.flatnonzero(~is_kept)
   job = SideBySide(
     [part.vectors for part in parts],
     union.rows[:, ids],
-    parts_lib.vote_weights(has[:, ids], votes),
+    vote_weights(has[:, ids], (union.votes if is_alir else has)[:, ids]),
     spec.normalize,
+    folder,
     progress,
   )
-  rotations = outer = fit = num_fitted = None
-  moved, trainable = [], {}
+  rotations = outer = num_fitted = None
+  moved, trainable, fit = [], {}, np.zeros((4, len(parts)))
   if spec.method == 'concat':
-    shape = len(ids), dim
-    blocks = _concatenated(job, spec.power)
-    vectors = parts_lib.write_rows(blocks, shape, folder, 'vectors').open()
+    vectors = job.write_concatenated('vectors', spec.power)
   else:
-    if is_alir:
-      fit = np.zeros((4, len(parts)))
-      rotations, outer, moved, num_fitted = _solve(job, spec, dim)
-    else:
-      rotations, outer = _principal(job, spec.power, dim)
-    vectors = job.write_averages(rotations, outer, folder, 'vectors', fit)
+    rotations, outer, moved, num_fitted = _solve(job, spec, dim)
+    vectors = job.write_averages(
+      'vectors', rotations, outer, fit if is_alir else None
+    )
   if is_alir and not spec.normalize:
-    trainable = _merge_trainable(job, parts, rotations, outer, folder, warnings)
-  facts = _describe_parts(parts, has, len(ids), fit)
+    names = {name for part in parts for name in part.trainable}
+    common = names.intersection(*(part.trainable for part in parts))
+    if names != common:
+      missing = _few(sorted(names - common))
+      warnings.append(f'left out, as not all parts have it: {missing}')
+    for name in sorted(common):
+      each = job._replace(tables=[part.trainable[name] for part in parts])
+      if each.dims != job.dims:  # one number per row, which nothing rotates
+        turns = np.ones((len(parts), 1)), np.eye(1)
+      elif name.startswith('optimizer/context_vectors/'):
+        turns = rotations, outer
+      else:
+        # What is multiplied by vectors, as context vectors and gradients with
+        # respect to vectors are: inner products stay.
+        turns = rotations, np.linalg.inv(outer).T
+      trainable[name] = each.write_averages(name, *turns)
+  facts = [
+    {
+      'name': part.name,
+      'words': int(mine.sum()),
+      'dim': part.dim,
+      'missing_words': max(len(ids) - int(mine.sum()), 0),
+      'shared_words': int((mine & (has.sum(0) > 1)).sum()),
+      'rms_norm': part.rms_norm,
+      'residual': float(np.sqrt(residual / square)) if square else None,
+      'agreement': float(cosines / words) if square else None,
+    }
+    for part, mine, (square, residual, cosines, words) in zip(
+      parts, has, fit.T, strict=True
+    )
+  ]
   if is_alir:
     warnings += _outliers(facts, spec.normalize)
-  lost_ids = np.setdiff1d(np.arange(len(union.words)), ids)
-  lost = {
-    'words': len(lost_ids),
-    'share_of_occurrences': union.counts[lost_ids].sum() / union.counts.sum(),
-    'examples': [union.words[i] for i in lost_ids[:_EXAMPLES]],
-  }
-  if lost['words']:
+  share = union.counts[lost_ids].sum() / union.counts.sum()
+  examples = [union.words[i] for i in lost_ids[:_EXAMPLES]]
+  if examples:
     warnings.append(
       f'{spec.method} covers only words that are in all parts: '
-      f'{lost["words"]:,} words ({lost["share_of_occurrences"]:.2%} of all '
-      f'occurrences) are lost, {", ".join(lost["examples"])} first; '
-      '--method=alir keeps them'
+      f'{len(lost_ids):,} words ({share:.2%} of all occurrences) are lost, '
+      f'{", ".join(examples)} first; --method=alir keeps them'
     )
-  report = {
-    'method': spec.method,
-    'start': spec.start if is_alir else None,
-    'weights': ('counts' if by_counts else 'equal') if is_alir else None,
-    'normalize': spec.normalize,
-    'restore': spec.restore if is_alir else None,
-    'power': spec.power,
+  lost = {
+    'words': len(lost_ids),
+    'share_of_occurrences': share,
+    'examples': examples,
+  }
+  report |= {
     'words': len(ids),
     'union_words': len(union.words),
     'common_words': int(has.all(0).sum()),
@@ -283,21 +320,44 @@ def merge_rows(
   )
 
 
-def _dim(parts: Sequence[parts_lib.Part], spec: Spec) -> int:
-  """Dimensions of the result."""
-  dims = [part.dim for part in parts]
-  most = max(dims) if spec.method == 'alir' else sum(dims)
-  if spec.method == 'concat':
-    if spec.dim not in (0, most):
-      raise errors.UserError(
-        f'--dim={spec.dim} is impossible: concat gives the {most:,} dimensions '
-        'of all parts; leave it out, or give --method=pca'
-      )
-    return most
-  if spec.dim > most:
-    raise errors.UserError(
-      f'--dim={spec.dim} is more than the parts have, {most:,}; give less'
+def _solve(
+  job: SideBySide, spec: Spec, dim: int
+) -> tuple[np.ndarray, np.ndarray, list[float], int | None]:
+  """Rotations, what the mean is multiplied by, displacements, words fitted."""
+  if spec.method == 'pca':
+    gram, moved, num_fitted = job.gram(), [], None
+    rotations = align.principal(gram, dim)
+    outer = np.eye(dim) * len(job.tables)  # PCA sums what ALiR averages
+  else:
+    words = align.fit_words(job.rows >= 0, spec.align_words, job.dims)
+    gram = job.gram(words, dim if spec.start == 'random' else 0)
+    job.progress('aligning', 0, 1)
+    rotations, moved = align.alir(
+      gram, job.dims, dim, spec.start, spec.max_iterations, spec.tolerance
     )
+    gram, outer = gram[: sum(job.dims), : sum(job.dims)], np.eye(dim)
+    num_fitted = len(words)
+    if spec.restore:
+      outer = align.length_correction(gram, job.moments(words), rotations)
+    if spec.power != 1 and num_fitted < job.rows.shape[1]:
+      gram = job.gram()  # all words, which have other principal directions
+  if spec.power != 1:
+    turns = rotations @ outer
+    outer = outer @ align.spectral_power(turns.T @ gram @ turns, spec.power)
+  return rotations, outer, moved, num_fitted
+
+
+def _dim(dims: Sequence[int], spec: Spec) -> int:
+  """Dimensions of the result."""
+  most = max(dims) if spec.method == 'alir' else sum(dims)
+  least = most if spec.method == 'concat' else 1
+  if spec.dim and not least <= spec.dim <= most:
+    raise errors.UserError(
+      f'--dim={spec.dim} is impossible: {spec.method} of these parts gives '
+      f'{least:,} to {most:,} dimensions; leave it out'
+    )
+  if spec.method == 'concat':
+    return most
   check_columns(dims)
   return spec.dim or max(dims)
 
@@ -312,106 +372,24 @@ def check_columns(dims: Sequence[int]) -> None:
     )
 
 
-def _concatenated(job: SideBySide, power: float) -> Iterator[np.ndarray]:
-  """Blocks of all parts side by side, each with its own spectral power."""
-  columns, matrices = align.slices(job.dims), []
-  if power != 1:
-    matrices = [align.spectral_power(x, power) for x in job.moments()]
-  for rows, _ in job.blocks('merging vectors'):
-    for part, matrix in zip(columns, matrices, strict=False):
-      rows[:, part] = rows[:, part] @ matrix.astype(np.float32)
-    yield rows
+# Warnings.
 
 
-def _principal(
-  job: SideBySide, power: float, dim: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """Rotations of PCA, and what the mean is multiplied by."""
-  gram = job.gram()
-  rotations = align.principal(gram, dim)
-  outer = np.eye(dim) * len(job.tables)  # PCA sums what ALiR averages
-  return rotations, _with_power(outer, rotations, gram, power)
-
-
-def _solve(
-  job: SideBySide, spec: Spec, dim: int
-) -> tuple[np.ndarray, np.ndarray, list[float], int]:
-  """Rotations of ALiR, what the mean is multiplied by, displacements, words."""
-  words = align.fit_words(job.rows >= 0, spec.align_words, job.dims)
-  gram = job.gram(words, dim if spec.start == 'random' else 0)
-  job.progress('aligning', 0, 1)
-  rotations, moved = align.alir(
-    gram, job.dims, dim, spec.start, spec.max_iterations, spec.tolerance
-  )
-  gram, outer = gram[: sum(job.dims), : sum(job.dims)], np.eye(dim)
-  if spec.restore:
-    outer = align.length_correction(gram, job.moments(words), rotations)
-  if spec.power != 1 and len(words) < job.rows.shape[1]:
-    gram = job.gram()  # all words, which have other principal directions
-  outer = _with_power(outer, rotations, gram, spec.power)
-  return rotations, outer, moved, len(words)
-
-
-def _with_power(
-  outer: np.ndarray, rotations: np.ndarray, gram: np.ndarray, power: float
-) -> np.ndarray:
-  if power == 1:
-    return outer
-  turns = rotations @ outer
-  return outer @ align.spectral_power(turns.T @ gram @ turns, power)
-
-
-def _merge_trainable(
-  job: SideBySide,
-  parts: Sequence[parts_lib.Part],
-  rotations: np.ndarray,
-  outer: np.ndarray,
-  folder: pathlib.Path | None,
-  warnings: list[str],
-) -> dict[str, np.ndarray]:
-  """Context vectors and optimizer slots, merged as the vectors were.
-
-  What is multiplied by vectors, such as context vectors and gradients with
-  respect to vectors, takes the inverse of `outer`, so that inner products stay.
-  Slots of one number per row do not depend on rotations.
-  """
-  names = {name for part in parts for name in part.trainable}
-  common = names.intersection(*(part.trainable for part in parts))
-  if names != common:
-    missing = few(sorted(names - common))
-    warnings.append(f'left out, as not all parts have it: {missing}')
-  merged = {}
-  for name in sorted(common):
-    each = job._replace(tables=[part.trainable[name] for part in parts])
-    if each.dims != job.dims:
-      args = np.ones((len(parts), 1)), np.eye(1)
-    elif name.startswith('optimizer/context_vectors/'):
-      args = rotations, outer
-    else:
-      args = rotations, np.linalg.inv(outer).T
-    merged[name] = each.write_averages(*args, folder, name)
-  return merged
-
-
-# Report.
-
-
-def few(names: Sequence[str]) -> str:
+def _few(names: Sequence[str]) -> str:
   """The first names, and how many more there are."""
   more = f' and {len(names) - 3} more' if len(names) > 3 else ''
   return ', '.join(names[:3]) + more
 
 
-def groups(related: np.ndarray) -> np.ndarray:
-  """[n] int, the connected component of each node of a graph [n, n] bool."""
-  from scipy.sparse import csgraph
+def tied(has: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, int]:
+  """[n] int, groups of parts that are tied by words, of [n, words] bool.
 
-  return csgraph.connected_components(related)[1]
-
-
-def num_shared(has: np.ndarray) -> np.ndarray:
-  """[n, n] int, words that any two parts share, of [n, words] bool."""
-  return np.array([[np.count_nonzero(a & b) for b in has] for a in has])
+  Parts that share `least` [n, n] words are tied, and those tied to one part.
+  Also returns how many words two parts of different groups share, at most.
+  """
+  shared = has.astype(np.float64) @ has.T
+  groups = csgraph.connected_components(shared >= least)[1]
+  return groups, int(np.max(shared, where=groups[:, None] != groups, initial=0))
 
 
 def check_words(
@@ -422,92 +400,63 @@ def check_words(
   Raises:
     errors.UserError: there are none.
   """
-  dims = np.array([part.dim for part in parts])
-  if method != 'alir':
-    num_common = int(has.all(0).sum())
-    if not num_common:
-      raise errors.UserError(
-        f'no word is in all {len(parts)} parts, and {method} covers only such '
-        'words; give --method=alir, which covers the words of any part'
-      )
-    if method == 'concat' or num_common >= sum(dims):
-      return []
+  dims, common = [part.dim for part in parts], int(has.all(0).sum())
+  if method != 'alir' and not common:
+    raise errors.UserError(
+      f'no word is in all {len(parts)} parts, and {method} covers only such '
+      'words; give --method=alir, which covers the words of any part'
+    )
+  if method == 'pca' and common < sum(dims):
     return [
-      f'only {num_common:,} words are in all parts, fewer than their '
-      f'{sum(dims):,} dimensions in all: the result fits these words and says '
-      'little about others'
+      f'only {common:,} words are in all parts, fewer than their {sum(dims):,} '
+      'dimensions in all: the result fits these words and says little about '
+      'others'
     ]
-  shared = num_shared(has)
+  if method != 'alir':
+    return []
 
-  def listed(labels):
-    names = ([parts[i].name for i in np.flatnonzero(labels == x)]
-             for x in np.unique(labels)[:3])  # fmt: skip
-    return ' | '.join(map(few, names))
+  def listed(groups):
+    names = ([parts[i].name for i in np.flatnonzero(groups == x)]
+             for x in np.unique(groups)[:3])  # fmt: skip
+    return ' | '.join(map(_few, names))
 
-  labels = groups(shared > 0)
-  if labels.any():
+  groups, _ = tied(has, np.ones(1))
+  if groups.any():
     raise errors.UserError(
       'there is nothing to align on: no word of one of these is in another: '
-      f'{listed(labels)}; give parts with words in common (check the case of '
+      f'{listed(groups)}; give parts with words in common (check the case of '
       'letters)'
     )
   # Every part may be tied to some, and these to the rest by hardly a word.
-  labels = groups(shared >= np.minimum.outer(dims, dims))
-  if not labels.any():
+  groups, most = tied(has, np.minimum.outer(dims, dims))
+  if not groups.any():
     return []
-  most = int(shared[labels[:, None] != labels].max())
   return [
     f'two parts of different groups of these share {most:,} words at most, '
-    f'fewer than their dimensions: {listed(labels)}; groups may be rotated by '
+    f'fewer than their dimensions: {listed(groups)}; groups may be rotated by '
     'chance: merge them separately and compare'
   ]
-
-
-def _describe_parts(
-  parts: Sequence[parts_lib.Part],
-  has: np.ndarray,
-  num_words: int,
-  fit: np.ndarray | None,
-) -> list[dict[str, Any]]:
-  facts, is_shared = [], has.sum(0) > 1
-  for i, (part, mine) in enumerate(zip(parts, has, strict=True)):
-    squares, residuals, cosines, words = (
-      np.zeros(4) if fit is None else fit[:, i]
-    )
-    facts.append(
-      {
-        'name': part.name,
-        'words': int(mine.sum()),
-        'dim': part.dim,
-        'missing_words': max(num_words - int(mine.sum()), 0),
-        'shared_words': int((mine & is_shared).sum()),
-        'rms_norm': part.rms_norm,
-        'residual': float(np.sqrt(residuals / squares)) if squares else None,
-        'agreement': float(cosines / words) if squares else None,
-      }
-    )
-  return facts
 
 
 def _outliers(facts: Sequence[dict[str, Any]], normalize: bool) -> list[str]:
   """Warnings of parts that disagree with the others, or are much longer."""
   warnings = []
-  agreements = [x['agreement'] or 0.0 for x in facts]
-  median = float(np.median(agreements))
+  agreements = [(x['agreement'] or 0.0, x['name']) for x in facts]
+  median = float(np.median([value for value, _ in agreements]))
   limit = max(_LOW_AGREEMENT, _LOW_RELATIVE_AGREEMENT * median)
-  pairs = zip(facts, agreements, strict=True)
-  low = [f'{x["name"]} ({value:.2f})' for x, value in pairs if value < limit]
+  low = [f'{name} ({value:.2f})' for value, name in agreements if value < limit]
   if low:
     warnings.append(
-      f'drifted apart from the other parts: {few(low)} (mean cosine of its '
+      f'drifted apart from the other parts: {_few(low)} (mean cosine of its '
       f'vectors with those of the others, median {median:.2f}); merge without '
       'them and compare'
     )
-  least, *_, most = sorted(facts, key=lambda x: x['rms_norm'])
-  ratio = most['rms_norm'] / least['rms_norm']
-  if not normalize and ratio > _LENGTH_RATIO:
+  (least, short), *_, (most, long) = sorted(
+    (x['rms_norm'], x['name']) for x in facts
+  )
+  if not normalize and most / least > _LENGTH_RATIO:
     warnings.append(
-      f'vectors of {most["name"]} are {ratio:.1f} times as long as those of '
-      f'{least["name"]} and count as much more; --normalize makes all equal'
+      f'vectors of {long} are {most / least:.1f} times as long as those of '
+      f'{short} and count as much more; --normalize makes all equal'
     )
   return warnings

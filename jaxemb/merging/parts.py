@@ -42,15 +42,11 @@ class Rows(NamedTuple):
     """(rows, numbers per row)."""
     return self.open().shape
 
-  def read(self, ids: np.ndarray, out: np.ndarray) -> None:
-    """Reads rows [b] into out [b, ...]; zeros for negative ids."""
-    array, first = self.open(), int(ids[0])
-    if first >= 0 and np.array_equal(ids, np.arange(first, first + len(ids))):
-      out[:] = array[first : first + len(ids)]
-    else:
-      has = ids >= 0
-      out[~has] = 0
-      out[has] = array[ids[has]]
+  def read(self, ids: np.ndarray) -> np.ndarray:
+    """[b, dim] float32 rows of ids [b]; zeros for negative ones."""
+    rows = np.asarray(self.open()[ids])
+    rows[ids < 0] = 0
+    return rows
 
 
 class Part(NamedTuple):
@@ -86,11 +82,8 @@ def write_rows(
     DiskError: the file cannot be written.
   """
   if folder is None:
-    array, row = np.empty(shape, np.float32), 0
-    for block in blocks:
-      array[row : row + len(block)] = block
-      row += len(block)
-    return Rows(array)
+    nothing = np.empty((0, *shape[1:]), np.float32)
+    return Rows(np.concatenate([nothing, *blocks], dtype=np.float32))
   path = folder / f'{name}.npy'
   header = {'descr': '<f4', 'fortran_order': False, 'shape': shape}
   try:
@@ -107,23 +100,13 @@ def write_rows(
   return Rows(path)
 
 
-def _spool(array: np.ndarray, folder: pathlib.Path | None, name: str) -> Rows:
-  """Moves an array to a file, so that it can be freed; None = no folder."""
-  if folder is None:
-    return Rows(array)
-  return write_rows([array], array.shape, folder, name)
-
-
 # Opening.
 
 
 def open_all(
   paths: Sequence[str], scratch: pathlib.Path, trainable: bool, skip_bad: bool
 ) -> tuple[list[Part], list[dict[str, str]]]:
-  """Opens parts, see `open_part`.
-
-  Returns:
-    The parts; and {'name', 'reason'} of those left out, if allowed.
+  """Opens parts by `open_part`; also {'name', 'reason'} of those left out.
 
   Raises:
     errors.UserError: a part cannot be used, or fewer than two are left.
@@ -153,14 +136,11 @@ def open_part(
   scratch: pathlib.Path | None = None,
   trainable: bool | None = False,
 ) -> Part:
-  """Opens one part and reads all of its rows once.
+  """Opens one part in any of the forms above, and reads all rows once.
 
-  Args:
-    path: a workdir, an export folder, the output of a merge, an orbax
-      checkpoint with a vocab.txt, or a word2vec, GloVe or .vec file.
-    scratch: folder for rows that cannot be read in place; None = memory.
-    trainable: whether to open context vectors and optimizer slots too; None =
-      where there are any.
+  Rows that cannot be read in place go to the folder `scratch`; None = memory.
+  Context vectors and optimizer slots are opened too if `trainable`; None =
+  where there are any.
 
   Raises:
     errors.UserError: it cannot be read, is empty or not finite, or lacks
@@ -186,8 +166,15 @@ def open_part(
   if counts is not None and np.all(counts == 1):
     counts = None  # a merge of parts with unknown counts
   if senses is not None and (folder.parent / 'vocab.txt').exists():
-    counts = _counts_of_submodel(folder.parent / 'vocab.txt', words)
-  rows = rows or _spool(vectors, scratch, 'vectors')
+    # How often the sub-model saw the words; the export counts the whole text.
+    file = folder.parent / 'vocab.txt'
+    seen, counts = word2vec_format.read_vocab(file)
+    if seen != list(words):
+      raise errors.UserError(
+        f'{file} does not fit the {len(words):,} rows of the export; remove '
+        'its folder and train that sub-model again'
+      )
+  rows = rows or write_rows([vectors], vectors.shape, scratch, 'vectors')
   return check(Part(str(path), words, rows, counts, more, senses))
 
 
@@ -210,21 +197,11 @@ def _open_trainable(
       'export again'
     )
   tree = orbax_export.read(folder / 'orbax', shapes.keys() - {'vectors'})
-  return {
-    path: _spool(array.reshape(num_words, -1), scratch, path)
-    for path, array in traverse_util.flatten_dict(tree, sep='/').items()
-  }
-
-
-def _counts_of_submodel(file: pathlib.Path, names: Sequence[str]) -> np.ndarray:
-  """How often the sub-model saw the words; the export counts the whole text."""
-  words, counts = word2vec_format.read_vocab(file)
-  if words != list(names):
-    raise errors.UserError(
-      f'{file} does not fit the {len(names):,} rows of the export; remove its '
-      'folder and train that sub-model again'
-    )
-  return counts
+  found = {}
+  for path, array in traverse_util.flatten_dict(tree, sep='/').items():
+    rows = array.reshape(num_words, -1)
+    found[path] = write_rows([rows], rows.shape, scratch, path)
+  return found
 
 
 def _is_orbax(path: pathlib.Path) -> bool:
@@ -249,13 +226,13 @@ def _open_orbax(path: pathlib.Path, scratch: pathlib.Path | None) -> Part:
       'the run'
     )
   around = [path, *path.absolute().parents[:3]]
-  files = [x / 'vocab.txt' for x in around if (x / 'vocab.txt').exists()]
-  if not files:
+  file = next((x for x in around if (x / 'vocab.txt').exists()), None)
+  if file is None:
     raise errors.UserError(
       f'{path} is a checkpoint without words: put a vocab.txt (`word count` '
       'lines, in order of the rows) into that folder'
     )
-  words, counts = word2vec_format.read_vocab(files[0])
+  words, counts = word2vec_format.read_vocab(file / 'vocab.txt')
   if (folder / 'default').is_dir():
     folder = folder / 'default'
   arrays = jax.tree.leaves(orbax_export.read(folder))
@@ -263,9 +240,9 @@ def _open_orbax(path: pathlib.Path, scratch: pathlib.Path | None) -> Part:
   if len(fitting) != 1:
     raise errors.UserError(
       f'{path}: expected one array of {len(words):,} rows, the words in '
-      f'{files[0]}, found {len(fitting)}; save that array alone'
+      f'{file}/vocab.txt, found {len(fitting)}; save that array alone'
     )
-  rows = _spool(np.asarray(fitting[0], np.float32), scratch, 'vectors')
+  rows = write_rows(fitting, fitting[0].shape, scratch, 'vectors')
   return Part(str(path), words, rows, counts)
 
 
@@ -275,37 +252,33 @@ def check(part: Part) -> Part:
   Raises:
     errors.UserError: there is no row, or only zeros, or one is not finite.
   """
+  square = 0.0
+  for name, rows in [*part.trainable.items(), ('vectors', part.vectors)]:
+    squares = np.zeros(rows.shape[0], np.float32)
+    for first in range(0, len(squares), _BLOCK_ROWS):
+      block = rows.open()[first : first + _BLOCK_ROWS]
+      # Numbers whose squares overflow are as bad as infinite ones.
+      with np.errstate(over='ignore', invalid='ignore'):
+        squares[first : first + _BLOCK_ROWS] = np.vecdot(block, block)
+    bad = np.flatnonzero(~np.isfinite(squares))
+    if len(bad):
+      raise errors.UserError(
+        f'{part.name}: {len(bad):,} of {len(squares):,} rows of {name} are not '
+        f'finite (that of {part.words[bad[0]]!r} is the first)'
+      )
+    square = squares.sum(dtype=np.float64)
   num_rows, dim = part.vectors.shape
-  reason, square = f'{num_rows:,} vectors of {dim:,} numbers', 0.0
-  if num_rows and dim:
-    reason, square = 'all its vectors are zero', _square(part, 'vectors')
-  if part.counts is not None and not np.any(part.counts > 0):
-    reason, square = 'all its counts are 0', 0.0
-  if not square:
-    raise errors.UserError(f'{part.name} is empty: {reason}')
-  for name in part.trainable:
-    _square(part, name)
+  for is_empty, reason in (
+    (num_rows * dim == 0, f'{num_rows:,} vectors of {dim:,} numbers'),
+    (square == 0, 'all its vectors are zero'),
+    (
+      part.counts is not None and not np.any(part.counts),
+      'all its counts are 0',
+    ),
+  ):
+    if is_empty:
+      raise errors.UserError(f'{part.name} is empty: {reason}')
   return part._replace(rms_norm=float(np.sqrt(square / num_rows)))
-
-
-def _square(part: Part, name: str) -> float:
-  """Sum of the squares of some of its rows."""
-  rows = part.trainable.get(name, part.vectors)
-  total, bad = 0.0, []
-  for first in range(0, rows.shape[0], _BLOCK_ROWS):
-    block = rows.open()[first : first + _BLOCK_ROWS]
-    # Numbers whose squares overflow are as bad as infinite ones.
-    with np.errstate(over='ignore', invalid='ignore'):
-      squares = np.vecdot(block, block)
-    is_good = np.isfinite(squares)
-    total += squares.sum(dtype=np.float64, where=is_good)
-    bad += (first + np.flatnonzero(~is_good)).tolist()
-  if bad:
-    raise errors.UserError(
-      f'{part.name}: {len(bad):,} of {rows.shape[0]:,} rows of {name} are not '
-      f'finite (that of {part.words[bad[0]]!r} is the first)'
-    )
-  return total
 
 
 # Words.
@@ -317,52 +290,40 @@ class Union(NamedTuple):
   words: list[str]
   counts: np.ndarray  # [words] int64, summed; all 1 = unknown
   rows: np.ndarray  # [n, words] int, row in each part, -1 = none
-  # [n, words] float64, how much each part says about a word; None = all alike.
-  votes: np.ndarray | None
+  votes: np.ndarray  # [n, words] float64, how much a part says about a word
 
 
-def unite_words(parts: Sequence[Part]) -> Union:
+def unite_words(
+  parts: Sequence[Part], by_counts: bool, keeps_unseen: bool = False
+) -> Union:
   """The words of all parts, by falling count; parts vote by their counts.
 
-  Where a part has no counts, words are ordered by their best rank in any part;
-  ties by first appearance. Words of count 0 in all parts are left out.
+  Where a part has no counts, or not `by_counts`, they vote alike. Where a part
+  has none, words are ordered by their best rank in any part; ties by first
+  appearance. Words of count 0 in all parts are left out, or `keeps_unseen` as
+  if each had seen them once.
   """
   words = list(dict.fromkeys(itertools.chain(*(part.words for part in parts))))
   ids = dict(zip(words, range(len(words)), strict=True))
   rows = np.full((len(parts), len(words)), -1, np.int32)
-  votes = np.zeros(rows.shape)
-  ranks = np.full(len(words), np.iinfo(np.int64).max)
+  seen = np.zeros(rows.shape)
   for i, part in enumerate(parts):
     mine = np.fromiter(map(ids.__getitem__, part.words), np.int32)
-    order = np.arange(len(mine))
-    if part.counts is not None:
-      seen = part.counts > 0
-      mine, order = mine[seen], order[seen]
-      votes[i, mine] = part.counts[seen]
-    rows[i, mine] = order
-    ranks[mine] = np.minimum(ranks[mine], order)
+    rows[i, mine] = np.arange(len(mine))
+    seen[i, mine] = 1 if part.counts is None else part.counts
+  if keeps_unseen:
+    seen = np.where(seen.any(0), seen, rows >= 0)
+  rows[seen == 0] = -1
   has_counts = all(part.counts is not None for part in parts)
-  counts = votes.sum(0).astype(np.int64)
+  counts = seen.sum(0).astype(np.int64)
+  ranks = np.where(rows >= 0, rows, np.iinfo(rows.dtype).max).min(0)
   order = np.argsort(-counts if has_counts else ranks, kind='stable')
-  order = order[(rows[:, order] >= 0).any(0)]
+  order = order[counts[order] > 0]
+  rows, seen = rows[:, order], seen[:, order]
   return Union(
     [words[i] for i in order.tolist()],
     # Sums over some of the parts would be mistaken for those of all.
     counts[order] if has_counts else np.ones_like(order),
-    rows[:, order],
-    votes[:, order] if has_counts else None,
+    rows,
+    seen if by_counts and has_counts else (rows >= 0).astype(np.float64),
   )
-
-
-def vote_weights(has: np.ndarray, votes: np.ndarray | None) -> np.ndarray:
-  """[n, words] float32 weights of the parts that have a word, by their votes.
-
-  They sum to the number of these parts, so that frequent words do not outweigh
-  all others.
-  """
-  if votes is None:
-    return has.astype(np.float32)
-  votes = np.where(has, votes, 0)
-  votes = np.where(votes.any(0), votes, has)
-  totals = np.maximum(votes.sum(0), np.finfo(np.float64).tiny)
-  return (votes / totals * has.sum(0)).astype(np.float32)

@@ -16,36 +16,27 @@ _BLOCK_ROWS = 65_536  # read and written at once
 def begin(
   path: str, trainable: Any, strategy: Any, state: Any, words: Any
 ) -> Any:
-  """Replaces rows of a new state by those of a trained model.
+  """Replaces rows of a new state, which is donated, by those of a model.
 
-  Words that the model lacks keep their random start. Words with several vectors
-  start from their mean, weighted by the priors. Optimizer slots are taken over
-  where the model has them.
-
-  Args:
-    path: `config.train.init_from`: a run, a merge or a word2vec file.
-    trainable: of `strategies.base`, as is the strategy.
-    strategy: of the state.
-    state: new; donated.
-    words: [vocab], of the rows.
+  The model at `path` (config.train.init_from) is a run, a merge or a word2vec
+  file; `trainable` and `strategy` are those of `strategies.base`, and `words`
+  [vocab] name the rows. Words that the model lacks, or never saw, keep their
+  random start. Words with several vectors start from their mean, weighted by
+  the priors. Optimizer slots are taken over where the model has them.
 
   Raises:
     UserError: the vectors cannot be used, or have other dimensions.
   """
   part = senses.of_words(parts_lib.open_part(path, None, None))
-  vectors = trainable.tables[trainable.model.vectors_table]
-  if part.dim != vectors.spec.dim:
+  model = trainable.model
+  dim = trainable.tables[model.vectors_table].spec.dim
+  if part.dim != dim:
     raise errors.UserError(
       f'config.train.init_from={path} has vectors of {part.dim} numbers, and '
-      f'config.model.dim={vectors.spec.dim}; give '
-      f'--config.model.dim={part.dim}'
+      f'config.model.dim={dim}; give --config.model.dim={part.dim}'
     )
-  # Words that the part never saw still have random vectors there.
-  row_of = {
-    word: row
-    for row, word in enumerate(part.words)
-    if part.counts is None or part.counts[row]
-  }
+  seen = np.ones(len(part.words)) if part.counts is None else part.counts
+  row_of = {part.words[row]: row for row in np.flatnonzero(seen).tolist()}
   ids = np.array([i for i, w in enumerate(words) if w in row_of], np.int64)
   if not len(ids):
     raise errors.UserError(
@@ -54,39 +45,31 @@ def begin(
     )
   rows = np.array([row_of[words[i]] for i in ids])
   stored, used = {'vectors': part.vectors, **part.trainable}, []
-  model = trainable.model
-  titles = {
-    'vectors': model.vectors_table,
-    'context_vectors': model.contexts_table,
-  }
-  for title, name in titles.items():
+  for title, name in (
+    ('vectors', model.vectors_table),
+    ('context_vectors', model.contexts_table),
+  ):
     if title not in stored or name not in trainable.tables:
       continue
-    paths = {
+    slots = {
       slot: f'optimizer/{title}/{slot}'
       for slot in trainable.tables[name].slot_reductions
       if f'optimizer/{title}/{slot}' in stored
     }
-    used += [title, *paths.values()]
+    used += [title, *slots.values()]
     for start in range(0, len(ids), _BLOCK_ROWS):
       here = slice(start, start + _BLOCK_ROWS)
-      vectors = stored[title].open()[rows[here]]
-      slots = {
-        # [n] where rows have one number.
-        slot: stored[path].open()[rows[here]].squeeze(1)
-        if stored[path].shape[1] == 1
-        else stored[path].open()[rows[here]]
-        for slot, path in paths.items()
-      }
-      state = strategy.import_rows(state, name, ids[here], vectors, slots)
+      vectors, *more = (
+        stored[x].read(rows[here]) for x in (title, *slots.values())
+      )
+      # Slots of one number per row are [n].
+      more = [x[:, 0] if x.shape[1] == 1 else x for x in more]
+      values = dict(zip(slots, more, strict=True))
+      state = strategy.import_rows(state, name, ids[here], vectors, values)
   _LOG.info(
-    'starting from %s: %s of %s words (%s start at random, %s of its words are '
-    'not in the text); tables %s, all else starts anew',
-    path,
-    f'{len(ids):,}',
-    f'{len(words):,}',
-    f'{len(words) - len(ids):,}',
-    f'{len(row_of) - len(ids):,}',
-    ', '.join(used),
+    f'starting from {path}: {len(ids):,} of {len(words):,} words '
+    f'({len(words) - len(ids):,} start at random, {len(row_of) - len(ids):,} '
+    f'of its words are not in the text); tables {", ".join(used)}, all else '
+    'starts anew'
   )
   return state

@@ -17,14 +17,6 @@ from jaxemb.storage import export, vectors_npy, word2vec_format
 _DIM, _WORDS, _AMBIGUOUS, _SENSES = 8, 400, 60, 4
 
 
-def _random(seed, num_parts, num_senses, dim=5, words=20):
-  rng = np.random.default_rng(seed)
-  rows = rng.normal(size=(words, num_parts, num_senses, dim))
-  priors = rng.dirichlet(np.ones(num_senses), (words, num_parts))
-  votes = rng.integers(1, 50, (words, num_parts)).astype(float)
-  return rows, priors, votes
-
-
 def _objective(rows, priors, votes, places):
   """What matching maximizes, for one word, in loops."""
   total = 0.0
@@ -41,32 +33,33 @@ def _objective(rows, priors, votes, places):
   ('num_parts', 'num_senses'), [(2, 1), (2, 3), (2, 4), (4, 3)]
 )
 def test_no_permutation_of_one_part_matches_better(num_parts, num_senses):
-  rows, priors, votes = _random(num_senses, num_parts, num_senses)
+  rng, shape = np.random.default_rng(num_senses), (num_parts, 20)
+  rows = rng.normal(size=(*shape, num_senses, 5))
+  priors = rng.dirichlet(np.ones(num_senses), shape)
+  votes = rng.integers(1, 50, shape).astype(float)
   if num_senses > 1:
-    rows[3, 1, 1] = priors[3, 1, 1] = 0  # the part lacks that sense
-  pairs = senses.compare(rows, priors, votes)
-  found, rounds = senses.match(pairs, votes)
-  reached = senses.total(pairs.scores, found)
+    rows[1, 3, 1] = priors[1, 3, 1] = 0  # the part lacks that sense
+  found, rounds, (matched, in_order) = senses.match(rows, priors, votes)
   assert (rounds > 1) == (num_parts > 2)
-  for b, i in itertools.product(range(len(rows)), range(num_parts)):
-    objective = _objective(rows[b], priors[b], votes[b], found[b])
-    assert reached[b] == pytest.approx(objective, rel=1e-6)
-    for permutation in itertools.permutations(range(num_senses)):
-      other = found[b].copy()
-      other[i] = permutation
-      worse = _objective(rows[b], priors[b], votes[b], other)
-      assert worse <= reached[b] + 1e-6
+  for b in range(20):
+    word = rows[:, b], priors[:, b], votes[:, b]
+    reached = _objective(*word, found[:, b])
+    before = _objective(*word, np.tile(np.arange(num_senses), (num_parts, 1)))
+    ratio = reached * in_order[b]
+    assert ratio == pytest.approx(before * matched[b], rel=1e-6, abs=1e-9)
+    for i in range(num_parts):
+      for permutation in itertools.permutations(range(num_senses)):
+        other = found[:, b].copy()
+        other[i] = permutation
+        assert _objective(*word, other) <= reached + 1e-6
 
 
 def test_rare_senses_take_what_is_left():
-  rows = np.zeros((1, 2, 3, 2))
-  rows[0, 0] = [[1, 0], [0, 1], [1, 0.1]]
-  rows[0, 1] = [[0, 1], [1, 0.1], [1, 0]]
-  priors = np.array([[[0.5, 0.5 - 1e-9, 1e-9], [0.5, 0.5 - 1e-9, 1e-9]]])
-  votes = np.ones((1, 2))
-  pairs = senses.compare(rows, priors, votes)
+  rows = np.array([[[[1, 0], [0, 1], [1, 0.1]]], [[[0, 1], [1, 0.1], [1, 0]]]])
+  priors = np.tile([0.5, 0.5 - 1e-9, 1e-9], (2, 1, 1))
   # The nearest sense to the last one would be what the first one needs.
-  assert senses.match(pairs, votes)[0][0, 1].tolist() == [1, 0, 2]
+  places, *_ = senses.match(rows, priors, np.ones((2, 1)))
+  assert places[1, 0].tolist() == [1, 0, 2]
 
 
 def _truth(loss='negative_sampling', ambiguous=_AMBIGUOUS, contexts=False):
@@ -76,14 +69,14 @@ def _truth(loss='negative_sampling', ambiguous=_AMBIGUOUS, contexts=False):
   starts = np.append(0, np.cumsum(sizes))
   priors = np.concatenate([rng.dirichlet(np.ones(size)) for size in sizes])
   scale = 1 / np.sqrt(1 + np.arange(_DIM))
-  num = _WORDS - (loss == 'hierarchical_softmax')
+  num_outputs = _WORDS - (loss == 'hierarchical_softmax')
   made = table.Senses(
     [f'w{i}' for i in range(_WORDS)],
     1000 - np.arange(_WORDS),
     starts,
     (rng.normal(size=(starts[-1], _DIM)) * scale).astype(np.float32),
     priors.astype(np.float32),
-    rng.normal(size=(num, _DIM)).astype(np.float32),
+    rng.normal(size=(num_outputs, _DIM)).astype(np.float32),
     loss,
     5,
     3,
@@ -158,10 +151,13 @@ def _order(merged, truth):
 
 def _check_cosines(merged, truth):
   order = _order(merged, truth)
-  expected = geometry.unit(truth.vectors[order])
-  found = geometry.unit(np.asarray(merged.vectors))
-  np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-5)
+  _check_angles(merged.vectors, truth.vectors[order])
   return order
+
+
+def _check_angles(found, expected):
+  found, expected = (geometry.unit(np.asarray(x)) for x in (found, expected))
+  np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-5)
 
 
 @pytest.mark.parametrize('loss', ['negative_sampling', 'hierarchical_softmax'])
@@ -177,19 +173,12 @@ def test_rotated_and_permuted_copies_merge_to_the_original(
   assert merged.words == found.names()
   order = _check_cosines(found, truth)
   np.testing.assert_array_equal(found.priors, truth.priors[order])
-  np.testing.assert_allclose(
-    np.linalg.norm(found.vectors, axis=1),
-    np.linalg.norm(truth.vectors[order], axis=1),
-    rtol=1e-5,
-  )
+  old, new = (np.linalg.norm(x.vectors, axis=1) for x in (truth, found))
+  np.testing.assert_allclose(new, old[order], 1e-5)
   assert report['cosine_matched'] > 0.99999 and report['cosine_in_order'] < 0.6
   assert report['turned_by'] == 'words of one sense'
-  shared = [
-    word
-    for word in truth.words[_AMBIGUOUS:]
-    if sum(word in x.words for x in copies) > 1
-  ]
-  assert report['turned_by_words'] == len(shared)
+  shared = [sum(w in x.words for x in copies) for w in truth.words[_AMBIGUOUS:]]
+  assert report['turned_by_words'] == np.count_nonzero(np.array(shared) > 1)
   if loss == 'hierarchical_softmax' and missing:
     assert found.outputs is None  # the parts have different trees
     assert 'other trees' in merged.report['warnings'][-1]
@@ -199,6 +188,9 @@ def test_rotated_and_permuted_copies_merge_to_the_original(
   if missing:
     scores = scores[:, [truth.index[word] for word in found.words]]
   np.testing.assert_allclose(found.vectors @ found.outputs.T, scores, atol=1e-5)
+  even = _merge(copies, power=0.6).senses  # keeps inner products
+  assert not np.allclose(np.linalg.norm(even.vectors, axis=1), new, rtol=0.1)
+  np.testing.assert_allclose(even.vectors @ even.outputs.T, scores, atol=1e-4)
 
 
 def test_noise_rarely_changes_matches():
@@ -211,45 +203,34 @@ def test_noise_rarely_changes_matches():
 
 
 def test_a_sense_is_the_mean_of_its_parts_by_their_votes():
-  truth = _truth(ambiguous=3)
-  rng, tables, seen = np.random.default_rng(5), [], []
-  for _ in range(2):
-    vectors, priors = truth.vectors.copy(), truth.priors.copy()
-    for word in range(3):
-      mine = truth.rows(word)
-      vectors[mine] += 0.01 * rng.normal(size=(_SENSES, _DIM))
-      priors[mine] = 0.9 * priors[mine] + 0.1 * rng.dirichlet(np.ones(_SENSES))
-    tables.append(dataclasses.replace(truth, vectors=vectors, priors=priors))
-    seen.append(rng.integers(1, 100, _WORDS))
-  parts = [_part('ab'[i], tables[i], seen[i]) for i in range(2)]
-  # Rotations are fitted on words with one sense, which are equal.
-  merged = _merge(parts, restore=False, align_words=_WORDS - 3).senses
-  turn = np.linalg.lstsq(
-    merged.vectors[merged.starts[3] :], truth.vectors[truth.starts[3] :], None
-  )[0]
-  for word, k in itertools.product(range(3), range(_SENSES)):
-    row = truth.rows(word).start + k
-    votes = [seen[i][word] * tables[i].priors[row] for i in range(2)]
-    expected = np.average([x.vectors[row] for x in tables], 0, votes)
-    gaps = np.abs(merged.vectors @ turn - expected).max(1)
-    at = gaps.argmin()
-    assert gaps[at] < 2e-3
-    assert merged.starts[word] <= at < merged.starts[word + 1]
-    prior = sum(votes) / sum(x[word] for x in seen)
-    np.testing.assert_allclose(merged.priors[at], prior, rtol=1e-5)
-
-
-def test_inner_products_with_outputs_survive_spectral_power():
-  truth = _truth()
-  found = _merge([_copy(truth, i + 1) for i in range(2)], power=0.6).senses
-  order = _order(found, truth)
-  old, new = (np.linalg.norm(x, axis=1) for x in (truth.vectors, found.vectors))
-  assert not np.allclose(new, old[order], rtol=0.1)
-  np.testing.assert_allclose(
-    found.vectors @ found.outputs.T,
-    truth.vectors[order] @ truth.outputs.T,
-    atol=1e-4,
-  )
+  truth, rng, parts = _truth(), np.random.default_rng(5), []
+  for name in 'ab':
+    vectors = truth.vectors + 0.01 * rng.normal(size=truth.vectors.shape)
+    other = truth.priors * rng.uniform(0.9, 1.1, len(truth.priors))
+    priors = other / truth.by_row(np.add.reduceat(other, truth.starts[:-1]))
+    made = dataclasses.replace(
+      truth, vectors=vectors.astype(np.float32), priors=priors
+    )
+    parts.append(_part(name, made, rng.integers(1, 100, _WORDS)))
+  merged = _merge(parts, restore=False)
+  turned = [
+    part.vectors.open() @ turn
+    for part, turn in zip(parts, np.split(merged.rotations, 2), strict=True)
+  ]
+  votes = [part.counts * part.senses.priors for part in parts]
+  expected = sum(v[:, None] * x for v, x in zip(votes, turned, strict=True))
+  expected /= sum(votes)[:, None]
+  priors = sum(votes) / sum(part.counts for part in parts)
+  for word in range(_WORDS):  # whose senses are in any order
+    rows = truth.rows(word)
+    gaps = merged.vectors[rows][:, None] - expected[rows]
+    at = np.abs(gaps).max(2).argmin(1)
+    assert sorted(at) == list(range(len(at)))
+    np.testing.assert_allclose(
+      merged.vectors[rows], expected[rows][at], 0, 1e-5
+    )
+    found = merged.senses.priors[rows]
+    np.testing.assert_allclose(found, priors[rows][at], 1e-5)
 
 
 def test_few_words_of_one_sense():
@@ -260,50 +241,40 @@ def test_few_words_of_one_sense():
 
 
 def test_parts_with_fewer_senses_of_a_word():
-  truth = _truth()
-  rows = truth.rows(2)
-  left = np.arange(len(truth.vectors)) != rows.start
-  priors = truth.priors.copy()
+  truth, priors = _truth(), _truth().priors
+  rows, other = truth.rows(2), truth.rows(5)
+  left = np.arange(len(priors)) != rows.start
   priors[rows.start] = 0
   priors[rows] /= priors[rows].sum()
+  starts = truth.starts - (truth.starts > rows.start)
   fewer = dataclasses.replace(
-    truth,
-    vectors=truth.vectors[left],
-    priors=priors[left],
-    starts=truth.starts - (truth.starts > rows.start),
+    truth, vectors=truth.vectors[left], priors=priors[left], starts=starts
   )
-  merged = _merge([truth, fewer])
-  assert '1 words have fewer senses' in merged.report['warnings'][-1]
-  found, units = (geometry.unit(x.vectors) for x in (merged.senses, truth))
-  np.testing.assert_allclose(found @ found.T, units @ units.T, atol=1e-5)
-  expected = (truth.priors[rows] + priors[rows]) / 2
-  np.testing.assert_allclose(merged.senses.priors[rows], expected, 1e-5)
   # A part with one vector per word does not tell how frequent senses are.
-  merged = _merge([truth, fewer, _single(truth)])
-  assert merged.senses.names() == truth.names()
-  assert merged.senses.outputs is None
-  assert 'outputs are left out: words has' in str(merged.report['warnings'])
-  np.testing.assert_allclose(merged.senses.priors[rows], expected, 1e-5)
-  rows = truth.rows(5)
-  np.testing.assert_allclose(
-    merged.senses.priors[rows], truth.priors[rows], 1e-5
-  )
+  for more in ([], [_single(truth)]):
+    merged = _merge([truth, fewer, *more])
+    found, warnings = merged.senses, str(merged.report['warnings'])
+    assert f'{_AMBIGUOUS if more else 1} words have fewer senses' in warnings
+    assert found.names() == truth.names()
+    expected = (truth.priors[rows] + priors[rows]) / 2
+    np.testing.assert_allclose(found.priors[rows], expected, 1e-5)
+    np.testing.assert_allclose(found.priors[other], truth.priors[other], 1e-5)
+    if not more:
+      _check_angles(found.vectors, truth.vectors)
+  assert found.outputs is None
+  assert 'outputs are left out: words has' in warnings
 
 
 def test_rows_mistaken_for_words_are_warned_of():
   truth = _truth()
   rows = parts_lib.Rows(truth.vectors)
   part = parts_lib.Part('v.txt', truth.names(), rows)
-  warnings = _merge([truth, part]).report['warnings']
-  (warning,) = [x for x in warnings if x.startswith('v.txt')]
-  assert "240 words ('w0#0' first)" in warning and '\n' not in warning
-  warnings = _merge([truth, truth]).report['warnings']
-  assert not any('have the names' in x for x in warnings)
+  *_, warning = _merge([truth, part]).report['warnings']
+  assert warning.startswith("v.txt: 240 words ('w0#0' first) have the names")
+  assert 'have the names' not in str(_merge([truth, truth]).report['warnings'])
 
 
-@pytest.mark.parametrize(
-  ('method', 'dim'), [('concat', 3 * _DIM), ('pca', _DIM)]
-)
+@pytest.mark.parametrize(('method', 'dim'), [('concat', 24), ('pca', 8)])
 def test_concat_and_pca_match_senses_too(method, dim):
   truth = _truth()
   copies = [_copy(truth, i + 1, 0.2) for i in range(3)]
@@ -312,11 +283,8 @@ def test_concat_and_pca_match_senses_too(method, dim):
   assert set(merged.senses.words) == common
   assert merged.vectors.shape[1] == dim and merged.senses.outputs is None
   _check_cosines(merged.senses, truth)
-
-
-def test_priors_of_senses_that_concat_keeps_sum_to_one():
-  truth = _truth()
-  merged = _merge([truth, _single(truth)], method='concat')
+  # Priors of senses that are kept sum to one.
+  merged = _merge([truth, _single(truth)], method=method)
   assert merged.words == truth.words and np.all(merged.senses.priors == 1)
   lost = (_SENSES - 1) * _AMBIGUOUS
   assert merged.report['senses']['lost_senses'] == lost
@@ -352,23 +320,20 @@ def test_merged_contexts_disambiguate_as_before(method, missing):
   order, num_clear = _order(found, truth), 0
   rng = np.random.default_rng(2)
   for i in np.flatnonzero(np.diff(found.starts) > 1):
-    context = rng.integers(0, len(found.words), 6)
-    chances = found.posterior(i, context)
-    word = truth.index[found.words[i]]
-    expected = truth.posterior(
-      word, [truth.index[found.words[x]] for x in context]
-    )
+    ids = i, *rng.integers(0, len(found.words), 6)
+    word, *context = (truth.index[found.words[x]] for x in ids)
+    chances = found.posterior(i, ids[1:])
     senses_of = order[found.rows(i)] - truth.starts[word]
-    np.testing.assert_allclose(chances, expected[senses_of], 0, 0.02)
+    expected = truth.posterior(word, context)[senses_of]
+    np.testing.assert_allclose(chances, expected, 0, 0.02)
     num_clear += chances.max() > 1.5 * found.priors[found.rows(i)].max()
   assert num_clear > 5
 
 
 def test_what_cannot_be_merged():
   truth = _truth(contexts=True)
-  copies = [_copy(truth, i + 1) for i in range(2)]
-  other = copies[1].contexts._replace(concentration=3.0)
-  merged = _merge([copies[0], dataclasses.replace(copies[1], contexts=other)])
+  other = truth.contexts._replace(concentration=3.0)
+  merged = _merge([truth, dataclasses.replace(truth, contexts=other)])
   assert merged.senses.contexts is None
   assert 'concentration=8.0' in str(merged.report['warnings'])
   truth = _truth()
