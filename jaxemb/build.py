@@ -305,6 +305,7 @@ def _replicas(
 class Parts(NamedTuple):
   """What a run is made of."""
 
+  config: ml_collections.ConfigDict
   source: data_base.Source
   trainable: strategy_base.Trainable
   strategy: strategy_base.Strategy
@@ -375,7 +376,7 @@ def parts(
   eval_paths = eval_paths or list(source.eval_paths())
   if eval_paths == ['none']:
     eval_paths = []
-  return Parts(source, *made, eval_paths, mesh, tuning, dropped)
+  return Parts(config, source, *made, eval_paths, mesh, tuning, dropped)
 
 
 def fingerprints(parts: Parts) -> dict[str, str]:

@@ -32,7 +32,9 @@ class Session(NamedTuple):
   """One start of a run."""
 
   started: float  # seconds since 1970
-  encode_secs: float = 0.0  # until the data was ready
+  encode_secs: float  # until the data was ready
+  stop: threading.Event  # set when the run is to save and end
+  checkpoint_every_secs: float
 
 
 class Hook(Protocol):
@@ -40,80 +42,68 @@ class Hook(Protocol):
 
   def due(self, item: data_base.Item) -> bool:
     """Whether to run after an item; depends on nothing else."""
-    ...
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
     """Reads the state, which the next dispatch donates."""
-    ...
 
 
-class Task(NamedTuple):
+@dataclasses.dataclass
+class Task:
   """What to train, from its present state to its end."""
 
   strategy: strategy_base.Strategy
-  state: Any  # donated
+  state: Any  # donated to every dispatch
   items: Iterator[data_base.Item]  # a generator; batches are on the devices
-  schedule: Callable[[data_base.Item], strategy_base.Schedule]
-  totals: metrics.Totals
-  meter: metrics.Meter
-  count: Callable[..., None]  # as `metrics.Meter.count`
   total: int  # units of progress at the end
+  meter: metrics.Meter
+  schedule: Callable[[data_base.Item], strategy_base.Schedule]
+  count: Callable[..., None]  # as `metrics.Meter.count`
   save: Callable[[Any, Any], None]  # state, learning rate
-  checkpoint_every_secs: float
   hooks: Sequence[Hook] = ()
   program: Any = None  # the compiled dispatch, if there is one
 
 
-class Trained(NamedTuple):
-  """The result of a task."""
+def run(task: Task, session: Session) -> bool:
+  """Trains to the end of the data, or until all is saved after `session.stop`.
 
-  state: Any
-  totals: metrics.Totals
-  finished: bool  # to the end of the data
-  program: Any
-
-
-def run(task: Task, stop: threading.Event, session: Session) -> Trained:
-  """Trains to the end of the data, or until `stop` is set and all is saved."""
-  strategy, state, totals = task.strategy, task.state, task.totals
+  Returns whether it is the end; the task has the state.
+  """
+  strategy, meter, totals = task.strategy, task.meter, task.meter.totals
   constants = jax.device_put(strategy.constants(), strategy.constants_sharding)
-  meter, program, is_started = task.meter, task.program, False
   uncounted: collections.deque = collections.deque()
-  last_save = time.monotonic()
-  secs_before = totals.total_secs
+  last_save, secs_before = time.monotonic(), totals.total_secs
   try:
     for dispatch, item in enumerate(task.items):
       schedule = task.schedule(item)
       args = (constants, item.batch, schedule)
-      program = program or _compile(task, args, session)
-      if not is_started:
+      task.program = task.program or _compile(task, args, session)
+      if not dispatch:
         totals.started = totals.started or session.started
         totals.encode_secs += session.encode_secs
         meter.start()
-        is_started = True
-      state, step_metrics = program(state, *args)
+      task.state, step_metrics = task.program(task.state, *args)
       rates = (schedule.first_learning_rate, schedule.last_learning_rate)
       uncounted.append((item._replace(batch=None), rates, step_metrics))
       hooks = [hook for hook in task.hooks if hook.due(item)]
-      is_due = time.monotonic() - last_save > task.checkpoint_every_secs
+      is_due = time.monotonic() - last_save > session.checkpoint_every_secs
       is_last = item.done_after == task.total
       # Read once: a signal may set it at any moment.
-      decision = distributed.decide(dispatch, stop.is_set(), is_due)
+      decision = distributed.decide(dispatch, session.stop.is_set(), is_due)
       saves = is_last or decision != distributed.GO_ON
       # One dispatch runs while the one before it is counted. A state is saved
       # with the totals of all its dispatches.
       while len(uncounted) > (0 if saves or hooks else 1):
         task.count(*uncounted.popleft())
       for hook in hooks:
-        hook.run(state, totals)
+        hook.run(task.state, totals)
         meter.resume()
       if saves:
         totals.total_secs = secs_before + time.time() - session.started
-        task.save(state, rates[1])
+        task.save(task.state, rates[1])
         last_save = time.monotonic()
       if decision == distributed.STOP and not is_last:
-        return Trained(state, totals, False, program)
-    return Trained(state, totals, True, program)
+        return False
+    return True
   finally:
     task.items.close()
     meter.close()
@@ -121,16 +111,15 @@ def run(task: Task, stop: threading.Event, session: Session) -> Trained:
 
 def _compile(task: Task, args: tuple, session: Session) -> Any:
   """Compiles a dispatch before its first use, to time it apart."""
-  strategy, totals = task.strategy, task.totals
+  strategy, totals = task.strategy, task.meter.totals
   start = time.monotonic()
   compiled = strategy.step.lower(task.state, *args).compile()
   secs = time.monotonic() - start
   totals.compile_secs += secs
   totals.collectives = hlo.traffic(compiled.as_text(), strategy.loop)
+  start_secs = time.time() - session.started
   metrics.LOG.info(
-    'compiled in %.1f s; first step %.1f s after start',
-    secs,
-    time.time() - session.started,
+    f'compiled in {secs:.1f} s; first step {start_secs:.1f} s after start'
   )
   return compiled
 
@@ -142,37 +131,26 @@ def init_key(seed: int) -> jax.Array:
   return jax.random.fold_in(key, _TABLES)
 
 
-def schedules(
+def schedule(
+  item: data_base.Item,
+  total: int,
   seed: int,
   learning_rates: tuple[float, float],
-  total: int,
   stream: tuple[int, ...] = (),
-) -> Callable[[data_base.Item], strategy_base.Schedule]:
-  """Linear decay over all training, and a key for each dispatch.
+) -> strategy_base.Schedule:
+  """Linear decay over all training, `total` units, and a key for the dispatch.
 
-  Args:
-    seed: of the run.
-    learning_rates: the first and the last.
-    total: units of progress of all training.
-    stream: tells models that share a seed apart.
+  `stream` tells models that share a seed apart.
   """
   first, last = learning_rates
-
-  def learning_rate(done: int) -> np.float32:
-    return np.float32(first + (last - first) * (done / total))
-
-  def schedule(item: data_base.Item) -> strategy_base.Schedule:
-    # NumPy's: a JAX operation would wait for the running dispatch.
-    key = np.random.SeedSequence((seed, _DISPATCHES, item.index, *stream))
-    return strategy_base.Schedule(
-      learning_rate(item.done_before),
-      learning_rate(item.done_after),
-      key.generate_state(2, np.uint32),
-      np.float32(item.done_before / total),
-      np.float32(item.done_after / total),
-    )
-
-  return schedule
+  progress = item.done_before / total, item.done_after / total
+  # NumPy's: a JAX operation would wait for the running dispatch.
+  key = np.random.SeedSequence((seed, _DISPATCHES, item.index, *stream))
+  return strategy_base.Schedule(
+    *(np.float32(first + (last - first) * x) for x in progress),
+    key.generate_state(2, np.uint32),
+    *map(np.float32, progress),
+  )
 
 
 def save(
@@ -188,7 +166,7 @@ def save(
     UserError: if the state is not finite; names the learning rate.
   """
   if not _all_finite(state):
-    raise metrics.diverged(totals, float(learning_rate))
+    raise totals.diverged(float(learning_rate))
   record = {'totals': dataclasses.asdict(totals), 'fingerprints': fingerprints}
   checkpoints.save(totals.steps, state, record)
 
@@ -206,10 +184,7 @@ def restore(
 ) -> tuple[Any, metrics.Totals] | None:
   """State and totals of the newest checkpoint, if there is one.
 
-  Args:
-    checkpoints: of the run.
-    like: as of `checkpoint.Checkpoints.restore`.
-    fingerprints: as of `save`.
+  `like` is as of `checkpoint.Checkpoints.restore`, `fingerprints` as of `save`.
 
   Raises:
     UserError: if something that the run depends on has changed.
@@ -226,5 +201,5 @@ def restore(
         'give another --workdir'
       )
   totals = metrics.Totals(**record['totals'])
-  metrics.LOG.info('resuming after %s %s', f'{totals.done:,}', totals.unit)
+  metrics.LOG.info(f'resuming after {totals.done:,} {totals.unit}')
   return state, totals

@@ -7,6 +7,7 @@ learning_rate, elapsed_secs, eta_secs, hosts}.
 import contextlib
 import dataclasses
 import datetime
+import itertools
 import json
 import logging
 import pathlib
@@ -30,16 +31,20 @@ _MIN_RECORDS = 50  # of a run, however short
 _HOPELESS = 3  # times the loss of an untrained model: training has diverged
 
 
-def start_log(path: pathlib.Path, is_first: bool = True) -> logging.Handler:
-  """Makes `LOG` write to the console and, with dates, to a file.
+class _Console(logging.Handler):
+  """Writes above a progress bar instead of through it."""
+
+  def emit(self, record: logging.LogRecord) -> None:
+    tqdm.tqdm.write(self.format(record), file=sys.stderr)
+
+
+def start_log(path: pathlib.Path, is_first: bool) -> logging.Handler:
+  """Makes `LOG` write to the console and, with dates, to the file returned.
 
   Where this is not the process that reports, the console shows warnings only.
-  Returns the handler of the file, for `stop_log`.
   """
   if not LOG.handlers:
-    console = _TqdmHandler()
-    console.setFormatter(logging.Formatter('%(message)s'))
-    LOG.addHandler(console)
+    LOG.addHandler(_Console())
   LOG.handlers[0].setLevel(logging.INFO if is_first else logging.WARNING)
   LOG.setLevel(logging.INFO)
   LOG.propagate = False
@@ -47,19 +52,6 @@ def start_log(path: pathlib.Path, is_first: bool = True) -> logging.Handler:
   file.setFormatter(logging.Formatter('%(asctime)s %(message)s'))
   LOG.addHandler(file)
   return file
-
-
-def stop_log(file: logging.Handler) -> None:
-  """Closes the file of `start_log`."""
-  LOG.removeHandler(file)
-  file.close()
-
-
-class _TqdmHandler(logging.Handler):
-  """Writes above a progress bar instead of through it."""
-
-  def emit(self, record: logging.LogRecord) -> None:
-    tqdm.tqdm.write(self.format(record), file=sys.stderr)
 
 
 class Stopped(Exception):
@@ -189,64 +181,80 @@ class Totals:
   position: Any = None  # where reading continues, see `data.base.Item`
   steps: int = 0
   # By name, what the source and the steps count.
-  counters: dict[str, int] = dataclasses.field(default_factory=dict)
-  sums: dict[str, float] = dataclasses.field(default_factory=dict)
+  counters: dict[str, float] = dataclasses.field(default_factory=dict)
   train_secs: float = 0.0  # without compilation
   compile_secs: float = 0.0
   # Of all starts of the run, up to the last checkpoint of each.
   encode_secs: float = 0.0
   total_secs: float = 0.0
   started: float = 0.0  # the first time, seconds since 1970
-  collectives: dict[str, Any] | None = None  # of the compiled dispatch
+  # Of the compiled dispatch, see `runtime.hlo.traffic`.
+  collectives: dict[str, Any] = dataclasses.field(default_factory=dict)
   # Per epoch the summed loss in nats and the examples it was measured on; in
   # Python floats (64 bits), which stay exact over 10^12 pairs.
   losses: list[list[float]] = dataclasses.field(default_factory=list)
 
   def add(
-    self, item: Any, epoch: int, step_metrics: Any, train_secs: float
+    self,
+    item: Any,
+    epoch: int,
+    learning_rates: Sequence[float],
+    step_metrics: Any,
+    untrained_loss: float,
   ) -> None:
-    """Counts a finished dispatch (see `Meter.count`) of an epoch."""
-    steps = step_metrics.steps
-    self.train_secs += train_secs
-    self.add_loss(epoch, float(steps.loss), float(steps.examples))
-    self.steps += int(step_metrics.num_steps)
-    self.done, self.position = item.done_after, item.position
-    _add(self.counters, step_metrics.counters)
-    _add(self.sums, steps.sums)
+    """Counts a dispatch of an epoch, waiting for it to end; see `Meter.count`.
 
-  def add_loss(self, epoch: int, loss: float, examples: float) -> None:
-    """Counts a loss in nats, summed over that many examples."""
-    while len(self.losses) <= epoch:
-      self.losses.append([0.0, 0.0])
-    self.losses[epoch][0] += loss
-    self.losses[epoch][1] += examples
+    Raises:
+      UserError: if training has diverged.
+    """
+    steps, num_steps = step_metrics.steps, int(step_metrics.num_steps)
+    loss, examples, bad_step = (x.item() for x in steps[:3])
+    if examples and loss / examples > _HOPELESS * untrained_loss:
+      bad_step = max(bad_step, 0)  # finite, but far beyond an untrained model
+    if bad_step >= 0:
+      first, last = learning_rates
+      share = bad_step / max(num_steps, 1)
+      raise self.diverged(first + (last - first) * share, bad_step)
+    self.steps += num_steps
+    self.done, self.position = item.done_after, item.position
+    losses = [[0.0, 0.0]] * epoch + [[loss, examples]]
+    self._add(step_metrics.counters | steps.sums, losses)
+
+  def add_model(self, other: 'Totals') -> None:
+    """Adds what a sub-model trained apart has counted, not its times."""
+    self.done += other.done
+    self.steps += other.steps
+    self.compile_secs += other.compile_secs
+    self.collectives = self.collectives or other.collectives
+    self._add(other.counters, other.losses)
+
+  def _add(
+    self, counters: Mapping[str, Any], losses: Sequence[Sequence[float]]
+  ) -> None:
+    for name, value in counters.items():
+      number = value.item() if hasattr(value, 'item') else value
+      self.counters[name] = self.counters.get(name, 0) + number
+    pairs = itertools.zip_longest(self.losses, losses, fillvalue=(0.0, 0.0))
+    self.losses = [
+      [x + y for x, y in zip(*pair, strict=True)] for pair in pairs
+    ]
+
+  def diverged(
+    self, learning_rate: float, more_steps: int = 0
+  ) -> errors.UserError:
+    """Returns the error of a loss or tables that are no longer finite."""
+    return errors.UserError(
+      f'training diverged at step {self.steps + more_steps:,} '
+      f'({self.done:,} {self.unit}, learning rate {learning_rate:.6g}): its '
+      'loss is not finite or far beyond that of an untrained model; lower '
+      '--config.optimizer.learning_rate, --config.optimizer.max_duplicates or '
+      '--config.train.batch_words'
+    )
 
   def loss_per_example(self) -> float | None:
     """Mean loss of the last epoch, nats; None before the first measurement."""
-    if not self.losses or not self.losses[-1][1]:
-      return None
-    return self.losses[-1][0] / self.losses[-1][1]
-
-
-def _add(totals: dict[str, Any], more: Mapping[str, Any]) -> None:
-  for name, value in more.items():
-    number = value.item() if hasattr(value, 'item') else value
-    totals[name] = totals.get(name, 0) + number
-
-
-def add_up(every: Sequence[Totals]) -> Totals:
-  """Adds up what can be added of several sub-models."""
-  result = Totals(*[totals.unit for totals in every[:1]])
-  for totals in every:
-    result.steps += totals.steps
-    result.done += totals.done
-    result.compile_secs += totals.compile_secs
-    _add(result.counters, totals.counters)
-    _add(result.sums, totals.sums)
-    result.collectives = result.collectives or totals.collectives
-    for epoch, (loss, examples) in enumerate(totals.losses):
-      result.add_loss(epoch, loss, examples)
-  return result
+    loss, examples = self.losses[-1] if self.losses else (0.0, 0.0)
+    return loss / examples if examples else None
 
 
 class Meter:
@@ -264,20 +272,14 @@ class Meter:
   ):
     """Continues from `totals`, which is changed in place.
 
-    Args:
-      workdir: where records are written; None = by another process.
-      totals: so far.
-      units_per_epoch: units of progress of one epoch.
-      epochs: of the whole run.
-      log_every_secs: time between records.
-      untrained_loss: nats per example before training, to notice divergence.
-      gather: from this process's `resources.between`, those of all processes.
+    Records are written to `workdir`, if this process does so. The loss of an
+    untrained model, nats per example, tells when training has diverged;
+    `gather` gives the `resources.between` of all processes for that of this
+    one.
     """
-    self._totals, self._gather = totals, gather
-    self._untrained_loss = untrained_loss
-    self._units_per_epoch = units_per_epoch
-    self._total = round(units_per_epoch * epochs)
-    self._every_secs = log_every_secs
+    self.totals, self.total = totals, round(units_per_epoch * epochs)
+    self._units_per_epoch, self._every_secs = units_per_epoch, log_every_secs
+    self._untrained_loss, self._gather = untrained_loss, gather
     self._writer = Writer(workdir, totals.steps) if workdir else None
     self._progress = Progress(log_every_secs)
     self._loss = self._examples = 0.0  # since the last record
@@ -298,30 +300,28 @@ class Meter:
   ) -> None:
     """Counts a dispatch, waiting for it to end.
 
-    Args:
-      item: a `data.base.Item`.
-      learning_rates: of the first step, and after the last.
-      step_metrics: a `strategies.base.DispatchMetrics`.
+    It has read a `data.base.Item` and returned a
+    `strategies.base.DispatchMetrics`; the learning rates are that of its first
+    step and that after its last.
 
     Raises:
       UserError: if training has diverged.
     """
-    t = self._totals
-    check_finite(t, learning_rates, step_metrics, self._untrained_loss)
+    t, epoch = self.totals, int(item.done_before // self._units_per_epoch)
+    t.add(item, epoch, learning_rates, step_metrics, self._untrained_loss)
     now = time.monotonic()
-    epoch = int(item.done_before // self._units_per_epoch)
-    t.add(item, epoch, step_metrics, now - self._clock)
+    t.train_secs += now - self._clock
     self._clock = now
     self._loss += float(step_metrics.steps.loss)
     self._examples += float(step_metrics.steps.examples)
     # By time, and often enough for curves where a run takes seconds.
-    is_far = t.done - self._last_done >= self._total / _MIN_RECORDS
+    is_far = t.done - self._last_done >= self.total / _MIN_RECORDS
     is_due = now - self._last_record >= self._every_secs
-    if is_due or is_far or t.done == self._total:
+    if is_due or is_far or t.done == self.total:
       self._record(now, float(learning_rates[1]))
 
   def _record(self, now: float, learning_rate: float) -> None:
-    t, sample = self._totals, resources.sample()
+    t, sample = self.totals, resources.sample()
     rate = (t.done - self._last_done) / max(now - self._last_record, 1e-9)
     record = {
       'step': t.steps,
@@ -331,19 +331,19 @@ class Meter:
       'loss': self._loss / self._examples if self._examples else None,
       'learning_rate': learning_rate,
       'elapsed_secs': t.train_secs,
-      'eta_secs': (self._total - t.done) / max(rate, 1e-9),
+      'eta_secs': (self.total - t.done) / max(rate, 1e-9),
       'hosts': self._gather(resources.between(self._last_sample, sample)),
     }
     if self._writer is not None:
       self._writer.write(record)
     loss = 'n/a' if record['loss'] is None else f'{record["loss"]:.4f}'
+    left = datetime.timedelta(seconds=round(record['eta_secs']))
     self._progress(
       'training',
       t.done,
-      self._total,
+      self.total,
       f'epoch {record["epoch"]:.2f} loss {loss} {rate / 1e6:.2f} M {t.unit}/s '
-      f'lr {learning_rate:.5f} '
-      f'{datetime.timedelta(seconds=round(record["eta_secs"]))} left',
+      f'lr {learning_rate:.5f} {left} left',
     )
     self._loss = self._examples = 0.0
     self._last_record, self._last_done = now, t.done
@@ -354,33 +354,3 @@ class Meter:
     self._progress.close()
     if self._writer is not None:
       self._writer.close()
-
-
-def check_finite(
-  totals: Totals,
-  learning_rates: tuple[float, float],
-  step_metrics: Any,
-  untrained_loss: float,
-) -> None:
-  """Raises the error of `diverged` if a dispatch has; see `Meter.count`."""
-  loss, examples, bad_step = (x.item() for x in step_metrics.steps[:3])
-  num_steps = int(step_metrics.num_steps)
-  if examples and loss / examples > _HOPELESS * untrained_loss:
-    bad_step = max(bad_step, 0)  # finite, but far beyond an untrained model
-  if bad_step >= 0:
-    first, last = learning_rates
-    rate = first + (last - first) * bad_step / max(num_steps, 1)
-    raise diverged(totals, rate, bad_step)
-
-
-def diverged(
-  totals: Totals, learning_rate: float, more_steps: int = 0
-) -> errors.UserError:
-  """Returns the error of a run whose loss or tables are no longer finite."""
-  return errors.UserError(
-    f'training diverged at step {totals.steps + more_steps:,} '
-    f'({totals.done:,} {totals.unit}, learning rate {learning_rate:.6g}): its '
-    'loss is not finite or far beyond that of an untrained model; lower '
-    '--config.optimizer.learning_rate, --config.optimizer.max_duplicates or '
-    '--config.train.batch_words'
-  )

@@ -1,5 +1,6 @@
 """The results of a finished run: exports, evaluation, report."""
 
+import collections
 import dataclasses
 import datetime
 import functools
@@ -11,14 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import ml_collections
 import numpy as np
 
 from jaxemb import build, metrics
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks, words
 from jaxemb.report import report
-from jaxemb.runtime import distributed, hlo, mesh, resources
+from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.senses import evaluate as senses_evaluate
 from jaxemb.senses import table as senses_lib
 from jaxemb.storage import export as export_lib
@@ -62,9 +62,7 @@ class Export(NamedTuple):
 
 
 def collect(
-  config: ml_collections.ConfigDict,
-  parts: build.Parts,
-  export_rows: Callable[[str], blocks.RowBlock],
+  parts: build.Parts, export_rows: Callable[[str], blocks.RowBlock]
 ) -> Export:
   """Copies trained tables to the host; all processes take part.
 
@@ -78,12 +76,12 @@ def collect(
       lambda name: export_rows(name).rows,
       vocab.Vocabulary(source.keys, source.counts),
     )
-    window = config.senses.query_window or senses.window
+    window = parts.config.senses.query_window or senses.window
     senses = dataclasses.replace(senses, window=window)
     if senses.contexts is not None:  # its vectors are not those of the table
       encoded = blocks.encode(senses.vectors, encoded.dtype)
       senses = dataclasses.replace(senses, vectors=encoded.decode())
-  if senses is None and model.contexts_table:
+  elif model.contexts_table:
     tables['context_vectors'] = export_rows(model.contexts_table)
   others: dict[str, Any] = {k: x.rows for k, x in tables.items()}
   del others['vectors']
@@ -95,12 +93,12 @@ def collect(
 
 def log_data(parts: build.Parts) -> None:
   """Logs what was read and what was dropped."""
-  for line in parts.source.describe():
+  dropped = dict(parts.dropped)
+  problems = dropped.pop('problems', ())
+  counted = ', '.join(f'{k} {v:,}' for k, v in dropped.items() if v)
+  for line in (*parts.source.describe(), f'dropped: {counted or "nothing"}'):
     metrics.LOG.info('%s', line)
-  dropped = {k: v for k, v in parts.dropped.items() if v and k != 'problems'}
-  counted = [f'{name} {count:,}' for name, count in dropped.items()]
-  metrics.LOG.info('dropped: %s', ', '.join(counted) or 'nothing')
-  for line in parts.dropped.get('problems', ()):
+  for line in problems:
     metrics.LOG.warning('%s', line)
 
 
@@ -117,7 +115,6 @@ def write_export(
 
 
 def write(
-  config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
   parts: build.Parts,
   export: Export | None,
@@ -130,64 +127,59 @@ def write(
   Without an export report.json alone is written. `table_bytes` includes
   optimizer state; `more` replaces or extends the usual values of the report.
   """
-  if export is None:
-    values = _summary(config, parts, totals, table_bytes)
-    report.write_json(workdir, values | {'evaluation': {}} | dict(more))
-    return
   start = time.time()
+  if export is None:
+    values = _summary(parts, totals, table_bytes) | {'evaluation': {}}
+    return report.write_json(workdir, values | dict(more))
   dropped = write_export(workdir / 'export', export)
   metrics.LOG.info('vectors in %s', workdir / 'export')
-  vectors = export.word_vectors()
-  evaluation = _evaluate(config, parts, export)
+  evaluation = _evaluate(parts, export)
   if evaluation:
     for line in words.format_table(evaluation).splitlines():
       metrics.LOG.info('%s', line)
   totals.total_secs += time.time() - start
-  values = _summary(config, parts, totals, table_bytes)
-  values |= {'evaluation': evaluation} | dict(more)
-  values['dropped'] |= dropped
   records = metrics.read(workdir / 'metrics.jsonl')
-  values['hosts'] = resources.summary(records)
+  values = _summary(parts, totals, table_bytes)
+  values |= {'evaluation': evaluation} | dict(more)
+  values |= {'hosts': resources.summary(records)}
+  values['dropped'] |= dropped
   report.write(
     workdir,
     values,
     records,
     export.keys,
-    vectors,
+    export.word_vectors(),
     export.counts,
     _categories(parts.eval_paths),
     export.senses,
   )
+  rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
-    '%.2f M %s/s in training, %.1f s in all; report in %s',
-    totals.done / max(totals.train_secs, 1e-9) / 1e6,
-    totals.unit,
-    totals.total_secs,
-    workdir / 'report.html',
+    f'{rate / 1e6:.2f} M {totals.unit}/s in training, {totals.total_secs:.1f} '
+    f's in all; report in {workdir / "report.html"}'
   )
 
 
 def _summary(
-  config: ml_collections.ConfigDict,
-  parts: build.Parts,
-  totals: metrics.Totals,
-  table_bytes: int,
+  parts: build.Parts, totals: metrics.Totals, table_bytes: int
 ) -> dict[str, Any]:
-  source, unit = parts.source, totals.unit
+  source, config, unit = parts.source, parts.config, totals.unit
   train_secs = max(totals.train_secs, 1e-9)
-  full_secs = train_secs + totals.compile_secs
   state = jax.eval_shape(parts.strategy.init, jax.random.key(0))
+  sent = totals.collectives.get('bytes_per_step_per_device', {})
+  device_steps = totals.steps * parts.mesh.size / max(totals.done, 1)
+  started = datetime.datetime.fromtimestamp(totals.started)
   return {
     'model': config.model.name,
     'dim': config.model.dim,
     'vocab_words': len(source.keys),
     f'{unit}_per_sec': totals.done / train_secs,
-    f'{unit}_per_sec_with_compilation': totals.done / full_secs,
+    f'{unit}_per_sec_with_compilation': totals.done
+    / (train_secs + totals.compile_secs),
     f'corpus_{unit}': source.units_per_epoch,
     'words_counted': 'corpus words inside the vocabulary, before frequent-word '
     'subsampling, times epochs',
     **totals.counters,
-    **totals.sums,
     'loss_per_example': totals.loss_per_example(),
     'encode_secs': totals.encode_secs,
     'train_secs': totals.train_secs,
@@ -198,26 +190,20 @@ def _summary(
     'vector_bytes': sum(x.vector_bytes for x in state.tables.values()),
     'table_dtype': config.table.dtype,
     'devices': [mesh.name(d) for d in parts.mesh.devices.flatten()],
-    'collectives': hlo.with_bytes_per_word(
-      totals.collectives,
-      totals.steps * parts.mesh.size / max(totals.done, 1),
-    ),
+    'collectives': totals.collectives
+    | {'bytes_per_word': {k: device_steps * x for k, x in sent.items()}},
     'dropped': dict(parts.dropped),
     'machine': resources.machine(),
     'versions': resources.versions(),
-    'started': datetime.datetime.fromtimestamp(totals.started).isoformat(
-      timespec='seconds'
-    ),
+    'started': started.isoformat(timespec='seconds'),
     'config': config.to_dict(),
     'tuning': dataclasses.asdict(parts.tuning),
     'finished': True,
   }
 
 
-def _evaluate(
-  config: ml_collections.ConfigDict, parts: build.Parts, export: Export
-) -> dict[str, dict]:
-  paths, limit = parts.eval_paths, config.eval.restrict_vocab
+def _evaluate(parts: build.Parts, export: Export) -> dict[str, dict]:
+  paths, limit = parts.eval_paths, parts.config.eval.restrict_vocab
   if not paths:
     return {}
   scores = words.evaluate(export.keys, export.word_vectors(), paths, limit)
@@ -229,12 +215,12 @@ def _evaluate(
 
 def _categories(paths: Sequence[str]) -> dict[str, list[str]]:
   """Words by category, of the categorization sets among the benchmarks."""
-  categories: dict[str, list[str]] = {}
+  categories = collections.defaultdict(list)
   for benchmark in benchmarks.find(paths)[0] if paths else ():
     if benchmark.kind == 'categorization':
       items = zip(benchmark.words, benchmark.labels, strict=True)
       for (word,), category in items:
-        categories.setdefault(category, []).append(word)
+        categories[category].append(word)
   return categories
 
 
@@ -242,29 +228,27 @@ def _categories(paths: Sequence[str]) -> dict[str, list[str]]:
 class Evaluation:
   """Evaluates the vectors while they are trained; a `loop.Hook`."""
 
-  config: ml_collections.ConfigDict
-  workdir: pathlib.Path | None
+  workdir: pathlib.Path
   parts: build.Parts
 
   def due(self, item: data_base.Item) -> bool:
     """Whether a multiple of `config.eval.every_epochs` was reached."""
-    if not (self.config.eval.every_epochs and self.parts.eval_paths):
+    every_epochs = self.parts.config.eval.every_epochs
+    if not (every_epochs and self.parts.eval_paths):
       return False
-    epoch_units = self.parts.source.units_per_epoch
-    every = max(1, round(self.config.eval.every_epochs * epoch_units))
+    every = max(1, round(every_epochs * self.parts.source.units_per_epoch))
     return item.done_before // every < item.done_after // every
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
     """Logs the scores and appends them to evaluation.jsonl."""
     export_rows = functools.partial(self.parts.strategy.export_rows, state)
-    export = collect(self.config, self.parts, export_rows)
+    export = collect(self.parts, export_rows)
     if not distributed.is_first():
       return
-    scores = _evaluate(self.config, self.parts, export)
+    scores = _evaluate(self.parts, export)
     epoch = totals.done / self.parts.source.units_per_epoch
     known = (f'{k} {x["score"]:.3f}' for k, x in scores.items() if x['found'])
     metrics.LOG.info('epoch %.2f: %s', epoch, ', '.join(known) or 'no scores')
-    if self.workdir is not None:
-      record = {'step': totals.steps, 'epoch': epoch, 'evaluation': scores}
-      with open(self.workdir / 'evaluation.jsonl', 'a') as file:
-        file.write(json.dumps(record) + '\n')
+    record = {'step': totals.steps, 'epoch': epoch, 'evaluation': scores}
+    with open(self.workdir / 'evaluation.jsonl', 'a') as file:
+      file.write(json.dumps(record) + '\n')

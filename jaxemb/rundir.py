@@ -16,6 +16,11 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.storage import atomic
 
+try:
+  import fcntl
+except ImportError:  # Windows
+  fcntl = None
+
 _TEXT = 'text.sha256'  # beside config.json
 
 
@@ -24,8 +29,8 @@ class BusyError(errors.UserError):
 
 
 @contextlib.contextmanager
-def writing(workdir: pathlib.Path) -> Iterator[None]:
-  """Makes one line of whatever keeps the folder from being written."""
+def using(workdir: pathlib.Path) -> Iterator[None]:
+  """Makes one line of whatever keeps the folder from being used."""
   try:
     yield
   except OSError as error:
@@ -35,16 +40,10 @@ def writing(workdir: pathlib.Path) -> Iterator[None]:
     ) from error
 
 
-def make(workdir: pathlib.Path) -> None:
-  """Makes the folder of a run."""
-  with writing(workdir):
-    workdir.mkdir(parents=True, exist_ok=True)
-
-
 def recorded(workdir: pathlib.Path) -> dict[str, Any]:
   """The settings of the run that is in the folder, flat, or {}."""
   path = workdir / 'config.json'
-  with writing(workdir):
+  with using(workdir):
     data = path.read_bytes() if path.exists() else b'{}'
   try:
     return config_lib.flat(json.loads(data))
@@ -66,8 +65,7 @@ def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
     return
   if ours.keys() != {x for x in theirs if not x.startswith('tuning.')}:
     raise errors.UserError(
-      f'{workdir} holds a run of another version of jaxemb; give another '
-      '--workdir'
+      f'{workdir} is of another version of jaxemb; give another --workdir'
     )
   differing = [
     f'{x.name} ({theirs[x.name]!r} there, {ours[x.name]!r} now)'
@@ -84,13 +82,13 @@ def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
 def check_data(workdir: pathlib.Path, fingerprint: str) -> None:
   """Raises a `UserError` if the run in the folder began with other data."""
   path = workdir / _TEXT
-  with writing(workdir):
-    if path.exists() and path.read_text().strip() != fingerprint:
-      raise errors.UserError(
-        f'the text is not the one that {workdir} began with: it has changed, '
-        'or is cut into other files or compressed otherwise; give another '
-        '--workdir'
-      )
+  with using(workdir):
+    theirs = path.read_text().strip() if path.exists() else fingerprint
+  if theirs != fingerprint:
+    raise errors.UserError(
+      f'the text is not the one that {workdir} began with: it has changed, or '
+      'is cut into other files or compressed otherwise; give another --workdir'
+    )
 
 
 def record(
@@ -101,39 +99,34 @@ def record(
 ) -> None:
   """Writes config.json, once the settings have led to something to train.
 
-  All is chosen in the settings; `fingerprint` is of the data.
+  All is chosen in the settings; the fingerprint is that of the data.
   """
   settings = config.to_dict() | {'tuning': dataclasses.asdict(tuning)}
-  with writing(workdir):
-    with atomic.write(workdir / _TEXT) as file:
-      file.write(f'{fingerprint}\n'.encode())
-    with atomic.write(workdir / 'config.json') as file:
-      file.write(json.dumps(settings, indent=1).encode())
+  with atomic.write(workdir / _TEXT) as file:
+    file.write(f'{fingerprint}\n'.encode())
+  with atomic.write(workdir / 'config.json') as file:
+    file.write(json.dumps(settings, indent=1).encode())
 
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
-  """Keeps a second process out, which would mix its records with ours.
+  """Makes the folder; keeps others out, who would mix their records with ours.
 
   Raises:
     BusyError: if another process is training in this folder.
   """
-  try:
-    import fcntl
-  except ImportError:  # not on Windows
-    yield
-    return
-  with writing(workdir):
-    file = open(workdir / '.lock', 'a+')
-  with file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise BusyError(
-        f'another process is training in {workdir}; wait for it, or give '
-        'another --workdir'
-      ) from error
-    with writing(workdir):
+  with contextlib.ExitStack() as stack:
+    with using(workdir):
+      workdir.mkdir(parents=True, exist_ok=True)
+      file = stack.enter_context(open(workdir / '.lock', 'a+'))
+      try:
+        if fcntl:
+          fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError as error:
+        raise BusyError(
+          f'another process is training in {workdir}; wait for it, or give '
+          'another --workdir'
+        ) from error
       file.truncate(0)
       file.write(f'{platform.node()} {os.getpid()} {time.time_ns()}')
       file.flush()

@@ -7,7 +7,6 @@ import os
 import pathlib
 import sys
 import tempfile
-import threading
 import time
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,20 +50,19 @@ def run(
   Raises:
     UserError: for input or settings that cannot be used.
   """
-  session = loop.Session(time.time())
+  started, code = time.time(), None
   home = runner.home(config, workdir)
-  rundir.make(home)
   runner.check_alone(config, job)
   distributed.join(job)
-  monitor = distributed.Monitor()
-  is_first, code = distributed.is_first(), None
+  monitor, is_first = distributed.Monitor(), distributed.is_first()
   with rundir.locked(home) if is_first else contextlib.nullcontext():
-    with rundir.writing(home):
+    with rundir.using(home):
+      home.mkdir(parents=True, exist_ok=True)
       name = 'log' if is_first else f'log-{distributed.process_id()}'
       log = metrics.start_log(home / f'{name}.txt', is_first)
     try:
       with distributed.stopping_on_signals(monitor):
-        code = _run(config, workdir, session, monitor, text_cache, fixed)
+        code = _run(config, workdir, started, monitor, text_cache, fixed)
     except Exception as error:
       if isinstance(error, jax.errors.JaxRuntimeError):
         # Collectives fail where another process is lost or was told to stop.
@@ -80,14 +78,15 @@ def run(
       raise errors.UserError(line) from error
     finally:
       monitor.close(code)
-      metrics.stop_log(log)
+      metrics.LOG.removeHandler(log)
+      log.close()
   return code
 
 
 def _run(
   config: ml_collections.ConfigDict,
   workdir: pathlib.Path,
-  session: loop.Session,
+  started: float,
   monitor: distributed.Monitor,
   text_cache: pathlib.Path | None,
   fixed: Mapping[str, Any],
@@ -114,99 +113,94 @@ def _run(
   finally:
     progress.close()
   monitor.has_begun.set()
-  session = session._replace(encode_secs=time.time() - session.started)
+  session = loop.Session(
+    started,
+    time.time() - started,
+    monitor.stop,
+    config.train.checkpoint_every_secs,
+  )
   fingerprint = parts.source.fingerprint
   rundir.check_data(workdir, fingerprint)
-  if config.strategy.name == 'partition':
+  is_partition = config.strategy.name == 'partition'
+  if is_partition:
     runner.check(config, workdir, fingerprint)
   if distributed.is_first():
     rundir.record(config, tuning, workdir, fingerprint)
   results.log_data(parts)
-  if config.strategy.name == 'partition':
-    finished = runner.run(config, workdir, parts, monitor.stop, session)
-    return 0 if finished else STOPPED
+  build.check_fits(config, parts)
+  if is_partition:
+    return 0 if runner.run(workdir, parts, session) else STOPPED
+  return 0 if _train(workdir, parts, session) else STOPPED
+
+
+def _train(
+  workdir: pathlib.Path, parts: build.Parts, session: loop.Session
+) -> bool:
+  """Trains from the newest checkpoint, or from a new state, to the results."""
+  config, source, strategy = parts.config, parts.source, parts.strategy
+  is_first, fingerprints = distributed.is_first(), build.fingerprints(parts)
   with checkpoint.Checkpoints(
     workdir / 'checkpoints', checkpoint.TO_KEEP, metrics.LOG.error
   ) as checkpoints:
-    trained = _train(config, workdir, parts, checkpoints, monitor.stop, session)
-    if not trained.finished:
+    key = loop.init_key(config.seed)
+    init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
+    restored = loop.restore(checkpoints, init.eval_shape(key), fingerprints)
+    if restored is None:
+      restored = (
+        build.new_state(config, parts, key),
+        metrics.Totals(source.unit),
+      )
+    state, totals = restored
+    with rundir.using(workdir):
+      meter = metrics.Meter(
+        workdir if is_first else None,
+        totals,
+        source.units_per_epoch,
+        source.epochs,
+        config.train.log_every_secs,
+        parts.trainable.model.untrained_loss,
+        functools.partial(distributed.latest, 'hosts'),
+      )
+    rates = config.optimizer.learning_rate, config.optimizer.final_learning_rate
+    total = source.units_per_epoch * source.epochs
+    task = loop.Task(
+      strategy,
+      state,
+      data_base.prefetch(
+        source.items(totals.position, totals.done),
+        lambda batch: mesh.put_parts(
+          batch, strategy.batch_sharding, source.num_parts
+        ),
+      ),
+      total,
+      meter,
+      lambda item: loop.schedule(item, total, config.seed, rates),
+      meter.count,
+      lambda state, rate: loop.save(
+        checkpoints, state, totals, fingerprints, rate
+      ),
+      [results.Evaluation(workdir, parts)],
+    )
+    if not loop.run(task, session):
       metrics.LOG.info(
         'stopped and saved at step %s; run the same command to resume',
         checkpoints.wait(),
       )
-      return STOPPED
-    if trained.totals.counters.get('pairs') == 0:
+      return False
+    if totals.counters.get('pairs') == 0:
       raise errors.UserError(
         'nothing was learned: no word has another one in its window; give text '
         'with several words on a line, or raise --config.data.sample'
       )
     # The last checkpoint is still being written.
-    export_rows = functools.partial(parts.strategy.export_rows, trained.state)
-    export = results.collect(config, parts, export_rows)
-    if distributed.is_first():
-      table_bytes = mesh.num_bytes(trained.state)
-      results.write(config, workdir, parts, export, trained.totals, table_bytes)
+    export_rows = functools.partial(strategy.export_rows, task.state)
+    export = results.collect(parts, export_rows)
+    if is_first:
+      table_bytes = mesh.num_bytes(task.state)
+      results.write(workdir, parts, export, totals, table_bytes)
     # JAX ends all processes when one has waited a minute for another to end.
     distributed.from_first('results')
-  return 0
-
-
-def _train(
-  config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
-  parts: build.Parts,
-  checkpoints: checkpoint.Checkpoints,
-  stop: threading.Event,
-  session: loop.Session,
-) -> loop.Trained:
-  """Trains from the newest checkpoint, or from a new state, to the end."""
-  source, strategy = parts.source, parts.strategy
-  key = loop.init_key(config.seed)
-  build.check_fits(config, parts)
-  fingerprints = build.fingerprints(parts)
-  init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
-  restored = loop.restore(checkpoints, init.eval_shape(key), fingerprints)
-  if restored is None:
-    state = build.new_state(config, parts, key)
-    totals = metrics.Totals(source.unit)
-  else:
-    state, totals = restored
-  items = data_base.prefetch(
-    source.items(totals.position, totals.done),
-    lambda batch: mesh.put_parts(
-      batch, strategy.batch_sharding, source.num_parts
-    ),
-  )
-  with rundir.writing(workdir):
-    meter = metrics.Meter(
-      workdir if distributed.is_first() else None,
-      totals,
-      source.units_per_epoch,
-      source.epochs,
-      config.train.log_every_secs,
-      parts.trainable.model.untrained_loss,
-      functools.partial(distributed.latest, 'hosts'),
-    )
-
-  def save(state: Any, rate: Any) -> None:
-    loop.save(checkpoints, state, totals, fingerprints, rate)
-
-  total = source.units_per_epoch * source.epochs
-  rates = config.optimizer.learning_rate, config.optimizer.final_learning_rate
-  task = loop.Task(
-    strategy,
-    state,
-    items,
-    loop.schedules(config.seed, rates, total),
-    totals,
-    meter,
-    meter.count,
-    total,
-    save,
-    config.train.checkpoint_every_secs,
-    [results.Evaluation(config, workdir, parts)],
-  )
-  return loop.run(task, stop, session)
+  return True
 
 
 def from_python(
@@ -243,19 +237,18 @@ def from_python(
   Raises:
     UserError: for data or settings that cannot be used, or after a signal.
   """
+  arguments = {
+    'model.dim': dim,
+    'model.window': window,
+    'model.negatives': negatives,
+    'model.name': model,
+    'data.min_count': min_count,
+    'data.sample': sample,
+    'train.epochs': epochs,
+    'seed': seed,
+  }
+  config, text_cache = config_lib.default(), None
   with tempfile.TemporaryDirectory(prefix='jaxemb-') as temporary:
-    text_cache = None
-    arguments = {
-      'model.dim': dim,
-      'model.window': window,
-      'model.negatives': negatives,
-      'model.name': model,
-      'data.min_count': min_count,
-      'data.sample': sample,
-      'train.epochs': epochs,
-      'seed': seed,
-    }
-    config = config_lib.default()
     if isinstance(data, ml_collections.ConfigDict):
       defaults = config_lib.flat(config)
       for key, value in arguments.items():

@@ -23,9 +23,16 @@ def _record(step: int) -> dict:
   }  # fmt: skip
 
 
+def _write(folder: pathlib.Path, after: int, steps: list[int]) -> None:
+  writer = metrics.Writer(folder, after)
+  for step in steps:
+    writer.write(_record(step))
+  writer.close()
+
+
 def _events(folder: pathlib.Path) -> list[event_pb2.Event]:
   events = []
-  for path in sorted(folder.iterdir()):
+  for path in sorted((folder / 'tensorboard').iterdir()):
     data = path.read_bytes()
     while data:
       (length,) = struct.unpack('<Q', data[:8])
@@ -35,55 +42,35 @@ def _events(folder: pathlib.Path) -> list[event_pb2.Event]:
 
 
 def test_records_go_to_json_lines_and_tensorboard(tmp_path):
-  writer = metrics.Writer(tmp_path, 0)
-  for step in (1, 2):
-    writer.write(_record(step))
-  writer.close()
-  rows = metrics.read(tmp_path / 'metrics.jsonl')
-  assert rows == [_record(1), _record(2)]
-  scalars = [e for e in _events(tmp_path / 'tensorboard') if e.summary.value]
-  assert [e.step for e in scalars] == [1, 2]
+  _write(tmp_path, 0, [1, 2, 3])
+  scalars = [e for e in _events(tmp_path) if e.summary.value]
+  assert [e.step for e in scalars] == [1, 2, 3]
   values = {v.tag: v.simple_value for v in scalars[0].summary.value}
   assert values['loss'] == 2.5 and values['words_per_sec'] == 5.0
-
-
-def test_what_is_trained_again_is_forgotten(tmp_path):
-  writer = metrics.Writer(tmp_path, 0)
-  for step in (1, 2, 3):
-    writer.write(_record(step))
-  writer.close()
+  # What is trained again is forgotten.
   with open(tmp_path / 'metrics.jsonl', 'a') as file:
     file.write('5\n{"step": 4, "wor')
-  writer = metrics.Writer(tmp_path, 2)
-  writer.write(_record(3))
-  writer.close()
+  _write(tmp_path, 2, [3])
   rows = metrics.read(tmp_path / 'metrics.jsonl')
-  assert [row['step'] for row in rows] == [1, 2, 3]
-  starts = [
-    e.step
-    for e in _events(tmp_path / 'tensorboard')
-    if e.session_log.status == event_pb2.SessionLog.START
-  ]
-  # From this step on TensorBoard forgets; step 2 itself stays.
-  assert starts == [3]
+  assert rows == [_record(1), _record(2), _record(3)]
+  start = event_pb2.SessionLog.START
+  starts = [e.step for e in _events(tmp_path) if e.session_log.status == start]
+  assert starts == [3]  # from this step on TensorBoard forgets
 
 
 @pytest.mark.skipif(
   not pathlib.Path('/dev/full').exists(), reason='needs a device that is full'
 )
-def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path):
+def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path, monkeypatch):
   lines = []
   handler = logging.Handler()
   handler.emit = lambda record: lines.append(record.getMessage())
-  metrics.LOG.addHandler(handler)
-  try:
-    writer = metrics.Writer(tmp_path, 0)
-    (tmp_path / 'metrics.jsonl').symlink_to('/dev/full')
-    for step in range(20):
-      writer.write(_record(step))
-    writer.close()
-  finally:
-    metrics.LOG.removeHandler(handler)
+  monkeypatch.setattr(metrics.LOG, 'handlers', [handler])
+  writer = metrics.Writer(tmp_path, 0)
+  (tmp_path / 'metrics.jsonl').symlink_to('/dev/full')
+  for step in range(20):
+    writer.write(_record(step))
+  writer.close()
   assert len(lines) == 1
   assert 'No space left' in lines[0] and 'training goes on' in lines[0]
 
@@ -117,22 +104,17 @@ def test_the_meter_counts_and_stops_at_a_loss_that_is_not_finite(tmp_path):
   meter.close()
 
 
-def test_records_tell_what_all_processes_use_between_them(
-  tmp_path, monkeypatch
-):
+def test_records_tell_what_all_processes_use(tmp_path, monkeypatch):
   before = resources.sample()
   clock = iter((0.0, 5.0, 6.0, 8.0, 11.0))
   monkeypatch.setattr(
     resources, 'sample', lambda: before | {'secs': next(clock)}
   )
-  meter = metrics.Meter(
-    tmp_path,
-    metrics.Totals(),
-    1000,
-    3,
-    0.0,
-    gather=lambda own: [own, own | {'hostname': 'other'}],
-  )
+
+  def both(own):
+    return [own, own | {'hostname': 'other'}]
+
+  meter = metrics.Meter(tmp_path, metrics.Totals(), 1000, 3, 0.0, gather=both)
   meter.start()  # what came before is not training
   for words in (0, 1000, 2000):
     meter.count(_item(words), (0.2, 0.1), _metrics(600, 200))
@@ -145,10 +127,12 @@ def test_records_tell_what_all_processes_use_between_them(
 def test_the_loss_stays_right_over_many_pairs():
   # float32 sums stick at 2^24 ones; these are carried in 64 bits.
   totals = metrics.Totals(losses=[[3e12, 1e12]])
-  for _ in range(1000):
-    totals.add(_item(0), 0, _metrics(1, 1), 0.0)
-  assert totals.losses == [[3e12 + 1000, 1e12 + 1000]]
-  assert metrics.add_up([totals, totals]).losses == [[6e12 + 2e3, 2e12 + 2e3]]
+  for epoch in [0] * 1000 + [2]:
+    totals.add(_item(0), epoch, (0.2, 0.1), _metrics(1, 1), 9.0)
+  assert totals.losses == [[3e12 + 1000, 1e12 + 1000], [0, 0], [1, 1]]
+  totals.add_model(totals)
+  assert totals.losses == [[6e12 + 2e3, 2e12 + 2e3], [0, 0], [2, 2]]
+  assert totals.counters == {'pairs': 2 * 1001 * 3000}
 
 
 def test_progress_is_shown_until_a_signal(monkeypatch, caplog):

@@ -6,11 +6,11 @@ lost. On the device, `Steps` cuts the batch of an item into steps. Neither the
 loop nor a strategy looks into a batch.
 """
 
+import collections
 import math
 import pathlib
-import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -33,13 +33,10 @@ WHOLE = Share(0, 0, 1, 0, 1)
 def share(
   num_parts: int, num_devices: int, before: jax.Array, device: jax.Array
 ) -> Share:
-  """A device's share of a batch that several devices hold.
+  """The share of one of the devices that hold a batch of some parts.
 
-  Args:
-    num_parts: in the batch.
-    num_devices: that hold it.
-    before: int32, parts of the data before those of the batch.
-    device: int32, which of the devices.
+  int32 `before` is the number of parts of the data before those of the batch,
+  int32 `device` which of the devices it is.
   """
   # Whole parts as far as they go, then splits of them.
   groups = math.gcd(num_parts, num_devices)
@@ -52,28 +49,21 @@ class Steps(Protocol):
 
   def num_steps(self, batch: Any) -> jax.Array:
     """[P] int32, steps of each part; what a batch holds beyond is padding."""
-    ...
 
   def step(
     self, batch: Any, index: jax.Array, share: Share, progress: jax.Array
   ) -> Any:
-    """What a model gets: a device's share of one step.
+    """What a model gets: a device's share of the step of an int32 index.
 
-    Args:
-      batch: of an item, or a device's parts of it; leaves [P, ...].
-      index: int32, of the step.
-      share: which of the step's examples.
-      progress: float32, share of training done, for models that ask.
+    The leaves of the batch are [P, ...], of an item or a device's parts of it;
+    float32 `progress` is the share of training done, for models that ask.
     """
-    ...
 
   def pad(self, step_batch: Any, is_step: jax.Array) -> Any:
     """The same, or padding that changes no row where `is_step` is False."""
-    ...
 
   def counters(self, batch: Any) -> Mapping[str, jax.Array]:
     """int32, what the report counts, summed over the parts of the batch."""
-    ...
 
 
 class Readers(NamedTuple):
@@ -133,63 +123,34 @@ class Source(Protocol):
 
   def eval_paths(self) -> Sequence[str]:
     """Evaluation sets to use where the settings name none."""
-    ...
 
   def describe(self) -> Sequence[str]:
     """Lines for the log: what was read."""
-    ...
 
   def items(self, position: Any, done: int) -> Iterator[Item]:
-    """All items from a position (None = the start) to the end.
+    """All items from an `Item.position` (None = the start) to the end.
 
-    Args:
-      position: of `Item.position`.
-      done: units of progress before it.
+    `done` units of progress come before it.
     """
-    ...
 
 
 def prefetch(
   items: Iterator[Item], put: Callable[[Any], Any], depth: int = 2
 ) -> Iterator[Item]:
-  """The same items, made by a thread ahead of their use.
+  """The same items, of which a thread makes the next `depth` ahead of use.
 
-  Args:
-    items: of a source.
-    put: applied to each batch in the thread, to bring it to the device.
-    depth: items that wait at most.
+  It also applies `put` to each batch, to bring it to the device.
   """
-  waiting: queue.Queue = queue.Queue(depth)
-  stopped = threading.Event()
 
-  def offer(item: Any) -> bool:
-    while not stopped.is_set():
-      try:
-        waiting.put(item, timeout=0.1)
-        return True
-      except queue.Full:
-        continue
-    return False
+  def make() -> Item | None:
+    item = next(items, None)
+    return item and item._replace(batch=put(item.batch))
 
-  def work() -> None:
-    try:
-      for item in items:
-        if not offer((item._replace(batch=put(item.batch)), None)):
-          return
-      offer((None, None))
-    except BaseException as error:
-      offer((None, error))
-
-  thread = threading.Thread(target=work, name='prefetch', daemon=True)
-  thread.start()
+  pool = futures.ThreadPoolExecutor(1, 'prefetch')
   try:
-    while True:
-      item, error = waiting.get()
-      if error is not None:
-        raise error
-      if item is None:
-        return
+    waiting = collections.deque(pool.submit(make) for _ in range(depth))
+    while (item := waiting.popleft().result()) is not None:
+      waiting.append(pool.submit(make))
       yield item
   finally:
-    stopped.set()
-    thread.join()
+    pool.shutdown(cancel_futures=True)

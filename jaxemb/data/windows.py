@@ -14,6 +14,8 @@ import numpy as np
 
 from jaxemb.data import base
 
+_PADDING = np.iinfo(np.int32).max  # above any vocabulary
+
 
 class Batch(NamedTuple):
   """The tokens of one dispatch, for each of P parts of the corpus."""
@@ -83,45 +85,36 @@ class Steps:
   def pad(self, step_batch: StepBatch, is_step: jax.Array) -> StepBatch:
     """The same step, or one without a center."""
     return step_batch._replace(
-      tokens=jnp.where(is_step, step_batch.tokens, np.iinfo(np.int32).max),
-      left=jnp.where(is_step, step_batch.left, np.uint8(0)),
-      right=jnp.where(is_step, step_batch.right, np.uint8(0)),
+      tokens=jnp.where(is_step, step_batch.tokens, _PADDING),
+      left=jnp.where(is_step, step_batch.left, 0),
+      right=jnp.where(is_step, step_batch.right, 0),
     )
 
   def counters(self, batch: Batch) -> dict[str, jax.Array]:
     """Centers and (center, context) pairs."""
-    return {
-      'kept_words': jnp.sum(batch.kept_words),
-      'pairs': jnp.sum(batch.pairs),
-    }
+    return {x: jnp.sum(getattr(batch, x)) for x in ('kept_words', 'pairs')}
 
 
 def padding(size: int, window: int) -> Batch:
   """The batch of a part without a step, with room for `size` centers."""
-  nothing = np.zeros(1, np.int32)
-  return Batch(
-    np.full((1, size + 2 * window), np.iinfo(np.int32).max, np.int32),
-    np.zeros((1, size), np.uint8),
-    np.zeros((1, size), np.uint8),
-    *[nothing] * 3,
-  )
+  ids = np.full((1, size + 2 * window), _PADDING, np.int32)
+  centers, none = np.zeros((1, size), np.uint8), np.zeros(1, np.int32)
+  return Batch(ids, centers, centers, none, none, none)
 
 
 def pack(ids: np.ndarray, window: int, part_words: int) -> Batch:
   """A batch of whole runs of ids, all with windows of full size.
 
-  Args:
-    ids: [P, n] int, a run for each part; n is a multiple of `part_words`.
-    window: W.
-    part_words: L'.
+  Int `ids` [P, n] have a run for each part; n is a multiple of `part_words`.
   """
   num_parts, size = ids.shape
-  padding = np.full((num_parts, window), np.iinfo(np.int32).max, np.int32)
-  before = np.minimum(np.arange(size), window).astype(np.uint8)
-  left = np.broadcast_to(before, ids.shape).copy()
+  around = ((0, 0), (window, window))
+  tokens = np.pad(ids.astype(np.int32), around, constant_values=_PADDING)
+  left = np.minimum(np.arange(size), window).astype(np.uint8)
+  left = np.tile(left, (num_parts, 1))
   right = left[:, ::-1].copy()
   return Batch(
-    np.concatenate([padding, ids.astype(np.int32), padding], 1),
+    tokens,
     left,
     right,
     np.full(num_parts, size // part_words, np.int32),

@@ -23,7 +23,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -105,8 +104,7 @@ def check_alone(
   config: ml_collections.ConfigDict, job: distributed.Job
 ) -> None:
   """Refuses connected processes: sub-models exchange nothing."""
-  is_connected = bool(job.coordinator) or job.detects
-  if config.strategy.name == 'partition' and is_connected:
+  if config.strategy.name == 'partition' and (job.coordinator or job.detects):
     raise errors.UserError(
       "config.strategy.name='partition' needs no connection between processes: "
       'leave out --coordinator and --distributed, and start a process for each '
@@ -127,37 +125,26 @@ def check(
 
 
 def run(
-  config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
-  parts: build.Parts,
-  stop: threading.Event,
-  session: loop.Session,
+  workdir: pathlib.Path, parts: build.Parts, session: loop.Session
 ) -> bool:
   """Trains the sub-models that are not done; merges them in a run of all.
 
   Returns whether all is done; if not, the same command resumes.
   """
-  build.check_fits(config, parts)
-  runner = _Runner(config, workdir, parts, stop, session)
+  runner = _Runner(workdir, parts, session)
   before = runner.read_done()
-  left = set(_wanted(config)) - {x['part'] for x in before}
+  left = set(_wanted(parts.config)) - {x['part'] for x in before}
   busy = runner.train_all(sorted(left))
-  if busy is None:
-    return False
   if busy:
     metrics.LOG.info(
       'sub-models %s are being trained by other processes; run the same '
       'command again when they are done, to merge all',
       ', '.join(map(str, busy)),
     )
+  if busy is None or busy:
     return False
-  if config.strategy.part < 0:
-    done = runner.read_done()
-    totals = _sum(done)
-    # Of earlier starts only the time of training is known.
-    totals.total_secs += time.time() - session.started + _sum(before).train_secs
-    totals.encode_secs, totals.started = session.encode_secs, session.started
-    runner.write_merged(done, totals)
+  if not runner.is_job:
+    runner.write_merged(before)
   return True
 
 
@@ -169,39 +156,43 @@ def _wanted(config: ml_collections.ConfigDict) -> range:
 
 def _sum(done: Sequence[Mapping[str, Any]]) -> metrics.Totals:
   """Totals of sub-models that are done."""
-  totals = metrics.add_up([metrics.Totals(**x['totals']) for x in done])
-  # Those that were trained side by side took the same time.
-  totals.train_secs = sum(x['train_secs'] / x['side_by_side'] for x in done)
+  totals = metrics.Totals()
+  for values in done:
+    totals.add_model(values['totals'])
+    # Those that were trained side by side took the same time.
+    totals.train_secs += values['train_secs'] / values['side_by_side']
   return totals
 
 
-@dataclasses.dataclass
 class _Runner:
   """One start of a run."""
 
-  config: ml_collections.ConfigDict
-  workdir: pathlib.Path
-  parts: build.Parts
-  stop: threading.Event
-  session: loop.Session
-  program: Any = None  # the compiled dispatch
+  def __init__(
+    self, workdir: pathlib.Path, parts: build.Parts, session: loop.Session
+  ):
+    self.config, self.workdir, self.parts = parts.config, workdir, parts
+    self.session, self.program = session, None  # the compiled dispatch
+    self.text = partition_sampling.index(parts.source.corpus)
+    self.fingerprints = build.fingerprints(parts)
+    self.is_job = parts.config.strategy.part >= 0
+    self.key = loop.init_key(parts.config.seed)
+    state = jax.eval_shape(parts.strategy.init, self.key)
+    self.num_models = len(jax.tree.leaves(state)[0])  # side by side
+    self.models: list[SubModel] = []  # those that are trained now
 
-  def __post_init__(self):
-    self.text = partition_sampling.index(self.parts.source.corpus)
-    self.fingerprints = build.fingerprints(self.parts)
-    self.is_job = self.config.strategy.part >= 0
-    self.key = loop.init_key(self.config.seed)
-    state = jax.eval_shape(self.parts.strategy.init, self.key)
-    self.num_models = jax.tree.leaves(state)[0].shape[0]  # side by side
+  def folder(self, part: int) -> pathlib.Path:
+    return folder(self.config, self.workdir, part)
 
   def read_done(self) -> list[dict[str, Any]]:
     """The part.json of all sub-models that are done."""
     done = []
     for part in range(self.config.strategy.num_parts):
-      path = folder(self.config, self.workdir, part) / 'part.json'
+      path = self.folder(part) / 'part.json'
       try:
-        done += [json.loads(path.read_text())] if path.exists() else []
-      except ValueError as error:
+        if path.exists():
+          values = json.loads(path.read_text())
+          done.append(values | {'totals': metrics.Totals(**values['totals'])})
+      except (ValueError, TypeError) as error:
         raise errors.UserError(
           f'{path} is damaged ({error}); remove its folder to train it again'
         ) from error
@@ -209,154 +200,128 @@ class _Runner:
 
   def train_all(self, wanted: Sequence[int]) -> list[int] | None:
     """Returns the parts that other processes train, or None if stopped."""
-    s = self.config.strategy
-    method = s.divide, s.num_parts, s.rate
+    s, source, busy = self.config.strategy, self.parts.source, []
     samplings = [
-      partition_sampling.Sampling(*method, part, self.config.seed)
+      partition_sampling.Sampling(
+        s.divide, s.num_parts, s.rate, part, self.config.seed
+      )
       for part in wanted
     ]
-    counts = partition_sampling.count_all(
-      self.text, samplings, self.config.train.epochs
-    )
-    busy = []
+    counts = partition_sampling.count_all(self.text, samplings, source.epochs)
     while samplings:
       with contextlib.ExitStack() as stack:
-        models: list[SubModel] = []
-        while samplings and len(models) < self.num_models:
+        self.models = []
+        while samplings and len(self.models) < self.num_models:
           sampling = samplings.pop(0)
+          path = self.folder(sampling.part)
           try:
-            models += self._open(sampling, counts[sampling.part], stack)
+            if not self.is_job:  # else it is locked as the folder of the run
+              stack.enter_context(rundir.locked(path))
           except rundir.BusyError:
             busy.append(sampling.part)
+            continue
+          if (path / 'part.json').exists():  # since this run began
+            continue
+          rundir.record(
+            self.config, self.parts.tuning, path, source.fingerprint
+          )
+          checkpoints = checkpoint.Checkpoints(
+            path / 'checkpoints', checkpoint.TO_KEEP, metrics.LOG.error
+          )
+          stack.enter_context(checkpoints)
+          totals, own = metrics.Totals(source.unit), counts[sampling.part]
+          self.models.append(SubModel(sampling, own, path, checkpoints, totals))
         later_words = sum(counts[x.part].words for x in samplings)
-        if models and not self._train(models, later_words):
+        if self.models and not self._train(later_words):
           return None
     return busy
 
-  def _open(
-    self,
-    sampling: partition_sampling.Sampling,
-    counts: partition_sampling.SampleCounts,
-    stack: contextlib.ExitStack,
-  ) -> list[SubModel]:
-    """Locks a sub-model's folder, or raises `BusyError`; [] = it is done."""
-    path = folder(self.config, self.workdir, sampling.part)
-    rundir.make(path)
-    if not self.is_job:  # else it is locked as the folder of the run
-      stack.enter_context(rundir.locked(path))
-    if (path / 'part.json').exists():
-      return []
-    source, tuning = self.parts.source, self.parts.tuning
-    rundir.record(self.config, tuning, path, source.fingerprint)
-    checkpoints = checkpoint.Checkpoints(
-      path / 'checkpoints', checkpoint.TO_KEEP, metrics.LOG.error
-    )
-    stack.enter_context(checkpoints)
-    totals = metrics.Totals(source.unit)
-    return [SubModel(sampling, counts, path, checkpoints, totals)]
-
-  def _restore(self, models: Sequence[SubModel]) -> Any:
-    """New states, or those of the newest checkpoints."""
-    state = build.new_state(self.config, self.parts, self.key)
-    like = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state
-    )
-    host = None
-    for i, model in enumerate(models):
-      with model.named_in_errors():
-        restored = loop.restore(model.checkpoints, like, self.fingerprints)
-      if restored is not None:
-        host = jax.tree.map(np.array, state) if host is None else host
-        jax.tree.map(lambda x, y, i=i: np.copyto(x[i], y), host, restored[0])
-        model.totals = restored[1]
-    if host is None:
-      return state
-    return jax.device_put(host, self.parts.strategy.state_sharding)
-
-  def _totals(self, models: Sequence[SubModel]) -> metrics.Totals:
-    """Sums over the sub-models that are done and those in training."""
-    if self.is_job:
-      return copy.deepcopy(models[0].totals)
-    before = _sum(self.read_done())
-    totals = metrics.add_up([before, *(model.totals for model in models)])
-    together_secs = max(model.totals.train_secs for model in models)
-    totals.train_secs = before.train_secs + together_secs
-    return totals
-
-  def _train(self, models: Sequence[SubModel], later_words: int) -> bool:
+  def _train(self, later_words: int) -> bool:
     """Trains sub-models side by side; whether to their end."""
-    strategy, t = self.parts.strategy, self.config.train
+    strategy, models, epochs = (
+      self.parts.strategy,
+      self.models,
+      self.config.train.epochs,
+    )
     names = ', '.join(str(model.sampling.part) for model in models)
     num_parts = self.config.strategy.num_parts
     metrics.LOG.info('sub-models %s of %d', names, num_parts)
-    state = self._restore(models)
-    totals = self._totals(models)
-    compile_secs = totals.compile_secs
+    state = self._restore()
+    if self.is_job:
+      totals = copy.deepcopy(models[0].totals)
+    else:  # of those that are done, too
+      totals = _sum(self.read_done())
+      for model in models:
+        totals.add_model(model.totals)
+      totals.train_secs += max(model.totals.train_secs for model in models)
     total = totals.done
     total += sum(model.counts.words - model.totals.done for model in models)
-    epoch_words = (total + later_words) / t.epochs
-    meter = metrics.Meter(
+    self.meter = metrics.Meter(
       home(self.config, self.workdir),
       totals,
-      epoch_words,
-      t.epochs,
-      t.log_every_secs,
+      (total + later_words) / epochs,
+      epochs,
+      self.config.train.log_every_secs,
     )
     items = data_base.prefetch(
-      self._rounds(models, totals.done),
+      self._rounds(totals.done),
       lambda batch: jax.device_put(batch, strategy.batch_sharding),
     )
-
-    def save(state: Any, rates: np.ndarray) -> None:
-      for i, model in enumerate(models):
-        for name in ('started', 'encode_secs', 'total_secs'):
-          setattr(model.totals, name, getattr(totals, name))
-        own, saved = replicas.of_model(state, i), model.checkpoints
-        with model.named_in_errors():
-          loop.save(saved, own, model.totals, self.fingerprints, rates[i])
-
+    compile_secs = totals.compile_secs
     task = loop.Task(
       strategy,
       state,
       items,
-      functools.partial(self._schedule, models),
-      totals,
-      meter,
-      functools.partial(self._count, models, meter, totals),
       total,
-      save,
-      t.checkpoint_every_secs,
+      self.meter,
+      self._schedule,
+      self._count,
+      self._save,
       program=self.program,
     )
-    trained = loop.run(task, self.stop, self.session)
-    self.program = trained.program
+    finished = loop.run(task, self.session)
+    self.program = task.program
     models[0].totals.compile_secs += totals.compile_secs - compile_secs
-    if not trained.finished:
+    if not finished:
       metrics.LOG.info(
         'stopped and saved sub-models %s; run the same command to resume', names
       )
       return False
     for i, model in enumerate(models):
       model.totals.collectives = totals.collectives
-      self._write(model, replicas.of_model(trained.state, i), len(models))
+      self._write(model, replicas.of_model(task.state, i))
     return True
 
-  def _rounds(self, models: Sequence[SubModel], done: int) -> Iterator[Round]:
+  def _restore(self) -> Any:
+    """New states, or those of the newest checkpoints."""
+    state = build.new_state(self.config, self.parts, self.key)
+    like = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state
+    )
+    host = None
+    for i, model in enumerate(self.models):
+      with model.named_in_errors():
+        restored = loop.restore(model.checkpoints, like, self.fingerprints)
+      if restored is not None:
+        host = host or jax.tree.map(np.array, state)
+        jax.tree.map(lambda x, y, i=i: np.copyto(x[i], y), host, restored[0])
+        model.totals = restored[1]
+    if host is None:
+      return state
+    return jax.device_put(host, self.parts.strategy.state_sharding)
+
+  def _rounds(self, done: int) -> Iterator[Round]:
     """Batches of all sub-models; padding for those that are done."""
     spec = self.parts.source.spec
     readers = [
       partition_sampling.items(
         self.text, x.sampling, spec, x.totals.position, x.totals.done
       )
-      for x in models
+      for x in self.models
     ]
-    size = spec.max_steps * spec.part_words
-    padding = windows.padding(size, spec.window)
-    while True:
-      items = tuple(next(reader, None) for reader in readers)
-      if not any(items):
-        return
-      batches = [padding if x is None else x.batch for x in items]
+    padding = windows.padding(spec.max_steps * spec.part_words, spec.window)
+    while any(items := tuple(next(reader, None) for reader in readers)):
+      batches = [x.batch if x else padding for x in items]
       batches += [padding] * (self.num_models - len(batches))
       batch = windows.Batch(*map(np.concatenate, zip(*batches, strict=True)))
       words = sum(x.done_after - x.done_before for x in items if x)
@@ -364,24 +329,19 @@ class _Runner:
       yield Round(batch, items, done, done + words)
       done += words
 
-  def _schedule(
-    self, models: Sequence[SubModel], item: Round
-  ) -> strategy_base.Schedule:
+  def _schedule(self, item: Round) -> strategy_base.Schedule:
     """[models, ...], each by its own progress and with keys of its own."""
     seed, o = self.config.seed, self.config.optimizer
     rates = o.learning_rate, o.final_learning_rate
     schedules = [_NO_SCHEDULE] * self.num_models
-    for i, (model, own) in enumerate(zip(models, item.items, strict=True)):
+    for i, (model, own) in enumerate(zip(self.models, item.items, strict=True)):
       if own is not None:
         stream, words = (model.sampling.part + 1,), model.counts.words
-        schedules[i] = loop.schedules(seed, rates, words, stream)(own)
+        schedules[i] = loop.schedule(own, words, seed, rates, stream)
     return jax.tree.map(lambda *x: np.stack(x), *schedules)
 
   def _count(
     self,
-    models: Sequence[SubModel],
-    meter: metrics.Meter,
-    totals: metrics.Totals,
     item: Round,
     rates: tuple[np.ndarray, np.ndarray],
     step_metrics: strategy_base.DispatchMetrics,
@@ -391,19 +351,31 @@ class _Runner:
     step_metrics = jax.device_get(step_metrics)
     active = [i for i, own in enumerate(item.items) if own is not None]
     for i in active:
-      model, own = models[i], item.items[i]
+      model, own = self.models[i], item.items[i]
       measured = jax.tree.map(lambda x, i=i: x[i], step_metrics)
-      own_rates = rates[0][i], rates[1][i]
+      epoch, own_rates = (
+        own.index // len(self.text.lengths),
+        [x[i] for x in rates],
+      )
       with model.named_in_errors():
-        metrics.check_finite(model.totals, own_rates, measured, untrained_loss)
-      model.totals.add(own, own.index // len(self.text.lengths), measured, 0.0)
+        model.totals.add(own, epoch, own_rates, measured, untrained_loss)
     summed = jax.tree.map(np.sum, step_metrics)
     steps = summed.steps._replace(first_bad_step=np.int32(-1))
-    first, last = (float(np.mean(x[active])) for x in rates)
-    secs_before = totals.train_secs
-    meter.count(item, (first, last), summed._replace(steps=steps))
+    mean_rates = [float(np.mean(x[active])) for x in rates]
+    secs_before = self.meter.totals.train_secs
+    self.meter.count(item, mean_rates, summed._replace(steps=steps))
     for i in active:
-      models[i].totals.train_secs += totals.train_secs - secs_before
+      secs = self.meter.totals.train_secs - secs_before
+      self.models[i].totals.train_secs += secs
+
+  def _save(self, state: Any, rates: np.ndarray) -> None:
+    totals = self.meter.totals
+    for i, model in enumerate(self.models):
+      for name in ('started', 'encode_secs', 'total_secs'):
+        setattr(model.totals, name, getattr(totals, name))
+      own, saved = replicas.of_model(state, i), model.checkpoints
+      with model.named_in_errors():
+        loop.save(saved, own, model.totals, self.fingerprints, rates[i])
 
   def _rows(self, state: Any, name: str) -> blocks.RowBlock:
     """All rows of a table of one sub-model."""
@@ -416,12 +388,15 @@ class _Runner:
     state = jax.jit(trainable.init)(self.key)
     return self._rows(state, trainable.model.vectors_table).rows
 
-  def _write(self, model: SubModel, state: Any, side_by_side: int) -> None:
+  def _write(self, model: SubModel, state: Any) -> None:
     """Writes the results of a sub-model."""
-    config, parts, source = self.config, self.parts, self.parts.source
+    parts, source, epochs = (
+      self.parts,
+      self.parts.source,
+      self.parts.source.epochs,
+    )
     counts, totals, seen = model.counts, model.totals, model.counts.seen
-    export_rows = functools.partial(self._rows, state)
-    export = results.collect(config, parts, export_rows)
+    export = results.collect(parts, functools.partial(self._rows, state))
     if export.senses is None:
       # A word may have been read and never had another one in its window.
       has_vector = (export.rows.decode() != self._untrained).any(1) & (seen > 0)
@@ -440,34 +415,39 @@ class _Runner:
     vocab.write_counts(model.folder / 'vocab.txt', words)
     table_bytes = mesh.num_bytes(state)
     if self.is_job:
-      results.write(config, model.folder, parts, export, totals, table_bytes)
+      results.write(model.folder, parts, export, totals, table_bytes)
     else:
       # Enough to load and to merge: text formats take longer than training.
       results.write_export(model.folder / 'export', export, is_minimal=True)
-    corpus_words = source.units_per_epoch * config.train.epochs
     values = {
       'part': model.sampling.part,
       'sampling': dataclasses.asdict(model.sampling),
       'text_fingerprint': source.fingerprint,
       'words': counts.words,
       'sentences': counts.sentences,
-      'corpus_fraction': counts.words / corpus_words,
+      'corpus_fraction': counts.words / (source.units_per_epoch * epochs),
       'words_seen': int((seen > 0).sum()),
       'vocab_words': len(export.names()[0]),
       'loss_per_example': totals.loss_per_example(),
       'train_secs': totals.train_secs,
       'table_bytes': table_bytes,
       'vector_bytes': sum(x.vector_bytes for x in state.tables.values()),
-      'side_by_side': side_by_side,  # sub-models trained at the same time
+      'side_by_side': len(self.models),
       'totals': dataclasses.asdict(totals),
     }
     with atomic.write(model.folder / 'part.json') as file:
       file.write(json.dumps(values, indent=1).encode())
 
-  def write_merged(
-    self, done: Sequence[Mapping[str, Any]], totals: metrics.Totals
-  ) -> None:
-    """Merges the sub-models, evaluates the result and writes the report."""
+  def write_merged(self, before: Sequence[Mapping[str, Any]]) -> None:
+    """Merges the sub-models, evaluates the result and writes the report.
+
+    `before` are those that were done when this start of the run began.
+    """
+    done, session = self.read_done(), self.session
+    totals = _sum(done)
+    # Of earlier starts only the time of training is known.
+    totals.total_secs = time.time() - session.started + _sum(before).train_secs
+    totals.encode_secs, totals.started = session.encode_secs, session.started
     export, method = None, self.config.strategy.merge
     more: dict[str, Any] = {
       'parts': [{k: v for k, v in x.items() if k != 'totals'} for x in done],
@@ -476,32 +456,28 @@ class _Runner:
       'vector_bytes': sum(x['vector_bytes'] for x in done),
     }
     if method == 'none':
-      metrics.LOG.info(
-        'not merged: %d sub-models in %s', len(done), self.workdir
-      )
+      line = f'not merged: {len(done)} sub-models in {self.workdir}'
     else:
       export, report = self._merge()
       num_missing = len(self.parts.source.keys) - len(export.keys)
       more['merge'] = report | {'missing_words': num_missing}
       more['vocab_words'] = len(export.keys)
       more['dim'] = export.rows.data.shape[1]
-      metrics.LOG.info(
+      line = (
         f'merged {len(done)} sub-models ({method}) in '
         f'{report["merge_secs"]:.1f} s: {len(export.keys):,} words, '
         f'{num_missing:,} of the vocabulary are missing'
       )
+    metrics.LOG.info('%s', line)
     table_bytes = sum(x['table_bytes'] for x in done)
-    results.write(
-      self.config, self.workdir, self.parts, export, totals, table_bytes, more
-    )
+    results.write(self.workdir, self.parts, export, totals, table_bytes, more)
 
   def _merge(self) -> tuple[results.Export, dict[str, Any]]:
     """The words that any sub-model has, and the report of the merge."""
-    config, source = self.config, self.parts.source
-    paths = [folder(config, self.workdir, part) for part in _wanted(config)]
-    opened = [_open_part(path) for path in paths]
+    source = self.parts.source
+    opened = [_open_part(self.folder(part)) for part in _wanted(self.config)]
     if len(opened) > 1:
-      spec = merge_lib.Spec(method=config.strategy.merge)
+      spec = merge_lib.Spec(method=self.config.strategy.merge)
       merged = senses_merge.merge(opened, spec)
       report, vectors = merged.report, merged.vectors
     else:
@@ -521,7 +497,7 @@ class _Runner:
       words, rows = [words[i] for i in order], rows[order]
       vectors = vectors[order]
     counts = source.counts[rows]
-    encoded = blocks.encode(vectors, config.table.dtype)
+    encoded = blocks.encode(vectors, self.config.table.dtype)
     if senses is not None:
       vectors = encoded.decode()
       senses = dataclasses.replace(senses, counts=counts, vectors=vectors)

@@ -77,13 +77,13 @@ def join(job: Job) -> None:
         '1 to 65,535'
       )
     if index:
-      _wait_for(job.coordinator)
+      _wait_for(host, int(port))
     options = {
       'coordinator_address': job.coordinator,
       'num_processes': num,
       'process_id': index,
       # By default JAX listens on all addresses of the machine.
-      'coordinator_bind_address': bind_address(job.coordinator),
+      'coordinator_bind_address': f'{bind_host(host)}:{port}',
     }
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   # It handles SIGTERM while steps run: not Ctrl-C, and not before training.
@@ -96,41 +96,37 @@ def join(job: Job) -> None:
       shutdown_timeout_seconds=WAIT_SECS,
     )
   except (RuntimeError, ValueError) as error:
-    where = job.coordinator or 'the job that was detected'
     raise errors.UserError(
-      f'cannot join the other processes at {where} within {WAIT_SECS} s: '
-      f'{errors.one_line(error)}; start all of them, with the same '
-      '--coordinator and --num_processes and different --process_id'
+      f'cannot join the other processes at {job.coordinator or "a job"} within '
+      f'{WAIT_SECS} s: {errors.one_line(error)}; start all of them, with the '
+      'same --coordinator and --num_processes and different --process_id'
     ) from error
 
 
-def bind_address(coordinator: str) -> str:
-  """Returns where process 0 listens for those who know it by this host:port.
+def bind_host(host: str) -> str:
+  """Returns where process 0 listens for those who know it by this name.
 
   Some systems resolve a machine's own name to loopback, which no other machine
   reaches: there it listens on all addresses.
   """
-  host, _, port = coordinator.rpartition(':')
   if host != 'localhost' and not host.startswith('127.'):
     with contextlib.suppress(OSError):  # reported by whoever connects
       if socket.gethostbyname(host).startswith('127.'):
-        return f'0.0.0.0:{port}'
-  return coordinator
+        return '0.0.0.0'
+  return host
 
 
-def _wait_for(address: str) -> None:
+def _wait_for(host: str, port: int) -> None:
   """Waits until something listens there: without, JAX would abort."""
-  host, _, port = address.rpartition(':')
   deadline = time.monotonic() + WAIT_SECS
   while True:
     try:
-      with socket.create_connection((host, int(port)), timeout=5):
-        return
+      return socket.create_connection((host, port), timeout=5).close()
     except OSError as error:
       if time.monotonic() > deadline:
         raise errors.UserError(
-          f'the coordinator {address} does not answer ({error}); start process '
-          '0 there, or correct --coordinator=HOST:PORT'
+          f'the coordinator {host}:{port} does not answer ({error}); start '
+          'process 0 there, or correct --coordinator=HOST:PORT'
         ) from error
       time.sleep(0.5)
 
@@ -197,23 +193,14 @@ def _get(key: str) -> str:
 
 
 def from_first(key: str, mine: str = '') -> str:
-  """Returns what process 0 has; the others wait for it, however long.
-
-  `key` is used once.
-  """
-  if num_processes() == 1:
-    return mine
-  if not is_first():
-    return _get(key)
-  _set(key, mine)
-  return mine
+  """Returns what process 0 has under a new key; the others wait for it."""
+  if num_processes() > 1 and is_first():
+    _set(key, mine)
+  return mine if is_first() else _get(key)
 
 
 def everyone(key: str, mine: str) -> list[str]:
-  """Returns what each process has, in their order; starts no JAX backend.
-
-  `key` is used once.
-  """
+  """Returns what each process has under a new key; starts no JAX backend."""
   if num_processes() == 1:
     return [mine]
   _set(f'{key}/{process_id()}', mine)
@@ -257,10 +244,9 @@ def decide(dispatch: int, stops: bool, saves: bool) -> str:
   """
   mine = STOP if stops else SAVE if saves else GO_ON
   decision = from_first(f'decisions/{dispatch}', mine)
-  old = dispatch - 100  # two dispatches at most are under way
-  if num_processes() > 1 and is_first() and old >= 0:
-    with _store() as store:
-      store.key_value_delete(f'jaxemb/decisions/{old}')
+  if num_processes() > 1 and is_first() and dispatch >= 100:
+    with _store() as store:  # two dispatches at most are under way
+      store.key_value_delete(f'jaxemb/decisions/{dispatch - 100}')
   return decision
 
 
@@ -281,26 +267,27 @@ class Monitor:
     self.stop = threading.Event()  # set when any process is asked to stop
     self.has_begun = threading.Event()  # to be set when there is work to save
     self._is_closing = threading.Event()
-    self._peers: list[connection.Connection] = []
-    self._listeners: list[threading.Thread] = []
+    self._peers: dict[connection.Connection, int] = {}  # to their numbers
     if num_processes() == 1:
       return
     address = jax_distributed.global_state.coordinator_address
+    host = address.rpartition(':')[0]
     try:
       if is_first():
-        self._accept(bind_address(address).rpartition(':')[0])
+        self._accept(bind_host(host))
       else:
         port, key = _get('monitor').split()
-        to = address.rpartition(':')[0], int(port)
-        peer = connection.Client(to, authkey=bytes.fromhex(key))
-        peer.send_bytes(str(process_id()).encode())
-        self._follow(peer, '0')
+        peer = connection.Client((host, int(port)), authkey=bytes.fromhex(key))
+        peer.send_bytes(b'%d' % process_id())
+        self._peers[peer] = 0
     except (OSError, EOFError) as error:
       raise errors.UserError(
         f'the connections between the processes of {address} cannot be made '
         f'({error}); let them reach each other on any port, and start all of '
         'them again'
       ) from error
+    self._listener = threading.Thread(target=self._listen, daemon=True)
+    self._listener.start()
 
   def _accept(self, host: str) -> None:
     key = secrets.token_bytes(16)  # known to this job alone
@@ -311,27 +298,25 @@ class Monitor:
           multiprocessing.AuthenticationError, ConnectionError, EOFError
         ):  # a stranger
           peer = listener.accept()
-          self._follow(peer, peer.recv_bytes().decode())
+          self._peers[peer] = int(peer.recv_bytes())
 
-  def _follow(self, peer: connection.Connection, name: str) -> None:
-    self._peers.append(peer)
-    listener = threading.Thread(
-      target=self._listen, args=(peer, name), daemon=True
-    )
-    self._listeners.append(listener)
-    listener.start()
-
-  def _listen(self, peer: connection.Connection, name: str) -> None:
-    with contextlib.suppress(EOFError, OSError):
-      while (message := peer.recv_bytes()) == _STOP:
-        self.request_stop()
-      if message == _BYE:
-        return
-    # It may have failed for a reason that this process is about to report; but
-    # without process 0, JAX is about to abort.
-    if not self._is_closing.wait(1 if is_first() else 0):
-      os.write(2, f'jaxemb: {_LOST.format(f"process {name}")}\n'.encode())
-      os._exit(2)  # the main thread may wait for the lost one for ever
+  def _listen(self) -> None:
+    peers = dict(self._peers)
+    while peers:
+      for peer in connection.wait(list(peers)):
+        message = b''
+        with contextlib.suppress(EOFError, OSError):
+          message = peer.recv_bytes()
+        if message == _STOP:
+          self.request_stop()
+          continue
+        name = f'process {peers.pop(peer)}'
+        # It may have failed for a reason that this process is about to report;
+        # but without process 0, JAX is about to abort.
+        grace_secs = 1 if is_first() else 0
+        if message != _BYE and not self._is_closing.wait(grace_secs):
+          os.write(2, f'jaxemb: {_LOST.format(name)}\n'.encode())
+          os._exit(2)  # the main thread may wait for the lost one for ever
 
   def _send(self, message: bytes) -> None:
     for peer in self._peers:
@@ -361,10 +346,9 @@ class Monitor:
     """Ends monitoring with the exit code of the run; None ends all others."""
     if code == STOPPED:
       self.request_stop()
-      if is_first():  # goes last: JAX ends processes that miss it
-        deadline = time.monotonic() + WAIT_SECS / 2
-        for listener in self._listeners:
-          listener.join(max(0.0, deadline - time.monotonic()))
+      if self._peers and is_first():
+        # It goes last: JAX ends processes that miss it.
+        self._listener.join(WAIT_SECS / 2)
     self._is_closing.set()
     self._send(_FAILED if code is None else _BYE)
 
@@ -372,17 +356,16 @@ class Monitor:
 @contextlib.contextmanager
 def stopping_on_signals(monitor: Monitor) -> Iterator[None]:
   """SIGTERM and SIGINT request a stop; a second one ends the process."""
-  if threading.current_thread() is not threading.main_thread():
-    yield  # only the main thread may handle signals
-    return
 
   def handle(number: int, frame: Any) -> None:
-    del frame
     signal.signal(number, old[number])
     monitor.request_stop()
 
-  numbers = (signal.SIGTERM, signal.SIGINT)
-  old = {number: signal.signal(number, handle) for number in numbers}
+  is_main = threading.current_thread() is threading.main_thread()
+  numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()  # only it may
+  old = {number: signal.getsignal(number) for number in numbers}
+  for number in old:
+    signal.signal(number, handle)
   try:
     yield
   finally:

@@ -6,9 +6,10 @@ the loops around it: the compiler writes down the lengths that it knows, `Loop`
 says the others.
 """
 
+import collections
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 # What each of a group's n devices sends, as a multiple of its operand.
@@ -23,6 +24,7 @@ _SENT = {
 }
 KINDS = tuple(_SENT)
 
+_DEVICES = re.compile(r'\b(?:num_partitions|replica_count)=(\d+)')
 _HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{$')
 # The opcode is the first name before a bracket that follows a space.
 _LINE = re.compile(
@@ -48,6 +50,12 @@ class Instruction(NamedTuple):
   called: list[str]  # computations
   attributes: str
   is_root: bool
+
+  @property
+  def kind(self) -> str:
+    """One of `KINDS`, or ''; of an asynchronous pair the start counts."""
+    kind = self.opcode.removesuffix('-start')
+    return kind if kind in _SENT else ''
 
 
 class Program(NamedTuple):
@@ -89,24 +97,21 @@ class Collective(NamedTuple):
     """Executions per training step; 0 outside the loop over steps."""
     if not self.loops:
       return 0.0
-    runs = (loop.branch if self.is_in_branch else 1) / loop.steps
-    for length in self.loops[1:]:
-      runs *= loop.inner if length is None else length
-    return runs
+    lengths = (loop.inner if x is None else x for x in self.loops[1:])
+    branch = loop.branch if self.is_in_branch else 1
+    return branch * math.prod(lengths) / loop.steps
 
 
 def parse(text: str) -> Program:
   """Parses a program, given what `as_text()` of a compiled function returns."""
-  counts = re.findall(
-    r'\b(?:num_partitions|replica_count)=(\d+)', text.partition('\n')[0]
-  )
-  program = Program({}, '', math.prod(map(int, counts)))
-  current: dict[str, Instruction] = {}
+  first_line, _, _ = text.partition('\n')
+  num_devices = math.prod(map(int, _DEVICES.findall(first_line)))
+  computations: dict[str, dict[str, Instruction]] = {}
+  current, entry = {}, ''
   for line in text.splitlines():
     if head := _HEAD.match(line):
-      current = program.computations.setdefault(head[2], {})
-      if head[1]:
-        program = program._replace(entry=head[2])
+      current = computations.setdefault(head[2], {})
+      entry = head[2] if head[1] else entry
     elif found := _LINE.match(line):
       root, name, shape, opcode, rest = found.groups()
       operands, _, attributes = rest.partition('), ')
@@ -119,7 +124,7 @@ def parse(text: str) -> Program:
         attributes,
         bool(root),
       )
-  return program
+  return Program(computations, entry, num_devices)
 
 
 def executed(
@@ -132,7 +137,7 @@ def executed(
   scope = program.computations.get(computation, {})
   for x in scope.values():
     yield Executed(x, scope, loops, is_in_branch)
-    if _kind(x):
+    if x.kind:
       continue  # it calls a sum, or what it wraps
     inside = loops
     if x.opcode == 'while':
@@ -149,8 +154,29 @@ def collectives(text: str) -> list[Collective]:
   return [
     _collective(x, program.num_devices)
     for x in executed(program, program.entry)
-    if _kind(x.instruction)
+    if x.instruction.kind
   ]
+
+
+def _collective(found: Executed, num_devices: int) -> Collective:
+  x, scope, *when = found
+  operands = [scope[y].shape if y in scope else '' for y in x.operands]
+  if x.kind == 'ragged-all-to-all':
+    operands = operands[:1]  # then where to write, offsets, sizes
+  group_size = _group_size(x.attributes, num_devices)
+  sent_bytes = math.nan
+  if group_size and operands and all(map(_ARRAY.search, operands)):
+    size = sum(num_bytes for y in operands for _, num_bytes in _arrays(y))
+    sent_bytes = _SENT[x.kind](group_size) * size
+  shapes = tuple(sizes for y in (*operands, x.shape) for sizes, _ in _arrays(y))
+  return Collective(x.kind, shapes, group_size, sent_bytes, *when)
+
+
+def _arrays(shape: str) -> Iterator[tuple[tuple[int, ...], float]]:
+  """The sizes and the bytes of each array of a shape."""
+  for _, bits, axes in _ARRAY.findall(shape):
+    sizes = tuple(map(int, re.findall(r'\d+', axes)))
+    yield sizes, int(bits or 8) / 8 * math.prod(sizes)
 
 
 def traffic(text: str, loop: Loop) -> dict[str, Any]:
@@ -161,72 +187,17 @@ def traffic(text: str, loop: Loop) -> dict[str, Any]:
   outside the loop over steps.
   """
   found = collectives(text)
-  kinds = [x.kind for x in found]
+  counts = collections.Counter(x.kind for x in found)
   step, dispatch = (dict.fromkeys((*KINDS, 'total'), 0.0) for _ in range(2))
   for x in found:
     sent, runs = (step, x.runs_per_step(loop)) if x.loops else (dispatch, 1)
-    # What never runs sends nothing, even if it cannot be read.
-    if runs:
+    if runs:  # what never runs sends nothing, even if it cannot be read
       sent[x.kind] += runs * x.sent_bytes
       sent['total'] += runs * x.sent_bytes
-  counts = {kind: kinds.count(kind) for kind in KINDS}
-  return counts | {
+  return {kind: counts[kind] for kind in KINDS} | {
     'bytes_per_step_per_device': step,
     'bytes_per_dispatch_per_device': dispatch,
   }
-
-
-def with_bytes_per_word(
-  traffic: Mapping[str, Any] | None, device_steps_per_word: float
-) -> dict[str, Any] | None:
-  """Adds `bytes_per_word` to `traffic`: what all devices send per corpus word.
-
-  `device_steps_per_word` is training steps times devices over words.
-  """
-  if traffic is None:
-    return None
-  sent = traffic['bytes_per_step_per_device']
-  per_word = {kind: device_steps_per_word * x for kind, x in sent.items()}
-  return dict(traffic) | {'bytes_per_word': per_word}
-
-
-def _kind(instruction: Instruction) -> str:
-  kind = instruction.opcode.removesuffix('-start')
-  return kind if kind in _SENT else ''
-
-
-def _collective(x: Executed, num_devices: int) -> Collective:
-  kind = _kind(x.instruction)
-  operands = [
-    x.scope[name].shape if name in x.scope else ''
-    for name in x.instruction.operands
-  ]
-  if kind == 'ragged-all-to-all':
-    operands = operands[:1]  # then where to write, offsets, sizes
-  size = sum(map(_num_bytes, operands)) if operands else math.nan
-  group_size = _group_size(x.instruction.attributes, num_devices)
-  return Collective(
-    kind,
-    tuple(y for t in (*operands, x.instruction.shape) for _, y in _arrays(t)),
-    group_size,
-    _SENT[kind](group_size) * size if group_size else math.nan,
-    x.loops,
-    x.is_in_branch,
-  )
-
-
-def _arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
-  """The bits of an element and the sizes of each array of a shape."""
-  return [
-    (int(bits or 8), tuple(int(x) for x in re.findall(r'\d+', sizes)))
-    for _, bits, sizes in _ARRAY.findall(shape)
-  ]
-
-
-def _num_bytes(shape: str) -> float:
-  arrays = _arrays(shape)
-  size = sum(bits * math.prod(sizes) / 8 for bits, sizes in arrays)
-  return size if arrays else math.nan
 
 
 def _group_size(attributes: str, num_devices: int) -> int:

@@ -5,6 +5,7 @@ of its own. Two devices use two cores far better than one device with two
 threads: the matrix products of a step are too small to be shared.
 """
 
+import contextlib
 import math
 import os
 import platform
@@ -39,14 +40,10 @@ def start(
 ) -> Shape:
   """Chooses the mesh to train on; to be called before JAX is used.
 
-  An axis that is left open gets the useful cores of a CPU, one accelerator, or
-  all of them where the layout splits tables or there are several processes.
-
-  Args:
-    wanted: from the settings, or that of a run which is resumed.
-    splits_tables: whether the layout splits tables along the table axis.
-    uses_cores: whether training gains from several cores of a CPU.
-    is_resumed: whether the run has to go on with just the wanted mesh.
+  An axis that `wanted` leaves open gets the useful cores of a CPU (one where
+  training does not gain from more), one accelerator, or all of them where the
+  layout splits tables along the table axis or there are several processes. A
+  run that is resumed has to go on with just the wanted mesh.
 
   Raises:
     UserError: if there are not enough devices, or some would be idle.
@@ -56,7 +53,13 @@ def start(
   size = max(data, 1) * max(table, 1)
   is_given = data and (table or not splits_tables)
   num = size if is_given else max(size, default)
-  _request_cpu_devices(-(-num // distributed.num_processes()), size > 1)
+  per_process = -(-num // distributed.num_processes())
+  is_free = 'xla_force_host_platform' not in os.environ.get('XLA_FLAGS', '')
+  chosen = jax.config.jax_num_cpu_devices  # -1 = not by the user
+  if is_free and (chosen < 1 or (size > 1 and per_process > chosen)):
+    # JAX may have started (a notebook): the devices are what they are.
+    with contextlib.suppress(RuntimeError):
+      jax.config.update('jax_num_cpu_devices', per_process)
   devices = jax.devices()
   available = f'there are {len(devices)} ({devices[0].device_kind})'
   if size > len(devices):
@@ -86,19 +89,6 @@ def start(
   return Shape(data, table)
 
 
-def _request_cpu_devices(num: int, is_more: bool) -> None:
-  """Makes a CPU that many devices unless the user or JAX has chosen."""
-  flags = os.environ.get('XLA_FLAGS', '')
-  chosen = jax.config.jax_num_cpu_devices  # -1 = not
-  if 'xla_force_host_platform_device_count' not in flags and (
-    chosen < 1 or (is_more and num > chosen)
-  ):
-    try:
-      jax.config.update('jax_num_cpu_devices', num)
-    except RuntimeError:
-      pass  # JAX has started (a notebook): the devices are what they are
-
-
 def make(shape: Shape) -> jax.sharding.Mesh:
   """Returns a mesh of the first devices of all processes."""
   devices = np.array(jax.devices()[: shape.data * shape.table])
@@ -110,16 +100,15 @@ def make(shape: Shape) -> jax.sharding.Mesh:
 
 
 def my_parts(mesh: jax.sharding.Mesh, num_parts: int) -> range:
-  """Parts of the corpus, of `num_parts`, that this process's devices train on.
+  """The parts of the corpus that this process's devices train on.
 
-  The data axis divides them.
+  The data axis divides `num_parts`.
   """
-  each = num_parts // mesh.shape[DATA]
-  me = jax.process_index()
+  each, me = num_parts // mesh.shape[DATA], jax.process_index()
   mine = [
     i
     for i, row in enumerate(mesh.devices)
-    if me in [device.process_index for device in row]
+    if any(x.process_index == me for x in row)
   ]
   return range(each * mine[0], each * (mine[-1] + 1)) if mine else range(0)
 
@@ -131,12 +120,10 @@ def put_parts(
 
   `sharding` is over the leading axis.
   """
-
-  def put(x):
-    shape = (num_parts, *x.shape[1:])
-    return jax.make_array_from_process_local_data(sharding, x, shape)
-
-  return jax.tree.map(put, tree)
+  put = jax.make_array_from_process_local_data
+  return jax.tree.map(
+    lambda x: put(sharding, x, (num_parts, *x.shape[1:])), tree
+  )
 
 
 def num_bytes(state: Any) -> int:
@@ -150,17 +137,11 @@ def num_bytes(state: Any) -> int:
 def bytes_per_device(shapes: Any, shardings: Any) -> int:
   """Returns the bytes that one device will hold of arrays not yet made.
 
-  `shapes` is a pytree of `jax.ShapeDtypeStruct`; `shardings` is that of all of
+  `shapes` is a pytree of `jax.ShapeDtypeStruct`, `shardings` that of all of
   them, or a prefix of the tree.
   """
-  each = jax.tree.map(
-    lambda sharding, below: sum(
-      _shard_bytes(sharding, x) for x in jax.tree.leaves(below)
-    ),
-    shardings,
-    shapes,
-  )
-  return sum(jax.tree.leaves(each))
+  shardings = jax.tree.broadcast(shardings, shapes)
+  return sum(map(_shard_bytes, *map(jax.tree.leaves, (shardings, shapes))))
 
 
 def _shard_bytes(sharding: jax.sharding.Sharding, x: Any) -> int:
@@ -174,15 +155,14 @@ def name(device: jax.Device) -> str:
 
 def describe(mesh: jax.sharding.Mesh) -> str:
   """Returns a line on processes, hosts and devices; all processes take part."""
-  devices = jax.devices()
-  kinds = sorted({d.device_kind for d in devices})
-  used = [f'{d.platform}:{d.id}' for d in mesh.devices.flatten()]
+  devices, num = jax.devices(), jax.process_count()
+  kinds = ', '.join(sorted({x.device_kind for x in devices}))
+  used = [f'{x.platform}:{x.id}' for x in mesh.devices.flat]
   shown = ', '.join(used if len(used) <= 8 else [*used[:7], '...'])
   hosts = set(distributed.everyone('hostnames', platform.node()))
-  of_all = f'{len(hosts)} host(s) with ' if jax.process_count() > 1 else ''
+  of_all = f'{len(hosts)} host(s) with ' if num > 1 else ''
   return (
-    f'process {jax.process_index() + 1} of {jax.process_count()} on '
-    f'{platform.node()}, {of_all}{len(devices)} device(s) of kind '
-    f'{", ".join(kinds)}; '
-    f'mesh {mesh.shape[DATA]} x {mesh.shape[TABLE]} (data x table): {shown}'
+    f'process {jax.process_index() + 1} of {num} on {platform.node()}, {of_all}'
+    f'{len(devices)} device(s) of kind {kinds}; mesh {mesh.shape[DATA]} x '
+    f'{mesh.shape[TABLE]} (data x table): {shown}'
   )

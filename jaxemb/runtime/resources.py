@@ -5,9 +5,10 @@ counts per interface, hence those of the whole host (or container), without
 traffic that bypasses the kernel (RDMA, links between accelerators).
 """
 
-import collections
+import contextlib
 import hashlib
 import importlib.metadata
+import itertools
 import math
 import os
 import pathlib
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import psutil
 
 from jaxemb import errors
@@ -76,39 +78,32 @@ def between(
 def summary(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
   """Summarizes what each process of a run used, as report.json shows it.
 
-  Args:
-    records: rows of metrics.jsonl; `hosts` lists what `between` returned in
-      each process, {} where it is not known yet.
+  Rows of metrics.jsonl list in `hosts` what `between` returned in each process,
+  {} where it is not known yet.
   """
-  by_process = collections.defaultdict(list)
-  for record in records:
-    for i, usage in enumerate(record.get('hosts') or ()):
-      by_process[i] += [usage] if usage else []
-  return [_summary(by_process[i]) for i in sorted(by_process)]
+  by_process = itertools.zip_longest(*(x.get('hosts') or () for x in records))
+  return [_summary([x for x in usages if x]) for usages in by_process]
 
 
 def _summary(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   if not usages:
     return {}
-  secs = sum(x['secs'] for x in usages)
+  secs = [x['secs'] for x in usages]
   means = {
-    key: sum(x[key] * x['secs'] for x in usages) / secs for key in _RATES
+    key: float(np.average([x[key] for x in usages], weights=secs))
+    for key in _RATES
   }
+  mean_cores, mean_busy_cores = means.pop('cores'), means.pop('host_busy_cores')
   long = [x['cores'] for x in usages if x['secs'] >= _MIN_PEAK_SECS]
-  totals = {
-    key.removesuffix('_per_sec'): round(secs * mean)
-    for key, mean in means.items()
-    if key.endswith('_per_sec')
-  }
-  mean_cores = means.pop('cores')
-  return totals | {
+  return {
     'hostname': usages[-1]['hostname'],
-    'secs': secs,
+    'secs': sum(secs),
     'mean_cores': mean_cores,
     'peak_cores': max(long, default=mean_cores),
     # The largest: a run that was resumed has been several processes.
     'peak_rss_bytes': max(x['peak_rss_bytes'] for x in usages),
-    'mean_host_busy_cores': means.pop('host_busy_cores'),
+    'mean_host_busy_cores': mean_busy_cores,
+    **{k.removesuffix('_per_sec'): round(sum(secs) * means[k]) for k in means},
     **means,
   }
 
@@ -130,11 +125,10 @@ def usable_cores() -> int:
   if not hasattr(os, 'sched_getaffinity'):  # not Linux
     return os.cpu_count() or 1
   cores = len(os.sched_getaffinity(0))
-  try:
-    limit = pathlib.Path('/sys/fs/cgroup/cpu.max').read_text().split()
-    return min(cores, max(1, round(int(limit[0]) / int(limit[1]))))
-  except (OSError, ValueError):
-    return cores  # no quota
+  with contextlib.suppress(OSError, ValueError):  # where there is no quota
+    quota, period = pathlib.Path('/sys/fs/cgroup/cpu.max').read_text().split()
+    return min(cores, max(1, round(int(quota) / int(period))))
+  return cores
 
 
 def machine() -> dict[str, Any]:
@@ -151,12 +145,11 @@ def versions() -> dict[str, str]:
   """Returns the versions of Python and of the packages that matter."""
   found = {'python': platform.python_version()}
   for package in _PACKAGES:
-    try:
+    # The checkout itself may be run without being installed.
+    module = sys.modules.get(package)
+    found[package] = getattr(module, '__version__', 'not installed')
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
       found[package] = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-      # The checkout itself, run without being installed.
-      module = sys.modules.get(package)
-      found[package] = getattr(module, '__version__', 'not installed')
   return found
 
 
@@ -171,12 +164,9 @@ def code_digest() -> str:
 def check_fits(
   devices: Sequence[jax.Device], held_bytes: int, copy_bytes: int
 ) -> None:
-  """Checks that tables fit the free memory of the devices.
+  """Checks that tables fit the free memory of the devices of all processes.
 
-  Args:
-    devices: of all processes.
-    held_bytes: needed on each device.
-    copy_bytes: of one whole copy of the tables.
+  Each holds `held_bytes`; `copy_bytes` are those of one whole copy.
 
   Raises:
     UserError: with the number of devices or hosts that would do.
@@ -184,22 +174,21 @@ def check_fits(
   mine = [d for d in devices if d.process_index == jax.process_index()]
   stats = mine[0].memory_stats() if mine else None
   if stats and stats.get('bytes_limit'):
-    kind, needed_bytes = 'device', held_bytes
+    kind, needed_bytes, more = 'device', held_bytes, ''
     free_bytes = stats['bytes_limit'] - stats.get('bytes_in_use', 0)
   else:  # CPU devices share the memory of the host
     kind, needed_bytes = 'host', held_bytes * len(mine)
+    more = ' with as much memory, a process with one device on each'
     free_bytes = psutil.virtual_memory().available
   if needed_bytes <= free_bytes:
     return
   num = math.ceil(copy_bytes / max(free_bytes, 1))
   num = 1 << (num - 1).bit_length()  # rows are divided by powers of two
-  wanted = f'{num} {kind}{"s" if num > 1 else ""}'
-  if kind == 'host':
-    wanted += ' with as much memory, a process with one device on each'
   raise errors.UserError(
     f'the tables need {needed_bytes / 1e9:,.1f} GB on each {kind} and '
     f'{free_bytes / 1e9:,.1f} GB are free there; split one copy of them over '
-    f"{wanted} (--config.table.layout='row' --config.strategy.name=sync "
+    f'{num} {kind}{"s" if num > 1 else ""}{more} '
+    "(--config.table.layout='row' --config.strategy.name=sync "
     f'--config.mesh.data=1 --config.mesh.table={num}), or lower '
     '--config.model.dim or --config.data.max_vocab'
   )

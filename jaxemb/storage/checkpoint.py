@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from jaxemb import errors
 
 TO_KEEP = 3  # newest checkpoints of a run
-_FORMAT = 2  # of state and record; checkpoints of another are refused
+_FORMAT = 3  # of state and record; checkpoints of another are refused
 # Errors that say nothing about the checkpoint itself.
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
 

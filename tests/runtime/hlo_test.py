@@ -18,6 +18,11 @@ def _one(instruction, before=''):
   ROOT %sum = f32[] add(%x, %y), metadata={{op_name="a }} all-reduce(" id=1}}
 }}
 
+%wrapped (x: f32[16,4]) -> f32[128,4] {{
+  %x = f32[16,4]{{1,0}} parameter(0)
+  ROOT %g = f32[128,4]{{1,0}} all-gather(%x), replica_groups={{}}
+}}
+
 ENTRY %main.3 (p: f32[16,4]) -> f32[16,4] {{
   %p = f32[16,4]{{1,0:T(8,128)S(1)}} parameter(0)
   %i = s32[10]{{0}} parameter(1)
@@ -92,19 +97,8 @@ def test_bytes_of_numbers(number, num_bytes):
   ],
 )
 def test_an_asynchronous_pair_is_one(line):
-  text = f"""HloModule jit_f, num_partitions=8
-%wrapped (x: f32[16,4]) -> f32[128,4] {{
-  %x = f32[16,4]{{1,0}} parameter(0)
-  ROOT %g = f32[128,4]{{1,0}} all-gather(%x), replica_groups={{}}
-}}
-ENTRY %main (p: f32[16,4]) -> f32[128,4] {{
-  %p = f32[16,4]{{1,0}} parameter(0)
-  {line}
-  %u = (f32[16,4], f32[128,4]) all-gather-update(%s)
-  ROOT %d = f32[128,4]{{1,0}} all-gather-done(%u)
-}}
-"""
-  (found,) = hlo.collectives(text)
+  line += '\n  %u = (f32[16,4], f32[128,4]) all-gather-update(%s)'
+  found = _one('f32[128,4]{1,0} all-gather-done(%u)', line)
   assert found.kind == 'all-gather' and found.sent_bytes == 7 * 256
 
 
@@ -174,35 +168,26 @@ def test_traffic_counts_loops_and_branches():
     'reduce-scatter': ((), False),
   }
   traffic = hlo.traffic(_LOOPS, hlo.Loop(steps=2, inner=5, branch=0.25))
-  zeros = dict.fromkeys(hlo.KINDS, 0)
-  assert {kind: traffic[kind] for kind in hlo.KINDS} == zeros | dict.fromkeys(
-    found, 1
-  )
-  step = traffic['bytes_per_step_per_device']
-  assert step == zeros | {
+  zeros = dict.fromkeys((*hlo.KINDS, 'total'), 0)
+  assert {kind: traffic[kind] for kind in hlo.KINDS} == {
+    kind: int(kind in found) for kind in hlo.KINDS
+  }
+  assert traffic['bytes_per_step_per_device'] == zeros | {
     'all-gather': 0.5 * 96,
     'all-reduce': 1.5 * 48,
     'all-to-all': 2.5 * 24,
     'collective-permute': 0.125 * 32,
     'total': 184,
   }
-  per_word = hlo.with_bytes_per_word(traffic, 0.25)
-  assert per_word['bytes_per_word'] == {k: v / 4 for k, v in step.items()}
-  assert per_word.items() > traffic.items()
-
-
-def test_no_text_has_no_traffic():
-  assert hlo.collectives('') == []
-  assert hlo.collectives('HloModule jit_f, num_partitions=8\n') == []
-  traffic = hlo.traffic('', hlo.Loop())
-  assert hlo.with_bytes_per_word(traffic, 1.0)['bytes_per_word']['total'] == 0
-  assert hlo.with_bytes_per_word(None, 1.0) is None
+  once = {'reduce-scatter': 24, 'total': 24}
+  assert traffic['bytes_per_dispatch_per_device'] == zeros | once
+  for text in ('', 'HloModule jit_f, num_partitions=8\n'):
+    assert hlo.traffic(text, hlo.Loop())['bytes_per_step_per_device'] == zeros
 
 
 def test_a_compiled_program():
-  auto = jax.sharding.AxisType.Auto
+  auto, spec = jax.sharding.AxisType.Auto, jax.sharding.PartitionSpec
   mesh = jax.make_mesh((2, 4), ('x', 'y'), axis_types=(auto, auto))
-  spec = jax.sharding.PartitionSpec(('x', 'y'))
 
   def step(_, a):  # [3, 8] float32 on each device
     everywhere = jax.lax.psum(a, ('x', 'y'))
@@ -212,20 +197,20 @@ def test_a_compiled_program():
     passed = jax.lax.ppermute(a, 'x', [(0, 1), (1, 0)])
     return everywhere + gathered + pieces.sum() + turned + passed
 
+  @jax.jit
+  @jax.shard_map(
+    mesh=mesh,
+    in_specs=(spec(('x', 'y')), spec()),
+    out_specs=spec(('x', 'y')),
+    check_vma=False,
+  )
   def program(a, num):
     a = jax.lax.fori_loop(0, num, step, a)
     return jax.lax.fori_loop(
       0, 5, lambda _, a: jax.lax.psum(jnp.sin(a), 'y'), a
     )
 
-  mapped = jax.shard_map(
-    program,
-    mesh=mesh,
-    in_specs=(spec, jax.sharding.PartitionSpec()),
-    out_specs=spec,
-    check_vma=False,
-  )
-  text = compiling.text(jax.jit(mapped).lower(jnp.ones((24, 8)), 7))
+  text = compiling.text(program.lower(jnp.ones((24, 8)), 7))
   size = 3 * 8 * 4
   assert sorted(
     (x.kind, x.group_size, x.sent_bytes, x.loops) for x in hlo.collectives(text)

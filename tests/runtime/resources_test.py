@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from jaxemb import errors
-from jaxemb.runtime import mesh, resources
+from jaxemb.runtime import resources
 
 
 def test_rates_are_those_of_the_time_between():
@@ -49,13 +49,11 @@ def test_work_memory_and_traffic_are_seen():
 
 
 def _usage(secs, cores, hostname='a', sent=0.0, peak_bytes=10):
-  return {
+  rates = {k: 0.0 for k in resources.sample() if k.endswith('_per_sec')}
+  return rates | {
     'hostname': hostname, 'secs': secs, 'cores': cores, 'rss_bytes': 1,
     'peak_rss_bytes': peak_bytes, 'host_busy_cores': 2.0,
-    'network_received_bytes_per_sec': 0.0,
-    'network_sent_bytes_per_sec': sent,
-    'loopback_received_bytes_per_sec': 0.0,
-    'loopback_sent_bytes_per_sec': 4.0,
+    'network_sent_bytes_per_sec': sent, 'loopback_sent_bytes_per_sec': 4.0,
   }  # fmt: skip
 
 
@@ -77,14 +75,11 @@ def test_a_run_is_summarized_by_process():
   })  # fmt: skip
   assert second['hostname'] == 'b' and second['mean_cores'] == 0.5
   assert resources.summary([{'step': 1}]) == []
-
-
-def test_a_peak_lasts_a_second():
+  # A peak lasts a second.
   cores = [(0.01, 9.0), (1.2, 1.0), (1.0, 3.0), (0.9, 8.0)]
-  records = [{'hosts': [_usage(secs, used)]} for secs, used in cores]
+  records = [{'hosts': [_usage(*usage)]} for usage in cores]
   assert resources.summary(records)[0]['peak_cores'] == 3.0
-  (short,) = resources.summary(records[:1])
-  assert short['peak_cores'] == short['mean_cores'] == 9.0
+  assert resources.summary(records[:1])[0]['peak_cores'] == 9.0
 
 
 @pytest.mark.parametrize(
@@ -113,4 +108,3 @@ def test_versions_and_machine_are_named():
   assert resources.machine()['cpu']
   assert 1 <= resources.usable_cores() <= resources.machine()['cores']
   assert len(resources.code_digest()) == 16
-  assert mesh.name(jax.devices()[0]).startswith('cpu:0')
