@@ -10,6 +10,7 @@ run is on one device; the recipes are the best that were found
 (experiments/results/step_notes.md).
 """
 
+import argparse
 import pathlib
 import statistics
 import tempfile
@@ -29,26 +30,12 @@ class Recipe(NamedTuple):
   max_duplicates: float
 
 
-RECIPES = {
-  words: Recipe(words, 'sgd', 0.03, limit)
-  for words, limit in (
-    (1024, 16), (4096, 16), (8192, 16), (16_384, 14), (65_536, 12),
-    (262_144, 8),
-  )
+_LIMITS = {
+  1024: 16, 4096: 16, 8192: 16, 16_384: 14, 65_536: 12, 262_144: 8,
 }  # fmt: skip
-
+RECIPES = {x: Recipe(x, 'sgd', 0.03, limit) for x, limit in _LIMITS.items()}
 # Loss of mean quality against steps of 1024 words that is accepted.
 EXPECTED = {8192: 0.005, 65_536: 0.02}
-
-
-def _settings(recipe: Recipe) -> dict[str, Any]:
-  return {
-    'strategy.name': 'sync',
-    'train.batch_words': recipe.batch_words,
-    'optimizer.name': recipe.optimizer,
-    'optimizer.learning_rate': recipe.learning_rate,
-    'optimizer.max_duplicates': recipe.max_duplicates,
-  }
 
 
 def _recipes(text: str) -> list[Recipe]:
@@ -64,26 +51,46 @@ def _recipes(text: str) -> list[Recipe]:
   return chosen
 
 
+def _run(
+  args: argparse.Namespace, recipe: Recipe, seed: int, folder: pathlib.Path
+) -> dict[str, Any]:
+  settings = {
+    'strategy.name': 'sync',
+    'train.batch_words': recipe.batch_words,
+    'optimizer.name': recipe.optimizer,
+    'optimizer.learning_rate': recipe.learning_rate,
+    'optimizer.max_duplicates': recipe.max_duplicates,
+  }
+  try:
+    return experiment.score(args, seed, folder / 'run', settings)
+  except errors.UserError as error:
+    if 'diverged' not in str(error):
+      raise
+    return {'error': str(error)}
+
+
 def table(results: list[dict]) -> str:
   """A line per recipe: medians over its seeds."""
   rows, first = [], None
   for result in results:
-    recipe = Recipe(**result['recipe'])
-    failed = [run['error'] for run in result['runs'] if 'error' in run]
+    recipe, runs = Recipe(**result['recipe']), result['runs']
+    failed = [run['error'] for run in runs if 'error' in run]
     if failed:
       rows.append([*recipe, failed[0]])
       continue
-    mean = statistics.median(run['mean'] for run in result['runs'])
-    speed = statistics.median(run['words_per_sec'] for run in result['runs'])
+    mean, speed = (
+      statistics.median(run[key] for run in runs)
+      for key in ('mean', 'words_per_sec')
+    )
     if recipe.batch_words == 1024:
       first = mean
-    lost = None if first is None else f'{first - mean:.4f}'
+    lost = None if first is None else first - mean
     accepted = EXPECTED.get(recipe.batch_words)
-    rows.append([*recipe, f'{speed / 1e6:.2f}', f'{mean:.4f}', lost, accepted])
-  head = (
-    'words per step', 'optimizer', 'rate', 'limit', 'M words/s', 'mean', 'lost',
-    'accepted',
-  )  # fmt: skip
+    rows.append([*recipe, speed / 1e6, mean, lost, accepted])
+  head = {
+    'words per step': '', 'optimizer': '', 'rate': '', 'limit': '',
+    'M words/s': '.2f', 'mean': '.4f', 'lost': '.4f', 'accepted': '',
+  }  # fmt: skip
   return experiment.table(head, rows)
 
 
@@ -92,13 +99,10 @@ def main() -> None:
   parser = experiment.parser(__doc__)
   # All words: among 30,000 few pairs of rare words are left.
   experiment.add_run_flags(parser)
-  parser.add_argument('--seeds', type=experiment.count, default=1)
-  parser.add_argument(
-    '--recipes',
-    type=_recipes,
-    default=[*RECIPES.values()],
-    help='WORDS[:OPTIMIZER:RATE:LIMIT],...',
-  )
+  add, default = parser.add_argument, [*RECIPES.values()]
+  add('--seeds', type=experiment.count, default=1)
+  usage = 'WORDS[:OPTIMIZER:RATE:LIMIT],...'
+  add('--recipes', type=_recipes, default=default, help=usage)
   args = experiment.parse(parser)
   results = experiment.Results('batch-scaling', args)
   results.found = []
@@ -107,15 +111,8 @@ def main() -> None:
     results.found.append({'recipe': recipe._asdict(), 'runs': runs})
     for seed in range(1, args.seeds + 1):
       with tempfile.TemporaryDirectory() as folder:
-        workdir = pathlib.Path(folder) / 'run'
-        try:
-          run = experiment.score(args, seed, workdir, _settings(recipe))
-        except errors.UserError as error:
-          if 'diverged' not in str(error):
-            raise
-          run = {'error': str(error)}
-      runs.append(run)
-      experiment.progress(recipe, run)
+        runs.append(_run(args, recipe, seed, pathlib.Path(folder)))
+      experiment.progress(recipe, runs[-1])
       results.save()
   results.finish(table(results.found))
 

@@ -21,6 +21,7 @@ from typing import Any
 import experiment
 import numpy as np
 
+from jaxemb.evaluation import geometry
 from jaxemb.storage import word2vec_format
 
 _BLOCK_ROWS = 50_000
@@ -45,9 +46,8 @@ def _make(folder: pathlib.Path, part: int, args: argparse.Namespace) -> None:
   has[rng.choice(num_union, args.words, replace=False)] = True
   rotation, _ = np.linalg.qr(rng.standard_normal((args.dim, args.dim)))
   folder.mkdir(parents=True)
-  shape = (args.words, args.dim)
   vectors = np.lib.format.open_memmap(
-    folder / 'vectors.npy', 'w+', '<f4', shape
+    folder / 'vectors.npy', 'w+', '<f4', (args.words, args.dim)
   )
   noise = rng.standard_normal((_BLOCK_ROWS, args.dim), np.float32)
   written = 0
@@ -57,13 +57,13 @@ def _make(folder: pathlib.Path, part: int, args: argparse.Namespace) -> None:
     # Drawn once for each part; other words get it in another order.
     rows += args.noise * np.sqrt(np.mean(rows**2)) * noise[: len(rows)]
     noise = np.roll(noise, 1 + first // _BLOCK_ROWS, (0, 1))
-    rows = rows @ rotation.astype(np.float32)
-    vectors[written : written + len(rows)] = rows
-    written += len(rows)
+    end = written + len(rows)
+    vectors[written:end] = rows @ rotation.astype(np.float32)
+    written = end
   vectors.flush()
-  words = [f'w{i}' for i in np.flatnonzero(has)]
-  counts = num_union - np.flatnonzero(has)
-  word2vec_format.write_vocab(folder / 'vocab.txt', words, counts)
+  ids = np.flatnonzero(has)
+  words = [f'w{i}' for i in ids]
+  word2vec_format.write_vocab(folder / 'vocab.txt', words, num_union - ids)
   if args.format == 'bin':
     word2vec_format.write(folder / 'vectors.bin', words, vectors, True)
     (folder / 'vectors.npy').unlink()
@@ -75,12 +75,12 @@ def _cosine_error(output: pathlib.Path, args: argparse.Namespace) -> float:
   truth = _truth(0, min(_BLOCK_ROWS, _union_words(args)), args.dim)
   rows = {word: row for row, word in enumerate(words)}
   ids = [i for i in range(min(1000, len(truth))) if f'w{i}' in rows]
-  cosines = []
-  for x in (merged[[rows[f'w{i}'] for i in ids]], truth[ids]):
-    x = np.array(x, np.float64)
-    x /= np.linalg.norm(x, axis=1, keepdims=True)
-    cosines.append(x[:10] @ x.T)
-  return float(np.abs(cosines[0] - cosines[1]).max())
+  units = (
+    geometry.unit(np.array(x, np.float64))
+    for x in (merged[[rows[f'w{i}'] for i in ids]], truth[ids])
+  )
+  found, expected = (x[:10] @ x.T for x in units)
+  return float(np.abs(found - expected).max())
 
 
 def measure(folder: pathlib.Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def measure(folder: pathlib.Path, args: argparse.Namespace) -> dict[str, Any]:
   output = folder / 'merged'
   command = [sys.executable, '-m', 'jaxemb.merge', *map(str, paths)]
   command += [f'--output={output}', f'--method={args.method}']
-  load, start = experiment.Load(), time.perf_counter()
+  others_cores, start = experiment.load(), time.perf_counter()
   experiment.call(command)
   total_secs = time.perf_counter() - start
   used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -103,19 +103,18 @@ def measure(folder: pathlib.Path, args: argparse.Namespace) -> dict[str, Any]:
     'union_words', 'read_secs', 'merge_secs', 'export_secs', 'peak_rss_bytes',
     'displacements',
   )  # fmt: skip
+  given = ('parts', 'words', 'dim', 'noise', 'format', 'method')
+  is_concat = args.method == 'concat'
   return {
-    **{k: getattr(args, k) for k in ('parts', 'words', 'dim', 'noise')},
-    **{k: getattr(args, k) for k in ('format', 'method')},
+    **{k: getattr(args, k) for k in given},
     **{k: report[k] for k in names},
     'total_secs': total_secs,
     'cpu_secs': cpu_secs,
     # The merge is a process of its own.
-    'others_cores': max(load.others_cores() - cpu_secs / total_secs, 0.0),
+    'others_cores': max(others_cores() - cpu_secs / total_secs, 0.0),
     'part_bytes': 4 * args.words * args.dim,
     'result_bytes': 4 * report['words'] * report['dim'],
-    'cosine_error': None
-    if args.method == 'concat'
-    else _cosine_error(output, args),
+    'cosine_error': None if is_concat else _cosine_error(output, args),
   }
 
 

@@ -59,11 +59,12 @@ def main() -> None:
     first = first or speed
     scores = runs[-1]['scores'].items()
     scores = ', '.join(f'{k} {v:.3f}' for k, v in scores if v is not None)
-    rows.append((name, f'{speed:,.0f}', f'{first / speed:.2f}', scores))
-  results.finish(
-    experiment.table(('', 'words/s', 'slower', 'scores of the last run'), rows),
-    f'DMWE, twenty cores: {EXPECTED:,}',
-  )
+    rows.append((name, speed, first / speed, scores))
+  head = {
+    '': '', 'words/s': ',.0f', 'slower': '.2f', 'scores of the last run': ''
+  }  # fmt: skip
+  expected = f'DMWE, twenty cores: {EXPECTED:,}'
+  results.finish(experiment.table(head, rows), expected)
 
 
 if __name__ == '__main__':

@@ -10,9 +10,8 @@ For chunks of c centers, windows of W, N shared negatives and dim d, a center
           written by a scatter-add: 3 r d floats to and from the tables
   flops   6 (c + 2 W + N) d: the scores, the centers' and the windows' gradients
 
-These are compared with what the same devices reach in programs that do one
-thing (ceilings.py): each while all are at work, and one alone (when a CPU's
-device may use the threads of the others).
+These are compared with what each of the same devices reaches, while all are at
+work, in programs that do one thing (ceilings.py).
 
 Predicted are a step's times of (a) the tables' bytes at the rate of the copy,
 (b) the flops at the rate of the large product and (c) gather, products and
@@ -93,25 +92,18 @@ def measure(
   job_effort: zipf.Effort,
   effort: ceilings.Effort,
 ) -> dict[str, Any]:
-  """Ceilings, predictions and the measured step.
-
-  Raises:
-    UserError: if the tables do not fit the memory.
-  """
+  """Ceilings, predictions and the measured step."""
   job = zipf.make(settings, num_rows, **({'chunk': chunk} if chunk else {}))
   if obstacle := zipf.obstacle(job):
     raise errors.UserError(f'a table of {num_rows:,} rows {obstacle}')
-  load = experiment.Load()
+  others_cores = experiment.load()
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / 'ids'
     corpus = zipf.write_corpus(job.counts, job_effort.ready_words, path)
     ids = _step_ids(job, corpus)
     step = zipf.time_dispatches(job, corpus, job_effort)
   spec = job.trainer.model.spec
-  each = alone = ceilings.measure(job.mesh, spec, ids, effort)
-  if job.mesh.size > 1:
-    mesh = mesh_lib.make(mesh_lib.Shape(1, 1))
-    alone = ceilings.measure(mesh, spec, ids, effort)
+  each = ceilings.measure(job.mesh, spec, ids, effort)
   need, words = needs(spec), job.steps.part_words
   copy = each['copy_bytes_per_sec']
   all_bytes = need['table_bytes'] + need['intermediate_bytes']
@@ -134,11 +126,10 @@ def measure(
     },
     'per_center': need,
     'ceilings': each,
-    'ceilings_alone': alone,
     'step': step,
     'predicted_secs': predicted,
     'reached': {k: x / step['step_secs'] for k, x in predicted.items()},
-    'others_cores': load.others_cores(),
+    'others_cores': others_cores(),
   }
 
 
@@ -154,9 +145,9 @@ def table(run: dict[str, Any]) -> str:
   }
   speeds = []
   for name, (key, unit) in rates.items():
-    alone, each = (run[x][key] / unit for x in ('ceilings_alone', 'ceilings'))
-    cells = (alone, each, s['devices'] * each)
-    speeds.append([name, *(f'{x:,.1f}' for x in cells)])
+    each = run['ceilings'][key] / unit
+    speeds.append([name, each, s['devices'] * each])
+  columns = (f'each of {s["devices"]}', 'all')
   names = {
     'tables_at_copy_rate': '(a) tables at the rate of the copy',
     'all_bytes_at_copy_rate': '    with intermediates',
@@ -165,23 +156,18 @@ def table(run: dict[str, Any]) -> str:
   }
   centers, times = s['devices'] * s['batch_words'], []
   for key, name in names.items():
-    secs, reached = run['predicted_secs'][key], f'{run["reached"][key]:.0%}'
-    rate = f'{centers / secs:,.0f}'
-    times.append([name, f'{1e6 * secs:,.1f}', rate, reached])
-  for part in _PARTS:
-    times.append([f'      {part}', f'{1e6 * run["ceilings"][part]:,.1f}'])
-  rate = f'{step["centers_per_sec"]:,.0f}'
-  times.append(['measured', f'{1e6 * step["step_secs"]:,.1f}', rate])
-  head = ('', 'us', 'centers/s', 'reached')
+    secs = run['predicted_secs'][key]
+    times.append([name, 1e6 * secs, centers / secs, run['reached'][key]])
+  times += [[f'      {x}', 1e6 * run['ceilings'][x]] for x in _PARTS]
+  times.append(['measured', 1e6 * step['step_secs'], step['centers_per_sec']])
+  head = {'': '', 'us': ',.1f', 'centers/s': ',.0f', 'reached': '.0%'}
   return '\n'.join(
     [
       ', '.join(f'{k} {v}' for k, v in s.items()),
       f'a center: {need["rows"]:.2f} rows; {need["table_bytes"]:,.0f} bytes to '
       f'and from tables, {need["intermediate_bytes"]:,.0f} of intermediates; '
       f'{need["flops"]:,.0f} flops',
-      experiment.table(
-        ('', 'alone', f'of {s["devices"]} at once', 'all'), speeds
-      ),
+      experiment.table({'': '', **dict.fromkeys(columns, ',.1f')}, speeds),
       experiment.table(head, times),
     ]
   )

@@ -52,32 +52,28 @@ class Point(NamedTuple):
   strategy: str = 'replicas'  # on as many devices as training uses, or 'sync'
 
 
-class Plan(NamedTuple):
-  """What to measure, and for how long."""
-
-  axes: dict[str, list[Point]]
-  effort: zipf.Effort
+Axes = dict[str, list[Point]]
 
 
-def _full_plan() -> Plan:
+def _full_plan() -> tuple[Axes, zipf.Effort]:
   base = Point()
-  millions = (1_000_000, 3_000_000, 10_000_000, 30_000_000)
   axes = {
     'vocab': [
-      Point(vocab=rows, strategy=strategy)
+      base._replace(vocab=rows, strategy=strategy)
       for strategy in ('replicas', 'sync')
       for rows in (base.vocab, 10_000, 100_000, 1_000_000, 10_000_000)
-    ],
-    'dim': [Point(dim=x) for x in (base.dim, 50, 200, 300, 512, 1024)],
-    'batch_words': [
-      Point(batch_words=x) for x in (base.batch_words, 1024, 4096, 16384, 65536)
-    ],
-    'corpus_words': [Point(corpus_words=x) for x in millions],
+    ]
   }
-  return Plan(axes, zipf.Effort(4_000_000, 5, 2.0))
+  for axis, values in (
+    ('dim', (base.dim, 50, 200, 300, 512, 1024)),
+    ('batch_words', (base.batch_words, 1024, 4096, 16384, 65536)),
+    ('corpus_words', (1_000_000, 3_000_000, 10_000_000, 30_000_000)),
+  ):
+    axes[axis] = [base._replace(**{axis: value}) for value in values]
+  return axes, zipf.Effort(4_000_000, 5, 2.0)
 
 
-def _quick_plan() -> Plan:
+def _quick_plan() -> tuple[Axes, zipf.Effort]:
   base = Point(vocab=1000, dim=8, batch_words=64)
   axes = {
     'vocab': [
@@ -89,7 +85,7 @@ def _quick_plan() -> Plan:
     'batch_words': [base, base._replace(batch_words=128)],
     'corpus_words': [base._replace(corpus_words=50_000)],
   }
-  return Plan(axes, zipf.Effort(50_000, 2, 0.0))
+  return axes, zipf.Effort(50_000, 2, 0.0)
 
 
 def measure(point: Point, effort: zipf.Effort) -> dict[str, Any]:
@@ -98,25 +94,22 @@ def measure(point: Point, effort: zipf.Effort) -> dict[str, Any]:
 
   from jaxemb.runtime import resources
 
-  job = zipf.make(
-    {
-      'model.dim': point.dim,
-      'train.batch_words': point.batch_words,
-      'strategy.name': point.strategy,
-    },
-    point.vocab,
-  )
-  obstacle = zipf.obstacle(job)
-  if obstacle:
+  settings = {
+    'model.dim': point.dim,
+    'train.batch_words': point.batch_words,
+    'strategy.name': point.strategy,
+  }
+  job = zipf.make(settings, point.vocab)
+  if obstacle := zipf.obstacle(job):
     return point._asdict() | {'devices': job.mesh.size, 'skipped': obstacle}
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / 'ids'
     words = point.corpus_words or effort.ready_words
     corpus = zipf.write_corpus(job.counts, words, path)
     timed = zipf.time_epochs if point.corpus_words else zipf.time_dispatches
-    load = experiment.Load()
+    others_cores = experiment.load()
     speeds = timed(job, corpus, effort)
-    others_cores = load.others_cores()
+    others_cores = others_cores()
   stats = jax.local_devices()[0].memory_stats() or {}
   return {
     **point._asdict(),
@@ -129,11 +122,9 @@ def measure(point: Point, effort: zipf.Effort) -> dict[str, Any]:
 
 
 def _in_process(point: Point, is_quick: bool) -> dict[str, Any]:
-  text = json.dumps(point._asdict())
-  command = [sys.executable, __file__, f'--point={text}']
-  done = subprocess.run(
-    command + ['--quick'] * is_quick, stdout=subprocess.PIPE, text=True
-  )
+  flags = [f'--point={json.dumps(point._asdict())}', *['--quick'] * is_quick]
+  command = [sys.executable, __file__, *flags]
+  done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
   if done.returncode:
     why = f'its process ended with exit code {done.returncode}'
     return point._asdict() | {'skipped': why}
@@ -164,22 +155,19 @@ def relative(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _table(axis: str, points: Sequence[dict[str, Any]]) -> str:
   rows = []
-  for point in points:
-    row = [f'{point[axis]:,}', point['strategy']]
-    if 'skipped' not in point:
-      row += [point['devices']]
-      row += [
-        f'{point[f"{x}centers_per_sec"]:,.0f}' for x in ('', 'min_', 'max_')
-      ]
-      row += [f'{1e6 * point["step_secs"]:,.1f}', f'{point["time_ratio"]:.2f}']
-      sizes = point['table_bytes'], point['peak_rss_bytes']
-      row += [f'{x / 1e6:,.0f}' for x in sizes]
-      row += [f'{point["others_cores"]:.2f}']
+  for p in points:
+    row = [p[axis], p['strategy']]
+    if 'skipped' not in p:
+      speeds = (p[f'{x}centers_per_sec'] for x in ('', 'min_', 'max_'))
+      row += [p['devices'], *speeds, 1e6 * p['step_secs'], p['time_ratio']]
+      row += [p['table_bytes'] / 1e6, p['peak_rss_bytes'] / 1e6]
+      row.append(p['others_cores'])
     rows.append(row)
-  head = (
-    axis, 'strategy', 'devices', 'centers/s', 'min', 'max', 'us/step', 'time',
-    'tables MB', 'peak MB', 'others',
-  )  # fmt: skip
+  head = {
+    axis: ',', 'strategy': '', 'devices': '', 'centers/s': ',.0f',
+    'min': ',.0f', 'max': ',.0f', 'us/step': ',.1f', 'time': '.2f',
+    'tables MB': ',.0f', 'peak MB': ',.0f', 'others': '.2f',
+  }  # fmt: skip
   skipped = [f'skipped: {x["skipped"]}' for x in points if 'skipped' in x]
   return '\n'.join([experiment.table(head, rows), *skipped, ''])
 
@@ -202,30 +190,26 @@ def _plot(axes: dict[str, dict], path: pathlib.Path) -> None:
   figure.savefig(path)
 
 
-def _arguments() -> argparse.Namespace:
+def main() -> None:
+  """Measures the axes asked for and prints their tables."""
   parser = experiment.parser(__doc__)
   add = parser.add_argument
   add('--axis', choices=[*_LABELS], action='append', help='default: all')
   add('--plot', type=pathlib.Path, help='file .svg or .png')
   add('--quick', action='store_true', help='tiny, for tests')
   add('--point', type=json.loads, help=argparse.SUPPRESS)
-  return parser.parse_args()
-
-
-def main() -> None:
-  """Measures the axes asked for and prints their tables."""
-  args = _arguments()
-  plan = _quick_plan() if args.quick else _full_plan()
+  args = parser.parse_args()
+  axes, effort = _quick_plan() if args.quick else _full_plan()
   if args.point is not None:
-    print(json.dumps(measure(Point(**args.point), plan.effort)))
+    print(json.dumps(measure(Point(**args.point), effort)))
     return
   results = experiment.Results('scaling', args, ('axis', 'plot', 'quick'))
   known: dict[Point, dict] = {}
-  for axis in args.axis or plan.axes:
-    for point in plan.axes[axis]:
+  for axis in args.axis or axes:
+    for point in axes[axis]:
       if point not in known:
         known[point] = _least_disturbed(point, args.quick)
-    points = relative([known[point] for point in plan.axes[axis]])
+    points = relative([known[point] for point in axes[axis]])
     results.found[axis] = {
       'points': points,
       'commit': experiment.commit(),

@@ -49,12 +49,8 @@ def _iteration_secs(
 ) -> float:
   """Seconds of one iteration of a loop that every device runs.
 
-  Args:
-    mesh: the devices.
-    body: of the loop; what it carries is updated in place.
-    carry: makes what a device carries.
-    constants: given to the body, the same on all devices.
-    effort: how long to measure.
+  `carry` makes what a device carries, which is updated in place; the constants
+  are the same on all devices.
   """
   over = jax.sharding.PartitionSpec(mesh_lib.DATA)
   everywhere = jax.sharding.PartitionSpec()
@@ -94,16 +90,14 @@ def _iteration_secs(
     return state, time.perf_counter() - start
 
   state, _ = timed(stacked(), 1)  # compiles
-  num, secs = 1, 0.0
-  while secs < effort.min_secs:
-    state, secs = timed(state, num)
-    if secs < effort.min_secs:
-      num = 1 + int(num * min(10, 1.2 * effort.min_secs / max(secs, 1e-9)))
-  runs = [secs]
+  num, runs = 1, []
   while len(runs) < effort.runs:
     state, secs = timed(state, num)
-    runs.append(secs)
-  return statistics.median(runs) / num
+    if secs >= effort.min_secs:
+      runs.append(secs / num)
+    else:
+      num = 1 + int(num * min(10, 1.2 * effort.min_secs / max(secs, 1e-9)))
+  return statistics.median(runs)
 
 
 def _copied_bytes_per_sec(mesh: jax.sharding.Mesh, effort: Effort) -> float:
@@ -171,17 +165,8 @@ def measure(
 ) -> dict[str, float]:
   """The ceilings of each device, while all of the mesh are at work.
 
-  Args:
-    mesh: the devices.
-    spec: sizes of a step.
-    ids: [steps, L / c, c] of the input table and [steps, L / c, c + 2 W + N] of
-      the output table.
-    effort: how long to measure.
-
-  Returns:
-    `copy_bytes_per_sec`, `product_flops_per_sec`; `gather_secs`,
-    `scatter_secs` and `products_secs` of a step, and their rates,
-    `gather_rows_per_sec`, `scatter_rows_per_sec`, `products_flops_per_sec`.
+  `ids` are those of real steps: [steps, L / c, c] of the input table and
+  [steps, L / c, c + 2 W + N] of the output table.
   """
   # Flat: XLA copies rows of another shape before it scatters them.
   flat = [x.reshape(len(x), -1) for x in ids]

@@ -1,7 +1,6 @@
 """What the network carries: bytes per word for each table layout and mesh.
 
-  python experiments/comm_volume.py              compiled, nothing is run
-  python experiments/comm_volume.py --measure    two processes over loopback
+  python experiments/comm_volume.py
 
 The training step of skip-gram (vocabulary 100,000 of Zipf counts, 8192 centers
 per step of all devices together, SGD, float32) is compiled for meshes of 1 to
@@ -18,15 +17,10 @@ devices together send per corpus word, before frequent-word subsampling
              (2 + w n) d 4, and for `column` products that do, w (n + 1) S 4; w
              contexts and n negatives of a center, S devices
 
-With --measure, two processes of one CPU device each train on a small text. The
-bytes that the kernel counted on the loopback interface during training, of
-whatever program, are compared with those of the compiled program.
+Nothing is run. What processes really send is in report.json of their run, as
+the kernel counts it: `loopback_sent_bytes` or `network_sent_bytes` of `hosts`.
 """
 
-import json
-import pathlib
-import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -66,42 +60,28 @@ class Plan(NamedTuple):
   points: list[Point]
   vocab: int
   batch_words: int  # centers per step
-  text_words: int  # of the text that two processes train on
-
-
-class Traffic(NamedTuple):
-  """What one device sends in a step."""
-
-  by_kind: dict[str, float]  # bytes
-  total: float  # bytes
-  # Arrays that travel and have an axis as long as the vocabulary, or as a
-  # device's share of it.
-  of_vocabulary: list[tuple[int, ...]]
 
 
 def _full_plan() -> Plan:
   points = []
   for layout in ('replicated', 'row', 'column'):
-    shapes = [
-      (n, 1) if layout == 'replicated' else (1, n) for n in (1, 2, 4, 8, 16, 64)
-    ]
-    for shape in [*shapes, (2, 4)]:
+    for n in (1, 2, 4, 8, 16, 64):
+      shape = (n, 1) if layout == 'replicated' else (1, n)
       points += [Point(layout, *shape, dim) for dim in (128, 512)]
-  return Plan(points, 100_000, 8192, 1_000_000)
+    points += [Point(layout, 2, 4, dim) for dim in (128, 512)]
+  return Plan(points, 100_000, 8192)
 
 
-def quick_plan() -> Plan:
+def _quick_plan() -> Plan:
   """Tiny, for tests."""
   points = [
+    *(Point('row', data, 4 // data, 8) for data in (1, 2)),
+    *(Point('column', data, 4 // data, 8) for data in (1, 2)),
     Point('replicated', 4, 1, 8),
-    Point('row', 1, 4, 8),
-    Point('row', 2, 2, 8),
     Point('column', 1, 1, 8),
-    Point('column', 1, 4, 8),
     Point('column', 1, 4, 24),
-    Point('column', 2, 2, 8),
   ]
-  return Plan(points, 3001, 256, 60_000)
+  return Plan(points, 3001, 256)
 
 
 def make(
@@ -128,14 +108,21 @@ def compiled_text(job: zipf.Job) -> str:
   return zipf.lower(job).compile(compiler_options=_COMPILER_OPTIONS).as_text()
 
 
-def traffic(job: zipf.Job, text: str) -> Traffic:
-  """What the compiled program sends in a step."""
-  sent = dict(hlo.traffic(text, job.strategy.loop)['bytes_per_step_per_device'])
-  total, lengths = sent.pop('total'), _vocabulary_lengths(job)
-  return Traffic(
-    {kind: num_bytes for kind, num_bytes in sent.items() if num_bytes},
-    total,
-    [y for x in hlo.collectives(text) for y in x.shapes if lengths & set(y)],
+def traffic(
+  job: zipf.Job, text: str
+) -> tuple[dict[str, float], list[tuple[int, ...]]]:
+  """What the compiled program sends.
+
+  Returns bytes that a device sends in a step, by kind and in `total`; and the
+  shapes of arrays that travel and have an axis as long as the vocabulary, or as
+  a device's share of it.
+  """
+  sent = hlo.traffic(text, job.strategy.loop)['bytes_per_step_per_device']
+  lengths = _vocabulary_lengths(job)
+  shapes = [y for x in hlo.collectives(text) for y in x.shapes]
+  return (
+    {kind: x for kind, x in sent.items() if x or kind == 'total'},
+    [shape for shape in shapes if lengths & set(shape)],
   )
 
 
@@ -212,15 +199,6 @@ def buffers(job: zipf.Job) -> dict[str, int]:
   }
 
 
-def _distinct_rows(job: zipf.Job) -> float:
-  """Expected rows of all tables that a device needs in a step."""
-  centers = job.step_words / job.mesh.size
-  return sum(
-    np.sum(-np.expm1(-spec.lookups_per_center * centers))
-    for spec in job.trainer.model.specs().values()
-  )
-
-
 def published(job: zipf.Job) -> float:
   """Bytes per center of parameter servers, of Ordentlich et al. 2016."""
   m = job.config.model
@@ -234,20 +212,25 @@ def published(job: zipf.Job) -> float:
 def examine(point: Point, plan: Plan) -> dict[str, Any]:
   """Compiles a point, and compares."""
   job = make(point, plan.vocab, plan.batch_words)
-  found = traffic(job, compiled_text(job))
+  sent, of_vocabulary = traffic(job, compiled_text(job))
   per_word = job.mesh.size * job.kept_fraction / job.step_words
   result = point._asdict() | {
     'devices': job.mesh.size,
-    'bytes_per_step_per_device': found.by_kind | {'total': found.total},
-    'bytes_per_word': found.total * per_word,
+    'bytes_per_step_per_device': sent,
+    'bytes_per_word': sent['total'] * per_word,
     'formula_bytes_per_word': closed_form(job) * per_word,
     'published_bytes_per_word': published(job) * job.kept_fraction,
-    'travels_with_vocabulary_axis': found.of_vocabulary,
+    'travels_with_vocabulary_axis': of_vocabulary,
     'kept_fraction': job.kept_fraction,
   }
   if point.layout == 'row' and job.mesh.size > 1:
+    centers = job.step_words / job.mesh.size
+    distinct_rows = sum(
+      np.sum(-np.expm1(-spec.lookups_per_center * centers))
+      for spec in job.trainer.model.specs().values()
+    )
     rows = point.table * sum(buffers(job).values())
-    result['buffer_fill'] = _distinct_rows(job) / rows
+    result['buffer_fill'] = distinct_rows / rows
   return result
 
 
@@ -262,13 +245,13 @@ def table(points: Sequence[dict[str, Any]]) -> str:
     if 'buffer_fill' in p:
       note += f', buffers {p["buffer_fill"]:.0%} full'
     keys = ('bytes', 'formula_bytes', 'published_bytes')
-    cells = (f'{p[f"{key}_per_word"]:,.0f}' for key in keys)
     mesh = f'{p["data"]} x {p["table"]}'
-    rows.append((p['layout'], mesh, p['dim'], *cells, note))
-  head = (
-    'layout', 'data x table', 'dim', 'compiled', 'formula', 'published',
-    'largest collective',
-  )  # fmt: skip
+    sizes = (p[f'{key}_per_word'] for key in keys)
+    rows.append((p['layout'], mesh, p['dim'], *sizes, note))
+  head = {
+    'layout': '', 'data x table': '', 'dim': '', 'compiled': ',.0f',
+    'formula': ',.0f', 'published': ',.0f', 'largest collective': '',
+  }  # fmt: skip
   title = 'bytes per word, all devices together'
   return f'{title}\n{experiment.table(head, rows)}'
 
@@ -276,29 +259,23 @@ def table(points: Sequence[dict[str, Any]]) -> str:
 def findings(points: Sequence[dict[str, Any]]) -> str:
   """What the table shows, in lines."""
   found = {Point(**{k: p[k] for k in Point._fields}): p for p in points}
-  lines = []
-  for row, p in found.items():
-    column = found.get(row._replace(layout='column'))
-    if row.layout != 'row' or p['devices'] == 1 or not column:
-      continue
-    ratio = column['bytes_per_word'] / p['bytes_per_word']
-    target = ' (target: at most 0.333)' if row == _TARGET else ''
-    mesh = f'{row.data} x {row.table}'
-    lines.append(f'column / row on {mesh}, dim {row.dim}: {ratio:.3f}{target}')
+  lines, by_mesh = [], {}
+  for point, p in found.items():
+    column = found.get(point._replace(layout='column'))
+    if point.layout == 'row' and p['devices'] > 1 and column:
+      ratio = column['bytes_per_word'] / p['bytes_per_word']
+      target = ' (target: at most 0.333)' if point == _TARGET else ''
+      mesh = f'{point.data} x {point.table}, dim {point.dim}'
+      lines.append(f'column / row on {mesh}: {ratio:.3f}{target}')
+    if point.layout == 'column' and point.data == 1:
+      by_mesh.setdefault(point.table, set()).add(p['bytes_per_word'])
   for layout in ('replicated', 'row', 'column'):
-    bad = sum(
-      len(p['travels_with_vocabulary_axis'])
-      for p in points
-      if p['layout'] == layout
-    )
+    own = (p for p in points if p['layout'] == layout)
+    bad = sum(len(p['travels_with_vocabulary_axis']) for p in own)
     lines.append(
       f'{layout}: {bad or "no"} collective moves an array with the vocabulary, '
       'or a share of it, as an axis'
     )
-  by_mesh: dict[int, set[float]] = {}
-  for point, p in found.items():
-    if point.layout == 'column' and point.data == 1:
-      by_mesh.setdefault(point.table, set()).add(p['bytes_per_word'])
   depends = any(len(x) > 1 for x in by_mesh.values())
   lines.append(
     f'column, all devices on the table axis: {"NOT " if depends else ""}'
@@ -307,102 +284,20 @@ def findings(points: Sequence[dict[str, Any]]) -> str:
   return '\n'.join(lines)
 
 
-# Measured.
-
-
-def _settings(plan: Plan) -> dict[str, dict[str, Any]]:
-  """Settings of what two processes train."""
-  common = {
-    'train.batch_words': plan.batch_words,
-    'data.path': f'toywiki:{plan.text_words}',
-    'train.epochs': 2,
-    'model.dim': plan.points[0].dim,
-    'eval.paths': 'none',
-  }
-  over_data = common | {'mesh.data': 2, 'mesh.table': 1}
-  sync = {'strategy.name': 'sync'}
-  over_table = common | sync | {'mesh.data': 1, 'mesh.table': 2}
-  return {
-    'replicated': over_data | sync,
-    'row': over_table | {'table.layout': 'row'},
-    'column': over_table | {'table.layout': 'column'},
-    'replicated, replicas': over_data,
-  }
-
-
-def measure(settings: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-  """Two processes that train over loopback."""
-  with tempfile.TemporaryDirectory(dir=folder) as temporary:
-    workdir = pathlib.Path(temporary)
-    launcher = experiment.ROOT / 'experiments' / 'launch_local.py'
-    command = experiment.training_command('wiki', workdir, settings)
-    launch = [sys.executable, str(launcher), '-n', '2', '--devices', '1', '--']
-    experiment.call(launch + command[3:], folder / 'cache')
-    report = experiment.read_report(workdir)
-    lines = (workdir / 'metrics.jsonl').read_text().splitlines()
-  records = [json.loads(line) for line in lines]
-  # Both processes see the same interface.
-  sent_bytes = report['hosts'][0]['loopback_sent_bytes']
-  words = records[-1]['words']
-  compiled = report['collectives']['bytes_per_word']['total']
-  return {
-    'dim': report['dim'],
-    'words': words,
-    'steps': records[-1]['step'],
-    'compiled_bytes_per_word': compiled,
-    'loopback_bytes_per_word': sent_bytes / words,
-    'ratio': sent_bytes / words / compiled,
-    'words_per_sec': report['words_per_sec'],
-  }
-
-
-def measured_table(found: dict[str, dict[str, Any]]) -> str:
-  """A line per layout."""
-  rows = [
-    (
-      name,
-      x['dim'],
-      f'{x["compiled_bytes_per_word"]:,.0f}',
-      f'{x["loopback_bytes_per_word"]:,.0f}',
-      f'{x["ratio"]:.3f}',
-    )
-    for name, x in found.items()
-  ]
-  head = ('layout', 'dim', 'compiled', 'loopback', 'ratio')
-  title = 'two processes of one device, bytes per word of both together'
-  return f'{title}\n{experiment.table(head, rows)}'
-
-
 def main() -> None:
-  """Compiles or measures; the other results of the file stay."""
+  """Compiles all points and prints the tables."""
   parser = experiment.parser(__doc__)
-  parser.add_argument(
-    '--measure', action='store_true', help='bytes on loopback instead'
-  )
   parser.add_argument('--quick', action='store_true', help='tiny, for tests')
   args = parser.parse_args()
-  plan = quick_plan() if args.quick else _full_plan()
-  results = experiment.Results('comm-volume', args, may_change=('measure',))
-  if args.measure:
-    with tempfile.TemporaryDirectory() as folder:
-      for name, settings in _settings(plan).items():
-        experiment.progress('measuring', name)
-        found = measure(settings, pathlib.Path(folder))
-        results.found.setdefault('measured', {})[name] = found
+  plan = _quick_plan() if args.quick else _full_plan()
+  results = experiment.Results('comm-volume', args)
   experiment.simulate_devices(max(p.data * p.table for p in plan.points))
-  if not args.measure:
-    results.found |= {'vocab': plan.vocab, 'batch_words': plan.batch_words}
-    points = results.found['points'] = []
-    for point in plan.points:
-      experiment.progress('compiling', point)
-      points.append(examine(point, plan))
-  tables = []
-  if 'points' in results.found:
-    points = results.found['points']
-    tables += [table(points), findings(points)]
-  if 'measured' in results.found:
-    tables.append(measured_table(results.found['measured']))
-  results.finish(*tables)
+  points: list[dict[str, Any]] = []
+  results.found = plan._asdict() | {'points': points}
+  for point in plan.points:
+    experiment.progress('compiling', point)
+    points.append(examine(point, plan))
+  results.finish(table(points), findings(points))
 
 
 if __name__ == '__main__':

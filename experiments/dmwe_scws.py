@@ -13,9 +13,10 @@ As DMWE trains: --models='mixture, tree' --config=mixture:dmwe --sample=0.
 """
 
 import argparse
+import functools
+import json
 import pathlib
 import statistics
-import tempfile
 from typing import Any
 
 import experiment
@@ -30,34 +31,15 @@ MODELS = {
   'mixture, negatives': ('mixture', 'negative_sampling'),
 }
 MEASURES = ('MaxSimC', 'AvgSimC', 'single')
-# From DMWE's page: Wiki2014, 3.4 G words, 20 epochs, 50 dims, 20 cores; it does
-# not name the measure. words/s are words of an epoch over its seconds.
-EXPECTED = {
-  'skip-gram, tree': {'rho': 0.5505, 'words_per_sec': 238_000},
-  'mixture, tree': {'rho': 0.5695, 'words_per_sec': 156_000},
-}
-# MaxSimC and AvgSimC that others published, on 1 G words of Wikipedia.
-ANCHORS = {
-  'Huang et al. 2012, 50 dims': (0.261, 0.657),
-  'Tian et al. 2014, 50 dims': (0.636, 0.654),
-  'MSSG-6K, 300 dims': (0.573, 0.693),
-  'MSSG-30K, 300 dims': (0.593, 0.692),
-  'Qiu et al. 2016, 300 dims': (0.649, 0.661),
-  'Li & Jurafsky, 300 dims': (0.666, 0.668),
-  'AdaGram, 300 dims': (0.538, 0.612),
-  'MUSE, 300 dims': (0.679, 0.687),
-  'GASI, 300 dims': (0.682, 0.683),
-  'GASI-beta, 300 dims': (0.664, 0.695),
-}
+_PUBLISHED = json.loads(
+  (pathlib.Path(__file__).parent / 'scws_published.json').read_text()
+)
 
 
 def _run(
-  args: argparse.Namespace,
-  name: str,
-  dim: int,
-  seed: int,
-  folder: pathlib.Path,
+  args: argparse.Namespace, case: str, seed: int, folder: pathlib.Path
 ) -> dict[str, Any]:
+  name, _, dim = case.rpartition(', ')
   model, loss = MODELS[name]
   settings = {'model.name': model, 'model.loss': loss, 'model.dim': dim}
   if loss == 'hierarchical_softmax':
@@ -89,24 +71,19 @@ def table(found: dict[str, dict[str, dict]]) -> str:
   """A line per model: means over its seeds, then what was published."""
   rows: list[list[Any]] = []
   for name, runs in found.items():
-    means = [
-      [x['scores'].get(measure) for x in runs.values()] for measure in MEASURES
-    ]
-    cells = [None if None in x else f'{statistics.mean(x):.4f}' for x in means]
+    row = [name]
+    for measure in MEASURES:
+      scores = [x['scores'].get(measure) for x in runs.values()]
+      row.append(None if None in scores else statistics.mean(scores))
     best = [max(x['scores'].values()) for x in runs.values()]
-    speed, secs = (
-      statistics.median(x[key] for x in runs.values())
-      for key in ('words_per_sec', 'epoch_secs')
-    )
-    spread = f'{max(best) - min(best):.4f}'
-    rows.append([name, *cells, spread, f'{speed:,.0f}', f'{secs:.1f}'])
+    row.append(max(best) - min(best))
+    for key in ('words_per_sec', 'epoch_secs'):
+      row.append(statistics.median(x[key] for x in runs.values()))
+    rows.append(row)
   rows.append(['published'])
-  for name, x in EXPECTED.items():
-    speed = f'{x["words_per_sec"]:,}'
-    rows.append([f'  DMWE, {name}', None, None, x['rho'], None, speed])
-  rows += [[f'  {name}', *scores] for name, scores in ANCHORS.items()]
-  head = ('model, dims', *MEASURES, 'spread', 'words/s', 's/epoch')
-  return experiment.table(head, rows)
+  rows += [[f'  {name}', *cells] for name, cells in _PUBLISHED['rows'].items()]
+  head = {'model, dims': '', **dict.fromkeys((*MEASURES, 'spread'), '.4f')}
+  return experiment.table(head | {'words/s': ',.0f', 's/epoch': '.1f'}, rows)
 
 
 def main() -> None:
@@ -124,17 +101,9 @@ def main() -> None:
   evaluate.read_scws(args.scws)  # an unreadable file is reported at once
   args.eval = args.scws
   results = experiment.Results('dmwe-scws', args, ('models', 'dims', 'seeds'))
-  for seed in args.seeds:
-    for dim in args.dims:
-      for name in args.models:
-        runs = results.found.setdefault(f'{name}, {dim}', {})
-        if str(seed) in runs:
-          continue
-        with tempfile.TemporaryDirectory() as folder:
-          run = _run(args, name, dim, seed, pathlib.Path(folder))
-        runs[str(seed)] = run
-        experiment.progress(name, dim, seed, run)
-        results.save()
+  cases = [f'{x}, {dim}' for dim in args.dims for x in args.models]
+  run = functools.partial(_run, args)
+  experiment.add_runs(results, results.found, cases, args.seeds, run)
   results.finish(table(results.found))
 
 

@@ -7,15 +7,18 @@ Results are JSON files that name the machine, the commit and the flags.
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import psutil
 
 from jaxemb import errors
@@ -73,9 +76,9 @@ def choices(
   return parse_names
 
 
-def numbers(text: str) -> list[int]:
-  """The type of a flag that lists whole numbers."""
-  return [int(x) for x in text.split(',')]
+def numbers(text: str) -> list[int | float]:
+  """The type of a flag that lists numbers."""
+  return json.loads(f'[{text}]')
 
 
 def add_run_flags(parser: argparse.ArgumentParser, **defaults: Any) -> None:
@@ -105,9 +108,7 @@ def main(function: Callable[[], None]) -> None:
 def call(command: Sequence[str], cache: pathlib.Path | None = None) -> None:
   """Runs a command of jaxemb to its end.
 
-  Args:
-    command: with its arguments.
-    cache: folder for encoded texts and compiled programs; None = the usual one.
+  `cache` is the folder of encoded texts and compiled programs; None = as usual.
 
   Raises:
     UserError: with its last line, where that is about unusable input or
@@ -159,13 +160,7 @@ def score(
   workdir: pathlib.Path,
   settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """Trains and evaluates.
-
-  Args:
-    args: flags of `add_run_flags`, and `override`.
-    seed: of the run.
-    workdir: its folder.
-    settings: what the run is about, by dotted name.
+  """Trains and evaluates, by the flags of `add_run_flags` and `settings`.
 
   Returns:
     `words_per_sec`, `train_secs`, `epoch_secs`, `loss`, `scores` by benchmark,
@@ -198,15 +193,41 @@ def in_turn(
 ) -> dict[str, list[_T]]:
   """Measures all sides in each round, so that drift of the machine hits all.
 
-  Args:
-    sides: by name, called with the number of the round.
-    runs: rounds.
+  Sides are called with the number of the round.
   """
   results: dict[str, list[_T]] = {name: [] for name in sides}
   for run in range(runs):
     for name, measure in sides.items():
       results[name].append(measure(run))
   return results
+
+
+def add_runs(
+  results: 'Results',
+  found: dict[str, dict[str, Any]],
+  names: Iterable[str],
+  seeds: Iterable[int],
+  run: Callable[[str, int, pathlib.Path], dict[str, Any]],
+) -> None:
+  """Makes the runs by name and seed that `found` in the results lacks."""
+  for seed, name in itertools.product(seeds, names):
+    runs = found.setdefault(name, {})
+    if str(seed) not in runs:
+      with tempfile.TemporaryDirectory() as folder:
+        runs[str(seed)] = run(name, seed, pathlib.Path(folder))
+      shown = {k: v for k, v in runs[str(seed)].items() if k != 'curve'}
+      progress(name, seed, shown)
+      results.save()
+
+
+def write_tokens(
+  ids: np.ndarray, words: Sequence[str], path: pathlib.Path
+) -> None:
+  """Writes an encoded text, a sentence per line; of ids, -1 ends a sentence."""
+  lines = np.array([*words, '\n'], object)
+  with path.open('w', encoding='utf-8') as file:
+    for piece in np.array_split(ids, 1 + len(ids) // 1_000_000):
+      file.write(' '.join(lines[piece]).replace('\n ', '\n') + ' ')
 
 
 def progress(*texts: object) -> None:
@@ -223,28 +244,25 @@ def simulate_devices(num: int, platforms: str = 'cpu') -> None:
   jax.config.update('jax_num_cpu_devices', num)
 
 
-class Load:
-  """Cores in use by other processes since this was made."""
+def load() -> Callable[[], float]:
+  """A function that returns the mean cores in use by others since this call.
 
-  def __init__(self) -> None:
-    self._start = resources.sample()
+  Others are processes, and other virtual machines, as far as is known.
+  """
+  start = resources.sample()
 
-  def others_cores(self) -> float:
-    """Their mean number; of other virtual machines too, as far as is known."""
-    used = resources.between(self._start, resources.sample())
+  def others_cores() -> float:
+    used = resources.between(start, resources.sample())
     return max(0.0, used['host_busy_cores'] - used['cores'])
+
+  return others_cores
 
 
 # Results.
 
 
 class Results:
-  """A JSON file of results, saved as they come in.
-
-  Attributes:
-    found: the results, of an earlier call where there was one.
-    path: of the file.
-  """
+  """A JSON file of results, `found` in it, saved as they come in."""
 
   def __init__(
     self,
@@ -252,13 +270,10 @@ class Results:
     args: argparse.Namespace,
     may_change: Sequence[str] | None = None,
   ):
-    """Opens the file that --output names.
+    """Opens the file that --output names, or NAME-DATE.json.
 
-    Args:
-      name: of the file, before the date, if --output is not given.
-      args: the flags.
-      may_change: flags that may differ from those of the results in an existing
-        file, which are then added to; None = an existing file is replaced.
+    Results in an existing file are replaced, or where `may_change` is given
+    added to: by calls whose flags are the same, but for those.
 
     Raises:
       UserError: other flags differ.
@@ -355,28 +370,28 @@ def _git(*args: str) -> str:
   return done.stdout.strip() if done.returncode == 0 else ''
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def table(
+  head: Sequence[str] | Mapping[str, str], rows: Iterable[Sequence[Any]]
+) -> str:
   """Lines of text with aligned columns, the first one to the left.
 
-  Args:
-    head: names of the columns.
-    rows: cells; None is empty, floats have four digits unless formatted.
+  `head` has the names of columns, perhaps with formats of their numbers; the
+  usual one of floats is four digits. In cells None is empty.
   """
-  lines = [list(head)]
+  formats = [*head.values()] if isinstance(head, Mapping) else [''] * len(head)
+
+  def cell(x: Any, form: str) -> str:
+    if x is None or isinstance(x, str):
+      return x or ''
+    return format(x, form or ('.4g' if isinstance(x, float) else ''))
+
+  lines = [[*head]]
   for row in rows:
-    cells = [
-      '' if x is None else f'{x:.4g}' if isinstance(x, float) else str(x)
-      for x in row
-    ]
-    lines.append(cells + [''] * (len(head) - len(cells)))
+    padded = [*row, *[None] * (len(head) - len(row))]
+    lines.append([*map(cell, padded, formats)])
   first, *others = (max(map(len, x)) for x in zip(*lines, strict=True))
-  return '\n'.join(
-    ''.join(
-      [x[0].ljust(first)]
-      + ['  ' + y.rjust(n) for y, n in zip(x[1:], others, strict=True)]
-    ).rstrip()
-    for x in lines
-  )
+  aligned = ([x[0].ljust(first), *map(str.rjust, x[1:], others)] for x in lines)
+  return '\n'.join('  '.join(x).rstrip() for x in aligned)
 
 
 def start_plot(columns: int, size: tuple[float, float]) -> tuple[Any, Any]:

@@ -18,94 +18,62 @@ import tempfile
 
 import numpy as np
 
+from jaxemb.storage import word2vec_format
+
 ROOT = pathlib.Path(__file__).parents[1]
 BASE = 'e1e3acd'  # the last commit before the rebuilding
 
-_SYNC = ('--config.strategy.name=sync',)
-_WIDE = ('--config.strategy.name=sync', '--config.mesh.data=2',
-         '--config.mesh.table=4')  # fmt: skip
-_TREE = ('--config.model.loss=hierarchical_softmax',)
-_MIXTURE = 'configs/mixture.py:smoke'
+_WIDE = 'strategy.name=sync mesh.data=2 mesh.table=4'
 _LIKELIHOODS = (
-  '--config.senses.told_by=likelihoods',
-  '--config.senses.drawn_for=pairs',
-  '--config.senses.tied_until=0.0',
-  '--config.senses.averages=log_likelihoods',
-  '--config.senses.momentum=0.05',
+  'senses.told_by=likelihoods senses.drawn_for=pairs senses.tied_until=0.0 '
+  'senses.averages=log_likelihoods senses.momentum=0.05'
 )
-
-# Name: (config, devices, flags, flags of the working tree where they differ)
+# Name: devices, settings; `mixture*` has that config, others `wiki`.
 CASES = {
-  'sync': ('configs/wiki.py:smoke', 1, _SYNC, None),
-  'replicas': ('configs/wiki.py:smoke', 2, (), None),
-  'replicas4-adagrad': (
-    'configs/wiki.py:smoke', 4,
-    ('--config.mesh.data=4', '--config.optimizer.name=adagrad'), None,
-  ),
+  'sync': (1, 'strategy.name=sync'),
+  'replicas': (2, ''),
+  'replicas4-adagrad': (4, 'mesh.data=4 optimizer.name=adagrad'),
   'partition': (
-    'configs/wiki.py:smoke', 2,
-    ('--config.strategy.name=partition', '--config.strategy.num_parts=3',
-     '--config.optimizer.name=adagrad'), None,
+    2,
+    'strategy.name=partition strategy.num_parts=3 optimizer.name=adagrad',
   ),
   'partition-concat': (
-    'configs/wiki.py:smoke', 2,
-    ('--config.strategy.name=partition', '--config.strategy.num_parts=2',
-     '--config.strategy.divide=equal', '--config.strategy.merge=concat'), None,
+    2,
+    'strategy.name=partition strategy.num_parts=2 strategy.divide=equal '
+    'strategy.merge=concat',
   ),
-  'cbow': (
-    'configs/wiki.py:smoke', 2, ('--config.model.name=cbow',), None,
-  ),
-  'tree': ('configs/wiki.py:smoke', 1, _SYNC + _TREE, None),
-  'tree-cbow': (
-    'configs/wiki.py:smoke', 2, (*_TREE, '--config.model.name=cbow'), None,
-  ),
-  'mixture': (_MIXTURE, 1, _SYNC, None),
-  'mixture-replicas': (
-    _MIXTURE, 2, ('--config.model.loss=negative_sampling',), None,
-  ),
-  'mixture-likelihoods': (
-    _MIXTURE, 1, _SYNC + _LIKELIHOODS,
-    (*_SYNC, '--config.senses.method=likelihoods'),
-  ),
-  'row': (
-    'configs/wiki.py:smoke', 8, (*_WIDE, '--config.table.layout=row'), None,
-  ),
-  'column': (
-    'configs/wiki.py:smoke', 8, (*_WIDE, '--config.table.layout=column',
-    '--config.optimizer.name=adam'), None,
-  ),
-  'bfloat16': (
-    'configs/wiki.py:smoke', 2, ('--config.table.dtype=bfloat16',), None,
-  ),
+  'cbow': (2, 'model.name=cbow'),
+  'tree': (1, 'strategy.name=sync model.loss=hierarchical_softmax'),
+  'tree-cbow': (2, 'model.loss=hierarchical_softmax model.name=cbow'),
+  'mixture': (1, 'strategy.name=sync'),
+  'mixture-replicas': (2, 'model.loss=negative_sampling'),
+  'mixture-likelihoods': (1, 'strategy.name=sync senses.method=likelihoods'),
+  'row': (8, f'{_WIDE} table.layout=row'),
+  'column': (8, f'{_WIDE} table.layout=column optimizer.name=adam'),
+  'bfloat16': (2, 'table.dtype=bfloat16'),
   'float16-nearest': (
-    'configs/wiki.py:smoke', 1,
-    (*_SYNC, '--config.table.dtype=float16', '--config.table.rounding=nearest'),
-    None,
+    1,
+    'strategy.name=sync table.dtype=float16 table.rounding=nearest',
   ),
-  'int8': (
-    'configs/wiki.py:smoke', 1, (*_SYNC, '--config.table.dtype=int8'), None,
-  ),
-  'int8-replicas': (
-    'configs/wiki.py:smoke', 2, ('--config.table.dtype=int8',), None,
-  ),
-  'int8-row': (
-    'configs/wiki.py:smoke', 8,
-    (*_WIDE, '--config.table.layout=row', '--config.table.dtype=int8'), None,
-  ),
-}  # fmt: skip
+  'int8': (1, 'strategy.name=sync table.dtype=int8'),
+  'int8-replicas': (2, 'table.dtype=int8'),
+  'int8-row': (8, f'{_WIDE} table.layout=row table.dtype=int8'),
+}
+# Where the base commit had other settings.
+BASE_CASES = {'mixture-likelihoods': (1, f'strategy.name=sync {_LIKELIHOODS}')}
 
 
 def _train(
   checkout: pathlib.Path, workdir: pathlib.Path, case: str, is_base: bool
 ) -> None:
-  config, devices, flags, new_flags = CASES[case]
-  if not is_base and new_flags is not None:
-    flags = new_flags
-  if devices == 2:  # also where this process may use one core only
-    flags = ('--config.mesh.data=2', *flags)
+  devices, settings = (BASE_CASES if is_base else {}).get(case, CASES[case])
+  # Also where this process may use one core only.
+  settings = 'mesh.data=2 ' * (devices == 2) + settings
+  config = 'mixture' if case.startswith('mixture') else 'wiki'
   command = [
-    sys.executable, '-m', 'jaxemb.main', f'--config={config}',
-    f'--workdir={workdir}', '--config.eval.paths=none', *flags,
+    sys.executable, '-m', 'jaxemb.main',
+    f'--config=configs/{config}.py:smoke', f'--workdir={workdir}',
+    '--config.eval.paths=none', *(f'--config.{x}' for x in settings.split()),
   ]  # fmt: skip
   environment = os.environ | {
     'JAX_PLATFORMS': 'cpu',
@@ -121,19 +89,10 @@ def _train(
 
 def _vectors(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   """By path, the vectors of a run and of its sub-models, as float32."""
-  found = {}
-  for path in sorted(workdir.rglob('export/vectors.bin')):
-    data = path.read_bytes()
-    head, _, body = data.partition(b'\n')
-    rows, dim = map(int, head.split())
-    vectors = np.empty((rows, dim), np.float32)
-    start = 0
-    for i in range(rows):
-      start = body.index(b' ', start) + 1
-      vectors[i] = np.frombuffer(body, np.float32, dim, start)
-      start += 4 * dim
-    found[str(path.relative_to(workdir))] = vectors
-  return found
+  return {
+    str(path.relative_to(workdir)): word2vec_format.read(path).vectors
+    for path in sorted(workdir.rglob('export/vectors.bin'))
+  }
 
 
 def _compare(old: pathlib.Path, new: pathlib.Path) -> str:

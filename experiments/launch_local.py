@@ -22,7 +22,6 @@ from typing import IO
 
 _COMMAND = (sys.executable, '-m', 'jaxemb.main')
 _STOPPED = 75  # exit code of jaxemb.main: saved, because a signal asked for it
-_GRACE_SECS = 10.0
 _DRAIN_SECS = 2.0  # a child that outlives its process may hold its output open
 # Whoever closes the terminal wants to find the run saved.
 _SIGNALS = {
@@ -38,29 +37,23 @@ def run(
   num_processes: int,
   devices: int = 0,
   command: Sequence[str] = _COMMAND,
-  grace_secs: float = _GRACE_SECS,
+  grace_secs: float = 10.0,
 ) -> int:
-  """Runs the processes, in the main thread, until the last one has ended.
+  """Runs processes of `command`, in the main thread, until the last has ended.
 
-  Args:
-    arguments: of each process, besides those that make them one job.
-    num_processes: how many.
-    devices: CPU devices of each process; 0 = as many as it chooses.
-    command: what is started.
-    grace_secs: from the failure of a process to the end of the others.
+  Each has `devices` CPU devices; 0 = as many as it chooses. From the failure of
+  one to the end of the others are `grace_secs`.
 
-  Returns:
-    The exit code of the process that failed first, else 75 if one was stopped
-    after saving, else 0.
+  Returns the exit code of the process that failed first, else 75 if one was
+  stopped after saving, else 0.
   """
   with socket.create_server(('127.0.0.1', 0)) as server:
     coordinator = f'127.0.0.1:{server.getsockname()[1]}'
   environment = os.environ | {'PYTHONUNBUFFERED': '1'}
   if devices:
     flag = f'--xla_force_host_platform_device_count={devices}'
-    environment['XLA_FLAGS'] = (
-      f'{os.environ.get("XLA_FLAGS", "")} {flag}'.strip()
-    )
+    environment['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {flag}'
+  # (number of a process, exit code), or (None, a signal that came)
   events: queue.SimpleQueue = queue.SimpleQueue()
   old = {
     number: signal.signal(number, lambda got, _: events.put((None, got)))
@@ -75,8 +68,8 @@ def run(
         f'--num_processes={num_processes}',
         f'--process_id={i}',
       )
-      processes.append(_Process(i, [*command, *arguments, *job], environment))
-      processes[i].report(events)
+      full = [*command, *arguments, *job]
+      processes.append(_Process(i, full, environment, events))
     return _wait(processes, events, grace_secs)
   finally:
     for process in processes:
@@ -85,11 +78,17 @@ def run(
       signal.signal(number, handler)
 
 
-class _Process:
-  """A process whose output is copied line by line."""
+class _Process(subprocess.Popen):
+  """A process whose output is copied line by line, and whose end is told."""
 
-  def __init__(self, index: int, command: Sequence[str], environment: dict):
-    self._popen = subprocess.Popen(
+  def __init__(
+    self,
+    index: int,
+    command: Sequence[str],
+    environment: dict[str, str],
+    events: queue.SimpleQueue,
+  ):
+    super().__init__(
       command,
       env=environment,
       stdin=subprocess.DEVNULL,
@@ -98,18 +97,11 @@ class _Process:
       # Ctrl-C in a terminal reaches a whole group: they would get it twice.
       process_group=0,
     )
-    self._index = index
     self._copying = [
-      _start(_copy, self._popen.stdout, sys.stdout, index),
-      _start(_copy, self._popen.stderr, sys.stderr, index),
+      _start(_copy, self.stdout, sys.stdout, index),
+      _start(_copy, self.stderr, sys.stderr, index),
     ]
-
-  def report(self, events: queue.SimpleQueue) -> None:
-    """Puts (index, exit code) when it has ended."""
-    _start(lambda: events.put((self._index, self._popen.wait())))
-
-  def send_signal(self, number: int) -> None:
-    self._popen.send_signal(number)
+    _start(lambda: events.put((index, self.wait())))
 
   def drain(self) -> None:
     """Waits until what it has printed is shown."""
@@ -118,9 +110,9 @@ class _Process:
 
   def kill(self) -> None:
     """Ends it, with all that it started."""
-    if self._popen.poll() is None:
+    if self.poll() is None:
       with contextlib.suppress(ProcessLookupError):
-        os.killpg(self._popen.pid, signal.SIGKILL)
+        os.killpg(self.pid, signal.SIGKILL)
 
 
 def _wait(

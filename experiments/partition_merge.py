@@ -24,7 +24,9 @@ fraction of the benchmarks' words that it has, the mean of the benchmarks shown.
 """
 
 import argparse
+import functools
 import glob
+import itertools
 import json
 import pathlib
 import statistics
@@ -58,7 +60,9 @@ def _finest(args: argparse.Namespace) -> partition_runs.Cell:
   return partition_runs.Cell('shuffle', max(args.numbers), args.seeds[0])
 
 
-def _sweep(args: argparse.Namespace) -> dict[str, Any]:
+def _sweep(runs: partition_runs.Runs) -> dict[str, Any]:
+  args = runs.args
+  singles = {x: partition_runs.Cell('single', 1, x) for x in args.seeds}
   cells = [
     partition_runs.Cell(divide, num, seed)
     for seed in args.seeds
@@ -66,81 +70,64 @@ def _sweep(args: argparse.Namespace) -> dict[str, Any]:
     for divide in args.divide
   ]
   return {
-    'single': {
-      str(seed): partition_runs.single(
-        args, partition_runs.Cell('single', 1, seed)
-      )
-      for seed in args.seeds
-    },
-    'cells': [
-      cell._asdict() | partition_runs.divided(args, cell, args.merges)
-      for cell in cells
-    ],
+    'single': {str(x): runs.single(cell) for x, cell in singles.items()},
+    'cells': [x._asdict() | runs.divided(x, args.merges) for x in cells],
   }
 
 
-def _divergences(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _divergences(runs: partition_runs.Runs) -> list[dict[str, Any]]:
   """Of the words of parts from those of the whole text, in nats."""
-  corpus = encode.encode(
-    args.text,
-    encode.Settings('words', True, args.min_count, 1_000_000, ''),
-    args.work / 'cache',
-    lambda *_: None,
-  )
+  args = runs.args
+  settings = encode.Settings('words', True, args.min_count, 1_000_000, '')
+  cache = args.work / 'cache'
+  corpus = encode.encode(args.text, settings, cache, lambda *_: None)
   text, counts = partition_sampling.index(corpus), corpus.vocabulary.counts
   whole = counts / counts.sum()
   found = []
-  for divide in args.divide:
-    for rate in (1 / 3, 1 / 5, 1 / 10, 1 / 100, 1 / 1000):
-      num = round(1 / rate)
-      each = []
-      for part in range(0, num, max(1, num // 10)):
-        sampling = partition_sampling.Sampling(
-          divide, num, rate, part, args.seeds[0]
-        )
-        seen = partition_sampling.count(text, sampling, 1).seen
-        own = seen[seen > 0] / seen.sum()
-        divergence = float(np.sum(own * np.log(own / whole[seen > 0])))
-        # That of a random sample of as many words.
-        floor = (len(counts) - 1) / 2 / int(seen.sum())
-        each.append((divergence, floor, int(seen.sum()) / corpus.num_words))
-      divergence, floor, read = (
-        statistics.mean(x) for x in zip(*each, strict=True)
+  for divide, num in itertools.product(args.divide, (3, 5, 10, 100, 1000)):
+    each = []
+    for part in range(0, num, max(1, num // 10)):
+      sampling = partition_sampling.Sampling(
+        divide, num, 1 / num, part, args.seeds[0]
       )
-      found.append(
-        {
-          'divide': divide,
-          'rate': rate,
-          'divergence': divergence,
-          'floor': floor,
-          'times_floor': divergence / floor,
-          'read': read,
-          'published': _PAPER['divergences'].get(divide, {}).get(f'{rate:g}'),
-        }
-      )
+      seen = partition_sampling.count(text, sampling, 1).seen
+      own = seen[seen > 0] / seen.sum()
+      divergence = float(np.sum(own * np.log(own / whole[seen > 0])))
+      # That of a random sample of as many words.
+      floor = (len(counts) - 1) / 2 / int(seen.sum())
+      each.append((divergence, floor, int(seen.sum()) / corpus.num_words))
+    divergence, floor, read = map(statistics.mean, zip(*each, strict=True))
+    found.append(
+      {
+        'divide': divide,
+        'rate': 1 / num,
+        'divergence': divergence,
+        'floor': floor,
+        'times_floor': divergence / floor,
+        'read': read,
+        'published': _PAPER['divergences'].get(divide, {}).get(f'{1 / num:g}'),
+      }
+    )
   return found
 
 
-def _numbers(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _numbers(runs: partition_runs.Runs) -> list[dict[str, Any]]:
   """Some of the sub-models of the finest division."""
-  cell, found = _finest(args), []
-  workdir = partition_runs.train(args, cell)
-  for taken in [x for x in args.taken if x <= cell.num_parts]:
-    for name in ('pca', 'alir'):
-      if taken == cell.num_parts:
-        scores = partition_runs.whole(args, cell, name)
-      elif taken == 1:
-        scores = partition_runs.part_scores(args, cell)[0]
-      else:
-        opened = partition_runs.parts_of(workdir, taken)
-        scores = partition_runs.saved(
-          args,
-          f'{cell.name}-first{taken}-{name}',
-          lambda opened=opened, name=name: partition_runs.merged(
-            args, workdir, opened, name
-          ),
-        )
-      found.append({'taken': taken, 'merge': name, **scores})
+  cell, found = _finest(runs.args), []
+
+  def scores(taken: int, merge: str) -> dict[str, Any]:
+    if taken == cell.num_parts:
+      return runs.whole(cell, merge)
+    if taken == 1:
+      return runs.part_scores(cell)[0]
+    return runs.saved(
+      f'{cell.name}-first{taken}-{merge}',
+      lambda: runs.merged(cell, runs.open_parts(cell, taken), merge),
+    )
+
+  for taken in runs.args.taken:
+    for merge in ('pca', 'alir') if taken <= cell.num_parts else ():
+      found.append({'taken': taken, 'merge': merge, **scores(taken, merge)})
   return found
 
 
@@ -154,86 +141,70 @@ def _without(part: parts.Part, removed: set[str]) -> parts.Part:
   )
 
 
-def _some_words(args: argparse.Namespace, ratio: float, seed: int) -> set[str]:
+def _some_words(runs: partition_runs.Runs, ratio: float, seed: int) -> set[str]:
   """A random fraction of the benchmarks' words."""
-  every = sorted(set().union(*partition_runs.benchmark_words(args).values()))
+  every = sorted(set().union(*runs.words_asked().values()))
   rng = np.random.default_rng(seed)
   return set(rng.choice(every, round(ratio * len(every)), replace=False))
 
 
-def _removed(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _removed(runs: partition_runs.Runs) -> list[dict[str, Any]]:
   """Merges of sub-models each of which lacks other words."""
-  cell = _finest(args)
-  workdir = partition_runs.train(args, cell)
+  cell, found = _finest(runs.args), []
 
-  def make(ratio: float, name: str) -> dict[str, Any]:
+  def scores(ratio: float, merge: str) -> dict[str, Any]:
     opened = [
-      _without(part, _some_words(args, ratio, i))
-      for i, part in enumerate(partition_runs.parts_of(workdir))
+      _without(part, _some_words(runs, ratio, i))
+      for i, part in enumerate(runs.open_parts(cell))
     ]
-    return partition_runs.merged(args, workdir, opened, name)
+    return runs.merged(cell, opened, merge)
 
-  found = []
-  for name in args.merges:
-    whole = partition_runs.whole(args, cell, name)
-    found.append({'removed': 0.0, 'merge': name, **whole})
-    for ratio in args.removed:
-      scores = partition_runs.saved(
-        args,
-        f'{cell.name}-without{ratio}-{name.replace(",", "")}',
-        lambda ratio=ratio, name=name: make(ratio, name),
-      )
-      found.append({'removed': ratio, 'merge': name, **scores})
+  for merge in runs.args.merges:
+    found.append({'removed': 0.0, 'merge': merge, **runs.whole(cell, merge)})
+    for ratio in runs.args.removed:
+      make = functools.partial(scores, ratio, merge)
+      made = runs.saved(f'{cell.name}-without{ratio}-{merge}', make)
+      found.append({'removed': ratio, 'merge': merge, **made})
   return found
 
 
-def _repaired(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _repaired(runs: partition_runs.Runs) -> list[dict[str, Any]]:
   """Words of one sub-model from another, mapped into its space."""
-  workdir = partition_runs.train(args, _finest(args))
   source, target = (
     dict(zip(part.words, geometry.unit(part.vectors.open()), strict=True))
-    for part in partition_runs.parts_of(workdir, 2)
+    for part in runs.open_parts(_finest(runs.args), 2)
   )
   names = [word for word in target if word in source]
   a, b = (np.stack([x[word] for word in names]) for x in (source, target))
-  found = []
-  for ratio in (0.0, 0.5, 1.0):
-    lacks = np.isin(names, list(_some_words(args, ratio, 0)))
+  found = [{'removed': 0.0, 'map': 'source', **runs.evaluate(names, a)}]
+  for ratio in (0.5, 1.0):
+    lacks = np.isin(names, list(_some_words(runs, ratio, 0)))
     x, y = a[~lacks], b[~lacks]
-    maps = {'source': None}
-    if ratio:
-      maps = {
-        'procrustes': align.procrustes((x.T @ y).astype(np.float64)),
-        'least squares': np.linalg.lstsq(x, y, rcond=None)[0],
-      }
-      if not lacks.all():
-        maps['zeros'] = np.zeros((a.shape[1], b.shape[1]))  # not restored
+    maps = {
+      'procrustes': align.procrustes((x.T @ y).astype(np.float64)),
+      'least squares': np.linalg.lstsq(x, y, rcond=None)[0],
+    }
+    if not lacks.all():
+      maps['zeros'] = np.zeros((a.shape[1], b.shape[1]))  # not restored
     for name, turn in maps.items():
-      rows = a
-      if turn is not None:
-        rows = np.where(lacks[:, None], a @ turn.astype(np.float32), b)
-      scores = partition_runs.evaluate(args, names, rows)
+      rows = np.where(lacks[:, None], a @ turn.astype(np.float32), b)
+      scores = runs.evaluate(names, rows)
       found.append({'removed': ratio, 'map': name, **scores})
   return found
 
 
-def _sizes(args: argparse.Namespace) -> list[dict[str, Any]]:
+def _sizes(runs: partition_runs.Runs) -> list[dict[str, Any]]:
   """The finest division of the first files of the text, and of all."""
-  num_files, found = len(glob.glob(args.text)), []
+  num_files, found = len(glob.glob(runs.args.text)), []
   for n in range(1, num_files + 1):
-    cell = _finest(args)._replace(num_files=n % num_files)
-    single = cell._replace(divide='single', num_parts=1)
-    found.append(
-      {
-        'files': n,
-        'single': partition_runs.single(args, single),
-        **partition_runs.divided(args, cell, ['alir', 'concat']),
-      }
-    )
+    cell = _finest(runs.args)._replace(num_files=n % num_files)
+    single = runs.single(cell._replace(divide='single', num_parts=1))
+    divided = runs.divided(cell, ['alir', 'concat'])
+    found.append({'files': n, 'single': single, **divided})
   return found
 
 
-STAGES: dict[str, Callable[[argparse.Namespace], Any]] = {
+STAGES: dict[str, Callable[[partition_runs.Runs], Any]] = {
   'sweep': _sweep,
   'kl': _divergences,
   'numbers': _numbers,
@@ -246,22 +217,17 @@ STAGES: dict[str, Callable[[argparse.Namespace], Any]] = {
 # Tables.
 
 
-def _shown(x: dict[str, Any]) -> list[str]:
-  """Benchmarks whose mean is shown."""
-  names = x['benchmarks']
-  return [name for name in partition_runs.FIVE if name in names] or list(names)
+def _mean(runs: Sequence[dict], key: str = 'mean') -> float:
+  return statistics.mean(x[key] for x in runs)
 
 
 def _line(label: str, runs: Sequence[dict[str, Any]]) -> list[Any]:
   """Means over seeds, recall, and the spread of the mean."""
-  every = [
-    [
-      *(x['benchmarks'][name]['score'] or 0.0 for name in _shown(x)),
-      x['mean'],
-      statistics.mean(x['benchmarks'][name]['recall'] for name in _shown(x)),
-    ]
-    for x in runs
-  ]
+  every = []
+  for x in runs:
+    each = [x['benchmarks'][y] for y in partition_runs.shown(x['benchmarks'])]
+    scores = [y['score'] or 0.0 for y in each]
+    every.append([*scores, x['mean'], _mean(each, 'recall')])
   means = [f'{statistics.mean(x):.4f}' for x in zip(*every, strict=True)]
   spread = max(x[-2] for x in every) - min(x[-2] for x in every)
   return [label, *means, f'{spread:.4f}' if len(runs) > 1 else None]
@@ -269,27 +235,24 @@ def _line(label: str, runs: Sequence[dict[str, Any]]) -> list[Any]:
 
 def _published(scores: dict[str, float] | None, like: dict) -> list[list[Any]]:
   """A line, if the paper has any of the scores."""
-  cells = [(scores or {}).get(name) for name in _shown(like)]
+  names = partition_runs.shown(like['benchmarks'])
+  cells = [(scores or {}).get(name) for name in names]
   return [['    published', *cells]] if any(cells) else []
 
 
 def _table(
   title: str, like: dict, rows: Sequence[Sequence[Any]], *more: str
 ) -> str:
-  names = [partition_runs.FIVE.get(x, x[:8]) for x in _shown(like)]
-  head = [title, *names, 'mean', 'recall', 'spread', *more]
+  names = partition_runs.shown(like['benchmarks'])
+  short = [partition_runs.FIVE.get(x, x[:8]) for x in names]
+  head = [title, *short, 'mean', 'recall', 'spread', *more]
   return experiment.table(head, rows)
 
 
 def _sweep_tables(found: dict[str, Any]) -> str:
   """Scores, and times relative to the single run."""
   single = list(found['single'].values())
-
-  def mean(runs: Sequence[dict], key: str = 'mean') -> float:
-    return statistics.mean(x[key] for x in runs)
-
-  alone, secs = mean(single), mean(single, 'train_secs')
-  words_read = mean(single, 'words_read')
+  alone, secs = _mean(single), _mean(single, 'train_secs')
   rows = [_line('single run', single) + ['1', single[0]['words']]]
   rows += _published(_PAPER['scores']['single/1/'], single[0])
   times = []
@@ -299,54 +262,49 @@ def _sweep_tables(found: dict[str, Any]) -> str:
   for (divide, num), cells in groups.items():
     name = f'{divide}, {num}'
     each = [part for cell in cells for part in cell['parts']]
-    ratio, size = f'{mean(each) / alone:.3f}', round(mean(each, 'words'))
+    ratio, size = f'{_mean(each) / alone:.3f}', round(_mean(each, 'words'))
     rows.append(_line(f'{name}: mean sub-model', each) + [ratio, size])
-    merge_secs = None
+    merge_secs = {}
     for merge in cells[0]['merges']:
       runs = [cell['merges'][merge] for cell in cells]
-      ratio = f'{mean(runs) / alone:.3f}'
-      took = mean(runs, 'merge_secs')
-      merge_secs = took / secs if merge == 'alir' else merge_secs
-      rows.append(
-        _line(f'{name}: {merge}', runs) + [ratio, runs[0]['words'], took]
-      )
+      merge_secs[merge] = _mean(runs, 'merge_secs')
+      cells_after = f'{_mean(runs) / alone:.3f}', runs[0]['words']
+      line = _line(f'{name}: {merge}', runs)
+      rows.append([*line, *cells_after, merge_secs[merge]])
       paper = _PAPER['scores'].get(f'{divide}/{num}/{merge}')
       rows += _published(paper, runs[0])
     read, took = (
       statistics.mean(y for x in cells for y in x[key])
       for key in ('words_read', 'train_secs')
     )
-    times.append((name, read / words_read, took / secs, merge_secs))
+    merging = merge_secs['alir'] / secs if 'alir' in merge_secs else None
+    read /= _mean(single, 'words_read')
+    times.append((name, read, took / secs, merging))
   minutes = _PAPER['minutes']
-  part, merge = minutes['sub-models at 1/10'], minutes['merge']
-  whole = minutes['single']
-  times.append(
-    ('    published, shuffle, 10', None, part / whole, merge / whole)
+  took, merging = (
+    minutes[x] / minutes['single'] for x in ('sub-models at 1/10', 'merge')
   )
+  times.append(('    published, shuffle, 10', None, took, merging))
   head = ('of the single run', 'words of a sub-model', 'secs', 'merging')
   more = ('/single', 'words', 'merge s')
   scores = _table('division, sub-models, merge', single[0], rows, *more)
   return f'{scores}\n\n{experiment.table(head, times)}'
 
 
-def _numbers_rows(x: dict[str, Any]) -> list[list[Any]]:
-  paper = {
-    name: scores.get(str(x['taken']))
-    for name, scores in _PAPER['of_numbers'].items()
-    if x['merge'] == 'pca'
-  }
-  row = _line(f'first {x["taken"]}, {x["merge"]}', [x])
-  return [row, *_published(paper, x)]
-
-
-def _repaired_rows(x: dict[str, Any]) -> list[list[Any]]:
-  paper = _PAPER['repaired'].get(x['map'], {}).get(str(x['removed']))
-  row = _line(f'{x["removed"]:.0%} of one, {x["map"]}', [x])
-  return [row, *_published(paper, x)]
-
-
-def _removed_rows(x: dict[str, Any]) -> list[list[Any]]:
-  return [_line(f'{x["removed"]:.0%} removed, {x["merge"]}', [x])]
+def _stage_row(stage: str, x: dict[str, Any]) -> list[list[Any]]:
+  """A merge or a map of one of the later stages, and what was published."""
+  paper = {}
+  if stage == 'numbers':
+    label = f'first {x["taken"]}, {x["merge"]}'
+    if x['merge'] == 'pca':
+      for name, scores in _PAPER['of_numbers'].items():
+        paper[name] = scores.get(str(x['taken']))
+  elif stage == 'repaired':
+    label = f'{x["removed"]:.0%} of one, {x["map"]}'
+    paper = _PAPER['repaired'].get(x['map'], {}).get(str(x['removed']))
+  else:
+    label = f'{x["removed"]:.0%} removed, {x["merge"]}'
+  return [_line(label, [x]), *_published(paper, x)]
 
 
 def tables(found: dict[str, Any]) -> list[str]:
@@ -358,13 +316,13 @@ def tables(found: dict[str, Any]) -> list[str]:
     head = ('words of a part from the whole, nats', *list(found['kl'][0])[1:])
     rows = [list(x.values()) for x in found['kl']]
     made.append(experiment.table(head, rows))
-  for stage, title, rows_of in (
-    ('numbers', 'some of the sub-models', _numbers_rows),
-    ('removed', 'words removed from every sub-model', _removed_rows),
-    ('repaired', 'words restored from another sub-model', _repaired_rows),
+  for stage, title in (
+    ('numbers', 'some of the sub-models'),
+    ('removed', 'words removed from every sub-model'),
+    ('repaired', 'words restored from another sub-model'),
   ):
     if stage in found:
-      rows = [row for x in found[stage] for row in rows_of(x)]
+      rows = [row for x in found[stage] for row in _stage_row(stage, x)]
       made.append(_table(title, found[stage][0], rows))
   for x in found.get('sizes', ()):
     rows = [_line('single run', [x['single']])]
@@ -377,51 +335,47 @@ def tables(found: dict[str, Any]) -> list[str]:
 def _plot(found: dict[str, Any], path: pathlib.Path) -> None:
   """Quality relative to the single run, by division and number."""
   figure, (panel,) = experiment.start_plot(1, (6.4, 3.2))
-  alone = statistics.mean(x['mean'] for x in found['single'].values())
+  alone = _mean(list(found['single'].values()))
   divisions = sorted({x['divide'] for x in found['cells']})
-  for i, divide in enumerate(divisions):
-    lines: dict[str, dict[int, list[float]]] = {}
-    for x in (x for x in found['cells'] if x['divide'] == divide):
-      means = {k: x['merges'][k]['mean'] for k in x['merges']}
+  lines = ('alir', 'concat, power .75', 'mean part')
+  for (i, divide), (name, style) in itertools.product(
+    enumerate(divisions), zip(lines, '-:-', strict=True)
+  ):
+    by_number: dict[int, list[float]] = {}
+    for x in found['cells']:
+      means = {k: y['mean'] for k, y in x['merges'].items()}
       means['mean part'] = x['mean_part']
-      for name in ('alir', 'concat, power .75', 'mean part'):
-        if name in means:
-          by_number = lines.setdefault(name, {})
-          by_number.setdefault(x['num_parts'], []).append(means[name] / alone)
-    for (name, by_number), style in zip(lines.items(), '-:-', strict=False):
-      xs = sorted(by_number)
-      ys = [statistics.mean(by_number[num]) for num in xs]
-      panel.plot(xs, ys, style, color=f'C{i}', label=f'{divide}, {name}')
+      if x['divide'] == divide and name in means:
+        of_number = by_number.setdefault(x['num_parts'], [])
+        of_number.append(means[name] / alone)
+    if by_number:
+      pairs = sorted((k, statistics.mean(x)) for k, x in by_number.items())
+      label = f'{divide}, {name}'
+      xs, ys = zip(*pairs, strict=True)
+      panel.plot(xs, ys, style, color=f'C{i}', label=label)
   panel.axhline(1, color='#777777', lw=0.8)
   panel.set(xlabel='sub-models', ylabel='mean of benchmarks / single run')
   figure.legend(fontsize=7, frameon=False, loc='outside right center')
   figure.savefig(path)
 
 
-def _arguments() -> argparse.Namespace:
+def main() -> None:
+  """Trains and scores what is not there yet, and prints the tables."""
   parser = experiment.parser(__doc__)
   experiment.add_run_flags(parser, restrict_vocab=30_000)
   add, numbers = parser.add_argument, experiment.numbers
+  methods, merges = partition_sampling.METHODS, partition_runs.MERGES
+  divisions = experiment.choices('division', methods)
+  names = experiment.choices('merge', merges, ':')
   add('--analogies', default='', help='analogy files, separated by commas')
   add('--work', type=pathlib.Path, help='folder for what is trained')
   add('--stages', type=experiment.choices('stage', STAGES), default=[*STAGES])
-  methods = partition_sampling.METHODS
-  add(
-    '--divide',
-    type=experiment.choices('division', methods),
-    default=[*methods[::-1]],
-  )
+  add('--divide', type=divisions, default=[*methods[::-1]])
   add('--numbers', type=numbers, default=[10, 5, 3], help='of sub-models')
-  merges = experiment.choices('merge', partition_runs.MERGES, ':')
-  default = [*partition_runs.MERGES]
-  add('--merges', type=merges, default=default, help='separated by colons')
+  add('--merges', type=names, default=[*merges], help='separated by colons')
   add('--seeds', type=numbers, default=[1, 2, 3])
   add('--taken', type=numbers, default=[1, 2, 4, 6, 8, 10], help='in numbers')
-  add(
-    '--removed',
-    type=lambda text: [float(x) for x in text.split(',')],
-    default=[0.1, 0.5],
-  )
+  add('--removed', type=numbers, default=[0.1, 0.5], help='fractions')
   add('--dim', type=int, default=100)
   add('--min_count', type=int, default=5)
   add('--optimizer', default='adagrad')
@@ -438,15 +392,10 @@ def _arguments() -> argparse.Namespace:
   if not (args.text and args.eval and args.work):
     parser.error('give --text, --eval and --work')
   args.work = args.work.absolute()
-  return args
-
-
-def main() -> None:
-  """Trains and scores what is not there yet, and prints the tables."""
-  args = _arguments()
   results = experiment.Results('partition-merge', args, _MAY_CHANGE)
+  runs = partition_runs.Runs(args)
   for stage in args.stages:
-    found = STAGES[stage](args)
+    found = STAGES[stage](runs)
     results.found[stage] = json.loads(json.dumps(found))  # as it is read again
     results.save()
   if args.plot and 'sweep' in results.found:

@@ -13,7 +13,7 @@ import pathlib
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import experiment
@@ -76,185 +76,174 @@ class Cell(NamedTuple):
     return f'{self.divide}-{self.num_parts}-{self.seed}{files}'
 
 
-def folder(args: argparse.Namespace) -> pathlib.Path:
-  """Where runs and scores of these flags are kept."""
-  given = {name: getattr(args, name) for name in _FLAGS}
-  text = json.dumps([given, repr(MERGES)], default=str, sort_keys=True)
-  return args.work / hashlib.sha256(text.encode()).hexdigest()[:12]
+class Runs:
+  """Runs and scores for the flags of partition_merge.py."""
 
+  def __init__(self, args: argparse.Namespace):
+    """Names their folder by the flags that they depend on."""
+    given = {name: getattr(args, name) for name in _FLAGS}
+    text = json.dumps([given, repr(MERGES)], default=str, sort_keys=True)
+    self.args = args
+    self.folder = args.work / hashlib.sha256(text.encode()).hexdigest()[:12]
 
-# Training.
-
-
-def _text(args: argparse.Namespace, num_files: int) -> str:
-  """The text, or a folder of its first files."""
-  if not num_files:
-    return args.text
-  files = args.work / f'text-{num_files}'
-  files.mkdir(parents=True, exist_ok=True)
-  for path in sorted(glob.glob(args.text))[:num_files]:
-    link = files / pathlib.Path(path).name
-    if not link.exists():
-      link.symlink_to(pathlib.Path(path).resolve())
-  return str(files)
-
-
-def train(args: argparse.Namespace, cell: Cell) -> pathlib.Path:
-  """Returns the folder of a cell's run; trains unless it is there."""
-  workdir = folder(args) / 'runs' / cell.name
-  if (workdir / 'report.json').exists():
-    return workdir
-  experiment.progress('training', cell.name)
-  settings = {
-    'data.path': _text(args, cell.num_files),
-    'data.sample': args.sample,
-    'data.min_count': args.min_count,
-    'eval.paths': 'none',
-    'model.dim': args.dim,
-    'optimizer.name': args.optimizer,
-    'optimizer.learning_rate': args.learning_rate,
-    'seed': cell.seed,
-    'strategy.name': 'sync',
-    'train.epochs': args.epochs,
-  }
-  if cell.divide != 'single':
-    settings |= {
-      'strategy.name': 'partition',
-      'strategy.num_parts': cell.num_parts,
-      'strategy.divide': cell.divide,
-      'strategy.merge': 'none',
+  def train(self, cell: Cell) -> pathlib.Path:
+    """Returns the folder of a cell's run; trains unless it is there."""
+    workdir, args = self.folder / 'runs' / cell.name, self.args
+    if (workdir / 'report.json').exists():
+      return workdir
+    experiment.progress('training', cell.name)
+    settings = {
+      'data.path': self._text(cell.num_files),
+      'data.sample': args.sample,
+      'data.min_count': args.min_count,
+      'eval.paths': 'none',
+      'model.dim': args.dim,
+      'optimizer.name': args.optimizer,
+      'optimizer.learning_rate': args.learning_rate,
+      'seed': cell.seed,
+      'strategy.name': 'sync',
+      'train.epochs': args.epochs,
     }
-  cache = args.work / 'cache'
-  experiment.train(args.config, workdir, settings, args.override, cache)
-  # Only vectors and words are needed: a sweep has hundreds of them.
-  for pattern in ('checkpoints', 'export/projector', 'export/vectors.[bt]*'):
-    for path in [*workdir.glob(pattern), *workdir.glob(f'parts/*/{pattern}')]:
-      shutil.rmtree(path) if path.is_dir() else path.unlink()
-  return workdir
+    if cell.divide != 'single':
+      settings |= {
+        'strategy.name': 'partition',
+        'strategy.num_parts': cell.num_parts,
+        'strategy.divide': cell.divide,
+        'strategy.merge': 'none',
+      }
+    cache = args.work / 'cache'
+    experiment.train(args.config, workdir, settings, args.override, cache)
+    # Only vectors and words are needed: a sweep has hundreds of them.
+    for pattern in ('checkpoints', 'export/projector', 'export/vectors.[bt]*'):
+      for path in [*workdir.glob(pattern), *workdir.glob(f'parts/*/{pattern}')]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return workdir
 
+  def _text(self, num_files: int) -> str:
+    """The text, or a folder of its first files."""
+    if not num_files:
+      return self.args.text
+    files = self.args.work / f'text-{num_files}'
+    files.mkdir(parents=True, exist_ok=True)
+    for path in sorted(glob.glob(self.args.text))[:num_files]:
+      link = files / pathlib.Path(path).name
+      if not link.exists():
+        link.symlink_to(pathlib.Path(path).resolve())
+    return str(files)
 
-def parts_of(workdir: pathlib.Path, num: int = 0) -> list[parts.Part]:
-  """The first sub-models of a run; 0 = all."""
-  folders = sorted((workdir / 'parts').iterdir())
-  return [parts.open_part(path) for path in folders[: num or None]]
+  def part_folders(self, cell: Cell) -> list[pathlib.Path]:
+    """Of the sub-models, which are trained if need be."""
+    return sorted((self.train(cell) / 'parts').iterdir())
 
+  def open_parts(self, cell: Cell, num: int | None = None) -> list[parts.Part]:
+    """The first sub-models of a cell; None = all."""
+    return [parts.open_part(path) for path in self.part_folders(cell)[:num]]
 
-# Scores.
+  def words_asked(self) -> dict[str, set[str]]:
+    """Words of each benchmark, in lower case."""
+    args = self.args
+    paths = [*args.eval.split(','), *filter(None, args.analogies.split(','))]
+    return {
+      each.name: {word.lower() for words in each.words for word in words}
+      for each in benchmarks.find(paths)[0]
+    }
 
-
-def evaluate(
-  args: argparse.Namespace, vocabulary: Sequence[str], vectors: np.ndarray
-) -> dict[str, Any]:
-  """By benchmark `score`, `found`, `total` and `recall`; `mean`, `words`."""
-  found = words.evaluate(vocabulary, vectors, args.eval.split(','), 0)
-  if args.analogies:
-    paths = args.analogies.split(',')
-    found |= words.evaluate(vocabulary, vectors, paths, args.restrict_vocab)
-  known = set(vocabulary)
-  scores = {}
-  for name, asked in benchmark_words(args).items():
-    scores[name] = {k: found[name][k] for k in ('score', 'found', 'total')}
-    # The paper counts words, not pairs.
-    scores[name]['recall'] = len(asked & known) / max(len(asked), 1)
-  shown = [x for x in FIVE if x in scores] or list(scores)
-  mean = statistics.mean(scores[name]['score'] or 0.0 for name in shown)
-  return {'benchmarks': scores, 'mean': mean, 'words': len(vocabulary)}
-
-
-def benchmark_words(args: argparse.Namespace) -> dict[str, set[str]]:
-  """Words of each benchmark, in lower case."""
-  found = {}
-  paths = [*args.eval.split(','), *filter(None, args.analogies.split(','))]
-  for each in benchmarks.find(paths)[0]:
-    asked = {word.lower() for words in each.words for word in words}
-    found[each.name] = asked
-  return found
-
-
-def saved(
-  args: argparse.Namespace, name: str, make: Callable[[], dict[str, Any]]
-) -> dict[str, Any]:
-  """Scores of that name, made unless they are there."""
-  path = folder(args) / 'scores' / f'{name.replace(" ", "_")}.json'
-  if not path.exists():
-    experiment.progress('scoring', name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix('.tmp')
-    temporary.write_text(json.dumps(make()))
-    temporary.rename(path)
-  return json.loads(path.read_text())
-
-
-def merged(
-  args: argparse.Namespace,
-  workdir: pathlib.Path,
-  opened: Sequence[parts.Part],
-  merge: str,
-) -> dict[str, Any]:
-  """Merges sub-models, and scores the result."""
-  start = time.perf_counter()
-  found = senses.merge(opened, MERGES[merge])
-  merge_secs = time.perf_counter() - start
-  # The most frequent words of the text first.
-  file = next((workdir / 'parts').glob('*/vocab.txt'))
-  rank = {w: i for i, w in enumerate(word2vec_format.read_vocab(file)[0])}
-  order = np.argsort([rank[word] for word in found.words])
-  names = [found.words[i] for i in order]
-  return evaluate(args, names, np.asarray(found.vectors)[order]) | {
-    'merge_secs': merge_secs,
-    'dim': int(found.vectors.shape[1]),
-    'displacements': found.report['displacements'],
-    'residuals': [x['residual'] for x in found.report['parts']],
-  }
-
-
-def _exported(args: argparse.Namespace, path: pathlib.Path) -> dict[str, Any]:
-  loaded = embeddings.load(path)
-  return evaluate(args, loaded.index_to_key, loaded.vectors)
-
-
-def single(args: argparse.Namespace, cell: Cell) -> dict[str, Any]:
-  """The single run: scores, and seconds."""
-  workdir = train(args, cell)
-  report = experiment.read_report(workdir)
-  return saved(args, cell.name, lambda: _exported(args, workdir)) | {
-    'train_secs': report['train_secs'],
-    'corpus_words': report['corpus_words'],
-    'words_read': report['corpus_words'] * args.epochs,
-  }
-
-
-def whole(args: argparse.Namespace, cell: Cell, merge: str) -> dict[str, Any]:
-  """All sub-models of a cell, merged."""
-  workdir = train(args, cell)
-  name = f'{cell.name}-{merge.replace(",", "")}'
-  return saved(
-    args, name, lambda: merged(args, workdir, parts_of(workdir), merge)
-  )
-
-
-def part_scores(args: argparse.Namespace, cell: Cell) -> list[dict[str, Any]]:
-  """Each sub-model of a cell."""
-  folders = sorted((train(args, cell) / 'parts').iterdir())
-  return [
-    saved(
-      args, f'{cell.name}-part{path.name}', lambda p=path: _exported(args, p)
+  def evaluate(
+    self, vocabulary: Sequence[str], vectors: np.ndarray
+  ) -> dict[str, Any]:
+    """By benchmark `score`, `found`, `total` and `recall`; `mean`, `words`."""
+    args = self.args
+    found = words.evaluate(vocabulary, vectors, args.eval.split(','), 0)
+    if args.analogies:
+      paths = args.analogies.split(',')
+      found |= words.evaluate(vocabulary, vectors, paths, args.restrict_vocab)
+    known, scores = set(vocabulary), {}
+    for name, asked in self.words_asked().items():
+      scores[name] = {k: found[name][k] for k in ('score', 'found', 'total')}
+      # The paper counts words, not pairs.
+      scores[name]['recall'] = len(asked & known) / max(len(asked), 1)
+    mean = statistics.mean(
+      scores[name]['score'] or 0.0 for name in shown(scores)
     )
-    for path in folders
-  ]
+    return {'benchmarks': scores, 'mean': mean, 'words': len(vocabulary)}
+
+  def saved(
+    self, name: str, make: Callable[[], dict[str, Any]]
+  ) -> dict[str, Any]:
+    """Scores of that name, made unless they are there."""
+    name = name.replace(',', '').replace(' ', '_')
+    path = self.folder / 'scores' / f'{name}.json'
+    if not path.exists():
+      experiment.progress('scoring', name)
+      path.parent.mkdir(parents=True, exist_ok=True)
+      temporary = path.with_suffix('.tmp')
+      temporary.write_text(json.dumps(make()))
+      temporary.rename(path)
+    return json.loads(path.read_text())
+
+  def merged(
+    self, cell: Cell, opened: Sequence[parts.Part], merge: str
+  ) -> dict[str, Any]:
+    """Merges sub-models of a cell, and scores the result."""
+    start = time.perf_counter()
+    found = senses.merge(opened, MERGES[merge])
+    merge_secs = time.perf_counter() - start
+    # The most frequent words of the text first.
+    file = self.part_folders(cell)[0] / 'vocab.txt'
+    rank = {w: i for i, w in enumerate(word2vec_format.read_vocab(file)[0])}
+    order = np.argsort([rank[word] for word in found.words])
+    names = [found.words[i] for i in order]
+    return self.evaluate(names, np.asarray(found.vectors)[order]) | {
+      'merge_secs': merge_secs,
+      'dim': int(found.vectors.shape[1]),
+      'displacements': found.report['displacements'],
+      'residuals': [x['residual'] for x in found.report['parts']],
+    }
+
+  def _exported(self, path: pathlib.Path) -> dict[str, Any]:
+    loaded = embeddings.load(path)
+    return self.evaluate(loaded.index_to_key, loaded.vectors)
+
+  def single(self, cell: Cell) -> dict[str, Any]:
+    """The single run: scores, and seconds."""
+    workdir = self.train(cell)
+    report = experiment.read_report(workdir)
+    return self.saved(cell.name, lambda: self._exported(workdir)) | {
+      'train_secs': report['train_secs'],
+      'corpus_words': report['corpus_words'],
+      'words_read': report['corpus_words'] * self.args.epochs,
+    }
+
+  def whole(self, cell: Cell, merge: str) -> dict[str, Any]:
+    """All sub-models of a cell, merged."""
+    return self.saved(
+      f'{cell.name}-{merge}',
+      lambda: self.merged(cell, self.open_parts(cell), merge),
+    )
+
+  def part_scores(self, cell: Cell) -> list[dict[str, Any]]:
+    """Each sub-model of a cell."""
+    return [
+      self.saved(
+        f'{cell.name}-part{path.name}', lambda p=path: self._exported(p)
+      )
+      for path in self.part_folders(cell)
+    ]
+
+  def divided(self, cell: Cell, merges: Sequence[str]) -> dict[str, Any]:
+    """A cell's sub-models, each and merged."""
+    each = self.part_scores(cell)
+    reports = experiment.read_report(self.train(cell))['parts']
+    return {
+      'mean_part': statistics.mean(x['mean'] for x in each),
+      'parts': each,
+      'train_secs': [x['train_secs'] for x in reports],
+      'words_read': [x['words'] for x in reports],
+      'words_seen': [x['words_seen'] for x in reports],
+      'merges': {name: self.whole(cell, name) for name in merges},
+    }
 
 
-def divided(
-  args: argparse.Namespace, cell: Cell, merges: Sequence[str]
-) -> dict[str, Any]:
-  """A cell's sub-models, each and merged."""
-  each = part_scores(args, cell)
-  reports = experiment.read_report(train(args, cell))['parts']
-  return {
-    'mean_part': statistics.mean(x['mean'] for x in each),
-    'parts': each,
-    'train_secs': [x['train_secs'] for x in reports],
-    'words_read': [x['words'] for x in reports],
-    'words_seen': [x['words_seen'] for x in reports],
-    'merges': {name: whole(args, cell, name) for name in merges},
-  }
+def shown(scores: Iterable[str]) -> list[str]:
+  """Benchmarks whose mean is shown."""
+  return [name for name in FIVE if name in scores] or list(scores)

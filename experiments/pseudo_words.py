@@ -21,7 +21,6 @@ import argparse
 import pathlib
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import experiment
@@ -65,131 +64,65 @@ def _read(args: argparse.Namespace, cache: pathlib.Path) -> Text:
 
 
 def choose(text: Text, num: int, seed: int, ranks: range) -> list[Pair]:
-  """Draws pairs of words, no word twice.
-
-  Args:
-    text: in which they are merged.
-    num: of pairs.
-    seed: of the draw.
-    ranks: of the words, by frequency.
-  """
+  """Draws pairs of words of these ranks by frequency, no word twice."""
   rng = np.random.default_rng(seed)
   sentence = np.cumsum(text.ids == tokenize.END)
   num_sentences = int(sentence[-1]) + 1
   order = np.argsort(-text.counts, kind='stable')[ranks.start : ranks.stop]
-  candidates = [
-    int(i)
-    for i in order
-    if text.words[i].isalpha() and len(text.words[i]) >= _MIN_LETTERS
-  ]
+  names = {int(i): text.words[i] for i in order}
+  free = [i for i, x in names.items() if x.isalpha() and len(x) >= _MIN_LETTERS]
 
   def sentences(word):
     return np.unique(sentence[text.ids == word])
 
-  pairs, free = [], candidates
-  for first in rng.permutation(candidates).tolist():
+  pairs = []
+  for first in rng.permutation(free).tolist():
     if len(pairs) == num:
       break
     if first not in free:
       continue
-    low = text.counts[first] / _FREQUENCY_RATIO
-    high = text.counts[first] * _FREQUENCY_RATIO
-    near = [i for i in free if i != first and low <= text.counts[i] <= high]
-    own = sentences(first)
+    ratios = {
+      i: text.counts[i] / text.counts[first] for i in free if i != first
+    }
+    most, own = _FREQUENCY_RATIO, sentences(first)
+    near = [i for i, ratio in ratios.items() if 1 / most <= ratio <= most]
     for second in rng.permutation(near).tolist()[:20]:
       other = sentences(second)
       together = len(np.intersect1d(own, other, assume_unique=True))
       if together <= len(own) * len(other) / num_sentences:
-        name = f'{text.words[first]}_{text.words[second]}'
+        name = f'{names[first]}_{names[second]}'
         pairs.append(Pair(name, (first, second)))
         free = [i for i in free if i not in (first, second)]
         break
   return pairs
 
 
-def write_merged(text: Text, pairs: Sequence[Pair], path: pathlib.Path) -> None:
-  """Writes the text with each pair as one word, a sentence per line."""
-  words = np.array([*text.words, '\n'], object)  # the last one is `END`
-  for pair in pairs:
-    words[list(pair.words)] = pair.name
-  with open(path, 'w', encoding='utf-8') as file:
-    for piece in np.array_split(text.ids, 1 + len(text.ids) // 1_000_000):
-      file.write(' '.join(words[piece]) + ' ')
+def _purity(
+  text: Text,
+  names: np.ndarray,
+  pair: Pair,
+  table: senses.Senses,
+  args: argparse.Namespace,
+) -> float:
+  """Of --occurrences of a pair, spread over the text whose words have `names`.
 
-
-def _contexts(
-  text: Text, names: Sequence[str], table: senses.Senses, pair: Pair, most: int,
-  window: int,
-) -> Iterator[tuple[list[int], int]]:  # fmt: skip
-  """(context, 0 or 1 for the word) of occurrences spread over the text."""
-  reach = 20 * table.window
+  A context is the sentence, or what is near in a long one.
+  """
+  word, reach = table.index[pair.name], 20 * table.window
   positions = np.flatnonzero(np.isin(text.ids, pair.words))
-  step = max(1, len(positions) // most)
-  for position in positions[::step][:most].tolist():
+  step = max(1, len(positions) // args.occurrences)
+  assigned = []
+  for position in positions[::step][: args.occurrences].tolist():
     start = max(0, position - reach)
     near, at = text.ids[start : position + reach + 1], position - start
     ends = np.flatnonzero(near == tokenize.END)
     first = int(ends[ends < at].max(initial=-1)) + 1
     last = int(ends[ends > at].min(initial=len(near)))
-    tokens = [names[i] for i in near[first:last]]
+    tokens = names[near[first:last]].tolist()
+    context = table.context(tokens, at - first, args.window)
     is_second = int(text.ids[position] == pair.words[1])
-    yield table.context(tokens, at - first, window), is_second
-
-
-def purity(
-  text: Text, pairs: Sequence[Pair], table: senses.Senses, most: int,
-  window: int = 0,
-) -> dict[str, float]:  # fmt: skip
-  """By pair, of `most` occurrences; window 0 = that of the vectors."""
-  names = list(text.words)
-  for pair in pairs:
-    for word in pair.words:
-      names[word] = pair.name
-  found = {}
-  for pair in pairs:
-    word = table.index[pair.name]
-    contexts = _contexts(text, names, table, pair, most, window)
-    found[pair.name] = planted_senses.purity(
-      [(int(table.posterior(word, x).argmax()), true) for x, true in contexts]
-    )
-  return found
-
-
-def ceiling(
-  text: Text, pairs: Sequence[Pair], table: senses.Senses, most: int,
-  window: int = 0,
-) -> dict[str, float]:  # fmt: skip
-  """The accuracy of the words' own vectors, by pair.
-
-  `table` is trained on the text without merged words, one sense each.
-  """
-  found = {}
-  for pair in pairs:
-    both = [table.index[text.words[i]] for i in pair.words]
-    right = []
-    for x, true in _contexts(text, text.words, table, pair, most, window):
-      logs = [table.log_likelihoods(i, x).sum() for i in both]
-      right.append((logs[1] > logs[0]) == true)
-    found[pair.name] = float(np.mean(right))
-  return found
-
-
-def _train(
-  args: argparse.Namespace, seed: int, folder: pathlib.Path, name: str,
-  settings: dict[str, Any],
-) -> senses.Senses:  # fmt: skip
-  common = {
-    'data.path': folder / f'{name}.txt',
-    'data.tokens': 'whitespace',
-    'eval.paths': 'none',
-    'seed': seed,
-    'senses.top_ratio': 0.0,
-  }
-  workdir = folder / name
-  experiment.train(
-    args.config, workdir, common | settings, args.override, folder / 'cache'
-  )
-  return embeddings.load(workdir).sense_table
+    assigned.append((int(table.posterior(word, context).argmax()), is_second))
+  return planted_senses.purity(assigned)
 
 
 def _run(
@@ -198,23 +131,29 @@ def _run(
   """Chooses pairs and trains."""
   ranks = range(args.first_rank, args.last_rank)
   pairs = choose(text, args.pairs, seed, ranks)
-  write_merged(text, pairs, folder / 'merged.txt')
-  words = folder / 'words.txt'
-  words.write_text('\n'.join(x.name for x in pairs))
-  settings = {'senses.words': words, 'senses.number': args.senses}
-  table = _train(args, seed, folder, 'merged', settings)
-  each = purity(text, pairs, table, args.occurrences, args.window)
-  found = {
+  names = np.array(text.words, object)
+  for pair in pairs:
+    names[list(pair.words)] = pair.name
+  experiment.write_tokens(text.ids, names, folder / 'merged.txt')
+  (folder / 'words.txt').write_text('\n'.join(x.name for x in pairs))
+  settings = {
+    'data.path': folder / 'merged.txt',
+    'data.tokens': 'whitespace',
+    'eval.paths': 'none',
+    'seed': seed,
+    'senses.number': args.senses,
+    'senses.top_ratio': 0.0,
+    'senses.words': folder / 'words.txt',
+  }
+  workdir, cache = folder / 'merged', folder / 'cache'
+  experiment.train(args.config, workdir, settings, args.override, cache)
+  table = embeddings.load(workdir).sense_table
+  each = {x.name: _purity(text, names, x, table, args) for x in pairs}
+  return {
     'purity': statistics.mean(each.values()),
     'at_least_expected': statistics.mean(x >= EXPECTED for x in each.values()),
     'pairs': each,
   }
-  if args.ceiling:
-    write_merged(text, [], folder / 'whole.txt')
-    table = _train(args, seed, folder, 'whole', {'senses.number': 1})
-    each = ceiling(text, pairs, table, args.occurrences, args.window)
-    found |= {'ceiling': statistics.mean(each.values()), 'ceilings': each}
-  return found
 
 
 def main() -> None:
@@ -233,7 +172,6 @@ def main() -> None:
   add('--first_rank', type=int, default=300)
   add('--last_rank', type=int, default=5000)
   add('--embedded_words', type=int, default=2_000_000)
-  add('--ceiling', action='store_true', help="also by the words' own vectors")
   add('--quick', action='store_true', help='a small text, few pairs')
   args = experiment.parse(parser)
   if args.quick:
@@ -243,18 +181,17 @@ def main() -> None:
   results = experiment.Results('pseudo-words', args)
   with tempfile.TemporaryDirectory() as cache:
     text = _read(args, pathlib.Path(cache))
-    for seed in range(1, args.seeds + 1):
-      with tempfile.TemporaryDirectory() as folder:
-        run = _run(args, text, seed, pathlib.Path(folder))
-      results.found[seed] = run
-      results.save()
-      ceiling = f', ceiling {run["ceiling"]:.3f}' if args.ceiling else ''
-      print(
-        f'seed {seed}: purity {run["purity"]:.3f}{ceiling}, of '
-        f'{len(run["pairs"])} pairs, {run["at_least_expected"]:.0%} of them '
-        f'{EXPECTED:g} or more; worst: {planted_senses.worst(run["pairs"])}',
-        flush=True,
-      )
+  for seed in range(1, args.seeds + 1):
+    with tempfile.TemporaryDirectory() as folder:
+      run = _run(args, text, seed, pathlib.Path(folder))
+    results.found[seed] = run
+    results.save()
+    print(
+      f'seed {seed}: purity {run["purity"]:.3f} of {len(run["pairs"])} pairs, '
+      f'{run["at_least_expected"]:.0%} of them {EXPECTED:g} or more; worst: '
+      f'{planted_senses.worst(run["pairs"])}',
+      flush=True,
+    )
   mean = statistics.mean(x['purity'] for x in results.found.values())
   results.finish(f'purity {mean:.3f}, expected {EXPECTED:g}')
 

@@ -14,6 +14,7 @@ import jax
 import zipf
 
 LAYOUTS = ('replicated', 'row', 'column')
+_SHOWN = ('tables_per_device_bytes', 'arguments_bytes', 'temporary_bytes')
 
 
 def measure(layout: str, rows: int, dim: int, optimizer: str) -> dict:
@@ -48,12 +49,13 @@ def measure(layout: str, rows: int, dim: int, optimizer: str) -> dict:
 def main() -> None:
   """Measures each layout and prints a table."""
   parser = experiment.parser(__doc__)
-  parser.add_argument('--rows', type=int, default=16_000_000)
-  parser.add_argument('--dim', type=int, default=128)
-  parser.add_argument('--devices', type=int, default=8)
-  parser.add_argument('--optimizer', default='adagrad')
+  add = parser.add_argument
+  add('--rows', type=int, default=16_000_000)
+  add('--dim', type=int, default=128)
+  add('--devices', type=int, default=8)
+  add('--optimizer', default='adagrad')
   layouts = experiment.choices('layout', LAYOUTS)
-  parser.add_argument('--layouts', type=layouts, default=[*LAYOUTS])
+  add('--layouts', type=layouts, default=[*LAYOUTS])
   args = parser.parse_args()
   experiment.simulate_devices(args.devices)
   results = experiment.Results('table-memory', args)
@@ -61,25 +63,15 @@ def main() -> None:
     measure(layout, args.rows, args.dim, args.optimizer)
     for layout in args.layouts
   ]
+  names = ('tables', 'with a batch', 'temporary', 'tables x even split')
   rows = [
-    (
-      x['layout'],
-      *(
-        f'{x[key] / 1e9:.3f}'
-        for key in ('tables_per_device_bytes', 'arguments_bytes')
-      ),
-      f'{x["temporary_bytes"] / 1e9:.3f}',
-      f'{x["ratio_to_even_split"]:.3f}',
-    )
+    (x['layout'], *(x[key] / 1e9 for key in _SHOWN), x['ratio_to_even_split'])
     for x in results.found
   ]
   results.finish(
     f'two tables of {args.rows:,} x {args.dim} with {args.optimizer} slots, '
     f'{args.devices} devices; GB on each device',
-    experiment.table(
-      ('layout', 'tables', 'with a batch', 'temporary', 'tables x even split'),
-      rows,
-    ),
+    experiment.table({'layout': '', **dict.fromkeys(names, '.3f')}, rows),
   )
 
 

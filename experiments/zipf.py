@@ -78,12 +78,10 @@ class Effort(NamedTuple):
 
 
 def make(settings: Mapping[str, Any], num_rows: int, **fixed: Any) -> Job:
-  """Builds what trains `num_rows` rows; starts JAX.
+  """Builds what trains tables of `num_rows` rows; starts JAX.
 
-  Args:
-    settings: by dotted name, others are the defaults.
-    num_rows: of each table.
-    **fixed: fields of `config.Tuning` that are not to be chosen.
+  `settings` are by dotted name, others are the defaults; `fixed` are fields of
+  `config.Tuning` that are not to be chosen.
   """
   config = config_lib.default()
   config.update_from_flattened_dict(settings)
@@ -108,10 +106,7 @@ def write_corpus(
 ) -> encode.Encoded:
   """Writes random sentences, memory-mapped as an encoded text is.
 
-  Args:
-    counts: [vocab] int64, ids are drawn in proportion.
-    num_words: of the corpus.
-    path: file for the ids.
+  Ids are drawn in proportion to `counts`, [vocab] int64.
   """
   rng = np.random.Generator(np.random.Philox(num_words))
   alias = sampling.alias_table(counts)
@@ -154,13 +149,11 @@ def obstacle(job: Job) -> str:
   # The random numbers of a table while it is made (measured: three times its
   # size); a gigabyte of batches, programs and libraries.
   random_bytes = 3 * 4 * len(job.counts) * job.config.model.dim
-  needed_bytes = job.mesh.size * state_bytes(job) + random_bytes + 10**9
-  if needed_bytes <= available_bytes:
+  needed = (job.mesh.size * state_bytes(job) + random_bytes) / 1e9 + 1
+  has = available_bytes / 1e9
+  if needed <= has:
     return ''
-  return (
-    f'needs {needed_bytes / 1e9:.1f} GB, {available_bytes / 1e9:.1f} GB are '
-    'available'
-  )
+  return f'needs {needed:.1f} GB, {has:.1f} GB are available'
 
 
 def lower(job: Job) -> jax.stages.Lowered:
@@ -228,26 +221,22 @@ def _check(metrics: strategy_base.DispatchMetrics) -> None:
 def time_dispatches(
   job: Job, corpus: encode.Encoded, effort: Effort
 ) -> dict[str, Any]:
-  """Times dispatches of full steps, whose batches are ready, but the first.
-
-  Returns:
-    What `_speeds` returns, `dispatch_steps` and `first_dispatch_secs`.
-  """
+  """Times dispatches of full steps, whose batches are ready, but the first."""
   state, constants = start(job)
-  secs, sizes = [], []
+  secs, centers = [], []
   for batch in full_batches(job, corpus):
     args = constants, batch, schedule(job, len(secs))
     start_secs = time.perf_counter()
     state, metrics = job.strategy.step(state, *args)
     _check(jax.block_until_ready((state, metrics))[1])
     secs.append(time.perf_counter() - start_secs)
-    sizes.append(int(metrics.counters['kept_words']))
+    centers.append(int(metrics.counters['kept_words']))
     is_enough = len(secs) > effort.min_dispatches
     if is_enough and sum(secs[1:]) >= effort.min_secs:
       break
-  rates = [n / t for n, t in zip(sizes[1:], secs[1:], strict=True)]
-  return _speeds(job, state, rates) | {
-    'dispatch_steps': statistics.median(sizes) / job.step_words,
+  rates = np.divide(centers, secs)[1:].tolist()
+  return _speeds(job, rates) | {
+    'dispatch_steps': statistics.median(centers) / job.step_words,
     'first_dispatch_secs': secs[0],  # with compilation
   }
 
@@ -255,11 +244,7 @@ def time_dispatches(
 def time_epochs(
   job: Job, corpus: encode.Encoded, effort: Effort
 ) -> dict[str, Any]:
-  """Times epochs as the training loop runs them, but the first.
-
-  Returns:
-    What `_speeds` returns, and `epoch_secs`.
-  """
+  """Times epochs as the training loop runs them, but the first."""
   state, constants = start(job)
   source, strategy = job.source(corpus), job.strategy
   items = data_base.prefetch(
@@ -283,12 +268,12 @@ def time_epochs(
   items.close()
   centers = job.kept_fraction * corpus.num_words
   rates = [centers / secs for secs in np.diff(ends)]
-  return _speeds(job, jax.block_until_ready(state), rates) | {
+  return _speeds(job, rates) | {
     'epoch_secs': centers / statistics.median(rates)
   }
 
 
-def _speeds(job: Job, state: Any, rates: list[float]) -> dict[str, Any]:
+def _speeds(job: Job, rates: list[float]) -> dict[str, Any]:
   """From centers per second of each dispatch or epoch."""
   median = statistics.median(rates)
   return {
@@ -299,5 +284,5 @@ def _speeds(job: Job, state: Any, rates: list[float]) -> dict[str, Any]:
     'step_secs': job.step_words / median,  # all devices step at once
     'timed': len(rates),
     'devices': job.mesh.size,
-    'table_bytes': mesh_lib.num_bytes(state),
+    'table_bytes': job.mesh.size * state_bytes(job),
   }

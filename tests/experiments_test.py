@@ -200,18 +200,11 @@ def test_roofline(run):
   width = 8 + 2 * s['window'] + s['shared_negatives']
   assert need['table_bytes'] == 12 * (1 + width / 8) * s['dim']
   # What was timed is what a step needs.
-  rows, flops = (
-    need['rows'] * s['batch_words'],
-    need['flops'] * s['batch_words'],
-  )
-  for part, unit, expected in (
-    ('gather', 'rows', rows),
-    ('scatter', 'rows', rows),
-    ('products', 'flops', flops),
-  ):
+  units = {'gather': 'rows', 'scatter': 'rows', 'products': 'flops'}
+  for part, unit in units.items():
     done = each[f'{part}_{unit}_per_sec'] * each[f'{part}_secs']
-    assert done == pytest.approx(expected)
-  parts = sum(each[f'{x}_secs'] for x in ('gather', 'products', 'scatter'))
+    assert done == pytest.approx(need[unit] * s['batch_words'])
+  parts = sum(each[f'{part}_secs'] for part in units)
   reached = f'{parts / found["step"]["step_secs"]:.0%}'
   (line,) = (x for x in shown.splitlines() if x.startswith('(c)'))
   assert line.split()[-1] == reached
@@ -241,16 +234,6 @@ def test_weak_scaling(run):
   ((one, two),) = result['results']['column']
   line = f'column {one / 1e6:.2f} {two / 1e6:.2f} {two / one / 2:.0%}'
   assert line.split() in map(str.split, shown.splitlines())
-
-
-def test_rounding():
-  import bench_rounding
-
-  for name in ('hash', 'hash x factor'):
-    biases = bench_rounding.bias(bench_rounding.GENERATORS[name], 256, 32)
-    assert max(map(abs, biases.values())) < 5
-  constant = bench_rounding.bias(bench_rounding.GENERATORS['constant'], 256, 32)
-  assert abs(constant['went_up']) > 5 and constant['in_row'] < 5
 
 
 # What the network carries.
@@ -292,9 +275,9 @@ def test_columns_send_a_third_of_what_rows_do():
 def test_optimizers_that_scale_by_squares():
   point = comm_volume.Point('column', 2, 2, 8)
   jobs = [comm_volume.make(point, 500, 256, x) for x in ('adagrad', 'sgd')]
-  total = comm_volume.traffic(jobs[0], comm_volume.compiled_text(jobs[0])).total
+  sent, _ = comm_volume.traffic(jobs[0], comm_volume.compiled_text(jobs[0]))
   formulas = [comm_volume.closed_form(job) for job in jobs]
-  assert total == pytest.approx(formulas[0], rel=1e-12)
+  assert sent['total'] == pytest.approx(formulas[0], rel=1e-12)
   assert formulas[0] > formulas[1]
 
 
@@ -321,42 +304,48 @@ ENTRY %main (a: f32[500,8]) -> f32[500,8] {{
   ROOT %w = f32[500,8] while(%a), condition=%body, body=%body
 }}
 """
-  assert bool(comm_volume.traffic(job, text).of_vocabulary) == travels
+  assert bool(comm_volume.traffic(job, text)[1]) == travels
 
 
 @pytest.mark.slow
-def test_two_processes_over_loopback(tmp_path):
-  settings = comm_volume._settings(comm_volume.quick_plan())['column']
-  found = comm_volume.measure(settings, tmp_path)
+def test_two_processes_send_what_their_program_says(tmp_path):
+  settings = {
+    'strategy.name': 'sync', 'table.layout': 'column', 'mesh.data': 1,
+    'mesh.table': 2, 'train.batch_words': 256, 'train.epochs': 2,
+    'data.path': 'toywiki:60000', 'model.dim': 8, 'eval.paths': 'none',
+  }  # fmt: skip
+  command = experiment.training_command('wiki', tmp_path, settings)
+  launcher = str(_FOLDER / 'launch_local.py')
+  launch = [sys.executable, launcher, '-n', '2', '--devices', '1', '--']
+  experiment.call(launch + command[3:])
+  report = experiment.read_report(tmp_path)
+  compiled = report['collectives']['bytes_per_word']['total']
+  words = 2 * report['corpus_words']
   # Headers come on top, and what processes tell each other.
-  assert 1 < found['ratio'] < 2
+  sent_bytes = report['hosts'][0]['loopback_sent_bytes']
+  assert 1 < sent_bytes / words / compiled < 2
 
 
 # Training.
 
 
 @pytest.mark.slow
-def test_throughput(run, text, tmp_path, monkeypatch):
-  pytest.importorskip('gensim')
+def test_throughput(run, text, monkeypatch):
   monkeypatch.setenv('PYTHONPATH', str(_FOLDER.parent))
-  peer = tmp_path / 'peer.txt'
-  peer.write_text('4 2\nbirds 1 0\nislands 1 1\nsing 0 1\nthe 1 2\n')
   result, shown = run(
     'bench_throughput', *text, '--runs=1', '--epochs=1', '--dim=8',
-    '--workers=1', f'--peer-vectors=other={peer},2.5',
-    '--config.optimizer.max_duplicates=4.0',
+    '--workers=1', '--config.optimizer.max_duplicates=4.0',
   )  # fmt: skip
-  (ours,), (theirs,), (other,) = result['results'].values()
+  (ours,), (theirs,) = result['results'].values()
   assert ours['config']['optimizer']['max_duplicates'] == 4
   assert ours['config']['model']['dim'] == 8
   assert ours['process_secs'] > ours['train_secs'] + ours['compile_secs']
   assert 50e6 < ours['peak_rss_bytes'] < 4e9
-  for found in (theirs, other):  # 28,000 words of the text
-    words = found['words_per_sec'] * found['train_secs']
-    assert words == pytest.approx(28_000)
-  for found in (ours, theirs, other):
+  words = theirs['words_per_sec'] * theirs['train_secs']
+  assert words == pytest.approx(28_000)  # of the text
+  for found in (ours, theirs):
     assert found['quality'].keys() == {'pairs', 'mean'}
-  assert 'ours/theirs' in shown and 'other' in shown
+  assert 'ours/theirs' in shown
 
 
 def test_batch_scaling(run, monkeypatch):
@@ -482,14 +471,11 @@ def test_pseudo_words_are_unrelated():
 
 @pytest.mark.slow
 def test_pseudo_words(run):
-  flags = ('--quick', '--ceiling', '--config.train.epochs=1')
-  result, shown = run('pseudo_words', *flags)
+  result, shown = run('pseudo_words', '--quick', '--config.train.epochs=1')
   (found,) = result['results'].values()
-  assert found['pairs'].keys() == found['ceilings'].keys()
-  # Two words' own vectors tell them apart, after an epoch of a small text.
-  purity, ceiling = found['purity'], found['ceiling']
-  assert ceiling > 0.6 and purity > 0.5
-  assert f'purity {purity:.3f}, ceiling {ceiling:.3f}, of 8 pairs' in shown
+  # They are told apart after an epoch of a small text.
+  assert found['purity'] > 0.5
+  assert f'purity {found["purity"]:.3f} of 8 pairs' in shown
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ golden ratio g, with two multiplications per column,
 
 whose upper bits are uniform at every position and all but independent between
 any two (multiply-shift hashing, Dietzfelbinger 1996); without the shift, sums
-over a row have heavy tails. `experiments/bench_rounding.py` compares other
-generators.
+over a row have heavy tails. `experiments/results/rounding-2026-11-22.json`
+compares other generators.
 
 16-bit numbers are stored as uint16: XLA for CPUs would widen a whole table of
 bfloat16 to scatter to it.

@@ -179,7 +179,7 @@ def read(path: pathlib.Path | str) -> Vectors:
       file.seek(0)
       unpacked = gzip.GzipFile(fileobj=file) if is_gzip else file
       max_bytes = path.stat().st_size * (_MAX_GZIP_RATIO if is_gzip else 1)
-      raw, vectors, num_after = _read_open(unpacked, max_bytes)
+      raw, vectors, num_after = _read_open(path, unpacked, max_bytes)
   except (OSError, EOFError, ValueError, zlib.error) as error:
     raise errors.UserError(
       f'cannot read {path}: {getattr(error, "strerror", None) or error}; check '
@@ -206,7 +206,7 @@ def read(path: pathlib.Path | str) -> Vectors:
 
 
 def _read_open(
-  file: BinaryIO, max_bytes: int
+  path: pathlib.Path, file: BinaryIO, max_bytes: int
 ) -> tuple[list[bytes], np.ndarray, int]:
   """Words, [words, dim] vectors and the number of bytes after them.
 
@@ -214,9 +214,9 @@ def _read_open(
   """
   first, second = (file.readline(_MAX_LINE_BYTES) for _ in range(2))
   if _DMWE.fullmatch(first + second):
-    raise ValueError(
-      'it has the text format of distributed_skipgram_mixture, for other '
-      'programs: give its folder'
+    raise errors.UserError(
+      f'{path} has the text format of distributed_skipgram_mixture, which is '
+      f'for other programs; give its folder, {path.parent}'
     )
   header = _HEADER.fullmatch(first)
   if header:

@@ -11,17 +11,14 @@ from jaxemb import errors
 from jaxemb.storage import word2vec_format as w2v
 
 _WORDS = ['the', 'Ωmega', 'naïve', '日本', '12', '-', 'a\u00a0b']
+# All sorts of bits: usual, tiny, huge, whole numbers, zero.
+_VECTORS = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
+_VECTORS[0] = [0, -0.0, 1, 1e-40, 3.4e38]
+_VECTORS[1] = [1 / 3, 16777216, 1e-5, -1e-4, 0.1]
 every_form = pytest.mark.parametrize('is_binary', [True, False])
-
-
-@pytest.fixture
-def vectors():
-  """All sorts of bits: usual, tiny, huge, whole numbers, zero."""
-  vectors = np.random.default_rng(0).normal(size=(len(_WORDS), 5))
-  vectors = vectors.astype(np.float32)
-  vectors[0] = [0, -0.0, 1, 1e-40, 3.4e38]
-  vectors[1] = [1 / 3, 16777216, 1e-5, -1e-4, 0.1]
-  return vectors
+every_file = pytest.mark.parametrize(
+  'name', ['v.bin', 'v.txt', 'v.bin.gz', 'v.txt.gz']
+)
 
 
 def _assert_read(path, words, vectors):
@@ -36,22 +33,20 @@ def _assert_read(path, words, vectors):
   )
 
 
-@pytest.mark.parametrize('name', ['v.bin', 'v.txt', 'v.bin.gz', 'v.txt.gz'])
-def test_round_trip_here_and_in_gensim(tmp_path, vectors, name, monkeypatch):
+@every_file
+def test_round_trip_here_and_in_gensim(tmp_path, name, monkeypatch):
   monkeypatch.setattr(w2v, '_BLOCK_BYTES', 37)
   monkeypatch.setattr(w2v, '_BLOCK_ROWS', 3)
-  path = tmp_path / name
-  assert w2v.write(path, _WORDS, vectors, 'bin' in name) == 0
-  _assert_read(path, _WORDS, vectors)
-  keyed = models.KeyedVectors.load_word2vec_format(
-    str(path), binary='bin' in name
-  )
+  path, is_binary = tmp_path / name, 'bin' in name
+  assert w2v.write(path, _WORDS, _VECTORS, is_binary) == 0
+  _assert_read(path, _WORDS, _VECTORS)
+  keyed = models.KeyedVectors.load_word2vec_format(path, binary=is_binary)
   assert keyed.index_to_key == _WORDS
-  np.testing.assert_array_equal(keyed.vectors, vectors)
+  np.testing.assert_array_equal(keyed.vectors, _VECTORS)
   if '.gz' not in name:
     # gensim leaves out the newline after a binary row.
-    keyed.save_word2vec_format(str(path), binary='bin' in name)
-    _assert_read(path, _WORDS, vectors)
+    keyed.save_word2vec_format(path, binary=is_binary)
+    _assert_read(path, _WORDS, _VECTORS)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +82,8 @@ def test_invalid_and_repeated_words_are_counted(tmp_path, is_binary):
     loaded = w2v.read(path)
   assert loaded.words == ['a\ufffd', 'b', 'c']
   np.testing.assert_array_equal(loaded.vectors, rows[[0, 1, 3]])
-  assert [str(x.message).split(': ')[1][:7] for x in warned] == [
-    '1 words', '1 repea', '4 bytes'
-  ]  # fmt: skip
+  texts = [str(x.message).split(': ')[1] for x in warned]
+  assert [x[:7] for x in texts] == ['1 words', '1 repea', '4 bytes']
 
 
 @every_form
@@ -101,10 +95,10 @@ def test_white_space_in_words_becomes_underscores(tmp_path, is_binary):
   _assert_read(tmp_path / 'v', renamed, vectors)
 
 
-@pytest.mark.parametrize('name', ['v.bin', 'v.txt', 'v.bin.gz', 'v.txt.gz'])
-def test_truncated_anywhere_is_refused(tmp_path, vectors, name):
+@every_file
+def test_truncated_anywhere_is_refused(tmp_path, name):
   path = tmp_path / name
-  w2v.write(path, _WORDS, vectors, 'bin' in name)
+  w2v.write(path, _WORDS, _VECTORS, 'bin' in name)
   whole = path.read_bytes()
   # Text cut inside its last number cannot be told from a shorter number.
   last = len(whole) - (1 if name == 'v.bin' else 14)
@@ -114,7 +108,7 @@ def test_truncated_anywhere_is_refused(tmp_path, vectors, name):
       w2v.read(path)
   if name == 'v.bin':
     path.write_bytes(whole[:-1])
-    _assert_read(path, _WORDS, vectors)
+    _assert_read(path, _WORDS, _VECTORS)
 
 
 @pytest.mark.parametrize(
