@@ -134,7 +134,7 @@ def main() -> None:
   args = parser.parse_args()
   if args.quick:
     args.parts, args.words, args.dim = 3, 2000, 16
-  results = experiment.Results('merge', args, may_change=vars(args))
+  results = experiment.Results('merge', args, same=())
   results.found = results.found or []
   with tempfile.TemporaryDirectory(prefix='merge-', dir=args.folder) as folder:
     found = measure(pathlib.Path(folder), args)

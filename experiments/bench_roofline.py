@@ -193,7 +193,7 @@ def main() -> None:
   settings['strategy.name'] = args.strategy
   efforts = _QUICK if args.quick else _FULL
   run = measure(settings, args.vocab, args.chunk, *efforts)
-  results = experiment.Results('roofline', args, may_change=vars(args))
+  results = experiment.Results('roofline', args, same=())
   others = [x for x in results.found or () if x['settings'] != run['settings']]
   results.found = [*others, run]
   results.finish(

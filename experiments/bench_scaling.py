@@ -203,7 +203,7 @@ def main() -> None:
   if args.point is not None:
     print(json.dumps(measure(Point(**args.point), effort)))
     return
-  results = experiment.Results('scaling', args, ('axis', 'plot', 'quick'))
+  results = experiment.Results('scaling', args, same=())
   known: dict[Point, dict] = {}
   for axis in args.axis or axes:
     for point in axes[axis]:

@@ -100,7 +100,9 @@ def main() -> None:
   args = experiment.parse(parser)
   evaluate.read_scws(args.scws)  # an unreadable file is reported at once
   args.eval = args.scws
-  results = experiment.Results('dmwe-scws', args, ('models', 'dims', 'seeds'))
+  results = experiment.Results(
+    'dmwe-scws', args, (*experiment.RUN_FLAGS, 'scws', 'senses')
+  )
   cases = [f'{x}, {dim}' for dim in args.dims for x in args.models]
   run = functools.partial(_run, args)
   experiment.add_runs(results, results.found, cases, args.seeds, run)

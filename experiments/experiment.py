@@ -26,6 +26,10 @@ from jaxemb.runtime import resources
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'experiments' / 'results'
+# Flags of `add_run_flags` and of settings.
+RUN_FLAGS = (
+  'text', 'eval', 'config', 'sample', 'epochs', 'restrict_vocab', 'override',
+)  # fmt: skip
 _T = TypeVar('_T')
 
 
@@ -268,28 +272,28 @@ class Results:
     self,
     name: str,
     args: argparse.Namespace,
-    may_change: Sequence[str] | None = None,
+    same: Sequence[str] | None = None,
   ):
     """Opens the file that --output names, or NAME-DATE.json.
 
-    Results in an existing file are replaced, or where `may_change` is given
-    added to: by calls whose flags are the same, but for those.
+    Results in an existing file are replaced, or, unless `same` is None, added
+    to, if those flags are the same.
 
     Raises:
-      UserError: other flags differ.
+      UserError: they differ.
     """
     self.path = args.output or RESULTS / f'{name}-{today()}.json'
     self.found: dict[str, Any] = {}
     self._arguments = _portable(vars(args))
-    if may_change is None or not self.path.exists():
+    if same is None or not self.path.exists():
       return
     earlier = json.loads(self.path.read_text())
-    theirs = earlier.get('arguments', {})
-    for key in sorted(self._arguments.keys() - {'output', *may_change}):
-      if self._arguments[key] != theirs.get(key):
+    for key in same:
+      old, new = (x.get(key) for x in (earlier['arguments'], self._arguments))
+      if old != new:
         raise errors.UserError(
-          f'{self.path} has results of --{key}={theirs.get(key)}, not '
-          f'{self._arguments[key]}; give another --output'
+          f'{self.path} has results of --{key}={old}, not {new}; give another '
+          '--output'
         )
     self.found = earlier['results']
 

@@ -41,11 +41,6 @@ CASES = (
   'int8 nearest',
 )
 _STAGES = ('quality', 'speed')
-# Flags that may differ between calls that add to one file.
-_MAY_CHANGE = (
-  'cases', 'stages', 'seeds', 'plot', 'rows', 'dim', 'batch_words', 'words',
-  'rounds',
-)  # fmt: skip
 # In the plot: points, line and opacity by rounding.
 _STYLES = {'stochastic': ('o', '-', 1), 'nearest': ('x', '--', 0.4)}
 # Loss of quality that is accepted.
@@ -243,7 +238,7 @@ def main() -> None:
   args = experiment.parse(parser)
   if CASES[0] not in args.cases:
     raise errors.UserError(f'--cases needs {CASES[0]}, to compare with')
-  results = experiment.Results('low-precision', args, _MAY_CHANGE)
+  results = experiment.Results('low-precision', args, experiment.RUN_FLAGS)
   if 'quality' in args.stages:
     quality = results.found.setdefault('quality', {})
     seeds, run = range(1, args.seeds + 1), functools.partial(_run, args)

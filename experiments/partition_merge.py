@@ -45,13 +45,6 @@ from jaxemb.toywiki import toywiki
 _PAPER = json.loads(
   (pathlib.Path(__file__).parent / 'anand_2019.json').read_text()
 )
-# Flags that may differ between calls that add to one file.
-_MAY_CHANGE = (
-  'divide', 'numbers', 'merges', 'seeds', 'taken', 'removed', 'stages', 'plot',
-  'quick',
-)  # fmt: skip
-
-
 # Stages.
 
 
@@ -392,7 +385,7 @@ def main() -> None:
   if not (args.text and args.eval and args.work):
     parser.error('give --text, --eval and --work')
   args.work = args.work.absolute()
-  results = experiment.Results('partition-merge', args, _MAY_CHANGE)
+  results = experiment.Results('partition-merge', args, partition_runs.FLAGS)
   runs = partition_runs.Runs(args)
   for stage in args.stages:
     found = STAGES[stage](runs)

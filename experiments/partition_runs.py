@@ -26,9 +26,9 @@ from jaxemb.merging import parts, senses
 from jaxemb.storage import word2vec_format
 
 # Flags that runs and scores depend on.
-_FLAGS = (
-  'text', 'eval', 'analogies', 'epochs', 'dim', 'sample', 'min_count',
-  'optimizer', 'learning_rate', 'restrict_vocab', 'config', 'override',
+FLAGS = (
+  *experiment.RUN_FLAGS, 'analogies', 'dim', 'min_count', 'optimizer',
+  'learning_rate',
 )  # fmt: skip
 
 _PUBLISHED = merge_lib.Spec(
@@ -81,7 +81,7 @@ class Runs:
 
   def __init__(self, args: argparse.Namespace):
     """Names their folder by the flags that they depend on."""
-    given = {name: getattr(args, name) for name in _FLAGS}
+    given = {name: getattr(args, name) for name in FLAGS}
     text = json.dumps([given, repr(MERGES)], default=str, sort_keys=True)
     self.args = args
     self.folder = args.work / hashlib.sha256(text.encode()).hexdigest()[:12]

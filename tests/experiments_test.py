@@ -106,9 +106,9 @@ def test_errors_of_users_are_one_line(
 def test_results(tmp_path, capsys):
   path = tmp_path / 'new' / 'found.json'
 
-  def results(path=path, may_change=('seeds',), **flags):
+  def results(path=path, same=('dim', 'text'), **flags):
     flags = argparse.Namespace(output=path, **flags)
-    return experiment.Results('x', flags, may_change)
+    return experiment.Results('x', flags, same)
 
   first = results(text='/data/a.txt,/data/b.txt', dim=8, seeds=1)
   first.found['a'] = 1
@@ -125,7 +125,7 @@ def test_results(tmp_path, capsys):
   assert results(text='a.txt,b.txt', dim=8, seeds=2).found == {'a': 1}
   with pytest.raises(errors.UserError, match='--dim=8, not 9'):
     results(text='a.txt,b.txt', dim=9, seeds=1)
-  assert results(may_change=None, dim=9).found == {}
+  assert results(same=None, dim=9).found == {}
   default = _FOLDER / 'results' / f'x-{experiment.today()}.json'
   assert results(None).path == default
 
