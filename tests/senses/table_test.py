@@ -11,27 +11,24 @@ from jaxemb.report import words as report_words
 from jaxemb.senses import evaluate
 from jaxemb.senses import table as senses
 from jaxemb.storage import export, vectors_npy
+from tests import oracle
 
 WORDS = ['the', 'bank', 'money', 'river', 'boat', 'coin']
 STARTS = np.array([0, 1, 3, 4, 5, 6, 7])
 
 
-def _senses(loss='hierarchical_softmax'):
+def _senses(loss='hierarchical_softmax', contexts=False):
   rng = np.random.default_rng(0)
   num = len(WORDS) - (loss == 'hierarchical_softmax')
   priors = np.ones(7, np.float32)
   priors[1:3] = 0.25, 0.75
-  return senses.Senses(
-    WORDS,
-    np.array([50, 20, 10, 9, 5, 4]),
-    STARTS,
-    rng.normal(size=(7, 4)).astype(np.float32),
-    priors,
-    rng.normal(size=(num, 4)).astype(np.float32),
-    loss,
-    5,
-    2,
+  vectors, outputs, means = (
+    rng.normal(size=(x, 4)).astype(np.float32) for x in (7, num, 7)
   )
+  return senses.Senses(
+    WORDS, np.array([50, 20, 10, 9, 5, 4]), STARTS, vectors, priors, outputs,
+    loss, 5, 2, senses.Contexts(means, 3.0, 0.1) if contexts else None,
+  )  # fmt: skip
 
 
 def _write(folder, found):
@@ -41,80 +38,64 @@ def _write(folder, found):
   senses.write(folder, found)
 
 
-def _sigmoid(x):
-  return 1 / (1 + np.exp(-x))
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('run') / 'export'
+  _write(folder, _senses())
+  return folder
 
 
-@pytest.mark.parametrize('loss', ['hierarchical_softmax', 'negative_sampling'])
-def test_posterior_is_that_of_the_definition(loss):
-  found = _senses(loss)
-  context = found.context('Money by THE bank river boat the'.split(), 3)
-  assert context == [2, 0, 3, 4]
-  chances = []
-  for k in (0, 1):
-    vector, chance = found.vectors[1 + k].astype(float), found.priors[1 + k]
+def _likelihood(found, vector, word):
+  """P(word | vector), with the negatives' expectation."""
+  if found.loss == 'negative_sampling':
+    noise = found.counts**0.75 / (found.counts**0.75).sum()
+    against = [oracle.logistic_loss(x, 0) for x in found.outputs @ vector]
+    chance = oracle.sigmoid(found.outputs[word] @ vector)
+    return chance * np.exp(-5 * noise @ against)
+  points, codes, lengths = (x[word] for x in huffman.tree_paths(found.counts))
+  steps = zip(points[:lengths], codes[:lengths], strict=True)
+  return np.prod(
+    [oracle.sigmoid((1 - 2 * int(c)) * (found.outputs[n] @ vector))
+     for n, c in steps]
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ('loss', 'contexts'),
+  [
+    ('hierarchical_softmax', False),
+    ('negative_sampling', False),
+    ('hierarchical_softmax', True),
+  ],
+)
+def test_posterior_is_that_of_the_definition(loss, contexts):
+  found = _senses(loss, contexts)
+  context = found.context('Money by THE bank river Bank the'.split(), 3)
+  assert context == [2, 0, 3, 1]  # one of them has two senses
+  vectors, chances = (
+    found.vectors.astype(float),
+    found.priors[1:3].astype(float),
+  )
+  if contexts:
+    x, total = np.zeros(4), 0.0
     for word in context:
-      if loss == 'negative_sampling':
-        noise = found.counts**0.75 / (found.counts**0.75).sum()
-        logs = np.log(_sigmoid(-found.outputs @ vector))
-        chance *= _sigmoid(found.outputs[word] @ vector)
-        chance *= np.exp(5 * noise @ logs)
-        continue
-      points, codes, lengths = (
-        x[word] for x in huffman.tree_paths(found.counts)
-      )
-      for point, code in zip(points[:lengths], codes[:lengths], strict=True):
-        chance *= _sigmoid((1 - 2.0 * code) * (found.outputs[point] @ vector))
-    chances.append(chance)
-  expected = np.array(chances) / sum(chances)
+      rows = slice(STARTS[word], STARTS[word + 1])
+      vector = found.priors[rows] @ vectors[rows]
+      weight = 0.1 / (0.1 + found.counts[word] / found.counts.sum())
+      x += weight * vector / np.linalg.norm(vector)
+      total += weight
+    distances = ((x / total - found.contexts.means[1:3]) ** 2).sum(1)
+    chances *= np.exp(-3 * distances)
+  else:
+    for word in context:
+      chances *= [_likelihood(found, vector, word) for vector in vectors[1:3]]
+  expected = chances / chances.sum()
   np.testing.assert_allclose(found.posterior(1, context), expected, 1e-4)
   np.testing.assert_allclose(found.posterior(1, []), [0.25, 0.75])
   assert found.posterior(0, context).tolist() == [1.0]
 
 
-def test_posterior_by_what_contexts_mean():
-  found, half, kappa = _senses(), 0.1, 3.0
-  means = np.random.default_rng(4).normal(size=(7, 4)).astype(np.float32)
-  found = dataclasses.replace(
-    found, contexts=senses.Contexts(means, kappa, half)
-  )
-  x, total = np.zeros(4), 0.0
-  context = [3, 0, 1, 3]  # one of them has two senses
-  for word in context:
-    rows = slice(STARTS[word], STARTS[word + 1])
-    vector = found.priors[rows] @ found.vectors[rows]
-    weight = half / (half + found.counts[word] / found.counts.sum())
-    x += weight * vector / np.linalg.norm(vector)
-    total += weight
-  chances = np.array([0.25, 0.75]) * np.exp(
-    -kappa * ((x / total - means[1:3]) ** 2).sum(1)
-  )
-  np.testing.assert_allclose(
-    found.posterior(1, context), chances / chances.sum(), rtol=1e-5
-  )
-  np.testing.assert_allclose(found.posterior(1, []), [0.25, 0.75])
-  np.testing.assert_allclose(found.posterior(2, context), [1.0])
-
-
-def test_what_contexts_mean_is_kept(tmp_path):
-  found = _senses()
-  means = np.random.default_rng(4).normal(size=(7, 4)).astype(np.float32)
-  found = dataclasses.replace(found, contexts=senses.Contexts(means, 3.0, 0.1))
-  _write(tmp_path, found)
-  loaded = embeddings.load(tmp_path)
-  for text in ('the money bank', 'river bank boat'):
-    position = text.split().index('bank')
-    np.testing.assert_allclose(
-      loaded.disambiguate(text, position),
-      found.posterior(1, found.context(text.split(), position)),
-      rtol=1e-5,
-    )
-  np.save(tmp_path / 'means.npy', means[1:])
-  with pytest.raises(errors.UserError, match='means.npy: has shape'):
-    embeddings.load(tmp_path)
-
-
-def _line(first, second, rating, contexts):
+def _line(first, second, rating, *contexts):
   fields = ['1', first, 'n', second, 'n', *contexts, str(rating)]
   return '\t'.join(fields + ['1'] * 10) + '\n'
 
@@ -122,13 +103,13 @@ def _line(first, second, rating, contexts):
 def test_scores_of_pairs_in_contexts(tmp_path):
   found = _senses()
   texts = 'money , <b> bank </b> the <b>bank</b>', 'the <b> river </b> boat .'
-  lines = [
-    _line('bank', 'river', 5, texts),
-    _line('Bank', 'nothing', 3, texts),
-    _line('river', 'river', 9, (texts[1], texts[1])),
-  ]
   path = tmp_path / 'scws.txt'
-  path.write_text(''.join(lines) + 'no line of it\n')
+  path.write_text(
+    _line('bank', 'river', 5, *texts)
+    + _line('Bank', 'nothing', 3, *texts)
+    + _line('river', 'river', 9, texts[1], texts[1])
+    + 'no line of it\n'
+  )
   questions = evaluate.read_scws(path)
   assert [x.rating for x in questions] == [5, 3, 9]
   assert questions[0].texts[0] == ['money', 'bank', 'the', 'bank']
@@ -138,9 +119,8 @@ def test_scores_of_pairs_in_contexts(tmp_path):
   units = found.vectors / np.linalg.norm(found.vectors, axis=1, keepdims=True)
   cosines = units[1:3] @ units[4]
   chances = found.posterior(1, [2, 0, 1])
-  mean = found.mean_vectors()
-  np.testing.assert_allclose(mean[1], found.priors[1:3] @ found.vectors[1:3])
-  single = mean[1] @ units[4] / np.linalg.norm(mean[1])
+  mean = found.priors[1:3] @ found.vectors[1:3]
+  np.testing.assert_allclose(found.mean_vectors()[1], mean)
   np.testing.assert_allclose(
     got[0],
     [
@@ -148,119 +128,98 @@ def test_scores_of_pairs_in_contexts(tmp_path):
       chances @ cosines,
       cosines.mean(),
       cosines.max(),
-      single,
+      mean @ units[4] / np.linalg.norm(mean),
     ],
     atol=1e-5,
   )
   scores = evaluate.evaluate(found, [path])
   assert scores['scws MaxSim']['score'] == pytest.approx(1)
-  assert (scores['scws MaxSim']['found'], scores['scws single']['oov']) == (
-    2,
-    1,
-  )
+  assert scores['scws MaxSim']['found'] == 2
+  assert scores['scws single']['oov'] == 1
   path.write_text('bank river 3\n')
   with pytest.raises(errors.UserError, match='SCWS'):
     evaluate.read_scws(path)
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  found, folder = _senses(), tmp_path_factory.mktemp('run') / 'export'
-  _write(folder, found)
-  return folder
-
-
-def test_what_is_written_is_read(folder):
-  found, loaded = _senses(), embeddings.load(folder)
-  assert loaded.index_to_key[:4] == ['the', 'bank#0', 'bank#1', 'money']
+@pytest.mark.parametrize('contexts', [False, True])
+def test_what_is_written_is_read(tmp_path, contexts):
+  # White space of words is found again.
+  words = ['the', 'bank', 'x y', 'a_bank', 'boat', 'a bank']
+  found = dataclasses.replace(_senses(contexts=contexts), words=words)
+  _write(tmp_path, found)
+  loaded = embeddings.load(tmp_path)
+  assert loaded.index_to_key[:3] == ['the', 'bank#0', 'bank#1']
   for field in dataclasses.fields(found):
     first, second = (
       getattr(x, field.name) for x in (found, loaded.sense_table)
     )
+    if field.name == 'contexts' and contexts:
+      assert first[1:] == second[1:]
+      first, second = first[0], second[0]
     np.testing.assert_array_equal(first, second)
-  lines = (folder / 'dmwe.txt').read_text().splitlines()
+  lines = (tmp_path / 'dmwe.txt').read_text().splitlines()
   assert lines[0] == '6 7 4' and lines[3] == 'bank 2'
   row = np.array(lines[5].split(), np.float32)
   np.testing.assert_array_equal(row, [0.75, *found.vectors[2]])
 
 
 def test_the_format_of_other_programs_is_known(folder, tmp_path):
-  with pytest.raises(errors.UserError, match='for other programs') as caught:
+  told = 'dmwe.txt.* for other programs.* give its folder'
+  with pytest.raises(errors.UserError, match=told):
     embeddings.load(folder / 'dmwe.txt')
-  assert str(caught.value).endswith(f'give its folder, {folder}')
   # Vectors of numbers, without a header, are none of that.
   (tmp_path / 'v.txt').write_text('5 1 2\n6 3 4\n7 5 6\n')
   assert embeddings.load(tmp_path / 'v.txt').vectors.shape == (3, 2)
 
 
-def _of_contexts():
-  means = np.random.default_rng(4).normal(size=(7, 4)).astype(np.float32)
-  return dataclasses.replace(
-    _senses(), contexts=senses.Contexts(means, 3.0, 0.1)
-  )
+# A file, what of it becomes what (None = all of it, or that it is missing), and
+# what is said about it.
+DAMAGE = [
+  ('priors.txt', 'money 0 1\n', '', 'has 6 lines, vocab.txt 7'),
+  ('priors.txt', 'bank 1 0.75', 'bank 2 0.75', "line 3, 'bank' 2, is out"),
+  ('priors.txt', 'the 0 1', 'the 1 1', "line 1, 'the' 1, is out of"),
+  ('priors.txt', 'bank 1 0.75', 'bank 1 nan', "priors of 'bank' must"),
+  ('priors.txt', 'bank 1 0.75', 'bank 1 0.7', "'bank' must not be"),
+  ('priors.txt', 'the 0 1', 'the 0 -1', "'the' must not"),
+  ('priors.txt', '0.25\nbank 1 0.75', '-1\nbank 1 2', "'bank' must not"),
+  ('priors.txt', 'the 0 1', 'the 0 x', 'could not convert'),
+  ('priors.txt', 'river 0', 'sea 0', "row 4 is 'sea', 'river' in vocab"),
+  ('priors.txt', None, '', 'priors.txt: is empty'),
+  ('priors.txt', None, None, 'priors.txt: No such file'),
+  ('senses.json', None, '[1]', 'senses.json: has no loss, negatives, window'),
+  ('senses.json', None, '{', 'senses.json: Expecting'),
+  ('senses.json', '"window": 2', '"window": 2.5', 'window must not be 2.5'),
+  ('senses.json', '"window": 2', '"window": true', 'window must not be True'),
+  ('senses.json', 'tives": 5', 'tives": -1', 'negatives must not be -1'),
+  ('senses.json', 'hierarchical_softmax', 'x', "loss must not be 'x'"),
+  ('senses.json', '"half_weight"', '"half"', 'has no half_weight'),
+  ('senses.json', '"concentration"', '"other"', 'has no concentration'),
+  ('senses.json', '3.0', 'NaN', 'concentration must not be nan'),
+  ('means.npy', None, (7, 3), r'means.npy: has shape \(7, 3\)'),
+  ('means.npy', None, (6, 4), r'shape \(6, 4\), the .* need \(7, 4\)'),
+  ('outputs.npy', None, (5, 3), r'outputs.npy: has shape \(5, 3\)'),
+  ('outputs.npy', None, (4, 4), r'outputs.npy: has shape \(4, 4\)'),
+  ('outputs.npy', None, 'cut', 'outputs.npy: '),
+]
 
 
-@pytest.mark.parametrize(
-  ('name', 'old', 'new', 'told'),
-  [
-    ('priors.txt', 'money 0 1\n', '', 'has 6 lines, vocab.txt 7'),
-    ('priors.txt', 'bank 1 0.75', 'bank 2 0.75', "line 3, 'bank' 2, is out"),
-    ('priors.txt', 'the 0 1', 'the 1 1', "line 1, 'the' 1, is out of"),
-    ('priors.txt', 'bank 1 0.75', 'bank 1 nan', "priors of 'bank' must"),
-    ('priors.txt', 'bank 1 0.75', 'bank 1 0.7', "'bank' must not be"),
-    ('priors.txt', 'the 0 1', 'the 0 -1', "'the' must not"),
-    ('priors.txt', '0.25\nbank 1 0.75', '-1\nbank 1 2', "'bank' must not"),
-    ('priors.txt', 'the 0 1', 'the 0 x', 'could not convert'),
-    ('priors.txt', 'river 0', 'sea 0', "row 4 is 'sea', 'river' in vocab"),
-    ('priors.txt', None, '', 'priors.txt: is empty'),
-    ('priors.txt', None, None, 'priors.txt: No such file'),
-    ('senses.json', None, '[1]', 'senses.json: has no loss, negatives, window'),
-    ('senses.json', None, '{', 'senses.json: Expecting'),
-    ('senses.json', '"window": 2', '"window": 2.5', 'window must not be 2.5'),
-    ('senses.json', '"window": 2', '"window": true', 'window must not be True'),
-    (
-      'senses.json',
-      '"negatives": 5',
-      '"negatives": -1',
-      'negatives must not be -1',
-    ),
-    (
-      'senses.json',
-      'hierarchical_softmax',
-      'other',
-      "loss must not be 'other'",
-    ),
-    ('senses.json', '"half_weight"', '"half"', 'has no half_weight'),
-    ('senses.json', '"concentration"', '"other"', 'has no concentration'),
-    ('senses.json', '3.0', 'NaN', 'concentration must not be nan'),
-    ('means.npy', None, (7, 3), r'means.npy: has shape \(7, 3\)'),
-    ('means.npy', None, (6, 4), r'shape \(6, 4\), the .* need \(7, 4\)'),
-    ('outputs.npy', None, (5, 3), r'outputs.npy: has shape \(5, 3\)'),
-    ('outputs.npy', None, (4, 4), r'outputs.npy: has shape \(4, 4\)'),
-    ('outputs.npy', None, 'cut', 'outputs.npy: '),
-  ],
-)
+@pytest.mark.parametrize(('name', 'old', 'new', 'told'), DAMAGE)
 def test_damage_is_named(tmp_path, name, old, new, told):
-  _write(tmp_path, _of_contexts())
+  _write(tmp_path, _senses(contexts=True))
   path = tmp_path / name
   if isinstance(new, tuple):
     np.save(path, np.zeros(new, np.float32))
   elif new is None:
     path.unlink()
+  elif old is None:
+    path.write_text(new)
   else:
-    text = path.read_text() if old is not None else ''
-    assert old is None or text.count(old) == 1
-    path.write_text(text.replace(old, new) if old is not None else new)
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
   with pytest.raises(errors.UserError, match=told) as caught:
     embeddings.load(tmp_path)
   assert '\n' not in str(caught.value) and 'export again' in str(caught.value)
-
-
-def test_words_with_white_space_are_found_again(tmp_path):
-  words = ['the', 'a bank', 'money', 'a_bank', 'boat', 'x y']
-  found = dataclasses.replace(_senses(), words=words)
-  _write(tmp_path, found)
-  assert embeddings.load(tmp_path).sense_table.words == words
 
 
 def test_benchmarks_are_of_words(folder, tmp_path):
@@ -280,15 +239,14 @@ def test_without_outputs_only_contexts_say_nothing(tmp_path):
   with pytest.raises(errors.UserError, match='no outputs.npy') as caught:
     loaded.disambiguate('the money bank', 2)
   assert '\n' not in str(caught.value)
-  text = 'the <b> bank </b> of money'
-  (tmp_path / 'scws.txt').write_text(
-    _line('bank', 'river', 5, (text, 'the <b>river</b>'))
-    + _line('bank', 'money', 7, (text, 'of <b>money</b>'))
+  text, path = 'the <b> bank </b> of money', tmp_path / 'scws.txt'
+  path.write_text(
+    _line('bank', 'river', 5, text, 'the <b>river</b>')
+    + _line('bank', 'money', 7, text, 'of <b>money</b>')
   )
-  scores = evaluate.evaluate(loaded.sense_table, [tmp_path / 'scws.txt'])
+  scores = evaluate.evaluate(loaded.sense_table, [path])
   assert list(scores) == ['scws AvgSim', 'scws MaxSim', 'scws single']
-  whole = evaluate.evaluate(_senses(), [tmp_path / 'scws.txt'])
-  assert all(scores[name] == whole[name] for name in scores)
+  assert scores.items() <= evaluate.evaluate(_senses(), [path]).items()
 
 
 def test_queries(folder, capsys):
@@ -301,38 +259,39 @@ def test_queries(folder, capsys):
   assert loaded.most_similar('bank') == loaded.most_similar('bank#1')
   with pytest.raises(errors.UserError, match='has 2 senses'):
     loaded.most_similar('bank', sense=2)
-  chances = loaded.disambiguate('the money Bank', 2)
-  np.testing.assert_allclose(chances, found.posterior(1, [0, 2]))
-  with pytest.raises(errors.UserError, match='position 3'):
-    loaded.disambiguate('the money bank', 3)
-  with pytest.raises(KeyError):
-    loaded.disambiguate('the tank', 1)
-  with pytest.raises(errors.UserError, match='position 3'):
-    loaded.of_words().disambiguate('the money bank', 3)
   words = loaded.of_words()
   assert words.index_to_key == WORDS and words.vectors.shape == (6, 4)
+  chances = found.posterior(1, [0, 2])
   flag = f'--vectors={folder}'
-  assert query.main([flag, '--senses', 'bank']) == 0
-  assert capsys.readouterr().out.splitlines()[1].startswith('bank#1  0.7500  ')
-  assert query.main([flag, '--sense=0', 'bank', '--topn=1']) == 0
-  assert capsys.readouterr().out.split()[0] == nearest[0][0]
-  assert query.main([flag, '--position=2', 'the', 'money', 'bank']) == 0
-  assert f'bank#0  {chances[0]:.4f}' in capsys.readouterr().out
+  for argv, told in (
+    (['--senses', 'bank'], '\nbank#1  0.7500  '),
+    (['--sense=0', 'bank', '--topn=1'], f'{nearest[0][0]}  '),
+    (['--position=2', 'the', 'money', 'bank'], f'bank#0  {chances[0]:.4f}'),
+  ):
+    assert query.main([flag, *argv]) == 0
+    assert told in '\n' + capsys.readouterr().out
   assert query.main([flag, '--sense=7', 'bank']) == 2
+  for argv in (
+    ['--senses', '--sense=1'],
+    ['--position=1', '--senses'],
+    ['--position=1', '--sense=1'],
+  ):
+    with pytest.raises(SystemExit) as stop:
+      query.main([flag, *argv, 'the', 'bank'])
+    assert stop.value.code == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert 'not allowed with argument' in told
 
 
 def _crowd():
   """Senses that lie close to each other: rows alone would be no answer."""
-  found = _senses()
   vectors = np.zeros((9, 4), np.float32)
   vectors[:, 0] = 1
   vectors[:, 1] = [9, 0, 0.1, 0.2, 0.3, 1, 0.25, 2, 3]
-  priors = np.array([1, 0.5, 0.5, 0.99, 0.01, 1, 1, 1, 1], np.float32)
+  priors = np.array([1, 0.5, 0.5, 0.99, 0.01, 1, 1, 0.5, 0.5], np.float32)
+  starts = np.array([0, 1, 3, 5, 6, 7, 9])
   return dataclasses.replace(
-    found,
-    starts=np.array([0, 1, 3, 5, 6, 7, 9]),
-    vectors=vectors,
-    priors=np.where(np.arange(9) > 6, np.float32(0.5), priors),
+    _senses(), starts=starts, vectors=vectors, priors=priors
   )
 
 
@@ -370,22 +329,6 @@ def test_neighbours_are_other_words_each_once(tmp_path, capsys):
   assert shown.count('money') == 1 + 4  # near the senses of two others
 
 
-@pytest.mark.parametrize(
-  'asked',
-  [
-    ['--senses', '--sense=1'],
-    ['--position=1', '--senses'],
-    ['--position=1', '--sense=1'],
-  ],
-)
-def test_only_one_thing_is_asked(folder, capsys, asked):
-  with pytest.raises(SystemExit) as stop:
-    query.main([f'--vectors={folder}', *asked, 'the', 'bank'])
-  assert stop.value.code == 2
-  told = capsys.readouterr().err.splitlines()[-1]
-  assert 'not allowed with argument' in told
-
-
 def test_a_text_is_taken_as_training_takes_it(folder, capsys):
   loaded, found = embeddings.load(folder), _senses()
   text = '"The (money) \u2013 by the RIVER, an Bank.'
@@ -403,6 +346,8 @@ def test_a_text_is_taken_as_training_takes_it(folder, capsys):
   for each in (loaded, words):
     with pytest.raises(errors.UserError, match='window=-3 must be 0'):
       each.disambiguate('the bank', 1, window=-3)
+    with pytest.raises(errors.UserError, match='position 3'):
+      each.disambiguate('the money bank', 3)
     with pytest.raises(KeyError, match='tank'):
       each.disambiguate('the tank.', 1)
     assert each.disambiguate('bank', 0).dtype == np.float64
