@@ -38,6 +38,18 @@ def logistic_loss(score: float, label: int) -> float:
   return math.log1p(math.exp(-x)) if x >= 0 else -x + math.log1p(math.exp(x))
 
 
+def random_bits(key, counter: int) -> int:
+  """`ops.sampling.random_bits` of one counter."""
+
+  def mix(x):
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) % 2**32
+    x = ((x ^ (x >> 15)) * 0x735A2D97) % 2**32
+    return x ^ (x >> 15)
+
+  first = mix((counter * 0x9E3779B9 + int(key[0])) % 2**32)
+  return mix(first ^ int(key[1]))
+
+
 def row(table: np.ndarray, word: int) -> np.ndarray:
   """The row of a word; padding gives the last row."""
   return table[min(word, len(table) - 1)]

@@ -1,4 +1,4 @@
-"""Rounding against the neighbours of each value, and means of a million."""
+"""Rounding against the neighbours of each value, and many small updates."""
 
 import jax
 import jax.numpy as jnp
@@ -8,15 +8,23 @@ import pytest
 
 from jaxemb.ops import rounding
 from jaxemb.tables import blocks
+from tests import oracle
 
-NUM = 10**6
 KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
 KINDS = {'bfloat16': ml_dtypes.bfloat16, 'float16': np.float16}
 SCALE = np.float32(0.0078125 * 1.01171875)  # of 16 bits
+# Between the last two numbers of the type, denormal ones, and others.
+SOME = {
+  'bfloat16': (0.0781234, -1.2345678, 2.4e-40, -1e-39, 1.0000001, 3.385e38),
+  'float16': (0.0781234, -1.2345678, 3.3e-8, -2.2e-9, 6.1e-5, 65_480.1),
+  'int8': (0.0781234, -0.2345678, 3.3e-5, -0.0012, 1.0000001, 1.003),
+}
 
 _bits = jax.jit(rounding.random_bits)
 _encode = jax.jit(rounding.encode, static_argnums=1)
 _decode = jax.jit(rounding.decode, static_argnums=1)
+every_type = pytest.mark.parametrize('dtype', SOME)
+every_float = pytest.mark.parametrize('dtype', KINDS)
 
 
 def _grid(dtype):
@@ -29,9 +37,11 @@ def _grid(dtype):
 
 
 def _stored(values, dtype, bits=None):
-  """Values, as one row, to and fro."""
+  """Rows, to and fro; bits broadcast."""
   values = np.asarray(values, np.float32)
-  scales = SCALE if dtype == 'int8' else None
+  if bits is not None:
+    bits = np.broadcast_to(np.asarray(bits, np.uint32), values.shape)
+  scales = np.full(values.shape[:-1], SCALE) if dtype == 'int8' else None
   return np.asarray(_decode(_encode(values, dtype, bits, scales), dtype))
 
 
@@ -42,19 +52,14 @@ def _between(dtype):
   low = rng.integers(0, len(grid) - 1, 3000)
   part = rng.uniform(0.001, 0.999, len(low))
   values = grid[low] + part * (grid[low + 1] - grid[low])
-  values = values.astype(np.float32)
+  values = np.append(values, SOME[dtype]).astype(np.float32)
   return values[~np.isin(values, _grid(dtype))]
-
-
-every_type = pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'int8'])
 
 
 @every_type
 def test_exact_values_stay(dtype):
   grid = _grid(dtype)
-  for bits in (None, np.uint32(0), np.uint32(2**32 - 1)):
-    if bits is not None:
-      bits = np.full(grid.shape, bits)
+  for bits in (None, 0, 2**32 - 1):
     found = _stored(grid, dtype, bits)
     np.testing.assert_array_equal(found, grid)
     signs = np.signbit(found) == np.signbit(grid)
@@ -73,32 +78,26 @@ def test_others_go_to_a_neighbour_as_often_as_they_should(dtype):
   each = 2**12
   # Evenly spread bits in place of random ones: shares are met, not estimated.
   steps = (np.arange(each, dtype=np.uint32) << 20) | 0x80000
-  bits = np.broadcast_to(steps[:, None], (each, len(values)))
-  many = np.broadcast_to(values, bits.shape)
-  scales = np.full(each, SCALE) if dtype == 'int8' else None
-  found = np.asarray(_decode(_encode(many, dtype, bits, scales), dtype))
+  many = np.broadcast_to(values, (each, len(values)))
+  found = _stored(many, dtype, steps[:, None])
   assert ((found == low) | (found == high)).all()
   # Away from zero, of integers upwards.
   np.testing.assert_allclose((found == high).mean(0), share, 0, 1.5 / each)
 
 
-@pytest.mark.parametrize('dtype', ['float16', 'int8'])
-def test_the_least_updates_that_count(dtype):
+@pytest.mark.parametrize(
+  ('dtype', 'start', 'step', 'behind'),
+  [('int8', 3 * SCALE, SCALE, 14), ('float16', 2.0**-20, 2.0**-24, 13)],
+)
+def test_the_least_updates_that_count(dtype, start, step, behind):
   # Of 2^-14 and 2^-13 steps, from a number that is kept.
-  if dtype == 'int8':
-    start, step, behind = 3 * SCALE, SCALE, 14
-  else:
-    start, step, behind = np.float32(2.0**-20), np.float32(2.0**-24), 13
   bits = np.arange(2**behind, dtype=np.uint32) << (32 - behind)
-  value = start + step * np.float32(2.0**-behind)
-  scales = np.full(len(bits), SCALE) if dtype == 'int8' else None
-  many = np.full((len(bits), 1), value)
-  kept = _encode(many, dtype, bits[:, None], scales)
-  ups = np.asarray(_decode(kept, dtype)) > start
+  value = np.float32(start) + np.float32(step) * np.float32(2.0**-behind)
+  ups = _stored(np.full((len(bits), 1), value), dtype, bits[:, None]) > start
   assert ups.sum() == 1 and ups[-1]
 
 
-@pytest.mark.parametrize('dtype', list(KINDS))
+@every_float
 def test_nearest_is_that_of_ieee(dtype):
   grid = _grid(dtype)
   middles = (grid[1:].astype(np.float64) + grid[:-1]) / 2
@@ -110,73 +109,38 @@ def test_nearest_is_that_of_ieee(dtype):
   np.testing.assert_array_equal(_stored(values, dtype), expected)
 
 
-def test_exact_values_of_every_scale_stay():
-  # Numbers are divided by multiplying with a reciprocal, which is rounded.
-  mantissas = np.arange(64, 128, dtype=np.float32)
-  scales = mantissas * np.float32(2.0**-20)
-  codes = np.broadcast_to(np.arange(-127, 128, dtype=np.int8), (64, 255))
-  values = codes * scales[:, None]
-  for bits in (None, np.uint32(0), np.uint32(2**32 - 1)):
-    if bits is not None:
-      bits = np.full(values.shape, bits)
-    found = _encode(values, 'int8', bits, scales)
-    np.testing.assert_array_equal(found.codes, codes)
-
-
-@pytest.mark.parametrize('dtype', list(KINDS))
+@every_float
 @pytest.mark.parametrize('bits', [None, 0, 2**32 - 1])
 def test_beyond_the_largest_and_not_a_number(dtype, bits):
-  largest = _grid(dtype)[-1]
-  huge = np.float32(3.4028e38)
+  largest, huge = _grid(dtype)[-1], 3.4028e38
   payload = np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(np.float32)
-  first = np.array([huge, -huge, np.inf, -np.inf, np.nan], np.float32)
-  values = np.concatenate([first, payload])
+  values = [huge, -huge, np.inf, -np.inf, np.nan, *payload]
+  expected = [largest, -largest, np.inf, -np.inf, np.nan, np.nan, np.nan]
+  np.testing.assert_array_equal(_stored(values, dtype, bits), expected)
+
+
+@pytest.mark.parametrize('bits', [None, 0, 2**32 - 1])
+def test_rows_of_int8(bits):
+  # Numbers are divided by multiplying with a reciprocal, which is rounded:
+  # exact values of every scale stay.
+  scales = np.arange(64, 128, dtype=np.float32) * np.float32(2.0**-20)
+  codes = np.broadcast_to(np.arange(-127, 128, dtype=np.int8), (64, 255))
+  values = codes * scales[:, None]
   if bits is not None:
     bits = np.full(values.shape, bits, np.uint32)
-  found = _stored(values, dtype, bits)
-  expected = [largest, -largest, np.inf, -np.inf, np.nan, np.nan, np.nan]
-  np.testing.assert_array_equal(found, np.array(expected, np.float32))
-
-
-def test_rows_of_int8_that_are_not_finite_stay_so():
-  values = np.array([[1, np.nan], [np.inf, 0], [2, 1]], np.float32)
-  found = np.asarray(_decode(_encode(values, 'int8'), 'int8'))
-  assert np.isfinite(found).all(1).tolist() == [False, False, True]
-
-
-def test_rows_of_int8_hold_the_largest_numbers():
+  found = _encode(values, 'int8', bits, scales)
+  np.testing.assert_array_equal(found.codes, codes)
+  # Rows that are not finite stay so, and others hold the largest numbers.
   largest = np.finfo(np.float32).max
-  values = np.array([[largest, 1e38], [-largest, 0], [3e38, -2e38]], np.float32)
-  bits = np.full(values.shape, 2**32 - 1, np.uint32)
-  for kept in (_encode(values, 'int8'), _encode(values, 'int8', bits)):
-    found = np.asarray(_decode(kept, 'int8'))
-    assert np.abs(found - values).max() <= np.asarray(kept.scales).max()
-
-
-# Between the last two numbers of the type, and beyond all others of `_grid`.
-CASES = {
-  'bfloat16': (0.0781234, -1.2345678, 2.4e-40, -1e-39, 1.0000001, 3.385e38),
-  'float16': (0.0781234, -1.2345678, 3.3e-8, -2.2e-9, 6.1e-5, 65_480.1),
-  'int8': (0.0781234, -0.2345678, 3.3e-5, -0.0012, 1.0000001, 1.003),
-}
-
-
-@every_type
-def test_means_of_a_million(dtype):
-  grid, columns = _grid(dtype), np.arange(200)
-  ids = np.arange(NUM // 200)
-  scales = np.full(len(ids), SCALE) if dtype == 'int8' else None
-  for i, value in enumerate(np.float32(CASES[dtype])):
-    above = np.searchsorted(grid, value)
-    low, high = np.float64(grid[above - 1]), np.float64(grid[above])
-    share = (np.float64(value) - low) / (high - low)
-    assert 0 < share < 1
-    bits = _bits(rounding.key(KEY, 7, i), ids, columns)
-    many = np.full(bits.shape, value)
-    found = np.asarray(_decode(_encode(many, dtype, bits, scales), dtype))
-    ups = np.mean(found == high)
-    assert ups + np.mean(found == low) == 1
-    assert abs(ups - share) < 5 * np.sqrt(share * (1 - share) / NUM), value
+  values = np.array(
+    [[largest, 1e38], [-largest, 0], [3e38, -2e38], [1, np.nan], [np.inf, 0]],
+    np.float32,
+  )
+  bits = None if bits is None else bits[:5, :2]
+  stored = _encode(values, 'int8', bits)
+  found = np.asarray(_decode(stored, 'int8'))
+  assert np.isfinite(found).all(1).tolist() == [True] * 3 + [False] * 2
+  assert np.abs(found - values)[:3].max() <= np.asarray(stored.scales)[:3].max()
 
 
 @every_type
@@ -209,25 +173,14 @@ def test_ten_thousand_small_updates_one_way(dtype):
 
 
 def test_bits_are_the_stated_function():
-  mask = 2**32 - 1
-
-  def mix(x):
-    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & mask
-    x = ((x ^ (x >> 15)) * 0x735A2D97) & mask
-    return x ^ (x >> 15)
-
-  def hashed(key, counter):
-    first = mix((counter * 0x9E3779B9 + int(key[0])) & mask)
-    return mix(first ^ int(key[1]))
-
-  found = np.asarray(_bits(KEY, np.array([5, 2**31 - 1]), np.arange(3, 6)))
   turned = KEY[::-1] ^ np.uint32(0x5BD1E995)
-  for row, mine in zip((5, 2**31 - 1), found, strict=True):
-    for column, bits in zip((3, 4, 5), mine, strict=True):
-      by_column = (column * 0x9E3779B9) & mask
-      by_column ^= by_column >> 15
-      factor = hashed(turned, row) | 1
-      assert bits == ((hashed(KEY, row) ^ by_column) * factor) & mask
+  ids, columns = (5, 2**31 - 1), (3, 4, 5)
+  found = np.asarray(_bits(KEY, np.array(ids), np.array(columns)))
+  for row, mine in zip(ids, found.tolist(), strict=True):
+    for column, bits in zip(columns, mine, strict=True):
+      by_column = column * 0x9E3779B9 % 2**32
+      first = oracle.random_bits(KEY, row) ^ by_column ^ (by_column >> 15)
+      assert bits == first * (oracle.random_bits(turned, row) | 1) % 2**32
 
 
 def test_bits_are_even_and_independent():
@@ -277,23 +230,29 @@ def test_bits_depend_on_place_and_key_alone():
 
 
 def test_scales_of_int8():
-  largest = np.array([0, 1, 1, 0.97, 1.1, 0.9, 0, np.nan], np.float32)
-  first = np.asarray(rounding.row_scales(largest[1]))
+  first = np.asarray(rounding.row_scales(np.float32(1)))
   assert 1 < 127 * first < 1 + 2**-6
-  np.testing.assert_array_equal(
-    np.float64(first) * 127, np.float32(127 * first)
-  )
-  old = np.array([0, first, 0, first, first, first, first, first], np.float32)
+  assert np.float64(first) * 127 == np.float32(127 * first)
+  # Largest number, old scale and whether it is kept.
+  cases = [
+    (0, 0, True),
+    (1, first, True),
+    (1, 0, False),
+    (0.97, first, True),
+    (1.1, first, False),
+    (0.9, first, False),
+    (0, first, True),
+    (np.nan, first, False),
+  ]
+  largest, old, kept = np.array(cases, np.float32).T
   found = np.asarray(rounding.row_scales(largest, old))
-  kept = [True, True, False, True, False, False, True, False]
-  assert (found == old).tolist() == kept
-  fits = 127 * found[:7] >= largest[:7]
-  assert fits.all() and np.isnan(found[7])
+  np.testing.assert_array_equal(found == old, kept)
+  assert (127 * found[:7] >= largest[:7]).all() and np.isnan(found[7])
   # What is beyond the spread is cut, but not more and more.
-  cut = np.asarray(rounding.row_scales(largest, None, np.float32(0.5)))
-  np.testing.assert_allclose(127 * cut[1:5], 0.5, 2**-6)
-  again = rounding.row_scales(127 * cut[1:5], cut[1:5], np.float32(0.1))
-  np.testing.assert_array_equal(again, cut[1:5])
+  cut = np.asarray(rounding.row_scales(largest, None, np.float32(0.5)))[1:5]
+  np.testing.assert_allclose(127 * cut, 0.5, 2**-6)
+  again = rounding.row_scales(127 * cut, cut, np.float32(0.1))
+  np.testing.assert_array_equal(again, cut)
   # Nor is what an old scale had room for.
   finer = rounding.row_scales(np.float32(1), np.float32(1.2 / 127), 0.5)
   assert 1 <= 127 * np.float32(finer) < 1 + 2**-6
@@ -301,13 +260,14 @@ def test_scales_of_int8():
 
 
 def test_finite():
-  for dtype in ('bfloat16', 'float16'):
-    for value, expected in [(1e4, True), (np.inf, False), (np.nan, False)]:
-      stored = _encode(np.array([-1, value], np.float32), dtype)
-      assert bool(rounding.is_finite(stored)) == expected
-  # What has grown beyond the largest number is there no more.
-  for value, expected in [(-6e4, True), (-1e9, False)]:
-    stored = _encode(np.array([-1, value], np.float32), 'float16')
+  for dtype, value, expected in [
+    *((x, 1e4, True) for x in KINDS),
+    *((x, y, False) for x in KINDS for y in (np.inf, np.nan)),
+    # What has grown beyond the largest number is there no more.
+    ('float16', -6e4, True),
+    ('float16', -1e9, False),
+  ]:
+    stored = _encode(np.array([-1, value], np.float32), dtype)
     assert bool(rounding.is_finite(stored)) == expected
   assert not rounding.is_finite(jnp.array([1, np.nan]))
   assert rounding.is_finite(jnp.arange(3))
