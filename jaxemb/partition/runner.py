@@ -48,9 +48,7 @@ _WORDS_COUNTED = (
   'corpus words inside the vocabulary that sub-models have read, before '
   'frequent-word subsampling, in all epochs'
 )
-_NO_SCHEDULE = strategy_base.Schedule(
-  np.float32(0), np.float32(0), np.zeros(2, np.uint32)
-)
+_DONE = 'part.json'
 
 
 @dataclasses.dataclass
@@ -124,6 +122,12 @@ def check(
     merge_lib.check_columns([config.model.dim] * s.num_parts)
 
 
+def _wanted(config: ml_collections.ConfigDict) -> range:
+  """The sub-models that the run trains."""
+  s = config.strategy
+  return range(s.num_parts) if s.part < 0 else range(s.part, s.part + 1)
+
+
 def run(
   workdir: pathlib.Path, parts: build.Parts, session: loop.Session
 ) -> bool:
@@ -148,12 +152,6 @@ def run(
   return True
 
 
-def _wanted(config: ml_collections.ConfigDict) -> range:
-  """The sub-models that the run trains."""
-  s = config.strategy
-  return range(s.num_parts) if s.part < 0 else range(s.part, s.part + 1)
-
-
 def _sum(done: Sequence[Mapping[str, Any]]) -> metrics.Totals:
   """Totals of sub-models that are done."""
   totals = metrics.Totals()
@@ -172,9 +170,9 @@ class _Runner:
   ):
     self.config, self.workdir, self.parts = parts.config, workdir, parts
     self.session, self.program = session, None  # the compiled dispatch
+    self.is_job = parts.config.strategy.part >= 0
     self.text = partition_sampling.index(parts.source.corpus)
     self.fingerprints = build.fingerprints(parts)
-    self.is_job = parts.config.strategy.part >= 0
     self.key = loop.init_key(parts.config.seed)
     state = jax.eval_shape(parts.strategy.init, self.key)
     self.num_models = len(jax.tree.leaves(state)[0])  # side by side
@@ -187,7 +185,7 @@ class _Runner:
     """The part.json of all sub-models that are done."""
     done = []
     for part in range(self.config.strategy.num_parts):
-      path = self.folder(part) / 'part.json'
+      path = self.folder(part) / _DONE
       try:
         if path.exists():
           values = json.loads(path.read_text())
@@ -200,7 +198,7 @@ class _Runner:
 
   def train_all(self, wanted: Sequence[int]) -> list[int] | None:
     """Returns the parts that other processes train, or None if stopped."""
-    s, source, busy = self.config.strategy, self.parts.source, []
+    s, source = self.config.strategy, self.parts.source
     samplings = [
       partition_sampling.Sampling(
         s.divide, s.num_parts, s.rate, part, self.config.seed
@@ -208,6 +206,7 @@ class _Runner:
       for part in wanted
     ]
     counts = partition_sampling.count_all(self.text, samplings, source.epochs)
+    busy = []
     while samplings:
       with contextlib.ExitStack() as stack:
         self.models = []
@@ -220,7 +219,7 @@ class _Runner:
           except rundir.BusyError:
             busy.append(sampling.part)
             continue
-          if (path / 'part.json').exists():  # since this run began
+          if (path / _DONE).exists():  # by another process, since the start
             continue
           rundir.record(
             self.config, self.parts.tuning, path, source.fingerprint
@@ -238,24 +237,20 @@ class _Runner:
 
   def _train(self, later_words: int) -> bool:
     """Trains sub-models side by side; whether to their end."""
-    strategy, models, epochs = (
-      self.parts.strategy,
-      self.models,
-      self.config.train.epochs,
-    )
+    strategy, models = self.parts.strategy, self.models
     names = ', '.join(str(model.sampling.part) for model in models)
     num_parts = self.config.strategy.num_parts
     metrics.LOG.info('sub-models %s of %d', names, num_parts)
-    state = self._restore()
+    state = self._restored_state()
     if self.is_job:
       totals = copy.deepcopy(models[0].totals)
-    else:  # of those that are done, too
+    else:
       totals = _sum(self.read_done())
       for model in models:
         totals.add_model(model.totals)
       totals.train_secs += max(model.totals.train_secs for model in models)
-    total = totals.done
-    total += sum(model.counts.words - model.totals.done for model in models)
+    left_words = sum(model.counts.words - model.totals.done for model in models)
+    total, epochs = totals.done + left_words, self.parts.source.epochs
     self.meter = metrics.Meter(
       home(self.config, self.workdir),
       totals,
@@ -263,15 +258,13 @@ class _Runner:
       epochs,
       self.config.train.log_every_secs,
     )
-    items = data_base.prefetch(
-      self._rounds(totals.done),
-      lambda batch: jax.device_put(batch, strategy.batch_sharding),
-    )
-    compile_secs = totals.compile_secs
     task = loop.Task(
       strategy,
       state,
-      items,
+      data_base.prefetch(
+        self._rounds(totals.done),
+        lambda batch: jax.device_put(batch, strategy.batch_sharding),
+      ),
       total,
       self.meter,
       self._schedule,
@@ -279,6 +272,7 @@ class _Runner:
       self._save,
       program=self.program,
     )
+    compile_secs = totals.compile_secs
     finished = loop.run(task, self.session)
     self.program = task.program
     models[0].totals.compile_secs += totals.compile_secs - compile_secs
@@ -292,7 +286,7 @@ class _Runner:
       self._write(model, replicas.of_model(task.state, i))
     return True
 
-  def _restore(self) -> Any:
+  def _restored_state(self) -> Any:
     """New states, or those of the newest checkpoints."""
     state = build.new_state(self.config, self.parts, self.key)
     like = jax.tree.map(
@@ -333,7 +327,8 @@ class _Runner:
     """[models, ...], each by its own progress and with keys of its own."""
     seed, o = self.config.seed, self.config.optimizer
     rates = o.learning_rate, o.final_learning_rate
-    schedules = [_NO_SCHEDULE] * self.num_models
+    none = strategy_base.Schedule(*np.zeros(2, np.float32), np.zeros(2, 'u4'))
+    schedules = [none] * self.num_models
     for i, (model, own) in enumerate(zip(self.models, item.items, strict=True)):
       if own is not None:
         stream, words = (model.sampling.part + 1,), model.counts.words
@@ -348,7 +343,7 @@ class _Runner:
   ) -> None:
     """Counts a dispatch for each sub-model, and for all together."""
     untrained_loss = self.parts.trainable.model.untrained_loss
-    step_metrics = jax.device_get(step_metrics)
+    step_metrics, totals = jax.device_get(step_metrics), self.meter.totals
     active = [i for i, own in enumerate(item.items) if own is not None]
     for i in active:
       model, own = self.models[i], item.items[i]
@@ -362,11 +357,10 @@ class _Runner:
     summed = jax.tree.map(np.sum, step_metrics)
     steps = summed.steps._replace(first_bad_step=np.int32(-1))
     mean_rates = [float(np.mean(x[active])) for x in rates]
-    secs_before = self.meter.totals.train_secs
+    secs_before = totals.train_secs
     self.meter.count(item, mean_rates, summed._replace(steps=steps))
     for i in active:
-      secs = self.meter.totals.train_secs - secs_before
-      self.models[i].totals.train_secs += secs
+      self.models[i].totals.train_secs += totals.train_secs - secs_before
 
   def _save(self, state: Any, rates: np.ndarray) -> None:
     totals = self.meter.totals
@@ -390,12 +384,8 @@ class _Runner:
 
   def _write(self, model: SubModel, state: Any) -> None:
     """Writes the results of a sub-model."""
-    parts, source, epochs = (
-      self.parts,
-      self.parts.source,
-      self.parts.source.epochs,
-    )
-    counts, totals, seen = model.counts, model.totals, model.counts.seen
+    parts, source, totals = self.parts, self.parts.source, model.totals
+    counts, seen = model.counts, model.counts.seen
     export = results.collect(parts, functools.partial(self._rows, state))
     if export.senses is None:
       # A word may have been read and never had another one in its window.
@@ -419,13 +409,14 @@ class _Runner:
     else:
       # Enough to load and to merge: text formats take longer than training.
       results.write_export(model.folder / 'export', export, is_minimal=True)
+    corpus_words = source.units_per_epoch * source.epochs
     values = {
       'part': model.sampling.part,
       'sampling': dataclasses.asdict(model.sampling),
       'text_fingerprint': source.fingerprint,
       'words': counts.words,
       'sentences': counts.sentences,
-      'corpus_fraction': counts.words / (source.units_per_epoch * epochs),
+      'corpus_fraction': counts.words / corpus_words,
       'words_seen': int((seen > 0).sum()),
       'vocab_words': len(export.names()[0]),
       'loss_per_example': totals.loss_per_example(),
@@ -435,34 +426,34 @@ class _Runner:
       'side_by_side': len(self.models),
       'totals': dataclasses.asdict(totals),
     }
-    with atomic.write(model.folder / 'part.json') as file:
+    with atomic.write(model.folder / _DONE) as file:
       file.write(json.dumps(values, indent=1).encode())
 
   def write_merged(self, before: Sequence[Mapping[str, Any]]) -> None:
     """Merges the sub-models, evaluates the result and writes the report.
 
-    `before` are those that were done when this start of the run began.
+    `before` are those that were done when this run was started.
     """
-    done, session = self.read_done(), self.session
+    done, session, export = self.read_done(), self.session, None
     totals = _sum(done)
     # Of earlier starts only the time of training is known.
     totals.total_secs = time.time() - session.started + _sum(before).train_secs
     totals.encode_secs, totals.started = session.encode_secs, session.started
-    export, method = None, self.config.strategy.merge
     more: dict[str, Any] = {
       'parts': [{k: v for k, v in x.items() if k != 'totals'} for x in done],
       'words_counted': _WORDS_COUNTED,
       'merge': None,
       'vector_bytes': sum(x['vector_bytes'] for x in done),
     }
-    if method == 'none':
-      line = f'not merged: {len(done)} sub-models in {self.workdir}'
-    else:
-      export, report = self._merge()
+    line = f'not merged: {len(done)} sub-models in {self.workdir}'
+    if (method := self.config.strategy.merge) != 'none':
+      export, report = self._merged()
       num_missing = len(self.parts.source.keys) - len(export.keys)
-      more['merge'] = report | {'missing_words': num_missing}
-      more['vocab_words'] = len(export.keys)
-      more['dim'] = export.rows.data.shape[1]
+      more |= {
+        'merge': report | {'missing_words': num_missing},
+        'vocab_words': len(export.keys),
+        'dim': export.rows.data.shape[1],
+      }
       line = (
         f'merged {len(done)} sub-models ({method}) in '
         f'{report["merge_secs"]:.1f} s: {len(export.keys):,} words, '
@@ -472,10 +463,17 @@ class _Runner:
     table_bytes = sum(x['table_bytes'] for x in done)
     results.write(self.workdir, self.parts, export, totals, table_bytes, more)
 
-  def _merge(self) -> tuple[results.Export, dict[str, Any]]:
+  def _merged(self) -> tuple[results.Export, dict[str, Any]]:
     """The words that any sub-model has, and the report of the merge."""
-    source = self.parts.source
-    opened = [_open_part(self.folder(part)) for part in _wanted(self.config)]
+    opened = []
+    for path in map(self.folder, _wanted(self.config)):
+      try:
+        opened.append(parts_lib.open_part(path))
+      except errors.UserError as error:
+        raise errors.UserError(
+          f'{error}; or remove {path} and run the same command again, to train '
+          'that sub-model again'
+        ) from error
     if len(opened) > 1:
       spec = merge_lib.Spec(method=self.config.strategy.merge)
       merged = senses_merge.merge(opened, spec)
@@ -485,31 +483,20 @@ class _Runner:
       report, vectors = {'merge_secs': 0.0}, merged.vectors.open()
     for line in report.get('warnings', ()):
       metrics.LOG.warning('%s', line)
-    words, senses = merged.words, merged.senses
-    if senses is not None:
-      words, vectors = senses.words, senses.vectors
-      if 'senses' in report:
-        metrics.LOG.info('%s', senses_merge.line(report['senses']))
+    if 'senses' in report:
+      metrics.LOG.info('%s', senses_merge.line(report['senses']))
+    source, dtype = self.parts.source, self.config.table.dtype
+    if merged.senses is not None:  # all words are there, in the text's order
+      encoded = blocks.encode(merged.senses.vectors, dtype)
+      senses = dataclasses.replace(
+        merged.senses, counts=source.counts, vectors=encoded.decode()
+      )
+      return results.Export(
+        senses.words, senses.counts, encoded, senses
+      ), report
     ids = {word: i for i, word in enumerate(source.keys)}
-    rows, vectors = np.array([ids[word] for word in words]), np.asarray(vectors)
-    if senses is None:  # else all words are there, in the order of the text
-      order = np.argsort(rows)
-      words, rows = [words[i] for i in order], rows[order]
-      vectors = vectors[order]
-    counts = source.counts[rows]
-    encoded = blocks.encode(vectors, self.config.table.dtype)
-    if senses is not None:
-      vectors = encoded.decode()
-      senses = dataclasses.replace(senses, counts=counts, vectors=vectors)
-    return results.Export(words, counts, encoded, senses), report
-
-
-def _open_part(path: pathlib.Path) -> parts_lib.Part:
-  """Opens and checks a sub-model; an error says how to train it again."""
-  try:
-    return parts_lib.open_part(path)
-  except errors.UserError as error:
-    raise errors.UserError(
-      f'{error}; or remove {path} and run the same command again, to train '
-      'that sub-model again'
-    ) from error
+    rows = np.array([ids[word] for word in merged.words])
+    order = np.argsort(rows)
+    words = [merged.words[i] for i in order]
+    encoded = blocks.encode(np.asarray(vectors)[order], dtype)
+    return results.Export(words, source.counts[rows[order]], encoded), report
