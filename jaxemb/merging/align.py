@@ -225,16 +225,15 @@ def agreement(
   |M_i W_i - Y|^2; the cosine of M_i W_i and the mean of the other parts; and 1.
   Takes M_i W_i [b, dim] of each part, a_i / a [n, b] and Y [b, dim].
   """
-  is_shared, y_y = np.count_nonzero(shares, 0) > 1, np.vecdot(y, y)
+  is_shared = np.count_nonzero(shares, 0) > 1
   result = np.zeros((4, len(rotated)))
   for i, (x, share) in enumerate(zip(rotated, shares, strict=True)):
+    others = y - share[:, None] * x  # but for the length
+    lengths = np.linalg.norm(x, axis=1) * np.linalg.norm(others, axis=1)
+    cosines = np.vecdot(x, others) / np.where(lengths > 0, lengths, 1)
+    squares, gaps = np.vecdot(x, x), np.vecdot(x - y, x - y)
     counts = is_shared & (share > 0)
-    x_x, x_y, gaps = np.vecdot(x, x), np.vecdot(x, y), x - y
-    # The mean of the others is y - share x, but for its length.
-    others = y_y - 2 * share * x_y + share**2 * x_x
-    lengths = np.sqrt(x_x * np.maximum(others, 0))
-    cosines = (x_y - share * x_x) / np.where(lengths > 0, lengths, 1)
-    values = x_x, np.vecdot(gaps, gaps), np.clip(cosines, -1, 1), counts
+    values = squares, gaps, np.clip(cosines, -1, 1), counts
     result[:, i] = [
       np.sum(value, where=counts, dtype=np.float64) for value in values
     ]

@@ -289,19 +289,18 @@ def merge_rows(
   ]
   if is_alir:
     warnings += _outliers(facts, spec.normalize)
-  share = union.counts[lost_ids].sum() / union.counts.sum()
-  examples = [union.words[i] for i in lost_ids[:_EXAMPLES]]
-  if examples:
-    warnings.append(
-      f'{spec.method} covers only words that are in all parts: '
-      f'{len(lost_ids):,} words ({share:.2%} of all occurrences) are lost, '
-      f'{", ".join(examples)} first; --method=alir keeps them'
-    )
   lost = {
     'words': len(lost_ids),
-    'share_of_occurrences': share,
-    'examples': examples,
+    'share_of_occurrences': union.counts[lost_ids].sum() / union.counts.sum(),
+    'examples': [union.words[i] for i in lost_ids[:_EXAMPLES]],
   }
+  if lost['words']:
+    warnings.append(
+      f'{spec.method} covers only words that are in all parts: '
+      f'{lost["words"]:,} words ({lost["share_of_occurrences"]:.2%} of all '
+      f'occurrences) are lost, {", ".join(lost["examples"])} first; '
+      '--method=alir keeps them'
+    )
   report |= {
     'words': len(ids),
     'union_words': len(union.words),

@@ -186,17 +186,16 @@ def _open_trainable(
 
   from jaxemb.storage import orbax_export
 
-  if not (folder / 'orbax').is_dir():
-    return {}
-  shapes = orbax_export.shapes(folder / 'orbax')
+  folder, shapes = folder / 'orbax', {}
+  if folder.is_dir():
+    shapes = orbax_export.shapes(folder)
   if 'context_vectors' not in shapes:
     return {}
   if shapes['vectors'][0] != num_words:
     raise errors.UserError(
-      f'{folder}: orbax/ does not have the {num_words:,} rows of vocab.txt; '
-      'export again'
+      f'{folder} has not the {num_words:,} rows of vocab.txt; export again'
     )
-  tree = orbax_export.read(folder / 'orbax', shapes.keys() - {'vectors'})
+  tree = orbax_export.read(folder, shapes.keys() - {'vectors'})
   found = {}
   for path, array in traverse_util.flatten_dict(tree, sep='/').items():
     rows = array.reshape(num_words, -1)
@@ -268,16 +267,13 @@ def check(part: Part) -> Part:
       )
     square = squares.sum(dtype=np.float64)
   num_rows, dim = part.vectors.shape
-  for is_empty, reason in (
-    (num_rows * dim == 0, f'{num_rows:,} vectors of {dim:,} numbers'),
-    (square == 0, 'all its vectors are zero'),
-    (
-      part.counts is not None and not np.any(part.counts),
-      'all its counts are 0',
-    ),
-  ):
-    if is_empty:
-      raise errors.UserError(f'{part.name} is empty: {reason}')
+  if part.counts is not None and not np.any(part.counts):
+    raise errors.UserError(f'{part.name} is empty: all its counts are 0')
+  if not square:
+    raise errors.UserError(
+      f'{part.name} is empty: all its {num_rows:,} vectors of {dim:,} numbers '
+      'are zero'
+    )
   return part._replace(rms_norm=float(np.sqrt(square / num_rows)))
 
 

@@ -175,13 +175,9 @@ class _Merge:
       for x in self.tables
     )
     if self.is_one_vocabulary:  # with the order and counts of the text
-      order = np.argsort(words.rows.max(0))
-      words = parts_lib.Union(
-        first.words,
-        np.asarray(first.counts),
-        words.rows[:, order],
-        words.votes[:, order],
-      )
+      order, counts = np.argsort(words.rows.max(0)), np.asarray(first.counts)
+      rows, votes = words.rows[:, order], words.votes[:, order]
+      words = parts_lib.Union(first.words, counts, rows, votes)
     self.words, self.priors = words, [x.priors for x in self.tables]
     self.sizes = _pick([np.diff(x.starts) for x in self.tables], words.rows)
     sizes = self.sizes.max(0)
@@ -247,12 +243,13 @@ class _Merge:
       ending = '; sentences cannot be disambiguated'
       ending = '' if senses.can_disambiguate else ending
       warnings.append(f'outputs are left out: {obstacle}{ending}')
+    num_lost = len(names) - len(kept)
+    warnings += self._warnings(report['words_of_fewer_senses'], num_lost)
     report |= turned | {
       'outputs': senses.outputs is not None,
       'contexts': senses.contexts is not None,
-      'lost_senses': len(names) - len(kept),
+      'lost_senses': num_lost,
     }
-    warnings += self._warnings(report)
     return merged._replace(
       words=senses.names(),
       counts=senses.by_row(senses.counts),
@@ -395,16 +392,15 @@ class _Merge:
 
   def _obstacle(self, tables: Sequence[Any], *settings: str) -> str:
     """Why tables, None of some parts, cannot be merged; '' if they can."""
-    names = [part.name for part in self.parts]
-    for name, each in zip(names, tables, strict=True):
+    for part, each in zip(self.parts, tables, strict=True):
       if each is None:
-        return f'{name} has none'
-      for setting in settings:
-        its, mine = (getattr(x, setting) for x in (tables[0], each))
+        return f'{part.name} has none'
+      for name in settings:
+        its, mine = (getattr(x, name) for x in (tables[0], each))
         if mine != its:
           return (
-            f'{names[0]} was trained with {setting}={its!r}, {name} with '
-            f'{mine!r}; train all alike'
+            f'{self.parts[0].name} was trained with {name}={its!r}, '
+            f'{part.name} with {mine!r}; train all alike'
           )
     return ''
 
@@ -422,19 +418,17 @@ class _Merge:
       )
     return obstacle
 
-  def _warnings(self, report: Mapping[str, Any]) -> list[str]:
+  def _warnings(self, num_fewer: int, num_lost: int) -> list[str]:
     warnings = []
-    if report['words_of_fewer_senses']:
+    if num_fewer:
       warnings.append(
-        f'{report["words_of_fewer_senses"]:,} words have fewer senses in some '
-        'part than in another: the further senses are placed by those that '
-        'have them'
+        f'{num_fewer:,} words have fewer senses in some part than in another: '
+        'the further senses are placed by those that have them'
       )
-    if report['lost_senses']:
+    if num_lost:
       warnings.append(
-        f'{report["lost_senses"]:,} senses that not all parts have are lost, '
-        'and priors are shared out among those that stay; --method=alir keeps '
-        'them'
+        f'{num_lost:,} senses that not all parts have are lost, and priors are '
+        'shared out among those that stay; --method=alir keeps them'
       )
     with_senses = [part for part in self.parts if part.senses]
     rows = {x for part in with_senses for x in part.words}

@@ -217,15 +217,6 @@ def test_parts_that_agree_are_left_as_they_are():
   assert np.abs(np.linalg.eigvalsh(outer)).max() <= np.sqrt(3) + 1e-9
 
 
-def test_directions_that_no_word_has_keep_their_length():
-  rows = np.random.default_rng(3).normal(size=(3, 6))  # of six directions three
-  square, nothing = rows.T @ rows, 1e-15 * np.eye(6)
-  q = np.tile(square / 2 + nothing, (2, 2))
-  turns = np.concatenate([np.eye(6)] * 2)
-  outer = align.length_correction(q, [square + 4 * nothing] * 2, turns)
-  np.testing.assert_allclose(outer, np.eye(6), 0, 1e-9)
-
-
 def test_gram_is_exact_in_float64(monkeypatch):
   # A float32 sum would lose what the other blocks add.
   monkeypatch.setattr(merge, '_BLOCK_BYTES', 1)
