@@ -1,6 +1,7 @@
 """Set-up shared by all tests: devices, strictness, optional real data."""
 
 import contextlib
+import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterator
@@ -18,7 +19,6 @@ jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_disable_most_optimizations', True)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 
-
 if compiling.XLA_FLAGS:
   # For this process, not for those that it starts.
   with pytest.MonkeyPatch.context() as patch:
@@ -31,11 +31,10 @@ def pytest_configure(config: pytest.Config) -> None:
   cache = getattr(config, 'cache', None)
   if cache is None or os.environ.get('JAX_COMPILATION_CACHE_DIR'):
     return
-  settings = {
-    'jax_compilation_cache_dir': str(cache.mkdir('programs')),
-    'jax_persistent_cache_min_compile_time_secs': 0.1,
-  }
-  for name, value in settings.items():
+  for name, value in (
+    ('jax_compilation_cache_dir', str(cache.mkdir('programs'))),
+    ('jax_persistent_cache_min_compile_time_secs', 0.1),
+  ):
     os.environ[name.upper()] = str(value)
     jax.config.update(name, value)
 
@@ -48,13 +47,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   return folder
 
 
-_SHARED_DATA = pathlib.Path(__file__).parents[2] / 'shared' / 'data'
-
-
 @pytest.fixture
 def shared_data() -> pathlib.Path:
   """Folder of real data beside the checkout; skips where it is absent."""
-  folder = pathlib.Path(os.environ.get('JAXEMB_TEST_DATA', _SHARED_DATA))
+  beside = pathlib.Path(__file__).parents[2] / 'shared' / 'data'
+  folder = pathlib.Path(os.environ.get('JAXEMB_TEST_DATA', beside))
   if not folder.is_dir():
     pytest.skip(f'real data not found at {folder}')
   return folder
@@ -87,12 +84,11 @@ def interrupting(monkeypatch) -> Callable:
 
   @contextlib.contextmanager
   def patched(after: int, how: Callable[[], None] = _die) -> Iterator[None]:
-    counted, real = [], metrics.Meter.count
+    numbers, real = itertools.count(), metrics.Meter.count
 
     def count(self, *args):
-      if len(counted) == after:
+      if next(numbers) == after:
         how()
-      counted.append(args)
       real(self, *args)
 
     with monkeypatch.context() as patch:

@@ -1,9 +1,11 @@
-"""The documentation: its examples run as they stand, and names in it exist."""
+"""The documentation: examples and notebooks run as they stand, names exist."""
 
 import pathlib
 import re
 import sys
 
+import nbclient
+import nbformat
 import numpy as np
 import pytest
 
@@ -11,27 +13,28 @@ import jaxemb
 from jaxemb import config as config_lib
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_DOCS = _ROOT / 'docs'
-_PAGES = sorted([_ROOT / 'README.md', *_DOCS.glob('*.md')])
+_PAGES = sorted([_ROOT / 'README.md', *(_ROOT / 'docs').glob('*.md')])
+every_page = pytest.mark.parametrize('page', _PAGES, ids=lambda x: x.stem)
+_NOTEBOOKS = sorted((_ROOT / 'colab').glob('*.ipynb'))
+every_notebook = pytest.mark.parametrize(
+  'path', _NOTEBOOKS, ids=lambda x: x.stem
+)
+_SETTINGS = {x.name: x for x in config_lib.SETTINGS}
+# Name of the module, by what it extends.
 _EXAMPLES = {
   block.split('.py:')[0].removeprefix('# '): block
   for block in re.findall(
     r'^```python\n(# my_.*?)^```',
-    (_DOCS / 'extending.md').read_text(),
+    (_ROOT / 'docs' / 'extending.md').read_text(),
     re.DOTALL | re.MULTILINE,
   )
-}
-_MORE = {
-  'my_policy': {'mesh.data': 2},
-  'my_model': {'strategy.name': 'sync'},
 }
 
 
 def test_every_kind_of_member_has_an_example():
   kinds = 'loss', 'model', 'optimizer', 'policy', 'table', 'source'
   assert set(_EXAMPLES) == {f'my_{kind}' for kind in kinds}
-  for block in _EXAMPLES.values():
-    assert len(block.splitlines()) <= 38
+  assert max(x.count('\n') for x in _EXAMPLES.values()) <= 38
 
 
 @pytest.mark.parametrize('name', _EXAMPLES)
@@ -40,46 +43,32 @@ def test_an_example_trains(name, tmp_path, monkeypatch):
   (tmp_path / f'{name}.py').write_text(block)
   monkeypatch.syspath_prepend(str(tmp_path))
   monkeypatch.setenv('JAXEMB_CACHE', str(tmp_path / 'cache'))
-  comments = [x for x in block.splitlines() if x.startswith('#')]
-  flags = dict(re.findall(r'--config\.([\w.]+)=(\S+)', ' '.join(comments)))
-  known = config_lib.flat(config_lib.default())
-  settings = {k: type(known[k])(v) for k, v in flags.items()}
-  assert any(':' in value for value in flags.values())
-  text = ['the king rules the land', 'the dog eats the meat'] * 300
-  path = tmp_path / 'text.txt'
-  path.write_text('\n'.join(text))
+  flags = re.findall(r'^#.*--config\.([\w.]+)=(\S+)', block, re.MULTILINE)
+  settings = {k: type(_SETTINGS[k].default)(v) for k, v in flags}
+  assert any(':' in value for _, value in flags)
+  is_policy = name == 'my_policy'
+  settings |= {'mesh.data': 2} if is_policy else {'strategy.name': 'sync'}
+  text = tmp_path / 'text.txt'
+  text.write_text('the king rules the land\nthe dog eats the meat\n' * 300)
   vectors = jaxemb.train(
-    path,
-    dim=8,
-    epochs=2,
-    min_count=1,
-    sample=0.0,
-    settings=settings | _MORE.get(name, {'strategy.name': 'sync'}),
+    text, dim=8, epochs=2, min_count=1, sample=0.0, settings=settings
   )
-  assert np.isfinite(vectors.vectors).all()
-  assert vectors.vectors.std() > 0
-  first = 'node0' if name == 'my_source' else 'the'
-  assert first in vectors.key_to_index
+  assert np.isfinite(vectors.vectors).all() and vectors.vectors.std() > 0
+  assert ('node0' if name == 'my_source' else 'the') in vectors
   del sys.modules[name]
 
 
-@pytest.mark.parametrize('page', _PAGES, ids=lambda page: page.stem)
-def test_settings_in_the_docs_exist(page):
+@every_page
+def test_names_and_links_in_the_docs_exist(page):
   text = page.read_text()
-  known = config_lib.flat(config_lib.default())
-  assert set(re.findall(r'--config\.([a-z]+\.\w+)', text)) <= set(known)
+  assert set(re.findall(r'--config\.([a-z]+\.\w+)', text)) <= set(_SETTINGS)
   scripts = re.findall(r'(?:colab|configs|experiments)/\w+\.\w+', text)
   scripts += [f'experiments/{x}' for x in re.findall(r'bench_\w+\.py', text)]
   for script in scripts:
     assert (_ROOT / script).is_file(), script
-
-
-@pytest.mark.parametrize('page', _PAGES, ids=lambda page: page.stem)
-def test_links_in_the_docs_lead_somewhere(page):
-  text = page.read_text()
   for link in re.findall(r'\]\(([^)\s]+)\)', text):
     name, _, anchor = link.partition('#')
-    target = (page.parent / name).resolve() if name else page
+    target = page.parent / name if name else page
     assert target.exists(), link
     if anchor:
       titles = re.findall(r'^#+ (.*)', target.read_text(), re.MULTILINE)
@@ -98,3 +87,40 @@ def test_python_of_the_readme(tmp_path, monkeypatch):
   folder = re.search("'(.*/orbax)'", orbax)[1]
   exec(orbax.replace(folder, str(run / 'export/orbax')), names)
   np.testing.assert_array_equal(names['arrays']['vectors'], vectors.vectors)
+
+
+@every_notebook
+def test_notebooks_have_no_output(path):
+  for cell in nbformat.read(path, as_version=4).cells:
+    if cell.cell_type == 'code':
+      assert not cell.outputs and cell.execution_count is None
+
+
+# A choice of its form and a smaller one, its pictures, and the reports in the
+# folder of its name.
+_NOTEBOOK_RUNS = {
+  'quickstart': ('epochs = 15', 'epochs = 3', 1, 1),
+  'sharded_tables': ('epochs = 2', 'epochs = 1', 3, 3),
+}
+
+
+@pytest.mark.slow
+@every_notebook
+def test_notebooks_run(path, tmp_path, monkeypatch):
+  monkeypatch.setenv('JAXEMB_CACHE', str(tmp_path / 'cache'))
+  # The notebook sees the package as it is installed here.
+  monkeypatch.setenv('PYTHONPATH', str(_ROOT))
+  default, smaller, num_pictures, num_reports = _NOTEBOOK_RUNS[path.stem]
+  text = path.read_text(encoding='utf-8')
+  assert text.count(default) == 1
+  notebook = nbformat.reads(text.replace(default, smaller), as_version=4)
+  nbclient.NotebookClient(
+    notebook,
+    timeout=300,
+    kernel_name='python3',
+    resources={'metadata': {'path': str(tmp_path)}},
+  ).execute()
+  outputs = [o for c in notebook.cells for o in c.get('outputs', [])]
+  pictures = [o for o in outputs if 'image/png' in o.get('data', {})]
+  reports = list((tmp_path / path.stem).rglob('report.html'))
+  assert (len(pictures), len(reports)) == (num_pictures, num_reports)

@@ -2,15 +2,13 @@
 
 import gzip
 import time
-import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
 from gensim import models
 
 import jaxemb
-from jaxemb import embeddings, errors
+from jaxemb import errors
 from jaxemb.storage import export, vectors_npy
 
 pytestmark = pytest.mark.filterwarnings('ignore:Call to deprecated')
@@ -20,7 +18,7 @@ _VECTORS = np.random.default_rng(0).normal(size=(200, 16)).astype(np.float32)
 
 @pytest.fixture
 def ours():
-  return embeddings.Embeddings(list(_NAMES), _VECTORS.copy())
+  return jaxemb.Embeddings(list(_NAMES), _VECTORS.copy())
 
 
 @pytest.fixture
@@ -30,75 +28,54 @@ def keyed():
   return keyed
 
 
-def _assert_same(ours, theirs):
-  assert [word for word, _ in ours] == [word for word, _ in theirs]
-  np.testing.assert_allclose(
-    [value for _, value in ours], [value for _, value in theirs], rtol=2e-6
-  )
-
-
 @pytest.mark.parametrize(
-  'args',
+  ('method', 'args'),
   [
-    {'positive': 'w3'},
-    {'positive': ['w3', 'w5'], 'negative': ['w7']},
-    {'positive': ['w3', 'w5'], 'negative': 'w7', 'topn': 3},
-    {'negative': ['w7'], 'topn': 1000},
-    {'positive': [('w3', 0.3), 'w5', ('w9', -2.0)]},
-    {'positive': [_VECTORS[0] * 3, 'w5'], 'restrict_vocab': 50},
-    {'positive': [3, 'w5'], 'topn': 0},
-    {'positive': [3, 'w5', 'w150'], 'restrict_vocab': 10},
+    ('most_similar', {'positive': 'w3'}),
+    ('most_similar', {'positive': ['w3', 'w5'], 'negative': ['w7']}),
+    ('most_similar', {'positive': ['w3'], 'negative': 'w7', 'topn': 3}),
+    ('most_similar', {'negative': ['w7'], 'topn': 1000}),
+    ('most_similar', {'positive': [('w3', 0.3), 'w5', ('w9', -2.0)]}),
+    ('most_similar', {'positive': [_VECTORS[0] * 3], 'restrict_vocab': 50}),
+    ('most_similar', {'positive': [3, 'w5'], 'topn': 0}),
+    ('most_similar', {'positive': [3, 'w5', 'w150'], 'restrict_vocab': 10}),
+    ('most_similar', {'positive': 'w1', 'topn': None, 'restrict_vocab': 70}),
+    ('most_similar_cosmul', {'positive': ['w3', 'w5'], 'negative': ['w7']}),
+    ('most_similar_cosmul', {'positive': 'w3', 'topn': 4}),
+    ('similar_by_vector', {'vector': _VECTORS[4] + 1, 'restrict_vocab': 90}),
+    ('get_vector', {'key': 'w3', 'norm': True}),
+    ('get_normed_vectors', {}),
   ],
 )
-def test_most_similar_equals_gensim(ours, keyed, args):
-  _assert_same(ours.most_similar(**args), keyed.most_similar(**args))
+def test_queries_equal_gensim(ours, keyed, method, args):
+  expected = getattr(keyed, method)(**args)
+  if 'key' in args:
+    args = {'word': args['key'], 'norm': True}
+  found = getattr(ours, method)(**args)
+  if isinstance(found, list):
+    assert [word for word, _ in found] == [word for word, _ in expected]
+    found, expected = ([x for _, x in result] for result in (found, expected))
+  np.testing.assert_allclose(found, expected, 2e-6, 1e-7)
 
 
-def test_other_queries_equal_gensim(ours, keyed):
-  every = {'positive': ['w1', 'w2'], 'topn': None, 'restrict_vocab': 70}
-  np.testing.assert_allclose(
-    ours.most_similar(**every), keyed.most_similar(**every), atol=1e-6
-  )
-  args = (['w3', 'w5'], ['w7'])
-  _assert_same(
-    ours.most_similar_cosmul(*args), keyed.most_similar_cosmul(*args)
-  )
-  _assert_same(
-    ours.most_similar_cosmul('w3', topn=4),
-    keyed.most_similar_cosmul('w3', topn=4),
-  )
-  _assert_same(
-    ours.similar_by_vector(_VECTORS[4] + 1, 5, 90),
-    keyed.similar_by_vector(_VECTORS[4] + 1, 5, 90),
-  )
-  _assert_same(
-    ours.analogy('w7', 'w3', 'w5'), keyed.most_similar(['w3', 'w5'], ['w7'])
-  )
+def test_pairs_and_groups_equal_gensim(ours, keyed):
   for i in range(50):
     words = [f'w{i + j}' for j in range(5)]
     assert ours.doesnt_match(words) == keyed.doesnt_match(words)
     assert ours.similarity(*words[:2]) == keyed.similarity(*words[:2])
-
-
-def test_cosmul_honours_restrict_vocab(ours):
+  found = ours.analogy('w7', 'w3', 'w5')
+  assert found == ours.most_similar(['w3', 'w5'], ['w7'])
+  # gensim's ignores the limit.
   found = ours.most_similar_cosmul('w3', topn=100, restrict_vocab=20)
-  assert sorted(int(word[1:]) for word, _ in found) == sorted(
-    {*range(20)} - {3}
-  )
+  assert {word for word, _ in found} == {*_NAMES[:20]} - {'w3'}
 
 
-def test_look_up(ours, keyed):
+def test_look_up(ours):
   assert len(ours) == 200 and ours.vector_size == 16
   assert 'w3' in ours and 'x' not in ours and 3 not in ours
   assert ours.key_to_index['w3'] == 3 and ours.index_to_key[3] == 'w3'
   np.testing.assert_array_equal(ours['w3'], _VECTORS[3])
   np.testing.assert_array_equal(ours[['w3', 'w1']], _VECTORS[[3, 1]])
-  np.testing.assert_array_equal(
-    ours.get_vector('w3', norm=True), keyed.get_vector('w3', norm=True)
-  )
-  np.testing.assert_array_equal(
-    ours.get_normed_vectors(), keyed.get_normed_vectors()
-  )
   with pytest.raises(ValueError, match='read-only'):
     ours['w3'][0] = 1
 
@@ -111,36 +88,32 @@ def test_vectors_of_length_zero(ours):
   assert not ours.get_vector('w5', norm=True).any()
 
 
-def test_unknown_word_is_named_with_near_spellings():
+def test_unknown_words_are_named_with_near_spellings(ours):
   words = ['Village', 'villages', 'the', 'king', 'village']
-  ours = embeddings.Embeddings(words, np.eye(5, dtype=np.float32))
+  vectors = jaxemb.Embeddings(words, np.eye(5, dtype=np.float32))
   for ask in (
-    lambda: ours['vilage'],
-    lambda: ours.most_similar('vilage'),
-    lambda: ours.similarity('king', 'vilage'),
-    lambda: ours.analogy('king', 'vilage', 'the'),
+    lambda: vectors['vilage'],
+    lambda: vectors.most_similar('vilage'),
+    lambda: vectors.similarity('king', 'vilage'),
+    lambda: vectors.analogy('king', 'vilage', 'the'),
   ):
-    with pytest.raises(KeyError, match="'vilage'.*near: .*village") as caught:
+    with pytest.raises(errors.UnknownWordError, match="'vilage'.*village"):
       ask()
-    assert isinstance(caught.value, errors.UnknownWordError)
-  with pytest.raises(KeyError, match='near: king'):
-    ours['King']
+  with pytest.raises(KeyError, match='near: king$'):
+    vectors['King']
+  with pytest.raises(KeyError, match='near: Village, village, villages$'):
+    vectors['VILLAGE']
   with pytest.raises(KeyError, match='no vector for 77'):
-    ours.get_vector(77)
+    vectors.get_vector(77)
   with pytest.raises(ValueError, match='at least one'):
-    ours.most_similar()
+    vectors.most_similar()
   with pytest.warns(UserWarning, match='vilage'):
-    assert ours.doesnt_match(['king', 'vilage']) == 'king'
-
-
-def test_many_unknown_words_cost_little(ours):
-  # Near spellings are looked for only when the message is shown.
+    assert vectors.doesnt_match(['king', 'vilage']) == 'king'
+  # Spellings are looked for only when the message is shown.
   start = time.process_time()
   for i in range(20_000):
-    try:
+    with pytest.raises(KeyError):
       ours[f'w{i}x']
-    except KeyError:
-      pass
   assert time.process_time() - start < 5
 
 
@@ -148,43 +121,33 @@ def test_many_unknown_words_cost_little(ours):
 @pytest.mark.parametrize('insensitive', [False, True])
 def test_evaluations_equal_gensim(ours, keyed, tmp_path, dummy, insensitive):
   rng = np.random.default_rng(1)
-  pairs, questions = tmp_path / 'pairs.tsv', tmp_path / 'questions.txt'
-  words = [f'{"wW"[i % 3 == 0]}{i}' for i in range(230)]
-  lines = [
-    f'{words[a]}\t{words[b]}\t{a + b}'
-    for a, b in rng.integers(230, size=(90, 2))
-    if a != b
-  ]
-  pairs.write_text('\n'.join(lines))
-  lines = [
-    ' '.join(words[i] for i in q) for q in rng.integers(60, size=(90, 4))
-  ]
-  for line in lines[::2]:
-    a, b, c, d = (int(word[1:]) for word in line.split())
+  pairs, questions = str(tmp_path / 'pairs'), str(tmp_path / 'questions')
+  words = np.array([f'{"wW"[i % 3 == 0]}{i}' for i in range(230)])
+  rows = rng.integers(230, size=(90, 2))
+  lines = [f'{words[a]}\t{words[b]}\t{a + b}' for a, b in rows if a != b]
+  (tmp_path / 'pairs').write_text('\n'.join(lines))
+  rows = rng.integers(60, size=(90, 4))
+  for a, b, c, d in rows[::2]:
     ours.vectors[d] = ours.vectors[b] + ours.vectors[c] - ours.vectors[a]
   keyed.vectors[:] = ours.vectors
-  lines.insert(40, ': two')
-  questions.write_text('\n'.join([': one', *lines, ': none', 'x y z w']))
+  lines = [' '.join(words[row]) for row in rows]
+  lines = [': one', *lines[:40], ': two', *lines[40:], ': none', 'x y z w']
+  (tmp_path / 'questions').write_text('\n'.join(lines))
   args = {'case_insensitive': insensitive, 'dummy4unknown': dummy}
-  got = ours.evaluate_word_pairs(pairs, restrict_vocab=150, **args)
-  expected = keyed.evaluate_word_pairs(str(pairs), restrict_vocab=150, **args)
-  assert tuple(got[0]) == tuple(expected[0])
-  assert tuple(got[1]) == tuple(expected[1])
-  assert got[2] == pytest.approx(expected[2])
+  limited = {**args, 'restrict_vocab': 150}
+  *found, unknown = ours.evaluate_word_pairs(pairs, **limited)
+  *expected, theirs = keyed.evaluate_word_pairs(pairs, **limited)
+  assert list(map(tuple, found)) == list(map(tuple, expected))
+  assert unknown == pytest.approx(theirs)
   for function in ('most_similar', 'most_similar_cosmul'):
     # gensim 4.4 takes `similarity_function` and ignores it.
     keyed.most_similar = getattr(keyed, function)
     score, sections = ours.evaluate_word_analogies(
       questions, similarity_function=function, **args
     )
-    expected, expected_sections = keyed.evaluate_word_analogies(
-      str(questions), **args
-    )
-    assert score == expected and 0 < score < 1
-    if not dummy:
-      # A section without a valid question: gensim keeps it too.
-      assert expected_sections[2] == sections[2]
-    assert sections == expected_sections
+    expected = keyed.evaluate_word_analogies(questions, **args)
+    # A section without a valid question is kept, too.
+    assert (score, sections) == expected and 0 < score < 1
 
 
 def test_evaluations_name_the_wrong_file(ours, tmp_path):
@@ -200,10 +163,8 @@ def test_evaluations_name_the_wrong_file(ours, tmp_path):
 
 
 def test_load_every_form(tmp_path):
-  counts = np.arange(200)[::-1]
-  rows = vectors_npy.Encoded(_VECTORS)
-  export.write(tmp_path / 'export', _NAMES, rows, counts)
-  folder = tmp_path / 'export'
+  counts, folder = np.arange(200)[::-1], tmp_path / 'export'
+  export.write(folder, _NAMES, vectors_npy.Encoded(_VECTORS), counts)
   packed = tmp_path / 'v.vec.gz'
   packed.write_bytes(gzip.compress((folder / 'vectors.txt').read_bytes()))
   mapped = [tmp_path, folder, str(folder), folder / 'vectors.npy']
@@ -212,24 +173,21 @@ def test_load_every_form(tmp_path):
     assert isinstance(loaded, jaxemb.Embeddings)
     assert loaded.index_to_key == _NAMES
     np.testing.assert_array_equal(loaded.vectors, _VECTORS)
-    if path in mapped:
-      np.testing.assert_array_equal(loaded.counts, counts)
-      assert isinstance(loaded.vectors.base, np.memmap)
-      assert type(loaded['w1']) is np.ndarray
-    else:
-      assert loaded.counts is None
     assert len(loaded.most_similar('w3')) == 10
+    assert isinstance(loaded.vectors.base, np.memmap) == (path in mapped)
+    assert type(loaded['w1']) is np.ndarray
+    expected = counts.tolist() if path in mapped else None
+    assert loaded.counts is expected or loaded.counts.tolist() == expected
 
 
 def test_save_and_load(ours, tmp_path):
   for binary in (True, False):
     ours.save_word2vec_format(tmp_path / 'v', binary=binary)
-    np.testing.assert_array_equal(
-      jaxemb.load(tmp_path / 'v').vectors, ours.vectors
-    )
+    loaded = jaxemb.load(tmp_path / 'v')
+    np.testing.assert_array_equal(loaded.vectors, ours.vectors)
   with pytest.raises(ValueError, match='counts'):
     ours.save_word2vec_format(tmp_path / 'v', tmp_path / 'vocab')
-  counted = embeddings.Embeddings(
+  counted = jaxemb.Embeddings(
     ['a b', 'c'], np.ones((2, 2), np.float32), np.array([7, 3])
   )
   with pytest.warns(UserWarning, match='1 words'):
@@ -243,11 +201,10 @@ def test_save_and_load(ours, tmp_path):
   assert loaded.counts.tolist() == [7, 3]
 
 
-def test_load_says_what_is_wrong(tmp_path):
+def test_load_says_what_is_wrong(ours, tmp_path):
   with pytest.raises(errors.UserError, match=r'no usable vectors\.npy'):
     jaxemb.load(tmp_path)
-  rows = vectors_npy.Encoded(_VECTORS)
-  export.write(tmp_path, _NAMES, rows, np.arange(200))
+  ours.save(tmp_path)
   lines = (tmp_path / 'vocab.txt').read_text().splitlines()
   (tmp_path / 'vocab.txt').write_text('\n'.join(lines[:-1]))
   with pytest.raises(errors.UserError, match='199 words.*200 rows'):
@@ -258,22 +215,6 @@ def test_load_says_what_is_wrong(tmp_path):
   (tmp_path / 'twice').write_text('3 1\na 1\na 2\nb 3\n')
   with pytest.warns(UserWarning, match='1 repeated'):
     assert jaxemb.load(tmp_path / 'twice').index_to_key == ['a', 'b']
-
-
-def test_words_and_vectors_must_fit():
-  with pytest.raises(ValueError, match='do not fit'):
-    embeddings.Embeddings(['a', 'a'], np.ones((2, 2), np.float32))
-  with pytest.raises(ValueError, match='do not fit'):
-    embeddings.Embeddings(['a'], np.ones((2, 2), np.float32))
-
-
-def test_names_of_the_package():
-  assert 'load' in dir(jaxemb)
-  with pytest.raises(AttributeError, match='nothing'):
-    _ = jaxemb.nothing
-
-
-def test_version_is_that_of_the_project():
-  path = Path(__file__).parents[1] / 'pyproject.toml'
-  project = tomllib.loads(path.read_text())['project']
-  assert jaxemb.__version__ == project['version']
+  for words in (['a', 'a'], ['a']):
+    with pytest.raises(ValueError, match='do not fit'):
+      jaxemb.Embeddings(words, np.ones((2, 2), np.float32))

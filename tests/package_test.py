@@ -1,10 +1,11 @@
-"""Importing the package: numba's cache is private where homes are read-only."""
+"""The package: its names and version, and numba's cache, which is private."""
 
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+import tomllib
 
 import pytest
 
@@ -13,48 +14,51 @@ import jaxemb
 ROOT = pathlib.Path(__file__).parents[1]
 
 
+def test_names_and_version():
+  assert {'train', 'load', 'Embeddings'} <= set(dir(jaxemb))
+  with pytest.raises(AttributeError, match='nothing'):
+    _ = jaxemb.nothing
+  text = (ROOT / 'pyproject.toml').read_text()
+  assert jaxemb.__version__ == tomllib.loads(text)['project']['version']
+
+
 @pytest.mark.skipif(not hasattr(os, 'getuid'), reason='needs file owners')
 def test_a_cache_that_others_may_write_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
   own = tmp_path / f'jaxemb-numba-{os.getuid()}'
-  assert jaxemb._private_cache() == str(own)
-  assert own.stat().st_mode & 0o777 == 0o700
-  assert jaxemb._private_cache() == str(own)  # the next run finds it
 
-  def refused(name):
-    folder = jaxemb._private_cache()
-    assert pathlib.Path(folder).name.startswith('jaxemb-numba-')
-    assert folder != str(tmp_path / name)
-    return os.stat(folder).st_mode & 0o777 == 0o700
+  def made():
+    folder = pathlib.Path(jaxemb._private_cache())
+    assert folder.stat().st_mode & 0o777 == 0o700
+    return folder
 
+  assert made() == own == made()  # the next run finds it
   own.chmod(0o777)
-  assert refused(own.name)
+  assert made() != own
   own.rmdir()
   (tmp_path / 'elsewhere').mkdir(mode=0o700)
   own.symlink_to(tmp_path / 'elsewhere')
-  assert refused(own.name)
+  assert made() != own
   # A folder that exists already and belongs to somebody else.
   monkeypatch.setattr(os, 'getuid', lambda: 12345)
   (tmp_path / 'jaxemb-numba-12345').mkdir(mode=0o700)
-  assert refused('jaxemb-numba-12345')
+  assert made().name not in (own.name, 'jaxemb-numba-12345')
 
 
 def test_numba_uses_it_where_package_and_home_are_read_only(tmp_path):
-  code = (
-    'import os; os.access = lambda *_: False; '
-    "import jaxemb; print(os.environ['NUMBA_CACHE_DIR'])"
-  )
-
-  def folder(**environment):
-    done = subprocess.run(
-      [sys.executable, '-c', code],
-      cwd=ROOT,
-      env={'TMPDIR': str(tmp_path), **environment},
-      capture_output=True,
-      text=True,
-      check=True,
+  code = 'import os; os.access = lambda *_: False; import jaxemb; '
+  command = [
+    sys.executable,
+    '-c',
+    f"{code}print(os.environ['NUMBA_CACHE_DIR'])",
+  ]
+  environment = {'TMPDIR': str(tmp_path)}
+  for given, expected in (
+    ({}, str(tmp_path / f'jaxemb-numba-{os.getuid()}')),
+    ({'NUMBA_CACHE_DIR': '/chosen'}, '/chosen'),
+  ):
+    environment |= given
+    found = subprocess.check_output(
+      command, cwd=ROOT, env=environment, text=True
     )
-    return done.stdout.strip()
-
-  assert folder().startswith(str(tmp_path / 'jaxemb-numba-'))
-  assert folder(NUMBA_CACHE_DIR='/chosen') == '/chosen'
+    assert found.strip() == expected
