@@ -33,7 +33,7 @@ MEMBERS = {
   'table.layout': {
     'replicated': 'jaxemb.tables.replicated:Replicated',
     'row': 'jaxemb.tables.row_sharded:make',
-    'column': 'jaxemb.tables.replicated:by_columns',
+    'column': 'jaxemb.tables.replicated:SplitColumns',
   },
   'optimizer.name': {
     'sgd': 'jaxemb.tables.row_optimizers:sgd',

@@ -12,10 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb import build
 from jaxemb import config as config_lib
 from jaxemb.data import windows
-from jaxemb.runtime import mesh
 from jaxemb.strategies import base
 from tests import dispatches
 
@@ -122,31 +120,38 @@ class _Traced(windows.Steps):
 
 @functools.cache
 def _make(member):
-  strategy_name, layout, optimizer_name, model_name, device = member
+  strategy, layout, optimizer, model, device = member
   deduplicates, steps_per_loop = DEVICES[device]
-  config = config_lib.default()
-  config.optimizer.name, config.optimizer.learning_rate = optimizer_name, 0.1
-  config.model.dim, config.model.window = DIM, WINDOW
-  config.model.shared_negatives, config.data.sample = 8, 0.0
-  config.train.batch_words = BATCH_WORDS
-  config.strategy.name, config.table.layout = strategy_name, layout
-  if strategy_name == 'replicas':
-    config.strategy.sync_every = 2 * BATCH_WORDS
-  config.model.name, _, loss = model_name.partition('-')
+  name, _, loss = model.partition('-')
+  settings = {
+    'optimizer.name': optimizer, 'optimizer.learning_rate': 0.1,
+    'model.name': name, 'model.dim': DIM, 'model.window': WINDOW,
+    'data.sample': 0.0, 'train.batch_words': BATCH_WORDS,
+    'strategy.name': strategy, 'table.layout': layout,
+  }  # fmt: skip
+  if strategy == 'replicas':
+    settings['strategy.sync_every'] = 2 * BATCH_WORDS
   if loss == 'tree':
-    config.model.loss = 'hierarchical_softmax'
-  if config.model.name in ('mixture', 'contexts'):
-    config.senses.number, config.senses.top_ratio = 3, 6.5 / VOCAB
-    if config.model.name == 'mixture':
-      config.senses.method = 'likelihoods'
-    config.model.name = 'mixture'
-  shape = (1, 1) if strategy_name == 'sync' else (2, 1)
+    settings['model.loss'] = 'hierarchical_softmax'
+  else:
+    settings['model.shared_negatives'] = 8
+  if name in ('mixture', 'contexts'):
+    settings |= {
+      'model.name': 'mixture',
+      'senses.number': 3,
+      'senses.top_ratio': 6.5 / VOCAB,
+      'senses.method': 'likelihoods' if name == 'mixture' else 'contexts',
+    }
+  shape = (1, 1) if strategy == 'sync' else (2, 1)
   if layout != 'replicated':
     shape = (1, 2)
-  config, tuning = config_lib.resolve(
-    config,
-    'cpu',
+  num_parts = shape[0] if strategy != 'partition' else 1
+  steps = _Traced(BATCH_WORDS, num_parts, WINDOW, CHUNK)
+  made = dispatches.trainer(
+    np.full(VOCAB, 100),
+    settings,
     shape,
+    steps,
     chunk=CHUNK,
     shared_nodes=4,
     deduplicates=deduplicates or layout == 'row',
@@ -154,23 +159,14 @@ def _make(member):
     steps_per_loop=steps_per_loop,
     memory_lookups=5.0,  # forty words forget soon
   )
-  steps = _Traced(BATCH_WORDS, tuning.parts, WINDOW, CHUNK)
-  made = build.trainer(
-    config,
-    tuning,
-    np.full(VOCAB, 100),
-    mesh.make(mesh.Shape(*shape)),
-    [str(i) for i in range(VOCAB)],
-    steps=steps,
-  )
   return Made(
     made.trainable,
     made.strategy,
     steps.traces,
-    RATES[model_name, optimizer_name],
+    RATES[model, optimizer],
     shape[0],
     [],
-    strategy_name == 'partition',
+    strategy == 'partition',
   )
 
 

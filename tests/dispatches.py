@@ -6,13 +6,31 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxemb import build
+from jaxemb import config as config_lib
 from jaxemb.data import windows
+from jaxemb.runtime import mesh
 from jaxemb.strategies import base
 from tests import oracle
 
 KEY = np.array([0xA4093822, 0x299F31D0], np.uint32)
 
 _ids = jax.jit(lambda model, batch, key: model.ids(batch, key))
+
+
+def trainer(
+  counts: np.ndarray,
+  settings: dict[str, Any],
+  shape: tuple[int, int] = (1, 1),
+  steps: Any = None,
+  **fixed: Any,
+) -> build.Trainer:
+  """What settings by their dotted names make; `fixed` is of the tuning."""
+  config = config_lib.check(config_lib.default(), settings)
+  config, tuning = config_lib.resolve(config, 'cpu', shape, **fixed)
+  words = [str(i) for i in range(len(counts))]
+  devices = mesh.make(mesh.Shape(*shape))
+  return build.trainer(config, tuning, counts, devices, words, steps=steps)
 
 
 def pack(

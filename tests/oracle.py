@@ -249,34 +249,3 @@ def middle(tokens: Tokens, first: int, length: int) -> Tokens:
     tokens.left[first : first + length],
     tokens.right[first : first + length],
   )
-
-
-# Row (g, c) of the row layout is that of id 256 g + reversed bits of c.
-ROW_CLASSES = 256
-REVERSED = [int(f'{c:08b}'[::-1], 2) for c in range(ROW_CLASSES)]
-
-
-def in_layout(layout: str, values: np.ndarray, num_table: int) -> np.ndarray:
-  """Rows [vocab, dim] as a table keeps them, whole.
-
-  Places of no row hold NaN, which nothing may read or write.
-  """
-  vocab, dim = values.shape
-  if layout == 'row':
-    groups = -(-vocab // ROW_CLASSES)
-    form = np.full((groups * ROW_CLASSES, dim), np.nan, np.float32)
-    form[:vocab] = values
-    return form.reshape(groups, ROW_CLASSES, dim)[:, REVERSED]
-  if layout == 'column':
-    return np.pad(values, ((0, 0), (0, -dim % num_table)))
-  return values
-
-
-def by_id(layout: str, array, vocab: int, dim: int) -> np.ndarray:
-  """An array of a table's state, whole, in order of ids."""
-  array = np.asarray(array)
-  if layout == 'row' and array.ndim > 1:
-    array = array[:, REVERSED].reshape(-1, *array.shape[2:])[:vocab]
-  if layout == 'column' and array.ndim == 1:
-    array = array[:vocab]  # numbers of rows are filled up
-  return array[:, :dim] if array.ndim == 2 else array

@@ -6,6 +6,7 @@ compiled program of many steps.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -90,10 +91,8 @@ def arrays_of(tree: Any) -> list[Any]:
 
 def with_arrays(tree: Any, arrays: Sequence[jax.Array]) -> Any:
   """The same model or policy with these in place of its `arrays_of`."""
-  leaves, form = jax.tree.flatten(tree)
   arrays = iter(arrays)
-  leaves = [next(arrays) if _is_array(x) else x for x in leaves]
-  return jax.tree.unflatten(form, leaves)
+  return jax.tree.map(lambda x: next(arrays) if _is_array(x) else x, tree)
 
 
 class Schedule(NamedTuple):
@@ -107,12 +106,14 @@ class Schedule(NamedTuple):
   last_progress: np.float32 = np.float32(1)
 
 
-class StepRange(NamedTuple):
-  """Which steps of a dispatch to run."""
+class Devices(NamedTuple):
+  """Which examples of a step a device has, and where the others are."""
 
-  first: jax.Array  # int32
-  stop: jax.Array  # int32, after the last
-  count: jax.Array  # int32, steps over which the learning rate falls
+  share: data_base.Share
+  # Which tables these are, where devices have some of their own: copies of a
+  # table round alike, different tables each in their own way.
+  stream: jax.Array | int = 0
+  axes: tuple[str, ...] = ()  # of the mesh, over which examples are split
 
 
 class DispatchMetrics(NamedTuple):
@@ -142,8 +143,6 @@ class Strategy(NamedTuple):
   # these rows on the host, with a leading axis of models that never meet. All
   # processes take part.
   export_rows: Callable[..., blocks.RowBlock]
-  # state -> state, with all rows where checkpoints and exports find them.
-  flush: Callable[[Any], Any]
   # (state, name of a table, ids, rows, slots) -> state, see
   # `tables.spec.Table.import_rows`; the state is donated.
   import_rows: Callable[..., Any]
@@ -156,54 +155,34 @@ class Strategy(NamedTuple):
   loop: hlo.Loop
 
 
-def flush(tables: Mapping[str, spec_lib.Table], state: Any) -> Any:
-  """See `Strategy.flush`."""
-  states = {k: table.flush(state.tables[k]) for k, table in tables.items()}
-  return state._replace(tables=states)
-
-
-def stacked(states: Any, num: int) -> Any:
-  """The same states `num` times, along a leading axis."""
-  return jax.tree.map(
-    lambda x: jnp.broadcast_to(x[None], (num, *x.shape)), states
-  )
-
-
-class StepResult(NamedTuple):
-  """One step."""
-
-  state: TrainState
-  loss: jax.Array  # float32, summed; 0 where it was not measured
-  examples: jax.Array  # float32
-  sums: dict[str, jax.Array]
-
-
 class StepContext(NamedTuple):
-  """What the host has decided for a step."""
+  """What is known of a step beside its batch."""
 
+  index: jax.Array  # int32, within the dispatch
   key: jax.Array  # [2] uint32, of the dispatch
   learning_rate: jax.Array  # float32
   # bool; the logarithms of the loss cost a CPU an eighth of a step, and only
   # gradients are needed to train. True, not an array: no condition at all.
   measure: jax.Array | bool
-  # [2] uint32, of the step, for tables that round stochastically
-  rounding_key: jax.Array | None = None
-  # Axes of the mesh over which the examples of the step are split.
-  axes: tuple[str, ...] = ()
+  devices: Devices
 
 
 def training_step(
-  trainable: Trainable, state: TrainState, batch: Any, context: StepContext
-) -> StepResult:
+  trainable: Trainable,
+  batch: Any,
+  context: StepContext,
+  carry: tuple[TrainState, StepMetrics],
+) -> tuple[TrainState, StepMetrics]:
   """Looks up rows, differentiates the loss by them, updates their tables."""
+  state, metrics = carry
   model, tables = trainable.model, dict(state.tables)
   ids = model.ids(batch, context.key)
-  rows, sums = {}, {}
+  rows, sums = {}, dict(metrics.sums)
   for name, table in trainable.tables.items():
     found = table.lookup(tables[name], ids[name])
     rows[name], tables[name] = found.rows, found.state
     for metric, value in found.metrics.items():
-      sums[metric] = sums.get(metric, 0) + value
+      sums[metric] += value
   # XLA must not fuse a gather past the scatter that follows: it would copy the
   # whole table to keep the old rows.
   rows = jax.lax.optimization_barrier(rows)
@@ -225,147 +204,102 @@ def training_step(
   grads, value = jax.lax.optimization_barrier((grads, value))
   param_grads, row_grads = grads
   for i, (name, table) in enumerate(sorted(trainable.tables.items())):
-    key = context.rounding_key
-    key = None if key is None else rounding.key(key, i)
+    key, spec = None, table.spec
+    if spec.dtype != 'float32' and spec.rounding == 'stochastic':
+      base = context.key ^ _ROUNDING
+      key = rounding.key(base, context.index, context.devices.stream, i)
     step = spec_lib.Step(context.learning_rate, key)
     tables[name] = table.update(
       tables[name], ids[name], row_grads[name], rows[name], step
     )
   state = TrainState(tables, state.params, state.optimizer)
   if jax.tree.leaves(state.params):
-    state = _dense_step(trainable, state, param_grads, aux, context)
-  sums |= {name: measured * value for name, value in aux.metrics.items()}
-  return StepResult(state, value, measured * aux.examples, sums)
+    axes = context.devices.axes
+    state = _dense_step(model, state, param_grads, aux.examples, axes)
+  for name, total in aux.metrics.items():
+    sums[name] += measured * total
+  first = metrics.first_bad_step
+  is_bad = ~jnp.isfinite(value) & (first < 0)
+  return state, StepMetrics(
+    metrics.loss + value,
+    metrics.examples + measured * aux.examples,
+    jnp.where(is_bad, context.index, first),
+    sums,
+  )
 
 
-def _dense_step(
-  trainable: Trainable,
-  state: TrainState,
-  grads: Any,
-  aux: model_base.Aux,
-  context: StepContext,
-) -> TrainState:
+def _dense_step(model, state, grads, examples, axes):
   """Updates dense parameters by the gradient of the mean loss."""
   import optax
 
-  examples = aux.examples
-  if context.axes:
-    grads, examples = jax.lax.psum((grads, examples), context.axes)
+  if axes:
+    grads, examples = jax.lax.psum((grads, examples), axes)
   grads = jax.tree.map(lambda x: x / jnp.maximum(examples, 1), grads)
-  updates, optimizer = trainable.model.optimizer().update(
-    grads, state.optimizer, state.params
-  )
-  # A step of padding changes nothing, whatever an optimizer's momentum.
+  old = state.params, state.optimizer
+  updates, optimizer = model.optimizer().update(grads, old[1], old[0])
   new = optax.apply_updates(state.params, updates), optimizer
-  params, optimizer = jax.tree.map(
-    lambda x, y: jnp.where(examples > 0, x, y),
-    new,
-    (state.params, state.optimizer),
-  )
-  return state._replace(params=params, optimizer=optimizer)
+  # A step of padding changes nothing, whatever an optimizer's momentum.
+  new = jax.tree.map(lambda x, y: jnp.where(examples > 0, x, y), new, old)
+  return TrainState(state.tables, *new)
 
 
-def _rounding_key(
-  trainable: Trainable, schedule: Schedule, step: jax.Array, stream: jax.Array
-) -> jax.Array | None:
-  """[2] uint32, for tables that round stochastically; None = there is none."""
-  specs = [table.spec for table in trainable.tables.values()]
-  if all(x.dtype == 'float32' or x.rounding == 'nearest' for x in specs):
-    return None
-  return rounding.key(schedule.key ^ _ROUNDING, step, stream)
-
-
-def _compact_or_full_step(
-  trainable: Trainable, state: TrainState, batch: Any, context: StepContext
-) -> StepResult:
+def _compact_or_full_step(trainable, batch, context, carry):
   """As `training_step`, by the model's compact variant if the step fits it."""
   model = trainable.model
   fits = model.fits(batch).astype(jnp.int32)
-  variants = [
-    dataclasses.replace(trainable, model=x) for x in (model.compact, model)
-  ]
-  nothing = trainable.no_metrics()
-  result = StepResult(state, nothing.loss, nothing.examples, nothing.sums)
   # Loops of one turn or none: XLA copies the tables that a condition changes.
-  for turns, variant in zip((fits, 1 - fits), variants, strict=True):
-    result = jax.lax.fori_loop(
-      0,
-      turns,
-      lambda _, result, variant=variant: training_step(
-        variant, result.state, batch, context
-      ),
-      result,
-    )
-  return result
+  for turns, variant in ((fits, model.compact), (1 - fits, model)):
+    chosen = dataclasses.replace(trainable, model=variant)
+    step = functools.partial(training_step, chosen, batch, context)
+    carry = jax.lax.fori_loop(0, turns, lambda _, x, step=step: step(x), carry)
+  return carry
 
 
 def training_steps(
   trainable: Trainable,
   batch: Any,
   schedule: Schedule,
-  steps: StepRange,
-  share: data_base.Share,
+  devices: Devices,
   carry: tuple[TrainState, StepMetrics],
-  stream: jax.Array | int = 0,
-  axes: tuple[str, ...] = (),
+  first: jax.Array,
+  stop: jax.Array,
+  count: jax.Array,
 ) -> tuple[TrainState, StepMetrics]:
-  """Steps of a dispatch, one after the other.
+  """Steps `first` to `stop` of a dispatch, one after the other.
 
-  Args:
-    trainable: what to train.
-    batch: of the source, or a device's parts of it.
-    schedule: learning rates and key.
-    steps: which of the batch's steps to run.
-    share: which of their examples this device has.
-    carry: the state, and what was measured so far.
-    stream: which tables these are, where devices have some of their own: copies
-      of a table round alike, different tables each in their own way.
-    axes: of the mesh, over which the examples of a step are split.
+  The batch is that of the source or a device's parts of it; `carry` is the
+  state, and what was measured so far. The learning rate falls over `count`
+  steps.
   """
-  count = jnp.maximum(steps.count, 1).astype(jnp.float32)
+  count = jnp.maximum(count, 1).astype(jnp.float32)
   slope = (schedule.last_learning_rate - schedule.first_learning_rate) / count
   advance = (schedule.last_progress - schedule.first_progress) / count
+  every, size = trainable.loss_every_steps, trainable.steps_per_loop
   take = training_step
   if trainable.may_be_compact and trainable.model.compact is not None:
     take = _compact_or_full_step
 
   def body(i, carry):
-    state, metrics = carry
     index = i.astype(jnp.float32)
     step_batch = trainable.steps.step(
-      batch, i, share, schedule.first_progress + advance * index
+      batch, i, devices.share, schedule.first_progress + advance * index
     )
-    if trainable.steps_per_loop > 1:
-      step_batch = trainable.steps.pad(step_batch, i < steps.stop)
-    every = trainable.loss_every_steps
-    context = StepContext(
-      schedule.key,
-      schedule.first_learning_rate + slope * index,
-      every == 1 or i % every == 0,
-      _rounding_key(trainable, schedule, i, stream),
-      axes,
-    )
-    result = take(trainable, state, step_batch, context)
-    is_bad = ~jnp.isfinite(result.loss) & (metrics.first_bad_step < 0)
-    return result.state, StepMetrics(
-      metrics.loss + result.loss,
-      metrics.examples + result.examples,
-      jnp.where(is_bad, i, metrics.first_bad_step),
-      {k: x + result.sums[k] for k, x in metrics.sums.items()},
-    )
+    if size > 1:
+      step_batch = trainable.steps.pad(step_batch, i < stop)
+    rate = schedule.first_learning_rate + slope * index
+    measure = every == 1 or i % every == 0
+    context = StepContext(i, schedule.key, rate, measure, devices)
+    return take(trainable, step_batch, context, carry)
 
-  size = trainable.steps_per_loop
   if size == 1:
-    return jax.lax.fori_loop(steps.first, steps.stop, body, carry)
+    return jax.lax.fori_loop(first, stop, body, carry)
 
   def loop(j, carry):
-    first = steps.first + j * size
+    start = first + j * size
     # The length of this one is known when it is compiled.
-    return jax.lax.fori_loop(
-      0, size, lambda i, carry: body(first + i, carry), carry
-    )
+    return jax.lax.fori_loop(0, size, lambda i, x: body(start + i, x), carry)
 
-  num_loops = (steps.stop - steps.first + size - 1) // size
+  num_loops = (stop - first + size - 1) // size
   return jax.lax.fori_loop(0, num_loops, loop, carry)
 
 
@@ -378,29 +312,23 @@ def over_devices(
 ) -> DispatchMetrics:
   """Adds up what devices measured on examples of their own.
 
-  Args:
-    trainable: what was trained.
-    metrics: a device's.
-    batch: its parts of the source's batch.
-    num_steps: int32, the same everywhere.
-    axes: of the mesh over which examples are split; the first one is that of
-      the parts.
+  Metrics and batch are a device's, `num_steps` is the same everywhere; of the
+  axes of the mesh over which examples are split the first is that of the parts.
   """
   counters = dict(trainable.steps.counters(batch))
   if axes:
     axes = tuple(axes)
     loss, examples = jax.lax.psum((metrics.loss, metrics.examples), axes)
     counters = jax.lax.psum(counters, axes[0])
-    none = np.iinfo(np.int32).max
-    first = metrics.first_bad_step
-    first = jax.lax.pmin(jnp.where(first < 0, none, first), axes)
-    first = jnp.where(first == none, -1, first)
+    # Without a sign -1, for none, is the largest number.
+    first = metrics.first_bad_step.astype(jnp.uint32)
+    first = jax.lax.pmin(first, axes).astype(jnp.int32)
     # Devices look rows up together, and count the same.
     sums = {
-      name: (jax.lax.psum if name in trainable.model.metrics else jax.lax.pmax)(
+      k: (jax.lax.psum if k in trainable.model.metrics else jax.lax.pmax)(
         x, axes
       )
-      for name, x in metrics.sums.items()
+      for k, x in metrics.sums.items()
     }
     metrics = StepMetrics(loss, examples, first, sums)
   return DispatchMetrics(metrics, num_steps, counters)

@@ -40,25 +40,20 @@ class Policy(Protocol):
 
   def init(self) -> Any:
     """The clock, a pytree of arrays, the same on all replicas."""
-    ...
 
   def due(self, clock: Any) -> tuple[jax.Array, Any]:
     """How many chunks (int32) are due at this meeting; and the new clock."""
-    ...
 
   def weights(
     self, name: str, start: jax.Array, num: int, elapsed: Elapsed
   ) -> jax.Array:
     """[num] float32, g of rows start to start + num of a table."""
-    ...
 
   def staleness_steps(self) -> Mapping[str, np.ndarray]:
     """By table, [vocab] int64: steps between two meetings of a row at most."""
-    ...
 
   def mean_chunks(self) -> float:
     """How many chunks are due at a meeting on average."""
-    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +110,9 @@ class Bounded:
     # The last meeting of a dispatch comes early; of small texts, every one.
     forgetting *= elapsed.num_steps / self.every_steps
     m = jax.lax.dynamic_slice(self.lookups[name], (start,), (num,))
-    return gain(m * forgetting, self.num_replicas)
+    # The sum of a geometric series: (1 - q^n) / (1 - q) without its 0 / 0.
+    powers = jnp.arange(self.num_replicas, dtype=jnp.float32)[:, None]
+    return jnp.mean(jnp.exp(-powers * (m * forgetting)[None]), 0)
 
   def staleness_steps(self) -> dict[str, np.ndarray]:
     """Steps from one meeting of the row's level to the next."""
@@ -133,25 +130,8 @@ class Bounded:
 
 
 jax.tree_util.register_dataclass(
-  Bounded,
-  ['lookups'],
-  [
-    'num_replicas',
-    'every_steps',
-    'chunk_rows',
-    'due_chunks',
-    'memory_lookups',
-    'first_learning_rate',
-  ],
+  Bounded, ['lookups'], [f.name for f in dataclasses.fields(Bounded)[1:]]
 )
-
-
-def gain(lookups: jax.Array, num_replicas: int) -> jax.Array:
-  """The weight g for m / tau lookups [...], in [1 / n, 1]."""
-  # The sum of a geometric series: (1 - q^n) / (1 - q) without its 0 / 0.
-  powers = jnp.arange(num_replicas, dtype=jnp.float32)
-  powers = powers.reshape(-1, *[1] * lookups.ndim)
-  return jnp.mean(jnp.exp(-powers * lookups[None]), 0)
 
 
 def bounded(
@@ -165,14 +145,9 @@ def bounded(
 ) -> Bounded:
   """Levels of chunks: rarer rows meet more seldom, all after as many lookups.
 
-  Args:
-    lookups_per_center: by table, [vocab] expected lookups of each row.
-    num_replicas: n.
-    step_centers: centers of a replica's step.
-    every_steps: between two meetings of the most frequent rows.
-    lookups: of a row by each replica, between two of its meetings.
-    memory_lookups: tau at the first learning rate.
-    first_learning_rate: of the run.
+  `lookups_per_center` [vocab] are expected, of each table; `step_centers` are
+  those of a replica's step. The most frequent rows meet every `every_steps`,
+  the others after so many `lookups` by each replica.
   """
   vocab = max(len(x) for x in lookups_per_center.values())
   chunk_rows = min(_CHUNK_ROWS, vocab)
@@ -189,16 +164,15 @@ def bounded(
   due = np.searchsorted(levels, np.arange(levels.max() + 1), 'right')
   words = step_centers * every_steps * float(_LEVEL_FACTOR) ** levels
   words = np.repeat(words, chunk_rows)
-  m = {
-    name: (x * words[: len(x)]).astype(np.float32)
-    for name, x in lookups_per_center.items()
-  }
   return Bounded(
-    m,
+    {
+      name: (x * words[: len(x)]).astype(np.float32)
+      for name, x in lookups_per_center.items()
+    },
     num_replicas,
     every_steps,
     chunk_rows,
-    tuple(int(x) for x in due),
+    tuple(due.tolist()),
     memory_lookups,
     first_learning_rate,
   )

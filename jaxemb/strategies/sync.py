@@ -8,65 +8,14 @@ between them; where columns are split they all take the same ones.
 """
 
 import functools
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxemb.data import base as data_base
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base
-from jaxemb.tables import spec as spec_lib
-
-
-def _dispatch(
-  trainable: base.Trainable,
-  num_splits: int,
-  is_alone: bool,
-  state: base.TrainState,
-  constants: Any,
-  batch: Any,
-  schedule: base.Schedule,
-) -> tuple[base.TrainState, base.DispatchMetrics]:
-  """A dispatch, of a device's shards and its parts of the batch."""
-  trainable = trainable.with_arrays(constants)
-  num_steps = trainable.steps.num_steps(batch)
-  count = jnp.max(num_steps)
-  num_parts, axes = len(num_steps), ()
-  share = data_base.Share(0, 0, num_parts, 0, 1)
-  if not is_alone:
-    axes += (mesh_lib.DATA,)
-    count = jax.lax.pmax(count, mesh_lib.DATA)
-    share = share._replace(before=num_parts * jax.lax.axis_index(axes[0]))
-  if num_splits > 1:
-    axes += (mesh_lib.TABLE,)
-    device = jax.lax.axis_index(mesh_lib.TABLE)
-    share = data_base.share(num_parts, num_splits, share.before, device)
-  state, metrics = base.training_steps(
-    trainable,
-    batch,
-    schedule,
-    base.StepRange(jnp.int32(0), count, count),
-    share,
-    (state, trainable.no_metrics()),
-    axes=axes,
-  )
-  return state, base.over_devices(trainable, metrics, batch, count, axes)
-
-
-def _import_rows(
-  tables: Mapping[str, spec_lib.Table],
-  state: base.TrainState,
-  name: str,
-  ids: np.ndarray,
-  rows: np.ndarray,
-  slots: Mapping[str, np.ndarray],
-) -> base.TrainState:
-  new = tables[name].import_rows(state.tables[name], ids, rows, slots)
-  return state._replace(tables=state.tables | {name: new})
 
 
 def sync(
@@ -74,17 +23,34 @@ def sync(
   mesh: jax.sharding.Mesh,
   splits_examples: bool = True,
 ) -> base.Strategy:
-  """The strategy.
+  """The strategy, of tables laid out on the mesh of a data and a table axis.
 
-  Args:
-    trainable: what to train, with tables laid out on the mesh.
-    mesh: the devices, along a data and a table axis.
-    splits_examples: whether devices of the table axis take different examples.
+  `splits_examples` says whether devices of the table axis take different ones.
   """
-  tables = trainable.tables
+  tables, init = trainable.tables, trainable.init
   num_splits = mesh.shape[mesh_lib.TABLE] if splits_examples else 1
-  init = trainable.init
-  step = functools.partial(_dispatch, trainable, num_splits, mesh.size == 1)
+
+  def step(state, constants, batch, schedule):
+    """A dispatch, of a device's shards and its parts of the batch."""
+    given = trainable.with_arrays(constants)
+    num_steps = given.steps.num_steps(batch)
+    count, num_parts, axes = jnp.max(num_steps), len(num_steps), ()
+    share = data_base.Share(0, 0, num_parts, 0, 1)
+    if mesh.size > 1:
+      axes += (mesh_lib.DATA,)
+      count = jax.lax.pmax(count, mesh_lib.DATA)
+      share = share._replace(before=num_parts * jax.lax.axis_index(axes[0]))
+    if num_splits > 1:
+      axes += (mesh_lib.TABLE,)
+      device = jax.lax.axis_index(mesh_lib.TABLE)
+      share = data_base.share(num_parts, num_splits, share.before, device)
+    devices = base.Devices(share, axes=axes)
+    carry = state, given.no_metrics()
+    state, metrics = base.training_steps(
+      given, batch, schedule, devices, carry, jnp.int32(0), count, count
+    )
+    return state, base.over_devices(given, metrics, batch, count, axes)
+
   everywhere = jax.sharding.PartitionSpec()
   over = jax.sharding.PartitionSpec(mesh_lib.DATA)
   state_spec = base.TrainState(
@@ -101,19 +67,22 @@ def sync(
       out_specs=(state_spec, everywhere),
     )
     init = shard_map(init, in_specs=everywhere, out_specs=state_spec)
+
+  def export_rows(state, name, start=0, stop=None):
+    return tables[name].export_rows(state.tables[name], start, stop)
+
+  def import_rows(state, name, ids, rows, slots):
+    new = tables[name].import_rows(state.tables[name], ids, rows, slots)
+    return state._replace(tables=state.tables | {name: new})
+
   named = functools.partial(jax.sharding.NamedSharding, mesh)
   return base.Strategy(
     init,
     functools.partial(base.arrays_of, trainable.model),
     jax.jit(step, donate_argnums=0),
-    lambda state, name, start=0, stop=None: tables[name].export_rows(
-      state.tables[name], start, stop
-    ),
-    functools.partial(base.flush, tables),
-    functools.partial(_import_rows, tables),
-    jax.tree.map(named, state_spec),
-    named(everywhere),
-    named(over),
+    export_rows,
+    import_rows,
+    *jax.tree.map(named, (state_spec, everywhere, over)),
     # The loop inside without a known length is the overflow rounds of the row
     # layout: most steps have one.
     hlo.Loop(

@@ -1,8 +1,9 @@
-"""Row storage: float32, bfloat16, float16 and row-scaled int8.
+"""Rows of low precision: bfloat16, float16 and row-scaled int8.
 
 Storage is low precision, arithmetic is float32: a row is read and widened, the
 sum of a step's updates is added to it, and it is rounded and written, once in a
-step (Zhang, Yang and Yuen 2018). float32 rows are added to in place.
+step (Zhang, Yang and Yuen 2018). float32 rows are added to in place, by
+`row_optimizers.add_rows`; of them a codec knows the initial values.
 """
 
 import dataclasses
@@ -20,32 +21,34 @@ _BLOCK_NUMBERS = 1 << 22  # int8 rows are initialised from so many float32
 # proportional to the step size, and coarser steps cost more than clipping.
 _MAX_RMS = 2.2
 _MIN_ROOM = 1e-18  # squares of smaller numbers underflow
-_BYTES = {'float32': 4, 'bfloat16': 2, 'float16': 2, 'int8': 1}
 
 
-def sent_dtype(spec: spec_lib.TableSpec) -> str:
-  """Of rows between devices: of storage and exchange, the narrower."""
-  return min(spec.dtype, spec.exchange_dtype, key=_BYTES.__getitem__)
+def gather(vectors: Any, ids: jax.Array) -> Any:
+  """Stored rows of ids; arbitrary ones of padding."""
+  return jax.tree.map(lambda x: row_optimizers.gather(x, ids), vectors)
+
+
+def encoding_of(stored: Any) -> jax.Array | None:
+  """What else than the dtype encodes stored rows: the scales of int8."""
+  return getattr(stored, 'scales', None)
+
+
+def put(arrays: Any, start: jax.Array, new: Any) -> Any:
+  """Writes elements of each array from `start` on."""
+  return jax.tree.map(
+    lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0),
+    arrays,
+    new,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-  """How a table encodes its rows.
-
-  Attributes:
-    spec: of the table.
-    axis: mesh axis over which columns are split, if any.
-    num_splits: devices along that axis.
-  """
+  """How a table encodes its rows."""
 
   spec: spec_lib.TableSpec
-  axis: str | None = None
-  num_splits: int = 1
-
-  @property
-  def is_float32(self) -> bool:
-    """Whether rows are stored as they are computed with."""
-    return self.spec.dtype == 'float32'
+  axis: str | None = None  # of the mesh, over which columns are split
+  num_splits: int = 1  # devices along that axis
 
   @property
   def dim(self) -> int:
@@ -59,9 +62,8 @@ class Codec:
 
   def partition(self, vectors: Any, scales: Any) -> Any:
     """`PartitionSpec`s of stored rows, given those of the arrays."""
-    if self.spec.dtype == 'int8':
-      return rounding.Scaled(vectors, scales)
-    return vectors
+    is_scaled = self.spec.dtype == 'int8'
+    return rounding.Scaled(vectors, scales) if is_scaled else vectors
 
   def _first_rows(self, key: jax.Array, ids: jax.Array) -> jax.Array:
     """[..., d] float32, initial values; padding columns are zero."""
@@ -75,20 +77,21 @@ class Codec:
 
   def init(self, key: jax.Array, ids: jax.Array) -> Any:
     """Stored initial rows of ids [n, ...], rounded to nearest."""
+    dtype = self.spec.dtype
 
     def block(ids):
       rows = self._first_rows(key, ids)
-      if self.spec.dtype != 'int8':
-        return rounding.encode(rows, self.spec.dtype)
-      return rounding.encode(rows, 'int8', scales=self._scales(rows))
+      scales = self._scales(rows) if dtype == 'int8' else None
+      return rounding.encode(rows, dtype, scales=scales)
+
+    def repeated(row):
+      return jnp.broadcast_to(row, (len(ids), *row.shape[1:]))
 
     if not self.spec.init_scale:
       # XLA would add up the numbers of all rows at compile time.
-      return jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (len(ids), *x.shape[1:])), block(ids[:1])
-      )
+      return jax.tree.map(repeated, block(ids[:1]))
     size = max(1, _BLOCK_NUMBERS // (ids[0].size * self.dim))
-    if self.spec.dtype != 'int8' or len(ids) <= size:
+    if dtype != 'int8' or len(ids) <= size:
       return block(ids)
 
     # Scales need whole rows, and XLA would hold the whole table as float32.
@@ -97,15 +100,9 @@ class Codec:
       new = block(jax.lax.dynamic_slice_in_dim(ids, first, size))
       return put(made, first, new)
 
-    empty = jax.tree.map(
-      lambda x: jnp.zeros((len(ids), *x.shape[1:]), x.dtype),
-      jax.eval_shape(block, ids[:size]),
-    )
+    empty = jax.eval_shape(lambda: jax.tree.map(repeated, block(ids[:1])))
+    empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
     return jax.lax.fori_loop(0, -(-len(ids) // size), write, empty)
-
-  def decode(self, stored: Any) -> jax.Array:
-    """[..., d] float32, exact."""
-    return rounding.decode(stored, self.spec.dtype)
 
   def encode(
     self,
@@ -114,33 +111,19 @@ class Codec:
     key: jax.Array | None,
     encoding: jax.Array | None = None,
   ) -> Any:
-    """Rounds rows [n, d] to storage.
+    """Rounds rows [n, d] float32 of ids [n] to storage.
 
-    Args:
-      rows: float32.
-      ids: [n] int32, of the rows.
-      key: [2] uint32, of the step.
-      encoding: of the rows before, see `encoding_of`.
-
-    Raises:
-      ValueError: Rounding is stochastic, and there is no key.
+    `key` [2] uint32 is of the step, for stochastic rounding. The rows' encoding
+    before, see `encoding_of`, stays where it fits.
     """
-    if self.is_float32:
+    dtype, bits, scales = self.spec.dtype, None, None
+    if dtype == 'float32':
       return rows
-    bits = scales = None
     if self.spec.rounding == 'stochastic':
-      if key is None:
-        raise ValueError(
-          f'table {self.spec.name!r} rounds stochastically and got no key'
-        )
       bits = rounding.random_bits(key, ids, self.columns())
-    if self.spec.dtype == 'int8':
+    if dtype == 'int8':
       scales = self._scales(rows, encoding)
-    return rounding.encode(rows, self.spec.dtype, bits, scales)
-
-  def encoding_of(self, stored: Any) -> jax.Array | None:
-    """The scales of int8 rows; other rows have none."""
-    return stored.scales if self.spec.dtype == 'int8' else None
+    return rounding.encode(rows, dtype, bits, scales)
 
   def _scales(self, rows: jax.Array, old: jax.Array | None = None) -> jax.Array:
     """[...] float32, scales of rows [..., d]; the old ones where they fit.
@@ -155,10 +138,6 @@ class Codec:
     room = _MAX_RMS * jnp.sqrt(squares / self.spec.dim)
     return rounding.row_scales(largest, old, jnp.maximum(room, _MIN_ROOM))
 
-  def read(self, vectors: Any, ids: jax.Array) -> jax.Array:
-    """[..., d] float32, rows of ids [...]; arbitrary ones of padding."""
-    return self.decode(gather(vectors, ids))
-
   def add(
     self,
     vectors: Any,
@@ -166,27 +145,16 @@ class Codec:
     deltas: jax.Array,
     ids: jax.Array,
     key: jax.Array | None,
-    are_unique: bool,
     rows: jax.Array | None = None,
   ) -> Any:
-    """Adds to stored rows; padding is ignored.
+    """Adds deltas [n, d] float32 to stored rows; padding is ignored.
 
-    Args:
-      vectors: stored rows.
-      at: [n] int32, where the rows are stored on this device.
-      deltas: [n, d] float32.
-      ids: [n] int32, of the rows.
-      key: [2] uint32, of the step.
-      are_unique: whether all of `at` differ; always so in low precision.
-      rows: [n, d] float32, values before, if they are known.
+    The rows of ids [n] are at positions `at` of this device, which all differ;
+    `rows` [n, d] float32 are their values before, if they are known.
     """
-    if self.is_float32:
-      return row_optimizers.add_rows(vectors, at, deltas, are_unique)
     if rows is None:
-      rows = self.read(vectors, at)
-    encoding = self.encoding_of(vectors)
-    if encoding is not None:
-      encoding = encoding.at[at].get(mode='clip')
+      rows = rounding.decode(gather(vectors, at), self.spec.dtype)
+    encoding = gather(encoding_of(vectors), at)
     new = self.encode(rows + deltas, ids, key, encoding)
     # All is read before anything is written, or XLA copies the table.
     new = jax.lax.optimization_barrier(new)
@@ -195,17 +163,3 @@ class Codec:
       vectors,
       new,
     )
-
-
-def gather(vectors: Any, ids: jax.Array) -> Any:
-  """Stored rows of ids; arbitrary ones of padding."""
-  return jax.tree.map(lambda x: x.at[ids].get(mode='clip'), vectors)
-
-
-def put(arrays: Any, start: jax.Array, new: Any) -> Any:
-  """Writes elements of each array from `start` on."""
-  return jax.tree.map(
-    lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0),
-    arrays,
-    new,
-  )

@@ -26,9 +26,7 @@ _TILE = 32  # T: the matrices of a step take 4 T bytes per id
 def running_sums(ids: jax.Array, values: Any) -> Any:
   """Sums over the positions with the same id up to each, itself included.
 
-  Args:
-    ids: [n] int32, sorted.
-    values: pytree of [n, d] float32.
+  `ids` [n] int32 are sorted; `values` is a pytree of [n, d] float32.
   """
   # Side by side, so that all are one product.
   leaves, tree = jax.tree.flatten(values)
@@ -58,39 +56,28 @@ def _running_sums(ids: jax.Array, values: jax.Array) -> jax.Array:
 def by_sorting(
   row_grads: row_optimizers.RowGrads, vocab: int
 ) -> row_optimizers.RowGrads:
-  """Sums over the occurrences of each id, n in all.
+  """Sums over the occurrences of each id; ids from `vocab` on are padding.
 
-  Args:
-    row_grads: ids [...] from `vocab` on are padding; `counts` None = ones.
-    vocab: rows of the table.
-
-  Returns:
-    [n, ...], each id once, at the end of its run in rising order; ids are at
-    or above `vocab`, and all different, where a position is unused.
+  Of n positions in all each id has one, at the end of its run in rising order;
+  ids are at or above `vocab`, and all different, where a position is unused.
   """
-  flat, values = _flatten(row_grads, vocab)
-  order = jnp.argsort(flat)
-  in_order = flat[order]
-  values = jax.tree.map(lambda x: x[order], values)
-  values = running_sums(in_order, values)
-  is_last = jnp.append(in_order[1:] != in_order[:-1], True)
-  unused = vocab + jnp.arange(len(flat), dtype=jnp.int32)
-  ids = jnp.where(is_last & (in_order < vocab), in_order, unused)
-  return _row_grads(ids, *values)
+  ids, *values = _flatten(row_grads, vocab)
+  order = jnp.argsort(ids)
+  ids, values = jax.tree.map(lambda x: x[order], (ids, values))
+  is_last = jnp.append(ids[1:] != ids[:-1], True)
+  unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
+  places = jnp.where(is_last & (ids < vocab), ids, unused)
+  return _row_grads(places, *running_sums(ids, values))
 
 
-def _flatten(
-  row_grads: row_optimizers.RowGrads, vocab: int
-) -> tuple[jax.Array, Any]:
-  """Ids [n], all padding `vocab`; and (counts, grads, squares), each [n, d]."""
+def _flatten(row_grads: row_optimizers.RowGrads, vocab: int) -> tuple[Any, ...]:
+  """Ids [n], all padding `vocab`; counts, grads and squares, each [n, d]."""
   ids, grads, squares, counts = row_grads
   if counts is None:
     counts = jnp.ones(ids.shape, jnp.float32)
-  columns = (counts[..., None], grads, None)
-  if squares is not None:
-    columns = (*columns[:2], squares[..., None])
-  flat = jnp.minimum(ids.reshape(-1), vocab)
-  return flat, jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), columns)
+  squares = None if squares is None else squares.reshape(-1, 1)
+  ids, grads = row_optimizers.flatten(ids, grads)
+  return jnp.minimum(ids, vocab), counts.reshape(-1, 1), grads, squares
 
 
 def _row_grads(ids, counts, grads, squares) -> row_optimizers.RowGrads:
@@ -98,19 +85,11 @@ def _row_grads(ids, counts, grads, squares) -> row_optimizers.RowGrads:
   return row_optimizers.RowGrads(ids, grads, squares, counts[:, 0])
 
 
-# Models take turns: in a batched loop all would run as long as the longest, and
-# choose between old and new sums in every turn.
-@jax.custom_batching.sequential_vmap
-def _add_duplicates(
-  values: Any, sources: jax.Array, targets: jax.Array, num: jax.Array
-) -> Any:
-  """Adds rows to others.
+def _add_duplicates(values, sources, targets, num):
+  """Adds `num` rows of a pytree of [n, d] to others.
 
-  Args:
-    values: pytree of [n, d] float32.
-    sources: [n + `_ROWS_PER_TURN`] int32, rows to add; n beyond the last.
-    targets: [n] int32, the row that each row is added to.
-    num: int32, rows to add.
+  `sources` [n + `_ROWS_PER_TURN`] int32 are the rows to add, n beyond the last;
+  `targets` [n] int32 those that each row is added to.
   """
   size = len(targets)
 
@@ -135,19 +114,13 @@ def by_scratch(
   A CPU sorts the ids of a step in half the time that the step takes, and adds
   numbers in order. Each lookup writes its position to the scratch, at its id;
   what is read there afterwards is one position for all lookups of the id.
-
-  Args:
-    row_grads: ids [...] from `vocab` on are padding.
-    vocab: rows of the table.
-    scratch: [vocab] int32, of any values; returned for the next step.
+  `scratch` [vocab] int32 has any values, and is returned for the next step.
   """
-  flat, (ones, *values) = _flatten(row_grads, vocab)
-  num = len(flat)
+  ids, ones, *values = _flatten(row_grads, vocab)
+  num, is_id = len(ids), ids < vocab
   positions = jnp.arange(num, dtype=jnp.int32)
-  scratch = scratch.at[flat].set(positions, mode='drop')
-  targets = scratch.at[flat].get(mode='clip')
-  is_id = flat < vocab
-  is_target = (targets == positions) & is_id
+  scratch = scratch.at[ids].set(positions, mode='drop')
+  targets = row_optimizers.gather(scratch, ids)
   is_added = (targets != positions) & is_id
   # Most ids have one lookup, whose row stays where it is: a scatter of all rows
   # would copy them first. The others are listed.
@@ -158,5 +131,5 @@ def by_scratch(
   grads, squares = _add_duplicates(
     tuple(values), sources, targets, jnp.sum(is_added)
   )
-  ids = jnp.where(is_target, flat, vocab + positions)
-  return _row_grads(ids, counts[:, None], grads, squares), scratch
+  unique = jnp.where((targets == positions) & is_id, ids, vocab + positions)
+  return _row_grads(unique, counts[:, None], grads, squares), scratch

@@ -16,7 +16,6 @@ The two agree but for the order in which sums are rounded.
 """
 
 import dataclasses
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -33,38 +32,23 @@ def num_scalars(vocab: int) -> int:
   return -(-vocab // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
 
 
-def by_columns(
-  spec: spec_lib.TableSpec,
-  optimizer: row_optimizers.RowOptimizer,
-  axes: spec_lib.Axes,
-  deduplicates: bool,
-) -> 'Replicated':
-  """A table whose columns are split over the table axis."""
-  return Replicated(spec, optimizer, axes, deduplicates, True)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replicated(spec_lib.Table):
-  """A table of which every device has all rows, or its columns of all rows.
+  """A table of which every device has all rows.
 
-  Attributes:
-    spec: size, initial values and precision.
-    optimizer: of its rows.
-    axes: of the mesh; each device looks up ids of its own.
-    deduplicates: whether an update writes each row once.
-    splits_columns: whether devices along the table axis share the columns,
-      padded with zeros to a multiple of them, and look up the same ids.
+  Each device looks up ids of its own, along both axes of the mesh.
   """
 
   spec: spec_lib.TableSpec
   optimizer: row_optimizers.RowOptimizer
   axes: spec_lib.Axes = spec_lib.Axes()
-  deduplicates: bool = False
-  splits_columns: bool = False
+  deduplicates: bool = False  # whether an update writes each row once
+
+  splits_columns = False
 
   @property
-  def slot_reductions(self) -> Mapping[str, str]:
-    return self.optimizer.slot_reductions
+  def _is_float32(self) -> bool:
+    return self.spec.dtype == 'float32'
 
   @property
   def _num_splits(self) -> int:
@@ -75,27 +59,17 @@ class Replicated(spec_lib.Table):
     axis = self.axes.table if self._num_splits > 1 else None
     return codecs.Codec(self.spec, axis, self._num_splits)
 
-  @property
-  def _num_scalars(self) -> int:
-    """Length of arrays of one number per row, on all devices together."""
-    vocab = self.spec.vocab
-    return num_scalars(vocab) if self.splits_columns else vocab
-
-  @property
-  def _splits_scalars(self) -> bool:
-    """Whether devices share these evenly; otherwise all have all of them."""
-    return self._num_splits > 1 and self._num_scalars % self._num_splits == 0
-
-  @property
-  def _own_scalars(self) -> int:
-    return self._num_scalars // (
-      self._num_splits if self._splits_scalars else 1
-    )
+  def _num_scalars(self) -> tuple[int, int]:
+    """Length of arrays of one number per row, of all devices and of one."""
+    if not self.splits_columns:
+      return self.spec.vocab, self.spec.vocab
+    num, splits = num_scalars(self.spec.vocab), self._num_splits
+    return num, num // splits if num % splits == 0 else num
 
   def _new_slots(self) -> row_optimizers.Slots:
-    codec = self._codec
-    slots = self.optimizer.init(self.spec.vocab, codec.dim, self._own_scalars)
-    if not codec.is_float32 and hasattr(slots, 'scratch'):
+    _, num_scalars = self._num_scalars()
+    slots = self.optimizer.init(self.spec.vocab, self._codec.dim, num_scalars)
+    if not self._is_float32 and hasattr(slots, 'scratch'):
       # Counts come from `dedup`. Not empty: JAX loses the sharding of that.
       return slots._replace(scratch=jnp.zeros(1, jnp.float32))
     return slots
@@ -107,104 +81,97 @@ class Replicated(spec_lib.Table):
     if self.splits_columns:
       columns = jax.sharding.PartitionSpec(None, self.axes.table)
       by_shape = {(self.spec.vocab, self._codec.dim): columns}
-    if self._splits_scalars:
-      by_shape[(self._own_scalars,)] = type(columns)(self.axes.table)
+    all_scalars, own_scalars = self._num_scalars()
+    if own_scalars < all_scalars:
+      by_shape[(own_scalars,)] = type(columns)(self.axes.table)
     return spec_lib.TableState(
       self._codec.partition(columns, everywhere),
       jax.tree.map(
         lambda x: by_shape.get(x.shape, everywhere),
         jax.eval_shape(self._new_slots),
       ),
-      () if self._codec.is_float32 else everywhere,
+      () if self._is_float32 else everywhere,
     )
 
-  def init(self, key: jax.Array) -> spec_lib.TableState:
+  def init(self, key):
     vectors = self._codec.init(key, jnp.arange(self.spec.vocab))
-    if self._codec.is_float32:
-      return spec_lib.TableState(vectors, self._new_slots())
-    # Also where duplicates are summed by sorting: a run may be resumed on
-    # another kind of device.
-    scratch = jnp.zeros(self.spec.vocab, jnp.int32)
+    # Scratch also where duplicates are summed by sorting: a run may be resumed
+    # on another kind of device.
+    scratch = () if self._is_float32 else jnp.zeros(self.spec.vocab, jnp.int32)
     return spec_lib.TableState(vectors, self._new_slots(), scratch)
 
-  def lookup(self, state, ids: jax.Array) -> spec_lib.Lookup:
-    return spec_lib.Lookup(self._codec.read(state.vectors, ids), state)
+  def lookup(self, state, ids):
+    if self._is_float32:
+      rows = row_optimizers.gather(state.vectors, ids)
+    else:
+      stored = codecs.gather(state.vectors, ids)
+      rows = rounding.decode(stored, self.spec.dtype)
+    return spec_lib.Lookup(rows, state)
 
-  def update(self, state, ids, row_grads, rows, step) -> spec_lib.TableState:
-    names = self.axes.names(with_table=not self.splits_columns)
+  def update(self, state, ids, row_grads, rows, step):
+    axes, uses_squares = self.axes, self.optimizer.uses_squares
+    names, squares = [], None
+    if axes.num_data * axes.num_table > 1:
+      names = axes.names(with_table=not self.splits_columns)
     if names:
       rows = None  # those of this device alone
       ids, row_grads = row_optimizers.flatten(ids, row_grads)
-    squares = None
-    if self._num_splits > 1 and self.optimizer.uses_squares:
+    if self._num_splits > 1 and uses_squares:
       share = self._codec.dim / self.spec.dim
       squares = row_optimizers.mean_squares(row_grads) * share
-      squares = jax.lax.psum(squares, self.axes.table)
-    ids, row_grads, squares = wire.all_gather(
-      (ids, row_grads, squares), names, self.spec.exchange_dtype
-    )
-    if squares is None and self.optimizer.uses_squares:
+      squares = jax.lax.psum(squares, axes.table)
+    if names:
+      ids, row_grads, squares = wire.all_gather(
+        (ids, row_grads, squares), names, self.spec.exchange_dtype
+      )
+    if squares is None and uses_squares:
       squares = row_optimizers.mean_squares(row_grads)
-    return self._apply(
-      state, row_optimizers.RowGrads(ids, row_grads, squares), rows, step
-    )
-
-  def _apply(self, state, row_grads, rows, step) -> spec_lib.TableState:
-    """Applies gradients of all devices; rows are the values before, or None."""
-    vocab, codec, scratch = self.spec.vocab, self._codec, state.scratch
+    row_grads = row_optimizers.RowGrads(ids, row_grads, squares)
+    (vectors, slots, scratch), vocab = state, self.spec.vocab
     if self.deduplicates:
       rows = None  # dedup changes the order
       row_grads = dedup.by_sorting(row_grads, vocab)
-    elif not codec.is_float32:
+    elif not self._is_float32:
       row_grads, scratch = dedup.by_scratch(row_grads, vocab, scratch)
-    # Padding must not hit scalars of no row, either.
-    spare = self._num_scalars - vocab
-    ids = row_grads.ids + spare * (row_grads.ids >= vocab)
-    scalars = row_optimizers.LOCAL
-    if self._splits_scalars:
-      scalars = row_optimizers.sharded_scalars(
-        self._own_scalars, self.axes.table
-      )
-    deltas, slots = self.optimizer.update(
-      state.slots, row_grads._replace(ids=ids), step.learning_rate, scalars
-    )
-    if rows is not None:
-      rows = rows.reshape(deltas.shape)
-    vectors = codec.add(
-      state.vectors, ids, deltas, ids, step.key, self.deduplicates, rows
-    )
+    ids, scalars = row_grads.ids, row_optimizers.LOCAL
+    all_scalars, own_scalars = self._num_scalars()
+    if all_scalars > vocab:  # padding must not hit scalars of no row, either
+      ids += (all_scalars - vocab) * (ids >= vocab)
+    if own_scalars < all_scalars:
+      scalars = row_optimizers.RowScalars(own_scalars, axes.table)
+    row_grads = row_grads._replace(ids=ids)
+    rate, is_unique = step.learning_rate, self.deduplicates
+    deltas, slots = self.optimizer.update(slots, row_grads, rate, scalars)
+    if self._is_float32:
+      vectors = row_optimizers.add_rows(vectors, ids, deltas, is_unique)
+    else:
+      if rows is not None:
+        rows = rows.reshape(deltas.shape)
+      vectors = self._codec.add(vectors, ids, deltas, ids, step.key, rows)
     return spec_lib.TableState(vectors, slots, scratch)
 
-  def read_range(self, state, start, num: int) -> spec_lib.RowRange:
+  def read_range(self, state, start, num):
     def cut(x):
       x = jax.lax.dynamic_slice_in_dim(x, start, num)
       return x[:, : self.spec.dim] if x.ndim > 1 else x
 
-    stored = jax.tree.map(cut, state.vectors)
-    slots = {
-      name: cut(getattr(state.slots, name))
-      for name in self.slot_reductions
-      if hasattr(state.slots, name)
-    }
-    codec = self._codec
-    return spec_lib.RowRange(
-      codec.decode(stored), stored, codec.encoding_of(stored), slots
-    )
+    slots = {k: getattr(state.slots, k, None) for k in self.slot_reductions}
+    return jax.tree.map(cut, (state.vectors, slots))
 
   def write_range(self, state, start, rows, encoding, key):
     ids = start + jnp.arange(len(rows))
     new = self._codec.encode(rows, ids, key, encoding)
     return state._replace(vectors=codecs.put(state.vectors, start, new))
 
-  def write_rows(self, state, ids, rows, slots):
-    def put(array, new):
-      if array.ndim > 1:
-        new = jnp.pad(new, ((0, 0), (0, array.shape[1] - new.shape[1])))
-      return array.at[ids].set(new, mode='drop')
+  def positions(self, ids):
+    return (ids,)
 
-    new = rounding.encode(rows, self.spec.dtype)
-    vectors = jax.tree.map(put, state.vectors, new)
-    changed = {k: put(getattr(state.slots, k), v) for k, v in slots.items()}
-    if changed:
-      state = state._replace(slots=state.slots._replace(**changed))
-    return state._replace(vectors=vectors)
+
+class SplitColumns(Replicated):
+  """A table whose columns are split along the table axis.
+
+  They are padded with zeros to as many on every device. Devices of the table
+  axis look up the same ids.
+  """
+
+  splits_columns = True

@@ -15,7 +15,7 @@ All functions run inside `shard_map`; shapes are those of one device.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,161 +24,118 @@ from jaxemb.tables import dedup
 from jaxemb.tables import spec as spec_lib
 
 
-class Route(NamedTuple):
+class Route:
   """What one device wants of the others; n lookups, t holders."""
 
-  order: jax.Array  # [n] int32, sorts the lookups by place
-  in_order: jax.Array  # [n] int32, their places, sorted
-  # [n] int32: the u-th distinct place; beyond the last, no place.
-  distinct: jax.Array
-  distinct_of: jax.Array  # [n] int32, lookup -> u
-  last: jax.Array  # [n] int32, position in the order of the u-th's last lookup
-  num_rows: int  # of each holder
-  capacity: int  # rows of a buffer
-  axes: spec_lib.Axes
+  def __init__(
+    self, places: jax.Array, num_rows: int, capacity: int, axes: spec_lib.Axes
+  ):
+    """Sorts places [n] int32; t * num_rows is no place.
 
+    Each holder has `num_rows`, and a buffer at least one, `capacity`.
+    """
+    self.num_rows, self.capacity, self.axes = num_rows, capacity, axes
+    self.order, num = jnp.argsort(places), len(places)
+    self.in_order = places[self.order]
+    is_first = jnp.append(True, self.in_order[1:] != self.in_order[:-1])
+    index = jnp.cumsum(is_first.astype(jnp.int32)) - 1
+    nothing, zeros = axes.num_table * num_rows, jnp.zeros(num, jnp.int32)
+    # The u-th distinct place, and no place beyond the last. Equal lookups write
+    # the same; of their positions in the order the last one stays.
+    self.distinct = (zeros + nothing).at[index].set(self.in_order)
+    self.last = zeros.at[index].max(jnp.arange(num))
+    # Lookup -> u.
+    self.distinct_of = zeros.at[self.order].set(index, unique_indices=True)
 
-def route(
-  places: jax.Array, num_rows: int, capacity: int, axes: spec_lib.Axes
-) -> Route:
-  """Sorts what a device wants.
+  def _rounds(self, carry: Any, body: Any) -> tuple[Any, jax.Array]:
+    """Runs `body(carry, index, wanted)` for every round; counts those but one.
 
-  Args:
-    places: [n] int32; t * num_rows is no place.
-    num_rows: of each of the t holders.
-    capacity: rows of a buffer, at least 1.
-    axes: of the mesh.
-  """
-  num = len(places)
-  order = jnp.argsort(places)
-  in_order = places[order]
-  is_first = jnp.append(True, in_order[1:] != in_order[:-1])
-  index = jnp.cumsum(is_first.astype(jnp.int32)) - 1
-  nowhere = axes.num_table * num_rows
-  # Equal lookups write the same; of their positions the last one stays.
-  distinct = jnp.full(num, nowhere, jnp.int32).at[index].set(in_order)
-  last = jnp.zeros(num, jnp.int32).at[index].max(jnp.arange(num))
-  distinct_of = (
-    jnp.zeros(num, jnp.int32).at[order].set(index, unique_indices=True)
-  )
-  return Route(
-    order, in_order, distinct, distinct_of, last, num_rows, capacity, axes
-  )
+    index [t, capacity] are positions in `distinct`, n where a buffer is empty;
+    wanted [t, capacity] are the holders' rows there, num_rows where empty.
+    """
+    distinct, num_rows, num = self.distinct, self.num_rows, len(self.distinct)
+    firsts = num_rows * jnp.arange(self.axes.num_table)
 
+    def starts(cut):
+      # One fused comparison of all: the steps of a binary search are a dozen
+      # kernels, and most of what a compiler had to do here.
+      return jnp.searchsorted(distinct, firsts + cut, method='compare_all')
 
-def _rounds(
-  route: Route, carry: Any, body: Callable[..., Any]
-) -> tuple[Any, jax.Array]:
-  """Runs `body(carry, index, wanted)` for every round; counts those but one.
+    def run(x):
+      _, low, num_rounds, carry = x
+      # The next round begins where the first buffer of any device is full.
+      end = low + self.capacity
+      place = distinct.at[end].get(mode='fill', fill_value=2**31 - 1) - firsts
+      next_cut = jnp.min(jnp.minimum(place, num_rows))
+      if names := self.axes.names():
+        next_cut = jax.lax.pmin(next_cut, tuple(names))
+      next_low = starts(next_cut)
+      index = low[:, None] + jnp.arange(self.capacity)[None, :]
+      is_used = index < next_low[:, None]
+      wanted = distinct.at[index].get(mode='clip') - firsts[:, None]
+      index = jnp.where(is_used, index, num)
+      wanted = jnp.where(is_used, wanted, num_rows)
+      return next_cut, next_low, num_rounds + 1, body(carry, index, wanted)
 
-  index [t, capacity] are positions in `route.distinct`, n where a buffer is
-  empty; wanted [t, capacity] are the holders' rows there, num_rows where empty.
-  """
-  axes, num = route.axes, len(route.distinct)
-  firsts = route.num_rows * jnp.arange(axes.num_table)
-
-  def starts(cut):
-    # One fused comparison of all: the steps of a binary search are a dozen
-    # kernels, and most of what a compiler had to do here.
-    return jnp.searchsorted(route.distinct, firsts + cut, method='compare_all')
-
-  def run(x):
-    _, low, num_rounds, carry = x
-    # The next round begins where the first buffer of any device is full.
-    end = low + route.capacity
-    place = route.distinct.at[end].get(mode='fill', fill_value=2**31 - 1)
-    is_same_holder = place < firsts + route.num_rows
-    next_cut = jnp.min(
-      jnp.where(is_same_holder, place - firsts, route.num_rows)
+    *_, num_rounds, carry = jax.lax.while_loop(
+      lambda x: x[0] < num_rows,
+      run,
+      (jnp.int32(0), starts(jnp.int32(0)), jnp.int32(0), carry),
     )
-    if names := axes.names():
-      next_cut = jax.lax.pmin(next_cut, tuple(names))
-    next_low = starts(next_cut)
-    index = low[:, None] + jnp.arange(route.capacity)[None, :]
-    is_used = index < next_low[:, None]
-    wanted = route.distinct.at[index].get(mode='clip') - firsts[:, None]
-    index = jnp.where(is_used, index, num)
-    wanted = jnp.where(is_used, wanted, route.num_rows)
-    return next_cut, next_low, num_rounds + 1, body(carry, index, wanted)
+    return carry, num_rounds - 1
 
-  *_, num_rounds, carry = jax.lax.while_loop(
-    lambda x: x[0] < route.num_rows,
-    run,
-    (jnp.int32(0), starts(jnp.int32(0)), jnp.int32(0), carry),
-  )
-  return carry, num_rounds - 1
+  def _exchange(self, x: jax.Array) -> jax.Array:
+    """[t, capacity, ...]: sends x[o] to device o; what each one sent."""
+    if self.axes.num_table == 1:
+      return x
+    return jax.lax.all_to_all(x, self.axes.table, 0, 0)
 
+  def fetch(self, held: Callable[[jax.Array], Any]) -> tuple[Any, jax.Array]:
+    """The rows that the device wants, a pytree of [n, ...]; overflow rounds.
 
-def _exchange(x: jax.Array, axes: spec_lib.Axes) -> jax.Array:
-  """[t, capacity, ...]: sends x[o] to device o, returns what each one sent."""
-  if axes.num_table == 1:
-    return x
-  return jax.lax.all_to_all(x, axes.table, 0, 0)
+    `held` maps own rows [...] int32, num_rows for none, to a pytree of what is
+    sent of them.
+    """
 
+    def body(rows, index, wanted):
+      sent = jax.tree.map(self._exchange, held(self._exchange(wanted)))
+      return jax.tree.map(
+        lambda x, y: x.at[index].set(y, mode='drop'), rows, sent
+      )
 
-def fetch(
-  route: Route, held: Callable[[jax.Array], Any]
-) -> tuple[Any, jax.Array]:
-  """The rows that the device wants.
-
-  Args:
-    route: what it wants.
-    held: own rows [...] int32, num_rows for none -> pytree of [..., ...] to
-      send of them.
-
-  Returns:
-    A pytree of [n, ...]; and int32, the overflow rounds.
-  """
-  axes, num = route.axes, len(route.distinct)
-
-  def body(rows, index, wanted):
-    sent = held(_exchange(wanted, axes))
-    return jax.tree.map(
-      lambda x, y: x.at[index].set(_exchange(y, axes), mode='drop'), rows, sent
+    rows = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(held, self.order)
     )
+    rows, overflow_rounds = self._rounds(rows, body)
+    return jax.tree.map(lambda x: x[self.distinct_of], rows), overflow_rounds
 
-  rows = jax.tree.map(
-    lambda x: jnp.zeros(x.shape, x.dtype),
-    jax.eval_shape(held, jax.ShapeDtypeStruct((num,), jnp.int32)),
-  )
-  rows, overflow_rounds = _rounds(route, rows, body)
-  return jax.tree.map(lambda x: x[route.distinct_of], rows), overflow_rounds
+  def sums(self, values: Any) -> tuple[jax.Array, Any]:
+    """[n] float32, lookups of the u-th distinct place; and sums of values.
 
+    `values` is a pytree of [n, d] float32.
+    """
+    ones = jnp.ones((len(self.order), 1), jnp.float32)
+    values = jax.tree.map(lambda x: x[self.order], values)
+    sums = dedup.running_sums(self.in_order, (ones, values))
+    counts, sums = jax.tree.map(lambda x: x[self.last], sums)
+    return counts[:, 0], sums
 
-def sums(route: Route, values: Any) -> tuple[jax.Array, Any]:
-  """Sums a pytree of [n, d] float32 over the lookups of each place.
+  def send(
+    self, sums: tuple[jax.Array, Any], state: Any, apply: Callable[..., Any]
+  ) -> Any:
+    """Sends sums to the holders of their rows; returns the state of this one.
 
-  Returns:
-    [n] float32, lookups of the u-th distinct place; and the sums.
-  """
-  ones = jnp.ones((len(route.order), 1), jnp.float32)
-  values = jax.tree.map(lambda x: x[route.order], values)
-  counts, sums = dedup.running_sums(route.in_order, (ones, values))
-  return counts[route.last, 0], jax.tree.map(lambda x: x[route.last], sums)
+    `sums` are as `sums` returns them, perhaps encoded. `apply` maps the
+    holder's state, rows [m] int32, lookups [m] and sums [m, d] of all devices
+    of the table axis to its new state; rows of num_rows are padding.
+    """
 
+    def body(state, index, wanted):
+      def exchanged(x):
+        x = x.at[index].get(mode='fill', fill_value=0)
+        return self._exchange(x).reshape(-1, *x.shape[2:])
 
-def send(
-  route: Route,
-  sums: tuple[jax.Array, Any],
-  state: Any,
-  apply: Callable[[Any, jax.Array, jax.Array, Any], Any],
-) -> Any:
-  """Sends sums to the holders of their rows; returns the state of this one.
+      local = self._exchange(wanted).reshape(-1)
+      return apply(state, local, *jax.tree.map(exchanged, sums))
 
-  Args:
-    route: what the device wanted.
-    sums: as `sums` returns them, perhaps encoded.
-    state: the holder's.
-    apply: (state, rows [m] int32, lookups [m], sums [m, d]) -> state; gets the
-      sums of all devices of the table axis; rows of num_rows are padding.
-  """
-
-  def body(state, index, wanted):
-    def exchanged(x):
-      x = x.at[index].get(mode='fill', fill_value=0)
-      return _exchange(x, route.axes).reshape(-1, *x.shape[2:])
-
-    local = _exchange(wanted, route.axes).reshape(-1)
-    return apply(state, local, *jax.tree.map(exchanged, sums))
-
-  return _rounds(route, state, body)[0]
+    return self._rounds(state, body)[0]

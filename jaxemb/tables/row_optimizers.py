@@ -42,15 +42,57 @@ class RowGrads(NamedTuple):
   counts: jax.Array | None = None
 
 
-class RowScalars(NamedTuple):
-  """Access to arrays [vocab] of one number per row, local or sharded."""
+def flatten(ids: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """[...] and [..., d] as [n] and [n, d]."""
+  return ids.reshape(-1), rows.reshape(-1, rows.shape[-1])
 
-  # (array, ids [...]) -> [...], arbitrary where an id is padding
-  get: Callable[[jax.Array, jax.Array], jax.Array]
-  # (array, ids, values [...], whether all ids differ) -> array
-  add: Callable[[jax.Array, jax.Array, jax.Array, bool], jax.Array]
-  # (array, ids, values [...]) -> array; equal ids have equal values
-  set: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+def mean_squares(row_grads: jax.Array) -> jax.Array:
+  """[..., dim] float32 -> [...] float32."""
+  return jnp.mean(jnp.square(row_grads), -1)
+
+
+def gather(array: jax.Array, ids: jax.Array) -> jax.Array:
+  """[..., d], rows of ids [...]; arbitrary ones of padding."""
+  return array.at[ids].get(mode='clip')
+
+
+def add_rows(
+  array: jax.Array, ids: jax.Array, rows: jax.Array, are_unique: bool
+) -> jax.Array:
+  """Adds rows to those of ids; `are_unique` promises that all ids differ."""
+  return array.at[ids].add(rows, mode='drop', unique_indices=are_unique)
+
+
+class RowScalars(NamedTuple):
+  """Access to arrays of one number per row, whole or sharded.
+
+  Of sharded arrays a device has the numbers of `num_rows` consecutive rows, and
+  all devices along the mesh axis ask for the same ids.
+  """
+
+  num_rows: int = 0
+  axis: str = ''  # none: arrays are whole
+
+  def own(self, ids: jax.Array) -> jax.Array:
+    """Where the device's array has ids [...], to add to it or write to it."""
+    if not self.axis:
+      return ids
+    local = ids - self.num_rows * jax.lax.axis_index(self.axis)
+    # Distinct positions out of range, as ids may be promised to differ.
+    outside = self.num_rows + jnp.arange(ids.size, dtype=ids.dtype)
+    is_own = (local >= 0) & (local < self.num_rows)
+    return jnp.where(is_own, local, outside.reshape(ids.shape))
+
+  def get(self, array: jax.Array, ids: jax.Array) -> jax.Array:
+    """[...], the numbers of ids [...]; arbitrary where an id is padding."""
+    if not self.axis:
+      return gather(array, ids)
+    values = array.at[self.own(ids)].get(mode='fill', fill_value=0)
+    return jax.lax.psum(values, self.axis)
+
+
+LOCAL = RowScalars()
 
 
 class RowOptimizer(NamedTuple):
@@ -69,77 +111,22 @@ class RowOptimizer(NamedTuple):
   slot_reductions: Mapping[str, str] = {}
 
 
-def flatten(ids: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """[...] and [..., d] as [n] and [n, d]."""
-  return ids.reshape(-1), rows.reshape(-1, rows.shape[-1])
-
-
-def mean_squares(row_grads: jax.Array) -> jax.Array:
-  """[..., dim] float32 -> [...] float32."""
-  return jnp.mean(jnp.square(row_grads), -1)
-
-
-def _gather(array: jax.Array, ids: jax.Array) -> jax.Array:
-  return array.at[ids].get(mode='clip')
-
-
-def add_rows(
-  array: jax.Array, ids: jax.Array, rows: jax.Array, are_unique: bool
-) -> jax.Array:
-  """Adds rows to those of ids; `are_unique` promises that all ids differ."""
-  return array.at[ids].add(rows, mode='drop', unique_indices=are_unique)
-
-
-LOCAL = RowScalars(
-  _gather,
-  add_rows,
-  lambda array, ids, values: array.at[ids].set(values, mode='drop'),
-)
-
-
-def sharded_scalars(num_rows: int, axis: str) -> RowScalars:
-  """Scalars of `num_rows` consecutive rows on each device along a mesh axis.
-
-  All devices ask for the same ids.
-  """
-
-  def own(ids):
-    local = ids - num_rows * jax.lax.axis_index(axis)
-    # Distinct positions out of range, as ids may be promised to differ.
-    outside = num_rows + jnp.arange(ids.size, dtype=ids.dtype)
-    is_own = (local >= 0) & (local < num_rows)
-    return jnp.where(is_own, local, outside.reshape(ids.shape))
-
-  def get(array, ids):
-    values = array.at[own(ids)].get(mode='fill', fill_value=0)
-    return jax.lax.psum(values, axis)
-
-  return RowScalars(
-    get,
-    lambda array, ids, *values: add_rows(array, own(ids), *values),
-    lambda array, ids, values: LOCAL.set(array, own(ids), values),
-  )
-
-
-def _totals(
-  scratch: jax.Array, ids: jax.Array, values: jax.Array, scalars: RowScalars
-) -> tuple[jax.Array, jax.Array]:
+def _totals(scratch, ids, values, scalars):
   """Sums of values [...] over all occurrences of an id; and the scratch.
 
   `scratch` is [vocab] zeros. It is written and cleaned at `ids` only, so that
   the cost does not grow with the vocabulary.
   """
-  scratch = scalars.add(scratch, ids, values, False)
+  own = scalars.own(ids)
+  scratch = add_rows(scratch, own, values, False)
   totals = scalars.get(scratch, ids)
   # Zeros that depend on what was read: they order the read before the write,
   # without which XLA copies the scratch.
-  scratch = scalars.set(scratch, ids, jnp.minimum(totals, 0.0))
-  return totals, scratch
+  zeros = jnp.minimum(totals, 0.0)
+  return totals, scratch.at[own].set(zeros, mode='drop')
 
 
-def _counts(
-  scratch: jax.Array, row_grads: RowGrads, scalars: RowScalars
-) -> tuple[jax.Array, jax.Array]:
+def _counts(scratch, row_grads, scalars):
   """Occurrences of each id, at least 1; and the scratch."""
   if row_grads.counts is not None:
     return row_grads.counts, scratch
@@ -157,8 +144,7 @@ class ScratchSlots(NamedTuple):
 def sgd(max_duplicates: float) -> RowOptimizer:
   """Stochastic gradient descent; `max_duplicates` 0 = no limit."""
 
-  def init(vocab: int, dim: int, own_rows: int | None = None) -> ScratchSlots:
-    del dim
+  def init(vocab, dim, own_rows=None):
     # Not empty: JAX loses the sharding of arrays without elements.
     size = (own_rows or vocab) if max_duplicates else 1
     return ScratchSlots(jnp.zeros(size, jnp.float32))
@@ -182,14 +168,14 @@ class AdagradSlots(NamedTuple):
 def adagrad(epsilon: float) -> RowOptimizer:
   """Row-wise Adagrad; `epsilon` is added to the root of the accumulator."""
 
-  def init(vocab: int, dim: int, own_rows: int | None = None) -> AdagradSlots:
-    del dim
+  def init(vocab, dim, own_rows=None):
     return AdagradSlots(jnp.zeros(own_rows or vocab, jnp.float32))
 
   def update(slots, row_grads, learning_rate, scalars=LOCAL):
     ids, are_unique = row_grads.ids, row_grads.counts is not None
-    sum_squares = slots.sum_squares
-    sum_squares = scalars.add(sum_squares, ids, row_grads.squares, are_unique)
+    sum_squares = add_rows(
+      slots.sum_squares, scalars.own(ids), row_grads.squares, are_unique
+    )
     root = jnp.sqrt(scalars.get(sum_squares, ids))
     scale = -learning_rate / (root + epsilon)
     return scale[..., None] * row_grads.grads, AdagradSlots(sum_squares)
@@ -209,35 +195,35 @@ class AdamSlots(NamedTuple):
 def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
   """Row-wise, lazy Adam."""
 
-  def init(vocab: int, dim: int, own_rows: int | None = None) -> AdamSlots:
-    mean = jnp.zeros((vocab, dim), jnp.float32)
+  def init(vocab, dim, own_rows=None):
     zeros = [jnp.zeros(own_rows or vocab, jnp.float32) for _ in range(3)]
-    return AdamSlots(mean, *zeros)
+    return AdamSlots(jnp.zeros((vocab, dim), jnp.float32), *zeros)
 
   def update(slots, row_grads, learning_rate, scalars=LOCAL):
     ids, grads, squares, counts = row_grads
+    own = scalars.own(ids)
     scratch, are_unique = slots.scratch, counts is not None
     share = jnp.ones_like(squares)
     if not are_unique:
       # Each of n occurrences carries an n-th of what happens once per row.
       counts, scratch = _counts(scratch, row_grads, scalars)
       share = 1.0 / counts
-    old_mean = jax.lax.optimization_barrier(_gather(slots.mean, ids))
+    old_mean = jax.lax.optimization_barrier(gather(slots.mean, ids))
     decay = (beta1 - 1) * share[..., None] * old_mean
     change = decay + (1 - beta1) * grads
     mean = add_rows(slots.mean, ids, change, are_unique)
     decay = (beta2 - 1) * share * scalars.get(slots.mean_square, ids)
     change = decay + (1 - beta2) * squares
-    mean_square = scalars.add(slots.mean_square, ids, change, are_unique)
+    mean_square = add_rows(slots.mean_square, own, change, are_unique)
     # Written, not added, so that a row's occurrences cannot round it away.
     steps = scalars.get(slots.num_updates, ids) + 1
-    num_updates = scalars.set(slots.num_updates, ids, steps)
+    num_updates = slots.num_updates.at[own].set(steps, mode='drop')
     # expm1 keeps 1 - beta^steps exact where beta^steps is close to 1.
     unbias1 = -jnp.expm1(steps * jnp.log(beta1))
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))
     root = jnp.sqrt(scalars.get(mean_square, ids) / unbias2) + epsilon
     scale = -learning_rate * share / (unbias1 * root)
-    deltas = scale[..., None] * _gather(mean, ids)
+    deltas = scale[..., None] * gather(mean, ids)
     return deltas, AdamSlots(mean, mean_square, num_updates, scratch)
 
   reductions = {'mean': 'mean', 'mean_square': 'mean', 'num_updates': 'sum'}
@@ -261,8 +247,7 @@ def averages(
   """
   span = learning_rate - final_learning_rate
 
-  def init(vocab: int, dim: int, own_rows: int | None = None) -> ScratchSlots:
-    del dim
+  def init(vocab, dim, own_rows=None):
     return ScratchSlots(jnp.zeros(own_rows or vocab, jnp.float32))
 
   def update(slots, row_grads, learning_rate, scalars=LOCAL):

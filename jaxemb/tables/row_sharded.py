@@ -11,8 +11,6 @@ has as many of the frequent words, which have the low ids. Arrays have the shape
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,10 +41,7 @@ def buffer_rows(
 ) -> int:
   """Rows that a device asks of another in a step, with room for deviations.
 
-  Args:
-    lookups_per_center: [vocab], expected.
-    centers: of a device in a step.
-    num_table: devices along the table axis.
+  Of `centers` on a device in a step; `lookups_per_center` [vocab] is expected.
   """
   chances = -np.expm1(-lookups_per_center * centers)
   each = holders(len(lookups_per_center), num_table)
@@ -62,11 +57,9 @@ def make(
   device_centers: float,
 ) -> 'RowSharded':
   """A table with buffers for the lookups that its spec expects."""
-  capacity = 0
-  if spec.lookups_per_center is not None:
-    capacity = buffer_rows(
-      spec.lookups_per_center, device_centers, axes.num_table
-    )
+  capacity, lookups = 0, spec.lookups_per_center
+  if lookups is not None:
+    capacity = buffer_rows(lookups, device_centers, axes.num_table)
   return RowSharded(spec, optimizer, axes, capacity)
 
 
@@ -74,111 +67,97 @@ def make(
 class RowSharded(spec_lib.Table):
   """A table whose rows are split along the table axis.
 
-  Attributes:
-    spec: its size, initial values and precision.
-    optimizer: of its rows; its slots are where the rows are.
-    axes: of the mesh; each device looks up ids of its own. The number of
-      devices along the table axis divides 256.
-    capacity: rows that a device can ask of another at once; more take overflow
-      rounds. 0 = any number.
+  Each device looks up ids of its own. The number of devices along the table
+  axis divides 256.
   """
 
   spec: spec_lib.TableSpec
   optimizer: row_optimizers.RowOptimizer
   axes: spec_lib.Axes = spec_lib.Axes()
+  # Rows that a device can ask of another at once; more take overflow rounds.
+  # 0 = any number.
   capacity: int = 0
 
   metrics = ('overflow_rounds',)
 
   @property
-  def codec(self) -> codecs.Codec:
+  def _codec(self) -> codecs.Codec:
     return codecs.Codec(self.spec)
 
   @property
-  def slot_reductions(self) -> Mapping[str, str]:
-    return self.optimizer.slot_reductions
+  def _own(self) -> tuple[int, int]:
+    """Groups and classes of a device, each pair a row of it."""
+    groups = -(-self.spec.vocab // NUM_CLASSES)
+    return groups, NUM_CLASSES // self.axes.num_table
 
   @property
-  def groups(self) -> int:
-    return -(-self.spec.vocab // NUM_CLASSES)
-
-  @property
-  def own_classes(self) -> int:
-    """Classes of a device."""
-    return NUM_CLASSES // self.axes.num_table
-
-  @property
-  def own_rows(self) -> int:
-    """Rows of a device."""
-    return self.groups * self.own_classes
+  def _own_rows(self) -> int:
+    return math.prod(self._own)
 
   def _by_class(self, x: jax.Array) -> jax.Array:
     """[own_rows, ...] -> [groups, classes, ...]; anything else stays."""
-    if x.shape[:1] != (self.own_rows,):
-      return x
-    return x.reshape(self.groups, self.own_classes, *x.shape[1:])
+    is_of_rows = len(x) == self._own_rows
+    return x.reshape(*self._own, *x.shape[1:]) if is_of_rows else x
 
   def _flat(self, x: jax.Array) -> jax.Array:
     """[groups, classes, ...] -> [own_rows, ...]; anything else stays."""
-    if x.shape[:2] != (self.groups, self.own_classes):
-      return x
-    return x.reshape(self.own_rows, *x.shape[2:])
+    return x.reshape(-1, *x.shape[2:]) if x.ndim > 1 else x
 
-  def _first_class(self) -> jax.Array | int:
-    if self.axes.num_table == 1:
-      return 0
-    return self.own_classes * jax.lax.axis_index(self.axes.table)
+  def _ids(self, groups: jax.Array, classes: jax.Array) -> jax.Array:
+    """Ids of rows of this device."""
+    if self.axes.num_table > 1:
+      classes += self._own[1] * jax.lax.axis_index(self.axes.table)
+    return NUM_CLASSES * groups + jnp.asarray(REVERSED, jnp.int32)[classes]
 
   def _new_slots(self) -> row_optimizers.Slots:
-    slots = self.optimizer.init(self.own_rows, self.spec.dim)
+    slots = self.optimizer.init(self._own_rows, self.spec.dim)
     return jax.tree.map(self._by_class, slots)
 
   @property
   def partition(self) -> spec_lib.TableState:
     split = jax.sharding.PartitionSpec(None, self.axes.table)
-    by_class = (self.groups, self.own_classes)
     slots = jax.tree.map(
-      lambda x: split if x.shape[:2] == by_class else type(split)(),
+      lambda x: split if x.shape[:2] == self._own else type(split)(),
       jax.eval_shape(self._new_slots),
     )
-    return spec_lib.TableState(self.codec.partition(split, split), slots)
+    return spec_lib.TableState(self._codec.partition(split, split), slots)
 
-  def init(self, key: jax.Array) -> spec_lib.TableState:
-    classes = self._first_class() + jnp.arange(self.own_classes)
-    ids = NUM_CLASSES * jnp.arange(self.groups)[:, None]
-    ids = ids + jnp.asarray(REVERSED)[classes][None, :]
-    return spec_lib.TableState(self.codec.init(key, ids), self._new_slots())
+  def init(self, key):
+    groups, classes = map(jnp.arange, self._own)
+    ids = self._ids(groups[:, None], classes[None, :])
+    return spec_lib.TableState(self._codec.init(key, ids), self._new_slots())
+
+  def positions(self, ids):
+    num_groups = self._own[0]
+    groups = jnp.where(ids < self.spec.vocab, ids // NUM_CLASSES, num_groups)
+    return groups, jnp.asarray(REVERSED, jnp.int32)[ids % NUM_CLASSES]
 
   def _route(self, ids: jax.Array) -> routes.Route:
     """Rows are stored device by device, those of each group by group."""
-    ids = ids.reshape(-1)
-    group = ids // NUM_CLASSES
-    place = jnp.asarray(REVERSED, jnp.int32)[ids % NUM_CLASSES]
-    stored = (place // self.own_classes) * self.own_rows
-    stored += group * self.own_classes + place % self.own_classes
-    nowhere = self.axes.num_table * self.own_rows
+    ids, (_, own_classes) = ids.reshape(-1), self._own
+    groups, classes = self.positions(ids)
+    stored = (classes // own_classes) * self._own_rows
+    stored += groups * own_classes + classes % own_classes
+    nowhere = self.axes.num_table * self._own_rows
     places = jnp.where(ids < self.spec.vocab, stored, nowhere)
     capacity = min(self.capacity or ids.size, ids.size)
-    return routes.route(places, self.own_rows, capacity, self.axes)
+    return routes.Route(places, self._own_rows, capacity, self.axes)
 
-  def _ids(self, local: jax.Array) -> jax.Array:
-    """Ids of rows of this device."""
-    place = jnp.asarray(REVERSED, jnp.int32)[
-      self._first_class() + local % self.own_classes
-    ]
-    return NUM_CLASSES * (local // self.own_classes) + place
-
-  def lookup(self, state, ids: jax.Array) -> spec_lib.Lookup:
+  def lookup(self, state, ids):
     vectors = jax.tree.map(self._flat, state.vectors)
-    dtype = codecs.sent_dtype(self.spec)
+    stored_dtype = self.spec.dtype
+    # Rows travel as they are stored or exchanged, whichever is narrower.
+    dtype = max(
+      stored_dtype, self.spec.exchange_dtype, key=rounding.DTYPES.index
+    )
 
     def held(local):
       rows = codecs.gather(vectors, local)
-      if dtype == self.spec.dtype:
+      if dtype == stored_dtype:
         return rows
-      return rounding.encode(self.codec.decode(rows), dtype)
+      return rounding.encode(rounding.decode(rows, stored_dtype), dtype)
 
-    rows, overflow_rounds = routes.fetch(self._route(ids), held)
+    rows, overflow_rounds = self._route(ids).fetch(held)
     rows = rounding.decode(rows, dtype).reshape(*ids.shape, self.spec.dim)
     return spec_lib.Lookup(rows, state, {'overflow_rounds': overflow_rounds})
 
@@ -200,46 +179,32 @@ class RowSharded(spec_lib.Table):
       grads = rounding.decode(grads, dtype)
       squares = None if squares is None else squares[:, 0]
       row_grads = dedup.by_sorting(
-        row_optimizers.RowGrads(at, grads, squares, counts), self.own_rows
+        row_optimizers.RowGrads(at, grads, squares, counts), self._own_rows
       )
       deltas, slots = self.optimizer.update(
         slots, row_grads, step.learning_rate, row_optimizers.LOCAL
       )
       at = row_grads.ids
-      ids = self._ids(at)
-      vectors = self.codec.add(vectors, at, deltas, ids, step.key, True)
-      return vectors, slots
+      if self.spec.dtype == 'float32':
+        return row_optimizers.add_rows(vectors, at, deltas, True), slots
+      ids = self._ids(*jnp.divmod(at, self._own[1]))
+      return self._codec.add(vectors, at, deltas, ids, step.key), slots
 
-    counts, (grads, squares) = routes.sums(route, (row_grads, squares))
+    counts, (grads, squares) = route.sums((row_grads, squares))
     sums = counts, (rounding.encode(grads, dtype), squares)
     state = jax.tree.map(self._flat, (state.vectors, state.slots))
-    state = routes.send(route, sums, state, write)
+    state = route.send(sums, state, write)
     return spec_lib.TableState(*jax.tree.map(self._by_class, state))
 
-  def read_range(self, state, start, num: int) -> spec_lib.RowRange:
-    num_groups = min(-(-num // NUM_CLASSES) + 1, self.groups)
-    first = jnp.minimum(start // NUM_CLASSES, self.groups - num_groups)
+  def read_range(self, state, start, num):
+    all_groups = self._own[0]
+    num_groups = min(-(-num // NUM_CLASSES) + 1, all_groups)
+    first = jnp.minimum(start // NUM_CLASSES, all_groups - num_groups)
 
     def read(x):
       x = jax.lax.dynamic_slice_in_dim(x, first, num_groups)[:, REVERSED]
       x = x.reshape(-1, *x.shape[2:])
       return jax.lax.dynamic_slice_in_dim(x, start - NUM_CLASSES * first, num)
 
-    slots = {
-      name: read(getattr(state.slots, name)) for name in self.slot_reductions
-    }
-    stored = jax.tree.map(read, state.vectors)
-    rows, encoding = self.codec.decode(stored), self.codec.encoding_of(stored)
-    return spec_lib.RowRange(rows, stored, encoding, slots)
-
-  def write_rows(self, state, ids, rows, slots):
-    groups = jnp.where(ids < self.spec.vocab, ids // NUM_CLASSES, self.groups)
-    classes = jnp.asarray(REVERSED)[ids % NUM_CLASSES]
-
-    def put(array: Any, new: jax.Array) -> jax.Array:
-      return array.at[groups, classes].set(new, mode='drop')
-
-    new = rounding.encode(rows, self.spec.dtype)
-    vectors = jax.tree.map(put, state.vectors, new)
-    changed = {k: put(getattr(state.slots, k), v) for k, v in slots.items()}
-    return spec_lib.TableState(vectors, state.slots._replace(**changed))
+    slots = {k: getattr(state.slots, k) for k in self.slot_reductions}
+    return jax.tree.map(read, (state.vectors, slots))

@@ -5,17 +5,22 @@ rows that were looked up, and the table is updated by ids and row gradients.
 How rows are stored (layout over the mesh, precision) is the table's business.
 
 On a mesh, `init`, `lookup` and `update` run inside `shard_map`: a state holds
-one device's shards, and ids are those that the device itself looks up.
+one device's shards, and ids are those that the device itself looks up. Rows are
+exported and imported a block at a time, so that no device needs room for a
+second copy of a table.
 """
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.tables import blocks
+from jaxemb.ops import rounding
+from jaxemb.tables import blocks, row_optimizers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,32 +87,17 @@ class Step(NamedTuple):
   key: jax.Array | None = None  # [2] uint32, for stochastic rounding
 
 
-class RowRange(NamedTuple):
-  """Consecutive rows on the device."""
-
-  rows: jax.Array  # [n, dim] float32
-  stored: Any  # the same as stored
-  encoding: Any  # pytree, what else than the dtype encodes them: scales
-  slots: dict[str, jax.Array]  # by name, [n] or [n, dim]
-
-
 class Table(Protocol):
-  """Pure functions over a state; layouts are frozen dataclasses.
-
-  Attributes:
-    spec: size, initial values and precision.
-    metrics: names of the counts that a lookup returns, summed over steps.
-  """
+  """Pure functions over a state; layouts are frozen dataclasses."""
 
   spec: TableSpec
-  metrics: tuple[str, ...] = ()
+  optimizer: row_optimizers.RowOptimizer
+  metrics: tuple[str, ...] = ()  # counts of a lookup, summed over steps
 
   @property
   def slot_reductions(self) -> Mapping[str, str]:
-    """'sum' or 'mean' by optimizer slot, where copies of a table become one.
-
-    A slot that is not named holds nothing between steps.
-    """
+    """See `row_optimizers.RowOptimizer`."""
+    return self.optimizer.slot_reductions
 
   @property
   def partition(self) -> Any:
@@ -117,10 +107,9 @@ class Table(Protocol):
     """A new state; its rows depend on the key, not on layout or mesh."""
 
   def lookup(self, state: Any, ids: jax.Array) -> Lookup:
-    """Rows of ids [...].
+    """Rows of ids [...], arbitrary ones of padding (`vocab` and above).
 
-    Ids from `vocab` on are padding and return an arbitrary row. Layouts that
-    split columns return the device's columns.
+    Layouts that split columns return the device's columns.
     """
 
   def update(
@@ -131,15 +120,10 @@ class Table(Protocol):
     rows: jax.Array | None,
     step: Step,
   ) -> Any:
-    """Applies the gradients of one step.
+    """Applies the gradients [..., dim] float32 of one step.
 
-    Args:
-      state: before.
-      ids: [...] int32, with duplicates and padding, as they were looked up.
-      row_grads: [..., dim] float32.
-      rows: [..., dim] float32, what the lookup returned, which saves reading
-        them again; a layout may ignore them. None = unknown.
-      step: learning rate and key.
+    Ids [...] have duplicates and padding, as they were looked up. `rows` are
+    what the lookup returned, which saves reading them again; None = unknown.
     """
 
   def without_slots(self, state: Any) -> Any:
@@ -147,47 +131,38 @@ class Table(Protocol):
     return state._replace(slots=(), scratch=())
 
   def prepare(self, state: Any, ids: np.ndarray) -> Any:
-    """For layouts that must know the ids of a dispatch before it runs.
+    """For caches, which fetch the rows of a dispatch before it runs.
 
-    A cache fetches or refreshes rows here. No layout of today needs it, and no
-    strategy calls it yet.
+    No layout of today needs it or `flush`, and nothing calls them yet.
     """
     del ids
     return state
 
   def flush(self, state: Any) -> Any:
-    """Writes cached rows back; called before a state is saved or exported.
-
-    The state may have a leading axis of copies.
-    """
+    """For caches, which write rows back before a state is saved."""
     return state
 
-  def read_range(self, state: Any, start: jax.Array, num: int) -> RowRange:
-    """Rows `start` to `start + num` in order of ids; traceable.
+  def read_range(
+    self, state: Any, start: jax.Array, num: int
+  ) -> tuple[Any, dict[str, jax.Array]]:
+    """Rows `start` to `start + num` as stored, and slots by name; traceable.
 
     Runs on whole states: outside `shard_map`, or inside where every device has
     a table of its own.
     """
 
   def write_range(
-    self,
-    state: Any,
-    start: jax.Array,
-    rows: jax.Array,
-    encoding: Any,
-    key: jax.Array | None,
+    self, state: Any, start: jax.Array, rows: jax.Array, encoding: Any, key: Any
   ) -> Any:
-    """Writes rows where `read_range` read them, rounded as an update does.
+    """Writes rows [n, dim] float32 from `start` on, rounded as by an update.
 
-    Args:
-      state: before.
-      start: int32, id of the first row.
-      rows: [n, dim] float32.
-      encoding: `RowRange.encoding` of the rows before; it is kept where it
-        fits, so that rows that did not change keep their bits.
-      key: [2] uint32, as of `Step`.
+    `encoding` is `codecs.encoding_of` what was read there: rows that did not
+    change keep their bits. `key` is as of `Step`.
     """
     raise NotImplementedError(f'{type(self).__name__} cannot be synchronised')
+
+  def positions(self, ids: jax.Array) -> tuple[jax.Array, ...]:
+    """Where whole arrays have the rows of ids [n]; padding is outside."""
 
   def write_rows(
     self,
@@ -201,18 +176,49 @@ class Table(Protocol):
     Slots that are not given stay. Traceable, on whole states; padding ids are
     ignored.
     """
+    at = self.positions(ids)
+
+    def put(array: Any, new: jax.Array) -> jax.Array:
+      if new.ndim > 1:  # columns that only fill up
+        new = jnp.pad(new, ((0, 0), (0, array.shape[-1] - new.shape[1])))
+      return array.at[at].set(new, mode='drop')
+
+    new = rounding.encode(rows, self.spec.dtype)
+    state = state._replace(vectors=jax.tree.map(put, state.vectors, new))
+    changed = {k: put(getattr(state.slots, k), v) for k, v in slots.items()}
+    if not changed:
+      return state
+    return state._replace(slots=state.slots._replace(**changed))
 
   def export_rows(
-    self, state: Any, start: int = 0, stop: int | None = None
+    self,
+    state: Any,
+    start: int = 0,
+    stop: int | None = None,
+    has_copies: bool = False,
   ) -> blocks.RowBlock:
-    """Rows of a range of ids, on the host of every process.
+    """Rows of a range of ids, on the host of every process; all take part.
 
-    Args:
-      state: whole, on any mesh; all processes take part.
-      start: first id.
-      stop: end of the range; None = all rows.
+    The state is whole, on any mesh. If it has a leading axis of copies of the
+    table, so has the block.
     """
-    return blocks.read(self, state, start, stop)
+    leaf = jax.tree.leaves(state)[0]
+    everywhere = leaf.sharding
+    if isinstance(everywhere, jax.sharding.NamedSharding):
+      everywhere = everywhere.update(spec=jax.sharding.PartitionSpec())
+    stop = self.spec.vocab if stop is None else stop
+    numbers = self.spec.dim * (len(leaf) if has_copies else 1)
+    size = max(1, blocks.NUMBERS_AT_ONCE // numbers)
+    parts = []
+    for first in range(start, max(stop, start + 1), size):
+      num = min(size, stop - first)
+      part = _read(self, state, np.int32(first), num, has_copies, everywhere)
+      parts.append(jax.device_get(part))
+    stored, slots = parts[0]
+    if len(parts) > 1:
+      axis = int(has_copies)
+      stored, slots = jax.tree.map(lambda *x: np.concatenate(x, axis), *parts)
+    return blocks.RowBlock(blocks.from_stored(stored, self.spec.dtype), slots)
 
   def import_rows(
     self,
@@ -220,13 +226,32 @@ class Table(Protocol):
     ids: np.ndarray,
     rows: np.ndarray,
     slots: Mapping[str, np.ndarray] = {},
+    has_copies: bool = False,
   ) -> Any:
-    """Replaces rows from the host; the state is donated.
+    """As `write_rows`, from the host, in all copies; the state is donated.
 
-    Args:
-      state: whole, on any mesh; all processes take part with equal arguments.
-      ids: [n] int.
-      rows: [n, dim] float32.
-      slots: by name, [n] or [n, dim] float32; others stay.
+    All processes take part with equal arguments.
     """
-    return blocks.write(self, state, ids, rows, slots)
+    shardings = tuple(x.sharding for x in jax.tree.leaves(state))
+    ids, rows = np.asarray(ids, np.int32), np.asarray(rows, np.float32)
+    return _write(self, state, ids, rows, dict(slots), has_copies, shardings)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3, 4, 5))
+def _read(table, state, start, num, has_copies, sharding):
+  def read(state):
+    return table.read_range(state, start, num)
+
+  found = (jax.vmap(read) if has_copies else read)(state)
+  return jax.lax.with_sharding_constraint(found, sharding)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 5, 6), donate_argnums=1)
+def _write(table, state, ids, rows, slots, has_copies, shardings):
+  def write(state):
+    return table.write_rows(state, ids, rows, slots)
+
+  state = (jax.vmap(write) if has_copies else write)(state)
+  leaves, tree = jax.tree.flatten(state)
+  leaves = jax.lax.with_sharding_constraint(leaves, list(shardings))
+  return jax.tree.unflatten(tree, leaves)

@@ -14,9 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import build
-from jaxemb import config as config_lib
-from jaxemb.runtime import hlo, mesh
+from jaxemb.runtime import hlo
 from tests import compiling, dispatches
 
 VOCAB, DIM, MAX_STEPS = 50_000, 100, 8
@@ -44,11 +42,8 @@ class Case(NamedTuple):
   dtype: str = 'float32'
   batch_words: int = 256
 
-  def __str__(self):
-    return '-'.join(str(x).replace(', ', 'x').strip('()') for x in self)
 
-
-ON_ONE_DEVICE = [
+FAST = [
   Case('skipgram', 'sgd'),
   Case('skipgram', 'adagrad'),
   Case('skipgram', 'adam'),
@@ -57,14 +52,14 @@ ON_ONE_DEVICE = [
   Case('skipgram', 'adagrad', batch_words=1024),
   Case('skipgram', 'sgd', 'merging'),
   Case('cbow', 'adam', 'merging'),
-]
-ON_MESHES = [
   Case('skipgram', 'adam', 'replicas', mesh=(2, 1)),
   Case('cbow', 'adagrad', 'replicas', mesh=(2, 1)),
   Case('skipgram', 'adagrad', mesh=(2, 2)),
   Case('skipgram', 'adagrad', layout='row', mesh=(2, 2)),
   Case('skipgram', 'adagrad', layout='column', mesh=(2, 2)),
   Case('skipgram', 'adam', layout='column', mesh=(1, 2)),
+  Case('skipgram', 'sgd', dtype='bfloat16'),
+  Case('skipgram', 'sgd', layout='column', mesh=(1, 2), dtype='int8'),
 ]
 SLOW = [
   Case('cbow', 'adagrad'),
@@ -75,23 +70,9 @@ SLOW = [
   Case('skipgram', 'sgd', 'merging', layout='row', mesh=(2, 2)),
   Case('cbow', 'sgd', layout='row', mesh=(2, 2)),
   Case('cbow', 'sgd', layout='column', mesh=(2, 2)),
-]
-LOW_PRECISION = [
-  Case('skipgram', 'sgd', dtype='bfloat16'),
-  Case('skipgram', 'sgd', layout='column', mesh=(1, 2), dtype='int8'),
-]
-SLOW_LOW_PRECISION = [
   Case('skipgram', 'adagrad', 'replicas', mesh=(2, 1), dtype='int8'),
   Case('skipgram', 'sgd', layout='row', mesh=(1, 2), dtype='float16'),
 ]
-
-
-def _cases(fast, slow):
-  slow = [pytest.param(x, marks=pytest.mark.slow) for x in slow]
-  return pytest.mark.parametrize('case', [*fast, *slow], ids=str)
-
-
-every_program = _cases(ON_ONE_DEVICE + ON_MESHES, SLOW)
 
 
 class Program(NamedTuple):
@@ -100,7 +81,6 @@ class Program(NamedTuple):
   text: str
   parsed: hlo.Program
   num_arrays: int  # of the state
-  shapes: dict[str, tuple[int, ...]]  # of tables as a whole
   tables: set[str]  # shapes of a device's shards of tables
   slots: set[str]  # and of what else it holds of each row
   row_counts: set[int]  # sizes of axes along a table's rows
@@ -118,21 +98,14 @@ class Program(NamedTuple):
     return next(x for x in self.parsed.computations[name].values() if x.is_root)
 
 
-def _program(config, shape, **fixed):
-  config_lib.check(config)
-  config, tuning = config_lib.resolve(config, 'cpu', shape, **fixed)
-  made = build.trainer(
-    config,
-    tuning,
-    10**7 // np.arange(1, VOCAB + 1),
-    mesh.make(mesh.Shape(*shape)),
-    [str(i) for i in range(VOCAB)],
-  )
+def _program(settings, shape, **fixed):
+  counts = 10**7 // np.arange(1, VOCAB + 1)
+  made = dispatches.trainer(counts, settings, shape, **fixed)
   state, lowered = dispatches.lowered(made.trainable, made.strategy, MAX_STEPS)
   tables, slots, counts = set(), set(), {VOCAB}
   # Each replica's copy is on a device of its own: [1, vocab, dim].
-  first = int(config.strategy.name == 'replicas')
-  is_row = config.table.layout == 'row'
+  first = int(settings['strategy.name'] == 'replicas')
+  is_row = settings.get('table.layout') == 'row'
   for x in jax.tree.leaves(state.tables):
     own, whole = x.sharding.shard_shape(x.shape)[first:], x.shape[first:]
     forms = [own]
@@ -146,29 +119,23 @@ def _program(config, shape, **fixed):
     kind = _KINDS[x.dtype.name]
     shapes |= {f'{kind}[{",".join(map(str, form))}]' for form in forms}
   text = compiling.text(lowered)
-  shapes = {
-    k: jax.tree.leaves(x.vectors)[0].shape for k, x in state.tables.items()
-  }
   num_arrays = len(jax.tree.leaves(state))
-  return Program(
-    text, hlo.parse(text), num_arrays, shapes, tables, slots, counts
-  )
+  return Program(text, hlo.parse(text), num_arrays, tables, slots, counts)
 
 
 @functools.cache
 def _compiled(case):
-  config = config_lib.default()
-  config.model.name, config.model.dim = case.model, DIM
-  config.optimizer.name, config.optimizer.learning_rate = case.optimizer, 0.1
-  config.train.batch_words, config.table.layout = case.batch_words, case.layout
-  config.table.dtype = case.dtype
-  is_replicas = case.strategy == 'replicas'
-  config.strategy.name = 'replicas' if is_replicas else 'sync'
-  fixed = {}
-  if case.strategy == 'merging':
-    # As on a GPU: rows written once, a loop of known length, no condition.
-    fixed = {'deduplicates': True, 'steps_per_loop': 4, 'loss_every_steps': 1}
-  return _program(config, case.mesh, **fixed)
+  settings = {
+    'model.name': case.model, 'optimizer.name': case.optimizer,
+    'model.dim': DIM, 'train.batch_words': case.batch_words,
+    'table.layout': case.layout, 'table.dtype': case.dtype,
+    'strategy.name': case.strategy,
+  }  # fmt: skip
+  if case.strategy != 'merging':
+    return _program(settings, case.mesh)
+  # As on a GPU: rows written once, a loop of known length, no condition.
+  fixed = {'deduplicates': True, 'steps_per_loop': 4, 'loss_every_steps': 1}
+  return _program(settings | {'strategy.name': 'sync'}, case.mesh, **fixed)
 
 
 def _squeezed(shape):
@@ -195,11 +162,6 @@ def _check_nothing_is_copied(program):
     assert not (is_copy and program.is_table(line)), line
 
 
-@_cases(ON_ONE_DEVICE + ON_MESHES + LOW_PRECISION, SLOW + SLOW_LOW_PRECISION)
-def test_nothing_of_a_tables_size_is_copied(case):
-  _check_nothing_is_copied(_compiled(case))
-
-
 @pytest.mark.parametrize(
   ('model', 'method'),
   [
@@ -209,36 +171,35 @@ def test_nothing_of_a_tables_size_is_copied(case):
   ],
 )
 def test_hierarchical_softmax_and_senses_copy_no_table(model, method):
-  config = config_lib.default()
-  config.model.name, config.model.loss = model, 'hierarchical_softmax'
-  config.model.dim, config.optimizer.name = DIM, 'adagrad'
-  config.train.batch_words, config.strategy.name = 256, 'sync'
+  settings = {
+    'model.name': model, 'model.loss': 'hierarchical_softmax', 'model.dim': DIM,
+    'optimizer.name': 'adagrad', 'train.batch_words': 256,
+    'strategy.name': 'sync',
+  }  # fmt: skip
   if method:
     # As many that a table of priors is larger than a step's own arrays.
-    config.senses.number, config.senses.top_ratio = 2, 20_000 / VOCAB
-    config.senses.method = method
-  program = _program(config, (1, 1))
-  assert program.shapes['input'][0] == VOCAB + (20_000 if method else 0)
-  assert len(program.shapes) == {'': 2, 'likelihoods': 3, 'contexts': 4}[method]
+    settings |= {
+      'senses.number': 2,
+      'senses.top_ratio': 20_000 / VOCAB,
+      'senses.method': method,
+    }
+  program = _program(settings, (1, 1))
+  num_rows = VOCAB + (20_000 if method else 0)
+  assert f'f32[{num_rows},{DIM}]' in program.tables
   _check_nothing_is_copied(program)
 
 
-@every_program
-def test_one_gather_and_one_scatter_for_each_table(case):
-  program = _compiled(case)
+def _check_gathers_and_scatters(program, case):
+  """One of each for every table."""
   loops = [
     x
     for x in program.parsed.computations[program.parsed.entry].values()
     if x.opcode == 'while' and program.is_table(x.shape)
   ]
   assert len(loops) == 1
-  body = next(
-    name
-    for name in loops[0].called
-    if program.is_table(program.root(name).shape)
-  )
+  is_body = [program.is_table(program.root(x).shape) for x in loops[0].called]
   gathers = scatters = 0
-  for found in program.executed(body):
+  for found in program.executed(loops[0].called[is_body.index(True)]):
     x = found.instruction
     if x.opcode in ('gather', 'dynamic-slice'):
       source = found.scope[x.operands[0]].shape
@@ -253,21 +214,14 @@ def test_one_gather_and_one_scatter_for_each_table(case):
   assert scatters == 2 * (1 + extra / 2)
 
 
-@every_program
-def test_state_is_donated_and_stays_on_its_device(case):
-  program = _compiled(case)
-  head = program.text.splitlines()[0]
-  aliases = re.search(r'input_output_alias=\{ (.*?) \}, entry', head)[1]
-  # Every array of the state is written where it was read.
-  pairs = re.findall(r'\{(\d+)\}: \((\d+), ', aliases)
-  assert pairs == [(str(i), str(i)) for i in range(program.num_arrays)]
+def _check_what_travels(program, case):
+  """Some rows or numbers, never a table or its slots."""
   kinds = set()
   for found in program.executed():
     x = found.instruction
     assert x.opcode not in ('infeed', 'outfeed', 'send', 'recv'), x
     if x.opcode.startswith(hlo.KINDS):
       kinds.add(x.opcode)
-      # What travels is some rows or numbers, never a table or its slots.
       for size in re.findall(r'\[([\d,]*)\]', x.shape):
         sizes = [int(axis) for axis in size.split(',') if axis]
         assert not program.row_counts & set(sizes), x
@@ -281,6 +235,22 @@ def test_state_is_donated_and_stays_on_its_device(case):
     if case.layout == 'replicated' or case.mesh[0] > 1:
       expected.add('all-gather')  # of gradients
   assert kinds == expected
+
+
+@pytest.mark.parametrize(
+  'case', FAST + [pytest.param(x, marks=pytest.mark.slow) for x in SLOW]
+)
+def test_a_dispatch_changes_tables_in_place(case):
+  program = _compiled(case)
+  _check_nothing_is_copied(program)
+  if case.dtype == 'float32':
+    _check_gathers_and_scatters(program, case)
+    _check_what_travels(program, case)
+  head = program.text.splitlines()[0]
+  aliases = re.search(r'input_output_alias=\{ (.*?) \}, entry', head)[1]
+  # Every array of the state is written where it was read.
+  pairs = re.findall(r'\{(\d+)\}: \((\d+), ', aliases)
+  assert pairs == [(str(i), str(i)) for i in range(program.num_arrays)]
 
 
 def test_an_accelerator_is_not_asked_within_its_steps():
@@ -313,6 +283,6 @@ def test_a_copy_of_a_table_is_seen():
     return jax.lax.fori_loop(0, num, step, (table, table))
 
   text = compiling.text(jax.jit(dispatch).lower(table, 3))
-  program = Program(text, hlo.parse(text), 0, {}, {TABLE}, set(), set())
+  program = Program(text, hlo.parse(text), 0, {TABLE}, set(), set())
   with pytest.raises(AssertionError):
     _check_nothing_is_copied(program)

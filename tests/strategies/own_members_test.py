@@ -35,33 +35,23 @@ class _Clicks(NamedTuple):
   num_steps: np.ndarray  # [P] int32
 
 
-class _StepBatch(NamedTuple):
-  """A device's share of a step."""
-
-  items: jax.Array  # [parts, examples] int32
-  clicked: jax.Array  # [parts, examples] float32
-  progress: jax.Array
-
-
 class _Steps:
-  """Cuts clicks into steps."""
+  """Cuts clicks into steps of (items, clicked, progress)."""
 
   def num_steps(self, batch):
     return batch.num_steps
 
   def step(self, batch, index, share, progress):
     size = PART_EXAMPLES // share.num_splits
-
-    def cut(x):
-      starts = share.first_part, index, share.split * size
-      x = jax.lax.dynamic_slice(x, starts, (share.num_parts, 1, size))
-      return x[:, 0]
-
-    return _StepBatch(cut(batch.items), cut(batch.clicked), progress)
+    starts = share.first_part, index, share.split * size
+    items, clicked = (
+      jax.lax.dynamic_slice(x, starts, (share.num_parts, 1, size))[:, 0]
+      for x in batch[:2]
+    )
+    return items, clicked, progress
 
   def pad(self, step_batch, is_step):
-    items = jnp.where(is_step, step_batch.items, VOCAB)
-    return step_batch._replace(items=items)
+    return jnp.where(is_step, step_batch[0], VOCAB), *step_batch[1:]
 
   def counters(self, batch):
     return {'clicks': jnp.sum(batch.clicked).astype(jnp.int32)}
@@ -87,20 +77,21 @@ class _Plain(model_base.Model):
 
   def ids(self, batch, key):
     self.__class__.traces += 1
-    return {'items': batch.items}
+    return {'items': batch[0]}
 
   def offsets(self, items):
     return jnp.zeros(items.shape)
 
   def loss(self, params, rows, ids, batch, key):
-    is_example = (batch.items < VOCAB).astype(jnp.float32)
+    items, clicked, progress = batch
+    is_example = (items < VOCAB).astype(jnp.float32)
     scores = rows['items'] @ params['weights'] + params['bias']
-    scores += self.offsets(batch.items)
-    loss = losses.logistic_loss(scores, batch.clicked) * is_example
+    scores += self.offsets(items)
+    loss = losses.logistic_loss(scores, clicked) * is_example
     count = is_example.sum()
     metrics = {
-      'clicks': jnp.sum(is_example * batch.clicked),
-      'progress': batch.progress * count,
+      'clicks': jnp.sum(is_example * clicked),
+      'progress': progress * count,
     }
     return loss.sum(), model_base.Aux(count, metrics)
 
@@ -122,9 +113,8 @@ class _Counting(replicated.Replicated):
   metrics = ('lookups',)
 
   def lookup(self, state, ids):
-    return (
-      super().lookup(state, ids)._replace(metrics={'lookups': jnp.int32(1)})
-    )
+    found = super().lookup(state, ids)
+    return found._replace(metrics={'lookups': jnp.int32(1)})
 
 
 @functools.cache
@@ -138,12 +128,14 @@ def _batch():
   return _Clicks(items, (items % 3 == 0).astype(np.float32), num_steps)
 
 
-def _trainable(model, steps_per_loop=1, layout=_Counting, axes=None):
-  tables = {
-    k: layout(x, row_optimizers.sgd(0), axes or spec_lib.Axes())
-    for k, x in model.specs().items()
-  }
+def _trainable(model, steps_per_loop=1, layout=_Counting, *axes):
+  spec = model.specs()['items']
+  tables = {'items': layout(spec, row_optimizers.sgd(0), *axes)}
   return base.Trainable(model, tables, _Steps(), 1, steps_per_loop)
+
+
+def _alone(model):
+  return sync.sync(_trainable(model), mesh.make(mesh.Shape(1, 1)))
 
 
 @functools.cache
@@ -156,14 +148,11 @@ def _synced(shape=(1, 1), steps_per_loop=1, layout=_Counting):
   for _ in range(2):
     state, metrics = dispatches.run(strategy, state, _batch(), SCHEDULE)
   rows = dispatches.exported(strategy, state)['items']
-  params, optimizer, metrics = jax.device_get(
-    (state.params, state.optimizer, metrics)
-  )
-  return rows, params, optimizer, metrics
+  return rows, *jax.device_get((state.params, state.optimizer, metrics))
 
 
 def test_dense_parameters_learn_as_in_a_loop():
-  strategy = sync.sync(_trainable(_Plain()), mesh.make(mesh.Shape(1, 1)))
+  strategy = _alone(_Plain())
   state = dispatches.start(strategy)
   rows = dispatches.exported(strategy, state)['items'].astype(np.float64)
   weights = np.asarray(state.params['weights'], np.float64)
@@ -224,26 +213,27 @@ def test_a_mesh_and_padding_change_nothing(shape, steps_per_loop, layout):
   assert found[3].counters == {'clicks': clicked.sum()}
 
 
-def _policy(every_steps):
-  lookups = {'items': np.full(VOCAB, 1 / VOCAB)}
-  return policies.bounded(lookups, 4, PART_EXAMPLES, every_steps, 1e9, 1.0, 1.0)
+def _replicated(every_steps):
+  """State and metrics of four replicas, or models apart, after a dispatch."""
+  policy, schedule = policies.Never(), SCHEDULE
+  if every_steps:
+    lookups = {'items': np.full(VOCAB, 1 / VOCAB)}
+    policy = policies.bounded(
+      lookups, 4, PART_EXAMPLES, every_steps, 1e9, 1.0, 1.0
+    )
+  else:
+    schedule = jax.tree.map(lambda x: np.stack([x] * 4), SCHEDULE)
+  devices = mesh.make(mesh.Shape(4, 1))
+  strategy = replicas.replicas(_trainable(_Plain()), devices, policy)
+  start = dispatches.start(strategy)
+  return jax.device_get(dispatches.run(strategy, start, _batch(), schedule))
 
 
 def test_replicas_average_dense_parameters():
-  devices = mesh.make(mesh.Shape(4, 1))
-  one, never = (
-    dispatches.run(strategy, dispatches.start(strategy), _batch(), schedule)
-    for strategy, schedule in (
-      (replicas.replicas(_trainable(_Plain()), devices, _policy(9)), SCHEDULE),
-      (
-        replicas.replicas(_trainable(_Plain()), devices, policies.Never()),
-        jax.tree.map(lambda x: np.stack([x] * 4), SCHEDULE),
-      ),
-    )
-  )
+  (one, metrics), (never, metrics_apart) = _replicated(9), _replicated(0)
   # They meet once, after all steps.
-  for k, x in one[0].params.items():
-    x, alone = np.asarray(x), np.asarray(never[0].params[k])
+  for k, x in one.params.items():
+    alone = never.params[k]
     assert x.shape == alone.shape and len(x) == 4
     np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape))
     np.testing.assert_allclose(x[0], alone.mean(0), 1e-5, 1e-6)
@@ -251,35 +241,27 @@ def test_replicas_average_dense_parameters():
   # The state of the optimizer stays with its replica.
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-6),
-    one[0].optimizer,
-    never[0].optimizer,
+    one.optimizer,
+    never.optimizer,
   )
   items, clicked = _batch()[:2]
   clicks = np.where(items < VOCAB, clicked, 0).sum((1, 2))
-  assert one[1].steps.sums['clicks'] == clicks.sum()
-  np.testing.assert_array_equal(never[1].steps.sums['clicks'], clicks)
-  assert one[1].steps.sums['lookups'] == 5
+  assert metrics.steps.sums['clicks'] == clicks.sum()
+  np.testing.assert_array_equal(metrics_apart.steps.sums['clicks'], clicks)
+  assert metrics.steps.sums['lookups'] == 5
   # Without a meeting a device takes the steps of its own part.
-  assert never[1].steps.sums['lookups'].tolist() == [5, 5, 5, 2]
+  assert metrics_apart.steps.sums['lookups'].tolist() == [5, 5, 5, 2]
 
 
 @pytest.mark.parametrize('every_steps', [1, 2])
 def test_replicas_are_equal_after_each_dispatch(every_steps):
-  devices = mesh.make(mesh.Shape(4, 1))
-  strategy = replicas.replicas(
-    _trainable(_Plain()), devices, _policy(every_steps)
-  )
-  state, _ = dispatches.run(
-    strategy, dispatches.start(strategy), _batch(), SCHEDULE
-  )
-  for x in jax.tree.leaves(state.params):
+  for x in jax.tree.leaves(_replicated(every_steps)[0].params):
     np.testing.assert_array_equal(x, np.broadcast_to(x[:1], x.shape))
 
 
 def test_models_share_a_dispatch_if_their_arrays_are_arguments():
   offset = np.linspace(-1, 1, VOCAB, dtype=np.float32)
-  trainable = _trainable(_Registered(offset))
-  strategy = sync.sync(trainable, mesh.make(mesh.Shape(1, 1)))
+  strategy = _alone(_Registered(offset))
   np.testing.assert_array_equal(strategy.constants()[0], offset)
   _Registered.traces = 0
 
@@ -292,5 +274,4 @@ def test_models_share_a_dispatch_if_their_arrays_are_arguments():
   first, other = trained(offset), trained(offset + 1)
   assert _Registered.traces == 1 and first != other
   # What is compiled into a program needs no arguments.
-  plain = sync.sync(_trainable(_Plain()), mesh.make(mesh.Shape(1, 1)))
-  assert plain.constants() == []
+  assert _alone(_Plain()).constants() == []

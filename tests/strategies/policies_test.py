@@ -1,7 +1,5 @@
 """When rows meet, as a clock shows it, and the weights of what they learned."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,7 +81,7 @@ def test_a_frequent_row_after_rare_ones_meets_in_time():
 
 
 @pytest.mark.parametrize('n', [2, 3, 8])
-def test_weights_make_of_parallel_updates_what_serial_ones_give(n):
+def test_weights_are_those_of_the_closed_form(n):
   m = np.array([0.0, 1e-3, 3.0, 40.0, 200.0, 1e6], np.float32)
   policy = policies.Bounded(
     {'a': np.append(np.ones(5, np.float32), m)}, n, EVERY, 11, (1,), MEMORY, 0.1
@@ -103,10 +101,3 @@ def test_weights_make_of_parallel_updates_what_serial_ones_give(n):
   # Less is forgotten at a lower rate, and in an early last meeting.
   np.testing.assert_allclose(weights(0.1 / 3), weights(num_steps=1), 1e-5)
   assert (weights(num_steps=1)[1:-1] > found[1:-1]).all()
-  # In a quadratic bowl: n replicas of m steps each, n m steps of one.
-  slope, steps, begin = 0.01, 30, 5.0
-  alone = begin * (1 - slope) ** steps
-  gain = policies.gain(jnp.float32([-steps * math.log(1 - slope)]), n)
-  assert begin + float(gain[0]) * n * (alone - begin) == pytest.approx(
-    begin * (1 - slope) ** (steps * n), rel=1e-5
-  )

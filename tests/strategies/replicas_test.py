@@ -1,5 +1,6 @@
 """Replicas against plain loops, and those that never meet against one alone."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -71,10 +72,8 @@ def _batch(num_steps, n):
 def _rows():
   """Rows as large as trained ones."""
   rng = np.random.default_rng(3)
-  return {
-    k: rng.normal(size=(VOCAB, DIM)).astype(np.float32) / 2
-    for k in ('input', 'output')
-  }
+  rows = rng.normal(size=(2, VOCAB, DIM)).astype(np.float32) / 2
+  return {'input': rows[0], 'output': rows[1]}
 
 
 def _loops(n, batch, schedule, num_meetings):
@@ -170,25 +169,21 @@ def test_first_bad_step_of_any_replica():
     assert metrics.steps.first_bad_step == bad_step
 
 
-def _after_meeting(specs, own, met, lookups=3.0):
-  """All replicas' rows, and what met, as stored, after all of them have met.
+def _met(specs, own, met):
+  """Replicas' tables and what met, as stored, after all rows have met.
 
   Args:
     specs: of the tables, by name.
     own: stored rows by table, with a leading axis of replicas.
     met: the same at the last meeting, without it.
-    lookups: of every row since.
   """
   n = len(jax.tree.leaves(own)[0])
   tables = {
     k: replicated.Replicated(x, row_optimizers.sgd(0)) for k, x in specs.items()
   }
   vocab = next(iter(specs.values())).vocab
-  policy = policies.Bounded(
-    {k: np.full(vocab, lookups, np.float32) for k in specs},
-    n, 1, vocab, (1,), 1.0, 0.1,
-  )  # fmt: skip
-  trainable = base.Trainable(None, tables, None, 1)
+  lookups = {k: np.full(vocab, 3, np.float32) for k in specs}
+  policy = policies.Bounded(lookups, n, 1, vocab, (1,), 1.0, 0.1)
   elapsed = policies.Elapsed(jnp.float32(0.01), jnp.int32(1))
 
   def meet(own, met):
@@ -198,10 +193,10 @@ def _after_meeting(specs, own, met, lookups=3.0):
       for rows in (own, met)
     )
     state = replicas.ReplicaState(own, (), (), met, jnp.int32(0))
-    state = replicas.meet(state, trainable, policy, elapsed, n, KEY)
+    state = replicas.meet(state, tables, policy, elapsed, KEY)
     found = [
-      {k: x.vectors for k, x in tables.items()}
-      for tables in (state.tables, state.met)
+      {k: x.vectors for k, x in found.items()}
+      for found in (state.tables, state.met)
     ]
     return jax.tree.map(lambda x: x[None], found)
 
@@ -213,7 +208,13 @@ def _after_meeting(specs, own, met, lookups=3.0):
     out_specs=over,
     check_vma=False,
   )
-  return jax.device_get(jax.jit(run)(own, met))
+  found = jax.device_get(jax.jit(run)(own, met))
+  first = jax.tree.map(lambda x: x[0], found[0])
+  for each in found:  # all are the same
+    for i in range(n):
+      copy = jax.tree.map(lambda x, i=i: x[i], each)
+      jax.tree.map(np.testing.assert_array_equal, copy, first)
+  return first
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8'])
@@ -222,21 +223,14 @@ def test_rows_that_meet_are_rounded_alike_and_once(dtype):
   spec = spec_lib.TableSpec('t', num, 8, 0.0, dtype, 'stochastic')
   before = rng.normal(size=(num, 8)).astype(np.float32)
   moved = before + 0.1 * rng.normal(size=(2, num, 8)).astype(np.float32)
-  met = jax.device_get(rounding.encode(before, dtype))
-  own = [jax.device_get(rounding.encode(x, dtype)) for x in moved]
+  met, *own = (
+    jax.device_get(rounding.encode(x, dtype)) for x in (before, *moved)
+  )
   stacked = jax.tree.map(lambda *x: np.stack(x), *own)
-  found = _after_meeting({'t': spec}, {'t': stacked}, {'t': met})
-  for each in found:
-    for copy in range(2):
-      jax.tree.map(
-        lambda x, y, i=copy: np.testing.assert_array_equal(x[i], y[0]),
-        each,
-        found[0],
-      )
+  stored = _met({'t': spec}, {'t': stacked}, {'t': met})['t']
   met, *own = (blocks.from_stored(x, dtype).decode() for x in (met, *own))
   # m / tau = 3 * 0.01 / 0.1
   wanted = met + (1 + math.exp(-0.3)) / 2 * sum(x - met for x in own)
-  stored = jax.tree.map(lambda x: x[0], found[0]['t'])
   values = blocks.from_stored(stored, dtype).decode()
   spacing = np.abs(values) * {'float32': 2.0**-22}.get(dtype, 2.0**-7)
   if dtype == 'int8':
@@ -248,12 +242,11 @@ def test_rows_that_meet_are_rounded_alike_and_once(dtype):
 
 def test_rows_that_nobody_changed_stay_as_they_are():
   num, dim = 2000, 5
+  spec = spec_lib.TableSpec('wide', num, dim, 0.0)
   specs = {
-    'wide': spec_lib.TableSpec('wide', num, dim, 0.0),
-    'narrow': spec_lib.TableSpec(
-      'narrow', num, dim, 0.0, exchange_dtype='bfloat16'
-    ),
-    'int8': spec_lib.TableSpec('int8', num, dim, 0.0, 'int8', 'stochastic'),
+    'wide': spec,
+    'narrow': dataclasses.replace(spec, exchange_dtype='bfloat16'),
+    'int8': dataclasses.replace(spec, dtype='int8', rounding='stochastic'),
   }
   rng = np.random.default_rng(0)
   rows = rng.normal(size=(num, dim)).astype(np.float32)
@@ -262,21 +255,16 @@ def test_rows_that_nobody_changed_stay_as_they_are():
   codec, ids = codecs.Codec(specs['int8']), np.arange(num)
   stored = codec.encode(jnp.asarray(rows), ids, KEY)
   rows[1::3] *= 0.95  # written once more, with the same scales or finer ones
-  stored = codec.encode(jnp.asarray(rows), ids, KEY, codec.encoding_of(stored))
+  stored = codec.encode(jnp.asarray(rows), ids, KEY, codecs.encoding_of(stored))
   stored = jax.device_get(stored)
   # Some have the least code that their largest number may have.
   codes = np.where(np.arange(num)[:, None] % 4, stored.codes, 120)
   stored = rounding.Scaled(codes.astype(np.int8), stored.scales)
   met = {'wide': rows, 'narrow': rows, 'int8': stored}
-  own = jax.tree.map(lambda x: np.stack([x] * 3), met)
-  for tables in _after_meeting(specs, own, met):
-    for name, found in tables.items():
-      if name == 'wide':  # a third of it three times
-        np.testing.assert_allclose(found[0], rows, 1e-6)
-      else:
-        jax.tree.map(
-          lambda x, y: np.testing.assert_array_equal(x[0], y), found, met[name]
-        )
+  found = _met(specs, jax.tree.map(lambda x: np.stack([x] * 3), met), met)
+  np.testing.assert_allclose(found['wide'], rows, 1e-6)  # a third, three times
+  np.testing.assert_array_equal(found['narrow'], rows)
+  jax.tree.map(np.testing.assert_array_equal, found['int8'], stored)
 
 
 def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed():
@@ -302,102 +290,67 @@ def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed():
   np.testing.assert_array_equal(found.scales, met['input'].vectors.scales)
 
 
-# Replicas that never meet: devices, and models of each.
-GROUPS = pytest.mark.parametrize('group', [(2, 1), (2, 2)], ids=['1', '2'])
-
-
 @functools.cache
-def _apart(num_devices, per_device):
-  """A strategy, and its program as users have it."""
-  num = num_devices * per_device
-  devices = mesh.make(mesh.Shape(num_devices, 1))
+def _apart():
+  """Models that never meet, their program as users have it, its arguments.
+
+  The last model has nothing to do.
+  """
   trainable = _trainable(1, row_optimizers.adagrad(1e-6))
-  strategy = replicas.replicas(trainable, devices, policies.Never(), per_device)
-  args = _apart_args(strategy, range(num))
+  devices = mesh.make(mesh.Shape(3, 1))
+  strategy = replicas.replicas(trainable, devices, policies.Never())
+  batches, schedules = zip(*map(_own, range(3)), strict=True)
+  args = dispatches.args(
+    strategy,
+    jax.tree.map(lambda *x: np.concatenate(x), *batches),
+    jax.tree.map(lambda *x: np.stack(x), *schedules),
+  )
+  return strategy, _compiled(strategy, args), args
+
+
+def _compiled(strategy, args):
   lowered = strategy.step.lower(dispatches.start(strategy), *args)
-  return strategy, lowered.compile(compiler_options=compiling.AS_USERS_DO)
+  return lowered.compile(compiler_options=compiling.AS_USERS_DO)
 
 
-def _own_batch(i):
-  """A model's part, each with another number of steps."""
+def _own(i):
+  """A model's batch and schedule."""
   steps = windows.Steps(STEP_WORDS, 1, WINDOW, CHUNK)
-  words = (MAX_STEPS - 2 * i) * STEP_WORDS - i
-  return dispatches.random_batch([words], VOCAB, steps, MAX_STEPS)
-
-
-def _own_schedule(i):
+  words = [max(0, (6 - 3 * i) * STEP_WORDS - i)]
+  batch = dispatches.random_batch(words, VOCAB, steps, MAX_STEPS)
   key = np.array([i, 3], np.uint32)
-  return dispatches.schedule(0.2 + i / 10, 0.1, key)
+  return batch, dispatches.schedule(0.2 + i / 10, 0.1, key)
 
 
-def _apart_args(strategy, models):
-  batch = jax.tree.map(
-    lambda *x: np.concatenate(x), *[_own_batch(i) for i in models]
-  )
-  schedule = jax.tree.map(
-    lambda *x: np.stack(x), *[_own_schedule(i) for i in models]
-  )
-  return dispatches.args(strategy, batch, schedule)
-
-
-@functools.cache
-def _alone(i):
-  """The state and metrics of a device that has nothing else to do."""
-  trainable = _trainable(1, row_optimizers.adagrad(1e-6))
-  strategy = sync.sync(trainable, mesh.make(mesh.Shape(1, 1)))
-  args = dispatches.args(strategy, _own_batch(i), _own_schedule(i))
-  lowered = strategy.step.lower(dispatches.start(strategy), *args)
-  program = lowered.compile(compiler_options=compiling.AS_USERS_DO)
-  state, metrics = jax.device_get(program(dispatches.start(strategy), *args))
-  return state.tables, metrics
-
-
-@GROUPS
-def test_each_learns_what_it_learns_alone(group):
-  strategy, program = _apart(*group)
-  models = list(range(math.prod(group)))[::-1]
-  args = _apart_args(strategy, models)
+def test_each_learns_what_it_learns_alone():
+  strategy, program, args = _apart()
+  before = jax.device_get(dispatches.start(strategy))
   state, metrics = program(dispatches.start(strategy), *args)
   rows = strategy.export_rows(state, 'input').rows
-  assert rows.shape == (len(models), VOCAB, DIM)
-  for place, i in enumerate(models):
-    own = jax.tree.map(lambda x, i=place: x[i], (state.tables, metrics))
-    for x, y in zip(*map(jax.tree.leaves, (own, _alone(i))), strict=True):
-      if group[1] == 1:
-        np.testing.assert_array_equal(x, y)
-      else:  # products of several are computed together
-        np.testing.assert_allclose(x, y, 1e-4, 1e-5)
-    assert metrics.num_steps[place] == MAX_STEPS - 2 * i
-    np.testing.assert_array_equal(rows[place], own[0]['input'].vectors)
+  assert rows.shape == (3, VOCAB, DIM)
+  assert metrics.num_steps.tolist() == [6, 3, 0]
+  trainable = _trainable(1, row_optimizers.adagrad(1e-6))
+  alone = sync.sync(trainable, mesh.make(mesh.Shape(1, 1)))
+  alone_args = [dispatches.args(alone, *_own(i)) for i in range(3)]
+  program = _compiled(alone, alone_args[0])
+  for i in range(3):
+    expected = program(dispatches.start(alone), *alone_args[i])
+    own = jax.tree.map(lambda x, i=i: x[i], (state.tables, metrics))
+    expected = expected[0].tables, expected[1]
+    jax.tree.map(np.testing.assert_array_equal, own, expected)
+    np.testing.assert_array_equal(rows[i], own[0]['input'].vectors)
+  for name, old in before.tables.items():
+    np.testing.assert_array_equal(own[0][name].vectors, old.vectors[2])
 
 
-def test_one_that_has_nothing_to_do_stays_as_it_is():
-  strategy, program = _apart(2, 1)
-  constants, batch, schedule = _apart_args(strategy, [0, 1])
-  batch = jax.tree.map(np.array, batch)
-  batch.ids[1], batch.left[1], batch.right[1] = VOCAB, 0, 0
-  for counts in batch[3:]:
-    counts[1] = 0
-  batch = jax.device_put(batch, strategy.batch_sharding)
-  before = jax.device_get(dispatches.start(strategy))
-  state, metrics = program(
-    dispatches.start(strategy), constants, batch, schedule
-  )
-  jax.tree.map(
-    lambda x, y: np.testing.assert_array_equal(x[1], y[1]), state, before
-  )
-  assert metrics.num_steps.tolist() == [MAX_STEPS, 0]
-
-
-@GROUPS
-def test_no_collective_and_no_copy_of_a_table(group):
-  text = _apart(*group)[1].as_text()
+def test_no_collective_and_no_copy_of_a_table():
+  text = _apart()[1].as_text()
   assert not hlo.collectives(text)
   for word in ('send(', 'recv(', 'infeed(', 'outfeed(', 'partition-id'):
     assert word not in text, word
-  # A device has its own models and no others.
+  # A device has its own model and no other.
   lines = text.splitlines()
-  assert any(f'f32[{group[1]},{VOCAB},{DIM}]' in line for line in lines)
+  assert any(f'f32[1,{VOCAB},{DIM}]' in line for line in lines)
   for line in lines:
     is_copy = ' copy' in line.split('(')[0]
     assert not (is_copy and f'{VOCAB},{DIM}]' in line), line
@@ -408,13 +361,13 @@ def test_no_collective_and_no_copy_of_a_table(group):
 
 
 def test_the_first_bad_step_of_each():
-  strategy, program = _apart(2, 2)
+  strategy, program, args = _apart()
   state = dispatches.start(strategy)
   vectors = np.array(state.tables['input'].vectors)
-  vectors[2] = np.inf
+  vectors[1] = np.inf
   table = state.tables['input']._replace(
     vectors=jax.device_put(vectors, state.tables['input'].vectors.sharding)
   )
   state = state._replace(tables=state.tables | {'input': table})
-  _, metrics = program(state, *_apart_args(strategy, range(4)))
-  assert metrics.steps.first_bad_step.tolist() == [-1, -1, 0, -1]
+  _, metrics = program(state, *args)
+  assert metrics.steps.first_bad_step.tolist() == [-1, 0, -1]

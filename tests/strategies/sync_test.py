@@ -1,4 +1,4 @@
-"""A dispatch of many steps against the oracle's loop over the same steps."""
+"""A dispatch of many steps against the loop of the oracle, on any mesh."""
 
 import functools
 
@@ -6,64 +6,43 @@ import jax
 import numpy as np
 import pytest
 
-from jaxemb.data import windows
-from jaxemb.models import base as model_base
-from jaxemb.models import cbow, skipgram
-from jaxemb.ops import losses
-from jaxemb.runtime import mesh
-from jaxemb.strategies import base, sync
-from jaxemb.tables import replicated, row_optimizers
+from jaxemb import config as config_lib
 from tests import dispatches, oracle
+from tests.tables import laying
 
 VOCAB, DIM, WINDOW, CHUNK = 40, 6, 3, 4
-BATCH_WORDS, NEGATIVES, SHARED = 16, 5, 3
-MAX_STEPS, NUM_STEPS = 8, 6
-LOSS_EVERY = 4
-
-MODELS = {
-  'skipgram': (skipgram.make, oracle.skipgram),
-  'cbow': (cbow.make, oracle.cbow),
-}
-# With the learning rate.
-OPTIMIZERS = {
-  'sgd': (
-    row_optimizers.sgd(0),
-    functools.partial(oracle.sgd, max_duplicates=0),
-    0.3,
-  ),
-  'sgd_limited': (
-    row_optimizers.sgd(2),
-    functools.partial(oracle.sgd, max_duplicates=2),
-    0.3,
-  ),
-  'adagrad': (
-    row_optimizers.adagrad(1e-6),
-    functools.partial(oracle.adagrad, epsilon=1e-6),
-    0.2,
-  ),
-  'adam': (
-    row_optimizers.adam(0.9, 0.999, 1e-6),
-    functools.partial(oracle.adam, beta1=0.9, beta2=0.999, epsilon=1e-6),
-    0.02,
-  ),
-}
+MAX_STEPS, NUM_STEPS, LOSS_EVERY = 8, 6, 4
+ORACLES = {'skipgram': oracle.skipgram, 'cbow': oracle.cbow}
+RATES = {'sgd': 0.3, 'sgd_limited': 0.3, 'adagrad': 0.2, 'adam': 0.02}
+LAYOUTS = tuple(config_lib.MEMBERS['table.layout'])
 
 
 @functools.cache
-def _make(model_name, optimizer_name, loss_every=LOSS_EVERY, parts=1):
-  counts = 1000 // np.arange(1, VOCAB + 1)
-  model = MODELS[model_name][0](
-    model_base.WindowSpec(VOCAB, DIM, WINDOW, NEGATIVES, CHUNK, SHARED),
-    model_base.Corpus((), counts, counts / counts.sum()),
-    losses.logistic_loss,
+def _make(
+  model='skipgram',
+  optimizer='sgd',
+  loss_every=LOSS_EVERY,
+  parts=1,
+  layout='replicated',
+  shape=(1, 1),
+  deduplicates=False,
+):
+  name, constants = laying.OPTIMIZERS[optimizer]
+  settings = {
+    'model.name': model, 'model.dim': DIM, 'model.window': WINDOW,
+    'model.shared_negatives': 3, 'strategy.name': 'sync',
+    'optimizer.name': name, 'table.layout': layout,
+    'train.batch_words': max(16, parts * CHUNK * 2),
+  } | {f'optimizer.{k}': x for k, x in constants.items()}  # fmt: skip
+  return dispatches.trainer(
+    1000 // np.arange(1, VOCAB + 1),
+    settings,
+    shape,
+    parts=parts,
+    chunk=CHUNK,
+    loss_every_steps=loss_every,
+    deduplicates=deduplicates,
   )
-  tables = {
-    name: replicated.Replicated(table, OPTIMIZERS[optimizer_name][0])
-    for name, table in model.specs().items()
-  }
-  steps = windows.Steps(BATCH_WORDS // parts, parts, WINDOW, CHUNK)
-  trainable = base.Trainable(model, tables, steps, loss_every)
-  return trainable, sync.sync(trainable, mesh.make(mesh.Shape(1, 1)))
 
 
 def _batch(trainable, num_steps=NUM_STEPS):
@@ -76,61 +55,65 @@ def _batch(trainable, num_steps=NUM_STEPS):
   return dispatches.random_batch(words, VOCAB, steps, MAX_STEPS)
 
 
-def _rows(seed=0):
+def _rows():
   """Rows as large as trained ones."""
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   return {
     k: (rng.normal(size=(VOCAB, DIM)) / 2).astype(np.float32)
     for k in ('input', 'output')
   }
 
 
-def _loops(trainable, model_name, optimizer_name, batch, schedule):
+def _loops(trainable, model, optimizer, batch, schedule):
   """The tables after all steps, and (loss, examples) of each step."""
   vectors = {k: v.astype(np.float64) for k, v in _rows().items()}
-  slots = {k: {} for k in vectors}
+  slots, measured = {k: {} for k in vectors}, []
   first, last = map(float, schedule[:2])
-  measured = []
-  num_steps = batch.num_steps.max()
+  num_steps, parts = batch.num_steps.max(), range(len(batch.num_steps))
   for i in range(num_steps):
     truth = dispatches.true_step(
-      trainable,
-      MODELS[model_name][1],
-      vectors,
-      batch,
-      i,
-      range(trainable.steps.num_parts),
+      trainable, ORACLES[model], vectors, batch, i, parts
     )
     measured.append((truth.loss, truth.examples))
     rate = first + (last - first) * i / num_steps
     for k in vectors:
-      OPTIMIZERS[optimizer_name][1](
-        vectors[k], slots[k], truth.ids[k], truth.grads[k], rate
-      )
+      args = vectors[k], slots[k], truth.ids[k], truth.grads[k], rate
+      laying.learn(optimizer, *args)
   return vectors, measured
 
 
 @pytest.mark.parametrize(
-  ('model_name', 'optimizer_name', 'loss_every', 'parts'),
+  ('model', 'optimizer', 'loss_every', 'parts', 'layout', 'shape', 'merges'),
   [
-    *((m, o, LOSS_EVERY, 1) for m in MODELS for o in OPTIMIZERS),
-    ('skipgram', 'sgd', 1, 1),
-    ('skipgram', 'sgd', 100, 1),
-    ('skipgram', 'sgd_limited', LOSS_EVERY, 4),
-    ('cbow', 'adagrad', LOSS_EVERY, 4),
+    *(
+      (m, o, 4, 1, 'replicated', (1, 1), False) for m in ORACLES for o in RATES
+    ),
+    ('skipgram', 'sgd', 1, 1, 'replicated', (1, 1), False),
+    ('skipgram', 'sgd', 100, 1, 'replicated', (1, 1), False),
+    ('skipgram', 'sgd_limited', 4, 4, 'replicated', (1, 1), False),
+    ('skipgram', 'adam', 4, 8, 'replicated', (8, 1), False),
+    *(('skipgram', 'sgd_limited', 4, 8, x, (1, 8), False) for x in LAYOUTS[1:]),
+    *(('skipgram', 'adagrad', 1, 8, x, (4, 2), True) for x in LAYOUTS),
+    *(('skipgram', 'adam', 1, 8, x, (2, 4), False) for x in LAYOUTS[1:]),
+    *(('cbow', 'sgd_limited', 4, 8, x, (2, 4), False) for x in LAYOUTS),
   ],
 )
 def test_a_dispatch_equals_the_loops(
-  model_name, optimizer_name, loss_every, parts
+  model, optimizer, loss_every, parts, layout, shape, merges
 ):
-  trainable, strategy = _make(model_name, optimizer_name, loss_every, parts)
-  batch = _batch(trainable)
-  rate = OPTIMIZERS[optimizer_name][2]
+  trainable, strategy = _make(
+    model,
+    optimizer,
+    loss_every,
+    parts,
+    layout,
+    shape,
+    merges or layout == 'row',
+  )
+  batch, rate = _batch(trainable), RATES[optimizer]
   # The rate falls by half, so that a wrong interpolation shows.
   schedule = dispatches.schedule(rate, rate / 2)
-  expected, measured = _loops(
-    trainable, model_name, optimizer_name, batch, schedule
-  )
+  expected, measured = _loops(trainable, model, optimizer, batch, schedule)
   state = dispatches.start(strategy, _rows())
   state, metrics = dispatches.run(strategy, state, batch, schedule)
   for k, vectors in dispatches.exported(strategy, state).items():
@@ -141,6 +124,9 @@ def test_a_dispatch_equals_the_loops(
   np.testing.assert_allclose(metrics.steps.loss, sum(sums), 1e-5)
   assert metrics.steps.examples == sum(examples)
   assert metrics.steps.first_bad_step == -1
+  assert set(metrics.steps.sums) == {'overflow_rounds'} & {
+    name for table in trainable.tables.values() for name in table.metrics
+  }
   assert metrics.num_steps == NUM_STEPS
   assert metrics.counters == {
     'kept_words': batch.kept_words.sum(),
@@ -148,9 +134,10 @@ def test_a_dispatch_equals_the_loops(
   }
 
 
-@pytest.mark.parametrize('optimizer_name', ['sgd_limited', 'adam'])
-def test_steps_after_the_last_one_are_not_taken(optimizer_name):
-  trainable, strategy = _make('skipgram', optimizer_name)
+@pytest.mark.parametrize('optimizer', ['sgd_limited', 'adam'])
+def test_steps_after_the_last_one_are_not_taken(optimizer):
+  trainable, strategy = _make(optimizer=optimizer)
+  size = trainable.steps.part_words
   schedule = dispatches.schedule(0.1, 0.1)
   full = _batch(trainable, MAX_STEPS)
 
@@ -161,8 +148,8 @@ def test_steps_after_the_last_one_are_not_taken(optimizer_name):
     return jax.device_get((state, metrics.steps, metrics.num_steps))
 
   cut = jax.tree.map(np.copy, full)
-  cut.ids[:, 2 * BATCH_WORDS + 2 * WINDOW :] = VOCAB
-  cut.left[:, 2 * BATCH_WORDS :] = cut.right[:, 2 * BATCH_WORDS :] = 0
+  cut.ids[:, 2 * size + 2 * WINDOW :] = VOCAB
+  cut.left[:, 2 * size :] = cut.right[:, 2 * size :] = 0
   jax.tree.map(np.testing.assert_array_equal, run(full, 2), run(cut, 2))
   state, steps, num_steps = run(full, 0)
   before = dispatches.start(strategy, _rows())
@@ -171,20 +158,36 @@ def test_steps_after_the_last_one_are_not_taken(optimizer_name):
 
 
 @pytest.mark.parametrize(
-  ('bad_step', 'loss_every', 'expected'),
-  [(0, 1, 0), (3, 1, 3), (3, 4, 4), (5, 4, -1), (7, 1, -1)],
+  ('bad_step', 'loss_every', 'expected', 'part', 'layout'),
+  [
+    (0, 1, 0, 0, ''),
+    (3, 1, 3, 0, ''),
+    (3, 4, 4, 0, ''),
+    (5, 4, -1, 0, ''),
+    (7, 1, -1, 0, ''),
+    # All devices of a mesh know it.
+    *((2, 1, 2, 0, x) for x in LAYOUTS),
+    *((0, 1, 0, 7, x) for x in LAYOUTS),
+  ],
 )
-def test_first_bad_step(bad_step, loss_every, expected):
+def test_first_bad_step(bad_step, loss_every, expected, part, layout):
   # A word occurs in one step only, and its row is not finite: the loss that is
   # measured next shows it, steps that are not taken do not.
-  trainable, strategy = _make('skipgram', 'sgd', loss_every)
+  if layout:
+    made = _make('skipgram', 'adagrad', 1, 8, layout, (4, 2), True)
+  else:
+    made = _make(loss_every=loss_every)
   word, rows = VOCAB // 2, _rows()
   rows['input'][word] = np.inf
-  batch = dispatches.with_rare_word(
-    _batch(trainable), word, 0, bad_step * BATCH_WORDS
+  steps = made.trainable.steps
+  words = [NUM_STEPS * steps.part_words - steps.part_words // 2]
+  batch = dispatches.random_batch(
+    words * steps.num_parts, VOCAB, steps, MAX_STEPS
   )
-  state = dispatches.start(strategy, rows)
+  place = bad_step * steps.part_words
+  batch = dispatches.with_rare_word(batch, word, part, place)
+  state = dispatches.start(made.strategy, rows)
   _, metrics = dispatches.run(
-    strategy, state, batch, dispatches.schedule(0.1, 0.1)
+    made.strategy, state, batch, dispatches.schedule(0.1, 0.1)
   )
   assert metrics.steps.first_bad_step == expected

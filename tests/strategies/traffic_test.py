@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxemb import build
-from jaxemb import config as config_lib
-from jaxemb.runtime import hlo, mesh
+from jaxemb.runtime import hlo
 from tests import compiling, dispatches
 
 VOCAB, DIM, BATCH_WORDS = 3000, 6, 64
@@ -23,16 +21,16 @@ BFLOAT16 = {'table.exchange_dtype': 'bfloat16'}
 
 def _sent(settings, **fixed):
   """By collective, bytes of one device in a step; and the strategy's loop."""
-  config = config_lib.default()
-  config.model.dim, config.model.window = DIM, 2
-  config.model.shared_negatives, config.train.batch_words = 3, BATCH_WORDS
-  config.mesh.data, config.mesh.table = 2, 1
-  config.update_from_flattened_dict(settings)
-  shape = config.mesh.data, config.mesh.table
-  fixed = {'chunk': 4, 'loss_every_steps': 1} | fixed
-  config, tuning = config_lib.resolve(config, 'cpu', shape, **fixed)
-  counts = 100_000 // np.arange(1, VOCAB + 1)
-  made = build.trainer(config, tuning, counts, mesh.make(mesh.Shape(*shape)))
+  settings = {
+    'model.dim': DIM, 'model.window': 2, 'model.shared_negatives': 3,
+    'train.batch_words': BATCH_WORDS, 'mesh.data': 2, 'mesh.table': 1,
+  } | settings  # fmt: skip
+  made = dispatches.trainer(
+    100_000 // np.arange(1, VOCAB + 1),
+    settings,
+    (settings['mesh.data'], settings['mesh.table']),
+    **{'chunk': 4, 'loss_every_steps': 1} | fixed,
+  )
   _, lowered = dispatches.lowered(made.trainable, made.strategy, 4)
   found = hlo.traffic(compiling.text(lowered), made.strategy.loop)
   return found['bytes_per_step_per_device'], made.strategy.loop

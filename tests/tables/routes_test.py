@@ -1,7 +1,6 @@
 """Rows to and fro, against loops over what every device wants."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +10,19 @@ import pytest
 from jaxemb.runtime import mesh
 from jaxemb.tables import routes
 from jaxemb.tables import spec as spec_lib
-from tests import compiling
 
-NUM_ROWS, DIM, NUM = 7, 3, 16  # of each holder; look-ups of each device
+NUM_ROWS, DIM, NUM = 7, 3, 16  # of each holder; lookups of each device
 
-SHAPES = [(1, 1), (1, 4), (2, 2)]
-every_shape = pytest.mark.parametrize('shape', SHAPES)
+every_shape = pytest.mark.parametrize('shape', [(1, 1), (1, 4), (2, 2)])
 KINDS = ['random', 'one_holder', 'one_place', 'every_place', 'some', 'nothing']
 every_kind = pytest.mark.parametrize('kind', KINDS)
 # One row at a time, some, and all that a device can want.
 every_capacity = pytest.mark.parametrize('capacity', [1, 3, NUM])
 
 
-def _places(kind, shape, seed=0):
+def _places(kind, shape):
   """[data, table, NUM] int32, what every device wants."""
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
   size, total = (*shape, NUM), shape[1] * NUM_ROWS
   found = rng.integers(0, total + 1, size)  # the last one is no place
   if kind == 'one_holder':
@@ -44,85 +41,51 @@ def _places(kind, shape, seed=0):
   return found.astype(np.int32)
 
 
-def _on_devices(shape, function):
-  """`function` of every device's part of [data, table, ...] arguments."""
-
-  def one(*arguments):
-    part = function(*(x[0, 0] for x in arguments))
-    return jax.tree.map(lambda x: jnp.asarray(x)[None, None], part)
-
-  if shape != (1, 1):
-    spec = jax.sharding.PartitionSpec(mesh.DATA, mesh.TABLE)
-    one = jax.shard_map(
-      one,
-      mesh=mesh.make(mesh.Shape(*shape)),
-      in_specs=spec,
-      out_specs=spec,
-      check_vma=False,
-    )
-  return jax.jit(one)
-
-
-def _route(shape, capacity, places):
+@functools.cache
+def _compiled(shape, capacity):
+  """What both functions do, of [data, table, ...] arguments and results."""
   axes = spec_lib.Axes(mesh.DATA, mesh.TABLE, *shape)
-  return routes.route(places, NUM_ROWS, capacity, axes)
-
-
-def _held(vectors, ids):
-  return vectors.at[ids].get(mode='clip')
-
-
-@functools.cache
-def _fetch(shape, capacity):
-  return _on_devices(
-    shape,
-    lambda places, vectors: routes.fetch(
-      _route(shape, capacity, places), lambda ids: _held(vectors, ids)
-    ),
-  )
-
-
-@functools.cache
-def _merge(shape):
-  def merge(places, values):
-    route = _route(shape, 2, places)
-    counts, sums = routes.sums(route, {'a': values, 'b': values[:, :1]})
-    return route.distinct, counts, sums
-
-  return _on_devices(shape, merge)
-
-
-@functools.cache
-def _send(shape, capacity):
-  """Sums what arrives, and notes in which rounds it does."""
 
   def apply(state, rows, counts, sums):
+    """Sums what arrives, and notes in which rounds it does."""
     # Holders are sent no more than their senders' buffers hold.
     assert rows.shape == (shape[1] * capacity,)
     number = state['rounds']
-    padding = jnp.sum(jnp.where(rows == NUM_ROWS, counts, 0.0))
     return {
       'rounds': number + 1,
       'counts': state['counts'].at[rows].add(counts, mode='drop'),
       'sums': state['sums'].at[rows].add(sums['a'], mode='drop'),
+      'columns': state['columns'].at[rows].add(sums['b'], mode='drop'),
       'first': state['first'].at[rows].min(number, mode='drop'),
       'last': state['last'].at[rows].max(number, mode='drop'),
-      'padding': state['padding'] + padding,
+      'padding': state['padding']
+      + jnp.sum(jnp.where(rows == NUM_ROWS, counts, 0.0)),
     }
 
-  def send(places, values):
-    route = _route(shape, capacity, places)
+  def one(places, stored, values):
+    places, stored, values = places[0, 0], stored[0, 0], values[0, 0]
+    route = routes.Route(places, NUM_ROWS, capacity, axes)
+    fetched = route.fetch(lambda ids: stored.at[ids].get(mode='clip'))
     state = {
       'rounds': jnp.int32(0),
       'counts': jnp.zeros(NUM_ROWS),
       'sums': jnp.zeros((NUM_ROWS, DIM)),
+      'columns': jnp.zeros((NUM_ROWS, 1)),
       'first': jnp.full(NUM_ROWS, 99, jnp.int32),
       'last': jnp.full(NUM_ROWS, -1, jnp.int32),
       'padding': jnp.float32(0),
     }
-    return routes.send(route, routes.sums(route, {'a': values}), state, apply)
+    sums = route.sums({'a': values, 'b': values[:, :1]})
+    sent = route.send(sums, state, apply)
+    return jax.tree.map(lambda x: x[None, None], (*fetched, sent))
 
-  return _on_devices(shape, send)
+  spec = jax.sharding.PartitionSpec(mesh.DATA, mesh.TABLE)
+  devices = mesh.make(mesh.Shape(*shape))
+  return jax.jit(
+    jax.shard_map(
+      one, mesh=devices, in_specs=spec, out_specs=spec, check_vma=False
+    )
+  )
 
 
 def _num_rounds(places, num_table, capacity):
@@ -143,52 +106,22 @@ def _num_rounds(places, num_table, capacity):
 @every_shape
 @every_capacity
 @every_kind
-def test_everyone_gets_the_rows_that_it_wants(shape, capacity, kind):
-  places = _places(kind, shape)
-  rng = np.random.default_rng(1)
+def test_rows_and_sums_arrive_where_they_belong(shape, capacity, kind):
+  places, rng = _places(kind, shape), np.random.default_rng(1)
   stored = rng.normal(size=(shape[1], NUM_ROWS, DIM)).astype(np.float32)
-
-  stored_everywhere = np.broadcast_to(stored, (shape[0], *stored.shape))
-  found, overflow_rounds = jax.device_get(
-    _fetch(shape, capacity)(places, stored_everywhere)
+  everywhere = np.broadcast_to(stored, (shape[0], *stored.shape))
+  values = rng.integers(-8, 9, (*shape, NUM, DIM)).astype(np.float32)
+  found, overflow_rounds, state = jax.device_get(
+    _compiled(shape, capacity)(places, everywhere, values)
   )
+  # Every device gets the rows that it wants.
   assert found.shape == (*shape, NUM, DIM)
   rows = np.concatenate([*stored, np.zeros((1, DIM))])  # no place gives zeros
   np.testing.assert_array_equal(found, rows[places])
-  assert (overflow_rounds + 1 == _num_rounds(places, shape[1], capacity)).all()
-
-
-@every_shape
-@every_kind
-def test_look_ups_of_a_place_are_summed(shape, kind):
-  places = _places(kind, shape)
-  rng = np.random.default_rng(1)
-  values = rng.integers(-8, 9, (*shape, NUM, DIM)).astype(np.float32)
-
-  distinct, counts, sums = jax.device_get(_merge(shape)(places, values))
-  for device in np.ndindex(*shape):
-    wanted = places[device]
-    different = np.unique(wanted)
-    # Each once, in order, and no place behind them.
-    assert distinct[device][: len(different)].tolist() == different.tolist()
-    assert (distinct[device][len(different) :] == shape[1] * NUM_ROWS).all()
-    for u, place in enumerate(different):
-      mine = wanted == place
-      assert counts[device][u] == mine.sum()
-      expected = values[device][mine].sum(0)
-      np.testing.assert_array_equal(sums['a'][device][u], expected)
-      np.testing.assert_array_equal(sums['b'][device][u], expected[:1])
-
-
-@every_shape
-@every_capacity
-@every_kind
-def test_holders_get_the_sums_of_all_devices(shape, capacity, kind):
-  places = _places(kind, shape)
-  rng = np.random.default_rng(1)
-  values = rng.integers(-8, 9, (*shape, NUM, DIM)).astype(np.float32)
-
-  state = jax.device_get(_send(shape, capacity)(places, values))
+  rounds = _num_rounds(places, shape[1], capacity)
+  assert (overflow_rounds + 1 == rounds).all()
+  assert (state['rounds'] == rounds).all()
+  # Holders get the sums of all devices along the table axis.
   counts = np.zeros((*shape, NUM_ROWS))
   sums = np.zeros((*shape, NUM_ROWS, DIM))
   for data, sender in np.ndindex(*shape):
@@ -199,9 +132,8 @@ def test_holders_get_the_sums_of_all_devices(shape, capacity, kind):
         sums[data, holder, row] += values[data, sender, i]
   np.testing.assert_array_equal(state['counts'], counts)
   np.testing.assert_array_equal(state['sums'], sums)
+  np.testing.assert_array_equal(state['columns'], sums[..., :1])
   assert not state['padding'].any()  # empty places of buffers hold nothing
-  rounds = _num_rounds(places, shape[1], capacity)
-  assert (state['rounds'] == rounds).all()
   # A row has the sums of all devices in one and the same round.
   first, last = state['first'].min(0), state['last'].max(0)
   met = counts.any(0)
@@ -224,34 +156,3 @@ def test_the_rounds_are_as_many_as_they_should_be():
   places = np.full((1, 1, NUM), NUM_ROWS)
   places[0, 0, :5] = [6, 0, 3, 3, 5]
   assert [_num_rounds(places, 1, c) for c in (1, 2, 3, 4)] == [4, 2, 2, 1]
-
-
-def test_what_travels_has_the_size_of_the_buffers():
-  shape, capacity = (1, 4), 3
-  places = _places('random', shape)
-  axes = spec_lib.Axes(mesh.DATA, mesh.TABLE, *shape)
-
-  def fetch(places, vectors):
-    route = routes.route(places, NUM_ROWS, capacity, axes)
-    return routes.fetch(route, lambda ids: _held(vectors, ids))[0]
-
-  over = jax.sharding.PartitionSpec(mesh.TABLE)
-  text = (
-    jax.jit(
-      jax.shard_map(
-        fetch,
-        mesh=mesh.make(mesh.Shape(*shape)),
-        in_specs=over,
-        out_specs=over,
-        check_vma=False,
-      )
-    )
-    .lower(places.reshape(-1), np.zeros((4 * NUM_ROWS, DIM), np.float32))
-    .compile(compiler_options=compiling.AS_USERS_DO)
-    .as_text()
-  )
-  lines = [line for line in text.splitlines() if ' all-to-all(' in line]
-  sent = [re.search(r'\w+\[[\d,]*\]', line)[0] for line in lines]
-  # What is asked for, and the rows.
-  assert sorted(sent) == [f'f32[1,{capacity},{DIM}]', f's32[1,{capacity}]']
-  assert 'all-gather' not in text

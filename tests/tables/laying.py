@@ -1,0 +1,114 @@
+"""Tables laid on a mesh, with whole arrays in and out."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxemb.runtime import mesh
+from jaxemb.tables import replicated, row_optimizers, row_sharded
+from jaxemb.tables import spec as spec_lib
+from tests import compiling, oracle
+
+# Three groups of rows in the row layout, the last one half empty; columns that
+# four devices cannot share alike.
+VOCAB, DIM = 600, 6
+SPEC = spec_lib.TableSpec('words', VOCAB, DIM, 0.25)
+LAYOUTS = {
+  'replicated': replicated.Replicated,
+  'replicated_merging': functools.partial(
+    replicated.Replicated, deduplicates=True
+  ),
+  'column': replicated.SplitColumns,
+  'column_merging': functools.partial(
+    replicated.SplitColumns, deduplicates=True
+  ),
+  'row': row_sharded.RowSharded,
+  # So little is sent at once that there are many rounds.
+  'row_by_two': functools.partial(row_sharded.RowSharded, capacity=2),
+}
+# The name of each one's function and of its oracle, and their constants.
+OPTIMIZERS = {
+  'sgd': ('sgd', {'max_duplicates': 0}),
+  'sgd_limited': ('sgd', {'max_duplicates': 2.5}),
+  'adagrad': ('adagrad', {'epsilon': 1e-6}),
+  'adam': ('adam', {'beta1': 0.9, 'beta2': 0.999, 'epsilon': 1e-6}),
+  'adam_short': ('adam', {'beta1': 0.5, 'beta2': 0.8, 'epsilon': 1e-3}),
+}
+
+
+def optimizer(name: str) -> row_optimizers.RowOptimizer:
+  """A row optimizer of `OPTIMIZERS`."""
+  function, constants = OPTIMIZERS[name]
+  return getattr(row_optimizers, function)(**constants)
+
+
+def learn(name: str, *args: Any) -> None:
+  """A step of its loop over occurrences and rows, see `oracle`."""
+  function, constants = OPTIMIZERS[name]
+  getattr(oracle, function)(*args, **constants)
+
+
+class Laid(NamedTuple):
+  """A table on a mesh."""
+
+  table: spec_lib.Table
+  num_lookers: int  # devices, or groups of them, with ids of their own
+  width: int  # columns of all devices, some of which only fill up
+  init: Any  # key -> state
+  # (state, ids, gradients, learning rate, key) -> rows looked up, state
+  step: Any
+
+  def start(self, rows: np.ndarray) -> Any:
+    """A new state with these rows, by import."""
+    state = self.init(jax.random.key(0))
+    return self.table.import_rows(state, np.arange(len(rows)), rows)
+
+  def widened(self, grads: np.ndarray) -> np.ndarray:
+    """Gradients [n, dim] as the layout takes them."""
+    return np.pad(grads, ((0, 0), (0, self.width - grads.shape[1])))
+
+
+@functools.cache
+def lay(
+  layout: str,
+  shape: tuple[int, int],
+  optimizer_name: str = 'sgd_limited',
+  spec: spec_lib.TableSpec = SPEC,
+  knows_rows: bool = False,
+) -> Laid:
+  """A table of a layout; `knows_rows` says that updates get what they read."""
+  devices, is_split = mesh.make(mesh.Shape(*shape)), 'column' in layout
+  axes = spec_lib.Axes(mesh.DATA, mesh.TABLE, *shape)
+  table = LAYOUTS[layout](spec, optimizer(optimizer_name), axes)
+  names = (mesh.DATA, mesh.TABLE)[: 2 - is_split]
+  everywhere, ids = (
+    jax.sharding.PartitionSpec(),
+    jax.sharding.PartitionSpec(names),
+  )
+  rows = jax.sharding.PartitionSpec(names, mesh.TABLE if is_split else None)
+
+  def step(state, ids, grads, rate, key):
+    found = table.lookup(state, ids)
+    known = found.rows if knows_rows else None
+    step = spec_lib.Step(rate, key)
+    return found.rows, table.update(found.state, ids, grads, known, step)
+
+  def compiled(function, ins, outs):
+    mapped = jax.shard_map(
+      function, mesh=devices, in_specs=ins, out_specs=outs, check_vma=False
+    )
+    # Rows of few bits are scattered as users' programs do it.
+    is_wide = spec.dtype == 'float32'
+    options = None if is_wide else compiling.AS_USERS_DO
+    return jax.jit(mapped, compiler_options=options)
+
+  ins = table.partition, ids, rows, everywhere, everywhere
+  return Laid(
+    table,
+    int(np.prod([devices.shape[name] for name in names])),
+    spec.dim + (-spec.dim % shape[1] if is_split else 0),
+    compiled(table.init, everywhere, table.partition),
+    compiled(step, ins, (rows, table.partition)),
+  )
