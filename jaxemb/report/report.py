@@ -6,6 +6,7 @@ plotly.js adds 4.8 MB to every page, matplotlib half a second to every run.
 """
 
 import collections
+import functools
 import json
 import pathlib
 import re
@@ -31,20 +32,15 @@ def write(
   words: Sequence[str],
   vectors: np.ndarray,
   counts: np.ndarray,
-  categories: Mapping[str, Sequence[str]],
+  categories: words_lib.Categories,
   senses: senses_lib.Senses | None = None,
 ) -> None:
   """Writes `workdir/report.json` and `workdir/report.html`.
 
-  Args:
-    workdir: made if missing.
-    report: as in report.json; any key may be missing.
-    metrics: rows of metrics.jsonl; of a step logged twice the last row counts.
-    words: [vocab], most frequent first.
-    vectors: [vocab, dim] float32; may be memory-mapped.
-    counts: [vocab] int64 occurrences in the corpus.
-    categories: words by category, for the map; may be empty.
-    senses: of a model with several vectors per word.
+  Any key of `report` may be missing. Of a step that `metrics` (the rows of
+  metrics.jsonl) has twice the last row counts. words: [vocab], most frequent
+  first; vectors: [vocab, dim] float32, may be memory-mapped; counts: [vocab]
+  occurrences; categories: of the map; senses: of a model that has them.
 
   Raises:
     errors.UserError: a file cannot be written.
@@ -136,9 +132,10 @@ def _flatten(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
   """Values by dotted key."""
   flat = {}
   for key, value in values.items():
-    is_nested = isinstance(value, dict)
-    key = prefix + key
-    flat |= _flatten(value, f'{key}.') if is_nested else {key: value}
+    if isinstance(value, dict):
+      flat |= _flatten(value, f'{prefix}{key}.')
+    else:
+      flat[prefix + key] = value
   return flat
 
 
@@ -150,14 +147,10 @@ def _devices(report: Mapping[str, Any]) -> list[str]:
   return [f'{n} × {kind}' if n > 1 else kind for kind, n in kinds.items()]
 
 
-def _number(write: Callable[[float], str]) -> Callable[[Any], str]:
-  """A filter that writes a dash for anything but a number."""
-
-  def written(value: Any) -> str:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return write(value) if is_number else '–'
-
-  return written
+def _written(write: Callable[[float], str], value: Any) -> str:
+  """What `write` makes of a number; a dash for anything else."""
+  is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+  return write(value) if is_number else '–'
 
 
 def _short(value: float, units: Sequence[str] = _UNITS) -> str:
@@ -178,11 +171,14 @@ def _duration(secs: float) -> str:
   return f'{hours} h {minutes} min' if hours else f'{minutes} min {secs} s'
 
 
+_WRITERS = {
+  'integer': lambda value: f'{value:,.0f}',
+  'fixed': lambda value: f'{value:.3f}',
+  'percent': lambda value: f'{value:.1%}',
+  'short': _short,
+  'size': lambda value: _short(value, _BYTES),
+  'duration': _duration,
+}
 FILTERS = {
-  'integer': _number(lambda value: f'{value:,.0f}'),
-  'fixed': _number(lambda value: f'{value:.3f}'),
-  'percent': _number(lambda value: f'{value:.1%}'),
-  'short': _number(_short),
-  'size': _number(lambda value: _short(value, _BYTES)),
-  'duration': _number(_duration),
+  name: functools.partial(_written, write) for name, write in _WRITERS.items()
 }

@@ -24,14 +24,7 @@ _MAX_SEARCHED_WORDS, _MAX_SEARCHED_SENSES = 200_000, 30_000
 _NUM_FUNCTION_WORDS = 100
 _MAX_MAP_WORDS, _MAX_GROUPS, _NUM_CLUSTERS = 480, 24, 12
 
-
-class Neighbours(NamedTuple):
-  """A word (rank 1 is the most frequent) and its neighbours with cosines."""
-
-  word: str
-  rank: int
-  count: int
-  nearest: list[tuple[str, float]]
+Categories = Mapping[str, Sequence[str]]  # words by category; may be empty
 
 
 class WordMap(NamedTuple):
@@ -54,8 +47,8 @@ class Table:
     self.words, self.counts = words[:_MAX_SEARCHED_WORDS], counts
     self.vectors = vectors[:_MAX_SEARCHED_WORDS]
     with np.errstate(all='ignore'):
-      squares = np.einsum('ij,ij->i', self.vectors, self.vectors)
-    self.norms = np.sqrt(np.where(np.isfinite(squares), squares, 0))
+      norms = geometry.norms(self.vectors)
+    self.norms = np.where(np.isfinite(norms), norms, 0)
 
   def units(self, rows: Sequence[int]) -> np.ndarray:
     """[rows, dim] vectors of length 1."""
@@ -76,29 +69,29 @@ def _is_spelled(word: str) -> bool:
 
 
 def neighbours(
-  table: Table, categories: Mapping[str, Sequence[str]]
-) -> list[Neighbours]:
-  """Nearest neighbours of words at equal steps of log frequency rank.
+  table: Table, categories: Categories
+) -> list[tuple[str, int, int, list[tuple[str, float]]]]:
+  """(word, rank from 1, count, its nearest words with cosines) of some words.
 
-  In each step the word is taken from the category shown least so far; without
-  one, it is the most frequent word.
+  They are at equal steps of log frequency rank: in each step the word of the
+  category shown least so far; without one, the most frequent word.
   """
   rows = table.content_rows()
   if not rows:
     return []
   category_of = {w: name for name, words in categories.items() for w in words}
-  num_shown = dict.fromkeys(categories, 0)
+  num_shown = collections.Counter()  # by category
 
   def times_shown(row: int) -> float:
-    return num_shown.get(category_of.get(table.words[row]), math.inf)
+    category = category_of.get(table.words[row])
+    return math.inf if category is None else num_shown[category]
 
   edges = np.geomspace(rows[0] + 1, rows[-1] + 2, _NUM_WORDS + 1) - 1
   chosen = []
   for start, stop in itertools.pairwise(np.searchsorted(rows, edges)):
     if start < stop:
       chosen.append(min(rows[start:stop], key=times_shown))
-      if (category := category_of.get(table.words[chosen[-1]])) is not None:
-        num_shown[category] += 1
+      num_shown[category_of.get(table.words[chosen[-1]])] += 1
   with np.errstate(all='ignore'):
     cosines = table.units(chosen) @ table.vectors.T / table.norms
   cosines = np.where(table.norms > 0, cosines, -np.inf)
@@ -106,20 +99,21 @@ def neighbours(
   for row, scores in zip(chosen, cosines, strict=True):
     best = geometry.nearest(scores, {row}, _NUM_NEIGHBOURS)
     pairs = [(table.words[i], float(scores[i])) for i in best if table.norms[i]]
-    word, count = table.words[row], int(table.counts[row])
-    shown.append(Neighbours(word, row + 1, count, pairs))
+    shown.append((table.words[row], row + 1, int(table.counts[row]), pairs))
   return shown
 
 
-def word_map(
-  table: Table, categories: Mapping[str, Sequence[str]]
-) -> WordMap | None:
+def word_map(table: Table, categories: Categories) -> WordMap | None:
   """Frequent words by category, or by k-means cluster, on two PCA axes.
 
   The vectors are scaled to length 1 before PCA. None if there are fewer than
   three words to show.
   """
-  members = _category_rows(table, categories)
+  row_of = {table.words[i]: i for i in np.flatnonzero(table.norms).tolist()}
+  members = {}  # rows, most frequent first, each in its first category
+  for name, words in categories.items():
+    if rows := sorted(row_of.pop(word) for word in words if word in row_of):
+      members[name] = rows
   names = sorted(members, key=lambda name: -len(members[name]))[:_MAX_GROUPS]
   # The most frequent words of every category in turn.
   turns = itertools.zip_longest(*(members[name] for name in names))
@@ -136,9 +130,14 @@ def word_map(
     # A cluster is named after its most frequent word.
     names = [table.words[rows[assigned.index(k)]] for k in assigned]
     group_of = dict(zip(rows, names, strict=True))
-  positions, explained = _pca(units)
+  # The padding makes two axes of a single dimension.
+  centered = np.pad(units - units.mean(axis=0), ((0, 0), (0, 1)))
+  left, scales, _ = np.linalg.svd(centered, full_matrices=False)
+  variances = np.square(scales)
+  explained = variances[:2].sum() / variances.sum() if variances.any() else 1.0
+  positions = (left[:, :2] * scales[:2]).round(4).tolist()
   groups = collections.defaultdict(list)
-  for row, position in zip(rows, positions.round(4).tolist(), strict=True):
+  for row, position in zip(rows, positions, strict=True):
     point = table.words[row], int(table.counts[row]), *position
     groups[group_of[row]].append(point)
   return WordMap(
@@ -146,30 +145,8 @@ def word_map(
     not known,
     max(len(members) - _MAX_GROUPS, 0),
     max(len(known) - len(rows), 0),
-    explained,
+    float(explained),
   )
-
-
-def _category_rows(
-  table: Table, categories: Mapping[str, Sequence[str]]
-) -> dict[str, list[int]]:
-  """Rows by category, most frequent first, each in its first category."""
-  row_of = {table.words[i]: i for i in np.flatnonzero(table.norms).tolist()}
-  members = {
-    name: sorted(row_of.pop(word) for word in words if word in row_of)
-    for name, words in categories.items()
-  }
-  return {name: rows for name, rows in members.items() if rows}
-
-
-def _pca(points: np.ndarray) -> tuple[np.ndarray, float]:
-  """[points, 2] positions and the share of variance that they explain."""
-  # The padding makes two axes of a single dimension.
-  centered = np.pad(points - points.mean(axis=0), ((0, 0), (0, 1)))
-  left, scales, _ = np.linalg.svd(centered, full_matrices=False)
-  total = float(np.square(scales).sum())
-  explained = float(np.square(scales[:2]).sum()) / total if total else 1.0
-  return left[:, :2] * scales[:2], explained
 
 
 def ambiguous_words(
@@ -191,19 +168,20 @@ def ambiguous_words(
     rows = table.rows(word)
     return float(np.square(table.priors[rows] @ units[rows]).sum())
 
-  def senses(word: int) -> list[tuple[float, list[str]]]:
-    shown = []
-    for row in range(*table.rows(word).indices(len(units))):
-      if (prior := float(table.priors[row])) >= geometry.MIN_PRIOR:
-        best = geometry.nearest(
-          searched @ units[row], {row}, _NUM_SENSE_NEIGHBOURS, table,
-          geometry.MIN_PRIOR,
-        )  # fmt: skip
-        shown.append((prior, [table.words[i] for i in table.owners(best)]))
-    return shown
+  def near(row: int) -> list[str]:
+    best = geometry.nearest(
+      searched @ units[row], {row}, _NUM_SENSE_NEIGHBOURS, table,
+      geometry.MIN_PRIOR,
+    )  # fmt: skip
+    return [table.words[i] for i in table.owners(best)]
 
-  chosen = sorted(candidates[:_MAX_AMBIGUOUS_CANDIDATES], key=expected_cosine)
-  return [
-    (table.words[i], int(table.counts[i]), senses(i))
-    for i in chosen[:_NUM_AMBIGUOUS_WORDS]
-  ]
+  shown = []
+  candidates = candidates[:_MAX_AMBIGUOUS_CANDIDATES]
+  for word in sorted(candidates, key=expected_cosine)[:_NUM_AMBIGUOUS_WORDS]:
+    senses = [
+      (float(table.priors[row]), near(row))
+      for row in range(len(units))[table.rows(word)]
+      if table.priors[row] >= geometry.MIN_PRIOR
+    ]
+    shown.append((table.words[word], int(table.counts[word]), senses))
+  return shown

@@ -19,13 +19,13 @@ def test_neighbours_are_those_of_brute_force():
   shown = words_lib.neighbours(table, {})
   assert len(shown) == 36
   units = table.units(range(1000))
-  for item in shown:
-    row = table.words.index(item.word)
-    assert (item.rank, item.count) == (row + 1, 1000 - row)
+  for word, rank, count, nearest in shown:
+    row = table.words.index(word)
+    assert (rank, count) == (row + 1, 1000 - row)
     cosines = units @ units[row]
     cosines[row] = -9
     best = np.argsort(-cosines)[:8]
-    words, found = zip(*item.nearest, strict=True)
+    words, found = zip(*nearest, strict=True)
     assert list(words) == [table.words[i] for i in best]
     np.testing.assert_allclose(found, cosines[best], rtol=1e-5)
 
@@ -34,11 +34,11 @@ def test_words_span_all_ranks_and_alternate_between_categories():
   table = _table(20_000)
   categories = {'a': table.words[150::300], 'b': table.words[151::300]}
   shown = words_lib.neighbours(table, categories)
-  ranks = [item.rank for item in shown]
+  ranks = [rank for _, rank, _, _ in shown]
   assert ranks == sorted(set(ranks)) and len(ranks) == 36
   assert ranks[0] > 100 and ranks[-1] > 10_000
   # Steps beyond rank 3,000 are wide enough for words of both.
-  late = [item.word for item in shown if item.rank > 3000]
+  late = [word for word, rank, _, _ in shown if rank > 3000]
   num_a, num_b = (len({*late} & {*words}) for words in categories.values())
   assert num_a + num_b == len(late) and abs(num_a - num_b) <= 1
 
@@ -51,8 +51,8 @@ def test_unusable_vectors_are_skipped():
   for categories in ({'some': table.words[50:100]}, {}):
     shown = words_lib.neighbours(table, categories)
     points = sum(words_lib.word_map(table, categories).groups.values(), [])
-    words = {item.word for item in shown} | {point[0] for point in points}
-    words |= {word for item in shown for word, _ in item.nearest}
+    words = {item[0] for item in [*shown, *points]}
+    words |= {word for item in shown for word, _ in item[3]}
     assert np.isfinite([point[1:] for point in points]).all()
     assert not {table.words[60], table.words[70]} & words
 
@@ -61,7 +61,7 @@ def test_words_of_any_script_are_shown_and_numbers_if_there_is_nothing_else():
   vectors = np.eye(7, dtype=np.float32)
   words = ['the', 'of', 'हिन्दी', '東京', 'k0a', 'don’t', 'word']
   shown = words_lib.neighbours(words_lib.Table(words, vectors, vectors[0]), {})
-  assert [item.word for item in shown] == ['the', 'हिन्दी', '東京', 'word']
+  assert [item[0] for item in shown] == ['the', 'हिन्दी', '東京', 'word']
   numbers = words_lib.Table([*'1234567'], vectors, vectors[0])
   assert len(words_lib.neighbours(numbers, {})) == 7
 

@@ -104,7 +104,7 @@ def test_refuses_what_holds_no_text(tmp_path):
   assert _read(_write(tmp_path / 'h.txt', control))[0] == control.encode()
 
 
-def test_files_that_change_under_the_reader(tmp_path):
+def test_files_that_change_under_the_reader_or_are_empty(tmp_path):
   path = _write(tmp_path / 'a.txt', 'some words\n' * 10)
   [source] = sources.find(path)
   longer = source._replace(size_bytes=1000)
@@ -113,9 +113,6 @@ def test_files_that_change_under_the_reader(tmp_path):
   os.unlink(path)
   with pytest.raises(errors.UserError, match='cannot be read'):
     list(sources.pieces(source, wiki.ReadReport()))
-
-
-def test_an_empty_file_among_others_is_reported(tmp_path):
   for name, text in (('a.txt', b''), ('b.bz2', b''), ('c.txt', b'text')):
     _write(tmp_path / name, text)
   for source in sources.find(str(tmp_path))[:2]:
@@ -303,23 +300,17 @@ def test_json_lines(tmp_path, monkeypatch, block_bytes):
   assert 'lines skipped: no JSON object' in report.problems[0]
 
 
-def test_damaged_dumps_are_used_and_reported(tmp_path):
-  dump = _dump('first', 'second', 'third')
-  path = _write(tmp_path / 'a.xml', dump[: dump.index('third') + 3])
-  text, _, report = _read(path)
-  assert text == b'first\nsecond\n'
-  assert report.problems == [
-    f'{path}: cut after page 2 ("T1"); the pages so far are used'
-  ]
-  assert report.lost_bytes > 0
+def test_damages_of_a_dump_are_counted(tmp_path):
   bad = '<page><oops></page>'
-  dump = _dump('first @').replace('</mediawiki>', bad * 30 + '</mediawiki>')
+  dump = _dump('first @').removesuffix('</mediawiki>\n') + bad * 30
   data = dump.encode().replace(b'@', b'\xff')
-  text, _, report = _read(_write(tmp_path / 'b.xml', data))
+  path = _write(tmp_path / 'b.xml', data)
+  text, _, report = _read(path)
   assert text == 'first \ufffd\n'.encode()
   assert (report.replaced_bytes, report.lost_bytes) == (1, 30 * len(bad))
   assert len(report.problems) == 11
-  assert '20 more places' in report.problems[-1]
+  assert report.problems[0].startswith(f'{path}: malformed after page 1 ("T0")')
+  assert report.problems[-1] == f'{path}: damaged in 21 more places'
 
 
 def test_a_pool_changes_nothing(tmp_path, monkeypatch):
