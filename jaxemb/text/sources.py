@@ -67,7 +67,6 @@ class Piece(NamedTuple):
   text: bytes  # UTF-8, but invalid bytes stay; a paragraph or document a line
   ends_line: bool  # False when the last line continues in the next piece
   number: int  # in its source
-  splits_word: bool  # the last word continues in the next piece
 
 
 def find(path: str) -> list[Source]:
@@ -151,7 +150,7 @@ def pieces(
     else:
       cut = _streamed(source, piece_bytes, report, pool)
     for piece in cut:
-      splits_words |= piece.splits_word
+      splits_words |= not (piece.ends_line or piece.text[-1:].isspace())
       if wanted(piece.number):
         yield piece
   except _READ_ERRORS as error:
@@ -334,11 +333,11 @@ def _cut_stream(blocks: Iterable[bytes], piece_bytes: int) -> Iterator[Piece]:
   for block in blocks:
     data += block
     while len(data) > piece_bytes:
-      end, ends_line, splits_word = _cut(data, piece_bytes)
-      yield Piece(bytes(data[:end]), ends_line, next(numbers), splits_word)
-      del data[:end]
+      text = bytes(data[: _cut(data, piece_bytes)])
+      yield Piece(text, text.endswith(b'\n'), next(numbers))
+      del data[: len(text)]
   if data:
-    yield Piece(bytes(data), True, next(numbers), False)
+    yield Piece(bytes(data), True, next(numbers))
 
 
 def _ranges(
@@ -356,20 +355,18 @@ def _ranges(
   digest = hashlib.sha256()
   with open(source.path, 'rb') as file:
 
-    def end_of(number: int) -> tuple[int, bool, bool]:
+    def end_of(number: int) -> int:
       start = number * step
       if start + step >= source.size_bytes:
-        return source.size_bytes, True, False
+        return source.size_bytes
       file.seek(start)
       data = file.read(step + 1)
       if len(data) <= step:
         raise OSError(errno.EIO, 'it became shorter while it was read')
-      end, ends_line, splits_word = _cut(data, step)
-      return start + end, ends_line, splits_word
+      return start + _cut(data, step)
 
     for number in filter(wanted, range(-(-source.size_bytes // step))):
-      start = end_of(number - 1)[0] if number else 0
-      end, ends_line, splits_word = end_of(number)
+      start, end = end_of(number - 1) if number else 0, end_of(number)
       file.seek(start)
       data = file.read(end - start)
       digest.update(data)
@@ -377,22 +374,23 @@ def _ranges(
       if not start:
         data = data.removeprefix(_BOM)
       if data:
-        yield Piece(data, ends_line, number, splits_word)
+        ends_line = end == source.size_bytes or data.endswith(b'\n')
+        yield Piece(data, ends_line, number)
   if report.source_bytes == source.size_bytes:
     report.sha256 = digest.hexdigest()
 
 
-def _cut(data: bytes | bytearray, limit: int) -> tuple[int, bool, bool]:
-  """Where to end a piece of data[:limit], at a line end?, inside a word?
+def _cut(data: bytes | bytearray, limit: int) -> int:
+  """Where to end a piece of data[:limit].
 
   After the last line end, else the last white space, else at the last
   character of UTF-8 that begins at or before `limit`.
   """
   if end := data.rfind(b'\n', 0, limit) + 1:
-    return end, True, False
+    return end
   if end := max(data.rfind(space, 0, limit) for space in wiki.SPACES) + 1:
-    return end, False, False
+    return end
   end = limit
   while end > limit - 3 and 0x80 <= data[end] < 0xC0:
     end -= 1
-  return end, False, True
+  return end
