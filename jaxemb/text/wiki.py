@@ -238,14 +238,6 @@ def _link(content: str, hidden: frozenset[str]) -> str:
   return _DISAMBIGUATION.sub('', (name or prefix).strip()).rstrip()
 
 
-def _unclosed(kind: str, content: str, hidden: frozenset[str]) -> str:
-  """What brackets that are never closed show."""
-  line, newline, rest = content.partition('\n')
-  if kind == '[[' and line.partition(':')[0].strip().lower() not in hidden:
-    return line.rpartition('|')[2] + newline + rest
-  return newline + rest
-
-
 def _unbracket(text: str, hidden: frozenset[str]) -> str:
   """Drops templates and tables, and puts links' labels in their place."""
   parts = _BRACKETS.split(text)
@@ -284,9 +276,13 @@ def _unbracket(text: str, hidden: frozenset[str]) -> str:
         frames.append(('{|', []))
         num_open['{|'] += 1
     frames[-1][1].append(after)
-  return ''.join(frames[0][1]) + ''.join(
-    _unclosed(kind, ''.join(inside), hidden) for kind, inside in frames[1:]
-  )
+  out = frames[0][1]
+  for kind, inside in frames[1:]:  # never closed: up to the end of the line
+    line, newline, rest = ''.join(inside).partition('\n')
+    if kind == '[[' and line.partition(':')[0].strip().lower() not in hidden:
+      out.append(line.rpartition('|')[2])
+    out.append(newline + rest)
+  return ''.join(out)
 
 
 def _paragraphs(text: str) -> str:

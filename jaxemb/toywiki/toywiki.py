@@ -57,6 +57,7 @@ _BAG_SIZE = 1 << 18
 _A_BEFORE_VOWEL = re.compile(
   r'\b([Aa]) (?!(?i:uni|use|eur|one\b))(?=[aeiouAEIOU])'
 )
+_STYLES = '[[{0}]]', '[[{1} (article)|{0}]]', "''{0}''", '{0}'  # of a word
 _PAIRS_PER_LEVEL = 120
 _SIMILARITIES = (0.5, 3.5, 6.5, 9.0)  # by the number of shared levels
 _QUESTIONS_PER_PAIR = 6
@@ -244,15 +245,8 @@ def _paragraph(
 def _mark_up(text: str, words: Iterable[str], draw: Draw) -> str:
   """Adds links, emphasis and references that leave the words as they are."""
   for word in words:
-    style = draw()
-    if style < 0.4:
-      marked = f'[[{word}]]'
-    elif style < 0.6:
-      marked = f'[[{word.capitalize()} (article)|{word}]]'
-    elif style < 0.7:
-      marked = f"''{word}''"
-    else:
-      continue
+    style = _STYLES[bisect.bisect((0.4, 0.6, 0.7), draw())]
+    marked = style.format(word, word.capitalize())
     text = text.replace(f' {word} ', f' {marked} ', 1)
   if draw() < 0.15:
     text += (
