@@ -266,8 +266,7 @@ def _article(world: World, seed: int, number: int) -> tuple[str, str, int]:
     aspects = world.data['aspects']
     volume, aspect = divmod(round_index - 1, len(aspects))
     title = f'{aspects[aspect]} of {title}'
-    if volume:
-      title += f' (volume {volume + 1})'
+    title += f' (volume {volume + 1})' if volume else ''
   words = list(dict.fromkeys(family.words.values()))
   roles = sorted(family.cells, key=lambda role: draw())
   infobox = [
@@ -369,7 +368,8 @@ def nouns(world: World) -> list[tuple[str, list[str]]]:
   ]
 
 
-def _similarity(world: World, draw: Draw) -> str:
+def _similarity(world: World, draw: Draw) -> Iterator[str]:
+  """Pairs of nouns with the score of the levels that they share."""
   levels = [set() for _ in _SIMILARITIES]
   candidates = nouns(world)
   while min(map(len, levels)) < _PAIRS_PER_LEVEL:
@@ -378,11 +378,8 @@ def _similarity(world: World, draw: Draw) -> str:
     level = levels[sum(map(operator.eq, taxonomy1, taxonomy2))]
     if word1 < word2 and len(level) < _PAIRS_PER_LEVEL:
       level.add((word1, word2))
-  return ''.join(
-    f'{word1}\t{word2}\t{score}\n'
-    for score, level in zip(_SIMILARITIES, levels, strict=True)
-    for word1, word2 in sorted(level)
-  )
+  for score, level in zip(_SIMILARITIES, levels, strict=True):
+    yield from (f'{word1}\t{word2}\t{score}' for word1, word2 in sorted(level))
 
 
 def analogies(world: World) -> dict[str, list[tuple[str, str]]]:
@@ -396,22 +393,21 @@ def analogies(world: World) -> dict[str, list[tuple[str, str]]]:
   return relations
 
 
-def _analogies(world: World, draw: Draw) -> str:
+def _analogies(world: World, draw: Draw) -> Iterator[str]:
   """Asks each pair of a relation for the second word of some other pairs."""
-  lines = []
   for section, pairs in analogies(world).items():
-    lines.append(f': {section}')
+    yield f': {section}'
     for index, (a, b) in enumerate(pairs):
       others = pairs[:index] + pairs[index + 1 :]
       others.sort(key=lambda _: draw())
-      lines += [f'{a} {b} {c} {d}' for c, d in others[:_QUESTIONS_PER_PAIR]]
-  return '\n'.join(lines) + '\n'
+      yield from (f'{a} {b} {c} {d}' for c, d in others[:_QUESTIONS_PER_PAIR])
 
 
-def _categories(world: World, draw: Draw) -> str:
+def _categories(world: World, draw: Draw) -> Iterator[str]:
   del draw
-  lines = [f'{i},{x[0]},{word}' for i, (word, x) in enumerate(nouns(world))]
-  return '\n'.join([',category,word', *lines]) + '\n'
+  yield ',category,word'
+  for number, (word, taxonomy) in enumerate(nouns(world)):
+    yield f'{number},{taxonomy[0]},{word}'
 
 
 def context(world: World, sense: Family, draw: Draw) -> str:
@@ -439,9 +435,8 @@ def _sense_pairs(
       yield a, b, 7
 
 
-def _senses(world: World, draw: Draw) -> str:
+def _senses(world: World, draw: Draw) -> Iterator[str]:
   """Pairs of contexts, each with ten ratings, in the layout of SCWS."""
-  lines = []
   senses = [family for family in world.families if family.kind == 'sense']
   for number, (a, b, level) in enumerate([*_sense_pairs(senses, draw)], 1):
     ratings = [level + int(draw() * 3) - 1 for _ in range(10)]
@@ -449,8 +444,7 @@ def _senses(world: World, draw: Draw) -> str:
     words = [a.words['singular'], 'n', b.words['singular'], 'n']
     contexts = [context(world, sense, draw) for sense in (a, b)]
     fields = [number, *words, *contexts, sum(ratings) / 10, *ratings]
-    lines.append('\t'.join(map(str, fields)) + '\n')
-  return ''.join(lines)
+    yield '\t'.join(map(str, fields))
 
 
 _EVALUATIONS = {
@@ -501,7 +495,7 @@ def write(
   draw = _random((seed << 64) + (1 << 63))
   for name, evaluation in _EVALUATIONS.items():
     with atomic.write(folder / name) as file:
-      file.write(evaluation(world, draw).encode())
+      file.writelines(f'{x}\n'.encode() for x in evaluation(world, draw))
   manifest = {'settings': settings, 'article_words': num_words}
   manifest['sha256'] = digests()
   with atomic.write(manifest_path) as file:

@@ -126,20 +126,6 @@ def test_memory_stays_bounded(monkeypatch):
   assert _read(logs, [100]) == ([], wiki.ReadReport())
 
 
-def test_genuine_dump(shared_data):
-  [path] = (shared_data / 'xml').glob('*shortened.bz2')
-  data = bz2.decompress(path.read_bytes())
-  pages, report = _read(data, [10_007, 1 << 20])
-  assert len(pages) == 206
-  assert sum(page.redirect for page in pages) == 100
-  assert report == wiki.ReadReport()
-  pages, report = _read(data[:3_000_000], [1 << 20])
-  assert len(pages) == 124 and report.lost_bytes == 24578
-  assert report.problems == [
-    'cut after page 124 ("Alkane"); the pages so far are used'
-  ]
-
-
 @pytest.mark.parametrize(
   'source, expected',
   [
@@ -196,46 +182,38 @@ def test_hidden_links_follow_the_language_of_the_wiki():
   assert 'Text' in wiki.plain(source)
 
 
-@pytest.mark.parametrize(
-  'source',
-  [
-    '{{' * 30_000 + 'x' + '}}' * 29_999,
-    '[[' * 90_000 + 'x' * 1_000_000 + ']]' * 90_000,
-    '{{[[' * 20_000 + '}}' * 30_000,
-    '<ref>a' * 30_000,
-    '<!--' * 50_000,
-    '<nowiki>' * 30_000 + '</nowiki>',
-    '[http://a [[b ' * 20_000,
-    '\n{|' * 30_000 + '\n|}' * 30_000,
-    "'" * 100_000,
-    '__' * 50_000,
-    '__' + 'A_' * 50_000,
-    '(' * 100_000,
-    '(' + ' ' * 100_000,
-    '\n' + ':' * 100_000,
-    '=' * 100_000,
-    '<br' * 30_000,
-    '<span ' * 30_000,
-    '\n' + ('  ' * 100 + '\n') * 500,
-    '[[a|b (' * 30_000,
-    '[[' + '(' * 50_000 + '|]]',
-    '[[a' + ' ' * 50_000 + 'b|]]',
-    '&' * 100_000,
-    'hard\nwrapped\n' * 30_000,
-  ],
-)
+@pytest.mark.parametrize('source', [
+  '{{' * 30_000 + 'x' + '}}' * 29_999, '{{[[' * 20_000 + '}}' * 30_000,
+  '[[' * 90_000 + 'x' * 1_000_000 + ']]' * 90_000, '<ref>a' * 30_000,
+  '<!--' * 50_000, '<nowiki>' * 30_000 + '</nowiki>',
+  '<!-- <ref -->' * 20_000, '<ref ' * 50_000 + '</ref>' * 30_000,
+  '[http://a [[b ' * 20_000, '\n{|' * 30_000 + '\n|}' * 30_000,
+  "'" * 100_000, '__' * 50_000, '__' + 'A_' * 50_000, '(' * 100_000,
+  '(' + ' ' * 100_000, '\n' + ':' * 100_000, '=' * 100_000, '<br' * 30_000,
+  '<span ' * 30_000, '\n' + ('  ' * 100 + '\n') * 500, '[[a|b (' * 30_000,
+  '[[' + '(' * 50_000 + '|]]', '[[a' + ' ' * 50_000 + 'b|]]', '&' * 100_000,
+  'hard\nwrapped\n' * 30_000,
+])  # fmt: skip
 def test_hostile_markup_takes_linear_time(source):
   start_secs = time.process_time()
   wiki.plain(source)
   assert time.process_time() - start_secs < 2  # quadratic ones take minutes
 
 
-def test_genuine_articles_come_out_clean(shared_data):
+def test_genuine_dumps_come_out_clean(shared_data):
   texts = []
-  for name in sorted((shared_data / 'xml').glob('*.bz2')):
-    for page in _read(bz2.decompress(name.read_bytes()), [1 << 20])[0]:
+  for path in sorted((shared_data / 'xml').glob('*.bz2')):
+    data = bz2.decompress(path.read_bytes())
+    pages, report = _read(data, [10_007, 1 << 20])
+    assert report == wiki.ReadReport()
+    assert len(pages) in (5, 206)
+    for page in pages:
       if not page.redirect and page.namespace == 0:
         texts.append(wiki.plain(page.text, page.hidden))
+    if len(pages) == 206:
+      pages, report = _read(data[:3_000_000], [1 << 20])
+      assert len(pages) == 124 and report.lost_bytes == 24578
+      assert report.problems[0].startswith('cut after page 124 ("Alkane")')
   text = '\n'.join(texts)
   assert len(texts) == 111
   assert len(text) > 2_900_000
