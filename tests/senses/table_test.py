@@ -7,7 +7,7 @@ import pytest
 
 from jaxemb import embeddings, errors, query
 from jaxemb.ops import huffman
-from jaxemb.report import words as report_words
+from jaxemb.report import report
 from jaxemb.senses import evaluate
 from jaxemb.senses import table as senses
 from jaxemb.storage import export, vectors_npy
@@ -325,7 +325,7 @@ def test_neighbours_are_other_words_each_once(tmp_path, capsys):
   assert query.main([flag, '--topn=9', '--sense=1', 'bank']) == 0
   out = capsys.readouterr().out
   assert 'money#0' in out and 'money#1' not in out
-  shown = str(report_words.ambiguous_words(found))
+  shown = str(report.ambiguous_words(found))
   assert shown.count('money') == 1 + 4  # near the senses of two others
 
 
@@ -354,7 +354,7 @@ def test_a_text_is_taken_as_training_takes_it(folder, capsys):
 
 
 def test_ambiguous_words_of_the_report():
-  ((word, count, senses_of_word),) = report_words.ambiguous_words(_senses())
+  ((word, count, senses_of_word),) = report.ambiguous_words(_senses())
   assert (word, count) == ('bank', 20)
   assert [prior for prior, _ in senses_of_word] == [0.25, 0.75]
-  assert report_words.ambiguous_words(None) == []
+  assert report.ambiguous_words(None) == []
