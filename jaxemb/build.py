@@ -32,7 +32,6 @@ from jaxemb.ops import chunks, wire
 from jaxemb.runtime import distributed, resources
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.senses import context_mixture, mixture
-from jaxemb.senses import rows as sense_rows
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import policies, replicas, sync
 from jaxemb.tables import row_optimizers, row_sharded
@@ -235,7 +234,7 @@ def _model(
       outputs = targets.tree(corpus, spec.chunk, shared_nodes)
     else:
       outputs = targets.sampled(spec, corpus)
-    mask = sense_rows.ambiguous(config, corpus.keys).mask
+    mask = mixture.ambiguous(config, corpus.keys).mask
     args = spec, corpus, outputs, mask, s.number
     if s.method == 'likelihoods':
       return mixture.make(*args)
@@ -366,7 +365,7 @@ def parts(
   made = trainer(config, tuning, *data)
   dropped = dict(source.dropped)
   if m.name == 'mixture' and s.number > 1:
-    ambiguous = sense_rows.ambiguous(config, source.keys)
+    ambiguous = mixture.ambiguous(config, source.keys)
     line = f'{ambiguous.mask.sum():,} words have {s.number} senses each'
     if s.words:
       dropped['sense_words_out_of_vocabulary'] = ambiguous.num_unknown
@@ -382,7 +381,7 @@ def parts(
 def fingerprints(parts: Parts) -> dict[str, str]:
   """Of what a checkpoint belongs to, named for a message about a change."""
   rows = getattr(parts.trainable.model, 'rows', None)
-  digest = rows.digest() if isinstance(rows, sense_rows.Rows) else ''
+  digest = rows.digest() if isinstance(rows, mixture.Rows) else ''
   return {
     'the data': parts.source.fingerprint,
     'config.senses.words': digest,

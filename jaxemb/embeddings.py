@@ -210,7 +210,17 @@ class Embeddings:
     """
     table = self.sense_table
     known = self.key_to_index if table is None else table.index
-    tokens, word = senses_lib.locate(sentence, position, known, window)
+    tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
+    if window < 0:
+      raise errors.UserError(
+        f'window={window} must be 0 (the window of the vectors) or more'
+      )
+    if not 0 <= position < len(tokens):
+      raise errors.UserError(
+        f'position {position} is outside the sentence of {len(tokens)} words; '
+        'positions count from 0'
+      )
+    word = senses_lib.spelled(tokens[position], known)
     if word is None:
       raise errors.UnknownWordError(tokens[position], list(known))
     if table is None:

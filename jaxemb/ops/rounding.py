@@ -58,12 +58,8 @@ def key(base: jax.Array, *counters: jax.Array | int) -> jax.Array:
   """[2] uint32, derived from `base` [2] by integers such as the step."""
   for counter in counters:
     counter = jnp.asarray(counter).astype(jnp.uint32)
-    base = jnp.stack(
-      [
-        sampling.random_bits(base, counter),
-        sampling.random_bits(base[::-1] ^ np.uint32(0xB5297A4D), counter),
-      ]
-    )
+    both = base, base[::-1] ^ np.uint32(0xB5297A4D)
+    base = jnp.stack([sampling.random_bits(x, counter) for x in both])
   return base
 
 

@@ -40,7 +40,6 @@ import numpy as np
 from jaxemb.models import base
 from jaxemb.ops import chunks, sampling
 from jaxemb.senses import mixture, table
-from jaxemb.senses import rows as rows_lib
 from jaxemb.text import vocab
 
 MEANS = 'context_means'
@@ -80,8 +79,8 @@ class ContextMixture(mixture.Mixture):
   def fits(self, batch: base.StepBatch) -> jax.Array:
     """bool, whether the compact variant has enough slots."""
     window = chunks.windows(batch.tokens, self.spec.chunk, self.spec.window)
-    _, is_ambiguous = self.rows.find(window)
-    return jnp.sum(is_ambiguous) <= self._compact_slots(window.size)
+    num = jnp.sum(self.rows.find_ambiguous(window))
+    return num <= self._compact_slots(window.size)
 
   def _compact_slots(self, num_tokens: int) -> int:
     mean = num_tokens * self.chance
@@ -113,7 +112,7 @@ class ContextMixture(mixture.Mixture):
       ids[MEANS] = jnp.minimum(means, rows.num_ambiguous * rows.num_senses)
     return ids
 
-  def with_senses(self, token_rows, senses, rows, ids, batch, mask):
+  def _with_senses(self, token_rows, senses, rows, ids, batch, mask):
     """The vectors of drawn senses, and gradients of the running averages."""
     weights, tokens = ids[WEIGHTS], ids[mixture.SLOTS].tokens
 
@@ -160,13 +159,7 @@ class ContextMixture(mixture.Mixture):
     )
     return with_slots(slots), mask, (0.0, averages, grads)
 
-  def _contexts(
-    self,
-    token_rows: jax.Array,
-    weights: jax.Array,
-    tokens: jax.Array,
-    mask: jax.Array,
-  ) -> tuple[jax.Array, jax.Array]:
+  def _contexts(self, token_rows, weights, tokens, mask):
     """Mean x around each slot: of the centers that its token is a context of.
 
     Of rows [k, c + 2 W, d] and weights [k, c + 2 W] of all tokens, the token of
@@ -245,7 +238,7 @@ def make(
 
   Windows are uniform in [min_window, spec.window].
   """
-  rows = rows_lib.number(mask, num_senses)
+  rows = mixture.number(mask, num_senses)
   tables = mixture.tables(spec, corpus, outputs, rows, _MOMENTUM)
   if rows.num_ambiguous:
     # A row of means has one more column, which stays zero, like that of priors.

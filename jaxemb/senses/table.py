@@ -224,30 +224,6 @@ def spelled(token: str, known: Container[str]) -> str | None:
   return next((word for word in candidates if word in known), None)
 
 
-def locate(
-  sentence: Sequence[str] | str,
-  position: int,
-  known: Container[str],
-  window: int,
-) -> tuple[list[str], str | None]:
-  """Tokens of a sentence, and the known word at a position (see `spelled`).
-
-  A text is split at white space; positions count from 0. UserError if the
-  position is outside, or the window negative.
-  """
-  tokens = sentence.split() if isinstance(sentence, str) else list(sentence)
-  if window < 0:
-    raise errors.UserError(
-      f'window={window} must be 0 (the window of the vectors) or more'
-    )
-  if not 0 <= position < len(tokens):
-    raise errors.UserError(
-      f'position {position} is outside the sentence of {len(tokens)} words; '
-      'positions count from 0'
-    )
-  return tokens, spelled(tokens[position], known)
-
-
 def write(folder: pathlib.Path, senses: Senses | None) -> None:
   """Writes the files of senses next to those of the vectors.
 

@@ -171,7 +171,7 @@ def test_likelihood_mixture_is_that_of_loops(loss):
     total, found = 0.0, []
     for i, position in _pairs(made.batch):
       word = made.batch.tokens[0, position]
-      vectors = tables[INPUT][model.rows.first[word] :]
+      vectors = tables[INPUT][model.rows.starts[word] :]
       logs = np.array(
         [
           _log_likelihood(loss, made, tables, vector, i)
@@ -226,7 +226,7 @@ def test_hierarchical_softmax_is_that_of_loops(is_cbow, num_shared):
 
 def _word(model, tables, word):
   """Vectors [K, d], priors [K] and means [K, d] of a word's senses."""
-  vectors = tables[INPUT][model.rows.first[word] :]
+  vectors = tables[INPUT][model.rows.starts[word] :]
   if not MASK[word]:
     return vectors[:1], np.ones(1), np.zeros((1, DIM))
   row = model.rows.priors[word]
@@ -317,7 +317,7 @@ def test_context_mixture_is_skipgram_with_drawn_senses(loss, is_tied):
   for token, word in words.items():
     for k in range(SENSES if MASK[word] else 1):
       share = 1 if k == used.get(token, 0) else shared
-      expected[model.rows.first[word] + k] += share * flat[token]
+      expected[model.rows.starts[word] + k] += share * flat[token]
   np.testing.assert_allclose(made.grads[INPUT], expected, atol=1e-5)
 
 

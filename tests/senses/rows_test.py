@@ -5,7 +5,7 @@ import pytest
 
 from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb.senses import rows
+from jaxemb.senses import mixture
 
 WORDS = ['the', 'of', 'bank', 'seal', 'bat']
 
@@ -14,7 +14,7 @@ def _ambiguous(words='', top_ratio=0.0, lowercase=True):
   config = config_lib.default()
   config.senses.update({'words': str(words), 'top_ratio': top_ratio})
   config.data.lowercase = lowercase
-  return rows.ambiguous(config, WORDS)
+  return mixture.ambiguous(config, WORDS)
 
 
 def test_ambiguous_words_are_frequent_or_listed(tmp_path):
@@ -41,10 +41,10 @@ def test_ambiguous_words_are_frequent_or_listed(tmp_path):
 
 
 def test_rows_of_senses():
-  made = rows.number(np.array([True, False, True]), 3)
-  assert made.first.tolist() == [0, 3, 4]
-  assert made.priors.tolist() == [0, 2, 1]
+  made = mixture.number(np.array([True, False, True]), 3)
+  assert made.starts.tolist() == [0, 3, 4, 7]
+  assert made.priors.tolist() == [0, 2, 1, 2]
   assert made.owners().tolist() == [0, 0, 0, 1, 2, 2, 2]
   assert made.are_ambiguous().tolist() == [True, False, True]
-  single = rows.number(np.array([True, False]), 1)
+  single = mixture.number(np.array([True, False]), 1)
   assert (single.num, single.num_ambiguous) == (2, 0)
