@@ -2,7 +2,7 @@
 
 Text is one source of them; random walks over a graph are another. A step is L'
 centers of each of P parts, with a halo of W tokens on both sides; it is cut in
-chunks of c centers (`ops.windows`), whose draws are shared.
+chunks of c centers (`ops.chunks`), whose draws are shared.
 """
 
 import dataclasses

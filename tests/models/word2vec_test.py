@@ -287,12 +287,3 @@ def test_a_share_of_the_columns_gives_the_loss_of_whole_rows(name):
   for k, expected in made.grads.items():
     size = np.abs(expected).max()
     np.testing.assert_allclose(grads[k], expected, 1e-5, 1e-5 * size)
-
-
-def test_negative_distribution():
-  counts = np.array([10_000, 160, 1, 0], np.int64)
-  table = sampling.alias_table(skipgram.negative_probabilities(counts))
-  expected = np.array([1000.0, 160**0.75, 1, 0])
-  chance = np.array(table.probability)
-  np.add.at(chance, table.alias, 1 - table.probability)
-  np.testing.assert_allclose(chance / 4, expected / expected.sum(), 1e-5)

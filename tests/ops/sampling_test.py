@@ -101,20 +101,19 @@ def test_draw_is_a_pure_function_of_key_and_position():
   np.testing.assert_array_equal(np.asarray(found).reshape(-1), first[order])
 
 
-def test_scale_is_exact():
+def test_bits_are_scaled_exactly():
   rng = np.random.default_rng(0)
-  sizes = [1, 2, 3, 65_535, 65_536, 65_537, 10**6, 2**24 + 1]
-  sizes += [2**30, 2**31 - 1, *(int(x) for x in rng.integers(1, 2**31, 20))]
+  sizes = [1, 2, 3, 65_535, 65_536, 65_537, 10**6, 2**24 + 1, 2**30, 2**31 - 1]
   scale = jax.jit(sampling._scale, static_argnums=1)
-  for size in sizes:
+  for size in (*sizes, *rng.integers(1, 2**31, 20).tolist()):
     # Random bits, the ends, and the bits where the result steps.
-    bits = rng.integers(0, 2**32, 40, np.int64).tolist() + [0, 2**32 - 1]
-    for value in rng.integers(0, size, 20).tolist() + [size - 1]:
-      step = -(-(value << 32) // size)
-      bits += [step, max(step - 1, 0)]
-    expected = [(b * size) >> 32 for b in bits]
-    found = scale(jnp.asarray(np.array(bits, np.uint32)), size)
-    assert np.asarray(found).tolist() == expected, size
+    values = np.append(rng.integers(0, size, 20), size - 1)
+    steps = -(-(values << 32) // size)
+    ends = 0, 2**32 - 1
+    bits = [rng.integers(0, 2**32, 40), steps, np.maximum(steps - 1, 0), ends]
+    bits = np.concatenate(bits).astype(np.uint32)
+    expected = bits.astype(np.uint64) * np.uint64(size) >> np.uint64(32)
+    np.testing.assert_array_equal(scale(bits, size), expected)
 
 
 def test_bits_are_the_stated_hash():
