@@ -173,6 +173,4 @@ def true_step(
   step_batch = windows.StepBatch(*runs, np.concatenate(chunks))
   draws = np.asarray(_ids(trainable.model, step_batch, KEY)['output'])
   draws = draws.reshape(len(parts) * per_part, -1)[:, -spec.shared_negatives :]
-  return oracle.in_runs(
-    loss, *runs, draws, vectors, steps.window, steps.chunk, spec.negatives
-  )
+  return loss(*runs, draws, vectors, steps.window, steps.chunk, spec.negatives)

@@ -34,8 +34,7 @@ def sigmoid(x: float) -> float:
 
 def logistic_loss(score: float, label: int) -> float:
   """-log sigmoid(score) for label 1, -log sigmoid(-score) for label 0."""
-  x = score if label else -score
-  return math.log1p(math.exp(-x)) if x >= 0 else -x + math.log1p(math.exp(x))
+  return float(np.logaddexp(0, -score if label else score))
 
 
 def random_bits(key, counter: int) -> int:
@@ -68,10 +67,10 @@ def _window_step(
   Args:
     is_cbow: the mean of its contexts predicts a center, instead of the center
       each of them.
-    tokens: [L + 2 W] int, with a halo of W on both sides.
-    left: [L] int, contexts before each center.
-    right: [L] int, contexts behind it.
-    draws: by chunk, the words that its centers share as negatives.
+    tokens: [P, L' + 2 W] int, by run, with a halo of W on both sides.
+    left: [P, L'] int, contexts before each center.
+    right: [P, L'] int, contexts behind it.
+    draws: by chunk of all runs, the words that its centers share as negatives.
     tables: {name: [vocab, dim] float64}.
     window: W.
     chunk: c, centers per chunk.
@@ -86,7 +85,8 @@ def _window_step(
   loss, examples = 0.0, 0
   all_ids, all_grads = {INPUT: [], OUTPUT: []}, {INPUT: [], OUTPUT: []}
   for k, drawn in enumerate(draws):
-    around = [int(word) for word in tokens[k * chunk :][:width]]
+    run, first = divmod(k * chunk, len(left[0]))
+    around = [int(word) for word in tokens[run][first:][:width]]
     centers = around[window : window + chunk]
     inputs, targets = (around, centers) if is_cbow else (centers, around)
     ids = {INPUT: inputs, OUTPUT: targets + [int(word) for word in drawn]}
@@ -95,7 +95,8 @@ def _window_step(
     if not np.ndim(negatives):
       shares = [negatives / len(drawn)] * len(drawn)
     for c in range(chunk):
-      places = [window + c + o for o in contexts(k * chunk + c, left, right)]
+      offsets = contexts(first + c, left[run], right[run])
+      places = [window + c + offset for offset in offsets]
       if is_cbow:
         pairs = [(places, c)] if places else []
       else:
@@ -126,25 +127,6 @@ def _window_step(
 
 skipgram = functools.partial(_window_step, False)
 cbow = functools.partial(_window_step, True)
-
-
-def in_runs(model, tokens, left, right, draws, *args) -> Step:
-  """A step of several runs: each by itself, one behind the other.
-
-  Of `skipgram` or `cbow`, [P, L' + 2 W] tokens, [P, L'] numbers of contexts,
-  the draws of the chunks of all runs, and the rest of the model's arguments.
-  """
-  each = len(draws) // len(tokens)
-  steps = [
-    model(*run, draws[i * each : (i + 1) * each], *args)
-    for i, run in enumerate(zip(tokens, left, right, strict=True))
-  ]
-  return Step(
-    sum(step.loss for step in steps),
-    sum(step.examples for step in steps),
-    {k: sum((step.ids[k] for step in steps), []) for k in steps[0].ids},
-    {k: np.concatenate([s.grads[k] for s in steps]) for k in steps[0].grads},
-  )
 
 
 def summed(ids, grads, vocab: int) -> np.ndarray:

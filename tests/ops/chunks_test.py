@@ -28,6 +28,15 @@ NUM_DRAWS = 6
 K, C, W, D = 3, 4, 6, 8
 
 
+@jax.jit(static_argnames=('chunk', 'window'))
+def _all(tokens, left, right, draws, chunk, window):
+  return (
+    chunks.windows(tokens, chunk, window),
+    chunks.mask(left, right, chunk, window),
+    chunks.num_hits(tokens, left, right, draws),
+  )
+
+
 def test_example_of_the_docstring():
   assert doctest.testmod(chunks) == (0, 1)
 
@@ -44,11 +53,7 @@ def test_windows_masks_and_hits(sizes, runs):
   left[..., -1] = right[..., -1] = 0
   num_chunks = left.size // chunk
   draws = rng.integers(0, 4, (num_chunks, NUM_DRAWS)).astype(np.int32)
-  found = (
-    chunks.windows(jnp.asarray(tokens), chunk, window),
-    chunks.mask(left, right, chunk, window),
-    jax.jit(chunks.num_hits)(tokens, left, right, draws),
-  )
+  found = _all(tokens, left, right, draws, chunk, window)
   width = chunk + 2 * window
   words = np.zeros((num_chunks, width))
   mask = np.zeros((num_chunks, chunk, width))

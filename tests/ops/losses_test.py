@@ -4,7 +4,6 @@ import doctest
 
 import jax
 import jax.numpy as jnp
-import jax.test_util
 import numpy as np
 import pytest
 
@@ -32,19 +31,6 @@ def test_value_and_slope(label):
   np.testing.assert_allclose(value, expected, 1e-5, 2e-6)
   expected = [oracle.sigmoid(float(s)) - label for s in scores]
   np.testing.assert_allclose(slope, expected, 1e-5, 1e-7)
-
-
-def test_second_derivatives_are_those_of_the_value():
-  scores = jnp.linspace(-4, 4, 17)
-  labels = (jnp.arange(17) % 2).astype(jnp.float32)
-  jax.test_util.check_grads(
-    lambda s: losses.logistic_loss(s, labels),
-    (scores,),
-    order=2,
-    modes=('fwd', 'rev'),
-    atol=5e-3,
-    rtol=5e-3,
-  )
 
 
 def test_log_chances_of_weighted_decisions():

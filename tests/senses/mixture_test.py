@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import build
+from jaxemb import build, errors
 from jaxemb import config as config_lib
 from jaxemb.data import windows
 from jaxemb.models import base, hierarchical, skipgram, targets
@@ -161,6 +161,44 @@ def _assert_slope(made, loss_of):
   assert slope == pytest.approx((moved(1e-5) - moved(-1e-5)) / 2e-5, rel=1e-4)
 
 
+def test_ambiguous_words_are_frequent_or_listed(tmp_path):
+  path, config = tmp_path / 'words.txt', config_lib.default()
+  path.write_text('# a comment\nBank 5\n\nnever\n')
+
+  def found(listed='', top_ratio=0.0, lowercase=True):
+    config.senses.update({'words': str(listed), 'top_ratio': top_ratio})
+    config.data.lowercase = lowercase
+    return mixture.ambiguous(config, ['the', 'of', 'bank', 'seal', 'bat'])
+
+  for args, expected in (
+    (('', 0.0), [0, 0, 0, 0, 0]),
+    (('', 0.4), [1, 1, 0, 0, 0]),
+    (('', 0.5), [1, 1, 1, 0, 0]),
+    ((path, 0.2), [1, 0, 1, 0, 0]),
+  ):
+    assert found(*args).mask.tolist() == expected
+    assert found(*args)[1:] == ((2, 1) if args[0] else (0, 0))
+  with pytest.raises(errors.UserError, match='none of the 5'):
+    found(path, lowercase=False)
+  path.write_text('bank\nbank\n', encoding='utf-8-sig')
+  assert found(path, lowercase=False)[1:] == (1, 0)
+  path.write_text('\n')
+  with pytest.raises(errors.UserError, match='has 0 words'):
+    found(path)
+  with pytest.raises(errors.UserError, match='cannot read'):
+    found(tmp_path / 'none')
+
+
+def test_rows_of_senses():
+  made = mixture.number(np.array([True, False, True]), 3)
+  assert made.starts.tolist() == [0, 3, 4, 7]
+  assert made.priors.tolist() == [0, 2, 1, 2]
+  assert made.owners().tolist() == [0, 0, 0, 1, 2, 2, 2]
+  assert made.are_ambiguous().tolist() == [True, False, True]
+  single = mixture.number(np.array([True, False]), 1)
+  assert (single.num, single.num_ambiguous) == (2, 0)
+
+
 @every_loss
 def test_likelihood_mixture_is_that_of_loops(loss):
   model = _mixture(loss)
@@ -297,15 +335,15 @@ def test_context_mixture_is_skipgram_with_drawn_senses(loss, is_tied):
       words[token] = word
       every = vectors_of(model, made.tables, word)
       vectors[token] = every[used.get(token, 0)]
-  alone, (token_grads, output_grads) = jax.value_and_grad(
-    functools.partial(targets.window_loss, SPEC), (2, 3)
-  )(
-    made.ids[targets.TARGETS],
-    model.outputs.compact_rest,
-    vectors.reshape(2, WIDTH, DIM),
-    made.rows[OUTPUT],
-    chunks.mask(batch.left, batch.right, CHUNK, WINDOW),
-  )
+  found, rest = made.ids[targets.TARGETS], model.outputs.compact_rest
+
+  def window_loss(rows, outputs):
+    mask = chunks.mask(batch.left, batch.right, CHUNK, WINDOW)
+    return targets.window_loss(SPEC, found, rest, rows, outputs, mask)
+
+  alone, (token_grads, output_grads) = jax.jit(
+    jax.value_and_grad(window_loss, (0, 1))
+  )(vectors.reshape(2, WIDTH, DIM), made.rows[OUTPUT])
   np.testing.assert_allclose(made.value, alone, rtol=1e-6)
   outputs = jnp.zeros(made.tables[OUTPUT].shape)
   outputs = outputs.at[made.ids[OUTPUT]].add(output_grads, mode='drop')
