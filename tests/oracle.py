@@ -37,6 +37,16 @@ def logistic_loss(score: float, label: int) -> float:
   return float(np.logaddexp(0, -score if label else score))
 
 
+def log_chance(vector, outputs, word: int, paths=None, negatives=()) -> float:
+  """Log P(word | vector), by its path or by (word, weight) negatives."""
+  terms = [(word, 1, 1.0), *((other, 0, weight) for other, weight in negatives)]
+  if paths is not None:
+    points, codes, lengths = (x[word] for x in paths)
+    steps = zip(points[:lengths], codes[:lengths], strict=True)
+    terms = [(point, 1 - int(code), 1.0) for point, code in steps]
+  return -sum(w * logistic_loss(outputs[n] @ vector, x) for n, x, w in terms)
+
+
 def random_bits(key, counter: int) -> int:
   """`ops.sampling.random_bits` of one counter."""
 

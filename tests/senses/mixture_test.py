@@ -27,6 +27,7 @@ VOCAB, DIM, WINDOW, CHUNK, LENGTH, SENSES = 30, 5, 3, 16, 32, 3
 WIDTH = CHUNK + 2 * WINDOW
 KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
 COUNTS = np.maximum(1, 1000 // np.arange(1, VOCAB + 1))
+PATHS = huffman.tree_paths(COUNTS)
 WORDS = [str(i) for i in range(VOCAB)]
 CORPUS = base.Corpus(WORDS, COUNTS, COUNTS / COUNTS.sum())
 SPEC = base.WindowSpec(VOCAB, DIM, WINDOW, 5, CHUNK, 4)
@@ -129,23 +130,13 @@ def _pairs(batch):
       yield i, i + WINDOW + offset
 
 
-def _log_sigmoid(x):
-  return -np.logaddexp(0, -x)
-
-
 def _log_likelihood(loss, made, tables, vector, i):
   """Log P(center i | vector), of nodes or of words and negatives."""
-  outputs, center = tables[OUTPUT], made.batch.tokens[0, i + WINDOW]
-  if loss == 'tree':
-    points, codes, lengths = huffman.tree_paths(COUNTS)
-    n = lengths[center]
-    signs = 1 - 2.0 * codes[center, :n]
-    return _log_sigmoid(signs * (outputs[points[center, :n]] @ vector)).sum()
+  center = made.batch.tokens[0, i + WINDOW]
   draws = np.asarray(made.ids[OUTPUT])[i // CHUNK, CHUNK:]
-  weight = SPEC.negatives / len(draws)
-  negatives = outputs[[x for x in draws if x != center]]
-  result = weight * _log_sigmoid(-negatives @ vector).sum()
-  return result + _log_sigmoid(outputs[center] @ vector)
+  others = [(x, SPEC.negatives / len(draws)) for x in draws if x != center]
+  told_by = (PATHS,) if loss == 'tree' else (None, others)
+  return oracle.log_chance(vector, tables[OUTPUT], center, *told_by)
 
 
 def _assert_slope(made, loss_of):

@@ -45,21 +45,6 @@ def folder(tmp_path_factory):
   return folder
 
 
-def _likelihood(found, vector, word):
-  """P(word | vector), with the negatives' expectation."""
-  if found.loss == 'negative_sampling':
-    noise = found.counts**0.75 / (found.counts**0.75).sum()
-    against = [oracle.logistic_loss(x, 0) for x in found.outputs @ vector]
-    chance = oracle.sigmoid(found.outputs[word] @ vector)
-    return chance * np.exp(-5 * noise @ against)
-  points, codes, lengths = (x[word] for x in huffman.tree_paths(found.counts))
-  steps = zip(points[:lengths], codes[:lengths], strict=True)
-  return np.prod(
-    [oracle.sigmoid((1 - 2 * int(c)) * (found.outputs[n] @ vector))
-     for n, c in steps]
-  )  # fmt: skip
-
-
 @pytest.mark.parametrize(
   ('loss', 'contexts'),
   [
@@ -87,8 +72,16 @@ def test_posterior_is_that_of_the_definition(loss, contexts):
     distances = ((x / total - found.contexts.means[1:3]) ** 2).sum(1)
     chances *= np.exp(-3 * distances)
   else:
+    noise = 5 * found.counts**0.75 / (found.counts**0.75).sum()
+    told_by = None, list(enumerate(noise))  # the negatives' expectation
+    if loss == 'hierarchical_softmax':
+      told_by = (huffman.tree_paths(found.counts),)
     for word in context:
-      chances *= [_likelihood(found, vector, word) for vector in vectors[1:3]]
+      logs = [
+        oracle.log_chance(vector, found.outputs, word, *told_by)
+        for vector in vectors[1:3]
+      ]
+      chances *= np.exp(logs)
   expected = chances / chances.sum()
   np.testing.assert_allclose(found.posterior(1, context), expected, 1e-4)
   np.testing.assert_allclose(found.posterior(1, []), [0.25, 0.75])
