@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from jaxemb import errors, metrics
@@ -34,7 +35,6 @@ class Session(NamedTuple):
   started: float  # seconds since 1970
   encode_secs: float  # until the data was ready
   stop: threading.Event  # set when the run is to save and end
-  checkpoint_every_secs: float
 
 
 class Hook(Protocol):
@@ -59,6 +59,7 @@ class Task:
   schedule: Callable[[data_base.Item], strategy_base.Schedule]
   count: Callable[..., None]  # as `metrics.Meter.count`
   save: Callable[[Any, Any], None]  # state, learning rate
+  save_every_secs: float
   hooks: Sequence[Hook] = ()
   program: Any = None  # the compiled dispatch, if there is one
 
@@ -85,7 +86,7 @@ def run(task: Task, session: Session) -> bool:
       rates = (schedule.first_learning_rate, schedule.last_learning_rate)
       uncounted.append((item._replace(batch=None), rates, step_metrics))
       hooks = [hook for hook in task.hooks if hook.due(item)]
-      is_due = time.monotonic() - last_save > session.checkpoint_every_secs
+      is_due = time.monotonic() - last_save > task.save_every_secs
       is_last = item.done_after == task.total
       # Read once: a signal may set it at any moment.
       decision = distributed.decide(dispatch, session.stop.is_set(), is_due)
@@ -132,20 +133,22 @@ def init_key(seed: int) -> jax.Array:
 
 
 def schedule(
+  config: ml_collections.ConfigDict,
   item: data_base.Item,
   total: int,
-  seed: int,
-  learning_rates: tuple[float, float],
-  stream: tuple[int, ...] = (),
+  *stream: int,
 ) -> strategy_base.Schedule:
   """Linear decay over all training, `total` units, and a key for the dispatch.
 
   `stream` tells models that share a seed apart.
   """
-  first, last = learning_rates
-  progress = item.done_before / total, item.done_after / total
+  o, progress = (
+    config.optimizer,
+    (item.done_before / total, item.done_after / total),
+  )
+  first, last = o.learning_rate, o.final_learning_rate
   # NumPy's: a JAX operation would wait for the running dispatch.
-  key = np.random.SeedSequence((seed, _DISPATCHES, item.index, *stream))
+  key = np.random.SeedSequence((config.seed, _DISPATCHES, item.index, *stream))
   return strategy_base.Schedule(
     *(np.float32(first + (last - first) * x) for x in progress),
     key.generate_state(2, np.uint32),
@@ -155,15 +158,14 @@ def schedule(
 
 def save(
   checkpoints: checkpoint.Checkpoints,
-  state: Any,
   totals: metrics.Totals,
   fingerprints: Mapping[str, str],
+  state: Any,
   learning_rate: float,
 ) -> None:
   """Saves in the background, with what the run depends on by its name.
 
-  Raises:
-    UserError: if the state is not finite; names the learning rate.
+  Raises a `UserError` with the learning rate if the state is not finite.
   """
   if not _all_finite(state):
     raise totals.diverged(float(learning_rate))
@@ -185,9 +187,7 @@ def restore(
   """State and totals of the newest checkpoint, if there is one.
 
   `like` is as of `checkpoint.Checkpoints.restore`, `fingerprints` as of `save`.
-
-  Raises:
-    UserError: if something that the run depends on has changed.
+  Raises a `UserError` if something that the run depends on has changed.
   """
   restored = checkpoints.restore(like)
   if restored is None:

@@ -62,17 +62,13 @@ class Progress:
   """How much of a stage is done: a bar on a terminal, elsewhere a few lines."""
 
   def __init__(self, every_secs: float, stop: threading.Event | None = None):
-    """Shows lines at least `every_secs` apart; see `Stopped` for `stop`."""
+    """Shows lines at least `every_secs` apart, until `stop` is set."""
     self._every_secs, self._stop = max(every_secs, 10.0), stop
     self._stage, self._bar, self._last = '', None, 0.0
 
   def __call__(self, stage: str, done: int, total: int, note: str = '') -> None:
-    """Shows that `done` of `total` is done of a stage.
-
-    Raises:
-      Stopped: once `stop` is set.
-    """
-    if self._stop is not None and self._stop.is_set():
+    """Shows that `done` of `total` is done of a stage, or raises `Stopped`."""
+    if self._stop and self._stop.is_set():
       raise Stopped
     if stage != self._stage:
       self.close()
@@ -110,16 +106,12 @@ class Writer:
   def __init__(self, workdir: pathlib.Path, step: int):
     """Continues a run that was at `step` at its last checkpoint.
 
-    Records of steps that are trained again are removed.
+    Records of steps that are trained again are removed, as are cut lines.
     """
-    self._path = workdir / 'metrics.jsonl'
-    self._has_failed = False
+    self._path, self._has_failed = workdir / 'metrics.jsonl', False
     rows = [row for row in read(self._path) if row['step'] <= step]
-    data = self._path.read_bytes() if self._path.exists() else b''
-    # Also where a line was cut: the next record would be lost with it.
-    if data.count(b'\n') != len(rows) or data[-1:] not in (b'', b'\n'):
-      with atomic.write(self._path) as file:
-        file.writelines(json.dumps(row).encode() + b'\n' for row in rows)
+    with atomic.write(self._path) as file:
+      file.writelines(json.dumps(row).encode() + b'\n' for row in rows)
     folder = workdir / 'tensorboard'
     folder.mkdir(exist_ok=True)
     # Not SummaryWriter: its thread dies of a full disk, and the loop waits.
@@ -148,9 +140,8 @@ class Writer:
     except OSError as error:
       if not self._has_failed:
         LOG.error(
-          'records not written to %s: %s; training goes on: free space there',
-          self._path.parent,
-          error.strerror or error,
+          f'records not written to {self._path.parent}: '
+          f'{error.strerror or error}; training goes on: free space there'
         )
       self._has_failed = True
 
@@ -204,13 +195,13 @@ class Totals:
   ) -> None:
     """Counts a dispatch of an epoch, waiting for it to end; see `Meter.count`.
 
-    Raises:
-      UserError: if training has diverged.
+    Raises a `UserError` if training has diverged: the loss is far beyond
+    `untrained_loss`, nats per example, or not finite.
     """
     steps, num_steps = step_metrics.steps, int(step_metrics.num_steps)
     loss, examples, bad_step = (x.item() for x in steps[:3])
     if examples and loss / examples > _HOPELESS * untrained_loss:
-      bad_step = max(bad_step, 0)  # finite, but far beyond an untrained model
+      bad_step = max(bad_step, 0)
     if bad_step >= 0:
       first, last = learning_rates
       share = bad_step / max(num_steps, 1)
@@ -272,40 +263,38 @@ class Meter:
   ):
     """Continues from `totals`, which is changed in place.
 
-    Records are written to `workdir`, if this process does so. The loss of an
-    untrained model, nats per example, tells when training has diverged;
-    `gather` gives the `resources.between` of all processes for that of this
-    one.
+    Records are written to `workdir`, by a process that has one; `gather` gives
+    the `resources.between` of all processes for that of this one. For
+    `untrained_loss` see `Totals.add`.
     """
     self.totals, self.total = totals, round(units_per_epoch * epochs)
     self._units_per_epoch, self._every_secs = units_per_epoch, log_every_secs
     self._untrained_loss, self._gather = untrained_loss, gather
     self._writer = Writer(workdir, totals.steps) if workdir else None
     self._progress = Progress(log_every_secs)
-    self._loss = self._examples = 0.0  # since the last record
-    self._last_done = totals.done
     self.start()
 
   def start(self) -> None:
     """Starts the clock: what came before, such as compilation, is not timed."""
-    self._clock = self._last_record = time.monotonic()
-    self._last_sample = resources.sample()
+    self.resume()
+    self._begin_record(resources.sample())
 
   def resume(self) -> None:
     """Restarts the clock after something else than training."""
     self._clock = time.monotonic()
 
+  def _begin_record(self, sample: dict[str, float]) -> None:
+    self._last_sample, self._last_done = sample, self.totals.done
+    self._loss = self._examples = 0.0  # since then
+
   def count(
     self, item: Any, learning_rates: tuple[float, float], step_metrics: Any
   ) -> None:
-    """Counts a dispatch, waiting for it to end.
+    """Counts a dispatch, waiting for it to end; as `Totals.add`.
 
     It has read a `data.base.Item` and returned a
     `strategies.base.DispatchMetrics`; the learning rates are that of its first
     step and that after its last.
-
-    Raises:
-      UserError: if training has diverged.
     """
     t, epoch = self.totals, int(item.done_before // self._units_per_epoch)
     t.add(item, epoch, learning_rates, step_metrics, self._untrained_loss)
@@ -316,13 +305,14 @@ class Meter:
     self._examples += float(step_metrics.steps.examples)
     # By time, and often enough for curves where a run takes seconds.
     is_far = t.done - self._last_done >= self.total / _MIN_RECORDS
-    is_due = now - self._last_record >= self._every_secs
+    is_due = now - self._last_sample['secs'] >= self._every_secs
     if is_due or is_far or t.done == self.total:
-      self._record(now, float(learning_rates[1]))
+      self._record(float(learning_rates[1]))
 
-  def _record(self, now: float, learning_rate: float) -> None:
+  def _record(self, learning_rate: float) -> None:
     t, sample = self.totals, resources.sample()
-    rate = (t.done - self._last_done) / max(now - self._last_record, 1e-9)
+    usage = resources.between(self._last_sample, sample)
+    rate = (t.done - self._last_done) / usage['secs']
     record = {
       'step': t.steps,
       'epoch': t.done / self._units_per_epoch,
@@ -332,25 +322,21 @@ class Meter:
       'learning_rate': learning_rate,
       'elapsed_secs': t.train_secs,
       'eta_secs': (self.total - t.done) / max(rate, 1e-9),
-      'hosts': self._gather(resources.between(self._last_sample, sample)),
+      'hosts': self._gather(usage),
     }
-    if self._writer is not None:
+    if self._writer:
       self._writer.write(record)
     loss = 'n/a' if record['loss'] is None else f'{record["loss"]:.4f}'
     left = datetime.timedelta(seconds=round(record['eta_secs']))
-    self._progress(
-      'training',
-      t.done,
-      self.total,
+    note = (
       f'epoch {record["epoch"]:.2f} loss {loss} {rate / 1e6:.2f} M {t.unit}/s '
-      f'lr {learning_rate:.5f} {left} left',
+      f'lr {learning_rate:.5f} {left} left'
     )
-    self._loss = self._examples = 0.0
-    self._last_record, self._last_done = now, t.done
-    self._last_sample = sample
+    self._progress('training', t.done, self.total, note)
+    self._begin_record(sample)
 
   def close(self) -> None:
     """Removes the bar and closes the files."""
     self._progress.close()
-    if self._writer is not None:
+    if self._writer:
       self._writer.close()

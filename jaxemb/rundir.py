@@ -55,11 +55,7 @@ def recorded(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
-  """Checks that the settings are those of the run that is in the folder.
-
-  Raises:
-    UserError: if another run is there, naming the settings that differ.
-  """
+  """Raises a `UserError` with the settings of a run there that are others."""
   ours, theirs = config_lib.flat(config), recorded(workdir)
   if not theirs:
     return
@@ -112,8 +108,7 @@ def record(
 def locked(workdir: pathlib.Path) -> Iterator[None]:
   """Makes the folder; keeps others out, who would mix their records with ours.
 
-  Raises:
-    BusyError: if another process is training in this folder.
+  Raises a `BusyError` if another process is training there.
   """
   with contextlib.ExitStack() as stack:
     with using(workdir):

@@ -23,6 +23,7 @@ from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.storage import checkpoint
 
 STOPPED = distributed.STOPPED  # exit code
+_KINDS = str, bytes, Iterable  # of sentences, of which bytes are refused
 _NO_MEMORY = 'RESOURCE_EXHAUSTED'  # in errors of JAX
 _OUT_OF_MEMORY = (
   'out of memory; lower --config.model.dim, --config.data.max_vocab or '
@@ -39,16 +40,9 @@ def run(
 ) -> int:
   """Trains or resumes, and writes all results; returns 0 or `STOPPED`.
 
-  Args:
-    config: settings that `config.check` accepts.
-    workdir: folder of the run.
-    job: the processes that train together, and which one this is.
-    text_cache: for the encoded text; None = the usual cache, which then holds
-      compiled programs too.
-    **fixed: fields of `config.Tuning` that are not to be chosen.
-
-  Raises:
-    UserError: for input or settings that cannot be used.
+  The encoded text goes to `text_cache`, or to the usual cache, which then holds
+  compiled programs too; `fixed` are fields of `config.Tuning` that are given.
+  Raises a `UserError` for input or settings that cannot be used.
   """
   started, code = time.time(), None
   home = runner.home(config, workdir)
@@ -113,12 +107,7 @@ def _run(
   finally:
     progress.close()
   monitor.has_begun.set()
-  session = loop.Session(
-    started,
-    time.time() - started,
-    monitor.stop,
-    config.train.checkpoint_every_secs,
-  )
+  session = loop.Session(started, time.time() - started, monitor.stop)
   fingerprint = parts.source.fingerprint
   rundir.check_data(workdir, fingerprint)
   is_partition = config.strategy.name == 'partition'
@@ -161,31 +150,29 @@ def _train(
         parts.trainable.model.untrained_loss,
         functools.partial(distributed.latest, 'hosts'),
       )
-    rates = config.optimizer.learning_rate, config.optimizer.final_learning_rate
-    total = source.units_per_epoch * source.epochs
+    total, sharding = (
+      source.units_per_epoch * source.epochs,
+      strategy.batch_sharding,
+    )
     task = loop.Task(
       strategy,
       state,
       data_base.prefetch(
         source.items(totals.position, totals.done),
-        lambda batch: mesh.put_parts(
-          batch, strategy.batch_sharding, source.num_parts
-        ),
+        lambda batch: mesh.put_parts(batch, sharding, source.num_parts),
       ),
       total,
       meter,
-      lambda item: loop.schedule(item, total, config.seed, rates),
+      lambda item: loop.schedule(config, item, total),
       meter.count,
-      lambda state, rate: loop.save(
-        checkpoints, state, totals, fingerprints, rate
-      ),
+      lambda *args: loop.save(checkpoints, totals, fingerprints, *args),
+      config.train.checkpoint_every_secs,
       [results.Evaluation(workdir, parts)],
     )
     if not loop.run(task, session):
-      metrics.LOG.info(
-        'stopped and saved at step %s; run the same command to resume',
-        checkpoints.wait(),
-      )
+      step = checkpoints.wait()
+      line = f'stopped and saved at step {step}; run the same command to resume'
+      metrics.LOG.info(line)
       return False
     if totals.counters.get('pairs') == 0:
       raise errors.UserError(
@@ -219,23 +206,17 @@ def from_python(
 ) -> embeddings.Embeddings:
   """Trains word vectors on sentences, files or what a config names.
 
-  Args:
-    data: sentences, each a string or a list of tokens, which are read once; or
-      a path, as of `config.data.path`; or a config, which replaces the
-      arguments up to `seed`.
-    dim: size of a vector.
-    window: words on each side of a center.
-    negatives: for each positive.
-    model: 'skipgram' or 'cbow'.
-    min_count: rarer words are dropped.
-    sample: threshold of frequent-word subsampling; 0 = off.
-    epochs: passes over the text.
-    seed: of all random choices.
-    workdir: folder of the run, where a second call resumes; None = temporary.
-    settings: any others, such as `{'optimizer.name': 'adagrad'}`.
+  `data` is sentences, each a string or a list of tokens, which are read once; a
+  path, as of `config.data.path`; or a config, which replaces the arguments up
+  to `seed`. The model is 'skipgram' or 'cbow', of vectors of size `dim`, with
+  up to `window` words on each side of a center and `negatives` for each
+  positive. Words rarer than `min_count` are dropped; `sample` is the threshold
+  of frequent-word subsampling, 0 = off. A second call resumes in `workdir`, the
+  folder of the run; None = a temporary one. `settings` are any others, such as
+  `{'optimizer.name': 'adagrad'}`.
 
-  Raises:
-    UserError: for data or settings that cannot be used, or after a signal.
+  Raises a `UserError` for data or settings that cannot be used, or after a
+  signal.
   """
   arguments = {
     'model.dim': dim,
@@ -288,24 +269,22 @@ def _write_sentences(
   with open(path, 'w', encoding='utf-8', errors='surrogatepass') as file:
     file.write('\N{NO-BREAK SPACE}')
     for sentence in sentences if isinstance(sentences, Iterable) else ():
-      is_list = not isinstance(sentence, str | bytes)
-      is_list = is_list and isinstance(sentence, Iterable)
-      is_string = isinstance(sentence, str)  # also numpy's
-      kinds.add(list if is_list else str if is_string else type(sentence))
-      if is_list:
-        tokens = list(map(str, sentence))
-        bad = next((x for x in tokens if len(x.split()) != 1), None)
-        if bad is not None:
-          raise errors.UserError(
-            f'token {bad!r} is empty or has white space; tokens are words'
-          )
-        sentence = ' '.join(tokens)
+      kind = next((x for x in _KINDS if isinstance(sentence, x)), None)
+      kinds.add(kind)
+      if kind is Iterable:
+        sentence = list(map(str, sentence))
+        for token in sentence:
+          if len(token.split()) != 1:
+            raise errors.UserError(
+              f'token {token!r} is empty or has white space; tokens are words'
+            )
+        sentence = ' '.join(sentence)
       file.write(' '.join(str(sentence).splitlines()) + '\n')
-  if kinds not in ({str}, {list}):
+  if kinds not in ({str}, {Iterable}):
     raise errors.UserError(
       'sentences must be all strings or all lists of tokens, and at least one'
     )
-  return kinds == {list}
+  return kinds == {Iterable}
 
 
 class _Callable(types.ModuleType):

@@ -67,6 +67,7 @@ def test_a_full_disk_is_said_once_and_training_goes_on(tmp_path, monkeypatch):
   handler.emit = lambda record: lines.append(record.getMessage())
   monkeypatch.setattr(metrics.LOG, 'handlers', [handler])
   writer = metrics.Writer(tmp_path, 0)
+  (tmp_path / 'metrics.jsonl').unlink()
   (tmp_path / 'metrics.jsonl').symlink_to('/dev/full')
   for step in range(20):
     writer.write(_record(step))

@@ -244,9 +244,12 @@ def test_sync_resumes_on_another_mesh(
 
 
 def test_schedules_join_up_and_keys_are_never_shared():
+  config = config_lib.default()
+
   def schedule(seed, index, before, after):
+    config.seed, config.optimizer.learning_rate = seed, 0.03
     item = base.Item(None, index, None, before, after)
-    return loop.schedule(item, 1000, seed, (0.03, 1e-4))
+    return loop.schedule(config, item, 1000)
 
   first, second = schedule(1, 0, 0, 400), schedule(1, 1, 400, 1000)
   assert first.first_learning_rate == np.float32(0.03)

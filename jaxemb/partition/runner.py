@@ -270,6 +270,7 @@ class _Runner:
       self._schedule,
       self._count,
       self._save,
+      self.config.train.checkpoint_every_secs,
       program=self.program,
     )
     compile_secs = totals.compile_secs
@@ -325,14 +326,12 @@ class _Runner:
 
   def _schedule(self, item: Round) -> strategy_base.Schedule:
     """[models, ...], each by its own progress and with keys of its own."""
-    seed, o = self.config.seed, self.config.optimizer
-    rates = o.learning_rate, o.final_learning_rate
     none = strategy_base.Schedule(*np.zeros(2, np.float32), np.zeros(2, 'u4'))
     schedules = [none] * self.num_models
     for i, (model, own) in enumerate(zip(self.models, item.items, strict=True)):
       if own is not None:
-        stream, words = (model.sampling.part + 1,), model.counts.words
-        schedules[i] = loop.schedule(own, words, seed, rates, stream)
+        total, stream = model.counts.words, model.sampling.part + 1
+        schedules[i] = loop.schedule(self.config, own, total, stream)
     return jax.tree.map(lambda *x: np.stack(x), *schedules)
 
   def _count(
@@ -367,9 +366,9 @@ class _Runner:
     for i, model in enumerate(self.models):
       for name in ('started', 'encode_secs', 'total_secs'):
         setattr(model.totals, name, getattr(totals, name))
-      own, saved = replicas.of_model(state, i), model.checkpoints
+      saved = model.checkpoints, model.totals, self.fingerprints
       with model.named_in_errors():
-        loop.save(saved, own, model.totals, self.fingerprints, rates[i])
+        loop.save(*saved, replicas.of_model(state, i), rates[i])
 
   def _rows(self, state: Any, name: str) -> blocks.RowBlock:
     """All rows of a table of one sub-model."""

@@ -58,8 +58,7 @@ ALONE = Job()
 def join(job: Job) -> None:
   """Joins the other processes, before JAX is used for anything else.
 
-  Raises:
-    UserError: if they cannot be joined.
+  Raises a `UserError` if they cannot be joined.
   """
   if not job.coordinator and not job.detects:
     return
@@ -221,10 +220,8 @@ def latest(key: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
 def agree(name: str, mine: dict[str, Any]) -> None:
   """Checks that all processes have the same JSON-ready values.
 
-  `name` is that of one of the values, used once.
-
-  Raises:
-    UserError: in every process, naming the first difference.
+  `name` is that of one of the values, used once. Raises a `UserError` in every
+  process, with the first difference.
   """
   for other, text in enumerate(everyone(name, json.dumps(mine))):
     theirs = json.loads(text)
@@ -259,11 +256,7 @@ class Monitor:
   """
 
   def __init__(self):
-    """Connects.
-
-    Raises:
-      UserError: if a process cannot be reached.
-    """
+    """Connects; raises a `UserError` if a process cannot be reached."""
     self.stop = threading.Event()  # set when any process is asked to stop
     self.has_begun = threading.Event()  # to be set when there is work to save
     self._is_closing = threading.Event()
@@ -293,10 +286,9 @@ class Monitor:
     key = secrets.token_bytes(16)  # known to this job alone
     with connection.Listener((host, 0), authkey=key) as listener:
       _set('monitor', f'{listener.address[1]} {key.hex()}')
+      strangers = multiprocessing.AuthenticationError, ConnectionError, EOFError
       while len(self._peers) < num_processes() - 1:
-        with contextlib.suppress(
-          multiprocessing.AuthenticationError, ConnectionError, EOFError
-        ):  # a stranger
+        with contextlib.suppress(*strangers):
           peer = listener.accept()
           self._peers[peer] = int(peer.recv_bytes())
 

@@ -43,10 +43,8 @@ def start(
   An axis that `wanted` leaves open gets the useful cores of a CPU (one where
   training does not gain from more), one accelerator, or all of them where the
   layout splits tables along the table axis or there are several processes. A
-  run that is resumed has to go on with just the wanted mesh.
-
-  Raises:
-    UserError: if there are not enough devices, or some would be idle.
+  run that is resumed has to go on with just the wanted mesh. Raises a
+  `UserError` if there are not enough devices, or some would be idle.
   """
   default = min(resources.usable_cores(), _MAX_CPU_DEVICES) if uses_cores else 1
   data, table = wanted

@@ -166,10 +166,8 @@ def check_fits(
 ) -> None:
   """Checks that tables fit the free memory of the devices of all processes.
 
-  Each holds `held_bytes`; `copy_bytes` are those of one whole copy.
-
-  Raises:
-    UserError: with the number of devices or hosts that would do.
+  Each holds `held_bytes`; `copy_bytes` are those of one whole copy. Raises a
+  `UserError` with the number of devices or hosts that would do.
   """
   mine = [d for d in devices if d.process_index == jax.process_index()]
   stats = mine[0].memory_stats() if mine else None
