@@ -116,19 +116,18 @@ def lowered(
   trainable: base.Trainable, strategy: base.Strategy, max_steps: int
 ) -> tuple[Any, jax.stages.Lowered]:
   """The shapes of a state, and a dispatch of text, without any array."""
-  steps, form = trainable.steps, jax.ShapeDtypeStruct
-  words, num = max_steps * steps.part_words, steps.num_parts
-  sizes = (words + 2 * steps.window,), (words,), (words,), (), (), ()
-  dtypes = np.int32, np.uint8, np.uint8, np.int32, np.int32, np.int32
-  batch = windows.Batch(
-    *(
-      form((num, *size), dtype, sharding=strategy.batch_sharding)
-      for size, dtype in zip(sizes, dtypes, strict=True)
-    )
+  steps, num = trainable.steps, trainable.steps.num_parts
+  size = max_steps * steps.part_words
+  padding = windows.padding(size, steps.window)  # of one part
+  batch = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      (num, *x.shape[1:]), x.dtype, sharding=strategy.batch_sharding
+    ),
+    padding,
   )
   state = jax.tree.map(
     lambda sharding, part: jax.tree.map(
-      lambda x: form(x.shape, x.dtype, sharding=sharding), part
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
     ),
     strategy.state_sharding,
     jax.eval_shape(strategy.init, jax.random.key(0)),
@@ -153,13 +152,8 @@ def true_step(
 ) -> oracle.Step:
   """The truth of a step of some parts; only draws are taken from the model.
 
-  Args:
-    trainable: a model of windows.
-    loss: `oracle.skipgram` or `oracle.cbow`.
-    vectors: by table, [vocab, dim] float64.
-    batch: of all parts.
-    index: of the step.
-    parts: whose centers the step has.
+  `loss` is `oracle.skipgram` or `oracle.cbow`, `vectors` are [vocab, dim]
+  float64 by table; the batch is that of all parts.
   """
   steps, spec = trainable.steps, trainable.model.spec
   size, per_part = steps.part_words, steps.part_words // steps.chunk

@@ -18,37 +18,15 @@ from jaxemb import config as config_lib
 from jaxemb.data import base
 from jaxemb.runtime import hlo
 from jaxemb.storage import checkpoint, orbax_export
-from tests import compiling
+from tests import compiling, runs
 
 _SENTENCE = b'one two three four five six seven eight nine ten\n'
-_SETTINGS = {
-  'data.path': 'toywiki:60000',
-  'data.min_count': 2,
-  'model.dim': 16,
-  'train.epochs': 4,  # one dispatch each
-  'mesh.data': 2,  # whatever the machine
-  'eval.paths': 'none',
-}
+_EPOCHS = {'train.epochs': 4}  # one dispatch each
 _EVALUATED = {'eval.paths': '', 'eval.every_epochs': 2.0}
-_SAVE_ALWAYS = {'train.checkpoint_every_secs': 0.0}
 
 
 def _run(workdir: pathlib.Path, settings=(), **fixed: object) -> int:
-  config = config_lib.default()
-  config.update_from_flattened_dict(_SETTINGS | dict(settings))
-  return train.run(config, workdir, **fixed)
-
-
-def _vectors(workdir: pathlib.Path) -> bytes:
-  return (workdir / 'export' / 'vectors.bin').read_bytes()
-
-
-def _report(workdir: pathlib.Path) -> dict:
-  return json.loads((workdir / 'report.json').read_text())
-
-
-def _log(workdir: pathlib.Path) -> str:
-  return (workdir / 'log.txt').read_text()
+  return runs.run(workdir, _EPOCHS | dict(settings), **fixed)
 
 
 @pytest.fixture(scope='module')
@@ -73,7 +51,7 @@ def test_a_run_writes_all_files_and_report_keys(finished):
     'export/vocab.txt', 'export/vectors.npy', 'export/projector',
   ):  # fmt: skip
     assert (finished / name).exists(), name
-  report = _report(finished)
+  report = runs.report(finished)
   for key in (
     'words_per_sec', 'words_per_sec_with_compilation', 'corpus_words',
     'train_secs', 'compile_secs', 'encode_secs', 'total_secs', 'started',
@@ -85,7 +63,7 @@ def test_a_run_writes_all_files_and_report_keys(finished):
 
 
 def test_metrics_add_up_to_the_report(finished):
-  report, rows = _report(finished), metrics.read(finished / 'metrics.jsonl')
+  report, rows = runs.report(finished), metrics.read(finished / 'metrics.jsonl')
   assert rows[-1]['words'] == 4 * report['corpus_words']
   assert rows[-1]['epoch'] == 4
   assert rows[-1]['learning_rate'] == pytest.approx(1e-4)
@@ -103,11 +81,11 @@ def test_vectors_are_evaluated_while_they_are_trained(finished):
   first, last = map(json.loads, lines)
   assert (first['epoch'], last['epoch']) == (2, 4)
   assert 0 < first['step'] < last['step']
-  final = _report(finished)['evaluation']
+  final = runs.report(finished)['evaluation']
   assert final and final == last['evaluation'] != first['evaluation']
   for result in final.values():
     assert {'score', 'found', 'total'} <= result.keys()
-  assert 'epoch 2.00: ' in _log(finished)
+  assert 'epoch 2.00: ' in runs.log(finished)
 
 
 def test_all_exports_hold_the_same_bits(finished):
@@ -127,7 +105,7 @@ def test_all_exports_hold_the_same_bits(finished):
 def test_models_and_optimizers_learn(tmp_path, model, optimizer):
   assert _run(tmp_path, {'model.name': model, 'optimizer.name': optimizer}) == 0
   # An untrained model has a loss of 6 log 2 = 4.16 nats.
-  assert _report(tmp_path)['loss_per_example'] < 4.1
+  assert runs.report(tmp_path)['loss_per_example'] < 4.1
 
 
 # Resuming.
@@ -139,19 +117,19 @@ def test_killed_at_any_dispatch_it_ends_with_the_same_bits(
   run = tmp_path / 'run'
   for num_counted in (0, 1, 1):
     with interrupting(num_counted), pytest.raises(KeyboardInterrupt):
-      _run(run, _SAVE_ALWAYS)
+      _run(run, runs.SAVE_ALWAYS)
   assert _run(run) == 0
-  assert _vectors(run) == _vectors(finished)
-  assert _log(run).count('resuming after') == 2
+  assert runs.vectors(run) == runs.vectors(finished)
+  assert runs.log(run).count('resuming after') == 2
   words = [row['words'] for row in metrics.read(run / 'metrics.jsonl')]
   assert words == sorted(set(words)) and len(words) == 4
   # Finished, it is not trained again.
   assert _run(run) == 0
-  assert _vectors(run) == _vectors(finished)
+  assert runs.vectors(run) == runs.vectors(finished)
   assert len(metrics.read(run / 'metrics.jsonl')) == 4
   # The seed is the only source of chance.
   assert _run(tmp_path / 'other', {'seed': 2}) == 0
-  assert _vectors(tmp_path / 'other') != _vectors(finished)
+  assert runs.vectors(tmp_path / 'other') != runs.vectors(finished)
 
 
 @pytest.mark.slow
@@ -176,13 +154,13 @@ def test_killed_processes_are_resumed_to_the_same_bits(tmp_path):
     process.kill()
     process.wait()
   assert start('killed').wait() == 0
-  assert _vectors(tmp_path / 'killed') == _vectors(tmp_path / 'whole')
+  assert runs.vectors(tmp_path / 'killed') == runs.vectors(tmp_path / 'whole')
 
 
 def test_sigterm_saves_and_exits_with_75(
   finished, tmp_path, interrupting, capfd
 ):
-  settings = _SETTINGS | {'data.sample': 1e-4}
+  settings = runs.SETTINGS | _EPOCHS | {'data.sample': 1e-4}
   flags = [f'--config.{key}={value}' for key, value in settings.items()]
   flags += [f'--workdir={tmp_path}']
   with interrupting(0, lambda: signal.raise_signal(signal.SIGTERM)):
@@ -191,15 +169,15 @@ def test_sigterm_saves_and_exits_with_75(
   assert not (tmp_path / 'report.json').exists()
   assert main.main(flags) == 0
   assert 'resuming after' in capfd.readouterr().err
-  assert _vectors(tmp_path) == _vectors(finished)
+  assert runs.vectors(tmp_path) == runs.vectors(finished)
 
 
 def test_replicas_keep_their_number(tmp_path):
   assert _run(tmp_path, {'mesh.data': 3}) == 0
-  before = _vectors(tmp_path)
+  before = runs.vectors(tmp_path)
   assert _run(tmp_path, {'mesh.data': 0}) == 0  # whatever the machine has
-  assert _vectors(tmp_path) == before
-  assert len(_report(tmp_path)['devices']) == 3
+  assert runs.vectors(tmp_path) == before
+  assert len(runs.report(tmp_path)['devices']) == 3
   with pytest.raises(errors.UserError, match='begun with 3 replicas'):
     _run(tmp_path, {'mesh.data': 2})
 
@@ -229,10 +207,10 @@ def test_sync_resumes_on_another_mesh(
   tmp_path, interrupting, on_one_device, layout, first, then, mesh
 ):
   with interrupting(1), pytest.raises(KeyboardInterrupt):
-    _run(tmp_path, _sync(layout, *first) | _SAVE_ALWAYS, parts=2)
+    _run(tmp_path, _sync(layout, *first) | runs.SAVE_ALWAYS, parts=2)
   assert _run(tmp_path, _sync(layout, *then)) == 0
-  assert 'resuming after' in _log(tmp_path)
-  report = _report(tmp_path)
+  assert 'resuming after' in runs.log(tmp_path)
+  report = runs.report(tmp_path)
   assert report['config']['mesh'] == {'data': mesh[0], 'table': mesh[1]}
   assert len(report['devices']) == mesh[0] * mesh[1]
   # The same but for the order of sums.
@@ -263,14 +241,8 @@ def test_schedules_join_up_and_keys_are_never_shared():
 
 
 def _refused(workdir: pathlib.Path, settings=()) -> str:
-  """The one line about it; the results of an earlier run stay."""
-  files = [workdir / 'config.json', *workdir.glob('export/*.*')]
-  before = {x: x.read_bytes() for x in files if x.exists()}
-  with pytest.raises(errors.UserError) as caught:
-    _run(workdir, settings)
-  line = str(caught.value)
-  assert '\n' not in line and line in _log(workdir)
-  assert all(x.read_bytes() == data for x, data in before.items())
+  line = runs.refused(workdir, _EPOCHS | dict(settings))
+  assert line in runs.log(workdir)
   return line
 
 
@@ -327,7 +299,7 @@ def test_a_corrected_command_may_use_the_same_folder(tmp_path):
   cut = b'<mediawiki><page><title>a</title><revision><text>one two three'
   _text(tmp_path / 'text', cut, 'cut.xml')
   assert _run(tmp_path, {'data.path': str(tmp_path / 'text')}) == 0
-  report = _report(tmp_path)
+  report = runs.report(tmp_path)
   assert report['dropped']['invalid_utf8_bytes'] == 2
   assert 'cut.xml' in report['dropped']['problems'][0]
   assert report['evaluation'] == {} and (tmp_path / 'report.html').exists()
@@ -346,9 +318,9 @@ def test_a_full_disk_does_not_end_training(tmp_path, monkeypatch):
     raise OSError(28, 'No space left on device')
 
   monkeypatch.setattr(checkpoint.ocp.CheckpointManager, 'save', fail)
-  assert _run(tmp_path, _SAVE_ALWAYS) == 0
-  assert 'checkpoint not saved' in _log(tmp_path)
-  assert 'No space left' in _log(tmp_path) and _vectors(tmp_path)
+  assert _run(tmp_path, runs.SAVE_ALWAYS) == 0
+  assert 'checkpoint not saved' in runs.log(tmp_path)
+  assert 'No space left' in runs.log(tmp_path) and runs.vectors(tmp_path)
 
 
 def test_out_of_memory_is_one_line(tmp_path, monkeypatch):

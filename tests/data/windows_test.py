@@ -1,5 +1,6 @@
 """Which device takes which centers of a step."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -28,45 +29,36 @@ def test_devices_share_the_centers_of_a_step(
 ):
   part_words = chunks_per_part * CHUNK
   steps = windows.Steps(part_words, parts, WINDOW, CHUNK)
-  size = MAX_STEPS * part_words
-  ids = np.arange(parts * (size + 2 * WINDOW)).reshape(parts, -1)
-  left = np.arange(parts * size).reshape(parts, -1)
+  # A number for each center of the text, from which its tokens are known.
+  size, firsts = MAX_STEPS * part_words, 1000 * np.arange(parts)[:, None]
+  centers = firsts + np.arange(size)
+  ids = firsts - WINDOW + np.arange(size + 2 * WINDOW)
   none = np.zeros(parts, np.int32)
-  batch = windows.Batch(ids, left, -left, none, none, none)
+  batch = windows.Batch(ids, centers, -centers, none, none, none)
   each = parts // data
   for step in range(MAX_STEPS):
     found = {}
-    sizes = set()
     for i in range(data):
       mine = windows.Batch(*(x[each * i : each * (i + 1)] for x in batch))
       for device in range(table):
         share = base.share(each, table, each * i, device)
         part = steps.step(mine, jnp.int32(step), share, 0.0)
-        assert part.chunks.dtype == jnp.uint32
-        sizes.add(part.left.size)
-        tokens, before, behind = (
-          np.asarray(x) for x in (part.tokens, part.left, part.right)
-        )
-        assert tokens.shape[1] == before.shape[1] + 2 * WINDOW
-        per_run = before.shape[1] // CHUNK
-        for j, chunk in enumerate(part.chunks.tolist()):
-          run, first = j // per_run, j % per_run * CHUNK
-          assert chunk not in found
-          found[chunk] = (
-            tokens[run, first : first + CHUNK + 2 * WINDOW].tolist(),
-            before[run, first : first + CHUNK].tolist(),
-            behind[run, first : first + CHUNK].tolist(),
-          )
-    # All as many, and together each chunk of the step once.
-    assert sizes == {parts * part_words // (data * table)}
-    expected = {}
-    for part in range(parts):
-      for j in range(chunks_per_part):
-        first = step * part_words + j * CHUNK
-        chunk = (step * parts + part) * chunks_per_part + j
-        expected[chunk] = (
-          ids[part, first : first + CHUNK + 2 * WINDOW].tolist(),
-          left[part, first : first + CHUNK].tolist(),
-          (-left)[part, first : first + CHUNK].tolist(),
-        )
-    assert found == expected
+        part = jax.device_get(part)
+        assert part.chunks.dtype == np.uint32
+        # All have as many centers, and around them their tokens.
+        assert part.left.size == parts * part_words // (data * table)
+        np.testing.assert_array_equal(part.right, -part.left)
+        tokens = part.left[:, :1] - WINDOW + np.arange(part.tokens.shape[1])
+        np.testing.assert_array_equal(part.tokens, tokens)
+        np.testing.assert_array_equal(tokens[:, WINDOW:-WINDOW], part.left)
+        firsts = part.left.reshape(-1, CHUNK)[:, 0].tolist()
+        assert not found.keys() & set(part.chunks.tolist())
+        found |= dict(zip(part.chunks.tolist(), firsts, strict=True))
+    # Together they have each chunk of the step once.
+    assert found == {
+      (step * parts + part) * chunks_per_part + j: 1000 * part
+      + step * part_words
+      + j * CHUNK
+      for part in range(parts)
+      for j in range(chunks_per_part)
+    }

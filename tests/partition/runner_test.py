@@ -1,7 +1,6 @@
 """Runs of sub-models: side by side, as jobs, interrupted, merged, refused."""
 
 import itertools
-import json
 import pathlib
 import shutil
 import signal
@@ -12,39 +11,30 @@ import numpy as np
 import pytest
 
 import jaxemb
-from jaxemb import config as config_lib
 from jaxemb import errors, merge, metrics, rundir, train
 from jaxemb.merging import parts as parts_lib
 from jaxemb.runtime import distributed, hlo
 from jaxemb.storage import orbax_export, word2vec_format
-from tests import compiling
+from tests import compiling, runs
 
 _NUM_PARTS = 3
 _SETTINGS = {
-  'data.path': 'toywiki:60000',
-  'data.min_count': 2,
-  'model.dim': 16,
   'train.epochs': 2,
-  'mesh.data': 2,
-  'eval.paths': 'none',
   'strategy.name': 'partition',
   'strategy.num_parts': _NUM_PARTS,
 }
 
 
-def _run(workdir: pathlib.Path, settings=(), *args: object) -> int:
-  config = config_lib.default()
-  config.update_from_flattened_dict(_SETTINGS | dict(settings))
-  config_lib.check(config)
-  return train.run(config, workdir, *args)
+def _run(workdir: pathlib.Path, settings=()) -> int:
+  return runs.run(workdir, _SETTINGS | dict(settings))
+
+
+def _refused(workdir: pathlib.Path, settings=(), *args: object) -> str:
+  return runs.refused(workdir, _SETTINGS | dict(settings), *args)
 
 
 def _vectors(workdir: pathlib.Path, part: int) -> bytes:
-  return (workdir / f'parts/{part:02}/export/vectors.npy').read_bytes()
-
-
-def _json(path: pathlib.Path) -> dict:
-  return json.loads(path.read_text())
+  return runs.vectors(workdir / f'parts/{part:02}')
 
 
 @pytest.fixture(scope='module')
@@ -61,7 +51,7 @@ def copied(together, tmp_path) -> pathlib.Path:
 
 
 def test_the_report_adds_up_the_sub_models(together):
-  report = _json(together / 'report.json')
+  report = runs.report(together)
   words = sum(x['words'] for x in report['parts'])
   assert report['words_per_sec'] * report['train_secs'] == pytest.approx(words)
   assert not any(report['collectives'][kind] for kind in hlo.KINDS)
@@ -73,7 +63,7 @@ def test_the_report_adds_up_the_sub_models(together):
 
 
 def test_sub_models_have_the_words_that_they_learned(together):
-  merged, report = jaxemb.load(together), _json(together / 'report.json')
+  merged, report = jaxemb.load(together), runs.report(together)
   text_words = word2vec_format.read_vocab(together / 'parts/00/vocab.txt')[0]
   parts = [jaxemb.load(together / f'parts/0{i}') for i in range(_NUM_PARTS)]
   # The merge has all words of any, in the order and with counts of the text.
@@ -111,21 +101,22 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(together, tmp_path):
   for name in ('report.html', 'log.txt', 'metrics.jsonl'):
     assert (folder / name).exists() and not (tmp_path / name).exists(), name
   assert [x.name for x in (tmp_path / 'parts').iterdir()] == ['01']
-  ours, theirs = (_json(x / 'parts/01/part.json') for x in (tmp_path, together))
+  ours, theirs = (
+    runs.report(x, 'parts/01/part.json') for x in (tmp_path, together)
+  )
   for key in ('words', 'sentences', 'words_seen', 'loss_per_example'):
     assert ours[key] == theirs[key]
   assert ours['totals']['losses'] == theirs['totals']['losses']
-  report = _json(folder / 'report.json')
+  report = runs.report(folder)
   assert report['started'] > '2020' and report['encode_secs'] > 0
   assert report['total_secs'] > report['encode_secs'] + report['train_secs']
   # A run of all trains the others side by side, and merges the same model.
   before = (folder / 'part.json').stat().st_mtime_ns
   assert _run(tmp_path) == 0
   assert (folder / 'part.json').stat().st_mtime_ns == before
+  assert runs.vectors(tmp_path) == runs.vectors(together)
   for part in range(_NUM_PARTS):
     assert _vectors(tmp_path, part) == _vectors(together, part)
-  exports = [x / 'export/vectors.bin' for x in (tmp_path, together)]
-  assert exports[0].read_bytes() == exports[1].read_bytes()
 
 
 @pytest.mark.slow
@@ -136,11 +127,15 @@ def test_machines_that_share_nothing_train_the_same(cache, together, tmp_path):
     # A machine of its own: its folder, its cache, its devices.
     folder = tmp_path / name
     folder.mkdir()
-    settings = _SETTINGS | {
-      'data.path': shutil.copy(text, folder),
-      'strategy.num_parts': 2,
-      'mesh.data': num_devices,
-    }
+    settings = (
+      runs.SETTINGS
+      | _SETTINGS
+      | {
+        'data.path': shutil.copy(text, folder),
+        'strategy.num_parts': 2,
+        'mesh.data': num_devices,
+      }
+    )
     flags += tuple(f'--config.{key}={x}' for key, x in settings.items())
     command = [sys.executable, '-m', 'jaxemb.main', f'--workdir={folder}/run']
     environment = compiling.environment(
@@ -154,38 +149,35 @@ def test_machines_that_share_nothing_train_the_same(cache, together, tmp_path):
     start(f'job{i}', 1, f'--config.strategy.part={i}') for i in range(2)
   ]
   assert [process.wait() for process in processes] == [0, 0, 0]
-  both = [tmp_path / f'both/run/parts/0{i}' for i in range(2)]
-  jobs = [tmp_path / f'job{i}/run/parts/0{i}' for i in range(2)]
-  merged = []
-  for folders in (both, jobs):
-    output = tmp_path / f'merged-{len(merged)}'
-    assert merge.main([*map(str, folders), f'--output={output}']) == 0
-    merged.append((output / 'export/vectors.bin').read_bytes())
-  assert merged[0] == merged[1]
+  for first, second in (('both', 'both'), ('job0', 'job1')):
+    paths = [f'{tmp_path}/{first}/run/parts/00']
+    paths += [f'{tmp_path}/{second}/run/parts/01']
+    assert merge.main([*paths, f'--output={tmp_path}/{first}']) == 0
+  assert runs.vectors(tmp_path / 'both') == runs.vectors(tmp_path / 'job0')
 
 
 def test_each_part_resumes_where_it_stands(together, tmp_path, interrupting):
-  always = {'train.checkpoint_every_secs': 0.0}
-  with interrupting(1), pytest.raises(KeyboardInterrupt):
-    _run(tmp_path, always | {'mesh.data': 1})
-  # Part 0 is half done; now part 1 is trained beside it, also by half.
-  with interrupting(1), pytest.raises(KeyboardInterrupt):
-    _run(tmp_path, always)
+  # Part 0 is trained by half; then part 1 beside it, also by half.
+  for num_devices in (1, 2):
+    with interrupting(1), pytest.raises(KeyboardInterrupt):
+      _run(tmp_path, runs.SAVE_ALWAYS | {'mesh.data': num_devices})
   for folder in (tmp_path / 'parts/00', tmp_path / 'parts/01'):
     assert any(folder.glob('checkpoints/[0-9]*'))
     assert not (folder / 'part.json').exists()
   # Both are trained to the end, and part 2 by half.
   with interrupting(0, lambda: signal.raise_signal(signal.SIGTERM)):
-    assert _run(tmp_path, always) == train.STOPPED
+    assert _run(tmp_path, runs.SAVE_ALWAYS) == train.STOPPED
   assert not (tmp_path / 'report.json').exists()
   assert _run(tmp_path) == 0
-  log = (tmp_path / 'log.txt').read_text()
+  log = runs.log(tmp_path)
   assert log.count('resuming after') == 4
   assert 'run the same command to resume' in log
   for part in range(_NUM_PARTS):
     assert _vectors(tmp_path, part) == _vectors(together, part)
-    files = [x / f'parts/0{part}/part.json' for x in (tmp_path, together)]
-    losses = [_json(x)['totals']['losses'] for x in files]
+    done = f'parts/0{part}/part.json'
+    losses = [
+      runs.report(x, done)['totals']['losses'] for x in (tmp_path, together)
+    ]
     assert losses[0] == losses[1] and len(losses[0]) == 2
   words = [row['words'] for row in metrics.read(tmp_path / 'metrics.jsonl')]
   assert words == sorted(set(words))
@@ -195,11 +187,11 @@ def test_the_same_sub_models_are_merged_in_another_way(copied):
   (copied / 'metrics.jsonl').unlink()  # as if all had been jobs
   shutil.rmtree(copied / 'export')
   assert _run(copied, {'strategy.merge': 'none'}) == 0
-  assert len(_json(copied / 'report.json')['parts']) == _NUM_PARTS
+  assert len(runs.report(copied)['parts']) == _NUM_PARTS
   with pytest.raises(errors.UserError, match=r'sub-models, .*parts/\*'):
     jaxemb.load(copied)
   assert _run(copied, {'strategy.merge': 'concat'}) == 0
-  report = _json(copied / 'report.json')
+  report = runs.report(copied)
   assert report['merge']['method'] == 'concat' and report['dim'] == 48
   assert jaxemb.load(copied).vector_size == 48
 
@@ -221,10 +213,10 @@ def test_a_job_of_senses_has_all_exports(tmp_path):
   settings |= {'strategy.part': 1, 'mesh.data': 1}
   assert _run(tmp_path / 'run', _SENSES | settings) == 0
   folder = tmp_path / 'run/parts/01'
-  report = _json(folder / 'report.json')
+  report = runs.report(folder)
   assert 'senses MaxSimC' in report['evaluation'] and report['finished']
   assert report['dropped']['sense_words_out_of_vocabulary'] == 1
-  log = (folder / 'log.txt').read_text()
+  log = runs.log(folder)
   assert f'1 of the 2 in {listed} are not in the vocabulary' in log
   loaded = jaxemb.load(folder)
   num_ambiguous = int(np.ceil(0.005 * report['vocab_words']))
@@ -244,7 +236,7 @@ def test_sub_models_of_senses_are_merged(tmp_path, capsys):
   settings |= {'optimizer.name': 'adagrad'}
   workdir = tmp_path / 'run'
   assert _run(workdir, _SENSES | settings) == 0
-  report = _json(workdir / 'report.json')
+  report = runs.report(workdir)
   senses, loaded = report['merge']['senses'], jaxemb.load(workdir)
   assert senses['words'] == senses['matched_words'] > 0 and senses['outputs']
   assert senses['cosine_matched'] >= senses['cosine_in_order']
@@ -282,7 +274,7 @@ def test_a_part_that_another_process_trains_is_left_to_it(copied):
   (copied / 'parts/01').mkdir()
   with rundir.locked(copied / 'parts/01'):
     assert _run(copied) == train.STOPPED
-  log = (copied / 'log.txt').read_text()
+  log = runs.log(copied)
   assert 'sub-models 1 are being trained by other processes' in log
 
 
@@ -291,16 +283,6 @@ def test_the_text_may_have_another_path(cache, together, copied, tmp_path):
   path = shutil.copy(next(cache.rglob('*.xml.bz2')), tmp_path / 'a.xml.bz2')
   assert _run(copied, {'data.path': str(path)}) == 0
   assert _vectors(copied, 2) == _vectors(together, 2)
-
-
-def _refused(workdir: pathlib.Path, settings=(), *args: object) -> str:
-  config = workdir / 'config.json'
-  before = config.read_bytes() if config.exists() else None
-  with pytest.raises(errors.UserError) as caught:
-    _run(workdir, settings, *args)
-  assert '\n' not in str(caught.value)
-  assert before is None or config.read_bytes() == before
-  return str(caught.value)
 
 
 def test_other_settings_and_texts_are_refused(copied):

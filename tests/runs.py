@@ -1,0 +1,50 @@
+"""Whole runs in this process, on a small corpus."""
+
+import json
+import pathlib
+
+import pytest
+
+from jaxemb import config as config_lib
+from jaxemb import errors, train
+
+SETTINGS = {
+  'data.path': 'toywiki:60000',
+  'data.min_count': 2,
+  'model.dim': 16,
+  'mesh.data': 2,  # whatever the machine
+  'eval.paths': 'none',
+}
+SAVE_ALWAYS = {'train.checkpoint_every_secs': 0.0}
+
+
+def run(workdir: pathlib.Path, settings: dict, *args, **fixed) -> int:
+  """Trains with these settings beside `SETTINGS`; returns the exit code."""
+  config = config_lib.check(config_lib.default(), SETTINGS | settings)
+  return train.run(config, workdir, *args, **fixed)
+
+
+def refused(workdir: pathlib.Path, settings: dict, *args) -> str:
+  """The one line about it; what is there of an earlier run stays."""
+  files = [workdir / 'config.json', *workdir.glob('export/*.*')]
+  before = {x: x.read_bytes() for x in files if x.exists()}
+  with pytest.raises(errors.UserError) as caught:
+    run(workdir, settings, *args)
+  assert '\n' not in str(caught.value)
+  assert all(x.read_bytes() == data for x, data in before.items())
+  return str(caught.value)
+
+
+def report(workdir: pathlib.Path, name: str = 'report.json') -> dict:
+  """What a file of JSON says."""
+  return json.loads((workdir / name).read_text())
+
+
+def log(workdir: pathlib.Path) -> str:
+  """The log of all starts."""
+  return (workdir / 'log.txt').read_text()
+
+
+def vectors(workdir: pathlib.Path) -> bytes:
+  """The exported vectors, to the last bit."""
+  return (workdir / 'export' / 'vectors.npy').read_bytes()
