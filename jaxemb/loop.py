@@ -77,7 +77,18 @@ def run(task: Task, session: Session) -> bool:
     for dispatch, item in enumerate(task.items):
       schedule = task.schedule(item)
       args = (constants, item.batch, schedule)
-      task.program = task.program or _compile(task, args, session)
+      if task.program is None:  # compiled before its use, to time it apart
+        start = time.monotonic()
+        task.program = strategy.step.lower(task.state, *args).compile()
+        secs, start_secs = (
+          time.monotonic() - start,
+          time.time() - session.started,
+        )
+        totals.compile_secs += secs
+        totals.collectives = hlo.traffic(task.program.as_text(), strategy.loop)
+        metrics.LOG.info(
+          f'compiled in {secs:.1f} s; first step {start_secs:.1f} s after start'
+        )
       if not dispatch:
         totals.started = totals.started or session.started
         totals.encode_secs += session.encode_secs
@@ -108,21 +119,6 @@ def run(task: Task, session: Session) -> bool:
   finally:
     task.items.close()
     meter.close()
-
-
-def _compile(task: Task, args: tuple, session: Session) -> Any:
-  """Compiles a dispatch before its first use, to time it apart."""
-  strategy, totals = task.strategy, task.meter.totals
-  start = time.monotonic()
-  compiled = strategy.step.lower(task.state, *args).compile()
-  secs = time.monotonic() - start
-  totals.compile_secs += secs
-  totals.collectives = hlo.traffic(compiled.as_text(), strategy.loop)
-  start_secs = time.time() - session.started
-  metrics.LOG.info(
-    f'compiled in {secs:.1f} s; first step {start_secs:.1f} s after start'
-  )
-  return compiled
 
 
 def init_key(seed: int) -> jax.Array:

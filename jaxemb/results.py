@@ -53,11 +53,12 @@ class Export(NamedTuple):
 
   def select(self, mask: np.ndarray) -> 'Export':
     """Some words [len(keys)] bool of a model without senses."""
+
+    def selected(x):  # outputs of a Huffman tree are not of words
+      return x[mask] if len(x) == len(mask) else x
+
     keys = [self.keys[i] for i in np.flatnonzero(mask)]
-    # Outputs of a Huffman tree are not of words.
-    others = jax.tree.map(
-      lambda x: x[mask] if len(x) == len(mask) else x, dict(self.others)
-    )
+    others = jax.tree.map(selected, dict(self.others))
     return Export(keys, self.counts[mask], self.rows.select(mask), None, others)
 
 
@@ -133,7 +134,15 @@ def write(
     return report.write_json(workdir, values | dict(more))
   dropped = write_export(workdir / 'export', export)
   metrics.LOG.info('vectors in %s', workdir / 'export')
-  evaluation = _evaluate(parts, export)
+  evaluation, categories = (
+    _evaluate(parts, export),
+    collections.defaultdict(list),
+  )
+  for benchmark in benchmarks.find(parts.eval_paths)[0] if evaluation else ():
+    if benchmark.kind == 'categorization':
+      items = zip(benchmark.words, benchmark.labels, strict=True)
+      for (word,), category in items:
+        categories[category].append(word)
   if evaluation:
     for line in words.format_table(evaluation).splitlines():
       metrics.LOG.info('%s', line)
@@ -150,7 +159,7 @@ def write(
     export.keys,
     export.word_vectors(),
     export.counts,
-    _categories(parts.eval_paths),
+    categories,
     export.senses,
   )
   rate = totals.done / max(totals.train_secs, 1e-9)
@@ -211,17 +220,6 @@ def _evaluate(parts: build.Parts, export: Export) -> dict[str, dict]:
     in_context = benchmarks.with_contexts(paths)
     scores |= senses_evaluate.evaluate(export.senses, in_context)
   return scores
-
-
-def _categories(paths: Sequence[str]) -> dict[str, list[str]]:
-  """Words by category, of the categorization sets among the benchmarks."""
-  categories = collections.defaultdict(list)
-  for benchmark in benchmarks.find(paths)[0] if paths else ():
-    if benchmark.kind == 'categorization':
-      items = zip(benchmark.words, benchmark.labels, strict=True)
-      for (word,), category in items:
-        categories[category].append(word)
-  return categories
 
 
 @dataclasses.dataclass(frozen=True)

@@ -141,15 +141,12 @@ def run(
   busy = runner.train_all(sorted(left))
   if busy:
     metrics.LOG.info(
-      'sub-models %s are being trained by other processes; run the same '
-      'command again when they are done, to merge all',
-      ', '.join(map(str, busy)),
+      f'sub-models {", ".join(map(str, busy))} are being trained by other '
+      'processes; run the same command again when they are done, to merge all'
     )
-  if busy is None or busy:
-    return False
-  if not runner.is_job:
+  elif busy is not None and not runner.is_job:
     runner.write_merged(before)
-  return True
+  return busy == []
 
 
 def _sum(done: Sequence[Mapping[str, Any]]) -> metrics.Totals:
@@ -170,6 +167,7 @@ class _Runner:
   ):
     self.config, self.workdir, self.parts = parts.config, workdir, parts
     self.session, self.program = session, None  # the compiled dispatch
+    self.folder = functools.partial(folder, parts.config, workdir)
     self.is_job = parts.config.strategy.part >= 0
     self.text = partition_sampling.index(parts.source.corpus)
     self.fingerprints = build.fingerprints(parts)
@@ -177,9 +175,6 @@ class _Runner:
     state = jax.eval_shape(parts.strategy.init, self.key)
     self.num_models = len(jax.tree.leaves(state)[0])  # side by side
     self.models: list[SubModel] = []  # those that are trained now
-
-  def folder(self, part: int) -> pathlib.Path:
-    return folder(self.config, self.workdir, part)
 
   def read_done(self) -> list[dict[str, Any]]:
     """The part.json of all sub-models that are done."""
@@ -239,8 +234,7 @@ class _Runner:
     """Trains sub-models side by side; whether to their end."""
     strategy, models = self.parts.strategy, self.models
     names = ', '.join(str(model.sampling.part) for model in models)
-    num_parts = self.config.strategy.num_parts
-    metrics.LOG.info('sub-models %s of %d', names, num_parts)
+    metrics.LOG.info(f'sub-models {names} of {self.config.strategy.num_parts}')
     state = self._restored_state()
     if self.is_job:
       totals = copy.deepcopy(models[0].totals)
@@ -279,7 +273,7 @@ class _Runner:
     models[0].totals.compile_secs += totals.compile_secs - compile_secs
     if not finished:
       metrics.LOG.info(
-        'stopped and saved sub-models %s; run the same command to resume', names
+        f'stopped and saved sub-models {names}; run the same command to resume'
       )
       return False
     for i, model in enumerate(models):
