@@ -80,11 +80,8 @@ def run(task: Task, session: Session) -> bool:
       if task.program is None:  # compiled before its use, to time it apart
         start = time.monotonic()
         task.program = strategy.step.lower(task.state, *args).compile()
-        secs, start_secs = (
-          time.monotonic() - start,
-          time.time() - session.started,
-        )
-        totals.compile_secs += secs
+        totals.compile_secs += (secs := time.monotonic() - start)
+        start_secs = time.time() - session.started
         totals.collectives = hlo.traffic(task.program.as_text(), strategy.loop)
         metrics.LOG.info(
           f'compiled in {secs:.1f} s; first step {start_secs:.1f} s after start'

@@ -54,33 +54,35 @@ def recorded(workdir: pathlib.Path) -> dict[str, Any]:
     ) from error
 
 
-def check(config: ml_collections.ConfigDict, workdir: pathlib.Path) -> None:
-  """Raises a `UserError` with the settings of a run there that are others."""
+def check(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  fingerprint: str = '',
+) -> None:
+  """Raises a `UserError` if a run with other settings or other data is there.
+
+  The settings that differ are named; '' = the data is not known yet.
+  """
   ours, theirs = config_lib.flat(config), recorded(workdir)
-  if not theirs:
-    return
-  if ours.keys() != {x for x in theirs if not x.startswith('tuning.')}:
+  settings = {x for x in theirs if not x.startswith('tuning.')}
+  if theirs and ours.keys() != settings:
     raise errors.UserError(
       f'{workdir} is of another version of jaxemb; give another --workdir'
     )
   differing = [
     f'{x.name} ({theirs[x.name]!r} there, {ours[x.name]!r} now)'
     for x in config_lib.SETTINGS
-    if not x.may_change and ours[x.name] != theirs[x.name]
+    if theirs and not x.may_change and ours[x.name] != theirs[x.name]
   ]
   if differing:
     raise errors.UserError(
       f'{workdir} holds a run with other settings: {"; ".join(differing)}; '
       'give another --workdir or the same settings'
     )
-
-
-def check_data(workdir: pathlib.Path, fingerprint: str) -> None:
-  """Raises a `UserError` if the run in the folder began with other data."""
   path = workdir / _TEXT
   with using(workdir):
-    theirs = path.read_text().strip() if path.exists() else fingerprint
-  if theirs != fingerprint:
+    begun_with = path.read_text().strip() if path.exists() else ''
+  if fingerprint and begun_with not in ('', fingerprint):
     raise errors.UserError(
       f'the text is not the one that {workdir} began with: it has changed, or '
       'is cut into other files or compressed otherwise; give another --workdir'

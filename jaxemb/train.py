@@ -109,7 +109,7 @@ def _run(
   monitor.has_begun.set()
   session = loop.Session(started, time.time() - started, monitor.stop)
   fingerprint = parts.source.fingerprint
-  rundir.check_data(workdir, fingerprint)
+  rundir.check(config, workdir, fingerprint)
   is_partition = config.strategy.name == 'partition'
   if is_partition:
     runner.check(config, workdir, fingerprint)
@@ -134,12 +134,10 @@ def _train(
     key = loop.init_key(config.seed)
     init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
     restored = loop.restore(checkpoints, init.eval_shape(key), fingerprints)
-    if restored is None:
-      restored = (
-        build.new_state(config, parts, key),
-        metrics.Totals(source.unit),
-      )
-    state, totals = restored
+    state, totals = restored or (
+      build.new_state(config, parts, key),
+      metrics.Totals(source.unit),
+    )
     with rundir.using(workdir):
       meter = metrics.Meter(
         workdir if is_first else None,
@@ -150,16 +148,14 @@ def _train(
         parts.trainable.model.untrained_loss,
         functools.partial(distributed.latest, 'hosts'),
       )
-    total, sharding = (
-      source.units_per_epoch * source.epochs,
-      strategy.batch_sharding,
-    )
+    total = source.units_per_epoch * source.epochs
+    put_args = strategy.batch_sharding, source.num_parts
     task = loop.Task(
       strategy,
       state,
       data_base.prefetch(
         source.items(totals.position, totals.done),
-        lambda batch: mesh.put_parts(batch, sharding, source.num_parts),
+        lambda batch: mesh.put_parts(batch, *put_args),
       ),
       total,
       meter,

@@ -115,8 +115,7 @@ def check(
 ) -> None:
   """Refuses folders of other runs, and settings that cannot be merged."""
   for part in _wanted(config):
-    rundir.check(config, folder(config, workdir, part))
-    rundir.check_data(folder(config, workdir, part), fingerprint)
+    rundir.check(config, folder(config, workdir, part), fingerprint)
   s = config.strategy
   if s.part < 0 and s.num_parts > 1 and s.merge in ('alir', 'pca'):
     merge_lib.check_columns([config.model.dim] * s.num_parts)

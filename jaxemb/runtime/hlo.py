@@ -150,26 +150,20 @@ def executed(
 
 def collectives(text: str) -> list[Collective]:
   """Returns the collectives of a program, given its text."""
-  program = parse(text)
-  return [
-    _collective(x, program.num_devices)
-    for x in executed(program, program.entry)
-    if x.instruction.kind
-  ]
-
-
-def _collective(found: Executed, num_devices: int) -> Collective:
-  x, scope, *when = found
-  operands = [scope[y].shape if y in scope else '' for y in x.operands]
-  if x.kind == 'ragged-all-to-all':
-    operands = operands[:1]  # then where to write, offsets, sizes
-  group_size = _group_size(x.attributes, num_devices)
-  sent_bytes = math.nan
-  if group_size and operands and all(map(_ARRAY.search, operands)):
-    size = sum(num_bytes for y in operands for _, num_bytes in _arrays(y))
-    sent_bytes = _SENT[x.kind](group_size) * size
-  shapes = tuple(sizes for y in (*operands, x.shape) for sizes, _ in _arrays(y))
-  return Collective(x.kind, shapes, group_size, sent_bytes, *when)
+  program, found = parse(text), []
+  for x, scope, *when in executed(program, program.entry):
+    if not x.kind:
+      continue
+    operands = [scope[y].shape if y in scope else '' for y in x.operands]
+    if x.kind == 'ragged-all-to-all':
+      operands = operands[:1]  # then where to write, offsets, sizes
+    group_size, sent_bytes = _group_size(x, program.num_devices), math.nan
+    if group_size and operands and all(map(_ARRAY.search, operands)):
+      size = sum(num_bytes for y in operands for _, num_bytes in _arrays(y))
+      sent_bytes = _SENT[x.kind](group_size) * size
+    shapes = tuple(y for z in (*operands, x.shape) for y, _ in _arrays(z))
+    found.append(Collective(x.kind, shapes, group_size, sent_bytes, *when))
+  return found
 
 
 def _arrays(shape: str) -> Iterator[tuple[tuple[int, ...], float]]:
@@ -200,16 +194,17 @@ def traffic(text: str, loop: Loop) -> dict[str, Any]:
   }
 
 
-def _group_size(attributes: str, num_devices: int) -> int:
+def _group_size(x: Instruction, num_devices: int) -> int:
   """Devices of the largest group; 0 where that cannot be read."""
-  if pairs := _PAIRS.search(attributes):
+  if pairs := _PAIRS.search(x.attributes):
     ends = re.findall(r'(\d+),(\d+)', pairs[1])
     return 2 if any(source != target for source, target in ends) else 1
-  if mesh := _MESH.search(attributes):  # axes and sizes, then those of a group
+  if mesh := _MESH.search(x.attributes):
+    # Axes and their sizes, then the axes of a group.
     sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[1]))
     axes = re.findall(r"'([^']*)'", mesh[2])
     return math.prod(int(sizes.get(axis, 0)) for axis in axes)
-  groups = _GROUPS.search(attributes)
+  groups = _GROUPS.search(x.attributes)
   if not groups or groups[1] == '{}':
     return num_devices
   if groups[1].startswith('{'):
