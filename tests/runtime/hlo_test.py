@@ -114,88 +114,28 @@ def test_what_cannot_be_read_is_no_number(operands):
   assert math.isnan(_one(f'f32[16,4] all-reduce{operands}').sent_bytes)
 
 
-_LOOPS = """HloModule jit_f, num_partitions=4
-
-%add (x: f32[], y: f32[]) -> f32[] {
-  ROOT %sum = f32[] add(%x, %y)
-}
-%known (a: f32[8]) -> f32[8] {
-  %a = f32[8]{0} parameter(0)
-  ROOT %r = f32[8]{0} all-reduce(%a), replica_groups={}, to_apply=%add
-}
-%unknown (a: f32[8]) -> f32[8] {
-  %a = f32[8]{0} parameter(0)
-  ROOT %t = f32[8]{0} all-to-all(%a), replica_groups={}
-}
-%no (a: f32[8]) -> f32[8] {
-  ROOT %a = f32[8]{0} parameter(0)
-}
-%yes (a: f32[8]) -> f32[8] {
-  %a = f32[8]{0} parameter(0)
-  ROOT %p = f32[8]{0} collective-permute(%a), source_target_pairs={{0,1}}
-}
-%called (a: f32[8]) -> f32[8] {
-  %a = f32[8]{0} parameter(0)
-  %l = f32[8] while(%a), condition=%no, body=%known, metadata={op_name="{a}"}, \
-backend_config={"known_trip_count":{"n":"3"},"other":{"n":"9"}}
-  %m = f32[8] while(%l), condition=%no, body=%unknown
-  ROOT %c = f32[8] conditional(%k, %m, %m), branch_computations={%no, %yes}
-}
-%steps (a: f32[8]) -> f32[8] {
-  %a = f32[8]{0} parameter(0)
-  ROOT %b = f32[8] call(%a), to_apply=%called
-}
-%first (a: f32[8]) -> pred[] {
-  %a = f32[8]{0} parameter(0)
-  %g = f32[32]{0} all-gather(%a), replica_groups={}
-  ROOT %k = pred[] compare(%g, %g), direction=LT
-}
-ENTRY %main (p: f32[8]) -> f32[8] {
-  %p = f32[8]{0} parameter(0)
-  %w = f32[8] while(%p), condition=%first, body=%steps
-  ROOT %s = f32[2]{0} reduce-scatter(%w), replica_groups={}, to_apply=%add
-}
-"""
-
-
-def test_traffic_counts_loops_and_branches():
-  found = {x.kind: x for x in hlo.collectives(_LOOPS)}
-  assert {kind: (x.loops, x.is_in_branch) for kind, x in found.items()} == {
-    'all-gather': ((None,), False),
-    'all-reduce': ((None, 3), False),
-    'all-to-all': ((None, None), False),
-    'collective-permute': ((None,), True),
-    'reduce-scatter': ((), False),
-  }
-  traffic = hlo.traffic(_LOOPS, hlo.Loop(steps=2, inner=5, branch=0.25))
-  zeros = dict.fromkeys((*hlo.KINDS, 'total'), 0)
-  assert {kind: traffic[kind] for kind in hlo.KINDS} == {
-    kind: int(kind in found) for kind in hlo.KINDS
-  }
-  assert traffic['bytes_per_step_per_device'] == zeros | {
-    'all-gather': 0.5 * 96,
-    'all-reduce': 1.5 * 48,
-    'all-to-all': 2.5 * 24,
-    'collective-permute': 0.125 * 32,
-    'total': 184,
-  }
-  once = {'reduce-scatter': 24, 'total': 24}
-  assert traffic['bytes_per_dispatch_per_device'] == zeros | once
-  for text in ('', 'HloModule jit_f, num_partitions=8\n'):
-    assert hlo.traffic(text, hlo.Loop())['bytes_per_step_per_device'] == zeros
-
-
-def test_a_compiled_program():
+def test_a_compiled_program_with_loops_and_branches():
   auto, spec = jax.sharding.AxisType.Auto, jax.sharding.PartitionSpec
   mesh = jax.make_mesh((2, 4), ('x', 'y'), axis_types=(auto, auto))
 
-  def step(_, a):  # [3, 8] float32 on each device
-    everywhere = jax.lax.psum(a, ('x', 'y'))
-    gathered = jax.lax.all_gather(a, 'x', tiled=True).reshape(2, 3, 8).sum(0)
-    pieces = jax.lax.psum_scatter(a, 'y', scatter_dimension=1, tiled=True)
-    turned = jax.lax.all_to_all(a, 'y', 1, 1, tiled=True)
-    passed = jax.lax.ppermute(a, 'x', [(0, 1), (1, 0)])
-    return everywhere + gathered + pieces.sum() + turned + passed
+  def more(carry):
+    i, num, a = carry
+    return (i < num) & (jax.lax.all_gather(a, 'x').sum() < 9)
+
+  def known(_, a):
+    return jax.lax.psum(jnp.sin(a), ('x', 'y'))
+
+  def unknown(_, a):
+    return jax.lax.all_to_all(a, 'y', 1, 1, tiled=True)
+
+  def branch(a):
+    return jax.lax.ppermute(a, 'x', [(0, 1), (1, 0)])
+
+  def step(carry):
+    i, num, a = carry  # [3, 8] float32 on each device
+    a = jax.lax.fori_loop(0, 3, known, a)
+    a = jax.lax.fori_loop(0, num, unknown, a)
+    return i + 1, num, jax.lax.cond(num > 2, branch, jnp.cos, a)
 
   @jax.jit
   @jax.shard_map(
@@ -205,20 +145,29 @@ def test_a_compiled_program():
     check_vma=False,
   )
   def program(a, num):
-    a = jax.lax.fori_loop(0, num, step, a)
-    return jax.lax.fori_loop(
-      0, 5, lambda _, a: jax.lax.psum(jnp.sin(a), 'y'), a
-    )
+    a = jax.lax.while_loop(more, step, (0, num, a))[2]
+    return jax.lax.psum_scatter(a, 'y', scatter_dimension=1, tiled=True)
 
   text = compiling.text(program.lower(jnp.ones((24, 8)), 7))
   size = 3 * 8 * 4
-  assert sorted(
-    (x.kind, x.group_size, x.sent_bytes, x.loops) for x in hlo.collectives(text)
-  ) == [
-    ('all-gather', 2, size, (None,)),
-    ('all-reduce', 4, 2 * 3 / 4 * size, (5,)),
-    ('all-reduce', 8, 2 * 7 / 8 * size, (None,)),
-    ('all-to-all', 4, 3 / 4 * size, (None,)),
-    ('collective-permute', 2, size, (None,)),
-    ('reduce-scatter', 4, 3 / 4 * size, (None,)),
+  # Kind, devices, bytes, loops, whether in a branch, bytes per step.
+  expected = [
+    ('all-gather', 2, size, (None,), False, size / 2),
+    ('all-reduce', 8, 1.75 * size, (None, 3), False, 1.75 * size * 1.5),
+    ('all-to-all', 4, 0.75 * size, (None, None), False, 0.75 * size * 2.5),
+    ('collective-permute', 2, size, (None,), True, size / 8),
+    ('reduce-scatter', 4, 0.75 * size, (), False, 0),
   ]
+  found = hlo.collectives(text)
+  assert sorted(x[:1] + x[2:] for x in found) == [x[:-1] for x in expected]
+  traffic = hlo.traffic(text, hlo.Loop(steps=2, inner=5, branch=0.25))
+  num = dict.fromkeys(hlo.KINDS, 0) | {x[0]: 1 for x in expected}
+  assert {kind: traffic[kind] for kind in hlo.KINDS} == num
+  zeros = dict.fromkeys((*hlo.KINDS, 'total'), 0)
+  sent = {x[0]: x[-1] for x in expected}
+  sent['total'] = sum(sent.values())
+  assert traffic['bytes_per_step_per_device'] == zeros | sent
+  once = {'reduce-scatter': 0.75 * size, 'total': 0.75 * size}
+  assert traffic['bytes_per_dispatch_per_device'] == zeros | once
+  for text in ('', 'HloModule jit_f, num_partitions=8\n'):
+    assert hlo.traffic(text, hlo.Loop())['bytes_per_step_per_device'] == zeros
