@@ -74,6 +74,11 @@ def test_metrics_add_up_to_the_report(finished):
   # Two replicas exchange rows, and nothing else.
   traffic = report['collectives']
   assert {kind for kind in hlo.KINDS if traffic[kind]} == {'all-reduce'}
+  sent = 2 * rows[-1]['step'] * traffic['bytes_per_step_per_device']['total']
+  assert traffic['bytes_per_word']['total'] == pytest.approx(
+    sent / rows[-1]['words']
+  )
+  assert sent > 0
 
 
 def test_vectors_are_evaluated_while_they_are_trained(finished):
@@ -259,15 +264,14 @@ def _text(tmp_path: pathlib.Path, data: bytes, name: str = 'a.txt') -> dict:
   return {'data.path': str(tmp_path / name)}
 
 
-def test_changed_text_is_refused(tmp_path):
-  run = tmp_path / 'run'
-  assert _run(run, _text(tmp_path, _SENTENCE * 99)) == 0
-  other = _text(tmp_path, _SENTENCE * 98 + b'one two\n', 'other.txt')
-  assert 'text is not the one that' in _refused(run, other)
-  shutil.rmtree(run / 'checkpoints')
-  assert 'text is not the one that' in _refused(run, other)
-  # The same text may move.
-  assert _run(run, _text(tmp_path, _SENTENCE * 99, 'moved.txt')) == 0
+def test_changed_text_is_refused_and_moved_text_is_not(copied, cache, tmp_path):
+  moved = tmp_path / 'moved.xml.bz2'
+  shutil.copy(next((cache / 'toywiki-60000').rglob('*.xml.bz2')), moved)
+  assert _run(copied, {'data.path': str(moved)}) == 0
+  other = _text(tmp_path, _SENTENCE * 99)
+  assert 'text is not the one that' in _refused(copied, other)
+  shutil.rmtree(copied / 'checkpoints')
+  assert 'text is not the one that' in _refused(copied, other)
 
 
 @pytest.mark.parametrize(
