@@ -16,7 +16,9 @@ import pytest
 _FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
 _LAUNCH = """
 import json, signal, sys
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests run under
+# Whatever the tests run under.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, sys.argv[1])
 import launch_local
 code, arguments, n, devices, grace_secs = json.loads(sys.argv[2])
