@@ -151,9 +151,8 @@ def bounded(
   """
   vocab = max(len(x) for x in lookups_per_center.values())
   chunk_rows = min(_CHUNK_ROWS, vocab)
-  highest = np.zeros(vocab)
-  for x in lookups_per_center.values():
-    highest[: len(x)] = np.maximum(highest[: len(x)], x)
+  every_table = lookups_per_center.values()
+  highest = np.max([np.pad(x, (0, vocab - len(x))) for x in every_table], 0)
   # A chunk is as urgent as the most urgent row in it or after it, so that the
   # chunks that are due are always the first ones.
   highest = np.maximum.accumulate(highest[::-1])[::-1][::chunk_rows]

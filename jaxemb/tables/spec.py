@@ -214,10 +214,8 @@ class Table(Protocol):
       num = min(size, stop - first)
       part = _read(self, state, np.int32(first), num, has_copies, everywhere)
       parts.append(jax.device_get(part))
-    stored, slots = parts[0]
-    if len(parts) > 1:
-      axis = int(has_copies)
-      stored, slots = jax.tree.map(lambda *x: np.concatenate(x, axis), *parts)
+    axis = int(has_copies)
+    stored, slots = jax.tree.map(lambda *x: np.concatenate(x, axis), *parts)
     return blocks.RowBlock(blocks.from_stored(stored, self.spec.dtype), slots)
 
   def import_rows(

@@ -143,15 +143,9 @@ def test_rows_and_sums_arrive_where_they_belong(shape, capacity, kind):
 
 def test_the_rounds_are_as_many_as_they_should_be():
   # The loop that counts them, by hand.
-  for kind, capacity, expected in [
-    ('nothing', 1, 1),
-    ('one_place', 1, 1),
-    ('every_place', NUM, 1),
-    ('every_place', 1, NUM_ROWS),
-    ('one_holder', NUM_ROWS, 1),
-  ]:
-    assert _num_rounds(_places(kind, (2, 2)), 2, capacity) == expected
-  assert _num_rounds(_places('random', (1, 4)), 4, 1) > 3
+  assert _num_rounds(_places('nothing', (2, 2)), 2, 1) == 1
+  assert _num_rounds(_places('every_place', (2, 2)), 2, NUM) == 1
+  assert _num_rounds(_places('every_place', (2, 2)), 2, 1) == NUM_ROWS
   # All of a stretch in one buffer, the rest in another.
   places = np.full((1, 1, NUM), NUM_ROWS)
   places[0, 0, :5] = [6, 0, 3, 3, 5]
