@@ -256,12 +256,13 @@ def _unpack(
   stream = _DECOMPRESSORS[suffix]()
   data, out = b'', []
   for step in steps:
-    data += step
+    # Zeros may stand between streams.
+    data = (data + step).lstrip(b'\0') if stream.eof else step
     while data and (not stream.eof or data.startswith(magic)):
       if stream.eof:
         stream = _DECOMPRESSORS[suffix]()
       out.append(stream.decompress(data))
-      data = stream.unused_data
+      data = stream.unused_data.lstrip(b'\0')
     if data and len(data) >= len(magic):
       break
     if sum(map(len, out)) >= BLOCK_BYTES:

@@ -140,11 +140,9 @@ def pages(blocks: Iterable[bytes], report: ReadReport) -> Iterator[Page]:
       header, start, body = chunk.rpartition(b'<page>')
       is_open = _read_header(header, names, is_open)
       why = f'malformed {after} (%s); reading goes on after that page'
-      if b'<page>' in header or not start:
-        lost = header[header.find(b'<page>') :] if header else chunk
-        report.lose(len(lost), why % 'not one page')
-      if not start:
-        continue
+      if b'<page>' in header:
+        lost_bytes = len(header) - header.find(b'<page>')
+        report.lose(lost_bytes, why % 'a page that is not closed')
       xml = start + body + b'</page>'
       try:
         page = _page(xml, names, report)

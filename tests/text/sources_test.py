@@ -176,13 +176,14 @@ def test_cut_or_damaged_compression(tmp_path, suffix):
 
 @pytest.mark.parametrize('suffix', ['.gz', '.bz2', '.xz'])
 def test_bytes_after_compressed_data_are_reported(tmp_path, suffix):
-  for rest in (b'no stream ' * 20_000, bytes(4)):
-    data = _PACKERS[suffix](_TEXT) + rest
-    path = _write(tmp_path / f'a{suffix}', data)
+  stream = _PACKERS[suffix](_TEXT)
+  data = stream + bytes(30_000) + stream + bytes(8)  # padding
+  for rest in (b'', b'?', b'no stream ' * 20_000):
+    path = _write(tmp_path / f'a{suffix}', data + rest)
     text, _, report = _read(path)
-    assert text == _TEXT
+    assert text == 2 * _TEXT
     ignored = f'{len(rest)} bytes after its compressed data ignored'
-    assert report.problems == [f'{path}: {ignored}']
+    assert report.problems == [f'{path}: {ignored}'] * bool(rest)
 
 
 def _lines(seed, size):

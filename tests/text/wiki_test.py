@@ -83,14 +83,17 @@ def test_cut_anywhere_keeps_the_complete_pages():
 def test_malformed_pages_are_skipped_and_bad_characters_replaced():
   bad = _page('Bad', 'x').replace('</text>', '</txt>')
   page = _page('A', 'a@b\x01c\x0bd\ufffee')
-  data = _dump(page, bad, _page('B', 'b'), bad, _page('C', 'c'))
+  open_page, no_page = '<page><title>D', 'x</page>'
+  data = _dump(page, bad, _page('B', 'b'), open_page, _page('C', 'c'), no_page)
   pages, report = _read(data.replace(b'@', b'\xff\xe4'))
   assert [page.text for page in pages] == ['a\ufffd\ufffdb?c?d\ufffde', *'bc']
-  assert [problem[:26] for problem in report.problems] == [
-    'malformed after page 1 ("A',
-    'malformed after page 2 ("B',
+  assert [problem[:34] for problem in report.problems] == [
+    'malformed after page 1 ("A") (mism',
+    'malformed after page 2 ("B") (a pa',
+    'malformed after page 3 ("C") (not ',
   ]
-  assert report.lost_bytes == 2 * len(bad.strip())
+  lost = bad.strip() + open_page + '\n' + no_page
+  assert report.lost_bytes == len(lost)
   assert report.replaced_bytes == 2 + 2 + 3
 
 
