@@ -15,10 +15,9 @@ work, in programs that do one thing (ceilings.py).
 
 Predicted are a step's times of (a) the tables' bytes at the rate of the copy,
 (b) the flops at the rate of the large product and (c) gather, products and
-scatter as each is measured; left out are window masks, draws, the sigmoid, the
+scatter as each is measured; left out are masks, draws, the sigmoid, the
 optimizer and the exchange of replicas. `reached` is the predicted time over the
-measured one. It is no hard limit: rows of a small table stay in a cache, where
-a step's scatter finds what its gather brought.
+measured one; small tables stay in a cache, so that it is no hard limit.
 """
 
 import pathlib

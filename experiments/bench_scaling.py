@@ -16,8 +16,8 @@ are ready. Corpus: medians of whole epochs, with the loader.
   time        per center, relative to the base point of the same strategy
   tables      state of training on all devices
   peak        resident memory of the process, libraries and corpus included
-  others      cores that other processes used: a point that they disturbed is
-              measured again, up to three times, and the least disturbed counts
+  others      cores that other processes used: of up to three measurements the
+              least disturbed counts
 """
 
 import argparse

@@ -81,9 +81,7 @@ def _ours(
   }
   if args.loss == 'negative_sampling':
     settings['model.negatives'] = _NEGATIVES
-  command = experiment.training_command(
-    args.config, workdir, settings, args.override
-  )
+  command = experiment.training_command(args, workdir, settings)
   found = _timed(command, folder / 'log', folder / f'cache{run}')
   report = experiment.read_report(workdir)
   names = (

@@ -100,36 +100,6 @@ def _iteration_secs(
   return statistics.median(runs)
 
 
-def _copied_bytes_per_sec(mesh: jax.sharding.Mesh, effort: Effort) -> float:
-  """Read and written, by a device."""
-  secs = _iteration_secs(
-    mesh,
-    lambda i, x, _: x * np.float32(1 + 1e-6),
-    lambda: jnp.ones(effort.copy_bytes // 4, jnp.float32),
-    (),
-    effort,
-  )
-  return 2 * effort.copy_bytes / secs
-
-
-def _product_flops_per_sec(mesh: jax.sharding.Mesh, effort: Effort) -> float:
-  """Of a device, in a product that is large enough."""
-  size = effort.product_size
-  while True:
-    # Scaled so that repeated products neither grow nor fade.
-    factor = np.random.default_rng(0).standard_normal((size, size), np.float32)
-    secs = _iteration_secs(
-      mesh,
-      lambda i, x, factor: x @ factor,
-      lambda size=size: jnp.ones((size, size), jnp.float32),
-      factor / np.float32(size**0.5),
-      effort,
-    )
-    if secs >= effort.product_secs or size >= _MAX_PRODUCT_SIZE:
-      return 2 * size**3 / secs
-    size *= 2
-
-
 def _at(ids: list[jax.Array], i: jax.Array) -> list[jax.Array]:
   """The ids of step i; the first step follows the last one."""
   return [x[i % x.shape[0]] for x in ids]
@@ -171,6 +141,9 @@ def measure(
   # Flat: XLA copies rows of another shape before it scatters them.
   flat = [x.reshape(len(x), -1) for x in ids]
 
+  def secs(body: Body, carry: Callable[[], Any], constants: Any = ()) -> float:
+    return _iteration_secs(mesh, body, carry, constants, effort)
+
   def zeros(shapes):
     # Sums of zeros stay what they are.
     return [jnp.zeros((*shape, spec.dim), jnp.float32) for shape in shapes]
@@ -181,18 +154,30 @@ def measure(
   def rows_and_gradients():
     return zeros(x.shape[1:] for x in ids), zeros(x.shape[1:] for x in ids)
 
-  gather_secs, scatter_secs = (
-    _iteration_secs(mesh, body, tables_and_rows, flat, effort)
-    for body in (_gather, _scatter)
+  gather_secs = secs(_gather, tables_and_rows, flat)
+  scatter_secs = secs(_scatter, tables_and_rows, flat)
+  products_secs = secs(_products, rows_and_gradients)
+  copy_secs = secs(
+    lambda i, x, _: x * np.float32(1 + 1e-6),
+    lambda: jnp.ones(effort.copy_bytes // 4, jnp.float32),
   )
-  products_secs = _iteration_secs(
-    mesh, _products, rows_and_gradients, (), effort
-  )
+  product_secs, size = 0.0, effort.product_size // 2
+  while not product_secs or (
+    product_secs < effort.product_secs and size < _MAX_PRODUCT_SIZE
+  ):
+    size *= 2
+    # Scaled so that repeated products neither grow nor fade.
+    factor = np.random.default_rng(0).standard_normal((size, size), np.float32)
+    product_secs = secs(
+      lambda i, x, factor: x @ factor,
+      lambda size=size: jnp.ones((size, size), jnp.float32),
+      factor / np.float32(size**0.5),
+    )
   num_rows = sum(x[0].size for x in ids)
   num_scores = ids[0][0].size * ids[1].shape[-1]
   return {
-    'copy_bytes_per_sec': _copied_bytes_per_sec(mesh, effort),
-    'product_flops_per_sec': _product_flops_per_sec(mesh, effort),
+    'copy_bytes_per_sec': 2 * effort.copy_bytes / copy_secs,
+    'product_flops_per_sec': 2 * size**3 / product_secs,
     'gather_secs': gather_secs,
     'scatter_secs': scatter_secs,
     'products_secs': products_secs,

@@ -4,18 +4,20 @@
 
 The training step of skip-gram (vocabulary 100,000 of Zipf counts, 8192 centers
 per step of all devices together, SGD, float32) is compiled for meshes of 1 to
-64 simulated devices, and the collectives of the program are read:
-jaxemb/runtime/hlo.py says how their bytes are counted. Bytes are those that all
-devices together send per corpus word, before frequent-word subsampling
-(`kept_fraction` of the words are centers).
+64 simulated devices; jaxemb/runtime/hlo.py says how the bytes of its
+collectives are counted. Bytes are those that all devices together send per
+corpus word, before frequent-word subsampling.
 
-  compiled   of the collectives inside the loop over steps. The row layout sends
-             rows in buffers of a fixed size, some of it empty; a step that
-             needs a second round, about one in ten thousand, sends twice
+  compiled   inside the loop over steps. The row layout sends rows in buffers of
+             a fixed size, some of it empty; a step that needs a second round,
+             about one in ten thousand, sends twice
   formula    the same from the sizes alone (`closed_form`); a test compares them
   published  parameter servers after Ordentlich et al. 2016: rows that travel,
              (2 + w n) d 4, and for `column` products that do, w (n + 1) S 4; w
              contexts and n negatives of a center, S devices
+  column / row   wanted is at most 1 / 3 on eight devices at dim 512
+  of vocabulary size   collectives that move an array with all rows of a table,
+             or a device's share of them, as an axis; wanted are none
 
 Nothing is run. What processes really send is in report.json of their run, as
 the kernel counts it: `loopback_sent_bytes` or `network_sent_bytes` of `hosts`.
@@ -48,40 +50,29 @@ class Point(NamedTuple):
   dim: int
 
 
-# Where columns should send at most a third of what rows do.
-_TARGET = Point('row', 1, 8, 512)
 # How often an optimizer reads a number of each row of a step.
 _NUMBERS_READ = {'sgd': 1, 'adagrad': 1, 'adam': 4}
 
 
-class Plan(NamedTuple):
-  """Which programs, and their sizes."""
-
-  points: list[Point]
-  vocab: int
-  batch_words: int  # centers per step
-
-
-def _full_plan() -> Plan:
+def _full_plan() -> list[Point]:
   points = []
   for layout in ('replicated', 'row', 'column'):
     for n in (1, 2, 4, 8, 16, 64):
       shape = (n, 1) if layout == 'replicated' else (1, n)
       points += [Point(layout, *shape, dim) for dim in (128, 512)]
     points += [Point(layout, 2, 4, dim) for dim in (128, 512)]
-  return Plan(points, 100_000, 8192)
+  return points
 
 
-def _quick_plan() -> Plan:
-  """Tiny, for tests."""
-  points = [
-    *(Point('row', data, 4 // data, 8) for data in (1, 2)),
-    *(Point('column', data, 4 // data, 8) for data in (1, 2)),
-    Point('replicated', 4, 1, 8),
-    Point('column', 1, 1, 8),
-    Point('column', 1, 4, 24),
-  ]
-  return Plan(points, 3001, 256)
+_QUICK_PLAN = [
+  Point('replicated', 4, 1, 8),
+  Point('row', 1, 4, 8),
+  Point('row', 2, 2, 8),
+  Point('column', 1, 1, 8),
+  Point('column', 1, 4, 8),
+  Point('column', 1, 4, 24),
+  Point('column', 2, 2, 8),
+]
 
 
 def make(
@@ -209,9 +200,9 @@ def published(job: zipf.Job) -> float:
   return (2 + contexts * m.negatives) * m.dim * _FLOAT_BYTES
 
 
-def examine(point: Point, plan: Plan) -> dict[str, Any]:
+def examine(point: Point, vocab: int, batch_words: int) -> dict[str, Any]:
   """Compiles a point, and compares."""
-  job = make(point, plan.vocab, plan.batch_words)
+  job = make(point, vocab, batch_words)
   sent, of_vocabulary = traffic(job, compiled_text(job))
   per_word = job.mesh.size * job.kept_fraction / job.step_words
   result = point._asdict() | {
@@ -235,9 +226,9 @@ def examine(point: Point, plan: Plan) -> dict[str, Any]:
 
 
 def table(points: Sequence[dict[str, Any]]) -> str:
-  """A line per point."""
-  rows = []
-  for p in points:
+  """A line per point, and of the columns' bytes per word those of the rows."""
+  rows, found = [], {Point(*(p[k] for k in Point._fields)): p for p in points}
+  for point, p in found.items():
     sent = dict(p['bytes_per_step_per_device'])
     total = sent.pop('total')
     largest = max(sent, key=sent.get, default='none')
@@ -245,43 +236,22 @@ def table(points: Sequence[dict[str, Any]]) -> str:
     if 'buffer_fill' in p:
       note += f', buffers {p["buffer_fill"]:.0%} full'
     keys = ('bytes', 'formula_bytes', 'published_bytes')
-    mesh = f'{p["data"]} x {p["table"]}'
-    sizes = (p[f'{key}_per_word'] for key in keys)
-    rows.append((p['layout'], mesh, p['dim'], *sizes, note))
+    sizes = [p[f'{key}_per_word'] for key in keys]
+    same = found.get(point._replace(layout='row'), {'bytes_per_word': 0})
+    ratio = None
+    if point.layout == 'column' and same['bytes_per_word']:
+      ratio = p['bytes_per_word'] / same['bytes_per_word']
+    num_large = len(p['travels_with_vocabulary_axis'])
+    mesh = f'{point.data} x {point.table}'
+    cells = *sizes, ratio, num_large, note
+    rows.append((point.layout, mesh, point.dim, *cells))
   head = {
     'layout': '', 'data x table': '', 'dim': '', 'compiled': ',.0f',
-    'formula': ',.0f', 'published': ',.0f', 'largest collective': '',
+    'formula': ',.0f', 'published': ',.0f', 'column / row': '.3f',
+    'of vocabulary size': '', 'largest collective': '',
   }  # fmt: skip
   title = 'bytes per word, all devices together'
   return f'{title}\n{experiment.table(head, rows)}'
-
-
-def findings(points: Sequence[dict[str, Any]]) -> str:
-  """What the table shows, in lines."""
-  found = {Point(**{k: p[k] for k in Point._fields}): p for p in points}
-  lines, by_mesh = [], {}
-  for point, p in found.items():
-    column = found.get(point._replace(layout='column'))
-    if point.layout == 'row' and p['devices'] > 1 and column:
-      ratio = column['bytes_per_word'] / p['bytes_per_word']
-      target = ' (target: at most 0.333)' if point == _TARGET else ''
-      mesh = f'{point.data} x {point.table}, dim {point.dim}'
-      lines.append(f'column / row on {mesh}: {ratio:.3f}{target}')
-    if point.layout == 'column' and point.data == 1:
-      by_mesh.setdefault(point.table, set()).add(p['bytes_per_word'])
-  for layout in ('replicated', 'row', 'column'):
-    own = (p for p in points if p['layout'] == layout)
-    bad = sum(len(p['travels_with_vocabulary_axis']) for p in own)
-    lines.append(
-      f'{layout}: {bad or "no"} collective moves an array with the vocabulary, '
-      'or a share of it, as an axis'
-    )
-  depends = any(len(x) > 1 for x in by_mesh.values())
-  lines.append(
-    f'column, all devices on the table axis: {"NOT " if depends else ""}'
-    'independent of dim'
-  )
-  return '\n'.join(lines)
 
 
 def main() -> None:
@@ -289,15 +259,17 @@ def main() -> None:
   parser = experiment.parser(__doc__)
   parser.add_argument('--quick', action='store_true', help='tiny, for tests')
   args = parser.parse_args()
-  plan = _quick_plan() if args.quick else _full_plan()
+  plan, vocab, batch_words = _full_plan(), 100_000, 8192
+  if args.quick:
+    plan, vocab, batch_words = _QUICK_PLAN, 3001, 256
   results = experiment.Results('comm-volume', args)
-  experiment.simulate_devices(max(p.data * p.table for p in plan.points))
+  experiment.simulate_devices(max(p.data * p.table for p in plan))
   points: list[dict[str, Any]] = []
-  results.found = plan._asdict() | {'points': points}
-  for point in plan.points:
+  results.found = {'vocab': vocab, 'batch_words': batch_words, 'points': points}
+  for point in plan:
     experiment.progress('compiling', point)
-    points.append(examine(point, plan))
-  results.finish(table(points), findings(points))
+    points.append(examine(point, vocab, batch_words))
+  results.finish(table(points))
 
 
 if __name__ == '__main__':

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import psutil
@@ -30,7 +30,6 @@ RESULTS = ROOT / 'experiments' / 'results'
 RUN_FLAGS = (
   'text', 'eval', 'config', 'sample', 'epochs', 'restrict_vocab', 'override',
 )  # fmt: skip
-_T = TypeVar('_T')
 
 
 # Flags.
@@ -130,26 +129,22 @@ def call(command: Sequence[str], cache: pathlib.Path | None = None) -> None:
 
 
 def training_command(
-  config: str,
-  workdir: pathlib.Path,
-  settings: Mapping[str, Any],
-  override: Sequence[str] = (),
+  args: argparse.Namespace, workdir: pathlib.Path, settings: Mapping[str, Any]
 ) -> list[str]:
-  """The command line of a run, with settings by dotted name."""
+  """The command line of a run, by --config, settings and `override`."""
   flags = [f'--config.{name}={value}' for name, value in settings.items()]
-  command = [sys.executable, '-m', 'jaxemb.main', f'--config={config}']
-  return [*command, f'--workdir={workdir}', *flags, *override]
+  command = [sys.executable, '-m', 'jaxemb.main', f'--config={args.config}']
+  return [*command, f'--workdir={workdir}', *flags, *args.override]
 
 
 def train(
-  config: str,
+  args: argparse.Namespace,
   workdir: pathlib.Path,
   settings: Mapping[str, Any],
-  override: Sequence[str] = (),
   cache: pathlib.Path | None = None,
 ) -> dict[str, Any]:
   """Trains in a process of its own; returns report.json."""
-  call(training_command(config, workdir, settings, override), cache)
+  call(training_command(args, workdir, settings), cache)
   return read_report(workdir)
 
 
@@ -178,7 +173,7 @@ def score(
     'train.epochs': args.epochs,
     'seed': seed,
   }
-  report = train(args.config, workdir, common | dict(settings), args.override)
+  report = train(args, workdir, common | dict(settings))
   scores = {k: x['score'] for k, x in report['evaluation'].items()}
   return {
     'words_per_sec': report['words_per_sec'],
@@ -193,13 +188,13 @@ def score(
 
 
 def in_turn(
-  sides: Mapping[str, Callable[[int], _T]], runs: int
-) -> dict[str, list[_T]]:
+  sides: Mapping[str, Callable[[int], Any]], runs: int
+) -> dict[str, list[Any]]:
   """Measures all sides in each round, so that drift of the machine hits all.
 
   Sides are called with the number of the round.
   """
-  results: dict[str, list[_T]] = {name: [] for name in sides}
+  results = {name: [] for name in sides}
   for run in range(runs):
     for name, measure in sides.items():
       results[name].append(measure(run))

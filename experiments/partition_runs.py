@@ -111,8 +111,7 @@ class Runs:
         'strategy.divide': cell.divide,
         'strategy.merge': 'none',
       }
-    cache = args.work / 'cache'
-    experiment.train(args.config, workdir, settings, args.override, cache)
+    experiment.train(args, workdir, settings, args.work / 'cache')
     # Only vectors and words are needed: a sweep has hundreds of them.
     for pattern in ('checkpoints', 'export/projector', 'export/vectors.[bt]*'):
       for path in [*workdir.glob(pattern), *workdir.glob(f'parts/*/{pattern}')]:

@@ -85,9 +85,7 @@ def main() -> None:
   for seed in range(1, args.seeds + 1):
     with tempfile.TemporaryDirectory() as folder:
       settings = {'seed': seed, 'eval.paths': 'none'}
-      report = experiment.train(
-        args.config, pathlib.Path(folder), settings, args.override
-      )
+      report = experiment.train(args, pathlib.Path(folder), settings)
       table = embeddings.load(folder).sense_table
     if table is None:
       raise errors.UserError(f'{args.config} trains one vector per word')

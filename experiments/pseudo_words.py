@@ -145,9 +145,8 @@ def _run(
     'senses.top_ratio': 0.0,
     'senses.words': folder / 'words.txt',
   }
-  workdir, cache = folder / 'merged', folder / 'cache'
-  experiment.train(args.config, workdir, settings, args.override, cache)
-  table = embeddings.load(workdir).sense_table
+  experiment.train(args, folder / 'merged', settings, folder / 'cache')
+  table = embeddings.load(folder / 'merged').sense_table
   each = {x.name: _purity(text, names, x, table, args) for x in pairs}
   return {
     'purity': statistics.mean(each.values()),

@@ -269,7 +269,7 @@ class Embeddings:
 
     benchmark = _read_benchmark('similarity', pairs, delimiter)
     searched = self._searched(restrict_vocab, case_insensitive)
-    cosines = words_lib.pair_cosines(benchmark, searched)
+    cosines = searched.pair_cosines(benchmark)
     is_known = ~np.isnan(cosines)
     counts = is_known | dummy4unknown
     if counts.sum() < 2:
@@ -305,7 +305,7 @@ class Embeddings:
     measure = functions.index(similarity_function)
     benchmark = _read_benchmark('analogies', analogies)
     searched = self._searched(restrict_vocab, case_insensitive)
-    is_found, is_right = words_lib.solve_analogies(benchmark, searched)
+    is_found, is_right = searched.solve(benchmark)
     sections = {
       name: {'section': name, 'correct': [], 'incorrect': []}
       for name in (*benchmark.labels, 'Total accuracy')

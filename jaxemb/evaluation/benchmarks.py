@@ -75,10 +75,9 @@ def find(
     if benchmark is None:
       unknown.append(path)
       continue
-    name = benchmark.name
-    names[name] += 1
-    if names[name] > 1:
-      benchmark = benchmark._replace(name=f'{name}-{names[name]}')
+    names[benchmark.name] += 1
+    if (count := names[benchmark.name]) > 1:
+      benchmark = benchmark._replace(name=f'{benchmark.name}-{count}')
     found.append(benchmark)
   if not found:
     raise errors.UserError(
@@ -121,17 +120,15 @@ def read(
   separator = re.compile(re.escape(delimiter) if delimiter else r'[\s,]+')
   try:
     with path.open('rb') as file:
-      start = file.read(_SNIFF_BYTES)
-      sample = [] if b'\0' in start else _lines(start)[:_SNIFF_LINES]
+      data = file.read(_SNIFF_BYTES)
+      sample = [] if b'\0' in data else _lines(data)[:_SNIFF_LINES]
       layout = _layout(sample, separator)
-      if layout is None:
-        return None
-      lines = _lines(start + file.read())
+      data += file.read() if layout else b''
   except OSError as error:
     raise errors.UserError(
       f'cannot read benchmark {path}: {error.strerror}'
     ) from error
-  items = _parse(lines, layout, separator)
+  items = _parse(_lines(data), layout, separator) if layout else []
   good = [item for item in items if item is not None]
   num_malformed, dropped = len(items) - len(good), ()
   if layout == 'categories':

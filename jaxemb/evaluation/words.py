@@ -40,13 +40,9 @@ _NOTES = {
 
 
 class Searched:
-  """The words that an evaluation knows, with their vectors.
+  """The first `restrict_vocab` words, or all (None or 0), with their vectors.
 
-  Attributes:
-    vectors: [size, dim] float32.
-    norms: [size] float32.
-    spellings: all rows of a word, by its first, for words that have several.
-    is_upper: whether words are compared in upper case.
+  Vectors are [size, dim] float32; words may be compared in upper case.
   """
 
   def __init__(
@@ -56,30 +52,54 @@ class Searched:
     restrict_vocab: int | None = None,
     is_upper: bool = True,
   ):
-    """Indexes the first `restrict_vocab` words; all if None or 0."""
     self.vectors = vectors[: restrict_vocab or len(words)]
     self.norms = geometry.norms(self.vectors)
     self.is_upper = is_upper
-    self.spellings: dict[int, list[int]] = {}
     self._rows: dict[str, int] = {}
+    self._spellings: dict[int, list[int]] = {}  # all rows, by the first
     for row in range(len(self.vectors)):
       word = words[row].upper() if is_upper else words[row]
       first = self._rows.setdefault(word, row)
       if first != row:
-        self.spellings.setdefault(first, [first]).append(row)
+        self._spellings.setdefault(first, [first]).append(row)
 
-  def find(
-    self, benchmark: benchmarks.Benchmark
-  ) -> tuple[np.ndarray, np.ndarray]:
+  def find(self, asked: benchmarks.Benchmark) -> tuple[np.ndarray, np.ndarray]:
     """[items] bool: all words are known; [found, words] int64: their rows."""
     rows = np.array(
       [
         [self._rows.get(x.upper() if self.is_upper else x, -1) for x in words]
-        for words in benchmark.words
+        for words in asked.words
       ]
     )
     is_found = (rows >= 0).all(axis=1)
     return is_found, rows[is_found]
+
+  def pair_cosines(self, asked: benchmarks.Benchmark) -> np.ndarray:
+    """[pairs] float32 cosines; NaN if a word is out of vocabulary.
+
+    A word with itself has exactly 1. (SCWS holds 241 such pairs; gensim leaves
+    them to rounding errors of 1e-7, which break their ties at random.)
+    """
+    is_found, pairs = self.find(asked)
+    units = {i: geometry.unit_vector(self.vectors[i]) for i in set(pairs.flat)}
+    cosines = np.full(len(is_found), np.nan, np.float32)
+    cosines[is_found] = [
+      1 if a == b and units[a].any() else np.dot(units[a], units[b])
+      for a, b in pairs.tolist()
+    ]
+    return cosines
+
+  def solve(self, asked: benchmarks.Benchmark) -> tuple[np.ndarray, np.ndarray]:
+    """[questions] bool: found; [questions, 2]: right by 3CosAdd, by 3CosMul.
+
+    What was not found is not right.
+    """
+    is_found, questions = self.find(asked)
+    is_right = np.zeros((len(is_found), 2), bool)
+    is_right[is_found] = analogies.solve(
+      self.vectors, self.norms, questions, self._spellings
+    )
+    return is_found, is_right
 
 
 def evaluate(
@@ -142,34 +162,12 @@ def evaluate(
   return results
 
 
-def pair_cosines(
-  benchmark: benchmarks.Benchmark, searched: Searched
-) -> np.ndarray:
-  """[pairs] float32 cosine of each pair; NaN if a word is out of vocabulary.
-
-  A word with itself has exactly 1. (SCWS holds 241 such pairs; gensim leaves
-  them to rounding errors of 1e-7, which break their ties at random.)
-  """
-  is_found, pairs = searched.find(benchmark)
-  units = {
-    i: geometry.unit_vector(searched.vectors[i]) for i in set(pairs.flat)
-  }
-  cosines = np.full(len(is_found), np.nan, np.float32)
-  cosines[is_found] = [
-    1 if a == b and units[a].any() else np.dot(units[a], units[b])
-    for a, b in pairs.tolist()
-  ]
-  return cosines
-
-
-def _measure_pairs(
-  benchmark: benchmarks.Benchmark, searched: Searched
-) -> dict[str, Any]:
+def _pairs(asked: benchmarks.Benchmark, searched: Searched) -> dict[str, Any]:
   from scipy import stats  # takes a third of a second
 
-  cosines = pair_cosines(benchmark, searched)
+  cosines = searched.pair_cosines(asked)
   is_found = ~np.isnan(cosines)
-  both = np.array(benchmark.labels)[is_found], cosines[is_found]
+  both = np.array(asked.labels)[is_found], cosines[is_found]
   # Without two different values on each side no correlation is defined.
   if any(len(np.unique(x)) < 2 for x in both):
     return {'score': None, 'pearson': None}
@@ -180,26 +178,11 @@ def _measure_pairs(
   }
 
 
-def solve_analogies(
-  benchmark: benchmarks.Benchmark, searched: Searched
-) -> tuple[np.ndarray, np.ndarray]:
-  """[questions] bool: found; [questions, 2]: right by 3CosAdd, by 3CosMul.
-
-  What was not found is not right.
-  """
-  is_found, questions = searched.find(benchmark)
-  is_right = np.zeros((len(is_found), 2), bool)
-  is_right[is_found] = analogies.solve(
-    searched.vectors, searched.norms, questions, searched.spellings
-  )
-  return is_found, is_right
-
-
-def _measure_analogies(
-  benchmark: benchmarks.Benchmark, searched: Searched
+def _analogies(
+  asked: benchmarks.Benchmark, searched: Searched
 ) -> dict[str, Any]:
-  is_found, is_right = solve_analogies(benchmark, searched)
-  labels = np.array(benchmark.labels)
+  is_found, is_right = searched.solve(asked)
+  labels = np.array(asked.labels)
 
   def count(chosen: np.ndarray) -> dict[str, Any]:
     num_found = int(is_found[chosen].sum())
@@ -213,23 +196,22 @@ def _measure_analogies(
     }
 
   result = count(np.ones(len(labels), bool))
-  names = dict.fromkeys(benchmark.labels)
+  names = dict.fromkeys(asked.labels)
   result['sections'] = {name: count(labels == name) for name in names}
-  if benchmark.layout == 'questions-words':
+  if asked.layout == 'questions-words':
     is_syntactic = np.char.startswith(labels, 'gram')
     result['semantic'] = count(~is_syntactic)
     result['syntactic'] = count(is_syntactic)
   return result
 
 
-def _measure_categories(
-  benchmark: benchmarks.Benchmark, searched: Searched
+def _categories(
+  asked: benchmarks.Benchmark, searched: Searched
 ) -> dict[str, Any]:
-  is_found, rows = searched.find(benchmark)
+  is_found, rows = searched.find(asked)
   rows, purity = rows[:, 0], None
-  names, labels = np.unique(
-    np.array(benchmark.labels)[is_found], return_inverse=True
-  )
+  own = np.array(asked.labels)[is_found]
+  names, labels = np.unique(own, return_inverse=True)
   if len(rows):
     units = geometry.unit(searched.vectors[rows], searched.norms[rows])
     clusters = geometry.cluster(units, len(names))
@@ -239,15 +221,15 @@ def _measure_categories(
   return {
     'score': purity,
     'clusters': len(names),
-    'blank': benchmark.blank,
-    'repeated': benchmark.repeated,
+    'blank': asked.blank,
+    'repeated': asked.repeated,
   }
 
 
 _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
-  'similarity': _measure_pairs,
-  'analogies': _measure_analogies,
-  'categorization': _measure_categories,
+  'similarity': _pairs,
+  'analogies': _analogies,
+  'categorization': _categories,
 }
 
 

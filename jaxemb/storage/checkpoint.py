@@ -77,7 +77,6 @@ class Checkpoints:
   ):
     """Opens or creates the folder; `report` gets a line for each problem."""
     self._folder = folder.absolute()
-    self._max_to_keep = max_to_keep
     self._report = report
     self._saving: int | None = None
     self._last_step: int | None = None
@@ -85,17 +84,11 @@ class Checkpoints:
     self._absl = logging.getLogger('absl')
     self._absl_level = self._absl.level
     self._absl.setLevel(logging.CRITICAL)
-    self._manager = self._open()
-
-  def _open(self) -> ocp.CheckpointManager:
-    # Saves that failed or were killed.
-    if jax.process_index() == 0:
-      for unfinished in self._folder.glob('*orbax-checkpoint-tmp*'):
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return ocp.CheckpointManager(
+    self._remove_unfinished()
+    self._manager = ocp.CheckpointManager(
       self._folder,
       options=ocp.CheckpointManagerOptions(
-        max_to_keep=self._max_to_keep,
+        max_to_keep=max_to_keep,
         create=True,
         # Processes that train as one also wait for each other in training:
         # saves of all of them must not run in the background.
@@ -112,6 +105,12 @@ class Checkpoints:
         'record': ocp.JsonCheckpointHandler(),
       },
     )
+
+  def _remove_unfinished(self) -> None:
+    """Removes saves that failed or were killed."""
+    if jax.process_index() == 0:
+      for unfinished in self._folder.glob('*orbax-checkpoint-tmp*'):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
   def __enter__(self) -> 'Checkpoints':
     return self
@@ -158,12 +157,11 @@ class Checkpoints:
         'training goes on and the last good checkpoint stays: free space on '
         'that disk'
       )
-      # The manager remembers the failed step; a new one reads the folder. If
-      # that fails too, the next save will report it.
+      self._remove_unfinished()
+      # The manager remembers the failed step. If reading the folder fails too,
+      # the next save will report it.
       with contextlib.suppress(OSError, ValueError):
-        reopened = self._open()
-        self._manager.close()
-        self._manager = reopened
+        self._manager.reload()
 
   def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
     """Step, state and record of the newest intact checkpoint, if there is one.
@@ -195,12 +193,18 @@ class Checkpoints:
             'all processes again to go on from the one before'
           ) from error
         continue
+      # Set aside, so that their numbers can be saved again.
+      aside = self._folder.with_name(f'{self._folder.name}-damaged')
       for other, cause in damaged.items():
         self._report(
           f'checkpoint {other} is damaged and set aside, going on from '
           f'checkpoint {step}: {cause}'
         )
-        self._set_aside(other)
+        aside.mkdir(exist_ok=True)
+        shutil.rmtree(aside / str(other), ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+          (self._folder / str(other)).rename(aside / str(other))
+      self._manager.reload()
       return step, state, record
     if damaged:
       cause = next(iter(damaged.values()))
@@ -225,14 +229,3 @@ class Checkpoints:
     if _checksums(state) != record['checksums']:
       raise ValueError('its checksums differ')
     return state, record
-
-  def _set_aside(self, step: int) -> None:
-    """Moves a damaged checkpoint so that its number can be saved again."""
-    self._manager.close()
-    damaged = self._folder / str(step)
-    if damaged.exists() and jax.process_index() == 0:
-      aside = self._folder.with_name(f'{self._folder.name}-damaged')
-      aside.mkdir(exist_ok=True)
-      shutil.rmtree(aside / str(step), ignore_errors=True)
-      damaged.rename(aside / str(step))
-    self._manager = self._open()

@@ -14,10 +14,9 @@ read it, whatever the number of devices:
     arrays = ocp.PyTreeCheckpointer().restore(pathlib.Path(FOLDER).absolute())
 """
 
-import contextlib
 import pathlib
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -59,12 +58,10 @@ def shapes(folder: pathlib.Path | str) -> dict[str, Any]:
   Raises:
     errors.UserError: there is no readable orbax checkpoint.
   """
-  with _readable(folder) as path:
-    return jax.tree.map(
-      lambda x: tuple(x.shape),
-      _handler().metadata(path).tree,
-      is_leaf=lambda x: hasattr(x, 'shape'),
-    )
+  tree = _of_readable(folder, lambda path: _handler().metadata(path).tree)
+  return jax.tree.map(
+    lambda x: tuple(x.shape), tree, is_leaf=lambda x: hasattr(x, 'shape')
+  )
 
 
 def read(
@@ -80,17 +77,16 @@ def read(
   tree = shapes(folder)
   tree = {name: tree[name] for name in (tree if only is None else only)}
   # Without restore arguments orbax wants the devices that saved the arrays.
-  host = ocp.RestoreArgs(restore_type=np.ndarray)
-  args = jax.tree.map(lambda _: host, tree, is_leaf=_is_shape)
-  item = jax.tree.map(lambda _: 0, tree, is_leaf=_is_shape)
-  with _readable(folder) as path:
-    return _handler().restore(
-      path, args=ocp.args.PyTreeRestore(item, args, partial_restore=True)
-    )
-
-
-def _is_shape(node: Any) -> bool:
-  return isinstance(node, tuple)
+  args = jax.tree.map(
+    lambda _: ocp.RestoreArgs(restore_type=np.ndarray),
+    tree,
+    is_leaf=lambda x: isinstance(x, tuple),
+  )
+  item = jax.tree.map(lambda _: 0, args)
+  restore = ocp.args.PyTreeRestore(item, args, partial_restore=True)
+  return _of_readable(
+    folder, lambda path: _handler().restore(path, args=restore)
+  )
 
 
 def _alone() -> ocp.options.MultiprocessingOptions:
@@ -106,10 +102,11 @@ def _handler() -> ocp.PyTreeCheckpointHandler:
   )
 
 
-@contextlib.contextmanager
-def _readable(folder: pathlib.Path | str) -> Iterator[pathlib.Path]:
+def _of_readable(
+  folder: pathlib.Path | str, read_from: Callable[[pathlib.Path], Any]
+) -> Any:
   try:
-    yield pathlib.Path(folder).absolute()
+    return read_from(pathlib.Path(folder).absolute())
   except MemoryError:
     raise
   except Exception as error:  # whatever damaged files make orbax raise

@@ -16,11 +16,6 @@ _VECTORS = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
 _COUNTS = np.array([5, 9, 2, 9, 7, 1])
 
 
-def _columns(path):
-  lines = path.read_text(encoding='utf-8').removesuffix('\n').split('\n')
-  return [line.split('\t') for line in lines]
-
-
 def test_every_form_holds_the_same(tmp_path, monkeypatch):
   monkeypatch.setattr(export, '_MAX_PROJECTOR_WORDS', 4)
   monkeypatch.setattr(export, '_BLOCK_ROWS', 3)
@@ -33,22 +28,18 @@ def test_every_form_holds_the_same(tmp_path, monkeypatch):
   words, counts = w2v.read_vocab(tmp_path / 'vocab.txt')
   assert words == ['x_y', *_WORDS[1:]] and counts.tolist() == _COUNTS.tolist()
   np.testing.assert_array_equal(np.load(tmp_path / 'vectors.npy'), _VECTORS)
-  for is_binary in (True, False):
+  for name, is_binary in (('vectors.bin', True), ('vectors.txt', False)):
     keyed = models.KeyedVectors.load_word2vec_format(
-      str(tmp_path / ('vectors.bin' if is_binary else 'vectors.txt')),
-      fvocab=str(tmp_path / 'vocab.txt'),
-      binary=is_binary,
+      tmp_path / name, tmp_path / 'vocab.txt', is_binary
     )
     assert keyed.index_to_key == words
     np.testing.assert_array_equal(keyed.vectors, _VECTORS)
     assert keyed.get_vecattr('12', 'count') == 7
   # The projector has the most frequent words.
   folder = tmp_path / 'projector'
-  assert _columns(folder / 'metadata.tsv') == [
-    ['word', 'count'], ['the', '9'], ['naïve', '9'], ['12', '7'],
-    ['x_y', '5'],
-  ]  # fmt: skip
-  tensors = np.array(_columns(folder / 'tensors.tsv'), np.float32)
+  words = (folder / 'metadata.tsv').read_text(encoding='utf-8')
+  assert words == 'word\tcount\nthe\t9\nnaïve\t9\n12\t7\nx_y\t5\n'
+  tensors = np.loadtxt(folder / 'tensors.tsv', np.float32)
   np.testing.assert_array_equal(tensors, _VECTORS[[1, 3, 4, 0]])
   config = (folder / 'projector_config.pbtxt').read_text()
   paths = re.findall('_path: "(.*)"', config)
@@ -90,14 +81,17 @@ def test_a_failed_export_keeps_the_earlier_one(tmp_path, monkeypatch):
   assert contents() == before
 
 
-def test_unusable_arrays_are_named(tmp_path):
-  path = tmp_path / 'vectors.npy'
-  np.save(path, np.ones((3, 2), np.int8))
-  with pytest.raises(errors.UserError, match=r'scales.npy.*export again'):
-    vectors_npy.load(path)
-  np.save(tmp_path / 'scales.npy', np.ones(2, np.float32))
-  with pytest.raises(errors.UserError, match='2 scales for the 3 rows'):
-    vectors_npy.load(path)
-  np.save(path, np.ones((3, 2), np.complex64))
-  with pytest.raises(errors.UserError, match='complex'):
-    vectors_npy.load(path)
+@pytest.mark.parametrize(
+  ('rows', 'scales', 'message'),
+  [
+    (np.ones((3, 2), np.int8), None, 'scales.npy.*export again'),
+    (np.ones((3, 2), np.int8), np.ones(2), '2 scales for the 3 rows'),
+    (np.ones((3, 2), np.complex64), None, 'complex'),
+  ],
+)
+def test_unusable_arrays_are_named(tmp_path, rows, scales, message):
+  np.save(tmp_path / 'vectors.npy', rows)
+  if scales is not None:
+    np.save(tmp_path / 'scales.npy', scales)
+  with pytest.raises(errors.UserError, match=message):
+    vectors_npy.load(tmp_path / 'vectors.npy')
