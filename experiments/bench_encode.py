@@ -2,7 +2,7 @@
 
   python experiments/bench_encode.py --text=FILE_FOLDER_OR_GLOB
 
-From the raw text to id shards: reading, parsing, counting, choosing the
+From the raw text to ids: reading, parsing, counting, choosing the
 vocabulary, encoding. numba compiles on a few bytes first.
 """
 

@@ -32,7 +32,6 @@ import time
 from typing import Any
 
 import experiment
-import numpy as np
 
 from jaxemb import errors
 from jaxemb.evaluation import benchmarks
@@ -180,7 +179,7 @@ def _run(args: argparse.Namespace, folder: pathlib.Path) -> dict:
   """All runs of both sides, with their quality."""
   settings = encode.Settings('words', True, 5, 1_000_000, '')
   corpus = encode.encode(args.text, settings, folder / 'cache', lambda *_: None)
-  tokens, ids = folder / 'tokens', np.concatenate(corpus.shards)
+  tokens, ids = folder / 'tokens', corpus.ids
   experiment.write_tokens(ids, corpus.vocabulary.words, tokens)
   words = corpus.num_words * args.epochs
   warm = folder / 'warm.txt'

@@ -74,7 +74,7 @@ def _divergences(runs: partition_runs.Runs) -> list[dict[str, Any]]:
   settings = encode.Settings('words', True, args.min_count, 1_000_000, '')
   cache = args.work / 'cache'
   corpus = encode.encode(args.text, settings, cache, lambda *_: None)
-  text, counts = partition_sampling.index(corpus), corpus.vocabulary.counts
+  counts = corpus.vocabulary.counts
   whole = counts / counts.sum()
   found = []
   for divide, num in itertools.product(args.divide, (3, 5, 10, 100, 1000)):
@@ -83,7 +83,7 @@ def _divergences(runs: partition_runs.Runs) -> list[dict[str, Any]]:
       sampling = partition_sampling.Sampling(
         divide, num, 1 / num, part, args.seeds[0]
       )
-      seen = partition_sampling.count(text, sampling, 1).seen
+      seen = partition_sampling.count(corpus, sampling, 1).seen
       own = seen[seen > 0] / seen.sum()
       divergence = float(np.sum(own * np.log(own / whole[seen > 0])))
       # That of a random sample of as many words.

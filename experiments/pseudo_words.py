@@ -58,7 +58,7 @@ def _read(args: argparse.Namespace, cache: pathlib.Path) -> Text:
     path = str(toywiki.write(cache / 'toywiki', 0, args.embedded_words).xml)
   settings = encode.Settings('words', True, 5, 0, '')
   corpus = encode.encode(path, settings, cache, lambda *_: None)
-  ids = np.concatenate(corpus.shards)[: args.words or None]
+  ids = corpus.ids[: args.words or None]
   names = corpus.vocabulary.words
   return Text(ids, names, np.bincount(ids[ids >= 0], minlength=len(names)))
 

@@ -65,8 +65,7 @@ class Job(NamedTuple):
 
   def source(self, corpus: encode.Encoded) -> loader.TextSource:
     """The corpus, read over and over."""
-    division = encode.divide(corpus, self.steps.num_parts)
-    return loader.TextSource(corpus, division, self.spec, self.steps)
+    return loader.TextSource(corpus, self.spec, self.steps)
 
 
 class Effort(NamedTuple):
@@ -122,13 +121,11 @@ def write_corpus(
   ids = np.memmap(path, np.int32, 'r')
   starts, sizes = encode.block_starts(ids, encode.BLOCK_WORDS)
   # Each block is a piece: parts of the corpus are equal.
-  pieces = np.arange(len(starts), dtype=np.int32)
   return encode.Encoded(
     path.parent,
     vocab.Vocabulary(range(len(counts)), counts),  # their names do not matter
-    (ids,),
-    encode.Blocks(np.append(starts, len(ids)), sizes, pieces),
-    np.stack([np.zeros_like(pieces), pieces], 1),
+    ids,
+    encode.Blocks(np.append(starts, len(ids)), sizes, np.arange(len(starts))),
     num_words,
     {},
   )

@@ -38,11 +38,11 @@ from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses as senses_merge
 from jaxemb.runtime import distributed, mesh
-from jaxemb.storage import atomic, checkpoint
+from jaxemb.storage import atomic, checkpoint, word2vec_format
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import replicas
 from jaxemb.tables import blocks
-from jaxemb.text import partition_sampling, vocab
+from jaxemb.text import partition_sampling
 
 _WORDS_COUNTED = (
   'corpus words inside the vocabulary that sub-models have read, before '
@@ -168,7 +168,7 @@ class _Runner:
     self.session, self.program = session, None  # the compiled dispatch
     self.folder = functools.partial(folder, parts.config, workdir)
     self.is_job = parts.config.strategy.part >= 0
-    self.text = partition_sampling.index(parts.source.corpus)
+    self.corpus = parts.source.corpus
     self.fingerprints = build.fingerprints(parts)
     self.key = loop.init_key(parts.config.seed)
     state = jax.eval_shape(parts.strategy.init, self.key)
@@ -199,7 +199,7 @@ class _Runner:
       )
       for part in wanted
     ]
-    counts = partition_sampling.count_all(self.text, samplings, source.epochs)
+    counts = partition_sampling.count_all(self.corpus, samplings, source.epochs)
     busy = []
     while samplings:
       with contextlib.ExitStack() as stack:
@@ -303,7 +303,7 @@ class _Runner:
     spec = self.parts.source.spec
     readers = [
       partition_sampling.items(
-        self.text, x.sampling, spec, x.totals.position, x.totals.done
+        self.corpus, x.sampling, spec, x.totals.position, x.totals.done
       )
       for x in self.models
     ]
@@ -341,7 +341,7 @@ class _Runner:
       model, own = self.models[i], item.items[i]
       measured = jax.tree.map(lambda x, i=i: x[i], step_metrics)
       epoch, own_rates = (
-        own.index // len(self.text.lengths),
+        own.index // len(self.corpus.blocks.words),
         [x[i] for x in rates],
       )
       with model.named_in_errors():
@@ -388,13 +388,13 @@ class _Runner:
           'another in its window; raise --config.strategy.rate or '
           '--config.data.sample'
         )
-      words = vocab.Vocabulary(export.keys, seen * has_vector)
+      words = export.keys, seen * has_vector
       export = export._replace(counts=seen).select(has_vector)
     else:
       # All words stay, with the counts that the Huffman tree is made of.
       senses = export.senses
-      words = vocab.Vocabulary(senses.names(), senses.by_row(seen))
-    vocab.write_counts(model.folder / 'vocab.txt', words)
+      words = senses.names(), senses.by_row(seen)
+    word2vec_format.write_vocab(model.folder / 'vocab.txt', *words)
     table_bytes = mesh.num_bytes(state)
     if self.is_job:
       results.write(model.folder, parts, export, totals, table_bytes)

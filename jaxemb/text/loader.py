@@ -1,4 +1,4 @@
-"""From id shards to batches: shuffled, subsampled, with a window per token.
+"""From ids to batches: shuffled, subsampled, with a window per token.
 
 Blocks of the corpus come in an order that a keyed permutation gives for every
 epoch, `group_blocks` at a time. Of each group, frequent words are dropped
@@ -11,8 +11,9 @@ Every choice is a hash of (seed, epoch, position in the corpus), so a batch is a
 pure function of (seed, epoch, next block), which is the reader's whole state.
 """
 
+import collections
 import dataclasses
-import os
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numba
@@ -50,10 +51,6 @@ class LoaderSpec:
   def max_steps(self) -> int:
     """Steps of a batch of which no token was dropped."""
     return -(-self.group_blocks * encode.BLOCK_WORDS // self.part_words)
-
-  def num_batches(self, num_blocks: int) -> int:
-    """Batches per epoch of a corpus whose longest part has so many blocks."""
-    return -(-num_blocks // self.group_blocks)
 
 
 def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
@@ -111,6 +108,13 @@ def permuted(index: int, size: int, key: np.uint64) -> int:
       return np.int64(x)
 
 
+@numba.njit(nogil=True, cache=True)
+def _order(first, stop, size, key):
+  """[n] int64, what the permutation has at first..stop-1, as far as it goes."""
+  places = range(first, max(first, min(stop, size)))
+  return np.array([permuted(i, size, key) for i in places])
+
+
 def part_key(seed: int, epoch: int, part: int) -> np.uint64:
   """The key of all choices that are made for a part in an epoch."""
   # Compiled functions hand back Python ints, whose type numba would guess.
@@ -120,16 +124,14 @@ def part_key(seed: int, epoch: int, part: int) -> np.uint64:
 
 
 @numba.njit(nogil=True, cache=True)
-def _pack(
-  ids, position, keep_below, key, shortest, window, out, left, right, n
-):
+def _pack(ids, position, keep_below, key, reaches, out, left, right, n):
   """Appends a block's surviving tokens at `out[window + n:]`.
 
   `keep_below` is the keep probability scaled to 2^32. Returns the new n, the
   words read and the pairs made.
   """
-  words = 0
-  pairs = 0
+  shortest, window = reaches
+  words = pairs = 0
   start = n  # of the sentence
   for i in range(len(ids) + 1):
     if i == len(ids) or ids[i] == tokenize.END:
@@ -170,21 +172,15 @@ def make_batch(
   left, right = np.zeros((2, num_parts, size), np.uint8)
   kept, pairs = np.zeros((2, num_parts), np.int32)
   num_blocks = num_words = 0
+  reaches = spec.shortest_window, spec.window
   for i, (key, blocks) in enumerate(parts):
+    rows = ids[i], left[i], right[i]
     n = num_pairs = num_blocks = 0
     for number, block_ids in blocks:
+      # Where the block is in its part, whoever reads the others.
+      position = number * encode.MAX_BLOCK_IDS
       n, more_words, more_pairs = _pack(
-        block_ids,
-        # Where the block is in its part, whoever reads the others.
-        number * encode.MAX_BLOCK_IDS,
-        keep_below,
-        key,
-        spec.shortest_window,
-        spec.window,
-        ids[i],
-        left[i],
-        right[i],
-        n,
+        block_ids, position, keep_below, key, reaches, *rows, n
       )
       num_words += more_words
       num_pairs += more_pairs
@@ -200,15 +196,6 @@ def make_batch(
   return batch, num_blocks, num_words
 
 
-@numba.njit(nogil=True, cache=True)
-def _group_words(block_words, first, stop, key):
-  """Words of the blocks that come first..stop-1 in an epoch's order."""
-  words = 0
-  for i in range(first, min(stop, len(block_words))):
-    words += block_words[permuted(i, len(block_words), key)]
-  return words
-
-
 class TextSource:
   """An encoded corpus as a `data.base.Source`; progress is in its words."""
 
@@ -216,16 +203,26 @@ class TextSource:
 
   def __init__(
     self,
-    corpus: encode.Encoded,  # what this process holds
-    division: encode.Division,  # of the corpus into parts
+    corpus: encode.Encoded,
     spec: LoaderSpec,
     steps: windows.Steps,
+    readers: base.Readers = base.ALONE,
     eval_paths: Callable[[], Sequence[str]] = tuple,
   ):
-    self.corpus, self.division, self.spec = corpus, division, spec
-    self.steps, self.eval_paths = steps, eval_paths
+    self.corpus, self.spec, self.steps = corpus, spec, steps
+    self.num_parts, self.eval_paths = steps.num_parts, eval_paths
+    # The blocks of each part that this process reads, by the part's number.
+    is_alone = readers.num_processes == 1
+    turns = corpus.blocks.turns % self.num_parts
+    self.local_blocks = {
+      part: np.flatnonzero(turns == part)
+      for part in (range(self.num_parts) if is_alone else readers.local_parts)
+    }
+    # For all parts, how many words each of their blocks has.
+    words = {i: corpus.blocks.words[x] for i, x in self.local_blocks.items()}
+    everyone = collections.ChainMap(*encode.gather(readers, words))
+    self.block_words = [everyone[part] for part in range(self.num_parts)]
     self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs
-    self.num_parts = len(division.block_words)
     self.keys, self.counts = corpus.vocabulary
     self.frequencies = center_probabilities(self.counts, spec.sample)
     self.fingerprint = corpus.manifest.get('fingerprint')
@@ -233,16 +230,14 @@ class TextSource:
 
   def describe(self) -> list[str]:
     """What was read, for the log."""
-    manifest = self.corpus.manifest
-    files = manifest['files']
-    read_bytes = sum(x['read_bytes'] for x in files)
-    size_bytes = sum(x['size_bytes'] for x in files)
-    num_read = sum(x['read_bytes'] > 0 for x in files)
+    manifest, files = self.corpus.manifest, self.corpus.manifest['files']
+    read_bytes = [x['read_bytes'] for x in files if x['read_bytes']]
     return [
       f'corpus: {self.corpus.num_words:,} words, vocabulary '
       f'{len(self.keys):,}, {manifest["text_bytes"]:,} bytes of text in '
       f'{self.corpus.folder}',
-      f'this process read {read_bytes:,} of {size_bytes:,} bytes in {num_read} '
+      f'this process read {sum(read_bytes):,} of '
+      f'{sum(x["size_bytes"] for x in files):,} bytes in {len(read_bytes)} '
       'file(s)',
     ]
 
@@ -250,35 +245,26 @@ class TextSource:
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
     """Batches from a position, [epoch, next block], to the last epoch's end."""
-    spec, block_words = self.spec, self.division.block_words
+    spec = self.spec
     keep_below = keep_thresholds(self.counts, spec.sample)
-    num_blocks = max(map(len, block_words))
-    num_batches = spec.num_batches(num_blocks)
+    num_blocks = max(map(len, self.block_words))
+    num_batches = -(-num_blocks // spec.group_blocks)
     epoch, block = position or (0, 0)
     while epoch < self.epochs:
       index = epoch * num_batches + block // spec.group_blocks
       stop = block + spec.group_blocks
-      keys = [part_key(spec.seed, epoch, i) for i in range(self.num_parts)]
-      parts = [
-        (keys[i], self._blocks(blocks, keys[i], block, stop))
-        for i, blocks in self.division.local.items()
-      ]
+      parts, words = [], 0
+      for part, sizes in enumerate(self.block_words):
+        key = part_key(spec.seed, epoch, part)
+        numbers = _order(block, stop, len(sizes), key)
+        words += int(sizes[numbers].sum())
+        if part in self.local_blocks:
+          texts = map(self.corpus.block, self.local_blocks[part][numbers])
+          parts.append((key, zip(numbers, texts, strict=True)))
       batch, _, _ = make_batch(spec, keep_below, parts)
-      words = sum(
-        _group_words(sizes, block, stop, key)
-        for sizes, key in zip(block_words, keys, strict=True)
-      )
       epoch, block = (epoch, stop) if stop < num_blocks else (epoch + 1, 0)
       yield base.Item(batch, index, [epoch, block], done, done + words)
       done += words
-
-  def _blocks(
-    self, blocks: np.ndarray, key: np.uint64, first: int, stop: int
-  ) -> Blocks:
-    """Blocks first..stop-1 of a part, in an epoch's order."""
-    for i in range(first, min(stop, len(blocks))):
-      number = permuted(i, len(blocks), key)
-      yield number, self.corpus.block(blocks[number])
 
 
 def make(spec: base.SourceSpec) -> TextSource:
@@ -287,45 +273,32 @@ def make(spec: base.SourceSpec) -> TextSource:
   Raises:
     UserError: for input that cannot be used.
   """
-  path, cache, progress = spec.path, spec.cache, spec.progress
-  d, is_embedded = spec.settings, not path or path.startswith(_EMBEDDED)
-  num_words = _EMBEDDED_WORDS
-  if is_embedded:
-    num_words = int(path.removeprefix(_EMBEDDED) or num_words)
+  s, d, path, cache = spec, spec.settings, spec.path, spec.cache
+  is_embedded = not path or path.startswith(_EMBEDDED)
+  size = path.removeprefix(_EMBEDDED) if is_embedded else ''
+  num_words = int(size or _EMBEDDED_WORDS)
 
   def embedded() -> toywiki.Corpus:
-    progress('writing the embedded corpus', 0, 1)
-    folder = cache / f'toywiki-{num_words}'
-    return toywiki.write(folder, corpus_words=num_words)
+    s.progress('writing the embedded corpus', 0, 1)
+    return toywiki.write(cache / f'toywiki-{num_words}', corpus_words=num_words)
 
   if is_embedded:
-    path = embedded().xml
+    path = str(embedded().xml)
   elif path.startswith(_WIKIPEDIA):
-    path = download.wikipedia(
-      path.removeprefix(_WIKIPEDIA),
-      cache,
-      lambda done, total: progress('downloading', done, total),
-    )
-  settings = encode.Settings(
-    d['tokens'],
-    d['lowercase'],
-    d['min_count'],
-    d['max_vocab'],
-    os.path.expanduser(d['counts']),
+    name = path.removeprefix(_WIKIPEDIA)
+    progress = functools.partial(s.progress, 'downloading')
+    path = str(download.wikipedia(name, cache, progress))
+  settings = encode.Settings(*(d[x] for x in encode.Settings._fields))
+  corpus = encode.encode(
+    path, settings, cache, s.progress, s.num_parts, s.readers
   )
-  readers = encode.Readers(spec.num_parts, *spec.readers)
-  corpus = encode.encode(str(path), settings, cache, progress, readers)
+  loader_spec = LoaderSpec(
+    s.seed, s.epochs, s.part_words, s.window, d['sample'], s.shortest_window
+  )
   return TextSource(
     corpus,
-    encode.divide(corpus, spec.num_parts, readers),
-    LoaderSpec(
-      spec.seed,
-      spec.epochs,
-      spec.part_words,
-      spec.window,
-      d['sample'],
-      spec.shortest_window,
-    ),
-    windows.Steps.of(spec),
+    loader_spec,
+    windows.Steps.of(s),
+    s.readers,
     lambda: [str(x) for x in embedded().eval_paths],
   )

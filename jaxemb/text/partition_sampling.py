@@ -9,16 +9,16 @@
 
 A sentence is identified by its offset in the ids of the corpus. Whether a part
 gets it is a hash of (seed, epoch, offset), so nothing is shuffled or stored,
-and reading can resume anywhere. The lengths of all sentences are in memory:
-skipping one costs a hash. One longer than a block counts as several.
+and reading can resume anywhere. One longer than a block counts as several.
 
 Vocabulary, subsampling and negatives are those of the whole corpus, which a
-sub-model reads as a single part in the sense of `encode.divide`.
+sub-model reads as a single part in the sense of `encode`; its process must have
+all of it.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from typing import NamedTuple
 
@@ -46,31 +46,6 @@ class Sampling:
   seed: int
 
 
-class Rule(NamedTuple):
-  """Who gets what in an epoch, as numbers for compiled code."""
-
-  # A stretch of ids, around the end of all `num_ids`; a length of -1 = draws.
-  first: np.int64
-  length: np.int64
-  num_ids: np.int64
-  # Keys of a draw shared by all parts, and of this part's own.
-  key: np.uint64
-  own_key: np.uint64
-  # If the shared draw is below `others`, a lower part has the sentence; below
-  # `mine`, this is the first part that has it. In the first case, this part
-  # has it too if its own draw is below `own`.
-  others: np.uint64
-  mine: np.uint64
-  own: np.uint64
-
-
-class Indexed(NamedTuple):
-  """A corpus and its sentences."""
-
-  corpus: encode.Encoded
-  lengths: list[np.ndarray]  # of each block, [sentences] uint16, with the ends
-
-
 class SampleCounts(NamedTuple):
   """What a part reads in all epochs, before subsampling."""
 
@@ -79,33 +54,32 @@ class SampleCounts(NamedTuple):
   sentences: int
 
 
-def rule(sampling: Sampling, epoch: int, num_ids: int) -> Rule:
-  """The rule of an epoch, for a corpus of `num_ids` ids, ends included."""
+def rule(sampling: Sampling, epoch: int, num_ids: int) -> tuple[np.uint64, ...]:
+  """Who gets what of `num_ids` ids in an epoch: the numbers for `selects`.
+
+  A sentence has a draw: its distance behind `first` in a circle of `circle`
+  ids, or where that is 0 a hash with `key`. Below `others`, a lower part has
+  the sentence, and this part only if its own draw, a hash with `own_key`, is
+  below `own`. Otherwise the part has it if the draw is below `mine`.
+  """
   s = sampling
   key = _hashed(_hashed(_STREAM) ^ s.seed % 2**64)
-  first = others = mine = 0
-  length = -1
+  first = circle = others = own_key = 0
+  own = round(s.rate * _ALL)
   if s.method == 'equal':
-    first = s.part * num_ids // s.num_parts
-    length = round(s.rate * num_ids)
+    first, circle = s.part * num_ids // s.num_parts, num_ids
+    mine = round(s.rate * num_ids)
     # No gaps from rounding; 1 / 49 * 49 is not 1.
     if math.isclose(s.rate * s.num_parts, 1):
-      length = (s.part + 1) * num_ids // s.num_parts - first
+      mine = (s.part + 1) * num_ids // s.num_parts - first
   elif s.method == 'sampling':
-    others = mine = _ALL  # whoever else has the sentence
+    key, mine = _hashed(key ^ (s.part + 1)), own
   else:
     key = _hashed(key ^ _hashed(epoch + 1))
+    own_key = _hashed(key ^ (s.part + 1))
     others, mine = _none_before(s, s.part), _none_before(s, s.part + 1)
-  return Rule(
-    np.int64(first),
-    np.int64(length),
-    np.int64(num_ids),
-    np.uint64(key),
-    np.uint64(_hashed(key ^ (s.part + 1))),
-    np.uint64(others),
-    np.uint64(mine),
-    np.uint64(round(s.rate * _ALL)),
-  )
+  numbers = first, circle, key, others, own_key, own, mine
+  return tuple(map(np.uint64, numbers))
 
 
 def _none_before(sampling: Sampling, part: int) -> int:
@@ -127,48 +101,33 @@ def _hashed(x: int) -> int:
 
 
 @numba.njit(nogil=True, cache=True)
-def selects(rule: Rule, offset: int) -> bool:
+def selects(rule: tuple[np.uint64, ...], offset: int) -> bool:
   """Whether a part gets the sentence at an offset."""
-  if rule.length >= 0:
-    distance = offset - rule.first
-    return (distance + rule.num_ids * (distance < 0)) < rule.length
-  hashed = loader.hashed(np.uint64(offset))
-  draw = loader.hashed(rule.key ^ hashed) >> np.uint64(1)
-  if draw >= rule.mine:
-    return False
-  if draw >= rule.others:
-    return True
-  return (loader.hashed(rule.own_key ^ hashed) >> np.uint64(1)) < rule.own
-
-
-def index(corpus: encode.Encoded) -> Indexed:
-  """Finds the sentences of a corpus; this process must have all of it."""
-  blocks = map(corpus.block, range(len(corpus.blocks.words)))
-  return Indexed(corpus, [_lengths(ids) for ids in blocks])
-
-
-def _lengths(ids: np.ndarray) -> np.ndarray:
-  is_end = ids == tokenize.END
-  starts = np.flatnonzero(is_end[:-1] & ~is_end[1:]) + 1
-  # Ends before the first sentence are part of it.
-  starts = starts[int(is_end[0]) :]
-  return np.diff(starts, prepend=0, append=len(ids)).astype(np.uint16)
+  first, circle, key, others, own_key, own, mine = rule
+  x = np.uint64(offset)
+  if circle:
+    draw = (x + circle - first) % circle
+  else:
+    draw = loader.hashed(key ^ loader.hashed(x)) >> np.uint64(1)
+  if draw >= others:
+    return draw < mine
+  return loader.hashed(own_key ^ loader.hashed(x)) >> np.uint64(1) < own
 
 
 @numba.njit(nogil=True, cache=True)
-def _select(ids, lengths, offset, rule, out):
+def _select(ids, offset, rule, out):
   """Copies a part's sentences of a block; returns numbers of ids, sentences."""
-  n = 0
-  num_sentences = 0
-  start = 0
-  for length in lengths:
-    stop = start + np.int64(length)
-    if selects(rule, offset + start):
-      for i in range(start, stop):
-        out[n] = ids[i]
-        n += 1
-      num_sentences += 1
-    start = stop
+  n = num_sentences = 0
+  has_word = is_mine = False
+  for i in range(len(ids)):
+    is_word = ids[i] != tokenize.END
+    # Ends before the first sentence are part of it.
+    if i == 0 or (is_word and has_word and ids[i - 1] == tokenize.END):
+      is_mine = selects(rule, offset + i)
+      num_sentences += is_mine
+    has_word |= is_word
+    out[n] = ids[i]
+    n += is_mine
   return n, num_sentences
 
 
@@ -179,38 +138,35 @@ def _add_counts(ids, counts):
       counts[ids[i]] += 1
 
 
-def count(indexed: Indexed, sampling: Sampling, epochs: int) -> SampleCounts:
+def count(
+  corpus: encode.Encoded, sampling: Sampling, epochs: int
+) -> SampleCounts:
   """Counts what a part will read."""
-  corpus = indexed.corpus
   seen = np.zeros(len(corpus.vocabulary.counts), np.int64)
-  starts = corpus.blocks.starts.tolist()
-  num_sentences = 0
+  starts, sentences = corpus.blocks.starts, 0
   # Where nothing is drawn anew, epochs are alike.
   different = epochs if sampling.method == 'shuffle' else 1
   ids = np.empty(encode.MAX_BLOCK_IDS, np.int32)
   for epoch in range(different):
-    epoch_rule = rule(sampling, epoch, starts[-1])
-    for block, lengths in enumerate(indexed.lengths):
-      block_ids, start = corpus.block(block), starts[block]
-      n, more = _select(block_ids, lengths, start, epoch_rule, ids)
+    epoch_rule = rule(sampling, epoch, int(starts[-1]))
+    for block in range(len(starts) - 1):
+      n, more = _select(corpus.block(block), starts[block], epoch_rule, ids)
       _add_counts(ids[:n], seen)
-      num_sentences += more
+      sentences += more
   seen *= epochs // different
-  num_sentences *= epochs // different
-  return SampleCounts(seen, int(seen.sum()), num_sentences)
+  return SampleCounts(seen, int(seen.sum()), sentences * epochs // different)
 
 
 def count_all(
-  indexed: Indexed, samplings: Iterable[Sampling], epochs: int
+  corpus: encode.Encoded, samplings: Sequence[Sampling], epochs: int
 ) -> dict[int, SampleCounts]:
   """What several parts will read, by part.
 
   Raises:
     UserError: if a part gets no sentence.
   """
-  samplings = list(samplings)
   with futures.ThreadPoolExecutor(encode.num_threads()) as pool:
-    counts = list(pool.map(lambda x: count(indexed, x, epochs), samplings))
+    counts = list(pool.map(lambda x: count(corpus, x, epochs), samplings))
   for sampling, each in zip(samplings, counts, strict=True):
     if not each.words:
       raise errors.UserError(
@@ -221,7 +177,7 @@ def count_all(
 
 
 def items(
-  indexed: Indexed,
+  corpus: encode.Encoded,
   sampling: Sampling,
   spec: loader.LoaderSpec,
   position: Sequence[int] | None,
@@ -232,16 +188,25 @@ def items(
   A batch is filled from as many blocks as it takes. Progress is in words of the
   part. Arguments are as of `data.base.Source.items`.
   """
-  counts = indexed.corpus.vocabulary.counts
-  keep_below = loader.keep_thresholds(counts, spec.sample)
-  num_blocks = len(indexed.lengths)
+  keep_below = loader.keep_thresholds(corpus.vocabulary.counts, spec.sample)
+  starts = corpus.blocks.starts
+  num_blocks = len(starts) - 1
+  ids = np.empty(encode.MAX_BLOCK_IDS, np.int32)
+
+  def blocks(epoch: int, key: np.uint64, first: int) -> loader.Blocks:
+    """The part's sentences of each block, in an epoch's order."""
+    epoch_rule = rule(sampling, epoch, int(starts[-1]))
+    for i in range(first, num_blocks):
+      block = loader.permuted(i, num_blocks, key)
+      n, _ = _select(corpus.block(block), starts[block], epoch_rule, ids)
+      yield block, ids[:n]
+
   epoch, block = position or (0, 0)
   while epoch < spec.epochs:
     index = epoch * num_blocks + block
     key = loader.part_key(spec.seed, epoch, sampling.part)
-    blocks = _blocks(indexed, sampling, epoch, key, block)
     batch, num_read, words = loader.make_batch(
-      spec, keep_below, [(key, blocks)]
+      spec, keep_below, [(key, blocks(epoch, key, block))]
     )
     block += num_read
     if block == num_blocks:
@@ -249,22 +214,3 @@ def items(
     if words:  # an epoch may end with blocks without a sentence of the part
       yield base.Item(batch, index, [epoch, block], done, done + words)
       done += words
-
-
-def _blocks(
-  indexed: Indexed,
-  sampling: Sampling,
-  epoch: int,
-  key: np.uint64,
-  first: int,
-) -> loader.Blocks:
-  """A part's sentences of each block, in an epoch's order from `first` on."""
-  corpus, lengths = indexed
-  starts, num_blocks = corpus.blocks.starts, len(lengths)
-  epoch_rule = rule(sampling, epoch, int(starts[-1]))
-  ids = np.empty(encode.MAX_BLOCK_IDS, np.int32)
-  for i in range(first, num_blocks):
-    block = loader.permuted(i, num_blocks, key)
-    block_ids, start = corpus.block(block), starts[block]
-    n, _ = _select(block_ids, lengths[block], start, epoch_rule, ids)
-    yield block, ids[:n]

@@ -7,11 +7,10 @@ Two definitions of a word (`config.data.tokens`):
   'whitespace'  a run without white space, for text that is already tokenized.
 
 A table over code points holds the definition and the lower-casing: entry 0 is a
-separator, any other entry is the code point to write. A line end closes a
+separator, any other entry is what to write, in UTF-8. A line end closes a
 sentence, which training windows never cross; it is written as `END`.
 
-Words are counted in a `WordTable`. All loops over bytes are compiled with numba
-and release the interpreter lock.
+All loops over bytes are compiled with numba and release the interpreter lock.
 """
 
 import functools
@@ -32,227 +31,216 @@ MAX_WORD_BYTES = 255
 
 DEFINITIONS = ('words', 'whitespace')
 
+HASH_BITS = 62  # ranges of hashes fit int64
+
 # Unicode has no letters, digits, marks or white space elsewhere.
 _ASSIGNED = (range(0x40000), range(0xE0000, 0xE0200))
-_REPLACEMENT = 0xFFFD
 
-# FNV-1a, 64 bits.
-_OFFSET_BASIS = np.uint64(0xCBF29CE484222325)
-_PRIME = np.uint64(0x100000001B3)
+_FNV_BASIS = np.uint64(0xCBF29CE484222325)
+_FNV_PRIME = np.uint64(0x100000001B3)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_REMIX = np.uint64(0xFF51AFD7ED558CCD)
+
+
+class Words(NamedTuple):
+  """Different words with their hashes and counts."""
+
+  hashes: np.ndarray  # [n] int64, HASH_BITS of FNV-1a, mixed
+  counts: np.ndarray  # [n] int64
+  starts: np.ndarray  # [n + 1] int64, word i is arena[starts[i]:starts[i + 1]]
+  arena: np.ndarray  # [bytes] uint8, UTF-8
+
+  def reader(self) -> Callable[[int], bytes]:
+    """A function that returns a word by its number, as UTF-8."""
+    starts, text = self.starts, self.arena.tobytes()
+    return lambda i: text[starts[i] : starts[i + 1]]
+
+  def subset(self, numbers: np.ndarray) -> 'Words':
+    """Some of the words, in the order of their numbers."""
+    lengths = np.diff(self.starts)[numbers]
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    moved = np.repeat(self.starts[numbers] - starts[:-1], lengths)
+    arena = self.arena[np.arange(len(moved)) + moved]
+    return Words(self.hashes[numbers], self.counts[numbers], starts, arena)
 
 
 class WordTable(NamedTuple):
   """Growing hash table from words to entries, in order of first occurrence.
 
-  Open addressing with linear probing. Only `sizes[0]` entries are in use.
+  Open addressing with linear probing. Arrays are as of `Words`, with room for
+  as many words as `hashes` is long.
   """
 
   slots: np.ndarray  # [num_slots] int32, entry or -1; a power of two long
-  hashes: np.ndarray  # [max_words] uint64
-  starts: np.ndarray  # [max_words + 1] int64, entry i is arena[starts[i]:...]
-  counts: np.ndarray  # [max_words] int64
-  arena: np.ndarray  # [max_bytes] uint8, UTF-8
-  sizes: np.ndarray  # [1] int64, the number of words
+  hashes: np.ndarray
+  counts: np.ndarray
+  starts: np.ndarray
+  arena: np.ndarray
+  size: np.ndarray  # [1] int64, the number of words
 
-
-class Counters(NamedTuple):
-  """What one call of `tokenize` read and dropped."""
-
-  num_words: int
-  invalid_bytes: int  # not UTF-8, replaced by U+FFFD
-  overlong_words: int  # longer than MAX_WORD_BYTES, dropped
+  def words(self) -> Words:
+    """The words by entry, without a copy."""
+    n = int(self.size[0])
+    arena = self.arena[: self.starts[n]]
+    return Words(self.hashes[:n], self.counts[:n], self.starts[: n + 1], arena)
 
 
 @numba.njit(nogil=True, cache=True)
-def empty(max_words: int, max_bytes: int) -> WordTable:
-  """An empty table; beyond this size it is copied to grow."""
-  num_slots = 16
-  while num_slots < 2 * max_words:
-    num_slots *= 2
+def empty(max_words: int = 1 << 16, max_bytes: int = 1 << 20) -> WordTable:
+  """An empty table, which grows beyond this size; a power of two of words."""
   return WordTable(
-    np.full(num_slots, -1, np.int32),
-    np.empty(max_words, np.uint64),
+    np.full(2 * max_words, -1, np.int32),
+    np.empty(max_words, np.int64),
+    np.empty(max_words, np.int64),
     np.zeros(max_words + 1, np.int64),
-    np.zeros(max_words, np.int64),
     np.empty(max_bytes, np.uint8),
     np.zeros(1, np.int64),
   )
 
 
+@numba.njit(nogil=True, cache=True, inline='always')
+def _finished(h: np.uint64) -> int:
+  # FNV leaves its low bits weak, and the first letter of a word its high ones.
+  return np.int64(((h ^ (h >> np.uint64(32))) * _MIX) >> np.uint64(2))
+
+
 @numba.njit(nogil=True, cache=True)
-def hash_bytes(text: np.ndarray, start: int, stop: int) -> np.uint64:
-  """FNV-1a of `text[start:stop]` (uint8)."""
-  h = _OFFSET_BASIS
-  for i in range(start, stop):
-    h = (h ^ np.uint64(text[i])) * _PRIME
-  return h
+def _hashes(arena, starts):
+  """[n] int64, FNV-1a of each word."""
+  hashes = np.empty(len(starts) - 1, np.int64)
+  for i in range(len(hashes)):
+    h = _FNV_BASIS
+    for j in range(starts[i], starts[i + 1]):
+      h = (h ^ np.uint64(arena[j])) * _FNV_PRIME
+    hashes[i] = _finished(h)
+  return hashes
 
 
 @numba.njit(nogil=True, cache=True, inline='always')
-def _slot(h: np.uint64, mask: int) -> int:
-  # FNV leaves its low bits weak; a multiplicative hash takes the high ones.
-  return np.int64((h * _MIX) >> np.uint64(32)) & mask
+def _first_slot(hashed, slots):
+  # Not the highest bits, which words of a range of hashes have in common.
+  return (hashed >> 16) & (len(slots) - 1)
 
 
 @numba.njit(nogil=True, cache=True)
-def find(
-  table: WordTable, text: np.ndarray, start: int, stop: int, h: np.uint64
-) -> int:
-  """The entry of the word `text[start:stop]` whose hash is `h`, or -1."""
-  mask = len(table.slots) - 1
-  s = _slot(h, mask)
+def _find(table, text, start, stop, hashed):
+  """The entry of the word `text[start:stop]`, or -1."""
+  length = stop - start
+  slot = _first_slot(hashed, table.slots)
   while True:
-    entry = table.slots[s]
+    entry = table.slots[slot]
     if entry < 0:
       return -1
-    if table.hashes[entry] == h:
-      first = table.starts[entry]
-      if table.starts[entry + 1] - first == stop - start:
-        i = 0
-        while i < stop - start and table.arena[first + i] == text[start + i]:
-          i += 1
-        if i == stop - start:
-          return entry
-    s = (s + 1) & mask
+    first = table.starts[entry]
+    if (
+      table.hashes[entry] == hashed
+      and table.starts[entry + 1] - first == length
+    ):
+      i = 0
+      while i < length and table.arena[first + i] == text[start + i]:
+        i += 1
+      if i == length:
+        return entry
+    slot = (slot + 1) & (len(table.slots) - 1)
 
 
 @numba.njit(nogil=True, cache=True)
-def _insert(slots, h, entry):
-  mask = len(slots) - 1
-  s = _slot(h, mask)
-  while slots[s] >= 0:
-    s = (s + 1) & mask
-  slots[s] = entry
+def _insert(slots, hashed, entry):
+  slot = _first_slot(hashed, slots)
+  while slots[slot] >= 0:
+    slot = (slot + 1) & (len(slots) - 1)
+  slots[slot] = entry
 
 
 @numba.njit(nogil=True, cache=True)
-def _grown(table: WordTable, new_bytes: int) -> WordTable:
-  """A copy with space for one more word of `new_bytes` bytes."""
-  n = table.sizes[0]
-  max_words, max_bytes = len(table.counts), len(table.arena)
-  if n == max_words:
-    max_words *= 2
-  if table.starts[n] + new_bytes > max_bytes:
-    max_bytes = 2 * max_bytes + new_bytes
-  out = empty(max_words, max_bytes)
-  out.sizes[0] = n
+def _grown(table, new_bytes):
+  """A copy with space for more words, one of them of `new_bytes` bytes."""
+  n = table.size[0]
+  num_bytes = table.starts[n]
+  out = empty(2 * len(table.hashes), 2 * len(table.arena) + new_bytes)
   out.hashes[:n] = table.hashes[:n]
-  out.starts[: n + 1] = table.starts[: n + 1]
   out.counts[:n] = table.counts[:n]
-  out.arena[: table.starts[n]] = table.arena[: table.starts[n]]
+  out.starts[: n + 1] = table.starts[: n + 1]
+  out.arena[:num_bytes] = table.arena[:num_bytes]
+  out.size[0] = n
   for entry in range(n):
     _insert(out.slots, out.hashes[entry], entry)
   return out
 
 
 @numba.njit(nogil=True, cache=True)
-def append(
-  table: WordTable, text: np.ndarray, start: int, stop: int, h: np.uint64
-) -> WordTable:
-  """Adds the word `text[start:stop]`, which must be absent, with count 0."""
-  n = table.sizes[0]
+def _append(table, text, start, stop, hashed, count):
+  """Adds the word `text[start:stop]`, which must be absent."""
+  n = table.size[0]
   first, length = table.starts[n], stop - start
-  if n == len(table.counts) or first + length > len(table.arena):
+  if n == len(table.hashes) or first + length > len(table.arena):
     table = _grown(table, length)
-  _insert(table.slots, h, n)
-  table.hashes[n] = h
-  table.counts[n] = 0
-  for i in range(length):
-    table.arena[first + i] = text[start + i]
+  _insert(table.slots, hashed, n)
+  table.hashes[n] = hashed
+  table.counts[n] = count
   table.starts[n + 1] = first + length
-  table.sizes[0] = n + 1
+  table.arena[first : first + length] = text[start:stop]
+  table.size[0] = n + 1
   return table
 
 
 @numba.njit(nogil=True, cache=True)
-def merge(
-  table: WordTable, arena: np.ndarray, starts: np.ndarray, counts: np.ndarray
-) -> WordTable:
-  """Adds the counts of the words `arena[starts[i]:starts[i + 1]]`."""
-  for i in range(len(counts)):
-    h = hash_bytes(arena, starts[i], starts[i + 1])
-    entry = find(table, arena, starts[i], starts[i + 1], h)
-    if entry < 0:
-      table = append(table, arena, starts[i], starts[i + 1], h)
-      entry = table.sizes[0] - 1
-    table.counts[entry] += counts[i]
+def merge(table: WordTable, words: Words, min_count: int = 0) -> WordTable:
+  """Adds the counts of those words that have at least `min_count`."""
+  hashes, counts, starts, arena = words
+  for i in range(len(hashes)):
+    if counts[i] >= min_count:
+      start, stop = starts[i], starts[i + 1]
+      entry = _find(table, arena, start, stop, hashes[i])
+      if entry < 0:
+        table = _append(table, arena, start, stop, hashes[i], counts[i])
+      else:
+        table.counts[entry] += counts[i]
   return table
 
 
-def buckets(table: WordTable, num_buckets: int) -> np.ndarray:
-  """[num_words] uint16, a bucket for each word, chosen by its hash."""
-  # Not the bits of `_slot`: words of one bucket would share their slots.
-  h = table.hashes[: int(table.sizes[0])] * _REMIX >> np.uint64(32)
-  return (h * np.uint64(num_buckets) >> np.uint64(32)).astype(np.uint16)
-
-
 @numba.njit(nogil=True, cache=True)
-def subset(
-  table: WordTable, entries: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Arena, starts and counts of some entries, as `merge` takes them."""
-  firsts = table.starts[entries]
-  starts = np.zeros(len(entries) + 1, np.int64)
-  starts[1:] = np.cumsum(table.starts[entries + 1] - firsts)
-  arena = np.empty(starts[-1], np.uint8)
-  out = 0
-  for i in range(len(entries)):
-    first = firsts[i]
-    for j in range(first, table.starts[entries[i] + 1]):
-      arena[out] = table.arena[j]
-      out += 1
-  return arena, starts, table.counts[entries]
-
-
-@numba.njit(nogil=True, cache=True)
-def lookup(
-  table: WordTable, arena: np.ndarray, starts: np.ndarray
-) -> np.ndarray:
-  """[num_words] int32, the entry in `table` of each word of an arena, or -1."""
-  entries = np.empty(len(starts) - 1, np.int32)
-  for i in range(len(entries)):
-    h = hash_bytes(arena, starts[i], starts[i + 1])
-    entries[i] = find(table, arena, starts[i], starts[i + 1], h)
+def lookup(table: WordTable, words: Words) -> np.ndarray:
+  """[n] int32, the entry in `table` of each word, or -1."""
+  hashes, _, starts, arena = words
+  entries = np.empty(len(hashes), np.int32)
+  for i in range(len(hashes)):
+    entries[i] = _find(table, arena, starts[i], starts[i + 1], hashes[i])
   return entries
 
 
-def from_words(words: Sequence[bytes], counts: Sequence[int]) -> WordTable:
-  """A table of words with their counts; repeated words are added up."""
-  starts = np.zeros(len(words) + 1, np.int64)
-  np.cumsum([len(word) for word in words], out=starts[1:])
+def from_counts(words: Sequence[bytes], counts: np.ndarray) -> Words:
+  """Different words, in UTF-8, with their counts."""
+  starts = np.cumsum([0, *map(len, words)])
   # Writable, as elsewhere: numba compiles again for read-only arrays.
   arena = np.frombuffer(bytearray(b''.join(words)), np.uint8)
-  table = empty(max(len(words), 1), max(len(arena), 1))
-  return merge(table, arena, starts, np.asarray(counts, np.int64))
-
-
-def reader(table: WordTable) -> Callable[[int], bytes]:
-  """A function that returns the word of an entry, as UTF-8."""
-  starts = table.starts[: int(table.sizes[0]) + 1]
-  text = table.arena[: starts[-1]].tobytes()
-  return lambda i: text[starts[i] : starts[i + 1]]
+  return Words(_hashes(arena, starts), counts, starts, arena)
 
 
 @functools.cache
 def code_points(definition: str, lowercase: bool) -> np.ndarray:
-  """[num_code_points] uint32: 0 separates, else the code point to write."""
-  is_whitespace = definition == 'whitespace'
-  table = np.zeros(sys.maxunicode + 1, np.uint32)
-  if is_whitespace:
-    table[:] = np.arange(len(table))
+  """[num_code_points + 1] uint32: 0 separates, else UTF-8 to write, low first.
+
+  The last entry, [-1], is that of U+FFFD, which stands for an invalid byte.
+  """
+  table = np.zeros(sys.maxunicode + 2, np.uint32)
+  if definition == 'whitespace':
+    others = ''.join(map(chr, range(0x40000, sys.maxunicode + 1))).encode()
+    table[0x40000:-1] = np.frombuffer(others, '<u4')
   for point in itertools.chain(*_ASSIGNED):
     char = chr(point)
-    if is_whitespace:
+    if definition == 'whitespace':
       inside = not (char.isspace() or point < 32)
     else:
       # Marks carry vowels in Indic scripts and accents in decomposed text.
       inside = char.isalnum() or unicodedata.category(char)[0] == 'M'
-    lower = char.lower() if lowercase else char
-    # A few capitals have a lower case of two code points ('İ'): kept as is.
-    out = ord(lower) if len(lower) == 1 else point
-    table[point] = out if inside else 0
+    if inside:
+      lower = char.lower() if lowercase else char
+      # A few capitals have a lower case of two code points ('İ'): kept as is.
+      out = lower if len(lower) == 1 else char
+      table[point] = int.from_bytes(
+        out.encode(errors='surrogatepass'), 'little'
+      )
+  table[-1] = table[0xFFFD]
   return table
 
 
@@ -276,130 +264,80 @@ def _decode(text, i):
 
 
 @numba.njit(nogil=True, cache=True)
-def _encode(point, word, n):
-  """Writes a code point as UTF-8 at `word[n:]`; returns the new length."""
-  if point < 0x80:
-    word[n] = point
-    return n + 1
-  if point < 0x800:
-    word[n] = 0xC0 | point >> 6
-    n += 1
-  elif point < 0x10000:
-    word[n] = 0xE0 | point >> 12
-    word[n + 1] = 0x80 | point >> 6 & 0x3F
-    n += 2
-  else:
-    word[n] = 0xF0 | point >> 18
-    word[n + 1] = 0x80 | point >> 12 & 0x3F
-    word[n + 2] = 0x80 | point >> 6 & 0x3F
-    n += 3
-  word[n] = 0x80 | point & 0x3F
-  return n + 1
-
-
-@numba.njit(nogil=True, cache=True, inline='always')
-def _next_word(text, i, points, word, counters):
-  """Reads one word from `text[i:]` into `word`.
-
-  Returns its length in bytes (-1: a line end came first, 0: the text's end),
-  its hash, and the position after it.
-  """
-  length = 0
-  h = _OFFSET_BASIS
-  while i < len(text):
-    byte = text[i]
-    if byte < 0x80:
-      out = points[byte]
-      if out != 0:
-        if length <= MAX_WORD_BYTES:
-          word[length] = np.uint8(out)
-          length += 1
-          h = (h ^ np.uint64(out)) * _PRIME
-      elif length > 0:
-        break
-      elif byte == 10:
-        return -1, h, i + 1
-      i += 1
-      continue
-    point, step = _decode(text, i)
-    valid = point >= 0
-    if not valid:
-      point = _REPLACEMENT
-    out = points[point]
-    if out == 0 and length > 0:
-      break
-    if not valid:
-      counters[1] += 1
-    if out != 0:
-      if length <= MAX_WORD_BYTES:
-        first = length
-        length = _encode(np.int64(out), word, length)
-        for j in range(first, length):
-          h = (h ^ np.uint64(word[j])) * _PRIME
-    i += step
-  return length, h, i
-
-
-@numba.njit(nogil=True, cache=True)
-def _known_words(text, i, points, table, word, ids, n, counters):
+def _read_known(text, i, points, table, word, ids, n, dropped):
   """Writes ids up to the first new word, which it leaves in `word`.
 
-  Returns the position after it, the number of ids, its length and hash.
+  Returns the position behind it, the number of ids, its length and hash.
   """
-  while i < len(text):
-    length, h, i = _next_word(text, i, points, word, counters)
-    if length > MAX_WORD_BYTES:
-      counters[2] += 1
-    elif length > 0:
-      entry = find(table, word, 0, length, h)
-      if entry < 0:
-        return i, n, length, h
-      table.counts[entry] += 1
-      ids[n] = entry
-      n += 1
-    elif length < 0 and (n == 0 or ids[n - 1] != END):
+  length, h = 0, _FNV_BASIS
+  while i <= len(text):
+    # The text's end ends a word like white space.
+    point, step = np.int64(32), 1
+    if i < len(text):
+      point = np.int64(text[i])
+      if point >= 0x80:
+        point, step = _decode(text, i)
+    out = np.int64(points[point])
+    if out == 0:
+      if length > MAX_WORD_BYTES:
+        dropped[1] += 1
+      elif length > 0:
+        entry = _find(table, word, 0, length, _finished(h))
+        if entry < 0:
+          return i, n, length, _finished(h)
+        table.counts[entry] += 1
+        ids[n] = entry
+        n += 1
+      length, h = 0, _FNV_BASIS
       # Also at the start: the line may have begun in the text before.
-      ids[n] = END
-      n += 1
-  return i, n, 0, _OFFSET_BASIS
+      if point == 10 and (n == 0 or ids[n - 1] != END):
+        ids[n] = END
+        n += 1
+    while out != 0:
+      if length <= MAX_WORD_BYTES:
+        word[length] = out & 0xFF
+        length += 1
+        h = (h ^ np.uint64(out & 0xFF)) * _FNV_PRIME
+      out >>= 8
+    dropped[0] += point < 0
+    i += step
+  return i, n, 0, 0
 
 
 @numba.njit(nogil=True, cache=True)
 def _tokenize(text, table, points, ends_line):
   ids = np.empty(len(text) + 2, np.int32)
-  word = np.empty(MAX_WORD_BYTES + 8, np.uint8)
-  counters = np.zeros(3, np.int64)
-  n = 0
-  i = 0
+  word = np.empty(MAX_WORD_BYTES + 1, np.uint8)
+  dropped = np.zeros(2, np.int64)
+  n = i = 0
   # The table is only replaced out here: numba would count references to its
   # arrays on every word of the inner loop, at four times the cost.
-  while i < len(text):
-    i, n, length, h = _known_words(
-      text, i, points, table, word, ids, n, counters
+  while i <= len(text):
+    i, n, length, hashed = _read_known(
+      text, i, points, table, word, ids, n, dropped
     )
     if length > 0:
-      table = append(table, word, 0, length, h)
-      ids[n] = table.sizes[0] - 1
-      table.counts[ids[n]] = 1
+      ids[n] = table.size[0]
       n += 1
+      table = _append(table, word, 0, length, hashed, 1)
   if ends_line and (n == 0 or ids[n - 1] != END):
     ids[n] = END
     n += 1
-  counters[0] = table.counts[: table.sizes[0]].sum()
-  return ids[:n].copy(), table, counters
+  return ids[:n].copy(), table, dropped
 
 
 def tokenize(
   text: bytes, definition: str, lowercase: bool, ends_line: bool = True
-) -> tuple[np.ndarray, WordTable, Counters]:
+) -> tuple[np.ndarray, Words, int, int]:
   """Counts the words of UTF-8 text and writes it as ids, in one pass.
 
-  Returns [num_ids] int32, entries of the table, with `END` after each sentence;
-  the table of the text's own words; and what was read and dropped. The text's
-  end is a sentence's if it ends a line. Invalid bytes are read as U+FFFD.
+  Returns [num_ids] int32, the numbers of the text's own words, with `END` after
+  each sentence; these words; how many bytes were invalid and read as U+FFFD;
+  and how many words were longer than `MAX_WORD_BYTES` and dropped. The text's
+  end is a sentence's if it ends a line.
   """
   data = np.frombuffer(text, np.uint8)
   points = code_points(definition, lowercase)
   table = empty(1 << 15, 1 << 18)
-  ids, table, counts = _tokenize(data, table, points, ends_line)
-  return ids, table, Counters(*map(int, counts))
+  ids, table, dropped = _tokenize(data, table, points, ends_line)
+  return ids, table.words(), *dropped.tolist()

@@ -22,20 +22,17 @@ class Vocabulary(NamedTuple):
   counts: np.ndarray  # [vocab] int64, occurrences in the corpus
 
 
-def best(
-  table: tokenize.WordTable, min_count: int, max_vocab: int
-) -> np.ndarray:
-  """[num_chosen] int64, the entries that get a row, in order of their rows.
+def best(words: tokenize.Words, min_count: int, max_vocab: int) -> np.ndarray:
+  """[num_chosen] int64, the words that get a row, in order of their rows.
 
   At most `max_vocab` of them, where that is not 0.
   """
-  counts = table.counts[: int(table.sizes[0])]
-  order = np.flatnonzero(counts >= min_count)
-  order = order[np.argsort(-counts[order], kind='stable')]
+  order = np.flatnonzero(words.counts >= min_count)
+  order = order[np.argsort(-words.counts[order], kind='stable')]
   # Ties are sorted one count at a time: few words need be Python objects.
-  word = tokenize.reader(table)
-  start = 0
-  for stop in [*(np.flatnonzero(np.diff(counts[order])) + 1), len(order)]:
+  is_last = np.diff(words.counts[order], append=-1) != 0
+  word, start = words.reader(), 0
+  for stop in np.flatnonzero(is_last) + 1:
     order[start:stop] = sorted(order[start:stop].tolist(), key=word)
     start = stop
     if max_vocab and stop >= max_vocab:
@@ -43,50 +40,38 @@ def best(
   return order
 
 
-def none_left(min_count: int, num_words: int, most: int) -> errors.UserError:
-  """The error for `num_words` words that occur `most` times or less."""
-  return errors.UserError(
-    f'no word occurs {min_count} times: {num_words:,} different words, the '
-    f'most frequent {most:,} times; '
-    'lower --config.data.min_count or give more text'
-  )
-
-
 def select(
-  table: tokenize.WordTable, min_count: int, max_vocab: int
+  words: tokenize.Words,
+  min_count: int,
+  max_vocab: int,
+  num_different: int,
+  most: int,
 ) -> tuple[Vocabulary, np.ndarray]:
   """Chooses the words that get a row, with the arguments of `best`.
 
-  Also returns [num_words] int32, the id of each entry of the table, or -1.
+  Also returns [n] int32, the id of each word, or -1. `num_different` and `most`
+  are, for the message, the number of words and the highest count before any
+  were left out.
 
   Raises:
     UserError: if fewer than two words remain.
   """
-  counts = table.counts[: int(table.sizes[0])]
-  order = best(table, min_count, max_vocab)
-  if not len(order):
-    raise none_left(min_count, len(counts), counts.max(initial=0))
-  word = tokenize.reader(table)
-  words = [word(i).decode() for i in order]
-  if len(words) == 1:
+  order = best(words, min_count, max_vocab)
+  word = words.reader()
+  chosen = [word(i).decode() for i in order]
+  if len(chosen) < 2:
+    found = f'only one word ({chosen[0]!r})' if chosen else 'no word'
     raise errors.UserError(
-      f'only one word ({words[0]!r}) occurs {min_count} times, and one word '
-      'has no contexts to learn from; lower --config.data.min_count or give '
-      'more text'
+      f'{found} occurs {min_count} times: {num_different:,} different words, '
+      f'the most frequent {most:,} times, and two are needed to learn from '
+      'contexts; lower --config.data.min_count or give more text'
     )
-  ids = np.full(len(counts), -1, np.int32)
+  ids = np.full(len(words.counts), -1, np.int32)
   ids[order] = np.arange(len(order), dtype=np.int32)
-  return Vocabulary(words, counts[order]), ids
+  return Vocabulary(chosen, words.counts[order]), ids
 
 
-def write_counts(path: pathlib.Path, vocabulary: Vocabulary) -> None:
-  """Writes `word count` lines, in the order of the rows."""
-  words = [word.encode() for word in vocabulary.words]
-  with open(path, 'wb') as file:
-    word2vec_format.put_counts(file, words, vocabulary.counts)
-
-
-def read_counts(path: pathlib.Path) -> tokenize.WordTable:
+def read_counts(path: pathlib.Path) -> tokenize.Words:
   """Reads the file of `config.data.counts`: `word count` lines in any order.
 
   Raises:
@@ -96,4 +81,4 @@ def read_counts(path: pathlib.Path) -> tokenize.WordTable:
     words, counts = word2vec_format.read_vocab(path)
   except errors.UserError as error:
     raise errors.UserError(f'config.data.counts: {error}') from error
-  return tokenize.from_words([word.encode() for word in words], counts)
+  return tokenize.from_counts([word.encode() for word in words], counts)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
+from jaxemb.data import base, windows
 from jaxemb.text import encode, loader, sources, tokenize
 
 _SETTINGS = encode.Settings('words', True, 2, 0, '')
@@ -29,22 +30,17 @@ _PROCESSES = {
   'same': (1, [range(0, 1), range(0, 1)]),
   'overlapping': (3, [range(0, 2), range(1, 3)]),
 }
-every_layout = pytest.mark.parametrize('layout', _PROCESSES)
 
 
-def _ignore(stage, done, total):
-  del stage, done, total
-
-
-def _encode(path, cache, readers=encode.ALONE, **changes):
-  settings = encode.dataclasses.replace(_SETTINGS, **changes)
-  return encode.encode(str(path), settings, cache, _ignore, readers)
+def _encode(path, cache, *readers, progress=lambda *_: None, **changes):
+  settings = _SETTINGS._replace(**changes)
+  return encode.encode(str(path), settings, cache, progress, *readers)
 
 
 def _together(layout, function):
-  """Results of `function` of each process's readers; the most bytes gathered.
+  """Results of `function` for each process; the most bytes gathered.
 
-  The processes are threads.
+  The processes, which are threads, pass it the number of parts and readers.
   """
   num_parts, members = _PROCESSES[layout]
   barrier = threading.Barrier(len(members))
@@ -62,7 +58,7 @@ def _together(layout, function):
 
     try:
       return function(
-        encode.Readers(num_parts, members[index], index, len(members), gather)
+        num_parts, base.Readers(members[index], index, len(members), gather)
       )
     except BaseException:
       barrier.abort()
@@ -96,13 +92,9 @@ def _files(folder):
   return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def _ids(encoded):
-  return np.concatenate(encoded.shards).tolist()
-
-
-def _write_texts(folder, num_files=3, num_lines=300, seed=0):
+def _write_texts(folder, num_files=3, num_lines=300):
   """Files of random lines, some empty, some of rare words only."""
-  rng = random.Random(seed)
+  rng = random.Random(0)
   folder.mkdir(exist_ok=True)
   common = ['the', 'The', 'of', 'Ärger', 'na\u0308', '東京', 'x1', "don't"]
   for i in range(num_files):
@@ -139,50 +131,47 @@ def _sentences(ids):
   return [list(words) for is_end, words in groups if not is_end]
 
 
-@pytest.mark.parametrize('min_count, max_vocab', [(1, 0), (2, 0), (5, 9)])
-@pytest.mark.parametrize('piece_bytes', [97, 1 << 16])
-def test_encodes_like_counter(
-  tmp_path, monkeypatch, min_count, max_vocab, piece_bytes
-):
-  _small_pieces(monkeypatch, piece_bytes)
-  folder = _write_texts(tmp_path / 'texts')
-  limits = {'min_count': min_count, 'max_vocab': max_vocab}
-  encoded = _encode(folder, tmp_path / 'cache', **limits)
-  chosen, sentences, counts = _oracle(folder, **limits)
-  assert list(encoded.vocabulary.words) == list(chosen)
-  assert encoded.vocabulary.counts.tolist() == list(chosen.values())
-  assert _sentences(_ids(encoded)) == sentences
-  assert encoded.num_words == sum(chosen.values())
-  dropped = encoded.manifest['dropped']
-  missing = counts.total() - encoded.num_words
-  assert dropped['out_of_vocabulary_words'] == missing
-  assert dropped['words_below_vocabulary'] == len(counts) - len(chosen)
-  assert all(shard.dtype == np.int32 for shard in encoded.shards)
-
-
-def test_threads_do_not_matter(tmp_path, monkeypatch):
-  folder = _write_texts(tmp_path / 'texts', num_files=5)
-  _small_pieces(monkeypatch, 400)
-  monkeypatch.setattr(encode, '_SHARD_IDS', 700)
-  results = []
-  for num_threads in (1, 2, 4):
+def test_encodes_like_counter(tmp_path, monkeypatch):
+  folder = _write_texts(tmp_path / 'texts', 5)
+  results = collections.defaultdict(list)
+  for piece_bytes, num_threads, *limits in (
+    (150, 1, 2, 0), (150, 4, 2, 0), (400, 2, 1, 0), (1 << 16, 2, 2, 0),
+    (400, 1, 5, 9), (400, 2, 5, 9),
+  ):  # fmt: skip
+    _small_pieces(monkeypatch, piece_bytes)
     monkeypatch.setattr(encode, 'num_threads', lambda n=num_threads: n)
-    encoded = _encode(folder, tmp_path / f'cache{num_threads}', max_vocab=20)
-    results.append(_files(encoded.folder))
-  assert len(results[0]) > 8
-  assert results[0] == results[1] == results[2]
+    encoded = _encode(
+      folder,
+      tmp_path / f'{piece_bytes} {num_threads}',
+      min_count=limits[0],
+      max_vocab=limits[1],
+    )
+    chosen, sentences, counts = _oracle(folder, *limits)
+    assert list(encoded.vocabulary.words) == list(chosen)
+    assert encoded.vocabulary.counts.tolist() == list(chosen.values())
+    assert _sentences(encoded.ids) == sentences
+    assert encoded.num_words == sum(chosen.values())
+    dropped = encoded.manifest['dropped']
+    missing = counts.total() - encoded.num_words
+    assert dropped['out_of_vocabulary_words'] == missing
+    assert dropped['words_below_vocabulary'] == len(counts) - len(chosen)
+    results[piece_bytes, *limits].append(_files(encoded.folder))
+  # The number of threads does not matter.
+  assert sorted(map(len, results.values())) == [1, 1, 2, 2]
+  assert all(x[0] == x[-1] for x in results.values())
 
 
 def test_a_line_of_many_pieces_is_one_sentence(tmp_path, monkeypatch):
   path = tmp_path / 'line.txt'
-  path.write_text('a b, c. ' * 3000)
+  # The last pieces hold no word of the vocabulary, nor the end of a line.
+  path.write_text('a b, c. ' * 3000 + ' '.join(f'rare{i}' for i in range(300)))
   _small_pieces(monkeypatch, 1000)
   encoded = _encode(path, tmp_path)
-  ids = _ids(encoded)
-  assert ids.count(_END) == 1 and ids[-1] == _END and len(ids) == 9001
-  assert encoded.blocks.words.sum() == 9000
+  assert encoded.ids.tolist() == [0, 1, 2] * 3000 + [_END]
   # A piece ends a block, not the sentence.
-  assert len(encoded.blocks.words) == len(encoded.pieces) == 48
+  starts, words, turns = encoded.blocks
+  assert words.sum() == 9000 and starts[-1] == len(encoded.ids)
+  assert turns.tolist() == [*range(48), *turns[48:]] and len(turns) in (48, 49)
 
 
 def test_files_are_sentences_of_their_own(tmp_path):
@@ -196,43 +185,49 @@ def test_files_are_sentences_of_their_own(tmp_path):
   encoded = _encode(texts, tmp_path)
   assert encoded.vocabulary.words == ['a', 'b']
   expected = [[0, 1], [0, 1], [0, 1], [1, 0], [0, 1]]
-  assert _sentences(_ids(encoded)) == expected
+  assert _sentences(encoded.ids) == expected
 
 
 def test_manifest_is_true(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts')
   (folder / 'bad.txt').write_bytes(b'the \xff\xfe of ' + b'y' * 300 + b' the')
   _small_pieces(monkeypatch, 500)
-  monkeypatch.setattr(encode, '_SHARD_IDS', 1000)
-  encoded = _encode(folder, tmp_path / 'cache')
+  calls = collections.defaultdict(list)
+  encoded = _encode(
+    folder,
+    tmp_path / 'cache',
+    progress=lambda stage, *numbers: calls[stage].append(numbers),
+  )
   manifest = encoded.manifest
   assert manifest == json.loads((encoded.folder / 'manifest.json').read_text())
-  assert manifest['settings'] == encode.dataclasses.asdict(_SETTINGS)
+  assert manifest['settings'] == _SETTINGS._asdict()
   paths = sorted(folder.iterdir())
   for path, file in zip(paths, manifest['files'], strict=True):
     assert file['path'] == str(path)
     assert file['mtime_ns'] == path.stat().st_mtime_ns
     assert file['size_bytes'] == file['read_bytes'] == path.stat().st_size
     assert file['sha256'] == hashlib.sha256(path.read_bytes()).hexdigest()
-  assert len(manifest['shards']) > 2
-  for shard, ids in zip(manifest['shards'], encoded.shards, strict=True):
-    assert isinstance(ids.base, np.memmap) and len(ids) == shard['num_ids']
-    data = (encoded.folder / shard['file']).read_bytes()
-    assert np.frombuffer(data, '<i4').tolist() == ids.tolist()
-  ids = np.array(_ids(encoded))
+  assert isinstance(encoded.ids.base, np.memmap)
+  ids = np.fromfile(encoded.folder / 'ids.bin', '<i4')
+  np.testing.assert_array_equal(encoded.ids, ids)
   assert manifest['num_words'] == encoded.num_words == (ids != _END).sum()
-  assert manifest['text_bytes'] == sum(path.stat().st_size for path in paths)
+  assert manifest['num_blocks'] == len(encoded.blocks.words)
+  size_bytes = sum(path.stat().st_size for path in paths)
+  assert manifest['text_bytes'] == size_bytes
   dropped = manifest['dropped']
-  assert dropped['invalid_utf8_bytes'] == 2
-  assert dropped['overlong_words'] == 1
+  assert (dropped['invalid_utf8_bytes'], dropped['overlong_words']) == (2, 1)
   assert dropped['problems'] == []
   counts = np.bincount(ids[ids != _END])
   assert counts.tolist() == encoded.vocabulary.counts.tolist()
   # Temporary files are gone.
-  names = {'manifest.json', 'vocab.txt', 'blocks.npz', 'pieces.npy'}
-  names |= {shard['file'] for shard in manifest['shards']}
+  names = {'manifest.json', 'vocab.txt', 'blocks.npz', 'ids.bin'}
   assert set(_files(encoded.folder)) == names
   assert os.listdir(tmp_path / 'cache/corpora') == [encoded.folder.name]
+  reading, encoding = calls['reading'], calls['encoding']
+  assert reading[-1] == (size_bytes, size_bytes) and reading == sorted(reading)
+  num_pieces = len(encoding)
+  assert encoding == [(i + 1, num_pieces) for i in range(num_pieces)]
+  assert num_pieces > 20
 
 
 def test_fingerprint_identifies_words_and_ids(tmp_path):
@@ -250,19 +245,26 @@ def test_fingerprint_identifies_words_and_ids(tmp_path):
 
 def test_unchanged_corpus_is_not_read_again(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts')
-  first = _encode(folder, tmp_path / 'cache')
+  changes = [{}, {'tokens': 'whitespace'}, {'lowercase': False}]
+  changes += [{'min_count': 3}, {'max_vocab': 5}]
+  firsts = [_encode(folder, tmp_path / 'cache', **x) for x in changes]
+  assert len({x.folder for x in firsts}) == len(changes)
+  assert "don't" in firsts[1].vocabulary.words
+  assert 'The' in firsts[2].vocabulary.words
   _forbid_reading(monkeypatch)
   # A touched or copied file holds the same text, so does one that is named from
   # another working directory.
   os.utime(folder / '1.txt', (1, 1))
   monkeypatch.chdir(tmp_path)
   for path in (folder, 'texts'):
-    again = _encode(path, tmp_path / 'cache')
-    assert again.manifest == first.manifest
-    assert _ids(again) == _ids(first)
-    assert again.vocabulary.words == first.vocabulary.words
-    for x, y in zip(again.blocks, first.blocks, strict=True):
-      np.testing.assert_array_equal(x, y)
+    for change, first in zip(changes, firsts, strict=True):
+      again = _encode(path, tmp_path / 'cache', **change)
+      assert again.manifest == first.manifest
+      assert again.vocabulary.words == first.vocabulary.words
+      for x, y in zip(
+        (again.ids, *again.blocks), (first.ids, *first.blocks), strict=True
+      ):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_changed_text_is_read_again(tmp_path):
@@ -281,23 +283,8 @@ def test_changed_text_is_read_again(tmp_path):
   assert _encode(path.parent, tmp_path).num_words == 4
 
 
-def test_other_settings_are_another_folder(tmp_path, monkeypatch):
-  folder = _write_texts(tmp_path / 'texts')
-  changes = [{}, {'tokens': 'whitespace'}, {'lowercase': False}]
-  changes += [{'min_count': 3}, {'max_vocab': 5}]
-  encoded = [_encode(folder, tmp_path / 'cache', **c) for c in changes]
-  assert len({e.folder for e in encoded}) == len(changes)
-  assert "don't" in encoded[1].vocabulary.words
-  assert 'The' in encoded[2].vocabulary.words
-  _forbid_reading(monkeypatch)
-  for change, first in zip(changes, encoded, strict=True):
-    again = _encode(folder, tmp_path / 'cache', **change)
-    assert again.vocabulary.words == first.vocabulary.words
-
-
 @pytest.mark.parametrize(
-  'name',
-  ['ids-00000.bin', 'vocab.txt', 'blocks.npz', 'pieces.npy', 'manifest.json'],
+  'name', ['ids.bin', 'vocab.txt', 'blocks.npz', 'manifest.json']
 )
 @pytest.mark.parametrize('damage', ['cut', 'empty', 'gone'])
 def test_damaged_cache_is_made_again(tmp_path, name, damage):
@@ -323,7 +310,7 @@ def test_leftovers_of_killed_runs_are_removed(tmp_path):
   ]
   for leftover in (running, dead, elsewhere, old):
     leftover.mkdir(parents=True)
-    (leftover / 'ids-00000.bin').write_bytes(b'garbage')
+    (leftover / 'ids.bin').write_bytes(b'garbage')
   os.utime(old, (1, 1))
   second = _encode(folder, tmp_path / 'cache')
   assert _files(second.folder) == _files(first.folder)
@@ -337,31 +324,36 @@ def test_given_counts_choose_the_vocabulary(tmp_path, monkeypatch):
   path, counts = tmp_path / 'a.txt', tmp_path / 'counts.txt'
   path.write_text('a b c unknown a b\nunknown\nc a')
   counts.write_text('b 70\na 50\nabsent 60\nrare 1\nc 1\n')
-  encoded = _encode(path, tmp_path, counts=str(counts))
-  assert encoded.vocabulary.words == ['b', 'absent', 'a']
-  assert encoded.vocabulary.counts.tolist() == [70, 60, 50]
-  assert _ids(encoded) == [2, 0, 2, 0, _END, 2, _END]
-  assert encoded.num_words == 5
-  dropped = encoded.manifest['dropped']
+  monkeypatch.setenv('HOME', str(tmp_path))
+
+  def encoded(given='~/counts.txt'):
+    return _encode(path, tmp_path, counts=given)
+
+  first = encoded()
+  assert first.vocabulary.words == ['b', 'absent', 'a']
+  assert first.vocabulary.counts.tolist() == [70, 60, 50]
+  assert first.ids.tolist() == [2, 0, 2, 0, _END, 2, _END]
+  assert first.num_words == 5
+  dropped = first.manifest['dropped']
   assert dropped['out_of_vocabulary_words'] == 4
   assert dropped['words_below_vocabulary'] == 2
   digest = hashlib.sha256(counts.read_bytes()).hexdigest()
-  assert encoded.manifest['counts_sha256'] == digest
+  assert first.manifest['counts_sha256'] == digest
   with monkeypatch.context() as patch:
     _forbid_reading(patch)
-    _encode(path, tmp_path, counts=str(counts))
+    encoded()
   counts.write_text('b 70\nc 50\n')
-  changed = _encode(path, tmp_path, counts=str(counts))
+  changed = encoded()
   assert changed.vocabulary.words == ['b', 'c']
   # What is written as a vocabulary can be given as counts.
-  again = _encode(path, tmp_path, counts=str(changed.folder / 'vocab.txt'))
+  again = encoded(str(changed.folder / 'vocab.txt'))
   assert again.manifest['fingerprint'] == changed.manifest['fingerprint']
   counts.write_text('A 5\nB 5\n')
-  message = _fails(_encode, path, tmp_path, counts=str(counts))
-  assert str(counts) in message and '--config.data.lowercase' in message
+  message = _fails(encoded)
+  assert 'counts.txt' in message and '--config.data.lowercase' in message
   counts.unlink()
   _forbid_reading(monkeypatch)  # refused before the text is read
-  assert str(counts) in _fails(_encode, path, tmp_path, counts=str(counts))
+  assert str(counts) in _fails(encoded)
 
 
 @pytest.mark.parametrize('text', ['once only here', '?! \n ...', 'a a a'])
@@ -376,7 +368,7 @@ def test_unusable_text_leaves_earlier_results_alone(tmp_path, text):
   assert os.listdir(tmp_path / 'corpora') == [first.folder.name]
 
 
-def test_failures_leave_nothing_behind(tmp_path, monkeypatch):
+def test_failures_leave_nothing_behind(tmp_path):
   folder = _write_texts(tmp_path / 'texts', num_files=6)
   assert 'JAXEMB_CACHE' in _fails(_encode, folder, folder / '0.txt/x')
   assert 'not exist' in _fails(_encode, tmp_path / 'none', tmp_path / 'cache')
@@ -385,7 +377,7 @@ def test_failures_leave_nothing_behind(tmp_path, monkeypatch):
     raise KeyboardInterrupt
 
   with pytest.raises(KeyboardInterrupt):
-    encode.encode(str(folder), _SETTINGS, tmp_path / 'cache', interrupt)
+    _encode(folder, tmp_path / 'cache', progress=interrupt)
   (folder / '3.txt').write_bytes(b'binary \0\0\0')
   message = _fails(_encode, folder, tmp_path / 'cache')
   assert '3.txt' in message and 'binary' in message
@@ -407,7 +399,7 @@ def test_full_disk(tmp_path, monkeypatch, max_file_bytes):
       num_read += 1
       yield piece
 
-  # Pieces are small, shards are not.
+  # Pieces are small, the ids together are not.
   _small_pieces(monkeypatch, 10_000)
   monkeypatch.setattr(sources, 'pieces', counted)
   # The system refuses to write more, as on a full disk.
@@ -425,26 +417,20 @@ def test_full_disk(tmp_path, monkeypatch, max_file_bytes):
   assert os.listdir(tmp_path / 'cache/corpora') == [first.folder.name]
 
 
-def test_progress_reaches_the_total(tmp_path, monkeypatch):
-  folder = _write_texts(tmp_path / 'texts')
-  _small_pieces(monkeypatch, 500)
-  calls = []
-  encode.encode(
-    str(folder), _SETTINGS, tmp_path / 'cache', lambda *a: calls.append(a)
-  )
-  size = sum(path.stat().st_size for path in folder.iterdir())
-  reading = [call[1:] for call in calls if call[0] == 'reading']
-  encoding = [call[1:] for call in calls if call[0] == 'encoding']
-  assert reading[-1] == (size, size) and reading == sorted(reading)
-  assert encoding == [(i + 1, len(encoding)) for i in range(len(encoding))]
-
-
 # Bounded memory.
 
 
-@pytest.mark.parametrize('layout', [None, 'two', 'three', 'overlapping'])
 @pytest.mark.parametrize(
-  'min_count, max_vocab', [(1, 0), (2, 0), (5, 3), (1, 15), (1, 100)]
+  'layout, min_count, max_vocab',
+  [
+    (None, 2, 0),
+    (None, 5, 3),
+    (None, 1, 100),
+    ('two', 2, 0),
+    ('two', 1, 15),
+    ('three', 1, 100),
+    ('overlapping', 5, 3),
+  ],
 )
 def test_words_are_counted_in_bounded_memory(
   tmp_path, monkeypatch, layout, min_count, max_vocab
@@ -452,33 +438,33 @@ def test_words_are_counted_in_bounded_memory(
   folder = _write_texts(tmp_path / 'texts', num_files=4)
   _small_pieces(monkeypatch, 600)
   limits = {'min_count': min_count, 'max_vocab': max_vocab}
-  chosen, sentences, counts = _oracle(folder, **limits)
+  chosen, _, _ = _oracle(folder, **limits)
   expected = _encode(folder, tmp_path / 'expected', **limits).manifest
   monkeypatch.setattr(encode, 'MAX_HELD_WORDS', 120)
   held, merge = [], tokenize.merge
 
   def watched(*args):
     table = merge(*args)
-    held.append(int(table.sizes[0]))
+    held.append(int(table.size[0]))
     return table
 
   monkeypatch.setattr(tokenize, 'merge', watched)
 
-  def read(readers):
-    return _encode(folder, tmp_path / 'cache', readers, **limits)
+  def read(*readers):
+    return _encode(folder, tmp_path / 'cache', *readers, **limits)
 
   if layout:
     results, gathered_bytes = _together(layout, read)
-    # Some 21 bytes a word, and headers.
-    assert gathered_bytes < 1.5 * 120 * 21 + 100 * 100
+    # Some 29 bytes a word, and headers.
+    assert gathered_bytes < 1.5 * 120 * 29 + 100 * 100
   else:
-    results = [read(encode.ALONE)]
+    results = [read()]
   for encoded in results:
     for key in ('fingerprint', 'num_words', 'num_vocab_words', 'dropped'):
       assert encoded.manifest[key] == expected[key], key
   assert len(held) > 50 and len(chosen) == expected['num_vocab_words']
   if max_vocab:
-    # A bucket more than twice what may come into the vocabulary.
+    # A range of hashes more than twice what may come into the vocabulary.
     assert max(held) <= max(150, 2 * max_vocab + 150)
     assert expected['dropped']['words_below_vocabulary'] > 300
 
@@ -487,35 +473,20 @@ def test_words_are_counted_in_bounded_memory(
 def test_no_word_is_refused_with_the_facts(
   tmp_path, monkeypatch, max_held_words
 ):
-  texts = [f'w{i} v{i} x' for i in range(12)]
-  (tmp_path / 'a.txt').write_text('\n'.join(texts))
+  path = tmp_path / 'a.txt'
+  path.write_text('\n'.join(f'w{i} v{i} x' for i in range(12)))
   monkeypatch.setattr(encode, 'MAX_HELD_WORDS', max_held_words)
-  monkeypatch.setattr(encode, 'NUM_BUCKETS', 2)  # each is too small
   _small_pieces(monkeypatch, 40)
 
-  def read(readers):
-    path = tmp_path / 'a.txt'
-    return _fails(_encode, path, tmp_path, readers, min_count=20)
+  def read(*readers):
+    return _fails(_encode, path, tmp_path, *readers, min_count=20)
 
-  for message in (read(encode.ALONE), *_together('two', read)[0]):
+  for message in (read(), *_together('two', read)[0]):
     assert 'no word occurs 20 times: 25 different words' in message
     assert 'most frequent 12 times' in message
 
 
-# Blocks and shards.
-
-
-def test_blocks_end_with_sentences():
-  for sentences, expected in (
-    ('aaaa.', [0]),
-    ('aaa.aa.a.', [0, 4]),
-    ('aa.aa.aa.', [0, 6]),
-    ('a.aaaaaaaaa.aaa.', [0, 2, 6, 10]),
-    ('..aaaa.aaaaa', [0, 7, 11]),  # the text begins with the end of a sentence
-    ('...', []),
-  ):
-    ids = np.array([_END if c == '.' else 3 for c in sentences], np.int32)
-    assert encode.block_starts(ids, 4)[0].tolist() == expected
+# Blocks.
 
 
 @pytest.mark.parametrize('block_words', [1, 2, 5, 64])
@@ -526,62 +497,40 @@ def test_blocks_of_random_sentences(block_words):
     for _ in range(rng.integers(1, 30)):
       ids += [7] * rng.poisson(mean) + [_END] * rng.integers(1, 3)
     ids += [7] * rng.integers(3)
-    starts, sizes = encode.block_starts(np.array(ids, np.int32), block_words)
-    assert sizes.sum() == ids.count(7) and (sizes <= block_words).all()
-    if set(ids) == {_END}:
-      assert len(starts) == 0
-      continue
     is_word = np.array(ids) != _END
-    assert starts[0] == 0
-    for start, stop in itertools.pairwise([*starts.tolist(), len(ids)]):
-      num_words = is_word[start:stop].sum()
-      assert 0 < num_words <= block_words
-      if stop == len(ids):
-        continue
+    starts, sizes = encode.block_starts(np.array(ids, np.int32), block_words)
+    assert sizes.sum() == is_word.sum() and starts[:1].tolist() in ([], [0])
+    edges = itertools.pairwise([*starts.tolist(), len(ids)])
+    for (start, stop), size in zip(edges, sizes, strict=True):
+      inside, behind = is_word[start:stop], is_word[stop:]
+      assert 0 < size == inside.sum() <= block_words
       # The next sentence, or the rest of it, did not fit.
-      ends = np.flatnonzero(~is_word[stop:])
-      rest = ends[0] if len(ends) else len(ids) - stop
-      assert num_words + rest > block_words
-      if is_word[stop - 1]:
-        # Cut within a sentence, so the block is full and nothing but that.
-        assert num_words == block_words
-        inside = is_word[start:stop]
-        assert inside[np.argmax(inside) :].all()
+      if len(behind):
+        assert size + np.argmin(np.append(behind, False)) > block_words
+        if inside[-1]:
+          # Cut within a sentence, so the block is full and nothing but that.
+          assert size == block_words and inside[np.argmax(inside) :].all()
 
 
-def test_blocks_and_pieces_do_not_span_shards(tmp_path, monkeypatch):
+def test_blocks_do_not_span_pieces(tmp_path, monkeypatch):
   folder = _write_texts(tmp_path / 'texts')
   _small_pieces(monkeypatch, 200)
-  monkeypatch.setattr(encode, '_SHARD_IDS', 150)
-  monkeypatch.setattr(encode, 'BLOCK_WORDS', 40)
+  monkeypatch.setattr(encode, 'BLOCK_WORDS', 10)
   encoded = _encode(folder, tmp_path / 'cache')
-  assert len(encoded.shards) > 5
-  assert all(len(shard) >= 150 for shard in encoded.shards[:-1])
-  assert _sentences(_ids(encoded)) == _oracle(folder)[1]
-  edges = np.cumsum([0, *map(len, encoded.shards)])
-  starts, sizes, pieces = encoded.blocks
-  assert set(edges) <= set(starts)
-  whole_ids = np.concatenate(encoded.shards)
-  assert sorted(set(pieces)) == list(range(len(encoded.pieces)))
-  for piece in set(pieces):
-    mine = np.flatnonzero(pieces == piece)
-    first, stop = starts[mine[0]], starts[mine[-1] + 1]
-    found, words = encode.block_starts(whole_ids[first:stop], 40)
-    assert (first + found).tolist() == starts[mine].tolist()
-    assert words.tolist() == sizes[mine].tolist()
-    assert not ((edges > first) & (edges < stop)).any()
-
-
-def test_no_empty_shard_after_a_full_one(tmp_path, monkeypatch):
-  path = tmp_path / 'a.txt'
-  # The last pieces hold no word of the vocabulary, nor the end of a line.
-  path.write_text('a b ' * 50 + ' '.join(f'rare{i}' for i in range(50)))
-  _small_pieces(monkeypatch, 100)
-  monkeypatch.setattr(encode, '_SHARD_IDS', 100)
-  encoded = _encode(path, tmp_path)
-  assert [len(shard) for shard in encoded.shards] in ([100, 1], [101])
-  assert encoded.blocks.starts[-1] == 101
-  assert _ids(encoded) == [0, 1] * 50 + [_END]
+  starts, sizes, turns = encoded.blocks
+  # The turn of a file's first piece is the file's number.
+  first_blocks = np.flatnonzero(np.diff(turns, prepend=-1, append=-1))
+  assert turns[[0, *np.flatnonzero(np.diff(turns) < 0) + 1]].tolist() == [
+    0,
+    1,
+    2,
+  ]
+  assert len(sizes) > len(first_blocks) > 50
+  for first, stop in itertools.pairwise(first_blocks):
+    ids = encoded.ids[starts[first] : starts[stop]]
+    found, words = encode.block_starts(ids, 10)
+    assert (starts[first] + found).tolist() == starts[first:stop].tolist()
+    assert words.tolist() == sizes[first:stop].tolist()
 
 
 # Several processes.
@@ -608,66 +557,59 @@ def texts(tmp_path, monkeypatch):
   return folder
 
 
-def _block_sentences(encoded, blocks):
-  return [_sentences(encoded.block(b)) for b in blocks]
-
-
-@every_layout
+@pytest.mark.parametrize('layout', _PROCESSES)
 def test_processes_have_what_one_has(texts, tmp_path, layout):
-  alone = _encode(texts, tmp_path / 'alone')
   num_parts, members = _PROCESSES[layout]
-  whole = encode.divide(alone, num_parts)
   spec = loader.LoaderSpec(1, 2, 16, 3, 1e-2)
 
-  def read(encoded, division):
-    return list(loader.TextSource(encoded, division, spec, None).items(None, 0))
+  def run(folder, *readers):
+    encoded = _encode(texts, tmp_path / folder, *readers)
+    steps = windows.Steps(16, num_parts, 3, 1)
+    source = loader.TextSource(encoded, spec, steps, *readers[1:])
+    return encoded, source, list(source.items(None, 0))
 
-  def run(readers):
-    encoded = _encode(texts, tmp_path / 'together', readers)
-    division = encode.divide(encoded, num_parts, readers)
-    return encoded, division, read(encoded, division)
+  def sentences(encoded, blocks):
+    return [_sentences(encoded.block(block)) for block in blocks]
 
-  expected = read(alone, whole)
-  for mine, (encoded, division, batches) in zip(
-    members, _together(layout, run)[0], strict=True
-  ):
+  alone, whole, expected = run('alone')
+  results, _ = _together(layout, lambda *readers: run('together', *readers))
+  for mine, (encoded, source, items) in zip(members, results, strict=True):
     assert encoded.vocabulary.words == alone.vocabulary.words
     # A run may go on with other processes.
-    for key in alone.manifest.keys() - {'files', 'shards'}:
+    for key in alone.manifest.keys() - {'files'}:
       assert encoded.manifest[key] == alone.manifest[key], key
     assert encoded.manifest['dropped']['overlong_words'] > 3
     assert len(encoded.manifest['dropped']['problems']) == 3
     # It holds its own parts, and knows how many words all of them have.
-    assert [*division.local] == list(mine)
-    for part, blocks in division.local.items():
-      ours = _block_sentences(encoded, blocks)
-      assert ours == _block_sentences(alone, whole.local[part])
-    for x, y in zip(division.block_words, whole.block_words, strict=True):
+    assert [*source.local_blocks] == list(mine)
+    for part, blocks in source.local_blocks.items():
+      ours = sentences(encoded, blocks)
+      assert ours == sentences(alone, whole.local_blocks[part])
+    for x, y in zip(source.block_words, whole.block_words, strict=True):
       np.testing.assert_array_equal(x, y)
     if len(mine) < num_parts:
-      assert len(_ids(encoded)) < len(_ids(alone))
-    for item, truth in zip(batches, expected, strict=True):
+      assert len(encoded.ids) < len(alone.ids)
+    for item, truth in zip(items, expected, strict=True):
       assert item._replace(batch=None) == truth._replace(batch=None)
       for x, y in zip(item.batch, truth.batch, strict=True):
         np.testing.assert_array_equal(x, y[list(mine)])
 
 
 def test_all_processes_use_the_cache_or_none(texts, tmp_path, monkeypatch):
-  def read(readers):
-    return _encode(texts, tmp_path, readers)
+  def manifests():
+    results, _ = _together('two', lambda *args: _encode(texts, tmp_path, *args))
+    return [x.folder for x in results], [x.manifest for x in results]
 
-  first, _ = _together('two', read)
+  folders, first = manifests()
   with monkeypatch.context() as patch:
     _forbid_reading(patch)
-    again, _ = _together('two', read)
-  assert [x.manifest for x in again] == [x.manifest for x in first]
+    assert manifests() == (folders, first)
   # What one has lost, all make again.
-  for encoded in first:
-    (encoded.folder / 'mark').write_bytes(b'')
-  (first[1].folder / 'vocab.txt').unlink()
-  third, _ = _together('two', read)
-  assert [x.manifest for x in third] == [x.manifest for x in first]
-  assert not any((x.folder / 'mark').exists() for x in third)
+  for folder in folders:
+    (folder / 'mark').write_bytes(b'')
+  (folders[1] / 'vocab.txt').unlink()
+  assert manifests() == (folders, first)
+  assert not any((folder / 'mark').exists() for folder in folders)
 
 
 def test_files_that_differ_between_processes_are_refused():
@@ -683,16 +625,16 @@ def test_files_that_differ_between_processes_are_refused():
 
 def test_jobs_that_encode_the_same_text_at_once(texts, tmp_path, monkeypatch):
   barrier = threading.Barrier(2)
-  real = encode._encode
+  real = encode._Encoder.run
 
-  def encoded(*args):
+  def run(*args):
     real(*args)
     barrier.wait(60)
 
-  monkeypatch.setattr(encode, '_encode', encoded)
+  monkeypatch.setattr(encode._Encoder, 'run', run)
   monkeypatch.setattr(encode.platform, 'node', lambda: threading.get_ident())
   with futures.ThreadPoolExecutor(2) as pool:
     jobs = [pool.submit(_encode, texts, tmp_path) for _ in range(2)]
     first, second = (job.result() for job in jobs)
   assert first.manifest['fingerprint'] == second.manifest['fingerprint']
-  np.testing.assert_array_equal(first.shards[0], second.shards[0])
+  np.testing.assert_array_equal(first.ids, second.ids)

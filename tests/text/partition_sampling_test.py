@@ -13,23 +13,12 @@ from jaxemb.text import encode, loader, partition_sampling, tokenize
 from tests import corpora
 
 _END = tokenize.END
-_MASK = 2**64 - 1
 _NUM_VOCAB = 60
 every_method = pytest.mark.parametrize('method', partition_sampling.METHODS)
 
 
 def _sampling(method='shuffle', num_parts=10, rate=0.1, part=0, seed=1):
   return partition_sampling.Sampling(method, num_parts, rate, part, seed)
-
-
-# A second implementation, in Python's own integers.
-
-
-def _splitmix64(x):
-  x = (x + 0x9E3779B97F4A7C15) & _MASK
-  x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-  x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-  return x ^ (x >> 31)
 
 
 def _selects(sampling, epoch, offset, num_ids):
@@ -41,15 +30,18 @@ def _selects(sampling, epoch, offset, num_ids):
     if rate * n == 1:
       stop = (part + 1) * num_ids // n
     return first <= offset < stop or offset + num_ids < stop
-  key = _splitmix64(_splitmix64(0x7368617265) ^ sampling.seed % 2**64)
+  key = corpora.splitmix64(
+    corpora.splitmix64(0x7368617265) ^ sampling.seed % 2**64
+  )
   if sampling.method == 'shuffle':
-    key = _splitmix64(key ^ _splitmix64(epoch + 1))
-  own = _splitmix64(_splitmix64(key ^ (part + 1)) ^ _splitmix64(offset)) >> 1
+    key = corpora.splitmix64(key ^ corpora.splitmix64(epoch + 1))
+  own_key = corpora.splitmix64(key ^ (part + 1))
+  own = corpora.splitmix64(own_key ^ corpora.splitmix64(offset)) >> 1
   is_mine = own < rate * 2**63
   if sampling.method == 'sampling':
     return is_mine
   # One draw says which part is the first to get it.
-  draw = (_splitmix64(key ^ _splitmix64(offset)) >> 1) / 2**63
+  draw = (corpora.splitmix64(key ^ corpora.splitmix64(offset)) >> 1) / 2**63
   below = [
     math.expm1(k * math.log1p(-rate)) / math.expm1(n * math.log1p(-rate))
     for k in range(n + 1)
@@ -60,7 +52,7 @@ def _selects(sampling, epoch, offset, num_ids):
 
 def _sentences(corpus):
   """(offset, ids with their ends) of every sentence, block by block."""
-  ids = np.concatenate(corpus.shards).tolist()
+  ids = corpus.ids.tolist()
   blocks = []
   for start, stop in itertools.pairwise(corpus.blocks.starts.tolist()):
     begin, seen = start, False
@@ -149,16 +141,14 @@ def test_epochs_and_seeds_draw_independently():
     assert abs((first & second).mean() - rate**2) < 0.02
 
 
-@pytest.mark.parametrize('num_parts', [1, 3, 7, 10, 49])
-def test_equal_parts_cover_the_text_in_order(num_parts):
-  found = _memberships(_sampling('equal', num_parts, 1 / num_parts), 0, 1003)
-  assert (found.sum(0) == 1).all()
-  owners = found.argmax(0)
-  assert (np.diff(owners) >= 0).all()
-  assert np.ptp(np.bincount(owners)) <= 1
-
-
-def test_equal_stretches_of_another_rate_wrap_around():
+def test_equal_parts_cover_the_text_in_order():
+  for num_parts in (1, 3, 7, 10, 49):
+    found = _memberships(_sampling('equal', num_parts, 1 / num_parts), 0, 1003)
+    assert (found.sum(0) == 1).all()
+    owners = found.argmax(0)
+    assert (np.diff(owners) >= 0).all()
+    assert np.ptp(np.bincount(owners)) <= 1
+  # Stretches of another rate wrap around.
   found = _memberships(_sampling('equal', 4, 0.5), 0, 1000)
   assert (found.sum(1) == 500).all() and (found.sum(0) == 2).all()
   assert np.flatnonzero(found[3]).tolist() == [*range(250), *range(750, 1000)]
@@ -181,25 +171,17 @@ def _spec(**changes):
   return dataclasses.replace(spec, **changes)
 
 
-def _random_ids(rng, num_words):
-  ids = []
-  while num_words > 0:
-    length = int(min(num_words, 1 + rng.geometric(1 / 12)))
-    words = (_NUM_VOCAB ** rng.random(length)).astype(int) - 1
-    ids += [*words.tolist(), _END]
-    num_words -= length
-  return ids
-
-
 @pytest.fixture
 def corpus(monkeypatch):
-  """Two shards; a sentence longer than blocks, and ends in a row."""
+  """A sentence longer than blocks, and ends in a row."""
   monkeypatch.setattr(encode, 'BLOCK_WORDS', 24)
   monkeypatch.setattr(encode, 'MAX_BLOCK_IDS', 49)
   rng = np.random.default_rng(0)
-  first = _random_ids(rng, 9000)
-  second = [_END, *rng.integers(0, _NUM_VOCAB, 100).tolist(), _END]
-  return corpora.encoded([first, second + _random_ids(rng, 7000)], _NUM_VOCAB)
+  first, second = (
+    corpora.random_ids(rng, n, _NUM_VOCAB, 12) for n in (9000, 7000)
+  )
+  long = [_END, *rng.integers(0, _NUM_VOCAB, 100), _END]
+  return corpora.encoded([*first, *long, *second], _NUM_VOCAB)
 
 
 @every_method
@@ -212,57 +194,33 @@ def test_counts_what_a_part_gets(corpus, method):
       if _selects(sampling, epoch, offset, num_ids):
         seen.update(x for x in ids if x != _END)
         sentences += 1
-  indexed = partition_sampling.index(corpus)
-  counts = partition_sampling.count(indexed, sampling, 3)
+  counts = partition_sampling.count(corpus, sampling, 3)
   assert counts.seen.tolist() == [seen[i] for i in range(_NUM_VOCAB)]
   assert (counts.words, counts.sentences) == (seen.total(), sentences)
 
 
 def _expected(corpus, sampling, spec, epoch):
   """(word, left, right) of every center of an epoch, in its order."""
-  counts = corpus.vocabulary.counts
-  keep = np.ceil(loader.keep_probabilities(counts, spec.sample) * 2.0**32)
+  counts = corpus.vocabulary.counts.tolist()
   num_ids = int(corpus.blocks.starts[-1])
-  key = _splitmix64(spec.seed ^ _splitmix64(epoch))
-  if sampling.part:
-    key = _splitmix64(sampling.part ^ key)
+  key = corpora.part_key(spec.seed, epoch, sampling.part)
   blocks = _sentences(corpus)
   centers = []
   for i in range(len(blocks)):
     block = loader.permuted(i, len(blocks), np.uint64(key))
+    mine = [
+      ids
+      for offset, ids in blocks[block]
+      if _selects(sampling, epoch, offset, num_ids)
+    ]
     position = block * encode.MAX_BLOCK_IDS
-    for offset, ids in blocks[block]:
-      if not _selects(sampling, epoch, offset, num_ids):
-        continue
-      kept = []
-      for word in ids:
-        bits = _splitmix64(key ^ position)
-        position += 1
-        if word != _END and bits >> 32 < keep[word]:
-          kept.append((word, 1 + ((bits & 0xFFFF) * spec.window >> 16)))
-      for j, (word, reach) in enumerate(kept):
-        centers.append((word, min(reach, j), min(reach, len(kept) - 1 - j)))
+    ids = itertools.chain(*mine)
+    centers += corpora.expected_centers(ids, position, key, spec, counts)
   return centers
 
 
 def _read(corpus, sampling, spec, position=None, done=0):
-  indexed = partition_sampling.index(corpus)
-  return list(partition_sampling.items(indexed, sampling, spec, position, done))
-
-
-def _centers(item, spec):
-  kept = int(item.batch.kept_words[0])
-  ids = item.batch.ids[0, spec.window : spec.window + kept]
-  # Padding before and after.
-  assert (item.batch.ids[0, : spec.window] == _NUM_VOCAB).all()
-  assert (item.batch.ids[0, spec.window + kept :] == _NUM_VOCAB).all()
-  left, right = item.batch.left[0], item.batch.right[0]
-  assert not left[kept:].any() and not right[kept:].any()
-  assert item.batch.num_steps[0] == -(-kept // spec.part_words)
-  assert item.batch.pairs[0] == left.astype(int).sum() + right.sum()
-  return list(
-    zip(ids.tolist(), left[:kept].tolist(), right[:kept].tolist(), strict=True)
-  )
+  return list(partition_sampling.items(corpus, sampling, spec, position, done))
 
 
 @every_method
@@ -270,25 +228,21 @@ def _centers(item, spec):
 def test_batches_as_in_a_plain_loop(corpus, method, part):
   sampling, spec = _sampling(method, 4, 0.3, part), _spec()
   items = _read(corpus, sampling, spec)
-  indexed = partition_sampling.index(corpus)
   centers = collections.defaultdict(list)
   words = 0
   for item in items:
     assert item.done_before == words < item.done_after
     words = item.done_after
-    num_blocks = len(corpus.blocks.words)
-    centers[item.index // num_blocks] += _centers(item, spec)
-  assert words == partition_sampling.count(indexed, sampling, 2).words
+    epoch = item.index // len(corpus.blocks.words)
+    centers[epoch] += corpora.centers(item, spec)
+  assert words == partition_sampling.count(corpus, sampling, 2).words
   assert len({item.index for item in items}) == len(items) > 3
   assert centers == {e: _expected(corpus, sampling, spec, e) for e in range(2)}
   assert (centers[0] != centers[1]) and items[-1].position == [2, 0]
   # Reading resumes anywhere.
   for i, item in enumerate(items):
     rest = _read(corpus, sampling, spec, item.position, item.done_after)
-    for a, b in zip(rest, items[i + 1 :], strict=True):
-      assert a._replace(batch=None) == b._replace(batch=None)
-      for x, y in zip(a.batch, b.batch, strict=True):
-        np.testing.assert_array_equal(x, y)
+    corpora.same_items(rest, items[i + 1 :])
 
 
 def test_batches_are_full_but_never_too_full():
@@ -296,7 +250,7 @@ def test_batches_are_full_but_never_too_full():
   rng = np.random.default_rng(3)
   ids = rng.integers(0, _NUM_VOCAB, (110_000, 11), np.int32)
   ids[:, -1] = _END
-  corpus = corpora.encoded([ids.reshape(-1)], _NUM_VOCAB)
+  corpus = corpora.encoded(ids.reshape(-1), _NUM_VOCAB)
   for rate, sample, num in ((1.0, 0.0, 3), (0.02, 1e-3, 1)):
     spec = _spec(sample=sample, epochs=1, part_words=100)
     items = _read(corpus, _sampling('sampling', 3, rate), spec)

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
+from jaxemb.storage import word2vec_format
 from jaxemb.text import tokenize, vocab
 
 
-def _table(counts):
-  """A table of {word: count}."""
+def _words(counts):
+  """Of {word: count}."""
   words = [word.encode() for word in counts]
-  return tokenize.from_words(words, list(counts.values()))
+  return tokenize.from_counts(words, np.array([*counts.values()], np.int64))
 
 
 def _fails(function, *args):
@@ -36,7 +37,7 @@ def test_select_orders_by_count_then_bytes(min_count, max_vocab):
   chosen = [word for word, count in counts.items() if count >= min_count]
   chosen.sort(key=lambda word: (-counts[word], word.encode()))
   chosen = chosen[: max_vocab or None]
-  vocabulary, ids = vocab.select(_table(counts), min_count, max_vocab)
+  vocabulary, ids = vocab.select(_words(counts), min_count, max_vocab, 0, 0)
   assert list(vocabulary.words) == chosen
   assert vocabulary.counts.tolist() == [counts[word] for word in chosen]
   row = {word: i for i, word in enumerate(chosen)}
@@ -44,37 +45,37 @@ def test_select_orders_by_count_then_bytes(min_count, max_vocab):
   assert (ids.dtype, vocabulary.counts.dtype) == (np.int32, np.int64)
 
 
-def test_too_few_words_are_refused_with_the_facts():
-  message = _fails(vocab.select, _table({'a': 4, 'b': 3}), 5, 0)
-  assert '5 times' in message and '2 different words' in message
-  assert '4 times' in message and '--config.data.min_count' in message
-  message = _fails(vocab.select, tokenize.empty(1, 1), 5, 0)
-  assert '0 different words' in message and '0 times' in message
-  message = _fails(vocab.select, _table({'ärger': 9, 'b': 3}), 5, 0)
-  assert "'ärger'" in message and '--config.data.min_count' in message
-  assert "'a'" in _fails(vocab.select, _table({'a': 9, 'b': 9}), 5, 1)
-
-
-def test_counts_file_round_trip(tmp_path):
-  counts = {'東京': 5, 'the': 10**11, '\xa0': 4, '\x1c': 3, '10': 2, 'x': 0}
-  vocabulary, _ = vocab.select(_table(counts), 0, 0)
-  path = tmp_path / 'vocab.txt'
-  vocab.write_counts(path, vocabulary)
-  assert path.read_bytes().startswith('the 100000000000\n東京 5\n'.encode())
-  again, _ = vocab.select(vocab.read_counts(path), 0, 0)
-  assert list(again.words) == list(vocabulary.words)
-  assert again.counts.tolist() == vocabulary.counts.tolist()
+@pytest.mark.parametrize(
+  'counts, max_vocab, found',
+  [
+    ({'a': 4, 'b': 3}, 0, 'no word'),
+    ({}, 0, 'no word'),
+    ({'ärger': 9, 'b': 3}, 0, "only one word ('ärger')"),
+    ({'a': 9, 'b': 9}, 1, "only one word ('a')"),
+  ],
+)
+def test_too_few_words_are_refused_with_the_facts(counts, max_vocab, found):
+  message = _fails(vocab.select, _words(counts), 5, max_vocab, 1234, 56)
+  assert f'{found} occurs 5 times: 1,234 different words' in message
+  assert '56 times' in message and '--config.data.min_count' in message
 
 
 def test_counts_file_of_others(tmp_path):
   path = tmp_path / 'counts'
   path.write_bytes(
-    b'\xef\xbb\xbfrare\t3\r\n\n   \n  \xc3\xa4 \t 12  \r\nthe 0009\nlast 4'
+    b'\xef\xbb\xbfrare\t3\r\n\n   \n  \xc3\xa4 \t 12  \r\nthe 0009\nlast 4\n'
+    b'\xe6\x9d\xb1 100000000000\n\xc2\xa0 2\n\x1c 0\n10 1'
   )
-  table = vocab.read_counts(path)
-  word = tokenize.reader(table)
-  assert [word(i).decode() for i in range(4)] == ['rare', 'ä', 'the', 'last']
-  assert table.counts[:4].tolist() == [3, 12, 9, 4]
+  words = vocab.read_counts(path)
+  word = words.reader()
+  found = {word(i).decode(): n for i, n in enumerate(words.counts.tolist())}
+  expected = {'rare': 3, 'ä': 12, 'the': 9, 'last': 4, '東': 10**11}
+  assert found == expected | {'\xa0': 2, '\x1c': 0, '10': 1}
+  # Those that jaxemb writes.
+  word2vec_format.write_vocab(path, [*found], words.counts)
+  again = vocab.read_counts(path)
+  for x, y in zip(again, words, strict=True):
+    np.testing.assert_array_equal(x, y)
 
 
 @pytest.mark.parametrize(
