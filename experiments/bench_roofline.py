@@ -71,7 +71,7 @@ def needs(spec: model_base.WindowSpec) -> dict[str, float]:
 def _step_ids(job: zipf.Job, corpus: encode.Encoded) -> list[np.ndarray]:
   """The ids of a dispatch's steps: [steps, L / c, c] and [..., c + 2 W + N]."""
   batch = jax.device_put(next(job.source(corpus).items(None, 0)).batch)
-  model = jax.device_put(job.trainer.model)
+  model = jax.device_put(job.trainer.trainable.model)
   key = np.array([job.config.seed, 1], np.uint32)
 
   def ids(i):
@@ -101,7 +101,7 @@ def measure(
     corpus = zipf.write_corpus(job.counts, job_effort.ready_words, path)
     ids = _step_ids(job, corpus)
     step = zipf.time_dispatches(job, corpus, job_effort)
-  spec = job.trainer.model.spec
+  spec = job.trainer.trainable.model.spec
   each = ceilings.measure(job.mesh, spec, ids, effort)
   need, words = needs(spec), job.steps.part_words
   copy = each['copy_bytes_per_sec']

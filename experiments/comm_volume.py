@@ -166,7 +166,7 @@ def closed_form(job: zipf.Job) -> float:
 
 def _width(job: zipf.Job) -> int:
   """Rows that a chunk of centers meets: c + 2 W + N."""
-  spec = job.trainer.model.spec
+  spec = job.trainer.trainable.model.spec
   return spec.chunk + 2 * spec.window + spec.shared_negatives
 
 
@@ -186,7 +186,7 @@ def buffers(job: zipf.Job) -> dict[str, int]:
         spec.lookups_per_center, centers, job.config.mesh.table
       ),
     )
-    for name, spec in job.trainer.model.specs().items()
+    for name, spec in job.trainer.trainable.model.specs().items()
   }
 
 
@@ -218,7 +218,7 @@ def examine(point: Point, vocab: int, batch_words: int) -> dict[str, Any]:
     centers = job.step_words / job.mesh.size
     distinct_rows = sum(
       np.sum(-np.expm1(-spec.lookups_per_center * centers))
-      for spec in job.trainer.model.specs().values()
+      for spec in job.trainer.trainable.model.specs().values()
     )
     rows = point.table * sum(buffers(job).values())
     result['buffer_fill'] = distinct_rows / rows

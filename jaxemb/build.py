@@ -78,10 +78,9 @@ def bind(
 
 def cache_folder() -> pathlib.Path:
   """Where downloads, encoded corpora and compiled programs are kept."""
-  if os.environ.get('JAXEMB_CACHE'):
-    return pathlib.Path(os.environ['JAXEMB_CACHE']).expanduser()
-  base = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-  return pathlib.Path(base) / 'jaxemb'
+  base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  folder = os.environ.get('JAXEMB_CACHE') or f'{base}/jaxemb'
+  return pathlib.Path(folder).expanduser()
 
 
 def on_devices(
@@ -129,8 +128,8 @@ def on_devices(
       'config.table.layout=row'
     )
   if layout == 'column' and dim % table:
-    filled, line = -(-dim // table) * table, 'columns: %d are filled up to %d'
-    _LOG.info(f'{line}, as many on each of %d devices', dim, filled, table)
+    filled = -(-dim // table) * table
+    _LOG.info(f'{dim} columns are filled up to {filled} for {table} devices')
   shape = mesh_lib.Shape(data, table)
   resolved = config_lib.resolve(config, platform, shape, **fixed)
   return *resolved, mesh_lib.make(shape)
@@ -141,11 +140,6 @@ class Trainer(NamedTuple):
 
   trainable: strategy_base.Trainable
   strategy: strategy_base.Strategy
-
-  @property
-  def model(self) -> model_base.Model:
-    """What is trained."""
-    return self.trainable.model
 
 
 def trainer(
@@ -165,12 +159,9 @@ def trainer(
   cannot have.
   """
   m, t = config.model, config.table
-  num_data, num_table = (
-    mesh.shape[axis] for axis in (mesh_lib.DATA, mesh_lib.TABLE)
-  )
   is_sync = config.strategy.name == 'sync' or mesh.size == 1
   columns = None
-  if t.layout == 'column' and num_table > 1:
+  if t.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
     columns = wire.Axis(mesh_lib.TABLE, t.exchange_dtype)
   spec = model_base.WindowSpec(
     len(counts),
@@ -187,7 +178,7 @@ def trainer(
   model = _model(config, spec, corpus, tuning.shared_nodes)
   axes = spec_lib.Axes()  # each replica has tables of its own
   if is_sync:
-    axes = spec_lib.Axes(mesh_lib.DATA, mesh_lib.TABLE, num_data, num_table)
+    axes = spec_lib.Axes(*mesh.axis_names, *mesh.devices.shape)
   available = {
     'axes': axes,
     'deduplicates': tuning.deduplicates,
@@ -366,12 +357,11 @@ def parts(
   dropped = dict(source.dropped)
   if m.name == 'mixture' and s.number > 1:
     ambiguous = mixture.ambiguous(config, source.keys)
-    line = f'{ambiguous.mask.sum():,} words have {s.number} senses each'
+    _LOG.info(f'{ambiguous.mask.sum():,} words have {s.number} senses each')
     if s.words:
-      dropped['sense_words_out_of_vocabulary'] = ambiguous.num_unknown
-      line += f'; {ambiguous.num_unknown:,} of the {ambiguous.num_listed:,} in '
-      line += f'{s.words} are not in the vocabulary'
-    _LOG.info('%s', line)
+      dropped['sense_words_out_of_vocabulary'] = num = ambiguous.num_unknown
+      num = f'{num:,} of the {ambiguous.num_listed:,} in {s.words}'
+      _LOG.info(f'{num} are not in the vocabulary')
   eval_paths = eval_paths or list(source.eval_paths())
   if eval_paths == ['none']:
     eval_paths = []
@@ -381,45 +371,37 @@ def parts(
 def fingerprints(parts: Parts) -> dict[str, str]:
   """Of what a checkpoint belongs to, named for a message about a change."""
   rows = getattr(parts.trainable.model, 'rows', None)
-  digest = rows.digest() if isinstance(rows, mixture.Rows) else ''
-  return {
-    'the data': parts.source.fingerprint,
-    'config.senses.words': digest,
-  }
+  words = rows.digest() if isinstance(rows, mixture.Rows) else ''
+  return {'the data': parts.source.fingerprint, 'config.senses.words': words}
 
 
-def check_fits(config: ml_collections.ConfigDict, parts: Parts) -> None:
+def check_fits(parts: Parts) -> None:
   """Logs what each device will hold.
 
   Raises a `UserError` with the number of devices or hosts that would have room.
   """
-  strategy, mesh = parts.strategy, parts.mesh
+  strategy, mesh, dtype = parts.strategy, parts.mesh, parts.config.table.dtype
   state = jax.eval_shape(strategy.init, jax.random.key(0))
-  held_bytes = mesh_lib.bytes_per_device(state, strategy.state_sharding)
-  vector_bytes = sum(x.vector_bytes for x in state.tables.values())
+  whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+  held = mesh_lib.bytes_per_device(state, strategy.state_sharding)
+  vectors = sum(x.vector_bytes for x in state.tables.values())
   _LOG.info(
-    'tables: %.1f MB per device (%.1f MB %s vectors of all tables)',
-    held_bytes / 1e6,
-    vector_bytes / 1e6,
-    config.table.dtype,
+    f'tables: {held / 1e6:.1f} MB per device ({vectors / 1e6:.1f} MB {dtype} '
+    'vectors of all tables)'
   )
-  whole_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-  is_split = held_bytes < whole_bytes
-  num_shards = mesh.shape[mesh_lib.TABLE] if is_split else 1
-  devices = list(mesh.devices.flat)
-  resources.check_fits(devices, held_bytes, held_bytes * num_shards)
+  # Of replicas there are several copies, each on one device.
+  copy = min(whole, held * mesh.shape[mesh_lib.TABLE])
+  resources.check_fits(list(mesh.devices.flat), held, copy)
 
 
-def new_state(
-  config: ml_collections.ConfigDict, parts: Parts, key: jax.Array
-) -> Any:
+def new_state(parts: Parts, key: jax.Array) -> Any:
   """The state before training, from `config.train.init_from` if there is one.
 
   Raises a `UserError` if that cannot be used.
   """
   trainable, strategy = parts.trainable, parts.strategy
   state = jax.jit(strategy.init, out_shardings=strategy.state_sharding)(key)
-  path = os.path.expanduser(config.train.init_from)
+  path = os.path.expanduser(parts.config.train.init_from)
   if not path:
     return state
   return warm_start.begin(path, trainable, strategy, state, parts.source.keys)

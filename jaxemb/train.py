@@ -116,7 +116,7 @@ def _run(
   if distributed.is_first():
     rundir.record(config, tuning, workdir, fingerprint)
   results.log_data(parts)
-  build.check_fits(config, parts)
+  build.check_fits(parts)
   if is_partition:
     return 0 if runner.run(workdir, parts, session) else STOPPED
   return 0 if _train(workdir, parts, session) else STOPPED
@@ -135,7 +135,7 @@ def _train(
     init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
     restored = loop.restore(checkpoints, init.eval_shape(key), fingerprints)
     state, totals = restored or (
-      build.new_state(config, parts, key),
+      build.new_state(parts, key),
       metrics.Totals(source.unit),
     )
     with rundir.using(workdir):

@@ -282,7 +282,7 @@ class _Runner:
 
   def _restored_state(self) -> Any:
     """New states, or those of the newest checkpoints."""
-    state = build.new_state(self.config, self.parts, self.key)
+    state = build.new_state(self.parts, self.key)
     like = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state
     )

@@ -1,0 +1,123 @@
+"""The commands query and evaluate: what they print, and exit codes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxemb import errors, query
+from jaxemb.storage import word2vec_format
+
+_WORDS = ['king', 'man', 'woman', 'queen', 'x-ray', '-', '-5']
+_WORDS += [f'w{i}' for i in range(30)]
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('commands')
+  vectors = np.random.default_rng(0).normal(size=(37, 20)).astype(np.float32)
+  vectors[3] = vectors[0] - vectors[1] + vectors[2]
+  word2vec_format.write(folder / 'v.bin', _WORDS, vectors, True)
+  pairs = [f'w{i} W{i + 1} {i}' for i in range(28)]
+  groups = [f'{i},c{i % 3},w{i}' for i in range(30)]
+  (folder / 'eval').mkdir()
+  for name, lines in {
+    'pairs.txt': [*pairs, 'broken', 'a b 1'],
+    'questions.txt': [': gram1', 'w1 w2 w3 w4'],
+    'groups.csv': [',category,word', *groups],
+    'README.md': ['These are some files to test with.'],
+  }.items():
+    (folder / 'eval' / name).write_text('\n'.join(lines))
+  return folder
+
+
+@pytest.fixture
+def run(folder, monkeypatch, command):
+  """Runs a command line in the folder."""
+  monkeypatch.chdir(folder)
+  return command
+
+
+@pytest.mark.parametrize(
+  ('terms', 'expected'),
+  [
+    (['king'], (['king'], [])),
+    (['king', '-', 'man', '+', 'woman'], (['king', 'woman'], ['man'])),
+    (['king - man + woman'], (['king', 'woman'], ['man'])),
+    (['king', '-man', '+woman'], (['king', 'woman'], ['man'])),
+    (['-', 'man', 'king'], (['king'], ['man'])),
+    (['king', 'queen'], (['king', 'queen'], [])),
+    (['x-ray', '-', 'king'], (['x-ray'], ['king'])),
+    (['-'], (['-'], [])),
+    (['king', '-5'], (['king', '-5'], [])),
+    (['king', '-', '-5'], (['king'], ['-5'])),
+  ],
+)
+def test_expressions(terms, expected):
+  assert query.split_expression(terms, _WORDS) == expected
+
+
+@pytest.mark.parametrize('line', ['', 'king -', 'king - + man', '+'])
+def test_broken_expressions(line):
+  for terms in ([line], line.split()):
+    with pytest.raises(errors.UserError, match='expected words'):
+      query.split_expression(terms, _WORDS)
+
+
+@pytest.mark.parametrize(
+  'line',
+  [
+    '--vectors=v.bin king - man + woman --topn=2',
+    'king -man --topn 2 +woman --vectors v.bin',
+    '-man --topn=2 woman --vectors=v.bin + king',
+  ],
+)
+def test_query(run, line):
+  code, out, _ = run(f'query {line}')
+  (word, cosine), _ = map(str.split, out.splitlines())
+  assert code == 0 and word == 'queen' and 0.5 < float(cosine) <= 1
+
+
+def test_evaluate(folder, run):
+  code, out, _ = run(
+    'evaluate --vectors=v.bin --eval=eval,eval/pairs.txt '
+    '--json=out/results.json --restrict_vocab=32'
+  )
+  results = json.loads((folder / 'out' / 'results.json').read_text())
+  assert code == 0
+  assert set(results) == {'pairs', 'questions', 'groups', 'pairs-2'}
+  result = results['pairs']
+  assert result == results['pairs-2'] and result['restrict_vocab'] == 32
+  assert (result['found'], result['total'], result['malformed']) == (24, 29, 1)
+  assert '37 words x 20' in out and 'limit 32' in out
+  row = next(line for line in out.splitlines() if line.startswith('pairs '))
+  for part in (f'{result["score"]:.4f}', '24 / 29', '1 malformed'):
+    assert part in row
+
+
+@pytest.mark.parametrize(
+  ('line', 'message'),
+  [
+    ('query --vectors=v.bin quen', 'near: queen'),
+    ('query --vectors=v.bin', 'expected words'),
+    ('query --vectors=v.binx king', 'cannot read'),
+    ('query king', '--vectors'),
+    ('query --vectors', '--vectors'),
+    ('query --vectors=v.bin --topn=0 king', '--topn'),
+    ('query --vectors=v.bin --top=3 king', '--top=3'),
+    ('evaluate --vectors=none.txt --eval=eval', 'none.txt'),
+    ('evaluate --vectors=v.bin --eval=none', 'none'),
+    ('evaluate --vectors=eval/none --eval=eval', 'cannot read'),
+    ('evaluate --vectors=v.bin --eval=eval/README.md', 'no benchmark recogn'),
+    ('evaluate --vectors=eval/README.md --eval=eval', 'no word2vec file'),
+    ('evaluate --vectors=eval --eval=eval', 'vectors.npy'),
+    ('evaluate --vectors=v.bin --eval=eval --window=3', '--window=3 is of'),
+    ('evaluate --vectors=v.bin --eval=eval --window=-1', '--window must be 0'),
+    ('evaluate --vectors=v.bin --eval=eval --restrict_vocab=-1', 'must be 0'),
+  ],
+)
+def test_unusable_input_exits_with_2(run, line, message):
+  code, out, err = run(line)
+  *usage, error = err.splitlines()
+  assert code == 2 and out == '' and message in error
+  assert not usage or usage[0].startswith('usage: ')
