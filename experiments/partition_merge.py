@@ -129,7 +129,7 @@ def _without(part: parts.Part, removed: set[str]) -> parts.Part:
   keep = np.array([word not in removed for word in part.words])
   return part._replace(
     words=[part.words[i] for i in np.flatnonzero(keep)],
-    vectors=parts.Rows(part.vectors.open()[keep]),
+    vectors=part.vectors[keep],
     counts=part.counts[keep],
   )
 
@@ -164,7 +164,7 @@ def _removed(runs: partition_runs.Runs) -> list[dict[str, Any]]:
 def _repaired(runs: partition_runs.Runs) -> list[dict[str, Any]]:
   """Words of one sub-model from another, mapped into its space."""
   source, target = (
-    dict(zip(part.words, geometry.unit(part.vectors.open()), strict=True))
+    dict(zip(part.words, geometry.unit(part.vectors), strict=True))
     for part in runs.open_parts(_finest(runs.args), 2)
   )
   names = [word for word in target if word in source]

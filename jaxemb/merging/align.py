@@ -7,23 +7,21 @@ looks for one rotation W_i per part and one row Y(w) per word of any part,
 
   minimize sum_w sum_i a_i(w) |M_i(w) W_i - Y(w)|^2,   W_i W_i^T = 1
 
-by alternating Y(w) = sum_i a_i M_i W_i / a and W_i = U V^T, singular vectors
-of C_i = sum_w a_i M_i(w)^T Y(w). The rows enter only through
+by alternating Y = sum_i a_i M_i W_i / a and W_i = U V^T, singular vectors of
+C_i = sum_w a_i M_i^T Y. The rows enter only through the Gram matrix
 
-  Q_ij = sum_w a_i a_j / a M_i(w)^T M_j(w),         C_i = sum_j Q_ij W_j
+  Q_ij = sum_w a_i a_j / a M_i^T M_j,                 C_i = sum_j Q_ij W_j
 
-where Q is the Gram matrix of the parts, scaled and side by side, which adds up
-over blocks of words. So the rows are read once for Q and once for Y, and all
-iterations work on D x D matrices in float64. PCA of the concatenated parts
-needs the same matrix with all weights 1.
+so they are read once for Q and once for Y, and all iterations work on D x D
+matrices in float64. PCA of the parts side by side needs Q of equal weights.
 
 Averaging shrinks the directions in which parts disagree: those learned least.
 `length_correction` gives each principal direction of Y the length that it has
-in the rotated parts (our addition): with P_i = sum_w a_i M_i(w)^T M_i(w), which
-is Q of a part alone,
+in the rotated parts (our addition): with P_i = sum_w a_i M_i^T M_i, which is Q
+of a part alone,
 
-  sum_w a |Y(w) v|^2 = v^T C v,  C = sum_ij W_i^T Q_ij W_j
-  sum_w sum_i a_i |M_i(w) W_i v|^2 = v^T T v,  T = sum_i W_i^T P_i W_i
+  sum_w a |Y v|^2 = v^T C v,                C = sum_ij W_i^T Q_ij W_j
+  sum_w sum_i a_i |M_i W_i v|^2 = v^T T v,  T = sum_i W_i^T P_i W_i
 
 differ by the disagreement of the parts along v; parts that agree do not change.
 It is one matrix for all words, so that inner products with context vectors can

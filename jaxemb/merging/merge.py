@@ -46,8 +46,7 @@ _LENGTH_RATIO = 2.0
 class Spec:
   """How to merge; `jaxemb.merge` says what the settings mean.
 
-  Raises:
-    errors.UserError: a setting is out of range, or the method does not use it.
+  Raises a `UserError` for those out of range, or that the method does not use.
   """
 
   method: str = 'alir'
@@ -98,7 +97,7 @@ class Merged(NamedTuple):
 class SideBySide(NamedTuple):
   """Tables of n parts side by side, read in blocks of words."""
 
-  tables: Sequence[parts_lib.Rows]  # [rows, D_i] of each part
+  tables: Sequence[np.ndarray]  # [rows, D_i] of each part
   rows: np.ndarray  # [n, words] int, row in each part, -1 = none
   weights: np.ndarray  # [n, words], a_i
   normalize: bool
@@ -124,7 +123,7 @@ class SideBySide(NamedTuple):
       self.progress(what, first, num_words)
       block = np.s_[:, first : first + step]
       pairs = zip(self.tables, rows[block], strict=True)
-      read = [table.read(ids) for table, ids in pairs]
+      read = [parts_lib.take(table, ids) for table, ids in pairs]
       if self.normalize:
         read = [geometry.unit(x) for x in read]
       yield read, weights[block]
@@ -194,7 +193,7 @@ class SideBySide(NamedTuple):
   def _write(self, name: str, dim: int, combine: Callable) -> np.ndarray:
     blocks = (combine(*block) for block in self.blocks(f'merging {name}'))
     shape = self.rows.shape[1], dim
-    return parts_lib.write_rows(blocks, shape, self.folder, name).open()
+    return parts_lib.write_rows(blocks, shape, self.folder, name)
 
 
 def vote_weights(has: np.ndarray, votes: np.ndarray) -> np.ndarray:
@@ -219,13 +218,11 @@ def merge_rows(
   """Merges checked parts, every row being a word of its own.
 
   Takes the union of their words. The result goes to files in the folder, or
-  stays in memory; `progress` is called per block of words.
-
-  Raises:
-    errors.UserError: the parts have no words in common.
+  stays in memory; `progress` is called per block of words. Raises a `UserError`
+  if parts have no words in common, or not as many dimensions.
   """
   is_alir, has = spec.method == 'alir', union.rows >= 0
-  report = dataclasses.asdict(spec)
+  num_having, report = has.sum(0), dataclasses.asdict(spec)
   warnings = check_words(parts, has, spec.method)
   unknown = [part.name for part in parts if part.counts is None]
   if not is_alir:
@@ -236,7 +233,7 @@ def merge_rows(
       f'all parts weigh the same: word counts are not known of {_few(unknown)}'
     )
   dim = _dim([part.dim for part in parts], spec)
-  is_kept = has.any(0) if is_alir else has.all(0)
+  is_kept = num_having >= (1 if is_alir else len(parts))
   ids, lost_ids = np.flatnonzero(is_kept), np.flatnonzero(~is_kept)
   job = SideBySide(
     [part.vectors for part in parts],
@@ -278,7 +275,7 @@ def merge_rows(
       'words': int(mine.sum()),
       'dim': part.dim,
       'missing_words': max(len(ids) - int(mine.sum()), 0),
-      'shared_words': int((mine & (has.sum(0) > 1)).sum()),
+      'shared_words': int((mine & (num_having > 1)).sum()),
       'rms_norm': part.rms_norm,
       'residual': float(np.sqrt(residual / square)) if square else None,
       'agreement': float(cosines / words) if square else None,
@@ -304,7 +301,7 @@ def merge_rows(
   report |= {
     'words': len(ids),
     'union_words': len(union.words),
-    'common_words': int(has.all(0).sum()),
+    'common_words': int((num_having == len(parts)).sum()),
     'lost': lost,
     'parts': facts,
     'dim': dim,
@@ -381,10 +378,10 @@ def _few(names: Sequence[str]) -> str:
 
 
 def tied(has: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, int]:
-  """[n] int, groups of parts that are tied by words, of [n, words] bool.
+  """[n] int, the group of each part, which has [n, words] bool.
 
-  Parts that share `least` [n, n] words are tied, and those tied to one part.
-  Also returns how many words two parts of different groups share, at most.
+  Two parts that share `least` [n, n] words are in one group. Also returns how
+  many words two parts of different groups share, at most.
   """
   shared = has.astype(np.float64) @ has.T
   groups = csgraph.connected_components(shared >= least)[1]
@@ -396,8 +393,7 @@ def check_words(
 ) -> list[str]:
   """Warnings of too few common words, of parts that have [n, words] bool.
 
-  Raises:
-    errors.UserError: there are none.
+  Raises a `UserError` if there are none.
   """
   dims, common = [part.dim for part in parts], int(has.all(0).sum())
   if method != 'alir' and not common:

@@ -5,6 +5,7 @@ vocab.txt, or a word2vec, GloVe or .vec file. Rows stay in their files.
 """
 
 import itertools
+import mmap
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -26,41 +27,18 @@ class DiskError(errors.UserError):
   """Rows cannot be written; the part is not to blame."""
 
 
-class Rows(NamedTuple):
-  """Rows of float32 in memory or in an .npy file."""
-
-  source: np.ndarray | pathlib.Path
-
-  def open(self) -> np.ndarray:
-    """The whole array, a file mapped anew: memory of earlier reads is freed."""
-    if isinstance(self.source, pathlib.Path):
-      return np.load(self.source, mmap_mode='r')
-    return self.source
-
-  @property
-  def shape(self) -> tuple[int, ...]:
-    """(rows, numbers per row)."""
-    return self.open().shape
-
-  def read(self, ids: np.ndarray) -> np.ndarray:
-    """[b, dim] float32 rows of ids [b]; zeros for negative ones."""
-    rows = np.asarray(self.open()[ids])
-    rows[ids < 0] = 0
-    return rows
-
-
 class Part(NamedTuple):
   """One of the models to merge."""
 
   name: str
   words: Sequence[str]  # distinct; names of rows where words have senses
-  vectors: Rows
+  vectors: np.ndarray  # [words, dim] float32, mapped if in a file
   # [words] int64, how often the part saw each word; a row of count 0 has
   # learned nothing and is ignored. None = unknown.
   counts: np.ndarray | None = None
   # Further rows of the same words: 'context_vectors' and the slots of row
   # optimizers, 'optimizer/vectors/<slot>', 'optimizer/context_vectors/<slot>'.
-  trainable: Mapping[str, Rows] = {}
+  trainable: Mapping[str, np.ndarray] = {}
   senses: senses_lib.Senses | None = None  # of words with several vectors
   rms_norm: float = 0.0  # root mean square length, see `check`
 
@@ -70,20 +48,29 @@ class Part(NamedTuple):
     return self.vectors.shape[1]
 
 
+def take(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+  """[..., dim] rows of ids [...]; zeros for negative ones."""
+  if isinstance(getattr(rows, 'base', None), mmap.mmap):
+    # The whole file, mapped anew: what was read before takes no memory.
+    rows = np.load(rows.filename, mmap_mode='r')
+  taken = np.asarray(rows[ids])
+  taken[ids < 0] = 0
+  return taken
+
+
 def write_rows(
   blocks: Iterable[np.ndarray],
   shape: tuple[int, ...],
   folder: pathlib.Path | None,
   name: str,
-) -> Rows:
-  """Rows [rows, dim] float32 of all blocks, in folder/name.npy or in memory.
+) -> np.ndarray:
+  """[rows, dim] float32 of all blocks, in a new folder/name.npy or in memory.
 
-  Raises:
-    DiskError: the file cannot be written.
+  Raises a `DiskError` if the file cannot be written.
   """
   if folder is None:
     nothing = np.empty((0, *shape[1:]), np.float32)
-    return Rows(np.concatenate([nothing, *blocks], dtype=np.float32))
+    return np.concatenate([nothing, *blocks], dtype=np.float32)
   path = folder / f'{name}.npy'
   header = {'descr': '<f4', 'fortran_order': False, 'shape': shape}
   try:
@@ -97,7 +84,7 @@ def write_rows(
       f'cannot write {path}: {error.strerror or error}; free space or choose '
       'another --output'
     ) from error
-  return Rows(path)
+  return np.load(path, mmap_mode='r')
 
 
 # Opening.
@@ -108,8 +95,7 @@ def open_all(
 ) -> tuple[list[Part], list[dict[str, str]]]:
   """Opens parts by `open_part`; also {'name', 'reason'} of those left out.
 
-  Raises:
-    errors.UserError: a part cannot be used, or fewer than two are left.
+  Raises a `UserError` if one cannot be used, or fewer than two are left.
   """
   parts, skipped = [], []
   for i, path in enumerate(paths):
@@ -140,11 +126,8 @@ def open_part(
 
   Rows that cannot be read in place go to the folder `scratch`; None = memory.
   Context vectors and optimizer slots are opened too if `trainable`; None =
-  where there are any.
-
-  Raises:
-    errors.UserError: it cannot be read, is empty or not finite, or lacks
-      context vectors.
+  where there are any. Raises a `UserError` if it cannot be read, is empty or
+  not finite, or lacks context vectors.
   """
   path = pathlib.Path(path)
   if _is_orbax(path) and not trainable:
@@ -155,9 +138,7 @@ def open_part(
     senses = senses_lib.read(folder, words, counts, vectors)
     if trainable is not False:
       more = _open_trainable(folder, len(words), scratch)
-    file = folder / vectors_npy.NAME
-    if np.load(file, mmap_mode='r').dtype == np.float32:
-      rows = Rows(file)
+    rows = np.load(folder / vectors_npy.NAME, mmap_mode='r')
   if trainable and not more:
     raise errors.UserError(
       f'{path} has no context vectors of words (export/orbax/); give a run, or '
@@ -174,13 +155,14 @@ def open_part(
         f'{file} does not fit the {len(words):,} rows of the export; remove '
         'its folder and train that sub-model again'
       )
-  rows = rows or write_rows([vectors], vectors.shape, scratch, 'vectors')
+  if rows is None or rows.dtype != np.float32:
+    rows = write_rows([vectors], vectors.shape, scratch, 'vectors')
   return check(Part(str(path), words, rows, counts, more, senses))
 
 
 def _open_trainable(
   folder: pathlib.Path, num_words: int, scratch: pathlib.Path | None
-) -> dict[str, Rows]:
+) -> dict[str, np.ndarray]:
   """All of orbax/ but the vectors, by path; {} without context vectors."""
   from flax import traverse_util
 
@@ -248,17 +230,17 @@ def _open_orbax(path: pathlib.Path, scratch: pathlib.Path | None) -> Part:
 def check(part: Part) -> Part:
   """Reads all rows; returns the part with the length of its vectors.
 
-  Raises:
-    errors.UserError: there is no row, or only zeros, or one is not finite.
+  Raises a `UserError` if there are none, or only zeros, or not finite ones.
   """
   square = 0.0
   for name, rows in [*part.trainable.items(), ('vectors', part.vectors)]:
-    squares = np.zeros(rows.shape[0], np.float32)
-    for first in range(0, len(squares), _BLOCK_ROWS):
-      block = rows.open()[first : first + _BLOCK_ROWS]
+    squares = np.zeros(len(rows), np.float32)
+    for first in range(0, len(rows), _BLOCK_ROWS):
+      ids = np.arange(first, min(first + _BLOCK_ROWS, len(rows)))
+      block = take(rows, ids)
       # Numbers whose squares overflow are as bad as infinite ones.
       with np.errstate(over='ignore', invalid='ignore'):
-        squares[first : first + _BLOCK_ROWS] = np.vecdot(block, block)
+        squares[ids] = np.vecdot(block, block)
     bad = np.flatnonzero(~np.isfinite(squares))
     if len(bad):
       raise errors.UserError(

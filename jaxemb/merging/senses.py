@@ -33,7 +33,7 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from scipy import optimize
@@ -54,25 +54,26 @@ _ROUNDING = 1e-9  # relative to the sum of all weights
 _FIT_WORDS, _RIDGE = 100_000, 1e-6
 
 
-class _Means(NamedTuple):
-  """[vocab, dim] means of the senses of words; read like `parts.Rows`."""
+@dataclasses.dataclass(frozen=True)
+class _Means:
+  """[vocab, dim] means of the senses of words, made as they are read."""
 
-  vectors: parts_lib.Rows
+  vectors: np.ndarray
   senses: table.Senses
 
   @property
   def shape(self) -> tuple[int, int]:
     return len(self.senses.words), self.vectors.shape[1]
 
-  def read(self, ids: np.ndarray) -> np.ndarray:
-    """[b, dim] float32 rows of ids [b]; zeros for negative ones."""
-    rows, starts = self.vectors.open(), self.senses.starts
-    sizes = np.where(ids >= 0, np.diff(starts)[ids], 0)
-    means = np.zeros((len(ids), rows.shape[1]), np.float32)
-    for k in range(int(sizes.max(initial=0))):
+  def __getitem__(self, ids: np.ndarray) -> np.ndarray:
+    starts = self.senses.starts
+    starts, sizes = starts[:-1][ids], np.diff(starts)[ids]
+    means = np.zeros((len(ids), self.vectors.shape[1]), np.float32)
+    for k in range(sizes.max()):
       has = sizes > k
-      at = starts[ids[has]] + k
-      means[has] += self.senses.priors[at, None] * rows[at]
+      at = starts[has] + k
+      rows = parts_lib.take(self.vectors, at)
+      means[has] += self.senses.priors[at, None] * rows
     return means
 
 
@@ -85,10 +86,8 @@ def merge(
   """Merges two or more parts whose words have one vector or several.
 
   Parts are those of `parts.check`. The result goes to files in the folder, or
-  stays in memory; `progress` is called per block of words.
-
-  Raises:
-    errors.UserError: parts have no words in common.
+  stays in memory; `progress` is called per block of words. Raises a `UserError`
+  if parts have no words in common.
   """
   started = time.monotonic()
   if any(part.senses is not None for part in parts):
@@ -104,8 +103,8 @@ def of_words(part: parts_lib.Part) -> parts_lib.Part:
   """The part with one vector for each word, the mean of its senses."""
   if part.senses is None:
     return part
-  rows = parts_lib.Rows(part.senses.mean_vectors())
-  return _with_words(part)._replace(vectors=rows, senses=None)
+  means = part.senses.mean_vectors()
+  return _with_words(part)._replace(vectors=means, senses=None)
 
 
 def line(report: Mapping[str, Any]) -> str:
@@ -214,7 +213,7 @@ class _Merge:
       maps = self._context_maps(senses, contexts[0].half_weight)
       # A word's only sense has no mean context.
       votes = np.where(self.sizes > 1, words.votes, 0)[:, owners] * priors
-      tables = [parts_lib.Rows(x.means) for x in contexts]
+      tables = [x.means for x in contexts]
       job = job._replace(tables=tables, rows=rows, weights=votes)
       means = job.write_averages('means', maps, np.eye(maps.shape[1]))
       senses = dataclasses.replace(
@@ -231,7 +230,7 @@ class _Merge:
       if first.loss == 'hierarchical_softmax':
         votes = self._node_votes()
         ids = np.broadcast_to(np.arange(votes.shape[1]), votes.shape)
-      tables = [parts_lib.Rows(x.outputs) for x in self.tables]
+      tables = [x.outputs for x in self.tables]
       job = job._replace(tables=tables, rows=ids, weights=votes)
       outputs = job.write_averages(
         'outputs', merged.rotations, np.linalg.inv(merged.outer).T
@@ -302,7 +301,7 @@ class _Merge:
         at = self.starts[block][:, None] + np.arange(size)
         rows = all_rows[:, at]
         vectors = [
-          part.vectors.read(mine) @ turn
+          parts_lib.take(part.vectors, mine) @ turn
           for part, mine, turn in zip(self.parts, rows, rotations, strict=True)
         ]
         places, num_rounds, found = match(
@@ -367,7 +366,7 @@ class _Merge:
     frequencies = words.counts / words.counts.sum()
     weights = frequencies * half_weight / (half_weight + frequencies)
     shares = words.votes / words.votes.sum(0)
-    result = _Means(parts_lib.Rows(merged.vectors), merged)
+    result = _Means(merged.vectors, merged)
     job = self.job._replace(
       tables=[*self.job.tables, result],
       rows=np.append(words.rows, ids[None], 0),

@@ -22,10 +22,8 @@ def begin(
   file; `trainable` and `strategy` are those of `strategies.base`, and `words`
   [vocab] name the rows. Words that the model lacks, or never saw, keep their
   random start. Words with several vectors start from their mean, weighted by
-  the priors. Optimizer slots are taken over where the model has them.
-
-  Raises:
-    UserError: the vectors cannot be used, or have other dimensions.
+  the priors. Optimizer slots are taken over where the model has them. Raises a
+  `UserError` if the vectors cannot be used, or have other dimensions.
   """
   part = senses.of_words(parts_lib.open_part(path, None, None))
   model = trainable.model
@@ -60,7 +58,7 @@ def begin(
     for start in range(0, len(ids), _BLOCK_ROWS):
       here = slice(start, start + _BLOCK_ROWS)
       vectors, *more = (
-        stored[x].read(rows[here]) for x in (title, *slots.values())
+        parts_lib.take(stored[x], rows[here]) for x in (title, *slots.values())
       )
       # Slots of one number per row are [n].
       more = [x[:, 0] if x.shape[1] == 1 else x for x in more]

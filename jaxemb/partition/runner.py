@@ -472,7 +472,7 @@ class _Runner:
       report, vectors = merged.report, merged.vectors
     else:
       (merged,) = opened
-      report, vectors = {'merge_secs': 0.0}, merged.vectors.open()
+      report, vectors = {'merge_secs': 0.0}, merged.vectors
     for line in report.get('warnings', ()):
       metrics.LOG.warning('%s', line)
     if 'senses' in report:

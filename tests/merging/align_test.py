@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from jaxemb.merging import align, merge
-from jaxemb.merging import parts as parts_lib
 
 
 def _orthogonal(rng, size):
@@ -30,7 +29,7 @@ def _masked(parts, has):
 
 def _side_by_side(parts, weights):
   rows = np.where(weights > 0, np.arange(len(weights))[:, None], -1).T
-  tables = [parts_lib.Rows(m.astype(np.float32)) for m in parts]
+  tables = [m.astype(np.float32) for m in parts]
   weights = weights.T.astype(np.float32)
   return merge.SideBySide(tables, rows, weights, False, None, lambda *_: None)
 

@@ -17,7 +17,7 @@ def _truth(vocab=300, dim=_DIM):
 
 
 def _rows(array):
-  return parts_lib.Rows(np.asarray(array, np.float32))
+  return np.asarray(array, np.float32)
 
 
 def _part(name, truth, seed, missing=0.0, noise=0.0, rename='w{}', **more):
@@ -73,7 +73,7 @@ def test_alir_covers_the_words_of_any_part():
     assert facts['words'] == len(part.words)
     assert facts['missing_words'] == len(counts) - len(part.words)
     assert facts['residual'] < 1e-5 and facts['agreement'] > 0.9999
-    lengths = np.linalg.norm(part.vectors.open().astype(np.float64), axis=1)
+    lengths = np.linalg.norm(part.vectors.astype(np.float64), axis=1)
     rms_norm = np.sqrt(np.mean(lengths**2))
     assert facts['rms_norm'] == pytest.approx(rms_norm, rel=1e-5)
   assert merged.report['lost']['words'] == 0 and not merged.report['warnings']
@@ -87,7 +87,7 @@ def test_a_word_is_the_weighted_mean_of_the_parts_that_saw_it(
   rng, parts = np.random.default_rng(5), []
   for part in _parts(3, _truth(), 0.3, 0.3):
     counts = rng.integers(0, 9, len(part.words))
-    rows = np.where(counts[:, None] > 0, part.vectors.open(), 100)
+    rows = np.where(counts[:, None] > 0, part.vectors, 100)
     parts.append(part._replace(vectors=_rows(rows), counts=counts))
   restore = weights == 'counts'
   merged = _merge(parts, weights=weights, normalize=normalize, restore=restore)
@@ -100,7 +100,7 @@ def test_a_word_is_the_weighted_mean_of_the_parts_that_saw_it(
     for part, turn in zip(parts, turns, strict=True):
       i = part.words.index(word) if word in part.words else None
       if i is not None and part.counts[i]:
-        vector = np.asarray(part.vectors.open()[i], np.float64)
+        vector = np.asarray(part.vectors[i], np.float64)
         vector = vector / np.linalg.norm(vector) if normalize else vector
         weight = part.counts[i] if weights == 'counts' else 1
         mean, total = mean + weight * (vector @ turn), total + weight
@@ -139,8 +139,8 @@ def test_blocks_and_files_do_not_matter(tmp_path, monkeypatch, method, start):
   monkeypatch.setattr(merge, '_BLOCK_BYTES', 1)
   filed = []
   for part in parts:
-    np.save(tmp_path / f'{part.name}.npy', part.vectors.open())
-    rows = parts_lib.Rows(tmp_path / f'{part.name}.npy')
+    np.save(tmp_path / part.name, part.vectors)
+    rows = np.load(tmp_path / f'{part.name}.npy', mmap_mode='r')
     filed.append(part._replace(vectors=rows))
   other = _merge(filed, tmp_path / 'merged', method=method, start=start)
   assert other.words == one.words and isinstance(other.vectors, np.memmap)
@@ -156,7 +156,7 @@ def test_concat_and_pca_cover_common_words():
   concat = _merge(parts, method='concat')
   assert set(concat.words) == common and concat.vectors.shape[1] == 3 * _DIM
   for row, word in enumerate(concat.words[:20]):
-    wanted = [p.vectors.open()[p.words.index(word)] for p in parts]
+    wanted = [p.vectors[p.words.index(word)] for p in parts]
     assert np.array_equal(concat.vectors[row], np.concatenate(wanted))
   lost = concat.report['lost']
   assert lost['words'] == len(union) - len(common)
@@ -179,7 +179,7 @@ def test_contexts_and_optimizer_slots_go_with_the_vectors(power):
   truth = {x: rng.normal(size=(300, _DIM)) for x in names}
   for part in _parts(3, _truth(), 0.3):
     ids = _ids(part.words)
-    turn = np.linalg.lstsq(_truth()[ids], part.vectors.open(), None)[0]
+    turn = np.linalg.lstsq(_truth()[ids], part.vectors, None)[0]
     more = {x: _rows(rows[ids] @ turn) for x, rows in truth.items()}
     more[_SLOT] = _rows(1 + ids[:, None] % 7)
     parts.append(part._replace(trainable=more))
@@ -225,7 +225,7 @@ def test_power_evens_principal_directions(method):
 @pytest.mark.parametrize('method', ['concat', 'alir'])
 def test_zero_vectors_stay_finite(method):
   first, second = _parts(2, _truth())
-  half = np.array(second.vectors.open())
+  half = np.array(second.vectors)
   half[:150] = 0
   words = [f'w{i}' if i < 150 else f'x{i}' for i in range(300)]
   half = second._replace(words=words, vectors=_rows(half))
@@ -244,7 +244,7 @@ def test_directions_that_common_words_lack(power):
   merged = _merge(parts, power=power, align_words=100)
   row = {word: i for i, word in enumerate(merged.words)}
   for part in parts:
-    rows = np.array(part.vectors.open(), np.float64)
+    rows = np.array(part.vectors, np.float64)
     mine = merged.vectors[[row[word] for word in part.words]]
     assert 0.9 < np.linalg.norm(mine) / np.linalg.norm(rows) < 2
     if power == 1:
@@ -257,7 +257,7 @@ def test_a_missing_word_is_placed_by_the_other_part():
   target, source = _parts(2, _truth(2000), 0.0, noise)
   masked = target._replace(
     words=target.words[100:],
-    vectors=_rows(target.vectors.open()[100:]),
+    vectors=_rows(target.vectors[100:]),
     counts=target.counts[100:],
   )
   merged = _merge([masked, source])
@@ -265,7 +265,7 @@ def test_a_missing_word_is_placed_by_the_other_part():
   placed = merged.vectors[[row[word] for word in target.words[:100]]]
   back = placed @ np.linalg.inv(merged.outer) @ merged.rotations[:_DIM].T
   # As near to the true row as the noise of both allows.
-  error = np.linalg.norm(back - target.vectors.open()[:100], axis=1)
+  error = np.linalg.norm(back - target.vectors[:100], axis=1)
   assert error.mean() < 1.2 * noise * np.sqrt(2 * _DIM)
 
 
@@ -323,7 +323,7 @@ def test_outliers_are_named():
   parts = [*_parts(3, truth, 0.0, 0.1), _part('alien', truth[::-1], 9)]
   (line,) = _warnings(parts)
   assert 'drifted apart' in line and 'alien' in line and 'p1' not in line
-  rows = _rows(9 * parts[2].vectors.open())
+  rows = _rows(9 * parts[2].vectors)
   parts[3] = parts[2]._replace(name='long', vectors=rows)
   (line,) = _warnings(parts)
   assert 'long' in line and '--normalize' in line

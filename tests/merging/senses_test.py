@@ -117,13 +117,12 @@ def _copy(truth, seed, missing=0.0, noise=0.0):
 
 def _part(name, made, seen=None):
   counts = made.by_row(np.asarray(made.counts if seen is None else seen))
-  rows = parts_lib.Rows(made.vectors)
-  return parts_lib.Part(name, made.names(), rows, counts, senses=made)
+  return parts_lib.Part(name, made.names(), made.vectors, counts, senses=made)
 
 
 def _single(truth):
   """A part with one vector for each word."""
-  rows = parts_lib.Rows(truth.mean_vectors())
+  rows = truth.mean_vectors()
   return parts_lib.Part('words', truth.words, rows, truth.counts)
 
 
@@ -214,7 +213,7 @@ def test_a_sense_is_the_mean_of_its_parts_by_their_votes():
     parts.append(_part(name, made, rng.integers(1, 100, _WORDS)))
   merged = _merge(parts, restore=False)
   turned = [
-    part.vectors.open() @ turn
+    part.vectors @ turn
     for part, turn in zip(parts, np.split(merged.rotations, 2), strict=True)
   ]
   votes = [part.counts * part.senses.priors for part in parts]
@@ -267,8 +266,7 @@ def test_parts_with_fewer_senses_of_a_word():
 
 def test_rows_mistaken_for_words_are_warned_of():
   truth = _truth()
-  rows = parts_lib.Rows(truth.vectors)
-  part = parts_lib.Part('v.txt', truth.names(), rows)
+  part = parts_lib.Part('v.txt', truth.names(), truth.vectors)
   *_, warning = _merge([truth, part]).report['warnings']
   assert warning.startswith("v.txt: 240 words ('w0#0' first) have the names")
   assert 'have the names' not in str(_merge([truth, truth]).report['warnings'])
