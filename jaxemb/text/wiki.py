@@ -21,8 +21,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
-from xml.etree import ElementTree
-from xml.parsers import expat
 
 # Prefixes of links that show no text, in English and by namespace.
 HIDDEN = frozenset(('file', 'image', 'category'))
@@ -30,6 +28,9 @@ _HIDDEN_NAMESPACES = (6, 14)  # file, category
 
 _REDIRECT = re.compile(r'\s*#\s*redirect\b', re.IGNORECASE)
 _NAMESPACE = re.compile(rb'<namespace key="(-?\d{1,9})"[^>]*>([^<]*)')
+_FIELD = re.compile(
+  r'<(title|ns|redirect|model|text)\b[^<>]*(?:/>|>([^<]*)</\1>)'
+)
 _OLD_REVISIONS = re.compile(rb'<revision>.*</revision>(?=\s*<revision>)', re.S)
 _MAX_PENDING_BYTES = 1 << 26
 _MAX_DAMAGES = 10  # reported one by one
@@ -144,14 +145,12 @@ def pages(blocks: Iterable[bytes], report: ReadReport) -> Iterator[Page]:
         lost_bytes = len(header) - header.find(b'<page>')
         report.lose(lost_bytes, why % 'a page that is not closed')
       xml = start + body + b'</page>'
-      try:
-        page = _page(xml, names, report)
-      except ElementTree.ParseError as error:
-        report.lose(len(xml), why % expat.ErrorString(error.code))
-      else:
+      if page := _page(xml, names, report):
         num_pages += 1
         after = f'after page {num_pages} ("{page.title}")'
         yield page
+      else:
+        report.lose(len(xml), why % 'no title or no text')
     if len(data) > _MAX_PENDING_BYTES:  # a page with all its history, or none
       start_byte = data.find(b'<page>')
       if start_byte < 0:
@@ -172,21 +171,19 @@ def _read_header(xml: bytes, names: dict[str, int], is_open: bool) -> bool:
   return is_open if opened == closed else opened > closed
 
 
-def _page(xml: bytes, names: dict[str, int], report: ReadReport) -> Page:
-  """A page, with what XML does not allow replaced; may raise ParseError."""
-  try:
-    page, num_replaced = ElementTree.fromstring(xml), 0
-  except ElementTree.ParseError:
-    num_replaced = len(xml) - len(xml.translate(None, _CONTROLS))
-    text = xml.translate(_CLEAN).decode(errors='replace')
-    num_replaced += text.count('\ufffd') - xml.count(b'\xef\xbf\xbd')
-    for bad in '\ufffe\uffff':
-      num_replaced += 3 * text.count(bad)
-      text = text.replace(bad, '\ufffd')
-    page = ElementTree.fromstring(text)
+def _page(xml: bytes, names: dict[str, int], report: ReadReport) -> Page | None:
+  """A page, with what XML does not allow replaced; None if it is malformed."""
+  num_replaced = len(xml) - len(xml.translate(None, _CONTROLS))
+  text = xml.translate(_CLEAN).decode(errors='replace')
+  num_replaced += text.count('\ufffd') - xml.count(b'\xef\xbf\xbd')
+  for bad in '\ufffe\uffff':
+    num_replaced += 3 * text.count(bad)
+    text = text.replace(bad, '\ufffd')
+  fields = dict(_FIELD.findall(text))  # of the last revision
+  if 'title' not in fields or 'text' not in fields:
+    return None
   report.replaced_bytes += num_replaced
-  fields = {x.tag: x.text or '' for x in page.iter()}  # of the last revision
-  title, text = fields.get('title', ''), fields.get('text', '')
+  title, text = html.unescape(fields['title']), html.unescape(fields['text'])
   number, namespace = fields.get('ns', '').strip(), 0
   if re.fullmatch(r'-?\d{1,9}', number):
     namespace = int(number)

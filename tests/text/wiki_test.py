@@ -87,10 +87,10 @@ def test_malformed_pages_are_skipped_and_bad_characters_replaced():
   data = _dump(page, bad, _page('B', 'b'), open_page, _page('C', 'c'), no_page)
   pages, report = _read(data.replace(b'@', b'\xff\xe4'))
   assert [page.text for page in pages] == ['a\ufffd\ufffdb?c?d\ufffde', *'bc']
-  assert [problem[:34] for problem in report.problems] == [
-    'malformed after page 1 ("A") (mism',
-    'malformed after page 2 ("B") (a pa',
-    'malformed after page 3 ("C") (not ',
+  assert [problem[:36] for problem in report.problems] == [
+    'malformed after page 1 ("A") (no tit',
+    'malformed after page 2 ("B") (a page',
+    'malformed after page 3 ("C") (no tit',
   ]
   lost = bad.strip() + open_page + '\n' + no_page
   assert report.lost_bytes == len(lost)
