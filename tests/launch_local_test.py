@@ -98,10 +98,7 @@ os.write(1, b'not \\xff UTF-8, and no end')
   assert address.startswith('127.0.0.1:')
 
 
-@pytest.mark.slow
-def test_when_one_fails_the_others_are_stopped_once(tmp_path):
-  code, out, err = _run(
-    """
+_ONE_ENDS = """
 catch(signal.SIGTERM)
 meet()
 if i == 3:
@@ -109,21 +106,36 @@ if i == 3:
 if i == 1:
   time.sleep(0.2)
   assert not got
-  print('cannot go on', file=sys.stderr)
-  sys.exit(3)
+  print('ends', file=sys.stderr)
+  sys.exit(int(flags['code']))
 wait()
-time.sleep(0.1)
+time.sleep(0.5)
 print('got', *got)
 sys.exit(75)
-""",
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('code', 'grace_secs', 'said'),
+  [
+    (3, 30.0, ['process 1 failed with exit code 3; the others are stopped']),
+    (75, 0.1, []),  # who stopped after saving waits as long as it takes
+  ],
+)
+def test_when_one_ends_the_others_are_stopped_once(
+  tmp_path, code, grace_secs, said
+):
+  found, out, err = _run(
+    _ONE_ENDS,
     n=4,
+    arguments=[f'--code={code}'],
+    grace_secs=grace_secs,
     FOLDER=tmp_path,
   )
-  assert code == 3 and sorted(out) == [b'[0] got 15', b'[2] got 15']
-  assert err == [
-    b'[1] cannot go on',
-    b'launch_local: process 1 failed with exit code 3; the others are stopped',
-  ]
+  assert found == code and sorted(out) == [b'[0] got 15', b'[2] got 15']
+  lines = ['[1] ends', *(f'launch_local: {line}' for line in said)]
+  assert err == [line.encode() for line in lines]
 
 
 @pytest.mark.slow
@@ -151,25 +163,6 @@ wait()
   line.settimeout(10)
   with server, line:
     assert line.recv(1) == b''  # closed by the process and its child
-
-
-@pytest.mark.slow
-def test_who_stopped_after_saving_waits_for_the_others(tmp_path):
-  code, out, err = _run(
-    """
-catch(signal.SIGTERM)
-meet()
-if i == 1:
-  sys.exit(75)
-wait()
-time.sleep(0.5)  # longer than failures are given
-print('saved', *got)
-sys.exit(75)
-""",
-    grace_secs=0.1,
-    FOLDER=tmp_path,
-  )
-  assert code == 75 and out == [b'[0] saved 15'] and not err
 
 
 @pytest.mark.slow

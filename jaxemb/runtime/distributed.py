@@ -164,31 +164,28 @@ def gather(data: bytes) -> list[bytes]:
   return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
-@contextlib.contextmanager
-def _store() -> Iterator[Any]:
-  """JAX's store, which fails when process 0 is lost."""
+def _store(method: str, key: str, *args: Any) -> Any:
+  """Calls JAX's store, which fails when process 0 is lost; None = too early."""
+  client = jax_distributed.global_state.client
   try:
-    yield jax_distributed.global_state.client
+    return getattr(client, method)(f'jaxemb/{key}', *args)
   except RuntimeError as error:
+    if 'DEADLINE_EXCEEDED' in str(error):
+      return None
     time.sleep(_GRACE_SECS)  # the monitor ends this process if it knows who
     what = f'{_LOST.format("another process")} ({errors.one_line(error)})'
     raise errors.UserError(what) from error
 
 
 def _set(key: str, value: str, overwrites: bool = False) -> None:
-  with _store() as store:
-    store.key_value_set(f'jaxemb/{key}', value, overwrites)
+  _store('key_value_set', key, value, overwrites)
 
 
 def _get(key: str) -> str:
   """Waits, however long, until a process has set the key."""
-  with _store() as store:
-    while True:
-      try:
-        return store.blocking_key_value_get(f'jaxemb/{key}', 10_000)
-      except RuntimeError as error:
-        if 'DEADLINE_EXCEEDED' not in str(error):
-          raise
+  while (value := _store('blocking_key_value_get', key, 10_000)) is None:
+    pass
+  return value
 
 
 def from_first(key: str, mine: str = '') -> str:
@@ -211,8 +208,7 @@ def latest(key: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
   if num_processes() == 1:
     return [mine]
   _set(f'{key}/{process_id()}', json.dumps(mine), True)
-  with _store() as store:
-    found = dict(store.key_value_dir_get(f'jaxemb/{key}/'))
+  found = dict(_store('key_value_dir_get', f'{key}/'))
   keys = [f'jaxemb/{key}/{i}' for i in range(num_processes())]
   return [json.loads(found.get(key, '{}')) for key in keys]
 
@@ -242,8 +238,8 @@ def decide(dispatch: int, stops: bool, saves: bool) -> str:
   mine = STOP if stops else SAVE if saves else GO_ON
   decision = from_first(f'decisions/{dispatch}', mine)
   if num_processes() > 1 and is_first() and dispatch >= 100:
-    with _store() as store:  # two dispatches at most are under way
-      store.key_value_delete(f'jaxemb/decisions/{dispatch - 100}')
+    # Two dispatches at most are under way.
+    _store('key_value_delete', f'decisions/{dispatch - 100}')
   return decision
 
 
