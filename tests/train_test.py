@@ -1,6 +1,7 @@
 """Whole runs: results, resuming after kills, signals, unusable input."""
 
 import bz2
+import functools
 import json
 import pathlib
 import shutil
@@ -21,6 +22,7 @@ from jaxemb.storage import checkpoint, orbax_export
 from tests import compiling, runs
 
 _SENTENCE = b'one two three four five six seven eight nine ten\n'
+_slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 _EPOCHS = {'train.epochs': 4}  # one dispatch each
 _EVALUATED = {'eval.paths': '', 'eval.every_epochs': 2.0}
 
@@ -202,10 +204,10 @@ def on_one_device(tmp_path_factory) -> np.ndarray:
 @pytest.mark.parametrize(
   ('layout', 'first', 'then', 'mesh'),
   [
-    # Four devices each split the centers of a part of the text.
-    ('replicated', (1, 1), (8, 1), (2, 4)),
-    ('row', (2, 4), (1, 1), (1, 1)),
     ('column', (1, 3), (2, 1), (2, 1)),  # 16 columns and two of padding
+    # Four devices each split the centers of a part of the text.
+    _slow('replicated', (1, 1), (8, 1), (2, 4)),
+    _slow('row', (2, 4), (1, 1), (1, 1)),
   ],
 )
 def test_sync_resumes_on_another_mesh(
