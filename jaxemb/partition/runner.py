@@ -340,10 +340,8 @@ class _Runner:
     for i in active:
       model, own = self.models[i], item.items[i]
       measured = jax.tree.map(lambda x, i=i: x[i], step_metrics)
-      epoch, own_rates = (
-        own.index // len(self.corpus.blocks.words),
-        [x[i] for x in rates],
-      )
+      epoch = own.index // len(self.corpus.blocks.words)
+      own_rates = [x[i] for x in rates]
       with model.named_in_errors():
         model.totals.add(own, epoch, own_rates, measured, untrained_loss)
     summed = jax.tree.map(np.sum, step_metrics)
