@@ -36,17 +36,14 @@ _STEP_BYTES = 1 << 13  # unpacked at once: nothing else bounds what comes out
 _MAX_WAITING_BATCHES = 16
 _BOM = b'\xef\xbb\xbf'
 _CONTROLS = bytes({*range(32), 127} - set(b'\t\n\v\f\r\x1b'))
-_MAGIC = {
-  '.gz': b'\x1f\x8b',
-  '.bz2': b'BZh',
-  '.xz': b'\xfd7zXZ\x00',
-  '.zst': b'\x28\xb5\x2f\xfd',
-}
-_DECOMPRESSORS = {
-  '.gz': lambda: zlib.decompressobj(wbits=31),
-  '.bz2': bz2.BZ2Decompressor,
-  '.xz': lzma.LZMADecompressor,
-  '.zst': lambda: zstandard.ZstdDecompressor().decompressobj(),
+_COMPRESSIONS = {  # first bytes and decompressor by suffix
+  '.gz': (b'\x1f\x8b', lambda: zlib.decompressobj(wbits=31)),
+  '.bz2': (b'BZh', bz2.BZ2Decompressor),
+  '.xz': (b'\xfd7zXZ\x00', lzma.LZMADecompressor),
+  '.zst': (
+    b'\x28\xb5\x2f\xfd',
+    lambda: zstandard.ZstdDecompressor().decompressobj(),
+  ),
 }
 _READ_ERRORS = (
   OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError,
@@ -168,7 +165,7 @@ def pieces(
 
 def is_divisible(source: Source) -> bool:
   """Whether a range of the file can be read without what is before it."""
-  if not source.size_bytes or source.path.suffix.lower() in _MAGIC:
+  if not source.size_bytes or source.path.suffix.lower() in _COMPRESSIONS:
     return False
   with open(source.path, 'rb') as file:
     return _format(file.read(_HEAD_BYTES), source.path) == 'plain'
@@ -206,7 +203,7 @@ def _streamed(
   suffix = source.path.suffix.lower()
   with open(source.path, 'rb', buffering=0) as file:
     blocks = _blocks(file, report)
-    if suffix in _MAGIC:
+    if suffix in _COMPRESSIONS:
       blocks = _unpack(blocks, suffix, report)
     with contextlib.closing(_ahead(blocks)) as blocks:
       head = b''
@@ -246,21 +243,22 @@ def _unpack(
 
   Raises `_READ_ERRORS` when the data are cut or damaged.
   """
-  # Frames of other kinds, which .zst files may have, are for the library.
-  magic = b'' if suffix == '.zst' else _MAGIC[suffix]
+  magic, decompressor = _COMPRESSIONS[suffix]
+  if suffix == '.zst':
+    magic = b''  # frames of other kinds are for the library
   steps = (
     block[i : i + _STEP_BYTES]
     for block in blocks
     for i in range(0, len(block), _STEP_BYTES)
   )
-  stream = _DECOMPRESSORS[suffix]()
+  stream = decompressor()
   data, out = b'', []
   for step in steps:
     # Zeros may stand between streams.
     data = (data + step).lstrip(b'\0') if stream.eof else step
     while data and (not stream.eof or data.startswith(magic)):
       if stream.eof:
-        stream = _DECOMPRESSORS[suffix]()
+        stream = decompressor()
       out.append(stream.decompress(data))
       data = stream.unused_data.lstrip(b'\0')
     if data and len(data) >= len(magic):
@@ -297,7 +295,7 @@ def _format(head: bytes, path: pathlib.Path) -> str:
   if b'\0' not in head and num_controls <= len(head) // 10:
     return wiki.file_format(head.removeprefix(_BOM))
   remedy = 'point config.data.path at text in UTF-8'
-  for suffix, magic in _MAGIC.items():
+  for suffix, (magic, _) in _COMPRESSIONS.items():
     if head.startswith(magic):
       remedy = f'it looks compressed: give it the suffix {suffix}'
   if head[257:262] == b'ustar':
