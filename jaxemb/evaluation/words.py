@@ -163,11 +163,17 @@ def evaluate(
 
 
 def _pairs(asked: benchmarks.Benchmark, searched: Searched) -> dict[str, Any]:
+  return correlations(asked.labels, searched.pair_cosines(asked))
+
+
+def correlations(
+  ratings: Sequence[float], cosines: np.ndarray
+) -> dict[str, float | None]:
+  """The `score` (Spearman) and `pearson` of cosines [n]; NaN = unknown."""
   from scipy import stats  # takes a third of a second
 
-  cosines = searched.pair_cosines(asked)
   is_found = ~np.isnan(cosines)
-  both = np.array(asked.labels)[is_found], cosines[is_found]
+  both = np.array(ratings)[is_found], cosines[is_found]
   # Without two different values on each side no correlation is defined.
   if any(len(np.unique(x)) < 2 for x in both):
     return {'score': None, 'pearson': None}

@@ -39,9 +39,8 @@ class Cbow(skipgram.SkipGram):
     means, num_contexts = context_means(self.spec, batch, rows[skipgram.INPUT])
     has_context = (num_contexts > 0).astype(jnp.float32)
     weights = has_context * target_weights(self.spec, ids[skipgram.OUTPUT])
-    loss = self.weighted_loss(
-      means, rows[skipgram.OUTPUT], weights, self.spec.chunk
-    )
+    outputs, chunk = rows[skipgram.OUTPUT], self.spec.chunk
+    loss = self._weighted_loss(means, outputs, weights, chunk)
     return loss, base.Aux(has_context.sum())
 
 

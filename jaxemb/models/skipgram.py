@@ -82,17 +82,11 @@ class SkipGram(WindowModel):
     weights = jnp.concatenate(
       [mask, pairs * (s.negatives / s.shared_negatives)], 2
     )
-    loss = self.weighted_loss(rows[INPUT], rows[OUTPUT], weights, width)
+    loss = self._weighted_loss(rows[INPUT], rows[OUTPUT], weights, width)
     return loss, base.Aux(num_contexts(batch).sum())
 
-  def weighted_loss(
-    self,
-    left: jax.Array,
-    right: jax.Array,
-    weights: jax.Array,
-    num_positive: int,
-  ) -> jax.Array:
-    """Of rows [k, c, d] and [k, w, d], those of the first columns positive."""
+  def _weighted_loss(self, left, right, weights, num_positive):
+    """Of rows [k, c, d] and [k, w, d]; the first columns are positive."""
     scores = self.spec.row_ops.dot(left, right)
     labels = jnp.arange(scores.shape[-1]) < num_positive
     labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
@@ -121,12 +115,10 @@ def tables(
 
   Takes the expected lookups of each row per center, [rows] float64.
   """
+  each = (INPUT, inputs, 0.5 / spec.dim), (OUTPUT, outputs, 0.0)
   return tuple(
     spec_lib.TableSpec(name, len(x), spec.dim, scale, lookups_per_center=x)
-    for name, x, scale in (
-      (INPUT, inputs, 0.5 / spec.dim),
-      (OUTPUT, outputs, 0.0),
-    )
+    for name, x, scale in each
   )
 
 

@@ -234,13 +234,10 @@ def window_loss(
 ) -> jax.Array:
   """-log P(center | token), summed over the pairs of all chunks.
 
-  Args:
-    spec: sizes; `window` is 0 where tokens are the centers' own.
-    found: the targets.
-    compact_rest: nodes that path ends of a group have at most, in most steps.
-    token_rows: [k, c + 2 W, d] float32.
-    target_rows: of `found.ids`.
-    mask: [k, c, c + 2 W] float32, which tokens are contexts of which center.
+  Of token rows [k, c + 2 W, d] and target rows, those of `found.ids`; the mask
+  [k, c, c + 2 W] float32 is 1 for tokens that are contexts of a center, and W
+  is 0 where tokens are the centers' own. In most steps the path ends of a group
+  have at most `compact_rest` nodes.
   """
   num_shared, turned = found.signs.shape[-1], mask.transpose(0, 2, 1)
   counts = jnp.einsum('kwc,kcn->kwn', turned, jnp.abs(found.signs))

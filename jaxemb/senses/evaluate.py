@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.evaluation import benchmarks, geometry
+from jaxemb.evaluation import words as evaluation_words
 from jaxemb.senses import table
 
 MEASURES = ('MaxSimC', 'AvgSimC', 'AvgSim', 'MaxSim', 'single')
@@ -116,27 +117,22 @@ def evaluate(
   which are of `window` known words on each side; 0 = that of the vectors.
   UserError if a file cannot be read.
   """
-  from scipy import stats  # takes a third of a second
-
   results = {}
   for path in paths:
     questions = read_scws(path)
-    ratings = np.array([x.rating for x in questions])
+    ratings = [x.rating for x in questions]
     cosines = similarities(senses, questions, window)
-    is_known = ~np.isnan(cosines[:, 0])
+    found = int(np.sum(~np.isnan(cosines[:, 0])))
     for name, column in zip(MEASURES, cosines.T, strict=True):
       if not senses.can_disambiguate and name in _NEED_CONTEXTS:
         continue
-      pairs = ratings[is_known], column[is_known]
-      has_scores = all(len(np.unique(x)) > 1 for x in pairs)
       results[f'{pathlib.Path(path).stem} {name}'] = {
         'kind': 'similarity',
         'layout': 'scws-senses',
-        'score': float(stats.spearmanr(*pairs)[0]) if has_scores else None,
-        'pearson': float(stats.pearsonr(*pairs)[0]) if has_scores else None,
-        'found': int(is_known.sum()),
+        **evaluation_words.correlations(ratings, column),
+        'found': found,
         'total': len(questions),
-        'oov': int((~is_known).sum()),
+        'oov': len(questions) - found,
         'malformed': 0,
         'window': window or senses.window,
       }
