@@ -10,6 +10,7 @@ import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import train
 
+pytestmark = pytest.mark.slow
 STILL = {
   'optimizer.learning_rate': 1e-12, 'optimizer.final_learning_rate': 0.0,
   'train.epochs': 1,
