@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxemb.tables import dedup
+from jaxemb.tables import dedup, row_optimizers
 from jaxemb.tables import spec as spec_lib
 
 
@@ -109,25 +109,25 @@ class Route:
     rows, overflow_rounds = self._rounds(rows, body)
     return jax.tree.map(lambda x: x[self.distinct_of], rows), overflow_rounds
 
-  def sums(self, values: Any) -> tuple[jax.Array, Any]:
-    """[n] float32, lookups of the u-th distinct place; and sums of values.
-
-    `values` is a pytree of [n, d] float32.
-    """
-    ones = jnp.ones((len(self.order), 1), jnp.float32)
-    values = jax.tree.map(lambda x: x[self.order], values)
-    sums = dedup.running_sums(self.in_order, (ones, values))
-    counts, sums = jax.tree.map(lambda x: x[self.last], sums)
-    return counts[:, 0], sums
+  def sums(
+    self, grads: jax.Array, squares: jax.Array | None
+  ) -> row_optimizers.RowGrads:
+    """Gradients [n, d] summed over the lookups of the u-th distinct place."""
+    order, counts = self.order, jnp.ones(len(self.order), jnp.float32)
+    squares = None if squares is None else squares[order]
+    sums = dedup.running_sums(
+      row_optimizers.RowGrads(self.in_order, grads[order], squares, counts)
+    )
+    return jax.tree.map(lambda x: x[self.last], sums._replace(ids=None))
 
   def send(
-    self, sums: tuple[jax.Array, Any], state: Any, apply: Callable[..., Any]
+    self, sums: row_optimizers.RowGrads, state: Any, apply: Callable[..., Any]
   ) -> Any:
     """Sends sums to the holders of their rows; returns the state of this one.
 
     `sums` are as `sums` returns them, perhaps encoded. `apply` maps the
-    holder's state, rows [m] int32, lookups [m] and sums [m, d] of all devices
-    of the table axis to its new state; rows of num_rows are padding.
+    holder's state and sums [m, ...] of all devices of the table axis, with ids
+    [m] of its rows, to its new state; rows of num_rows are padding.
     """
 
     def body(state, index, wanted):
@@ -136,6 +136,6 @@ class Route:
         return self._exchange(x).reshape(-1, *x.shape[2:])
 
       local = self._exchange(wanted).reshape(-1)
-      return apply(state, local, *jax.tree.map(exchanged, sums))
+      return apply(state, jax.tree.map(exchanged, sums)._replace(ids=local))
 
     return self._rounds(state, body)[0]

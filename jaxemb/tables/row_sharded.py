@@ -167,20 +167,15 @@ class RowSharded(spec_lib.Table):
     ids, row_grads = row_optimizers.flatten(ids, row_grads)
     squares = None
     if self.optimizer.uses_squares:
-      squares = row_optimizers.mean_squares(row_grads)[:, None]
+      squares = row_optimizers.mean_squares(row_grads)
     data_names = self.axes.names(with_table=False)
     dtype = self.spec.exchange_dtype
 
-    def write(state, local, counts, sums):
+    def write(state, sums):
       vectors, slots = state
-      at, counts, (grads, squares) = wire.all_gather(
-        (local, counts, sums), data_names
-      )
-      grads = rounding.decode(grads, dtype)
-      squares = None if squares is None else squares[:, 0]
-      row_grads = dedup.by_sorting(
-        row_optimizers.RowGrads(at, grads, squares, counts), self._own_rows
-      )
+      sums = wire.all_gather(sums, data_names)
+      sums = sums._replace(grads=rounding.decode(sums.grads, dtype))
+      row_grads = dedup.by_sorting(sums, self._own_rows)
       deltas, slots = self.optimizer.update(
         slots, row_grads, step.learning_rate, row_optimizers.LOCAL
       )
@@ -190,8 +185,8 @@ class RowSharded(spec_lib.Table):
       ids = self._ids(*jnp.divmod(at, self._own[1]))
       return self._codec.add(vectors, at, deltas, ids, step.key), slots
 
-    counts, (grads, squares) = route.sums((row_grads, squares))
-    sums = counts, (rounding.encode(grads, dtype), squares)
+    sums = route.sums(row_grads, squares)
+    sums = sums._replace(grads=rounding.encode(sums.grads, dtype))
     state = jax.tree.map(self._flat, (state.vectors, state.slots))
     state = route.send(sums, state, write)
     return spec_lib.TableState(*jax.tree.map(self._by_class, state))

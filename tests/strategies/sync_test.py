@@ -1,12 +1,15 @@
 """A dispatch of many steps against the loop of the oracle, on any mesh."""
 
 import functools
+import pathlib
+import sys
 
 import jax
 import numpy as np
 import pytest
 
 from jaxemb import config as config_lib
+from jaxemb.strategies import base
 from tests import dispatches, oracle
 from tests.tables import laying
 
@@ -191,3 +194,32 @@ def test_first_bad_step(bad_step, loss_every, expected, part, layout):
     made.strategy, state, batch, dispatches.schedule(0.1, 0.1)
   )
   assert metrics.steps.first_bad_step == expected
+
+
+def test_a_step_goes_through_few_files():
+  trainable, strategy = _make(optimizer='sgd_limited')
+  args = dispatches.args(
+    strategy, _batch(trainable), dispatches.schedule(0.1, 0.1)
+  )
+  state, found = dispatches.start(strategy), set()
+  package = pathlib.Path(base.__file__).parents[1]
+
+  def profile(frame, event, arg):
+    path = pathlib.Path(frame.f_code.co_filename)
+    if event == 'call' and path.is_relative_to(package):
+      found.add(str(path.relative_to(package)))
+
+  sys.setprofile(profile)
+  strategy.step.lower(state, *args)
+  sys.setprofile(None)
+  assert found == {
+    'data/windows.py',
+    'models/skipgram.py',
+    'ops/chunks.py',
+    'ops/losses.py',
+    'ops/sampling.py',
+    'strategies/base.py',
+    'strategies/sync.py',
+    'tables/replicated.py',
+    'tables/row_optimizers.py',
+  }

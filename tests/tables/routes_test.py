@@ -46,16 +46,17 @@ def _compiled(shape, capacity):
   """What both functions do, of [data, table, ...] arguments and results."""
   axes = spec_lib.Axes(mesh.DATA, mesh.TABLE, *shape)
 
-  def apply(state, rows, counts, sums):
+  def apply(state, sums):
     """Sums what arrives, and notes in which rounds it does."""
+    rows, grads, squares, counts = sums
     # Holders are sent no more than their senders' buffers hold.
     assert rows.shape == (shape[1] * capacity,)
     number = state['rounds']
     return {
       'rounds': number + 1,
       'counts': state['counts'].at[rows].add(counts, mode='drop'),
-      'sums': state['sums'].at[rows].add(sums['a'], mode='drop'),
-      'columns': state['columns'].at[rows].add(sums['b'], mode='drop'),
+      'sums': state['sums'].at[rows].add(grads, mode='drop'),
+      'squares': state['squares'].at[rows].add(squares, mode='drop'),
       'first': state['first'].at[rows].min(number, mode='drop'),
       'last': state['last'].at[rows].max(number, mode='drop'),
       'padding': state['padding']
@@ -70,12 +71,12 @@ def _compiled(shape, capacity):
       'rounds': jnp.int32(0),
       'counts': jnp.zeros(NUM_ROWS),
       'sums': jnp.zeros((NUM_ROWS, DIM)),
-      'columns': jnp.zeros((NUM_ROWS, 1)),
+      'squares': jnp.zeros(NUM_ROWS),
       'first': jnp.full(NUM_ROWS, 99, jnp.int32),
       'last': jnp.full(NUM_ROWS, -1, jnp.int32),
       'padding': jnp.float32(0),
     }
-    sums = route.sums({'a': values, 'b': values[:, :1]})
+    sums = route.sums(values, values[:, 0])
     sent = route.send(sums, state, apply)
     return jax.tree.map(lambda x: x[None, None], (*fetched, sent))
 
@@ -132,7 +133,7 @@ def test_rows_and_sums_arrive_where_they_belong(shape, capacity, kind):
         sums[data, holder, row] += values[data, sender, i]
   np.testing.assert_array_equal(state['counts'], counts)
   np.testing.assert_array_equal(state['sums'], sums)
-  np.testing.assert_array_equal(state['columns'], sums[..., :1])
+  np.testing.assert_array_equal(state['squares'], sums[..., 0])
   assert not state['padding'].any()  # empty places of buffers hold nothing
   # A row has the sums of all devices in one and the same round.
   first, last = state['first'].min(0), state['last'].max(0)
