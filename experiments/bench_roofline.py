@@ -20,8 +20,6 @@ optimizer and the exchange of replicas. `reached` is the predicted time over the
 measured one; small tables stay in a cache, so that it is no hard limit.
 """
 
-import pathlib
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -96,11 +94,9 @@ def measure(
   if obstacle := zipf.obstacle(job):
     raise errors.UserError(f'a table of {num_rows:,} rows {obstacle}')
   others_cores = experiment.load()
-  with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder) / 'ids'
-    corpus = zipf.write_corpus(job.counts, job_effort.ready_words, path)
-    ids = _step_ids(job, corpus)
-    step = zipf.time_dispatches(job, corpus, job_effort)
+  corpus = zipf.corpus(job.counts, job_effort.ready_words)
+  ids = _step_ids(job, corpus)
+  step = zipf.time_dispatches(job, corpus, job_effort)
   spec = job.trainer.trainable.model.spec
   each = ceilings.measure(job.mesh, spec, ids, effort)
   need, words = needs(spec), job.steps.part_words

@@ -25,7 +25,6 @@ import json
 import pathlib
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -102,14 +101,11 @@ def measure(point: Point, effort: zipf.Effort) -> dict[str, Any]:
   job = zipf.make(settings, point.vocab)
   if obstacle := zipf.obstacle(job):
     return point._asdict() | {'devices': job.mesh.size, 'skipped': obstacle}
-  with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder) / 'ids'
-    words = point.corpus_words or effort.ready_words
-    corpus = zipf.write_corpus(job.counts, words, path)
-    timed = zipf.time_epochs if point.corpus_words else zipf.time_dispatches
-    others_cores = experiment.load()
-    speeds = timed(job, corpus, effort)
-    others_cores = others_cores()
+  corpus = zipf.corpus(job.counts, point.corpus_words or effort.ready_words)
+  timed = zipf.time_epochs if point.corpus_words else zipf.time_dispatches
+  others_cores = experiment.load()
+  speeds = timed(job, corpus, effort)
+  others_cores = others_cores()
   stats = jax.local_devices()[0].memory_stats() or {}
   return {
     **point._asdict(),
@@ -139,18 +135,6 @@ def _least_disturbed(point: Point, is_quick: bool) -> dict[str, Any]:
     if runs[-1].get('others_cores', 0.0) <= _MAX_OTHERS_CORES:
       break
   return min(runs, key=lambda run: run.get('others_cores', float('inf')))
-
-
-def relative(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-  """Adds `time_ratio` to the points of an axis, the base points first."""
-  found, bases = [], {}
-  for point in points:
-    if 'skipped' not in point:
-      base = bases.setdefault(point['strategy'], point)
-      ratio = base['centers_per_sec'] / point['centers_per_sec']
-      point = point | {'time_ratio': ratio}
-    found.append(point)
-  return found
 
 
 def _table(axis: str, points: Sequence[dict[str, Any]]) -> str:
@@ -209,7 +193,10 @@ def main() -> None:
     for point in axes[axis]:
       if point not in known:
         known[point] = _least_disturbed(point, args.quick)
-    points = relative([known[point] for point in axes[axis]])
+    points, bases = [known[point] | {} for point in axes[axis]], {}
+    for p in (p for p in points if 'skipped' not in p):
+      base = bases.setdefault(p['strategy'], p)['centers_per_sec']
+      p['time_ratio'] = base / p['centers_per_sec']
     results.found[axis] = {
       'points': points,
       'commit': experiment.commit(),

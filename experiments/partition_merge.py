@@ -242,46 +242,32 @@ def _table(
   return experiment.table(head, rows)
 
 
-def _sweep_tables(found: dict[str, Any]) -> str:
-  """Scores, and times relative to the single run."""
-  single = list(found['single'].values())
-  alone, secs = _mean(single), _mean(single, 'train_secs')
-  rows = [_line('single run', single) + ['1', single[0]['words']]]
-  rows += _published(_PAPER['scores']['single/1/'], single[0])
-  times = []
+def _sweep_table(found: dict[str, Any]) -> str:
+  """Scores; words read and seconds of a sub-model, over the single run's."""
+  single, paper = list(found['single'].values()), _PAPER['scores']
+  rows = [_line('single run', single) + [1.0, single[0]['words']]]
+  rows += _published(paper['single/1/'], single[0])
   groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
   for cell in found['cells']:
     groups.setdefault((cell['divide'], cell['num_parts']), []).append(cell)
   for (divide, num), cells in groups.items():
     name = f'{divide}, {num}'
     each = [part for cell in cells for part in cell['parts']]
-    ratio, size = f'{_mean(each) / alone:.3f}', round(_mean(each, 'words'))
-    rows.append(_line(f'{name}: mean sub-model', each) + [ratio, size])
-    merge_secs = {}
-    for merge in cells[0]['merges']:
-      runs = [cell['merges'][merge] for cell in cells]
-      merge_secs[merge] = _mean(runs, 'merge_secs')
-      cells_after = f'{_mean(runs) / alone:.3f}', runs[0]['words']
-      line = _line(f'{name}: {merge}', runs)
-      rows.append([*line, *cells_after, merge_secs[merge]])
-      paper = _PAPER['scores'].get(f'{divide}/{num}/{merge}')
-      rows += _published(paper, runs[0])
-    read, took = (
-      statistics.mean(y for x in cells for y in x[key])
+    ratio, size = _mean(each) / _mean(single), round(_mean(each, 'words'))
+    work = (
+      statistics.mean(y for x in cells for y in x[key]) / _mean(single, key)
       for key in ('words_read', 'train_secs')
     )
-    merging = merge_secs['alir'] / secs if 'alir' in merge_secs else None
-    read /= _mean(single, 'words_read')
-    times.append((name, read, took / secs, merging))
-  minutes = _PAPER['minutes']
-  took, merging = (
-    minutes[x] / minutes['single'] for x in ('sub-models at 1/10', 'merge')
-  )
-  times.append(('    published, shuffle, 10', None, took, merging))
-  head = ('of the single run', 'words of a sub-model', 'secs', 'merging')
-  more = ('/single', 'words', 'merge s')
-  scores = _table('division, sub-models, merge', single[0], rows, *more)
-  return f'{scores}\n\n{experiment.table(head, times)}'
+    line = _line(f'{name}: mean sub-model', each)
+    rows.append([*line, ratio, size, None, *work])
+    for merge in cells[0]['merges']:
+      runs = [cell['merges'][merge] for cell in cells]
+      ratio, merge_secs = _mean(runs) / _mean(single), _mean(runs, 'merge_secs')
+      line = _line(f'{name}: {merge}', runs)
+      rows.append([*line, ratio, runs[0]['words'], merge_secs])
+      rows += _published(paper.get(f'{divide}/{num}/{merge}'), runs[0])
+  more = ('/single', 'words', 'merge s', 'read', 'secs')
+  return _table('division, sub-models, merge', single[0], rows, *more)
 
 
 def _stage_row(stage: str, x: dict[str, Any]) -> list[list[Any]]:
@@ -304,7 +290,7 @@ def tables(found: dict[str, Any]) -> list[str]:
   """A table for each stage."""
   made = []
   if 'sweep' in found:
-    made.append(_sweep_tables(found['sweep']))
+    made.append(_sweep_table(found['sweep']))
   if 'kl' in found:
     head = ('words of a part from the whole, nats', *list(found['kl'][0])[1:])
     rows = [list(x.values()) for x in found['kl']]

@@ -21,7 +21,8 @@ import argparse
 import pathlib
 import statistics
 import tempfile
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import experiment
 import numpy as np
@@ -37,105 +38,101 @@ _MIN_LETTERS = 4
 _FREQUENCY_RATIO = 1.25  # of the words of a pair, at most
 
 
-class Pair(NamedTuple):
-  """Two words that are made one."""
-
-  name: str
-  words: tuple[int, int]  # ids in the vocabulary of the text
-
-
-class Text(NamedTuple):
-  """The encoded text."""
-
-  ids: np.ndarray  # [n] int32, `tokenize.END` after each sentence
-  words: list[str]
-  counts: np.ndarray  # [vocab] int64
-
-
-def _read(args: argparse.Namespace, cache: pathlib.Path) -> Text:
+def _read(
+  args: argparse.Namespace, cache: pathlib.Path
+) -> tuple[np.ndarray, list[str]]:
+  """Ids of the text, `tokenize.END` after each sentence; and its words."""
   path = args.text
   if not path:
     path = str(toywiki.write(cache / 'toywiki', 0, args.embedded_words).xml)
   settings = encode.Settings('words', True, 5, 0, '')
   corpus = encode.encode(path, settings, cache, lambda *_: None)
-  ids = corpus.ids[: args.words or None]
-  names = corpus.vocabulary.words
-  return Text(ids, names, np.bincount(ids[ids >= 0], minlength=len(names)))
+  ids = np.array(corpus.ids[: args.words or None])
+  return ids, corpus.vocabulary.words
 
 
-def choose(text: Text, num: int, seed: int, ranks: range) -> list[Pair]:
-  """Draws pairs of words of these ranks by frequency, no word twice."""
+def choose(
+  ids: np.ndarray, words: Sequence[str], num: int, seed: int, ranks: range
+) -> dict[str, tuple[int, int]]:
+  """Draws pairs of words of these ranks by frequency, no word twice.
+
+  Returns the ids of both by the name of what they become.
+  """
   rng = np.random.default_rng(seed)
-  sentence = np.cumsum(text.ids == tokenize.END)
+  counts = np.bincount(ids[ids >= 0], minlength=len(words))
+  sentence = np.cumsum(ids == tokenize.END)
   num_sentences = int(sentence[-1]) + 1
-  order = np.argsort(-text.counts, kind='stable')[ranks.start : ranks.stop]
-  names = {int(i): text.words[i] for i in order}
-  free = [i for i, x in names.items() if x.isalpha() and len(x) >= _MIN_LETTERS]
-
-  def sentences(word):
-    return np.unique(sentence[text.ids == word])
-
-  pairs = []
+  order = np.argsort(-counts, kind='stable')[ranks.start : ranks.stop]
+  free = [
+    i
+    for i in order.tolist()
+    if words[i].isalpha() and len(words[i]) >= _MIN_LETTERS
+  ]
+  pairs = {}
   for first in rng.permutation(free).tolist():
     if len(pairs) == num:
       break
     if first not in free:
       continue
-    ratios = {
-      i: text.counts[i] / text.counts[first] for i in free if i != first
-    }
-    most, own = _FREQUENCY_RATIO, sentences(first)
-    near = [i for i, ratio in ratios.items() if 1 / most <= ratio <= most]
+    low, high = (
+      counts[first] / _FREQUENCY_RATIO,
+      counts[first] * _FREQUENCY_RATIO,
+    )
+    near = [i for i in free if i != first and low <= counts[i] <= high]
+    own = np.unique(sentence[ids == first])
     for second in rng.permutation(near).tolist()[:20]:
-      other = sentences(second)
+      other = np.unique(sentence[ids == second])
       together = len(np.intersect1d(own, other, assume_unique=True))
       if together <= len(own) * len(other) / num_sentences:
-        name = f'{names[first]}_{names[second]}'
-        pairs.append(Pair(name, (first, second)))
+        pairs[f'{words[first]}_{words[second]}'] = (first, second)
         free = [i for i in free if i not in (first, second)]
         break
   return pairs
 
 
 def _purity(
-  text: Text,
-  names: np.ndarray,
-  pair: Pair,
-  table: senses.Senses,
   args: argparse.Namespace,
+  ids: np.ndarray,
+  words: np.ndarray,
+  pair: tuple[int, int],
+  table: senses.Senses,
 ) -> float:
-  """Of --occurrences of a pair, spread over the text whose words have `names`.
+  """Of --occurrences of a pair, spread over the text with merged `words`.
 
   A context is the sentence, or what is near in a long one.
   """
-  word, reach = table.index[pair.name], 20 * table.window
-  positions = np.flatnonzero(np.isin(text.ids, pair.words))
+  word, reach = table.index[words[pair[0]]], 20 * table.window
+  positions = np.flatnonzero(np.isin(ids, pair))
   step = max(1, len(positions) // args.occurrences)
   assigned = []
   for position in positions[::step][: args.occurrences].tolist():
     start = max(0, position - reach)
-    near, at = text.ids[start : position + reach + 1], position - start
+    near, at = ids[start : position + reach + 1], position - start
     ends = np.flatnonzero(near == tokenize.END)
     first = int(ends[ends < at].max(initial=-1)) + 1
     last = int(ends[ends > at].min(initial=len(near)))
-    tokens = names[near[first:last]].tolist()
+    tokens = words[near[first:last]].tolist()
     context = table.context(tokens, at - first, args.window)
-    is_second = int(text.ids[position] == pair.words[1])
-    assigned.append((int(table.posterior(word, context).argmax()), is_second))
+    sense = int(table.posterior(word, context).argmax())
+    assigned.append((sense, int(ids[position] == pair[1])))
   return planted_senses.purity(assigned)
 
 
 def _run(
-  args: argparse.Namespace, text: Text, seed: int, folder: pathlib.Path
+  args: argparse.Namespace,
+  ids: np.ndarray,
+  words: Sequence[str],
+  seed: int,
+  folder: pathlib.Path,
 ) -> dict[str, Any]:
   """Chooses pairs and trains."""
   ranks = range(args.first_rank, args.last_rank)
-  pairs = choose(text, args.pairs, seed, ranks)
-  names = np.array(text.words, object)
-  for pair in pairs:
-    names[list(pair.words)] = pair.name
-  experiment.write_tokens(text.ids, names, folder / 'merged.txt')
-  (folder / 'words.txt').write_text('\n'.join(x.name for x in pairs))
+  pairs = choose(ids, words, args.pairs, seed, ranks)
+  merged = np.array(words, object)
+  for name, pair in pairs.items():
+    merged[list(pair)] = name
+  experiment.write_tokens(ids, merged, folder / 'merged.txt')
+  (folder / 'words.txt').write_text('\n'.join(pairs))
   settings = {
     'data.path': folder / 'merged.txt',
     'data.tokens': 'whitespace',
@@ -147,7 +144,7 @@ def _run(
   }
   experiment.train(args, folder / 'merged', settings, folder / 'cache')
   table = embeddings.load(folder / 'merged').sense_table
-  each = {x.name: _purity(text, names, x, table, args) for x in pairs}
+  each = {k: _purity(args, ids, merged, x, table) for k, x in pairs.items()}
   return {
     'purity': statistics.mean(each.values()),
     'at_least_expected': statistics.mean(x >= EXPECTED for x in each.values()),
@@ -179,10 +176,10 @@ def main() -> None:
     args.override = ['--config.model.dim=16', *args.override]
   results = experiment.Results('pseudo-words', args)
   with tempfile.TemporaryDirectory() as cache:
-    text = _read(args, pathlib.Path(cache))
+    ids, words = _read(args, pathlib.Path(cache))
   for seed in range(1, args.seeds + 1):
     with tempfile.TemporaryDirectory() as folder:
-      run = _run(args, text, seed, pathlib.Path(folder))
+      run = _run(args, ids, words, seed, pathlib.Path(folder))
     results.found[seed] = run
     results.save()
     print(

@@ -10,9 +10,7 @@ layouts cost besides the network, not what a network does to them.
 
 import argparse
 import functools
-import pathlib
 import statistics
-import tempfile
 
 import experiment
 import zipf
@@ -41,10 +39,8 @@ def rate(
     args.vocab,
   )  # fmt: skip
   effort = zipf.Effort(args.words, args.dispatches, args.secs)
-  with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder) / 'ids'
-    corpus = zipf.write_corpus(job.counts, args.words, path)
-    return zipf.time_dispatches(job, corpus, effort)['centers_per_sec']
+  corpus = zipf.corpus(job.counts, args.words)
+  return zipf.time_dispatches(job, corpus, effort)['centers_per_sec']
 
 
 def main() -> None:

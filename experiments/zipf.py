@@ -100,29 +100,24 @@ def make(settings: Mapping[str, Any], num_rows: int, **fixed: Any) -> Job:
   return Job(config, mesh, trainer, spec, counts)
 
 
-def write_corpus(
-  counts: np.ndarray, num_words: int, path: pathlib.Path
-) -> encode.Encoded:
-  """Writes random sentences, memory-mapped as an encoded text is.
-
-  Ids are drawn in proportion to `counts`, [vocab] int64.
-  """
+def corpus(counts: np.ndarray, num_words: int) -> encode.Encoded:
+  """Random sentences, with ids in proportion to `counts`, [vocab] int64."""
   rng = np.random.Generator(np.random.Philox(num_words))
   alias = sampling.alias_table(counts)
-  with open(path, 'wb') as file:
-    for first in range(0, num_words, 1 << 20):
-      size = min(1 << 20, num_words - first)
-      slots = rng.integers(0, len(counts), size, np.int32)
-      is_own = rng.random(size, np.float32) < alias.probability[slots]
-      ids = np.where(is_own, slots, alias.alias[slots]).astype(np.int32)
-      ends = np.cumsum(1 + rng.poisson(_MEAN_SENTENCE_WORDS - 1, size))
-      ends = np.append(ends[ends < size], size)
-      np.insert(ids, ends, tokenize.END).tofile(file)
-  ids = np.memmap(path, np.int32, 'r')
+  parts = []
+  for first in range(0, num_words, 1 << 20):
+    size = min(1 << 20, num_words - first)
+    slots = rng.integers(0, len(counts), size, np.int32)
+    is_own = rng.random(size, np.float32) < alias.probability[slots]
+    ids = np.where(is_own, slots, alias.alias[slots]).astype(np.int32)
+    ends = np.cumsum(1 + rng.poisson(_MEAN_SENTENCE_WORDS - 1, size))
+    ends = np.append(ends[ends < size], size)
+    parts.append(np.insert(ids, ends, tokenize.END))
+  ids = np.concatenate(parts)
   starts, sizes = encode.block_starts(ids, encode.BLOCK_WORDS)
   # Each block is a piece: parts of the corpus are equal.
   return encode.Encoded(
-    path.parent,
+    pathlib.Path(),
     vocab.Vocabulary(range(len(counts)), counts),  # their names do not matter
     ids,
     encode.Blocks(np.append(starts, len(ids)), sizes, np.arange(len(starts))),
