@@ -52,14 +52,14 @@ def part_key(seed, epoch, part):
 
 
 def expected_centers(ids, position, key, spec, counts):
-  """[(id, left, right)] of a block at a position, subsampled, with windows."""
+  """[[id, left, right]] of a block at a position, subsampled, with windows."""
   total = sum(counts)
   centers, sentence = [], []
   for i, word in enumerate([*ids, tokenize.END], position):
     if word == tokenize.END:
       last = len(sentence) - 1
       centers += [
-        (kept, min(reach, k), min(reach, last - k))
+        [kept, min(reach, k), min(reach, last - k)]
         for k, (kept, reach) in enumerate(sentence)
       ]
       sentence = []
@@ -73,7 +73,7 @@ def expected_centers(ids, position, key, spec, counts):
 
 
 def centers(item, spec, part=0):
-  """[(id, left, right)] of a part of a batch; the rest must be padding."""
+  """[n, 3], id, left and right in a part of a batch; the rest is padding."""
   batch = windows.Batch(*(x[part] for x in item.batch))
   size, kept = spec.max_steps * spec.part_words, int(batch.kept_words)
   assert batch.ids.shape == (size + 2 * spec.window,)
@@ -88,7 +88,7 @@ def centers(item, spec, part=0):
   assert not batch.left[kept:].any() and not batch.right[kept:].any()
   columns = batch.ids[used], batch.left[:kept], batch.right[:kept]
   assert batch.pairs == columns[1].sum(dtype=int) + columns[2].sum(dtype=int)
-  return list(zip(*(x.tolist() for x in columns), strict=True))
+  return np.stack(columns, 1)
 
 
 def same_items(items, others):

@@ -343,7 +343,6 @@ class _Encoder:
     total_bytes = sum(source.size_bytes for source in files)
     # Two pieces in flight for each thread, over all the files being read.
     depth = max(1, 2 * threads // len(files) - 1)
-    stopped = threading.Event()
 
     def read_source(file: int) -> list[_Piece]:
       texts = sources.pieces(
@@ -355,7 +354,6 @@ class _Encoder:
           (file + number) % self.num_parts in self.readers.local_parts
         ),
       )
-      texts = itertools.takewhile(lambda _: not stopped.is_set(), texts)
       jobs = ((file, text) for text in texts)
       return list(sources.map_ahead(tokenizers, self.write_piece, jobs, depth))
 
@@ -379,8 +377,9 @@ class _Encoder:
           self.progress('reading', read_bytes, total_bytes)
         return [piece for job in jobs for piece in job.result()]
       except BaseException:
-        stopped.set()
-        file_readers.shutdown(cancel_futures=True)
+        # The readers end when none of their pieces is tokenized.
+        for pool in (file_readers, tokenizers):
+          pool.shutdown(wait=False, cancel_futures=True)
         raise
 
   def write_piece(self, file: int, piece: sources.Piece) -> _Piece:

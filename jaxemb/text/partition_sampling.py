@@ -117,17 +117,21 @@ def selects(rule: tuple[np.uint64, ...], offset: int) -> bool:
 @numba.njit(nogil=True, cache=True)
 def _select(ids, offset, rule, out):
   """Copies a part's sentences of a block; returns numbers of ids, sentences."""
-  n = num_sentences = 0
-  has_word = is_mine = False
-  for i in range(len(ids)):
-    is_word = ids[i] != tokenize.END
+  n = num_sentences = stop = 0
+  while stop < len(ids):
+    start = stop
     # Ends before the first sentence are part of it.
-    if i == 0 or (is_word and has_word and ids[i - 1] == tokenize.END):
-      is_mine = selects(rule, offset + i)
-      num_sentences += is_mine
-    has_word |= is_word
-    out[n] = ids[i]
-    n += is_mine
+    while stop < len(ids) and ids[stop] == tokenize.END:
+      stop += 1
+    while stop < len(ids) and ids[stop] != tokenize.END:
+      stop += 1
+    while stop < len(ids) and ids[stop] == tokenize.END:
+      stop += 1
+    if selects(rule, offset + start):
+      for i in range(start, stop):
+        out[n] = ids[i]
+        n += 1
+      num_sentences += 1
   return n, num_sentences
 
 

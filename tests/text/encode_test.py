@@ -356,32 +356,28 @@ def test_given_counts_choose_the_vocabulary(tmp_path, monkeypatch):
   assert str(counts) in _fails(encoded)
 
 
-@pytest.mark.parametrize('text', ['once only here', '?! \n ...', 'a a a'])
-def test_unusable_text_leaves_earlier_results_alone(tmp_path, text):
-  path = tmp_path / 'a.txt'
-  path.write_text('a b a b')
-  first = _encode(path, tmp_path)
+def test_failures_leave_earlier_results_alone_and_nothing_behind(tmp_path):
+  cache, folder = tmp_path / 'cache', _write_texts(tmp_path / 'texts', 6)
+  first = _encode(folder, cache)
   files = _files(first.folder)
-  path.write_text(text)
-  assert '--config.data.min_count' in _fails(_encode, path, tmp_path)
-  assert _files(first.folder) == files
-  assert os.listdir(tmp_path / 'corpora') == [first.folder.name]
-
-
-def test_failures_leave_nothing_behind(tmp_path):
-  folder = _write_texts(tmp_path / 'texts', num_files=6)
-  assert 'JAXEMB_CACHE' in _fails(_encode, folder, folder / '0.txt/x')
-  assert 'not exist' in _fails(_encode, tmp_path / 'none', tmp_path / 'cache')
 
   def interrupt(stage, done, total):
     raise KeyboardInterrupt
 
+  (folder / '1.txt').write_text('another text')
   with pytest.raises(KeyboardInterrupt):
-    _encode(folder, tmp_path / 'cache', progress=interrupt)
+    _encode(folder, cache, progress=interrupt)
   (folder / '3.txt').write_bytes(b'binary \0\0\0')
-  message = _fails(_encode, folder, tmp_path / 'cache')
+  message = _fails(_encode, folder, cache)
   assert '3.txt' in message and 'binary' in message
-  assert os.listdir(tmp_path / 'cache/corpora') == []
+  for text in ('once only here', '?! \n ...', 'a a a'):
+    for path in folder.iterdir():
+      path.write_text(text if path.name == '3.txt' else '')
+    assert '--config.data.min_count' in _fails(_encode, folder, cache)
+  assert _files(first.folder) == files
+  assert os.listdir(cache / 'corpora') == [first.folder.name]
+  assert 'JAXEMB_CACHE' in _fails(_encode, folder, folder / '0.txt/x')
+  assert 'not exist' in _fails(_encode, tmp_path / 'none', cache)
 
 
 @pytest.mark.parametrize('max_file_bytes', [0, 3000, 30_000])
@@ -502,7 +498,8 @@ def test_blocks_of_random_sentences(block_words):
     assert sizes.sum() == is_word.sum() and starts[:1].tolist() in ([], [0])
     edges = itertools.pairwise([*starts.tolist(), len(ids)])
     for (start, stop), size in zip(edges, sizes, strict=True):
-      inside, behind = is_word[start:stop], is_word[stop:]
+      inside = is_word[start:stop]
+      behind = is_word[stop : stop + block_words + 1]
       assert 0 < size == inside.sum() <= block_words
       # The next sentence, or the rest of it, did not fit.
       if len(behind):

@@ -234,7 +234,7 @@ def test_batches_as_in_a_plain_loop(corpus, method, part):
     assert item.done_before == words < item.done_after
     words = item.done_after
     epoch = item.index // len(corpus.blocks.words)
-    centers[epoch] += corpora.centers(item, spec)
+    centers[epoch] += corpora.centers(item, spec).tolist()
   assert words == partition_sampling.count(corpus, sampling, 2).words
   assert len({item.index for item in items}) == len(items) > 3
   assert centers == {e: _expected(corpus, sampling, spec, e) for e in range(2)}

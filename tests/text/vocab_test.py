@@ -78,30 +78,24 @@ def test_counts_file_of_others(tmp_path):
     np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize(
-  'line',
-  ['word', '12', 'two words 3', 'word -3', 'word 3.5', 'word 1e3', 'word three',
-   'word ٣', 'b\udcff\udcfed 3', 'word 99999999999999999999'],
-)  # fmt: skip
-def test_malformed_line_is_named(tmp_path, line):
-  path = tmp_path / 'counts.txt'
-  data = line.encode(errors='surrogateescape')
-  path.write_bytes(b'good 3\n\n' + data + b'\nfine 4\n')
-  message = _fails(vocab.read_counts, path)
-  assert f'{path}, line 3:' in message
-  assert data.decode(errors='replace') in message
-
-
 def test_unusable_counts_file(tmp_path):
   path = tmp_path / 'counts.txt'
   for missing in (path, tmp_path):
     message = _fails(vocab.read_counts, missing)
     assert str(missing) in message and 'config.data.counts' in message
   for text, problem in (
-    ('', 'empty'),
-    ('\n \n', 'empty'),
+    ('', 'empty'), ('\n \n', 'empty'),
     ('a 3\nb 4\na 5\nb 4\nb 1\n', '3 words twice'),
-  ):
+  ):  # fmt: skip
     path.write_text(text)
     message = _fails(vocab.read_counts, path)
     assert str(path) in message and problem in message
+  for line in (
+    'word', '12', 'two words 3', 'word -3', 'word 3.5', 'word 1e3',
+    'word three', 'word ٣', 'b\udcff\udcfed 3', 'word 99999999999999999999',
+  ):  # fmt: skip
+    data = line.encode(errors='surrogateescape')
+    path.write_bytes(b'good 3\n\n' + data + b'\nfine 4\n')
+    message = _fails(vocab.read_counts, path)
+    assert f'{path}, line 3:' in message
+    assert data.decode(errors='replace') in message
