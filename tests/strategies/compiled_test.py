@@ -238,7 +238,9 @@ def _check_what_travels(program, case):
 
 
 @pytest.mark.parametrize(
-  'case', FAST + [pytest.param(x, marks=pytest.mark.slow) for x in SLOW]
+  'case',
+  FAST + [pytest.param(x, marks=pytest.mark.slow) for x in SLOW],
+  ids=lambda case: '-'.join(map(str, case)),
 )
 def test_a_dispatch_changes_tables_in_place(case):
   program = _compiled(case)
