@@ -246,12 +246,8 @@ def _table(
   o, t, layout = config.optimizer, config.table, config.table.layout
   if spec.momentum is None:
     optimizer = bind('optimizer.name', o.name, (), o)()
-    spec = dataclasses.replace(
-      spec,
-      dtype=t.dtype,
-      rounding=t.rounding,
-      exchange_dtype=t.exchange_dtype,
-    )
+    precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
+    spec = dataclasses.replace(spec, **precision)
   else:
     optimizer = row_optimizers.averages(
       spec.momentum, o.learning_rate, o.final_learning_rate

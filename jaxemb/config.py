@@ -125,12 +125,10 @@ SETTINGS = (
   Setting('model.shared_negatives', 16, 'negatives that the centers of a '
           'matrix product share', (1, 65_536), _NEGATIVES),
 
-  Setting('senses.number', 5, 'vectors of an ambiguous word', (1, 50),
-          _MIXTURE),
+  Setting('senses.number', 5, 'of an ambiguous word', (1, 50), _MIXTURE),
   Setting('senses.top_ratio', 0.0, 'most frequent fraction of the vocabulary '
           'to treat as ambiguous', (0, 1), _MIXTURE),
-  Setting('senses.words', '', 'file of more ambiguous words, one per line', (),
-          _MIXTURE),
+  Setting('senses.words', '', 'file of more, one per line', (), _MIXTURE),
   Setting('senses.method', 'contexts', 'soft k-means of context vectors, as '
           'MSSG, or EM of likelihoods, as Tian et al. 2014',
           ('contexts', 'likelihoods'), _MIXTURE),
@@ -147,10 +145,9 @@ SETTINGS = (
           'devices', ('float32', 'bfloat16'), 'strategy.name=replicas|sync'),
 
   Setting('optimizer.name', 'sgd', 'row-wise optimizer'),
-  Setting('optimizer.learning_rate', 0.0, 'at first; 0 = what suits optimizer '
-          'and model', (0, 10**6)),
-  Setting('optimizer.final_learning_rate', 1e-4, 'in the end, after linear '
-          'decay', (0, 10**6)),
+  Setting('optimizer.learning_rate', 0.0, 'at first, with linear decay; '
+          '0 = what suits optimizer and model', (0, 10**6)),
+  Setting('optimizer.final_learning_rate', 1e-4, 'in the end', (0, 10**6)),
   Setting('optimizer.max_duplicates', -1.0, 'occurrences of a row that count '
           'in a step; 0 = all, -1 = what suits batch_words', (-1, _INF)),
   Setting('optimizer.beta1', 0.9, 'decay of the mean of gradients',
@@ -163,8 +160,7 @@ SETTINGS = (
   Setting('strategy.name', 'replicas', 'tables on each device that exchange '
           'rows, one table for all devices, or sub-models merged in the end',
           ('replicas', 'sync', 'partition')),
-  Setting('strategy.policy', 'bounded', 'when replicas exchange rows', (),
-          _REPLICAS),
+  Setting('strategy.policy', 'bounded', 'when to exchange rows', (), _REPLICAS),
   Setting('strategy.sync_every', 0, 'words of a replica between exchanges of '
           'frequent rows; 0 = automatic', (0, 2**20), _REPLICAS),
   Setting('strategy.num_parts', 10, 'sub-models', (1, 10_000), _PARTITION),
@@ -188,16 +184,14 @@ SETTINGS = (
           "vectors; '' = random"),
   Setting('train.batch_words', 0, 'centers per step; 0 = 256 on a CPU, else '
           '8192', (0, 2**24)),
-  Setting('train.checkpoint_every_secs', 300.0, 'time between checkpoints',
-          (0, _INF)),
-  Setting('train.log_every_secs', 2.0, 'between lines of metrics', (0, _INF)),
+  Setting('train.checkpoint_every_secs', 300.0, 'save so often', (0, _INF)),
+  Setting('train.log_every_secs', 2.0, 'write metrics so often', (0, _INF)),
 
   Setting('eval.paths', '', 'benchmark files or folders, separated by commas; '
           "'none' = no evaluation; '' = those of the embedded corpus"),
   Setting('eval.every_epochs', 0.0, 'epochs between evaluations while '
           'training; 0 = only at the end', (0, _INF)),
-  Setting('eval.restrict_vocab', 300_000, 'most frequent words that count; '
-          '0 = all', (0, _MANY)),
+  Setting('eval.restrict_vocab', 300_000, 'most frequent; 0 = all', (0, _MANY)),
 )
 # fmt: on
 

@@ -59,7 +59,7 @@ def _run(argv: Sequence[str]) -> int:
   from jaxemb import train
   from jaxemb.runtime import distributed
 
-  return train.run(config, workdir, distributed.Job(**job))
+  return train.run(config, workdir, distributed.Job(*job))
 
 
 def describe() -> str:
@@ -95,7 +95,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(
   argv: Sequence[str],
-) -> tuple[ml_collections.ConfigDict, pathlib.Path, dict[str, Any]]:
+) -> tuple[ml_collections.ConfigDict, pathlib.Path, tuple]:
   """The settings, folder and fields of `distributed.Job` of a command line.
 
   Raises a `UserError` for what cannot be understood.
@@ -121,10 +121,9 @@ def parse(
     near = difflib.get_close_matches(flag, [f'--{x}' for x in vars(known)], 1)
     hint = f'; did you mean {near[0]}?' if near else ''
     raise errors.UserError(f'argument {unknown[0]!r} is not understood{hint}')
-  given = {k: v for k, v in vars(known).items() if k.startswith('config.')}
-  config = load(
-    known.config, {k.removeprefix('config.'): v for k, v in given.items()}
-  )
+  given = vars(known).items()
+  values = {k.removeprefix('config.'): v for k, v in given if '.' in k}
+  config = load(known.config, values)
   if (known.coordinator or known.distributed) and not known.workdir:
     raise errors.UserError(
       'several processes need one folder: give all the same --workdir'
@@ -135,12 +134,8 @@ def parse(
     )
   name = pathlib.Path(known.config.partition(':')[0]).stem
   default = f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
-  job = {
-    'coordinator': known.coordinator,
-    'num_processes': known.num_processes,
-    'process_id': known.process_id,
-    'detects': known.distributed,
-  }
+  names = 'coordinator', 'num_processes', 'process_id', 'distributed'
+  job = tuple(getattr(known, name) for name in names)
   return config, pathlib.Path(known.workdir or default).expanduser(), job
 
 

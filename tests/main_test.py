@@ -115,8 +115,7 @@ def test_a_command_line_is_a_config_file_with_values_set():
   assert (config.model.dim, config.seed, config.data.path) == (8, 7, '')
   assert config.data.lowercase is False
   assert isinstance(config.optimizer.learning_rate, float)
-  assert workdir == pathlib.Path('x') and not job.pop('detects')
-  assert list(job.values()) == ['h:1', 2, 1]
+  assert workdir == pathlib.Path('x') and job == ('h:1', 2, 1, False)
 
 
 def test_configs_are_found_by_name_from_anywhere(tmp_path, monkeypatch):
