@@ -165,9 +165,9 @@ class _Merge:
     merge_lib.check_columns([part.dim for part in parts])
     self.parts, self.spec = parts, spec
     self.tables = [_table(part) for part in parts]
-    words = parts_lib.unite_words(
-      [_with_words(part) for part in parts], spec.weights == 'counts', True
-    )
+    vocabularies = [_with_words(part) for part in parts]
+    by_counts = spec.weights == 'counts'
+    words = parts_lib.unite_words(vocabularies, by_counts, keeps_unseen=True)
     first = self.tables[0]
     self.is_one_vocabulary = all(
       x.words == first.words and np.array_equal(x.counts, first.counts)
@@ -186,7 +186,7 @@ class _Merge:
       list(map(_Means, [part.vectors for part in parts], self.tables)),
       words.rows,
       merge_lib.vote_weights(words.rows >= 0, words.votes),
-      spec.normalize,
+      False,
       folder,
       progress,
     )
@@ -206,42 +206,10 @@ class _Merge:
     kept, warnings = merged.ids, merged.report['warnings']
     rows, priors, owners = rows[:, kept], priors[:, kept], self.owners[kept]
     senses = self._senses(owners, priors, merged.vectors)
-    job = job._replace(normalize=False)
-    contexts = [x.contexts for x in self.tables]
-    obstacle = self._obstacle(contexts, 'concentration', 'half_weight')
-    if not obstacle:
-      maps = self._context_maps(senses, contexts[0].half_weight)
-      # A word's only sense has no mean context.
-      votes = np.where(self.sizes > 1, words.votes, 0)[:, owners] * priors
-      tables = [x.means for x in contexts]
-      job = job._replace(tables=tables, rows=rows, weights=votes)
-      means = job.write_averages('means', maps, np.eye(maps.shape[1]))
-      senses = dataclasses.replace(
-        senses, contexts=contexts[0]._replace(means=means)
-      )
-    elif any(contexts):
-      warnings.append(
-        'mean contexts are left out, and senses are disambiguated by '
-        f'likelihoods, if at all: {obstacle}'
-      )
-    obstacle = self._outputs_obstacle()
-    if not obstacle:
-      first, ids, votes = self.tables[0], words.rows, words.votes
-      if first.loss == 'hierarchical_softmax':
-        votes = self._node_votes()
-        ids = np.broadcast_to(np.arange(votes.shape[1]), votes.shape)
-      tables = [x.outputs for x in self.tables]
-      job = job._replace(tables=tables, rows=ids, weights=votes)
-      outputs = job.write_averages(
-        'outputs', merged.rotations, np.linalg.inv(merged.outer).T
-      )
-      senses = dataclasses.replace(
-        senses, outputs=outputs, loss=first.loss, negatives=first.negatives
-      )
-    else:
-      ending = '; sentences cannot be disambiguated'
-      ending = '' if senses.can_disambiguate else ending
-      warnings.append(f'outputs are left out: {obstacle}{ending}')
+    # A word's only sense has no mean context.
+    votes = ((self.sizes > 1) * words.votes)[:, owners] * priors
+    senses = self._with_contexts(senses, rows, votes, warnings)
+    senses = self._with_outputs(senses, merged, warnings)
     num_lost = len(names) - len(kept)
     warnings += self._warnings(report['words_of_fewer_senses'], num_lost)
     report |= turned | {
@@ -258,8 +226,8 @@ class _Merge:
 
   def _rotations(self) -> tuple[list[np.ndarray], dict[str, Any]]:
     """[D_i, dim] float32 of each part into a common space; for the report."""
-    job, spec, dims = self.job, self.spec, self.job.dims
-    has = job.rows >= 0
+    spec, dims, has = self.spec, self.job.dims, self.words.rows >= 0
+    job = self.job._replace(normalize=spec.normalize)
     merge_lib.check_words(self.parts, has, 'alir')
     is_single = (self.sizes <= 1).all(0)
     least = _ALIGN_WORDS * np.minimum.outer(dims, dims)
@@ -356,6 +324,67 @@ class _Merge:
       window=max(x.window for x in self.tables),
     )
 
+  def _with_contexts(
+    self,
+    senses: table.Senses,
+    rows: np.ndarray,
+    votes: np.ndarray,
+    warnings: list[str],
+  ) -> table.Senses:
+    """Adds mean contexts, of rows of the parts [n, rows] with their votes."""
+    contexts = [x.contexts for x in self.tables]
+    obstacle = self._obstacle(contexts, 'concentration', 'half_weight')
+    if not obstacle:
+      maps = self._context_maps(senses, contexts[0].half_weight)
+      tables = [x.means for x in contexts]
+      job = self.job._replace(tables=tables, rows=rows, weights=votes)
+      means = job.write_averages('means', maps, np.eye(maps.shape[1]))
+      contexts = contexts[0]._replace(means=means)
+      return dataclasses.replace(senses, contexts=contexts)
+    if any(contexts):
+      warnings.append(
+        'mean contexts are left out, and senses are disambiguated by '
+        f'likelihoods, if at all: {obstacle}'
+      )
+    return senses
+
+  def _with_outputs(
+    self, senses: table.Senses, merged: merge_lib.Merged, warnings: list[str]
+  ) -> table.Senses:
+    """Adds outputs, which are rotated inversely."""
+    words, first = self.words, self.tables[0]
+    is_tree = first.loss == 'hierarchical_softmax'
+    if self.spec.method != 'alir' or self.spec.normalize:
+      obstacle = 'only --method=alir without --normalize keeps inner products'
+    else:
+      tables = [None if x.outputs is None else x for x in self.tables]
+      obstacle = self._obstacle(tables, 'loss', 'negatives')
+    if is_tree and not obstacle and not self.is_one_vocabulary:
+      obstacle = (
+        'the parts have other words or counts, and so other trees of paths '
+        '(config.model.loss=hierarchical_softmax)'
+      )
+    if obstacle:
+      ending = '; sentences cannot be disambiguated'
+      ending = '' if senses.can_disambiguate else ending
+      warnings.append(f'outputs are left out: {obstacle}{ending}')
+      return senses
+    ids, votes = words.rows, words.votes
+    if is_tree:  # parts vote on a node as often as they saw words below it
+      points, num = huffman.tree_paths(words.counts).points, len(first.outputs)
+      votes = np.stack([
+        np.bincount(points.reshape(-1), np.repeat(x, points.shape[1]), num + 1)
+        for x in votes
+      ])[:, :num]  # fmt: skip
+      ids = np.broadcast_to(np.arange(num), votes.shape)
+    tables = [x.outputs for x in self.tables]
+    job = self.job._replace(tables=tables, rows=ids, weights=votes)
+    turns = merged.rotations, np.linalg.inv(merged.outer).T
+    outputs = job.write_averages('outputs', *turns)
+    return dataclasses.replace(
+      senses, outputs=outputs, loss=first.loss, negatives=first.negatives
+    )
+
   def _context_maps(
     self, merged: table.Senses, half_weight: float
   ) -> np.ndarray:
@@ -380,15 +409,6 @@ class _Merge:
     ridge = _RIDGE * np.trace(gram) / width
     return np.linalg.solve(gram + ridge * np.eye(width), moments)
 
-  def _node_votes(self) -> np.ndarray:
-    """[n, vocab - 1] float64: parts vote as often as they saw words below."""
-    num = len(self.words.words) - 1
-    points = huffman.tree_paths(self.words.counts).points
-    return np.stack([
-      np.bincount(points.reshape(-1), np.repeat(x, points.shape[1]), num + 1)
-      for x in self.words.votes
-    ])[:, :num]  # fmt: skip
-
   def _obstacle(self, tables: Sequence[Any], *settings: str) -> str:
     """Why tables, None of some parts, cannot be merged; '' if they can."""
     for part, each in zip(self.parts, tables, strict=True):
@@ -402,20 +422,6 @@ class _Merge:
             f'{part.name} with {mine!r}; train all alike'
           )
     return ''
-
-  def _outputs_obstacle(self) -> str:
-    """Why outputs cannot be merged; '' if they can."""
-    if self.spec.method != 'alir' or self.spec.normalize:
-      return 'only --method=alir without --normalize keeps inner products'
-    tables = [None if x.outputs is None else x for x in self.tables]
-    obstacle = self._obstacle(tables, 'loss', 'negatives')
-    is_tree = self.tables[0].loss == 'hierarchical_softmax'
-    if is_tree and not obstacle and not self.is_one_vocabulary:
-      return (
-        'the parts have other words or counts, and so other trees of paths '
-        '(config.model.loss=hierarchical_softmax)'
-      )
-    return obstacle
 
   def _warnings(self, num_fewer: int, num_lost: int) -> list[str]:
     warnings = []
