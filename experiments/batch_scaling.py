@@ -11,9 +11,9 @@ run is on one device; the recipes are the best that were found
 """
 
 import argparse
+import functools
 import pathlib
 import statistics
-import tempfile
 from typing import Any, NamedTuple
 
 import experiment
@@ -52,8 +52,9 @@ def _recipes(text: str) -> list[Recipe]:
 
 
 def _run(
-  args: argparse.Namespace, recipe: Recipe, seed: int, folder: pathlib.Path
+  args: argparse.Namespace, name: str, seed: int, folder: pathlib.Path
 ) -> dict[str, Any]:
+  (recipe,) = _recipes(name)
   settings = {
     'strategy.name': 'sync',
     'train.batch_words': recipe.batch_words,
@@ -69,17 +70,17 @@ def _run(
     return {'error': str(error)}
 
 
-def table(results: list[dict]) -> str:
+def table(found: dict[str, dict[str, dict]]) -> str:
   """A line per recipe: medians over its seeds."""
   rows, first = [], None
-  for result in results:
-    recipe, runs = Recipe(**result['recipe']), result['runs']
-    failed = [run['error'] for run in runs if 'error' in run]
+  for name, runs in found.items():
+    (recipe,) = _recipes(name)
+    failed = [run['error'] for run in runs.values() if 'error' in run]
     if failed:
       rows.append([*recipe, failed[0]])
       continue
     mean, speed = (
-      statistics.median(run[key] for run in runs)
+      statistics.median(run[key] for run in runs.values())
       for key in ('mean', 'words_per_sec')
     )
     if recipe.batch_words == 1024:
@@ -105,15 +106,9 @@ def main() -> None:
   add('--recipes', type=_recipes, default=default, help=usage)
   args = experiment.parse(parser)
   results = experiment.Results('batch-scaling', args)
-  results.found = []
-  for recipe in args.recipes:
-    runs: list[dict] = []
-    results.found.append({'recipe': recipe._asdict(), 'runs': runs})
-    for seed in range(1, args.seeds + 1):
-      with tempfile.TemporaryDirectory() as folder:
-        runs.append(_run(args, recipe, seed, pathlib.Path(folder)))
-      experiment.progress(recipe, runs[-1])
-      results.save()
+  names = [':'.join(map(str, recipe)) for recipe in args.recipes]
+  seeds, run = range(1, args.seeds + 1), functools.partial(_run, args)
+  experiment.add_runs(results, results.found, names, seeds, run)
   results.finish(table(results.found))
 
 

@@ -34,13 +34,9 @@ def _truth(first: int, stop: int, dim: int) -> np.ndarray:
   return rng.standard_normal((stop - first, dim), np.float32) * spectrum
 
 
-def _union_words(args: argparse.Namespace) -> int:
-  return round(args.words / (1 - args.missing))
-
-
 def _make(folder: pathlib.Path, part: int, args: argparse.Namespace) -> None:
   """Writes one part."""
-  num_union = _union_words(args)
+  num_union = round(args.words / (1 - args.missing))
   rng = np.random.default_rng([11, part])
   has = np.zeros(num_union, bool)
   has[rng.choice(num_union, args.words, replace=False)] = True
@@ -72,7 +68,7 @@ def _make(folder: pathlib.Path, part: int, args: argparse.Namespace) -> None:
 def _cosine_error(output: pathlib.Path, args: argparse.Namespace) -> float:
   words, _ = word2vec_format.read_vocab(output / 'export' / 'vocab.txt')
   merged = np.load(output / 'export' / 'vectors.npy', mmap_mode='r')
-  truth = _truth(0, min(_BLOCK_ROWS, _union_words(args)), args.dim)
+  truth = _truth(0, _BLOCK_ROWS, args.dim)
   rows = {word: row for row, word in enumerate(words)}
   ids = [i for i in range(min(1000, len(truth))) if f'w{i}' in rows]
   units = (

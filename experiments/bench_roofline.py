@@ -50,18 +50,12 @@ _QUICK = (
 
 
 def needs(spec: model_base.WindowSpec) -> dict[str, float]:
-  """What a center needs.
-
-  Intermediates are counted as operations that are not fused read and write
-  them: looked-up rows 3 times, their gradients 4 times, and 8 times a number
-  for each pair of a center and a row of its chunk.
-  """
+  """What a center needs."""
   width = spec.chunk + 2 * spec.window + spec.shared_negatives
   rows = 1 + width / spec.chunk
   return {
     'rows': rows,
     'table_bytes': 4 * 3 * rows * spec.dim,
-    'intermediate_bytes': 4 * (7 * rows * spec.dim + 8 * width),
     'flops': 6 * width * spec.dim,
   }
 
@@ -100,14 +94,12 @@ def measure(
   spec = job.trainer.trainable.model.spec
   each = ceilings.measure(job.mesh, spec, ids, effort)
   need, words = needs(spec), job.steps.part_words
-  copy = each['copy_bytes_per_sec']
-  all_bytes = need['table_bytes'] + need['intermediate_bytes']
+  flops_per_sec = each['product_flops_per_sec']
   predicted = {
-    'tables_at_copy_rate': words * need['table_bytes'] / copy,
-    'all_bytes_at_copy_rate': words * all_bytes / copy,
-    'flops_at_product_rate': (
-      words * need['flops'] / each['product_flops_per_sec']
+    'tables_at_copy_rate': (
+      words * need['table_bytes'] / each['copy_bytes_per_sec']
     ),
+    'flops_at_product_rate': words * need['flops'] / flops_per_sec,
     'gather_products_scatter': sum(each[part] for part in _PARTS),
   }
   return {
@@ -145,7 +137,6 @@ def table(run: dict[str, Any]) -> str:
   columns = (f'each of {s["devices"]}', 'all')
   names = {
     'tables_at_copy_rate': '(a) tables at the rate of the copy',
-    'all_bytes_at_copy_rate': '    with intermediates',
     'flops_at_product_rate': '(b) flops at the rate of the large product',
     'gather_products_scatter': '(c) gather + products + scatter',
   }
@@ -160,8 +151,7 @@ def table(run: dict[str, Any]) -> str:
     [
       ', '.join(f'{k} {v}' for k, v in s.items()),
       f'a center: {need["rows"]:.2f} rows; {need["table_bytes"]:,.0f} bytes to '
-      f'and from tables, {need["intermediate_bytes"]:,.0f} of intermediates; '
-      f'{need["flops"]:,.0f} flops',
+      f'and from tables; {need["flops"]:,.0f} flops',
       experiment.table({'': '', **dict.fromkeys(columns, ',.1f')}, speeds),
       experiment.table(head, times),
     ]

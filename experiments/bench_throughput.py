@@ -100,16 +100,11 @@ def _gensim(
     f'--epochs={args.epochs}', f'--workers={args.workers}', f'--seed={run + 1}',
   ]  # fmt: skip
   found = _timed(command, folder / 'log', folder)
-  report = json.loads(vectors.with_suffix('.json').read_text())
-  return (
-    found
-    | report
-    | {
-      'compile_secs': 0.0,
-      'words_per_sec': words / report['train_secs'],
-      'vectors': str(vectors),
-    }
-  )
+  found |= json.loads(vectors.with_suffix('.json').read_text())
+  rate = words / found['train_secs']
+  return found | {
+    'compile_secs': 0.0, 'words_per_sec': rate, 'vectors': str(vectors),
+  }  # fmt: skip
 
 
 def _train_gensim(args: argparse.Namespace) -> None:
@@ -134,10 +129,8 @@ def _train_gensim(args: argparse.Namespace) -> None:
   model.train(sentences, total_examples=model.corpus_count, epochs=args.epochs)
   secs = time.perf_counter() - start
   model.wv.save_word2vec_format(args.gensim_output, binary=True)
-  report = {
-    'peak_rss_bytes': resources.peak_rss_bytes(),
-    'train_secs': secs,
-  }
+  peak_bytes = resources.peak_rss_bytes()
+  report = {'peak_rss_bytes': peak_bytes, 'train_secs': secs}
   args.gensim_output.with_suffix('.json').write_text(json.dumps(report))
 
 

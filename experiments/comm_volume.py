@@ -65,13 +65,11 @@ def _full_plan() -> list[Point]:
 
 
 _QUICK_PLAN = [
+  *(Point(layout, 1, 4, 8) for layout in ('row', 'column')),
+  *(Point(layout, 2, 2, 8) for layout in ('row', 'column')),
   Point('replicated', 4, 1, 8),
-  Point('row', 1, 4, 8),
-  Point('row', 2, 2, 8),
   Point('column', 1, 1, 8),
-  Point('column', 1, 4, 8),
   Point('column', 1, 4, 24),
-  Point('column', 2, 2, 8),
 ]
 
 

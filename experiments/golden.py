@@ -23,44 +23,40 @@ from jaxemb.storage import word2vec_format
 ROOT = pathlib.Path(__file__).parents[1]
 BASE = 'e1e3acd'  # the last commit before the rebuilding
 
-_WIDE = 'strategy.name=sync mesh.data=2 mesh.table=4'
-_LIKELIHOODS = (
-  'senses.told_by=likelihoods senses.drawn_for=pairs senses.tied_until=0.0 '
-  'senses.averages=log_likelihoods senses.momentum=0.05'
-)
+_SYNC = 'strategy.name=sync'
+_WIDE = f'{_SYNC} mesh.data=2 mesh.table=4'
+_PARTS = 'strategy.name=partition strategy.num_parts'
+_TREE = 'model.loss=hierarchical_softmax'
 # Name: devices, settings; `mixture*` has that config, others `wiki`.
 CASES = {
-  'sync': (1, 'strategy.name=sync'),
+  'sync': (1, _SYNC),
   'replicas': (2, ''),
   'replicas4-adagrad': (4, 'mesh.data=4 optimizer.name=adagrad'),
-  'partition': (
-    2,
-    'strategy.name=partition strategy.num_parts=3 optimizer.name=adagrad',
-  ),
+  'partition': (2, f'{_PARTS}=3 optimizer.name=adagrad'),
   'partition-concat': (
     2,
-    'strategy.name=partition strategy.num_parts=2 strategy.divide=equal '
-    'strategy.merge=concat',
+    f'{_PARTS}=2 strategy.divide=equal strategy.merge=concat',
   ),
   'cbow': (2, 'model.name=cbow'),
-  'tree': (1, 'strategy.name=sync model.loss=hierarchical_softmax'),
-  'tree-cbow': (2, 'model.loss=hierarchical_softmax model.name=cbow'),
-  'mixture': (1, 'strategy.name=sync'),
+  'tree': (1, f'{_SYNC} {_TREE}'),
+  'tree-cbow': (2, f'{_TREE} model.name=cbow'),
+  'mixture': (1, _SYNC),
   'mixture-replicas': (2, 'model.loss=negative_sampling'),
-  'mixture-likelihoods': (1, 'strategy.name=sync senses.method=likelihoods'),
+  'mixture-likelihoods': (1, f'{_SYNC} senses.method=likelihoods'),
   'row': (8, f'{_WIDE} table.layout=row'),
   'column': (8, f'{_WIDE} table.layout=column optimizer.name=adam'),
   'bfloat16': (2, 'table.dtype=bfloat16'),
-  'float16-nearest': (
-    1,
-    'strategy.name=sync table.dtype=float16 table.rounding=nearest',
-  ),
-  'int8': (1, 'strategy.name=sync table.dtype=int8'),
+  'float16-nearest': (1, f'{_SYNC} table.dtype=float16 table.rounding=nearest'),
+  'int8': (1, f'{_SYNC} table.dtype=int8'),
   'int8-replicas': (2, 'table.dtype=int8'),
   'int8-row': (8, f'{_WIDE} table.layout=row table.dtype=int8'),
 }
 # Where the base commit had other settings.
-BASE_CASES = {'mixture-likelihoods': (1, f'strategy.name=sync {_LIKELIHOODS}')}
+_LIKELIHOODS = (
+  'senses.told_by=likelihoods senses.drawn_for=pairs senses.tied_until=0.0 '
+  'senses.averages=log_likelihoods senses.momentum=0.05'
+)
+BASE_CASES = {'mixture-likelihoods': (1, f'{_SYNC} {_LIKELIHOODS}')}
 
 
 def _train(

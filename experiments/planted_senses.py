@@ -73,12 +73,10 @@ def worst(by_word: dict[str, float]) -> str:
 def main() -> None:
   """Trains once per seed and prints the accuracies."""
   parser = experiment.parser(__doc__)
-  add = parser.add_argument
+  add, count = parser.add_argument, experiment.count
   add('--config', default='mixture')
-  add('--seeds', type=experiment.count, default=3)
-  add(
-    '--sentences', type=experiment.count, default=40, help='per word and half'
-  )
+  add('--seeds', type=count, default=3)
+  add('--sentences', type=count, default=40, help='per word and half')
   args = experiment.parse(parser)
   results = experiment.Results('planted-senses', args)
   world = toywiki.build_world(0)

@@ -363,7 +363,7 @@ def test_batch_scaling(run, monkeypatch):
     'batch_scaling', '--recipes=1024,8192,65536:adagrad:10:0', '--seeds=2',
     '--config.model.dim=8',
   )  # fmt: skip
-  assert [len(x['runs']) for x in found] == [2, 2, 2]
+  assert [len(runs) for runs in found.values()] == [2, 2, 2]
   first, second, third = shown.splitlines()[1:4]
   assert first.endswith(' 1.02 0.6490 0.0000')
   assert second.endswith(' 8.19 0.6418 0.0072 0.005')
