@@ -36,7 +36,7 @@ def main() -> None:
       secs = time.perf_counter() - start
       rates.append(corpus.manifest['text_bytes'] / secs / 1e6)
   results = experiment.Results('encode', args)
-  results.found = {
+  results.found = found = {
     'text_bytes': corpus.manifest['text_bytes'],
     'words': corpus.num_words,
     'vocab_words': len(corpus.vocabulary.words),
@@ -44,7 +44,6 @@ def main() -> None:
     'peak_rss_bytes': resources.peak_rss_bytes(),
     'dropped': corpus.manifest['dropped'],
   }
-  found = results.found
   results.finish(
     f'{found["text_bytes"] / 1e6:,.1f} MB of text, {found["words"]:,} words, '
     f'vocabulary {found["vocab_words"]:,}',

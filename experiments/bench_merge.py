@@ -100,7 +100,7 @@ def measure(folder: pathlib.Path, args: argparse.Namespace) -> dict[str, Any]:
     'displacements',
   )  # fmt: skip
   given = ('parts', 'words', 'dim', 'noise', 'format', 'method')
-  is_concat = args.method == 'concat'
+  error = None if args.method == 'concat' else _cosine_error(output, args)
   return {
     **{k: getattr(args, k) for k in given},
     **{k: report[k] for k in names},
@@ -110,7 +110,7 @@ def measure(folder: pathlib.Path, args: argparse.Namespace) -> dict[str, Any]:
     'others_cores': max(others_cores() - cpu_secs / total_secs, 0.0),
     'part_bytes': 4 * args.words * args.dim,
     'result_bytes': 4 * report['words'] * report['dim'],
-    'cosine_error': None if is_concat else _cosine_error(output, args),
+    'cosine_error': error,
   }
 
 

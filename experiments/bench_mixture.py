@@ -44,8 +44,7 @@ def main() -> None:
   experiment.add_run_flags(parser, config='mixture:dmwe', epochs=1, sample=0.0)
   add = parser.add_argument
   add('--scws', required=True, help='ratings of pairs of words in context')
-  models = experiment.choices('model', MODELS, ':')
-  add('--models', type=models, default=[*MODELS], help='separated by colons')
+  experiment.add_names(parser, '--models', MODELS, ':')
   add('--senses', type=experiment.count, default=5, help='of each of the words')
   add('--runs', type=experiment.count, default=3)
   args = experiment.parse(parser)
@@ -60,9 +59,7 @@ def main() -> None:
     scores = runs[-1]['scores'].items()
     scores = ', '.join(f'{k} {v:.3f}' for k, v in scores if v is not None)
     rows.append((name, speed, first / speed, scores))
-  head = {
-    '': '', 'words/s': ',.0f', 'slower': '.2f', 'scores of the last run': ''
-  }  # fmt: skip
+  head = {'': '', 'words/s': ',.0f', 'slower': '.2f', 'last scores': ''}
   expected = f'DMWE, twenty cores: {EXPECTED:,}'
   results.finish(experiment.table(head, rows), expected)
 

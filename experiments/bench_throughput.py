@@ -4,13 +4,12 @@
   python experiments/bench_throughput.py --text=FILE --eval=FILES_AND_FOLDERS
 
 Each run is a process of its own. Ours is `python -m jaxemb.main`, from the raw
-text to the exported vectors: every run counts and encodes the text, compiles
-its program, and evaluates nothing. gensim gets the words of our vocabulary,
-lowercased, as a LineSentence file (with several workers its corpus_file lets
-the learning rate decay only part of the way), counts them, trains and writes
-binary vectors. Both train skip-gram with the same settings; gensim's evaluators
-score both afterwards. With --loss=hierarchical_softmax both train that, ours by
-its default optimizer, row-wise Adagrad.
+text to the exported vectors; it evaluates nothing. gensim gets the words of our
+vocabulary as a LineSentence file (with several workers its corpus_file lets the
+learning rate decay only part of the way), counts them, trains and writes binary
+vectors. Both train skip-gram with the same settings, or the tree with
+--loss=hierarchical_softmax, ours by its default optimizer, row-wise Adagrad.
+gensim's evaluators score both afterwards.
 
 Words are corpus words inside the vocabulary, before frequent-word subsampling,
 times epochs. Training seconds leave out counting and compilation; gensim's

@@ -241,8 +241,7 @@ def table(points: Sequence[dict[str, Any]]) -> str:
       ratio = p['bytes_per_word'] / same['bytes_per_word']
     num_large = len(p['travels_with_vocabulary_axis'])
     mesh = f'{point.data} x {point.table}'
-    cells = *sizes, ratio, num_large, note
-    rows.append((point.layout, mesh, point.dim, *cells))
+    rows.append((point.layout, mesh, point.dim, *sizes, ratio, num_large, note))
   head = {
     'layout': '', 'data x table': '', 'dim': '', 'compiled': ',.0f',
     'formula': ',.0f', 'published': ',.0f', 'column / row': '.3f',

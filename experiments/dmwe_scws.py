@@ -3,11 +3,10 @@
   python experiments/dmwe_scws.py --text=PATH --scws=scws-ratings.txt
 
 Skip-gram and the mixture (Tian et al. 2014; Microsoft's DMWE), each with
-hierarchical softmax and with negative sampling, on the same text and epochs.
-The words of the questions have several senses, as in DMWE's script. Scores are
-rank correlations with human ratings of word pairs in context: of the most
-likely senses (MaxSimC), of all senses by their probability (AvgSimC), of mean
-vectors (single). Runs that the output file has already are not made again.
+hierarchical softmax and with negative sampling, on the same text and epochs;
+the words of the questions have several senses, as in DMWE's script. Scores are
+rank correlations with human ratings of word pairs in context (senses/
+evaluate.py). Runs that the output file has already are not made again.
 
 As DMWE trains: --models='mixture, tree' --config=mixture:dmwe --sample=0.
 """
@@ -31,9 +30,6 @@ MODELS = {
   'mixture, negatives': ('mixture', 'negative_sampling'),
 }
 MEASURES = ('MaxSimC', 'AvgSimC', 'single')
-_PUBLISHED = json.loads(
-  (pathlib.Path(__file__).parent / 'scws_published.json').read_text()
-)
 
 
 def _run(
@@ -81,7 +77,9 @@ def table(found: dict[str, dict[str, dict]]) -> str:
       row.append(statistics.median(x[key] for x in runs.values()))
     rows.append(row)
   rows.append(['published'])
-  rows += [[f'  {name}', *cells] for name, cells in _PUBLISHED['rows'].items()]
+  file = pathlib.Path(__file__).with_name('scws_published.json')
+  published = json.loads(file.read_text())['rows']
+  rows += [[f'  {name}', *cells] for name, cells in published.items()]
   head = {'model, dims': '', **dict.fromkeys((*MEASURES, 'spread'), '.4f')}
   return experiment.table(head | {'words/s': ',.0f', 's/epoch': '.1f'}, rows)
 
@@ -92,8 +90,7 @@ def main() -> None:
   experiment.add_run_flags(parser)
   add = parser.add_argument
   add('--scws', required=True, help='ratings of pairs of words in context')
-  models = experiment.choices('model', MODELS, ':')
-  add('--models', type=models, default=[*MODELS], help='separated by colons')
+  experiment.add_names(parser, '--models', MODELS, ':')
   add('--dims', type=experiment.numbers, default=[50])
   add('--seeds', type=experiment.numbers, default=[1, 2, 3])
   add('--senses', type=experiment.count, default=5, help='of each of the words')

@@ -63,20 +63,25 @@ def count(text: str) -> int:
   return number
 
 
-def choices(
-  what: str, known: Iterable[str], separator: str = ','
-) -> Callable[[str], list[str]]:
-  """The type of a flag that lists some of the known names."""
+def add_names(
+  parser: argparse.ArgumentParser,
+  flag: str,
+  known: Iterable[str],
+  separator: str = ',',
+) -> None:
+  """Adds a flag that lists some of the known names; all of them by default."""
   known = list(known)
 
   def parse_names(text: str) -> list[str]:
     names = text.split(separator)
     for name in names:
       if name not in known:
-        raise argparse.ArgumentTypeError(f'there is no {what} {name!r}')
+        raise argparse.ArgumentTypeError(f'there is no {name!r}')
     return names
 
-  return parse_names
+  parser.add_argument(
+    flag, type=parse_names, default=known, help=f'separated by {separator!r}'
+  )
 
 
 def numbers(text: str) -> list[int | float]:
@@ -114,8 +119,7 @@ def call(command: Sequence[str], cache: pathlib.Path | None = None) -> None:
   `cache` is the folder of encoded texts and compiled programs; None = as usual.
 
   Raises:
-    UserError: with its last line, where that is about unusable input or
-      diverging training.
+    UserError: its last line, about unusable input or diverging training.
     RuntimeError: if it fails in another way.
   """
   environment = os.environ | ({'JAXEMB_CACHE': str(cache)} if cache else {})
@@ -190,10 +194,7 @@ def score(
 def in_turn(
   sides: Mapping[str, Callable[[int], Any]], runs: int
 ) -> dict[str, list[Any]]:
-  """Measures all sides in each round, so that drift of the machine hits all.
-
-  Sides are called with the number of the round.
-  """
+  """Calls all sides in each round, with its number: a drift hits all alike."""
   results = {name: [] for name in sides}
   for run in range(runs):
     for name, measure in sides.items():
@@ -244,10 +245,7 @@ def simulate_devices(num: int, platforms: str = 'cpu') -> None:
 
 
 def load() -> Callable[[], float]:
-  """A function that returns the mean cores in use by others since this call.
-
-  Others are processes, and other virtual machines, as far as is known.
-  """
+  """A function that returns the mean cores in use by others since this call."""
   start = resources.sample()
 
   def others_cores() -> float:

@@ -18,9 +18,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, Any
 
-_COMMAND = (sys.executable, '-m', 'jaxemb.main')
 _STOPPED = 75  # exit code of jaxemb.main: saved, because a signal asked for it
 _DRAIN_SECS = 2.0  # a child that outlives its process may hold its output open
 # Whoever closes the terminal wants to find the run saved.
@@ -36,7 +35,7 @@ def run(
   arguments: Sequence[str],
   num_processes: int,
   devices: int = 0,
-  command: Sequence[str] = _COMMAND,
+  command: Sequence[str] = (sys.executable, '-m', 'jaxemb.main'),
   grace_secs: float = 10.0,
 ) -> int:
   """Runs processes of `command`, in the main thread, until the last has ended.
@@ -60,16 +59,12 @@ def run(
     for number in _SIGNALS
     if signal.getsignal(number) != signal.SIG_IGN  # nohup
   }
+  job = f'--coordinator={coordinator}', f'--num_processes={num_processes}'
   processes = []
   try:
     for i in range(num_processes):
-      job = (
-        f'--coordinator={coordinator}',
-        f'--num_processes={num_processes}',
-        f'--process_id={i}',
-      )
-      full = [*command, *arguments, *job]
-      processes.append(_Process(i, full, environment, events))
+      full = [*command, *arguments, *job, f'--process_id={i}']
+      processes.append(_Process(i, events, args=full, env=environment))
     return _wait(processes, events, grace_secs)
   finally:
     for process in processes:
@@ -81,26 +76,17 @@ def run(
 class _Process(subprocess.Popen):
   """A process whose output is copied line by line, and whose end is told."""
 
-  def __init__(
-    self,
-    index: int,
-    command: Sequence[str],
-    environment: dict[str, str],
-    events: queue.SimpleQueue,
-  ):
+  def __init__(self, index: int, events: queue.SimpleQueue, **options: Any):
     super().__init__(
-      command,
-      env=environment,
       stdin=subprocess.DEVNULL,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
       # Ctrl-C in a terminal reaches a whole group: they would get it twice.
       process_group=0,
+      **options,
     )
-    self._copying = [
-      _start(_copy, self.stdout, sys.stdout, index),
-      _start(_copy, self.stderr, sys.stderr, index),
-    ]
+    pairs = (self.stdout, sys.stdout), (self.stderr, sys.stderr)
+    self._copying = [_start(_copy, *pair, index) for pair in pairs]
     _start(lambda: events.put((index, self.wait())))
 
   def drain(self) -> None:

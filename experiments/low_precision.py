@@ -5,9 +5,8 @@
 Quality: one run of `python -m jaxemb.main` per case and seed, with its loss
 curve; runs that the output file has already are not made again. Speed: steps of
 one device on tables of --rows x --dim for a vocabulary by Zipf's law, all cases
-in turn; CPU time of the process is disturbed less by other programs than
-wall-clock time. The cost of random bits is the difference from the same step
-with a constant in their place.
+in turn, in CPU time, which other programs disturb less, and in wall-clock time.
+The cost of random bits is beyond the same step with a constant in their place.
 
 The paper (Zhang, Yang and Yuen 2018, the abstract) trains click models with
 tables of float16: half the memory and up to 1.2 times the speed, at the quality
@@ -35,7 +34,6 @@ CASES = ('float32',) + tuple(
   for dtype in ('bfloat16', 'float16', 'int8')
   for rounding in ('stochastic', 'nearest')
 )
-_STAGES = ('quality', 'speed')
 # In the plot: points, line and opacity by rounding.
 _STYLES = {'stochastic': ('o', '-', 1), 'nearest': ('x', '--', 0.4)}
 # Loss of quality that is accepted.
@@ -185,9 +183,7 @@ def speed_table(found: dict[str, dict[str, float]]) -> str:
       row.append('{:.1%} ({:.1%})'.format(*shares))
     rows.append(row)
   head = ('step of one device', 'CPU us', 'speed', 'wall us', 'speed', 'bits')
-  return experiment.table(head, rows) + (
-    '\npublished: 2 x less memory, up to 1.2 x the speed; generator +30% speed'
-  )
+  return experiment.table(head, rows)
 
 
 def _plot(found: dict[str, dict[str, dict]], path: pathlib.Path) -> None:
@@ -219,8 +215,8 @@ def main() -> None:
   experiment.add_run_flags(parser)
   add = parser.add_argument
   add('--seeds', type=experiment.count, default=1)
-  add('--cases', type=experiment.choices('case', CASES), default=[*CASES])
-  add('--stages', type=experiment.choices('stage', _STAGES), default=_STAGES)
+  experiment.add_names(parser, '--cases', CASES)
+  experiment.add_names(parser, '--stages', ('quality', 'speed'))
   add('--rows', type=int, default=1_000_000)
   add('--dim', type=int, default=300)
   add('--batch_words', type=int, default=256)

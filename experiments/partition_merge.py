@@ -343,15 +343,12 @@ def main() -> None:
   parser = experiment.parser(__doc__)
   experiment.add_run_flags(parser, restrict_vocab=30_000)
   add, numbers = parser.add_argument, experiment.numbers
-  methods, merges = partition_sampling.METHODS, partition_runs.MERGES
-  divisions = experiment.choices('division', methods)
-  names = experiment.choices('merge', merges, ':')
   add('--analogies', default='', help='analogy files, separated by commas')
   add('--work', type=pathlib.Path, help='folder for what is trained')
-  add('--stages', type=experiment.choices('stage', STAGES), default=[*STAGES])
-  add('--divide', type=divisions, default=[*methods[::-1]])
+  experiment.add_names(parser, '--stages', STAGES)
+  experiment.add_names(parser, '--divide', partition_sampling.METHODS[::-1])
+  experiment.add_names(parser, '--merges', partition_runs.MERGES, ':')
   add('--numbers', type=numbers, default=[10, 5, 3], help='of sub-models')
-  add('--merges', type=names, default=[*merges], help='separated by colons')
   add('--seeds', type=numbers, default=[1, 2, 3])
   add('--taken', type=numbers, default=[1, 2, 4, 6, 8, 10], help='in numbers')
   add('--removed', type=numbers, default=[0.1, 0.5], help='fractions')

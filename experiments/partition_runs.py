@@ -23,7 +23,7 @@ from jaxemb import embeddings
 from jaxemb.evaluation import benchmarks, words
 from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts, senses
-from jaxemb.storage import word2vec_format
+from jaxemb.storage import atomic, word2vec_format
 
 # Flags that runs and scores depend on.
 FLAGS = (
@@ -174,10 +174,9 @@ class Runs:
     path = self.folder / 'scores' / f'{name}.json'
     if not path.exists():
       experiment.progress('scoring', name)
-      path.parent.mkdir(parents=True, exist_ok=True)
-      temporary = path.with_suffix('.tmp')
-      temporary.write_text(json.dumps(make()))
-      temporary.rename(path)
+      found = json.dumps(make()).encode()
+      with atomic.write(path) as file:
+        file.write(found)
     return json.loads(path.read_text())
 
   def merged(

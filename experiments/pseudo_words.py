@@ -7,14 +7,12 @@ Pairs of unrelated words of similar frequency are merged in the text, so that
 the sense of every occurrence is known (Gale, Church and Yarowsky 1992; Schuetze
 1992). The config `mixture` is trained on that text, with several senses for the
 merged words. The exported model then assigns occurrences to senses by their
-context, and each learned sense stands for the word that most of its occurrences
-are:
+context. Half of them say which word a sense stands for; of the other half,
 
   purity = occurrences whose word is that of their sense / all
 
-Half of the occurrences say which word a sense stands for, the other half is
-counted, so that chance is the fraction of the more frequent word. Words are
-unrelated if they share sentences no more often than by chance.
+so that chance is the fraction of the more frequent word. Words are unrelated if
+they share sentences no more often than by chance.
 """
 
 import argparse

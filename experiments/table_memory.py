@@ -54,15 +54,12 @@ def main() -> None:
   add('--dim', type=int, default=128)
   add('--devices', type=int, default=8)
   add('--optimizer', default='adagrad')
-  layouts = experiment.choices('layout', LAYOUTS)
-  add('--layouts', type=layouts, default=[*LAYOUTS])
+  experiment.add_names(parser, '--layouts', LAYOUTS)
   args = parser.parse_args()
   experiment.simulate_devices(args.devices)
   results = experiment.Results('table-memory', args)
-  results.found = [
-    measure(layout, args.rows, args.dim, args.optimizer)
-    for layout in args.layouts
-  ]
+  sizes = args.rows, args.dim, args.optimizer
+  results.found = [measure(layout, *sizes) for layout in args.layouts]
   names = ('tables', 'with a batch', 'temporary', 'tables x even split')
   rows = [
     (x['layout'], *(x[key] / 1e9 for key in _SHOWN), x['ratio_to_even_split'])

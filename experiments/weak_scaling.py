@@ -53,8 +53,7 @@ def main() -> None:
   parser.add_argument('--dispatches', type=int, default=2)
   parser.add_argument('--secs', type=float, default=3.0)
   parser.add_argument('--runs', type=experiment.count, default=3)
-  cases = experiment.choices('case', CASES)
-  parser.add_argument('--cases', type=cases, default=[*CASES])
+  experiment.add_names(parser, '--cases', CASES)
   args = parser.parse_args()
   experiment.simulate_devices(2, platforms='')
 

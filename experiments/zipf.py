@@ -135,9 +135,9 @@ def state_bytes(job: Job) -> int:
 def obstacle(job: Job) -> str:
   """Why the tables do not fit the memory, or ''."""
   stats = job.mesh.devices.flat[0].memory_stats() or {}
+  # Without a limit the devices share the host's memory.
   available_bytes = job.mesh.size * stats.get('bytes_limit', 0)
-  if not available_bytes:  # the devices share the host's memory
-    available_bytes = psutil.virtual_memory().available
+  available_bytes = available_bytes or psutil.virtual_memory().available
   # The random numbers of a table while it is made (measured: three times its
   # size); a gigabyte of batches, programs and libraries.
   random_bytes = 3 * 4 * len(job.counts) * job.config.model.dim

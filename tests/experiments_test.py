@@ -91,7 +91,7 @@ def test_help(name, run, capsys):
     ('planted_senses', '--seeds=0', '0 must be at least 1'),
     ('planted_senses', '--nope', 'unknown argument --nope'),
     ('low_precision', '--text=nope', 'nope does not exist'),
-    ('low_precision', '--cases=nope', "there is no case 'nope'"),
+    ('low_precision', '--cases=nope', "argument --cases: there is no 'nope'"),
     ('low_precision', '--cases=int8 nearest', '--cases needs float32'),
   ],
 )
