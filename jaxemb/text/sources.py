@@ -332,7 +332,7 @@ def _cut_stream(blocks: Iterable[bytes], piece_bytes: int) -> Iterator[Piece]:
   for block in blocks:
     data += block
     while len(data) > piece_bytes:
-      text = bytes(data[: _cut(data, piece_bytes)])
+      text = bytes(memoryview(data)[: _cut(data, piece_bytes)])
       yield Piece(text, text.endswith(b'\n'), next(numbers))
       del data[: len(text)]
   if data:
