@@ -264,7 +264,7 @@ class _Encoder:
     s, files = self.settings, self.files
     counts_sha256 = ''
     if s.counts:  # refused before the text is read
-      counts_path = pathlib.Path(s.counts).expanduser()
+      counts_path = pathlib.Path(os.path.expanduser(s.counts))
       words = vocab.read_counts(counts_path)
       counts_sha256 = sources.file_sha256(counts_path)
     reports = [wiki.ReadReport() for _ in files]
@@ -568,7 +568,8 @@ def _reuse(
     OSError,
     EOFError,
     ValueError,
-    KeyError,
+    LookupError,
+    TypeError,
     zipfile.BadZipFile,
     errors.UserError,
   ):
@@ -577,7 +578,7 @@ def _reuse(
     counts = settings.counts
     if all(map(is_same, files, known['files'])) and (
       not counts
-      or sources.file_sha256(pathlib.Path(counts).expanduser())
+      or sources.file_sha256(pathlib.Path(os.path.expanduser(counts)))
       == known['counts_sha256']
     ):
       return encoded
@@ -588,8 +589,10 @@ def _open(folder: pathlib.Path) -> Encoded:
   """Opens a corpus folder; raises various errors if it is damaged."""
   manifest = json.loads((folder / 'manifest.json').read_text())
   words = vocab.Vocabulary(*word2vec_format.read_vocab(folder / 'vocab.txt'))
-  ids = np.asarray(np.memmap(folder / 'ids.bin', '<i4', 'r'))
   blocks = Blocks(**np.load(folder / 'blocks.npz'))
+  path, ids = folder / 'ids.bin', np.zeros(0, np.int32)
+  if path.stat().st_size:  # a process may have no text: nothing to map
+    ids = np.asarray(np.memmap(path, '<i4', 'r'))
   sizes = len(words.words), len(ids)
   if sizes != (manifest['num_vocab_words'], blocks.starts[-1]):
     raise ValueError('vocabulary or ids have changed')

@@ -354,6 +354,7 @@ def test_given_counts_choose_the_vocabulary(tmp_path, monkeypatch):
   counts.unlink()
   _forbid_reading(monkeypatch)  # refused before the text is read
   assert str(counts) in _fails(encoded)
+  assert 'cannot read ~no-such-user/a' in _fails(encoded, '~no-such-user/a')
 
 
 def test_failures_leave_earlier_results_alone_and_nothing_behind(tmp_path):
@@ -590,6 +591,17 @@ def test_processes_have_what_one_has(texts, tmp_path, layout):
       assert item._replace(batch=None) == truth._replace(batch=None)
       for x, y in zip(item.batch, truth.batch, strict=True):
         np.testing.assert_array_equal(x, y[list(mine)])
+
+
+def test_a_process_may_have_no_text(tmp_path):
+  (tmp_path / 'a.txt').write_text('a b a b')
+
+  def run(*readers):
+    return _encode(tmp_path / 'a.txt', tmp_path / 'cache', *readers)
+
+  (first, second), _ = _together('two', run)
+  assert (len(first.ids), len(second.ids)) == (5, 0)
+  assert first.manifest['fingerprint'] == second.manifest['fingerprint']
 
 
 def test_all_processes_use_the_cache_or_none(texts, tmp_path, monkeypatch):
