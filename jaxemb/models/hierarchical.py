@@ -26,6 +26,8 @@ class Hierarchical(skipgram.WindowModel):
   tree: targets.Tree
   averages: bool  # CBOW: the mean of a center's contexts predicts it
 
+  contexts_table = ''  # outputs are of nodes, not of words
+
   @property
   def untrained_loss(self) -> float:
     """Of a pair, or of a center."""

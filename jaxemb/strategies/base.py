@@ -181,8 +181,8 @@ def training_step(
   for name, table in trainable.tables.items():
     found = table.lookup(tables[name], ids[name])
     rows[name], tables[name] = found.rows, found.state
-    for metric, value in found.metrics.items():
-      sums[metric] += value
+    for metric in table.metrics:
+      sums[metric] += found.metrics[metric]
   # XLA must not fuse a gather past the scatter that follows: it would copy the
   # whole table to keep the old rows.
   rows = jax.lax.optimization_barrier(rows)
@@ -216,8 +216,8 @@ def training_step(
   if jax.tree.leaves(state.params):
     axes = context.devices.axes
     state = _dense_step(model, state, param_grads, aux.examples, axes)
-  for name, total in aux.metrics.items():
-    sums[name] += measured * total
+  for name in model.metrics:
+    sums[name] += measured * aux.metrics[name]
   first = metrics.first_bad_step
   is_bad = ~jnp.isfinite(value) & (first < 0)
   return state, StepMetrics(
