@@ -71,9 +71,8 @@ class Rows:
 
   # [vocab + 1] int32; senses of word i are rows starts[i]..starts[i + 1]
   starts: Any
-  priors: (
-    Any  # [vocab + 1] int32, row of its priors; `num_ambiguous` = has none
-  )
+  # [vocab + 1] int32, row of its priors; `num_ambiguous` = has none
+  priors: Any
   num_senses: int  # K, of ambiguous words
   num: int  # rows of the vector table
   num_ambiguous: int  # rows of the table of priors
