@@ -6,6 +6,7 @@ import json
 import operator
 import pathlib
 import re
+import statistics
 import sys
 
 import jax
@@ -480,10 +481,11 @@ def test_planted_senses(run):
   found, shown = run(
     'planted_senses', '--seeds=1', '--sentences=4', '--config.model.dim=16',
     '--config.data.path=toywiki:200000', '--config.senses.number=2',
-    '--config.train.epochs=12',
+    '--config.train.epochs=1',
   )  # fmt: skip
+  # Too short to learn: models of senses are tested to do so in contracts_test.
   assert len(found['1']['words']) == 40
-  assert found['1']['right'] > 0.5  # chance
+  assert found['1']['right'] == statistics.mean(found['1']['words'].values())
   assert f'{found["1"]["right"]:.3f} right' in shown
 
 
