@@ -55,8 +55,6 @@ _MAY_CHANGE = (
   'data.path', 'senses.query_window', 'strategy.part', 'strategy.merge',
   'mesh.', 'train.checkpoint_every_secs', 'train.log_every_secs', 'eval.',
 )  # fmt: skip
-
-
 _MANY, _INF = 2**31 - 2, math.inf
 
 

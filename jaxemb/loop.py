@@ -135,15 +135,14 @@ def schedule(
 
   `stream` tells models that share a seed apart.
   """
-  o, progress = (
-    config.optimizer,
-    (item.done_before / total, item.done_after / total),
-  )
+  o = config.optimizer
   first, last = o.learning_rate, o.final_learning_rate
+  progress = item.done_before / total, item.done_after / total
+  rates = [first + (last - first) * x for x in progress]
   # NumPy's: a JAX operation would wait for the running dispatch.
   key = np.random.SeedSequence((config.seed, _DISPATCHES, item.index, *stream))
   return strategy_base.Schedule(
-    *(np.float32(first + (last - first) * x) for x in progress),
+    *map(np.float32, rates),
     key.generate_state(2, np.uint32),
     *map(np.float32, progress),
   )

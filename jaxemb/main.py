@@ -10,7 +10,8 @@ reach, and --coordinator=HOST:PORT --num_processes=N --process_id=I, or with
 --distributed under SLURM, MPI, Kubernetes or Cloud TPU.
 
 Exit codes: 0 done; 2 unusable input, explained in one line; 75 stopped by
-SIGTERM after saving (start again to resume); anything else is a bug.
+SIGTERM or Ctrl-C after saving (start again to resume); 130 by a second Ctrl-C,
+without saving; anything else is a bug.
 
 Settings and their defaults, given as --config.SETTING=VALUE:
 """
@@ -167,12 +168,13 @@ def load(
   try:
     get_config = runpy.run_path(str(path))['get_config']
     config = get_config(variant) if variant else get_config()
+    config.update_from_flattened_dict(values)  # references follow
+    return config_lib.check(config)
   except errors.UserError:
     raise
   except Exception as error:
     why = errors.one_line(error)
     raise errors.UserError(f'cannot read the config {file}: {why}') from error
-  return config_lib.check(config, values)
 
 
 if __name__ == '__main__':

@@ -154,7 +154,7 @@ class Writer:
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
   """Returns the records of a `metrics.jsonl`, without half-written lines."""
   records = []
-  text = path.read_text(encoding='utf-8') if path.exists() else ''
+  text = path.read_text('utf-8', 'replace') if path.exists() else ''
   for line in text.splitlines():
     with contextlib.suppress(ValueError):
       record = json.loads(line)

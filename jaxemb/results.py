@@ -134,10 +134,8 @@ def write(
     return report.write_json(workdir, values | dict(more))
   dropped = write_export(workdir / 'export', export)
   metrics.LOG.info('vectors in %s', workdir / 'export')
-  evaluation, categories = (
-    _evaluate(parts, export),
-    collections.defaultdict(list),
-  )
+  evaluation = _evaluate(parts, export)
+  categories = collections.defaultdict(list)
   for benchmark in benchmarks.find(parts.eval_paths)[0] if evaluation else ():
     if benchmark.kind == 'categorization':
       items = zip(benchmark.words, benchmark.labels, strict=True)

@@ -159,11 +159,11 @@ def _train(
       ),
       total,
       meter,
-      lambda item: loop.schedule(config, item, total),
-      meter.count,
-      lambda *args: loop.save(checkpoints, totals, fingerprints, *args),
-      config.train.checkpoint_every_secs,
-      [results.Evaluation(workdir, parts)],
+      schedule=lambda item: loop.schedule(config, item, total),
+      count=meter.count,
+      save=lambda *args: loop.save(checkpoints, totals, fingerprints, *args),
+      save_every_secs=config.train.checkpoint_every_secs,
+      hooks=[results.Evaluation(workdir, parts)],
     )
     if not loop.run(task, session):
       step = checkpoints.wait()

@@ -86,6 +86,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, command, flags, words):
     ('def get_config(: pass', 'invalid syntax'),
     ('import no_such_module', "No module named 'no_such_module'"),
     ('x = 1', 'get_config'),
+    ('def get_config(): pass', 'cannot read the config'),
     ('config.model.dmi = 3', 'no setting config.model.dmi'),
     ('config.model.dim = "x"', 'cannot read the config'),
     ('del config.model.dim', 'config.model.dim is missing'),

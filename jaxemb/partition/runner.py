@@ -184,7 +184,7 @@ class _Runner:
         if path.exists():
           values = json.loads(path.read_text())
           done.append(values | {'totals': metrics.Totals(**values['totals'])})
-      except (ValueError, TypeError) as error:
+      except (ValueError, TypeError, KeyError) as error:
         raise errors.UserError(
           f'{path} is damaged ({error}); remove its folder to train it again'
         ) from error
@@ -260,10 +260,10 @@ class _Runner:
       ),
       total,
       self.meter,
-      self._schedule,
-      self._count,
-      self._save,
-      self.config.train.checkpoint_every_secs,
+      schedule=self._schedule,
+      count=self._count,
+      save=self._save,
+      save_every_secs=self.config.train.checkpoint_every_secs,
       program=self.program,
     )
     compile_secs = totals.compile_secs
