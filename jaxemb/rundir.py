@@ -81,8 +81,8 @@ def check(
     )
   path = workdir / _TEXT
   with using(workdir):
-    begun_with = path.read_text().strip() if path.exists() else ''
-  if fingerprint and begun_with not in ('', fingerprint):
+    begun_with = path.read_bytes().strip() if path.exists() else b''
+  if fingerprint and begun_with not in (b'', fingerprint.encode()):
     raise errors.UserError(
       f'the text is not the one that {workdir} began with: it has changed, or '
       'is cut into other files or compressed otherwise; give another --workdir'
