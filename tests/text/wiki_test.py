@@ -125,6 +125,8 @@ def test_memory_stays_bounded(monkeypatch):
   pages, report = _read(_dump(page, _page('B', 'b')), [100])
   assert [page.text for page in pages] == [texts[-1], 'b']
   assert report == wiki.ReadReport()
+  _, report = _read(_dump(page)[:-100], [100])
+  assert report.lost_bytes < 2000  # of 20 kB: old revisions are not held
   logs = _dump('<logitem>x</logitem>' * 100)
   assert _read(logs, [100]) == ([], wiki.ReadReport())
 
