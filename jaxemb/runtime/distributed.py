@@ -67,7 +67,8 @@ def join(job: Job) -> None:
     index, num = job.process_id, job.num_processes
     if not 0 <= index < num:
       raise errors.UserError(
-        f'--process_id={index} must be 0..{num - 1} with --num_processes={num}'
+        f'--process_id={index} must be less than --num_processes={num}, and 0 '
+        'or more'
       )
     host, _, port = job.coordinator.rpartition(':')
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -96,9 +97,9 @@ def join(job: Job) -> None:
     )
   except (RuntimeError, ValueError) as error:
     raise errors.UserError(
-      f'cannot join the other processes at {job.coordinator or "a job"} within '
-      f'{WAIT_SECS} s: {errors.one_line(error)}; start all of them, with the '
-      'same --coordinator and --num_processes and different --process_id'
+      f'cannot join the processes of {job.coordinator or "the detected job"} '
+      f'within {WAIT_SECS} s: {errors.one_line(error)}; start all of them, with '
+      'the same --coordinator and --num_processes and different --process_id'
     ) from error
 
 
