@@ -127,7 +127,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
       form = {'action': argparse.BooleanOptionalAction}
     text = f'{text} (default: {default})'
     text = f'alir: {text}' if name in merging.ALIR_ONLY else text
-    spellings = {f'--{name}': 0, f'--{name.replace("_", "-")}': 0}
+    spellings = dict.fromkeys((f'--{name}', f'--{name.replace("_", "-")}'))
     add(*spellings, default=default, help=text, **form)
   return parser.parse_args(argv)
 

@@ -242,13 +242,13 @@ _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
 def format_table(results: dict[str, dict]) -> str:
   """Lines of text for the results of `evaluate`, by benchmark and section."""
   first = next(iter(results.values()))
-  title = (
+  limits = (
     f'vocabulary limit {first["restrict_vocab"]:,}: {first["vocab"]:,} words '
     'searched, compared in upper case'
   )
   if not any(result['found'] for result in results.values()):
-    return f'{title}; they have no item of {", ".join(results)}'
-  lines = [title]
+    return f'{limits}; they have no item of {", ".join(results)}'
+  lines = [limits]
   for kind, (title, second_title, second) in _KINDS.items():
     chosen = {n: r for n, r in results.items() if r['kind'] == kind}
     if chosen:

@@ -98,7 +98,7 @@ def join(job: Job) -> None:
   except (RuntimeError, ValueError) as error:
     raise errors.UserError(
       f'cannot join the processes of {job.coordinator or "the detected job"} '
-      f'within {WAIT_SECS} s: {errors.one_line(error)}; start all of them, with '
+      f'within {WAIT_SECS} s: {errors.one_line(error)}; start all, with '
       'the same --coordinator and --num_processes and different --process_id'
     ) from error
 
