@@ -27,12 +27,12 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import io
 import itertools
 import json
 import multiprocessing
 import os
 import pathlib
-import pickle
 import platform
 import shutil
 import signal
@@ -133,7 +133,7 @@ def encode(
   """
   files = sources.find(path)
   sizes_bytes = {str(source.path): source.size_bytes for source in files}
-  everyone = [*gather(readers, (sizes_bytes, {*readers.local_parts}))]
+  everyone = _gather(readers, [sizes_bytes, [*readers.local_parts]])
   check_same_files(readers.process, [sizes for sizes, _ in everyone])
   # What a lower process reads as well, it counts.
   lower = set().union(*(parts for _, parts in everyone[: readers.process]))
@@ -146,7 +146,7 @@ def encode(
   folder = cache / 'corpora' / name
   encoded = _reuse(folder, files, settings)
   # All or none: the processes choose a vocabulary together.
-  if all(gather(readers, encoded is not None)):
+  if all(_gather(readers, encoded is not None)):
     return encoded
   temporary = folder.with_name(f'{name}.tmp-{platform.node()}-{os.getpid()}')
   shutil.rmtree(temporary, ignore_errors=True)
@@ -197,9 +197,19 @@ def check_same_files(process: int, sizes_bytes: list[dict[str, int]]) -> None:
       )
 
 
-def gather(readers: base.Readers, value: Any) -> Iterator[Any]:
-  """The value of every process."""
-  return map(pickle.loads, readers.gather(pickle.dumps(value)))
+def _gather(readers: base.Readers, value: Any) -> list[Any]:
+  """What JSON makes of the value of every process."""
+  return list(map(json.loads, readers.gather(json.dumps(value).encode())))
+
+
+def gather_arrays(
+  readers: base.Readers, *arrays: np.ndarray
+) -> Iterator[list[np.ndarray]]:
+  """The arrays of every process."""
+  message = io.BytesIO()
+  np.savez(message, *arrays)
+  for data in readers.gather(message.getvalue()):
+    yield [*np.load(io.BytesIO(data)).values()]
 
 
 def num_threads() -> int:
@@ -294,11 +304,13 @@ class _Encoder:
           other_namespace_pages=report.other_namespace_pages,
         )
         problems += report.problems
-    everyone = gather(self.readers, (mapped, lost, problems))
+    everyone = _gather(self.readers, [[*mapped.items()], lost, problems])
     all_mapped, all_lost, all_problems = zip(*everyone, strict=True)
     # Several processes may read the same piece or meet the same damage.
-    read = {**collections.ChainMap(*all_mapped)}
-    totals = sum((*read.values(), *all_lost), collections.Counter())
+    read = {tuple(key): x for key, x in itertools.chain(*all_mapped)}
+    totals = collections.Counter()
+    for counted in (*read.values(), *all_lost):
+      totals.update(counted)
     num_words = totals['num_words']
     if not num_words:
       raise errors.UserError(
@@ -412,7 +424,7 @@ class _Encoder:
     """
     min_count, max_vocab = self.settings.min_count, self.settings.max_vocab
     my_words = sum(piece.num_different for piece in pieces)
-    most_words = sum(gather(self.readers, my_words))
+    most_words = sum(_gather(self.readers, my_words))
     num_tables = max(1, -(-most_words // MAX_HELD_WORDS))
     chosen = tokenize.empty()
     num_different = most = 0
@@ -420,7 +432,8 @@ class _Encoder:
       limits = [(j << tokenize.HASH_BITS) // num_tables for j in (i, i + 1)]
       table = _sum(piece.words(*limits) for piece in pieces)
       if self.readers.num_processes > 1:
-        table = _sum(gather(self.readers, table.words()))
+        everyone = gather_arrays(self.readers, *table.words())
+        table = _sum(itertools.starmap(tokenize.Words, everyone))
       words = table.words()
       num_different += len(words.counts)
       most = max(most, int(words.counts.max(initial=0)))

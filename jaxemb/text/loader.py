@@ -11,7 +11,6 @@ Every choice is a hash of (seed, epoch, position in the corpus), so a batch is a
 pure function of (seed, epoch, next block), which is the reader's whole state.
 """
 
-import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -219,9 +218,12 @@ class TextSource:
       for part in (range(self.num_parts) if is_alone else readers.local_parts)
     }
     # For all parts, how many words each of their blocks has.
-    words = {i: corpus.blocks.words[x] for i, x in self.local_blocks.items()}
-    everyone = collections.ChainMap(*encode.gather(readers, words))
-    self.block_words = [everyone[part] for part in range(self.num_parts)]
+    mine = [corpus.blocks.words[x] for x in self.local_blocks.values()]
+    mine = np.array([*self.local_blocks]), *mine
+    words = {}
+    for parts, *of_parts in encode.gather_arrays(readers, *mine):
+      words.update(zip(parts, of_parts, strict=True))
+    self.block_words = [words[part] for part in range(self.num_parts)]
     self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs
     self.keys, self.counts = corpus.vocabulary
     self.frequencies = center_probabilities(self.counts, spec.sample)
