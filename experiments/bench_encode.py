@@ -39,7 +39,7 @@ def main() -> None:
   results.found = found = {
     'text_bytes': corpus.manifest['text_bytes'],
     'words': corpus.num_words,
-    'vocab_words': len(corpus.vocabulary.words),
+    'vocab_words': len(corpus.words),
     'megabytes_per_sec': rates[1:],
     'peak_rss_bytes': resources.peak_rss_bytes(),
     'dropped': corpus.manifest['dropped'],

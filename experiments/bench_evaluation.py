@@ -12,7 +12,7 @@ import time
 import experiment
 import numpy as np
 
-from jaxemb.evaluation import words
+from jaxemb.evaluation import benchmarks, words
 from jaxemb.runtime import resources
 
 
@@ -33,7 +33,8 @@ def main() -> None:
     names[row] = word
   vectors = rng.standard_normal((args.vocab, args.dim), np.float32)
   start = time.perf_counter()
-  (scores,) = words.evaluate(names, vectors, [args.questions]).values()
+  found = benchmarks.find([args.questions])
+  (scores,) = words.evaluate(names, vectors, found).values()
   results = experiment.Results('evaluation', args)
   results.found = {
     'secs': time.perf_counter() - start,

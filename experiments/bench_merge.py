@@ -25,6 +25,7 @@ from jaxemb.evaluation import geometry
 from jaxemb.storage import word2vec_format
 
 _BLOCK_ROWS = 50_000
+_MISSING = 0.1  # fraction of the union that a part lacks
 
 
 def _truth(first: int, stop: int, dim: int) -> np.ndarray:
@@ -36,7 +37,7 @@ def _truth(first: int, stop: int, dim: int) -> np.ndarray:
 
 def _make(folder: pathlib.Path, part: int, args: argparse.Namespace) -> None:
   """Writes one part."""
-  num_union = round(args.words / (1 - args.missing))
+  num_union = round(args.words / (1 - _MISSING))
   rng = np.random.default_rng([11, part])
   has = np.zeros(num_union, bool)
   has[rng.choice(num_union, args.words, replace=False)] = True
@@ -121,18 +122,16 @@ def main() -> None:
   add('--parts', type=int, default=10)
   add('--words', type=int, default=1_000_000, help='of each part')
   add('--dim', type=int, default=300)
-  add('--missing', type=float, default=0.1, help='fraction of the union')
   add('--noise', type=float, default=0.5, help='relative to the vectors')
   add('--format', choices=('npy', 'bin'), default='npy')
   add('--method', choices=('alir', 'pca', 'concat'), default='alir')
-  add('--folder', help='for the parts, deleted afterwards; default: temporary')
   add('--quick', action='store_true', help='tiny, for tests')
   args = parser.parse_args()
   if args.quick:
     args.parts, args.words, args.dim = 3, 2000, 16
   results = experiment.Results('merge', args, same=())
   results.found = results.found or []
-  with tempfile.TemporaryDirectory(prefix='merge-', dir=args.folder) as folder:
+  with tempfile.TemporaryDirectory() as folder:
     found = measure(pathlib.Path(folder), args)
   results.found.append(found)
   results.finish(

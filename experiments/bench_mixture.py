@@ -16,7 +16,7 @@ from typing import Any
 
 import experiment
 
-from jaxemb.senses import evaluate
+from jaxemb.evaluation import benchmarks
 
 # Words/s of an epoch on twenty cores, from DMWE's page.
 EXPECTED = 156_000
@@ -28,7 +28,8 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def _run(args: argparse.Namespace, model: str, run: int) -> dict[str, Any]:
-  words = {w for x in evaluate.read_scws(args.scws) for w in x.words}
+  (asked,) = benchmarks.find([args.scws])
+  words = {word for pair in asked.words for word in pair}
   with tempfile.TemporaryDirectory() as temporary:
     folder = pathlib.Path(temporary)
     path = folder / 'words.txt'

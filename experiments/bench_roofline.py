@@ -32,9 +32,7 @@ import zipf
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.data import base as data_base
-from jaxemb.models import base as model_base
 from jaxemb.models import skipgram
-from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.text import encode
 
 _SIZES = ('dim', 'window', 'negatives', 'chunk', 'shared_negatives')
@@ -49,7 +47,7 @@ _QUICK = (
 )
 
 
-def needs(spec: model_base.WindowSpec) -> dict[str, float]:
+def needs(spec: skipgram.WindowSpec) -> dict[str, float]:
   """What a center needs."""
   width = spec.chunk + 2 * spec.window + spec.shared_negatives
   rows = 1 + width / spec.chunk
@@ -67,7 +65,7 @@ def _step_ids(job: zipf.Job, corpus: encode.Encoded) -> list[np.ndarray]:
   key = np.array([job.config.seed, 1], np.uint32)
 
   def ids(i):
-    step = job.steps.step(batch, i, data_base.WHOLE, 1.0)
+    step = job.steps.step(batch, i, data_base.Share(0, 0, 1, 0, 1), 1.0)
     return model.ids(step, key)
 
   # The last step is not full.
@@ -109,7 +107,7 @@ def measure(
       **{name: getattr(spec, name) for name in _SIZES},
       'strategy': job.config.strategy.name,
       'devices': job.mesh.size,
-      'device': mesh_lib.name(job.mesh.devices.flat[0]),
+      'device': job.mesh.devices.flat[0].device_kind,
     },
     'per_center': need,
     'ceilings': each,

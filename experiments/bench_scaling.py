@@ -25,7 +25,7 @@ import json
 import pathlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import experiment
@@ -44,47 +44,35 @@ _LABELS = {
 class Point(NamedTuple):
   """What one process measures."""
 
-  vocab: int = 72_000
-  dim: int = 100
-  batch_words: int = 256  # centers per step
+  vocab: int
+  dim: int
+  batch_words: int  # centers per step
   corpus_words: int = 0  # 0 = dispatches alone, else epochs with the loader
   strategy: str = 'replicas'  # on as many devices as training uses, or 'sync'
 
 
-Axes = dict[str, list[Point]]
+# Values along each axis; the first of the others are the base point.
+_FULL = {
+  'vocab': (72_000, 10_000, 100_000, 1_000_000, 10_000_000),
+  'dim': (100, 50, 200, 300, 512, 1024),
+  'batch_words': (256, 1024, 4096, 16384, 65536),
+  'corpus_words': (1_000_000, 3_000_000, 10_000_000, 30_000_000),
+}
+_QUICK = {
+  'vocab': (1000,),
+  'dim': (8, 16),
+  'batch_words': (64, 128),
+  'corpus_words': (50_000,),
+}
 
 
-def _full_plan() -> tuple[Axes, zipf.Effort]:
-  base = Point()
-  axes = {
-    'vocab': [
-      base._replace(vocab=rows, strategy=strategy)
-      for strategy in ('replicas', 'sync')
-      for rows in (base.vocab, 10_000, 100_000, 1_000_000, 10_000_000)
-    ]
-  }
-  for axis, values in (
-    ('dim', (base.dim, 50, 200, 300, 512, 1024)),
-    ('batch_words', (base.batch_words, 1024, 4096, 16384, 65536)),
-    ('corpus_words', (1_000_000, 3_000_000, 10_000_000, 30_000_000)),
-  ):
-    axes[axis] = [base._replace(**{axis: value}) for value in values]
-  return axes, zipf.Effort(4_000_000, 5, 2.0)
-
-
-def _quick_plan() -> tuple[Axes, zipf.Effort]:
-  base = Point(vocab=1000, dim=8, batch_words=64)
-  axes = {
-    'vocab': [
-      base,
-      base._replace(strategy='sync'),
-      base._replace(vocab=1_000_000, dim=65_536),  # fits no memory
-    ],
-    'dim': [base, base._replace(dim=16)],
-    'batch_words': [base, base._replace(batch_words=128)],
-    'corpus_words': [base._replace(corpus_words=50_000)],
-  }
-  return axes, zipf.Effort(50_000, 2, 0.0)
+def _points(values: Mapping[str, Sequence[int]], axis: str) -> list[Point]:
+  base = Point(*(values[x][0] for x in ('vocab', 'dim', 'batch_words')))
+  return [
+    base._replace(strategy=strategy, **{axis: value})
+    for strategy in ('replicas', 'sync')[: 2 if axis == 'vocab' else 1]
+    for value in values[axis]
+  ]
 
 
 def measure(point: Point, effort: zipf.Effort) -> dict[str, Any]:
@@ -183,17 +171,20 @@ def main() -> None:
   add('--quick', action='store_true', help='tiny, for tests')
   add('--point', type=json.loads, help=argparse.SUPPRESS)
   args = parser.parse_args()
-  axes, effort = _quick_plan() if args.quick else _full_plan()
+  values, effort = _FULL, zipf.Effort(4_000_000, 5, 2.0)
+  if args.quick:
+    values, effort = _QUICK, zipf.Effort(50_000, 2, 0.0)
   if args.point is not None:
     print(json.dumps(measure(Point(**args.point), effort)))
     return
   results = experiment.Results('scaling', args, same=())
   known: dict[Point, dict] = {}
-  for axis in args.axis or axes:
-    for point in axes[axis]:
+  for axis in args.axis or values:
+    points, bases = [], {}
+    for point in _points(values, axis):
       if point not in known:
         known[point] = _least_disturbed(point, args.quick)
-    points, bases = [known[point] | {} for point in axes[axis]], {}
+      points.append(dict(known[point]))
     for p in (p for p in points if 'skipped' not in p):
       base = bases.setdefault(p['strategy'], p)['centers_per_sec']
       p['time_ratio'] = base / p['centers_per_sec']

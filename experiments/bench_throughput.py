@@ -172,7 +172,7 @@ def _run(args: argparse.Namespace, folder: pathlib.Path) -> dict:
   settings = encode.Settings('words', True, 5, 1_000_000, '')
   corpus = encode.encode(args.text, settings, folder / 'cache', lambda *_: None)
   tokens, ids = folder / 'tokens', corpus.ids
-  experiment.write_tokens(ids, corpus.vocabulary.words, tokens)
+  experiment.write_tokens(ids, corpus.words, tokens)
   words = corpus.num_words * args.epochs
   warm = folder / 'warm.txt'
   warm.write_text('some words to compile the readers with\n' * 2000)

@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.models import base as model_base
-from jaxemb.ops import chunks
+from jaxemb.models import skipgram
 from jaxemb.runtime import mesh as mesh_lib
 
 _MAX_PRODUCT_SIZE = 8192
@@ -123,13 +122,13 @@ def _products(i, carry, _):
   """A `Body`: a step's scores and both their gradients."""
   rows, _ = carry
   rows = [x.at[0, 0, 0].set(1e-6 * i.astype(jnp.float32)) for x in rows]
-  scores, gradients = jax.vjp(chunks.scores, *rows)
+  scores, gradients = jax.vjp(skipgram.WHOLE_ROWS.dot, *rows)
   return rows, list(gradients(scores))
 
 
 def measure(
   mesh: jax.sharding.Mesh,
-  spec: model_base.WindowSpec,
+  spec: skipgram.WindowSpec,
   ids: list[np.ndarray],
   effort: Effort,
 ) -> dict[str, float]:

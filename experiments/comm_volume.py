@@ -31,7 +31,7 @@ import numpy as np
 import zipf
 
 from jaxemb.runtime import hlo
-from jaxemb.tables import replicated, row_sharded
+from jaxemb.tables import row_sharded
 
 _FLOAT_BYTES = 4
 # Only the text is needed: LLVM, which comes after it, may be quick.
@@ -48,10 +48,6 @@ class Point(NamedTuple):
   data: int  # devices along the axes of the mesh
   table: int
   dim: int
-
-
-# How often an optimizer reads a number of each row of a step.
-_NUMBERS_READ = {'sgd': 1, 'adagrad': 1, 'adam': 4}
 
 
 def _full_plan() -> list[Point]:
@@ -73,14 +69,12 @@ _QUICK_PLAN = [
 ]
 
 
-def make(
-  point: Point, vocab: int, batch_words: int, optimizer: str = 'sgd'
-) -> zipf.Job:
+def make(point: Point, vocab: int, batch_words: int) -> zipf.Job:
   """What trains at a point; JAX needs as many devices."""
   return zipf.make(
     {
       'strategy.name': 'sync',
-      'optimizer.name': optimizer,
+      'optimizer.name': 'sgd',
       'table.layout': point.layout,
       'model.dim': point.dim,
       'mesh.data': point.data,
@@ -117,14 +111,11 @@ def traffic(
 
 def _vocabulary_lengths(job: zipf.Job) -> set[int]:
   """Lengths of an axis that has all rows or a device's share of them."""
-  vocab, num_table = len(job.counts), job.config.mesh.table
   if job.config.table.layout != 'row':
-    # Optimizers may have a row for padding, and fill up what is split.
-    filled = replicated.num_scalars(vocab)
-    return {vocab, vocab + 1, filled, filled // num_table}
-  groups = -(-vocab // row_sharded.NUM_CLASSES)
+    return {len(job.counts)}
+  groups = -(-len(job.counts) // row_sharded.NUM_CLASSES)
   rows = groups * row_sharded.NUM_CLASSES
-  return {vocab, groups, rows, rows // num_table}
+  return {len(job.counts), groups, rows, rows // job.config.mesh.table}
 
 
 def closed_form(job: zipf.Job) -> float:
@@ -137,17 +128,13 @@ def closed_form(job: zipf.Job) -> float:
   d, t = config.mesh.data, config.mesh.table
   width = _width(job)
   lookups = sum(_lookups(job).values()) * d * t  # of all devices
-  # Optimizers that scale by it also need the mean square of a gradient.
-  squares = int(config.optimizer.name != 'sgd')
   if config.table.layout == 'replicated':
     # The ids and gradients of a device's lookups go to all others.
     return _FLOAT_BYTES * (d * t - 1) * lookups / (d * t) * (1 + dim)
   if config.table.layout == 'column':
     columns, own = -(-dim // t), lookups / d
-    summed = job.step_words / d * width + squares * own
-    # One of the devices has what there is one number of per row.
-    summed += _NUMBERS_READ[config.optimizer.name] * lookups
-    gathered = (d - 1) * own * (1 + squares + columns)
+    summed = job.step_words / d * width
+    gathered = (d - 1) * own * (1 + columns)
     return _FLOAT_BYTES * (2 * (t - 1) / t * summed + gathered)
   if d * t == 1:
     return 0.0
@@ -155,7 +142,7 @@ def closed_form(job: zipf.Job) -> float:
   for rows in buffers(job).values():
     # Ids and rows on the way there; ids, lookups, gradients on the way back,
     # which other devices that hold the row need as well.
-    back = 2 + squares + dim
+    back = 2 + dim
     total += (t - 1) * rows * (1 + dim + back) + (d - 1) * t * rows * back
     # All agree on when rounds end, both times.
     total += 2 * 2 * (d * t - 1) / (d * t)

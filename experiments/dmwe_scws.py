@@ -21,6 +21,7 @@ from typing import Any
 import experiment
 
 from jaxemb import config as config_lib
+from jaxemb.evaluation import benchmarks
 from jaxemb.senses import evaluate
 
 MODELS = {
@@ -43,9 +44,9 @@ def _run(
   args = argparse.Namespace(**vars(args))
   if model == 'mixture':
     # Only the listed words have several, whatever the config says.
-    questions = evaluate.read_scws(args.scws)
+    (asked,) = benchmarks.find([args.scws])
     words = folder / 'words.txt'
-    words.write_text('\n'.join(sorted({w for x in questions for w in x.words})))
+    words.write_text('\n'.join(sorted({w for x in asked.words for w in x})))
     settings |= {
       'senses.words': words,
       'senses.number': args.senses,
@@ -95,7 +96,7 @@ def main() -> None:
   add('--seeds', type=experiment.numbers, default=[1, 2, 3])
   add('--senses', type=experiment.count, default=5, help='of each of the words')
   args = experiment.parse(parser)
-  evaluate.read_scws(args.scws)  # an unreadable file is reported at once
+  benchmarks.find([args.scws])  # an unreadable file is reported at once
   args.eval = args.scws
   results = experiment.Results(
     'dmwe-scws', args, (*experiment.RUN_FLAGS, 'scws', 'senses')

@@ -37,6 +37,7 @@ import experiment
 import numpy as np
 import partition_runs
 
+from jaxemb import config
 from jaxemb.evaluation import geometry
 from jaxemb.merging import align, parts
 from jaxemb.text import encode, partition_sampling
@@ -45,6 +46,8 @@ from jaxemb.toywiki import toywiki
 _PAPER = json.loads(
   (pathlib.Path(__file__).parent / 'anand_2019.json').read_text()
 )
+
+
 # Stages.
 
 
@@ -74,7 +77,7 @@ def _divergences(runs: partition_runs.Runs) -> list[dict[str, Any]]:
   settings = encode.Settings('words', True, args.min_count, 1_000_000, '')
   cache = args.work / 'cache'
   corpus = encode.encode(args.text, settings, cache, lambda *_: None)
-  counts = corpus.vocabulary.counts
+  counts = corpus.counts
   whole = counts / counts.sum()
   found = []
   for divide, num in itertools.product(args.divide, (3, 5, 10, 100, 1000)):
@@ -316,10 +319,8 @@ def _plot(found: dict[str, Any], path: pathlib.Path) -> None:
   figure, (panel,) = experiment.start_plot(1, (6.4, 3.2))
   alone = _mean(list(found['single'].values()))
   divisions = sorted({x['divide'] for x in found['cells']})
-  lines = ('alir', 'concat, power .75', 'mean part')
-  for (i, divide), (name, style) in itertools.product(
-    enumerate(divisions), zip(lines, '-:-', strict=True)
-  ):
+  styles = {'alir': '-', 'concat, power .75': ':', 'mean part': '--'}
+  for divide, (name, style) in itertools.product(divisions, styles.items()):
     by_number: dict[int, list[float]] = {}
     for x in found['cells']:
       means = {k: y['mean'] for k, y in x['merges'].items()}
@@ -327,11 +328,12 @@ def _plot(found: dict[str, Any], path: pathlib.Path) -> None:
       if x['divide'] == divide and name in means:
         of_number = by_number.setdefault(x['num_parts'], [])
         of_number.append(means[name] / alone)
-    if by_number:
-      pairs = sorted((k, statistics.mean(x)) for k, x in by_number.items())
+    numbers = sorted(by_number)
+    means = [statistics.mean(by_number[num]) for num in numbers]
+    color = f'C{divisions.index(divide)}'
+    if numbers:
       label = f'{divide}, {name}'
-      xs, ys = zip(*pairs, strict=True)
-      panel.plot(xs, ys, style, color=f'C{i}', label=label)
+      panel.plot(numbers, means, style, color=color, label=label)
   panel.axhline(1, color='#777777', lw=0.8)
   panel.set(xlabel='sub-models', ylabel='mean of benchmarks / single run')
   figure.legend(fontsize=7, frameon=False, loc='outside right center')
@@ -346,7 +348,9 @@ def main() -> None:
   add('--analogies', default='', help='analogy files, separated by commas')
   add('--work', type=pathlib.Path, help='folder for what is trained')
   experiment.add_names(parser, '--stages', STAGES)
-  experiment.add_names(parser, '--divide', partition_sampling.METHODS[::-1])
+  experiment.add_names(
+    parser, '--divide', config.find('strategy.divide').values
+  )
   experiment.add_names(parser, '--merges', partition_runs.MERGES, ':')
   add('--numbers', type=numbers, default=[10, 5, 3], help='of sub-models')
   add('--seeds', type=numbers, default=[1, 2, 3])
@@ -354,8 +358,6 @@ def main() -> None:
   add('--removed', type=numbers, default=[0.1, 0.5], help='fractions')
   add('--dim', type=int, default=100)
   add('--min_count', type=int, default=5)
-  add('--optimizer', default='adagrad')
-  add('--learning_rate', type=float, default=0.2)
   add('--plot', type=pathlib.Path, help='file .svg or .png')
   add('--quick', action='store_true', help='tiny, for tests; needs --work')
   args = experiment.parse(parser)

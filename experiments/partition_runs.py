@@ -26,10 +26,7 @@ from jaxemb.merging import parts, senses
 from jaxemb.storage import atomic, word2vec_format
 
 # Flags that runs and scores depend on.
-FLAGS = (
-  *experiment.RUN_FLAGS, 'analogies', 'dim', 'min_count', 'optimizer',
-  'learning_rate',
-)  # fmt: skip
+FLAGS = (*experiment.RUN_FLAGS, 'analogies', 'dim', 'min_count')
 
 _PUBLISHED = merge_lib.Spec(
   'alir',
@@ -98,8 +95,8 @@ class Runs:
       'data.min_count': args.min_count,
       'eval.paths': 'none',
       'model.dim': args.dim,
-      'optimizer.name': args.optimizer,
-      'optimizer.learning_rate': args.learning_rate,
+      'optimizer.name': 'adagrad',
+      'optimizer.learning_rate': 0.2,
       'seed': cell.seed,
       'strategy.name': 'sync',
       'train.epochs': args.epochs,
@@ -144,7 +141,7 @@ class Runs:
     paths = [*args.eval.split(','), *filter(None, args.analogies.split(','))]
     return {
       each.name: {word.lower() for words in each.words for word in words}
-      for each in benchmarks.find(paths)[0]
+      for each in benchmarks.find(paths)
     }
 
   def evaluate(
@@ -152,10 +149,11 @@ class Runs:
   ) -> dict[str, Any]:
     """By benchmark `score`, `found`, `total` and `recall`; `mean`, `words`."""
     args = self.args
-    found = words.evaluate(vocabulary, vectors, args.eval.split(','), 0)
+    pairs = benchmarks.find(args.eval.split(','))
+    found = words.evaluate(vocabulary, vectors, pairs, 0)
     if args.analogies:
-      paths = args.analogies.split(',')
-      found |= words.evaluate(vocabulary, vectors, paths, args.restrict_vocab)
+      asked = benchmarks.find(args.analogies.split(','))
+      found |= words.evaluate(vocabulary, vectors, asked, args.restrict_vocab)
     known, scores = set(vocabulary), {}
     for name, asked in self.words_asked().items():
       scores[name] = {k: found[name][k] for k in ('score', 'found', 'total')}

@@ -17,6 +17,7 @@ they share sentences no more often than by chance.
 
 import argparse
 import pathlib
+import re
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -32,8 +33,9 @@ from jaxemb.text import encode, tokenize
 from jaxemb.toywiki import toywiki
 
 EXPECTED = 0.90  # purity of 50 pairs, two senses each
-_MIN_LETTERS = 4
 _FREQUENCY_RATIO = 1.25  # of the words of a pair, at most
+# By frequency: frequent words are next to everything, rare ones teach little.
+_RANKS, _QUICK_RANKS = range(300, 5000), range(300, 1500)
 
 
 def _read(
@@ -42,11 +44,12 @@ def _read(
   """Ids of the text, `tokenize.END` after each sentence; and its words."""
   path = args.text
   if not path:
-    path = str(toywiki.write(cache / 'toywiki', 0, args.embedded_words).xml)
+    corpus_words = 200_000 if args.quick else toywiki.DEFAULT_WORDS
+    path = str(toywiki.write(cache / 'toywiki', 0, corpus_words).xml)
   settings = encode.Settings('words', True, 5, 0, '')
   corpus = encode.encode(path, settings, cache, lambda *_: None)
   ids = np.array(corpus.ids[: args.words or None])
-  return ids, corpus.vocabulary.words
+  return ids, corpus.words
 
 
 def choose(
@@ -61,21 +64,16 @@ def choose(
   sentence = np.cumsum(ids == tokenize.END)
   num_sentences = int(sentence[-1]) + 1
   order = np.argsort(-counts, kind='stable')[ranks.start : ranks.stop]
-  free = [
-    i
-    for i in order.tolist()
-    if words[i].isalpha() and len(words[i]) >= _MIN_LETTERS
-  ]
+  free = order.tolist()
+  free = [i for i in free if re.fullmatch(r'[^\W\d_]{4,}', words[i])]
   pairs = {}
   for first in rng.permutation(free).tolist():
     if len(pairs) == num:
       break
     if first not in free:
       continue
-    low, high = (
-      counts[first] / _FREQUENCY_RATIO,
-      counts[first] * _FREQUENCY_RATIO,
-    )
+    low = counts[first] / _FREQUENCY_RATIO
+    high = counts[first] * _FREQUENCY_RATIO
     near = [i for i in free if i != first and low <= counts[i] <= high]
     own = np.unique(sentence[ids == first])
     for second in rng.permutation(near).tolist()[:20]:
@@ -124,7 +122,7 @@ def _run(
   folder: pathlib.Path,
 ) -> dict[str, Any]:
   """Chooses pairs and trains."""
-  ranks = range(args.first_rank, args.last_rank)
+  ranks = _QUICK_RANKS if args.quick else _RANKS
   pairs = choose(ids, words, args.pairs, seed, ranks)
   merged = np.array(words, object)
   for name, pair in pairs.items():
@@ -162,15 +160,10 @@ def main() -> None:
   add('--seeds', type=count, default=3)
   add('--occurrences', type=count, default=400, help='of a merged word')
   add('--window', type=int, default=0, help='0 = config.senses.query_window')
-  # Frequent words are next to everything, rare ones teach little.
-  add('--first_rank', type=int, default=300)
-  add('--last_rank', type=int, default=5000)
-  add('--embedded_words', type=int, default=2_000_000)
   add('--quick', action='store_true', help='a small text, few pairs')
   args = experiment.parse(parser)
   if args.quick:
-    args.embedded_words, args.pairs, args.seeds = 200_000, 8, 1
-    args.last_rank = 1500  # rarer ones are read a few times only
+    args.pairs, args.seeds = 8, 1
     args.override = ['--config.model.dim=16', *args.override]
   results = experiment.Results('pseudo-words', args)
   with tempfile.TemporaryDirectory() as cache:

@@ -30,7 +30,7 @@ def measure(layout: str, rows: int, dim: int, optimizer: str) -> dict:
     rows,
   )  # fmt: skip
   memory = zipf.lower(job).compile().memory_analysis()
-  form = jax.eval_shape(job.strategy.init, jax.random.key(0))
+  form = job.strategy.init.eval_shape(jax.random.key(0))
   whole_bytes = sum(
     math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(form)
   )
@@ -54,12 +54,11 @@ def main() -> None:
   add('--dim', type=int, default=128)
   add('--devices', type=int, default=8)
   add('--optimizer', default='adagrad')
-  experiment.add_names(parser, '--layouts', LAYOUTS)
   args = parser.parse_args()
   experiment.simulate_devices(args.devices)
   results = experiment.Results('table-memory', args)
   sizes = args.rows, args.dim, args.optimizer
-  results.found = [measure(layout, *sizes) for layout in args.layouts]
+  results.found = [measure(layout, *sizes) for layout in LAYOUTS]
   names = ('tables', 'with a batch', 'temporary', 'tables x even split')
   rows = [
     (x['layout'], *(x[key] / 1e9 for key in _SHOWN), x['ratio_to_even_split'])

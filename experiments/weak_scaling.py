@@ -38,7 +38,7 @@ def rate(
     },
     args.vocab,
   )  # fmt: skip
-  effort = zipf.Effort(args.words, args.dispatches, args.secs)
+  effort = zipf.Effort(args.words, 2, args.secs)
   corpus = zipf.corpus(job.counts, args.words)
   return zipf.time_dispatches(job, corpus, effort)['centers_per_sec']
 
@@ -50,7 +50,6 @@ def main() -> None:
   parser.add_argument('--dim', type=int, default=100)
   parser.add_argument('--batch_words', type=int, default=256)
   parser.add_argument('--words', type=int, default=4_000_000)
-  parser.add_argument('--dispatches', type=int, default=2)
   parser.add_argument('--secs', type=float, default=3.0)
   parser.add_argument('--runs', type=experiment.count, default=3)
   experiment.add_names(parser, '--cases', CASES)

@@ -22,10 +22,11 @@ from jaxemb import build
 from jaxemb import config as config_lib
 from jaxemb.data import base as data_base
 from jaxemb.data import windows
+from jaxemb.models import base as model_base
 from jaxemb.ops import sampling
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base as strategy_base
-from jaxemb.text import encode, loader, tokenize, vocab
+from jaxemb.text import encode, loader, tokenize
 
 _CORPUS_WORDS = 10**10  # of which the vocabulary has the counts
 _MEAN_SENTENCE_WORDS = 20
@@ -39,7 +40,7 @@ class Job(NamedTuple):
   config: ml_collections.ConfigDict
   mesh: jax.sharding.Mesh
   trainer: build.Trainer
-  spec: loader.LoaderSpec
+  spec: data_base.SourceSpec
   counts: np.ndarray  # [vocab] int64
 
   @property
@@ -65,7 +66,7 @@ class Job(NamedTuple):
 
   def source(self, corpus: encode.Encoded) -> loader.TextSource:
     """The corpus, read over and over."""
-    return loader.TextSource(corpus, self.spec, self.steps)
+    return loader.TextSource(corpus, self.spec)
 
 
 class Effort(NamedTuple):
@@ -89,14 +90,24 @@ def make(settings: Mapping[str, Any], num_rows: int, **fixed: Any) -> Job:
   weights = 1 / (np.arange(1, num_rows + 1) + 2.7)
   counts = np.rint(weights * (_CORPUS_WORDS / weights.sum())).astype(np.int64)
   counts = np.maximum(1, counts)
-  spec = loader.LoaderSpec(
+  spec = data_base.SourceSpec(
+    '',
     config.seed,
     10**6,  # epochs: until it took long enough
+    tuning.parts,
     tuning.part_words,
     config.model.window,
-    config.data.sample,
+    tuning.chunk,
+    1,
+    config.data.to_dict(),
+    data_base.ALONE._replace(local_parts=range(tuning.parts)),
+    pathlib.Path(),
+    lambda *_: None,
   )
-  trainer = build.trainer(config, tuning, counts, mesh)
+  frequencies = loader.center_probabilities(counts, config.data.sample)
+  corpus = model_base.Corpus((), counts, frequencies)
+  steps = windows.Steps.of(spec)
+  trainer = build.trainer(config, tuning, mesh, corpus, steps)
   return Job(config, mesh, trainer, spec, counts)
 
 
@@ -118,18 +129,18 @@ def corpus(counts: np.ndarray, num_words: int) -> encode.Encoded:
   # Each block is a piece: parts of the corpus are equal.
   return encode.Encoded(
     pathlib.Path(),
-    vocab.Vocabulary(range(len(counts)), counts),  # their names do not matter
+    range(len(counts)),  # words: their names do not matter
+    counts,
     ids,
     encode.Blocks(np.append(starts, len(ids)), sizes, np.arange(len(starts))),
-    num_words,
     {},
   )
 
 
 def state_bytes(job: Job) -> int:
   """Bytes of the tables on one device."""
-  form = jax.eval_shape(job.strategy.init, jax.random.key(0))
-  return mesh_lib.bytes_per_device(form, job.strategy.state_sharding)
+  form = job.strategy.init.eval_shape(jax.random.key(0))
+  return mesh_lib.num_bytes(form) // job.mesh.size
 
 
 def obstacle(job: Job) -> str:
@@ -149,37 +160,26 @@ def obstacle(job: Job) -> str:
 
 
 def lower(job: Job) -> jax.stages.Lowered:
-  """The program of a dispatch, from shapes alone."""
+  """The program of a dispatch, from shapes of state and batch."""
   strategy, spec = job.strategy, job.spec
-  padding = windows.padding(spec.max_steps * spec.part_words, spec.window)
+  shape = job.steps.num_parts, loader.batch_words(spec.part_words)
   batch = jax.tree.map(
-    lambda x: np.broadcast_to(x, (job.steps.num_parts, *x.shape[1:])), padding
+    lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=strategy.batch_sharding
+    ),
+    windows.pack(np.zeros(shape, np.int32), spec.window, spec.part_words),
   )
-
-  def form(tree, sharding):
-    return jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
-    )
-
+  state = strategy.init.eval_shape(jax.random.key(0))
   return strategy.step.lower(
-    _init(job).eval_shape(jax.random.key(0)),
-    form(strategy.constants(), strategy.constants_sharding),
-    form(batch, strategy.batch_sharding),
-    schedule(job, 0),
+    state, strategy.constants(), batch, schedule(job, 0)
   )
-
-
-def _init(job: Job) -> Any:
-  sharding = job.strategy.state_sharding
-  return jax.jit(job.strategy.init, out_shardings=sharding)
 
 
 def start(job: Job) -> tuple[Any, Any]:
   """The state as training starts, and the constants, on the devices."""
   strategy = job.strategy
-  constants = jax.device_put(strategy.constants(), strategy.constants_sharding)
-  state = _init(job)(jax.random.key(job.config.seed))
-  return jax.block_until_ready((state, constants))
+  state = strategy.init(jax.random.key(job.config.seed))
+  return jax.block_until_ready((state, strategy.constants()))
 
 
 def schedule(job: Job, index: int) -> strategy_base.Schedule:
@@ -240,8 +240,8 @@ def time_epochs(
   state, constants = start(job)
   source, strategy = job.source(corpus), job.strategy
   items = data_base.prefetch(
-    source.items(None, 0),
-    lambda batch: jax.device_put(batch, strategy.batch_sharding),
+    item._replace(batch=jax.device_put(item.batch, strategy.batch_sharding))
+    for item in source.items(None, 0)
   )
   waiting: collections.deque = collections.deque()
   ends: list[float] = []  # of epochs

@@ -1,8 +1,6 @@
 """From settings to the parts of a run: source, model, tables, strategy.
 
-The only place that turns a ConfigDict into constructor arguments. Names in the
-settings stand for members of `config.MEMBERS`; a user's own member is given as
-`module:attribute`.
+The only place that turns a ConfigDict into constructor arguments.
 """
 
 import dataclasses
@@ -18,31 +16,28 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
-import numpy as np
 
 from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.data import base as data_base
-from jaxemb.data import windows
 from jaxemb.evaluation import benchmarks
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
-from jaxemb.models import hierarchical, targets
-from jaxemb.ops import chunks, wire
+from jaxemb.models import hierarchical, skipgram, targets
+from jaxemb.ops import wire
 from jaxemb.runtime import distributed, resources
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.senses import context_mixture, mixture
 from jaxemb.strategies import base as strategy_base
-from jaxemb.strategies import policies, replicas, sync
+from jaxemb.strategies import replicas
 from jaxemb.tables import row_optimizers, row_sharded
 from jaxemb.tables import spec as spec_lib
-from jaxemb.text import loader
 
 _LOG = logging.getLogger('jaxemb')
 
 
 def member(key: str, name: str) -> Any:
-  """What a name in the settings stands for.
+  """What a name in the settings stands for, by `config.MEMBERS` or by import.
 
   Raises a `UserError` if a user's own member cannot be imported.
   """
@@ -59,7 +54,7 @@ def member(key: str, name: str) -> Any:
 def bind(
   key: str, name: str, args: Sequence[Any], available: Mapping[str, Any]
 ) -> functools.partial:
-  """A member with arguments, and those of the available ones that it takes.
+  """A member with arguments, and those of `available` that it has names for.
 
   Raises a `UserError` if it cannot be called with them.
   """
@@ -86,11 +81,11 @@ def cache_folder() -> pathlib.Path:
 def on_devices(
   config: ml_collections.ConfigDict, begun: Mapping[str, Any], **fixed: Any
 ) -> tuple[ml_collections.ConfigDict, config_lib.Tuning, jax.sharding.Mesh]:
-  """Chooses devices, and what the settings leave open for them to decide.
+  """Chooses devices, and what settings and tuning leave open.
 
   `begun` has the flat settings of the run that is resumed, or is {}; `fixed`
-  are fields of the tuning that are not to be chosen. Raises a `UserError` for
-  settings that do not fit the devices.
+  are given fields of the tuning. Raises a `UserError` for settings that do not
+  fit the devices.
   """
   s, layout, dim = config.strategy, config.table.layout, config.model.dim
   is_sync, splits_tables = s.name == 'sync', layout != 'replicated'
@@ -136,7 +131,7 @@ def on_devices(
 
 
 class Trainer(NamedTuple):
-  """What trains on data of known counts."""
+  """What trains on data."""
 
   trainable: strategy_base.Trainable
   strategy: strategy_base.Strategy
@@ -145,49 +140,38 @@ class Trainer(NamedTuple):
 def trainer(
   config: ml_collections.ConfigDict,
   tuning: config_lib.Tuning,
-  counts: np.ndarray,
   mesh: jax.sharding.Mesh,
-  words: Sequence[str] = (),
-  frequencies: np.ndarray | None = None,
-  steps: data_base.Steps | None = None,
+  corpus: model_base.Corpus,
+  steps: data_base.Steps,
 ) -> Trainer:
-  """The model, its tables and the strategy that the settings name.
+  """The model, its tables and the strategy that resolved settings name.
 
-  All is chosen in the settings. Words [vocab] occur `counts` times, falling,
-  and are centers with chances `frequencies`, float64; None = those of a text,
-  as are steps of None. Raises a `UserError` for a vocabulary that the model
-  cannot have.
+  Raises a `UserError` for a vocabulary that the model cannot have.
   """
   m, t = config.model, config.table
   is_sync = config.strategy.name == 'sync' or mesh.size == 1
   columns = None
   if t.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
     columns = wire.Axis(mesh_lib.TABLE, t.exchange_dtype)
-  spec = model_base.WindowSpec(
-    len(counts),
+  spec = skipgram.WindowSpec(
+    len(corpus.counts),
     m.dim,
     m.window,
     m.negatives,
     tuning.chunk,
     m.shared_negatives,
-    chunks.RowOps(columns),
+    skipgram.RowOps(columns),
   )
-  if frequencies is None:
-    frequencies = loader.center_probabilities(counts, config.data.sample)
-  corpus = model_base.Corpus(words, counts, frequencies)
   model = _model(config, spec, corpus, tuning.shared_nodes)
   axes = spec_lib.Axes()  # each replica has tables of its own
   if is_sync:
-    axes = spec_lib.Axes(*mesh.axis_names, *mesh.devices.shape)
+    axes = spec_lib.Axes(*mesh.devices.shape)
   available = {
     'axes': axes,
     'deduplicates': tuning.deduplicates,
     'device_centers': config.train.batch_words / mesh.size,
   }
   tables = {k: _table(config, x, available) for k, x in model.specs().items()}
-  steps = steps or windows.Steps(
-    tuning.part_words, tuning.parts, m.window, tuning.chunk
-  )
   trainable = strategy_base.Trainable(
     model,
     tables,
@@ -198,10 +182,11 @@ def trainer(
     tuning.steps_per_loop == 1 and (mesh.size == 1 or not is_sync),
   )
   if config.strategy.name == 'partition':
-    strategy = replicas.replicas(trainable, mesh, policies.Never())
+    alone = mesh_lib.make(mesh_lib.Shape(1, 1))  # of one sub-model
+    strategy = strategy_base.sync(trainable, alone)
   elif is_sync:
     # Devices that hold other columns of the same rows take the same examples.
-    strategy = sync.sync(trainable, mesh, t.layout != 'column')
+    strategy = strategy_base.sync(trainable, mesh, t.layout != 'column')
   else:
     strategy = _replicas(config, tuning, trainable, mesh)
   return Trainer(trainable, strategy)
@@ -209,7 +194,7 @@ def trainer(
 
 def _model(
   config: ml_collections.ConfigDict,
-  spec: model_base.WindowSpec,
+  spec: skipgram.WindowSpec,
   corpus: model_base.Corpus,
   shared_nodes: int,
 ) -> model_base.Model:
@@ -220,7 +205,7 @@ def _model(
       'config.model.loss=hierarchical_softmax needs a vocabulary of two words '
       'or more; give more text, or lower --config.data.min_count'
     )
-  if m.name == 'mixture':
+  if m.name == 'mixture' and s.number > 1:
     if is_tree:
       outputs = targets.tree(corpus, spec.chunk, shared_nodes)
     else:
@@ -230,11 +215,13 @@ def _model(
     if s.method == 'likelihoods':
       return mixture.make(*args)
     return context_mixture.make(*args, 1 if m.dynamic_window else m.window)
-  if is_tree and m.name in ('skipgram', 'cbow'):
-    return hierarchical.make(spec, corpus, m.name == 'cbow', shared_nodes)
+  # A mixture of one sense is skip-gram.
+  name = 'skipgram' if m.name == 'mixture' else m.name
+  if is_tree and name in ('skipgram', 'cbow'):
+    return hierarchical.make(spec, corpus, name == 'cbow', shared_nodes)
   if not is_tree:
     loss_of = bind('model.loss', m.loss, ('scores', 'labels'), {}).func
-  return bind('model.name', m.name, (spec, corpus, loss_of), {})()
+  return bind('model.name', name, (spec, corpus, loss_of), {})()
 
 
 def _table(
@@ -242,7 +229,7 @@ def _table(
   spec: spec_lib.TableSpec,
   available: Mapping[str, Any],
 ) -> spec_lib.Table:
-  """A table in the layout that the settings name, with its optimizer."""
+  """A table with its optimizer, in the layout that the settings name."""
   o, t, layout = config.optimizer, config.table, config.table.layout
   if spec.momentum is None:
     optimizer = bind('optimizer.name', o.name, (), o)()
@@ -266,7 +253,7 @@ def _replicas(
   trainable: strategy_base.Trainable,
   mesh: jax.sharding.Mesh,
 ) -> strategy_base.Strategy:
-  """Replicas that meet as the policy says which the settings name."""
+  """Replicas that meet when the policy in the settings says so."""
   every_steps = max(1, round(tuning.sync_words / tuning.part_words))
   # Equal loops from one meeting to the next: what is beyond it is padding,
   # which costs as much as a step.
@@ -295,7 +282,7 @@ class Parts(NamedTuple):
   source: data_base.Source
   trainable: strategy_base.Trainable
   strategy: strategy_base.Strategy
-  eval_paths: list[str]
+  benchmarks: list[benchmarks.Benchmark]  # to evaluate on
   mesh: jax.sharding.Mesh
   tuning: config_lib.Tuning
   dropped: Mapping[str, Any]  # of the data, counted
@@ -310,11 +297,11 @@ def parts(
 ) -> Parts:
   """Reads the corpus and makes the parts that the settings name.
 
-  `progress` is called now and then with (stage, done, total); `cache` is for
-  downloads and encoded texts. Raises a `UserError` for unusable input.
+  `progress` is called with (stage, done, total); `cache` is for downloads and
+  encoded texts. Raises a `UserError` for unusable input.
   """
   d, m, s = config.data, config.model, config.senses
-  # What is wrong with a path is told before the work.
+  # Wrong paths are refused before the work.
   init_from = os.path.expanduser(config.train.init_from)
   if init_from and not os.path.exists(init_from):
     raise errors.UserError(
@@ -322,9 +309,9 @@ def parts(
       "or a word2vec file, or ''"
     )
   eval_paths = [x.strip() for x in config.eval.paths.split(',') if x.strip()]
-  eval_paths = list(map(os.path.expanduser, eval_paths))
+  found = []
   if eval_paths not in ([], ['none']):
-    benchmarks.find(eval_paths)
+    found = benchmarks.find(map(os.path.expanduser, eval_paths))
   readers = data_base.ALONE  # any sentence may be a sub-model's
   if config.strategy.name != 'partition':
     readers = data_base.Readers(
@@ -348,8 +335,8 @@ def parts(
     progress,
   )
   source = bind('data.source', d.source, (spec,), {})()
-  data = source.counts, mesh, source.keys, source.frequencies, source.steps
-  made = trainer(config, tuning, *data)
+  corpus = model_base.Corpus(source.keys, source.counts, source.frequencies)
+  made = trainer(config, tuning, mesh, corpus, source.steps)
   dropped = dict(source.dropped)
   if m.name == 'mixture' and s.number > 1:
     ambiguous = mixture.ambiguous(config, source.keys)
@@ -358,14 +345,13 @@ def parts(
       dropped['sense_words_out_of_vocabulary'] = num = ambiguous.num_unknown
       num = f'{num:,} of the {ambiguous.num_listed:,} in {s.words}'
       _LOG.info(f'{num} are not in the vocabulary')
-  eval_paths = eval_paths or list(source.eval_paths())
-  if eval_paths == ['none']:
-    eval_paths = []
-  return Parts(config, source, *made, eval_paths, mesh, tuning, dropped)
+  if not eval_paths and (own := source.eval_paths()):
+    found = benchmarks.find(own)
+  return Parts(config, source, *made, found, mesh, tuning, dropped)
 
 
 def fingerprints(parts: Parts) -> dict[str, str]:
-  """Of what a checkpoint belongs to, named for a message about a change."""
+  """Of all that a checkpoint depends on, by the name that messages give it."""
   rows = getattr(parts.trainable.model, 'rows', None)
   words = rows.digest() if isinstance(rows, mixture.Rows) else ''
   return {'the data': parts.source.fingerprint, 'config.senses.words': words}
@@ -377,9 +363,9 @@ def check_fits(parts: Parts) -> None:
   Raises a `UserError` with the number of devices or hosts that would have room.
   """
   strategy, mesh, dtype = parts.strategy, parts.mesh, parts.config.table.dtype
-  state = jax.eval_shape(strategy.init, jax.random.key(0))
+  state = strategy.init.eval_shape(jax.random.key(0))
   whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-  held = mesh_lib.bytes_per_device(state, strategy.state_sharding)
+  held = mesh_lib.num_bytes(state) // strategy.batch_sharding.num_devices
   vectors = sum(x.vector_bytes for x in state.tables.values())
   _LOG.info(
     f'tables: {held / 1e6:.1f} MB per device ({vectors / 1e6:.1f} MB {dtype} '
@@ -396,7 +382,7 @@ def new_state(parts: Parts, key: jax.Array) -> Any:
   Raises a `UserError` if that cannot be used.
   """
   trainable, strategy = parts.trainable, parts.strategy
-  state = jax.jit(strategy.init, out_shardings=strategy.state_sharding)(key)
+  state = strategy.init(key)
   path = os.path.expanduser(parts.config.train.init_from)
   if not path:
     return state

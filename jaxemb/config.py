@@ -1,15 +1,16 @@
-"""Every setting: name, default, meaning, and the values it accepts.
+"""Settings: defaults, checks, and what is chosen where they leave it open.
 
-`SETTINGS` declares each once; defaults, help, checks and what a resumed run may
-change are read from it. A config file starts from `default()` and sets what it
-is about; the command line sets single values (`--config.model.dim=300`). No
+settings.toml declares each once. A config file starts from `default()` and
+changes some; the command line sets single values (`--config.model.dim=300`). No
 setting is accepted and then ignored: `check` refuses it instead.
 """
 
 import dataclasses
 import difflib
 import math
-from collections.abc import Iterator, Mapping
+import pathlib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,8 +18,7 @@ import ml_collections
 
 from jaxemb import errors
 
-# What names in the settings stand for. A setting may name a member of the
-# user's own in the same way, as `module:attribute`.
+# What names in the settings stand for; `module:attribute` is a user's own.
 MEMBERS = {
   'data.source': {'text': 'jaxemb.text.loader:make'},
   'model.name': {
@@ -27,7 +27,7 @@ MEMBERS = {
     'mixture': 'jaxemb.senses.mixture:make',
   },
   'model.loss': {
-    'negative_sampling': 'jaxemb.ops.losses:logistic_loss',
+    'negative_sampling': 'jaxemb.ops.sampling:logistic_loss',
     'hierarchical_softmax': 'jaxemb.models.hierarchical:make',
   },
   'table.layout': {
@@ -50,12 +50,6 @@ _LEARNING_RATES = {
   'adagrad': (0.15, 0.15, 0.1, 0.1),
   'adam': (0.02, 0.02, 0.02, 0.02),
 }
-# What may differ when a run is resumed, or how its names begin.
-_MAY_CHANGE = (
-  'data.path', 'senses.query_window', 'strategy.part', 'strategy.merge',
-  'mesh.', 'train.checkpoint_every_secs', 'train.log_every_secs', 'eval.',
-)  # fmt: skip
-_MANY, _INF = 2**31 - 2, math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,18 +59,15 @@ class Setting:
   name: str
   default: bool | int | float | str  # has the type of all values
   help: str
-  values: tuple[float, float] | tuple[str, ...] = ()  # the limits, or all
+  values: Sequence[float] | Sequence[str] = ()  # the limits, or all
   only_with: str = ''  # 'OTHER=A|B', a setting and its values that use this one
+  may_change: bool = False  # when a run is resumed
+  most_used: bool = False  # --help shows these first
 
   @property
   def choices(self) -> tuple:
     """The names to choose from, or the lowest and the highest number."""
     return (*self.values, *MEMBERS.get(self.name, ()))
-
-  @property
-  def may_change(self) -> bool:
-    """Whether it may differ when a run is resumed."""
-    return self.name.startswith(_MAY_CHANGE)
 
   def check(self, value: Any) -> None:
     """Raises a `UserError` unless the setting may have this value."""
@@ -90,112 +81,17 @@ class Setting:
       low, high = choices
       if not low <= value <= high:  # also a NaN
         why = f'must be at least {low:,}'
-        why += f', at most {high:,}' * (high < _INF)
+        why += f', at most {high:,}' * (high < math.inf)
     if why:
       raise errors.UserError(f'config.{self.name}={value!r} {why}')
 
 
-_NEGATIVES = 'model.loss=negative_sampling'
-_MIXTURE = 'model.name=mixture'
-_REPLICAS = 'strategy.name=replicas'
-_PARTITION = 'strategy.name=partition'
-
-# fmt: off
-SETTINGS = (
-  Setting('seed', 1, 'of all random choices', (0, 2**32 - 1)),
-  Setting('data.source', 'text', 'kind of data'),
-  Setting('data.path', '', "text: file, folder or glob; 'wikipedia:simple' or "
-          "'wikipedia:en' to download; '' or 'toywiki:WORDS' = embedded"),
-  Setting('data.tokens', 'words', 'runs of letters and digits, or as separated '
-          'by whitespace', ('words', 'whitespace')),
-  Setting('data.lowercase', True, 'whether to lowercase the text'),
-  Setting('data.counts', '', 'file of `word count` lines, instead of counting'),
-  Setting('data.min_count', 5, 'words that are rarer are dropped', (1, _MANY)),
-  Setting('data.max_vocab', 10**6, 'largest vocabulary; 0 = any', (0, _MANY)),
-  Setting('data.sample', 1e-4, 'subsampling threshold; 0 = off', (0, 1)),
-
-  Setting('model.name', 'skipgram', 'the model'),
-  Setting('model.dim', 100, 'size of a vector', (1, 65_536)),
-  Setting('model.window', 5, 'words on each side of a center', (1, 255)),
-  Setting('model.dynamic_window', True, 'draw windows from 1 to window'),
-  Setting('model.loss', 'negative_sampling', 'the loss'),
-  Setting('model.negatives', 5, 'for each positive', (1, 65_536), _NEGATIVES),
-  Setting('model.shared_negatives', 16, 'negatives that the centers of a '
-          'matrix product share', (1, 65_536), _NEGATIVES),
-
-  Setting('senses.number', 5, 'of an ambiguous word', (1, 50), _MIXTURE),
-  Setting('senses.top_ratio', 0.0, 'most frequent fraction of the vocabulary '
-          'to treat as ambiguous', (0, 1), _MIXTURE),
-  Setting('senses.words', '', 'file of more, one per line', (), _MIXTURE),
-  Setting('senses.method', 'contexts', 'soft k-means of context vectors, as '
-          'MSSG, or EM of likelihoods, as Tian et al. 2014',
-          ('contexts', 'likelihoods'), _MIXTURE),
-  Setting('senses.query_window', 0, 'words on each side that disambiguate a '
-          'query; 0 = window (contexts: twice)', (0, _MANY), _MIXTURE),
-
-  Setting('table.layout', 'replicated', 'how mesh.table splits tables', (),
-          'strategy.name=sync'),
-  Setting('table.dtype', 'float32', 'storage of rows; all is computed in '
-          'float32', ('float32', 'bfloat16', 'float16', 'int8')),
-  Setting('table.rounding', 'stochastic', 'right on average, or to the nearest',
-          ('stochastic', 'nearest'), 'table.dtype=bfloat16|float16|int8'),
-  Setting('table.exchange_dtype', 'float32', 'of rows and gradients between '
-          'devices', ('float32', 'bfloat16'), 'strategy.name=replicas|sync'),
-
-  Setting('optimizer.name', 'sgd', 'row-wise optimizer'),
-  Setting('optimizer.learning_rate', 0.0, 'at first, with linear decay; '
-          '0 = what suits optimizer and model', (0, 10**6)),
-  Setting('optimizer.final_learning_rate', 1e-4, 'in the end', (0, 10**6)),
-  Setting('optimizer.max_duplicates', -1.0, 'occurrences of a row that count '
-          'in a step; 0 = all, -1 = what suits batch_words', (-1, _INF)),
-  Setting('optimizer.beta1', 0.9, 'decay of the mean of gradients',
-          (0, 0.99999), 'optimizer.name=adam'),
-  Setting('optimizer.beta2', 0.999, 'decay of the mean of squares',
-          (0.001, 0.999999), 'optimizer.name=adam'),
-  Setting('optimizer.epsilon', 1e-6, 'added to the denominator', (1e-30, _INF),
-          'optimizer.name=adagrad|adam'),
-
-  Setting('strategy.name', 'replicas', 'tables on each device that exchange '
-          'rows, one table for all devices, or sub-models merged in the end',
-          ('replicas', 'sync', 'partition')),
-  Setting('strategy.policy', 'bounded', 'when to exchange rows', (), _REPLICAS),
-  Setting('strategy.sync_every', 0, 'words of a replica between exchanges of '
-          'frequent rows; 0 = automatic', (0, 2**20), _REPLICAS),
-  Setting('strategy.num_parts', 10, 'sub-models', (1, 10_000), _PARTITION),
-  Setting('strategy.rate', 0.0, 'fraction of the sentences for each; '
-          '0 = 1/num_parts', (0, 1), _PARTITION),
-  Setting('strategy.divide', 'shuffle', 'sentences drawn in every epoch, drawn '
-          'once, or a stretch of the text for each',
-          ('shuffle', 'sampling', 'equal'), _PARTITION),
-  Setting('strategy.part', -1, 'the only one to train, from 0, in '
-          'workdir/parts; -1 = all, then merge', (-1, 9_999), _PARTITION),
-  Setting('strategy.merge', 'alir', 'how to merge them',
-          ('alir', 'pca', 'concat', 'none'), _PARTITION),
-
-  Setting('mesh.data', 0, 'devices along the corpus; 0 = two cores of a CPU, '
-          'else one device', (0, 4096)),
-  Setting('mesh.table', 0, 'devices along the tables; 0 = all where '
-          'table.layout splits them, else one', (0, 4096)),
-
-  Setting('train.epochs', 5, 'passes over the text', (1, 10**6)),
-  Setting('train.init_from', '', 'run, merge or word2vec file with the first '
-          "vectors; '' = random"),
-  Setting('train.batch_words', 0, 'centers per step; 0 = 256 on a CPU, else '
-          '8192', (0, 2**24)),
-  Setting('train.checkpoint_every_secs', 300.0, 'save so often', (0, _INF)),
-  Setting('train.log_every_secs', 2.0, 'write metrics so often', (0, _INF)),
-
-  Setting('eval.paths', '', 'benchmark files or folders, separated by commas; '
-          "'none' = no evaluation; '' = those of the embedded corpus"),
-  Setting('eval.every_epochs', 0.0, 'epochs between evaluations while '
-          'training; 0 = only at the end', (0, _INF)),
-  Setting('eval.restrict_vocab', 300_000, 'most frequent; 0 = all', (0, _MANY)),
-)
-# fmt: on
+_TABLE = pathlib.Path(__file__).with_name('settings.toml').read_text('utf-8')
+SETTINGS = tuple(Setting(k, **x) for k, x in tomllib.loads(_TABLE).items())
 
 
 def default() -> ml_collections.ConfigDict:
-  """Returns all settings: skip-gram as word2vec users know it."""
+  """All settings at their defaults: skip-gram as word2vec users know it."""
   groups: dict[str, Any] = {}
   for setting in SETTINGS:
     group, _, key = setting.name.rpartition('.')
@@ -204,18 +100,17 @@ def default() -> ml_collections.ConfigDict:
 
 
 def flat(config: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Returns nested settings as one dict with dotted names."""
+  """Nested settings as one dict with dotted names."""
   result = {}
   for key, value in config.items():
+    name = f'{prefix}{key}'
     is_group = isinstance(value, Mapping | ml_collections.ConfigDict)
-    result |= (
-      flat(value, f'{prefix}{key}.') if is_group else {prefix + key: value}
-    )
+    result |= flat(value, f'{name}.') if is_group else {name: value}
   return result
 
 
 def find(name: str) -> Setting:
-  """The setting of a name; raises a `UserError` with the nearest if none is."""
+  """The setting of a name, or a `UserError` that suggests the nearest one."""
   settings = {x.name: x for x in SETTINGS}
   if name not in settings:
     tails = [x for x in settings if x.split('.')[-1] == name.split('.')[-1]]
@@ -260,7 +155,7 @@ def check(
 
 
 def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
-  """What concerns several settings and is not `only_with`."""
+  """What is wrong between settings, beyond `only_with`."""
   m, s, path = config.model, config.senses, config.data.path
   size = path.removeprefix('toywiki:')
   if size != path and not (size.isdecimal() and int(size) >= 20_000):
@@ -298,7 +193,7 @@ def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-  """What follows from devices and settings; every run records it."""
+  """What devices and settings lead to; every run records it."""
 
   parts: int  # stretches of the corpus that are read at the same time
   part_words: int  # centers per step of each part
@@ -320,10 +215,9 @@ def resolve(
 ) -> tuple[ml_collections.ConfigDict, Tuning]:
   """Chooses what checked settings leave open, in a copy of them.
 
-  `platform` is that of the devices that train, 'cpu' or another; `mesh` how
-  many of them lie along the data and the table axis; `fixed` are fields of
-  `Tuning` that are not to be chosen. Raises a `UserError` for settings that do
-  not fit the mesh.
+  `platform` is that of the devices, 'cpu' or another; `mesh` how many there are
+  along the data and the table axis; `fixed` are given fields of `Tuning`.
+  Raises a `UserError` for settings that do not fit the mesh.
   """
   config = config.copy_and_resolve_references()
   o, s, t, table = config.optimizer, config.strategy, config.train, config.table
@@ -340,15 +234,15 @@ def resolve(
       )
     rates = _LEARNING_RATES[o.name]
     o.learning_rate = rates[2 * is_tree + (config.model.name == 'cbow')]
-  # What more replicas learn apart has to meet sooner: measured with two and
-  # four (experiments/results/step_notes.md).
+  # More replicas have to exchange rows sooner: measured with two and four
+  # (experiments/results/step_notes.md).
   closeness = (2 / math.prod(mesh)) ** 3
   chosen = {
     'parts': 1 if s.name == 'partition' else num_data,
     'chunk': 64 if is_tree else 16,
     'shared_nodes': 64,
-    # Atomic additions of a GPU are made in another order in every run. Without
-    # a sort low-precision rows are summed by a loop, which is slow on a TPU.
+    # A GPU's atomic additions come in another order in every run. Without a
+    # sort low-precision rows are summed by a loop, which is slow on a TPU.
     'deduplicates': platform in ('gpu', 'cuda', 'rocm')
     or table.layout == 'row'
     or (table.dtype != 'float32' and not on_cpu),

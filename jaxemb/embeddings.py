@@ -1,8 +1,8 @@
 """Trained vectors and queries, with the names and answers of gensim.
 
-`Embeddings` has the methods and arguments of gensim's `KeyedVectors`. Cosines
-are computed from the vectors as they are stored, perhaps in a memory-mapped
-file; only their lengths are cached, no normalised copy.
+`Embeddings` has the methods and arguments of gensim's `KeyedVectors`. Vectors
+stay as they are stored, perhaps in a memory-mapped file; only their lengths are
+cached, no normalized copy.
 """
 
 import dataclasses
@@ -11,14 +11,16 @@ import numbers
 import pathlib
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxemb import errors
 from jaxemb.evaluation import benchmarks, geometry
 from jaxemb.evaluation import words as words_lib
+from jaxemb.senses import evaluate as senses_evaluate
 from jaxemb.senses import table as senses_lib
-from jaxemb.storage import export, vectors_npy, word2vec_format
+from jaxemb.storage import export, word2vec_format
 
 # A word, a row or a [dim] vector; in sums perhaps with a weight.
 Key = str | int | np.ndarray
@@ -48,7 +50,7 @@ class Embeddings:
       )
 
   def in_memory(self) -> 'Embeddings':
-    """The same, with vectors that no longer depend on a file."""
+    """A copy whose vectors do not depend on a file."""
     return dataclasses.replace(self, vectors=np.array(self.vectors))
 
   @functools.cached_property
@@ -125,8 +127,8 @@ class Embeddings:
 
     Words, rows or [dim] vectors come alone or in lists, perhaps as (word,
     weight); default weights are 1 and -1. Only the first `restrict_vocab` words
-    are searched. Of words with several senses each comes once, as its nearest
-    sense with at least `min_prior`; `sense` chooses one of the only word given.
+    are searched. A word with several senses comes once, as its nearest one of
+    at least `min_prior`; `sense` chooses one of the only word given.
 
     Returns (word, cosine) by falling cosine, without the given words; with
     `topn` None, [rows of the words searched] float32 cosines. Raises a
@@ -158,8 +160,7 @@ class Embeddings:
   ) -> Ranked:
     """Words by products of cosines (3CosMul, Levy and Goldberg 2014, eq. 4).
 
-    As `most_similar`, without weights; the second value of a result is the
-    quotient of products, not a cosine.
+    As `most_similar`, without weights, and with quotients in place of cosines.
     """
     positive, negative = _as_list(positive), _as_list(negative)
     if not positive:
@@ -204,9 +205,9 @@ class Embeddings:
   ) -> np.ndarray:
     """[senses] float64 probabilities of the senses of a word in a sentence.
 
-    `sentence` is split at white space, or a list of tokens; `window` known
-    words on each side of the position count, 0 for as many as in training.
-    Raises a `UserError` for a position outside or a negative window.
+    `sentence` is a list of tokens, or split at white space; `window` known
+    words on each side count, 0 = as many as in training. Raises a `UserError`
+    for a position outside the sentence or a negative window.
     """
     table = self.sense_table
     known = self.key_to_index if table is None else table.index
@@ -229,7 +230,7 @@ class Embeddings:
     return table.posterior(table.index[word], context)
 
   def of_words(self) -> 'Embeddings':
-    """With one vector for each word: the mean of its senses, by priors."""
+    """The same with one vector per word: the mean of its senses, by priors."""
     table = self.sense_table
     if table is None:
       return self
@@ -238,7 +239,7 @@ class Embeddings:
   def doesnt_match(self, words: Sequence[str]) -> str:
     """The word farthest from the mean of all; warns of unknown ones.
 
-    Raises a `ValueError` if none of the words is known.
+    Raises a `ValueError` if none is known.
     """
     known = [word for word in words if word in self]
     if not known:
@@ -250,6 +251,24 @@ class Embeddings:
     cosines = directions @ directions.mean(axis=0)
     return min(zip(cosines.tolist(), known, strict=True))[1]
 
+  def evaluate(
+    self,
+    found: Sequence[benchmarks.Benchmark],
+    restrict_vocab: int = 300_000,
+    window: int = 0,
+  ) -> dict[str, dict]:
+    """Results of `evaluation.words.evaluate`, and of senses in contexts.
+
+    `window` known words on each side disambiguate; 0 = as many as in training.
+    """
+    words = self.of_words()
+    results = words_lib.evaluate(
+      words.index_to_key, words.vectors, found, restrict_vocab
+    )
+    if self.sense_table is not None:
+      results |= senses_evaluate.evaluate(self.sense_table, found, window)
+    return results
+
   def evaluate_word_pairs(
     self,
     pairs: pathlib.Path | str,
@@ -260,15 +279,16 @@ class Embeddings:
   ) -> tuple[tuple, tuple, float]:
     """Correlates cosines with the ratings of a similarity benchmark.
 
-    Returns (Pearson's r, p), (Spearman's rho, p) and the per cent of pairs with
-    an unknown word: these have cosine 0 with `dummy4unknown`, and are left out
-    otherwise. Raises a `UserError` for a file that cannot be read, or if fewer
+    Returns (Pearson's r, p), (Spearman's rho, p) and the percentage of pairs
+    with an unknown word, which are left out or, with `dummy4unknown`, have
+    cosine 0. Raises a `UserError` for a file that cannot be read, or if fewer
     than two pairs count.
     """
     from scipy import stats  # takes a third of a second
 
-    benchmark = _read_benchmark('similarity', pairs, delimiter)
-    searched = self._searched(restrict_vocab, case_insensitive)
+    benchmark, searched = self._read(
+      'similarity', pairs, restrict_vocab, case_insensitive, delimiter
+    )
     cosines = searched.pair_cosines(benchmark)
     is_known = ~np.isnan(cosines)
     counts = is_known | dummy4unknown
@@ -277,8 +297,7 @@ class Embeddings:
         f'{pairs}: fewer than two of its {len(counts)} pairs are in the '
         'vocabulary; check its language and the limit of the vocabulary'
       )
-    ratings = np.array(benchmark.labels)
-    both = ratings[counts], np.nan_to_num(cosines)[counts]
+    both = np.array(benchmark.labels)[counts], np.nan_to_num(cosines)[counts]
     unknown_percent = 100 * float(np.mean(~is_known))
     return stats.pearsonr(*both), stats.spearmanr(*both), unknown_percent
 
@@ -294,17 +313,18 @@ class Embeddings:
 
     Returns the fraction answered right, and per section, with 'Total accuracy'
     last, {'section', 'correct', 'incorrect'}: its name and lists of questions.
-    Questions with an unknown word count as wrong with `dummy4unknown`, and are
-    left out otherwise. `similarity_function` is 'most_similar' or
-    'most_similar_cosmul' (gensim 4.4 ignores it and takes the first). Raises a
-    `UserError` for a file that cannot be read or holds no analogies.
+    Those with an unknown word are left out or, with `dummy4unknown`, wrong.
+    `similarity_function` is 'most_similar' or 'most_similar_cosmul' (gensim 4.4
+    ignores it and takes the first). Raises a `UserError` for a file that cannot
+    be read or holds no analogies.
     """
     functions = ('most_similar', 'most_similar_cosmul')
     if similarity_function not in functions:
       raise ValueError(f'similarity_function is one of {", ".join(functions)}')
     measure = functions.index(similarity_function)
-    benchmark = _read_benchmark('analogies', analogies)
-    searched = self._searched(restrict_vocab, case_insensitive)
+    benchmark, searched = self._read(
+      'analogies', analogies, restrict_vocab, case_insensitive
+    )
     is_found, is_right = searched.solve(benchmark)
     sections = {
       name: {'section': name, 'correct': [], 'incorrect': []}
@@ -312,7 +332,7 @@ class Embeddings:
     }
     total = sections['Total accuracy']
     for i, question in enumerate(benchmark.words):
-      if searched.is_upper:
+      if case_insensitive:
         question = tuple(word.upper() for word in question)
       if is_found[i] or dummy4unknown:
         side = 'correct' if is_right[i, measure] else 'incorrect'
@@ -328,7 +348,7 @@ class Embeddings:
     Raises a `UserError` if a file cannot be written.
     """
     counts = np.ones(len(self), int) if self.counts is None else self.counts
-    rows = vectors_npy.Encoded(self.vectors)
+    rows = export.Encoded(self.vectors)
     export.write(folder, self.index_to_key, rows, counts, is_minimal=True)
     senses_lib.write(pathlib.Path(folder), self.sense_table)
 
@@ -338,11 +358,11 @@ class Embeddings:
     fvocab: pathlib.Path | str | None = None,
     binary: bool = False,
   ) -> None:
-    """Writes a word2vec file, and the counts as `word count` lines.
+    """Writes a word2vec file, and to `fvocab` the counts, `word count` a line.
 
-    Words with white space are renamed with underscores, with a warning. Raises
-    a `UserError` if a file cannot be written, a `ValueError` if `fvocab` is
-    given but no counts are known.
+    White space in words becomes underscores, with a warning. Raises a
+    `UserError` if a file cannot be written, a `ValueError` if `fvocab` is given
+    but no counts are known.
     """
     if fvocab is not None and self.counts is None:
       raise ValueError('no counts are known: leave out fvocab')
@@ -354,9 +374,15 @@ class Embeddings:
       line = f'{renamed:,} words with white space were written with underscores'
       warnings.warn(f'{fname}: {line}', stacklevel=2)
 
-  def _searched(self, limit: int | None, is_upper: bool) -> words_lib.Searched:
+  def _read(
+    self, kind: str, path: Any, limit: int | None, is_upper: bool, *delimiter
+  ) -> tuple[benchmarks.Benchmark, words_lib.Searched]:
+    """A benchmark of that kind, and the words that answer it."""
+    benchmark = benchmarks.read(path, *delimiter)
+    if benchmark is None or benchmark.kind != kind:
+      raise errors.UserError(f'{path} is no benchmark of {kind}')
     words = self.of_words()
-    return words_lib.Searched(
+    return benchmark, words_lib.Searched(
       words.index_to_key, words.vectors, limit, is_upper
     )
 
@@ -367,7 +393,9 @@ class Embeddings:
 
   def _cosines(self, target: np.ndarray, num_words: int | None) -> np.ndarray:
     """[rows of the words searched] float32: products with unit vectors."""
-    limit = geometry.num_rows(self.sense_table, num_words)
+    limit, senses = num_words, self.sense_table
+    if limit is not None and senses is not None:
+      limit = int(senses.starts[: limit + 1][-1])
     products = np.dot(self.vectors[:limit], target)
     return products / geometry.divisors(self.norms[:limit])
 
@@ -399,21 +427,12 @@ def _as_list(items: object) -> list:
   return [] if items is None else list(items)
 
 
-def _read_benchmark(
-  kind: str, path: pathlib.Path | str, delimiter: str | None = None
-) -> benchmarks.Benchmark:
-  benchmark = benchmarks.read(path, delimiter)
-  if benchmark is None or benchmark.kind != kind:
-    raise errors.UserError(f'{path} is no benchmark of {kind}')
-  return benchmark
-
-
 def load(path: pathlib.Path | str) -> Embeddings:
-  """Loads vectors, whatever form they are in; warns of what was left out.
+  """Loads vectors in any form; warns of what was left out.
 
-  The path is a workdir, its export folder or vectors.npy (mapped into memory,
-  not read), or a word2vec, GloVe or fastText .vec file, text or binary, plain
-  or .gz. Raises a `UserError` if it is missing, not recognised, cut or damaged.
+  From a workdir, its export folder or vectors.npy (memory-mapped), or from a
+  word2vec, GloVe or fastText .vec file, text or binary, plain or .gz. Raises a
+  `UserError` if it is missing, not recognized, cut or damaged.
   """
   words, vectors, counts, folder = export.read(path)
   senses = senses_lib.read(folder, words, counts, vectors) if folder else None

@@ -38,7 +38,7 @@ class UnknownWordError(KeyError):
 
 
 def _near_spellings(word: str, known: Sequence[str]) -> list[str]:
-  """At most five of the most frequent words, other cases of the word first."""
+  """A few similar frequent words, the word in another case first."""
   folded, spellings = word.casefold(), {}
   for other in known[:_MAX_COMPARED_WORDS]:
     # Comparing all of them would take seconds.
@@ -52,7 +52,7 @@ def _near_spellings(word: str, known: Sequence[str]) -> list[str]:
 
 
 def one_line(error: BaseException, max_chars: int = 300) -> str:
-  """The message of an error of another library, in one line."""
+  """The message of another library's error, in one line."""
   return ' '.join(str(error).split())[:max_chars] or repr(error)
 
 

@@ -12,13 +12,7 @@ from collections.abc import Sequence
 
 from jaxemb import embeddings, errors
 from jaxemb.evaluation import benchmarks, words
-from jaxemb.senses import evaluate as senses
 from jaxemb.storage import atomic
-
-_NUMBERS = {
-  'restrict_vocab': (300_000, 'most frequent words that count; 0 = all'),
-  'window': (0, 'known words around one with senses; 0 = as in training'),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,11 +29,13 @@ def _run(argv: Sequence[str] | None) -> None:
   add('--vectors', required=True, help='what jaxemb.load reads: a workdir, ...')
   add('--eval', required=True, help='benchmarks, separated by commas')
   add('--json', help='file for the results in full')
-  for name, (default, text) in _NUMBERS.items():
-    text = f'{text} (%(default)s)'
-    add(f'--{name}', type=int, default=default, help=text)
+  number = {'type': int, 'metavar': 'N'}
+  text = 'most frequent words that count; 0 = all (%(default)s)'
+  add('--restrict_vocab', default=300_000, help=text, **number)
+  text = 'known words around one with senses; 0 = as in training (%(default)s)'
+  add('--window', default=0, help=text, **number)
   flags = parser.parse_args(argv)
-  for name in _NUMBERS:
+  for name in ('restrict_vocab', 'window'):
     if getattr(flags, name) < 0:
       parser.error(f'--{name} must be 0 or more')
   loaded = embeddings.load(flags.vectors)
@@ -48,15 +44,10 @@ def _run(argv: Sequence[str] | None) -> None:
       f'--window={flags.window} is of words with several vectors, and '
       f'{flags.vectors} has one for each; leave it out'
     )
-  vectors = loaded.of_words()
-  paths = [path for path in flags.eval.split(',') if path]
-  results = words.evaluate(
-    vectors.index_to_key, vectors.vectors, paths, flags.restrict_vocab
-  )
-  if loaded.sense_table is not None:
-    in_context = benchmarks.with_contexts(paths)
-    results |= senses.evaluate(loaded.sense_table, in_context, flags.window)
-  print(f'{flags.vectors}: {len(vectors):,} words x {vectors.vector_size}')
+  found = benchmarks.find(filter(None, flags.eval.split(',')))
+  results = loaded.evaluate(found, flags.restrict_vocab, flags.window)
+  num_words = len(loaded.of_words())
+  print(f'{flags.vectors}: {num_words:,} words x {loaded.vector_size}')
   print(words.format_table(results))
   if flags.json:
     with atomic.write(flags.json) as file:

@@ -1,16 +1,17 @@
 """The training loop: dispatch, count, save, evaluate, stop.
 
 A dispatch is one compiled program of many steps over one batch of the source.
-Batches are pure functions of the position, and a checkpoint holds state, totals
-and fingerprints of the data: a run that was killed repeats exactly what it
-lost. A run, or several sub-models side by side, is a `Task`.
+Batches are pure functions of the position, which a checkpoint holds with state
+and totals: a run that was killed repeats exactly what it lost.
 """
 
 import collections
+import contextlib
 import dataclasses
+import pathlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -18,10 +19,10 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from jaxemb import errors, metrics
+from jaxemb import build, errors, metrics
 from jaxemb.data import base as data_base
 from jaxemb.ops import rounding
-from jaxemb.runtime import distributed, hlo
+from jaxemb.runtime import distributed, hlo, mesh
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base as strategy_base
 
@@ -47,75 +48,101 @@ class Hook(Protocol):
     """Reads the state, which the next dispatch donates."""
 
 
-@dataclasses.dataclass
-class Task:
-  """What to train, from its present state to its end."""
-
-  strategy: strategy_base.Strategy
-  state: Any  # donated to every dispatch
-  items: Iterator[data_base.Item]  # a generator; batches are on the devices
-  total: int  # units of progress at the end
-  meter: metrics.Meter
-  schedule: Callable[[data_base.Item], strategy_base.Schedule]
-  count: Callable[..., None]  # as `metrics.Meter.count`
-  save: Callable[[Any, Any], None]  # state, learning rate
-  save_every_secs: float
-  hooks: Sequence[Hook] = ()
-  program: Any = None  # the compiled dispatch, if there is one
+def open_checkpoints(workdir: pathlib.Path) -> checkpoint.Checkpoints:
+  """The checkpoints of a run, to be used in a `with` statement."""
+  return checkpoint.Checkpoints(
+    workdir / 'checkpoints', checkpoint.TO_KEEP, metrics.LOG.error
+  )
 
 
-def run(task: Task, session: Session) -> bool:
-  """Trains to the end of the data, or until all is saved after `session.stop`.
+class Trained(NamedTuple):
+  """What was trained to its end."""
 
-  Returns whether it is the end; the task has the state.
+  state: Any
+  totals: metrics.Totals
+  program: jax.stages.Compiled  # the dispatch
+
+
+def train(
+  checkpoints: checkpoint.Checkpoints,
+  parts: build.Parts,
+  session: Session,
+  make_meter: Callable[[metrics.Totals], metrics.Meter],
+  hooks: Sequence[Hook] = (),
+  stream: Sequence[int] = (),
+  program: jax.stages.Compiled | None = None,
+) -> Trained | None:
+  """Trains from the newest checkpoint, or from a new state, to the end.
+
+  Returns None if it saved and ended at `session.stop`. `stream` tells models
+  that share a seed apart; `program` is the compiled dispatch of an earlier one
+  with the same strategy.
   """
-  strategy, meter, totals = task.strategy, task.meter, task.meter.totals
-  constants = jax.device_put(strategy.constants(), strategy.constants_sharding)
+  config, source, strategy = parts.config, parts.source, parts.strategy
+  fingerprints, key = build.fingerprints(parts), init_key(config.seed)
+  constants = strategy.constants()
+  total = round(source.units_per_epoch * source.epochs)
   uncounted: collections.deque = collections.deque()
-  last_save, secs_before = time.monotonic(), totals.total_secs
-  try:
-    for dispatch, item in enumerate(task.items):
-      schedule = task.schedule(item)
-      args = (constants, item.batch, schedule)
-      if task.program is None:  # compiled before its use, to time it apart
+  restored = _restore(checkpoints, strategy.init.eval_shape(key), fingerprints)
+  state, totals = restored or (
+    build.new_state(parts, key),
+    metrics.Totals(source.unit),
+  )
+  put_args = strategy.batch_sharding, source.num_parts
+  items = data_base.prefetch(
+    item._replace(batch=mesh.put_parts(item.batch, *put_args))
+    for item in source.items(totals.position, totals.done)
+  )
+  closing = contextlib.closing
+  with closing(make_meter(totals)) as meter, closing(items):
+    last_save, secs_before = time.monotonic(), totals.total_secs
+    for dispatch, item in enumerate(items):
+      now = schedule(config, item, total, *stream)
+      args = (constants, item.batch, now)
+      if program is None:  # compiled before its use, to time it apart
         start = time.monotonic()
-        task.program = strategy.step.lower(task.state, *args).compile()
+        program = strategy.step.lower(state, *args).compile()
         totals.compile_secs += (secs := time.monotonic() - start)
         start_secs = time.time() - session.started
-        totals.collectives = hlo.traffic(task.program.as_text(), strategy.loop)
         metrics.LOG.info(
           f'compiled in {secs:.1f} s; first step {start_secs:.1f} s after start'
         )
       if not dispatch:
+        totals.collectives = hlo.traffic(program.as_text(), strategy.loop)
         totals.started = totals.started or session.started
         totals.encode_secs += session.encode_secs
         meter.start()
-      task.state, step_metrics = task.program(task.state, *args)
-      rates = (schedule.first_learning_rate, schedule.last_learning_rate)
+      state, step_metrics = program(state, *args)
+      rates = (now.first_learning_rate, now.last_learning_rate)
       uncounted.append((item._replace(batch=None), rates, step_metrics))
-      hooks = [hook for hook in task.hooks if hook.due(item)]
-      is_due = time.monotonic() - last_save > task.save_every_secs
-      is_last = item.done_after == task.total
+      due = [hook for hook in hooks if hook.due(item)]
+      is_due = time.monotonic() - last_save > config.train.checkpoint_every_secs
+      is_last = item.done_after == total
       # Read once: a signal may set it at any moment.
       decision = distributed.decide(dispatch, session.stop.is_set(), is_due)
       saves = is_last or decision != distributed.GO_ON
       # One dispatch runs while the one before it is counted. A state is saved
       # with the totals of all its dispatches.
-      while len(uncounted) > (0 if saves or hooks else 1):
-        task.count(*uncounted.popleft())
-      for hook in hooks:
-        hook.run(task.state, totals)
+      while len(uncounted) > (0 if saves or due else 1):
+        meter.count(*uncounted.popleft())
+      for hook in due:
+        hook.run(state, totals)
         meter.resume()
       if saves:
         totals.total_secs = secs_before + time.time() - session.started
-        task.save(task.state, rates[1])
+        if not _all_finite(state):
+          raise totals.diverged(float(rates[1]))
+        record = dataclasses.asdict(totals)
+        record = {'totals': record, 'fingerprints': fingerprints}
+        checkpoints.save(totals.steps, state, record)
         last_save = time.monotonic()
       if decision == distributed.STOP and not is_last:
-        return False
-    return True
-  finally:
-    task.items.close()
-    meter.close()
+        step = checkpoints.wait()
+        metrics.LOG.info(
+          f'stopped and saved at step {step}; run the same command to resume'
+        )
+        return None
+  return Trained(state, totals, program)
 
 
 def init_key(seed: int) -> jax.Array:
@@ -131,10 +158,7 @@ def schedule(
   total: int,
   *stream: int,
 ) -> strategy_base.Schedule:
-  """Linear decay over all training, `total` units, and a key for the dispatch.
-
-  `stream` tells models that share a seed apart.
-  """
+  """Linear decay over `total` units of training, and a key for the dispatch."""
   o = config.optimizer
   first, last = o.learning_rate, o.final_learning_rate
   progress = item.done_before / total, item.done_after / total
@@ -148,38 +172,21 @@ def schedule(
   )
 
 
-def save(
-  checkpoints: checkpoint.Checkpoints,
-  totals: metrics.Totals,
-  fingerprints: Mapping[str, str],
-  state: Any,
-  learning_rate: float,
-) -> None:
-  """Saves in the background, with what the run depends on by its name.
-
-  Raises a `UserError` with the learning rate if the state is not finite.
-  """
-  if not _all_finite(state):
-    raise totals.diverged(float(learning_rate))
-  record = {'totals': dataclasses.asdict(totals), 'fingerprints': fingerprints}
-  checkpoints.save(totals.steps, state, record)
-
-
 @jax.jit
 def _all_finite(state: Any) -> jax.Array:
   finite = [rounding.is_finite(x) for x in jax.tree.leaves(state)]
   return jnp.stack(finite).all()
 
 
-def restore(
+def _restore(
   checkpoints: checkpoint.Checkpoints,
   like: Any,
   fingerprints: Mapping[str, str],
 ) -> tuple[Any, metrics.Totals] | None:
   """State and totals of the newest checkpoint, if there is one.
 
-  `like` is as of `checkpoint.Checkpoints.restore`, `fingerprints` as of `save`.
-  Raises a `UserError` if something that the run depends on has changed.
+  For `like` see `checkpoint.Checkpoints.restore`. Raises a `UserError` if
+  something that the run depends on has changed.
   """
   restored = checkpoints.restore(like)
   if restored is None:

@@ -31,11 +31,6 @@ import ml_collections
 from jaxemb import config as config_lib
 from jaxemb import errors
 
-_MOST_USED = (
-  'data.path', 'data.min_count', 'model.name', 'model.dim', 'model.window',
-  'model.negatives', 'optimizer.learning_rate', 'train.epochs',
-  'strategy.name', 'eval.paths',
-)  # fmt: skip
 _BOOLS = {'true': True, '1': True, 'yes': True,
           'false': False, '0': False, 'no': False}  # fmt: skip
 
@@ -65,12 +60,12 @@ def _run(argv: Sequence[str]) -> int:
 
 def describe() -> str:
   """Returns the help text, with one line for each setting."""
-  by_name = {x.name: x for x in config_lib.SETTINGS}
-  groups = {'Most used': [by_name.pop(x) for x in _MOST_USED]}
-  for name, setting in by_name.items():
-    title = name.partition('.')[0].capitalize()
-    groups.setdefault(title, []).append(setting)
-  texts = ['\n'.join([x, *map(_line, group)]) for x, group in groups.items()]
+  groups: dict[str, list[str]] = {'Most used': []}
+  for x in config_lib.SETTINGS:
+    title = x.name.partition('.')[0].capitalize()
+    title = 'Most used' if x.most_used else title
+    groups.setdefault(title, []).append(_line(x))
+  texts = ['\n'.join([title, *lines]) for title, lines in groups.items()]
   return '\n\n'.join([__doc__.strip(), *texts])
 
 

@@ -5,9 +5,8 @@
 A PART is what `jaxemb.load` reads (a workdir, an export folder, a word2vec,
 GloVe or .vec file), or a folder of orbax checkpoints with a vocab.txt in or
 around it. Vocabularies and dimensions may differ. Where words have several
-vectors (config.model.name=mixture), equal senses of the parts are matched.
-FOLDER gets an export/ like that of a run, and merge.json: facts about each part
-and all warnings.
+vectors (config.model.name=mixture), senses of the parts are matched. FOLDER
+gets an export/ like that of a run, and merge.json with facts and warnings.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from jaxemb.merging import merge as merging
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses
 from jaxemb.senses import table
-from jaxemb.storage import atomic, export, vectors_npy
+from jaxemb.storage import atomic, export
 
 _PART = (
   'workdir, export folder, word2vec, GloVe or .vec file, or orbax checkpoint '
@@ -89,7 +88,7 @@ def _run(argv: Sequence[str] | None) -> None:
     for line in warnings:
       print(f'warning: {line}', file=sys.stderr)
     exported = time.monotonic()
-    rows = vectors_npy.Encoded(merged.vectors)
+    rows = export.Encoded(merged.vectors)
     export.write(output / 'export', merged.words, rows, merged.counts)
     table.write(output / 'export', merged.senses)
     arrays = {'vectors': merged.vectors}
@@ -135,7 +134,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _make(
   output: pathlib.Path, parts: Sequence[str]
 ) -> tempfile.TemporaryDirectory:
-  """Makes the folder, and one in it for rows, without overwriting others."""
+  """Makes the folder, and in it one for rows; overwrites no part and no run."""
   folder, seen = output.resolve(), set()
   for part in parts:
     path = pathlib.Path(part).expanduser().resolve()

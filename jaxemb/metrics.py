@@ -7,7 +7,6 @@ learning_rate, elapsed_secs, eta_secs, hosts}.
 import contextlib
 import dataclasses
 import datetime
-import itertools
 import json
 import logging
 import pathlib
@@ -41,7 +40,7 @@ class _Console(logging.Handler):
 def start_log(path: pathlib.Path, is_first: bool) -> logging.Handler:
   """Makes `LOG` write to the console and, with dates, to the file returned.
 
-  Where this is not the process that reports, the console shows warnings only.
+  On the console, processes other than the first show only warnings.
   """
   if not LOG.handlers:
     LOG.addHandler(_Console())
@@ -59,7 +58,7 @@ class Stopped(Exception):
 
 
 class Progress:
-  """How much of a stage is done: a bar on a terminal, elsewhere a few lines."""
+  """Progress of a stage: a bar on a terminal, elsewhere a few lines."""
 
   def __init__(self, every_secs: float, stop: threading.Event | None = None):
     """Shows lines at least `every_secs` apart, until `stop` is set."""
@@ -67,7 +66,7 @@ class Progress:
     self._stage, self._bar, self._last = '', None, 0.0
 
   def __call__(self, stage: str, done: int, total: int, note: str = '') -> None:
-    """Shows that `done` of `total` is done of a stage, or raises `Stopped`."""
+    """Shows how much of a stage is done, or raises `Stopped`."""
     if self._stop and self._stop.is_set():
       raise Stopped
     if stage != self._stage:
@@ -104,10 +103,7 @@ class Writer:
   """
 
   def __init__(self, workdir: pathlib.Path, step: int):
-    """Continues a run that was at `step` at its last checkpoint.
-
-    Records of steps that are trained again are removed, as are cut lines.
-    """
+    """Removes cut lines, and records after `step`, the last checkpoint."""
     self._path, self._has_failed = workdir / 'metrics.jsonl', False
     rows = [row for row in read(self._path) if row['step'] <= step]
     with atomic.write(self._path) as file:
@@ -116,7 +112,7 @@ class Writer:
     folder.mkdir(exist_ok=True)
     # Not SummaryWriter: its thread dies of a full disk, and the loop waits.
     self._events = event_file_writer.EventsWriter(str(folder / 'events'))
-    if rows:  # TensorBoard forgets what this run had written beyond
+    if rows:  # TensorBoard forgets the later ones
       start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
       self._add(rows[-1]['step'] + 1, session_log=start)
 
@@ -152,7 +148,7 @@ class Writer:
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the records of a `metrics.jsonl`, without half-written lines."""
+  """The records of a `metrics.jsonl`, without half-written lines."""
   records = []
   text = path.read_text('utf-8', 'replace') if path.exists() else ''
   for line in text.splitlines():
@@ -181,22 +177,23 @@ class Totals:
   started: float = 0.0  # the first time, seconds since 1970
   # Of the compiled dispatch, see `runtime.hlo.traffic`.
   collectives: dict[str, Any] = dataclasses.field(default_factory=dict)
-  # Per epoch the summed loss in nats and the examples it was measured on; in
-  # Python floats (64 bits), which stay exact over 10^12 pairs.
-  losses: list[list[float]] = dataclasses.field(default_factory=list)
+  epoch: int = 0  # the newest
+  # Of that epoch; 64 bits stay exact over 10^12 pairs.
+  loss: float = 0.0  # sum in nats
+  examples: float = 0.0  # on which it was measured
 
   def add(
     self,
     item: Any,
-    epoch: int,
+    units_per_epoch: float,
     learning_rates: Sequence[float],
     step_metrics: Any,
     untrained_loss: float,
   ) -> None:
-    """Counts a dispatch of an epoch, waiting for it to end; see `Meter.count`.
+    """Counts a dispatch, waiting for it to end; see `Meter.count`.
 
-    Raises a `UserError` if training has diverged: the loss is far beyond
-    `untrained_loss`, nats per example, or not finite.
+    Raises a `UserError` if training has diverged: the loss is not finite, or
+    far beyond `untrained_loss`, nats per example.
     """
     steps, num_steps = step_metrics.steps, int(step_metrics.num_steps)
     loss, examples, bad_step = (x.item() for x in steps[:3])
@@ -208,32 +205,36 @@ class Totals:
       raise self.diverged(first + (last - first) * share, bad_step)
     self.steps += num_steps
     self.done, self.position = item.done_after, item.position
-    losses = [[0.0, 0.0]] * epoch + [[loss, examples]]
-    self._add(step_metrics.counters | steps.sums, losses)
+    # Of samples epochs differ in length: the middle is in the right one.
+    middle = (item.done_before + item.done_after) / 2
+    epoch = int(middle / units_per_epoch)
+    self._add(epoch, loss, examples, step_metrics.counters | steps.sums)
 
   def add_model(self, other: 'Totals') -> None:
-    """Adds what a sub-model trained apart has counted, not its times."""
+    """Adds what a sub-model has counted, and its share of training time."""
     self.done += other.done
     self.steps += other.steps
+    self.train_secs += other.train_secs
     self.compile_secs += other.compile_secs
     self.collectives = self.collectives or other.collectives
-    self._add(other.counters, other.losses)
+    self._add(other.epoch, other.loss, other.examples, other.counters)
 
   def _add(
-    self, counters: Mapping[str, Any], losses: Sequence[Sequence[float]]
+    self, epoch: int, loss: float, examples: float, counters: Mapping[str, Any]
   ) -> None:
+    if epoch > self.epoch:
+      self.epoch, self.loss, self.examples = epoch, 0.0, 0.0
+    if epoch == self.epoch:
+      self.loss += loss
+      self.examples += examples
     for name, value in counters.items():
       number = value.item() if hasattr(value, 'item') else value
       self.counters[name] = self.counters.get(name, 0) + number
-    pairs = itertools.zip_longest(self.losses, losses, fillvalue=(0.0, 0.0))
-    self.losses = [
-      [x + y for x, y in zip(*pair, strict=True)] for pair in pairs
-    ]
 
   def diverged(
     self, learning_rate: float, more_steps: int = 0
   ) -> errors.UserError:
-    """Returns the error of a loss or tables that are no longer finite."""
+    """The error for a loss or tables that are no longer finite."""
     return errors.UserError(
       f'training diverged at step {self.steps + more_steps:,} '
       f'({self.done:,} {self.unit}, learning rate {learning_rate:.6g}): its '
@@ -243,9 +244,8 @@ class Totals:
     )
 
   def loss_per_example(self) -> float | None:
-    """Mean loss of the last epoch, nats; None before the first measurement."""
-    loss, examples = self.losses[-1] if self.losses else (0.0, 0.0)
-    return loss / examples if examples else None
+    """Mean loss of the newest epoch, nats; None before it is measured."""
+    return self.loss / self.examples if self.examples else None
 
 
 class Meter:
@@ -263,9 +263,8 @@ class Meter:
   ):
     """Continues from `totals`, which is changed in place.
 
-    Records are written to `workdir`, by a process that has one; `gather` gives
-    the `resources.between` of all processes for that of this one. For
-    `untrained_loss` see `Totals.add`.
+    Records go to `workdir`, if any; `gather` turns the `resources.between` of
+    this process into those of all. For `untrained_loss` see `Totals.add`.
     """
     self.totals, self.total = totals, round(units_per_epoch * epochs)
     self._units_per_epoch, self._every_secs = units_per_epoch, log_every_secs
@@ -293,11 +292,11 @@ class Meter:
     """Counts a dispatch, waiting for it to end; as `Totals.add`.
 
     It has read a `data.base.Item` and returned a
-    `strategies.base.DispatchMetrics`; the learning rates are that of its first
-    step and that after its last.
+    `strategies.base.DispatchMetrics`; the learning rates are those of its first
+    step and after its last.
     """
-    t, epoch = self.totals, int(item.done_before // self._units_per_epoch)
-    t.add(item, epoch, learning_rates, step_metrics, self._untrained_loss)
+    t, per_epoch = self.totals, self._units_per_epoch
+    t.add(item, per_epoch, learning_rates, step_metrics, self._untrained_loss)
     now = time.monotonic()
     t.train_secs += now - self._clock
     self._clock = now

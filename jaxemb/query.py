@@ -9,13 +9,12 @@ With vectors of senses (`config.model.name='mixture'`):
     python -m jaxemb.query --vectors=FILE --position=1 the bank of the river
 
 print every sense with its prior and neighbors, the neighbors of one sense, and
-the probability of each sense at a position of a sentence, counted from 0. Of
-the neighbors each word comes once, as its nearest sense; senses with a prior
-below 2 % are left out.
+the probability of each sense at a position of a sentence, counted from 0. Each
+neighbor comes once, as its nearest sense; priors below 2 % are left out.
 
-FILE is what `jaxemb.load` reads. Words without a sign between them are added.
-A sign may stand alone or at the front of its word; a word of the vocabulary
-that itself begins with a sign is taken as that word.
+FILE is what `jaxemb.load` reads. Words without a sign between them are added. A
+sign may stand alone or before its word; a known word that begins with a sign is
+taken as it is.
 """
 
 import argparse
@@ -87,10 +86,7 @@ def _run(argv: Sequence[str] | None) -> None:
 def split_expression(
   terms: Sequence[str], known: Container[str]
 ) -> tuple[list[str], list[str]]:
-  """Words of `king - man + woman` to add and to subtract.
-
-  Raises a `UserError` for a sign without a word after it, or no word.
-  """
+  """Words of `king - man + woman` to add and to subtract, or a `UserError`."""
   terms = ' '.join(terms).split()
   if len(terms) == 1 and terms[0] in known:
     return terms, []

@@ -1,6 +1,5 @@
 """The results of a finished run: exports, evaluation, report."""
 
-import collections
 import dataclasses
 import datetime
 import functools
@@ -14,17 +13,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxemb import build, metrics
+from jaxemb import build, embeddings, metrics
 from jaxemb.data import base as data_base
-from jaxemb.evaluation import benchmarks, words
+from jaxemb.evaluation import words
 from jaxemb.report import report
 from jaxemb.runtime import distributed, mesh, resources
-from jaxemb.senses import evaluate as senses_evaluate
 from jaxemb.senses import table as senses_lib
 from jaxemb.storage import export as export_lib
-from jaxemb.storage import orbax_export, vectors_npy
-from jaxemb.tables import blocks
-from jaxemb.text import vocab
+from jaxemb.storage import orbax_export
+from jaxemb.tables import spec as spec_lib
 
 _NOTHING = types.MappingProxyType({})
 
@@ -34,7 +31,7 @@ class Export(NamedTuple):
 
   keys: Sequence[str]  # words, the most frequent first
   counts: np.ndarray  # [len(keys)] int
-  rows: vectors_npy.Encoded  # [len(keys), dim], or a row for each sense
+  rows: export_lib.Encoded  # [len(keys), dim], or a row for each sense
   senses: senses_lib.Senses | None = None  # of models with several per word
   # Further arrays of export/orbax: 'context_vectors', 'optimizer'.
   others: Mapping[str, Any] = _NOTHING
@@ -45,25 +42,25 @@ class Export(NamedTuple):
       return self.keys, self.counts
     return self.senses.names(), self.senses.by_row(self.counts)
 
-  def word_vectors(self) -> np.ndarray:
-    """[len(keys), dim] float32; of several senses, the mean by priors."""
-    if self.senses is None:
-      return self.rows.decode()
-    return self.senses.mean_vectors()
+  def embeddings(self) -> embeddings.Embeddings:
+    """The vectors, to be searched and evaluated."""
+    names, counts = self.names()
+    rows = self.rows.decode()
+    return embeddings.Embeddings(list(names), rows, counts, self.senses)
 
   def select(self, mask: np.ndarray) -> 'Export':
-    """Some words [len(keys)] bool of a model without senses."""
+    """The words of a [len(keys)] bool mask, of a model without senses."""
 
     def selected(x):  # outputs of a Huffman tree are not of words
       return x[mask] if len(x) == len(mask) else x
 
     keys = [self.keys[i] for i in np.flatnonzero(mask)]
-    others = jax.tree.map(selected, dict(self.others))
-    return Export(keys, self.counts[mask], self.rows.select(mask), None, others)
+    arrays = self.counts, self.rows, None, dict(self.others)
+    return Export(keys, *jax.tree.map(selected, arrays))
 
 
 def collect(
-  parts: build.Parts, export_rows: Callable[[str], blocks.RowBlock]
+  parts: build.Parts, export_rows: Callable[[str], spec_lib.RowBlock]
 ) -> Export:
   """Copies trained tables to the host; all processes take part.
 
@@ -74,20 +71,17 @@ def collect(
   encoded, senses = tables['vectors'].encoded, None
   if hasattr(model, 'export_senses'):
     senses = model.export_senses(
-      lambda name: export_rows(name).rows,
-      vocab.Vocabulary(source.keys, source.counts),
+      lambda name: export_rows(name).rows, source.keys, source.counts
     )
     window = parts.config.senses.query_window or senses.window
     senses = dataclasses.replace(senses, window=window)
-    if senses.contexts is not None:  # its vectors are not those of the table
-      encoded = blocks.encode(senses.vectors, encoded.dtype)
+    if senses.means is not None:  # its vectors are not those of the table
+      encoded = spec_lib.encode_rows(senses.vectors, encoded.dtype)
       senses = dataclasses.replace(senses, vectors=encoded.decode())
   elif model.contexts_table:
     tables['context_vectors'] = export_rows(model.contexts_table)
-  others: dict[str, Any] = {k: x.rows for k, x in tables.items()}
-  del others['vectors']
-  optimizer = {k: x.slots for k, x in tables.items() if x.slots}
-  if optimizer:
+  others = {k: x.rows for k, x in tables.items() if k != 'vectors'}
+  if optimizer := {k: x.slots for k, x in tables.items() if x.slots}:
     others['optimizer'] = optimizer
   return Export(source.keys, source.counts, encoded, senses, others)
 
@@ -120,46 +114,32 @@ def write(
   parts: build.Parts,
   export: Export | None,
   totals: metrics.Totals,
-  table_bytes: int,
   more: Mapping[str, Any] = _NOTHING,
 ) -> None:
   """Exports the vectors, evaluates them and writes the report.
 
-  Without an export report.json alone is written. `table_bytes` includes
-  optimizer state; `more` replaces or extends the usual values of the report.
+  Without an export only report.json is written. `more` replaces or extends the
+  values of the report.
   """
   start = time.time()
   if export is None:
-    values = _summary(parts, totals, table_bytes) | {'evaluation': {}}
+    values = _summary(parts, totals) | {'evaluation': {}}
     return report.write_json(workdir, values | dict(more))
   dropped = write_export(workdir / 'export', export)
   metrics.LOG.info('vectors in %s', workdir / 'export')
-  evaluation = _evaluate(parts, export)
-  categories = collections.defaultdict(list)
-  for benchmark in benchmarks.find(parts.eval_paths)[0] if evaluation else ():
-    if benchmark.kind == 'categorization':
-      items = zip(benchmark.words, benchmark.labels, strict=True)
-      for (word,), category in items:
-        categories[category].append(word)
-  if evaluation:
+  vectors, evaluation = export.embeddings(), {}
+  if parts.benchmarks:
+    limit = parts.config.eval.restrict_vocab
+    evaluation = vectors.evaluate(parts.benchmarks, limit)
     for line in words.format_table(evaluation).splitlines():
       metrics.LOG.info('%s', line)
   totals.total_secs += time.time() - start
   records = metrics.read(workdir / 'metrics.jsonl')
-  values = _summary(parts, totals, table_bytes)
+  values = _summary(parts, totals)
   values |= {'evaluation': evaluation} | dict(more)
   values |= {'hosts': resources.summary(records)}
   values['dropped'] |= dropped
-  report.write(
-    workdir,
-    values,
-    records,
-    export.keys,
-    export.word_vectors(),
-    export.counts,
-    categories,
-    export.senses,
-  )
+  report.write(workdir, values, records, vectors, parts.benchmarks)
   rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
     f'{rate / 1e6:.2f} M {totals.unit}/s in training, {totals.total_secs:.1f} '
@@ -167,12 +147,10 @@ def write(
   )
 
 
-def _summary(
-  parts: build.Parts, totals: metrics.Totals, table_bytes: int
-) -> dict[str, Any]:
+def _summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
   source, config, unit = parts.source, parts.config, totals.unit
   train_secs = max(totals.train_secs, 1e-9)
-  state = jax.eval_shape(parts.strategy.init, jax.random.key(0))
+  state = parts.strategy.init.eval_shape(jax.random.key(0))
   sent = totals.collectives.get('bytes_per_step_per_device', {})
   device_steps = totals.steps * parts.mesh.size / max(totals.done, 1)
   started = datetime.datetime.fromtimestamp(totals.started)
@@ -193,10 +171,12 @@ def _summary(
     'compile_secs': totals.compile_secs,
     'total_secs': totals.total_secs,
     'peak_rss_bytes': resources.peak_rss_bytes(),
-    'table_bytes': table_bytes,
+    'table_bytes': mesh.num_bytes(state),  # with optimizer state
     'vector_bytes': sum(x.vector_bytes for x in state.tables.values()),
     'table_dtype': config.table.dtype,
-    'devices': [mesh.name(d) for d in parts.mesh.devices.flatten()],
+    'devices': [
+      f'{x.platform}:{x.id} {x.device_kind}' for x in parts.mesh.devices.flat
+    ],
     'collectives': totals.collectives
     | {'bytes_per_word': {k: device_steps * x for k, x in sent.items()}},
     'dropped': dict(parts.dropped),
@@ -209,17 +189,6 @@ def _summary(
   }
 
 
-def _evaluate(parts: build.Parts, export: Export) -> dict[str, dict]:
-  paths, limit = parts.eval_paths, parts.config.eval.restrict_vocab
-  if not paths:
-    return {}
-  scores = words.evaluate(export.keys, export.word_vectors(), paths, limit)
-  if export.senses is not None:
-    in_context = benchmarks.with_contexts(paths)
-    scores |= senses_evaluate.evaluate(export.senses, in_context)
-  return scores
-
-
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
   """Evaluates the vectors while they are trained; a `loop.Hook`."""
@@ -230,7 +199,7 @@ class Evaluation:
   def due(self, item: data_base.Item) -> bool:
     """Whether a multiple of `config.eval.every_epochs` was reached."""
     every_epochs = self.parts.config.eval.every_epochs
-    if not (every_epochs and self.parts.eval_paths):
+    if not (every_epochs and self.parts.benchmarks):
       return False
     every = max(1, round(every_epochs * self.parts.source.units_per_epoch))
     return item.done_before // every < item.done_after // every
@@ -241,7 +210,8 @@ class Evaluation:
     export = collect(self.parts, export_rows)
     if not distributed.is_first():
       return
-    scores = _evaluate(self.parts, export)
+    limit = self.parts.config.eval.restrict_vocab
+    scores = export.embeddings().evaluate(self.parts.benchmarks, limit)
     epoch = totals.done / self.parts.source.units_per_epoch
     known = (f'{k} {x["score"]:.3f}' for k, x in scores.items() if x['found'])
     metrics.LOG.info('epoch %.2f: %s', epoch, ', '.join(known) or 'no scores')

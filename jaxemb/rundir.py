@@ -16,12 +16,8 @@ from jaxemb import config as config_lib
 from jaxemb import errors
 from jaxemb.storage import atomic
 
-try:
-  import fcntl
-except ImportError:  # Windows
-  fcntl = None
-
-_TEXT = 'text.sha256'  # beside config.json
+# What config.json holds beside the settings, or how its names begin.
+_RECORDED = ('tuning.', 'fingerprint')
 
 
 class BusyError(errors.UserError):
@@ -30,7 +26,7 @@ class BusyError(errors.UserError):
 
 @contextlib.contextmanager
 def using(workdir: pathlib.Path) -> Iterator[None]:
-  """Makes one line of whatever keeps the folder from being used."""
+  """Raises a `UserError` for whatever keeps the folder from being used."""
   try:
     yield
   except OSError as error:
@@ -41,7 +37,7 @@ def using(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def recorded(workdir: pathlib.Path) -> dict[str, Any]:
-  """The settings of the run that is in the folder, flat, or {}."""
+  """The flat settings in config.json of the run in the folder, or {}."""
   path = workdir / 'config.json'
   with using(workdir):
     data = path.read_bytes() if path.exists() else b'{}'
@@ -64,7 +60,7 @@ def check(
   The settings that differ are named; '' = the data is not known yet.
   """
   ours, theirs = config_lib.flat(config), recorded(workdir)
-  settings = {x for x in theirs if not x.startswith('tuning.')}
+  settings = {x for x in theirs if not x.startswith(_RECORDED)}
   if theirs and ours.keys() != settings:
     raise errors.UserError(
       f'{workdir} is of another version of jaxemb; give another --workdir'
@@ -79,10 +75,7 @@ def check(
       f'{workdir} holds a run with other settings: {"; ".join(differing)}; '
       'give another --workdir or the same settings'
     )
-  path = workdir / _TEXT
-  with using(workdir):
-    begun_with = path.read_bytes().strip() if path.exists() else b''
-  if fingerprint and begun_with not in (b'', fingerprint.encode()):
+  if fingerprint and theirs.get('fingerprint', fingerprint) != fingerprint:
     raise errors.UserError(
       f'the text is not the one that {workdir} began with: it has changed, or '
       'is cut into other files or compressed otherwise; give another --workdir'
@@ -95,29 +88,24 @@ def record(
   workdir: pathlib.Path,
   fingerprint: str,
 ) -> None:
-  """Writes config.json, once the settings have led to something to train.
-
-  All is chosen in the settings; the fingerprint is that of the data.
-  """
-  settings = config.to_dict() | {'tuning': dataclasses.asdict(tuning)}
-  with atomic.write(workdir / _TEXT) as file:
-    file.write(f'{fingerprint}\n'.encode())
+  """Writes resolved settings and the fingerprint of the data to config.json."""
+  data = config.to_dict() | {'tuning': dataclasses.asdict(tuning)}
+  data |= {'fingerprint': fingerprint}
   with atomic.write(workdir / 'config.json') as file:
-    file.write(json.dumps(settings, indent=1).encode())
+    file.write(json.dumps(data, indent=1).encode())
 
 
 @contextlib.contextmanager
 def locked(workdir: pathlib.Path) -> Iterator[None]:
-  """Makes the folder; keeps others out, who would mix their records with ours.
-
-  Raises a `BusyError` if another process is training there.
-  """
+  """Makes and locks the folder, or raises a `BusyError` if another has."""
   with contextlib.ExitStack() as stack:
     with using(workdir):
       workdir.mkdir(parents=True, exist_ok=True)
       file = stack.enter_context(open(workdir / '.lock', 'a+'))
       try:
-        if fcntl:
+        with contextlib.suppress(ImportError):
+          import fcntl  # not on Windows
+
           fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except BlockingIOError as error:
         raise BusyError(
@@ -132,10 +120,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
 
 
 def holder(workdir: pathlib.Path) -> str:
-  """Who has `locked` the folder last; '' if nobody has.
-
-  No two are the same, so that processes can tell whether they share it.
-  """
+  """Who `locked` the folder last, or ''; unique, to tell folders apart."""
   with contextlib.suppress(OSError):
     return (workdir / '.lock').read_text()
   return ''

@@ -17,10 +17,8 @@ import ml_collections
 
 from jaxemb import build, embeddings, errors, loop, metrics, results, rundir
 from jaxemb import config as config_lib
-from jaxemb.data import base as data_base
 from jaxemb.partition import runner
 from jaxemb.runtime import distributed, mesh, resources
-from jaxemb.storage import checkpoint
 
 STOPPED = distributed.STOPPED  # exit code
 _KINDS = str, bytes, Iterable  # of sentences, of which bytes are refused
@@ -40,9 +38,9 @@ def run(
 ) -> int:
   """Trains or resumes, and writes all results; returns 0 or `STOPPED`.
 
-  The encoded text goes to `text_cache`, or to the usual cache, which then holds
-  compiled programs too; `fixed` are fields of `config.Tuning` that are given.
-  Raises a `UserError` for input or settings that cannot be used.
+  Without a `text_cache`, the usual cache gets encoded text and compiled
+  programs; `fixed` are given fields of `config.Tuning`. Raises a `UserError`
+  for input or settings that cannot be used.
   """
   started, code = time.time(), None
   home = runner.home(config, workdir)
@@ -126,61 +124,35 @@ def _train(
   workdir: pathlib.Path, parts: build.Parts, session: loop.Session
 ) -> bool:
   """Trains from the newest checkpoint, or from a new state, to the results."""
-  config, source, strategy = parts.config, parts.source, parts.strategy
-  is_first, fingerprints = distributed.is_first(), build.fingerprints(parts)
-  with checkpoint.Checkpoints(
-    workdir / 'checkpoints', checkpoint.TO_KEEP, metrics.LOG.error
-  ) as checkpoints:
-    key = loop.init_key(config.seed)
-    init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
-    restored = loop.restore(checkpoints, init.eval_shape(key), fingerprints)
-    state, totals = restored or (
-      build.new_state(parts, key),
-      metrics.Totals(source.unit),
-    )
+  is_first, source = distributed.is_first(), parts.source
+
+  def make_meter(totals):
     with rundir.using(workdir):
-      meter = metrics.Meter(
+      return metrics.Meter(
         workdir if is_first else None,
         totals,
         source.units_per_epoch,
         source.epochs,
-        config.train.log_every_secs,
+        parts.config.train.log_every_secs,
         parts.trainable.model.untrained_loss,
         functools.partial(distributed.latest, 'hosts'),
       )
-    total = source.units_per_epoch * source.epochs
-    put_args = strategy.batch_sharding, source.num_parts
-    task = loop.Task(
-      strategy,
-      state,
-      data_base.prefetch(
-        source.items(totals.position, totals.done),
-        lambda batch: mesh.put_parts(batch, *put_args),
-      ),
-      total,
-      meter,
-      schedule=lambda item: loop.schedule(config, item, total),
-      count=meter.count,
-      save=lambda *args: loop.save(checkpoints, totals, fingerprints, *args),
-      save_every_secs=config.train.checkpoint_every_secs,
-      hooks=[results.Evaluation(workdir, parts)],
-    )
-    if not loop.run(task, session):
-      step = checkpoints.wait()
-      line = f'stopped and saved at step {step}; run the same command to resume'
-      metrics.LOG.info(line)
+
+  with loop.open_checkpoints(workdir) as checkpoints:
+    hooks = [results.Evaluation(workdir, parts)]
+    trained = loop.train(checkpoints, parts, session, make_meter, hooks)
+    if trained is None:
       return False
-    if totals.counters.get('pairs') == 0:
+    if trained.totals.counters.get('pairs') == 0:
       raise errors.UserError(
         'nothing was learned: no word has another one in its window; give text '
         'with several words on a line, or raise --config.data.sample'
       )
     # The last checkpoint is still being written.
-    export_rows = functools.partial(strategy.export_rows, task.state)
+    export_rows = functools.partial(parts.strategy.export_rows, trained.state)
     export = results.collect(parts, export_rows)
     if is_first:
-      table_bytes = mesh.num_bytes(task.state)
-      results.write(workdir, parts, export, totals, table_bytes)
+      results.write(workdir, parts, export, trained.totals)
     # JAX ends all processes when one has waited a minute for another to end.
     distributed.from_first('results')
   return True
@@ -203,16 +175,15 @@ def from_python(
   """Trains word vectors on sentences, files or what a config names.
 
   `data` is sentences, each a string or a list of tokens, which are read once; a
-  path, as of `config.data.path`; or a config, which replaces the arguments up
-  to `seed`. The model is 'skipgram' or 'cbow', of vectors of size `dim`, with
-  up to `window` words on each side of a center and `negatives` for each
-  positive. Words rarer than `min_count` are dropped; `sample` is the threshold
-  of frequent-word subsampling, 0 = off. A second call resumes in `workdir`, the
-  folder of the run; None = a temporary one. `settings` are any others, such as
-  `{'optimizer.name': 'adagrad'}`.
+  path, as in `config.data.path`; or a config, which replaces the arguments up
+  to `seed`. The model, 'skipgram' or 'cbow', has vectors of size `dim`, up to
+  `window` words on each side of a center and `negatives` for each positive.
+  Words rarer than `min_count` are dropped; `sample` is the threshold of
+  frequent-word subsampling, 0 = off. `workdir` is the folder of the run, in
+  which a second call resumes; None = a temporary one. `settings` are any
+  others, such as `{'optimizer.name': 'adagrad'}`.
 
-  Raises a `UserError` for data or settings that cannot be used, or after a
-  signal.
+  Raises a `UserError` for unusable data or settings, or after a signal.
   """
   arguments = {
     'model.dim': dim,

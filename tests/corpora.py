@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from jaxemb.data import windows
-from jaxemb.text import encode, tokenize, vocab
+from jaxemb.data import base, windows
+from jaxemb.text import encode, loader, tokenize
 
 
 def encoded(ids, num_vocab=0):
@@ -15,12 +15,22 @@ def encoded(ids, num_vocab=0):
   """
   ids = np.array(ids, np.int32)
   starts, sizes = encode.block_starts(ids, encode.BLOCK_WORDS)
-  words = ids[ids != tokenize.END]
-  counts = np.bincount(words, minlength=num_vocab)
-  vocabulary = vocab.Vocabulary([f'w{i}' for i in range(len(counts))], counts)
+  counts = np.bincount(ids[ids != tokenize.END], minlength=num_vocab)
+  words = [f'w{i}' for i in range(len(counts))]
   turns = np.arange(len(starts))
   blocks = encode.Blocks(np.append(starts, len(ids)), sizes, turns)
-  return encode.Encoded(None, vocabulary, ids, blocks, len(words), {})
+  return encode.Encoded(None, words, counts, ids, blocks, {})
+
+
+def spec(num_parts=1, sample=0.0, readers=None, **changes):
+  """A `SourceSpec` of small batches; all parts are read here."""
+  readers = readers or base.ALONE._replace(local_parts=range(num_parts))
+  sizes = dict(part_words=16, window=5, chunk=1, shortest_window=1) | changes
+  settings = {'seed': 1, 'epochs': 1, 'settings': {'sample': sample}} | sizes
+  return base.SourceSpec(
+    path='', num_parts=num_parts, readers=readers, cache=None, progress=None,
+    **settings,
+  )  # fmt: skip
 
 
 def random_ids(rng, num_words, num_vocab, mean_sentence=20):
@@ -65,8 +75,9 @@ def expected_centers(ids, position, key, spec, counts):
       sentence = []
       continue
     bits = splitmix64(key ^ i)
-    ratio = spec.sample * total / counts[word]
-    keep = math.sqrt(ratio) + ratio if spec.sample else 1.0
+    sample = spec.settings['sample']
+    ratio = sample * total / counts[word]
+    keep = math.sqrt(ratio) + ratio if sample else 1.0
     if (bits >> 32) / 2**32 < keep:
       sentence.append((word, 1 + (((bits & 0xFFFF) * spec.window) >> 16)))
   return centers
@@ -75,7 +86,7 @@ def expected_centers(ids, position, key, spec, counts):
 def centers(item, spec, part=0):
   """[n, 3], id, left and right in a part of a batch; the rest is padding."""
   batch = windows.Batch(*(x[part] for x in item.batch))
-  size, kept = spec.max_steps * spec.part_words, int(batch.kept_words)
+  size, kept = loader.batch_words(spec.part_words), int(batch.kept_words)
   assert batch.ids.shape == (size + 2 * spec.window,)
   assert batch.left.shape == batch.right.shape == (size,)
   assert batch.ids.dtype == np.int32

@@ -9,8 +9,10 @@ import numpy as np
 from jaxemb import build
 from jaxemb import config as config_lib
 from jaxemb.data import windows
+from jaxemb.models import base as models
 from jaxemb.runtime import mesh
 from jaxemb.strategies import base
+from jaxemb.text import loader
 from tests import oracle
 
 KEY = np.array([0xA4093822, 0x299F31D0], np.uint32)
@@ -29,8 +31,13 @@ def trainer(
   config = config_lib.check(config_lib.default(), settings)
   config, tuning = config_lib.resolve(config, 'cpu', shape, **fixed)
   words = [str(i) for i in range(len(counts))]
+  frequencies = loader.center_probabilities(counts, config.data.sample)
+  corpus = models.Corpus(words, counts, frequencies)
+  steps = steps or windows.Steps(
+    tuning.part_words, tuning.parts, config.model.window, tuning.chunk
+  )
   devices = mesh.make(mesh.Shape(*shape))
-  return build.trainer(config, tuning, counts, devices, words, steps=steps)
+  return build.trainer(config, tuning, devices, corpus, steps)
 
 
 def pack(
@@ -63,18 +70,6 @@ def random_batch(
   return pack(sentences, vocab, steps, max_steps)
 
 
-def with_rare_word(
-  batch: windows.Batch, word: int, part: int, place: int
-) -> windows.Batch:
-  """The same, but a word is a center at this place of this part alone."""
-  window = (batch.ids.shape[1] - batch.left.shape[1]) // 2
-  batch = jax.tree.map(np.copy, batch)
-  batch.ids[batch.ids == word] = 0
-  batch.ids[part, window + place : window + place + 2] = [word, 1]
-  batch.right[part, place] = batch.left[part, place + 1] = 1
-  return batch
-
-
 def schedule(
   first: float, last: float, key: np.ndarray = KEY, progress=(1, 1)
 ) -> base.Schedule:
@@ -90,8 +85,7 @@ def start(
   seed: int = 0,
 ):
   """A new state as the training loop makes it, or with these rows."""
-  init = jax.jit(strategy.init, out_shardings=strategy.state_sharding)
-  state = init(jax.random.key(seed))
+  state = strategy.init(jax.random.key(seed))
   for name, values in (rows or {}).items():
     ids = np.arange(len(values))
     state = strategy.import_rows(state, name, ids, values, {})
@@ -101,15 +95,16 @@ def start(
 def args(strategy: base.Strategy, batch: Any, schedule: base.Schedule) -> tuple:
   """The arguments of a step behind the state, on their devices."""
   return (
-    jax.device_put(strategy.constants(), strategy.constants_sharding),
+    strategy.constants(),
     jax.device_put(batch, strategy.batch_sharding),
     schedule,
   )
 
 
 def run(strategy: base.Strategy, state: Any, batch: Any, schedule: Any):
-  """A dispatch; the state before it is donated."""
-  return strategy.step(state, *args(strategy, batch, schedule))
+  """A dispatch; the state before it is donated, the metrics are fetched."""
+  state, metrics = strategy.step(state, *args(strategy, batch, schedule))
+  return state, jax.device_get(metrics)
 
 
 def lowered(
@@ -118,20 +113,14 @@ def lowered(
   """The shapes of a state, and a dispatch of text, without any array."""
   steps, num = trainable.steps, trainable.steps.num_parts
   size = max_steps * steps.part_words
-  padding = windows.padding(size, steps.window)  # of one part
+  ids = np.zeros((num, size), np.int32)
   batch = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(
-      (num, *x.shape[1:]), x.dtype, sharding=strategy.batch_sharding
+      x.shape, x.dtype, sharding=strategy.batch_sharding
     ),
-    padding,
+    windows.pack(ids, steps.window, steps.part_words),
   )
-  state = jax.tree.map(
-    lambda sharding, part: jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), part
-    ),
-    strategy.state_sharding,
-    jax.eval_shape(strategy.init, jax.random.key(0)),
-  )
+  state = strategy.init.eval_shape(jax.random.key(0))
   args = state, strategy.constants(), batch, schedule(0, 0)
   return state, strategy.step.lower(*args)
 

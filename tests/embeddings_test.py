@@ -9,7 +9,8 @@ from gensim import models
 
 import jaxemb
 from jaxemb import errors
-from jaxemb.storage import export, vectors_npy
+from jaxemb.evaluation import analogies, benchmarks
+from jaxemb.storage import export
 
 pytestmark = pytest.mark.filterwarnings('ignore:Call to deprecated')
 _NAMES = [f'w{i}' for i in range(200)]
@@ -45,6 +46,7 @@ def keyed():
     ('similar_by_vector', {'vector': _VECTORS[4] + 1, 'restrict_vocab': 90}),
     ('get_vector', {'key': 'w3', 'norm': True}),
     ('get_normed_vectors', {}),
+    ('similarity', {'w1': 'w3', 'w2': 'w5'}),
   ],
 )
 def test_queries_equal_gensim(ours, keyed, method, args):
@@ -58,11 +60,10 @@ def test_queries_equal_gensim(ours, keyed, method, args):
   np.testing.assert_allclose(found, expected, 2e-6, 1e-7)
 
 
-def test_pairs_and_groups_equal_gensim(ours, keyed):
+def test_groups_equal_gensim(ours, keyed):
   for i in range(50):
-    words = [f'w{i + j}' for j in range(5)]
+    words = _NAMES[i : i + 5]
     assert ours.doesnt_match(words) == keyed.doesnt_match(words)
-    assert ours.similarity(*words[:2]) == keyed.similarity(*words[:2])
   found = ours.analogy('w7', 'w3', 'w5')
   assert found == ours.most_similar(['w3', 'w5'], ['w7'])
   # gensim's ignores the limit.
@@ -70,7 +71,7 @@ def test_pairs_and_groups_equal_gensim(ours, keyed):
   assert {word for word, _ in found} == {*_NAMES[:20]} - {'w3'}
 
 
-def test_look_up(ours):
+def test_lookup(ours):
   assert len(ours) == 200 and ours.vector_size == 16
   assert 'w3' in ours and 'x' not in ours and 3 not in ours
   assert ours.key_to_index['w3'] == 3 and ours.index_to_key[3] == 'w3'
@@ -78,14 +79,19 @@ def test_look_up(ours):
   np.testing.assert_array_equal(ours[['w3', 'w1']], _VECTORS[[3, 1]])
   with pytest.raises(ValueError, match='read-only'):
     ours['w3'][0] = 1
-
-
-def test_vectors_of_length_zero(ours):
   ours.vectors[5] = 0
   assert ours.similarity('w5', 'w3') == 0
   assert not np.isnan(ours.most_similar('w3', topn=None)).any()
   assert not ours.get_normed_vectors()[5].any()
   assert not ours.get_vector('w5', norm=True).any()
+
+
+@pytest.mark.parametrize('dtype', [np.int8, np.float16, np.float64])
+def test_norms_of_other_numbers_are_float32(dtype):
+  vectors = np.array([[100, 120], [3, 4]], dtype)
+  norms = jaxemb.Embeddings(['a', 'b'], vectors).norms
+  assert norms.dtype == np.float32
+  np.testing.assert_allclose(norms, [24400**0.5, 5], rtol=1e-6)
 
 
 def test_unknown_words_are_named_with_near_spellings(ours):
@@ -117,54 +123,95 @@ def test_unknown_words_are_named_with_near_spellings(ours):
   assert time.process_time() - start < 5
 
 
+@pytest.fixture(scope='module')
+def asked(tmp_path_factory):
+  """Files of pairs and questions, and vectors that answer half of those.
+
+  Some words are there in two cases; of those asked, some in neither.
+  """
+  folder, rng = tmp_path_factory.mktemp('asked'), np.random.default_rng(1)
+  names = [f'w{i}' for i in range(200)]
+  names[150:] = [f'W{2 * i}' for i in range(50)][::-1]
+  words = np.array([f'{"wW"[i % 3 == 0]}{i}' for i in range(190)])
+  pairs = rng.integers(190, size=(400, 2))
+  # The ratings have many ties.
+  lines = [f'{words[a]}\t{words[b]}\t{a % 12}' for a, b in pairs if a != b]
+  (folder / 'pairs').write_text('\n'.join(lines))
+  rows, vectors = rng.integers(150, size=(150, 4)), _VECTORS.copy()
+  for a, b, c, d in rows[::2]:
+    vectors[d] = vectors[b] + vectors[c] - vectors[a] + rng.normal(size=16) / 2
+  vectors[150:] = vectors[98::-2] + rng.normal(size=(50, 16)) / 9
+  rows[1::8, 3] = rows[1::8, 1]  # words that are asked are no answers
+  lines = [' '.join(words[row]) for row in rows]
+  lines = [': one', *lines[:40], ': gram2', *lines[40:], ': none', 'x y z w']
+  (folder / 'questions').write_text('\n'.join(lines))
+  return folder, names, vectors
+
+
+@pytest.mark.parametrize('limit', [1000, 120])
 @pytest.mark.parametrize('dummy', [False, True])
 @pytest.mark.parametrize('insensitive', [False, True])
-def test_evaluations_equal_gensim(ours, keyed, tmp_path, dummy, insensitive):
-  rng = np.random.default_rng(1)
-  pairs, questions = str(tmp_path / 'pairs'), str(tmp_path / 'questions')
-  words = np.array([f'{"wW"[i % 3 == 0]}{i}' for i in range(230)])
-  rows = rng.integers(230, size=(90, 2))
-  lines = [f'{words[a]}\t{words[b]}\t{a + b}' for a, b in rows if a != b]
-  (tmp_path / 'pairs').write_text('\n'.join(lines))
-  rows = rng.integers(60, size=(90, 4))
-  for a, b, c, d in rows[::2]:
-    ours.vectors[d] = ours.vectors[b] + ours.vectors[c] - ours.vectors[a]
-  keyed.vectors[:] = ours.vectors
-  lines = [' '.join(words[row]) for row in rows]
-  lines = [': one', *lines[:40], ': two', *lines[40:], ': none', 'x y z w']
-  (tmp_path / 'questions').write_text('\n'.join(lines))
-  args = {'case_insensitive': insensitive, 'dummy4unknown': dummy}
-  limited = {**args, 'restrict_vocab': 150}
-  *found, unknown = ours.evaluate_word_pairs(pairs, **limited)
-  *expected, theirs = keyed.evaluate_word_pairs(pairs, **limited)
-  assert list(map(tuple, found)) == list(map(tuple, expected))
-  assert unknown == pytest.approx(theirs)
+def test_evaluations_equal_gensim(
+  asked, monkeypatch, limit, dummy, insensitive
+):
+  # A word outside a block must neither win nor be taken out in it.
+  monkeypatch.setattr(analogies, '_BLOCK_ROWS', 50)
+  folder, names, vectors = asked
+  ours, keyed = jaxemb.Embeddings(names, vectors), models.KeyedVectors(16)
+  keyed.add_vectors(names, vectors)
+  pairs, questions = str(folder / 'pairs'), str(folder / 'questions')
+  args = {'case_insensitive': insensitive, 'dummy4unknown': dummy,
+          'restrict_vocab': limit}  # fmt: skip
+  *found, unknown = ours.evaluate_word_pairs(pairs, **args)
+  pearson, spearman, theirs = keyed.evaluate_word_pairs(pairs, **args)
+  assert list(map(tuple, found)) == [tuple(pearson), tuple(spearman)]
+  assert unknown == pytest.approx(theirs) and 0 < unknown < 100
+  answers = []
   for function in ('most_similar', 'most_similar_cosmul'):
     # gensim 4.4 takes `similarity_function` and ignores it.
     keyed.most_similar = getattr(keyed, function)
-    score, sections = ours.evaluate_word_analogies(
+    answers.append(keyed.evaluate_word_analogies(questions, **args))
+    # A section without a valid question is kept, too.
+    assert answers[-1] == ours.evaluate_word_analogies(
       questions, similarity_function=function, **args
     )
-    expected = keyed.evaluate_word_analogies(questions, **args)
-    # A section without a valid question is kept, too.
-    assert (score, sections) == expected and 0 < score < 1
+    assert 0 < answers[-1][0] < 0.95
+  if dummy or not insensitive:
+    return
+  results = ours.evaluate(benchmarks.find([folder]), limit)
+  result = results['pairs']
+  assert (result['score'], result['pearson']) == (spearman[0], pearson[0])
+  assert 100 * result['oov'] / result['total'] == pytest.approx(theirs)
+  limits = result['restrict_vocab'], result['vocab']
+  assert limits == (limit, min(limit, 200))
+  result = results['questions']
+  (score, sections), (score_cosmul, _) = answers
+  assert (result['score'], result['score_cosmul']) == (score, score_cosmul)
+  for section in sections[:-1]:
+    part = result['sections'][section['section']]
+    assert part['correct'] == len(section['correct'])
+    assert part['found'] - part['correct'] == len(section['incorrect'])
+    found = part['found']
+    assert part['score'] == (part['correct'] / found if found else None)
+  assert result['syntactic'] == result['sections']['gram2']
+  assert result['semantic']['total'] == result['total'] - 110
 
 
 def test_evaluations_name_the_wrong_file(ours, tmp_path):
-  path = tmp_path / 'questions.txt'
-  path.write_text(': one\na b c d\n')
-  with pytest.raises(errors.UserError, match='no benchmark of similarity'):
-    ours.evaluate_word_pairs(path)
-  path.write_text('a b 3\n')
-  with pytest.raises(errors.UserError, match='no benchmark of analogies'):
-    ours.evaluate_word_analogies(path)
-  with pytest.raises(errors.UserError, match='fewer than two'):
-    ours.evaluate_word_pairs(path)
+  path, pairs = tmp_path / 'asked.txt', ours.evaluate_word_pairs
+  for text, evaluate, message in (
+    (': one\na b c d\n', pairs, 'no benchmark of similarity'),
+    ('a b 3\n', ours.evaluate_word_analogies, 'no benchmark of analogies'),
+    ('a b 3\n', pairs, 'fewer than two'),
+  ):
+    path.write_text(text)
+    with pytest.raises(errors.UserError, match=message):
+      evaluate(path)
 
 
 def test_load_every_form(tmp_path):
   counts, folder = np.arange(200)[::-1], tmp_path / 'export'
-  export.write(folder, _NAMES, vectors_npy.Encoded(_VECTORS), counts)
+  export.write(folder, _NAMES, export.Encoded(_VECTORS), counts)
   packed = tmp_path / 'v.vec.gz'
   packed.write_bytes(gzip.compress((folder / 'vectors.txt').read_bytes()))
   mapped = [tmp_path, folder, str(folder), folder / 'vectors.npy']
@@ -208,9 +255,6 @@ def test_load_says_what_is_wrong(ours, tmp_path):
   lines = (tmp_path / 'vocab.txt').read_text().splitlines()
   (tmp_path / 'vocab.txt').write_text('\n'.join(lines[:-1]))
   with pytest.raises(errors.UserError, match='199 words.*200 rows'):
-    jaxemb.load(tmp_path)
-  (tmp_path / 'vectors.npy').write_bytes(b'cut')
-  with pytest.raises(errors.UserError, match=r'no usable vectors\.npy'):
     jaxemb.load(tmp_path)
   (tmp_path / 'twice').write_text('3 1\na 1\na 2\nb 3\n')
   with pytest.warns(UserWarning, match='1 repeated'):

@@ -86,8 +86,7 @@ def test_help(name, run, capsys):
 @pytest.mark.parametrize(
   ('name', 'flag', 'words'),
   [
-    ('dmwe_scws', '--scws=nope', 'cannot read nope: '),
-    ('pseudo_words', '--text=nope', 'nope does not exist'),
+    ('dmwe_scws', '--scws=nope', 'file or folder at nope'),
     ('planted_senses', '--config=nope', 'there is no config file'),
     ('planted_senses', '--seeds=0', '0 must be at least 1'),
     ('planted_senses', '--nope', 'unknown argument --nope'),
@@ -136,15 +135,6 @@ def test_results(tmp_path, capsys):
   assert results(None).path == default
 
 
-def test_in_turn_and_table():
-  calls = []
-  sides = {x: lambda i, x=x: calls.append(f'{x}{i}') or i for x in 'ab'}
-  assert experiment.in_turn(sides, 2) == {'a': [0, 1], 'b': [0, 1]}
-  assert calls == ['a0', 'b0', 'a1', 'b1']
-  shown = experiment.table(('', 'rate'), [('first', 0.123456), ('b', None)])
-  assert shown.splitlines() == ['         rate', 'first  0.1235', 'b']
-
-
 # On random ids.
 
 
@@ -159,10 +149,6 @@ def test_random_corpus():
   expected = job.counts / job.counts.sum()
   found = np.bincount(words, minlength=50) / 30_000
   assert np.abs(found - expected).max() < 0.01
-  batch = next(zipf.full_batches(job, corpus))
-  assert np.all(batch.num_steps * job.steps.part_words == batch.kept_words)
-  kept = batch.kept_words.sum() / 30_000
-  assert kept == pytest.approx(job.kept_fraction, rel=0.2)
 
 
 @pytest.mark.slow
@@ -172,6 +158,10 @@ def test_scaling(run, tmp_path, monkeypatch):
   def measure(point, is_quick):
     return bench_scaling.measure(point, zipf.Effort(50_000, 2, 0.0))
 
+  def obstacle(job):
+    return 'needs 9 TB' * (job.config.strategy.name == 'sync')
+
+  monkeypatch.setattr(zipf, 'obstacle', obstacle)
   monkeypatch.setattr(bench_scaling, '_in_process', measure)
   plot = tmp_path / 'plot.svg'
   axes, shown = run('bench_scaling', '--quick', f'--plot={plot}')
@@ -179,7 +169,7 @@ def test_scaling(run, tmp_path, monkeypatch):
   assert list(axes) == ['vocab', 'dim', 'batch_words', 'corpus_words']
   points = [x for axis in axes.values() for x in axis['points']]
   (skipped,) = (x for x in points if 'skipped' in x)
-  assert skipped['dim'] == 65_536 and skipped['skipped'] in shown
+  assert skipped['strategy'] == 'sync' and 'skipped: needs 9 TB' in shown
   for p in (x for x in points if 'skipped' not in x):
     low, high = p['min_centers_per_sec'], p['max_centers_per_sec']
     assert low <= p['centers_per_sec'] <= high
@@ -192,9 +182,6 @@ def test_scaling(run, tmp_path, monkeypatch):
   base, wide = axes['dim']['points']
   ratio = base['centers_per_sec'] / wide['centers_per_sec']
   assert (base['time_ratio'], wide['time_ratio']) == (1, pytest.approx(ratio))
-  # Other axes stay in the file.
-  again, _ = run('bench_scaling', '--quick', '--axis=dim')
-  assert again['vocab'] == axes['vocab']
 
 
 @pytest.mark.slow
@@ -223,8 +210,8 @@ def test_table_memory():
   # Two tables of vectors, and Adagrad's number of each row.
   whole = replicated['tables_per_device_bytes']
   assert whole == 2 * 4 * 5120 * (8 + 1) == replicated['tables_bytes']
-  # Each device has the numbers of an eighth of the rows.
-  assert column['tables_per_device_bytes'] == whole / 8
+  # Each device has an eighth of the columns, and Adagrad's numbers whole.
+  assert column['tables_per_device_bytes'] == 2 * 4 * 5120 * (8 / 8 + 1)
   assert column['arguments_bytes'] > column['tables_per_device_bytes']
 
 
@@ -272,23 +259,12 @@ def test_columns_send_a_third_of_what_rows_do():
   assert sent('column', 512) == sent('column', 64)
 
 
-@pytest.mark.slow
-def test_optimizers_that_scale_by_squares():
-  point = comm_volume.Point('column', 2, 2, 8)
-  jobs = [comm_volume.make(point, 500, 256, x) for x in ('adagrad', 'sgd')]
-  sent, _ = comm_volume.traffic(jobs[0], comm_volume.compiled_text(jobs[0]))
-  formulas = [comm_volume.closed_form(job) for job in jobs]
-  assert sent['total'] == pytest.approx(formulas[0], rel=1e-12)
-  assert formulas[0] > formulas[1]
-
-
 @pytest.mark.parametrize(
   ('layout', 'rows', 'travels'),
   [
     ('replicated', 500, True),
     ('replicated', 64, False),
     ('row', 2 * 128, True),  # 500 rows in two groups of 256, of two devices
-    ('row', 2 * 256, True),
     ('row', 64, False),
     ('column', 500, True),
   ],
@@ -433,12 +409,10 @@ def test_partition_merge(run, tmp_path):
   source = repaired['source', 0.0]
   assert repaired['procrustes', 1.0] == pytest.approx(source, abs=1e-3)
   assert 'shuffle, 3: alir' in shown
-  # Nothing is trained or scored again, unless with other settings.
+  # Nothing is trained or scored again.
   before = {x: x.stat().st_mtime_ns for x in work.rglob('*.json')}
   run('partition_merge', *flags, '--stages=sweep')
   assert {x: x.stat().st_mtime_ns for x in work.rglob('*.json')} == before
-  with pytest.raises(SystemExit):
-    run('partition_merge', *flags, '--sample=0.1')
 
 
 # Several vectors per word.
@@ -450,22 +424,6 @@ def test_purity():
   # Learned senses 0 and 1 stand for 1 and 0; half of those of sense 1 err.
   votes = [(0, 1), (0, 1), (1, 0), (1, 0), (0, 1), (0, 1), (1, 0), (1, 1)]
   assert planted_senses.purity(votes) == 0.75
-
-
-def test_pseudo_words_are_unrelated():
-  import pseudo_words
-
-  sentences = np.random.default_rng(0).integers(0, 40, (400, 5))
-  ids = np.append(sentences, np.full((400, 1), -1), 1).reshape(-1)
-  words = [f'word{chr(97 + i // 26)}{chr(97 + i % 26)}' for i in range(40)]
-  counts = np.bincount(sentences.reshape(-1), minlength=40)
-  pairs = pseudo_words.choose(ids, words, 10, 1, range(40)).values()
-  assert len({i for pair in pairs for i in pair}) == 2 * len(pairs) == 20
-  for a, b in pairs:
-    together = np.sum((sentences == a).any(1) & (sentences == b).any(1))
-    alone = [(sentences == x).any(1).sum() for x in (a, b)]
-    assert together <= alone[0] * alone[1] / 400
-    assert counts[[a, b]].max() <= 1.25 * counts[[a, b]].min()
 
 
 @pytest.mark.slow

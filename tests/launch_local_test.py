@@ -15,15 +15,11 @@ import pytest
 
 _FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
 _LAUNCH = """
-import json, signal, sys
+import signal, sys
 # Whatever the tests run under.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.path.insert(0, sys.argv[1])
 import launch_local
-code, arguments, n, devices, grace_secs = json.loads(sys.argv[2])
-command = (sys.executable, '-c', code)
-sys.exit(launch_local.run(arguments, n, devices, command, grace_secs))
 """
 _BEGIN = """
 import json, os, signal, socket, sys, time
@@ -47,12 +43,14 @@ def meet():
 def _start(
   code, n=2, arguments=(), devices=0, grace_secs=30.0, **environment
 ) -> subprocess.Popen:
-  given = json.dumps([_BEGIN + code, list(arguments), n, devices, grace_secs])
+  command = sys.executable, '-c', _BEGIN + code
+  settings = arguments, n, devices, command, grace_secs
   return subprocess.Popen(
-    [sys.executable, '-c', _LAUNCH, str(_FOLDER), given],
+    [sys.executable, '-c', f'{_LAUNCH}sys.exit(launch_local.run(*{settings}))'],
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
-    env={**os.environ, **{k: str(v) for k, v in environment.items()}},
+    env=os.environ | {k: str(v) for k, v in environment.items()},
+    cwd=_FOLDER,
     start_new_session=True,  # a group of its own, as in a terminal
   )
 

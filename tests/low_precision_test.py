@@ -1,16 +1,14 @@
 """Whole runs on tables of few bits: exports, resuming, going on from them."""
 
-import json
-
 import ml_dtypes
 import numpy as np
 import pytest
 
 import jaxemb
-from jaxemb import config as config_lib
-from jaxemb import train
+from tests import runs
 
 pytestmark = pytest.mark.slow
+SMALL = {'data.path': 'toywiki:30000', 'train.epochs': 2}
 STILL = {
   'optimizer.learning_rate': 1e-12, 'optimizer.final_learning_rate': 0.0,
   'train.epochs': 1,
@@ -22,37 +20,29 @@ def run(tmp_path, interrupting):
   """Trains in a new folder; returns it, its report and its vectors."""
 
   def run(name, interrupted_as=None, **settings):
-    def start(settings):
-      config = config_lib.default()
-      config.data.path, config.data.min_count = 'toywiki:30000', 2
-      config.model.dim, config.train.epochs = 16, 2
-      config.eval.paths, config.mesh.data = 'none', 2
-      config.update_from_flattened_dict(settings)
-      return train.run(config, tmp_path / name)
-
+    folder, settings = tmp_path / name, SMALL | settings
     if interrupted_as is not None:
       with interrupting(1), pytest.raises(KeyboardInterrupt):
-        start(settings | interrupted_as)
-    assert start(settings) == 0
-    log = (tmp_path / name / 'log.txt').read_text()
-    assert ('resuming after' in log) == (interrupted_as is not None)
-    report = json.loads((tmp_path / name / 'report.json').read_text())
-    return tmp_path / name, report, jaxemb.load(tmp_path / name).vectors
+        runs.run(folder, settings | interrupted_as)
+    assert runs.run(folder, settings) == 0
+    resumed = 'resuming after' in runs.log(folder)
+    assert resumed == (interrupted_as is not None)
+    return folder, runs.report(folder), jaxemb.load(folder).vectors
 
   return run
 
 
 def test_runs_of_int8(run):
-  common = {
+  common = runs.SAVE_ALWAYS | {
     'strategy.name': 'sync', 'table.layout': 'row', 'table.dtype': 'int8',
-    'train.checkpoint_every_secs': 0.0, 'mesh.data': 1, 'mesh.table': 4,
+    'mesh.data': 1, 'mesh.table': 4,
   }  # fmt: skip
   whole, report, found = run('whole', **common)
   vocab = report['vocab_words']
   assert report['table_dtype'] == 'int8'
   padded = -(-vocab // 256) * 256
   assert report['vector_bytes'] == 2 * padded * (16 + 4)
-  assert 'int8' in (whole / 'log.txt').read_text()
+  assert 'int8' in runs.log(whole)
   codes, scales = (
     np.load(whole / 'export' / f'{x}.npy') for x in ('vectors', 'scales')
   )
@@ -73,8 +63,7 @@ def test_runs_of_int8(run):
     'later',
     **still | {'train.init_from': str(whole), 'table.dtype': 'bfloat16'},
   )
-  log = (later / 'log.txt').read_text()
-  assert 'tables vectors, context_vectors' in log
+  assert 'tables vectors, context_vectors' in runs.log(later)
   stored = np.load(later / 'export' / 'vectors.npy').view(ml_dtypes.bfloat16)
   np.testing.assert_array_equal(kept, stored.astype(np.float32))
   wanted = expected.astype(ml_dtypes.bfloat16).astype(np.float32)
@@ -89,19 +78,6 @@ def test_runs_of_int8(run):
   assert error.max() < 0.65 * 1.25 / 127
 
 
-def test_senses_by_the_tree_learn_in_few_bits(run):
-  settings = {
-    'model.name': 'mixture', 'model.loss': 'hierarchical_softmax',
-    'senses.number': 2, 'optimizer.name': 'adagrad',
-    'optimizer.learning_rate': 0.2,
-  }  # fmt: skip
-  losses = [
-    run(dtype, **settings | {'table.dtype': dtype})[1]['loss_per_example']
-    for dtype in ('float32', 'int8')
-  ]
-  assert losses[1] == pytest.approx(losses[0], rel=0.01)
-
-
 @pytest.mark.parametrize(
   'settings',
   [
@@ -111,7 +87,7 @@ def test_senses_by_the_tree_learn_in_few_bits(run):
   ids=['sync-bfloat16', 'replicas-int8'],
 )
 def test_a_restart_rounds_alike(run, settings):
-  settings = settings | {'train.checkpoint_every_secs': 0.0}
+  settings = settings | runs.SAVE_ALWAYS
   whole, begun = run('whole', **settings)[0], run('begun', {}, **settings)[0]
   for name in ('vectors.npy', 'scales.npy'):
     files = [x / 'export' / name for x in (whole, begun)]

@@ -30,9 +30,7 @@ BAD_FLAGS = [
 ]
 BAD_SETTINGS = [
   ('model.dmi=3', 'did you mean --config.model.dim?'),
-  ('dim=3', 'did you mean --config.model.dim?'),
   ('optimiser.learning_rate=1', '--config.optimizer.learning_rate?'),
-  ('train.epoch=1', 'did you mean --config.train.epochs?'),
   ('model.dim', 'expected one argument'),
   ('model.dim=1.5', "invalid int value: '1.5'"),
   ('model.dim=0', 'config.model.dim=0 must be at least 1'),
@@ -40,14 +38,11 @@ BAD_SETTINGS = [
   ('data.path=/no/such/text', '/no/such/text does not exist'),
   ('data.path=toywiki:5', '20000 words or more'),
   ('data.sample=1.5', 'at most 1'),
-  ('model.window=-1', 'at least 1'),
   ('optimizer.learning_rate=nan', 'at least 0'),
   ('mesh.table=5000', 'at most 4,096'),
   ('model.name=glove', "'skipgram' or 'cbow'"),
   ('model.loss=softmax', "loss='softmax' is not available"),
-  ('table.dtype=int4', 'not available'),
   (f'{PARTITION} strategy.divide=random', "'shuffle' or 'sampling'"),
-  ('strategy.num_parts=3', 'only used when config.strategy.name is partition'),
   ('strategy.num_parts=3', 'remove it or set --config.strategy.name=partition'),
   ('table.layout=row', 'set --config.strategy.name=sync'),
   ('table.rounding=nearest', 'set --config.table.dtype=bfloat16'),
@@ -63,7 +58,6 @@ BAD_SETTINGS = [
   (f'{SYNC} table.layout=row mesh.table=3', 'must divide 256'),
   (f'{PARTITION} strategy.part=10', 'must be 0..9 or -1'),
   (f'{PARTITION} mesh.data=11', 'sub-models to train, 10'),
-  (f'{PARTITION} strategy.part=1 mesh.data=2', 'sub-models to train, 1'),
   ('train.batch_words=100', 'must be a multiple of 16'),
 ]
 
@@ -84,7 +78,6 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, command, flags, words):
   ('text', 'words'),
   [
     ('def get_config(: pass', 'invalid syntax'),
-    ('import no_such_module', "No module named 'no_such_module'"),
     ('x = 1', 'get_config'),
     ('def get_config(): pass', 'cannot read the config'),
     ('config.model.dmi = 3', 'no setting config.model.dmi'),

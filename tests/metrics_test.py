@@ -127,13 +127,17 @@ def test_records_tell_what_all_processes_use(tmp_path, monkeypatch):
 
 def test_the_loss_stays_right_over_many_pairs():
   # float32 sums stick at 2^24 ones; these are carried in 64 bits.
-  totals = metrics.Totals(losses=[[3e12, 1e12]])
-  for epoch in [0] * 1000 + [2]:
-    totals.add(_item(0), epoch, (0.2, 0.1), _metrics(1, 1), 9.0)
-  assert totals.losses == [[3e12 + 1000, 1e12 + 1000], [0, 0], [1, 1]]
-  totals.add_model(totals)
-  assert totals.losses == [[6e12 + 2e3, 2e12 + 2e3], [0, 0], [2, 2]]
-  assert totals.counters == {'pairs': 2 * 1001 * 3000}
+  totals, other = metrics.Totals(loss=3e12, examples=1e12), metrics.Totals()
+  for _ in range(1000):
+    totals.add(_item(0), 1000, (0.2, 0.1), _metrics(1, 1), 9.0)
+  assert (totals.loss, totals.examples) == (3e12 + 1000, 1e12 + 1000)
+  assert totals.counters == {'pairs': 1000 * 3000}
+  # Another model, which is in a later epoch, and one that is not.
+  other.add(_item(2000), 1000, (0.2, 0.1), _metrics(3, 1), 9.0)
+  other.add_model(totals)
+  totals.add_model(other)
+  for x in (totals, other):
+    assert (x.epoch, x.loss, x.examples) == (2, 3, 1)
 
 
 def test_progress_is_shown_until_a_signal(monkeypatch, caplog):

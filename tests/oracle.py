@@ -2,7 +2,7 @@
 
 Nothing here is clever. Losses walk over centers, over their contexts, over the
 draws of their chunk; optimizers walk over occurrences and rows. A step is what
-`models.base.StepBatch` holds, as NumPy arrays, run by run; ids behind the
+`data.windows.StepBatch` holds, as NumPy arrays, run by run; ids behind the
 vocabulary are padding.
 """
 
@@ -84,7 +84,7 @@ def _window_step(
     tables: {name: [vocab, dim] float64}.
     window: W.
     chunk: c, centers per chunk.
-    negatives: K per example, or [N], how many of them each draw stands for.
+    negatives: K per example.
 
   Returns:
     A `Step`. Input occurrences are the centers, of CBOW the windows of the
@@ -101,9 +101,6 @@ def _window_step(
     inputs, targets = (around, centers) if is_cbow else (centers, around)
     ids = {INPUT: inputs, OUTPUT: targets + [int(word) for word in drawn]}
     grads = {name: [np.zeros(dim) for _ in x] for name, x in ids.items()}
-    shares = negatives
-    if not np.ndim(negatives):
-      shares = [negatives / len(drawn)] * len(drawn)
     for c in range(chunk):
       offsets = contexts(first + c, left[run], right[run])
       places = [window + c + offset for offset in offsets]
@@ -116,9 +113,9 @@ def _window_step(
         hidden = np.mean([row(tables[INPUT], inputs[x]) for x in sources], 0)
         hidden_grad = np.zeros(dim)
         terms = [(target, 1, 1.0)]
-        for place, share in enumerate(shares, len(targets)):
-          if ids[OUTPUT][place] != targets[target]:
-            terms.append((place, 0, share))
+        for place, word in enumerate(drawn, len(targets)):
+          if word != targets[target]:
+            terms.append((place, 0, negatives / len(drawn)))
         for place, label, weight in terms:
           other = row(tables[OUTPUT], ids[OUTPUT][place])
           score = float(hidden @ other)
@@ -137,15 +134,6 @@ def _window_step(
 
 skipgram = functools.partial(_window_step, False)
 cbow = functools.partial(_window_step, True)
-
-
-def summed(ids, grads, vocab: int) -> np.ndarray:
-  """[vocab, dim]: gradients of all occurrences of each row; padding is lost."""
-  total = np.zeros((vocab, np.shape(grads)[1]))
-  for word, grad in zip(ids, grads, strict=True):
-    if word < vocab:
-      total[word] += grad
-  return total
 
 
 # Row optimizers. They change `table` [vocab, dim] float64 and `slots`, a dict
@@ -194,6 +182,17 @@ def adam(table, slots, ids, grads, learning_rate, beta1, beta2, epsilon):
 
 
 # Material for tests.
+
+
+def rotation(rng, size: int) -> np.ndarray:
+  """A random orthogonal matrix [size, size]."""
+  return np.linalg.qr(rng.normal(size=(size, size)))[0]
+
+
+def cosines(rows: np.ndarray) -> np.ndarray:
+  """[n, n], of all pairs of rows."""
+  units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+  return units @ units.T
 
 
 class Tokens(NamedTuple):

@@ -46,19 +46,15 @@ def test_a_cache_that_others_may_write_is_refused(tmp_path, monkeypatch):
 
 
 def test_numba_uses_it_where_package_and_home_are_read_only(tmp_path):
-  code = 'import os; os.access = lambda *_: False; import jaxemb; '
-  command = [
-    sys.executable,
-    '-c',
-    f"{code}print(os.environ['NUMBA_CACHE_DIR'])",
-  ]
-  environment = {'TMPDIR': str(tmp_path)}
+  code = (
+    'import os; os.access = lambda *_: False; import jaxemb; '
+    "print(os.environ['NUMBA_CACHE_DIR'])"
+  )
   for given, expected in (
     ({}, str(tmp_path / f'jaxemb-numba-{os.getuid()}')),
     ({'NUMBA_CACHE_DIR': '/chosen'}, '/chosen'),
   ):
-    environment |= given
-    found = subprocess.check_output(
-      command, cwd=ROOT, env=environment, text=True
-    )
-    assert found.strip() == expected
+    environment = {'TMPDIR': str(tmp_path)} | given
+    command = [sys.executable, '-c', code]
+    found = subprocess.check_output(command, cwd=ROOT, env=environment)
+    assert found.decode().strip() == expected

@@ -3,10 +3,14 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
+import jaxemb
 from jaxemb import config as config_lib
 from jaxemb import errors, train
+from jaxemb.senses import table
+from jaxemb.storage import orbax_export
 
 SETTINGS = {
   'data.path': 'toywiki:60000',
@@ -48,3 +52,28 @@ def log(workdir: pathlib.Path) -> str:
 def vectors(workdir: pathlib.Path) -> bytes:
   """The exported vectors, to the last bit."""
   return (workdir / 'export' / 'vectors.npy').read_bytes()
+
+
+def write_senses(folder: pathlib.Path | str, senses: table.Senses) -> None:
+  """The export of words with several vectors."""
+  rows = senses.names(), senses.vectors, senses.by_row(senses.counts)
+  jaxemb.Embeddings(*rows, senses).save(folder)
+
+
+def write_trained(
+  workdir: pathlib.Path, words: list[str], vectors: np.ndarray, counts
+) -> None:
+  """The export of a run with Adagrad, as merges and warm starts read it.
+
+  Context vectors are twice the vectors; the sums of squares of row i are i + 1,
+  and i + 2 of its context vector.
+  """
+  jaxemb.Embeddings(words, vectors, np.array(counts)).save(workdir / 'export')
+  squares = np.arange(1, len(words) + 1, dtype=np.float32)
+  optimizer = {
+    'vectors': {'sum_squares': squares},
+    'context_vectors': {'sum_squares': squares + 1},
+  }
+  arrays = {'vectors': vectors, 'context_vectors': 2 * vectors}
+  arrays['optimizer'] = optimizer
+  orbax_export.write(workdir / 'export' / 'orbax', arrays)

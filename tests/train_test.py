@@ -106,15 +106,6 @@ def test_all_exports_hold_the_same_bits(finished):
   assert arrays['context_vectors'].shape == ours.vectors.shape
 
 
-@pytest.mark.parametrize(
-  ('model', 'optimizer'), [('skipgram', 'adagrad'), ('cbow', 'adam')]
-)
-def test_models_and_optimizers_learn(tmp_path, model, optimizer):
-  assert _run(tmp_path, {'model.name': model, 'optimizer.name': optimizer}) == 0
-  # An untrained model has a loss of 6 log 2 = 4.16 nats.
-  assert runs.report(tmp_path)['loss_per_example'] < 4.1
-
-
 # Resuming.
 
 
@@ -180,13 +171,18 @@ def test_sigterm_saves_and_exits_with_75(
 
 
 def test_replicas_keep_their_number(tmp_path):
-  assert _run(tmp_path, {'mesh.data': 3}) == 0
+  others = {'model.name': 'cbow', 'optimizer.name': 'adam'}
+  assert _run(tmp_path, others | {'mesh.data': 3}) == 0
   before = runs.vectors(tmp_path)
-  assert _run(tmp_path, {'mesh.data': 0}) == 0  # whatever the machine has
+  # 0 is whatever the machine has.
+  assert _run(tmp_path, others | {'mesh.data': 0}) == 0
   assert runs.vectors(tmp_path) == before
-  assert len(runs.report(tmp_path)['devices']) == 3
+  report = runs.report(tmp_path)
+  assert len(report['devices']) == 3
+  # An untrained model has a loss of 6 log 2 = 4.16 nats.
+  assert report['loss_per_example'] < 4.1
   with pytest.raises(errors.UserError, match='begun with 3 replicas'):
-    _run(tmp_path, {'mesh.data': 2})
+    _run(tmp_path, others | {'mesh.data': 2})
 
 
 def _sync(layout: str, data: int, table: int) -> dict:
@@ -201,13 +197,14 @@ def on_one_device(tmp_path_factory) -> np.ndarray:
   return jaxemb.load(workdir).vectors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('layout', 'first', 'then', 'mesh'),
   [
     ('column', (1, 3), (2, 1), (2, 1)),  # 16 columns and two of padding
     # Four devices each split the centers of a part of the text.
-    _slow('replicated', (1, 1), (8, 1), (2, 4)),
-    _slow('row', (2, 4), (1, 1), (1, 1)),
+    ('replicated', (1, 1), (8, 1), (2, 4)),
+    ('row', (2, 4), (1, 1), (1, 1)),
   ],
 )
 def test_sync_resumes_on_another_mesh(
@@ -311,7 +308,9 @@ def test_a_corrected_command_may_use_the_same_folder(tmp_path):
   assert report['evaluation'] == {} and (tmp_path / 'report.html').exists()
 
 
-@pytest.mark.parametrize(('rate', 'batch_words'), [(1e4, 256), (0.1, 8192)])
+@pytest.mark.parametrize(
+  ('rate', 'batch_words'), [_slow(1e4, 256), (0.1, 8192)]
+)
 def test_divergence_is_reported(tmp_path, rate, batch_words):
   settings = {'optimizer.learning_rate': rate, 'train.batch_words': batch_words}
   line = _refused(tmp_path, settings | {'optimizer.max_duplicates': 0.0})

@@ -1,9 +1,8 @@
 """What a source of training data is to the loop and to a strategy.
 
-A source is read in dispatches: `items` yields one `Item` for each, a pure
-function of the position, so that a run that was killed repeats exactly what it
-lost. On the device, `Steps` cuts the batch of an item into steps. Neither the
-loop nor a strategy looks into a batch.
+`Source.items` yields one `Item` for each dispatch, a pure function of the
+position: a run that was killed repeats exactly what it lost. On the device,
+`Steps` cuts its batch into steps. Neither loop nor strategy looks into a batch.
 """
 
 import collections
@@ -18,7 +17,7 @@ import numpy as np
 
 
 class Share(NamedTuple):
-  """The examples of a step that a device has: a split of each of some parts."""
+  """A device's examples of a step: one split of each of some parts."""
 
   before: jax.Array | int  # parts of the data before those in its batch
   first_part: jax.Array | int  # of those in its batch
@@ -27,16 +26,12 @@ class Share(NamedTuple):
   num_splits: int
 
 
-WHOLE = Share(0, 0, 1, 0, 1)
-
-
 def share(
   num_parts: int, num_devices: int, before: jax.Array, device: jax.Array
 ) -> Share:
-  """The share of one of the devices that hold a batch of some parts.
+  """The share of one of the devices that hold a batch of `num_parts` parts.
 
-  int32 `before` is the number of parts of the data before those of the batch,
-  int32 `device` which of the devices it is.
+  int32 `before` is the number of parts of the data before those of the batch.
   """
   # Whole parts as far as they go, then splits of them.
   groups = math.gcd(num_parts, num_devices)
@@ -53,14 +48,14 @@ class Steps(Protocol):
   def step(
     self, batch: Any, index: jax.Array, share: Share, progress: jax.Array
   ) -> Any:
-    """What a model gets: a device's share of the step of an int32 index.
+    """What a model gets: a device's share of step int32 `index`.
 
     The leaves of the batch are [P, ...], of an item or a device's parts of it;
     float32 `progress` is the share of training done, for models that ask.
     """
 
   def pad(self, step_batch: Any, is_step: jax.Array) -> Any:
-    """The same, or padding that changes no row where `is_step` is False."""
+    """The same, or padding, which changes no row, where `is_step` is False."""
 
   def counters(self, batch: Any) -> Mapping[str, jax.Array]:
     """int32, what the report counts, summed over the parts of the batch."""
@@ -80,7 +75,7 @@ ALONE = Readers(range(1), 0, 1, lambda data: [data])
 
 
 class SourceSpec(NamedTuple):
-  """What a source is made of; it reads what `path` means to it."""
+  """What a source is made from; what `path` means is up to the source."""
 
   path: str
   seed: int
@@ -134,23 +129,15 @@ class Source(Protocol):
     """
 
 
-def prefetch(
-  items: Iterator[Item], put: Callable[[Any], Any], depth: int = 2
-) -> Iterator[Item]:
-  """The same items, of which a thread makes the next `depth` ahead of use.
-
-  It also applies `put` to each batch, to bring it to the device.
-  """
-
-  def make() -> Item | None:
-    item = next(items, None)
-    return item and item._replace(batch=put(item.batch))
-
+def prefetch(items: Iterator[Any], depth: int = 2) -> Iterator[Any]:
+  """Makes items, none of which is None, in a thread, `depth` ahead of use."""
   pool = futures.ThreadPoolExecutor(1, 'prefetch')
   try:
-    waiting = collections.deque(pool.submit(make) for _ in range(depth))
+    waiting = collections.deque(
+      pool.submit(next, items, None) for _ in range(depth)
+    )
     while (item := waiting.popleft().result()) is not None:
-      waiting.append(pool.submit(make))
+      waiting.append(pool.submit(next, items, None))
       yield item
   finally:
     pool.shutdown(cancel_futures=True)

@@ -1,8 +1,12 @@
 """Batches of token runs with a window around every center.
 
 Text is one source of them; random walks over a graph are another. A step is L'
-centers of each of P parts, with a halo of W tokens on both sides; it is cut in
-chunks of c centers (`ops.chunks`), whose draws are shared.
+centers of each of P parts, with a halo of W tokens on both sides, in chunks of
+c centers, which share draws and a window of c + 2 W tokens:
+
+  tokens   h h [ a b c d | e f g h ] h h        L' = 8, c = 4, W = 2
+  chunk 0  h h   a b c d   e f                  centers a b c d
+  chunk 1        c d   e f g h   h h            centers e f g h
 """
 
 import dataclasses
@@ -15,6 +19,8 @@ import numpy as np
 from jaxemb.data import base
 
 _PADDING = np.iinfo(np.int32).max  # above any vocabulary
+# Offsets beyond are compared in a loop: they would make long programs.
+_MAX_UNROLLED_WINDOW = 10
 
 
 class Batch(NamedTuple):
@@ -38,6 +44,69 @@ class StepBatch(NamedTuple):
   # not depend on the device that has it.
   chunks: jax.Array
   progress: jax.Array | float = 1.0  # float32, share of training done
+
+  @property
+  def chunk(self) -> int:
+    """c, centers of a chunk."""
+    return self.left.size // len(self.chunks)
+
+  @property
+  def window(self) -> int:
+    """W, the most contexts on a side."""
+    return (self.tokens.shape[1] - self.left.shape[1]) // 2
+
+  def centers(self) -> jax.Array:
+    """[L / c, c] int32."""
+    first, stop = self.window, self.tokens.shape[1] - self.window
+    return self.tokens[:, first:stop].reshape(len(self.chunks), -1)
+
+  def num_contexts(self) -> jax.Array:
+    """[L / c, c] float32, of each center."""
+    num = self.left.astype(jnp.float32) + self.right.astype(jnp.float32)
+    return num.reshape(len(self.chunks), -1)
+
+  def windows(self) -> jax.Array:
+    """[L / c, c + 2 W] int32, the tokens that each chunk's centers may meet."""
+    starts = np.arange(0, self.left.shape[1], self.chunk)[:, None]
+    places = starts + np.arange(self.chunk + 2 * self.window)[None]
+    return self.tokens[:, places].reshape(-1, places.shape[1])
+
+  def mask(self) -> jax.Array:
+    """[L / c, c, c + 2 W] float32, 1 = the token is a context of the center."""
+    offset = jnp.arange(self.chunk + 2 * self.window) - self.window
+    offset = offset[None, :] - jnp.arange(self.chunk)[:, None]
+    return self._are_contexts(offset[None]).astype(jnp.float32)
+
+  def num_hits(self, draws: jax.Array) -> jax.Array:
+    """[L / c, c, N] float32, how many of a center's contexts equal each draw.
+
+    `draws` are [L / c, N], N shared by each chunk.
+    """
+    window, length = self.window, self.left.shape[1]
+
+    def add_hits(offset, hits):
+      found = jax.lax.dynamic_slice_in_dim(
+        self.tokens, window + offset, length, 1
+      )
+      found = found.reshape(len(self.chunks), -1, 1)
+      found = jnp.where(self._are_contexts(offset), found, -1)
+      return hits + (found == draws[:, None, :]).astype(jnp.int32)
+
+    hits = jnp.zeros((len(draws), self.chunk, draws.shape[1]), jnp.int32)
+    if window > _MAX_UNROLLED_WINDOW:
+      hits = jax.lax.fori_loop(-window, window + 1, add_hits, hits)
+    else:
+      for offset in (*range(-window, 0), *range(1, window + 1)):
+        hits = add_hits(offset, hits)
+    return hits.astype(jnp.float32)
+
+  def _are_contexts(self, offset):
+    """[L / c, c, ...] bool, whether the token at an offset is a context."""
+    left, right = (
+      x.astype(jnp.int32).reshape(len(self.chunks), -1, 1)
+      for x in (self.left, self.right)
+    )
+    return (offset >= -left) & (offset <= right) & (offset != 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,17 +164,10 @@ class Steps:
     return {x: jnp.sum(getattr(batch, x)) for x in ('kept_words', 'pairs')}
 
 
-def padding(size: int, window: int) -> Batch:
-  """The batch of a part without a step, with room for `size` centers."""
-  ids = np.full((1, size + 2 * window), _PADDING, np.int32)
-  centers, none = np.zeros((1, size), np.uint8), np.zeros(1, np.int32)
-  return Batch(ids, centers, centers, none, none, none)
-
-
 def pack(ids: np.ndarray, window: int, part_words: int) -> Batch:
-  """A batch of whole runs of ids, all with windows of full size.
+  """A batch of runs of ids, all with windows of full size.
 
-  Int `ids` [P, n] have a run for each part; n is a multiple of `part_words`.
+  Int `ids` are [P, n], n a multiple of `part_words`.
   """
   num_parts, size = ids.shape
   around = ((0, 0), (window, window))

@@ -6,10 +6,9 @@ Representations", equations 3 and 4: d maximises
     3CosAdd  cos(d, b) - cos(d, a) + cos(d, c)
     3CosMul  cos(d, b) cos(d, c) / (cos(d, a) + 1e-6), cosines moved to [0, 1]
 
-The questions share few words (905 in the 19,544 of Mikolov et al. 2013), so
-the table is multiplied with those words once, block by block, and a question
-only combines three rows of the product. Whether the answer is right needs no
-argmax: the expected word must score higher than the best of the other words.
+Questions share few words (905 in the 19,544 of Mikolov et al. 2013): the table
+is multiplied with those once, block by block, and a question combines three
+rows of the product. The expected word must score higher than all others.
 """
 
 import functools
@@ -34,12 +33,11 @@ def solve(
 ) -> np.ndarray:
   """[questions, 2] bool: answered right by 3CosAdd, by 3CosMul.
 
-  Searched are [vocab, dim] float32 vectors, perhaps memory-mapped, of lengths
-  `norms` [vocab]; one of length 0 has cosine 0. `questions`, [questions, 4]
-  int, are rows of a, b, c and of the expected answer; `spellings` has all rows
-  of a word by that row, if there are several (upper and lower case). The words
-  of the question, in any spelling, are no answers, and a tie with another word
-  counts as wrong.
+  Searches [vocab, dim] float32 vectors, perhaps memory-mapped, of lengths
+  `norms` [vocab]; cosines of length 0 are 0. `questions` [questions, 4] int are
+  rows of a, b, c and of the expected answer; `spellings` has all rows of a word
+  by that row, if there are several. The words of the question, in any spelling,
+  are no answers, and a tie counts as wrong.
   """
   if len(questions) == 0:
     return np.zeros((0, 2), bool)
@@ -77,12 +75,11 @@ def _search_block(
   block: jax.Array,
   start: jax.Array,
 ) -> jax.Array:
-  """Takes a block of the table, [rows, dim] from row `start` on, into `best`.
+  """Updates the highest scores, `best` [blocks, questions, 2, 2], by a block.
 
-  Those are the highest scores so far, [blocks, questions, 2, 2]. Of a block of
-  questions: the indices among `words`, [words, dim], of a, b and c, and rows of
-  the expected answer and of all four words in every spelling. All vectors have
-  length 1.
+  The block [rows, dim] is of rows from `start` on. Questions are the indices in
+  `words` [words, dim] of a, b and c, and rows of the expected answer and of all
+  four words in every spelling. All vectors have length 1.
   """
   cosines = jnp.matmul(words, block.T, precision=jax.lax.Precision.HIGHEST)
   size = len(block)

@@ -17,14 +17,16 @@ and lines that start with `#` are neither read nor counted.
 
 import collections
 import csv
+import logging
 import math
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from jaxemb import errors
 
+_LOG = logging.getLogger(__name__)
 _SNIFF_BYTES = 1 << 16
 _SNIFF_LINES = 100
 _SCWS_FIELDS = 18
@@ -39,13 +41,14 @@ _KINDS = {
   'semeval': 'analogies',
   'categories': 'categorization',
 }
-# (label, words), as in `Benchmark`.
-Item = tuple[float | str, tuple[str, ...]]
+# (label, words), of SCWS also contexts, as in `Benchmark`.
+Item = tuple
 
 
 class Benchmark(NamedTuple):
   """The items of one file."""
 
+  path: pathlib.Path
   name: str  # of the file, unique among those read together
   layout: str
   words: list[tuple[str, ...]]  # of each item, as written: 2, 4 or 1
@@ -54,6 +57,8 @@ class Benchmark(NamedTuple):
   malformed: int  # lines
   blank: int = 0  # rows of categories without a word
   repeated: int = 0  # rows of categories whose word had come, in any case
+  # Of SCWS, of each of the two words: the text before it, itself, and after it.
+  contexts: Sequence[list[tuple[str, str, str]]] = ()
 
   @property
   def kind(self) -> str:
@@ -61,19 +66,17 @@ class Benchmark(NamedTuple):
     return _KINDS[self.layout]
 
 
-def find(
-  paths: Sequence[pathlib.Path | str],
-) -> tuple[list[Benchmark], list[pathlib.Path]]:
-  """Benchmarks in files and folders, and the files of unknown layout.
+def find(paths: Iterable[pathlib.Path | str]) -> list[Benchmark]:
+  """Benchmarks in files and folders; logs the files of unknown layout.
 
-  Raises:
-    errors.UserError: a path is missing, or nothing was recognised.
+  UserError if a path is missing, or nothing was recognised.
   """
-  found, unknown, names = [], [], collections.Counter()
+  paths, names = list(paths), collections.Counter()
+  found, unknown = [], []
   for path in _files(paths):
     benchmark = read(path)
     if benchmark is None:
-      unknown.append(path)
+      unknown.append(path.name)
       continue
     names[benchmark.name] += 1
     if (count := names[benchmark.name]) > 1:
@@ -85,16 +88,13 @@ def find(
       '`word1 word2 score`, SCWS, `: section` analogies, or csv with columns '
       'category, word or type, word1, word2, word3, target'
     )
-  return found, unknown
+  if unknown:
+    names = ', '.join(unknown)
+    _LOG.warning(f'skipped {len(unknown)} file(s) of unknown layout: {names}')
+  return found
 
 
-def with_contexts(paths: Sequence[pathlib.Path | str]) -> list[pathlib.Path]:
-  """The files that hold words in contexts (SCWS), in files and folders."""
-  found = ((path, read(path)) for path in _files(paths))
-  return [path for path, x in found if x is not None and x.layout == 'scws']
-
-
-def _files(paths: Sequence[pathlib.Path | str]) -> Iterator[pathlib.Path]:
+def _files(paths: Iterable[pathlib.Path | str]) -> Iterator[pathlib.Path]:
   for path in map(pathlib.Path, paths):
     if path.is_dir():
       yield from sorted(p for p in path.rglob('*') if p.is_file())
@@ -112,9 +112,7 @@ def read(
   """Reads one benchmark file; None if no line fits any layout.
 
   `delimiter` is of a `pairs` file's fields; None for white space or commas.
-
-  Raises:
-    errors.UserError: the file cannot be read.
+  UserError if the file cannot be read.
   """
   path = pathlib.Path(path)
   separator = re.compile(re.escape(delimiter) if delimiter else r'[\s,]+')
@@ -130,20 +128,21 @@ def read(
     ) from error
   items = _parse(_lines(data), layout, separator) if layout else []
   good = [item for item in items if item is not None]
-  num_malformed, dropped = len(items) - len(good), ()
+  counts = [len(items) - len(good)]
   if layout == 'categories':
     first = {}
     for label, (word,) in good:
       if word:
         first.setdefault(word.upper(), (label, (word,)))
     num_blank = sum(words == ('',) for _, words in good)
-    dropped = num_blank, len(good) - num_blank - len(first)
+    counts += [num_blank, len(good) - num_blank - len(first)]
     good = first.values()
   name = 'scws' if layout == 'scws' else path.stem
   if not good:
     return None
-  labels, words = ([item[i] for item in good] for i in range(2))
-  return Benchmark(name, layout, words, labels, num_malformed, *dropped)
+  labels, words, *contexts = map(list, zip(*good, strict=True))
+  benchmark = Benchmark(path, name, layout, words, labels, *counts)
+  return benchmark._replace(contexts=contexts[0]) if contexts else benchmark
 
 
 def _lines(data: bytes) -> list[str]:
@@ -181,7 +180,7 @@ def _parse(
 ) -> list[Item | None]:
   """What each line holds, None where malformed."""
   if layout == 'scws':
-    return [parse_scws(line) for line in lines]
+    return [_parse_scws(line) for line in lines]
   if layout == 'pairs':
     return [_parse_pair(line, separator) for line in lines]
   items, section = [], 'unnamed'
@@ -230,10 +229,12 @@ def _parse_pair(line: str, separator: re.Pattern) -> Item | None:
   return numbers[0], words
 
 
-def parse_scws(line: str) -> Item | None:
-  """The mean rating and the two words of a line of SCWS, or None."""
+def _parse_scws(line: str) -> Item | None:
   fields = [field.strip() for field in line.split('\t')]
   if len(fields) != _SCWS_FIELDS or not (fields[1] and fields[3]):
     return None
   rating = _number(fields[7])
-  return None if rating is None else (rating, (fields[1], fields[3]))
+  contexts = [re.fullmatch('(.*?)<b>(.*?)</b>(.*)', x) for x in fields[5:7]]
+  if rating is None or None in contexts:
+    return None
+  return rating, (fields[1], fields[3]), [x.groups() for x in contexts]

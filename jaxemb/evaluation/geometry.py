@@ -8,8 +8,8 @@ import numpy as np
 
 # Rarer senses have learned too little to be shown.
 MIN_PRIOR = 0.02
-_BLOCK_ROWS = 8192
 _ITERATIONS = 20
+_STARTS = 10
 _CANDIDATES = 5  # of greedy k-means++
 
 
@@ -21,12 +21,8 @@ class Senses(Protocol):
 
 
 def norms(vectors: np.ndarray) -> np.ndarray:
-  """[rows] float32 lengths of [rows, dim] vectors, in bounded memory."""
-  lengths = np.empty(len(vectors), np.float32)
-  for start in range(0, len(vectors), _BLOCK_ROWS):
-    block = slice(start, start + _BLOCK_ROWS)
-    lengths[block] = np.linalg.norm(vectors[block], axis=1)
-  return lengths
+  """[rows] float32 lengths of [rows, dim] vectors, perhaps memory-mapped."""
+  return np.sqrt(np.vecdot(vectors, vectors, dtype=np.float32))
 
 
 def divisors(lengths: np.ndarray) -> np.ndarray:
@@ -44,17 +40,9 @@ def unit(vectors: np.ndarray, lengths: np.ndarray | None = None) -> np.ndarray:
 def unit_vector(vector: np.ndarray) -> np.ndarray:
   """[dim] float32 vector scaled to length 1; zero stays zero.
 
-  In double precision, rounded at the end, as gensim does it: cosines, and with
-  them ranks, agree to the last bit.
+  Rounded from double precision, as in gensim: ranks agree to the last bit.
   """
   return unit(np.asarray(vector, np.float64)[None])[0].astype(np.float32)
-
-
-def num_rows(senses: Senses | None, num_words: int | None) -> int | None:
-  """Rows of the first `num_words` words; None for all of them."""
-  if senses is None or num_words is None:
-    return num_words
-  return int(senses.starts[: num_words + 1][-1])
 
 
 def nearest(
@@ -66,37 +54,32 @@ def nearest(
 ) -> np.ndarray:
   """[at most num] int64 rows by falling score, ties by row.
 
-  `scores` are of the rows of the first words (see `num_rows`), without those
-  `excluded`, with all others of their words, and senses of a prior below
-  `min_prior`. Of a word with several senses only the best row counts: its
-  senses lie close to each other, and would fill a list of neighbors with one or
-  two words.
+  `scores` are of the rows of the first words. Leaves out words with a row in
+  `excluded`, senses of a prior below `min_prior`, and all but the best row of a
+  word: its senses lie close, and would fill the list.
   """
-  if senses is None:
-    num_best = min(max(num, 0) + len(excluded), len(scores))
-    if num < 1 or not num_best:
-      return np.zeros(0, np.int64)
-    best = np.argpartition(-scores, num_best - 1)[:num_best]
-    best = best[np.lexsort((best, -scores[best]))]
-    return best[~np.isin(best, list(excluded))][:num]
-  starts = senses.starts[: np.searchsorted(senses.starts, len(scores)) + 1]
-  if len(starts) < 2:
+  if num < 1 or len(scores) == 0:
     return np.zeros(0, np.int64)
-  is_rare = senses.priors[: len(scores)] < min_prior
-  scores = np.where(is_rare, -np.inf, scores)
-  of_words = np.maximum.reduceat(scores, starts[:-1])
-  owners = np.searchsorted(senses.starts, [*excluded], 'right') - 1
-  out = {*owners.tolist(), *np.flatnonzero(np.isneginf(of_words)).tolist()}
-  best = [
-    starts[word] + scores[starts[word] : starts[word + 1]].argmax()
-    for word in nearest(of_words, out, num)
+  starts, out = np.arange(len(scores) + 1), np.array([*excluded], np.int64)
+  of_words = np.array(scores)
+  if senses is not None:
+    starts = senses.starts[: np.searchsorted(senses.starts, len(scores)) + 1]
+    out = np.searchsorted(senses.starts, out, 'right') - 1
+    is_rare = senses.priors[: len(scores)] < min_prior
+    scores = np.where(is_rare, -np.inf, scores)
+    of_words = np.maximum.reduceat(scores, starts[:-1])
+  of_words[out[out < len(of_words)]] = -np.inf
+  num = min(num, len(of_words))
+  best = np.argpartition(-of_words, num - 1)[:num]
+  best = best[np.lexsort((best, -of_words[best]))]
+  rows = [
+    starts[i] + scores[starts[i] : starts[i + 1]].argmax()
+    for i in best[of_words[best] > -np.inf]
   ]
-  return np.array(best, np.int64)
+  return np.array(rows, np.int64)
 
 
-def cluster(
-  points: np.ndarray, num_clusters: int, num_starts: int = 10, seed: int = 0
-) -> np.ndarray:
+def cluster(points: np.ndarray, num_clusters: int) -> np.ndarray:
   """[points] cluster of each of [points, dim]: k-means, the best of 10 starts.
 
   Starts are those of greedy k-means++ (Arthur and Vassilvitskii 2007), which
@@ -106,18 +89,17 @@ def cluster(
   from scipy.cluster import vq  # takes a quarter of a second
 
   points = np.asarray(points, np.float32)
-  rng = np.random.default_rng(seed)
-  best, lowest = None, np.inf
+  rng = np.random.default_rng(0)
+  found = []
   with warnings.catch_warnings():
     # Of empty clusters, and of fewer different points than clusters.
     warnings.simplefilter('ignore')
-    for _ in range(num_starts):
+    for _ in range(_STARTS):
       start = points[_spread(points, num_clusters, rng)]
       centers, assigned = vq.kmeans2(points, start, _ITERATIONS, minit='matrix')
       cost = float(np.sum((points - centers[assigned]) ** 2))
-      if cost < lowest:
-        best, lowest = assigned, cost
-  return best
+      found.append((cost, assigned))
+  return min(found, key=lambda x: x[0])[1]
 
 
 def _spread(points: np.ndarray, num: int, rng: np.random.Generator) -> list:

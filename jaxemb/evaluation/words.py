@@ -13,9 +13,7 @@ Categorization is scored by the purity of clusters: the fraction of words that
 belong to the largest category of their cluster.
 """
 
-import logging
 import math
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +22,6 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.evaluation import analogies, benchmarks, geometry
 
-_LOG = logging.getLogger(__name__)
 # Of each kind: title, and title and key of the second score.
 _KINDS = {
   'similarity': ('Spearman', 'Pearson', 'pearson'),
@@ -40,10 +37,7 @@ _NOTES = {
 
 
 class Searched:
-  """The first `restrict_vocab` words, or all (None or 0), with their vectors.
-
-  Vectors are [size, dim] float32; words may be compared in upper case.
-  """
+  """The first `restrict_vocab` words (None or 0 = all) and their vectors."""
 
   def __init__(
     self,
@@ -54,23 +48,21 @@ class Searched:
   ):
     self.vectors = vectors[: restrict_vocab or len(words)]
     self.norms = geometry.norms(self.vectors)
-    self.is_upper = is_upper
+    self._fold = str.upper if is_upper else str
     self._rows: dict[str, int] = {}
     self._spellings: dict[int, list[int]] = {}  # all rows, by the first
     for row in range(len(self.vectors)):
-      word = words[row].upper() if is_upper else words[row]
-      first = self._rows.setdefault(word, row)
+      first = self._rows.setdefault(self._fold(words[row]), row)
       if first != row:
         self._spellings.setdefault(first, [first]).append(row)
 
   def find(self, asked: benchmarks.Benchmark) -> tuple[np.ndarray, np.ndarray]:
     """[items] bool: all words are known; [found, words] int64: their rows."""
-    rows = np.array(
-      [
-        [self._rows.get(x.upper() if self.is_upper else x, -1) for x in words]
-        for words in asked.words
-      ]
-    )
+
+    def row(word: str) -> int:
+      return self._rows.get(self._fold(word), -1)
+
+    rows = np.array([[row(x) for x in words] for words in asked.words])
     is_found = (rows >= 0).all(axis=1)
     return is_found, rows[is_found]
 
@@ -90,10 +82,7 @@ class Searched:
     return cosines
 
   def solve(self, asked: benchmarks.Benchmark) -> tuple[np.ndarray, np.ndarray]:
-    """[questions] bool: found; [questions, 2]: right by 3CosAdd, by 3CosMul.
-
-    What was not found is not right.
-    """
+    """[questions] bool: found; [questions, 2]: right by 3CosAdd, by 3CosMul."""
     is_found, questions = self.find(asked)
     is_right = np.zeros((len(is_found), 2), bool)
     is_right[is_found] = analogies.solve(
@@ -105,14 +94,12 @@ class Searched:
 def evaluate(
   words: Sequence[str],
   vectors: np.ndarray,
-  paths: Sequence[pathlib.Path | str],
+  found: Sequence[benchmarks.Benchmark],
   restrict_vocab: int = 300_000,
 ) -> dict[str, dict]:
-  """Evaluates word vectors on every benchmark in files and folders.
+  """Scores words [vocab], most frequent first, by vectors [vocab, dim] float32.
 
-  Of [vocab] words, the most frequent first, and [vocab, dim] float32 vectors,
-  which may be memory-mapped, the first `restrict_vocab` count (0 = all). Files
-  of unknown layout are named in one line of the log.
+  Vectors may be memory-mapped; the first `restrict_vocab` count (0 = all).
 
   Returns:
     By benchmark, ready for JSON: `kind`, `layout`, `score` (None if no item
@@ -126,16 +113,8 @@ def evaluate(
       categorization: `score` is purity, `clusters`, `blank` and `repeated`
         (rows left out).
 
-  Raises:
-    errors.UserError: a path is missing, nothing was recognised, or vectors
-      are not finite.
+  UserError if vectors are not finite.
   """
-  found, unknown = benchmarks.find(paths)
-  if unknown:
-    names = ', '.join(path.name for path in unknown)
-    _LOG.warning(
-      'skipped %d file(s) of unknown layout: %s', len(unknown), names
-    )
   searched = Searched(words, vectors, restrict_vocab)
   is_finite = np.isfinite(searched.norms)
   if not is_finite.all():
@@ -160,10 +139,6 @@ def evaluate(
       **_MEASURES[benchmark.kind](benchmark, searched),
     }
   return results
-
-
-def _pairs(asked: benchmarks.Benchmark, searched: Searched) -> dict[str, Any]:
-  return correlations(asked.labels, searched.pair_cosines(asked))
 
 
 def correlations(
@@ -233,7 +208,9 @@ def _categories(
 
 
 _MEASURES: dict[str, Callable[..., dict[str, Any]]] = {
-  'similarity': _pairs,
+  'similarity': lambda asked, searched: correlations(
+    asked.labels, searched.pair_cosines(asked)
+  ),
   'analogies': _analogies,
   'categorization': _categories,
 }

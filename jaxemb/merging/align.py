@@ -17,15 +17,14 @@ matrices in float64. PCA of the parts side by side needs Q of equal weights.
 
 Averaging shrinks the directions in which parts disagree: those learned least.
 `length_correction` gives each principal direction of Y the length that it has
-in the rotated parts (our addition): with P_i = sum_w a_i M_i^T M_i, which is Q
-of a part alone,
+in the rotated parts (our addition): with P_i = sum_w a_i M_i^T M_i,
 
   sum_w a |Y v|^2 = v^T C v,                C = sum_ij W_i^T Q_ij W_j
   sum_w sum_i a_i |M_i W_i v|^2 = v^T T v,  T = sum_i W_i^T P_i W_i
 
-differ by the disagreement of the parts along v; parts that agree do not change.
-It is one matrix for all words, so that inner products with context vectors can
-be kept; words of a single part, which were not averaged, grow as well.
+differ by the disagreement of the parts along v. It is one matrix for all words,
+so that inner products with context vectors can be kept; words of a single part,
+which were not averaged, grow as well.
 
 A part with fewer dimensions than the result is rotated into a subspace of it;
 one with more is first reduced to its principal directions.
@@ -40,9 +39,7 @@ import scipy.linalg
 STARTS = ('zero', 'pca', 'random')
 
 _EPSILON = 1e-12  # relative to the largest squared length: rounding errors
-# Words to fit rotations on, per dimension of the largest part; see
-# experiments/results/merge_notes.md.
-_FIT_WORDS = 500
+_FIT_WORDS = 500  # per dimension; see experiments/results/merge_notes.md
 _SHARED_WORDS = 20  # of any two parts, per dimension
 
 
@@ -55,14 +52,12 @@ def slices(dims: Sequence[int]) -> list[slice]:
 def fit_words(has: np.ndarray, limit: int, dims: Sequence[int]) -> np.ndarray:
   """[chosen] int, ascending: the words that rotations are fitted on.
 
-  `has` [n, words] bool tells which parts of `dims` dimensions know a word, most
-  frequent first; `limit` is the approximate number, 0 = by the dimensions.
+  `has` [n, words] bool tells which parts know a word, most frequent first;
+  `limit` is the approximate number, 0 = by the dimensions.
 
-  Words of one part alone say nothing about rotations, and some ten thousand
-  others determine those of some hundred dimensions. They are taken evenly from
-  frequent to rare, because parts disagree more on rare words, and
-  `length_correction` measures by how much. Any two parts keep enough common
-  words for their dimensions.
+  Words of one part alone say nothing about rotations. The others are taken
+  evenly from frequent to rare, as parts disagree more on rare words, which
+  `length_correction` measures; more where two parts have too few in common.
   """
   shared = np.flatnonzero(has.sum(0) > 1)
   num = min(limit or _FIT_WORDS * max(dims), len(shared))
@@ -78,10 +73,7 @@ def fit_words(has: np.ndarray, limit: int, dims: Sequence[int]) -> np.ndarray:
 
 
 def procrustes(cross: np.ndarray) -> np.ndarray:
-  """[d, dim] W with orthonormal rows (or columns) that maximizes tr(W^T cross).
-
-  The rotation of rows X that fits rows Y best, where `cross` is X^T Y.
-  """
+  """[d, dim] orthonormal W that fits rows X W to Y best; `cross` is X^T Y."""
   left, _, right = scipy.linalg.svd(
     cross, full_matrices=False, check_finite=False
   )
@@ -89,10 +81,7 @@ def procrustes(cross: np.ndarray) -> np.ndarray:
 
 
 def principal(gram: np.ndarray, dim: int) -> np.ndarray:
-  """[columns, dim] orthonormal directions of largest variance, uncentered.
-
-  The entry of largest magnitude of each direction is positive.
-  """
+  """[columns, dim] uncentered principal directions; largest entry positive."""
   size = len(gram)
   _, vectors = scipy.linalg.eigh(
     gram, subset_by_index=(size - dim, size - 1), check_finite=False
@@ -105,8 +94,7 @@ def principal(gram: np.ndarray, dim: int) -> np.ndarray:
 def _join(gram: np.ndarray, parts: list[slice], dim: int) -> np.ndarray:
   """Zero start: parts join one at a time, the most closely related first.
 
-  The largest stays as it is, Y being zero where it has no row; each further
-  one is rotated towards those before.
+  The largest stays as it is; each further one is rotated towards those before.
   """
   ties = np.array([[np.linalg.norm(gram[p, q]) for q in parts] for p in parts])
   first = int(np.argmax(np.diag(ties)))
@@ -133,12 +121,12 @@ def alir(
   """[sum D_i, dim] rotations of parts of D_i = `dims` dimensions, stacked.
 
   `gram` is Q, [sum D_i, sum D_i] float64. The start is 'zero' (the largest
-  part, zeros where it lacks a word, and the others join it), 'pca' (principal
-  directions of the parts side by side) or 'random' (random rows Y: Q has `dim`
-  more columns, for these times sqrt(a)).
+  part, zeros where it lacks a word), 'pca' (principal directions of the parts
+  side by side) or 'random' (random rows Y, for which Q has `dim` more columns,
+  times sqrt(a)).
 
-  Also returns the displacement of Y in each iteration, root mean square,
-  relative to the length of Y; one below the tolerance is the last.
+  Also returns the relative displacement of Y (root mean square) in each
+  iteration; one below the tolerance is the last.
   """
   bases = [
     np.eye(d) if d <= dim else principal(gram[part, part], dim)
@@ -185,8 +173,7 @@ def length_correction(
 ) -> np.ndarray:
   """[dim, dim] symmetric and invertible matrix that undoes the shrinking of Y.
 
-  Takes Q [sum D_i, sum D_i], P_i [D_i, D_i] and the stacked rotations
-  [sum D_i, dim], all float64.
+  Takes Q, all P_i and the stacked rotations [sum D_i, dim], all float64.
   """
   mean = rotations.T @ gram @ rotations
   total = rotations.T @ scipy.linalg.block_diag(*moments) @ rotations
@@ -203,10 +190,9 @@ def length_correction(
 def spectral_power(gram: np.ndarray, power: float) -> np.ndarray:
   """[dim, dim] matrix that raises lengths of principal directions to a power.
 
-  A length s, relative to the largest, becomes s ** power (the weighting of
-  singular values of Levy, Goldberg and Dagan 2015 and of Caron 2001). Rows with
-  this Gram matrix [dim, dim] are to be multiplied by the result, which is
-  symmetric and invertible.
+  A length s, relative to the largest, becomes s ** power (as in Levy, Goldberg
+  and Dagan 2015 and Caron 2001). Rows of this Gram matrix are to be multiplied
+  by the result, which is symmetric and invertible.
   """
   squares, directions = np.linalg.eigh(gram)
   largest = max(squares.max(), np.finfo(np.float64).tiny)

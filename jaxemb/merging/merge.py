@@ -3,9 +3,8 @@
 Concat and PCA cover the words that all parts have (Anand et al. 2019); ALiR
 covers the words of any part, each placed by the parts that have it.
 
-Everything happens on the host, in blocks of words: two passes over the parts
-(one for the Gram matrix, one for the result), in which memory holds one block
-of the parts side by side and that matrix; the result can go to a file.
+All on the host, in blocks of words, in two passes: one for the Gram matrix of
+the parts side by side, one for the result, which can go to a file.
 """
 
 import dataclasses
@@ -35,19 +34,14 @@ MAX_COLUMNS = 16_384  # of all parts: their Gram matrix takes 2 GiB
 
 _BLOCK_BYTES = 1 << 26  # of the parts side by side; larger ones are no faster
 _EXAMPLES = 5
-# Mean cosines with the other parts below these, absolute and relative to the
-# median, are hardly more than chance, or an outlier.
-_LOW_AGREEMENT = 0.25
-_LOW_RELATIVE_AGREEMENT = 0.6
+_LOW_AGREEMENT = 0.25  # mean cosines below are hardly more than chance
+_LOW_RELATIVE_AGREEMENT = 0.6  # to the median; below is an outlier
 _LENGTH_RATIO = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-  """How to merge; `jaxemb.merge` says what the settings mean.
-
-  Raises a `UserError` for those out of range, or that the method does not use.
-  """
+  """How to merge, see `jaxemb.merge`; UserError for unusable settings."""
 
   method: str = 'alir'
   dim: int = 0
@@ -112,10 +106,7 @@ class SideBySide(NamedTuple):
   def blocks(
     self, what: str, words: np.ndarray | slice = np.s_[:]
   ) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
-    """[b, D_i] float32 rows of each part for some words, and [n, b, 1] weights.
-
-    `what` is shown as progress.
-    """
+    """Of some words rows [b, D_i] float32 of each part, weights [n, b, 1]."""
     rows, weights = self.rows[:, words], self.weights[:, words, None]
     num_words = rows.shape[1]
     step = max(_BLOCK_BYTES // (4 * sum(self.dims)), 256)
@@ -160,8 +151,7 @@ class SideBySide(NamedTuple):
   ) -> np.ndarray:
     """[words, dim] float32, weighted means of rotated parts, times `outer`.
 
-    Takes rotations [sum D_i, d] and outer [d, dim]. `name` is that of the file;
-    `align.agreement` is added to `fit`.
+    Of rotations [sum D_i, d], outer [d, dim]; adds `align.agreement` to `fit`.
     """
     rotations, outer = (x.astype(np.float32) for x in (rotations, outer))
     turns = [rotations[part] for part in align.slices(self.dims)]
@@ -199,9 +189,8 @@ class SideBySide(NamedTuple):
 def vote_weights(has: np.ndarray, votes: np.ndarray) -> np.ndarray:
   """[n, words] float32, the weights a_i of parts that have [n, words] bool.
 
-  In proportion to their votes [n, words] (0 where they have not), or equal if
-  all are 0. They sum to the number of these parts, so that frequent words do
-  not outweigh all others.
+  In proportion to votes [n, words], or equal if all are 0. They sum to the
+  number of these parts, so that frequent words do not outweigh all others.
   """
   votes = np.where(votes.any(0), votes, has)
   totals = np.maximum(votes.sum(0), np.finfo(np.float64).tiny)
@@ -243,12 +232,12 @@ def merge_rows(
     folder,
     progress,
   )
-  rotations = outer = num_fitted = None
+  rotations = outer = None
   moved, trainable, fit = [], {}, np.zeros((4, len(parts)))
   if spec.method == 'concat':
     vectors = job.write_concatenated('vectors', spec.power)
   else:
-    rotations, outer, moved, num_fitted = _solve(job, spec, dim)
+    rotations, outer, moved = solve(job, spec, dim)
     vectors = job.write_averages(
       'vectors', rotations, outer, fit if is_alir else None
     )
@@ -265,8 +254,7 @@ def merge_rows(
       elif name.startswith('optimizer/context_vectors/'):
         turns = rotations, outer
       else:
-        # What is multiplied by vectors, as context vectors and gradients with
-        # respect to vectors are: inner products stay.
+        # Context vectors and gradients: inner products with vectors stay.
         turns = rotations, np.linalg.inv(outer).T
       trainable[name] = each.write_averages(name, *turns)
   facts = [
@@ -275,7 +263,6 @@ def merge_rows(
       'words': int(mine.sum()),
       'dim': part.dim,
       'missing_words': max(len(ids) - int(mine.sum()), 0),
-      'shared_words': int((mine & (num_having > 1)).sum()),
       'rms_norm': part.rms_norm,
       'residual': float(np.sqrt(residual / square)) if square else None,
       'agreement': float(cosines / words) if square else None,
@@ -301,13 +288,10 @@ def merge_rows(
   report |= {
     'words': len(ids),
     'union_words': len(union.words),
-    'common_words': int((num_having == len(parts)).sum()),
     'lost': lost,
     'parts': facts,
     'dim': dim,
-    'align_words': num_fitted,
     'displacements': moved,
-    'devices': 0,  # all on the host
     'warnings': warnings,
   }
   words = [union.words[i] for i in ids.tolist()]
@@ -316,12 +300,12 @@ def merge_rows(
   )
 
 
-def _solve(
+def solve(
   job: SideBySide, spec: Spec, dim: int
-) -> tuple[np.ndarray, np.ndarray, list[float], int | None]:
-  """Rotations, what the mean is multiplied by, displacements, words fitted."""
+) -> tuple[np.ndarray, np.ndarray, list[float]]:
+  """Rotations and outer as of `Merged`, and displacements."""
   if spec.method == 'pca':
-    gram, moved, num_fitted = job.gram(), [], None
+    gram, moved = job.gram(), []
     rotations = align.principal(gram, dim)
     outer = np.eye(dim) * len(job.tables)  # PCA sums what ALiR averages
   else:
@@ -332,15 +316,14 @@ def _solve(
       gram, job.dims, dim, spec.start, spec.max_iterations, spec.tolerance
     )
     gram, outer = gram[: sum(job.dims), : sum(job.dims)], np.eye(dim)
-    num_fitted = len(words)
     if spec.restore:
       outer = align.length_correction(gram, job.moments(words), rotations)
-    if spec.power != 1 and num_fitted < job.rows.shape[1]:
+    if spec.power != 1 and len(words) < job.rows.shape[1]:
       gram = job.gram()  # all words, which have other principal directions
   if spec.power != 1:
     turns = rotations @ outer
     outer = outer @ align.spectral_power(turns.T @ gram @ turns, spec.power)
-  return rotations, outer, moved, num_fitted
+  return rotations, outer, moved
 
 
 def _dim(dims: Sequence[int], spec: Spec) -> int:
@@ -368,9 +351,6 @@ def check_columns(dims: Sequence[int]) -> None:
     )
 
 
-# Warnings.
-
-
 def _few(names: Sequence[str]) -> str:
   """The first names, and how many more there are."""
   more = f' and {len(names) - 3} more' if len(names) > 3 else ''
@@ -378,10 +358,9 @@ def _few(names: Sequence[str]) -> str:
 
 
 def tied(has: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, int]:
-  """[n] int, the group of each part, which has [n, words] bool.
+  """[n] int, groups of parts [n, words] bool that share `least` words [n, n].
 
-  Two parts that share `least` [n, n] words are in one group. Also returns how
-  many words two parts of different groups share, at most.
+  Also returns how many words two parts of different groups share, at most.
   """
   shared = has.astype(np.float64) @ has.T
   groups = csgraph.connected_components(shared >= least)[1]
@@ -391,10 +370,7 @@ def tied(has: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, int]:
 def check_words(
   parts: Sequence[parts_lib.Part], has: np.ndarray, method: str
 ) -> list[str]:
-  """Warnings of too few common words, of parts that have [n, words] bool.
-
-  Raises a `UserError` if there are none.
-  """
+  """Warnings if parts [n, words] bool share few words; UserError if none."""
   dims, common = [part.dim for part in parts], int(has.all(0).sum())
   if method != 'alir' and not common:
     raise errors.UserError(
@@ -422,7 +398,7 @@ def check_words(
       f'{listed(groups)}; give parts with words in common (check the case of '
       'letters)'
     )
-  # Every part may be tied to some, and these to the rest by hardly a word.
+  # Groups may be tied to each other by hardly a word.
   groups, most = tied(has, np.minimum.outer(dims, dims))
   if not groups.any():
     return []

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.senses import table as senses_lib
-from jaxemb.storage import export, vectors_npy, word2vec_format
+from jaxemb.storage import export, word2vec_format
 
 _BLOCK_ROWS = 65_536
 # Files that mark a folder written by orbax.
@@ -33,8 +33,8 @@ class Part(NamedTuple):
   name: str
   words: Sequence[str]  # distinct; names of rows where words have senses
   vectors: np.ndarray  # [words, dim] float32, mapped if in a file
-  # [words] int64, how often the part saw each word; a row of count 0 has
-  # learned nothing and is ignored. None = unknown.
+  # [words] int64, how often the part saw each word; None = unknown. Rows of
+  # count 0 are ignored.
   counts: np.ndarray | None = None
   # Further rows of the same words: 'context_vectors' and the slots of row
   # optimizers, 'optimizer/vectors/<slot>', 'optimizer/context_vectors/<slot>'.
@@ -87,15 +87,12 @@ def write_rows(
   return np.load(path, mmap_mode='r')
 
 
-# Opening.
-
-
 def open_all(
   paths: Sequence[str], scratch: pathlib.Path, trainable: bool, skip_bad: bool
 ) -> tuple[list[Part], list[dict[str, str]]]:
-  """Opens parts by `open_part`; also {'name', 'reason'} of those left out.
+  """Opens parts; also returns {'name', 'reason'} of those left out.
 
-  Raises a `UserError` if one cannot be used, or fewer than two are left.
+  UserError if one cannot be used, or fewer than two are left.
   """
   parts, skipped = [], []
   for i, path in enumerate(paths):
@@ -125,20 +122,19 @@ def open_part(
   """Opens one part in any of the forms above, and reads all rows once.
 
   Rows that cannot be read in place go to the folder `scratch`; None = memory.
-  Context vectors and optimizer slots are opened too if `trainable`; None =
-  where there are any. Raises a `UserError` if it cannot be read, is empty or
-  not finite, or lacks context vectors.
+  Context vectors and optimizer slots are opened too if `trainable`; None = if
+  there are any. UserError if it cannot be read, is empty or not finite, or
+  lacks context vectors.
   """
   path = pathlib.Path(path)
   if _is_orbax(path) and not trainable:
     return check(_open_orbax(path, scratch))
   words, vectors, counts, folder = export.read(path)
-  more, senses, rows = {}, None, None
+  more, senses = {}, None
   if folder:
     senses = senses_lib.read(folder, words, counts, vectors)
     if trainable is not False:
       more = _open_trainable(folder, len(words), scratch)
-    rows = np.load(folder / vectors_npy.NAME, mmap_mode='r')
   if trainable and not more:
     raise errors.UserError(
       f'{path} has no context vectors of words (export/orbax/); give a run, or '
@@ -155,7 +151,8 @@ def open_part(
         f'{file} does not fit the {len(words):,} rows of the export; remove '
         'its folder and train that sub-model again'
       )
-  if rows is None or rows.dtype != np.float32:
+  rows = vectors.base  # of a file that holds what is read
+  if not isinstance(rows, np.memmap) or rows.dtype != np.float32:
     rows = write_rows([vectors], vectors.shape, scratch, 'vectors')
   return check(Part(str(path), words, rows, counts, more, senses))
 
@@ -186,7 +183,7 @@ def _open_trainable(
 
 
 def _is_orbax(path: pathlib.Path) -> bool:
-  """Whether orbax wrote into a folder that is no run and no export."""
+  """Whether orbax wrote a folder that is neither a run nor an export."""
   if (path / 'export').is_dir() or (path / 'vectors.npy').exists():
     return False
   inside = [path, *path.glob('[0-9]*'), *path.glob('[0-9]*/*')]
@@ -228,10 +225,7 @@ def _open_orbax(path: pathlib.Path, scratch: pathlib.Path | None) -> Part:
 
 
 def check(part: Part) -> Part:
-  """Reads all rows; returns the part with the length of its vectors.
-
-  Raises a `UserError` if there are none, or only zeros, or not finite ones.
-  """
+  """The part with its `rms_norm`; UserError if it is empty or not finite."""
   square = 0.0
   for name, rows in [*part.trainable.items(), ('vectors', part.vectors)]:
     squares = np.zeros(len(rows), np.float32)
@@ -259,9 +253,6 @@ def check(part: Part) -> Part:
   return part._replace(rms_norm=float(np.sqrt(square / num_rows)))
 
 
-# Words.
-
-
 class Union(NamedTuple):
   """The words of all parts, the most frequent first."""
 
@@ -276,10 +267,9 @@ def unite_words(
 ) -> Union:
   """The words of all parts, by falling count; parts vote by their counts.
 
-  Where a part has no counts, or not `by_counts`, they vote alike. Where a part
-  has none, words are ordered by their best rank in any part; ties by first
-  appearance. Words of count 0 in all parts are left out, or `keeps_unseen` as
-  if each had seen them once.
+  Parts vote alike if one has no counts, or not `by_counts`. If one has none,
+  words are in order of their best rank in any part. Words of count 0 in all
+  parts are left out, or with `keeps_unseen` count once in each.
   """
   words = list(dict.fromkeys(itertools.chain(*(part.words for part in parts))))
   ids = dict(zip(words, range(len(words)), strict=True))
@@ -300,7 +290,7 @@ def unite_words(
   rows, seen = rows[:, order], seen[:, order]
   return Union(
     [words[i] for i in order.tolist()],
-    # Sums over some of the parts would be mistaken for those of all.
+    # Not sums over some of the parts.
     counts[order] if has_counts else np.ones_like(order),
     rows,
     seen if by_counts and has_counts else (rows >= 0).astype(np.float64),

@@ -1,8 +1,8 @@
 """Merges parts whose words have several vectors (senses).
 
-Parts are rotated to each other by their words with one sense (`align`). There,
-word by word, senses that are close and equally frequent are matched; matched
-rows get one name, and are merged as if senses were words.
+Parts are rotated to each other by their words with one sense (`align`). Word by
+word, senses that are then close and equally frequent are matched, and merged as
+if they were words.
 
 With x_ik the rotated vector of sense k in part i, p_ik its prior and c_i how
 often part i saw the word, the senses of each part are permuted to
@@ -10,10 +10,9 @@ often part i saw the word, the senses of each part are permuted to
   maximize sum_{i < j} sum_k sqrt(n_ij min(p_ik, p_jk)) cos(x_ik, x_jk)
 
 with n_ij = sqrt(c_i c_j): cosines, because the length of a vector tells how
-often a sense was seen, weighted by the root of how often both parts saw it, as
-sampling errors are. For one part this is an assignment problem. Parts join by
-falling c_i, then each is assigned anew until none moves, as in generalized
-Procrustes analysis; every move increases the sum.
+often a sense was seen, weighted as sampling errors are. For one part this is an
+assignment problem. Parts join by falling c_i, then each is assigned anew until
+none moves; every move increases the sum.
 
 A part votes on a sense by how often it saw the word times the prior. A word has
 as many senses as in the part where it has most. Priors are averages over the
@@ -49,9 +48,8 @@ _ALIGN_WORDS = 5  # words with one sense that two parts share, per dimension
 _BLOCK_BYTES = 1 << 26  # of pairs of senses
 _MAX_ROUNDS = 20
 _ROUNDING = 1e-9  # relative to the sum of all weights
-# Fit of the maps of mean contexts: words (the most frequent), and ridge
-# relative to the mean square of a column.
-_FIT_WORDS, _RIDGE = 100_000, 1e-6
+_FIT_WORDS = 100_000  # the most frequent ones, for maps of mean contexts
+_RIDGE = 1e-6  # relative to the mean square of a column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +64,13 @@ class _Means:
     return len(self.senses.words), self.vectors.shape[1]
 
   def __getitem__(self, ids: np.ndarray) -> np.ndarray:
-    starts = self.senses.starts
-    starts, sizes = starts[:-1][ids], np.diff(starts)[ids]
-    means = np.zeros((len(ids), self.vectors.shape[1]), np.float32)
-    for k in range(sizes.max()):
-      has = sizes > k
-      at = starts[has] + k
-      rows = parts_lib.take(self.vectors, at)
-      means[has] += self.senses.priors[at, None] * rows
-    return means
+    firsts, ends = self.senses.starts[:-1][ids], self.senses.starts[1:][ids]
+    offsets = np.append(0, np.cumsum(ends - firsts))
+    rows = np.repeat(firsts - offsets[:-1], ends - firsts)
+    rows += np.arange(len(rows))
+    weighted = self.senses.priors[rows, None]
+    weighted = weighted * parts_lib.take(self.vectors, rows)
+    return np.add.reduceat(weighted, offsets[:-1], 0, np.float32)
 
 
 def merge(
@@ -83,11 +79,9 @@ def merge(
   folder: pathlib.Path | None = None,
   progress: parts_lib.Progress = lambda what, done, total: None,
 ) -> merge_lib.Merged:
-  """Merges two or more parts whose words have one vector or several.
+  """Merges two or more parts of `parts.check`, with or without senses.
 
-  Parts are those of `parts.check`. The result goes to files in the folder, or
-  stays in memory; `progress` is called per block of words. Raises a `UserError`
-  if parts have no words in common.
+  Files, progress and errors are those of `merge.merge_rows`.
   """
   started = time.monotonic()
   if any(part.senses is not None for part in parts):
@@ -101,14 +95,18 @@ def merge(
 
 def of_words(part: parts_lib.Part) -> parts_lib.Part:
   """The part with one vector for each word, the mean of its senses."""
-  if part.senses is None:
+  if (senses := part.senses) is None:
     return part
-  means = part.senses.mean_vectors()
-  return _with_words(part)._replace(vectors=means, senses=None)
+  counts, means = part.counts, _Means(part.vectors, senses)
+  if counts is not None:  # the same of all senses of a word
+    counts = counts[senses.starts[:-1]]
+  return part._replace(
+    words=senses.words, counts=counts, vectors=means, senses=None
+  )
 
 
 def line(report: Mapping[str, Any]) -> str:
-  """One line about the senses of a report."""
+  """A line about the senses of a merge report."""
   text = f'senses: {report["words"]:,} words have several'
   if report['cosine_matched'] is None:
     return text
@@ -128,14 +126,6 @@ def _table(part: parts_lib.Part) -> table.Senses:
   )  # fmt: skip
 
 
-def _with_words(part: parts_lib.Part) -> parts_lib.Part:
-  """The part with its words and their counts instead of those of the rows."""
-  senses, counts = _table(part), part.counts
-  if counts is not None:
-    counts = np.maximum.reduceat(counts, senses.starts[:-1])
-  return part._replace(words=senses.words, counts=counts)
-
-
 def _pick(values: Sequence[np.ndarray], ids: np.ndarray) -> np.ndarray:
   """[n, ...], of n arrays the items at ids [n, ...]; 0 for negative ids."""
   pairs = zip(values, ids, strict=True)
@@ -146,11 +136,9 @@ class _Merge:
   """A merge of senses.
 
   Attributes:
-    tables: senses of each part.
-    words: of all parts.
     sizes: [n, words] int, senses in each part.
-    starts: [words + 1] int, rows of the result before any is lost.
-    owners: [rows] int, their words.
+    starts, owners: [words + 1] and [rows] int, rows of the result before any is
+      lost, and their words.
     job: means of the senses of words, side by side.
     is_one_vocabulary: all parts have the same words and counts.
   """
@@ -165,9 +153,8 @@ class _Merge:
     merge_lib.check_columns([part.dim for part in parts])
     self.parts, self.spec = parts, spec
     self.tables = [_table(part) for part in parts]
-    vocabularies = [_with_words(part) for part in parts]
-    by_counts = spec.weights == 'counts'
-    words = parts_lib.unite_words(vocabularies, by_counts, keeps_unseen=True)
+    by_word, by_counts = list(map(of_words, parts)), spec.weights == 'counts'
+    words = parts_lib.unite_words(by_word, by_counts, keeps_unseen=True)
     first = self.tables[0]
     self.is_one_vocabulary = all(
       x.words == first.words and np.array_equal(x.counts, first.counts)
@@ -177,26 +164,22 @@ class _Merge:
       order, counts = np.argsort(words.rows.max(0)), np.asarray(first.counts)
       rows, votes = words.rows[:, order], words.votes[:, order]
       words = parts_lib.Union(first.words, counts, rows, votes)
-    self.words, self.priors = words, [x.priors for x in self.tables]
+    self.words = words
     self.sizes = _pick([np.diff(x.starts) for x in self.tables], words.rows)
     sizes = self.sizes.max(0)
     self.starts = np.append(0, np.cumsum(sizes))
     self.owners = np.repeat(np.arange(len(sizes)), sizes)
+    weights = merge_lib.vote_weights(words.rows >= 0, words.votes)
     self.job = merge_lib.SideBySide(
-      list(map(_Means, [part.vectors for part in parts], self.tables)),
-      words.rows,
-      merge_lib.vote_weights(words.rows >= 0, words.votes),
-      False,
-      folder,
-      progress,
+      [x.vectors for x in by_word], words.rows, weights, False, folder, progress
     )
 
   def run(self) -> merge_lib.Merged:
     """The result."""
     words, job, spec = self.words, self.job, self.spec
-    rotations, turned = self._rotations()
+    rotations, turned_by = self._rotations()
     rows, report = self._match(rotations)
-    priors = _pick(self.priors, rows)
+    priors = _pick([x.priors for x in self.tables], rows)
     names = table.row_names(words.words, self.starts)
     votes = words.votes[:, self.owners] * priors
     union = parts_lib.Union(names, votes.sum(0), rows, votes)
@@ -211,10 +194,11 @@ class _Merge:
     senses = self._with_contexts(senses, rows, votes, warnings)
     senses = self._with_outputs(senses, merged, warnings)
     num_lost = len(names) - len(kept)
-    warnings += self._warnings(report['words_of_fewer_senses'], num_lost)
-    report |= turned | {
+    warnings += self._warnings(num_lost)
+    report |= {
+      'turned_by': turned_by,
       'outputs': senses.outputs is not None,
-      'contexts': senses.contexts is not None,
+      'contexts': senses.means is not None,
       'lost_senses': num_lost,
     }
     return merged._replace(
@@ -224,100 +208,90 @@ class _Merge:
       senses=senses,
     )
 
-  def _rotations(self) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """[D_i, dim] float32 of each part into a common space; for the report."""
-    spec, dims, has = self.spec, self.job.dims, self.words.rows >= 0
-    job = self.job._replace(normalize=spec.normalize)
+  def _rotations(self) -> tuple[list[np.ndarray], str]:
+    """[D_i, dim] float32 of each part into a common space; what fits them."""
+    job, dims, has = self.job, self.job.dims, self.words.rows >= 0
     merge_lib.check_words(self.parts, has, 'alir')
     is_single = (self.sizes <= 1).all(0)
     least = _ALIGN_WORDS * np.minimum.outer(dims, dims)
     by_single = not merge_lib.tied(has & is_single, least)[0].any()
-    chosen = np.flatnonzero(is_single | (not by_single))
-    chosen = chosen[align.fit_words(has[:, chosen], spec.align_words, dims)]
-    gram, limits = job.gram(chosen), (spec.max_iterations, spec.tolerance)
-    rotations, _ = align.alir(gram, dims, max(dims), 'zero', *limits)
-    rotations = rotations.astype(np.float32)
-    return [rotations[part] for part in align.slices(dims)], {
-      'turned_by': 'words of one sense' if by_single else 'means of senses',
-      'turned_by_words': len(chosen),
-    }
+    chosen = is_single | (not by_single)
+    job = job._replace(
+      rows=job.rows[:, chosen],
+      weights=job.weights[:, chosen],
+      normalize=self.spec.normalize,
+    )
+    spec = dataclasses.replace(
+      self.spec, method='alir', start='zero', restore=False, power=1.0
+    )
+    rotations = merge_lib.solve(job, spec, max(dims))[0].astype(np.float32)
+    turned_by = 'words of one sense' if by_single else 'means of senses'
+    return [rotations[part] for part in align.slices(dims)], turned_by
 
   def _match(
     self, rotations: Sequence[np.ndarray]
   ) -> tuple[np.ndarray, dict[str, Any]]:
-    """[n, rows] int, row of each part (-1 = none) that becomes each of ours.
-
-    Also returns what is reported.
-    """
+    """[n, rows] int, row of each part (-1 = none) for each of ours; report."""
     words, owners, progress = self.words, self.owners, self.job.progress
-    sizes = self.sizes.max(0)
+    sizes, priors = self.sizes.max(0), [x.priors for x in self.tables]
     # In the order of the parts.
     all_rows = _pick([x.starts for x in self.tables], words.rows)[:, owners]
     senses = np.arange(len(owners)) - self.starts[owners]
     has = senses < self.sizes[:, owners]
     all_rows = np.where(has, all_rows + senses, -1)
     is_open = (sizes > 1) & ((self.sizes > 0).sum(0) > 1)
-    done = rounds = moved = 0
-    cosines = [np.zeros((2, 0))]
+    done, num_open, cosines = 0, int(is_open.sum()), [np.zeros((2, 0))]
     for size in np.unique(sizes[is_open]).tolist():
       chosen = np.flatnonzero(is_open & (sizes == size))
       each = len(self.parts) * size
       each_bytes = 8 * each * (3 * each + 2 * rotations[0].shape[1])
       num_blocks = -(-len(chosen) * each_bytes // _BLOCK_BYTES)
       for block in np.array_split(chosen, min(num_blocks, len(chosen))):
-        progress('matching senses', done, int(is_open.sum()))
+        progress('matching senses', done, num_open)
         at = self.starts[block][:, None] + np.arange(size)
         rows = all_rows[:, at]
         vectors = [
           parts_lib.take(part.vectors, mine) @ turn
           for part, mine, turn in zip(self.parts, rows, rotations, strict=True)
         ]
-        places, num_rounds, found = match(
-          np.stack(vectors), _pick(self.priors, rows), words.votes[:, block]
-        )
-        moved += int(np.sum((rows >= 0) & (places != np.arange(size))))
+        args = np.stack(vectors), _pick(priors, rows), words.votes[:, block]
+        places, found = match(*args)
         matched = np.empty_like(rows)
         np.put_along_axis(matched, places, rows, 2)
         all_rows[:, at] = matched
-        rounds, done = max(rounds, num_rounds), done + len(block)
+        done += len(block)
         cosines.append(found)
     progress('matching senses', done, done)
-    cosines = np.concatenate(cosines, 1)
-    means = cosines.mean(1).tolist() if cosines.size else (None, None)
-    has_fewer = np.any((self.sizes > 0) & (self.sizes < sizes), 0)
+    means = (None, None)
+    if num_open:
+      means = np.concatenate(cosines, 1).mean(1).tolist()
     return all_rows, {
       'words': int(np.sum(sizes > 1)),
-      'rows': int(sizes.sum()),
-      'matched_words': int(is_open.sum()),
-      'matching_rounds': rounds,
-      'moved_senses': moved,
+      'matched_words': num_open,
       'cosine_matched': means[0],
       'cosine_in_order': means[1],
-      'words_of_fewer_senses': int(has_fewer.sum()),
     }
 
   def _senses(
     self, owners: np.ndarray, priors: np.ndarray, vectors: np.ndarray
   ) -> table.Senses:
     """The result's rows, of words [rows], with priors of parts [n, rows]."""
-    # A word's only vector does not tell how often its senses are meant.
-    is_telling = (self.sizes > 1) | (self.sizes.max(0) == 1)
-    votes = np.where(is_telling, self.words.votes, 0)
-    means = np.sum(votes[:, owners] * priors, 0) / votes.sum(0)[owners]
     ids, starts, sizes = np.unique(
       owners, return_index=True, return_counts=True
     )
-    # Priors of words that have lost senses are scaled to sum to 1.
-    has_lost = sizes < self.sizes.max(0)[ids]
-    has_none = has_lost & (np.add.reduceat(means, starts) == 0)
-    means = np.where(np.repeat(has_none, sizes), 1, means)
-    sums = np.where(has_lost, np.add.reduceat(means, starts), 1)
+    # A word's only vector does not tell how often its senses are meant.
+    is_telling = (self.sizes > 1) | (self.sizes.max(0) == 1)
+    votes = np.where(is_telling, self.words.votes, 0)[:, owners] * priors
+    # Some senses may be lost; of the others, all are alike if none is known.
+    totals = np.repeat(np.add.reduceat(votes.sum(0), starts), sizes)
+    even = 1 / np.repeat(sizes, sizes)
+    priors = np.divide(votes.sum(0), totals, even, where=totals > 0)
     return table.Senses(
       [self.words.words[i] for i in ids.tolist()],
       self.words.counts[ids],
       np.append(starts, len(owners)),
       vectors,
-      (means / np.repeat(sums, sizes)).astype(np.float32),
+      priors.astype(np.float32),
       outputs=None,
       loss=None,
       negatives=0,
@@ -332,21 +306,21 @@ class _Merge:
     warnings: list[str],
   ) -> table.Senses:
     """Adds mean contexts, of rows of the parts [n, rows] with their votes."""
-    contexts = [x.contexts for x in self.tables]
-    obstacle = self._obstacle(contexts, 'concentration', 'half_weight')
-    if not obstacle:
-      maps = self._context_maps(senses, contexts[0].half_weight)
-      tables = [x.means for x in contexts]
-      job = self.job._replace(tables=tables, rows=rows, weights=votes)
-      means = job.write_averages('means', maps, np.eye(maps.shape[1]))
-      contexts = contexts[0]._replace(means=means)
-      return dataclasses.replace(senses, contexts=contexts)
-    if any(contexts):
-      warnings.append(
-        'mean contexts are left out, and senses are disambiguated by '
-        f'likelihoods, if at all: {obstacle}'
-      )
-    return senses
+    settings, tables = ('concentration', 'half_weight'), self.tables
+    if obstacle := self._obstacle('means', *settings):
+      if any(x.means is not None for x in tables):
+        warnings.append(
+          'mean contexts are left out, and senses are disambiguated by '
+          f'likelihoods, if at all: {obstacle}'
+        )
+      return senses
+    more = {name: getattr(tables[0], name) for name in settings}
+    senses = dataclasses.replace(senses, **more)
+    maps = self._context_maps(senses)
+    tables = [x.means for x in tables]
+    job = self.job._replace(tables=tables, rows=rows, weights=votes)
+    means = job.write_averages('means', maps, np.eye(maps.shape[1]))
+    return dataclasses.replace(senses, means=means)
 
   def _with_outputs(
     self, senses: table.Senses, merged: merge_lib.Merged, warnings: list[str]
@@ -357,8 +331,7 @@ class _Merge:
     if self.spec.method != 'alir' or self.spec.normalize:
       obstacle = 'only --method=alir without --normalize keeps inner products'
     else:
-      tables = [None if x.outputs is None else x for x in self.tables]
-      obstacle = self._obstacle(tables, 'loss', 'negatives')
+      obstacle = self._obstacle('outputs', 'loss', 'negatives')
     if is_tree and not obstacle and not self.is_one_vocabulary:
       obstacle = (
         'the parts have other words or counts, and so other trees of paths '
@@ -385,21 +358,20 @@ class _Merge:
       senses, outputs=outputs, loss=first.loss, negatives=first.negatives
     )
 
-  def _context_maps(
-    self, merged: table.Senses, half_weight: float
-  ) -> np.ndarray:
+  def _context_maps(self, merged: table.Senses) -> np.ndarray:
     """[sum D_i, dim] float64 B_i; words weigh as they do in contexts."""
     words = self.words
     ids = np.array([merged.index.get(name, -1) for name in words.words])
     chosen = np.flatnonzero(ids >= 0)[:_FIT_WORDS]
     frequencies = words.counts / words.counts.sum()
-    weights = frequencies * half_weight / (half_weight + frequencies)
+    weights = merged.half_weight / (merged.half_weight + frequencies)
     shares = words.votes / words.votes.sum(0)
-    result = _Means(merged.vectors, merged)
     job = self.job._replace(
-      tables=[*self.job.tables, result],
+      tables=[*self.job.tables, _Means(merged.vectors, merged)],
       rows=np.append(words.rows, ids[None], 0),
-      weights=np.append(shares, np.ones((1, len(ids))), 0) * weights,
+      weights=np.append(shares, np.ones((1, len(ids))), 0)
+      * frequencies
+      * weights,
       normalize=True,
     )
     # The shares of the parts and the result's 1 add up to 2 for every word.
@@ -409,13 +381,13 @@ class _Merge:
     ridge = _RIDGE * np.trace(gram) / width
     return np.linalg.solve(gram + ridge * np.eye(width), moments)
 
-  def _obstacle(self, tables: Sequence[Any], *settings: str) -> str:
-    """Why tables, None of some parts, cannot be merged; '' if they can."""
-    for part, each in zip(self.parts, tables, strict=True):
-      if each is None:
+  def _obstacle(self, array: str, *settings: str) -> str:
+    """Why the parts' arrays of that name cannot be merged; '' if they can."""
+    for part, each in zip(self.parts, self.tables, strict=True):
+      if getattr(each, array) is None:
         return f'{part.name} has none'
       for name in settings:
-        its, mine = (getattr(x, name) for x in (tables[0], each))
+        its, mine = (getattr(x, name) for x in (self.tables[0], each))
         if mine != its:
           return (
             f'{self.parts[0].name} was trained with {name}={its!r}, '
@@ -423,9 +395,10 @@ class _Merge:
           )
     return ''
 
-  def _warnings(self, num_fewer: int, num_lost: int) -> list[str]:
+  def _warnings(self, num_lost: int) -> list[str]:
     warnings = []
-    if num_fewer:
+    has_fewer = (self.sizes > 0) & (self.sizes < self.sizes.max(0))
+    if num_fewer := int(has_fewer.any(0).sum()):
       warnings.append(
         f'{num_fewer:,} words have fewer senses in some part than in another: '
         'the further senses are placed by those that have them'
@@ -451,61 +424,53 @@ class _Merge:
 
 def match(
   rows: np.ndarray, priors: np.ndarray, votes: np.ndarray
-) -> tuple[np.ndarray, int, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:
   """Permutes the senses of all parts, word by word.
 
-  Takes x [n, b, K, dim], zeros where a part lacks the sense, priors [n, b, K],
-  and votes c [n, b], 0 where it lacks the word.
-
-  Returns [n, b, K] int, the sense of the result that each becomes (those that a
-  part lacks take what is left); the number of rounds; and [2, b] mean cosines
-  of matched pairs, and of pairs in the order of the parts.
+  Takes x [n, b, K, dim], priors [n, b, K] and votes c [n, b]; x and c are 0
+  where a part lacks the sense or the word. Returns [n, b, K] int, the sense of
+  the result that each becomes (those that a part lacks take what is left); and
+  [2, b] mean cosines of matched pairs, and of pairs in the order of the parts.
   """
   num_parts, num_words, num_senses, dim = rows.shape
+  num = num_parts * num_senses
   rows, priors, votes = (np.swapaxes(x, 0, 1) for x in (rows, priors, votes))
-  has = np.any(rows, -1) & (votes[..., None] > 0)
-  units = geometry.unit(rows.reshape(-1, dim)).reshape(num_words, -1, dim)
+  units = geometry.unit(rows.reshape(-1, dim)).reshape(num_words, num, dim)
   units = units.astype(np.float64)
-  # [b, n, K, n, K], of part i, sense k with part j, sense m.
-  chances = np.where(has, priors, 0).astype(np.float64)
-  weights = np.minimum(chances[:, :, :, None, None], chances[:, None, None])
-  roots = np.sqrt(votes)
-  weights *= roots[:, :, None, None, None] * roots[:, None, None, :, None]
-  weights = np.sqrt(weights)
-  own, every = np.arange(num_parts), np.arange(num_words)
-  weights[:, own, :, own] = 0
-  products = units @ np.swapaxes(units, 1, 2)
-  scores = weights * products.reshape(weights.shape)
-  limits = _ROUNDING * weights.sum((1, 2, 3, 4))
+  # [b, n K] of all senses, and [b, n K, n K] of their pairs.
+  chances = np.where(np.any(rows, -1), priors, 0).reshape(num_words, num)
+  roots = np.repeat(np.sqrt(votes), num_senses, 1)
+  weights = np.minimum(chances[:, :, None], chances[:, None])
+  weights = np.sqrt(weights * roots[:, :, None] * roots[:, None])
+  owners = np.repeat(np.arange(num_parts), num_senses)
+  weights *= owners[:, None] != owners
+  scores = weights * (units @ np.swapaxes(units, 1, 2))
+  limits = _ROUNDING * weights.sum((1, 2), keepdims=True)
+  by_part = scores.reshape(num_words, num_parts, num_senses, num)
   order, in_order = np.argsort(-votes, 1, kind='stable'), np.arange(num_senses)
-  places = np.full(priors.shape, -1)  # the part has not joined
-  places[every, order[:, 0]] = in_order
+  every, places = np.arange(num_words), np.full(priors.shape, -1)
+  places[every, order[:, 0]] = in_order  # the others have not joined
   for rounds in range(_MAX_ROUNDS):
-    has_moved = False
+    before = places.copy()
     for part in order.T[rounds == 0 :]:
       # [b, K, K], of each sense as each sense of the result.
-      gains = np.einsum(
-        'bkjm,bjmr->bkr', scores[every, part], places[..., None] == in_order
-      )
-      old, new = places[every, part], _assign(gains)
-      change = np.take_along_axis(gains, np.stack([old, new], 2), 2).sum(1)
-      moves = (change[:, 1] - change[:, 0] > limits) | (rounds == 0)
-      places[every, part] = np.where(moves[:, None], new, old)
-      has_moved |= moves.any()
-    if not has_moved or num_parts == 2:
+      gains = by_part[every, part] @ (places.reshape(-1, num, 1) == in_order)
+      # What gains nothing elsewhere stays: senses keep their names.
+      gains += limits * (places[every, part][:, :, None] == in_order)
+      places[every, part] = _assign(gains)
+    if num_parts == 2 or np.array_equal(places, before):
       break
 
   def total(values, places):
-    is_matched = places[:, :, :, None, None] == places[:, None, None]
-    return np.sum(values * is_matched, (1, 2, 3, 4))
+    places = places.reshape(-1, num)
+    return np.sum(values * (places[:, :, None] == places[:, None]), (1, 2))
 
-  # Both relative to the weights of matched pairs: by their own, a mean of few
-  # others could be higher where the total is lower.
+  # Both by the weights of matched pairs, so that the larger total is higher.
   sums = total(weights, places)
   unmoved = np.broadcast_to(in_order, places.shape)
   cosines = np.stack([total(scores, x) for x in (places, unmoved)])
   cosines /= np.where(sums > 0, sums, 1)
-  return np.swapaxes(places, 0, 1), rounds + 1, cosines
+  return np.swapaxes(places, 0, 1), cosines
 
 
 def _assign(scores: np.ndarray) -> np.ndarray:

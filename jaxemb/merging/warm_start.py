@@ -18,12 +18,11 @@ def begin(
 ) -> Any:
   """Replaces rows of a new state, which is donated, by those of a model.
 
-  The model at `path` (config.train.init_from) is a run, a merge or a word2vec
-  file; `trainable` and `strategy` are those of `strategies.base`, and `words`
-  [vocab] name the rows. Words that the model lacks, or never saw, keep their
-  random start. Words with several vectors start from their mean, weighted by
-  the priors. Optimizer slots are taken over where the model has them. Raises a
-  `UserError` if the vectors cannot be used, or have other dimensions.
+  The model at `path` (config.train.init_from) is one that `parts.open_part`
+  opens; `words` [vocab] name the rows. Words that the model lacks, or never
+  saw, keep their random start; those with several vectors start from their
+  mean. Optimizer slots are taken over where the model has them. UserError if
+  the vectors cannot be used, or have other dimensions.
   """
   part = senses.of_words(parts_lib.open_part(path, None, None))
   model = trainable.model

@@ -1,12 +1,13 @@
-"""What a model is to a strategy: the rows it needs, and a loss of them.
+"""The model interface: which rows a step needs, and a loss of them.
 
 Models see rows, never tables and never a mesh: the loss is differentiated with
 respect to the rows that were looked up, and tables are updated by ids and row
-gradients. How rows are stored, split and cached does not concern a model.
+gradients.
 
-A model is a dataclass. Arrays that its steps read (an alias table, say) are
-passed to the compiled program if the class is registered as a pytree
-(`jax.tree_util.register_dataclass`), and compiled into it if not.
+A model is a dataclass. If it is registered as a pytree
+(`jax.tree_util.register_dataclass`, with `static` fields), arrays that its
+steps read, such as an alias table, are passed to the compiled program;
+otherwise they are compiled into it.
 """
 
 import dataclasses
@@ -16,24 +17,12 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jaxemb.data import windows
-from jaxemb.ops import chunks
 from jaxemb.tables import spec as spec_lib
 
-StepBatch = windows.StepBatch
 
-
-@dataclasses.dataclass(frozen=True)
-class WindowSpec:
-  """Sizes that the word2vec models share."""
-
-  vocab: int
-  dim: int
-  window: int  # W
-  negatives: int  # K, negatives per positive
-  chunk: int  # c, centers per matrix product
-  shared_negatives: int  # N, draws that the centers of a chunk share
-  row_ops: chunks.RowOps = chunks.WHOLE_ROWS  # from the layout of the tables
+def static(**kwargs: Any) -> Any:
+  """A dataclass field that is compiled into programs, not passed to them."""
+  return dataclasses.field(metadata={'static': True}, **kwargs)
 
 
 class Corpus(NamedTuple):
@@ -61,16 +50,14 @@ class Model(Protocol):
 
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:
     """The tables, by name."""
-    ...
 
   def ids(self, batch: Any, key: jax.Array) -> Mapping[str, Any]:
     """The ids [...] to look up in each table, in the shape that `loss` expects.
 
-    Other arrays that `loss` needs may stand beside them, under other names.
-    Random choices are a pure function of the key ([2] uint32, of the dispatch)
-    and of numbers that the batch carries (`StepBatch.chunks`).
+    Other arrays that `loss` needs may be added under other names. Random
+    choices are a pure function of the key ([2] uint32, of the dispatch) and of
+    numbers that the batch carries (`data.windows.StepBatch.chunks`).
     """
-    ...
 
   def loss(
     self,
@@ -82,23 +69,20 @@ class Model(Protocol):
   ) -> tuple[jax.Array, Aux]:
     """Loss of the step in nats, summed over its examples.
 
-    Of `init`'s params, of rows [..., d] float32 by table, and of what `ids`
-    returned for the same batch and key.
+    `rows` are [..., d] float32 by table; `ids` is what that method returned.
     """
-    ...
 
   def init(self, key: jax.Array) -> Any:
-    """Dense parameters, a pytree of arrays that optax trains; () = none."""
+    """Dense parameters, a pytree of arrays; () = none."""
     return ()
 
   def optimizer(self) -> Any:
-    """Trains `init`'s params by the mean loss, an optax transformation."""
+    """The optax transformation that trains `init`'s params by the mean loss."""
     import optax  # takes a second, and few models have dense parameters
 
     return optax.adam(1e-3)
 
-  # Nats per example before training; a run whose loss is far above has
-  # diverged. inf = unknown.
+  # Nats per example, far above which a run has diverged; inf = unknown.
   untrained_loss: float = float('inf')
   # A variant with smaller buffers, used for steps that `fits` it; None = none.
   compact: 'Model | None' = None

@@ -5,11 +5,10 @@ output vector:
 
   loss = -log sigmoid(h . u) - sum_{k=1..K} log sigmoid(-h . u_k)
 
-one example per center. The gradient is the true one: each of n contexts gets
-1/n of it, which word2vec.c omits (Irsoy et al. 2021), so learning rates are
-larger than word2vec.c's (0.2 by default). As in skip-gram, a chunk of c centers
-shares N negatives, each with weight K / N, and a draw that equals the center
-does not count.
+one example per center. Each of n contexts gets 1/n of the gradient, which
+word2vec.c omits (Irsoy et al. 2021), so learning rates are larger (0.2 by
+default). As in skip-gram, a chunk of c centers shares N negatives, each with
+weight K / N, and a draw that equals the center does not count.
 """
 
 import dataclasses
@@ -17,26 +16,25 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from jaxemb.data import windows
 from jaxemb.models import base, skipgram
-from jaxemb.ops import chunks, losses, sampling
+from jaxemb.ops import sampling
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cbow(skipgram.SkipGram):
-  """CBOW over one step's rows."""
+  """CBOW with negative sampling."""
 
   def ids(self, batch, key):
     """Input: [L / c, c + 2 W] windows. Output: [L / c, c + N]."""
-    s = self.spec
-    draws = skipgram.draw_negatives(s, self.negatives, batch, key)
-    outputs = jnp.concatenate([skipgram.centers(s, batch), draws], 1)
-    windows = chunks.windows(batch.tokens, s.chunk, s.window)
-    return {skipgram.INPUT: windows, skipgram.OUTPUT: outputs}
+    draws = skipgram.draw_negatives(self.spec, self.negatives, batch, key)
+    outputs = jnp.concatenate([batch.centers(), draws], 1)
+    return {skipgram.INPUT: batch.windows(), skipgram.OUTPUT: outputs}
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over the centers that have a context."""
-    del params, key
-    means, num_contexts = context_means(self.spec, batch, rows[skipgram.INPUT])
+    means, num_contexts = context_means(batch, rows[skipgram.INPUT])
     has_context = (num_contexts > 0).astype(jnp.float32)
     weights = has_context * target_weights(self.spec, ids[skipgram.OUTPUT])
     outputs, chunk = rows[skipgram.OUTPUT], self.spec.chunk
@@ -44,13 +42,8 @@ class Cbow(skipgram.SkipGram):
     return loss, base.Aux(has_context.sum())
 
 
-jax.tree_util.register_dataclass(
-  Cbow, ['negatives'], ['spec', 'tables', 'loss_of']
-)
-
-
 def make(
-  spec: base.WindowSpec, corpus: base.Corpus, loss_of: losses.Pointwise
+  spec: skipgram.WindowSpec, corpus: base.Corpus, loss_of: sampling.Pointwise
 ) -> Cbow:
   """CBOW for a corpus, with a loss of scores and labels."""
   chances = skipgram.negative_probabilities(corpus.counts)
@@ -61,19 +54,18 @@ def make(
 
 
 def context_means(
-  spec: base.WindowSpec, batch: base.StepBatch, token_rows: jax.Array
+  batch: windows.StepBatch, token_rows: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """[k, c, d] means of rows [k, c + 2 W, d]; [k, c, 1] numbers of contexts."""
-  num_contexts = skipgram.num_contexts(batch).reshape(-1, spec.chunk, 1)
-  mask = chunks.mask(batch.left, batch.right, spec.chunk, spec.window)
-  mean = mask / jnp.maximum(num_contexts, 1)
-  return chunks.weighted_sums(mean, token_rows), num_contexts
+  num_contexts = batch.num_contexts()[..., None]
+  mean = batch.mask() / jnp.maximum(num_contexts, 1)
+  return skipgram.weighted_sums(mean, token_rows), num_contexts
 
 
-def target_weights(spec: base.WindowSpec, ids: jax.Array) -> jax.Array:
+def target_weights(spec: skipgram.WindowSpec, ids: jax.Array) -> jax.Array:
   """[k, c, c + N] float32, of ids [k, c + N] of centers and draws.
 
-  1 for a center itself, K / N for a draw that is another word.
+  1 for a center itself, K / N for a draw of another word, else 0.
   """
   centers, draws = ids[:, : spec.chunk], ids[:, spec.chunk :]
   own = jnp.eye(spec.chunk, dtype=jnp.float32)[None]

@@ -5,9 +5,8 @@ mean, as in word2vec.c:
 
   loss = -sum_{n in path(center)} log sigmoid((1 - 2 code_n) v . u_n)
 
-with v the input vector of a context, or the mean of those of all contexts. The
-gradients are the true ones; CBOW gives each of n contexts 1/n of it, which
-word2vec.c omits. `models.targets` says how paths are looked up.
+with v the input vector of a context, or the mean of those of all contexts, each
+of which gets 1/n of the gradient. `models.targets` looks up the paths.
 """
 
 import dataclasses
@@ -16,15 +15,15 @@ import jax
 import jax.numpy as jnp
 
 from jaxemb.models import base, cbow, skipgram, targets
-from jaxemb.ops import chunks
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Hierarchical(skipgram.WindowModel):
-  """Skip-gram or CBOW over one step's rows."""
+  """Skip-gram or CBOW with hierarchical softmax."""
 
   tree: targets.Tree
-  averages: bool  # CBOW: the mean of a center's contexts predicts it
+  averages: bool = base.static()  # CBOW: the mean of the contexts predicts
 
   contexts_table = ''  # outputs are of nodes, not of words
 
@@ -35,29 +34,25 @@ class Hierarchical(skipgram.WindowModel):
 
   def ids(self, batch, key):
     """Input: [L / c, c + 2 W] windows. Output: nodes."""
-    s = self.spec
-    nodes = self.tree.find(s, batch, key)
+    nodes = self.tree.find(self.spec, batch, key)
     return {
-      skipgram.INPUT: chunks.windows(batch.tokens, s.chunk, s.window),
+      skipgram.INPUT: batch.windows(),
       skipgram.OUTPUT: nodes.ids,
       targets.TARGETS: nodes,
     }
 
   def loss(self, params, rows, ids, batch, key):
-    """Summed over the pairs, or for CBOW over centers with a context."""
-    del params, key
-    s, token_rows = self.spec, rows[skipgram.INPUT]
+    """Summed over the pairs, or for CBOW over the centers with a context."""
+    token_rows = rows[skipgram.INPUT]
     if self.averages:
-      token_rows, num_contexts = cbow.context_means(s, batch, token_rows)
-      # The only token that predicts a center is its own mean.
-      s = dataclasses.replace(s, window=0)
+      token_rows, num_contexts = cbow.context_means(batch, token_rows)
       examples = (num_contexts > 0).astype(jnp.float32)
-      mask = examples * jnp.eye(s.chunk)[None]
+      # The only token that predicts a center is its own mean.
+      mask = examples * jnp.eye(batch.chunk)[None]
     else:
-      examples = skipgram.num_contexts(batch)
-      mask = chunks.mask(batch.left, batch.right, s.chunk, s.window)
+      examples, mask = batch.num_contexts(), batch.mask()
     loss = targets.window_loss(
-      s,
+      self.spec.row_ops,
       ids[targets.TARGETS],
       self.tree.compact_rest,
       token_rows,
@@ -67,16 +62,11 @@ class Hierarchical(skipgram.WindowModel):
     return loss, base.Aux(examples.sum())
 
 
-jax.tree_util.register_dataclass(
-  Hierarchical, ['tree'], ['spec', 'tables', 'averages']
-)
-
-
 def make(
-  spec: base.WindowSpec,
+  spec: skipgram.WindowSpec,
   corpus: base.Corpus,
-  averages: bool = False,
-  num_shared: int = targets.SHARED_NODES,
+  averages: bool,
+  num_shared: int,
 ) -> Hierarchical:
   """Hierarchical softmax for a corpus of at least two words."""
   tree = targets.tree(corpus, spec.chunk, num_shared)

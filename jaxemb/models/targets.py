@@ -6,53 +6,53 @@ input row v is
 
   log P(i | v) = sum_n max(0, sign[i, n]) s - |sign[i, n]| log(1 + exp(s))
 
-For hierarchical softmax n are the inner nodes on the center's path, with sign
-1 where the path takes code 0 and -1 elsewhere. For negative sampling they are
-the center itself, 1, and the negatives, -K / N. Scores are products of all
-input rows of a chunk with all of its output rows; a score serves every pair
-that has it, so no array of pairs is built.
+For hierarchical softmax these are the inner nodes on the center's path, with
+sign 1 where it takes code 0 and -1 elsewhere; for negative sampling the center
+itself, 1, and the negatives, -K / N. Scores are products of all input and all
+output rows of a chunk; a score serves every pair that has it, so no array of
+pairs is built.
 
 A path has some twelve inner nodes of a Huffman tree (`ops.huffman`). The T most
-frequent ones are on most paths: they are looked up once per chunk, for all of
-its centers. What remains of the paths, half of the nodes, is looked up center
-by center; the path ends of a group of g centers are packed one after the other,
-with padding at the end, and meet only the tokens near their group:
+frequent ones are on most paths, and are looked up once per chunk. What remains
+of the paths, half of the nodes, is looked up center by center; the path ends of
+a group of g centers are packed, with padding at the end, and meet only the
+tokens near their group:
 
                     shared (n)           rest, by groups of centers (m)
   [c + 2 W tokens]  the chunk's          | [g + 2 W tokens] x own | ...
 
-Few groups need the room of the longest paths, so the products are sized for
-most steps, and as large as possible in the others.
+Few groups have the longest paths, so the products have a size that fits most
+steps, and the full size in the others.
 """
 
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxemb.data import windows
 from jaxemb.models import base, cbow, skipgram
-from jaxemb.ops import huffman, losses, sampling
+from jaxemb.ops import huffman, sampling
 
 TARGETS = 'targets'  # `Targets`, beside the ids of the tables
 
-# Centers whose path ends meet the same tokens: a larger product wastes more, a
-# smaller one runs slower.
+# g: larger products waste more, smaller ones run slower.
 _GROUP = 8
-SHARED_NODES = 64  # T
 # The compact room is this many deviations above the mean.
 _DEVIATIONS = 3.0
+MIN_LOG = -15.0  # of probabilities, as in the code of Tian et al. 2014
 
 
 class Targets(NamedTuple):
-  """Of a step's k chunks of c centers."""
+  """The targets of a step's k chunks of c centers."""
 
   ids: jax.Array  # [k, n + (c / g) m] int32, output rows
   signs: jax.Array  # [k, c, n] float32
-  # The targets of each center, one by one, for those who want no others.
+  # The targets of each center alone.
   places: jax.Array  # [L, D] int32, index into the step's flat output rows
   place_signs: jax.Array  # [L, D] float32, 0 = none
   # The rest, with padding at the end, or None.
@@ -60,18 +60,21 @@ class Targets(NamedTuple):
   rest_positives: jax.Array | None = None  # [k c / g, m] float32, 1 or 0
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tree:
   """The Huffman tree of a vocabulary, cut for chunks of a given size."""
 
   split: huffman.Split
-  group: int  # g
-  compact_rest: int  # nodes in the path ends of a group, in most steps
-  untrained_loss: float  # nats per pair
+  group: int = base.static()  # g
+  compact_rest: int = base.static()  # m in most steps
+  untrained_loss: float = base.static()  # nats per pair
 
   loss = 'hierarchical_softmax'
 
-  def lookups(self, spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
+  def lookups(
+    self, spec: skipgram.WindowSpec, corpus: base.Corpus
+  ) -> np.ndarray:
     """[vocab - 1] float64, expected lookups of each node per center."""
     split = self.split
     lookups = np.zeros(spec.vocab)
@@ -83,15 +86,14 @@ class Tree:
     return lookups[:-1]
 
   def find(
-    self, spec: base.WindowSpec, batch: base.StepBatch, key: jax.Array
+    self, spec: skipgram.WindowSpec, batch: windows.StepBatch, key: jax.Array
   ) -> Targets:
     """The nodes on the paths of a batch's centers; nothing is drawn."""
-    del key
     split, chunk, group = self.split, spec.chunk, self.group
     depth, none = split.deep.shape[1], 2 * (spec.vocab - 1)
-    has_pairs = (skipgram.num_contexts(batch) > 0).reshape(-1, 1)
-    # Padding is no word; it takes any path, all of whose nodes are masked.
-    centers = skipgram.centers(spec, batch).reshape(-1)
+    has_pairs = batch.num_contexts().reshape(-1, 1) > 0
+    # Padding takes any path, all of whose nodes are masked.
+    centers = batch.centers().reshape(-1)
     centers = jnp.minimum(centers, spec.vocab - 1)
     exits = split.exits.at[centers].get(mode='promise_in_bounds')
 
@@ -107,8 +109,7 @@ class Tree:
     shared = jnp.where(
       jnp.any(signs != 0, 1), jnp.arange(num_shared)[None], none // 2
     )
-    # Path ends one after the other: slot j of a group holds node j - start of
-    # the last center that starts at or before j.
+    # Slot j of a group holds node j - start of the last center to start by j.
     lengths = jnp.sum(deep < none, 1).reshape(-1, group)
     stops = jnp.cumsum(lengths, 1)
     starts = stops - lengths
@@ -139,15 +140,8 @@ class Tree:
     )
 
 
-jax.tree_util.register_dataclass(
-  Tree, ['split'], ['group', 'compact_rest', 'untrained_loss']
-)
-
-
-def tree(
-  corpus: base.Corpus, chunk: int, num_shared: int = SHARED_NODES
-) -> Tree:
-  """The tree of at least two words; chunks of c centers share up to T nodes."""
+def tree(corpus: base.Corpus, chunk: int, num_shared: int) -> Tree:
+  """The tree of at least two words; chunks share up to `num_shared` nodes."""
   paths = huffman.tree_paths(corpus.counts)
   split = huffman.split(paths, num_shared)
   group = next(g for g in range(min(_GROUP, chunk), 0, -1) if chunk % g == 0)
@@ -160,30 +154,29 @@ def tree(
   return Tree(split, group, compact, decisions * math.log(2))
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sampled:
-  """Negative sampling of centers, in place of their paths.
-
-  As in `models.cbow`, a chunk of c centers shares N negatives of weight K / N,
-  and a negative that equals a pair's own word does not count.
-  """
+  """Negative sampling of centers, as in `models.cbow`, in place of paths."""
 
   negatives: sampling.Alias
-  untrained_loss: float  # nats per pair
+  untrained_loss: float = base.static()  # nats per pair
 
   loss = 'negative_sampling'
   compact_rest = 0
 
-  def lookups(self, spec: base.WindowSpec, corpus: base.Corpus) -> np.ndarray:
+  def lookups(
+    self, spec: skipgram.WindowSpec, corpus: base.Corpus
+  ) -> np.ndarray:
     """[vocab] float64, expected lookups of each row per center."""
     return corpus.centers + skipgram.draw_lookups(spec, corpus)
 
   def find(
-    self, spec: base.WindowSpec, batch: base.StepBatch, key: jax.Array
+    self, spec: skipgram.WindowSpec, batch: windows.StepBatch, key: jax.Array
   ) -> Targets:
     """Centers and negatives: [L / c, c + N] ids."""
     draws = skipgram.draw_negatives(spec, self.negatives, batch, key)
-    ids = jnp.concatenate([skipgram.centers(spec, batch), draws], 1)
+    ids = jnp.concatenate([batch.centers(), draws], 1)
     is_drawn = jnp.arange(ids.shape[1])[None, None] >= spec.chunk
     signs = cbow.target_weights(spec, ids)
     signs = jnp.where(is_drawn, -signs, signs)
@@ -199,22 +192,19 @@ class Sampled:
     return Targets(ids, signs, places, place_signs)
 
 
-jax.tree_util.register_dataclass(Sampled, ['negatives'], ['untrained_loss'])
-
-
-def sampled(spec: base.WindowSpec, corpus: base.Corpus) -> Sampled:
+def sampled(spec: skipgram.WindowSpec, corpus: base.Corpus) -> Sampled:
   """Negative sampling for a corpus."""
   chances = skipgram.negative_probabilities(corpus.counts)
   untrained_loss = (1 + spec.negatives) * math.log(2)
   return Sampled(sampling.alias_table(chances), untrained_loss)
 
 
-def _groups(x: jax.Array, group: int, window: int) -> jax.Array:
+def _groups(x: jax.Array, group: int, halo: int) -> jax.Array:
   """[k, c + 2 W, d] -> [k c / g, g + 2 W, d], windows of groups of centers."""
   num_chunks, width, dim = x.shape
-  num, wanted = (width - 2 * window) // group, group + 2 * window
-  # Blocks of g tokens and the ones behind, rather than a slice for each group:
-  # the derivative of those is a sum of as many arrays.
+  num, wanted = (width - halo) // group, group + halo
+  # Blocks of g tokens rather than a slice for each group, the derivative of
+  # which is a sum of as many arrays.
   x = jnp.pad(x, [(0, 0), (0, -width % group), (0, 0)])
   blocks = x.reshape(num_chunks, -1, group, dim)
   pieces = [
@@ -225,7 +215,7 @@ def _groups(x: jax.Array, group: int, window: int) -> jax.Array:
 
 
 def window_loss(
-  spec: base.WindowSpec,
+  row_ops: skipgram.RowOps,
   found: Targets,
   compact_rest: int,
   token_rows: jax.Array,
@@ -234,25 +224,25 @@ def window_loss(
 ) -> jax.Array:
   """-log P(center | token), summed over the pairs of all chunks.
 
-  Of token rows [k, c + 2 W, d] and target rows, those of `found.ids`; the mask
-  [k, c, c + 2 W] float32 is 1 for tokens that are contexts of a center, and W
-  is 0 where tokens are the centers' own. In most steps the path ends of a group
-  have at most `compact_rest` nodes.
+  Takes token rows [k, c + 2 W, d], the target rows of `found.ids`, and the mask
+  [k, c, c + 2 W] float32, 1 for tokens that are contexts of a center; W is 0
+  where tokens are the centers' own.
   """
+  chunk, width = mask.shape[1:]
   num_shared, turned = found.signs.shape[-1], mask.transpose(0, 2, 1)
   counts = jnp.einsum('kwc,kcn->kwn', turned, jnp.abs(found.signs))
   positives = jnp.maximum(found.signs, 0)
   positives = jnp.einsum('kwc,kcn->kwn', turned, positives)
-  scores = spec.row_ops.dot(token_rows, target_rows[:, :num_shared])
-  loss = jnp.sum(losses.logistic_loss(scores, positives, counts))
+  scores = row_ops.dot(token_rows, target_rows[:, :num_shared])
+  loss = jnp.sum(sampling.logistic_loss(scores, positives, counts))
   if found.rest_owners is None:
     return loss
   num_groups, most = found.rest_owners.shape
-  group, width = len(mask) * spec.chunk // num_groups, 2 * spec.window
+  group, halo = len(mask) * chunk // num_groups, width - chunk
   near = jnp.stack(
     [
-      mask[:, i : i + group, i : i + group + width]
-      for i in range(0, spec.chunk, group)
+      mask[:, i : i + group, i : i + group + halo]
+      for i in range(0, chunk, group)
     ],
     1,
   ).reshape(num_groups, group, -1)
@@ -260,21 +250,21 @@ def window_loss(
   near = jnp.pad(near, [(0, 0), (0, 1), (0, 0)])
 
   def rest_loss(num, args):
-    # A target has one center and so its pairs: a gather instead of a product
-    # with an array of ones and zeros, in a fifth of the time.
+    # A target has the pairs of its one center: a gather takes a fifth of the
+    # time of a product with an array of ones and zeros.
     rows, rest = args
     owners = found.rest_owners[:, :num, None]
     counts = jnp.take_along_axis(near, owners, 1).transpose(0, 2, 1)
     positives = counts * found.rest_positives[:, None, :num]
-    scores = spec.row_ops.dot(rows, rest[:, :num])
-    return jnp.sum(losses.logistic_loss(scores, positives, counts))
+    scores = row_ops.dot(rows, rest[:, :num])
+    return jnp.sum(sampling.logistic_loss(scores, positives, counts))
 
   # Devices that share the columns of rows have to take the same branch.
-  is_whole = spec.row_ops.columns is not None or compact_rest >= most
+  is_whole = row_ops.columns is not None or compact_rest >= most
   sizes = [most] if is_whole else [compact_rest, most]
   has_more = jnp.any(found.rest_owners[:, compact_rest:] < group)
   args = (
-    _groups(token_rows, group, spec.window),
+    _groups(token_rows, group, halo),
     target_rows[:, num_shared:].reshape(num_groups, most, -1),
   )
   value, grads = jax.lax.switch(
@@ -282,4 +272,42 @@ def window_loss(
     [jax.value_and_grad(functools.partial(rest_loss, x)) for x in sizes],
     jax.lax.stop_gradient(args),
   )
-  return loss + losses.with_gradient(value, args, grads)
+  return loss + with_gradient(value, args, grads)
+
+
+@jax.custom_jvp
+def log_chances(scores: jax.Array, weights: jax.Array) -> jax.Array:
+  """[...] nats, |w| log sigmoid(sign(w) s), of weighted decisions.
+
+  The weights, which broadcast with the scores [...], are data, negative for
+  decisions against a score. Logarithms are clipped at `MIN_LOG`, but keep the
+  gradient that they have there.
+  """
+  return -jnp.abs(weights) * jnp.log(1 + _odds(scores, weights))
+
+
+@log_chances.defjvp
+def _log_chances_jvp(primals, tangents):
+  odds = _odds(*primals)
+  slope = primals[1] * (odds / (1 + odds))
+  return log_chances(*primals), slope * tangents[0]
+
+
+def _odds(scores, weights):
+  return jnp.exp(jnp.minimum(-jnp.sign(weights) * scores, -MIN_LOG))
+
+
+@jax.custom_vjp
+def with_gradient(value: jax.Array, args: Any, grads: Any) -> jax.Array:
+  """The value [], with these gradients with respect to a pytree of arrays.
+
+  For losses that are differentiated where they are computed: autodiff of
+  branches and loops would store what any of them needs for its derivative.
+  """
+  return value
+
+
+with_gradient.defvjp(
+  lambda value, args, grads: (value, grads),
+  lambda grads, slope: (slope, jax.tree.map(lambda x: slope * x, grads), None),
+)

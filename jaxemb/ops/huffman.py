@@ -1,13 +1,13 @@
-"""Huffman's code of a vocabulary, for hierarchical softmax (Morin and Bengio).
+"""Huffman code of a vocabulary, for hierarchical softmax (Morin and Bengio).
 
-Words are the leaves of a binary tree; a word's chance is a product of one
-decision at each inner node from the root to its leaf (Mikolov et al. 2013a):
+Words are the leaves of a binary tree; a word's probability is the product of
+the decisions at the inner nodes on its path (Mikolov et al. 2013a):
 
   P(o | v) = prod_{n in path(o)} sigmoid((1 - 2 code_n) v . u_n)
 
-Huffman's tree gives the shortest expected path. Inner nodes are numbered by
-falling count, the root 0: along a path the numbers rise, and the first T nodes,
-which most paths begin with, are the ids 0..T-1.
+A Huffman tree has the shortest expected path. Inner nodes are numbered by
+falling count, from the root, 0: numbers rise along a path, and the T nodes that
+most paths begin with are 0..T-1.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ import numpy as np
 
 
 class Paths(NamedTuple):
-  """The way from the root to every word, filled up to the longest one."""
+  """The path from the root to every word, padded to the longest."""
 
   points: np.ndarray  # [vocab, length] int32, inner nodes; vocab - 1 = none
   codes: np.ndarray  # [vocab, length] uint8, 1 = the rarer child
@@ -26,9 +26,9 @@ class Paths(NamedTuple):
 
 @numba.njit(nogil=True, cache=True)
 def _tree(counts, parents, codes, depths):
-  """Joins the two rarest nodes until one, the root, is left.
+  """Joins the two rarest nodes until the root is left.
 
-  All are [2 vocab - 1]: the words, by rising count, then the inner nodes.
+  Arrays are [2 vocab - 1]: the words, by rising count, then the inner nodes.
   """
   num_words = (len(counts) + 1) // 2
   # Inner nodes come by rising count as well: two queues and no heap.
@@ -50,9 +50,9 @@ def _tree(counts, parents, codes, depths):
 
 
 def tree_paths(counts: np.ndarray) -> Paths:
-  """The code of each word, of counts [vocab] int in any order.
+  """The path of each word, from counts [vocab] int in any order.
 
-  The same for the same counts; ValueError for less than two words.
+  Deterministic; ValueError for fewer than two words.
 
   >>> tree_paths(np.array([4, 2, 1])).codes.tolist()
   [[0, 0], [1, 0], [1, 1]]
@@ -80,22 +80,22 @@ def tree_paths(counts: np.ndarray) -> Paths:
 
 
 class Split(NamedTuple):
-  """Paths cut behind the T first nodes, which have a dense form.
+  """Paths cut after the first T nodes, which have a dense form.
 
-  A path leaves those nodes at one of T + 1 exits, so that words need only the
-  number of theirs. Lists are 2 node + code; 2 (vocab - 1) behind the end.
+  A path leaves them by one of at most T + 1 exits. Lists hold 2 node + code,
+  padded with 2 (vocab - 1).
   """
 
   exits: np.ndarray  # [vocab] int32, at most T
-  # [T + 1, T] float32, of each exit: 1 = the path takes code 0 at this node,
-  # -1 = it takes code 1, 0 = the node is not on it
+  # [T + 1, T] float32: 1 or -1 = the path to the exit takes code 0 or 1 at the
+  # node, 0 = the node is not on it
   signs: np.ndarray
   firsts: np.ndarray  # [T + 1, length] int32, the same as a list
   deep: np.ndarray  # [vocab, length] int32, the rest of each path
 
 
 def split(paths: Paths, num_dense: int) -> Split:
-  """Cuts every path behind the nodes 0..T-1; of smaller trees, all nodes."""
+  """Cuts every path after the nodes 0..T-1, or all if there are fewer."""
   num_words = len(paths.points)
   num_dense, none = min(num_dense, num_words - 1), 2 * (num_words - 1)
   # Numbers rise along a path: its order is the sorted one.

@@ -11,8 +11,8 @@ a carry out of them rounds up. A float32 has those bits; for int8 codes, and
 float16 below 2^-14, adding a power of two puts them there.
 
 The random bits are a function of (key, row, column), so that copies of a row,
-restarts and other meshes round alike. From two hashes a, b of the row, and the
-golden ratio g, with two multiplications per column,
+restarts and other meshes round alike. With two hashes a, b of the row, and the
+golden ratio g,
 
   c = column * g,    bits = (a ^ c ^ (c >> 15)) * (b | 1),
 
@@ -41,7 +41,7 @@ _MAX_CODE = 127  # -128 has no counterpart
 _FRACTION_BITS = 14  # of codes before stochastic rounding
 _MIN_SCALE = np.float32(2.0**-106)
 _MAX_SCALE = np.float32(2.0**121)  # products with codes are finite
-# Of a row's largest number; below, a finer scale is chosen. A row that hardly
+# If a row's largest code is below, its scale becomes finer. A row that hardly
 # changes keeps its scale, and with it the numbers that did not change.
 _MIN_LARGEST_CODE = 120
 _SLACK = np.float32(1 - 2.0**-20)  # for sums in another order
@@ -66,10 +66,7 @@ def key(base: jax.Array, *counters: jax.Array | int) -> jax.Array:
 def random_bits(
   key: jax.Array, ids: jax.Array, columns: jax.Array
 ) -> jax.Array:
-  """[..., d] uint32 of rows [...] and columns [d]; the upper bits are random.
-
-  The key is [2] uint32.
-  """
+  """[..., d] uint32 of rows [...] and columns [d]; upper bits are random."""
   ids = ids.astype(jnp.uint32)
   first = sampling.random_bits(key, ids)[..., None]
   second = sampling.random_bits(key[::-1] ^ np.uint32(0x5BD1E995), ids)
@@ -129,11 +126,11 @@ def row_scales(
 ) -> jax.Array:
   """[...] float32, scales of int8 rows; not finite where a row is not.
 
-  Of the largest absolute value of each row and, after a change, its old scale,
-  all [...]. Values beyond `room` are clipped; None = nothing is. A row keeps
-  its old scale while that has room for `room` and its largest number needs it;
-  so it does if it is written again unchanged. A number beyond `room` that the
-  old scale could represent may stay, but not grow.
+  Takes the largest absolute value of each row and, after a change, its old
+  scale, all [...]. Values beyond `room` are clipped; None = nothing is. A row
+  keeps its old scale if that covers `room` and is not too coarse, as of a row
+  that did not change. A number beyond `room` that the old scale could represent
+  may stay, but not grow.
   """
   room = largest if room is None else jnp.minimum(largest, room)
   if old is not None:
@@ -175,10 +172,10 @@ def encode(
 ) -> Any:
   """Rounds rows [..., d] to float32, uint16 (16-bit floats) or `Scaled`.
 
-  By random bits [..., d] uint32; None = to nearest, ties to even. Scales [...]
-  are those of int8, see `row_scales`; None = nothing is clipped. Finite numbers
-  beyond the largest of the type become that; infinity and NaN stay: an int8 row
-  with one of them has a scale that is not finite.
+  Rounds by random bits [..., d] uint32; None = to nearest, ties to even. Scales
+  [...] of int8 are those of `row_scales`; None = nothing is clipped. Larger
+  finite numbers become the type's largest; infinity and NaN stay, in int8 as a
+  scale of the row that is not finite.
   """
   if dtype == 'float32':
     return values
@@ -207,8 +204,7 @@ def decode(rows: Any, dtype: str) -> jax.Array:
 def is_finite(array: jax.Array) -> jax.Array:
   """bool, whether all of an array, of stored rows or others, is finite.
 
-  The largest float16 is not: values beyond it are clipped to it. As a bfloat16
-  it would be above 1e36.
+  The largest float16, to which values are clipped, is not, nor bfloat16 > 1e36.
   """
   if array.dtype == jnp.uint16:
     return ((array & 0x7FFF) < 0x7BFF).all()

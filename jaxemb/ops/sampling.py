@@ -1,17 +1,49 @@
-"""Negatives: words drawn in proportion to count^0.75 (Mikolov et al. 2013b).
+"""Negative sampling (Mikolov et al. 2013b): drawn words, and the loss of pairs.
 
-Walker's alias method: a uniform slot, then a coin between the slot's own word
-and its alias, so that a draw costs two random reads whatever the vocabulary.
-The bits are a counter-based hash of (key, position) rather than threefry, which
-took a seventh of a training step on a CPU.
+Words are drawn by Walker's alias method: a uniform slot, then a coin between
+the slot's own word and its alias, so that a draw costs two random reads
+whatever the vocabulary. The bits are a counter-based hash of (key, position)
+rather than threefry, which took a seventh of a training step on a CPU.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numba
 import numpy as np
+
+# (scores [...], labels [...] 0 or 1) -> nats [...]
+Pointwise = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@jax.custom_jvp
+def logistic_loss(
+  scores: jax.Array, labels: jax.Array, counts: jax.Array | float = 1.0
+) -> jax.Array:
+  """-log sigmoid(s) where the label is 1, -log sigmoid(-s) where it is 0.
+
+  The derivative is sigmoid(s) - label, one exponential; what autodiff makes of
+  a stable softplus costs several. Scores [...] of any size do not overflow.
+  `counts` examples with the same score, of which `labels` have label 1, are
+  summed; both are data, without a derivative.
+
+  >>> float(logistic_loss(jnp.float32(-1000), jnp.float32(1)))
+  1000.0
+  >>> float(logistic_loss(jnp.float32(-1000), 2.0, 5.0))
+  2000.0
+  """
+  # In this order no small loss is lost beside a large score.
+  linear = counts * jnp.maximum(scores, 0) - labels * scores
+  return linear + counts * jnp.log1p(jnp.exp(-jnp.abs(scores)))
+
+
+@logistic_loss.defjvp
+def _logistic_loss_jvp(primals, tangents):
+  scores, labels, counts = primals
+  slope = counts * jax.nn.sigmoid(scores) - labels
+  return logistic_loss(*primals), slope * tangents[0]
 
 
 class Alias(NamedTuple):
@@ -24,8 +56,7 @@ class Alias(NamedTuple):
 @numba.njit(nogil=True, cache=True)
 def _build(scaled, alias):
   """Vose's algorithm; `scaled` (mean 1) becomes the keep probabilities."""
-  # Both work lists share one array: small ones grow from the left, large ones
-  # from the right.
+  # Both work lists share one array: small from the left, large from the right.
   n = large = len(scaled)
   work, small = np.empty(n, np.int64), 0
   for i in range(n):
@@ -50,10 +81,7 @@ def _build(scaled, alias):
 
 
 def alias_table(weights: np.ndarray) -> Alias:
-  """The alias table, in host memory, of weights [vocab] that are not negative.
-
-  Their sum is positive.
-  """
+  """The alias table, on the host, of weights [vocab] >= 0, not all 0."""
   scaled = np.asarray(weights, np.float64)
   scaled = scaled * (len(scaled) / scaled.sum())
   alias = np.arange(len(scaled), dtype=np.int32)
@@ -103,10 +131,7 @@ def _scale(bits: jax.Array, size: int) -> jax.Array:
 
 
 def draw(table: Alias, key: jax.Array, positions: jax.Array) -> jax.Array:
-  """[...] int32 words drawn from the table's distribution.
-
-  A pure function of (key, position), see `random_bits`.
-  """
+  """[...] int32 words, a pure function of (key, position): `random_bits`."""
   bits = random_bits(key, positions)
   slots = _scale(bits, table.alias.shape[0]).astype(jnp.int32)
   coins = (_mix(bits + key[1]) >> 8).astype(jnp.float32) * np.float32(2**-24)

@@ -1,8 +1,8 @@
-"""Collectives whose arrays may travel as bfloat16; sums are of float32.
+"""Collectives that may send bfloat16 but sum in float32.
 
-A sum of bfloat16 rounds every partial sum on its way. Here each device gets its
-share of the terms of all others as bfloat16, adds them up as float32 and sends
-the sums as bfloat16: two exchanges, as a ring has, of half the bytes.
+A sum of bfloat16 would round every partial sum. Here each device gets its share
+of all terms as bfloat16, adds them up as float32 and sends the sums as
+bfloat16: two exchanges, as in a ring, of half the bytes.
 """
 
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ def psum(x: jax.Array, axis: Axis) -> jax.Array:
 
 
 def all_gather(tree: Any, names: Sequence[str], dtype: str = 'float32') -> Any:
-  """Concatenates arrays [n, ...] of all devices along the named axes, if any.
+  """Concatenates arrays [n, ...] of a pytree over devices of the named axes.
 
-  Those of a pytree that are rows, [n, d] float32, travel in the dtype.
+  Rows, [n, d] float32, travel in the dtype.
   """
   if not names:
     return tree

@@ -10,11 +10,10 @@ folder:
                    export/       its vectors; all formats only for a job
                    part.json     what the report says of it, once it is done
 
-The devices train as many side by side as they hold, then the next ones. Every
-sub-model resumes from its own checkpoint and comes out the same to the last
-bit, whatever is trained beside it, on this machine or another. A job of one
-part (`config.strategy.part`) is a run in that folder. The run of all parts
-merges the folders as `python -m jaxemb.merge` does.
+Each device trains one after the other, in a thread. A sub-model resumes from
+its own checkpoint, and has the same bits whatever is trained beside it. A job
+of one part (`config.strategy.part`) is a run in that folder. The run of all
+parts merges the folders as `python -m jaxemb.merge` does.
 """
 
 import contextlib
@@ -23,9 +22,12 @@ import dataclasses
 import functools
 import json
 import pathlib
+import queue
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent import futures
+from typing import Any
 
 import jax
 import ml_collections
@@ -33,15 +35,13 @@ import numpy as np
 
 from jaxemb import build, errors, loop, metrics, results, rundir
 from jaxemb.data import base as data_base
-from jaxemb.data import windows
 from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses as senses_merge
 from jaxemb.runtime import distributed, mesh
 from jaxemb.storage import atomic, checkpoint, word2vec_format
 from jaxemb.strategies import base as strategy_base
-from jaxemb.strategies import replicas
-from jaxemb.tables import blocks
+from jaxemb.tables import spec as spec_lib
 from jaxemb.text import partition_sampling
 
 _WORDS_COUNTED = (
@@ -51,34 +51,46 @@ _WORDS_COUNTED = (
 _DONE = 'part.json'
 
 
-@dataclasses.dataclass
-class SubModel:
-  """A sub-model in training."""
+class _Meter:
+  """As `metrics.Meter`, of a sub-model; counts in that of the run, too."""
 
-  sampling: partition_sampling.Sampling
-  counts: partition_sampling.SampleCounts
-  folder: pathlib.Path
-  checkpoints: checkpoint.Checkpoints
-  totals: metrics.Totals
+  def __init__(
+    self, totals: metrics.Totals, units_per_epoch: float, run: '_Runner'
+  ):
+    """Continues from `totals`, which is changed in place."""
+    self.totals, self._units_per_epoch, self._run = totals, units_per_epoch, run
+    self._compile_secs = totals.compile_secs  # of earlier starts
 
-  @contextlib.contextmanager
-  def named_in_errors(self) -> Iterator[None]:
-    """Names the sub-model in the message of a `UserError`."""
-    try:
-      yield
-    except errors.UserError as error:
-      name = f'sub-model {self.sampling.part}'
-      raise errors.UserError(f'{name}: {error}') from error
+  def start(self) -> None:
+    """Sub-models that train side by side also compiled side by side."""
+    secs = self.totals.compile_secs - self._compile_secs
+    shared = secs / self._run.parts.mesh.size
+    self.totals.compile_secs = self._compile_secs + shared
+    with self._run.lock:
+      self._run.meter.start()
 
+  def count(
+    self,
+    item: data_base.Item,
+    learning_rates: tuple[float, float],
+    step_metrics: strategy_base.DispatchMetrics,
+  ) -> None:
+    """Sub-models that train side by side share the time."""
+    loss = self._run.parts.trainable.model.untrained_loss
+    step_metrics = jax.device_get(step_metrics)  # while others count
+    with self._run.lock:
+      args = learning_rates, step_metrics
+      self.totals.add(item, self._units_per_epoch, *args, loss)
+      meter, of_all = self._run.meter, self._run.meter.totals
+      before, stop = of_all.train_secs, item.done_after - item.done_before
+      item = item._replace(
+        done_before=of_all.done, done_after=of_all.done + stop
+      )
+      meter.count(item, *args)
+      self.totals.train_secs += of_all.train_secs - before
 
-class Round(NamedTuple):
-  """A dispatch of all sub-models on the devices; as `data_base.Item`."""
-
-  batch: windows.Batch  # [models, ...]
-  items: tuple[data_base.Item | None, ...]  # None = that sub-model is done
-  done_before: int  # words of all
-  done_after: int
-  position: None = None  # every sub-model has its own
+  def close(self) -> None:
+    """See the class."""
 
 
 def folder(
@@ -130,31 +142,30 @@ def _wanted(config: ml_collections.ConfigDict) -> range:
 def run(
   workdir: pathlib.Path, parts: build.Parts, session: loop.Session
 ) -> bool:
-  """Trains the sub-models that are not done; merges them in a run of all.
+  """Trains the sub-models that are left; a run of all merges them.
 
   Returns whether all is done; if not, the same command resumes.
   """
   runner = _Runner(workdir, parts, session)
   before = runner.read_done()
-  left = set(_wanted(parts.config)) - {x['part'] for x in before}
-  busy = runner.train_all(sorted(left))
-  if busy:
-    metrics.LOG.info(
-      f'sub-models {", ".join(map(str, busy))} are being trained by other '
-      'processes; run the same command again when they are done, to merge all'
-    )
-  elif busy is not None and not runner.is_job:
+  if left := runner.left():
+    runner.train_all(left, before)
+  if left := runner.left():
+    if not session.stop.is_set():
+      metrics.LOG.info(
+        f'sub-models {", ".join(map(str, left))} are being trained by other '
+        'processes; run the same command again when they are done, to merge all'
+      )
+  elif not runner.is_job:
     runner.write_merged(before)
-  return busy == []
+  return not left
 
 
-def _sum(done: Sequence[Mapping[str, Any]]) -> metrics.Totals:
-  """Totals of sub-models that are done."""
+def _sum(done: Iterable[metrics.Totals]) -> metrics.Totals:
+  """Of sub-models."""
   totals = metrics.Totals()
-  for values in done:
-    totals.add_model(values['totals'])
-    # Those that were trained side by side took the same time.
-    totals.train_secs += values['train_secs'] / values['side_by_side']
+  for other in done:
+    totals.add_model(other)
   return totals
 
 
@@ -165,15 +176,21 @@ class _Runner:
     self, workdir: pathlib.Path, parts: build.Parts, session: loop.Session
   ):
     self.config, self.workdir, self.parts = parts.config, workdir, parts
-    self.session, self.program = session, None  # the compiled dispatch
+    self.session, self.key = session, loop.init_key(parts.config.seed)
     self.folder = functools.partial(folder, parts.config, workdir)
     self.is_job = parts.config.strategy.part >= 0
-    self.corpus = parts.source.corpus
-    self.fingerprints = build.fingerprints(parts)
-    self.key = loop.init_key(parts.config.seed)
-    state = jax.eval_shape(parts.strategy.init, self.key)
-    self.num_models = len(jax.tree.leaves(state)[0])  # side by side
-    self.models: list[SubModel] = []  # those that are trained now
+    self.lock = threading.Lock()  # of the meter
+    # Strategies of one device each, with the compiled dispatch.
+    self.free: queue.SimpleQueue = queue.SimpleQueue()
+    self.free.put((parts.strategy, None))  # of the first device
+    for device in range(1, parts.mesh.size):
+      alone = mesh.make(mesh.Shape(1, 1), device)
+      self.free.put((strategy_base.sync(parts.trainable, alone), None))
+
+  def left(self) -> list[int]:
+    """The sub-models to be trained."""
+    parts = _wanted(self.config)
+    return [x for x in parts if not (self.folder(x) / _DONE).exists()]
 
   def read_done(self) -> list[dict[str, Any]]:
     """The part.json of all sub-models that are done."""
@@ -190,8 +207,10 @@ class _Runner:
         ) from error
     return done
 
-  def train_all(self, wanted: Sequence[int]) -> list[int] | None:
-    """Returns the parts that other processes train, or None if stopped."""
+  def train_all(
+    self, wanted: Sequence[int], done: Sequence[Mapping[str, Any]]
+  ) -> None:
+    """Trains sub-models, as many at a time as devices."""
     s, source = self.config.strategy, self.parts.source
     samplings = [
       partition_sampling.Sampling(
@@ -199,192 +218,102 @@ class _Runner:
       )
       for part in wanted
     ]
-    counts = partition_sampling.count_all(self.corpus, samplings, source.epochs)
-    busy = []
-    while samplings:
-      with contextlib.ExitStack() as stack:
-        self.models = []
-        while samplings and len(self.models) < self.num_models:
-          sampling = samplings.pop(0)
-          path = self.folder(sampling.part)
-          try:
-            if not self.is_job:  # else it is locked as the folder of the run
-              stack.enter_context(rundir.locked(path))
-          except rundir.BusyError:
-            busy.append(sampling.part)
-            continue
-          if (path / _DONE).exists():  # by another process, since the start
-            continue
-          rundir.record(
-            self.config, self.parts.tuning, path, source.fingerprint
-          )
-          checkpoints = checkpoint.Checkpoints(
-            path / 'checkpoints', checkpoint.TO_KEEP, metrics.LOG.error
-          )
-          stack.enter_context(checkpoints)
-          totals, own = metrics.Totals(source.unit), counts[sampling.part]
-          self.models.append(SubModel(sampling, own, path, checkpoints, totals))
-        later_words = sum(counts[x.part].words for x in samplings)
-        if self.models and not self._train(later_words):
-          return None
-    return busy
-
-  def _train(self, later_words: int) -> bool:
-    """Trains sub-models side by side; whether to their end."""
-    strategy, models = self.parts.strategy, self.models
-    names = ', '.join(str(model.sampling.part) for model in models)
-    metrics.LOG.info(f'sub-models {names} of {self.config.strategy.num_parts}')
-    state = self._restored_state()
-    if self.is_job:
-      totals = copy.deepcopy(models[0].totals)
-    else:
-      totals = _sum(self.read_done())
-      for model in models:
-        totals.add_model(model.totals)
-      totals.train_secs += max(model.totals.train_secs for model in models)
-    left_words = sum(model.counts.words - model.totals.done for model in models)
-    total, epochs = totals.done + left_words, self.parts.source.epochs
+    counts = partition_sampling.count_all(
+      source.corpus, samplings, source.epochs
+    )
+    # Of all sub-models: what is there, and the words in the end.
+    totals = [] if self.is_job else [x['totals'] for x in done]
+    words = sum(x.done for x in totals) + sum(x.words for x in counts)
+    for part in wanted:
+      record = checkpoint.newest_record(self.folder(part) / 'checkpoints')
+      totals += [metrics.Totals(**record['totals'])] if record else []
     self.meter = metrics.Meter(
       home(self.config, self.workdir),
-      totals,
-      (total + later_words) / epochs,
-      epochs,
+      _sum(totals),
+      words / source.epochs,
+      source.epochs,
       self.config.train.log_every_secs,
     )
-    task = loop.Task(
-      strategy,
-      state,
-      data_base.prefetch(
-        self._rounds(totals.done),
-        lambda batch: jax.device_put(batch, strategy.batch_sharding),
-      ),
-      total,
-      self.meter,
-      schedule=self._schedule,
-      count=self._count,
-      save=self._save,
-      save_every_secs=self.config.train.checkpoint_every_secs,
-      program=self.program,
-    )
-    compile_secs = totals.compile_secs
-    finished = loop.run(task, self.session)
-    self.program = task.program
-    models[0].totals.compile_secs += totals.compile_secs - compile_secs
-    if not finished:
-      metrics.LOG.info(
-        f'stopped and saved sub-models {names}; run the same command to resume'
-      )
-      return False
-    for i, model in enumerate(models):
-      model.totals.collectives = totals.collectives
-      self._write(model, replicas.of_model(task.state, i))
-    return True
+    with (
+      contextlib.closing(self.meter),
+      futures.ThreadPoolExecutor(self.parts.mesh.size, 'device') as pool,
+    ):
+      list(pool.map(self._train, samplings, counts))
 
-  def _restored_state(self) -> Any:
-    """New states, or those of the newest checkpoints."""
-    state = build.new_state(self.parts, self.key)
-    like = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state
-    )
-    host = None
-    for i, model in enumerate(self.models):
-      with model.named_in_errors():
-        restored = loop.restore(model.checkpoints, like, self.fingerprints)
-      if restored is not None:
-        host = host or jax.tree.map(np.array, state)
-        jax.tree.map(lambda x, y, i=i: np.copyto(x[i], y), host, restored[0])
-        model.totals = restored[1]
-    if host is None:
-      return state
-    return jax.device_put(host, self.parts.strategy.state_sharding)
-
-  def _rounds(self, done: int) -> Iterator[Round]:
-    """Batches of all sub-models; padding for those that are done."""
-    spec = self.parts.source.spec
-    readers = [
-      partition_sampling.items(
-        self.corpus, x.sampling, spec, x.totals.position, x.totals.done
-      )
-      for x in self.models
-    ]
-    padding = windows.padding(spec.max_steps * spec.part_words, spec.window)
-    while any(items := tuple(next(reader, None) for reader in readers)):
-      batches = [x.batch if x else padding for x in items]
-      batches += [padding] * (self.num_models - len(batches))
-      batch = windows.Batch(*map(np.concatenate, zip(*batches, strict=True)))
-      words = sum(x.done_after - x.done_before for x in items if x)
-      items = tuple(x and x._replace(batch=None) for x in items)
-      yield Round(batch, items, done, done + words)
-      done += words
-
-  def _schedule(self, item: Round) -> strategy_base.Schedule:
-    """[models, ...], each by its own progress and with keys of its own."""
-    none = strategy_base.Schedule(*np.zeros(2, np.float32), np.zeros(2, 'u4'))
-    schedules = [none] * self.num_models
-    for i, (model, own) in enumerate(zip(self.models, item.items, strict=True)):
-      if own is not None:
-        total, stream = model.counts.words, model.sampling.part + 1
-        schedules[i] = loop.schedule(self.config, own, total, stream)
-    return jax.tree.map(lambda *x: np.stack(x), *schedules)
-
-  def _count(
+  def _train(
     self,
-    item: Round,
-    rates: tuple[np.ndarray, np.ndarray],
-    step_metrics: strategy_base.DispatchMetrics,
+    sampling: partition_sampling.Sampling,
+    counts: partition_sampling.SampleCounts,
   ) -> None:
-    """Counts a dispatch for each sub-model, and for all together."""
-    untrained_loss = self.parts.trainable.model.untrained_loss
-    step_metrics, totals = jax.device_get(step_metrics), self.meter.totals
-    active = [i for i, own in enumerate(item.items) if own is not None]
-    for i in active:
-      model, own = self.models[i], item.items[i]
-      measured = jax.tree.map(lambda x, i=i: x[i], step_metrics)
-      epoch = own.index // len(self.corpus.blocks.words)
-      own_rates = [x[i] for x in rates]
-      with model.named_in_errors():
-        model.totals.add(own, epoch, own_rates, measured, untrained_loss)
-    summed = jax.tree.map(np.sum, step_metrics)
-    steps = summed.steps._replace(first_bad_step=np.int32(-1))
-    mean_rates = [float(np.mean(x[active])) for x in rates]
-    secs_before = totals.train_secs
-    self.meter.count(item, mean_rates, summed._replace(steps=steps))
-    for i in active:
-      self.models[i].totals.train_secs += totals.train_secs - secs_before
-
-  def _save(self, state: Any, rates: np.ndarray) -> None:
-    totals = self.meter.totals
-    for i, model in enumerate(self.models):
-      for name in ('started', 'encode_secs', 'total_secs'):
-        setattr(model.totals, name, getattr(totals, name))
-      saved = model.checkpoints, model.totals, self.fingerprints
-      with model.named_in_errors():
-        loop.save(*saved, replicas.of_model(state, i), rates[i])
-
-  def _rows(self, state: Any, name: str) -> blocks.RowBlock:
-    """All rows of a table of one sub-model."""
-    return self.parts.trainable.tables[name].export_rows(state.tables[name])
+    """Trains a sub-model on a free device, unless another process does."""
+    part, path = sampling.part, self.folder(sampling.part)
+    if self.session.stop.is_set():
+      return
+    source = copy.copy(self.parts.source)  # the text, as this one reads it
+    source.units_per_epoch = counts.words / source.epochs
+    source.items = functools.partial(
+      partition_sampling.items, source.corpus, sampling, source.spec
+    )
+    strategy, program = self.free.get()
+    parts = self.parts._replace(source=source, strategy=strategy)
+    try:
+      # A job's is locked as the folder of the run.
+      with contextlib.nullcontext() if self.is_job else rundir.locked(path):
+        if (path / _DONE).exists():  # by another process, since the start
+          return
+        metrics.LOG.info(
+          f'sub-model {part} of {self.config.strategy.num_parts}'
+        )
+        rundir.record(self.config, self.parts.tuning, path, source.fingerprint)
+        with loop.open_checkpoints(path) as checkpoints:
+          trained = loop.train(
+            checkpoints,
+            parts,
+            self.session,
+            lambda totals: _Meter(totals, source.units_per_epoch, self),
+            stream=(part + 1,),
+            program=program,
+          )
+          if trained is not None:
+            program = trained.program
+            self._write(path, sampling, counts, trained)
+    except rundir.BusyError:  # another process trains it
+      pass
+    except BaseException as error:
+      self.session.stop.set()  # the others save
+      if isinstance(error, errors.UserError):
+        raise errors.UserError(f'sub-model {part}: {error}') from error
+      raise
+    finally:
+      self.free.put((strategy, program))
 
   @functools.cached_property
   def _untrained(self) -> np.ndarray:
     """[vocab, dim], the vectors of every sub-model before training."""
-    trainable = self.parts.trainable
-    state = jax.jit(trainable.init)(self.key)
-    return self._rows(state, trainable.model.vectors_table).rows
+    parts = self.parts
+    state = parts.strategy.init(self.key)
+    name = parts.trainable.model.vectors_table
+    return parts.strategy.export_rows(state, name).rows
 
-  def _write(self, model: SubModel, state: Any) -> None:
+  def _write(
+    self,
+    path: pathlib.Path,
+    sampling: partition_sampling.Sampling,
+    counts: partition_sampling.SampleCounts,
+    trained: loop.Trained,
+  ) -> None:
     """Writes the results of a sub-model."""
-    parts, source, totals = self.parts, self.parts.source, model.totals
-    counts, seen = model.counts, model.counts.seen
-    export = results.collect(parts, functools.partial(self._rows, state))
+    parts, source, seen = self.parts, self.parts.source, counts.seen
+    state, totals, _ = trained
+    export_rows = functools.partial(parts.strategy.export_rows, state)
+    export = results.collect(parts, export_rows)
     if export.senses is None:
       # A word may have been read and never had another one in its window.
       has_vector = (export.rows.decode() != self._untrained).any(1) & (seen > 0)
       if not has_vector.any():
         raise errors.UserError(
-          f'sub-model {model.sampling.part} has learned nothing: no word has '
-          'another in its window; raise --config.strategy.rate or '
-          '--config.data.sample'
+          'nothing was learned: no word has another in its window; raise '
+          '--config.strategy.rate or --config.data.sample'
         )
       words = export.keys, seen * has_vector
       export = export._replace(counts=seen).select(has_vector)
@@ -392,17 +321,16 @@ class _Runner:
       # All words stay, with the counts that the Huffman tree is made of.
       senses = export.senses
       words = senses.names(), senses.by_row(seen)
-    word2vec_format.write_vocab(model.folder / 'vocab.txt', *words)
-    table_bytes = mesh.num_bytes(state)
+    word2vec_format.write_vocab(path / 'vocab.txt', *words)
     if self.is_job:
-      results.write(model.folder, parts, export, totals, table_bytes)
+      results.write(path, parts, export, totals)
     else:
       # Enough to load and to merge: text formats take longer than training.
-      results.write_export(model.folder / 'export', export, is_minimal=True)
+      results.write_export(path / 'export', export, is_minimal=True)
     corpus_words = source.units_per_epoch * source.epochs
     values = {
-      'part': model.sampling.part,
-      'sampling': dataclasses.asdict(model.sampling),
+      'part': sampling.part,
+      'sampling': dataclasses.asdict(sampling),
       'text_fingerprint': source.fingerprint,
       'words': counts.words,
       'sentences': counts.sentences,
@@ -411,29 +339,26 @@ class _Runner:
       'vocab_words': len(export.names()[0]),
       'loss_per_example': totals.loss_per_example(),
       'train_secs': totals.train_secs,
-      'table_bytes': table_bytes,
+      'table_bytes': mesh.num_bytes(state),
       'vector_bytes': sum(x.vector_bytes for x in state.tables.values()),
-      'side_by_side': len(self.models),
       'totals': dataclasses.asdict(totals),
     }
-    with atomic.write(model.folder / _DONE) as file:
+    with atomic.write(path / _DONE) as file:
       file.write(json.dumps(values, indent=1).encode())
 
   def write_merged(self, before: Sequence[Mapping[str, Any]]) -> None:
-    """Merges the sub-models, evaluates the result and writes the report.
-
-    `before` are those that were done when this run was started.
-    """
+    """Merges, evaluates and reports; `before` was done before this start."""
     done, session, export = self.read_done(), self.session, None
-    totals = _sum(done)
+    totals = _sum(x['totals'] for x in done)
     # Of earlier starts only the time of training is known.
-    totals.total_secs = time.time() - session.started + _sum(before).train_secs
+    totals.total_secs = time.time() - session.started
+    totals.total_secs += sum(x['totals'].train_secs for x in before)
     totals.encode_secs, totals.started = session.encode_secs, session.started
     more: dict[str, Any] = {
       'parts': [{k: v for k, v in x.items() if k != 'totals'} for x in done],
       'words_counted': _WORDS_COUNTED,
       'merge': None,
-      'vector_bytes': sum(x['vector_bytes'] for x in done),
+      **{k: sum(x[k] for x in done) for k in ('table_bytes', 'vector_bytes')},
     }
     line = f'not merged: {len(done)} sub-models in {self.workdir}'
     if (method := self.config.strategy.merge) != 'none':
@@ -450,8 +375,7 @@ class _Runner:
         f'{num_missing:,} of the vocabulary are missing'
       )
     metrics.LOG.info('%s', line)
-    table_bytes = sum(x['table_bytes'] for x in done)
-    results.write(self.workdir, self.parts, export, totals, table_bytes, more)
+    results.write(self.workdir, self.parts, export, totals, more)
 
   def _merged(self) -> tuple[results.Export, dict[str, Any]]:
     """The words that any sub-model has, and the report of the merge."""
@@ -476,17 +400,16 @@ class _Runner:
     if 'senses' in report:
       metrics.LOG.info('%s', senses_merge.line(report['senses']))
     source, dtype = self.parts.source, self.config.table.dtype
-    if merged.senses is not None:  # all words are there, in the text's order
-      encoded = blocks.encode(merged.senses.vectors, dtype)
-      senses = dataclasses.replace(
-        merged.senses, counts=source.counts, vectors=encoded.decode()
-      )
-      return results.Export(
-        senses.words, senses.counts, encoded, senses
-      ), report
     ids = {word: i for i, word in enumerate(source.keys)}
+    if merged.senses is not None:  # the words are in the text's order
+      counts = source.counts[[ids[word] for word in merged.senses.words]]
+      encoded = spec_lib.encode_rows(merged.senses.vectors, dtype)
+      senses = dataclasses.replace(
+        merged.senses, counts=counts, vectors=encoded.decode()
+      )
+      return results.Export(senses.words, counts, encoded, senses), report
     rows = np.array([ids[word] for word in merged.words])
     order = np.argsort(rows)
     words = [merged.words[i] for i in order]
-    encoded = blocks.encode(np.asarray(vectors)[order], dtype)
+    encoded = spec_lib.encode_rows(np.asarray(vectors)[order], dtype)
     return results.Export(words, source.counts[rows[order]], encoded), report

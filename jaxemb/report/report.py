@@ -1,12 +1,12 @@
 """The report of a run: report.json for programs, report.html for people.
 
-The page needs no network: styles, data and the script that draws the curves and
-the map are inside. A plotting library would cost more than it saves here:
-plotly.js adds 4.8 MB to every page, matplotlib half a second to every run.
+The page holds its styles, data and script, and needs no network. It draws
+without a plotting library: plotly.js would add 4.8 MB to every page, matplotlib
+half a second to every run.
 
 Words are chosen by frequency and category, never by their neighbours, so that
-the page shows typical vectors rather than the best ones. Words whose vector is
-zero or not finite are skipped.
+the page shows typical vectors rather than the best. Words whose vector is zero
+or not finite are skipped.
 """
 
 import collections
@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxemb.evaluation import geometry
-from jaxemb.senses import table as senses_lib
+from jaxemb import config as config_lib
+from jaxemb import embeddings
+from jaxemb.evaluation import benchmarks, geometry
 from jaxemb.storage import atomic
 
 _MAX_POINTS = 300  # per curve
@@ -31,7 +32,7 @@ _NUM_TABLE_ROWS = 20
 _NUM_WORDS, _NUM_NEIGHBOURS = 36, 8
 _NUM_AMBIGUOUS_WORDS, _NUM_SENSE_NEIGHBOURS = 12, 6
 _MAX_AMBIGUOUS_CANDIDATES = 500
-_MAX_SEARCHED_WORDS, _MAX_SEARCHED_SENSES = 200_000, 30_000
+_MAX_SEARCHED, _MAX_SEARCHED_FOR_SENSES = 200_000, 30_000  # words
 _NUM_FUNCTION_WORDS = 100
 _MAX_MAP_WORDS, _MAX_GROUPS, _NUM_CLUSTERS = 480, 24, 12
 _UNITS = ('', ' k', ' M', ' G', ' T')
@@ -44,21 +45,14 @@ def write(
   workdir: pathlib.Path,
   report: Mapping[str, Any],
   metrics: Sequence[Mapping[str, Any]],
-  words: Sequence[str],
-  vectors: np.ndarray,
-  counts: np.ndarray,
-  categories: Categories,
-  senses: senses_lib.Senses | None = None,
+  vectors: embeddings.Embeddings,
+  found: Sequence[benchmarks.Benchmark],
 ) -> None:
   """Writes `workdir/report.json` and `workdir/report.html`.
 
-  Any key of `report` may be missing. Of a step that `metrics` (the rows of
-  metrics.jsonl) has twice the last row counts. words: [vocab], most frequent
-  first; vectors: [vocab, dim] float32, may be memory-mapped; counts: [vocab]
-  occurrences; categories: of the map; senses: of a model that has them.
-
-  Raises:
-    errors.UserError: a file cannot be written.
+  Any key of `report` may be missing; `metrics` are the rows of metrics.jsonl;
+  `vectors` have counts; `found` gives the map its categories. UserError if a
+  file cannot be written.
   """
   import jinja2  # here, so that it does not slow the start of a run
 
@@ -71,29 +65,35 @@ def write(
     lstrip_blocks=True,
   )
   environment.filters |= FILTERS
-  report, metrics = _plain(report), _plain(metrics)
-  # After a restart the steps since the checkpoint are logged again.
-  rows = {row['step']: row for row in metrics}
-  rows = [rows[step] for step in sorted(rows)]
+  report, rows = _plain(report), _plain(metrics)
   stride = -(-len(rows) // _MAX_POINTS) or 1
   shown = np.linspace(0, len(rows) - 1, min(len(rows), _NUM_TABLE_ROWS))
-  table = Table(words, vectors, counts)
+  words, limit = vectors.of_words(), slice(_MAX_SEARCHED)
+  searched = embeddings.Embeddings(
+    words.index_to_key[limit], words.vectors[limit], words.counts[limit]
+  )
+  categories = collections.defaultdict(list)
+  for benchmark in found:
+    if benchmark.kind == 'categorization':
+      for (word,), name in zip(benchmark.words, benchmark.labels, strict=True):
+        categories[name].append(word)
   page = environment.get_template('report.html.j2').render(
     report=report,
     evaluation=report.get('evaluation') or {},
     num_rows=len(rows),
-    num_bad_losses=sum(row.get('loss') is None for row in rows),
     rows=[rows[i] for i in shown.round().astype(int)],
     # Backwards, so that the last row is among them.
     curves=_curves(rows[::-stride][::-1]),
     stride=stride,
-    dropped=_flatten(report.get('dropped') or {}),
-    settings=_flatten({k: report.get(k) or {} for k in ('config', 'tuning')}),
+    dropped=config_lib.flat(report.get('dropped') or {}),
+    settings=config_lib.flat(
+      {k: report.get(k) or {} for k in ('config', 'tuning')}
+    ),
     devices=_devices(report),
-    neighbours=neighbours(table, categories),
-    num_searched=len(table.words),
-    ambiguous=ambiguous_words(senses),
-    map=word_map(table, categories),
+    neighbours=neighbours(searched, categories),
+    num_searched=len(searched),
+    ambiguous=ambiguous_words(vectors),
+    map=word_map(searched, categories),
   )
   with atomic.write(workdir / 'report.html') as file:
     file.write(page.encode(errors='backslashreplace'))
@@ -143,17 +143,6 @@ def _total(row: Mapping[str, Any], key: str) -> float | None:
   return None if None in values or not values else sum(values)
 
 
-def _flatten(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Values by dotted key."""
-  flat = {}
-  for key, value in values.items():
-    if isinstance(value, dict):
-      flat |= _flatten(value, f'{prefix}{key}.')
-    else:
-      flat[prefix + key] = value
-  return flat
-
-
 def _devices(report: Mapping[str, Any]) -> list[str]:
   """Devices counted by kind: `cuda:0 NVIDIA H200` without its number."""
   kinds = collections.Counter(
@@ -172,29 +161,14 @@ class WordMap(NamedTuple):
   explained_variance: float  # share that the two axes explain
 
 
-class Table:
-  """A vocabulary with its vectors, as far as they are searched."""
-
-  def __init__(
-    self, words: Sequence[str], vectors: np.ndarray, counts: np.ndarray
-  ):
-    """Takes [vocab] words, [vocab, dim] vectors and [vocab] counts."""
-    self.words, self.counts = words[:_MAX_SEARCHED_WORDS], counts
-    self.vectors = vectors[:_MAX_SEARCHED_WORDS]
-    with np.errstate(all='ignore'):
-      norms = geometry.norms(self.vectors)
-    self.norms = np.where(np.isfinite(norms), norms, 0)
-
-  def units(self, rows: Sequence[int]) -> np.ndarray:
-    """[rows, dim] vectors of length 1."""
-    return self.vectors[rows] / self.norms[rows, None]
-
-  def content_rows(self) -> list[int]:
-    """Rows of content words; all rows if words are not spelled out."""
-    rows = np.flatnonzero(self.norms).tolist()
-    first = min(_NUM_FUNCTION_WORDS, len(self.words) // 20)
-    spelled = [i for i in rows if i >= first and _is_spelled(self.words[i])]
-    return spelled if len(spelled) >= 3 else rows
+def _content_rows(vectors: embeddings.Embeddings) -> list[int]:
+  """Rows of content words; all rows if words are not spelled out."""
+  rows = np.flatnonzero(vectors.norms > 0).tolist()
+  first = min(_NUM_FUNCTION_WORDS, len(vectors) // 20)
+  spelled = [
+    i for i in rows if i >= first and _is_spelled(vectors.index_to_key[i])
+  ]
+  return spelled if len(spelled) >= 3 else rows
 
 
 def _is_spelled(word: str) -> bool:
@@ -204,47 +178,43 @@ def _is_spelled(word: str) -> bool:
 
 
 def neighbours(
-  table: Table, categories: Categories
-) -> list[tuple[str, int, int, list[tuple[str, float]]]]:
+  vectors: embeddings.Embeddings, categories: Categories
+) -> list[tuple[str, int, int, embeddings.Ranked]]:
   """(word, rank from 1, count, its nearest words with cosines) of some words.
 
-  They are at equal steps of log frequency rank: in each step the word of the
-  category shown least so far; without one, the most frequent word.
+  One in each of equal steps of log frequency rank: of the category shown least
+  so far; without categories, the most frequent.
   """
-  rows = table.content_rows()
+  rows, words = _content_rows(vectors), vectors.index_to_key
   if not rows:
     return []
-  category_of = {w: name for name, words in categories.items() for w in words}
+  category_of = {w: name for name, own in categories.items() for w in own}
   num_shown = collections.Counter()  # by category
 
   def times_shown(row: int) -> float:
-    category = category_of.get(table.words[row])
+    category = category_of.get(words[row])
     return math.inf if category is None else num_shown[category]
 
   edges = np.geomspace(rows[0] + 1, rows[-1] + 2, _NUM_WORDS + 1) - 1
-  chosen = []
+  shown = []
   for start, stop in itertools.pairwise(np.searchsorted(rows, edges)):
     if start < stop:
-      chosen.append(min(rows[start:stop], key=times_shown))
-      num_shown[category_of.get(table.words[chosen[-1]])] += 1
-  with np.errstate(all='ignore'):
-    cosines = table.units(chosen) @ table.vectors.T / table.norms
-  cosines = np.where(table.norms > 0, cosines, -np.inf)
-  shown = []
-  for row, scores in zip(chosen, cosines, strict=True):
-    best = geometry.nearest(scores, {row}, _NUM_NEIGHBOURS)
-    pairs = [(table.words[i], float(scores[i])) for i in best if table.norms[i]]
-    shown.append((table.words[row], row + 1, int(table.counts[row]), pairs))
+      row = min(rows[start:stop], key=times_shown)
+      num_shown[category_of.get(words[row])] += 1
+      near = vectors.most_similar(row, topn=_NUM_NEIGHBOURS)
+      shown.append((words[row], row + 1, int(vectors.counts[row]), near))
   return shown
 
 
-def word_map(table: Table, categories: Categories) -> WordMap | None:
+def word_map(
+  vectors: embeddings.Embeddings, categories: Categories
+) -> WordMap | None:
   """Frequent words by category, or by k-means cluster, on two PCA axes.
 
-  The vectors are scaled to length 1 before PCA. None if there are fewer than
-  three words to show.
+  The axes are those of unit vectors; None if there are fewer than three words.
   """
-  row_of = {table.words[i]: i for i in np.flatnonzero(table.norms).tolist()}
+  keys = vectors.index_to_key
+  row_of = {keys[i]: i for i in np.flatnonzero(vectors.norms > 0).tolist()}
   members = {}  # rows, most frequent first, each in its first category
   for name, words in categories.items():
     if rows := sorted(row_of.pop(word) for word in words if word in row_of):
@@ -253,17 +223,17 @@ def word_map(table: Table, categories: Categories) -> WordMap | None:
   # The most frequent words of every category in turn.
   turns = itertools.zip_longest(*(members[name] for name in names))
   known = [row for turn in turns for row in turn if row is not None]
-  rows = sorted((known or table.content_rows())[:_MAX_MAP_WORDS])
+  rows = sorted((known or _content_rows(vectors))[:_MAX_MAP_WORDS])
   if len(rows) < 3:
     return None
-  units = table.units(rows).astype(np.float32)
+  units = geometry.unit(vectors.vectors[rows], vectors.norms[rows])
   if known:
     group_of = {row: name for name in names for row in members[name]}
   else:
     num_clusters = min(_NUM_CLUSTERS, max(1, len(rows) // 4))
     assigned = geometry.cluster(units, num_clusters).tolist()
     # A cluster is named after its most frequent word.
-    names = [table.words[rows[assigned.index(k)]] for k in assigned]
+    names = [keys[rows[assigned.index(k)]] for k in assigned]
     group_of = dict(zip(rows, names, strict=True))
   # The padding makes two axes of a single dimension.
   centered = np.pad(units - units.mean(axis=0), ((0, 0), (0, 1)))
@@ -273,7 +243,7 @@ def word_map(table: Table, categories: Categories) -> WordMap | None:
   positions = (left[:, :2] * scales[:2]).round(4).tolist()
   groups = collections.defaultdict(list)
   for row, position in zip(rows, positions, strict=True):
-    point = table.words[row], int(table.counts[row]), *position
+    point = keys[row], int(vectors.counts[row]), *position
     groups[group_of[row]].append(point)
   return WordMap(
     dict(sorted(groups.items())),
@@ -285,37 +255,39 @@ def word_map(table: Table, categories: Categories) -> WordMap | None:
 
 
 def ambiguous_words(
-  table: senses_lib.Senses | None,
+  vectors: embeddings.Embeddings,
 ) -> list[tuple[str, int, list[tuple[float, list[str]]]]]:
-  """(word, count, its senses' priors and nearest words).
+  """(word, count, its senses' priors and nearest words) of frequent words.
 
-  Of the most frequent ambiguous words, those with the lowest expected cosine
-  of two senses drawn from their priors.
+  Those with the lowest expected cosine of two senses drawn from their priors.
   """
+  table = vectors.sense_table
   if table is None:
     return []
   ambiguous = np.flatnonzero(np.diff(table.starts) > 1).tolist()
   candidates = [i for i in ambiguous if table.words[i].isalpha()]
-  units = geometry.unit(table.vectors)
-  searched = units[: geometry.num_rows(table, _MAX_SEARCHED_SENSES)]
 
   def expected_cosine(word: int) -> float:
     rows = table.rows(word)
-    return float(np.square(table.priors[rows] @ units[rows]).sum())
+    units = geometry.unit(table.vectors[rows])
+    return float(np.square(table.priors[rows] @ units).sum())
 
   def near(row: int) -> list[str]:
-    best = geometry.nearest(
-      searched @ units[row], {row}, _NUM_SENSE_NEIGHBOURS, table,
-      geometry.MIN_PRIOR,
-    )  # fmt: skip
-    return [table.words[i] for i in table.owners(best)]
+    best = vectors.most_similar(
+      row,
+      topn=_NUM_SENSE_NEIGHBOURS,
+      restrict_vocab=_MAX_SEARCHED_FOR_SENSES,
+      min_prior=geometry.MIN_PRIOR,
+    )
+    owners = table.owners([vectors.key_to_index[name] for name, _ in best])
+    return [table.words[i] for i in owners]
 
   shown = []
   candidates = candidates[:_MAX_AMBIGUOUS_CANDIDATES]
   for word in sorted(candidates, key=expected_cosine)[:_NUM_AMBIGUOUS_WORDS]:
     senses = [
       (float(table.priors[row]), near(row))
-      for row in range(len(units))[table.rows(word)]
+      for row in range(table.starts[word], table.starts[word + 1])
       if table.priors[row] >= geometry.MIN_PRIOR
     ]
     shown.append((table.words[word], int(table.counts[word]), senses))

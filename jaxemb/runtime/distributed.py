@@ -1,9 +1,8 @@
 """Several processes that train as one job: joining, agreeing, ending together.
 
-JAX's coordination service, which runs in process 0, joins the processes and has
-a store of keys and values. Arrays travel by collectives of compiled programs;
-what hosts agree on (settings, when to save) goes through the store, so that no
-device waits for it. Alone, a process agrees with itself at once.
+JAX's coordination service, in process 0, joins the processes and keeps a store
+of keys and values. Arrays travel by collectives; what hosts agree on (settings,
+when to save) goes through the store, so that no device waits for it.
 """
 
 import contextlib
@@ -56,10 +55,7 @@ ALONE = Job()
 
 
 def join(job: Job) -> None:
-  """Joins the other processes, before JAX is used for anything else.
-
-  Raises a `UserError` if they cannot be joined.
-  """
+  """Joins the other processes, before JAX is used, or raises a `UserError`."""
   if not job.coordinator and not job.detects:
     return
   options: dict[str, Any] = {}
@@ -104,10 +100,10 @@ def join(job: Job) -> None:
 
 
 def bind_host(host: str) -> str:
-  """Returns where process 0 listens for those who know it by this name.
+  """Returns the address on which process 0 listens, given its name.
 
   Some systems resolve a machine's own name to loopback, which no other machine
-  reaches: there it listens on all addresses.
+  reaches: there it is all addresses.
   """
   if host != 'localhost' and not host.startswith('127.'):
     with contextlib.suppress(OSError):  # reported by whoever connects
@@ -117,7 +113,7 @@ def bind_host(host: str) -> str:
 
 
 def _wait_for(host: str, port: int) -> None:
-  """Waits until something listens there: without, JAX would abort."""
+  """Waits until something listens there: until then JAX would abort."""
   deadline = time.monotonic() + WAIT_SECS
   while True:
     try:
@@ -154,7 +150,7 @@ def leave(code: int) -> None:
 
 
 def gather(data: bytes) -> list[bytes]:
-  """Returns what every process has, in their order; of any length."""
+  """Returns the data of every process, of any length, by process."""
   if num_processes() == 1:
     return [data]
   sizes = multihost_utils.process_allgather(np.uint32(len(data)))
@@ -166,7 +162,7 @@ def gather(data: bytes) -> list[bytes]:
 
 
 def _store(method: str, key: str, *args: Any) -> Any:
-  """Calls JAX's store, which fails when process 0 is lost; None = too early."""
+  """Calls JAX's store, which fails if process 0 is lost; None = timed out."""
   client = jax_distributed.global_state.client
   try:
     return getattr(client, method)(f'jaxemb/{key}', *args)
@@ -190,14 +186,14 @@ def _get(key: str) -> str:
 
 
 def from_first(key: str, mine: str = '') -> str:
-  """Returns what process 0 has under a new key; the others wait for it."""
+  """Returns what process 0 sets under a new key; the others wait for it."""
   if num_processes() > 1 and is_first():
     _set(key, mine)
   return mine if is_first() else _get(key)
 
 
 def everyone(key: str, mine: str) -> list[str]:
-  """Returns what each process has under a new key; starts no JAX backend."""
+  """Returns what each process sets under a new key; starts no JAX backend."""
   if num_processes() == 1:
     return [mine]
   _set(f'{key}/{process_id()}', mine)
@@ -205,7 +201,7 @@ def everyone(key: str, mine: str) -> list[str]:
 
 
 def latest(key: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
-  """Returns what each process gave last, or {}; nobody waits."""
+  """Returns what each process gave last, or {}, without waiting."""
   if num_processes() == 1:
     return [mine]
   _set(f'{key}/{process_id()}', json.dumps(mine), True)
@@ -217,8 +213,8 @@ def latest(key: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
 def agree(name: str, mine: dict[str, Any]) -> None:
   """Checks that all processes have the same JSON-ready values.
 
-  `name` is that of one of the values, used once. Raises a `UserError` in every
-  process, with the first difference.
+  `name` says what each value is, and is used once. Raises a `UserError` in
+  every process, with the first difference.
   """
   for other, text in enumerate(everyone(name, json.dumps(mine))):
     theirs = json.loads(text)
@@ -248,8 +244,8 @@ class Monitor:
   """Ends this process when another one is lost; passes on requests to stop.
 
   Process 0 has a connection to each of the others, which breaks when a process
-  dies. JAX notices too, but later unless it is process 0, and ends in pages of
-  log and SIGABRT; that remains for machines that die (`_HEARTBEAT_SECS`).
+  dies. JAX mostly notices later, and ends in pages of log and SIGABRT; that
+  remains for machines that die (`_HEARTBEAT_SECS`).
   """
 
   def __init__(self):
@@ -321,13 +317,13 @@ class Monitor:
         threading.Thread(target=self._end_waiting, daemon=True).start()
 
   def _end_waiting(self) -> None:
-    """Ends a process that waits, before training, for one that has stopped."""
+    """Ends a process that waits for a stopped one before training begins."""
     if not self._is_closing.wait(_GRACE_SECS) and not self.has_begun.is_set():
       self.close(STOPPED)
       leave(STOPPED)
 
   def wait_for_loss(self) -> None:
-    """Gives the loss of a process, if any, time to be noticed and reported."""
+    """Gives the listener time to notice and report a lost process."""
     if self._peers:
       time.sleep(_GRACE_SECS)
 

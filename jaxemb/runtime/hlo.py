@@ -1,9 +1,8 @@
 """Collectives of a compiled program: the bytes they send, how often they run.
 
-Both are read from the program's text. Bytes follow from the operands and the
-groups of devices by the usual ring algorithms. A collective runs as often as
-the loops around it: the compiler writes down the lengths that it knows, `Loop`
-says the others.
+Read from the program's text. Bytes follow from the operands and the groups of
+devices by the usual ring algorithms. A collective runs as often as the loops
+around it: the compiler writes down the lengths it knows, `Loop` has the others.
 """
 
 import collections
@@ -28,7 +27,7 @@ _DEVICES = re.compile(r'\b(?:num_partitions|replica_count)=(\d+)')
 _HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{$')
 # The opcode is the first name before a bracket that follows a space.
 _LINE = re.compile(
-  r'^\s*(ROOT )?%?([\w.\-]+) = (.*?)(?<=\s)([a-z][a-z0-9-]*)\((.*)$'
+  r'^\s*(?:ROOT )?%?([\w.\-]+) = (.*?)(?<=\s)([a-z][a-z0-9-]*)\((.*)$'
 )
 _CALLED = re.compile(
   r'\b(?:calls|to_apply|body|condition|\w+_computations?)='
@@ -46,10 +45,9 @@ class Instruction(NamedTuple):
 
   shape: str  # of its result, without layout, such as 'f32[50000,100]'
   opcode: str
-  operands: list[str]
+  operands: list[str]  # their shapes; '' = unreadable
   called: list[str]  # computations
   attributes: str
-  is_root: bool
 
   @property
   def kind(self) -> str:
@@ -66,17 +64,8 @@ class Program(NamedTuple):
   num_devices: int
 
 
-class Executed(NamedTuple):
-  """An instruction, and what decides how often it runs."""
-
-  instruction: Instruction
-  scope: dict[str, Instruction]  # its computation
-  loops: tuple[int | None, ...]  # lengths, outermost first; None = unknown
-  is_in_branch: bool
-
-
 class Loop(NamedTuple):
-  """How often parts of a dispatch run that its text does not tell."""
+  """What the text of a dispatch does not say about how often its parts run."""
 
   steps: float = 1  # training steps in an iteration of the outermost loop
   inner: float = 1  # iterations of a loop inside it of unknown length
@@ -88,9 +77,8 @@ class Collective(NamedTuple):
 
   kind: str  # one of `KINDS`
   shapes: tuple[tuple[int, ...], ...]  # of operands and results on a device
-  group_size: int  # devices that take part together; 0 = unreadable
   sent_bytes: float  # by one device in one execution; nan = unreadable
-  loops: tuple[int | None, ...]
+  loops: tuple[int | None, ...]  # lengths, outermost first; None = unknown
   is_in_branch: bool
 
   def runs_per_step(self, loop: Loop) -> float:
@@ -103,7 +91,7 @@ class Collective(NamedTuple):
 
 
 def parse(text: str) -> Program:
-  """Parses a program, given what `as_text()` of a compiled function returns."""
+  """Parses the `as_text()` of a compiled function."""
   first_line, _, _ = text.partition('\n')
   num_devices = math.prod(map(int, _DEVICES.findall(first_line)))
   computations: dict[str, dict[str, Instruction]] = {}
@@ -113,16 +101,16 @@ def parse(text: str) -> Program:
       current = computations.setdefault(head[2], {})
       entry = head[2] if head[1] else entry
     elif found := _LINE.match(line):
-      root, name, shape, opcode, rest = found.groups()
-      operands, _, attributes = rest.partition('), ')
+      name, shape, opcode, rest = found.groups()
+      names, _, attributes = rest.partition('), ')
+      operands = (current.get(x) for x in re.findall(r'%([\w.\-]+)', names))
       called = ','.join(''.join(x) for x in _CALLED.findall(attributes))
       current[name] = Instruction(
         re.sub(r'\{[^}]*\}', '', shape).strip(),
         opcode,
-        re.findall(r'%([\w.\-]+)', operands),
+        [x.shape if x else '' for x in operands],
         re.findall(r'[\w.\-]+', called),
         attributes,
-        bool(root),
       )
   return Program(computations, entry, num_devices)
 
@@ -132,11 +120,10 @@ def executed(
   computation: str,
   loops: tuple[int | None, ...] = (),
   is_in_branch: bool = False,
-) -> Iterator[Executed]:
-  """Yields all that one run of a computation runs."""
-  scope = program.computations.get(computation, {})
-  for x in scope.values():
-    yield Executed(x, scope, loops, is_in_branch)
+) -> Iterator[tuple[Instruction, tuple[int | None, ...], bool]]:
+  """Yields all that a computation runs; loops and branch as in `Collective`."""
+  for x in program.computations.get(computation, {}).values():
+    yield x, loops, is_in_branch
     if x.kind:
       continue  # it calls a sum, or what it wraps
     inside = loops
@@ -151,33 +138,36 @@ def executed(
 def collectives(text: str) -> list[Collective]:
   """Returns the collectives of a program, given its text."""
   program, found = parse(text), []
-  for x, scope, *when in executed(program, program.entry):
+  for x, *when in executed(program, program.entry):
     if not x.kind:
       continue
-    operands = [scope[y].shape if y in scope else '' for y in x.operands]
-    if x.kind == 'ragged-all-to-all':
-      operands = operands[:1]  # then where to write, offsets, sizes
-    group_size, sent_bytes = _group_size(x, program.num_devices), math.nan
-    if group_size and operands and all(map(_ARRAY.search, operands)):
-      size = sum(num_bytes for y in operands for _, num_bytes in _arrays(y))
-      sent_bytes = _SENT[x.kind](group_size) * size
-    shapes = tuple(y for z in (*operands, x.shape) for y, _ in _arrays(z))
-    found.append(Collective(x.kind, shapes, group_size, sent_bytes, *when))
+    # A ragged one also takes where to write, offsets and sizes.
+    sent = x.operands[:1] if x.kind == 'ragged-all-to-all' else x.operands
+    size = sum(map(_num_bytes, sent or ['']))
+    times = _SENT[x.kind](_group_size(x, program.num_devices))
+    shapes = tuple(z for y in (*x.operands, x.shape) for z, _ in _arrays(y))
+    found.append(Collective(x.kind, shapes, times * size, *when))
   return found
 
 
-def _arrays(shape: str) -> Iterator[tuple[tuple[int, ...], float]]:
-  """The sizes and the bytes of each array of a shape."""
-  for _, bits, axes in _ARRAY.findall(shape):
-    sizes = tuple(map(int, re.findall(r'\d+', axes)))
-    yield sizes, int(bits or 8) / 8 * math.prod(sizes)
+def _arrays(shape: str) -> list[tuple[tuple[int, ...], float]]:
+  """The sizes of each array of a shape, and the bytes of a number of it."""
+  return [
+    (tuple(map(int, re.findall(r'\d+', axes))), int(bits or 8) / 8)
+    for _, bits, axes in _ARRAY.findall(shape)
+  ]
+
+
+def _num_bytes(shape: str) -> float:
+  arrays = _arrays(shape)
+  return sum(math.prod(x) * y for x, y in arrays) if arrays else math.nan
 
 
 def traffic(text: str, loop: Loop) -> dict[str, Any]:
   """Counts the collectives of a compiled dispatch and the bytes they send.
 
-  Returns instructions by kind (all of `KINDS`) and, by kind and in `total`,
-  `bytes_per_step_per_device`, and `bytes_per_dispatch_per_device` of what is
+  Returns the number of each of `KINDS` and, by kind and in `total`,
+  `bytes_per_step_per_device`, and `bytes_per_dispatch_per_device` of those
   outside the loop over steps.
   """
   found = collectives(text)
@@ -194,8 +184,8 @@ def traffic(text: str, loop: Loop) -> dict[str, Any]:
   }
 
 
-def _group_size(x: Instruction, num_devices: int) -> int:
-  """Devices of the largest group; 0 where that cannot be read."""
+def _group_size(x: Instruction, num_devices: int) -> float:
+  """Devices of the largest group; nan where that cannot be read."""
   if pairs := _PAIRS.search(x.attributes):
     ends = re.findall(r'(\d+),(\d+)', pairs[1])
     return 2 if any(source != target for source, target in ends) else 1
@@ -203,11 +193,11 @@ def _group_size(x: Instruction, num_devices: int) -> int:
     # Axes and their sizes, then the axes of a group.
     sizes = dict(re.findall(r"'([^']*)'=(\d+)", mesh[1]))
     axes = re.findall(r"'([^']*)'", mesh[2])
-    return math.prod(int(sizes.get(axis, 0)) for axis in axes)
+    return math.prod(float(sizes.get(axis, 'nan')) for axis in axes)
   groups = _GROUPS.search(x.attributes)
   if not groups or groups[1] == '{}':
     return num_devices
   if groups[1].startswith('{'):
     return max(len(x.split(',')) for x in re.findall(r'[\d,]*\d', groups[1]))
   sizes = re.findall(r'\d+', groups[1])  # [groups, size of each]<=[...]
-  return int(sizes[1]) if len(sizes) == 2 else 0
+  return int(sizes[1]) if len(sizes) == 2 else math.nan

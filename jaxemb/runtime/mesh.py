@@ -1,8 +1,8 @@
 """The mesh of devices, and moving arrays between hosts and devices.
 
-A CPU is as many JAX devices as are asked for before JAX starts, each a thread
-of its own. Two devices use two cores far better than one device with two
-threads: the matrix products of a step are too small to be shared.
+A CPU is as many JAX devices as are asked for before JAX starts. Two devices use
+two cores far better than one device with two threads: the matrix products of a
+step are too small to be shared.
 """
 
 import contextlib
@@ -40,11 +40,10 @@ def start(
 ) -> Shape:
   """Chooses the mesh to train on; to be called before JAX is used.
 
-  An axis that `wanted` leaves open gets the useful cores of a CPU (one where
-  training does not gain from more), one accelerator, or all of them where the
-  layout splits tables along the table axis or there are several processes. A
-  run that is resumed has to go on with just the wanted mesh. Raises a
-  `UserError` if there are not enough devices, or some would be idle.
+  An axis that `wanted` leaves open gets the cores of a CPU if `uses_cores`, at
+  most two, or one accelerator, or all of them if the layout splits tables or
+  there are several processes. Raises a `UserError`, worded for a run that
+  `is_resumed`, if there are not enough devices, or if some would be idle.
   """
   default = min(resources.usable_cores(), _MAX_CPU_DEVICES) if uses_cores else 1
   data, table = wanted
@@ -87,9 +86,10 @@ def start(
   return Shape(data, table)
 
 
-def make(shape: Shape) -> jax.sharding.Mesh:
-  """Returns a mesh of the first devices of all processes."""
-  devices = np.array(jax.devices()[: shape.data * shape.table])
+def make(shape: Shape, first: int = 0) -> jax.sharding.Mesh:
+  """Returns a mesh of the devices of all processes from `first` on."""
+  stop = first + shape.data * shape.table
+  devices = np.array(jax.devices()[first:stop])
   return jax.sharding.Mesh(
     devices.reshape(shape),
     (DATA, TABLE),
@@ -114,10 +114,7 @@ def my_parts(mesh: jax.sharding.Mesh, num_parts: int) -> range:
 def put_parts(
   tree: Any, sharding: jax.sharding.NamedSharding, num_parts: int
 ) -> Any:
-  """Puts arrays [len(my_parts), ...] on the mesh, as [num_parts, ...].
-
-  `sharding` is over the leading axis.
-  """
+  """Puts arrays [len(my_parts), ...] on the mesh, as [num_parts, ...]."""
   put = jax.make_array_from_process_local_data
   return jax.tree.map(
     lambda x: put(sharding, x, (num_parts, *x.shape[1:])), tree
@@ -125,30 +122,13 @@ def put_parts(
 
 
 def num_bytes(state: Any) -> int:
-  """Returns the bytes of a pytree of arrays on all devices together."""
+  """The bytes of arrays, or of their shapes, on all devices together."""
   return sum(
-    _shard_bytes(x.sharding, x) * len(x.sharding.device_set)
+    math.prod(x.sharding.shard_shape(x.shape))
+    * x.dtype.itemsize
+    * len(x.sharding.device_set)
     for x in jax.tree.leaves(state)
   )
-
-
-def bytes_per_device(shapes: Any, shardings: Any) -> int:
-  """Returns the bytes that one device will hold of arrays not yet made.
-
-  `shapes` is a pytree of `jax.ShapeDtypeStruct`, `shardings` that of all of
-  them, or a prefix of the tree.
-  """
-  shardings = jax.tree.broadcast(shardings, shapes)
-  return sum(map(_shard_bytes, *map(jax.tree.leaves, (shardings, shapes))))
-
-
-def _shard_bytes(sharding: jax.sharding.Sharding, x: Any) -> int:
-  return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
-
-
-def name(device: jax.Device) -> str:
-  """Returns the name of a device in reports."""
-  return f'{device.platform}:{device.id} {device.device_kind}'
 
 
 def describe(mesh: jax.sharding.Mesh) -> str:

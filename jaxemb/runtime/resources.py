@@ -1,8 +1,8 @@
 """What a process uses and runs on: CPU, memory, network, versions.
 
-CPU time and memory are those of this process. Network bytes are what the kernel
-counts per interface, hence those of the whole host (or container), without
-traffic that bypasses the kernel (RDMA, links between accelerators).
+CPU time and memory are those of this process; network bytes are those of the
+whole host (or container), without traffic that bypasses the kernel (RDMA, links
+between accelerators).
 """
 
 import contextlib
@@ -39,10 +39,7 @@ _RATES = (
 
 
 def sample() -> dict[str, float]:
-  """Returns what this process and its host have used so far.
-
-  Time in `secs` and, named for their rates, core-seconds and bytes.
-  """
+  """Returns `secs`, with core-seconds and bytes named for their rates."""
   times = psutil.cpu_times()
   used = dict.fromkeys(_RATES, 0.0) | {
     'secs': time.monotonic(),
@@ -63,7 +60,7 @@ def between(
 ) -> dict[str, Any]:
   """Returns the `hostname`, memory now and the mean rates between two samples.
 
-  Counters fall where a network interface is removed: that counts as nothing.
+  Counters fall if a network interface is removed: that counts as 0.
   """
   secs = max(later['secs'] - earlier['secs'], 1e-9)
   return {
@@ -76,10 +73,9 @@ def between(
 
 
 def summary(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Summarizes what each process of a run used, as report.json shows it.
+  """Summarizes the `hosts` of rows of metrics.jsonl, for report.json.
 
-  Rows of metrics.jsonl list in `hosts` what `between` returned in each process,
-  {} where it is not known yet.
+  They list what `between` returned in each process, {} if not known yet.
   """
   by_process = itertools.zip_longest(*(x.get('hosts') or () for x in records))
   return [_summary([x for x in usages if x]) for usages in by_process]
@@ -164,10 +160,10 @@ def code_digest() -> str:
 def check_fits(
   devices: Sequence[jax.Device], held_bytes: int, copy_bytes: int
 ) -> None:
-  """Checks that tables fit the free memory of the devices of all processes.
+  """Raises a `UserError` if `held_bytes` on each device are too many.
 
-  Each holds `held_bytes`; `copy_bytes` are those of one whole copy. Raises a
-  `UserError` with the number of devices or hosts that would do.
+  It names the number of devices or hosts that would have room for `copy_bytes`,
+  one whole copy of the tables.
   """
   mine = [d for d in devices if d.process_index == jax.process_index()]
   stats = mine[0].memory_stats() if mine else None

@@ -6,96 +6,92 @@ mean m_k for each sense the mixture of x and of its pairs is
 
   P(O, x | I) = sum_k pi_k N(x; m_k, 1 / (2 kappa)) P(O | I, k)
 
-A pair adds the likelihood of one word to what x says about the text, and is
-left out of the E step:
+One pair says little beside x, and is left out of the E step:
 
   gamma_k = softmax_k( log pi_k - kappa |x - m_k|^2 )
 
-This is a soft k-means of contexts, the hard version of which is multi-sense
-skip-gram (MSSG, Neelakantan et al. 2014). One sense is drawn from gamma and
-takes the place of the word's vector in the window, so that a step costs little
-more than that of skip-gram. Means are running averages of the x of their draws,
-priors of gamma (stochastic EM, Celeux and Diebolt 1985). The senses of a word
-start as one and are separated by the draws.
+This is soft k-means of contexts; multi-sense skip-gram (MSSG, Neelakantan et
+al. 2014) is the hard version. One sense is drawn from gamma and takes the place
+of the word's vector in the window, so that a step costs little more than that
+of skip-gram. Means are running averages of the x of their draws, priors of
+gamma (stochastic EM, Celeux and Diebolt 1985). The senses of a word start as
+one and are separated by the draws.
 
-A sense has few occurrences, and the senses of a word have much in common. So
-the siblings of the drawn sense get a share of its gradient; and since a sense
-differs first of all in where it occurs, its vector is
+A sense has few occurrences, and much in common with its siblings: they get a
+share of its gradient. Since it differs first of all in where it occurs, its
+vector, in P(O | I, k) and in the export, is
 
   v_k = r_k + shift |r| (m_k - m)
 
 with a row r_k, and the word's mean row r and mean context m, both weighted by
-priors. This v_k is in P(O | I, k) and in the export.
+priors.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxemb.models import base
-from jaxemb.ops import chunks, sampling
-from jaxemb.senses import mixture, table
-from jaxemb.text import vocab
+from jaxemb.data import windows
+from jaxemb.models import base, skipgram
+from jaxemb.ops import sampling
+from jaxemb.senses import mixture
 
 MEANS = 'context_means'
 WEIGHTS, UNIFORMS = 'weights', 'uniforms'  # beside the ids of the tables
 _MOMENTUM = 0.9  # of priors and means; rises to 1 during training
 _HALF_WEIGHT = 1e-3  # relative frequency of a word of weight 1/2 in contexts
-# kappa per word of a context: a mean of n words has 1/n of the variance. SCWS
-# scores are best with 25 where windows of up to 5 words have 6 on average.
+# kappa per word of a context: a mean of n words has 1/n of the variance. 25 is
+# best on SCWS where contexts have 6 words on average (windows of up to 5).
 _CONCENTRATION_PER_WORD = 25 / 6
-# Slots of the compact variant, relative to their mean number; and their largest
-# fraction of all tokens, above which it saves little.
+# Slots of the compact variant per expected one; its largest share of tokens.
 _COMPACT, _MAX_COMPACT = 1.2, 0.8
 _KEY = np.uint32(0x7F4A7C15)  # keeps draws independent of those of negatives
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ContextMixture(mixture.Mixture):
-  """The mixture over one step's rows."""
+  """The mixture whose senses are inferred from contexts."""
 
   weights: Any  # [vocab] float32, of words in contexts
-  chance: float  # that a token is ambiguous
-  concentration: float  # kappa
-  tied_until: float = 0.2  # fraction of training in which all senses of a word
-  # share their gradients, as contexts mean nothing yet
-  shared: float = 0.9  # fraction of a sense's gradient that its siblings get
-  shift: float = 1.25  # of vectors towards the contexts of their sense
-  is_compact: bool = False  # as many slots as most steps need
+  chance: float = base.static()  # that a token is ambiguous
+  concentration: float = base.static()  # kappa
+  # Progress up to which senses share all gradients: contexts mean nothing yet.
+  tied_until: float = base.static(default=0.2)
+  shared: float = base.static(default=0.9)  # of a gradient, with siblings
+  shift: float = base.static(default=1.25)  # of vectors towards mean contexts
+  is_compact: bool = base.static(default=False)  # slots for most steps
 
   @property
   def compact(self) -> base.Model | None:
     """The variant with as many slots as most steps need."""
-    saves_little = _COMPACT * self.chance > _MAX_COMPACT
-    if self.is_compact or not self.rows.num_ambiguous or saves_little:
+    if self.is_compact or _COMPACT * self.chance > _MAX_COMPACT:
       return None
     return dataclasses.replace(self, is_compact=True)
 
-  def fits(self, batch: base.StepBatch) -> jax.Array:
+  def fits(self, batch: windows.StepBatch) -> jax.Array:
     """bool, whether the compact variant has enough slots."""
-    window = chunks.windows(batch.tokens, self.spec.chunk, self.spec.window)
-    num = jnp.sum(self.rows.find_ambiguous(window))
-    return num <= self._compact_slots(window.size)
+    is_ambiguous = self.rows.find_ambiguous(batch.windows())
+    return jnp.sum(is_ambiguous) <= self._compact_slots(is_ambiguous.size)
 
   def _compact_slots(self, num_tokens: int) -> int:
     mean = num_tokens * self.chance
-    # Texts are clustered: some have more of some words.
+    # Texts are clustered.
     slots = math.ceil(_COMPACT * mean + 3 * mean**0.5 + 1)
     return min(slots, num_tokens)
 
   def ids(self, batch, key):
-    """Input: [k (c + 2 W) + S K], of k chunks and S slots. Means: [S, K].
+    """As `Mixture.ids`. Means: [S, K].
 
-    Beside these the weights [k, c + 2 W] float32 of tokens in contexts, and
-    uniform numbers [S] float32 to draw senses by.
+    Also weights [k, c + 2 W] float32 of tokens in contexts, and uniform numbers
+    [S] float32 to draw senses by.
     """
-    s, rows = self.spec, self.rows
-    window = chunks.windows(batch.tokens, s.chunk, s.window)
+    rows = self.rows
+    window = batch.windows()
     num_slots = self._compact_slots(window.size) if self.is_compact else None
     ids = super().ids(batch, key, num_slots)
     slots = ids[mixture.SLOTS]
@@ -106,10 +102,9 @@ class ContextMixture(mixture.Mixture):
     positions = positions.reshape(-1).at[slots.tokens].get(mode='clip')
     bits = sampling.random_bits(key ^ _KEY, positions)
     ids[UNIFORMS] = (bits >> 8).astype(jnp.float32) * np.float32(2**-24)
-    if rows.num_ambiguous:
-      means = rows.num_senses * slots.priors_ids[:, None]
-      means += jnp.arange(rows.num_senses)[None]
-      ids[MEANS] = jnp.minimum(means, rows.num_ambiguous * rows.num_senses)
+    means = rows.num_senses * slots.priors_ids[:, None]
+    means += jnp.arange(rows.num_senses)[None]
+    ids[MEANS] = jnp.minimum(means, rows.num_ambiguous * rows.num_senses)
     return ids
 
   def _with_senses(self, token_rows, senses, rows, ids, batch, mask):
@@ -160,11 +155,10 @@ class ContextMixture(mixture.Mixture):
     return with_slots(slots), mask, (0.0, averages, grads)
 
   def _contexts(self, token_rows, weights, tokens, mask):
-    """Mean x around each slot: of the centers that its token is a context of.
+    """[slots, dim] float32, x of each slot: of the centers around its token.
 
-    Of rows [k, c + 2 W, d] and weights [k, c + 2 W] of all tokens, the token of
-    each slot, and the mask [k, c, c + 2 W]. Returns [slots, dim] float32; and
-    [slots] float32, 1 = there is a word around.
+    Takes rows [k, c + 2 W, d] and weights [k, c + 2 W] of all tokens. Also
+    returns [slots] float32, 1 = there is a center.
     """
     s = self.spec
     centers = slice(s.window, s.window + s.chunk)
@@ -173,7 +167,7 @@ class ContextMixture(mixture.Mixture):
     center_weights = weights[:, centers, None]
     vectors = vectors * (center_weights / jnp.maximum(lengths, 1e-30))
     # One product for the sums of vectors and of weights.
-    sums = chunks.weighted_sums(
+    sums = skipgram.weighted_sums(
       mask.transpose(0, 2, 1), jnp.concatenate([vectors, center_weights], -1)
     ).reshape(weights.size, -1)
     sums = sums.at[tokens].get(mode='fill', fill_value=0)
@@ -186,15 +180,9 @@ class ContextMixture(mixture.Mixture):
     # Sums of many small changes are zero but for rounding, which would add up.
     return rows - jnp.mean(rows, -1, keepdims=True) + 1 / rows.shape[-1]
 
-  def export_senses(
-    self,
-    table_rows: Callable[[str], np.ndarray],
-    vocabulary: vocab.Vocabulary,
-  ) -> table.Senses:
+  def export_senses(self, table_rows, words, counts):
     """The trained senses with shifted vectors."""
-    senses = super().export_senses(table_rows, vocabulary)
-    if not self.rows.num_ambiguous:
-      return senses
+    senses = super().export_senses(table_rows, words, counts)
     mask = self.rows.are_ambiguous()
     is_sense = mask[self.rows.owners()]
     by_word = self.rows.num_ambiguous, self.rows.num_senses
@@ -212,45 +200,33 @@ class ContextMixture(mixture.Mixture):
       vectors=vectors,
       # Text of a query is not subsampled, and more words steady a mean.
       window=2 * senses.window,
-      contexts=table.Contexts(means, self.concentration, _HALF_WEIGHT),
+      means=means,
+      concentration=self.concentration,
+      half_weight=_HALF_WEIGHT,
     )
 
 
-jax.tree_util.register_dataclass(
-  ContextMixture,
-  ['outputs', 'rows', 'weights'],
-  [
-    'spec', 'tables', 'chance', 'concentration', 'tied_until', 'shared',
-    'shift', 'is_compact',
-  ],
-)  # fmt: skip
-
-
 def make(
-  spec: base.WindowSpec,
+  spec: skipgram.WindowSpec,
   corpus: base.Corpus,
   outputs: mixture.Outputs,
   mask: np.ndarray,
   num_senses: int,
   min_window: int,
 ) -> ContextMixture:
-  """The mixture; words of the mask [vocab] bool have `num_senses` each.
-
-  Windows are uniform in [min_window, spec.window].
-  """
+  """As `mixture.make`; windows are uniform in [min_window, spec.window]."""
   rows = mixture.number(mask, num_senses)
   tables = mixture.tables(spec, corpus, outputs, rows, _MOMENTUM)
-  if rows.num_ambiguous:
-    # A row of means has one more column, which stays zero, like that of priors.
-    priors = tables[-1]
-    means = dataclasses.replace(
-      priors,
-      name=MEANS,
-      vocab=priors.vocab * num_senses,
-      dim=spec.dim + 1,
-      lookups_per_center=np.repeat(priors.lookups_per_center, num_senses),
-    )
-    tables = *tables, means
+  # A row of means has one more column, which stays zero, like that of priors.
+  priors = tables[-1]
+  means = dataclasses.replace(
+    priors,
+    name=MEANS,
+    vocab=priors.vocab * num_senses,
+    dim=spec.dim + 1,
+    lookups_per_center=np.repeat(priors.lookups_per_center, num_senses),
+  )
+  tables = *tables, means
   frequencies = corpus.counts / corpus.counts.sum()
   weights = _HALF_WEIGHT / (_HALF_WEIGHT + frequencies)
   return ContextMixture(
@@ -268,13 +244,9 @@ def shifted(
   common: jax.Array,
   priors: jax.Array,
   means: jax.Array,
-  row_ops: chunks.RowOps = chunks.WHOLE_ROWS,
+  row_ops: skipgram.RowOps = skipgram.WHOLE_ROWS,
 ) -> jax.Array:
-  """[words, K, d], |r| (m_k - m).
-
-  Of mean rows r [words, d], priors [words, K] and mean contexts m_k
-  [words, K, dim].
-  """
+  """|r| (m_k - m) [words, K, d], of r [words, d] and m_k [words, K, dim]."""
   squares = row_ops.sum_columns(jnp.sum(common * common, -1))
   differences = means - jnp.einsum('wk,wkd->wd', priors, means)[:, None]
   differences = row_ops.own(differences, common.shape[-1])

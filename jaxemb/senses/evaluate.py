@@ -10,14 +10,11 @@ Scores are Spearman's correlation of the mean ratings with (Reisinger and Mooney
   single   cosine of the means of the senses, weighted by priors
 """
 
-import pathlib
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from jaxemb import errors
 from jaxemb.evaluation import benchmarks, geometry
 from jaxemb.evaluation import words as evaluation_words
 from jaxemb.senses import table
@@ -27,67 +24,30 @@ _NEED_CONTEXTS = ('MaxSimC', 'AvgSimC')
 _TOKEN = re.compile(r'[^\W_]+')
 
 
-class Question(NamedTuple):
-  """A pair of SCWS."""
-
-  words: tuple[str, str]
-  texts: list[list[str]]  # two, of tokens, with the word itself
-  positions: list[int]  # of the words in them
-  rating: float
-
-
-def read_scws(path: pathlib.Path | str) -> list[Question]:
-  """Reads lines of 18 tab fields, the word between `<b>` and `</b>`.
-
-  UserError if the file cannot be read, or has no such line.
-  """
-  try:
-    text = pathlib.Path(path).read_bytes().decode('utf-8', errors='replace')
-  except OSError as error:
-    raise errors.UserError(
-      f'cannot read {path}: {error.strerror or error}; check the path'
-    ) from error
-  questions = list(filter(None, map(_question, text.splitlines())))
-  if not questions:
-    raise errors.UserError(
-      f'{path} is no SCWS file: expected 18 tab fields a line, with the word '
-      'between <b> and </b> in fields 6 and 7'
-    )
-  return questions
-
-
-def _question(line: str) -> Question | None:
-  pair, texts, positions = benchmarks.parse_scws(line), [], []
-  for field in line.split('\t')[5:7] if pair else ():
-    parts = re.fullmatch('(.*?)<b>(.*?)</b>(.*)', field)
-    if parts is None:
-      return None
-    before, word, after = (
-      _TOKEN.findall(re.sub('</?b>', ' ', x)) for x in parts.groups()
-    )
-    positions.append(len(before))
-    # The word may hold several tokens but takes one position.
-    texts.append([*before, ''.join(word) or 'x', *after])
-  return pair and Question(pair[1], texts, positions, pair[0])
+def _tokens(context: tuple[str, str, str]) -> tuple[list[str], int]:
+  """The tokens of a text, the word itself as one, and its position."""
+  before, word, after = (
+    _TOKEN.findall(re.sub('</?b>', ' ', x)) for x in context
+  )
+  # The word takes one position, even of several tokens.
+  return [*before, ''.join(word) or 'x', *after], len(before)
 
 
 def similarities(
-  senses: table.Senses, questions: Sequence[Question], window: int = 0
+  senses: table.Senses, asked: benchmarks.Benchmark, window: int = 0
 ) -> np.ndarray:
-  """[questions, measures] float64; NaN if a word is unknown.
+  """[pairs, measures] float64; NaN if a word is unknown.
 
   Contexts are of `window` known words on each side; 0 = that of the vectors.
   """
-  result = np.full((len(questions), len(MEASURES)), np.nan)
-  for i, question in enumerate(questions):
-    words = [
-      senses.index.get(x, senses.index.get(x.lower())) for x in question.words
-    ]
+  result = np.full((len(asked.words), len(MEASURES)), np.nan)
+  for i, pair in enumerate(asked.words):
+    words = [senses.index.get(x, senses.index.get(x.lower())) for x in pair]
     if None in words:
       continue
     contexts = [
-      senses.context(*x, window) if senses.can_disambiguate else ()
-      for x in zip(question.texts, question.positions, strict=True)
+      senses.context(*_tokens(x), window) if senses.can_disambiguate else ()
+      for x in asked.contexts[i]
     ]
     first, second = map(senses.posterior, words, contexts)
     rows = [senses.rows(word) for word in words]
@@ -108,32 +68,31 @@ def similarities(
 
 def evaluate(
   senses: table.Senses,
-  paths: Sequence[pathlib.Path | str],
+  found: Sequence[benchmarks.Benchmark],
   window: int = 0,
 ) -> dict[str, dict]:
   """Scores on SCWS files by `file measure`, in the form of `words.evaluate`.
 
-  Senses that cannot be disambiguated have only the measures without contexts,
-  which are of `window` known words on each side; 0 = that of the vectors.
-  UserError if a file cannot be read.
+  Skips benchmarks without contexts, and, of senses that cannot be
+  disambiguated, measures that need them. `window` is as of `similarities`.
   """
   results = {}
-  for path in paths:
-    questions = read_scws(path)
-    ratings = [x.rating for x in questions]
-    cosines = similarities(senses, questions, window)
-    found = int(np.sum(~np.isnan(cosines[:, 0])))
+  for asked in found:
+    if not asked.contexts:
+      continue
+    cosines = similarities(senses, asked, window)
+    num_found = int(np.sum(~np.isnan(cosines[:, 0])))
     for name, column in zip(MEASURES, cosines.T, strict=True):
       if not senses.can_disambiguate and name in _NEED_CONTEXTS:
         continue
-      results[f'{pathlib.Path(path).stem} {name}'] = {
+      results[f'{asked.path.stem} {name}'] = {
         'kind': 'similarity',
         'layout': 'scws-senses',
-        **evaluation_words.correlations(ratings, column),
-        'found': found,
-        'total': len(questions),
-        'oov': len(questions) - found,
-        'malformed': 0,
+        **evaluation_words.correlations(asked.labels, column),
+        'found': num_found,
+        'total': len(column),
+        'oov': len(column) - num_found,
+        'malformed': asked.malformed,
         'window': window or senses.window,
       }
   return results

@@ -21,15 +21,13 @@ table of priors. The windows of a step look up
   [k, c + 2 W] rows   of words with one sense, padding for others
   [slots, K] rows     of ambiguous tokens, packed, padding at the end
 
-so that words with one sense, which are computed as in `models.targets`, pay
-nothing for the others. The token of a slot is a context of up to 2 W centers,
-each with a list of up to D targets. Slots are computed in blocks, as many as a
-step has.
+so that words with one sense pay nothing for the others. The token of a slot is
+a context of up to 2 W centers, each with up to D targets (`models.targets`).
+Slots are computed in blocks, as many as a step has.
 """
 
 import dataclasses
 import hashlib
-import math
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -41,10 +39,8 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.models import base, skipgram, targets
-from jaxemb.ops import chunks, losses
 from jaxemb.senses import table
 from jaxemb.tables import spec as spec_lib
-from jaxemb.text import vocab
 
 PRIORS = 'priors'
 SLOTS = 'slots'  # beside the ids of the tables
@@ -59,23 +55,20 @@ class Slots(NamedTuple):
 
   ids: jax.Array  # [k w + slots K]
   is_ambiguous: jax.Array  # [k, w] bool
-  # [slots] int32, the token of each slot among the k w; k w = none. Empty if no
-  # word is ambiguous.
-  tokens: jax.Array
+  tokens: jax.Array  # [slots] int32, of each slot among the k w; k w = none
   priors_ids: jax.Array  # [slots] int32
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """The rows of each word, and last of padding; a pytree."""
+  """The rows of each word, and last of padding."""
 
-  # [vocab + 1] int32; senses of word i are rows starts[i]..starts[i + 1]
-  starts: Any
-  # [vocab + 1] int32, row of its priors; `num_ambiguous` = has none
-  priors: Any
-  num_senses: int  # K, of ambiguous words
-  num: int  # rows of the vector table
-  num_ambiguous: int  # rows of the table of priors
+  starts: Any  # [vocab + 1] int32, as of `senses.table.Senses`
+  priors: Any  # [vocab + 1] int32, row of priors; `num_ambiguous` = none
+  num_senses: int = base.static()  # K, of ambiguous words
+  num: int = base.static()  # rows of the vector table
+  num_ambiguous: int = base.static()  # rows of the table of priors
 
   def owners(self) -> np.ndarray:
     """[num] int64, the word of each row."""
@@ -94,24 +87,16 @@ class Rows:
     return self.priors.at[window].get(mode='clip') < self.num_ambiguous
 
   def slots(self, window: jax.Array, num_slots: int | None = None) -> Slots:
-    """The rows of all tokens [k, w], ids of words.
-
-    There are at least as many slots as ambiguous tokens; None = k w.
-    """
+    """The rows of tokens [k, w]; all ambiguous ones must fit `num_slots`."""
     is_ambiguous = self.find_ambiguous(window)
     starts = self.starts.at[window].get(mode='clip')
     ids = jnp.where(is_ambiguous, self.num, starts).reshape(-1)
-    if not self.num_ambiguous:
-      return Slots(ids, is_ambiguous, ids[:0], ids[:0])
     is_ambiguous = is_ambiguous.reshape(-1)
     slot = jnp.where(is_ambiguous, jnp.cumsum(is_ambiguous) - 1, window.size)
     tokens = jnp.full(num_slots or window.size, window.size)
     tokens = tokens.at[slot].set(jnp.arange(window.size), mode='drop')
-    words = (
-      window.reshape(-1)
-      .at[tokens]
-      .get(mode='fill', fill_value=len(self.starts))
-    )
+    words = window.reshape(-1)
+    words = words.at[tokens].get(mode='fill', fill_value=len(self.starts))
     senses = self.starts.at[words].get(mode='clip')[:, None]
     senses += jnp.arange(self.num_senses)[None]
     senses = jnp.minimum(senses, self.num).reshape(-1)
@@ -123,14 +108,8 @@ class Rows:
     )
 
 
-jax.tree_util.register_dataclass(
-  Rows, ['starts', 'priors'], ['num_senses', 'num', 'num_ambiguous']
-)
-
-
 def number(mask: np.ndarray, num_senses: int) -> Rows:
-  """Numbers the rows of all words, those in the mask [vocab] ambiguous."""
-  mask = np.asarray(mask, bool) & (num_senses > 1)
+  """Numbers the rows; words in the mask [vocab] have `num_senses`."""
   starts = np.append(0, np.cumsum(np.where(mask, num_senses, 1)))
   num, num_ambiguous = int(starts[-1]), int(mask.sum())
   priors = np.where(mask, np.cumsum(mask) - 1, num_ambiguous)
@@ -180,9 +159,10 @@ def ambiguous(
   return Ambiguous(mask | is_listed, len(listed), len(listed) - num_known)
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mixture(skipgram.WindowModel):
-  """The mixture over one step's rows."""
+  """The mixture whose senses are inferred from likelihoods."""
 
   outputs: Outputs  # the loss
   rows: Rows
@@ -194,46 +174,42 @@ class Mixture(skipgram.WindowModel):
 
   def ids(self, batch, key, num_slots=None):
     """Input: [k (c + 2 W) + S K], of k chunks and S slots. Priors: [S]."""
-    s = self.spec
-    found = self.outputs.find(s, batch, key)
-    window = chunks.windows(batch.tokens, s.chunk, s.window)
-    slots = self.rows.slots(window, num_slots)
-    ids = {skipgram.INPUT: slots.ids, skipgram.OUTPUT: found.ids}
-    if self.rows.num_ambiguous:
-      ids[PRIORS] = slots.priors_ids
-    return ids | {targets.TARGETS: found, SLOTS: slots}
+    found = self.outputs.find(self.spec, batch, key)
+    slots = self.rows.slots(batch.windows(), num_slots)
+    return {
+      skipgram.INPUT: slots.ids,
+      skipgram.OUTPUT: found.ids,
+      PRIORS: slots.priors_ids,
+      targets.TARGETS: found,
+      SLOTS: slots,
+    }
 
   def loss(self, params, rows, ids, batch, key):
     """-log P(center | context), summed over the pairs."""
-    del params, key
-    s, shape = self.spec, ids[SLOTS].is_ambiguous.shape
-    num, dim = math.prod(shape), rows[skipgram.INPUT].shape[-1]
-    tokens, senses = jnp.split(rows[skipgram.INPUT], [num])
-    tokens = tokens.reshape(*shape, dim)
-    mask = chunks.mask(batch.left, batch.right, s.chunk, s.window)
-    more = 0.0, (), ()
-    if self.rows.num_ambiguous:
-      senses = senses.reshape(-1, self.rows.num_senses, dim)
-      args = tokens, senses, rows, ids, batch, mask
-      tokens, mask, more = self._with_senses(*args)
+    is_ambiguous, dim = ids[SLOTS].is_ambiguous, rows[skipgram.INPUT].shape[-1]
+    tokens, senses = jnp.split(rows[skipgram.INPUT], [is_ambiguous.size])
+    tokens = tokens.reshape(*is_ambiguous.shape, dim)
+    senses = senses.reshape(-1, self.rows.num_senses, dim)
+    tokens, mask, more = self._with_senses(
+      tokens, senses, rows, ids, batch, batch.mask()
+    )
     loss = targets.window_loss(
-      s,
+      self.spec.row_ops,
       ids[targets.TARGETS],
       self.outputs.compact_rest,
       tokens,
       rows[skipgram.OUTPUT],
       mask,
     )
-    loss += losses.with_gradient(*more)
-    return loss, base.Aux(skipgram.num_contexts(batch).sum())
+    loss += targets.with_gradient(*more)
+    return loss, base.Aux(batch.num_contexts().sum())
 
   def _with_senses(self, token_rows, senses, rows, ids, batch, mask):
     """What ambiguous tokens change in the loss of words with one sense.
 
-    Takes the rows of tokens [k, c + 2 W, d] and of the senses in the slots
-    [slots, K, d], and the mask [k, c, c + 2 W] of contexts. Returns the rows of
-    tokens and the mask, and what is added to the loss: a value and its
-    gradients with respect to some rows, as `losses.with_gradient` takes them.
+    Of the rows of tokens [k, c + 2 W, d] and of senses [slots, K, d], and the
+    mask [k, c, c + 2 W] of contexts. Returns new rows of tokens and mask, and
+    what is added to the loss, arguments of `targets.with_gradient`.
     """
     args = senses, rows[PRIORS], rows[skipgram.OUTPUT]
     value, grads = self._slots_loss(jax.lax.stop_gradient(args), ids, batch)
@@ -243,8 +219,8 @@ class Mixture(skipgram.WindowModel):
   def _slots_loss(self, args, ids, batch):
     """Loss of all slots of a step, block by block, and its gradients.
 
-    With respect to rows of senses [slots, K, d], of priors [slots, K + 1] and
-    of the step's targets [k, ..., d].
+    `args` are rows of senses [slots, K, d], priors [slots, K + 1] and targets
+    [k, ..., d].
     """
     senses, priors, target_rows = args
     tokens, found = ids[SLOTS].tokens, ids[targets.TARGETS]
@@ -293,17 +269,16 @@ class Mixture(skipgram.WindowModel):
   def _block_loss(self, senses, met, signs, prior_rows, mask):
     """-log P, summed over the pairs of m slots, by its lower bound of EM.
 
-    Of rows of senses [m, K, d], output rows [m, 2 W D, d] of the centers around
-    each slot with their signs [m, 2 W, D], and rows of priors [m, K]; the mask
-    [m, 2 W] is 1 for a pair. Returns also the gradients of priors [m, K + 1].
+    Of rows of senses [m, K, d], targets [m, 2 W D, d] of the centers around
+    each slot with their signs [m, 2 W, D], rows of priors [m, K] and the mask
+    [m, 2 W] of pairs. Also returns the gradients of priors [m, K + 1].
     """
     scores = self.spec.row_ops.dot(senses, met, is_narrow=True)
-    logs = losses.log_chances(scores, signs.reshape(len(met), 1, -1))
+    logs = targets.log_chances(scores, signs.reshape(len(met), 1, -1))
     logs = logs.reshape(*senses.shape[:2], *signs.shape[1:])
     log_joint = jnp.sum(logs, -1)
     log_joint += log_priors(jax.nn.softmax(prior_rows))[..., None]
-    # For fixed gamma, sum_k gamma_k (LL_k - log gamma_k) has the value and the
-    # gradient of log P.
+    # For fixed gamma the bound has the value and the gradient of log P.
     gamma = jax.lax.stop_gradient(jax.nn.softmax(log_joint, axis=1))
     bounds = gamma * (log_joint - jnp.log(jnp.maximum(gamma, 1e-30)))
     num = jnp.sum(mask, -1, keepdims=True)
@@ -318,20 +293,20 @@ class Mixture(skipgram.WindowModel):
   def export_senses(
     self,
     table_rows: Callable[[str], np.ndarray],
-    vocabulary: vocab.Vocabulary,
+    words: Sequence[str],
+    counts: np.ndarray,
   ) -> table.Senses:
     """The trained senses, from the float32 rows of each table."""
     rows = self.rows
     priors = np.ones(rows.num, np.float32)
-    if rows.num_ambiguous:
-      chances = np.asarray(self.priors_of(jnp.asarray(table_rows(PRIORS))))
-      # Sums of many small changes: what is below zero is a rounding error.
-      chances = np.maximum(chances, 0)
-      chances = chances / chances.sum(1, keepdims=True)
-      priors[rows.are_ambiguous()[rows.owners()]] = chances.reshape(-1)
+    chances = np.asarray(self.priors_of(jnp.asarray(table_rows(PRIORS))))
+    # What is below zero is a rounding error.
+    chances = np.maximum(chances, 0)
+    chances = chances / chances.sum(1, keepdims=True)
+    priors[rows.are_ambiguous()[rows.owners()]] = chances.reshape(-1)
     return table.Senses(
-      list(vocabulary.words),
-      np.asarray(vocabulary.counts),
+      list(words),
+      np.asarray(counts),
       np.asarray(rows.starts, np.int64),
       table_rows(skipgram.INPUT),
       priors,
@@ -342,13 +317,8 @@ class Mixture(skipgram.WindowModel):
     )
 
 
-jax.tree_util.register_dataclass(
-  Mixture, ['outputs', 'rows'], ['spec', 'tables']
-)
-
-
 def make(
-  spec: base.WindowSpec,
+  spec: skipgram.WindowSpec,
   corpus: base.Corpus,
   outputs: Outputs,
   mask: np.ndarray,
@@ -361,23 +331,21 @@ def make(
 
 
 def tables(
-  spec: base.WindowSpec,
+  spec: skipgram.WindowSpec,
   corpus: base.Corpus,
   outputs: Outputs,
   rows: Rows,
   momentum: float,
 ) -> tuple[spec_lib.TableSpec, ...]:
-  """Vectors, outputs, and a row of priors for each ambiguous word, if any.
+  """Vectors, outputs, and a row of priors for each ambiguous word.
 
   A row of priors has one more column, which stays zero: its gradient counts the
-  observations of the step.
+  observations of a step.
   """
   lookups = skipgram.window_lookups(spec, corpus)
   made = skipgram.tables(
     spec, lookups[rows.owners()], outputs.lookups(spec, corpus)
   )
-  if not rows.num_ambiguous:
-    return made
   priors = spec_lib.TableSpec(
     PRIORS,
     rows.num_ambiguous,
@@ -391,9 +359,9 @@ def tables(
 
 
 def log_priors(priors: jax.Array) -> jax.Array:
-  """[..., K] float32, not below `losses.MIN_LOG`."""
+  """[..., K] float32, not below `targets.MIN_LOG`."""
   logs = jnp.log(jnp.maximum(priors, 1e-30))
-  return jnp.maximum(logs, losses.MIN_LOG)
+  return jnp.maximum(logs, targets.MIN_LOG)
 
 
 def _near(spec, tokens, batch):

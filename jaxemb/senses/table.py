@@ -6,21 +6,15 @@ context c of words o_1, o_2, ... follows the method of training. Likelihoods
 
   p(k | w, c) = softmax_k( log pi_k + sum_{o in c} log P(o | w, k) )
 
-Contexts, with the weighted mean x of the context's unit vectors
-(`senses.context_mixture`):
-
-  p(k | w, c) = softmax_k( log pi_k - kappa |x(c) - m_k|^2 )
-
-The context is the known words up to `window` before and after w; words without
-a vector are skipped.
+Contexts: gamma of `senses.context_mixture`, with x of the words of c.
 
 An export has these files next to those of `storage.word2vec_format`:
 
 priors.txt     `word sense prior` lines, in the order of the rows
 outputs.npy    [vocab or vocab - 1, dim] float32
-means.npy      [rows, dim] float32, with the method 'contexts' only
-senses.json    loss, negatives, window; concentration, half_weight of contexts;
-               no outputs.npy if loss is null
+means.npy      [rows, dim] float32
+senses.json    loss, negatives, window, concentration, half_weight; no
+               outputs.npy if loss is null, no means.npy if concentration is
 dmwe.txt       the text format of Microsoft's distributed_skipgram_mixture:
                `vocab rows dim`; for each word `word senses`, then a line
                `prior v1 v2 ...` for each of its senses
@@ -35,7 +29,7 @@ import pathlib
 import re
 import unicodedata
 from collections.abc import Container, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -47,24 +41,14 @@ from jaxemb.storage import atomic, word2vec_format
 # The first one marks an export of senses.
 FILES = ('senses.json', 'priors.txt', 'outputs.npy', 'means.npy', 'dmwe.txt')
 _PRIOR_TOLERANCE = 1e-3  # of sums of rounded and averaged priors
-# What senses.json holds: fields of `Senses`, and of its `Contexts` if any.
+# What senses.json holds of `Senses`.
 _FACTS = {
   'loss': lambda x: x in (None, 'negative_sampling', 'hierarchical_softmax'),
   'negatives': lambda x: type(x) is int and x >= 0,
   'window': lambda x: type(x) is int and x >= 1,
+  'concentration': lambda x: x is None or _is_number(x) and x >= 0,
+  'half_weight': lambda x: _is_number(x) and x > 0,
 }
-_CONTEXT_FACTS = {
-  'concentration': lambda x: type(x) in (int, float) and 0 <= x < math.inf,
-  'half_weight': lambda x: type(x) in (int, float) and 0 < x < math.inf,
-}
-
-
-class Contexts(NamedTuple):
-  """Parameters of disambiguation by contexts."""
-
-  means: np.ndarray  # [rows, dim] float32; zeros for words with one sense
-  concentration: float  # kappa
-  half_weight: float  # relative frequency of a word of weight 1/2 in contexts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,7 +57,7 @@ class Senses:
 
   words: list[str]  # [vocab], the most frequent first
   counts: np.ndarray  # [vocab] int64
-  # [vocab + 1] int64; senses of word i are rows starts[i]..starts[i + 1]
+  # [vocab + 1] int64; senses of word i are rows starts[i]:starts[i + 1]
   starts: np.ndarray
   vectors: np.ndarray  # [rows, dim] float32
   priors: np.ndarray  # [rows] float32; those of a word sum to 1
@@ -84,7 +68,11 @@ class Senses:
   loss: str | None
   negatives: int  # per pair, with negative sampling
   window: int  # context words on each side
-  contexts: Contexts | None = None  # None = likelihoods disambiguate
+  # [rows, dim] float32, mean contexts; zeros for single senses; None = not used
+  means: np.ndarray | None = None
+  concentration: float | None = None  # kappa, of mean contexts
+  # Relative frequency of a word of weight 1/2 in a mean context.
+  half_weight: float = 1e-3
 
   @functools.cached_property
   def index(self) -> dict[str, int]:
@@ -94,7 +82,7 @@ class Senses:
   @property
   def can_disambiguate(self) -> bool:
     """Whether contexts change the posterior."""
-    return self.outputs is not None or self.contexts is not None
+    return self.outputs is not None or self.means is not None
 
   def rows(self, word: int) -> slice:
     """Rows of a word's senses."""
@@ -154,9 +142,9 @@ class Senses:
     priors = self.priors[self.rows(word)].astype(np.float64)
     logs = np.log(np.maximum(priors, 1e-30))
     if len(context) and len(logs) > 1:
-      if self.contexts is not None:
-        distances = self._mean(context) - self.contexts.means[self.rows(word)]
-        logs = logs - self.contexts.concentration * np.sum(distances**2, 1)
+      if self.means is not None:
+        distances = self._mean(context) - self.means[self.rows(word)]
+        logs = logs - self.concentration * np.sum(distances**2, 1)
       elif self.outputs is not None:
         logs = logs + self.log_likelihoods(word, context).sum(1)
       else:
@@ -170,17 +158,14 @@ class Senses:
   def _mean(self, context: Sequence[int]) -> np.ndarray:
     """[dim] float64, x of `senses.context_mixture`."""
     context = np.asarray(context, np.int64)
-    half = self.contexts.half_weight
-    weights = half / (half + self.counts[context] / self.counts.sum())
+    frequencies = self.counts[context] / self.counts.sum()
+    weights = self.half_weight / (self.half_weight + frequencies)
     return weights @ self.directions[context] / weights.sum()
 
   def context(
     self, tokens: Sequence[str], position: int, window: int = 0
   ) -> list[int]:
-    """Ids of the known words around a position of a text.
-
-    There are up to `window` on each side; 0 = `self.window`.
-    """
+    """Ids of up to `window` known words on each side; 0 = `self.window`."""
     window = window or self.window
     before, after = (
       [self.index[x] for x in (spelled(t, self.index) for t in side) if x]
@@ -194,10 +179,7 @@ def _log_sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def row_names(words: Sequence[str], starts: np.ndarray) -> list[str]:
-  """[rows] names: the word, or `word#sense` if it has several.
-
-  Of words [vocab] and the first row of each, [vocab + 1] int.
-  """
+  """[rows] names: the word, or `word#sense` if it has several."""
   names, known = [], set(words)
   for word, size in zip(words, np.diff(starts).tolist(), strict=True):
     stem = word
@@ -210,9 +192,9 @@ def row_names(words: Sequence[str], starts: np.ndarray) -> list[str]:
 def spelled(token: str, known: Container[str]) -> str | None:
   """The known word that a token stands for; None = there is none.
 
-  Tries the token, its lower case, and both without what is neither letter,
-  digit nor combining mark at the ends, which training never makes part of a
-  word. Tokens that training would split (don't) are not split.
+  Tries the token, its lower case, and both stripped of what is never part of a
+  trained word (all but letters, digits and combining marks). Tokens that
+  training would split (don't) are not split.
   """
   inside = [
     i
@@ -225,21 +207,17 @@ def spelled(token: str, known: Container[str]) -> str | None:
 
 
 def write(folder: pathlib.Path, senses: Senses | None) -> None:
-  """Writes the files of senses next to those of the vectors.
+  """Replaces an export's files of senses; None = there are none.
 
-  They replace those of an earlier export; None = there are no senses. Words
-  have no white space. UserError if a file cannot be written.
+  Words have no white space. UserError if a file cannot be written.
   """
   for name in FILES:
     (folder / name).unlink(missing_ok=True)
   if senses is None:
     return
   facts = {key: getattr(senses, key) for key in _FACTS}
-  arrays = {'outputs': senses.outputs}
-  if senses.contexts is not None:
-    facts |= {key: getattr(senses.contexts, key) for key in _CONTEXT_FACTS}
-    arrays['means'] = senses.contexts.means
-  for name, array in arrays.items():
+  for name in ('outputs', 'means'):
+    array = getattr(senses, name)
     if array is not None:
       with atomic.write(folder / f'{name}.npy') as file:
         np.save(file, np.ascontiguousarray(array, '<f4'))
@@ -269,8 +247,8 @@ def read(
 ) -> Senses | None:
   """Reads what `write` wrote; None if the folder has no senses.
 
-  Takes the rows of the vectors: names, counts [rows] int64 and [rows, dim]
-  float32. UserError if a file is missing or damaged, or of other vectors.
+  Takes names, counts [rows] int64 and vectors [rows, dim] float32 of the rows.
+  UserError if a file is missing or damaged, or of other vectors.
   """
   if not (folder / FILES[0]).exists():
     return None
@@ -285,14 +263,13 @@ def read(
       # vocab.txt has underscores for white space, perhaps several.
       if re.sub(r'[_\s]', '', name) != re.sub(r'[_\s]', '', ours):
         raise ValueError(f'row {row} is {ours!r}, {name!r} in vocab.txt')
-  outputs = contexts = None
+  outputs = means = None
   if facts['loss'] is not None:
     is_tree = facts['loss'] == 'hierarchical_softmax'
     shape = len(words) - is_tree, vectors.shape[1]
     outputs = _load(folder / 'outputs.npy', shape)
-  if 'concentration' in facts:
+  if facts['concentration'] is not None:
     means = _load(folder / 'means.npy', vectors.shape)
-    contexts = Contexts(means, *(facts[key] for key in _CONTEXT_FACTS))
   return Senses(
     words,
     counts[starts[:-1]],
@@ -300,8 +277,8 @@ def read(
     vectors,
     priors,
     outputs,
-    *(facts[key] for key in _FACTS),
-    contexts,
+    means=means,
+    **facts,
   )
 
 
@@ -317,14 +294,19 @@ def _reading(path: pathlib.Path) -> Iterator[pathlib.Path]:
 def _valid_facts(facts: Any) -> dict[str, Any]:
   if not isinstance(facts, dict):
     raise ValueError(f'has no {", ".join(_FACTS)}')
-  has_contexts = facts.keys() & _CONTEXT_FACTS.keys()
-  checks = _FACTS | (_CONTEXT_FACTS if has_contexts else {})
-  for key, is_valid in checks.items():
+  of_contexts = {'concentration': None, 'half_weight': Senses.half_weight}
+  if of_contexts.keys().isdisjoint(facts):  # older, of likelihoods
+    facts |= of_contexts
+  for key, is_valid in _FACTS.items():
     if key not in facts:
       raise ValueError(f'has no {key}')
     if not is_valid(facts[key]):
       raise ValueError(f'{key} must not be {facts[key]!r}')
-  return facts
+  return {key: facts[key] for key in _FACTS}
+
+
+def _is_number(value: Any) -> bool:
+  return type(value) in (int, float) and abs(value) < math.inf
 
 
 def _parse_priors(text: str) -> tuple[list[str], np.ndarray, np.ndarray]:

@@ -14,10 +14,8 @@ from jaxemb import errors
 def write(path: pathlib.Path | str) -> Iterator[BinaryIO]:
   """Opens a temporary file that replaces `path` once it is complete.
 
-  On any error an earlier file stays. The folder is created if missing.
-
-  Raises:
-    errors.UserError: the file system refuses (full, read-only).
+  On any error an earlier file stays. The folder is created if missing. Raises a
+  `UserError` if the file system refuses (full, read-only).
   """
   path = pathlib.Path(path)
   # Other processes may write the same file.

@@ -1,14 +1,14 @@
 """Checkpoints through orbax: saved in the background, verified when read.
 
 A checkpoint holds a pytree of arrays (the training state) and a JSON record
-(where reading goes on). The record also has a checksum of every array, so that
-a damaged checkpoint is detected and the one before it is used. A save that
-fails (a full disk, say) is reported and training goes on; earlier checkpoints
-stay.
+(where reading goes on) with a checksum of every array: if the newest checkpoint
+is damaged, the one before it is used. A save that fails (on a full disk, say)
+is reported, and training goes on.
 """
 
 import contextlib
 import errno
+import json
 import logging
 import pathlib
 import shutil
@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from jaxemb import errors
 
 TO_KEEP = 3  # newest checkpoints of a run
-_FORMAT = 3  # of state and record; checkpoints of another are refused
+_FORMAT = 4  # of state and record; checkpoints of another are refused
 # Errors that say nothing about the checkpoint itself.
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
 
@@ -66,6 +66,18 @@ def _restore_args(like: Any) -> ocp.RestoreArgs:
   )
 
 
+def newest_record(folder: pathlib.Path) -> dict[str, Any] | None:
+  """The record of the newest checkpoint of a run, if it can be read."""
+  paths = folder.glob('*/record/metadata')
+  # A save under way, or killed, has another name.
+  steps = {int(x.parts[-3]): x for x in paths if x.parts[-3].isdecimal()}
+  newest = steps[max(steps)] if steps else None
+  with contextlib.suppress(OSError, ValueError):
+    record = json.loads(newest.read_bytes()) if newest else {}
+    return record if record.get('format') == _FORMAT else None
+  return None
+
+
 class Checkpoints:
   """The checkpoints of one run; a context manager that waits for saves."""
 
@@ -78,12 +90,9 @@ class Checkpoints:
     """Opens or creates the folder; `report` gets a line for each problem."""
     self._folder = folder.absolute()
     self._report = report
-    self._saving: int | None = None
-    self._last_step: int | None = None
     # Orbax logs pages of tracebacks for an error that is reported here.
     self._absl = logging.getLogger('absl')
-    self._absl_level = self._absl.level
-    self._absl.setLevel(logging.CRITICAL)
+    self._absl.addFilter(self._is_critical)
     self._remove_unfinished()
     self._manager = ocp.CheckpointManager(
       self._folder,
@@ -106,6 +115,9 @@ class Checkpoints:
       },
     )
 
+  def _is_critical(self, record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.CRITICAL
+
   def _remove_unfinished(self) -> None:
     """Removes saves that failed or were killed."""
     if jax.process_index() == 0:
@@ -118,16 +130,14 @@ class Checkpoints:
   def __exit__(self, *unused: object) -> None:
     self.wait()
     self._manager.close()
-    self._absl.setLevel(self._absl_level)
+    self._absl.removeFilter(self._is_critical)
 
   def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
-    """Saves in the background; of several processes, all take part.
+    """Saves in the background, once a step; all processes take part.
 
-    A step that is there is not saved again. Arrays of the pytree `state` may be
-    donated once this returns; `record` is ready for JSON.
+    Arrays of `state` may be donated once this returns; `record` is JSON-ready.
     """
     self.wait()
-    self._saving = step
     if step in self._manager.all_steps():
       return
     record = record | {'format': _FORMAT, 'checksums': _checksums(state)}
@@ -138,20 +148,16 @@ class Checkpoints:
       self._manager.save(step, args=args)
 
   def wait(self) -> int | None:
-    """Waits for the save under way; the step of the last one that worked."""
-    if self._saving is not None:
-      with self._reported():
-        self._manager.wait_until_finished()
-        self._last_step = self._saving
-      self._saving = None
-    return self._last_step
+    """Waits for the save under way; the step of the newest checkpoint."""
+    with self._reported():
+      self._manager.wait_until_finished()
+    return self._manager.latest_step()
 
   @contextlib.contextmanager
   def _reported(self):
     try:
       yield
     except Exception as error:  # orbax and tensorstore raise many types
-      self._saving = None
       self._report(
         f'checkpoint not saved in {self._folder}: {errors.one_line(error)}; '
         'training goes on and the last good checkpoint stays: free space on '
@@ -167,13 +173,10 @@ class Checkpoints:
     """Step, state and record of the newest intact checkpoint, if there is one.
 
     `like` is a pytree of arrays or `jax.ShapeDtypeStruct`s as saved: leaves
-    with a sharding are restored onto its mesh, which need not be that on which
-    they were saved, others as host arrays. Damaged checkpoints that are newer
-    are moved to a folder next to this one.
-
-    Raises:
-      errors.UserError: no checkpoint can be read (all stay), or they are of
-        another version of jaxemb.
+    with a sharding are restored onto its mesh, which may differ from the one
+    they were saved on, others as host arrays. Newer, damaged checkpoints are
+    moved to a folder next to this one. Raises a `UserError` if no checkpoint
+    can be read (all stay), or if they are of another version of jaxemb.
     """
     damaged: dict[int, str] = {}
     for step in sorted(self._manager.all_steps(), reverse=True):

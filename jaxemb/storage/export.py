@@ -4,22 +4,28 @@
     vocab.txt     `word count` a line, by row         vectors.txt   word2vec
     projector/    for the TensorBoard projector       orbax/        all tables
 
-Row i of every file is line i of vocab.txt. `tensorboard --logdir=projector`
-shows the most frequent words; projector.tensorflow.org takes the two .tsv files
-by hand. Both draw at most 100,000 points.
+Row i of every file is line i of vocab.txt. vectors.npy has float32 or float16;
+bfloat16 as NumPy's `V2` (`np.load(path).view(ml_dtypes.bfloat16)` reads it); or
+int8, where number j of row i is x[i, j] * s[i] with the s of scales.npy.
+
+`tensorboard --logdir=projector` shows the most frequent words;
+projector.tensorflow.org takes the two .tsv files by hand. Both draw at most
+100,000 points.
 """
 
 import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.storage import atomic, vectors_npy, word2vec_format
+from jaxemb.storage import atomic, word2vec_format
 
+VECTORS, SCALES = 'vectors.npy', 'scales.npy'
 _MAX_PROJECTOR_WORDS = 100_000
 _BLOCK_ROWS = 4096
 _PROJECTOR_CONFIG = b"""embeddings {
@@ -30,24 +36,39 @@ _PROJECTOR_CONFIG = b"""embeddings {
 """
 
 
+class Encoded(NamedTuple):
+  """Rows in a storage dtype, on the host."""
+
+  data: np.ndarray  # [..., n, dim] float32, bfloat16, float16 or int8
+  scales: np.ndarray | None = None  # [..., n] float32, of int8
+
+  @property
+  def dtype(self) -> str:
+    """The name of the storage dtype."""
+    return self.data.dtype.name
+
+  def decode(self) -> np.ndarray:
+    """[..., n, dim] float32; exact."""
+    rows = self.data.astype(np.float32, copy=False)
+    return rows if self.scales is None else rows * self.scales[..., None]
+
+
 def write(
   folder: pathlib.Path | str,
   words: Sequence[str],
-  rows: vectors_npy.Encoded,
+  rows: Encoded,
   counts: np.ndarray,
   is_minimal: bool = False,
 ) -> dict[str, int]:
   """Writes every form of the vectors, with one spelling of the words.
 
-  Row i of `rows`, [vocab, dim], is word i, the most frequent first, which came
-  `counts[i]` times; a minimal export is vectors.npy and vocab.txt alone. The
+  Row i of `rows`, [vocab, dim], is word i, which occurs `counts[i]` times, the
+  most frequent first; a minimal export is vectors.npy and vocab.txt alone. The
   files replace those of an earlier export together, once all are written.
 
-  Returns, for the report, how many words were renamed, as they had white space,
-  and how many the projector does not show.
-
-  Raises:
-    errors.UserError: a file cannot be written.
+  Returns, for the report, how many words were renamed because of white space,
+  and how many the projector does not show. Raises a `UserError` if a file
+  cannot be written.
   """
   folder = pathlib.Path(folder)
   spelled, num_renamed = word2vec_format.spell(words)
@@ -58,8 +79,9 @@ def write(
       files.append(stack.enter_context(atomic.write(folder / name)))
       return files[-1]
 
-    for name, array in rows.files().items():
-      np.save(create(name), array)
+    np.save(create(VECTORS), np.ascontiguousarray(rows.data))
+    if rows.scales is not None:
+      np.save(create(SCALES), rows.scales)
     if not is_minimal:
       vectors = rows.decode()
       word2vec_format.put_rows(create('vectors.bin'), spelled, vectors, True)
@@ -70,7 +92,7 @@ def write(
       file.flush()
       os.fsync(file.fileno())
   if rows.scales is None:  # of an earlier export
-    (folder / vectors_npy.SCALES_NAME).unlink(missing_ok=True)
+    (folder / SCALES).unlink(missing_ok=True)
   return {
     'words_renamed_in_exports': num_renamed,
     'words_left_out_of_projector': max(len(words) - _MAX_PROJECTOR_WORDS, 0),
@@ -99,17 +121,16 @@ def _put_projector(
 def read(path: pathlib.Path | str) -> word2vec_format.Vectors:
   """Reads a workdir, its export folder or vectors.npy, or a word2vec file.
 
-  Raises:
-    errors.UserError: missing, not recognised, cut or damaged.
+  Raises a `UserError` if it is missing, not recognised, cut or damaged.
   """
   path = pathlib.Path(path)
-  if not path.is_dir() and path.name != vectors_npy.NAME:
+  if not path.is_dir() and path.name != VECTORS:
     return word2vec_format.read(path)
   folder = path if path.is_dir() else path.parent
   if (folder / 'export').is_dir():
     folder = folder / 'export'
   try:
-    vectors = vectors_npy.load(folder / vectors_npy.NAME)
+    vectors = _read_rows(folder / VECTORS)
   except (OSError, ValueError, EOFError) as error:
     hint = 'a workdir whose run has ended, its export folder or a word2vec file'
     if (folder / 'parts').is_dir():
@@ -124,3 +145,25 @@ def read(path: pathlib.Path | str) -> word2vec_format.Vectors:
       f'{len(vectors)} rows; export again'
     )
   return word2vec_format.Vectors(words, vectors, counts, folder)
+
+
+def _read_rows(path: pathlib.Path) -> np.ndarray:
+  """[vocab, dim] float32, memory-mapped if stored as such."""
+  rows = np.load(path, mmap_mode='r')
+  if np.iscomplexobj(rows):
+    raise errors.UserError(f'{path} has complex numbers; give real ones')
+  if rows.dtype == np.dtype('V2'):
+    rows = rows.view(ml_dtypes.bfloat16)
+  if rows.dtype != np.int8:
+    return Encoded(np.asarray(rows)).decode()
+  scales_path = path.with_name(SCALES)
+  try:
+    scales = np.load(scales_path)
+    if scales.shape != rows.shape[:1]:
+      raise ValueError(f'{len(scales)} scales for the {len(rows)} rows')
+  except (OSError, ValueError, EOFError) as error:
+    raise errors.UserError(
+      f'{path} has int8 rows, and their scales in {scales_path} cannot be '
+      f'used: {error}; export again'
+    ) from error
+  return Encoded(rows, scales).decode()

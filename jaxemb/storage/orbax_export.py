@@ -1,7 +1,7 @@
 """Whole arrays in a plain orbax checkpoint, for any program on any machine.
 
-Training checkpoints hold shards, which orbax restores only onto devices like
-those that saved them. An export holds whole arrays, in order of ids:
+orbax restores a training checkpoint only onto devices like those that saved it.
+An export holds whole arrays, in order of ids:
 
     {'vectors': [vocab, dim], 'context_vectors': [rows, dim],
      'optimizer': {...}}
@@ -27,12 +27,10 @@ from jaxemb import errors
 
 
 def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
-  """Writes a tree of host arrays as float32, instead of an earlier one.
+  """Replaces the folder by a tree of host arrays, as float32.
 
-  Called by one process, even of several that train together.
-
-  Raises:
-    errors.UserError: the file system refuses (full, read-only).
+  Only one process calls it, even of several that train together. Raises a
+  `UserError` if the file system refuses (full, read-only).
   """
   folder = pathlib.Path(folder).absolute()
   arrays = jax.tree.map(lambda x: np.asarray(x, np.float32), dict(arrays))
@@ -53,11 +51,7 @@ def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
 
 
 def shapes(folder: pathlib.Path | str) -> dict[str, Any]:
-  """The tree of an orbax checkpoint, with the shape of each array.
-
-  Raises:
-    errors.UserError: there is no readable orbax checkpoint.
-  """
+  """The shapes of what `read` returns; raises as it does."""
   tree = _of_readable(folder, lambda path: _handler().metadata(path).tree)
   return jax.tree.map(
     lambda x: tuple(x.shape), tree, is_leaf=lambda x: hasattr(x, 'shape')
@@ -67,12 +61,10 @@ def shapes(folder: pathlib.Path | str) -> dict[str, Any]:
 def read(
   folder: pathlib.Path | str, only: Collection[str] | None = None
 ) -> dict[str, Any]:
-  """The tree of arrays, on the host, of any orbax checkpoint, sharded or not.
+  """The tree of host arrays of any orbax checkpoint, sharded or not.
 
-  `only` has the top-level keys to read; None for all.
-
-  Raises:
-    errors.UserError: there is no readable orbax checkpoint.
+  `only` has the top-level keys to read; None for all. Raises a `UserError` if
+  there is no readable orbax checkpoint.
   """
   tree = shapes(folder)
   tree = {name: tree[name] for name in (tree if only is None else only)}

@@ -1,14 +1,14 @@
 """word2vec text and binary files, and vocabulary files.
 
-    text     `vocab dim`, then `word v1 ... vdim` a line; GloVe leaves out the
-             first line, fastText's .vec is the same with it
+    text     `vocab dim`, then `word v1 ... vdim` a line; fastText's .vec is the
+             same, GloVe leaves out the first line
     binary   `vocab dim`, then word, space, dim little-endian float32, newline
              (the newline may be missing)
     vocab    `word count` a line
 
-Both hold float32 to the last bit: text has the shortest decimal that rounds
-back. Words cannot contain white space: each such character, and an empty word,
-becomes `_` (more of them where that word exists), and is counted.
+Both hold float32 exactly: text has the shortest decimal that rounds back. White
+space in a word, or an empty word, becomes `_` (several where that word exists);
+words so renamed are counted.
 """
 
 import array
@@ -31,7 +31,7 @@ _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 1 << 22
 _MAX_LINE_BYTES = 1 << 20
 _MAX_WORD_BYTES = 1 << 16
-_MAX_GZIP_RATIO = 1100
+_MAX_DIM = 1 << 20
 _MAX_COUNT_DIGITS = 12  # sums over a vocabulary fit int64
 _GZIP_MAGIC = b'\x1f\x8b'
 _HEADER = re.compile(rb'\s*(\d+)[ \t]+(\d+)\s*')
@@ -56,10 +56,8 @@ def write(
 ) -> int:
   """Writes [vocab] words and [vocab, dim] vectors; gzip if named .gz.
 
-  Returns the number of words renamed.
-
-  Raises:
-    errors.UserError: the file cannot be written; an earlier one stays.
+  Returns the number of words renamed. Raises a `UserError` if the file cannot
+  be written; an earlier one stays.
   """
   spelled, num_renamed = spell(words)
   with contextlib.ExitStack() as stack:
@@ -72,12 +70,11 @@ def write(
 
 def write_vocab(
   path: pathlib.Path | str, words: Sequence[str], counts: np.ndarray
-) -> int:
-  """Writes `word count` lines; returns the number of words renamed."""
-  spelled, num_renamed = spell(words)
+) -> None:
+  """Writes `word count` lines, with words as `spell` renames them."""
+  spelled, _ = spell(words)
   with atomic.write(path) as file:
     put_counts(file, spelled, counts)
-  return num_renamed
 
 
 def spell(words: Sequence[str]) -> tuple[list[bytes], int]:
@@ -112,10 +109,7 @@ def put_counts(file: BinaryIO, words: list[bytes], counts: np.ndarray) -> None:
 
 
 def text_rows(block: np.ndarray) -> list[bytes]:
-  """The numbers of each row of [rows, dim] float32, separated by spaces.
-
-  Each number is the shortest decimal that rounds back to the same float32.
-  """
+  """Each row of [rows, dim] float32 in shortest exact decimals, with spaces."""
   if not np.isfinite(block).all():  # which JSON cannot express
     return [' '.join(map(str, row)).encode() for row in block]
   text = orjson.dumps(
@@ -127,9 +121,8 @@ def text_rows(block: np.ndarray) -> list[bytes]:
 def read_vocab(path: pathlib.Path | str) -> tuple[list[str], np.ndarray]:
   """Different words and their counts, [vocab] int64, of `word count` lines.
 
-  Raises:
-    errors.UserError: the file cannot be read; a line is no UTF-8 word and
-      whole number; a word comes twice; there is none.
+  Raises a `UserError` if the file cannot be read, a line is not a UTF-8 word
+  and a whole number, a word comes twice, or there is none.
   """
   try:
     lines = pathlib.Path(path).read_bytes().removeprefix(b'\xef\xbb\xbf')
@@ -167,10 +160,8 @@ def read(path: pathlib.Path | str) -> Vectors:
   """Reads a text or binary file, with or without header, .gz or plain.
 
   Warns, with their number, of repeated words (the first is kept), invalid UTF-8
-  (replaced) and bytes after the last row.
-
-  Raises:
-    errors.UserError: missing, unknown format, truncated, damaged.
+  (replaced) and bytes after the last row. Raises a `UserError` if the file is
+  missing, of an unknown format, cut or damaged.
   """
   path = pathlib.Path(path)
   try:
@@ -178,8 +169,7 @@ def read(path: pathlib.Path | str) -> Vectors:
       is_gzip = file.read(2) == _GZIP_MAGIC
       file.seek(0)
       unpacked = gzip.GzipFile(fileobj=file) if is_gzip else file
-      max_bytes = path.stat().st_size * (_MAX_GZIP_RATIO if is_gzip else 1)
-      raw, vectors, num_after = _read_open(path, unpacked, max_bytes)
+      raw, vectors, num_after = _read_open(path, unpacked)
   except (OSError, EOFError, ValueError, zlib.error) as error:
     raise errors.UserError(
       f'cannot read {path}: {getattr(error, "strerror", None) or error}; check '
@@ -206,12 +196,9 @@ def read(path: pathlib.Path | str) -> Vectors:
 
 
 def _read_open(
-  path: pathlib.Path, file: BinaryIO, max_bytes: int
+  path: pathlib.Path, file: BinaryIO
 ) -> tuple[list[bytes], np.ndarray, int]:
-  """Words, [words, dim] vectors and the number of bytes after them.
-
-  Raises `ValueError` if the file, of `max_bytes` unpacked, holds none.
-  """
+  """Words, [words, dim] vectors and bytes after them, or a `ValueError`."""
   first, second = (file.readline(_MAX_LINE_BYTES) for _ in range(2))
   if _DMWE.fullmatch(first + second):
     raise errors.UserError(
@@ -230,20 +217,18 @@ def _read_open(
         'it is no word2vec file: expected a first line `vocab dim` (text or '
         'binary), or a word and its numbers'
       )
-  if num_rows == 0 or not dim:
+  if num_rows == 0 or not 0 < dim <= _MAX_DIM:
     raise ValueError(f'it holds no vectors: its header says {num_rows} x {dim}')
   file.seek(len(first) if header else 0)
-  if is_text:
-    words, vectors, num_after = _read_text(file, num_rows, dim)
-  elif num_rows * (4 * dim + 1) <= max_bytes:
-    words, vectors, num_after = _read_binary(file, num_rows, dim)
-  else:  # before allocating
-    raise ValueError(f'{num_rows} x {dim} vectors need more bytes than it has')
+  # No room is made for what a damaged header promises.
+  read_rows = _read_text if is_text else _read_binary
+  words, values, num_after = read_rows(file, num_rows, dim)
   if num_rows is not None and len(words) < num_rows:
     raise ValueError(
       f'it holds {len(words)} of the {num_rows} vectors that its first line '
       'promises'
     )
+  vectors = np.frombuffer(values, '<f4').reshape(-1, dim)
   return words, vectors, num_after
 
 
@@ -257,7 +242,7 @@ def _is_text_row(line: bytes, dim: int) -> bool:
 
 def _read_text(
   file: BinaryIO, num_rows: int | None, dim: int
-) -> tuple[list[bytes], np.ndarray, int]:
+) -> tuple[list[bytes], array.array, int]:
   words, values, num_after = [], array.array('f'), 0
   for number, line in enumerate(file, 1 if num_rows is None else 2):
     fields = line.split()
@@ -271,14 +256,13 @@ def _read_text(
       except ValueError as error:
         raise ValueError(f'line {number}: {error}') from error
       words.append(b' '.join(fields[:-dim]))
-  return words, np.frombuffer(values, np.float32).reshape(-1, dim), num_after
+  return words, values, num_after
 
 
 def _read_binary(
   file: BinaryIO, num_rows: int, dim: int
-) -> tuple[list[bytes], np.ndarray, int]:
-  vectors = np.empty((num_rows, dim), '<f4')
-  words, data, position = [], b'', 0
+) -> tuple[list[bytes], bytearray, int]:
+  words, values, data, position = [], bytearray(), b'', 0
   while len(words) < num_rows:
     space = data.find(b' ', position)
     end = space if space >= 0 else len(data)
@@ -286,15 +270,15 @@ def _read_binary(
       raise ValueError(f'there is no word before vector {len(words) + 1}')
     stop = space + 1 + 4 * dim
     if space >= 0 and stop <= len(data):
-      vectors[len(words)] = np.frombuffer(data, '<f4', dim, space + 1)
+      values += data[space + 1 : stop]
       words.append(data[position:space].lstrip(b'\r\n'))
       position = stop
       continue
     more = file.read(_BLOCK_BYTES)
     if not more:
-      return words, vectors, 0
+      return words, values, 0
     data, position = data[position:] + more, 0
   num_after = len(data[position:].removeprefix(b'\r').removeprefix(b'\n'))
   while more := file.read(_BLOCK_BYTES):
     num_after += len(more)
-  return words, vectors, num_after
+  return words, values, num_after

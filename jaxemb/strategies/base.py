@@ -1,8 +1,13 @@
-"""What a strategy is, and the training steps that all of them share.
+"""The strategy interface, the steps that all share, and synchronous training.
 
 A strategy decides which device takes which examples of a step and when copies
-of the tables meet. It is made of pure functions over a state; a dispatch is one
-compiled program of many steps.
+of the tables meet. A dispatch is one compiled program of many steps.
+
+In synchronous training every step sees all earlier ones. Each device takes its
+share of a step's examples, from the parts of the data along the data axis:
+results are the same on any mesh, up to the order in which sums are rounded.
+Devices of the table axis split the examples of their parts, unless tables split
+columns: then all take the same ones.
 """
 
 import dataclasses
@@ -18,7 +23,7 @@ from jaxemb.data import base as data_base
 from jaxemb.models import base as model_base
 from jaxemb.ops import rounding
 from jaxemb.runtime import hlo
-from jaxemb.tables import blocks
+from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.tables import spec as spec_lib
 
 _ROUNDING = np.uint32(0x85EBCA6B)  # apart from the draws of negatives
@@ -50,11 +55,11 @@ class Trainable:
   tables: Mapping[str, spec_lib.Table]
   steps: data_base.Steps
   loss_every_steps: int  # evaluate the loss every N steps, gradients otherwise
-  # Steps that the device runs without asking the host whether to go on, which
-  # costs an accelerator more than a step; the last ones may be padding.
+  # Steps that run without asking the host whether to go on, which costs an
+  # accelerator more than a step; the last ones may be padding.
   steps_per_loop: int = 1
-  # Whether a step may use the model's compact variant: no device waits for
-  # another in it, and no other model is trained beside it.
+  # Allows the model's compact variant: no device waits for another in a step,
+  # and no other model is trained beside it.
   may_be_compact: bool = False
 
   def init(self, key: jax.Array) -> TrainState:
@@ -107,11 +112,10 @@ class Schedule(NamedTuple):
 
 
 class Devices(NamedTuple):
-  """Which examples of a step a device has, and where the others are."""
+  """Which examples of a step a device has."""
 
   share: data_base.Share
-  # Which tables these are, where devices have some of their own: copies of a
-  # table round alike, different tables each in their own way.
+  # Number of the replica: copies of a table round alike, replicas differently.
   stream: jax.Array | int = 0
   axes: tuple[str, ...] = ()  # of the mesh, over which examples are split
 
@@ -125,31 +129,21 @@ class DispatchMetrics(NamedTuple):
 
 
 class Strategy(NamedTuple):
-  """Pure functions over a state, and the shardings of their arguments.
+  """Pure functions over a `TrainState`, or a NamedTuple that has its fields."""
 
-  The state is a `TrainState`, or another NamedTuple with the same fields.
-  """
-
-  # key -> state, to be compiled
+  # key -> state, compiled; `init.eval_shape` has its shapes and shardings
   init: Callable[[jax.Array], Any]
-  # -> host arrays that every step reads and none changes
+  # -> arrays on the devices that every step reads and none changes
   constants: Callable[[], Any]
   # (state, constants, batch, schedule) -> (state, `DispatchMetrics`), one
-  # dispatch of many steps; the state is donated. On several CPU devices wait
-  # for one's metrics before the next but one: with dozens under way XLA's
-  # threads wait for each other until it gives up.
+  # dispatch; the state is donated. On several CPU devices wait for its metrics
+  # before the next but one: with dozens under way XLA's threads deadlock.
   step: Callable[..., tuple[Any, DispatchMetrics]]
-  # (state, name of a table, start = 0, stop = None) -> `blocks.RowBlock` of
-  # these rows on the host, with a leading axis of models that never meet. All
-  # processes take part.
-  export_rows: Callable[..., blocks.RowBlock]
-  # (state, name of a table, ids, rows, slots) -> state, see
-  # `tables.spec.Table.import_rows`; the state is donated.
+  # (state, name of a table, start = 0, stop = None), (state, name of a table,
+  # ids, rows, slots): see `tables.spec.Table`.
+  export_rows: Callable[..., spec_lib.RowBlock]
   import_rows: Callable[..., Any]
-  # Shardings of the state (a prefix of its tree), of constants and schedules,
-  # and of the arrays of a batch, which have the parts as their leading axis.
-  state_sharding: Any
-  constants_sharding: jax.sharding.Sharding
+  # Of the arrays of a batch, which have the parts as their leading axis.
   batch_sharding: jax.sharding.Sharding
   # How often the loops of the compiled `step` run.
   loop: hlo.Loop
@@ -161,8 +155,8 @@ class StepContext(NamedTuple):
   index: jax.Array  # int32, within the dispatch
   key: jax.Array  # [2] uint32, of the dispatch
   learning_rate: jax.Array  # float32
-  # bool; the logarithms of the loss cost a CPU an eighth of a step, and only
-  # gradients are needed to train. True, not an array: no condition at all.
+  # bool, whether the loss is needed, whose logarithms cost a CPU an eighth of a
+  # step. True, not an array: no condition at all.
   measure: jax.Array | bool
   devices: Devices
 
@@ -173,7 +167,7 @@ def training_step(
   context: StepContext,
   carry: tuple[TrainState, StepMetrics],
 ) -> tuple[TrainState, StepMetrics]:
-  """Looks up rows, differentiates the loss by them, updates their tables."""
+  """Looks up rows, differentiates the loss, updates the tables."""
   state, metrics = carry
   model, tables = trainable.model, dict(state.tables)
   ids = model.ids(batch, context.key)
@@ -265,11 +259,9 @@ def training_steps(
   stop: jax.Array,
   count: jax.Array,
 ) -> tuple[TrainState, StepMetrics]:
-  """Steps `first` to `stop` of a dispatch, one after the other.
+  """Steps `first` to `stop` of a dispatch of `count` steps.
 
-  The batch is that of the source or a device's parts of it; `carry` is the
-  state, and what was measured so far. The learning rate falls over `count`
-  steps.
+  The batch may be a device's parts; `carry` has what was measured so far.
   """
   count = jnp.maximum(count, 1).astype(jnp.float32)
   slope = (schedule.last_learning_rate - schedule.first_learning_rate) / count
@@ -308,16 +300,14 @@ def over_devices(
   metrics: StepMetrics,
   batch: Any,
   num_steps: jax.Array,
-  axes: Sequence[str],
+  axes: tuple[str, ...],
 ) -> DispatchMetrics:
   """Adds up what devices measured on examples of their own.
 
-  Metrics and batch are a device's, `num_steps` is the same everywhere; of the
-  axes of the mesh over which examples are split the first is that of the parts.
+  The axes are those over which examples are split, that of the parts first.
   """
   counters = dict(trainable.steps.counters(batch))
   if axes:
-    axes = tuple(axes)
     loss, examples = jax.lax.psum((metrics.loss, metrics.examples), axes)
     counters = jax.lax.psum(counters, axes[0])
     # Without a sign -1, for none, is the largest number.
@@ -332,3 +322,78 @@ def over_devices(
     }
     metrics = StepMetrics(loss, examples, first, sums)
   return DispatchMetrics(metrics, num_steps, counters)
+
+
+def sync(
+  trainable: Trainable,
+  mesh: jax.sharding.Mesh,
+  splits_examples: bool = True,
+) -> Strategy:
+  """Synchronous training on a mesh of a data and a table axis.
+
+  `splits_examples`: devices of the table axis take different ones.
+  """
+  tables, init = trainable.tables, trainable.init
+  num_splits = mesh.shape[mesh_lib.TABLE] if splits_examples else 1
+
+  def step(state, constants, batch, schedule):
+    """A dispatch, of a device's shards and its parts of the batch."""
+    given = trainable.with_arrays(constants)
+    num_steps = given.steps.num_steps(batch)
+    count, num_parts, axes = jnp.max(num_steps), len(num_steps), ()
+    share = data_base.Share(0, 0, num_parts, 0, 1)
+    if mesh.size > 1:
+      axes += (mesh_lib.DATA,)
+      count = jax.lax.pmax(count, mesh_lib.DATA)
+      share = share._replace(before=num_parts * jax.lax.axis_index(axes[0]))
+    if num_splits > 1:
+      axes += (mesh_lib.TABLE,)
+      device = jax.lax.axis_index(mesh_lib.TABLE)
+      share = data_base.share(num_parts, num_splits, share.before, device)
+    devices = Devices(share, axes=axes)
+    carry = state, given.no_metrics()
+    state, metrics = training_steps(
+      given, batch, schedule, devices, carry, jnp.int32(0), count, count
+    )
+    return state, over_devices(given, metrics, batch, count, axes)
+
+  everywhere = jax.sharding.PartitionSpec()
+  over = jax.sharding.PartitionSpec(mesh_lib.DATA)
+  state_spec = TrainState(
+    {name: table.partition for name, table in sorted(tables.items())},
+    everywhere,
+    everywhere,
+  )
+  if mesh.size > 1:
+    # What leaves a step is the same along the data axis; JAX cannot tell.
+    shard_map = functools.partial(jax.shard_map, mesh=mesh, check_vma=False)
+    step = shard_map(
+      step,
+      in_specs=(state_spec, everywhere, over, everywhere),
+      out_specs=(state_spec, everywhere),
+    )
+    init = shard_map(init, in_specs=everywhere, out_specs=state_spec)
+
+  def export_rows(state, name, start=0, stop=None):
+    return tables[name].export_rows(state.tables[name], start, stop)
+
+  def import_rows(state, name, ids, rows, slots):
+    new = tables[name].import_rows(state.tables[name], ids, rows, slots)
+    return state._replace(tables=state.tables | {name: new})
+
+  named = functools.partial(jax.sharding.NamedSharding, mesh)
+  constants = arrays_of(trainable.model)
+  return Strategy(
+    jax.jit(init, out_shardings=jax.tree.map(named, state_spec)),
+    lambda: jax.device_put(constants, named(everywhere)),
+    jax.jit(step, donate_argnums=0),
+    export_rows,
+    import_rows,
+    named(over),
+    # The inner loop is that of overflow rounds: most steps have one.
+    hlo.Loop(
+      trainable.steps_per_loop,
+      inner=1,
+      branch=1 / trainable.loss_every_steps,
+    ),
+  )

@@ -1,15 +1,9 @@
-"""When replicas meet, and how much of what each has learned they then keep.
+"""Policies: when replicas meet, and how much of their changes they keep.
 
-A policy is apart from the mechanism (`strategies.replicas`): it says how many
-steps pass between two meetings, which rows are due at one, and the weight g of
-every replica's change,
-
-  b + g * sum_i (x_i - b)
-
-with x_i the row of replica i and b the row at its last meeting. g = 1 adds up
-what n replicas learned, g = 1 / n averages it. Rows are in falling order of
-frequency, so the rows due are the first chunks of every table. A policy states
-its staleness, the steps after which a row has met for certain.
+A policy says how many steps pass between two meetings, which rows are due at
+one, and the weight g in `strategies.replicas`: g = 1 adds up what n replicas
+learned, g = 1 / n averages it. Rows are in falling order of frequency, so the
+rows due are the first chunks of every table.
 """
 
 import dataclasses
@@ -19,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxemb.models import base
 
 _CHUNK_ROWS = 1024  # exchanged at once: half a megabyte stays in the cache
 _LEVEL_FACTOR = 4  # each level of rarer rows meets so much more seldom
@@ -35,7 +31,7 @@ class Elapsed(NamedTuple):
 class Policy(Protocol):
   """A rule of consistency; a pytree, whose arrays go to the devices."""
 
-  every_steps: int  # between two meetings; 0 = replicas never meet
+  every_steps: int  # between two meetings
   chunk_rows: int  # rows of each table that travel at once
 
   def init(self) -> Any:
@@ -56,38 +52,29 @@ class Policy(Protocol):
     """How many chunks are due at a meeting on average."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Never:
-  """Replicas that never meet: sub-models (Anand et al. 2019)."""
-
-  every_steps = 0
-  chunk_rows = 0
-
-
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Bounded:
-  """A row meets after a bounded number of lookups: sums where few, means else.
+  """Rows meet after a bounded number of lookups: sums if few, means if many.
 
   With m lookups of the row by each replica since it met, and tau lookups after
   which a row has forgotten its start,
 
     g = (1 - q^n) / (n (1 - q)),    q = exp(-m / tau).
 
-  In a quadratic bowl a row goes 1 - q of its way to the bottom alone and
-  1 - q^n if its n replicas' updates follow one another, so g makes of n
-  parallel updates what n serial ones would have given: their sum where a row
-  was hardly touched, their mean where it was touched often. This is local SGD
-  (Stich 2019) with a period for each row, as in HET (Miao et al. 2022), but
-  known in advance from the words' frequencies.
+  In a quadratic bowl one replica brings a row 1 - q of its way to the bottom,
+  and n, one after the other, 1 - q^n: g makes n parallel updates worth as much.
+  This is local SGD (Stich 2019) with a period for each row, as in HET (Miao et
+  al. 2022), but known in advance from the words' frequencies.
   """
 
   lookups: dict[str, Any]  # by table, [vocab] float32: m
-  num_replicas: int  # n
-  every_steps: int
-  chunk_rows: int
-  due_chunks: tuple[int, ...]  # at a meeting of each level
-  memory_lookups: float  # tau at the first learning rate
-  first_learning_rate: float  # tau grows as the learning rate falls
+  num_replicas: int = base.static()  # n
+  every_steps: int = base.static()
+  chunk_rows: int = base.static()
+  due_chunks: tuple[int, ...] = base.static()  # at a meeting of each level
+  memory_lookups: float = base.static()  # tau at the first learning rate
+  first_learning_rate: float = base.static()  # tau grows as the rate falls
 
   def init(self) -> jax.Array:
     """int32, meetings so far."""
@@ -107,7 +94,7 @@ class Bounded:
     """See the class."""
     tau = self.first_learning_rate * self.memory_lookups
     forgetting = elapsed.learning_rate / tau
-    # The last meeting of a dispatch comes early; of small texts, every one.
+    # The last meeting of a dispatch comes early.
     forgetting *= elapsed.num_steps / self.every_steps
     m = jax.lax.dynamic_slice(self.lookups[name], (start,), (num,))
     # The sum of a geometric series: (1 - q^n) / (1 - q) without its 0 / 0.
@@ -129,11 +116,6 @@ class Bounded:
     return float(np.sum(share * np.array(self.due_chunks)))
 
 
-jax.tree_util.register_dataclass(
-  Bounded, ['lookups'], [f.name for f in dataclasses.fields(Bounded)[1:]]
-)
-
-
 def bounded(
   lookups_per_center: Mapping[str, np.ndarray],
   num_replicas: int,
@@ -143,18 +125,16 @@ def bounded(
   memory_lookups: float,
   first_learning_rate: float,
 ) -> Bounded:
-  """Levels of chunks: rarer rows meet more seldom, all after as many lookups.
+  """Levels of chunks: the most frequent rows meet every `every_steps`.
 
-  `lookups_per_center` [vocab] are expected, of each table; `step_centers` are
-  those of a replica's step. The most frequent rows meet every `every_steps`,
-  the others after so many `lookups` by each replica.
+  The others meet after so many `lookups` by each replica, of those expected
+  [vocab] per center and table; a replica's step has `step_centers`.
   """
   vocab = max(len(x) for x in lookups_per_center.values())
   chunk_rows = min(_CHUNK_ROWS, vocab)
   every_table = lookups_per_center.values()
   highest = np.max([np.pad(x, (0, vocab - len(x))) for x in every_table], 0)
-  # A chunk is as urgent as the most urgent row in it or after it, so that the
-  # chunks that are due are always the first ones.
+  # As urgent as the most urgent row in it or after it: the first ones are due.
   highest = np.maximum.accumulate(highest[::-1])[::-1][::chunk_rows]
   each = np.maximum(highest * step_centers * every_steps, 1e-30)
   levels = np.ceil(np.log(lookups / each) / np.log(_LEVEL_FACTOR))

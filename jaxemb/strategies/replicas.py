@@ -1,21 +1,16 @@
 """Replicas: copies of the tables that train apart and meet now and then.
 
 Every device of the data axis trains its own copy of all tables on its own part
-of the data. When the copies meet, which rows and with what weight is up to a
-policy (`strategies.policies`): with x_i the row of replica i and b the row at
-its last meeting, all replicas go on from
+of the data. With x_i the row of replica i and b the row at its last meeting,
+all replicas go on from
 
   b + g * sum_i (x_i - b)
 
-Chunks of rows of all tables travel in one sum. Dense parameters are averaged at
-every meeting. Under the policy `never` nothing is exchanged and the program has
-no collective: the copies are sub-models of their own, each with its own batch,
-learning rates and key (Anand et al. 2019).
-
-Optimizer state stays with its replica.
+A policy (`strategies.policies`) chooses when, which rows, and g. Dense
+parameters are averaged at every meeting; optimizer state stays with its
+replica.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -29,7 +24,7 @@ from jaxemb.ops import rounding, wire
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base, policies
-from jaxemb.tables import blocks, codecs
+from jaxemb.tables import codecs
 from jaxemb.tables import spec as spec_lib
 
 
@@ -47,16 +42,6 @@ class ReplicaState(NamedTuple):
     return base.TrainState(self.tables, self.params, self.optimizer)
 
 
-def of_model(state: Any, index: int) -> Any:
-  """A copy of one model's arrays, on the device that holds them."""
-
-  def find(array):
-    shards = {x.index[0].start or 0: x for x in array.addressable_shards}
-    return shards[index].data[0]
-
-  return jax.tree.map(find, state)
-
-
 def meet(
   state: ReplicaState,
   tables: Mapping[str, spec_lib.Table],
@@ -66,7 +51,7 @@ def meet(
 ) -> ReplicaState:
   """Exchanges the rows that are due, on the device of one replica.
 
-  The state is without the leading axis; `key` [2] uint32 is of the dispatch.
+  `state` lacks the leading axis; `key` [2] uint32 is of the dispatch.
   """
   num_replicas = jax.lax.axis_size(mesh_lib.DATA)
   num_chunks, clock = policy.due(state.clock)
@@ -78,8 +63,7 @@ def meet(
     starts, olds, encodings, terms = {}, {}, {}, {}
     for name, table in tables.items():
       spec = table.spec
-      # The last chunk reaches back over rows that were exchanged just now,
-      # which does not change them.
+      # The last chunk overlaps the one before, whose rows do not change again.
       num = min(policy.chunk_rows, spec.vocab)
       start = jnp.minimum(i * policy.chunk_rows, spec.vocab - num)
       stored, _ = table.read_range(met[name], start, num)
@@ -122,42 +106,33 @@ def meet(
   return state._replace(tables=own, met=met, params=params, clock=clock)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Replicas:
-  """The functions of the strategy."""
+def replicas(
+  trainable: base.Trainable,
+  mesh: jax.sharding.Mesh,
+  policy: policies.Policy,
+) -> base.Strategy:
+  """The strategy; each device has a replica."""
 
-  trainable: base.Trainable
-  policy: policies.Policy
-  num: int  # replicas
-
-  @property
-  def meets(self) -> bool:
-    return self.policy.every_steps > 0
-
-  def init(self, key):
-    """All replicas start from the same rows."""
-    state, met, clock = self.trainable.init(key), {}, ()
-    if self.meets:
-      for name, table in self.trainable.tables.items():
-        met[name] = table.without_slots(state.tables[name])
-      clock = self.policy.init()
+  def init(key):
+    state = trainable.init(key)
+    met = {
+      name: table._replace(slots=(), scratch=())
+      for name, table in state.tables.items()
+    }
     state = jax.tree.map(
-      lambda x: jnp.broadcast_to(x[None], (self.num, *x.shape)), state
+      lambda x: jnp.broadcast_to(x[None], (mesh.size, *x.shape)), state
     )
-    return ReplicaState(*state, met, clock)
+    return ReplicaState(*state, met, policy.init())
 
-  def constants(self):
-    return base.arrays_of(self.trainable.model), base.arrays_of(self.policy)
-
-  def dispatch(self, state, constants, batch, schedule):
-    """A dispatch of one replica; its arrays have a leading axis of one."""
-    trainable = self.trainable.with_arrays(constants[0])
-    policy = base.with_arrays(self.policy, constants[1])
+  def dispatch(state, constants, batch, schedule):
+    """Of one replica, whose arrays have a leading axis of one."""
+    given = trainable.with_arrays(constants[0])
+    rule = base.with_arrays(policy, constants[1])
     # All replicas run as many steps, so that they meet; some are padding.
-    num_steps = trainable.steps.num_steps(batch)
+    num_steps = given.steps.num_steps(batch)
     count = jax.lax.pmax(jnp.max(num_steps), mesh_lib.DATA)
     replica = jax.lax.axis_index(mesh_lib.DATA)
-    every = policy.every_steps
+    every = rule.every_steps
     span = schedule.last_learning_rate - schedule.first_learning_rate
     devices = base.Devices(data_base.share(1, 1, replica, 0), replica)
 
@@ -167,46 +142,27 @@ class _Replicas:
       stop = jnp.minimum(first + every, count)
       carry = state.trained(), metrics
       trained, metrics = base.training_steps(
-        trainable, batch, schedule, devices, carry, first, stop, count
+        given, batch, schedule, devices, carry, first, stop, count
       )
       state = ReplicaState(*trained, state.met, state.clock)
       learning_rate = schedule.first_learning_rate + span * (stop / count)
       elapsed = policies.Elapsed(learning_rate, stop - first)
-      state = meet(state, trainable.tables, policy, elapsed, schedule.key)
+      state = meet(state, given.tables, rule, elapsed, schedule.key)
       return state, metrics
 
     own = jax.tree.map(lambda x: x[0], state.trained())
-    carry = ReplicaState(*own, state.met, state.clock), trainable.no_metrics()
+    carry = ReplicaState(*own, state.met, state.clock), given.no_metrics()
     num_meetings = (count + every - 1) // every
     state, metrics = jax.lax.fori_loop(0, num_meetings, body, carry)
-    axes = [mesh_lib.DATA]
-    metrics = base.over_devices(trainable, metrics, batch, count, axes)
+    axes = (mesh_lib.DATA,)
+    metrics = base.over_devices(given, metrics, batch, count, axes)
     stacked = jax.tree.map(lambda x: x[None], state.trained())
     return ReplicaState(*stacked, state.met, state.clock), metrics
 
-  def dispatch_apart(self, state, constants, batch, schedule):
-    """A dispatch of a sub-model, which waits for no other."""
-    trainable = self.trainable.with_arrays(constants[0])
-    trained, schedule = jax.tree.map(
-      lambda x: x[0], (state.trained(), schedule)
-    )
-    # The batch is one part of the data, which is all that this model sees.
-    count = trainable.steps.num_steps(batch)[0]
-    devices = base.Devices(data_base.WHOLE)
-    carry = trained, trainable.no_metrics()
-    trained, metrics = base.training_steps(
-      trainable, batch, schedule, devices, carry, jnp.int32(0), count, count
-    )
-    metrics = base.over_devices(trainable, metrics, batch, count, ())
-    result = ReplicaState(*trained, {}, ()), metrics
-    return jax.tree.map(lambda x: x[None], result)
-
-  def export_rows(self, state, name, start=0, stop=None):
-    """What the replicas have learned since a row's last meeting adds up."""
-    table = self.trainable.tables[name]
+  def export_rows(state, name, start=0, stop=None):
+    """Adds up what replicas have learned since a row's last meeting."""
+    table = trainable.tables[name]
     own = table.export_rows(state.tables[name], start, stop, has_copies=True)
-    if not self.meets:
-      return own
     met = table.export_rows(state.met[name], start, stop)
     old = met.rows
     # At the end the learning rate is so low that nothing was forgotten.
@@ -217,56 +173,42 @@ class _Replicas:
       slot: getattr(x, table.slot_reductions[slot])(0)
       for slot, x in own.slots.items()
     }
-    return blocks.RowBlock(blocks.encode(rows, met.encoded), slots)
+    return spec_lib.RowBlock(spec_lib.encode_rows(rows, met.encoded), slots)
 
-  def import_rows(self, state, name, ids, rows, slots):
+  def import_rows(state, name, ids, rows, slots):
     """Into all replicas, as if they had just met."""
-    table = self.trainable.tables[name]
+    table = trainable.tables[name]
     new = table.import_rows(
       state.tables[name], ids, rows, slots, has_copies=True
     )
-    state = state._replace(tables=state.tables | {name: new})
-    if self.meets:
-      met = table.import_rows(state.met[name], ids, rows)
-      state = state._replace(met=state.met | {name: met})
-    return state
+    met = table.import_rows(state.met[name], ids, rows)
+    return state._replace(
+      tables=state.tables | {name: new}, met=state.met | {name: met}
+    )
 
-
-def replicas(
-  trainable: base.Trainable,
-  mesh: jax.sharding.Mesh,
-  policy: policies.Policy,
-) -> base.Strategy:
-  """The strategy; each device has a replica with tables of its own.
-
-  Under the policy `never` batches, schedules and metrics have a leading axis of
-  models, and so have exported rows.
-  """
-  functions = _Replicas(trainable, policy, mesh.size)
   over = jax.sharding.PartitionSpec(mesh_lib.DATA)
   everywhere = jax.sharding.PartitionSpec()
   state_spec = ReplicaState(over, over, over, everywhere, everywhere)
-  if functions.meets:
-    step, own_spec = functions.dispatch, everywhere
-    inner, loop_steps = policy.mean_chunks(), policy.every_steps
-  else:
-    step, own_spec = functions.dispatch_apart, over
-    inner, loop_steps = 1, trainable.steps_per_loop
   step = jax.shard_map(
-    step,
+    dispatch,
     mesh=mesh,
-    in_specs=(state_spec, everywhere, over, own_spec),
-    out_specs=(state_spec, own_spec),
+    in_specs=(state_spec, everywhere, over, everywhere),
+    out_specs=(state_spec, everywhere),
     # The rows that leave a sum are the same everywhere; JAX cannot tell.
     check_vma=False,
   )
   named = functools.partial(jax.sharding.NamedSharding, mesh)
+  constants = base.arrays_of(trainable.model), base.arrays_of(policy)
   return base.Strategy(
-    functions.init,
-    functions.constants,
+    jax.jit(init, out_shardings=jax.tree.map(named, state_spec)),
+    lambda: jax.device_put(constants, named(everywhere)),
     jax.jit(step, donate_argnums=0),
-    functions.export_rows,
-    functions.import_rows,
-    *jax.tree.map(named, (state_spec, everywhere, over)),
-    hlo.Loop(loop_steps, inner=inner, branch=1 / trainable.loss_every_steps),
+    export_rows,
+    import_rows,
+    named(over),
+    hlo.Loop(
+      policy.every_steps,
+      inner=policy.mean_chunks(),
+      branch=1 / trainable.loss_every_steps,
+    ),
   )

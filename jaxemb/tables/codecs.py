@@ -1,9 +1,8 @@
 """Rows of low precision: bfloat16, float16 and row-scaled int8.
 
-Storage is low precision, arithmetic is float32: a row is read and widened, the
-sum of a step's updates is added to it, and it is rounded and written, once in a
-step (Zhang, Yang and Yuen 2018). float32 rows are added to in place, by
-`row_optimizers.add_rows`; of them a codec knows the initial values.
+Arithmetic is float32: a row is read and widened, the sum of a step's updates is
+added, and it is rounded and written once per step (Zhang, Yang and Yuen 2018).
+Of float32 rows, which are added to in place, a codec makes the initial values.
 """
 
 import dataclasses
@@ -16,6 +15,7 @@ from jaxemb.ops import rounding, sampling
 from jaxemb.tables import row_optimizers
 from jaxemb.tables import spec as spec_lib
 
+_TABLE = spec_lib.Axes.table
 _BLOCK_NUMBERS = 1 << 22  # int8 rows are initialised from so many float32
 # int8 clips what is beyond 2.2 root mean squares of its row: rounding noise is
 # proportional to the step size, and coarser steps cost more than clipping.
@@ -47,8 +47,7 @@ class Codec:
   """How a table encodes its rows."""
 
   spec: spec_lib.TableSpec
-  axis: str | None = None  # of the mesh, over which columns are split
-  num_splits: int = 1  # devices along that axis
+  num_splits: int = 1  # devices of the table axis that split columns
 
   @property
   def dim(self) -> int:
@@ -57,7 +56,7 @@ class Codec:
 
   def columns(self) -> jax.Array:
     """[d] int32, the columns of this device."""
-    first = jax.lax.axis_index(self.axis) if self.axis else 0
+    first = jax.lax.axis_index(_TABLE) if self.num_splits > 1 else 0
     return self.dim * first + jnp.arange(self.dim)
 
   def partition(self, vectors: Any, scales: Any) -> Any:
@@ -113,8 +112,7 @@ class Codec:
   ) -> Any:
     """Rounds rows [n, d] float32 of ids [n] to storage.
 
-    `key` [2] uint32 is of the step, for stochastic rounding. The rows' encoding
-    before, see `encoding_of`, stays where it fits.
+    The encoding of the old rows (`encoding_of`) stays where it fits.
     """
     dtype, bits, scales = self.spec.dtype, None, None
     if dtype == 'float32':
@@ -128,13 +126,12 @@ class Codec:
   def _scales(self, rows: jax.Array, old: jax.Array | None = None) -> jax.Array:
     """[...] float32, scales of rows [..., d]; the old ones where they fit.
 
-    Where columns are split, sums of squares round in another order, so that a
-    scale differs from that of one device once in a hundred thousand times.
+    Where columns are split, sums round differently, and so 1 in 100,000 scales.
     """
     largest, squares = jnp.max(jnp.abs(rows), -1), jnp.sum(rows * rows, -1)
-    if self.axis is not None:
-      largest = jax.lax.pmax(largest, self.axis)
-      squares = jax.lax.psum(squares, self.axis)
+    if self.num_splits > 1:
+      largest = jax.lax.pmax(largest, _TABLE)
+      squares = jax.lax.psum(squares, _TABLE)
     room = _MAX_RMS * jnp.sqrt(squares / self.spec.dim)
     return rounding.row_scales(largest, old, jnp.maximum(room, _MIN_ROOM))
 

@@ -60,8 +60,8 @@ def by_sorting(
 ) -> row_optimizers.RowGrads:
   """Sums over the occurrences of each id; ids from `vocab` on are padding.
 
-  Of n positions in all each id has one, at the end of its run in rising order;
-  ids are at or above `vocab`, and all different, where a position is unused.
+  Each id is at the last position of its run in rising order; unused positions
+  have distinct ids from `vocab` on.
   """
   row_grads = _flatten(row_grads, vocab)
   order = jnp.argsort(row_grads.ids)
@@ -108,12 +108,11 @@ def _add_duplicates(values, sources, targets, num):
 def by_scratch(
   row_grads: row_optimizers.RowGrads, vocab: int, scratch: jax.Array
 ) -> tuple[row_optimizers.RowGrads, jax.Array]:
-  """As `by_sorting`, in the order of first writers, where sorting is slow.
+  """As `by_sorting`, for CPUs: they add in order, and sorting is half a step.
 
-  A CPU sorts the ids of a step in half the time that the step takes, and adds
-  numbers in order. Each lookup writes its position to the scratch, at its id;
-  what is read there afterwards is one position for all lookups of the id.
-  `scratch` [vocab] int32 has any values, and is returned for the next step.
+  Each lookup writes its position to the scratch, at its id; what is read there
+  afterwards is one position for all lookups of the id. `scratch` [vocab] int32
+  has any values, and is returned for the next step.
   """
   ids, *values, counts = _flatten(row_grads, vocab)
   num, is_id = len(ids), ids < vocab

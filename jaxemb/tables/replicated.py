@@ -1,18 +1,16 @@
 """Replicated and column layouts: every device has all rows, or columns of them.
 
-Lookups are local, and the row gradients of all devices that look up ids of
-their own are gathered: every copy applies all of them, so that copies stay
-equal. Where columns are split along the table axis (Ordentlich et al. 2016),
-rows and gradients never travel along it: models sum products of rows. What an
-optimizer keeps one number of for each row is then split by rows.
+Lookups are local; row gradients are gathered, and every copy applies all of
+them, so that copies stay equal. Where columns are split along the table axis
+(Ordentlich et al. 2016), rows and gradients never travel along it: models sum
+products of rows. Arrays of one number per row are whole on every device.
 
 One gather and one scatter per step: XLA may copy a whole table that is gathered
 or scattered twice, or whose gather is fused past the scatter, so callers
 concatenate ids and put an `optimization_barrier` behind their lookups.
 
-An id that was looked up several times is written as often where that is cheap,
+A row that was looked up several times is written as often where that is cheap,
 and once, with the sum of its gradients, where it is not (GPUs; low precision).
-The two agree but for the order in which sums are rounded.
 """
 
 import dataclasses
@@ -24,20 +22,10 @@ from jaxemb.ops import rounding, wire
 from jaxemb.tables import codecs, dedup, row_optimizers
 from jaxemb.tables import spec as spec_lib
 
-_ROWS_MULTIPLE = 256  # of arrays of one number per row; most meshes divide it
-
-
-def num_scalars(vocab: int) -> int:
-  """Length of arrays of one number per row where columns are split."""
-  return -(-vocab // _ROWS_MULTIPLE) * _ROWS_MULTIPLE
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Replicated(spec_lib.Table):
-  """A table of which every device has all rows.
-
-  Each device looks up ids of its own, along both axes of the mesh.
-  """
+  """Every device has all rows, and looks up ids of its own."""
 
   spec: spec_lib.TableSpec
   optimizer: row_optimizers.RowOptimizer
@@ -56,19 +44,10 @@ class Replicated(spec_lib.Table):
 
   @property
   def _codec(self) -> codecs.Codec:
-    axis = self.axes.table if self._num_splits > 1 else None
-    return codecs.Codec(self.spec, axis, self._num_splits)
-
-  def _num_scalars(self) -> tuple[int, int]:
-    """Length of arrays of one number per row, of all devices and of one."""
-    if not self.splits_columns:
-      return self.spec.vocab, self.spec.vocab
-    num, splits = num_scalars(self.spec.vocab), self._num_splits
-    return num, num // splits if num % splits == 0 else num
+    return codecs.Codec(self.spec, self._num_splits)
 
   def _new_slots(self) -> row_optimizers.Slots:
-    _, num_scalars = self._num_scalars()
-    slots = self.optimizer.init(self.spec.vocab, self._codec.dim, num_scalars)
+    slots = self.optimizer.init(self.spec.vocab, self._codec.dim)
     if not self._is_float32 and hasattr(slots, 'scratch'):
       # Counts come from `dedup`. Not empty: JAX loses the sharding of that.
       return slots._replace(scratch=jnp.zeros(1, jnp.float32))
@@ -77,17 +56,12 @@ class Replicated(spec_lib.Table):
   @property
   def partition(self) -> spec_lib.TableState:
     everywhere = columns = jax.sharding.PartitionSpec()
-    by_shape = {}
     if self.splits_columns:
       columns = jax.sharding.PartitionSpec(None, self.axes.table)
-      by_shape = {(self.spec.vocab, self._codec.dim): columns}
-    all_scalars, own_scalars = self._num_scalars()
-    if own_scalars < all_scalars:
-      by_shape[(own_scalars,)] = type(columns)(self.axes.table)
     return spec_lib.TableState(
       self._codec.partition(columns, everywhere),
       jax.tree.map(
-        lambda x: by_shape.get(x.shape, everywhere),
+        lambda x: columns if x.ndim > 1 else everywhere,
         jax.eval_shape(self._new_slots),
       ),
       () if self._is_float32 else everywhere,
@@ -95,8 +69,7 @@ class Replicated(spec_lib.Table):
 
   def init(self, key):
     vectors = self._codec.init(key, jnp.arange(self.spec.vocab))
-    # Scratch also where duplicates are summed by sorting: a run may be resumed
-    # on another kind of device.
+    # Even if not used here: a run may resume on another kind of device.
     scratch = () if self._is_float32 else jnp.zeros(self.spec.vocab, jnp.int32)
     return spec_lib.TableState(vectors, self._new_slots(), scratch)
 
@@ -109,8 +82,8 @@ class Replicated(spec_lib.Table):
     return spec_lib.Lookup(rows, state)
 
   def update(self, state, ids, row_grads, rows, step):
-    axes, uses_squares = self.axes, self.optimizer.uses_squares
-    names, squares = [], None
+    squares, uses_squares = None, self.optimizer.uses_squares
+    axes, names = self.axes, []
     if axes.num_data * axes.num_table > 1:
       names = axes.names(with_table=not self.splits_columns)
     if names:
@@ -119,7 +92,7 @@ class Replicated(spec_lib.Table):
     if self._num_splits > 1 and uses_squares:
       share = self._codec.dim / self.spec.dim
       squares = row_optimizers.mean_squares(row_grads) * share
-      squares = jax.lax.psum(squares, axes.table)
+      squares = jax.lax.psum(squares, self.axes.table)
     if names:
       ids, row_grads, squares = wire.all_gather(
         (ids, row_grads, squares), names, self.spec.exchange_dtype
@@ -133,17 +106,10 @@ class Replicated(spec_lib.Table):
       row_grads = dedup.by_sorting(row_grads, vocab)
     elif not self._is_float32:
       row_grads, scratch = dedup.by_scratch(row_grads, vocab, scratch)
-    ids, scalars = row_grads.ids, row_optimizers.LOCAL
-    all_scalars, own_scalars = self._num_scalars()
-    if all_scalars > vocab:  # padding must not hit scalars of no row, either
-      ids += (all_scalars - vocab) * (ids >= vocab)
-    if own_scalars < all_scalars:
-      scalars = row_optimizers.RowScalars(own_scalars, axes.table)
-    row_grads = row_grads._replace(ids=ids)
-    rate, is_unique = step.learning_rate, self.deduplicates
-    deltas, slots = self.optimizer.update(slots, row_grads, rate, scalars)
+    deltas, slots = self.optimizer.update(slots, row_grads, step.learning_rate)
+    ids = row_grads.ids
     if self._is_float32:
-      vectors = row_optimizers.add_rows(vectors, ids, deltas, is_unique)
+      vectors = row_optimizers.add_rows(vectors, ids, deltas, self.deduplicates)
     else:
       if rows is not None:
         rows = rows.reshape(deltas.shape)
@@ -168,10 +134,9 @@ class Replicated(spec_lib.Table):
 
 
 class SplitColumns(Replicated):
-  """A table whose columns are split along the table axis.
+  """Columns are split along the table axis, padded with zeros to equal shares.
 
-  They are padded with zeros to as many on every device. Devices of the table
-  axis look up the same ids.
+  Devices of the table axis look up the same ids.
   """
 
   splits_columns = True

@@ -1,9 +1,8 @@
 """Optimizers of table rows: they touch the rows of a step, never the table.
 
-A dense optimizer would write [vocab, dim] every step. These get the ids and the
-gradients of the rows that were looked up, in which an id may come many times,
-and return what to add to each occurrence, so that the table needs one scatter.
-What duplicates mean:
+They get the ids and gradients of the rows that were looked up, in which an id
+may come many times, and return what to add to each occurrence, so that the
+table needs one scatter. What duplicates mean:
 
   sgd      gradients of all occurrences add up; if a row occurs n times and
            n > max_duplicates, their sum is scaled by max_duplicates / n.
@@ -17,8 +16,8 @@ What duplicates mean:
            (Kingma and Ba 2015), with the row's own count of updates in the bias
            correction.
 
-Ids at or above vocab are padding. Where a step was deduplicated, each id comes
-once, with its count and the sum of its squares: the updates are the same.
+Ids at or above vocab are padding. A deduplicated step, in which each id comes
+once with its count and summed squares, has the same updates.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,8 +36,7 @@ class RowGrads(NamedTuple):
   grads: jax.Array  # [..., dim] float32, of an occurrence, or deduplicated
   # [...] float32, mean squares of gradients, summed alike; None = not used.
   squares: jax.Array | None
-  # [...] float32, occurrences of each id, which then comes once; None = every
-  # occurrence comes by itself.
+  # [...] float32, occurrences of each id; None = not deduplicated
   counts: jax.Array | None = None
 
 
@@ -64,74 +62,37 @@ def add_rows(
   return array.at[ids].add(rows, mode='drop', unique_indices=are_unique)
 
 
-class RowScalars(NamedTuple):
-  """Access to arrays of one number per row, whole or sharded.
-
-  Of sharded arrays a device has the numbers of `num_rows` consecutive rows, and
-  all devices along the mesh axis ask for the same ids.
-  """
-
-  num_rows: int = 0
-  axis: str = ''  # none: arrays are whole
-
-  def own(self, ids: jax.Array) -> jax.Array:
-    """Where the device's array has ids [...], to add to it or write to it."""
-    if not self.axis:
-      return ids
-    local = ids - self.num_rows * jax.lax.axis_index(self.axis)
-    # Distinct positions out of range, as ids may be promised to differ.
-    outside = self.num_rows + jnp.arange(ids.size, dtype=ids.dtype)
-    is_own = (local >= 0) & (local < self.num_rows)
-    return jnp.where(is_own, local, outside.reshape(ids.shape))
-
-  def get(self, array: jax.Array, ids: jax.Array) -> jax.Array:
-    """[...], the numbers of ids [...]; arbitrary where an id is padding."""
-    if not self.axis:
-      return gather(array, ids)
-    values = array.at[self.own(ids)].get(mode='fill', fill_value=0)
-    return jax.lax.psum(values, self.axis)
-
-
-LOCAL = RowScalars()
-
-
 class RowOptimizer(NamedTuple):
   """A pair of pure functions, as in optax."""
 
-  # (vocab, dim, rows whose scalars the device holds, if not all) -> slots
-  init: Callable[..., Slots]
-  # (slots, gradients, learning_rate, scalars) -> (deltas [..., dim], slots);
-  # deltas are added to the rows.
-  update: Callable[
-    [Slots, RowGrads, jax.Array, RowScalars], tuple[jax.Array, Slots]
-  ]
+  # (vocab, dim) -> slots
+  init: Callable[[int, int], Slots]
+  # (slots, gradients, learning_rate) -> (what to add to rows [..., dim], slots)
+  update: Callable[[Slots, RowGrads, jax.Array], tuple[jax.Array, Slots]]
   uses_squares: bool
-  # 'sum' or 'mean' by slot, where copies of a table become one; a slot that is
-  # not named holds nothing between steps.
+  # How copies of a slot become one, 'sum' or 'mean'; none for scratch.
   slot_reductions: Mapping[str, str] = {}
 
 
-def _totals(scratch, ids, values, scalars):
+def _totals(scratch, ids, values):
   """Sums of values [...] over all occurrences of an id; and the scratch.
 
   `scratch` is [vocab] zeros. It is written and cleaned at `ids` only, so that
   the cost does not grow with the vocabulary.
   """
-  own = scalars.own(ids)
-  scratch = add_rows(scratch, own, values, False)
-  totals = scalars.get(scratch, ids)
-  # Zeros that depend on what was read: they order the read before the write,
-  # without which XLA copies the scratch.
+  scratch = add_rows(scratch, ids, values, False)
+  totals = gather(scratch, ids)
+  # Zeros that depend on the read order it first, or XLA copies the scratch.
   zeros = jnp.minimum(totals, 0.0)
-  return totals, scratch.at[own].set(zeros, mode='drop')
+  return totals, scratch.at[ids].set(zeros, mode='drop')
 
 
-def _counts(scratch, row_grads, scalars):
+def _counts(scratch, row_grads):
   """Occurrences of each id, at least 1; and the scratch."""
   if row_grads.counts is not None:
     return row_grads.counts, scratch
   ones = jnp.ones(row_grads.ids.shape, scratch.dtype)
-  counts, scratch = _totals(scratch, row_grads.ids, ones, scalars)
+  counts, scratch = _totals(scratch, row_grads.ids, ones)
   return jnp.maximum(counts, 1.0), scratch
 
 
@@ -144,15 +105,15 @@ class ScratchSlots(NamedTuple):
 def sgd(max_duplicates: float) -> RowOptimizer:
   """Stochastic gradient descent; `max_duplicates` 0 = no limit."""
 
-  def init(vocab, dim, own_rows=None):
+  def init(vocab, dim):
     # Not empty: JAX loses the sharding of arrays without elements.
-    size = (own_rows or vocab) if max_duplicates else 1
+    size = vocab if max_duplicates else 1
     return ScratchSlots(jnp.zeros(size, jnp.float32))
 
-  def update(slots, row_grads, learning_rate, scalars=LOCAL):
+  def update(slots, row_grads, learning_rate):
     if not max_duplicates:
       return -learning_rate * row_grads.grads, slots
-    counts, scratch = _counts(slots.scratch, row_grads, scalars)
+    counts, scratch = _counts(slots.scratch, row_grads)
     scale = -learning_rate * jnp.minimum(1.0, max_duplicates / counts)
     return scale[..., None] * row_grads.grads, ScratchSlots(scratch)
 
@@ -168,15 +129,15 @@ class AdagradSlots(NamedTuple):
 def adagrad(epsilon: float) -> RowOptimizer:
   """Row-wise Adagrad; `epsilon` is added to the root of the accumulator."""
 
-  def init(vocab, dim, own_rows=None):
-    return AdagradSlots(jnp.zeros(own_rows or vocab, jnp.float32))
+  def init(vocab, dim):
+    return AdagradSlots(jnp.zeros(vocab, jnp.float32))
 
-  def update(slots, row_grads, learning_rate, scalars=LOCAL):
+  def update(slots, row_grads, learning_rate):
     ids, are_unique = row_grads.ids, row_grads.counts is not None
     sum_squares = add_rows(
-      slots.sum_squares, scalars.own(ids), row_grads.squares, are_unique
+      slots.sum_squares, ids, row_grads.squares, are_unique
     )
-    root = jnp.sqrt(scalars.get(sum_squares, ids))
+    root = jnp.sqrt(gather(sum_squares, ids))
     scale = -learning_rate / (root + epsilon)
     return scale[..., None] * row_grads.grads, AdagradSlots(sum_squares)
 
@@ -195,33 +156,32 @@ class AdamSlots(NamedTuple):
 def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
   """Row-wise, lazy Adam."""
 
-  def init(vocab, dim, own_rows=None):
-    zeros = [jnp.zeros(own_rows or vocab, jnp.float32) for _ in range(3)]
+  def init(vocab, dim):
+    zeros = [jnp.zeros(vocab, jnp.float32) for _ in range(3)]
     return AdamSlots(jnp.zeros((vocab, dim), jnp.float32), *zeros)
 
-  def update(slots, row_grads, learning_rate, scalars=LOCAL):
+  def update(slots, row_grads, learning_rate):
     ids, grads, squares, counts = row_grads
-    own = scalars.own(ids)
     scratch, are_unique = slots.scratch, counts is not None
     share = jnp.ones_like(squares)
     if not are_unique:
       # Each of n occurrences carries an n-th of what happens once per row.
-      counts, scratch = _counts(scratch, row_grads, scalars)
+      counts, scratch = _counts(scratch, row_grads)
       share = 1.0 / counts
     old_mean = jax.lax.optimization_barrier(gather(slots.mean, ids))
     decay = (beta1 - 1) * share[..., None] * old_mean
     change = decay + (1 - beta1) * grads
     mean = add_rows(slots.mean, ids, change, are_unique)
-    decay = (beta2 - 1) * share * scalars.get(slots.mean_square, ids)
+    decay = (beta2 - 1) * share * gather(slots.mean_square, ids)
     change = decay + (1 - beta2) * squares
-    mean_square = add_rows(slots.mean_square, own, change, are_unique)
+    mean_square = add_rows(slots.mean_square, ids, change, are_unique)
     # Written, not added, so that a row's occurrences cannot round it away.
-    steps = scalars.get(slots.num_updates, ids) + 1
-    num_updates = slots.num_updates.at[own].set(steps, mode='drop')
+    steps = gather(slots.num_updates, ids) + 1
+    num_updates = slots.num_updates.at[ids].set(steps, mode='drop')
     # expm1 keeps 1 - beta^steps exact where beta^steps is close to 1.
     unbias1 = -jnp.expm1(steps * jnp.log(beta1))
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))
-    root = jnp.sqrt(scalars.get(mean_square, ids) / unbias2) + epsilon
+    root = jnp.sqrt(gather(mean_square, ids) / unbias2) + epsilon
     scale = -learning_rate * share / (unbias1 * root)
     deltas = scale[..., None] * gather(mean, ids)
     return deltas, AdamSlots(mean, mean_square, num_updates, scratch)
@@ -247,13 +207,13 @@ def averages(
   """
   span = learning_rate - final_learning_rate
 
-  def init(vocab, dim, own_rows=None):
-    return ScratchSlots(jnp.zeros(own_rows or vocab, jnp.float32))
+  def init(vocab, dim):
+    return ScratchSlots(jnp.zeros(vocab, jnp.float32))
 
-  def update(slots, row_grads, learning_rate, scalars=LOCAL):
+  def update(slots, row_grads, learning_rate):
     num, scratch = row_grads.grads[..., -1], slots.scratch
     if row_grads.counts is None:
-      num, scratch = _totals(scratch, row_grads.ids, num, scalars)
+      num, scratch = _totals(scratch, row_grads.ids, num)
     left = 1.0
     if span:
       left = jnp.clip((learning_rate - final_learning_rate) / span, 0, 1)

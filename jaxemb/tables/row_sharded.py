@@ -1,33 +1,39 @@
 """Row layout: every device of the table axis holds its share of the rows.
 
-Rows and their gradients travel between devices (`tables.routes`). Along the
-data axis a table is held as often as there are devices.
+Rows and gradients travel along the table axis; the data axis has copies.
 
 Ids are dealt to 256 classes, and the classes to devices, so that each device
 has as many of the frequent words, which have the low ids. Arrays have the shape
-[groups, classes, ...], the same on any mesh: row (g, c) is that of id
-256 g + c with its bits in reverse.
+[groups, classes, ...] on any mesh: row (g, c) is that of id 256 g + c with the
+bits of c reversed.
+
+The storage of a table is one range of places: device o holds those from
+o * num_rows on. A device sorts the places that it wants and requests equal ones
+once; what it wants of each holder is a stretch of the sorted list. Stretches
+travel in buffers of `capacity` rows, by an all-to-all; one that is longer than
+its buffer continues in an overflow round. Rounds are cut at the same local
+places on all devices: an update of a row then has the gradients of all devices
+at once, whatever the number of rounds. Most steps have one.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.ops import rounding, wire
-from jaxemb.tables import codecs, dedup, routes, row_optimizers
+from jaxemb.tables import codecs, dedup, row_optimizers
 from jaxemb.tables import spec as spec_lib
 
 NUM_CLASSES = 256
-# Id's last eight bits -> class, and back: on any number of devices consecutive
-# ids are on different ones.
+# Id's last eight bits -> class, and back: consecutive ids lie apart.
 REVERSED = np.array([int(f'{i:08b}'[::-1], 2) for i in range(NUM_CLASSES)])
 
-# With four standard deviations, about one step in ten thousand wants more rows
-# of a device than a buffer holds.
-_BUFFER_DEVIATIONS = 4.0
+_BUFFER_DEVIATIONS = 4.0  # one step in about ten thousand overflows
 
 
 def holders(vocab: int, num_table: int) -> np.ndarray:
@@ -39,15 +45,124 @@ def holders(vocab: int, num_table: int) -> np.ndarray:
 def buffer_rows(
   lookups_per_center: np.ndarray, centers: float, num_table: int
 ) -> int:
-  """Rows that a device asks of another in a step, with room for deviations.
-
-  Of `centers` on a device in a step; `lookups_per_center` [vocab] is expected.
-  """
+  """Rows that a device may ask of another in a step of so many `centers`."""
   chances = -np.expm1(-lookups_per_center * centers)
   each = holders(len(lookups_per_center), num_table)
   expected = np.bincount(each, chances, num_table)
   largest = np.max(expected + _BUFFER_DEVIATIONS * np.sqrt(expected))
   return 8 * math.ceil(largest / 8)
+
+
+class Route:
+  """What one device wants of the others; n lookups, t holders."""
+
+  def __init__(
+    self, places: jax.Array, num_rows: int, capacity: int, axes: spec_lib.Axes
+  ):
+    """Sorts places [n] int32, t * num_rows for none; `capacity` > 0."""
+    self.num_rows, self.capacity, self.axes = num_rows, capacity, axes
+    self.order, num = jnp.argsort(places), len(places)
+    self.in_order = places[self.order]
+    is_first = jnp.append(True, self.in_order[1:] != self.in_order[:-1])
+    index = jnp.cumsum(is_first.astype(jnp.int32)) - 1
+    nothing, zeros = axes.num_table * num_rows, jnp.zeros(num, jnp.int32)
+    # The u-th distinct place, and its last position in the order.
+    self.distinct = (zeros + nothing).at[index].set(self.in_order)
+    self.last = zeros.at[index].max(jnp.arange(num))
+    # Lookup -> u.
+    self.distinct_of = zeros.at[self.order].set(index, unique_indices=True)
+
+  def _rounds(self, carry: Any, body: Any) -> tuple[Any, jax.Array]:
+    """Runs `body(carry, index, wanted)` for every round; counts those but one.
+
+    index [t, capacity] are positions in `distinct`, n where a buffer is empty;
+    wanted [t, capacity] are the holders' rows there, num_rows where empty.
+    """
+    distinct, num_rows, num = self.distinct, self.num_rows, len(self.distinct)
+    firsts = num_rows * jnp.arange(self.axes.num_table)
+
+    def starts(cut):
+      # One fused kernel; a binary search is a dozen, and slow to compile.
+      return jnp.searchsorted(distinct, firsts + cut, method='compare_all')
+
+    def run(x):
+      _, low, num_rounds, carry = x
+      # The next round begins where the first buffer of any device is full.
+      end = low + self.capacity
+      place = distinct.at[end].get(mode='fill', fill_value=2**31 - 1) - firsts
+      next_cut = jnp.min(jnp.minimum(place, num_rows))
+      if names := self.axes.names():
+        next_cut = jax.lax.pmin(next_cut, tuple(names))
+      next_low = starts(next_cut)
+      index = low[:, None] + jnp.arange(self.capacity)[None, :]
+      is_used = index < next_low[:, None]
+      wanted = distinct.at[index].get(mode='clip') - firsts[:, None]
+      index = jnp.where(is_used, index, num)
+      wanted = jnp.where(is_used, wanted, num_rows)
+      return next_cut, next_low, num_rounds + 1, body(carry, index, wanted)
+
+    *_, num_rounds, carry = jax.lax.while_loop(
+      lambda x: x[0] < num_rows,
+      run,
+      (jnp.int32(0), starts(jnp.int32(0)), jnp.int32(0), carry),
+    )
+    return carry, num_rounds - 1
+
+  def _exchange(self, x: jax.Array) -> jax.Array:
+    """[t, capacity, ...]: sends x[o] to device o; what each one sent."""
+    if self.axes.num_table == 1:
+      return x
+    return jax.lax.all_to_all(x, self.axes.table, 0, 0)
+
+  def fetch(self, held: Callable[[jax.Array], Any]) -> tuple[Any, jax.Array]:
+    """The rows that the device wants, a pytree of [n, ...]; overflow rounds.
+
+    `held` maps own rows [...] int32, num_rows for none, to a pytree of what is
+    sent of them.
+    """
+
+    def body(rows, index, wanted):
+      sent = jax.tree.map(self._exchange, held(self._exchange(wanted)))
+      return jax.tree.map(
+        lambda x, y: x.at[index].set(y, mode='drop'), rows, sent
+      )
+
+    rows = jax.tree.map(
+      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(held, self.order)
+    )
+    rows, overflow_rounds = self._rounds(rows, body)
+    return jax.tree.map(lambda x: x[self.distinct_of], rows), overflow_rounds
+
+  def sums(
+    self, grads: jax.Array, squares: jax.Array | None
+  ) -> row_optimizers.RowGrads:
+    """Gradients [n, d] summed over the lookups of the u-th distinct place."""
+    order, counts = self.order, jnp.ones(len(self.order), jnp.float32)
+    squares = None if squares is None else squares[order]
+    sums = dedup.running_sums(
+      row_optimizers.RowGrads(self.in_order, grads[order], squares, counts)
+    )
+    return jax.tree.map(lambda x: x[self.last], sums._replace(ids=None))
+
+  def send(
+    self, sums: row_optimizers.RowGrads, state: Any, apply: Callable[..., Any]
+  ) -> Any:
+    """Sends sums to the holders of their rows; returns the state of this one.
+
+    `sums` are as `sums` returns them, perhaps encoded. `apply` maps the
+    holder's state and sums [m, ...] of all devices of the table axis, with ids
+    [m] of its rows, to its new state; rows of num_rows are padding.
+    """
+
+    def body(state, index, wanted):
+      def exchanged(x):
+        x = x.at[index].get(mode='fill', fill_value=0)
+        return self._exchange(x).reshape(-1, *x.shape[2:])
+
+      local = self._exchange(wanted).reshape(-1)
+      return apply(state, jax.tree.map(exchanged, sums)._replace(ids=local))
+
+    return self._rounds(state, body)[0]
 
 
 def make(
@@ -65,18 +180,15 @@ def make(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RowSharded(spec_lib.Table):
-  """A table whose rows are split along the table axis.
+  """Rows are split along the table axis, whose size divides 256.
 
-  Each device looks up ids of its own. The number of devices along the table
-  axis divides 256.
+  Each device looks up ids of its own.
   """
 
   spec: spec_lib.TableSpec
   optimizer: row_optimizers.RowOptimizer
   axes: spec_lib.Axes = spec_lib.Axes()
-  # Rows that a device can ask of another at once; more take overflow rounds.
-  # 0 = any number.
-  capacity: int = 0
+  capacity: int = 0  # rows of a buffer; 0 = as many as are looked up
 
   metrics = ('overflow_rounds',)
 
@@ -132,7 +244,7 @@ class RowSharded(spec_lib.Table):
     groups = jnp.where(ids < self.spec.vocab, ids // NUM_CLASSES, num_groups)
     return groups, jnp.asarray(REVERSED, jnp.int32)[ids % NUM_CLASSES]
 
-  def _route(self, ids: jax.Array) -> routes.Route:
+  def _route(self, ids: jax.Array) -> Route:
     """Rows are stored device by device, those of each group by group."""
     ids, (_, own_classes) = ids.reshape(-1), self._own
     groups, classes = self.positions(ids)
@@ -141,7 +253,7 @@ class RowSharded(spec_lib.Table):
     nowhere = self.axes.num_table * self._own_rows
     places = jnp.where(ids < self.spec.vocab, stored, nowhere)
     capacity = min(self.capacity or ids.size, ids.size)
-    return routes.Route(places, self._own_rows, capacity, self.axes)
+    return Route(places, self._own_rows, capacity, self.axes)
 
   def lookup(self, state, ids):
     vectors = jax.tree.map(self._flat, state.vectors)
@@ -162,8 +274,7 @@ class RowSharded(spec_lib.Table):
     return spec_lib.Lookup(rows, state, {'overflow_rounds': overflow_rounds})
 
   def update(self, state, ids, row_grads, rows, step):
-    del rows  # they are read again by the device that holds them
-    route = self._route(ids)
+    route = self._route(ids)  # the holders read the rows again
     ids, row_grads = row_optimizers.flatten(ids, row_grads)
     squares = None
     if self.optimizer.uses_squares:
@@ -177,7 +288,7 @@ class RowSharded(spec_lib.Table):
       sums = sums._replace(grads=rounding.decode(sums.grads, dtype))
       row_grads = dedup.by_sorting(sums, self._own_rows)
       deltas, slots = self.optimizer.update(
-        slots, row_grads, step.learning_rate, row_optimizers.LOCAL
+        slots, row_grads, step.learning_rate
       )
       at = row_grads.ids
       if self.spec.dtype == 'float32':

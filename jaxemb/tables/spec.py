@@ -1,13 +1,9 @@
 """The table interface: a frozen description, a state, and pure functions.
 
-Models see rows, never tables: the loss is differentiated with respect to the
-rows that were looked up, and the table is updated by ids and row gradients.
 How rows are stored (layout over the mesh, precision) is the table's business.
-
 On a mesh, `init`, `lookup` and `update` run inside `shard_map`: a state holds
 one device's shards, and ids are those that the device itself looks up. Rows are
-exported and imported a block at a time, so that no device needs room for a
-second copy of a table.
+exported in blocks, so that no device needs room for a second copy of a table.
 """
 
 import dataclasses
@@ -20,7 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.ops import rounding
-from jaxemb.tables import blocks, row_optimizers
+from jaxemb.storage import export
+from jaxemb.tables import row_optimizers
+
+# Numbers in a block, of all copies of a table.
+NUMBERS_AT_ONCE = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,7 @@ class TableSpec:
   # Rows are running averages with this momentum (`row_optimizers.averages`)
   # and are never split into columns. None = parameters, learned by gradients.
   momentum: float | None = None
-  # [vocab], expected lookups of each row per center (or example); sizes the
-  # buffers of the row layout and schedules the exchange of replicas.
+  # [vocab], expected per center (or example), for buffers and meetings.
   lookups_per_center: np.ndarray | None = dataclasses.field(
     default=None, compare=False
   )
@@ -48,10 +47,10 @@ class TableSpec:
 class Axes:
   """The mesh as tables see it; an axis of one device does not count."""
 
-  data: str = 'data'
-  table: str = 'table'
   num_data: int = 1
   num_table: int = 1
+
+  data, table = 'data', 'table'  # their names
 
   def names(self, *, with_table: bool = True) -> list[str]:
     """Names of the axes with several devices."""
@@ -87,6 +86,18 @@ class Step(NamedTuple):
   key: jax.Array | None = None  # [2] uint32, for stochastic rounding
 
 
+class RowBlock(NamedTuple):
+  """Rows of a range of ids with their optimizer slots."""
+
+  encoded: export.Encoded
+  slots: dict[str, np.ndarray]  # by name, [..., n] or [..., n, dim] float32
+
+  @property
+  def rows(self) -> np.ndarray:
+    """[..., n, dim] float32."""
+    return self.encoded.decode()
+
+
 class Table(Protocol):
   """Pure functions over a state; layouts are frozen dataclasses."""
 
@@ -107,10 +118,7 @@ class Table(Protocol):
     """A new state; its rows depend on the key, not on layout or mesh."""
 
   def lookup(self, state: Any, ids: jax.Array) -> Lookup:
-    """Rows of ids [...], arbitrary ones of padding (`vocab` and above).
-
-    Layouts that split columns return the device's columns.
-    """
+    """Rows of ids [...], or the device's columns; arbitrary ones of padding."""
 
   def update(
     self,
@@ -126,29 +134,20 @@ class Table(Protocol):
     what the lookup returned, which saves reading them again; None = unknown.
     """
 
-  def without_slots(self, state: Any) -> Any:
-    """The rows alone, for a copy that is not trained."""
-    return state._replace(slots=(), scratch=())
-
   def prepare(self, state: Any, ids: np.ndarray) -> Any:
-    """For caches, which fetch the rows of a dispatch before it runs.
-
-    No layout of today needs it or `flush`, and nothing calls them yet.
-    """
-    del ids
+    """Fetches rows of a dispatch into a cache; not called yet, as `flush`."""
     return state
 
   def flush(self, state: Any) -> Any:
-    """For caches, which write rows back before a state is saved."""
+    """Writes a cache's rows back before a state is saved."""
     return state
 
   def read_range(
     self, state: Any, start: jax.Array, num: int
   ) -> tuple[Any, dict[str, jax.Array]]:
-    """Rows `start` to `start + num` as stored, and slots by name; traceable.
+    """Rows from `start` on as stored, and slots by name; traceable.
 
-    Runs on whole states: outside `shard_map`, or inside where every device has
-    a table of its own.
+    The state is whole: not a device's shards.
     """
 
   def write_range(
@@ -173,8 +172,7 @@ class Table(Protocol):
   ) -> Any:
     """Replaces the rows of ids [n], rounded to nearest, without clipping.
 
-    Slots that are not given stay. Traceable, on whole states; padding ids are
-    ignored.
+    Traceable, on whole states; slots not given stay, padding is ignored.
     """
     at = self.positions(ids)
 
@@ -196,7 +194,7 @@ class Table(Protocol):
     start: int = 0,
     stop: int | None = None,
     has_copies: bool = False,
-  ) -> blocks.RowBlock:
+  ) -> RowBlock:
     """Rows of a range of ids, on the host of every process; all take part.
 
     The state is whole, on any mesh. If it has a leading axis of copies of the
@@ -208,7 +206,7 @@ class Table(Protocol):
       everywhere = everywhere.update(spec=jax.sharding.PartitionSpec())
     stop = self.spec.vocab if stop is None else stop
     numbers = self.spec.dim * (len(leaf) if has_copies else 1)
-    size = max(1, blocks.NUMBERS_AT_ONCE // numbers)
+    size = max(1, NUMBERS_AT_ONCE // numbers)
     parts = []
     for first in range(start, max(stop, start + 1), size):
       num = min(size, stop - first)
@@ -216,7 +214,7 @@ class Table(Protocol):
       parts.append(jax.device_get(part))
     axis = int(has_copies)
     stored, slots = jax.tree.map(lambda *x: np.concatenate(x, axis), *parts)
-    return blocks.RowBlock(blocks.from_stored(stored, self.spec.dtype), slots)
+    return RowBlock(from_stored(stored, self.spec.dtype), slots)
 
   def import_rows(
     self,
@@ -233,6 +231,33 @@ class Table(Protocol):
     shardings = tuple(x.sharding for x in jax.tree.leaves(state))
     ids, rows = np.asarray(ids, np.int32), np.asarray(rows, np.float32)
     return _write(self, state, ids, rows, dict(slots), has_copies, shardings)
+
+
+def from_stored(stored: Any, dtype: str) -> export.Encoded:
+  """Rows as `rounding.encode` returns them, fetched to the host."""
+  if dtype == 'int8':
+    return export.Encoded(*stored)
+  return export.Encoded(stored.view(dtype))
+
+
+def encode_rows(rows: np.ndarray, like: export.Encoded | str) -> export.Encoded:
+  """Rounds rows [n, dim] float32 to nearest, never clipped.
+
+  `like` is a dtype, or the rows before a change, whose scales stay if they fit.
+  """
+  dtype = like if isinstance(like, str) else like.dtype
+  if dtype == 'float32':
+    return export.Encoded(rows)
+  num_rows = max(1, NUMBERS_AT_ONCE // max(rows.shape[1], 1))
+  parts = []
+  for start in range(0, max(len(rows), 1), num_rows):
+    here = slice(start, start + num_rows)
+    block, scales = jnp.asarray(rows[here]), None
+    if dtype == 'int8' and not isinstance(like, str):
+      largest = jnp.max(jnp.abs(block), -1)
+      scales = rounding.row_scales(largest, like.scales[here])
+    parts.append(jax.device_get(rounding.encode(block, dtype, None, scales)))
+  return from_stored(jax.tree.map(lambda *x: np.concatenate(x), *parts), dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4, 5))

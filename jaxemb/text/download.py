@@ -1,8 +1,7 @@
-"""Downloads of Wikipedia dumps: resumed, checked, never half a file.
+"""Downloads Wikipedia dumps: resumed, checked, never half a file.
 
-Checksums are published by the date of a dump, and the folder of that date never
-changes: the date is looked up first, and FILE.part, named by it, is resumed
-with an HTTP range (which download libraries such as pooch cannot do).
+Checksums are published per dated dump, whose files never change: the date is
+looked up first and is part of the name of FILE.part. (pooch cannot resume.)
 """
 
 import contextlib
@@ -37,11 +36,9 @@ def wikipedia(
 ) -> pathlib.Path:
   """Path of the newest dump of a Wikipedia's articles, downloaded if absent.
 
-  'simple' has about 0.3 GB, 'en' about 25 GB. A file that was put into the
-  cache by hand is used as it is.
-
-  Raises:
-    UserError: no network, no space, no such dump, or a wrong checksum.
+  'simple' has about 0.3 GB, 'en' about 25 GB. A file put into the cache by hand
+  is used as it is. Raises a `UserError` without network or space, for a dump
+  that does not exist and for a wrong checksum.
   """
   if name not in NAMES:
     raise errors.UserError(

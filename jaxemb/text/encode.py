@@ -1,25 +1,22 @@
 """Text to ids, once: afterwards the corpus is memory-mapped.
 
-  read    Each piece of the text (some megabytes) is tokenized with words and
-          ids of its own, which are written to disk.
-  count   The words of all pieces are added up; the vocabulary is chosen.
-  map     The pieces' ids become ids of the vocabulary and are appended to one
-          file, in the order of the text.
+  read    tokenizes each piece (some megabytes) with ids of its own, and writes
+          its words and ids to disk
+  count   adds up the words of all pieces and chooses the vocabulary
+  map     translates the ids of the pieces and appends them to one file
 
-Text is thus read, decompressed and parsed a single time, and memory holds a few
-pieces and a bounded number of words, whatever the size: the words of a piece
-lie on disk in the order of their hashes, and a range of hashes is counted at
-once that fits. Results do not depend on the number of threads or processes. A
-corpus folder in the cache holds
+Memory is bounded, whatever the size of the text: a piece's words lie on disk
+sorted by hash, and one range of hashes is counted at a time. Results do not
+depend on the number of threads or processes. A corpus folder in the cache holds
 
   manifest.json   settings, input files with sizes and hashes, counters
   vocab.txt       `word count` lines, most frequent first
   ids.bin         int32 ids, `tokenize.END` after each sentence
   blocks.npz      `Blocks`, the units of shuffling
 
-Devices train on parts of the corpus side by side, to which pieces are dealt in
-turn: piece n of file f belongs to part (f + n) % num_parts. A process reads
-only the parts of its own devices.
+Devices train on parts of the corpus side by side: piece n of file f belongs to
+part (f + n) % num_parts. A process reads only the parts of its own devices, but
+knows the sizes of all blocks.
 """
 
 import collections
@@ -38,8 +35,7 @@ import shutil
 import signal
 import threading
 import time
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -49,8 +45,9 @@ import psutil
 
 from jaxemb import errors
 from jaxemb.data import base
+from jaxemb.runtime import resources
 from jaxemb.storage import word2vec_format
-from jaxemb.text import sources, tokenize, vocab, wiki
+from jaxemb.text import sources, tokenize, wiki
 
 BLOCK_WORDS = 4096  # at most
 # A sentence may end before and after every word.
@@ -58,31 +55,21 @@ MAX_BLOCK_IDS = 2 * BLOCK_WORDS + 1
 
 MAX_HELD_WORDS = 1 << 22  # of a table in memory, some 200 MB
 
-_FORMAT = 5
+_FORMAT = 6
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
 
-# A thread has two pieces in flight, some 80 MB: more would break the bound on
-# memory without reading any faster.
+# Each has two pieces in flight, some 80 MB; more threads read no faster.
 _MAX_THREADS = 8
 # Input files of this size are worth the start of processes.
 _MANY_BYTES = 64 << 20
 # An older temporary folder belongs to no process, even on another machine.
 _LEFTOVER_SECS = 7 * 24 * 3600
 
-# What may be lost between the bytes and the words.
-_DROPPED = (
-  'invalid_utf8_bytes',
-  'overlong_words',
-  'lost_bytes',
-  'redirects',
-  'other_namespace_pages',
-)
-
 
 class Settings(NamedTuple):
   """What the ids depend on besides the text; named as in `config.data`."""
 
-  tokens: str  # one of tokenize.DEFINITIONS
+  tokens: str  # 'words' or 'whitespace', see `tokenize`
   lowercase: bool
   min_count: int
   max_vocab: int  # 0 = no limit
@@ -90,10 +77,13 @@ class Settings(NamedTuple):
 
 
 class Blocks(NamedTuple):
-  """Runs of sentences within a piece; they are shuffled as one."""
+  """Runs of sentences within a piece, which are shuffled as one.
+
+  Of the whole corpus; those of pieces that other processes read are empty.
+  """
 
   starts: np.ndarray  # [num_blocks + 1] int64, in the ids
-  words: np.ndarray  # [num_blocks] int64, how many
+  words: np.ndarray  # [num_blocks] int64, how many, whoever reads them
   turns: np.ndarray  # [num_blocks] int64; turn % num_parts is a block's part
 
 
@@ -101,11 +91,16 @@ class Encoded(NamedTuple):
   """A corpus ready for training, as far as this process reads it."""
 
   folder: pathlib.Path
-  vocabulary: vocab.Vocabulary
+  words: Sequence[str]  # the vocabulary, by falling count
+  counts: np.ndarray  # [vocab] int64, occurrences of each
   ids: np.ndarray  # [num_ids] int32, memory-mapped
   blocks: Blocks
-  num_words: int  # of the whole corpus, without words outside the vocabulary
   manifest: dict[str, Any]
+
+  @property
+  def num_words(self) -> int:
+    """Of the whole corpus, without words outside the vocabulary."""
+    return int(self.blocks.words.sum())
 
   def block(self, number: int) -> np.ndarray:
     """[n] int32, the ids of a block."""
@@ -123,20 +118,15 @@ def encode(
 ) -> Encoded:
   """The corpus at `path` as ids, taken from the cache if unchanged.
 
-  Of several processes each encodes its parts of `num_parts`; the vocabulary and
-  the numbers in the manifest are those of the whole corpus. `progress` is
-  called now and then, from this thread, with the stage, 'reading' (bytes) or
-  'encoding' (pieces), and how much of it is done, of how much.
-
-  Raises:
-    UserError: for input that cannot be used.
+  Each process encodes its own parts of `num_parts`; vocabulary and manifest are
+  those of the whole corpus. `progress` is called from this thread with (stage,
+  done, total): bytes of 'reading', pieces of 'encoding'. Raises a `UserError`
+  for input that cannot be used.
   """
   files = sources.find(path)
+  settings = settings._replace(counts=os.path.expanduser(settings.counts))
   sizes_bytes = {str(source.path): source.size_bytes for source in files}
-  everyone = _gather(readers, [sizes_bytes, [*readers.local_parts]])
-  check_same_files(readers.process, [sizes for sizes, _ in everyone])
-  # What a lower process reads as well, it counts.
-  lower = set().union(*(parts for _, parts in everyone[: readers.process]))
+  check_same_files(readers.process, _gather(readers, sizes_bytes))
   identity = [settings, _FORMAT]
   identity += [str(source.path.absolute()) for source in files]
   if readers.num_processes > 1:
@@ -153,8 +143,7 @@ def encode(
   try:
     temporary.mkdir(parents=True)
     _remove_leftovers(temporary.parent)
-    encoder = _Encoder(files, settings, temporary, progress, num_parts, readers)
-    encoder.run({*readers.local_parts} - lower)
+    _Encoder(files, settings, temporary, progress, num_parts, readers).run()
     # Opened before the move: another job may replace it at any moment.
     encoded = _open(temporary)._replace(folder=folder)
     shutil.rmtree(folder, ignore_errors=True)
@@ -176,12 +165,10 @@ def encode(
 
 
 def check_same_files(process: int, sizes_bytes: list[dict[str, int]]) -> None:
-  """Checks that all processes see files of the same names and sizes, by path.
+  """Checks that all processes see the same files: {path: size}, by process.
 
-  Otherwise some words would be read twice and others not at all.
-
-  Raises:
-    UserError: in every process, naming the first difference.
+  Otherwise some words would be read twice and others not at all. Raises a
+  `UserError` in every process, with the first difference.
   """
   ours = sizes_bytes[process]
   for other, theirs in enumerate(sizes_bytes):
@@ -202,21 +189,9 @@ def _gather(readers: base.Readers, value: Any) -> list[Any]:
   return list(map(json.loads, readers.gather(json.dumps(value).encode())))
 
 
-def gather_arrays(
-  readers: base.Readers, *arrays: np.ndarray
-) -> Iterator[list[np.ndarray]]:
-  """The arrays of every process."""
-  message = io.BytesIO()
-  np.savez(message, *arrays)
-  for data in readers.gather(message.getvalue()):
-    yield [*np.load(io.BytesIO(data)).values()]
-
-
 def num_threads() -> int:
-  """Number of useful threads: one per usable processor, up to a bound."""
-  if hasattr(os, 'sched_getaffinity'):  # not on macOS and Windows
-    return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
-  return min(os.cpu_count() or 1, _MAX_THREADS)
+  """One thread per usable core, up to a bound."""
+  return min(resources.usable_cores(), _MAX_THREADS)
 
 
 def piece_bytes(total_bytes: int) -> int:
@@ -225,31 +200,27 @@ def piece_bytes(total_bytes: int) -> int:
 
 
 class _Piece(NamedTuple):
-  """A tokenized piece of text, of which words and ids are on disk."""
+  """A tokenized piece of text, whose words and ids are on disk."""
 
   file: int  # index of its source
   number: int  # in its source
-  path: pathlib.Path
   num_different: int  # words
-  numbers: collections.Counter  # what was read and dropped
+  path: pathlib.Path
+  counters: dict[str, int]  # what was read and dropped
 
-  @property
-  def turn(self) -> int:
-    return self.file + self.number
-
-  def open(self) -> tuple[tokenize.Words, np.ndarray, np.ndarray]:
-    """Its words by hash, their numbers in the ids, and the ids."""
+  def open(self) -> tuple[tokenize.Words, np.ndarray]:
+    """Its words, sorted by hash, and its text as their indices."""
     n = self.num_different
     # Copied on write: numba compiles again for arrays that are read-only.
     data = np.asarray(np.memmap(self.path, np.uint8, 'c'))
-    numbers = data[: 8 * (4 * n + 1)].view(np.int64)
-    hashes, counts, order, starts = np.split(numbers, [n, 2 * n, 3 * n])
+    numbers = data[: 8 * (3 * n + 1)].view(np.int64)
+    hashes, counts, starts = np.split(numbers, [n, 2 * n])
     first = len(data) - starts[-1]
     words = tokenize.Words(hashes, counts, starts, data[first:])
-    return words, order, data[numbers.nbytes : first].view(np.int32)
+    return words, data[numbers.nbytes : first].view(np.int32)
 
   def words(self, first: int, stop: int) -> tokenize.Words:
-    """Those words whose hashes are in a range."""
+    """The words with hashes from `first` to below `stop`."""
     hashes, counts, starts, arena = self.open()[0]
     i, j = np.searchsorted(hashes, [first, stop])
     return tokenize.Words(hashes[i:j], counts[i:j], starts[i : j + 1], arena)
@@ -266,90 +237,71 @@ class _Encoder:
   num_parts: int
   readers: base.Readers
 
-  def run(self, counted_parts: set[int]) -> None:
-    """Writes the files of the folder.
-
-    `counted_parts` are those whose words no other process counts.
-    """
-    s, files = self.settings, self.files
-    counts_sha256 = ''
-    if s.counts:  # refused before the text is read
-      counts_path = pathlib.Path(os.path.expanduser(s.counts))
-      words = vocab.read_counts(counts_path)
-      counts_sha256 = sources.file_sha256(counts_path)
-    reports = [wiki.ReadReport() for _ in files]
+  def run(self) -> None:
+    """Writes the files of the folder."""
+    s, reports = self.settings, [wiki.ReadReport() for _ in self.files]
+    given = s.counts and _read_counts(s.counts)  # refused before reading
     pieces = self.read(reports)
-    if s.counts:
-      table = tokenize.merge(tokenize.empty(), words)
-      num_different, most = len(words.counts), words.counts.max()
+    if given:
+      words, num_different, most = given, len(given.counts), given.counts.max()
     else:
-      table, num_different, most = self.count(
-        [x for x in pieces if x.turn % self.num_parts in counted_parts]
+      words, num_different, most = self.count(pieces)
+    words = words.subset(words.best(s.min_count, s.max_vocab))
+    if (num_vocab := len(words.counts)) < 2:
+      one = [word.decode() for word in words.texts()]
+      found = f'only one word ({one[0]!r})' if one else 'no word'
+      raise errors.UserError(
+        f'{found} occurs {s.min_count} times: {num_different:,} different '
+        f'words, the most frequent {most:,} times, and two are needed to learn '
+        'from contexts; lower --config.data.min_count or give more text'
       )
-    limits = s.min_count, s.max_vocab
-    vocabulary, ids = vocab.select(table.words(), *limits, num_different, most)
     with open(self.folder / 'vocab.txt', 'wb') as file:
-      encoded = [word.encode() for word in vocabulary.words]
-      word2vec_format.put_counts(file, encoded, vocabulary.counts)
-    mapped = self.map(pieces, table, ids)
-    lost, problems = collections.Counter(), []
-    for source, report in zip(files, reports, strict=True):
-      # The first process alone reports on files that cannot be divided.
-      if self.readers.process == 0 or sources.is_divisible(source):
-        lost.update(
-          pages=report.pages,
-          invalid_utf8_bytes=report.replaced_bytes,
-          lost_bytes=report.lost_bytes,
-          redirects=report.redirects,
-          other_namespace_pages=report.other_namespace_pages,
-        )
-        problems += report.problems
-    everyone = _gather(self.readers, [[*mapped.items()], lost, problems])
-    all_mapped, all_lost, all_problems = zip(*everyone, strict=True)
-    # Several processes may read the same piece or meet the same damage.
-    read = {tuple(key): x for key, x in itertools.chain(*all_mapped)}
-    totals = collections.Counter()
-    for counted in (*read.values(), *all_lost):
-      totals.update(counted)
-    num_words = totals['num_words']
-    if not num_words:
+      word2vec_format.put_counts(file, words.texts(), words.counts)
+    digests, totals = self.map(pieces, words)
+    if not (num_words := totals.pop('num_words', 0)):
       raise errors.UserError(
         f'no word of {s.counts} occurs in the text; check '
         '--config.data.counts, --config.data.lowercase and --config.data.tokens'
       )
-    content = [sources.file_sha256(self.folder / 'vocab.txt')]
-    content += ['{} {} {}'.format(*x) for x in sorted(read)]
+    # Of indivisible files, which every process reads: not summed over them.
+    for report in reports:
+      totals.update(
+        invalid_utf8_bytes=report.replaced_bytes,
+        lost_bytes=report.lost_bytes,
+        redirects=report.redirects,
+        other_namespace_pages=report.other_namespace_pages,
+      )
+    problems = [problem for report in reports for problem in report.problems]
+    problems = itertools.chain(*_gather(self.readers, problems))
+    content = [sources.file_sha256(self.folder / 'vocab.txt'), *digests]
     manifest = {
-      'format': _FORMAT,
       'settings': s._asdict(),
-      'counts_sha256': counts_sha256,
+      'counts_sha256': s.counts and sources.file_sha256(s.counts),
       'files': [
         source._asdict()
         | {'path': str(source.path), 'sha256': report.sha256}
         | {'read_bytes': report.source_bytes}  # by this process
-        for source, report in zip(files, reports, strict=True)
+        for source, report in zip(self.files, reports, strict=True)
       ],
       # Of vocabulary and ids, whatever the process: what a run resumes on.
       'fingerprint': hashlib.sha256(' '.join(content).encode()).hexdigest(),
-      'num_vocab_words': len(vocabulary.words),
+      'num_vocab_words': num_vocab,
       'num_words': num_words,
-      'num_blocks': totals['num_blocks'],
-      'text_bytes': totals['text_bytes'],
-      'pages': totals['pages'],
-      'dropped': {name: totals[name] for name in _DROPPED}
-      | {
-        'out_of_vocabulary_words': totals['read_words'] - num_words,
-        'words_below_vocabulary': num_different - len(vocabulary.words),
-        'problems': [*dict.fromkeys(itertools.chain(*all_problems))],
-      },
+      'text_bytes': totals.pop('text_bytes'),
+      'dropped': {
+        'out_of_vocabulary_words': totals.pop('read_words') - num_words,
+        'words_below_vocabulary': num_different - num_vocab,
+        'problems': [*dict.fromkeys(problems)],  # several may meet the same
+      }
+      | totals,
     }
     (self.folder / 'manifest.json').write_text(json.dumps(manifest, indent=1))
 
   def read(self, reports: Sequence[wiki.ReadReport]) -> list[_Piece]:
-    """Tokenizes this process's pieces, in the order of the text.
+    """Tokenizes this process's pieces, in order; fills the reports.
 
-    Several files are read at once because decompression is the slow part; a
-    single file feeds all tokenizing threads. Reports are filled on the way.
+    Files are read in parallel because decompression is the slow part; a single
+    file still feeds all tokenizing threads.
     """
     files, threads = self.files, num_threads()
     total_bytes = sum(source.size_bytes for source in files)
@@ -400,40 +352,46 @@ class _Encoder:
     ids, words, invalid_bytes, overlong_words = tokenize.tokenize(
       piece.text, s.tokens, s.lowercase, piece.ends_line
     )
-    numbers = collections.Counter(
-      text_bytes=len(piece.text),
-      read_words=int(words.counts.sum()),
-      invalid_utf8_bytes=invalid_bytes,
-      overlong_words=overlong_words,
-    )
+    counters = {
+      'text_bytes': len(piece.text),
+      'read_words': int(words.counts.sum()),
+      'invalid_utf8_bytes': invalid_bytes,
+      'overlong_words': overlong_words,
+    }
     order = np.argsort(words.hashes)
+    # The new number of each word; that of END is the last one's, END itself.
+    numbers = np.full(len(order) + 1, tokenize.END, np.int32)
+    numbers[order] = np.arange(len(order))
     hashes, counts, starts, arena = words.subset(order)
     path = self.folder / f'piece-{file:06d}-{piece.number:06d}'
     with open(path, 'wb') as opened:
-      for array in (hashes, counts, order, starts, ids, arena):
+      for array in (hashes, counts, starts, numbers[ids], arena):
         opened.write(array)
-    return _Piece(file, piece.number, path, len(order), numbers)
+    return _Piece(file, piece.number, len(order), path, counters)
 
-  def count(
-    self, pieces: Sequence[_Piece]
-  ) -> tuple[tokenize.WordTable, int, int]:
+  def count(self, pieces: Sequence[_Piece]) -> tuple[tokenize.Words, int, int]:
     """Counts the words of all processes, exactly; all get the same.
 
-    Returns at least the words that get a row, how many different words there
-    are, and how often the most frequent one occurs.
+    Returns the vocabulary, perhaps with rarer words, the number of different
+    words, and the highest count.
     """
     min_count, max_vocab = self.settings.min_count, self.settings.max_vocab
-    my_words = sum(piece.num_different for piece in pieces)
-    most_words = sum(_gather(self.readers, my_words))
+    # What several processes read, the first of them counts.
+    everyone = _gather(self.readers, [piece[:3] for piece in pieces])
+    everyone = [set(map(tuple, numbers)) for numbers in everyone]
+    lower = set().union(*everyone[: self.readers.process])
+    most_words = sum(n for _, _, n in set().union(*everyone))
     num_tables = max(1, -(-most_words // MAX_HELD_WORDS))
     chosen = tokenize.empty()
     num_different = most = 0
     for i in range(num_tables):
       limits = [(j << tokenize.HASH_BITS) // num_tables for j in (i, i + 1)]
-      table = _sum(piece.words(*limits) for piece in pieces)
+      table = _sum(x.words(*limits) for x in pieces if x[:3] not in lower)
       if self.readers.num_processes > 1:
-        everyone = gather_arrays(self.readers, *table.words())
-        table = _sum(itertools.starmap(tokenize.Words, everyone))
+        message = io.BytesIO()
+        np.savez(message, *table.words())
+        messages = map(io.BytesIO, self.readers.gather(message.getvalue()))
+        table = _sum(tokenize.Words(*np.load(x).values()) for x in messages)
       words = table.words()
       num_different += len(words.counts)
       most = max(most, int(words.counts.max(initial=0)))
@@ -441,54 +399,73 @@ class _Encoder:
       # Not for every table: it takes as long as sorting them all.
       if max_vocab and chosen.size[0] > 2 * max_vocab:
         words = chosen.words()
-        best = vocab.best(words, min_count, max_vocab)
-        min_count = int(words.counts[best[-1]])  # that better words must reach
-        chosen = _sum([words.subset(best)])
-    return chosen, num_different, most
+        words = words.subset(words.best(min_count, max_vocab))
+        min_count = int(words.counts[-1])  # that better words must reach
+        chosen = _sum([words])
+    return chosen.words(), num_different, most
 
   def map(
-    self, pieces: Sequence[_Piece], table: tokenize.WordTable, ids: np.ndarray
-  ) -> dict[tuple[int, int, str], collections.Counter]:
-    """Writes the ids of the corpus and its blocks; removes the pieces.
+    self, pieces: Sequence[_Piece], vocabulary: tokenize.Words
+  ) -> tuple[list[str], collections.Counter]:
+    """Writes the ids of this process and all blocks; removes the pieces.
 
-    `ids` [num_words] int32 has the id of each entry of `table`, or -1. Returns
-    the numbers of each piece by its file, number and SHA-256 of its ids.
+    Returns, for every piece of the corpus, file, number and SHA-256 of its ids;
+    and the sums of the pieces' counters.
     """
-    num_ids, threads = 0, num_threads()
-    columns, numbers = [np.zeros((3, 0), np.int64)], {}
+    num_ids, threads, table = 0, num_threads(), _sum([vocabulary])
+    mine, starts = [], {}
 
-    def mapped(piece: _Piece) -> tuple[_Piece, np.ndarray, np.ndarray, str]:
-      words, order, own_ids = piece.open()
-      entries = tokenize.lookup(table, words)
-      new_ids = np.empty(len(order), np.int32)
-      new_ids[order] = np.where(entries >= 0, ids[entries], -1)
-      out = _map_ids(own_ids, new_ids)
-      starts, sizes = block_starts(out, BLOCK_WORDS)
-      blocks = np.stack([starts, sizes, np.full_like(starts, piece.turn)])
-      piece.numbers.update(num_words=int(sizes.sum()), num_blocks=len(sizes))
-      return piece, out, blocks, hashlib.sha256(out).hexdigest()
+    def mapped(piece: _Piece) -> tuple:
+      words, ids = piece.open()
+      ids = _map_ids(ids, tokenize.lookup(table, words))
+      sha256 = hashlib.sha256(ids).hexdigest()
+      return piece, ids, sha256, *block_starts(ids, BLOCK_WORDS)
 
     with (
       open(self.folder / 'ids.bin', 'wb') as file,
       futures.ThreadPoolExecutor(threads) as pool,
     ):
-      for piece, out, blocks, sha256 in sources.map_ahead(
+      for piece, ids, sha256, firsts, sizes in sources.map_ahead(
         pool, mapped, ((piece,) for piece in pieces), 2 * threads
       ):
-        file.write(out)
-        columns.append(blocks + [[num_ids], [0], [0]])
-        num_ids += len(out)
-        numbers[piece.file, piece.number, sha256] = piece.numbers
+        file.write(ids)
+        key = piece.file, piece.number
+        counters = piece.counters | {'num_words': int(sizes.sum())}
+        mine.append([*key, sha256, sizes.tolist(), counters])
+        starts[key] = num_ids + firsts
+        num_ids += len(ids)
         piece.path.unlink()
-        self.progress('encoding', len(numbers), len(pieces))
-    starts, sizes, turns = np.concatenate(columns, 1)
-    blocks = Blocks(np.append(starts, num_ids), sizes, turns)
+        self.progress('encoding', len(mine), len(pieces))
+    # Several processes may read the same piece.
+    everyone = itertools.chain(*_gather(self.readers, mine))
+    read = {(file, number): rest for file, number, *rest in everyone}
+    columns, digests = [np.zeros((3, 0), np.int64)], []
+    totals = collections.Counter()
+    for key, (sha256, sizes, counters) in sorted(read.items()):
+      firsts = starts.get(key, [num_ids] * len(sizes))
+      turns = [sum(key)] * len(sizes)
+      columns.append(np.array([firsts, sizes, turns], np.int64))
+      digests.append(f'{key[0]} {key[1]} {sha256}')
+      totals.update(counters)
+    firsts, sizes, turns = np.concatenate(columns, 1)
+    # A block of another process begins where the next one of this process does.
+    firsts = np.minimum.accumulate(np.append(firsts, num_ids)[::-1])[::-1]
+    blocks = Blocks(firsts, sizes, turns)
     np.savez(self.folder / 'blocks.npz', **blocks._asdict())
-    return numbers
+    return digests, totals
 
 
 def _sum(parts: Iterable[tokenize.Words]) -> tokenize.WordTable:
   return functools.reduce(tokenize.merge, parts, tokenize.empty())
+
+
+def _read_counts(path: str) -> tokenize.Words:
+  """The words of `config.data.counts`: `word count` lines in any order."""
+  try:
+    words, counts = word2vec_format.read_vocab(path)
+  except errors.UserError as error:
+    raise errors.UserError(f'config.data.counts: {error}') from error
+  return tokenize.from_counts([word.encode() for word in words], counts)
 
 
 def _start_stripper() -> None:
@@ -506,7 +483,7 @@ def _start_stripper() -> None:
 
 @numba.njit(nogil=True, cache=True)
 def _map_ids(ids, new_ids):
-  """Replaces ids, drops words whose new id is -1 and repeated ends."""
+  """Translates ids; drops words whose new id is -1, and repeated ends."""
   out = np.empty(len(ids), np.int32)
   n = 0
   for i in range(len(ids)):
@@ -530,9 +507,7 @@ def block_starts(
   A block ends with a sentence; a sentence longer than a block is cut. Also
   [num_blocks] int64, the words of each block.
   """
-  starts = np.empty(2 * (len(ids) // block_words) + 2, np.int64)
-  sizes = np.empty_like(starts)
-  n = 0
+  starts, sizes = [], []
   block = words = 0  # start and words of this block
   sentence = sentence_words = 0  # and of this sentence
   for i in range(len(ids)):
@@ -542,18 +517,16 @@ def block_starts(
       continue
     if words == block_words:
       is_cut = sentence_words >= words  # within a sentence
-      starts[n] = block
-      sizes[n] = words if is_cut else words - sentence_words
+      starts.append(block)
+      sizes.append(words if is_cut else words - sentence_words)
       block = i if is_cut else sentence
-      words -= sizes[n]
-      n += 1
+      words -= sizes[-1]
     words += 1
     sentence_words += 1
   if words > 0:
-    starts[n] = block
-    sizes[n] = words
-    n += 1
-  return starts[:n].copy(), sizes[:n].copy()
+    starts.append(block)
+    sizes.append(words)
+  return np.array(starts, np.int64), np.array(sizes, np.int64)
 
 
 def _remove_leftovers(folder: pathlib.Path) -> None:
@@ -577,36 +550,25 @@ def _reuse(
       or sources.file_sha256(source.path) == known['sha256']
     )
 
-  with contextlib.suppress(
-    OSError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    zipfile.BadZipFile,
-    errors.UserError,
-  ):
+  # However it is damaged, it is made again.
+  with contextlib.suppress(Exception):
     encoded = _open(folder)
-    known = encoded.manifest
-    counts = settings.counts
-    if all(map(is_same, files, known['files'])) and (
-      not counts
-      or sources.file_sha256(pathlib.Path(os.path.expanduser(counts)))
-      == known['counts_sha256']
-    ):
-      return encoded
+    known, counts = encoded.manifest, settings.counts
+    if known['counts_sha256'] == (counts and sources.file_sha256(counts)):
+      if all(map(is_same, files, known['files'])):
+        return encoded
   return None
 
 
 def _open(folder: pathlib.Path) -> Encoded:
   """Opens a corpus folder; raises various errors if it is damaged."""
   manifest = json.loads((folder / 'manifest.json').read_text())
-  words = vocab.Vocabulary(*word2vec_format.read_vocab(folder / 'vocab.txt'))
+  words, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
   blocks = Blocks(**np.load(folder / 'blocks.npz'))
   path, ids = folder / 'ids.bin', np.zeros(0, np.int32)
   if path.stat().st_size:  # a process may have no text: nothing to map
     ids = np.asarray(np.memmap(path, '<i4', 'r'))
-  sizes = len(words.words), len(ids)
+  sizes = len(words), len(ids)
   if sizes != (manifest['num_vocab_words'], blocks.starts[-1]):
     raise ValueError('vocabulary or ids have changed')
-  return Encoded(folder, words, ids, blocks, manifest['num_words'], manifest)
+  return Encoded(folder, words, counts, ids, blocks, manifest)

@@ -1,17 +1,15 @@
 """From ids to batches: shuffled, subsampled, with a window per token.
 
-Blocks of the corpus come in an order that a keyed permutation gives for every
-epoch, `group_blocks` at a time. Of each group, frequent words are dropped
-(word2vec.c: a token of relative frequency f stays with probability
-sqrt(t / f) + t / f), the rest is packed without gaps, and every token gets its
-dynamic window (uniform in shortest_window..window, cut at the sentence). A
-group becomes one batch, that is one dispatch of up to `max_steps` steps.
+A keyed permutation orders the blocks of the corpus in every epoch. The next
+`group_blocks` make one batch: frequent words are dropped (word2vec.c: a token
+of relative frequency f stays with probability sqrt(t / f) + t / f), the others
+packed without gaps, each with a dynamic window (uniform in
+shortest_window..window, cut at the sentence).
 
-Every choice is a hash of (seed, epoch, position in the corpus), so a batch is a
-pure function of (seed, epoch, next block), which is the reader's whole state.
+Every choice is a hash of (seed, epoch, position in the corpus): (epoch, next
+block) is the reader's whole state.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -24,32 +22,20 @@ from jaxemb.toywiki import toywiki
 
 # Paths of an embedded corpus of another size, and of downloads.
 _EMBEDDED, _WIKIPEDIA = 'toywiki:', 'wikipedia:'
-_EMBEDDED_WORDS = 2_000_000
 
 # The number of a block in its part, and its ids.
 Blocks = Iterable[tuple[int, np.ndarray]]
 
 
-@dataclasses.dataclass(frozen=True)
-class LoaderSpec:
-  """How a corpus is cut into batches."""
+def group_blocks(part_words: int) -> int:
+  """Blocks of each part per batch: a half-empty last step costs little."""
+  return max(128, 128 * part_words // encode.BLOCK_WORDS)
 
-  seed: int
-  epochs: int
-  part_words: int  # centers of each part of the corpus per step
-  window: int  # largest distance between a center and its context
-  sample: float  # threshold of frequent-word subsampling, 0 = off
-  shortest_window: int = 1  # windows are drawn from this one up
 
-  @property
-  def group_blocks(self) -> int:
-    """Blocks of each part per batch: a half-empty last step is no loss."""
-    return max(128, 128 * self.part_words // encode.BLOCK_WORDS)
-
-  @property
-  def max_steps(self) -> int:
-    """Steps of a batch of which no token was dropped."""
-    return -(-self.group_blocks * encode.BLOCK_WORDS // self.part_words)
+def batch_words(part_words: int) -> int:
+  """Centers of each part that a batch has room for, in whole steps."""
+  num_words = group_blocks(part_words) * encode.BLOCK_WORDS
+  return -(-num_words // part_words) * part_words
 
 
 def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
@@ -70,7 +56,7 @@ def keep_thresholds(counts: np.ndarray, sample: float) -> np.ndarray:
 
 
 def center_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
-  """[vocab] float64: chance that a token that survived is each word."""
+  """[vocab] float64: distribution of the tokens that survive."""
   kept = counts * keep_probabilities(counts, sample)
   return kept / kept.sum()
 
@@ -145,8 +131,7 @@ def _pack(ids, position, keep_below, key, reaches, out, left, right, n):
       continue
     words += 1
     h = hashed(key ^ np.uint64(position + i))
-    # Written in any case, kept by counting it: a branch that is taken at random
-    # costs more than the writes.
+    # Always written, kept by counting it: a random branch costs more.
     out[window + n] = ids[i]
     left[n] = h & np.uint64(0xFF)
     right[n] = (h >> np.uint64(8)) & np.uint64(0xFF)
@@ -155,16 +140,16 @@ def _pack(ids, position, keep_below, key, reaches, out, left, right, n):
 
 
 def make_batch(
-  spec: LoaderSpec,
+  spec: base.SourceSpec,
   keep_below: np.ndarray,
   parts: Sequence[tuple[np.uint64, Blocks]],
 ) -> tuple[windows.Batch, int, int]:
-  """Packs the blocks of each part, which come with its key, while they fit.
+  """Packs the blocks of each part, given as (key, blocks), while they fit.
 
-  Returns the batch, how many blocks of the last part are in it, and the words
-  read, dropped ones too.
+  Returns the batch, the number of blocks taken from the last part, and the
+  words read, including those dropped.
   """
-  num_parts, size = len(parts), spec.max_steps * spec.part_words
+  num_parts, size = len(parts), batch_words(spec.part_words)
   # Ids above the vocabulary are padding: gathered as anything, never updated.
   shape = num_parts, size + 2 * spec.window
   ids = np.full(shape, len(keep_below), np.int32)
@@ -203,30 +188,16 @@ class TextSource:
   def __init__(
     self,
     corpus: encode.Encoded,
-    spec: LoaderSpec,
-    steps: windows.Steps,
-    readers: base.Readers = base.ALONE,
+    spec: base.SourceSpec,
     eval_paths: Callable[[], Sequence[str]] = tuple,
   ):
-    self.corpus, self.spec, self.steps = corpus, spec, steps
-    self.num_parts, self.eval_paths = steps.num_parts, eval_paths
-    # The blocks of each part that this process reads, by the part's number.
-    is_alone = readers.num_processes == 1
-    turns = corpus.blocks.turns % self.num_parts
-    self.local_blocks = {
-      part: np.flatnonzero(turns == part)
-      for part in (range(self.num_parts) if is_alone else readers.local_parts)
-    }
-    # For all parts, how many words each of their blocks has.
-    mine = [corpus.blocks.words[x] for x in self.local_blocks.values()]
-    mine = np.array([*self.local_blocks]), *mine
-    words = {}
-    for parts, *of_parts in encode.gather_arrays(readers, *mine):
-      words.update(zip(parts, of_parts, strict=True))
-    self.block_words = [words[part] for part in range(self.num_parts)]
+    self.corpus, self.spec, self.eval_paths = corpus, spec, eval_paths
+    self.steps, self.num_parts = windows.Steps.of(spec), spec.num_parts
     self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs
-    self.keys, self.counts = corpus.vocabulary
-    self.frequencies = center_probabilities(self.counts, spec.sample)
+    self.keys, self.counts = corpus.words, corpus.counts
+    self.frequencies = center_probabilities(
+      self.counts, spec.settings['sample']
+    )
     self.fingerprint = corpus.manifest.get('fingerprint')
     self.dropped = corpus.manifest.get('dropped')
 
@@ -247,21 +218,25 @@ class TextSource:
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
     """Batches from a position, [epoch, next block], to the last epoch's end."""
-    spec = self.spec
-    keep_below = keep_thresholds(self.counts, spec.sample)
-    num_blocks = max(map(len, self.block_words))
-    num_batches = -(-num_blocks // spec.group_blocks)
+    spec, blocks = self.spec, self.corpus.blocks
+    keep_below = keep_thresholds(self.counts, spec.settings['sample'])
+    turns = blocks.turns % self.num_parts
+    by_part = [np.flatnonzero(turns == i) for i in range(self.num_parts)]
+    num_blocks = max(map(len, by_part))
+    group = group_blocks(spec.part_words)
+    num_batches = -(-num_blocks // group)
     epoch, block = position or (0, 0)
     while epoch < self.epochs:
-      index = epoch * num_batches + block // spec.group_blocks
-      stop = block + spec.group_blocks
+      index = epoch * num_batches + block // group
+      stop = block + group
       parts, words = [], 0
-      for part, sizes in enumerate(self.block_words):
+      for part, of_part in enumerate(by_part):
         key = part_key(spec.seed, epoch, part)
-        numbers = _order(block, stop, len(sizes), key)
-        words += int(sizes[numbers].sum())
-        if part in self.local_blocks:
-          texts = map(self.corpus.block, self.local_blocks[part][numbers])
+        numbers = _order(block, stop, len(of_part), key)
+        chosen = of_part[numbers]
+        words += int(blocks.words[chosen].sum())
+        if part in spec.readers.local_parts:
+          texts = map(self.corpus.block, chosen)
           parts.append((key, zip(numbers, texts, strict=True)))
       batch, _, _ = make_batch(spec, keep_below, parts)
       epoch, block = (epoch, stop) if stop < num_blocks else (epoch + 1, 0)
@@ -270,37 +245,29 @@ class TextSource:
 
 
 def make(spec: base.SourceSpec) -> TextSource:
-  """Writes, fetches and encodes the text that the settings name.
+  """Writes, downloads and encodes the text that the settings name.
 
-  Raises:
-    UserError: for input that cannot be used.
+  Raises a `UserError` for input that cannot be used.
   """
-  s, d, path, cache = spec, spec.settings, spec.path, spec.cache
+  path, cache = spec.path, spec.cache
   is_embedded = not path or path.startswith(_EMBEDDED)
   size = path.removeprefix(_EMBEDDED) if is_embedded else ''
-  num_words = int(size or _EMBEDDED_WORDS)
+  num_words = int(size or toywiki.DEFAULT_WORDS)
 
   def embedded() -> toywiki.Corpus:
-    s.progress('writing the embedded corpus', 0, 1)
+    spec.progress('writing the embedded corpus', 0, 1)
     return toywiki.write(cache / f'toywiki-{num_words}', corpus_words=num_words)
 
   if is_embedded:
     path = str(embedded().xml)
   elif path.startswith(_WIKIPEDIA):
     name = path.removeprefix(_WIKIPEDIA)
-    progress = functools.partial(s.progress, 'downloading')
+    progress = functools.partial(spec.progress, 'downloading')
     path = str(download.wikipedia(name, cache, progress))
-  settings = encode.Settings(*(d[x] for x in encode.Settings._fields))
+  settings = encode.Settings(*map(spec.settings.get, encode.Settings._fields))
   corpus = encode.encode(
-    path, settings, cache, s.progress, s.num_parts, s.readers
-  )
-  loader_spec = LoaderSpec(
-    s.seed, s.epochs, s.part_words, s.window, d['sample'], s.shortest_window
+    path, settings, cache, spec.progress, spec.num_parts, spec.readers
   )
   return TextSource(
-    corpus,
-    loader_spec,
-    windows.Steps.of(s),
-    s.readers,
-    lambda: [str(x) for x in embedded().eval_paths],
+    corpus, spec, lambda: [str(x) for x in embedded().eval_paths]
   )

@@ -1,19 +1,18 @@
 """Samples of a corpus's sentences, one for each of several sub-models.
 
-  equal     contiguous stretches: that of part k of n begins k / n of the way
-            through the text and is `rate` of it long, around its end
+  equal     part k of n gets a stretch of `rate` of the text, which begins at
+            k / n and goes on at the start where the text ends
   sampling  every part draws each sentence with probability `rate`, once for all
             epochs; some sentences are in no part, some in several
   shuffle   draws anew in every epoch, and again for a sentence that no part
             got, until one does (Anand et al. 2019)
 
-A sentence is identified by its offset in the ids of the corpus. Whether a part
-gets it is a hash of (seed, epoch, offset), so nothing is shuffled or stored,
-and reading can resume anywhere. One longer than a block counts as several.
+Whether a part gets a sentence is a hash of (seed, epoch, offset in the ids of
+the corpus): nothing is shuffled or stored, and reading can resume anywhere. A
+sentence longer than a block counts as several.
 
 Vocabulary, subsampling and negatives are those of the whole corpus, which a
-sub-model reads as a single part in the sense of `encode`; its process must have
-all of it.
+process has to have encoded as one part.
 """
 
 import dataclasses
@@ -29,8 +28,6 @@ from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.text import encode, loader, tokenize
 
-METHODS = ('equal', 'sampling', 'shuffle')
-
 _STREAM = 0x7368617265  # the loader draws other numbers from the same seed
 _ALL = 1 << 63  # draws are 63 bits
 
@@ -39,7 +36,7 @@ _ALL = 1 << 63  # draws are 63 bits
 class Sampling:
   """How the sample of one part is drawn."""
 
-  method: str  # one of METHODS
+  method: str  # 'equal', 'sampling' or 'shuffle'
   num_parts: int
   rate: float  # expected share of the sentences
   part: int
@@ -55,17 +52,16 @@ class SampleCounts(NamedTuple):
 
 
 def rule(sampling: Sampling, epoch: int, num_ids: int) -> tuple[np.uint64, ...]:
-  """Who gets what of `num_ids` ids in an epoch: the numbers for `selects`.
+  """What `selects` needs to know of an epoch over `num_ids` ids.
 
-  A sentence has a draw: its distance behind `first` in a circle of `circle`
-  ids, or where that is 0 a hash with `key`. Below `others`, a lower part has
-  the sentence, and this part only if its own draw, a hash with `own_key`, is
-  below `own`. Otherwise the part has it if the draw is below `mine`.
+  A sentence's draw is its distance behind `first` in a circle of `circle` ids,
+  or where that is 0 a hash with `key`. Below `others` a lower part may have it,
+  and this part only if its own draw, a hash with `own_key`, is below `own`.
+  Otherwise this part has it if the draw is below `mine`.
   """
   s = sampling
   key = _hashed(_hashed(_STREAM) ^ s.seed % 2**64)
-  first = circle = others = own_key = 0
-  own = round(s.rate * _ALL)
+  first = circle = others = 0
   if s.method == 'equal':
     first, circle = s.part * num_ids // s.num_parts, num_ids
     mine = round(s.rate * num_ids)
@@ -73,11 +69,11 @@ def rule(sampling: Sampling, epoch: int, num_ids: int) -> tuple[np.uint64, ...]:
     if math.isclose(s.rate * s.num_parts, 1):
       mine = (s.part + 1) * num_ids // s.num_parts - first
   elif s.method == 'sampling':
-    key, mine = _hashed(key ^ (s.part + 1)), own
+    others = mine = _ALL  # its own draws alone
   else:
     key = _hashed(key ^ _hashed(epoch + 1))
-    own_key = _hashed(key ^ (s.part + 1))
     others, mine = _none_before(s, s.part), _none_before(s, s.part + 1)
+  own_key, own = _hashed(key ^ (s.part + 1)), round(s.rate * _ALL)
   numbers = first, circle, key, others, own_key, own, mine
   return tuple(map(np.uint64, numbers))
 
@@ -146,7 +142,7 @@ def count(
   corpus: encode.Encoded, sampling: Sampling, epochs: int
 ) -> SampleCounts:
   """Counts what a part will read."""
-  seen = np.zeros(len(corpus.vocabulary.counts), np.int64)
+  seen = np.zeros(len(corpus.counts), np.int64)
   starts, sentences = corpus.blocks.starts, 0
   # Where nothing is drawn anew, epochs are alike.
   different = epochs if sampling.method == 'shuffle' else 1
@@ -163,12 +159,8 @@ def count(
 
 def count_all(
   corpus: encode.Encoded, samplings: Sequence[Sampling], epochs: int
-) -> dict[int, SampleCounts]:
-  """What several parts will read, by part.
-
-  Raises:
-    UserError: if a part gets no sentence.
-  """
+) -> list[SampleCounts]:
+  """What each part will read, or a `UserError` if one gets no sentence."""
   with futures.ThreadPoolExecutor(encode.num_threads()) as pool:
     counts = list(pool.map(lambda x: count(corpus, x, epochs), samplings))
   for sampling, each in zip(samplings, counts, strict=True):
@@ -177,22 +169,22 @@ def count_all(
         f'sub-model {sampling.part} of {sampling.num_parts} gets no sentence; '
         'lower --config.strategy.num_parts or raise --config.strategy.rate'
       )
-  return {x.part: each for x, each in zip(samplings, counts, strict=True)}
+  return counts
 
 
 def items(
   corpus: encode.Encoded,
   sampling: Sampling,
-  spec: loader.LoaderSpec,
+  spec: base.SourceSpec,
   position: Sequence[int] | None,
   done: int,
 ) -> Iterator[base.Item]:
-  """A part's batches from a position to the end of the last epoch.
+  """A part's batches; `position` and `done` as in `data.base.Source.items`.
 
   A batch is filled from as many blocks as it takes. Progress is in words of the
-  part. Arguments are as of `data.base.Source.items`.
+  part.
   """
-  keep_below = loader.keep_thresholds(corpus.vocabulary.counts, spec.sample)
+  keep_below = loader.keep_thresholds(corpus.counts, spec.settings['sample'])
   starts = corpus.blocks.starts
   num_blocks = len(starts) - 1
   ids = np.empty(encode.MAX_BLOCK_IDS, np.int32)

@@ -1,13 +1,12 @@
 """The text of a corpus: any files become a stream of UTF-8 pieces.
 
-Plain text, WikiExtractor output (<doc> or JSON lines) and MediaWiki XML dumps,
-each a file, in a folder or by glob, and with .gz .bz2 .xz .zst. Every format is
-a generator of byte blocks, and one function cuts any of them into pieces at
-line ends; nothing but JSON is ever touched line by line.
+Plain text, WikiExtractor output (<doc> or JSON lines) and MediaWiki XML dumps;
+a file, a folder or a glob; plain or .gz .bz2 .xz .zst. Every format is a
+generator of byte blocks, which one function cuts into pieces at line ends; only
+JSON is ever touched line by line.
 
-Uncompressed plain text is divisible: the ends of its pieces are found without
-reading what is before them, so that each of several processes reads its own
-pieces only.
+Uncompressed plain text is divisible: a piece is found without reading what is
+before it, so that each of several processes reads only its own.
 """
 
 import bz2
@@ -28,6 +27,7 @@ from typing import Any, BinaryIO, NamedTuple
 import zstandard
 
 from jaxemb import errors
+from jaxemb.data import base
 from jaxemb.text import wiki
 
 BLOCK_BYTES = 1 << 20  # of reading and of batches of pages
@@ -69,11 +69,9 @@ class Piece(NamedTuple):
 def find(path: str) -> list[Source]:
   """The files at a path, sorted.
 
-  Those in a folder, searched recursively without what is hidden, or those that
-  match a glob, in which ** stands for folders of any depth.
-
-  Raises:
-    UserError: nothing is there, or nothing but empty files.
+  A folder is searched recursively, without hidden files; in a glob ** stands
+  for folders of any depth. Raises a `UserError` if nothing is there, or nothing
+  but empty files.
   """
   expanded = os.path.expanduser(path)
   is_there = os.path.exists(expanded)
@@ -133,12 +131,9 @@ def pieces(
   """The text of one file, whatever its format, in order; updates the report.
 
   No piece has more than `piece_bytes`: a longer line is cut at white space.
-  `pool` strips wikitext, and changes nothing else. Pieces that are not wanted
-  are left out, by their numbers; only of divisible files are they not read.
-
-  Raises:
-    UserError: the file cannot be read, is not text, or its compressed data
-      are cut or damaged.
+  `pool` strips wikitext in parallel. Pieces whose number is not `wanted` are
+  left out; in divisible files they are not even read. Raises a `UserError` if
+  the file cannot be read, is not text, or its compressed data are damaged.
   """
   splits_words = False
   try:
@@ -199,13 +194,13 @@ def _streamed(
   report: wiki.ReadReport,
   pool: concurrent.futures.Executor | None,
 ) -> Iterator[Piece]:
-  """All pieces of a file that has to be read from its start."""
+  """All pieces of a file that must be read from its start."""
   suffix = source.path.suffix.lower()
   with open(source.path, 'rb', buffering=0) as file:
     blocks = _blocks(file, report)
     if suffix in _COMPRESSIONS:
       blocks = _unpack(blocks, suffix, report)
-    with contextlib.closing(_ahead(blocks)) as blocks:
+    with contextlib.closing(base.prefetch(blocks, 1)) as blocks:
       head = b''
       while len(head) < _HEAD_BYTES and (block := next(blocks, b'')):
         head += block
@@ -217,17 +212,18 @@ def _streamed(
         text = wiki.docs(text, report)
       elif text_format == 'json':
         text = wiki.json_lines(text, report)
-      elif text_format == 'dump' and pool:
-        text = map_ahead(
-          pool, wiki.plain_batch, _articles(text, report), _MAX_WAITING_BATCHES
-        )
       elif text_format == 'dump':
-        text = itertools.starmap(wiki.plain_batch, _articles(text, report))
+        jobs = wiki.plain_batch, _articles(text, report)
+        text = (
+          map_ahead(pool, *jobs, _MAX_WAITING_BATCHES)
+          if pool
+          else itertools.starmap(*jobs)
+        )
       yield from _cut_stream(text, piece_bytes)
 
 
 def _blocks(file: BinaryIO, report: wiki.ReadReport) -> Iterator[bytes]:
-  """Blocks of a file as it is on disk, counted and hashed."""
+  """Blocks of a file on disk, counted and hashed."""
   digest = hashlib.sha256()
   while block := file.read(BLOCK_BYTES):
     digest.update(block)
@@ -239,10 +235,7 @@ def _blocks(file: BinaryIO, report: wiki.ReadReport) -> Iterator[bytes]:
 def _unpack(
   blocks: Iterable[bytes], suffix: str, report: wiki.ReadReport
 ) -> Iterator[bytes]:
-  """Blocks of all streams (of .zst: frames) of a compressed file.
-
-  Raises `_READ_ERRORS` when the data are cut or damaged.
-  """
+  """Blocks of all streams or frames of a compressed file, or `_READ_ERRORS`."""
   magic, decompressor = _COMPRESSIONS[suffix]
   if suffix == '.zst':
     magic = b''  # frames of other kinds are for the library
@@ -273,15 +266,6 @@ def _unpack(
     )
   if report.source_bytes and not stream.eof:
     raise EOFError('it ends too early')
-
-
-def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
-  """Fetches the next block in a thread while the last one is worked on."""
-  with concurrent.futures.ThreadPoolExecutor(1) as thread:
-    future = thread.submit(next, blocks, None)
-    while (block := future.result()) is not None:
-      future = thread.submit(next, blocks, None)
-      yield block
 
 
 def _format(head: bytes, path: pathlib.Path) -> str:
@@ -347,43 +331,39 @@ def _ranges(
 ) -> Iterator[Piece]:
   """Wanted pieces of plain text, found without reading those before.
 
-  Piece j ends at the last line end of the j-th of equal ranges, each half a
-  piece long, so that no piece is longer than `piece_bytes`.
+  Piece j ends at the last line end of the j-th range of `piece_bytes` / 2, so
+  that no piece is longer than `piece_bytes`.
   """
-  step = max(4, piece_bytes // 2)
+  step, size = max(4, piece_bytes // 2), source.size_bytes
   digest = hashlib.sha256()
   with open(source.path, 'rb') as file:
-
-    def end_of(number: int) -> int:
-      start = number * step
-      if start + step >= source.size_bytes:
-        return source.size_bytes
-      file.seek(start)
-      data = file.read(step + 1)
-      if len(data) <= step:
+    for number in filter(wanted, range(-(-size // step))):
+      before = step if number else 0  # of the range in which it begins
+      offset = number * step - before
+      is_last = offset + before + step >= size
+      num_bytes = size - offset if is_last else before + step + 1
+      file.seek(offset)
+      data = file.read(num_bytes)
+      if len(data) < num_bytes:
         raise OSError(errno.EIO, 'it became shorter while it was read')
-      return start + _cut(data, step)
-
-    for number in filter(wanted, range(-(-source.size_bytes // step))):
-      start, end = end_of(number - 1) if number else 0, end_of(number)
-      file.seek(start)
-      data = file.read(end - start)
+      start = _cut(data, step) if number else 0
+      end = num_bytes if is_last else before + _cut(data[before:], step)
+      data = data[start:end]
       digest.update(data)
       report.source_bytes += len(data)
-      if not start:
+      if not number:
         data = data.removeprefix(_BOM)
       if data:
-        ends_line = end == source.size_bytes or data.endswith(b'\n')
-        yield Piece(data, ends_line, number)
-  if report.source_bytes == source.size_bytes:
+        yield Piece(data, is_last or data.endswith(b'\n'), number)
+  if report.source_bytes == size:
     report.sha256 = digest.hexdigest()
 
 
 def _cut(data: bytes | bytearray, limit: int) -> int:
   """Where to end a piece of data[:limit].
 
-  After the last line end, else the last white space, else at the last
-  character of UTF-8 that begins at or before `limit`.
+  After the last line end, else the last white space, else the last whole UTF-8
+  character.
   """
   if end := data.rfind(b'\n', 0, limit) + 1:
     return end

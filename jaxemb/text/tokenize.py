@@ -6,11 +6,10 @@ Two definitions of a word (`config.data.tokens`):
                 else separates. "don't" is two words, "naïve" one.
   'whitespace'  a run without white space, for text that is already tokenized.
 
-A table over code points holds the definition and the lower-casing: entry 0 is a
-separator, any other entry is what to write, in UTF-8. A line end closes a
-sentence, which training windows never cross; it is written as `END`.
-
-All loops over bytes are compiled with numba and release the interpreter lock.
+A table over code points holds definition and lower-casing: 0 separates, any
+other entry is the UTF-8 to write. A line end closes a sentence, which training
+windows never cross, and is written as `END`. All loops over bytes are compiled
+with numba and release the interpreter lock.
 """
 
 import functools
@@ -28,8 +27,6 @@ END = -1
 
 # A "word" longer than this is data (base64, a long URL), not a word.
 MAX_WORD_BYTES = 255
-
-DEFINITIONS = ('words', 'whitespace')
 
 HASH_BITS = 62  # ranges of hashes fit int64
 
@@ -50,9 +47,13 @@ class Words(NamedTuple):
   arena: np.ndarray  # [bytes] uint8, UTF-8
 
   def reader(self) -> Callable[[int], bytes]:
-    """A function that returns a word by its number, as UTF-8."""
+    """A function from the number of a word to its UTF-8."""
     starts, text = self.starts, self.arena.tobytes()
     return lambda i: text[starts[i] : starts[i + 1]]
+
+  def texts(self) -> list[bytes]:
+    """All words, as UTF-8."""
+    return list(map(self.reader(), range(len(self.counts))))
 
   def subset(self, numbers: np.ndarray) -> 'Words':
     """Some of the words, in the order of their numbers."""
@@ -62,12 +63,29 @@ class Words(NamedTuple):
     arena = self.arena[np.arange(len(moved)) + moved]
     return Words(self.hashes[numbers], self.counts[numbers], starts, arena)
 
+  def best(self, min_count: int, max_vocab: int) -> np.ndarray:
+    """[num_chosen] int64, numbers of the words that occur `min_count` times.
+
+    By falling count, at most `max_vocab` (0 = all). Ties are sorted by their
+    UTF-8, so that nothing depends on how work was divided.
+    """
+    order = np.flatnonzero(self.counts >= min_count)
+    order = order[np.argsort(-self.counts[order], kind='stable')]
+    # Ties are sorted one count at a time: few words need be Python objects.
+    is_last = np.diff(self.counts[order], append=-1) != 0
+    word, start = self.reader(), 0
+    for stop in np.flatnonzero(is_last) + 1:
+      order[start:stop] = sorted(order[start:stop].tolist(), key=word)
+      start = stop
+      if max_vocab and stop >= max_vocab:
+        return order[:max_vocab]
+    return order
+
 
 class WordTable(NamedTuple):
   """Growing hash table from words to entries, in order of first occurrence.
 
-  Open addressing with linear probing. Arrays are as of `Words`, with room for
-  as many words as `hashes` is long.
+  Open addressing with linear probing; the arrays of `Words` with room to grow.
   """
 
   slots: np.ndarray  # [num_slots] int32, entry or -1; a power of two long
@@ -86,7 +104,7 @@ class WordTable(NamedTuple):
 
 @numba.njit(nogil=True, cache=True)
 def empty(max_words: int = 1 << 16, max_bytes: int = 1 << 20) -> WordTable:
-  """An empty table, which grows beyond this size; a power of two of words."""
+  """An empty table with room for `max_words`, a power of two; it can grow."""
   return WordTable(
     np.full(2 * max_words, -1, np.int32),
     np.empty(max_words, np.int64),
@@ -267,7 +285,7 @@ def _decode(text, i):
 def _read_known(text, i, points, table, word, ids, n, dropped):
   """Writes ids up to the first new word, which it leaves in `word`.
 
-  Returns the position behind it, the number of ids, its length and hash.
+  Returns the position after it, the number of ids, its length and its hash.
   """
   length, h = 0, _FNV_BASIS
   while i <= len(text):
@@ -331,10 +349,10 @@ def tokenize(
 ) -> tuple[np.ndarray, Words, int, int]:
   """Counts the words of UTF-8 text and writes it as ids, in one pass.
 
-  Returns [num_ids] int32, the numbers of the text's own words, with `END` after
-  each sentence; these words; how many bytes were invalid and read as U+FFFD;
-  and how many words were longer than `MAX_WORD_BYTES` and dropped. The text's
-  end is a sentence's if it ends a line.
+  Returns [num_ids] int32, indices into the text's own words, with `END` after
+  each sentence; these words; how many bytes were invalid, read as U+FFFD; and
+  how many words were dropped as longer than `MAX_WORD_BYTES`. The end of the
+  text ends a sentence only if `ends_line`.
   """
   data = np.frombuffer(text, np.uint8)
   points = code_points(definition, lowercase)

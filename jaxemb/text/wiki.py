@@ -1,13 +1,12 @@
 """Wikipedia text: MediaWiki XML dumps, wikitext and WikiExtractor's output.
 
-Dumps of any export version are cut at </page>, which cannot stand in the text
-of a page, and each page is parsed by itself. Real dumps end early, have
-malformed pages, or are several in one file: all complete pages are read, and
-what is missing is reported.
+Dumps of any export version are split at </page>, which cannot occur in the text
+of a page. Real dumps end early, have malformed pages, or are several in one
+file: all complete pages are read, and what is missing is reported.
 
 Wikitext becomes plain paragraphs in linear time and without a real parser:
-first the tags that hide their contents go, then one walk over all brackets with
-a stack (templates, tables and links nest to any depth; unbalanced ones do
+tags that hide their contents go first, then one walk with a stack handles all
+brackets (templates, tables and links nest to any depth; unbalanced ones do
 little harm), then inline markup, then lines.
 
 WikiExtractor writes <doc> elements or JSON lines. Its <doc> files are plain
@@ -126,10 +125,10 @@ class ReadReport:
 
 
 def pages(blocks: Iterable[bytes], report: ReadReport) -> Iterator[Page]:
-  """The complete pages of a dump, in order, of all namespaces, redirects too.
+  """The complete pages of a dump, of all namespaces, with redirects.
 
-  The XML may end early, start at a <page> instead of its header, or be several
-  dumps in a row. What is missing, malformed or replaced goes to the report.
+  The XML may lack its header or its end, or be several dumps in a row. What is
+  missing, malformed or replaced goes to the report.
   """
   names: dict[str, int] = {}  # of namespaces, in lower case, to numbers
   num_pages, after = 0, 'in its first page'
@@ -305,8 +304,7 @@ def plain(text: str, hidden: frozenset[str] = HIDDEN) -> str:
   """The paragraphs, list items and headings of wikitext, one a line.
 
   Drops comments, references, formulas, code, galleries, templates, tables,
-  files, categories, links to other languages, addresses and magic words. Keeps
-  the words that links, headings, lists and formatting show.
+  files, categories, interlanguage links, URLs and magic words.
   """
   text = _EXTERNAL.sub(r'\1', _hide(text))
   text = _unbracket('\n' + text, hidden)
@@ -359,19 +357,15 @@ def json_lines(blocks: Iterable[bytes], report: ReadReport) -> Iterator[bytes]:
     for line in filter(bytes.strip, block.split(b'\n')):
       try:
         record = json.loads(line)
+      except (ValueError, RecursionError):
+        record = None
+      if isinstance(record, dict) and isinstance(record.get('text'), str):
         text = record['text'].encode(errors='replace')
-      except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-      ):
-        num_bad += 1
-        report.lost_bytes += len(line)
-      else:
         # WikiExtractor escapes in JSON too; others mean what they write.
         texts.append(_unescape(text) if 'title' in record else text)
+      else:
+        num_bad += 1
+        report.lost_bytes += len(line)
     report.pages += len(texts)
     yield b''.join(text + b'\n' for text in texts)
   if num_bad:

@@ -1,21 +1,20 @@
 """Toywiki: a small generated encyclopedia with its own evaluation sets.
 
-The corpus that the main job trains on when no data is given: real facts
-(`facts.toml`) in sentence patterns (`patterns.toml`), over a background of
-made-up words with Zipf's frequencies, written as a MediaWiki dump, so that it
-takes the same path as a real one. The same seed and size give the same bytes on
-every machine. Pages are streamed: memory does not grow with the size.
+The corpus to train on when no data is given: real facts (`facts.toml`) in
+sentence patterns (`patterns.toml`), over a background of made-up words with
+Zipf's frequencies, written as a MediaWiki dump and read like a real one. The
+same seed and size give the same bytes on every machine.
 
-Two ideas. A sentence is about one role of one word family, such as the capital
-of (country, capital, currency, language, demonym): its pattern brings words
-typical of the role, its slots bring words typical of the family, which is what
-makes analogies work in real text. And page i is a pure function of (seed, i):
-each round has one article per family, later rounds about other aspects.
+A sentence is about one role of one word family, such as the capital of
+(country, capital, currency, language, demonym): its pattern brings words
+typical of the role, its slots words typical of the family, which is what makes
+analogies work in real text. Page i is a pure function of (seed, i): each round
+has one article per family, later rounds about other aspects.
 
 Gold answers come from the facts, never from the text: similarity grows with the
 shared levels of the taxonomy, categories are its lowest level, analogies pair
-families of one kind, and two contexts of an ambiguous word are similar if they
-have the same sense. These contexts are not sentences of the corpus.
+families of one kind, and contexts of an ambiguous word, none of them in the
+corpus, are similar if they have the same sense.
 
 At the default size gensim 4.4 (skip-gram, 5 negatives, window 5, min_count 5,
 5 epochs) gets 97.5 to 99.0 % of the analogies right (3CosAdd over the whole
@@ -26,7 +25,6 @@ the similarities; half the size gets 80 % of the analogies.
 import bisect
 import bz2
 import collections
-import concurrent.futures
 import contextlib
 import hashlib
 import importlib.resources
@@ -38,7 +36,7 @@ import random
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 from xml.sax import saxutils
 
 from jaxemb import errors
@@ -57,7 +55,6 @@ _BAG_SIZE = 1 << 18
 _A_BEFORE_VOWEL = re.compile(
   r'\b([Aa]) (?!(?i:uni|use|eur|one\b))(?=[aeiouAEIOU])'
 )
-_STYLES = '[[{0}]]', '[[{1} (article)|{0}]]', "''{0}''", '{0}'  # of a word
 _PAIRS_PER_LEVEL = 120
 _SIMILARITIES = (0.5, 3.5, 6.5, 9.0)  # by the number of shared levels
 _QUESTIONS_PER_PAIR = 6
@@ -98,10 +95,6 @@ def _resource(name: str) -> str:
   return (importlib.resources.files(__package__) / name).read_text('utf-8')
 
 
-def _random(number: int) -> Draw:
-  return random.Random(number).random
-
-
 def _pick(items: Sequence[Any], draw: Draw) -> Any:
   return items[int(draw() * len(items))]
 
@@ -122,7 +115,7 @@ def _made_up_words(count: int, taken: set[str], draw: Draw) -> list[str]:
 
 
 def _zipf_bag(words: list[str]) -> list[str]:
-  """Repeats each word by its frequency, in integers: alike on all machines."""
+  """Repeats each word by its frequency; integers are alike on all machines."""
   ranks = range(1 + _ZIPF_SHIFT, len(words) + 1 + _ZIPF_SHIFT)
   sums = [*itertools.accumulate(10**9 // rank for rank in ranks)]
   slots = (sums[-1] * slot // _BAG_SIZE for slot in range(_BAG_SIZE))
@@ -132,8 +125,8 @@ def _zipf_bag(words: list[str]) -> list[str]:
 def _compile(lines: str, pools: Pools, words: dict[str, str]) -> list[Pattern]:
   """Patterns whose slots can all be filled from `words` and `pools`.
 
-  A slot that stands k times in a pattern draws from k disjoint parts of its
-  pool, so that no sentence says `the wings and the wings`.
+  A slot that comes k times in a pattern draws from k disjoint parts of its
+  pool: no sentence says `the wings and the wings`.
   """
   patterns = []
   for index, line in enumerate(lines.splitlines()):
@@ -154,7 +147,7 @@ def _compile(lines: str, pools: Pools, words: dict[str, str]) -> list[Pattern]:
 def _family(
   table: dict[str, str], line: str, data: dict[str, Any], pools: Pools
 ) -> Family:
-  """The family of a line; `pools` gives all slots but those of its own."""
+  """The family of a line; its own slots are added to `pools`."""
   kind, taxonomy = table['kind'], table['taxonomy'].split()
   fields, _, associates = line.partition('|')
   entries = dict(zip(table['roles'].split(), fields.split(), strict=True))
@@ -182,7 +175,7 @@ def build_world(seed: int) -> World:
   data = tomllib.loads(facts) | tomllib.loads(patterns)
   taken = set(re.findall('[a-z]+', (facts + patterns).lower()))
   num_words = _NUM_BACKGROUND + _NUM_NAMES + _NUM_PLACES
-  made_up = _made_up_words(num_words, taken, _random(seed))
+  made_up = _made_up_words(num_words, taken, random.Random(seed).random)
   names = [word.capitalize() for word in made_up[_NUM_BACKGROUND:]]
   pools = {
     'z': _zipf_bag(made_up[:_NUM_BACKGROUND]),
@@ -242,23 +235,23 @@ def _paragraph(
       yield _pick(_pick([*cells.values()], draw), draw)
 
 
-def _mark_up(text: str, words: Iterable[str], draw: Draw) -> str:
+def _mark_up(
+  text: str, words: Iterable[str], markup: dict[str, Any], draw: Draw
+) -> str:
   """Adds links, emphasis and references that leave the words as they are."""
   for word in words:
-    style = _STYLES[bisect.bisect((0.4, 0.6, 0.7), draw())]
+    style = markup['styles'][bisect.bisect((0.4, 0.6, 0.7), draw())]
     marked = style.format(word, word.capitalize())
     text = text.replace(f' {word} ', f' {marked} ', 1)
   if draw() < 0.15:
-    text += (
-      f'<ref name="n{int(draw() * 100)}">{{{{cite book |title=Annals '
-      f'|year={1800 + int(draw() * 200)} |page={int(draw() * 400)}}}}}</ref>'
-    )
+    numbers = draw() * 100, 1800 + int(draw() * 200), draw() * 400
+    text += markup['citation'] % numbers
   return text.replace(' in 1', ' in&nbsp;1', 1) if draw() < 0.1 else text
 
 
 def _article(world: World, seed: int, number: int) -> tuple[str, str, int]:
   """Title, wikitext and the number of words of its running text."""
-  draw = _random((seed << 64) + number + 1)
+  draw = random.Random((seed << 64) + number + 1).random
   round_index, index = divmod(number, len(world.families))
   family = world.families[index]
   title = family.title
@@ -269,47 +262,41 @@ def _article(world: World, seed: int, number: int) -> tuple[str, str, int]:
     title += f' (volume {volume + 1})' if volume else ''
   words = list(dict.fromkeys(family.words.values()))
   roles = sorted(family.cells, key=lambda role: draw())
-  infobox = [
-    f'{{{{Infobox {family.kind}',
-    *(f'| {role} = [[{word}]]' for role, word in family.words.items()),
-    f'| area = {{{{convert|{int(draw() * 9000) + 10}|km2|abbr=on}}}}',
-    f'| image = [[File:{family.title}.svg|120px]] <!-- drawn by hand -->',
-    '}}',
-  ]
-  parts, num_words = ['\n'.join(infobox)], 0
+  markup, kind = world.data['markup'], family.kind
+  known = [f'| {role} = [[{word}]]' for role, word in family.words.items()]
+  area = int(draw() * 9000) + 10
+  infobox = markup['infobox'] % (kind, '\n'.join(known), area, family.title)
+  parts, num_words = [infobox], 0
   for position, role in enumerate([roles[-1], *roles]):
     if position:
       parts.append(f'== {_pick(world.data["headings"], draw)} ==')
-    cell = world.data['cells'][family.kind][role]
+    cell = world.data['cells'][kind][role]
     for _ in range(1 + int(draw() * cell['max_paragraphs'])):
       patterns = _paragraph(world, family.cells[role], draw)
       plain = _sentences(world, patterns, draw)
       num_words += plain.count(' ') + 1
-      parts.append(_mark_up(plain, words + family.associates, draw))
+      parts.append(_mark_up(plain, words + family.associates, markup, draw))
     if not position:
       bold = f" '''{words[0]}''' "
       parts[-1] = parts[-1].replace(f' {words[0]} ', bold, 1)
   if draw() < 0.3:
-    rows = [
-      f'|-\n| {1500 + int(draw() * 500)} || '
-      f'align="right" | {int(draw() * 10**6)}\n'
+    rows = (
+      markup['row'] % (1500 + int(draw() * 500), draw() * 10**6)
       for _ in range(3)
-    ]
-    head = '{| class="wikitext sortable"\n|+ Figures\n! Year !! Number\n'
-    parts.append(head + ''.join(rows) + '|}')
+    )
+    parts.append(markup['table'] % ''.join(rows))
   links = [f'* [[{word}]]' for word in family.associates or words]
-  parts.append('\n'.join(['== See also ==', *links]))
-  parts.append(f'{{{{toywiki-stub}}}}\n[[Category:{family.kind.capitalize()}]]')
+  parts.append(markup['ending'] % ('\n'.join(links), kind.capitalize()))
   return title, '\n\n'.join(parts), num_words
 
 
 def _pages(
   world: World, seed: int, corpus_words: int, template: str
-) -> Iterator[tuple[str, int]]:
-  """Yields (XML of an article and its companions, words of the article)."""
+) -> Iterator[str]:
+  """Yields the XML of each article and its companions."""
   page_id = total_words = 0
   for round_index in itertools.count():
-    draw = _random(((seed + 1) << 96) + round_index)
+    draw = random.Random(((seed + 1) << 96) + round_index).random
     for index in sorted(range(len(world.families)), key=lambda _: draw()):
       number = round_index * len(world.families) + index
       article, text, num_words = _article(world, seed, number)
@@ -328,34 +315,10 @@ def _pages(
         xml += template.format(
           title=title, ns=ns, page_id=page_id, redirect=redirect, text=text
         )
-      yield xml, num_words
+      yield xml
       total_words += num_words
       if total_words >= corpus_words:
         return
-
-
-def _write_xml(
-  file: BinaryIO, world: World, seed: int, corpus_words: int
-) -> int:
-  """Writes the dump, compressed in a thread; returns the words of articles."""
-  head, page, tail = re.split(
-    '(  <page>.*</page>\n)', _resource('dump.xml'), flags=re.S
-  )
-  articles = _pages(world, seed, corpus_words, page)
-  pages = itertools.chain(articles, [(tail, 0)])
-  total_words = 0
-
-  def write_stream(xml: str) -> None:
-    file.write(bz2.compress(xml.encode()))
-
-  with concurrent.futures.ThreadPoolExecutor(1) as thread:
-    writing = thread.submit(write_stream, head)
-    while batch := list(itertools.islice(pages, _PAGES_PER_STREAM)):
-      total_words += sum(num_words for _, num_words in batch)
-      writing.result()
-      writing = thread.submit(write_stream, ''.join(xml for xml, _ in batch))
-    writing.result()
-  return total_words
 
 
 def nouns(world: World) -> list[tuple[str, list[str]]]:
@@ -462,9 +425,8 @@ def write(
 
   It ends with the page that reaches `corpus_words` of running text. Below
   1,000,000 some words of the evaluation sets are rarer than a min_count of 5.
-
-  Raises:
-    UserError: seed or size out of range, or a folder that cannot be written.
+  Raises a `UserError` for a seed or size out of range, or a folder that cannot
+  be written.
   """
   if seed < 0 or corpus_words < 1:
     raise errors.UserError(
@@ -475,29 +437,33 @@ def write(
   evals = tuple(folder / name for name in _EVALUATIONS)
   corpus = Corpus(folder / _XML_NAME, evals)
   manifest_path = folder / 'toywiki.json'
-  settings = {'version': VERSION, 'seed': seed, 'corpus_words': corpus_words}
 
-  def digests() -> dict[str, str]:
-    found = {}
-    for name in (_XML_NAME, *_EVALUATIONS):
-      with open(folder / name, 'rb') as file:
-        found[name] = hashlib.file_digest(file, 'sha256').hexdigest()
-    return found
+  def manifest() -> bytes:
+    digests = {}
+    for path in (corpus.xml, *corpus.eval_paths):
+      with open(path, 'rb') as file:
+        digests[path.name] = hashlib.file_digest(file, 'sha256').hexdigest()
+    settings = {'version': VERSION, 'seed': seed, 'corpus_words': corpus_words}
+    return json.dumps(settings | {'sha256': digests}, indent=2).encode()
 
-  with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-    manifest = json.loads(manifest_path.read_text('utf-8'))
-    if (manifest['settings'], manifest['sha256']) == (settings, digests()):
+  with contextlib.suppress(OSError):
+    if manifest_path.read_bytes() == manifest():
       return corpus
   world = build_world(seed)
-  with atomic.write(folder / _XML_NAME) as file:
+  head, page, tail = re.split(
+    '(  <page>.*</page>\n)', _resource('dump.xml'), flags=re.S
+  )
+  pages = itertools.chain(_pages(world, seed, corpus_words, page), [tail])
+  with atomic.write(corpus.xml) as file:
     manifest_path.unlink(missing_ok=True)
-    num_words = _write_xml(file, world, seed, corpus_words)
-  draw = _random((seed << 64) + (1 << 63))
-  for name, evaluation in _EVALUATIONS.items():
-    with atomic.write(folder / name) as file:
+    xml = head
+    while xml:
+      file.write(bz2.compress(xml.encode()))
+      xml = ''.join(itertools.islice(pages, _PAGES_PER_STREAM))
+  draw = random.Random((seed << 64) + (1 << 63)).random
+  for path, evaluation in zip(evals, _EVALUATIONS.values(), strict=True):
+    with atomic.write(path) as file:
       file.writelines(f'{x}\n'.encode() for x in evaluation(world, draw))
-  manifest = {'settings': settings, 'article_words': num_words}
-  manifest['sha256'] = digests()
   with atomic.write(manifest_path) as file:
-    file.write(json.dumps(manifest, indent=2).encode())
+    file.write(manifest())
   return corpus

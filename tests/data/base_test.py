@@ -3,15 +3,9 @@
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from jaxemb.data import base
-
-
-def _items(num_items):
-  for i in range(num_items):
-    yield base.Item(np.full(3, i), i, [0, i], i, i + 1)
 
 
 def _has_thread():
@@ -22,13 +16,12 @@ def _has_thread():
 def test_the_same_in_order_by_another_thread(num_items):
   threads = set()
 
-  def put(batch):
+  def make(i):
     threads.add(threading.current_thread())
-    return int(batch[0]) * 10
+    return 10 * i
 
-  found = list(base.prefetch(_items(num_items), put))
-  assert [item.batch for item in found] == [10 * i for i in range(num_items)]
-  assert [x[1:] for x in found] == [x[1:] for x in _items(num_items)]
+  found = list(base.prefetch(map(make, range(num_items))))
+  assert found == [10 * i for i in range(num_items)]
   assert len(threads) == min(num_items, 1)
   assert threading.current_thread() not in threads and not _has_thread()
 
@@ -36,25 +29,24 @@ def test_the_same_in_order_by_another_thread(num_items):
 @pytest.mark.parametrize('error', [ValueError('bad'), KeyboardInterrupt()])
 def test_hands_on_errors(error):
   def failing_items():
-    yield from _items(3)
+    yield from range(3)
     raise error
 
-  def failing_put(batch):
-    if batch[0] == 3:
-      raise error
-
-  for items, put in ((failing_items(), id), (_items(9), failing_put)):
-    found = []
-    with pytest.raises(type(error)) as caught:
-      for item in base.prefetch(items, put):
-        found.append(item.index)
-    assert caught.value is error
-    assert found == [0, 1, 2] and not _has_thread()
+  found = []
+  with pytest.raises(type(error)) as caught:
+    found.extend(base.prefetch(failing_items()))
+  assert caught.value is error
+  assert found == [0, 1, 2] and not _has_thread()
 
 
 def test_stays_a_few_items_ahead():
   made = []
-  found = base.prefetch(_items(100), made.append, depth=3)
+
+  def make(i):
+    made.append(i)
+    return i
+
+  found = base.prefetch(map(make, range(100)), depth=3)
   assert not made and not _has_thread()  # nothing starts before its use
   next(found)
   deadline = time.monotonic() + 5

@@ -1,4 +1,4 @@
-"""Which device takes which centers of a step."""
+"""Which device takes which centers of a step, and what these meet."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,22 @@ import numpy as np
 import pytest
 
 from jaxemb.data import base, windows
+from tests import oracle
 
 WINDOW, CHUNK, MAX_STEPS = 2, 4, 3
+# Centers of a part, chunk and window of a step.
+SIZES = {
+  'plain': (24, 4, 2),
+  'window_over_chunk': (12, 2, 5),
+  'chunk_over_window': (32, 16, 1),
+  'one_chunk': (6, 6, 3),
+  'chunk_of_one': (5, 1, 4),
+  'one_center': (1, 1, 1),
+  'unrolled': (12, 4, 10),
+  'in_a_loop': (12, 4, 11),
+  'widest': (8, 4, 255),
+}
+NUM_DRAWS = 6
 
 
 @pytest.mark.parametrize(
@@ -62,3 +76,43 @@ def test_devices_share_the_centers_of_a_step(
       for part in range(parts)
       for j in range(chunks_per_part)
     }
+
+
+@jax.jit
+def _found(batch, draws):
+  return batch.windows(), batch.mask(), batch.num_hits(draws)
+
+
+@pytest.mark.parametrize('parts', [1, 3])
+@pytest.mark.parametrize('sizes', SIZES.values(), ids=SIZES)
+def test_windows_masks_and_hits(sizes, parts):
+  """Tokens of a few ids; no chunk sees beyond the halo of its own part."""
+  length, chunk, window = sizes
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, 4, (parts, length + 2 * window)).astype(np.int32)
+  left, right = rng.integers(0, window + 1, (2, parts, length), np.uint8)
+  left[:, 0], right[:, 0] = window, window
+  left[:, -1] = right[:, -1] = 0
+  num_chunks = left.size // chunk
+  draws = rng.integers(0, 4, (num_chunks, NUM_DRAWS)).astype(np.int32)
+  numbers = np.zeros(num_chunks, np.uint32)
+  batch = windows.StepBatch(tokens, left, right, numbers)
+  assert (batch.chunk, batch.window) == (chunk, window)
+  width = chunk + 2 * window
+  words = np.zeros((num_chunks, width))
+  mask = np.zeros((num_chunks, chunk, width))
+  hits = np.zeros((num_chunks, chunk, NUM_DRAWS))
+  for center, (part, i) in enumerate(np.ndindex(parts, length)):
+    k, c = divmod(center, chunk)
+    words[k] = tokens[part][i - c : i - c + width]
+    around = oracle.contexts(i, left[part], right[part])
+    contexts = [tokens[part][window + i + o] for o in around]
+    mask[k, c, [window + c + o for o in around]] = 1
+    hits[k, c] = [contexts.count(draw) for draw in draws[k]]
+  found = _found(batch, draws)
+  for x, y in zip(found, (words, mask, hits), strict=True):
+    np.testing.assert_array_equal(x, y)
+  assert [x.dtype for x in found] == [jnp.int32, jnp.float32, jnp.float32]
+  np.testing.assert_array_equal(batch.num_contexts(), mask.sum(2))
+  centers = words[:, window : window + chunk]
+  np.testing.assert_array_equal(batch.centers(), centers)

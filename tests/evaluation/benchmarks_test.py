@@ -13,8 +13,10 @@ def _read(tmp_path, text, **kwargs):
 
 
 _SCWS = '\t'.join(
-  ['1', 'Brazil', 'n', 'nut', 'n', 'the <b> x', 'y', '0.0'] + ['1'] * 10
+  ['1', 'Brazil', 'n', 'nut', 'n', 'the <b> Brazil </b> x', '<b>nut</b>', '0.0']
+  + ['1'] * 10
 )
+_CONTEXTS = [('the ', ' Brazil ', ' x'), ('', 'nut', '')]
 _ANIMALS = [('Cat', 'dog'), ('sun', 'moon')], [7.5, 3.0], 0
 
 
@@ -32,8 +34,8 @@ _ANIMALS = [('Cat', 'dog'), ('sun', 'moon')], [7.5, 3.0], 0
     ),
     (
       'scws',
-      f'{_SCWS}\nbroken line\n{_SCWS}\n',
-      ([('Brazil', 'nut')] * 2, [0, 0], 1),
+      f'{_SCWS}\nbroken line\n{_SCWS}\n{_SCWS.replace("</b>", "")}',
+      ([('Brazil', 'nut')] * 2, [0, 0], 2, 0, 0, [_CONTEXTS] * 2),
     ),
     (
       'questions-words',
@@ -57,7 +59,7 @@ _ANIMALS = [('Cat', 'dog'), ('sun', 'moon')], [7.5, 3.0], 0
 def test_layouts(tmp_path, layout, text, expected):
   name = 'scws' if layout == 'scws' else 'some-name'
   found = _read(tmp_path, text)
-  assert found == benchmarks.Benchmark(name, layout, *expected)
+  assert found == benchmarks.Benchmark(found.path, name, layout, *expected)
 
 
 def test_given_delimiter_keeps_spaces_in_words(tmp_path):
@@ -86,19 +88,18 @@ def test_find_walks_folders_and_makes_names_unique(tmp_path):
     (tmp_path / folder).mkdir()
     (tmp_path / folder / 'same.txt').write_text('cat dog 1\n')
   (tmp_path / 'README.md').write_text('Hello there, this is a text.\n')
-  found, unknown = benchmarks.find([tmp_path, tmp_path / 'a' / 'same.txt'])
+  found = benchmarks.find([tmp_path, tmp_path / 'a' / 'same.txt'])
   assert [x.name for x in found] == ['same', 'same-2', 'same-3']
-  assert [path.name for path in unknown] == ['README.md']
   with pytest.raises(errors.UserError, match='no-such'):
     benchmarks.find([tmp_path / 'no-such'])
   with pytest.raises(errors.UserError, match='no benchmark recognised'):
     benchmarks.find([tmp_path / 'README.md'])
 
 
-def test_real_files(shared_data):
+def test_real_files(shared_data, caplog):
   folders = ('wordsim', 'analogy', 'categorization')
-  found, unknown = benchmarks.find([shared_data / f for f in folders])
-  assert not unknown and all(x.malformed == 0 for x in found)
+  found = benchmarks.find([shared_data / f for f in folders])
+  assert not caplog.messages and all(x.malformed == 0 for x in found)
   sizes = {x.name: len(x.words) + x.repeated + x.blank for x in found}
   assert sizes == {
     'EN-MC-30': 30, 'EN-MEN-TR-3k': 3000, 'EN-RG-65': 65,

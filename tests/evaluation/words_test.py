@@ -1,91 +1,44 @@
-"""Measures against gensim's evaluators, to the last bit, and closed forms."""
+"""Measures against closed forms; `embeddings_test` has gensim's evaluators."""
 
 import json
 import logging
 
 import numpy as np
 import pytest
-from gensim import models
 from scipy import stats
 
 from jaxemb import errors
-from jaxemb.evaluation import geometry, words
+from jaxemb.evaluation import benchmarks, geometry, words
+from tests import oracle
 
 
 def _evaluate(tmp_path, vectors, names, limit=0, **files):
   for name, text in files.items():
     (tmp_path / name).write_text(text)
-  return words.evaluate(names, vectors, [tmp_path], limit)
-
-
-@pytest.mark.parametrize('limit', [1000, 120])
-def test_similarity_and_analogies_equal_gensim(tmp_path, limit):
-  rng = np.random.default_rng(limit)
-  # Some words exist in two cases; of those asked, some in neither.
-  names = [f'w{i}' for i in range(200)]
-  names[150:] = [f'W{2 * i}' for i in range(50)][::-1]
-  vectors = rng.normal(size=(200, 12)).astype(np.float32)
-
-  def pick(*shape):
-    cases = np.array(['w', 'W'])[rng.integers(2, size=shape)]
-    return np.char.add(cases, rng.integers(190, size=shape).astype(str))
-
-  pairs, questions = pick(400, 2), pick(600, 4)
-  lines = [
-    f'{a}\t{b}\t{rng.integers(12) / 2}'  # many ties
-    for a, b in pairs
-    if a.upper() != b.upper()
-  ]
-  asked = [' '.join(question) for question in questions]
-  asked[400:400], asked[100:100], asked[:0] = [': x'], [': gram1'], [': first']
-  rows = {name.upper(): row for row, name in reversed([*enumerate(names)])}
-  for a, b, c, d in np.char.upper(questions[::2]).tolist():
-    if {a, b, c, d} <= rows.keys():
-      moved = vectors[rows[b]] + vectors[rows[c]] - vectors[rows[a]]
-      vectors[rows[d]] = moved + rng.normal(size=12) / 2
-  found = _evaluate(
-    tmp_path,
-    vectors,
-    names,
-    limit,
-    pairs='\n'.join(lines),
-    asked='\n'.join(asked),
-  )
-  keyed = models.KeyedVectors(12)
-  keyed.add_vectors(names, vectors)
-  result = found['pairs']
-  pearson, spearman, oov = keyed.evaluate_word_pairs(
-    str(tmp_path / 'pairs'), restrict_vocab=limit
-  )
-  assert result['score'] == spearman[0] and result['pearson'] == pearson[0]
-  assert 100 * result['oov'] / len(lines) == pytest.approx(oov)
-  assert 0 < result['found'] < result['total'] == len(lines)
-  limits = result['restrict_vocab'], result['vocab']
-  assert limits == (limit, min(limit, 200))
-  result = found['asked']
-  score, sections = keyed.evaluate_word_analogies(
-    str(tmp_path / 'asked'), restrict_vocab=limit
-  )
-  assert result['score'] == score and 0.05 < score < 0.95
-  for section in sections[:-1]:
-    ours = result['sections'][section['section']]
-    assert ours['correct'] == len(section['correct'])
-    assert ours['found'] == len(section['correct'] + section['incorrect'])
-    assert ours['score'] == ours['correct'] / ours['found']
-  assert result['syntactic'] == result['sections']['gram1']
-  assert result['semantic']['total'] == result['total'] - 300
-  assert result['score_cosmul'] != result['score']
+  return words.evaluate(names, vectors, benchmarks.find([tmp_path]), limit)
 
 
 def test_a_word_with_itself_ties(tmp_path):
   vectors = np.random.default_rng(3).normal(size=(21, 12)).astype(np.float32)
   names = [f'w{i}' for i in range(21)]
   lines = [f'w{i} w{i + j} {i}' for j in (0, 1) for i in range(20)]
-  unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-  cosines = [1.0] * 20 + [float(unit[i] @ unit[i + 1]) for i in range(20)]
+  cosines = [1.0] * 20 + [*np.diag(oracle.cosines(vectors), 1)]
   expected = stats.spearmanr([*range(20)] * 2, cosines)[0]
   result = _evaluate(tmp_path, vectors, names, pairs='\n'.join(lines))
   assert result['pairs']['score'] == pytest.approx(expected, abs=1e-12)
+
+
+def test_ties_and_vectors_of_length_zero_are_no_answers(tmp_path):
+  vectors, names = np.ones((5, 4), np.float32), list('abcde')
+  tied = _evaluate(tmp_path, vectors, names, questions='a b c d\n')
+  assert tied['questions']['score'] == tied['questions']['score_cosmul'] == 0
+  vectors = np.eye(5, 4, dtype=np.float32)
+  vectors[3] = [-1, 1, 1, 0]
+  lines = ': right\na b c d\n: wrong\na b c e\n'
+  results = _evaluate(tmp_path, vectors, names, questions=lines)
+  sections = results['questions']['sections']
+  for name, score in (('right', 1), ('wrong', 0)):
+    assert sections[name]['score'] == sections[name]['score_cosmul'] == score
 
 
 def test_categories_of_planted_clusters(tmp_path):

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from jaxemb import embeddings, errors, merge
-from jaxemb.evaluation import geometry
 from jaxemb.merging import merge as merge_lib
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses
 from jaxemb.senses import table
-from jaxemb.storage import export, vectors_npy, word2vec_format
+from jaxemb.storage import word2vec_format
+from tests import oracle, runs
 
 _DIM, _WORDS, _AMBIGUOUS, _SENSES = 8, 400, 60, 4
 
@@ -39,8 +39,7 @@ def test_no_permutation_of_one_part_matches_better(num_parts, num_senses):
   votes = rng.integers(1, 50, shape).astype(float)
   if num_senses > 1:
     rows[1, 3, 1] = priors[1, 3, 1] = 0  # the part lacks that sense
-  found, rounds, (matched, in_order) = senses.match(rows, priors, votes)
-  assert (rounds > 1) == (num_parts > 2)
+  found, (matched, in_order) = senses.match(rows, priors, votes)
   for b in range(20):
     word = rows[:, b], priors[:, b], votes[:, b]
     reached = _objective(*word, found[:, b])
@@ -54,12 +53,14 @@ def test_no_permutation_of_one_part_matches_better(num_parts, num_senses):
         assert _objective(*word, other) <= reached + 1e-6
 
 
-def test_rare_senses_take_what_is_left():
-  rows = np.array([[[[1, 0], [0, 1], [1, 0.1]]], [[[0, 1], [1, 0.1], [1, 0]]]])
-  priors = np.tile([0.5, 0.5 - 1e-9, 1e-9], (2, 1, 1))
-  # The nearest sense to the last one would be what the first one needs.
-  places, *_ = senses.match(rows, priors, np.ones((2, 1)))
-  assert places[1, 0].tolist() == [1, 0, 2]
+def test_senses_keep_their_order_where_another_gains_nothing():
+  rng = np.random.default_rng(0)
+  rows, priors = np.zeros((3, 20, 5, 8)), np.zeros((3, 20, 5))
+  rows[0], priors[0] = rng.normal(size=(20, 5, 8)), 0.2
+  rows[1:, :, 0], priors[1:, :, 0] = rows[0, :, 2], 1  # of one sense
+  places, _ = senses.match(rows, priors, np.ones((3, 20)))
+  np.testing.assert_array_equal(places[0], [np.arange(5)] * 20)
+  np.testing.assert_array_equal(places[1:, :, 0], 2)
 
 
 def _truth(loss='negative_sampling', ambiguous=_AMBIGUOUS, contexts=False):
@@ -87,14 +88,14 @@ def _truth(loss='negative_sampling', ambiguous=_AMBIGUOUS, contexts=False):
   several = made.by_row(np.diff(starts) > 1)[:, None]
   means = several * 0.6 * made.directions[rng.integers(0, _WORDS, starts[-1])]
   return dataclasses.replace(
-    made, outputs=None, contexts=table.Contexts(means, 8.0, 1.0)
+    made, outputs=None, means=means, concentration=8.0, half_weight=1.0
   )
 
 
 def _copy(truth, seed, missing=0.0, noise=0.0):
   """Rotated, with senses in another order and without some words."""
   rng = np.random.default_rng(seed)
-  turn = np.linalg.qr(rng.normal(size=(_DIM, _DIM)))[0].astype(np.float32)
+  turn = oracle.rotation(rng, _DIM).astype(np.float32)
   kept = np.sort(rng.permutation(_WORDS)[: round(_WORDS * (1 - missing))])
   by_word = np.split(np.arange(len(truth.vectors)), truth.starts[1:-1])
   rows = [rng.permutation(by_word[w]) for w in kept]
@@ -102,16 +103,16 @@ def _copy(truth, seed, missing=0.0, noise=0.0):
   rows = np.concatenate(rows)
   vectors = truth.vectors[rows] @ turn
   vectors += noise * rng.normal(size=vectors.shape).astype(np.float32)
-  outputs, contexts = truth.outputs, truth.contexts
+  outputs, means = truth.outputs, truth.means
   if outputs is not None:
     outputs = outputs @ turn
     outputs = outputs[kept] if truth.loss == 'negative_sampling' else outputs
-  if contexts is not None:
-    contexts = contexts._replace(means=contexts.means[rows] @ turn)
+  if means is not None:
+    means = means[rows] @ turn
   return dataclasses.replace(
     truth, words=[truth.words[w] for w in kept], counts=truth.counts[kept],
     starts=starts, vectors=vectors, priors=truth.priors[rows], outputs=outputs,
-    contexts=contexts,
+    means=means,
   )  # fmt: skip
 
 
@@ -155,8 +156,8 @@ def _check_cosines(merged, truth):
 
 
 def _check_angles(found, expected):
-  found, expected = (geometry.unit(np.asarray(x)) for x in (found, expected))
-  np.testing.assert_allclose(found @ found.T, expected @ expected.T, atol=1e-5)
+  found, expected = oracle.cosines(found), oracle.cosines(expected)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize('loss', ['negative_sampling', 'hierarchical_softmax'])
@@ -171,13 +172,11 @@ def test_rotated_and_permuted_copies_merge_to_the_original(
   assert set(found.words) == {word for copy in copies for word in copy.words}
   assert merged.words == found.names()
   order = _check_cosines(found, truth)
-  np.testing.assert_array_equal(found.priors, truth.priors[order])
+  np.testing.assert_allclose(found.priors, truth.priors[order], 1e-6)
   old, new = (np.linalg.norm(x.vectors, axis=1) for x in (truth, found))
   np.testing.assert_allclose(new, old[order], 1e-5)
   assert report['cosine_matched'] > 0.99999 and report['cosine_in_order'] < 0.6
   assert report['turned_by'] == 'words of one sense'
-  shared = [sum(w in x.words for x in copies) for w in truth.words[_AMBIGUOUS:]]
-  assert report['turned_by_words'] == np.count_nonzero(np.array(shared) > 1)
   if loss == 'hierarchical_softmax' and missing:
     assert found.outputs is None  # the parts have different trees
     assert 'other trees' in merged.report['warnings'][-1]
@@ -190,15 +189,6 @@ def test_rotated_and_permuted_copies_merge_to_the_original(
   even = _merge(copies, power=0.6).senses  # keeps inner products
   assert not np.allclose(np.linalg.norm(even.vectors, axis=1), new, rtol=0.1)
   np.testing.assert_allclose(even.vectors @ even.outputs.T, scores, atol=1e-4)
-
-
-def test_noise_rarely_changes_matches():
-  truth = _truth(ambiguous=300)
-  merged = _merge([_copy(truth, i + 1, noise=0.05) for i in range(3)]).senses
-  expected = truth.priors[_order(merged, truth)]
-  # Priors are those of the truth if all three parts were matched.
-  is_right = np.isclose(merged.priors, expected, rtol=1e-4, atol=1e-6)
-  assert np.mean(is_right) > 0.99
 
 
 def test_a_sense_is_the_mean_of_its_parts_by_their_votes():
@@ -304,7 +294,7 @@ def test_words_that_no_part_saw_stay_with_the_tree(weights):
   assert found.outputs.shape == (_WORDS - 1, _DIM)
   rows = found.rows(5)
   assert np.abs(found.vectors[rows]).max() < 10
-  np.testing.assert_array_equal(found.priors[rows], copies[1].priors[rows])
+  np.testing.assert_allclose(found.priors[rows], copies[1].priors[rows], 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -330,9 +320,8 @@ def test_merged_contexts_disambiguate_as_before(method, missing):
 
 def test_what_cannot_be_merged():
   truth = _truth(contexts=True)
-  other = truth.contexts._replace(concentration=3.0)
-  merged = _merge([truth, dataclasses.replace(truth, contexts=other)])
-  assert merged.senses.contexts is None
+  merged = _merge([truth, dataclasses.replace(truth, concentration=3.0)])
+  assert merged.senses.means is None
   assert 'concentration=8.0' in str(merged.report['warnings'])
   truth = _truth()
   merged = _merge([truth, dataclasses.replace(truth, negatives=7)])
@@ -343,19 +332,11 @@ def test_what_cannot_be_merged():
     _merge([truth, far])
 
 
-def _written(folder, made):
-  rows = vectors_npy.Encoded(made.vectors)
-  export.write(folder, made.names(), rows, made.by_row(made.counts))
-  table.write(folder, made)
-  return str(folder)
-
-
 def test_the_command_writes_an_export_of_senses(tmp_path, capsys):
   truth = _truth('hierarchical_softmax')
-  folders = [
-    _written(tmp_path / f'p{i}' / 'export', _copy(truth, i + 1))
-    for i in range(2)
-  ]
+  folders = [str(tmp_path / f'p{i}' / 'export') for i in range(2)]
+  for i, folder in enumerate(folders):
+    runs.write_senses(folder, _copy(truth, i + 1))
   with pytest.raises(errors.UserError, match='has no context vectors'):
     parts_lib.open_part(folders[0], None, trainable=True)
   output = tmp_path / 'merged'

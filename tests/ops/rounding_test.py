@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from jaxemb.ops import rounding
-from jaxemb.tables import blocks
+from jaxemb.tables import spec as spec_lib
 from tests import oracle
+from tests.ops import randomness
 
 KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
 KINDS = {'bfloat16': ml_dtypes.bfloat16, 'float16': np.float16}
@@ -65,7 +66,7 @@ def test_exact_values_stay(dtype):
     signs = np.signbit(found) == np.signbit(grid)
     assert signs.all() or dtype == 'int8'
   stored = jax.device_get(_encode(grid, dtype, None, SCALE))
-  host = blocks.from_stored(stored, dtype).decode()
+  host = spec_lib.from_stored(stored, dtype).decode()
   np.testing.assert_array_equal(host, grid)
 
 
@@ -175,8 +176,8 @@ def test_ten_thousand_small_updates_one_way(dtype):
 def test_bits_are_the_stated_function():
   turned = KEY[::-1] ^ np.uint32(0x5BD1E995)
   ids, columns = (5, 2**31 - 1), (3, 4, 5)
-  found = np.asarray(_bits(KEY, np.array(ids), np.array(columns)))
-  for row, mine in zip(ids, found.tolist(), strict=True):
+  found = _bits(KEY, np.array(ids)[:, None], np.array(columns))
+  for row, mine in zip(ids, found[:, 0].tolist(), strict=True):
     for column, bits in zip(columns, mine, strict=True):
       by_column = column * 0x9E3779B9 % 2**32
       first = oracle.random_bits(KEY, row) ^ by_column ^ (by_column >> 15)
@@ -184,49 +185,29 @@ def test_bits_are_the_stated_function():
 
 
 def test_bits_are_even_and_independent():
+  keys = [rounding.key(KEY, i, j) for i in range(20) for j in range(3)]
+  assert len({tuple(x.tolist()) for x in keys}) == 60
   rows, columns = 2048, 128
   found = [
     np.asarray(_bits(rounding.key(KEY, i), np.arange(rows), np.arange(columns)))
     for i in range(4)
   ]
-  # float64 in [-1/2, 1/2), of the upper 16 bits.
-  unit = np.stack([(x >> 16) / 2**16 - 0.5 for x in found])
-  error = np.sqrt(1 / 12 / unit.size)
-  assert abs(unit.mean()) < 4 * error
-  # Within each row and each column as well.
-  for axis, num in [((1,), rows), ((2,), columns)]:
-    means = unit.mean(axis) / np.sqrt(1 / 12 / num)
-    assert np.abs(means).max() < 5
-    assert means.std() == pytest.approx(1, abs=0.1)
-  counts = np.bincount((np.stack(found) >> 24).reshape(-1), minlength=256)
-  chi = np.sum((counts - counts.mean()) ** 2) / counts.mean()
-  assert abs(chi - 255) < 4 * np.sqrt(2 * 255)
-  # Neighbours in row, column and step do not know of each other.
-  for x, y in [
-    (unit[:, 1:], unit[:, :-1]),
-    (unit[:, :, 1:], unit[:, :, :-1]),
-    (unit[1:], unit[:-1]),
-    (unit[:, :, ::2], unit[:, :, 1::2]),
-  ]:
-    correlation = np.mean(x * y) * 12
-    assert abs(correlation) < 4 / np.sqrt(x.size)
-  # Sums over a row spread as those of independent numbers: scores of rows do.
-  sums = unit.sum(2).reshape(-1) / np.sqrt(columns / 12)
-  assert sums.std() == pytest.approx(1, abs=0.05)
+  # float64 in [0, 1), of the upper 16 bits; neighbours in row, column and step
+  # do not know of each other, nor do even and odd columns.
+  unit = (np.stack(found) >> 16) / 2**16
+  randomness.check_uniform(unit)
+  halves = np.stack([unit[:, :, ::2], unit[:, :, 1::2]])
+  randomness.check_uncorrelated(halves, 0)
+  # Sums over rows and columns spread as those of independent numbers: scores of
+  # rows do.
+  for axis in (1, 2):
+    sums = (unit - 0.5).sum(axis) / np.sqrt(unit.shape[axis] / 12)
+    assert np.abs(sums).max() < 5
+    assert sums.std() == pytest.approx(1, abs=0.1 if axis == 1 else 0.05)
   # Nor are some rows far off, which columns without their shift would be.
   wide = _bits(rounding.key(KEY, 9), np.arange(4 * rows), np.arange(512))
   sums = ((np.asarray(wide) >> 16) / 2**16 - 0.5).sum(1) / np.sqrt(512 / 12)
   assert np.mean(sums**4) == pytest.approx(3, abs=0.4)
-
-
-def test_bits_depend_on_place_and_key_alone():
-  ids, columns = np.arange(40), np.arange(7, 30)
-  whole = np.asarray(_bits(KEY, ids, columns))
-  part = _bits(KEY, ids.reshape(4, 10)[:, 3:], columns[5:])
-  np.testing.assert_array_equal(part, whole.reshape(4, 10, -1)[:, 3:, 5:])
-  keys = [rounding.key(KEY, i, j) for i in range(20) for j in range(3)]
-  assert len({tuple(np.asarray(x).tolist()) for x in keys}) == 60
-  assert (_bits(keys[0], ids, columns) != whole).mean() > 0.99
 
 
 def test_scales_of_int8():

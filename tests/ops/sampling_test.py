@@ -1,4 +1,6 @@
-"""Negatives: the alias table, the bits, and what comes out of both."""
+"""Negatives: the alias table, the bits, what comes of both, and the loss."""
+
+import doctest
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import scipy.stats
 
 from jaxemb.ops import sampling
 from tests import oracle
+from tests.ops import randomness
 
 KEY = np.array([0x243F6A88, 0x85A308D3], np.uint32)
 
@@ -75,32 +78,6 @@ def test_draws_follow_the_weights(weights):
     assert _p_value(found[weights > 0], weights[weights > 0]) > 1e-3
 
 
-def test_neighbouring_draws_are_independent():
-  table = sampling.alias_table(_zipf(1000))
-  drawn = np.asarray(_draw(table, KEY, _positions(1 << 20)))
-  found = np.bincount(drawn, minlength=1000)
-  # Thinned to 20 x 20 cells.
-  edges = np.searchsorted(np.cumsum(found), np.arange(1, 20) / 20 * len(drawn))
-  cell = np.searchsorted(edges, drawn)
-  joint = np.bincount(20 * cell[:-1:2] + cell[1::2], minlength=400)
-  share = np.bincount(cell, minlength=20) / len(cell)
-  chance = np.outer(share, share).reshape(-1)
-  assert _p_value(joint[chance > 0], chance[chance > 0]) > 1e-3
-
-
-def test_draw_is_a_pure_function_of_key_and_position():
-  table = sampling.alias_table(_zipf(1000))
-  first = np.asarray(_draw(table, KEY, _positions(512)))
-  for key, start in [(KEY, 512), (KEY + np.uint32(1), 0), (KEY[::-1], 0)]:
-    other = _draw(table, key, _positions(512, start))
-    assert (np.asarray(other) == first).mean() < 0.2
-  # What a device draws for some chunks is what one draws for all of them.
-  order = np.random.default_rng(0).permutation(512)
-  found = _draw(table, KEY, _positions(512)[order].reshape(16, 32))
-  assert found.shape == (16, 32)
-  np.testing.assert_array_equal(np.asarray(found).reshape(-1), first[order])
-
-
 def test_bits_are_scaled_exactly():
   rng = np.random.default_rng(0)
   sizes = [1, 2, 3, 65_535, 65_536, 65_537, 10**6, 2**24 + 1, 2**30, 2**31 - 1]
@@ -131,33 +108,11 @@ def test_rows_are_uniform_and_independent():
   assert rows.shape == (num, dim) and rows.dtype == np.float32
   assert -0.25 <= rows.min() < -0.2499 and 0.2499 < rows.max() < 0.25
   rows = rows.astype(np.float64)
-  cells = np.floor((rows + 0.25) * 2 * 256).astype(int)
-  found = np.bincount(cells.reshape(-1), minlength=256)
-  assert scipy.stats.chisquare(found).pvalue > 1e-3
+  randomness.check_uniform((rows + 0.25) * 2)
   columns = np.corrcoef(rows.T) - np.eye(dim)
   assert np.abs(columns).max() < 5 / np.sqrt(num)
   some = np.corrcoef(rows[:512]) - np.eye(512)
   assert np.abs(some).max() < 6 / np.sqrt(dim) and abs(some.mean()) < 1e-3
-  for near, far in ((rows[1:], rows[:-1]), (rows[:, 1:], rows[:, :-1])):
-    assert abs((near * far).mean()) / (0.25**2 / 3) < 4 / np.sqrt(near.size)
-
-
-def test_a_number_of_a_row_depends_on_key_row_and_column_alone():
-  whole = np.asarray(_rows(KEY, jnp.arange(600), jnp.arange(40), 0.5))
-  # Any device's part of it, in any shape; the scale is a factor.
-  ids = np.random.default_rng(0).permutation(600).astype(np.int32)
-  columns = np.array([39, 3, 4, 5, 17], np.int32)
-  found = _rows(KEY, ids.reshape(2, 3, 100), columns, 2.0)
-  np.testing.assert_array_equal(
-    np.asarray(found).reshape(600, 5), 4 * whole[ids][:, columns]
-  )
-  keys = [KEY[::-1]]
-  for bit in range(0, 64, 7):  # every bit of the key matters
-    keys.append(KEY.copy())
-    keys[-1][bit // 32] ^= np.uint32(1 << (bit % 32))
-  for key in keys:
-    other = np.asarray(_rows(key, jnp.arange(600), jnp.arange(40), 0.5))
-    assert (other == whole).mean() < 1e-3
 
 
 def test_no_row_is_another_one_moved_by_columns():
@@ -167,3 +122,24 @@ def test_no_row_is_another_one_moved_by_columns():
   unit = np.asarray((rows + 1) * 2**23).astype(np.uint64)
   pairs = [unit[:, i] << np.uint64(24) | unit[:, i + 1] for i in range(3)]
   assert len(np.unique(np.concatenate(pairs))) == 3 * num
+
+
+def test_example_of_the_docstring():
+  assert doctest.testmod(sampling) == (0, 2)
+
+
+@pytest.mark.parametrize('label', [0, 1])
+def test_value_and_slope_of_the_loss(label):
+  some = [-3e38, -1000, -88.8, -1e-8, 0, 1e-8, 88.8, 1000, 3e38]
+  scores = np.append(np.linspace(-30, 30, 241), some).astype(np.float32)
+
+  def total(scores):
+    value = sampling.logistic_loss(scores, jnp.full(scores.shape, float(label)))
+    return value.sum(), value
+
+  slope, value = jax.grad(total, has_aux=True)(scores)
+  assert value.dtype == slope.dtype == jnp.float32
+  expected = [oracle.logistic_loss(float(s), label) for s in scores]
+  np.testing.assert_allclose(value, expected, 1e-5, 2e-6)
+  expected = [oracle.sigmoid(float(s)) - label for s in scores]
+  np.testing.assert_allclose(slope, expected, 1e-5, 1e-7)

@@ -23,7 +23,6 @@ def test_the_mesh_has_the_devices_asked_for():
   assert devices.axis_types == (jax.sharding.AxisType.Auto,) * 2
   line = mesh.describe(mesh.make(mesh.Shape(2, 1)))
   assert 'process 1 of 1' in line and line.endswith('cpu:0, cpu:1')
-  assert mesh.name(jax.devices()[0]).startswith('cpu:0')
 
 
 def test_more_devices_than_there_are_are_refused():
@@ -51,7 +50,6 @@ def test_more_devices_than_there_are_are_refused():
 def test_open_axes_get_useful_devices(
   wanted, splits_tables, uses_cores, expected
 ):
-  jax.devices()
   found = mesh.start(mesh.Shape(*wanted), splits_tables, uses_cores)
   assert found == expected
 
@@ -60,7 +58,7 @@ def test_open_axes_get_useful_devices(
   ('data', 'environment', 'expected'),
   [
     (0, {}, CORES),
-    (3, {}, 3),
+    pytest.param(3, {}, 3, marks=pytest.mark.slow),
     (0, {'JAX_NUM_CPU_DEVICES': '1'}, 1),  # chosen by the user
     (4, {'XLA_FLAGS': '--xla_force_host_platform_device_count=5'}, 4),
   ],
@@ -91,7 +89,3 @@ def test_arrays_go_to_the_devices_and_every_copy_counts():
     'split': jax.device_put(np.zeros((4, 6), np.int8), split),
   }
   assert mesh.num_bytes(state) == 8 * 40 + 4 * 24
-  shapes = [jax.ShapeDtypeStruct((10, 256, 25), np.float32)] * 2
-  table_bytes = 10 * 256 * 25 * 4
-  assert mesh.bytes_per_device(shapes, split) == table_bytes
-  assert mesh.bytes_per_device(shapes, [split, copied]) == 1.5 * table_bytes

@@ -9,16 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import build, errors
 from jaxemb import config as config_lib
+from jaxemb import errors
 from jaxemb.data import windows
 from jaxemb.models import base, hierarchical, skipgram, targets
-from jaxemb.ops import chunks, huffman
-from jaxemb.runtime import mesh
+from jaxemb.ops import huffman
 from jaxemb.senses import context_mixture, mixture
-from jaxemb.strategies import base as strategy_base
-from jaxemb.text import vocab
-from tests import oracle
+from tests import dispatches, oracle
 
 INPUT, OUTPUT = skipgram.INPUT, skipgram.OUTPUT
 PRIORS, MEANS = mixture.PRIORS, context_mixture.MEANS
@@ -30,7 +27,7 @@ COUNTS = np.maximum(1, 1000 // np.arange(1, VOCAB + 1))
 PATHS = huffman.tree_paths(COUNTS)
 WORDS = [str(i) for i in range(VOCAB)]
 CORPUS = base.Corpus(WORDS, COUNTS, COUNTS / COUNTS.sum())
-SPEC = base.WindowSpec(VOCAB, DIM, WINDOW, 5, CHUNK, 4)
+SPEC = skipgram.WindowSpec(VOCAB, DIM, WINDOW, 5, CHUNK, 4)
 MASK = np.random.default_rng(5).random(VOCAB) < 0.4
 KAPPA, SHARED, SHIFT, TIED_UNTIL = 2.0, 0.3, 0.7, 0.5
 every_loss = pytest.mark.parametrize('loss', ['tree', 'sampled'])
@@ -42,12 +39,12 @@ def _outputs(loss):
   return targets.sampled(SPEC, CORPUS)
 
 
-def _mixture(loss='tree', num_senses=SENSES):
-  return mixture.make(SPEC, CORPUS, _outputs(loss), MASK, num_senses)
+def _mixture(loss='tree'):
+  return mixture.make(SPEC, CORPUS, _outputs(loss), MASK, SENSES)
 
 
-def _context_mixture(loss='tree', num_senses=SENSES):
-  made = context_mixture.make(SPEC, CORPUS, _outputs(loss), MASK, num_senses, 1)
+def _context_mixture(loss='tree'):
+  made = context_mixture.make(SPEC, CORPUS, _outputs(loss), MASK, SENSES, 1)
   # 25 / 6 for each word of windows of 1 to WINDOW words on both sides.
   assert made.concentration == pytest.approx(25 / 6 * (1 + WINDOW))
   weights = np.linspace(0.2, 1, VOCAB).astype(np.float32)
@@ -67,13 +64,14 @@ def _batch(words=60, progress=0.6):
   tokens = oracle.pack(sentences, VOCAB, 2 * LENGTH, WINDOW, rng)
   run = oracle.middle(tokens, min(LENGTH, words) // 4, LENGTH)
   numbers = np.arange(3, 3 + LENGTH // CHUNK, dtype=np.uint32)
-  return base.StepBatch(*(x[None] for x in run), numbers, np.float32(progress))
+  runs = (x[None] for x in run)
+  return windows.StepBatch(*runs, numbers, np.float32(progress))
 
 
 class Made(NamedTuple):
   """A step of a model with random tables."""
 
-  batch: base.StepBatch
+  batch: windows.StepBatch
   tables: dict[str, np.ndarray]  # float64
   rows: dict[str, jax.Array]
   ids: dict[str, Any]
@@ -186,8 +184,6 @@ def test_rows_of_senses():
   assert made.priors.tolist() == [0, 2, 1, 2]
   assert made.owners().tolist() == [0, 0, 0, 1, 2, 2, 2]
   assert made.are_ambiguous().tolist() == [True, False, True]
-  single = mixture.number(np.array([True, False]), 1)
-  assert (single.num, single.num_ambiguous) == (2, 0)
 
 
 @every_loss
@@ -331,8 +327,8 @@ def test_context_mixture_is_skipgram_with_drawn_senses(loss, is_tied):
   found, rest = made.ids[targets.TARGETS], model.outputs.compact_rest
 
   def window_loss(rows, outputs):
-    mask = chunks.mask(batch.left, batch.right, CHUNK, WINDOW)
-    return targets.window_loss(SPEC, found, rest, rows, outputs, mask)
+    mask = batch.mask()
+    return targets.window_loss(SPEC.row_ops, found, rest, rows, outputs, mask)
 
   alone, (token_grads, output_grads) = jax.jit(
     jax.value_and_grad(window_loss, (0, 1))
@@ -352,35 +348,21 @@ def test_context_mixture_is_skipgram_with_drawn_senses(loss, is_tied):
   np.testing.assert_allclose(made.grads[INPUT], expected, atol=1e-5)
 
 
-def test_senses_are_drawn_by_their_responsibilities():
-  model, num = _context_mixture(), 400
-  made = _make(model, _batch())
-  averages = _draws(model, made)[1][PRIORS]
-  occurrences = averages[:, -1:]
-  priors = made.tables[PRIORS][:, :-1] + 1 / SENSES
-  gammas = occurrences * priors - averages[:, :-1]
-  args = jax.device_put((model, _batch(), _tables(model)))
-  total = 0
-  for i in range(num):
-    *_, grads = _step(*args, KEY + np.uint32(7919 * i))
-    total += np.asarray(grads[MEANS])[:, -1].reshape(priors.shape)
-  deviation = np.sqrt(np.maximum(occurrences, 1) * 0.25 / num)
-  assert (abs(total / num - gammas) < 5 * deviation).all()
-  np.testing.assert_allclose(total.sum(1) / num, occurrences[:, 0], 1e-5)
-
-
 def test_draws_do_not_depend_on_the_device():
   """Half of a step's chunks have the draws that they have in the whole."""
   model, batch = jax.device_put(_context_mixture()), _batch()
-  half = base.StepBatch(*(x[:, CHUNK:] for x in batch[:3]), batch.chunks[1:])
-  whole, half = (
-    jax.jit(lambda batch: model.ids(batch, KEY))(x) for x in (batch, half)
-  )
+  half = windows.StepBatch(*(x[:, CHUNK:] for x in batch[:3]), batch.chunks[1:])
+  find = jax.jit(lambda batch, key: model.ids(batch, key))
+  whole, half = find(batch, KEY), find(half, KEY)
   tokens = np.asarray(whole[mixture.SLOTS].tokens)
   is_second = (tokens >= WIDTH) & (tokens < 2 * WIDTH)
   uniforms = np.asarray(whole[UNIFORMS])[is_second]
   assert len(set(uniforms.tolist())) == len(uniforms) > 3
   np.testing.assert_array_equal(half[UNIFORMS][: len(uniforms)], uniforms)
+  keys = KEY + 7919 * np.arange(200, dtype=np.uint32)[:, None]
+  drawn = [find(batch, key)[UNIFORMS][tokens < 2 * WIDTH] for key in keys]
+  levels = np.linspace(0.1, 0.9, 9)
+  assert np.abs(np.quantile(drawn, levels) - levels).max() < 0.05
 
 
 @every_mixture
@@ -393,12 +375,14 @@ def test_padding_costs_nothing_and_teaches_nothing(make):
     assert (np.asarray(made.ids[name]) >= spec.vocab).all()
 
 
-@every_mixture
-def test_with_one_sense_the_model_is_skipgram(make):
-  alone, model = hierarchical.make(SPEC, CORPUS, False, 4), make('tree', 1)
-  assert model.specs().keys() == alone.specs().keys()
-  values = [_make(x, _batch(), _tables(alone)).value for x in (model, alone)]
-  assert values[0] == values[1] > 0
+def test_a_mixture_of_single_senses_is_skipgram():
+  for loss, kind in (
+    ('hierarchical_softmax', hierarchical.Hierarchical),
+    ('negative_sampling', skipgram.SkipGram),
+  ):
+    settings = {'model.loss': loss, 'senses.number': 1}
+    made = dispatches.trainer(COUNTS, settings | {'model.name': 'mixture'})
+    assert isinstance(made.trainable.model, kind)
 
 
 @every_loss
@@ -415,7 +399,6 @@ def test_the_compact_variant_gives_the_same_step(loss):
   for name, x in full.grads.items():
     np.testing.assert_allclose(compact.grads[name], x, 1e-4, 1e-5)
   assert model.compact.compact is None
-  assert _context_mixture(loss, 1).compact is None
 
 
 @every_mixture
@@ -423,19 +406,17 @@ def test_the_compact_variant_gives_the_same_step(loss):
 def test_exported_senses(make, loss):
   model, is_tree = make(loss), loss == 'tree'
   tables = _tables(model)
-  senses = model.export_senses(
-    tables.__getitem__, vocab.Vocabulary(WORDS, COUNTS)
-  )
+  senses = model.export_senses(tables.__getitem__, WORDS, COUNTS)
   name = 'hierarchical_softmax' if is_tree else 'negative_sampling'
   assert senses.loss == name and len(senses.outputs) == VOCAB - is_tree
   sums = np.add.reduceat(senses.priors, senses.starts[:-1])
   np.testing.assert_allclose(sums, 1, 1e-6)
   if make is _mixture:
-    assert senses.contexts is None and senses.window == WINDOW
+    assert senses.means is None and senses.window == WINDOW
     np.testing.assert_array_equal(senses.vectors, tables[INPUT])
     return
   assert senses.window == 2 * WINDOW
-  assert senses.contexts.concentration == KAPPA
+  assert senses.concentration == KAPPA
   for word in np.flatnonzero(MASK)[:3]:
     expected = _shifted(model, tables, word)
     found = senses.vectors[senses.rows(word)]
@@ -444,51 +425,38 @@ def test_exported_senses(make, loss):
 
 @pytest.mark.slow
 def test_training_uses_the_compact_variant_for_steps_that_fit(monkeypatch):
-  config = config_lib.default()
-  config.model.update(
-    name='mixture', loss='hierarchical_softmax', dim=8, window=WINDOW
-  )  # fmt: skip
-  config.optimizer.name, config.strategy.name = 'adagrad', 'sync'
-  config.train.batch_words, num_steps = 16, 200
-  config.senses.number, config.senses.top_ratio = SENSES, 2.5 / VOCAB
-  config, tuning = config_lib.resolve(
-    config, 'cpu', (1, 1), chunk=8, shared_nodes=4
-  )
-  rng, words = np.random.default_rng(3), 16 * num_steps
-  sentences = oracle.random_sentences(rng, VOCAB, words, (5, 9))
-  tokens = oracle.pack(sentences, VOCAB, words, WINDOW, rng)
-  counts = (np.full(1, x, np.int32) for x in (num_steps, words, 1))
-  batch = windows.Batch(*(x[None] for x in tokens), *counts)
-  schedule = strategy_base.Schedule(np.float32(0.1), np.float32(0.05), KEY)
-  results = []
-  for num_slots in (1000, 1, 5):
+  settings = {
+    'model.name': 'mixture',
+    'model.loss': 'hierarchical_softmax',
+    'model.dim': 8,
+    'model.window': WINDOW,
+    'optimizer.name': 'adagrad',
+    'strategy.name': 'sync',
+    'train.batch_words': 16,
+    'senses.number': SENSES,
+    'senses.top_ratio': 2.5 / VOCAB,
+  }
+  results, num = [], 200
+  # With five slots some steps fit and some do not.
+  for slots in (1000, 5):
     monkeypatch.setattr(
       context_mixture.ContextMixture,
       '_compact_slots',
-      lambda self, num, num_slots=num_slots: min(num_slots, num),
+      lambda self, num, slots=slots: min(slots, num),
     )
-    made = build.trainer(
-      config, tuning, COUNTS, mesh.make(mesh.Shape(1, 1)), WORDS
-    )
-    strategy, model = made.strategy, made.trainable.model
-    state = jax.jit(strategy.init)(jax.random.key(0))
-    state, _ = strategy.step(state, strategy.constants(), batch, schedule)
-    results.append(
-      {k: strategy.export_rows(state, k).rows for k in model.specs()}
-    )
+    made = dispatches.trainer(COUNTS, settings, chunk=8, shared_nodes=4)
+    strategy, steps = made.strategy, made.trainable.steps
+    batch = dispatches.random_batch([16 * num], VOCAB, steps, num)
+    state = dispatches.start(strategy)
+    rates = dispatches.schedule(0.1, 0.05)
+    state, _ = dispatches.run(strategy, state, batch, rates)
+    results.append(dispatches.exported(strategy, state))
   for name, expected in results[0].items():
-    for other in results[1:]:
-      np.testing.assert_allclose(other[name], expected, 1e-4, 1e-5)
-  # With five slots some steps fit and some do not.
-  model, num_fitting = jax.device_put(model), 0
-  for first in range(0, words, 16):
+    np.testing.assert_allclose(results[1][name], expected, 1e-4, 1e-5)
+  tokens = oracle.Tokens(*(x[0] for x in batch[:3]))
+  model, num_fitting = jax.device_put(made.trainable.model), 0
+  for first in range(0, 16 * num, 16):
     run = oracle.middle(tokens, first, 16)
-    step = base.StepBatch(*(x[None] for x in run), np.zeros(2, np.uint32))
+    step = windows.StepBatch(*(x[None] for x in run), np.zeros(2, np.uint32))
     num_fitting += int(model.fits(step))
-  assert 0.1 < num_fitting / num_steps < 0.9
-  priors = model.priors_of(jnp.asarray(results[0][PRIORS]))
-  np.testing.assert_allclose(priors.sum(1), 1, atol=1e-6)
-  assert (priors > 0).all() and np.abs(priors - 1 / SENSES).max() > 1e-3
-  means = results[0][MEANS][:, :-1]
-  assert means.reshape(3, SENSES, 8).std(1).mean() > 1e-3
-  assert np.linalg.norm(means, axis=1).max() <= 1 + 1e-6
+  assert 0.1 < num_fitting / num < 0.9

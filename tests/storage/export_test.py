@@ -7,9 +7,9 @@ import pytest
 from gensim import models
 
 from jaxemb import errors
-from jaxemb.storage import export, vectors_npy
+from jaxemb.storage import export
 from jaxemb.storage import word2vec_format as w2v
-from jaxemb.tables import blocks
+from jaxemb.tables import spec as spec_lib
 
 _WORDS = ['x y', 'the', 'Ωmega', 'naïve', '12', '-']
 _VECTORS = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
@@ -19,7 +19,7 @@ _COUNTS = np.array([5, 9, 2, 9, 7, 1])
 def test_every_form_holds_the_same(tmp_path, monkeypatch):
   monkeypatch.setattr(export, '_MAX_PROJECTOR_WORDS', 4)
   monkeypatch.setattr(export, '_BLOCK_ROWS', 3)
-  rows = vectors_npy.Encoded(_VECTORS)
+  rows = export.Encoded(_VECTORS)
   assert export.write(tmp_path, _WORDS, rows, _COUNTS) == {
     'words_renamed_in_exports': 1, 'words_left_out_of_projector': 2,
   }  # fmt: skip
@@ -48,7 +48,7 @@ def test_every_form_holds_the_same(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16', 'int8'])
 def test_rows_keep_their_precision(tmp_path, dtype):
-  rows = blocks.encode(_VECTORS, dtype)
+  rows = spec_lib.encode_rows(_VECTORS, dtype)
   export.write(tmp_path, _WORDS, rows, _COUNTS, is_minimal=True)
   has_scales = {'scales.npy'} if dtype == 'int8' else set()
   names = {'vectors.npy', 'vocab.txt'} | has_scales
@@ -58,7 +58,7 @@ def test_rows_keep_their_precision(tmp_path, dtype):
   np.testing.assert_array_equal(found.vectors, rows.decode())
   np.testing.assert_allclose(found.vectors, _VECTORS, 0, 0.03)
   assert found.counts.tolist() == _COUNTS.tolist() and found.folder == tmp_path
-  rows = vectors_npy.Encoded(_VECTORS)
+  rows = export.Encoded(_VECTORS)
   export.write(tmp_path, _WORDS, rows, _COUNTS, is_minimal=True)
   assert not (tmp_path / 'scales.npy').exists()
 
@@ -68,7 +68,7 @@ def test_a_failed_export_keeps_the_earlier_one(tmp_path, monkeypatch):
     files = (x for x in tmp_path.rglob('*') if x.is_file())
     return {path: path.read_bytes() for path in files}
 
-  rows = blocks.encode(_VECTORS, 'int8')
+  rows = spec_lib.encode_rows(_VECTORS, 'int8')
   export.write(tmp_path, _WORDS, rows, _COUNTS)
   before = contents()
 
@@ -77,7 +77,7 @@ def test_a_failed_export_keeps_the_earlier_one(tmp_path, monkeypatch):
 
   monkeypatch.setattr(w2v, 'put_counts', fail)
   with pytest.raises(errors.UserError, match='No space left'):
-    export.write(tmp_path, _WORDS, vectors_npy.Encoded(_VECTORS), _COUNTS)
+    export.write(tmp_path, _WORDS, export.Encoded(_VECTORS), _COUNTS)
   assert contents() == before
 
 
@@ -94,4 +94,4 @@ def test_unusable_arrays_are_named(tmp_path, rows, scales, message):
   if scales is not None:
     np.save(tmp_path / 'scales.npy', scales)
   with pytest.raises(errors.UserError, match=message):
-    vectors_npy.load(tmp_path / 'vectors.npy')
+    export.read(tmp_path)

@@ -117,15 +117,13 @@ def test_truncated_anywhere_is_refused(tmp_path, name):
     (b'', 'no word2vec file'),
     (b'\0\1\2' * 99, 'no word2vec file'),
     (b'the quick brown fox\n', 'no word2vec file'),
-    (b'the 17\nof 12\n', 'no word2vec file'),
     (b'0 100\n', 'no vectors'),
-    (b'3 0\na\nb\nc\n', 'no vectors'),
     (b'3 2\na 1 2\nb 3 4\n', '2 of the 3 vectors'),
     (b'2 2\na 1 2\nb 3 x\n', 'line 3'),
-    (b'2 2\na 1 2\nb 3\n', 'line 3'),
     (b'a 1 2\nb 3 4\nc 3\n', 'line 3'),
-    (b'999999999999 300\na 1 2\n', 'bytes'),
-    (b'1 50000\nabcdefg', 'bytes'),
+    (b'999999999999 300\na 1 2\n', '0 of the 999999999999 vectors'),
+    (b'1 5000000\na bcdefg', 'no vectors'),
+    (b'1 50000\nabcdefg', '0 of the 1 vectors'),
     (b'2 2\n' + b'x' * 300_000, 'no word before vector 1'),
   ],
 )
@@ -143,15 +141,37 @@ def test_damaged_files_are_named(tmp_path, content, message):
 def test_vocab_file(tmp_path):
   path = tmp_path / 'vocab.txt'
   counts = np.arange(len(_WORDS))[::-1]
-  assert w2v.write_vocab(path, _WORDS, counts) == 0
+  w2v.write_vocab(path, _WORDS, counts)
   assert path.read_bytes().split(b'\n')[0] == b'the 6'
   words, read_counts = w2v.read_vocab(path)
   assert words == _WORDS and read_counts.tolist() == counts.tolist()
-  for text, message in (
-    ('a 3\nb\n', 'line 2'),
-    ('a 1\na 2\n', '1 words twice'),
-    ('\n', 'is empty'),
-  ):
-    path.write_text(text)
-    with pytest.raises(errors.UserError, match=message):
-      w2v.read_vocab(path)
+  # Of others.
+  path.write_bytes(
+    b'\xef\xbb\xbfrare\t3\r\n\n   \n  \xc3\xa4 \t 12  \r\nthe 0009\nlast 4\n'
+    b'\xe6\x9d\xb1 100000000000\n\xc2\xa0 2\n\x1c 0\n10 1'
+  )
+  words, counts = w2v.read_vocab(path)
+  assert words == ['rare', 'ä', 'the', 'last', '東', '\xa0', '\x1c', '10']
+  assert counts.tolist() == [3, 12, 9, 4, 10**11, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+  'lines, message',
+  [
+    ('', 'is empty'),
+    ('a 3\nb 4\na 5\nb 4\nb 1\n', '3 words twice'),
+    *(
+      (f'good 3\n\n{line}\nfine 4\n', 'vocab.txt, line 3: expected')
+      for line in (
+        'word', '12', 'two words 3', 'word -3', 'word 3.5', 'word 1e3',
+        'word three', 'word ٣', 'b\udcff\udcfed 3', 'word 99999999999999999999',
+      )
+    ),
+  ],
+)  # fmt: skip
+def test_damaged_vocab_file(tmp_path, lines, message):
+  path = tmp_path / 'vocab.txt'
+  path.write_bytes(lines.encode(errors='surrogateescape'))
+  with pytest.raises(errors.UserError, match=message) as caught:
+    w2v.read_vocab(path)
+  assert str(path) in str(caught.value) and '\n' not in str(caught.value)

@@ -3,6 +3,7 @@
 import functools
 import pathlib
 import sys
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,31 +21,52 @@ RATES = {'sgd': 0.3, 'sgd_limited': 0.3, 'adagrad': 0.2, 'adam': 0.02}
 LAYOUTS = tuple(config_lib.MEMBERS['table.layout'])
 
 
+class Case(NamedTuple):
+  """What is trained, and on which mesh."""
+
+  model: str = 'skipgram'
+  optimizer: str = 'sgd'
+  loss_every: int = LOSS_EVERY
+  parts: int = 1
+  layout: str = 'replicated'
+  shape: tuple[int, int] = (1, 1)
+  deduplicates: bool = False
+
+
+CASES = [
+  *(Case(optimizer=x) for x in RATES),
+  Case('cbow'),
+  Case(loss_every=1),
+  Case(loss_every=100),
+  Case(optimizer='sgd_limited', parts=4),
+]
+ON_MESH = [Case('skipgram', 'adagrad', 1, 8, x, (4, 2), True) for x in LAYOUTS]
+SLOW = [
+  *(Case('cbow', x) for x in ('adagrad', 'adam')),
+  Case('skipgram', 'adam', 4, 8, 'replicated', (8, 1)),
+  *(Case('skipgram', 'adam', 1, 8, x, (2, 4)) for x in LAYOUTS[1:]),
+  *(Case('cbow', 'sgd_limited', 4, 8, x, (2, 4)) for x in LAYOUTS),
+  *(Case('skipgram', 'sgd_limited', 4, 8, x, (1, 8)) for x in LAYOUTS[1:]),
+]
+
+
 @functools.cache
-def _make(
-  model='skipgram',
-  optimizer='sgd',
-  loss_every=LOSS_EVERY,
-  parts=1,
-  layout='replicated',
-  shape=(1, 1),
-  deduplicates=False,
-):
-  name, constants = laying.OPTIMIZERS[optimizer]
+def _make(case):
+  name, constants = laying.OPTIMIZERS[case.optimizer]
   settings = {
-    'model.name': model, 'model.dim': DIM, 'model.window': WINDOW,
+    'model.name': case.model, 'model.dim': DIM, 'model.window': WINDOW,
     'model.shared_negatives': 3, 'strategy.name': 'sync',
-    'optimizer.name': name, 'table.layout': layout,
-    'train.batch_words': max(16, parts * CHUNK * 2),
+    'optimizer.name': name, 'table.layout': case.layout,
+    'train.batch_words': max(16, case.parts * CHUNK * 2),
   } | {f'optimizer.{k}': x for k, x in constants.items()}  # fmt: skip
   return dispatches.trainer(
     1000 // np.arange(1, VOCAB + 1),
     settings,
-    shape,
-    parts=parts,
+    case.shape,
+    parts=case.parts,
     chunk=CHUNK,
-    loss_every_steps=loss_every,
-    deduplicates=deduplicates,
+    loss_every_steps=case.loss_every,
+    deduplicates=case.deduplicates or case.layout == 'row',
   )
 
 
@@ -67,7 +89,7 @@ def _rows():
   }
 
 
-def _loops(trainable, model, optimizer, batch, schedule):
+def _loops(case, trainable, batch, schedule):
   """The tables after all steps, and (loss, examples) of each step."""
   vectors = {k: v.astype(np.float64) for k, v in _rows().items()}
   slots, measured = {k: {} for k in vectors}, []
@@ -75,55 +97,34 @@ def _loops(trainable, model, optimizer, batch, schedule):
   num_steps, parts = batch.num_steps.max(), range(len(batch.num_steps))
   for i in range(num_steps):
     truth = dispatches.true_step(
-      trainable, ORACLES[model], vectors, batch, i, parts
+      trainable, ORACLES[case.model], vectors, batch, i, parts
     )
     measured.append((truth.loss, truth.examples))
     rate = first + (last - first) * i / num_steps
     for k in vectors:
       args = vectors[k], slots[k], truth.ids[k], truth.grads[k], rate
-      laying.learn(optimizer, *args)
+      laying.learn(case.optimizer, *args)
   return vectors, measured
 
 
 @pytest.mark.parametrize(
-  ('model', 'optimizer', 'loss_every', 'parts', 'layout', 'shape', 'merges'),
-  [
-    *(
-      (m, o, 4, 1, 'replicated', (1, 1), False) for m in ORACLES for o in RATES
-    ),
-    ('skipgram', 'sgd', 1, 1, 'replicated', (1, 1), False),
-    ('skipgram', 'sgd', 100, 1, 'replicated', (1, 1), False),
-    ('skipgram', 'sgd_limited', 4, 4, 'replicated', (1, 1), False),
-    ('skipgram', 'adam', 4, 8, 'replicated', (8, 1), False),
-    *(('skipgram', 'sgd_limited', 4, 8, x, (1, 8), False) for x in LAYOUTS[1:]),
-    *(('skipgram', 'adagrad', 1, 8, x, (4, 2), True) for x in LAYOUTS),
-    *(('skipgram', 'adam', 1, 8, x, (2, 4), False) for x in LAYOUTS[1:]),
-    *(('cbow', 'sgd_limited', 4, 8, x, (2, 4), False) for x in LAYOUTS),
-  ],
+  'case',
+  [*CASES, *ON_MESH, *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)],
+  ids=lambda case: '-'.join(map(str, case)),
 )
-def test_a_dispatch_equals_the_loops(
-  model, optimizer, loss_every, parts, layout, shape, merges
-):
-  trainable, strategy = _make(
-    model,
-    optimizer,
-    loss_every,
-    parts,
-    layout,
-    shape,
-    merges or layout == 'row',
-  )
-  batch, rate = _batch(trainable), RATES[optimizer]
+def test_a_dispatch_equals_the_loops(case):
+  trainable, strategy = _make(case)
+  batch, rate = _batch(trainable), RATES[case.optimizer]
   # The rate falls by half, so that a wrong interpolation shows.
   schedule = dispatches.schedule(rate, rate / 2)
-  expected, measured = _loops(trainable, model, optimizer, batch, schedule)
+  expected, measured = _loops(case, trainable, batch, schedule)
   state = dispatches.start(strategy, _rows())
   state, metrics = dispatches.run(strategy, state, batch, schedule)
   for k, vectors in dispatches.exported(strategy, state).items():
     np.testing.assert_allclose(vectors, expected[k], 1e-5, 1e-5)
     assert np.abs(vectors - _rows()[k]).max() > 0.05
   # The loss is that of the steps 0, n, 2 n, ..., before their updates.
-  sums, examples = zip(*measured[::loss_every], strict=True)
+  sums, examples = zip(*measured[:: case.loss_every], strict=True)
   np.testing.assert_allclose(metrics.steps.loss, sum(sums), 1e-5)
   assert metrics.steps.examples == sum(examples)
   assert metrics.steps.first_bad_step == -1
@@ -139,7 +140,7 @@ def test_a_dispatch_equals_the_loops(
 
 @pytest.mark.parametrize('optimizer', ['sgd_limited', 'adam'])
 def test_steps_after_the_last_one_are_not_taken(optimizer):
-  trainable, strategy = _make(optimizer=optimizer)
+  trainable, strategy = _make(Case(optimizer=optimizer))
   size = trainable.steps.part_words
   schedule = dispatches.schedule(0.1, 0.1)
   full = _batch(trainable, MAX_STEPS)
@@ -161,66 +162,61 @@ def test_steps_after_the_last_one_are_not_taken(optimizer):
 
 
 @pytest.mark.parametrize(
-  ('bad_step', 'loss_every', 'expected', 'part', 'layout'),
+  ('case', 'part', 'bad_step', 'expected'),
   [
-    (0, 1, 0, 0, ''),
-    (3, 1, 3, 0, ''),
-    (3, 4, 4, 0, ''),
-    (5, 4, -1, 0, ''),
-    (7, 1, -1, 0, ''),
+    (Case(loss_every=1), 0, 0, 0),
+    (Case(loss_every=1), 0, 3, 3),
+    (Case(loss_every=4), 0, 3, 4),
+    (Case(loss_every=4), 0, 5, -1),
+    (Case(loss_every=1), 0, 7, -1),
     # All devices of a mesh know it.
-    *((2, 1, 2, 0, x) for x in LAYOUTS),
-    *((0, 1, 0, 7, x) for x in LAYOUTS),
+    *((x, 0, 2, 2) for x in ON_MESH),
+    *((x, 7, 0, 0) for x in ON_MESH),
   ],
 )
-def test_first_bad_step(bad_step, loss_every, expected, part, layout):
+def test_first_bad_step(case, part, bad_step, expected):
   # A word occurs in one step only, and its row is not finite: the loss that is
   # measured next shows it, steps that are not taken do not.
-  if layout:
-    made = _make('skipgram', 'adagrad', 1, 8, layout, (4, 2), True)
-  else:
-    made = _make(loss_every=loss_every)
-  word, rows = VOCAB // 2, _rows()
+  trainable, strategy = _make(case)
+  word, rows, steps = VOCAB // 2, _rows(), trainable.steps
   rows['input'][word] = np.inf
-  steps = made.trainable.steps
   words = [NUM_STEPS * steps.part_words - steps.part_words // 2]
   batch = dispatches.random_batch(
     words * steps.num_parts, VOCAB, steps, MAX_STEPS
   )
-  place = bad_step * steps.part_words
-  batch = dispatches.with_rare_word(batch, word, part, place)
-  state = dispatches.start(made.strategy, rows)
-  _, metrics = dispatches.run(
-    made.strategy, state, batch, dispatches.schedule(0.1, 0.1)
-  )
+  batch.ids[batch.ids == word] = 0
+  first = bad_step * steps.part_words
+  batch.ids[part, WINDOW + first : WINDOW + first + 2] = [word, 1]
+  batch.right[part, first] = batch.left[part, first + 1] = 1
+  state = dispatches.start(strategy, rows)
+  schedule = dispatches.schedule(0.1, 0.1)
+  _, metrics = dispatches.run(strategy, state, batch, schedule)
   assert metrics.steps.first_bad_step == expected
 
 
 def test_a_step_goes_through_few_files():
   # Made anew: what JAX has traced before goes through no file.
-  trainable, strategy = _make.__wrapped__(optimizer='sgd_limited')
+  trainable, strategy = _make.__wrapped__(Case(optimizer='sgd_limited'))
   args = dispatches.args(
     strategy, _batch(trainable), dispatches.schedule(0.1, 0.1)
   )
-  state, found = dispatches.start(strategy), set()
-  package = pathlib.Path(base.__file__).parents[1]
+  state, files = dispatches.start(strategy), set()
 
   def profile(frame, event, arg):
-    path = pathlib.Path(frame.f_code.co_filename)
-    if event == 'call' and path.is_relative_to(package):
-      found.add(str(path.relative_to(package)))
+    if event == 'call':
+      files.add(frame.f_code.co_filename)
 
   sys.setprofile(profile)
-  strategy.step.lower(state, *args)
+  strategy.step.trace(state, *args)
   sys.setprofile(None)
-  assert found == {
+  package = pathlib.Path(base.__file__).parents[1]
+  paths = [pathlib.Path(x) for x in files]
+  found = {x.relative_to(package) for x in paths if x.is_relative_to(package)}
+  assert {x.as_posix() for x in found} == {
     'data/windows.py',
     'models/skipgram.py',
-    'ops/chunks.py',
-    'ops/losses.py',
     'ops/sampling.py',
     'strategies/base.py',
-    'strategies/sync.py',
     'tables/replicated.py',
     'tables/row_optimizers.py',
   }

@@ -9,13 +9,10 @@ from tests import compiling, dispatches
 VOCAB, DIM, BATCH_WORDS = 3000, 6, 64
 # Scores of a step: [centers, chunk + 2 window + shared negatives] float32.
 SCORES_BYTES = BATCH_WORDS * (4 + 2 * 2 + 3) * 4
-ON_TABLE_AXIS = {
-  'strategy.name': 'sync', 'mesh.data': 1, 'mesh.table': 2,
-  'optimizer.max_duplicates': 0.0,  # else counts are summed
-}  # fmt: skip
+ON_TABLE_AXIS = {'strategy.name': 'sync', 'mesh.data': 1, 'mesh.table': 2}
 COLUMN = ON_TABLE_AXIS | {'table.layout': 'column'}
 ROW = ON_TABLE_AXIS | {'table.layout': 'row'}
-REPLICATED = {'strategy.name': 'sync', 'optimizer.max_duplicates': 0.0}
+REPLICATED = {'strategy.name': 'sync'}
 BFLOAT16 = {'table.exchange_dtype': 'bfloat16'}
 
 
@@ -40,7 +37,6 @@ def _sent(settings, **fixed):
   ('fixed', 'share'),
   [
     # 2 (n - 1) / n = 1 for two devices.
-    ({'steps_per_loop': 1}, 1),
     ({'steps_per_loop': 4}, 1),
     ({'steps_per_loop': 1, 'loss_every_steps': 8}, 1 + 1 / 8),
   ],
@@ -58,7 +54,10 @@ def test_scores_travel_in_half_the_bytes():
   assert sent['total'] == SCORES_BYTES / 2
 
 
-@pytest.mark.parametrize(('settings', 'size'), [({}, 4), (BFLOAT16, 2)])
+@pytest.mark.parametrize(
+  ('settings', 'size'),
+  [({}, 4), pytest.param(BFLOAT16, 2, marks=pytest.mark.slow)],
+)
 def test_replicas_send_what_is_due(settings, size):
   sent, loop = _sent(settings, sync_words=128, sync_lookups=0.5)
   assert loop.steps == 2  # of 64 centers each, between meetings

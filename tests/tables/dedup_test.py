@@ -65,22 +65,10 @@ def test_each_id_comes_once_with_its_sums(deduplicate, kind, size):
   np.testing.assert_array_equal(found.squares[used], sums[here, 0])
 
 
-def test_ids_of_any_shape_and_counts():
-  ids = _ids('zipf', 240)
-  grads = np.random.default_rng(0).normal(size=(240, 5)).astype(np.float32)
-  flat = _sorted(ids, grads)
-  shaped = _sorted(ids.reshape(4, 60), grads.reshape(4, 60, 5))
-  jax.tree.map(np.testing.assert_array_equal, flat, shaped)
-  again = dedup.by_sorting(flat, VOCAB)
-  assert again.counts[again.ids < VOCAB].sum() == 240
-
-
-def test_sums_are_precise_and_repeatable():
+def test_sums_are_precise():
   ids = _ids('zipf', 3000)
   grads = np.random.default_rng(0).normal(size=(3000, 4)).astype(np.float32)
-  deduplicate = jax.jit(_sorted)
-  found = jax.device_get(deduplicate(ids, grads))
-  jax.tree.map(np.testing.assert_array_equal, found, deduplicate(ids, grads))
+  found = jax.device_get(jax.jit(_sorted)(ids, grads))
   sums, counts = _expected(ids, grads)
   used = found.ids < VOCAB
   error = np.abs(found.grads[used] - sums[found.ids[used]]).max(1)

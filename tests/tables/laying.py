@@ -80,7 +80,7 @@ def lay(
 ) -> Laid:
   """A table of a layout; `knows_rows` says that updates get what they read."""
   devices, is_split = mesh.make(mesh.Shape(*shape)), 'column' in layout
-  axes = spec_lib.Axes(mesh.DATA, mesh.TABLE, *shape)
+  axes = spec_lib.Axes(*shape)
   table = LAYOUTS[layout](spec, optimizer(optimizer_name), axes)
   names = (mesh.DATA, mesh.TABLE)[: 2 - is_split]
   everywhere, ids = (

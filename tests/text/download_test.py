@@ -14,6 +14,7 @@ from jaxemb.text import download
 
 _KIND = 'pages-articles-multistream.xml.bz2'
 _DATED = f'/simplewiki/20260101/simplewiki-20260101-{_KIND}'
+_PART = f'simplewiki-20260101-{_KIND}.part'
 _NAME = f'simplewiki-latest-{_KIND}'
 _SUMS = '/simplewiki/latest/simplewiki-latest-sha1sums.txt'
 
@@ -87,12 +88,6 @@ def _ranges(server):
   return [range_ for path, range_ in server.requests if path == _DATED]
 
 
-def _leave_part(server, cache):
-  part = cache / f'{_DATED.rpartition("/")[2]}.part'
-  part.write_bytes(server.data[:2_000_000])
-  return part
-
-
 def test_downloads_once_and_reports_progress(server, tmp_path):
   seen = []
   cache = tmp_path / 'new' / 'cache'
@@ -108,8 +103,9 @@ def test_downloads_once_and_reports_progress(server, tmp_path):
   assert not server.requests
 
 
-def test_connections_that_break_are_resumed(server, tmp_path):
-  server.failures = [429]
+@pytest.mark.parametrize('busy', [429, 503])
+def test_connections_that_break_are_resumed(server, tmp_path, busy):
+  server.failures = [busy]
   server.cuts = [1_000_001, 7, 500_000, 0, 1, 1, 1, 1]
   assert _get(tmp_path).read_bytes() == server.data
   starts = 1000001, 1000008, 1500008, 1500008, *range(1500009, 1500013)
@@ -117,24 +113,20 @@ def test_connections_that_break_are_resumed(server, tmp_path):
 
 
 @pytest.mark.parametrize('ignores_ranges', [False, True])
-def test_a_second_start_resumes(server, tmp_path, ignores_ranges):
-  _leave_part(server, tmp_path)
+@pytest.mark.parametrize('part_bytes', [2_000_000, 3_500_000])
+def test_a_second_start_resumes(server, tmp_path, part_bytes, ignores_ranges):
+  (tmp_path / _PART).write_bytes(server.data[:part_bytes])
   server.ignores_ranges = ignores_ranges
   seen = []
   path = _get(tmp_path, progress=lambda done, _: seen.append(done))
   assert path.read_bytes() == server.data
-  assert _ranges(server) == ['bytes=2000000-']
-  assert (seen[0] < 2_000_000) == ignores_ranges
-
-
-def test_a_complete_part_is_only_checked(server, tmp_path):
-  _leave_part(server, tmp_path).write_bytes(server.data)
-  assert _get(tmp_path).read_bytes() == server.data
+  assert _ranges(server) == [f'bytes={part_bytes}-']
+  assert (min(seen, default=part_bytes) < part_bytes) == ignores_ranges
   assert [file.name for file in tmp_path.iterdir()] == [_NAME]
 
 
 def test_a_newer_dump_starts_over(server, tmp_path):
-  _leave_part(server, tmp_path)
+  (tmp_path / _PART).write_bytes(server.data[:2_000_000])
   new = random.Random(1).randbytes(3_000_000)
   server.files = _files(_DATED.replace('20260101', '20260201'), new)
   assert _get(tmp_path).read_bytes() == new
@@ -169,11 +161,6 @@ def test_failures_are_one_line_with_the_remedy(server, tmp_path, monkeypatch):
   _fails(tmp_path, '404', *by_hand)
   monkeypatch.setattr(download, 'BASE_URL', 'http://127.0.0.1:9')
   _fails(tmp_path, 'by hand', f'enwiki-latest-{_KIND}', name='en')
-
-
-def test_busy_servers_are_asked_again(server, tmp_path):
-  server.failures = [503]
-  assert _get(tmp_path).read_bytes() == server.data
 
 
 def test_processes_that_want_the_same_download_once(server, tmp_path):

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import itertools
 import math
-import random
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +14,8 @@ from tests import corpora
 
 _END = tokenize.END
 _NUM_VOCAB = 60
-every_method = pytest.mark.parametrize('method', partition_sampling.METHODS)
+_METHODS = 'equal', 'sampling', 'shuffle'
+every_method = pytest.mark.parametrize('method', _METHODS)
 
 
 def _sampling(method='shuffle', num_parts=10, rate=0.1, part=0, seed=1):
@@ -53,37 +54,15 @@ def _selects(sampling, epoch, offset, num_ids):
 def _sentences(corpus):
   """(offset, ids with their ends) of every sentence, block by block."""
   ids = corpus.ids.tolist()
-  blocks = []
-  for start, stop in itertools.pairwise(corpus.blocks.starts.tolist()):
-    begin, seen = start, False
-    sentences = []
-    for i in range(start, stop):
-      if ids[i] != _END:
-        if seen and ids[i - 1] == _END:
-          sentences.append((begin, ids[begin:i]))
-          begin = i
-        seen = True
-    blocks.append([*sentences, (begin, ids[begin:stop])])
+  marks = ''.join('.' if i == _END else 'w' for i in ids)
+  sentence, blocks = re.compile(r'\.*w+\.*'), []
+  for ends in itertools.pairwise(corpus.blocks.starts.tolist()):
+    spans = [x.span() for x in sentence.finditer(marks, *ends)]
+    blocks.append([(start, ids[start:stop]) for start, stop in spans])
   return blocks
 
 
 # Who gets what.
-
-
-@every_method
-@pytest.mark.parametrize(('num_parts', 'rate'), [(10, 0.1), (3, 0.2), (4, 0.7)])
-def test_selection_as_in_plain_python(method, num_parts, rate):
-  num_ids = 10_007
-  offsets = random.Random(0).sample(range(num_ids), 300)
-  results = set()
-  for part, epoch, seed in [(0, 0, 1), (1, 3, 1), (num_parts - 1, 1, 2**40)]:
-    sampling = _sampling(method, num_parts, rate, part, seed)
-    rule = partition_sampling.rule(sampling, epoch, num_ids)
-    for offset in offsets:
-      result = partition_sampling.selects(rule, offset)
-      assert result == _selects(sampling, epoch, offset, num_ids)
-      results.add(result)
-  assert results == {True, False}
 
 
 def _memberships(sampling, epoch, num_ids):
@@ -97,48 +76,29 @@ def _memberships(sampling, epoch, num_ids):
 
 
 @pytest.mark.parametrize(
-  ('num_parts', 'rate'), [(10, 0.1), (5, 0.4), (20, 0.1)]
+  'method, num_parts, rate',
+  [
+    ('shuffle', 10, 0.1),
+    ('shuffle', 5, 0.4),
+    ('shuffle', 20, 0.1),
+    ('sampling', 6, 0.1),
+    ('sampling', 6, 0.3),
+  ],
 )
-def test_shuffle_draws_again_until_somebody_gets_it(num_parts, rate):
-  num_ids = 4000
-  found = _memberships(_sampling('shuffle', num_parts, rate), 0, num_ids)
-  # The rule itself, with random numbers of its own.
-  rng = np.random.default_rng(0)
-  literal = rng.random((num_parts, 10 * num_ids)) < rate
-  while (none := ~literal.any(0)).any():
+def test_parts_draw_as_by_random_numbers(method, num_parts, rate):
+  num_ids, rng = 4000, np.random.default_rng(0)
+  found = _memberships(_sampling(method, num_parts, rate), 0, num_ids)
+  literal = rng.random((num_parts, 50 * num_ids)) < rate
+  while method == 'shuffle' and (none := ~literal.any(0)).any():
     literal[:, none] = rng.random((num_parts, none.sum())) < rate
-  copies = 1 / (1 - (1 - rate) ** num_parts) * rate * num_parts
-  assert found.any(0).all()
-  error = literal.sum(0).std() / math.sqrt(num_ids)
-  assert abs(found.sum(0).mean() - copies) < 4 * error
-  each = found.mean(1)
-  error = math.sqrt(each.mean() * (1 - each.mean()) / num_ids)
-  assert (abs(each - copies / num_parts) < 4 * error).all()
-  # How often two parts both get it.
-  both = np.triu(literal.astype(float) @ literal.T, 1) / literal.shape[1]
-  mine = np.triu(found.astype(float) @ found.T, 1) / num_ids
-  assert (abs(mine - both) <= 5 * np.sqrt(both / num_ids)).all()
-
-
-@pytest.mark.parametrize('rate', [0.1, 0.3])
-def test_sampling_draws_once_and_independently(rate):
-  sampling, num_ids = _sampling('sampling', 6, rate), 4000
-  found = _memberships(sampling, 0, num_ids)
-  np.testing.assert_array_equal(found, _memberships(sampling, 7, num_ids))
-  error = math.sqrt(rate * (1 - rate) / num_ids)
-  assert (abs(found.mean(1) - rate) < 4 * error).all()
-  none = (~found.any(0)).mean()
-  assert abs(none - (1 - rate) ** 6) < 4 * math.sqrt(none / num_ids)
-
-
-def test_epochs_and_seeds_draw_independently():
-  drawn = [
-    _memberships(_sampling('shuffle', 4, 0.25, seed=seed), epoch, 2000)
-    for seed, epoch in ((1, 0), (1, 1), (2, 0), (1 + 2**40, 0))
-  ]
-  rate = drawn[0].mean()
-  for first, second in itertools.combinations(drawn, 2):
-    assert abs((first & second).mean() - rate**2) < 0.02
+  # How often a sentence is in 0, 1, ... parts, and in each two of them.
+  for chances in (
+    lambda x: np.bincount(x.sum(0), minlength=num_parts + 1) / x.shape[1],
+    lambda x: x.astype(float) @ x.T / x.shape[1],
+  ):
+    expected = chances(literal)
+    error = np.sqrt(expected / num_ids)
+    assert (abs(chances(found) - expected) <= 5 * error).all()
 
 
 def test_equal_parts_cover_the_text_in_order():
@@ -162,13 +122,6 @@ def test_a_rate_of_one_is_all(method):
 
 
 # Counts and batches.
-
-
-def _spec(**changes):
-  spec = loader.LoaderSpec(
-    seed=1, epochs=2, part_words=16, window=5, sample=1e-2
-  )
-  return dataclasses.replace(spec, **changes)
 
 
 @pytest.fixture
@@ -201,7 +154,7 @@ def test_counts_what_a_part_gets(corpus, method):
 
 def _expected(corpus, sampling, spec, epoch):
   """(word, left, right) of every center of an epoch, in its order."""
-  counts = corpus.vocabulary.counts.tolist()
+  counts = corpus.counts.tolist()
   num_ids = int(corpus.blocks.starts[-1])
   key = corpora.part_key(spec.seed, epoch, sampling.part)
   blocks = _sentences(corpus)
@@ -226,7 +179,8 @@ def _read(corpus, sampling, spec, position=None, done=0):
 @every_method
 @pytest.mark.parametrize('part', [0, 3])
 def test_batches_as_in_a_plain_loop(corpus, method, part):
-  sampling, spec = _sampling(method, 4, 0.3, part), _spec()
+  sampling = _sampling(method, 4, 0.3, part)
+  spec = corpora.spec(sample=1e-2, epochs=2)
   items = _read(corpus, sampling, spec)
   centers = collections.defaultdict(list)
   words = 0
@@ -252,9 +206,9 @@ def test_batches_are_full_but_never_too_full():
   ids[:, -1] = _END
   corpus = corpora.encoded(ids.reshape(-1), _NUM_VOCAB)
   for rate, sample, num in ((1.0, 0.0, 3), (0.02, 1e-3, 1)):
-    spec = _spec(sample=sample, epochs=1, part_words=100)
+    spec = corpora.spec(sample=sample, part_words=100)
     items = _read(corpus, _sampling('sampling', 3, rate), spec)
-    size = spec.max_steps * 100
+    size = loader.batch_words(100)
     kept = [int(item.batch.kept_words[0]) for item in items]
     assert max(kept) <= size and len(items) == num
     assert all(n > size - 2 * encode.BLOCK_WORDS for n in kept[:-1])

@@ -72,12 +72,11 @@ def test_cut_anywhere_keeps_the_complete_pages():
     complete = sum(e <= end for e in ends)
     assert len(pages) == complete
     [problem] = report.problems
+    place = 'in its first page'
     if complete:
-      title = ['A {0}', 'B', 'C'][complete - 1]
-      assert problem.startswith(f'cut after page {complete} ("{title}")')
+      place = f'after page {complete} ("{pages[-1].title}")'
       assert report.lost_bytes == end - ends[complete - 1]
-    else:
-      assert problem.startswith('cut in its first page')
+    assert problem == f'cut {place}; the pages so far are used'
 
 
 def test_malformed_pages_are_skipped_and_bad_characters_replaced():
@@ -95,6 +94,10 @@ def test_malformed_pages_are_skipped_and_bad_characters_replaced():
   lost = bad.strip() + open_page + '\n' + no_page
   assert report.lost_bytes == len(lost)
   assert report.replaced_bytes == 2 + 2 + 3
+  _, report = _read(_dump(*[bad] * 30))
+  assert report.lost_bytes == 30 * len(bad.strip())
+  assert len(report.problems) == 11
+  assert report.problems[-1] == 'damaged in 20 more places'
 
 
 def test_several_dumps_in_a_row_and_parts_without_a_header():
