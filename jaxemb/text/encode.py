@@ -507,8 +507,10 @@ def block_starts(
   A block ends with a sentence; a sentence longer than a block is cut. Also
   [num_blocks] int64, the words of each block.
   """
-  starts, sizes = [], []
-  block = words = 0  # start and words of this block
+  # Two blocks in a row have more than `block_words`.
+  starts = np.empty(2 * len(ids) // block_words + 1, np.int64)
+  sizes = np.empty_like(starts)
+  n = block = words = 0  # start and words of this block
   sentence = sentence_words = 0  # and of this sentence
   for i in range(len(ids)):
     if ids[i] == tokenize.END:
@@ -517,16 +519,17 @@ def block_starts(
       continue
     if words == block_words:
       is_cut = sentence_words >= words  # within a sentence
-      starts.append(block)
-      sizes.append(words if is_cut else words - sentence_words)
+      starts[n] = block
+      sizes[n] = words if is_cut else words - sentence_words
       block = i if is_cut else sentence
-      words -= sizes[-1]
+      words -= sizes[n]
+      n += 1
     words += 1
     sentence_words += 1
   if words > 0:
-    starts.append(block)
-    sizes.append(words)
-  return np.array(starts, np.int64), np.array(sizes, np.int64)
+    starts[n], sizes[n] = block, words
+    n += 1
+  return starts[:n], sizes[:n]
 
 
 def _remove_leftovers(folder: pathlib.Path) -> None:

@@ -102,7 +102,6 @@ class WordTable(NamedTuple):
     return Words(self.hashes[:n], self.counts[:n], self.starts[: n + 1], arena)
 
 
-@numba.njit(nogil=True, cache=True)
 def empty(max_words: int = 1 << 16, max_bytes: int = 1 << 20) -> WordTable:
   """An empty table with room for `max_words`, a power of two; it can grow."""
   return WordTable(
@@ -115,8 +114,12 @@ def empty(max_words: int = 1 << 16, max_bytes: int = 1 << 20) -> WordTable:
   )
 
 
-@numba.njit(nogil=True, cache=True, inline='always')
-def _finished(h: np.uint64) -> int:
+# Compiled functions are few, and made of loops: an assignment to a slice takes
+# numba two seconds. Tables grow outside of them.
+
+
+@numba.njit(nogil=True)
+def _finished(h):
   # FNV leaves its low bits weak, and the first letter of a word its high ones.
   return np.int64(((h ^ (h >> np.uint64(32))) * _MIX) >> np.uint64(2))
 
@@ -133,21 +136,21 @@ def _hashes(arena, starts):
   return hashes
 
 
-@numba.njit(nogil=True, cache=True, inline='always')
+@numba.njit(nogil=True)
 def _first_slot(hashed, slots):
   # Not the highest bits, which words of a range of hashes have in common.
   return (hashed >> 16) & (len(slots) - 1)
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True)
 def _find(table, text, start, stop, hashed):
-  """The entry of the word `text[start:stop]`, or -1."""
+  """The slot of the word `text[start:stop]`, or the empty one that it gets."""
   length = stop - start
   slot = _first_slot(hashed, table.slots)
   while True:
     entry = table.slots[slot]
     if entry < 0:
-      return -1
+      return slot
     first = table.starts[entry]
     if (
       table.hashes[entry] == hashed
@@ -157,72 +160,72 @@ def _find(table, text, start, stop, hashed):
       while i < length and table.arena[first + i] == text[start + i]:
         i += 1
       if i == length:
-        return entry
+        return slot
     slot = (slot + 1) & (len(table.slots) - 1)
 
 
 @numba.njit(nogil=True, cache=True)
-def _insert(slots, hashed, entry):
-  slot = _first_slot(hashed, slots)
-  while slots[slot] >= 0:
-    slot = (slot + 1) & (len(slots) - 1)
-  slots[slot] = entry
+def _place(hashes, slots):
+  """Fills the empty slots of a table."""
+  for entry in range(len(hashes)):
+    slot = _first_slot(hashes[entry], slots)
+    while slots[slot] >= 0:
+      slot = (slot + 1) & (len(slots) - 1)
+    slots[slot] = entry
 
 
-@numba.njit(nogil=True, cache=True)
-def _grown(table, new_bytes):
-  """A copy with space for more words, one of them of `new_bytes` bytes."""
-  n = table.size[0]
-  num_bytes = table.starts[n]
+def _grown(table: WordTable, new_bytes: int) -> WordTable:
+  """A copy with room for more words, and `new_bytes` for one of them."""
+  words, n = table.words(), table.size[0]
   out = empty(2 * len(table.hashes), 2 * len(table.arena) + new_bytes)
-  out.hashes[:n] = table.hashes[:n]
-  out.counts[:n] = table.counts[:n]
-  out.starts[: n + 1] = table.starts[: n + 1]
-  out.arena[:num_bytes] = table.arena[:num_bytes]
+  out.hashes[:n], out.counts[:n], out.starts[: n + 1] = words[:3]
+  out.arena[: len(words.arena)] = words.arena
   out.size[0] = n
-  for entry in range(n):
-    _insert(out.slots, out.hashes[entry], entry)
+  _place(words.hashes, out.slots)
   return out
 
 
 @numba.njit(nogil=True, cache=True)
-def _append(table, text, start, stop, hashed, count):
-  """Adds the word `text[start:stop]`, which must be absent."""
-  n = table.size[0]
-  first, length = table.starts[n], stop - start
-  if n == len(table.hashes) or first + length > len(table.arena):
-    table = _grown(table, length)
-  _insert(table.slots, hashed, n)
-  table.hashes[n] = hashed
-  table.counts[n] = count
-  table.starts[n + 1] = first + length
-  table.arena[first : first + length] = text[start:stop]
-  table.size[0] = n + 1
-  return table
+def _merge(table, words, min_count, i):
+  """Merges words from number `i` on; returns that of the first without room."""
+  slots, hashes, counts, starts, arena, size = table
+  while i < len(words.hashes):
+    if words.counts[i] >= min_count:
+      start, stop = words.starts[i], words.starts[i + 1]
+      hashed = words.hashes[i]
+      slot = _find(table, words.arena, start, stop, hashed)
+      if slots[slot] >= 0:
+        counts[slots[slot]] += words.counts[i]
+      else:
+        n = size[0]
+        first, length = starts[n], stop - start
+        if n == len(hashes) or first + length > len(arena):
+          break
+        for j in range(length):
+          arena[first + j] = words.arena[start + j]
+        slots[slot], hashes[n], counts[n] = n, hashed, words.counts[i]
+        starts[n + 1] = first + length
+        size[0] = n + 1
+    i += 1
+  return i
 
 
-@numba.njit(nogil=True, cache=True)
 def merge(table: WordTable, words: Words, min_count: int = 0) -> WordTable:
   """Adds the counts of those words that have at least `min_count`."""
-  hashes, counts, starts, arena = words
-  for i in range(len(hashes)):
-    if counts[i] >= min_count:
-      start, stop = starts[i], starts[i + 1]
-      entry = _find(table, arena, start, stop, hashes[i])
-      if entry < 0:
-        table = _append(table, arena, start, stop, hashes[i], counts[i])
-      else:
-        table.counts[entry] += counts[i]
+  i = 0
+  while (i := _merge(table, words, min_count, i)) < len(words.hashes):
+    table = _grown(table, words.starts[i + 1] - words.starts[i])
   return table
 
 
 @numba.njit(nogil=True, cache=True)
 def lookup(table: WordTable, words: Words) -> np.ndarray:
   """[n] int32, the entry in `table` of each word, or -1."""
-  hashes, _, starts, arena = words
-  entries = np.empty(len(hashes), np.int32)
-  for i in range(len(hashes)):
-    entries[i] = _find(table, arena, starts[i], starts[i + 1], hashes[i])
+  entries = np.empty(len(words.hashes), np.int32)
+  for i in range(len(entries)):
+    start, stop = words.starts[i], words.starts[i + 1]
+    slot = _find(table, words.arena, start, stop, words.hashes[i])
+    entries[i] = table.slots[slot]
   return entries
 
 
@@ -262,7 +265,7 @@ def code_points(definition: str, lowercase: bool) -> np.ndarray:
   return table
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True)
 def _decode(text, i):
   """Code point of several bytes at `i`, and how many; (-1, 1) if invalid."""
   b = np.int64(text[i])
@@ -282,13 +285,16 @@ def _decode(text, i):
 
 
 @numba.njit(nogil=True, cache=True)
-def _read_known(text, i, points, table, word, ids, n, dropped):
-  """Writes ids up to the first new word, which it leaves in `word`.
+def _read(text, i, points, table, ids, n, dropped):
+  """Writes ids at `ids[n:]` from position `i` on, while the table has room.
 
-  Returns the position after it, the number of ids, its length and its hash.
+  Returns the position reached, which is not in a word, and the new n.
   """
-  length, h = 0, _FNV_BASIS
-  while i <= len(text):
+  slots, hashes, counts, starts, arena, size = table
+  # A word is written where it will be if it is new.
+  length, h, first = 0, _FNV_BASIS, starts[size[0]]
+  has_room = size[0] < len(hashes) and first + MAX_WORD_BYTES < len(arena)
+  while has_room and i <= len(text):
     # The text's end ends a word like white space.
     point, step = np.int64(32), 1
     if i < len(text):
@@ -300,10 +306,17 @@ def _read_known(text, i, points, table, word, ids, n, dropped):
       if length > MAX_WORD_BYTES:
         dropped[1] += 1
       elif length > 0:
-        entry = _find(table, word, 0, length, _finished(h))
+        hashed = _finished(h)
+        slot = _find(table, arena, first, first + length, hashed)
+        entry = np.int64(slots[slot])
         if entry < 0:
-          return i, n, length, _finished(h)
-        table.counts[entry] += 1
+          entry = size[0]
+          slots[slot], hashes[entry], counts[entry] = entry, hashed, 0
+          first += length
+          starts[entry + 1], size[0] = first, entry + 1
+          has_room = size[0] < len(hashes)
+          has_room &= first + MAX_WORD_BYTES < len(arena)
+        counts[entry] += 1
         ids[n] = entry
         n += 1
       length, h = 0, _FNV_BASIS
@@ -313,35 +326,13 @@ def _read_known(text, i, points, table, word, ids, n, dropped):
         n += 1
     while out != 0:
       if length <= MAX_WORD_BYTES:
-        word[length] = out & 0xFF
+        arena[first + length] = out & 0xFF
         length += 1
         h = (h ^ np.uint64(out & 0xFF)) * _FNV_PRIME
       out >>= 8
     dropped[0] += point < 0
     i += step
-  return i, n, 0, 0
-
-
-@numba.njit(nogil=True, cache=True)
-def _tokenize(text, table, points, ends_line):
-  ids = np.empty(len(text) + 2, np.int32)
-  word = np.empty(MAX_WORD_BYTES + 1, np.uint8)
-  dropped = np.zeros(2, np.int64)
-  n = i = 0
-  # The table is only replaced out here: numba would count references to its
-  # arrays on every word of the inner loop, at four times the cost.
-  while i <= len(text):
-    i, n, length, hashed = _read_known(
-      text, i, points, table, word, ids, n, dropped
-    )
-    if length > 0:
-      ids[n] = table.size[0]
-      n += 1
-      table = _append(table, word, 0, length, hashed, 1)
-  if ends_line and (n == 0 or ids[n - 1] != END):
-    ids[n] = END
-    n += 1
-  return ids[:n].copy(), table, dropped
+  return i, n
 
 
 def tokenize(
@@ -356,6 +347,13 @@ def tokenize(
   """
   data = np.frombuffer(text, np.uint8)
   points = code_points(definition, lowercase)
-  table = empty(1 << 15, 1 << 18)
-  ids, table, dropped = _tokenize(data, table, points, ends_line)
-  return ids, table.words(), *dropped.tolist()
+  ids, dropped = np.empty(len(data) + 2, np.int32), np.zeros(2, np.int64)
+  table, i, n = empty(1 << 15, 1 << 18), 0, 0
+  while i <= len(data):
+    i, n = _read(data, i, points, table, ids, n, dropped)
+    if i <= len(data):
+      table = _grown(table, MAX_WORD_BYTES + 1)
+  if ends_line and (n == 0 or ids[n - 1] != END):
+    ids[n] = END
+    n += 1
+  return ids[:n].copy(), table.words(), *dropped.tolist()
