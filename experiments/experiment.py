@@ -30,6 +30,14 @@ RESULTS = ROOT / 'experiments' / 'results'
 RUN_FLAGS = (
   'text', 'eval', 'config', 'sample', 'epochs', 'restrict_vocab', 'override',
 )  # fmt: skip
+# Those that limit vector instructions to AVX2. numba takes the features of the
+# CPU itself unless the second of its own is there, and empty.
+_ISA_VARIABLES = {
+  'JAXEMB_CPU_ISA': 'avx2',
+  'NUMBA_CPU_NAME': 'haswell',
+  'NUMBA_CPU_FEATURES': '',
+  'OPENBLAS_CORETYPE': 'Haswell',
+}
 
 
 # Flags.
@@ -244,6 +252,38 @@ def simulate_devices(num: int, platforms: str = 'cpu') -> None:
   jax.config.update('jax_num_cpu_devices', num)
 
 
+def cpu_isa() -> str:
+  """The widest vector instructions of the CPU: 'avx512', 'avx2' or ''."""
+  try:
+    flags = pathlib.Path('/proc/cpuinfo').read_text().split()
+  except OSError:  # not Linux
+    return ''
+  names = {'avx512f': 'avx512', 'avx2': 'avx2'}
+  return next((name for flag, name in names.items() if flag in flags), '')
+
+
+def environment(isa: str | None) -> dict[str, str]:
+  """The environment of a process that is limited to `isa`; None = unlimited.
+
+  XLA, numba, our own kernels and OpenBLAS, which computes for gensim, are
+  limited or free alike: machines exist that set the one of OpenBLAS for all.
+
+  Raises:
+    UserError: XLA alone is limited by the environment.
+  """
+  own = {k: v for k, v in os.environ.items() if k not in _ISA_VARIABLES}
+  xla_flags = own.get('XLA_FLAGS', '')
+  if 'xla_cpu_max_isa' in xla_flags:
+    raise errors.UserError(
+      f'XLA_FLAGS={xla_flags} limits one side only; give --isa=avx2 instead'
+    )
+  if isa is None:
+    return own
+  assert isa == 'avx2', isa
+  own['XLA_FLAGS'] = f'{xla_flags} --xla_cpu_max_isa=AVX2'.strip()
+  return own | _ISA_VARIABLES
+
+
 def load() -> Callable[[], float]:
   """A function that returns the mean cores in use by others since this call."""
   start = resources.sample()
@@ -297,13 +337,15 @@ class Results:
     self.path.parent.mkdir(parents=True, exist_ok=True)
     self.path.write_text(json.dumps(content, indent=1) + '\n')
 
-  def finish(self, *texts: str) -> None:
+  def finish(self, *texts: str, isa: str | None = None) -> None:
     """Prints texts and a line on the machine, and writes the file.
+
+    `isa` is what its processes were limited to.
 
     Starts JAX, which may take all memory of an accelerator: to be called when
     no other process needs it any more.
     """
-    facts = machine()
+    facts = machine() | ({'isa': isa} if isa else {})
     self.save(facts)
     print(*texts, describe(facts), f'all results: {self.path}', sep='\n')
 
@@ -327,6 +369,7 @@ def machine() -> dict[str, Any]:
   kinds = [f'{d.platform} {d.device_kind}' for d in jax.local_devices()]
   return resources.machine() | {
     'cores': resources.usable_cores(),
+    'isa': cpu_isa(),
     'memory_bytes': psutil.virtual_memory().total,
     'devices': {kind: kinds.count(kind) for kind in kinds},
     'versions': resources.versions(),
@@ -342,7 +385,7 @@ def describe(facts: Mapping[str, Any]) -> str:
   versions = ' '.join(f'{k} {v}' for k, v in facts['versions'].items())
   changes = ' with changes' if facts['is_modified'] else ''
   return (
-    f'{facts["cpu"]}, {facts["cores"]} cores, '
+    f'{facts["cpu"]} ({facts["isa"]}), {facts["cores"]} cores, '
     f'{facts["memory_bytes"] / 2**30:.0f} GiB; {devices}; {versions}; commit '
     f'{facts["commit"][:12]}{changes}, {facts["date"]}'
   )

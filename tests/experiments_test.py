@@ -308,13 +308,15 @@ def test_two_processes_send_what_their_program_says(tmp_path):
 
 
 @pytest.mark.slow
-def test_throughput(run, text, monkeypatch):
+def test_throughput(run, text, tmp_path, monkeypatch):
   monkeypatch.setenv('PYTHONPATH', str(_FOLDER.parent))
+  kept = tmp_path / 'kept'
+  flags = [text[0], '--runs=1', '--epochs=1', '--dim=8', f'--keep={kept}']
   found, shown = run(
-    'bench_throughput', *text, '--runs=1', '--epochs=1', '--dim=8',
-    '--workers=1', '--config.optimizer.max_duplicates=4.0',
+    'bench_throughput', *flags, text[1], '--isa=avx2',
+    '--config.optimizer.max_duplicates=4.0',
   )  # fmt: skip
-  (ours,), (theirs,) = found.values()
+  (ours,), (theirs,) = found['text'].values()
   assert ours['config']['optimizer']['max_duplicates'] == 4
   assert ours['config']['model']['dim'] == 8
   assert ours['process_secs'] > ours['train_secs'] + ours['compile_secs']
@@ -322,8 +324,97 @@ def test_throughput(run, text, monkeypatch):
   assert words == pytest.approx(28_000)  # of the text
   for side in (ours, theirs):
     assert 50e6 < side['peak_rss_bytes'] < 4e9
-    assert side['quality'].keys() == {'pairs', 'mean'}
-  assert 'ours/theirs' in shown
+    assert side['quality'].keys() == {'pairs', 'mean of word similarity'}
+  assert "by gensim's evaluator: the same" in shown
+  assert '(avx2)' in shown
+  # The five sets are known by their names; kept vectors take part again.
+  sets = tmp_path / 'sets'
+  sets.mkdir()
+  for name in ('MEN-TR-3k', 'WS-353-ALL', 'WS-353-SIM', 'SIMLEX-999', 'RW'):
+    (sets / f'EN-{name}.txt').write_text((tmp_path / 'pairs.txt').read_text())
+  (sets / 'questions-words.txt').write_text(': x\nthe birds of islands\n')
+  vectors = f'mine={kept}/jaxemb.{{text}}.{{seed}}.bin'
+  found, shown = run(
+    'bench_throughput', *flags, f'--eval={sets}', f'--vectors={vectors}',
+    '--sides=gensim', '--model=cbow',
+  )  # fmt: skip
+  (theirs,), (mine,) = found['text'].values()
+  assert mine.keys() == {'quality'}
+  one = mine['quality']['EN-RW']
+  assert one == ours['quality']['pairs']
+  five = (4 * one + mine['quality']['questions-words']) / 5
+  assert mine['quality']['mean of the five'] == pytest.approx(five)
+  assert 'lowest against mine: ' in shown
+
+
+def test_throughput_tables(monkeypatch):
+  import bench_throughput
+
+  def runs(rates, *scores):
+    return [
+      {
+        'words_per_sec': rate,
+        'process_secs': 1.0,
+        'config': {},
+        'quality': {'a': x, 'b': x + 0.2, 'mean of the five': x + 0.1},
+      }
+      for rate, x in zip(rates, scores, strict=True)
+    ]
+
+  other = [{'quality': {'a': 0.2, 'b': 0.1, 'mean of the five': 0.15}}]
+  tables = bench_throughput._tables(
+    {
+      'x': {
+        'jaxemb': runs([8.0, 9.0], 0.3, 0.5),
+        'gensim': runs([2.0, 3.0], 0.4, 0.6),
+        'other': other,
+      },
+      'y': {
+        'jaxemb': runs([4.0, 4.0], 0.3, 0.3),
+        'gensim': runs([4.0, 2.0], 0.4, 0.4),
+        'other': other,
+      },
+    }
+  )
+  x, x_speed, _, _, both, speed = (re.sub(' +', ' ', x) for x in tables)
+  assert 'a 0.4000 (0.1000) 0.5000 (0.1000) -0.1000 (0.1414) 0.2000 +0.2' in x
+  assert 'lowest against other: a +0.2000' in x
+  assert 'words_per_sec 8.5 8 9 2.5 2 3 3.5' in x_speed
+  assert 'b 0.5500 (0.0500) 0.6500 (0.0500) -0.1000 (0.0707) 0.1' in both
+  assert 'words_per_sec 6 4 9 2.5 2 4 2.5' in speed
+
+
+@pytest.mark.parametrize(
+  ('flags', 'words'),
+  [
+    (['--vectors=x=nope'], 'nope does not exist'),
+    (['--vectors=x'], "'x' is not NAME=FILE"),
+    (['--vectors=gensim=x'], "'gensim' is in --sides already"),
+    (['--config.model.window=2'], 'would change our side only'),
+    (['--text=a.txt,b.txt', '--vectors=x=y'], 'write {text} in its place'),
+    (['--text=a/x.txt,b/x.txt'], 'two files of one name'),
+    (['--cores=1000000'], '--cores=1000000: there are'),
+  ],
+)
+def test_throughput_names_flags_that_cannot_be_used(
+  flags, words, run, text, capsys
+):
+  with pytest.raises(SystemExit, match='2'):
+    run('bench_throughput', *text, *flags)
+  assert words in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_both_sides_have_the_same_instructions(monkeypatch):
+  monkeypatch.setenv('OPENBLAS_CORETYPE', 'Haswell')
+  monkeypatch.setenv('XLA_FLAGS', '--xla_x')
+  free = experiment.environment(None)
+  assert 'OPENBLAS_CORETYPE' not in free and free['XLA_FLAGS'] == '--xla_x'
+  limited = experiment.environment('avx2')
+  assert limited['OPENBLAS_CORETYPE'] == 'Haswell'
+  assert limited['XLA_FLAGS'] == '--xla_x --xla_cpu_max_isa=AVX2'
+  monkeypatch.setenv('XLA_FLAGS', '--xla_cpu_max_isa=AVX2')
+  with pytest.raises(errors.UserError, match='limits one side only'):
+    experiment.environment(None)
 
 
 def test_batch_scaling(run, monkeypatch):

@@ -1,0 +1,38 @@
+"""Trains gensim on a file of tokens, for bench_throughput.py.
+
+  python experiments/train_gensim.py TOKENS VECTORS SETTINGS
+
+It writes binary vectors and, next to them as .json, its seconds and memory.
+SETTINGS are the arguments of Word2Vec, and `epochs`, in JSON. This process
+imports nothing of jaxemb, whose time and memory would count as gensim's.
+"""
+
+import json
+import pathlib
+import re
+import sys
+import time
+
+from gensim.models import word2vec
+
+
+def main(tokens: str, output: str, settings: str) -> None:
+  """Counts the words, trains, and writes the vectors and the report."""
+  options = json.loads(settings)
+  epochs = options.pop('epochs')
+  sentences = word2vec.LineSentence(tokens)
+  model = word2vec.Word2Vec(**options)
+  model.build_vocab(sentences)
+  start = time.perf_counter()
+  model.train(sentences, total_examples=model.corpus_count, epochs=epochs)
+  report = {'train_secs': time.perf_counter() - start}
+  model.wv.save_word2vec_format(output, binary=True)
+  # As in jaxemb.runtime.resources, which would import JAX.
+  status = pathlib.Path('/proc/self/status').read_text()
+  peak = re.search(r'^VmHWM:\s*(\d+) kB', status, re.M)
+  report['peak_rss_bytes'] = 1024 * int(peak[1])
+  pathlib.Path(output).with_suffix('.json').write_text(json.dumps(report))
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])
