@@ -51,6 +51,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import experiment
+import limit_products
 
 from jaxemb import errors
 from jaxemb.evaluation import benchmarks, words
@@ -123,6 +124,9 @@ def _ours(
   )
   settings[name] = value
   command = experiment.training_command(args, folder, settings)
+  if args.isa == 'avx2' and experiment.cpu_isa() == 'avx512':
+    numbers = ','.join(map(str, limit_products.addresses()))
+    command[1:1] = [limit_products.__file__, numbers]
   found = _timed(command, folder, args.isa)
   report = experiment.read_report(folder)
   names = (
