@@ -28,8 +28,8 @@ and {seed} for 1, 2, ... up to --runs. So do the vectors that --keep has kept:
   --runs=3 --keep=kept
   --runs=3 --sides=jaxemb --vectors='gensim=kept/gensim.{text}.{seed}.bin'
 
-All vectors are scored by jaxemb.evaluation, by default over all their words, in
-any case; gensim's own evaluator scores one set as a check. Scores are means
+All vectors are scored by jaxemb.evaluation, over all their words, in any case;
+gensim's own evaluator scores one set as a check. Scores are means
 over seeds, with their standard errors in brackets: of all texts, that of the
 mean over these texts. Differences are ours less theirs.
 """
