@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import scipy  # parts of it are loaded when they are used
 
 from jaxemb import errors
 from jaxemb.evaluation import benchmarks, geometry
@@ -284,8 +285,6 @@ class Embeddings:
     cosine 0. Raises a `UserError` for a file that cannot be read, or if fewer
     than two pairs count.
     """
-    from scipy import stats  # takes a third of a second
-
     benchmark, searched = self._read(
       'similarity', pairs, restrict_vocab, case_insensitive, delimiter
     )
@@ -299,7 +298,11 @@ class Embeddings:
       )
     both = np.array(benchmark.labels)[counts], np.nan_to_num(cosines)[counts]
     unknown_percent = 100 * float(np.mean(~is_known))
-    return stats.pearsonr(*both), stats.spearmanr(*both), unknown_percent
+    return (
+      scipy.stats.pearsonr(*both),
+      scipy.stats.spearmanr(*both),
+      unknown_percent,
+    )
 
   def evaluate_word_analogies(
     self,

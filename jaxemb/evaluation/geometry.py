@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 import numpy as np
+import scipy  # parts of it are loaded when they are used
 
 # Rarer senses have learned too little to be shown.
 MIN_PRIOR = 0.02
@@ -86,8 +87,6 @@ def cluster(points: np.ndarray, num_clusters: int) -> np.ndarray:
   often finds planted clusters where the plain one never does; the best has the
   smallest sum of squared distances.
   """
-  from scipy.cluster import vq  # takes a quarter of a second
-
   points = np.asarray(points, np.float32)
   rng = np.random.default_rng(0)
   found = []
@@ -96,7 +95,9 @@ def cluster(points: np.ndarray, num_clusters: int) -> np.ndarray:
     warnings.simplefilter('ignore')
     for _ in range(_STARTS):
       start = points[_spread(points, num_clusters, rng)]
-      centers, assigned = vq.kmeans2(points, start, _ITERATIONS, minit='matrix')
+      centers, assigned = scipy.cluster.vq.kmeans2(
+        points, start, _ITERATIONS, minit='matrix'
+      )
       cost = float(np.sum((points - centers[assigned]) ** 2))
       found.append((cost, assigned))
   return min(found, key=lambda x: x[0])[1]

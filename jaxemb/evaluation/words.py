@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import scipy  # parts of it are loaded when they are used
 
 from jaxemb import errors
 from jaxemb.evaluation import analogies, benchmarks, geometry
@@ -145,16 +146,14 @@ def correlations(
   ratings: Sequence[float], cosines: np.ndarray
 ) -> dict[str, float | None]:
   """The `score` (Spearman) and `pearson` of cosines [n]; NaN = unknown."""
-  from scipy import stats  # takes a third of a second
-
   is_found = ~np.isnan(cosines)
   both = np.array(ratings)[is_found], cosines[is_found]
   # Without two different values on each side no correlation is defined.
   if any(len(np.unique(x)) < 2 for x in both):
     return {'score': None, 'pearson': None}
-  pearson = float(stats.pearsonr(*both)[0])
+  pearson = float(scipy.stats.pearsonr(*both)[0])
   return {
-    'score': float(stats.spearmanr(*both)[0]),
+    'score': float(scipy.stats.spearmanr(*both)[0]),
     'pearson': pearson if math.isfinite(pearson) else None,
   }
 

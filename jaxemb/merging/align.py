@@ -34,7 +34,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.linalg
+import scipy  # parts of it are loaded when they are used
 
 STARTS = ('zero', 'pca', 'random')
 

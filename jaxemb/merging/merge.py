@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.sparse import csgraph
+import scipy  # parts of it are loaded when they are used
 
 from jaxemb import errors
 from jaxemb.evaluation import geometry
@@ -363,7 +363,7 @@ def tied(has: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, int]:
   Also returns how many words two parts of different groups share, at most.
   """
   shared = has.astype(np.float64) @ has.T
-  groups = csgraph.connected_components(shared >= least)[1]
+  groups = scipy.sparse.csgraph.connected_components(shared >= least)[1]
   return groups, int(np.max(shared, where=groups[:, None] != groups, initial=0))
 
 

@@ -35,7 +35,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import optimize
+import scipy  # parts of it are loaded when they are used
 
 from jaxemb.evaluation import geometry
 from jaxemb.merging import align
@@ -479,5 +479,5 @@ def _assign(scores: np.ndarray) -> np.ndarray:
   # Where all choose differently, each has its best.
   is_open = np.any(np.sort(best, -1) != np.arange(scores.shape[-1]), -1)
   for i in np.flatnonzero(is_open):
-    best[i] = optimize.linear_sum_assignment(scores[i], maximize=True)[1]
+    best[i] = scipy.optimize.linear_sum_assignment(scores[i], maximize=True)[1]
   return best

@@ -170,9 +170,10 @@ class SkipGram(WindowModel):
   @property
   def untrained_loss(self) -> float:
     """Of an example and its negatives, all scores being zero."""
-    zero = jnp.float32(0)
-    negatives = self.spec.negatives * self.loss_of(zero, zero)
-    return float(self.loss_of(zero, zero + 1) + negatives)
+    labels = np.array([0, 1], np.float32)
+    # One program, not one for each operation.
+    negative, positive = jax.jit(self.loss_of)(0 * labels, labels).tolist()
+    return positive + self.spec.negatives * negative
 
   def ids(self, batch, key):
     """Input: [L / c, c] centers. Output: [L / c, c + 2 W + N]."""
