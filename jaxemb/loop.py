@@ -84,17 +84,16 @@ def train(
   total = round(source.units_per_epoch * source.epochs)
   uncounted: collections.deque = collections.deque()
   restored = _restore(checkpoints, strategy.init.eval_shape(key), fingerprints)
-  state, totals = restored or (
-    build.new_state(parts, key),
-    metrics.Totals(source.unit),
-  )
+  state, totals = restored or (None, metrics.Totals(source.unit))
   put_args = strategy.batch_sharding, source.num_parts
   items = data_base.prefetch(
     item._replace(batch=mesh.put_parts(item.batch, *put_args))
     for item in source.items(totals.position, totals.done)
   )
   closing = contextlib.closing
-  with closing(make_meter(totals)) as meter, closing(items):
+  with closing(items), closing(make_meter(totals)) as meter:
+    if restored is None:  # while the first batch is made
+      state = build.new_state(parts, key)
     last_save, secs_before = time.monotonic(), totals.total_secs
     for dispatch, item in enumerate(items):
       now = schedule(config, item, total, *stream)

@@ -130,12 +130,22 @@ class Source(Protocol):
 
 
 def prefetch(items: Iterator[Any], depth: int = 2) -> Iterator[Any]:
-  """Makes items, none of which is None, in a thread, `depth` ahead of use."""
+  """Makes items, none of which is None, in a thread, `depth` ahead of use.
+
+  It begins at once; the generator is to be closed, even if it was not used.
+  """
+  made = _made_ahead(items, depth)
+  next(made)
+  return made
+
+
+def _made_ahead(items: Iterator[Any], depth: int) -> Iterator[Any]:
   pool = futures.ThreadPoolExecutor(1, 'prefetch')
   try:
     waiting = collections.deque(
       pool.submit(next, items, None) for _ in range(depth)
     )
+    yield  # the thread has begun
     while (item := waiting.popleft().result()) is not None:
       waiting.append(pool.submit(next, items, None))
       yield item
