@@ -331,6 +331,7 @@ class _Encoder:
       ) as strippers,
     ):
       jobs = [file_readers.submit(read_source, i) for i in range(len(files))]
+      file_readers.submit(_compile)
       try:
         pending = set(jobs)
         while pending:
@@ -453,6 +454,13 @@ class _Encoder:
     blocks = Blocks(firsts, sizes, turns)
     np.savez(self.folder / 'blocks.npz', **blocks._asdict())
     return digests, totals
+
+
+def _compile() -> None:
+  """Has numba compile what follows reading, which takes it a second."""
+  ids, words, *_ = tokenize.tokenize(b'a b', 'words', False)
+  table = tokenize.merge(tokenize.empty(1, 1), words)
+  block_starts(_map_ids(ids, tokenize.lookup(table, words)), 1)
 
 
 def _sum(parts: Iterable[tokenize.Words]) -> tokenize.WordTable:
