@@ -24,6 +24,7 @@ from jaxemb.evaluation import benchmarks
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
 from jaxemb.models import hierarchical, skipgram, targets
+from jaxemb.native import step as native
 from jaxemb.ops import wire
 from jaxemb.runtime import distributed, resources
 from jaxemb.runtime import mesh as mesh_lib
@@ -180,6 +181,9 @@ def trainer(
     tuning.steps_per_loop,
     # A loop whose length is not known is slow on an accelerator.
     tuning.steps_per_loop == 1 and (mesh.size == 1 or not is_sync),
+    native.make(type(model), t.dtype, config.optimizer)
+    if tuning.fused
+    else None,
   )
   if config.strategy.name == 'partition':
     alone = mesh_lib.make(mesh_lib.Shape(1, 1))  # of one sub-model

@@ -50,6 +50,11 @@ _LEARNING_RATES = {
   'adagrad': (0.15, 0.15, 0.1, 0.1),
   'adam': (0.02, 0.02, 0.02, 0.02),
 }
+# Of steps that a kernel takes, which learn from every chunk at once.
+_FUSED_LEARNING_RATES = {
+  'sgd': (0.05, 0.2, 0.03, 0.1),
+  'adagrad': (0.15, 0.15, 0.1, 0.1),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,9 +207,27 @@ class Tuning:
   deduplicates: bool  # rows are summed by id before they are written
   loss_every_steps: int  # steps between evaluations of the loss
   steps_per_loop: int  # steps without asking the host whether there are more
+  fused: bool  # a kernel takes the steps, in place of XLA's operations
   sync_words: float  # of a replica between exchanges of the frequent rows
   sync_lookups: float  # of a row between two exchanges of it
   memory_lookups: float  # after which a row has forgotten the last one
+
+
+def _can_fuse(
+  config: ml_collections.ConfigDict, platform: str, mesh: tuple[int, int]
+) -> bool:
+  """Whether `native.step` has a kernel for what checked settings name."""
+  m, t = config.model, config.table
+  return (
+    config.train.fused
+    and platform == 'cpu'
+    and m.name in ('skipgram', 'cbow')
+    and m.loss in MEMBERS['model.loss']
+    and t.layout == 'replicated'
+    and t.dtype in ('float32', 'bfloat16')
+    and config.optimizer.name in _FUSED_LEARNING_RATES
+    and (config.strategy.name != 'sync' or math.prod(mesh) == 1)
+  )
 
 
 def resolve(
@@ -224,6 +247,7 @@ def resolve(
   config.mesh.data, config.mesh.table = num_data, num_table = mesh
   on_cpu, is_sync = platform == 'cpu', s.name == 'sync'
   is_tree = config.model.loss == 'hierarchical_softmax'
+  fused = fixed.pop('fused', True) and _can_fuse(config, platform, mesh)
   if s.name == 'partition':
     s.rate = s.rate or 1 / s.num_parts
   if not o.learning_rate:
@@ -232,7 +256,7 @@ def resolve(
         f'config.optimizer.name={o.name} has no usual learning rate; set '
         '--config.optimizer.learning_rate'
       )
-    rates = _LEARNING_RATES[o.name]
+    rates = (_FUSED_LEARNING_RATES if fused else _LEARNING_RATES)[o.name]
     o.learning_rate = rates[2 * is_tree + (config.model.name == 'cbow')]
   # More replicas have to exchange rows sooner: measured with two and four
   # (experiments/results/step_notes.md).
@@ -248,6 +272,7 @@ def resolve(
     or (table.dtype != 'float32' and not on_cpu),
     'loss_every_steps': 64 if on_cpu else 1,  # logarithms take time on a CPU
     'steps_per_loop': 1 if on_cpu else 16,
+    'fused': fused,
     'sync_words': s.sync_every or 16_384 * closeness,
     'sync_lookups': 8 * closeness,
     'memory_lookups': 200.0,
@@ -258,8 +283,10 @@ def resolve(
     splits = 1 if table.layout == 'column' else num_table
     multiple *= parts * (splits // math.gcd(splits, parts // num_data))
   if not t.batch_words:
-    # Fits a core's cache; or enough for the kernels of an accelerator.
-    t.batch_words = -(-(256 if on_cpu else 8192) // multiple) * multiple
+    # Fits a core's cache; or enough for the kernels of an accelerator; or, as
+    # a kernel learns from every chunk, few calls.
+    usual = 2048 if fused else 256 if on_cpu else 8192
+    t.batch_words = -(-usual // multiple) * multiple
   if t.batch_words % multiple:
     raise errors.UserError(
       f'config.train.batch_words={t.batch_words} must be a multiple of '
@@ -267,8 +294,9 @@ def resolve(
       f'corpus; set {-(-t.batch_words // multiple) * multiple}'
     )
   if o.max_duplicates < 0 and o.name not in ('adagrad', 'adam'):
-    # Large steps of a small vocabulary diverge with 16.
-    o.max_duplicates = 16.0 if t.batch_words < 4096 else 8.0
+    # Large steps of a small vocabulary diverge with 16; a chunk needs no limit.
+    limit = 16.0 if t.batch_words < 4096 else 8.0
+    o.max_duplicates = 0.0 if fused else limit
   # A replica has a step of its own, from its own part of the corpus.
   part_words = t.batch_words // (parts if is_sync else 1)
   return config, Tuning(part_words=part_words, **chosen)

@@ -17,6 +17,7 @@ import ml_collections
 
 from jaxemb import build, embeddings, errors, loop, metrics, results, rundir
 from jaxemb import config as config_lib
+from jaxemb.native import step as native
 from jaxemb.partition import runner
 from jaxemb.runtime import distributed, mesh, resources
 
@@ -88,7 +89,8 @@ def _run(
   distributed.agree('version', versions)
   distributed.agree('folder', {'--workdir': rundir.holder(workdir)})
   recorded = rundir.recorded(workdir)
-  config, tuning, devices = build.on_devices(config, recorded, **fixed)
+  given = config
+  config, tuning, devices = build.on_devices(given, recorded, **fixed)
   rundir.check(config, workdir)
   cache = build.cache_folder()
   if not (text_cache or os.environ.get('JAX_COMPILATION_CACHE_DIR')):
@@ -97,13 +99,20 @@ def _run(
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
   metrics.LOG.info('%s; results in %s', mesh.describe(devices), workdir)
   progress = metrics.Progress(config.train.log_every_secs, monitor.stop)
+  why_not_fused = ''
   try:
     parts = build.parts(config, tuning, devices, progress, text_cache or cache)
+  except native.Unavailable as error:
+    why_not_fused = str(error)
   except metrics.Stopped:
     metrics.LOG.info('stopped before training; nothing to save')
     return STOPPED
   finally:
     progress.close()
+  if whys := list(filter(None, distributed.everyone('fused', why_not_fused))):
+    metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')
+    fixed = {**fixed, 'fused': False}
+    return _run(given, workdir, started, monitor, text_cache, fixed)
   monitor.has_begun.set()
   session = loop.Session(started, time.time() - started, monitor.stop)
   fingerprint = parts.source.fingerprint

@@ -61,6 +61,9 @@ class Trainable:
   # Allows the model's compact variant: no device waits for another in a step,
   # and no other model is trained beside it.
   may_be_compact: bool = False
+  # Takes a step in place of `training_step`, with its arguments, such as one
+  # kernel that does all of it (`native.step`).
+  fused: Callable[..., tuple[TrainState, 'StepMetrics']] | None = None
 
   def init(self, key: jax.Array) -> TrainState:
     """The state before training; every table has a key of its own."""
@@ -161,6 +164,19 @@ class StepContext(NamedTuple):
   devices: Devices
 
 
+def rounding_key(
+  spec: spec_lib.TableSpec, context: StepContext, number: int
+) -> jax.Array | None:
+  """[2] uint32 for stochastic rounding of a step's rows, if there is any.
+
+  `number` tells the tables of a model apart.
+  """
+  if spec.dtype == 'float32' or spec.rounding != 'stochastic':
+    return None
+  base = context.key ^ _ROUNDING
+  return rounding.key(base, context.index, context.devices.stream, number)
+
+
 def training_step(
   trainable: Trainable,
   batch: Any,
@@ -198,10 +214,7 @@ def training_step(
   grads, value = jax.lax.optimization_barrier((grads, value))
   param_grads, row_grads = grads
   for i, (name, table) in enumerate(sorted(trainable.tables.items())):
-    key, spec = None, table.spec
-    if spec.dtype != 'float32' and spec.rounding == 'stochastic':
-      base = context.key ^ _ROUNDING
-      key = rounding.key(base, context.index, context.devices.stream, i)
+    key = rounding_key(table.spec, context, i)
     step = spec_lib.Step(context.learning_rate, key)
     tables[name] = table.update(
       tables[name], ids[name], row_grads[name], rows[name], step
@@ -267,8 +280,9 @@ def training_steps(
   slope = (schedule.last_learning_rate - schedule.first_learning_rate) / count
   advance = (schedule.last_progress - schedule.first_progress) / count
   every, size = trainable.loss_every_steps, trainable.steps_per_loop
-  take = training_step
-  if trainable.may_be_compact and trainable.model.compact is not None:
+  take = trainable.fused or training_step
+  is_compact = trainable.may_be_compact and trainable.model.compact is not None
+  if is_compact and not trainable.fused:
     take = _compact_or_full_step
 
   def body(i, carry):

@@ -1,0 +1,1 @@
+"""Training steps of a CPU as one compiled function behind XLA's FFI."""

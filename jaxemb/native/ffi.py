@@ -1,0 +1,105 @@
+"""Functions compiled by numba as handlers of XLA's typed FFI.
+
+XLA calls a handler with one frame: C structs of pointers, whose layout is part
+of XLA's stable interface (xla/ffi/api/c_api.h, version 0.3, which comes with
+jaxlib). To read it takes a few offsets, and no compiler.
+"""
+
+import ctypes
+
+import jax
+import numba
+import numpy as np
+from numba import types
+from numba.core import ccallback
+from numba.extending import intrinsic
+
+SIGNATURE = types.uintp(types.uintp)  # of handlers: frame -> error, 0 = none
+
+_VERSION = 0, 3
+# Offsets in bytes: in XLA_FFI_CallFrame,
+_EXTENSION, _STAGE, _ARGS, _RESULTS = 8, 32, 40, 80
+_ARRAYS = 32  # in XLA_FFI_Args and XLA_FFI_Rets,
+_DATA, _DIMS = 24, 40  # in XLA_FFI_Buffer,
+_KIND, _METADATA = 8, 24  # in XLA_FFI_Metadata_Extension,
+_MAJOR, _MINOR, _TRAITS, _STATE = 24, 28, 32, 40  # and in XLA_FFI_Metadata.
+_IS_METADATA, _EXECUTE = 1, 3
+
+
+@intrinsic
+def _pointer(typing_context, address, kind):
+  """The pointer to numbers of a NumPy type, given as a class, at an address."""
+
+  def generate(context, builder, signature, args):
+    form = context.get_value_type(signature.return_type)
+    return builder.inttoptr(args[0], form)
+
+  return types.CPointer(kind.dtype)(types.uintp, kind), generate
+
+
+@numba.njit(nogil=True)
+def _word(address, offset):
+  return numba.carray(_pointer(address + np.uintp(offset), np.uintp), 1)[0]
+
+
+@numba.njit(nogil=True)
+def _half(address, offset):
+  return numba.carray(_pointer(address + np.uintp(offset), np.int32), 1)
+
+
+@numba.njit(nogil=True)
+def is_call(frame):
+  """Whether a handler is to compute; XLA also asks what it was made for."""
+  extension = _word(frame, _EXTENSION)
+  if extension and _half(extension, _KIND)[0] == _IS_METADATA:
+    metadata = _word(extension, _METADATA)
+    _half(metadata, _MAJOR)[0], _half(metadata, _MINOR)[0] = _VERSION
+    _half(metadata, _TRAITS)[0] = 0
+    return False
+  return _half(frame, _STAGE)[0] == _EXECUTE
+
+
+@numba.njit(nogil=True)
+def _buffer(frame, list_offset, number):
+  arrays = _word(frame, list_offset + _ARRAYS)
+  buffer = _word(arrays, 8 * number)
+  return _word(buffer, _DATA), _word(buffer, _DIMS)
+
+
+@numba.njit(nogil=True)
+def argument(frame, number, kind):
+  """The elements of an argument, [n] of a NumPy type; any number of axes."""
+  data, dims = _buffer(frame, _ARGS, number)
+  return numba.carray(_pointer(data, kind), np.intp(_word(dims, 0)))
+
+
+@numba.njit(nogil=True)
+def matrix_argument(frame, number, kind):
+  """An argument with two axes."""
+  data, dims = _buffer(frame, _ARGS, number)
+  shape = np.intp(_word(dims, 0)), np.intp(_word(dims, 8))
+  return numba.carray(_pointer(data, kind), shape)
+
+
+@numba.njit(nogil=True)
+def result(frame, number, kind):
+  """A result with one axis."""
+  data, dims = _buffer(frame, _RESULTS, number)
+  return numba.carray(_pointer(data, kind), np.intp(_word(dims, 0)))
+
+
+@numba.njit(nogil=True)
+def matrix_result(frame, number, kind):
+  """A result with two axes."""
+  data, dims = _buffer(frame, _RESULTS, number)
+  shape = np.intp(_word(dims, 0)), np.intp(_word(dims, 8))
+  return numba.carray(_pointer(data, kind), shape)
+
+
+def register(name: str, handler: ccallback.CFunc) -> None:
+  """Makes a compiled handler, of `SIGNATURE`, known to XLA for CPUs."""
+  pointer = ctypes.cast(handler.address, ctypes.c_void_p)
+  capsule = ctypes.pythonapi.PyCapsule_New
+  capsule.restype = ctypes.py_object
+  capsule.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+  jax.ffi.register_ffi_target(name, capsule(pointer, None, None), 'cpu')

@@ -1,0 +1,233 @@
+"""Rows of tables, and products of a few of them, in functions for numba.
+
+A kernel copies the rows of a chunk to float32 buffers whose rows are padded
+with zeros to whole vectors, computes there in tiles of four rows by four, and
+adds deltas to the rows of the table. LLVM makes vector instructions of a loop
+over columns only if it can tell that arrays differ; rows cut from one slice of
+four need few enough tests for that.
+"""
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from jaxemb.native import tiles
+
+# A sum may be rounded in any order, nothing else is assumed of numbers.
+JIT = {
+  'nogil': True,
+  'error_model': 'numpy',
+  'fastmath': {'nsz', 'arcp', 'contract', 'afn', 'reassoc'},
+}
+
+_LINE = 16  # floats of a line of the cache
+
+SGD, ADAGRAD = 0, 1
+
+
+class Rule(NamedTuple):
+  """How gradients change rows: `tables.row_optimizers`, for one chunk."""
+
+  kind: int  # SGD or ADAGRAD
+  learning_rate: np.float32
+  # SGD: occurrences of a row in a chunk that count, 0 = all. Adagrad: epsilon.
+  parameter: np.float32
+  # Of stochastic rounding, or 0, 0 and False.
+  key0: np.uint32
+  key1: np.uint32
+  is_stochastic: bool
+
+
+@intrinsic
+def _prefetch(typing_context, address):
+  """Asks for the cache line of an address."""
+
+  def generate(context, builder, signature, args):
+    number = ir.IntType(32)
+    pointer = builder.inttoptr(args[0], cgutils.voidptr_t)
+    form = ir.FunctionType(ir.VoidType(), [pointer.type, *[number] * 3])
+    function = cgutils.get_or_insert_function(
+      builder.module, form, 'llvm.prefetch.p0'
+    )
+    # To be written, kept in all caches, data.
+    builder.call(function, [pointer, *map(number, (1, 3, 1))])
+    return context.get_dummy_value()
+
+  return types.void(types.uintp), generate
+
+
+@intrinsic
+def _as_float32(typing_context, bits):
+  """The float32 of 32 bits."""
+
+  def generate(context, builder, signature, args):
+    return builder.bitcast(args[0], ir.FloatType())
+
+  return types.float32(types.uint32), generate
+
+
+@intrinsic
+def _as_uint32(typing_context, number):
+  """The bits of a float32."""
+
+  def generate(context, builder, signature, args):
+    return builder.bitcast(args[0], ir.IntType(32))
+
+  return types.uint32(types.float32), generate
+
+
+@numba.njit(**JIT)
+def padded(number, multiple):
+  """The next multiple."""
+  return (number + multiple - 1) // multiple * multiple
+
+
+@numba.njit(**JIT)
+def take(scratch, num_rows, num_columns):
+  """Zeros [num_rows, num_columns] from scratch [n] float32, and what is left.
+
+  Of columns there are whole vectors if `scratch` is aligned to them.
+  """
+  size = padded(num_rows * num_columns, _LINE)
+  taken = scratch[: num_rows * num_columns].reshape(num_rows, num_columns)
+  taken[:] = 0
+  return taken, scratch[size:]
+
+
+@numba.njit(**JIT)
+def prefetch(table, ids):
+  """Asks for the rows of ids [n], of a chunk that comes soon."""
+  start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
+  for id_ in ids:
+    if id_ < table.shape[0]:
+      address = start + np.uint64(id_) * size
+      for offset in range(0, table.strides[0], 64):
+        _prefetch(address + np.uint64(offset))
+
+
+def _widen(stored):
+  raise NotImplementedError
+
+
+@overload(_widen)
+def _(stored):
+  if stored == types.uint16:
+    return lambda stored: _as_float32(np.uint32(stored) << np.uint32(16))
+  return lambda stored: stored
+
+
+@numba.njit(**JIT)
+def gather(table, ids, out):
+  """Rows of ids [n] to out [n, padded dim]; zeros for padding."""
+  dim = table.shape[1]
+  for i in range(ids.size):
+    row = out[i]
+    if ids[i] < table.shape[0]:
+      stored = table[ids[i]]
+      for k in range(dim):
+        row[k] = _widen(stored[k])
+    else:
+      row[:dim] = 0
+
+
+@numba.njit(**JIT)
+def _mix(x):
+  """As `ops.sampling._mix`."""
+  x = (x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD)
+  x = (x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97)
+  return x ^ (x >> np.uint32(15))
+
+
+def _add_row(row, delta, scale, first, second, is_stochastic):
+  raise NotImplementedError
+
+
+@overload(_add_row)
+def _(row, delta, scale, first, second, is_stochastic):
+  if row.dtype == types.float32:
+    return lambda row, delta, scale, first, second, is_stochastic: (
+      tiles.add_scaled(row, delta, scale)
+    )
+
+  def add(row, delta, scale, first, second, is_stochastic):
+    for k in range(row.size):
+      whole = _as_uint32(_widen(row[k]) + scale * delta[k])
+      # As `ops.rounding`: random bits below those that stay, or to nearest.
+      column = np.uint32(k) * np.uint32(0x9E3779B9)
+      column ^= column >> np.uint32(15)
+      bits = ((first ^ column) * second) >> np.uint32(16)
+      if not is_stochastic:
+        bits = np.uint32(0x7FFF) + ((whole >> np.uint32(16)) & np.uint32(1))
+      # From the largest number on nothing rounds up.
+      if whole & np.uint32(0x7FFFFFFF) < np.uint32(0x7F7F0000):
+        whole += bits
+      row[k] = np.uint16(whole >> np.uint32(16))
+
+  return add
+
+
+@numba.njit(**JIT)
+def descend(table, slots, ids, grads, rule, chunk):
+  """Changes the rows of ids [n] by gradients [n, padded dim].
+
+  What ids that come several times mean is told in `tables.row_optimizers`;
+  stochastic rounding rounds the sum after each.
+  """
+  dim, num_rows = table.shape[1], table.shape[0]
+  if rule.kind == ADAGRAD:
+    for i in range(ids.size):
+      if ids[i] < num_rows:
+        grad, total = grads[i], np.float32(0)
+        for k in range(grad.size):
+          total += grad[k] * grad[k]
+        slots[ids[i]] += total / np.float32(dim)
+  for i in range(ids.size):
+    if ids[i] >= num_rows:
+      continue
+    scale = -rule.learning_rate
+    if rule.kind == ADAGRAD:
+      scale /= np.sqrt(slots[ids[i]]) + rule.parameter
+    elif rule.parameter and rule.parameter < ids.size:
+      count = 0
+      for j in range(ids.size):
+        count += ids[j] == ids[i]
+      scale *= min(np.float32(1), rule.parameter / np.float32(count))
+    number = np.uint32(ids[i]) * np.uint32(0x9E3779B9) + np.uint32(i)
+    number = _mix(number + rule.key0) + np.uint32(chunk) * np.uint32(0x85EBCA6B)
+    first = _mix(number ^ rule.key1)
+    second = _mix(number + rule.key1) | np.uint32(1)
+    row = table[ids[i]]
+    _add_row(row, grads[i], scale, first, second, rule.is_stochastic)
+
+
+@numba.njit(**JIT)
+def slopes(scores, weights):
+  """Scores [n] become derivatives of their weighted logistic loss, to 2e-7.
+
+  The loss is -w log sigmoid(-s), and for negative weights w, which are those of
+  positive examples, w log sigmoid(s); the derivative |w| sigmoid(s), or
+  w sigmoid(-s). sigmoid(x) is (1 + tanh(x / 2)) / 2, with tanh as the quotient
+  of polynomials that Eigen uses: LLVM vectorizes it, but no call of exp.
+  """
+  for i in range(scores.size):
+    w, h = weights[i], np.float32(0.5) * scores[i]
+    h = -h if w < 0 else h
+    h = min(max(h, np.float32(-9)), np.float32(9))
+    q = h * h
+    p = np.float32(-2.76076847742355e-16)
+    p = p * q + np.float32(2.00018790482477e-13)
+    p = p * q + np.float32(-8.60467152213735e-11)
+    p = p * q + np.float32(5.12229709037114e-08)
+    p = p * q + np.float32(1.48572235717979e-05)
+    p = p * q + np.float32(6.37261928875436e-04)
+    p = p * q + np.float32(4.89352455891786e-03)
+    d = np.float32(1.19825839466702e-06)
+    d = d * q + np.float32(1.18534705686654e-04)
+    d = d * q + np.float32(2.26843463243900e-03)
+    d = d * q + np.float32(4.89352518554385e-03)
+    scores[i] = w * (np.float32(0.5) + np.float32(0.5) * h * p / d)
