@@ -26,6 +26,7 @@ MAY_IMPORT = {
   'tables': 'ops storage',
   'models': 'data ops tables',
   'strategies': 'data models ops runtime tables',
+  'native': 'data models ops strategies tables',
   'senses': 'data evaluation models ops storage tables',
   'merging': 'evaluation ops runtime senses storage',
   # The run of many sub-models: above all, and beside `train`.
@@ -87,9 +88,10 @@ def test_every_folder_has_its_line():
 
 
 def test_the_package_stays_within_its_budget():
-  # A change that needs more takes it from elsewhere, or says why in this line.
+  # A change that needs more takes it from elsewhere, or says why in this line:
+  # 1,150 are the kernels for CPUs.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 15_300
+  assert lines <= 16_500
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 14
 
