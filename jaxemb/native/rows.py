@@ -137,10 +137,11 @@ def gather(table, ids, out):
 
 @numba.njit(**JIT)
 def _mix(x):
-  """As `ops.sampling._mix`."""
-  x = (x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD)
-  x = (x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97)
-  return x ^ (x >> np.uint32(15))
+  """As `ops.sampling._mix`; numba's products have 64 bits until they are cut."""
+  x = np.uint32(x)
+  x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
+  x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97))
+  return np.uint32(x ^ (x >> np.uint32(15)))
 
 
 def _add_row(row, delta, scale, first, second, is_stochastic):
@@ -158,9 +159,9 @@ def _(row, delta, scale, first, second, is_stochastic):
     for k in range(row.size):
       whole = _as_uint32(_widen(row[k]) + scale * delta[k])
       # As `ops.rounding`: random bits below those that stay, or to nearest.
-      column = np.uint32(k) * np.uint32(0x9E3779B9)
+      column = np.uint32(np.uint32(k) * np.uint32(0x9E3779B9))
       column ^= column >> np.uint32(15)
-      bits = ((first ^ column) * second) >> np.uint32(16)
+      bits = np.uint32((first ^ column) * second) >> np.uint32(16)
       if not is_stochastic:
         bits = np.uint32(0x7FFF) + ((whole >> np.uint32(16)) & np.uint32(1))
       # From the largest number on nothing rounds up.
