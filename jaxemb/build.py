@@ -305,6 +305,10 @@ def parts(
   encoded texts. Raises a `UserError` for unusable input.
   """
   d, m, s = config.data, config.model, config.senses
+  compiling = None
+  if tuning.fused:  # on another core, while the text is read
+    folder = cache_folder() / 'programs'
+    compiling = native.compiling(m, config.table.dtype, folder)
   # Wrong paths are refused before the work.
   init_from = os.path.expanduser(config.train.init_from)
   if init_from and not os.path.exists(init_from):
@@ -340,6 +344,8 @@ def parts(
   )
   source = bind('data.source', d.source, (spec,), {})()
   corpus = model_base.Corpus(source.keys, source.counts, source.frequencies)
+  if compiling:
+    compiling.wait()
   made = trainer(config, tuning, mesh, corpus, source.steps)
   dropped = dict(source.dropped)
   if m.name == 'mixture' and s.number > 1:

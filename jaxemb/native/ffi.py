@@ -7,7 +7,6 @@ jaxlib). To read it takes a few offsets, and no compiler.
 
 import ctypes
 
-import jax
 import numba
 import numpy as np
 from numba import types
@@ -16,6 +15,7 @@ from numba.extending import intrinsic
 
 SIGNATURE = types.uintp(types.uintp)  # of handlers: frame -> error, 0 = none
 
+_JIT = {'nogil': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
 _VERSION = 0, 3
 # Offsets in bytes: in XLA_FFI_CallFrame,
 _EXTENSION, _STAGE, _ARGS, _RESULTS = 8, 32, 40, 80
@@ -37,17 +37,17 @@ def _pointer(typing_context, address, kind):
   return types.CPointer(kind.dtype)(types.uintp, kind), generate
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_JIT)
 def _word(address, offset):
   return numba.carray(_pointer(address + np.uintp(offset), np.uintp), 1)[0]
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_JIT)
 def _half(address, offset):
   return numba.carray(_pointer(address + np.uintp(offset), np.int32), 1)
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_JIT)
 def is_call(frame):
   """Whether a handler is to compute; XLA also asks what it was made for."""
   extension = _word(frame, _EXTENSION)
@@ -59,21 +59,21 @@ def is_call(frame):
   return _half(frame, _STAGE)[0] == _EXECUTE
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_JIT)
 def _buffer(frame, list_offset, number):
   arrays = _word(frame, list_offset + _ARRAYS)
   buffer = _word(arrays, 8 * number)
   return _word(buffer, _DATA), _word(buffer, _DIMS)
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_JIT)
 def argument(frame, number, kind):
   """The elements of an argument, [n] of a NumPy type; any number of axes."""
   data, dims = _buffer(frame, _ARGS, number)
   return numba.carray(_pointer(data, kind), np.intp(_word(dims, 0)))
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_JIT)
 def matrix_argument(frame, number, kind):
   """An argument with two axes."""
   data, dims = _buffer(frame, _ARGS, number)
@@ -81,14 +81,14 @@ def matrix_argument(frame, number, kind):
   return numba.carray(_pointer(data, kind), shape)
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_JIT)
 def result(frame, number, kind):
   """A result with one axis."""
   data, dims = _buffer(frame, _RESULTS, number)
   return numba.carray(_pointer(data, kind), np.intp(_word(dims, 0)))
 
 
-@numba.njit(nogil=True)
+@numba.njit(**_JIT)
 def matrix_result(frame, number, kind):
   """A result with two axes."""
   data, dims = _buffer(frame, _RESULTS, number)
@@ -98,6 +98,8 @@ def matrix_result(frame, number, kind):
 
 def register(name: str, handler: ccallback.CFunc) -> None:
   """Makes a compiled handler, of `SIGNATURE`, known to XLA for CPUs."""
+  import jax  # takes a second; what only compiles does not need it
+
   pointer = ctypes.cast(handler.address, ctypes.c_void_p)
   capsule = ctypes.pythonapi.PyCapsule_New
   capsule.restype = ctypes.py_object

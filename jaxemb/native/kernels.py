@@ -142,9 +142,7 @@ def skipgram(
     own, drawn = ids[i, :width], ids[i, width:]
     one = np.float32(1)
     _context_weights(left[i], right[i], window, -one, False, weights[:, :band])
-    _negative_weights(
-      left[i], right[i], own, drawn, factor, weights[:, band:]
-    )
+    _negative_weights(left[i], right[i], own, drawn, factor, weights[:, band:])
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
       examples += left[i].sum() + right[i].sum()

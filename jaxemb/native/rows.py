@@ -22,6 +22,8 @@ from jaxemb.native import tiles
 JIT = {
   'nogil': True,
   'error_model': 'numpy',
+  'no_cpython_wrapper': True,
+  'no_cfunc_wrapper': True,
   'fastmath': {'nsz', 'arcp', 'contract', 'afn', 'reassoc'},
 }
 
@@ -137,7 +139,7 @@ def gather(table, ids, out):
 
 @numba.njit(**JIT)
 def _mix(x):
-  """As `ops.sampling._mix`; numba's products have 64 bits until they are cut."""
+  """As `ops.sampling._mix`; products of numba have 64 bits until cut."""
   x = np.uint32(x)
   x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
   x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97))

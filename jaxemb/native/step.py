@@ -9,136 +9,34 @@ jaxemb.
 
 import dataclasses
 import functools
-import hashlib
 import pathlib
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numba
-import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import windows
 from jaxemb.models import cbow, hierarchical, skipgram
-from jaxemb.native import ffi, kernels, rows, tiles
+from jaxemb.native import ffi, handlers, rows, tiles
 from jaxemb.strategies import base as strategy_base
 
-_KINDS = {'float32': np.float32, 'bfloat16': np.uint16}
-_NUM_TABLES = 4  # arrays that a kernel changes
-
-
-def _source() -> int:
-  """A digest of what kernels are compiled from.
-
-  numba looks at one file to tell whether what it has compiled before is still
-  right; a kernel is made of several.
-  """
-  folder = pathlib.Path(__file__).parent
-  texts = [x.read_bytes() for x in sorted(folder.glob('*.py'))]
-  return int(hashlib.sha256(b''.join(texts)).hexdigest()[:8], 16)
-
-
-@numba.njit(nogil=True)
-def _rule(numbers, integers):
-  return rows.Rule(
-    np.int64(integers[0]),
-    numbers[0],
-    numbers[1],
-    np.uint32(integers[1]),
-    np.uint32(integers[2]),
-    integers[3] != 0,
-  )
-
-
-@numba.njit(nogil=True)
-def _finish(frame, found):
-  out = ffi.result(frame, _NUM_TABLES, np.float32)
-  out[0], out[1] = found
-  return np.uintp(0)
-
-
-@numba.njit(nogil=True)
-def _tables(frame, kind):
-  return (
-    ffi.matrix_result(frame, 0, kind),
-    ffi.matrix_result(frame, 1, kind),
-    ffi.result(frame, 2, np.float32),
-    ffi.result(frame, 3, np.float32),
-  )
-
-
-def _skipgram_handler(kind, source):
-  def handle(frame):
-    if not ffi.is_call(frame) or source < 0:
-      return np.uintp(0)
-    numbers = ffi.argument(frame, 8, np.float32)
-    integers = ffi.argument(frame, 9, np.int32)
-    inputs, outputs, input_slots, output_slots = _tables(frame, kind)
-    found = kernels.skipgram(
-      inputs, outputs, input_slots, output_slots,
-      ffi.matrix_argument(frame, 4, np.int32),
-      ffi.matrix_argument(frame, 5, np.int32),
-      ffi.matrix_argument(frame, 6, np.uint8),
-      ffi.matrix_argument(frame, 7, np.uint8),
-      np.int64(integers[4]), numbers[2], _rule(numbers, integers),
-      ffi.result(frame, _NUM_TABLES + 1, np.float32),
-    )  # fmt: skip
-    return _finish(frame, found)
-
-  return handle
-
-
-def _cbow_handler(kind, source):
-  def handle(frame):
-    if not ffi.is_call(frame) or source < 0:
-      return np.uintp(0)
-    numbers = ffi.argument(frame, 8, np.float32)
-    integers = ffi.argument(frame, 9, np.int32)
-    inputs, outputs, input_slots, output_slots = _tables(frame, kind)
-    found = kernels.cbow(
-      inputs, outputs, input_slots, output_slots,
-      ffi.matrix_argument(frame, 4, np.int32),
-      ffi.matrix_argument(frame, 5, np.int32),
-      ffi.matrix_argument(frame, 6, np.uint8),
-      ffi.matrix_argument(frame, 7, np.uint8),
-      np.int64(integers[4]), numbers[2], _rule(numbers, integers),
-      ffi.result(frame, _NUM_TABLES + 1, np.float32),
-    )  # fmt: skip
-    return _finish(frame, found)
-
-  return handle
-
-
-def _hierarchical_handler(kind, source):
-  def handle(frame):
-    if not ffi.is_call(frame) or source < 0:
-      return np.uintp(0)
-    numbers = ffi.argument(frame, 10, np.float32)
-    integers = ffi.argument(frame, 11, np.int32)
-    inputs, outputs, input_slots, output_slots = _tables(frame, kind)
-    found = kernels.hierarchical(
-      inputs, outputs, input_slots, output_slots,
-      ffi.matrix_argument(frame, 4, np.int32),
-      ffi.argument(frame, 5, np.int32),
-      ffi.matrix_argument(frame, 6, np.int32),
-      ffi.matrix_argument(frame, 7, np.int32),
-      ffi.matrix_argument(frame, 8, np.uint8),
-      ffi.matrix_argument(frame, 9, np.uint8),
-      integers[4] != 0, _rule(numbers, integers),
-      ffi.result(frame, _NUM_TABLES + 1, np.float32),
-    )  # fmt: skip
-    return _finish(frame, found)
-
-  return handle
-
-
-_HANDLERS = {
-  skipgram.SkipGram: _skipgram_handler,
-  cbow.Cbow: _cbow_handler,
-  hierarchical.Hierarchical: _hierarchical_handler,
+_KERNELS = {
+  skipgram.SkipGram: 'skipgram',
+  cbow.Cbow: 'cbow',
+  hierarchical.Hierarchical: 'hierarchical',
 }
+
+
+def compiling(
+  model: Mapping[str, Any], dtype: str, folder: pathlib.Path
+) -> subprocess.Popen | None:
+  """As `handlers.compiling`, of the model that settings of that name name."""
+  is_tree = model['loss'] == 'hierarchical_softmax'
+  kernel = 'hierarchical' if is_tree else model['name']
+  return handlers.compiling(kernel, dtype, folder)
 
 
 class Unavailable(Exception):
@@ -146,13 +44,11 @@ class Unavailable(Exception):
 
 
 @functools.cache
-def _target(model: type, dtype: str) -> str:
-  """The name under which XLA knows a model's kernel; compiles it."""
-  name = f'jaxemb_{model.__name__.lower()}_{dtype}'
-  handler = _HANDLERS[model](_KINDS[dtype], _source())
+def _target(kernel: str, dtype: str) -> str:
+  """The name under which XLA knows a kernel; compiles it."""
+  name = f'jaxemb_{kernel}_{dtype}'
   try:
-    compiled = numba.cfunc(ffi.SIGNATURE, cache=True)(handler)
-    ffi.register(name, compiled)
+    ffi.register(name, handlers.load(kernel, dtype))
   except Exception as error:  # numba, LLVM and XLA have many
     raise Unavailable(errors.one_line(error)) from error
   return name
@@ -215,13 +111,11 @@ class Kernel:
     changed = [*(x.vectors for x in tables), *slots]
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in changed]
     scratch = _num_scratch(spec, longest)
-    results += [
-      jax.ShapeDtypeStruct((n,), jnp.float32) for n in (2, scratch)
-    ]
+    results += [jax.ShapeDtypeStruct((n,), jnp.float32) for n in (2, scratch)]
     call = jax.ffi.ffi_call(
       self.target,
       results,
-      input_output_aliases={i: i for i in range(_NUM_TABLES)},
+      input_output_aliases={i: i for i in range(handlers.NUM_CHANGED)},
     )
     numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers])
     *changed, found, _ = call(*changed, *ids, left, right, numbers, integers)
@@ -247,4 +141,4 @@ def make(model: type, dtype: str, optimizer: Mapping[str, Any]) -> Kernel:
   """
   is_sgd = optimizer['name'] == 'sgd'
   parameter = optimizer['max_duplicates' if is_sgd else 'epsilon']
-  return Kernel(_target(model, dtype), optimizer['name'], parameter)
+  return Kernel(_target(_KERNELS[model], dtype), optimizer['name'], parameter)

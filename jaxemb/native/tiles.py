@@ -207,9 +207,7 @@ def add_scaled(typing_context, row, delta, scale):
   """Adds scale * delta[:d] to a row [d] of any size."""
 
   def generate(context, builder, signature, args):
-    a, b = (
-      _Rows(context, builder, signature.args[k], args[k]) for k in (0, 1)
-    )
+    a, b = (_Rows(context, builder, signature.args[k], args[k]) for k in (0, 1))
     done = _INT(0)
     for width in (LANES, 4, 1):
       kind = ir.VectorType(_FLOAT, width) if width > 1 else _FLOAT
