@@ -60,11 +60,13 @@ def test_each_device_has_whole_chunks(layout, parts, shape, multiple):
 @pytest.mark.parametrize(
   ('platform', 'settings', 'fixed', 'batch_words', 'max_duplicates'),
   [
-    ('cpu', {}, {}, 256, 16),
-    ('cpu', {}, {'chunk': 12}, 264, 16),
+    ('cpu', {}, {}, 2048, 0),
+    ('cpu', {}, {'chunk': 12}, 2052, 0),
+    ('cpu', {'train.fused': False}, {}, 256, 16),
+    ('cpu', {'table.dtype': 'int8'}, {'chunk': 12}, 264, 16),
     ('gpu', {}, {}, 8192, 8),
     ('tpu', {'train.batch_words': 1024}, {}, 1024, 16),
-    ('cpu', {'train.batch_words': 65_536}, {}, 65_536, 8),
+    ('cpu', {'train.batch_words': 65_536}, {'fused': False}, 65_536, 8),
     ('gpu', {'optimizer.max_duplicates': 0.0}, {}, 8192, 0),
     ('gpu', {'optimizer.max_duplicates': 12.0}, {}, 8192, 12),
     ('cpu', {'optimizer.name': 'adam'}, {}, 256, -1),
@@ -120,17 +122,16 @@ def test_replicas_run_no_loops_of_padding(
 
 
 def test_a_run_is_resumed_with_settings_that_may_change(tmp_path):
-  config = _config(_SYNC)
+  config = _config({**_SYNC, 'mesh.data': 1})
   begun, tuning = config_lib.resolve(config, 'cpu', (1, 1))
   rundir.check(begun, tmp_path)  # nothing is there
   rundir.record(begun, tuning, tmp_path, 'text')
   recorded = rundir.recorded(tmp_path)
   assert recorded['tuning.parts'] == 1 and recorded['model.dim'] == 100
   rundir.check(begun, tmp_path)
-  # Another device, which would choose other steps.
-  config.train.batch_words = recorded['train.batch_words']
-  there, other = config_lib.resolve(config, 'gpu', (1, 1))
-  assert other.deduplicates != tuning.deduplicates
+  # Another device, or one without a kernel, which would choose other steps.
+  there, other, _ = build.on_devices(config, recorded, fused=False)
+  assert other.fused != tuning.fused and other.parts == tuning.parts
   there.train.log_every_secs, there.eval.paths = 9.0, 'x'
   rundir.check(there, tmp_path)
   old = config.to_dict()

@@ -26,8 +26,14 @@ KEY = np.array([0xFFFFFFFF, 7], np.uint32)
 RATES = {'sgd': 0.1, 'adagrad': 0.3, 'adam': 0.05, 'cbow-sgd': 0.3}
 OPTIMIZERS = tuple(config_lib.MEMBERS['optimizer.name'])
 LAYOUTS = tuple(config_lib.MEMBERS['table.layout'])
-# How an accelerator takes its steps: rows written once, loops that run on.
-DEVICES = {'cpu': (False, 1), 'gpu': (True, 3)}
+# How steps are taken: an accelerator writes rows once, and its loops run on; a
+# kernel takes all of a step.
+DEVICES = {
+  'cpu': {'deduplicates': False, 'steps_per_loop': 1},
+  'gpu': {'deduplicates': True, 'steps_per_loop': 3},
+  'kernel': {'fused': True},
+  'kernel-bfloat16': {'fused': True},
+}
 # Strategy, layout, optimizer, model, device. All members are met once.
 QUICK = [
   *(('sync', 'replicated', x, 'skipgram', 'cpu') for x in OPTIMIZERS),
@@ -38,6 +44,11 @@ QUICK = [
   ('sync', 'replicated', 'adagrad', 'skipgram-tree', 'cpu'),
   ('sync', 'column', 'adagrad', 'mixture-tree', 'cpu'),
   ('replicas', 'replicated', 'adagrad', 'contexts', 'cpu'),
+  ('sync', 'replicated', 'sgd', 'skipgram', 'kernel'),
+  ('replicas', 'replicated', 'adagrad', 'cbow', 'kernel'),
+  ('sync', 'replicated', 'adagrad', 'skipgram', 'kernel-bfloat16'),
+  ('sync', 'replicated', 'sgd', 'skipgram-tree', 'kernel'),
+  ('sync', 'replicated', 'adagrad', 'cbow-tree', 'kernel-bfloat16'),
 ]
 # And other combinations of them.
 SLOW = [
@@ -46,6 +57,14 @@ SLOW = [
   ('sync', 'row', 'adagrad', 'mixture-tree', 'cpu'),
   ('replicas', 'replicated', 'adagrad', 'mixture', 'cpu'),
   ('sync', 'row', 'adagrad', 'contexts-tree', 'cpu'),
+  ('sync', 'replicated', 'adagrad', 'skipgram', 'kernel'),
+  ('sync', 'replicated', 'sgd', 'cbow', 'kernel'),
+  ('sync', 'replicated', 'adagrad', 'skipgram-tree', 'kernel'),
+  ('sync', 'replicated', 'sgd', 'cbow-tree', 'kernel'),
+  ('replicas', 'replicated', 'sgd', 'skipgram', 'kernel-bfloat16'),
+  ('sync', 'replicated', 'sgd', 'cbow', 'kernel-bfloat16'),
+  ('sync', 'replicated', 'adagrad', 'cbow', 'kernel-bfloat16'),
+  ('replicas', 'replicated', 'sgd', 'skipgram-tree', 'kernel-bfloat16'),
 ]
 
 
@@ -91,13 +110,13 @@ class _Traced(windows.Steps):
 @functools.cache
 def _make(member):
   strategy, layout, optimizer, model, device = member
-  deduplicates, steps_per_loop = DEVICES[device]
   name, _, loss = model.partition('-')
   settings = {
     'optimizer.name': optimizer, 'optimizer.learning_rate': 0.1,
     'model.name': name, 'model.dim': DIM, 'model.window': WINDOW,
     'data.sample': 0.0, 'train.batch_words': BATCH_WORDS,
     'strategy.name': strategy, 'table.layout': layout,
+    'table.dtype': device.partition('-')[2] or 'float32',
   }  # fmt: skip
   if strategy == 'replicas':
     settings['strategy.sync_every'] = 2 * BATCH_WORDS
@@ -123,10 +142,9 @@ def _make(member):
     steps,
     chunk=CHUNK,
     shared_nodes=4,
-    deduplicates=deduplicates or layout == 'row',
     loss_every_steps=1,
-    steps_per_loop=steps_per_loop,
     memory_lookups=5.0,  # forty words forget soon
+    **DEVICES[device] | ({'deduplicates': True} if layout == 'row' else {}),
   )
   rate = RATES.get(f'{model}-{optimizer}', RATES[optimizer])
   _, lowered = dispatches.lowered(*made, MAX_STEPS)
@@ -174,7 +192,11 @@ def test_learns_the_planted_problem(member):
     kept_words, pairs = m.counters['kept_words'], m.counters['pairs']
     assert pairs > kept_words == made.num_parts * MAX_STEPS * BATCH_WORDS
     # Every context of every center, or every center that has one.
-    assert m.steps.examples == (kept_words if 'cbow' in member[3] else pairs)
+    examples = kept_words if 'cbow' in member[3] else pairs
+    if made.trainable.fused:  # of a chunk of each step, here one in four
+      assert 0 < m.steps.examples < 0.5 * examples
+    else:
+      assert m.steps.examples == examples
   if rows := getattr(made.trainable.model, 'rows', None):
     vectors = vectors[rows.starts[:-1]]  # any sense is of a half
   units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)

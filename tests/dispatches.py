@@ -16,6 +16,7 @@ from jaxemb.text import loader
 from tests import oracle
 
 KEY = np.array([0xA4093822, 0x299F31D0], np.uint32)
+LOSS_EVERY_CHUNKS = 64  # a kernel measures its loss
 
 _ids = jax.jit(lambda model, batch, key: model.ids(batch, key))
 
@@ -25,11 +26,18 @@ def trainer(
   settings: dict[str, Any],
   shape: tuple[int, int] = (1, 1),
   steps: Any = None,
+  fused: bool = False,
   **fixed: Any,
 ) -> build.Trainer:
-  """What settings by their dotted names make; `fixed` is of the tuning."""
+  """What settings by their dotted names make; `fixed` is of the tuning.
+
+  A step is XLA's, or if `fused`, a kernel's.
+  """
   config = config_lib.check(config_lib.default(), settings)
-  config, tuning = config_lib.resolve(config, 'cpu', shape, **fixed)
+  config, tuning = config_lib.resolve(
+    config, 'cpu', shape, fused=fused, **fixed
+  )
+  assert tuning.fused == fused
   words = [str(i) for i in range(len(counts))]
   frequencies = loader.center_probabilities(counts, config.data.sample)
   corpus = models.Corpus(words, counts, frequencies)
@@ -131,29 +139,46 @@ def exported(strategy: base.Strategy, state: Any) -> dict[str, Any]:
   return {k: strategy.export_rows(state, k).rows for k in names}
 
 
+def pieces(
+  trainable: base.Trainable,
+  batch: windows.Batch,
+  index: int,
+  parts: Sequence[int],
+) -> list[windows.StepBatch]:
+  """What a step learns from one after another: all of it, or each chunk.
+
+  `batch` is that of all parts, of which a device takes `parts`.
+  """
+  steps, found = trainable.steps, []
+  size, per_part = steps.part_words, steps.part_words // steps.chunk
+  length = steps.chunk if trainable.fused else size
+  for part in parts:
+    tokens = oracle.Tokens(*(x[part] for x in batch[:3]))
+    first_chunk = (index * steps.num_parts + part) * per_part
+    for first in range(0, size, length):
+      run = oracle.middle(tokens, index * size + first, length)
+      chunks = np.arange(length // steps.chunk) + first // steps.chunk
+      run = *(x[None] for x in run), (first_chunk + chunks).astype(np.uint32)
+      found.append(windows.StepBatch(*run))
+  if trainable.fused:
+    return found
+  runs = zip(*(x[:4] for x in found), strict=True)
+  return [windows.StepBatch(*map(np.concatenate, runs))]
+
+
 def true_step(
   trainable: base.Trainable,
   loss: Any,
   vectors: dict[str, np.ndarray],
-  batch: windows.Batch,
-  index: int,
-  parts: Sequence[int],
+  piece: windows.StepBatch,
 ) -> oracle.Step:
-  """The truth of a step of some parts; only draws are taken from the model.
+  """The truth of one of `pieces`; only draws are taken from the model.
 
   `loss` is `oracle.skipgram` or `oracle.cbow`, `vectors` are [vocab, dim]
-  float64 by table; the batch is that of all parts.
+  float64 by table.
   """
-  steps, spec = trainable.steps, trainable.model.spec
-  size, per_part = steps.part_words, steps.part_words // steps.chunk
-  runs, chunks = [], []
-  for part in parts:
-    tokens = oracle.Tokens(*(x[part] for x in batch[:3]))
-    runs.append(oracle.middle(tokens, index * size, size))
-    first = (index * steps.num_parts + part) * per_part
-    chunks.append(first + np.arange(per_part, dtype=np.uint32))
-  runs = [np.stack(x) for x in zip(*runs, strict=True)]
-  step_batch = windows.StepBatch(*runs, np.concatenate(chunks))
-  draws = np.asarray(_ids(trainable.model, step_batch, KEY)['output'])
-  draws = draws.reshape(len(parts) * per_part, -1)[:, -spec.shared_negatives :]
-  return loss(*runs, draws, vectors, steps.window, steps.chunk, spec.negatives)
+  spec = trainable.model.spec
+  draws = np.asarray(_ids(trainable.model, piece, KEY)['output'])
+  draws = draws.reshape(len(piece.chunks), -1)[:, -spec.shared_negatives :]
+  sizes = spec.window, spec.chunk, spec.negatives
+  return loss(*piece[:3], draws, vectors, *sizes)

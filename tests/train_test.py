@@ -186,8 +186,10 @@ def test_replicas_keep_their_number(tmp_path):
 
 
 def _sync(layout: str, data: int, table: int) -> dict:
-  mesh = {'mesh.data': data, 'mesh.table': table, 'train.batch_words': 256}
-  return mesh | {'strategy.name': 'sync', 'table.layout': layout}
+  return {
+    'mesh.data': data, 'mesh.table': table, 'strategy.name': 'sync',
+    'table.layout': layout, 'train.batch_words': 256, 'train.fused': False,
+  }  # fmt: skip
 
 
 @pytest.fixture(scope='module')
@@ -309,10 +311,14 @@ def test_a_corrected_command_may_use_the_same_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('rate', 'batch_words'), [_slow(1e4, 256), (0.1, 8192)]
+  ('rate', 'batch_words', 'fused'),
+  [_slow(1e4, 256, False), (0.1, 8192, False), (1e4, 256, True)],
 )
-def test_divergence_is_reported(tmp_path, rate, batch_words):
-  settings = {'optimizer.learning_rate': rate, 'train.batch_words': batch_words}
+def test_divergence_is_reported(tmp_path, rate, batch_words, fused):
+  settings = {
+    'optimizer.learning_rate': rate, 'train.batch_words': batch_words,
+    'train.fused': fused,
+  }  # fmt: skip
   line = _refused(tmp_path, settings | {'optimizer.max_duplicates': 0.0})
   assert 'diverged at step' in line and 'learning rate' in line
   assert not (tmp_path / 'export').exists()

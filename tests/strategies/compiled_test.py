@@ -36,7 +36,8 @@ class Case(NamedTuple):
 
   model: str
   optimizer: str
-  strategy: str = 'sync'  # 'merging' is sync as on a GPU
+  # 'merging' is sync as on a GPU; 'fused' has a kernel, on a mesh replicas.
+  strategy: str = 'sync'
   layout: str = 'replicated'
   mesh: tuple[int, int] = (1, 1)
   dtype: str = 'float32'
@@ -55,6 +56,9 @@ FAST = [
   Case('skipgram', 'adagrad', layout='column', mesh=(2, 2)),
   Case('skipgram', 'sgd', dtype='bfloat16'),
   Case('tree', 'adagrad'),
+  Case('skipgram', 'sgd', 'fused'),
+  Case('cbow', 'adagrad', 'fused', mesh=(2, 1)),
+  Case('tree', 'sgd', 'fused', dtype='bfloat16'),
 ]
 SLOW = [
   Case('skipgram', 'adam', 'replicas', mesh=(2, 1)),
@@ -117,6 +121,9 @@ def _compiled(case):
     # As on a GPU: rows written once, a loop of known length, no condition.
     strategy = 'sync'
     fixed = {'deduplicates': True, 'steps_per_loop': 4, 'loss_every_steps': 1}
+  if strategy == 'fused':
+    strategy = 'sync' if case.mesh == (1, 1) else 'replicas'
+    fixed = {'fused': True}
   settings = MODELS[case.model] | {
     'optimizer.name': case.optimizer, 'model.dim': DIM,
     'train.batch_words': case.batch_words, 'table.layout': case.layout,
@@ -163,7 +170,7 @@ def _check_nothing_is_copied(program):
       # Fused: in place if that is what it ends with.
       x = program.root(x.called[0])
     assert x.opcode in IN_PLACE, x
-  assert num > 10
+  assert num > 7
   for line in program.text.splitlines():
     is_copy = ' copy' in line.split('(')[0]
     assert not (is_copy and program.is_table(line)), line
@@ -190,6 +197,15 @@ def _check_gathers_and_scatters(program, case):
     gathers -= 2 * 2
   assert gathers == 2 * (1 + extra)
   assert scatters == 2 * (1 + extra / 2)
+
+
+def _check_one_kernel(program):
+  """Both tables and their slots are changed where they are, by one call."""
+  calls = [x for x in program.executed() if x.opcode == 'custom-call']
+  assert len(calls) == 1
+  aliases = ', '.join(f'{{{i}}}: ({i}, {{}})' for i in range(4))
+  assert f'output_to_operand_aliasing={{{aliases}}}' in calls[0].attributes
+  assert sum(calls[0].shape.count(x) for x in program.tables) == 2
 
 
 def _check_what_travels(program, case):
@@ -224,6 +240,8 @@ def test_a_dispatch_changes_tables_in_place(case):
   _check_nothing_is_copied(program)
   if case.model in ('likelihoods', 'contexts'):
     assert f'f32[{VOCAB + NUM_AMBIGUOUS},{DIM}]' in program.tables
+  elif case.strategy == 'fused':
+    _check_one_kernel(program)
   elif case.dtype == 'float32' and case.model != 'tree':
     _check_gathers_and_scatters(program, case)
     _check_what_travels(program, case)

@@ -65,9 +65,9 @@ def _rows():
   return {'input': rows[0], 'output': rows[1]}
 
 
-def _loops(n, batch, schedule, num_meetings):
+def _loops(n, fixed, batch, schedule, num_meetings):
   """Each replica's tables in float64, rows when they met, loss and examples."""
-  trainable, policy, _ = _make(n)
+  trainable, policy, _ = _make(n, **fixed)
   own = [
     {k: v.astype(np.float64) for k, v in _rows().items()} for _ in range(n)
   ]
@@ -78,14 +78,13 @@ def _loops(n, batch, schedule, num_meetings):
   for i in range(count):
     rate = first + (last - first) * i / count
     for replica, tables in enumerate(own):
-      truth = dispatches.true_step(
-        trainable, oracle.skipgram, tables, batch, i, [replica]
-      )
-      loss, examples = loss + truth.loss, examples + truth.examples
-      for k in met:
-        oracle.sgd(
-          tables[k], {}, truth.ids[k], truth.grads[k], rate, max_duplicates=2
-        )
+      pieces = dispatches.pieces(trainable, batch, i, [replica])
+      for j, piece in enumerate(pieces):
+        truth = dispatches.true_step(trainable, oracle.skipgram, tables, piece)
+        if j == 0:  # what of a step is measured
+          loss, examples = loss + truth.loss, examples + truth.examples
+        for k in met:
+          oracle.sgd(tables[k], {}, truth.ids[k], truth.grads[k], rate, 2)
     if (i + 1) % EVERY and i + 1 < count:
       continue
     num_meetings += 1
@@ -109,12 +108,20 @@ def _loops(n, batch, schedule, num_meetings):
 # As an accelerator takes its steps: rows are written once, and loops run on,
 # here for a step beyond a meeting.
 ON_GPU = {'deduplicates': True, 'steps_per_loop': 2}
+FUSED = {'fused': True}
 
 
 @pytest.mark.parametrize(
   ('n', 'start', 'fixed'),
   # The last one so that rows of all levels are due.
-  [(2, 0, ON_GPU), (3, 0, {}), (3, 62, {}), (2, 254, {})],
+  [
+    (2, 0, ON_GPU),
+    (3, 0, {}),
+    (3, 62, {}),
+    (2, 0, FUSED),
+    (3, 62, FUSED),
+    (2, 254, {}),
+  ],
 )
 def test_dispatches_equal_the_loops(n, start, fixed):
   _, policy, strategy = _make(n, **fixed)
@@ -123,7 +130,7 @@ def test_dispatches_equal_the_loops(n, start, fixed):
   clock = jax.device_put(np.int32(start), state.clock.sharding)
   num_steps = math.ceil(10 / n)
   schedule, batch = dispatches.schedule(0.3, 0.1), _batch(num_steps, n)
-  own, met, loss, examples, num = _loops(n, batch, schedule, start)
+  own, met, loss, examples, num = _loops(n, fixed, batch, schedule, start)
   state, metrics = dispatches.run(
     strategy, state._replace(clock=clock), batch, schedule
   )

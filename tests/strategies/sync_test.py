@@ -31,6 +31,7 @@ class Case(NamedTuple):
   layout: str = 'replicated'
   shape: tuple[int, int] = (1, 1)
   deduplicates: bool = False
+  fused: bool = False
 
 
 CASES = [
@@ -39,6 +40,12 @@ CASES = [
   Case(loss_every=1),
   Case(loss_every=100),
   Case(optimizer='sgd_limited', parts=4),
+]
+FUSED = [
+  *(Case(optimizer=x, fused=True) for x in RATES if x != 'adam'),
+  Case('cbow', fused=True),
+  # More chunks than one of which the loss is measured.
+  Case(optimizer='adagrad', parts=40, fused=True),
 ]
 ON_MESH = [Case('skipgram', 'adagrad', 1, 8, x, (4, 2), True) for x in LAYOUTS]
 SLOW = [
@@ -67,6 +74,7 @@ def _make(case):
     chunk=CHUNK,
     loss_every_steps=case.loss_every,
     deduplicates=case.deduplicates or case.layout == 'row',
+    fused=case.fused,
   )
 
 
@@ -90,26 +98,34 @@ def _rows():
 
 
 def _loops(case, trainable, batch, schedule):
-  """The tables after all steps, and (loss, examples) of each step."""
+  """The tables after all steps, and (loss, examples) of what is measured."""
   vectors = {k: v.astype(np.float64) for k, v in _rows().items()}
   slots, measured = {k: {} for k in vectors}, []
   first, last = map(float, schedule[:2])
   num_steps, parts = batch.num_steps.max(), range(len(batch.num_steps))
   for i in range(num_steps):
-    truth = dispatches.true_step(
-      trainable, ORACLES[case.model], vectors, batch, i, parts
-    )
-    measured.append((truth.loss, truth.examples))
     rate = first + (last - first) * i / num_steps
-    for k in vectors:
-      args = vectors[k], slots[k], truth.ids[k], truth.grads[k], rate
-      laying.learn(case.optimizer, *args)
+    for j, piece in enumerate(dispatches.pieces(trainable, batch, i, parts)):
+      truth = dispatches.true_step(
+        trainable, ORACLES[case.model], vectors, piece
+      )
+      every = dispatches.LOSS_EVERY_CHUNKS if case.fused else case.loss_every
+      if (j if case.fused else i) % every == 0:
+        measured.append((truth.loss, truth.examples))
+      for k in vectors:
+        args = vectors[k], slots[k], truth.ids[k], truth.grads[k], rate
+        laying.learn(case.optimizer, *args)
   return vectors, measured
 
 
 @pytest.mark.parametrize(
   'case',
-  [*CASES, *ON_MESH, *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)],
+  [
+    *CASES,
+    *FUSED,
+    *ON_MESH,
+    *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW),
+  ],
   ids=lambda case: '-'.join(map(str, case)),
 )
 def test_a_dispatch_equals_the_loops(case):
@@ -120,11 +136,13 @@ def test_a_dispatch_equals_the_loops(case):
   expected, measured = _loops(case, trainable, batch, schedule)
   state = dispatches.start(strategy, _rows())
   state, metrics = dispatches.run(strategy, state, batch, schedule)
+  # Chunks are more steps, each of which the errors of those before pass.
+  error = 1e-4 if case.fused else 1e-5
   for k, vectors in dispatches.exported(strategy, state).items():
-    np.testing.assert_allclose(vectors, expected[k], 1e-5, 1e-5)
+    np.testing.assert_allclose(vectors, expected[k], error, error)
     assert np.abs(vectors - _rows()[k]).max() > 0.05
   # The loss is that of the steps 0, n, 2 n, ..., before their updates.
-  sums, examples = zip(*measured[:: case.loss_every], strict=True)
+  sums, examples = zip(*measured, strict=True)
   np.testing.assert_allclose(metrics.steps.loss, sum(sums), 1e-5)
   assert metrics.steps.examples == sum(examples)
   assert metrics.steps.first_bad_step == -1
@@ -138,9 +156,12 @@ def test_a_dispatch_equals_the_loops(case):
   }
 
 
-@pytest.mark.parametrize('optimizer', ['sgd_limited', 'adam'])
-def test_steps_after_the_last_one_are_not_taken(optimizer):
-  trainable, strategy = _make(Case(optimizer=optimizer))
+@pytest.mark.parametrize(
+  'case',
+  [Case(optimizer='sgd_limited'), Case(optimizer='adam'), Case(fused=True)],
+)
+def test_steps_after_the_last_one_are_not_taken(case):
+  trainable, strategy = _make(case)
   size = trainable.steps.part_words
   schedule = dispatches.schedule(0.1, 0.1)
   full = _batch(trainable, MAX_STEPS)
@@ -169,6 +190,9 @@ def test_steps_after_the_last_one_are_not_taken(optimizer):
     (Case(loss_every=4), 0, 3, 4),
     (Case(loss_every=4), 0, 5, -1),
     (Case(loss_every=1), 0, 7, -1),
+    (Case(fused=True), 0, 3, 3),
+    (Case(fused=True), 0, 5, 5),
+    (Case(fused=True), 0, 7, -1),
     # All devices of a mesh know it.
     *((x, 0, 2, 2) for x in ON_MESH),
     *((x, 7, 0, 0) for x in ON_MESH),
@@ -194,9 +218,17 @@ def test_first_bad_step(case, part, bad_step, expected):
   assert metrics.steps.first_bad_step == expected
 
 
-def test_a_step_goes_through_few_files():
+@pytest.mark.parametrize(
+  ('fused', 'own'),
+  [
+    (False, ['tables/replicated.py', 'tables/row_optimizers.py']),
+    (True, ['native/step.py']),
+  ],
+)
+def test_a_step_goes_through_few_files(fused, own):
   # Made anew: what JAX has traced before goes through no file.
-  trainable, strategy = _make.__wrapped__(Case(optimizer='sgd_limited'))
+  case = Case(optimizer='sgd_limited', fused=fused)
+  trainable, strategy = _make.__wrapped__(case)
   args = dispatches.args(
     strategy, _batch(trainable), dispatches.schedule(0.1, 0.1)
   )
@@ -217,6 +249,5 @@ def test_a_step_goes_through_few_files():
     'models/skipgram.py',
     'ops/sampling.py',
     'strategies/base.py',
-    'tables/replicated.py',
-    'tables/row_optimizers.py',
+    *own,
   }
