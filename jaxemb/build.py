@@ -108,9 +108,15 @@ def on_devices(
     if not wanted.data and platform != 'cpu':
       data = len(jax.devices())  # they do not slow each other down
     data, table = min(data, s.num_parts if s.part < 0 else 1), 1
-  # A run that is resumed on other devices has the steps that it began with.
-  begun_words = begun.get('train.batch_words', 0)
-  config.train.batch_words = config.train.batch_words or begun_words
+  # A run that is resumed on other devices, or without a kernel, has the steps
+  # that it began with.
+  train, optimizer = config.train, config.optimizer
+  if not train.batch_words:
+    train.batch_words = begun.get('train.batch_words', 0)
+  if not optimizer.learning_rate:
+    optimizer.learning_rate = begun.get('optimizer.learning_rate', 0.0)
+  if optimizer.max_duplicates < 0:
+    optimizer.max_duplicates = begun.get('optimizer.max_duplicates', -1.0)
   if 'tuning.parts' in begun:
     fixed = {'parts': begun['tuning.parts']} | fixed
   if is_sync and 'parts' in fixed:
