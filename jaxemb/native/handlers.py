@@ -85,7 +85,7 @@ def _skipgram_handler(kind, version):
       ffi.matrix_argument(frame, 5, np.int32),
       ffi.matrix_argument(frame, 6, np.uint8),
       ffi.matrix_argument(frame, 7, np.uint8),
-      np.int64(integers[4]), numbers[2], _rule(numbers, integers),
+      numbers[2], _rule(numbers, integers),
       ffi.result(frame, NUM_CHANGED + 1, np.float32),
     )  # fmt: skip
     return _finish(frame, found)
@@ -106,7 +106,7 @@ def _cbow_handler(kind, version):
       ffi.matrix_argument(frame, 5, np.int32),
       ffi.matrix_argument(frame, 6, np.uint8),
       ffi.matrix_argument(frame, 7, np.uint8),
-      np.int64(integers[4]), numbers[2], _rule(numbers, integers),
+      numbers[2], _rule(numbers, integers),
       ffi.result(frame, NUM_CHANGED + 1, np.float32),
     )  # fmt: skip
     return _finish(frame, found)

@@ -105,17 +105,16 @@ def _target_weights(left, right, centers, draws, factor, out):
 
 @numba.njit(**rows.JIT)
 def skipgram(
-  inputs, outputs, input_slots, output_slots, centers, ids, left, right,
-  window, negatives, rule, scratch,
+  inputs, outputs, input_slots, output_slots, windows, draws, left, right,
+  negatives, rule, scratch,
 ):  # fmt: skip
   """Skip-gram with negative sampling.
 
-  `centers` are [k, c], `ids` of windows and draws [k, c + 2 W + N]; `window` is
-  W, `negatives` K for each pair.
+  `windows` are [k, c + 2 W], `draws` [k, N]; `negatives` is K for each pair.
   """
-  num_chunks, chunk = centers.shape
-  width, tile, dim = chunk + 2 * window, tiles.SIZE, inputs.shape[1]
-  num_draws = ids.shape[1] - width
+  (num_chunks, chunk), width = left.shape, windows.shape[1]
+  window, num_draws = (width - chunk) // 2, draws.shape[1]
+  tile, dim = tiles.SIZE, inputs.shape[1]
   factor = np.float32(negatives / num_draws)
   num_left, num_right = rows.padded(chunk, tile), rows.padded(num_draws, tile)
   band = rows.padded(tile + 2 * window, tile)
@@ -128,18 +127,22 @@ def skipgram(
   b_grads, scratch = rows.take(scratch, num_rows, size)
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
+  ids = np.empty(width + num_draws, np.int32)  # of the output rows
   loss = examples = 0.0
   for i in range(num_chunks):
     if i + 1 < num_chunks:
-      rows.prefetch(inputs, centers[i + 1])
-      rows.prefetch(outputs, ids[i + 1])
-    rows.gather(inputs, centers[i], a)
-    rows.gather(outputs, ids[i], b)
+      rows.prefetch(inputs, windows[i + 1, window : window + chunk])
+      rows.prefetch(outputs, windows[i + 1])
+      rows.prefetch(outputs, draws[i + 1])
+    ids[:width], ids[width:] = windows[i], draws[i]
+    centers = ids[window : window + chunk]
+    rows.gather(inputs, centers, a)
+    rows.gather(outputs, ids, b)
     for g in range(0, num_left, tile):
       for y in range(0, num_columns, tile):
         j = g + y if y < band else width + y - band
         tiles.scores(a, g, b, j, scores, g, y)
-    own, drawn = ids[i, :width], ids[i, width:]
+    own, drawn = ids[:width], ids[width:]
     one = np.float32(1)
     _context_weights(left[i], right[i], window, -one, False, weights[:, :band])
     _negative_weights(left[i], right[i], own, drawn, factor, weights[:, band:])
@@ -154,22 +157,23 @@ def skipgram(
         j = g + y if y < band else width + y - band
         tiles.add_rows(scores, g, y, b, j, a_grads, g)
         tiles.add_columns(scores, g, y, a, g, b_grads, j)
-    rows.descend(inputs, input_slots, centers[i], a_grads, rule, 2 * i)
-    rows.descend(outputs, output_slots, ids[i], b_grads, rule, 2 * i + 1)
+    rows.descend(inputs, input_slots, centers, a_grads, rule, 2 * i)
+    rows.descend(outputs, output_slots, ids, b_grads, rule, 2 * i + 1)
   return loss, examples
 
 
 @numba.njit(**rows.JIT)
 def cbow(
-  inputs, outputs, input_slots, output_slots, windows, ids, left, right,
-  window, negatives, rule, scratch,
+  inputs, outputs, input_slots, output_slots, windows, draws, left, right,
+  negatives, rule, scratch,
 ):  # fmt: skip
   """CBOW with negative sampling.
 
-  `windows` are [k, c + 2 W], `ids` of centers and draws [k, c + N].
+  Takes what `skipgram` takes.
   """
-  num_chunks, chunk = left.shape
-  tile, dim, num_draws = tiles.SIZE, inputs.shape[1], ids.shape[1] - chunk
+  (num_chunks, chunk), num_draws = left.shape, draws.shape[1]
+  window = (windows.shape[1] - chunk) // 2
+  tile, dim = tiles.SIZE, inputs.shape[1]
   factor = np.float32(negatives / num_draws)
   num_left, num_right = rows.padded(chunk, tile), rows.padded(num_draws, tile)
   band = rows.padded(tile + 2 * window, tile)
@@ -185,13 +189,17 @@ def cbow(
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
   shares, scratch = rows.take(scratch, num_left, band)
+  ids = np.empty(chunk + num_draws, np.int32)  # of the output rows
   loss = examples = 0.0
   for i in range(num_chunks):
     if i + 1 < num_chunks:
       rows.prefetch(inputs, windows[i + 1])
-      rows.prefetch(outputs, ids[i + 1])
+      rows.prefetch(outputs, windows[i + 1, window : window + chunk])
+      rows.prefetch(outputs, draws[i + 1])
+    ids[:chunk] = windows[i, window : window + chunk]
+    ids[chunk:] = draws[i]
     rows.gather(inputs, windows[i], words)
-    rows.gather(outputs, ids[i], b)
+    rows.gather(outputs, ids, b)
     one = np.float32(1)
     _context_weights(left[i], right[i], window, one, True, shares)
     a[:] = 0
@@ -201,7 +209,7 @@ def cbow(
       for y in range(0, num_columns, tile):
         j = g if y < tile else chunk + y - tile
         tiles.scores(a, g, b, j, scores, g, y)
-    centers, drawn = ids[i, :chunk], ids[i, chunk:]
+    centers, drawn = ids[:chunk], ids[chunk:]
     _target_weights(left[i], right[i], centers, drawn, factor, weights)
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
@@ -219,7 +227,7 @@ def cbow(
       for y in range(0, band, tile):
         tiles.add_columns(shares, g, y, a_grads, g, word_grads, g + y)
     rows.descend(inputs, input_slots, windows[i], word_grads, rule, 2 * i)
-    rows.descend(outputs, output_slots, ids[i], b_grads, rule, 2 * i + 1)
+    rows.descend(outputs, output_slots, ids, b_grads, rule, 2 * i + 1)
   return loss, examples
 
 

@@ -93,16 +93,15 @@ class Kernel:
     is_stochastic = key is not None
     keys = jnp.zeros(2, jnp.uint32) if key is None else key
     kind = rows.ADAGRAD if self.optimizer == 'adagrad' else rows.SGD
-    longest = 0
+    longest = last = 0
     if isinstance(model, hierarchical.Hierarchical):
       split = model.tree.split
       longest = split.firsts.shape[1] + split.deep.shape[1]
       ids = batch.windows(), split.exits, split.firsts, split.deep
       last = int(model.averages)
     else:
-      found = model.ids(batch, context.key)
-      ids = [found[name] for name in names]
-      last = spec.window
+      draws = (spec, model.negatives, batch, context.key)
+      ids = batch.windows(), skipgram.draw_negatives(*draws)
       numbers.append(spec.negatives)
     keys = jax.lax.bitcast_convert_type(keys, jnp.int32)
     integers = jnp.stack(
