@@ -166,19 +166,24 @@ def pieces(
   return [windows.StepBatch(*map(np.concatenate, runs))]
 
 
+def draws(trainable: base.Trainable, batch: windows.StepBatch) -> np.ndarray:
+  """[L / c, N], a step's negatives, as the model draws them."""
+  ids = np.asarray(_ids(trainable.model, batch, KEY)['output'])
+  num = trainable.model.spec.shared_negatives
+  return ids.reshape(len(batch.chunks), -1)[:, -num:]
+
+
 def true_step(
   trainable: base.Trainable,
   loss: Any,
   vectors: dict[str, np.ndarray],
   piece: windows.StepBatch,
 ) -> oracle.Step:
-  """The truth of one of `pieces`; only draws are taken from the model.
+  """The truth of one of `pieces`.
 
   `loss` is `oracle.skipgram` or `oracle.cbow`, `vectors` are [vocab, dim]
   float64 by table.
   """
-  spec = trainable.model.spec
-  draws = np.asarray(_ids(trainable.model, piece, KEY)['output'])
-  draws = draws.reshape(len(piece.chunks), -1)[:, -spec.shared_negatives :]
+  spec, drawn = trainable.model.spec, draws(trainable, piece)
   sizes = spec.window, spec.chunk, spec.negatives
-  return loss(*piece[:3], draws, vectors, *sizes)
+  return loss(*piece[:3], drawn, vectors, *sizes)

@@ -136,8 +136,42 @@ skipgram = functools.partial(_window_step, False)
 cbow = functools.partial(_window_step, True)
 
 
+def tree(is_cbow, words, own: int, tables, path) -> Step:
+  """Hierarchical softmax of one center.
+
+  Args:
+    is_cbow: the mean of the contexts predicts the center, instead of each.
+    words: ids of the center and its contexts, in order; input occurrences.
+    own: the place of the center among them.
+    tables: {name: [vocab or nodes, dim] float64}.
+    path: (node, code) pairs from the root; nodes are output occurrences.
+
+  Returns:
+    A `Step`.
+  """
+  nodes, dim = [int(node) for node, _ in path], tables[INPUT].shape[1]
+  ids = {INPUT: [int(word) for word in words], OUTPUT: nodes}
+  grads = {name: np.zeros((len(x), dim)) for name, x in ids.items()}
+  places, loss = [x for x in range(len(words)) if x != own], 0.0
+  examples = [places] if is_cbow and places else [[x] for x in places]
+  for sources in examples:
+    hidden = np.mean([tables[INPUT][words[x]] for x in sources], 0)
+    hidden_grad = np.zeros(dim)
+    for place, (node, code) in enumerate(path):
+      score = float(hidden @ tables[OUTPUT][node])
+      label = 1 - int(code)
+      loss += logistic_loss(score, label)
+      slope = sigmoid(score) - label
+      hidden_grad += slope * tables[OUTPUT][node]
+      grads[OUTPUT][place] += slope * hidden
+    for source in sources:
+      grads[INPUT][source] += hidden_grad / len(sources)
+  return Step(loss, len(examples), ids, grads)
+
+
 # Row optimizers. They change `table` [vocab, dim] float64 and `slots`, a dict
-# that starts empty, in place.
+# that starts empty, in place. What has `rounded` rounds a row whenever an
+# occurrence was added to it.
 
 
 def _present(table, ids, grads) -> dict[int, list[np.ndarray]]:
@@ -149,23 +183,32 @@ def _present(table, ids, grads) -> dict[int, list[np.ndarray]]:
   return present
 
 
-def sgd(table, slots, ids, grads, learning_rate, max_duplicates):
+def _descend(table, word, each, rate, rounded):
+  for grad in each:
+    table[word] = rounded(table[word] - rate * grad)
+
+
+def sgd(
+  table, slots, ids, grads, learning_rate, max_duplicates, rounded=lambda x: x
+):
   """The summed gradient, as if of at most `max_duplicates` occurrences."""
   del slots
   for word, each in _present(table, ids, grads).items():
     scale = 1.0
     if max_duplicates and len(each) > max_duplicates:
       scale = max_duplicates / len(each)
-    table[word] -= learning_rate * scale * sum(each)
+    _descend(table, word, each, learning_rate * scale, rounded)
 
 
-def adagrad(table, slots, ids, grads, learning_rate, epsilon):
+def adagrad(
+  table, slots, ids, grads, learning_rate, epsilon, rounded=lambda x: x
+):
   """One accumulator a row, of the mean square of each occurrence."""
   for word, each in _present(table, ids, grads).items():
     for grad in each:
       slots[word] = slots.get(word, 0.0) + float(np.mean(grad * grad))
     root = math.sqrt(slots[word]) + epsilon
-    table[word] -= learning_rate * sum(each) / root
+    _descend(table, word, each, learning_rate / root, rounded)
 
 
 def adam(table, slots, ids, grads, learning_rate, beta1, beta2, epsilon):

@@ -44,10 +44,10 @@ def optimizer(name: str) -> row_optimizers.RowOptimizer:
   return getattr(row_optimizers, function)(**constants)
 
 
-def learn(name: str, *args: Any) -> None:
+def learn(name: str, *args: Any, **more: Any) -> None:
   """A step of its loop over occurrences and rows, see `oracle`."""
   function, constants = OPTIMIZERS[name]
-  getattr(oracle, function)(*args, **constants)
+  getattr(oracle, function)(*args, **constants, **more)
 
 
 class Laid(NamedTuple):
