@@ -312,8 +312,9 @@ def parts(
   """
   d, m, s = config.data, config.model, config.senses
   compiling = None
-  if tuning.fused:  # on another core, while the text is read
-    folder = cache_folder() / 'programs'
+  # On another core, while the text is read, if a trace of it may stay.
+  if tuning.fused and cache == cache_folder():
+    folder = cache / 'programs'
     compiling = native.compiling(m, config.table.dtype, folder)
   # Wrong paths are refused before the work.
   init_from = os.path.expanduser(config.train.init_from)
