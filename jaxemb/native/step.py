@@ -55,12 +55,13 @@ def _target(kernel: str, dtype: str) -> str:
 
 
 def _num_scratch(spec: skipgram.WindowSpec, longest: int) -> int:
-  """Floats for the rows of a chunk, their gradients and weights."""
+  """Floats for what any kernel takes; with fewer it would do nothing."""
+  left = spec.chunk + 2 * spec.window + 3 * tiles.SIZE
+  right = left + spec.shared_negatives + longest
   columns = spec.dim + tiles.LANES
-  width = spec.chunk + 2 * spec.window + 2 * tiles.SIZE
-  num = 4 * width + 2 * (spec.shared_negatives + longest) + 8 * tiles.SIZE
-  weights = width + spec.shared_negatives + longest + 2 * tiles.SIZE
-  return num * columns + 3 * width * (weights + 2 * width) + 1024
+  # Words, means and outputs with their gradients; scores, weights and shares.
+  num_rows = 2 * (2 * left + right)
+  return num_rows * columns + left * (2 * right + left) + 1024
 
 
 @dataclasses.dataclass(frozen=True)
