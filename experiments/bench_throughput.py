@@ -116,13 +116,8 @@ def _ours(
     'seed': seed,
     'train.epochs': args.epochs,
   }
-  is_tree = args.loss == _TREE
-  name, value = (
-    ('optimizer.name', 'adagrad')
-    if is_tree
-    else ('model.negatives', _NEGATIVES)
-  )
-  settings[name] = value
+  if args.loss != _TREE:
+    settings['model.negatives'] = _NEGATIVES
   command = experiment.training_command(args, folder, settings)
   if args.isa == 'avx2' and experiment.cpu_isa() == 'avx512':
     numbers = ','.join(map(str, limit_products.addresses()))
