@@ -144,8 +144,12 @@ _HANDLERS = {
 }
 
 
+@functools.cache
 def load(kernel: str, dtype: str) -> ccallback.CFunc:
-  """The handler of a kernel for tables of a dtype, compiled if it was not."""
+  """The handler of a kernel for tables of a dtype, compiled if it was not.
+
+  It is kept: XLA has nothing but its address.
+  """
   handler = _HANDLERS[kernel](_KINDS[dtype], source())
   return numba.cfunc(ffi.SIGNATURE, cache=True)(handler)
 
