@@ -87,6 +87,32 @@ def test_steps_suit_the_device(
   config_lib.check(resolved)
 
 
+@pytest.mark.parametrize(
+  ('expected', 'settings', 'platform', 'shape'),
+  [
+    (True, {'model.name': 'cbow'}, 'cpu', (1, 1)),
+    (True, {'model.loss': 'hierarchical_softmax'}, 'cpu', (1, 1)),
+    (True, {'table.dtype': 'bfloat16'}, 'cpu', (1, 1)),
+    (True, {'optimizer.name': 'adagrad'}, 'cpu', (4, 1)),
+    (True, _SYNC, 'cpu', (1, 1)),
+    (False, _SYNC, 'cpu', (2, 1)),
+    (False, {**_SYNC, 'table.layout': 'column'}, 'cpu', (1, 1)),
+    (False, {'table.dtype': 'int8'}, 'cpu', (1, 1)),
+    (False, {'optimizer.name': 'adam'}, 'cpu', (1, 1)),
+    (False, {'model.name': 'mixture', 'senses.number': 1}, 'cpu', (1, 1)),
+    (False, {'train.fused': False}, 'cpu', (1, 1)),
+    (False, {}, 'gpu', (1, 1)),
+  ],
+)
+def test_a_kernel_takes_the_steps_that_it_can(
+  expected, settings, platform, shape
+):
+  config = _config(settings)
+  for given, fused in (({}, expected), ({'fused': False}, False)):
+    _, tuning = config_lib.resolve(config, platform, shape, **given)
+    assert tuning.fused == fused
+
+
 def test_more_replicas_exchange_sooner():
   for num, every, words, lookups in (
     (2, 0, 16_384, 8), (4, 0, 2048, 1), (4, 100, 100, 1)
