@@ -78,13 +78,15 @@ SAMPLED = {
   'sixteen_draws': Case(shared=16),
   'draws_equal_contexts': Case(vocab=3, shared=9),
   'one_word': Case(vocab=1),
-  # Its rows need more room than any other's.
-  'wide': Case(chunk=64, size=64, window=255, shared=300, words=5, dim=3),
+  # What needs more room than others.
   'wide_rows': Case(chunk=64, size=64, window=1, words=9, dim=1500),
+  'wide': Case(chunk=64, size=64, window=255, shared=300, words=5, dim=3),
 }
 TREES = {
   'long_paths': Case(vocab=600, lengths=(7,)),
   'two_words': Case(vocab=2),
+  'wide': Case(vocab=600, window=255, lengths=(40,), words=40, dim=3),
+  'wide_rows': Case(window=1, words=9, dim=1500),
 }
 
 
