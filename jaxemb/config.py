@@ -273,7 +273,7 @@ def resolve(
     'loss_every_steps': 64 if on_cpu else 1,  # logarithms take time on a CPU
     'steps_per_loop': 1 if on_cpu else 16,
     'fused': fused,
-    'sync_words': s.sync_every or 16_384 * closeness,
+    'sync_words': s.sync_every or 32_768 * closeness,
     'sync_lookups': 8 * closeness,
     'memory_lookups': 200.0,
   } | fixed
