@@ -115,7 +115,7 @@ def test_a_kernel_takes_the_steps_that_it_can(
 
 def test_more_replicas_exchange_sooner():
   for num, every, words, lookups in (
-    (2, 0, 16_384, 8), (4, 0, 2048, 1), (4, 100, 100, 1)
+    (2, 0, 32_768, 8), (4, 0, 4096, 1), (4, 100, 100, 1)
   ):  # fmt: skip
     config = _config({'strategy.sync_every': every})
     _, tuning = config_lib.resolve(config, 'cpu', (num, 1))
