@@ -339,8 +339,9 @@ def test_stochastic_rounding_is_right_on_average(model):
     is_same = (wanted == before).all(1)
     assert (found[:, is_same] == before[is_same]).all()
     rows = np.flatnonzero(~is_same)
-    # In units of the spacing of each number.
+    # In units of the spacing of each number, and away from zero.
     spacing = 2.0 ** (np.floor(np.log2(np.abs(before) + 1e-9)) - 7)
+    spacing = np.copysign(spacing, before)
     errors = ((found - wanted) / spacing)[:, rows]
     assert 0.1 < errors.std() < 5
     standard = _standard(errors)
