@@ -187,3 +187,21 @@ def true_step(
   spec, drawn = trainable.model.spec, draws(trainable, piece)
   sizes = spec.window, spec.chunk, spec.negatives
   return loss(*piece[:3], drawn, vectors, *sizes)
+
+
+def random_step(case: Any) -> windows.StepBatch:
+  """A step of runs of random sentences, of the sizes that a case names."""
+  rng = np.random.default_rng(0)
+  runs = []
+  for _ in range(case.runs):
+    sentences = oracle.random_sentences(
+      rng, case.vocab, case.words, case.lengths
+    )
+    tokens = oracle.pack(sentences, case.vocab, 2 * case.size, case.window, rng)
+    # Taken from the middle, so that the halo in front holds words.
+    first = min(case.size, case.words) // 4
+    runs.append(oracle.middle(tokens, first, case.size))
+  # Of the chunks of a dispatch, any.
+  num_chunks = case.runs * case.size // case.chunk
+  numbers = rng.permutation(1000)[:num_chunks].astype(np.uint32)
+  return windows.StepBatch(*map(np.stack, zip(*runs, strict=True)), numbers)

@@ -18,11 +18,11 @@ SIGNATURE = types.uintp(types.uintp)  # of handlers: frame -> error, 0 = none
 _JIT = {'nogil': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
 _VERSION = 0, 3
 # Offsets in bytes: in XLA_FFI_CallFrame,
-_EXTENSION, _STAGE, _ARGS, _RESULTS = 8, 32, 40, 80
+_EXTENSION, _STAGE, ARGUMENTS, RESULTS = 8, 32, 40, 80
 _ARRAYS = 32  # in XLA_FFI_Args and XLA_FFI_Rets,
 _DATA, _DIMS = 24, 40  # in XLA_FFI_Buffer,
 _KIND, _METADATA = 8, 24  # in XLA_FFI_Metadata_Extension,
-_MAJOR, _MINOR, _TRAITS, _STATE = 24, 28, 32, 40  # and in XLA_FFI_Metadata.
+_MAJOR, _MINOR, _TRAITS = 24, 28, 32  # and in XLA_FFI_Metadata.
 _IS_METADATA, _EXECUTE = 1, 3
 
 
@@ -60,38 +60,25 @@ def is_call(frame):
 
 
 @numba.njit(**_JIT)
-def _buffer(frame, list_offset, number):
-  arrays = _word(frame, list_offset + _ARRAYS)
-  buffer = _word(arrays, 8 * number)
-  return _word(buffer, _DATA), _word(buffer, _DIMS)
+def _buffer(frame, buffers, number):
+  array = _word(_word(frame, buffers + _ARRAYS), 8 * number)
+  return _word(array, _DATA), _word(array, _DIMS)
 
 
 @numba.njit(**_JIT)
-def argument(frame, number, kind):
-  """The elements of an argument, [n] of a NumPy type; any number of axes."""
-  data, dims = _buffer(frame, _ARGS, number)
+def vector(frame, buffers, number, kind):
+  """The elements [n], of a NumPy type, of an argument or result.
+
+  `buffers` is `ARGUMENTS` or `RESULTS`.
+  """
+  data, dims = _buffer(frame, buffers, number)
   return numba.carray(_pointer(data, kind), np.intp(_word(dims, 0)))
 
 
 @numba.njit(**_JIT)
-def matrix_argument(frame, number, kind):
-  """An argument with two axes."""
-  data, dims = _buffer(frame, _ARGS, number)
-  shape = np.intp(_word(dims, 0)), np.intp(_word(dims, 8))
-  return numba.carray(_pointer(data, kind), shape)
-
-
-@numba.njit(**_JIT)
-def result(frame, number, kind):
-  """A result with one axis."""
-  data, dims = _buffer(frame, _RESULTS, number)
-  return numba.carray(_pointer(data, kind), np.intp(_word(dims, 0)))
-
-
-@numba.njit(**_JIT)
-def matrix_result(frame, number, kind):
-  """A result with two axes."""
-  data, dims = _buffer(frame, _RESULTS, number)
+def matrix(frame, buffers, number, kind):
+  """As `vector`, of one with two axes."""
+  data, dims = _buffer(frame, buffers, number)
   shape = np.intp(_word(dims, 0)), np.intp(_word(dims, 8))
   return numba.carray(_pointer(data, kind), shape)
 

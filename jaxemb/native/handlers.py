@@ -56,91 +56,91 @@ def _rule(numbers, integers):
 
 
 @numba.njit(**rows.JIT)
-def _finish(frame, found):
-  out = ffi.result(frame, NUM_CHANGED, np.float32)
-  out[0], out[1] = found
-  return np.uintp(0)
-
-
-@numba.njit(**rows.JIT)
-def _tables(frame, kind):
+def _changed(frame, kind):
   return (
-    ffi.matrix_result(frame, 0, kind),
-    ffi.matrix_result(frame, 1, kind),
-    ffi.result(frame, 2, np.float32),
-    ffi.result(frame, 3, np.float32),
+    ffi.matrix(frame, ffi.RESULTS, 0, kind),
+    ffi.matrix(frame, ffi.RESULTS, 1, kind),
+    ffi.vector(frame, ffi.RESULTS, 2, np.float32),
+    ffi.vector(frame, ffi.RESULTS, 3, np.float32),
   )
 
 
-def _skipgram_handler(kind, version):
+@numba.njit(**rows.JIT)
+def _found(frame):
+  found = ffi.vector(frame, ffi.RESULTS, NUM_CHANGED, np.float32)
+  found[:] = np.nan  # stays if the kernel fails, of which XLA hears nothing
+  return found
+
+
+@numba.njit(**rows.JIT)
+def _contexts(frame, number):
+  return (
+    ffi.matrix(frame, ffi.ARGUMENTS, number, np.uint8),
+    ffi.matrix(frame, ffi.ARGUMENTS, number + 1, np.uint8),
+  )
+
+
+@numba.njit(**rows.JIT)
+def _constants(frame, number):
+  return (
+    ffi.vector(frame, ffi.ARGUMENTS, number, np.float32),
+    ffi.vector(frame, ffi.ARGUMENTS, number + 1, np.int32),
+  )
+
+
+# Handlers name the version so that it is in numba's key of what is compiled.
+
+
+def _sampling_handler(kind, version, is_cbow):
   def handle(frame):
     if not ffi.is_call(frame) or version == '':
       return np.uintp(0)
-    numbers = ffi.argument(frame, 8, np.float32)
-    integers = ffi.argument(frame, 9, np.int32)
-    inputs, outputs, input_slots, output_slots = _tables(frame, kind)
-    found = kernels.skipgram(
-      inputs, outputs, input_slots, output_slots,
-      ffi.matrix_argument(frame, 4, np.int32),
-      ffi.matrix_argument(frame, 5, np.int32),
-      ffi.matrix_argument(frame, 6, np.uint8),
-      ffi.matrix_argument(frame, 7, np.uint8),
-      numbers[2], _rule(numbers, integers),
-      ffi.result(frame, NUM_CHANGED + 1, np.float32),
-    )  # fmt: skip
-    return _finish(frame, found)
+    numbers, integers = _constants(frame, 8)
+    args = (
+      *_changed(frame, kind),
+      ffi.matrix(frame, ffi.ARGUMENTS, 4, np.int32),
+      ffi.matrix(frame, ffi.ARGUMENTS, 5, np.int32),
+      *_contexts(frame, 6),
+      numbers[2],
+      _rule(numbers, integers),
+      ffi.vector(frame, ffi.RESULTS, NUM_CHANGED + 1, np.float32),
+    )
+    found = _found(frame)
+    if is_cbow:
+      found[0], found[1] = kernels.cbow(*args)
+    else:
+      found[0], found[1] = kernels.skipgram(*args)
+    return np.uintp(0)
 
   return handle
 
 
-def _cbow_handler(kind, version):
+def _tree_handler(kind, version):
   def handle(frame):
     if not ffi.is_call(frame) or version == '':
       return np.uintp(0)
-    numbers = ffi.argument(frame, 8, np.float32)
-    integers = ffi.argument(frame, 9, np.int32)
-    inputs, outputs, input_slots, output_slots = _tables(frame, kind)
-    found = kernels.cbow(
-      inputs, outputs, input_slots, output_slots,
-      ffi.matrix_argument(frame, 4, np.int32),
-      ffi.matrix_argument(frame, 5, np.int32),
-      ffi.matrix_argument(frame, 6, np.uint8),
-      ffi.matrix_argument(frame, 7, np.uint8),
-      numbers[2], _rule(numbers, integers),
-      ffi.result(frame, NUM_CHANGED + 1, np.float32),
-    )  # fmt: skip
-    return _finish(frame, found)
-
-  return handle
-
-
-def _hierarchical_handler(kind, version):
-  def handle(frame):
-    if not ffi.is_call(frame) or version == '':
-      return np.uintp(0)
-    numbers = ffi.argument(frame, 10, np.float32)
-    integers = ffi.argument(frame, 11, np.int32)
-    inputs, outputs, input_slots, output_slots = _tables(frame, kind)
-    found = kernels.hierarchical(
-      inputs, outputs, input_slots, output_slots,
-      ffi.matrix_argument(frame, 4, np.int32),
-      ffi.argument(frame, 5, np.int32),
-      ffi.matrix_argument(frame, 6, np.int32),
-      ffi.matrix_argument(frame, 7, np.int32),
-      ffi.matrix_argument(frame, 8, np.uint8),
-      ffi.matrix_argument(frame, 9, np.uint8),
-      integers[4] != 0, _rule(numbers, integers),
-      ffi.result(frame, NUM_CHANGED + 1, np.float32),
-    )  # fmt: skip
-    return _finish(frame, found)
+    numbers, integers = _constants(frame, 10)
+    found = _found(frame)
+    found[0], found[1] = kernels.hierarchical(
+      *_changed(frame, kind),
+      ffi.matrix(frame, ffi.ARGUMENTS, 4, np.int32),
+      ffi.vector(frame, ffi.ARGUMENTS, 5, np.int32),
+      ffi.matrix(frame, ffi.ARGUMENTS, 6, np.int32),
+      ffi.matrix(frame, ffi.ARGUMENTS, 7, np.int32),
+      *_contexts(frame, 8),
+      integers[4] != 0,
+      _rule(numbers, integers),
+      ffi.vector(frame, ffi.RESULTS, NUM_CHANGED + 1, np.float32),
+    )
+    return np.uintp(0)
 
   return handle
 
 
 _HANDLERS = {
-  'skipgram': _skipgram_handler,
-  'cbow': _cbow_handler,
-  'hierarchical': _hierarchical_handler,
+  'skipgram': functools.partial(_sampling_handler, is_cbow=False),
+  'cbow': functools.partial(_sampling_handler, is_cbow=True),
+  'hierarchical': _tree_handler,
 }
 
 

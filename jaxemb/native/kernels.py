@@ -291,11 +291,14 @@ def hierarchical(
     left_rows = a if averages else words
     left_grads = a_grads if averages else word_grads
     num_used = 1 if averages else num_words
+    num_rows, num_columns = (
+      rows.padded(num_used, tile),
+      rows.padded(depth, tile),
+    )
     for g in range(0, num_used, tile):
       for y in range(0, depth, tile):
         tiles.scores(left_rows, g, b, y, scores, g, y)
-    num_columns = rows.padded(depth, tile)
-    for g in range(rows.padded(num_used, tile)):
+    for g in range(num_rows):
       is_used = (g < num_used) & (averages | (g != before))
       for y in range(num_columns):
         sign = 2 * np.float32(codes[min(y, longest - 1)]) - 1
@@ -305,10 +308,10 @@ def hierarchical(
       loss += _measure(
         scores[:num_used, :num_columns], weights[:num_used, :num_columns]
       )
-    for g in range(rows.padded(num_used, tile)):
+    for g in range(num_rows):
       rows.slopes(scores[g, :num_columns], weights[g, :num_columns])
-    left_grads[: rows.padded(num_used, tile)] = 0
-    b_grads[: rows.padded(depth, tile)] = 0
+    left_grads[:num_rows] = 0
+    b_grads[:num_columns] = 0
     for g in range(0, num_used, tile):
       for y in range(0, depth, tile):
         tiles.add_rows(scores, g, y, b, y, left_grads, g)

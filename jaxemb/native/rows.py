@@ -1,10 +1,8 @@
-"""Rows of tables, and products of a few of them, in functions for numba.
+"""Rows of tables, read, changed and given slopes in functions for numba.
 
 A kernel copies the rows of a chunk to float32 buffers whose rows are padded
-with zeros to whole vectors, computes there in tiles of four rows by four, and
-adds deltas to the rows of the table. LLVM makes vector instructions of a loop
-over columns only if it can tell that arrays differ; rows cut from one slice of
-four need few enough tests for that.
+with zeros to whole vectors, computes there (`native.tiles`), and adds deltas to
+the rows of the table.
 """
 
 from typing import NamedTuple

@@ -7,6 +7,7 @@ four rows, `x` and `y` the first row and column of four by four weights.
 """
 
 import itertools
+import platform
 
 import numba
 from llvmlite import binding, ir
@@ -17,18 +18,20 @@ from numba.extending import intrinsic
 SIZE = 4
 _FLAGS = ('reassoc', 'contract', 'nsz')
 _FLOAT, _INT = ir.FloatType(), ir.IntType(64)
+_X86 = 'x86_64', 'AMD64'
 
 
 def _lanes() -> int:
   """Floats in the longest vectors of what numba compiles for."""
-  features = numba.config.CPU_FEATURES or ''
-  if not (features or numba.config.CPU_NAME):
+  name, features = numba.config.CPU_NAME, numba.config.CPU_FEATURES or ''
+  if not (features or name):
     features = binding.get_host_cpu_features().flatten()
-  x86 = '64' in binding.get_default_triple().partition('-')[0]
-  if '+avx512f' in features.split(','):
+  features = features.split(',')
+  if '+avx512f' in features:
     return 16
-  is_old = not x86 or (features and '+avx2' not in features.split(','))
-  return 4 if is_old else 8
+  # Of a processor that is only named the features are not known.
+  is_named = name and features == [''] and platform.machine() in _X86
+  return 8 if '+avx2' in features or is_named else 4
 
 
 LANES = _lanes()
@@ -130,8 +133,6 @@ def scores(typing_context, left, i, right, j, out, x, y):
     pairs = list(itertools.product(range(SIZE), range(SIZE)))
     zero = ir.Constant(_VECTOR, None)
     totals = [cgutils.alloca_once_value(builder, zero) for _ in pairs]
-    for total in totals:
-      builder.store(zero, total)
     with _blocks(builder, a.shape[1]) as loop:
       at = builder.mul(loop.index, _INT(LANES))
       lefts = [_load(builder, p, at) for p in first]

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb.data import windows
 from jaxemb.models import base, cbow, skipgram
 from jaxemb.ops import sampling
-from tests import oracle
+from tests import dispatches, oracle
 
 KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
 
@@ -58,23 +57,6 @@ CASES = {
 }
 
 
-def _batch(case):
-  rng = np.random.default_rng(0)
-  runs = []
-  for _ in range(case.runs):
-    sentences = oracle.random_sentences(
-      rng, case.vocab, case.words, case.lengths
-    )
-    tokens = oracle.pack(sentences, case.vocab, 2 * case.size, case.window, rng)
-    # Taken from the middle, so that the halo in front holds words.
-    first = min(case.size, case.words) // 4
-    runs.append(oracle.middle(tokens, first, case.size))
-  # Of the chunks of a dispatch, any.
-  num_chunks = case.runs * case.size // case.chunk
-  numbers = rng.permutation(1000)[:num_chunks].astype(np.uint32)
-  return windows.StepBatch(*map(np.stack, zip(*runs, strict=True)), numbers)
-
-
 # The name is static: to JAX, classes with the same fields are the same.
 @functools.partial(jax.jit, static_argnums=0)
 def _step(name, model, batch, tables):
@@ -98,7 +80,8 @@ def test_ids_loss_and_gradients_are_those_of_the_loops(name, case):
   )
   counts = 1000 / np.arange(1, case.vocab + 1)
   corpus = base.Corpus((), counts, counts / counts.sum())
-  model, batch = make(spec, corpus, sampling.logistic_loss), _batch(case)
+  model = make(spec, corpus, sampling.logistic_loss)
+  batch = dispatches.random_step(case)
   rng = np.random.default_rng(1)
   tables = {
     k: (case.scale * rng.normal(size=(case.vocab, case.dim))).astype(np.float32)

@@ -53,7 +53,7 @@ def test_frames_have_the_layout_that_is_read():
   frame = offsets['XLA_FFI_CallFrame']
   assert frame['extension_start'] == ffi._EXTENSION
   assert frame['stage'] == ffi._STAGE
-  assert (frame['args'], frame['rets']) == (ffi._ARGS, ffi._RESULTS)
+  assert (frame['args'], frame['rets']) == (ffi.ARGUMENTS, ffi.RESULTS)
   for struct, name in (('XLA_FFI_Args', 'args'), ('XLA_FFI_Rets', 'rets')):
     assert offsets[struct][name] == ffi._ARRAYS
   buffer = offsets['XLA_FFI_Buffer']

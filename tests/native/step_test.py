@@ -144,23 +144,6 @@ def _make(case, **settings):
   return made.trainable
 
 
-def _batch(case):
-  rng = np.random.default_rng(0)
-  runs = []
-  for _ in range(case.runs):
-    sentences = oracle.random_sentences(
-      rng, case.vocab, case.words, case.lengths
-    )
-    tokens = oracle.pack(sentences, case.vocab, 2 * case.size, case.window, rng)
-    # Taken from the middle, so that the halo in front holds words.
-    first = min(case.size, case.words) // 4
-    runs.append(oracle.middle(tokens, first, case.size))
-  # Of the chunks of a dispatch, any.
-  num_chunks = case.runs * case.size // case.chunk
-  numbers = rng.permutation(1000)[:num_chunks].astype(np.uint32)
-  return windows.StepBatch(*map(np.stack, zip(*runs, strict=True)), numbers)
-
-
 def _state(case, trainable):
   """Rows as large as trained ones, and sums of squares of earlier gradients."""
   rng, tables = np.random.default_rng(1), {}
@@ -265,7 +248,7 @@ def _loops(case, trainable, batch, state, rate):
 
 @every_case
 def test_a_call_is_that_of_the_loops(case):
-  trainable, batch = _make(case), _batch(case)
+  trainable, batch = _make(case), dispatches.random_step(case)
   state, rate = _state(case, trainable), np.float32(0.1)
   expected, slots, loss, examples = _loops(
     case, trainable, batch, state, float(rate)
@@ -297,7 +280,7 @@ def test_a_call_is_that_of_the_loops(case):
 def test_the_same_call_gives_the_same_bits(model, dtype):
   case = Case(model, dtype=dtype, vocab=8)
   trainable = _make(case, **{'table.rounding': 'stochastic'})
-  args = _state(case, trainable), _batch(case), np.float32(0.1)
+  args = _state(case, trainable), dispatches.random_step(case), np.float32(0.1)
   program = _program(trainable)
   first = program(*args)
   jax.tree.map(np.testing.assert_array_equal, first, program(*args))
@@ -324,7 +307,7 @@ def test_stochastic_rounding_is_right_on_average(model):
   case = case._replace(dtype='bfloat16')
   trainable, batch = (
     _make(case, **{'table.rounding': 'stochastic'}),
-    _batch(case),
+    dispatches.random_step(case),
   )
   # Most changes are smaller than what lies between two numbers.
   state, rate, runs = _state(case, trainable), np.float32(0.002), 300
@@ -365,7 +348,7 @@ def test_stochastic_rounding_is_right_on_average(model):
 @every_model
 def test_what_is_not_finite_spreads_and_is_reported(model, dtype, value):
   case = Case(model, dtype=dtype, vocab=6, chunk=4, words=32)
-  trainable, batch = _make(case), _batch(case)
+  trainable, batch = _make(case), dispatches.random_step(case)
   state, program = _state(case, trainable), _program(trainable)
   vectors = state.tables['input'].vectors
   if dtype == 'bfloat16':
