@@ -101,7 +101,13 @@ def on_devices(
         '--workdir'
       )
     wanted = mesh_lib.Shape(num_replicas, 1)
-  uses_cores = not is_sync or splits_tables
+  # The threads of a kernel are worth more than replicas.
+  has_threads = (
+    s.name == 'replicas'
+    and fixed.get('fused', True)
+    and config_lib.can_fuse(config, 'cpu', (1, 1))
+  )
+  uses_cores = not (is_sync or has_threads) or splits_tables
   data, table = mesh_lib.start(wanted, splits_tables, uses_cores, is_resumed)
   platform = jax.devices()[0].platform
   if s.name == 'partition':
@@ -133,8 +139,11 @@ def on_devices(
     filled = -(-dim // table) * table
     _LOG.info(f'{dim} columns are filled up to {filled} for {table} devices')
   shape = mesh_lib.Shape(data, table)
-  resolved = config_lib.resolve(config, platform, shape, **fixed)
-  return *resolved, mesh_lib.make(shape)
+  devices = mesh_lib.make(shape)
+  cores = resources.usable_cores() // max(len(devices.local_devices), 1)
+  args = config, platform, shape, max(cores, 1)
+  resolved = config_lib.resolve(*args, **fixed)
+  return *resolved, devices
 
 
 class Trainer(NamedTuple):
@@ -187,7 +196,7 @@ def trainer(
     tuning.steps_per_loop,
     # A loop whose length is not known is slow on an accelerator.
     tuning.steps_per_loop == 1 and (mesh.size == 1 or not is_sync),
-    native.make(type(model), t.dtype, config.optimizer)
+    native.make(type(model), t.dtype, config.optimizer, tuning.threads)
     if tuning.fused
     else None,
   )

@@ -208,12 +208,13 @@ class Tuning:
   loss_every_steps: int  # steps between evaluations of the loss
   steps_per_loop: int  # steps without asking the host whether there are more
   fused: bool  # a kernel takes the steps, in place of XLA's operations
+  threads: int  # of each kernel, which share its tables
   sync_words: float  # of a replica between exchanges of the frequent rows
   sync_lookups: float  # of a row between two exchanges of it
   memory_lookups: float  # after which a row has forgotten the last one
 
 
-def _can_fuse(
+def can_fuse(
   config: ml_collections.ConfigDict, platform: str, mesh: tuple[int, int]
 ) -> bool:
   """Whether `native.step` has a kernel for what checked settings name."""
@@ -234,21 +235,24 @@ def resolve(
   config: ml_collections.ConfigDict,
   platform: str,
   mesh: tuple[int, int],
+  cores: int = 1,
   **fixed: Any,
 ) -> tuple[ml_collections.ConfigDict, Tuning]:
   """Chooses what checked settings leave open, in a copy of them.
 
   `platform` is that of the devices, 'cpu' or another; `mesh` how many there are
-  along the data and the table axis; `fixed` are given fields of `Tuning`.
+  along the data and the table axis; `cores` of a CPU are there for each device;
+  `fixed` are given fields of `Tuning`.
   Raises a `UserError` for settings that do not fit the mesh.
   """
   config = config.copy_and_resolve_references()
   o, s, t, table = config.optimizer, config.strategy, config.train, config.table
   config.mesh.data, config.mesh.table = num_data, num_table = mesh
   on_cpu, is_sync = platform == 'cpu', s.name == 'sync'
+  is_partition = s.name == 'partition'
   is_tree = config.model.loss == 'hierarchical_softmax'
-  fused = fixed.pop('fused', True) and _can_fuse(config, platform, mesh)
-  if s.name == 'partition':
+  fused = fixed.pop('fused', True) and can_fuse(config, platform, mesh)
+  if is_partition:
     s.rate = s.rate or 1 / s.num_parts
   if not o.learning_rate:
     if o.name not in _LEARNING_RATES:
@@ -258,11 +262,13 @@ def resolve(
       )
     rates = (_FUSED_LEARNING_RATES if fused else _LEARNING_RATES)[o.name]
     o.learning_rate = rates[2 * is_tree + (config.model.name == 'cbow')]
+  # A sub-model has the same bits wherever it is trained.
+  threads = t.threads or (1 if is_partition else cores)
   # More replicas have to exchange rows sooner: measured with two and four
   # (experiments/results/step_notes.md).
   closeness = (2 / math.prod(mesh)) ** 3
   chosen = {
-    'parts': 1 if s.name == 'partition' else num_data,
+    'parts': 1 if is_partition else num_data,
     'chunk': 64 if is_tree else 16,
     'shared_nodes': 64,
     # A GPU's atomic additions come in another order in every run. Without a
@@ -273,6 +279,7 @@ def resolve(
     'loss_every_steps': 64 if on_cpu else 1,  # logarithms take time on a CPU
     'steps_per_loop': 1 if on_cpu else 16,
     'fused': fused,
+    'threads': threads if fused else 1,
     'sync_words': s.sync_every or 32_768 * closeness,
     'sync_lookups': 8 * closeness,
     'memory_lookups': 200.0,
@@ -284,8 +291,10 @@ def resolve(
     multiple *= parts * (splits // math.gcd(splits, parts // num_data))
   if not t.batch_words:
     # Fits a core's cache; or enough for the kernels of an accelerator; or, as
-    # a kernel learns from every chunk, few calls.
-    usual = 2048 if fused else 256 if on_cpu else 8192
+    # a kernel learns from every chunk, few calls, between which replicas meet.
+    usual = 256 if on_cpu else 8192
+    if fused:
+      usual = 2048 if is_partition or math.prod(mesh) > 1 else 16_384
     t.batch_words = -(-usual // multiple) * multiple
   if t.batch_words % multiple:
     raise errors.UserError(

@@ -113,6 +113,11 @@ def _run(
     metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')
     fixed = {**fixed, 'fused': False}
     return _run(given, workdir, started, monitor, text_cache, fixed)
+  if tuning.threads > 1:
+    metrics.LOG.info(
+      f'{tuning.threads} threads share the tables: another run will differ in '
+      'the last digits, with --config.train.threads=1 it would not'
+    )
   monitor.has_begun.set()
   session = loop.Session(started, time.time() - started, monitor.stop)
   fingerprint = parts.source.fingerprint

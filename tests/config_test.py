@@ -60,8 +60,8 @@ def test_each_device_has_whole_chunks(layout, parts, shape, multiple):
 @pytest.mark.parametrize(
   ('platform', 'settings', 'fixed', 'batch_words', 'max_duplicates'),
   [
-    ('cpu', {}, {}, 2048, 0),
-    ('cpu', {}, {'chunk': 12}, 2052, 0),
+    ('cpu', {}, {}, 16_384, 0),
+    ('cpu', {}, {'chunk': 12}, 16_392, 0),
     ('cpu', {'train.fused': False}, {}, 256, 16),
     ('cpu', {'table.dtype': 'int8'}, {'chunk': 12}, 264, 16),
     ('gpu', {}, {}, 8192, 8),
@@ -111,6 +111,17 @@ def test_a_kernel_takes_the_steps_that_it_can(
   for given, fused in (({}, expected), ({'fused': False}, False)):
     _, tuning = config_lib.resolve(config, platform, shape, **given)
     assert tuning.fused == fused
+
+
+def test_threads_share_the_cores_of_a_device():
+  for expected, threads, given in (
+    (3, 0, {}), (7, 7, {}), (1, 0, {'fused': False}), (2, 0, {'threads': 2})
+  ):  # fmt: skip
+    config = _config({'train.threads': threads})
+    _, tuning = config_lib.resolve(config, 'cpu', (1, 1), 3, **given)
+    assert tuning.threads == expected
+  _, tuning = config_lib.resolve(_config({}), 'cpu', (2, 1), 1)
+  assert tuning.threads == 1
 
 
 def test_more_replicas_exchange_sooner():

@@ -13,6 +13,7 @@ from jaxemb import errors, train
 
 _TEXT = ['The king rules the land.', 'the dog eats the meat'] * 300
 _SMALL = {'dim': 8, 'epochs': 2, 'min_count': 1, 'sample': 0.0}
+_SMALL['settings'] = {'train.threads': 1}  # the same bits again
 
 
 @pytest.fixture(scope='module')
@@ -44,7 +45,9 @@ def test_a_path_and_a_config_train_the_same_vectors(vectors, tmp_path):
     'data.path': str(path), 'data.min_count': 1, 'data.sample': 0.0,
     'train.epochs': 2, 'eval.paths': 'none',
   })  # fmt: skip
-  of_config = jaxemb.train(config, settings={'model.dim': 8})
+  of_config = jaxemb.train(
+    config, settings={'model.dim': 8, **_SMALL['settings']}
+  )
   assert config.model.dim == 100  # the user's own is left alone
   for other in (jaxemb.train(path, **_SMALL), of_config):
     assert other.index_to_key == vectors.index_to_key
@@ -53,7 +56,7 @@ def test_a_path_and_a_config_train_the_same_vectors(vectors, tmp_path):
 
 def test_a_workdir_is_resumed(vectors, tmp_path, interrupting):
   args = {'workdir': tmp_path / 'run', **_SMALL}
-  args['settings'] = {'train.checkpoint_every_secs': 0.0}
+  args['settings'] = _SMALL['settings'] | {'train.checkpoint_every_secs': 0.0}
   with interrupting(1), pytest.raises(KeyboardInterrupt):
     jaxemb.train(_TEXT, **args)
   resumed = jaxemb.train(_TEXT, **args)

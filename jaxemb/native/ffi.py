@@ -9,6 +9,7 @@ import ctypes
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.core import ccallback
 from numba.extending import intrinsic
@@ -18,17 +19,25 @@ SIGNATURE = types.uintp(types.uintp)  # of handlers: frame -> error, 0 = none
 _JIT = {'nogil': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
 _VERSION = 0, 3
 # Offsets in bytes: in XLA_FFI_CallFrame,
-_EXTENSION, _STAGE, ARGUMENTS, RESULTS = 8, 32, 40, 80
+_EXTENSION, _INTERFACE, _CONTEXT, _STAGE, ARGUMENTS, RESULTS = (
+  8,
+  16,
+  24,
+  32,
+  40,
+  80,
+)
 _ARRAYS = 32  # in XLA_FFI_Args and XLA_FFI_Rets,
 _DATA, _DIMS = 24, 40  # in XLA_FFI_Buffer,
 _KIND, _METADATA = 8, 24  # in XLA_FFI_Metadata_Extension,
-_MAJOR, _MINOR, _TRAITS = 24, 28, 32  # and in XLA_FFI_Metadata.
+_MAJOR, _MINOR, _TRAITS = 24, 28, 32  # in XLA_FFI_Metadata,
+_DESTROY_ERROR, _SCHEDULE = 64, 136  # and in XLA_FFI_Api.
 _IS_METADATA, _EXECUTE = 1, 3
 
 
 @intrinsic
-def _pointer(typing_context, address, kind):
-  """The pointer to numbers of a NumPy type, given as a class, at an address."""
+def pointer(typing_context, address, kind):
+  """A pointer to numbers of a NumPy type, given as a class, at an address."""
 
   def generate(context, builder, signature, args):
     form = context.get_value_type(signature.return_type)
@@ -39,12 +48,12 @@ def _pointer(typing_context, address, kind):
 
 @numba.njit(**_JIT)
 def _word(address, offset):
-  return numba.carray(_pointer(address + np.uintp(offset), np.uintp), 1)[0]
+  return numba.carray(pointer(address + np.uintp(offset), np.uintp), 1)[0]
 
 
 @numba.njit(**_JIT)
 def _half(address, offset):
-  return numba.carray(_pointer(address + np.uintp(offset), np.int32), 1)
+  return numba.carray(pointer(address + np.uintp(offset), np.int32), 1)
 
 
 @numba.njit(**_JIT)
@@ -72,7 +81,7 @@ def vector(frame, buffers, number, kind):
   `buffers` is `ARGUMENTS` or `RESULTS`.
   """
   data, dims = _buffer(frame, buffers, number)
-  return numba.carray(_pointer(data, kind), np.intp(_word(dims, 0)))
+  return numba.carray(pointer(data, kind), np.intp(_word(dims, 0)))
 
 
 @numba.njit(**_JIT)
@@ -80,7 +89,33 @@ def matrix(frame, buffers, number, kind):
   """As `vector`, of one with two axes."""
   data, dims = _buffer(frame, buffers, number)
   shape = np.intp(_word(dims, 0)), np.intp(_word(dims, 8))
-  return numba.carray(_pointer(data, kind), shape)
+  return numba.carray(pointer(data, kind), shape)
+
+
+@intrinsic
+def _call(typing_context, function, arguments):
+  """Calls a function of the interface, at an address, with a struct."""
+
+  def generate(context, builder, signature, args):
+    word = ir.IntType(64)
+    form = ir.FunctionType(word, [word]).as_pointer()
+    return builder.call(builder.inttoptr(args[0], form), [args[1]])
+
+  return types.uintp(types.uintp, types.uintp), generate
+
+
+@numba.njit(**_JIT)
+def schedule(frame, task, data):
+  """Has a thread of XLA call a task, `void (*)(void*)`; whether one will."""
+  interface = _word(frame, _INTERFACE)
+  arguments = np.zeros(5, np.uintp)  # first their size in bytes, and extensions
+  arguments[0], arguments[2] = 40, _word(frame, _CONTEXT)
+  arguments[3], arguments[4] = task, data
+  error = _call(_word(interface, _SCHEDULE), arguments.ctypes.data)
+  if error:
+    arguments[0], arguments[2] = 24, error
+    _call(_word(interface, _DESTROY_ERROR), arguments.ctypes.data)
+  return error == 0
 
 
 def register(name: str, handler: ccallback.CFunc) -> None:

@@ -20,9 +20,10 @@ import numpy as np
 from llvmlite import binding
 from numba.core import ccallback
 
-from jaxemb.native import ffi, kernels, rows
+from jaxemb.native import ffi, kernels, rows, turns
 
-NUM_CHANGED = 4  # arrays; results are these, [2] loss and examples, scratch
+# Arrays; results are these, [2] loss and examples, [threads, n] scratch.
+NUM_CHANGED = 4
 _KINDS = {'float32': np.float32, 'bfloat16': np.uint16}
 
 
@@ -66,13 +67,6 @@ def _changed(frame, kind):
 
 
 @numba.njit(**rows.JIT)
-def _found(frame):
-  found = ffi.vector(frame, ffi.RESULTS, NUM_CHANGED, np.float32)
-  found[:] = np.nan  # stays if the kernel fails, of which XLA hears nothing
-  return found
-
-
-@numba.njit(**rows.JIT)
 def _contexts(frame, number):
   return (
     ffi.matrix(frame, ffi.ARGUMENTS, number, np.uint8),
@@ -88,58 +82,98 @@ def _constants(frame, number):
   )
 
 
-# Handlers name the version so that it is in numba's key of what is compiled.
+@numba.njit(**rows.JIT)
+def _sampling(frame, kind):
+  """What `kernels.skipgram` and `kernels.cbow` take of a frame."""
+  numbers, integers = _constants(frame, 8)
+  return (
+    *_changed(frame, kind),
+    ffi.matrix(frame, ffi.ARGUMENTS, 4, np.int32),
+    ffi.matrix(frame, ffi.ARGUMENTS, 5, np.int32),
+    *_contexts(frame, 6),
+    numbers[2],
+    _rule(numbers, integers),
+  )
 
 
-def _sampling_handler(kind, version, is_cbow):
-  def handle(frame):
-    if not ffi.is_call(frame) or version == '':
-      return np.uintp(0)
-    numbers, integers = _constants(frame, 8)
-    args = (
-      *_changed(frame, kind),
-      ffi.matrix(frame, ffi.ARGUMENTS, 4, np.int32),
-      ffi.matrix(frame, ffi.ARGUMENTS, 5, np.int32),
-      *_contexts(frame, 6),
-      numbers[2],
-      _rule(numbers, integers),
-      ffi.vector(frame, ffi.RESULTS, NUM_CHANGED + 1, np.float32),
-    )
-    found = _found(frame)
-    if is_cbow:
-      found[0], found[1] = kernels.cbow(*args)
-    else:
-      found[0], found[1] = kernels.skipgram(*args)
+@numba.njit(**rows.JIT)
+def _skipgram(frame, kind, first, stop, scratch):
+  return kernels.skipgram(*_sampling(frame, kind), first, stop, scratch)
+
+
+@numba.njit(**rows.JIT)
+def _cbow(frame, kind, first, stop, scratch):
+  return kernels.cbow(*_sampling(frame, kind), first, stop, scratch)
+
+
+@numba.njit(**rows.JIT)
+def _hierarchical(frame, kind, first, stop, scratch):
+  numbers, integers = _constants(frame, 10)
+  return kernels.hierarchical(
+    *_changed(frame, kind),
+    ffi.matrix(frame, ffi.ARGUMENTS, 4, np.int32),
+    ffi.vector(frame, ffi.ARGUMENTS, 5, np.int32),
+    ffi.matrix(frame, ffi.ARGUMENTS, 6, np.int32),
+    ffi.matrix(frame, ffi.ARGUMENTS, 7, np.int32),
+    *_contexts(frame, 8),
+    integers[4] != 0,
+    _rule(numbers, integers),
+    first,
+    stop,
+    scratch,
+  )
+
+
+def _calling(kernel, left):
+  """A function of calls whose argument `left` has a row for every chunk."""
+  share = turns.sharing(kernel)
+
+  @numba.njit(**rows.JIT)
+  def call(frame, kind):
+    if ffi.is_call(frame):
+      found = ffi.vector(frame, ffi.RESULTS, NUM_CHANGED, np.float32)
+      found[:] = np.nan  # stays if it fails, of which XLA hears nothing
+      num_chunks = ffi.matrix(frame, ffi.ARGUMENTS, left, np.uint8).shape[0]
+      scratch = ffi.matrix(frame, ffi.RESULTS, NUM_CHANGED + 1, np.float32)
+      found[0], found[1] = share(frame, kind, num_chunks, scratch)
     return np.uintp(0)
+
+  return call
+
+
+_call_skipgram = _calling(_skipgram, 6)
+_call_cbow = _calling(_cbow, 6)
+_call_hierarchical = _calling(_hierarchical, 8)
+
+
+# Handlers name the version so that it is in numba's key of what is compiled;
+# a function given by name here would be in it too, another in every process.
+
+
+def _skipgram_handler(kind, version):
+  def handle(frame):
+    return _call_skipgram(frame, kind) if version else frame
+
+  return handle
+
+
+def _cbow_handler(kind, version):
+  def handle(frame):
+    return _call_cbow(frame, kind) if version else frame
 
   return handle
 
 
 def _tree_handler(kind, version):
   def handle(frame):
-    if not ffi.is_call(frame) or version == '':
-      return np.uintp(0)
-    numbers, integers = _constants(frame, 10)
-    found = _found(frame)
-    found[0], found[1] = kernels.hierarchical(
-      *_changed(frame, kind),
-      ffi.matrix(frame, ffi.ARGUMENTS, 4, np.int32),
-      ffi.vector(frame, ffi.ARGUMENTS, 5, np.int32),
-      ffi.matrix(frame, ffi.ARGUMENTS, 6, np.int32),
-      ffi.matrix(frame, ffi.ARGUMENTS, 7, np.int32),
-      *_contexts(frame, 8),
-      integers[4] != 0,
-      _rule(numbers, integers),
-      ffi.vector(frame, ffi.RESULTS, NUM_CHANGED + 1, np.float32),
-    )
-    return np.uintp(0)
+    return _call_hierarchical(frame, kind) if version else frame
 
   return handle
 
 
 _HANDLERS = {
-  'skipgram': functools.partial(_sampling_handler, is_cbow=False),
-  'cbow': functools.partial(_sampling_handler, is_cbow=True),
+  'skipgram': _skipgram_handler,
+  'cbow': _cbow_handler,
   'hierarchical': _tree_handler,
 }
 

@@ -17,7 +17,8 @@ Losses cost more than all the rest, so they are those of every 64th chunk.
 In all functions tables are [vocab, dim], float32 or the bits of bfloat16, with
 slots [vocab] or [1] float32; ids are int32, of a step's k chunks; `left` and
 `right` [k, c] uint8 are the contexts on both sides of each center, at most W.
-They return the loss, in nats, and the examples that it was measured on.
+They take the chunks `first` to `stop` and return the loss, in nats, and the
+examples that it was measured on.
 """
 
 import math
@@ -106,13 +107,13 @@ def _target_weights(left, right, centers, draws, factor, out):
 @numba.njit(**rows.JIT)
 def skipgram(
   inputs, outputs, input_slots, output_slots, windows, draws, left, right,
-  negatives, rule, scratch,
+  negatives, rule, first, stop, scratch,
 ):  # fmt: skip
   """Skip-gram with negative sampling.
 
   `windows` are [k, c + 2 W], `draws` [k, N]; `negatives` is K for each pair.
   """
-  (num_chunks, chunk), width = left.shape, windows.shape[1]
+  chunk, width = left.shape[1], windows.shape[1]
   window, num_draws = (width - chunk) // 2, draws.shape[1]
   tile, dim = tiles.SIZE, inputs.shape[1]
   factor = np.float32(negatives / num_draws)
@@ -129,8 +130,8 @@ def skipgram(
   weights, scratch = rows.take(scratch, num_left, num_columns)
   ids = np.empty(width + num_draws, np.int32)  # of the output rows
   loss = examples = 0.0
-  for i in range(num_chunks):
-    if i + 1 < num_chunks:
+  for i in range(first, stop):
+    if i + 1 < stop:
       rows.prefetch(inputs, windows[i + 1, window : window + chunk])
       rows.prefetch(outputs, windows[i + 1])
       rows.prefetch(outputs, draws[i + 1])
@@ -165,13 +166,13 @@ def skipgram(
 @numba.njit(**rows.JIT)
 def cbow(
   inputs, outputs, input_slots, output_slots, windows, draws, left, right,
-  negatives, rule, scratch,
+  negatives, rule, first, stop, scratch,
 ):  # fmt: skip
   """CBOW with negative sampling.
 
   Takes what `skipgram` takes.
   """
-  (num_chunks, chunk), num_draws = left.shape, draws.shape[1]
+  chunk, num_draws = left.shape[1], draws.shape[1]
   window = (windows.shape[1] - chunk) // 2
   tile, dim = tiles.SIZE, inputs.shape[1]
   factor = np.float32(negatives / num_draws)
@@ -191,8 +192,8 @@ def cbow(
   shares, scratch = rows.take(scratch, num_left, band)
   ids = np.empty(chunk + num_draws, np.int32)  # of the output rows
   loss = examples = 0.0
-  for i in range(num_chunks):
-    if i + 1 < num_chunks:
+  for i in range(first, stop):
+    if i + 1 < stop:
       rows.prefetch(inputs, windows[i + 1])
       rows.prefetch(outputs, windows[i + 1, window : window + chunk])
       rows.prefetch(outputs, draws[i + 1])
@@ -246,7 +247,7 @@ def _find_path(word, exits, firsts, deep, nodes, codes):
 @numba.njit(**rows.JIT)
 def hierarchical(
   inputs, outputs, input_slots, output_slots, windows, exits, firsts, deep,
-  left, right, averages, rule, scratch,
+  left, right, averages, rule, first, stop, scratch,
 ):  # fmt: skip
   """Skip-gram or, if it `averages`, CBOW with hierarchical softmax.
 
@@ -271,7 +272,7 @@ def hierarchical(
   paths = np.empty((2, longest), np.int32)
   nodes, codes = paths[0], paths[1]
   loss = examples = 0.0
-  for center in range(left.size):
+  for center in range(first * chunk, stop * chunk):
     i, x = center // chunk, center % chunk
     before, after = np.int64(left[i, x]), np.int64(right[i, x])
     num_words = before + after + 1

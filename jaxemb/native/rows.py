@@ -89,13 +89,12 @@ def padded(number, multiple):
 
 @numba.njit(**JIT)
 def take(scratch, num_rows, num_columns):
-  """Zeros [num_rows, num_columns] from scratch [n] float32, and what is left.
+  """An array [num_rows, num_columns] from scratch [n] float32, and the rest.
 
   Of columns there are whole vectors if `scratch` is aligned to them.
   """
   size = padded(num_rows * num_columns, _LINE)
   taken = scratch[: num_rows * num_columns].reshape(num_rows, num_columns)
-  taken[:] = 0
   return taken, scratch[size:]
 
 

@@ -71,6 +71,7 @@ class Kernel:
   target: str
   optimizer: str  # 'sgd' or 'adagrad'
   parameter: float  # max_duplicates or epsilon
+  num_threads: int
 
   def __call__(
     self,
@@ -111,7 +112,8 @@ class Kernel:
     changed = [*(x.vectors for x in tables), *slots]
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in changed]
     scratch = _num_scratch(spec, longest)
-    results += [jax.ShapeDtypeStruct((n,), jnp.float32) for n in (2, scratch)]
+    shapes = (2,), (self.num_threads, scratch)
+    results += [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
     call = jax.ffi.ffi_call(
       self.target,
       results,
@@ -134,11 +136,14 @@ class Kernel:
     )
 
 
-def make(model: type, dtype: str, optimizer: Mapping[str, Any]) -> Kernel:
+def make(
+  model: type, dtype: str, optimizer: Mapping[str, Any], num_threads: int = 1
+) -> Kernel:
   """The kernel of a class of models, compiled, for tables of a dtype.
 
   `optimizer` has the settings of that name. Raises `Unavailable`.
   """
   is_sgd = optimizer['name'] == 'sgd'
   parameter = optimizer['max_duplicates' if is_sgd else 'epsilon']
-  return Kernel(_target(_KERNELS[model], dtype), optimizer['name'], parameter)
+  target = _target(_KERNELS[model], dtype)
+  return Kernel(target, optimizer['name'], parameter, num_threads)

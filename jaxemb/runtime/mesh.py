@@ -45,11 +45,12 @@ def start(
   there are several processes. Raises a `UserError`, worded for a run that
   `is_resumed`, if there are not enough devices, or if some would be idle.
   """
-  default = min(resources.usable_cores(), _MAX_CPU_DEVICES) if uses_cores else 1
+  most = min(resources.usable_cores(), _MAX_CPU_DEVICES)
+  default = most if uses_cores else 1
   data, table = wanted
   size = max(data, 1) * max(table, 1)
   is_given = data and (table or not splits_tables)
-  num = size if is_given else max(size, default)
+  num = size if is_given else max(size, most)  # for a later call that uses them
   per_process = -(-num // distributed.num_processes())
   is_free = 'xla_force_host_platform' not in os.environ.get('XLA_FLAGS', '')
   chosen = jax.config.jax_num_cpu_devices  # -1 = not by the user
