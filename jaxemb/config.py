@@ -52,7 +52,7 @@ _LEARNING_RATES = {
 }
 # Of steps that a kernel takes, which learn from every chunk at once.
 _FUSED_LEARNING_RATES = {
-  'sgd': (0.055, 0.2, 0.03, 0.1),
+  'sgd': (0.04, 0.2, 0.03, 0.1),
   'adagrad': (0.15, 0.15, 0.1, 0.1),
 }
 
