@@ -46,15 +46,6 @@ def _measure(scores, weights):
 
 
 @numba.njit(**rows.JIT)
-def _has_common(first, second):
-  found = False
-  for x in first:
-    for y in second:
-      found |= x == y
-  return found
-
-
-@numba.njit(**rows.JIT)
 def _context_weights(left, right, window, weight, shares, out):
   """Weights [c, band] of the contexts in a center's window.
 
@@ -74,21 +65,31 @@ def _context_weights(left, right, window, weight, shares, out):
 
 
 @numba.njit(**rows.JIT)
-def _negative_weights(left, right, ids, draws, factor, out):
-  """Weights [c, n] of skip-gram's negatives: pairs of a center without them."""
-  window = (ids.size - left.size) // 2
-  has_hits = _has_common(ids, draws)
+def _negative_weights(left, right, ids, draws, factor, marks, out):
+  """Weights [c, n] of skip-gram's negatives: pairs of a center without them.
+
+  Few draws are in the window: `marks`, zeros [a power of two], tell most of the
+  others by their last bits.
+  """
+  window, last = (ids.size - left.size) // 2, marks.size - 1
   for x in range(left.size):
-    before, after = np.int64(left[x]), np.int64(right[x])
-    row, own = out[x], x + window
+    weight = factor * np.float32(np.int64(left[x]) + np.int64(right[x]))
+    row = out[x]
     for j in range(draws.size):
-      row[j] = factor * np.float32(before + after)
-    if has_hits:
-      for j in range(draws.size):
-        hits = 0
-        for y in range(own - before, own + after + 1):
-          hits += (ids[y] == draws[j]) & (y != own)
-        row[j] -= factor * np.float32(hits)
+      row[j] = weight
+  for id_ in ids:
+    marks[id_ & last] = 1
+  for j in range(draws.size):
+    if marks[draws[j] & last]:
+      for y in range(ids.size):
+        if ids[y] == draws[j]:
+          for x in range(max(0, y - 2 * window), min(left.size, y + 1)):
+            offset = y - x - window
+            is_near = (offset >= -np.int64(left[x])) & (offset <= right[x])
+            if is_near & (offset != 0):
+              out[x, j] -= factor
+  for id_ in ids:
+    marks[id_ & last] = 0
 
 
 @numba.njit(**rows.JIT)
@@ -128,6 +129,7 @@ def skipgram(
   b_grads, scratch = rows.take(scratch, num_rows, size)
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
+  marks = np.zeros(1024, np.uint8)
   ids = np.empty(width + num_draws, np.int32)  # of the output rows
   loss = examples = 0.0
   for i in range(first, stop):
@@ -146,7 +148,9 @@ def skipgram(
     own, drawn = ids[:width], ids[width:]
     one = np.float32(1)
     _context_weights(left[i], right[i], window, -one, False, weights[:, :band])
-    _negative_weights(left[i], right[i], own, drawn, factor, weights[:, band:])
+    _negative_weights(
+      left[i], right[i], own, drawn, factor, marks, weights[:, band:]
+    )
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
       examples += left[i].sum() + right[i].sum()
