@@ -46,28 +46,31 @@ def _measure(scores, weights):
 
 
 @numba.njit(**rows.JIT)
-def _context_weights(left, right, window, weight, shares, out):
-  """Weights [c, band] of the contexts in a center's window.
+def _context_weights(left, right, window, weight, shares, columns, out):
+  """Weights of the contexts in a center's window, for out[:, :band].
 
   Row x has the window of its tile, from x // 4 * 4 on. If it `shares`, all
-  contexts of a center have the weight together.
+  contexts of a center have the weight together. `columns` [band] are 0, 1, ...
+  as floats, because LLVM is slow at making them.
   """
   for x in range(left.size):
     before, after = -np.float32(left[x]), np.float32(right[x])
     each = weight
     if shares:
       each /= max(after - before, np.float32(1))
-    row, own = out[x], window + x % tiles.SIZE
-    for j in range(row.size):
-      offset = np.float32(j - own)
+    row, own = out[x], np.float32(window + x % tiles.SIZE)
+    for j in range(columns.size):
+      offset = columns[j] - own
       is_near = (offset >= before) & (offset <= after) & (offset != 0)
       row[j] = each if is_near else np.float32(0)
 
 
 @numba.njit(**rows.JIT)
-def _negative_weights(left, right, ids, draws, factor, marks, out):
-  """Weights [c, n] of skip-gram's negatives: pairs of a center without them.
+def _negative_weights(left, right, ids, draws, factor, marks, first, out):
+  """Weights of skip-gram's negatives: pairs of a center without them.
 
+  They come to out[:, first:]; of a part of the columns LLVM would not know that
+  numbers are neighbors.
   Few draws are in the window: `marks`, zeros [a power of two], tell most of the
   others by their last bits.
   """
@@ -76,7 +79,7 @@ def _negative_weights(left, right, ids, draws, factor, marks, out):
     weight = factor * np.float32(np.int64(left[x]) + np.int64(right[x]))
     row = out[x]
     for j in range(draws.size):
-      row[j] = weight
+      row[first + j] = weight
   for id_ in ids:
     marks[id_ & last] = 1
   for j in range(draws.size):
@@ -87,7 +90,7 @@ def _negative_weights(left, right, ids, draws, factor, marks, out):
             offset = y - x - window
             is_near = (offset >= -np.int64(left[x])) & (offset <= right[x])
             if is_near & (offset != 0):
-              out[x, j] -= factor
+              out[x, first + j] -= factor
   for id_ in ids:
     marks[id_ & last] = 0
 
@@ -131,6 +134,7 @@ def skipgram(
   weights, scratch = rows.take(scratch, num_left, num_columns)
   marks = np.zeros(1024, np.uint8)
   ids = np.empty(width + num_draws, np.int32)  # of the output rows
+  columns = np.arange(band).astype(np.float32)
   loss = examples = 0.0
   for i in range(first, stop):
     if i + 1 < stop:
@@ -147,9 +151,9 @@ def skipgram(
         tiles.scores(a, g, b, j, scores, g, y)
     own, drawn = ids[:width], ids[width:]
     one = np.float32(1)
-    _context_weights(left[i], right[i], window, -one, False, weights[:, :band])
+    _context_weights(left[i], right[i], window, -one, False, columns, weights)
     _negative_weights(
-      left[i], right[i], own, drawn, factor, marks, weights[:, band:]
+      left[i], right[i], own, drawn, factor, marks, band, weights
     )
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
@@ -195,6 +199,7 @@ def cbow(
   weights, scratch = rows.take(scratch, num_left, num_columns)
   shares, scratch = rows.take(scratch, num_left, band)
   ids = np.empty(chunk + num_draws, np.int32)  # of the output rows
+  columns = np.arange(band).astype(np.float32)
   loss = examples = 0.0
   for i in range(first, stop):
     if i + 1 < stop:
@@ -206,7 +211,7 @@ def cbow(
     rows.gather(inputs, windows[i], words)
     rows.gather(outputs, ids, b)
     one = np.float32(1)
-    _context_weights(left[i], right[i], window, one, True, shares)
+    _context_weights(left[i], right[i], window, one, True, columns, shares)
     a[:] = 0
     for g in range(0, num_left, tile):
       for y in range(0, band, tile):
