@@ -105,11 +105,15 @@ def _call(typing_context, function, arguments):
 
 
 @numba.njit(**_JIT)
-def schedule(frame, task, data):
-  """Has a thread of XLA call a task, `void (*)(void*)`; whether one will."""
+def schedule(frame, task, data, arguments):
+  """Has a thread of XLA call a task, `void (*)(void*)`; whether one will.
+
+  `arguments` [5] uintp is room for what it is asked with: an array made here
+  would add seconds to the compilation of a kernel.
+  """
   interface = _word(frame, _INTERFACE)
-  arguments = np.zeros(5, np.uintp)  # first their size in bytes, and extensions
-  arguments[0], arguments[2] = 40, _word(frame, _CONTEXT)
+  arguments[0], arguments[1] = 40, 0  # bytes, extensions
+  arguments[2] = _word(frame, _CONTEXT)
   arguments[3], arguments[4] = task, data
   error = _call(_word(interface, _SCHEDULE), arguments.ctypes.data)
   if error:

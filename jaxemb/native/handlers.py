@@ -44,7 +44,7 @@ def source() -> str:
   return hashlib.sha256(b''.join(texts) + repr(names).encode()).hexdigest()
 
 
-@numba.njit(**rows.JIT)
+@numba.njit(**rows.INLINE)
 def _rule(numbers, integers):
   return rows.Rule(
     np.int64(integers[0]),
@@ -56,7 +56,7 @@ def _rule(numbers, integers):
   )
 
 
-@numba.njit(**rows.JIT)
+@numba.njit(**rows.INLINE)
 def _changed(frame, kind):
   return (
     ffi.matrix(frame, ffi.RESULTS, 0, kind),
@@ -66,7 +66,7 @@ def _changed(frame, kind):
   )
 
 
-@numba.njit(**rows.JIT)
+@numba.njit(**rows.INLINE)
 def _contexts(frame, number):
   return (
     ffi.matrix(frame, ffi.ARGUMENTS, number, np.uint8),
@@ -74,7 +74,7 @@ def _contexts(frame, number):
   )
 
 
-@numba.njit(**rows.JIT)
+@numba.njit(**rows.INLINE)
 def _constants(frame, number):
   return (
     ffi.vector(frame, ffi.ARGUMENTS, number, np.float32),
@@ -82,7 +82,7 @@ def _constants(frame, number):
   )
 
 
-@numba.njit(**rows.JIT)
+@numba.njit(**rows.INLINE)
 def _sampling(frame, kind):
   """What `kernels.skipgram` and `kernels.cbow` take of a frame."""
   numbers, integers = _constants(frame, 8)
@@ -96,17 +96,17 @@ def _sampling(frame, kind):
   )
 
 
-@numba.njit(**rows.JIT)
+@numba.njit(**rows.INLINE)
 def _skipgram(frame, kind, first, stop, scratch):
   return kernels.skipgram(*_sampling(frame, kind), first, stop, scratch)
 
 
-@numba.njit(**rows.JIT)
+@numba.njit(**rows.INLINE)
 def _cbow(frame, kind, first, stop, scratch):
   return kernels.cbow(*_sampling(frame, kind), first, stop, scratch)
 
 
-@numba.njit(**rows.JIT)
+@numba.njit(**rows.INLINE)
 def _hierarchical(frame, kind, first, stop, scratch):
   numbers, integers = _constants(frame, 10)
   return kernels.hierarchical(
@@ -128,7 +128,7 @@ def _calling(kernel, left):
   """A function of calls whose argument `left` has a row for every chunk."""
   share = turns.sharing(kernel)
 
-  @numba.njit(**rows.JIT)
+  @numba.njit(**rows.INLINE)
   def call(frame, kind):
     if ffi.is_call(frame):
       found = ffi.vector(frame, ffi.RESULTS, NUM_CHANGED, np.float32)

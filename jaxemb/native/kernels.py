@@ -132,16 +132,17 @@ def skipgram(
   b_grads, scratch = rows.take(scratch, num_rows, size)
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
-  marks = np.zeros(1024, np.uint8)
-  ids = np.empty(width + num_draws, np.int32)  # of the output rows
-  columns = np.arange(band).astype(np.float32)
+  marks, scratch = rows.take_integers(scratch, 512)
+  ids, scratch = rows.take_integers(scratch, width + num_draws)  # of outputs
+  columns, scratch = rows.take_columns(scratch, band)
   loss = examples = 0.0
   for i in range(first, stop):
     if i + 1 < stop:
       rows.prefetch(inputs, windows[i + 1, window : window + chunk])
       rows.prefetch(outputs, windows[i + 1])
       rows.prefetch(outputs, draws[i + 1])
-    ids[:width], ids[width:] = windows[i], draws[i]
+    rows.copy(windows[i], ids, 0)
+    rows.copy(draws[i], ids, width)
     centers = ids[window : window + chunk]
     rows.gather(inputs, centers, a)
     rows.gather(outputs, ids, b)
@@ -198,16 +199,16 @@ def cbow(
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
   shares, scratch = rows.take(scratch, num_left, band)
-  ids = np.empty(chunk + num_draws, np.int32)  # of the output rows
-  columns = np.arange(band).astype(np.float32)
+  ids, scratch = rows.take_integers(scratch, chunk + num_draws)  # of outputs
+  columns, scratch = rows.take_columns(scratch, band)
   loss = examples = 0.0
   for i in range(first, stop):
     if i + 1 < stop:
       rows.prefetch(inputs, windows[i + 1])
       rows.prefetch(outputs, windows[i + 1, window : window + chunk])
       rows.prefetch(outputs, draws[i + 1])
-    ids[:chunk] = windows[i, window : window + chunk]
-    ids[chunk:] = draws[i]
+    rows.copy(windows[i, window : window + chunk], ids, 0)
+    rows.copy(draws[i], ids, chunk)
     rows.gather(inputs, windows[i], words)
     rows.gather(outputs, ids, b)
     one = np.float32(1)
@@ -278,8 +279,8 @@ def hierarchical(
   scores, scratch = rows.take(scratch, num_left, num_right)
   weights, scratch = rows.take(scratch, num_left, num_right)
   shares, scratch = rows.take(scratch, tile, num_left)
-  paths = np.empty((2, longest), np.int32)
-  nodes, codes = paths[0], paths[1]
+  nodes, scratch = rows.take_integers(scratch, longest)
+  codes, scratch = rows.take_integers(scratch, longest)
   loss = examples = 0.0
   for center in range(first * chunk, stop * chunk):
     i, x = center // chunk, center % chunk

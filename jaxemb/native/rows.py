@@ -25,6 +25,10 @@ JIT = {
   'fastmath': {'nsz', 'arcp', 'contract', 'afn', 'reassoc'},
 }
 
+# As part of its caller: with each function that calls a kernel, LLVM would
+# optimize all of it once more, for over a second.
+INLINE = JIT | {'inline': 'always'}
+
 _LINE = 16  # floats of a line of the cache
 
 SGD, ADAGRAD = 0, 1
@@ -96,6 +100,29 @@ def take(scratch, num_rows, num_columns):
   size = padded(num_rows * num_columns, _LINE)
   taken = scratch[: num_rows * num_columns].reshape(num_rows, num_columns)
   return taken, scratch[size:]
+
+
+@numba.njit(**JIT)
+def take_integers(scratch, number):
+  """As `take`, [number] int32: np.empty takes LLVM seconds to compile."""
+  taken, scratch = take(scratch, 1, number)
+  return taken[0].view(np.int32), scratch
+
+
+@numba.njit(**JIT)
+def take_columns(scratch, number):
+  """As `take`, the numbers 0, 1, ... [number]."""
+  taken, scratch = take(scratch, 1, number)
+  for j in range(number):
+    taken[0, j] = np.float32(j)
+  return taken[0], scratch
+
+
+@numba.njit(**JIT)
+def copy(ids, out, first):
+  """Copies ids [n] to out[first:]; NumPy's way takes as long to compile."""
+  for j in range(ids.size):
+    out[first + j] = ids[j]
 
 
 @numba.njit(**JIT)

@@ -61,7 +61,9 @@ def _num_scratch(spec: skipgram.WindowSpec, longest: int) -> int:
   columns = spec.dim + tiles.LANES
   # Words, means and outputs with their gradients; scores, weights and shares.
   num_rows = 2 * (2 * left + right)
-  return num_rows * columns + left * (2 * right + left) + 1024
+  # And what has one number for each of them.
+  more = 2 * (left + 2 * right) + 1024
+  return num_rows * columns + left * (2 * right + left) + more
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,15 +20,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from jaxemb.native import ffi
+from jaxemb.native import ffi, rows
 
 _JIT = {'nogil': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
 _LINE = 8  # words of 8 bytes, of a line of the cache
-# The board: words that threads change, and others that they read; then a line
-# for what each thread found.
+# The board: words that threads change, others that they read, room for a call
+# of XLA; then a line for what each thread found.
 _NEXT, _AT_WORK, _HOLDERS, _JOINED = range(4)
 _FRAME, _NUM_CHUNKS, _SIZE, _SCRATCH, _SCRATCH_SIZE = range(_LINE, _LINE + 5)
-_FOUND = 2 * _LINE
+_CALL, _FOUND = 2 * _LINE, 3 * _LINE
 _TURNS = 64  # of each thread; in the end all wait for the longest one
 _SPINS = 1000  # before a thread that waits lets others run
 _INT, _POINTER = ir.IntType(64), ir.IntType(8).as_pointer()
@@ -164,7 +164,7 @@ def sharing(kernel: Callable) -> Callable:
   `scratch` [threads, n] float32 has a row for each thread, of zeros at first.
   """
 
-  @numba.njit(**_JIT)
+  @numba.njit(**rows.JIT)
   def work(board, kind):
     """Takes turns until there are none left."""
     _add(board, _AT_WORK, 1)  # before the turn, or the call could end meanwhile
@@ -188,7 +188,7 @@ def sharing(kernel: Callable) -> Callable:
 
   task_of = _task(work)
 
-  @numba.njit(**_JIT)
+  @numba.njit(**rows.INLINE)
   def share(frame, kind, num_chunks, scratch):
     num_threads, size = scratch.shape
     board = _allocate(np.uintp(8 * (_FOUND + _LINE * num_threads)))
@@ -199,8 +199,10 @@ def sharing(kernel: Callable) -> Callable:
     words[_SIZE] = max(1, num_chunks // (_TURNS * num_threads))
     words[_SCRATCH], words[_SCRATCH_SIZE] = scratch.ctypes.data, size
     task = task_of(kind)
+    address = board + np.uintp(8 * _CALL)
+    call = numba.carray(ffi.pointer(address, np.uintp), _LINE)
     for _ in range(num_threads - 1):
-      if not ffi.schedule(frame, task, board):
+      if not ffi.schedule(frame, task, board, call):
         _leave(board)
     _run(task, board)
     spins = 0

@@ -13,7 +13,8 @@ _SIZES = {'size_t': 8, 'int64_t': 8, 'int': 4, 'int32_t': 4, 'uint32_t': 4}
 
 def _header():
   path = pathlib.Path(jax.ffi.include_dir(), 'xla/ffi/api/c_api.h')
-  return re.sub(r'//.*', '', path.read_text())
+  text = re.sub(r'//.*', '', path.read_text())
+  return re.sub(r'_XLA_FFI_API_STRUCT_FIELD\((\w+)\);', r'void* \1;', text)
 
 
 def _structs(text):
@@ -52,6 +53,14 @@ def test_frames_have_the_layout_that_is_read():
   offsets = _offsets(text)
   frame = offsets['XLA_FFI_CallFrame']
   assert frame['extension_start'] == ffi._EXTENSION
+  assert frame['api'] == ffi._INTERFACE and frame['ctx'] == ffi._CONTEXT
+  interface = offsets['XLA_FFI_Api']
+  assert interface['XLA_FFI_ThreadPool_Schedule'] == ffi._SCHEDULE
+  assert interface['XLA_FFI_Error_Destroy'] == ffi._DESTROY_ERROR
+  asked = offsets['XLA_FFI_ThreadPool_Schedule_Args']
+  assert list(asked.values()) == [0, 8, 16, 24, 32]
+  assert list(asked)[2:] == ['ctx', 'task', 'data']
+  assert list(offsets['XLA_FFI_Error_Destroy_Args'])[2:] == ['error']
   assert frame['stage'] == ffi._STAGE
   assert (frame['args'], frame['rets']) == (ffi.ARGUMENTS, ffi.RESULTS)
   for struct, name in (('XLA_FFI_Args', 'args'), ('XLA_FFI_Rets', 'rets')):

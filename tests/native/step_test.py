@@ -1,6 +1,5 @@
 """Kernels against loops: every chunk is a step of plain gradient descent."""
 
-import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -292,27 +291,6 @@ def test_the_same_call_gives_the_same_bits(model, dtype):
     for k, table in state.tables.items():
       share = (table.vectors != first[0].tables[k].vectors).mean()
       assert (share > 0.1) == (has_other_draws or dtype == 'bfloat16')
-
-
-@pytest.mark.parametrize('num_chunks', [2, 280])
-@every_model
-def test_threads_take_every_chunk_once(model, num_chunks):
-  case = Case(model, vocab=400, size=2 * num_chunks, chunk=2, dim=20)
-  case = case._replace(words=2 * num_chunks - 1)
-  trainable, batch = _make(case), dispatches.random_step(case)
-  state, rate = _state(case, trainable), np.float32(1e-3)
-  new, metrics = _program(trainable)(state, batch, rate)
-  for num_threads in (2, 3, 50):
-    kernel = dataclasses.replace(trainable.fused, num_threads=num_threads)
-    threaded = dataclasses.replace(trainable, fused=kernel)
-    found, others = _program(threaded)(state, batch, rate)
-    assert others.examples == metrics.examples
-    np.testing.assert_allclose(others.loss, metrics.loss, 1e-2)
-    for k, table in new.tables.items():
-      # Apart from what one thread did while another read the row.
-      change = table.vectors - state.tables[k].vectors
-      error = found.tables[k].vectors - table.vectors
-      assert np.linalg.norm(error) < 0.05 * np.linalg.norm(change)
 
 
 def _standard(errors):
