@@ -47,11 +47,11 @@ def _measure(scores, weights):
 
 @numba.njit(**rows.JIT)
 def _context_weights(left, right, window, weight, shares, columns, out):
-  """Weights of the contexts in a center's window, for out[:, :band].
+  """Weights [c, band] of the contexts in a center's window, for out[:, :band].
 
   Row x has the window of its tile, from x // 4 * 4 on. If it `shares`, all
-  contexts of a center have the weight together. `columns` [band] are 0, 1, ...
-  as floats, because LLVM is slow at making them.
+  contexts of a center have the weight together. `columns` are 0, 1, ... as
+  floats, because LLVM is slow at making them.
   """
   for x in range(left.size):
     before, after = -np.float32(left[x]), np.float32(right[x])
@@ -67,10 +67,11 @@ def _context_weights(left, right, window, weight, shares, columns, out):
 
 @numba.njit(**rows.JIT)
 def _negative_weights(left, right, ids, draws, factor, marks, first, out):
-  """Weights of skip-gram's negatives: pairs of a center without them.
+  """Weights [c, n] of skip-gram's negatives: pairs of a center without them.
 
-  They come to out[:, first:]; of a part of the columns LLVM would not know that
-  numbers are neighbors.
+  They come to out[:, first:]; a part of a row would look to LLVM as if its
+  numbers were apart.
+
   Few draws are in the window: `marks`, zeros [a power of two], tell most of the
   others by their last bits.
   """
@@ -109,6 +110,18 @@ def _target_weights(left, right, centers, draws, factor, out):
 
 
 @numba.njit(**rows.JIT)
+def _add_bands(weights, band, given, out, rates, dim):
+  """Adds to rows of windows what the tiles of centers that meet them give."""
+  tile, num_left = tiles.SIZE, given.size
+  for j in range(0, num_left - tile + band, tile):
+    first, last = max(0, j - band + tile), min(j + tile, num_left)
+    tiles.add_columns(
+      weights, first, j - first, -tile, given, first, last - first, out, j,
+      rates, dim,
+    )  # fmt: skip
+
+
+@numba.njit(**rows.JIT)
 def skipgram(
   inputs, outputs, input_slots, output_slots, windows, draws, left, right,
   negatives, rule, first, stop, scratch,
@@ -124,49 +137,70 @@ def skipgram(
   num_left, num_right = rows.padded(chunk, tile), rows.padded(num_draws, tile)
   band = rows.padded(tile + 2 * window, tile)
   # What a tile has beyond the window, or the draws, has no weight.
-  num_rows = max(width + num_right, num_left - tile + band)
-  size, num_columns = rows.padded(dim, tiles.LANES), band + num_right
+  num_words = num_left - tile + band
+  num_rows, num_columns = num_words + num_right, band + num_right
+  size = rows.padded(dim, tiles.LANES)
   a, scratch = rows.take(scratch, num_left, size)
   b, scratch = rows.take(scratch, num_rows, size)
   a_grads, scratch = rows.take(scratch, num_left, size)
   b_grads, scratch = rows.take(scratch, num_rows, size)
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
-  marks, scratch = rows.take_integers(scratch, 512)
-  ids, scratch = rows.take_integers(scratch, width + num_draws)  # of outputs
-  columns, scratch = rows.take_columns(scratch, band)
+  marks, scratch = rows.take_ids(scratch, 256)
+  marks[:] = 0
+  centers, scratch = rows.take_ids(scratch, num_left)
+  ids, scratch = rows.take_ids(scratch, num_rows)
+  # Addresses of rows, of those that each tile meets, and of what changes.
+  a_rows, scratch = rows.take_addresses(scratch, num_left)
+  b_rows, scratch = rows.take_addresses(scratch, num_rows)
+  met, scratch = rows.take_addresses(scratch, num_left // tile * num_columns)
+  a_out, scratch = rows.take_addresses(scratch, num_left)
+  b_out, scratch = rows.take_addresses(scratch, num_rows)
+  a_rates, scratch = rows.take_numbers(scratch, num_left)
+  b_rates, scratch = rows.take_numbers(scratch, num_rows)
+  columns, scratch = rows.take_numbers(scratch, band)
+  rows.count(columns)
   loss = examples = 0.0
   for i in range(first, stop):
     if i + 1 < stop:
       rows.prefetch(inputs, windows[i + 1, window : window + chunk])
       rows.prefetch(outputs, windows[i + 1])
       rows.prefetch(outputs, draws[i + 1])
+    rows.copy(windows[i, window : window + chunk], centers, 0)
     rows.copy(windows[i], ids, 0)
-    rows.copy(draws[i], ids, width)
-    centers = ids[window : window + chunk]
-    rows.gather(inputs, centers, a)
-    rows.gather(outputs, ids, b)
+    rows.copy(draws[i], ids, num_words)
+    rows.gather(inputs, centers, a, a_rows)
+    rows.find(outputs, ids, b, b_rows)
     for g in range(0, num_left, tile):
+      own = g // tile * num_columns
+      for y in range(band):
+        met[own + y] = b_rows[g + y]
+      for y in range(num_right):
+        met[own + band + y] = b_rows[num_words + y]
       for y in range(0, num_columns, tile):
-        j = g + y if y < band else width + y - band
-        tiles.scores(a, g, b, j, scores, g, y)
-    own, drawn = ids[:width], ids[width:]
+        tiles.scores(a_rows, g, met, own + y, dim, scores, g, y)
     one = np.float32(1)
     _context_weights(left[i], right[i], window, -one, False, columns, weights)
     _negative_weights(
-      left[i], right[i], own, drawn, factor, marks, band, weights
+      left[i], right[i], windows[i], draws[i], factor, marks, band, weights
     )
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
       examples += left[i].sum() + right[i].sum()
     rows.slopes(scores.reshape(-1), weights.reshape(-1))
-    a_grads[:] = 0
-    b_grads[:] = 0
+    rows.aim(inputs, centers, rule, a_grads, a_out, a_rates)
+    rows.aim(outputs, ids, rule, b_grads, b_out, b_rates)
     for g in range(0, num_left, tile):
-      for y in range(0, num_columns, tile):
-        j = g + y if y < band else width + y - band
-        tiles.add_rows(scores, g, y, b, j, a_grads, g)
-        tiles.add_columns(scores, g, y, a, g, b_grads, j)
+      tiles.add_rows(
+        scores, g, 0, 0, met, g // tile * num_columns, num_columns, a_out, g,
+        a_rates, dim,
+      )  # fmt: skip
+    _add_bands(scores, band, a_rows, b_out, b_rates, dim)
+    for y in range(0, num_right, tile):
+      tiles.add_columns(
+        scores, 0, band + y, 0, a_rows, 0, num_left, b_out, num_words + y,
+        b_rates, dim,
+      )  # fmt: skip
     rows.descend(inputs, input_slots, centers, a_grads, rule, 2 * i)
     rows.descend(outputs, output_slots, ids, b_grads, rule, 2 * i + 1)
   return loss, examples
@@ -181,14 +215,13 @@ def cbow(
 
   Takes what `skipgram` takes.
   """
-  chunk, num_draws = left.shape[1], draws.shape[1]
-  window = (windows.shape[1] - chunk) // 2
+  chunk, width = left.shape[1], windows.shape[1]
+  window, num_draws = (width - chunk) // 2, draws.shape[1]
   tile, dim = tiles.SIZE, inputs.shape[1]
   factor = np.float32(negatives / num_draws)
   num_left, num_right = rows.padded(chunk, tile), rows.padded(num_draws, tile)
   band = rows.padded(tile + 2 * window, tile)
-  num_words = max(chunk + 2 * window, num_left - tile + band)
-  num_rows = max(chunk + num_right, num_left)
+  num_words, num_rows = num_left - tile + band, num_left + num_right
   size, num_columns = rows.padded(dim, tiles.LANES), tile + num_right
   words, scratch = rows.take(scratch, num_words, size)
   a, scratch = rows.take(scratch, num_left, size)
@@ -199,45 +232,64 @@ def cbow(
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
   shares, scratch = rows.take(scratch, num_left, band)
-  ids, scratch = rows.take_integers(scratch, chunk + num_draws)  # of outputs
-  columns, scratch = rows.take_columns(scratch, band)
+  word_ids, scratch = rows.take_ids(scratch, num_words)
+  ids, scratch = rows.take_ids(scratch, num_rows)  # of the output rows
+  word_rows, scratch = rows.take_addresses(scratch, num_words)
+  a_rows, scratch = rows.take_addresses(scratch, num_left)
+  b_rows, scratch = rows.take_addresses(scratch, num_rows)
+  word_out, scratch = rows.take_addresses(scratch, num_words)
+  a_out, scratch = rows.take_addresses(scratch, num_left)
+  b_out, scratch = rows.take_addresses(scratch, num_rows)
+  word_rates, scratch = rows.take_numbers(scratch, num_words)
+  b_rates, scratch = rows.take_numbers(scratch, num_rows)
+  ones, scratch = rows.take_numbers(scratch, num_left)
+  columns, scratch = rows.take_numbers(scratch, band)
+  rows.count(columns)
+  rows.point(a, a_rows)
+  rows.point(a_grads, a_out)
+  ones[:] = 1
   loss = examples = 0.0
   for i in range(first, stop):
     if i + 1 < stop:
       rows.prefetch(inputs, windows[i + 1])
       rows.prefetch(outputs, windows[i + 1, window : window + chunk])
       rows.prefetch(outputs, draws[i + 1])
+    rows.copy(windows[i], word_ids, 0)
     rows.copy(windows[i, window : window + chunk], ids, 0)
-    rows.copy(draws[i], ids, chunk)
-    rows.gather(inputs, windows[i], words)
-    rows.gather(outputs, ids, b)
+    rows.copy(draws[i], ids, num_left)
+    rows.find(inputs, word_ids, words, word_rows)
+    rows.find(outputs, ids, b, b_rows)
     one = np.float32(1)
     _context_weights(left[i], right[i], window, one, True, columns, shares)
     a[:] = 0
     for g in range(0, num_left, tile):
-      for y in range(0, band, tile):
-        tiles.add_rows(shares, g, y, words, g + y, a, g)
+      tiles.add_rows(shares, g, 0, 0, word_rows, g, band, a_rows, g, ones, dim)
       for y in range(0, num_columns, tile):
-        j = g if y < tile else chunk + y - tile
-        tiles.scores(a, g, b, j, scores, g, y)
-    centers, drawn = ids[:chunk], ids[chunk:]
-    _target_weights(left[i], right[i], centers, drawn, factor, weights)
+        j = g if y < tile else num_left + y - tile
+        tiles.scores(a_rows, g, b_rows, j, dim, scores, g, y)
+    _target_weights(left[i], right[i], ids[:chunk], draws[i], factor, weights)
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
       for x in range(chunk):
         examples += (left[i, x] > 0) | (right[i, x] > 0)
     rows.slopes(scores.reshape(-1), weights.reshape(-1))
+    rows.aim(inputs, word_ids, rule, word_grads, word_out, word_rates)
+    rows.aim(outputs, ids, rule, b_grads, b_out, b_rates)
     a_grads[:] = 0
-    b_grads[:] = 0
-    word_grads[:] = 0
     for g in range(0, num_left, tile):
-      for y in range(0, num_columns, tile):
-        j = g if y < tile else chunk + y - tile
-        tiles.add_rows(scores, g, y, b, j, a_grads, g)
-        tiles.add_columns(scores, g, y, a, g, b_grads, j)
-      for y in range(0, band, tile):
-        tiles.add_columns(shares, g, y, a_grads, g, word_grads, g + y)
-    rows.descend(inputs, input_slots, windows[i], word_grads, rule, 2 * i)
+      for y, j, count in ((0, g, tile), (tile, num_left, num_right)):
+        tiles.add_rows(scores, g, y, 0, b_rows, j, count, a_out, g, ones, dim)
+    for g in range(0, num_left, tile):
+      tiles.add_columns(
+        scores, g, 0, 0, a_rows, g, tile, b_out, g, b_rates, dim
+      )
+    for y in range(0, num_right, tile):
+      tiles.add_columns(
+        scores, 0, tile + y, 0, a_rows, 0, num_left, b_out, num_left + y,
+        b_rates, dim,
+      )  # fmt: skip
+    _add_bands(shares, band, a_out, word_out, word_rates, dim)
+    rows.descend(inputs, input_slots, word_ids, word_grads, rule, 2 * i)
     rows.descend(outputs, output_slots, ids, b_grads, rule, 2 * i + 1)
   return loss, examples
 
@@ -279,8 +331,21 @@ def hierarchical(
   scores, scratch = rows.take(scratch, num_left, num_right)
   weights, scratch = rows.take(scratch, num_left, num_right)
   shares, scratch = rows.take(scratch, tile, num_left)
-  nodes, scratch = rows.take_integers(scratch, longest)
-  codes, scratch = rows.take_integers(scratch, longest)
+  word_ids, scratch = rows.take_ids(scratch, num_left)
+  nodes, scratch = rows.take_ids(scratch, num_right)
+  codes, scratch = rows.take_ids(scratch, num_right)
+  word_rows, scratch = rows.take_addresses(scratch, num_left)
+  a_rows, scratch = rows.take_addresses(scratch, tile)
+  b_rows, scratch = rows.take_addresses(scratch, num_right)
+  word_out, scratch = rows.take_addresses(scratch, num_left)
+  a_out, scratch = rows.take_addresses(scratch, tile)
+  b_out, scratch = rows.take_addresses(scratch, num_right)
+  word_rates, scratch = rows.take_numbers(scratch, num_left)
+  b_rates, scratch = rows.take_numbers(scratch, num_right)
+  ones, scratch = rows.take_numbers(scratch, tile)
+  rows.point(a, a_rows)
+  rows.point(a_grads, a_out)
+  ones[:] = 1
   loss = examples = 0.0
   for center in range(first * chunk, stop * chunk):
     i, x = center // chunk, center % chunk
@@ -290,25 +355,28 @@ def hierarchical(
       continue
     own = windows[i, x + window - before : x + window + after + 1]
     depth = _find_path(own[before], exits, firsts, deep, nodes, codes)
-    rows.gather(inputs, own, words)
-    rows.gather(outputs, nodes[:depth], b)
+    rows.copy(own, word_ids, 0)
+    word_ids[num_words:] = rows.NO_ID
+    nodes[depth:] = rows.NO_ID
+    num_columns = rows.padded(depth, tile)
+    own = word_ids[: rows.padded(num_words, tile)]
+    path = nodes[:num_columns]
+    rows.gather(inputs, own, words, word_rows)
+    rows.find(outputs, path, b, b_rows)
     if averages:
       for j in range(num_words):
         shares[0, j] = np.float32(j != before) / np.float32(num_words - 1)
       shares[0, num_words:] = 0
       a[:] = 0
-      for j in range(0, num_words, tile):
-        tiles.add_rows(shares, 0, j, words, j, a, 0)
-    left_rows = a if averages else words
-    left_grads = a_grads if averages else word_grads
+      tiles.add_rows(
+        shares, 0, 0, 0, word_rows, 0, own.size, a_rows, 0, ones, dim
+      )
+    left_rows = a_rows if averages else word_rows
     num_used = 1 if averages else num_words
-    num_rows, num_columns = (
-      rows.padded(num_used, tile),
-      rows.padded(depth, tile),
-    )
+    num_rows = rows.padded(num_used, tile)
     for g in range(0, num_used, tile):
       for y in range(0, depth, tile):
-        tiles.scores(left_rows, g, b, y, scores, g, y)
+        tiles.scores(left_rows, g, b_rows, y, dim, scores, g, y)
     for g in range(num_rows):
       is_used = (g < num_used) & (averages | (g != before))
       for y in range(num_columns):
@@ -321,17 +389,24 @@ def hierarchical(
       )
     for g in range(num_rows):
       rows.slopes(scores[g, :num_columns], weights[g, :num_columns])
-    left_grads[:num_rows] = 0
-    b_grads[:num_columns] = 0
+    rows.aim(inputs, own, rule, word_grads, word_out, word_rates)
+    rows.aim(outputs, path, rule, b_grads, b_out, b_rates)
+    a_grads[:] = 0
+    left_out = a_out if averages else word_out
+    left_rates = ones if averages else word_rates
     for g in range(0, num_used, tile):
-      for y in range(0, depth, tile):
-        tiles.add_rows(scores, g, y, b, y, left_grads, g)
-        tiles.add_columns(scores, g, y, left_rows, g, b_grads, y)
+      tiles.add_rows(
+        scores, g, 0, 0, b_rows, 0, num_columns, left_out, g, left_rates, dim
+      )
+    for y in range(0, depth, tile):
+      tiles.add_columns(
+        scores, 0, y, 0, left_rows, 0, num_rows, b_out, y, b_rates, dim
+      )
     if averages:
-      word_grads[: rows.padded(num_words, tile)] = 0
       for j in range(0, num_words, tile):
-        tiles.add_columns(shares, 0, j, a_grads, 0, word_grads, j)
+        tiles.add_columns(
+          shares, 0, j, 0, a_out, 0, tile, word_out, j, word_rates, dim
+        )
     rows.descend(inputs, input_slots, own, word_grads, rule, 2 * center)
-    own = nodes[:depth]
-    rows.descend(outputs, output_slots, own, b_grads, rule, 2 * center + 1)
+    rows.descend(outputs, output_slots, path, b_grads, rule, 2 * center + 1)
   return loss, examples

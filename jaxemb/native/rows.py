@@ -1,8 +1,8 @@
 """Rows of tables, read, changed and given slopes in functions for numba.
 
-A kernel copies the rows of a chunk to float32 buffers whose rows are padded
-with zeros to whole vectors, computes there (`native.tiles`), and adds deltas to
-the rows of the table.
+A kernel computes with rows that it has the addresses of (`native.tiles`). In
+tables of float32 it reads rows, and plain gradient descent changes them, where
+they are. Otherwise it has a chunk's rows and gradients in float32 buffers.
 """
 
 from typing import NamedTuple
@@ -31,6 +31,7 @@ INLINE = JIT | {'inline': 'always'}
 
 _LINE = 16  # floats of a line of the cache
 
+NO_ID = np.int32(2**31 - 1)
 SGD, ADAGRAD = 0, 1
 
 
@@ -103,26 +104,40 @@ def take(scratch, num_rows, num_columns):
 
 
 @numba.njit(**JIT)
-def take_integers(scratch, number):
-  """As `take`, [number] int32: np.empty takes LLVM seconds to compile."""
+def take_numbers(scratch, number):
+  """Zeros [number] from scratch, and what is left."""
   taken, scratch = take(scratch, 1, number)
-  return taken[0].view(np.int32), scratch
-
-
-@numba.njit(**JIT)
-def take_columns(scratch, number):
-  """As `take`, the numbers 0, 1, ... [number]."""
-  taken, scratch = take(scratch, 1, number)
-  for j in range(number):
-    taken[0, j] = np.float32(j)
   return taken[0], scratch
 
 
 @numba.njit(**JIT)
+def take_ids(scratch, number):
+  """Ids [number] of no row from scratch, and what is left."""
+  taken, scratch = take_numbers(scratch, number)
+  ids = taken.view(np.int32)
+  ids[:] = NO_ID
+  return ids, scratch
+
+
+@numba.njit(**JIT)
 def copy(ids, out, first):
-  """Copies ids [n] to out[first:]; NumPy's way takes as long to compile."""
+  """Copies ids [n] to out[first:]; NumPy's way takes seconds to compile."""
   for j in range(ids.size):
     out[first + j] = ids[j]
+
+
+@numba.njit(**JIT)
+def count(out):
+  """Writes 0, 1, ... to an array [n]."""
+  for j in range(out.size):
+    out[j] = np.float32(j)
+
+
+@numba.njit(**JIT)
+def take_addresses(scratch, number):
+  """Room for addresses [number] of rows from scratch, and what is left."""
+  taken, scratch = take_numbers(scratch, 2 * number)
+  return taken.view(np.uintp), scratch
 
 
 @numba.njit(**JIT)
@@ -148,17 +163,84 @@ def _(stored):
 
 
 @numba.njit(**JIT)
-def gather(table, ids, out):
-  """Rows of ids [n] to out [n, padded dim]; zeros for padding."""
-  dim = table.shape[1]
+def locate(table, ids, spare, out):
+  """Addresses [n] of the table's rows of ids [n], of `spare` for padding."""
+  start, size = np.uint64(table.ctypes.data), np.uint64(table.strides[0])
   for i in range(ids.size):
-    row = out[i]
+    is_known = ids[i] < table.shape[0]
+    address = start + np.uint64(ids[i]) * size
+    out[i] = address if is_known else np.uint64(spare.ctypes.data)
+
+
+@numba.njit(**JIT)
+def point(buffer, out):
+  """Addresses [n] of the first rows of a buffer."""
+  start, size = np.uint64(buffer.ctypes.data), np.uint64(buffer.strides[0])
+  for i in range(out.size):
+    out[i] = start + np.uint64(i) * size
+
+
+@numba.njit(**JIT)
+def gather(table, ids, buffer, out):
+  """Addresses [n] of the rows of ids [n], copied to a buffer [n, padded dim].
+
+  Zeros are those of padding.
+  """
+  point(buffer, out)
+  for i in range(ids.size):
+    row = buffer[i]
     if ids[i] < table.shape[0]:
       stored = table[ids[i]]
-      for k in range(dim):
-        row[k] = _widen(stored[k])
+      if table.itemsize == 4:
+        tiles.copy(np.uintp(stored.ctypes.data), out[i], stored.size)
+      else:
+        for k in range(stored.size):
+          row[k] = _widen(stored[k])
     else:
-      row[:dim] = 0
+      row[:] = 0
+
+
+@numba.njit(**JIT)
+def find(table, ids, buffer, out):
+  """As `gather`, but of rows that nothing changes while they are used."""
+  if table.itemsize == 4:
+    locate(table, ids, buffer[0], out)
+  else:
+    gather(table, ids, buffer, out)
+
+
+@numba.njit(**JIT)
+def _is_direct(table, rule):
+  return (table.itemsize == 4) & (rule.kind == SGD)
+
+
+@numba.njit(**JIT)
+def _rate(ids, i, rule):
+  """What plain gradient descent takes gradients of ids[i] by."""
+  rate = -rule.learning_rate
+  if rule.parameter and rule.parameter < ids.size:
+    count = 0
+    for id_ in ids:
+      count += id_ == ids[i]
+    rate *= min(np.float32(1), rule.parameter / np.float32(count))
+  return rate
+
+
+@numba.njit(**JIT)
+def aim(table, ids, rule, buffer, out, rates):
+  """Addresses [n] of what gradients of ids [n] are added to, and rates [n].
+
+  That is the rows of the table, or a buffer [n, padded dim] for `descend`.
+  """
+  if _is_direct(table, rule):
+    locate(table, ids, buffer[0], out)
+    for i in range(ids.size):
+      rates[i] = _rate(ids, i, rule)
+  else:
+    point(buffer, out)
+    for i in range(ids.size):
+      buffer[i] = 0
+      rates[i] = 1
 
 
 @numba.njit(**JIT)
@@ -177,9 +259,12 @@ def _add_row(row, delta, scale, first, second, is_stochastic):
 @overload(_add_row)
 def _(row, delta, scale, first, second, is_stochastic):
   if row.dtype == types.float32:
-    return lambda row, delta, scale, first, second, is_stochastic: (
-      tiles.add_scaled(row, delta, scale)
-    )
+
+    def add(row, delta, scale, first, second, is_stochastic):
+      for k in range(row.size):
+        row[k] += scale * delta[k]
+
+    return add
 
   def add(row, delta, scale, first, second, is_stochastic):
     for k in range(row.size):
@@ -200,12 +285,14 @@ def _(row, delta, scale, first, second, is_stochastic):
 
 @numba.njit(**JIT)
 def descend(table, slots, ids, grads, rule, chunk):
-  """Changes the rows of ids [n] by gradients [n, padded dim].
+  """Changes the rows of ids [n] by gradients [n, padded dim] that `aim` had.
 
   What ids that come several times mean is told in `tables.row_optimizers`;
   stochastic rounding rounds the sum after each.
   """
   dim, num_rows = table.shape[1], table.shape[0]
+  if _is_direct(table, rule):
+    return
   if rule.kind == ADAGRAD:
     for i in range(ids.size):
       if ids[i] < num_rows:
@@ -216,14 +303,10 @@ def descend(table, slots, ids, grads, rule, chunk):
   for i in range(ids.size):
     if ids[i] >= num_rows:
       continue
-    scale = -rule.learning_rate
     if rule.kind == ADAGRAD:
-      scale /= np.sqrt(slots[ids[i]]) + rule.parameter
-    elif rule.parameter and rule.parameter < ids.size:
-      count = 0
-      for j in range(ids.size):
-        count += ids[j] == ids[i]
-      scale *= min(np.float32(1), rule.parameter / np.float32(count))
+      scale = -rule.learning_rate / (np.sqrt(slots[ids[i]]) + rule.parameter)
+    else:
+      scale = _rate(ids, i, rule)
     number = np.uint32(ids[i]) * np.uint32(0x9E3779B9) + np.uint32(i)
     number = _mix(number + rule.key0) + np.uint32(chunk) * np.uint32(0x85EBCA6B)
     first = _mix(number ^ rule.key1)

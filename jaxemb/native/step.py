@@ -59,11 +59,11 @@ def _num_scratch(spec: skipgram.WindowSpec, longest: int) -> int:
   left = spec.chunk + 2 * spec.window + 3 * tiles.SIZE
   right = left + spec.shared_negatives + longest
   columns = spec.dim + tiles.LANES
-  # Words, means and outputs with their gradients; scores, weights and shares.
+  # Words, means and outputs with their gradients, of which each has an address,
+  # an id and a rate; scores, weights and shares; the rows that each tile meets.
   num_rows = 2 * (2 * left + right)
-  # And what has one number for each of them.
-  more = 2 * (left + 2 * right) + 1024
-  return num_rows * columns + left * (2 * right + left) + more
+  number = num_rows * (columns + 4) + left * (3 * right + left) + 1024
+  return number // 16 * 16  # so that what follows stays aligned
 
 
 @dataclasses.dataclass(frozen=True)

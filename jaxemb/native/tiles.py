@@ -36,30 +36,50 @@ def _lanes() -> int:
 
 LANES = _lanes()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
+# Columns of a block, which for the wide ones are several vectors: as many as
+# there are registers for.
+_WIDE = (4 * LANES, 2 * LANES) if LANES == 16 else (2 * LANES,)
+_NARROW = (4, 1) if LANES > 4 else (1,)
 
 
-class _Rows:
-  """Rows of an array, in a function that is being generated."""
+class _Array:
+  """An array, in a function that is being generated."""
 
   def __init__(self, context, builder, kind, value):
     array = context.make_array(kind)(context, builder, value)
-    self._builder, self.data = builder, array.data
-    self.shape = cgutils.unpack_tuple(builder, array.shape)
+    self._builder, self._data = builder, array.data
     self._strides = cgutils.unpack_tuple(builder, array.strides)
 
-  def pointer(self, row, column=None):
-    """To a number, which `row` and `column` are the places of."""
+  def at(self, *place, kind=_FLOAT):
+    """The pointer to an element; those of a row are neighbours."""
     builder = self._builder
-    start = builder.ptrtoint(self.data, _INT)
-    start = builder.add(start, builder.mul(row, self._strides[0]))
-    if column is not None:
-      start = builder.add(start, builder.mul(column, self._strides[1]))
-    return builder.inttoptr(start, _FLOAT.as_pointer())
+    start = builder.ptrtoint(self._data, _INT)
+    for index, stride in zip(place[:-1], self._strides, strict=False):
+      start = builder.add(start, builder.mul(index, stride))
+    start = builder.inttoptr(start, kind.as_pointer())
+    return builder.gep(start, [place[-1]])
 
-  def tile(self, first):
+  def below(self, pointer, number):
+    """The pointer to what is that many rows below."""
+    builder = self._builder
+    start = builder.ptrtoint(pointer, _INT)
+    start = builder.add(start, builder.mul(_INT(number), self._strides[0]))
+    return builder.inttoptr(start, pointer.type)
+
+  def neighbors(self, *place):
+    """Four elements of a row."""
+    start, builder = self.at(*place), self._builder
+    return [builder.load(builder.gep(start, [_INT(k)])) for k in range(SIZE)]
+
+  def row(self, place):
+    """Pointer to the row whose address the array has at a place."""
+    address = self._builder.load(self.at(place, kind=_INT))
+    return self._builder.inttoptr(address, _FLOAT.as_pointer())
+
+  def rows(self, first):
     """Pointers to four rows."""
     add = self._builder.add
-    return [self.pointer(add(first, _INT(i))) for i in range(SIZE)]
+    return [self.row(add(first, _INT(k))) for k in range(SIZE)]
 
 
 def _at(builder, pointer, offset, kind):
@@ -76,8 +96,24 @@ def _store(builder, value, pointer, offset):
   builder.store(value, _at(builder, pointer, offset, value.type), align=4)
 
 
+def _widened(builder, given):
+  """A vector of all lanes, with zeros after what is given."""
+  if given.type == _VECTOR:
+    return given
+  zero, number = ir.Constant(_VECTOR, None), ir.IntType(32)
+  if given.type == _FLOAT:
+    return builder.insert_element(zero, given, number(0))
+  count = given.type.count
+  mask = [number(min(lane, count)) for lane in range(LANES)]
+  zero = ir.Constant(given.type, None)
+  mask = ir.Constant(ir.VectorType(number, LANES), mask)
+  return builder.shuffle_vector(given, zero, mask)
+
+
 def _spread(builder, number, kind=_VECTOR):
   """A vector of equal numbers."""
+  if kind is _FLOAT:
+    return number
   empty = ir.Constant(kind, ir.Undefined)
   one = builder.insert_element(empty, number, ir.IntType(32)(0))
   mask = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), None)
@@ -115,28 +151,44 @@ def _sums(builder, vectors):
   return vectors
 
 
-def _blocks(builder, num_columns):
-  """A loop over vectors of columns: their first columns."""
-  count = builder.udiv(num_columns, _INT(LANES))
-  return cgutils.for_range(builder, count)
+def _blocks(builder, num_columns, widths):
+  """Loops over columns: first columns and widths of the blocks of each.
+
+  Blocks have the first width, then, of what is left, the next, down to 1.
+  """
+  done = _INT(0)
+  for width in widths:
+    count = builder.udiv(builder.sub(num_columns, done), _INT(width))
+    with cgutils.for_range(builder, count) as loop:
+      yield builder.add(done, builder.mul(loop.index, _INT(width))), width
+    done = builder.add(done, builder.mul(count, _INT(width)))
+
+
+def _vectors(builder, first, width):
+  """Offsets and type of the vectors of a block."""
+  kind = ir.VectorType(_FLOAT, min(width, LANES)) if width > 1 else _FLOAT
+  starts = range(0, width, min(width, LANES))
+  return [builder.add(first, _INT(start)) for start in starts], kind
 
 
 @intrinsic
-def scores(typing_context, left, i, right, j, out, x, y):
+def scores(typing_context, left, i, right, j, size, out, x, y):
   """out[x:x+4, y:y+4] = left[i:i+4] . right[j:j+4].T."""
 
   def generate(context, builder, signature, args):
     a, b, o = (
-      _Rows(context, builder, signature.args[k], args[k]) for k in (0, 2, 4)
+      _Array(context, builder, signature.args[k], args[k]) for k in (0, 2, 5)
     )
-    first, second = a.tile(args[1]), b.tile(args[3])
+    first, second = a.rows(args[1]), b.rows(args[3])
     pairs = list(itertools.product(range(SIZE), range(SIZE)))
     zero = ir.Constant(_VECTOR, None)
     totals = [cgutils.alloca_once_value(builder, zero) for _ in pairs]
-    with _blocks(builder, a.shape[1]) as loop:
-      at = builder.mul(loop.index, _INT(LANES))
-      lefts = [_load(builder, p, at) for p in first]
-      rights = [_load(builder, p, at) for p in second]
+    for at, width in _blocks(builder, args[4], (LANES, *_NARROW)):
+      (at,), kind = _vectors(builder, at, width)
+      lefts, rights = (
+        [_widened(builder, _load(builder, p, at, kind)) for p in side]
+        for side in (first, second)
+      )
       for total, (k, m) in zip(totals, pairs, strict=True):
         old = builder.load(total)
         builder.store(_add_product(builder, old, lefts[k], rights[m]), total)
@@ -149,79 +201,85 @@ def scores(typing_context, left, i, right, j, out, x, y):
         ir.VectorType(number, SIZE), [number(lane) for _, lane in row]
       )
       four = builder.shuffle_vector(row[0][0], row[0][0], mask)
-      pointer = o.pointer(builder.add(args[5], _INT(k)), args[6])
+      pointer = o.at(builder.add(args[6], _INT(k)), args[7])
       _store(builder, four, pointer, _INT(0))
     return context.get_dummy_value()
 
   n = types.intp
-  return types.void(left, n, right, n, out, n, n), generate
+  return types.void(left, n, right, n, n, out, n, n), generate
 
 
-def _add(weights_at):
-  """An intrinsic that adds weighted sums of four rows to each of four rows."""
+def _add(is_transposed):
+  """An intrinsic that adds weighted sums of rows to each of four rows."""
 
   @intrinsic
-  def add(typing_context, weights, x, y, rows, i, out, j):
+  def add(
+    typing_context, weights, x, y, step, rows, i, count, out, j, rates, size
+  ):
     def generate(context, builder, signature, args):
-      w, r, o = (
-        _Rows(context, builder, signature.args[k], args[k]) for k in (0, 3, 5)
+      w, r, o, s = (
+        _Array(context, builder, signature.args[k], args[k])
+        for k in (0, 4, 7, 9)
       )
-      sources, targets = r.tile(args[4]), o.tile(args[6])
-      factors = [
-        [
-          _spread(
-            builder,
-            builder.load(
-              w.pointer(
-                builder.add(args[1], _INT(row)), builder.add(args[2], _INT(col))
-              )
-            ),
-          )
-          for row, col in (weights_at(k, m) for m in range(SIZE))
+      _, x, y, step, _, i, count, _, j, _, size = args
+      targets = list(zip(o.rows(j), s.neighbors(j), strict=True))
+      for at, width in _blocks(builder, size, (*_WIDE, LANES, *_NARROW)):
+        offsets, kind = _vectors(builder, at, width)
+        zero = ir.Constant(kind, None if width > 1 else 0.0)
+        totals = [
+          [cgutils.alloca_once_value(builder, zero) for _ in offsets]
+          for _ in targets
         ]
-        for k in range(SIZE)
-      ]
-      with _blocks(builder, r.shape[1]) as loop:
-        at = builder.mul(loop.index, _INT(LANES))
-        given = [_load(builder, p, at) for p in sources]
-        for pointer, row in zip(targets, factors, strict=True):
-          total = _load(builder, pointer, at)
-          for factor, vector in zip(row, given, strict=True):
-            total = _add_product(builder, total, factor, vector)
-          _store(builder, total, pointer, at)
+        # One row at a time, or LLVM loads more of them than it has registers.
+        with cgutils.for_range(builder, count) as loop:
+          if is_transposed:
+            column = builder.mul(builder.lshr(loop.index, _INT(2)), step)
+            place = builder.add(x, loop.index), builder.add(y, column)
+            factors = w.neighbors(*place)
+          else:
+            corner = w.at(x, builder.add(y, loop.index))
+            factors = [builder.load(w.below(corner, k)) for k in range(SIZE)]
+          source = r.row(builder.add(i, loop.index))
+          given = [_load(builder, source, k, kind) for k in offsets]
+          for factor, total in zip(factors, totals, strict=True):
+            factor = _spread(builder, factor, kind)
+            for old, vector in zip(total, given, strict=True):
+              new = _add_product(builder, builder.load(old), factor, vector)
+              builder.store(new, old)
+        # Rows may be the same: one after the other.
+        for (target, rate), total in zip(targets, totals, strict=True):
+          rate = _spread(builder, rate, kind)
+          for offset, change in zip(offsets, total, strict=True):
+            old = _load(builder, target, offset, kind)
+            new = _add_product(builder, old, rate, builder.load(change))
+            _store(builder, new, target, offset)
       return context.get_dummy_value()
 
     n = types.intp
-    return types.void(weights, n, n, rows, n, out, n), generate
+    kinds = weights, n, n, n, rows, n, n, out, n, rates, n
+    return types.void(*kinds), generate
 
   return add
 
 
-# out[j:j+4] += weights[x:x+4, y:y+4] . rows[i:i+4], and the same of the
-# weights' transpose.
-add_rows = _add(lambda target, source: (target, source))
-add_columns = _add(lambda target, source: (source, target))
+# out[j + k] += rates[j + k] * sum of weights . rows[i : i + count], for k < 4.
+# Weights are those at [x + k, y :], or at [x :, y + k], whose columns move on
+# by `step` after each four rows.
+add_rows = _add(False)
+add_columns = _add(True)
 
 
 @intrinsic
-def add_scaled(typing_context, row, delta, scale):
-  """Adds scale * delta[:d] to a row [d] of any size."""
+def copy(typing_context, source, target, size):
+  """Copies a row [size], given addresses."""
 
   def generate(context, builder, signature, args):
-    a, b = (_Rows(context, builder, signature.args[k], args[k]) for k in (0, 1))
-    done = _INT(0)
-    for width in (LANES, 4, 1):
-      kind = ir.VectorType(_FLOAT, width) if width > 1 else _FLOAT
-      factor = _spread(builder, args[2], kind) if width > 1 else args[2]
-      left = builder.sub(a.shape[0], done)
-      count = builder.udiv(left, _INT(width))
-      with cgutils.for_range(builder, count) as loop:
-        at = builder.add(done, builder.mul(loop.index, _INT(width)))
-        old = _load(builder, a.data, at, kind)
-        change = _load(builder, b.data, at, kind)
-        new = _add_product(builder, old, factor, change)
-        _store(builder, new, a.data, at)
-      done = builder.add(done, builder.mul(count, _INT(width)))
+    pointer = _FLOAT.as_pointer()
+    given, out = (builder.inttoptr(x, pointer) for x in args[:2])
+    for at, width in _blocks(builder, args[2], (LANES, *_NARROW)):
+      (at,), kind = _vectors(builder, at, width)
+      _store(builder, _load(builder, given, at, kind), out, at)
     return context.get_dummy_value()
 
-  return types.void(row, delta, types.float32), generate
+  n = types.uintp
+  return types.void(n, n, types.intp), generate
