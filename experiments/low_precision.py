@@ -78,7 +78,7 @@ def _timer(
   from jaxemb.ops import rounding
 
   sizes = {'model.dim': args.dim, 'train.batch_words': args.batch_words}
-  sync = {'strategy.name': 'sync', 'mesh.data': 1}
+  sync = {'strategy.name': 'sync', 'mesh.data': 1, 'train.threads': 1}
   job = zipf.make(sizes | sync | _settings(case), args.rows)
   corpus = zipf.corpus(job.counts, args.words)
   batch = next(zipf.full_batches(job, corpus))

@@ -33,7 +33,7 @@ def rate(
   job = zipf.make(
     {
       'model.dim': args.dim, 'strategy.name': strategy, 'table.layout': layout,
-      'mesh.data': data, 'mesh.table': table,
+      'mesh.data': data, 'mesh.table': table, 'train.threads': 1,
       'train.batch_words': args.batch_words * devices,
     },
     args.vocab,

@@ -115,14 +115,12 @@ def on_devices(
       data = len(jax.devices())  # they do not slow each other down
     data, table = min(data, s.num_parts if s.part < 0 else 1), 1
   # A run that is resumed on other devices, or without a kernel, has the steps
-  # that it began with.
+  # that it began with, but for the limit of duplicates that suits them.
   train, optimizer = config.train, config.optimizer
   if not train.batch_words:
     train.batch_words = begun.get('train.batch_words', 0)
   if not optimizer.learning_rate:
     optimizer.learning_rate = begun.get('optimizer.learning_rate', 0.0)
-  if optimizer.max_duplicates < 0:
-    optimizer.max_duplicates = begun.get('optimizer.max_duplicates', -1.0)
   if 'tuning.parts' in begun:
     fixed = {'parts': begun['tuning.parts']} | fixed
   if is_sync and 'parts' in fixed:
@@ -139,11 +137,8 @@ def on_devices(
     filled = -(-dim // table) * table
     _LOG.info(f'{dim} columns are filled up to {filled} for {table} devices')
   shape = mesh_lib.Shape(data, table)
-  devices = mesh_lib.make(shape)
-  cores = resources.usable_cores() // max(len(devices.local_devices), 1)
-  args = config, platform, shape, max(cores, 1)
-  resolved = config_lib.resolve(*args, **fixed)
-  return *resolved, devices
+  args = config, platform, shape, resources.usable_cores()
+  return *config_lib.resolve(*args, **fixed), mesh_lib.make(shape)
 
 
 class Trainer(NamedTuple):

@@ -241,9 +241,9 @@ def resolve(
   """Chooses what checked settings leave open, in a copy of them.
 
   `platform` is that of the devices, 'cpu' or another; `mesh` how many there are
-  along the data and the table axis; `cores` of a CPU are there for each device;
-  `fixed` are given fields of `Tuning`.
-  Raises a `UserError` for settings that do not fit the mesh.
+  along the data and the table axis; `cores` of a CPU can be used; `fixed` are
+  given fields of `Tuning`. Raises a `UserError` for settings that do not fit
+  the mesh.
   """
   config = config.copy_and_resolve_references()
   o, s, t, table = config.optimizer, config.strategy, config.train, config.table
@@ -262,8 +262,14 @@ def resolve(
       )
     rates = (_FUSED_LEARNING_RATES if fused else _LEARNING_RATES)[o.name]
     o.learning_rate = rates[2 * is_tree + (config.model.name == 'cbow')]
-  # A sub-model has the same bits wherever it is trained.
-  threads = t.threads or (1 if is_partition else cores)
+  is_alone = math.prod(mesh) == 1 and not is_partition
+  if t.threads > 1 and not can_fuse(config, platform, mesh):
+    raise errors.UserError(
+      f'config.train.threads={t.threads} is only used where a kernel takes the '
+      'steps (docs/devices.md); remove it'
+    )
+  # A replica or sub-model has the same bits wherever it is trained.
+  threads = t.threads or (cores if is_alone else 1)
   # More replicas have to exchange rows sooner: measured with two and four
   # (experiments/results/step_notes.md).
   closeness = (2 / math.prod(mesh)) ** 3
@@ -294,7 +300,7 @@ def resolve(
     # a kernel learns from every chunk, few calls, between which replicas meet.
     usual = 256 if on_cpu else 8192
     if fused:
-      usual = 2048 if is_partition or math.prod(mesh) > 1 else 16_384
+      usual = 16_384 if is_alone else 2048
     t.batch_words = -(-usual // multiple) * multiple
   if t.batch_words % multiple:
     raise errors.UserError(

@@ -115,8 +115,8 @@ def _run(
     return _run(given, workdir, started, monitor, text_cache, fixed)
   if tuning.threads > 1:
     metrics.LOG.info(
-      f'{tuning.threads} threads share the tables: another run will differ in '
-      'the last digits, with --config.train.threads=1 it would not'
+      f'{tuning.threads} threads share the tables: a second run will not be '
+      'identical; with --config.train.threads=1 it would be'
     )
   monitor.has_begun.set()
   session = loop.Session(started, time.time() - started, monitor.stop)

@@ -114,14 +114,20 @@ def test_a_kernel_takes_the_steps_that_it_can(
 
 
 def test_threads_share_the_cores_of_a_device():
-  for expected, threads, given in (
-    (3, 0, {}), (7, 7, {}), (1, 0, {'fused': False}), (2, 0, {'threads': 2})
-  ):  # fmt: skip
-    config = _config({'train.threads': threads})
-    _, tuning = config_lib.resolve(config, 'cpu', (1, 1), 3, **given)
+  for expected, settings, shape, given in (
+    (3, {}, (1, 1), {}),
+    (7, {'train.threads': 7}, (1, 1), {}),
+    (1, {}, (1, 1), {'fused': False}),
+    (2, {}, (1, 1), {'threads': 2}),
+    (1, {}, (2, 1), {}),  # replicas and sub-models have the same bits again
+    (2, {'train.threads': 2}, (2, 1), {}),
+    (1, {'strategy.name': 'partition'}, (1, 1), {}),
+  ):
+    _, tuning = config_lib.resolve(_config(settings), 'cpu', shape, 3, **given)
     assert tuning.threads == expected
-  _, tuning = config_lib.resolve(_config({}), 'cpu', (2, 1), 1)
-  assert tuning.threads == 1
+  config = _config({'train.threads': 2, 'optimizer.name': 'adam'})
+  with pytest.raises(errors.UserError, match='threads=2 is only used where a'):
+    config_lib.resolve(config, 'cpu', (1, 1))
 
 
 def test_more_replicas_exchange_sooner():

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 SIGNATURE = types.uintp(types.uintp)  # of handlers: frame -> error, 0 = none
 
-_JIT = {'nogil': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
+JIT = {'nogil': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
 _VERSION = 0, 3
 # Offsets in bytes: in XLA_FFI_CallFrame,
 _EXTENSION, _INTERFACE, _CONTEXT, _STAGE, ARGUMENTS, RESULTS = (
@@ -46,17 +46,17 @@ def pointer(typing_context, address, kind):
   return types.CPointer(kind.dtype)(types.uintp, kind), generate
 
 
-@numba.njit(**_JIT)
+@numba.njit(**JIT)
 def _word(address, offset):
   return numba.carray(pointer(address + np.uintp(offset), np.uintp), 1)[0]
 
 
-@numba.njit(**_JIT)
+@numba.njit(**JIT)
 def _half(address, offset):
   return numba.carray(pointer(address + np.uintp(offset), np.int32), 1)
 
 
-@numba.njit(**_JIT)
+@numba.njit(**JIT)
 def is_call(frame):
   """Whether a handler is to compute; XLA also asks what it was made for."""
   extension = _word(frame, _EXTENSION)
@@ -68,13 +68,13 @@ def is_call(frame):
   return _half(frame, _STAGE)[0] == _EXECUTE
 
 
-@numba.njit(**_JIT)
+@numba.njit(**JIT)
 def _buffer(frame, buffers, number):
   array = _word(_word(frame, buffers + _ARRAYS), 8 * number)
   return _word(array, _DATA), _word(array, _DIMS)
 
 
-@numba.njit(**_JIT)
+@numba.njit(**JIT)
 def vector(frame, buffers, number, kind):
   """The elements [n], of a NumPy type, of an argument or result.
 
@@ -84,7 +84,7 @@ def vector(frame, buffers, number, kind):
   return numba.carray(pointer(data, kind), np.intp(_word(dims, 0)))
 
 
-@numba.njit(**_JIT)
+@numba.njit(**JIT)
 def matrix(frame, buffers, number, kind):
   """As `vector`, of one with two axes."""
   data, dims = _buffer(frame, buffers, number)
@@ -104,7 +104,7 @@ def _call(typing_context, function, arguments):
   return types.uintp(types.uintp, types.uintp), generate
 
 
-@numba.njit(**_JIT)
+@numba.njit(**JIT)
 def schedule(frame, task, data, arguments):
   """Has a thread of XLA call a task, `void (*)(void*)`; whether one will.
 
@@ -126,8 +126,8 @@ def register(name: str, handler: ccallback.CFunc) -> None:
   """Makes a compiled handler, of `SIGNATURE`, known to XLA for CPUs."""
   import jax  # takes a second; what only compiles does not need it
 
-  pointer = ctypes.cast(handler.address, ctypes.c_void_p)
+  address = ctypes.cast(handler.address, ctypes.c_void_p)
   capsule = ctypes.pythonapi.PyCapsule_New
   capsule.restype = ctypes.py_object
   capsule.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
-  jax.ffi.register_ffi_target(name, capsule(pointer, None, None), 'cpu')
+  jax.ffi.register_ffi_target(name, capsule(address, None, None), 'cpu')

@@ -380,7 +380,7 @@ def hierarchical(
     for g in range(num_rows):
       is_used = (g < num_used) & (averages | (g != before))
       for y in range(num_columns):
-        sign = 2 * np.float32(codes[min(y, longest - 1)]) - 1
+        sign = 2 * np.float32(codes[y]) - 1
         weights[g, y] = sign * np.float32(is_used & (y < depth))
     if center % (_LOSS_EVERY_CHUNKS * chunk) == 0:
       examples += num_used - (not averages)

@@ -105,7 +105,7 @@ def take(scratch, num_rows, num_columns):
 
 @numba.njit(**JIT)
 def take_numbers(scratch, number):
-  """Zeros [number] from scratch, and what is left."""
+  """Room for numbers [number] from scratch, and what is left."""
   taken, scratch = take(scratch, 1, number)
   return taken[0], scratch
 

@@ -2,8 +2,9 @@
 
 LLVM makes vectors of a loop over columns only where it can tell arrays apart,
 and then of 64 columns at a time; so these loops are written in its own terms.
-Arrays are [n, d] float32, d a multiple of `LANES`; `i` and `j` are the first of
-four rows, `x` and `y` the first row and column of four by four weights.
+Rows are given by their addresses [n]: `size` float32 each, of which `i` and `j`
+are the first of four. `x` and `y` are the first row and column of four by four
+scores or weights.
 """
 
 import itertools

@@ -22,14 +22,14 @@ from numba.extending import intrinsic
 
 from jaxemb.native import ffi, rows
 
-_JIT = {'nogil': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
 _LINE = 8  # words of 8 bytes, of a line of the cache
 # The board: words that threads change, others that they read, room for a call
 # of XLA; then a line for what each thread found.
-_NEXT, _AT_WORK, _HOLDERS, _JOINED = range(4)
+_NEXT, _ACTIVE, _REFERENCES, _JOINED = range(4)
 _FRAME, _NUM_CHUNKS, _SIZE, _SCRATCH, _SCRATCH_SIZE = range(_LINE, _LINE + 5)
 _CALL, _FOUND = 2 * _LINE, 3 * _LINE
 _TURNS = 64  # of each thread; in the end all wait for the longest one
+_MIN_CHUNKS = 4  # of a turn, of which only the first is not fetched ahead
 _SPINS = 1000  # before a thread that waits lets others run
 _INT, _POINTER = ir.IntType(64), ir.IntType(8).as_pointer()
 
@@ -70,7 +70,7 @@ def _let_others_run(typing_context):
 
 @intrinsic
 def _add(typing_context, board, word, number):
-  """Adds to a word of the board, in one indivisible act; returns the old."""
+  """Adds to a word of the board, atomically; returns the old."""
 
   def generate(context, builder, signature, args):
     place = builder.add(args[0], builder.mul(args[1], _INT(8)))
@@ -80,34 +80,34 @@ def _add(typing_context, board, word, number):
   return types.intp(types.uintp, types.intp, types.intp), generate
 
 
-@numba.njit(**_JIT)
+@numba.njit(**ffi.JIT)
 def _words(board):
   return numba.carray(ffi.pointer(board, np.intp), _FOUND)
 
 
-@numba.njit(**_JIT)
+@numba.njit(**ffi.JIT)
 def _found(board, number):
   """Loss and examples, float64, of a thread."""
   address = board + np.uintp(8 * (_FOUND + _LINE * number))
   return numba.carray(ffi.pointer(address, np.float64), 2)
 
 
-@numba.njit(**_JIT)
+@numba.njit(**ffi.JIT)
 def _take(board, words):
-  """The first and the last but one of the chunks of a turn."""
+  """The first chunk of a turn, and the one past its last."""
   first = _add(board, _NEXT, words[_SIZE])
   return first, min(first + words[_SIZE], words[_NUM_CHUNKS])
 
 
-@numba.njit(**_JIT)
+@numba.njit(**ffi.JIT)
 def _leave(board):
-  if _add(board, _HOLDERS, -1) == 1:
+  if _add(board, _REFERENCES, -1) == 1:
     _free(board)
 
 
-@numba.njit(**_JIT)
+@numba.njit(**ffi.JIT)
 def _end(board):
-  _add(board, _AT_WORK, -1)
+  _add(board, _ACTIVE, -1)
   _leave(board)
 
 
@@ -167,14 +167,14 @@ def sharing(kernel: Callable) -> Callable:
   @numba.njit(**rows.JIT)
   def work(board, kind):
     """Takes turns until there are none left."""
-    _add(board, _AT_WORK, 1)  # before the turn, or the call could end meanwhile
+    _add(board, _ACTIVE, 1)  # before the turn, or the call could end meanwhile
     words = _words(board)
     first, stop = _take(board, words)
     if first >= stop:
       return
     number = _add(board, _JOINED, 1)
     found, loss, examples = _found(board, number), 0.0, 0.0
-    found[0] = np.nan  # stays if the kernel fails
+    found[:] = np.nan  # stays if the kernel fails
     size = words[_SCRATCH_SIZE]
     address = np.uintp(words[_SCRATCH] + 4 * size * number)
     scratch = numba.carray(ffi.pointer(address, np.float32), size)
@@ -192,11 +192,14 @@ def sharing(kernel: Callable) -> Callable:
   def share(frame, kind, num_chunks, scratch):
     num_threads, size = scratch.shape
     board = _allocate(np.uintp(8 * (_FOUND + _LINE * num_threads)))
+    if not board:
+      return np.nan, np.nan
     words = _words(board)
     words[:] = 0
-    words[_HOLDERS] = num_threads + 1
+    words[_REFERENCES] = num_threads + 1
     words[_FRAME], words[_NUM_CHUNKS] = frame, num_chunks
-    words[_SIZE] = max(1, num_chunks // (_TURNS * num_threads))
+    size_of_turns = max(_MIN_CHUNKS, num_chunks // (_TURNS * num_threads))
+    words[_SIZE] = size_of_turns if num_threads > 1 else num_chunks
     words[_SCRATCH], words[_SCRATCH_SIZE] = scratch.ctypes.data, size
     task = task_of(kind)
     address = board + np.uintp(8 * _CALL)
@@ -206,7 +209,7 @@ def sharing(kernel: Callable) -> Callable:
         _leave(board)
     _run(task, board)
     spins = 0
-    while _add(board, _AT_WORK, 0):
+    while _add(board, _ACTIVE, 0):
       spins += 1
       if spins > _SPINS:
         _let_others_run()

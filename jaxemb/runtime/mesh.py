@@ -1,8 +1,9 @@
 """The mesh of devices, and moving arrays between hosts and devices.
 
-A CPU is as many JAX devices as are asked for before JAX starts. Two devices use
-two cores far better than one device with two threads: the matrix products of a
-step are too small to be shared.
+A CPU is as many JAX devices as are asked for before JAX starts. Where XLA takes
+the steps, two devices use two cores far better than one does: the matrix
+products of a step are too small to be shared. The threads of a kernel need one
+device.
 """
 
 import contextlib

@@ -22,23 +22,37 @@ def _count(frame, kind, first, stop, scratch):
   return stop - first, scratch[0]
 
 
-_share = turns.sharing(_count)
+@numba.njit
+def _fail(frame, kind, first, stop, scratch):
+  """Fails at the chunk in the middle of 100."""
+  if first <= 50 < stop:
+    raise ValueError
+  return 0.0, 0.0
+
+
+@pytest.fixture(scope='module')
+def failing():
+  yield from _registered('jaxemb_failing_test', turns.sharing(_fail))
 
 
 @pytest.fixture(scope='module')
 def target():
+  yield from _registered('jaxemb_turns_test', turns.sharing(_count))
+
+
+def _registered(name, share):
   def handle(frame):
     if ffi.is_call(frame):
       counts = ffi.vector(frame, ffi.RESULTS, 0, np.float32)
       found = ffi.vector(frame, ffi.RESULTS, 1, np.float32)
       scratch = ffi.matrix(frame, ffi.RESULTS, 2, np.float32)
       counts[:] = 0
-      found[0], found[1] = _share(frame, np.float32, counts.size, scratch)
+      found[0], found[1] = share(frame, np.float32, counts.size, scratch)
     return np.uintp(0)
 
   handler = numba.cfunc(ffi.SIGNATURE)(handle)
-  ffi.register('jaxemb_turns_test', handler)
-  yield 'jaxemb_turns_test'
+  ffi.register(name, handler)
+  yield name
   assert handler.address  # kept until here
 
 
@@ -70,3 +84,9 @@ def test_calls_at_the_same_time_do_not_wait_for_each_other(target):
         made.append(call())
   for counts, found, _ in jax.device_get(made):
     assert (counts == 1).all() and found[0] == 500
+
+
+@pytest.mark.parametrize('num_threads', [1, 3])
+def test_a_kernel_that_fails_is_seen(failing, num_threads):
+  _, found, _ = _call(failing, 100, num_threads)()
+  assert np.isnan(found).all()
