@@ -444,7 +444,7 @@ def test_low_precision(run, text, tmp_path):
   flags = (
     *text, '--epochs=1', '--cases=float32,bfloat16 stochastic',
     f'--plot={plot}', '--rows=3000', '--dim=8', '--rounds=1', '--words=20000',
-    '--config.model.dim=8',
+    '--config.model.dim=8', '--config.train.batch_words=256',
   )  # fmt: skip
   found, shown = run('low_precision', *flags)
   assert '</svg>' in plot.read_text()

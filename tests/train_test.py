@@ -136,7 +136,8 @@ def test_killed_processes_are_resumed_to_the_same_bits(tmp_path):
     command = [
       sys.executable, '-m', 'jaxemb.main', '--config=wiki:smoke',
       '--config.train.epochs=30', '--config.train.checkpoint_every_secs=0.05',
-      '--config.eval.paths=none', f'--workdir={tmp_path / name}',
+      '--config.eval.paths=none', '--config.mesh.data=2',
+      f'--workdir={tmp_path / name}',
     ]  # fmt: skip
     flag = '--xla_force_host_platform_device_count=2'
     return subprocess.Popen(command, env=compiling.environment(flag))

@@ -1,5 +1,7 @@
 """Threads that share a call: every chunk once, whoever comes late."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numba
@@ -30,17 +32,11 @@ def _fail(frame, kind, first, stop, scratch):
   return 0.0, 0.0
 
 
-@pytest.fixture(scope='module')
-def failing():
-  yield from _registered('jaxemb_failing_test', turns.sharing(_fail))
+@functools.cache  # a name stands for one handler in a process
+def _registered(kernel):
+  """The name of a handler; the handler itself is kept."""
+  share = turns.sharing(kernel)
 
-
-@pytest.fixture(scope='module')
-def target():
-  yield from _registered('jaxemb_turns_test', turns.sharing(_count))
-
-
-def _registered(name, share):
   def handle(frame):
     if ffi.is_call(frame):
       counts = ffi.vector(frame, ffi.RESULTS, 0, np.float32)
@@ -51,12 +47,13 @@ def _registered(name, share):
     return np.uintp(0)
 
   handler = numba.cfunc(ffi.SIGNATURE)(handle)
+  name = f'jaxemb_test{kernel.py_func.__name__}'
   ffi.register(name, handler)
-  yield name
-  assert handler.address  # kept until here
+  return name, handler
 
 
-def _call(target, num_chunks, num_threads):
+def _call(kernel, num_chunks, num_threads):
+  target, _ = _registered(kernel)
   shapes = [(num_chunks,), (2,), (num_threads, 4)]
   results = [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
   return jax.jit(lambda: jax.ffi.ffi_call(target, results)())
@@ -64,8 +61,8 @@ def _call(target, num_chunks, num_threads):
 
 @pytest.mark.parametrize('num_threads', [1, 2, 3, 50])
 @pytest.mark.parametrize('num_chunks', [1, 2, 63, 1000])
-def test_every_chunk_is_computed_once(target, num_chunks, num_threads):
-  call = _call(target, num_chunks, num_threads)
+def test_every_chunk_is_computed_once(num_chunks, num_threads):
+  call = _call(_count, num_chunks, num_threads)
   for _ in range(20):
     counts, found, _ = jax.device_get(call())
     assert (counts == 1).all()
@@ -74,9 +71,9 @@ def test_every_chunk_is_computed_once(target, num_chunks, num_threads):
     assert 1 <= found[1] <= sum(range(64 * 51))
 
 
-def test_calls_at_the_same_time_do_not_wait_for_each_other(target):
+def test_calls_at_the_same_time_do_not_wait_for_each_other():
   devices = jax.devices()
-  call = _call(target, 500, 4)
+  call = _call(_count, 500, 4)
   made = []
   for _ in range(10):
     for device in devices[:4]:
@@ -87,6 +84,6 @@ def test_calls_at_the_same_time_do_not_wait_for_each_other(target):
 
 
 @pytest.mark.parametrize('num_threads', [1, 3])
-def test_a_kernel_that_fails_is_seen(failing, num_threads):
-  _, found, _ = _call(failing, 100, num_threads)()
+def test_a_kernel_that_fails_is_seen(num_threads):
+  _, found, _ = _call(_fail, 100, num_threads)()
   assert np.isnan(found).all()
