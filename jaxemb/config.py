@@ -251,7 +251,8 @@ def resolve(
   on_cpu, is_sync = platform == 'cpu', s.name == 'sync'
   is_partition = s.name == 'partition'
   is_tree = config.model.loss == 'hierarchical_softmax'
-  fused = fixed.pop('fused', True) and can_fuse(config, platform, mesh)
+  has_kernel = can_fuse(config, platform, mesh)
+  fused = fixed.pop('fused', True) and has_kernel
   if is_partition:
     s.rate = s.rate or 1 / s.num_parts
   if not o.learning_rate:
@@ -263,7 +264,7 @@ def resolve(
     rates = (_FUSED_LEARNING_RATES if fused else _LEARNING_RATES)[o.name]
     o.learning_rate = rates[2 * is_tree + (config.model.name == 'cbow')]
   is_alone = math.prod(mesh) == 1 and not is_partition
-  if t.threads > 1 and not can_fuse(config, platform, mesh):
+  if t.threads > 1 and not has_kernel:
     raise errors.UserError(
       f'config.train.threads={t.threads} is only used where a kernel takes the '
       'steps (docs/devices.md); remove it'

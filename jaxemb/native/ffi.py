@@ -19,14 +19,8 @@ SIGNATURE = types.uintp(types.uintp)  # of handlers: frame -> error, 0 = none
 JIT = {'nogil': True, 'no_cpython_wrapper': True, 'no_cfunc_wrapper': True}
 _VERSION = 0, 3
 # Offsets in bytes: in XLA_FFI_CallFrame,
-_EXTENSION, _INTERFACE, _CONTEXT, _STAGE, ARGUMENTS, RESULTS = (
-  8,
-  16,
-  24,
-  32,
-  40,
-  80,
-)
+_EXTENSION, _INTERFACE, _CONTEXT, _STAGE = 8, 16, 24, 32
+ARGUMENTS, RESULTS = 40, 80
 _ARRAYS = 32  # in XLA_FFI_Args and XLA_FFI_Rets,
 _DATA, _DIMS = 24, 40  # in XLA_FFI_Buffer,
 _KIND, _METADATA = 8, 24  # in XLA_FFI_Metadata_Extension,

@@ -52,7 +52,7 @@ class _Array:
     self._strides = cgutils.unpack_tuple(builder, array.strides)
 
   def at(self, *place, kind=_FLOAT):
-    """The pointer to an element; those of a row are neighbours."""
+    """The pointer to an element; those of a row are neighbors."""
     builder = self._builder
     start = builder.ptrtoint(self._data, _INT)
     for index, stride in zip(place[:-1], self._strides, strict=False):
