@@ -356,6 +356,9 @@ def parts(
   source = bind('data.source', d.source, (spec,), {})()
   corpus = model_base.Corpus(source.keys, source.counts, source.frequencies)
   if compiling:
+    # Meanwhile, what reads batches and what calls the kernel.
+    next(source.items(None, 0), None)
+    native.register()
     compiling.wait()
   made = trainer(config, tuning, mesh, corpus, source.steps)
   dropped = dict(source.dropped)

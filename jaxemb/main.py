@@ -17,7 +17,9 @@ Settings and their defaults, given as --config.SETTING=VALUE:
 """
 
 import argparse
+import atexit
 import difflib
+import gc
 import pathlib
 import runpy
 import sys
@@ -37,6 +39,7 @@ _BOOLS = {'true': True, '1': True, 'yes': True,
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
+  atexit.register(gc.freeze)  # or Python searches all of JAX for garbage, .5 s
   code = errors.exit_code(_run, sys.argv[1:] if argv is None else argv)
   if code and 'jax' in sys.modules:
     from jaxemb.runtime import distributed

@@ -3,15 +3,19 @@
 XLA calls a handler with one frame: C structs of pointers, whose layout is part
 of XLA's stable interface (xla/ffi/api/c_api.h, version 0.3, which comes with
 jaxlib). To read it takes a few offsets, and no compiler.
+
+What has been compiled on its own finds the rest by number, in a table of
+addresses that has a symbol: linked together, all of it would be optimized as
+often as there are parts.
 """
 
 import ctypes
 
 import numba
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
-from numba.core import ccallback
+from numba.core import ccallback, cgutils
 from numba.extending import intrinsic
 
 SIGNATURE = types.uintp(types.uintp)  # of handlers: frame -> error, 0 = none
@@ -28,9 +32,33 @@ _MAJOR, _MINOR, _TRAITS = 24, 28, 32  # in XLA_FFI_Metadata,
 _DESTROY_ERROR, _SCHEDULE = 64, 136  # and in XLA_FFI_Api.
 _IS_METADATA, _EXECUTE = 1, 3
 
+_SYMBOL = 'jaxemb_addresses'
+_INT = ir.IntType(64)
+_addresses = (ctypes.c_void_p * 16)()
+binding.add_symbol(_SYMBOL, ctypes.addressof(_addresses))
+_kept = {}
+
+
+def place(number: int, function: ccallback.CFunc) -> None:
+  """Keeps a compiled function, which then is at `address(number)`."""
+  _kept[number] = function
+  _addresses[number] = function.address
+
 
 @intrinsic
-def pointer(typing_context, address, kind):
+def address(typing_context, number):
+  """Where the function is that was placed under a number."""
+
+  def generate(context, builder, signature, args):
+    table = builder.module.globals.get(_SYMBOL)
+    table = table or ir.GlobalVariable(builder.module, _INT, _SYMBOL)
+    return builder.load(builder.gep(table, [args[0]]))
+
+  return types.uintp(types.intp), generate
+
+
+@intrinsic
+def pointer(typing_context, place, kind):
   """A pointer to numbers of a NumPy type, given as a class, at an address."""
 
   def generate(context, builder, signature, args):
@@ -40,32 +68,75 @@ def pointer(typing_context, address, kind):
   return types.CPointer(kind.dtype)(types.uintp, kind), generate
 
 
-@numba.njit(**JIT)
-def _word(address, offset):
-  return numba.carray(pointer(address + np.uintp(offset), np.uintp), 1)[0]
+def _at(context, builder, place, offset, kind):
+  place = builder.inttoptr(builder.add(place, offset), cgutils.voidptr_t)
+  form = context.get_value_type(kind).as_pointer()
+  return builder.bitcast(place, form)
 
 
-@numba.njit(**JIT)
-def _half(address, offset):
-  return numba.carray(pointer(address + np.uintp(offset), np.int32), 1)
+@intrinsic
+def get(typing_context, place, offset, kind):
+  """The number of a NumPy type that is `offset` bytes after an address."""
+
+  def generate(context, builder, signature, args):
+    return builder.load(_at(context, builder, *args[:2], kind.dtype))
+
+  return kind.dtype(types.uintp, types.intp, kind), generate
+
+
+@intrinsic
+def put(typing_context, place, offset, number, kind):
+  """Writes a number of a NumPy type `offset` bytes after an address."""
+
+  def generate(context, builder, signature, args):
+    target = _at(context, builder, *args[:2], kind.dtype)
+    builder.store(args[2], target)
+    return context.get_dummy_value()
+
+  form = types.void(types.uintp, types.intp, kind.dtype, kind)
+  return form, generate
+
+
+def calling(num_arguments: int, returns: bool = False) -> intrinsic:
+  """An intrinsic that calls a C function, given its address and words."""
+
+  def generate(context, builder, signature, args):
+    result = _INT if returns else ir.VoidType()
+    form = ir.FunctionType(result, [_INT] * num_arguments)
+    function = builder.inttoptr(args[0], form.as_pointer())
+    found = builder.call(function, cgutils.unpack_tuple(builder, args[1]))
+    return found if returns else context.get_dummy_value()
+
+  @intrinsic
+  def call(typing_context, function, words):
+    words = types.UniTuple(types.uintp, num_arguments)
+    result = types.uintp if returns else types.void
+    return result(types.uintp, words), generate
+
+  return call
+
+
+_ask = calling(1, returns=True)
 
 
 @numba.njit(**JIT)
 def is_call(frame):
   """Whether a handler is to compute; XLA also asks what it was made for."""
-  extension = _word(frame, _EXTENSION)
-  if extension and _half(extension, _KIND)[0] == _IS_METADATA:
-    metadata = _word(extension, _METADATA)
-    _half(metadata, _MAJOR)[0], _half(metadata, _MINOR)[0] = _VERSION
-    _half(metadata, _TRAITS)[0] = 0
+  extension = get(frame, _EXTENSION, np.uintp)
+  if extension and get(extension, _KIND, np.int32) == _IS_METADATA:
+    metadata = get(extension, _METADATA, np.uintp)
+    put(metadata, _MAJOR, _VERSION[0], np.int32)
+    put(metadata, _MINOR, _VERSION[1], np.int32)
+    put(metadata, _TRAITS, 0, np.int32)
     return False
-  return _half(frame, _STAGE)[0] == _EXECUTE
+  return get(frame, _STAGE, np.int32) == _EXECUTE
 
 
 @numba.njit(**JIT)
 def _buffer(frame, buffers, number):
-  array = _word(_word(frame, buffers + _ARRAYS), 8 * number)
-  return _word(array, _DATA), _word(array, _DIMS)
+  arrays = get(frame, buffers + _ARRAYS, np.uintp)
+  array = get(arrays, 8 * number, np.uintp)
+  return get(array, _DATA, np.uintp), get(array, _DIMS, np.uintp)
 
 
 @numba.njit(**JIT)
@@ -75,44 +146,34 @@ def vector(frame, buffers, number, kind):
   `buffers` is `ARGUMENTS` or `RESULTS`.
   """
   data, dims = _buffer(frame, buffers, number)
-  return numba.carray(pointer(data, kind), np.intp(_word(dims, 0)))
+  return numba.carray(pointer(data, kind), get(dims, 0, np.intp))
 
 
 @numba.njit(**JIT)
 def matrix(frame, buffers, number, kind):
   """As `vector`, of one with two axes."""
   data, dims = _buffer(frame, buffers, number)
-  shape = np.intp(_word(dims, 0)), np.intp(_word(dims, 8))
+  shape = get(dims, 0, np.intp), get(dims, 8, np.intp)
   return numba.carray(pointer(data, kind), shape)
 
 
-@intrinsic
-def _call(typing_context, function, arguments):
-  """Calls a function of the interface, at an address, with a struct."""
-
-  def generate(context, builder, signature, args):
-    word = ir.IntType(64)
-    form = ir.FunctionType(word, [word]).as_pointer()
-    return builder.call(builder.inttoptr(args[0], form), [args[1]])
-
-  return types.uintp(types.uintp, types.uintp), generate
-
-
 @numba.njit(**JIT)
-def schedule(frame, task, data, arguments):
+def schedule(frame, task, data, room):
   """Has a thread of XLA call a task, `void (*)(void*)`; whether one will.
 
-  `arguments` [5] uintp is room for what it is asked with: an array made here
-  would add seconds to the compilation of a kernel.
+  `room`, an address, has 40 bytes for what it is asked with.
   """
-  interface = _word(frame, _INTERFACE)
-  arguments[0], arguments[1] = 40, 0  # bytes, extensions
-  arguments[2] = _word(frame, _CONTEXT)
-  arguments[3], arguments[4] = task, data
-  error = _call(_word(interface, _SCHEDULE), arguments.ctypes.data)
+  interface = get(frame, _INTERFACE, np.uintp)
+  put(room, 0, 40, np.uintp)  # bytes
+  put(room, 8, 0, np.uintp)  # extensions
+  put(room, 16, get(frame, _CONTEXT, np.uintp), np.uintp)
+  put(room, 24, task, np.uintp)
+  put(room, 32, data, np.uintp)
+  error = _ask(get(interface, _SCHEDULE, np.uintp), (room,))
   if error:
-    arguments[0], arguments[2] = 24, error
-    _call(_word(interface, _DESTROY_ERROR), arguments.ctypes.data)
+    put(room, 0, 24, np.uintp)
+    put(room, 16, error, np.uintp)
+    _ask(get(interface, _DESTROY_ERROR, np.uintp), (room,))
   return error == 0
 
 

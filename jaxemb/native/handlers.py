@@ -1,11 +1,15 @@
 """Kernels as functions that XLA can call, and their compilation.
 
-Nothing here needs JAX: a process of its own compiles a kernel into numba's
-cache while the text is read (`python -m jaxemb.native.handlers KERNEL DTYPE`),
+Three C functions, compiled apart: XLA calls the handler, which calls the task
+that threads take turns in, which calls the kernel that the call names.
+
+Nothing here needs JAX: a process of its own compiles them into numba's cache
+while the text is read (`python -m jaxemb.native.handlers KERNEL DTYPE`),
 because numba compiles one function at a time in each process.
 
 The buffers of a call: the arrays that change (two tables, then their slots),
-ids, contexts on the left and right, `numbers` float32 and `integers` int32.
+contexts on the left and right, `numbers` float32, `integers` int32, of which
+the last is the kernel, then ids.
 """
 
 import functools
@@ -22,9 +26,11 @@ from numba.core import ccallback
 
 from jaxemb.native import ffi, kernels, rows, turns
 
+TARGET = 'jaxemb_chunks'  # XLA's name for the handler
 # Arrays; results are these, [2] loss and examples, [threads, n] scratch.
 NUM_CHANGED = 4
-_KINDS = {'float32': np.float32, 'bfloat16': np.uint16}
+_LEFT, _NUMBERS, _INTEGERS, _IDS = 4, 6, 7, 8  # arguments
+_KERNEL = 5  # of the integers
 
 
 @functools.cache
@@ -44,148 +50,136 @@ def source() -> str:
   return hashlib.sha256(b''.join(texts) + repr(names).encode()).hexdigest()
 
 
-@numba.njit(**rows.INLINE)
-def _rule(numbers, integers):
-  return rows.Rule(
-    np.int64(integers[0]),
-    numbers[0],
-    numbers[1],
-    np.uint32(integers[1]),
-    np.uint32(integers[2]),
-    integers[3] != 0,
-  )
+# As parts of what calls them: LLVM optimizes once more what a function calls.
 
 
 @numba.njit(**rows.INLINE)
-def _changed(frame, kind):
-  return (
+def _call(frame, kind, first, stop, scratch, found):
+  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
+  integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
+  return kernels.Call(
     ffi.matrix(frame, ffi.RESULTS, 0, kind),
     ffi.matrix(frame, ffi.RESULTS, 1, kind),
     ffi.vector(frame, ffi.RESULTS, 2, np.float32),
     ffi.vector(frame, ffi.RESULTS, 3, np.float32),
-  )
-
-
-@numba.njit(**rows.INLINE)
-def _contexts(frame, number):
-  return (
-    ffi.matrix(frame, ffi.ARGUMENTS, number, np.uint8),
-    ffi.matrix(frame, ffi.ARGUMENTS, number + 1, np.uint8),
-  )
-
-
-@numba.njit(**rows.INLINE)
-def _constants(frame, number):
-  return (
-    ffi.vector(frame, ffi.ARGUMENTS, number, np.float32),
-    ffi.vector(frame, ffi.ARGUMENTS, number + 1, np.int32),
-  )
-
-
-@numba.njit(**rows.INLINE)
-def _sampling(frame, kind):
-  """What `kernels.skipgram` and `kernels.cbow` take of a frame."""
-  numbers, integers = _constants(frame, 8)
-  return (
-    *_changed(frame, kind),
-    ffi.matrix(frame, ffi.ARGUMENTS, 4, np.int32),
-    ffi.matrix(frame, ffi.ARGUMENTS, 5, np.int32),
-    *_contexts(frame, 6),
+    ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8),
+    ffi.matrix(frame, ffi.ARGUMENTS, _LEFT + 1, np.uint8),
     numbers[2],
-    _rule(numbers, integers),
-  )
-
-
-@numba.njit(**rows.INLINE)
-def _skipgram(frame, kind, first, stop, scratch):
-  return kernels.skipgram(*_sampling(frame, kind), first, stop, scratch)
-
-
-@numba.njit(**rows.INLINE)
-def _cbow(frame, kind, first, stop, scratch):
-  return kernels.cbow(*_sampling(frame, kind), first, stop, scratch)
-
-
-@numba.njit(**rows.INLINE)
-def _hierarchical(frame, kind, first, stop, scratch):
-  numbers, integers = _constants(frame, 10)
-  return kernels.hierarchical(
-    *_changed(frame, kind),
-    ffi.matrix(frame, ffi.ARGUMENTS, 4, np.int32),
-    ffi.vector(frame, ffi.ARGUMENTS, 5, np.int32),
-    ffi.matrix(frame, ffi.ARGUMENTS, 6, np.int32),
-    ffi.matrix(frame, ffi.ARGUMENTS, 7, np.int32),
-    *_contexts(frame, 8),
     integers[4] != 0,
-    _rule(numbers, integers),
-    first,
-    stop,
+    rows.Rule(
+      np.int64(integers[0]),
+      numbers[0],
+      numbers[1],
+      np.uint32(integers[1]),
+      np.uint32(integers[2]),
+      integers[3] != 0,
+    ),
+    np.intp(first),
+    np.intp(stop),
     scratch,
+    found,
   )
 
 
-def _calling(kernel, left):
-  """A function of calls whose argument `left` has a row for every chunk."""
-  share = turns.sharing(kernel)
+@numba.njit(**rows.INLINE)
+def _ids(frame, number):
+  return ffi.matrix(frame, ffi.ARGUMENTS, _IDS + number, np.int32)
 
-  @numba.njit(**rows.INLINE)
-  def call(frame, kind):
+
+# A version is in numba's key of what is compiled because a function names it. A
+# function given by name would be in it too, another in every process.
+
+
+def _skipgram(kind, version):
+  def compute(frame, first, stop, scratch, found):
+    _ = version
+    call = _call(frame, kind, first, stop, scratch, found)
+    kernels.skipgram(call, _ids(frame, 0), _ids(frame, 1))
+
+  return compute
+
+
+def _cbow(kind, version):
+  def compute(frame, first, stop, scratch, found):
+    _ = version
+    call = _call(frame, kind, first, stop, scratch, found)
+    kernels.cbow(call, _ids(frame, 0), _ids(frame, 1))
+
+  return compute
+
+
+def _hierarchical(kind, version):
+  def compute(frame, first, stop, scratch, found):
+    _ = version
+    call = _call(frame, kind, first, stop, scratch, found)
+    exits = ffi.vector(frame, ffi.ARGUMENTS, _IDS + 1, np.int32)
+    firsts, deep = _ids(frame, 2), _ids(frame, 3)
+    kernels.hierarchical(call, _ids(frame, 0), exits, firsts, deep)
+
+  return compute
+
+
+def _task(version):
+  def work(board):
+    _ = version
+    turns.work(board)
+
+  return work
+
+
+def _handler(version):
+  task = list(_PARTS).index(_TASK)
+
+  def handle(frame):
+    _ = version
     if ffi.is_call(frame):
       found = ffi.vector(frame, ffi.RESULTS, NUM_CHANGED, np.float32)
       found[:] = np.nan  # stays if it fails, of which XLA hears nothing
-      num_chunks = ffi.matrix(frame, ffi.ARGUMENTS, left, np.uint8).shape[0]
+      left = ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8)
+      integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
       scratch = ffi.matrix(frame, ffi.RESULTS, NUM_CHANGED + 1, np.float32)
-      found[0], found[1] = share(frame, kind, num_chunks, scratch)
+      kernel = ffi.address(np.intp(integers[_KERNEL]))
+      found[0], found[1] = turns.share(
+        frame, kernel, ffi.address(task), left.shape[0], scratch
+      )
     return np.uintp(0)
 
-  return call
-
-
-_call_skipgram = _calling(_skipgram, 6)
-_call_cbow = _calling(_cbow, 6)
-_call_hierarchical = _calling(_hierarchical, 8)
-
-
-# Handlers name the version so that it is in numba's key of what is compiled;
-# a function given by name here would be in it too, another in every process.
-
-
-def _skipgram_handler(kind, version):
-  def handle(frame):
-    return _call_skipgram(frame, kind) if version else frame
-
   return handle
 
 
-def _cbow_handler(kind, version):
-  def handle(frame):
-    return _call_cbow(frame, kind) if version else frame
-
-  return handle
-
-
-def _tree_handler(kind, version):
-  def handle(frame):
-    return _call_hierarchical(frame, kind) if version else frame
-
-  return handle
-
-
-_HANDLERS = {
-  'skipgram': _skipgram_handler,
-  'cbow': _cbow_handler,
-  'hierarchical': _tree_handler,
-}
+_HANDLER, _TASK = 'handler', 'task'
+_PARTS = {
+  _HANDLER: (ffi.SIGNATURE, _handler),
+  _TASK: (turns.TASK, _task),
+} | {
+  f'{name}-{dtype}': (turns.KERNEL, functools.partial(make, kind))
+  for name, make in (
+    ('skipgram', _skipgram), ('cbow', _cbow), ('hierarchical', _hierarchical)
+  )
+  for dtype, kind in (('float32', np.float32), ('bfloat16', np.uint16))
+}  # fmt: skip
 
 
 @functools.cache
-def load(kernel: str, dtype: str) -> ccallback.CFunc:
-  """The handler of a kernel for tables of a dtype, compiled if it was not.
+def _compiled(part: str) -> ccallback.CFunc:
+  """A part, at its address, compiled if it was not; it is kept."""
+  form, make = _PARTS[part]
+  compiled = numba.cfunc(form, cache=True)(make(source()))
+  ffi.place(list(_PARTS).index(part), compiled)
+  return compiled
 
-  It is kept: XLA has nothing but its address.
-  """
-  handler = _HANDLERS[kernel](_KINDS[dtype], source())
-  return numba.cfunc(ffi.SIGNATURE, cache=True)(handler)
+
+def handler() -> ccallback.CFunc:
+  """What XLA calls; of the kernels none need be compiled yet."""
+  _compiled(_TASK)
+  return _compiled(_HANDLER)
+
+
+def load(kernel: str, dtype: str) -> int:
+  """Compiles a kernel for tables of a dtype, if it was not; its number."""
+  part = f'{kernel}-{dtype}'
+  _compiled(part)
+  return list(_PARTS).index(part)
 
 
 def compiling(

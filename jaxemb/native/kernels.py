@@ -17,18 +17,37 @@ Losses cost more than all the rest, so they are those of every 64th chunk.
 In all functions tables are [vocab, dim], float32 or the bits of bfloat16, with
 slots [vocab] or [1] float32; ids are int32, of a step's k chunks; `left` and
 `right` [k, c] uint8 are the contexts on both sides of each center, at most W.
-They take the chunks `first` to `stop` and return the loss, in nats, and the
-examples that it was measured on.
+They take the chunks `first` to `stop`, and write the loss, in nats, and of how
+many examples it is.
 """
 
 import math
+from typing import NamedTuple
 
 import numba
 import numpy as np
 
-from jaxemb.native import rows, tiles
+from jaxemb.native import ffi, rows, tiles
 
 _LOSS_EVERY_CHUNKS = 64
+
+
+class Call(NamedTuple):
+  """What every kernel takes of a call."""
+
+  inputs: np.ndarray
+  outputs: np.ndarray
+  input_slots: np.ndarray
+  output_slots: np.ndarray
+  left: np.ndarray
+  right: np.ndarray
+  negatives: np.float32  # K, for each pair
+  averages: bool  # of trees: whether they are of CBOW
+  rule: rows.Rule
+  first: int
+  stop: int
+  scratch: int  # an address, of zeros
+  found: int  # the address of what is returned, two float64
 
 
 @numba.njit(**rows.JIT)
@@ -121,19 +140,18 @@ def _add_bands(weights, band, given, out, rates, dim):
     )  # fmt: skip
 
 
-@numba.njit(**rows.JIT)
-def skipgram(
-  inputs, outputs, input_slots, output_slots, windows, draws, left, right,
-  negatives, rule, first, stop, scratch,
-):  # fmt: skip
+@numba.njit(**rows.INLINE)
+def skipgram(call, windows, draws):
   """Skip-gram with negative sampling.
 
-  `windows` are [k, c + 2 W], `draws` [k, N]; `negatives` is K for each pair.
+  `windows` are [k, c + 2 W], `draws` [k, N].
   """
+  inputs, outputs, scratch = call.inputs, call.outputs, call.scratch
+  left, right, rule = call.left, call.right, call.rule
   chunk, width = left.shape[1], windows.shape[1]
   window, num_draws = (width - chunk) // 2, draws.shape[1]
   tile, dim = tiles.SIZE, inputs.shape[1]
-  factor = np.float32(negatives / num_draws)
+  factor = np.float32(call.negatives / num_draws)
   num_left, num_right = rows.padded(chunk, tile), rows.padded(num_draws, tile)
   band = rows.padded(tile + 2 * window, tile)
   # What a tile has beyond the window, or the draws, has no weight.
@@ -151,18 +169,20 @@ def skipgram(
   centers, scratch = rows.take_ids(scratch, num_left)
   ids, scratch = rows.take_ids(scratch, num_rows)
   # Addresses of rows, of those that each tile meets, and of what changes.
-  a_rows, scratch = rows.take_addresses(scratch, num_left)
-  b_rows, scratch = rows.take_addresses(scratch, num_rows)
-  met, scratch = rows.take_addresses(scratch, num_left // tile * num_columns)
-  a_out, scratch = rows.take_addresses(scratch, num_left)
-  b_out, scratch = rows.take_addresses(scratch, num_rows)
-  a_rates, scratch = rows.take_numbers(scratch, num_left)
-  b_rates, scratch = rows.take_numbers(scratch, num_rows)
-  columns, scratch = rows.take_numbers(scratch, band)
+  a_rows, scratch = rows.take_vector(scratch, num_left, np.uintp)
+  b_rows, scratch = rows.take_vector(scratch, num_rows, np.uintp)
+  met, scratch = rows.take_vector(
+    scratch, num_left // tile * num_columns, np.uintp
+  )
+  a_out, scratch = rows.take_vector(scratch, num_left, np.uintp)
+  b_out, scratch = rows.take_vector(scratch, num_rows, np.uintp)
+  a_rates, scratch = rows.take_vector(scratch, num_left, np.float32)
+  b_rates, scratch = rows.take_vector(scratch, num_rows, np.float32)
+  columns, scratch = rows.take_vector(scratch, band, np.float32)
   rows.count(columns)
   loss = examples = 0.0
-  for i in range(first, stop):
-    if i + 1 < stop:
+  for i in range(call.first, call.stop):
+    if i + 1 < call.stop:
       rows.prefetch(inputs, windows[i + 1, window : window + chunk])
       rows.prefetch(outputs, windows[i + 1])
       rows.prefetch(outputs, draws[i + 1])
@@ -186,7 +206,8 @@ def skipgram(
     )
     if i % _LOSS_EVERY_CHUNKS == 0:
       loss += _measure(scores, weights)
-      examples += left[i].sum() + right[i].sum()
+      for x in range(chunk):
+        examples += np.int64(left[i, x]) + np.int64(right[i, x])
     rows.slopes(scores.reshape(-1), weights.reshape(-1))
     rows.aim(inputs, centers, rule, a_grads, a_out, a_rates)
     rows.aim(outputs, ids, rule, b_grads, b_out, b_rates)
@@ -201,24 +222,24 @@ def skipgram(
         scores, 0, band + y, 0, a_rows, 0, num_left, b_out, num_words + y,
         b_rates, dim,
       )  # fmt: skip
-    rows.descend(inputs, input_slots, centers, a_grads, rule, 2 * i)
-    rows.descend(outputs, output_slots, ids, b_grads, rule, 2 * i + 1)
-  return loss, examples
+    rows.descend(inputs, call.input_slots, centers, a_grads, rule, 2 * i)
+    rows.descend(outputs, call.output_slots, ids, b_grads, rule, 2 * i + 1)
+  ffi.put(call.found, 0, loss, np.float64)
+  ffi.put(call.found, 8, examples, np.float64)
 
 
-@numba.njit(**rows.JIT)
-def cbow(
-  inputs, outputs, input_slots, output_slots, windows, draws, left, right,
-  negatives, rule, first, stop, scratch,
-):  # fmt: skip
+@numba.njit(**rows.INLINE)
+def cbow(call, windows, draws):
   """CBOW with negative sampling.
 
   Takes what `skipgram` takes.
   """
+  inputs, outputs, scratch = call.inputs, call.outputs, call.scratch
+  left, right, rule = call.left, call.right, call.rule
   chunk, width = left.shape[1], windows.shape[1]
   window, num_draws = (width - chunk) // 2, draws.shape[1]
   tile, dim = tiles.SIZE, inputs.shape[1]
-  factor = np.float32(negatives / num_draws)
+  factor = np.float32(call.negatives / num_draws)
   num_left, num_right = rows.padded(chunk, tile), rows.padded(num_draws, tile)
   band = rows.padded(tile + 2 * window, tile)
   num_words, num_rows = num_left - tile + band, num_left + num_right
@@ -234,23 +255,23 @@ def cbow(
   shares, scratch = rows.take(scratch, num_left, band)
   word_ids, scratch = rows.take_ids(scratch, num_words)
   ids, scratch = rows.take_ids(scratch, num_rows)  # of the output rows
-  word_rows, scratch = rows.take_addresses(scratch, num_words)
-  a_rows, scratch = rows.take_addresses(scratch, num_left)
-  b_rows, scratch = rows.take_addresses(scratch, num_rows)
-  word_out, scratch = rows.take_addresses(scratch, num_words)
-  a_out, scratch = rows.take_addresses(scratch, num_left)
-  b_out, scratch = rows.take_addresses(scratch, num_rows)
-  word_rates, scratch = rows.take_numbers(scratch, num_words)
-  b_rates, scratch = rows.take_numbers(scratch, num_rows)
-  ones, scratch = rows.take_numbers(scratch, num_left)
-  columns, scratch = rows.take_numbers(scratch, band)
+  word_rows, scratch = rows.take_vector(scratch, num_words, np.uintp)
+  a_rows, scratch = rows.take_vector(scratch, num_left, np.uintp)
+  b_rows, scratch = rows.take_vector(scratch, num_rows, np.uintp)
+  word_out, scratch = rows.take_vector(scratch, num_words, np.uintp)
+  a_out, scratch = rows.take_vector(scratch, num_left, np.uintp)
+  b_out, scratch = rows.take_vector(scratch, num_rows, np.uintp)
+  word_rates, scratch = rows.take_vector(scratch, num_words, np.float32)
+  b_rates, scratch = rows.take_vector(scratch, num_rows, np.float32)
+  ones, scratch = rows.take_vector(scratch, num_left, np.float32)
+  columns, scratch = rows.take_vector(scratch, band, np.float32)
   rows.count(columns)
   rows.point(a, a_rows)
   rows.point(a_grads, a_out)
   ones[:] = 1
   loss = examples = 0.0
-  for i in range(first, stop):
-    if i + 1 < stop:
+  for i in range(call.first, call.stop):
+    if i + 1 < call.stop:
       rows.prefetch(inputs, windows[i + 1])
       rows.prefetch(outputs, windows[i + 1, window : window + chunk])
       rows.prefetch(outputs, draws[i + 1])
@@ -289,9 +310,10 @@ def cbow(
         b_rates, dim,
       )  # fmt: skip
     _add_bands(shares, band, a_out, word_out, word_rates, dim)
-    rows.descend(inputs, input_slots, word_ids, word_grads, rule, 2 * i)
-    rows.descend(outputs, output_slots, ids, b_grads, rule, 2 * i + 1)
-  return loss, examples
+    rows.descend(inputs, call.input_slots, word_ids, word_grads, rule, 2 * i)
+    rows.descend(outputs, call.output_slots, ids, b_grads, rule, 2 * i + 1)
+  ffi.put(call.found, 0, loss, np.float64)
+  ffi.put(call.found, 8, examples, np.float64)
 
 
 @numba.njit(**rows.JIT)
@@ -306,16 +328,16 @@ def _find_path(word, exits, firsts, deep, nodes, codes):
   return num
 
 
-@numba.njit(**rows.JIT)
-def hierarchical(
-  inputs, outputs, input_slots, output_slots, windows, exits, firsts, deep,
-  left, right, averages, rule, first, stop, scratch,
-):  # fmt: skip
+@numba.njit(**rows.INLINE)
+def hierarchical(call, windows, exits, firsts, deep):
   """Skip-gram or, if it `averages`, CBOW with hierarchical softmax.
 
   `windows` are [k, c + 2 W]; `exits` [vocab], `firsts` and `deep` are those of
   `ops.huffman.Split`.
   """
+  inputs, outputs, scratch = call.inputs, call.outputs, call.scratch
+  left, right, rule = call.left, call.right, call.rule
+  averages = call.averages
   chunk, tile, dim = left.shape[1], tiles.SIZE, inputs.shape[1]
   window = (windows.shape[1] - chunk) // 2
   longest = firsts.shape[1] + deep.shape[1]
@@ -334,20 +356,20 @@ def hierarchical(
   word_ids, scratch = rows.take_ids(scratch, num_left)
   nodes, scratch = rows.take_ids(scratch, num_right)
   codes, scratch = rows.take_ids(scratch, num_right)
-  word_rows, scratch = rows.take_addresses(scratch, num_left)
-  a_rows, scratch = rows.take_addresses(scratch, tile)
-  b_rows, scratch = rows.take_addresses(scratch, num_right)
-  word_out, scratch = rows.take_addresses(scratch, num_left)
-  a_out, scratch = rows.take_addresses(scratch, tile)
-  b_out, scratch = rows.take_addresses(scratch, num_right)
-  word_rates, scratch = rows.take_numbers(scratch, num_left)
-  b_rates, scratch = rows.take_numbers(scratch, num_right)
-  ones, scratch = rows.take_numbers(scratch, tile)
+  word_rows, scratch = rows.take_vector(scratch, num_left, np.uintp)
+  a_rows, scratch = rows.take_vector(scratch, tile, np.uintp)
+  b_rows, scratch = rows.take_vector(scratch, num_right, np.uintp)
+  word_out, scratch = rows.take_vector(scratch, num_left, np.uintp)
+  a_out, scratch = rows.take_vector(scratch, tile, np.uintp)
+  b_out, scratch = rows.take_vector(scratch, num_right, np.uintp)
+  word_rates, scratch = rows.take_vector(scratch, num_left, np.float32)
+  b_rates, scratch = rows.take_vector(scratch, num_right, np.float32)
+  ones, scratch = rows.take_vector(scratch, tile, np.float32)
   rows.point(a, a_rows)
   rows.point(a_grads, a_out)
   ones[:] = 1
   loss = examples = 0.0
-  for center in range(first * chunk, stop * chunk):
+  for center in range(call.first * chunk, call.stop * chunk):
     i, x = center // chunk, center % chunk
     before, after = np.int64(left[i, x]), np.int64(right[i, x])
     num_words = before + after + 1
@@ -407,6 +429,8 @@ def hierarchical(
         tiles.add_columns(
           shares, 0, j, 0, a_out, 0, tile, word_out, j, word_rates, dim
         )
-    rows.descend(inputs, input_slots, own, word_grads, rule, 2 * center)
-    rows.descend(outputs, output_slots, path, b_grads, rule, 2 * center + 1)
-  return loss, examples
+    number = 2 * center
+    rows.descend(inputs, call.input_slots, own, word_grads, rule, number)
+    rows.descend(outputs, call.output_slots, path, b_grads, rule, number + 1)
+  ffi.put(call.found, 0, loss, np.float64)
+  ffi.put(call.found, 8, examples, np.float64)

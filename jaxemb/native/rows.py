@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from jaxemb.native import tiles
+from jaxemb.native import ffi, tiles
 
 # A sum may be rounded in any order, nothing else is assumed of numbers.
 JIT = {
@@ -29,7 +29,7 @@ JIT = {
 # optimize all of it once more, for over a second.
 INLINE = JIT | {'inline': 'always'}
 
-_LINE = 16  # floats of a line of the cache
+_LINE = 64  # bytes of a line of the cache
 
 NO_ID = np.int32(2**31 - 1)
 SGD, ADAGRAD = 0, 1
@@ -93,30 +93,30 @@ def padded(number, multiple):
 
 
 @numba.njit(**JIT)
-def take(scratch, num_rows, num_columns):
-  """An array [num_rows, num_columns] from scratch [n] float32, and the rest.
+def take(place, num_rows, num_columns):
+  """Room for float32 [num_rows, num_columns] at an address, and what is left.
 
-  Of columns there are whole vectors if `scratch` is aligned to them.
+  Of columns there are whole vectors if the address is aligned to them.
   """
-  size = padded(num_rows * num_columns, _LINE)
-  taken = scratch[: num_rows * num_columns].reshape(num_rows, num_columns)
-  return taken, scratch[size:]
+  rest = place + np.uintp(padded(4 * num_rows * num_columns, _LINE))
+  shape = num_rows, num_columns
+  return numba.carray(ffi.pointer(place, np.float32), shape), rest
 
 
 @numba.njit(**JIT)
-def take_numbers(scratch, number):
-  """Room for numbers [number] from scratch, and what is left."""
-  taken, scratch = take(scratch, 1, number)
-  return taken[0], scratch
+def take_vector(place, number, kind):
+  """Room for numbers [number], of at most 8 bytes each, and what is left."""
+  rest = place + np.uintp(padded(8 * number, _LINE))
+  return numba.carray(ffi.pointer(place, kind), number), rest
 
 
 @numba.njit(**JIT)
-def take_ids(scratch, number):
-  """Ids [number] of no row from scratch, and what is left."""
-  taken, scratch = take_numbers(scratch, number)
-  ids = taken.view(np.int32)
-  ids[:] = NO_ID
-  return ids, scratch
+def take_ids(place, number):
+  """Ids [number] of no row, and what is left."""
+  ids, rest = take_vector(place, number, np.int32)
+  for i in range(number):
+    ids[i] = NO_ID
+  return ids, rest
 
 
 @numba.njit(**JIT)
@@ -131,13 +131,6 @@ def count(out):
   """Writes 0, 1, ... to an array [n]."""
   for j in range(out.size):
     out[j] = np.float32(j)
-
-
-@numba.njit(**JIT)
-def take_addresses(scratch, number):
-  """Room for addresses [number] of rows from scratch, and what is left."""
-  taken, scratch = take_numbers(scratch, 2 * number)
-  return taken.view(np.uintp), scratch
 
 
 @numba.njit(**JIT)

@@ -43,15 +43,25 @@ class Unavailable(Exception):
   """A kernel cannot be compiled or used, told in one line."""
 
 
-@functools.cache
-def _target(kernel: str, dtype: str) -> str:
-  """The name under which XLA knows a kernel; compiles it."""
-  name = f'jaxemb_{kernel}_{dtype}'
-  try:
-    ffi.register(name, handlers.load(kernel, dtype))
-  except Exception as error:  # numba, LLVM and XLA have many
-    raise Unavailable(errors.one_line(error)) from error
-  return name
+def _or_unavailable(function):
+  @functools.wraps(function)
+  def call(*args):
+    try:
+      return function(*args)
+    except Exception as error:  # numba, LLVM and XLA have many
+      raise Unavailable(errors.one_line(error)) from error
+
+  return call
+
+
+@functools.cache  # XLA takes a name once
+@_or_unavailable
+def register() -> None:
+  """Makes known to XLA what calls kernels. Raises `Unavailable`."""
+  ffi.register(handlers.TARGET, handlers.handler())
+
+
+_load = _or_unavailable(handlers.load)
 
 
 def _num_scratch(spec: skipgram.WindowSpec, longest: int) -> int:
@@ -62,7 +72,7 @@ def _num_scratch(spec: skipgram.WindowSpec, longest: int) -> int:
   # Words, means and outputs with their gradients, of which each has an address,
   # an id and a rate; scores, weights and shares; the rows that each tile meets.
   num_rows = 2 * (2 * left + right)
-  number = num_rows * (columns + 4) + left * (3 * right + left) + 1024
+  number = num_rows * (columns + 6) + left * (3 * right + left) + 1024
   return number // 16 * 16  # so that what follows stays aligned
 
 
@@ -70,7 +80,7 @@ def _num_scratch(spec: skipgram.WindowSpec, longest: int) -> int:
 class Kernel:
   """The fused step of a model; a `strategies.base.Trainable.fused`."""
 
-  target: str
+  number: int  # of the kernel
   optimizer: str  # 'sgd' or 'adagrad'
   parameter: float  # max_duplicates or epsilon
   num_threads: int
@@ -91,7 +101,7 @@ class Kernel:
     left, right = (
       x.reshape(len(batch.chunks), -1) for x in (batch.left, batch.right)
     )
-    numbers = [context.learning_rate, self.parameter]
+    negatives = 0
     table = trainable.tables[skipgram.INPUT]
     key = strategy_base.rounding_key(table.spec, context, 0)
     is_stochastic = key is not None
@@ -106,10 +116,10 @@ class Kernel:
     else:
       draws = (spec, model.negatives, batch, context.key)
       ids = batch.windows(), skipgram.draw_negatives(*draws)
-      numbers.append(spec.negatives)
+      negatives = spec.negatives
     keys = jax.lax.bitcast_convert_type(keys, jnp.int32)
     integers = jnp.stack(
-      [kind, keys[0], keys[1], int(is_stochastic), last]
+      [kind, keys[0], keys[1], int(is_stochastic), last, self.number]
     ).astype(jnp.int32)
     changed = [*(x.vectors for x in tables), *slots]
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in changed]
@@ -117,12 +127,13 @@ class Kernel:
     shapes = (2,), (self.num_threads, scratch)
     results += [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
     call = jax.ffi.ffi_call(
-      self.target,
+      handlers.TARGET,
       results,
       input_output_aliases={i: i for i in range(handlers.NUM_CHANGED)},
     )
+    numbers = context.learning_rate, self.parameter, negatives
     numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers])
-    *changed, found, _ = call(*changed, *ids, left, right, numbers, integers)
+    *changed, found, _ = call(*changed, left, right, numbers, integers, *ids)
     new = {}
     for i, (name, table) in enumerate(zip(names, tables, strict=True)):
       tree = jax.tree.structure(table.slots)
@@ -147,5 +158,6 @@ def make(
   """
   is_sgd = optimizer['name'] == 'sgd'
   parameter = optimizer['max_duplicates' if is_sgd else 'epsilon']
-  target = _target(_KERNELS[model], dtype)
-  return Kernel(target, optimizer['name'], parameter, num_threads)
+  register()
+  number = _load(_KERNELS[model], dtype)
+  return Kernel(number, optimizer['name'], parameter, num_threads)

@@ -109,8 +109,8 @@ def _put_projector(
   tensors = create('projector/tensors.tsv')
   for start in range(0, len(rows), _BLOCK_ROWS):
     block = vectors[rows[start : start + _BLOCK_ROWS]]
-    for line in word2vec_format.text_rows(block):
-      tensors.write(line.replace(b' ', b'\t') + b'\n')
+    lines = b'\n'.join(word2vec_format.text_rows(block))
+    tensors.write(lines.replace(b' ', b'\t') + b'\n')
   metadata = create('projector/metadata.tsv')
   metadata.write(b'word\tcount\n')
   for row in rows:

@@ -43,9 +43,9 @@ def test_xla_trains_where_a_kernel_cannot_be(
     raise RuntimeError('no such\ninstruction')
 
   # What was compiled before stays for other tests.
-  monkeypatch.setattr(step, '_target', step._target.__wrapped__)
-  monkeypatch.setattr(handlers, 'load', handlers.load.__wrapped__)
+  monkeypatch.setattr(step, 'register', step.register.__wrapped__)
   if stage == 'compiled':
+    monkeypatch.setattr(handlers, '_compiled', handlers._compiled.__wrapped__)
     monkeypatch.setattr(numba, 'cfunc', fail)
   else:
     monkeypatch.setattr(ffi, 'register', fail)

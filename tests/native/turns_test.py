@@ -8,55 +8,64 @@ import numba
 import numpy as np
 import pytest
 
-from jaxemb.native import ffi, turns
+from jaxemb.native import ffi, handlers, step, turns
+
+_FREE = 12  # the first place that no kernel has
 
 
-@numba.njit
-def _count(frame, kind, first, stop, scratch):
+@numba.cfunc(turns.KERNEL)
+def _count(frame, first, stop, scratch, found):
   """Adds 1 to the place of each chunk, slowly; scratch counts the turns."""
-  counts = ffi.vector(frame, ffi.RESULTS, 0, kind)
+  counts = ffi.vector(frame, ffi.RESULTS, 0, np.float32)
   busy = 0.0
   for i in range(first, stop):
     for j in range(1000):
       busy += np.sqrt(j + busy)
     counts[i] += 1 + 0 * busy
-  scratch[0] += 1
-  return stop - first, scratch[0]
+  num_turns = ffi.get(scratch, 0, np.float32) + np.float32(1)
+  ffi.put(scratch, 0, num_turns, np.float32)
+  ffi.put(found, 0, stop - first, np.float64)
+  ffi.put(found, 8, num_turns, np.float64)
 
 
-@numba.njit
-def _fail(frame, kind, first, stop, scratch):
+@numba.cfunc(turns.KERNEL)
+def _fail(frame, first, stop, scratch, found):
   """Fails at the chunk in the middle of 100."""
   if first <= 50 < stop:
     raise ValueError
-  return 0.0, 0.0
+  ffi.put(found, 0, 0.0, np.float64)
+  ffi.put(found, 8, 0.0, np.float64)
 
 
-@functools.cache  # a name stands for one handler in a process
-def _registered(kernel):
-  """The name of a handler; the handler itself is kept."""
-  share = turns.sharing(kernel)
+_KERNELS = _count, _fail
 
-  def handle(frame):
-    if ffi.is_call(frame):
-      counts = ffi.vector(frame, ffi.RESULTS, 0, np.float32)
-      found = ffi.vector(frame, ffi.RESULTS, 1, np.float32)
-      scratch = ffi.matrix(frame, ffi.RESULTS, 2, np.float32)
-      counts[:] = 0
-      found[0], found[1] = share(frame, np.float32, counts.size, scratch)
-    return np.uintp(0)
 
-  handler = numba.cfunc(ffi.SIGNATURE)(handle)
-  name = f'jaxemb_test{kernel.py_func.__name__}'
-  ffi.register(name, handler)
-  return name, handler
+@functools.cache
+def _place():
+  step.register()
+  for number, kernel in enumerate(_KERNELS, _FREE):
+    ffi.place(number, kernel)
 
 
 def _call(kernel, num_chunks, num_threads):
-  target, _ = _registered(kernel)
-  shapes = [(num_chunks,), (2,), (num_threads, 4)]
+  """A call of the handler, of what the kernels here do not read zeros."""
+  _place()
+  number = _FREE + _KERNELS.index(kernel)
+  integers = jnp.array([0, 0, 0, 0, 0, number], jnp.int32)
+  contexts = jnp.zeros((num_chunks, 1), jnp.uint8)
+  zeros = jnp.zeros((num_chunks,))
+  shapes = *[(num_chunks,)] * 4, (2,), (num_threads, 4)
   results = [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
-  return jax.jit(lambda: jax.ffi.ffi_call(target, results)())
+  call = jax.ffi.ffi_call(
+    handlers.TARGET, results, input_output_aliases={i: i for i in range(4)}
+  )
+
+  def run():
+    arguments = *[zeros] * 4, contexts, contexts, zeros, integers
+    counts, *_, found, scratch = call(*arguments)
+    return counts, found, scratch
+
+  return jax.jit(run)
 
 
 @pytest.mark.parametrize('num_threads', [1, 2, 3, 50])
@@ -83,6 +92,7 @@ def test_calls_at_the_same_time_do_not_wait_for_each_other():
     assert (counts == 1).all() and found[0] == 500
 
 
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
 @pytest.mark.parametrize('num_threads', [1, 3])
 def test_a_kernel_that_fails_is_seen(num_threads):
   _, found, _ = _call(_fail, 100, num_threads)()
