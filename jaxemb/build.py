@@ -18,12 +18,13 @@ import jax
 import ml_collections
 
 from jaxemb import config as config_lib
-from jaxemb import errors
+from jaxemb import errors, rundir
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import benchmarks
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
 from jaxemb.models import hierarchical, skipgram, targets
+from jaxemb.native import ahead
 from jaxemb.native import step as native
 from jaxemb.ops import wire
 from jaxemb.runtime import distributed, resources
@@ -70,13 +71,6 @@ def bind(
       'what it is to take'
     ) from error
   return functools.partial(function, *args, **chosen)
-
-
-def cache_folder() -> pathlib.Path:
-  """Where downloads, encoded corpora and compiled programs are kept."""
-  base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
-  folder = os.environ.get('JAXEMB_CACHE') or f'{base}/jaxemb'
-  return pathlib.Path(folder).expanduser()
 
 
 def on_devices(
@@ -317,9 +311,9 @@ def parts(
   d, m, s = config.data, config.model, config.senses
   compiling = None
   # On another core, while the text is read, if a trace of it may stay.
-  if tuning.fused and cache == cache_folder():
-    folder = cache / 'programs'
-    compiling = native.compiling(m, config.table.dtype, folder)
+  if tuning.fused and cache == rundir.cache_folder():
+    kernel = m.name, m.loss, config.table.dtype
+    compiling = ahead.compiling(*kernel, cache / 'programs')
   # Wrong paths are refused before the work.
   init_from = os.path.expanduser(config.train.init_from)
   if init_from and not os.path.exists(init_from):

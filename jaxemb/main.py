@@ -20,6 +20,7 @@ import argparse
 import atexit
 import difflib
 import gc
+import importlib.util
 import pathlib
 import runpy
 import sys
@@ -31,8 +32,11 @@ from typing import Any, NoReturn
 import ml_collections
 
 from jaxemb import config as config_lib
-from jaxemb import errors
+from jaxemb import errors, rundir
+from jaxemb.native import ahead
 
+# Without these, JAX has nothing but the CPU.
+_ACCELERATORS = 'jax_plugins', 'libtpu'
 _BOOLS = {'true': True, '1': True, 'yes': True,
           'false': False, '0': False, 'no': False}  # fmt: skip
 
@@ -54,6 +58,10 @@ def _run(argv: Sequence[str]) -> int:
     print(describe())
     return 0
   config, workdir, job = parse(argv)
+  m, cache = config.model, rundir.cache_folder()
+  has_accelerators = any(map(importlib.util.find_spec, _ACCELERATORS))
+  if config_lib.can_fuse(config, 'cpu', (1, 1)) and not has_accelerators:
+    ahead.compiling(m.name, m.loss, config.table.dtype, cache / 'programs')
   # JAX only once the arguments are right.
   from jaxemb import train
   from jaxemb.runtime import distributed

@@ -1,4 +1,4 @@
-"""The folder of a run and the settings that it belongs to."""
+"""The folder of a run, the settings that it belongs to, and that of caches."""
 
 import contextlib
 import dataclasses
@@ -22,6 +22,13 @@ _RECORDED = ('tuning.', 'fingerprint')
 
 class BusyError(errors.UserError):
   """Another process is training in a folder."""
+
+
+def cache_folder() -> pathlib.Path:
+  """Where downloads, encoded corpora and compiled programs are kept."""
+  base = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  folder = os.environ.get('JAXEMB_CACHE') or f'{base}/jaxemb'
+  return pathlib.Path(folder).expanduser()
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ def _run(
   given = config
   config, tuning, devices = build.on_devices(given, recorded, **fixed)
   rundir.check(config, workdir)
-  cache = build.cache_folder()
+  cache = rundir.cache_folder()
   if not (text_cache or os.environ.get('JAX_COMPILATION_CACHE_DIR')):
     # The next start need not compile.
     jax.config.update('jax_compilation_cache_dir', str(cache / 'programs'))

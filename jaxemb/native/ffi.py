@@ -69,9 +69,8 @@ def pointer(typing_context, place, kind):
 
 
 def _at(context, builder, place, offset, kind):
-  place = builder.inttoptr(builder.add(place, offset), cgutils.voidptr_t)
   form = context.get_value_type(kind).as_pointer()
-  return builder.bitcast(place, form)
+  return builder.inttoptr(builder.add(place, offset), form)
 
 
 @intrinsic
@@ -89,8 +88,7 @@ def put(typing_context, place, offset, number, kind):
   """Writes a number of a NumPy type `offset` bytes after an address."""
 
   def generate(context, builder, signature, args):
-    target = _at(context, builder, *args[:2], kind.dtype)
-    builder.store(args[2], target)
+    builder.store(args[2], _at(context, builder, *args[:2], kind.dtype))
     return context.get_dummy_value()
 
   form = types.void(types.uintp, types.intp, kind.dtype, kind)

@@ -3,9 +3,8 @@
 Three C functions, compiled apart: XLA calls the handler, which calls the task
 that threads take turns in, which calls the kernel that the call names.
 
-Nothing here needs JAX: a process of its own compiles them into numba's cache
-while the text is read (`python -m jaxemb.native.handlers KERNEL DTYPE`),
-because numba compiles one function at a time in each process.
+Nothing here needs JAX: a process of its own compiles a kernel into numba's
+cache (`native.ahead`).
 
 The buffers of a call: the arrays that change (two tables, then their slots),
 contexts on the left and right, `numbers` float32, `integers` int32, of which
@@ -13,41 +12,20 @@ the last is the kernel, then ids.
 """
 
 import functools
-import hashlib
 import pathlib
-import subprocess
 import sys
 
-import llvmlite
 import numba
 import numpy as np
-from llvmlite import binding
 from numba.core import ccallback
 
-from jaxemb.native import ffi, kernels, rows, turns
+from jaxemb.native import ahead, ffi, kernels, rows, turns
 
 TARGET = 'jaxemb_chunks'  # XLA's name for the handler
 # Arrays; results are these, [2] loss and examples, [threads, n] scratch.
 NUM_CHANGED = 4
 _LEFT, _NUMBERS, _INTEGERS, _IDS = 4, 6, 7, 8  # arguments
 _KERNEL = 5  # of the integers
-
-
-@functools.cache
-def source() -> str:
-  """A digest of what kernels are compiled from, and by and for what.
-
-  numba looks at one file to tell whether what it has compiled before is still
-  right; a kernel is made of several.
-  """
-  folder = pathlib.Path(__file__).parent
-  texts = [x.read_bytes() for x in sorted(folder.glob('*.py'))]
-  names = (
-    sys.version, numba.__version__, llvmlite.__version__,
-    numba.config.CPU_NAME or binding.get_host_cpu_name(),
-    numba.config.CPU_FEATURES or '',
-  )  # fmt: skip
-  return hashlib.sha256(b''.join(texts) + repr(names).encode()).hexdigest()
 
 
 # As parts of what calls them: LLVM optimizes once more what a function calls.
@@ -164,7 +142,7 @@ _PARTS = {
 def _compiled(part: str) -> ccallback.CFunc:
   """A part, at its address, compiled if it was not; it is kept."""
   form, make = _PARTS[part]
-  compiled = numba.cfunc(form, cache=True)(make(source()))
+  compiled = numba.cfunc(form, cache=True)(make(ahead.source()))
   ffi.place(list(_PARTS).index(part), compiled)
   return compiled
 
@@ -180,17 +158,6 @@ def load(kernel: str, dtype: str) -> int:
   part = f'{kernel}-{dtype}'
   _compiled(part)
   return list(_PARTS).index(part)
-
-
-def compiling(
-  kernel: str, dtype: str, folder: pathlib.Path
-) -> subprocess.Popen | None:
-  """A process that compiles a kernel; None = `folder` says that one did."""
-  mark = folder / f'{kernel}-{dtype}-{source()[:16]}'
-  if mark.exists():
-    return None
-  command = [sys.executable, '-m', __name__, kernel, dtype, str(mark)]
-  return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 
 if __name__ == '__main__':

@@ -171,9 +171,8 @@ def skipgram(call, windows, draws):
   # Addresses of rows, of those that each tile meets, and of what changes.
   a_rows, scratch = rows.take_vector(scratch, num_left, np.uintp)
   b_rows, scratch = rows.take_vector(scratch, num_rows, np.uintp)
-  met, scratch = rows.take_vector(
-    scratch, num_left // tile * num_columns, np.uintp
-  )
+  num_met = num_left // tile * num_columns
+  met, scratch = rows.take_vector(scratch, num_met, np.uintp)
   a_out, scratch = rows.take_vector(scratch, num_left, np.uintp)
   b_out, scratch = rows.take_vector(scratch, num_rows, np.uintp)
   a_rates, scratch = rows.take_vector(scratch, num_left, np.float32)

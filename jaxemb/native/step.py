@@ -7,10 +7,9 @@ in float32 or bfloat16, with SGD or Adagrad, of the models that come with
 jaxemb.
 """
 
+import contextlib
 import dataclasses
 import functools
-import pathlib
-import subprocess
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,38 +29,23 @@ _KERNELS = {
 }
 
 
-def compiling(
-  model: Mapping[str, Any], dtype: str, folder: pathlib.Path
-) -> subprocess.Popen | None:
-  """As `handlers.compiling`, of the model that settings of that name name."""
-  is_tree = model['loss'] == 'hierarchical_softmax'
-  kernel = 'hierarchical' if is_tree else model['name']
-  return handlers.compiling(kernel, dtype, folder)
-
-
 class Unavailable(Exception):
   """A kernel cannot be compiled or used, told in one line."""
 
 
-def _or_unavailable(function):
-  @functools.wraps(function)
-  def call(*args):
-    try:
-      return function(*args)
-    except Exception as error:  # numba, LLVM and XLA have many
-      raise Unavailable(errors.one_line(error)) from error
-
-  return call
+@contextlib.contextmanager
+def _telling():
+  try:
+    yield
+  except Exception as error:  # numba, LLVM and XLA have many
+    raise Unavailable(errors.one_line(error)) from error
 
 
 @functools.cache  # XLA takes a name once
-@_or_unavailable
+@_telling()
 def register() -> None:
   """Makes known to XLA what calls kernels. Raises `Unavailable`."""
   ffi.register(handlers.TARGET, handlers.handler())
-
-
-_load = _or_unavailable(handlers.load)
 
 
 def _num_scratch(spec: skipgram.WindowSpec, longest: int) -> int:
@@ -159,5 +143,6 @@ def make(
   is_sgd = optimizer['name'] == 'sgd'
   parameter = optimizer['max_duplicates' if is_sgd else 'epsilon']
   register()
-  number = _load(_KERNELS[model], dtype)
+  with _telling():
+    number = handlers.load(_KERNELS[model], dtype)
   return Kernel(number, optimizer['name'], parameter, num_threads)

@@ -30,18 +30,15 @@ _LINE = 64  # bytes of a line of the cache
 # Offsets on the board, in bytes: words that threads change; others that they
 # read; room for a call of XLA; a line for what each thread found.
 _NEXT, _ACTIVE, _REFERENCES, _JOINED = range(0, 32, 8)
-_FRAME, _KERNEL, _NUM_CHUNKS, _SIZE, _SCRATCH, _SCRATCH_BYTES = range(
-  _LINE, _LINE + 48, 8
-)
+_FRAME, _KERNEL, _NUM_CHUNKS, _SIZE = range(_LINE, _LINE + 32, 8)
+_SCRATCH, _SCRATCH_BYTES = _LINE + 32, _LINE + 40
 _CALL, _FOUND = 2 * _LINE, 3 * _LINE
 _TURNS = 64  # of each thread; in the end all wait for the longest one
 _MIN_CHUNKS = 4  # of a turn, of which only the first is not fetched ahead
 _SPINS = 1000  # before a thread that waits lets others run
 
 # Of the C library.
-_allocate = types.ExternalFunction(
-  'calloc', types.uintp(types.uintp, types.uintp)
-)
+_allocate = types.ExternalFunction('calloc', types.uintp(*[types.uintp] * 2))
 _free = types.ExternalFunction('free', types.void(types.uintp))
 _let_others_run = types.ExternalFunction(
   'sched_yield' if os.name == 'posix' else 'SwitchToThread', types.int32()

@@ -13,6 +13,7 @@ projector.tensorflow.org takes the two .tsv files by hand. Both draw at most
 100,000 points.
 """
 
+import bisect
 import contextlib
 import os
 import pathlib
@@ -27,7 +28,6 @@ from jaxemb.storage import atomic, word2vec_format
 
 VECTORS, SCALES = 'vectors.npy', 'scales.npy'
 _MAX_PROJECTOR_WORDS = 100_000
-_BLOCK_ROWS = 4096
 _PROJECTOR_CONFIG = b"""embeddings {
   tensor_name: "words"
   tensor_path: "tensors.tsv"
@@ -85,8 +85,7 @@ def write(
     if not is_minimal:
       vectors = rows.decode()
       word2vec_format.put_rows(create('vectors.bin'), spelled, vectors, True)
-      word2vec_format.put_rows(create('vectors.txt'), spelled, vectors, False)
-      _put_projector(create, spelled, vectors, counts)
+      _put_texts(create, spelled, vectors, counts)
     word2vec_format.put_counts(create('vocab.txt'), spelled, counts)
     for file in files:
       file.flush()
@@ -99,22 +98,29 @@ def write(
   }
 
 
-def _put_projector(
+def _put_texts(
   create: Callable[[str], BinaryIO],
   words: list[bytes],
   vectors: np.ndarray,
   counts: np.ndarray,
 ) -> None:
-  rows = np.argsort(-np.asarray(counts), kind='stable')[:_MAX_PROJECTOR_WORDS]
+  """Writes vectors.txt, and the most frequent words for the projector."""
+  order = np.argsort(-np.asarray(counts), kind='stable')
+  rows = np.sort(order[:_MAX_PROJECTOR_WORDS]).tolist()
   tensors = create('projector/tensors.tsv')
-  for start in range(0, len(rows), _BLOCK_ROWS):
-    block = vectors[rows[start : start + _BLOCK_ROWS]]
-    lines = b'\n'.join(word2vec_format.text_rows(block))
-    tensors.write(lines.replace(b' ', b'\t') + b'\n')
+
+  def show(start: int, lines: list[bytes]) -> None:
+    stop = start + len(lines)
+    first, last = (bisect.bisect_left(rows, x) for x in (start, stop))
+    shown = b''.join(lines[row - start] + b'\n' for row in rows[first:last])
+    tensors.write(shown.replace(b' ', b'\t'))
+
+  text = create('vectors.txt')
+  word2vec_format.put_rows(text, words, vectors, is_binary=False, seen=show)
   metadata = create('projector/metadata.tsv')
   metadata.write(b'word\tcount\n')
-  for row in rows:
-    metadata.write(b'%b\t%d\n' % (words[row], counts[row]))
+  counts = np.asarray(counts).tolist()
+  metadata.writelines(b'%b\t%d\n' % (words[row], counts[row]) for row in rows)
   create('projector/projector_config.pbtxt').write(_PROJECTOR_CONFIG)
 
 

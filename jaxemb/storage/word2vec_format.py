@@ -18,7 +18,7 @@ import pathlib
 import re
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -91,21 +91,29 @@ def spell(words: Sequence[str]) -> tuple[list[bytes], int]:
 
 
 def put_rows(
-  file: BinaryIO, words: list[bytes], vectors: np.ndarray, is_binary: bool
+  file: BinaryIO,
+  words: list[bytes],
+  vectors: np.ndarray,
+  is_binary: bool,
+  seen: Callable[[int, list[bytes]], None] = lambda start, rows: None,
 ) -> None:
-  """Writes the header and all rows to an open file."""
+  """Writes the header and all rows to an open file.
+
+  `seen` is called with the first number and the bytes of some rows at a time.
+  """
   file.write(b'%d %d\n' % vectors.shape)
   for start in range(0, len(words), _BLOCK_ROWS):
     block = np.asarray(vectors[start : start + _BLOCK_ROWS], '<f4')
-    rows = map(np.ndarray.tobytes, block) if is_binary else text_rows(block)
+    rows = [x.tobytes() for x in block] if is_binary else text_rows(block)
+    seen(start, rows)
     pairs = zip(words[start : start + _BLOCK_ROWS], rows, strict=True)
     file.write(b''.join(b'%b %b\n' % pair for pair in pairs))
 
 
 def put_counts(file: BinaryIO, words: list[bytes], counts: np.ndarray) -> None:
   """Writes `word count` lines to an open file."""
-  for word, count in zip(words, np.asarray(counts).tolist(), strict=True):
-    file.write(b'%b %d\n' % (word, count))
+  pairs = zip(words, np.asarray(counts).tolist(), strict=True)
+  file.writelines(b'%b %d\n' % pair for pair in pairs)
 
 
 def text_rows(block: np.ndarray) -> list[bytes]:

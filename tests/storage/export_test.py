@@ -18,7 +18,7 @@ _COUNTS = np.array([5, 9, 2, 9, 7, 1])
 
 def test_every_form_holds_the_same(tmp_path, monkeypatch):
   monkeypatch.setattr(export, '_MAX_PROJECTOR_WORDS', 4)
-  monkeypatch.setattr(export, '_BLOCK_ROWS', 3)
+  monkeypatch.setattr(w2v, '_BLOCK_ROWS', 3)
   rows = export.Encoded(_VECTORS)
   assert export.write(tmp_path, _WORDS, rows, _COUNTS) == {
     'words_renamed_in_exports': 1, 'words_left_out_of_projector': 2,
@@ -38,9 +38,9 @@ def test_every_form_holds_the_same(tmp_path, monkeypatch):
   # The projector has the most frequent words.
   folder = tmp_path / 'projector'
   words = (folder / 'metadata.tsv').read_text(encoding='utf-8')
-  assert words == 'word\tcount\nthe\t9\nnaïve\t9\n12\t7\nx_y\t5\n'
+  assert words == 'word\tcount\nx_y\t5\nthe\t9\nnaïve\t9\n12\t7\n'
   tensors = np.loadtxt(folder / 'tensors.tsv', np.float32)
-  np.testing.assert_array_equal(tensors, _VECTORS[[1, 3, 4, 0]])
+  np.testing.assert_array_equal(tensors, _VECTORS[[0, 1, 3, 4]])
   config = (folder / 'projector_config.pbtxt').read_text()
   paths = re.findall('_path: "(.*)"', config)
   assert len(paths) == 2 and all((folder / x).exists() for x in paths)

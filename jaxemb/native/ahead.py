@@ -1,0 +1,50 @@
+"""A process that compiles a kernel while JAX is imported and the text is read.
+
+numba compiles one function at a time in each process. As neither JAX nor numba
+is needed here, that process can start before all else.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import subprocess
+import sys
+
+from llvmlite import binding
+
+
+@functools.cache
+def source() -> str:
+  """A digest of what kernels are compiled from, and by and for what.
+
+  numba looks at one file to tell whether what it has compiled before is still
+  right; a kernel is made of several.
+  """
+  folder = pathlib.Path(__file__).parent
+  texts = [x.read_bytes() for x in sorted(folder.glob('*.py'))]
+  names = (
+    sys.version,
+    *map(importlib.metadata.version, ('numba', 'llvmlite')),
+    os.environ.get('NUMBA_CPU_NAME') or binding.get_host_cpu_name(),
+    os.environ.get('NUMBA_CPU_FEATURES', ''),
+  )
+  return hashlib.sha256(b''.join(texts) + repr(names).encode()).hexdigest()
+
+
+@functools.cache  # who asks later waits for the same process
+def compiling(
+  model: str, loss: str, dtype: str, folder: pathlib.Path
+) -> subprocess.Popen | None:
+  """A process that compiles a kernel; None = `folder` says that one did.
+
+  `model` and `loss` are the names in the settings, `dtype` that of the tables.
+  """
+  kernel = 'hierarchical' if loss == 'hierarchical_softmax' else model
+  mark = folder / f'{kernel}-{dtype}-{source()[:16]}'
+  if mark.exists():
+    return None
+  module = f'{__package__}.handlers'
+  command = [sys.executable, '-m', module, kernel, dtype, str(mark)]
+  return subprocess.Popen(command, stderr=subprocess.DEVNULL)
