@@ -11,6 +11,7 @@ import math
 import os
 import pathlib
 import pkgutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -148,10 +149,12 @@ def trainer(
   mesh: jax.sharding.Mesh,
   corpus: model_base.Corpus,
   steps: data_base.Steps,
+  compiling: subprocess.Popen | None = None,
 ) -> Trainer:
   """The model, its tables and the strategy that resolved settings name.
 
-  Raises a `UserError` for a vocabulary that the model cannot have.
+  `compiling` is a process that compiles the kernel. Raises a `UserError` for a
+  vocabulary that the model cannot have.
   """
   m, t = config.model, config.table
   is_sync = config.strategy.name == 'sync' or mesh.size == 1
@@ -185,7 +188,9 @@ def trainer(
     tuning.steps_per_loop,
     # A loop whose length is not known is slow on an accelerator.
     tuning.steps_per_loop == 1 and (mesh.size == 1 or not is_sync),
-    native.make(type(model), t.dtype, config.optimizer, tuning.threads)
+    native.make(
+      type(model), t.dtype, config.optimizer, tuning.threads, compiling
+    )
     if tuning.fused
     else None,
   )
@@ -312,8 +317,7 @@ def parts(
   compiling = None
   # On another core, while the text is read, if a trace of it may stay.
   if tuning.fused and cache == rundir.cache_folder():
-    kernel = m.name, m.loss, config.table.dtype
-    compiling = ahead.compiling(*kernel, cache / 'programs')
+    compiling = ahead.compiling(m.name, m.loss, config.table.dtype, cache)
   # Wrong paths are refused before the work.
   init_from = os.path.expanduser(config.train.init_from)
   if init_from and not os.path.exists(init_from):
@@ -349,12 +353,10 @@ def parts(
   )
   source = bind('data.source', d.source, (spec,), {})()
   corpus = model_base.Corpus(source.keys, source.counts, source.frequencies)
-  if compiling:
-    # Meanwhile, what reads batches and what calls the kernel.
+  if d.source == 'text' and compiling and compiling.poll() is None:
+    # Meanwhile this process compiles what reads batches.
     next(source.items(None, 0), None)
-    native.register()
-    compiling.wait()
-  made = trainer(config, tuning, mesh, corpus, source.steps)
+  made = trainer(config, tuning, mesh, corpus, source.steps, compiling)
   dropped = dict(source.dropped)
   if m.name == 'mixture' and s.number > 1:
     ambiguous = mixture.ambiguous(config, source.keys)

@@ -21,6 +21,7 @@ import atexit
 import difflib
 import gc
 import importlib.util
+import os
 import pathlib
 import runpy
 import sys
@@ -35,7 +36,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors, rundir
 from jaxemb.native import ahead
 
-# Without these, JAX has nothing but the CPU.
+# Packages without which JAX hardly ever has more than the CPU.
 _ACCELERATORS = 'jax_plugins', 'libtpu'
 _BOOLS = {'true': True, '1': True, 'yes': True,
           'false': False, '0': False, 'no': False}  # fmt: skip
@@ -59,9 +60,11 @@ def _run(argv: Sequence[str]) -> int:
     return 0
   config, workdir, job = parse(argv)
   m, cache = config.model, rundir.cache_folder()
-  has_accelerators = any(map(importlib.util.find_spec, _ACCELERATORS))
-  if config_lib.can_fuse(config, 'cpu', (1, 1)) and not has_accelerators:
-    ahead.compiling(m.name, m.loss, config.table.dtype, cache / 'programs')
+  mesh = max(1, config.mesh.data), max(1, config.mesh.table)
+  on_cpu = os.environ.get('JAX_PLATFORMS') == 'cpu'
+  on_cpu = on_cpu or not any(map(importlib.util.find_spec, _ACCELERATORS))
+  if on_cpu and config_lib.can_fuse(config, 'cpu', mesh):
+    ahead.compiling(m.name, m.loss, config.table.dtype, cache)
   # JAX only once the arguments are right.
   from jaxemb import train
   from jaxemb.runtime import distributed

@@ -1,4 +1,4 @@
-"""The folder of a run, the settings that it belongs to, and that of caches."""
+"""The folder of a run, its settings, and the folder of caches."""
 
 import contextlib
 import dataclasses

@@ -35,16 +35,20 @@ def source() -> str:
 
 @functools.cache  # who asks later waits for the same process
 def compiling(
-  model: str, loss: str, dtype: str, folder: pathlib.Path
+  model: str, loss: str, dtype: str, cache: pathlib.Path
 ) -> subprocess.Popen | None:
-  """A process that compiles a kernel; None = `folder` says that one did.
+  """A process that compiles a kernel; None = one did.
 
-  `model` and `loss` are the names in the settings, `dtype` that of the tables.
+  `model` and `loss` are the names in the settings, `dtype` that of the tables;
+  `cache` keeps a mark of what was compiled.
   """
   kernel = 'hierarchical' if loss == 'hierarchical_softmax' else model
-  mark = folder / f'{kernel}-{dtype}-{source()[:16]}'
-  if mark.exists():
-    return None
-  module = f'{__package__}.handlers'
-  command = [sys.executable, '-m', module, kernel, dtype, str(mark)]
-  return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+  try:
+    mark = cache / 'programs' / f'{kernel}-{dtype}-{source()[:16]}'
+    if mark.exists():
+      return None
+    command = [sys.executable, '-m', f'{__package__}.handlers', kernel, dtype]
+    silent = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)
+    return subprocess.Popen([*command, mark], **silent)
+  except (OSError, importlib.metadata.PackageNotFoundError):
+    return None  # the run itself compiles it, or says why it cannot

@@ -36,12 +36,10 @@ _SYMBOL = 'jaxemb_addresses'
 _INT = ir.IntType(64)
 _addresses = (ctypes.c_void_p * 16)()
 binding.add_symbol(_SYMBOL, ctypes.addressof(_addresses))
-_kept = {}
 
 
 def place(number: int, function: ccallback.CFunc) -> None:
-  """Keeps a compiled function, which then is at `address(number)`."""
-  _kept[number] = function
+  """Puts a compiled function, which the caller keeps, at `address(number)`."""
   _addresses[number] = function.address
 
 
@@ -50,15 +48,16 @@ def address(typing_context, number):
   """Where the function is that was placed under a number."""
 
   def generate(context, builder, signature, args):
+    form = ir.ArrayType(_INT, len(_addresses))
     table = builder.module.globals.get(_SYMBOL)
-    table = table or ir.GlobalVariable(builder.module, _INT, _SYMBOL)
-    return builder.load(builder.gep(table, [args[0]]))
+    table = table or ir.GlobalVariable(builder.module, form, _SYMBOL)
+    return builder.load(builder.gep(table, [_INT(0), args[0]]))
 
   return types.uintp(types.intp), generate
 
 
 @intrinsic
-def pointer(typing_context, place, kind):
+def pointer(typing_context, start, kind):
   """A pointer to numbers of a NumPy type, given as a class, at an address."""
 
   def generate(context, builder, signature, args):
@@ -68,13 +67,13 @@ def pointer(typing_context, place, kind):
   return types.CPointer(kind.dtype)(types.uintp, kind), generate
 
 
-def _at(context, builder, place, offset, kind):
+def _at(context, builder, start, offset, kind):
   form = context.get_value_type(kind).as_pointer()
-  return builder.inttoptr(builder.add(place, offset), form)
+  return builder.inttoptr(builder.add(start, offset), form)
 
 
 @intrinsic
-def get(typing_context, place, offset, kind):
+def get(typing_context, start, offset, kind):
   """The number of a NumPy type that is `offset` bytes after an address."""
 
   def generate(context, builder, signature, args):
@@ -84,7 +83,7 @@ def get(typing_context, place, offset, kind):
 
 
 @intrinsic
-def put(typing_context, place, offset, number, kind):
+def put(typing_context, start, offset, number, kind):
   """Writes a number of a NumPy type `offset` bytes after an address."""
 
   def generate(context, builder, signature, args):
@@ -179,8 +178,8 @@ def register(name: str, handler: ccallback.CFunc) -> None:
   """Makes a compiled handler, of `SIGNATURE`, known to XLA for CPUs."""
   import jax  # takes a second; what only compiles does not need it
 
-  address = ctypes.cast(handler.address, ctypes.c_void_p)
+  start = ctypes.cast(handler.address, ctypes.c_void_p)
   capsule = ctypes.pythonapi.PyCapsule_New
   capsule.restype = ctypes.py_object
   capsule.argtypes = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
-  jax.ffi.register_ffi_target(name, capsule(address, None, None), 'cpu')
+  jax.ffi.register_ffi_target(name, capsule(start, None, None), 'cpu')

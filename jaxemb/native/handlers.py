@@ -26,6 +26,7 @@ TARGET = 'jaxemb_chunks'  # XLA's name for the handler
 NUM_CHANGED = 4
 _LEFT, _NUMBERS, _INTEGERS, _IDS = 4, 6, 7, 8  # arguments
 _KERNEL = 5  # of the integers
+_TASK = 0  # the place of `_work`
 
 
 # As parts of what calls them: LLVM optimizes once more what a function calls.
@@ -35,6 +36,7 @@ _KERNEL = 5  # of the integers
 def _call(frame, kind, first, stop, scratch, found):
   numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
   integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
+  room = ffi.matrix(frame, ffi.RESULTS, NUM_CHANGED + 1, np.float32)
   return kernels.Call(
     ffi.matrix(frame, ffi.RESULTS, 0, kind),
     ffi.matrix(frame, ffi.RESULTS, 1, kind),
@@ -55,6 +57,7 @@ def _call(frame, kind, first, stop, scratch, found):
     np.intp(first),
     np.intp(stop),
     scratch,
+    scratch + np.uintp(4 * room.shape[1]),
     found,
   )
 
@@ -64,31 +67,24 @@ def _ids(frame, number):
   return ffi.matrix(frame, ffi.ARGUMENTS, _IDS + number, np.int32)
 
 
-# A version is in numba's key of what is compiled because a function names it. A
-# function given by name would be in it too, another in every process.
-
-
-def _skipgram(kind, version):
+def _skipgram(kind):
   def compute(frame, first, stop, scratch, found):
-    _ = version
     call = _call(frame, kind, first, stop, scratch, found)
     kernels.skipgram(call, _ids(frame, 0), _ids(frame, 1))
 
   return compute
 
 
-def _cbow(kind, version):
+def _cbow(kind):
   def compute(frame, first, stop, scratch, found):
-    _ = version
     call = _call(frame, kind, first, stop, scratch, found)
     kernels.cbow(call, _ids(frame, 0), _ids(frame, 1))
 
   return compute
 
 
-def _hierarchical(kind, version):
+def _hierarchical(kind):
   def compute(frame, first, stop, scratch, found):
-    _ = version
     call = _call(frame, kind, first, stop, scratch, found)
     exits = ffi.vector(frame, ffi.ARGUMENTS, _IDS + 1, np.int32)
     firsts, deep = _ids(frame, 2), _ids(frame, 3)
@@ -97,40 +93,29 @@ def _hierarchical(kind, version):
   return compute
 
 
-def _task(version):
-  def work(board):
-    _ = version
-    turns.work(board)
-
-  return work
+def _work(board):
+  turns.work(board)
 
 
-def _handler(version):
-  task = list(_PARTS).index(_TASK)
-
-  def handle(frame):
-    _ = version
-    if ffi.is_call(frame):
-      found = ffi.vector(frame, ffi.RESULTS, NUM_CHANGED, np.float32)
-      found[:] = np.nan  # stays if it fails, of which XLA hears nothing
-      left = ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8)
-      integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
-      scratch = ffi.matrix(frame, ffi.RESULTS, NUM_CHANGED + 1, np.float32)
-      kernel = ffi.address(np.intp(integers[_KERNEL]))
-      found[0], found[1] = turns.share(
-        frame, kernel, ffi.address(task), left.shape[0], scratch
-      )
-    return np.uintp(0)
-
-  return handle
+def _handle(frame):
+  if ffi.is_call(frame):
+    found = ffi.vector(frame, ffi.RESULTS, NUM_CHANGED, np.float32)
+    found[:] = np.nan  # stays if it fails, of which XLA hears nothing
+    left = ffi.matrix(frame, ffi.ARGUMENTS, _LEFT, np.uint8)
+    integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
+    scratch = ffi.matrix(frame, ffi.RESULTS, NUM_CHANGED + 1, np.float32)
+    kernel, task = ffi.address(np.intp(integers[_KERNEL])), ffi.address(_TASK)
+    if kernel:
+      num_chunks = left.shape[0]
+      found[0], found[1] = turns.share(frame, kernel, task, num_chunks, scratch)
+  return np.uintp(0)
 
 
-_HANDLER, _TASK = 'handler', 'task'
 _PARTS = {
-  _HANDLER: (ffi.SIGNATURE, _handler),
-  _TASK: (turns.TASK, _task),
+  'task': (turns.TASK, _work),
+  'handler': (ffi.SIGNATURE, _handle),
 } | {
-  f'{name}-{dtype}': (turns.KERNEL, functools.partial(make, kind))
+  f'{name}-{dtype}': (turns.KERNEL, make(kind))
   for name, make in (
     ('skipgram', _skipgram), ('cbow', _cbow), ('hierarchical', _hierarchical)
   )
@@ -139,24 +124,24 @@ _PARTS = {
 
 
 @functools.cache
-def _compiled(part: str) -> ccallback.CFunc:
-  """A part, at its address, compiled if it was not; it is kept."""
-  form, make = _PARTS[part]
-  compiled = numba.cfunc(form, cache=True)(make(ahead.source()))
+def compiled(part: str) -> ccallback.CFunc:
+  """A part, placed and kept, which is compiled if it was not.
+
+  It is 'task', 'handler' or a kernel, such as 'skipgram-float32'.
+  """
+  form, function = _PARTS[part]
+  # Names its files in numba's cache, which looks at the time of one source.
+  function.__qualname__ = f'{part}-{ahead.source()[:16]}'
+  # What is inlined has the options of what it is inlined in.
+  compiled = numba.cfunc(form, cache=True, error_model='numpy')(function)
   ffi.place(list(_PARTS).index(part), compiled)
   return compiled
-
-
-def handler() -> ccallback.CFunc:
-  """What XLA calls; of the kernels none need be compiled yet."""
-  _compiled(_TASK)
-  return _compiled(_HANDLER)
 
 
 def load(kernel: str, dtype: str) -> int:
   """Compiles a kernel for tables of a dtype, if it was not; its number."""
   part = f'{kernel}-{dtype}'
-  _compiled(part)
+  compiled(part)
   return list(_PARTS).index(part)
 
 

@@ -46,7 +46,8 @@ class Call(NamedTuple):
   rule: rows.Rule
   first: int
   stop: int
-  scratch: int  # an address, of zeros
+  scratch: int  # the address of zeros
+  scratch_stop: int  # and that of what follows them
   found: int  # the address of what is returned, two float64
 
 
@@ -179,6 +180,8 @@ def skipgram(call, windows, draws):
   b_rates, scratch = rows.take_vector(scratch, num_rows, np.float32)
   columns, scratch = rows.take_vector(scratch, band, np.float32)
   rows.count(columns)
+  if scratch > call.scratch_stop:
+    return
   loss = examples = 0.0
   for i in range(call.first, call.stop):
     if i + 1 < call.stop:
@@ -268,6 +271,8 @@ def cbow(call, windows, draws):
   rows.point(a, a_rows)
   rows.point(a_grads, a_out)
   ones[:] = 1
+  if scratch > call.scratch_stop:
+    return
   loss = examples = 0.0
   for i in range(call.first, call.stop):
     if i + 1 < call.stop:
@@ -367,6 +372,8 @@ def hierarchical(call, windows, exits, firsts, deep):
   rows.point(a, a_rows)
   rows.point(a_grads, a_out)
   ones[:] = 1
+  if scratch > call.scratch_stop:
+    return
   loss = examples = 0.0
   for center in range(call.first * chunk, call.stop * chunk):
     i, x = center // chunk, center % chunk

@@ -25,9 +25,9 @@ JIT = {
   'fastmath': {'nsz', 'arcp', 'contract', 'afn', 'reassoc'},
 }
 
-# As part of its caller: with each function that calls a kernel, LLVM would
-# optimize all of it once more, for over a second.
-INLINE = JIT | {'inline': 'always'}
+# As part of its caller, whose options hold: with each function that calls a
+# kernel, LLVM would optimize all of it once more, for over a second.
+INLINE = {'inline': 'always'}
 
 _LINE = 64  # bytes of a line of the cache
 

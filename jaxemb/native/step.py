@@ -10,6 +10,7 @@ jaxemb.
 import contextlib
 import dataclasses
 import functools
+import subprocess
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,11 +46,12 @@ def _telling():
 @_telling()
 def register() -> None:
   """Makes known to XLA what calls kernels. Raises `Unavailable`."""
-  ffi.register(handlers.TARGET, handlers.handler())
+  handlers.compiled('task')
+  ffi.register(handlers.TARGET, handlers.compiled('handler'))
 
 
 def _num_scratch(spec: skipgram.WindowSpec, longest: int) -> int:
-  """Floats for what any kernel takes; with fewer it would do nothing."""
+  """Floats for what any kernel takes; with fewer it does nothing."""
   left = spec.chunk + 2 * spec.window + 3 * tiles.SIZE
   right = left + spec.shared_negatives + longest
   columns = spec.dim + tiles.LANES
@@ -134,15 +136,23 @@ class Kernel:
 
 
 def make(
-  model: type, dtype: str, optimizer: Mapping[str, Any], num_threads: int = 1
+  model: type,
+  dtype: str,
+  optimizer: Mapping[str, Any],
+  num_threads: int = 1,
+  compiling: subprocess.Popen | None = None,
 ) -> Kernel:
   """The kernel of a class of models, compiled, for tables of a dtype.
 
-  `optimizer` has the settings of that name. Raises `Unavailable`.
+  `optimizer` has the settings of that name; `compiling` is what to wait for.
+  Raises `Unavailable`.
   """
   is_sgd = optimizer['name'] == 'sgd'
   parameter = optimizer['max_duplicates' if is_sgd else 'epsilon']
   register()
+  kernel = _KERNELS[model]
+  if compiling:
+    compiling.wait()
   with _telling():
-    number = handlers.load(_KERNELS[model], dtype)
+    number = handlers.load(kernel, dtype)
   return Kernel(number, optimizer['name'], parameter, num_threads)

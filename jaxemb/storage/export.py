@@ -104,7 +104,7 @@ def _put_texts(
   vectors: np.ndarray,
   counts: np.ndarray,
 ) -> None:
-  """Writes vectors.txt, and the most frequent words for the projector."""
+  """Writes vectors.txt, and its most frequent words for the projector."""
   order = np.argsort(-np.asarray(counts), kind='stable')
   rows = np.sort(order[:_MAX_PROJECTOR_WORDS]).tolist()
   tensors = create('projector/tensors.tsv')

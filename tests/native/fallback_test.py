@@ -45,7 +45,7 @@ def test_xla_trains_where_a_kernel_cannot_be(
   # What was compiled before stays for other tests.
   monkeypatch.setattr(step, 'register', step.register.__wrapped__)
   if stage == 'compiled':
-    monkeypatch.setattr(handlers, '_compiled', handlers._compiled.__wrapped__)
+    monkeypatch.setattr(handlers, 'compiled', handlers.compiled.__wrapped__)
     monkeypatch.setattr(numba, 'cfunc', fail)
   else:
     monkeypatch.setattr(ffi, 'register', fail)

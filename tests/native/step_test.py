@@ -1,5 +1,6 @@
 """Kernels against loops: every chunk is a step of plain gradient descent."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -291,6 +292,29 @@ def test_the_same_call_gives_the_same_bits(model, dtype):
     for k, table in state.tables.items():
       share = (table.vectors != first[0].tables[k].vectors).mean()
       assert (share > 0.1) == (has_other_draws or dtype == 'bfloat16')
+
+
+@every_model
+def test_threads_learn_what_one_does(model):
+  case = Case(model, vocab=2000, runs=16, size=256, chunk=16, words=250)
+  trainable, batch = _make(case), dispatches.random_step(case)
+  state, rate = _state(case, trainable), np.float32(0.01)
+  (one, expected), (several, metrics) = (
+    _program(
+      dataclasses.replace(
+        trainable,
+        fused=dataclasses.replace(trainable.fused, num_threads=num_threads),
+      )
+    )(state, batch, rate)
+    for num_threads in (1, 3)
+  )
+  assert metrics.examples == expected.examples > 0
+  np.testing.assert_allclose(metrics.loss, expected.loss, 0.01)
+  # Little is lost where two of them change a row.
+  for k, table in several.tables.items():
+    change = np.linalg.norm(one.tables[k].vectors - state.tables[k].vectors)
+    error = np.linalg.norm(one.tables[k].vectors - table.vectors)
+    assert 0 < change and error < 0.2 * change
 
 
 def _standard(errors):
