@@ -8,6 +8,7 @@ import pathlib
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
@@ -102,10 +103,12 @@ def write_export(
 ) -> dict[str, int]:
   """Writes the files of `storage.export`; returns what is dropped."""
   names, counts = export.names()
-  dropped = export_lib.write(folder, names, export.rows, counts, is_minimal)
-  senses_lib.write(folder, export.senses)
-  vectors = export.rows.decode()
-  orbax_export.write(folder / 'orbax', {'vectors': vectors, **export.others})
+  arrays = {'vectors': export.rows.decode(), **export.others}
+  with futures.ThreadPoolExecutor() as pool:
+    written = pool.submit(orbax_export.write, folder / 'orbax', arrays)
+    dropped = export_lib.write(folder, names, export.rows, counts, is_minimal)
+    senses_lib.write(folder, export.senses)
+    written.result()
   return dropped
 
 
