@@ -4,9 +4,9 @@ XLA calls a handler with one frame: C structs of pointers, whose layout is part
 of XLA's stable interface (xla/ffi/api/c_api.h, version 0.3, which comes with
 jaxlib). To read it takes a few offsets, and no compiler.
 
-What has been compiled on its own finds the rest by number, in a table of
-addresses that has a symbol: linked together, all of it would be optimized as
-often as there are parts.
+Functions that were compiled apart find each other by number, in a table of
+addresses that has a symbol: linked together, each would be optimized once more
+for every caller.
 """
 
 import ctypes
