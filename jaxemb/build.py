@@ -37,6 +37,7 @@ from jaxemb.tables import row_optimizers, row_sharded
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
+_REST_MEETINGS = 16  # of rows that are not hot
 
 
 def member(key: str, name: str) -> Any:
@@ -275,6 +276,7 @@ def _replicas(
     trainable, steps_per_loop=math.ceil(every_steps / num_loops)
   )
   specs = trainable.model.specs()
+  rest = config.strategy.sync_every or _REST_MEETINGS * tuning.sync_words
   available = {
     'lookups_per_center': {k: x.lookups_per_center for k, x in specs.items()},
     'num_replicas': mesh.size,
@@ -282,6 +284,8 @@ def _replicas(
     'every_steps': every_steps,
     'lookups': tuning.sync_lookups,
     'memory_lookups': tuning.memory_lookups,
+    'num_hot': config.strategy.num_hot,
+    'rest_meetings': max(1, round(rest / tuning.sync_words)),
     'first_learning_rate': config.optimizer.learning_rate,
   }
   policy = bind('strategy.policy', config.strategy.policy, (), available)()

@@ -40,7 +40,11 @@ MEMBERS = {
     'adagrad': 'jaxemb.tables.row_optimizers:adagrad',
     'adam': 'jaxemb.tables.row_optimizers:adam',
   },
-  'strategy.policy': {'bounded': 'jaxemb.strategies.policies:bounded'},
+  'strategy.policy': {
+    'bounded': 'jaxemb.strategies.policies:bounded',
+    'average': 'jaxemb.strategies.policies:average',
+    'hot': 'jaxemb.strategies.policies:hot',
+  },
 }
 
 # Of skip-gram, CBOW, and both with hierarchical softmax: measured on 16 M words
@@ -274,6 +278,14 @@ def resolve(
   # More replicas have to exchange rows sooner: measured with two and four
   # (experiments/results/step_notes.md).
   closeness = (2 / math.prod(mesh)) ** 3
+  meeting_words = s.hot_every if s.policy == 'hot' else s.sync_every
+  meeting_words = meeting_words or 32_768 * closeness
+  if s.policy == 'hot' and 0 < s.sync_every < meeting_words:
+    raise errors.UserError(
+      f'config.strategy.sync_every={s.sync_every} is less than the '
+      f'{meeting_words:.0f} words between exchanges of frequent rows; raise '
+      'it, or lower --config.strategy.hot_every'
+    )
   chosen = {
     'parts': 1 if is_partition else num_data,
     'chunk': 64 if is_tree else 16,
@@ -287,7 +299,7 @@ def resolve(
     'steps_per_loop': 1 if on_cpu else 16,
     'fused': fused,
     'threads': threads if fused else 1,
-    'sync_words': s.sync_every or 32_768 * closeness,
+    'sync_words': meeting_words,
     'sync_lookups': 8 * closeness,
     'memory_lookups': 200.0,
   } | fixed

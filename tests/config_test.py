@@ -139,6 +139,15 @@ def test_more_replicas_exchange_sooner():
     assert (tuning.sync_words, tuning.sync_lookups) == (words, lookups)
 
 
+def test_hot_rows_have_meetings_of_their_own():
+  settings = {'strategy.policy': 'hot', 'strategy.hot_every': 5000}
+  _, tuning = config_lib.resolve(_config(settings), 'cpu', (2, 1))
+  assert tuning.sync_words == 5000
+  config = _config(settings | {'strategy.sync_every': 4999})
+  with pytest.raises(errors.UserError, match='sync_every=4999 is less than'):
+    config_lib.resolve(config, 'cpu', (2, 1))
+
+
 @pytest.mark.parametrize(
   ('sync_every', 'steps_per_loop', 'expected'),
   [

@@ -40,6 +40,8 @@ QUICK = [
   *(('sync', x, 'adagrad', 'skipgram', 'cpu') for x in LAYOUTS[1:]),
   ('replicas', 'replicated', 'sgd', 'skipgram', 'gpu'),
   ('replicas', 'replicated', 'adam', 'cbow', 'cpu'),
+  ('replicas-average', 'replicated', 'adagrad', 'skipgram', 'cpu'),
+  ('replicas-hot', 'replicated', 'sgd', 'cbow', 'kernel'),
   ('sync', 'replicated', 'adam', 'cbow', 'gpu'),
   ('sync', 'replicated', 'adagrad', 'skipgram-tree', 'cpu'),
   ('sync', 'column', 'adagrad', 'mixture-tree', 'cpu'),
@@ -110,6 +112,7 @@ class _Traced(windows.Steps):
 @functools.cache
 def _make(member):
   strategy, layout, optimizer, model, device = member
+  strategy, _, policy = strategy.partition('-')
   name, _, loss = model.partition('-')
   settings = {
     'optimizer.name': optimizer, 'optimizer.learning_rate': 0.1,
@@ -120,6 +123,10 @@ def _make(member):
   }  # fmt: skip
   if strategy == 'replicas':
     settings['strategy.sync_every'] = 2 * BATCH_WORDS
+    settings['strategy.policy'] = policy or 'bounded'
+  if policy == 'hot':
+    settings['strategy.hot_every'] = BATCH_WORDS
+    settings['strategy.num_hot'] = VOCAB // 4
   if loss == 'tree':
     settings['model.loss'] = 'hierarchical_softmax'
   else:

@@ -116,6 +116,94 @@ class Bounded:
     return float(np.sum(share * np.array(self.due_chunks)))
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Periodic:
+  """Rows become means of all replicas, the most frequent ones oftener.
+
+  The first chunks of every table meet each time, all others at every so
+  manieth meeting (Ji et al. 2016, section 3.2). With all chunks among the first
+  it is plain model averaging (DistBelief, Dean et al. 2012; local SGD). What a
+  replica reads lacks at most what the others learned since a row met.
+  """
+
+  vocabs: tuple[tuple[str, int], ...]  # of the tables
+  num_replicas: int
+  every_steps: int
+  chunk_rows: int
+  hot_chunks: int  # at every meeting
+  rest_meetings: int  # meetings between two of the other chunks
+
+  @property
+  def num_chunks(self) -> int:
+    """Of all rows."""
+    return -(-max(vocab for _, vocab in self.vocabs) // self.chunk_rows)
+
+  def init(self) -> jax.Array:
+    """int32, meetings so far."""
+    return jnp.int32(0)
+
+  def due(self, clock: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The hot chunks, or all."""
+    clock = clock + 1
+    is_whole = clock % self.rest_meetings == 0
+    return jnp.where(is_whole, self.num_chunks, self.hot_chunks), clock
+
+  def weights(
+    self, name: str, start: jax.Array, num: int, elapsed: Elapsed
+  ) -> jax.Array:
+    """1 / n: means."""
+    return jnp.full(num, 1 / self.num_replicas, jnp.float32)
+
+  def staleness_steps(self) -> dict[str, np.ndarray]:
+    """Steps from one meeting of the row to the next."""
+    steps = np.full(self.num_chunks, self.every_steps * self.rest_meetings)
+    steps[: self.hot_chunks] = self.every_steps
+    rows = np.repeat(steps, self.chunk_rows)
+    return {name: rows[:vocab] for name, vocab in self.vocabs}
+
+  def mean_chunks(self) -> float:
+    """Those of meetings of all rows, and of the others."""
+    others = self.hot_chunks * (self.rest_meetings - 1)
+    return (self.num_chunks + others) / self.rest_meetings
+
+
+def _vocabs(lookups_per_center):
+  return tuple((name, len(x)) for name, x in lookups_per_center.items())
+
+
+def average(
+  lookups_per_center: Mapping[str, np.ndarray],
+  num_replicas: int,
+  every_steps: int,
+) -> Periodic:
+  """All rows become means every `every_steps`."""
+  vocabs = _vocabs(lookups_per_center)
+  chunk_rows = min(_CHUNK_ROWS, max(vocab for _, vocab in vocabs))
+  return Periodic(vocabs, num_replicas, every_steps, chunk_rows, 0, 1)
+
+
+def hot(
+  lookups_per_center: Mapping[str, np.ndarray],
+  num_replicas: int,
+  every_steps: int,
+  num_hot: int,
+  rest_meetings: int,
+) -> Periodic:
+  """The first `num_hot` rows become means every `every_steps`.
+
+  The others do so at every `rest_meetings`-th meeting.
+  """
+  vocabs = _vocabs(lookups_per_center)
+  num_hot = min(num_hot, max(vocab for _, vocab in vocabs))
+  # Whole chunks are hot, as few and as full as can be.
+  hot_chunks = -(-num_hot // _CHUNK_ROWS)
+  chunk_rows = -(-num_hot // hot_chunks)
+  return Periodic(
+    vocabs, num_replicas, every_steps, chunk_rows, hot_chunks, rest_meetings
+  )
+
+
 def bounded(
   lookups_per_center: Mapping[str, np.ndarray],
   num_replicas: int,

@@ -160,15 +160,16 @@ def replicas(
     return ReplicaState(*stacked, state.met, state.clock), metrics
 
   def export_rows(state, name, start=0, stop=None):
-    """Adds up what replicas have learned since a row's last meeting."""
+    """As a last meeting of all rows, at a learning rate of zero."""
     table = trainable.tables[name]
     own = table.export_rows(state.tables[name], start, stop, has_copies=True)
     met = table.export_rows(state.met[name], start, stop)
     old = met.rows
-    # At the end the learning rate is so low that nothing was forgotten.
+    elapsed = policies.Elapsed(jnp.float32(0), jnp.int32(policy.every_steps))
+    weights = policy.weights(name, start, len(old), elapsed)
     rows = np.array(old)
     for copy in own.rows:
-      rows += copy - old
+      rows += np.asarray(weights)[:, None] * (copy - old)
     slots = {
       slot: getattr(x, table.slot_reductions[slot])(0)
       for slot, x in own.slots.items()

@@ -21,17 +21,16 @@ def _bounded(lookups, num_replicas=3, every=EVERY, centers=STEP_CENTERS):
   )
 
 
-def test_no_row_is_staler_than_stated():
-  """A schedule of three replicas, written out step by step."""
-  # Every node of a second table is looked up half as often.
-  lookups = {'a': _frequencies(), 'b': _frequencies()[:-500] / 2}
-  policy = _bounded(lookups)
+def _written_out(policy, num_steps):
+  """A schedule of three replicas, step by step: what no row may exceed.
+
+  Returns by table the longest time [vocab] that a row was apart, and at each
+  meeting the chunks due.
+  """
   staleness = policy.staleness_steps()
-  num_levels = len(policy.due_chunks)
-  num_steps = 2 * EVERY * 4 ** (num_levels - 1)
   clocks, find_due = [policy.init() for _ in range(3)], jax.jit(policy.due)
-  met = {k: np.zeros(len(x), int) for k, x in lookups.items()}
-  longest = {k: np.zeros(len(x), int) for k, x in lookups.items()}
+  met = {k: np.zeros(len(x), int) for k, x in staleness.items()}
+  longest = {k: np.zeros(len(x), int) for k, x in staleness.items()}
   num_due = []
   for step in range(1, num_steps + 1):
     if step % policy.every_steps:
@@ -46,11 +45,22 @@ def test_no_row_is_staler_than_stated():
       rows = slice(dues[0] * policy.chunk_rows)
       longest[k][rows] = np.maximum(longest[k][rows], step - met[k][rows])
       met[k][rows] = step
+  # No row waits at the end for longer than that, either.
+  for k, x in staleness.items():
+    assert (num_steps - met[k] <= x).all()
+  return longest, num_due
+
+
+def test_no_row_is_staler_than_stated():
+  # Every node of a second table is looked up half as often.
+  lookups = {'a': _frequencies(), 'b': _frequencies()[:-500] / 2}
+  policy = _bounded(lookups)
+  staleness = policy.staleness_steps()
+  num_levels = len(policy.due_chunks)
+  longest, num_due = _written_out(policy, 2 * EVERY * 4 ** (num_levels - 1))
   assert num_levels >= 3
   for k, x in lookups.items():
     np.testing.assert_array_equal(longest[k], staleness[k])
-    # No row waits at the end for longer than that, either.
-    assert (num_steps - met[k] <= staleness[k]).all()
     # What the weights assume: lookups of a row by each replica in that time.
     expected = x * STEP_CENTERS * staleness[k]
     np.testing.assert_allclose(policy.lookups[k], expected, 1e-5)
@@ -61,6 +71,37 @@ def test_no_row_is_staler_than_stated():
   is_rarer = staleness['a'][:: policy.chunk_rows] > EVERY
   assert (first >= LOOKUPS * (1 - 1e-6)).all()
   assert (first[is_rarer] < 4 * LOOKUPS).all() and is_rarer.sum() > 10
+
+
+@pytest.mark.parametrize('vocab', [1, 900, 5000])
+@pytest.mark.parametrize(
+  ('num_hot', 'rest_meetings'), [(1, 4), (1024, 3), (1500, 2), (10**9, 5)]
+)
+def test_hot_rows_meet_oftener(num_hot, rest_meetings, vocab):
+  lookups = {'a': np.ones(vocab), 'b': np.ones(-(-vocab // 2))}
+  policy = policies.hot(lookups, 3, EVERY, num_hot, rest_meetings)
+  staleness = policy.staleness_steps()
+  longest, num_due = _written_out(policy, 4 * EVERY * rest_meetings)
+  num_hot = min(num_hot, vocab)
+  for k, x in lookups.items():
+    np.testing.assert_array_equal(longest[k], staleness[k])
+    assert len(staleness[k]) == len(x)
+    assert (staleness[k][:num_hot] == EVERY).all()
+    # Of what is not asked for less than a chunk is hot.
+    rest = staleness[k][num_hot + policy.hot_chunks :]
+    assert (rest == EVERY * rest_meetings).all()
+  assert policy.mean_chunks() == pytest.approx(np.mean(num_due))
+
+
+def test_averages_are_of_all_rows():
+  lookups = {'a': np.ones(3000), 'b': np.ones(10)}
+  policy = policies.average(lookups, 4, EVERY)
+  longest, num_due = _written_out(policy, 5 * EVERY)
+  assert all((x == EVERY).all() for x in longest.values())
+  assert set(num_due) == {3} and policy.mean_chunks() == 3
+  elapsed = policies.Elapsed(jnp.float32(0.1), jnp.int32(EVERY))
+  weights = policy.weights('a', jnp.int32(7), 5, elapsed)
+  np.testing.assert_array_equal(weights, np.full(5, 0.25, np.float32))
 
 
 @pytest.mark.parametrize('vocab', [1, 7, 1024, 1025, 100_000])
