@@ -165,10 +165,9 @@ def skipgram(call, windows, draws):
   b_grads, scratch = rows.take(scratch, num_rows, size)
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
-  marks, scratch = rows.take_ids(scratch, 256)
-  marks[:] = 0
-  centers, scratch = rows.take_ids(scratch, num_left)
-  ids, scratch = rows.take_ids(scratch, num_rows)
+  marks, scratch = rows.take_vector(scratch, 256, np.int32)
+  centers, scratch = rows.take_vector(scratch, num_left, np.int32)
+  ids, scratch = rows.take_vector(scratch, num_rows, np.int32)
   # Addresses of rows, of those that each tile meets, and of what changes.
   a_rows, scratch = rows.take_vector(scratch, num_left, np.uintp)
   b_rows, scratch = rows.take_vector(scratch, num_rows, np.uintp)
@@ -179,9 +178,12 @@ def skipgram(call, windows, draws):
   a_rates, scratch = rows.take_vector(scratch, num_left, np.float32)
   b_rates, scratch = rows.take_vector(scratch, num_rows, np.float32)
   columns, scratch = rows.take_vector(scratch, band, np.float32)
-  rows.count(columns)
   if scratch > call.scratch_stop:
     return
+  marks[:] = 0
+  centers[:] = rows.NO_ID
+  ids[:] = rows.NO_ID
+  rows.count(columns)
   loss = examples = 0.0
   for i in range(call.first, call.stop):
     if i + 1 < call.stop:
@@ -255,8 +257,9 @@ def cbow(call, windows, draws):
   scores, scratch = rows.take(scratch, num_left, num_columns)
   weights, scratch = rows.take(scratch, num_left, num_columns)
   shares, scratch = rows.take(scratch, num_left, band)
-  word_ids, scratch = rows.take_ids(scratch, num_words)
-  ids, scratch = rows.take_ids(scratch, num_rows)  # of the output rows
+  word_ids, scratch = rows.take_vector(scratch, num_words, np.int32)
+  # Those of the output rows.
+  ids, scratch = rows.take_vector(scratch, num_rows, np.int32)
   word_rows, scratch = rows.take_vector(scratch, num_words, np.uintp)
   a_rows, scratch = rows.take_vector(scratch, num_left, np.uintp)
   b_rows, scratch = rows.take_vector(scratch, num_rows, np.uintp)
@@ -267,12 +270,14 @@ def cbow(call, windows, draws):
   b_rates, scratch = rows.take_vector(scratch, num_rows, np.float32)
   ones, scratch = rows.take_vector(scratch, num_left, np.float32)
   columns, scratch = rows.take_vector(scratch, band, np.float32)
+  if scratch > call.scratch_stop:
+    return
+  word_ids[:] = rows.NO_ID
+  ids[:] = rows.NO_ID
   rows.count(columns)
   rows.point(a, a_rows)
   rows.point(a_grads, a_out)
   ones[:] = 1
-  if scratch > call.scratch_stop:
-    return
   loss = examples = 0.0
   for i in range(call.first, call.stop):
     if i + 1 < call.stop:
@@ -357,9 +362,9 @@ def hierarchical(call, windows, exits, firsts, deep):
   scores, scratch = rows.take(scratch, num_left, num_right)
   weights, scratch = rows.take(scratch, num_left, num_right)
   shares, scratch = rows.take(scratch, tile, num_left)
-  word_ids, scratch = rows.take_ids(scratch, num_left)
-  nodes, scratch = rows.take_ids(scratch, num_right)
-  codes, scratch = rows.take_ids(scratch, num_right)
+  word_ids, scratch = rows.take_vector(scratch, num_left, np.int32)
+  nodes, scratch = rows.take_vector(scratch, num_right, np.int32)
+  codes, scratch = rows.take_vector(scratch, num_right, np.int32)
   word_rows, scratch = rows.take_vector(scratch, num_left, np.uintp)
   a_rows, scratch = rows.take_vector(scratch, tile, np.uintp)
   b_rows, scratch = rows.take_vector(scratch, num_right, np.uintp)
@@ -369,11 +374,11 @@ def hierarchical(call, windows, exits, firsts, deep):
   word_rates, scratch = rows.take_vector(scratch, num_left, np.float32)
   b_rates, scratch = rows.take_vector(scratch, num_right, np.float32)
   ones, scratch = rows.take_vector(scratch, tile, np.float32)
+  if scratch > call.scratch_stop:
+    return
   rows.point(a, a_rows)
   rows.point(a_grads, a_out)
   ones[:] = 1
-  if scratch > call.scratch_stop:
-    return
   loss = examples = 0.0
   for center in range(call.first * chunk, call.stop * chunk):
     i, x = center // chunk, center % chunk

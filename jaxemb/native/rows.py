@@ -111,15 +111,6 @@ def take_vector(place, number, kind):
 
 
 @numba.njit(**JIT)
-def take_ids(place, number):
-  """Ids [number] of no row, and what is left."""
-  ids, rest = take_vector(place, number, np.int32)
-  for i in range(number):
-    ids[i] = NO_ID
-  return ids, rest
-
-
-@numba.njit(**JIT)
 def copy(ids, out, first):
   """Copies ids [n] to out[first:]; NumPy's way takes seconds to compile."""
   for j in range(ids.size):

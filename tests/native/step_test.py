@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxemb.data import windows
+from jaxemb.native import step
 from jaxemb.ops import huffman
 from jaxemb.strategies import base
 from tests import dispatches, oracle
@@ -292,6 +293,18 @@ def test_the_same_call_gives_the_same_bits(model, dtype):
     for k, table in state.tables.items():
       share = (table.vectors != first[0].tables[k].vectors).mean()
       assert (share > 0.1) == (has_other_draws or dtype == 'bfloat16')
+
+
+@every_model
+def test_too_little_scratch_changes_nothing(model, monkeypatch):
+  case = Case(model)
+  trainable, batch = _make(case), dispatches.random_step(case)
+  state = _state(case, trainable)
+  monkeypatch.setattr(step, '_num_scratch', lambda *_: 1024)
+  new, metrics = _program(trainable)(state, batch, np.float32(0.1))
+  assert np.isnan(metrics.loss) and metrics.first_bad_step == 0
+  for k, table in new.tables.items():
+    np.testing.assert_array_equal(table.vectors, state.tables[k].vectors)
 
 
 @every_model
