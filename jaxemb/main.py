@@ -59,17 +59,22 @@ def _run(argv: Sequence[str]) -> int:
     print(describe())
     return 0
   config, workdir, job = parse(argv)
-  m, cache = config.model, rundir.cache_folder()
-  mesh = max(1, config.mesh.data), max(1, config.mesh.table)
-  on_cpu = os.environ.get('JAX_PLATFORMS') == 'cpu'
-  on_cpu = on_cpu or not any(map(importlib.util.find_spec, _ACCELERATORS))
-  if on_cpu and config_lib.can_fuse(config, 'cpu', mesh):
-    ahead.compiling(m.name, m.loss, config.table.dtype, cache)
+  _start_compiling(config)
   # JAX only once the arguments are right.
   from jaxemb import train
   from jaxemb.runtime import distributed
 
   return train.run(config, workdir, distributed.Job(*job))
+
+
+def _start_compiling(config: ml_collections.ConfigDict) -> None:
+  """Has the kernel compiled, where it is likely to be used."""
+  m, mesh = config.model, (max(1, config.mesh.data), max(1, config.mesh.table))
+  on_cpu = os.environ.get('JAX_PLATFORMS') == 'cpu'
+  on_cpu = on_cpu or not any(map(importlib.util.find_spec, _ACCELERATORS))
+  if on_cpu and config_lib.can_fuse(config, 'cpu', mesh):
+    cache = rundir.cache_folder()
+    ahead.compiling(m.name, m.loss, config.table.dtype, cache)
 
 
 def describe() -> str:

@@ -29,9 +29,6 @@ _KERNEL = 5  # of the integers
 _TASK = 0  # the place of `_work`
 
 
-# As parts of what calls them: LLVM optimizes once more what a function calls.
-
-
 @numba.njit(**rows.INLINE)
 def _call(frame, kind, first, stop, scratch, found):
   numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)

@@ -24,7 +24,7 @@ class Paths(NamedTuple):
   lengths: np.ndarray  # [vocab] int32
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def _tree(counts, parents, codes, depths):
   """Joins the two rarest nodes until the root is left.
 

@@ -53,7 +53,7 @@ class Alias(NamedTuple):
   alias: jax.Array  # [vocab] int32, the word taken otherwise
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def _build(scaled, alias):
   """Vose's algorithm; `scaled` (mean 1) becomes the keep probabilities."""
   # Both work lists share one array: small from the left, large from the right.
@@ -76,9 +76,8 @@ def _build(scaled, alias):
       work[small] = g
       small += 1
   # What is left differs from 1 by rounding only.
-  for i in range(n):
-    if i < small or i >= large:
-      scaled[work[i]] = 1.0
+  scaled[work[:small]] = 1.0
+  scaled[work[large:]] = 1.0
 
 
 def alias_table(weights: np.ndarray) -> Alias:

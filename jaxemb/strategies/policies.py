@@ -121,17 +121,17 @@ class Bounded:
 class Periodic:
   """Rows become means of all replicas, the most frequent ones oftener.
 
-  The first chunks of every table meet each time, all others at every so
-  manieth meeting (Ji et al. 2016, section 3.2). With all chunks among the first
-  it is plain model averaging (DistBelief, Dean et al. 2012; local SGD). What a
-  replica reads lacks at most what the others learned since a row met.
+  The first chunks of every table meet each time, all others at one meeting in
+  `rest_meetings` (Ji et al. 2016, section 3). Where all rows meet each time, it
+  is plain model averaging. What a replica reads lacks at most what the others
+  learned since a row met.
   """
 
   vocabs: tuple[tuple[str, int], ...]  # of the tables
   num_replicas: int
   every_steps: int
   chunk_rows: int
-  hot_chunks: int  # at every meeting
+  hot_chunks: int  # which meet each time
   rest_meetings: int  # meetings between two of the other chunks
 
   @property

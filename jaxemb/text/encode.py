@@ -489,7 +489,7 @@ def _start_stripper() -> None:
   threading.Thread(target=watch, daemon=True).start()
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def _map_ids(ids, new_ids):
   """Translates ids; drops words whose new id is -1, and repeated ends."""
   out = np.empty(len(ids), np.int32)
@@ -503,10 +503,10 @@ def _map_ids(ids, new_ids):
     else:
       out[n] = new_ids[ids[i]]
       n += out[n] >= 0
-  return out[:n]
+  return out[:n].copy()
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def block_starts(
   ids: np.ndarray, block_words: int
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -61,7 +61,7 @@ def center_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
   return kept / kept.sum()
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def hashed(x):
   """splitmix64 (Steele et al. 2014), 64 bits to 64 bits."""
   x = (x + np.uint64(0x9E3779B97F4A7C15)) & np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -70,7 +70,7 @@ def hashed(x):
   return x ^ (x >> np.uint64(31))
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def permuted(index: int, size: int, key: np.uint64) -> int:
   """Where a keyed permutation of 0..size-1 sends `index`.
 
@@ -93,13 +93,11 @@ def permuted(index: int, size: int, key: np.uint64) -> int:
       return np.int64(x)
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def _order(first, stop, size, key):
   """[n] int64, what the permutation has at first..stop-1, as far as it goes."""
-  out = np.empty(max(0, min(stop, size) - first), np.int64)
-  for i in range(len(out)):
-    out[i] = permuted(first + i, size, key)
-  return out
+  places = range(first, max(first, min(stop, size)))
+  return np.array([permuted(i, size, key) for i in places])
 
 
 def part_key(seed: int, epoch: int, part: int) -> np.uint64:
@@ -110,7 +108,7 @@ def part_key(seed: int, epoch: int, part: int) -> np.uint64:
   return np.uint64(hashed(np.uint64(part) ^ key)) if part else key
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def _pack(ids, position, keep_below, key, reaches, out, left, right, n):
   """Appends a block's surviving tokens at `out[window + n:]`.
 

@@ -96,7 +96,7 @@ def _hashed(x: int) -> int:
   return int(loader.hashed(np.uint64(x)))
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def selects(rule: tuple[np.uint64, ...], offset: int) -> bool:
   """Whether a part gets the sentence at an offset."""
   first, circle, key, others, own_key, own, mine = rule
@@ -110,7 +110,7 @@ def selects(rule: tuple[np.uint64, ...], offset: int) -> bool:
   return loader.hashed(own_key ^ loader.hashed(x)) >> np.uint64(1) < own
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def _select(ids, offset, rule, out):
   """Copies a part's sentences of a block; returns numbers of ids, sentences."""
   n = num_sentences = stop = 0
@@ -131,7 +131,7 @@ def _select(ids, offset, rule, out):
   return n, num_sentences
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def _add_counts(ids, counts):
   for i in range(len(ids)):
     if ids[i] != tokenize.END:

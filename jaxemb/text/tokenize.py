@@ -118,13 +118,13 @@ def empty(max_words: int = 1 << 16, max_bytes: int = 1 << 20) -> WordTable:
 # numba two seconds. Tables grow outside of them.
 
 
-@numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True)
 def _finished(h):
   # FNV leaves its low bits weak, and the first letter of a word its high ones.
   return np.int64(((h ^ (h >> np.uint64(32))) * _MIX) >> np.uint64(2))
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def _hashes(arena, starts):
   """[n] int64, FNV-1a of each word."""
   hashes = np.empty(len(starts) - 1, np.int64)
@@ -136,13 +136,13 @@ def _hashes(arena, starts):
   return hashes
 
 
-@numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True)
 def _first_slot(hashed, slots):
   # Not the highest bits, which words of a range of hashes have in common.
   return (hashed >> 16) & (len(slots) - 1)
 
 
-@numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True)
 def _find(table, text, start, stop, hashed):
   """The slot of the word `text[start:stop]`, or the empty one that it gets."""
   length = stop - start
@@ -164,7 +164,7 @@ def _find(table, text, start, stop, hashed):
     slot = (slot + 1) & (len(table.slots) - 1)
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def _place(hashes, slots):
   """Fills the empty slots of a table."""
   for entry in range(len(hashes)):
@@ -185,7 +185,7 @@ def _grown(table: WordTable, new_bytes: int) -> WordTable:
   return out
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def _merge(table, words, min_count, i):
   """Merges words from number `i` on; returns that of the first without room."""
   slots, hashes, counts, starts, arena, size = table
@@ -218,7 +218,7 @@ def merge(table: WordTable, words: Words, min_count: int = 0) -> WordTable:
   return table
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def lookup(table: WordTable, words: Words) -> np.ndarray:
   """[n] int32, the entry in `table` of each word, or -1."""
   entries = np.empty(len(words.hashes), np.int32)
@@ -265,7 +265,7 @@ def code_points(definition: str, lowercase: bool) -> np.ndarray:
   return table
 
 
-@numba.njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True)
 def _decode(text, i):
   """Code point of several bytes at `i`, and how many; (-1, 1) if invalid."""
   b = np.int64(text[i])
@@ -284,7 +284,7 @@ def _decode(text, i):
   return point, length
 
 
-@numba.njit(nogil=True, cache=True, no_cfunc_wrapper=True)
+@numba.njit(nogil=True, cache=True)
 def _read(text, i, points, table, ids, n, dropped):
   """Writes ids at `ids[n:]` from position `i` on, while the table has room.
 

@@ -53,7 +53,7 @@ def _place():
 
 
 def _call(kernel, num_chunks, num_threads):
-  """A call of the handler, of what the kernels here do not read zeros."""
+  """A call of the handler; what the kernels here do not read is zeros."""
   _place()
   number = _FREE + _KERNELS.index(kernel)
   integers = jnp.array([0, 0, 0, 0, 0, number], jnp.int32)

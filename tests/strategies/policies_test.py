@@ -22,10 +22,10 @@ def _bounded(lookups, num_replicas=3, every=EVERY, centers=STEP_CENTERS):
 
 
 def _written_out(policy, num_steps):
-  """A schedule of three replicas, step by step: what no row may exceed.
+  """Follows a schedule of three replicas, step by step.
 
-  Returns by table the longest time [vocab] that a row was apart, and at each
-  meeting the chunks due.
+  Returns, by table, the steps [vocab] that each row was apart at most, and how
+  many chunks were due at each meeting.
   """
   staleness = policy.staleness_steps()
   clocks, find_due = [policy.init() for _ in range(3)], jax.jit(policy.due)
