@@ -150,6 +150,8 @@ class Strategy(NamedTuple):
   batch_sharding: jax.sharding.Sharding
   # How often the loops of the compiled `step` run.
   loop: hlo.Loop
+  # When copies of the tables meet, `policies.Policy`; None = there is one.
+  policy: Any = None
 
 
 class StepContext(NamedTuple):

@@ -212,4 +212,5 @@ def replicas(
       inner=policy.mean_chunks(),
       branch=1 / trainable.loss_every_steps,
     ),
+    policy,
   )
