@@ -37,7 +37,6 @@ from jaxemb.tables import row_optimizers, row_sharded
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
-_REST_MEETINGS = 16  # of rows that are not hot
 
 
 def member(key: str, name: str) -> Any:
@@ -87,16 +86,10 @@ def on_devices(
   s, layout, dim = config.strategy, config.table.layout, config.model.dim
   is_sync, splits_tables = s.name == 'sync', layout != 'replicated'
   wanted = mesh_lib.Shape(config.mesh.data, config.mesh.table)
-  is_resumed = s.name == 'replicas' == begun.get('strategy.name')
-  if is_resumed:
-    num_replicas = begun.get('mesh.data', 0)
-    if wanted.data not in (0, num_replicas):
-      raise errors.UserError(
-        f'the run was begun with {num_replicas} replicas and goes on with as '
-        f'many, not with config.mesh.data={wanted.data}; give 0, or another '
-        '--workdir'
-      )
-    wanted = mesh_lib.Shape(num_replicas, 1)
+  is_resumed = False
+  if s.name == 'replicas' == begun.get('strategy.name') and not wanted.data:
+    is_resumed = True
+    wanted = mesh_lib.Shape(begun['mesh.data'] * begun['mesh.table'], 1)
   # The threads of a kernel are worth more than replicas.
   has_threads = (
     s.name == 'replicas'
@@ -119,7 +112,7 @@ def on_devices(
     optimizer.learning_rate = begun.get('optimizer.learning_rate', 0.0)
   if 'tuning.parts' in begun:
     fixed = {'parts': begun['tuning.parts']} | fixed
-  if is_sync and 'parts' in fixed:
+  if s.name != 'partition' and 'parts' in fixed:
     # The data axis has to divide the parts; devices of the table axis share
     # the centers of their parts, whatever their number.
     num_devices, data = data * table, math.gcd(data, fixed['parts'])
@@ -158,7 +151,9 @@ def trainer(
   vocabulary that the model cannot have.
   """
   m, t = config.model, config.table
-  is_sync = config.strategy.name == 'sync' or mesh.size == 1
+  # What was begun with replicas may go on with one.
+  is_alone = mesh.size == tuning.parts == 1
+  is_sync = config.strategy.name == 'sync' or is_alone
   columns = None
   if t.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
     columns = wire.Axis(mesh_lib.TABLE, t.exchange_dtype)
@@ -268,7 +263,9 @@ def _replicas(
   mesh: jax.sharding.Mesh,
 ) -> strategy_base.Strategy:
   """Replicas that meet when the policy in the settings says so."""
-  every_steps = max(1, round(tuning.sync_words / tuning.part_words))
+  # Those of a replica; several may share a part, or one have several.
+  step_centers = tuning.part_words * tuning.parts // mesh.size
+  every_steps = max(1, round(tuning.sync_words / step_centers))
   # Equal loops from one meeting to the next: what is beyond it is padding,
   # which costs as much as a step.
   num_loops = math.ceil(every_steps / trainable.steps_per_loop)
@@ -276,20 +273,26 @@ def _replicas(
     trainable, steps_per_loop=math.ceil(every_steps / num_loops)
   )
   specs = trainable.model.specs()
-  rest = config.strategy.sync_every or _REST_MEETINGS * tuning.sync_words
   available = {
     'lookups_per_center': {k: x.lookups_per_center for k, x in specs.items()},
-    'num_replicas': mesh.size,
-    'step_centers': tuning.part_words,
+    'step_centers': step_centers,
     'every_steps': every_steps,
     'lookups': tuning.sync_lookups,
     'memory_lookups': tuning.memory_lookups,
     'num_hot': config.strategy.num_hot,
-    'rest_meetings': max(1, round(rest / tuning.sync_words)),
+    'rest_meetings': max(1, round(tuning.rest_words / tuning.sync_words)),
     'first_learning_rate': config.optimizer.learning_rate,
   }
-  policy = bind('strategy.policy', config.strategy.policy, (), available)()
-  return replicas.replicas(trainable, mesh, policy)
+
+  def make_policy(num_replicas):
+    args = {**available, 'num_replicas': num_replicas}
+    name = config.strategy.policy
+    if name == 'delayed':
+      inner = bind('strategy.delayed', config.strategy.delayed, (), args)()
+      args['policy'] = inner
+    return bind('strategy.policy', name, (), args)()
+
+  return replicas.replicas(trainable, mesh, make_policy)
 
 
 class Parts(NamedTuple):

@@ -44,8 +44,18 @@ MEMBERS = {
     'bounded': 'jaxemb.strategies.policies:bounded',
     'average': 'jaxemb.strategies.policies:average',
     'hot': 'jaxemb.strategies.policies:hot',
+    'delayed': 'jaxemb.strategies.policies:delayed',
+  },
+  'strategy.delayed': {
+    'bounded': 'jaxemb.strategies.policies:bounded',
+    'average': 'jaxemb.strategies.policies:average',
+    'hot': 'jaxemb.strategies.policies:hot',
   },
 }
+
+# Replicas that meet in every step are one model, and those that never meet are
+# sub-models: policies that are strategies.
+_POLICY_STRATEGIES = {'bsp': 'sync', 'never': 'partition'}
 
 # Of skip-gram, CBOW, and both with hierarchical softmax: measured on 16 M words
 # of Wikipedia and on the embedded corpus, at the default batch_words.
@@ -147,6 +157,12 @@ def check(
         f'config.{x.name} is missing; start the config from '
         'jaxemb.config.default()'
       )
+  policy, name = given['strategy.policy'], given['strategy.name']
+  if policy in _POLICY_STRATEGIES and name == 'replicas':
+    given['strategy.policy'] = find('strategy.policy').default
+    given['strategy.name'] = _POLICY_STRATEGIES[policy]
+    if policy == 'never' and given['mesh.data']:
+      given['strategy.num_parts'] = given['mesh.data']
   for x in SETTINGS:
     value, (other, _, users) = given[x.name], x.only_with.partition('=')
     if not other or value == x.default or ':' in given[other]:
@@ -214,6 +230,7 @@ class Tuning:
   fused: bool  # a kernel takes the steps, in place of XLA's operations
   threads: int  # of each kernel, which share its tables
   sync_words: float  # of a replica between exchanges of the frequent rows
+  rest_words: float  # and, with the policy hot, between those of the others
   sync_lookups: float  # of a row between two exchanges of it
   memory_lookups: float  # after which a row has forgotten the last one
 
@@ -275,16 +292,22 @@ def resolve(
     )
   # A replica or sub-model has the same bits wherever it is trained.
   threads = t.threads or (cores if is_alone else 1)
-  # More replicas have to exchange rows sooner: measured with two and four
+  # Replicas that add up what they learned have to exchange it the sooner the
+  # more they are: measured with two and four
   # (experiments/results/step_notes.md).
   closeness = (2 / math.prod(mesh)) ** 3
-  meeting_words = s.hot_every if s.policy == 'hot' else s.sync_every
-  meeting_words = meeting_words or 32_768 * closeness
-  if s.policy == 'hot' and 0 < s.sync_every < meeting_words:
+  policy = s.delayed if s.policy == 'delayed' else s.policy
+  if policy == 'hot':
+    sync_words = s.hot_every or 32_768
+    rest_words = s.sync_every or 16 * sync_words
+  else:
+    usual_words = 262_144 if policy == 'average' else 32_768 * closeness
+    rest_words = sync_words = s.sync_every or usual_words
+  if rest_words < sync_words:
     raise errors.UserError(
-      f'config.strategy.sync_every={s.sync_every} is less than the '
-      f'{meeting_words:.0f} words between exchanges of frequent rows; raise '
-      'it, or lower --config.strategy.hot_every'
+      f'config.strategy.sync_every={rest_words} is less than the '
+      f'{sync_words} words between exchanges of frequent rows; raise it, or '
+      'lower --config.strategy.hot_every'
     )
   chosen = {
     'parts': 1 if is_partition else num_data,
@@ -299,11 +322,14 @@ def resolve(
     'steps_per_loop': 1 if on_cpu else 16,
     'fused': fused,
     'threads': threads if fused else 1,
-    'sync_words': meeting_words,
+    'sync_words': sync_words,
+    'rest_words': rest_words,
     'sync_lookups': 8 * closeness,
     'memory_lookups': 200.0,
   } | fixed
   multiple, parts = chosen['chunk'], chosen['parts']  # of each replica or model
+  if s.name == 'replicas':
+    multiple *= num_table  # which share parts
   if is_sync:
     # Devices of the table axis deal parts to each other, then split them.
     splits = 1 if table.layout == 'column' else num_table
@@ -314,7 +340,15 @@ def resolve(
     usual = 256 if on_cpu else 8192
     if fused:
       usual = 16_384 if is_alone else 2048
+    if on_cpu and s.name == 'replicas':
+      usual = min(usual, math.ceil(sync_words))
     t.batch_words = -(-usual // multiple) * multiple
+  if t.batch_words % multiple and s.name == 'replicas' and num_table > 1:
+    raise errors.UserError(
+      f'a step of {t.batch_words} centers, as the run was begun, cannot be '
+      f'divided among {num_table} replicas in chunks of {chosen["chunk"]}; '
+      'give another number, --config.mesh.data'
+    )
   if t.batch_words % multiple:
     raise errors.UserError(
       f'config.train.batch_words={t.batch_words} must be a multiple of '

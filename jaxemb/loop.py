@@ -83,7 +83,7 @@ def train(
   constants = strategy.constants()
   total = round(source.units_per_epoch * source.epochs)
   uncounted: collections.deque = collections.deque()
-  restored = _restore(checkpoints, strategy.init.eval_shape(key), fingerprints)
+  restored = _restore(checkpoints, strategy, key, fingerprints)
   state, totals = restored or (None, metrics.Totals(source.unit))
   put_args = strategy.batch_sharding, source.num_parts
   items = data_base.prefetch(
@@ -133,6 +133,7 @@ def train(
           raise totals.diverged(float(rates[1]))
         record = dataclasses.asdict(totals)
         record = {'totals': record, 'fingerprints': fingerprints}
+        record['copies'] = strategy.num_copies
         checkpoints.save(totals.steps, state, record)
         last_save = time.monotonic()
       if decision == distributed.STOP and not is_last:
@@ -179,14 +180,32 @@ def _all_finite(state: Any) -> jax.Array:
 
 def _restore(
   checkpoints: checkpoint.Checkpoints,
-  like: Any,
+  strategy: strategy_base.Strategy,
+  key: jax.Array,
   fingerprints: Mapping[str, str],
 ) -> tuple[Any, metrics.Totals] | None:
   """State and totals of the newest checkpoint, if there is one.
 
-  For `like` see `checkpoint.Checkpoints.restore`. Raises a `UserError` if
-  something that the run depends on has changed.
+  Raises a `UserError` if something that the run depends on has changed.
   """
+  convert = None
+
+  def like(record):
+    nonlocal convert
+    saved, convert = record['copies'], None
+    if saved == strategy.num_copies:
+      return strategy.init.eval_shape(key)
+    if strategy.from_copies is None:
+      raise errors.UserError(
+        f'the run has {saved} replicas; go on with --config.mesh.data=2 or more'
+      )
+    metrics.LOG.info(
+      f'going on with {strategy.num_copies} replicas, where there were '
+      f'{saved or 1}'
+    )
+    shapes, convert = strategy.from_copies(saved)
+    return shapes
+
   restored = checkpoints.restore(like)
   if restored is None:
     return None
@@ -200,4 +219,4 @@ def _restore(
       )
   totals = metrics.Totals(**record['totals'])
   metrics.LOG.info(f'resuming after {totals.done:,} {totals.unit}')
-  return state, totals
+  return convert(state) if convert else state, totals

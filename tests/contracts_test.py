@@ -42,6 +42,7 @@ QUICK = [
   ('replicas', 'replicated', 'adam', 'cbow', 'cpu'),
   ('replicas-average', 'replicated', 'adagrad', 'skipgram', 'cpu'),
   ('replicas-hot', 'replicated', 'sgd', 'cbow', 'kernel'),
+  ('replicas-delayed', 'replicated', 'adam', 'skipgram', 'cpu'),
   ('sync', 'replicated', 'adam', 'cbow', 'gpu'),
   ('sync', 'replicated', 'adagrad', 'skipgram-tree', 'cpu'),
   ('sync', 'column', 'adagrad', 'mixture-tree', 'cpu'),
@@ -56,6 +57,7 @@ QUICK = [
 SLOW = [
   ('replicas', 'replicated', 'sgd', 'cbow', 'cpu'),
   ('replicas', 'replicated', 'adam', 'skipgram', 'gpu'),
+  ('replicas-delayed', 'replicated', 'adagrad', 'cbow', 'kernel-bfloat16'),
   ('sync', 'row', 'adagrad', 'mixture-tree', 'cpu'),
   ('replicas', 'replicated', 'adagrad', 'mixture', 'cpu'),
   ('sync', 'row', 'adagrad', 'contexts-tree', 'cpu'),

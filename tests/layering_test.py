@@ -89,9 +89,9 @@ def test_every_folder_has_its_line():
 
 def test_the_package_stays_within_its_budget():
   # A change that needs more takes it from elsewhere, or says why in this line:
-  # 1,750 are the kernels for CPUs, 100 policies.
+  # 1,750 are the kernels for CPUs, 500 ways to meet.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 17_280
+  assert lines <= 17_800
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 14
 

@@ -171,7 +171,7 @@ def test_sigterm_saves_and_exits_with_75(
   assert runs.vectors(tmp_path) == runs.vectors(finished)
 
 
-def test_replicas_keep_their_number(tmp_path):
+def test_replicas_go_on_with_as_many_as_before(tmp_path):
   others = {'model.name': 'cbow', 'optimizer.name': 'adam'}
   assert _run(tmp_path, others | {'mesh.data': 3}) == 0
   before = runs.vectors(tmp_path)
@@ -182,8 +182,39 @@ def test_replicas_keep_their_number(tmp_path):
   assert len(report['devices']) == 3
   # An untrained model has a loss of 6 log 2 = 4.16 nats.
   assert report['loss_per_example'] < 4.1
-  with pytest.raises(errors.UserError, match='begun with 3 replicas'):
-    _run(tmp_path, others | {'mesh.data': 2})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('policy', 'numbers', 'settings'),
+  [
+    ('bounded', (2, 4, 1), {'optimizer.name': 'adagrad'}),
+    ('average', (3, 2, 3), {'optimizer.name': 'adam'}),
+    ('hot', (4, 2, 8), {'table.dtype': 'int8', 'table.rounding': 'nearest'}),
+    ('delayed', (1, 2, 4), {'table.dtype': 'bfloat16'}),
+  ],
+)
+def test_replicas_go_on_with_another_number(
+  tmp_path, interrupting, policy, numbers, settings
+):
+  settings = runs.SAVE_ALWAYS | settings
+  settings |= {'strategy.policy': policy, 'train.batch_words': 512}
+  for i, num in enumerate(numbers[:2]):
+    with interrupting(i + 1), pytest.raises(KeyboardInterrupt):
+      _run(tmp_path, settings | {'mesh.data': num})
+  assert _run(tmp_path, settings | {'mesh.data': numbers[2]}) == 0
+  log = runs.log(tmp_path)
+  assert f'{numbers[1]} replicas, where there were {numbers[0]}' in log
+  assert f'{numbers[2]} replicas, where there were {numbers[1]}' in log
+  report = runs.report(tmp_path)
+  assert len(report['devices']) == numbers[2]
+  assert report['loss_per_example'] < 3.9
+  if policy == 'delayed':
+    with pytest.raises(errors.UserError, match='divided among 3 replicas'):
+      _run(tmp_path, settings | {'mesh.data': 3})
+  # All of the text was read as often as it should.
+  assert report['tuning']['parts'] == numbers[0]
+  assert metrics.read(tmp_path / 'metrics.jsonl')[-1]['epoch'] == 4
 
 
 def _sync(layout: str, data: int, table: int) -> dict:

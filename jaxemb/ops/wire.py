@@ -15,9 +15,9 @@ from jaxemb.ops import rounding
 
 
 class Axis(NamedTuple):
-  """An axis of the mesh, inside `shard_map`."""
+  """An axis of the mesh, or several, inside `shard_map`."""
 
-  name: str
+  name: str | tuple[str, ...]
   dtype: str = 'float32'  # of what travels along it, or 'bfloat16'
 
 

@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from jaxemb import errors
 
 TO_KEEP = 3  # newest checkpoints of a run
-_FORMAT = 4  # of state and record; checkpoints of another are refused
+_FORMAT = 5  # of state and record; checkpoints of another are refused
 # Errors that say nothing about the checkpoint itself.
 _PASSING = (errno.EACCES, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOMEM)
 
@@ -169,10 +169,13 @@ class Checkpoints:
       with contextlib.suppress(OSError, ValueError):
         self._manager.reload()
 
-  def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
+  def restore(
+    self, like: Callable[[dict[str, Any]], Any]
+  ) -> tuple[int, Any, dict[str, Any]] | None:
     """Step, state and record of the newest intact checkpoint, if there is one.
 
-    `like` is a pytree of arrays or `jax.ShapeDtypeStruct`s as saved: leaves
+    `like` returns, for a record, a pytree of arrays or
+    `jax.ShapeDtypeStruct`s as saved: leaves
     with a sharding are restored onto its mesh, which may differ from the one
     they were saved on, others as host arrays. Newer, damaged checkpoints are
     moved to a folder next to this one. Raises a `UserError` if no checkpoint
@@ -217,7 +220,7 @@ class Checkpoints:
       )
     return None
 
-  def _read(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
+  def _read(self, step, like) -> tuple[Any, dict[str, Any]]:
     def restored(**args: Any) -> Any:
       return self._manager.restore(step, args=ocp.args.Composite(**args))
 
@@ -227,6 +230,7 @@ class Checkpoints:
         f'checkpoint {step} in {self._folder} is of another version of jaxemb; '
         'go on with that version, or give another --workdir'
       )
+    like = like(record)
     args = jax.tree.map(_restore_args, like)
     state = restored(state=ocp.args.PyTreeRestore(like, args)).state
     if _checksums(state) != record['checksums']:

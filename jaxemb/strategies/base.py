@@ -152,6 +152,10 @@ class Strategy(NamedTuple):
   loop: hlo.Loop
   # When copies of the tables meet, `policies.Policy`; None = there is one.
   policy: Any = None
+  num_copies: int = 0  # of the tables; 0 = one, without an axis of copies
+  # Number of copies in a checkpoint -> (shapes of its state, and what makes a
+  # state of this strategy out of it). None = there is no other number.
+  from_copies: Callable[[int], tuple[Any, Callable[[Any], Any]]] | None = None
 
 
 class StepContext(NamedTuple):

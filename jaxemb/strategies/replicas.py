@@ -1,18 +1,13 @@
 """Replicas: copies of the tables that train apart and meet now and then.
 
-Every device of the data axis trains its own copy of all tables on its own part
-of the data. With x_i the row of replica i and b the row at its last meeting,
-all replicas go on from
-
-  b + g * sum_i (x_i - b)
-
-A policy (`strategies.policies`) chooses when, which rows, and g. Dense
-parameters are averaged at every meeting; optimizer state stays with its
-replica.
+Every device trains its own copy of all tables on its own share of the data. A
+policy (`strategies.policies`) says when they meet (`strategies.meetings`).
+Dense parameters are averaged at every meeting; the state of their optimizer,
+and slots that are neither summed nor averaged, stay with their replica.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.data import base as data_base
-from jaxemb.ops import rounding, wire
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
-from jaxemb.strategies import base, policies
-from jaxemb.tables import codecs
+from jaxemb.strategies import base, meetings, policies
 from jaxemb.tables import spec as spec_lib
+
+_AXES = meetings.AXES
 
 
 class ReplicaState(NamedTuple):
@@ -34,8 +29,11 @@ class ReplicaState(NamedTuple):
   tables: dict[str, spec_lib.TableState]  # leaves [n, ...]
   params: Any  # leaves [n, ...]
   optimizer: Any  # leaves [n, ...]
-  met: dict[str, spec_lib.TableState]  # rows at their last meeting, once
+  # Rows and their slots at their last meeting, once.
+  met: dict[str, spec_lib.TableState]
   clock: Any  # of the policy
+  # What is on its way, leaves [n, ...], if the policy is delayed.
+  handover: meetings.Handover | tuple[()] = ()
 
   def trained(self) -> base.TrainState:
     """What a step changes."""
@@ -53,76 +51,102 @@ def meet(
 
   `state` lacks the leading axis; `key` [2] uint32 is of the dispatch.
   """
-  num_replicas = jax.lax.axis_size(mesh_lib.DATA)
-  num_chunks, clock = policy.due(state.clock)
-  number = jax.tree.leaves(clock)[0]
+  due, clock = policy.due(state.clock)
+  number, loop = jax.tree.leaves(clock)[0], jax.lax.fori_loop
+  meeting = meetings.Meeting(tables, policy, elapsed, key, number)
+  params, own, met, sent = state.params, state.tables, state.met, state.handover
+  has_params = bool(jax.tree.leaves(params))
+  if not sent:
+    own, met = loop(0, due, meeting.exchange, (own, met))
+    if has_params:
+      params = jax.lax.pmean(params, _AXES)
+    return state._replace(tables=own, met=met, params=params, clock=clock)
+  # What was handed over at the meeting before: no step since has waited for it.
+  arriving = meeting._replace(elapsed=sent.elapsed)
+  num, values = sent.num_chunks, sent.values
+  met = loop(0, num, lambda i, met: arriving.add_up(i, met, values), met)
+  own = loop(0, num, lambda i, own: arriving.catch_up(i, own, met, values), own)
+  own, values = loop(0, due, meeting.hand_over, (own, values))
+  if has_params:
+    mean = jax.lax.pmean(sent.params, _AXES)
+    params = jax.tree.map(lambda x, y, z: x + y - z, params, mean, sent.params)
+  handover = meetings.Handover(values, params, due, elapsed)
+  return ReplicaState(own, params, state.optimizer, met, clock, handover)
 
-  def exchange(i, carry):
-    """The i-th chunk of rows of every table."""
-    own, met = map(dict, carry)
-    starts, olds, encodings, terms = {}, {}, {}, {}
-    for name, table in tables.items():
-      spec = table.spec
-      # The last chunk overlaps the one before, whose rows do not change again.
-      num = min(policy.chunk_rows, spec.vocab)
-      start = jnp.minimum(i * policy.chunk_rows, spec.vocab - num)
-      stored, _ = table.read_range(met[name], start, num)
-      new, _ = table.read_range(own[name], start, num)
-      old = rounding.decode(stored, spec.dtype)
-      new = rounding.decode(new, spec.dtype)
-      weights = policy.weights(name, start, num, elapsed)[:, None]
-      starts[name], encodings[name] = start, codecs.encoding_of(stored)
-      if spec.exchange_dtype == 'float32':
-        # Each replica adds its n-th of the old row: all reads come before the
-        # sum, so that XLA can write both arrays in place after it.
-        terms[name] = old / num_replicas + weights * (new - old)
-      else:
-        # In a shorter type only changes can be sent.
-        terms[name], olds[name] = weights * (new - old), old
-    olds, encodings, terms = jax.lax.optimization_barrier(
-      (olds, encodings, terms)
-    )
-    whole = {k: x for k, x in terms.items() if k not in olds}
-    rows = jax.lax.psum(whole, mesh_lib.DATA)
-    for name, old in olds.items():
-      axis = wire.Axis(mesh_lib.DATA, tables[name].spec.exchange_dtype)
-      rows[name] = old + wire.psum(terms[name], axis)
-    # The same on all replicas; otherwise XLA copies them to read them twice.
-    encodings = jax.lax.pmax(encodings, mesh_lib.DATA)
-    for j, name in enumerate(sorted(tables)):
-      # Without the replica, so that all round alike.
-      own_key = rounding.key(key, number, i, j)
-      args = starts[name], rows[name], encodings[name], own_key
-      own[name] = tables[name].write_range(own[name], *args)
-      met[name] = tables[name].write_range(met[name], *args)
-    return own, met
 
-  own, met = jax.lax.fori_loop(
-    0, num_chunks, exchange, (state.tables, state.met)
+def _of_all(state, change):
+  """The state with the arrays changed that have a leading axis of replicas."""
+  trained = jax.tree.map(change, state.trained())
+  handover = jax.tree.map(change, state.handover)
+  return state._replace(**trained._asdict(), handover=handover)
+
+
+def _met(table, state):
+  """What of a table replicas have in common, from its state."""
+  slots, names = state.slots, meetings.exchanged(table)
+  if names:
+    others = dict.fromkeys(set(slots._fields) - set(names), ())
+  return state._replace(
+    slots=slots._replace(**others) if names else (), scratch=()
   )
-  params = state.params
-  if jax.tree.leaves(params):
-    params = jax.lax.pmean(params, mesh_lib.DATA)
-  return state._replace(tables=own, met=met, params=params, clock=clock)
+
+
+def _values(table, state):
+  """All rows and slots that are exchanged."""
+  return meetings.read(table, state, jnp.int32(0), table.spec.vocab)[0]
+
+
+def _at_rest(policy):
+  """For the weights of rows that are not trained any further."""
+  return policies.Elapsed(jnp.float32(0), jnp.int32(policy.every_steps))
+
+
+def _combined(state, num, trainable, policy):
+  """The state of one, as if the first `num` replicas in it had met."""
+  first = jax.tree.map(lambda x: x[0], state.trained())
+  tables = {}
+  for name, table in trainable.tables.items():
+    values, vocab = _values(table, state.met[name]), table.spec.vocab
+    read = jax.vmap(functools.partial(_values, table))
+    copies, args = read(state.tables[name]), (num, jnp.int32(0), vocab)
+    args = *args, _at_rest(policy)
+    for k, g in meetings.weights(table, policy, *args).items():
+      is_used = meetings.like(jnp.arange(len(copies[k])) < num, copies[k])
+      changes = jnp.where(is_used, copies[k] - values[k][None], 0)
+      values[k] += meetings.like(g, values[k]) * jnp.sum(changes, 0)
+    rows = values.pop(meetings.ROWS)
+    args = jnp.arange(vocab), rows, values
+    tables[name] = table.write_rows(first.tables[name], *args)
+  params = jax.tree.map(lambda x: jnp.mean(x[:num], 0), state.params)
+  return base.TrainState(tables, params, first.optimizer)
 
 
 def replicas(
   trainable: base.Trainable,
   mesh: jax.sharding.Mesh,
-  policy: policies.Policy,
+  make_policy: Callable[[int], policies.Policy],
 ) -> base.Strategy:
-  """The strategy; each device has a replica."""
+  """The strategy; each device has a replica.
+
+  `make_policy` returns the policy of a number of replicas.
+  """
+  num_replicas, num_sharing = mesh.size, mesh.shape[mesh_lib.TABLE]
+  policy = make_policy(num_replicas)
+
+  def copied(state):
+    """All replicas, which have just met, from the state of one."""
+    met = {k: _met(trainable.tables[k], x) for k, x in state.tables.items()}
+    handover = ()
+    if isinstance(policy, policies.Delayed):
+      values = {k: _values(trainable.tables[k], x) for k, x in met.items()}
+      args = state.params, jnp.int32(0), _at_rest(policy)
+      handover = meetings.Handover(values, *args)
+    state = ReplicaState(*state, met, policy.init(), handover)
+    shape = (num_replicas,)
+    return _of_all(state, lambda x: jnp.broadcast_to(x[None], shape + x.shape))
 
   def init(key):
-    state = trainable.init(key)
-    met = {
-      name: table._replace(slots=(), scratch=())
-      for name, table in state.tables.items()
-    }
-    state = jax.tree.map(
-      lambda x: jnp.broadcast_to(x[None], (mesh.size, *x.shape)), state
-    )
-    return ReplicaState(*state, met, policy.init())
+    return copied(trainable.init(key))
 
   def dispatch(state, constants, batch, schedule):
     """Of one replica, whose arrays have a leading axis of one."""
@@ -131,33 +155,42 @@ def replicas(
     # All replicas run as many steps, so that they meet; some are padding.
     num_steps = given.steps.num_steps(batch)
     count = jax.lax.pmax(jnp.max(num_steps), mesh_lib.DATA)
-    replica = jax.lax.axis_index(mesh_lib.DATA)
-    every = rule.every_steps
+    replica, every = jax.lax.axis_index(_AXES), rule.every_steps
+    before = len(num_steps) * jax.lax.axis_index(mesh_lib.DATA)
+    share = data_base.share(
+      len(num_steps), num_sharing, before, jax.lax.axis_index(mesh_lib.TABLE)
+    )
     span = schedule.last_learning_rate - schedule.first_learning_rate
-    devices = base.Devices(data_base.share(1, 1, replica, 0), replica)
+    devices = base.Devices(share, replica)
 
     def body(i, carry):
       state, metrics = carry
       first = i * every
       stop = jnp.minimum(first + every, count)
-      carry = state.trained(), metrics
       trained, metrics = base.training_steps(
-        given, batch, schedule, devices, carry, first, stop, count
+        given,
+        batch,
+        schedule,
+        devices,
+        (state.trained(), metrics),
+        first,
+        stop,
+        count,
       )
-      state = ReplicaState(*trained, state.met, state.clock)
       learning_rate = schedule.first_learning_rate + span * (stop / count)
       elapsed = policies.Elapsed(learning_rate, stop - first)
+      state = state._replace(**trained._asdict())
       state = meet(state, given.tables, rule, elapsed, schedule.key)
       return state, metrics
 
-    own = jax.tree.map(lambda x: x[0], state.trained())
-    carry = ReplicaState(*own, state.met, state.clock), given.no_metrics()
+    state = _of_all(state, lambda x: x[0])
     num_meetings = (count + every - 1) // every
-    state, metrics = jax.lax.fori_loop(0, num_meetings, body, carry)
-    axes = (mesh_lib.DATA,)
+    state, metrics = jax.lax.fori_loop(
+      0, num_meetings, body, (state, given.no_metrics())
+    )
+    axes = _AXES if num_sharing > 1 else _AXES[:1]
     metrics = base.over_devices(given, metrics, batch, count, axes)
-    stacked = jax.tree.map(lambda x: x[None], state.trained())
-    return ReplicaState(*stacked, state.met, state.clock), metrics
+    return _of_all(state, lambda x: x[None]), metrics
 
   def export_rows(state, name, start=0, stop=None):
     """As a last meeting of all rows, at a learning rate of zero."""
@@ -165,15 +198,16 @@ def replicas(
     own = table.export_rows(state.tables[name], start, stop, has_copies=True)
     met = table.export_rows(state.met[name], start, stop)
     old = met.rows
-    elapsed = policies.Elapsed(jnp.float32(0), jnp.int32(policy.every_steps))
-    weights = policy.weights(name, start, len(old), elapsed)
+    weights = policy.weights(name, start, len(old), _at_rest(policy))
+    weights = np.asarray(weights)
     rows = np.array(old)
     for copy in own.rows:
-      rows += np.asarray(weights)[:, None] * (copy - old)
-    slots = {
-      slot: getattr(x, table.slot_reductions[slot])(0)
-      for slot, x in own.slots.items()
-    }
+      rows += weights[:, None] * (copy - old)
+    slots = {}
+    for k, copies in own.slots.items():
+      reduction, slots[k] = table.slot_reductions[k], copies.mean(0)
+      if reduction == 'sum':
+        slots[k] = met.slots[k] + weights * (copies - met.slots[k]).sum(0)
     return spec_lib.RowBlock(spec_lib.encode_rows(rows, met.encoded), slots)
 
   def import_rows(state, name, ids, rows, slots):
@@ -182,35 +216,81 @@ def replicas(
     new = table.import_rows(
       state.tables[name], ids, rows, slots, has_copies=True
     )
-    met = table.import_rows(state.met[name], ids, rows)
-    return state._replace(
+    exchanged = meetings.exchanged(table)
+    slots = {k: x for k, x in slots.items() if k in exchanged}
+    met = table.import_rows(state.met[name], ids, rows, slots)
+    state = state._replace(
       tables=state.tables | {name: new}, met=state.met | {name: met}
     )
+    if not (sent := state.handover):
+      return state
+    values = jax.tree.map(
+      lambda x, y: x.at[:, ids].set(y[ids][None]),
+      sent.values[name],
+      _values(table, met),
+    )
+    sent = sent._replace(values=sent.values | {name: values})
+    return state._replace(handover=sent)
 
-  over = jax.sharding.PartitionSpec(mesh_lib.DATA)
+  def from_copies(num):
+    """The shapes of `num` replicas, or of one table (0), and how to go on.
+
+    Each device has as many of them; what it has too many of is not used.
+    """
+    each = -(-num // num_replicas)
+
+    def stacked(x):
+      shape = each * num_replicas, *x.shape[1:]
+      return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+
+    def alone(x):
+      shape, sharding = x.shape[1:], named(everywhere)
+      return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
+
+    like = new.eval_shape(jax.random.key(0))
+    if not num:
+      return jax.tree.map(alone, like.trained()), convert
+    old = make_policy(num)
+    return _of_all(like, stacked), lambda x: convert(x, num, old)
+
+  over = jax.sharding.PartitionSpec(_AXES if num_sharing > 1 else _AXES[0])
   everywhere = jax.sharding.PartitionSpec()
-  state_spec = ReplicaState(over, over, over, everywhere, everywhere)
+  state_spec = ReplicaState(over, over, over, everywhere, everywhere, over)
   step = jax.shard_map(
     dispatch,
     mesh=mesh,
-    in_specs=(state_spec, everywhere, over, everywhere),
+    in_specs=(
+      state_spec,
+      everywhere,
+      jax.sharding.PartitionSpec(mesh_lib.DATA),
+      everywhere,
+    ),
     out_specs=(state_spec, everywhere),
     # The rows that leave a sum are the same everywhere; JAX cannot tell.
     check_vma=False,
   )
   named = functools.partial(jax.sharding.NamedSharding, mesh)
+  shardings = jax.tree.map(named, state_spec)
   constants = base.arrays_of(trainable.model), base.arrays_of(policy)
+  new = jax.jit(init, out_shardings=shardings)
+
+  @functools.partial(jax.jit, static_argnums=1, out_shardings=shardings)
+  def convert(saved, num=0, old=None):
+    return copied(_combined(saved, num, trainable, old) if num else saved)
+
   return base.Strategy(
-    jax.jit(init, out_shardings=jax.tree.map(named, state_spec)),
+    new,
     lambda: jax.device_put(constants, named(everywhere)),
     jax.jit(step, donate_argnums=0),
     export_rows,
     import_rows,
-    named(over),
+    named(jax.sharding.PartitionSpec(mesh_lib.DATA)),
     hlo.Loop(
       policy.every_steps,
       inner=policy.mean_chunks(),
       branch=1 / trainable.loss_every_steps,
     ),
     policy,
+    num_replicas,
+    from_copies,
   )

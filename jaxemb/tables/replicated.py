@@ -124,10 +124,16 @@ class Replicated(spec_lib.Table):
     slots = {k: getattr(state.slots, k, None) for k in self.slot_reductions}
     return jax.tree.map(cut, (state.vectors, slots))
 
-  def write_range(self, state, start, rows, encoding, key):
+  def write_range(self, state, start, rows, encoding, key, slots):
     ids = start + jnp.arange(len(rows))
     new = self._codec.encode(rows, ids, key, encoding)
-    return state._replace(vectors=codecs.put(state.vectors, start, new))
+    state = state._replace(vectors=codecs.put(state.vectors, start, new))
+    if not slots:
+      return state
+    changed = {
+      k: codecs.put(getattr(state.slots, k), start, x) for k, x in slots.items()
+    }
+    return state._replace(slots=state.slots._replace(**changed))
 
   def positions(self, ids):
     return (ids,)

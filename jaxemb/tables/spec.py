@@ -151,12 +151,18 @@ class Table(Protocol):
     """
 
   def write_range(
-    self, state: Any, start: jax.Array, rows: jax.Array, encoding: Any, key: Any
+    self,
+    state: Any,
+    start: jax.Array,
+    rows: jax.Array,
+    encoding: Any,
+    key: Any,
+    slots: Mapping[str, jax.Array],
   ) -> Any:
     """Writes rows [n, dim] float32 from `start` on, rounded as by an update.
 
     `encoding` is `codecs.encoding_of` what was read there: rows that did not
-    change keep their bits. `key` is as of `Step`.
+    change keep their bits. `key` is as of `Step`; slots not given stay.
     """
     raise NotImplementedError(f'{type(self).__name__} cannot be synchronised')
 

@@ -22,7 +22,7 @@ def _state(value):
 
 
 def _assert_restored(saved, step):
-  found, state, record = saved.restore(_state(0))
+  found, state, record = saved.restore(lambda _: _state(0))
   assert found == record['step'] == step
   jax.tree.map(np.testing.assert_array_equal, state, _state(step))
   assert state['vectors'].dtype == np.float32
@@ -38,7 +38,7 @@ def folder(tmp_path, lines):
   """With the last two of three checkpoints, and a save that was killed."""
   folder = tmp_path / 'checkpoints'
   with checkpoint.Checkpoints(folder, 2, lines.append) as saved:
-    assert saved.restore(_state(0)) is None
+    assert saved.restore(lambda _: _state(0)) is None
     for step in (1, 2, 3):
       saved.save(step, _state(step), {'step': step})
   (folder / '7.orbax-checkpoint-tmp').mkdir()
@@ -65,7 +65,7 @@ def test_the_newest_comes_back_exactly(folder, saved, lines, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(saved, '_read', fail)
     with pytest.raises(MemoryError):
-      saved.restore(_state(0))
+      saved.restore(lambda _: _state(0))
   _assert_restored(saved, 3)
   assert not lines
 
@@ -85,7 +85,8 @@ def test_a_state_may_be_donated_once_save_returns(tmp_path, lines):
     for _ in range(10):
       array = step(array)
     saved.wait()
-    assert not saved.restore({'a': np.empty_like(array)})[1]['a'].any()
+    like = {'a': np.empty_like(array)}
+    assert not saved.restore(lambda _: like)[1]['a'].any()
 
 
 def _flip_bytes(folder):
@@ -117,7 +118,7 @@ def test_of_damaged_ones_the_one_before_is_used(folder, saved, lines, damage):
   damage(folder / '2')
   damage(folder / '3')
   with pytest.raises(errors.UserError, match='delete that folder'):
-    saved.restore(_state(0))
+    saved.restore(lambda _: _state(0))
   assert _names(folder) == ['2', '3']
 
 
@@ -191,13 +192,13 @@ def test_arrays_come_back_on_any_mesh(tmp_path):
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
         on(num),
       )
-      _, found, _ = saved.restore(like)
+      _, found, _ = saved.restore(lambda _, like=like: like)
       jax.tree.map(np.testing.assert_array_equal, found, on(num))
       assert [x.sharding for x in jax.tree.leaves(found)] == [
         x.sharding for x in jax.tree.leaves(like)
       ]
     # Checksums are those of the whole arrays, however they were laid out.
-    _, found, _ = saved.restore(jax.eval_shape(lambda: values))
+    _, found, _ = saved.restore(lambda _: jax.eval_shape(lambda: values))
   jax.tree.map(np.testing.assert_array_equal, found, values)
 
 

@@ -205,7 +205,7 @@ def test_replicas_average_dense_parameters():
   # They meet once, after all steps.
   policy = policies.bounded(lookups, 4, PART_EXAMPLES, 9, 1e9, 1.0, 1.0)
   devices = mesh.make(mesh.Shape(4, 1))
-  strategy = replicas.replicas(_trainable(_Plain()), devices, policy)
+  strategy = replicas.replicas(_trainable(_Plain()), devices, lambda _: policy)
   start = dispatches.start(strategy)
   one, metrics = jax.device_get(
     dispatches.run(strategy, start, _batch(), SCHEDULE)

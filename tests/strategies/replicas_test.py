@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxemb.models import base as model_base
 from jaxemb.ops import rounding
 from jaxemb.runtime import mesh
 from jaxemb.strategies import base, policies, replicas
@@ -262,7 +263,7 @@ def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed():
   trainable = base.Trainable(None, {'input': table}, None, 1)
   policy = policies.bounded({'input': np.ones(500)}, 3, 1, 1, 1.0, 1.0, 1.0)
   devices = mesh.make(mesh.Shape(3, 1))
-  strategy = replicas.replicas(trainable, devices, policy)
+  strategy = replicas.replicas(trainable, devices, lambda _: policy)
   rng = np.random.default_rng(0)
   codes = rng.integers(-120, 121, (500, 8)).astype(np.int8)
   codes[:, 0] = np.where(np.arange(500) % 2, 120, 127)
@@ -277,3 +278,159 @@ def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed():
   np.testing.assert_array_equal(found.data[:-100], codes[:-100])
   np.testing.assert_array_equal(found.data[-100:], moved)
   np.testing.assert_array_equal(found.scales, met['input'].vectors.scales)
+
+
+@jax.tree_util.register_static
+class _Sums:
+  """A policy that always adds up."""
+
+  def __init__(self, policy):
+    self._policy = policy
+
+  def __getattr__(self, name):
+    return getattr(self._policy, name)
+
+  def weights(self, name, start, num, elapsed):
+    return jnp.ones(num)
+
+
+class _Counting(model_base.Model):
+  """Column j of a row counts the steps of replica j that it has learned."""
+
+  vectors_table = 'rows'
+
+  def __init__(self, vocab, seen):
+    self.vocab, self.seen = vocab, seen
+
+  def specs(self):
+    return {'rows': spec_lib.TableSpec('rows', self.vocab, 3, 0.0)}
+
+  def ids(self, batch, key):
+    return {'rows': jnp.arange(self.vocab)}
+
+  def loss(self, params, rows, ids, batch, key):
+    replica, step = batch
+    # Notes what is read.
+    jax.debug.callback(
+      lambda *x: self.seen.append(tuple(map(np.asarray, x))),
+      replica,
+      step,
+      rows['rows'],
+    )
+    return -jnp.sum(rows['rows'][:, replica]), model_base.Aux(jnp.float32(1))
+
+
+class _Numbered:
+  """Steps of a part that know its number and theirs."""
+
+  def num_steps(self, batch):
+    return batch
+
+  def step(self, batch, index, share, progress):
+    return share.before, index
+
+  def counters(self, batch):
+    return {}
+
+
+@pytest.mark.parametrize('is_delayed', [False, True])
+@pytest.mark.parametrize('name', ['bounded', 'average', 'hot'])
+def test_what_replicas_read_lacks_no_more_steps_of_others_than_stated(
+  name, is_delayed
+):
+  vocab, num_steps, every = 1500, 60, 2
+  lookups = {'rows': 1 / (1 + np.arange(vocab))}
+  policy = {
+    'bounded': lambda: policies.bounded(lookups, 3, 1, every, 0.03, 1.0, 1.0),
+    'average': lambda: policies.average(lookups, 3, every),
+    'hot': lambda: policies.hot(lookups, 3, every, 100, 3),
+  }[name]()
+  policy = _Sums(policy)
+  if is_delayed:
+    policy = policies.delayed(policy)
+  seen = []
+  model = _Counting(vocab, seen)
+  table = replicated.Replicated(
+    model.specs()['rows'], row_optimizers.sgd(0), deduplicates=False
+  )
+  trainable = base.Trainable(model, {'rows': table}, _Numbered(), 1)
+  strategy = replicas.replicas(
+    trainable, mesh.make(mesh.Shape(3, 1)), lambda _: policy
+  )
+  state = dispatches.start(strategy)
+  batch = np.full(3, num_steps, np.int32)
+  # Of a rate of one: a step adds one.
+  state, _ = dispatches.run(strategy, state, batch, dispatches.schedule(1, 1))
+  jax.effects_barrier()
+  longest = np.zeros(vocab, int)
+  assert len(seen) == 3 * num_steps
+  for replica, step, rows in seen:
+    rows = np.round(rows).astype(int)
+    assert (rows[:, replica] == step).all()
+    for other in {0, 1, 2} - {int(replica)}:
+      lacking = step - rows[:, other]
+      assert (lacking >= 0).all()
+      longest = np.maximum(longest, lacking)
+  # Others' steps since a meeting, of which the last come with the next one.
+  np.testing.assert_array_equal(longest, policy.staleness_steps()['rows'] - 1)
+  # Nothing that anybody learned is lost.
+  found = strategy.export_rows(state, 'rows').rows
+  np.testing.assert_allclose(found, num_steps, 1e-5)
+
+
+@pytest.mark.parametrize(('num', 'others'), [(3, 2), (2, 5), (4, 1), (1, 3)])
+@pytest.mark.parametrize('dtype', ['float32', 'int8'])
+def test_another_number_goes_on_from_what_was_learned(num, others, dtype):
+  vocab, rng = 40, np.random.default_rng(0)
+  spec = spec_lib.TableSpec('input', vocab, 8, 0.0, dtype)
+  table = replicated.Replicated(spec, row_optimizers.adagrad(1e-6))
+  trainable = base.Trainable(_Counting(vocab, []), {'input': table}, None, 1)
+
+  def make_policy(n):
+    return policies.hot({'input': np.ones(vocab)}, n, 1, 10, 2)
+
+  def made(n):
+    devices = mesh.make(mesh.Shape(n, 1))
+    return replicas.replicas(trainable, devices, make_policy)
+
+  first, then = made(num), made(others)
+  rows = rng.normal(size=(num + 1, vocab, 8)).astype(np.float32)
+  squares = rng.random((num + 1, vocab)).astype(np.float32)
+  state = dispatches.start(first)
+  met, *own = (
+    jax.device_get(rounding.encode(jnp.asarray(x), dtype)) for x in rows
+  )
+  state = state._replace(
+    tables={
+      'input': state.tables['input']._replace(
+        vectors=jax.tree.map(lambda *x: np.stack(x), *own),
+        slots=row_optimizers.AdagradSlots(squares[1:]),
+      )
+    },
+    met={
+      'input': state.met['input']._replace(
+        vectors=met, slots=row_optimizers.AdagradSlots(squares[0])
+      )
+    },
+  )
+  expected = first.export_rows(jax.tree.map(jnp.asarray, state), 'input')
+  shapes, convert = then.from_copies(num)
+
+  def filled(x, like):
+    if np.ndim(x):  # with what is not to be used
+      rest = np.full((like.shape[0] - len(x), *x.shape[1:]), 7, x.dtype)
+      x = np.concatenate([x, rest])
+    return jax.device_put(x, like.sharding)
+
+  new = convert(jax.tree.map(filled, state, shapes))
+  like = jax.eval_shape(then.init, jax.random.key(0))
+  assert jax.tree.map(jnp.shape, new) == jax.tree.map(jnp.shape, like)
+  found = then.export_rows(new, 'input')
+  # Scales may be others.
+  tolerance = 0.03 if dtype == 'int8' else 1e-6
+  np.testing.assert_allclose(found.rows, expected.rows, 1e-5, tolerance)
+  squares = squares[0] + (squares[1:] - squares[0]).mean(0)
+  np.testing.assert_allclose(expected.slots['sum_squares'], squares, 1e-5)
+  np.testing.assert_allclose(found.slots['sum_squares'], squares, 1e-5)
+  slots = np.asarray(new.tables['input'].slots.sum_squares)
+  np.testing.assert_allclose(slots, np.tile(squares, (others, 1)), 1e-5)

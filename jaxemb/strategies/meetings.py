@@ -1,0 +1,210 @@
+"""Meetings: replicas exchange the rows that are due, now or one meeting later.
+
+All inside `shard_map`, on the device of one replica, whose arrays are whole.
+With x_i the row of replica i and b the row at its last meeting, a meeting makes
+of both, in all replicas,
+
+  b' = b + g * sum_i (x_i - b)
+
+with g from the policy. Numbers of an optimizer that grow with every update (a
+`slot_reductions` of 'sum') follow their rows; of others g = 1 / n makes means.
+
+With the policy `policies.Delayed` replicas hand over x_i and train on, until it
+is x_i'. At the next meeting b' is made of what they have handed over, and
+
+  x_i'' = b' + (x_i' - x_i)
+
+so that a replica has what all have learned by then, and what it learned since.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxemb.ops import rounding, wire
+from jaxemb.runtime import mesh as mesh_lib
+from jaxemb.strategies import policies
+from jaxemb.tables import codecs
+from jaxemb.tables import spec as spec_lib
+
+AXES = mesh_lib.DATA, mesh_lib.TABLE  # whose devices are the replicas
+ROWS = 'rows'
+
+# By name, float32: ROWS [num, dim] and slots [num, ...] of a range of rows.
+Values = dict[str, jax.Array]
+
+
+class Handover(NamedTuple):
+  """What replicas have handed over, and at which meeting."""
+
+  values: dict[str, Values]  # of all rows, by table
+  params: Any  # dense parameters
+  num_chunks: jax.Array  # int32, that were due; 0 = none
+  elapsed: policies.Elapsed
+
+
+class _Chunk(NamedTuple):
+  """A range of rows of a table."""
+
+  start: jax.Array  # int32
+  is_new: jax.Array  # [num] bool, whether no chunk before it has the row
+  values: Values
+  encoding: Any  # `codecs.encoding_of` its rows
+
+  def cut(self, values: Values) -> Values:
+    """The range out of all rows."""
+    size = len(self.is_new)
+    return jax.tree.map(
+      lambda x: jax.lax.dynamic_slice_in_dim(x, self.start, size), values
+    )
+
+  def only_new(self, values: Values, others: Values) -> Values:
+    """The values, or `others` of rows that a chunk before has."""
+    return jax.tree.map(
+      lambda x, y: jnp.where(like(self.is_new, x), x, y), values, others
+    )
+
+
+def like(x: jax.Array, y: jax.Array) -> jax.Array:
+  """[num] as [num, 1, ...], for use with [num, ...]."""
+  return x.reshape(-1, *[1] * (y.ndim - 1))
+
+
+def exchanged(table: spec_lib.Table) -> list[str]:
+  """Names of the slots that replicas exchange; others stay where they are."""
+  return [k for k, x in table.slot_reductions.items() if x != 'keep']
+
+
+def read(
+  table: spec_lib.Table, state: Any, start: jax.Array, num: int
+) -> tuple[Values, Any]:
+  """Values of rows from `start` on, and the encoding of the rows."""
+  stored, slots = table.read_range(state, start, num)
+  values = {k: slots[k] for k in exchanged(table)}
+  values[ROWS] = rounding.decode(stored, table.spec.dtype)
+  return values, codecs.encoding_of(stored)
+
+
+def weights(
+  table: spec_lib.Table,
+  policy: policies.Policy,
+  num_replicas: int,
+  start: jax.Array,
+  num: int,
+  elapsed: policies.Elapsed,
+) -> Values:
+  """[num] float32, g of rows from `start` on and of their slots."""
+  of_rows = policy.weights(table.spec.name, start, num, elapsed)
+  found, mean = {ROWS: of_rows}, jnp.full(num, 1 / num_replicas)
+  for slot in exchanged(table):
+    found[slot] = of_rows if table.slot_reductions[slot] == 'sum' else mean
+  return found
+
+
+class Meeting(NamedTuple):
+  """One meeting."""
+
+  tables: Mapping[str, spec_lib.Table]
+  policy: policies.Policy
+  elapsed: policies.Elapsed
+  key: jax.Array  # [2] uint32, of the dispatch
+  number: jax.Array  # int32, of the meeting
+
+  def _read(self, i, states):
+    """The i-th chunk of every table."""
+    chunks = {}
+    for name, table in self.tables.items():
+      # The last chunk overlaps the one before.
+      num = min(self.policy.chunk_rows, table.spec.vocab)
+      first = i * self.policy.chunk_rows
+      start = jnp.minimum(first, table.spec.vocab - num)
+      is_new = start + jnp.arange(num) >= first
+      chunks[name] = _Chunk(
+        start, is_new, *read(table, states[name], start, num)
+      )
+    return chunks
+
+  def _sums(self, chunks, changes):
+    """Returns b', of chunks with b, and its encodings; by table."""
+    num_replicas = jax.lax.axis_size(AXES)
+    olds, terms = {}, {}
+    for name, (start, is_new, old, _) in chunks.items():
+      table = self.tables[name]
+      args = num_replicas, start, len(is_new), self.elapsed
+      g = weights(table, self.policy, *args)
+      terms[name] = {k: like(g[k], x) * x for k, x in changes[name].items()}
+      olds[name] = dict(old)
+      for k in old:
+        if k != ROWS or table.spec.exchange_dtype == 'float32':
+          # Each replica adds its n-th of the old row: all reads come before
+          # the sum, so that XLA can write both arrays in place after it.
+          terms[name][k] += olds[name].pop(k) / num_replicas
+    encodings = {k: x.encoding for k, x in chunks.items()}
+    olds, encodings, terms = jax.lax.optimization_barrier(
+      (olds, encodings, terms)
+    )
+    # In a shorter type only changes can be sent.
+    short = {k: terms[k].pop(ROWS) for k, x in olds.items() if x}
+    sums = jax.lax.psum(terms, AXES)
+    for name, x in short.items():
+      axis = wire.Axis(AXES, self.tables[name].spec.exchange_dtype)
+      sums[name][ROWS] = olds[name][ROWS] + wire.psum(x, axis)
+    # The same on all replicas; otherwise XLA copies them to read them twice.
+    return sums, jax.lax.pmax(encodings, AXES)
+
+  def _write(self, states, i, chunks, values, encodings, *stream):
+    """Writes the i-th chunk of every table; a stream rounds alike."""
+    new = dict(states)
+    for j, (name, table) in enumerate(sorted(self.tables.items())):
+      slots = dict(values[name])
+      args = chunks[name].start, slots.pop(ROWS), encodings[name]
+      key = rounding.key(self.key, self.number, i, j, *stream)
+      new[name] = table.write_range(new[name], *args, key, slots)
+    return new
+
+  def exchange(self, i: jax.Array, carry: tuple) -> tuple:
+    """Replaces the i-th chunks of (own, met) tables by what all learned."""
+    own, met = carry
+    chunks, changes = self._read(i, met), {}
+    for name, x in self._read(i, own).items():
+      old = chunks[name].values
+      changes[name] = jax.tree.map(jnp.subtract, x.values, old)
+    args = i, chunks, *self._sums(chunks, changes)
+    return self._write(own, *args), self._write(met, *args)
+
+  def hand_over(self, i: jax.Array, carry: tuple) -> tuple:
+    """Hands over the i-th chunk of own tables; the carry is (own, sent)."""
+    own, sent = carry
+    sent = dict(sent)
+    for name, x in self._read(i, own).items():
+      sent[name] = codecs.put(sent[name], x.start, x.values)
+    return own, sent
+
+  def add_up(self, i: jax.Array, met: Any, sent: dict[str, Values]) -> Any:
+    """Makes the i-th chunk of what was met of what was handed over."""
+    chunks, changes = self._read(i, met), {}
+    for name, x in chunks.items():
+      # Only once, of rows that are in two chunks.
+      new = x.only_new(x.cut(sent[name]), x.values)
+      changes[name] = jax.tree.map(jnp.subtract, new, x.values)
+    return self._write(met, i, chunks, *self._sums(chunks, changes))
+
+  def catch_up(
+    self, i: jax.Array, own: Any, met: Any, sent: dict[str, Values]
+  ) -> Any:
+    """Adds to the i-th chunk of own tables what it lacks of what was met."""
+    chunks, now, values = self._read(i, own), self._read(i, met), {}
+    for name, x in chunks.items():
+      new = jax.tree.map(
+        lambda own, met, sent: met + (own - sent),
+        x.values,
+        now[name].values,
+        x.cut(sent[name]),
+      )
+      values[name] = x.only_new(new, x.values)
+    encodings = {k: x.encoding for k, x in chunks.items()}
+    args = jax.lax.optimization_barrier((values, encodings))
+    stream = jax.lax.axis_index(AXES) + 1
+    return self._write(own, i, chunks, *args, stream)
