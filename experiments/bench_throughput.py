@@ -40,7 +40,6 @@ import json
 import math
 import os
 import pathlib
-import re
 import shutil
 import statistics
 import subprocess
@@ -65,10 +64,6 @@ _TREE = 'hierarchical_softmax'
 _FIXED = (
   'data.', 'model.dim', 'model.window', 'model.negatives', 'model.name',
   'train.ep', 'seed',
-)  # fmt: skip
-_FIVE = (
-  r'\bmen\b', r'(ws|wordsim)-?353(-all)?$', r'simlex', r'\brw\b|rare',
-  r'questions-words',
 )  # fmt: skip
 _MEANS = ('mean of the five', 'mean of word similarity')
 # [mean over seeds, its standard error or nan].
@@ -217,15 +212,10 @@ def _score(
   """Scores by set, and their means."""
   found = words.evaluate(vectors.words, vectors.vectors, sets, 0)
   scores = {k: x['score'] for k, x in found.items() if x['score'] is not None}
-  five = [
-    next((s for k, s in scores.items() if re.search(x, k.lower())), None)
-    for x in _FIVE
-  ]
   similar = [s for k, s in scores.items() if found[k]['kind'] == 'similarity']
-  means = dict(zip(_MEANS, (five, similar), strict=True))
-  return scores | {
-    k: statistics.mean(x) for k, x in means.items() if x and None not in x
-  }
+  means = experiment.mean_of_five(scores), similar and statistics.mean(similar)
+  means = dict(zip(_MEANS, means, strict=True))
+  return scores | {k: x for k, x in means.items() if x}
 
 
 def _score_other(

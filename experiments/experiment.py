@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,11 @@ RESULTS = ROOT / 'experiments' / 'results'
 # Flags of `add_run_flags` and of settings.
 RUN_FLAGS = (
   'text', 'eval', 'config', 'sample', 'epochs', 'restrict_vocab', 'override',
+)  # fmt: skip
+# MEN, WordSim-353, SimLex-999, rare words, Google's analogies, by name.
+_FIVE = (
+  r'\bmen\b', r'(ws|wordsim)-?353(-all)?$', r'simlex', r'\brw\b|rare',
+  r'questions-words',
 )  # fmt: skip
 # Those that limit vector instructions to AVX2. numba takes the features of the
 # CPU itself unless the second of its own is there, and empty.
@@ -197,6 +203,18 @@ def score(
     'commit': commit(),
     'date': today(),
   }
+
+
+def mean_of_five(scores: Mapping[str, float | None]) -> float | None:
+  """The mean of MEN, WordSim-353, SimLex-999, rare words and analogies.
+
+  None unless `scores`, by the name of the set, have them all.
+  """
+  five = [
+    next((s for k, s in scores.items() if re.search(x, k.lower())), None)
+    for x in _FIVE
+  ]
+  return None if None in five else statistics.mean(five)
 
 
 def in_turn(

@@ -6,6 +6,8 @@ as `config.MEMBERS` has it, and fails until it has a learning rate below.
 
 import dataclasses
 import functools
+import sys
+import types
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +17,7 @@ import pytest
 from jaxemb import config as config_lib
 from jaxemb.data import windows
 from jaxemb.strategies import base
-from tests import dispatches
+from tests import dispatches, runs
 
 # Two devices cannot share seven columns without one that only fills up.
 VOCAB, DIM, WINDOW, CHUNK = 40, 7, 3, 8
@@ -43,6 +45,8 @@ QUICK = [
   ('replicas-average', 'replicated', 'adagrad', 'skipgram', 'cpu'),
   ('replicas-hot', 'replicated', 'sgd', 'cbow', 'kernel'),
   ('replicas-delayed', 'replicated', 'adam', 'skipgram', 'cpu'),
+  ('replicas-my_policy:Average', 'replicated', 'adam', 'cbow', 'cpu'),
+  ('replicas-my_policy:Average', 'replicated', 'sgd', 'skipgram', 'kernel'),
   ('sync', 'replicated', 'adam', 'cbow', 'gpu'),
   ('sync', 'replicated', 'adagrad', 'skipgram-tree', 'cpu'),
   ('sync', 'column', 'adagrad', 'mixture-tree', 'cpu'),
@@ -126,6 +130,9 @@ def _make(member):
   if strategy == 'replicas':
     settings['strategy.sync_every'] = 2 * BATCH_WORDS
     settings['strategy.policy'] = policy or 'bounded'
+  if policy.startswith('my_policy'):  # of the docs
+    sys.modules['my_policy'] = module = types.ModuleType('my_policy')
+    exec(runs.examples()['my_policy'], module.__dict__)
   if policy == 'hot':
     settings['strategy.hot_every'] = BATCH_WORDS
     settings['strategy.num_hot'] = VOCAB // 4

@@ -11,6 +11,7 @@ import pytest
 
 import jaxemb
 from jaxemb import config as config_lib
+from tests import runs
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PAGES = sorted([_ROOT / 'README.md', *(_ROOT / 'docs').glob('*.md')])
@@ -20,15 +21,7 @@ every_notebook = pytest.mark.parametrize(
   'path', _NOTEBOOKS, ids=lambda x: x.stem
 )
 _SETTINGS = {x.name: x for x in config_lib.SETTINGS}
-# Name of the module, by what it extends.
-_EXAMPLES = {
-  block.split('.py:')[0].removeprefix('# '): block
-  for block in re.findall(
-    r'^```python\n(# my_.*?)^```',
-    (_ROOT / 'docs' / 'extending.md').read_text(),
-    re.DOTALL | re.MULTILINE,
-  )
-}
+_EXAMPLES = runs.examples()
 
 
 def test_every_kind_of_member_has_an_example():

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from jaxemb import errors, train
 from jaxemb.senses import table
 from jaxemb.storage import orbax_export
 
+_ROOT = pathlib.Path(__file__).parents[1]
 SETTINGS = {
   'data.path': 'toywiki:60000',
   'data.min_count': 2,
@@ -53,6 +55,15 @@ def log(workdir: pathlib.Path) -> str:
 def vectors(workdir: pathlib.Path) -> bytes:
   """The exported vectors, to the last bit."""
   return (workdir / 'export' / 'vectors.npy').read_bytes()
+
+
+def examples() -> dict[str, str]:
+  """The modules of docs/extending.md, by name."""
+  text = (_ROOT / 'docs' / 'extending.md').read_text()
+  blocks = re.findall(
+    r'^```python\n(# my_.*?)^```', text, re.DOTALL | re.MULTILINE
+  )
+  return {x.split('.py:')[0].removeprefix('# '): x for x in blocks}
 
 
 def write_senses(folder: pathlib.Path | str, senses: table.Senses) -> None:
