@@ -266,6 +266,12 @@ def _replicas(
   # Those of a replica; several may share a part, or one have several.
   step_centers = tuning.part_words * tuning.parts // mesh.size
   every_steps = max(1, round(tuning.sync_words / step_centers))
+  if step_centers > tuning.sync_words:
+    _LOG.warning(
+      f'replicas meet after every step, whose {step_centers:,} words are more '
+      f'than the {tuning.sync_words:,.0f} between exchanges that are wanted; '
+      'lower --config.train.batch_words'
+    )
   # Equal loops from one meeting to the next: what is beyond it is padding,
   # which costs as much as a step.
   num_loops = math.ceil(every_steps / trainable.steps_per_loop)

@@ -132,11 +132,36 @@ def test_threads_share_the_cores_of_a_device():
 
 def test_more_replicas_exchange_sooner():
   for num, every, words, lookups in (
-    (2, 0, 32_768, 8), (4, 0, 4096, 1), (4, 100, 100, 1)
+    (2, 0, 32_768, 8), (4, 0, 4096, 1), (4, 100, 100, 1), (16, 0, 64, 1 / 64)
   ):  # fmt: skip
     config = _config({'strategy.sync_every': every})
     _, tuning = config_lib.resolve(config, 'cpu', (num, 1))
     assert (tuning.sync_words, tuning.sync_lookups) == (words, lookups)
+
+
+def test_a_step_longer_than_wanted_between_meetings_is_said(caplog):
+  settings = {'strategy.sync_every': 100, 'train.batch_words': 128}
+  dispatches.trainer(np.full(40, 100), settings, (2, 1))
+  assert 'whose 128 words are more than the 100 between' in caplog.text
+  caplog.clear()
+  # By default a step is no longer than that.
+  dispatches.trainer(np.full(40, 100), {}, (8, 1))
+  assert not caplog.text
+
+
+@pytest.mark.parametrize('name', ['sync', 'partition'])
+def test_policies_that_are_strategies(name):
+  policy = {'sync': 'bsp', 'partition': 'never'}[name]
+  settings = {'strategy.policy': policy, 'mesh.data': 3}
+  more = {} if name == 'sync' else {'strategy.merge': 'pca'}
+  config = _config(settings | more)
+  other = {'mesh.data': 3, 'strategy.name': name}
+  if name == 'partition':
+    other |= {'strategy.num_parts': 3, 'strategy.merge': 'pca'}
+  assert config.to_dict() == _config(other).to_dict()
+  # Settings of replicas are not ignored.
+  with pytest.raises(errors.UserError, match='sync_every=9 is only used when'):
+    _config(settings | {'strategy.sync_every': 9})
 
 
 def test_hot_rows_have_meetings_of_their_own():
