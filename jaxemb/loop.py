@@ -111,6 +111,7 @@ def train(
         totals.started = totals.started or session.started
         totals.encode_secs += session.encode_secs
         meter.start()
+      meter.begin()
       state, step_metrics = program(state, *args)
       rates = (now.first_learning_rate, now.last_learning_rate)
       uncounted.append((item._replace(batch=None), rates, step_metrics))

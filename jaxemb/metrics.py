@@ -4,6 +4,7 @@ One record goes everywhere: {step, epoch, words, words_per_sec, loss,
 learning_rate, elapsed_secs, eta_secs, hosts}.
 """
 
+import collections
 import contextlib
 import dataclasses
 import datetime
@@ -259,16 +260,22 @@ class Meter:
     epochs: int,
     log_every_secs: float,
     untrained_loss: float = float('inf'),
-    gather: Callable[[dict], list[dict]] = lambda own: [own],
+    gather: Callable[[dict, bool], list[dict]] = lambda own, is_last: [own],
+    num_threads: int = 0,
+    num_devices: int = 1,
+    every_steps: int = 0,  # between meetings of replicas
   ):
     """Continues from `totals`, which is changed in place.
 
-    Records go to `workdir`, if any; `gather` turns the `resources.between` of
-    this process into those of all. For `untrained_loss` see `Totals.add`.
+    Records go to `workdir`, if any; `gather` makes what all processes have used
+    of what this one has, and whether it is the last. `num_threads` compute and
+    wait for other processes. For `untrained_loss` see `Totals.add`.
     """
     self.totals, self.total = totals, round(units_per_epoch * epochs)
     self._units_per_epoch, self._every_secs = units_per_epoch, log_every_secs
     self._untrained_loss, self._gather = untrained_loss, gather
+    self._num_threads, self._devices = num_threads, num_devices
+    self._every_steps = every_steps
     self._writer = Writer(workdir, totals.steps) if workdir else None
     self._progress = Progress(log_every_secs)
     self.start()
@@ -276,14 +283,23 @@ class Meter:
   def start(self) -> None:
     """Starts the clock: what came before, such as compilation, is not timed."""
     self.resume()
-    self._begin_record(resources.sample())
+    self._first, self._seen = resources.sample(), []
+    self._rate = f'{self.totals.unit}_per_sec'
+    self._own = collections.defaultdict(float)  # of this process
+    self.begin()
+    self._begin_record(self._clock)
 
   def resume(self) -> None:
     """Restarts the clock after something else than training."""
     self._clock = time.monotonic()
 
-  def _begin_record(self, sample: dict[str, float]) -> None:
-    self._last_sample, self._last_done = sample, self.totals.done
+  def begin(self) -> None:
+    """To be called when a batch is there, before its dispatch."""
+    num = self._num_threads  # that may wait for other processes
+    self._slept = resources.asleep_secs(num) if num else 0.0
+
+  def _begin_record(self, now: float) -> None:
+    self._last, self._last_done = now, self.totals.done
     self._loss = self._examples = 0.0  # since then
 
   def count(
@@ -297,6 +313,7 @@ class Meter:
     """
     t, per_epoch = self.totals, self._units_per_epoch
     t.add(item, per_epoch, learning_rates, step_metrics, self._untrained_loss)
+    self._count_own(item, int(step_metrics.num_steps))
     now = time.monotonic()
     t.train_secs += now - self._clock
     self._clock = now
@@ -304,24 +321,40 @@ class Meter:
     self._examples += float(step_metrics.steps.examples)
     # By time, and often enough for curves where a run takes seconds.
     is_far = t.done - self._last_done >= self.total / _MIN_RECORDS
-    is_due = now - self._last_sample['secs'] >= self._every_secs
+    is_due = now - self._last >= self._every_secs
     if is_due or is_far or t.done == self.total:
-      self._record(float(learning_rates[1]))
+      self._record(now, float(learning_rates[1]))
 
-  def _record(self, learning_rate: float) -> None:
-    t, sample = self.totals, resources.sample()
-    usage = resources.between(self._last_sample, sample)
-    rate = (t.done - self._last_done) / usage['secs']
+  def _count_own(self, item: Any, num_steps: int) -> None:
+    own, every_steps, slept = self._own, self._every_steps, self._slept
+    self.begin()
+    meetings = -(-num_steps // every_steps) if every_steps else 0
+    # A meeting at the end of a dispatch is early, and sends as much.
+    steps = meetings * every_steps or num_steps
+    sent = self.totals.collectives.get('bytes_per_step_per_device', {})
+    done = item.done_after - item.done_before if item.own is None else item.own
+    own['waited_secs_per_sec'] += self._slept - slept
+    own['collective_bytes_per_sec'] += (
+      steps * self._devices * sent.get('total', 0)
+    )
+    own['meetings_per_sec'] += meetings
+    own[self._rate] += done
+
+  def _record(self, now: float, learning_rate: float) -> None:
+    t, own = self.totals, resources.since(self._first) | self._own
+    before, self._seen = self._seen, self._gather(own, t.done == self.total)
+    before = before or [{}] * len(self._seen)
+    rate = (t.done - self._last_done) / max(now - self._last, 1e-9)
     record = {
       'step': t.steps,
       'epoch': t.done / self._units_per_epoch,
       t.unit: t.done,
-      f'{t.unit}_per_sec': rate,
+      self._rate: rate,
       'loss': self._loss / self._examples if self._examples else None,
       'learning_rate': learning_rate,
       'elapsed_secs': t.train_secs,
       'eta_secs': (self.total - t.done) / max(rate, 1e-9),
-      'hosts': self._gather(usage),
+      'hosts': list(map(resources.between, before, self._seen)),
     }
     if self._writer:
       self._writer.write(record)
@@ -332,7 +365,7 @@ class Meter:
       f'lr {learning_rate:.5f} {left} left'
     )
     self._progress('training', t.done, self.total, note)
-    self._begin_record(sample)
+    self._begin_record(now)
 
   def close(self) -> None:
     """Removes the bar and closes the files."""

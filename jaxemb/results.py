@@ -140,7 +140,9 @@ def write(
   records = metrics.read(workdir / 'metrics.jsonl')
   values = _summary(parts, totals)
   values |= {'evaluation': evaluation} | dict(more)
-  values |= {'hosts': resources.summary(records)}
+  values |= {'hosts': (hosts := resources.summary(records))}
+  meetings = max((x.get('meetings', 0) for x in hosts), default=0)
+  values |= {'staleness': _staleness(parts, totals, meetings)}
   values['dropped'] |= dropped
   report.write(workdir, values, records, vectors, parts.benchmarks)
   rate = totals.done / max(totals.train_secs, 1e-9)
@@ -148,6 +150,34 @@ def write(
     f'{rate / 1e6:.2f} M {totals.unit}/s in training, {totals.total_secs:.1f} '
     f's in all; report in {workdir / "report.html"}'
   )
+
+
+def _staleness(
+  parts: build.Parts, totals: metrics.Totals, meetings: float
+) -> dict[str, float] | None:
+  """Words of each other replica that a row may lack when one reads it.
+
+  They are those behind frequent-word subsampling. None where nothing is
+  exchanged, or threads share a table and nothing is bounded.
+  """
+  if parts.config.strategy.name == 'partition' or parts.tuning.threads > 1:
+    return None
+  if (policy := parts.strategy.policy) is None:
+    return dict.fromkeys(('bound_words', 'max_words', 'mean_words'), 0)
+  bounds, specs = policy.staleness_steps(), parts.trainable.model.specs()
+  bound = max(x.max() for x in bounds.values())
+  seen = (
+    np.average(np.minimum(x, totals.steps), weights=specs[k].lookups_per_center)
+    for k, x in bounds.items()
+  )
+  # Dispatches end with a meeting, which comes early.
+  early = totals.steps / (meetings * policy.every_steps) if meetings else 1
+  words = parts.tuning.part_words
+  return {
+    'bound_words': words * int(bound),
+    'max_words': words * int(min(bound, totals.steps)),
+    'mean_words': words * early * float(np.mean(list(seen))),
+  }
 
 
 def _summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:

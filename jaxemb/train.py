@@ -139,6 +139,7 @@ def _train(
 ) -> bool:
   """Trains from the newest checkpoint, or from a new state, to the results."""
   is_first, source = distributed.is_first(), parts.source
+  num_devices = len(parts.mesh.local_devices)
 
   def make_meter(totals):
     with rundir.using(workdir):
@@ -150,6 +151,10 @@ def _train(
         parts.config.train.log_every_secs,
         parts.trainable.model.untrained_loss,
         functools.partial(distributed.latest, 'hosts'),
+        # XLA has one for each device, a kernel may have several.
+        num_devices * parts.tuning.threads * (distributed.num_processes() > 1),
+        num_devices,
+        getattr(parts.strategy.policy, 'every_steps', 0),
       )
 
   with loop.open_checkpoints(workdir) as checkpoints:

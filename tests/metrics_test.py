@@ -105,24 +105,44 @@ def test_the_meter_counts_and_stops_at_a_loss_that_is_not_finite(tmp_path):
   meter.close()
 
 
-def test_records_tell_what_all_processes_use(tmp_path, monkeypatch):
+def test_records_tell_what_all_processes_do(tmp_path, monkeypatch):
   before = resources.sample()
   clock = iter((0.0, 5.0, 6.0, 8.0, 11.0))
   monkeypatch.setattr(
     resources, 'sample', lambda: before | {'secs': next(clock)}
   )
+  slept = iter((0.0, 0.0, 0.25, 0.5, 1.0))
+  monkeypatch.setattr(resources, 'asleep_secs', lambda num: next(slept))
+  others = iter(({}, {'secs': 2.0, 'words_per_sec': 9.0}, None))
 
-  def both(own):
-    return [own, own | {'hostname': 'other'}]
+  def both(own, is_last):
+    other = next(others)  # who comes late, and then gives the last as all do
+    assert is_last == (other is None)
+    last = {'secs': 4.0, 'words_per_sec': 12.0} if is_last else other
+    return [own, last and before | last]
 
-  meter = metrics.Meter(tmp_path, metrics.Totals(), 1000, 3, 0.0, gather=both)
+  totals = metrics.Totals()
+  totals.collectives = {'bytes_per_step_per_device': {'total': 100.0}}
+  meter = metrics.Meter(
+    tmp_path, totals, 1000, 3, 0.0, 9.0, both, num_threads=2, num_devices=2,
+    every_steps=4,
+  )  # fmt: skip
   meter.start()  # what came before is not training
   for words in (0, 1000, 2000):
-    meter.count(_item(words), (0.2, 0.1), _metrics(600, 200))
+    item = _item(words)._replace(own=None if words else 600)
+    meter.count(item, (0.2, 0.1), _metrics(600, 200))
   meter.close()
   hosts = [row['hosts'] for row in metrics.read(tmp_path / 'metrics.jsonl')]
   assert [own['secs'] for own, _ in hosts] == [1.0, 2.0, 3.0]
-  assert [other['hostname'] for _, other in hosts] == ['other'] * 3
+  assert [own['words_per_sec'] for own, _ in hosts] == [600, 500, 1000 / 3]
+  waited = [own['waited_secs_per_sec'] for own, _ in hosts]
+  assert waited == [0.25, 0.125, 0.5 / 3]
+  # Ten steps have three meetings, which send as much as twelve steps.
+  own = hosts[0][0]
+  assert own['meetings_per_sec'] == 3
+  assert own['collective_bytes_per_sec'] == 2 * 12 * 100
+  rates = [other.get('words_per_sec') for _, other in hosts]
+  assert rates == [None, 4.5, 1.5]
 
 
 def test_the_loss_stays_right_over_many_pairs():

@@ -100,6 +100,8 @@ class Item(NamedTuple):
   position: Any  # JSON-ready; where reading goes on behind this batch
   done_before: int  # units of progress, such as corpus words
   done_after: int
+  # Of these, those in parts that this process reads; None = all.
+  own: int | None = None
 
 
 class Source(Protocol):

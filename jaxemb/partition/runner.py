@@ -69,6 +69,9 @@ class _Meter:
     with self._run.lock:
       self._run.meter.start()
 
+  def begin(self) -> None:
+    """See the class."""
+
   def count(
     self,
     item: data_base.Item,

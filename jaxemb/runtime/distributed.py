@@ -200,10 +200,14 @@ def everyone(key: str, mine: str) -> list[str]:
   return [_get(f'{key}/{i}') for i in range(num_processes())]
 
 
-def latest(key: str, mine: dict[str, Any]) -> list[dict[str, Any]]:
-  """Returns what each process gave last, or {}, without waiting."""
+def latest(
+  key: str, mine: dict[str, Any], is_last: bool = False
+) -> list[dict[str, Any]]:
+  """Returns what each process gave last, or {}; waits only if that is all."""
   if num_processes() == 1:
     return [mine]
+  if is_last:
+    return list(map(json.loads, everyone(f'{key}-last', json.dumps(mine))))
   _set(f'{key}/{process_id()}', json.dumps(mine), True)
   found = dict(_store('key_value_dir_get', f'{key}/'))
   keys = [f'jaxemb/{key}/{i}' for i in range(num_processes())]

@@ -15,6 +15,7 @@ import pathlib
 import platform
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -36,12 +37,16 @@ _RATES = (
   'loopback_received_bytes_per_sec',
   'loopback_sent_bytes_per_sec',
 )
+_NOW = 'hostname', 'rss_bytes', 'peak_rss_bytes'
 
 
-def sample() -> dict[str, float]:
+def sample() -> dict[str, Any]:
   """Returns `secs`, with core-seconds and bytes named for their rates."""
   times = psutil.cpu_times()
   used = dict.fromkeys(_RATES, 0.0) | {
+    'hostname': platform.node(),
+    'rss_bytes': psutil.Process().memory_info().rss,
+    'peak_rss_bytes': peak_rss_bytes(),
     'secs': time.monotonic(),
     'cores': time.process_time(),
     'host_busy_cores': sum(getattr(times, name, 0.0) for name in _BUSY),
@@ -55,27 +60,34 @@ def sample() -> dict[str, float]:
   return used
 
 
-def between(
-  earlier: Mapping[str, float], later: Mapping[str, float]
-) -> dict[str, Any]:
-  """Returns the `hostname`, memory now and the mean rates between two samples.
+def since(first: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a sample that counts from the first one."""
+  now = sample()
+  return now | {key: now[key] - first[key] for key in ('secs', *_RATES)}
 
-  Counters fall if a network interface is removed: that counts as 0.
+
+def between(
+  earlier: Mapping[str, Any], later: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns what there is now and the mean rates between two samples, or {}.
+
+  Numbers may have been added, NaN if not known; the earlier sample may be {},
+  the start. Counters fall if a network interface is removed: that counts as 0.
   """
-  secs = max(later['secs'] - earlier['secs'], 1e-9)
-  return {
-    'hostname': platform.node(),
-    'secs': secs,
-    'rss_bytes': psutil.Process().memory_info().rss,
-    'peak_rss_bytes': peak_rss_bytes(),
-    **{key: max(later[key] - earlier[key], 0.0) / secs for key in _RATES},
-  }
+  secs = later.get('secs', 0.0) - earlier.get('secs', 0.0)
+  if secs <= 0:
+    return {}
+  found = {key: later[key] for key in _NOW} | {'secs': secs}
+  for key in [x for x in later if x not in found]:
+    more = max(0.0, later[key] - earlier.get(key, 0.0))
+    found[key] = None if math.isnan(later[key]) else more / secs
+  return found
 
 
 def summary(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
   """Summarizes the `hosts` of rows of metrics.jsonl, for report.json.
 
-  They list what `between` returned in each process, {} if not known yet.
+  They list what `between` returned for each process, {} if not known yet.
   """
   by_process = itertools.zip_longest(*(x.get('hosts') or () for x in records))
   return [_summary([x for x in usages if x]) for usages in by_process]
@@ -84,24 +96,45 @@ def summary(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _summary(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   if not usages:
     return {}
-  secs = [x['secs'] for x in usages]
-  means = {
-    key: float(np.average([x[key] for x in usages], weights=secs))
-    for key in _RATES
-  }
+  secs, last, means = [x['secs'] for x in usages], usages[-1], {}
+  for key in [x for x in last if x not in ('secs', *_NOW)]:
+    # An earlier version did not count all.
+    values = [x.get(key) or 0.0 for x in usages]
+    mean = float(np.average(values, weights=secs))
+    means[key] = None if last[key] is None else mean
   mean_cores, mean_busy_cores = means.pop('cores'), means.pop('host_busy_cores')
   long = [x['cores'] for x in usages if x['secs'] >= _MIN_PEAK_SECS]
   return {
-    'hostname': usages[-1]['hostname'],
+    'hostname': last['hostname'],
     'secs': sum(secs),
     'mean_cores': mean_cores,
     'peak_cores': max(long, default=mean_cores),
     # The largest: a run that was resumed has been several processes.
     'peak_rss_bytes': max(x['peak_rss_bytes'] for x in usages),
     'mean_host_busy_cores': mean_busy_cores,
-    **{k.removesuffix('_per_sec'): round(sum(secs) * means[k]) for k in means},
+    **{
+      key.removesuffix('_per_sec'): mean and round(sum(secs) * mean, 3)
+      for key, mean in means.items()
+    },
     **means,
   }
+
+
+def asleep_secs(num_threads: int) -> float:
+  """Returns until now how long threads neither ran nor waited for a core.
+
+  It is the mean of those that compute. What libraries' other threads do lowers
+  it, and Python's do not. NaN with accelerators, and where there is no Linux.
+  """
+  ours = {str(x.native_id) for x in threading.enumerate()}
+  awake_ns = []
+  for task in pathlib.Path('/proc/self/task').glob('*'):
+    if task.name not in ours:
+      with contextlib.suppress(OSError):  # it has ended
+        awake_ns += map(int, (task / 'schedstat').read_text().split()[:2])
+  is_known = awake_ns and jax.default_backend() == 'cpu'
+  awake_secs = sum(awake_ns) / 1e9 / num_threads if is_known else math.nan
+  return time.monotonic() - awake_secs
 
 
 def peak_rss_bytes() -> int:

@@ -229,18 +229,20 @@ class TextSource:
     while epoch < self.epochs:
       index = epoch * num_batches + block // group
       stop = block + group
-      parts, words = [], 0
+      parts, words, own = [], 0, 0
       for part, of_part in enumerate(by_part):
         key = part_key(spec.seed, epoch, part)
         numbers = _order(block, stop, len(of_part), key)
         chosen = of_part[numbers]
-        words += int(blocks.words[chosen].sum())
+        words += (num := int(blocks.words[chosen].sum()))
         if part in spec.readers.local_parts:
+          own += num
           texts = map(self.corpus.block, chosen)
           parts.append((key, zip(numbers, texts, strict=True)))
       batch, _, _ = make_batch(spec, keep_below, parts)
       epoch, block = (epoch, stop) if stop < num_blocks else (epoch + 1, 0)
-      yield base.Item(batch, index, [epoch, block], done, done + words)
+      position = [epoch, block]
+      yield base.Item(batch, index, position, done, done + words, own)
       done += words
 
 

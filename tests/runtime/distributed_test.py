@@ -1,5 +1,6 @@
 """Real processes on loopback that train as one."""
 
+import json
 import os
 import pathlib
 import re
@@ -124,6 +125,7 @@ assert distributed.gather(messages[i]) == messages
 assert distributed.gather(b'') == [b'', b'']
 assert distributed.everyone('names', f'p{i}') == ['p0', 'p1']
 assert distributed.latest('hosts', {'i': i})[i] == {'i': i}
+assert distributed.latest('hosts', {'i': i}, True) == [{'i': 0}, {'i': 1}]
 assert distributed.decide(0, False, not i) == distributed.SAVE
 if i:  # a signal that only one process gets reaches the other
   monitor.request_stop()
@@ -251,6 +253,57 @@ def test_other_settings_and_folders_are_refused_and_named(trained, flag):
   name = flag.partition('=')[0].removeprefix('--config.')
   assert any(f': {name} is ' in x for x in outputs), outputs
   assert not (folder / 'refused' / 'checkpoints').exists()
+
+
+# One computes for longer in each step; both send the same.
+_SLOW_STEPS = """
+import sys
+import jax
+import jax.numpy as jnp
+from jaxemb import main
+from jaxemb.strategies import base
+step = base.training_step
+def slow(trainable, batch, context, carry):
+  work = jax.lax.fori_loop(
+    0, 1_000_000, lambda _, x: jnp.sin(x), context.index.astype(float)
+  )
+  state, metrics = step(trainable, batch, context, carry)
+  return state, metrics._replace(loss=metrics.loss + 0 * work)
+if '--process_id=1' in sys.argv:
+  base.training_step = slow
+sys.exit(main.main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('strategy', 'devices'), [('sync', 1), ('replicas', 2)]
+)
+def test_who_waits_for_a_slow_process_is_reported(trained, strategy, devices):
+  folder, flags = trained
+  workdir = folder / f'slow-{strategy}'
+  own = [f'--workdir={workdir}', f'--config.strategy.name={strategy}']
+  own += ['--config.train.fused=false']
+  own += ['--config.train.checkpoint_every_secs=600']
+  _check(_start([*flags, *own], code=_SLOW_STEPS, devices=devices))
+  report = json.loads((workdir / 'report.json').read_text())
+  fast, slow = report['hosts']
+  words = report['corpus_words'] * report['config']['train']['epochs']
+  assert fast['words'] + slow['words'] == words
+  assert min(fast['words'], slow['words']) > 0.3 * words
+  assert fast['waited_secs'] > 2 * slow['waited_secs']
+  assert fast['waited_secs'] > 0.3 * fast['secs']
+  assert slow['meetings'] == fast['meetings']
+  assert (slow['meetings'] > 0) == (strategy == 'replicas')
+  # Their headers, and what processes tell each other, come on top.
+  sent_bytes = fast['collective_bytes'] + slow['collective_bytes']
+  assert 1 < fast['loopback_sent_bytes'] / sent_bytes < 1.5
+  staleness = report['staleness']
+  if strategy == 'sync':
+    assert set(staleness.values()) == {0}
+  else:
+    assert 0 < staleness['mean_words'] <= staleness['max_words']
+    assert staleness['max_words'] == staleness['bound_words']
 
 
 _SLOW_RESULTS = f"""{_FOUR_PARTS}

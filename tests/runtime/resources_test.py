@@ -1,10 +1,13 @@
 """Use of CPU, memory and network: samples, rates, sums over a run."""
 
 import collections
+import math
 import socket
+import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxemb import errors
@@ -13,7 +16,7 @@ from jaxemb.runtime import resources
 
 def test_rates_are_those_of_the_time_between():
   earlier = resources.sample()
-  rates = earlier.keys() - {'secs'}
+  rates = earlier.keys() - {'secs', 'hostname', 'rss_bytes', 'peak_rss_bytes'}
   later = earlier | {k: earlier[k] + 3.0 for k in rates}
   later['secs'] += 2.0
   later['network_sent_bytes_per_sec'] -= 9.0  # an interface was removed
@@ -22,11 +25,18 @@ def test_rates_are_those_of_the_time_between():
   assert usage['peak_rss_bytes'] >= usage['rss_bytes'] > 2**20
   expected = dict.fromkeys(rates, 1.5) | {'network_sent_bytes_per_sec': 0}
   assert {k: usage[k] for k in rates} == pytest.approx(expected)
+  # A process has counted more; nothing has come since, or nothing at all.
+  more = {'words_per_sec': 30.0, 'waited_secs_per_sec': float('nan')}
+  usage = resources.between({}, earlier | more | {'secs': 2.0})
+  assert usage['words_per_sec'] == 15.0
+  assert usage['waited_secs_per_sec'] is None
+  assert resources.between(later, later) == resources.between(later, {}) == {}
+  after = resources.since(earlier)
+  assert 0 < after['secs'] < 100 and after['rss_bytes'] > 2**20
 
 
 def test_work_memory_and_traffic_are_seen():
   before = resources.sample()
-  rss_bytes = resources.between(before, before)['rss_bytes']
   block = b'x' * 50_000_000
   with socket.create_server(('127.0.0.1', 0)) as server:
     sender = socket.create_connection(server.getsockname())
@@ -42,7 +52,7 @@ def test_work_memory_and_traffic_are_seen():
   usage = resources.between(before, resources.sample())
   assert 0.1 <= usage['cores'] * usage['secs'] < 0.4
   assert usage['host_busy_cores'] > 0.05 / usage['secs']
-  assert usage['rss_bytes'] - rss_bytes > 40_000_000
+  assert usage['rss_bytes'] - before['rss_bytes'] > 40_000_000
   for direction in ('received', 'sent'):
     rate = usage[f'loopback_{direction}_bytes_per_sec']
     assert rate * usage['secs'] >= 1_000_000
@@ -75,11 +85,38 @@ def test_a_run_is_summarized_by_process():
   })  # fmt: skip
   assert second['hostname'] == 'b' and second['mean_cores'] == 0.5
   assert resources.summary([{'step': 1}]) == []
+  # What an earlier version did not count, and what is not known.
+  more = {'words_per_sec': 9.0, 'waited_secs_per_sec': 0.125}
+  more = {**more, 'meetings_per_sec': None}
+  records = [{'hosts': [_usage(1.0, 1)]}, {'hosts': [_usage(2.0, 1) | more]}]
+  (last,) = resources.summary(records)
+  assert (last['words'], last['words_per_sec']) == (18, 6.0)
+  assert last['waited_secs'] == 0.25
+  assert last['meetings'] is last['meetings_per_sec'] is None
   # A peak lasts a second.
   cores = [(0.01, 9.0), (1.2, 1.0), (1.0, 3.0), (0.9, 8.0)]
   records = [{'hosts': [_usage(*usage)]} for usage in cores]
   assert resources.summary(records)[0]['peak_cores'] == 3.0
   assert resources.summary(records[:1])[0]['peak_cores'] == 9.0
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='only its kernel tells')
+def test_threads_that_compute_are_awake(monkeypatch):
+  f = jax.jit(lambda x: jax.lax.fori_loop(0, 40, lambda _, y: jnp.sin(y), x))
+  f(x := jnp.ones(200_000)).block_until_ready()
+
+  def slept_share(work):
+    began, start = resources.asleep_secs(1), time.monotonic()
+    work()
+    secs = time.monotonic() - start
+    return (resources.asleep_secs(1) - began) / secs
+
+  assert slept_share(lambda: time.sleep(0.3)) > 0.8
+  assert (
+    slept_share(lambda: [f(x).block_until_ready() for _ in range(20)]) < 0.6
+  )
+  monkeypatch.setattr(resources.jax, 'default_backend', lambda: 'cuda')
+  assert math.isnan(resources.asleep_secs(1))
 
 
 @pytest.mark.parametrize(
