@@ -1,7 +1,7 @@
 """Metrics of training: counted, and shown on console, JSON lines, TensorBoard.
 
 One record goes everywhere: {step, epoch, words, words_per_sec, loss,
-learning_rate, elapsed_secs, eta_secs, hosts}.
+learning_rate, elapsed_secs, eta_secs, hosts}, with all processes in `hosts`.
 """
 
 import collections
