@@ -70,7 +70,7 @@ class RowOptimizer(NamedTuple):
   # (slots, gradients, learning_rate) -> (what to add to rows [..., dim], slots)
   update: Callable[[Slots, RowGrads, jax.Array], tuple[jax.Array, Slots]]
   uses_squares: bool
-  # What is exported of each slot, and becomes of it when copies of a table meet:
+  # What is exported of each slot, and becomes of it when copies meet:
   # 'sum' follows its rows, 'mean' is averaged, 'keep' stays with its copy.
   slot_reductions: Mapping[str, str] = {}
 
