@@ -224,13 +224,16 @@ def replicas(
     )
     if not (sent := state.handover):
       return state
-    values = jax.tree.map(
-      lambda x, y: x.at[:, ids].set(y[ids][None]),
-      sent.values[name],
-      _values(table, met),
-    )
-    sent = sent._replace(values=sent.values | {name: values})
-    return state._replace(handover=sent)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def put(values, met):
+      new = _values(table, met)
+      return jax.tree.map(
+        lambda x, y: x.at[:, ids].set(y[ids][None]), values, new
+      )
+
+    values = sent.values | {name: put(sent.values[name], met)}
+    return state._replace(handover=sent._replace(values=values))
 
   def from_copies(num):
     """The shapes of `num` replicas, or of one table (0), and how to go on.
@@ -247,11 +250,16 @@ def replicas(
       shape, sharding = x.shape[1:], named(everywhere)
       return jax.ShapeDtypeStruct(shape, x.dtype, sharding=sharding)
 
-    like = new.eval_shape(jax.random.key(0))
-    if not num:
-      return jax.tree.map(alone, like.trained()), convert
-    old = make_policy(num)
-    return _of_all(like, stacked), lambda x: convert(x, num, old)
+    like, old = new.eval_shape(jax.random.key(0)), make_policy(max(num, 1))
+
+    def convert(saved):
+      return copied(_combined(saved, num, trainable, old) if num else saved)
+
+    if num:
+      like = _of_all(like, stacked)
+    else:
+      like = jax.tree.map(alone, like.trained())
+    return like, jax.jit(convert, out_shardings=shardings)
 
   over = jax.sharding.PartitionSpec(_AXES if num_sharing > 1 else _AXES[0])
   everywhere = jax.sharding.PartitionSpec()
@@ -273,10 +281,6 @@ def replicas(
   shardings = jax.tree.map(named, state_spec)
   constants = base.arrays_of(trainable.model), base.arrays_of(policy)
   new = jax.jit(init, out_shardings=shardings)
-
-  @functools.partial(jax.jit, static_argnums=1, out_shardings=shardings)
-  def convert(saved, num=0, old=None):
-    return copied(_combined(saved, num, trainable, old) if num else saved)
 
   return base.Strategy(
     new,
