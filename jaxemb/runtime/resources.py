@@ -128,10 +128,11 @@ def asleep_secs(num_threads: int) -> float:
   """
   ours = {str(x.native_id) for x in threading.enumerate()}
   awake_ns = []
-  for task in pathlib.Path('/proc/self/task').glob('*'):
-    if task.name not in ours:
-      with contextlib.suppress(OSError):  # it has ended
-        awake_ns += map(int, (task / 'schedstat').read_text().split()[:2])
+  tasks = os.listdir('/proc/self/task') if sys.platform == 'linux' else ()
+  for task in (x for x in tasks if x not in ours):
+    with contextlib.suppress(OSError):  # it has ended
+      with open(f'/proc/self/task/{task}/schedstat', 'rb', 0) as file:
+        awake_ns += map(int, file.read().split()[:2])
   is_known = awake_ns and jax.default_backend() == 'cpu'
   awake_secs = sum(awake_ns) / 1e9 / num_threads if is_known else math.nan
   return time.monotonic() - awake_secs
