@@ -6,6 +6,7 @@ Dense parameters are averaged at every meeting; the state of their optimizer,
 and slots that are neither summed nor averaged, stay with their replica.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import numpy as np
 from jaxemb.data import base as data_base
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
-from jaxemb.strategies import base, meetings, policies
+from jaxemb.strategies import base, meetings, pipeline, policies
 from jaxemb.tables import spec as spec_lib
 
 _AXES = meetings.AXES
@@ -51,25 +52,78 @@ def meet(
 
   `state` lacks the leading axis; `key` [2] uint32 is of the dispatch.
   """
+  if state.handover:
+    return settle(
+      state, add_up(state, tables, policy, key), tables, policy, elapsed, key
+    )
   due, clock = policy.due(state.clock)
-  number, loop = jax.tree.leaves(clock)[0], jax.lax.fori_loop
-  meeting = meetings.Meeting(tables, policy, elapsed, key, number)
-  params, own, met, sent = state.params, state.tables, state.met, state.handover
+  meeting = meetings.Meeting(tables, policy, elapsed, key, _number(clock))
+  both = state.tables, state.met
+  own, met = jax.lax.fori_loop(0, due, meeting.exchange, both)
+  params = _mean(state.params)
+  return state._replace(tables=own, met=met, params=params, clock=clock)
+
+
+def _number(clock):
+  return jax.tree.leaves(clock)[0]
+
+
+def _mean(params):
+  """Of all replicas; XLA keeps sums of nothing."""
   has_params = bool(jax.tree.leaves(params))
-  if not sent:
-    own, met = loop(0, due, meeting.exchange, (own, met))
-    if has_params:
-      params = jax.lax.pmean(params, _AXES)
-    return state._replace(tables=own, met=met, params=params, clock=clock)
-  # What was handed over at the meeting before: no step since has waited for it.
-  arriving = meeting._replace(elapsed=sent.elapsed)
-  num, values = sent.num_chunks, sent.values
-  met = loop(0, num, lambda i, met: arriving.add_up(i, met, values), met)
-  own = loop(0, num, lambda i, own: arriving.catch_up(i, own, met, values), own)
-  own, values = loop(0, due, meeting.hand_over, (own, values))
-  if has_params:
-    mean = jax.lax.pmean(sent.params, _AXES)
-    params = jax.tree.map(lambda x, y, z: x + y - z, params, mean, sent.params)
+  return jax.lax.pmean(params, _AXES) if has_params else params
+
+
+class Arrived(NamedTuple):
+  """The sum of what was handed over at the meeting before."""
+
+  met: dict[str, spec_lib.TableState]
+  params: Any
+
+
+def add_up(
+  state: Any,
+  tables: Mapping[str, spec_lib.Table],
+  policy: policies.Policy,
+  key: jax.Array,
+) -> Arrived:
+  """Exchanges what was handed over, for which no step has to wait.
+
+  As `meet`; of the `state` it reads `met`, `clock` and `handover`.
+  """
+  number, sent = _number(policy.due(state.clock)[1]), state.handover
+  meeting = meetings.Meeting(tables, policy, sent.elapsed, key, number)
+  met = jax.lax.fori_loop(
+    0,
+    sent.num_chunks,
+    lambda i, met: meeting.add_up(i, met, sent.values),
+    state.met,
+  )
+  return Arrived(met, _mean(sent.params))
+
+
+def settle(
+  state: ReplicaState,
+  arrived: Arrived,
+  tables: Mapping[str, spec_lib.Table],
+  policy: policies.Policy,
+  elapsed: policies.Elapsed,
+  key: jax.Array,
+) -> ReplicaState:
+  """Takes in what has arrived and hands over what is due, as `meet`."""
+  due, clock = policy.due(state.clock)
+  meeting = meetings.Meeting(tables, policy, elapsed, key, _number(clock))
+  sent, met = state.handover, arrived.met
+  own = jax.lax.fori_loop(
+    0,
+    sent.num_chunks,
+    lambda i, own: meeting.catch_up(i, own, met, sent.values),
+    state.tables,
+  )
+  own, values = jax.lax.fori_loop(0, due, meeting.hand_over, (own, sent.values))
+  params = jax.tree.map(
+    lambda x, y, z: x + y - z, state.params, arrived.params, sent.params
+  )
   handover = meetings.Handover(values, params, due, elapsed)
   return ReplicaState(own, params, state.optimizer, met, clock, handover)
 
@@ -121,14 +175,106 @@ def _combined(state, num, trainable, policy):
   return base.TrainState(tables, params, first.optimizer)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Replica:
+  """What one replica runs; arrays of all have a leading axis of one."""
+
+  trainable: base.Trainable
+  policy: policies.Policy
+  num_sharing: int  # replicas that share parts of the data
+
+  def count(self, batch):
+    """Steps of all replicas, so that they meet; some are padding."""
+    num_steps = self.trainable.steps.num_steps(batch)
+    return jax.lax.pmax(jnp.max(num_steps), mesh_lib.DATA)
+
+  def _steps(self, carry, constants, batch, schedule, first, stop, count):
+    """Those between two meetings."""
+    given = self.trainable.with_arrays(constants[0])
+    num_parts = len(given.steps.num_steps(batch))
+    before = num_parts * jax.lax.axis_index(mesh_lib.DATA)
+    device = jax.lax.axis_index(mesh_lib.TABLE)
+    share = data_base.share(num_parts, self.num_sharing, before, device)
+    devices = base.Devices(share, jax.lax.axis_index(_AXES))
+    numbers = first, stop, count
+    return base.training_steps(given, batch, schedule, devices, carry, *numbers)
+
+  def _meeting(self, constants, schedule, first, stop, count):
+    """The tables, policy, time passed and key of one."""
+    span = schedule.last_learning_rate - schedule.first_learning_rate
+    rate = schedule.first_learning_rate + span * (stop / count)
+    elapsed = policies.Elapsed(rate, stop - first)
+    rule = base.with_arrays(self.policy, constants[1])
+    return self.trainable.tables, rule, elapsed, schedule.key
+
+  def _over_devices(self, metrics, batch, count):
+    axes = _AXES if self.num_sharing > 1 else _AXES[:1]
+    return base.over_devices(self.trainable, metrics, batch, count, axes)
+
+  def dispatch(self, state, constants, batch, schedule):
+    """All steps and meetings."""
+    count, every = self.count(batch), self.policy.every_steps
+
+    def body(i, carry):
+      state, metrics = carry
+      first = i * every
+      numbers = first, jnp.minimum(first + every, count), count
+      carry = state.trained(), metrics
+      changed, metrics = self._steps(
+        carry, constants, batch, schedule, *numbers
+      )
+      state = state._replace(**changed._asdict())
+      return meet(state, *self._meeting(constants, schedule, *numbers)), metrics
+
+    carry = _of_all(state, lambda x: x[0]), self.trainable.no_metrics()
+    num_meetings = (count + every - 1) // every
+    state, metrics = jax.lax.fori_loop(0, num_meetings, body, carry)
+    state = _of_all(state, lambda x: x[None])
+    return state, self._over_devices(metrics, batch, count)
+
+  # The same in pieces, see `pipeline.Stages`.
+
+  def steps(self, trained, measured, *args):
+    """Those between two meetings."""
+    carry = jax.tree.map(lambda x: x[0], (trained, measured))
+    return jax.tree.map(lambda x: x[None], self._steps(carry, *args))
+
+  def add_up(self, met, handover, clock, arrays, key):
+    """On another device."""
+    rule = base.with_arrays(self.policy, arrays)
+    sent = jax.tree.map(lambda x: x[0], handover)
+    state = ReplicaState({}, (), (), met, clock, sent)
+
+    def body(i, arrived):
+      now = state._replace(met=arrived.met)
+      return add_up(now, self.trainable.tables, rule, key)
+
+    # Once, if there is anything; as a loop so that its traffic is of meetings.
+    first = Arrived(met, sent.params)
+    return jax.lax.fori_loop(0, jnp.minimum(sent.num_chunks, 1), body, first)
+
+  def settle(self, state, arrived, constants, schedule, first, stop, count):
+    """The rest of a meeting."""
+    args = self._meeting(constants, schedule, first, stop, count)
+    state = settle(_of_all(state, lambda x: x[0]), arrived, *args)
+    return _of_all(state, lambda x: x[None])
+
+  def finish(self, measured, batch, count):
+    """Sums of what all have measured."""
+    measured = jax.tree.map(lambda x: x[0], measured)
+    return self._over_devices(measured, batch, count)
+
+
 def replicas(
   trainable: base.Trainable,
   mesh: jax.sharding.Mesh,
   make_policy: Callable[[int], policies.Policy],
+  others: jax.sharding.Mesh | None = None,
 ) -> base.Strategy:
   """The strategy; each device has a replica.
 
-  `make_policy` returns the policy of a number of replicas.
+  `make_policy` returns the policy of a number of replicas. `others` are as many
+  devices, beside them in their processes, on which late exchanges run.
   """
   num_replicas, num_sharing = mesh.size, mesh.shape[mesh_lib.TABLE]
   policy = make_policy(num_replicas)
@@ -147,50 +293,6 @@ def replicas(
 
   def init(key):
     return copied(trainable.init(key))
-
-  def dispatch(state, constants, batch, schedule):
-    """Of one replica, whose arrays have a leading axis of one."""
-    given = trainable.with_arrays(constants[0])
-    rule = base.with_arrays(policy, constants[1])
-    # All replicas run as many steps, so that they meet; some are padding.
-    num_steps = given.steps.num_steps(batch)
-    count = jax.lax.pmax(jnp.max(num_steps), mesh_lib.DATA)
-    replica, every = jax.lax.axis_index(_AXES), rule.every_steps
-    before = len(num_steps) * jax.lax.axis_index(mesh_lib.DATA)
-    share = data_base.share(
-      len(num_steps), num_sharing, before, jax.lax.axis_index(mesh_lib.TABLE)
-    )
-    span = schedule.last_learning_rate - schedule.first_learning_rate
-    devices = base.Devices(share, replica)
-
-    def body(i, carry):
-      state, metrics = carry
-      first = i * every
-      stop = jnp.minimum(first + every, count)
-      trained, metrics = base.training_steps(
-        given,
-        batch,
-        schedule,
-        devices,
-        (state.trained(), metrics),
-        first,
-        stop,
-        count,
-      )
-      learning_rate = schedule.first_learning_rate + span * (stop / count)
-      elapsed = policies.Elapsed(learning_rate, stop - first)
-      state = state._replace(**trained._asdict())
-      state = meet(state, given.tables, rule, elapsed, schedule.key)
-      return state, metrics
-
-    state = _of_all(state, lambda x: x[0])
-    num_meetings = (count + every - 1) // every
-    state, metrics = jax.lax.fori_loop(
-      0, num_meetings, body, (state, given.no_metrics())
-    )
-    axes = _AXES if num_sharing > 1 else _AXES[:1]
-    metrics = base.over_devices(given, metrics, batch, count, axes)
-    return _of_all(state, lambda x: x[None]), metrics
 
   def export_rows(state, name, start=0, stop=None):
     """As a last meeting of all rows, at a learning rate of zero."""
@@ -264,31 +366,63 @@ def replicas(
   over = jax.sharding.PartitionSpec(_AXES if num_sharing > 1 else _AXES[0])
   everywhere = jax.sharding.PartitionSpec()
   state_spec = ReplicaState(over, over, over, everywhere, everywhere, over)
-  step = jax.shard_map(
-    dispatch,
-    mesh=mesh,
-    in_specs=(
-      state_spec,
-      everywhere,
-      jax.sharding.PartitionSpec(mesh_lib.DATA),
-      everywhere,
-    ),
-    out_specs=(state_spec, everywhere),
+  of_parts = jax.sharding.PartitionSpec(mesh_lib.DATA)
+
+  def on(mesh, function, in_specs, out_specs, donated=0):
     # The rows that leave a sum are the same everywhere; JAX cannot tell.
-    check_vma=False,
-  )
+    specs = {'in_specs': in_specs, 'out_specs': out_specs, 'check_vma': False}
+    function = jax.shard_map(function, mesh=mesh, **specs)
+    return jax.jit(function, donate_argnums=donated)
+
   named = functools.partial(jax.sharding.NamedSharding, mesh)
   shardings = jax.tree.map(named, state_spec)
-  constants = base.arrays_of(trainable.model), base.arrays_of(policy)
+  arrays = base.arrays_of(trainable.model), base.arrays_of(policy)
   new = jax.jit(init, out_shardings=shardings)
 
+  def constants():
+    on_mesh = jax.device_put(arrays, named(everywhere))
+    if not others:
+      return on_mesh
+    there = jax.sharding.NamedSharding(others, everywhere)
+    return *on_mesh, jax.device_put(arrays[1], there)
+
+  args = state_spec, everywhere, of_parts, everywhere
+  replica = _Replica(trainable, policy, num_sharing)
+  if not others:
+    step = on(mesh, replica.dispatch, args, (state_spec, everywhere))
+  else:
+    many, numbers = (over, over), (everywhere,) * 4
+    state_args = state_spec, everywhere, everywhere, *numbers
+    sent = everywhere, over, everywhere, everywhere, everywhere
+
+    @functools.partial(jax.jit, out_shardings=named(over))
+    def empty():
+      nothing = trainable.no_metrics()
+      shape = (num_replicas,)
+      return jax.tree.map(lambda x: jnp.broadcast_to(x, shape), nothing)
+
+    stages = pipeline.Stages(
+      on(mesh, replica.count, of_parts, everywhere, ()),
+      empty,
+      on(
+        mesh,
+        replica.steps,
+        (*many, everywhere, of_parts, *numbers),
+        many,
+        (0, 1),
+      ),
+      on(others, replica.add_up, sent, everywhere, 0),
+      on(mesh, replica.settle, state_args, state_spec),
+      on(mesh, replica.finish, (over, of_parts, everywhere), everywhere, ()),
+    )
+    step = pipeline.Pipeline(stages, policy.every_steps, mesh, others)
   return base.Strategy(
     new,
-    lambda: jax.device_put(constants, named(everywhere)),
-    jax.jit(step, donate_argnums=0),
+    constants,
+    step,
     export_rows,
     import_rows,
-    named(jax.sharding.PartitionSpec(mesh_lib.DATA)),
+    named(of_parts),
     hlo.Loop(
       policy.every_steps,
       inner=policy.mean_chunks(),

@@ -1,0 +1,118 @@
+"""Exchanges beside the steps: late meetings of replicas, hidden on CPUs.
+
+On a CPU XLA runs the loops of a program one after the other, and the programs
+of a device too. Here a device of its own in each process, which JAX simulates
+as it does the others, adds up what replicas have handed over, while these take
+the steps to the next meeting. The results are those of one program for all.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxemb.strategies import base
+
+
+class Stages(NamedTuple):
+  """What happens between two meetings, each a compiled function."""
+
+  count: Callable[..., jax.Array]  # batch -> int32, steps of a dispatch
+  empty: Callable[..., Any]  # () -> what replicas have measured: nothing
+  # (trained, measured, constants, batch, schedule, first, stop, count) ->
+  # (trained, measured)
+  steps: Callable[..., tuple[Any, Any]]
+  # (met, handover, clock, constants, key) -> what arrives; on other devices
+  add_up: Callable[..., Any]
+  # (state, what arrived, constants, schedule, first, stop, count) -> state
+  settle: Callable[..., Any]
+  # (measured, batch, count) -> `base.DispatchMetrics`
+  finish: Callable[..., base.DispatchMetrics]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+  """`strategies.base.Strategy.step`, before it is compiled or after.
+
+  Its `constants` end with those of `Stages.add_up`, on the other devices.
+  """
+
+  stages: Stages
+  every_steps: int
+  mesh: jax.sharding.Mesh
+  others: jax.sharding.Mesh  # of the same shape
+
+  def lower(
+    self, state: Any, constants: Any, batch: Any, schedule: base.Schedule
+  ) -> 'Pipeline':
+    """The same, as `jax.jit` has it."""
+    *own, on_others = constants
+    measured, number = self.stages.empty.eval_shape(), np.int32(0)
+    numbers = number, number, number
+
+    def on(mesh, tree, spec=None):
+      def shape(x):
+        here = x.sharding.spec if spec is None else spec
+        sharding = jax.sharding.NamedSharding(mesh, here)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+      return jax.tree.map(shape, tree)
+
+    sent = state.met, state.handover, state.clock
+    sent = *on(self.others, sent), on_others, schedule.key
+    arrived = self.stages.add_up.eval_shape(*sent)
+    arrived = on(self.mesh, arrived, jax.sharding.PartitionSpec())
+    args = (
+      (batch,),
+      (),
+      (state.trained(), measured, own, batch, schedule, *numbers),
+      sent,
+      (state, arrived, own, schedule, *numbers),
+      (measured, batch, number),
+    )
+    lowered = (
+      stage.lower(*x) for stage, x in zip(self.stages, args, strict=True)
+    )
+    return dataclasses.replace(self, stages=Stages(*lowered))
+
+  def compile(self) -> 'Pipeline':
+    """The same, once lowered."""
+    compiled = (stage.compile() for stage in self.stages)
+    return dataclasses.replace(self, stages=Stages(*compiled))
+
+  def as_text(self) -> str:
+    """The program that exchanges rows."""
+    return self.stages.add_up.as_text()
+
+  def __call__(
+    self, state: Any, constants: Any, batch: Any, schedule: base.Schedule
+  ) -> tuple[Any, base.DispatchMetrics]:
+    """Runs all steps of a dispatch."""
+    *own, on_others = constants
+    count, measured = int(self.stages.count(batch)), self.stages.empty()
+    for first in range(0, count, self.every_steps):
+      stop = min(first + self.every_steps, count)
+      numbers = map(np.int32, (first, stop, count))
+      numbers = tuple(numbers)
+      sent = state.met, state.handover, state.clock
+      sent = jax.tree.map(lambda x: self._move(x, self.others), sent)
+      arrived = self.stages.add_up(*sent, on_others, schedule.key)
+      trained, measured = self.stages.steps(
+        state.trained(), measured, own, batch, schedule, *numbers
+      )
+      arrived = jax.tree.map(lambda x: self._move(x, self.mesh), arrived)
+      state = state._replace(**trained._asdict())
+      state = self.stages.settle(state, arrived, own, schedule, *numbers)
+    return state, self.stages.finish(measured, batch, np.int32(count))
+
+  def _move(self, x, mesh):
+    """The array on the devices of another mesh, copied within the process."""
+    old = self.others if mesh is self.mesh else self.mesh
+    there = dict(zip(old.devices.flat, mesh.devices.flat, strict=True))
+    return jax.make_array_from_single_device_arrays(
+      x.shape,
+      jax.sharding.NamedSharding(mesh, x.sharding.spec),
+      [jax.device_put(s.data, there[s.device]) for s in x.addressable_shards],
+    )
