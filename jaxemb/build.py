@@ -97,7 +97,8 @@ def on_devices(
     and config_lib.can_fuse(config, 'cpu', (1, 1))
   )
   uses_cores = not (is_sync or has_threads) or splits_tables
-  data, table = mesh_lib.start(wanted, splits_tables, uses_cores, is_resumed)
+  args = splits_tables, uses_cores, is_resumed, _runs_beside(config)
+  data, table = mesh_lib.start(wanted, *args)
   platform = jax.devices()[0].platform
   if s.name == 'partition':
     if not wanted.data and platform != 'cpu':
@@ -128,6 +129,12 @@ def on_devices(
   shape = mesh_lib.Shape(data, table)
   args = config, platform, shape, resources.usable_cores()
   return *config_lib.resolve(*args, **fixed), mesh_lib.make(shape)
+
+
+def _runs_beside(config: ml_collections.ConfigDict) -> bool:
+  """Whether exchanges between processes may run beside the steps."""
+  s, num = config.strategy, distributed.num_processes()
+  return s.name == 'replicas' and s.policy == 'delayed' and num > 1
 
 
 class Trainer(NamedTuple):
@@ -298,7 +305,12 @@ def _replicas(
       args['policy'] = inner
     return bind('strategy.policy', name, (), args)()
 
-  return replicas.replicas(trainable, mesh, make_policy)
+  others = None
+  if _runs_beside(config) and mesh.devices.flat[0].platform == 'cpu':
+    others = mesh_lib.beside(mesh)
+    if not others:
+      _LOG.info('exchanges wait for steps; they would not without XLA_FLAGS')
+  return replicas.replicas(trainable, mesh, make_policy, others)
 
 
 class Parts(NamedTuple):

@@ -187,7 +187,10 @@ def test_replicas_run_no_loops_of_padding(
   monkeypatch.setattr(
     replicas,
     'replicas',
-    lambda trainable, _, make: (make(2).every_steps, trainable.steps_per_loop),
+    lambda trainable, _, make, __: (
+      make(2).every_steps,
+      trainable.steps_per_loop,
+    ),
   )
   settings = {
     'strategy.sync_every': sync_every, 'train.batch_words': 8192

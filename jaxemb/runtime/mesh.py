@@ -38,13 +38,15 @@ def start(
   splits_tables: bool = False,
   uses_cores: bool = True,
   is_resumed: bool = False,
+  with_others: bool = False,
 ) -> Shape:
   """Chooses the mesh to train on; to be called before JAX is used.
 
   An axis that `wanted` leaves open gets the cores of a CPU if `uses_cores`, at
   most two, or one accelerator, or all of them if the layout splits tables or
-  there are several processes. Raises a `UserError`, worded for a run that
-  `is_resumed`, if there are not enough devices, or if some would be idle.
+  there are several processes. A CPU also gets as many devices for `beside`, if
+  `with_others`. Raises a `UserError`, worded for a run that `is_resumed`, if
+  there are not enough devices, or if some would be idle.
   """
   most = min(resources.usable_cores(), _MAX_CPU_DEVICES)
   default = most if uses_cores else 1
@@ -58,8 +60,11 @@ def start(
   if is_free and (chosen < 1 or (size > 1 and per_process > chosen)):
     # JAX may have started (a notebook): the devices are what they are.
     with contextlib.suppress(RuntimeError):
-      jax.config.update('jax_num_cpu_devices', per_process)
+      num_each = per_process * (2 if with_others else 1)
+      jax.config.update('jax_num_cpu_devices', num_each)
   devices = jax.devices()
+  if with_others and is_free and devices[0].platform == 'cpu':
+    devices = [x for each in _by_process() for x in each[: len(each) // 2]]
   available = f'there are {len(devices)} ({devices[0].device_kind})'
   if size > len(devices):
     raise errors.UserError(
@@ -88,12 +93,33 @@ def start(
   return Shape(data, table)
 
 
+def _by_process() -> list[list[jax.Device]]:
+  """The devices of each process."""
+  found = [[] for _ in range(jax.process_count())]
+  for device in jax.devices():
+    found[device.process_index].append(device)
+  return found
+
+
 def make(shape: Shape, first: int = 0) -> jax.sharding.Mesh:
-  """Returns a mesh of the devices of all processes from `first` on."""
-  stop = first + shape.data * shape.table
-  devices = np.array(jax.devices()[first:stop])
+  """Returns a mesh of devices of all processes, in each from `first` on."""
+  num = shape.data * shape.table
+  each = -(-num // jax.process_count())
+  devices = [x for of in _by_process() for x in of[first : first + each]]
+  return _mesh(np.array(devices[:num]).reshape(shape))
+
+
+def beside(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh | None:
+  """As many other devices of the same processes; None = there are none."""
+  each = mesh.size // jax.process_count()
+  if any(len(x) < 2 * each for x in _by_process()):
+    return None
+  return make(Shape(*mesh.devices.shape), each)
+
+
+def _mesh(devices: np.ndarray) -> jax.sharding.Mesh:
   return jax.sharding.Mesh(
-    devices.reshape(shape),
+    devices,
     (DATA, TABLE),
     axis_types=(jax.sharding.AxisType.Auto,) * 2,
   )

@@ -142,7 +142,7 @@ def adagrad(epsilon: float) -> RowOptimizer:
     scale = -learning_rate / (root + epsilon)
     return scale[..., None] * row_grads.grads, AdagradSlots(sum_squares)
 
-  return RowOptimizer(init, update, True, {'sum_squares': 'sum'})
+  return RowOptimizer(init, update, True, {'sum_squares': 'mean'})
 
 
 class AdamSlots(NamedTuple):
@@ -187,8 +187,8 @@ def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
     deltas = scale[..., None] * gather(mean, ids)
     return deltas, AdamSlots(mean, mean_square, num_updates, scratch)
 
-  reductions = {'mean': 'mean', 'mean_square': 'mean', 'num_updates': 'sum'}
-  return RowOptimizer(init, update, True, reductions)
+  names = 'mean', 'mean_square', 'num_updates'
+  return RowOptimizer(init, update, True, dict.fromkeys(names, 'mean'))
 
 
 def averages(
