@@ -288,6 +288,7 @@ def _replicas(
   specs = trainable.model.specs()
   available = {
     'lookups_per_center': {k: x.lookups_per_center for k, x in specs.items()},
+    'num_processes': distributed.num_processes(),
     'step_centers': step_centers,
     'every_steps': every_steps,
     'lookups': tuning.sync_lookups,

@@ -43,6 +43,7 @@ class Handover(NamedTuple):
   params: Any  # dense parameters
   num_chunks: jax.Array  # int32, that were due; 0 = none
   elapsed: policies.Elapsed
+  key: jax.Array  # [2] uint32, of the dispatch
 
 
 class _Chunk(NamedTuple):

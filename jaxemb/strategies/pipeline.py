@@ -24,12 +24,13 @@ class Stages(NamedTuple):
   # (trained, measured, constants, batch, schedule, first, stop, count) ->
   # (trained, measured)
   steps: Callable[..., tuple[Any, Any]]
-  # (met, handover, clock, constants, key) -> what arrives; on other devices
+  # (met, handover, clock, constants) -> what arrives; on other devices
   add_up: Callable[..., Any]
-  # (state, what arrived, constants, schedule, first, stop, count) -> state
+  # (state, what arrived, constants, schedule, stop, count) -> state
   settle: Callable[..., Any]
-  # (measured, batch, count) -> `base.DispatchMetrics`
-  finish: Callable[..., base.DispatchMetrics]
+  # (measured, steps since a meeting, batch, count) ->
+  # (`base.DispatchMetrics`, steps since a meeting)
+  finish: Callable[..., tuple[base.DispatchMetrics, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Pipeline:
   every_steps: int
   mesh: jax.sharding.Mesh
   others: jax.sharding.Mesh  # of the same shape
+  # What was handed over last, and what will arrive of it.
+  arriving: list[Any] = dataclasses.field(default_factory=list)
 
   def lower(
     self, state: Any, constants: Any, batch: Any, schedule: base.Schedule
@@ -61,7 +64,7 @@ class Pipeline:
       return jax.tree.map(shape, tree)
 
     sent = state.met, state.handover, state.clock
-    sent = *on(self.others, sent), on_others, schedule.key
+    sent = *on(self.others, sent), on_others
     arrived = self.stages.add_up.eval_shape(*sent)
     arrived = on(self.mesh, arrived, jax.sharding.PartitionSpec())
     args = (
@@ -69,8 +72,8 @@ class Pipeline:
       (),
       (state.trained(), measured, own, batch, schedule, *numbers),
       sent,
-      (state, arrived, own, schedule, *numbers),
-      (measured, batch, number),
+      (state, arrived, own, schedule, *numbers[1:]),
+      (measured, state.num_steps, batch, number),
     )
     lowered = (
       stage.lower(*x) for stage, x in zip(self.stages, args, strict=True)
@@ -92,20 +95,37 @@ class Pipeline:
     """Runs all steps of a dispatch."""
     *own, on_others = constants
     count, measured = int(self.stages.count(batch)), self.stages.empty()
-    for first in range(0, count, self.every_steps):
-      stop = min(first + self.every_steps, count)
-      numbers = map(np.int32, (first, stop, count))
-      numbers = tuple(numbers)
-      sent = state.met, state.handover, state.clock
-      sent = jax.tree.map(lambda x: self._move(x, self.others), sent)
-      arrived = self.stages.add_up(*sent, on_others, schedule.key)
-      trained, measured = self.stages.steps(
-        state.trained(), measured, own, batch, schedule, *numbers
-      )
+    first, stop = 0, self.every_steps - int(state.num_steps)
+
+    def steps(state, measured, *numbers):
+      args = state.trained(), measured, own, batch, schedule
+      numbers = map(np.int32, (*numbers, count))
+      trained, measured = self.stages.steps(*args, *numbers)
+      return state._replace(**trained._asdict()), measured
+
+    self._send(state, on_others)
+    while stop <= count:
+      state, measured = steps(state, measured, first, stop)
+      _, arrived = self.arriving
       arrived = jax.tree.map(lambda x: self._move(x, self.mesh), arrived)
-      state = state._replace(**trained._asdict())
+      numbers = np.int32(stop), np.int32(count)
       state = self.stages.settle(state, arrived, own, schedule, *numbers)
-    return state, self.stages.finish(measured, batch, np.int32(count))
+      self._send(state, on_others)
+      first, stop = stop, stop + self.every_steps
+    if first < count:
+      state, measured = steps(state, measured, first, count)
+    args = measured, state.num_steps, batch, np.int32(count)
+    metrics, num_steps = self.stages.finish(*args)
+    return state._replace(num_steps=num_steps), metrics
+
+  def _send(self, state, on_others):
+    """Exchanges what was handed over, unless that is on its way."""
+    if self.arriving and self.arriving[0] is state.handover:
+      return
+    sent = state.met, state.handover, state.clock
+    sent = jax.tree.map(lambda x: self._move(x, self.others), sent)
+    arrived = self.stages.add_up(*sent, on_others)
+    self.arriving[:] = state.handover, arrived
 
   def _move(self, x, mesh):
     """The array on the devices of another mesh, copied within the process."""

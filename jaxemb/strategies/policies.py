@@ -16,7 +16,9 @@ import numpy as np
 
 from jaxemb.models import base
 
-_CHUNK_ROWS = 1024  # exchanged at once: half a megabyte stays in the cache
+# Rows exchanged at once: half a megabyte stays in the cache, but a network wants
+# more at a time.
+_CHUNK_ROWS, _NETWORK_CHUNK_ROWS = 1024, 8192
 _LEVEL_FACTOR = 4  # each level of rarer rows meets so much more seldom
 _MAX_LEVEL = 12
 
@@ -221,10 +223,12 @@ def average(
   lookups_per_center: Mapping[str, np.ndarray],
   num_replicas: int,
   every_steps: int,
+  num_processes: int = 1,
 ) -> Periodic:
   """All rows become means every `every_steps`."""
   vocabs = _vocabs(lookups_per_center)
-  chunk_rows = min(_CHUNK_ROWS, max(vocab for _, vocab in vocabs))
+  chunk_rows = _CHUNK_ROWS if num_processes == 1 else _NETWORK_CHUNK_ROWS
+  chunk_rows = min(chunk_rows, max(vocab for _, vocab in vocabs))
   return Periodic(vocabs, num_replicas, every_steps, chunk_rows, 0, 1)
 
 

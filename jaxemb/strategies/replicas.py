@@ -33,6 +33,7 @@ class ReplicaState(NamedTuple):
   # Rows and their slots at their last meeting, once.
   met: dict[str, spec_lib.TableState]
   clock: Any  # of the policy
+  num_steps: jax.Array  # int32, since the last meeting
   # What is on its way, leaves [n, ...], if the policy is delayed.
   handover: meetings.Handover | tuple[()] = ()
 
@@ -47,21 +48,30 @@ def meet(
   policy: policies.Policy,
   elapsed: policies.Elapsed,
   key: jax.Array,
+  is_due: jax.Array,
 ) -> ReplicaState:
   """Exchanges the rows that are due, on the device of one replica.
 
-  `state` lacks the leading axis; `key` [2] uint32 is of the dispatch.
+  `state` lacks the leading axis; `key` [2] uint32 is of the dispatch. Nothing
+  is exchanged unless bool `is_due`.
   """
   if state.handover:
-    return settle(
-      state, add_up(state, tables, policy, key), tables, policy, elapsed, key
-    )
+    arrived = add_up(state, tables, policy, is_due)
+    args = tables, policy, elapsed, key, is_due
+    return settle(state, arrived, *args)
   due, clock = policy.due(state.clock)
+  due = jnp.where(is_due, due, 0)
   meeting = meetings.Meeting(tables, policy, elapsed, key, _number(clock))
   both = state.tables, state.met
   own, met = jax.lax.fori_loop(0, due, meeting.exchange, both)
-  params = _mean(state.params)
+  params, clock = _where(
+    is_due, (_mean(state.params), clock), (state.params, state.clock)
+  )
   return state._replace(tables=own, met=met, params=params, clock=clock)
+
+
+def _where(condition, new, old):
+  return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
 
 
 def _number(clock):
@@ -85,17 +95,18 @@ def add_up(
   state: Any,
   tables: Mapping[str, spec_lib.Table],
   policy: policies.Policy,
-  key: jax.Array,
+  is_due: jax.Array,
 ) -> Arrived:
   """Exchanges what was handed over, for which no step has to wait.
 
   As `meet`; of the `state` it reads `met`, `clock` and `handover`.
   """
   number, sent = _number(policy.due(state.clock)[1]), state.handover
-  meeting = meetings.Meeting(tables, policy, sent.elapsed, key, number)
+  args = sent.elapsed, sent.key, number
+  meeting = meetings.Meeting(tables, policy, *args)
   met = jax.lax.fori_loop(
     0,
-    sent.num_chunks,
+    jnp.where(is_due, sent.num_chunks, 0),
     lambda i, met: meeting.add_up(i, met, sent.values),
     state.met,
   )
@@ -109,6 +120,7 @@ def settle(
   policy: policies.Policy,
   elapsed: policies.Elapsed,
   key: jax.Array,
+  is_due: jax.Array,
 ) -> ReplicaState:
   """Takes in what has arrived and hands over what is due, as `meet`."""
   due, clock = policy.due(state.clock)
@@ -116,16 +128,26 @@ def settle(
   sent, met = state.handover, arrived.met
   own = jax.lax.fori_loop(
     0,
-    sent.num_chunks,
+    jnp.where(is_due, sent.num_chunks, 0),
     lambda i, own: meeting.catch_up(i, own, met, sent.values),
     state.tables,
   )
-  own, values = jax.lax.fori_loop(0, due, meeting.hand_over, (own, sent.values))
+  own, values = jax.lax.fori_loop(
+    0, jnp.where(is_due, due, 0), meeting.hand_over, (own, sent.values)
+  )
   params = jax.tree.map(
     lambda x, y, z: x + y - z, state.params, arrived.params, sent.params
   )
-  handover = meetings.Handover(values, params, due, elapsed)
-  return ReplicaState(own, params, state.optimizer, met, clock, handover)
+  new = params, clock, params, due, elapsed, key
+  old = state.params, state.clock, *sent[1:]
+  params, clock, *sent = _where(is_due, new, old)
+  return state._replace(
+    tables=own,
+    met=met,
+    params=params,
+    clock=clock,
+    handover=meetings.Handover(values, *sent),
+  )
 
 
 def _of_all(state, change):
@@ -199,11 +221,11 @@ class _Replica:
     numbers = first, stop, count
     return base.training_steps(given, batch, schedule, devices, carry, *numbers)
 
-  def _meeting(self, constants, schedule, first, stop, count):
-    """The tables, policy, time passed and key of one."""
+  def _meeting(self, constants, schedule, stop, count):
+    """The tables, policy, time passed and key of one after `stop` steps."""
     span = schedule.last_learning_rate - schedule.first_learning_rate
     rate = schedule.first_learning_rate + span * (stop / count)
-    elapsed = policies.Elapsed(rate, stop - first)
+    elapsed = policies.Elapsed(rate, jnp.int32(self.policy.every_steps))
     rule = base.with_arrays(self.policy, constants[1])
     return self.trainable.tables, rule, elapsed, schedule.key
 
@@ -212,24 +234,26 @@ class _Replica:
     return base.over_devices(self.trainable, metrics, batch, count, axes)
 
   def dispatch(self, state, constants, batch, schedule):
-    """All steps and meetings."""
+    """All steps, and the meetings among them."""
     count, every = self.count(batch), self.policy.every_steps
+    before = state.num_steps
 
     def body(i, carry):
       state, metrics = carry
-      first = i * every
-      numbers = first, jnp.minimum(first + every, count), count
+      meeting = (i + 1) * every - before
+      numbers = jnp.maximum(meeting - every, 0), jnp.minimum(meeting, count)
       carry = state.trained(), metrics
-      changed, metrics = self._steps(
-        carry, constants, batch, schedule, *numbers
-      )
+      args = constants, batch, schedule, *numbers, count
+      changed, metrics = self._steps(carry, *args)
       state = state._replace(**changed._asdict())
-      return meet(state, *self._meeting(constants, schedule, *numbers)), metrics
+      args = self._meeting(constants, schedule, numbers[1], count)
+      return meet(state, *args, meeting <= count), metrics
 
     carry = _of_all(state, lambda x: x[0]), self.trainable.no_metrics()
-    num_meetings = (count + every - 1) // every
-    state, metrics = jax.lax.fori_loop(0, num_meetings, body, carry)
+    num = (before + count + every - 1) // every
+    state, metrics = jax.lax.fori_loop(0, num, body, carry)
     state = _of_all(state, lambda x: x[None])
+    state = state._replace(num_steps=(before + count) % every)
     return state, self._over_devices(metrics, batch, count)
 
   # The same in pieces, see `pipeline.Stages`.
@@ -239,30 +263,31 @@ class _Replica:
     carry = jax.tree.map(lambda x: x[0], (trained, measured))
     return jax.tree.map(lambda x: x[None], self._steps(carry, *args))
 
-  def add_up(self, met, handover, clock, arrays, key):
+  def add_up(self, met, handover, clock, arrays):
     """On another device."""
     rule = base.with_arrays(self.policy, arrays)
-    sent = jax.tree.map(lambda x: x[0], handover)
-    state = ReplicaState({}, (), (), met, clock, sent)
+    sent, no = jax.tree.map(lambda x: x[0], handover), jnp.int32(0)
+    state = ReplicaState({}, (), (), met, clock, no, sent)
 
     def body(i, arrived):
       now = state._replace(met=arrived.met)
-      return add_up(now, self.trainable.tables, rule, key)
+      return add_up(now, self.trainable.tables, rule, True)
 
     # Once, if there is anything; as a loop so that its traffic is of meetings.
     first = Arrived(met, sent.params)
     return jax.lax.fori_loop(0, jnp.minimum(sent.num_chunks, 1), body, first)
 
-  def settle(self, state, arrived, constants, schedule, first, stop, count):
+  def settle(self, state, arrived, constants, schedule, stop, count):
     """The rest of a meeting."""
-    args = self._meeting(constants, schedule, first, stop, count)
-    state = settle(_of_all(state, lambda x: x[0]), arrived, *args)
+    args = self._meeting(constants, schedule, stop, count)
+    state = settle(_of_all(state, lambda x: x[0]), arrived, *args, True)
     return _of_all(state, lambda x: x[None])
 
-  def finish(self, measured, batch, count):
-    """Sums of what all have measured."""
+  def finish(self, measured, num_steps, batch, count):
+    """Sums of what all have measured, and the steps since they met."""
     measured = jax.tree.map(lambda x: x[0], measured)
-    return self._over_devices(measured, batch, count)
+    metrics = self._over_devices(measured, batch, count)
+    return metrics, (num_steps + count) % self.policy.every_steps
 
 
 def replicas(
@@ -286,8 +311,10 @@ def replicas(
     if isinstance(policy, policies.Delayed):
       values = {k: _values(trainable.tables[k], x) for k, x in met.items()}
       args = state.params, jnp.int32(0), _at_rest(policy)
-      handover = meetings.Handover(values, *args)
-    state = ReplicaState(*state, met, policy.init(), handover)
+      no_key = jnp.zeros(2, jnp.uint32)
+      handover = meetings.Handover(values, *args, no_key)
+    num_steps = jnp.int32(0)
+    state = ReplicaState(*state, met, policy.init(), num_steps, handover)
     shape = (num_replicas,)
     return _of_all(state, lambda x: jnp.broadcast_to(x[None], shape + x.shape))
 
@@ -365,7 +392,7 @@ def replicas(
 
   over = jax.sharding.PartitionSpec(_AXES if num_sharing > 1 else _AXES[0])
   everywhere = jax.sharding.PartitionSpec()
-  state_spec = ReplicaState(over, over, over, everywhere, everywhere, over)
+  state_spec = ReplicaState(over, over, over, *[everywhere] * 3, over)
   of_parts = jax.sharding.PartitionSpec(mesh_lib.DATA)
 
   def on(mesh, function, in_specs, out_specs, donated=0):
@@ -392,8 +419,9 @@ def replicas(
     step = on(mesh, replica.dispatch, args, (state_spec, everywhere))
   else:
     many, numbers = (over, over), (everywhere,) * 4
-    state_args = state_spec, everywhere, everywhere, *numbers
-    sent = everywhere, over, everywhere, everywhere, everywhere
+    state_args = state_spec, everywhere, everywhere, *numbers[:3]
+    sent = everywhere, over, everywhere, everywhere
+    finish_args = over, everywhere, of_parts, everywhere
 
     @functools.partial(jax.jit, out_shardings=named(over))
     def empty():
@@ -412,8 +440,8 @@ def replicas(
         (0, 1),
       ),
       on(others, replica.add_up, sent, everywhere, 0),
-      on(mesh, replica.settle, state_args, state_spec),
-      on(mesh, replica.finish, (over, of_parts, everywhere), everywhere, ()),
+      on(mesh, replica.settle, state_args, state_spec, (0, 1)),
+      on(mesh, replica.finish, finish_args, everywhere, ()),
     )
     step = pipeline.Pipeline(stages, policy.every_steps, mesh, others)
   return base.Strategy(

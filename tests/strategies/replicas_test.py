@@ -86,7 +86,7 @@ def _loops(n, fixed, batch, schedule, num_meetings):
           loss, examples = loss + truth.loss, examples + truth.examples
         for k in met:
           oracle.sgd(tables[k], {}, truth.ids[k], truth.grads[k], rate, 2)
-    if (i + 1) % EVERY and i + 1 < count:
+    if (i + 1) % EVERY:
       continue
     num_meetings += 1
     rate = first + (last - first) * (i + 1) / count
@@ -97,7 +97,6 @@ def _loops(n, fixed, batch, schedule, num_meetings):
     for k in met:
       for row in range(min(policy.due_chunks[level] * 1024, VOCAB)):
         m = float(policy.lookups[k][row]) * rate / RATE
-        m *= ((i % EVERY) + 1) / EVERY
         q = math.exp(-m / MEMORY)
         gain = sum(q**j for j in range(n)) / n
         met[k][row] += gain * sum(x[k][row] - met[k][row] for x in own)
@@ -151,7 +150,7 @@ def test_dispatches_equal_the_loops(n, start, fixed):
     apart = np.abs(found[0] - found[1]).max(1) > 1e-4
     moved = np.abs(found[0] - before).max(1) > 1e-4
     assert apart.any() and (moved & ~apart).any() and (~moved).any()
-  assert int(state.clock) == num
+  assert (int(state.clock), int(state.num_steps)) == (num, num_steps % EVERY)
   np.testing.assert_allclose(metrics.steps.loss, loss, 1e-5)
   assert metrics.steps.examples == examples
   assert metrics.steps.first_bad_step == -1 and metrics.num_steps == num_steps
@@ -182,8 +181,8 @@ def _met(specs, own, met):
       {k: spec_lib.TableState(x) for k, x in rows.items()}
       for rows in (own, met)
     )
-    state = replicas.ReplicaState(own, (), (), met, jnp.int32(0))
-    state = replicas.meet(state, tables, policy, elapsed, KEY)
+    state = replicas.ReplicaState(own, (), (), met, *[jnp.int32(0)] * 2)
+    state = replicas.meet(state, tables, policy, elapsed, KEY, True)
     found = [
       {k: x.vectors for k, x in found.items()}
       for found in (state.tables, state.met)
@@ -272,7 +271,7 @@ def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed():
   moved = own.codes[1, -100:]
   moved[:] = np.clip(moved + 3, -127, 127)
   tables, met = ({'input': spec_lib.TableState(x)} for x in (own, met))
-  state = replicas.ReplicaState(tables, (), (), met, 0)
+  state = replicas.ReplicaState(tables, (), (), met, 0, 0)
   state = jax.tree.map(jnp.asarray, state)
   found = strategy.export_rows(state, 'input').encoded
   np.testing.assert_array_equal(found.data[:-100], codes[:-100])
@@ -477,7 +476,8 @@ def test_exchanges_beside_the_steps_give_the_same(optimizer):
     found.append(jax.device_get((state, metrics)))
     sent = hlo.traffic(program.as_text(), strategy.loop)
     found[-1] += (sent['bytes_per_step_per_device'],)
-  assert int(found[0][0].clock) == 3 + 1 + 2
+  state = found[0][0]
+  assert (int(state.clock), int(state.num_steps)) == divmod(7 + 1 + 5, EVERY)
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, 1e-5, 1e-6), *found
   )
