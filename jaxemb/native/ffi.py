@@ -94,6 +94,17 @@ def put(typing_context, start, offset, number, kind):
   return form, generate
 
 
+@intrinsic
+def add(typing_context, start, offset, number):
+  """Adds to the word that is `offset` bytes on, atomically; returns the old."""
+
+  def generate(context, builder, signature, args):
+    place = _at(context, builder, *args[:2], types.intp)
+    return builder.atomic_rmw('add', place, args[2], 'seq_cst')
+
+  return types.intp(types.uintp, types.intp, types.intp), generate
+
+
 def calling(num_arguments: int, returns: bool = False) -> intrinsic:
   """An intrinsic that calls a C function, given its address and words."""
 

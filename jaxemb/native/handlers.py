@@ -8,7 +8,7 @@ cache (`native.ahead`).
 
 The buffers of a call: the arrays that change (two tables, then their slots),
 contexts on the left and right, `numbers` float32, `integers` int32, of which
-the last is the kernel, then ids.
+the last is the kernel, brakes of both tables, then ids.
 """
 
 import functools
@@ -24,9 +24,24 @@ from jaxemb.native import ahead, ffi, kernels, rows, turns
 TARGET = 'jaxemb_chunks'  # XLA's name for the handler
 # Arrays; results are these, [2] loss and examples, [threads, n] scratch.
 NUM_CHANGED = 4
-_LEFT, _NUMBERS, _INTEGERS, _IDS = 4, 6, 7, 8  # arguments
+_LEFT, _NUMBERS, _INTEGERS, _BRAKES, _IDS = 4, 6, 7, 8, 10  # arguments
 _KERNEL = 5  # of the integers
 _TASK = 0  # the place of `_work`
+
+
+@numba.njit(**rows.INLINE)
+def _rule(frame, table):
+  numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
+  integers = ffi.vector(frame, ffi.ARGUMENTS, _INTEGERS, np.int32)
+  return rows.Rule(
+    np.int64(integers[0]),
+    numbers[0],
+    numbers[1],
+    np.uint32(integers[1]),
+    np.uint32(integers[2]),
+    integers[3] != 0,
+    ffi.vector(frame, ffi.ARGUMENTS, _BRAKES + table, np.float32),
+  )
 
 
 @numba.njit(**rows.INLINE)
@@ -43,14 +58,8 @@ def _call(frame, kind, first, stop, scratch, found):
     ffi.matrix(frame, ffi.ARGUMENTS, _LEFT + 1, np.uint8),
     numbers[2],
     integers[4] != 0,
-    rows.Rule(
-      np.int64(integers[0]),
-      numbers[0],
-      numbers[1],
-      np.uint32(integers[1]),
-      np.uint32(integers[2]),
-      integers[3] != 0,
-    ),
+    _rule(frame, 0),
+    _rule(frame, 1),
     np.intp(first),
     np.intp(stop),
     scratch,

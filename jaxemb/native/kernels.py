@@ -43,7 +43,8 @@ class Call(NamedTuple):
   right: np.ndarray
   negatives: np.float32  # K, for each pair
   averages: bool  # of trees: whether they are of CBOW
-  rule: rows.Rule
+  input_rule: rows.Rule
+  output_rule: rows.Rule
   first: int
   stop: int
   scratch: int  # the address of zeros
@@ -148,7 +149,8 @@ def skipgram(call, windows, draws):
   `windows` are [k, c + 2 W], `draws` [k, N].
   """
   inputs, outputs, scratch = call.inputs, call.outputs, call.scratch
-  left, right, rule = call.left, call.right, call.rule
+  left, right = call.left, call.right
+  input_rule, output_rule = call.input_rule, call.output_rule
   chunk, width = left.shape[1], windows.shape[1]
   window, num_draws = (width - chunk) // 2, draws.shape[1]
   tile, dim = tiles.SIZE, inputs.shape[1]
@@ -213,8 +215,8 @@ def skipgram(call, windows, draws):
       for x in range(chunk):
         examples += np.int64(left[i, x]) + np.int64(right[i, x])
     rows.slopes(scores.reshape(-1), weights.reshape(-1))
-    rows.aim(inputs, centers, rule, a_grads, a_out, a_rates)
-    rows.aim(outputs, ids, rule, b_grads, b_out, b_rates)
+    rows.aim(inputs, centers, input_rule, a_grads, a_out, a_rates)
+    rows.aim(outputs, ids, output_rule, b_grads, b_out, b_rates)
     for g in range(0, num_left, tile):
       tiles.add_rows(
         scores, g, 0, 0, met, g // tile * num_columns, num_columns, a_out, g,
@@ -226,8 +228,10 @@ def skipgram(call, windows, draws):
         scores, 0, band + y, 0, a_rows, 0, num_left, b_out, num_words + y,
         b_rates, dim,
       )  # fmt: skip
-    rows.descend(inputs, call.input_slots, centers, a_grads, rule, 2 * i)
-    rows.descend(outputs, call.output_slots, ids, b_grads, rule, 2 * i + 1)
+    rows.descend(inputs, call.input_slots, centers, a_grads, input_rule, 2 * i)
+    rows.descend(
+      outputs, call.output_slots, ids, b_grads, output_rule, 2 * i + 1
+    )
   ffi.put(call.found, 0, loss, np.float64)
   ffi.put(call.found, 8, examples, np.float64)
 
@@ -239,7 +243,8 @@ def cbow(call, windows, draws):
   Takes what `skipgram` takes.
   """
   inputs, outputs, scratch = call.inputs, call.outputs, call.scratch
-  left, right, rule = call.left, call.right, call.rule
+  left, right = call.left, call.right
+  input_rule, output_rule = call.input_rule, call.output_rule
   chunk, width = left.shape[1], windows.shape[1]
   window, num_draws = (width - chunk) // 2, draws.shape[1]
   tile, dim = tiles.SIZE, inputs.shape[1]
@@ -303,8 +308,8 @@ def cbow(call, windows, draws):
       for x in range(chunk):
         examples += (left[i, x] > 0) | (right[i, x] > 0)
     rows.slopes(scores.reshape(-1), weights.reshape(-1))
-    rows.aim(inputs, word_ids, rule, word_grads, word_out, word_rates)
-    rows.aim(outputs, ids, rule, b_grads, b_out, b_rates)
+    rows.aim(inputs, word_ids, input_rule, word_grads, word_out, word_rates)
+    rows.aim(outputs, ids, output_rule, b_grads, b_out, b_rates)
     a_grads[:] = 0
     for g in range(0, num_left, tile):
       for y, j, count in ((0, g, tile), (tile, num_left, num_right)):
@@ -319,8 +324,12 @@ def cbow(call, windows, draws):
         b_rates, dim,
       )  # fmt: skip
     _add_bands(shares, band, a_out, word_out, word_rates, dim)
-    rows.descend(inputs, call.input_slots, word_ids, word_grads, rule, 2 * i)
-    rows.descend(outputs, call.output_slots, ids, b_grads, rule, 2 * i + 1)
+    rows.descend(
+      inputs, call.input_slots, word_ids, word_grads, input_rule, 2 * i
+    )
+    rows.descend(
+      outputs, call.output_slots, ids, b_grads, output_rule, 2 * i + 1
+    )
   ffi.put(call.found, 0, loss, np.float64)
   ffi.put(call.found, 8, examples, np.float64)
 
@@ -345,7 +354,8 @@ def hierarchical(call, windows, exits, firsts, deep):
   `ops.huffman.Split`.
   """
   inputs, outputs, scratch = call.inputs, call.outputs, call.scratch
-  left, right, rule = call.left, call.right, call.rule
+  left, right = call.left, call.right
+  input_rule, output_rule = call.input_rule, call.output_rule
   averages = call.averages
   chunk, tile, dim = left.shape[1], tiles.SIZE, inputs.shape[1]
   window = (windows.shape[1] - chunk) // 2
@@ -422,8 +432,8 @@ def hierarchical(call, windows, exits, firsts, deep):
       )
     for g in range(num_rows):
       rows.slopes(scores[g, :num_columns], weights[g, :num_columns])
-    rows.aim(inputs, own, rule, word_grads, word_out, word_rates)
-    rows.aim(outputs, path, rule, b_grads, b_out, b_rates)
+    rows.aim(inputs, own, input_rule, word_grads, word_out, word_rates)
+    rows.aim(outputs, path, output_rule, b_grads, b_out, b_rates)
     a_grads[:] = 0
     left_out = a_out if averages else word_out
     left_rates = ones if averages else word_rates
@@ -441,7 +451,9 @@ def hierarchical(call, windows, exits, firsts, deep):
           shares, 0, j, 0, a_out, 0, tile, word_out, j, word_rates, dim
         )
     number = 2 * center
-    rows.descend(inputs, call.input_slots, own, word_grads, rule, number)
-    rows.descend(outputs, call.output_slots, path, b_grads, rule, number + 1)
+    rows.descend(inputs, call.input_slots, own, word_grads, input_rule, number)
+    rows.descend(
+      outputs, call.output_slots, path, b_grads, output_rule, number + 1
+    )
   ffi.put(call.found, 0, loss, np.float64)
   ffi.put(call.found, 8, examples, np.float64)

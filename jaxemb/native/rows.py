@@ -46,6 +46,8 @@ class Rule(NamedTuple):
   key0: np.uint32
   key1: np.uint32
   is_stochastic: bool
+  # [h] of the first rows: what 1 + learning rate x this divides their rate.
+  brakes: np.ndarray
 
 
 @intrinsic
@@ -207,6 +209,8 @@ def _rate(ids, i, rule):
     for id_ in ids:
       count += id_ == ids[i]
     rate *= min(np.float32(1), rule.parameter / np.float32(count))
+  if ids[i] < rule.brakes.size:
+    rate /= np.float32(1) + rule.learning_rate * rule.brakes[ids[i]]
   return rate
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import windows
@@ -28,6 +29,14 @@ _KERNELS = {
   cbow.Cbow: 'cbow',
   hierarchical.Hierarchical: 'hierarchical',
 }
+
+
+# Of rows that other threads look up, by how often they do meanwhile and by the
+# learning rate: measured, as are the centers of others that need none
+# (experiments/results/step_notes.md).
+_BRAKE = 10.0
+_FREE_CENTERS = 240
+_LEAST_BRAKE = 0.2  # less than this changes a learning rate by a hundredth
 
 
 class Unavailable(Exception):
@@ -62,6 +71,18 @@ def _num_scratch(spec: skipgram.WindowSpec, longest: int) -> int:
   return number // 16 * 16  # so that what follows stays aligned
 
 
+def _brakes(lookups_per_center: np.ndarray, centers: int) -> np.ndarray:
+  """[h] float32, the `rows.Rule.brakes` of a table.
+
+  Other threads are at `centers`: what they all look up all of them change, and
+  as none knows of the others, together they may go too far.
+  """
+  scale = _BRAKE * max(0, centers - _FREE_CENTERS)
+  found = (scale * lookups_per_center).astype(np.float32)
+  size = np.flatnonzero(found > _LEAST_BRAKE).max(initial=0)
+  return found[: size + 1]
+
+
 @dataclasses.dataclass(frozen=True)
 class Kernel:
   """The fused step of a model; a `strategies.base.Trainable.fused`."""
@@ -94,11 +115,12 @@ class Kernel:
     keys = jnp.zeros(2, jnp.uint32) if key is None else key
     kind = rows.ADAGRAD if self.optimizer == 'adagrad' else rows.SGD
     longest = last = 0
+    centers = spec.chunk
     if isinstance(model, hierarchical.Hierarchical):
       split = model.tree.split
       longest = split.firsts.shape[1] + split.deep.shape[1]
       ids = batch.windows(), split.exits, split.firsts, split.deep
-      last = int(model.averages)
+      last, centers = int(model.averages), 1
     else:
       draws = (spec, model.negatives, batch, context.key)
       ids = batch.windows(), skipgram.draw_negatives(*draws)
@@ -119,7 +141,11 @@ class Kernel:
     )
     numbers = context.learning_rate, self.parameter, negatives
     numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers])
-    *changed, found, _ = call(*changed, left, right, numbers, integers, *ids)
+    centers *= self.num_threads - 1
+    specs = (trainable.tables[name].spec for name in names)
+    brakes = [_brakes(x.lookups_per_center, centers) for x in specs]
+    arguments = *changed, left, right, numbers, integers, *brakes, *ids
+    *changed, found, _ = call(*arguments)
     new = {}
     for i, (name, table) in enumerate(zip(names, tables, strict=True)):
       tree = jax.tree.structure(table.slots)

@@ -1,22 +1,23 @@
 """Threads that take turns at the chunks of one call.
 
 The thread that XLA calls asks XLA's pool for more of them. Each takes range
-after range of chunks from one counter, so that nobody waits for a thread that
+after range of chunks by one counter, so that nobody waits for a thread that
 comes late; the call ends when no chunk is left and no thread is at work. A
 thread may still come after that: it finds a board that says so, which the last
 to leave frees.
 
 The tables are shared without locks (Hogwild, Niu et al. 2011): of two changes
-to a row at the same moment one may be lost.
+to a row at the same moment one may be lost, and a thread learns without what
+the chunks would tell it that others are at. So these are not its neighbors,
+which have the same subject and the same rare words: there are as many stretches
+of chunks as threads, and turns are taken from each of them before the next.
 """
 
 import os
 
 import numba
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from jaxemb.native import ffi
 
@@ -31,7 +32,7 @@ _LINE = 64  # bytes of a line of the cache
 # read; room for a call of XLA; a line for what each thread found.
 _NEXT, _ACTIVE, _REFERENCES, _JOINED = range(0, 32, 8)
 _FRAME, _KERNEL, _NUM_CHUNKS, _SIZE = range(_LINE, _LINE + 32, 8)
-_SCRATCH, _SCRATCH_BYTES = _LINE + 32, _LINE + 40
+_SCRATCH, _SCRATCH_BYTES, _STRETCHES = range(_LINE + 32, _LINE + 56, 8)
 _CALL, _FOUND = 2 * _LINE, 3 * _LINE
 _TURNS = 64  # of each thread; in the end all wait for the longest one
 _MIN_CHUNKS = 4  # of a turn, of which only the first is not fetched ahead
@@ -44,44 +45,48 @@ _let_others_run = types.ExternalFunction(
   'sched_yield' if os.name == 'posix' else 'SwitchToThread', types.int32()
 )
 
-
-@intrinsic
-def _add(typing_context, board, offset, number):
-  """Adds to a word of the board, atomically; returns the old."""
-
-  def generate(context, builder, signature, args):
-    place = builder.add(args[0], args[1])
-    place = builder.inttoptr(place, ir.IntType(64).as_pointer())
-    return builder.atomic_rmw('add', place, args[2], 'seq_cst')
-
-  return types.intp(types.uintp, types.intp, types.intp), generate
-
-
 _compute = ffi.calling(5)
 _start = ffi.calling(1)
+
+
+@numba.njit(**ffi.JIT)
+def turn_size(num_chunks, num_threads):
+  """Chunks of a turn."""
+  if num_threads == 1:
+    return num_chunks
+  return max(_MIN_CHUNKS, num_chunks // (_TURNS * num_threads))
 
 
 @numba.njit(**ffi.JIT)
 def _take(board):
   """The first chunk of a turn, and the one past its last."""
   size = ffi.get(board, _SIZE, np.intp)
-  first = _add(board, _NEXT, size)
-  return first, min(first + size, ffi.get(board, _NUM_CHUNKS, np.intp))
+  num_chunks = ffi.get(board, _NUM_CHUNKS, np.intp)
+  num_stretches = ffi.get(board, _STRETCHES, np.intp)
+  num_turns = -(-num_chunks // (size * num_stretches)) * num_stretches
+  while True:
+    turn = ffi.add(board, _NEXT, 1)
+    if turn >= num_turns:
+      return num_chunks, num_chunks
+    place = turn % num_stretches * (num_turns // num_stretches)
+    first = size * (place + turn // num_stretches)
+    if first < num_chunks:  # stretches are equal, and the last ones shorter
+      return first, min(first + size, num_chunks)
 
 
 @numba.njit(**ffi.JIT)
 def _leave(board):
-  if _add(board, _REFERENCES, -1) == 1:
+  if ffi.add(board, _REFERENCES, -1) == 1:
     _free(board)
 
 
 @numba.njit(**ffi.JIT)
 def work(board):
   """Takes turns until there are none left; what a thread does."""
-  _add(board, _ACTIVE, 1)  # before the turn, or the call could end meanwhile
+  ffi.add(board, _ACTIVE, 1)  # before the turn, or the call could end meanwhile
   first, stop = _take(board)
   if first < stop:
-    number = _add(board, _JOINED, 1)
+    number = ffi.add(board, _JOINED, 1)
     found = board + np.uintp(_FOUND + _LINE * number)
     size_bytes = ffi.get(board, _SCRATCH_BYTES, np.uintp)
     scratch = ffi.get(board, _SCRATCH, np.uintp)
@@ -99,7 +104,7 @@ def work(board):
       first, stop = _take(board)
     ffi.put(found, 0, loss, np.float64)
     ffi.put(found, 8, examples, np.float64)
-  _add(board, _ACTIVE, -1)
+  ffi.add(board, _ACTIVE, -1)
   _leave(board)
 
 
@@ -119,10 +124,8 @@ def share(frame, kernel, task, num_chunks, scratch):
   ffi.put(board, _FRAME, frame, np.uintp)
   ffi.put(board, _KERNEL, kernel, np.uintp)
   ffi.put(board, _NUM_CHUNKS, num_chunks, np.intp)
-  turn = num_chunks
-  if num_threads > 1:
-    turn = max(_MIN_CHUNKS, num_chunks // (_TURNS * num_threads))
-  ffi.put(board, _SIZE, turn, np.intp)
+  ffi.put(board, _SIZE, turn_size(num_chunks, num_threads), np.intp)
+  ffi.put(board, _STRETCHES, num_threads, np.intp)
   ffi.put(board, _SCRATCH, scratch.ctypes.data, np.uintp)
   ffi.put(board, _SCRATCH_BYTES, 4 * size, np.uintp)
   for _ in range(num_threads - 1):
@@ -130,12 +133,12 @@ def share(frame, kernel, task, num_chunks, scratch):
       _leave(board)
   _start(task, (board,))
   spins = 0
-  while _add(board, _ACTIVE, 0):
+  while ffi.add(board, _ACTIVE, 0):
     spins += 1
     if spins > _SPINS:
       _let_others_run()
   loss = examples = 0.0
-  for number in range(_add(board, _JOINED, 0)):
+  for number in range(ffi.add(board, _JOINED, 0)):
     found = board + np.uintp(_FOUND + _LINE * number)
     loss += ffi.get(found, 0, np.float64)
     examples += ffi.get(found, 8, np.float64)

@@ -311,7 +311,8 @@ def test_too_little_scratch_changes_nothing(model, monkeypatch):
 def test_threads_learn_what_one_does(model):
   case = Case(model, vocab=2000, runs=16, size=256, chunk=16, words=250)
   trainable, batch = _make(case), dispatches.random_step(case)
-  state, rate = _state(case, trainable), np.float32(0.01)
+  # So low that the order of chunks, which is another, matters little.
+  state, rate = _state(case, trainable), np.float32(0.002)
   (one, expected), (several, metrics) = (
     _program(
       dataclasses.replace(
@@ -328,6 +329,38 @@ def test_threads_learn_what_one_does(model):
     change = np.linalg.norm(one.tables[k].vectors - state.tables[k].vectors)
     error = np.linalg.norm(one.tables[k].vectors - table.vectors)
     assert 0 < change and error < 0.2 * change
+
+
+def test_many_threads_are_careful_with_frequent_rows():
+  lookups = np.array([0.1, 0.01, 1e-9, 1e-3, 1e-9, 1e-9])
+  brakes = step._brakes(lookups, 63 * 16)
+  np.testing.assert_allclose(brakes, 7680 * lookups[:4], 1e-6)
+  for num_threads in (1, 16):
+    assert step._brakes(lookups, 16 * (num_threads - 1)) == [0]
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_brakes_are_of_the_row_and_of_the_learning_rate(dtype, monkeypatch):
+  case = Case(vocab=30, runs=1, size=16, chunk=16, words=16, dtype=dtype)
+  trainable, batch = _make(case), dispatches.random_step(case)
+  state = _state(case, trainable)
+
+  def changes(brakes, rate):
+    monkeypatch.setattr(step, '_brakes', lambda *_: np.float32(brakes))
+    new, _ = _program(trainable)(state, batch, np.float32(rate))
+    return {
+      k: _wide(x.vectors) - _wide(state.tables[k].vectors)
+      for k, x in new.tables.items()
+    }
+
+  tolerance = {'atol': 1e-6 if dtype == 'float32' else 2e-2}
+  brakes = [1.0, 3.0, 0.0]
+  for k, free in changes([0.0], 0.5).items():
+    braked = changes(brakes, 0.5)[k]
+    np.testing.assert_array_equal(free[2:], braked[2:])
+    np.testing.assert_allclose(free[0] / 1.5, braked[0], **tolerance)
+    np.testing.assert_allclose(free[1] / 2.5, braked[1], **tolerance)
+    assert abs(free[:2]).max() > 0.01
 
 
 def _standard(errors):
