@@ -147,11 +147,17 @@ def call(command: Sequence[str], cache: pathlib.Path | None = None) -> None:
 
 
 def training_command(
-  args: argparse.Namespace, workdir: pathlib.Path, settings: Mapping[str, Any]
+  args: argparse.Namespace,
+  workdir: pathlib.Path,
+  settings: Mapping[str, Any],
+  program: Sequence[str] = ('-m', 'jaxemb.main'),
 ) -> list[str]:
-  """The command line of a run, by --config, settings and `override`."""
+  """The command line of a run, by --config, settings and `override`.
+
+  `program` is what Python runs: jaxemb, or a script that runs it.
+  """
   flags = [f'--config.{name}={value}' for name, value in settings.items()]
-  command = [sys.executable, '-m', 'jaxemb.main', f'--config={args.config}']
+  command = [sys.executable, *program, f'--config={args.config}']
   return [*command, f'--workdir={workdir}', *flags, *args.override]
 
 
@@ -160,9 +166,10 @@ def train(
   workdir: pathlib.Path,
   settings: Mapping[str, Any],
   cache: pathlib.Path | None = None,
+  **program: Any,
 ) -> dict[str, Any]:
   """Trains in a process of its own; returns report.json."""
-  call(training_command(args, workdir, settings), cache)
+  call(training_command(args, workdir, settings, **program), cache)
   return read_report(workdir)
 
 
@@ -176,6 +183,7 @@ def score(
   seed: int,
   workdir: pathlib.Path,
   settings: Mapping[str, Any],
+  **program: Any,
 ) -> dict[str, Any]:
   """Trains and evaluates, by the flags of `add_run_flags` and `settings`.
 
@@ -191,7 +199,7 @@ def score(
     'train.epochs': args.epochs,
     'seed': seed,
   }
-  report = train(args, workdir, common | dict(settings))
+  report = train(args, workdir, common | dict(settings), **program)
   scores = {k: x['score'] for k, x in report['evaluation'].items()}
   return {
     'words_per_sec': report['words_per_sec'],

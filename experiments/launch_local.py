@@ -3,9 +3,13 @@
   python experiments/launch_local.py -n 2 -- --config=configs/wiki.py
 
 starts `python -m jaxemb.main` twice as one job over loopback and prefixes what
-each prints with its number. When one fails, the others are stopped (SIGTERM,
-after 10 s SIGKILL) and its exit code is ours (128 + the signal that ended it);
-SIGTERM, SIGINT and SIGHUP go to all.
+each prints with its number. --sockets, in place of -n, starts one on the cores
+of each socket, whose threads share a table in the memory next to them; they are
+replicas, which exchange what they learn.
+
+When one fails, the others are stopped (SIGTERM, after 10 s SIGKILL) and its
+exit code is ours (128 + the signal that ended it); SIGTERM, SIGINT and SIGHUP
+go to all.
 """
 
 import argparse
@@ -17,7 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 _STOPPED = 75  # exit code of jaxemb.main: saved, because a signal asked for it
@@ -37,11 +41,13 @@ def run(
   devices: int = 0,
   command: Sequence[str] = (sys.executable, '-m', 'jaxemb.main'),
   grace_secs: float = 10.0,
+  cores: Sequence[Sequence[int]] = (),
 ) -> int:
   """Runs processes of `command`, in the main thread, until the last has ended.
 
   Each has `devices` CPU devices; 0 = as many as it chooses. From the failure of
-  one to the end of the others are `grace_secs`.
+  one to the end of the others are `grace_secs`. `cores` are those that each may
+  run on; () = all may run on all.
 
   Returns the exit code of the process that failed first, else 75 if one was
   stopped after saving, else 0.
@@ -64,13 +70,28 @@ def run(
   try:
     for i in range(num_processes):
       full = [*command, *arguments, *job, f'--process_id={i}']
-      processes.append(_Process(i, events, args=full, env=environment))
+      with _on(cores[i] if cores else ()):
+        processes.append(_Process(i, events, args=full, env=environment))
     return _wait(processes, events, grace_secs)
   finally:
     for process in processes:
       process.kill()
     for number, handler in old.items():
       signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _on(cores: Sequence[int]) -> Iterator[None]:
+  """Has what is started meanwhile run on these cores; () = on any."""
+  if not cores:
+    yield
+    return
+  own = os.sched_getaffinity(0)
+  os.sched_setaffinity(0, cores)
+  try:
+    yield
+  finally:
+    os.sched_setaffinity(0, own)
 
 
 class _Process(subprocess.Popen):
@@ -177,14 +198,25 @@ def main(argv: Sequence[str]) -> int:
   parser = argparse.ArgumentParser(
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
-    usage='%(prog)s -n N [--devices D] -- ARGUMENTS OF jaxemb.main',
+    usage='%(prog)s (-n N [--devices D] | --sockets) -- ARGUMENTS',
   )
-  parser.add_argument('-n', type=int, required=True, help='processes')
+  number = parser.add_mutually_exclusive_group(required=True)
+  number.add_argument('-n', type=int, help='processes')
+  number.add_argument('--sockets', action='store_true', help='one on each')
   parser.add_argument('--devices', type=int, default=0, help='CPUs of each')
-  args = parser.parse_args(argv[:split])
+  args, flags, cores = parser.parse_args(argv[:split]), argv[split + 1 :], ()
+  if args.sockets:
+    from jaxemb.runtime import resources
+
+    cores = resources.sockets()
+    if len(cores) < 2:
+      parser.error('--sockets: this machine has one; run jaxemb.main itself')
+    # Where a flag comes twice, the later one counts.
+    flags = ['--config.strategy.name=replicas', *flags]
+    return run(flags, len(cores), 1, cores=cores)
   if args.n < 1:
     parser.error('-n must be at least 1')
-  return run(argv[split + 1 :], args.n, args.devices)
+  return run(flags, args.n, args.devices)
 
 
 if __name__ == '__main__':

@@ -215,13 +215,14 @@ def time_dispatches(
 ) -> dict[str, Any]:
   """Times dispatches of full steps, whose batches are ready, but the first."""
   state, constants = start(job)
-  secs, centers = [], []
+  secs, cpu_secs, centers = [], [], []
   for batch in full_batches(job, corpus):
     args = constants, batch, schedule(job, len(secs))
-    start_secs = time.perf_counter()
+    start_secs, start_cpu_secs = time.perf_counter(), time.process_time()
     state, metrics = job.strategy.step(state, *args)
     _check(jax.block_until_ready((state, metrics))[1])
     secs.append(time.perf_counter() - start_secs)
+    cpu_secs.append(time.process_time() - start_cpu_secs)
     centers.append(int(metrics.counters['kept_words']))
     is_enough = len(secs) > effort.min_dispatches
     if is_enough and sum(secs[1:]) >= effort.min_secs:
@@ -229,6 +230,7 @@ def time_dispatches(
   rates = np.divide(centers, secs)[1:].tolist()
   return _speeds(job, rates) | {
     'dispatch_steps': statistics.median(centers) / job.step_words,
+    'cpu_secs_per_center': sum(cpu_secs[1:]) / sum(centers[1:]),
     'first_dispatch_secs': secs[0],  # with compilation
   }
 

@@ -455,6 +455,46 @@ def test_consistency(run, text, tmp_path):
 
 
 @pytest.mark.slow
+def test_speed_of_cores(run, text, monkeypatch):
+  monkeypatch.setenv('NPROC', '3')
+  found, shown = run(
+    'cores', *text, '--threads=1,3', '--runs=2', '--epochs=1', '--vocab=300',
+    '--words=300000', '--secs=0', '--config.model.dim=8',
+    '--config.data.min_count=1',
+  )  # fmt: skip
+  assert list(found) == ['1', '3']
+  ones, threes = found.values()
+  speed_up = statistics.median(
+    three['words_per_sec'] / one['words_per_sec']
+    for one, three in zip(ones, threes, strict=True)
+  )
+  cells = re.search(r'\n3 (.*)', shown)[1].split()
+  assert cells[4] == f'{speed_up:.2f}' and len(cells) == 7
+  assert cells[6] == f'{statistics.mean(x["quality"] for x in threes):.4f}'
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != 'linux', reason='semaphores')
+def test_updates_are_as_late_as_on_so_many_cores(run, text, monkeypatch):
+  monkeypatch.setenv('PYTHONPATH', str(_FOLDER.parent))
+  flags = *text, '--epochs=1', '--config.model.dim=8', '--runs=1'
+  found, shown = run(
+    'cores', '--measure=staleness', *flags, '--cores=1,5',
+    '--config.data.min_count=1',
+  )  # fmt: skip
+  for name, (seen,) in found.items():
+    missed = int(name) - 1
+    assert seen['missed'] == {
+      'threads': int(name), 'fewest': missed, 'most': missed, 'mean': missed
+    }  # fmt: skip
+  # Nothing else is different.
+  plain, _ = run('cores', *flags, '--threads=1', '--config.data.min_count=1')
+  assert plain['1'][0]['scores'] == found['1'][0]['scores']
+  assert plain['1'][0]['loss'] == found['1'][0]['loss']
+  assert re.search(r'\n5 4.0 4 4 [-.\d]+ [-+][.\d]+\n', shown)
+
+
+@pytest.mark.slow
 def test_low_precision(run, text, tmp_path):
   plot = tmp_path / 'plot.svg'
   flags = (

@@ -41,10 +41,10 @@ def meet():
 
 
 def _start(
-  code, n=2, arguments=(), devices=0, grace_secs=30.0, **environment
+  code, n=2, arguments=(), devices=0, grace_secs=30.0, cores=(), **environment
 ) -> subprocess.Popen:
   command = sys.executable, '-c', _BEGIN + code
-  settings = arguments, n, devices, command, grace_secs
+  settings = arguments, n, devices, command, grace_secs, cores
   return subprocess.Popen(
     [sys.executable, '-c', f'{_LAUNCH}sys.exit(launch_local.run(*{settings}))'],
     stdout=subprocess.PIPE,
@@ -94,6 +94,17 @@ os.write(1, b'not \\xff UTF-8, and no end')
     assert xla_flags == '--a=1 --xla_force_host_platform_device_count=4'
   (address,) = addresses
   assert address.startswith('127.0.0.1:')
+
+
+@pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='Linux')
+def test_each_process_has_its_cores():
+  usable = os.sched_getaffinity(0)
+  cores = [[min(usable)], sorted(usable)]
+  code, out, _ = _run(
+    'print(sorted(os.sched_getaffinity(0)))', arguments=[], cores=cores
+  )
+  assert code == 0
+  assert sorted(out) == [f'[{i}] {x}'.encode() for i, x in enumerate(cores)]
 
 
 _ONE_ENDS = """
@@ -188,7 +199,9 @@ sys.exit(75)
   assert sorted(out.splitlines()) == [b'[0] ' + got, b'[1] ' + got]
 
 
-@pytest.mark.parametrize('flags', [['-n', '0'], ['--', '-n', '2']])
+@pytest.mark.parametrize(
+  'flags', [['-n', '0'], ['--', '-n', '2'], ['-n', '2', '--sockets']]
+)
 def test_a_command_line_without_processes_is_refused(flags):
   command = [sys.executable, _FOLDER / 'launch_local.py', *flags]
   assert subprocess.run(command, capture_output=True).returncode == 2

@@ -150,15 +150,35 @@ def peak_rss_bytes() -> int:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
 
 
+def affinity() -> list[int]:
+  """Returns the numbers of the cores that this process may run on."""
+  if not hasattr(os, 'sched_getaffinity'):  # not Linux
+    return list(range(os.cpu_count() or 1))
+  return sorted(os.sched_getaffinity(0))
+
+
 def usable_cores() -> int:
   """Returns the cores this process may use, by affinity and container quota."""
-  if not hasattr(os, 'sched_getaffinity'):  # not Linux
-    return os.cpu_count() or 1
-  cores = len(os.sched_getaffinity(0))
+  cores = len(affinity())
   with contextlib.suppress(OSError, ValueError):  # where there is no quota
     quota, period = pathlib.Path('/sys/fs/cgroup/cpu.max').read_text().split()
     return min(cores, max(1, round(int(quota) / int(period))))
   return cores
+
+
+def sockets(
+  folder: pathlib.Path = pathlib.Path('/sys/devices/system/node'),
+) -> list[list[int]]:
+  """Returns the cores of `affinity` next to each memory (NUMA); [] if unknown.
+
+  `folder` is where Linux lists them.
+  """
+  found, own = [], set(affinity())
+  for path in sorted(folder.glob('node*/cpulist')):
+    ends = [x.split('-') for x in path.read_text().split(',') if x.strip()]
+    cores = {y for x in ends for y in range(int(x[0]), int(x[-1]) + 1)}
+    found.append(sorted(cores & own))
+  return [x for x in found if x]  # some memory has no cores
 
 
 def machine() -> dict[str, Any]:

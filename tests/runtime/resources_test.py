@@ -146,3 +146,13 @@ def test_versions_and_machine_are_named():
   assert resources.machine()['cpu']
   assert 1 <= resources.usable_cores() <= resources.machine()['cores']
   assert len(resources.code_digest()) == 16
+
+
+def test_sockets(tmp_path, monkeypatch):
+  monkeypatch.setattr(resources, 'affinity', lambda: [0, 1, 2, 3, 8])
+  assert resources.sockets(tmp_path) == []
+  lists = {'node0': '0-1,8-9\n', 'node1': '2-7\n', 'node2': '\n', 'node3': '10'}
+  for name, cores in lists.items():
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'cpulist').write_text(cores)
+  assert resources.sockets(tmp_path) == [[0, 1, 8], [2, 3]]
