@@ -127,7 +127,7 @@ def on_devices(
     filled = -(-dim // table) * table
     _LOG.info(f'{dim} columns are filled up to {filled} for {table} devices')
   shape = mesh_lib.Shape(data, table)
-  args = config, platform, shape, resources.usable_cores()
+  args = config, platform, shape, mesh_lib.cores_of_device(shape)
   return *config_lib.resolve(*args, **fixed), mesh_lib.make(shape)
 
 

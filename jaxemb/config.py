@@ -71,6 +71,11 @@ _FUSED_LEARNING_RATES = {
 }
 
 
+# With more, too much is learned at once of what others do not know yet
+# (experiments/cores.py).
+MAX_THREADS = 64
+
+
 @dataclasses.dataclass(frozen=True)
 class Setting:
   """One setting, given as `--config.NAME=VALUE`."""
@@ -262,9 +267,9 @@ def resolve(
   """Chooses what checked settings leave open, in a copy of them.
 
   `platform` is that of the devices, 'cpu' or another; `mesh` how many there are
-  along the data and the table axis; `cores` of a CPU can be used; `fixed` are
-  given fields of `Tuning`. Raises a `UserError` for settings that do not fit
-  the mesh.
+  along the data and the table axis; `cores` those that each has for itself;
+  `fixed` are given fields of `Tuning`. Raises a `UserError` for settings that
+  do not fit the mesh.
   """
   config = config.copy_and_resolve_references()
   o, s, t, table = config.optimizer, config.strategy, config.train, config.table
@@ -290,8 +295,8 @@ def resolve(
       f'config.train.threads={t.threads} is only used where a kernel takes the '
       'steps (docs/devices.md); remove it'
     )
-  # A replica or sub-model has the same bits wherever it is trained.
-  threads = t.threads or (cores if is_alone else 1)
+  # A sub-model has the same bits wherever it is trained.
+  threads = t.threads or (1 if is_partition else min(cores, MAX_THREADS))
   # Replicas that add up what they learned have to exchange it the sooner the
   # more they are: measured with two and four
   # (experiments/results/step_notes.md).
@@ -340,6 +345,8 @@ def resolve(
     usual = 256 if on_cpu else 8192
     if fused:
       usual = 16_384 if is_alone else 2048
+      # What threads are at is the farther apart in the text.
+      usual = max(usual, 1024 * chosen['threads'])
     if on_cpu and s.name == 'replicas':
       usual = min(usual, math.ceil(sync_words))
     t.batch_words = -(-usual // multiple) * multiple

@@ -114,10 +114,18 @@ def _run(
     fixed = {**fixed, 'fused': False}
     return _run(given, workdir, started, monitor, text_cache, fixed)
   if tuning.threads > 1:
+    cores = resources.usable_cores()
     metrics.LOG.info(
-      f'{tuning.threads} threads share the tables: a second run will not be '
-      'identical; with --config.train.threads=1 it would be'
+      f'training on {min(tuning.threads, cores)} of {cores} cores: '
+      f'{tuning.threads} threads share the tables, and a second run will not '
+      'be identical; with --config.train.threads=1 it would be'
     )
+    num_sockets = len(resources.sockets())
+    if num_sockets > 1 and distributed.num_processes() == 1:
+      metrics.LOG.info(
+        f'this machine has {num_sockets} sockets; one table on each, and what '
+        'they learn exchanged: experiments/launch_local.py --sockets'
+      )
   monitor.has_begun.set()
   session = loop.Session(started, time.time() - started, monitor.stop)
   fingerprint = parts.source.fingerprint

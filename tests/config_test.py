@@ -116,15 +116,19 @@ def test_a_kernel_takes_the_steps_that_it_can(
 def test_threads_share_the_cores_of_a_device():
   for expected, settings, shape, given in (
     (3, {}, (1, 1), {}),
+    (3, {}, (2, 1), {}),  # each in a process of its own
     (7, {'train.threads': 7}, (1, 1), {}),
     (1, {}, (1, 1), {'fused': False}),
     (2, {}, (1, 1), {'threads': 2}),
-    (1, {}, (2, 1), {}),  # replicas and sub-models have the same bits again
     (2, {'train.threads': 2}, (2, 1), {}),
+    # Sub-models have the same bits again.
     (1, {'strategy.name': 'partition'}, (1, 1), {}),
   ):
     _, tuning = config_lib.resolve(_config(settings), 'cpu', shape, 3, **given)
     assert tuning.threads == expected
+  # Of many cores no more than are fine, which are far apart in a step.
+  config, tuning = config_lib.resolve(_config({}), 'cpu', (1, 1), 200)
+  assert tuning.threads == 64 and config.train.batch_words == 65_536
   config = _config({'train.threads': 2, 'optimizer.name': 'adam'})
   with pytest.raises(errors.UserError, match='threads=2 is only used where a'):
     config_lib.resolve(config, 'cpu', (1, 1))

@@ -125,6 +125,21 @@ def _mesh(devices: np.ndarray) -> jax.sharding.Mesh:
   )
 
 
+def cores_of_device(shape: Shape) -> int:
+  """Cores that each device can have for itself; all processes take part.
+
+  That is 1 unless each is alone in its process, and as many in all processes:
+  those of one host divide its cores.
+  """
+  if shape.data * shape.table != distributed.num_processes():
+    return 1
+  cores = resources.usable_cores()
+  places = distributed.everyone(
+    'cores', f'{cores} {platform.node()} {resources.affinity()}'
+  )
+  return max(1, min(int(x.split()[0]) // places.count(x) for x in places))
+
+
 def my_parts(mesh: jax.sharding.Mesh, num_parts: int) -> range:
   """The parts of the corpus that this process's devices train on.
 

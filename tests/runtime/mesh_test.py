@@ -89,3 +89,20 @@ def test_arrays_go_to_the_devices_and_every_copy_counts():
     'split': jax.device_put(np.zeros((4, 6), np.int8), split),
   }
   assert mesh.num_bytes(state) == 8 * 40 + 4 * 24
+
+
+def test_devices_that_are_alone_in_a_process_have_cores(monkeypatch):
+  def found(cores, places, data=2):
+    for module, name, value in (
+      (mesh.distributed, 'num_processes', len(places)),
+      (mesh.distributed, 'everyone', places),
+      (mesh.resources, 'usable_cores', cores),
+    ):
+      monkeypatch.setattr(module, name, lambda *_, value=value: value)
+    return mesh.cores_of_device(mesh.Shape(data, 1))
+
+  assert found(7, ['7 a [1]'], 1) == 7
+  assert found(7, ['7 a [1]']) == 1  # two in one process
+  assert found(7, ['7 a [1]', '5 b [1]']) == 5  # as many on all hosts
+  assert found(7, ['7 a [1]', '7 a [1]']) == 3  # of one host
+  assert found(4, ['4 a [0]', '4 a [1]']) == 4  # of one socket each
