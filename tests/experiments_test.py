@@ -495,6 +495,19 @@ def test_updates_are_as_late_as_on_so_many_cores(run, text, monkeypatch):
 
 
 @pytest.mark.slow
+def test_hidden_exchange(run, text):
+  found, shown = run(
+    'hidden_exchange', text[0], '--epochs=1', '--runs=1', '--sync_every=512',
+    '--link_megabytes=50', '--config.model.dim=8', '--config.data.min_count=1',
+    '--config.train.batch_words=256', '--config.train.fused=false',
+  )  # fmt: skip
+  (apart,), (average,), (delayed,), (hidden,) = found.values()
+  assert apart['bytes_per_word'] == 0
+  assert average['bytes_per_word'] == delayed['bytes_per_word'] > 0
+  assert f'\nhidden: {hidden:.0%} ' in shown
+
+
+@pytest.mark.slow
 def test_low_precision(run, text, tmp_path):
   plot = tmp_path / 'plot.svg'
   flags = (

@@ -16,8 +16,8 @@ import numpy as np
 
 from jaxemb.models import base
 
-# Rows exchanged at once: half a megabyte stays in the cache, but a network wants
-# more at a time.
+# Rows exchanged at once: half a megabyte stays in the cache, but a network
+# wants more at a time.
 _CHUNK_ROWS, _NETWORK_CHUNK_ROWS = 1024, 8192
 _LEVEL_FACTOR = 4  # each level of rarer rows meets so much more seldom
 _MAX_LEVEL = 12
