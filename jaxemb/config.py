@@ -297,16 +297,19 @@ def resolve(
     )
   # A sub-model has the same bits wherever it is trained.
   threads = t.threads or (1 if is_partition else min(cores, MAX_THREADS))
-  # Replicas that add up what they learned have to exchange it the sooner the
-  # more they are: measured with two and four
+  # Many replicas that add up what they learned overshoot: they have to exchange
+  # it sooner, and to average it sooner. Measured with two, four and eight
   # (experiments/results/step_notes.md).
-  closeness = (2 / math.prod(mesh)) ** 3
+  num_replicas = math.prod(mesh)
+  is_pair = num_replicas <= 2
   policy = s.delayed if s.policy == 'delayed' else s.policy
   if policy == 'hot':
     sync_words = s.hot_every or 32_768
     rest_words = s.sync_every or 16 * sync_words
   else:
-    usual_words = 262_144 if policy == 'average' else 32_768 * closeness
+    usual_words = 32_768 if is_pair else 2048
+    if policy == 'average':
+      usual_words = 262_144
     rest_words = sync_words = s.sync_every or usual_words
   if rest_words < sync_words:
     raise errors.UserError(
@@ -329,8 +332,8 @@ def resolve(
     'threads': threads if fused else 1,
     'sync_words': sync_words,
     'rest_words': rest_words,
-    'sync_lookups': 8 * closeness,
-    'memory_lookups': 200.0,
+    'sync_lookups': 8.0 if is_pair else 0.5,
+    'memory_lookups': 200.0 if is_pair else 100 / num_replicas,
   } | fixed
   multiple, parts = chosen['chunk'], chosen['parts']  # of each replica or model
   if s.name == 'replicas':
@@ -348,7 +351,7 @@ def resolve(
       # What threads are at is the farther apart in the text.
       usual = max(usual, 1024 * chosen['threads'])
     if on_cpu and s.name == 'replicas':
-      usual = min(usual, math.ceil(sync_words))
+      usual = min(usual, sync_words)
     t.batch_words = -(-usual // multiple) * multiple
   if t.batch_words % multiple and s.name == 'replicas' and num_table > 1:
     raise errors.UserError(

@@ -135,12 +135,17 @@ def test_threads_share_the_cores_of_a_device():
 
 
 def test_more_replicas_exchange_sooner():
-  for num, every, words, lookups in (
-    (2, 0, 32_768, 8), (4, 0, 4096, 1), (4, 100, 100, 1), (16, 0, 64, 1 / 64)
-  ):  # fmt: skip
+  for num, every, expected in (
+    (2, 0, (32_768, 8, 200)),
+    (4, 0, (2048, 0.5, 25)),
+    (4, 100, (100, 0.5, 25)),
+    (16, 0, (2048, 0.5, 6.25)),
+  ):
     config = _config({'strategy.sync_every': every})
     _, tuning = config_lib.resolve(config, 'cpu', (num, 1))
-    assert (tuning.sync_words, tuning.sync_lookups) == (words, lookups)
+    found = tuning.sync_words, tuning.sync_lookups, tuning.memory_lookups
+    assert found == expected
+    assert tuning.part_words <= max(tuning.sync_words, 256)
 
 
 def test_a_step_longer_than_wanted_between_meetings_is_said(caplog):
