@@ -350,7 +350,7 @@ def resolve(
       usual = 16_384 if is_alone else 2048
       # What threads are at is the farther apart in the text.
       usual = max(usual, 1024 * chosen['threads'])
-    if on_cpu and s.name == 'replicas':
+    if on_cpu and s.name == 'replicas' and not is_alone:
       usual = min(usual, sync_words)
     t.batch_words = -(-usual // multiple) * multiple
   if t.batch_words % multiple and s.name == 'replicas' and num_table > 1:
