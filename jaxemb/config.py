@@ -307,7 +307,7 @@ def resolve(
     sync_words = s.hot_every or 32_768
     rest_words = s.sync_every or 16 * sync_words
   else:
-    usual_words = 32_768 if is_pair else 2048
+    usual_words = 32_768 if is_pair else max(8192 // num_replicas, 16)
     if policy == 'average':
       usual_words = 262_144
     rest_words = sync_words = s.sync_every or usual_words
@@ -332,7 +332,7 @@ def resolve(
     'threads': threads if fused else 1,
     'sync_words': sync_words,
     'rest_words': rest_words,
-    'sync_lookups': 8.0 if is_pair else 0.5,
+    'sync_lookups': 8.0 if is_pair else 2 / num_replicas,
     'memory_lookups': 200.0 if is_pair else 100 / num_replicas,
   } | fixed
   multiple, parts = chosen['chunk'], chosen['parts']  # of each replica or model

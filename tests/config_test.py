@@ -139,7 +139,7 @@ def test_more_replicas_exchange_sooner():
     (2, 0, (32_768, 8, 200)),
     (4, 0, (2048, 0.5, 25)),
     (4, 100, (100, 0.5, 25)),
-    (16, 0, (2048, 0.5, 6.25)),
+    (16, 0, (512, 0.125, 6.25)),
   ):
     config = _config({'strategy.sync_every': every})
     _, tuning = config_lib.resolve(config, 'cpu', (num, 1))
