@@ -115,8 +115,9 @@ def _run(
     return _run(given, workdir, started, monitor, text_cache, fixed)
   if tuning.threads > 1:
     cores = resources.usable_cores()
+    of_each = ' of each process' * (distributed.num_processes() > 1)
     metrics.LOG.info(
-      f'training on {min(tuning.threads, cores)} of {cores} cores: '
+      f'training on {min(tuning.threads, cores)} of {cores} cores{of_each}: '
       f'{tuning.threads} threads share the tables, and a second run will not '
       'be identical; with --config.train.threads=1 it would be'
     )

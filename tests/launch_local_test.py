@@ -205,3 +205,38 @@ sys.exit(75)
 def test_a_command_line_without_processes_is_refused(flags):
   command = [sys.executable, _FOLDER / 'launch_local.py', *flags]
   assert subprocess.run(command, capture_output=True).returncode == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, 'sched_setaffinity'), reason='Linux')
+def test_a_table_on_each_socket(tmp_path):
+  usable = sorted(os.sched_getaffinity(0))
+  for number, core in enumerate((usable[0], usable[-1])):
+    (tmp_path / f'node{number}').mkdir()
+    (tmp_path / f'node{number}' / 'cpulist').write_text(f'{core}\n')
+  flags = [
+    '--sockets', '--', '--config=wiki:smoke', f'--workdir={tmp_path / "run"}',
+    '--config.train.threads=2', '--config.eval.paths=none',
+  ]  # fmt: skip
+  # Both processes find the machine as it is.
+  code = f"""
+import functools, pathlib, sys
+import launch_local
+from jaxemb.runtime import resources
+folder = pathlib.Path({str(tmp_path)!r})
+resources.sockets = functools.partial(resources.sockets, folder)
+sys.exit(launch_local.main({flags}))
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    capture_output=True,
+    text=True,
+    cwd=_FOLDER,
+    env=os.environ | {'PYTHONPATH': str(_FOLDER.parent)},
+  )
+  assert done.returncode == 0, done.stderr[-2000:]
+  said = '1 of 1 cores of each process: 2 threads share the tables'
+  assert said in done.stderr
+  report = json.loads((tmp_path / 'run' / 'report.json').read_text())
+  assert len(report['hosts']) == 2
+  assert report['config']['mesh'] == {'data': 2, 'table': 1}
