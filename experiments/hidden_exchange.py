@@ -125,7 +125,7 @@ def main() -> None:
   add('--config', default='wiki')
   add('--epochs', type=experiment.count, default=2)
   add('--sync_every', type=experiment.count, default=262_144)
-  add('--link_megabytes', type=float, default=0.0, help='per second; 0 = all')
+  add('--link_megabytes', type=float, default=125.0, help='per second; 0 = all')
   add('--runs', type=experiment.count, default=3)
   args = experiment.parse(parser)
   results = experiment.Results('hidden-exchange', args)

@@ -200,6 +200,11 @@ def trainer(
   if config.strategy.name == 'partition':
     alone = mesh_lib.make(mesh_lib.Shape(1, 1))  # of one sub-model
     strategy = strategy_base.sync(trainable, alone)
+  elif is_alone and config.strategy.name == 'replicas':
+    strategy = strategy_base.sync(trainable, mesh)
+    # Others may have trained with it.
+    many = _replicas(config, tuning, trainable, mesh)
+    strategy = strategy._replace(from_copies=replicas.alone(many))
   elif is_sync:
     # Devices that hold other columns of the same rows take the same examples.
     strategy = strategy_base.sync(trainable, mesh, t.layout != 'column')
@@ -263,6 +268,11 @@ def _table(
   return bind('table.layout', layout, (), available)()
 
 
+def step_centers(tuning: config_lib.Tuning, mesh: jax.sharding.Mesh) -> int:
+  """Those of a replica's step; several share a part, or one has several."""
+  return tuning.part_words * tuning.parts // mesh.size
+
+
 def _replicas(
   config: ml_collections.ConfigDict,
   tuning: config_lib.Tuning,
@@ -270,12 +280,11 @@ def _replicas(
   mesh: jax.sharding.Mesh,
 ) -> strategy_base.Strategy:
   """Replicas that meet when the policy in the settings says so."""
-  # Those of a replica; several may share a part, or one have several.
-  step_centers = tuning.part_words * tuning.parts // mesh.size
-  every_steps = max(1, round(tuning.sync_words / step_centers))
-  if step_centers > tuning.sync_words:
+  centers = step_centers(tuning, mesh)
+  every_steps = max(1, round(tuning.sync_words / centers))
+  if centers > tuning.sync_words:
     _LOG.warning(
-      f'replicas meet after every step, whose {step_centers:,} words are more '
+      f'replicas meet after every step, whose {centers:,} words are more '
       f'than the {tuning.sync_words:,.0f} between exchanges that are wanted; '
       'lower --config.train.batch_words'
     )
@@ -289,7 +298,7 @@ def _replicas(
   available = {
     'lookups_per_center': {k: x.lookups_per_center for k, x in specs.items()},
     'num_processes': distributed.num_processes(),
-    'step_centers': step_centers,
+    'step_centers': centers,
     'every_steps': every_steps,
     'lookups': tuning.sync_lookups,
     'memory_lookups': tuning.memory_lookups,
@@ -310,7 +319,10 @@ def _replicas(
   if _runs_beside(config) and mesh.devices.flat[0].platform == 'cpu':
     others = mesh_lib.beside(mesh)
     if not others:
-      _LOG.info('exchanges wait for steps; they would not without XLA_FLAGS')
+      _LOG.info(
+        'exchanges wait for steps: XLA_FLAGS leave no second device in each '
+        'process for them'
+      )
   return replicas.replicas(trainable, mesh, make_policy, others)
 
 

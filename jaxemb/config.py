@@ -163,11 +163,22 @@ def check(
         'jaxemb.config.default()'
       )
   policy, name = given['strategy.policy'], given['strategy.name']
-  if policy in _POLICY_STRATEGIES and name == 'replicas':
+  if strategy := _POLICY_STRATEGIES.get(policy):
+    if name not in ('replicas', strategy):
+      raise errors.UserError(
+        f'config.strategy.policy={policy} is config.strategy.name={strategy}, '
+        f'not {name}; remove one of them'
+      )
+    if given['strategy.sync_every']:
+      raise errors.UserError(
+        f'config.strategy.sync_every={given["strategy.sync_every"]} is not '
+        f'used when config.strategy.policy is {policy}; remove it'
+      )
     given['strategy.policy'] = find('strategy.policy').default
-    given['strategy.name'] = _POLICY_STRATEGIES[policy]
-    if policy == 'never' and given['mesh.data']:
-      given['strategy.num_parts'] = given['mesh.data']
+    given['strategy.name'] = strategy
+    parts = find('strategy.num_parts').default
+    if policy == 'never' and given['strategy.num_parts'] == parts:
+      given['strategy.num_parts'] = given['mesh.data'] or parts
   for x in SETTINGS:
     value, (other, _, users) = given[x.name], x.only_with.partition('=')
     if not other or value == x.default or ':' in given[other]:
@@ -204,6 +215,15 @@ def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
       '--config.senses.number=1'
     )
   s, mesh = config.strategy, config.mesh
+  for name in ('num_hot', 'hot_every'):
+    setting = find(f'strategy.{name}')
+    if s.policy == 'delayed' and s.delayed in ('bounded', 'average'):
+      if s[name] != setting.default:
+        yield (
+          f'config.{setting.name}={s[name]} is only used when '
+          'config.strategy.delayed is hot; remove it or set '
+          '--config.strategy.delayed=hot'
+        )
   if mesh.table > 1 and s.name != 'sync':
     yield (
       f'config.mesh.table={mesh.table} is only used when config.strategy.name '
@@ -281,6 +301,8 @@ def resolve(
   fused = fixed.pop('fused', True) and has_kernel
   if is_partition:
     s.rate = s.rate or 1 / s.num_parts
+  num_replicas = math.prod(mesh)
+  policy = s.delayed if s.policy == 'delayed' else s.policy
   if not o.learning_rate:
     if o.name not in _LEARNING_RATES:
       raise errors.UserError(
@@ -289,6 +311,10 @@ def resolve(
       )
     rates = (_FUSED_LEARNING_RATES if fused else _LEARNING_RATES)[o.name]
     o.learning_rate = rates[2 * is_tree + (config.model.name == 'cbow')]
+    is_skipgram = config.model.name == 'skipgram' and not is_tree
+    if s.name == 'replicas' and policy in ('average', 'hot') and is_skipgram:
+      # Of what each learns a mean keeps a part. More diverges.
+      o.learning_rate *= min(num_replicas, 3) if o.name == 'sgd' else 1
   is_alone = math.prod(mesh) == 1 and not is_partition
   if t.threads > 1 and not has_kernel:
     raise errors.UserError(
@@ -300,9 +326,7 @@ def resolve(
   # Many replicas that add up what they learned overshoot: they have to exchange
   # it sooner, and to average it sooner. Measured with two, four and eight
   # (experiments/results/step_notes.md).
-  num_replicas = math.prod(mesh)
   is_pair = num_replicas <= 2
-  policy = s.delayed if s.policy == 'delayed' else s.policy
   if policy == 'hot':
     sync_words = s.hot_every or 32_768
     rest_words = s.sync_every or 16 * sync_words

@@ -83,7 +83,7 @@ def train(
   constants = strategy.constants()
   total = round(source.units_per_epoch * source.epochs)
   uncounted: collections.deque = collections.deque()
-  restored = _restore(checkpoints, strategy, key, fingerprints)
+  restored = _restore(checkpoints, parts, key, total, fingerprints)
   state, totals = restored or (None, metrics.Totals(source.unit))
   put_args = strategy.batch_sharding, source.num_parts
   items = data_base.prefetch(
@@ -153,6 +153,12 @@ def init_key(seed: int) -> jax.Array:
   return jax.random.fold_in(key, _TABLES)
 
 
+def learning_rate(config: ml_collections.ConfigDict, progress: float) -> float:
+  """After a share of all training."""
+  first = config.optimizer.learning_rate
+  return first + (config.optimizer.final_learning_rate - first) * progress
+
+
 def schedule(
   config: ml_collections.ConfigDict,
   item: data_base.Item,
@@ -160,10 +166,8 @@ def schedule(
   *stream: int,
 ) -> strategy_base.Schedule:
   """Linear decay over `total` units of training, and a key for the dispatch."""
-  o = config.optimizer
-  first, last = o.learning_rate, o.final_learning_rate
   progress = item.done_before / total, item.done_after / total
-  rates = [first + (last - first) * x for x in progress]
+  rates = [learning_rate(config, x) for x in progress]
   # NumPy's: a JAX operation would wait for the running dispatch.
   key = np.random.SeedSequence((config.seed, _DISPATCHES, item.index, *stream))
   return strategy_base.Schedule(
@@ -181,15 +185,17 @@ def _all_finite(state: Any) -> jax.Array:
 
 def _restore(
   checkpoints: checkpoint.Checkpoints,
-  strategy: strategy_base.Strategy,
+  parts: build.Parts,
   key: jax.Array,
+  total: int,
   fingerprints: Mapping[str, str],
 ) -> tuple[Any, metrics.Totals] | None:
   """State and totals of the newest checkpoint, if there is one.
 
-  Raises a `UserError` if something that the run depends on has changed.
+  `total` are the units of training. Raises a `UserError` if something that the
+  run depends on has changed.
   """
-  convert = None
+  convert, strategy = None, parts.strategy
 
   def like(record):
     nonlocal convert
@@ -201,10 +207,11 @@ def _restore(
         f'the run has {saved} replicas; go on with --config.mesh.data=2 or more'
       )
     metrics.LOG.info(
-      f'going on with {strategy.num_copies} replicas, where there were '
+      f'going on with {strategy.num_copies or 1} replicas, where there were '
       f'{saved or 1}'
     )
-    shapes, convert = strategy.from_copies(saved)
+    rate = learning_rate(parts.config, record['totals']['done'] / total)
+    shapes, convert = strategy.from_copies(saved, rate)
     return shapes
 
   restored = checkpoints.restore(like)

@@ -328,14 +328,14 @@ class Meter:
   def _count_own(self, item: Any, num_steps: int) -> None:
     own, every_steps, slept = self._own, self._every_steps, self._slept
     self.begin()
-    meetings = -(-num_steps // every_steps) if every_steps else 0
-    # A meeting at the end of a dispatch is early, and sends as much.
-    steps = meetings * every_steps or num_steps
+    meetings, steps = 0, self.totals.steps
+    if every_steps:
+      meetings = steps // every_steps - (steps - num_steps) // every_steps
     sent = self.totals.collectives.get('bytes_per_step_per_device', {})
     done = item.done_after - item.done_before if item.own is None else item.own
     own['waited_secs_per_sec'] += self._slept - slept
     own['collective_bytes_per_sec'] += (
-      steps * self._devices * sent.get('total', 0)
+      num_steps * self._devices * sent.get('total', 0)
     )
     own['meetings_per_sec'] += meetings
     own[self._rate] += done

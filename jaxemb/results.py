@@ -140,9 +140,8 @@ def write(
   records = metrics.read(workdir / 'metrics.jsonl')
   values = _summary(parts, totals)
   values |= {'evaluation': evaluation} | dict(more)
-  values |= {'hosts': (hosts := resources.summary(records))}
-  meetings = max((x.get('meetings', 0) for x in hosts), default=0)
-  values |= {'staleness': _staleness(parts, totals, meetings)}
+  values |= {'hosts': resources.summary(records)}
+  values |= {'staleness': _staleness(parts, totals)}
   values['dropped'] |= dropped
   report.write(workdir, values, records, vectors, parts.benchmarks)
   rate = totals.done / max(totals.train_secs, 1e-9)
@@ -153,12 +152,13 @@ def write(
 
 
 def _staleness(
-  parts: build.Parts, totals: metrics.Totals, meetings: float
+  parts: build.Parts, totals: metrics.Totals
 ) -> dict[str, float] | None:
   """Words of each other replica that a row may lack when one reads it.
 
-  They are those behind frequent-word subsampling. None where nothing is
-  exchanged, or threads share a table and nothing is bounded.
+  They are those behind frequent-word subsampling: the most by the policy, the
+  most in so many steps, and the mean over lookups of that. None where nothing
+  is exchanged, or threads share a table and nothing is bounded.
   """
   if parts.config.strategy.name == 'partition' or parts.tuning.threads > 1:
     return None
@@ -170,13 +170,11 @@ def _staleness(
     np.average(np.minimum(x, totals.steps), weights=specs[k].lookups_per_center)
     for k, x in bounds.items()
   )
-  # Dispatches end with a meeting, which comes early.
-  early = totals.steps / (meetings * policy.every_steps) if meetings else 1
-  words = parts.tuning.part_words
+  words = build.step_centers(parts.tuning, parts.mesh)
   return {
     'bound_words': words * int(bound),
     'max_words': words * int(min(bound, totals.steps)),
-    'mean_words': words * early * float(np.mean(list(seen))),
+    'mean_words': words * float(np.mean(list(seen))),
   }
 
 

@@ -20,6 +20,7 @@ from jaxemb import config as config_lib
 from jaxemb.native import step as native
 from jaxemb.partition import runner
 from jaxemb.runtime import distributed, mesh, resources
+from jaxemb.storage import checkpoint
 
 STOPPED = distributed.STOPPED  # exit code
 _KINDS = str, bytes, Iterable  # of sentences, of which bytes are refused
@@ -89,6 +90,10 @@ def _run(
   distributed.agree('version', versions)
   distributed.agree('folder', {'--workdir': rundir.holder(workdir)})
   recorded = rundir.recorded(workdir)
+  saved = checkpoint.newest_record(workdir / 'checkpoints')
+  if saved and recorded.get('strategy.name') == 'replicas':
+    # A start that failed may have had another number of them.
+    recorded |= {'mesh.data': saved['copies'] or 1, 'mesh.table': 1}
   given = config
   config, tuning, devices = build.on_devices(given, recorded, **fixed)
   rundir.check(config, workdir)

@@ -169,8 +169,21 @@ def test_policies_that_are_strategies(name):
     other |= {'strategy.num_parts': 3, 'strategy.merge': 'pca'}
   assert config.to_dict() == _config(other).to_dict()
   # Settings of replicas are not ignored.
-  with pytest.raises(errors.UserError, match='sync_every=9 is only used when'):
+  with pytest.raises(errors.UserError, match='sync_every=9 is not used when'):
     _config(settings | {'strategy.sync_every': 9})
+
+
+def test_policies_do_not_ignore_settings():
+  for settings, words in (
+    ({'policy': 'delayed', 'num_hot': 5}, 'delayed is hot; remove it'),
+    ({'policy': 'delayed', 'hot_every': 5, 'delayed': 'average'}, 'is hot'),
+    ({'policy': 'bsp', 'name': 'partition'}, 'name=sync, not partition'),
+  ):
+    given = {f'strategy.{k}': x for k, x in settings.items()}
+    with pytest.raises(errors.UserError, match=words):
+      _config(given)
+  given = {'strategy.policy': 'never', 'strategy.num_parts': 5, 'mesh.data': 2}
+  assert _config(given).strategy.num_parts == 5
 
 
 def test_hot_rows_have_meetings_of_their_own():

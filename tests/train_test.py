@@ -75,7 +75,6 @@ def test_metrics_add_up_to_the_report(finished):
   assert host['mean_cores'] > 0
   assert host['words'] == pytest.approx(rows[-1]['words'])
   assert host['waited_secs'] == 0  # for no other process
-  # Rows met early where dispatches ended.
   steps, words = rows[-1]['step'], report['tuning']['part_words']
   staleness = report['staleness']
   assert 0 < staleness['mean_words'] <= staleness['max_words']
@@ -199,6 +198,7 @@ def test_replicas_go_on_with_as_many_as_before(tmp_path):
     ('bounded', (2, 4, 1), {'optimizer.name': 'adagrad'}),
     ('average', (3, 2, 3), {'optimizer.name': 'adam'}),
     ('hot', (4, 2, 8), {'table.dtype': 'int8', 'table.rounding': 'nearest'}),
+    ('bounded', (1, 4, 1), {'optimizer.name': 'sgd'}),
     ('delayed', (1, 2, 4), {'table.dtype': 'bfloat16'}),
   ],
 )

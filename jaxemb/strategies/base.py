@@ -153,9 +153,11 @@ class Strategy(NamedTuple):
   # When copies of the tables meet, `policies.Policy`; None = there is one.
   policy: Any = None
   num_copies: int = 0  # of the tables; 0 = one, without an axis of copies
-  # Number of copies in a checkpoint -> (shapes of its state, and what makes a
-  # state of this strategy out of it). None = there is no other number.
-  from_copies: Callable[[int], tuple[Any, Callable[[Any], Any]]] | None = None
+  # (number of copies in a checkpoint, learning rate) -> (shapes of its state,
+  # what makes a state of this strategy of it). None = there is no other number.
+  from_copies: (
+    Callable[[int, float], tuple[Any, Callable[[Any], Any]]] | None
+  ) = None
 
 
 class StepContext(NamedTuple):

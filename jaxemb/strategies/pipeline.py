@@ -24,7 +24,7 @@ class Stages(NamedTuple):
   # (trained, measured, constants, batch, schedule, first, stop, count) ->
   # (trained, measured)
   steps: Callable[..., tuple[Any, Any]]
-  # (met, handover, clock, constants) -> what arrives; on other devices
+  # (met, handover, number of meetings, constants) -> what arrives
   add_up: Callable[..., Any]
   # (state, what arrived, constants, schedule, stop, count) -> state
   settle: Callable[..., Any]
@@ -63,7 +63,7 @@ class Pipeline:
 
       return jax.tree.map(shape, tree)
 
-    sent = state.met, state.handover, state.clock
+    sent = state.met, state.handover, state.num_meetings
     sent = *on(self.others, sent), on_others
     arrived = self.stages.add_up.eval_shape(*sent)
     arrived = on(self.mesh, arrived, jax.sharding.PartitionSpec())
@@ -95,7 +95,7 @@ class Pipeline:
     """Runs all steps of a dispatch."""
     *own, on_others = constants
     count, measured = int(self.stages.count(batch)), self.stages.empty()
-    first, stop = 0, self.every_steps - int(state.num_steps)
+    first, stop = 0, max(0, self.every_steps - int(state.num_steps))
 
     def steps(state, measured, *numbers):
       args = state.trained(), measured, own, batch, schedule
@@ -122,7 +122,7 @@ class Pipeline:
     """Exchanges what was handed over, unless that is on its way."""
     if self.arriving and self.arriving[0] is state.handover:
       return
-    sent = state.met, state.handover, state.clock
+    sent = state.met, state.handover, state.num_meetings
     sent = jax.tree.map(lambda x: self._move(x, self.others), sent)
     arrived = self.stages.add_up(*sent, on_others)
     self.arriving[:] = state.handover, arrived

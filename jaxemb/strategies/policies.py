@@ -27,7 +27,6 @@ class Elapsed(NamedTuple):
   """What has happened since the last meeting."""
 
   learning_rate: jax.Array  # float32, now
-  num_steps: jax.Array  # int32; at most `Policy.every_steps`
 
 
 class Policy(Protocol):
@@ -96,8 +95,6 @@ class Bounded:
     """See the class."""
     tau = self.first_learning_rate * self.memory_lookups
     forgetting = elapsed.learning_rate / tau
-    # The last meeting of a dispatch comes early.
-    forgetting *= elapsed.num_steps / self.every_steps
     m = jax.lax.dynamic_slice(self.lookups[name], (start,), (num,))
     # The sum of a geometric series: (1 - q^n) / (1 - q) without its 0 / 0.
     powers = jnp.arange(self.num_replicas, dtype=jnp.float32)[:, None]

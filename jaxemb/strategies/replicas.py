@@ -33,6 +33,7 @@ class ReplicaState(NamedTuple):
   # Rows and their slots at their last meeting, once.
   met: dict[str, spec_lib.TableState]
   clock: Any  # of the policy
+  num_meetings: jax.Array  # int32, so far
   num_steps: jax.Array  # int32, since the last meeting
   # What is on its way, leaves [n, ...], if the policy is delayed.
   handover: meetings.Handover | tuple[()] = ()
@@ -61,21 +62,23 @@ def meet(
     return settle(state, arrived, *args)
   due, clock = policy.due(state.clock)
   due = jnp.where(is_due, due, 0)
-  meeting = meetings.Meeting(tables, policy, elapsed, key, _number(clock))
+  meeting = meetings.Meeting(tables, policy, elapsed, key, state.num_meetings)
   both = state.tables, state.met
   own, met = jax.lax.fori_loop(0, due, meeting.exchange, both)
   params, clock = _where(
     is_due, (_mean(state.params), clock), (state.params, state.clock)
   )
-  return state._replace(tables=own, met=met, params=params, clock=clock)
+  return state._replace(
+    tables=own,
+    met=met,
+    params=params,
+    clock=clock,
+    num_meetings=state.num_meetings + is_due,
+  )
 
 
 def _where(condition, new, old):
   return jax.tree.map(lambda x, y: jnp.where(condition, x, y), new, old)
-
-
-def _number(clock):
-  return jax.tree.leaves(clock)[0]
 
 
 def _mean(params):
@@ -99,9 +102,9 @@ def add_up(
 ) -> Arrived:
   """Exchanges what was handed over, for which no step has to wait.
 
-  As `meet`; of the `state` it reads `met`, `clock` and `handover`.
+  As `meet`; of the `state` it reads `met`, `num_meetings` and `handover`.
   """
-  number, sent = _number(policy.due(state.clock)[1]), state.handover
+  number, sent = state.num_meetings, state.handover
   args = sent.elapsed, sent.key, number
   meeting = meetings.Meeting(tables, policy, *args)
   met = jax.lax.fori_loop(
@@ -124,7 +127,7 @@ def settle(
 ) -> ReplicaState:
   """Takes in what has arrived and hands over what is due, as `meet`."""
   due, clock = policy.due(state.clock)
-  meeting = meetings.Meeting(tables, policy, elapsed, key, _number(clock))
+  meeting = meetings.Meeting(tables, policy, elapsed, key, state.num_meetings)
   sent, met = state.handover, arrived.met
   own = jax.lax.fori_loop(
     0,
@@ -146,6 +149,7 @@ def settle(
     met=met,
     params=params,
     clock=clock,
+    num_meetings=state.num_meetings + is_due,
     handover=meetings.Handover(values, *sent),
   )
 
@@ -172,12 +176,7 @@ def _values(table, state):
   return meetings.read(table, state, jnp.int32(0), table.spec.vocab)[0]
 
 
-def _at_rest(policy):
-  """For the weights of rows that are not trained any further."""
-  return policies.Elapsed(jnp.float32(0), jnp.int32(policy.every_steps))
-
-
-def _combined(state, num, trainable, policy):
+def _combined(state, num, trainable, policy, learning_rate):
   """The state of one, as if the first `num` replicas in it had met."""
   first = jax.tree.map(lambda x: x[0], state.trained())
   tables = {}
@@ -185,7 +184,7 @@ def _combined(state, num, trainable, policy):
     values, vocab = _values(table, state.met[name]), table.spec.vocab
     read = jax.vmap(functools.partial(_values, table))
     copies, args = read(state.tables[name]), (num, jnp.int32(0), vocab)
-    args = *args, _at_rest(policy)
+    args = *args, policies.Elapsed(jnp.float32(learning_rate))
     for k, g in meetings.weights(table, policy, *args).items():
       is_used = meetings.like(jnp.arange(len(copies[k])) < num, copies[k])
       changes = jnp.where(is_used, copies[k] - values[k][None], 0)
@@ -195,6 +194,17 @@ def _combined(state, num, trainable, policy):
     tables[name] = table.write_rows(first.tables[name], *args)
   params = jax.tree.map(lambda x: jnp.mean(x[:num], 0), state.params)
   return base.TrainState(tables, params, first.optimizer)
+
+
+def alone(strategy: base.Strategy) -> Callable[[int, float], tuple]:
+  """`from_copies` of a strategy without copies, from that of one replica."""
+
+  def from_copies(num, learning_rate):
+    like, convert = strategy.from_copies(num, learning_rate)
+    first = functools.partial(jax.tree.map, lambda x: x[0])
+    return like, lambda saved: first(convert(saved).trained())
+
+  return from_copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +235,7 @@ class _Replica:
     """The tables, policy, time passed and key of one after `stop` steps."""
     span = schedule.last_learning_rate - schedule.first_learning_rate
     rate = schedule.first_learning_rate + span * (stop / count)
-    elapsed = policies.Elapsed(rate, jnp.int32(self.policy.every_steps))
+    elapsed = policies.Elapsed(rate)
     rule = base.with_arrays(self.policy, constants[1])
     return self.trainable.tables, rule, elapsed, schedule.key
 
@@ -263,19 +273,23 @@ class _Replica:
     carry = jax.tree.map(lambda x: x[0], (trained, measured))
     return jax.tree.map(lambda x: x[None], self._steps(carry, *args))
 
-  def add_up(self, met, handover, clock, arrays):
+  def add_up(self, met, handover, num_meetings, arrays):
     """On another device."""
     rule = base.with_arrays(self.policy, arrays)
-    sent, no = jax.tree.map(lambda x: x[0], handover), jnp.int32(0)
-    state = ReplicaState({}, (), (), met, clock, no, sent)
+    sent = jax.tree.map(lambda x: x[0], handover)
+    numbers = num_meetings, jnp.int32(0)
+    state = ReplicaState({}, (), (), met, (), *numbers, sent)
 
     def body(i, arrived):
       now = state._replace(met=arrived.met)
       return add_up(now, self.trainable.tables, rule, True)
 
-    # Once, if there is anything; as a loop so that its traffic is of meetings.
-    first = Arrived(met, sent.params)
-    return jax.lax.fori_loop(0, jnp.minimum(sent.num_chunks, 1), body, first)
+    # Once; as a loop of unknown length its traffic counts as that of meetings.
+    first, once = (
+      Arrived(met, sent.params),
+      jnp.where(sent.num_chunks < 0, 0, 1),
+    )
+    return jax.lax.fori_loop(0, once, body, first)
 
   def settle(self, state, arrived, constants, schedule, stop, count):
     """The rest of a meeting."""
@@ -310,11 +324,11 @@ def replicas(
     handover = ()
     if isinstance(policy, policies.Delayed):
       values = {k: _values(trainable.tables[k], x) for k, x in met.items()}
-      args = state.params, jnp.int32(0), _at_rest(policy)
+      args = state.params, jnp.int32(0), policies.Elapsed(jnp.float32(0))
       no_key = jnp.zeros(2, jnp.uint32)
       handover = meetings.Handover(values, *args, no_key)
-    num_steps = jnp.int32(0)
-    state = ReplicaState(*state, met, policy.init(), num_steps, handover)
+    numbers = jnp.int32(0), jnp.int32(0)
+    state = ReplicaState(*state, met, policy.init(), *numbers, handover)
     shape = (num_replicas,)
     return _of_all(state, lambda x: jnp.broadcast_to(x[None], shape + x.shape))
 
@@ -327,7 +341,9 @@ def replicas(
     own = table.export_rows(state.tables[name], start, stop, has_copies=True)
     met = table.export_rows(state.met[name], start, stop)
     old = met.rows
-    weights = policy.weights(name, start, len(old), _at_rest(policy))
+    weights = policy.weights(
+      name, start, len(old), policies.Elapsed(jnp.float32(0))
+    )
     weights = np.asarray(weights)
     rows = np.array(old)
     for copy in own.rows:
@@ -364,7 +380,7 @@ def replicas(
     values = sent.values | {name: put(sent.values[name], met)}
     return state._replace(handover=sent._replace(values=values))
 
-  def from_copies(num):
+  def from_copies(num, learning_rate):
     """The shapes of `num` replicas, or of one table (0), and how to go on.
 
     Each device has as many of them; what it has too many of is not used.
@@ -382,7 +398,9 @@ def replicas(
     like, old = new.eval_shape(jax.random.key(0)), make_policy(max(num, 1))
 
     def convert(saved):
-      return copied(_combined(saved, num, trainable, old) if num else saved)
+      if num:
+        saved = _combined(saved, num, trainable, old, learning_rate)
+      return copied(saved)
 
     if num:
       like = _of_all(like, stacked)
@@ -392,7 +410,7 @@ def replicas(
 
   over = jax.sharding.PartitionSpec(_AXES if num_sharing > 1 else _AXES[0])
   everywhere = jax.sharding.PartitionSpec()
-  state_spec = ReplicaState(over, over, over, *[everywhere] * 3, over)
+  state_spec = ReplicaState(over, over, over, *[everywhere] * 4, over)
   of_parts = jax.sharding.PartitionSpec(mesh_lib.DATA)
 
   def on(mesh, function, in_specs, out_specs, donated=0):

@@ -173,7 +173,7 @@ def _met(specs, own, met):
   vocab = next(iter(specs.values())).vocab
   lookups = {k: np.full(vocab, 3, np.float32) for k in specs}
   policy = policies.Bounded(lookups, n, 1, vocab, (1,), 1.0, 0.1)
-  elapsed = policies.Elapsed(jnp.float32(0.01), jnp.int32(1))
+  elapsed = policies.Elapsed(jnp.float32(0.01))
 
   def meet(own, met):
     own = jax.tree.map(lambda x: x[0], own)
@@ -181,7 +181,7 @@ def _met(specs, own, met):
       {k: spec_lib.TableState(x) for k, x in rows.items()}
       for rows in (own, met)
     )
-    state = replicas.ReplicaState(own, (), (), met, *[jnp.int32(0)] * 2)
+    state = replicas.ReplicaState(own, (), (), met, *[jnp.int32(0)] * 3)
     state = replicas.meet(state, tables, policy, elapsed, KEY, True)
     found = [
       {k: x.vectors for k, x in found.items()}
@@ -271,7 +271,7 @@ def test_exported_rows_keep_the_scales_of_rows_that_nobody_changed():
   moved = own.codes[1, -100:]
   moved[:] = np.clip(moved + 3, -127, 127)
   tables, met = ({'input': spec_lib.TableState(x)} for x in (own, met))
-  state = replicas.ReplicaState(tables, (), (), met, 0, 0)
+  state = replicas.ReplicaState(tables, (), (), met, 0, 0, 0)
   state = jax.tree.map(jnp.asarray, state)
   found = strategy.export_rows(state, 'input').encoded
   np.testing.assert_array_equal(found.data[:-100], codes[:-100])
@@ -419,7 +419,7 @@ def test_another_number_goes_on_from_what_was_learned(num, others, dtype):
     },
   )
   expected = first.export_rows(jax.tree.map(jnp.asarray, state), 'input')
-  shapes, convert = then.from_copies(num)
+  shapes, convert = then.from_copies(num, 0.0)
 
   def filled(x, like):
     if np.ndim(x):  # with what is not to be used
