@@ -44,8 +44,10 @@ class Pipeline:
   every_steps: int
   mesh: jax.sharding.Mesh
   others: jax.sharding.Mesh  # of the same shape
-  # What was handed over last, and what will arrive of it.
+  # What was handed over last, and what will arrive of it, on the others; what
+  # was met last, here and on the others.
   arriving: list[Any] = dataclasses.field(default_factory=list)
+  met: list[Any] = dataclasses.field(default_factory=list)
 
   def lower(
     self, state: Any, constants: Any, batch: Any, schedule: base.Schedule
@@ -106,10 +108,11 @@ class Pipeline:
     self._send(state, on_others)
     while stop <= count:
       state, measured = steps(state, measured, first, stop)
-      _, arrived = self.arriving
-      arrived = jax.tree.map(lambda x: self._move(x, self.mesh), arrived)
+      _, there = self.arriving
+      arrived = jax.tree.map(lambda x: self._move(x, self.mesh), there)
       numbers = np.int32(stop), np.int32(count)
       state = self.stages.settle(state, arrived, own, schedule, *numbers)
+      self.met[:] = state.met, there.met
       self._send(state, on_others)
       first, stop = stop, stop + self.every_steps
     if first < count:
@@ -122,9 +125,14 @@ class Pipeline:
     """Exchanges what was handed over, unless that is on its way."""
     if self.arriving and self.arriving[0] is state.handover:
       return
-    sent = state.met, state.handover, state.num_meetings
-    sent = jax.tree.map(lambda x: self._move(x, self.others), sent)
-    arrived = self.stages.add_up(*sent, on_others)
+
+    def moved(tree):
+      return jax.tree.map(lambda x: self._move(x, self.others), tree)
+
+    has_met = self.met and self.met[0] is state.met
+    met = self.met[1] if has_met else moved(state.met)
+    sent = moved((state.handover, state.num_meetings))
+    arrived = self.stages.add_up(met, *sent, on_others)
     self.arriving[:] = state.handover, arrived
 
   def _move(self, x, mesh):
