@@ -206,6 +206,8 @@ def main(argv: Sequence[str]) -> int:
   parser.add_argument('--devices', type=int, default=0, help='CPUs of each')
   args, flags, cores = parser.parse_args(argv[:split]), argv[split + 1 :], ()
   if args.sockets:
+    if args.devices:
+      parser.error('--devices is not used with --sockets')
     from jaxemb.runtime import resources
 
     cores = resources.sockets()
