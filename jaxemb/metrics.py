@@ -275,7 +275,7 @@ class Meter:
     self._units_per_epoch, self._every_secs = units_per_epoch, log_every_secs
     self._untrained_loss, self._gather = untrained_loss, gather
     self._num_threads, self._devices = num_threads, num_devices
-    self._every_steps = every_steps
+    self._every_steps, self._has_ended = every_steps, False
     self._writer = Writer(workdir, totals.steps) if workdir else None
     self._progress = Progress(log_every_secs)
     self.start()
@@ -342,7 +342,10 @@ class Meter:
 
   def _record(self, now: float, learning_rate: float) -> None:
     t, own = self.totals, resources.since(self._first) | self._own
-    before, self._seen = self._seen, self._gather(own, t.done == self.total)
+    # Batches without words may follow the last one.
+    is_last = t.done == self.total and not self._has_ended
+    self._has_ended |= is_last
+    before, self._seen = self._seen, self._gather(own, is_last)
     before = before or [{}] * len(self._seen)
     rate = (t.done - self._last_done) / max(now - self._last, 1e-9)
     record = {

@@ -61,7 +61,7 @@ QUICK = [
 SLOW = [
   ('replicas', 'replicated', 'sgd', 'cbow', 'cpu'),
   ('replicas', 'replicated', 'adam', 'skipgram', 'gpu'),
-  ('replicas-delayed', 'replicated', 'adagrad', 'cbow', 'kernel-bfloat16'),
+  ('replicas-delayed_hot', 'replicated', 'adagrad', 'cbow', 'kernel-bfloat16'),
   ('sync', 'row', 'adagrad', 'mixture-tree', 'cpu'),
   ('replicas', 'replicated', 'adagrad', 'mixture', 'cpu'),
   ('sync', 'row', 'adagrad', 'contexts-tree', 'cpu'),
@@ -129,7 +129,10 @@ def _make(member):
   }  # fmt: skip
   if strategy == 'replicas':
     settings['strategy.sync_every'] = 2 * BATCH_WORDS
+    policy, _, delayed = policy.partition('_' if 'delayed' in policy else ' ')
     settings['strategy.policy'] = policy or 'bounded'
+    if delayed:
+      settings['strategy.delayed'] = policy = delayed
   if policy.startswith('my_policy'):  # of the docs
     sys.modules['my_policy'] = module = types.ModuleType('my_policy')
     exec(runs.examples()['my_policy'], module.__dict__)
