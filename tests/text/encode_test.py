@@ -502,9 +502,13 @@ def test_processes_have_what_one_has(texts, tmp_path, monkeypatch, layout):
     if len(mine) < num_parts:
       assert len(encoded.ids) < len(alone.ids)
     for item, truth in zip(items, expected, strict=True):
-      assert item._replace(batch=None) == truth._replace(batch=None)
+      of_all = [x._replace(batch=None, own=0) for x in (item, truth)]
+      assert of_all[0] == of_all[1]
       for x, y in zip(item.batch, truth.batch, strict=True):
         np.testing.assert_array_equal(x, y[list(mine)])
+    of_mine = np.isin(alone.blocks.turns % num_parts, list(mine))
+    own_words = int(alone.blocks.words[of_mine].sum())
+    assert sum(item.own for item in items) == 2 * own_words
 
 
 def test_a_process_may_have_no_text(tmp_path):
