@@ -178,6 +178,18 @@ def read_report(workdir: pathlib.Path) -> dict[str, Any]:
   return json.loads((workdir / 'report.json').read_text())
 
 
+def run_settings(args: argparse.Namespace, seed: int) -> dict[str, Any]:
+  """The settings that the flags of `add_run_flags` stand for."""
+  return {
+    'data.path': args.text,
+    'data.sample': args.sample,
+    'eval.paths': args.eval,
+    'eval.restrict_vocab': args.restrict_vocab,
+    'train.epochs': args.epochs,
+    'seed': seed,
+  }
+
+
 def score(
   args: argparse.Namespace,
   seed: int,
@@ -191,15 +203,8 @@ def score(
     `words_per_sec`, `train_secs`, `epoch_secs`, `loss`, `scores` by benchmark,
     their `mean`; `commit` and `date`.
   """
-  common = {
-    'data.path': args.text,
-    'data.sample': args.sample,
-    'eval.paths': args.eval,
-    'eval.restrict_vocab': args.restrict_vocab,
-    'train.epochs': args.epochs,
-    'seed': seed,
-  }
-  report = train(args, workdir, common | dict(settings), **program)
+  settings = run_settings(args, seed) | dict(settings)
+  report = train(args, workdir, settings, **program)
   scores = {k: x['score'] for k, x in report['evaluation'].items()}
   return {
     'words_per_sec': report['words_per_sec'],

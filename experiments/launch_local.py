@@ -56,8 +56,7 @@ def run(
     coordinator = f'127.0.0.1:{server.getsockname()[1]}'
   environment = os.environ | {'PYTHONUNBUFFERED': '1'}
   if devices:
-    flag = f'--xla_force_host_platform_device_count={devices}'
-    environment['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {flag}'
+    environment['JAX_NUM_CPU_DEVICES'] = str(devices)
   # (number of a process, exit code), or (None, a signal that came)
   events: queue.SimpleQueue = queue.SimpleQueue()
   old = {

@@ -282,11 +282,14 @@ def _replicas(
   """Replicas that meet when the policy in the settings says so."""
   centers = step_centers(tuning, mesh)
   every_steps = max(1, round(tuning.sync_words / centers))
+  specs = trainable.model.specs()
   if centers > tuning.sync_words:
+    each = max(x.lookups_per_center.max() for x in specs.values())
     _LOG.warning(
-      f'replicas meet after every step, whose {centers:,} words are more '
-      f'than the {tuning.sync_words:,.0f} between exchanges that are wanted; '
-      'lower --config.train.batch_words'
+      f'replicas meet after every step, whose {centers:,} words, with up to '
+      f'{each * centers:,.0f} lookups of a row, are more than the '
+      f'{tuning.sync_words:,.0f} between exchanges that are wanted; lower '
+      '--config.train.batch_words'
     )
   # Equal loops from one meeting to the next: what is beyond it is padding,
   # which costs as much as a step.
@@ -294,7 +297,6 @@ def _replicas(
   trainable = dataclasses.replace(
     trainable, steps_per_loop=math.ceil(every_steps / num_loops)
   )
-  specs = trainable.model.specs()
   available = {
     'lookups_per_center': {k: x.lookups_per_center for k, x in specs.items()},
     'num_processes': distributed.num_processes(),

@@ -57,7 +57,9 @@ def start(
   per_process = -(-num // distributed.num_processes())
   is_free = 'xla_force_host_platform' not in os.environ.get('XLA_FLAGS', '')
   chosen = jax.config.jax_num_cpu_devices  # -1 = not by the user
-  if is_free and (chosen < 1 or (size > 1 and per_process > chosen)):
+  if chosen >= 1 and (size == 1 or per_process <= chosen):
+    per_process = chosen
+  if is_free:
     # JAX may have started (a notebook): the devices are what they are.
     with contextlib.suppress(RuntimeError):
       num_each = per_process * (2 if with_others else 1)

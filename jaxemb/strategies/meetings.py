@@ -41,7 +41,7 @@ class Handover(NamedTuple):
 
   values: dict[str, Values]  # of all rows, by table
   params: Any  # dense parameters
-  num_chunks: jax.Array  # int32, that were due; 0 = none
+  num_rows: jax.Array  # int32, the first of every table, that were due
   elapsed: policies.Elapsed
   key: jax.Array  # [2] uint32, of the dispatch
 

@@ -87,6 +87,10 @@ def _mean(params):
   return jax.lax.pmean(params, _AXES) if has_params else params
 
 
+def _chunks(sent, policy):
+  return (sent.num_rows + policy.chunk_rows - 1) // policy.chunk_rows
+
+
 class Arrived(NamedTuple):
   """The sum of what was handed over at the meeting before."""
 
@@ -109,7 +113,7 @@ def add_up(
   meeting = meetings.Meeting(tables, policy, *args)
   met = jax.lax.fori_loop(
     0,
-    jnp.where(is_due, sent.num_chunks, 0),
+    jnp.where(is_due, _chunks(sent, policy), 0),
     lambda i, met: meeting.add_up(i, met, sent.values),
     state.met,
   )
@@ -131,7 +135,7 @@ def settle(
   sent, met = state.handover, arrived.met
   own = jax.lax.fori_loop(
     0,
-    jnp.where(is_due, sent.num_chunks, 0),
+    jnp.where(is_due, _chunks(sent, policy), 0),
     lambda i, own: meeting.catch_up(i, own, met, sent.values),
     state.tables,
   )
@@ -141,7 +145,9 @@ def settle(
   params = jax.tree.map(
     lambda x, y, z: x + y - z, state.params, arrived.params, sent.params
   )
-  new = params, clock, params, due, elapsed, key
+  # In rows: after a restart chunks may have another size.
+  num_rows = due * policy.chunk_rows
+  new = params, clock, params, num_rows, elapsed, key
   old = state.params, state.clock, *sent[1:]
   params, clock, *sent = _where(is_due, new, old)
   return state._replace(
@@ -287,7 +293,7 @@ class _Replica:
     # Once; as a loop of unknown length its traffic counts as that of meetings.
     first, once = (
       Arrived(met, sent.params),
-      jnp.where(sent.num_chunks < 0, 0, 1),
+      jnp.where(sent.num_rows < 0, 0, 1),
     )
     return jax.lax.fori_loop(0, once, body, first)
 
