@@ -328,7 +328,7 @@ def resolve(
   # (experiments/results/step_notes.md).
   is_pair = num_replicas <= 2
   if policy == 'hot':
-    sync_words = s.hot_every or 65_536
+    sync_words = s.hot_every or 131_072
     rest_words = s.sync_every or 16 * sync_words
   else:
     usual_words = 32_768 if is_pair else max(8192 // num_replicas, 16)
