@@ -12,6 +12,7 @@ import os
 import pathlib
 import pkgutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,8 +33,9 @@ from jaxemb.runtime import distributed, resources
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.senses import context_mixture, mixture
 from jaxemb.strategies import base as strategy_base
-from jaxemb.strategies import replicas
-from jaxemb.tables import row_optimizers, row_sharded
+from jaxemb.strategies import fetching, replicas
+from jaxemb.tables import cache as cache_lib
+from jaxemb.tables import cached, row_optimizers, row_sharded, stores
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
@@ -90,6 +92,8 @@ def on_devices(
   if s.name == 'replicas' == begun.get('strategy.name') and not wanted.data:
     is_resumed = True
     wanted = mesh_lib.Shape(begun['mesh.data'] * begun['mesh.table'], 1)
+  if config.table.store:
+    wanted = mesh_lib.Shape(1, 1)
   # The threads of a kernel are worth more than replicas.
   has_threads = (
     s.name == 'replicas'
@@ -151,11 +155,12 @@ def trainer(
   corpus: model_base.Corpus,
   steps: data_base.Steps,
   compiling: subprocess.Popen | None = None,
+  folder: pathlib.Path | None = None,
 ) -> Trainer:
   """The model, its tables and the strategy that resolved settings name.
 
-  `compiling` is a process that compiles the kernel. Raises a `UserError` for a
-  vocabulary that the model cannot have.
+  `compiling` is a process that compiles the kernel; the `folder` is for tables
+  in files. Raises a `UserError` for a vocabulary that the model cannot have.
   """
   m, t = config.model, config.table
   # What was begun with replicas may go on with one.
@@ -182,7 +187,16 @@ def trainer(
     'deduplicates': tuning.deduplicates,
     'device_centers': config.train.batch_words / mesh.size,
   }
-  tables = {k: _table(config, x, available) for k, x in model.specs().items()}
+  specs, num_slots = model.specs(), {}
+  make = functools.partial(_table, config, available=available)
+  tables = {k: make(x) for k, x in specs.items()}
+  if t.store:
+    num_slots = _num_slots(config, tables)
+    for k in num_slots:
+      small = dataclasses.replace(
+        specs[k], vocab=num_slots[k], lookups_per_center=None
+      )
+      tables[k] = cached.Cached(tables[k].spec, make(small))
   trainable = strategy_base.Trainable(
     model,
     tables,
@@ -197,7 +211,10 @@ def trainer(
     if tuning.fused
     else None,
   )
-  if config.strategy.name == 'partition':
+  if num_slots:
+    step = _fetching(config, trainable, num_slots, folder)
+    strategy = fetching.fetching(step, mesh)
+  elif config.strategy.name == 'partition':
     alone = mesh_lib.make(mesh_lib.Shape(1, 1))  # of one sub-model
     strategy = strategy_base.sync(trainable, alone)
   elif is_alone and config.strategy.name == 'replicas':
@@ -266,6 +283,64 @@ def _table(
       layout, available = 'replicated', {**available, 'axes': axes}
   available = {'spec': spec, 'optimizer': optimizer, **available}
   return bind('table.layout', layout, (), available)()
+
+
+def _num_slots(
+  config: ml_collections.ConfigDict, tables: Mapping[str, spec_lib.Table]
+) -> dict[str, int]:
+  """By table, rows that the device has room for; {} = for all."""
+  all_bytes = 0
+  for table in tables.values():
+    state = jax.eval_shape(table.init, jax.random.key(0))
+    all_bytes += sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+  vocabs = {x.spec.vocab for x in tables.values()}
+  map_bytes = 4 * sum(vocabs)  # where each row is
+  text = config.table.device_bytes or '10%'
+  budget = config_lib.room_bytes(text, all_bytes)
+  if text.endswith('%'):
+    budget += map_bytes
+  if all_bytes <= budget:
+    _LOG.info(f'all {all_bytes / 1e6:.1f} MB of tables fit on the device')
+    return {}
+  share = (budget - map_bytes) / all_bytes
+  num_slots = {k: int(x.spec.vocab * share) for k, x in tables.items()}
+  for name, table in tables.items():
+    lookups = table.spec.lookups_per_center * config.train.batch_words
+    if (needed := fetching.expected_rows(lookups)) > 0.95 * num_slots[name]:
+      least = map_bytes + all_bytes * needed / 0.9 / table.spec.vocab
+      raise errors.UserError(
+        f'a step of {config.train.batch_words} words looks up {needed:,.0f} '
+        f'rows of a table, and {budget / 1e6:.1f} MB have room for '
+        f'{max(num_slots[name], 0):,}; give --config.table.device_bytes='
+        f'{math.ceil(least / 1e6)}MB, or lower --config.train.batch_words'
+      )
+  return num_slots
+
+
+def _fetching(
+  config: ml_collections.ConfigDict,
+  trainable: strategy_base.Trainable,
+  num_slots: Mapping[str, int],
+  folder: pathlib.Path | None,
+) -> fetching.Fetching:
+  """Steps on tables in a store, with room for so many rows on the device."""
+  specs, by_vocab = trainable.model.specs(), {}
+  for name, spec in sorted(specs.items()):
+    by_vocab.setdefault(spec.vocab, []).append(name)
+  caches = [
+    cache_lib.Cache(tuple(x), vocab, num_slots[x[0]], config.table.evict)
+    for vocab, x in by_vocab.items()
+  ]
+  centers = config.train.batch_words
+
+  def make_store(name, *args):
+    if config.table.store == 'memory':
+      return stores.Memory(*args)
+    place = folder or pathlib.Path(tempfile.gettempdir())
+    return stores.Disk(*args, path=place / f'{name}-{os.getpid()}.rows')
+
+  steps = fetching.stretch_steps(specs, num_slots, centers)
+  return fetching.Fetching(trainable, caches, make_store, steps)
 
 
 def step_centers(tuning: config_lib.Tuning, mesh: jax.sharding.Mesh) -> int:
@@ -347,11 +422,13 @@ def parts(
   mesh: jax.sharding.Mesh,
   progress: Callable[[str, int, int], None],
   cache: pathlib.Path,
+  folder: pathlib.Path | None = None,
 ) -> Parts:
   """Reads the corpus and makes the parts that the settings name.
 
   `progress` is called with (stage, done, total); `cache` is for downloads and
-  encoded texts. Raises a `UserError` for unusable input.
+  encoded texts, the `folder` for tables in files. Raises a `UserError` for
+  unusable input.
   """
   d, m, s = config.data, config.model, config.senses
   compiling = None
@@ -396,7 +473,8 @@ def parts(
   if d.source == 'text' and compiling and compiling.poll() is None:
     # Meanwhile this process compiles what reads batches.
     next(source.items(None, 0), None)
-  made = trainer(config, tuning, mesh, corpus, source.steps, compiling)
+  args = config, tuning, mesh, corpus, source.steps, compiling, folder
+  made = trainer(*args)
   dropped = dict(source.dropped)
   if m.name == 'mixture' and s.number > 1:
     ambiguous = mixture.ambiguous(config, source.keys)

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import math
 import pathlib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -179,6 +180,8 @@ def check(
     parts = find('strategy.num_parts').default
     if policy == 'never' and given['strategy.num_parts'] == parts:
       given['strategy.num_parts'] = given['mesh.data'] or parts
+  if given['table.device_bytes'] and not given['table.store']:
+    given['table.store'] = 'memory'
   for x in SETTINGS:
     value, (other, _, users) = given[x.name], x.only_with.partition('=')
     if not other or value == x.default or ':' in given[other]:
@@ -193,6 +196,23 @@ def check(
   for message in _conflicts(checked):
     raise errors.UserError(message)
   return checked
+
+
+def room_bytes(text: str, whole_bytes: int) -> int:
+  """Bytes as users write them, such as 64MB, or 10% of some.
+
+  Raises a `UserError`.
+  """
+  found = re.fullmatch(r'(\d+(?:\.\d*)?) *([kKMGT]?i?[bB]?|%)', text.strip())
+  if not found or not float(found[1]):
+    raise errors.UserError(
+      f'config.table.device_bytes={text} is no size; give one such as 64MB, or '
+      '10%'
+    )
+  if found[2] == '%':
+    return round(whole_bytes * float(found[1]) / 100)
+  power = ' KMGT'.index((found[2].upper() + ' ')[0].replace('B', ' '))
+  return round(float(found[1]) * (1024 if 'i' in text else 1000) ** power)
 
 
 def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
@@ -224,6 +244,21 @@ def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
           'config.strategy.delayed is hot; remove it or set '
           '--config.strategy.delayed=hot'
         )
+  table = config.table
+  if table.store:
+    wanted = '--config.table.store and --config.table.device_bytes'
+    if s.name == 'partition' or max(mesh.data, mesh.table) > 1:
+      yield (
+        'tables in a store are trained on one device, without sub-models; '
+        f'remove {wanted}, or the other settings of devices'
+      )
+    if table.layout != 'replicated':
+      yield (
+        f'config.table.layout={table.layout} splits tables over devices, and '
+        f'a store is used by one; remove it, or {wanted}'
+      )
+  if table.device_bytes:
+    room_bytes(table.device_bytes, 0)
   if mesh.table > 1 and s.name != 'sync':
     yield (
       f'config.mesh.table={mesh.table} is only used when config.strategy.name '
@@ -274,6 +309,8 @@ def can_fuse(
     and t.dtype in ('float32', 'bfloat16')
     and config.optimizer.name in _FUSED_LEARNING_RATES
     and (config.strategy.name != 'sync' or math.prod(mesh) == 1)
+    # Nodes of a tree are compiled into the kernel as they are numbered.
+    and not (t.store and m.loss == 'hierarchical_softmax')
   )
 
 
@@ -323,6 +360,9 @@ def resolve(
     )
   # A sub-model has the same bits wherever it is trained.
   threads = t.threads or (1 if is_partition else min(cores, MAX_THREADS))
+  if table.store:
+    # More would have to hold back at rows that they all look up, by their ids.
+    threads = min(threads, 16)
   # Many replicas that add up what they learned overshoot: they have to exchange
   # it sooner, and to average it sooner. Measured with two, four and eight
   # (experiments/results/step_notes.md).
@@ -374,6 +414,8 @@ def resolve(
       usual = 16_384 if is_alone else 2048
       # What threads are at is the farther apart in the text.
       usual = max(usual, 1024 * chosen['threads'])
+    if table.store:
+      usual = min(usual, max(4096, 1024 * chosen['threads']))
     if on_cpu and s.name == 'replicas' and not is_alone:
       usual = min(usual, sync_words)
     t.batch_words = -(-usual // multiple) * multiple

@@ -8,6 +8,7 @@ and totals: a run that was killed repeats exactly what it lost.
 import collections
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import threading
 import time
@@ -95,7 +96,7 @@ def train(
     if restored is None:  # while the first batch is made
       state = build.new_state(parts, key)
     last_save, secs_before = time.monotonic(), totals.total_secs
-    for dispatch, item in enumerate(items):
+    for dispatch, (item, following) in enumerate(_with_next(items)):
       now = schedule(config, item, total, *stream)
       args = (constants, item.batch, now)
       if program is None:  # compiled before its use, to time it apart
@@ -112,6 +113,9 @@ def train(
         totals.encode_secs += session.encode_secs
         meter.start()
       meter.begin()
+      if strategy.store and following:
+        then = schedule(config, following, total, *stream)
+        strategy.store.expect(following.batch, then)
       state, step_metrics = program(state, *args)
       rates = (now.first_learning_rate, now.last_learning_rate)
       uncounted.append((item._replace(batch=None), rates, step_metrics))
@@ -125,6 +129,8 @@ def train(
       # with the totals of all its dispatches.
       while len(uncounted) > (0 if saves or due else 1):
         meter.count(*uncounted.popleft())
+      if strategy.store:
+        totals.count(strategy.store.take_counts())
       for hook in due:
         hook.run(state, totals)
         meter.resume()
@@ -135,7 +141,9 @@ def train(
         record = dataclasses.asdict(totals)
         record = {'totals': record, 'fingerprints': fingerprints}
         record['copies'] = strategy.num_copies
-        checkpoints.save(totals.steps, state, record)
+        store = strategy.store
+        write = functools.partial(store.save, state) if store else None
+        checkpoints.save(totals.steps, state, record, write)
         last_save = time.monotonic()
       if decision == distributed.STOP and not is_last:
         step = checkpoints.wait()
@@ -144,6 +152,15 @@ def train(
         )
         return None
   return Trained(state, totals, program)
+
+
+def _with_next(items):
+  """Pairs of an item and the one behind it, None after the last."""
+  item = next(items, None)
+  while item is not None:
+    following = next(items, None)
+    yield item, following
+    item = following
 
 
 def init_key(seed: int) -> jax.Array:
@@ -200,6 +217,15 @@ def _restore(
   def like(record):
     nonlocal convert
     saved, convert = record['copies'], None
+    if bool(strategy.store) != ('store' in record):
+      raise errors.UserError(
+        'config.table.store: tables of this run are '
+        + ('in a store' if 'store' in record else 'on the device')
+        + ', and with these settings they would not be; give those it began '
+        'with, or another --workdir'
+      )
+    if strategy.store:
+      return strategy.store.rest(strategy.init.eval_shape(key))
     if saved == strategy.num_copies:
       return strategy.init.eval_shape(key)
     if strategy.from_copies is None:
@@ -214,7 +240,10 @@ def _restore(
     shapes, convert = strategy.from_copies(saved, rate)
     return shapes
 
-  restored = checkpoints.restore(like)
+  load = None
+  if strategy.store:
+    load = functools.partial(strategy.store.load, key)
+  restored = checkpoints.restore(like, load)
   if restored is None:
     return None
   _, state, record = restored

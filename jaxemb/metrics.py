@@ -228,6 +228,10 @@ class Totals:
     if epoch == self.epoch:
       self.loss += loss
       self.examples += examples
+    self.count(counters)
+
+  def count(self, counters: Mapping[str, Any]) -> None:
+    """Adds numbers by name."""
     for name, value in counters.items():
       number = value.item() if hasattr(value, 'item') else value
       self.counters[name] = self.counters.get(name, 0) + number

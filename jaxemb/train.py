@@ -106,7 +106,8 @@ def _run(
   progress = metrics.Progress(config.train.log_every_secs, monitor.stop)
   why_not_fused = ''
   try:
-    parts = build.parts(config, tuning, devices, progress, text_cache or cache)
+    args = config, tuning, devices, progress, text_cache or cache
+    parts = build.parts(*args, workdir / 'store')
   except native.Unavailable as error:
     why_not_fused = str(error)
   except metrics.Stopped:

@@ -124,6 +124,8 @@ class Kernel:
     else:
       draws = (spec, model.negatives, batch, context.key)
       ids = batch.windows(), skipgram.draw_negatives(*draws)
+      # Rows of an id have the same place in both tables.
+      ids = [trainable.tables[names[0]].positions(x)[0] for x in ids]
       negatives = spec.negatives
     keys = jax.lax.bitcast_convert_type(keys, jnp.int32)
     integers = jnp.stack(

@@ -132,20 +132,43 @@ class Checkpoints:
     self._manager.close()
     self._absl.removeFilter(self._is_critical)
 
-  def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
+  def save(
+    self,
+    step: int,
+    state: Any,
+    record: dict[str, Any],
+    write: Callable[[pathlib.Path], tuple[Any, Any]] | None = None,
+  ) -> None:
     """Saves in the background, once a step; all processes take part.
 
     Arrays of `state` may be donated once this returns; `record` is JSON-ready.
+    If what is to be saved is in a store, `write` writes that to a folder and
+    returns the rest of the state, and what tells whether a file is damaged.
     """
     self.wait()
     if step in self._manager.all_steps():
       return
-    record = record | {'format': _FORMAT, 'checksums': _checksums(state)}
-    args = ocp.args.Composite(
-      state=ocp.args.PyTreeSave(state), record=ocp.args.JsonSave(record)
-    )
     with self._reported():
+      if write:
+        state, record['store'] = write(self._new_folder(step))
+      record = record | {'format': _FORMAT, 'checksums': _checksums(state)}
+      args = ocp.args.Composite(
+        state=ocp.args.PyTreeSave(state), record=ocp.args.JsonSave(record)
+      )
       self._manager.save(step, args=args)
+
+  def _folder_of(self, step: int) -> pathlib.Path:
+    """What a store has written with a checkpoint, which orbax is not told."""
+    return self._folder.with_name(f'{self._folder.name}-stores') / str(step)
+
+  def _new_folder(self, step: int) -> pathlib.Path:
+    """Makes an empty one, and removes those of removed checkpoints."""
+    folder, known = self._folder_of(step), set(self._manager.all_steps())
+    for old in folder.parent.glob('*'):
+      if not (old.name.isdecimal() and int(old.name) in known):
+        shutil.rmtree(old, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
 
   def wait(self) -> int | None:
     """Waits for the save under way; the step of the newest checkpoint."""
@@ -170,14 +193,18 @@ class Checkpoints:
         self._manager.reload()
 
   def restore(
-    self, like: Callable[[dict[str, Any]], Any]
+    self,
+    like: Callable[[dict[str, Any]], Any],
+    load: Callable[[pathlib.Path, Any, dict[str, Any]], Any] | None = None,
   ) -> tuple[int, Any, dict[str, Any]] | None:
     """Step, state and record of the newest intact checkpoint, if there is one.
 
     `like` returns, for a record, a pytree of arrays or
     `jax.ShapeDtypeStruct`s as saved: leaves
     with a sharding are restored onto its mesh, which may differ from the one
-    they were saved on, others as host arrays. Newer, damaged checkpoints are
+    they were saved on, others as host arrays. `load` makes the state of a
+    folder that `save` wrote to and of the rest, and raises a ValueError if it
+    is damaged. Newer, damaged checkpoints are
     moved to a folder next to this one. Raises a `UserError` if no checkpoint
     can be read (all stay), or if they are of another version of jaxemb.
     """
@@ -185,6 +212,8 @@ class Checkpoints:
     for step in sorted(self._manager.all_steps(), reverse=True):
       try:
         state, record = self._read(step, like)
+        if load:
+          state = load(self._folder_of(step), state, record)
       except (MemoryError, errors.UserError):
         raise
       except Exception as error:  # whatever a damaged file makes orbax raise

@@ -158,6 +158,9 @@ class Strategy(NamedTuple):
   from_copies: (
     Callable[[int, float], tuple[Any, Callable[[Any], Any]]] | None
   ) = None
+  # Where tables are that the state has only some rows of: `fetching.Fetching`,
+  # which is also the `step`. None = all rows are in the state.
+  store: Any = None
 
 
 class StepContext(NamedTuple):

@@ -246,6 +246,14 @@ def from_stored(stored: Any, dtype: str) -> export.Encoded:
   return export.Encoded(stored.view(dtype))
 
 
+def to_stored(encoded: export.Encoded) -> list[np.ndarray]:
+  """The arrays of rows, as tables have them."""
+  if encoded.scales is not None:
+    return [encoded.data, encoded.scales]
+  is_short = encoded.data.itemsize == 2
+  return [encoded.data.view(np.uint16) if is_short else encoded.data]
+
+
 def encode_rows(rows: np.ndarray, like: export.Encoded | str) -> export.Encoded:
   """Rounds rows [n, dim] float32 to nearest, never clipped.
 

@@ -1,0 +1,69 @@
+"""A table of which only some rows are on the device, in slots of a small table.
+
+The rows of a stretch of steps are put into slots before it runs
+(`strategies.fetching`); here ids become slots, and the small table does the
+rest. Random bits of stochastic rounding are those of slots, not of ids.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxemb.tables import spec as spec_lib
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cached(spec_lib.Table):
+  """Looks up ids in a table of slots."""
+
+  spec: spec_lib.TableSpec  # of all rows
+  slots: spec_lib.Table  # of as many rows as there are slots
+  slot_of: jax.Array | None = None  # [vocab] int32, while a step is traced
+
+  @property
+  def optimizer(self):
+    return self.slots.optimizer
+
+  @property
+  def metrics(self):
+    return self.slots.metrics
+
+  @property
+  def partition(self):
+    return self.slots.partition
+
+  def init(self, key):
+    """Slots without rows."""
+    empty = jax.eval_shape(self.slots.init, key)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
+
+  def positions(self, ids):
+    """Slots of ids [...]; of those without one, and of padding, none."""
+    none = self.slots.spec.vocab
+    return (self.slot_of.at[ids].get(mode='fill', fill_value=none),)
+
+  def lookup(self, state, ids):
+    return self.slots.lookup(state, *self.positions(ids))
+
+  def update(self, state, ids, row_grads, rows, step):
+    args = row_grads, rows, step
+    return self.slots.update(state, *self.positions(ids), *args)
+
+  def arrays(self, state: spec_lib.TableState) -> list[jax.Array]:
+    """[slots, ...], all that belongs to rows: as stored, then their slots."""
+    slots = [getattr(state.slots, k) for k in sorted(self.slot_reductions)]
+    return jax.tree.leaves(state.vectors) + slots
+
+  def with_arrays(
+    self, state: spec_lib.TableState, arrays: list[Any]
+  ) -> spec_lib.TableState:
+    """The state with other `arrays`, of which it may be a shape."""
+    tree = jax.tree.structure(state.vectors)
+    num, names = tree.num_leaves, sorted(self.slot_reductions)
+    state = state._replace(vectors=jax.tree.unflatten(tree, arrays[:num]))
+    if not names:
+      return state
+    slots = dict(zip(names, arrays[num:], strict=True))
+    return state._replace(slots=state.slots._replace(**slots))

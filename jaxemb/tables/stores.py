@@ -1,0 +1,227 @@
+"""Stores: whole tables outside the devices, in memory or in a file.
+
+A row and its optimizer slots are one record of bytes, as the device has them: a
+store never computes with numbers. Rows that were never written need no room:
+they are made when they are read, by the key of the table.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import math
+import mmap
+import os
+import pathlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+import numpy as np
+
+from jaxemb import errors
+
+_BLOCK_BYTES = 1 << 26  # of a snapshot, read and written at once
+# Pages of a file that this process may have mapped; the system keeps those that
+# it has room for.
+_MAPPED_BYTES = 1 << 29
+
+
+class Record(NamedTuple):
+  """How the arrays of a row are laid out in its record."""
+
+  dtypes: tuple[np.dtype, ...]
+  shapes: tuple[tuple[int, ...], ...]  # of a row
+
+  @property
+  def sizes_bytes(self) -> list[int]:
+    """Of each array."""
+    pairs = zip(self.dtypes, self.shapes, strict=True)
+    return [dtype.itemsize * math.prod(shape) for dtype, shape in pairs]
+
+  @property
+  def num_bytes(self) -> int:
+    """Of a record."""
+    return sum(self.sizes_bytes)
+
+  def pack(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """[n, num_bytes] uint8 of arrays [n, ...]."""
+    parts = [
+      np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8) for x in arrays
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
+
+  def unpack(self, records: np.ndarray) -> list[np.ndarray]:
+    """Arrays [n, ...] of records [n, num_bytes] uint8."""
+    found, start = [], 0
+    for dtype, shape, size in zip(*self, self.sizes_bytes, strict=True):
+      part = np.ascontiguousarray(records[:, start : start + size])
+      found.append(part.view(dtype).reshape(len(records), *shape))
+      start += size
+    return found
+
+
+def record_of(rows: Sequence[Any]) -> Record:
+  """The record of arrays, or shapes, [rows, ...]."""
+  dtypes = tuple(np.dtype(x.dtype) for x in rows)
+  return Record(dtypes, tuple(tuple(x.shape[1:]) for x in rows))
+
+
+class Store(Protocol):
+  """Records of a table, by id; one thread at a time uses it."""
+
+  num_rows: int
+  num_bytes: int  # of a record
+
+  def read(self, ids: np.ndarray) -> np.ndarray:
+    """[n, num_bytes] uint8, records of ids [n] that differ."""
+
+  def write(self, ids: np.ndarray, records: np.ndarray) -> None:
+    """Replaces the records of ids [n] that differ."""
+
+  def snapshot(self, path: pathlib.Path) -> int:
+    """Writes all that was ever written to a file; returns its checksum."""
+
+  def restore(self, path: pathlib.Path, checksum: int) -> None:
+    """Goes back to a snapshot. Raises a ValueError if it is damaged."""
+
+  def close(self) -> None:
+    """Gives back what it holds."""
+
+
+@dataclasses.dataclass
+class _Local:
+  """A store in an array of this process."""
+
+  num_rows: int
+  num_bytes: int
+  make: Callable[[np.ndarray], np.ndarray]  # ids [n] -> first records
+  records: np.ndarray = dataclasses.field(init=False, repr=False)
+  is_known: np.ndarray = dataclasses.field(init=False, repr=False)
+
+  def _open(self, records: np.ndarray) -> None:
+    self.records = records
+    self.is_known = np.zeros(self.num_rows, bool)
+
+  def read(self, ids: np.ndarray) -> np.ndarray:
+    """See `Store`."""
+    found = self.records.take(ids, 0)
+    if len(new := np.flatnonzero(~self.is_known[ids])):
+      found[new] = self.make(ids[new])
+    return found
+
+  def write(self, ids: np.ndarray, records: np.ndarray) -> None:
+    """See `Store`."""
+    self.records[ids] = records
+    self.is_known[ids] = True
+
+  def _blocks(self, ids: np.ndarray) -> Iterator[np.ndarray]:
+    size = max(1, _BLOCK_BYTES // self.num_bytes)
+    yield from (ids[i : i + size] for i in range(0, len(ids), size))
+
+  def snapshot(self, path: pathlib.Path) -> int:
+    """See `Store`."""
+    ids = np.flatnonzero(self.is_known)
+    with open(path, 'wb') as file:
+      checksum = _put(file, len(ids).to_bytes(8, 'little'), 0)
+      for some in self._blocks(ids):
+        checksum = _put(file, some.astype('<i8'), checksum)
+        checksum = _put(file, self.read(some), checksum)
+      file.flush()
+      os.fsync(file.fileno())
+    return checksum
+
+  def restore(self, path: pathlib.Path, checksum: int) -> None:
+    """See `Store`."""
+    self.is_known[:] = False
+    with open(path, 'rb') as file:
+      head, found = _take(file, 8, 0)
+      left = int.from_bytes(head, 'little')
+      for some in self._blocks(np.arange(min(left, self.num_rows))):
+        ids, found = _take(file, 8 * len(some), found)
+        ids = np.frombuffer(ids, '<i8')
+        records, found = _take(file, len(some) * self.num_bytes, found)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self.num_rows:
+          raise ValueError(f'{path} is of another table')
+        records = np.frombuffer(records, np.uint8)
+        self.write(ids, records.reshape(len(some), -1))
+      if file.read(1) or left > self.num_rows or found != checksum:
+        raise ValueError(f'{path} is damaged')
+
+  def close(self) -> None:
+    """See `Store`."""
+    self.records = np.zeros((0, self.num_bytes), np.uint8)
+
+
+def _put(file: BinaryIO, data: Any, checksum: int) -> int:
+  file.write(memoryview(data).cast('B'))
+  return zlib.crc32(memoryview(data).cast('B'), checksum)
+
+
+def _take(file: BinaryIO, num_bytes: int, checksum: int) -> tuple[bytes, int]:
+  data = file.read(num_bytes)
+  if len(data) != num_bytes:
+    raise ValueError(f'{file.name} is cut off')
+  return data, zlib.crc32(data, checksum)
+
+
+@dataclasses.dataclass
+class Memory(_Local):
+  """In the memory of this machine, which it takes as rows are written."""
+
+  def __post_init__(self) -> None:
+    self._open(np.zeros((self.num_rows, self.num_bytes), np.uint8))
+
+
+@dataclasses.dataclass
+class Disk(_Local):
+  """In a file that is mapped into memory, and removed when it is closed.
+
+  The system writes pages back, and keeps those in memory that it has room for.
+  """
+
+  path: pathlib.Path = dataclasses.field(kw_only=True)
+
+  def __post_init__(self) -> None:
+    size = max(1, self.num_rows * self.num_bytes)
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    with open(self.path, 'w+b') as file:
+      try:
+        # A mapped page that finds no room later would end the process.
+        os.posix_fallocate(file.fileno(), 0, size)
+      except OSError as error:
+        self.path.unlink()
+        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+          raise
+        raise errors.UserError(
+          f'{self.path} needs {size / 1e9:.1f} GB for a table, and there is '
+          'less free; give another --workdir'
+        ) from error
+      self._map = mmap.mmap(file.fileno(), size)
+    self._map.madvise(mmap.MADV_RANDOM)
+    self._mapped_bytes = 0
+    records = np.frombuffer(self._map, np.uint8, self.num_rows * self.num_bytes)
+    self._open(records.reshape(self.num_rows, self.num_bytes))
+
+  def _touch(self, ids: np.ndarray) -> None:
+    """Unmaps all before more than some pages are mapped."""
+    self._mapped_bytes += len(ids) * (mmap.PAGESIZE + self.num_bytes)
+    if self._mapped_bytes > _MAPPED_BYTES:
+      self._map.madvise(mmap.MADV_DONTNEED)
+      self._mapped_bytes = 0
+
+  def read(self, ids: np.ndarray) -> np.ndarray:
+    """See `Store`."""
+    self._touch(ids)
+    return super().read(ids)
+
+  def write(self, ids: np.ndarray, records: np.ndarray) -> None:
+    """See `Store`."""
+    self._touch(ids)
+    super().write(ids, records)
+
+  def close(self) -> None:
+    """See `Store`."""
+    super().close()
+    with contextlib.suppress(BufferError):  # an array of it is still there
+      self._map.close()
+    self.path.unlink(missing_ok=True)
