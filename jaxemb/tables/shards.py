@@ -1,0 +1,276 @@
+"""Shards: a table that many workers share, each row with a clock.
+
+A shard holds every n-th row of a table and adds what workers have changed: it
+never sees a gradient. The clock of a row is the number of updates that were
+pushed to it by all workers, on top of a part that grows when a shard comes back
+from an older snapshot, so that whoever holds a copy from before has an old one.
+
+A record is float32 numbers where workers share the table: whatever is added is
+added in float32. The first `num_added` of them add up: rows, and Adagrad's sums
+of squares, which are then those of all workers. The others are as the last
+worker left them: Adam's moments and their count belong together, and sums of
+several decays could turn a mean square negative. Where one worker has the table
+for itself, it writes its records, whose bytes mean nothing here.
+"""
+
+import json
+import pathlib
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxemb.storage import atomic
+from jaxemb.tables import stores
+
+NEVER = -1  # the clock of a row that was not read so far
+_EPOCH = 1 << 40  # more than all updates of a row
+_CLOCK_BYTES = 8
+
+# (method of `Shard`, its arguments by shard) -> its answers by shard
+Call = Callable[[str, Mapping[int, tuple]], dict[int, Any]]
+
+
+class Newer(NamedTuple):
+  """Rows that are newer than somebody's copies of them."""
+
+  at: np.ndarray  # [n] int64, which of the ids that were asked for
+  clocks: np.ndarray  # [n] int64
+  is_known: np.ndarray  # [n] bool, whether anybody ever changed the row
+  records: np.ndarray  # [n, num_bytes] uint8; a shard sends those known
+
+
+def num_updates(clocks: np.ndarray) -> np.ndarray:
+  """[n] int64, updates that clocks [n] count; of `NEVER`, none."""
+  return np.maximum(clocks, 0) % _EPOCH
+
+
+class Shard:
+  """Every `num_shards`-th row of a table, from row `number` on."""
+
+  def __init__(
+    self,
+    number: int,
+    num_shards: int,
+    num_rows: int,
+    num_bytes: int,
+    num_added: int = 0,
+  ):
+    """The table has `num_rows` of `num_bytes`; see the module for the last."""
+    own = len(range(number, num_rows, num_shards))
+    # Takes memory as rows are written.
+    self._rows = stores.Memory(own, _CLOCK_BYTES + num_bytes, _none)
+    self._clocks = self._rows.records[:, :_CLOCK_BYTES].view(np.int64)[:, 0]
+    self._records = self._rows.records[:, _CLOCK_BYTES:]
+    self._num_shards, self._num_added = num_shards, num_added
+    self.epoch = 0  # how often it came back
+    self.updates = 0  # of all rows
+    # By client, the last call of `add`: one that is repeated, as the answer
+    # was lost, is not done twice.
+    self.done: dict[str, int] = {}
+
+  def _places(self, ids):
+    at = ids // self._num_shards
+    return at, self._rows.is_known[at]
+
+  def newer(self, ids: np.ndarray, clocks: np.ndarray, bound: int) -> Newer:
+    """Those of ids [n] that had more than `bound` updates since clocks [n]."""
+    at, is_known = self._places(ids)
+    now = np.where(is_known, self._clocks[at], 0) + self.epoch * _EPOCH
+    found = np.flatnonzero((clocks < 0) | (now - clocks > bound))
+    at, is_known = at[found], is_known[found]
+    return Newer(found, now[found], is_known, self._records[at[is_known]])
+
+  def _begin(self, at, records):
+    """Rows that nobody had changed."""
+    self._clocks[at], self._records[at] = 0, records
+    self._rows.is_known[at] = True
+
+  def _tick(self, at, updates):
+    self._clocks[at] += updates
+    self.updates += int(np.sum(updates))
+
+  def add(
+    self,
+    client: str,
+    call: int,
+    ids: np.ndarray,
+    deltas: np.ndarray,
+    updates: np.ndarray,
+    first_at: np.ndarray,
+    first: np.ndarray,
+  ) -> np.ndarray:
+    """Adds records of float32 to the rows of ids [n] that differ.
+
+    Rows ids[first_at] begin as the records `first`, unless they are known.
+    Calls of a client have rising numbers. Returns which of the rows are not
+    known; if there are any, nothing has changed.
+    """
+    at, is_known = self._places(ids)
+    if call <= self.done.get(client, -1):
+      return np.zeros(0, np.int64)
+    is_new = np.zeros(len(ids), bool)
+    is_new[first_at] = True
+    if len(missing := np.flatnonzero(~is_known & ~is_new)):
+      return missing
+    some = ~is_known[first_at]
+    self._begin(at[first_at[some]], first[some])
+    deltas = deltas.view(np.float32)
+    new = self._records[at].view(np.float32)
+    new[:, : self._num_added] += deltas[:, : self._num_added]
+    new[:, self._num_added :] = deltas[:, self._num_added :]
+    self._records[at] = new.view(np.uint8)
+    self._tick(at, updates)
+    self.done[client] = call
+    return missing
+
+  def write(self, ids: np.ndarray, records: np.ndarray) -> None:
+    """Replaces the records of ids [n] that differ."""
+    at, is_known = self._places(ids)
+    self._begin(at[~is_known], records[~is_known])
+    self._records[at] = records
+    self._tick(at, np.ones(len(at), np.int64))
+
+  def snapshot(self, path: pathlib.Path) -> int:
+    """Writes all rows that are known to a file; returns its checksum."""
+    return self._rows.snapshot(path)
+
+  def restore(self, path: pathlib.Path, checksum: int) -> None:
+    """Goes back to a snapshot. Raises a ValueError if it is damaged."""
+    self._rows.restore(path, checksum)
+    self.updates = int(np.sum(self._clocks, where=self._rows.is_known))
+    self.epoch += 1
+
+
+def _none(ids):
+  raise AssertionError('rows that are not known are made by clients')
+
+
+class Sharded:
+  """A table over several shards, of which each has every n-th row.
+
+  A `stores.Store`, and with clocks what `copies.Copies` talk to. Every call
+  goes to all shards that have some of its rows, once.
+  """
+
+  def __init__(
+    self,
+    num_shards: int,
+    num_rows: int,
+    num_bytes: int,
+    make: Callable[[np.ndarray], np.ndarray],
+    call: Call,
+    client: str,
+  ):
+    """`make` makes the first records of ids; names of clients are unique."""
+    self.num_rows, self.num_bytes = num_rows, num_bytes
+    self._num_shards, self._make, self._call = num_shards, make, call
+    self._client, self._calls = client, 0
+
+  def _split(self, ids):
+    """By shard, which of the ids it has."""
+    if self._num_shards == 1:
+      return {0: np.arange(len(ids))} if len(ids) else {}
+    shard = ids % self._num_shards
+    places = ((i, np.flatnonzero(shard == i)) for i in range(self._num_shards))
+    return {i: at for i, at in places if len(at)}
+
+  def newer(self, ids: np.ndarray, clocks: np.ndarray, bound: int) -> Newer:
+    """Those of ids [n] that had more than `bound` updates since clocks [n].
+
+    All of `NEVER`; of rows that nobody changed it makes the records.
+    """
+    places = self._split(ids)
+    args = {i: (ids[at], clocks[at], bound) for i, at in places.items()}
+    answers = self._call('newer', args)
+    if not places:
+      empty = np.zeros(0, np.int64)
+      none = np.zeros((0, self.num_bytes), np.uint8)
+      return Newer(empty, empty, empty.astype(bool), none)
+    parts = [places[i][x.at] for i, x in answers.items()]
+    at, clocks, is_known = (
+      np.concatenate(x)
+      for x in (
+        parts,
+        [x.clocks for x in answers.values()],
+        [x.is_known for x in answers.values()],
+      )
+    )
+    known = np.concatenate([x.records for x in answers.values()])
+    if not is_known.all():
+      records = np.empty((len(at), self.num_bytes), np.uint8)
+      records[is_known] = known
+      records[~is_known] = self._make(ids[at[~is_known]])
+      known = records
+    return Newer(at, clocks, is_known, known)
+
+  def add(
+    self,
+    ids: np.ndarray,
+    deltas: np.ndarray,
+    updates: np.ndarray,
+    first_at: np.ndarray,
+    first: np.ndarray,
+  ) -> None:
+    """See `Shard.add`; rows that a shard does not know begin as they are made.
+
+    That happens to one that has come back from a snapshot.
+    """
+    number_of = np.full(len(ids), -1)
+    number_of[first_at] = np.arange(len(first_at))
+    args = {}
+    self._calls += 1
+    for i, at in self._split(ids).items():
+      new = np.flatnonzero(number_of[at] >= 0)
+      rows = first[number_of[at[new]]]
+      head = self._client, self._calls, ids[at], deltas[at], updates[at]
+      args[i] = *head, new, rows
+    while args:
+      answers = self._call('add', args)
+      self._calls += 1
+      again = {}
+      for i, missing in answers.items():
+        if len(missing):
+          client, _, ids, *rest, new, rows = args[i]
+          rows = np.concatenate([rows, self._make(ids[missing])])
+          new = np.concatenate([new, missing])
+          again[i] = client, self._calls, ids, *rest, new, rows
+      args = again
+
+  def read(self, ids: np.ndarray) -> np.ndarray:
+    """See `stores.Store`."""
+    found = self.newer(ids, np.full(len(ids), NEVER), 0)
+    records = np.empty_like(found.records)
+    records[found.at] = found.records
+    return records
+
+  def write(self, ids: np.ndarray, records: np.ndarray) -> None:
+    """See `stores.Store`."""
+    places = self._split(ids)
+    args = {i: (ids[at], records[at]) for i, at in places.items()}
+    self._call('write', args)
+
+  def snapshot(self, path: pathlib.Path) -> int:
+    """See `stores.Store`; a folder with a file of each shard."""
+    path.mkdir(parents=True, exist_ok=True)
+    numbers = range(self._num_shards)
+    sums = self._call('snapshot', {i: (path / str(i),) for i in numbers})
+    data = json.dumps([sums[i] for i in numbers]).encode()
+    with atomic.write(path / 'checksums') as file:
+      file.write(data)
+    return zlib.crc32(data)
+
+  def restore(self, path: pathlib.Path, checksum: int) -> None:
+    """See `stores.Store`; of as many shards."""
+    data = (path / 'checksums').read_bytes()
+    if zlib.crc32(data) != checksum:
+      raise ValueError(f'{path} is damaged')
+    sums = json.loads(data)
+    if len(sums) != self._num_shards:
+      raise ValueError(f'{path} is of {len(sums)} shards')
+    args = {i: (path / str(i), x) for i, x in enumerate(sums)}
+    self._call('restore', args)
+
+  def close(self) -> None:
+    """See `stores.Store`; shards belong to whoever started them."""
