@@ -331,7 +331,6 @@ def _fetching(
     cache_lib.Cache(tuple(x), vocab, num_slots[x[0]], config.table.evict)
     for vocab, x in by_vocab.items()
   ]
-  centers = config.train.batch_words
 
   def make_store(name, *args):
     if config.table.store == 'memory':
@@ -339,8 +338,7 @@ def _fetching(
     place = folder or pathlib.Path(tempfile.gettempdir())
     return stores.Disk(*args, path=place / f'{name}-{os.getpid()}.rows')
 
-  steps = fetching.stretch_steps(specs, num_slots, centers)
-  return fetching.Fetching(trainable, caches, make_store, steps)
+  return fetching.Fetching(trainable, caches, make_store)
 
 
 def step_centers(tuning: config_lib.Tuning, mesh: jax.sharding.Mesh) -> int:

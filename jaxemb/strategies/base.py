@@ -173,6 +173,7 @@ class StepContext(NamedTuple):
   # step. True, not an array: no condition at all.
   measure: jax.Array | bool
   devices: Devices
+  ids: Any = None  # what `Model.ids` returns for the batch, if it is known
 
 
 def rounding_key(
@@ -197,7 +198,9 @@ def training_step(
   """Looks up rows, differentiates the loss, updates the tables."""
   state, metrics = carry
   model, tables = trainable.model, dict(state.tables)
-  ids = model.ids(batch, context.key)
+  ids = context.ids
+  if ids is None:
+    ids = model.ids(batch, context.key)
   rows, sums = {}, dict(metrics.sums)
   for name, table in trainable.tables.items():
     found = table.lookup(tables[name], ids[name])
@@ -282,10 +285,12 @@ def training_steps(
   first: jax.Array,
   stop: jax.Array,
   count: jax.Array,
+  ids_of: Callable[[jax.Array], Any] = lambda i: None,
 ) -> tuple[TrainState, StepMetrics]:
   """Steps `first` to `stop` of a dispatch of `count` steps.
 
-  The batch may be a device's parts; `carry` has what was measured so far.
+  The batch may be a device's parts; `carry` has what was measured so far, and
+  `ids_of` returns `StepContext.ids` of a step.
   """
   count = jnp.maximum(count, 1).astype(jnp.float32)
   slope = (schedule.last_learning_rate - schedule.first_learning_rate) / count
@@ -305,7 +310,8 @@ def training_steps(
       step_batch = trainable.steps.pad(step_batch, i < stop)
     rate = schedule.first_learning_rate + slope * index
     measure = every == 1 or i % every == 0
-    context = StepContext(i, schedule.key, rate, measure, devices)
+    args = i, schedule.key, rate, measure, devices, ids_of(i)
+    context = StepContext(*args)
     return take(trainable, step_batch, context, carry)
 
   if size == 1:

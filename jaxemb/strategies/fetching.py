@@ -11,13 +11,14 @@ steps are those of synchronous training, on tables that know where rows are
   thread           | write what went | read for n+1  |          | write ...
 """
 
+import ctypes
 import dataclasses
 import functools
 import logging
 import pathlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
+from jaxemb.ops import sampling
 from jaxemb.runtime import hlo
 from jaxemb.strategies import base
 from jaxemb.tables import cache as cache_lib
@@ -37,6 +39,20 @@ _LOG = logging.getLogger('jaxemb')
 _ALONE = data_base.Share(0, 0, 1, 0, 1)
 # Moved at once; for each power of two from here on a program is compiled.
 _LEAST_ROWS = 256
+
+
+class _Ids(NamedTuple):
+  """What some steps of a dispatch look up, once it is computed."""
+
+  batch: Any  # of the dispatch
+  first: int  # step
+  planned: Any
+
+  def on_host(self, names: Iterable[str]) -> tuple[dict[str, np.ndarray], int]:
+    """By table, [steps, n] int32; and the steps of the dispatch."""
+    ids, count = jax.device_get(self.planned)
+    flat = {k: ids[k].reshape(len(ids[k]), -1) for k in names}
+    return flat, int(count)
 
 
 class Fetched(NamedTuple):
@@ -60,6 +76,17 @@ def _padded(x: np.ndarray, size: int, value: int = 0) -> np.ndarray:
 
 def _bucket(num: int) -> int:
   return max(_LEAST_ROWS, 1 << (num - 1).bit_length()) if num else 0
+
+
+def _view(array: jax.Array) -> np.ndarray:
+  """[n, bytes] uint8, an array of a CPU as it is in memory, to be changed.
+
+  Nothing that was computed with it is under way, and nobody else has it.
+  """
+  place = (ctypes.c_uint8 * array.nbytes).from_address(
+    array.unsafe_buffer_pointer()
+  )
+  return np.frombuffer(place, np.uint8).reshape(len(array), -1)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -88,13 +115,13 @@ class Fetching:
     trainable: base.Trainable,
     caches: list[cache_lib.Cache],
     make_store: Callable[..., stores.Store],
-    stretch_steps: int,
+    stretch_steps: int = 64,
   ):
     """Tables are `tables.cached.Cached`; each is in one of the caches.
 
     `make_store` makes the store of a table of its name, number of rows, bytes
-    of a record and function that makes the first records of ids. A stretch has
-    at most `stretch_steps`.
+    of a record and function that makes the first records of ids. Ids of
+    `stretch_steps` are found at once.
     """
     self.trainable, self.caches = trainable, caches
     self.tables: Mapping[str, cached.Cached] = trainable.tables
@@ -102,10 +129,14 @@ class Fetching:
     self._make_store = make_store
     self._stores: dict[str, stores.Store] = {}
     self._thread = futures.ThreadPoolExecutor(1, 'fetch')
+    self._copying = futures.ThreadPoolExecutor(len(trainable.tables), 'copy')
     self._tasks: list[futures.Future] = []
     self._next: tuple[Any, int, futures.Future] | None = None
     self._expected: tuple[Any, base.Schedule] | None = None
-    self._is_flushed, self._has_cut = True, False
+    self._is_flushed, self._has_told = True, False
+    self._ids_ahead: _Ids | None = None
+    # Whether the device has its rows in the memory of this process.
+    self._is_shared_memory = False
     self._counts: dict[str, float] = {}
     self._counting = threading.Lock()
     state = jax.eval_shape(trainable.init, jax.random.key(0))
@@ -131,27 +162,37 @@ class Fetching:
     return dataclasses.replace(given, tables=tables)
 
   def _ids(self, constants, batch, schedule, first):
-    """By table, [size, n] int32, ids of steps from `first` on; and count."""
+    """[size, ...], ids of the model in steps from `first` on; and count."""
     given = self.trainable.with_arrays(constants)
     count = jnp.max(given.steps.num_steps(batch))
+    stop = jnp.minimum(count, first + self.size)
     span = schedule.last_progress - schedule.first_progress
     advance = span / jnp.maximum(count, 1).astype(jnp.float32)
 
-    def ids(i):
+    def ids_of(i):
       progress = schedule.first_progress + advance * i.astype(jnp.float32)
       step = given.steps.step(batch, i, _ALONE, progress)
-      step = given.steps.pad(step, i < count)
-      found = given.model.ids(step, schedule.key)
-      return {name: found[name].reshape(-1) for name in self.tables}
+      return given.model.ids(step, schedule.key)
 
-    return jax.lax.map(ids, first + jnp.arange(self.size)), count
+    def put(i, made):
+      return jax.tree.map(lambda x, y: x.at[i - first].set(y), made, ids_of(i))
 
-  def _steps(self, state, measured, constants, slot_of, batch, schedule, *at):
-    """Steps of a stretch; `at` are first, stop and count."""
-    given = self._given(constants, slot_of)
-    carry = state, measured
-    devices = base.Devices(_ALONE)
-    return base.training_steps(given, batch, schedule, devices, carry, *at)
+    made = jax.tree.map(
+      lambda x: jnp.zeros((self.size, *x.shape), x.dtype),
+      jax.eval_shape(ids_of, first),
+    )
+    return jax.lax.fori_loop(first, stop, put, made), count
+
+  def _steps(self, state, measured, constants, slot_of, *args):
+    """Steps of a stretch; `at` are first, stop, count and the first of ids."""
+    batch, schedule, ids, (*at, first) = args
+    given, devices = self._given(constants, slot_of), base.Devices(_ALONE)
+
+    def ids_of(i):
+      return jax.tree.map(lambda x: x[i - first], ids)
+
+    args = given, batch, schedule, devices, (state, measured), *at
+    return base.training_steps(*args, ids_of)
 
   @functools.cached_property
   def _finish(self):
@@ -171,11 +212,12 @@ class Fetching:
   ) -> 'Fetching':
     """As of `jax.jit`: the program of a stretch is compiled now."""
     number, measured = np.int32(0), self._no_metrics()
-    at = number, number, number
-    args = state, measured, constants, self._slots(), batch, schedule, *at
     plan, run = self._programs
-    self._run = run.lower(*args).compile()
-    self._plan = plan.lower(constants, batch, schedule, number).compile()
+    args = constants, batch, schedule, number
+    self._plan = plan.lower(*args).compile()
+    ids, _ = plan.eval_shape(*args)
+    args = state, measured, constants, self._slots(), batch, schedule, ids
+    self._run = run.lower(*args, (number,) * 4).compile()
     return self
 
   def compile(self) -> 'Fetching':
@@ -194,6 +236,7 @@ class Fetching:
       futures.wait([self._next[2]])
     self._finish_tasks()
     self._next, self._expected, self._slot_of = None, None, []
+    self._ids_ahead = None
     self.caches = [dataclasses.replace(x) for x in self.caches]
     for i, name in enumerate(sorted(self.tables)):
       self._new_store(name, jax.random.fold_in(key, i))
@@ -203,75 +246,85 @@ class Fetching:
     if name in self._stores:
       self._stores[name].close()
     table, record = self.tables[name], self.records[name]
-    codec, optimizer = codecs.Codec(table.spec), table.optimizer
-    names = sorted(table.slot_reductions)
+    spec, codec = table.spec, codecs.Codec(table.spec)
 
     @jax.jit
     def first(key, ids):
-      slots = optimizer.init(len(ids), table.spec.dim)
-      rows = jax.tree.leaves(codec.init(key, ids))
-      return rows + [getattr(slots, k) for k in names]
+      slots = table.optimizer.init(len(ids), spec.dim)
+      slots = [getattr(slots, k) for k in sorted(table.slot_reductions)]
+      return jax.tree.leaves(codec.init(key, ids)), slots
+
+    rows, slots = jax.device_get(first(key, np.zeros(1, np.int32)))
+    bits = np.asarray(jax.random.key_data(key)).reshape(-1)[:2]
 
     def make(ids):
-      size = _bucket(len(ids))
-      with jax.default_device(jax.local_devices(backend='cpu')[0]):
-        found = first(key, _padded(ids.astype(np.int32), size))
-      return record.pack([np.asarray(x)[: len(ids)] for x in found])
+      new = [np.repeat(x, len(ids), 0) for x in rows]
+      if spec.init_scale and spec.dtype == 'int8':
+        padded = _padded(ids.astype(np.int32), _bucket(len(ids)))
+        new = jax.device_get(first(key, padded))[0]
+        new = [x[: len(ids)] for x in new]
+      elif spec.init_scale:
+        # Without JAX, whose programs would wait for the steps.
+        columns = np.arange(spec.dim)
+        new = sampling.uniform_rows(bits, ids, columns, spec.init_scale)
+        new = spec_lib.to_stored(spec_lib.encode_rows(new, spec.dtype))
+      return record.pack(new + [np.repeat(x, len(ids), 0) for x in slots])
 
-    sizes = table.spec.vocab, record.num_bytes
+    sizes = spec.vocab, record.num_bytes
     self._stores[name] = self._make_store(name, *sizes, make)
+    self._is_shared_memory = jax.default_backend() == 'cpu' and all(
+      hasattr(x, 'swap') for x in self._stores.values()
+    )
 
   def _slots(self):
     if not self._slot_of:
-      self._slot_of = [jnp.asarray(x.slot_of) for x in self.caches]
+      self._slot_of = [jnp.array(x.slot_of) for x in self.caches]
     return self._slot_of
 
   def _request(self, constants, batch, schedule, first):
-    """Has the rows of the stretch from step `first` on fetched."""
-    planned = self._plan(constants, batch, schedule, np.int32(first))
-    task = self._thread.submit(self._fetch, planned, first)
-    self._next = batch, first, task
+    """Has the rows of a stretch from step `first` on fetched."""
+    ids = self._ids_ahead
+    if ids is None or ids.batch is not batch or first >= ids.first + self.size:
+      # Before the steps that come now, or it would wait for them.
+      planned = self._plan(constants, batch, schedule, np.int32(first))
+      ids = self._ids_ahead = _Ids(batch, first, planned)
+    self._next = batch, first, self._thread.submit(self._fetch, ids, first)
 
-  def _fetch(self, planned, first):
+  def _fetch(self, ids, first):
     """In the thread: gives slots to a stretch's rows, and reads those."""
-    ids = {name: np.asarray(x) for name, x in planned[0].items()}
+    by_table, count = ids.on_host(self.tables)
     start = time.monotonic()
-    count = int(planned[1])
-    size = min(self.size, count - first)
-    while True:
+    here = range(first - ids.first, min(self.size, count - ids.first))
+    moves, num_steps = [], len(here)
+    for i, cache in enumerate(self.caches):
+      needed = [[by_table[name][k] for name in cache.names] for k in here]
       try:
-        moves = [
-          cache.admit(
-            {
-              name: cache_lib.working_set(ids[name][:size], cache.num_rows)
-              for name in cache.names
-            }
-          )
-          for cache in self.caches
-        ]
-        break
+        moves.append(cache.admit(needed[:num_steps]))
       except cache_lib.TooSmall as error:
-        if size <= 1:
-          raise errors.UserError(
-            f'a step looks up {error.num_rows:,} different rows, and '
-            'config.table.device_bytes has room for fewer; raise it, or lower '
-            '--config.train.batch_words'
-          ) from error
-        # Nothing was changed.
-        size = -(-size // 2)
-        if not self._has_cut:
-          self._has_cut = True
-          _LOG.info('rows of a dispatch are fetched in several turns')
+        raise errors.UserError(
+          f'a step looks up {error.num_rows:,} different rows, and '
+          f'config.table.device_bytes has room for {cache.capacity:,}; raise '
+          'it, or lower --config.train.batch_words'
+        ) from error
+      # Caches that come later may hold fewer; what is here too early stays.
+      num_steps = min(num_steps, moves[i].num_steps)
+    if num_steps < len(here) and not self._has_told:
+      self._has_told = True
+      _LOG.info(f'rows of {num_steps} of {count} steps fit at once')
     arrays = {}
     for cache, some in zip(self.caches, moves, strict=True):
       for name in cache.names:
         new = some.into[name][1]
-        arrays[name] = self.records[name].unpack(self._stores[name].read(new))
+        if self._is_shared_memory:
+          self._stores[name].know(new)
+        else:
+          rows = self._stores[name].read(new)
+          arrays[name] = self.records[name].unpack(rows)
         self._count('rows_fetched', len(new))
         self._count('rows_stored', len(some.out[name][1]))
-      self._count('rows_needed', len(some.ids) * len(cache.names))
+      self._count('rows_needed', some.num_rows * len(cache.names))
     self._count('fetch_secs', time.monotonic() - start)
-    return Fetched(first + size, count, moves, arrays)
+    return Fetched(first + num_steps, count, moves, arrays)
 
   def _count(self, name, number):
     with self._counting:
@@ -288,6 +341,8 @@ class Fetching:
 
   def _swap(self, state, fetched):
     """Rows that have to go leave the device, and new ones come."""
+    if self._is_shared_memory:
+      return self._swap_in_place(state, fetched)
     tables, out = dict(state.tables), {}
     for i, (cache, moves) in enumerate(
       zip(self.caches, fetched.moves, strict=True)
@@ -304,14 +359,33 @@ class Fetching:
           at = _padded(slots, size, cache.capacity)
           new = [_padded(x, size) for x in fetched.arrays[name]]
           tables[name] = table.with_arrays(tables[name], _put(old, at, new))
-      ids = np.concatenate([moves.gone, moves.new]).astype(np.int32)
-      if size := _bucket(len(ids)):
-        at = _padded(ids, size, cache.num_rows)
-        slot_of = _padded(cache.slot_of[ids], size)
-        self._slot_of[i] = _point(self._slots()[i], at, slot_of)
+      if size := _bucket(len(moves.ids)):
+        ids = _padded(moves.ids, size, cache.num_rows)
+        at = ids, _padded(moves.slots, size)
+        self._slot_of[i] = _point(self._slots()[i], *at)
     if out:
       self._tasks.append(self._thread.submit(self._store, out))
     return state._replace(tables=tables)
+
+  def _swap_in_place(self, state, fetched):
+    """The same where the device's memory is that of the store.
+
+    Rows are copied once, from one to the other.
+    """
+    start = time.monotonic()
+    for array, moves in zip(self._slots(), fetched.moves, strict=True):
+      _view(array).view(np.int32)[moves.ids, 0] = moves.slots
+      swaps = []
+      for name, out in moves.out.items():
+        arrays = self.tables[name].arrays(state.tables[name])
+        args = [_view(x) for x in arrays], out, moves.into[name]
+        swaps.append(self._copying.submit(self._stores[name].swap, *args))
+      for swap in swaps:
+        swap.result()
+    secs = time.monotonic() - start
+    self._count('fetch_secs', secs)
+    self._count('fetch_waited_secs', secs)
+    return state
 
   def _finish_tasks(self):
     for task in self._tasks:
@@ -331,6 +405,9 @@ class Fetching:
     if self._next is None or self._next[0] is not batch:
       self._request(constants, batch, schedule, 0)
     while True:
+      ids = self._ids_ahead
+      # Only what comes when the device has nothing to do is waited for.
+      jax.block_until_ready(state)
       start = time.monotonic()
       fetched = self._next[2].result()
       waited += time.monotonic() - start
@@ -342,9 +419,9 @@ class Fetching:
       elif self._expected:
         self._request(constants, *self._expected, 0)
         self._expected = None
-      at = np.int32(first), np.int32(stop), np.int32(count)
-      args = constants, self._slots(), batch, schedule
-      state, measured = self._run(state, measured, *args, *at)
+      at = tuple(map(np.int32, (first, stop, count, ids.first)))
+      args = constants, self._slots(), batch, schedule, ids.planned[0], at
+      state, measured = self._run(state, measured, *args)
       if stop >= count:
         break
       first = stop
@@ -458,24 +535,9 @@ class Fetching:
   def close(self) -> None:
     """Removes what is only for this run."""
     self._thread.shutdown(cancel_futures=True)
+    self._copying.shutdown()
     for store in self._stores.values():
       store.close()
-
-
-def stretch_steps(
-  specs: Mapping[str, spec_lib.TableSpec],
-  capacity: Mapping[str, int],
-  step_centers: int,
-  most: int = 16,
-) -> int:
-  """Steps whose rows are expected to take at most half of the slots."""
-  num = most
-  while num > 1 and any(
-    expected_rows(x.lookups_per_center * step_centers * num) > capacity[k] / 2
-    for k, x in specs.items()
-  ):
-    num //= 2
-  return num
 
 
 def fetching(step: Fetching, device: jax.sharding.Mesh) -> base.Strategy:

@@ -10,12 +10,15 @@ used
   lfu      most seldom,
   lfu_opt  most seldom, but for rows that were used ten times, which stay (the
            light LFU of HET, Miao et al. 2022).
+
+A use is a stretch. Rows that it needs stay until it has ended.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numba
 import numpy as np
 
 POLICIES = 'lru', 'lfu', 'lfu_opt'
@@ -25,7 +28,7 @@ _VICTIMS_AT_ONCE = 4  # times as many as are needed now are chosen
 
 
 class TooSmall(Exception):
-  """A working set has more rows than there are slots."""
+  """A step needs more rows than there are slots."""
 
   def __init__(self, num_rows: int):
     super().__init__(num_rows)
@@ -35,24 +38,64 @@ class TooSmall(Exception):
 class Moves(NamedTuple):
   """What changes before a stretch of steps."""
 
-  ids: np.ndarray  # [n] of the working set
+  num_steps: int
+  num_rows: int  # different ones, of the working set
+  # Ids whose slots change, and where they are from now on.
+  ids: np.ndarray  # [n] int32
   slots: np.ndarray  # [n] int32
-  new: np.ndarray  # [m] of the ids that had no slot
-  gone: np.ndarray  # [g] ids that have none any more
   # By table: slots whose rows go to the store, with their ids; and slots whose
   # rows come from it.
   out: dict[str, tuple[np.ndarray, np.ndarray]]
   into: dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def working_set(ids: np.ndarray, num_rows: int) -> np.ndarray:
-  """The different ids in [...] int32, rising; from `num_rows` on is padding."""
-  if num_rows > 16 * ids.size:
-    found = np.unique(ids)
-    return found[: np.searchsorted(found, num_rows)]
-  is_used = np.zeros(num_rows + 1, bool)
-  is_used[np.minimum(ids, num_rows)] = True
-  return np.flatnonzero(is_used[:num_rows])
+@numba.njit(nogil=True, cache=True)
+def _collect(ids, seen, start, bit, found, num_found):
+  """Adds ids that a table has not yet needed in this stretch to `found`.
+
+  What was `seen` of a row is `start`, the number of the stretch in its upper
+  bits, and below it a `bit` for each table that needs the row. Returns how many
+  ids there are then, and how many no table had needed.
+  """
+  num_new = 0
+  for id_ in ids:
+    if id_ < seen.size:
+      known = seen[id_]
+      if known < start:
+        num_new += 1
+        known = start
+      if not known & bit:
+        seen[id_] = known | bit
+        found[num_found] = id_
+        num_found += 1
+  return num_found, num_new
+
+
+@numba.njit(nogil=True, cache=True)
+def _touch(ids, slot_of, capacity, is_held, last_use, uses, now, new, num_new):
+  """Notes uses of rows; returns how many are `new`, and ids not in `is_held`.
+
+  Ids without a slot get the slot -1 - k, k being their place in `new`.
+  """
+  into = np.empty(ids.size, np.int32)
+  num_into = 0
+  for id_ in ids:
+    slot = slot_of[id_]
+    if slot == capacity:
+      new[num_new] = id_
+      slot_of[id_] = slot = -1 - num_new
+      num_new += 1
+    if slot < 0:
+      # Of rows to come, whether this table needs them, is noted behind.
+      slot = capacity - 1 - slot
+    elif last_use[slot] != now:
+      last_use[slot] = now
+      uses[slot] += 1
+    if not is_held[slot]:
+      is_held[slot] = True
+      into[num_into] = id_
+      num_into += 1
+  return num_new, into[:num_into]
 
 
 @dataclasses.dataclass
@@ -66,55 +109,73 @@ class Cache:
 
   def __post_init__(self) -> None:
     self.slot_of = np.full(self.num_rows, self.capacity, np.int32)
-    self.id_of = np.full(self.capacity, -1, np.int64)
-    # Of each table, whether a slot has a row of it.
-    self.is_held = {x: np.zeros(self.capacity, bool) for x in self.names}
+    self.id_of = np.full(self.capacity, -1, np.int32)
+    # Of each table, whether a slot has a row of it; behind the slots are as
+    # many places for rows that come.
+    self._is_held = {x: np.zeros(2 * self.capacity, bool) for x in self.names}
+    # The stretch that last needed a row, and the tables that did.
+    self._seen = np.zeros(self.num_rows, np.int64)
     self._last_use = np.full(self.capacity, -1, np.int64)
     self._uses = np.zeros(self.capacity, np.int64)
-    self._free = self.capacity  # slots from the end on were never used
+    self._free = self.capacity  # slots from here on are in use
     self._now = 0
     self._victims = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
   def held(self, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Slots that have rows of a table, and the ids of these."""
-    slots = np.flatnonzero(self.is_held[name])
+    slots = np.flatnonzero(self._is_held[name][: self.capacity])
     return slots, self.id_of[slots]
 
-  def admit(self, needed: Mapping[str, np.ndarray]) -> Moves:
-    """Gives slots to working sets, by table. Raises `TooSmall`."""
-    ids = next(iter(needed.values()))
-    for others in list(needed.values())[1:]:
-      if others is not ids:
-        ids = np.union1d(ids, others)
-    if len(ids) > self.capacity:
-      raise TooSmall(len(ids))
+  def admit(self, needed: Sequence[Sequence[np.ndarray]]) -> Moves:
+    """Gives slots to the rows of as many steps as there are slots for.
+
+    For each step `needed` has the ids [n] int32 that each table looks up, with
+    repetitions; from `num_rows` on they are padding. Raises `TooSmall`.
+    """
     self._now += 1
-    slots = self.slot_of[ids]
-    is_new = slots == self.capacity
-    old = slots[~is_new]
-    self._last_use[old] = self._now
-    self._uses[old] += 1
-    new, into = ids[is_new], {}
-    num_fresh = min(len(new), self._free)
+    num_rows, num_steps = 0, 0
+    # A step that does not fit any more is collected, too.
+    most = max((len(ids) for tables in needed for ids in tables), default=0)
+    room = min(self.num_rows, self.capacity + most)
+    lists = np.empty((len(self.names), room), np.int32)
+    sizes = [0] * len(self.names)
+    for tables in needed:
+      after, total = list(sizes), num_rows
+      for i, ids in enumerate(tables):
+        bits = self._now << len(self.names), 1 << i
+        args = self._seen, *bits, lists[i]
+        after[i], num = _collect(ids, *args, sizes[i])
+        total += num
+      if total > self.capacity:
+        if not num_steps:
+          raise TooSmall(total)
+        break
+      sizes, num_rows, num_steps = after, total, num_steps + 1
+    new, num_new, into = np.empty(num_rows, np.int32), 0, {}
+    for i, (name, is_held) in enumerate(self._is_held.items()):
+      args = self.slot_of, self.capacity, is_held, self._last_use, self._uses
+      num_new, into[name] = _touch(
+        lists[i, : sizes[i]], *args, self._now, new, num_new
+      )
+    new = new[:num_new]
+    num_fresh = min(num_new, self._free)
     fresh = np.arange(self._free - num_fresh, self._free)
-    victims = self._choose(len(new) - num_fresh)
+    victims = self._choose(num_new - num_fresh)
     gone, out = self.id_of[victims], {}
-    for name, is_held in self.is_held.items():
+    places = np.concatenate([fresh, victims])
+    for name, is_held in self._is_held.items():
       leaving = victims[is_held[victims]]
       out[name] = leaving, self.id_of[leaving]
-      is_held[leaving] = False
+      comes = slice(self.capacity, self.capacity + num_new)
+      is_held[places] = is_held[comes]
+      is_held[comes] = False
     self._free -= num_fresh
     self.slot_of[gone] = self.capacity
-    places = np.concatenate([fresh, victims])
     self.slot_of[new], self.id_of[places] = places, new
     self._last_use[places], self._uses[places] = self._now, 1
-    slots = self.slot_of[ids]
-    for name, some in needed.items():
-      at = self.slot_of[some]
-      lacks = ~self.is_held[name][at]
-      into[name] = at[lacks], some[lacks]
-      self.is_held[name][at] = True
-    return Moves(ids, slots, new, gone, out, into)
+    into = {name: (self.slot_of[ids], ids) for name, ids in into.items()}
+    ids = np.concatenate([gone, new])
+    return Moves(num_steps, num_rows, ids, self.slot_of[ids], out, into)
 
   def _choose(self, num: int) -> np.ndarray:
     """[num] int64, slots whose rows have to go."""
@@ -122,8 +183,7 @@ class Cache:
       return np.zeros(0, np.int64)
     # Those that were chosen in advance and have not been used since.
     slots, seen = self._victims
-    is_good = self._last_use[slots] == seen
-    slots = slots[is_good]
+    slots = slots[self._last_use[slots] == seen]
     if len(slots) < num:
       slots = self._ranked(num)
     chosen, rest = slots[:num], slots[num:]

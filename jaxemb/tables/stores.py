@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
+import numba
 import numpy as np
 
 from jaxemb import errors
@@ -66,6 +67,14 @@ def record_of(rows: Sequence[Any]) -> Record:
   return Record(dtypes, tuple(tuple(x.shape[1:]) for x in rows))
 
 
+@numba.njit(nogil=True, cache=True)
+def _copy_rows(source, places, target, new_places):
+  for i in range(places.size):
+    row, new = source[places[i]], target[new_places[i]]
+    for k in range(row.size):
+      new[k] = row[k]
+
+
 class Store(Protocol):
   """Records of a table, by id; one thread at a time uses it."""
 
@@ -113,6 +122,29 @@ class _Local:
     """See `Store`."""
     self.records[ids] = records
     self.is_known[ids] = True
+
+  def know(self, ids: np.ndarray) -> None:
+    """Makes those of ids [n] that differ that were never written."""
+    if len(new := ids[~self.is_known[ids]]):
+      self.write(new, self.make(new))
+
+  def swap(
+    self,
+    arrays: Sequence[np.ndarray],
+    out: tuple[np.ndarray, np.ndarray],
+    into: tuple[np.ndarray, np.ndarray],
+  ) -> None:
+    """Copies known rows between here and arrays [slots, bytes] of a device.
+
+    `out` has slots and ids of rows that come here, `into` of those that go,
+    maybe into the same slots.
+    """
+    start = 0
+    for array in arrays:
+      part = self.records[:, start : start + array.shape[1]]
+      _copy_rows(array, out[0], part, out[1])
+      _copy_rows(part, into[1], array, into[0])
+      start += array.shape[1]
 
   def _blocks(self, ids: np.ndarray) -> Iterator[np.ndarray]:
     size = max(1, _BLOCK_BYTES // self.num_bytes)
