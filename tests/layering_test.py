@@ -90,9 +90,9 @@ def test_every_folder_has_its_line():
 def test_the_package_stays_within_its_budget():
   # A change that needs more takes it from elsewhere, or says why in this line:
   # 1,860 are the kernels for CPUs and their cores, 690 ways to meet, 110 what
-  # processes do, 1,100 tables in stores, 500 rows that workers share.
+  # processes do, 1,100 tables in stores, 700 rows that workers share.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 20_300
+  assert lines <= 20_500
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 14
 
@@ -107,7 +107,9 @@ def test_imports_modules_not_names(path):
 
 def test_every_import_is_declared_and_every_dependency_imported():
   project = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
-  names = [re.match(r'[\w-]+', d)[0] for d in project['dependencies']]
+  # An extra that the package itself imports, where it is used.
+  needed = project['dependencies'] + project['optional-dependencies']['ray']
+  names = [re.match(r'[\w-]+', d)[0] for d in needed]
   declared = {IMPORT_NAMES.get(name, name) for name in names}
   imported = {
     name.split('.')[0] for path in FILES for name in _imports(_tree(path))

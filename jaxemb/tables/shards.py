@@ -162,11 +162,13 @@ class Sharded:
     make: Callable[[np.ndarray], np.ndarray],
     call: Call,
     client: str,
+    close: Callable[[], None],
   ):
     """`make` makes the first records of ids; names of clients are unique."""
     self.num_rows, self.num_bytes = num_rows, num_bytes
     self._num_shards, self._make, self._call = num_shards, make, call
     self._client, self._calls = client, 0
+    self.close = close  # see `stores.Store`
 
   def _split(self, ids):
     """By shard, which of the ids it has."""
@@ -271,6 +273,3 @@ class Sharded:
       raise ValueError(f'{path} is of {len(sums)} shards')
     args = {i: (path / str(i), x) for i, x in enumerate(sums)}
     self._call('restore', args)
-
-  def close(self) -> None:
-    """See `stores.Store`; shards belong to whoever started them."""

@@ -31,7 +31,7 @@ class _Servers:
     return {i: getattr(self.shards[i], method)(*x) for i, x in args.items()}
 
   def table(self, client):
-    args = len(self.shards), ROWS, 4 * WIDTH, _make, self.call, client
+    args = len(self.shards), ROWS, 4 * WIDTH, _make, self.call, client, list
     return shards.Sharded(*args)
 
 

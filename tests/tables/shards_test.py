@@ -18,7 +18,7 @@ def _table(num):
   def call(method, args):
     return {i: getattr(made[i], method)(*x) for i, x in args.items()}
 
-  return shards.Sharded(num, ROWS, BYTES, _make, call, 'me')
+  return shards.Sharded(num, ROWS, BYTES, _make, call, 'me', list)
 
 
 @pytest.mark.parametrize('num', [1, 2, 5])

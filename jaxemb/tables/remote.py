@@ -1,0 +1,237 @@
+"""Tables on other processes or machines: shards as actors of Ray.
+
+Ray starts, places and restarts them. One that dies comes back from the snapshot
+that it took last, and says how many updates it has lost; a call that it may
+have missed is made again, and done once.
+
+With RAY_ADDRESS set, shards are on the cluster that it names; snapshots are
+then to be in a folder that all its machines have. Otherwise Ray is started on
+this machine for as long as the tables are used.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import pathlib
+import shutil
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.storage import atomic
+from jaxemb.tables import shards
+
+_LOG = logging.getLogger('jaxemb')
+WAIT_SECS = 60  # for a shard that is being restarted
+_RETRY_SECS = 0.5
+# Of what travels on one machine; taken as it is used.
+_OBJECT_STORE_BYTES = 1 << 30
+
+
+def _ray() -> Any:
+  try:
+    import ray
+  except ImportError as error:
+    raise errors.UserError(
+      f"tables in a remote store need Ray ({error}): pip install -e '.[ray]'"
+    ) from error
+  return ray
+
+
+class Actor:
+  """A shard in a process of its own, which Ray starts again if it ends."""
+
+  def __init__(self, folder: pathlib.Path, snapshot_secs: float, *args: Any):
+    """The folder is this shard's; `args` are those of `shards.Shard`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    self._folder, self._every_secs = folder, snapshot_secs
+    self._shard = shards.Shard(*args)
+    # Starts, epoch and updates: what the next start has to know. It stays when
+    # the process ends, as the system has the page.
+    path = folder / 'counts'
+    mode = 'r+' if path.exists() else 'w+'
+    self._counts = np.memmap(path, np.int64, mode, shape=(3,))
+    if self._latest.exists():
+      saved = json.loads(self._latest.read_text())
+      self._shard.restore(folder / saved['rows'], saved['checksum'])
+      self._shard.done = saved['done']
+    self._lost = int(self._counts[2]) - self._shard.updates
+    self._shard.epoch = int(self._counts[1]) + 1
+    self._counts[0] += 1
+    self._number, self._saved = 0, time.monotonic()
+    self._count()
+
+  @property
+  def _latest(self):
+    return self._folder / 'latest.json'
+
+  def _count(self):
+    self._counts[1:] = self._shard.epoch, self._shard.updates
+
+  def lost(self) -> int:
+    """Updates that were lost when this process was started."""
+    return self._lost
+
+  def call(self, method: str, *args: Any) -> tuple[int, Any]:
+    """How often the shard was started, and what a method of it returns."""
+    answer = getattr(self._shard, method)(*args)
+    self._count()
+    is_old = time.monotonic() - self._saved > self._every_secs
+    if is_old or method == 'restore':
+      self._save()
+    return int(self._counts[0]), answer
+
+  def _save(self):
+    path = self._folder / f'rows-{self._counts[0]}-{self._number % 2}'
+    checksum = self._shard.snapshot(path)
+    state = {'rows': path.name, 'checksum': checksum, 'done': self._shard.done}
+    with atomic.write(self._latest) as file:
+      file.write(json.dumps(state).encode())
+    for old in self._folder.glob('rows-*'):
+      if old != path:
+        old.unlink()
+    self._number, self._saved = self._number + 1, time.monotonic()
+
+
+class _Calls:
+  """`shards.Call` of actors, which may be restarted meanwhile."""
+
+  def __init__(self, name: str, actors: list[Any]):
+    self.name, self.actors = name, actors
+    self._starts: dict[int, int] = {}
+
+  def __call__(self, method: str, args: Mapping[int, tuple]) -> dict[int, Any]:
+    ray, answers, waiting = _ray(), {}, dict(args)
+    deadline = time.monotonic() + WAIT_SECS
+    while True:
+      refs = {
+        i: self.actors[i].call.remote(method, *x) for i, x in waiting.items()
+      }
+      for i, ref in refs.items():
+        try:
+          starts, answers[i] = ray.get(ref)
+        except ray.exceptions.RayActorError as error:
+          why = error
+          continue
+        except ray.exceptions.RayTaskError as error:
+          raise error.cause from None
+        del waiting[i]
+        self._note(i, starts)
+      if not waiting:
+        return {i: answers[i] for i in args}
+      if time.monotonic() > deadline:
+        raise errors.UserError(
+          f'shard {min(waiting)} of table {self.name} has not answered for '
+          f'{WAIT_SECS} s ({errors.one_line(why, 100)}); see that Ray and its '
+          'machines run, then run the same command to resume'
+        ) from why
+      time.sleep(_RETRY_SECS)
+
+  def _note(self, i, starts):
+    if self._starts.setdefault(i, starts) != starts:
+      self._starts[i] = starts
+      lost = _ray().get(self.actors[i].lost.remote())
+      _LOG.warning(
+        f'shard {i} of table {self.name} ended and came back from its last '
+        f'snapshot: {lost:,} updates of rows since then are lost'
+      )
+
+
+class Cluster:
+  """Ray, and the tables that are on it."""
+
+  def __init__(self, namespace: str = '', address: str = ''):
+    """Joins the cluster at an address, or RAY_ADDRESS, or starts Ray here.
+
+    Who gives the same namespace has the same tables.
+    """
+    self._ray, self._namespace = _ray(), namespace or uuid.uuid4().hex
+    address = address or os.environ.get('RAY_ADDRESS') or 'local'
+    self._is_ours = not self._ray.is_initialized()
+    if self._is_ours:
+      self._start(address)
+    self.address = self._ray.get_runtime_context().gcs_address
+
+  def _start(self, address):
+    options = {}
+    if address == 'local':
+      # Nothing is sent from a machine that is only used by itself.
+      os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+      options = {
+        'include_dashboard': False,
+        'num_cpus': 1,  # or it has idle processes for more
+        'object_store_memory': _OBJECT_STORE_BYTES,
+      }
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+      self._ray.init(
+        address,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        **options,
+      )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+      raise errors.UserError(
+        f'cannot use Ray at {address}: {errors.one_line(error)}; correct '
+        'RAY_ADDRESS, or remove it to start Ray on this machine'
+      ) from error
+    finally:
+      if is_main:  # Ray has its own, which does not save
+        signal.signal(signal.SIGTERM, handler)
+
+  def table(
+    self,
+    name: str,
+    num_shards: int,
+    num_rows: int,
+    num_bytes: int,
+    make: Callable[[np.ndarray], np.ndarray],
+    folder: pathlib.Path,
+    snapshot_secs: float,
+    num_added: int = 0,
+    client: str = '',
+  ) -> shards.Sharded:
+    """A table, whose shards are started if there are none of its name.
+
+    The folder is for snapshots; other arguments are as of `shards.Sharded` and
+    `shards.Shard`. Who closes it ends its shards.
+    """
+    options = {
+      'max_restarts': -1,
+      'num_cpus': 0,
+      'namespace': self._namespace,
+      'get_if_exists': True,
+    }
+    actor = self._ray.remote(Actor)
+    actors = [
+      actor.options(name=f'{name}/{i}', **options).remote(
+        folder.absolute() / f'{name}-{i}',
+        snapshot_secs,
+        *(i, num_shards, num_rows, num_bytes, num_added),
+      )
+      for i in range(num_shards)
+    ]
+
+    def close():
+      for one in actors:
+        self._ray.kill(one)
+      for i in range(num_shards):
+        shutil.rmtree(folder / f'{name}-{i}', ignore_errors=True)
+      with contextlib.suppress(OSError):  # others have something there
+        folder.rmdir()
+
+    args = num_shards, num_rows, num_bytes, make, _Calls(name, actors)
+    return shards.Sharded(*args, client or uuid.uuid4().hex, close)
+
+  def close(self) -> None:
+    """Ends Ray if it was started or joined here."""
+    if self._is_ours:
+      self._ray.shutdown()
