@@ -13,7 +13,7 @@ import pathlib
 import pkgutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +39,7 @@ from jaxemb.tables import cached, row_optimizers, row_sharded, stores
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
+_PLACES = {'memory': 'in memory', 'disk': 'in files'}
 
 
 def member(key: str, name: str) -> Any:
@@ -493,12 +494,41 @@ def fingerprints(parts: Parts) -> dict[str, str]:
   return {'the data': parts.source.fingerprint, 'config.senses.words': words}
 
 
+def _plan_of_store(
+  config: ml_collections.ConfigDict, store: fetching.Fetching
+) -> Iterator[str]:
+  """Lines on what is expected of tables in a store.
+
+  Raises a `UserError` if they have no room there.
+  """
+  needed = store.store_bytes
+  kind = config.table.store
+  if kind == 'memory' and needed > (free := resources.available_bytes()):
+    raise errors.UserError(
+      f'tables of {needed / 1e9:.1f} GB do not fit the {free / 1e9:.1f} GB of '
+      'memory that are free; give --config.table.store=disk, or lower '
+      '--config.model.dim or --config.data.max_vocab'
+    )
+  yield f'store: {needed / 1e6:,.1f} MB of tables {_PLACES[kind]}'
+  for name, x in store.predicted(config.train.batch_words).items():
+    step_bytes = x.rows_per_step * store.records[name].num_bytes
+    yield (
+      f'{name}: about {x.stretch_steps:,.1f} steps of '
+      f'{config.train.batch_words:,} words at once, of whose rows '
+      f'{x.hit_rate:.0%} are on the device; {step_bytes / 1e6:,.2f} MB of '
+      'others come in each step, and as many go'
+    )
+
+
 def check_fits(parts: Parts) -> None:
   """Logs what each device will hold.
 
   Raises a `UserError` with the number of devices or hosts that would have room.
   """
   strategy, mesh, dtype = parts.strategy, parts.mesh, parts.config.table.dtype
+  if strategy.store:
+    for line in _plan_of_store(parts.config, strategy.store):
+      _LOG.info(line)
   state = strategy.init.eval_shape(jax.random.key(0))
   whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
   held = mesh_lib.num_bytes(state) // strategy.batch_sharding.num_devices

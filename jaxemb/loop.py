@@ -130,7 +130,7 @@ def train(
       while len(uncounted) > (0 if saves or due else 1):
         meter.count(*uncounted.popleft())
       if strategy.store:
-        totals.count(strategy.store.take_counts())
+        meter.count_store(strategy.store.take_counts())
       for hook in due:
         hook.run(state, totals)
         meter.resume()

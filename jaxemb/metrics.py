@@ -305,6 +305,7 @@ class Meter:
   def _begin_record(self, now: float) -> None:
     self._last, self._last_done = now, self.totals.done
     self._loss = self._examples = 0.0  # since then
+    self._store: dict[str, float] = {}
 
   def count(
     self, item: Any, learning_rates: tuple[float, float], step_metrics: Any
@@ -344,6 +345,12 @@ class Meter:
     own['meetings_per_sec'] += meetings
     own[self._rate] += done
 
+  def count_store(self, counts: Mapping[str, float]) -> None:
+    """Counts rows and seconds of `strategies.fetching`, by name."""
+    self.totals.count(counts)
+    for name, value in counts.items():
+      self._store[name] = self._store.get(name, 0) + value
+
   def _record(self, now: float, learning_rate: float) -> None:
     t, own = self.totals, resources.since(self._first) | self._own
     # Batches without words may follow the last one.
@@ -363,6 +370,8 @@ class Meter:
       'eta_secs': (self.total - t.done) / max(rate, 1e-9),
       'hosts': list(map(resources.between, before, self._seen)),
     }
+    if self._store:
+      record['store'] = self._store
     if self._writer:
       self._writer.write(record)
     loss = 'n/a' if record['loss'] is None else f'{record["loss"]:.4f}'

@@ -142,6 +142,8 @@ def write(
   values |= {'evaluation': evaluation} | dict(more)
   values |= {'hosts': resources.summary(records)}
   values |= {'staleness': _staleness(parts, totals)}
+  if parts.strategy.store:
+    values |= {'store': _store(parts, totals)}
   values['dropped'] |= dropped
   report.write(workdir, values, records, vectors, parts.benchmarks)
   rate = totals.done / max(totals.train_secs, 1e-9)
@@ -149,6 +151,25 @@ def write(
     f'{rate / 1e6:.2f} M {totals.unit}/s in training, {totals.total_secs:.1f} '
     f's in all; report in {workdir / "report.html"}'
   )
+
+
+def _store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
+  """What went between stores and the device, beside what was expected."""
+  store = parts.strategy.store
+  predicted = store.predicted(parts.config.train.batch_words)
+  counts = {k: totals.counters.get(k, 0) for k in store.COUNTS}
+  steps, needed = max(totals.steps, 1), max(counts['rows_needed'], 1)
+  secs = max(counts['fetch_secs'], 1e-9)
+  return counts | {
+    'kind': parts.config.table.store,
+    'store_bytes': store.store_bytes,
+    'hit_rate': 1 - counts['rows_fetched'] / needed,
+    'rows_fetched_per_step': counts['rows_fetched'] / steps,
+    'predicted_rows_fetched_per_step': sum(
+      x.rows_per_step for x in predicted.values()
+    ),
+    'hidden': max(0.0, 1 - counts['fetch_waited_secs'] / secs),
+  }
 
 
 def _staleness(

@@ -211,6 +211,11 @@ def code_digest() -> str:
   return digest.hexdigest()[:16]
 
 
+def available_bytes() -> int:
+  """Of this machine's memory."""
+  return psutil.virtual_memory().available
+
+
 def check_fits(
   devices: Sequence[jax.Device], held_bytes: int, copy_bytes: int
 ) -> None:
@@ -227,7 +232,7 @@ def check_fits(
   else:  # CPU devices share the memory of the host
     kind, needed_bytes = 'host', held_bytes * len(mine)
     more = ' with as much memory, a process with one device on each'
-    free_bytes = psutil.virtual_memory().available
+    free_bytes = available_bytes()
   if needed_bytes <= free_bytes:
     return
   num = math.ceil(copy_bytes / max(free_bytes, 1))

@@ -69,6 +69,39 @@ def expected_rows(lookups: np.ndarray) -> float:
   return float(-np.expm1(-lookups).sum())
 
 
+class Predicted(NamedTuple):
+  """What is expected of a table, before it is trained."""
+
+  stretch_steps: float  # that have room on the device at once
+  rows_per_step: float  # fetched, once all slots are in use
+  hit_rate: float  # of the rows that a stretch needs
+
+
+def predict(
+  lookups: Mapping[str, np.ndarray], num_slots: int, most_steps: int
+) -> dict[str, Predicted]:
+  """By table, what [vocab] lookups of each step make of a cache they share.
+
+  A row is there if any table used it within a time in which as many others were
+  used as there are slots (Che's approximation, of LRU; LFU fetches a little
+  less).
+  """
+  of_any = np.max(list(lookups.values()), 0)
+  low, high = 1e-3, 1e9
+  for _ in range(60):  # by bisection
+    middle = (low * high) ** 0.5
+    is_less = expected_rows(of_any * middle) < num_slots
+    low, high = (middle, high) if is_less else (low, middle)
+  num_steps = min(low, most_steps)
+  found = {}
+  for name, each in lookups.items():
+    needs = -np.expm1(-each * num_steps)
+    misses = float(np.sum(needs * np.exp(-of_any * low)))
+    hit_rate = 1 - misses / needs.sum()
+    found[name] = Predicted(num_steps, misses / num_steps, hit_rate)
+  return found
+
+
 def _padded(x: np.ndarray, size: int, value: int = 0) -> np.ndarray:
   widths = [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1)
   return np.pad(x, widths, constant_values=value)
@@ -109,6 +142,19 @@ def _point(slot_of, ids, slots):
 
 class Fetching:
   """A strategy's step, before it is compiled or after, and its stores."""
+
+  # What `take_counts` may have: rows and bytes that came to the device and that
+  # went, different rows that stretches needed; time for both, and of it, time
+  # in which the device had nothing to do.
+  COUNTS = (
+    'rows_needed',
+    'rows_fetched',
+    'rows_stored',
+    'bytes_fetched',
+    'bytes_stored',
+    'fetch_secs',
+    'fetch_waited_secs',
+  )
 
   def __init__(
     self,
@@ -273,7 +319,7 @@ class Fetching:
     sizes = spec.vocab, record.num_bytes
     self._stores[name] = self._make_store(name, *sizes, make)
     self._is_shared_memory = jax.default_backend() == 'cpu' and all(
-      hasattr(x, 'swap') for x in self._stores.values()
+      getattr(x, 'swap', None) for x in self._stores.values()
     )
 
   def _slots(self):
@@ -322,7 +368,10 @@ class Fetching:
           arrays[name] = self.records[name].unpack(rows)
         self._count('rows_fetched', len(new))
         self._count('rows_stored', len(some.out[name][1]))
-      self._count('rows_needed', some.num_rows * len(cache.names))
+        self._count('rows_needed', some.num_needed[name])
+        num_bytes = self.records[name].num_bytes
+        self._count('bytes_fetched', num_bytes * len(new))
+        self._count('bytes_stored', num_bytes * len(some.out[name][1]))
     self._count('fetch_secs', time.monotonic() - start)
     return Fetched(first + num_steps, count, moves, arrays)
 
@@ -428,6 +477,25 @@ class Fetching:
     metrics = self._finish(measured, batch, np.int32(count))
     self._count('fetch_waited_secs', waited)
     return state, metrics
+
+  @property
+  def store_bytes(self) -> int:
+    """Of all rows in the stores."""
+    pairs = self.tables.values(), self.records.values()
+    return sum(
+      x.spec.vocab * record.num_bytes for x, record in zip(*pairs, strict=True)
+    )
+
+  def predicted(self, step_centers: int) -> dict[str, Predicted]:
+    """By table, what is expected of steps with so many centers."""
+    found = {}
+    for cache in self.caches:
+      lookups = {
+        name: self.tables[name].spec.lookups_per_center * step_centers
+        for name in cache.names
+      }
+      found |= predict(lookups, cache.capacity, self.size)
+    return found
 
   def take_counts(self) -> dict[str, float]:
     """Rows and seconds since the last call, by name."""

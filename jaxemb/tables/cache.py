@@ -39,7 +39,7 @@ class Moves(NamedTuple):
   """What changes before a stretch of steps."""
 
   num_steps: int
-  num_rows: int  # different ones, of the working set
+  num_needed: dict[str, int]  # by table, different rows of the working set
   # Ids whose slots change, and where they are from now on.
   ids: np.ndarray  # [n] int32
   slots: np.ndarray  # [n] int32
@@ -175,7 +175,8 @@ class Cache:
     self._last_use[places], self._uses[places] = self._now, 1
     into = {name: (self.slot_of[ids], ids) for name, ids in into.items()}
     ids = np.concatenate([gone, new])
-    return Moves(num_steps, num_rows, ids, self.slot_of[ids], out, into)
+    num_needed = dict(zip(self.names, sizes, strict=True))
+    return Moves(num_steps, num_needed, ids, self.slot_of[ids], out, into)
 
   def _choose(self, num: int) -> np.ndarray:
     """[num] int64, slots whose rows have to go."""

@@ -206,7 +206,7 @@ class Memory(_Local):
 
 @dataclasses.dataclass
 class Disk(_Local):
-  """In a file that is mapped into memory, and removed when it is closed.
+  """In a file without a name that is mapped into memory.
 
   The system writes pages back, and keeps those in memory that it has room for.
   """
@@ -229,6 +229,8 @@ class Disk(_Local):
           'less free; give another --workdir'
         ) from error
       self._map = mmap.mmap(file.fileno(), size)
+    # Gone when this process is, however it ends.
+    self.path.unlink()
     self._map.madvise(mmap.MADV_RANDOM)
     self._mapped_bytes = 0
     records = np.frombuffer(self._map, np.uint8, self.num_rows * self.num_bytes)
@@ -256,4 +258,3 @@ class Disk(_Local):
     super().close()
     with contextlib.suppress(BufferError):  # an array of it is still there
       self._map.close()
-    self.path.unlink(missing_ok=True)
