@@ -35,11 +35,15 @@ from jaxemb.senses import context_mixture, mixture
 from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import fetching, replicas
 from jaxemb.tables import cache as cache_lib
-from jaxemb.tables import cached, row_optimizers, row_sharded, stores
+from jaxemb.tables import cached, remote, row_optimizers, row_sharded, stores
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
-_PLACES = {'memory': 'in memory', 'disk': 'in files'}
+_PLACES = {
+  'memory': 'in memory',
+  'disk': 'in files',
+  'remote': 'in the memory of actors of Ray',
+}
 
 
 def member(key: str, name: str) -> Any:
@@ -333,10 +337,15 @@ def _fetching(
     for vocab, x in by_vocab.items()
   ]
 
+  t, place = config.table, folder or pathlib.Path(tempfile.gettempdir())
+  cluster = remote.Cluster() if t.store == 'remote' else None
+
   def make_store(name, *args):
-    if config.table.store == 'memory':
+    if t.store == 'memory':
       return stores.Memory(*args)
-    place = folder or pathlib.Path(tempfile.gettempdir())
+    if cluster:
+      every_secs = config.train.checkpoint_every_secs
+      return cluster.table(name, t.shards, *args, place, every_secs)
     return stores.Disk(*args, path=place / f'{name}-{os.getpid()}.rows')
 
   return fetching.Fetching(trainable, caches, make_store)

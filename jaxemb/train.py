@@ -172,7 +172,9 @@ def _train(
         getattr(parts.strategy.policy, 'every_steps', 0),
       )
 
-  with loop.open_checkpoints(workdir) as checkpoints:
+  store = parts.strategy.store
+  closing = contextlib.closing(store) if store else contextlib.nullcontext()
+  with closing, loop.open_checkpoints(workdir) as checkpoints:
     hooks = [results.Evaluation(workdir, parts)]
     trained = loop.train(checkpoints, parts, session, make_meter, hooks)
     if trained is None:

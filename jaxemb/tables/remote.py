@@ -145,22 +145,21 @@ class _Calls:
 
 
 class Cluster:
-  """Ray, and the tables that are on it."""
+  """Ray, for as long as tables are on it."""
 
   def __init__(self, namespace: str = '', address: str = ''):
     """Joins the cluster at an address, or RAY_ADDRESS, or starts Ray here.
 
-    Who gives the same namespace has the same tables.
+    Who gives the same namespace has the same tables; '' = tables of its own.
     """
-    self._ray, self._namespace = _ray(), namespace or uuid.uuid4().hex
-    address = address or os.environ.get('RAY_ADDRESS') or 'local'
-    self._is_ours = not self._ray.is_initialized()
-    if self._is_ours:
-      self._start(address)
-    self.address = self._ray.get_runtime_context().gcs_address
+    self._ray, self._namespace = _ray(), namespace
+    self._address = address or os.environ.get('RAY_ADDRESS') or 'local'
+    self._is_ours, self._num_tables = False, 0
 
-  def _start(self, address):
-    options = {}
+  def _start(self):
+    if self._ray.is_initialized():
+      return
+    self._is_ours, address, options = True, self._address, {}
     if address == 'local':
       # Nothing is sent from a machine that is only used by itself.
       os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
@@ -199,39 +198,38 @@ class Cluster:
     num_added: int = 0,
     client: str = '',
   ) -> shards.Sharded:
-    """A table, whose shards are started if there are none of its name.
+    """A table, whose shards are started if they are not there.
 
     The folder is for snapshots; other arguments are as of `shards.Sharded` and
-    `shards.Shard`. Who closes it ends its shards.
+    `shards.Shard`. Closing it ends its shards, and Ray with the last table if
+    this started it.
     """
-    options = {
-      'max_restarts': -1,
-      'num_cpus': 0,
-      'namespace': self._namespace,
-      'get_if_exists': True,
-    }
+    self._start()
     actor = self._ray.remote(Actor)
-    actors = [
-      actor.options(name=f'{name}/{i}', **options).remote(
-        folder.absolute() / f'{name}-{i}',
-        snapshot_secs,
-        *(i, num_shards, num_rows, num_bytes, num_added),
-      )
-      for i in range(num_shards)
+    options = {'max_restarts': -1, 'num_cpus': 0}
+    kind, actors = self._namespace or uuid.uuid4().hex, []
+    places = [
+      folder.absolute() / kind / f'{name}-{i}' for i in range(num_shards)
     ]
+    for i, place in enumerate(places):
+      if self._namespace:
+        options |= {
+          'namespace': kind, 'name': f'{name}/{i}', 'get_if_exists': True,
+        }  # fmt: skip
+      args = i, num_shards, num_rows, num_bytes, num_added
+      made = actor.options(**options).remote(place, snapshot_secs, *args)
+      actors.append(made)
+    self._num_tables += 1
 
     def close():
-      for one in actors:
+      for one, place in zip(actors, places, strict=True):
         self._ray.kill(one)
-      for i in range(num_shards):
-        shutil.rmtree(folder / f'{name}-{i}', ignore_errors=True)
-      with contextlib.suppress(OSError):  # others have something there
-        folder.rmdir()
+        shutil.rmtree(place, ignore_errors=True)
+      with contextlib.suppress(OSError):  # other tables have something there
+        places[0].parent.rmdir()
+      self._num_tables -= 1
+      if self._is_ours and not self._num_tables:
+        self._ray.shutdown()
 
     args = num_shards, num_rows, num_bytes, make, _Calls(name, actors)
     return shards.Sharded(*args, client or uuid.uuid4().hex, close)
-
-  def close(self) -> None:
-    """Ends Ray if it was started or joined here."""
-    if self._is_ours:
-      self._ray.shutdown()

@@ -100,7 +100,18 @@ def _as_elsewhere(store):
 @pytest.mark.parametrize('case', CASES)
 @pytest.mark.parametrize('policy', [*cache_lib.POLICIES, 'elsewhere'])
 def test_a_store_changes_no_bit(case, policy):
-  settings, fused, store = CASES[case]
+  _check_bits(policy, *CASES[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('case', ['kernel-adagrad', 'int8'])
+def test_a_store_on_actors_changes_no_bit(case):
+  pytest.importorskip('ray', reason='Ray is not installed')
+  settings, fused, _ = CASES[case]
+  _check_bits('lfu', settings, fused, 'remote')
+
+
+def _check_bits(policy, settings, fused, store):
   whole = _trainer(settings, fused)
   more = {
     'table.store': store, 'table.device_bytes': '30%',
@@ -120,6 +131,7 @@ def test_a_store_changes_no_bit(case, policy):
   assert 0 < counts['rows_stored'] < counts['rows_fetched']
   assert counts['rows_fetched'] < counts['rows_needed']
   assert set(counts) == set(stored.strategy.store.COUNTS)
+  stored.strategy.store.close()
 
 
 def test_what_was_exported_on_the_way_and_saved_goes_on(tmp_path):

@@ -62,13 +62,14 @@ class _Worker:
 
   def place(self, ids):
     """Finds lines for rows; what leaves is pushed, then what is old is read."""
-    moves = self.cache.admit({'x': ids})
+    moves = self.cache.admit([[ids]])
+    lines = self.cache.slot_of[ids]
     self.push(self.copies.leave(moves.out['x'][0]))
-    fetched = self.copies.read(moves.slots, ids)
+    fetched = self.copies.read(lines, ids)
     self.write(self.copies.commit(fetched))
     self.seen[fetched.ids] = shards.num_updates(fetched.clocks)
     self.pushed[fetched.ids] = 0
-    return moves.slots
+    return lines
 
   def write(self, changes):
     self.rows[changes.lines] = changes.rows
@@ -86,7 +87,7 @@ class _Worker:
 
 
 def _draw(rng, num=8):
-  ids = np.unique(rng.zipf(1.3, num) % ROWS)
+  ids = np.unique(rng.zipf(1.3, num) % ROWS).astype(np.int32)
   updates = rng.integers(1, 4, len(ids))
   return ids, updates, rng.integers(-3, 4, (len(ids), ADDED))
 
@@ -190,9 +191,10 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bounds):
     else:
       worker.lines = np.zeros(0, np.int64)
     ids = _draw(rng)[0]
-    moves = worker.cache.admit({'x': ids})
-    fetched = copies_.read(moves.slots, ids)
-    ahead[worker.number] = moves, fetched, moves.slots, ids
+    moves = worker.cache.admit([[ids]])
+    lines = worker.cache.slot_of[ids]
+    fetched = copies_.read(lines, ids)
+    ahead[worker.number] = moves, fetched, lines, ids
   for worker in workers:
     pending = worker.copies.all()
     worker.copies.push(pending, worker.rows[pending.lines])
@@ -202,7 +204,7 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bounds):
 def test_what_rounding_takes_off_goes_with_the_next_push():
   servers = _Servers(1)
   worker = _Worker(servers, 0, 'lru', (0, 0), lambda *x: None)
-  ids = np.array([5])
+  ids = np.array([5], np.int32)
   for _ in range(1000):
     lines = worker.place(ids)
     worker.train(lines, ids, np.ones(1, np.int64), np.full((1, ADDED), 0.1))
@@ -217,7 +219,7 @@ def test_rows_travel_only_where_they_are_old():
   one, two = (
     _Worker(servers, i, 'lru', (1, 1), lambda *x: None) for i in range(2)
   )
-  ids, once = np.arange(4), np.ones(4, np.int64)
+  ids, once = np.arange(4, dtype=np.int32), np.ones(4, np.int64)
   lines = two.place(ids)
   for updates, num_read in ((1, 0), (1, 4), (1, 0), (2, 4)):
     lines = one.place(ids)
@@ -232,7 +234,7 @@ def test_a_shard_that_came_back_is_read_anew_and_given_first_rows(tmp_path):
   servers = _Servers(1)
   shard = servers.shards[0]
   worker = _Worker(servers, 0, 'lru', (5, 0), lambda *x: None)
-  ids, once = np.arange(4), np.ones(4, np.int64)
+  ids, once = np.arange(4, dtype=np.int32), np.ones(4, np.int64)
 
   def train():
     lines = worker.place(ids)

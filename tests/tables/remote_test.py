@@ -19,11 +19,13 @@ def _make(ids):
 
 
 @pytest.fixture(scope='module')
-def cluster():
+def cluster(tmp_path_factory):
   pytest.importorskip('ray', reason='Ray is not installed')
-  cluster = remote.Cluster(address='local')
+  cluster = remote.Cluster('tests', address='local')
+  # As long as there is a table, there is Ray.
+  table = _table(cluster, tmp_path_factory.mktemp('held'), 'held', 1)
   yield cluster
-  cluster.close()
+  table.close()
 
 
 def _table(cluster, folder, name, num=3, secs=1e9, client=''):
@@ -63,7 +65,7 @@ def test_a_store_on_actors(cluster, tmp_path):
   with pytest.raises(ValueError, match='^[^\n]* is cut off$'):
     table.restore(tmp_path / 'saved', checksum)
   table.close()
-  assert not list(tmp_path.glob('store-*'))
+  assert [x.name for x in tmp_path.iterdir()] == ['saved']
 
 
 def test_a_shard_that_is_killed_says_what_it_lost(cluster, tmp_path, caplog):
@@ -148,7 +150,9 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     remote.Cluster()
 
 
-def test_a_cluster_that_is_not_there_is_one_line(cluster, monkeypatch):
+def test_a_cluster_that_is_not_there_is_one_line(
+  cluster, monkeypatch, tmp_path
+):
   import ray
 
   monkeypatch.setattr(ray, 'is_initialized', lambda: False)
@@ -158,4 +162,4 @@ def test_a_cluster_that_is_not_there_is_one_line(cluster, monkeypatch):
 
   monkeypatch.setattr(ray, 'init', refuse)
   with pytest.raises(errors.UserError, match='Ray at here:1: nobody is there'):
-    remote.Cluster(address='here:1')
+    _table(remote.Cluster(address='here:1'), tmp_path, 'x')
