@@ -19,6 +19,7 @@ import signal
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -171,12 +172,15 @@ class Cluster:
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     try:
-      self._ray.init(
-        address,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        **options,
-      )
+      with warnings.catch_warnings():
+        # Of a fork that goes on as another program at once.
+        warnings.simplefilter('ignore', RuntimeWarning)
+        self._ray.init(
+          address,
+          log_to_driver=False,
+          logging_level=logging.ERROR,
+          **options,
+        )
     except (ConnectionError, RuntimeError, ValueError) as error:
       raise errors.UserError(
         f'cannot use Ray at {address}: {errors.one_line(error)}; correct '
