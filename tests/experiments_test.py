@@ -76,6 +76,22 @@ def toy(tmp_path):
 # What experiments share.
 
 
+def test_rows_with_copies_move_seldom(run):
+  flags = '--rows=2000', '--lookups=200', '--steps=100', '--shares=0.1,1'
+  found, shown = run('het', *flags, '--exponents=1.05', '--policies=lru,lfu')
+  assert 'staleness' in shown
+  by_point = {(x['share'], x['policy'], x['staleness']): x for x in found}
+  for (share, policy, staleness), x in by_point.items():
+    assert 0 <= x['saved'] <= x['saved_of_lookups'] < 1
+    if not staleness:
+      assert x['pushed'] == 1
+    else:
+      fresher = by_point[share, policy, 10 if staleness == 100 else 0]
+      assert x['saved'] > fresher['saved']
+  # With room for all rows nothing leaves its line.
+  assert by_point[1, 'lru', 100] | {'policy': 'lfu'} == by_point[1, 'lfu', 100]
+
+
 @pytest.mark.parametrize('name', _SCRIPTS)
 def test_help(name, run, capsys):
   with pytest.raises(SystemExit, match='0'):
