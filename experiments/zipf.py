@@ -77,15 +77,19 @@ class Effort(NamedTuple):
   min_secs: float
 
 
-def make(settings: Mapping[str, Any], num_rows: int, **fixed: Any) -> Job:
+def make(
+  settings: Mapping[str, Any],
+  num_rows: int,
+  folder: pathlib.Path | None = None,
+  **fixed: Any,
+) -> Job:
   """Builds what trains tables of `num_rows` rows; starts JAX.
 
   `settings` are by dotted name, others are the defaults; `fixed` are fields of
-  `config.Tuning` that are not to be chosen.
+  `config.Tuning` that are not to be chosen, the `folder` is for stores.
   """
   config = config_lib.default()
-  config.update_from_flattened_dict(settings)
-  config_lib.check(config)
+  config = config_lib.check(config, settings)
   config, tuning, mesh = build.on_devices(config, {}, **fixed)
   weights = 1 / (np.arange(1, num_rows + 1) + 2.7)
   counts = np.rint(weights * (_CORPUS_WORDS / weights.sum())).astype(np.int64)
@@ -107,7 +111,8 @@ def make(settings: Mapping[str, Any], num_rows: int, **fixed: Any) -> Job:
   frequencies = loader.center_probabilities(counts, config.data.sample)
   corpus = model_base.Corpus((), counts, frequencies)
   steps = windows.Steps.of(spec)
-  trainer = build.trainer(config, tuning, mesh, corpus, steps)
+  args = config, tuning, mesh, corpus, steps, None, folder
+  trainer = build.trainer(*args)
   return Job(config, mesh, trainer, spec, counts)
 
 

@@ -232,6 +232,23 @@ def test_table_memory():
 
 
 @pytest.mark.slow
+def test_stored_tables(run, monkeypatch):
+  import stored_tables
+
+  monkeypatch.setattr(stored_tables, '_in_process', stored_tables.measure)
+  found, shown = run(
+    'stored_tables', '--rows=900', '--dim=8', '--words=60000', '--secs=0',
+    '--runs=1', '--batch_words=64', '--warm_dispatches=1',
+    '--cases=device,memory:50%,disk:40%',
+  )  # fmt: skip
+  assert '900 x 8, sgd' in shown
+  (device,), (memory,), (disk,) = found.values()
+  assert disk['table_bytes'] < memory['table_bytes'] < device['table_bytes']
+  assert 0 < memory['bytes_per_step'] < disk['bytes_per_step']
+  assert memory['hit_rate'] > disk['hit_rate']
+
+
+@pytest.mark.slow
 def test_weak_scaling(run):
   found, shown = run(
     'weak_scaling', '--vocab=300', '--dim=8', '--batch_words=64',
