@@ -188,6 +188,9 @@ class Cache:
     if len(slots) < num:
       slots = self._ranked(num)
     chosen, rest = slots[:num], slots[num:]
+    if self.policy != 'lru':
+      # Rows that come from now on will have been used once.
+      rest = rest[self._uses[rest] <= 1]
     self._victims = rest, self._last_use[rest]
     return chosen
 
