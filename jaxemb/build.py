@@ -99,6 +99,11 @@ def on_devices(
     wanted = mesh_lib.Shape(begun['mesh.data'] * begun['mesh.table'], 1)
   if config.table.store:
     wanted = mesh_lib.Shape(1, 1)
+    if distributed.num_processes() > 1:
+      raise errors.UserError(
+        'tables in a store are trained by one process; remove '
+        '--config.table.store and --config.table.device_bytes'
+      )
   # The threads of a kernel are worth more than replicas.
   has_threads = (
     s.name == 'replicas'
@@ -346,7 +351,7 @@ def _fetching(
     if cluster:
       every_secs = config.train.checkpoint_every_secs
       return cluster.table(name, t.shards, *args, place, every_secs)
-    return stores.Disk(*args, path=place / f'{name}-{os.getpid()}.rows')
+    return stores.disk(*args, place / f'{name}-{os.getpid()}.rows')
 
   return fetching.Fetching(trainable, caches, make_store)
 

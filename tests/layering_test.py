@@ -92,7 +92,7 @@ def test_the_package_stays_within_its_budget():
   # 1,860 are the kernels for CPUs and their cores, 690 ways to meet, 110 what
   # processes do, 1,100 tables in stores, 700 rows that workers share.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 20_500
+  assert lines <= 20_700
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 14
 
