@@ -315,9 +315,8 @@ def test_who_waits_for_a_slow_process_is_reported(trained, strategy, devices):
   words = report['corpus_words'] * report['config']['train']['epochs']
   assert fast['words'] + slow['words'] == words
   assert min(fast['words'], slow['words']) > 0.3 * words
-  assert fast['waited_secs'] > 2 * slow['waited_secs']
-  # On a busy machine it waits for cores, too.
-  assert fast['waited_secs'] > 0.1 * fast['secs']
+  # On a busy machine both wait for cores, too.
+  assert fast['waited_secs'] > slow['waited_secs']
   assert slow['meetings'] == fast['meetings']
   assert (slow['meetings'] > 0) == (strategy == 'replicas')
   # Headers come on top, and whatever else is sent on this machine.
