@@ -351,7 +351,7 @@ def _fetching(
     if cluster:
       every_secs = config.train.checkpoint_every_secs
       return cluster.table(name, t.shards, *args, place, every_secs)
-    return stores.disk(*args, place / f'{name}-{os.getpid()}.rows')
+    return stores.Disk(*args, path=place / f'{name}-{os.getpid()}.rows')
 
   return fetching.Fetching(trainable, caches, make_store)
 

@@ -22,9 +22,9 @@ import numpy as np
 from jaxemb import errors
 
 _BLOCK_BYTES = 1 << 26  # of a snapshot, read and written at once
-# Files up to this size are mapped into memory. A row of 516 bytes took .1 us in
-# mapped pages, 1 to 5 in cold ones, and .6 to 3 to be read or written.
-MAPPED_BYTES = 1 << 29
+# Pages of a large file that this process may have mapped: all that were ever
+# used would count as its memory.
+_MAPPED_BYTES = 1 << 29
 
 
 class Record(NamedTuple):
@@ -228,8 +228,11 @@ def _file(path: pathlib.Path, size: int) -> BinaryIO:
 
 
 @dataclasses.dataclass
-class Mapped(_Local):
-  """In a file that is mapped into memory as a whole."""
+class Disk(_Local):
+  """In a file that is mapped into memory.
+
+  The system writes pages back, and keeps those in memory that it has room for.
+  """
 
   path: pathlib.Path = dataclasses.field(kw_only=True)
 
@@ -237,79 +240,41 @@ class Mapped(_Local):
     size = self.num_rows * self.num_bytes
     with _file(self.path, size) as file:
       self._map = mmap.mmap(file.fileno(), size)
+    self._map.madvise(mmap.MADV_RANDOM)
+    self._mapped_bytes = 0
     records = np.frombuffer(self._map, np.uint8)
     self._open(records.reshape(self.num_rows, self.num_bytes))
+
+  def _touch(self, num: int) -> None:
+    """Unmaps all before the pages of so many more rows are too many."""
+    self._mapped_bytes += num * (mmap.PAGESIZE + self.num_bytes)
+    is_large = self.records.nbytes > _MAPPED_BYTES
+    if is_large and self._mapped_bytes > _MAPPED_BYTES:
+      self._map.madvise(mmap.MADV_DONTNEED)
+      self._mapped_bytes = 0
+
+  def read(self, ids: np.ndarray) -> np.ndarray:
+    """See `Store`."""
+    self._touch(len(ids))
+    return super().read(ids)
+
+  def write(self, ids: np.ndarray, records: np.ndarray) -> None:
+    """See `Store`."""
+    self._touch(len(ids))
+    super().write(ids, records)
+
+  def swap(
+    self,
+    arrays: Sequence[np.ndarray],
+    out: tuple[np.ndarray, np.ndarray],
+    into: tuple[np.ndarray, np.ndarray],
+  ) -> None:
+    """See `_Local`."""
+    self._touch(len(out[0]) + len(into[0]))
+    super().swap(arrays, out, into)
 
   def close(self) -> None:
     """See `Store`."""
     super().close()
     with contextlib.suppress(BufferError):  # an array of it is still there
       self._map.close()
-
-
-@dataclasses.dataclass
-class Direct(_Local):
-  """In a file that is read and written, in order of place.
-
-  The system keeps what it has room for. Mapped pages that are cold cost more,
-  and count as memory of this process.
-  """
-
-  path: pathlib.Path = dataclasses.field(kw_only=True)
-  swap = None  # rows are copied ahead
-
-  def __post_init__(self) -> None:
-    self._file = _file(self.path, self.num_rows * self.num_bytes)
-    self._open(np.zeros((0, self.num_bytes), np.uint8))
-
-  def _runs(self, ids: np.ndarray) -> tuple[np.ndarray, Iterator[Any]]:
-    """The order of places, and (place, slice of bytes) of neighbors in it."""
-    order = np.argsort(ids)
-    ids, size = ids[order], self.num_bytes
-    edges = np.flatnonzero(np.diff(ids) != 1) + 1
-    starts, stops = np.append(0, edges), np.append(edges, len(ids))
-    columns = (x.tolist() for x in (ids[starts], starts, stops))
-    runs = zip(*columns, strict=True)
-    return order, ((i * size, slice(a * size, b * size)) for i, a, b in runs)
-
-  def read(self, ids: np.ndarray) -> np.ndarray:
-    """See `Store`."""
-    found = np.empty((len(ids), self.num_bytes), np.uint8)
-    if not len(ids):
-      return found
-    order, runs = self._runs(ids)
-    number = self._file.fileno()
-    data = [os.pread(number, x.stop - x.start, place) for place, x in runs]
-    found[order] = np.frombuffer(b''.join(data), np.uint8).reshape(found.shape)
-    if len(new := np.flatnonzero(~self.is_known[ids])):
-      found[new] = self.make(ids[new])
-    return found
-
-  def write(self, ids: np.ndarray, records: np.ndarray) -> None:
-    """See `Store`."""
-    if not len(ids):
-      return
-    order, runs = self._runs(ids)
-    data = memoryview(np.ascontiguousarray(records[order]).reshape(-1))
-    for place, x in runs:
-      os.pwrite(self._file.fileno(), data[x], place)
-    self.is_known[ids] = True
-
-  def close(self) -> None:
-    """See `Store`."""
-    super().close()
-    self._file.close()
-
-
-def disk(
-  num_rows: int,
-  num_bytes: int,
-  make: Callable[[np.ndarray], np.ndarray],
-  path: pathlib.Path,
-) -> Store:
-  """A store in a file.
-
-  Raises a `UserError` if there is no room for it.
-  """
-  is_small = num_rows * num_bytes <= MAPPED_BYTES
-  return (Mapped if is_small else Direct)(num_rows, num_bytes, make, path=path)

@@ -11,7 +11,6 @@ import pytest
 from jaxemb import errors
 from jaxemb.data import windows
 from jaxemb.tables import cache as cache_lib
-from jaxemb.tables import stores
 from tests import dispatches
 
 VOCAB, MAX_STEPS, WORDS = 600, 40, 16
@@ -100,9 +99,7 @@ def _as_elsewhere(store):
 
 @pytest.mark.parametrize('case', CASES)
 @pytest.mark.parametrize('policy', [*cache_lib.POLICIES, 'elsewhere'])
-def test_a_store_changes_no_bit(case, policy, monkeypatch):
-  if policy == 'elsewhere':
-    monkeypatch.setattr(stores, 'MAPPED_BYTES', 0)
+def test_a_store_changes_no_bit(case, policy):
   _check_bits(policy, *CASES[case])
 
 
