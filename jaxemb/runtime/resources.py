@@ -123,10 +123,12 @@ def _summary(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def asleep_secs(num_threads: int) -> float:
   """Returns until now how long threads neither ran nor waited for a core.
 
-  It is the mean of those that compute. What libraries' other threads do lowers
-  it, and Python's do not. NaN with accelerators, and where there is no Linux.
+  It is the mean of those that compute, one of which may be the caller: jax 0.12
+  runs programs in it. What libraries' other threads do lowers it, and others of
+  Python do not. NaN with accelerators, and where there is no Linux.
   """
   ours = {str(x.native_id) for x in threading.enumerate()}
+  ours -= {str(threading.get_native_id())}
   awake_ns = []
   tasks = os.listdir('/proc/self/task') if sys.platform == 'linux' else ()
   for task in (x for x in tasks if x not in ours):
