@@ -84,7 +84,7 @@ def measure(case: Mapping[str, Any]) -> dict[str, Any]:
       found |= {
         'bytes_per_step': counts['bytes_fetched'] / steps,
         'expected_bytes_per_step': sum(
-          x.rows_per_step * store.records[k].num_bytes
+          x.rows_per_step * store.rows.records[k].num_bytes
           for k, x in expected.items()
         ),
         'hit_rate': 1 - counts['rows_fetched'] / counts['rows_needed'],

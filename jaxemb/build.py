@@ -33,7 +33,7 @@ from jaxemb.runtime import distributed, resources
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.senses import context_mixture, mixture
 from jaxemb.strategies import base as strategy_base
-from jaxemb.strategies import fetching, replicas
+from jaxemb.strategies import fetching, owned_rows, replicas
 from jaxemb.tables import cache as cache_lib
 from jaxemb.tables import cached, remote, row_optimizers, row_sharded, stores
 from jaxemb.tables import spec as spec_lib
@@ -353,7 +353,8 @@ def _fetching(
       return cluster.table(name, t.shards, *args, place, every_secs)
     return stores.Disk(*args, path=place / f'{name}-{os.getpid()}.rows')
 
-  return fetching.Fetching(trainable, caches, make_store)
+  rows = owned_rows.OwnedRows(trainable, make_store)
+  return fetching.Fetching(trainable, caches, rows)
 
 
 def step_centers(tuning: config_lib.Tuning, mesh: jax.sharding.Mesh) -> int:
@@ -525,7 +526,7 @@ def _plan_of_store(
     )
   yield f'store: {needed / 1e6:,.1f} MB of tables {_PLACES[kind]}'
   for name, x in store.predicted(config.train.batch_words).items():
-    step_bytes = x.rows_per_step * store.records[name].num_bytes
+    step_bytes = x.rows_per_step * store.rows.records[name].num_bytes
     yield (
       f'{name}: about {x.stretch_steps:,.1f} steps of '
       f'{config.train.batch_words:,} words at once, of whose rows '

@@ -157,7 +157,7 @@ def _store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
   """What went between stores and the device, beside what was expected."""
   store = parts.strategy.store
   predicted = store.predicted(parts.config.train.batch_words)
-  counts = {k: totals.counters.get(k, 0) for k in store.COUNTS}
+  counts = {k: totals.counters.get(k, 0) for k in store.counted}
   steps, needed = max(totals.steps, 1), max(counts['rows_needed'], 1)
   secs = max(counts['fetch_secs'], 1e-9)
   return counts | {

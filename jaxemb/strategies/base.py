@@ -112,6 +112,8 @@ class Schedule(NamedTuple):
   # Shares of all training that are done before and after the dispatch.
   first_progress: np.float32 = np.float32(1)
   last_progress: np.float32 = np.float32(1)
+  # Of the data, before those in the batch of a worker.
+  parts_before: np.int32 = np.int32(0)
 
 
 class Devices(NamedTuple):

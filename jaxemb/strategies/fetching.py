@@ -1,17 +1,18 @@
-"""Training on tables that lie in a store, from which rows are fetched ahead.
+"""Training on tables of which the device has some rows, fetched ahead.
 
 Which rows a step looks up is a function of its batch and key alone. A dispatch
 is cut into stretches of steps; while one runs, a thread finds the rows of the
-next one (`plan`), gives them slots on the device (`tables.cache`), writes the
-rows that had those to the store and reads the new ones (`tables.stores`). The
+next one (`plan`), gives them slots on the device (`tables.cache`) and reads
+those that are new, or newer elsewhere: from stores that this process has for
+itself (`owned_rows`), or from tables that workers share (`shared_rows`). The
 steps are those of synchronous training, on tables that know where rows are
-(`tables.cached`): they learn what they would with all rows on the device.
+(`tables.cached`): with stores of their own they learn what they would with all
+rows on the device.
 
   device  | swap n | plan n+1 | steps n ............ | swap n+1 | plan n+2 | ...
   thread           | write what went | read for n+1  |          | write ...
 """
 
-import ctypes
 import dataclasses
 import functools
 import logging
@@ -20,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -28,17 +29,13 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
-from jaxemb.ops import sampling
 from jaxemb.runtime import hlo
-from jaxemb.strategies import base
+from jaxemb.strategies import base, device_rows
 from jaxemb.tables import cache as cache_lib
-from jaxemb.tables import cached, codecs, stores
+from jaxemb.tables import cached
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
-_ALONE = data_base.Share(0, 0, 1, 0, 1)
-# Moved at once; for each power of two from here on a program is compiled.
-_LEAST_ROWS = 256
 
 
 class _Ids(NamedTuple):
@@ -55,13 +52,98 @@ class _Ids(NamedTuple):
     return flat, int(count)
 
 
-class Fetched(NamedTuple):
-  """What a stretch of steps needs, before it is on the device."""
+class Needed(NamedTuple):
+  """The rows of a stretch of steps."""
 
   stop: int  # the step behind the stretch
   count: int  # steps of the dispatch
   moves: list[cache_lib.Moves]  # of each cache
-  arrays: dict[str, list[np.ndarray]]  # by table, rows that come
+  # By table, [n] int32 ids that each step looks up, with repetitions.
+  lookups: dict[str, list[np.ndarray]]
+  rate: float  # learning rate at the end of the dispatch
+  is_first: bool  # stretch of the dispatch
+
+
+class Counts:
+  """Numbers that threads add to."""
+
+  def __init__(self):
+    """Of nothing."""
+    self._numbers: dict[str, float] = {}
+    self._lock = threading.Lock()
+
+  def add(self, **numbers: float) -> None:
+    """Adds numbers by name."""
+    with self._lock:
+      for name, number in numbers.items():
+        self._numbers[name] = self._numbers.get(name, 0) + number
+
+  def take(self) -> dict[str, float]:
+    """The sums since the last call."""
+    with self._lock:
+      numbers, self._numbers = self._numbers, {}
+    return numbers
+
+
+class Rows(Protocol):
+  """Where rows are that have no slot, and how they come and go."""
+
+  COUNTS: tuple[str, ...]  # names of what it counts
+  records: Mapping[str, Any]  # by table, `stores.Record`
+
+  def init(self, keys: Mapping[str, jax.Array]) -> None:
+    """Begins with new tables, each of its key."""
+
+  def fetch(self, needed: Needed, counts: Counts) -> Any:
+    """Reads rows of a stretch, while earlier steps change the device's."""
+
+  def swap(
+    self,
+    tables: dict[str, Any],
+    needed: Needed,
+    fetched: Any,
+    counts: Counts,
+    later: Callable[[Callable[[], None]], None],
+  ) -> tuple[dict[str, Any], int]:
+    """Has rows go from tables' states and those come that were fetched.
+
+    `later` has something done beside the steps, before the next `fetch`.
+    Returns the states, and the steps of the dispatch over which the learning
+    rate falls.
+    """
+
+  def flush(
+    self,
+    tables: Mapping[str, Any],
+    held: Callable[[str], tuple[np.ndarray, np.ndarray]],
+  ) -> None:
+    """Writes what the device has; `held` are slots of a table, and ids."""
+
+  def export_rows(self, name: str, ids: np.ndarray) -> spec_lib.RowBlock:
+    """Rows of ids [n] of a table, none of which is changed on the device."""
+
+  def import_rows(
+    self,
+    name: str,
+    ids: np.ndarray,
+    rows: np.ndarray,
+    slots: Mapping[str, np.ndarray],
+  ) -> None:
+    """Replaces rows [n, dim] float32 of ids [n] that no device has."""
+
+  def save(self, folder: pathlib.Path) -> dict[str, int]:
+    """Writes all rows to a folder; returns checksums."""
+
+  def load(self, folder: pathlib.Path, checksums: Mapping[str, int]) -> None:
+    """Goes back to what was saved, or raises a ValueError."""
+
+  def close(self) -> None:
+    """Removes what is only for this run."""
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _point(slot_of, ids, slots):
+  return slot_of.at[ids].set(slots, mode='drop')
 
 
 def expected_rows(lookups: np.ndarray) -> float:
@@ -102,94 +184,35 @@ def predict(
   return found
 
 
-def _padded(x: np.ndarray, size: int, value: int = 0) -> np.ndarray:
-  widths = [(0, size - len(x))] + [(0, 0)] * (x.ndim - 1)
-  return np.pad(x, widths, constant_values=value)
-
-
-def _bucket(num: int) -> int:
-  return max(_LEAST_ROWS, 1 << (num - 1).bit_length()) if num else 0
-
-
-def _view(array: jax.Array) -> np.ndarray:
-  """[n, bytes] uint8, an array of a CPU as it is in memory, to be changed.
-
-  Nothing that was computed with it is under way, and nobody else has it.
-  """
-  place = (ctypes.c_uint8 * array.nbytes).from_address(
-    array.unsafe_buffer_pointer()
-  )
-  return np.frombuffer(place, np.uint8).reshape(len(array), -1)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _put(arrays, slots, new):
-  """Writes rows into slots; those beyond the last are dropped."""
-  return [
-    x.at[slots].set(y, mode='drop') for x, y in zip(arrays, new, strict=True)
-  ]
-
-
-@jax.jit
-def _get(arrays, slots):
-  return [x.at[slots].get(mode='clip') for x in arrays]
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _point(slot_of, ids, slots):
-  return slot_of.at[ids].set(slots, mode='drop')
+def _share(schedule: base.Schedule) -> data_base.Share:
+  """All examples of the only part in a batch."""
+  return data_base.Share(schedule.parts_before, 0, 1, 0, 1)
 
 
 class Fetching:
   """A strategy's step, before it is compiled or after, and its stores."""
 
-  # What `take_counts` may have: rows and bytes that came to the device and that
-  # went, different rows that stretches needed; time for both, and of it, time
-  # in which the device had nothing to do.
-  COUNTS = (
-    'rows_needed',
-    'rows_fetched',
-    'rows_stored',
-    'bytes_fetched',
-    'bytes_stored',
-    'fetch_secs',
-    'fetch_waited_secs',
-  )
-
   def __init__(
     self,
     trainable: base.Trainable,
     caches: list[cache_lib.Cache],
-    make_store: Callable[..., stores.Store],
-    stretch_steps: int = 64,
+    rows: Rows,
+    most_steps: int = 64,
   ):
     """Tables are `tables.cached.Cached`; each is in one of the caches.
 
-    `make_store` makes the store of a table of its name, number of rows, bytes
-    of a record and function that makes the first records of ids. Ids of
-    `stretch_steps` are found at once.
+    A stretch has at most so many steps; ids of as many are found at once.
     """
-    self.trainable, self.caches = trainable, caches
+    self.trainable, self.caches, self.rows = trainable, caches, rows
     self.tables: Mapping[str, cached.Cached] = trainable.tables
-    self.size = stretch_steps
-    self._make_store = make_store
-    self._stores: dict[str, stores.Store] = {}
+    self.size = most_steps
     self._thread = futures.ThreadPoolExecutor(1, 'fetch')
-    self._copying = futures.ThreadPoolExecutor(len(trainable.tables), 'copy')
     self._tasks: list[futures.Future] = []
     self._next: tuple[Any, int, futures.Future] | None = None
     self._expected: tuple[Any, base.Schedule] | None = None
     self._is_flushed, self._has_told = True, False
     self._ids_ahead: _Ids | None = None
-    # Whether the device has its rows in the memory of this process.
-    self._is_shared_memory = False
-    self._counts: dict[str, float] = {}
-    self._counting = threading.Lock()
-    state = jax.eval_shape(trainable.init, jax.random.key(0))
-    self.records = {
-      name: stores.record_of(table.arrays(state.tables[name]))
-      for name, table in self.tables.items()
-    }
+    self._counts = Counts()
     self._slot_of: list[jax.Array] = []
     self._programs = (
       jax.jit(self._ids),
@@ -217,7 +240,7 @@ class Fetching:
 
     def ids_of(i):
       progress = schedule.first_progress + advance * i.astype(jnp.float32)
-      step = given.steps.step(batch, i, _ALONE, progress)
+      step = given.steps.step(batch, i, _share(schedule), progress)
       return given.model.ids(step, schedule.key)
 
     def put(i, made):
@@ -232,7 +255,8 @@ class Fetching:
   def _steps(self, state, measured, constants, slot_of, *args):
     """Steps of a stretch; `at` are first, stop, count and the first of ids."""
     batch, schedule, ids, (*at, first) = args
-    given, devices = self._given(constants, slot_of), base.Devices(_ALONE)
+    given = self._given(constants, slot_of)
+    devices = base.Devices(_share(schedule))
 
     def ids_of(i):
       return jax.tree.map(lambda x: x[i - first], ids)
@@ -284,43 +308,10 @@ class Fetching:
     self._next, self._expected, self._slot_of = None, None, []
     self._ids_ahead = None
     self.caches = [dataclasses.replace(x) for x in self.caches]
-    for i, name in enumerate(sorted(self.tables)):
-      self._new_store(name, jax.random.fold_in(key, i))
+    self._is_flushed = True
+    names = enumerate(sorted(self.tables))
+    self.rows.init({k: jax.random.fold_in(key, i) for i, k in names})
     return jax.jit(self.trainable.init)(key)
-
-  def _new_store(self, name, key):
-    if name in self._stores:
-      self._stores[name].close()
-    table, record = self.tables[name], self.records[name]
-    spec, codec = table.spec, codecs.Codec(table.spec)
-
-    @jax.jit
-    def first(key, ids):
-      slots = table.optimizer.init(len(ids), spec.dim)
-      slots = [getattr(slots, k) for k in sorted(table.slot_reductions)]
-      return jax.tree.leaves(codec.init(key, ids)), slots
-
-    rows, slots = jax.device_get(first(key, np.zeros(1, np.int32)))
-    bits = np.asarray(jax.random.key_data(key)).reshape(-1)[:2]
-
-    def make(ids):
-      new = [np.repeat(x, len(ids), 0) for x in rows]
-      if spec.init_scale and spec.dtype == 'int8':
-        padded = _padded(ids.astype(np.int32), _bucket(len(ids)))
-        new = jax.device_get(first(key, padded))[0]
-        new = [x[: len(ids)] for x in new]
-      elif spec.init_scale:
-        # Without JAX, whose programs would wait for the steps.
-        columns = np.arange(spec.dim)
-        new = sampling.uniform_rows(bits, ids, columns, spec.init_scale)
-        new = spec_lib.to_stored(spec_lib.encode_rows(new, spec.dtype))
-      return record.pack(new + [np.repeat(x, len(ids), 0) for x in slots])
-
-    sizes = spec.vocab, record.num_bytes
-    self._stores[name] = self._make_store(name, *sizes, make)
-    self._is_shared_memory = jax.default_backend() == 'cpu' and all(
-      getattr(x, 'swap', None) for x in self._stores.values()
-    )
 
   def _slots(self):
     if not self._slot_of:
@@ -334,9 +325,11 @@ class Fetching:
       # Before the steps that come now, or it would wait for them.
       planned = self._plan(constants, batch, schedule, np.int32(first))
       ids = self._ids_ahead = _Ids(batch, first, planned)
-    self._next = batch, first, self._thread.submit(self._fetch, ids, first)
+    rate = float(schedule.last_learning_rate)
+    task = self._thread.submit(self._fetch, ids, first, rate)
+    self._next = batch, first, task
 
-  def _fetch(self, ids, first):
+  def _fetch(self, ids, first, rate):
     """In the thread: gives slots to a stretch's rows, and reads those."""
     by_table, count = ids.on_host(self.tables)
     start = time.monotonic()
@@ -357,84 +350,38 @@ class Fetching:
     if num_steps < len(here) and not self._has_told:
       self._has_told = True
       _LOG.info(f'rows of {num_steps} of {count} steps fit at once')
-    arrays = {}
-    for cache, some in zip(self.caches, moves, strict=True):
-      for name in cache.names:
-        new = some.into[name][1]
-        if self._is_shared_memory:
-          self._stores[name].know(new)
-        else:
-          rows = self._stores[name].read(new)
-          arrays[name] = self.records[name].unpack(rows)
-        self._count('rows_fetched', len(new))
-        self._count('rows_stored', len(some.out[name][1]))
-        self._count('rows_needed', some.num_needed[name])
-        num_bytes = self.records[name].num_bytes
-        self._count('bytes_fetched', num_bytes * len(new))
-        self._count('bytes_stored', num_bytes * len(some.out[name][1]))
-    self._count('fetch_secs', time.monotonic() - start)
-    return Fetched(first + num_steps, count, moves, arrays)
+    for some in moves:
+      self._counts.add(rows_needed=sum(some.num_needed.values()))
+    lookups = {
+      k: list(x[here.start :][:num_steps]) for k, x in by_table.items()
+    }
+    args = moves, lookups, rate, not first
+    needed = Needed(first + num_steps, count, *args)
+    fetched = self.rows.fetch(needed, self._counts)
+    self._counts.add(fetch_secs=time.monotonic() - start)
+    return needed, fetched
 
-  def _count(self, name, number):
-    with self._counting:
-      self._counts[name] = self._counts.get(name, 0) + number
+  def _later(self, task):
+    self._tasks.append(self._thread.submit(task))
 
-  def _store(self, out):
-    """In the thread: writes rows that have left the device."""
-    arrays = {k: [np.asarray(x) for x in xs] for k, (_, xs) in out.items()}
-    start = time.monotonic()
-    for name, (ids, _) in out.items():
-      records = self.records[name].pack([x[: len(ids)] for x in arrays[name]])
-      self._stores[name].write(ids, records)
-    self._count('fetch_secs', time.monotonic() - start)
-
-  def _swap(self, state, fetched):
+  def _swap(self, state, needed, fetched):
     """Rows that have to go leave the device, and new ones come."""
-    if self._is_shared_memory:
-      return self._swap_in_place(state, fetched)
-    tables, out = dict(state.tables), {}
+    start, slot_of = time.monotonic(), self._slots()
     for i, (cache, moves) in enumerate(
-      zip(self.caches, fetched.moves, strict=True)
+      zip(self.caches, needed.moves, strict=True)
     ):
-      for name in cache.names:
-        table = self.tables[name]
-        slots, ids = moves.out[name]
-        old = table.arrays(tables[name])
-        if size := _bucket(len(slots)):
-          at = _padded(slots.astype(np.int32), size)
-          out[name] = ids, _get(old, at)
-        slots = moves.into[name][0]
-        if size := _bucket(len(slots)):
-          at = _padded(slots, size, cache.capacity)
-          new = [_padded(x, size) for x in fetched.arrays[name]]
-          tables[name] = table.with_arrays(tables[name], _put(old, at, new))
-      if size := _bucket(len(moves.ids)):
-        ids = _padded(moves.ids, size, cache.num_rows)
-        at = ids, _padded(moves.slots, size)
-        self._slot_of[i] = _point(self._slots()[i], *at)
-    if out:
-      self._tasks.append(self._thread.submit(self._store, out))
-    return state._replace(tables=tables)
-
-  def _swap_in_place(self, state, fetched):
-    """The same where the device's memory is that of the store.
-
-    Rows are copied once, from one to the other.
-    """
-    start = time.monotonic()
-    for array, moves in zip(self._slots(), fetched.moves, strict=True):
-      _view(array).view(np.int32)[moves.ids, 0] = moves.slots
-      swaps = []
-      for name, out in moves.out.items():
-        arrays = self.tables[name].arrays(state.tables[name])
-        args = [_view(x) for x in arrays], out, moves.into[name]
-        swaps.append(self._copying.submit(self._stores[name].swap, *args))
-      for swap in swaps:
-        swap.result()
+      if device_rows.are_in_memory():
+        view = device_rows.view(slot_of[i]).view(np.int32)
+        view[moves.ids, 0] = moves.slots
+      elif size := device_rows.bucket(len(moves.ids)):
+        ids = device_rows.padded(moves.ids, size, cache.num_rows)
+        slots = device_rows.padded(moves.slots, size)
+        slot_of[i] = _point(slot_of[i], ids, slots)
     secs = time.monotonic() - start
-    self._count('fetch_secs', secs)
-    self._count('fetch_waited_secs', secs)
-    return state
+    self._counts.add(fetch_secs=secs, fetch_waited_secs=secs)
+    args = needed, fetched, self._counts, self._later
+    tables, count = self.rows.swap(state.tables, *args)
+    return state._replace(tables=tables), count
 
   def _finish_tasks(self):
     for task in self._tasks:
@@ -458,33 +405,41 @@ class Fetching:
       # Only what comes when the device has nothing to do is waited for.
       jax.block_until_ready(state)
       start = time.monotonic()
-      fetched = self._next[2].result()
+      needed, fetched = self._next[2].result()
       waited += time.monotonic() - start
-      state = self._swap(state, fetched)
+      state, rate_steps = self._swap(state, needed, fetched)
       self._next = None
-      stop, count = fetched.stop, fetched.count
+      stop, count = needed.stop, needed.count
       if stop < count:
         self._request(constants, batch, schedule, stop)
       elif self._expected:
         self._request(constants, *self._expected, 0)
         self._expected = None
-      at = tuple(map(np.int32, (first, stop, count, ids.first)))
+      at = tuple(map(np.int32, (first, stop, rate_steps, ids.first)))
       args = constants, self._slots(), batch, schedule, ids.planned[0], at
       state, measured = self._run(state, measured, *args)
       if stop >= count:
         break
       first = stop
     metrics = self._finish(measured, batch, np.int32(count))
-    self._count('fetch_waited_secs', waited)
+    self._counts.add(fetch_waited_secs=waited)
     return state, metrics
+
+  @property
+  def counted(self) -> tuple[str, ...]:
+    """Names of what `take_counts` has.
+
+    Different rows that stretches needed; what `rows` count; time of fetching,
+    and of it, time in which the device had nothing to do.
+    """
+    of_all = 'rows_needed', 'fetch_secs', 'fetch_waited_secs'
+    return of_all + self.rows.COUNTS
 
   @property
   def store_bytes(self) -> int:
     """Of all rows in the stores."""
-    pairs = self.tables.values(), self.records.values()
-    return sum(
-      x.spec.vocab * record.num_bytes for x, record in zip(*pairs, strict=True)
-    )
+    vocabs = {k: x.spec.vocab for k, x in self.tables.items()}
+    return sum(x.num_bytes * vocabs[k] for k, x in self.rows.records.items())
 
   def predicted(self, step_centers: int) -> dict[str, Predicted]:
     """By table, what is expected of steps with so many centers."""
@@ -499,9 +454,7 @@ class Fetching:
 
   def take_counts(self) -> dict[str, float]:
     """Rows and seconds since the last call, by name."""
-    with self._counting:
-      counts, self._counts = self._counts, {}
-    return counts
+    return self._counts.take()
 
   # What is on the device, and what is in the stores.
 
@@ -511,7 +464,7 @@ class Fetching:
     slots, ids = self.caches[index].held(name)
     if self._next is not None:
       # The next stretch has its slots, but not yet its rows.
-      moves = self._next[2].result().moves[index]
+      moves = self._next[2].result()[0].moves[index]
       is_here = ~np.isin(slots, moves.into[name][0])
       pairs = (slots[is_here], ids[is_here]), moves.out[name]
       slots, ids = (np.concatenate(x) for x in zip(*pairs, strict=True))
@@ -522,15 +475,7 @@ class Fetching:
     self._finish_tasks()
     if self._is_flushed:
       return
-    for name, table in self.tables.items():
-      slots, ids = self._held(name)
-      arrays, record = table.arrays(state.tables[name]), self.records[name]
-      size = max(1, spec_lib.NUMBERS_AT_ONCE // table.spec.dim)
-      for i in range(0, len(slots), size):
-        some = slots[i : i + size]
-        at = _padded(some.astype(np.int32), _bucket(len(some)))
-        rows = [np.asarray(x)[: len(some)] for x in _get(arrays, at)]
-        self._stores[name].write(ids[i : i + size], record.pack(rows))
+    self.rows.flush(state.tables, self._held)
     self._is_flushed = True
 
   def export_rows(
@@ -538,17 +483,8 @@ class Fetching:
   ) -> spec_lib.RowBlock:
     """See `tables.spec.Table`."""
     self.flush(state)
-    table = self.tables[name]
-    stop = table.spec.vocab if stop is None else stop
-    records = self._stores[name].read(np.arange(start, stop))
-    arrays = self.records[name].unpack(records)
-    tree = jax.tree.structure(state.tables[name].vectors)
-    stored = jax.tree.unflatten(tree, arrays[: tree.num_leaves])
-    names = sorted(table.slot_reductions)
-    slots = dict(zip(names, arrays[tree.num_leaves :], strict=True))
-    return spec_lib.RowBlock(
-      spec_lib.from_stored(stored, table.spec.dtype), slots
-    )
+    stop = self.tables[name].spec.vocab if stop is None else stop
+    return self.rows.export_rows(name, np.arange(start, stop))
 
   def import_rows(
     self,
@@ -559,16 +495,7 @@ class Fetching:
     slots: Mapping[str, np.ndarray],
   ) -> Any:
     """See `tables.spec.Table`; before training, while no row is held."""
-    table, record = self.tables[name], self.records[name]
-    arrays = record.unpack(self._stores[name].read(ids))
-    rows = np.asarray(rows, np.float32)
-    encoded = spec_lib.encode_rows(rows, table.spec.dtype)
-    new = spec_lib.to_stored(encoded)
-    arrays[: len(new)] = new
-    for i, k in enumerate(sorted(table.slot_reductions)):
-      if k in slots:
-        arrays[len(new) + i] = np.asarray(slots[k], np.float32)
-    self._stores[name].write(ids, record.pack(arrays))
+    self.rows.import_rows(name, ids, np.asarray(rows, np.float32), slots)
     return state
 
   # Checkpoints.
@@ -578,8 +505,7 @@ class Fetching:
   ) -> tuple[Any, dict[str, int]]:
     """Writes the stores to a folder; the rest of the state, and checksums."""
     self.flush(state)
-    sums = {k: x.snapshot(folder / k) for k, x in self._stores.items()}
-    return self.rest(state), sums
+    return self.rest(state), self.rows.save(folder)
 
   def rest(self, state: Any) -> Any:
     """What of a state is not in the stores; also of shapes."""
@@ -596,16 +522,13 @@ class Fetching:
   ) -> Any:
     """The state that was saved. Raises a ValueError if a file is damaged."""
     state = self.init(key)
-    for name, checksum in record['store'].items():
-      self._stores[name].restore(folder / name, checksum)
+    self.rows.load(folder, record['store'])
     return state._replace(params=rest['params'], optimizer=rest['optimizer'])
 
   def close(self) -> None:
     """Removes what is only for this run."""
     self._thread.shutdown(cancel_futures=True)
-    self._copying.shutdown()
-    for store in self._stores.values():
-      store.close()
+    self.rows.close()
 
 
 def fetching(step: Fetching, device: jax.sharding.Mesh) -> base.Strategy:

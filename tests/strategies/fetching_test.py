@@ -87,14 +87,14 @@ def _assert_equal(x, y):
 
 def _as_elsewhere(store):
   """Has rows copied as to a device with memory of its own."""
-  make = store._make_store
+  make = store.rows._make_store
 
   def make_store(*args):
     made = make(*args)
     made.swap = None
     return made
 
-  store._make_store = make_store
+  store.rows._make_store = make_store
 
 
 @pytest.mark.parametrize('case', CASES)
@@ -130,7 +130,7 @@ def _check_bits(policy, settings, fused, store):
   counts = stored.strategy.store.take_counts()
   assert 0 < counts['rows_stored'] < counts['rows_fetched']
   assert counts['rows_fetched'] < counts['rows_needed']
-  assert set(counts) == set(stored.strategy.store.COUNTS)
+  assert set(counts) == set(stored.strategy.store.counted)
   stored.strategy.store.close()
 
 
