@@ -40,7 +40,7 @@ class _Worker:
     num_pushed = self._push(self.copies.leave(moves.out['rows'][0]))
     fetched = self.copies.read(lines, needed)
     self.copies.commit(fetched)
-    self.copies.begin(lines, np.ones(len(lines), np.int64))
+    self.copies.begin(lines, *np.ones((2, len(lines)), np.int64))
     num_pushed += self._push(self.copies.due(lines))
     return len(needed), len(fetched.ids), num_pushed
 

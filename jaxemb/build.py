@@ -33,7 +33,7 @@ from jaxemb.runtime import distributed, resources
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.senses import context_mixture, mixture
 from jaxemb.strategies import base as strategy_base
-from jaxemb.strategies import fetching, owned_rows, replicas
+from jaxemb.strategies import fetching, owned_rows, replicas, shared_rows
 from jaxemb.tables import cache as cache_lib
 from jaxemb.tables import cached, remote, row_optimizers, row_sharded, stores
 from jaxemb.tables import spec as spec_lib
@@ -166,16 +166,18 @@ def trainer(
   steps: data_base.Steps,
   compiling: subprocess.Popen | None = None,
   folder: pathlib.Path | None = None,
+  cluster: remote.Cluster | None = None,
 ) -> Trainer:
   """The model, its tables and the strategy that resolved settings name.
 
   `compiling` is a process that compiles the kernel; the `folder` is for tables
-  in files. Raises a `UserError` for a vocabulary that the model cannot have.
+  in files; the `cluster` has those of workers. Raises a `UserError` for a
+  vocabulary that the model cannot have.
   """
   m, t = config.model, config.table
   # What was begun with replicas may go on with one.
   is_alone = mesh.size == tuning.parts == 1
-  is_sync = config.strategy.name == 'sync' or is_alone
+  is_sync = config.strategy.name in ('sync', 'workers') or is_alone
   columns = None
   if t.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
     columns = wire.Axis(mesh_lib.TABLE, t.exchange_dtype)
@@ -195,13 +197,13 @@ def trainer(
   available = {
     'axes': axes,
     'deduplicates': tuning.deduplicates,
-    'device_centers': config.train.batch_words / mesh.size,
+    'device_centers': _device_centers(config, tuning, mesh),
   }
   specs, num_slots = model.specs(), {}
   make = functools.partial(_table, config, available=available)
   tables = {k: make(x) for k, x in specs.items()}
   if t.store:
-    num_slots = _num_slots(config, tables)
+    num_slots = _num_slots(config, tuning, tables)
     for k in num_slots:
       small = dataclasses.replace(
         specs[k], vocab=num_slots[k], lookups_per_center=None
@@ -222,7 +224,8 @@ def trainer(
     else None,
   )
   if num_slots:
-    step = _fetching(config, trainable, num_slots, folder)
+    args = trainable, num_slots, folder, cluster
+    step = _fetching(config, tuning, *args)
     strategy = fetching.fetching(step, mesh)
   elif config.strategy.name == 'partition':
     alone = mesh_lib.make(mesh_lib.Shape(1, 1))  # of one sub-model
@@ -295,8 +298,21 @@ def _table(
   return bind('table.layout', layout, (), available)()
 
 
+def _device_centers(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  mesh: jax.sharding.Mesh,
+) -> float:
+  """Centers of a step on each device; of a worker, its own."""
+  if config.strategy.name == 'workers':
+    return tuning.part_words
+  return config.train.batch_words / mesh.size
+
+
 def _num_slots(
-  config: ml_collections.ConfigDict, tables: Mapping[str, spec_lib.Table]
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  tables: Mapping[str, spec_lib.Table],
 ) -> dict[str, int]:
   """By table, rows that the device has room for; {} = for all."""
   all_bytes = 0
@@ -309,17 +325,28 @@ def _num_slots(
   budget = config_lib.room_bytes(text, all_bytes)
   if text.endswith('%'):
     budget += map_bytes
-  if all_bytes <= budget:
+  is_workers = config.strategy.name == 'workers'
+  centers = tuning.part_words if is_workers else config.train.batch_words
+  needed = {
+    k: fetching.expected_rows(x.spec.lookups_per_center * centers)
+    for k, x in tables.items()
+  }
+  if is_workers and not config.table.device_bytes:
+    # A tenth of the rows, or room for a step and what comes beside it.
+    share = max(1.5 * needed[k] / x.spec.vocab for k, x in tables.items())
+    budget = max(budget, map_bytes + min(1.0, share) * all_bytes)
+  if is_workers and all_bytes + map_bytes <= budget:
+    return {k: x.spec.vocab for k, x in tables.items()}
+  if all_bytes <= budget and not is_workers:
     _LOG.info(f'all {all_bytes / 1e6:.1f} MB of tables fit on the device')
     return {}
   share = (budget - map_bytes) / all_bytes
   num_slots = {k: int(x.spec.vocab * share) for k, x in tables.items()}
   for name, table in tables.items():
-    lookups = table.spec.lookups_per_center * config.train.batch_words
-    if (needed := fetching.expected_rows(lookups)) > 0.95 * num_slots[name]:
-      least = map_bytes + all_bytes * needed / 0.9 / table.spec.vocab
+    if needed[name] > 0.95 * num_slots[name]:
+      least = map_bytes + all_bytes * needed[name] / 0.9 / table.spec.vocab
       raise errors.UserError(
-        f'a step of {config.train.batch_words} words looks up {needed:,.0f} '
+        f'a step of {centers} words looks up {needed[name]:,.0f} '
         f'rows of a table, and {budget / 1e6:.1f} MB have room for '
         f'{max(num_slots[name], 0):,}; give --config.table.device_bytes='
         f'{math.ceil(least / 1e6)}MB, or lower --config.train.batch_words'
@@ -329,9 +356,11 @@ def _num_slots(
 
 def _fetching(
   config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
   trainable: strategy_base.Trainable,
   num_slots: Mapping[str, int],
   folder: pathlib.Path | None,
+  cluster: remote.Cluster | None,
 ) -> fetching.Fetching:
   """Steps on tables in a store, with room for so many rows on the device."""
   specs, by_vocab = trainable.model.specs(), {}
@@ -343,14 +372,30 @@ def _fetching(
   ]
 
   t, place = config.table, folder or pathlib.Path(tempfile.gettempdir())
-  cluster = remote.Cluster() if t.store == 'remote' else None
+  if t.store == 'remote' and not cluster:
+    cluster = remote.Cluster()
+
+  def make_shared(name, num_rows, num_bytes, make, *more):
+    sizes = t.shards, num_rows, num_bytes, make
+    every_secs = config.train.checkpoint_every_secs
+    return cluster.table(name, *sizes, place, every_secs, *more)
+
+  if config.strategy.name == 'workers':
+    weights = shared_rows.Weights(
+      config.strategy.num_workers,
+      tuning.memory_lookups,
+      config.optimizer.learning_rate,
+    )
+    args = trainable, make_shared, t.staleness, weights
+    round_steps = max(1, round(tuning.sync_words / tuning.part_words))
+    rows = shared_rows.SharedRows(*args)
+    return fetching.Fetching(trainable, caches, rows, round_steps)
 
   def make_store(name, *args):
     if t.store == 'memory':
       return stores.Memory(*args)
     if cluster:
-      every_secs = config.train.checkpoint_every_secs
-      return cluster.table(name, t.shards, *args, place, every_secs)
+      return make_shared(name, *args)
     return stores.Disk(*args, path=place / f'{name}-{os.getpid()}.rows')
 
   rows = owned_rows.OwnedRows(trainable, make_store)
@@ -437,12 +482,13 @@ def parts(
   progress: Callable[[str, int, int], None],
   cache: pathlib.Path,
   folder: pathlib.Path | None = None,
+  cluster: remote.Cluster | None = None,
 ) -> Parts:
   """Reads the corpus and makes the parts that the settings name.
 
   `progress` is called with (stage, done, total); `cache` is for downloads and
-  encoded texts, the `folder` for tables in files. Raises a `UserError` for
-  unusable input.
+  encoded texts, the `folder` for tables in files, the `cluster` for those of
+  workers. Raises a `UserError` for unusable input.
   """
   d, m, s = config.data, config.model, config.senses
   compiling = None
@@ -488,7 +534,7 @@ def parts(
     # Meanwhile this process compiles what reads batches.
     next(source.items(None, 0), None)
   args = config, tuning, mesh, corpus, source.steps, compiling, folder
-  made = trainer(*args)
+  made = trainer(*args, cluster)
   dropped = dict(source.dropped)
   if m.name == 'mixture' and s.number > 1:
     ambiguous = mixture.ambiguous(config, source.keys)

@@ -180,6 +180,13 @@ def check(
     parts = find('strategy.num_parts').default
     if policy == 'never' and given['strategy.num_parts'] == parts:
       given['strategy.num_parts'] = given['mesh.data'] or parts
+  if name == 'workers' and given['table.store'] not in ('', 'remote'):
+    raise errors.UserError(
+      f'config.table.store={given["table.store"]} is of one process, and '
+      'workers share their tables; remove it'
+    )
+  if name == 'workers':
+    given['table.store'] = 'remote'
   if given['table.device_bytes'] and not given['table.store']:
     given['table.store'] = 'memory'
   for x in SETTINGS:
@@ -295,6 +302,14 @@ class Tuning:
   memory_lookups: float  # after which a row has forgotten the last one
 
 
+def _worker_parts(strategy: ml_collections.ConfigDict) -> int:
+  """Parts of the text that workers take turns at.
+
+  In lockstep each has one. Otherwise more workers may join than there were.
+  """
+  return strategy.num_workers * (1 if strategy.pace == 'bsp' else 4)
+
+
 def can_fuse(
   config: ml_collections.ConfigDict, platform: str, mesh: tuple[int, int]
 ) -> bool:
@@ -338,7 +353,9 @@ def resolve(
   fused = fixed.pop('fused', True) and has_kernel
   if is_partition:
     s.rate = s.rate or 1 / s.num_parts
-  num_replicas = math.prod(mesh)
+  is_workers, is_lockstep = s.name == 'workers', s.pace == 'bsp'
+  fused = fused and not (is_workers and is_lockstep)
+  num_replicas = s.num_workers if is_workers else math.prod(mesh)
   policy = s.delayed if s.policy == 'delayed' else s.policy
   if not o.learning_rate:
     if o.name not in _LEARNING_RATES:
@@ -352,14 +369,15 @@ def resolve(
     if s.name == 'replicas' and policy in ('average', 'hot') and is_skipgram:
       # Of what each learns a mean keeps a part. More diverges.
       o.learning_rate *= min(num_replicas, 3) if o.name == 'sgd' else 1
-  is_alone = math.prod(mesh) == 1 and not is_partition
+  is_alone = math.prod(mesh) == 1 and not is_partition and not is_workers
   if t.threads > 1 and not has_kernel:
     raise errors.UserError(
       f'config.train.threads={t.threads} is only used where a kernel takes the '
       'steps (docs/devices.md); remove it'
     )
   # A sub-model has the same bits wherever it is trained.
-  threads = t.threads or (1 if is_partition else min(cores, MAX_THREADS))
+  is_one = is_partition or is_workers
+  threads = t.threads or (1 if is_one else min(cores, MAX_THREADS))
   if table.store:
     # More would have to hold back at rows that they all look up, by their ids.
     threads = min(threads, 16)
@@ -374,6 +392,8 @@ def resolve(
     usual_words = 32_768 if is_pair else max(8192 // num_replicas, 16)
     if policy == 'average':
       usual_words = 262_144
+    if is_workers:
+      usual_words = 1 if is_lockstep else 8192
     rest_words = sync_words = s.sync_every or usual_words
   if rest_words < sync_words:
     raise errors.UserError(
@@ -383,6 +403,7 @@ def resolve(
     )
   chosen = {
     'parts': 1 if is_partition else num_data,
+    **({'parts': _worker_parts(s)} if is_workers else {}),
     'chunk': 64 if is_tree else 16,
     'shared_nodes': 64,
     # A GPU's atomic additions come in another order in every run. Without a
@@ -402,6 +423,8 @@ def resolve(
   multiple, parts = chosen['chunk'], chosen['parts']  # of each replica or model
   if s.name == 'replicas':
     multiple *= num_table  # which share parts
+  if is_workers and is_lockstep:
+    multiple *= parts  # a step of all
   if is_sync:
     # Devices of the table axis deal parts to each other, then split them.
     splits = 1 if table.layout == 'column' else num_table
@@ -416,6 +439,8 @@ def resolve(
       usual = max(usual, 1024 * chosen['threads'])
     if table.store:
       usual = min(usual, max(4096, 1024 * chosen['threads']))
+    if is_workers and is_lockstep:
+      usual *= parts
     if on_cpu and s.name == 'replicas' and not is_alone:
       usual = min(usual, sync_words)
     t.batch_words = -(-usual // multiple) * multiple
@@ -436,5 +461,6 @@ def resolve(
     limit = 16.0 if t.batch_words < 4096 else 8.0
     o.max_duplicates = 0.0 if fused else limit
   # A replica has a step of its own, from its own part of the corpus.
-  part_words = t.batch_words // (parts if is_sync else 1)
+  is_divided = is_sync or (is_workers and is_lockstep)
+  part_words = t.batch_words // (parts if is_divided else 1)
   return config, Tuning(part_words=part_words, **chosen)

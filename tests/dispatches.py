@@ -27,6 +27,7 @@ def trainer(
   shape: tuple[int, int] = (1, 1),
   steps: Any = None,
   fused: bool = False,
+  cluster: Any = None,
   **fixed: Any,
 ) -> build.Trainer:
   """What settings by their dotted names make; `fixed` is of the tuning.
@@ -45,7 +46,8 @@ def trainer(
     tuning.part_words, tuning.parts, config.model.window, tuning.chunk
   )
   devices = mesh.make(mesh.Shape(*shape))
-  return build.trainer(config, tuning, devices, corpus, steps)
+  args = config, tuning, devices, corpus, steps
+  return build.trainer(*args, cluster=cluster)
 
 
 def pack(

@@ -57,6 +57,7 @@ class Needed(NamedTuple):
 
   stop: int  # the step behind the stretch
   count: int  # steps of the dispatch
+  caches: list[cache_lib.Cache]
   moves: list[cache_lib.Moves]  # of each cache
   # By table, [n] int32 ids that each step looks up, with repetitions.
   lookups: dict[str, list[np.ndarray]]
@@ -114,10 +115,14 @@ class Rows(Protocol):
 
   def flush(
     self,
-    tables: Mapping[str, Any],
+    tables: dict[str, Any],
     held: Callable[[str], tuple[np.ndarray, np.ndarray]],
-  ) -> None:
-    """Writes what the device has; `held` are slots of a table, and ids."""
+    counts: Counts,
+  ) -> dict[str, Any]:
+    """Writes what the device has; `held` are slots of a table, and ids.
+
+    Returns the states of the tables.
+    """
 
   def export_rows(self, name: str, ids: np.ndarray) -> spec_lib.RowBlock:
     """Rows of ids [n] of a table, none of which is changed on the device."""
@@ -201,11 +206,12 @@ class Fetching:
   ):
     """Tables are `tables.cached.Cached`; each is in one of the caches.
 
-    A stretch has at most so many steps; ids of as many are found at once.
+    A stretch has at most so many steps.
     """
     self.trainable, self.caches, self.rows = trainable, caches, rows
     self.tables: Mapping[str, cached.Cached] = trainable.tables
-    self.size = most_steps
+    self.size = 64  # steps whose ids are found at once
+    self.most_steps = min(most_steps, self.size)
     self._thread = futures.ThreadPoolExecutor(1, 'fetch')
     self._tasks: list[futures.Future] = []
     self._next: tuple[Any, int, futures.Future] | None = None
@@ -334,6 +340,7 @@ class Fetching:
     by_table, count = ids.on_host(self.tables)
     start = time.monotonic()
     here = range(first - ids.first, min(self.size, count - ids.first))
+    here = here[: self.most_steps]
     moves, num_steps = [], len(here)
     for i, cache in enumerate(self.caches):
       needed = [[by_table[name][k] for name in cache.names] for k in here]
@@ -355,8 +362,8 @@ class Fetching:
     lookups = {
       k: list(x[here.start :][:num_steps]) for k, x in by_table.items()
     }
-    args = moves, lookups, rate, not first
-    needed = Needed(first + num_steps, count, *args)
+    args = count, self.caches, moves, lookups, rate, not first
+    needed = Needed(first + num_steps, *args)
     fetched = self.rows.fetch(needed, self._counts)
     self._counts.add(fetch_secs=time.monotonic() - start)
     return needed, fetched
@@ -449,7 +456,7 @@ class Fetching:
         name: self.tables[name].spec.lookups_per_center * step_centers
         for name in cache.names
       }
-      found |= predict(lookups, cache.capacity, self.size)
+      found |= predict(lookups, cache.capacity, self.most_steps)
     return found
 
   def take_counts(self) -> dict[str, float]:
@@ -470,13 +477,15 @@ class Fetching:
       slots, ids = (np.concatenate(x) for x in zip(*pairs, strict=True))
     return slots, ids
 
-  def flush(self, state: Any) -> None:
-    """Writes what is on the device to the stores, too."""
+  def flush(self, state: Any) -> Any:
+    """Writes what is on the device to the stores, too; returns the state."""
     self._finish_tasks()
     if self._is_flushed:
-      return
-    self.rows.flush(state.tables, self._held)
+      return state
+    jax.block_until_ready(state)
+    tables = self.rows.flush(state.tables, self._held, self._counts)
     self._is_flushed = True
+    return state._replace(tables=tables)
 
   def export_rows(
     self, state: Any, name: str, start: int = 0, stop: int | None = None

@@ -175,9 +175,10 @@ class OwnedRows:
 
   def flush(
     self,
-    tables: Mapping[str, Any],
+    tables: dict[str, Any],
     held: Callable[[str], tuple[np.ndarray, np.ndarray]],
-  ) -> None:
+    counts: fetching.Counts,
+  ) -> dict[str, Any]:
     """See `fetching.Rows`."""
     for name, table in self.tables.items():
       slots, ids = held(name)
@@ -188,6 +189,7 @@ class OwnedRows:
         records = [np.asarray(x)[: len(some)] for x in rows]
         records = self.records[name].pack(records)
         self._stores[name].write(ids[i : i + size], records)
+    return tables
 
   def export_rows(self, name: str, ids: np.ndarray) -> spec_lib.RowBlock:
     """See `fetching.Rows`."""

@@ -20,7 +20,8 @@ it still has them beside it. So nothing is added twice, unlike in HET's released
 code, and a worker always reads what it wrote.
 
 What a worker sends is subtracted from what it still has to send: what rounding
-takes off a difference goes with the next one.
+takes off a difference goes with the next one. It may send less than it learned
+of a row (`shared_rows` says when); then its copy goes back by the rest.
 
     own clock = clock when read + own pushes since;  own updates <= write_bound
     clock of the shard - own clock = pushes of others since <= read_bound
@@ -29,8 +30,10 @@ With reads that are made while the stretch before runs, what others push
 meanwhile comes on top.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numba
 import numpy as np
 
 from jaxemb.tables import shards
@@ -43,6 +46,8 @@ class Fetched(NamedTuple):
   ids: np.ndarray  # [n]
   clocks: np.ndarray  # [n] int64
   rows: np.ndarray  # [n, width] float32
+  missed: int  # updates by others that the rows that were not read lack
+  most_missed: int  # of these, by one row
 
 
 class Changes(NamedTuple):
@@ -60,8 +65,55 @@ class Pending(NamedTuple):
   lines: np.ndarray  # [n]
   ids: np.ndarray  # [n]
   updates: np.ndarray  # [n] int64
+  lookups: np.ndarray  # [n] int64, of one update there may be several
   base: np.ndarray  # [n, width] float32, what they were added to
   is_first: np.ndarray  # [n] bool, whether nobody had changed that
+
+
+@numba.njit(nogil=True, cache=True)
+def _count(ids, step, last_step, counts, found, num):
+  """Counts the ids of a step that are below the number of rows.
+
+  `counts` has the steps and the lookups of each id, and `found` the `num` ids
+  that are not 0. Returns how many there are then.
+  """
+  for id_ in ids:
+    if id_ < last_step.size:
+      if not counts[1, id_]:
+        found[num] = id_
+        num += 1
+        last_step[id_] = step - 1
+      if last_step[id_] != step:
+        last_step[id_] = step
+        counts[0, id_] += 1
+      counts[1, id_] += 1
+  return num
+
+
+class Uses:
+  """Counts how often the steps of a stretch look up each row of a table."""
+
+  def __init__(self, num_rows: int):
+    """Of ids below `num_rows`; others are padding."""
+    self._last_step = np.zeros(num_rows, np.int32)
+    self._counts = np.zeros((2, num_rows), np.int32)
+
+  def count(
+    self, steps: Sequence[np.ndarray]
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Ids [n] that differ, the steps of each, and its lookups, all int64.
+
+    `steps` have the ids [m] int32 of each step, with repetitions.
+    """
+    most = min(sum(map(len, steps)), len(self._last_step))
+    found, num = np.empty(most, np.int64), 0
+    for step, ids in enumerate(steps):
+      args = self._last_step, self._counts, found
+      num = _count(ids, step, *args, num)
+    found = found[:num]
+    counts = self._counts[:, found].astype(np.int64)
+    self._counts[:, found] = 0
+    return found, *counts
 
 
 class Copies:
@@ -82,6 +134,7 @@ class Copies:
     self._ids = np.full(capacity, -1, np.int64)
     self._clocks = np.full(capacity, shards.NEVER, np.int64)
     self._updates = np.zeros(capacity, np.int64)
+    self._lookups = np.zeros(capacity, np.int64)
     self._base = np.zeros((capacity, width), np.float32)
 
   def read(self, lines: np.ndarray, ids: np.ndarray) -> Fetched:
@@ -93,11 +146,12 @@ class Copies:
     clocks = np.where(has_line, self._clocks[lines], shards.NEVER)
     found = self.table.newer(ids, clocks, self.read_bound)
     rows = found.records.view(np.float32)
-    return Fetched(lines[found.at], ids[found.at], found.clocks, rows)
+    missed = found.missed, found.most_missed
+    return Fetched(lines[found.at], ids[found.at], found.clocks, rows, *missed)
 
   def commit(self, fetched: Fetched) -> Changes:
     """What was read gets its lines; whatever left these was taken before."""
-    lines, ids, clocks, rows = fetched
+    lines, ids, clocks, rows = fetched[:4]
     has_own = (self._ids[lines] == ids) & (self._updates[lines] > 0)
     added_lines = lines[has_own]
     added = rows[has_own] - self._base[added_lines]
@@ -107,13 +161,25 @@ class Copies:
     written = ~has_own
     return Changes(lines[written], rows[written], added_lines, added)
 
-  def begin(self, lines: np.ndarray, updates: np.ndarray) -> None:
-    """Steps that update lines [n], each so often, begin."""
+  def rebase(self, lines: np.ndarray, errors: np.ndarray) -> None:
+    """Adds what rounding made of lines [n] that were written to their base."""
+    self._base[lines] += errors
+
+  def begin(
+    self, lines: np.ndarray, updates: np.ndarray, lookups: np.ndarray
+  ) -> None:
+    """Steps that update lines [n], and look them up, so often begin."""
     self._updates[lines] += updates
+    self._lookups[lines] += lookups
 
   def due(self, lines: np.ndarray) -> Pending:
     """Takes what has to be pushed of lines [n], when their steps are done."""
-    return self._take(lines[self._updates[lines] > self.write_bound])
+    least = max(self.write_bound, 0)
+    return self._take(lines[self._updates[lines] > least])
+
+  def num_updates(self) -> int:
+    """Updates that were not pushed."""
+    return int(np.sum(self._updates))
 
   def all(self) -> Pending:
     """Takes all that was not pushed."""
@@ -129,16 +195,15 @@ class Copies:
     return pending
 
   def _take(self, lines):
-    updates = self._updates[lines]
-    self._updates[lines] = 0
+    updates, lookups = self._updates[lines], self._lookups[lines]
+    self._updates[lines] = self._lookups[lines] = 0
     is_first = shards.num_updates(self._clocks[lines]) == 0
-    return Pending(
-      lines, self._ids[lines], updates, self._base[lines], is_first
-    )
+    ids, base = self._ids[lines], self._base[lines]
+    return Pending(lines, ids, updates, lookups, base, is_first)
 
   def push(self, pending: Pending, rows: np.ndarray) -> None:
     """Pushes what was taken; rows [n, width] float32 were then in its lines."""
-    lines, ids, updates, base, is_first = pending
+    lines, ids, updates, _, base, is_first = pending
     if not len(lines):
       return
     deltas = rows - base

@@ -73,6 +73,8 @@ class RowOptimizer(NamedTuple):
   # What is exported of each slot, and becomes of it when copies meet:
   # 'sum' follows its rows, 'mean' is averaged, 'keep' stays with its copy.
   slot_reductions: Mapping[str, str] = {}
+  # Slots that are sums over steps, so that those of workers add up.
+  sums: tuple[str, ...] = ()
 
 
 def _totals(scratch, ids, values):
@@ -142,7 +144,8 @@ def adagrad(epsilon: float) -> RowOptimizer:
     scale = -learning_rate / (root + epsilon)
     return scale[..., None] * row_grads.grads, AdagradSlots(sum_squares)
 
-  return RowOptimizer(init, update, True, {'sum_squares': 'mean'})
+  reductions = {'sum_squares': 'mean'}
+  return RowOptimizer(init, update, True, reductions, ('sum_squares',))
 
 
 class AdamSlots(NamedTuple):

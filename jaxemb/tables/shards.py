@@ -39,6 +39,9 @@ class Newer(NamedTuple):
   clocks: np.ndarray  # [n] int64
   is_known: np.ndarray  # [n] bool, whether anybody ever changed the row
   records: np.ndarray  # [n, num_bytes] uint8; a shard sends those known
+  # Updates that the other copies lack, in sum, and the most of one.
+  missed: int = 0
+  most_missed: int = 0
 
 
 def num_updates(clocks: np.ndarray) -> np.ndarray:
@@ -78,9 +81,13 @@ class Shard:
     """Those of ids [n] that had more than `bound` updates since clocks [n]."""
     at, is_known = self._places(ids)
     now = np.where(is_known, self._clocks[at], 0) + self.epoch * _EPOCH
-    found = np.flatnonzero((clocks < 0) | (now - clocks > bound))
+    behind = now - clocks
+    is_old = (clocks < 0) | (behind > bound)
+    found, kept = np.flatnonzero(is_old), behind[~is_old]
     at, is_known = at[found], is_known[found]
-    return Newer(found, now[found], is_known, self._records[at[is_known]])
+    records = self._records[at[is_known]]
+    missed = int(np.sum(kept)), int(np.max(kept, initial=0))
+    return Newer(found, now[found], is_known, records, *missed)
 
   def _begin(self, at, records):
     """Rows that nobody had changed."""
@@ -205,7 +212,9 @@ class Sharded:
       records[is_known] = known
       records[~is_known] = self._make(ids[at[~is_known]])
       known = records
-    return Newer(at, clocks, is_known, known)
+    missed = [x.missed for x in answers.values()]
+    most = [x.most_missed for x in answers.values()]
+    return Newer(at, clocks, is_known, known, sum(missed), max(most))
 
   def add(
     self,
