@@ -475,6 +475,32 @@ class Parts(NamedTuple):
   dropped: Mapping[str, Any]  # of the data, counted
 
 
+def make_source(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  readers: data_base.Readers,
+  cache: pathlib.Path,
+  progress: Callable[[str, int, int], None],
+) -> data_base.Source:
+  """The data that resolved settings name; `progress` as of `parts`."""
+  d, m = config.data, config.model
+  spec = data_base.SourceSpec(
+    d.path,
+    config.seed,
+    config.train.epochs,
+    tuning.parts,
+    tuning.part_words,
+    m.window,
+    tuning.chunk,
+    1 if m.dynamic_window else m.window,
+    d.to_dict(),
+    readers,
+    cache,
+    progress,
+  )
+  return bind('data.source', d.source, (spec,), {})()
+
+
 def parts(
   config: ml_collections.ConfigDict,
   tuning: config_lib.Tuning,
@@ -514,21 +540,7 @@ def parts(
       distributed.num_processes(),
       distributed.gather,
     )
-  spec = data_base.SourceSpec(
-    d.path,
-    config.seed,
-    config.train.epochs,
-    tuning.parts,
-    tuning.part_words,
-    m.window,
-    tuning.chunk,
-    1 if m.dynamic_window else m.window,
-    d.to_dict(),
-    readers,
-    cache,
-    progress,
-  )
-  source = bind('data.source', d.source, (spec,), {})()
+  source = make_source(config, tuning, readers, cache, progress)
   corpus = model_base.Corpus(source.keys, source.counts, source.frequencies)
   if d.source == 'text' and compiling and compiling.poll() is None:
     # Meanwhile this process compiles what reads batches.

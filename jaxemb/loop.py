@@ -84,7 +84,7 @@ def train(
   constants = strategy.constants()
   total = round(source.units_per_epoch * source.epochs)
   uncounted: collections.deque = collections.deque()
-  restored = _restore(checkpoints, parts, key, total, fingerprints)
+  restored = restore(checkpoints, parts, key, total, fingerprints)
   state, totals = restored or (None, metrics.Totals(source.unit))
   put_args = strategy.batch_sharding, source.num_parts
   items = data_base.prefetch(
@@ -200,7 +200,7 @@ def _all_finite(state: Any) -> jax.Array:
   return jnp.stack(finite).all()
 
 
-def _restore(
+def restore(
   checkpoints: checkpoint.Checkpoints,
   parts: build.Parts,
   key: jax.Array,

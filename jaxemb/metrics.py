@@ -284,9 +284,10 @@ class Meter:
     self._progress = Progress(log_every_secs)
     self.start()
 
-  def start(self) -> None:
+  def start(self, secs_ago: float = 0.0) -> None:
     """Starts the clock: what came before, such as compilation, is not timed."""
     self.resume()
+    self._clock -= secs_ago
     self._first, self._seen = resources.sample(), []
     self._rate = f'{self.totals.unit}_per_sec'
     self._own = collections.defaultdict(float)  # of this process

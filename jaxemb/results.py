@@ -179,9 +179,11 @@ def _staleness(
 
   They are those behind frequent-word subsampling: the most by the policy, the
   most in so many steps, and the mean over lookups of that. None where nothing
-  is exchanged, or threads share a table and nothing is bounded.
+  is exchanged, or threads share a table and nothing is bounded. For workers,
+  who count updates of a row, see `workers`.
   """
-  if parts.config.strategy.name == 'partition' or parts.tuning.threads > 1:
+  name = parts.config.strategy.name
+  if name in ('partition', 'workers') or parts.tuning.threads > 1:
     return None
   if (policy := parts.strategy.policy) is None:
     return dict.fromkeys(('bound_words', 'max_words', 'mean_words'), 0)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import types
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from jaxemb.native import step as native
 from jaxemb.partition import runner
 from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.storage import checkpoint
+from jaxemb.tables import remote
+from jaxemb.workers import runner as workers_runner
 
 STOPPED = distributed.STOPPED  # exit code
 _KINDS = str, bytes, Iterable  # of sentences, of which bytes are refused
@@ -107,7 +110,10 @@ def _run(
   why_not_fused = ''
   try:
     args = config, tuning, devices, progress, text_cache or cache
-    parts = build.parts(*args, workdir / 'store')
+    is_workers, cluster = config.strategy.name == 'workers', None
+    if is_workers:
+      cluster = remote.Cluster(f'jaxemb-{uuid.uuid4().hex[:8]}')
+    parts = build.parts(*args, workdir / 'store', cluster)
   except native.Unavailable as error:
     why_not_fused = str(error)
   except metrics.Stopped:
@@ -146,6 +152,9 @@ def _run(
   build.check_fits(parts)
   if is_partition:
     return 0 if runner.run(workdir, parts, session) else STOPPED
+  if is_workers:
+    args = workdir, parts, session, cluster, text_cache
+    return 0 if workers_runner.run(*args) else STOPPED
   return 0 if _train(workdir, parts, session) else STOPPED
 
 

@@ -32,6 +32,9 @@ MAY_IMPORT = {
   # The run of many sub-models: above all, and beside `train`.
   'partition': 'build data loop merging metrics report results rundir runtime '
   'storage strategies tables text',
+  # The run of many workers, beside it.
+  'workers': 'build config data loop metrics native report results rundir '
+  'runtime storage strategies tables',
   'report': 'config embeddings evaluation storage',
 }
 # Distribution: what is imported of it, where the name differs.

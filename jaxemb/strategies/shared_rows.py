@@ -7,7 +7,8 @@ have had too many updates, or lose their slots, are taken from it, to be pushed
 beside the next stretch.
 
 In lockstep (`Pace`) nothing is read ahead: all push, wait for each other, read,
-and push again when all have read. With no staleness and stretches of one step that is synchronous training.
+and push again when all have read. With no staleness and stretches of one step
+that is synchronous training.
 
 Workers that meet seldom learn much of a row from its old value, each by itself,
 and the sum of that overshoots. Out of lockstep a push is weighted as by the
@@ -350,7 +351,7 @@ class SharedRows:
   def _push(self, pushes, counts):
     for name, pending, rows in pushes:
       self._copies[name].push(pending, rows)
-      num, num_first = len(pending.ids), np.count_nonzero(pending.is_first)
+      num, num_first = len(pending.ids), int(np.sum(pending.is_first))
       size = self.records[name].num_bytes
       counts.add(
         rows_pushed=num,
@@ -376,6 +377,11 @@ class SharedRows:
     self._push(pushes, counts)
     self._flushes += 1
     return tables
+
+  def check(self) -> None:
+    """Asks every shard for something, which tells whether it was restarted."""
+    for table in self.shared.values():
+      table.check()
 
   def export_rows(self, name: str, ids: np.ndarray) -> spec_lib.RowBlock:
     """See `fetching.Rows`."""

@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,16 +54,16 @@ class Actor:
     folder.mkdir(parents=True, exist_ok=True)
     self._folder, self._every_secs = folder, snapshot_secs
     self._shard = shards.Shard(*args)
-    # Starts, epoch and updates: what the next start has to know. It stays when
-    # the process ends, as the system has the page.
+    # Starts, epoch, updates, and updates lost: what the next start has to know.
+    # It stays when the process ends, as the system has the page.
     path = folder / 'counts'
     mode = 'r+' if path.exists() else 'w+'
-    self._counts = np.memmap(path, np.int64, mode, shape=(3,))
+    self._counts = np.memmap(path, np.int64, mode, shape=(4,))
     if self._latest.exists():
       saved = json.loads(self._latest.read_text())
       self._shard.restore(folder / saved['rows'], saved['checksum'])
       self._shard.done = saved['done']
-    self._lost = int(self._counts[2]) - self._shard.updates
+    self._counts[3] += self._counts[2] - self._shard.updates
     self._shard.epoch = int(self._counts[1]) + 1
     self._counts[0] += 1
     self._number, self._saved = 0, time.monotonic()
@@ -74,11 +74,11 @@ class Actor:
     return self._folder / 'latest.json'
 
   def _count(self):
-    self._counts[1:] = self._shard.epoch, self._shard.updates
+    self._counts[1:3] = self._shard.epoch, self._shard.updates
 
   def lost(self) -> int:
-    """Updates that were lost when this process was started."""
-    return self._lost
+    """Updates that were lost when its processes ended, all together."""
+    return int(self._counts[3])
 
   def call(self, method: str, *args: Any) -> tuple[int, Any]:
     """How often the shard was started, and what a method of it returns."""
@@ -101,16 +101,45 @@ class Actor:
     self._number, self._saved = self._number + 1, time.monotonic()
 
 
+class Link:
+  """Holds what a process sends and receives to so many bytes a second.
+
+  A bucket of tokens for each way, with those of a tenth of a second.
+  """
+
+  def __init__(self, bytes_per_sec: float):
+    """0 = as fast as it is."""
+    self._rate = bytes_per_sec
+    self._free_at = [0.0, 0.0]  # when all that was sent, or came, is through
+
+  def carry(self, way: int, num_bytes: int) -> None:
+    """Returns when so many more bytes have been sent (0) or received (1)."""
+    if not self._rate:
+      return
+    now = time.monotonic()
+    start = max(self._free_at[way], now - 0.1)
+    self._free_at[way] = start + num_bytes / self._rate
+    time.sleep(max(0.0, self._free_at[way] - now))
+
+
+def _num_bytes(x: Any) -> int:
+  if isinstance(x, tuple):
+    return sum(map(_num_bytes, x))
+  return getattr(x, 'nbytes', 8)
+
+
 class _Calls:
   """`shards.Call` of actors, which may be restarted meanwhile."""
 
-  def __init__(self, name: str, actors: list[Any]):
-    self.name, self.actors = name, actors
+  def __init__(self, name: str, actors: list[Any], link: Link):
+    self.name, self.actors, self._link = name, actors, link
     self._starts: dict[int, int] = {}
+    self._lost: dict[int, int] = {}
 
   def __call__(self, method: str, args: Mapping[int, tuple]) -> dict[int, Any]:
     ray, answers, waiting = _ray(), {}, dict(args)
     deadline = time.monotonic() + WAIT_SECS
+    self._link.carry(0, sum(map(_num_bytes, args.values())))
     while True:
       refs = {
         i: self.actors[i].call.remote(method, *x) for i, x in waiting.items()
@@ -126,6 +155,7 @@ class _Calls:
         del waiting[i]
         self._note(i, starts)
       if not waiting:
+        self._link.carry(1, sum(map(_num_bytes, answers.values())))
         return {i: answers[i] for i in args}
       if time.monotonic() > deadline:
         raise errors.UserError(
@@ -136,24 +166,31 @@ class _Calls:
       time.sleep(_RETRY_SECS)
 
   def _note(self, i, starts):
-    if self._starts.setdefault(i, starts) != starts:
+    # Whoever comes later hears of what was lost since the first start.
+    if self._starts.setdefault(i, 1) != starts:
       self._starts[i] = starts
       lost = _ray().get(self.actors[i].lost.remote())
+      more, self._lost[i] = lost - self._lost.get(i, 0), lost
       _LOG.warning(
         f'shard {i} of table {self.name} ended and came back from its last '
-        f'snapshot: {lost:,} updates of rows since then are lost'
+        f'snapshot: {more:,} updates of rows since then are lost'
       )
 
 
 class Cluster:
   """Ray, for as long as tables are on it."""
 
-  def __init__(self, namespace: str = '', address: str = ''):
+  def __init__(
+    self, namespace: str = '', address: str = '', bytes_per_sec: float = 0.0
+  ):
     """Joins the cluster at an address, or RAY_ADDRESS, or starts Ray here.
 
     Who gives the same namespace has the same tables; '' = tables of its own.
+    `bytes_per_sec` is of a `Link` to them.
     """
-    self._ray, self._namespace = _ray(), namespace
+    self.namespace = namespace
+    self._link = Link(bytes_per_sec)
+    self._ray = _ray()
     self._address = address or os.environ.get('RAY_ADDRESS') or 'local'
     self._is_ours, self._num_tables = False, 0
 
@@ -190,6 +227,43 @@ class Cluster:
       if is_main:  # Ray has its own, which does not save
         signal.signal(signal.SIGTERM, handler)
 
+  @property
+  def is_own(self) -> bool:
+    """Whether Ray was started here, on this machine."""
+    return self._is_ours and self._address == 'local'
+
+  def start(self, kind: type, *args: Any, **options: Any) -> Any:
+    """An actor of a class, with `options` of Ray."""
+    self._start()
+    return self._ray.remote(kind).options(**options).remote(*args)
+
+  def get(self, ref: Any) -> Any:
+    """What a call of an actor returns; errors are those that it raised."""
+    try:
+      return self._ray.get(ref)
+    except self._ray.exceptions.RayTaskError as error:
+      raise error.cause from None
+
+  def ended(self, refs: Sequence[Any], secs: float) -> list[Any]:
+    """Those of some calls that have ended within so many seconds."""
+    if not refs:
+      time.sleep(secs)
+      return []
+    num, refs = len(refs), list(refs)
+    found, _ = self._ray.wait(refs, num_returns=num, timeout=secs)
+    return found
+
+  def why_lost(self, ref: Any) -> str | None:
+    """Why the actor of a call that has ended is lost, or None if it is not.
+
+    Raises what the call has raised.
+    """
+    try:
+      self.get(ref)
+    except self._ray.exceptions.RayActorError as error:
+      return errors.one_line(error, 100)
+    return None
+
   def table(
     self,
     name: str,
@@ -211,12 +285,12 @@ class Cluster:
     self._start()
     actor = self._ray.remote(Actor)
     options = {'max_restarts': -1, 'num_cpus': 0}
-    kind, actors = self._namespace or uuid.uuid4().hex, []
+    kind, actors = self.namespace or uuid.uuid4().hex, []
     places = [
       folder.absolute() / kind / f'{name}-{i}' for i in range(num_shards)
     ]
     for i, place in enumerate(places):
-      if self._namespace:
+      if self.namespace:
         options |= {
           'namespace': kind, 'name': f'{name}/{i}', 'get_if_exists': True,
         }  # fmt: skip
@@ -235,5 +309,6 @@ class Cluster:
       if self._is_ours and not self._num_tables:
         self._ray.shutdown()
 
-    args = num_shards, num_rows, num_bytes, make, _Calls(name, actors)
+    call = _Calls(name, actors, self._link)
+    args = num_shards, num_rows, num_bytes, make, call
     return shards.Sharded(*args, client or uuid.uuid4().hex, close)

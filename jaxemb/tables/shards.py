@@ -139,6 +139,10 @@ class Shard:
     self._records[at] = records
     self._tick(at, np.ones(len(at), np.int64))
 
+  def num_known(self) -> int:
+    """Rows that anybody ever changed."""
+    return int(np.count_nonzero(self._rows.is_known))
+
   def snapshot(self, path: pathlib.Path) -> int:
     """Writes all rows that are known to a file; returns its checksum."""
     return self._rows.snapshot(path)
@@ -248,6 +252,10 @@ class Sharded:
           new = np.concatenate([new, missing])
           again[i] = client, self._calls, ids, *rest, new, rows
       args = again
+
+  def check(self) -> None:
+    """Asks every shard for something."""
+    self._call('num_known', {i: () for i in range(self._num_shards)})
 
   def read(self, ids: np.ndarray) -> np.ndarray:
     """See `stores.Store`."""

@@ -37,25 +37,6 @@ class Cluster:
     return shards.Sharded(num, rows, num_bytes, make, call, client, list)
 
 
-class Lockstep:
-  """Has threads begin their stretches together."""
-
-  is_lockstep = True
-
-  def __init__(self, num):
-    self.barrier = threading.Barrier(num)
-
-  def begin(self, needed):
-    self.barrier.wait(60)
-    return needed.count
-
-  def has_read(self):
-    pass
-
-  def end(self):
-    self.barrier.wait(60)
-
-
 class Abreast:
   """Has threads begin their stretches together, and read ahead."""
 
@@ -65,8 +46,22 @@ class Abreast:
     self.barrier = threading.Barrier(num)
 
   def begin(self, needed):
+    """See `shared_rows.Pace`."""
     self.barrier.wait(60)
     return needed.count
+
+
+class Lockstep(Abreast):
+  """Has threads begin their stretches together, and push together."""
+
+  is_lockstep = True
+
+  def has_read(self):
+    """See `shared_rows.Pace`."""
+
+  def end(self):
+    """See `shared_rows.Pace`."""
+    self.barrier.wait(60)
 
 
 def trainers(num, settings, cluster, fused=False, **fixed):

@@ -1,0 +1,1 @@
+"""Workers: processes that train by themselves on tables that they share."""

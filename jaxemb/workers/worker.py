@@ -1,0 +1,251 @@
+"""A worker: a process that trains what the ledger gives it.
+
+It reads its own text from the cache of encoded corpora, has copies of rows on
+its device (`strategies.shared_rows`), and tells the ledger of every dispatch.
+"""
+
+import logging
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from jaxemb import build, errors, loop, rundir
+from jaxemb import config as config_lib
+from jaxemb.data import base as data_base
+from jaxemb.native import step as native
+from jaxemb.runtime import resources
+from jaxemb.strategies import fetching
+from jaxemb.tables import remote
+from jaxemb.workers import ledger
+
+
+class _Pace:
+  """Asks the desk before every round; implements `shared_rows.Pace`."""
+
+  def __init__(self, ask: Any, pace: str):
+    """`ask` calls a method of the desk."""
+    self._ask, self._waits = ask, pace != 'asp'
+    self.is_lockstep = pace == 'bsp'
+    self._index, self._round, self._count = 0, 0, 0
+    self.waited_secs = 0.0
+
+  def start(self, index: int) -> None:
+    """A dispatch begins, the `index`-th of its part."""
+    self._index, self._round = index, -1
+
+  def _wait(self, *args: Any) -> Any:
+    start = time.monotonic()
+    answer = self._ask(*args)
+    self.waited_secs += time.monotonic() - start
+    return answer
+
+  def begin(self, needed: fetching.Needed) -> int:
+    """See `shared_rows.Pace`."""
+    self._round += 1
+    if not self._waits:
+      return needed.count
+    number = (self._index, self._round) if self.is_lockstep else None
+    most = self._wait('begin', number, needed.count)
+    if not self.is_lockstep:
+      return needed.count
+    if needed.is_first:
+      self._count = most
+    return self._count
+
+  def has_read(self) -> None:
+    """See `shared_rows.Pace`."""
+    self._ask('has_read')
+
+  def end(self) -> None:
+    """See `shared_rows.Pace`."""
+    self._wait('end')
+
+
+class Worker:
+  """An actor of Ray."""
+
+  def __init__(
+    self,
+    number: int,
+    desk: Any,
+    config: Mapping[str, Any],
+    tuning: Mapping[str, Any],
+    workdir: pathlib.Path,
+    namespace: str,
+    cache: pathlib.Path | None,
+  ):
+    """Settings and tuning are resolved; tables are in the namespace."""
+    self._number, self._desk = number, desk
+    self._config = ml_collections.ConfigDict(dict(config))
+    self._tuning, self._workdir = tuning, workdir
+    # Bits of a second are bytes of eight.
+    bytes_per_sec = self._config.table.link_mbits * 1e6 / 8
+    self._cluster = remote.Cluster(namespace, bytes_per_sec=bytes_per_sec)
+    self._has_own_cache = cache is None
+    self.cache, self._start = cache or rundir.cache_folder(), 0
+
+  def pid(self) -> int:
+    """Of this process."""
+    return os.getpid()
+
+  def _ask(self, method: str, *args: Any) -> Any:
+    call = getattr(self._desk, method).remote
+    return self._cluster.get(call(self._number, self._start, *args))
+
+  def run(self) -> None:
+    """Trains until nothing is left to be given."""
+    logging.getLogger('jaxemb').addHandler(logging.NullHandler())
+    if self._has_own_cache:
+      programs = str(self.cache / 'programs')
+      jax.config.update('jax_compilation_cache_dir', programs)
+      jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+    config, tuning, mesh = build.on_devices(self._config, {}, **self._tuning)
+    try:
+      args = config, tuning, mesh, lambda *_: None, self.cache
+      parts = build.parts(*args, self._workdir / 'store', self._cluster)
+    except native.Unavailable as error:
+      raise errors.UserError(
+        f'worker {self._number} has no kernel for its CPU ({error}), and '
+        'others have; give --config.train.fused=false'
+      ) from error
+    _Training(self, parts, config, tuning).run()
+
+  def join(self) -> None:
+    """Joins the others."""
+    joined = self._desk.join.remote(self._number)
+    self._start = self._cluster.get(joined)
+
+
+class _Training:
+  """What a worker does once its parts are made."""
+
+  def __init__(
+    self,
+    worker: Worker,
+    parts: build.Parts,
+    config: ml_collections.ConfigDict,
+    tuning: config_lib.Tuning,
+  ):
+    self._worker, self._ask = worker, worker._ask
+    self._parts, self._config, self._tuning = parts, config, tuning
+    source, strategy = parts.source, parts.strategy
+    self._store, self._sharding = strategy.store, strategy.batch_sharding
+    self._total = round(source.units_per_epoch * source.epochs)
+    self._goes_on = threading.Event()
+    self._sources: dict[int, data_base.Source] = {}
+    self._first = resources.sample()
+    self._sums: dict[str, float] = {}
+
+  def _source(self, part):
+    """The data, of which only one part is read."""
+    if part not in self._sources:
+      only = range(part, part + 1)
+      self._sources[part] = build.make_source(
+        self._config, self._tuning, data_base.ALONE._replace(local_parts=only),
+        self._worker.cache, lambda *_: None,
+      )  # fmt: skip
+    return self._sources[part]
+
+  def _schedule(self, part, item):
+    now = loop.schedule(self._config, item, self._total)
+    return now._replace(parts_before=np.int32(part))
+
+  def _put(self, item):
+    batch = jax.device_put(item.batch, self._sharding)
+    return item._replace(batch=batch)
+
+  def _items(self) -> Iterator[tuple[int, data_base.Item] | str]:
+    """Dispatches as they are given, each with its part; and pauses."""
+    begun: dict[int, tuple[Any, Iterator[data_base.Item]]] = {}
+    made = ended = None
+    while True:
+      lease = self._ask('lease', made, ended)
+      made = ended = None
+      if lease is None:
+        return
+      if lease == ledger.Desk.PAUSE:
+        yield lease
+        self._goes_on.wait()
+        self._goes_on.clear()
+        continue
+      part, position, done = lease
+      behind, items = begun.get(part, (None, None))
+      if items is None or behind != position:
+        items = self._source(part).items(position, done)
+      item = next(items, None)
+      if item is None:
+        ended = part
+        continue
+      begun[part] = item.position, items
+      made = part, item.position, item.done_after, item.own
+      yield part, self._put(item)
+
+  def run(self) -> None:
+    """Trains."""
+    strategy, store, worker = self._parts.strategy, self._store, self._worker
+    state = strategy.init(loop.init_key(self._config.seed))
+    constants = strategy.constants()
+    start = time.monotonic()
+    like = self._put(next(self._source(0).items(None, 0)))
+    args = constants, like.batch, self._schedule(0, like)
+    program = strategy.step.lower(state, *args).compile()
+    compile_secs = time.monotonic() - start
+    pace = _Pace(self._ask, self._config.strategy.pace)
+    store.rows.pace = pace
+    worker.join()
+    self._first, began = resources.sample(), time.time()
+    items = data_base.prefetch(self._items(), 1)
+    item = next(items, None)
+    while item is not None:
+      if item == ledger.Desk.PAUSE:
+        state = store.flush(state)
+        pace_start = time.monotonic()
+        self._ask('paused')
+        pace.waited_secs += time.monotonic() - pace_start
+        self._goes_on.set()
+        item = next(items, None)
+        continue
+      following = next(items, None)
+      if isinstance(following, tuple):
+        then = following[1]
+        store.expect(then.batch, self._schedule(following[0], then))
+      part, now = item
+      pace.start(now.index)
+      schedule = self._schedule(part, now)
+      state, found = program(state, constants, now.batch, schedule)
+      report = self._report(now, schedule, jax.device_get(found), pace)
+      report |= {'compile_secs': compile_secs, 'began': began}
+      compile_secs = 0.0
+      self._ask('trained', part, report)
+      item = following
+    store.flush(state)
+    self._ask('finish', self._counts(pace))
+
+  def _counts(self, pace):
+    """What was counted since the last call; and what was ever used."""
+    counts = self._store.take_counts()
+    for name, number in counts.items():
+      self._sums[name] = self._sums.get(name, 0) + number
+    rows = self._store.rows
+    counts['most_missed'], rows.most_missed = rows.most_missed, 0
+    used = resources.since(self._first)
+    used |= {f'{k}_per_sec': x for k, x in self._sums.items()}
+    used['waited_secs_per_sec'] = pace.waited_secs
+    return {'counts': counts, 'used': used}
+
+  def _report(self, item, schedule, found, pace):
+    self._sums['words'] = self._sums.get('words', 0) + item.own
+    rates = schedule.first_learning_rate, schedule.last_learning_rate
+    return self._counts(pace) | {
+      'pending': self._store.rows.num_updates(),
+      'own': item.own,
+      'rates': tuple(map(float, rates)),
+      'metrics': found,
+    }
