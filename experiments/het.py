@@ -63,13 +63,16 @@ def measure(
   """What all workers move in the second half of the steps."""
   shard = shards.Shard(0, 1, rows, _ONE_BYTES, _WIDTH)
 
-  def call(method, args):
-    return {i: getattr(shard, method)(*x) for i, x in args.items()}
+  def call(requests):
+    return [
+      {i: getattr(shard, x.method)(*y) for i, y in x.args.items()}
+      for x in requests
+    ]
 
   def make(ids):
     return np.zeros((len(ids), _ONE_BYTES), np.uint8)
 
-  sizes = 1, rows, _ONE_BYTES, make, call
+  sizes = 'rows', 1, rows, _ONE_BYTES, make, call
   tables = [shards.Sharded(*sizes, str(i), list) for i in range(workers)]
   capacity = max(1, int(rows * share))
   made = [_Worker(x, capacity, policy, staleness) for x in tables]

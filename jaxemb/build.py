@@ -332,8 +332,13 @@ def _num_slots(
     for k, x in tables.items()
   }
   if is_workers and not config.table.device_bytes:
-    # A tenth of the rows, or room for a step and what comes beside it.
-    share = max(1.5 * needed[k] / x.spec.vocab for k, x in tables.items())
+    # A tenth of the rows, or room for a round and as many others.
+    words = max(tuning.part_words, tuning.sync_words)
+    share = max(
+      2 * fetching.expected_rows(x.spec.lookups_per_center * words)
+      / x.spec.vocab
+      for x in tables.values()
+    )  # fmt: skip
     budget = max(budget, map_bytes + min(1.0, share) * all_bytes)
   if is_workers and all_bytes + map_bytes <= budget:
     return {k: x.spec.vocab for k, x in tables.items()}

@@ -206,6 +206,8 @@ class SharedRows:
     # Flushes so far: what was read before the last one lacks what it pushed.
     self._flushes = 0
     self._uses, self._copies, self._last = {}, {}, {}
+    # What was taken from the device, to be pushed when something is read.
+    self._pushes: list[tuple[str, copies.Pending, np.ndarray]] = []
     self._rate = weights.first_learning_rate
 
   def init(self, keys: Mapping[str, jax.Array]) -> None:
@@ -233,7 +235,8 @@ class SharedRows:
 
   def num_updates(self) -> int:
     """Updates of rows on the device that no shard has."""
-    return sum(x.num_updates() for x in self._copies.values())
+    taken = sum(int(np.sum(x[1].updates)) for x in self._pushes)
+    return taken + sum(x.num_updates() for x in self._copies.values())
 
   # Between stretches.
 
@@ -248,14 +251,28 @@ class SharedRows:
         stretches[name] = _Stretch(cache.slot_of[found[0]], *found)
     flushes, read = self._flushes, None
     if not self._is_lockstep:
-      read = self._read(stretches, counts)
+      read = self._exchange(stretches, counts)
     return flushes, stretches, read
 
-  def _read(self, stretches, counts):
-    read = {}
+  def _exchange(self, stretches, counts):
+    """Pushes what was taken, and reads; in one call for each shard."""
+    pushes, self._pushes = self._pushes, []
+    asking = [
+      self._copies[name].asking_push(pending, rows)
+      for name, pending, rows in pushes
+      if len(pending.lines)
+    ]
+    num_pushes = len(asking)
     for name, stretch in stretches.items():
-      found = self._copies[name].read(stretch.lines, stretch.ids)
-      read[name], num = found, len(found.ids)
+      asking.append(self._copies[name].asking_read(stretch.lines, stretch.ids))
+    call = next(iter(self.shared.values())).call
+    found = shards.together(call, asking)
+    self._count_pushes(pushes, counts)
+    if stretches and any(found[:num_pushes]):
+      return self._exchange(stretches, counts)
+    read = dict(zip(stretches, found[num_pushes:], strict=True))
+    for name, stretch in stretches.items():
+      found, num = read[name], len(read[name].ids)
       self.most_missed = max(self.most_missed, found.most_missed)
       counts.add(
         rows_checked=len(stretch.ids),
@@ -277,7 +294,7 @@ class SharedRows:
   ) -> tuple[dict[str, Any], int]:
     """See `fetching.Rows`."""
     flushes, stretches, read = fetched
-    self._rate, pushes, count = needed.rate, [], needed.count
+    self._rate, pushes, count = needed.rate, self._pushes, needed.count
     tables = dict(tables)
     for moves in needed.moves:
       for name, (lines, _) in moves.out.items():
@@ -289,13 +306,12 @@ class SharedRows:
       for name in stretches:
         pushes.append((name, *self._take_due(name, tables)))
       self.pace.end()
-      self._push(pushes, counts)
-      pushes = []
+      self._exchange({}, counts)
       count = self.pace.begin(needed)
-      read = self._read(stretches, counts)
+      read = self._exchange(stretches, counts)
       self.pace.has_read()
     elif flushes != self._flushes:
-      read = self._read(stretches, counts)
+      read = self._exchange(stretches, counts)
     for name, found in read.items():
       layout, own = self._layouts[name], self._copies[name]
       lines, rows, added_lines, added = own.commit(found)
@@ -308,8 +324,6 @@ class SharedRows:
         pushes.append((name, *self._take_due(name, tables)))
       self._copies[name].begin(stretch.lines, stretch.updates, stretch.lookups)
       self._last[name] = stretch.lines
-    if pushes:
-      later(lambda: self._push(pushes, counts))
     if self.pace and not self._is_lockstep:
       count = self.pace.begin(needed)
     return tables, count
@@ -348,9 +362,8 @@ class SharedRows:
       rows[:, :dim] = g * rows[:, :dim] + (1 - g) * pending.base[:, :dim]
     return rows
 
-  def _push(self, pushes, counts):
-    for name, pending, rows in pushes:
-      self._copies[name].push(pending, rows)
+  def _count_pushes(self, pushes, counts):
+    for name, pending, _ in pushes:
       num, num_first = len(pending.ids), int(np.sum(pending.is_first))
       size = self.records[name].num_bytes
       counts.add(
@@ -368,13 +381,16 @@ class SharedRows:
     counts: fetching.Counts,
   ) -> dict[str, Any]:
     """See `fetching.Rows`."""
-    pushes, tables = [], dict(tables)
+    tables = dict(tables)
     if self._is_lockstep:
       self.pace.end()
+    # What was taken before is pushed before: its base is another one then.
+    self._exchange({}, counts)
     for name, own in self._copies.items():
       pending = own.all()
-      pushes.append((name, pending, self._stays(name, tables, pending)))
-    self._push(pushes, counts)
+      rows = self._stays(name, tables, pending)
+      self._pushes.append((name, pending, rows))
+    self._exchange({}, counts)
     self._flushes += 1
     return tables
 

@@ -142,9 +142,14 @@ class Copies:
 
     Changes nothing here: see `commit`.
     """
+    return shards.together(self.table.call, [self.asking_read(lines, ids)])[0]
+
+  def asking_read(self, lines: np.ndarray, ids: np.ndarray) -> shards.Asking:
+    """`read`, to be done `together`."""
     has_line = self._ids[lines] == ids
     clocks = np.where(has_line, self._clocks[lines], shards.NEVER)
-    found = self.table.newer(ids, clocks, self.read_bound)
+    args = ids, clocks, self.read_bound
+    found = yield from self.table.asking_newer(*args)
     rows = found.records.view(np.float32)
     missed = found.missed, found.most_missed
     return Fetched(lines[found.at], ids[found.at], found.clocks, rows, *missed)
@@ -203,14 +208,20 @@ class Copies:
 
   def push(self, pending: Pending, rows: np.ndarray) -> None:
     """Pushes what was taken; rows [n, width] float32 were then in its lines."""
+    shards.together(self.table.call, [self.asking_push(pending, rows)])
+
+  def asking_push(self, pending: Pending, rows: np.ndarray) -> shards.Asking:
+    """`push`, to be done `together`; whether it had to be repeated.
+
+    What is read in the same call then lacks it.
+    """
     lines, ids, updates, _, base, is_first = pending
-    if not len(lines):
-      return
     deltas = rows - base
     deltas[:, self._num_added :] = rows[:, self._num_added :]
     new = np.flatnonzero(is_first)
     first = base[new].view(np.uint8)
-    self.table.add(ids, deltas.view(np.uint8), updates, new, first)
     still = self._ids[lines] == ids
     self._base[lines[still]] += deltas[still]
     self._clocks[lines[still]] += updates[still]
+    args = ids, deltas.view(np.uint8), updates, new, first
+    return (yield from self.table.asking_add(*args))

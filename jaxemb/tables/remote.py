@@ -9,7 +9,6 @@ then to be in a folder that all its machines have. Otherwise Ray is started on
 this machine for as long as the tables are used.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -20,7 +19,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,8 +45,8 @@ def _ray() -> Any:
   return ray
 
 
-class Actor:
-  """A shard in a process of its own, which Ray starts again if it ends."""
+class _Kept:
+  """A shard with snapshots, from which it goes on in another process."""
 
   def __init__(self, folder: pathlib.Path, snapshot_secs: float, *args: Any):
     """The folder is this shard's; `args` are those of `shards.Shard`."""
@@ -76,18 +75,14 @@ class Actor:
   def _count(self):
     self._counts[1:3] = self._shard.epoch, self._shard.updates
 
-  def lost(self) -> int:
-    """Updates that were lost when its processes ended, all together."""
-    return int(self._counts[3])
-
-  def call(self, method: str, *args: Any) -> tuple[int, Any]:
-    """How often the shard was started, and what a method of it returns."""
+  def call(self, method: str, args: tuple) -> tuple[int, int, Any]:
+    """Starts, updates lost, and what a method of the shard returns."""
     answer = getattr(self._shard, method)(*args)
     self._count()
     is_old = time.monotonic() - self._saved > self._every_secs
     if is_old or method == 'restore':
       self._save()
-    return int(self._counts[0]), answer
+    return int(self._counts[0]), int(self._counts[3]), answer
 
   def _save(self):
     path = self._folder / f'rows-{self._counts[0]}-{self._number % 2}'
@@ -99,6 +94,35 @@ class Actor:
       if old != path:
         old.unlink()
     self._number, self._saved = self._number + 1, time.monotonic()
+
+
+class Actor:
+  """Shards of all tables that have a number, in a process of their own.
+
+  Ray starts it again if it ends.
+  """
+
+  def __init__(self, folder: pathlib.Path, snapshot_secs: float):
+    """The folder is for its snapshots."""
+    self._args = folder, snapshot_secs
+    self._kept: dict[str, _Kept] = {}
+
+  def call(
+    self, calls: Sequence[tuple[str, tuple, str, tuple]]
+  ) -> list[tuple[int, int, Any]]:
+    """What `_Kept.call` returns for each (table, sizes, method, arguments)."""
+    found = []
+    for name, sizes, method, args in calls:
+      if name not in self._kept:
+        folder, secs = self._args
+        self._kept[name] = _Kept(folder / name, secs, *sizes)
+      found.append(self._kept[name].call(method, args))
+    return found
+
+  def drop(self, name: str) -> None:
+    """Removes the shard of a table."""
+    self._kept.pop(name, None)
+    shutil.rmtree(self._args[0] / name, ignore_errors=True)
 
 
 class Link:
@@ -131,50 +155,65 @@ def _num_bytes(x: Any) -> int:
 class _Calls:
   """`shards.Call` of actors, which may be restarted meanwhile."""
 
-  def __init__(self, name: str, actors: list[Any], link: Link):
-    self.name, self.actors, self._link = name, actors, link
-    self._starts: dict[int, int] = {}
-    self._lost: dict[int, int] = {}
+  def __init__(self, actors: list[Any], link: Link):
+    self.actors, self._link = actors, link
+    # By table, its arguments of `shards.Shard`, but for the number.
+    self.sizes: dict[str, tuple] = {}
+    # By table and number, as far as is known.
+    self._starts: dict[tuple[str, int], int] = {}
+    self._lost: dict[tuple[str, int], int] = {}
 
-  def __call__(self, method: str, args: Mapping[int, tuple]) -> dict[int, Any]:
-    ray, answers, waiting = _ray(), {}, dict(args)
+  def __call__(
+    self, requests: Sequence[shards.Request]
+  ) -> list[dict[int, Any]]:
+    ray, answers = _ray(), [dict.fromkeys(x.args) for x in requests]
+    waiting: dict[int, list[tuple[int, tuple]]] = {}  # by number of the shard
+    for k, (table, method, args) in enumerate(requests):
+      for i, x in args.items():
+        call = table, (i, *self.sizes[table]), method, x
+        waiting.setdefault(i, []).append((k, call))
+      self._link.carry(0, sum(map(_num_bytes, args.values())))
     deadline = time.monotonic() + WAIT_SECS
-    self._link.carry(0, sum(map(_num_bytes, args.values())))
-    while True:
+    while waiting:
       refs = {
-        i: self.actors[i].call.remote(method, *x) for i, x in waiting.items()
+        i: self.actors[i].call.remote([call for _, call in calls])
+        for i, calls in waiting.items()
       }
       for i, ref in refs.items():
         try:
-          starts, answers[i] = ray.get(ref)
+          found = ray.get(ref)
         except ray.exceptions.RayActorError as error:
           why = error
           continue
         except ray.exceptions.RayTaskError as error:
           raise error.cause from None
-        del waiting[i]
-        self._note(i, starts)
-      if not waiting:
-        self._link.carry(1, sum(map(_num_bytes, answers.values())))
-        return {i: answers[i] for i in args}
-      if time.monotonic() > deadline:
+        for (k, call), (starts, lost, answer) in zip(
+          waiting.pop(i), found, strict=True
+        ):
+          answers[k][i] = answer
+          self._note((call[0], i), starts, lost)
+      if waiting and time.monotonic() > deadline:
         raise errors.UserError(
-          f'shard {min(waiting)} of table {self.name} has not answered for '
+          f'shard {min(waiting)} of the tables has not answered for '
           f'{WAIT_SECS} s ({errors.one_line(why, 100)}); see that Ray and its '
           'machines run, then run the same command to resume'
         ) from why
-      time.sleep(_RETRY_SECS)
+      if waiting:
+        time.sleep(_RETRY_SECS)
+    self._link.carry(1, sum(_num_bytes(x) for y in answers for x in y.values()))
+    return answers
 
-  def _note(self, i, starts):
+  def _note(self, key, starts, lost):
     # Whoever comes later hears of what was lost since the first start.
-    if self._starts.setdefault(i, 1) != starts:
-      self._starts[i] = starts
-      lost = _ray().get(self.actors[i].lost.remote())
-      more, self._lost[i] = lost - self._lost.get(i, 0), lost
-      _LOG.warning(
-        f'shard {i} of table {self.name} ended and came back from its last '
-        f'snapshot: {more:,} updates of rows since then are lost'
-      )
+    if self._starts.setdefault(key, 1) == starts:
+      return
+    more = lost - self._lost.get(key, 0)
+    self._starts[key], self._lost[key] = starts, lost
+    table, i = key
+    _LOG.warning(
+      f'shard {i} of table {table} ended and came back from its last '
+      f'snapshot: {more:,} updates of rows since then are lost'
+    )
 
 
 class Cluster:
@@ -188,11 +227,12 @@ class Cluster:
     Who gives the same namespace has the same tables; '' = tables of its own.
     `bytes_per_sec` is of a `Link` to them.
     """
-    self.namespace = namespace
+    self.namespace = namespace or f'jaxemb-{uuid.uuid4().hex[:8]}'
+    self._calls: _Calls | None = None
     self._link = Link(bytes_per_sec)
     self._ray = _ray()
     self._address = address or os.environ.get('RAY_ADDRESS') or 'local'
-    self._is_ours, self._num_tables = False, 0
+    self._is_ours = False
 
   def _start(self):
     if self._ray.is_initialized():
@@ -278,37 +318,40 @@ class Cluster:
   ) -> shards.Sharded:
     """A table, whose shards are started if they are not there.
 
-    The folder is for snapshots; other arguments are as of `shards.Sharded` and
-    `shards.Shard`. Closing it ends its shards, and Ray with the last table if
-    this started it.
+    All tables have as many. The folder is for snapshots; other arguments are
+    as of `shards.Sharded` and `shards.Shard`. Closing the last table ends the
+    shards, and Ray if this started it.
     """
     self._start()
-    actor = self._ray.remote(Actor)
-    options = {'max_restarts': -1, 'num_cpus': 0}
-    kind, actors = self.namespace or uuid.uuid4().hex, []
-    places = [
-      folder.absolute() / kind / f'{name}-{i}' for i in range(num_shards)
-    ]
-    for i, place in enumerate(places):
-      if self.namespace:
-        options |= {
-          'namespace': kind, 'name': f'{name}/{i}', 'get_if_exists': True,
-        }  # fmt: skip
-      args = i, num_shards, num_rows, num_bytes, num_added
-      made = actor.options(**options).remote(place, snapshot_secs, *args)
-      actors.append(made)
-    self._num_tables += 1
+    if self._calls is None:
+      self._calls = _Calls(
+        [self._shard(i, folder, snapshot_secs) for i in range(num_shards)],
+        self._link,
+      )
+    calls = self._calls
+    calls.sizes[name] = num_shards, num_rows, num_bytes, num_added
 
     def close():
-      for one, place in zip(actors, places, strict=True):
+      calls.sizes.pop(name)
+      if calls.sizes:
+        self._ray.get([x.drop.remote(name) for x in calls.actors])
+        return
+      for one in calls.actors:
         self._ray.kill(one)
-        shutil.rmtree(place, ignore_errors=True)
-      with contextlib.suppress(OSError):  # other tables have something there
-        places[0].parent.rmdir()
-      self._num_tables -= 1
-      if self._is_ours and not self._num_tables:
+      shutil.rmtree(self._folder(folder), ignore_errors=True)
+      self._calls = None
+      if self._is_ours:
         self._ray.shutdown()
 
-    call = _Calls(name, actors, self._link)
-    args = num_shards, num_rows, num_bytes, make, call
-    return shards.Sharded(*args, client or uuid.uuid4().hex, close)
+    args = num_shards, num_rows, num_bytes, make, calls
+    return shards.Sharded(name, *args, client or uuid.uuid4().hex, close)
+
+  def _folder(self, folder):
+    return folder.absolute() / self.namespace
+
+  def _shard(self, i, folder, snapshot_secs):
+    """The actor of shards of a number; started unless it is there."""
+    options = {'max_restarts': -1, 'num_cpus': 0, 'namespace': self.namespace}
+    options |= {'name': f'shards-{i}', 'get_if_exists': True}
+    args = self._folder(folder) / str(i), snapshot_secs
+    return self.start(Actor, *args, **options)

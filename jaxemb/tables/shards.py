@@ -16,7 +16,7 @@ for itself, it writes its records, whose bytes mean nothing here.
 import json
 import pathlib
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +28,36 @@ NEVER = -1  # the clock of a row that was not read so far
 _EPOCH = 1 << 40  # more than all updates of a row
 _CLOCK_BYTES = 8
 
-# (method of `Shard`, its arguments by shard) -> its answers by shard
-Call = Callable[[str, Mapping[int, tuple]], dict[int, Any]]
+
+class Request(NamedTuple):
+  """A call of shards of a table."""
+
+  table: str
+  method: str  # of `Shard`
+  args: Mapping[int, tuple]  # by shard
+
+
+# Requests, done in this order, -> the answers of each, by shard
+Call = Callable[[Sequence[Request]], list[dict[int, Any]]]
+# What asks for something in the end, and does with it what is to be done.
+Asking = Generator[Request, dict[int, Any], Any]
+
+
+def together(call: Call, asking: Sequence[Asking]) -> list[Any]:
+  """What each returns; what they ask for at the same time is one call."""
+  found: list[Any] = [None] * len(asking)
+  waiting: dict[int, Request] = {}
+  answers: dict[int, Any] = dict.fromkeys(range(len(asking)))
+  while answers:
+    for i, answer in answers.items():
+      try:
+        waiting[i] = asking[i].send(answer)
+      except StopIteration as end:
+        found[i] = end.value
+    made = call(list(waiting.values())) if waiting else []
+    answers = dict(zip(waiting, made, strict=True))
+    waiting = {}
+  return found
 
 
 class Newer(NamedTuple):
@@ -167,6 +195,7 @@ class Sharded:
 
   def __init__(
     self,
+    name: str,
     num_shards: int,
     num_rows: int,
     num_bytes: int,
@@ -176,8 +205,8 @@ class Sharded:
     close: Callable[[], None],
   ):
     """`make` makes the first records of ids; names of clients are unique."""
-    self.num_rows, self.num_bytes = num_rows, num_bytes
-    self._num_shards, self._make, self._call = num_shards, make, call
+    self.name, self.num_rows, self.num_bytes = name, num_rows, num_bytes
+    self._num_shards, self._make, self.call = num_shards, make, call
     self._client, self._calls = client, 0
     self.close = close  # see `stores.Store`
 
@@ -189,14 +218,24 @@ class Sharded:
     places = ((i, np.flatnonzero(shard == i)) for i in range(self._num_shards))
     return {i: at for i, at in places if len(at)}
 
+  def _ask(self, method, args):
+    """Answers by shard."""
+    return self.call([Request(self.name, method, args)])[0]
+
   def newer(self, ids: np.ndarray, clocks: np.ndarray, bound: int) -> Newer:
     """Those of ids [n] that had more than `bound` updates since clocks [n].
 
     All of `NEVER`; of rows that nobody changed it makes the records.
     """
+    return together(self.call, [self.asking_newer(ids, clocks, bound)])[0]
+
+  def asking_newer(
+    self, ids: np.ndarray, clocks: np.ndarray, bound: int
+  ) -> Asking:
+    """`newer`, to be done `together`."""
     places = self._split(ids)
     args = {i: (ids[at], clocks[at], bound) for i, at in places.items()}
-    answers = self._call('newer', args)
+    answers = yield Request(self.name, 'newer', args)
     if not places:
       empty = np.zeros(0, np.int64)
       none = np.zeros((0, self.num_bytes), np.uint8)
@@ -228,9 +267,22 @@ class Sharded:
     first_at: np.ndarray,
     first: np.ndarray,
   ) -> None:
-    """See `Shard.add`; rows that a shard does not know begin as they are made.
+    """See `Shard.add`."""
+    args = ids, deltas, updates, first_at, first
+    together(self.call, [self.asking_add(*args)])
 
-    That happens to one that has come back from a snapshot.
+  def asking_add(
+    self,
+    ids: np.ndarray,
+    deltas: np.ndarray,
+    updates: np.ndarray,
+    first_at: np.ndarray,
+    first: np.ndarray,
+  ) -> Asking:
+    """`add`, to be done `together`; whether it had to be repeated.
+
+    Rows that a shard does not know, because it has come back from a snapshot,
+    begin as they are made.
     """
     number_of = np.full(len(ids), -1)
     number_of[first_at] = np.arange(len(first_at))
@@ -241,9 +293,10 @@ class Sharded:
       rows = first[number_of[at[new]]]
       head = self._client, self._calls, ids[at], deltas[at], updates[at]
       args[i] = *head, new, rows
+    num_calls = 0
     while args:
-      answers = self._call('add', args)
-      self._calls += 1
+      answers = yield Request(self.name, 'add', args)
+      self._calls, num_calls = self._calls + 1, num_calls + 1
       again = {}
       for i, missing in answers.items():
         if len(missing):
@@ -252,10 +305,11 @@ class Sharded:
           new = np.concatenate([new, missing])
           again[i] = client, self._calls, ids, *rest, new, rows
       args = again
+    return num_calls > 1
 
   def check(self) -> None:
     """Asks every shard for something."""
-    self._call('num_known', {i: () for i in range(self._num_shards)})
+    self._ask('num_known', {i: () for i in range(self._num_shards)})
 
   def read(self, ids: np.ndarray) -> np.ndarray:
     """See `stores.Store`."""
@@ -268,13 +322,13 @@ class Sharded:
     """See `stores.Store`."""
     places = self._split(ids)
     args = {i: (ids[at], records[at]) for i, at in places.items()}
-    self._call('write', args)
+    self._ask('write', args)
 
   def snapshot(self, path: pathlib.Path) -> int:
     """See `stores.Store`; a folder with a file of each shard."""
     path.mkdir(parents=True, exist_ok=True)
     numbers = range(self._num_shards)
-    sums = self._call('snapshot', {i: (path / str(i),) for i in numbers})
+    sums = self._ask('snapshot', {i: (path / str(i),) for i in numbers})
     data = json.dumps([sums[i] for i in numbers]).encode()
     with atomic.write(path / 'checksums') as file:
       file.write(data)
@@ -289,4 +343,4 @@ class Sharded:
     if len(sums) != self._num_shards:
       raise ValueError(f'{path} is of {len(sums)} shards')
     args = {i: (path / str(i), x) for i, x in enumerate(sums)}
-    self._call('restore', args)
+    self._ask('restore', args)

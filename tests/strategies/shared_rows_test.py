@@ -26,15 +26,24 @@ class Cluster:
     with self.lock:
       args = num, rows, num_bytes, num_added
       made = [shards.Shard(i, *args) for i in range(num)]
-      own = self.shards.setdefault(name, made)
+      self.shards.setdefault(name, made)
       self.num_clients += 1
       client = str(self.num_clients)
 
-    def call(method, args):
-      with self.lock:
-        return {i: getattr(own[i], method)(*x) for i, x in args.items()}
+    return shards.Sharded(
+      name, num, rows, num_bytes, make, self.call, client, list
+    )
 
-    return shards.Sharded(num, rows, num_bytes, make, call, client, list)
+  def call(self, requests):
+    """See `shards.Call`."""
+    with self.lock:
+      return [
+        {
+          i: getattr(self.shards[x.table][i], x.method)(*y)
+          for i, y in x.args.items()
+        }
+        for x in requests
+      ]
 
 
 class Abreast:

@@ -26,12 +26,24 @@ class _Servers:
     self.shards = [shards.Shard(i, num, *args) for i in range(num)]
     self.sent = []  # of every call
 
-  def call(self, method, args):
-    self.sent.append((method, args))
-    return {i: getattr(self.shards[i], method)(*x) for i, x in args.items()}
+  def call(self, requests):
+    self.sent.append(requests)
+    return [
+      {i: getattr(self.shards[i], x.method)(*y) for i, y in x.args.items()}
+      for x in requests
+    ]
 
   def table(self, client):
-    args = len(self.shards), ROWS, 4 * WIDTH, _make, self.call, client, list
+    args = (
+      'x',
+      len(self.shards),
+      ROWS,
+      4 * WIDTH,
+      _make,
+      self.call,
+      client,
+      list,
+    )
     return shards.Sharded(*args)
 
 
@@ -266,8 +278,8 @@ def test_a_call_that_is_repeated_is_done_once():
   first = np.zeros((0, 4 * WIDTH), np.uint8)
   none = np.zeros(0, np.int64)
   table.add(ids, deltas, np.full(3, 2), none, first)
-  for method, args in list(servers.sent):
-    servers.call(method, args)
+  for requests in list(servers.sent):
+    servers.call(requests)
   rows, clocks = _state(servers)
   np.testing.assert_array_equal(rows[ids, 0], ids + 1)
   np.testing.assert_array_equal(clocks[ids], 2)

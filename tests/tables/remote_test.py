@@ -19,13 +19,18 @@ def _make(ids):
 
 
 @pytest.fixture(scope='module')
-def cluster(tmp_path_factory):
+def _ray_here(tmp_path_factory):
   pytest.importorskip('ray', reason='Ray is not installed')
-  cluster = remote.Cluster('tests', address='local')
-  # As long as there is a table, there is Ray.
-  table = _table(cluster, tmp_path_factory.mktemp('held'), 'held', 1)
-  yield cluster
+  # As long as it has a table, there is Ray.
+  held = remote.Cluster(address='local')
+  table = _table(held, tmp_path_factory.mktemp('held'), 'held', 1)
+  yield
   table.close()
+
+
+@pytest.fixture
+def cluster(_ray_here):
+  return remote.Cluster()
 
 
 def _table(cluster, folder, name, num=3, secs=1e9, client=''):
@@ -35,7 +40,7 @@ def _table(cluster, folder, name, num=3, secs=1e9, client=''):
 
 def _kill(table, number):
   """As the system kills it, at any moment from now on."""
-  actor = table._call.actors[number]
+  actor = table.call.actors[number]
   actor.__ray_call__.remote(lambda self: os._exit(9))
 
 
@@ -139,8 +144,8 @@ def test_a_shard_that_stays_away_is_one_line(cluster, tmp_path, monkeypatch):
   monkeypatch.setattr(remote, 'WAIT_SECS', 1)
   table = _table(cluster, tmp_path, 'gone')
   table.read(np.arange(3))
-  ray.kill(table._call.actors[1])
-  with pytest.raises(errors.UserError, match='^shard 1 of table gone has not'):
+  ray.kill(table.call.actors[1])
+  with pytest.raises(errors.UserError, match='^shard 1 of the tables has not'):
     table.read(np.arange(3))
 
 
