@@ -34,13 +34,13 @@ class _Worker:
 
   def step(self, ids: np.ndarray) -> tuple[int, int, int]:
     """Rows needed, read and pushed in a step that looks up ids [n] int32."""
-    needed = np.unique(ids)
+    needed, updates = np.unique(ids, return_counts=True)
     moves = self.cache.admit([[ids]])
     lines = self.cache.slot_of[needed]
     num_pushed = self._push(self.copies.leave(moves.out['rows'][0]))
     fetched = self.copies.read(lines, needed)
     self.copies.commit(fetched)
-    self.copies.begin(lines, *np.ones((2, len(lines)), np.int64))
+    self.copies.begin(lines, updates)
     num_pushed += self._push(self.copies.due(lines))
     return len(needed), len(fetched.ids), num_pushed
 

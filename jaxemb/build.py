@@ -386,11 +386,8 @@ def _fetching(
     return cluster.table(name, *sizes, place, every_secs, *more)
 
   if config.strategy.name == 'workers':
-    weights = shared_rows.Weights(
-      config.strategy.num_workers,
-      tuning.memory_lookups,
-      config.optimizer.learning_rate,
-    )
+    num_workers = config.strategy.num_workers
+    weights = shared_rows.Weights(num_workers, tuning.memory_lookups)
     args = trainable, make_shared, t.staleness, weights
     round_steps = max(1, round(tuning.sync_words / tuning.part_words))
     rows = shared_rows.SharedRows(*args)

@@ -384,7 +384,7 @@ def resolve(
   # Many replicas that add up what they learned overshoot: they have to exchange
   # it sooner, and to average it sooner. Measured with two, four and eight
   # (experiments/results/step_notes.md).
-  is_pair = num_replicas <= 2
+  is_pair = num_replicas <= 2 and not is_workers
   if policy == 'hot':
     sync_words = s.hot_every or 131_072
     rest_words = s.sync_every or 16 * sync_words
@@ -441,7 +441,8 @@ def resolve(
       usual = min(usual, max(4096, 1024 * chosen['threads']))
     if is_workers and is_lockstep:
       usual *= parts
-    if on_cpu and s.name == 'replicas' and not is_alone:
+    is_apart = s.name == 'replicas' or (is_workers and not is_lockstep)
+    if on_cpu and is_apart and not is_alone:
       usual = min(usual, sync_words)
     t.batch_words = -(-usual // multiple) * multiple
   if t.batch_words % multiple and s.name == 'replicas' and num_table > 1:

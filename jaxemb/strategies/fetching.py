@@ -61,7 +61,6 @@ class Needed(NamedTuple):
   moves: list[cache_lib.Moves]  # of each cache
   # By table, [n] int32 ids that each step looks up, with repetitions.
   lookups: dict[str, list[np.ndarray]]
-  rate: float  # learning rate at the end of the dispatch
   is_first: bool  # stretch of the dispatch
 
 
@@ -331,11 +330,10 @@ class Fetching:
       # Before the steps that come now, or it would wait for them.
       planned = self._plan(constants, batch, schedule, np.int32(first))
       ids = self._ids_ahead = _Ids(batch, first, planned)
-    rate = float(schedule.last_learning_rate)
-    task = self._thread.submit(self._fetch, ids, first, rate)
+    task = self._thread.submit(self._fetch, ids, first)
     self._next = batch, first, task
 
-  def _fetch(self, ids, first, rate):
+  def _fetch(self, ids, first):
     """In the thread: gives slots to a stretch's rows, and reads those."""
     by_table, count = ids.on_host(self.tables)
     start = time.monotonic()
@@ -362,7 +360,7 @@ class Fetching:
     lookups = {
       k: list(x[here.start :][:num_steps]) for k, x in by_table.items()
     }
-    args = count, self.caches, moves, lookups, rate, not first
+    args = count, self.caches, moves, lookups, not first
     needed = Needed(first + num_steps, *args)
     fetched = self.rows.fetch(needed, self._counts)
     self._counts.add(fetch_secs=time.monotonic() - start)

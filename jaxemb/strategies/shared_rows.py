@@ -10,14 +10,17 @@ In lockstep (`Pace`) nothing is read ahead: all push, wait for each other, read,
 and push again when all have read. With no staleness and stretches of one step
 that is synchronous training.
 
-Workers that meet seldom learn much of a row from its old value, each by itself,
-and the sum of that overshoots. Out of lockstep a push is weighted as by the
-policy `policies.Bounded`: with m lookups of a row since its last push, by each
-of n workers,
+An update is a lookup of a row in a step, as the clocks of HET's released code
+count. Workers that meet seldom learn much of a row from its old value, each by
+itself, and the sum of that overshoots. Out of lockstep a push is weighted as by
+the policy `policies.Bounded`: with m updates of a row since its last push, by
+each of n workers,
 
   g = (1 - q^n) / (n (1 - q)),    q = exp(-m / tau),
 
-from 1, the sum, to 1 / n, the mean, which DMWE always has.
+from 1, the sum, to 1 / n, the mean, which DMWE always has. Here tau does not
+grow as the learning rate falls: what a worker pushes reaches the others two
+rounds later, which sums close to 1 do not bear.
 
 What a shard has of a row is float32, whatever the device's dtype: the row, and
 the state of its optimizer. Adagrad's squares add up over workers, so that all
@@ -59,14 +62,12 @@ class Weights(NamedTuple):
   """See the module."""
 
   num_workers: int
-  memory_lookups: float  # tau at the first learning rate
-  first_learning_rate: float
+  memory_lookups: float  # tau
 
-  def of(self, lookups: np.ndarray, rate: float) -> np.ndarray:
-    """[n] float32, g of rows with lookups [n] at a learning rate."""
-    tau = self.memory_lookups * self.first_learning_rate / max(rate, 1e-30)
-    powers = np.arange(self.num_workers)[:, None]
-    return np.mean(np.exp(-powers * (lookups / tau)), 0).astype(np.float32)
+  def of(self, lookups: np.ndarray) -> np.ndarray:
+    """[n] float32, g of rows with lookups [n]."""
+    powers = np.arange(self.num_workers)[:, None] / self.memory_lookups
+    return np.mean(np.exp(-powers * lookups), 0).astype(np.float32)
 
 
 class _Layout:
@@ -160,8 +161,7 @@ class _Stretch(NamedTuple):
 
   lines: np.ndarray  # [n]
   ids: np.ndarray  # [n]
-  updates: np.ndarray  # [n], steps that look the row up
-  lookups: np.ndarray  # [n]
+  updates: np.ndarray  # [n]
 
 
 class SharedRows:
@@ -205,10 +205,9 @@ class SharedRows:
     self.most_missed = 0  # since it was last set to 0
     # Flushes so far: what was read before the last one lacks what it pushed.
     self._flushes = 0
-    self._uses, self._copies, self._last = {}, {}, {}
+    self._lookups, self._copies, self._last = {}, {}, {}
     # What was taken from the device, to be pushed when something is read.
     self._pushes: list[tuple[str, copies.Pending, np.ndarray]] = []
-    self._rate = weights.first_learning_rate
 
   def init(self, keys: Mapping[str, jax.Array]) -> None:
     """See `fetching.Rows`; where others have begun, with their rows."""
@@ -230,7 +229,7 @@ class SharedRows:
       self._copies[name] = copies.Copies(
         shared, capacity, layout.num_added, *bounds
       )
-      self._uses[name] = copies.Uses(spec.vocab)
+      self._lookups[name] = copies.Lookups(spec.vocab)
       self._last[name] = np.zeros(0, np.int64)
 
   def num_updates(self) -> int:
@@ -247,7 +246,7 @@ class SharedRows:
     stretches = {}
     for cache in needed.caches:
       for name in cache.names:
-        found = self._uses[name].count(needed.lookups[name])
+        found = self._lookups[name].count(needed.lookups[name])
         stretches[name] = _Stretch(cache.slot_of[found[0]], *found)
     flushes, read = self._flushes, None
     if not self._is_lockstep:
@@ -294,7 +293,7 @@ class SharedRows:
   ) -> tuple[dict[str, Any], int]:
     """See `fetching.Rows`."""
     flushes, stretches, read = fetched
-    self._rate, pushes, count = needed.rate, self._pushes, needed.count
+    pushes, count = self._pushes, needed.count
     tables = dict(tables)
     for moves in needed.moves:
       for name, (lines, _) in moves.out.items():
@@ -322,7 +321,7 @@ class SharedRows:
     for name, stretch in stretches.items():
       if not self._is_lockstep:
         pushes.append((name, *self._take_due(name, tables)))
-      self._copies[name].begin(stretch.lines, stretch.updates, stretch.lookups)
+      self._copies[name].begin(stretch.lines, stretch.updates)
       self._last[name] = stretch.lines
     if self.pace and not self._is_lockstep:
       count = self.pace.begin(needed)
@@ -358,7 +357,7 @@ class SharedRows:
     rows = self._layouts[name].read(tables[name], pending.lines)
     if not self._adds_up:
       dim = self._layouts[name].dim
-      g = self._weights.of(pending.lookups, self._rate)[:, None]
+      g = self._weights.of(pending.updates)[:, None]
       rows[:, :dim] = g * rows[:, :dim] + (1 - g) * pending.base[:, :dim]
     return rows
 

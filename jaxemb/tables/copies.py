@@ -4,8 +4,8 @@ The protocol of HET (Miao et al. 2022). A worker has copies of some rows of a
 shared table (`shards`) in lines, which are the slots of its device's table. Of
 each line this module knows the clock of its row when it was read, the updates
 of this worker that were not pushed, and the row without these (`base`); the
-rows themselves are on the device. An update is one step in which a row was
-looked up, however often.
+rows themselves are on the device. An update is a lookup of a row, of which a
+step may have several.
 
   read    Before a stretch of steps, rows without a line are read, and those
           with one if others pushed more than `read_bound` updates since.
@@ -65,55 +65,46 @@ class Pending(NamedTuple):
   lines: np.ndarray  # [n]
   ids: np.ndarray  # [n]
   updates: np.ndarray  # [n] int64
-  lookups: np.ndarray  # [n] int64, of one update there may be several
   base: np.ndarray  # [n, width] float32, what they were added to
   is_first: np.ndarray  # [n] bool, whether nobody had changed that
 
 
 @numba.njit(nogil=True, cache=True)
-def _count(ids, step, last_step, counts, found, num):
-  """Counts the ids of a step that are below the number of rows.
+def _count(ids, counts, found, num):
+  """Counts ids that are below the number of rows.
 
-  `counts` has the steps and the lookups of each id, and `found` the `num` ids
-  that are not 0. Returns how many there are then.
+  `found` has the `num` ids whose `counts` are not 0. Returns how many there are
+  then.
   """
   for id_ in ids:
-    if id_ < last_step.size:
-      if not counts[1, id_]:
+    if id_ < counts.size:
+      if not counts[id_]:
         found[num] = id_
         num += 1
-        last_step[id_] = step - 1
-      if last_step[id_] != step:
-        last_step[id_] = step
-        counts[0, id_] += 1
-      counts[1, id_] += 1
+      counts[id_] += 1
   return num
 
 
-class Uses:
+class Lookups:
   """Counts how often the steps of a stretch look up each row of a table."""
 
   def __init__(self, num_rows: int):
     """Of ids below `num_rows`; others are padding."""
-    self._last_step = np.zeros(num_rows, np.int32)
-    self._counts = np.zeros((2, num_rows), np.int32)
+    self._counts = np.zeros(num_rows, np.int32)
 
-  def count(
-    self, steps: Sequence[np.ndarray]
-  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids [n] that differ, the steps of each, and its lookups, all int64.
+  def count(self, steps: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Ids [n] that differ, and lookups of each, int64.
 
     `steps` have the ids [m] int32 of each step, with repetitions.
     """
-    most = min(sum(map(len, steps)), len(self._last_step))
+    most = min(sum(map(len, steps)), len(self._counts))
     found, num = np.empty(most, np.int64), 0
-    for step, ids in enumerate(steps):
-      args = self._last_step, self._counts, found
-      num = _count(ids, step, *args, num)
+    for ids in steps:
+      num = _count(ids, self._counts, found, num)
     found = found[:num]
-    counts = self._counts[:, found].astype(np.int64)
-    self._counts[:, found] = 0
-    return found, *counts
+    counts = self._counts[found].astype(np.int64)
+    self._counts[found] = 0
+    return found, counts
 
 
 class Copies:
@@ -134,7 +125,6 @@ class Copies:
     self._ids = np.full(capacity, -1, np.int64)
     self._clocks = np.full(capacity, shards.NEVER, np.int64)
     self._updates = np.zeros(capacity, np.int64)
-    self._lookups = np.zeros(capacity, np.int64)
     self._base = np.zeros((capacity, width), np.float32)
 
   def read(self, lines: np.ndarray, ids: np.ndarray) -> Fetched:
@@ -170,12 +160,9 @@ class Copies:
     """Adds what rounding made of lines [n] that were written to their base."""
     self._base[lines] += errors
 
-  def begin(
-    self, lines: np.ndarray, updates: np.ndarray, lookups: np.ndarray
-  ) -> None:
-    """Steps that update lines [n], and look them up, so often begin."""
+  def begin(self, lines: np.ndarray, updates: np.ndarray) -> None:
+    """Steps that update lines [n], each so often, begin."""
     self._updates[lines] += updates
-    self._lookups[lines] += lookups
 
   def due(self, lines: np.ndarray) -> Pending:
     """Takes what has to be pushed of lines [n], when their steps are done."""
@@ -200,11 +187,11 @@ class Copies:
     return pending
 
   def _take(self, lines):
-    updates, lookups = self._updates[lines], self._lookups[lines]
-    self._updates[lines] = self._lookups[lines] = 0
+    updates = self._updates[lines]
+    self._updates[lines] = 0
     is_first = shards.num_updates(self._clocks[lines]) == 0
     ids, base = self._ids[lines], self._base[lines]
-    return Pending(lines, ids, updates, lookups, base, is_first)
+    return Pending(lines, ids, updates, base, is_first)
 
   def push(self, pending: Pending, rows: np.ndarray) -> None:
     """Pushes what was taken; rows [n, width] float32 were then in its lines."""
@@ -215,7 +202,7 @@ class Copies:
 
     What is read in the same call then lacks it.
     """
-    lines, ids, updates, _, base, is_first = pending
+    lines, ids, updates, base, is_first = pending
     deltas = rows - base
     deltas[:, self._num_added :] = rows[:, self._num_added :]
     new = np.flatnonzero(is_first)

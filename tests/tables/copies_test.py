@@ -88,7 +88,7 @@ class _Worker:
     self.rows[changes.added_lines] += changes.added
 
   def train(self, lines, ids, updates, deltas):
-    self.copies.begin(lines, updates, updates)
+    self.copies.begin(lines, updates)
     self.rows[lines, :ADDED] += deltas
     self.rows[lines, ADDED:] = self.number
     self.pending[ids] += updates

@@ -112,7 +112,7 @@ def test_kills_at_random_lose_what_is_said_and_no_more(
     changes = worker.commit(worker.read(ids, ids))
     own[changes.lines] = changes.rows
     own[changes.added_lines] += changes.added
-    worker.begin(ids, *np.ones((2, len(ids)), np.int64))
+    worker.begin(ids, np.ones(len(ids), np.int64))
     own[ids] += 1
     due = worker.due(ids)
     pushed += due.updates.sum()
