@@ -104,6 +104,7 @@ class Ledger:
     for part in self._parts:
       if part.owner == worker:
         units += sum(own for *_, own in part.given)
+        part.has_ended &= not part.given  # what was behind it, is to come again
         part.given.clear()
         part.position, part.done = part.trained
         part.owner = None
@@ -242,10 +243,10 @@ class Ledger:
     return own - min(rounds) <= self._rounds_ahead
 
   def may_push(self, worker: int) -> bool:
-    """Whether all in lockstep have read rows of its round."""
-    number = self._members[worker].begun
-    reads = [x.read for x in self._members.values()]
-    return len(reads) >= self._expected and min(reads) >= number
+    """Whether all in lockstep have read rows of its round, or wait behind it."""
+    number, members = self._members[worker].begun, self._members.values()
+    have_read = all(x.read >= number or x.begun > number for x in members)
+    return len(members) >= self._expected and have_read
 
   @property
   def _expected(self):
