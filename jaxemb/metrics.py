@@ -376,7 +376,8 @@ class Meter:
     if self._writer:
       self._writer.write(record)
     loss = 'n/a' if record['loss'] is None else f'{record["loss"]:.4f}'
-    left = datetime.timedelta(seconds=round(record['eta_secs']))
+    # A dispatch may have no words.
+    left = datetime.timedelta(seconds=min(round(record['eta_secs']), 10**9))
     note = (
       f'epoch {record["epoch"]:.2f} loss {loss} {rate / 1e6:.2f} M {t.unit}/s '
       f'lr {learning_rate:.5f} {left} left'

@@ -1,0 +1,108 @@
+"""Whole runs of workers on Ray: ended, stopped, in lockstep."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from jaxemb import metrics
+from tests import runs
+
+pytestmark = pytest.mark.slow
+
+WORKERS = {
+  'strategy.name': 'workers', 'strategy.num_workers': 2, 'mesh.data': 0,
+  'train.epochs': 20, 'train.batch_words': 512, 'strategy.sync_every': 512,
+  'train.log_every_secs': 0.0, 'model.dim': 8, 'train.threads': 0,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _needs_ray():
+  pytest.importorskip('ray', reason='Ray is not installed')
+
+
+def _meanwhile(workdir, do):
+  """Has something done once a third of the words are trained."""
+
+  def wait():
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+      records = metrics.read(workdir / 'metrics.jsonl')
+      if records and records[-1]['epoch'] > WORKERS['train.epochs'] / 3:
+        return do()
+      time.sleep(0.02)
+
+  thread = threading.Thread(target=wait)
+  thread.start()
+  return thread
+
+
+def _kill(name):
+  children = psutil.Process().children(recursive=True)
+  found = [x for x in children if x.name().startswith(f'ray::{name}')]
+  os.kill(found[0].pid, signal.SIGKILL)
+
+
+def _check_all_words(workdir):
+  report = runs.report(workdir)
+  last = metrics.read(workdir / 'metrics.jsonl')[-1]
+  assert last['words'] == report['corpus_words'] * WORKERS['train.epochs']
+  assert last['epoch'] == WORKERS['train.epochs']
+  assert len(report['hosts']) >= 2
+  for host in report['hosts']:
+    assert host['rows_needed'] >= host['rows_fetched'] > 0
+    assert min(host['bytes_sent'], host['bytes_received'], host['words']) > 0
+  return report
+
+
+def test_who_is_killed_is_replaced_and_the_run_ends_by_itself(tmp_path):
+  def kill():
+    _kill('Worker')
+    time.sleep(1)
+    _kill('Actor')
+
+  thread = _meanwhile(tmp_path, kill)
+  settings = {'strategy.pace': 'ssp', 'strategy.rounds_ahead': 4}
+  assert runs.run(tmp_path, WORKERS | settings) == 0
+  thread.join()
+  report = _check_all_words(tmp_path)
+  assert report['workers']['replaced'] == 1
+  log = runs.log(tmp_path)
+  assert 'and is started again; ' in log and ' had not sent are lost' in log
+  assert 'ended and came back from its last snapshot' in log
+  assert not list((tmp_path / 'store').glob('*'))
+
+
+def test_a_run_that_was_stopped_goes_on_with_other_workers(tmp_path):
+  stop = _meanwhile(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
+  settings = {'table.staleness': 5, 'optimizer.name': 'adagrad'}
+  assert runs.run(tmp_path, WORKERS | settings) == 75
+  stop.join()
+  settings['strategy.num_workers'] = 3
+  assert runs.run(tmp_path, WORKERS | settings) == 0
+  report = _check_all_words(tmp_path)
+  assert report['workers']['most_missed_updates'] <= 5
+  assert 'resuming after ' in runs.log(tmp_path)
+
+
+def test_lockstep_is_one_process(tmp_path):
+  common = {
+    'optimizer.max_duplicates': 0.0, 'optimizer.learning_rate': 0.01,
+    'train.epochs': 1, 'train.batch_words': 256, 'train.fused': False,
+  }  # fmt: skip
+  workers = {'strategy.pace': 'bsp', 'strategy.sync_every': 0, **common}
+  assert runs.run(tmp_path / 'workers', WORKERS | workers) == 0
+  sync = {'strategy.name': 'sync', 'mesh.data': 2, 'model.dim': 8, **common}
+  assert runs.run(tmp_path / 'sync', sync) == 0
+  found = [
+    np.load(tmp_path / x / 'export' / 'vectors.npy')
+    for x in ('workers', 'sync')
+  ]
+  steps = metrics.read(tmp_path / 'sync' / 'metrics.jsonl')[-1]['step']
+  assert steps > 100
+  np.testing.assert_allclose(*found, atol=1e-5)
