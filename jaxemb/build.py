@@ -570,7 +570,9 @@ def fingerprints(parts: Parts) -> dict[str, str]:
 
 
 def _plan_of_store(
-  config: ml_collections.ConfigDict, store: fetching.Fetching
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  store: fetching.Fetching,
 ) -> Iterator[str]:
   """Lines on what is expected of tables in a store.
 
@@ -585,6 +587,9 @@ def _plan_of_store(
       '--config.model.dim or --config.data.max_vocab'
     )
   yield f'store: {needed / 1e6:,.1f} MB of tables {_PLACES[kind]}'
+  if config.strategy.name == 'workers':
+    yield from _plan_of_workers(config, tuning, store)
+    return
   for name, x in store.predicted(config.train.batch_words).items():
     step_bytes = x.rows_per_step * store.rows.records[name].num_bytes
     yield (
@@ -595,6 +600,40 @@ def _plan_of_store(
     )
 
 
+def traffic(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  store: fetching.Fetching,
+) -> dict[str, tuple[fetching.Predicted, shared_rows.Traffic]]:
+  """By table, what is expected of each worker."""
+  found = {}
+  for name, x in store.predicted(tuning.part_words).items():
+    lookups = store.tables[name].spec.lookups_per_center * tuning.part_words
+    args = config.strategy.num_workers, config.table.staleness
+    size = store.rows.records[name].num_bytes
+    found[name] = x, shared_rows.predict(x, lookups, *args, size)
+  return found
+
+
+def _plan_of_workers(config, tuning, store) -> Iterator[str]:
+  """Lines on what is expected of workers."""
+  sent = received = 0.0
+  for name, (x, each) in traffic(config, tuning, store).items():
+    num, words = x.needs.sum(), x.stretch_steps * tuning.part_words
+    sent += each.sent_bytes * num / words
+    received += each.received_bytes * num / words
+    yield (
+      f'{name}: rounds of about {words:,.0f} words need {num:,.0f} rows, of '
+      f'which {x.hit_rate:.0%} are on the device, {each.fetched:.0%} are read '
+      f'and {each.pushed:.0%} pushed'
+    )
+  yield (
+    f'each worker sends {sent:,.0f} bytes for each word of a step and receives '
+    f'{received:,.0f}: {8e-3 * max(sent, received):,.1f} Gbit/s at a million '
+    'words a second'
+  )
+
+
 def check_fits(parts: Parts) -> None:
   """Logs what each device will hold.
 
@@ -602,7 +641,8 @@ def check_fits(parts: Parts) -> None:
   """
   strategy, mesh, dtype = parts.strategy, parts.mesh, parts.config.table.dtype
   if strategy.store:
-    for line in _plan_of_store(parts.config, strategy.store):
+    args = parts.config, parts.tuning, strategy.store
+    for line in _plan_of_store(*args):
       _LOG.info(line)
   state = strategy.init.eval_shape(jax.random.key(0))
   whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))

@@ -155,20 +155,28 @@ def write(
 
 def _store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
   """What went between stores and the device, beside what was expected."""
-  store = parts.strategy.store
-  predicted = store.predicted(parts.config.train.batch_words)
+  store, config = parts.strategy.store, parts.config
   counts = {k: totals.counters.get(k, 0) for k in store.counted}
   steps, needed = max(totals.steps, 1), max(counts['rows_needed'], 1)
   secs = max(counts['fetch_secs'], 1e-9)
-  return counts | {
-    'kind': parts.config.table.store,
+  found = counts | {
+    'kind': config.table.store,
     'store_bytes': store.store_bytes,
     'hit_rate': 1 - counts['rows_fetched'] / needed,
-    'rows_fetched_per_step': counts['rows_fetched'] / steps,
-    'predicted_rows_fetched_per_step': sum(
-      x.rows_per_step for x in predicted.values()
-    ),
     'hidden': max(0.0, 1 - counts['fetch_waited_secs'] / secs),
+  }
+  if config.strategy.name == 'workers':
+    tables = build.traffic(config, parts.tuning, store).values()
+    num = sum(x.needs.sum() for x, _ in tables)
+    for key in ('fetched', 'pushed'):
+      expected = sum(getattr(y, key) * x.needs.sum() for x, y in tables)
+      found[f'predicted_rows_{key}_per_row'] = expected / num
+      found[f'rows_{key}_per_row'] = counts[f'rows_{key}'] / needed
+    return found
+  predicted = store.predicted(config.train.batch_words).values()
+  return found | {
+    'rows_fetched_per_step': counts['rows_fetched'] / steps,
+    'predicted_rows_fetched_per_step': sum(x.rows_per_step for x in predicted),
   }
 
 

@@ -161,6 +161,8 @@ class Predicted(NamedTuple):
   stretch_steps: float  # that have room on the device at once
   rows_per_step: float  # fetched, once all slots are in use
   hit_rate: float  # of the rows that a stretch needs
+  needs: np.ndarray  # [vocab], chance that a stretch needs a row
+  misses: np.ndarray  # [vocab], and that it is not there then
 
 
 def predict(
@@ -182,9 +184,11 @@ def predict(
   found = {}
   for name, each in lookups.items():
     needs = -np.expm1(-each * num_steps)
-    misses = float(np.sum(needs * np.exp(-of_any * low)))
-    hit_rate = 1 - misses / needs.sum()
-    found[name] = Predicted(num_steps, misses / num_steps, hit_rate)
+    misses = np.exp(-of_any * low)
+    num_misses = float(np.sum(needs * misses))
+    hit_rate = 1 - num_misses / needs.sum()
+    args = num_steps, num_misses / num_steps, hit_rate
+    found[name] = Predicted(*args, needs, misses)
   return found
 
 

@@ -156,6 +156,45 @@ class _Layout:
     return state, errors
 
 
+class Traffic(NamedTuple):
+  """What is expected of a worker, for each row that a round needs."""
+
+  fetched: float  # rows
+  pushed: float
+  sent_bytes: float
+  received_bytes: float
+
+
+def predict(
+  expected: fetching.Predicted,
+  lookups: np.ndarray,
+  num_workers: int,
+  staleness: int,
+  record_bytes: int,
+) -> Traffic:
+  """Traffic of a table with [vocab] lookups of each step.
+
+  Between two rounds that need a row, the others update it m times on average.
+  After 1 + (s + 1) / m such rounds more than s updates are missed, if m is
+  distributed geometrically, as it is for rare rows; for frequent ones each
+  round is enough. A worker's own updates reach s + 1 after (s + 1) / v rounds,
+  v in each; and go before if the row does.
+  """
+  needs, misses = expected.needs, expected.misses
+  updates = lookups * expected.stretch_steps
+  of_round = updates / np.maximum(needs, 1e-30)  # v, in rounds that need it
+  others = (num_workers - 1) * of_round
+  limit = staleness + 1
+  is_old = others / (others + limit) if limit else np.ones(len(needs))
+  is_pushed = 1 / np.maximum(limit / of_round, 1)
+  num = needs.sum()
+  fetched = np.sum(needs * (misses + (1 - misses) * is_old)) / num
+  pushed = np.sum(needs * (is_pushed + misses * (1 - is_pushed))) / num
+  # As `SharedRows` counts them.
+  sent = 16 + pushed * (16 + record_bytes)
+  return Traffic(fetched, pushed, sent, fetched * (17 + record_bytes))
+
+
 class _Stretch(NamedTuple):
   """Rows of a table that a stretch needs."""
 

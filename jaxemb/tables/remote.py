@@ -31,6 +31,7 @@ from jaxemb.tables import shards
 _LOG = logging.getLogger('jaxemb')
 WAIT_SECS = 60  # for a shard that is being restarted
 _RETRY_SECS = 0.5
+_LEAST_SAVE_SECS = 5.0  # between two snapshots of a shard
 # Of what travels on one machine; taken as it is used.
 _OBJECT_STORE_BYTES = 1 << 30
 
@@ -65,7 +66,7 @@ class _Kept:
     self._counts[3] += self._counts[2] - self._shard.updates
     self._shard.epoch = int(self._counts[1]) + 1
     self._counts[0] += 1
-    self._number, self._saved = 0, time.monotonic()
+    self._number, self._saved, self._save_secs = 0, time.monotonic(), 0.0
     self._count()
 
   @property
@@ -79,12 +80,16 @@ class _Kept:
     """Starts, updates lost, and what a method of the shard returns."""
     answer = getattr(self._shard, method)(*args)
     self._count()
-    is_old = time.monotonic() - self._saved > self._every_secs
+    # Snapshots take a twentieth of the time, if they are to be that frequent.
+    every_secs = max(_LEAST_SAVE_SECS, 20 * self._save_secs)
+    every_secs = min(every_secs, self._every_secs)
+    is_old = time.monotonic() - self._saved > every_secs
     if is_old or method == 'restore':
       self._save()
     return int(self._counts[0]), int(self._counts[3]), answer
 
   def _save(self):
+    start = time.monotonic()
     path = self._folder / f'rows-{self._counts[0]}-{self._number % 2}'
     checksum = self._shard.snapshot(path)
     state = {'rows': path.name, 'checksum': checksum, 'done': self._shard.done}
@@ -94,6 +99,7 @@ class _Kept:
       if old != path:
         old.unlink()
     self._number, self._saved = self._number + 1, time.monotonic()
+    self._save_secs = self._saved - start
 
 
 class Actor:

@@ -243,7 +243,7 @@ class Ledger:
     return own - min(rounds) <= self._rounds_ahead
 
   def may_push(self, worker: int) -> bool:
-    """Whether all in lockstep have read rows of its round, or wait behind it."""
+    """Whether all in lockstep have read rows of its round, or are behind it."""
     number, members = self._members[worker].begun, self._members.values()
     have_read = all(x.read >= number or x.begun > number for x in members)
     return len(members) >= self._expected and have_read
