@@ -296,8 +296,8 @@ class SharedRows:
     """Pushes what was taken, and reads; in one call for each shard."""
     pushes, self._pushes = self._pushes, []
     asking = [
-      self._copies[name].asking_push(pending, rows)
-      for name, pending, rows in pushes
+      self._copies[name].asking_push(pending, deltas)
+      for name, pending, deltas in pushes
       if len(pending.lines)
     ]
     num_pushes = len(asking)
@@ -332,17 +332,15 @@ class SharedRows:
   ) -> tuple[dict[str, Any], int]:
     """See `fetching.Rows`."""
     flushes, stretches, read = fetched
-    pushes, count = self._pushes, needed.count
-    tables = dict(tables)
+    count, tables = needed.count, dict(tables)
     for moves in needed.moves:
       for name, (lines, _) in moves.out.items():
         leaving = self._copies[name].leave(lines)
         counts.add(rows_evicted=len(lines))
-        rows = self._weighted(name, tables, leaving)
-        pushes.append((name, leaving, rows))
+        self._settle(name, tables, leaving, stays=False)
     if self._is_lockstep:
       for name in stretches:
-        pushes.append((name, *self._take_due(name, tables)))
+        self._settle_due(name, tables)
       self.pace.end()
       self._exchange({}, counts)
       count = self.pace.begin(needed)
@@ -359,7 +357,7 @@ class SharedRows:
       self._write(name, tables, lines, rows)
     for name, stretch in stretches.items():
       if not self._is_lockstep:
-        pushes.append((name, *self._take_due(name, tables)))
+        self._settle_due(name, tables)
       self._copies[name].begin(stretch.lines, stretch.updates)
       self._last[name] = stretch.lines
     if self.pace and not self._is_lockstep:
@@ -372,16 +370,23 @@ class SharedRows:
     if errors is not None:
       self._copies[name].rebase(lines, errors)
 
-  def _take_due(self, name, tables):
-    """What is to be pushed of rows that stay; and the rows."""
+  def _settle_due(self, name, tables):
     pending = self._copies[name].due(self._last[name])
-    return pending, self._stays(name, tables, pending)
+    self._settle(name, tables, pending)
 
-  def _stays(self, name, tables, pending):
-    rows = self._weighted(name, tables, pending)
-    if not self._adds_up:
-      self._write(name, tables, pending.lines, rows)
-    return rows
+  def _settle(self, name, tables, pending, stays=True):
+    """Has updates pushed with what is read next, or as much of them as is."""
+    layout, lines = self._layouts[name], pending.lines
+    if not len(lines):
+      return
+    rows, adds_up = layout.read(tables[name], lines), self._adds_up
+    weights = np.ones(len(lines), np.float32)
+    if not adds_up:
+      weights = self._weights.of(pending.updates)
+    args = pending, rows, weights, 0 if adds_up else layout.dim
+    self._pushes.append((name, pending, self._copies[name].settle(*args)))
+    if stays and not adds_up:
+      self._write(name, tables, lines, rows)
 
   @property
   def _is_lockstep(self):
@@ -391,18 +396,9 @@ class SharedRows:
   def _adds_up(self):
     return self._weights.num_workers == 1 or self._is_lockstep
 
-  def _weighted(self, name, tables, pending):
-    """[n, width], rows with as much of what was learned as is pushed."""
-    rows = self._layouts[name].read(tables[name], pending.lines)
-    if not self._adds_up:
-      dim = self._layouts[name].dim
-      g = self._weights.of(pending.updates)[:, None]
-      rows[:, :dim] = g * rows[:, :dim] + (1 - g) * pending.base[:, :dim]
-    return rows
-
   def _count_pushes(self, pushes, counts):
     for name, pending, _ in pushes:
-      num, num_first = len(pending.ids), int(np.sum(pending.is_first))
+      num, num_first = len(pending.ids), len(pending.first_at)
       size = self.records[name].num_bytes
       counts.add(
         rows_pushed=num,
@@ -422,12 +418,8 @@ class SharedRows:
     tables = dict(tables)
     if self._is_lockstep:
       self.pace.end()
-    # What was taken before is pushed before: its base is another one then.
-    self._exchange({}, counts)
     for name, own in self._copies.items():
-      pending = own.all()
-      rows = self._stays(name, tables, pending)
-      self._pushes.append((name, pending, rows))
+      self._settle(name, tables, own.all())
     self._exchange({}, counts)
     self._flushes += 1
     return tables

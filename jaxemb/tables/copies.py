@@ -65,8 +65,9 @@ class Pending(NamedTuple):
   lines: np.ndarray  # [n]
   ids: np.ndarray  # [n]
   updates: np.ndarray  # [n] int64
-  base: np.ndarray  # [n, width] float32, what they were added to
-  is_first: np.ndarray  # [n] bool, whether nobody had changed that
+  # [m, width] float32, rows that nobody had changed, and which of n they are
+  first: np.ndarray
+  first_at: np.ndarray
 
 
 @numba.njit(nogil=True, cache=True)
@@ -83,6 +84,28 @@ def _count(ids, counts, found, num):
         num += 1
       counts[id_] += 1
   return num
+
+
+@numba.njit(nogil=True, cache=True)
+def _settle(rows, base, lines, weights, num_weighted, num_added):
+  """Moves the base of lines to where rows [n, width] have been pushed.
+
+  Of the first columns a weighted part is pushed, and rows become that; others
+  add up; the last are pushed as they are. Returns what is pushed.
+  """
+  deltas = np.empty_like(rows)
+  for i in range(len(lines)):
+    old = base[lines[i]]
+    for k in range(num_weighted):
+      deltas[i, k] = weights[i] * (rows[i, k] - old[k])
+      old[k] += deltas[i, k]
+      rows[i, k] = old[k]
+    for k in range(num_weighted, num_added):
+      deltas[i, k] = rows[i, k] - old[k]
+      old[k] = rows[i, k]
+    for k in range(num_added, rows.shape[1]):
+      deltas[i, k] = rows[i, k]
+  return deltas
 
 
 class Lookups:
@@ -178,37 +201,45 @@ class Copies:
     return self._take(np.flatnonzero(self._updates))
 
   def leave(self, lines: np.ndarray) -> Pending:
-    """Takes what was not pushed of lines [n], which are empty from now on.
-
-    It has to be pushed before anything else is read.
-    """
-    pending = self._take(lines[self._updates[lines] > 0])
-    self._ids[lines] = -1
-    return pending
+    """Takes what was not pushed of lines [n] that others are to get."""
+    return self._take(lines[self._updates[lines] > 0])
 
   def _take(self, lines):
     updates = self._updates[lines]
     self._updates[lines] = 0
-    is_first = shards.num_updates(self._clocks[lines]) == 0
-    ids, base = self._ids[lines], self._base[lines]
-    return Pending(lines, ids, updates, base, is_first)
+    new = np.flatnonzero(shards.num_updates(self._clocks[lines]) == 0)
+    first = self._base[lines[new]]
+    return Pending(lines, self._ids[lines], updates, first, new)
+
+  def settle(
+    self,
+    pending: Pending,
+    rows: np.ndarray,
+    weights: np.ndarray,
+    num_weighted: int,
+  ) -> np.ndarray:
+    """[n, width] float32, what is to be pushed, which `rows` were in the lines.
+
+    Of the first `num_weighted` numbers a part is, by weights [n] float32, and
+    `rows` become what the lines are to have. The push is to be done before
+    anything else is read.
+    """
+    lines = pending.lines
+    self._clocks[lines] += pending.updates
+    args = rows, self._base, lines, weights
+    return _settle(*args, num_weighted, self._num_added)
 
   def push(self, pending: Pending, rows: np.ndarray) -> None:
     """Pushes what was taken; rows [n, width] float32 were then in its lines."""
-    shards.together(self.table.call, [self.asking_push(pending, rows)])
+    ones = np.ones(len(rows), np.float32)
+    deltas = self.settle(pending, rows.copy(), ones, 0)
+    shards.together(self.table.call, [self.asking_push(pending, deltas)])
 
-  def asking_push(self, pending: Pending, rows: np.ndarray) -> shards.Asking:
-    """`push`, to be done `together`; whether it had to be repeated.
+  def asking_push(self, pending: Pending, deltas: np.ndarray) -> shards.Asking:
+    """Pushes what `settle` has returned; whether it had to be repeated.
 
     What is read in the same call then lacks it.
     """
-    lines, ids, updates, base, is_first = pending
-    deltas = rows - base
-    deltas[:, self._num_added :] = rows[:, self._num_added :]
-    new = np.flatnonzero(is_first)
-    first = base[new].view(np.uint8)
-    still = self._ids[lines] == ids
-    self._base[lines[still]] += deltas[still]
-    self._clocks[lines[still]] += updates[still]
-    args = ids, deltas.view(np.uint8), updates, new, first
+    first = pending.first_at, pending.first.view(np.uint8)
+    args = pending.ids, deltas.view(np.uint8), pending.updates, *first
     return (yield from self.table.asking_add(*args))

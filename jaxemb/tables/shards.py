@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 
 from jaxemb.storage import atomic
@@ -77,6 +78,17 @@ def num_updates(clocks: np.ndarray) -> np.ndarray:
   return np.maximum(clocks, 0) % _EPOCH
 
 
+@numba.njit(nogil=True, cache=True)
+def _add(numbers, at, deltas, num_added):
+  """Adds deltas [n, width] to rows at [n]; the last columns are replaced."""
+  for i in range(len(at)):
+    row = numbers[at[i]]
+    for k in range(num_added):
+      row[k] += deltas[i, k]
+    for k in range(num_added, deltas.shape[1]):
+      row[k] = deltas[i, k]
+
+
 class Shard:
   """Every `num_shards`-th row of a table, from row `number` on."""
 
@@ -94,6 +106,11 @@ class Shard:
     self._rows = stores.Memory(own, _CLOCK_BYTES + num_bytes, _none)
     self._clocks = self._rows.records[:, :_CLOCK_BYTES].view(np.int64)[:, 0]
     self._records = self._rows.records[:, _CLOCK_BYTES:]
+    # Where workers share them; whatever they are otherwise.
+    if not num_bytes % 4:
+      self._numbers = self._rows.records.view(np.float32)[
+        :, _CLOCK_BYTES // 4 :
+      ]
     self._num_shards, self._num_added = num_shards, num_added
     self.epoch = 0  # how often it came back
     self.updates = 0  # of all rows
@@ -151,11 +168,7 @@ class Shard:
       return missing
     some = ~is_known[first_at]
     self._begin(at[first_at[some]], first[some])
-    deltas = deltas.view(np.float32)
-    new = self._records[at].view(np.float32)
-    new[:, : self._num_added] += deltas[:, : self._num_added]
-    new[:, self._num_added :] = deltas[:, self._num_added :]
-    self._records[at] = new.view(np.uint8)
+    _add(self._numbers, at, deltas.view(np.float32), self._num_added)
     self._tick(at, updates)
     self.done[client] = call
     return missing

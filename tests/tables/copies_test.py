@@ -72,6 +72,10 @@ class _Worker:
     self.pending[ids], self.sums[ids] = 0, 0
     self.log(ids, pending.updates, self.number)
 
+  def settle(self, pending):
+    rows = self.rows[pending.lines]
+    return self.copies.settle(pending, rows, np.ones(len(rows)), 0)
+
   def place(self, ids):
     """Finds lines for rows; what leaves is pushed, then what is old is read."""
     moves = self.cache.admit([[ids]])
@@ -188,17 +192,18 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bounds):
     moves, fetched, lines, ids = ahead.pop(worker.number, [None] * 4)
     if fetched is not None:
       leaving = copies_.leave(moves.out['x'][0])
-      gone = worker.rows[leaving.lines].copy()
+      gone = worker.settle(leaving)
       worker.write(copies_.commit(fetched))
       due = copies_.due(worker.lines)
-      kept = worker.rows[due.lines].copy()
+      kept = worker.settle(due)
       updates = rng.integers(1, 4, len(ids))
       deltas = rng.integers(-3, 4, (len(ids), ADDED))
       worker.train(lines, ids, updates, deltas)
       sums[ids] += deltas
       # Beside the steps.
-      copies_.push(leaving, gone)
-      copies_.push(due, kept)
+      for pending, deltas in ((leaving, gone), (due, kept)):
+        push = copies_.asking_push(pending, deltas)
+        assert shards.together(servers.call, [push]) == [False]
       worker.lines = lines
     else:
       worker.lines = np.zeros(0, np.int64)
