@@ -31,6 +31,7 @@ class _Worker:
     bounds = staleness, staleness
     self.cache = cache_lib.Cache(('rows',), table.num_rows, capacity, policy)
     self.copies = copies.Copies(table, capacity, _WIDTH, *bounds)
+    self.rows = np.zeros((capacity, _WIDTH), np.float32)
 
   def step(self, ids: np.ndarray) -> tuple[int, int, int]:
     """Rows needed, read and pushed in a step that looks up ids [n] int32."""
@@ -39,14 +40,16 @@ class _Worker:
     lines = self.cache.slot_of[needed]
     num_pushed = self._push(self.copies.leave(moves.out['rows'][0]))
     fetched = self.copies.read(lines, needed)
-    self.copies.commit(fetched)
+    self.copies.commit(fetched, self.rows, fetched.lines)
     self.copies.begin(lines, updates)
     num_pushed += self._push(self.copies.due(lines))
     return len(needed), len(fetched.ids), num_pushed
 
   def _push(self, pending):
     num = len(pending.ids)
-    self.copies.push(pending, np.zeros((num, _WIDTH), np.float32))
+    deltas = self.copies.settle(pending, self.rows, pending.lines)
+    push = self.copies.asking_push(pending, deltas)
+    shards.together(self.copies.table.call, [push])
     return num
 
 

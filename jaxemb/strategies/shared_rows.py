@@ -133,6 +133,19 @@ class _Layout:
     names = sorted(self.table.slot_reductions)
     return self.join(rows, dict(zip(names, arrays[num:], strict=True)))
 
+  def place(
+    self, state: spec_lib.TableState, lines: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Rows, and where those of lines [n] are in them.
+
+    And whether they are the device's own, which need not be written back.
+    """
+    is_plain = self.table.spec.dtype == 'float32' and not self.names
+    if is_plain and device_rows.are_in_memory():
+      (array,) = self.table.arrays(state)
+      return device_rows.view(array).view(np.float32), lines, True
+    return self.read(state, lines), np.arange(len(lines)), False
+
   def write(
     self, state: spec_lib.TableState, lines: np.ndarray, floats: np.ndarray
   ) -> tuple[spec_lib.TableState, np.ndarray | None]:
@@ -349,12 +362,9 @@ class SharedRows:
     elif flushes != self._flushes:
       read = self._exchange(stretches, counts)
     for name, found in read.items():
-      layout, own = self._layouts[name], self._copies[name]
-      lines, rows, added_lines, added = own.commit(found)
-      lines = np.concatenate([lines, added_lines])
-      added += layout.read(tables[name], added_lines)
-      rows = np.concatenate([rows, added])
-      self._write(name, tables, lines, rows)
+      args = self._layouts[name].place(tables[name], found.lines)
+      self._copies[name].commit(found, *args[:2])
+      self._write(name, tables, found.lines, *args)
     for name, stretch in stretches.items():
       if not self._is_lockstep:
         self._settle_due(name, tables)
@@ -364,9 +374,11 @@ class SharedRows:
       count = self.pace.begin(needed)
     return tables, count
 
-  def _write(self, name, tables, lines, rows):
+  def _write(self, name, tables, lines, rows, at, is_own):
+    if is_own:
+      return
     layout = self._layouts[name]
-    tables[name], errors = layout.write(tables[name], lines, rows)
+    tables[name], errors = layout.write(tables[name], lines, rows[at])
     if errors is not None:
       self._copies[name].rebase(lines, errors)
 
@@ -379,14 +391,15 @@ class SharedRows:
     layout, lines = self._layouts[name], pending.lines
     if not len(lines):
       return
-    rows, adds_up = layout.read(tables[name], lines), self._adds_up
-    weights = np.ones(len(lines), np.float32)
-    if not adds_up:
-      weights = self._weights.of(pending.updates)
-    args = pending, rows, weights, 0 if adds_up else layout.dim
-    self._pushes.append((name, pending, self._copies[name].settle(*args)))
-    if stays and not adds_up:
-      self._write(name, tables, lines, rows)
+    args = layout.place(tables[name], lines)
+    weights = None if self._adds_up else self._weights.of(pending.updates)
+    num_weighted = 0 if self._adds_up else layout.dim
+    deltas = self._copies[name].settle(
+      pending, *args[:2], weights, num_weighted
+    )
+    self._pushes.append((name, pending, deltas))
+    if stays and num_weighted:
+      self._write(name, tables, lines, *args)
 
   @property
   def _is_lockstep(self):

@@ -50,15 +50,6 @@ class Fetched(NamedTuple):
   most_missed: int  # of these, by one row
 
 
-class Changes(NamedTuple):
-  """What has to be done to lines."""
-
-  lines: np.ndarray  # [n] to be written
-  rows: np.ndarray  # [n, width] float32
-  added_lines: np.ndarray  # [m] with updates of this worker, to be added to
-  added: np.ndarray  # [m, width] float32
-
-
 class Pending(NamedTuple):
   """Updates of this worker that are to be pushed."""
 
@@ -87,25 +78,42 @@ def _count(ids, counts, found, num):
 
 
 @numba.njit(nogil=True, cache=True)
-def _settle(rows, base, lines, weights, num_weighted, num_added):
-  """Moves the base of lines to where rows [n, width] have been pushed.
+def _settle(rows, at, base, lines, weights, num_weighted, num_added):
+  """Moves the base of lines [n] to where their rows have been pushed.
 
-  Of the first columns a weighted part is pushed, and rows become that; others
-  add up; the last are pushed as they are. Returns what is pushed.
+  The row of a line is rows[at]. Of the first columns a weighted part is pushed,
+  and the row becomes that; others add up; the last are pushed as they are.
+  Returns what is pushed, [n, width].
   """
-  deltas = np.empty_like(rows)
+  deltas = np.empty((len(lines), rows.shape[1]), np.float32)
   for i in range(len(lines)):
-    old = base[lines[i]]
+    row, old = rows[at[i]], base[lines[i]]
     for k in range(num_weighted):
-      deltas[i, k] = weights[i] * (rows[i, k] - old[k])
+      deltas[i, k] = weights[i] * (row[k] - old[k])
       old[k] += deltas[i, k]
-      rows[i, k] = old[k]
+      row[k] = old[k]
     for k in range(num_weighted, num_added):
-      deltas[i, k] = rows[i, k] - old[k]
-      old[k] = rows[i, k]
+      deltas[i, k] = row[k] - old[k]
+      old[k] = row[k]
     for k in range(num_added, rows.shape[1]):
-      deltas[i, k] = rows[i, k]
+      deltas[i, k] = row[k]
   return deltas
+
+
+@numba.njit(nogil=True, cache=True)
+def _merge(rows, at, base, lines, has_own, new, num_added):
+  """Has rows that were read come to lines [n], with what is pending there.
+
+  Columns that do not add up stay as they are where something is pending.
+  """
+  for i in range(len(lines)):
+    row, old = rows[at[i]], base[lines[i]]
+    for k in range(rows.shape[1]):
+      if not has_own[i]:
+        row[k] = new[i, k]
+      elif k < num_added:
+        row[k] += new[i, k] - old[k]
+      old[k] = new[i, k]
 
 
 class Lookups:
@@ -167,17 +175,16 @@ class Copies:
     missed = found.missed, found.most_missed
     return Fetched(lines[found.at], ids[found.at], found.clocks, rows, *missed)
 
-  def commit(self, fetched: Fetched) -> Changes:
-    """What was read gets its lines; whatever left these was taken before."""
-    lines, ids, clocks, rows = fetched[:4]
+  def commit(self, fetched: Fetched, rows: np.ndarray, at: np.ndarray) -> None:
+    """What was read gets its lines; whatever left these was settled before.
+
+    rows[at] [n, width] float32 are those of the lines, and change.
+    """
+    lines, ids, clocks, new = fetched[:4]
     has_own = (self._ids[lines] == ids) & (self._updates[lines] > 0)
-    added_lines = lines[has_own]
-    added = rows[has_own] - self._base[added_lines]
-    added[:, self._num_added :] = 0  # as the worker has them
     self._ids[lines], self._clocks[lines] = ids, clocks
-    self._base[lines] = rows
-    written = ~has_own
-    return Changes(lines[written], rows[written], added_lines, added)
+    args = rows, at, self._base, lines, has_own
+    _merge(*args, new, self._num_added)
 
   def rebase(self, lines: np.ndarray, errors: np.ndarray) -> None:
     """Adds what rounding made of lines [n] that were written to their base."""
@@ -215,25 +222,21 @@ class Copies:
     self,
     pending: Pending,
     rows: np.ndarray,
-    weights: np.ndarray,
-    num_weighted: int,
+    at: np.ndarray,
+    weights: np.ndarray | None = None,
+    num_weighted: int = 0,
   ) -> np.ndarray:
-    """[n, width] float32, what is to be pushed, which `rows` were in the lines.
+    """[n, width] float32, what is to be pushed before anything else is read.
 
-    Of the first `num_weighted` numbers a part is, by weights [n] float32, and
-    `rows` become what the lines are to have. The push is to be done before
-    anything else is read.
+    rows[at] are those of the lines. Of the first `num_weighted` numbers a part
+    is pushed, by weights [n] float32, and the rows become that.
     """
     lines = pending.lines
     self._clocks[lines] += pending.updates
-    args = rows, self._base, lines, weights
+    if weights is None:
+      weights = np.ones(len(lines), np.float32)
+    args = rows, at, self._base, lines, weights
     return _settle(*args, num_weighted, self._num_added)
-
-  def push(self, pending: Pending, rows: np.ndarray) -> None:
-    """Pushes what was taken; rows [n, width] float32 were then in its lines."""
-    ones = np.ones(len(rows), np.float32)
-    deltas = self.settle(pending, rows.copy(), ones, 0)
-    shards.together(self.table.call, [self.asking_push(pending, deltas)])
 
   def asking_push(self, pending: Pending, deltas: np.ndarray) -> shards.Asking:
     """Pushes what `settle` has returned; whether it had to be repeated.

@@ -66,15 +66,15 @@ class _Worker:
 
   def push(self, pending):
     ids = pending.ids
-    self.copies.push(pending, self.rows[pending.lines])
+    push = self.copies.asking_push(pending, self.settle(pending))
+    shards.together(self.table.call, [push])
     np.testing.assert_array_equal(pending.updates, self.pending[ids])
     self.pushed[ids] += pending.updates
     self.pending[ids], self.sums[ids] = 0, 0
     self.log(ids, pending.updates, self.number)
 
   def settle(self, pending):
-    rows = self.rows[pending.lines]
-    return self.copies.settle(pending, rows, np.ones(len(rows)), 0)
+    return self.copies.settle(pending, self.rows, pending.lines)
 
   def place(self, ids):
     """Finds lines for rows; what leaves is pushed, then what is old is read."""
@@ -82,14 +82,10 @@ class _Worker:
     lines = self.cache.slot_of[ids]
     self.push(self.copies.leave(moves.out['x'][0]))
     fetched = self.copies.read(lines, ids)
-    self.write(self.copies.commit(fetched))
+    self.copies.commit(fetched, self.rows, fetched.lines)
     self.seen[fetched.ids] = shards.num_updates(fetched.clocks)
     self.pushed[fetched.ids] = 0
     return lines
-
-  def write(self, changes):
-    self.rows[changes.lines] = changes.rows
-    self.rows[changes.added_lines] += changes.added
 
   def train(self, lines, ids, updates, deltas):
     self.copies.begin(lines, updates)
@@ -193,7 +189,7 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bounds):
     if fetched is not None:
       leaving = copies_.leave(moves.out['x'][0])
       gone = worker.settle(leaving)
-      worker.write(copies_.commit(fetched))
+      copies_.commit(fetched, worker.rows, fetched.lines)
       due = copies_.due(worker.lines)
       kept = worker.settle(due)
       updates = rng.integers(1, 4, len(ids))
@@ -214,7 +210,8 @@ def test_rows_read_while_a_stretch_runs_lose_nothing(bounds):
     ahead[worker.number] = moves, fetched, lines, ids
   for worker in workers:
     pending = worker.copies.all()
-    worker.copies.push(pending, worker.rows[pending.lines])
+    push = worker.copies.asking_push(pending, worker.settle(pending))
+    shards.together(servers.call, [push])
   np.testing.assert_array_equal(_state(servers)[0][:, :ADDED], sums)
 
 
@@ -244,7 +241,7 @@ def test_rows_travel_only_where_they_are_old():
     one.push(one.copies.all())
     fetched = two.copies.read(two.cache.slot_of[ids], ids)
     assert len(fetched.ids) == num_read
-    two.write(two.copies.commit(fetched))
+    two.copies.commit(fetched, two.rows, fetched.lines)
 
 
 def test_a_shard_that_came_back_is_read_anew_and_given_first_rows(tmp_path):

@@ -38,6 +38,12 @@ def _table(cluster, folder, name, num=3, secs=1e9, client=''):
   return cluster.table(name, *args, client)
 
 
+def _push(worker, pending, rows):
+  deltas = worker.settle(pending, rows, pending.lines)
+  push = worker.asking_push(pending, deltas)
+  shards.together(worker.table.call, [push])
+
+
 def _kill(table, number):
   """As the system kills it, at any moment from now on."""
   actor = table.call.actors[number]
@@ -109,18 +115,17 @@ def test_kills_at_random_lose_what_is_said_and_no_more(
     if step % 20 == 10:
       _kill(tables[0], rng.integers(3))
     ids = np.unique(rng.zipf(1.3, 40) % ROWS)
-    changes = worker.commit(worker.read(ids, ids))
-    own[changes.lines] = changes.rows
-    own[changes.added_lines] += changes.added
+    fetched = worker.read(ids, ids)
+    worker.commit(fetched, own, fetched.lines)
     worker.begin(ids, np.ones(len(ids), np.int64))
     own[ids] += 1
     due = worker.due(ids)
     pushed += due.updates.sum()
-    worker.push(due, own[due.lines])
+    _push(worker, due, own)
   for worker, own in zip(workers, rows, strict=True):
     due = worker.all()
     pushed += due.updates.sum()
-    worker.push(due, own[due.lines])
+    _push(worker, due, own)
   clocks = _clocks(tables[0])
   [_clocks(x) for x in tables[1:]]  # all have heard of all restarts
   lost = {}
