@@ -44,6 +44,7 @@ class _Part:
   trained: tuple[Any, int] = (None, 0)  # the same, of what was trained
   has_ended: bool = False
   owner: int | None = None
+  is_being_made: bool = False  # a dispatch that was given
   # Given, and not trained: what comes behind each, and its units.
   given: collections.deque = dataclasses.field(
     default_factory=collections.deque
@@ -106,6 +107,7 @@ class Ledger:
         units += sum(own for *_, own in part.given)
         part.has_ended &= not part.given  # what was behind it, is to come again
         part.given.clear()
+        part.is_being_made = False
         part.position, part.done = part.trained
         part.owner = None
     return Ended(units, member.pending if member else 0)
@@ -135,7 +137,7 @@ class Ledger:
       return None
     number = min(free)[1]
     part = self._parts[number]
-    part.owner = worker
+    part.owner, part.is_being_made = worker, True
     return Lease(number, part.position, part.done)
 
   def made(
@@ -144,12 +146,13 @@ class Ledger:
     """What comes behind a dispatch that was given; it has `own` units."""
     part = self._parts[number]
     part.given.append((position, done, own))
+    part.is_being_made = False
     part.position, part.done = position, done
 
   def end_part(self, worker: int, number: int) -> None:
     """There was nothing more to be given."""
     part = self._parts[number]
-    part.has_ended = True
+    part.has_ended, part.is_being_made = True, False
     self._release(part)
 
   def trained(self, worker: int, number: int, pending: int) -> None:
@@ -161,7 +164,7 @@ class Ledger:
     self._release(part)
 
   def _release(self, part):
-    if not part.given:
+    if not part.given and not part.is_being_made:
       part.owner = None
 
   @property

@@ -16,6 +16,7 @@ class _World:
     self.sizes, self.rng = sizes, rng
     self.ledger = ledger.Ledger(len(sizes), num_workers, pace, rounds_ahead)
     self.given = {}  # by worker, dispatches that it was given and has made
+    self.making = {}  # the one that it is making
     self.trained = collections.Counter()
     self.repeats = 0
 
@@ -25,14 +26,23 @@ class _World:
 
   def kill(self, worker):
     given = self.given.pop(worker)
+    self.making.pop(worker, None)
     ended = self.ledger.leave(worker)
     self.repeats += len(given)
     assert ended.units == sum(own for *_, own in given)
 
   def lease(self, worker):
-    """Whether it was given something, or told that a part has ended."""
+    """Whether it was given something, or has made it."""
+    if worker in self.making:
+      self.make(worker, self.making.pop(worker))
+      return True
     if (lease := self.ledger.lease(worker)) is None:
       return False
+    self.making[worker] = lease
+    return True
+
+  def make(self, worker, lease):
+    """A dispatch, or an end of the part."""
     number = lease.position or 0
     assert lease.done == 10 * number
     if number == self.sizes[lease.part]:
@@ -42,7 +52,6 @@ class _World:
       behind = number + 1, 10 * (number + 1), own
       self.ledger.made(worker, lease.part, *behind)
       self.given[worker].append((lease.part, number, own))
-    return True
 
   def train(self, worker):
     part, number, _ = self.given[worker].popleft()
@@ -89,7 +98,7 @@ def test_every_dispatch_is_trained_once_whoever_ends(pace, seed):
     if world.ledger.has_ended:
       break
   world.check()
-  assert world.repeats
+  assert world.repeats or pace == 'bsp'
 
 
 def test_parts_are_read_abreast():
@@ -100,7 +109,7 @@ def test_parts_are_read_abreast():
   for _ in range(150):
     world.turn(int(rng.integers(2)))
     far = [x.done for x in world.ledger._parts]
-    assert max(far) - min(far) <= 10
+    assert max(far) - min(far) <= 20
 
 
 @pytest.mark.parametrize('pace', ['asp', 'ssp', 'bsp'])
@@ -127,7 +136,7 @@ def test_a_run_goes_on_from_a_pause(pace):
   num = 3 if pace == 'bsp' else 5
   world.ledger = ledger.Ledger(len(sizes), num, pace, 3)
   world.ledger.restore(state)
-  world.given = {}
+  world.given, world.making = {}, {}
   for worker in range(num):
     world.join(worker)
   while not world.ledger.has_ended:
