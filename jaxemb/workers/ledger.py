@@ -121,15 +121,18 @@ class Ledger:
   # The data.
 
   def lease(self, worker: int) -> Lease | None:
-    """The next dispatch of a worker; None = all is given, or a pause."""
+    """The next dispatch of a worker; None = all is given, or a pause.
+
+    In lockstep a worker has one part, and no other before that is trained.
+    """
     free = [
       (x.done, number)
       for number, x in enumerate(self._parts)
       if not x.has_ended and x.owner in (None, worker)
     ]
-    if self._pace == 'bsp':  # who has one stays with it
-      own = [x for x in free if self._parts[x[1]].owner == worker]
-      free = own or free
+    has_part = any(x.owner == worker for x in self._parts)
+    if self._pace == 'bsp' and has_part:  # each has one
+      free = [x for x in free if self._parts[x[1]].owner == worker]
     if self.is_pausing:
       # In lockstep all have to come as far as the first.
       free = [x for x in free if x[0] < self._pause_at]

@@ -220,6 +220,18 @@ def test_lockstep_reads_what_all_have_pushed_and_no_more():
     assert seen.setdefault((dispatch, i), found) == found
 
 
+def test_whoever_comes_first_has_one_part_in_lockstep():
+  book = ledger.Ledger(2, 2, 'bsp', 0)
+  book.join(0)
+  assert book.lease(0).part == 0
+  book.made(0, 0, 1, 10, 5)
+  assert book.lease(0).part == 0
+  book.end_part(0, 0)
+  assert book.lease(0) is None  # the other one is not there yet
+  book.join(1)
+  assert book.lease(1).part == 1
+
+
 def test_a_process_that_was_replaced_is_told():
   async def calls():
     desk = ledger.Desk(2, 1, 'asp', 0)
