@@ -142,7 +142,7 @@ def rows(trainer):
   return {k: store.rows.export_rows(k, ids) for k in names}
 
 
-def alone(num_parts, settings, work):
+def alone(num_parts, settings, work, **fixed):
   """The rows of all tables after synchronous training, and its losses."""
   settings = {
     'model.dim': DIM, 'model.window': WINDOW, 'data.sample': 0.0,
@@ -151,7 +151,7 @@ def alone(num_parts, settings, work):
   }  # fmt: skip
   steps = windows.Steps(WORDS, num_parts, WINDOW, CHUNK)
   args = COUNTS, settings, (num_parts, 1), steps
-  made = dispatches.trainer(*args, chunk=CHUNK, loss_every_steps=1)
+  made = dispatches.trainer(*args, chunk=CHUNK, loss_every_steps=1, **fixed)
   state, losses = made.strategy.init(jax.random.key(3)), []
   for batch, schedule in work:
     state, metrics = dispatches.run(made.strategy, state, batch, schedule)
@@ -270,3 +270,28 @@ def test_traffic_is_what_was_expected(num_workers, staleness):
   needed = counts['rows_needed']
   assert abs(fetched / num - counts['rows_fetched'] / needed) < 0.1
   assert abs(pushed / num - counts['rows_pushed'] / needed) < 0.1
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    {'model.name': 'cbow'},
+    {'model.loss': 'hierarchical_softmax'},
+    {'model.name': 'mixture', 'senses.number': 3, 'senses.top_ratio': 0.02},
+  ],
+  ids=lambda x: '-'.join(map(str, x.values())),
+)
+def test_any_model_learns_what_it_would_alone(settings):
+  settings = {**settings, 'table.device_bytes': '100%'}
+  if 'model.loss' in settings:
+    settings['model.shared_negatives'] = 24
+  (made,) = trainers(1, settings, Cluster(), shared_nodes=4)
+  work = batches(1, 2, made.trainable.steps, 0.02)
+  losses = run([made], Abreast(1), work)
+  del settings['table.device_bytes']
+  expected, expected_losses = alone(1, settings, work, shared_nodes=4)
+  np.testing.assert_allclose(losses[0], expected_losses, rtol=1e-4)
+  for name in made.trainable.tables:
+    num = made.trainable.tables[name].spec.vocab
+    found = made.strategy.store.rows.export_rows(name, np.arange(num))
+    np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
