@@ -20,6 +20,8 @@ from jaxemb.strategies import device_rows, fetching
 from jaxemb.tables import cached, codecs, stores
 from jaxemb.tables import spec as spec_lib
 
+_NUMBERS_AT_ONCE = 1 << 20  # drawn: there are several copies on the way
+
 
 def first_rows(
   spec: spec_lib.TableSpec, key: jax.Array, ids: np.ndarray
@@ -31,8 +33,12 @@ def first_rows(
   if not spec.init_scale:
     return np.zeros((len(ids), spec.dim), np.float32)
   bits = np.asarray(jax.random.key_data(key)).reshape(-1)[:2]
-  columns = np.arange(spec.dim)
-  return sampling.uniform_rows(bits, ids, columns, spec.init_scale)
+  columns, rows = np.arange(spec.dim), np.empty((len(ids), spec.dim), '<f4')
+  size = max(1, _NUMBERS_AT_ONCE // spec.dim)
+  for i in range(0, len(ids), size):
+    args = ids[i : i + size], columns, spec.init_scale
+    rows[i : i + size] = sampling.uniform_rows(bits, *args)
+  return rows
 
 
 class OwnedRows:

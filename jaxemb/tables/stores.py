@@ -18,13 +18,15 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numba
 import numpy as np
+import psutil
 
 from jaxemb import errors
 
 _BLOCK_BYTES = 1 << 26  # of a snapshot, read and written at once
 # Pages of a large file that this process may have mapped: all that were ever
 # used would count as its memory.
-_MAPPED_BYTES = 1 << 29
+_MAPPED_BYTES = 1 << 30
+_ROWS_MAPPED_AT_ONCE = 4096
 
 
 class Record(NamedTuple):
@@ -125,8 +127,8 @@ class _Local:
 
   def know(self, ids: np.ndarray) -> None:
     """Makes those of ids [n] that differ that were never written."""
-    if len(new := ids[~self.is_known[ids]]):
-      self.write(new, self.make(new))
+    for some in self._blocks(ids[~self.is_known[ids]]):
+      self.write(some, self.make(some))
 
   def swap(
     self,
@@ -204,6 +206,11 @@ class Memory(_Local):
     self._open(np.zeros((self.num_rows, self.num_bytes), np.uint8))
 
 
+def _mapped_bytes() -> int:
+  """Of files, in the memory of this process; 0 where that is not known."""
+  return getattr(psutil.Process().memory_info(), 'shared', 0)
+
+
 def _file(path: pathlib.Path, size: int) -> BinaryIO:
   """Opens a file of `size` bytes that has no name.
 
@@ -241,27 +248,32 @@ class Disk(_Local):
     with _file(self.path, size) as file:
       self._map = mmap.mmap(file.fileno(), size)
     self._map.madvise(mmap.MADV_RANDOM)
-    self._mapped_bytes = 0
     records = np.frombuffer(self._map, np.uint8)
     self._open(records.reshape(self.num_rows, self.num_bytes))
 
-  def _touch(self, num: int) -> None:
-    """Unmaps all before the pages of so many more rows are too many."""
-    self._mapped_bytes += num * (mmap.PAGESIZE + self.num_bytes)
+  def _few(self, num: int) -> Iterator[slice]:
+    """Slices of `num` rows, with not too many pages mapped after each.
+
+    How many a row takes depends on the file system, which maps neighbors, too.
+    """
     is_large = self.records.nbytes > _MAPPED_BYTES
-    if is_large and self._mapped_bytes > _MAPPED_BYTES:
-      self._map.madvise(mmap.MADV_DONTNEED)
-      self._mapped_bytes = 0
+    size = _ROWS_MAPPED_AT_ONCE if is_large else max(1, num)
+    for i in range(0, num, size):
+      yield slice(i, i + size)
+      if is_large and _mapped_bytes() > _MAPPED_BYTES:
+        self._map.madvise(mmap.MADV_DONTNEED)
 
   def read(self, ids: np.ndarray) -> np.ndarray:
     """See `Store`."""
-    self._touch(len(ids))
-    return super().read(ids)
+    found = np.empty((len(ids), self.num_bytes), np.uint8)
+    for some in self._few(len(ids)):
+      found[some] = super().read(ids[some])
+    return found
 
   def write(self, ids: np.ndarray, records: np.ndarray) -> None:
     """See `Store`."""
-    self._touch(len(ids))
-    super().write(ids, records)
+    for some in self._few(len(ids)):
+      super().write(ids[some], records[some])
 
   def swap(
     self,
@@ -270,8 +282,11 @@ class Disk(_Local):
     into: tuple[np.ndarray, np.ndarray],
   ) -> None:
     """See `_Local`."""
-    self._touch(len(out[0]) + len(into[0]))
-    super().swap(arrays, out, into)
+    none = into[0][:0], into[1][:0]
+    for some in self._few(len(out[0])):
+      super().swap(arrays, (out[0][some], out[1][some]), none)
+    for some in self._few(len(into[0])):
+      super().swap(arrays, none, (into[0][some], into[1][some]))
 
   def close(self) -> None:
     """See `Store`."""
