@@ -59,7 +59,7 @@ class OwnedRows:
     self._make_store = make_store
     self._stores: dict[str, stores.Store] = {}
     self._copying = futures.ThreadPoolExecutor(len(self.tables), 'copy')
-    self._is_shared_memory = False
+    self.is_beside = False
     state = jax.eval_shape(trainable.init, jax.random.key(0))
     self.records = {
       name: stores.record_of(table.arrays(state.tables[name]))
@@ -70,7 +70,7 @@ class OwnedRows:
     """See `fetching.Rows`."""
     for name, key in keys.items():
       self._new_store(name, key)
-    self._is_shared_memory = device_rows.are_in_memory() and all(
+    self.is_beside = device_rows.are_in_memory() and all(
       getattr(x, 'swap', None) for x in self._stores.values()
     )
 
@@ -112,19 +112,31 @@ class OwnedRows:
     arrays = {}
     for moves in needed.moves:
       for name, (_, new) in moves.into.items():
-        if self._is_shared_memory:
+        if self.is_beside:
+          new = np.concatenate([new, moves.into_beside[name][1]])
           self._stores[name].know(new)
         else:
           rows = self._stores[name].read(new)
           arrays[name] = self.records[name].unpack(rows)
-        num_bytes, num_out = self.records[name].num_bytes, moves.out[name][1]
+        num_bytes = self.records[name].num_bytes
+        num_out = len(moves.out[name][0]) + len(moves.out_beside[name][0])
         counts.add(
           rows_fetched=len(new),
-          rows_stored=len(num_out),
+          rows_stored=num_out,
           bytes_fetched=num_bytes * len(new),
-          bytes_stored=num_bytes * len(num_out),
+          bytes_stored=num_bytes * num_out,
         )
+    if self.is_beside:
+      needed.wait()
+      for moves in needed.moves:
+        for name, out in moves.out_beside.items():
+          self._swap(name, needed.tables, out, moves.into_beside[name])
     return arrays
+
+  def _swap(self, name, tables, out, into):
+    arrays = self.tables[name].arrays(tables[name])
+    views = [device_rows.view(x) for x in arrays]
+    self._stores[name].swap(views, out, into)
 
   def swap(
     self,
@@ -135,7 +147,7 @@ class OwnedRows:
     later: Callable[[Callable[[], None]], None],
   ) -> tuple[dict[str, Any], int]:
     """See `fetching.Rows`."""
-    if self._is_shared_memory:
+    if self.is_beside:
       self._swap_in_place(tables, needed, counts)
       return tables, needed.count
     out, tables = {}, dict(tables)
@@ -163,9 +175,9 @@ class OwnedRows:
     start, swaps = time.monotonic(), []
     for moves in needed.moves:
       for name, out in moves.out.items():
-        arrays = self.tables[name].arrays(tables[name])
-        args = [device_rows.view(x) for x in arrays], out, moves.into[name]
-        swaps.append(self._copying.submit(self._stores[name].swap, *args))
+        if len(out[0]) or len(moves.into[name][0]):
+          args = name, tables, out, moves.into[name]
+          swaps.append(self._copying.submit(self._swap, *args))
     for swap in swaps:
       swap.result()
     secs = time.monotonic() - start

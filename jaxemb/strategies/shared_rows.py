@@ -166,6 +166,8 @@ class _Stretch(NamedTuple):
 class SharedRows:
   """Implements `fetching.Rows`."""
 
+  is_beside = False
+
   # Of `rows_checked`, `updates_missed` by those that were not read.
   COUNTS = (
     'rows_checked',
