@@ -33,7 +33,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.data import base as data_base
 from jaxemb.runtime import hlo
-from jaxemb.strategies import base
+from jaxemb.strategies import base, device_rows
 from jaxemb.tables import cache as cache_lib
 from jaxemb.tables import cached
 from jaxemb.tables import spec as spec_lib
@@ -77,8 +77,9 @@ class Needed(NamedTuple):
   lookups: dict[str, list[np.ndarray]]
   rate: float  # learning rate at the end of the dispatch
   is_first: bool  # stretch of the dispatch
-  tables: dict[str, Any]  # states while the stretch before runs
-  # Waits until the one before that has ended.
+  # By table, `device_rows.view` of its arrays, if rows may move beside steps;
+  # and what waits until the stretch before the one that runs has ended.
+  views: dict[str, list[np.ndarray]]
   wait: Callable[[], Any]
 
 
@@ -171,8 +172,8 @@ def _done(value):
   return future
 
 
-def _when_ready(array):
-  """When it was computed, or was seen to be."""
+def _end(array):
+  """Waits for it; when it was computed, or seen to be."""
   array.block_until_ready()
   return time.monotonic()
 
@@ -332,8 +333,9 @@ class Fetching:
       k: np.zeros((self.most_steps, ids[k].size // self.size), np.int32)
       for k in self.tables
     }
+    numbers = np.zeros(4, np.int32)
     args = state, measured, constants, batch, schedule, ids, places
-    self._run = run.lower(*args, (number,) * 4).compile()
+    self._run = run.lower(*args, numbers).compile()
     return self
 
   def compile(self) -> 'Fetching':
@@ -380,7 +382,7 @@ class Fetching:
         self._coming.appendleft((*block[:2], block.stop))
       self._seek(constants)
 
-  def _fetch(self, constants, tables, ended):
+  def _fetch(self, constants, views, ended):
     """In the thread: gives slots to a stretch's rows, and reads those."""
     self._look_ahead(constants)
     start = time.monotonic()
@@ -407,8 +409,9 @@ class Fetching:
     for cache in self.caches:
       for name in cache.names:
         ids = block.ids[name][here:][:num_steps]
-        places[name] = np.empty((self.most_steps, ids.shape[1]), np.int32)
+        places[name] = np.zeros((self.most_steps, ids.shape[1]), np.int32)
         cache.places(ids.reshape(-1), places[name].reshape(-1))
+    places = jax.device_put(places)
     self._first = stop = first + num_steps
     if stop == block.stop:
       self._blocks.popleft()
@@ -423,14 +426,21 @@ class Fetching:
       waited += time.monotonic() - before
 
     args = block.count, self.caches, moves, lookups, rate, not first
-    needed = Needed(stop, *args, tables, wait)
+    needed = Needed(stop, *args, views, wait)
     fetched = self.rows.fetch(needed, self._counts)
     self._counts.add(fetch_secs=time.monotonic() - start - waited)
     return block, first, needed, places, fetched
 
-  def _request(self, constants, state):
-    args = constants, state.tables, self._ended[0]
+  def _request(self, constants, tables):
+    """Has the next stretch fetched, while one begins to run on these tables."""
+    views = self._views(tables) if self.rows.is_beside else {}
+    args = constants, views, self._ended[1]
     self._next = self._thread.submit(self._fetch, *args)
+    return views
+
+  def _views(self, tables):
+    arrays = {k: x.arrays(tables[k]) for k, x in self.tables.items()}
+    return {k: [device_rows.view(x) for x in xs] for k, xs in arrays.items()}
 
   def _later(self, task):
     self._tasks.append(self._thread.submit(task))
@@ -457,7 +467,7 @@ class Fetching:
       self._coming.append((*self._expected, 0))
       self._last_batch, self._expected = self._expected[0], None
     if self._next is None:
-      self._request(constants, state)
+      self._request(constants, state.tables)
     while True:
       block, first, needed, places, fetched = self._next.result()
       self._next = None
@@ -471,13 +481,13 @@ class Fetching:
       args = needed, fetched, self._counts, self._later
       tables, rate_steps = self.rows.swap(state.tables, *args)
       state = state._replace(tables=tables)
-      at = tuple(map(np.int32, (first, stop, rate_steps, block.first)))
+      if stop < count or self._last_batch is not batch:
+        # Before the steps, which JAX may have this thread compute.
+        self._request(constants, tables)
+      at = np.array([first, stop, rate_steps, block.first], np.int32)
       args = constants, batch, schedule, block.planned, places, at
       state, measured = self._run(state, measured, *args)
-      ended = self._clock.submit(_when_ready, measured.loss)
-      self._ended = [self._ended[1], ended]
-      if stop < count or self._last_batch is not batch:
-        self._request(constants, state)
+      self._ended = [self._ended[1], self._clock.submit(_end, measured.loss)]
       if stop >= count:
         break
     return state, self._finish(measured, batch, np.int32(count))

@@ -21,16 +21,20 @@ from jaxemb.tables import cached, codecs, stores
 from jaxemb.tables import spec as spec_lib
 
 
+def key_bits(key: jax.Array) -> np.ndarray:
+  """[2] uint32."""
+  return np.asarray(jax.random.key_data(key)).reshape(-1)[:2]
+
+
 def first_rows(
-  spec: spec_lib.TableSpec, key: jax.Array, ids: np.ndarray
+  spec: spec_lib.TableSpec, bits: np.ndarray, ids: np.ndarray
 ) -> np.ndarray:
-  """[n, dim] float32, rows of ids [n] in a new table.
+  """[n, dim] float32, rows of ids [n] in a new table, of the key's bits.
 
   Without JAX, whose programs would wait for the steps.
   """
   if not spec.init_scale:
     return np.zeros((len(ids), spec.dim), np.float32)
-  bits = np.asarray(jax.random.key_data(key)).reshape(-1)[:2]
   columns = np.arange(spec.dim)
   return sampling.uniform_rows(bits, ids, columns, spec.init_scale)
 
@@ -87,6 +91,7 @@ class OwnedRows:
       return jax.tree.leaves(codec.init(key, ids)), slots
 
     rows, slots = jax.device_get(first(key, np.zeros(1, np.int32)))
+    bits = key_bits(key)
 
     def make(ids):
       new = [np.repeat(x, len(ids), 0) for x in rows]
@@ -96,7 +101,7 @@ class OwnedRows:
         new = jax.device_get(first(key, padded))[0]
         new = [x[: len(ids)] for x in new]
       elif spec.init_scale:
-        new = spec_lib.encode_rows(first_rows(spec, key, ids), spec.dtype)
+        new = spec_lib.encode_rows(first_rows(spec, bits, ids), spec.dtype)
         new = spec_lib.to_stored(new)
       return record.pack(new + [np.repeat(x, len(ids), 0) for x in slots])
 
@@ -130,13 +135,9 @@ class OwnedRows:
       needed.wait()
       for moves in needed.moves:
         for name, out in moves.out_beside.items():
-          self._swap(name, needed.tables, out, moves.into_beside[name])
+          into = moves.into_beside[name]
+          self._stores[name].swap(needed.views[name], out, into)
     return arrays
-
-  def _swap(self, name, tables, out, into):
-    arrays = self.tables[name].arrays(tables[name])
-    views = [device_rows.view(x) for x in arrays]
-    self._stores[name].swap(views, out, into)
 
   def swap(
     self,
@@ -176,8 +177,10 @@ class OwnedRows:
     for moves in needed.moves:
       for name, out in moves.out.items():
         if len(out[0]) or len(moves.into[name][0]):
-          args = name, tables, out, moves.into[name]
-          swaps.append(self._copying.submit(self._swap, *args))
+          arrays = self.tables[name].arrays(tables[name])
+          views = [device_rows.view(x) for x in arrays]
+          args = self._stores[name].swap, views, out, moves.into[name]
+          swaps.append(self._copying.submit(*args))
     for swap in swaps:
       swap.result()
     secs = time.monotonic() - start

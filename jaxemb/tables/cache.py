@@ -15,6 +15,7 @@ then those that are needed last (Belady 1966). A use is a stretch. Rows that it
 needs stay until it has ended.
 """
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,8 +28,11 @@ _USES_THAT_STAY = 10
 _MOST_STAY = 0.9  # of the slots: the others are for rows that come and go
 _NEVER = np.iinfo(np.int32).max  # no step that is foreseen
 _MOST_NUMBERS = 1 << 30  # of rows, which then are counted from 0 again
-# Ranks of rows that are needed, that the stretch before uses, and that stay.
-_NEEDED, _RUNNING, _STAYS = 1 << 60, 1 << 61, 1 << 62
+# Of slots: the step that needs them next; the stretch that used them last, and
+# for which tables; how many did; and which tables have a row there.
+_NEXT_USE, _LAST_USE, _USED, _USES, _HELD = range(5)
+_NEEDED, _STAYS = 1 << 61, 1 << 62  # ranks of rows
+_LOOK_AHEAD = 16  # steps
 
 
 class TooSmall(Exception):
@@ -59,50 +63,52 @@ class Moves(NamedTuple):
   into_beside: Rows
 
 
-class _Steps(NamedTuple):
-  """Rows of steps that are foreseen, each once for a step."""
+class _Rows(NamedTuple):
+  """Rows that steps need, each once for a step, step after step."""
 
-  first: int  # the number of the first, counted over all steps
   ids: np.ndarray  # [n] int32
   tables: np.ndarray  # [n] uint8, a bit for each table that needs the row
   earlier: np.ndarray  # [n] int32, the row's number in a step before
   later: np.ndarray  # [n] int32, the next step that needs it, or `_NEVER`
-  ends: list[int]  # of each step
-
-
-def _no_steps(first: int, size: int) -> _Steps:
-  kinds = np.int32, np.uint8, np.int32, np.int32
-  return _Steps(first, *(np.empty(size, x) for x in kinds), [])
 
 
 @numba.njit(nogil=True, cache=True)
-def _find(ids, bit, step, start, num, first, rows, before, where):
+def _find(ids, bit, start, num, first, rows, numbers):
   """Adds rows that a table needs in a step; returns how many there are.
 
-  Those of the step begin at `start` of `rows`, which are arrays of `_Steps`.
+  Those of the step begin at `start`; `first` is the number of the first of all,
+  and `numbers` are those that rows of all ids had last. Nobody can tell which
+  row comes the first time, so nothing branches by that.
   """
-  found, tables, earlier, later = rows
-  numbers, slot_of, next_use = where
+  found, tables, earlier, _ = rows
   for id_ in ids:
-    if id_ >= numbers.size:
-      continue
-    number = numbers[id_]
-    if number >= first + start:
-      tables[number - first] |= bit
-      continue
-    numbers[id_] = first + num
-    found[num], tables[num] = id_, bit
-    earlier[num], later[num] = number, _NEVER
-    num += 1
-    if number >= first:
-      later[number - first] = step
-      continue
-    if number >= first - before.size:
-      before[number - first] = step  # from its end
-    slot = slot_of[id_]
-    if slot < next_use.size and next_use[slot] == _NEVER:
-      next_use[slot] = step
+    if id_ < numbers.size:
+      number = np.int64(numbers[id_])
+      is_new = np.int64(number < first + start)
+      found[num], earlier[num] = id_, number
+      place = is_new * num + (1 - is_new) * (number - first)
+      tables[place] = (1 - is_new) * tables[place] | bit
+      numbers[id_] = first + place
+      num += is_new
   return num
+
+
+@numba.njit(nogil=True, cache=True)
+def _link(step, start, num, first, taken, rows, slot_of, slots):
+  """Notes where a step's rows are needed before that it needs them next.
+
+  The first `taken` of the rows are in slots.
+  """
+  found, _, earlier, later = rows
+  for i in range(start, num):
+    later[i] = _NEVER
+    place = earlier[i] - first
+    if place >= taken:
+      later[place] = step
+    else:
+      slot = slot_of[found[i]]
+      if slot < len(slots):
+        slots[slot, _NEXT_USE] = step
 
 
 @numba.njit(nogil=True, cache=True)
@@ -114,13 +120,12 @@ def _use(ids, tables, later, now, slot_of, slots, new, others, needed):
   these tables have no row so far; `needed` [256] counts rows by their tables.
   Returns how many are new, and how many others.
   """
-  next_use, held, used, last_use, uses = slots
   new_ids, new_tables, new_later = new
   other_slots, other_tables = others
   num_new = num_others = 0
   for i in range(ids.size):
     slot = slot_of[ids[i]]
-    if slot == held.size:
+    if slot == len(slots):
       new_ids[num_new], new_tables[num_new] = ids[i], tables[i]
       new_later[num_new] = later[i]
       slot_of[ids[i]] = -1 - num_new
@@ -129,16 +134,17 @@ def _use(ids, tables, later, now, slot_of, slots, new, others, needed):
       new_tables[-1 - slot] |= tables[i]
       new_later[-1 - slot] = later[i]
     else:
-      if last_use[slot] != now:
-        last_use[slot], used[slot] = now, 0
-        uses[slot] += 1
-      next_use[slot] = later[i]
-      needed[used[slot]] -= 1
-      used[slot] |= tables[i]
-      needed[used[slot]] += 1
-      missing = tables[i] & ~held[slot]
+      known = slots[slot]
+      if known[_LAST_USE] != now:
+        known[_LAST_USE], known[_USED] = now, 0
+        known[_USES] += 1
+      known[_NEXT_USE] = later[i]
+      needed[known[_USED]] -= 1
+      known[_USED] |= tables[i]
+      needed[known[_USED]] += 1
+      missing = tables[i] & ~known[_HELD]
       if missing:
-        held[slot] |= missing
+        known[_HELD] |= missing
         other_slots[num_others], other_tables[num_others] = slot, missing
         num_others += 1
   for i in range(num_new):
@@ -147,22 +153,25 @@ def _use(ids, tables, later, now, slot_of, slots, new, others, needed):
 
 
 @numba.njit(nogil=True, cache=True)
-def _rank(by_uses, now, is_beside, next_use, last_use, uses, ranks):
+def _rank(by_uses, first, last, slots, ranks, ranked):
   """Writes ranks [slots] int64, lower ones of rows that had better go.
 
-  A slot without a row, or one that is needed now, has the highest.
+  They are those of slots, written to `ranked`, whose last use is from `first`
+  to `last`; returns how many there are.
   """
-  for slot in range(ranks.size):
-    # Of equals the one that was used longest ago.
-    rank = np.int64(last_use[slot])
-    if by_uses:
-      rank += np.int64(uses[slot]) << 31
-    if next_use[slot] != _NEVER:
-      rank = _NEEDED + _NEVER - next_use[slot]
-    if is_beside and last_use[slot] == now - 1:
-      rank += _RUNNING
-    is_free = last_use[slot] < 0 or last_use[slot] == now
-    ranks[slot] = np.iinfo(np.int64).max if is_free else rank
+  num = 0
+  for slot in range(len(slots)):
+    last_use, next_use = slots[slot, _LAST_USE], slots[slot, _NEXT_USE]
+    if first <= last_use <= last:
+      # Of equals the one that was used longest ago.
+      rank = np.int64(last_use)
+      if by_uses:
+        rank += np.int64(slots[slot, _USES]) << 31
+      if next_use != _NEVER:
+        rank = _NEEDED + _NEVER - next_use
+      ranks[num], ranked[num] = rank, slot
+      num += 1
+  return num
 
 
 @numba.njit(nogil=True, cache=True)
@@ -183,25 +192,30 @@ class Cache:
   def __post_init__(self) -> None:
     self.slot_of = np.full(self.num_rows, self.capacity, np.int32)
     self.id_of = np.full(self.capacity, -1, np.int32)
-    # Of slots: the step that needs them next; tables that have a row there;
-    # the stretch that used them last, and for which tables; and how many did.
-    self._next_use = np.full(self.capacity, _NEVER, np.int32)
-    self._held = np.zeros(self.capacity, np.uint8)
-    self._used = np.zeros(self.capacity, np.uint8)
-    self._last_use = np.full(self.capacity, -1, np.int32)
-    self._uses = np.zeros(self.capacity, np.int32)
+    self._slots = np.zeros((self.capacity, 5), np.int32)
+    self._slots[:, _NEXT_USE], self._slots[:, _LAST_USE] = _NEVER, -1
+    # Room for what `_use` finds.
+    size, kinds = self.capacity, (np.int32, np.uint8, np.int32)
+    self._new = tuple(np.zeros(size, x) for x in kinds)
+    size *= len(self.names)
+    self._others = tuple(np.zeros(size, x) for x in kinds[:2])
     self._free = self.capacity  # slots from here on are in use
     self._now = 0  # stretches so far
     self._numbers = np.full(self.num_rows, -1, np.int32)  # of rows, the last
-    self._num_foreseen = 0  # steps
-    self._steps = [_no_steps(0, 0)]  # the last ones, and others not yet taken
-    self._num_taken = 0  # of the first of these
+    self._foreseen = collections.deque()  # steps whose rows are to be found
+    # Of other steps, which were not taken: all rows, with others before them;
+    # the number of the first, counted from the beginning; where these steps
+    # begin; and where each of them ends.
+    self._rows = _Rows(*(np.empty(0, x) for x in (*kinds, np.int32)))
+    self._first, self._start, self._ends = 0, 0, []
+    self._num_found = 0  # steps so far
     # Of the stretch before: the number of its first row, and how many it uses.
     self._running = _NEVER, 0
 
   def held(self, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Slots that have rows of a table, and the ids of these."""
-    slots = np.flatnonzero(self._held & (1 << self.names.index(name)))
+    bit = 1 << self.names.index(name)
+    slots = np.flatnonzero(self._slots[:, _HELD] & bit)
     return slots, self.id_of[slots]
 
   def places(self, ids: np.ndarray, out: np.ndarray) -> None:
@@ -214,25 +228,42 @@ class Cache:
     For each step `needed` has the ids [n] int32 that each table looks up, with
     repetitions; from `num_rows` on they are padding.
     """
-    before = self._steps[-1]
-    first = before.first + len(before.ids)
-    if first > _MOST_NUMBERS:
-      self._numbers[:], first, before = -1, 0, _no_steps(0, 0)
-    most = sum(min(self.num_rows, sum(map(len, x))) for x in needed)
-    steps, num = _no_steps(first, most), 0
-    where = self._numbers, self.slot_of, self._next_use
-    for tables in needed:
-      start = num
-      for i, ids in enumerate(tables):
-        args = first, steps[1:5], before.later, where
-        num = _find(ids, 1 << i, self._num_foreseen, start, num, *args)
-      steps.ends.append(num)
-      self._num_foreseen += 1
-    rows = (x[:num] for x in steps[1:5])
-    self._steps.append(_Steps(first, *rows, steps.ends))
-    if self._num_taken == len(self._steps[0].ends):
-      del self._steps[0]
-      self._num_taken = 0
+    self._foreseen.extend(needed)
+
+  def _find_next(self):
+    """Finds the rows of a step."""
+    tables = self._foreseen.popleft()
+    # And one that may be written and does not count.
+    most = 1 + min(self.num_rows, sum(map(len, tables)))
+    if self._stop() + most > len(self._rows.ids):
+      self._make_room(most)
+    start = num = self._stop()
+    for i, ids in enumerate(tables):
+      args = start, num, self._first, self._rows, self._numbers
+      num = _find(ids, 1 << i, *args)
+    args = start, num, self._first, self._start, self._rows
+    _link(self._num_found, *args, self.slot_of, self._slots)
+    self._ends.append(num)
+    self._num_found += 1
+
+  def _stop(self):
+    return self._ends[-1] if self._ends else self._start
+
+  def _make_room(self, most):
+    """Drops rows that are taken, and has room for `most` more."""
+    start, stop = self._start, self._stop()
+    size = max(len(self._rows.ids), 2 * (stop - start + most))
+    rows = _Rows(*(np.empty(size, x.dtype) for x in self._rows))
+    for old, new in zip(self._rows, rows, strict=True):
+      new[: stop - start] = old[start:stop]
+    self._rows, self._start = rows, 0
+    self._ends = [x - start for x in self._ends]
+    self._first += start
+    if self._first > _MOST_NUMBERS:
+      for numbers in (self._numbers, rows.earlier):
+        numbers[:] = np.maximum(numbers - self._first, -1)
+      self._running = self._running[0] - self._first, self._running[1]
+      self._first = 0
 
   def num_fitting(self, most: int, is_beside: bool = False) -> int:
     """How many of `most` steps there are slots for.
@@ -240,71 +271,65 @@ class Cache:
     If rows are to come beside the steps before, for the rows of these, too, or
     else for one step. Raises `TooSmall`.
     """
-    steps, num_running = self._next_steps(), self._running[1]
-    total, both = 0, num_running if is_beside else 0
-    start = first = self._start()
-    for num, stop in enumerate(steps.ends[self._num_taken :][:most]):
-      earlier = steps.earlier[start:stop]
-      total += np.count_nonzero(earlier < steps.first + first)
+    while self._foreseen and len(self._ends) < most + _LOOK_AHEAD:
+      self._find_next()
+    total, both = 0, self._running[1] if is_beside else 0
+    start, first = self._start, self._first + self._start
+    for num, stop in enumerate(self._ends[:most]):
+      earlier = self._rows.earlier[start:stop]
+      total += np.count_nonzero(earlier < first)
       both += np.count_nonzero(earlier < self._running[0]) if is_beside else 0
       if max(total, both) > self.capacity and num:
         return num
       if total > self.capacity:
         raise TooSmall(total)
       start = stop
-    return min(most, len(steps.ends) - self._num_taken)
-
-  def _next_steps(self):
-    if len(self._steps) > 1 and self._num_taken == len(self._steps[0].ends):
-      del self._steps[0]
-      self._num_taken = 0
-    return self._steps[0]
-
-  def _start(self):
-    return self._steps[0].ends[self._num_taken - 1] if self._num_taken else 0
+    return min(most, len(self._ends))
 
   def admit(self, needed: Sequence[Sequence[np.ndarray]]) -> Moves:
-    """Forgets what was foreseen; has as many steps as fit: `foresee`, `take`.
+    """Forgets what was foreseen; `foresee` and `take` for as many as fit.
 
     Raises `TooSmall`.
     """
-    self._steps, self._num_taken = [self._steps[-1]], 0
-    self._steps[0].ends.clear()
-    self._next_use[:] = _NEVER
+    self._foreseen.clear()
+    self._start = self._stop()
+    self._ends.clear()
+    self._slots[:, _NEXT_USE] = _NEVER
     self.foresee(needed)
     return self.take(self.num_fitting(len(needed)))
 
   def take(self, num_steps: int, is_beside: bool = False) -> Moves:
     """Gives slots to the rows of the next steps, which fit."""
-    steps, start = self._next_steps(), self._start()
-    self._num_taken += num_steps
-    ids, tables, _, later = (x[start : self._start()] for x in steps[1:5])
+    start = stop = self._start
+    if num_steps:
+      stop = self._start = self._ends[num_steps - 1]
+      del self._ends[:num_steps]
+    ids, tables, _, later = (x[start:stop] for x in self._rows)
     self._now += 1
-    new = [np.empty(len(ids), x) for x in (np.int32, np.uint8, np.int32)]
-    slots = [np.empty(len(ids), x) for x in (np.int32, np.uint8)]
     needed, n = np.zeros(256, np.int64), self._now
-    state = self._next_use, self._held, self._used, self._last_use, self._uses
-    args = self.slot_of, state, tuple(new), tuple(slots), needed
+    args = self.slot_of, self._slots, self._new, self._others, needed
     num_new, num_others = _use(ids, tables, later, n, *args)
-    new, slots = [x[:num_new] for x in new], [x[:num_others] for x in slots]
+    new = [x[:num_new] for x in self._new]
+    others = [x[:num_others] for x in self._others]
     num_fresh = min(num_new, self._free)
     self._free -= num_fresh
     fresh = np.arange(self._free, self._free + num_fresh)
-    victims = self._choose(num_new - num_fresh, is_beside)
-    # Of those that run, beside which nothing may change, which are the last.
-    num_late = len(victims)
-    if is_beside:
-      num_late = np.count_nonzero(self._last_use[victims] == n - 1)
+    victims = self._choose(num_new - num_fresh, 0, n - 1 - is_beside)
+    # Then of those that run, beside which nothing may change.
+    num_late = num_new - num_fresh - (len(victims) if is_beside else 0)
+    if is_beside and num_late:
+      late = self._choose(num_late, n - 1, n - 1)
+      victims = np.concatenate([victims, late])
     gone, places = self.id_of[victims], np.concatenate([fresh, victims])
-    out = self._by_table(victims, self._held[victims], num_late)
+    out = self._by_table(victims, self._slots[victims, _HELD], num_late)
     self.slot_of[gone] = self.capacity
     self.slot_of[new[0]], self.id_of[places] = places, new[0]
-    self._held[places] = self._used[places] = new[1]
-    self._last_use[places], self._uses[places] = n, 1
-    self._next_use[places] = new[2]
+    self._slots[places, :5] = np.stack(
+      [new[2], 0 * new[2] + n, new[1], 0 * new[2] + 1, new[1]], 1
+    )
     # What comes in slots in use, for tables that do not use it, is not late.
     slots, tables = (
-      np.concatenate(x) for x in zip(slots, (places, new[1]), strict=True)
+      np.concatenate(x) for x in zip(others, (places, new[1]), strict=True)
     )
     num_late = num_late if is_beside else len(slots)
     into = self._by_table(slots, tables, num_late)
@@ -314,7 +339,7 @@ class Cache:
       name: int(needed[(bits >> i) & 1 == 1].sum())
       for i, name in enumerate(self.names)
     }
-    self._running = steps.first + start, needed[1:].sum()
+    self._running = self._first + start, needed[1:].sum()
     args = num_steps, num_needed, ids, self.slot_of[ids], out[0], into[0]
     return Moves(*args, out[1], into[1])
 
@@ -329,19 +354,17 @@ class Cache:
         found[name] = some, self.id_of[some]
     return late, early
 
-  def _choose(self, num: int, is_beside: bool) -> np.ndarray:
-    """[num] int64, slots whose rows have to go, those that run last."""
-    if not num:
-      return np.zeros(0, np.int64)
-    ranks = np.empty(self.capacity, np.int64)
-    args = self._next_use, self._last_use, self._uses, ranks
-    _rank(self.policy != 'lru', self._now, is_beside, *args)
+  def _choose(self, num: int, first: int, last: int) -> np.ndarray:
+    """[num] int64, or fewer, slots that have to go of a range of last uses."""
+    ranks, ranked = np.empty((2, self.capacity), np.int64)
+    by_uses = self.policy != 'lru'
+    size = _rank(by_uses, first, last, self._slots, ranks, ranked)
+    ranks, ranked = ranks[:size], ranked[:size]
     if self.policy == 'lfu_opt':
-      can_go = (self._last_use >= 0) & (self._last_use < self._now)
-      stays = can_go & (self._uses >= _USES_THAT_STAY)
-      room = self.capacity - (np.count_nonzero(~can_go) + num)
-      if np.count_nonzero(stays) <= min(room, _MOST_STAY * self.capacity):
+      stays = self._slots[ranked, _USES] >= _USES_THAT_STAY
+      num_stay = np.count_nonzero(stays)
+      if num_stay <= min(size - num, _MOST_STAY * self.capacity):
         ranks[stays] += _STAYS
-    chosen = np.argpartition(ranks, num - 1)[:num]
-    is_late = self._last_use[chosen] == self._now - 1
-    return np.concatenate([chosen[~is_late], chosen[is_late]])
+    if num < size:
+      ranked = ranked[np.argpartition(ranks, num)[:num]]
+    return ranked

@@ -1,8 +1,8 @@
 """A table of which only some rows are on the device, in slots of a small table.
 
 The rows of a stretch of steps are put into slots before it runs, and it has
-slots in place of ids (`strategies.fetching`). Random bits of stochastic rounding
-are those of slots, too.
+slots in place of ids (`strategies.fetching`), as have random bits of stochastic
+rounding.
 """
 
 import dataclasses
