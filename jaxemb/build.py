@@ -33,12 +33,20 @@ from jaxemb.runtime import distributed, resources
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.senses import context_mixture, mixture
 from jaxemb.strategies import base as strategy_base
-from jaxemb.strategies import fetching, owned_rows, replicas, shared_rows
+from jaxemb.strategies import (
+  device_rows,
+  fetching,
+  owned_rows,
+  replicas,
+  shared_rows,
+)
 from jaxemb.tables import cache as cache_lib
 from jaxemb.tables import cached, remote, row_optimizers, row_sharded, stores
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
+# Of a stretch on tables in a store; and centers, where rows move beside it.
+_MOST_STEPS, _STRETCH_CENTERS = 16, 8192
 _PLACES = {
   'memory': 'in memory',
   'disk': 'in files',
@@ -401,7 +409,12 @@ def _fetching(
     return stores.Disk(*args, path=place / f'{name}-{os.getpid()}.rows')
 
   rows = owned_rows.OwnedRows(trainable, make_store)
-  return fetching.Fetching(trainable, caches, rows)
+  most_steps = _MOST_STEPS
+  if t.store != 'remote' and device_rows.are_in_memory():
+    # Beside which rows move: in short stretches a row is needed soon again.
+    centers = config.train.batch_words
+    most_steps = min(most_steps, max(2, _STRETCH_CENTERS // centers))
+  return fetching.Fetching(trainable, caches, rows, most_steps)
 
 
 def step_centers(tuning: config_lib.Tuning, mesh: jax.sharding.Mesh) -> int:

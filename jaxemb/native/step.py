@@ -122,17 +122,16 @@ class Kernel:
       ids = batch.windows(), split.exits, split.firsts, split.deep
       last, centers = int(model.averages), 1
     else:
-      if context.ids is None:
+      if context.places is None:
         args = (spec, model.negatives, batch, context.key)
         ids = batch.windows(), skipgram.draw_negatives(*args)
       else:
         # Rows of an id have the same place in both tables.
-        place = trainable.tables[skipgram.OUTPUT].positions
-        inputs, outputs = (context.ids[name] for name in names)
+        inputs, outputs = (context.places[name] for name in names)
         first = outputs.shape[1] - spec.shared_negatives
         is_cbow = isinstance(model, cbow.Cbow)
-        windows_ids = inputs if is_cbow else outputs[:, :first]
-        ids = place(windows_ids)[0], place(outputs[:, first:])[0]
+        windows_places = inputs if is_cbow else outputs[:, :first]
+        ids = windows_places, outputs[:, first:]
       negatives = spec.negatives
     keys = jax.lax.bitcast_convert_type(keys, jnp.int32)
     integers = jnp.stack(

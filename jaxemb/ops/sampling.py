@@ -112,13 +112,37 @@ def uniform_rows(
   A pure function of the key [2] uint32, ids of rows [...] and columns [d].
   """
   ids, columns = ids.astype(jnp.uint32), columns.astype(jnp.uint32)
-  columns = columns.reshape(*[1] * ids.ndim, -1)
   # Two hashes of a row: with one, some would be others moved by a column.
-  first = random_bits(key, ids)[..., None]
-  second = random_bits(key[::-1] ^ np.uint32(0x5BD1E995), ids)[..., None]
-  bits = _mix(_mix(first + columns * np.uint32(0x9E3779B9)) ^ second)
+  first = random_bits(key, ids)
+  second = random_bits(key[::-1] ^ np.uint32(0x5BD1E995), ids)
+  columns = columns * np.uint32(0x9E3779B9)
+  if isinstance(ids, np.ndarray) and ids.ndim == 1:
+    out = np.empty((len(ids), len(columns)), np.float32)
+    _fill(first, second, columns, np.float32(scale), out)
+    return out
+  columns = columns.reshape(*[1] * ids.ndim, -1)
+  bits = _mix(_mix(first[..., None] + columns) ^ second[..., None])
   unit = (bits >> 8).astype(jnp.float32) * np.float32(2**-23) - 1
   return np.float32(scale) * unit
+
+
+@numba.njit(nogil=True, cache=True)
+def _mix_one(x):
+  """As `_mix`; products of numba have 64 bits until cut."""
+  x = np.uint32(x)
+  x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
+  x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0x735A2D97))
+  return np.uint32(x ^ (x >> np.uint32(15)))
+
+
+@numba.njit(nogil=True, cache=True)
+def _fill(first, second, columns, scale, out):
+  """Writes what `uniform_rows` has: NumPy takes ten times as long."""
+  for i in range(first.size):
+    for k in range(columns.size):
+      bits = _mix_one(_mix_one(first[i] + columns[k]) ^ second[i])
+      unit = np.float32(bits >> np.uint32(8)) * np.float32(2**-23)
+      out[i, k] = scale * (unit - np.float32(1))
 
 
 def _scale(bits: jax.Array, size: int) -> jax.Array:

@@ -176,6 +176,7 @@ class StepContext(NamedTuple):
   measure: jax.Array | bool
   devices: Devices
   ids: Any = None  # what `Model.ids` returns for the batch, if it is known
+  places: Any = None  # where the tables have these rows, if not by their ids
 
 
 def rounding_key(
@@ -203,9 +204,10 @@ def training_step(
   ids = context.ids
   if ids is None:
     ids = model.ids(batch, context.key)
+  places = ids if context.places is None else context.places
   rows, sums = {}, dict(metrics.sums)
   for name, table in trainable.tables.items():
-    found = table.lookup(tables[name], ids[name])
+    found = table.lookup(tables[name], places[name])
     rows[name], tables[name] = found.rows, found.state
     for metric in table.metrics:
       sums[metric] += found.metrics[metric]
@@ -233,7 +235,7 @@ def training_step(
     key = rounding_key(table.spec, context, i)
     step = spec_lib.Step(context.learning_rate, key)
     tables[name] = table.update(
-      tables[name], ids[name], row_grads[name], rows[name], step
+      tables[name], places[name], row_grads[name], rows[name], step
     )
   state = TrainState(tables, state.params, state.optimizer)
   if jax.tree.leaves(state.params):
@@ -287,12 +289,12 @@ def training_steps(
   first: jax.Array,
   stop: jax.Array,
   count: jax.Array,
-  ids_of: Callable[[jax.Array], Any] = lambda i: None,
+  ids_of: Callable[[jax.Array], tuple[Any, Any]] = lambda i: (None, None),
 ) -> tuple[TrainState, StepMetrics]:
   """Steps `first` to `stop` of a dispatch of `count` steps.
 
   The batch may be a device's parts; `carry` has what was measured so far, and
-  `ids_of` returns `StepContext.ids` of a step.
+  `ids_of` returns `StepContext.ids` and `places` of a step.
   """
   count = jnp.maximum(count, 1).astype(jnp.float32)
   slope = (schedule.last_learning_rate - schedule.first_learning_rate) / count
@@ -312,7 +314,7 @@ def training_steps(
       step_batch = trainable.steps.pad(step_batch, i < stop)
     rate = schedule.first_learning_rate + slope * index
     measure = every == 1 or i % every == 0
-    args = i, schedule.key, rate, measure, devices, ids_of(i)
+    args = i, schedule.key, rate, measure, devices, *ids_of(i)
     context = StepContext(*args)
     return take(trainable, step_batch, context, carry)
 

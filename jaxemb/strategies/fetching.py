@@ -2,17 +2,20 @@
 
 Which rows a step looks up is a function of its batch and key alone. A dispatch
 is cut into stretches of steps; while one runs, a thread finds the rows of the
-next one (`plan`), gives them slots on the device (`tables.cache`) and reads
-those that are new, or newer elsewhere: from stores that this process has for
-itself (`owned_rows`), or from tables that workers share (`shared_rows`). The
-steps are those of synchronous training, on tables that know where rows are
-(`tables.cached`): with stores of their own they learn what they would with all
-rows on the device.
+next one, gives them slots on the device (`tables.cache`) and reads those that
+are new, or newer elsewhere: from stores that this process has for itself
+(`owned_rows`), or from tables that workers share (`shared_rows`). The steps are
+those of synchronous training, on slots in place of ids: with stores of their
+own tables learn what they would with all rows on the device.
 
-  device  | swap n | plan n+1 | steps n ............ | swap n+1 | plan n+2 | ...
-  thread           | write what went | read for n+1  |          | write ...
+  device  | swap n | steps n ............. | swap n+1 | steps n+1 ......
+  thread           | places, rows of n+1 |           | places, rows of n+2
+
+Where a thread can copy rows to slots that the steps do not use (`beside`), and
+there are some, swaps have nothing to do, and stretches follow each other.
 """
 
+import collections
 import dataclasses
 import functools
 import logging
@@ -36,20 +39,31 @@ from jaxemb.tables import cached
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
+_LOOK_AHEAD = 16  # steps
 
 
-class _Ids(NamedTuple):
-  """What some steps of a dispatch look up, once it is computed."""
+class _Block(NamedTuple):
+  """Steps of a dispatch, whose ids were found at once."""
 
-  batch: Any  # of the dispatch
+  batch: Any
+  schedule: base.Schedule
   first: int  # step
-  planned: Any
+  planned: Any  # ids as on the device, [steps, ...] by table
+  count: int = 0  # steps of the dispatch
+  ids: Mapping[str, np.ndarray] = {}  # [steps, n] int32, on the host
 
-  def on_host(self, names: Iterable[str]) -> tuple[dict[str, np.ndarray], int]:
-    """By table, [steps, n] int32; and the steps of the dispatch."""
+  def on_host(self, names: Iterable[str]) -> '_Block':
+    """Once ids are computed, also with those of tables."""
     ids, count = jax.device_get(self.planned)
-    flat = {k: ids[k].reshape(len(ids[k]), -1) for k in names}
-    return flat, int(count)
+    count = int(count)
+    ids = {k: ids[k].reshape(len(ids[k]), -1) for k in names}
+    ids = {k: x[: max(0, count - self.first)] for k, x in ids.items()}
+    return self._replace(planned=self.planned[0], count=count, ids=ids)
+
+  @property
+  def stop(self) -> int:
+    """The step behind the last."""
+    return self.first + len(next(iter(self.ids.values())))
 
 
 class Needed(NamedTuple):
@@ -62,6 +76,10 @@ class Needed(NamedTuple):
   # By table, [n] int32 ids that each step looks up, with repetitions.
   lookups: dict[str, list[np.ndarray]]
   is_first: bool  # stretch of the dispatch
+  # By table, `device_rows.view` of its arrays, if rows may move beside steps;
+  # and what waits until the stretch before the one that runs has ended.
+  views: dict[str, list[np.ndarray]]
+  wait: Callable[[], Any]
 
 
 class Counts:
@@ -89,6 +107,8 @@ class Rows(Protocol):
   """Where rows are that have no slot, and how they come and go."""
 
   COUNTS: tuple[str, ...]  # names of what it counts
+  # Whether `fetch` has rows go and come that may do so beside steps.
+  is_beside: bool
   records: Mapping[str, Any]  # by table, `stores.Record`
 
   def init(self, keys: Mapping[str, jax.Array]) -> None:
@@ -145,9 +165,20 @@ class Rows(Protocol):
     """Removes what is only for this run."""
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _point(slot_of, ids, slots):
-  return slot_of.at[ids].set(slots, mode='drop')
+def _done(value):
+  future = futures.Future()
+  future.set_result(value)
+  return future
+
+
+def _end(array):
+  """Waits for it; when it was computed, or seen to be."""
+  array.block_until_ready()
+  return time.monotonic()
+
+
+def _has_late(moves):
+  return any(len(x) for x, _ in (*moves.out.values(), *moves.into.values()))
 
 
 def expected_rows(lookups: np.ndarray) -> float:
@@ -205,7 +236,7 @@ class Fetching:
     trainable: base.Trainable,
     caches: list[cache_lib.Cache],
     rows: Rows,
-    most_steps: int = 64,
+    most_steps: int = 8,
   ):
     """Tables are `tables.cached.Cached`; each is in one of the caches.
 
@@ -216,28 +247,32 @@ class Fetching:
     self.size = 64  # steps whose ids are found at once
     self.most_steps = min(most_steps, self.size)
     self._thread = futures.ThreadPoolExecutor(1, 'fetch')
-    self._tasks: list[futures.Future] = []
-    self._next: tuple[Any, int, futures.Future] | None = None
-    self._expected: tuple[Any, base.Schedule] | None = None
-    self._is_flushed, self._has_told = True, False
-    self._ids_ahead: _Ids | None = None
+    self._clock = futures.ThreadPoolExecutor(1, 'clock')
+    self._has_told = False
     self._counts = Counts()
-    self._slot_of: list[jax.Array] = []
+    self._forget()
     self._programs = (
       jax.jit(self._ids),
-      jax.jit(self._steps, donate_argnums=(0, 1)),
+      jax.jit(self._steps, donate_argnums=0),
     )
     self._plan, self._run = self._programs
 
-  # Programs.
+  def _forget(self):
+    self._tasks: list[futures.Future] = []
+    self._next: futures.Future | None = None  # stretch
+    self._expected: tuple[Any, base.Schedule] | None = None
+    self._is_flushed = True
+    # Batches and schedules whose ids are not yet sought, and the first step;
+    # steps whose ids are, and those that are known and not yet fetched.
+    self._coming: collections.deque = collections.deque()
+    self._sought: _Block | None = None
+    self._blocks: collections.deque[_Block] = collections.deque()
+    self._first = 0  # step of the next stretch
+    self._last_batch: Any = None  # that is coming
+    # When the last two stretches ended.
+    self._ended = [_done(0.0), _done(0.0)]
 
-  def _given(self, constants, slot_of):
-    tables = dict(self.tables)
-    for cache, array in zip(self.caches, slot_of, strict=True):
-      for name in cache.names:
-        tables[name] = dataclasses.replace(tables[name], slot_of=array)
-    given = self.trainable.with_arrays(constants)
-    return dataclasses.replace(given, tables=tables)
+  # Programs.
 
   def _ids(self, constants, batch, schedule, first):
     """[size, ...], ids of the model in steps from `first` on; and count."""
@@ -261,14 +296,16 @@ class Fetching:
     )
     return jax.lax.fori_loop(first, stop, put, made), count
 
-  def _steps(self, state, measured, constants, slot_of, *args):
+  def _steps(self, state, measured, constants, *args):
     """Steps of a stretch; `at` are first, stop, count and the first of ids."""
-    batch, schedule, ids, (*at, first) = args
-    given = self._given(constants, slot_of)
+    batch, schedule, ids, places, (*at, first_ids) = args
+    given = self.trainable.with_arrays(constants)
     devices = base.Devices(_share(schedule))
 
     def ids_of(i):
-      return jax.tree.map(lambda x: x[i - first], ids)
+      own = jax.tree.map(lambda x: x[i - first_ids], ids)
+      found = {k: x[i - at[0]].reshape(own[k].shape) for k, x in places.items()}
+      return own, found
 
     args = given, batch, schedule, devices, (state, measured), *at
     return base.training_steps(*args, ids_of)
@@ -295,8 +332,13 @@ class Fetching:
     args = constants, batch, schedule, number
     self._plan = plan.lower(*args).compile()
     ids, _ = plan.eval_shape(*args)
-    args = state, measured, constants, self._slots(), batch, schedule, ids
-    self._run = run.lower(*args, (number,) * 4).compile()
+    places = {
+      k: np.zeros((self.most_steps, ids[k].size // self.size), np.int32)
+      for k in self.tables
+    }
+    numbers = np.zeros(4, np.int32)
+    args = state, measured, constants, batch, schedule, ids, places
+    self._run = run.lower(*args, numbers).compile()
     return self
 
   def compile(self) -> 'Fetching':
@@ -312,85 +354,98 @@ class Fetching:
   def init(self, key: jax.Array) -> base.TrainState:
     """A state with no rows, and stores as of a new table."""
     if self._next is not None:
-      futures.wait([self._next[2]])
+      futures.wait([self._next])
     self._finish_tasks()
-    self._next, self._expected, self._slot_of = None, None, []
-    self._ids_ahead = None
+    self._forget()
     self.caches = [dataclasses.replace(x) for x in self.caches]
-    self._is_flushed = True
     names = enumerate(sorted(self.tables))
     self.rows.init({k: jax.random.fold_in(key, i) for i, k in names})
     return jax.jit(self.trainable.init)(key)
 
-  def _slots(self):
-    if not self._slot_of:
-      self._slot_of = [jnp.array(x.slot_of) for x in self.caches]
-    return self._slot_of
-
-  def _request(self, constants, batch, schedule, first):
-    """Has the rows of a stretch from step `first` on fetched."""
-    ids = self._ids_ahead
-    if ids is None or ids.batch is not batch or first >= ids.first + self.size:
-      # Before the steps that come now, or it would wait for them.
+  def _seek(self, constants):
+    """Has ids of the next steps computed, which are not on the host."""
+    if self._sought is None and self._coming:
+      batch, schedule, first = self._coming.popleft()
       planned = self._plan(constants, batch, schedule, np.int32(first))
-      ids = self._ids_ahead = _Ids(batch, first, planned)
-    task = self._thread.submit(self._fetch, ids, first)
-    self._next = batch, first, task
+      self._sought = _Block(batch, schedule, first, planned)
 
-  def _fetch(self, ids, first):
+  def _look_ahead(self, constants):
+    """Has the caches know of as many steps as can be, or enough."""
+    self._seek(constants)
+    while self._sought and (
+      not self._blocks or self._blocks[-1].stop - self._first < _LOOK_AHEAD
+    ):
+      block = self._sought.on_host(self.tables)
+      self._blocks.append(block)
+      for cache in self.caches:
+        ids = (block.ids[name] for name in cache.names)
+        cache.foresee(list(zip(*ids, strict=True)))
+      self._sought = None
+      if block.stop < block.count:
+        self._coming.appendleft((*block[:2], block.stop))
+      self._seek(constants)
+
+  def _fetch(self, constants, views, ended):
     """In the thread: gives slots to a stretch's rows, and reads those."""
-    by_table, count = ids.on_host(self.tables)
+    self._look_ahead(constants)
     start = time.monotonic()
-    here = range(first - ids.first, min(self.size, count - ids.first))
-    here = here[: self.most_steps]
-    moves, num_steps = [], len(here)
-    for i, cache in enumerate(self.caches):
-      needed = [[by_table[name][k] for name in cache.names] for k in here]
+    block, first = self._blocks[0], self._first
+    here, is_beside = first - block.first, self.rows.is_beside
+    num_steps = most = min(self.most_steps, block.stop - first)
+    for cache in self.caches:
       try:
-        moves.append(cache.admit(needed[:num_steps]))
+        num_steps = cache.num_fitting(num_steps, is_beside)
       except cache_lib.TooSmall as error:
         raise errors.UserError(
           f'a step looks up {error.num_rows:,} different rows, and '
           f'config.table.device_bytes has room for {cache.capacity:,}; raise '
           'it, or lower --config.train.batch_words'
         ) from error
-      # Caches that come later may hold fewer; what is here too early stays.
-      num_steps = min(num_steps, moves[i].num_steps)
-    if num_steps < len(here) and not self._has_told:
+    if num_steps < most and not self._has_told:
       self._has_told = True
-      _LOG.info(f'rows of {num_steps} of {count} steps fit at once')
+      _LOG.info(f'rows of {num_steps} of {block.count} steps fit at once')
+    moves = [x.take(num_steps, is_beside) for x in self.caches]
     for some in moves:
       self._counts.add(rows_needed=sum(some.num_needed.values()))
-    lookups = {
-      k: list(x[here.start :][:num_steps]) for k, x in by_table.items()
-    }
-    args = count, self.caches, moves, lookups, not first
-    needed = Needed(first + num_steps, *args)
+    lookups = {k: list(x[here:][:num_steps]) for k, x in block.ids.items()}
+    places = {}
+    for cache in self.caches:
+      for name in cache.names:
+        ids = block.ids[name][here:][:num_steps]
+        places[name] = np.zeros((self.most_steps, ids.shape[1]), np.int32)
+        cache.places(ids.reshape(-1), places[name].reshape(-1))
+    places = jax.device_put(places)
+    self._first = stop = first + num_steps
+    if stop == block.stop:
+      self._blocks.popleft()
+      self._first = stop if stop < block.count else 0
+    waited = 0.0
+
+    def wait():
+      nonlocal waited
+      before = time.monotonic()
+      ended.result()
+      waited += time.monotonic() - before
+
+    args = block.count, self.caches, moves, lookups, not first
+    needed = Needed(stop, *args, views, wait)
     fetched = self.rows.fetch(needed, self._counts)
-    self._counts.add(fetch_secs=time.monotonic() - start)
-    return needed, fetched
+    self._counts.add(fetch_secs=time.monotonic() - start - waited)
+    return block, first, needed, places, fetched
+
+  def _request(self, constants, tables):
+    """Has the next stretch fetched, while one begins to run on these tables."""
+    views = self._views(tables) if self.rows.is_beside else {}
+    args = constants, views, self._ended[1]
+    self._next = self._thread.submit(self._fetch, *args)
+    return views
+
+  def _views(self, tables):
+    arrays = {k: x.arrays(tables[k]) for k, x in self.tables.items()}
+    return {k: [device_rows.view(x) for x in xs] for k, xs in arrays.items()}
 
   def _later(self, task):
     self._tasks.append(self._thread.submit(task))
-
-  def _swap(self, state, needed, fetched):
-    """Rows that have to go leave the device, and new ones come."""
-    start, slot_of = time.monotonic(), self._slots()
-    for i, (cache, moves) in enumerate(
-      zip(self.caches, needed.moves, strict=True)
-    ):
-      if device_rows.are_in_memory():
-        view = device_rows.view(slot_of[i]).view(np.int32)
-        view[moves.ids, 0] = moves.slots
-      elif size := device_rows.bucket(len(moves.ids)):
-        ids = device_rows.padded(moves.ids, size, cache.num_rows)
-        slots = device_rows.padded(moves.slots, size)
-        slot_of[i] = _point(slot_of[i], ids, slots)
-    secs = time.monotonic() - start
-    self._counts.add(fetch_secs=secs, fetch_waited_secs=secs)
-    args = needed, fetched, self._counts, self._later
-    tables, count = self.rows.swap(state.tables, *args)
-    return state._replace(tables=tables), count
 
   def _finish_tasks(self):
     for task in self._tasks:
@@ -406,33 +461,38 @@ class Fetching:
   ) -> tuple[Any, base.DispatchMetrics]:
     """Runs all steps of a dispatch."""
     self._is_flushed = False
-    measured, first, waited = self._no_metrics(), 0, 0.0
-    if self._next is None or self._next[0] is not batch:
-      self._request(constants, batch, schedule, 0)
+    measured, called = self._no_metrics(), time.monotonic()
+    if self._last_batch is not batch:
+      self._coming.append((batch, schedule, 0))
+      self._last_batch = batch
+    if self._expected:
+      self._coming.append((*self._expected, 0))
+      self._last_batch, self._expected = self._expected[0], None
+    if self._next is None:
+      self._request(constants, state.tables)
     while True:
-      ids = self._ids_ahead
-      # Only what comes when the device has nothing to do is waited for.
-      jax.block_until_ready(state)
-      start = time.monotonic()
-      needed, fetched = self._next[2].result()
-      waited += time.monotonic() - start
-      state, rate_steps = self._swap(state, needed, fetched)
+      block, first, needed, places, fetched = self._next.result()
       self._next = None
       stop, count = needed.stop, needed.count
-      if stop < count:
-        self._request(constants, batch, schedule, stop)
-      elif self._expected:
-        self._request(constants, *self._expected, 0)
-        self._expected = None
-      at = tuple(map(np.int32, (first, stop, rate_steps, ids.first)))
-      args = constants, self._slots(), batch, schedule, ids.planned[0], at
+      if not self.rows.is_beside or any(map(_has_late, needed.moves)):
+        self._ended[1].result()
+      if self._ended[1].done():
+        # The device has nothing to do.
+        since = max(called, self._ended[1].result())
+        self._counts.add(fetch_waited_secs=time.monotonic() - since)
+      args = needed, fetched, self._counts, self._later
+      tables, rate_steps = self.rows.swap(state.tables, *args)
+      state = state._replace(tables=tables)
+      if stop < count or self._last_batch is not batch:
+        # Before the steps, which JAX may have this thread compute.
+        self._request(constants, tables)
+      at = np.array([first, stop, rate_steps, block.first], np.int32)
+      args = constants, batch, schedule, block.planned, places, at
       state, measured = self._run(state, measured, *args)
+      self._ended = [self._ended[1], self._clock.submit(_end, measured.loss)]
       if stop >= count:
         break
-      first = stop
-    metrics = self._finish(measured, batch, np.int32(count))
-    self._counts.add(fetch_waited_secs=waited)
-    return state, metrics
+    return state, self._finish(measured, batch, np.int32(count))
 
   @property
   def counted(self) -> tuple[str, ...]:
@@ -470,10 +530,11 @@ class Fetching:
   def _held(self, name):
     """Slots that now have rows of a table, and the ids of these."""
     index = next(i for i, x in enumerate(self.caches) if name in x.names)
+    if self._next is not None:
+      moves = self._next.result()[2].moves[index]
     slots, ids = self.caches[index].held(name)
     if self._next is not None:
-      # The next stretch has its slots, but not yet its rows.
-      moves = self._next[2].result()[0].moves[index]
+      # The next stretch has its slots, but not yet all its rows.
       is_here = ~np.isin(slots, moves.into[name][0])
       pairs = (slots[is_here], ids[is_here]), moves.out[name]
       slots, ids = (np.concatenate(x) for x in zip(*pairs, strict=True))
@@ -539,6 +600,7 @@ class Fetching:
   def close(self) -> None:
     """Removes what is only for this run."""
     self._thread.shutdown(cancel_futures=True)
+    self._clock.shutdown()
     self.rows.close()
 
 

@@ -23,16 +23,20 @@ from jaxemb.tables import spec as spec_lib
 _NUMBERS_AT_ONCE = 1 << 20  # drawn: there are several copies on the way
 
 
+def key_bits(key: jax.Array) -> np.ndarray:
+  """[2] uint32."""
+  return np.asarray(jax.random.key_data(key)).reshape(-1)[:2]
+
+
 def first_rows(
-  spec: spec_lib.TableSpec, key: jax.Array, ids: np.ndarray
+  spec: spec_lib.TableSpec, bits: np.ndarray, ids: np.ndarray
 ) -> np.ndarray:
-  """[n, dim] float32, rows of ids [n] in a new table.
+  """[n, dim] float32, rows of ids [n] in a new table, of the key's bits.
 
   Without JAX, whose programs would wait for the steps.
   """
   if not spec.init_scale:
     return np.zeros((len(ids), spec.dim), np.float32)
-  bits = np.asarray(jax.random.key_data(key)).reshape(-1)[:2]
   columns, rows = np.arange(spec.dim), np.empty((len(ids), spec.dim), '<f4')
   size = max(1, _NUMBERS_AT_ONCE // spec.dim)
   for i in range(0, len(ids), size):
@@ -65,7 +69,7 @@ class OwnedRows:
     self._make_store = make_store
     self._stores: dict[str, stores.Store] = {}
     self._copying = futures.ThreadPoolExecutor(len(self.tables), 'copy')
-    self._is_shared_memory = False
+    self.is_beside = False
     state = jax.eval_shape(trainable.init, jax.random.key(0))
     self.records = {
       name: stores.record_of(table.arrays(state.tables[name]))
@@ -76,7 +80,7 @@ class OwnedRows:
     """See `fetching.Rows`."""
     for name, key in keys.items():
       self._new_store(name, key)
-    self._is_shared_memory = device_rows.are_in_memory() and all(
+    self.is_beside = device_rows.are_in_memory() and all(
       getattr(x, 'swap', None) for x in self._stores.values()
     )
 
@@ -93,6 +97,7 @@ class OwnedRows:
       return jax.tree.leaves(codec.init(key, ids)), slots
 
     rows, slots = jax.device_get(first(key, np.zeros(1, np.int32)))
+    bits = key_bits(key)
 
     def make(ids):
       new = [np.repeat(x, len(ids), 0) for x in rows]
@@ -102,7 +107,7 @@ class OwnedRows:
         new = jax.device_get(first(key, padded))[0]
         new = [x[: len(ids)] for x in new]
       elif spec.init_scale:
-        new = spec_lib.encode_rows(first_rows(spec, key, ids), spec.dtype)
+        new = spec_lib.encode_rows(first_rows(spec, bits, ids), spec.dtype)
         new = spec_lib.to_stored(new)
       return record.pack(new + [np.repeat(x, len(ids), 0) for x in slots])
 
@@ -118,18 +123,26 @@ class OwnedRows:
     arrays = {}
     for moves in needed.moves:
       for name, (_, new) in moves.into.items():
-        if self._is_shared_memory:
+        if self.is_beside:
+          new = np.concatenate([new, moves.into_beside[name][1]])
           self._stores[name].know(new)
         else:
           rows = self._stores[name].read(new)
           arrays[name] = self.records[name].unpack(rows)
-        num_bytes, num_out = self.records[name].num_bytes, moves.out[name][1]
+        num_bytes = self.records[name].num_bytes
+        num_out = len(moves.out[name][0]) + len(moves.out_beside[name][0])
         counts.add(
           rows_fetched=len(new),
-          rows_stored=len(num_out),
+          rows_stored=num_out,
           bytes_fetched=num_bytes * len(new),
-          bytes_stored=num_bytes * len(num_out),
+          bytes_stored=num_bytes * num_out,
         )
+    if self.is_beside:
+      needed.wait()
+      for moves in needed.moves:
+        for name, out in moves.out_beside.items():
+          into = moves.into_beside[name]
+          self._stores[name].swap(needed.views[name], out, into)
     return arrays
 
   def swap(
@@ -141,7 +154,7 @@ class OwnedRows:
     later: Callable[[Callable[[], None]], None],
   ) -> tuple[dict[str, Any], int]:
     """See `fetching.Rows`."""
-    if self._is_shared_memory:
+    if self.is_beside:
       self._swap_in_place(tables, needed, counts)
       return tables, needed.count
     out, tables = {}, dict(tables)
@@ -169,9 +182,11 @@ class OwnedRows:
     start, swaps = time.monotonic(), []
     for moves in needed.moves:
       for name, out in moves.out.items():
-        arrays = self.tables[name].arrays(tables[name])
-        args = [device_rows.view(x) for x in arrays], out, moves.into[name]
-        swaps.append(self._copying.submit(self._stores[name].swap, *args))
+        if len(out[0]) or len(moves.into[name][0]):
+          arrays = self.tables[name].arrays(tables[name])
+          views = [device_rows.view(x) for x in arrays]
+          args = self._stores[name].swap, views, out, moves.into[name]
+          swaps.append(self._copying.submit(*args))
     for swap in swaps:
       swap.result()
     secs = time.monotonic() - start

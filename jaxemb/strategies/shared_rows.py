@@ -219,6 +219,8 @@ class _Stretch(NamedTuple):
 class SharedRows:
   """Implements `fetching.Rows`."""
 
+  is_beside = False
+
   # Of `rows_checked`, `updates_missed` by those that were not read.
   COUNTS = (
     'rows_checked',
@@ -268,8 +270,10 @@ class SharedRows:
       spec, empty = table.spec, table.optimizer.init(1, table.spec.dim)
       slots = {k: np.asarray(getattr(empty, k)) for k in layout.names}
 
-      def make(ids, spec=spec, key=key, slots=slots, layout=layout):
-        rows = owned_rows.first_rows(spec, key, ids)
+      bits = owned_rows.key_bits(key)
+
+      def make(ids, spec=spec, bits=bits, slots=slots, layout=layout):
+        rows = owned_rows.first_rows(spec, bits, ids)
         own = {k: np.repeat(x, len(ids), 0) for k, x in slots.items()}
         return layout.join(rows, own).view(np.uint8)
 

@@ -3,17 +3,19 @@
 The small table has slots; tables of a model whose rows have the same ids, such
 as input and output vectors of words, share the places, so that one map from ids
 to slots serves them all. Rows that a stretch of steps needs (its working set)
-are given slots before it runs; the rows that have to go are those that were
-used
+are given slots before it runs. Those that have to go are rows that no step
+needs, as far as they are foreseen, and of these the ones that were used
 
   lru      longest ago,
   lfu      most seldom,
   lfu_opt  most seldom, but for rows that were used ten times, which stay (the
-           light LFU of HET, Miao et al. 2022).
+           light LFU of HET, Miao et al. 2022);
 
-A use is a stretch. Rows that it needs stay until it has ended.
+then those that are needed last (Belady 1966). A use is a stretch. Rows that it
+needs stay until it has ended.
 """
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -24,7 +26,13 @@ import numpy as np
 POLICIES = 'lru', 'lfu', 'lfu_opt'
 _USES_THAT_STAY = 10
 _MOST_STAY = 0.9  # of the slots: the others are for rows that come and go
-_VICTIMS_AT_ONCE = 4  # times as many as are needed now are chosen
+_NEVER = np.iinfo(np.int32).max  # no step that is foreseen
+_MOST_NUMBERS = 1 << 30  # of rows, which then are counted from 0 again
+# Of slots: the step that needs them next; the stretch that used them last, and
+# for which tables; how many did; and which tables have a row there.
+_NEXT_USE, _LAST_USE, _USED, _USES, _HELD = range(5)
+_NEEDED, _STAYS = 1 << 61, 1 << 62  # ranks of rows
+_LOOK_AHEAD = 16  # steps
 
 
 class TooSmall(Exception):
@@ -35,6 +43,9 @@ class TooSmall(Exception):
     self.num_rows = num_rows
 
 
+Rows = dict[str, tuple[np.ndarray, np.ndarray]]  # by table: slots and ids
+
+
 class Moves(NamedTuple):
   """What changes before a stretch of steps."""
 
@@ -43,66 +54,137 @@ class Moves(NamedTuple):
   # Ids whose slots change, and where they are from now on.
   ids: np.ndarray  # [n] int32
   slots: np.ndarray  # [n] int32
-  # By table: slots whose rows go to the store, with their ids; and slots whose
-  # rows come from it.
-  out: dict[str, tuple[np.ndarray, np.ndarray]]
-  into: dict[str, tuple[np.ndarray, np.ndarray]]
+  # Rows that go to the store, then those that come from it.
+  out: Rows
+  into: Rows
+  # Those that may go and come while the stretch before runs, which does not use
+  # their slots, but not while the one before that does.
+  out_beside: Rows
+  into_beside: Rows
+
+
+class _Rows(NamedTuple):
+  """Rows that steps need, each once for a step, step after step."""
+
+  ids: np.ndarray  # [n] int32
+  tables: np.ndarray  # [n] uint8, a bit for each table that needs the row
+  earlier: np.ndarray  # [n] int32, the row's number in a step before
+  later: np.ndarray  # [n] int32, the next step that needs it, or `_NEVER`
 
 
 @numba.njit(nogil=True, cache=True)
-def _collect(ids, seen, start, bit, found, num_found):
-  """Adds ids that a table has not yet needed in this stretch to `found`.
+def _find(ids, bit, start, num, first, rows, numbers):
+  """Adds rows that a table needs in a step; returns how many there are.
 
-  What was `seen` of a row is `start`, the number of the stretch in its upper
-  bits, and below it a `bit` for each table that needs the row. Returns how many
-  ids there are then, and how many no table had needed.
+  Those of the step begin at `start`; `first` is the number of the first of all,
+  and `numbers` are those that rows of all ids had last. Nobody can tell which
+  row comes the first time, so nothing branches by that.
   """
-  num_new = 0
+  found, tables, earlier, _ = rows
   for id_ in ids:
-    if id_ < seen.size:
-      known = seen[id_]
-      if known < start:
-        num_new += 1
-        known = start
-      if not known & bit:
-        seen[id_] = known | bit
-        found[num_found] = id_
-        num_found += 1
-  return num_found, num_new
+    if id_ < numbers.size:
+      number = np.int64(numbers[id_])
+      is_new = np.int64(number < first + start)
+      found[num], earlier[num] = id_, number
+      place = is_new * num + (1 - is_new) * (number - first)
+      tables[place] = (1 - is_new) * tables[place] | bit
+      numbers[id_] = first + place
+      num += is_new
+  return num
 
 
 @numba.njit(nogil=True, cache=True)
-def _touch(ids, slot_of, capacity, is_held, last_use, uses, now, new, num_new):
-  """Notes uses of rows; returns how many are `new`, and ids not in `is_held`.
+def _link(step, start, num, first, taken, rows, slot_of, slots):
+  """Notes where a step's rows are needed before that it needs them next.
 
-  Ids without a slot get the slot -1 - k, k being their place in `new`.
+  The first `taken` of the rows are in slots.
   """
-  into = np.empty(ids.size, np.int32)
-  num_into = 0
-  for id_ in ids:
-    slot = slot_of[id_]
-    if slot == capacity:
-      new[num_new] = id_
-      slot_of[id_] = slot = -1 - num_new
+  found, _, earlier, later = rows
+  for i in range(start, num):
+    later[i] = _NEVER
+    place = earlier[i] - first
+    if place >= taken:
+      later[place] = step
+    else:
+      slot = slot_of[found[i]]
+      if slot < len(slots):
+        slots[slot, _NEXT_USE] = step
+
+
+@numba.njit(nogil=True, cache=True)
+def _use(ids, tables, later, now, slot_of, slots, new, others, needed):
+  """Notes that a stretch needs rows [n], each once for a step.
+
+  Rows without a slot become `new`, of which `slot_of` then has -1 - their
+  place there. `others` are slots and tables of rows that have a slot, where
+  these tables have no row so far; `needed` [256] counts rows by their tables.
+  Returns how many are new, and how many others.
+  """
+  new_ids, new_tables, new_later = new
+  other_slots, other_tables = others
+  num_new = num_others = 0
+  for i in range(ids.size):
+    slot = slot_of[ids[i]]
+    if slot == len(slots):
+      new_ids[num_new], new_tables[num_new] = ids[i], tables[i]
+      new_later[num_new] = later[i]
+      slot_of[ids[i]] = -1 - num_new
       num_new += 1
-    if slot < 0:
-      # Of rows to come, whether this table needs them, is noted behind.
-      slot = capacity - 1 - slot
-    elif last_use[slot] != now:
-      last_use[slot] = now
-      uses[slot] += 1
-    if not is_held[slot]:
-      is_held[slot] = True
-      into[num_into] = id_
-      num_into += 1
-  return num_new, into[:num_into]
+    elif slot < 0:
+      new_tables[-1 - slot] |= tables[i]
+      new_later[-1 - slot] = later[i]
+    else:
+      known = slots[slot]
+      if known[_LAST_USE] != now:
+        known[_LAST_USE], known[_USED] = now, 0
+        known[_USES] += 1
+      known[_NEXT_USE] = later[i]
+      needed[known[_USED]] -= 1
+      known[_USED] |= tables[i]
+      needed[known[_USED]] += 1
+      missing = tables[i] & ~known[_HELD]
+      if missing:
+        known[_HELD] |= missing
+        other_slots[num_others], other_tables[num_others] = slot, missing
+        num_others += 1
+  for i in range(num_new):
+    needed[new_tables[i]] += 1
+  return num_new, num_others
+
+
+@numba.njit(nogil=True, cache=True)
+def _rank(by_uses, first, last, slots, ranks, ranked):
+  """Writes ranks [slots] int64, lower ones of rows that had better go.
+
+  They are those of slots, written to `ranked`, whose last use is from `first`
+  to `last`; returns how many there are.
+  """
+  num = 0
+  for slot in range(len(slots)):
+    last_use, next_use = slots[slot, _LAST_USE], slots[slot, _NEXT_USE]
+    if first <= last_use <= last:
+      # Of equals the one that was used longest ago.
+      rank = np.int64(last_use)
+      if by_uses:
+        rank += np.int64(slots[slot, _USES]) << 31
+      if next_use != _NEVER:
+        rank = _NEEDED + _NEVER - next_use
+      ranks[num], ranked[num] = rank, slot
+      num += 1
+  return num
+
+
+@numba.njit(nogil=True, cache=True)
+def _place(ids, slot_of, capacity, out):
+  for i in range(ids.size):
+    out[i] = slot_of[ids[i]] if ids[i] < slot_of.size else capacity
 
 
 @dataclasses.dataclass
 class Cache:
   """The places of some tables, whose rows have the same ids."""
 
-  names: tuple[str, ...]  # of the tables
+  names: tuple[str, ...]  # of the tables, at most eight
   num_rows: int
   capacity: int  # slots
   policy: str = 'lfu'
@@ -110,103 +192,179 @@ class Cache:
   def __post_init__(self) -> None:
     self.slot_of = np.full(self.num_rows, self.capacity, np.int32)
     self.id_of = np.full(self.capacity, -1, np.int32)
-    # Of each table, whether a slot has a row of it; behind the slots are as
-    # many places for rows that come.
-    self._is_held = {x: np.zeros(2 * self.capacity, bool) for x in self.names}
-    # The stretch that last needed a row, and the tables that did.
-    self._seen = np.zeros(self.num_rows, np.int64)
-    self._last_use = np.full(self.capacity, -1, np.int64)
-    self._uses = np.zeros(self.capacity, np.int64)
+    self._slots = np.zeros((self.capacity, 5), np.int32)
+    self._slots[:, _NEXT_USE], self._slots[:, _LAST_USE] = _NEVER, -1
+    # Room for what `_use` finds.
+    size, kinds = self.capacity, (np.int32, np.uint8, np.int32)
+    self._new = tuple(np.zeros(size, x) for x in kinds)
+    size *= len(self.names)
+    self._others = tuple(np.zeros(size, x) for x in kinds[:2])
     self._free = self.capacity  # slots from here on are in use
-    self._now = 0
-    self._victims = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    self._now = 0  # stretches so far
+    self._numbers = np.full(self.num_rows, -1, np.int32)  # of rows, the last
+    self._foreseen = collections.deque()  # steps whose rows are to be found
+    # Of other steps, which were not taken: all rows, with others before them;
+    # the number of the first, counted from the beginning; where these steps
+    # begin; and where each of them ends.
+    self._rows = _Rows(*(np.empty(0, x) for x in (*kinds, np.int32)))
+    self._first, self._start, self._ends = 0, 0, []
+    self._num_found = 0  # steps so far
+    # Of the stretch before: the number of its first row, and how many it uses.
+    self._running = _NEVER, 0
 
   def held(self, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Slots that have rows of a table, and the ids of these."""
-    slots = np.flatnonzero(self._is_held[name][: self.capacity])
+    bit = 1 << self.names.index(name)
+    slots = np.flatnonzero(self._slots[:, _HELD] & bit)
     return slots, self.id_of[slots]
 
-  def admit(self, needed: Sequence[Sequence[np.ndarray]]) -> Moves:
-    """Gives slots to the rows of as many steps as there are slots for.
+  def places(self, ids: np.ndarray, out: np.ndarray) -> None:
+    """Writes slots of ids [n] to `out`; the capacity for padding."""
+    _place(ids, self.slot_of, self.capacity, out)
+
+  def foresee(self, needed: Sequence[Sequence[np.ndarray]]) -> None:
+    """Tells what steps need that come after all others.
 
     For each step `needed` has the ids [n] int32 that each table looks up, with
-    repetitions; from `num_rows` on they are padding. Raises `TooSmall`.
+    repetitions; from `num_rows` on they are padding.
     """
-    self._now += 1
-    num_rows, num_steps = 0, 0
-    # A step that does not fit any more is collected, too.
-    most = max((len(ids) for tables in needed for ids in tables), default=0)
-    room = min(self.num_rows, self.capacity + most)
-    lists = np.empty((len(self.names), room), np.int32)
-    sizes = [0] * len(self.names)
-    for tables in needed:
-      after, total = list(sizes), num_rows
-      for i, ids in enumerate(tables):
-        bits = self._now << len(self.names), 1 << i
-        args = self._seen, *bits, lists[i]
-        after[i], num = _collect(ids, *args, sizes[i])
-        total += num
+    self._foreseen.extend(needed)
+
+  def _find_next(self):
+    """Finds the rows of a step."""
+    tables = self._foreseen.popleft()
+    # And one that may be written and does not count.
+    most = 1 + min(self.num_rows, sum(map(len, tables)))
+    if self._stop() + most > len(self._rows.ids):
+      self._make_room(most)
+    start = num = self._stop()
+    for i, ids in enumerate(tables):
+      args = start, num, self._first, self._rows, self._numbers
+      num = _find(ids, 1 << i, *args)
+    args = start, num, self._first, self._start, self._rows
+    _link(self._num_found, *args, self.slot_of, self._slots)
+    self._ends.append(num)
+    self._num_found += 1
+
+  def _stop(self):
+    return self._ends[-1] if self._ends else self._start
+
+  def _make_room(self, most):
+    """Drops rows that are taken, and has room for `most` more."""
+    start, stop = self._start, self._stop()
+    size = max(len(self._rows.ids), 2 * (stop - start + most))
+    rows = _Rows(*(np.empty(size, x.dtype) for x in self._rows))
+    for old, new in zip(self._rows, rows, strict=True):
+      new[: stop - start] = old[start:stop]
+    self._rows, self._start = rows, 0
+    self._ends = [x - start for x in self._ends]
+    self._first += start
+    if self._first > _MOST_NUMBERS:
+      for numbers in (self._numbers, rows.earlier):
+        numbers[:] = np.maximum(numbers - self._first, -1)
+      self._running = self._running[0] - self._first, self._running[1]
+      self._first = 0
+
+  def num_fitting(self, most: int, is_beside: bool = False) -> int:
+    """How many of `most` steps there are slots for.
+
+    If rows are to come beside the steps before, for the rows of these, too, or
+    else for one step. Raises `TooSmall`.
+    """
+    while self._foreseen and len(self._ends) < most + _LOOK_AHEAD:
+      self._find_next()
+    total, both = 0, self._running[1] if is_beside else 0
+    start, first = self._start, self._first + self._start
+    for num, stop in enumerate(self._ends[:most]):
+      earlier = self._rows.earlier[start:stop]
+      total += np.count_nonzero(earlier < first)
+      both += np.count_nonzero(earlier < self._running[0]) if is_beside else 0
+      if max(total, both) > self.capacity and num:
+        return num
       if total > self.capacity:
-        if not num_steps:
-          raise TooSmall(total)
-        break
-      sizes, num_rows, num_steps = after, total, num_steps + 1
-    new, num_new, into = np.empty(num_rows, np.int32), 0, {}
-    for i, (name, is_held) in enumerate(self._is_held.items()):
-      args = self.slot_of, self.capacity, is_held, self._last_use, self._uses
-      num_new, into[name] = _touch(
-        lists[i, : sizes[i]], *args, self._now, new, num_new
-      )
-    new = new[:num_new]
+        raise TooSmall(total)
+      start = stop
+    return min(most, len(self._ends))
+
+  def admit(self, needed: Sequence[Sequence[np.ndarray]]) -> Moves:
+    """Forgets what was foreseen; `foresee` and `take` for as many as fit.
+
+    Raises `TooSmall`.
+    """
+    self._foreseen.clear()
+    self._start = self._stop()
+    self._ends.clear()
+    self._slots[:, _NEXT_USE] = _NEVER
+    self.foresee(needed)
+    return self.take(self.num_fitting(len(needed)))
+
+  def take(self, num_steps: int, is_beside: bool = False) -> Moves:
+    """Gives slots to the rows of the next steps, which fit."""
+    start = stop = self._start
+    if num_steps:
+      stop = self._start = self._ends[num_steps - 1]
+      del self._ends[:num_steps]
+    ids, tables, _, later = (x[start:stop] for x in self._rows)
+    self._now += 1
+    needed, n = np.zeros(256, np.int64), self._now
+    args = self.slot_of, self._slots, self._new, self._others, needed
+    num_new, num_others = _use(ids, tables, later, n, *args)
+    new = [x[:num_new] for x in self._new]
+    others = [x[:num_others] for x in self._others]
     num_fresh = min(num_new, self._free)
-    fresh = np.arange(self._free - num_fresh, self._free)
-    victims = self._choose(num_new - num_fresh)
-    gone, out = self.id_of[victims], {}
-    places = np.concatenate([fresh, victims])
-    for name, is_held in self._is_held.items():
-      leaving = victims[is_held[victims]]
-      out[name] = leaving, self.id_of[leaving]
-      comes = slice(self.capacity, self.capacity + num_new)
-      is_held[places] = is_held[comes]
-      is_held[comes] = False
     self._free -= num_fresh
+    fresh = np.arange(self._free, self._free + num_fresh)
+    victims = self._choose(num_new - num_fresh, 0, n - 1 - is_beside)
+    # Then of those that run, beside which nothing may change.
+    num_late = num_new - num_fresh - (len(victims) if is_beside else 0)
+    if is_beside and num_late:
+      late = self._choose(num_late, n - 1, n - 1)
+      victims = np.concatenate([victims, late])
+    gone, places = self.id_of[victims], np.concatenate([fresh, victims])
+    out = self._by_table(victims, self._slots[victims, _HELD], num_late)
     self.slot_of[gone] = self.capacity
-    self.slot_of[new], self.id_of[places] = places, new
-    self._last_use[places], self._uses[places] = self._now, 1
-    into = {name: (self.slot_of[ids], ids) for name, ids in into.items()}
-    ids = np.concatenate([gone, new])
-    num_needed = dict(zip(self.names, sizes, strict=True))
-    return Moves(num_steps, num_needed, ids, self.slot_of[ids], out, into)
+    self.slot_of[new[0]], self.id_of[places] = places, new[0]
+    self._slots[places, :5] = np.stack(
+      [new[2], 0 * new[2] + n, new[1], 0 * new[2] + 1, new[1]], 1
+    )
+    # What comes in slots in use, for tables that do not use it, is not late.
+    slots, tables = (
+      np.concatenate(x) for x in zip(others, (places, new[1]), strict=True)
+    )
+    num_late = num_late if is_beside else len(slots)
+    into = self._by_table(slots, tables, num_late)
+    ids = np.concatenate([gone, new[0]])
+    bits = np.arange(256)
+    num_needed = {
+      name: int(needed[(bits >> i) & 1 == 1].sum())
+      for i, name in enumerate(self.names)
+    }
+    self._running = self._first + start, needed[1:].sum()
+    args = num_steps, num_needed, ids, self.slot_of[ids], out[0], into[0]
+    return Moves(*args, out[1], into[1])
 
-  def _choose(self, num: int) -> np.ndarray:
-    """[num] int64, slots whose rows have to go."""
-    if not num:
-      return np.zeros(0, np.int64)
-    # Those that were chosen in advance and have not been used since.
-    slots, seen = self._victims
-    slots = slots[self._last_use[slots] == seen]
-    if len(slots) < num:
-      slots = self._ranked(num)
-    chosen, rest = slots[:num], slots[num:]
-    if self.policy != 'lru':
-      # Rows that come from now on will have been used once.
-      rest = rest[self._uses[rest] <= 1]
-    self._victims = rest, self._last_use[rest]
-    return chosen
+  def _by_table(self, slots, tables, num_late):
+    """`Rows` of slots [n], the last ones and the others."""
+    late, early = {}, {}
+    split = len(slots) - num_late
+    for i, name in enumerate(self.names):
+      is_there = (tables & (1 << i)) != 0
+      for part, found in ((slice(split), early), (slice(split, None), late)):
+        some = slots[part][is_there[part]]
+        found[name] = some, self.id_of[some]
+    return late, early
 
-  def _ranked(self, num: int) -> np.ndarray:
-    """At least `num` slots, from the first that has to go."""
-    can_go = (self._last_use >= 0) & (self._last_use < self._now)
+  def _choose(self, num: int, first: int, last: int) -> np.ndarray:
+    """[num] int64, or fewer, slots that have to go of a range of last uses."""
+    ranks, ranked = np.empty((2, self.capacity), np.int64)
+    by_uses = self.policy != 'lru'
+    size = _rank(by_uses, first, last, self._slots, ranks, ranked)
+    ranks, ranked = ranks[:size], ranked[:size]
     if self.policy == 'lfu_opt':
-      stays = can_go & (self._uses >= _USES_THAT_STAY)
-      room = self.capacity - (np.count_nonzero(~can_go) + num)
-      if np.count_nonzero(stays) <= min(room, _MOST_STAY * self.capacity):
-        can_go &= ~stays
-    slots = np.flatnonzero(can_go)
-    rank = self._last_use if self.policy == 'lru' else self._uses
-    rank = rank[slots]
-    if (most := _VICTIMS_AT_ONCE * num) < len(slots):
-      first = np.argpartition(rank, most)[:most]
-      slots, rank = slots[first], rank[first]
-    # Of equals the one that was used longest ago.
-    return slots[np.lexsort((self._last_use[slots], rank))]
+      stays = self._slots[ranked, _USES] >= _USES_THAT_STAY
+      num_stay = np.count_nonzero(stays)
+      if num_stay <= min(size - num, _MOST_STAY * self.capacity):
+        ranks[stays] += _STAYS
+    if num < size:
+      ranked = ranked[np.argpartition(ranks, num)[:num]]
+    return ranked

@@ -1,8 +1,8 @@
 """A table of which only some rows are on the device, in slots of a small table.
 
-The rows of a stretch of steps are put into slots before it runs
-(`strategies.fetching`); here ids become slots, and the small table does the
-rest. Random bits of stochastic rounding are those of slots, not of ids.
+The rows of a stretch of steps are put into slots before it runs, and it has
+slots in place of ids (`strategies.fetching`), as have random bits of stochastic
+rounding.
 """
 
 import dataclasses
@@ -16,11 +16,10 @@ from jaxemb.tables import spec as spec_lib
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cached(spec_lib.Table):
-  """Looks up ids in a table of slots."""
+  """Looks up slots, of which those from their number on are padding."""
 
   spec: spec_lib.TableSpec  # of all rows
   slots: spec_lib.Table  # of as many rows as there are slots
-  slot_of: jax.Array | None = None  # [vocab] int32, while a step is traced
 
   @property
   def optimizer(self):
@@ -39,17 +38,11 @@ class Cached(spec_lib.Table):
     empty = jax.eval_shape(self.slots.init, key)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty)
 
-  def positions(self, ids):
-    """Slots of ids [...]; of those without one, and of padding, none."""
-    none = self.slots.spec.vocab
-    return (self.slot_of.at[ids].get(mode='fill', fill_value=none),)
-
   def lookup(self, state, ids):
-    return self.slots.lookup(state, *self.positions(ids))
+    return self.slots.lookup(state, ids)
 
   def update(self, state, ids, row_grads, rows, step):
-    args = row_grads, rows, step
-    return self.slots.update(state, *self.positions(ids), *args)
+    return self.slots.update(state, ids, row_grads, rows, step)
 
   def arrays(self, state: spec_lib.TableState) -> list[jax.Array]:
     """[slots, ...], all that belongs to rows: as stored, then their slots."""

@@ -15,10 +15,13 @@ def _make(ids):
 def _table(num):
   made = [shards.Shard(i, num, ROWS, BYTES) for i in range(num)]
 
-  def call(method, args):
-    return {i: getattr(made[i], method)(*x) for i, x in args.items()}
+  def call(requests):
+    return [
+      {i: getattr(made[i], x.method)(*y) for i, y in x.args.items()}
+      for x in requests
+    ]
 
-  return shards.Sharded(num, ROWS, BYTES, _make, call, 'me', list)
+  return shards.Sharded('x', num, ROWS, BYTES, _make, call, 'me', list)
 
 
 @pytest.mark.parametrize('num', [1, 2, 5])
