@@ -399,6 +399,9 @@ def _fetching(
     args = trainable, make_shared, t.staleness, weights
     round_steps = max(1, round(tuning.sync_words / tuning.part_words))
     rows = shared_rows.SharedRows(*args)
+    if round_steps > fetching.MOST_STEPS:
+      words = fetching.MOST_STEPS * tuning.part_words
+      _LOG.warning(f'rounds are cut to {words:,} words')
     return fetching.Fetching(trainable, caches, rows, round_steps)
 
   def make_store(name, *args):

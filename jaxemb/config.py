@@ -302,12 +302,15 @@ class Tuning:
   memory_lookups: float  # after which a row has forgotten the last one
 
 
-def _worker_parts(strategy: ml_collections.ConfigDict) -> int:
-  """Parts of the text that workers take turns at.
+def _num_parts(strategy: ml_collections.ConfigDict, num_data: int) -> int:
+  """Parts of the text that are read side by side.
 
-  In lockstep each has one. Otherwise more workers may join than there were.
+  Workers in lockstep have one each. Others take turns at them, and later there
+  may be more workers.
   """
-  return strategy.num_workers * (1 if strategy.pace == 'bsp' else 4)
+  if strategy.name == 'workers':
+    return strategy.num_workers * (1 if strategy.pace == 'bsp' else 4)
+  return 1 if strategy.name == 'partition' else num_data
 
 
 def can_fuse(
@@ -370,7 +373,7 @@ def resolve(
       # Of what each learns a mean keeps a part. More diverges.
       o.learning_rate *= min(num_replicas, 3) if o.name == 'sgd' else 1
   is_alone = math.prod(mesh) == 1 and not is_partition and not is_workers
-  if t.threads > 1 and not has_kernel:
+  if t.threads > 1 and not (has_kernel and not (is_workers and is_lockstep)):
     raise errors.UserError(
       f'config.train.threads={t.threads} is only used where a kernel takes the '
       'steps (docs/devices.md); remove it'
@@ -402,8 +405,7 @@ def resolve(
       'lower --config.strategy.hot_every'
     )
   chosen = {
-    'parts': 1 if is_partition else num_data,
-    **({'parts': _worker_parts(s)} if is_workers else {}),
+    'parts': _num_parts(s, num_data),
     'chunk': 64 if is_tree else 16,
     'shared_nodes': 64,
     # A GPU's atomic additions come in another order in every run. Without a
@@ -420,6 +422,12 @@ def resolve(
     'sync_lookups': 8.0 if is_pair else 2 / num_replicas,
     'memory_lookups': 200.0 if is_pair else 100 / num_replicas,
   } | fixed
+  if is_workers and is_lockstep and chosen['parts'] != s.num_workers:
+    raise errors.UserError(
+      f'the text was cut for {chosen["parts"]} workers in lockstep; resume '
+      'with '
+      f'--config.strategy.num_workers={chosen["parts"]}'
+    )
   multiple, parts = chosen['chunk'], chosen['parts']  # of each replica or model
   if s.name == 'replicas':
     multiple *= num_table  # which share parts

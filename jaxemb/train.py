@@ -5,6 +5,7 @@ import functools
 import logging
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 import time
@@ -112,6 +113,8 @@ def _run(
     args = config, tuning, devices, progress, text_cache or cache
     is_workers, cluster = config.strategy.name == 'workers', None
     if is_workers:
+      # What a start that was killed has left.
+      shutil.rmtree(workdir / 'store', ignore_errors=True)
       cluster = remote.Cluster(f'jaxemb-{uuid.uuid4().hex[:8]}')
     parts = build.parts(*args, workdir / 'store', cluster)
   except native.Unavailable as error:

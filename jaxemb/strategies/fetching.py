@@ -39,6 +39,7 @@ from jaxemb.tables import cached
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
+MOST_STEPS = 64  # whose ids are found at once, and of a stretch
 _LOOK_AHEAD = 16  # steps
 
 
@@ -244,7 +245,7 @@ class Fetching:
     """
     self.trainable, self.caches, self.rows = trainable, caches, rows
     self.tables: Mapping[str, cached.Cached] = trainable.tables
-    self.size = 64  # steps whose ids are found at once
+    self.size = MOST_STEPS
     self.most_steps = min(most_steps, self.size)
     self._thread = futures.ThreadPoolExecutor(1, 'fetch')
     self._clock = futures.ThreadPoolExecutor(1, 'clock')

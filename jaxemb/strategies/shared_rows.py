@@ -29,6 +29,7 @@ that were pushed, and a staleness of s lets them be that of s updates of others.
 """
 
 import pathlib
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -255,6 +256,7 @@ class SharedRows:
     }
     self.records = {k: x.record for k, x in self._layouts.items()}
     self.pace: Pace | None = None  # of a worker
+    self._paced_secs = 0.0
     self.shared: dict[str, shards.Sharded] = {}
     self.most_missed = 0  # since it was last set to 0
     # Flushes so far: what was read before the last one lacks what it pushed.
@@ -349,6 +351,7 @@ class SharedRows:
   ) -> tuple[dict[str, Any], int]:
     """See `fetching.Rows`."""
     flushes, stretches, read = fetched
+    start, waited = time.monotonic(), self._paced_secs
     count, tables = needed.count, dict(tables)
     for moves in needed.moves:
       for name, (lines, _) in moves.out.items():
@@ -358,9 +361,9 @@ class SharedRows:
     if self._is_lockstep:
       for name in stretches:
         self._settle_due(name, tables)
-      self.pace.end()
+      self._paced(self.pace.end)
       self._exchange({}, counts)
-      count = self.pace.begin(needed)
+      count = self._paced(self.pace.begin, needed)
       read = self._exchange(stretches, counts)
       self.pace.has_read()
     elif flushes != self._flushes:
@@ -375,8 +378,17 @@ class SharedRows:
       self._copies[name].begin(stretch.lines, stretch.updates)
       self._last[name] = stretch.lines
     if self.pace and not self._is_lockstep:
-      count = self.pace.begin(needed)
+      count = self._paced(self.pace.begin, needed)
+    secs = time.monotonic() - start - (self._paced_secs - waited)
+    counts.add(fetch_secs=secs, fetch_waited_secs=secs)
     return tables, count
+
+  def _paced(self, call, *args):
+    """Calls a method of `pace`, whose waiting is not for rows."""
+    start = time.monotonic()
+    answer = call(*args)
+    self._paced_secs += time.monotonic() - start
+    return answer
 
   def _write(self, name, tables, lines, rows, at, is_own):
     if is_own:

@@ -209,7 +209,9 @@ class Copies:
 
   def leave(self, lines: np.ndarray) -> Pending:
     """Takes what was not pushed of lines [n] that others are to get."""
-    return self._take(lines[self._updates[lines] > 0])
+    pending = self._take(lines[self._updates[lines] > 0])
+    self._ids[lines] = -1
+    return pending
 
   def _take(self, lines):
     updates = self._updates[lines]

@@ -9,6 +9,7 @@ then to be in a folder that all its machines have. Otherwise Ray is started on
 this machine for as long as the tables are used.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -76,17 +77,20 @@ class _Kept:
   def _count(self):
     self._counts[1:3] = self._shard.epoch, self._shard.updates
 
-  def call(self, method: str, args: tuple) -> tuple[int, int, Any]:
-    """Starts, updates lost, and what a method of the shard returns."""
+  def call(self, method: str, args: tuple) -> tuple[int, int, str, Any]:
+    """Starts, updates lost, a problem, and what a method returns."""
     answer = getattr(self._shard, method)(*args)
     self._count()
     # Snapshots take a twentieth of the time, if they are to be that frequent.
-    every_secs = max(_LEAST_SAVE_SECS, 20 * self._save_secs)
-    every_secs = min(every_secs, self._every_secs)
-    is_old = time.monotonic() - self._saved > every_secs
+    every_secs = min(20 * self._save_secs, self._every_secs)
+    every_secs = max(_LEAST_SAVE_SECS, every_secs)
+    is_old, problem = time.monotonic() - self._saved > every_secs, ''
     if is_old or method == 'restore':
-      self._save()
-    return int(self._counts[0]), int(self._counts[3]), answer
+      try:
+        self._save()
+      except OSError as error:  # the snapshot before it stays
+        problem, self._saved = str(error), time.monotonic()
+    return int(self._counts[0]), int(self._counts[3]), problem, answer
 
   def _save(self):
     start = time.monotonic()
@@ -115,7 +119,7 @@ class Actor:
 
   def call(
     self, calls: Sequence[tuple[str, tuple, str, tuple]]
-  ) -> list[tuple[int, int, Any]]:
+  ) -> list[tuple[int, int, str, Any]]:
     """What `_Kept.call` returns for each (table, sizes, method, arguments)."""
     found = []
     for name, sizes, method, args in calls:
@@ -193,11 +197,16 @@ class _Calls:
           continue
         except ray.exceptions.RayTaskError as error:
           raise error.cause from None
-        for (k, call), (starts, lost, answer) in zip(
+        for (k, call), (starts, lost, problem, answer) in zip(
           waiting.pop(i), found, strict=True
         ):
           answers[k][i] = answer
           self._note((call[0], i), starts, lost)
+          if problem:
+            _LOG.warning(
+              f'shard {i} of table {call[0]} has no new snapshot: {problem}; '
+              'the one before it stays: free space in --workdir'
+            )
       if waiting and time.monotonic() > deadline:
         raise errors.UserError(
           f'shard {min(waiting)} of the tables has not answered for '
@@ -300,13 +309,15 @@ class Cluster:
     return found
 
   def why_lost(self, ref: Any) -> str | None:
-    """Why the actor of a call that has ended is lost, or None if it is not.
+    """Why a call that has ended has failed, or None.
 
-    Raises what the call has raised.
+    Raises the `UserError` that it has raised.
     """
     try:
       self.get(ref)
-    except self._ray.exceptions.RayActorError as error:
+    except errors.UserError:
+      raise
+    except Exception as error:  # of the actor's process, or its end
       return errors.one_line(error, 100)
     return None
 
@@ -340,7 +351,8 @@ class Cluster:
     def close():
       calls.sizes.pop(name)
       if calls.sizes:
-        self._ray.get([x.drop.remote(name) for x in calls.actors])
+        with contextlib.suppress(self._ray.exceptions.RayActorError):
+          self._ray.get([x.drop.remote(name) for x in calls.actors])
         return
       for one in calls.actors:
         self._ray.kill(one)

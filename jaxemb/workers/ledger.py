@@ -1,10 +1,10 @@
 """The ledger of workers: who reads which part of the data, and who has to wait.
 
 The data is cut into parts, which are read side by side in turns of a dispatch.
-A worker is given the part that is least far, with the place where reading goes
-on, and tells the place behind the dispatch that it made of it; it may be given
-the next ones before that one is trained. What a worker was given and had not
-trained when it ended goes back: somebody reads it again.
+A worker is given the part of which least was read, with the place where reading
+goes on, and tells the place behind the dispatch that it made of it; it may be
+given the next ones before that one is trained. What a worker was given and had
+not trained when it ended goes back: somebody reads it again.
 
 A round is a stretch of steps between two exchanges with the shards. Workers are
 
@@ -245,13 +245,15 @@ class Ledger:
     rounds = [x.begun for x in self._members.values() if not x.is_paused]
     own = self._members[worker].begun
     if self._pace == 'bsp':
-      return len(rounds) >= self._expected and own <= min(rounds)
+      return len(self._members) >= self._expected and own <= min(rounds)
     return own - min(rounds) <= self._rounds_ahead
 
   def may_push(self, worker: int) -> bool:
     """Whether all in lockstep have read rows of its round, or are behind it."""
     number, members = self._members[worker].begun, self._members.values()
-    have_read = all(x.read >= number or x.begun > number for x in members)
+    have_read = all(
+      x.read >= number or x.begun > number or x.is_paused for x in members
+    )
     return len(members) >= self._expected and have_read
 
   @property

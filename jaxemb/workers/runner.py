@@ -49,7 +49,7 @@ class _Crew:
     tuning = dataclasses.asdict(parts.tuning)
     del tuning['part_words']  # follows from the others
     args = config.to_dict(), tuning, workdir, cluster.namespace, cache
-    self._args = args
+    self._args = *args, parts.source.fingerprint
     self.actors: dict[int, Any] = {}
     self.running: dict[Any, int] = {}  # calls of `run`, of which worker
     self._failures: dict[int, int] = {}

@@ -4,6 +4,7 @@ It reads its own text from the cache of encoded corpora, has copies of rows on
 its device (`strategies.shared_rows`), and tells the ledger of every dispatch.
 """
 
+import copy
 import logging
 import os
 import pathlib
@@ -80,11 +81,16 @@ class Worker:
     workdir: pathlib.Path,
     namespace: str,
     cache: pathlib.Path | None,
+    fingerprint: str,
   ):
-    """Settings and tuning are resolved; tables are in the namespace."""
+    """Settings and tuning are resolved; tables are in the namespace.
+
+    The data is to have the fingerprint.
+    """
     self._number, self._desk = number, desk
     self._config = ml_collections.ConfigDict(dict(config))
     self._tuning, self._workdir = tuning, workdir
+    self._fingerprint = fingerprint
     # Bits of a second are bytes of eight.
     bytes_per_sec = self._config.table.link_mbits * 1e6 / 8
     self._cluster = remote.Cluster(namespace, bytes_per_sec=bytes_per_sec)
@@ -115,6 +121,11 @@ class Worker:
         f'worker {self._number} has no kernel for its CPU ({error}), and '
         'others have; give --config.train.fused=false'
       ) from error
+    if parts.source.fingerprint != self._fingerprint:
+      raise errors.UserError(
+        f'worker {self._number} reads another text at config.data.path='
+        f'{config.data.path}; have the same on all machines'
+      )
     _Training(self, parts, config, tuning).run()
 
   def join(self) -> None:
@@ -147,10 +158,15 @@ class _Training:
     """The data, of which only one part is read."""
     if part not in self._sources:
       only = range(part, part + 1)
-      self._sources[part] = build.make_source(
-        self._config, self._tuning, data_base.ALONE._replace(local_parts=only),
-        self._worker.cache, lambda *_: None,
-      )  # fmt: skip
+      readers = data_base.ALONE._replace(local_parts=only)
+      source = copy.copy(self._parts.source)
+      if hasattr(source, 'spec'):
+        # Not read again: it would be encoded again if it has changed.
+        source.spec = source.spec._replace(readers=readers)
+      else:
+        args = readers, self._worker.cache, lambda *_: None
+        source = build.make_source(self._config, self._tuning, *args)
+      self._sources[part] = source
     return self._sources[part]
 
   def _schedule(self, part, item):

@@ -232,6 +232,23 @@ def test_whoever_comes_first_has_one_part_in_lockstep():
   assert book.lease(1).part == 1
 
 
+def test_lockstep_ends_a_dispatch_beside_workers_that_pause():
+  book = ledger.Ledger(2, 2, 'bsp', 0)
+  for worker in range(2):
+    book.join(worker)
+    book.lease(worker)
+    book.made(worker, worker, 1, 10, 5)
+    book.begin(worker, (0, 0), 3)
+    book.has_read(worker)
+  book.request_pause()
+  book.pause(0)  # its dispatch had one round
+  assert book.may_push(1)
+  book.begin(1, (0, 1), 3)
+  assert book.may_begin(1)
+  book.has_read(1)
+  assert book.may_push(1)
+
+
 def test_a_process_that_was_replaced_is_told():
   async def calls():
     desk = ledger.Desk(2, 1, 'asp', 0)
