@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 import types
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -115,7 +114,7 @@ def _run(
     if is_workers:
       # What a start that was killed has left.
       shutil.rmtree(workdir / 'store', ignore_errors=True)
-      cluster = remote.Cluster(f'jaxemb-{uuid.uuid4().hex[:8]}')
+      cluster = remote.Cluster()
     parts = build.parts(*args, workdir / 'store', cluster)
   except native.Unavailable as error:
     why_not_fused = str(error)

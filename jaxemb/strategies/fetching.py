@@ -35,7 +35,7 @@ from jaxemb.data import base as data_base
 from jaxemb.runtime import hlo
 from jaxemb.strategies import base, device_rows
 from jaxemb.tables import cache as cache_lib
-from jaxemb.tables import cached
+from jaxemb.tables import cached, stores
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
@@ -110,7 +110,8 @@ class Rows(Protocol):
   COUNTS: tuple[str, ...]  # names of what it counts
   # Whether `fetch` has rows go and come that may do so beside steps.
   is_beside: bool
-  records: Mapping[str, Any]  # by table, `stores.Record`
+  records: Mapping[str, stores.Record]  # by table
+  stores: Mapping[str, stores.Store]  # by table, once there is a state
 
   def init(self, keys: Mapping[str, jax.Array]) -> None:
     """Begins with new tables, each of its key."""
@@ -156,14 +157,8 @@ class Rows(Protocol):
   ) -> None:
     """Replaces rows [n, dim] float32 of ids [n] that no device has."""
 
-  def save(self, folder: pathlib.Path) -> dict[str, int]:
-    """Writes all rows to a folder; returns checksums."""
-
-  def load(self, folder: pathlib.Path, checksums: Mapping[str, int]) -> None:
-    """Goes back to what was saved, or raises a ValueError."""
-
   def close(self) -> None:
-    """Removes what is only for this run."""
+    """Ends what it has begun, but for the stores."""
 
 
 def _done(value):
@@ -439,7 +434,6 @@ class Fetching:
     views = self._views(tables) if self.rows.is_beside else {}
     args = constants, views, self._ended[1]
     self._next = self._thread.submit(self._fetch, *args)
-    return views
 
   def _views(self, tables):
     arrays = {k: x.arrays(tables[k]) for k, x in self.tables.items()}
@@ -578,7 +572,8 @@ class Fetching:
   ) -> tuple[Any, dict[str, int]]:
     """Writes the stores to a folder; the rest of the state, and checksums."""
     self.flush(state)
-    return self.rest(state), self.rows.save(folder)
+    found = self.rows.stores.items()
+    return self.rest(state), {k: x.snapshot(folder / k) for k, x in found}
 
   def rest(self, state: Any) -> Any:
     """What of a state is not in the stores; also of shapes."""
@@ -595,7 +590,8 @@ class Fetching:
   ) -> Any:
     """The state that was saved. Raises a ValueError if a file is damaged."""
     state = self.init(key)
-    self.rows.load(folder, record['store'])
+    for name, checksum in record['store'].items():
+      self.rows.stores[name].restore(folder / name, checksum)
     return state._replace(params=rest['params'], optimizer=rest['optimizer'])
 
   def close(self) -> None:
@@ -603,6 +599,8 @@ class Fetching:
     self._thread.shutdown(cancel_futures=True)
     self._clock.shutdown()
     self.rows.close()
+    for store in self.rows.stores.values():
+      store.close()
 
 
 def fetching(step: Fetching, device: jax.sharding.Mesh) -> base.Strategy:

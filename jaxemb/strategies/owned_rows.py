@@ -6,7 +6,6 @@ theirs are written when these have ended. Where the device's memory is that of
 the store, rows are copied once, from one to the other.
 """
 
-import pathlib
 import time
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -67,7 +66,7 @@ class OwnedRows:
     """
     self.tables: Mapping[str, cached.Cached] = trainable.tables
     self._make_store = make_store
-    self._stores: dict[str, stores.Store] = {}
+    self.stores: dict[str, stores.Store] = {}
     self._copying = futures.ThreadPoolExecutor(len(self.tables), 'copy')
     self.is_beside = False
     state = jax.eval_shape(trainable.init, jax.random.key(0))
@@ -81,12 +80,12 @@ class OwnedRows:
     for name, key in keys.items():
       self._new_store(name, key)
     self.is_beside = device_rows.are_in_memory() and all(
-      getattr(x, 'swap', None) for x in self._stores.values()
+      getattr(x, 'swap', None) for x in self.stores.values()
     )
 
   def _new_store(self, name, key):
-    if name in self._stores:
-      self._stores[name].close()
+    if name in self.stores:
+      self.stores[name].close()
     table, record = self.tables[name], self.records[name]
     spec, codec = table.spec, codecs.Codec(table.spec)
 
@@ -112,7 +111,7 @@ class OwnedRows:
       return record.pack(new + [np.repeat(x, len(ids), 0) for x in slots])
 
     sizes = spec.vocab, record.num_bytes
-    self._stores[name] = self._make_store(name, *sizes, make)
+    self.stores[name] = self._make_store(name, *sizes, make)
 
   # Between stretches.
 
@@ -125,9 +124,9 @@ class OwnedRows:
       for name, (_, new) in moves.into.items():
         if self.is_beside:
           new = np.concatenate([new, moves.into_beside[name][1]])
-          self._stores[name].know(new)
+          self.stores[name].know(new)
         else:
-          rows = self._stores[name].read(new)
+          rows = self.stores[name].read(new)
           arrays[name] = self.records[name].unpack(rows)
         num_bytes = self.records[name].num_bytes
         num_out = len(moves.out[name][0]) + len(moves.out_beside[name][0])
@@ -142,7 +141,7 @@ class OwnedRows:
       for moves in needed.moves:
         for name, out in moves.out_beside.items():
           into = moves.into_beside[name]
-          self._stores[name].swap(needed.views[name], out, into)
+          self.stores[name].swap(needed.views[name], out, into)
     return arrays
 
   def swap(
@@ -171,7 +170,7 @@ class OwnedRows:
       start = time.monotonic()
       for name, (ids, _) in out.items():
         records = [x[: len(ids)] for x in arrays[name]]
-        self._stores[name].write(ids, self.records[name].pack(records))
+        self.stores[name].write(ids, self.records[name].pack(records))
       counts.add(fetch_secs=time.monotonic() - start)
 
     if out:
@@ -185,7 +184,7 @@ class OwnedRows:
         if len(out[0]) or len(moves.into[name][0]):
           arrays = self.tables[name].arrays(tables[name])
           views = [device_rows.view(x) for x in arrays]
-          args = self._stores[name].swap, views, out, moves.into[name]
+          args = self.stores[name].swap, views, out, moves.into[name]
           swaps.append(self._copying.submit(*args))
     for swap in swaps:
       swap.result()
@@ -209,13 +208,13 @@ class OwnedRows:
         rows = device_rows.get(table, tables[name], some)
         records = [np.asarray(x)[: len(some)] for x in rows]
         records = self.records[name].pack(records)
-        self._stores[name].write(ids[i : i + size], records)
+        self.stores[name].write(ids[i : i + size], records)
     return tables
 
   def export_rows(self, name: str, ids: np.ndarray) -> spec_lib.RowBlock:
     """See `fetching.Rows`."""
     table = self.tables[name]
-    arrays = self.records[name].unpack(self._stores[name].read(ids))
+    arrays = self.records[name].unpack(self.stores[name].read(ids))
     form = jax.eval_shape(table.init, jax.random.key(0)).vectors
     tree = jax.tree.structure(form)
     stored = jax.tree.unflatten(tree, arrays[: tree.num_leaves])
@@ -233,26 +232,15 @@ class OwnedRows:
   ) -> None:
     """See `fetching.Rows`."""
     table, record = self.tables[name], self.records[name]
-    arrays = record.unpack(self._stores[name].read(ids))
+    arrays = record.unpack(self.stores[name].read(ids))
     encoded = spec_lib.encode_rows(rows, table.spec.dtype)
     new = spec_lib.to_stored(encoded)
     arrays[: len(new)] = new
     for i, k in enumerate(sorted(table.slot_reductions)):
       if k in slots:
         arrays[len(new) + i] = np.asarray(slots[k], np.float32)
-    self._stores[name].write(ids, record.pack(arrays))
-
-  def save(self, folder: pathlib.Path) -> dict[str, int]:
-    """See `fetching.Rows`."""
-    return {k: x.snapshot(folder / k) for k, x in self._stores.items()}
-
-  def load(self, folder: pathlib.Path, checksums: Mapping[str, int]) -> None:
-    """See `fetching.Rows`."""
-    for name, checksum in checksums.items():
-      self._stores[name].restore(folder / name, checksum)
+    self.stores[name].write(ids, record.pack(arrays))
 
   def close(self) -> None:
     """See `fetching.Rows`."""
     self._copying.shutdown()
-    for store in self._stores.values():
-      store.close()

@@ -28,7 +28,6 @@ have the learning rates of all; of Adam's moments the shard has the last ones
 that were pushed, and a staleness of s lets them be that of s updates of others.
 """
 
-import pathlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -257,7 +256,7 @@ class SharedRows:
     self.records = {k: x.record for k, x in self._layouts.items()}
     self.pace: Pace | None = None  # of a worker
     self._paced_secs = 0.0
-    self.shared: dict[str, shards.Sharded] = {}
+    self.stores: dict[str, shards.Sharded] = {}
     self.most_missed = 0  # since it was last set to 0
     # Flushes so far: what was read before the last one lacks what it pushed.
     self._flushes = 0
@@ -280,9 +279,9 @@ class SharedRows:
         return layout.join(rows, own).view(np.uint8)
 
       sizes = spec.vocab, self.records[name].num_bytes, make, layout.num_added
-      if name in self.shared:
-        self.shared[name].close()
-      self.shared[name] = shared = self._make_table(name, *sizes)
+      if name in self.stores:
+        self.stores[name].close()
+      self.stores[name] = shared = self._make_table(name, *sizes)
       capacity, bounds = table.slots.spec.vocab, (self._staleness,) * 2
       self._copies[name] = copies.Copies(
         shared, capacity, layout.num_added, *bounds
@@ -322,7 +321,7 @@ class SharedRows:
     num_pushes = len(asking)
     for name, stretch in stretches.items():
       asking.append(self._copies[name].asking_read(stretch.lines, stretch.ids))
-    call = next(iter(self.shared.values())).call
+    call = next(iter(self.stores.values())).call
     found = shards.together(call, asking)
     self._count_pushes(pushes, counts)
     if stretches and any(found[:num_pushes]):
@@ -455,12 +454,12 @@ class SharedRows:
 
   def check(self) -> None:
     """Asks every shard for something, which tells whether it was restarted."""
-    for table in self.shared.values():
+    for table in self.stores.values():
       table.check()
 
   def export_rows(self, name: str, ids: np.ndarray) -> spec_lib.RowBlock:
     """See `fetching.Rows`."""
-    records = self.shared[name].read(ids).view(np.float32)
+    records = self.stores[name].read(ids).view(np.float32)
     rows, slots = self._layouts[name].split(records)
     encoded = spec_lib.encode_rows(rows, self.tables[name].spec.dtype)
     return spec_lib.RowBlock(encoded, slots)
@@ -473,21 +472,10 @@ class SharedRows:
     slots: Mapping[str, np.ndarray],
   ) -> None:
     """See `fetching.Rows`."""
-    layout, shared = self._layouts[name], self.shared[name]
+    layout, shared = self._layouts[name], self.stores[name]
     _, own = layout.split(shared.read(ids).view(np.float32))
     floats = layout.join(rows, {**own, **slots})
     shared.write(ids, floats.view(np.uint8))
 
-  def save(self, folder: pathlib.Path) -> dict[str, int]:
-    """See `fetching.Rows`."""
-    return {k: x.snapshot(folder / k) for k, x in self.shared.items()}
-
-  def load(self, folder: pathlib.Path, checksums: Mapping[str, int]) -> None:
-    """See `fetching.Rows`."""
-    for name, checksum in checksums.items():
-      self.shared[name].restore(folder / name, checksum)
-
   def close(self) -> None:
     """See `fetching.Rows`."""
-    for table in self.shared.values():
-      table.close()

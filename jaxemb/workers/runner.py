@@ -50,7 +50,6 @@ class _Crew:
     del tuning['part_words']  # follows from the others
     args = config.to_dict(), tuning, workdir, cluster.namespace, cache
     self._args = *args, parts.source.fingerprint
-    self.actors: dict[int, Any] = {}
     self.running: dict[Any, int] = {}  # calls of `run`, of which worker
     self._failures: dict[int, int] = {}
     self.num_replaced = 0
@@ -68,7 +67,6 @@ class _Crew:
     args = worker.Worker, number, self.desk, *self._args
     options = {'num_cpus': 0, **self._placed}
     actor = self._cluster.start(*args, **options)
-    self.actors[number] = actor
     self.running[actor.run.remote()] = number
 
   def start_all(self) -> None:

@@ -6,7 +6,6 @@ its device (`strategies.shared_rows`), and tells the ledger of every dispatch.
 
 import copy
 import logging
-import os
 import pathlib
 import threading
 import time
@@ -97,10 +96,6 @@ class Worker:
     self._has_own_cache = cache is None
     self.cache, self._start = cache or rundir.cache_folder(), 0
 
-  def pid(self) -> int:
-    """Of this process."""
-    return os.getpid()
-
   def _ask(self, method: str, *args: Any) -> Any:
     call = getattr(self._desk, method).remote
     return self._cluster.get(call(self._number, self._start, *args))
@@ -151,7 +146,6 @@ class _Training:
     self._total = round(source.units_per_epoch * source.epochs)
     self._goes_on = threading.Event()
     self._sources: dict[int, data_base.Source] = {}
-    self._first = resources.sample()
     self._sums: dict[str, float] = {}
 
   def _source(self, part):
