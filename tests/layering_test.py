@@ -95,7 +95,7 @@ def test_the_package_stays_within_its_budget():
   # 1,860 are the kernels for CPUs and their cores, 690 ways to meet, 110 what
   # processes do, 1,580 tables in stores, 3,060 workers and rows they share.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 23_010
+  assert lines <= 22_990
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 14
 

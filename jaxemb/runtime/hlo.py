@@ -135,6 +135,17 @@ def executed(
       yield from executed(program, name, inside, is_branch)
 
 
+def copied_arrays(text: str) -> set[tuple[int, ...]]:
+  """Returns the sizes of all arrays that a program copies, given its text."""
+  program = parse(text)
+  return {
+    sizes
+    for x, _, _ in executed(program, program.entry)
+    if x.opcode.startswith('copy')
+    for sizes, _ in _arrays(x.shape)
+  }
+
+
 def collectives(text: str) -> list[Collective]:
   """Returns the collectives of a program, given its text."""
   program, found = parse(text), []

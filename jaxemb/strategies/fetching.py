@@ -335,6 +335,11 @@ class Fetching:
     numbers = np.zeros(4, np.int32)
     args = state, measured, constants, batch, schedule, ids, places
     self._run = run.lower(*args, numbers).compile()
+    arrays = (x.arrays(state.tables[k]) for k, x in self.tables.items())
+    sizes = {tuple(x.shape) for xs in arrays for x in xs}
+    if sizes & hlo.copied_arrays(self.as_text()):
+      # Rows that were written to the other copy meanwhile would be lost.
+      self.rows.is_beside = False
     return self
 
   def compile(self) -> 'Fetching':

@@ -171,3 +171,13 @@ def test_a_compiled_program_with_loops_and_branches():
   assert traffic['bytes_per_dispatch_per_device'] == zeros | once
   for text in ('', 'HloModule jit_f, num_partitions=8\n'):
     assert hlo.traffic(text, hlo.Loop())['bytes_per_step_per_device'] == zeros
+
+
+@pytest.mark.parametrize('is_donated', [True, False])
+def test_arrays_that_a_program_copies(is_donated):
+  def add(rows, ids):
+    return rows.at[ids].add(1.0)
+
+  program = jax.jit(add, donate_argnums=(0,) if is_donated else ())
+  text = program.lower(jnp.zeros((50, 3)), jnp.arange(4)).compile().as_text()
+  assert ((50, 3) in hlo.copied_arrays(text)) != is_donated

@@ -10,6 +10,7 @@ import pytest
 
 from jaxemb import errors
 from jaxemb.data import windows
+from jaxemb.runtime import hlo
 from jaxemb.tables import cache as cache_lib
 from tests import dispatches
 
@@ -132,6 +133,28 @@ def _check_bits(policy, settings, fused, store):
   assert counts['rows_fetched'] < counts['rows_needed']
   assert set(counts) == set(stored.strategy.store.counted)
   stored.strategy.store.close()
+
+
+def _compiled(settings, fused, store):
+  more = {'table.store': store, 'table.device_bytes': '30%'}
+  made = _trainer(settings, fused, **more)
+  state = made.strategy.init(jax.random.key(3))
+  args = made.strategy.constants(), *_batches(made, 1)[0]
+  made.strategy.step.lower(state, *args)
+  return made.strategy.store
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_rows_move_beside_steps_where_no_table_is_copied(case, monkeypatch):
+  store = _compiled(*CASES[case])
+  assert store.rows.is_beside
+  store.close()
+  slots = store.tables['input'].slots.spec.vocab
+  copied = {(slots, 12), (7, 12)}
+  monkeypatch.setattr(hlo, 'copied_arrays', lambda text: copied)
+  store = _compiled(*CASES[case])
+  assert not store.rows.is_beside
+  store.close()
 
 
 def test_what_was_exported_on_the_way_and_saved_goes_on(tmp_path):
