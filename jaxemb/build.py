@@ -26,7 +26,7 @@ from jaxemb.evaluation import benchmarks
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
 from jaxemb.models import hierarchical, skipgram, targets
-from jaxemb.native import ahead
+from jaxemb.native import ahead, ffi
 from jaxemb.native import step as native
 from jaxemb.ops import wire
 from jaxemb.runtime import distributed, resources
@@ -417,7 +417,9 @@ def _fetching(
     # Beside which rows move: in short stretches a row is needed soon again.
     centers = config.train.batch_words
     most_steps = min(most_steps, max(2, _STRETCH_CENTERS // centers))
-  return fetching.Fetching(trainable, caches, rows, most_steps)
+  has_all_cores = tuning.fused and tuning.threads >= resources.usable_cores()
+  more = {'lend': ffi.lend} if has_all_cores else {}
+  return fetching.Fetching(trainable, caches, rows, most_steps, **more)
 
 
 def step_centers(tuning: config_lib.Tuning, mesh: jax.sharding.Mesh) -> int:

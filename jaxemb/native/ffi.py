@@ -10,6 +10,7 @@ for every caller.
 """
 
 import ctypes
+import threading
 
 import numba
 import numpy as np
@@ -35,7 +36,15 @@ _IS_METADATA, _EXECUTE = 1, 3
 _SYMBOL = 'jaxemb_addresses'
 _INT = ir.IntType(64)
 _addresses = (ctypes.c_void_p * 16)()
+LENT = len(_addresses) - 1  # `address` of it is how many cores are lent
+_lock = threading.Lock()
 binding.add_symbol(_SYMBOL, ctypes.addressof(_addresses))
+
+
+def lend(cores: int) -> None:
+  """Has so many more threads of kernels wait, whose cores others need."""
+  with _lock:
+    _addresses[LENT] = (_addresses[LENT] or 0) + cores
 
 
 def place(number: int, function: ccallback.CFunc) -> None:

@@ -11,6 +11,10 @@ to a row at the same moment one may be lost, and a thread learns without what
 the chunks would tell it that others are at. So these are not its neighbors,
 which have the same subject and the same rare words: there are as many stretches
 of chunks as threads, and turns are taken from each of them before the next.
+
+A thread that is stopped by the system in the midst of a turn has all others
+wait. So where something else needs a core for long (`ffi.lend`), a thread waits
+between turns, but for the one that XLA calls.
 """
 
 import os
@@ -37,12 +41,17 @@ _CALL, _FOUND = 2 * _LINE, 3 * _LINE
 _TURNS = 64  # of each thread; in the end all wait for the longest one
 _MIN_CHUNKS = 4  # of a turn, of which only the first is not fetched ahead
 _SPINS = 1000  # before a thread that waits lets others run
+_MOST_LENT = 15  # cores: what a task is given has that many next to a board
+_NAP = 50 if os.name == 'posix' else 1  # us or ms, of a thread that waits
 
 # Of the C library.
 _allocate = types.ExternalFunction('calloc', types.uintp(*[types.uintp] * 2))
 _free = types.ExternalFunction('free', types.void(types.uintp))
 _let_others_run = types.ExternalFunction(
   'sched_yield' if os.name == 'posix' else 'SwitchToThread', types.int32()
+)
+_sleep = types.ExternalFunction(
+  'usleep' if os.name == 'posix' else 'Sleep', types.int32(types.uint32)
 )
 
 _compute = ffi.calling(5)
@@ -58,12 +67,20 @@ def turn_size(num_chunks, num_threads):
 
 
 @numba.njit(**ffi.JIT)
+def _num_turns(board):
+  size = ffi.get(board, _SIZE, np.intp)
+  num_chunks = ffi.get(board, _NUM_CHUNKS, np.intp)
+  num_stretches = ffi.get(board, _STRETCHES, np.intp)
+  return -(-num_chunks // (size * num_stretches)) * num_stretches
+
+
+@numba.njit(**ffi.JIT)
 def _take(board):
   """The first chunk of a turn, and the one past its last."""
   size = ffi.get(board, _SIZE, np.intp)
   num_chunks = ffi.get(board, _NUM_CHUNKS, np.intp)
   num_stretches = ffi.get(board, _STRETCHES, np.intp)
-  num_turns = -(-num_chunks // (size * num_stretches)) * num_stretches
+  num_turns = _num_turns(board)
   while True:
     turn = ffi.add(board, _NEXT, 1)
     if turn >= num_turns:
@@ -81,10 +98,25 @@ def _leave(board):
 
 
 @numba.njit(**ffi.JIT)
-def work(board):
-  """Takes turns until there are none left; what a thread does."""
+def _begin(board, number):
+  """Takes a turn once a thread's core is not lent, if there is one left."""
+  while 0 < number <= np.intp(ffi.address(ffi.LENT)):
+    if ffi.add(board, _NEXT, 0) >= _num_turns(board):
+      break
+    _sleep(np.uint32(_NAP))
   ffi.add(board, _ACTIVE, 1)  # before the turn, or the call could end meanwhile
-  first, stop = _take(board)
+  return _take(board)
+
+
+@numba.njit(**ffi.JIT)
+def work(data):
+  """Takes turns until there are none left; what a thread does.
+
+  `data` is a board and the number of the thread beside it.
+  """
+  helper = np.intp(data & np.uintp(_MOST_LENT))
+  board = data - np.uintp(helper)
+  first, stop = _begin(board, helper)
   if first < stop:
     number = ffi.add(board, _JOINED, 1)
     found = board + np.uintp(_FOUND + _LINE * number)
@@ -101,7 +133,14 @@ def work(board):
       _compute(kernel, (frame, first, stop, scratch, found))
       loss += ffi.get(found, 0, np.float64)
       examples += ffi.get(found, 8, np.float64)
-      first, stop = _take(board)
+      if 0 < helper <= np.intp(ffi.address(ffi.LENT)):
+        # The call may end meanwhile.
+        ffi.put(found, 0, loss, np.float64)
+        ffi.put(found, 8, examples, np.float64)
+        ffi.add(board, _ACTIVE, -1)
+        first, stop = _begin(board, helper)
+      else:
+        first, stop = _take(board)
     ffi.put(found, 0, loss, np.float64)
     ffi.put(found, 8, examples, np.float64)
   ffi.add(board, _ACTIVE, -1)
@@ -128,8 +167,9 @@ def share(frame, kernel, task, num_chunks, scratch):
   ffi.put(board, _STRETCHES, num_threads, np.intp)
   ffi.put(board, _SCRATCH, scratch.ctypes.data, np.uintp)
   ffi.put(board, _SCRATCH_BYTES, 4 * size, np.uintp)
-  for _ in range(num_threads - 1):
-    if not ffi.schedule(frame, task, board, board + np.uintp(_CALL)):
+  for number in range(1, num_threads):
+    data = board + np.uintp(min(number, _MOST_LENT))
+    if not ffi.schedule(frame, task, data, board + np.uintp(_CALL)):
       _leave(board)
   _start(task, (board,))
   spins = 0

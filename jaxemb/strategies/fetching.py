@@ -233,12 +233,15 @@ class Fetching:
     caches: list[cache_lib.Cache],
     rows: Rows,
     most_steps: int = 8,
+    lend: Callable[[int], None] = lambda cores: None,
   ):
     """Tables are `tables.cached.Cached`; each is in one of the caches.
 
-    A stretch has at most so many steps.
+    A stretch has at most so many steps; `lend` has the steps do without as many
+    more cores.
     """
     self.trainable, self.caches, self.rows = trainable, caches, rows
+    self._lend = lend
     self.tables: Mapping[str, cached.Cached] = trainable.tables
     self.size = MOST_STEPS
     self.most_steps = min(most_steps, self.size)
@@ -387,7 +390,15 @@ class Fetching:
       self._seek(constants)
 
   def _fetch(self, constants, views, ended):
-    """In the thread: gives slots to a stretch's rows, and reads those."""
+    """In the thread, on one core of its own: see `_prepare`."""
+    self._lend(1)
+    try:
+      return self._prepare(constants, views, ended)
+    finally:
+      self._lend(-1)
+
+  def _prepare(self, constants, views, ended):
+    """Gives slots to a stretch's rows, and reads those."""
     self._look_ahead(constants)
     start = time.monotonic()
     block, first = self._blocks[0], self._first
@@ -425,7 +436,9 @@ class Fetching:
     def wait():
       nonlocal waited
       before = time.monotonic()
+      self._lend(-1)
       ended.result()
+      self._lend(1)
       waited += time.monotonic() - before
 
     args = block.count, self.caches, moves, lookups, not first
