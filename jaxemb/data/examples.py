@@ -1,0 +1,116 @@
+"""Batches of labelled examples, such as clicks, and how they are cut into steps.
+
+An example has ids of categories, numbers and a label. All fields share one
+space of ids, each with a range of its own. A field has one column of `ids`, or,
+if it has several values, as many as it may have, filled up with padding, an id
+beyond the vocabulary.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxemb.data import base
+
+PADDING = np.int32(2**31 - 1)  # an id that no table has
+
+
+class IdField(NamedTuple):
+  """A field of categories."""
+
+  name: str
+  first_id: int  # of its range of ids
+  num_ids: int
+  first_column: int  # of its columns of ids
+  num_columns: int = 1  # most values of an example
+  pooling: str = ''  # 'mean' or 'sum' of several values; '' = there is one
+
+
+class Fields(NamedTuple):
+  """What an example has."""
+
+  ids: tuple[IdField, ...]
+  numbers: tuple[str, ...]  # names of numeric fields
+
+  @property
+  def vocab(self) -> int:
+    """Ids of all fields."""
+    return sum(x.num_ids for x in self.ids)
+
+  @property
+  def num_columns(self) -> int:
+    """Columns of ids."""
+    return sum(x.num_columns for x in self.ids)
+
+
+class Batch(NamedTuple):
+  """Examples of a dispatch; P parts, each with n, a multiple of a step's."""
+
+  ids: np.ndarray  # [P, n, columns] int32
+  numbers: np.ndarray  # [P, n, numbers] float32
+  labels: np.ndarray  # [P, n] float32, 0 to 1; -1 = no example
+  num_steps: np.ndarray  # [P] int32
+  examples: np.ndarray  # [P] int32
+
+
+class StepBatch(NamedTuple):
+  """A device's share of a step: E examples."""
+
+  ids: jax.Array  # [E, columns] int32
+  numbers: jax.Array  # [E, numbers] float32
+  labels: jax.Array  # [E] float32
+  weights: jax.Array  # [E] float32, 1, or 0 for no example
+  positions: jax.Array  # [E] uint32, within the dispatch; all differ
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+  """Cuts a `Batch` into steps; implements `data.base.Steps`."""
+
+  part_examples: int  # of each part in a step
+  num_parts: int  # P, of all data
+
+  def num_steps(self, batch: Batch) -> jax.Array:
+    """[P] int32."""
+    return batch.num_steps
+
+  def step(
+    self, batch: Batch, index: jax.Array, share: base.Share, progress: jax.Array
+  ) -> StepBatch:
+    """A device's share of the examples of a step."""
+    size = self.part_examples // share.num_splits
+    first = index * self.part_examples + share.split * size
+
+    def cut(x):
+      starts = (share.first_part, first, *[0] * (x.ndim - 2))
+      sizes = (share.num_parts, size, *x.shape[2:])
+      x = jax.lax.dynamic_slice(x, starts, sizes)
+      return x.reshape(-1, *x.shape[2:])
+
+    parts = share.before + share.first_part + jnp.arange(share.num_parts)
+    before = (index * self.num_parts + parts) * self.part_examples
+    positions = (before + share.split * size)[:, None] + jnp.arange(size)
+    labels = cut(batch.labels)
+    # What fills a step up has no ids.
+    ids = jnp.where(labels[:, None] < 0, PADDING, cut(batch.ids))
+    return StepBatch(
+      ids,
+      cut(batch.numbers),
+      jnp.maximum(labels, 0),
+      (labels >= 0).astype(jnp.float32),
+      positions.reshape(-1).astype(jnp.uint32),
+    )
+
+  def pad(self, step_batch: StepBatch, is_step: jax.Array) -> StepBatch:
+    """The same step, or one without an example."""
+    return step_batch._replace(
+      ids=jnp.where(is_step, step_batch.ids, PADDING),
+      weights=jnp.where(is_step, step_batch.weights, 0),
+    )
+
+  def counters(self, batch: Batch) -> dict[str, jax.Array]:
+    """Examples that were trained on."""
+    return {'examples': jnp.sum(batch.examples)}
