@@ -1,4 +1,4 @@
-"""Batches of labelled examples, such as clicks, and how they are cut into steps.
+"""Batches of labelled examples, such as clicks, and how steps are cut of them.
 
 An example has ids of categories, numbers and a label. All fields share one
 space of ids, each with a range of its own. A field has one column of `ids`, or,
