@@ -82,6 +82,11 @@ class Model(Protocol):
 
     return optax.adam(1e-3)
 
+  # Whether rows learn by the mean over a step's examples, not by the sum.
+  is_mean: bool = False
+  # Learning rate of dense parameters by that of rows, which multiplies what the
+  # optimizer makes of their gradients; 0 = the optimizer has its own.
+  dense_rate: float = 0.0
   # Nats per example, far above which a run has diverged; inf = unknown.
   untrained_loss: float = float('inf')
   # A variant with smaller buffers, used for steps that `fits` it; None = none.

@@ -231,6 +231,13 @@ def training_step(
   # The rows must have been read for the loss before a table changes in place.
   grads, value = jax.lax.optimization_barrier((grads, value))
   param_grads, row_grads = grads
+  examples, is_dense = aux.examples, bool(jax.tree.leaves(state.params))
+  if context.devices.axes and (is_dense or model.is_mean):
+    axes = context.devices.axes
+    param_grads, examples = jax.lax.psum((param_grads, examples), axes)
+  scale = 1 / jnp.maximum(examples, 1)
+  if model.is_mean:
+    row_grads = jax.tree.map(lambda x: scale * x, row_grads)
   for i, (name, table) in enumerate(sorted(trainable.tables.items())):
     key = rounding_key(table.spec, context, i)
     step = spec_lib.Step(context.learning_rate, key)
@@ -238,9 +245,10 @@ def training_step(
       tables[name], places[name], row_grads[name], rows[name], step
     )
   state = TrainState(tables, state.params, state.optimizer)
-  if jax.tree.leaves(state.params):
-    axes = context.devices.axes
-    state = _dense_step(model, state, param_grads, aux.examples, axes)
+  if is_dense:
+    param_grads = jax.tree.map(lambda x: scale * x, param_grads)
+    args = param_grads, examples > 0, context.learning_rate
+    state = _dense_step(model, state, *args)
   for name in model.metrics:
     sums[name] += measured * aux.metrics[name]
   first = metrics.first_bad_step
@@ -253,18 +261,18 @@ def training_step(
   )
 
 
-def _dense_step(model, state, grads, examples, axes):
+def _dense_step(model, state, grads, is_step, learning_rate):
   """Updates dense parameters by the gradient of the mean loss."""
   import optax
 
-  if axes:
-    grads, examples = jax.lax.psum((grads, examples), axes)
-  grads = jax.tree.map(lambda x: x / jnp.maximum(examples, 1), grads)
   old = state.params, state.optimizer
   updates, optimizer = model.optimizer().update(grads, old[1], old[0])
+  if model.dense_rate:
+    rate = learning_rate * model.dense_rate
+    updates = jax.tree.map(lambda x: rate * x, updates)
   new = optax.apply_updates(state.params, updates), optimizer
   # A step of padding changes nothing, whatever an optimizer's momentum.
-  new = jax.tree.map(lambda x, y: jnp.where(examples > 0, x, y), new, old)
+  new = jax.tree.map(lambda x, y: jnp.where(is_step, x, y), new, old)
   return TrainState(state.tables, *new)
 
 

@@ -39,6 +39,12 @@ class Replicated(spec_lib.Table):
     return self.spec.dtype == 'float32'
 
   @property
+  def _sums_by_scratch(self) -> bool:
+    """Whether a row's gradients are added up where sorting is too slow."""
+    needs_sums = self.optimizer.needs_sums or self.spec.decay
+    return not self._is_float32 or bool(needs_sums)
+
+  @property
   def _num_splits(self) -> int:
     return self.axes.num_table if self.splits_columns else 1
 
@@ -48,7 +54,7 @@ class Replicated(spec_lib.Table):
 
   def _new_slots(self) -> row_optimizers.Slots:
     slots = self.optimizer.init(self.spec.vocab, self._codec.dim)
-    if not self._is_float32 and hasattr(slots, 'scratch'):
+    if self._sums_by_scratch and hasattr(slots, 'scratch'):
       # Counts come from `dedup`. Not empty: JAX loses the sharding of that.
       return slots._replace(scratch=jnp.zeros(1, jnp.float32))
     return slots
@@ -64,13 +70,15 @@ class Replicated(spec_lib.Table):
         lambda x: columns if x.ndim > 1 else everywhere,
         jax.eval_shape(self._new_slots),
       ),
-      () if self._is_float32 else everywhere,
+      everywhere if self._sums_by_scratch else (),
     )
 
   def init(self, key):
     vectors = self._codec.init(key, jnp.arange(self.spec.vocab))
     # Even if not used here: a run may resume on another kind of device.
-    scratch = () if self._is_float32 else jnp.zeros(self.spec.vocab, jnp.int32)
+    scratch = ()
+    if self._sums_by_scratch:
+      scratch = jnp.zeros(self.spec.vocab, jnp.int32)
     return spec_lib.TableState(vectors, self._new_slots(), scratch)
 
   def lookup(self, state, ids):
@@ -101,15 +109,25 @@ class Replicated(spec_lib.Table):
       squares = row_optimizers.mean_squares(row_grads)
     row_grads = row_optimizers.RowGrads(ids, row_grads, squares)
     (vectors, slots, scratch), vocab = state, self.spec.vocab
-    if self.deduplicates:
+    if self.spec.updates_all:
+      rows, row_grads = None, row_optimizers.of_all_rows(row_grads, vocab)
+    elif self.deduplicates:
       rows = None  # dedup changes the order
       row_grads = dedup.by_sorting(row_grads, vocab)
-    elif not self._is_float32:
+    elif self._sums_by_scratch:
       row_grads, scratch = dedup.by_scratch(row_grads, vocab, scratch)
+    if self.spec.decay:
+      if rows is None:
+        at = row_grads.ids
+        rows = rounding.decode(codecs.gather(vectors, at), self.spec.dtype)
+        rows = jax.lax.optimization_barrier(rows)
+      rows = rows.reshape(row_grads.grads.shape)
+      row_grads = row_optimizers.decayed(row_grads, rows, self.spec.decay)
     deltas, slots = self.optimizer.update(slots, row_grads, step.learning_rate)
     ids = row_grads.ids
     if self._is_float32:
-      vectors = row_optimizers.add_rows(vectors, ids, deltas, self.deduplicates)
+      are_unique = row_grads.counts is not None
+      vectors = row_optimizers.add_rows(vectors, ids, deltas, are_unique)
     else:
       if rows is not None:
         rows = rows.reshape(deltas.shape)

@@ -16,6 +16,11 @@ table needs one scatter. What duplicates mean:
            (Kingma and Ba 2015), with the row's own count of updates in the bias
            correction.
 
+Those of whole rows count the numbers of a row alike, as one would of a matrix
+that is learned slowly or fast as a whole. `adagrad_full` and `adam_full` have
+squares of every number, as other libraries; in these a row's occurrences in a
+step are one, with the sum of their gradients.
+
 Ids at or above vocab are padding. A deduplicated step, in which each id comes
 once with its count and summed squares, has the same updates.
 """
@@ -62,6 +67,30 @@ def add_rows(
   return array.at[ids].add(rows, mode='drop', unique_indices=are_unique)
 
 
+def decayed(row_grads: RowGrads, rows: jax.Array, decay: float) -> RowGrads:
+  """With the gradient of L2; rows [n, dim] come once, or are padding.
+
+  `squares` stay those of the loss.
+  """
+  return row_grads._replace(grads=row_grads.grads + decay * rows)
+
+
+def of_all_rows(row_grads: RowGrads, vocab: int) -> RowGrads:
+  """Gradients of all rows, each as if it was looked up once.
+
+  Where no row was looked up, all are padding.
+  """
+  ids, grads = flatten(row_grads.ids, row_grads.grads)
+  zeros = jnp.zeros((vocab, grads.shape[1]), jnp.float32)
+  grads, squares = add_rows(zeros, ids, grads, False), row_grads.squares
+  if squares is not None:
+    squares = add_rows(zeros[:, 0], ids, squares.reshape(-1), False)
+  places = jnp.arange(vocab, dtype=jnp.int32)
+  places += jnp.where(jnp.any(ids < vocab), 0, vocab)
+  ones = jnp.ones(vocab, jnp.float32)
+  return RowGrads(places, grads, squares, ones)
+
+
 class RowOptimizer(NamedTuple):
   """A pair of pure functions, as in optax."""
 
@@ -75,6 +104,8 @@ class RowOptimizer(NamedTuple):
   slot_reductions: Mapping[str, str] = {}
   # Slots that are sums over steps, so that those of workers add up.
   sums: tuple[str, ...] = ()
+  # Whether a row must come once, with its counts.
+  needs_sums: bool = False
 
 
 def _totals(scratch, ids, values):
@@ -192,6 +223,71 @@ def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
 
   names = 'mean', 'mean_square', 'num_updates'
   return RowOptimizer(init, update, True, dict.fromkeys(names, 'mean'))
+
+
+class FullAdagradSlots(NamedTuple):
+  """State of `adagrad_full`."""
+
+  sum_squares: jax.Array  # [vocab, dim] float32
+
+
+def adagrad_full(epsilon: float) -> RowOptimizer:
+  """Adagrad with an accumulator for every number (Duchi et al. 2011)."""
+
+  def init(vocab, dim):
+    return FullAdagradSlots(jnp.zeros((vocab, dim), jnp.float32))
+
+  def update(slots, row_grads, learning_rate):
+    ids, grads = row_grads.ids, row_grads.grads
+    new = gather(slots.sum_squares, ids) + jnp.square(grads)
+    new = jax.lax.optimization_barrier(new)  # read before it is written
+    sum_squares = slots.sum_squares.at[ids].set(
+      new, mode='drop', unique_indices=True
+    )
+    deltas = -learning_rate * grads / (jnp.sqrt(new) + epsilon)
+    return deltas, FullAdagradSlots(sum_squares)
+
+  reductions = {'sum_squares': 'mean'}
+  sums = ('sum_squares',)
+  return RowOptimizer(init, update, False, reductions, sums, needs_sums=True)
+
+
+class FullAdamSlots(NamedTuple):
+  """State of `adam_full`."""
+
+  mean: jax.Array  # [vocab, dim] float32, first moment
+  mean_square: jax.Array  # [vocab, dim] float32, second moment
+  num_updates: jax.Array  # [vocab] float32, steps in which the row occurred
+
+
+def adam_full(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
+  """Lazy Adam with a second moment for every number (Kingma and Ba 2015)."""
+
+  def init(vocab, dim):
+    zeros = [jnp.zeros((vocab, dim), jnp.float32) for _ in range(2)]
+    return FullAdamSlots(*zeros, jnp.zeros(vocab, jnp.float32))
+
+  def update(slots, row_grads, learning_rate):
+    ids, grads = row_grads.ids, row_grads.grads
+    old = (gather(x, ids) for x in slots)
+    mean, square, steps = jax.lax.optimization_barrier(tuple(old))
+    mean = beta1 * mean + (1 - beta1) * grads
+    square = beta2 * square + (1 - beta2) * jnp.square(grads)
+    steps += 1
+    new = FullAdamSlots(mean, square, steps)
+    slots = jax.tree.map(
+      lambda x, y: x.at[ids].set(y, mode='drop', unique_indices=True),
+      slots,
+      new,
+    )
+    unbias1 = -jnp.expm1(steps * jnp.log(beta1))[..., None]
+    unbias2 = -jnp.expm1(steps * jnp.log(beta2))[..., None]
+    root = jnp.sqrt(square / unbias2) + epsilon
+    return -learning_rate * mean / (unbias1 * root), slots
+
+  names = 'mean', 'mean_square', 'num_updates'
+  reductions = dict.fromkeys(names, 'mean')
+  return RowOptimizer(init, update, False, reductions, needs_sums=True)
 
 
 def averages(

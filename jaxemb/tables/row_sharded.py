@@ -287,6 +287,11 @@ class RowSharded(spec_lib.Table):
       sums = wire.all_gather(sums, data_names)
       sums = sums._replace(grads=rounding.decode(sums.grads, dtype))
       row_grads = dedup.by_sorting(sums, self._own_rows)
+      if self.spec.decay:
+        rows = codecs.gather(vectors, row_grads.ids)
+        rows = rounding.decode(rows, self.spec.dtype)
+        rows = jax.lax.optimization_barrier(rows)
+        row_grads = row_optimizers.decayed(row_grads, rows, self.spec.decay)
       deltas, slots = self.optimizer.update(
         slots, row_grads, step.learning_rate
       )
