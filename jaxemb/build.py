@@ -189,19 +189,24 @@ def trainer(
   columns = None
   if t.layout == 'column' and mesh.shape[mesh_lib.TABLE] > 1:
     columns = wire.Axis(mesh_lib.TABLE, t.exchange_dtype)
-  spec = skipgram.WindowSpec(
-    len(corpus.counts),
-    m.dim,
-    m.window,
-    m.negatives,
-    tuning.chunk,
-    m.shared_negatives,
-    skipgram.RowOps(columns),
-  )
-  model = _model(config, spec, corpus, tuning.shared_nodes)
+  row_ops = skipgram.RowOps(columns)
   axes = spec_lib.Axes()  # each replica has tables of its own
   if is_sync:
     axes = spec_lib.Axes(*mesh.devices.shape)
+  if config.data.source == 'clicks':
+    names = axes.names(with_table=columns is None)
+    model = _click_model(config, corpus, row_ops, tuple(names))
+  else:
+    spec = skipgram.WindowSpec(
+      len(corpus.counts),
+      m.dim,
+      m.window,
+      m.negatives,
+      tuning.chunk,
+      m.shared_negatives,
+      row_ops,
+    )
+    model = _model(config, spec, corpus, tuning.shared_nodes)
   available = {
     'axes': axes,
     'deduplicates': tuning.deduplicates,
@@ -283,6 +288,32 @@ def _model(
   return bind('model.name', name, (spec, corpus, loss_of), {})()
 
 
+def _click_model(
+  config: ml_collections.ConfigDict,
+  corpus: model_base.Corpus,
+  row_ops: skipgram.RowOps,
+  axes: tuple[str, ...],
+) -> model_base.Model:
+  from jaxemb.models import clicks  # and with it flax
+
+  m, o = config.model, config.optimizer
+  spec = clicks.ClickSpec(
+    corpus.fields,
+    m.dim,
+    config_lib.sizes('model.hidden', m.hidden),
+    config_lib.sizes('model.lower_hidden', m.lower_hidden),
+    m.cross_layers,
+    m.dropout,
+    m.batch_norm,
+    o.dense,
+    (o.dense_learning_rate or o.learning_rate) / o.learning_rate,
+    o.dense_decay,
+    row_ops,
+    axes,
+  )
+  return bind('model.name', m.name, (spec, corpus), {})()
+
+
 def _table(
   config: ml_collections.ConfigDict,
   spec: spec_lib.TableSpec,
@@ -293,7 +324,9 @@ def _table(
   if spec.momentum is None:
     optimizer = bind('optimizer.name', o.name, (), o)()
     precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
-    spec = dataclasses.replace(spec, **precision)
+    updates_all = o.rows == 'all'
+    rules = {'decay': o.decay, 'updates_all': updates_all}
+    spec = dataclasses.replace(spec, **precision, **rules)
   else:
     optimizer = row_optimizers.averages(
       spec.momentum, o.learning_rate, o.final_learning_rate
@@ -561,7 +594,12 @@ def parts(
       distributed.gather,
     )
   source = make_source(config, tuning, readers, cache, progress)
-  corpus = model_base.Corpus(source.keys, source.counts, source.frequencies)
+  corpus = model_base.Corpus(
+    source.keys,
+    source.counts,
+    source.frequencies,
+    getattr(source, 'fields', None),
+  )
   if d.source == 'text' and compiling and compiling.poll() is None:
     # Meanwhile this process compiles what reads batches.
     next(source.items(None, 0), None)

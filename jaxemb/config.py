@@ -21,11 +21,21 @@ from jaxemb import errors
 
 # What names in the settings stand for; `module:attribute` is a user's own.
 MEMBERS = {
-  'data.source': {'text': 'jaxemb.text.loader:make'},
+  'data.source': {
+    'text': 'jaxemb.text.loader:make',
+    'clicks': 'jaxemb.clicks.loader:make',
+  },
   'model.name': {
     'skipgram': 'jaxemb.models.skipgram:make',
     'cbow': 'jaxemb.models.cbow:make',
     'mixture': 'jaxemb.senses.mixture:make',
+    'logistic': 'jaxemb.models.clicks:logistic',
+    'fm': 'jaxemb.models.clicks:fm',
+    'wide_deep': 'jaxemb.models.clicks:wide_deep',
+    'deepfm': 'jaxemb.models.clicks:deepfm',
+    'dcn': 'jaxemb.models.clicks:dcn',
+    'dcn_v2': 'jaxemb.models.clicks:dcn_v2',
+    'dlrm': 'jaxemb.models.clicks:dlrm',
   },
   'model.loss': {
     'negative_sampling': 'jaxemb.ops.sampling:logistic_loss',
@@ -40,6 +50,8 @@ MEMBERS = {
     'sgd': 'jaxemb.tables.row_optimizers:sgd',
     'adagrad': 'jaxemb.tables.row_optimizers:adagrad',
     'adam': 'jaxemb.tables.row_optimizers:adam',
+    'adagrad_full': 'jaxemb.tables.row_optimizers:adagrad_full',
+    'adam_full': 'jaxemb.tables.row_optimizers:adam_full',
   },
   'strategy.policy': {
     'bounded': 'jaxemb.strategies.policies:bounded',
@@ -64,7 +76,18 @@ _LEARNING_RATES = {
   'sgd': (0.03, 0.2, 0.005, 0.1),
   'adagrad': (0.15, 0.15, 0.1, 0.1),
   'adam': (0.02, 0.02, 0.02, 0.02),
+  'adagrad_full': (0.05, 0.05, 0.05, 0.05),
+  'adam_full': (0.005, 0.005, 0.005, 0.005),
 }
+# Of models of clicks, which learn by the mean over a step's examples.
+_CLICK_LEARNING_RATES = {
+  'sgd': 1.0,
+  'adagrad': 0.02,
+  'adam': 0.001,
+  'adagrad_full': 0.02,
+  'adam_full': 0.001,
+}
+CLICK_MODELS = tuple(MEMBERS['model.name'])[3:]
 # Of steps that a kernel takes, which learn from every chunk at once.
 _FUSED_LEARNING_RATES = {
   'sgd': (0.04, 0.2, 0.03, 0.1),
@@ -222,6 +245,62 @@ def room_bytes(text: str, whole_bytes: int) -> int:
   return round(float(found[1]) * (1024 if 'i' in text else 1000) ** power)
 
 
+# What data of other kinds do not use, beyond `only_with`.
+_OF_TEXT = (
+  'data.tokens',
+  'data.lowercase',
+  'data.counts',
+  'data.max_vocab',
+  'data.sample',
+  'model.window',
+  'model.dynamic_window',
+  'model.negatives',
+  'model.shared_negatives',
+  'optimizer.max_duplicates',
+  'train.init_from',
+  'train.batch_words',
+  'train.threads',
+  'eval.paths',
+  'eval.restrict_vocab',
+)
+
+
+def _click_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """What is wrong between settings of clicks."""
+  given, name = flat(config), config.model.name
+  for key in _OF_TEXT:
+    if given[key] != find(key).default:
+      yield f'config.{key}={given[key]} is not used with clicks; remove it'
+  if name not in CLICK_MODELS and ':' not in name:
+    yield (
+      f'config.model.name={name} is no model of clicks; choose one of '
+      f'{", ".join(CLICK_MODELS)}'
+    )
+  if config.strategy.name in ('partition', 'workers'):
+    yield (
+      f'config.strategy.name={config.strategy.name} does not train models with '
+      'dense parameters; choose sync or replicas'
+    )
+  if config.optimizer.rows == 'all':
+    if config.table.layout == 'row' or config.table.store:
+      yield (
+        'config.optimizer.rows=all needs all rows on each device; remove it, '
+        'or config.table.layout=row and config.table.store'
+      )
+  for key in ('hidden', 'lower_hidden'):
+    sizes(f'model.{key}', config.model[key])
+
+
+def sizes(name: str, text: str) -> tuple[int, ...]:
+  """Positive integers separated by commas, or a `UserError`."""
+  found = [x.strip() for x in text.split(',') if x.strip()]
+  if not all(x.isdecimal() and int(x) for x in found):
+    raise errors.UserError(
+      f'config.{name}={text} must be positive numbers separated by commas'
+    )
+  return tuple(map(int, found))
+
+
 def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   """What is wrong between settings, beyond `only_with`."""
   m, s, path = config.model, config.senses, config.data.path
@@ -240,6 +319,13 @@ def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
       f'config.model.name=mixture with config.senses.number={s.number} has no '
       'ambiguous words; set --config.senses.top_ratio or .words, or '
       '--config.senses.number=1'
+    )
+  if config.data.source == 'clicks':
+    yield from _click_conflicts(config)
+  elif m.name in CLICK_MODELS:
+    yield (
+      f'config.model.name={m.name} is a model of clicks; set '
+      '--config.data.source=clicks, or start from --config=ctr'
     )
   s, mesh = config.strategy, config.mesh
   for name in ('num_hot', 'hot_every'):
@@ -360,6 +446,10 @@ def resolve(
   fused = fused and not (is_workers and is_lockstep)
   num_replicas = s.num_workers if is_workers else math.prod(mesh)
   policy = s.delayed if s.policy == 'delayed' else s.policy
+  if is_clicks := config.data.source == 'clicks':
+    t.batch_words = t.batch_words or t.batch_examples
+    o.learning_rate = o.learning_rate or _CLICK_LEARNING_RATES.get(o.name, 0.0)
+    o.max_duplicates = max(o.max_duplicates, 0.0)
   if not o.learning_rate:
     if o.name not in _LEARNING_RATES:
       raise errors.UserError(
@@ -406,7 +496,7 @@ def resolve(
     )
   chosen = {
     'parts': _num_parts(s, num_data),
-    'chunk': 64 if is_tree else 16,
+    'chunk': 1 if is_clicks else 64 if is_tree else 16,
     'shared_nodes': 64,
     # A GPU's atomic additions come in another order in every run. Without a
     # sort low-precision rows are summed by a loop, which is slow on a TPU.

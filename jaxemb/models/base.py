@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from jaxemb.data import examples
 from jaxemb.tables import spec as spec_lib
 
 
@@ -30,7 +31,10 @@ class Corpus(NamedTuple):
 
   keys: Sequence[str]  # [vocab], words
   counts: np.ndarray  # [vocab] int, falling
-  centers: np.ndarray  # [vocab] float64, chance that a center is each word
+  # [vocab] float64, chance that a center is each word, or how often an example
+  # has each id.
+  centers: np.ndarray
+  fields: examples.Fields | None = None  # of labelled examples
 
 
 class Aux(NamedTuple):
