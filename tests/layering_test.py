@@ -22,6 +22,7 @@ MAY_IMPORT = {
   'toywiki': 'storage',
   'data': '',
   'text': 'data runtime storage toywiki',
+  'clicks': 'data evaluation storage text',
   'evaluation': 'ops storage',
   'tables': 'ops storage',
   'models': 'data ops tables',

@@ -1,0 +1,1 @@
+"""Logs of clicks: read, encoded, and cut into batches."""

@@ -1,0 +1,760 @@
+"""From a log of clicks to ids and numbers, once; memory-mapped afterwards.
+
+The log is read once: each field's categories are numbered as they come, and the
+rows written so. Then it is known which rows are for training; of these the
+categories are counted and ordered, the most frequent first, behind the id of
+those that are unknown, and the rows are written again. A missing category is
+one as any other; a missing number is 0 after its transformation.
+
+Numbers are transformed as `config.data.numbers` says:
+
+  log       log(1 + x), 0 below 0; as usual with Criteo's counts
+  standard  (x - mean) / deviation of the training rows
+  minmax    from 0 to 1 over the training rows
+  none      as they are
+  buckets   categories: floor(log(x)^2) of x > 2, else floor(x) (the winners of
+            Criteo's contest, and the benchmark's Criteo_x4)
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.clicks import formats, keys
+from jaxemb.clicks import schema as schema_lib
+from jaxemb.data import examples
+from jaxemb.storage import atomic
+from jaxemb.text import loader
+
+_LOG = logging.getLogger('jaxemb')
+_FORMAT = 1  # of what is cached
+_ROWS = 1 << 18  # that are held at once
+_TRUE = '1', '1.0', 'true', 'True', 'yes'
+_FALSE = '0', '0.0', 'false', 'False', 'no', '-1', '-1.0'
+SPLITS = 'train', 'valid', 'test'
+
+Progress = Callable[[str, int, int], None]
+
+
+class Rows(NamedTuple):
+  """Encoded rows, perhaps memory-mapped."""
+
+  ids: np.ndarray  # [n, columns] int32
+  numbers: np.ndarray  # [n, numbers] float32
+  labels: np.ndarray  # [n] uint8
+
+  def __len__(self) -> int:
+    return len(self.labels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoder:
+  """What makes ids and numbers of columns; needs no training data."""
+
+  schema: schema_lib.Schema
+  settings: Mapping[str, Any]  # of `config.data`
+  fields: examples.Fields
+  # Of each field of categories, [num_ids - 1] uint64 in order of ids from 1 on;
+  # empty if ids are hashes.
+  hashes: tuple[np.ndarray, ...]
+  # [numbers, 2] float64, what is taken off and what then divides.
+  scales: np.ndarray
+
+  def encode(self, table: Any, has_labels: bool) -> tuple[Rows, dict[str, int]]:
+    """Rows of a `pyarrow.Table`; and by field, categories that are unknown.
+
+    Raises a `UserError` for a column that is missing, or a wrong label.
+    """
+    raw = _columns(table, self.schema, self.settings, has_labels)
+    ids = np.full((len(table), self.fields.num_columns), examples.PADDING)
+    unknown = {}
+    for field, known, (found, places) in zip(
+      self.fields.ids, self._keys, raw.hashes, strict=True
+    ):
+      if self.settings['hash_size']:
+        local = _bucket(found, field.num_ids)
+      else:
+        local = known.find(found, -1) + 1
+      if num := int(np.sum(local == 0)):
+        unknown[field.name] = num
+      _place(ids, field, local + field.first_id, places)
+    numbers = _scaled(raw.numbers, self.settings['numbers'], self.scales)
+    return Rows(ids, numbers, raw.labels), unknown
+
+  @property
+  def _keys(self):
+    # Made once; a frozen dataclass has no place for it but its own dict.
+    if 'known' not in self.__dict__:
+      self.__dict__['known'] = [keys.Keys(x) for x in self.hashes]
+    return self.__dict__['known']
+
+  def save(self, folder: pathlib.Path) -> None:
+    """Writes the folder's encoder.json and encoder.npz."""
+    record = {
+      'schema': dataclasses.asdict(self.schema),
+      'settings': dict(self.settings),
+      'fields': [[*x] for x in self.fields.ids],
+      'numbers': self.fields.numbers,
+    }
+    with atomic.write(folder / 'encoder.json') as file:
+      file.write(json.dumps(record, indent=1).encode())
+    arrays = {f'hashes_{i}': x for i, x in enumerate(self.hashes)}
+    with atomic.write(folder / 'encoder.npz') as file:
+      np.savez(file, scales=self.scales, **arrays)
+
+
+def load_encoder(folder: pathlib.Path) -> Encoder:
+  """What `Encoder.save` has written."""
+  record = json.loads((folder / 'encoder.json').read_text())
+  arrays = np.load(folder / 'encoder.npz')
+  schema = {
+    k: tuple(x) if isinstance(x, list) else x
+    for k, x in record['schema'].items()
+  }
+  fields = [examples.IdField(*x) for x in record['fields']]
+  return Encoder(
+    schema_lib.Schema(**schema),
+    record['settings'],
+    examples.Fields(tuple(fields), tuple(record['numbers'])),
+    tuple(arrays[f'hashes_{i}'] for i in range(len(fields))),
+    arrays['scales'],
+  )
+
+
+class Encoded(NamedTuple):
+  """An encoded log."""
+
+  encoder: Encoder
+  splits: dict[str, Rows]  # of `SPLITS`, those that there are
+  counts: np.ndarray  # [vocab] int64, of the training rows
+  folder: pathlib.Path  # with keys.arrow: a name for each id
+  manifest: dict[str, Any]
+
+
+class _Raw(NamedTuple):
+  """Columns of a table as arrays."""
+
+  # Of each field, [n] uint64 of values, and where they go: None, or for lists
+  # (rows [n], columns [n]).
+  hashes: list[tuple[np.ndarray, Any]]
+  strings: list[Any]  # of each field, as Arrow has them
+  numbers: np.ndarray  # [n, numbers] float64, NaN = missing
+  labels: np.ndarray  # [n] uint8
+  num_cut: int  # values of lists that are left out
+
+
+def _columns(table, schema, settings, has_labels) -> _Raw:
+  missing = [x for x in schema.columns[1:] if x not in table.column_names]
+  if missing:
+    raise errors.UserError(
+      f'the column {missing[0]} is missing, which the model was given; there '
+      f'are {", ".join(table.column_names[:30])}'
+    )
+  is_buckets = settings['numbers'] == 'buckets'
+  labels = np.zeros(len(table), np.uint8)
+  if has_labels:
+    labels = _labels(table, schema.label, settings['positive'])
+  numbers = [_floats(table[x], x) for x in schema.numbers]
+  strings, num_cut = [], 0
+  if is_buckets:
+    strings += [(_buckets(x), None) for x in numbers]
+    numbers = []
+  for name in schema.categories:
+    strings.append((_text(table[name]), None))
+  for name in schema.lists:
+    found, places, cut = _lists(table[name], settings)
+    strings.append((found, places))
+    num_cut += cut
+  # Hashing frees Python for other threads.
+  hashes = [(keys.hashes(x), places) for x, places in strings]
+  stacked = np.stack(numbers, 1) if numbers else np.zeros((len(table), 0))
+  return _Raw(hashes, [x for x, _ in strings], stacked, labels, num_cut)
+
+
+def _whole(column):
+  """One array of a column in pieces."""
+  import pyarrow as pa
+
+  if isinstance(column, pa.ChunkedArray):
+    column = column.combine_chunks()
+  if isinstance(column, pa.ChunkedArray):
+    column = pa.concat_arrays(column.chunks)
+  return column
+
+
+def _text(column):
+  """One array of strings, '' where there is nothing."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  column = _whole(column)
+  if pa.types.is_dictionary(column.type):
+    column = column.dictionary_decode()
+  if not pa.types.is_large_string(column.type):
+    if pa.types.is_floating(column.type):
+      # 3.0 is 3, as where no value is missing.
+      whole = pc.all(pc.equal(pc.floor(column), column)).as_py()
+      column = column.cast(pa.int64()) if whole else column
+    column = column.cast(pa.large_string())
+  return pc.fill_null(column, '') if column.null_count else column
+
+
+def _floats(column, name):
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  try:
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+      column = pc.if_else(pc.equal(column, ''), None, column)
+    found = pc.cast(column, pa.float64())
+  except pa.ArrowInvalid as error:
+    raise errors.UserError(
+      f'column {name} has something else than numbers: '
+      f'{errors.one_line(error)}; name it in --config.data.categorical'
+    ) from error
+  found = found.to_numpy(zero_copy_only=False)
+  found = np.array(found, np.float64)
+  found[~np.isfinite(found)] = np.nan
+  return found
+
+
+def _buckets(numbers):
+  import pyarrow as pa
+
+  logs = np.floor(np.log(np.maximum(numbers, 2)) ** 2)
+  found = np.where(numbers > 2, logs, np.floor(numbers))
+  is_missing = np.isnan(found)
+  integers = pa.array(np.where(is_missing, 0, found).astype(np.int64))
+  names = integers.cast(pa.large_string())
+  if is_missing.any():
+    import pyarrow.compute as pc
+
+    names = pc.if_else(pa.array(is_missing), pa.scalar('', names.type), names)
+  return names
+
+
+def _lists(column, settings):
+  """Values of all rows, their (rows, columns), and how many are cut off."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+    text = _text(column)
+    column = pc.split_pattern(text, settings['separator'])
+  column = _whole(column)
+  lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(
+    zero_copy_only=False
+  )
+  values = _text(column.flatten())
+  rows = np.repeat(np.arange(len(lengths)), lengths)
+  starts = np.cumsum(lengths) - lengths
+  columns = np.arange(len(rows)) - np.repeat(starts, lengths)
+  # What is empty is no value.
+  is_kept = pc.not_equal(values, '').to_numpy(zero_copy_only=False)
+  fits = columns < settings['multi_values']
+  num_cut = int(np.sum(is_kept & ~fits))
+  is_kept = is_kept & fits
+  values = values.filter(pa.array(is_kept))
+  return values, (rows[is_kept], columns[is_kept]), num_cut
+
+
+def _labels(table, name, positive):
+  import pyarrow.compute as pc
+
+  if name not in table.column_names:
+    raise errors.UserError(
+      f'there is no column {name}, the label; there are '
+      f'{", ".join(table.column_names[:30])}'
+    )
+  column = _text(table[name])
+  found = pc.dictionary_encode(column)
+  values = found.dictionary.to_pylist()
+  if positive:
+    of_value = [float(x == positive) for x in values]
+  else:
+    of_value = [1 if x in _TRUE else 0 if x in _FALSE else -1 for x in values]
+  if -1 in of_value:
+    wrong = values[of_value.index(-1)]
+    raise errors.UserError(
+      f'column {name} has the label {wrong!r}, and labels are 0 and 1; name '
+      'the one that counts as 1 by --config.data.positive, or the right '
+      'column by --config.data.label'
+    )
+  return np.array([*of_value, 0], np.uint8)[found.indices.to_numpy()]
+
+
+def _bucket(found, num_ids):
+  """Local ids of hashes, of a field with a fixed number."""
+  # The lowest bit is always 1.
+  return ((found >> np.uint64(1)) % np.uint64(num_ids)).astype(np.int32)
+
+
+def _place(ids, field, values, places):
+  if places is None:
+    ids[:, field.first_column] = values
+  else:
+    ids[places[0], field.first_column + places[1]] = values
+
+
+def _scaled(numbers, kind, scales):
+  """[n, numbers] float32."""
+  if kind == 'log':
+    numbers = np.log1p(np.maximum(numbers, 0))
+  else:
+    numbers = (numbers - scales[:, 0]) / scales[:, 1]
+  return np.nan_to_num(numbers, nan=0.0).astype(np.float32)
+
+
+def encode(
+  path: str, settings: Mapping[str, Any], seed: int, cache: pathlib.Path,
+  progress: Progress,
+) -> Encoded:  # fmt: skip
+  """Encodes a log, or opens what was encoded before from the same files.
+
+  `settings` are those of `config.data`. Raises a `UserError` for input that
+  cannot be used.
+  """
+  settings = {k: settings[k] for k in _USED} | {'path': path}
+  readers = {'train': formats.Reader(path, settings['format'])}
+  for name in SPLITS[1:]:
+    text = settings[name]
+    if text and _ratio(text) is None:
+      readers[name] = formats.Reader(text, readers['train'].form)
+  files = {
+    k: [(str(x.resolve()), x.stat().st_size, x.stat().st_mtime_ns)
+        for x in reader.files]
+    for k, reader in readers.items()
+  }  # fmt: skip
+  text = json.dumps([_FORMAT, files, settings, seed], sort_keys=True)
+  digest = hashlib.sha256(text.encode()).hexdigest()[:20]
+  folder = cache / f'clicks-{digest}'
+  if not (folder / 'manifest.json').exists():
+    cache.mkdir(parents=True, exist_ok=True)
+    temporary = pathlib.Path(tempfile.mkdtemp(prefix='.clicks-', dir=cache))
+    try:
+      _Writer(temporary, settings, seed, progress).write(readers, digest)
+      try:
+        temporary.rename(folder)
+      except OSError:  # another process was faster
+        if not (folder / 'manifest.json').exists():
+          raise
+    except OSError as error:
+      raise errors.UserError(
+        f'cannot write {folder}: {errors.one_line(error)}; free space there'
+      ) from error
+    finally:
+      shutil.rmtree(temporary, ignore_errors=True)
+  return open_folder(folder)
+
+
+_USED = (
+  'format',
+  'label',
+  'positive',
+  'numeric',
+  'categorical',
+  'multi',
+  'separator',
+  'multi_values',
+  'pooling',
+  'hash_size',
+  'numbers',
+  'valid',
+  'test',
+  'min_count',
+)
+
+
+def open_folder(folder: pathlib.Path) -> Encoded:
+  """What `encode` has written."""
+  manifest = json.loads((folder / 'manifest.json').read_text())
+  encoder, splits = load_encoder(folder), {}
+  for name, num in manifest['rows'].items():
+    shapes = (
+      (num, encoder.fields.num_columns),
+      (num, len(encoder.fields.numbers)),
+    )
+    arrays = [
+      _mapped(folder / f'{name}.{x}', kind, shape)
+      for x, kind, shape in zip(
+        ('ids', 'numbers', 'labels'),
+        (np.int32, np.float32, np.uint8),
+        (*shapes, (num,)),
+        strict=True,
+      )
+    ]
+    splits[name] = Rows(*arrays)
+  counts = np.load(folder / 'counts.npy')
+  return Encoded(encoder, splits, counts, folder, manifest)
+
+
+def _mapped(path, dtype, shape, mode='r'):
+  if not np.prod(shape):
+    return np.zeros(shape, dtype)
+  return np.memmap(path, dtype, mode, shape=shape)
+
+
+def _ratio(text: str) -> tuple[float, bool] | None:
+  """Share of rows, and whether they are the last ones; None = a path."""
+  is_last = text.startswith('last:')
+  try:
+    share = float(text.removeprefix('last:'))
+  except ValueError:
+    return None
+  if not 0 < share < 1:
+    raise errors.UserError(
+      f'{text} is no share of rows; give one between 0 and 1, such as 0.1 or '
+      'last:0.1, or a file'
+    )
+  return share, is_last
+
+
+def _split_of(
+  rows: np.ndarray,
+  num: int,
+  shares: Mapping[str, tuple[float, bool]],
+  seed: int,
+) -> np.ndarray:
+  """[n] int8, which of `SPLITS` each of rows [n] of `num` is in."""
+  found = np.zeros(len(rows), np.int8)
+  key = np.uint64(loader.hashed(np.uint64(seed)))
+  chance = keys.mixed(key ^ rows.astype(np.uint64)) / 2.0**64
+  place, low, high = rows / num, 0.0, 1.0
+  for name in reversed(SPLITS[1:]):
+    if name not in shares:
+      continue
+    share, is_last = shares[name]
+    if is_last:
+      chosen, high = place >= high - share, high - share
+    else:
+      chosen, low = (chance >= low) & (chance < low + share), low + share
+    found[chosen & (found == 0)] = SPLITS.index(name)
+  return found
+
+
+class _Writer:
+  """Writes the files of an encoded log."""
+
+  def __init__(self, folder, settings, seed, progress):
+    self.folder, self.settings, self.seed = folder, settings, seed
+    self.progress = progress
+    self.schema = self.names = None
+    self.keys: list[keys.Keys] = []
+    self.new: list[list[Any]] = []  # of each field, strings in order of coming
+    self.lines: list[str] = []
+    self.num_cut = self.num_rare = 0
+
+  def write(self, readers, digest):
+    """All files; the manifest last."""
+    raw = {}
+    with futures.ThreadPoolExecutor(2) as pool:
+      for name, reader in readers.items():
+        raw[name] = self._read(name, reader, pool)
+    shares = {
+      k: _ratio(self.settings[k])
+      for k in SPLITS[1:]
+      if self.settings[k] and k not in readers
+    }
+    if sum(x for x, _ in shares.values()) >= 1:
+      raise errors.UserError(
+        'config.data.valid and config.data.test leave no row for training'
+      )
+    counts, orders = self._count(raw, shares)
+    scales, num_missing = self._scales(raw, shares)
+    num_ids = [len(x) + 1 for x in orders]
+    if size := self.settings['hash_size']:
+      num_ids = [size] * len(orders)
+    fields = self._fields(num_ids)
+    hashes = tuple(
+      np.zeros(0, np.uint64) if size else x[order]
+      for x, order in zip(self._hashes(), orders, strict=True)
+    )
+    encoder = Encoder(self.schema, self.settings, fields, hashes, scales)
+    encoder.save(self.folder)
+    rows, positives, unknown = self._rewrite(raw, shares, encoder, orders)
+    for name in ('train', *shares, *(x for x in readers if x != 'train')):
+      if not rows.get(name):
+        raise errors.UserError(
+          f'no row of {self.settings["path"]} is left for '
+          f'{"training" if name == "train" else f"config.data.{name}"}; give '
+          'more rows, or another share'
+        )
+    np.save(self.folder / 'counts.npy', counts)
+    self._write_names(orders)
+    dropped = {
+      'bad_rows': sum(x.num_bad for x in readers.values()),
+      'missing_numbers': num_missing,
+      'list_values_cut': self.num_cut,
+      'rare_categories': self.num_rare,
+      'unknown_categories_in_validation': unknown.get('valid', 0),
+      'unknown_categories_in_test': unknown.get('test', 0),
+      'unknown_categories_in_training': unknown.get('train', 0),
+    }
+    if size:
+      used = [int(np.sum(x > 0)) for x in np.split(counts, len(num_ids))]
+      distinct = sum(x.num for x in self.keys)
+      dropped['hash_collisions'] = distinct - sum(used)
+    problems = [
+      f'rows that cannot be read, the first is {x.first_bad}'
+      for x in readers.values()
+      if x.num_bad
+    ]
+    manifest = {
+      'fingerprint': digest,
+      'rows': rows,
+      'positives': positives,
+      'size_bytes': sum(x.size_bytes for x in readers.values()),
+      'form': readers['train'].form,
+      'dropped': dropped | {'problems': problems},
+      'lines': self.lines,
+    }
+    with atomic.write(self.folder / 'manifest.json') as file:
+      file.write(json.dumps(manifest, indent=1).encode())
+
+  def _read(self, name, reader, pool):
+    """Writes the rows of a reader with categories as numbered; their number."""
+    num, stage = 0, 'reading clicks'
+    tables = reader.tables(lambda *x: self.progress(stage, *x))
+    with (
+      open(self.folder / f'{name}.raw_ids', 'wb') as ids_file,
+      open(self.folder / f'{name}.raw_numbers', 'wb') as numbers_file,
+      open(self.folder / f'{name}.raw_labels', 'wb') as labels_file,
+    ):
+      for table in tables:
+        if self.schema is None:
+          self.schema, lines = schema_lib.make(
+            self.settings, reader.form, table
+          )
+          self.lines += lines
+          num_fields = len(self._names())
+          self.keys = [keys.Keys() for _ in range(num_fields)]
+          self.new = [[] for _ in range(num_fields)]
+        raw = _columns(table, self.schema, self.settings, True)
+        self.num_cut += raw.num_cut
+        ids = self._numbered(raw, len(table), pool)
+        ids.tofile(ids_file)
+        raw.numbers.astype(np.float32).tofile(numbers_file)
+        raw.labels.tofile(labels_file)
+        num += len(table)
+    if not num:
+      raise errors.UserError(f'{reader.path} has no rows')
+    return num
+
+  def _names(self):
+    is_buckets = self.settings['numbers'] == 'buckets'
+    numbers = self.schema.numbers if is_buckets else ()
+    return (*numbers, *self.schema.categories, *self.schema.lists)
+
+  def _fields(self, num_ids):
+    fields, first_id, column = [], 0, 0
+    for name, num in zip(self._names(), num_ids, strict=True):
+      is_list = name in self.schema.lists
+      columns = self.settings['multi_values'] if is_list else 1
+      pooling = self.settings['pooling'] if is_list else ''
+      args = first_id, num, column, columns, pooling
+      fields.append(examples.IdField(name, *args))
+      first_id, column = first_id + num, column + columns
+    is_buckets = self.settings['numbers'] == 'buckets'
+    numbers = () if is_buckets else self.schema.numbers
+    if first_id >= examples.PADDING:
+      raise errors.UserError(
+        f'{first_id:,} categories are too many; raise --config.data.min_count, '
+        'or give --config.data.hash_size'
+      )
+    return examples.Fields(tuple(fields), tuple(numbers))
+
+  def _numbered(self, raw, num_rows, pool):
+    """[n, columns] int32, numbers of categories by their coming, -1 = none."""
+    fields = self._fields([1] * len(self.keys)).ids
+    ids = np.full((num_rows, sum(x.num_columns for x in fields)), -1, np.int32)
+
+    def number(i):
+      found, places = raw.hashes[i]
+      local, new = self.keys[i].add(found)
+      _place(ids, fields[i], local, places)
+      if len(new) and not self.settings['hash_size']:
+        self.new[i].append(raw.strings[i].take(new))
+
+    list(pool.map(number, range(len(fields))))
+    return ids
+
+  def _hashes(self):
+    return [
+      np.concatenate([keys.hashes(x) for x in new])
+      if new
+      else np.zeros(0, np.uint64)
+      for new in self.new
+    ]
+
+  def _raw(self, raw, name):
+    num = raw[name]
+    fields = self._fields([1] * len(self.keys))
+    shapes = (num, fields.num_columns), (num, len(fields.numbers)), (num,)
+    ends = 'raw_ids', 'raw_numbers', 'raw_labels'
+    kinds = np.int32, np.float32, np.uint8
+    return Rows(*(
+      _mapped(self.folder / f'{name}.{x}', kind, shape)
+      for x, kind, shape in zip(ends, kinds, shapes, strict=True)
+    ))  # fmt: skip
+
+  def _blocks(self, raw, name, shares):
+    """Pieces of the rows of a file, with the split of each row."""
+    rows = self._raw(raw, name)
+    for start in range(0, len(rows), _ROWS):
+      some = Rows(*(np.asarray(x[start : start + _ROWS]) for x in rows))
+      if name == 'train' and shares:
+        args = np.arange(start, start + len(some)), len(rows)
+        yield some, _split_of(*args, shares, self.seed)
+      else:
+        yield some, np.full(len(some), SPLITS.index(name), np.int8)
+
+  def _count(self, raw, shares):
+    """Counts of all ids in order; and of each field, numbers in that order."""
+    fields = self._fields([1] * len(self.keys)).ids
+    seen = [np.zeros(x.num + 1, np.int64) for x in self.keys]
+    size = self.settings['hash_size']
+    for some, split in self._blocks(raw, 'train', shares):
+      ids = some.ids[split == 0]
+      for field, counts in zip(fields, seen, strict=True):
+        here = ids[:, field.first_column :][:, : field.num_columns]
+        counts += np.bincount(here.reshape(-1) + 1, minlength=len(counts))
+    counts, orders = [], []
+    hashes = self._by_number() if size else None
+    for i, found in enumerate(seen):
+      found = found[1:]  # without places that have no value
+      if size:
+        local = _bucket(hashes[i], size)
+        counts.append(np.bincount(local, found, size).astype(np.int64))
+        orders.append(local)
+        continue
+      order = np.argsort(-found, kind='stable')
+      least = max(1, self.settings['min_count'])
+      order = order[: np.sum(found >= least)]
+      self.num_rare += int(np.sum(found > 0)) - len(order)
+      rest = found.sum() - found[order].sum()
+      counts.append(np.concatenate([[rest], found[order]]))
+      orders.append(order)
+    return np.concatenate(counts), orders
+
+  def _by_number(self):
+    """Of each field, the hashes in order of their coming."""
+    found = []
+    for table in self.keys:
+      found.append(table.hashes())
+    return found
+
+  def _scales(self, raw, shares):
+    """[numbers, 2], and how many numbers of training rows are missing."""
+    kind, missing, sums = self.settings['numbers'], 0, []
+    for some, split in self._blocks(raw, 'train', shares):
+      found = some.numbers[split == 0].astype(np.float64)
+      missing += int(np.isnan(found).sum())
+      if kind in ('standard', 'minmax') and found.size:
+        sums.append([
+          np.sum(~np.isnan(found), 0),
+          np.nansum(found, 0),
+          np.nansum(np.square(found), 0),
+          np.nanmin(np.where(np.isnan(found), np.inf, found), 0),
+          np.nanmax(np.where(np.isnan(found), -np.inf, found), 0),
+        ])  # fmt: skip
+    num = self._raw(raw, 'train').numbers.shape[1]
+    scales = np.tile([0.0, 1.0], (num, 1))
+    if sums:
+      sums = np.array(sums)
+      count, total, squares = sums[:, :3].sum(0)
+      low, high = sums[:, 3].min(0), sums[:, 4].max(0)
+      count = np.maximum(count, 1)
+      mean = total / count
+      deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
+      if kind == 'minmax':
+        mean, deviation = low, high - low
+      is_usable = np.isfinite(mean) & np.isfinite(deviation) & (deviation > 0)
+      scales[:, 0] = np.where(np.isfinite(mean), mean, 0)
+      scales[:, 1] = np.where(is_usable, deviation, 1)
+    return scales, missing
+
+  def _rewrite(self, raw, shares, encoder, orders):
+    """Writes the splits; returns their rows, labels of 1, unknown values."""
+    num_rows, positives, unknown = {}, {}, {}
+    kind, size = self.settings['numbers'], self.settings['hash_size']
+    maps = []
+    for field, table, order in zip(
+      encoder.fields.ids, self.keys, orders, strict=True
+    ):
+      # The last entry is of places that have no value.
+      final = np.full(table.num + 1, field.first_id, np.int32)
+      if size:
+        final[:-1] = field.first_id + order
+      else:
+        final[order] = field.first_id + 1 + np.arange(len(order))
+      final[-1] = examples.PADDING
+      maps.append(final)
+    outs: dict[str, list[Any]] = {}
+    total = sum(raw.values())
+    done = 0
+    try:
+      for name in raw:
+        for some, split in self._blocks(raw, name, shares):
+          ids = np.empty_like(some.ids)
+          for field, final in zip(encoder.fields.ids, maps, strict=True):
+            here = slice(
+              field.first_column, field.first_column + field.num_columns
+            )
+            ids[:, here] = final[some.ids[:, here]]
+            if not size:
+              for number in np.unique(split):
+                is_unknown = ids[split == number, here] == field.first_id
+                key = SPLITS[number]
+                unknown[key] = unknown.get(key, 0) + int(is_unknown.sum())
+          numbers = _scaled(some.numbers.astype(np.float64), kind,
+                            encoder.scales)  # fmt: skip
+          for number in np.unique(split):
+            key, mask = SPLITS[number], split == number
+            if key not in outs:
+              outs[key] = [
+                open(self.folder / f'{key}.{x}', 'wb')  # noqa: SIM115
+                for x in ('ids', 'numbers', 'labels')
+              ]
+            arrays = ids[mask], numbers[mask], some.labels[mask]
+            for array, file in zip(arrays, outs[key], strict=True):
+              array.tofile(file)
+            num_rows[key] = num_rows.get(key, 0) + int(mask.sum())
+            ones = int(some.labels[mask].sum())
+            positives[key] = positives.get(key, 0) + ones
+          done += len(some)
+          self.progress('encoding clicks', done, total)
+    finally:
+      for some in outs.values():
+        for file in some:
+          file.close()
+    for path in self.folder.glob('*.raw_*'):
+      path.unlink()
+    return num_rows, positives, unknown
+
+  def _write_names(self, orders):
+    """keys.arrow: of each field, its categories in order of ids."""
+    import pyarrow as pa
+
+    if self.settings['hash_size']:
+      return
+    names = self._names()
+    arrays = []
+    for new, order in zip(self.new, orders, strict=True):
+      strings = pa.concat_arrays(new) if new else pa.array([], 'large_string')
+      arrays.append(strings.take(pa.array(order)))
+    numbers = np.repeat(np.arange(len(names)), [len(x) for x in arrays])
+    strings = pa.concat_arrays(arrays) if arrays else []
+    table = pa.table({'field': numbers, 'key': strings})
+    with pa.OSFile(str(self.folder / 'keys.arrow'), 'wb') as file:
+      with pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)

@@ -1,0 +1,186 @@
+"""From encoded clicks to batches: rows in a new order in every epoch.
+
+The order is a keyed permutation of the rows, whose next ones make a step,
+whoever reads them: steps are the same on any mesh. Of many rows blocks are
+permuted, and then the rows of each group of blocks, so that a mapped file is
+read in long pieces.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numba
+import numpy as np
+
+from jaxemb.clicks import encode, toyclicks
+from jaxemb.data import base, examples
+from jaxemb.text import loader
+
+_STEPS = 32  # of a dispatch
+_MAX_ROWS = 1 << 23  # that are permuted one by one
+_BLOCK_ROWS, _GROUP_BLOCKS = 1 << 10, 1 << 10
+_EMBEDDED = 'toyclicks:'
+
+
+@numba.njit(nogil=True, cache=True)
+def _order(first, stop, num, key, block, group):
+  """[stop - first] int64, the rows at these places of an epoch's order."""
+  out = np.empty(stop - first, np.int64)
+  num_blocks = num // block
+  whole = num_blocks * block
+  for i in range(first, stop):
+    if i >= whole:  # the last, short block
+      out[i - first] = i
+      continue
+    start = i // (block * group) * (block * group)
+    size = min(block * group, whole - start)
+    inner = key ^ np.uint64(loader.hashed(np.uint64(start + 1)))
+    place = start + loader.permuted(i - start, size, inner)
+    outer = loader.permuted(place // block, num_blocks, key)
+    out[i - first] = outer * block + place % block
+  return out
+
+
+@numba.njit(nogil=True, cache=True)
+def _take(rows, source, out):
+  for i in range(len(rows)):
+    for j in range(source.shape[1]):
+      out[i, j] = source[rows[i], j]
+
+
+class Names(Sequence):
+  """Names of ids, such as 'C1=68fd1e64', made when they are asked for."""
+
+  def __init__(self, encoded: encode.Encoded):
+    self._fields = encoded.encoder.fields.ids
+    self._path, self._keys = encoded.folder / 'keys.arrow', None
+
+  def __len__(self) -> int:
+    return sum(x.num_ids for x in self._fields)
+
+  def __getitem__(self, index: Any) -> Any:
+    if isinstance(index, slice):
+      return [self[i] for i in range(*index.indices(len(self)))]
+    if not 0 <= index < len(self):
+      raise IndexError(index)
+    before = 0
+    for field in self._fields:
+      if index < field.first_id + field.num_ids:
+        break
+      before += field.num_ids - 1
+    local = index - field.first_id
+    if not self._path.exists():
+      return f'{field.name}#{local}'
+    if self._keys is None:
+      import pyarrow as pa
+
+      source = pa.memory_map(str(self._path))
+      self._keys = pa.ipc.open_file(source).read_all()['key']
+    if not local:
+      return f'{field.name}?'
+    return f'{field.name}={self._keys[before + local - 1].as_py()}'
+
+
+class ClickSource:
+  """An encoded log as a `data.base.Source`; progress is in its examples."""
+
+  unit = 'examples'
+
+  def __init__(self, encoded: encode.Encoded, spec: base.SourceSpec):
+    self.encoded, self.spec = encoded, spec
+    self.encoder, self.fields = encoded.encoder, encoded.encoder.fields
+    self.train = encoded.splits['train']
+    self.valid = encoded.splits.get('valid')
+    self.test = encoded.splits.get('test')
+    self.steps = examples.Steps(spec.part_words, spec.num_parts)
+    self.num_parts, self.epochs = spec.num_parts, spec.epochs
+    self.units_per_epoch = len(self.train)
+    self.keys, self.counts = Names(encoded), encoded.counts
+    self.frequencies = self.counts / max(1, len(self.train))
+    self.fingerprint = encoded.manifest['fingerprint']
+    self.dropped = encoded.manifest['dropped']
+
+  def eval_paths(self) -> list[str]:
+    """None: a log has its own splits."""
+    return []
+
+  def describe(self) -> list[str]:
+    """What was read, for the log."""
+    manifest = self.encoded.manifest
+    rows = ', '.join(
+      f'{num:,} {name} ({manifest["positives"][name] / num:.2%} clicks)'
+      for name, num in manifest['rows'].items()
+    )
+    return [
+      *manifest['lines'],
+      f'clicks: {rows}; {len(self.fields.ids)} fields of '
+      f'{self.fields.vocab:,} categories, {len(self.fields.numbers)} numbers, '
+      f'read as {manifest["form"]}, in {self.encoded.folder}',
+    ]
+
+  def items(
+    self, position: Sequence[int] | None, done: int
+  ) -> Iterator[base.Item]:
+    """Batches from a position, [epoch, next row], to the last epoch's end."""
+    num, spec = len(self.train), self.spec
+    step_rows = spec.part_words * self.num_parts
+    num_steps = min(_STEPS, -(-num // step_rows))
+    size = num_steps * step_rows
+    num_batches = -(-num // size)
+    epoch, first = position or (0, 0)
+    while epoch < self.epochs:
+      stop = min(num, first + size)
+      index = epoch * num_batches + first // size
+      batch, own = self._batch(epoch, first, stop, num_steps)
+      done_after = done + stop - first
+      epoch, first = (epoch, stop) if stop < num else (epoch + 1, 0)
+      yield base.Item(batch, index, [epoch, first], done, done_after, own)
+      done = done_after
+
+  def _batch(self, epoch, first, stop, num_steps):
+    """The batch of the rows at some places of an epoch's order."""
+    spec, train, num_parts = self.spec, self.train, self.num_parts
+    step_rows = spec.part_words * num_parts
+    shape = num_parts, num_steps * spec.part_words
+    ids = np.full((*shape, train.ids.shape[1]), examples.PADDING, np.int32)
+    numbers = np.zeros((*shape, train.numbers.shape[1]), np.float32)
+    labels = np.full(shape, -1, np.float32)
+    counts, own = np.zeros(num_parts, np.int32), 0
+    key = loader.part_key(spec.seed, epoch, 0)
+    block = 1 if len(train) <= _MAX_ROWS else _BLOCK_ROWS
+    group = 1 if block == 1 else _GROUP_BLOCKS
+    for part in range(num_parts):
+      for step in range(num_steps):
+        start = first + step * step_rows + part * spec.part_words
+        end = min(start + spec.part_words, stop)
+        if end <= start:
+          continue
+        counts[part] += end - start
+        if part not in spec.readers.local_parts:
+          continue
+        own += end - start
+        rows = _order(start, end, len(train), key, block, group)
+        at = part, slice(step * spec.part_words,
+                         step * spec.part_words + end - start)  # fmt: skip
+        _take(rows, train.ids, ids[at])
+        _take(rows, train.numbers, numbers[at])
+        labels[at] = train.labels[rows]
+    steps = np.full(num_parts, -(-(stop - first) // step_rows), np.int32)
+    return examples.Batch(ids, numbers, labels, steps, counts), own
+
+
+def make(spec: base.SourceSpec) -> ClickSource:
+  """Encodes the log that the settings name, or the embedded one.
+
+  Raises a `UserError` for input that cannot be used.
+  """
+  path, settings = spec.path, dict(spec.settings)
+  if not path or path.startswith(_EMBEDDED):
+    size = path.removeprefix(_EMBEDDED)
+    spec.progress('writing the embedded clicks', 0, 1)
+    made = toyclicks.write(spec.cache, int(size or toyclicks.DEFAULT_ROWS))
+    path = str(made / 'train.csv')
+    settings |= {k: str(made / f'{k}.csv') for k in ('valid', 'test')}
+    settings |= toyclicks.SETTINGS
+  args = settings, spec.seed, spec.cache, spec.progress
+  return ClickSource(encode.encode(path, *args), spec)

@@ -1,0 +1,157 @@
+"""Which columns of a log are its label, categories and numbers.
+
+Known formats have their own columns; of others the label is named and the rest
+found by looking at the first rows.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxemb import errors
+
+_LABELS = 'label', 'click', 'clicked', 'target', 'y'
+# Columns of numbers with fewer different values are read as categories.
+_MIN_DISTINCT = 200
+
+_CRITEO_NUMBERS = tuple(f'I{i}' for i in range(1, 14))
+_CRITEO_CATEGORIES = tuple(f'C{i}' for i in range(1, 27))
+# Numbers of Adult; its categories are the other columns.
+_ADULT_NUMBERS = (
+  'age',
+  'fnlwgt',
+  'education-num',
+  'capital-gain',
+  'capital-loss',
+  'hours-per-week',
+)
+_ADULT = (
+  'age,workclass,fnlwgt,education,education-num,marital-status,occupation,'
+  'relationship,race,sex,capital-gain,capital-loss,hours-per-week,'
+  'native-country,income'
+).split(',')
+# What is made of Avazu's hour, YYMMDDHH, as in the benchmark; its id is of no
+# use.
+TIMES = 'hour', 'weekday', 'weekend'
+
+_AVAZU = (
+  'id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,'
+  'app_domain,app_category,device_id,device_ip,device_model,device_type,'
+  'device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21'
+).split(',')
+
+# Names of the columns of files without a header; those of Avazu have one, or
+# are pieces of such a file.
+HEADERS: Mapping[str, Sequence[str]] = {
+  'avazu': _AVAZU,
+  'criteo': ('label', *_CRITEO_NUMBERS, *_CRITEO_CATEGORIES),
+  'adult': _ADULT,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+  """Names of columns, in the order of fields."""
+
+  label: str
+  categories: tuple[str, ...]
+  numbers: tuple[str, ...] = ()
+  lists: tuple[str, ...] = ()  # of several categories
+
+  @property
+  def columns(self) -> tuple[str, ...]:
+    """All that are read, the label first."""
+    return (self.label, *self.numbers, *self.categories, *self.lists)
+
+
+def make(
+  settings: Mapping[str, Any], form: str, head: Any
+) -> tuple[Schema, list[str]]:
+  """The schema of a table's first rows, and lines that say what was guessed.
+
+  `settings` are those of `config.data`, `head` a `pyarrow.Table` of strings or
+  numbers. Raises a `UserError` for names that are not there.
+  """
+  names, lines = tuple(head.column_names), []
+  given = {
+    k: tuple(x.strip() for x in settings[k].split(',') if x.strip())
+    for k in ('categorical', 'numeric', 'multi')
+  }
+  label = settings['label']
+  if not label:
+    known = {x.lower(): x for x in names}
+    if form == 'adult':
+      known = {'label': 'income'}
+    label = next((known[x] for x in _LABELS if x in known), '')
+  if not label:
+    raise errors.UserError(
+      'config.data.label is not given, and no column is called '
+      f'{", ".join(_LABELS)}; name one of {_some(names)}'
+    )
+  for name in (label, *(x for some in given.values() for x in some)):
+    if name not in names:
+      raise errors.UserError(
+        f'{settings["path"]} has no column {name}; it has {_some(names)}'
+      )
+  if any(given.values()):
+    kinds = [given[k] for k in ('categorical', 'numeric', 'multi')]
+    return Schema(label, *kinds), lines
+  rest = [x for x in names if x != label]
+  if form == 'criteo':
+    return Schema(label, _CRITEO_CATEGORIES, _CRITEO_NUMBERS), lines
+  if form == 'adult':
+    categories = tuple(x for x in rest if x not in _ADULT_NUMBERS)
+    return Schema(label, categories, _ADULT_NUMBERS), lines
+  if form in ('avazu', 'libsvm', 'libffm'):
+    lists = [x for x in rest if _is_list(head[x])]
+    numbers = [x for x in rest if _is_float(head[x])]
+    others = [x for x in rest if x not in (*lists, *numbers)]
+    return Schema(label, *map(tuple, (others, numbers, lists))), lines
+  lists = [x for x in rest if _is_list(head[x])]
+  numbers = [x for x in rest if x not in lists and _is_numeric(head[x])]
+  others = [x for x in rest if x not in (*lists, *numbers)]
+  lines = [
+    f'label {label}; categories: {_some(others)}; numbers: {_some(numbers)}'
+    + (f'; lists: {_some(lists)}' if lists else '')
+    + ' (guessed; name others by --config.data.categorical and .numeric)'
+  ]
+  return Schema(label, *map(tuple, (others, numbers, lists))), lines
+
+
+def _some(names: Sequence[str]) -> str:
+  more = ' ...' if len(names) > 30 else ''
+  return (', '.join(names[:30]) or 'none') + more
+
+
+def _is_list(column: Any) -> bool:
+  import pyarrow as pa
+
+  return pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+
+
+def _is_float(column: Any) -> bool:
+  import pyarrow as pa
+
+  return pa.types.is_floating(column.type)
+
+
+def _is_numeric(column: Any) -> bool:
+  """Whether there are only numbers, and many different ones."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  if _is_float(column) or pa.types.is_decimal(column.type):
+    return True
+  if not (pa.types.is_string(column.type) or pa.types.is_integer(column.type)):
+    return False
+  values = pc.unique(column.drop_null())
+  if pa.types.is_string(values.type):
+    values = values.filter(pc.not_equal(values, ''))
+    try:
+      numbers = pc.cast(values, pa.float64())
+    except pa.ArrowInvalid:
+      return False
+    has_fractions = pc.any(pc.not_equal(numbers, pc.floor(numbers))).as_py()
+    if len(values) and has_fractions:
+      return True
+  return len(values) >= _MIN_DISTINCT

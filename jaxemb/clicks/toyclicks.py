@@ -1,0 +1,140 @@
+"""An embedded log of clicks, whose best possible AUC is known.
+
+The log odds of a click are planted: what each category, number and word of a
+query does alone, what pairs of fields do (products of hidden vectors), and what
+three fields do together (a product of three numbers). A model that only adds up
+fields, or only pairs, can be told from one that has learned all.
+"""
+
+import json
+import pathlib
+import shutil
+import tempfile
+from typing import Any, NamedTuple
+
+import numpy as np
+
+DEFAULT_ROWS = 200_000  # of which a tenth each is for validation and test
+# How the files are read, as `config.data` says it.
+SETTINGS = {
+  'format': 'csv',
+  'label': 'click',
+  'categorical': 'site,ad,segment,place,device,hour,day,weather',
+  'numeric': 'age,price',
+  'multi': 'query',
+  'numbers': 'standard',
+}
+_SIZES = {
+  'site': 300,
+  'ad': 120,
+  'segment': 24,
+  'place': 60,
+  'device': 4,
+  'hour': 8,
+  'day': 7,
+  'weather': 5,
+}
+_WORDS, _MAX_WORDS = 200, 4
+_PAIRS = ('ad', 'segment'), ('place', 'hour'), ('segment', 'weather')
+_THREES = ('device', 'hour', 'weather'), ('segment', 'day', 'device')
+_HIDDEN = 3
+_VERSION = 1
+_SEED = 20
+
+
+class Log(NamedTuple):
+  """Rows of the log, as columns."""
+
+  columns: dict[str, np.ndarray]  # of categories, [n] int
+  words: np.ndarray  # [n, 4] int, -1 = none
+  age: np.ndarray  # [n]
+  price: np.ndarray  # [n], NaN = missing
+  click: np.ndarray  # [n] bool
+  # [n] log odds of a click: what fields do alone, with pairs, with all.
+  first: np.ndarray
+  pairs: np.ndarray
+  all: np.ndarray
+
+
+def generate(num_rows: int) -> Log:
+  """The log of so many rows."""
+  rng = np.random.default_rng(_SEED)
+  columns = {}
+  for name, size in _SIZES.items():
+    chances = 1 / (np.arange(size) + 3.0) ** 0.8
+    columns[name] = rng.choice(size, num_rows, p=chances / chances.sum())
+  num_words = rng.integers(1, _MAX_WORDS + 1, num_rows)
+  words = np.floor(_WORDS * rng.random((num_rows, _MAX_WORDS)) ** 2).astype(int)
+  words = np.where(np.arange(_MAX_WORDS) < num_words[:, None], words, -1)
+  age = np.round(rng.gamma(6, 6, num_rows) + 12)
+  price = np.round(np.exp(rng.normal(2, 1, num_rows)), 2)
+
+  def scaled(x):
+    return (x - x.mean()) / x.std()
+
+  first = sum(
+    rng.normal(0, 0.25, size)[columns[name]] for name, size in _SIZES.items()
+  )
+  effects = np.append(rng.normal(0, 0.4, _WORDS), 0)
+  first += effects[words].sum(1) / num_words
+  first += 0.25 * scaled(np.log(price)) - 0.2 * scaled(age)
+  pairs = 0.0
+  for left, right in _PAIRS:
+    a, b = (
+      rng.normal(0, 1, (_SIZES[x], _HIDDEN))[columns[x]] for x in (left, right)
+    )
+    pairs = pairs + 0.45 * (a * b).sum(1)
+  threes = 0.0
+  for names in _THREES:
+    signs = [rng.choice([-1.0, 1.0], _SIZES[x])[columns[x]] for x in names]
+    threes = threes + 0.6 * np.prod(signs, 0)
+  base = -1.6 + first
+  odds = base, base + pairs, base + pairs + threes
+  click = rng.random(num_rows) < 1 / (1 + np.exp(-odds[-1]))
+  price[rng.random(num_rows) < 0.02] = np.nan
+  return Log(columns, words, age, price, click, *odds)
+
+
+def write(cache: pathlib.Path, num_rows: int = DEFAULT_ROWS) -> pathlib.Path:
+  """The folder with train.csv, valid.csv, test.csv and best.json.
+
+  best.json has the AUC on the test rows of the true log odds: 'first' of what
+  fields do alone, 'pairs', and 'all', which no model exceeds but by chance.
+  """
+  from jaxemb.evaluation import clicks
+
+  folder = cache / f'toyclicks-{num_rows}-{_VERSION}'
+  if (folder / 'best.json').exists():
+    return folder
+  import pyarrow as pa
+  from pyarrow import csv
+
+  log = generate(num_rows)
+  cache.mkdir(parents=True, exist_ok=True)
+  temporary = pathlib.Path(tempfile.mkdtemp(prefix='.toyclicks-', dir=cache))
+  try:
+    names = np.array([f'w{i}' for i in range(_WORDS)] + [''])
+    queries = ['|'.join(filter(None, x)) for x in names[log.words].tolist()]
+    columns: dict[str, Any] = {'click': log.click.astype(int)}
+    for name, values in log.columns.items():
+      texts = np.array([f'{name[:2]}{i:03d}' for i in range(_SIZES[name])])
+      columns[name] = texts[values]
+    columns |= {'age': log.age.astype(int)}
+    columns['price'] = pa.array(log.price, from_pandas=True)
+    table = pa.table(columns | {'query': queries})
+    held = num_rows // 10
+    ends = {'test': held, 'valid': 2 * held, 'train': num_rows}
+    start = 0
+    for name, stop in ends.items():
+      csv.write_csv(table.slice(start, stop - start), temporary / f'{name}.csv')
+      start = stop
+    best = {
+      k: clicks.auc(log.click[:held], getattr(log, k)[:held])
+      for k in ('first', 'pairs', 'all')
+    }
+    (temporary / 'best.json').write_text(json.dumps(best))
+    if not folder.exists():
+      temporary.rename(folder)
+  finally:
+    shutil.rmtree(temporary, ignore_errors=True)
+  return folder
