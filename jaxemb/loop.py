@@ -9,6 +9,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import math
 import pathlib
 import threading
 import time
@@ -40,13 +41,27 @@ class Session(NamedTuple):
 
 
 class Hook(Protocol):
-  """Runs between dispatches, in all processes alike."""
+  """Runs between dispatches, in all processes alike.
+
+  What has a body here is optional.
+  """
+
+  def begin(self, totals: metrics.Totals) -> None:
+    """Called before the first dispatch of a start, with what was done."""
 
   def due(self, item: data_base.Item) -> bool:
     """Whether to run after an item; depends on nothing else."""
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
     """Reads the state, which the next dispatch donates."""
+
+  def rate_factor(self) -> float:
+    """What the learning rates of the next dispatches are multiplied by."""
+    return 1.0
+
+  def has_ended(self) -> bool:
+    """Whether training ends here, before its last epoch."""
+    return False
 
 
 def open_checkpoints(workdir: pathlib.Path) -> checkpoint.Checkpoints:
@@ -61,7 +76,7 @@ class Trained(NamedTuple):
 
   state: Any
   totals: metrics.Totals
-  program: jax.stages.Compiled  # the dispatch
+  program: jax.stages.Compiled | None  # the dispatch; None = there was none
 
 
 def train(
@@ -86,6 +101,10 @@ def train(
   uncounted: collections.deque = collections.deque()
   restored = restore(checkpoints, parts, key, total, fingerprints)
   state, totals = restored or (None, metrics.Totals(source.unit))
+  for hook in hooks:
+    hook.begin(totals)
+  if restored and any(hook.has_ended() for hook in hooks):
+    return Trained(state, totals, program)
   put_args = strategy.batch_sharding, source.num_parts
   items = data_base.prefetch(
     item._replace(batch=mesh.put_parts(item.batch, *put_args))
@@ -98,6 +117,11 @@ def train(
     last_save, secs_before = time.monotonic(), totals.total_secs
     for dispatch, (item, following) in enumerate(_with_next(items)):
       now = schedule(config, item, total, *stream)
+      factor = np.float32(math.prod(hook.rate_factor() for hook in hooks))
+      now = now._replace(
+        first_learning_rate=factor * now.first_learning_rate,
+        last_learning_rate=factor * now.last_learning_rate,
+      )
       args = (constants, item.batch, now)
       if program is None:  # compiled before its use, to time it apart
         start = time.monotonic()
@@ -134,7 +158,8 @@ def train(
       for hook in due:
         hook.run(state, totals)
         meter.resume()
-      if saves:
+      has_ended = any(hook.has_ended() for hook in due)
+      if saves or has_ended:
         totals.total_secs = secs_before + time.time() - session.started
         if not _all_finite(state):
           raise totals.diverged(float(rates[1]))
@@ -145,6 +170,11 @@ def train(
         write = functools.partial(store.save, state) if store else None
         checkpoints.save(totals.steps, state, record, write)
         last_save = time.monotonic()
+      if has_ended:
+        metrics.LOG.info(
+          'training ends before its last epoch: it gets no better'
+        )
+        break
       if decision == distributed.STOP and not is_last:
         step = checkpoints.wait()
         metrics.LOG.info(

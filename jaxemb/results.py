@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxemb import build, embeddings, metrics
+from jaxemb import build, embeddings, loop, metrics
 from jaxemb.data import base as data_base
 from jaxemb.evaluation import words
 from jaxemb.report import report
@@ -24,6 +24,10 @@ from jaxemb.storage import export as export_lib
 from jaxemb.storage import orbax_export
 from jaxemb.tables import spec as spec_lib
 
+_WORDS_COUNTED = (
+  'corpus words inside the vocabulary, before frequent-word subsampling, times '
+  'epochs'
+)
 _NOTHING = types.MappingProxyType({})
 
 
@@ -126,7 +130,8 @@ def write(
   """
   start = time.time()
   if export is None:
-    values = _summary(parts, totals) | {'evaluation': {}}
+    values = summary(parts, totals) | {'words_counted': _WORDS_COUNTED}
+    values |= {'evaluation': {}}
     return report.write_json(workdir, values | dict(more))
   dropped = write_export(workdir / 'export', export)
   metrics.LOG.info('vectors in %s', workdir / 'export')
@@ -138,12 +143,12 @@ def write(
       metrics.LOG.info('%s', line)
   totals.total_secs += time.time() - start
   records = metrics.read(workdir / 'metrics.jsonl')
-  values = _summary(parts, totals)
+  values = summary(parts, totals) | {'words_counted': _WORDS_COUNTED}
   values |= {'evaluation': evaluation} | dict(more)
   values |= {'hosts': resources.summary(records)}
   values |= {'staleness': _staleness(parts, totals)}
   if parts.strategy.store:
-    values |= {'store': _store(parts, totals)}
+    values |= {'store': store(parts, totals)}
   values['dropped'] |= dropped
   report.write(workdir, values, records, vectors, parts.benchmarks)
   rate = totals.done / max(totals.train_secs, 1e-9)
@@ -153,27 +158,27 @@ def write(
   )
 
 
-def _store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
+def store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
   """What went between stores and the device, beside what was expected."""
-  store, config = parts.strategy.store, parts.config
-  counts = {k: totals.counters.get(k, 0) for k in store.counted}
+  stored, config = parts.strategy.store, parts.config
+  counts = {k: totals.counters.get(k, 0) for k in stored.counted}
   steps, needed = max(totals.steps, 1), max(counts['rows_needed'], 1)
   secs = max(counts['fetch_secs'], 1e-9)
   found = counts | {
     'kind': config.table.store,
-    'store_bytes': store.store_bytes,
+    'store_bytes': stored.store_bytes,
     'hit_rate': 1 - counts['rows_fetched'] / needed,
     'hidden': max(0.0, 1 - counts['fetch_waited_secs'] / secs),
   }
   if config.strategy.name == 'workers':
-    tables = build.traffic(config, parts.tuning, store).values()
+    tables = build.traffic(config, parts.tuning, stored).values()
     num = sum(x.needs.sum() for x, _ in tables)
     for key in ('fetched', 'pushed'):
       expected = sum(getattr(y, key) * x.needs.sum() for x, y in tables)
       found[f'predicted_rows_{key}_per_row'] = expected / num
       found[f'rows_{key}_per_row'] = counts[f'rows_{key}'] / needed
     return found
-  predicted = store.predicted(config.train.batch_words).values()
+  predicted = stored.predicted(config.train.batch_words).values()
   return found | {
     'rows_fetched_per_step': counts['rows_fetched'] / steps,
     'predicted_rows_fetched_per_step': sum(x.rows_per_step for x in predicted),
@@ -209,7 +214,8 @@ def _staleness(
   }
 
 
-def _summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
+def summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
+  """What every report has."""
   source, config, unit = parts.source, parts.config, totals.unit
   train_secs = max(totals.train_secs, 1e-9)
   state = parts.strategy.init.eval_shape(jax.random.key(0))
@@ -219,13 +225,11 @@ def _summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
   return {
     'model': config.model.name,
     'dim': config.model.dim,
-    'vocab_words': len(source.keys),
+    f'vocab_{unit}' if unit == 'words' else 'vocab': len(source.keys),
     f'{unit}_per_sec': totals.done / train_secs,
     f'{unit}_per_sec_with_compilation': totals.done
     / (train_secs + totals.compile_secs),
     f'corpus_{unit}': source.units_per_epoch,
-    'words_counted': 'corpus words inside the vocabulary, before frequent-word '
-    'subsampling, times epochs',
     **totals.counters,
     'loss_per_example': totals.loss_per_example(),
     'encode_secs': totals.encode_secs,
@@ -252,7 +256,7 @@ def _summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation:
+class Evaluation(loop.Hook):
   """Evaluates the vectors while they are trained; a `loop.Hook`."""
 
   workdir: pathlib.Path

@@ -186,8 +186,9 @@ def _train(
   store = parts.strategy.store
   closing = contextlib.closing(store) if store else contextlib.nullcontext()
   with closing, loop.open_checkpoints(workdir) as checkpoints:
-    hooks = [results.Evaluation(workdir, parts)]
-    trained = loop.train(checkpoints, parts, session, make_meter, hooks)
+    clicks = _of_clicks(parts)
+    hook = (clicks or results).Evaluation(workdir, parts)
+    trained = loop.train(checkpoints, parts, session, make_meter, [hook])
     if trained is None:
       return False
     if trained.totals.counters.get('pairs') == 0:
@@ -195,6 +196,10 @@ def _train(
         'nothing was learned: no word has another one in its window; give text '
         'with several words on a line, or raise --config.data.sample'
       )
+    if clicks:
+      clicks.write(workdir, parts, trained.state, trained.totals, hook)
+      distributed.from_first('results')
+      return True
     # The last checkpoint is still being written.
     export_rows = functools.partial(parts.strategy.export_rows, trained.state)
     export = results.collect(parts, export_rows)
@@ -203,6 +208,16 @@ def _train(
     # JAX ends all processes when one has waited a minute for another to end.
     distributed.from_first('results')
   return True
+
+
+def _of_clicks(parts: build.Parts) -> types.ModuleType | None:
+  """What evaluates and exports a model of clicks, if it is one."""
+  if parts.config.data.source != 'clicks':
+    return None
+  from jaxemb.prediction import results as of_clicks  # and with it pyarrow
+
+  of_clicks.check(parts.config, parts.source)
+  return of_clicks
 
 
 def from_python(

@@ -479,7 +479,8 @@ class _Writer:
       np.zeros(0, np.uint64) if size else x[order]
       for x, order in zip(self._hashes(), orders, strict=True)
     )
-    encoder = Encoder(self.schema, self.settings, fields, hashes, scales)
+    settings = self.settings | {'format': readers['train'].form}
+    encoder = Encoder(self.schema, settings, fields, hashes, scales)
     encoder.save(self.folder)
     rows, positives, unknown = self._rewrite(raw, shares, encoder, orders)
     for name in ('train', *shares, *(x for x in readers if x != 'train')):

@@ -11,7 +11,7 @@ import itertools
 import lzma
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxemb import errors
@@ -40,12 +40,15 @@ _MAX_NUMBERS = 1000  # columns of libsvm that are not categories
 class Reader:
   """Reads files of one form; counts rows that cannot be read."""
 
-  def __init__(self, path: str, form: str = ''):
+  def __init__(
+    self, path: str, form: str = '', needed: Sequence[str] | None = None
+  ):
     """Finds the files of a path, folder, glob, or several with commas.
 
-    Raises a `UserError` if there are none.
+    Of a label and `needed` columns a file without a header may lack the label.
+    Raises a `UserError` if there are no files.
     """
-    self.path, self.files = path, find(path)
+    self.path, self.files, self._needed = path, find(path), needed
     self.form = form or guess(self.files[0])
     self.num_rows = self.num_bad = 0
     self.first_bad = ''
@@ -101,6 +104,10 @@ class Reader:
       return 'skip'
 
     names = schema.HEADERS.get(self.form)
+    if names and self._needed and not self._starts_with(file, names):
+      delimiter = '\t' if self.form == 'criteo' else ','
+      if _first_line(file).count(delimiter) == len(names) - 2:
+        names = [x for x in names if x != self._needed[0]]
     is_tabs = self.form in ('criteo', 'tsv')
     stream, raw = _open(file)
     with stream:
@@ -201,10 +208,7 @@ def guess(file: pathlib.Path) -> str:
   form = _SUFFIXES.get(names[-1].lower() if names else '', '')
   if form == 'parquet':
     return form
-  stream, _ = _open(file)
-  with stream:
-    head = stream.read(1 << 16)
-  first = bytes(head).split(b'\n', 1)[0].decode('utf-8', 'replace').strip()
+  first = _first_line(file).strip()
   if first.count('\t') == len(schema.HEADERS['criteo']) - 1:
     if not first.startswith('label'):
       return 'criteo'
@@ -233,13 +237,17 @@ def _open(file):
   return (pa.CompressedInputStream(raw, packed) if packed else raw), raw
 
 
-def _header(file, delimiter):
-  import csv
-
+def _first_line(file):
   stream, _ = _open(file)
   with stream:
     head = bytes(stream.read(1 << 20)).split(b'\n', 1)[0]
-  line = head.decode('utf-8-sig', 'replace').strip('\r')
+  return head.decode('utf-8-sig', 'replace').strip('\r')
+
+
+def _header(file, delimiter):
+  import csv
+
+  line = _first_line(file)
   names = next(csv.reader([line], delimiter=delimiter), [])
   names = [x.strip() for x in names]
   if len(set(names)) < len(names) or not all(names):

@@ -233,7 +233,7 @@ class Inputs:
 
   def flat(self) -> jax.Array:
     """[E, fields * dim + numbers], all of an example side by side."""
-    flat = self.vectors.reshape(len(self.vectors), -1)
+    flat = self.vectors.reshape(self.vectors.shape[0], -1)
     return jnp.concatenate([flat, self.numbers], 1)
 
 
@@ -405,25 +405,27 @@ class ClickModel(base.Model):
     return network(inputs, run)
 
 
-def _make(*terms: str) -> Callable[[ClickSpec, base.Corpus], ClickModel]:
-  """A model of some terms, in its own form for each data."""
+def of_terms(
+  spec: ClickSpec, terms: tuple[str, ...], lookups: np.ndarray | None = None
+) -> ClickModel:
+  """A sum of terms; `lookups` [vocab] are expected of an example."""
+  sizes = {VECTORS: spec.dim} if set(terms) != {'first'} else {}
+  sizes |= {WEIGHTS: 1} if 'first' in terms else {}
+  scales = {VECTORS: _INIT_SCALE, WEIGHTS: 0.0}
+  vocab = spec.fields.vocab
+  tables = tuple(
+    spec_lib.TableSpec(
+      name, vocab, dim, scales[name], lookups_per_center=lookups
+    )
+    for name, dim in sizes.items()
+  )
+  return ClickModel(spec, terms, tables)
 
+
+def _make(*terms: str) -> Callable[[ClickSpec, base.Corpus], ClickModel]:
   def make(spec: ClickSpec, corpus: base.Corpus) -> ClickModel:
     """The model of fields whose ids a `corpus` has counted."""
-    sizes = {VECTORS: spec.dim} if set(terms) != {'first'} else {}
-    sizes |= {WEIGHTS: 1} if 'first' in terms else {}
-    scales = {VECTORS: _INIT_SCALE, WEIGHTS: 0.0}
-    tables = tuple(
-      spec_lib.TableSpec(
-        name,
-        spec.fields.vocab,
-        dim,
-        scales[name],
-        lookups_per_center=corpus.centers,
-      )
-      for name, dim in sizes.items()
-    )
-    return ClickModel(spec, terms, tables)
+    return of_terms(spec, terms, corpus.centers)
 
   return make
 

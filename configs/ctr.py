@@ -1,0 +1,63 @@
+r"""Clicks: DeepFM (Guo et al. 2017) on categories and numbers.
+
+  python -m jaxemb.main --config=ctr           an embedded log
+  python -m jaxemb.main --config=ctr --config.data.path=clicks.csv
+  python -m jaxemb.main --config=ctr:criteo --config.data.path=train.txt
+  python -m jaxemb.main --config=ctr:avazu --config.data.path=train.csv
+  python -m jaxemb.main --config=ctr:adult --config.data.path=adult.data \
+    --config.data.test=adult.test
+
+Another model: `--config.model.name=dcn_v2`, or logistic, fm, wide_deep, dcn,
+dlrm. The embedded log has 200,000 rows, of which the true odds have an AUC of
+0.847; expected are 0.843 after some 20 s on two CPU cores.
+"""
+
+import ml_collections
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+
+_VARIANTS = 'criteo', 'avazu', 'adult'
+
+
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The settings of a variant: '', 'criteo', 'avazu', 'adult' or 'smoke'."""
+  config = config_lib.default()
+  config.data.source = 'clicks'
+  config.data.min_count = 2
+  config.model.name = 'deepfm'
+  config.model.dim = 16
+  config.optimizer.name = 'adam_full'
+  # Constant, unless another final one is given.
+  rate = ml_collections.FieldReference(0.001)
+  config.optimizer.learning_rate = rate
+  config.optimizer.final_learning_rate = rate
+  config.strategy.name = 'sync'
+  config.train.epochs = 10
+  config.train.patience = 2
+  config.eval.every_epochs = 1.0
+  if variant == 'criteo':
+    config.data.format = 'criteo'
+    config.data.min_count = 10
+    config.data.valid = config.data.test = '0.1'
+  elif variant == 'avazu':
+    config.data.format = 'avazu'
+    config.data.valid = config.data.test = '0.1'
+  elif variant == 'adult':
+    config.data.format = 'adult'
+    config.data.positive = '>50K'
+    config.data.numbers = 'standard'
+    config.data.valid = '0.1'
+    config.train.batch_examples = 512
+  elif variant == 'smoke':
+    config.data.path = 'toyclicks:20000'
+    config.train.batch_examples = 512
+    config.train.epochs = 2
+    config.model.hidden = '16'
+    config.model.dim = 4
+  elif variant:
+    raise errors.UserError(
+      f'the config ctr has no variant {variant!r}; choose '
+      f'{", ".join(_VARIANTS)}'
+    )
+  return config

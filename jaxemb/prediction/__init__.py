@@ -1,0 +1,1 @@
+"""Trained models of clicks: kept, evaluated, and used."""

@@ -1,0 +1,229 @@
+"""A trained model of clicks, apart from the run that made it.
+
+It has whole tables in order of ids, dense parameters, the moments of batch
+normalization, and the encoder that makes ids of a user's columns. A folder
+holds it as JSON and plain arrays, of which tables are memory-mapped.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.clicks import encode, formats
+from jaxemb.data import examples
+from jaxemb.evaluation import clicks as evaluation
+from jaxemb.models import clicks, skipgram
+
+_EXAMPLES = 8192  # at once
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def chances(model, arrays, ids, numbers):
+  """[n] float32 probabilities."""
+  params, tables, moments = arrays
+  num = ids.shape[0]
+  batch = examples.StepBatch(
+    ids, numbers, jnp.zeros(num), jnp.ones(num), jnp.arange(num)
+  )
+  rows = {k: x.at[ids].get(mode='clip') for k, x in tables.items()}
+  return jax.nn.sigmoid(model.logits(params, rows, batch, moments))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _moments(model, params, tables, ids, numbers):
+  num = ids.shape[0]
+  batch = examples.StepBatch(
+    ids, numbers, jnp.zeros(num), jnp.ones(num), jnp.arange(num)
+  )
+  rows = {k: x.at[ids].get(mode='clip') for k, x in tables.items()}
+  return model.moments(params, rows, batch)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClickModel:
+  """Probabilities of clicks."""
+
+  model: clicks.ClickModel
+  params: Any  # dense parameters, a pytree of dicts
+  tables: dict[str, np.ndarray]  # by name, [vocab, dim] float32
+  moments: clicks.Moments
+  encoder: encode.Encoder
+
+  @functools.cached_property
+  def _arrays(self):
+    """All arrays on the device."""
+    return jax.device_put((self.params, self.tables, self.moments))
+
+  def scores(self, rows: encode.Rows) -> np.ndarray:
+    """[n] float32 probabilities of encoded rows."""
+    out = np.zeros(len(rows), np.float32)
+    pending: list[tuple[int, int, jax.Array]] = []
+
+    def take(limit):
+      while len(pending) > limit:
+        start, num, found = pending.pop(0)
+        out[start : start + num] = np.asarray(found)[:num]
+
+    for start in range(0, len(rows), _EXAMPLES):
+      ids = np.asarray(rows.ids[start : start + _EXAMPLES])
+      numbers = np.asarray(rows.numbers[start : start + _EXAMPLES])
+      num = ids.shape[0]
+      if num < _EXAMPLES:  # no program of another size
+        ids = np.pad(ids, ((0, _EXAMPLES - num), (0, 0)))
+        numbers = np.pad(numbers, ((0, _EXAMPLES - num), (0, 0)))
+      found = chances(self.model, self._arrays, ids, numbers)
+      pending.append((start, num, found))
+      take(2)
+    take(0)
+    return out
+
+  def predict(self, data: Any) -> np.ndarray:
+    """[n] float32 probabilities of rows that need no label.
+
+    `data` is a path as of `config.data.path`, a table of pyarrow or pandas, or
+    lists by column. Categories that are not known count as unknown. Raises a
+    `UserError` for a column that is missing.
+    """
+    found = [x for x, _ in self.predicted(data)]
+    return np.concatenate(found) if found else np.zeros(0, np.float32)
+
+  def predicted(
+    self, data: Any, unknown: dict[str, int] | None = None
+  ) -> Iterator[tuple[np.ndarray, Any]]:
+    """Probabilities [n] of some rows after others, and their tables.
+
+    `unknown` gets, by field, how many categories are not known.
+    """
+    for table in self._tables(data):
+      rows, found = self.encoder.encode(table, has_labels=False)
+      for name, num in found.items():
+        if unknown is not None:
+          unknown[name] = unknown.get(name, 0) + num
+      yield self.scores(rows), table
+
+  def _tables(self, data):
+    import pyarrow as pa
+
+    if isinstance(data, str | os.PathLike):
+      schema, form = self.encoder.schema, self.encoder.settings['format']
+      reader = formats.Reader(os.fspath(data), form, schema.columns)
+      yield from reader.tables(lambda *_: None)
+    elif isinstance(data, pa.Table):
+      yield data
+    elif hasattr(data, 'columns') and hasattr(data, 'iloc'):
+      yield pa.Table.from_pandas(data, preserve_index=False)
+    elif isinstance(data, Mapping):
+      yield pa.table(dict(data))
+    else:
+      raise errors.UserError(
+        f'cannot predict of {type(data).__name__}; give a path, a table of '
+        'pyarrow or pandas, or lists by column'
+      )
+
+  def evaluate(
+    self, rows: encode.Rows, group: str = ''
+  ) -> tuple[dict[str, Any], np.ndarray]:
+    """As `evaluation.clicks.evaluate`, grouped by a field; and the scores."""
+    scores, groups = self.scores(rows), None
+    if group:
+      field = next(x for x in self.encoder.fields.ids if x.name == group)
+      groups = np.asarray(rows.ids[:, field.first_column])
+    return evaluation.evaluate(rows.labels, scores, groups), scores
+
+  def without(self, field: str) -> 'ClickModel':
+    """The same with the mean of a field's rows, by id, in place of each."""
+    found = next(x for x in self.encoder.fields.ids if x.name == field)
+    tables = {}
+    for name, rows in self.tables.items():
+      here = slice(found.first_id, found.first_id + found.num_ids)
+      tables[name] = np.array(rows)
+      tables[name][here] = rows[here].mean(0)
+    return dataclasses.replace(self, tables=tables)
+
+  def save(self, folder: pathlib.Path) -> None:
+    """Replaces the folder; a `UserError` if the file system refuses."""
+    temporary = folder.with_name(f'.{folder.name}.tmp')
+    try:
+      shutil.rmtree(temporary, ignore_errors=True)
+      temporary.mkdir(parents=True)
+      self.encoder.save(temporary)
+      spec = dataclasses.asdict(self.model.spec)
+      for key in ('fields', 'row_ops', 'axes'):  # of the encoder, or the mesh
+        del spec[key]
+      record = {
+        'terms': self.model.terms,
+        'spec': spec,
+        'tables': {k: list(x.shape) for k, x in self.tables.items()},
+      }
+      (temporary / 'model.json').write_text(json.dumps(record, indent=1))
+      for name, rows in self.tables.items():
+        np.save(temporary / f'{name}.npy', rows)
+      leaves = jax.tree.leaves((self.params, self.moments))
+      arrays = {str(i): np.asarray(x) for i, x in enumerate(leaves)}
+      np.savez(temporary / 'dense.npz', **arrays)
+      shutil.rmtree(folder, ignore_errors=True)
+      temporary.rename(folder)
+    except OSError as error:
+      shutil.rmtree(temporary, ignore_errors=True)
+      raise errors.UserError(
+        f'cannot write {folder}: {errors.one_line(error)}; free space there'
+      ) from error
+
+
+def load(folder: pathlib.Path) -> ClickModel:
+  """What `ClickModel.save` has written."""
+  record = json.loads((folder / 'model.json').read_text())
+  encoder = encode.load_encoder(folder)
+  spec = dict(record['spec'])
+  for key in ('hidden', 'lower_hidden'):
+    spec[key] = tuple(spec[key])
+  spec = clicks.ClickSpec(encoder.fields, **spec)
+  tables = {
+    k: np.load(folder / f'{k}.npy', mmap_mode='r') for k in record['tables']
+  }
+  model = clicks.of_terms(spec, tuple(record['terms']))
+  like = jax.eval_shape(model.init, jax.random.key(0))
+  arrays = np.load(folder / 'dense.npz')
+  leaves = [arrays[str(i)] for i in range(len(arrays.files))]
+  tree = jax.tree.structure(like)
+  num = tree.num_leaves
+  params = jax.tree.unflatten(tree, leaves[:num])
+  return ClickModel(model, params, tables, tuple(leaves[num:]), encoder)
+
+
+def of_training(
+  model: clicks.ClickModel,
+  params: Any,
+  tables: dict[str, np.ndarray],
+  encoder: encode.Encoder,
+  train: encode.Rows,
+  batch_examples: int,
+) -> ClickModel:
+  """A model as it was trained, with moments of some training rows.
+
+  They are means over batches, evenly spaced, of as many examples as steps have.
+  """
+  spec = dataclasses.replace(model.spec, row_ops=skipgram.WHOLE_ROWS, axes=())
+  model = dataclasses.replace(model, spec=spec)
+  moments: Sequence[Any] = ()
+  if spec.batch_norm:
+    size = min(batch_examples, len(train))
+    starts = np.linspace(0, len(train) - size, 16).astype(int)
+    found = []
+    device_arrays = jax.device_put((params, tables))
+    for start in np.unique(starts):
+      here = slice(start, start + size)
+      args = np.asarray(train.ids[here]), np.asarray(train.numbers[here])
+      found.append(_moments(model, *device_arrays, *args))
+    moments = jax.tree.map(lambda *x: np.mean(np.stack(x), 0), *found)
+  return ClickModel(model, params, tables, tuple(moments), encoder)
