@@ -6,9 +6,10 @@ import sys
 from collections.abc import Sequence
 
 _COMMANDS = {
-  'train': ('main', 'train embedding tables on text; resume a run'),
+  'train': ('main', 'train embedding tables; resume a run'),
   'merge': ('merge', 'merge models that were trained apart'),
   'query': ('query', 'print the words nearest to a word or an expression'),
+  'predict': ('predict', 'write probabilities of clicks'),
   'evaluate': ('evaluate', 'score word vectors on benchmarks'),
 }
 

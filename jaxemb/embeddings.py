@@ -430,13 +430,20 @@ def _as_list(items: object) -> list:
   return [] if items is None else list(items)
 
 
-def load(path: pathlib.Path | str) -> Embeddings:
-  """Loads vectors in any form; warns of what was left out.
+def load(path: pathlib.Path | str) -> Any:
+  """Loads `Embeddings` in any form; warns of what was left out.
 
   From a workdir, its export folder or vectors.npy (memory-mapped), or from a
   word2vec, GloVe or fastText .vec file, text or binary, plain or .gz. Raises a
   `UserError` if it is missing, not recognized, cut or damaged.
+
+  Of a run on clicks, or its export, it is a `prediction.predictor.ClickModel`.
   """
+  for folder in (pathlib.Path(path), pathlib.Path(path, 'export')):
+    if (folder / 'model.json').is_file():
+      from jaxemb.prediction import predictor  # and with it JAX and Arrow
+
+      return predictor.load(folder)
   words, vectors, counts, folder = export.read(path)
   senses = senses_lib.read(folder, words, counts, vectors) if folder else None
   return Embeddings(words, vectors, counts, senses)

@@ -18,7 +18,6 @@ from jaxemb import errors
 from jaxemb.clicks import schema
 
 FORMS = 'criteo', 'avazu', 'adult', 'csv', 'tsv', 'parquet', 'libsvm', 'libffm'
-MAX_BAD = 0.01  # share of rows
 
 _PACKED = '.gz', '.bz2', '.xz', '.zst'
 _BLOCK_BYTES = 1 << 23
@@ -41,14 +40,20 @@ class Reader:
   """Reads files of one form; counts rows that cannot be read."""
 
   def __init__(
-    self, path: str, form: str = '', needed: Sequence[str] | None = None
+    self,
+    path: str,
+    form: str = '',
+    needed: Sequence[str] | None = None,
+    max_bad: float = 0.01,
   ):
     """Finds the files of a path, folder, glob, or several with commas.
 
-    Of a label and `needed` columns a file without a header may lack the label.
-    Raises a `UserError` if there are no files.
+    Where `needed` columns are given a file without a header may lack the first
+    one, the label. `max_bad` is the share of rows that may be skipped. Raises a
+    `UserError` if there are no files.
     """
     self.path, self.files, self._needed = path, find(path), needed
+    self._max_bad = max_bad
     self.form = form or guess(self.files[0])
     self.num_rows = self.num_bad = 0
     self.first_bad = ''
@@ -73,7 +78,7 @@ class Reader:
         f'cannot read {file} as {self.form}: {errors.one_line(error)}; give '
         f'--config.data.format, one of {", ".join(FORMS)}'
       ) from error
-    if self.num_bad > MAX_BAD * (self.num_rows + self.num_bad):
+    if self.num_bad > self._max_bad * (self.num_rows + self.num_bad):
       raise errors.UserError(
         f'{self.num_bad:,} of {self.num_rows + self.num_bad:,} rows of '
         f'{self.path} cannot be read, the first is {self.first_bad}; mend the '

@@ -116,7 +116,7 @@ class ClickModel:
 
     if isinstance(data, str | os.PathLike):
       schema, form = self.encoder.schema, self.encoder.settings['format']
-      reader = formats.Reader(os.fspath(data), form, schema.columns)
+      reader = formats.Reader(os.fspath(data), form, schema.columns, 0.0)
       yield from reader.tables(lambda *_: None)
     elif isinstance(data, pa.Table):
       yield data
@@ -150,6 +150,11 @@ class ClickModel:
       tables[name][here] = rows[here].mean(0)
     return dataclasses.replace(self, tables=tables)
 
+  def in_memory(self) -> 'ClickModel':
+    """A copy whose tables do not depend on a file."""
+    tables = {k: np.array(x) for k, x in self.tables.items()}
+    return dataclasses.replace(self, tables=tables)
+
   def save(self, folder: pathlib.Path) -> None:
     """Replaces the folder; a `UserError` if the file system refuses."""
     temporary = folder.with_name(f'.{folder.name}.tmp')
@@ -181,7 +186,17 @@ class ClickModel:
 
 
 def load(folder: pathlib.Path) -> ClickModel:
-  """What `ClickModel.save` has written."""
+  """What `ClickModel.save` has written; a `UserError` if it is damaged."""
+  try:
+    return _load(folder)
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise errors.UserError(
+      f'{folder} is no whole model of clicks: {errors.one_line(error)}; export '
+      'it again by starting its run again'
+    ) from error
+
+
+def _load(folder):
   record = json.loads((folder / 'model.json').read_text())
   encoder = encode.load_encoder(folder)
   spec = dict(record['spec'])
