@@ -224,6 +224,28 @@ def adam(table, slots, ids, grads, learning_rate, beta1, beta2, epsilon):
     table[word] -= learning_rate * mean / (1 - beta1**count) / root
 
 
+def adagrad_full(table, slots, ids, grads, learning_rate, epsilon):
+  """One accumulator a number, of the square of a step's gradient."""
+  for word, each in _present(table, ids, grads).items():
+    grad = sum(each).astype(np.float64)
+    slots[word] = slots.get(word, np.zeros(table.shape[1])) + grad * grad
+    table[word] -= learning_rate * grad / (np.sqrt(slots[word]) + epsilon)
+
+
+def adam_full(table, slots, ids, grads, learning_rate, beta1, beta2, epsilon):
+  """Adam on the rows that occur, with two moments a number."""
+  zeros = np.zeros(table.shape[1])
+  for word, each in _present(table, ids, grads).items():
+    grad = sum(each).astype(np.float64)
+    mean, square, count = slots.get(word, (zeros, zeros, 0))
+    mean = beta1 * mean + (1 - beta1) * grad
+    square = beta2 * square + (1 - beta2) * grad * grad
+    count += 1
+    slots[word] = mean, square, count
+    root = np.sqrt(square / (1 - beta2**count)) + epsilon
+    table[word] -= learning_rate * mean / (1 - beta1**count) / root
+
+
 # Material for tests.
 
 

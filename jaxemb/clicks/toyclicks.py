@@ -26,17 +26,17 @@ SETTINGS = {
 }
 _SIZES = {
   'site': 300,
-  'ad': 120,
-  'segment': 24,
-  'place': 60,
+  'ad': 40,
+  'segment': 12,
+  'place': 20,
   'device': 4,
   'hour': 8,
   'day': 7,
   'weather': 5,
 }
 _WORDS, _MAX_WORDS = 200, 4
-_PAIRS = ('ad', 'segment'), ('place', 'hour'), ('segment', 'weather')
-_THREES = ('device', 'hour', 'weather'), ('segment', 'day', 'device')
+_PAIRS = ('ad', 'segment'), ('place', 'hour'), ('segment', 'day')
+_THREES = (('device', 'hour', 'weather'),)
 _HIDDEN = 3
 _VERSION = 1
 _SEED = 20
@@ -59,10 +59,11 @@ class Log(NamedTuple):
 def generate(num_rows: int) -> Log:
   """The log of so many rows."""
   rng = np.random.default_rng(_SEED)
-  columns = {}
+  columns, chances = {}, {}
   for name, size in _SIZES.items():
-    chances = 1 / (np.arange(size) + 3.0) ** 0.8
-    columns[name] = rng.choice(size, num_rows, p=chances / chances.sum())
+    each = 1 / (np.arange(size) + 3.0) ** 0.8
+    chances[name] = each / each.sum()
+    columns[name] = rng.choice(size, num_rows, p=chances[name])
   num_words = rng.integers(1, _MAX_WORDS + 1, num_rows)
   words = np.floor(_WORDS * rng.random((num_rows, _MAX_WORDS)) ** 2).astype(int)
   words = np.where(np.arange(_MAX_WORDS) < num_words[:, None], words, -1)
@@ -71,6 +72,10 @@ def generate(num_rows: int) -> Log:
 
   def scaled(x):
     return (x - x.mean()) / x.std()
+
+  def hidden(name, values):
+    # Without a mean, or a field alone would tell something of the product.
+    return (values - chances[name] @ values)[columns[name]]
 
   first = sum(
     rng.normal(0, 0.25, size)[columns[name]] for name, size in _SIZES.items()
@@ -81,14 +86,15 @@ def generate(num_rows: int) -> Log:
   pairs = 0.0
   for left, right in _PAIRS:
     a, b = (
-      rng.normal(0, 1, (_SIZES[x], _HIDDEN))[columns[x]] for x in (left, right)
+      hidden(x, rng.normal(0, 1, (_SIZES[x], _HIDDEN))) for x in (left, right)
     )
     pairs = pairs + 0.45 * (a * b).sum(1)
   threes = 0.0
   for names in _THREES:
-    signs = [rng.choice([-1.0, 1.0], _SIZES[x])[columns[x]] for x in names]
-    threes = threes + 0.6 * np.prod(signs, 0)
-  base = -1.6 + first
+    signs = [np.resize([-1.0, 1.0], _SIZES[x]) for x in names]
+    factors = [hidden(*x) for x in zip(names, signs, strict=True)]
+    threes = threes + np.prod(factors, 0)
+  base = -1.2 + first
   odds = base, base + pairs, base + pairs + threes
   click = rng.random(num_rows) < 1 / (1 + np.exp(-odds[-1]))
   price[rng.random(num_rows) < 0.02] = np.nan

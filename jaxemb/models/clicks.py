@@ -92,7 +92,7 @@ class Pass:
       return total / jnp.maximum(num, 1)
 
     middle = mean(x)
-    found = middle, mean(jnp.square(x - middle))
+    found = middle, mean(jnp.square(x - middle[None]))
     self.seen.extend(found)
     return found
 
@@ -119,7 +119,7 @@ class _Norm(nnx.Module):
   def __call__(self, x, run):
     mean, variance = run.moments(x)
     factor = self.scale * jax.lax.rsqrt(variance + _EPSILON)
-    return (x - mean) * factor + self.bias
+    return (x - mean[None]) * factor[None] + self.bias[None]
 
 
 class _Layers(nnx.Module):
@@ -195,7 +195,7 @@ class _Cross(nnx.Module):
     for i in range(self.num):
       new = first * getattr(self, f'cross_{i}')(x) + x
       bias = getattr(self, f'bias_{i}', None)
-      x = new if bias is None else new + bias
+      x = new if bias is None else new + bias[None]
     if self.layers.num:
       x = jnp.concatenate([x, self.layers(first, run)], 1)
     return self.output(x)[:, 0]
@@ -204,7 +204,7 @@ class _Cross(nnx.Module):
 class _Dots(nnx.Module):
   def __init__(self, spec, rngs):
     num = len(spec.fields.ids)
-    self.lower, size = None, 0
+    size = 0
     if spec.fields.numbers:
       num, size = num + 1, spec.dim
       sizes = (*spec.lower_hidden, spec.dim)
@@ -213,7 +213,7 @@ class _Dots(nnx.Module):
 
   def __call__(self, inputs, run):
     vectors, parts = inputs.vectors, []
-    if self.lower is not None:
+    if hasattr(self, 'lower'):
       lower = self.lower(inputs.numbers, run)
       vectors = jnp.concatenate([lower[:, None], vectors], 1)
       parts = [lower]

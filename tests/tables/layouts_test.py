@@ -68,7 +68,11 @@ def _slots_by_id(slots, optimizer):
     return {}
   if optimizer == 'adagrad':
     return {'sum_squares': [slots.get(i, 0.0) for i in range(VOCAB)]}
-  each = [slots.get(i, (np.zeros(DIM), 0.0, 0)) for i in range(VOCAB)]
+  zeros = np.zeros(DIM)
+  if optimizer == 'adagrad_full':
+    return {'sum_squares': [slots.get(i, zeros) for i in range(VOCAB)]}
+  square = zeros if 'full' in optimizer else 0.0
+  each = [slots.get(i, (zeros, square, 0)) for i in range(VOCAB)]
   names = 'mean', 'mean_square', 'num_updates'
   return dict(zip(names, zip(*each, strict=True), strict=True))
 
@@ -94,6 +98,12 @@ def _shard_shapes(layout, num_table):
     ('replicated', (1, 1), 'adam_short'),
     ('row_by_two', (2, 2), 'adam'),
     ('column_merging', (2, 2), 'adam'),
+    ('replicated', (1, 1), 'adagrad_full'),
+    ('column', (2, 2), 'adagrad_full'),
+    ('row_by_two', (2, 2), 'adagrad_full'),
+    ('replicated', (2, 2), 'adam_full'),
+    ('row', (2, 2), 'adam_full'),
+    ('column_merging', (2, 2), 'adam_full'),
   ],
 )
 def test_steps_equal_the_loops(layout, shape, optimizer):
@@ -227,3 +237,37 @@ def test_rows_of_any_number(vocab):
   np.subtract.at(expected, ids[ids < vocab], 0.25)
   found = laid.table.export_rows(after).rows
   np.testing.assert_allclose(found, expected, 1e-6, 1e-6)
+
+
+@pytest.mark.parametrize('updates_all', [False, True])
+@pytest.mark.parametrize(
+  ('layout', 'shape'),
+  [
+    ('replicated', (1, 1)),
+    ('replicated', (2, 2)),
+    ('replicated_merging', (1, 1)),
+    ('column', (2, 2)),
+    ('row_by_two', (2, 2)),
+  ],
+)
+def test_rows_decay_once_in_a_step(layout, shape, updates_all):
+  if updates_all and 'row' in layout:
+    pytest.skip('refused by the settings')
+  spec = dataclasses.replace(laying.SPEC, decay=0.3, updates_all=updates_all)
+  laid = laying.lay(layout, shape, 'adam_full', spec)
+  expected = _coded().astype(np.float64)
+  state, slots = laid.start(_coded()), {}
+  rng = np.random.default_rng(3)
+  for i, kind in enumerate(['mixed', 'one_row', 'only_padding', 'mixed']):
+    ids = _ids(laid.num_lookers, kind, i)
+    grads = rng.normal(size=(len(ids), DIM)).astype(np.float32)
+    _, state = laid.step(state, ids, laid.widened(grads), np.float32(0.1), KEY)
+    some = np.unique(ids[ids < VOCAB])
+    if updates_all and len(some):
+      some = np.arange(VOCAB)
+    # The decay is one more occurrence of each row.
+    given = np.append(ids, some)
+    added = np.concatenate([grads, 0.3 * expected[some]])
+    laying.learn('adam_full', expected, slots, given, added, 0.1)
+    rows = laid.table.export_rows(state).rows
+    np.testing.assert_allclose(rows, expected, 2e-5, 2e-5)
