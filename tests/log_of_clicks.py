@@ -8,10 +8,10 @@ from jaxemb.models import base
 # Two fields of one category, lists with a mean and a sum, two numbers.
 FIELDS = examples.Fields(
   (
-    examples.IdField('site', 0, 11, 0),
-    examples.IdField('ad', 11, 5, 1),
-    examples.IdField('words', 16, 9, 2, 3, 'mean'),
-    examples.IdField('tags', 25, 4, 5, 2, 'sum'),
+    examples.IdField('site', 0, 60, 0),
+    examples.IdField('ad', 60, 40, 1),
+    examples.IdField('words', 100, 40, 2, 3, 'mean'),
+    examples.IdField('tags', 140, 20, 5, 2, 'sum'),
   ),
   ('age', 'price'),
 )

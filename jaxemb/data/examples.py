@@ -92,7 +92,7 @@ class Steps:
 
     parts = share.before + share.first_part + jnp.arange(share.num_parts)
     before = (index * self.num_parts + parts) * self.part_examples
-    positions = (before + share.split * size)[:, None] + jnp.arange(size)
+    positions = (before + share.split * size)[:, None] + jnp.arange(size)[None]
     labels = cut(batch.labels)
     # What fills a step up has no ids.
     ids = jnp.where(labels[:, None] < 0, PADDING, cut(batch.ids))

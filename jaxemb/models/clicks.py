@@ -411,7 +411,9 @@ def of_terms(
   """A sum of terms; `lookups` [vocab] are expected of an example."""
   sizes = {VECTORS: spec.dim} if set(terms) != {'first'} else {}
   sizes |= {WEIGHTS: 1} if 'first' in terms else {}
-  scales = {VECTORS: _INIT_SCALE, WEIGHTS: 0.0}
+  # Of vectors so small products are nothing, and nothing else is learned from.
+  scale = spec.dim**-0.5 if 'dots' in terms else _INIT_SCALE
+  scales = {VECTORS: scale, WEIGHTS: 0.0}
   vocab = spec.fields.vocab
   tables = tuple(
     spec_lib.TableSpec(

@@ -1,0 +1,166 @@
+"""Models of clicks on every layout, mesh, store and strategy."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jaxemb import build
+from jaxemb import config as config_lib
+from jaxemb.data import examples
+from jaxemb.runtime import hlo, mesh
+from tests import dispatches, log_of_clicks
+
+FIELDS = log_of_clicks.FIELDS
+PARTS, EXAMPLES = 4, 32  # of a step in all
+RATE = 0.02
+USUAL = {
+  'data.source': 'clicks',
+  'strategy.name': 'sync',
+  'model.dim': 5,
+  'model.hidden': '8,4',
+  'train.batch_examples': EXAMPLES,
+  'optimizer.name': 'adam_full',
+  'optimizer.learning_rate': RATE,
+  'optimizer.final_learning_rate': RATE,
+}
+
+
+def _made(shape=(1, 1), parts=PARTS, **settings):
+  given = {k.replace('__', '.'): v for k, v in settings.items()}
+  settings = {**USUAL, 'model.name': 'deepfm'} | given
+  if settings['model.name'] in ('logistic', 'fm'):
+    del settings['model.hidden']
+  config = config_lib.check(config_lib.default(), settings)
+  config, tuning = config_lib.resolve(config, 'cpu', shape, parts=parts)
+  steps = examples.Steps(tuning.part_words, tuning.parts)
+  devices = mesh.make(mesh.Shape(*shape))
+  return build.trainer(config, tuning, devices, log_of_clicks.CORPUS, steps)
+
+
+@functools.cache
+def _trained(shape=(1, 1), num_dispatches=2, parts=PARTS, **settings):
+  """Rows by table, dense parameters and mean losses after some dispatches."""
+  made = _made(shape, parts, **settings)
+  strategy, losses = made.strategy, []
+  state = dispatches.start(strategy)
+  for i in range(num_dispatches):
+    # The last step is not full.
+    part_examples = made.trainable.steps.part_examples
+    size = 4 * part_examples
+    num = parts * (size - 1) - 1
+    batch = log_of_clicks.batch(parts, size, num, i % 2)
+    batch = batch._replace(num_steps=np.full(parts, 4, np.int32))
+    now = dispatches.schedule(RATE, RATE, np.array([i, 7], np.uint32))
+    state, found = dispatches.run(strategy, state, batch, now)
+    assert found.counters['examples'] == num
+    assert found.steps.first_bad_step == -1
+    losses.append(found.steps.loss / found.steps.examples)
+  rows = {k: strategy.export_rows(state, k).rows for k in made.trainable.tables}
+  params = jax.device_get(state.params)
+  if strategy.store:
+    strategy.store.close()
+  return rows, params, losses
+
+
+def _are_close(found, expected, tolerance=2e-5):
+  jax.tree.map(
+    functools.partial(
+      np.testing.assert_allclose, rtol=tolerance, atol=tolerance
+    ),
+    found,
+    expected,
+  )
+
+
+@pytest.mark.parametrize('name', config_lib.CLICK_MODELS)
+def test_models_learn(name):
+  losses = _trained(model__name=name, num_dispatches=40)[2]
+  assert losses[-1] < 0.95 * losses[0]
+
+
+@pytest.mark.parametrize(
+  ('shape', 'layout'),
+  [
+    ((2, 1), 'replicated'),
+    ((1, 2), 'row'),
+    ((2, 2), 'row'),
+    ((1, 2), 'column'),
+    ((2, 2), 'column'),
+  ],
+)
+@pytest.mark.parametrize(
+  'more',
+  [
+    {'optimizer__decay': 0.01},
+    {'model__name': 'dcn_v2', 'optimizer__name': 'adagrad'},
+    {'model__name': 'dlrm', 'optimizer__name': 'adagrad_full'},
+    {'model__name': 'wide_deep', 'model__batch_norm': True},
+    {'model__name': 'wide_deep', 'model__dropout': 0.3},
+  ],
+  ids=lambda x: '-'.join(map(str, x.values())),
+)
+def test_meshes_and_layouts_agree(shape, layout, more):
+  if 'adagrad' not in str(more):
+    # Adam divides by the size of gradients, even of those that are nothing but
+    # rounding.
+    more = more | {'optimizer__name': 'adagrad_full'}
+  more = more | {'optimizer__dense': 'sgd'}
+  found = _trained(shape, table__layout=layout, **more)
+  _are_close(found, _trained(**more), 1e-3)
+  assert found[2] == pytest.approx(_trained(**more)[2], 1e-4)
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16', 'int8'])
+def test_low_precision_rows_learn(dtype):
+  settings = {'table__dtype': dtype, 'num_dispatches': 20}
+  rows, _, losses = _trained(**settings)
+  assert losses[-1] < 0.95 * losses[0]
+  whole = _trained(num_dispatches=20)[2]
+  assert losses[-1] == pytest.approx(whole[-1], 0.1)
+  assert np.isfinite(rows['vectors']).all()
+
+
+@pytest.mark.parametrize('store', ['memory', 'disk'])
+@pytest.mark.parametrize('optimizer', ['sgd', 'adagrad_full', 'adam_full'])
+def test_stores_change_no_more_than_rounding(store, optimizer):
+  more = {'optimizer__name': optimizer, 'parts': 1}
+  found = _trained(table__store=store, table__device_bytes='90%', **more)
+  _are_close(found, _trained(**more), 1e-5)
+
+
+@pytest.mark.parametrize('policy', ['bounded', 'average', 'hot'])
+def test_replicas_learn(policy):
+  more = {'strategy__name': 'replicas', 'strategy__policy': policy}
+  if policy == 'hot':
+    more['strategy__hot_every'] = EXAMPLES
+  losses = _trained((2, 1), num_dispatches=30,
+                    strategy__sync_every=2 * EXAMPLES, **more)[2]  # fmt: skip
+  assert losses[-1] < 0.95 * losses[0]
+
+
+def test_all_rows_may_be_updated():
+  rows, *_ = _trained(optimizer__rows='all', optimizer__decay=0.1)
+  other, *_ = _trained(optimizer__decay=0.1)
+  assert np.abs(rows['vectors'] - other['vectors']).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+  'more',
+  [
+    {},
+    {'optimizer__decay': 0.01},
+    {'optimizer__name': 'adagrad'},
+    {'optimizer__name': 'adagrad_full', 'table__dtype': 'bfloat16'},
+  ],
+  ids=str,
+)
+def test_no_table_is_copied(more):
+  made = _made(**more)
+  batch = log_of_clicks.batch(PARTS, 32, 100)
+  now = dispatches.schedule(RATE, RATE)
+  state = dispatches.start(made.strategy)
+  args = dispatches.args(made.strategy, batch, now)
+  text = made.strategy.step.lower(state, *args).compile().as_text()
+  assert not {(FIELDS.vocab, 5), (FIELDS.vocab, 1)} & hlo.copied_arrays(text)
