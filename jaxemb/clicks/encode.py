@@ -85,7 +85,8 @@ class Encoder:
         local = _bucket(found, field.num_ids)
       else:
         local = known.find(found, -1) + 1
-      if num := int(np.sum(local == 0)):
+      num = 0 if self.settings['hash_size'] else int(np.sum(local == 0))
+      if num:
         unknown[field.name] = num
       _place(ids, field, local + field.first_id, places)
     numbers = _scaled(raw.numbers, self.settings['numbers'], self.scales)
@@ -538,6 +539,12 @@ class _Writer:
           )
           self.lines += lines
           num_fields = len(self._names())
+          if not num_fields:
+            raise errors.UserError(
+              f'{reader.path} has no column of categories, whose tables are '
+              'what is trained; name one in --config.data.categorical, or give '
+              '--config.data.numbers=buckets'
+            )
           self.keys = [keys.Keys() for _ in range(num_fields)]
           self.new = [[] for _ in range(num_fields)]
         raw = _columns(table, self.schema, self.settings, True)

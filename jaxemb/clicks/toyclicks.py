@@ -25,7 +25,7 @@ SETTINGS = {
   'numbers': 'standard',
 }
 _SIZES = {
-  'site': 300,
+  'site': 100,
   'ad': 40,
   'segment': 12,
   'place': 20,
@@ -37,7 +37,7 @@ _SIZES = {
 _WORDS, _MAX_WORDS = 200, 4
 _PAIRS = ('ad', 'segment'), ('place', 'hour'), ('segment', 'day')
 _THREES = (('device', 'hour', 'weather'),)
-_HIDDEN = 3
+_HIDDEN = 2
 _VERSION = 1
 _SEED = 20
 
@@ -88,7 +88,7 @@ def generate(num_rows: int) -> Log:
     a, b = (
       hidden(x, rng.normal(0, 1, (_SIZES[x], _HIDDEN))) for x in (left, right)
     )
-    pairs = pairs + 0.45 * (a * b).sum(1)
+    pairs = pairs + 0.7 * (a * b).sum(1)
   threes = 0.0
   for names in _THREES:
     signs = [np.resize([-1.0, 1.0], _SIZES[x]) for x in names]

@@ -1,0 +1,372 @@
+"""Logs of every form: read, encoded, cut into batches, and refused."""
+
+import collections
+import gzip
+import lzma
+import math
+import pathlib
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+from jaxemb.clicks import encode, keys, loader, toyclicks
+from jaxemb.data import base, examples
+
+ROWS = 400
+
+
+def _source(path, folder, num_parts=1, part_examples=32, epochs=1, **settings):
+  """The source of a log; settings are those of `config.data`."""
+  given = {'min_count': 1, **settings}
+  given = {f'data.{k}': v for k, v in given.items()}
+  usual = {'data.source': 'clicks', 'model.name': 'fm', 'strategy.name': 'sync'}
+  config = config_lib.check(config_lib.default(), usual | given)
+  readers = base.ALONE._replace(local_parts=range(num_parts))
+  spec = base.SourceSpec(
+    str(path), 3, epochs, num_parts, part_examples, 5, 1, 1,
+    config.data.to_dict(), readers, folder / 'cache', lambda *_: None,
+  )  # fmt: skip
+  return loader.make(spec)
+
+
+def _rows(num=ROWS, seed=0):
+  """Lines of a log: label, color, size, price, tags."""
+  rng = np.random.default_rng(seed)
+  return [
+    (
+      int(rng.random() < 0.3),
+      f'c{min(rng.geometric(0.3), 9)}',
+      rng.choice(['s', 'm', 'l', '']),
+      '' if rng.random() < 0.1 else f'{rng.gamma(2):.4f}',
+      '|'.join(rng.choice(list('abcdef'), rng.integers(0, 4), False)),
+    )
+    for _ in range(num)
+  ]
+
+
+HEADER = 'label', 'color', 'size', 'price', 'tags'
+
+
+def _text(rows, header=HEADER, between=','):
+  return ''.join(between.join(map(str, x)) + '\n' for x in (header, *rows))
+
+
+def _write(path, text):
+  path.write_text(text)
+  return path
+
+
+def _decoded(source, rows):
+  """What encoded rows stand for, as `_rows` has them but for numbers."""
+  names, found = source.keys, []
+  for ids in rows.ids:
+    by_field = []
+    for field in source.fields.ids:
+      some = ids[field.first_column :][: field.num_columns]
+      values = [names[i].partition('=')[2] for i in some if i < len(names)]
+      by_field.append('|'.join(values))
+    found.append(tuple(by_field))
+  return found
+
+
+def test_csv_is_read_without_a_schema(tmp_path):
+  rows = _rows()
+  path = _write(tmp_path / 'log.csv', _text(rows))
+  source = _source(path, tmp_path, multi_values=3, multi='tags',
+                   categorical='color,size', numeric='price')  # fmt: skip
+  assert _decoded(source, source.train) == [(x[1], x[2], x[4]) for x in rows]
+  np.testing.assert_array_equal(source.train.labels, [x[0] for x in rows])
+  logs = [math.log1p(float(x[3])) if x[3] else 0 for x in rows]
+  np.testing.assert_allclose(source.train.numbers[:, 0], logs, 1e-6)
+  assert source.dropped['missing_numbers'] == sum(x[3] == '' for x in rows)
+  # Ids in order of frequency behind the unknown one, in each field.
+  counts = collections.Counter(x[1] for x in rows)
+  field = source.fields.ids[0]
+  own = source.counts[field.first_id : field.first_id + field.num_ids]
+  assert own.tolist() == [0, *sorted(counts.values(), reverse=True)]
+  guessed = _source(path, tmp_path)
+  assert guessed.fields.numbers == ('price',)
+  assert [x.name for x in guessed.fields.ids] == ['color', 'size', 'tags']
+  assert 'guessed' in guessed.describe()[0]
+
+
+@pytest.mark.parametrize('kind', ['gz', 'xz', 'zst', 'bz2', 'parquet', 'tsv'])
+def test_forms_of_files_are_the_same(kind, tmp_path):
+  rows = _rows()
+  plain = _write(tmp_path / 'log.csv', _text(rows))
+  path = tmp_path / f'log.csv.{kind}'
+  data = plain.read_bytes()
+  if kind in ('gz', 'xz'):
+    path.write_bytes((gzip if kind == 'gz' else lzma).compress(data))
+  elif kind in ('zst', 'bz2'):
+    codec = 'zstd' if kind == 'zst' else kind
+    with pa.CompressedOutputStream(str(path), codec) as file:
+      file.write(data)
+  elif kind == 'tsv':
+    path = _write(tmp_path / 'log.tsv', _text(rows, between='\t'))
+  else:
+    path = tmp_path / 'log.parquet'
+    columns = dict(zip(HEADER, zip(*rows, strict=True), strict=True))
+    columns['price'] = [float(x) if x else None for x in columns['price']]
+    parquet.write_table(pa.table(columns), path)
+  kinds = {'categorical': 'color,size', 'numeric': 'price', 'multi': 'tags'}
+  found, expected = (_source(x, tmp_path, **kinds) for x in (path, plain))
+  for x, y in zip(found.train, expected.train, strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+def test_splits_are_random_or_last_rows_or_files(tmp_path):
+  rows = _rows(4000)
+  path = _write(tmp_path / 'log.csv', _text(rows))
+  kinds = {'categorical': 'color,size', 'numeric': 'price'}
+  source = _source(path, tmp_path, valid='0.2', test='last:0.1', **kinds)
+  sizes = [len(x) for x in (source.train, source.valid, source.test)]
+  assert sum(sizes) == 4000 and sizes[2] == 400
+  assert 0.16 < sizes[1] / 4000 < 0.2
+  np.testing.assert_array_equal(source.test.labels, [x[0] for x in rows[3600:]])
+  # Only rows for training are counted.
+  assert source.counts[: source.fields.ids[0].num_ids].sum() == sizes[0]
+  other = _write(
+    tmp_path / 'new.csv', _text([*_rows(50, 1), (1, 'new', 's', 2, '')])
+  )
+  source = _source(path, tmp_path, test=str(other), **kinds)
+  assert len(source.train) == 4000 and source.valid is None
+  assert source.test.ids[-1, 0] == 0
+  assert source.dropped['unknown_categories_in_test'] == 1
+
+
+def test_numbers_are_transformed_by_training_rows(tmp_path):
+  values = [0.5, 1, 3, 20, 400, -3]
+  rows = [(i % 2, x, 'a') for i, x in enumerate(values)]
+  text = _text(rows, ('y', 'x', 'c'))
+  path = _write(tmp_path / 'log.csv', text)
+
+  def found(kind):
+    args = {'numeric': 'x', 'categorical': 'c', 'numbers': kind}
+    return _source(path, tmp_path, **args)
+
+  each = np.array(values)
+  np.testing.assert_allclose(found('none').train.numbers[:, 0], each)
+  expected = (each - each.mean()) / each.std()
+  np.testing.assert_allclose(
+    found('standard').train.numbers[:, 0], expected, 1e-5
+  )
+  expected = (each + 3) / 403
+  np.testing.assert_allclose(
+    found('minmax').train.numbers[:, 0], expected, 1e-5
+  )
+  source = found('buckets')
+  assert source.train.numbers.shape == (6, 0)
+  expected = [math.floor(math.log(x) ** 2) if x > 2 else math.floor(x)
+              for x in values]  # fmt: skip
+  names = [source.keys[i] for i in source.train.ids[:, 0]]
+  assert names == [f'x={x}' for x in expected]
+
+
+def test_rare_categories_are_unknown(tmp_path):
+  rows = _rows()
+  path = _write(tmp_path / 'log.csv', _text(rows))
+  source = _source(path, tmp_path, min_count=20, categorical='color,size')
+  counts = collections.Counter(x[1] for x in rows)
+  common = {k for k, v in counts.items() if v >= 20}
+  names = [source.keys[i] for i in source.train.ids[:, 0]]
+  expected = [f'color={x[1]}' if x[1] in common else 'color?' for x in rows]
+  assert names == expected
+  assert source.dropped['rare_categories'] == len(counts) - len(common)
+
+
+def test_hashes_need_no_vocabulary(tmp_path):
+  path = _write(tmp_path / 'log.csv', _text(_rows()))
+  source = _source(path, tmp_path, hash_size=7, categorical='color,size')
+  assert source.fields.vocab == 14
+  distinct = 9 + 4
+  used = int(np.sum(source.counts > 0))
+  assert source.dropped['hash_collisions'] == distinct - used > 0
+  rows, unknown = source.encoder.encode(
+    pa.table({'color': ['c1', 'never'], 'size': ['s', 'xl']}), False
+  )
+  assert not unknown and (rows.ids[:, 0] < 7).all()
+
+
+def test_libsvm_has_columns_lists_or_numbers(tmp_path):
+  lines = ['1 3:1 10:1', '-1 4:1 10:1', '-1 3:1 12:1'] * 20
+  path = _write(tmp_path / 'a.libsvm', '\n'.join(lines) + '\n')
+  source = _source(path, tmp_path)
+  assert [x.num_ids for x in source.fields.ids] == [3, 3]
+  assert source.train.labels[:3].tolist() == [1, 0, 0]
+  lines = ['1 3:1 10:1', '0 4:1'] * 20
+  source = _source(_write(tmp_path / 'b.libsvm', '\n'.join(lines)), tmp_path)
+  assert source.fields.ids[0].pooling == 'mean'
+  assert _decoded(source, source.train)[:2] == [('3|10',), ('4',)]
+  lines = ['1 3:0.5 10:1', '0 4:2'] * 20
+  path = _write(tmp_path / 'c.libsvm', '\n'.join(lines))
+  source = _source(path, tmp_path, numbers='none', categorical='feature10')
+  assert [x.num_ids for x in source.fields.ids] == [3]
+  source = _source(path, tmp_path, numbers='none', numeric='feature3,feature4',
+                   categorical='feature10')  # fmt: skip
+  assert source.train.numbers[:2].tolist() == [[0.5, 0], [0, 2]]
+  lines = ['1 0:7:1 1:2:1', '0 0:8:1 1:2:0.5'] * 20
+  source = _source(_write(tmp_path / 'd.libffm', '\n'.join(lines)), tmp_path,
+                   numbers='none')  # fmt: skip
+  assert [x.name for x in source.fields.ids] == ['field0']
+  assert source.train.numbers[:2, 0].tolist() == [1, 0.5]
+
+
+@pytest.mark.parametrize(
+  ('text', 'settings', 'words'),
+  [
+    ('a,b\n1,2\n', {}, 'config.data.label is not given'),
+    ('y,b\n1,2\n0,1\n', {'categorical': 'c'}, 'has no column c'),
+    ('y,b\n1,2\n3,1\n', {}, "the label '3'"),
+    ('y,b\n1,x\n0,y\n', {'numeric': 'b'}, 'something else than numbers'),
+    ('y,b\n' + '1,2\n' * 5 + '1\n', {}, 'cannot be read'),
+    ('y,y\n1,2\n', {}, 'names a column twice'),
+    ('y,b\n', {}, 'has no rows'),
+    ('y,b\n1,2.5\n0,1.5\n', {}, 'has no column of categories'),
+    ('y,b\n1,2\n0,2\n', {'valid': '0.000001'}, 'no row'),
+    ('y,b\n1,2\n0,2\n', {'valid': '1.5'}, 'no share of rows'),
+    ('y,b\n1,2\n0,2\n', {'valid': '/no/such'}, 'there is no file /no/such'),
+  ],
+)
+def test_bad_input_is_one_line(text, settings, words, tmp_path):
+  path = _write(tmp_path / 'log.csv', text)
+  with pytest.raises(errors.UserError) as caught:
+    _source(path, tmp_path, **settings)
+  assert words in str(caught.value) and '\n' not in str(caught.value)
+  assert not list((tmp_path / 'cache').glob('.*'))
+
+
+def test_few_bad_rows_are_counted_and_named(tmp_path):
+  text = _text([(x[0], x[1]) for x in _rows(1000)], HEADER[:2])
+  path = _write(tmp_path / 'log.csv', text + '1\n')
+  source = _source(path, tmp_path)
+  assert source.dropped['bad_rows'] == 1 and len(source.train) == 1000
+  assert '1 of 2 fields' in source.dropped['problems'][0]
+
+
+def _seen(source, position=None, done=0):
+  """(position, rows as bytes) of every step of all parts, in order."""
+  found = []
+  for item in source.items(position, done):
+    batch = item.batch
+    steps = int(batch.num_steps[0])
+    size = source.steps.part_examples
+    for step in range(steps):
+      here = slice(step * size, (step + 1) * size)
+      ids = batch.ids[:, here].reshape(-1, batch.ids.shape[2])
+      labels = batch.labels[:, here].reshape(-1)
+      rows = [(*x, y) for x, y in zip(ids.tolist(), labels, strict=True)
+              if y >= 0]  # fmt: skip
+      found.append((item.position, item.done_after, rows))
+  return found
+
+
+@pytest.mark.parametrize('max_rows', [1 << 23, 100])
+def test_epochs_are_permutations_that_parts_share(
+  max_rows, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(loader, '_MAX_ROWS', max_rows)
+  monkeypatch.setattr(loader, '_BLOCK_ROWS', 16)
+  monkeypatch.setattr(loader, '_GROUP_BLOCKS', 4)
+  rows = [(i % 2, i) for i in range(2405)]
+  path = _write(tmp_path / 'log.csv', _text(rows, ('y', 'number')))
+  args = {'categorical': 'number', 'epochs': 2}
+  whole = _seen(_source(path, tmp_path, **args))
+  size = len(whole) // 2
+  orders = [sum((x[2] for x in whole[i : i + size]), []) for i in (0, size)]
+  assert all(sorted(x) == sorted(orders[0]) for x in orders)
+  assert len(set(orders[0])) == 2405 and orders[0] != orders[1]
+  assert orders[0] != sorted(orders[0])
+  # Half of each step in each of two parts: the same steps.
+  halves = _seen(_source(path, tmp_path, num_parts=2, part_examples=16, **args))
+  assert [x[2] for x in halves] == [x[2] for x in whole]
+  # From any position on.
+  position, done, _ = whole[33]
+  last = max(i for i, x in enumerate(whole) if x[0] == position)
+  assert (
+    _seen(_source(path, tmp_path, **args), position, done)
+    == (whole[last + 1 :])
+  )
+
+
+def test_an_encoder_needs_no_training_data(tmp_path):
+  rows = _rows()
+  path = _write(tmp_path / 'log.csv', _text(rows))
+  kinds = {'categorical': 'color,size', 'numeric': 'price', 'multi': 'tags'}
+  source = _source(path, tmp_path, numbers='standard', **kinds)
+  source.encoder.save(tmp_path)
+  encoder = encode.load_encoder(tmp_path)
+  columns = dict(zip(HEADER, zip(*rows, strict=True), strict=True))
+  del columns['label']
+  found, unknown = encoder.encode(pa.table(columns), False)
+  assert not unknown
+  np.testing.assert_array_equal(found.ids, source.train.ids)
+  np.testing.assert_allclose(found.numbers, source.train.numbers, 1e-5, 1e-6)
+  columns['color'] = ['never', *columns['color'][1:]]
+  found, unknown = encoder.encode(pa.table(columns), False)
+  assert unknown == {'color': 1} and found.ids[0, 0] == 0
+  del columns['size']
+  with pytest.raises(errors.UserError, match='column size is missing'):
+    encoder.encode(pa.table(columns), False)
+
+
+def test_keys_are_numbered_as_they_come():
+  rng = np.random.default_rng(0)
+  words = [f'w{x}' for x in rng.zipf(1.3, 20_000) % 9000]
+  known, table = {}, keys.Keys()
+  for start in range(0, len(words), 3000):
+    some = words[start : start + 3000]
+    ids, new = table.add(keys.hashes(pa.array(some)))
+    fresh = [x for i, x in enumerate(some) if x not in some[:i]]
+    fresh = [x for x in dict.fromkeys(some) if x not in known]
+    assert [some[i] for i in new] == fresh
+    for word in fresh:
+      known[word] = len(known)
+    assert ids.tolist() == [known[x] for x in some]
+  found = table.find(keys.hashes(pa.array(['w1', 'none'])), -1)
+  assert found.tolist() == [known['w1'], -1]
+  assert keys.hashes(pa.array([], pa.string())).tolist() == []
+  texts = ['', 'a', 'ab', 'abcdefgh', 'abcdefghi', 'ä', 'a\0', 'a\0\0']
+  assert len(set(keys.hashes(pa.array(texts)).tolist())) == len(texts)
+  whole = keys.hashes(pa.array(texts))
+  np.testing.assert_array_equal(keys.hashes(pa.array(texts)[3:]), whole[3:])
+
+
+def test_the_embedded_log_is_as_planted():
+  log = toyclicks.generate(100_000)
+  chances = 1 / (1 + np.exp(-log.all))
+  error = 4 * np.sqrt(np.mean(chances * (1 - chances)) / len(log.click))
+  assert log.click.mean() == pytest.approx(chances.mean(), abs=error)
+  # Fields alone tell nothing of pairs and threes.
+  for name, values in log.columns.items():
+    for rest in (log.pairs - log.first, log.all - log.pairs):
+      of_value = np.bincount(values, rest) / np.bincount(values)
+      num = np.bincount(values)
+      is_usual = num > 500
+      limit = 6 * rest.std() / np.sqrt(num[is_usual])
+      assert (np.abs(of_value[is_usual]) < limit).all(), name
+
+
+@pytest.mark.parametrize('form', ['criteo10k', 'avazu10k', 'adult'])
+def test_real_logs(form, tmp_path):
+  folder = pathlib.Path(__file__).parents[3] / 'shared/data/ctr' / form
+  if not folder.exists():
+    pytest.skip('needs shared/data')
+  name, end, more, rows, sizes = {
+    'criteo10k': ('train.tsv', 'test.tsv', {}, (8000, 2000), (26, 13)),
+    'avazu10k': ('train.csv', 'test.csv', {}, (8999, 1000), (24, 0)),
+    'adult': ('adult.data', 'adult.test', {'positive': '>50K'},
+              (32_561, 16_281), (8, 6)),
+  }[form]  # fmt: skip
+  source = _source(folder / name, tmp_path, test=str(folder / end), **more)
+  assert (len(source.train), len(source.test)) == rows
+  fields = source.fields
+  assert (len(fields.ids), len(fields.numbers)) == sizes
+  assert examples.PADDING not in source.train.ids
+  shares = {'criteo10k': (0.21, 0.23), 'avazu10k': (0.14, 0.18),
+            'adult': (0.24, 0.25)}[form]  # fmt: skip
+  assert shares[0] < source.train.labels.mean() < shares[1]
