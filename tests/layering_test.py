@@ -93,9 +93,10 @@ def test_every_folder_has_its_line():
 def test_the_package_stays_within_its_budget():
   # A change that needs more takes it from elsewhere, or says why in this line:
   # 1,920 are the kernels for CPUs and their cores, 690 ways to meet, 110 what
-  # processes do, 1,580 tables in stores, 3,060 workers and rows they share.
+  # processes do, 1,580 tables in stores, 3,060 workers and rows they share, 320
+  # memory that is predicted and processes that do not answer.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 23_050
+  assert lines <= 23_370
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 14
 

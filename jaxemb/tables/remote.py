@@ -14,8 +14,11 @@ import json
 import logging
 import os
 import pathlib
+import re
+import resource
 import shutil
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -34,7 +37,7 @@ WAIT_SECS = 60  # for a shard that is being restarted
 _RETRY_SECS = 0.5
 _LEAST_SAVE_SECS = 5.0  # between two snapshots of a shard
 # Of what travels on one machine; taken as it is used.
-_OBJECT_STORE_BYTES = 1 << 30
+OBJECT_STORE_BYTES = 1 << 30
 
 
 def _ray() -> Any:
@@ -106,6 +109,23 @@ class _Kept:
     self._save_secs = self._saved - start
 
 
+def shared_bytes() -> int:
+  """Of this process's resident memory, what Ray's processes share.
+
+  It is their object store; 0 where that is not known.
+  """
+  path = pathlib.Path('/proc/self/status')
+  found = path.exists() and re.search(r'RssShmem:\s*(\d+)', path.read_text())
+  return 1024 * int(found[1]) if found else 0
+
+
+def _rss_bytes() -> int:
+  """The most that this process, which nobody large has started, has had."""
+  unit = 1 if sys.platform == 'darwin' else 1024
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return unit * peak - shared_bytes()
+
+
 class Actor:
   """Shards of all tables that have a number, in a process of their own.
 
@@ -114,7 +134,7 @@ class Actor:
 
   def __init__(self, folder: pathlib.Path, snapshot_secs: float):
     """The folder is for its snapshots."""
-    self._args = folder, snapshot_secs
+    self._args, self._base = (folder, snapshot_secs), _rss_bytes()
     self._kept: dict[str, _Kept] = {}
 
   def call(
@@ -128,6 +148,10 @@ class Actor:
         self._kept[name] = _Kept(folder / name, secs, *sizes)
       found.append(self._kept[name].call(method, args))
     return found
+
+  def memory(self) -> tuple[int, int]:
+    """Resident bytes before the process had rows, and the most; not shared."""
+    return self._base, _rss_bytes()
 
   def drop(self, name: str) -> None:
     """Removes the shard of a table."""
@@ -259,7 +283,7 @@ class Cluster:
       options = {
         'include_dashboard': False,
         'num_cpus': 1,  # or it has idle processes for more
-        'object_store_memory': _OBJECT_STORE_BYTES,
+        'object_store_memory': OBJECT_STORE_BYTES,
       }
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
@@ -361,8 +385,12 @@ class Cluster:
       if self._is_ours:
         self._ray.shutdown()
 
+    def memory():
+      return self._ray.get([x.memory.remote() for x in calls.actors])
+
     args = num_shards, num_rows, num_bytes, make, calls
-    return shards.Sharded(name, *args, client or uuid.uuid4().hex, close)
+    args = *args, client or uuid.uuid4().hex, close, memory
+    return shards.Sharded(name, *args)
 
   def _folder(self, folder):
     return folder.absolute() / self.namespace

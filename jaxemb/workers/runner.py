@@ -182,6 +182,7 @@ class _Runner:
     if self._is_new:
       self.state = build.new_state(parts, key)
     self._used, self._most_missed, self._replaced = _Used(), 0, 0
+    self._memory: dict[int, tuple[int, int]] = {}
     self.meter = metrics.Meter(
       workdir,
       self.totals,
@@ -254,6 +255,8 @@ class _Runner:
     if 'metrics' not in report:
       return False
     crew.has_trained(number)
+    memory = report['base_rss_bytes'], report['shared_rss_bytes']
+    self._memory[number] = memory
     if secs := report['compile_secs']:
       # Of all at the same time.
       totals.compile_secs = max(totals.compile_secs, secs)
@@ -289,5 +292,9 @@ class _Runner:
         'mean_missed_updates': counters.get('updates_missed', 0)
         / max(checked, 1),
         'most_missed_updates': self._most_missed,
+        # Before a worker had rows, and of all what workers and shards share.
+        'base_and_shared_rss_bytes': [
+          self._memory.get(i, (0, 0)) for i in range(1 + max(self._memory))
+        ],
       }
     }

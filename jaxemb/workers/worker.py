@@ -256,6 +256,8 @@ class _Training:
     return self._counts(pace) | {
       'pending': self._store.rows.num_updates(),
       'own': item.own,
+      'base_rss_bytes': self._store.base_bytes,
+      'shared_rss_bytes': remote.shared_bytes(),
       'rates': tuple(map(float, rates)),
       'metrics': found,
     }
