@@ -98,7 +98,7 @@ class Worker:
 
   def _ask(self, method: str, *args: Any) -> Any:
     call = getattr(self._desk, method).remote
-    return self._cluster.get(call(self._number, self._start, *args))
+    return self._cluster.ask(call(self._number, self._start, *args))
 
   def run(self) -> None:
     """Trains until nothing is left to be given."""
@@ -126,7 +126,7 @@ class Worker:
   def join(self) -> None:
     """Joins the others."""
     joined = self._desk.join.remote(self._number)
-    self._start = self._cluster.get(joined)
+    self._start = self._cluster.ask(joined)
 
 
 class _Training:
