@@ -15,6 +15,7 @@ process of its own, in turns.
   first step s       from the start of the process
   peak MB            of its memory; stores in files are mapped, and of those
                      pages the system keeps what it has room for
+  predicted MB       of its memory, with all rows trained, and a snapshot
 """
 
 import argparse
@@ -38,6 +39,7 @@ def measure(case: Mapping[str, Any]) -> dict[str, Any]:
   import zipf
 
   from jaxemb.runtime import resources
+  from jaxemb.strategies import host_memory
 
   started = psutil.Process().create_time()
   place, _, room = case['case'].partition(':')
@@ -90,6 +92,11 @@ def measure(case: Mapping[str, Any]) -> dict[str, Any]:
         'hit_rate': 1 - counts['rows_fetched'] / counts['rows_needed'],
         'hidden': 1 - counts['fetch_waited_secs'] / counts['fetch_secs'],
         'store_bytes': store.store_bytes,
+        'predicted_bytes': sum(
+          host_memory.of_trainer(
+            store, place, case['batch_words'], store.base_bytes
+          )
+        ),
       }
       store.close()
   return found | {'peak_rss_bytes': resources.peak_rss_bytes()}
@@ -126,6 +133,7 @@ def table(found: Mapping[str, list[dict[str, Any]]]) -> str:
 
     rate = median('centers_per_sec')
     whole = rate if case == 'device' else whole
+    sizes = 'peak_rss_bytes', 'predicted_bytes'
     moved = [median(x) for x in ('bytes_per_step', 'expected_bytes_per_step')]
     rows.append(
       [
@@ -137,13 +145,13 @@ def table(found: Mapping[str, list[dict[str, Any]]]) -> str:
         median('hidden'),
         median('first_step_secs'),
         median('table_bytes') / 1e6,
-        median('peak_rss_bytes') / 1e6,
+        *(x and x / 1e6 for x in map(median, sizes)),
       ]
     )
   head = {
     'case': '', 'M centers/s': '.3f', 'speed': '.2f', 'MB/step': ',.3f',
     'expected': ',.3f', 'hits': '.2f', 'hidden': '.2f', 'first step s': '.1f',
-    'device MB': ',.0f', 'peak MB': ',.0f',
+    'device MB': ',.0f', 'peak MB': ',.0f', 'predicted MB': ',.0f',
   }  # fmt: skip
   return experiment.table(head, rows)
 

@@ -36,6 +36,7 @@ from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import (
   device_rows,
   fetching,
+  host_memory,
   owned_rows,
   replicas,
   shared_rows,
@@ -410,6 +411,7 @@ def _fetching(
 ) -> fetching.Fetching:
   """Steps on tables in a store, with room for so many rows on the device."""
   specs, by_vocab = trainable.model.specs(), {}
+  more = {'base_bytes': resources.rss_bytes()}
   for name, spec in sorted(specs.items()):
     by_vocab.setdefault(spec.vocab, []).append(name)
   caches = [
@@ -435,7 +437,7 @@ def _fetching(
     if round_steps > fetching.MOST_STEPS:
       words = fetching.MOST_STEPS * tuning.part_words
       _LOG.warning(f'rounds are cut to {words:,} words')
-    return fetching.Fetching(trainable, caches, rows, round_steps)
+    return fetching.Fetching(trainable, caches, rows, round_steps, **more)
 
   def make_store(name, *args):
     if t.store == 'memory':
@@ -451,7 +453,7 @@ def _fetching(
     centers = config.train.batch_words
     most_steps = min(most_steps, max(2, _STRETCH_CENTERS // centers))
   has_all_cores = tuning.fused and tuning.threads >= resources.usable_cores()
-  more = {'lend': ffi.lend} if has_all_cores else {}
+  more |= {'lend': ffi.lend} if has_all_cores else {}
   return fetching.Fetching(trainable, caches, rows, most_steps, **more)
 
 
@@ -634,16 +636,28 @@ def _plan_of_store(
 
   Raises a `UserError` if they have no room there.
   """
-  needed = store.store_bytes
-  kind = config.table.store
-  if kind == 'memory' and needed > (free := resources.available_bytes()):
+  needed, kind = store.store_bytes, config.table.store
+  is_workers = config.strategy.name == 'workers'
+  words = tuning.part_words if is_workers else config.train.batch_words
+  own = host_memory.of_trainer(store, kind, words, store.base_bytes)
+  more, free = own.more, resources.available_bytes()
+  if is_workers:
+    more = (more + own.base) * config.strategy.num_workers
+  line = f'{sum(own) / 1e6:,.0f} MB in ' + ('each worker' * is_workers or 'all')
+  if kind == 'remote':
+    shard = host_memory.of_shard(store, config.table.shards, words, 0)
+    more += shard.more * config.table.shards + remote.OBJECT_STORE_BYTES
+    line += f', {shard.more / 1e6:,.0f} MB of rows in each shard'
+  is_here = kind != 'remote' or not os.environ.get('RAY_ADDRESS')
+  if is_here and more > free:
     raise errors.UserError(
-      f'tables of {needed / 1e9:.1f} GB do not fit the {free / 1e9:.1f} GB of '
-      'memory that are free; give --config.table.store=disk, or lower '
-      '--config.model.dim or --config.data.max_vocab'
+      f'tables of {needed / 1e9:.1f} GB need {more / 1e9:.1f} GB of memory, '
+      f'and {free / 1e9:.1f} GB are free; give --config.table.store=disk, or '
+      'lower --config.model.dim or --config.data.max_vocab'
     )
   yield f'store: {needed / 1e6:,.1f} MB of tables {_PLACES[kind]}'
-  if config.strategy.name == 'workers':
+  yield f'memory: {line}, {own.base / 1e6:,.0f} of them before there are tables'
+  if is_workers:
     yield from _plan_of_workers(config, tuning, store)
     return
   for name, x in store.predicted(config.train.batch_words).items():

@@ -22,6 +22,8 @@ from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.senses import table as senses_lib
 from jaxemb.storage import export as export_lib
 from jaxemb.storage import orbax_export
+from jaxemb.strategies import host_memory
+from jaxemb.tables import remote
 from jaxemb.tables import spec as spec_lib
 
 _WORDS_COUNTED = (
@@ -148,7 +150,8 @@ def write(
   values |= {'hosts': resources.summary(records)}
   values |= {'staleness': _staleness(parts, totals)}
   if parts.strategy.store:
-    values |= {'store': store(parts, totals)}
+    found = store(parts, totals) | {'memory': _memory(parts, values)}
+    values |= {'store': found}
   values['dropped'] |= dropped
   report.write(workdir, values, records, vectors, parts.benchmarks)
   rate = totals.done / max(totals.train_secs, 1e-9)
@@ -183,6 +186,41 @@ def store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
     'rows_fetched_per_step': counts['rows_fetched'] / steps,
     'predicted_rows_fetched_per_step': sum(x.rows_per_step for x in predicted),
   }
+
+
+def _memory(
+  parts: build.Parts, values: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+  """What was expected of each process that has rows, beside its peak.
+
+  It is that of training, as an export takes more, and without Ray's object
+  store, which is there once for all processes.
+  """
+  config, store = parts.config, parts.strategy.store
+  sizes, found = [(store.base_bytes, remote.shared_bytes())], []
+  step_words = config.train.batch_words
+  if 'workers' in values:
+    sizes = values['workers']['base_and_shared_rss_bytes']
+    step_words = parts.tuning.part_words
+  args = store, config.table.store, step_words
+  for (base, shared), host in zip(sizes, values['hosts'], strict=False):
+    if host:
+      memory = host_memory.of_trainer(*args, base)
+      found.append(('trains', memory, host['peak_rss_bytes'] - shared))
+  if config.table.store == 'remote':
+    args = store, config.table.shards, step_words
+    for base, peak in next(iter(store.rows.stores.values())).memory():
+      memory = host_memory.of_shard(*args, base)
+      found.append(('shards', memory, peak))
+  return [
+    {
+      'process': name,
+      'parts_bytes': memory._asdict(),
+      'predicted_rss_bytes': sum(memory),
+      'peak_rss_bytes': peak,
+    }
+    for name, memory, peak in found
+  ]
 
 
 def _staleness(

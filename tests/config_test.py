@@ -251,8 +251,13 @@ def test_a_run_is_resumed_with_settings_that_may_change(tmp_path):
 @pytest.mark.parametrize(
   ('name', 'args', 'available', 'words'),
   [
-    ('no_such_module:x', (), {}, 'sgd, adagrad, adam or module:attribute'),
-    ('math:no_such_name', (), {}, 'sgd, adagrad, adam or module:attribute'),
+    ('no_such_module:x', (), {}, 'adagrad_full, adam_full or module:attribute'),
+    (
+      'math:no_such_name',
+      (),
+      {},
+      'adagrad_full, adam_full or module:attribute',
+    ),
     ('half_written:make', (), {}, 'half_written.py, line 1'),
     ('math:pi', (), {}, 'is not a callable'),
     ('operator:add', (1,), {}, "missing a required argument: 'b'"),

@@ -25,7 +25,14 @@ BATCH_WORDS, MAX_STEPS = 32, 64
 KEY = np.array([0xFFFFFFFF, 7], np.uint32)
 
 # Learning rates at which 2 x 64 steps learn the planted problem.
-RATES = {'sgd': 0.1, 'adagrad': 0.3, 'adam': 0.05, 'cbow-sgd': 0.3}
+RATES = {
+  'sgd': 0.1,
+  'adagrad': 0.3,
+  'adam': 0.05,
+  'adagrad_full': 0.2,
+  'adam_full': 0.05,
+  'cbow-sgd': 0.3,
+}
 OPTIMIZERS = tuple(config_lib.MEMBERS['optimizer.name'])
 LAYOUTS = tuple(config_lib.MEMBERS['table.layout'])
 # How steps are taken: an accelerator writes rows once, and its loops run on; a

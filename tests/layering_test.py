@@ -97,11 +97,13 @@ def test_every_folder_has_its_line():
 def test_the_package_stays_within_its_budget():
   # A change that needs more takes it from elsewhere, or says why in this line:
   # 1,920 are the kernels for CPUs and their cores, 690 ways to meet, 110 what
-  # processes do, 1,580 tables in stores, 3,060 workers and rows they share.
+  # processes do, 1,580 tables in stores, 3,060 workers and rows they share, 320
+  # memory that is predicted and processes that do not answer, 3,450 models of
+  # clicks.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 23_050
+  assert lines <= 26_800
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
-  assert len(flat) <= 14
+  assert len(flat) <= 15
 
 
 @every_file

@@ -18,7 +18,7 @@ TREE = 'model.loss=hierarchical_softmax'
 # Flags, and what the one line about them says.
 BAD_FLAGS = [
   ('--config=configs/nope.py', 'no config file configs/nope.py'),
-  ('--config=nope', 'comes with jaxemb: mixture, wiki'),
+  ('--config=nope', 'comes with jaxemb: ctr, mixture, wiki'),
   ('--config=configs', 'no config file configs'),
   ('--config=wiki:nope', "no variant 'nope'; choose simple or en"),
   ('--config=mixture:nope', 'choose simple or dmwe'),
@@ -48,7 +48,7 @@ BAD_SETTINGS = [
   ('table.rounding=nearest', 'set --config.table.dtype=bfloat16'),
   (f'{PARTITION} table.exchange_dtype=bfloat16', 'name is replicas or sync'),
   ('optimizer.beta1=.5', 'set --config.optimizer.name=adam'),
-  ('optimizer.epsilon=1', 'optimizer.name is adagrad or adam'),
+  ('optimizer.epsilon=1', 'optimizer.name is adagrad or adagrad_full'),
   (f'{TREE} model.negatives=3', 'loss=negative_sampling'),
   ('senses.number=3', 'set --config.model.name=mixture'),
   (MIXTURE, 'no ambiguous words; set --config.senses.top_ratio'),
@@ -149,4 +149,4 @@ def test_commands_are_handed_their_arguments(monkeypatch, command):
     assert code == 0 and f'usage: python -m jaxemb.{name}' in out
   assert sys.path[-1] == str(pathlib.Path.cwd())
   code, _, err = command('trian')
-  assert code == 2 and 'choose train, merge, query, evaluate' in err
+  assert code == 2 and 'choose train, merge, query, predict, evaluate' in err

@@ -45,7 +45,7 @@ def sample() -> dict[str, Any]:
   times = psutil.cpu_times()
   used = dict.fromkeys(_RATES, 0.0) | {
     'hostname': platform.node(),
-    'rss_bytes': psutil.Process().memory_info().rss,
+    'rss_bytes': rss_bytes(),
     'peak_rss_bytes': peak_rss_bytes(),
     'secs': time.monotonic(),
     'cores': time.process_time(),
@@ -138,6 +138,11 @@ def asleep_secs(num_threads: int) -> float:
   is_known = awake_ns and jax.default_backend() == 'cpu'
   awake_secs = sum(awake_ns) / 1e9 / num_threads if is_known else math.nan
   return time.monotonic() - awake_secs
+
+
+def rss_bytes() -> int:
+  """Returns the resident memory of this process."""
+  return psutil.Process().memory_info().rss
 
 
 def peak_rss_bytes() -> int:

@@ -110,6 +110,7 @@ class Rows(Protocol):
   COUNTS: tuple[str, ...]  # names of what it counts
   # Whether `fetch` has rows go and come that may do so beside steps.
   is_beside: bool
+  is_shared: bool  # whether this process has copies, which others change, too
   records: Mapping[str, stores.Record]  # by table
   stores: Mapping[str, stores.Store]  # by table, once there is a state
 
@@ -234,12 +235,14 @@ class Fetching:
     rows: Rows,
     most_steps: int = 8,
     lend: Callable[[int], None] = lambda cores: None,
+    base_bytes: int = 0,
   ):
     """Tables are `tables.cached.Cached`; each is in one of the caches.
 
     A stretch has at most so many steps; `lend` has the steps do without as many
-    more cores.
+    more cores. `base_bytes` of memory were in use before there were caches.
     """
+    self.base_bytes = base_bytes
     self.trainable, self.caches, self.rows = trainable, caches, rows
     self._lend = lend
     self.tables: Mapping[str, cached.Cached] = trainable.tables

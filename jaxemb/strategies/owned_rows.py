@@ -47,6 +47,7 @@ def first_rows(
 class OwnedRows:
   """Implements `fetching.Rows`."""
 
+  is_shared = False
   COUNTS = (
     'rows_fetched',
     'rows_stored',

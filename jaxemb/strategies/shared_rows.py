@@ -219,7 +219,7 @@ class _Stretch(NamedTuple):
 class SharedRows:
   """Implements `fetching.Rows`."""
 
-  is_beside = False
+  is_beside, is_shared = False, True
 
   # Of `rows_checked`, `updates_missed` by those that were not read.
   COUNTS = (

@@ -212,6 +212,13 @@ class Cache:
     # Of the stretch before: the number of its first row, and how many it uses.
     self._running = _NEVER, 0
 
+  @property
+  def num_bytes(self) -> int:
+    """Of its arrays, and of what `_choose` ranks."""
+    own = self.slot_of, self.id_of, self._slots, self._numbers
+    arrays = *own, *self._new, *self._others
+    return sum(x.nbytes for x in arrays) + 16 * self.capacity
+
   def held(self, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Slots that have rows of a table, and the ids of these."""
     bit = 1 << self.names.index(name)

@@ -138,6 +138,11 @@ class Lookups:
     return found, counts
 
 
+def num_bytes(num_rows: int, capacity: int, record_bytes: int) -> int:
+  """Of the `Lookups` and `Copies` of a table."""
+  return 4 * num_rows + capacity * (3 * 8 + record_bytes)
+
+
 class Copies:
   """The lines of one table on one worker; one thread at a time uses it."""
 

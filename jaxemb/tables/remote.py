@@ -9,13 +9,16 @@ then to be in a folder that all its machines have. Otherwise Ray is started on
 this machine for as long as the tables are used.
 """
 
-import contextlib
+import collections
 import json
 import logging
 import os
 import pathlib
+import re
+import resource
 import shutil
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -31,10 +34,14 @@ from jaxemb.tables import shards
 
 _LOG = logging.getLogger('jaxemb')
 WAIT_SECS = 60  # for a shard that is being restarted
-_RETRY_SECS = 0.5
+# For an answer of one that runs, or is suspended; and for what it may have to
+# write or to read before.
+CALL_SECS = 60
+_FILE_BYTES_PER_SEC = 2e7
+_RETRY_SECS, _DROP_SECS = 0.5, 5.0
 _LEAST_SAVE_SECS = 5.0  # between two snapshots of a shard
 # Of what travels on one machine; taken as it is used.
-_OBJECT_STORE_BYTES = 1 << 30
+OBJECT_STORE_BYTES = 1 << 30
 
 
 def _ray() -> Any:
@@ -106,6 +113,23 @@ class _Kept:
     self._save_secs = self._saved - start
 
 
+def shared_bytes() -> int:
+  """Of this process's resident memory, what Ray's processes share.
+
+  It is their object store; 0 where that is not known.
+  """
+  path = pathlib.Path('/proc/self/status')
+  found = path.exists() and re.search(r'RssShmem:\s*(\d+)', path.read_text())
+  return 1024 * int(found[1]) if found else 0
+
+
+def _rss_bytes() -> int:
+  """The most that this process, which nobody large has started, has had."""
+  unit = 1 if sys.platform == 'darwin' else 1024
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return unit * peak - shared_bytes()
+
+
 class Actor:
   """Shards of all tables that have a number, in a process of their own.
 
@@ -114,7 +138,7 @@ class Actor:
 
   def __init__(self, folder: pathlib.Path, snapshot_secs: float):
     """The folder is for its snapshots."""
-    self._args = folder, snapshot_secs
+    self._args, self._base = (folder, snapshot_secs), _rss_bytes()
     self._kept: dict[str, _Kept] = {}
 
   def call(
@@ -128,6 +152,10 @@ class Actor:
         self._kept[name] = _Kept(folder / name, secs, *sizes)
       found.append(self._kept[name].call(method, args))
     return found
+
+  def memory(self) -> tuple[int, int]:
+    """Resident bytes before the process had rows, and the most; not shared."""
+    return self._base, _rss_bytes()
 
   def drop(self, name: str) -> None:
     """Removes the shard of a table."""
@@ -176,6 +204,7 @@ class _Calls:
   def __call__(
     self, requests: Sequence[shards.Request]
   ) -> list[dict[int, Any]]:
+    start = time.monotonic()
     ray, answers = _ray(), [dict.fromkeys(x.args) for x in requests]
     waiting: dict[int, list[tuple[int, tuple]]] = {}  # by number of the shard
     for k, (table, method, args) in enumerate(requests):
@@ -183,15 +212,25 @@ class _Calls:
         call = table, (i, *self.sizes[table]), method, x
         waiting.setdefault(i, []).append((k, call))
       self._link.carry(0, sum(map(_num_bytes, args.values())))
-    deadline = time.monotonic() + WAIT_SECS
+    deadline, late = start + WAIT_SECS, collections.Counter()
+    shard_bytes = sum(
+      rows * size // n for n, rows, size, _ in self.sizes.values()
+    )
+    limit_secs = CALL_SECS + shard_bytes / _FILE_BYTES_PER_SEC
     while waiting:
       refs = {
         i: self.actors[i].call.remote([call for _, call in calls])
         for i, calls in waiting.items()
       }
+      until = time.monotonic() + limit_secs
       for i, ref in refs.items():
         try:
-          found = ray.get(ref)
+          found = ray.get(ref, timeout=max(0.0, until - time.monotonic()))
+        except ray.exceptions.GetTimeoutError as error:
+          # Once more: what was done already is not done again.
+          why, deadline = error, time.monotonic() + WAIT_SECS
+          late[i] += 1
+          continue
         except ray.exceptions.RayActorError as error:
           why = error
           continue
@@ -207,11 +246,13 @@ class _Calls:
               f'shard {i} of table {call[0]} has no new snapshot: {problem}; '
               'the one before it stays: free space in --workdir'
             )
-      if waiting and time.monotonic() > deadline:
+      now, is_suspended = time.monotonic(), any(late[i] > 1 for i in waiting)
+      if waiting and (is_suspended or now > deadline):
+        i, what = max(waiting, key=lambda i: late[i]), errors.one_line(why, 100)
         raise errors.UserError(
-          f'shard {min(waiting)} of the tables has not answered for '
-          f'{WAIT_SECS} s ({errors.one_line(why, 100)}); see that Ray and its '
-          'machines run, then run the same command to resume'
+          f'shard {i} of the tables has not answered for {now - start:.0f} s '
+          f'({what}); see that Ray and its machines run, and that nothing is '
+          'suspended, then run the same command to resume'
         ) from why
       if waiting:
         time.sleep(_RETRY_SECS)
@@ -259,7 +300,7 @@ class Cluster:
       options = {
         'include_dashboard': False,
         'num_cpus': 1,  # or it has idle processes for more
-        'object_store_memory': _OBJECT_STORE_BYTES,
+        'object_store_memory': OBJECT_STORE_BYTES,
       }
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
@@ -292,10 +333,36 @@ class Cluster:
     self._start()
     return self._ray.remote(kind).options(**options).remote(*args)
 
-  def get(self, ref: Any) -> Any:
+  def close(self) -> None:
+    """Ends Ray if this has started it."""
+    if self._is_ours:
+      self._ray.shutdown()
+
+  def num_cpus(self) -> tuple[int, int]:
+    """Of all machines, and those of them that nobody has asked for."""
+    self._start()
+    found = self._ray.cluster_resources(), self._ray.available_resources()
+    return tuple(int(x.get('CPU', 0)) for x in found)
+
+  def ask(self, ref: Any, secs: float | None = None) -> Any:
+    """`get` of the only actor that can answer; a `UserError` if it cannot.
+
+    It is given so many seconds, or as many as it takes.
+    """
+    problems = self._ray.exceptions
+    try:
+      return self.get(ref, secs)
+    except (problems.RayActorError, problems.GetTimeoutError) as error:
+      why = errors.one_line(error, 100)
+      raise errors.UserError(
+        f'the process that deals out the text has ended or is suspended ({why})'
+        '; run the same command to resume'
+      ) from error
+
+  def get(self, ref: Any, secs: float | None = None) -> Any:
     """What a call of an actor returns; errors are those that it raised."""
     try:
-      return self._ray.get(ref)
+      return self._ray.get(ref, timeout=secs)
     except self._ray.exceptions.RayTaskError as error:
       raise error.cause from None
 
@@ -351,18 +418,23 @@ class Cluster:
     def close():
       calls.sizes.pop(name)
       if calls.sizes:
-        with contextlib.suppress(self._ray.exceptions.RayActorError):
-          self._ray.get([x.drop.remote(name) for x in calls.actors])
+        dropped = [x.drop.remote(name) for x in calls.actors]
+        # Who does not answer is ended with the last table.
+        num = len(dropped)
+        self._ray.wait(dropped, num_returns=num, timeout=_DROP_SECS)
         return
       for one in calls.actors:
         self._ray.kill(one)
       shutil.rmtree(self._folder(folder), ignore_errors=True)
       self._calls = None
-      if self._is_ours:
-        self._ray.shutdown()
+      self.close()
+
+    def memory():
+      return self._ray.get([x.memory.remote() for x in calls.actors])
 
     args = num_shards, num_rows, num_bytes, make, calls
-    return shards.Sharded(name, *args, client or uuid.uuid4().hex, close)
+    args = *args, client or uuid.uuid4().hex, close, memory
+    return shards.Sharded(name, *args)
 
   def _folder(self, folder):
     return folder.absolute() / self.namespace

@@ -27,7 +27,8 @@ from jaxemb.tables import stores
 
 NEVER = -1  # the clock of a row that was not read so far
 _EPOCH = 1 << 40  # more than all updates of a row
-_CLOCK_BYTES = 8
+CLOCK_BYTES = 8
+_ANSWER_BYTES = 1 << 26  # of all shards, when whole tables are read
 
 
 class Request(NamedTuple):
@@ -103,14 +104,12 @@ class Shard:
     """The table has `num_rows` of `num_bytes`; see the module for the last."""
     own = len(range(number, num_rows, num_shards))
     # Takes memory as rows are written.
-    self._rows = stores.Memory(own, _CLOCK_BYTES + num_bytes, _none)
-    self._clocks = self._rows.records[:, :_CLOCK_BYTES].view(np.int64)[:, 0]
-    self._records = self._rows.records[:, _CLOCK_BYTES:]
+    self._rows = stores.Memory(own, CLOCK_BYTES + num_bytes, _none)
+    self._clocks = self._rows.records[:, :CLOCK_BYTES].view(np.int64)[:, 0]
+    self._records = self._rows.records[:, CLOCK_BYTES:]
     # Where workers share them; whatever they are otherwise.
     if not num_bytes % 4:
-      self._numbers = self._rows.records.view(np.float32)[
-        :, _CLOCK_BYTES // 4 :
-      ]
+      self._numbers = self._rows.records.view(np.float32)[:, CLOCK_BYTES // 4 :]
     self._num_shards, self._num_added = num_shards, num_added
     self.epoch = 0  # how often it came back
     self.updates = 0  # of all rows
@@ -216,12 +215,17 @@ class Sharded:
     call: Call,
     client: str,
     close: Callable[[], None],
+    memory: Callable[[], list[tuple[int, int]]] = list,
   ):
-    """`make` makes the first records of ids; names of clients are unique."""
+    """`make` makes the first records of ids; names of clients are unique.
+
+    `memory` tells, for the process of each shard, the resident bytes before it
+    had rows and the most of them.
+    """
     self.name, self.num_rows, self.num_bytes = name, num_rows, num_bytes
     self._num_shards, self._make, self.call = num_shards, make, call
     self._client, self._calls = client, 0
-    self.close = close  # see `stores.Store`
+    self.close, self.memory = close, memory  # the first as of `stores.Store`
 
   def _split(self, ids):
     """By shard, which of the ids it has."""
@@ -326,9 +330,12 @@ class Sharded:
 
   def read(self, ids: np.ndarray) -> np.ndarray:
     """See `stores.Store`."""
-    found = self.newer(ids, np.full(len(ids), NEVER), 0)
-    records = np.empty_like(found.records)
-    records[found.at] = found.records
+    records = np.empty((len(ids), self.num_bytes), np.uint8)
+    size = max(1, _ANSWER_BYTES // self.num_bytes)
+    for i in range(0, len(ids), size):
+      some = ids[i : i + size]
+      found = self.newer(some, np.full(len(some), NEVER), 0)
+      records[i + found.at] = found.records
     return records
 
   def write(self, ids: np.ndarray, records: np.ndarray) -> None:

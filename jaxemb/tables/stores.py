@@ -206,6 +206,25 @@ class Memory(_Local):
     self._open(np.zeros((self.num_rows, self.num_bytes), np.uint8))
 
 
+def snapshot_bytes(num_rows: int, num_bytes: int) -> int:
+  """What is in memory while a snapshot of so many rows is written."""
+  return 8 * num_rows + min(_BLOCK_BYTES, num_rows * num_bytes)
+
+
+def resident_bytes(sizes: Sequence[tuple[int, int]], is_mapped: bool) -> int:
+  """Of stores with (rows, bytes of a record), all of them written.
+
+  Of large files that are mapped only some pages stay.
+  """
+  large, total = 0, sum(n for n, _ in sizes)
+  for num_rows, num_bytes in sizes:
+    is_large = is_mapped and num_rows * num_bytes > _MAPPED_BYTES
+    large += is_large
+    total += 0 if is_large else num_rows * num_bytes
+  room = max(0, _MAPPED_BYTES - _mapped_bytes())
+  return max(total, room) if large else total
+
+
 def _mapped_bytes() -> int:
   """Of files, in the memory of this process; 0 where that is not known."""
   return getattr(psutil.Process().memory_info(), 'shared', 0)

@@ -41,7 +41,7 @@ class _Crew:
   ):
     s, config = parts.config.strategy, parts.config
     self._cluster, self._num_workers = cluster, s.num_workers
-    self._placed = {}
+    self._placed, self._is_lockstep = {}, s.pace == 'bsp'
     if not cluster.is_own:  # one core each, on as many machines as there are
       self._placed = {'num_cpus': 1, 'scheduling_strategy': 'SPREAD'}
     args = parts.tuning.parts, s.num_workers, s.pace, s.rounds_ahead
@@ -60,7 +60,8 @@ class _Crew:
 
   def ask(self, method: str, *args: Any) -> Any:
     """Calls a method of the desk."""
-    return self._cluster.get(getattr(self.desk, method).remote(*args))
+    call = getattr(self.desk, method).remote(*args)
+    return self._cluster.ask(call, remote.CALL_SECS)
 
   def start(self, number: int) -> None:
     """Starts a worker."""
@@ -70,7 +71,17 @@ class _Crew:
     self.running[actor.run.remote()] = number
 
   def start_all(self) -> None:
-    """Starts as many workers as the settings say."""
+    """Starts as many workers as the settings say, and says who has to wait."""
+    if self._placed:
+      num, free = self._cluster.num_cpus()
+      if self._num_workers > free:
+        metrics.LOG.warning(
+          f'{self._num_workers - free} of {self._num_workers} workers wait for '
+          f'a CPU: the cluster has {num}, of which {free} are free; lower '
+          '--config.strategy.num_workers, or add machines'
+          + '; in lockstep nobody trains before'
+          * self._is_lockstep
+        )
     for number in range(self._num_workers):
       self.start(number)
 
@@ -182,6 +193,7 @@ class _Runner:
     if self._is_new:
       self.state = build.new_state(parts, key)
     self._used, self._most_missed, self._replaced = _Used(), 0, 0
+    self._memory: dict[int, tuple[int, int]] = {}
     self.meter = metrics.Meter(
       workdir,
       self.totals,
@@ -254,6 +266,8 @@ class _Runner:
     if 'metrics' not in report:
       return False
     crew.has_trained(number)
+    memory = report['base_rss_bytes'], report['shared_rss_bytes']
+    self._memory[number] = memory
     if secs := report['compile_secs']:
       # Of all at the same time.
       totals.compile_secs = max(totals.compile_secs, secs)
@@ -289,5 +303,9 @@ class _Runner:
         'mean_missed_updates': counters.get('updates_missed', 0)
         / max(checked, 1),
         'most_missed_updates': self._most_missed,
+        # Before a worker had rows, and of all what workers and shards share.
+        'base_and_shared_rss_bytes': [
+          self._memory.get(i, (0, 0)) for i in range(1 + max(self._memory))
+        ],
       }
     }

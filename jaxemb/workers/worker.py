@@ -98,7 +98,7 @@ class Worker:
 
   def _ask(self, method: str, *args: Any) -> Any:
     call = getattr(self._desk, method).remote
-    return self._cluster.get(call(self._number, self._start, *args))
+    return self._cluster.ask(call(self._number, self._start, *args))
 
   def run(self) -> None:
     """Trains until nothing is left to be given."""
@@ -126,7 +126,7 @@ class Worker:
   def join(self) -> None:
     """Joins the others."""
     joined = self._desk.join.remote(self._number)
-    self._start = self._cluster.get(joined)
+    self._start = self._cluster.ask(joined)
 
 
 class _Training:
@@ -256,6 +256,8 @@ class _Training:
     return self._counts(pace) | {
       'pending': self._store.rows.num_updates(),
       'own': item.own,
+      'base_rss_bytes': self._store.base_bytes,
+      'shared_rss_bytes': remote.shared_bytes(),
       'rates': tuple(map(float, rates)),
       'metrics': found,
     }

@@ -222,7 +222,11 @@ def test_libsvm_has_columns_lists_or_numbers(tmp_path):
     ('a,b\n1,2\n', {}, 'config.data.label is not given'),
     ('y,b\n1,2\n0,1\n', {'categorical': 'c'}, 'has no column c'),
     ('y,b\n1,2\n3,1\n', {}, "the label '3'"),
-    ('y,b,c\n1,x,1\n0,y,1\n', {'numeric': 'b', 'categorical': 'c'}, 'something else than numbers'),
+    (
+      'y,b,c\n1,x,1\n0,y,1\n',
+      {'numeric': 'b', 'categorical': 'c'},
+      'something else than numbers',
+    ),
     ('y,b\n' + '1,2\n' * 5 + '1\n', {}, 'cannot be read'),
     ('y,y\n1,2\n', {}, 'names a column twice'),
     ('y,b\n', {}, 'has no rows'),

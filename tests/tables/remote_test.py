@@ -2,7 +2,10 @@
 
 import os
 import re
+import signal
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -152,6 +155,52 @@ def test_a_shard_that_stays_away_is_one_line(cluster, tmp_path, monkeypatch):
   ray.kill(table.call.actors[1])
   with pytest.raises(errors.UserError, match='^shard 1 of the tables has not'):
     table.read(np.arange(3))
+
+
+def _suspend(table, number):
+  import ray
+
+  actor = table.call.actors[number]
+  pid = ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+  os.kill(pid, signal.SIGSTOP)
+  return pid
+
+
+def test_a_shard_that_was_suspended_is_asked_again(
+  cluster, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(remote, 'CALL_SECS', 2)
+  table = _table(cluster, tmp_path, 'late', num=2)
+  ids, one = np.arange(10), np.ones(10, np.int64)
+  rows = _make(ids)
+  table.read(ids)
+  timer = threading.Timer(3, os.kill, (_suspend(table, 1), signal.SIGCONT))
+  timer.start()
+  table.add(ids, rows, one, ids, rows)
+  # Both calls have come, and one was done.
+  np.testing.assert_array_equal(
+    table.read(ids).view(np.float32), 2 * rows.view(np.float32)
+  )
+  table.close()
+
+
+def test_a_shard_that_stays_suspended_is_one_line(
+  cluster, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(remote, 'CALL_SECS', 1)
+  table = _table(cluster, tmp_path, 'suspended')
+  table.read(np.arange(3))
+  pid = _suspend(table, 1)
+  start = time.monotonic()
+  try:
+    with pytest.raises(
+      errors.UserError, match='^shard 1 of the tables has not'
+    ):
+      table.read(np.arange(3))
+    table.close()
+    assert time.monotonic() - start < 8
+  finally:
+    os.kill(pid, signal.SIGCONT)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

@@ -9,7 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from jaxemb import metrics
+from jaxemb import errors, metrics
+from jaxemb.tables import remote
 from tests import runs
 
 pytestmark = pytest.mark.slow
@@ -42,10 +43,11 @@ def _meanwhile(workdir, do):
   return thread
 
 
-def _kill(name):
+def _kill(name, number=signal.SIGKILL):
   children = psutil.Process().children(recursive=True)
   found = [x for x in children if x.name().startswith(f'ray::{name}')]
-  os.kill(found[0].pid, signal.SIGKILL)
+  os.kill(found[0].pid, number)
+  return found[0]
 
 
 def _check_all_words(workdir):
@@ -57,6 +59,10 @@ def _check_all_words(workdir):
   for host in report['hosts']:
     assert host['rows_needed'] >= host['rows_fetched'] > 0
     assert min(host['bytes_sent'], host['bytes_received'], host['words']) > 0
+  memory = report['store']['memory']
+  assert {x['process'] for x in memory} == {'trains', 'shards'}
+  for x in memory:
+    assert 0.75 < x['predicted_rss_bytes'] / x['peak_rss_bytes'] < 1.33
   return report
 
 
@@ -106,3 +112,40 @@ def test_lockstep_is_one_process(tmp_path):
   steps = metrics.read(tmp_path / 'sync' / 'metrics.jsonl')[-1]['step']
   assert steps > 100
   np.testing.assert_allclose(*found, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'name,number,line',
+  [
+    ('Desk', signal.SIGKILL, '^the process that deals out the text has ended'),
+    ('Desk', signal.SIGSTOP, '^the process that deals out the text has ended'),
+    ('Actor', signal.SIGSTOP, '^shard 0 of the tables has not answered'),
+  ],
+)
+def test_who_does_not_answer_is_one_line(
+  tmp_path, monkeypatch, name, number, line
+):
+  monkeypatch.setattr(remote, 'CALL_SECS', 2)
+  monkeypatch.setattr(remote, '_FILE_BYTES_PER_SEC', 1e9)
+  found = []
+  thread = _meanwhile(tmp_path, lambda: found.append(_kill(name, number)))
+  with pytest.raises(errors.UserError, match=line + r'[^\n]*run the same'):
+    runs.run(tmp_path, WORKERS)
+  thread.join()
+  found[0].wait(20)  # suspended or not, it does not stay
+  if number == signal.SIGKILL:
+    monkeypatch.undo()
+    assert runs.run(tmp_path, WORKERS) == 0
+    _check_all_words(tmp_path)
+
+
+def test_workers_that_wait_for_cpus_are_told(tmp_path):
+  held = remote.Cluster(address='local')
+  assert held.num_cpus() == (1, 1)
+  try:
+    # It is not the run's own Ray.
+    assert runs.run(tmp_path, WORKERS | {'train.epochs': 1}) == 0
+  finally:
+    held.close()
+  told = '1 of 2 workers wait for a CPU: the cluster has 1, of which 1 are free'
+  assert told in runs.log(tmp_path)

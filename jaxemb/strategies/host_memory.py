@@ -1,0 +1,101 @@
+"""The memory of hosts that tables in stores take, as it is known before a run.
+
+A process has what it had before it had tables (its base, which is measured),
+and with them
+
+  device    slots of tables, where the device's memory is that of the host
+  maps      which rows have which slots (`tables.cache`)
+  copies    of a worker: rows as they were read, and their clocks
+  store     rows, once all were trained; of files, what stays mapped
+  snapshot  what is on its way to a file
+  messages  between shards and who trains, beside those in Ray's object store
+  programs  and batches, which are the same with tables of any size (measured)
+"""
+
+from typing import NamedTuple
+
+import jax
+
+from jaxemb.strategies import device_rows, fetching
+from jaxemb.tables import copies, shards, stores
+
+_PROGRAM_BYTES = 100_000_000
+_SHARD_PROGRAM_BYTES = 50_000_000
+# Of the rows of a round, on both sides: as they come, and in order; as they are
+# taken, and by shard. In a shard, of what it takes from its rows.
+_COPIES, _SHARD_COPIES = 4, 2
+
+
+class Memory(NamedTuple):
+  """Bytes of a process."""
+
+  base: int
+  device: int = 0
+  maps: int = 0
+  copies: int = 0
+  store: int = 0
+  snapshot: int = 0
+  messages: int = 0
+  programs: int = 0
+
+  @property
+  def more(self) -> int:
+    """Than it had before."""
+    return sum(self[1:])
+
+
+def _round_bytes(store, step_words):
+  records = store.rows.records
+  return sum(
+    int(x.needs.sum() * records[k].num_bytes)
+    for k, x in store.predicted(step_words).items()
+  )
+
+
+def of_trainer(
+  store: fetching.Fetching, kind: str, step_words: int, base: int
+) -> Memory:
+  """Of a process that trains, with a store of a kind in the settings."""
+  device = held = 0
+  if device_rows.are_in_memory():
+    state = jax.eval_shape(store.trainable.init, jax.random.key(0))
+    leaves = jax.tree.leaves(state)
+    device = sum(x.size * x.dtype.itemsize for x in leaves)
+  vocabs = {k: x.spec.vocab for k, x in store.tables.items()}
+  slots = {k: x.slots.spec.vocab for k, x in store.tables.items()}
+  records, maps = store.rows.records, sum(x.num_bytes for x in store.caches)
+  snapshot = 0
+  if store.rows.is_shared:
+    held = sum(
+      copies.num_bytes(vocabs[k], slots[k], x.num_bytes)
+      for k, x in records.items()
+    )
+  sizes = [(vocabs[k], x.num_bytes) for k, x in records.items()]
+  rows = messages = 0
+  if kind == 'remote':
+    messages = _COPIES * _round_bytes(store, step_words)
+  if kind in ('memory', 'disk'):
+    snapshot = max(stores.snapshot_bytes(*x) for x in sizes)
+    rows = stores.resident_bytes(sizes, kind == 'disk')
+  args = device, maps, held, rows, snapshot, messages, _PROGRAM_BYTES
+  return Memory(base, *args)
+
+
+def of_shard(
+  store: fetching.Fetching, num_shards: int, step_words: int, base: int
+) -> Memory:
+  """Of the process that has the shards of all tables with one number."""
+  sizes = [
+    (
+      -(-store.tables[k].spec.vocab // num_shards),
+      shards.CLOCK_BYTES + x.num_bytes,
+    )
+    for k, x in store.rows.records.items()
+  ]
+  return Memory(
+    base,
+    store=stores.resident_bytes(sizes, False),
+    snapshot=max(stores.snapshot_bytes(*x) for x in sizes),
+    messages=_SHARD_COPIES * _round_bytes(store, step_words) // num_shards,
+    programs=_SHARD_PROGRAM_BYTES,
+  )

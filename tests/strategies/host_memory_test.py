@@ -1,0 +1,75 @@
+"""What is predicted of a host's memory is what arrays take."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxemb.runtime import resources
+from jaxemb.strategies import host_memory
+from jaxemb.tables import stores
+from tests import runs
+from tests.strategies import fetching_test, shared_rows_test
+
+
+def _num_bytes(*things):
+  """Of all arrays that objects have."""
+  found = [y for x in things for y in vars(x).values()]
+  found += [z for y in found if isinstance(y, tuple) for z in y]
+  return sum(x.nbytes for x in found if isinstance(x, np.ndarray))
+
+
+@pytest.mark.parametrize('optimizer', ['sgd', 'adagrad'])
+def test_of_one_process(optimizer):
+  settings = {'optimizer.name': optimizer}
+  more = {'table.store': 'memory', 'table.device_bytes': '30%'}
+  made = fetching_test._trainer(settings, False, **more)
+  store = made.strategy.store
+  state = made.strategy.init(jax.random.key(0))
+  found = host_memory.of_trainer(store, 'memory', fetching_test.WORDS, 7)
+  assert found.base == 7 and found.copies == found.messages == 0
+  assert found.device == sum(x.nbytes for x in jax.tree.leaves(state))
+  ranks = 16 * sum(x.capacity for x in store.caches)
+  assert found.maps - ranks == _num_bytes(*store.caches)
+  own = store.rows.stores.values()
+  assert found.store == _num_bytes(*own)
+  rows = max(x.records.nbytes for x in own)
+  assert found.snapshot == 8 * fetching_test.VOCAB + rows
+  assert found.more == sum(found) - 7
+  store.close()
+
+
+def test_of_a_worker_and_its_shards():
+  cluster, num_shards = shared_rows_test.Cluster(), 2
+  settings = {'optimizer.name': 'adam', 'table.shards': num_shards}
+  (made,) = shared_rows_test.trainers(1, settings, cluster)
+  store = made.strategy.store
+  made.strategy.init(jax.random.key(0))
+  words = shared_rows_test.WORDS
+  found = host_memory.of_trainer(store, 'remote', words, 0)
+  rows = store.rows
+  own = *rows._copies.values(), *rows._lookups.values()
+  assert found.copies == _num_bytes(*own)
+  needs = {k: x.needs.sum() for k, x in store.predicted(words).items()}
+  size = sum(needs[k] * x.num_bytes for k, x in rows.records.items())
+  assert abs(found.messages - 4 * size) < 10
+  shard = host_memory.of_shard(store, num_shards, words, 0)
+  held = _num_bytes(*(x[0]._rows for x in cluster.shards.values()))
+  assert shard.store == held > 0
+  assert abs(shard.messages - size) < 10
+
+
+def test_few_pages_of_large_files_stay(monkeypatch):
+  monkeypatch.setattr(stores, '_MAPPED_BYTES', 1000)
+  monkeypatch.setattr(stores, '_mapped_bytes', lambda: 300)
+  assert stores.resident_bytes([(10, 50), (10, 40)], True) == 920
+  assert stores.resident_bytes([(10, 5), (100, 40)], True) == 700
+  assert stores.resident_bytes([(18, 50), (100, 40)], True) == 1018
+  assert stores.resident_bytes([(10, 5), (100, 40)], False) == 4160
+
+
+def test_what_does_not_fit_is_refused_with_numbers(monkeypatch, tmp_path):
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 90_000_000)
+  settings = {'table.device_bytes': '30%', 'train.batch_words': 64}
+  settings['mesh.data'] = 0
+  line = runs.refused(tmp_path, settings)
+  assert 'need 0.1 GB of memory, and 0.1 GB are free; give --config' in line
