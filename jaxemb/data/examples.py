@@ -88,7 +88,7 @@ class Steps:
       starts = (share.first_part, first, *[0] * (x.ndim - 2))
       sizes = (share.num_parts, size, *x.shape[2:])
       x = jax.lax.dynamic_slice(x, starts, sizes)
-      return x.reshape(-1, *x.shape[2:])
+      return x.reshape(share.num_parts * size, *x.shape[2:])
 
     parts = share.before + share.first_part + jnp.arange(share.num_parts)
     before = (index * self.num_parts + parts) * self.part_examples

@@ -163,10 +163,14 @@ class _Deep(nnx.Module):
 class _First(nnx.Module):
   def __init__(self, spec):
     self.bias = nnx.Param(jnp.zeros(()))
-    self.slopes = nnx.Param(jnp.zeros(len(spec.fields.numbers)))
+    if spec.fields.numbers:
+      self.slopes = nnx.Param(jnp.zeros(len(spec.fields.numbers)))
 
   def __call__(self, inputs, run):
-    return self.bias + inputs.weights.sum(1) + inputs.numbers @ self.slopes
+    total = self.bias + inputs.weights.sum(1)
+    if hasattr(self, 'slopes'):
+      total += inputs.numbers @ self.slopes
+    return total
 
 
 class _Cross(nnx.Module):
