@@ -666,3 +666,11 @@ def test_bench_mixture(run, toy):
   assert 'senses MaxSimC' in contexts['scores']
   slower = contexts['words_per_sec'] / likelihoods['words_per_sec']
   assert f'{slower:.2f}' in shown
+
+
+def test_click_steps_are_timed(monkeypatch, capsys):
+  ctr = importlib.import_module('ctr')
+  monkeypatch.setattr(ctr, 'EXAMPLES', 64)
+  monkeypatch.setattr(sys, 'argv', ['ctr', '--rows=2600', '--rounds=2'])
+  ctr.main()
+  assert 'jaxemb is 1.00 x as fast' in capsys.readouterr().out

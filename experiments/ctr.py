@@ -1,0 +1,209 @@
+"""Steps of a click model: jaxemb beside plain torch and deepctr-torch.
+
+  python experiments/ctr.py --rows=1e6
+  python experiments/ctr.py --rows=1e6 --peer_python=/path/to/python
+
+Wide&Deep of 26 fields x 16 and 13 numbers with layers 256 and 128, Adagrad,
+4,096 examples a step, ids of a Zipf law: samples/s of each side, which take
+turns. The peers run in a Python that has torch and deepctr-torch: torch with
+sparse gradients, deepctr-torch as it trains by itself, with dense ones. Prints
+medians of several rounds, and the ratios within each.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+FIELDS, NUMBERS, DIM, HIDDEN, EXAMPLES = 26, 13, 16, (256, 128), 4096
+STEPS = 16
+
+
+def data(num_ids: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+  """Ids [n, fields] within each field, numbers [n, numbers], labels [n]."""
+  rng = np.random.default_rng(seed)
+  num = STEPS * EXAMPLES
+  ids = rng.zipf(1.1, (num, FIELDS)) % num_ids
+  numbers = rng.normal(size=(num, NUMBERS)).astype(np.float32)
+  return ids, numbers, (rng.random(num) < 0.25).astype(np.float32)
+
+
+def ours(num_ids: int, optimizer: str):
+  """A function that trains for `STEPS` steps."""
+  import jax
+
+  from jaxemb import build
+  from jaxemb import config as config_lib
+  from jaxemb.data import examples
+  from jaxemb.models import base as models
+  from jaxemb.runtime import mesh
+  from jaxemb.strategies import base
+
+  id_fields = [
+    examples.IdField(f'C{i}', i * num_ids, num_ids, i) for i in range(FIELDS)
+  ]
+  names = tuple(f'I{i}' for i in range(NUMBERS))
+  fields = examples.Fields(tuple(id_fields), names)
+  lookups = np.full(fields.vocab, 1 / num_ids)
+  corpus = models.Corpus((), lookups, lookups, fields)
+  settings = {
+    'data.source': 'clicks',
+    'model.name': 'wide_deep',
+    'strategy.name': 'sync',
+    'model.dim': DIM,
+    'model.hidden': ','.join(map(str, HIDDEN)),
+    'optimizer.name': optimizer,
+    'optimizer.dense': 'adagrad',
+    'train.batch_examples': EXAMPLES,
+  }
+  config = config_lib.check(config_lib.default(), settings)
+  config, tuning = config_lib.resolve(config, 'cpu', (1, 1))
+  steps = examples.Steps(EXAMPLES, 1)
+  devices = mesh.make(mesh.Shape(1, 1))
+  made = build.trainer(config, tuning, devices, corpus, steps)
+  ids, numbers, labels = data(num_ids)
+  ids = (ids + num_ids * np.arange(FIELDS)).astype(np.int32)
+  counts = np.array([STEPS], np.int32), np.array([len(labels)], np.int32)
+  batch = examples.Batch(ids[None], numbers[None], labels[None], *counts)
+  strategy = made.strategy
+  state, constants = strategy.init(jax.random.key(0)), strategy.constants()
+  rate = np.float32(0.01)
+  schedule = base.Schedule(rate, rate, np.array([1, 2], np.uint32))
+  program = strategy.step.lower(state, constants, batch, schedule).compile()
+
+  def train():
+    nonlocal state
+    state, found = program(state, constants, batch, schedule)
+    jax.block_until_ready(found)
+
+  return train
+
+
+_PEER = """
+import sys, time, json, numpy as np, torch
+from torch import nn
+sys.path.insert(0, sys.argv[1])
+import ctr
+kind, num_ids = sys.argv[2], int(sys.argv[3])
+ids, numbers, labels = ctr.data(num_ids)
+torch.manual_seed(0)
+torch.set_num_threads(int(sys.argv[4]))
+x, y = torch.tensor(numbers), torch.tensor(labels)
+if kind == 'torch':
+  whole = torch.tensor(ids + num_ids * np.arange(ctr.FIELDS))
+  rows = nn.Embedding(ctr.FIELDS * num_ids, ctr.DIM, sparse=True)
+  wide = nn.Embedding(ctr.FIELDS * num_ids, 1, sparse=True)
+  with torch.no_grad():
+    rows.weight.uniform_(-.01, .01); wide.weight.zero_()
+  size, layers = ctr.FIELDS * ctr.DIM + ctr.NUMBERS, []
+  for hidden in ctr.HIDDEN:
+    layers += [nn.Linear(size, hidden), nn.ReLU()]
+    size = hidden
+  deep = nn.Sequential(*layers, nn.Linear(size, 1))
+  first = nn.Linear(ctr.NUMBERS, 1)
+  params = [*rows.parameters(), *wide.parameters(), *deep.parameters(),
+            *first.parameters()]
+  optimizer = torch.optim.Adagrad(params, lr=.01)
+  loss_of = nn.BCEWithLogitsLoss()
+  def train():
+    for i in range(ctr.STEPS):
+      here = slice(i * ctr.EXAMPLES, (i + 1) * ctr.EXAMPLES)
+      some = whole[here]
+      flat = torch.cat([rows(some).flatten(1), x[here]], 1)
+      odds = deep(flat)[:, 0] + wide(some).sum((1, 2)) + first(x[here])[:, 0]
+      optimizer.zero_grad()
+      loss_of(odds, y[here]).backward()
+      optimizer.step()
+else:
+  from deepctr_torch import inputs, models
+  columns = [inputs.SparseFeat(f'C{i}', num_ids, ctr.DIM)
+             for i in range(ctr.FIELDS)]
+  columns += [inputs.DenseFeat(f'I{i}', 1) for i in range(ctr.NUMBERS)]
+  model = models.WDL(columns, columns, ctr.HIDDEN, l2_reg_linear=0,
+                     l2_reg_embedding=0)
+  model.compile('adagrad', 'binary_crossentropy')
+  given = {f'C{i}': ids[:, i] for i in range(ctr.FIELDS)}
+  given |= {f'I{i}': numbers[:, i] for i in range(ctr.NUMBERS)}
+  def train():
+    model.fit(given, labels, batch_size=ctr.EXAMPLES, epochs=1, verbose=0,
+              shuffle=False)
+train()
+for line in sys.stdin:
+  start = time.perf_counter()
+  train()
+  print(json.dumps(time.perf_counter() - start), flush=True)
+"""
+
+
+class Peer:
+  """A peer in a process of its own, which trains when it is told to."""
+
+  def __init__(self, python: str, kind: str, num_ids: int, threads: int):
+    folder = str(pathlib.Path(__file__).parent)
+    args = [folder, kind, str(num_ids), str(threads)]
+    self._process = subprocess.Popen(
+      [python, '-c', _PEER, *args],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+    )
+
+  def secs(self) -> float:
+    """Seconds of `STEPS` steps."""
+    self._process.stdin.write('\n')
+    self._process.stdin.flush()
+    for line in self._process.stdout:
+      try:
+        return json.loads(line)
+      except json.JSONDecodeError:
+        continue  # what the peer says
+    sys.exit('the peer has ended; does its Python have torch, deepctr-torch?')
+
+  def close(self) -> None:
+    """Ends it."""
+    self._process.stdin.close()
+    self._process.wait()
+
+
+def main() -> None:
+  """Prints samples/s and ratios."""
+  parser = argparse.ArgumentParser()
+  add = parser.add_argument
+  add('--rows', type=float, default=1e6)
+  add('--optimizer', default='adagrad_full')
+  add('--rounds', type=int, default=5)
+  add('--threads', type=int, default=2)
+  add('--peers', default='torch,deepctr')
+  add('--peer_python', default='')
+  flags = parser.parse_args()
+  num_ids = int(flags.rows) // FIELDS
+  kinds = flags.peers.split(',') if flags.peer_python else []
+  peers = {k: Peer(flags.peer_python, k, num_ids, flags.threads) for k in kinds}
+  train, secs = ours(num_ids, flags.optimizer), {'jaxemb': []}
+  train()
+  for kind in kinds:
+    secs[kind] = []
+  for _ in range(flags.rounds):
+    start = time.perf_counter()
+    train()
+    secs['jaxemb'].append(time.perf_counter() - start)
+    for kind, peer in peers.items():
+      secs[kind].append(peer.secs())
+  for peer in peers.values():
+    peer.close()
+  size = STEPS * EXAMPLES
+  for kind, found in secs.items():
+    ratios = np.array(found) / secs['jaxemb']
+    print(
+      f'{kind:<8} {size / np.median(found) / 1e3:8.1f} k samples/s, '
+      f'{1e3 * np.median(found) / STEPS:7.1f} ms a step; jaxemb is '
+      f'{np.median(ratios):.2f} x as fast'
+    )
+
+
+if __name__ == '__main__':
+  main()
