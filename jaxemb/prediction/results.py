@@ -196,7 +196,7 @@ def write(
   rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
     f'{rate / 1e6:.3f} M examples/s in training, {totals.total_secs:.1f} s in '
-    f'all; report in {workdir / "report.html"}'
+    f'all; report in {workdir / "report.json"}'
   )
 
 
