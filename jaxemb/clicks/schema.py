@@ -5,14 +5,21 @@ found by looking at the first rows.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from jaxemb import errors
 
 _LABELS = 'label', 'click', 'clicked', 'target', 'y'
-# Columns of numbers with fewer different values are read as categories.
+# Columns of whole numbers with fewer different values are read as categories.
 _MIN_DISTINCT = 200
+# So are those with such a name, however many.
+_ID_NAME = re.compile(
+  r'(?i:(^|[\W_])(ids?|uid|ip|key|code|zip|hash|user|item|no|nr)$)|[a-z]I[dD]$'
+)
 
 _CRITEO_NUMBERS = tuple(f'I{i}' for i in range(1, 14))
 _CRITEO_CATEGORIES = tuple(f'C{i}' for i in range(1, 27))
@@ -108,7 +115,7 @@ def make(
     others = [x for x in rest if x not in (*lists, *numbers)]
     return Schema(label, *map(tuple, (others, numbers, lists))), lines
   lists = [x for x in rest if _is_list(head[x])]
-  numbers = [x for x in rest if x not in lists and _is_numeric(head[x])]
+  numbers = [x for x in rest if x not in lists and _is_numeric(x, head[x])]
   others = [x for x in rest if x not in (*lists, *numbers)]
   lines = [
     f'label {label}; categories: {_some(others)}; numbers: {_some(numbers)}'
@@ -135,23 +142,33 @@ def _is_float(column: Any) -> bool:
   return pa.types.is_floating(column.type)
 
 
-def _is_numeric(column: Any) -> bool:
-  """Whether there are only numbers, and many different ones."""
+def _is_numeric(name: str, column: Any) -> bool:
+  """Whether there are only numbers, and they look like amounts, not ids.
+
+  Fractions do, and whole numbers most of which occur once or twice.
+  """
   import pyarrow as pa
   import pyarrow.compute as pc
 
-  if _is_float(column) or pa.types.is_decimal(column.type):
-    return True
-  if not (pa.types.is_string(column.type) or pa.types.is_integer(column.type)):
+  kind = column.type
+  if not (
+    any(f(kind) for f in (pa.types.is_integer, pa.types.is_string))
+    or any(f(kind) for f in (pa.types.is_floating, pa.types.is_decimal))
+  ):
     return False
-  values = pc.unique(column.drop_null())
-  if pa.types.is_string(values.type):
-    values = values.filter(pc.not_equal(values, ''))
-    try:
-      numbers = pc.cast(values, pa.float64())
-    except pa.ArrowInvalid:
-      return False
-    has_fractions = pc.any(pc.not_equal(numbers, pc.floor(numbers))).as_py()
-    if len(values) and has_fractions:
-      return True
-  return len(values) >= _MIN_DISTINCT
+  found = pc.value_counts(column.drop_null())
+  values, counts = found.field('values'), found.field('counts').to_numpy()
+  if pa.types.is_string(kind):
+    is_given = pc.not_equal(values, '')
+    values, counts = values.filter(is_given), counts[is_given.to_numpy(False)]
+  try:
+    numbers = pc.cast(values, pa.float64())
+  except pa.ArrowInvalid:
+    return False
+  numbers = numbers.to_numpy(zero_copy_only=False)
+  is_number = np.isfinite(numbers)
+  if (numbers != np.floor(numbers))[is_number].any():
+    return True
+  seldom = counts[counts <= 2].sum() > counts.sum() / 2
+  is_id = _ID_NAME.search(name)
+  return bool(len(numbers) >= _MIN_DISTINCT and seldom and not is_id)

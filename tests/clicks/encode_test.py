@@ -4,7 +4,6 @@ import collections
 import gzip
 import lzma
 import math
-import pathlib
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +91,33 @@ def test_csv_is_read_without_a_schema(tmp_path):
   assert guessed.fields.numbers == ('price',)
   assert [x.name for x in guessed.fields.ids] == ['color', 'size', 'tags']
   assert 'guessed' in guessed.describe()[0]
+
+
+def test_ids_and_amounts_are_told_apart(tmp_path):
+  rng, num = np.random.default_rng(0), 5000
+  whole = rng.integers(0, 10**6, num)
+  columns = {
+    'label': whole % 2,
+    'visitor': rng.integers(0, 900, num),  # each of which comes several times
+    'hour': rng.integers(0, 24, num),
+    'pay': whole,
+    'userID': whole,
+    'item_id': whole,
+    'paid': whole,
+    'rate': np.round(rng.random(num), 3),
+  }
+  text = _text(zip(*columns.values(), strict=True), columns)
+  _write(tmp_path / 'a.csv', text)
+  parquet.write_table(pa.table(columns), tmp_path / 'a.parquet')
+  missing = [float(x) if x % 7 else None for x in columns['visitor']]
+  columns['visitor'] = missing  # as pandas has it
+  parquet.write_table(pa.table(columns), tmp_path / 'b.parquet')
+  for name in ('a.csv', 'a.parquet', 'b.parquet'):
+    source = _source(tmp_path / name, tmp_path)
+    names = [x.name for x in source.fields.ids]
+    assert names == ['visitor', 'hour', 'userID', 'item_id'], name
+    assert source.fields.numbers == ('pay', 'paid', 'rate')
+    assert not any('.' in x for x in source.keys[1:900])
 
 
 @pytest.mark.parametrize('kind', ['gz', 'xz', 'zst', 'bz2', 'parquet', 'tsv'])
@@ -356,10 +382,8 @@ def test_the_embedded_log_is_as_planted():
 
 
 @pytest.mark.parametrize('form', ['criteo10k', 'avazu10k', 'adult'])
-def test_real_logs(form, tmp_path):
-  folder = pathlib.Path(__file__).parents[3] / 'shared/data/ctr' / form
-  if not folder.exists():
-    pytest.skip('needs shared/data')
+def test_real_logs(form, shared_data, tmp_path):
+  folder = shared_data / 'ctr' / form
   name, end, more, rows, sizes = {
     'criteo10k': ('train.tsv', 'test.tsv', {}, (8000, 2000), (26, 13)),
     'avazu10k': ('train.csv', 'test.csv', {}, (8999, 1000), (24, 0)),
