@@ -16,6 +16,7 @@ Numbers are transformed as `config.data.numbers` says:
             Criteo's contest, and the benchmark's Criteo_x4)
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -24,7 +25,6 @@ import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent import futures
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +39,7 @@ from jaxemb.text import loader
 _LOG = logging.getLogger('jaxemb')
 _FORMAT = 1  # of what is cached
 _ROWS = 1 << 18  # that are held at once
-_TRUE = '1', '1.0', 'true', 'True', 'yes'
+_TRUE = '1', '+1', '1.0', 'true', 'True', 'yes'
 _FALSE = '0', '0.0', 'false', 'False', 'no', '-1', '-1.0'
 SPLITS = 'train', 'valid', 'test'
 
@@ -149,7 +149,7 @@ class _Raw(NamedTuple):
   # (rows [n], columns [n]).
   hashes: list[tuple[np.ndarray, Any]]
   strings: list[Any]  # of each field, as Arrow has them
-  numbers: np.ndarray  # [n, numbers] float64, NaN = missing
+  numbers: np.ndarray  # [n, numbers] float32, NaN = missing
   labels: np.ndarray  # [n] uint8
   num_cut: int  # values of lists that are left out
 
@@ -178,7 +178,9 @@ def _columns(table, schema, settings, has_labels) -> _Raw:
     num_cut += cut
   # Hashing frees Python for other threads.
   hashes = [(keys.hashes(x), places) for x, places in strings]
-  stacked = np.stack(numbers, 1) if numbers else np.zeros((len(table), 0))
+  stacked = np.empty((len(table), len(numbers)), np.float32)
+  for i, column in enumerate(numbers):
+    stacked[:, i] = column
   return _Raw(hashes, [x for x, _ in strings], stacked, labels, num_cut)
 
 
@@ -201,7 +203,9 @@ def _text(column):
   column = _whole(column)
   if pa.types.is_dictionary(column.type):
     column = column.dictionary_decode()
-  if not pa.types.is_large_string(column.type):
+  if not (
+    pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
+  ):
     if pa.types.is_floating(column.type):
       # 3.0 is 3, as where no value is missing.
       whole = pc.all(pc.equal(pc.floor(column), column)).as_py()
@@ -458,9 +462,8 @@ class _Writer:
   def write(self, readers, digest):
     """All files; the manifest last."""
     raw = {}
-    with futures.ThreadPoolExecutor(2) as pool:
-      for name, reader in readers.items():
-        raw[name] = self._read(name, reader, pool)
+    for name, reader in readers.items():
+      raw[name] = self._read(name, reader)
     shares = {
       k: _ratio(self.settings[k])
       for k in SPLITS[1:]
@@ -523,40 +526,49 @@ class _Writer:
     with atomic.write(self.folder / 'manifest.json') as file:
       file.write(json.dumps(manifest, indent=1).encode())
 
-  def _read(self, name, reader, pool):
+  def _read(self, name, reader):
     """Writes the rows of a reader with categories as numbered; their number."""
     num, stage = 0, 'reading clicks'
-    tables = reader.tables(lambda *x: self.progress(stage, *x))
+    if self.schema is None:
+      self._choose(reader)
+    # In threads: what takes most of the time.
+    found = reader.tables(
+      lambda *x: self.progress(stage, *x),
+      lambda table: _columns(table, self.schema, self.settings, True),
+    )
     with (
       open(self.folder / f'{name}.raw_ids', 'wb') as ids_file,
       open(self.folder / f'{name}.raw_numbers', 'wb') as numbers_file,
       open(self.folder / f'{name}.raw_labels', 'wb') as labels_file,
     ):
-      for table in tables:
-        if self.schema is None:
-          self.schema, lines = schema_lib.make(
-            self.settings, reader.form, table
-          )
-          self.lines += lines
-          num_fields = len(self._names())
-          if not num_fields:
-            raise errors.UserError(
-              f'{reader.path} has no column of categories, whose tables are '
-              'what is trained; name one in --config.data.categorical, or give '
-              '--config.data.numbers=buckets'
-            )
-          self.keys = [keys.Keys() for _ in range(num_fields)]
-          self.new = [[] for _ in range(num_fields)]
-        raw = _columns(table, self.schema, self.settings, True)
+      for raw in found:
         self.num_cut += raw.num_cut
-        ids = self._numbered(raw, len(table), pool)
-        ids.tofile(ids_file)
-        raw.numbers.astype(np.float32).tofile(numbers_file)
+        self._numbered(raw).tofile(ids_file)
+        raw.numbers.tofile(numbers_file)
         raw.labels.tofile(labels_file)
-        num += len(table)
+        num += len(raw.labels)
     if not num:
       raise errors.UserError(f'{reader.path} has no rows')
     return num
+
+  def _choose(self, reader):
+    """The schema, by the first rows."""
+    look = formats.Reader(reader.path, reader.form, max_bad=1.0)
+    with contextlib.closing(look.tables(lambda *_: None)) as tables:
+      head = next(tables, None)
+    if head is None:
+      return
+    self.schema, lines = schema_lib.make(self.settings, reader.form, head)
+    self.lines += lines
+    num_fields = len(self._names())
+    if not num_fields:
+      raise errors.UserError(
+        f'{reader.path} has no column of categories, whose tables are what is '
+        'trained; name one in --config.data.categorical, or give '
+        '--config.data.numbers=buckets'
+      )
+    self.keys = [keys.Keys() for _ in range(num_fields)]
+    self.new = [[] for _ in range(num_fields)]
 
   def _names(self):
     is_buckets = self.settings['numbers'] == 'buckets'
@@ -581,19 +593,18 @@ class _Writer:
       )
     return examples.Fields(tuple(fields), tuple(numbers))
 
-  def _numbered(self, raw, num_rows, pool):
+  def _numbered(self, raw):
     """[n, columns] int32, numbers of categories by their coming, -1 = none."""
     fields = self._fields([1] * len(self.keys)).ids
-    ids = np.full((num_rows, sum(x.num_columns for x in fields)), -1, np.int32)
-
-    def number(i):
-      found, places = raw.hashes[i]
-      local, new = self.keys[i].add(found)
-      _place(ids, fields[i], local, places)
-      if len(new) and not self.settings['hash_size']:
-        self.new[i].append(raw.strings[i].take(new))
-
-    list(pool.map(number, range(len(fields))))
+    shape = len(raw.labels), sum(x.num_columns for x in fields)
+    ids = np.full(shape, -1, np.int32)
+    for field, known, new, strings, (found, places) in zip(
+      fields, self.keys, self.new, raw.strings, raw.hashes, strict=True
+    ):
+      local, first = known.add(found)
+      _place(ids, field, local, places)
+      if len(first) and not self.settings['hash_size']:
+        new.append(strings.take(first).cast('large_string'))
     return ids
 
   def _hashes(self):

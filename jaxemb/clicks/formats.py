@@ -5,23 +5,27 @@ libffm, whose lines have as many features as they please, columns of strings,
 lists of them, or numbers.
 """
 
+import functools
 import glob
-import io
-import itertools
 import lzma
+import math
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
 
 from jaxemb import errors
 from jaxemb.clicks import schema
+from jaxemb.text import encode, sources
 
 FORMS = 'criteo', 'avazu', 'adult', 'csv', 'tsv', 'parquet', 'libsvm', 'libffm'
 
 _PACKED = '.gz', '.bz2', '.xz', '.zst'
-_BLOCK_BYTES = 1 << 23
-_LINES = 1 << 15  # of libsvm in a table
+_BLOCK_BYTES = 1 << 20
 _SUFFIXES = {
   '.csv': 'csv',
   '.tsv': 'tsv',
@@ -61,17 +65,35 @@ class Reader:
     self.size_bytes = sum(x.stat().st_size for x in self.files)
     self._features: _Features | None = None
 
-  def tables(self, progress: Callable[[int, int], None]) -> Iterator[Any]:
-    """Tables of rows in order; `progress` gets bytes read, and of all."""
+  def tables(
+    self,
+    progress: Callable[[int, int], None],
+    then: Callable[[Any], Any] = lambda table: table,
+  ) -> Iterator[Any]:
+    """What `then` makes of tables of rows, in order, computed in threads.
+
+    `progress` gets bytes read, and of all.
+    """
+    threads = encode.num_threads()
     try:
       for file in self.files:
-        before = self.read_bytes
-        for table, read_bytes in self._tables(file):
-          self.num_rows += len(table)
-          self.read_bytes = before + read_bytes
-          progress(self.read_bytes, self.size_bytes)
-          if len(table):
-            yield table
+        before, lines = self.read_bytes, 1
+        with futures.ThreadPoolExecutor(threads) as pool:
+          made = sources.map_ahead(
+            pool,
+            lambda parse, read_bytes: (*_made(parse, then), read_bytes),
+            self._jobs(file),
+            threads + 1,
+          )
+          for found, num, bad, num_lines, read_bytes in made:
+            for number, why in bad:
+              self.bad(file, number and lines + number, why)
+            lines += num_lines
+            self.num_rows += num
+            self.read_bytes = before + read_bytes
+            progress(self.read_bytes, self.size_bytes)
+            if num:
+              yield found
         self.read_bytes = before + file.stat().st_size
     except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
       raise errors.UserError(
@@ -91,65 +113,73 @@ class Reader:
     where = f' line {number}' if number else ''
     self.first_bad = self.first_bad or f'{file}{where}: {why}'
 
-  def _tables(self, file):
+  def _jobs(self, file):
+    """Functions that parse a stretch of a file, and where it ends."""
     if self.form == 'parquet':
       yield from _parquet(file)
     elif self.form in ('libsvm', 'libffm'):
-      yield from self._lines(file)
+      has_fields = self.form == 'libffm'
+      for data, read_bytes in _blocks(file):
+        if self._features is None:
+          self._features = _Features(_Cells.of(data, has_fields), has_fields)
+        yield functools.partial(self._features.parse, data), read_bytes
     else:
       yield from self._csv(file)
 
   def _csv(self, file):
+    names = schema.HEADERS.get(self.form)
+    delimiter = '\t' if self.form in ('criteo', 'tsv') else ','
+    first = _first_line(file)
+    if names and self._needed and not first.startswith(names[0]):
+      if first.count(delimiter) == len(names) - 2:
+        names = [x for x in names if x != self._needed[0]]
+    has_header = names is None or first.startswith(names[0])
+    names = names or _header(file, first, delimiter)
+    for number, (data, read_bytes) in enumerate(_blocks(file)):
+      args = names, delimiter, not number and has_header
+      yield functools.partial(self._parse, data, *args), read_bytes
+
+  def _parse(self, data, names, delimiter, has_header):
+    """The table of a block of lines, lines that are no rows, all its lines."""
+    import pyarrow as pa
     from pyarrow import csv
+
+    bad = []
 
     def skip(row):
       if row.text.strip():
         why = f'{row.actual_columns} of {row.expected_columns} fields'
-        self.bad(file, row.number, why)
+        bad.append((row.number - 1, why))
       return 'skip'
 
-    names = schema.HEADERS.get(self.form)
-    if names and self._needed and not self._starts_with(file, names):
-      delimiter = '\t' if self.form == 'criteo' else ','
-      if _first_line(file).count(delimiter) == len(names) - 2:
-        names = [x for x in names if x != self._needed[0]]
-    is_tabs = self.form in ('criteo', 'tsv')
-    stream, raw = _open(file)
-    with stream:
-      has_header = names is None or self._starts_with(file, names)
-      header = names or _header(file, '\t' if is_tabs else ',')
-      reader = csv.open_csv(
-        stream,
-        csv.ReadOptions(
-          column_names=header,
-          skip_rows=int(has_header),
-          block_size=_BLOCK_BYTES,
-        ),
-        csv.ParseOptions(
-          delimiter='\t' if is_tabs else ',',
-          quote_char='"' if self.form != 'criteo' else False,
-          invalid_row_handler=skip,
-        ),
-        csv.ConvertOptions(
-          column_types=dict.fromkeys(header, 'string'),
-          strings_can_be_null=False,
-        ),
-      )
-      for batch in reader:
-        yield self._tidied(batch), raw.tell()
+    if not data.partition(b'\n')[2 if has_header else 0]:
+      return pa.table({x: pa.array([], 'string') for x in names}), bad, 1
+    options = csv.ReadOptions(
+      use_threads=False,
+      block_size=len(data) + 1,
+      column_names=names,
+      skip_rows=int(has_header),
+    )
+    table = csv.read_csv(
+      pa.BufferReader(data),
+      options,
+      csv.ParseOptions(
+        delimiter=delimiter,
+        quote_char='"' if self.form != 'criteo' else False,
+        invalid_row_handler=skip,
+      ),
+      csv.ConvertOptions(
+        column_types=dict.fromkeys(names, 'string'),
+        strings_can_be_null=False,
+      ),
+    )
+    return self._tidied(table), bad, data.count(b'\n')
 
-  def _starts_with(self, file, names):
-    """Whether a file begins with a header that it need not have."""
-    stream, _ = _open(file)
-    with stream:
-      return bytes(stream.read(len(names[0]))).decode() == names[0]
-
-  def _tidied(self, batch):
+  def _tidied(self, table):
     """What known formats have: spaces, full stops, hours."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    table = pa.table(batch)
     if self.form == 'adult':
       columns = [pc.utf8_trim_whitespace(x) for x in table.columns]
       columns = [pc.if_else(pc.equal(x, '?'), '', x) for x in columns]
@@ -166,28 +196,6 @@ class Reader:
         column = pc.cast(pc.cast(column, pa.int64()), pa.string())
         table = table.append_column(name, column)
     return table
-
-  def _lines(self, file):
-    number = 0
-    stream, raw = _open(file)
-    with stream, io.TextIOWrapper(stream, 'utf-8', 'replace') as text:
-      while lines := list(itertools.islice(text, _LINES)):
-        rows = []
-        for line in lines:
-          number += 1
-          try:
-            rows.append(_parsed(line, self.form == 'libffm'))
-          except ValueError:
-            self.bad(file, number, f'{line.strip()[:60]!r}')
-        rows = [x for x in rows if x]
-        if self._features is None and rows:
-          self._features = _Features(rows, self.form == 'libffm')
-        if rows:
-          table, num_bad = self._features.table(rows)
-          for _ in range(num_bad):
-            self.bad(file, None, 'has other features than the first lines')
-          yield table, raw.tell()
-
 
 def find(path: str) -> list[pathlib.Path]:
   """Files of a path, a folder, a glob, or several with commas between."""
@@ -249,10 +257,9 @@ def _first_line(file):
   return head.decode('utf-8-sig', 'replace').strip('\r')
 
 
-def _header(file, delimiter):
+def _header(file, line, delimiter):
   import csv
 
-  line = _first_line(file)
   names = next(csv.reader([line], delimiter=delimiter), [])
   names = [x.strip() for x in names]
   if len(set(names)) < len(names) or not all(names):
@@ -261,6 +268,26 @@ def _header(file, delimiter):
       f'{line[:80]!r}; it must be a header'
     )
   return names
+
+
+def _made(parse, then):
+  table, bad, num_lines = parse()
+  return then(table) if len(table) else None, len(table), bad, num_lines
+
+
+def _blocks(file):
+  """Lines of a file, some megabytes of them, and where they end in it."""
+  stream, raw = _open(file)
+  rest = b''
+  with stream:
+    while data := bytes(stream.read(_BLOCK_BYTES)):
+      data = rest + data
+      stop = data.rfind(b'\n') + 1
+      rest = data[stop:]
+      if stop:
+        yield data[:stop], raw.tell()
+    if rest:
+      yield rest + b'\n', raw.tell()
 
 
 def _parquet(file):
@@ -272,93 +299,249 @@ def _parquet(file):
     done, total = 0, max(1, reader.metadata.num_rows)
     for batch in reader.iter_batches(1 << 16):
       done += len(batch)
-      yield pa.table(batch), size_bytes * done // total
+      found = pa.table(batch), (), 0
+      yield functools.partial(tuple, found), size_bytes * done // total
 
 
-def _parsed(line, has_fields):
-  """Label, and (feature or field, category or number, number) of a line."""
-  label, *features = line.split('#', 1)[0].split() or ['']
-  if not label:
-    return None
-  found = []
-  for text in features:
-    one = text.split(':')
-    if len(one) != 2 + has_fields:
-      raise ValueError(text)
-    found.append((int(one[0]), one[-2], float(one[-1])))
-  return str(float(label)), found
+# Libsvm and libffm: `label [field:]feature:value ...`.
+
+
+@numba.njit(nogil=True, cache=True)
+def _cells(data, has_fields, labels, starts, fields, spans, lines):
+  """Where labels [2, rows] and cells are; the text ends a line.
+
+  `spans` is [4, cells]: feature from, to; value from, to. The field of a cell
+  is its place where there are none; -1 = cannot be read. Returns rows, lines
+  and cells.
+  """
+  i = row = line = num = 0
+  while i < len(data):
+    while data[i] == 32 or data[i] == 9 or data[i] == 13:
+      i += 1
+    if data[i] == 10 or data[i] == 35:
+      while data[i] != 10:
+        i += 1
+      i += 1
+      line += 1
+      continue
+    labels[0, row] = i
+    while data[i] > 32:
+      i += 1
+    labels[1, row] = i
+    starts[row] = num
+    while True:
+      while data[i] == 32 or data[i] == 9 or data[i] == 13:
+        i += 1
+      if data[i] == 35:  # a comment
+        while data[i] != 10:
+          i += 1
+      if data[i] == 10:
+        break
+      field = num - starts[row] + 1
+      if has_fields:
+        field = 0 if 48 <= data[i] < 58 else -1
+        while 48 <= data[i] < 58 and field < 100_000_000:
+          field = 10 * field + np.int64(data[i]) - 48
+          i += 1
+        if data[i] == 58:
+          i += 1
+        else:
+          field = -1
+      spans[0, num] = i
+      while 48 <= data[i] < 58:
+        i += 1
+      spans[1, num] = i
+      if i == spans[0, num] or data[i] != 58:
+        field = -1
+      spans[2, num] = i + 1
+      while data[i] > 32:
+        i += 1
+      spans[3, num] = i
+      fields[num] = field
+      num += 1
+    lines[row] = line
+    row += 1
+    line += 1
+    i += 1
+  starts[row] = num
+  return row, line, num
+
+
+@numba.njit(nogil=True, cache=True)
+def _gather(data, starts, stops, offsets, out):
+  """Texts side by side."""
+  n = 0
+  for i in range(len(starts)):
+    for j in range(starts[i], stops[i]):
+      out[n] = data[j]
+      n += 1
+    offsets[i + 1] = n
+
+
+class _Cells(NamedTuple):
+  """Lines of libsvm or libffm."""
+
+  data: np.ndarray  # [bytes] uint8
+  labels: np.ndarray  # [2, n] int64, from where to where
+  starts: np.ndarray  # [n + 1] int64, the cells of each line
+  fields: np.ndarray  # [cells] int64, or places in their line; -1 = unreadable
+  spans: np.ndarray  # [4, cells] int64, of feature and value
+  lines: np.ndarray  # [n] int64, which in the block
+  num_lines: int
+
+  @classmethod
+  def of(cls, text: bytes, has_fields: bool) -> '_Cells':
+    """Those of a block of lines."""
+    data = np.frombuffer(bytearray(text), np.uint8)
+    rows, most = text.count(b'\n'), text.count(b':') + len(text.split()) + 1
+    labels, starts = np.empty((2, rows), np.int64), np.empty(rows + 1, np.int64)
+    fields, spans = np.empty(most, np.int64), np.empty((4, most), np.int64)
+    lines = np.empty(rows, np.int64)
+    args = labels, starts, fields, spans, lines
+    n, num_lines, num = _cells(data, has_fields, *args)
+    cut = labels[:, :n], starts[: n + 1], fields[:num], spans[:, :num]
+    return cls(data, *cut, lines[:n], num_lines)
+
+  def texts(self, starts: np.ndarray, stops: np.ndarray) -> Any:
+    """A `pyarrow.StringArray` of stretches of the data."""
+    import pyarrow as pa
+
+    offsets = np.zeros(len(starts) + 1, np.int32)
+    out = np.empty(int(np.sum(stops - starts)), np.uint8)
+    _gather(self.data, starts, stops, offsets, out)
+    buffers = map(pa.py_buffer, (offsets, out))
+    return pa.StringArray.from_buffers(len(starts), *buffers)
+
+  def rows(self) -> np.ndarray:
+    """[cells] int64, the row of each."""
+    return np.repeat(np.arange(len(self.lines)), np.diff(self.starts))
+
+  def values(self) -> np.ndarray:
+    """[cells] float64, NaN where there is no number."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    starts, stops = self.spans[2:]
+    found = np.ones(len(starts))
+    # Nearly all are `1`.
+    first = self.data[np.minimum(starts, len(self.data) - 1)]
+    others = np.flatnonzero((stops != starts + 1) | (first != ord('1')))
+    texts = self.texts(starts[others], stops[others])
+    try:
+      found[others] = pc.cast(texts, 'float64').to_numpy()
+    except pa.ArrowInvalid:
+      for i, text in zip(others, texts.to_pylist(), strict=True):
+        try:
+          found[i] = float(text)
+        except ValueError:
+          found[i] = math.nan
+    return found
 
 
 class _Features:
   """Columns of lines of libsvm or libffm, as the first ones have them.
 
-  Features of value 1 are categories: a column for each place, if all lines have
-  as many, else one list of them (libffm: a column or list for each field).
-  Features with other values are numbers.
+  In libffm a column for each field, or a list if lines have several of it. In
+  libsvm a column for each place, if all lines have as many features, else one
+  list of them. A column whose feature is always the same and whose value is not
+  is one of numbers; if that is not so, each feature is one.
   """
 
-  def __init__(self, rows, has_fields):
-    self.has_fields = has_fields
-    cells = [x for _, found in rows for x in found]
-    if has_fields:
-      self.names = sorted({x[0] for x in cells})
-      self.are_numbers = {
-        k: any(x[2] != 1 for x in cells if x[0] == k) for k in self.names
-      }
-      self.are_lists = {
-        k: any(sum(x[0] == k for x in found) > 1 for _, found in rows)
-        for k in self.names
-      }
-      return
-    counts = {len(found) for _, found in rows}
-    self.is_list = len(counts) > 1
-    self.has_numbers = any(x[2] != 1 for x in cells)
-    self.names = list(range(1, max(counts) + 1))
-    if self.has_numbers:
-      self.names = sorted({x[0] for x in cells})
-      if len(self.names) > _MAX_NUMBERS:
-        raise ValueError(
-          f'{len(self.names):,} features have values other than 1, and at most '
-          f'{_MAX_NUMBERS:,} can be numbers'
-        )
+  def __init__(self, cells: _Cells, has_fields: bool):
+    """Looks at the first lines."""
+    self._has_fields = has_fields
+    self._numbers: set[int] = set()
+    self._lists: set[int] = set()
+    rows, is_good = cells.rows(), cells.fields >= 0
+    values, lengths = cells.values(), np.diff(cells.starts)
+    features = self._numbered(cells)
+    is_other = is_good & (values != 1)
+    self._kind = 'columns'
+    if not has_fields and len(lengths):
+      is_even = np.mean(lengths != np.median(lengths)) <= 0.01
+      places = cells.fields
+      if is_even:
+        is_good &= (lengths == np.median(lengths))[rows]
+        self._kind = 'columns'
+      else:
+        self._kind = 'dense' if is_other.any() else 'list'
+      for place in np.unique(places[is_other]) if is_even else ():
+        if len(np.unique(features[(places == place) & is_good])) > 1:
+          self._kind = 'dense'
+    found = features if self._kind == 'dense' else cells.fields
+    self.names = np.unique(found[is_good])
+    if self._kind == 'dense' and len(self.names) > _MAX_NUMBERS:
+      raise ValueError(
+        f'{len(self.names):,} features have values other than 1, and at most '
+        f'{_MAX_NUMBERS:,} can be numbers'
+      )
+    if len(self.names) > 10 * _MAX_NUMBERS and self._kind == 'columns':
+      raise ValueError(f'{len(self.names):,} fields are too many')
+    if self._kind == 'columns':
+      self._numbers = set(cells.fields[is_other & is_good].tolist())
+      pairs = np.stack([rows, cells.fields], 1)[is_good]
+      pairs, counts = np.unique(pairs, axis=0, return_counts=True)
+      self._lists = set(pairs[counts > 1, 1].tolist()) - self._numbers
 
-  def table(self, rows):
-    """The table of parsed lines, and how many do not fit."""
+  def _numbered(self, cells):
+    """[cells] int64, the features as numbers."""
+    import pyarrow.compute as pc
+
+    is_good = cells.fields >= 0
+    out = np.full(len(is_good), -1)
+    texts = cells.texts(*cells.spans[:2, is_good])
+    out[is_good] = pc.cast(texts, 'int64').to_numpy()
+    return out
+
+  def parse(self, text: bytes) -> tuple[Any, list[tuple[int, str]], int]:
+    """The table of a block of lines, lines that are no rows, all its lines."""
     import pyarrow as pa
 
-    columns: dict[str, Any] = {'label': [x for x, _ in rows]}
-    if self.has_fields:
-      known = set(self.names)
-      kept = [x for x in rows if all(y[0] in known for y in x[1])]
-      columns['label'] = [x for x, _ in kept]
-      for k in self.names:
-        cells = [[y for y in found if y[0] == k] for _, found in kept]
-        if self.are_numbers[k]:
-          column = pa.array([y[0][2] if y else None for y in cells], 'float64')
-        elif self.are_lists[k]:
-          values = [[z[1] for z in y] for y in cells]
-          column = pa.array(values, pa.list_(pa.string()))
-        else:
-          column = pa.array([y[0][1] if y else '' for y in cells], 'string')
-        columns[f'field{k}'] = column
-    elif self.has_numbers:
-      known = {k: i for i, k in enumerate(self.names)}
-      kept = [x for x in rows if all(y[0] in known for y in x[1])]
-      columns['label'] = [x for x, _ in kept]
-      cells = [[0.0] * len(kept) for _ in known]
-      for i, (_, found) in enumerate(kept):
-        for name, _, value in found:
-          cells[known[name]][i] = value
-      for name, values in zip(self.names, cells, strict=True):
-        columns[f'feature{name}'] = pa.array(values, 'float64')
-    elif self.is_list:
-      kept = rows
-      values = [[str(y[0]) for y in found] for _, found in rows]
-      columns['features'] = pa.array(values, pa.list_(pa.string()))
-    else:
-      kept = [x for x in rows if len(x[1]) == len(self.names)]
-      columns['label'] = [x for x, _ in kept]
-      for i, name in enumerate(self.names):
-        values = [str(x[1][i][0]) for x in kept]
-        columns[f'field{name}'] = pa.array(values, 'string')
-    return pa.table(columns), len(rows) - len(kept)
+    cells = _Cells.of(text, self._has_fields)
+    rows, values, n = cells.rows(), cells.values(), len(cells.lines)
+    is_dense, is_list = self._kind == 'dense', self._kind == 'list'
+    found = self._numbered(cells) if is_dense else cells.fields
+    whys = np.full(n, '', object)
+    if not is_list:
+      place = np.searchsorted(self.names, found)
+      place = np.minimum(place, max(0, len(self.names) - 1))
+      is_known = self.names[place] == found
+      whys[rows[~is_known]] = 'it has other features than the first lines'
+      if not self._has_fields and not is_dense:
+        whys[np.diff(cells.starts) < len(self.names)] = 'it has fewer features'
+    if not is_dense:
+      is_number = np.isin(found, [*self._numbers])
+      whys[rows[(values != 1) & ~is_number]] = 'a category has a value not 1'
+    whys[rows[(cells.fields < 0) | np.isnan(values)]] = 'it has no number'
+    is_good = whys == ''
+    new_rows = np.cumsum(is_good) - 1
+    kept = int(is_good.sum())
+    columns = {'label': cells.texts(*cells.labels[:, is_good])}
+    if is_list:
+      here = is_good[rows]
+      offsets = np.append(0, np.cumsum(np.diff(cells.starts)[is_good]))
+      columns['features'] = pa.ListArray.from_arrays(
+        pa.array(offsets, 'int32'), cells.texts(*cells.spans[:2, here])
+      )
+    for i, name in enumerate(self.names if not is_list else ()):
+      here = np.flatnonzero((place == i) & is_good[rows])
+      row, spans = new_rows[rows[here]], cells.spans[:2, here]
+      if is_dense or int(name) in self._numbers:
+        column = np.full(kept, 0.0 if is_dense else math.nan)
+        column[row] = values[here]
+        columns[f'{"feature" if is_dense else "field"}{name}'] = pa.array(
+          column, from_pandas=True
+        )
+      elif int(name) in self._lists:
+        offsets = np.searchsorted(row, np.arange(kept + 1))
+        columns[f'field{name}'] = pa.ListArray.from_arrays(
+          pa.array(offsets, 'int32'), cells.texts(*spans)
+        )
+      else:
+        both = np.zeros((2, kept), np.int64)
+        both[:, row] = spans
+        columns[f'field{name}'] = cells.texts(*both)
+    bad = [
+      (int(cells.lines[i]), whys[i]) for i in np.flatnonzero(whys != '')
+    ]
+    return pa.table(columns), bad, cells.num_lines

@@ -94,13 +94,13 @@ def hashes(strings: Any) -> np.ndarray:
   """[n] uint64 of an Arrow array of strings without nulls."""
   import pyarrow as pa
 
-  strings = strings.cast(pa.large_string())
+  kind = np.int64 if pa.types.is_large_string(strings.type) else np.int32
   num = len(strings)
   _, offsets, data = strings.buffers()
   out = np.zeros(num, np.uint64)
   if num:
     first = strings.offset
-    places = np.frombuffer(offsets, np.int64)[first : first + num + 1]
+    places = np.frombuffer(offsets, kind)[first : first + num + 1]
     size = data.size if data else 0
     data = np.frombuffer(data, np.uint8) if size else np.zeros(1, np.uint8)
     _hashes(places, data, out)
