@@ -19,14 +19,18 @@ Numbers are transformed as `config.data.numbers` says:
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import pathlib
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Mapping
+from concurrent import futures
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 
 from jaxemb import errors
@@ -34,11 +38,12 @@ from jaxemb.clicks import formats, keys
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import examples
 from jaxemb.storage import atomic
-from jaxemb.text import loader
+from jaxemb.text import encode as text_encode
+from jaxemb.text import loader, sources
 
 _LOG = logging.getLogger('jaxemb')
 _FORMAT = 1  # of what is cached
-_ROWS = 1 << 18  # that are held at once
+_ROWS = 1 << 16  # that a thread holds at once
 _TRUE = '1', '+1', '1.0', 'true', 'True', 'yes'
 _FALSE = '0', '0.0', 'false', 'False', 'no', '-1', '-1.0'
 SPLITS = 'train', 'valid', 'test'
@@ -75,8 +80,9 @@ class Encoder:
 
     Raises a `UserError` for a column that is missing, or a wrong label.
     """
+    table = formats.Table.of(table)
     raw = _columns(table, self.schema, self.settings, has_labels)
-    ids = np.full((len(table), self.fields.num_columns), examples.PADDING)
+    ids = np.full((table.num_rows, self.fields.num_columns), examples.PADDING)
     unknown = {}
     for field, known, (found, places) in zip(
       self.fields.ids, self._keys, raw.hashes, strict=True
@@ -148,40 +154,43 @@ class _Raw(NamedTuple):
   # Of each field, [n] uint64 of values, and where they go: None, or for lists
   # (rows [n], columns [n]).
   hashes: list[tuple[np.ndarray, Any]]
-  strings: list[Any]  # of each field, as Arrow has them
+  texts: list[keys.Text]  # of each field
   numbers: np.ndarray  # [n, numbers] float32, NaN = missing
   labels: np.ndarray  # [n] uint8
   num_cut: int  # values of lists that are left out
 
 
 def _columns(table, schema, settings, has_labels) -> _Raw:
-  missing = [x for x in schema.columns[1:] if x not in table.column_names]
-  if missing:
-    raise errors.UserError(
-      f'the column {missing[0]} is missing, which the model was given; there '
-      f'are {", ".join(table.column_names[:30])}'
-    )
-  is_buckets = settings['numbers'] == 'buckets'
-  labels = np.zeros(len(table), np.uint8)
+  num_rows, columns = table.num_rows, table.columns
+  for name in schema.columns[not has_labels :]:
+    if name not in columns:
+      what = ', the label,' if name == schema.label else ''
+      raise errors.UserError(
+        f'the column {name}{what} is missing; there are '
+        f'{", ".join(list(columns)[:30])}'
+      )
+  labels = np.zeros(num_rows, np.uint8)
   if has_labels:
-    labels = _labels(table, schema.label, settings['positive'])
-  numbers = [_floats(table[x], x) for x in schema.numbers]
-  strings, num_cut = [], 0
-  if is_buckets:
-    strings += [(_buckets(x), None) for x in numbers]
-    numbers = []
+    labels = _labels(columns[schema.label], schema.label, settings['positive'])
+  numbers = np.empty((num_rows, len(schema.numbers)), np.float32)
+  texts, num_cut = [], 0
+  for i, name in enumerate(schema.numbers):
+    column = _floats(columns[name], name)
+    if settings['numbers'] == 'buckets':
+      texts.append((keys.Text.of(_buckets(column)), None))
+    else:
+      numbers[:, i] = column
   for name in schema.categories:
-    strings.append((_text(table[name]), None))
+    texts.append((_text(columns[name]), None))
   for name in schema.lists:
-    found, places, cut = _lists(table[name], settings)
-    strings.append((found, places))
+    found, places, cut = _lists(columns[name], settings)
+    texts.append((found, places))
     num_cut += cut
   # Hashing frees Python for other threads.
-  hashes = [(keys.hashes(x), places) for x, places in strings]
-  stacked = np.empty((len(table), len(numbers)), np.float32)
-  for i, column in enumerate(numbers):
-    stacked[:, i] = column
-  return _Raw(hashes, [x for x, _ in strings], stacked, labels, num_cut)
+  hashes = [(x.hashes(), places) for x, places in texts]
+  if settings['numbers'] == 'buckets':
+    numbers = numbers[:, :0]
+  return _Raw(hashes, [x for x, _ in texts], numbers, labels, num_cut)
 
 
 def _whole(column):
@@ -195,11 +204,13 @@ def _whole(column):
   return column
 
 
-def _text(column):
-  """One array of strings, '' where there is nothing."""
+def _text(column) -> keys.Text:
+  """Strings, '' where there is nothing."""
   import pyarrow as pa
   import pyarrow.compute as pc
 
+  if isinstance(column, keys.Text):
+    return column
   column = _whole(column)
   if pa.types.is_dictionary(column.type):
     column = column.dictionary_decode()
@@ -211,26 +222,85 @@ def _text(column):
       whole = pc.all(pc.equal(pc.floor(column), column)).as_py()
       column = column.cast(pa.int64()) if whole else column
     column = column.cast(pa.large_string())
-  return pc.fill_null(column, '') if column.null_count else column
+  if column.null_count:
+    column = pc.fill_null(column, '')
+  return keys.Text.of(column)
 
 
 def _floats(column, name):
+  """[n] float64, NaN where there is nothing."""
   import pyarrow as pa
   import pyarrow.compute as pc
 
+  is_text = isinstance(column, keys.Text)
+  if not is_text:
+    column = _whole(column)
+    if pa.types.is_dictionary(column.type):
+      column = column.dictionary_decode()
+    kind = column.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
   try:
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-      column = pc.if_else(pc.equal(column, ''), None, column)
-    found = pc.cast(column, pa.float64())
-  except pa.ArrowInvalid as error:
+    if is_text:
+      text = _text(column)
+      found = np.empty(len(text.starts))
+      hard = np.empty(len(found), np.int64)
+      hard = hard[: _read_numbers(*text, found, hard)]
+      strings = pc.utf8_trim_whitespace(text.strings(hard))
+      is_none = pc.is_in(
+        pc.utf8_lower(strings), pa.array(schema_lib.MISSING, strings.type)
+      )
+      strings = pc.if_else(is_none, None, strings)
+      rest = pc.cast(strings, pa.float64())
+      found[hard] = rest.to_numpy(zero_copy_only=False)
+    else:
+      found = pc.cast(column, pa.float64())
+      found = np.array(found.to_numpy(zero_copy_only=False), np.float64)
+  except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
     raise errors.UserError(
       f'column {name} has something else than numbers: '
       f'{errors.one_line(error)}; name it in --config.data.categorical'
     ) from error
-  found = found.to_numpy(zero_copy_only=False)
-  found = np.array(found, np.float64)
   found[~np.isfinite(found)] = np.nan
   return found
+
+
+_TENS = 10.0 ** np.arange(20)
+
+
+@numba.njit(nogil=True, cache=True)
+def _read_numbers(data, starts, stops, out, hard):
+  """Reads numbers as they are usually written; lists others, which it counts.
+
+  Exact: digits and power of ten are below 2^53.
+  """
+  num_hard = 0
+  for row in range(len(out)):
+    i, stop = starts[row], stops[row]
+    if i == stop:
+      out[row] = np.nan
+      continue
+    is_negative = data[i] == 45
+    i += is_negative
+    whole = digits = behind = 0
+    has_point = False
+    while i < stop and digits <= 15:
+      c = np.int64(data[i])
+      if 48 <= c < 58:
+        whole = 10 * whole + (c - 48)
+        digits += 1
+        behind += has_point
+      elif c == 46 and not has_point:
+        has_point = True
+      else:
+        break
+      i += 1
+    if i < stop or digits == 0 or digits > 15:
+      hard[num_hard] = row
+      num_hard += 1
+      continue
+    number = whole / _TENS[behind]
+    out[row] = -number if is_negative else number
+  return num_hard
 
 
 def _buckets(numbers):
@@ -253,8 +323,10 @@ def _lists(column, settings):
   import pyarrow as pa
   import pyarrow.compute as pc
 
-  if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
-    text = _text(column)
+  if isinstance(column, keys.Text) or not (
+    pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+  ):
+    text = _text(column).strings()
     column = pc.split_pattern(text, settings['separator'])
   column = _whole(column)
   lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(
@@ -262,32 +334,32 @@ def _lists(column, settings):
   )
   values = _text(column.flatten())
   rows = np.repeat(np.arange(len(lengths)), lengths)
-  starts = np.cumsum(lengths) - lengths
-  columns = np.arange(len(rows)) - np.repeat(starts, lengths)
   # What is empty is no value.
-  is_kept = pc.not_equal(values, '').to_numpy(zero_copy_only=False)
+  is_kept = values.stops > values.starts
+  number = np.cumsum(is_kept) - is_kept  # of values before
+  before = np.append(number, is_kept.sum())[np.cumsum(lengths) - lengths]
+  columns = number - before[rows]
   fits = columns < settings['multi_values']
   num_cut = int(np.sum(is_kept & ~fits))
   is_kept = is_kept & fits
-  values = values.filter(pa.array(is_kept))
+  values = keys.Text(values.data, values.starts[is_kept], values.stops[is_kept])
   return values, (rows[is_kept], columns[is_kept]), num_cut
 
 
-def _labels(table, name, positive):
+def _labels(column, name, positive):
   import pyarrow.compute as pc
 
-  if name not in table.column_names:
-    raise errors.UserError(
-      f'there is no column {name}, the label; there are '
-      f'{", ".join(table.column_names[:30])}'
-    )
-  column = _text(table[name])
-  found = pc.dictionary_encode(column)
+  text = _text(column)
+  if not positive:  # nearly always one digit
+    first = text.data[np.minimum(text.starts, len(text.data) - 1)]
+    found = first - np.uint8(ord('0'))
+    if ((text.stops - text.starts == 1) & (found <= 1)).all():
+      return found
+  found = pc.dictionary_encode(text.strings())
   values = found.dictionary.to_pylist()
+  of_value = [1 if x in _TRUE else 0 if x in _FALSE else -1 for x in values]
   if positive:
-    of_value = [float(x == positive) for x in values]
-  else:
-    of_value = [1 if x in _TRUE else 0 if x in _FALSE else -1 for x in values]
+    of_value = [int(x == positive) for x in values]
   if -1 in of_value:
     wrong = values[of_value.index(-1)]
     raise errors.UserError(
@@ -314,10 +386,31 @@ def _place(ids, field, values, places):
 def _scaled(numbers, kind, scales):
   """[n, numbers] float32."""
   if kind == 'log':
-    numbers = np.log1p(np.maximum(numbers, 0))
+    numbers = np.log(1 + np.maximum(numbers, 0).astype(np.float64))
   else:
     numbers = (numbers - scales[:, 0]) / scales[:, 1]
-  return np.nan_to_num(numbers, nan=0.0).astype(np.float32)
+  return np.where(np.isnan(numbers), 0, numbers).astype(np.float32)
+
+
+@numba.njit(nogil=True, cache=True)
+def _tally(ids, split, starts, counts):
+  """Counts the numbers of rows for training, each column from its start on."""
+  for i in range(len(ids)):
+    if split[i] == 0:
+      for j in range(ids.shape[1]):
+        if ids[i, j] >= 0:
+          counts[starts[j] + ids[i, j]] += 1
+
+
+@numba.njit(nogil=True, cache=True)
+def _translate(ids, split, starts, final, firsts, out, unknown):
+  """Ids of numbers; counts those that are unknown, by split."""
+  for i in range(len(ids)):
+    for j in range(ids.shape[1]):
+      out[i, j] = examples.PADDING
+      if ids[i, j] >= 0:
+        out[i, j] = final[starts[j] + ids[i, j]]
+        unknown[split[i]] += out[i, j] == firsts[j]
 
 
 def encode(
@@ -347,7 +440,7 @@ def encode(
     cache.mkdir(parents=True, exist_ok=True)
     temporary = pathlib.Path(tempfile.mkdtemp(prefix='.clicks-', dir=cache))
     try:
-      _Writer(temporary, settings, seed, progress).write(readers, digest)
+      _Writer(temporary, settings, seed, progress).write(readers)
       try:
         temporary.rename(folder)
       except OSError:  # another process was faster
@@ -459,7 +552,7 @@ class _Writer:
     self.lines: list[str] = []
     self.num_cut = self.num_rare = 0
 
-  def write(self, readers, digest):
+  def write(self, readers):
     """All files; the manifest last."""
     raw = {}
     for name, reader in readers.items():
@@ -486,7 +579,11 @@ class _Writer:
     settings = self.settings | {'format': readers['train'].form}
     encoder = Encoder(self.schema, settings, fields, hashes, scales)
     encoder.save(self.folder)
-    rows, positives, unknown = self._rewrite(raw, shares, encoder, orders)
+    rows, positives, unknown, content = self._rewrite(
+      raw, shares, encoder, orders
+    )
+    # Of what is trained on, wherever it was read.
+    content = hashlib.sha256(f'{content} {fields}'.encode()).hexdigest()
     for name in ('train', *shares, *(x for x in readers if x != 'train')):
       if not rows.get(name):
         raise errors.UserError(
@@ -515,7 +612,7 @@ class _Writer:
       if x.num_bad
     ]
     manifest = {
-      'fingerprint': digest,
+      'fingerprint': content,
       'rows': rows,
       'positives': positives,
       'size_bytes': sum(x.size_bytes for x in readers.values()),
@@ -597,14 +694,16 @@ class _Writer:
     """[n, columns] int32, numbers of categories by their coming, -1 = none."""
     fields = self._fields([1] * len(self.keys)).ids
     shape = len(raw.labels), sum(x.num_columns for x in fields)
-    ids = np.full(shape, -1, np.int32)
-    for field, known, new, strings, (found, places) in zip(
-      fields, self.keys, self.new, raw.strings, raw.hashes, strict=True
+    ids = np.empty(shape, np.int32)
+    for field, known, new, text, (found, places) in zip(
+      fields, self.keys, self.new, raw.texts, raw.hashes, strict=True
     ):
       local, first = known.add(found)
+      if places is not None:
+        ids[:, field.first_column :][:, : field.num_columns] = -1
       _place(ids, field, local, places)
       if len(first) and not self.settings['hash_size']:
-        new.append(strings.take(first).cast('large_string'))
+        new.append(text.strings(first))
     return ids
 
   def _hashes(self):
@@ -614,6 +713,15 @@ class _Writer:
       else np.zeros(0, np.uint64)
       for new in self.new
     ]
+
+  def _flat(self):
+    """[fields + 1], where numbers of a field begin if all are in a row."""
+    return np.cumsum([0, *(x.num for x in self.keys)])
+
+  def _starts(self):
+    """[columns], the same of each column."""
+    fields = self._fields([1] * len(self.keys)).ids
+    return np.repeat(self._flat()[:-1], [x.num_columns for x in fields])
 
   def _raw(self, raw, name):
     num = raw[name]
@@ -639,18 +747,13 @@ class _Writer:
 
   def _count(self, raw, shares):
     """Counts of all ids in order; and of each field, numbers in that order."""
-    fields = self._fields([1] * len(self.keys)).ids
-    seen = [np.zeros(x.num + 1, np.int64) for x in self.keys]
-    size = self.settings['hash_size']
+    size, seen = self.settings['hash_size'], np.zeros(self._flat()[-1], int)
     for some, split in self._blocks(raw, 'train', shares):
-      ids = some.ids[split == 0]
-      for field, counts in zip(fields, seen, strict=True):
-        here = ids[:, field.first_column :][:, : field.num_columns]
-        counts += np.bincount(here.reshape(-1) + 1, minlength=len(counts))
+      _tally(some.ids, split, self._starts(), seen)
+    seen = np.split(seen, self._flat()[1:-1])
     counts, orders = [], []
     hashes = self._by_number() if size else None
     for i, found in enumerate(seen):
-      found = found[1:]  # without places that have no value
       if size:
         local = _bucket(hashes[i], size)
         counts.append(np.bincount(local, found, size).astype(np.int64))
@@ -703,54 +806,69 @@ class _Writer:
     return scales, missing
 
   def _rewrite(self, raw, shares, encoder, orders):
-    """Writes the splits; returns their rows, labels of 1, unknown values."""
+    """Writes the splits; returns their rows, labels of 1, unknown values.
+
+    And a hash of all that is written.
+    """
     num_rows, positives, unknown = {}, {}, {}
     kind, size = self.settings['numbers'], self.settings['hash_size']
     maps = []
     for field, table, order in zip(
       encoder.fields.ids, self.keys, orders, strict=True
     ):
-      # The last entry is of places that have no value.
-      final = np.full(table.num + 1, field.first_id, np.int32)
+      final = np.full(table.num, field.first_id, np.int32)
       if size:
-        final[:-1] = field.first_id + order
+        final[:] = field.first_id + order
       else:
         final[order] = field.first_id + 1 + np.arange(len(order))
-      final[-1] = examples.PADDING
       maps.append(final)
+    final = np.concatenate(maps)
+    # Of each column, the id of what is unknown.
+    firsts = np.concatenate(
+      [
+        np.full(x.num_columns, -1 if size else x.first_id)
+        for x in encoder.fields.ids
+      ]
+    )
     outs: dict[str, list[Any]] = {}
-    total = sum(raw.values())
-    done = 0
+    starts, total, done = self._starts(), sum(raw.values()), 0
+    digest = hashlib.sha256()
+
+    def rewritten(some, split):
+      num_unknown = np.zeros(len(SPLITS), np.int64)
+      ids = np.empty_like(some.ids)
+      _translate(some.ids, split, starts, final, firsts, ids, num_unknown)
+      numbers = _scaled(some.numbers, kind, encoder.scales)
+      found = {}
+      for number in np.unique(split):
+        mask = split == number
+        arrays = Rows(ids, numbers, some.labels)
+        if not mask.all():
+          arrays = Rows(*(x[mask] for x in arrays))
+        found[SPLITS[number]] = arrays, int(num_unknown[number])
+      checks = [zlib.crc32(x) for y, _ in found.values() for x in y]
+      return found, len(some), json.dumps([[*found], checks])
+
     try:
-      for name in raw:
-        for some, split in self._blocks(raw, name, shares):
-          ids = np.empty_like(some.ids)
-          for field, final in zip(encoder.fields.ids, maps, strict=True):
-            here = slice(
-              field.first_column, field.first_column + field.num_columns
-            )
-            ids[:, here] = final[some.ids[:, here]]
-            if not size:
-              for number in np.unique(split):
-                is_unknown = ids[split == number, here] == field.first_id
-                key = SPLITS[number]
-                unknown[key] = unknown.get(key, 0) + int(is_unknown.sum())
-          numbers = _scaled(some.numbers.astype(np.float64), kind,
-                            encoder.scales)  # fmt: skip
-          for number in np.unique(split):
-            key, mask = SPLITS[number], split == number
+      blocks = itertools.chain(*(self._blocks(raw, x, shares) for x in raw))
+      with futures.ThreadPoolExecutor(text_encode.num_threads()) as pool:
+        for found, num, text in sources.map_ahead(
+          pool, rewritten, blocks, text_encode.num_threads() + 1
+        ):
+          digest.update(text.encode())
+          for key, (arrays, num_unknown) in found.items():
             if key not in outs:
               outs[key] = [
                 open(self.folder / f'{key}.{x}', 'wb')  # noqa: SIM115
                 for x in ('ids', 'numbers', 'labels')
               ]
-            arrays = ids[mask], numbers[mask], some.labels[mask]
             for array, file in zip(arrays, outs[key], strict=True):
               array.tofile(file)
-            num_rows[key] = num_rows.get(key, 0) + int(mask.sum())
-            ones = int(some.labels[mask].sum())
+            num_rows[key] = num_rows.get(key, 0) + len(arrays)
+            ones = int(arrays.labels.sum())
             positives[key] = positives.get(key, 0) + ones
-          done += len(some)
+            unknown[key] = unknown.get(key, 0) + num_unknown
+          done += num
           self.progress('encoding clicks', done, total)
     finally:
       for some in outs.values():
@@ -758,7 +876,7 @@ class _Writer:
           file.close()
     for path in self.folder.glob('*.raw_*'):
       path.unlink()
-    return num_rows, positives, unknown
+    return num_rows, positives, unknown, digest.hexdigest()
 
   def _write_names(self, orders):
     """keys.arrow: of each field, its categories in order of ids."""

@@ -11,7 +11,7 @@ import lzma
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -19,13 +19,13 @@ import numba
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import schema
+from jaxemb.clicks import keys, schema
 from jaxemb.text import encode, sources
 
 FORMS = 'criteo', 'avazu', 'adult', 'csv', 'tsv', 'parquet', 'libsvm', 'libffm'
 
 _PACKED = '.gz', '.bz2', '.xz', '.zst'
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 21
 _SUFFIXES = {
   '.csv': 'csv',
   '.tsv': 'tsv',
@@ -37,6 +37,7 @@ _SUFFIXES = {
   '.libffm': 'libffm',
   '.ffm': 'libffm',
 }
+_BOM = b'\xef\xbb\xbf'
 _MAX_NUMBERS = 1000  # columns of libsvm that are not categories
 
 
@@ -68,9 +69,9 @@ class Reader:
   def tables(
     self,
     progress: Callable[[int, int], None],
-    then: Callable[[Any], Any] = lambda table: table,
+    then: Callable[[Any], Any] = lambda table: table.arrow(),
   ) -> Iterator[Any]:
-    """What `then` makes of tables of rows, in order, computed in threads.
+    """What `then` makes of each `Table`, in order, computed in threads.
 
     `progress` gets bytes read, and of all.
     """
@@ -139,41 +140,30 @@ class Reader:
       args = names, delimiter, not number and has_header
       yield functools.partial(self._parse, data, *args), read_bytes
 
-  def _parse(self, data, names, delimiter, has_header):
+  def _parse(self, text, names, delimiter, has_header):
     """The table of a block of lines, lines that are no rows, all its lines."""
-    import pyarrow as pa
-    from pyarrow import csv
-
-    bad = []
-
-    def skip(row):
-      if row.text.strip():
-        why = f'{row.actual_columns} of {row.expected_columns} fields'
-        bad.append((row.number - 1, why))
-      return 'skip'
-
-    if not data.partition(b'\n')[2 if has_header else 0]:
-      return pa.table({x: pa.array([], 'string') for x in names}), bad, 1
-    options = csv.ReadOptions(
-      use_threads=False,
-      block_size=len(data) + 1,
-      column_names=names,
-      skip_rows=int(has_header),
-    )
-    table = csv.read_csv(
-      pa.BufferReader(data),
-      options,
-      csv.ParseOptions(
-        delimiter=delimiter,
-        quote_char='"' if self.form != 'criteo' else False,
-        invalid_row_handler=skip,
-      ),
-      csv.ConvertOptions(
-        column_types=dict.fromkeys(names, 'string'),
-        strings_can_be_null=False,
-      ),
-    )
-    return self._tidied(table), bad, data.count(b'\n')
+    data = np.frombuffer(text, np.uint8)
+    most = text.count(b'\n')
+    spans = np.empty((2, len(names), most), np.int32)
+    bad = np.empty((2, most), np.int32)
+    quote = 0 if self.form == 'criteo' else ord('"')
+    first = text.find(b'\n') + 1 if has_header else 0
+    first += 3 * (not first and text.startswith(_BOM))
+    args = data, first, ord(delimiter), quote, *spans, *bad
+    num, num_lines, num_bad = _split(*args)
+    table = Table({
+      name: keys.Text(data, starts[:num], stops[:num])
+      for name, starts, stops in zip(names, *spans, strict=True)
+    })  # fmt: skip
+    whys = [
+      (int(line) + has_header, 'a quote is not closed')
+      if cells < 0
+      else (int(line) + has_header, f'{cells} of {len(names)} fields')
+      for line, cells in bad[:, :num_bad].T
+    ]
+    if self.form in ('adult', 'avazu'):
+      table = Table.of(self._tidied(table.arrow()))
+    return table, whys, num_lines + has_header
 
   def _tidied(self, table):
     """What known formats have: spaces, full stops, hours."""
@@ -196,6 +186,7 @@ class Reader:
         column = pc.cast(pc.cast(column, pa.int64()), pa.string())
         table = table.append_column(name, column)
     return table
+
 
 def find(path: str) -> list[pathlib.Path]:
   """Files of a path, a folder, a glob, or several with commas between."""
@@ -270,24 +261,60 @@ def _header(file, line, delimiter):
   return names
 
 
+class Table(NamedTuple):
+  """Some rows."""
+
+  columns: Mapping[str, Any]  # `keys.Text`, or an array of Arrow
+
+  @classmethod
+  def of(cls, table: Any) -> 'Table':
+    """Those of a `pyarrow.Table`, or that itself."""
+    if isinstance(table, cls):
+      return table
+    return cls(dict(zip(table.column_names, table.columns, strict=True)))
+
+  @property
+  def num_rows(self) -> int:
+    """How many there are."""
+    column = next(iter(self.columns.values()), ())
+    return len(column.starts if isinstance(column, keys.Text) else column)
+
+  def arrow(self) -> Any:
+    """As a `pyarrow.Table`."""
+    import pyarrow as pa
+
+    return pa.table({
+      k: x.strings() if isinstance(x, keys.Text) else x
+      for k, x in self.columns.items()
+    })  # fmt: skip
+
+
 def _made(parse, then):
   table, bad, num_lines = parse()
-  return then(table) if len(table) else None, len(table), bad, num_lines
+  num = table.num_rows
+  return then(table) if num else None, num, bad, num_lines
 
 
 def _blocks(file):
   """Lines of a file, some megabytes of them, and where they end in it."""
   stream, raw = _open(file)
-  rest = b''
+  rest, is_last = b'', False
   with stream:
-    while data := bytes(stream.read(_BLOCK_BYTES)):
-      data = rest + data
-      stop = data.rfind(b'\n') + 1
-      rest = data[stop:]
-      if stop:
-        yield data[:stop], raw.tell()
-    if rest:
-      yield rest + b'\n', raw.tell()
+    while not is_last:
+      text = bytearray(len(rest) + _BLOCK_BYTES)
+      text[: len(rest)] = rest
+      size = len(rest)
+      with memoryview(text) as room:
+        while size < len(text) and (num := stream.readinto(room[size:])):
+          size += num
+      if is_last := size < len(text):
+        del text[size:]
+        text += b'\n' * (not text.endswith(b'\n') and size > 0)
+      stop = text.rfind(b'\n') + 1
+      rest = text[stop:]
+      del text[stop:]
+      if text:
+        yield text, raw.tell()
 
 
 def _parquet(file):
@@ -299,8 +326,69 @@ def _parquet(file):
     done, total = 0, max(1, reader.metadata.num_rows)
     for batch in reader.iter_batches(1 << 16):
       done += len(batch)
-      found = pa.table(batch), (), 0
+      found = Table.of(pa.table(batch)), (), 0
       yield functools.partial(tuple, found), size_bytes * done // total
+
+
+@numba.njit(nogil=True, cache=True)
+def _split(data, i, delimiter, quote, starts, stops, bad_lines, bad_cells):
+  """Where the cells of each line are, from `i` on; the text ends a line.
+
+  Writes `starts` and `stops`, [columns, rows]; of lines with another number of
+  cells it, or -1 if a quote is open. Quoted cells are unquoted in place; others
+  lose spaces around them. Returns rows, lines, bad lines.
+  """
+  num_columns = len(starts)
+  row = line = num_bad = 0
+  while i < len(data):
+    if data[i] == 10 or (data[i] == 13 and data[i + 1] == 10):
+      i += 1 + (data[i] == 13)
+      line += 1
+      continue
+    column = 0
+    is_open = False
+    while True:
+      while data[i] == 32:
+        i += 1
+      start = i
+      if quote and data[i] == quote:
+        i += 1
+        start = stop = i
+        is_open = True
+        while data[i] != 10:
+          if data[i] == quote:
+            i += 1
+            if data[i] != quote:
+              is_open = False
+              break
+          data[stop] = data[i]
+          stop += 1
+          i += 1
+        while data[i] != delimiter and data[i] != 10:
+          i += 1
+      else:
+        while data[i] != delimiter and data[i] != 10:
+          i += 1
+        stop = i
+        if stop > start and data[stop - 1] == 13 and data[i] == 10:
+          stop -= 1
+        while stop > start and data[stop - 1] == 32:
+          stop -= 1
+      if column < num_columns:
+        starts[column, row] = start
+        stops[column, row] = stop
+      column += 1
+      i += 1
+      if data[i - 1] == 10:
+        break
+    if is_open or column != num_columns:
+      bad_lines[num_bad] = line
+      bad_cells[num_bad] = -1 if is_open else column
+      num_bad += 1
+    else:
+      row += 1
+    line += 1
+  return row, line, num_bad
 
 
 # Libsvm and libffm: `label [field:]feature:value ...`.
@@ -367,17 +455,6 @@ def _cells(data, has_fields, labels, starts, fields, spans, lines):
   return row, line, num
 
 
-@numba.njit(nogil=True, cache=True)
-def _gather(data, starts, stops, offsets, out):
-  """Texts side by side."""
-  n = 0
-  for i in range(len(starts)):
-    for j in range(starts[i], stops[i]):
-      out[n] = data[j]
-      n += 1
-    offsets[i + 1] = n
-
-
 class _Cells(NamedTuple):
   """Lines of libsvm or libffm."""
 
@@ -390,9 +467,9 @@ class _Cells(NamedTuple):
   num_lines: int
 
   @classmethod
-  def of(cls, text: bytes, has_fields: bool) -> '_Cells':
+  def of(cls, text: bytearray, has_fields: bool) -> '_Cells':
     """Those of a block of lines."""
-    data = np.frombuffer(bytearray(text), np.uint8)
+    data = np.frombuffer(text, np.uint8)
     rows, most = text.count(b'\n'), text.count(b':') + len(text.split()) + 1
     labels, starts = np.empty((2, rows), np.int64), np.empty(rows + 1, np.int64)
     fields, spans = np.empty(most, np.int64), np.empty((4, most), np.int64)
@@ -402,15 +479,9 @@ class _Cells(NamedTuple):
     cut = labels[:, :n], starts[: n + 1], fields[:num], spans[:, :num]
     return cls(data, *cut, lines[:n], num_lines)
 
-  def texts(self, starts: np.ndarray, stops: np.ndarray) -> Any:
-    """A `pyarrow.StringArray` of stretches of the data."""
-    import pyarrow as pa
-
-    offsets = np.zeros(len(starts) + 1, np.int32)
-    out = np.empty(int(np.sum(stops - starts)), np.uint8)
-    _gather(self.data, starts, stops, offsets, out)
-    buffers = map(pa.py_buffer, (offsets, out))
-    return pa.StringArray.from_buffers(len(starts), *buffers)
+  def texts(self, starts: np.ndarray, stops: np.ndarray) -> keys.Text:
+    """Stretches of the data."""
+    return keys.Text(self.data, starts, stops)
 
   def rows(self) -> np.ndarray:
     """[cells] int64, the row of each."""
@@ -426,7 +497,7 @@ class _Cells(NamedTuple):
     # Nearly all are `1`.
     first = self.data[np.minimum(starts, len(self.data) - 1)]
     others = np.flatnonzero((stops != starts + 1) | (first != ord('1')))
-    texts = self.texts(starts[others], stops[others])
+    texts = self.texts(starts[others], stops[others]).strings()
     try:
       found[others] = pc.cast(texts, 'float64').to_numpy()
     except pa.ArrowInvalid:
@@ -490,10 +561,10 @@ class _Features:
     is_good = cells.fields >= 0
     out = np.full(len(is_good), -1)
     texts = cells.texts(*cells.spans[:2, is_good])
-    out[is_good] = pc.cast(texts, 'int64').to_numpy()
+    out[is_good] = pc.cast(texts.strings(), 'int64').to_numpy()
     return out
 
-  def parse(self, text: bytes) -> tuple[Any, list[tuple[int, str]], int]:
+  def parse(self, text: bytearray) -> tuple[Any, list[tuple[int, str]], int]:
     """The table of a block of lines, lines that are no rows, all its lines."""
     import pyarrow as pa
 
@@ -521,7 +592,8 @@ class _Features:
       here = is_good[rows]
       offsets = np.append(0, np.cumsum(np.diff(cells.starts)[is_good]))
       columns['features'] = pa.ListArray.from_arrays(
-        pa.array(offsets, 'int32'), cells.texts(*cells.spans[:2, here])
+        pa.array(offsets, 'int32'),
+        cells.texts(*cells.spans[:2, here]).strings(),
       )
     for i, name in enumerate(self.names if not is_list else ()):
       here = np.flatnonzero((place == i) & is_good[rows])
@@ -535,13 +607,11 @@ class _Features:
       elif int(name) in self._lists:
         offsets = np.searchsorted(row, np.arange(kept + 1))
         columns[f'field{name}'] = pa.ListArray.from_arrays(
-          pa.array(offsets, 'int32'), cells.texts(*spans)
+          pa.array(offsets, 'int32'), cells.texts(*spans).strings()
         )
       else:
         both = np.zeros((2, kept), np.int64)
         both[:, row] = spans
         columns[f'field{name}'] = cells.texts(*both)
-    bad = [
-      (int(cells.lines[i]), whys[i]) for i in np.flatnonzero(whys != '')
-    ]
-    return pa.table(columns), bad, cells.num_lines
+    bad = [(int(cells.lines[i]), whys[i]) for i in np.flatnonzero(whys != '')]
+    return Table(columns), bad, cells.num_lines

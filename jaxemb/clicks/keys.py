@@ -6,7 +6,7 @@ in a row, would become Python objects.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -22,12 +22,17 @@ _JIT = {'nogil': True, 'cache': True}
 def _hash(data, start, stop):
   """uint64 of bytes, odd."""
   found = np.uint64(stop - start)
-  while start < stop:
+  while start + 8 <= stop:
     word = np.uint64(0)
-    for i in range(min(8, stop - start)):
+    for i in range(8):  # one load
       word |= np.uint64(data[start + i]) << np.uint64(8 * i)
     found = np.uint64(loader.hashed(found ^ word))
     start += 8
+  if start < stop:
+    word = np.uint64(0)
+    for i in range(stop - start):
+      word |= np.uint64(data[start + i]) << np.uint64(8 * i)
+    found = np.uint64(loader.hashed(found ^ word))
   return found | np.uint64(1)
 
 
@@ -41,9 +46,19 @@ def _slot(slots, key):
 
 
 @numba.njit(**_JIT)
-def _hashes(offsets, data, out):
+def _hashes(data, starts, stops, out):
   for i in range(len(out)):
-    out[i] = _hash(data, offsets[i], offsets[i + 1])
+    out[i] = _hash(data, starts[i], stops[i])
+
+
+@numba.njit(**_JIT)
+def _gather(data, starts, stops, offsets, out):
+  n = 0
+  for i in range(len(starts)):
+    for j in range(starts[i], stops[i]):
+      out[n] = data[j]
+      n += 1
+    offsets[i + 1] = n
 
 
 @numba.njit(**_JIT)
@@ -90,21 +105,50 @@ def mixed(numbers):
   return out
 
 
+class Text(NamedTuple):
+  """Strings that lie somewhere in the bytes that were read."""
+
+  data: np.ndarray  # [bytes] uint8, UTF-8
+  starts: np.ndarray  # [n] int
+  stops: np.ndarray  # [n] int
+
+  @classmethod
+  def of(cls, strings: Any) -> 'Text':
+    """Those of an Arrow array without nulls, which is not copied."""
+    import pyarrow as pa
+
+    kind = np.int64 if pa.types.is_large_string(strings.type) else np.int32
+    _, offsets, data = strings.buffers()
+    first, num = strings.offset, len(strings)
+    places = np.zeros(1, kind)
+    if num:
+      places = np.frombuffer(offsets, kind)[first : first + num + 1]
+    bytes_ = np.zeros(1, np.uint8)
+    if data and data.size:
+      bytes_ = np.frombuffer(data, np.uint8)
+    return cls(bytes_, places[:-1], places[1:])
+
+  def hashes(self) -> np.ndarray:
+    """[n] uint64."""
+    out = np.empty(len(self.starts), np.uint64)
+    _hashes(*self, out)
+    return out
+
+  def strings(self, rows: Any = slice(None)) -> Any:
+    """An Arrow array of all, or of some."""
+    import pyarrow as pa
+
+    starts, stops = self.starts[rows], self.stops[rows]
+    offsets = np.zeros(len(starts) + 1, np.int64)
+    out = np.empty(int(np.sum(stops - starts)), np.uint8)
+    _gather(self.data, starts, stops, offsets, out)
+    buffers = map(pa.py_buffer, (offsets, out))
+    return pa.LargeStringArray.from_buffers(len(starts), *buffers)
+
+
 def hashes(strings: Any) -> np.ndarray:
   """[n] uint64 of an Arrow array of strings without nulls."""
-  import pyarrow as pa
-
-  kind = np.int64 if pa.types.is_large_string(strings.type) else np.int32
-  num = len(strings)
-  _, offsets, data = strings.buffers()
-  out = np.zeros(num, np.uint64)
-  if num:
-    first = strings.offset
-    places = np.frombuffer(offsets, kind)[first : first + num + 1]
-    size = data.size if data else 0
-    data = np.frombuffer(data, np.uint8) if size else np.zeros(1, np.uint8)
-    _hashes(places, data, out)
-  return out
+  return Text.of(strings).hashes()
 
 
 class Keys:

@@ -14,6 +14,8 @@ import numpy as np
 from jaxemb import errors
 
 _LABELS = 'label', 'click', 'clicked', 'target', 'y'
+# What stands for a number that is missing, in lower case.
+MISSING = '', '?', 'na', 'n/a', 'nan', 'none', 'null', '\\n'
 # Columns of whole numbers with fewer different values are read as categories.
 _MIN_DISTINCT = 200
 # So are those with such a name, however many.
@@ -151,15 +153,19 @@ def _is_numeric(name: str, column: Any) -> bool:
   import pyarrow.compute as pc
 
   kind = column.type
+  is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
   if not (
-    any(f(kind) for f in (pa.types.is_integer, pa.types.is_string))
-    or any(f(kind) for f in (pa.types.is_floating, pa.types.is_decimal))
+    is_text
+    or pa.types.is_integer(kind)
+    or pa.types.is_floating(kind)
+    or pa.types.is_decimal(kind)
   ):
     return False
   found = pc.value_counts(column.drop_null())
   values, counts = found.field('values'), found.field('counts').to_numpy()
-  if pa.types.is_string(kind):
-    is_given = pc.not_equal(values, '')
+  if is_text:
+    names = pc.utf8_lower(pc.utf8_trim_whitespace(values))
+    is_given = pc.invert(pc.is_in(names, pa.array(MISSING, kind)))
     values, counts = values.filter(is_given), counts[is_given.to_numpy(False)]
   try:
     numbers = pc.cast(values, pa.float64())
