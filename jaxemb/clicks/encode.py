@@ -634,13 +634,14 @@ class _Writer:
       lambda table: _columns(table, self.schema, self.settings, True),
     )
     with (
+      futures.ThreadPoolExecutor(text_encode.num_threads()) as pool,
       open(self.folder / f'{name}.raw_ids', 'wb') as ids_file,
       open(self.folder / f'{name}.raw_numbers', 'wb') as numbers_file,
       open(self.folder / f'{name}.raw_labels', 'wb') as labels_file,
     ):
       for raw in found:
         self.num_cut += raw.num_cut
-        self._numbered(raw).tofile(ids_file)
+        self._numbered(raw, pool).tofile(ids_file)
         raw.numbers.tofile(numbers_file)
         raw.labels.tofile(labels_file)
         num += len(raw.labels)
@@ -690,20 +691,23 @@ class _Writer:
       )
     return examples.Fields(tuple(fields), tuple(numbers))
 
-  def _numbered(self, raw):
+  def _numbered(self, raw, pool):
     """[n, columns] int32, numbers of categories by their coming, -1 = none."""
     fields = self._fields([1] * len(self.keys)).ids
     shape = len(raw.labels), sum(x.num_columns for x in fields)
     ids = np.empty(shape, np.int32)
-    for field, known, new, text, (found, places) in zip(
-      fields, self.keys, self.new, raw.texts, raw.hashes, strict=True
-    ):
+
+    def number(field, known, new, text, hashed):
+      found, places = hashed
       local, first = known.add(found)
       if places is not None:
         ids[:, field.first_column :][:, : field.num_columns] = -1
       _place(ids, field, local, places)
       if len(first) and not self.settings['hash_size']:
         new.append(text.strings(first))
+
+    args = fields, self.keys, self.new, raw.texts, raw.hashes
+    list(pool.map(number, *args))  # a field has a table of its own
     return ids
 
   def _hashes(self):
