@@ -424,6 +424,8 @@ def encode(
   """
   settings = {k: settings[k] for k in _USED} | {'path': path}
   readers = {'train': formats.Reader(path, settings['format'])}
+  if readers['train'].form == 'adult' and not settings['positive']:
+    settings['positive'] = '>50K'
   for name in SPLITS[1:]:
     text = settings[name]
     if text and _ratio(text) is None:
@@ -546,7 +548,7 @@ class _Writer:
   def __init__(self, folder, settings, seed, progress):
     self.folder, self.settings, self.seed = folder, settings, seed
     self.progress = progress
-    self.schema = self.names = None
+    self.schema, self.features = None, ()
     self.keys: list[keys.Keys] = []
     self.new: list[list[Any]] = []  # of each field, strings in order of coming
     self.lines: list[str] = []
@@ -576,7 +578,8 @@ class _Writer:
       np.zeros(0, np.uint64) if size else x[order]
       for x, order in zip(self._hashes(), orders, strict=True)
     )
-    settings = self.settings | {'format': readers['train'].form}
+    form = readers['train'].form
+    settings = self.settings | {'format': form, 'features': self.features}
     encoder = Encoder(self.schema, settings, fields, hashes, scales)
     encoder.save(self.folder)
     rows, positives, unknown, content = self._rewrite(
@@ -628,6 +631,7 @@ class _Writer:
     num, stage = 0, 'reading clicks'
     if self.schema is None:
       self._choose(reader)
+    reader.features = self.features
     # In threads: what takes most of the time.
     found = reader.tables(
       lambda *x: self.progress(stage, *x),
@@ -656,6 +660,7 @@ class _Writer:
       head = next(tables, None)
     if head is None:
       return
+    self.features = look.features
     self.schema, lines = schema_lib.make(self.settings, reader.form, head)
     self.lines += lines
     num_fields = len(self._names())

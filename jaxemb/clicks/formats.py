@@ -50,11 +50,13 @@ class Reader:
     form: str = '',
     needed: Sequence[str] | None = None,
     max_bad: float = 0.01,
+    features: Sequence[Any] = (),
   ):
     """Finds the files of a path, folder, glob, or several with commas.
 
     Where `needed` columns are given a file without a header may lack the first
-    one, the label. `max_bad` is the share of rows that may be skipped. Raises a
+    one, the label. `max_bad` is the share of rows that may be skipped;
+    `features` those of another reader, of files with the same columns. Raises a
     `UserError` if there are no files.
     """
     self.path, self.files, self._needed = path, find(path), needed
@@ -64,7 +66,8 @@ class Reader:
     self.first_bad = ''
     self.read_bytes = 0
     self.size_bytes = sum(x.stat().st_size for x in self.files)
-    self._features: _Features | None = None
+    # Of libsvm and libffm, what columns there are; JSON-ready.
+    self.features = features
 
   def tables(
     self,
@@ -121,9 +124,11 @@ class Reader:
     elif self.form in ('libsvm', 'libffm'):
       has_fields = self.form == 'libffm'
       for data, read_bytes in _blocks(file):
-        if self._features is None:
-          self._features = _Features(_Cells.of(data, has_fields), has_fields)
-        yield functools.partial(self._features.parse, data), read_bytes
+        if not self.features:
+          cells = _Cells.of(data, has_fields)
+          self.features = [*_Features.found(cells, has_fields)]
+        features = _Features(*self.features)
+        yield functools.partial(features.parse, data), read_bytes
     else:
       yield from self._csv(file)
 
@@ -487,6 +492,16 @@ class _Cells(NamedTuple):
     """[cells] int64, the row of each."""
     return np.repeat(np.arange(len(self.lines)), np.diff(self.starts))
 
+  def features(self) -> np.ndarray:
+    """[cells] int64, -1 where there is none."""
+    import pyarrow.compute as pc
+
+    is_good = self.fields >= 0
+    out = np.full(len(is_good), -1)
+    texts = self.texts(*self.spans[:2, is_good]).strings()
+    out[is_good] = pc.cast(texts, 'int64').to_numpy()
+    return out
+
   def values(self) -> np.ndarray:
     """[cells] float64, NaN where there is no number."""
     import pyarrow as pa
@@ -509,7 +524,7 @@ class _Cells(NamedTuple):
     return found
 
 
-class _Features:
+class _Features(NamedTuple):
   """Columns of lines of libsvm or libffm, as the first ones have them.
 
   In libffm a column for each field, or a list if lines have several of it. In
@@ -518,70 +533,63 @@ class _Features:
   is one of numbers; if that is not so, each feature is one.
   """
 
-  def __init__(self, cells: _Cells, has_fields: bool):
-    """Looks at the first lines."""
-    self._has_fields = has_fields
-    self._numbers: set[int] = set()
-    self._lists: set[int] = set()
+  kind: str  # 'columns', 'list' (one of all features) or 'dense' (numbers)
+  names: list[int]  # of columns: fields, places or features, sorted
+  numbers: list[int]  # those whose value counts, not the feature
+  lists: list[int]
+  has_fields: bool
+
+  @classmethod
+  def found(cls, cells: '_Cells', has_fields: bool) -> '_Features':
+    """By the first lines."""
     rows, is_good = cells.rows(), cells.fields >= 0
-    values, lengths = cells.values(), np.diff(cells.starts)
-    features = self._numbered(cells)
-    is_other = is_good & (values != 1)
-    self._kind = 'columns'
+    lengths, places = np.diff(cells.starts), cells.fields
+    features = cells.features()
+    is_other, kind = is_good & (cells.values() != 1), 'columns'
     if not has_fields and len(lengths):
-      is_even = np.mean(lengths != np.median(lengths)) <= 0.01
-      places = cells.fields
-      if is_even:
-        is_good &= (lengths == np.median(lengths))[rows]
-        self._kind = 'columns'
+      usual = np.median(lengths)
+      if np.mean(lengths != usual) > 0.01:
+        kind = 'dense' if is_other.any() else 'list'
       else:
-        self._kind = 'dense' if is_other.any() else 'list'
-      for place in np.unique(places[is_other]) if is_even else ():
-        if len(np.unique(features[(places == place) & is_good])) > 1:
-          self._kind = 'dense'
-    found = features if self._kind == 'dense' else cells.fields
-    self.names = np.unique(found[is_good])
-    if self._kind == 'dense' and len(self.names) > _MAX_NUMBERS:
-      raise ValueError(
-        f'{len(self.names):,} features have values other than 1, and at most '
-        f'{_MAX_NUMBERS:,} can be numbers'
+        is_good &= (lengths == usual)[rows]
+        for place in np.unique(places[is_other & is_good]):
+          if len(np.unique(features[(places == place) & is_good])) > 1:
+            kind = 'dense'
+    if kind == 'list':
+      return cls(kind, [], [], [], has_fields)
+    of = features if kind == 'dense' else places
+    names = np.unique(of[is_good])
+    if len(names) > _MAX_NUMBERS:
+      what = (
+        'features have values other than 1' if kind == 'dense' else 'fields'
       )
-    if len(self.names) > 10 * _MAX_NUMBERS and self._kind == 'columns':
-      raise ValueError(f'{len(self.names):,} fields are too many')
-    if self._kind == 'columns':
-      self._numbers = set(cells.fields[is_other & is_good].tolist())
-      pairs = np.stack([rows, cells.fields], 1)[is_good]
-      pairs, counts = np.unique(pairs, axis=0, return_counts=True)
-      self._lists = set(pairs[counts > 1, 1].tolist()) - self._numbers
-
-  def _numbered(self, cells):
-    """[cells] int64, the features as numbers."""
-    import pyarrow.compute as pc
-
-    is_good = cells.fields >= 0
-    out = np.full(len(is_good), -1)
-    texts = cells.texts(*cells.spans[:2, is_good])
-    out[is_good] = pc.cast(texts.strings(), 'int64').to_numpy()
-    return out
+      raise ValueError(
+        f'{len(names):,} {what}, and there can be {_MAX_NUMBERS:,}'
+      )
+    numbers = sorted({*of[is_other & is_good].tolist()})
+    pairs = np.stack([rows, of], 1)[is_good]
+    pairs, counts = np.unique(pairs, axis=0, return_counts=True)
+    lists = sorted({*pairs[counts > 1, 1].tolist()} - {*numbers})
+    return cls(kind, names.tolist(), numbers, lists, has_fields)
 
   def parse(self, text: bytearray) -> tuple[Any, list[tuple[int, str]], int]:
     """The table of a block of lines, lines that are no rows, all its lines."""
     import pyarrow as pa
 
-    cells = _Cells.of(text, self._has_fields)
+    cells = _Cells.of(text, self.has_fields)
     rows, values, n = cells.rows(), cells.values(), len(cells.lines)
-    is_dense, is_list = self._kind == 'dense', self._kind == 'list'
-    found = self._numbered(cells) if is_dense else cells.fields
+    is_dense, is_list = self.kind == 'dense', self.kind == 'list'
+    found = cells.features() if is_dense else cells.fields
     whys = np.full(n, '', object)
     if not is_list:
-      place = np.searchsorted(self.names, found)
-      place = np.minimum(place, max(0, len(self.names) - 1))
-      is_known = self.names[place] == found
+      names = np.array([*self.names, -2])
+      place = np.searchsorted(names[:-1], found)
+      is_known = names[place] == found
       whys[rows[~is_known]] = 'it has other features than the first lines'
-      if not self._has_fields and not is_dense:
+      if not self.has_fields and not is_dense:
         whys[np.diff(cells.starts) < len(self.names)] = 'it has fewer features'
     if not is_dense:
-      is_number = np.isin(found, [*self._numbers])
+      is_number = np.isin(found, self.numbers)
       whys[rows[(values != 1) & ~is_number]] = 'a category has a value not 1'
     whys[rows[(cells.fields < 0) | np.isnan(values)]] = 'it has no number'
     is_good = whys == ''
@@ -598,13 +606,13 @@ class _Features:
     for i, name in enumerate(self.names if not is_list else ()):
       here = np.flatnonzero((place == i) & is_good[rows])
       row, spans = new_rows[rows[here]], cells.spans[:2, here]
-      if is_dense or int(name) in self._numbers:
+      if is_dense or name in self.numbers:
         column = np.full(kept, 0.0 if is_dense else math.nan)
         column[row] = values[here]
         columns[f'{"feature" if is_dense else "field"}{name}'] = pa.array(
           column, from_pandas=True
         )
-      elif int(name) in self._lists:
+      elif name in self.lists:
         offsets = np.searchsorted(row, np.arange(kept + 1))
         columns[f'field{name}'] = pa.ListArray.from_arrays(
           pa.array(offsets, 'int32'), cells.texts(*spans).strings()

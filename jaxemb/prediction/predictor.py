@@ -115,8 +115,9 @@ class ClickModel:
     import pyarrow as pa
 
     if isinstance(data, str | os.PathLike):
-      schema, form = self.encoder.schema, self.encoder.settings['format']
-      reader = formats.Reader(os.fspath(data), form, schema.columns, 0.0)
+      settings, path = self.encoder.settings, os.fspath(data)
+      args = settings['format'], self.encoder.schema.columns, 0.0
+      reader = formats.Reader(path, *args, settings['features'])
       yield from reader.tables(lambda *_: None)
     elif isinstance(data, pa.Table):
       yield data

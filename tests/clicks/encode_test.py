@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 from jaxemb import config as config_lib
 from jaxemb import errors
-from jaxemb.clicks import encode, keys, loader, toyclicks
+from jaxemb.clicks import encode, formats, keys, loader, toyclicks
 from jaxemb.data import base, examples
 
 ROWS = 400
@@ -240,6 +240,82 @@ def test_libsvm_has_columns_lists_or_numbers(tmp_path):
                    numbers='none')  # fmt: skip
   assert [x.name for x in source.fields.ids] == ['field0']
   assert source.train.numbers[:2, 0].tolist() == [1, 0.5]
+
+
+def test_other_files_have_the_columns_of_the_first(tmp_path):
+  mixed = _write(tmp_path / 'a.libsvm', '1 3:1 10:1\n0 4:1\n' * 20)
+  even = _write(tmp_path / 'b.libsvm', '1 3:1 10:1\n0 4:1 10:1\n' * 20)
+  source = _source(mixed, tmp_path, test=str(even))
+  assert _decoded(source, source.test)[:2] == [('3|10',), ('4|10',)]
+  # The first column is one of numbers, although here it never changes.
+  first = _write(tmp_path / 'c.libsvm', '1 1:.5 2:1\n0 1:7 3:1\n' * 20)
+  other = _write(tmp_path / 'd.libsvm', '1 1:1 2:1\n' * 20)
+  source = _source(first, tmp_path, test=str(other), numbers='none')
+  assert [x.name for x in source.fields.ids] == ['field2']
+  assert source.train.numbers[:2, 0].tolist() == [0.5, 7]
+  assert source.test.numbers[:, 0].tolist() == [1] * 20
+  assert source.encoder.settings['features'][0] == 'columns'
+
+
+def test_lines_are_cut_as_csv_says(tmp_path):
+  text = (
+    'label,name,price\r\n'
+    '1,"a, ""b""",1.5\r\n'
+    '\r\n'
+    '0, c d ,NA\r\n'
+    '1,"",-2e3\r\n'
+    '0,"e" ,\n'
+    '1,f,?'  # no line end
+  )
+  path = _write(tmp_path / 'log.csv', '')
+  path.write_bytes(b'\xef\xbb\xbf' + text.encode())
+  kinds = {'categorical': 'name', 'numeric': 'price', 'numbers': 'none'}
+  source = _source(path, tmp_path, **kinds)
+  names = [x[0] for x in _decoded(source, source.train)]
+  assert names == ['a, "b"', 'c d', '', 'e', 'f']
+  assert source.train.numbers[:, 0].tolist() == [1.5, 0, -2000, 0, 0]
+  assert source.train.labels.tolist() == [1, 0, 1, 0, 1]
+  assert source.dropped['missing_numbers'] == 3
+
+
+@pytest.mark.parametrize('between', [',', '\t'])
+def test_lines_are_cut_as_pyarrow_does(between, tmp_path, monkeypatch):
+  monkeypatch.setattr(formats, '_BLOCK_BYTES', 97)
+  rng = np.random.default_rng(1)
+  cells = ['', 'x', '0', '-1.25', 'a b', '"q' + between + '"', '"a""b"', 'ä']
+  lines = [[str(i % 2), *rng.choice(cells, 4)] for i in range(300)]
+  lines[170] = lines[170][:3]
+  name = 'log.csv' if between == ',' else 'log.tsv'
+  path = _write(tmp_path / name, _text(lines, ('y', *'abcd'), between))
+  reader = formats.Reader(str(path))
+  found = pa.concat_tables(reader.tables(lambda *_: None))
+  skipped = []
+
+  def skip(row):
+    skipped.append(row.number)
+    return 'skip'
+
+  expected = csv.read_csv(
+    path,
+    csv.ReadOptions(use_threads=False),
+    csv.ParseOptions(delimiter=between, invalid_row_handler=skip),
+    csv.ConvertOptions(column_types=dict.fromkeys('yabcd', 'string')),
+  )
+  assert found.to_pylist() == expected.to_pylist()
+  assert skipped == [172] and reader.num_bad == 1
+  assert f'line {skipped[0]}: 3 of 5 fields' in reader.first_bad
+
+
+def test_the_fingerprint_is_of_what_is_trained_on(tmp_path):
+  rows = _rows()
+  paths = [tmp_path / f'{i}.csv' for i in range(4)]
+  texts = [_text(rows), _text(rows), _text([*rows[1:], rows[0]])]
+  texts.append(_text([(1 - rows[0][0], *rows[0][1:]), *rows[1:]]))
+  for path, text in zip(paths, texts, strict=True):
+    _write(path, text)
+  kinds = {'categorical': 'color,size', 'numeric': 'price'}
+  found = [_source(x, tmp_path, **kinds).fingerprint for x in paths]
+  assert found[0] == found[1] and len(set(found)) == 3
 
 
 @pytest.mark.parametrize(
