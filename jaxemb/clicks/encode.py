@@ -42,7 +42,7 @@ from jaxemb.text import encode as text_encode
 from jaxemb.text import loader, sources
 
 _LOG = logging.getLogger('jaxemb')
-_FORMAT = 1  # of what is cached
+_FORMAT = 2  # of what is cached
 _ROWS = 1 << 16  # that a thread holds at once
 _TRUE = '1', '+1', '1.0', 'true', 'True', 'yes'
 _FALSE = '0', '0.0', 'false', 'False', 'no', '-1', '-1.0'
