@@ -631,15 +631,17 @@ def _plan_of_store(
   config: ml_collections.ConfigDict,
   tuning: config_lib.Tuning,
   store: fetching.Fetching,
+  data: int,
 ) -> Iterator[str]:
   """Lines on what is expected of tables in a store.
 
+  `data` are bytes of a text that is mapped.
   Raises a `UserError` if they have no room there.
   """
   needed, kind = store.store_bytes, config.table.store
   is_workers = config.strategy.name == 'workers'
   words = tuning.part_words if is_workers else config.train.batch_words
-  own = host_memory.of_trainer(store, kind, words, store.base_bytes)
+  own = host_memory.of_trainer(store, kind, words, store.base_bytes, data)
   more, free = own.more, resources.available_bytes()
   if is_workers:
     more = (more + own.base) * config.strategy.num_workers
@@ -711,7 +713,8 @@ def check_fits(parts: Parts) -> None:
   """
   strategy, mesh, dtype = parts.strategy, parts.mesh, parts.config.table.dtype
   if strategy.store:
-    args = parts.config, parts.tuning, strategy.store
+    data = getattr(parts.source, 'mapped_bytes', 0)
+    args = parts.config, parts.tuning, strategy.store, data
     for line in _plan_of_store(*args):
       _LOG.info(line)
   state = strategy.init.eval_shape(jax.random.key(0))

@@ -198,6 +198,7 @@ def _memory(
   """
   config, store = parts.config, parts.strategy.store
   sizes, found = [(store.base_bytes, remote.shared_bytes())], []
+  data = getattr(parts.source, 'mapped_bytes', 0)
   step_words = config.train.batch_words
   if 'workers' in values:
     sizes = values['workers']['base_and_shared_rss_bytes']
@@ -205,7 +206,7 @@ def _memory(
   args = store, config.table.store, step_words
   for (base, shared), host in zip(sizes, values['hosts'], strict=False):
     if host:
-      memory = host_memory.of_trainer(*args, base)
+      memory = host_memory.of_trainer(*args, base, data)
       found.append(('trains', memory, host['peak_rss_bytes'] - shared))
   if config.table.store == 'remote':
     args = store, config.table.shards, step_words

@@ -9,6 +9,7 @@ and with them
   store     rows, once all were trained; of files, what stays mapped
   snapshot  what is on its way to a file
   messages  between shards and who trains, beside those in Ray's object store
+  data      of a file that is mapped, as text is: pages that were read
   programs  and batches, which are the same with tables of any size (measured)
 """
 
@@ -20,10 +21,12 @@ from jaxemb.strategies import device_rows, fetching
 from jaxemb.tables import copies, shards, stores
 
 _PROGRAM_BYTES = 100_000_000
-_SHARD_PROGRAM_BYTES = 50_000_000
-# Of the rows of a round, on both sides: as they come, and in order; as they are
-# taken, and by shard. In a shard, of what it takes from its rows.
-_COPIES, _SHARD_COPIES = 4, 2
+# One that adds to its rows, for workers, has a program for it.
+_SHARD_PROGRAM_BYTES, _ADDING_BYTES = 20_000_000, 30_000_000
+# Of the rows of a round: as they come, and in order; as they are taken, and by
+# shard. Where they belong to one process, it also makes arrays of records, and
+# records of arrays. In a shard, of what it takes from its rows.
+_COPIES, _RECORD_COPIES = 4, 2
 
 
 class Memory(NamedTuple):
@@ -36,6 +39,7 @@ class Memory(NamedTuple):
   store: int = 0
   snapshot: int = 0
   messages: int = 0
+  data: int = 0
   programs: int = 0
 
   @property
@@ -53,9 +57,16 @@ def _round_bytes(store, step_words):
 
 
 def of_trainer(
-  store: fetching.Fetching, kind: str, step_words: int, base: int
+  store: fetching.Fetching,
+  kind: str,
+  step_words: int,
+  base: int,
+  data: int = 0,
 ) -> Memory:
-  """Of a process that trains, with a store of a kind in the settings."""
+  """Of a process that trains, with a store of a kind in the settings.
+
+  `data` are the bytes that it has mapped.
+  """
   device = held = 0
   if device_rows.are_in_memory():
     state = jax.eval_shape(store.trainable.init, jax.random.key(0))
@@ -73,11 +84,12 @@ def of_trainer(
   sizes = [(vocabs[k], x.num_bytes) for k, x in records.items()]
   rows = messages = 0
   if kind == 'remote':
-    messages = _COPIES * _round_bytes(store, step_words)
+    num = _COPIES + (0 if store.rows.is_shared else _RECORD_COPIES)
+    messages = num * _round_bytes(store, step_words)
   if kind in ('memory', 'disk'):
     snapshot = max(stores.snapshot_bytes(*x) for x in sizes)
     rows = stores.resident_bytes(sizes, kind == 'disk')
-  args = device, maps, held, rows, snapshot, messages, _PROGRAM_BYTES
+  args = device, maps, held, rows, snapshot, messages, data, _PROGRAM_BYTES
   return Memory(base, *args)
 
 
@@ -85,6 +97,7 @@ def of_shard(
   store: fetching.Fetching, num_shards: int, step_words: int, base: int
 ) -> Memory:
   """Of the process that has the shards of all tables with one number."""
+  adds = int(store.rows.is_shared)
   sizes = [
     (
       -(-store.tables[k].spec.vocab // num_shards),
@@ -96,6 +109,6 @@ def of_shard(
     base,
     store=stores.resident_bytes(sizes, False),
     snapshot=max(stores.snapshot_bytes(*x) for x in sizes),
-    messages=_SHARD_COPIES * _round_bytes(store, step_words) // num_shards,
-    programs=_SHARD_PROGRAM_BYTES,
+    messages=(1 + adds) * _round_bytes(store, step_words) // num_shards,
+    programs=_SHARD_PROGRAM_BYTES + adds * _ADDING_BYTES,
   )

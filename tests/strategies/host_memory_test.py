@@ -35,6 +35,8 @@ def test_of_one_process(optimizer):
   rows = max(x.records.nbytes for x in own)
   assert found.snapshot == 8 * fetching_test.VOCAB + rows
   assert found.more == sum(found) - 7
+  args = store, 'memory', fetching_test.WORDS, 7, 50
+  assert sum(host_memory.of_trainer(*args)) == sum(found) + 50
   store.close()
 
 
