@@ -190,13 +190,13 @@ def write(
   if parts.strategy.store:
     values |= {'store': results.store(parts, totals)}
   vectors = model.tables[model.model.vectors_table]
-  report.write_clicks(
-    workdir, values, records, vectors, source.keys, source.counts
-  )
+  ranges = [x[:3] for x in source.fields.ids]  # names, first ids, sizes
+  args = values, records, vectors, source.keys, source.counts, ranges
+  report.write_clicks(workdir, *args)
   rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
     f'{rate / 1e6:.3f} M examples/s in training, {totals.total_secs:.1f} s in '
-    f'all; report in {workdir / "report.json"}'
+    f'all; report in {workdir / "report.html"}'
   )
 
 

@@ -34,6 +34,7 @@ _NUM_AMBIGUOUS_WORDS, _NUM_SENSE_NEIGHBOURS = 12, 6
 _MAX_AMBIGUOUS_CANDIDATES = 500
 _MAX_SEARCHED, _MAX_SEARCHED_FOR_SENSES = 200_000, 30_000  # words
 _NUM_FUNCTION_WORDS = 100
+_MAX_FIELDS, _NUM_FREQUENT = 40, 6  # fields, ids of each
 _MAX_MAP_WORDS, _MAX_GROUPS, _NUM_CLUSTERS = 480, 24, 12
 _UNITS = ('', ' k', ' M', ' G', ' T')
 _BYTES = (' bytes', ' kB', ' MB', ' GB', ' TB')
@@ -54,20 +55,7 @@ def write(
   `vectors` have counts; `found` gives the map its categories. UserError if a
   file cannot be written.
   """
-  import jinja2  # here, so that it does not slow the start of a run
-
   write_json(workdir, report)
-  environment = jinja2.Environment(
-    loader=jinja2.PackageLoader('jaxemb.report', ''),
-    autoescape=True,
-    undefined=jinja2.ChainableUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-  )
-  environment.filters |= FILTERS
-  report, rows = _plain(report), _plain(metrics)
-  stride = -(-len(rows) // _MAX_POINTS) or 1
-  shown = np.linspace(0, len(rows) - 1, min(len(rows), _NUM_TABLE_ROWS))
   words, limit = vectors.of_words(), slice(_MAX_SEARCHED)
   searched = embeddings.Embeddings(
     words.index_to_key[limit], words.vectors[limit], words.counts[limit]
@@ -77,26 +65,17 @@ def write(
     if benchmark.kind == 'categorization':
       for (word,), name in zip(benchmark.words, benchmark.labels, strict=True):
         categories[name].append(word)
-  page = environment.get_template('report.html.j2').render(
-    report=report,
-    evaluation=report.get('evaluation') or {},
-    num_rows=len(rows),
-    rows=[rows[i] for i in shown.round().astype(int)],
-    # Backwards, so that the last row is among them.
-    curves=_curves(rows[::-stride][::-1]),
-    stride=stride,
-    dropped=config_lib.flat(report.get('dropped') or {}),
-    settings=config_lib.flat(
-      {k: report.get(k) or {} for k in ('config', 'tuning')}
-    ),
-    devices=_devices(report),
+  _write_page(
+    workdir,
+    'words',
+    'words',
+    report,
+    metrics,
     neighbours=neighbours(searched, categories),
     num_searched=len(searched),
     ambiguous=ambiguous_words(vectors),
     map=word_map(searched, categories),
   )
-  with atomic.write(workdir / 'report.html') as file:
-    file.write(page.encode(errors='backslashreplace'))
 
 
 def write_clicks(
@@ -106,9 +85,55 @@ def write_clicks(
   vectors: np.ndarray,
   keys: Sequence[str],
   counts: np.ndarray,
+  ranges: Sequence[tuple[str, int, int]],
 ) -> None:
-  """As `write`, of a model of clicks, with rows [vocab, dim] of its ids."""
+  """As `write`, of a model of clicks.
+
+  `vectors` [vocab, dim] float32 are rows of its ids, `keys` their names, of
+  which only those on the page are asked for, `counts` [vocab] int; `ranges` are
+  (name, first id, ids) of fields.
+  """
   write_json(workdir, report)
+  fields = field_neighbours(vectors, keys, counts, ranges)
+  args = workdir, 'clicks', 'examples', report, metrics
+  shown = {'fields': fields, 'num_fields': len(ranges)}
+  _write_page(*args, max_searched=_MAX_SEARCHED, **shown)
+
+
+def _write_page(workdir, name, unit, report, metrics, **values) -> None:
+  """report.html of a template; `unit` is what training is counted in."""
+  import jinja2  # here, so that it does not slow the start of a run
+
+  environment = jinja2.Environment(
+    loader=jinja2.PackageLoader('jaxemb.report', ''),
+    autoescape=True,
+    undefined=jinja2.ChainableUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  environment.filters |= FILTERS
+  report, rows = _plain(report), _plain(metrics)
+  stride, evaluations = _stride(rows), report.get('evaluations') or []
+  page = environment.get_template(f'{name}.html.j2').render(
+    report=report,
+    unit=unit,
+    evaluation=report.get('evaluation') or {},
+    num_rows=len(rows),
+    rows=_some(rows),
+    evaluations=_some(evaluations),
+    # Backwards, so that the last row is among them.
+    curves=_curves(rows[::-stride][::-1], unit)
+    + _validation_curves(evaluations),
+    stride=stride,
+    dropped=config_lib.flat(report.get('dropped') or {}),
+    settings=config_lib.flat(
+      {k: report.get(k) or {} for k in ('config', 'tuning')}
+    ),
+    devices=_devices(report),
+    **values,
+  )
+  with atomic.write(workdir / 'report.html') as file:
+    file.write(page.encode(errors='backslashreplace'))
 
 
 def write_json(workdir: pathlib.Path, report: Mapping[str, Any]) -> None:
@@ -126,11 +151,13 @@ def _plain(value: Any) -> Any:
   return json.loads(text, parse_constant=lambda name: None)
 
 
-def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _curves(
+  rows: Sequence[Mapping[str, Any]], unit: str
+) -> list[tuple[str, str, list[Any]]]:
   """Curves as the page's script draws them; None leaves a gap."""
   curves = [
     ('Loss per example', 'nats', 'loss'),
-    ('Speed', 'words per second', 'words_per_sec'),
+    ('Speed', f'{unit} per second', f'{unit}_per_sec'),
     ('Learning rate', '', 'learning_rate'),
   ]
   if any(len(row.get('hosts') or ()) > 1 for row in rows):
@@ -144,6 +171,32 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for title, unit, key in curves
   ]
   return [curve for curve in drawn if any(y for _, y in curve[2])]
+
+
+def _validation_curves(records):
+  """Curves of what was evaluated while training went on."""
+  curves = ('AUC', '', 'auc'), ('loss', 'nats', 'log_loss')
+  stride = _stride(records)
+  drawn = [
+    (
+      f'Validation {title}',
+      unit,
+      [[x['epoch'], x['validation'][key]] for x in records[::-stride][::-1]],
+    )
+    for title, unit, key in curves
+  ]
+  return [curve for curve in drawn if any(y for _, y in curve[2])]
+
+
+def _stride(rows):
+  """Of how many rows a curve shows one."""
+  return -(-len(rows) // _MAX_POINTS) or 1
+
+
+def _some(rows):
+  """At most 20 rows, evenly spaced, the first and the last among them."""
+  shown = np.linspace(0, len(rows) - 1, min(len(rows), _NUM_TABLE_ROWS))
+  return [rows[i] for i in shown.round().astype(int)]
 
 
 def _total(row: Mapping[str, Any], key: str) -> float | None:
@@ -306,6 +359,43 @@ def ambiguous_words(
   return shown
 
 
+def field_neighbours(
+  vectors: np.ndarray,
+  keys: Sequence[str],
+  counts: np.ndarray,
+  ranges: Sequence[tuple[str, int, int]],
+) -> dict[str, list[tuple[str, int, embeddings.Ranked]]]:
+  """By field, (name, count, nearest ids of the field) of its most frequent ids.
+
+  Arguments are those of `write_clicks`. Ids that no training row has are left
+  out, fields with fewer than two such ids, and those after the first 40.
+  Nothing is shown of single numbers, whose cosines are 1 or -1.
+  """
+  shown = {}
+  for field, first, num in ranges[:_MAX_FIELDS] if vectors.shape[1] > 1 else ():
+    num_searched = min(num, _MAX_SEARCHED)
+    here = np.asarray(counts[first : first + num])
+    ids = np.argpartition(here, num - num_searched)[num - num_searched :]
+    # By falling count, ties by id.
+    ids = ids[np.lexsort((ids, -here[ids]))]
+    rows = np.asarray(vectors[first + ids])
+    lengths = geometry.norms(rows)
+    used = (here[ids] > 0) & (lengths > 0) & np.isfinite(lengths)
+    ids, units = ids[used], geometry.unit(rows[used], lengths[used])
+    if len(ids) < 2:
+      continue
+    shown[field] = []
+    for i in range(min(len(ids), _NUM_FREQUENT)):
+      cosines = units @ units[i]
+      near = geometry.nearest(cosines, {i}, _NUM_NEIGHBOURS)
+      name, *others = (
+        keys[int(first + ids[j])].removeprefix(f'{field}=') for j in (i, *near)
+      )
+      ranked = list(zip(others, cosines[near].tolist(), strict=True))
+      shown[field].append((name, int(here[ids[i]]), ranked))
+  return shown
+
+
 def _written(write: Callable[[float], str], value: Any) -> str:
   """What `write` makes of a number; a dash for anything else."""
   is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -333,6 +423,7 @@ def _duration(secs: float) -> str:
 _WRITERS = {
   'integer': lambda value: f'{value:,.0f}',
   'fixed': lambda value: f'{value:.3f}',
+  'precise': lambda value: f'{value:.5f}',
   'percent': lambda value: f'{value:.1%}',
   'short': _short,
   'size': lambda value: _short(value, _BYTES),
