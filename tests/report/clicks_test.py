@@ -1,0 +1,249 @@
+"""The page of a run on clicks, in a real browser too, and its neighbours."""
+
+import collections.abc
+import html
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from jaxemb.report import report
+
+_HOSTILE = '<script>document.title = "hacked"</script>'
+_SCORES = {
+  'score': 0.75, 'auc': 0.75, 'log_loss': 0.4375, 'clicks': 0.25,
+  'predicted_clicks': 0.28125, 'calibration': 1.125, 'found': 1234,
+  'total': 1234, 'group_auc': 0.6875, 'groups': 17,
+}  # fmt: skip
+_BINS = {
+  'validation': [[617, 0.125, 0.0625], [617, 0.5, 0.625]],
+  'test': [[600, 0.25, 0.375], [634, 0.75, 1.0]],
+}
+_HOST = {'hostname': '<i>a', 'mean_cores': 1.5, 'examples': 31_234,
+         'examples_per_sec': 45_600.0}  # fmt: skip
+_REPORT = {
+  'model': '<b>deepfm', 'vocab': 160, 'dim': 8, 'corpus_examples': 20_000,
+  'examples': 60_000, 'examples_per_sec': np.float32(45_600),
+  'examples_per_sec_with_compilation': 41_200, 'train_secs': 28.7,
+  'total_secs': 41.0, 'loss_per_example': 0.4321, 'devices': ['cpu:0 cpu'],
+  'evaluation': {'validation': _SCORES, 'test': _SCORES | {'auc': 0.71875}},
+  'best': {'step': 20, 'epoch': 2.0, 'validation': _SCORES},
+  'calibration_bins': _BINS, 'fields': ['site', '<u>ad', 'rare'],
+  'importances': [['<u>ad', 0.0625], ['site', 0.03125], ['rare', -0.00125]],
+  'hosts': [_HOST],
+  'collectives': {
+    'all-reduce': 3, 'bytes_per_step_per_device': {'total': 2.5e6},
+    'bytes_per_word': {'total': 625.0},
+  },
+  'dropped': {'bad_rows': 12_345, 'hash_collisions': 0,
+              'problems': ['damaged <here>']},
+  'config': {'train': {'epochs': 15},
+             'eval': {'monitor': 'log_loss', 'group': 'site'}},
+}  # fmt: skip
+_RANGES = [('site', 0, 100), ('<u>ad', 100, 50), ('rare', 150, 10)]
+
+
+class _Keys(collections.abc.Sequence):
+  """Names that are made when asked for, one at a time; counts them."""
+
+  def __init__(self, num, ranges=_RANGES):
+    self.num, self.ranges, self.asked = num, ranges, 0
+
+  def __len__(self):
+    return self.num
+
+  def __iter__(self):
+    raise AssertionError('a list of all names')
+
+  def __getitem__(self, index):
+    assert isinstance(index, int)
+    self.asked += 1
+    field, first, _ = next(x for x in self.ranges if index < x[1] + x[2])
+    if index == first:
+      return f'{field}?'
+    if index == first + 1:
+      return f'{field}='
+    return f'{field}={_HOSTILE if index == first + 2 else index - first}'
+
+
+def _arguments():
+  vectors = np.random.default_rng(0).normal(size=(160, 8)).astype(np.float32)
+  counts = np.concatenate([np.arange(num, 0, -1) for _, _, num in _RANGES])
+  counts[150:] = 0
+  return vectors, _Keys(160), counts, _RANGES
+
+
+def _write(workdir, num_evaluations=3, num_rows=12):
+  row = {'loss': 0.5, 'examples_per_sec': 45_600.0, 'learning_rate': 0.002,
+         'examples': 321}  # fmt: skip
+  metrics = [row | {'step': i, 'epoch': i / 4} for i in range(1, num_rows + 1)]
+  records = [
+    {'step': 10 * i, 'epoch': float(i),
+     'validation': _SCORES | {'auc': 0.5 + i / 1024}}
+    for i in range(1, num_evaluations + 1)
+  ]  # fmt: skip
+  values = _REPORT | {'evaluations': records}
+  report.write_clicks(workdir, values, metrics, *_arguments())
+  return (workdir / 'report.html').read_text(encoding='utf-8')
+
+
+def _text(page):
+  text = re.sub(r'<(script|style).*?</\1>|<[^>]+>', ' ', page, flags=re.DOTALL)
+  return re.sub(r'\s+', ' ', html.unescape(text))
+
+
+def _data(page):
+  return json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+
+
+def test_page_shows_the_values_as_text(tmp_path):
+  page = _write(tmp_path)
+  text = _text(page)
+  for expected in (
+    '<b>deepfm, 160 categories of 3 fields × 8',
+    '20 k examples, 3 epochs of at most 15 on cpu.',
+    'Examples per second 45.6 k 41.2 k with compilation', 'AUC 0.719 test',
+    'Calibration 1.125 test, predicted / observed', 'Examples Loss per example',
+    'The model of epoch 2 was evaluated', 'of 3 evaluations',
+    'the best by log loss',
+    'Validation 0.75000 0.43750 1.125 0.28125 0.25000 1,234 0.68750 17',
+    'Test 0.71875', 'categories of site that have rows of both labels',
+    '20 2 0.50195 0.43750 1.125', '634 0.75000 1.00000',
+    '<u>ad 0.06250', 'rare -0.00125', 'on the first validation rows',
+    'of 2 of 3 fields', 'site? 100 ×', '(empty) 99 ×', f'{_HOSTILE} 98 ×',
+    '<u>ad? 50 ×', '0 <i>a 31,234 45.6 k', 'Rows that cannot be read, skipped',
+    'Per example, all devices', '625 bytes',
+    '12,345', 'damaged <here>', 'Zero: hash_collisions',
+    'config.eval.monitor log_loss',
+  ):  # fmt: skip
+    assert expected in text, expected
+  assert not re.search(r'\b(nan|inf|None|null|[Ww]ords?)\b', text)
+  tags = re.findall(r'<(\w+)', page)
+  assert not {'b', 'i', 'u'} & {*tags} and tags.count('script') == 2
+  for tag in {*tags} - {'meta', 'link', 'br'}:
+    assert tags.count(tag) == page.count(f'</{tag}>'), tag
+  assert not re.search(r'(src|href)="(?!#|data:,)|@import|url\(', page)
+  # Bars are shares of the largest; a field that only harms has none.
+  bars = re.findall(r'--v:([^%]*)%">(?:-?0\.0\d+)<', page)
+  assert bars == ['100.0', '50.0', '0']
+
+
+def test_curves_and_calibration_are_drawn_from_what_was_measured(tmp_path):
+  data = _data(_write(tmp_path))
+  curves = {title: points for title, _, points in data['curves']}
+  assert [*curves] == ['Loss per example', 'Speed', 'Learning rate',
+                       'Validation AUC', 'Validation loss']  # fmt: skip
+  assert curves['Speed'][-1] == [3, 45_600]
+  expected = [[i, 0.5 + i / 1024] for i in (1, 2, 3)]
+  assert curves['Validation AUC'] == expected
+  assert curves['Validation loss'] == [[i, 0.4375] for i in (1, 2, 3)]
+  assert dict(data['calibration']) == _BINS
+
+
+def test_many_evaluations_are_thinned_and_the_last_one_stays(tmp_path):
+  page = _write(tmp_path, num_evaluations=1002)
+  curves = {title: points for title, _, points in _data(page)['curves']}
+  epochs = [x for x, _ in curves['Validation AUC']]
+  assert len(epochs) <= 300 and epochs == sorted(epochs) and epochs[-1] == 1002
+  assert '20 of 1002 evaluations' in _text(page) and len(page) < 200_000
+
+
+@pytest.mark.filterwarnings('error')
+def test_nothing_known(tmp_path):
+  vectors, keys = np.ones((1, 1), 'f'), _Keys(1, [('a', 0, 1)])
+  report.write_clicks(tmp_path, {}, [], vectors, keys, np.ones(1), keys.ranges)
+  text = _text((tmp_path / 'report.html').read_text())
+  for line in ('No measurements were logged', 'The model was not evaluated',
+               'no rows for validation or test', 'Importances are not known',
+               'no vectors to compare', 'Nothing was dropped'):  # fmt: skip
+    assert line in text, line
+
+
+def test_one_class_has_no_auc_but_a_page(tmp_path):
+  scores = _SCORES | {'auc': math.nan, 'group_auc': math.nan, 'groups': 0}
+  record = {'step': 1, 'epoch': 1.0, 'validation': scores}
+  values = _REPORT | {
+    'evaluation': {'validation': scores}, 'evaluations': [record],
+    'best': record, 'importances': [['site', math.nan]],
+  }  # fmt: skip
+  report.write_clicks(tmp_path, values, [], *_arguments())
+  page = (tmp_path / 'report.html').read_text()
+  assert 'AUC is not defined where all labels are the same' in _text(page)
+  assert 'Importances are not known' in _text(page)
+  assert 'Validation – 0.43750' in _text(page)
+  assert 'AUC' not in [title for title, _, _ in _data(page)['curves']]
+  assert not re.search(r'\b(nan|None)\b', _text(page))
+  read = json.loads((tmp_path / 'report.json').read_text())
+  assert read['evaluation']['validation']['auc'] is None
+
+
+def test_neighbours_are_those_of_a_loop_over_the_field():
+  vectors, keys, counts, ranges = _arguments()
+  vectors[5], vectors[6], counts[7] = 0, np.inf, 0  # of no use
+  order = np.random.default_rng(1).permutation(100)
+  counts[:100] = counts[order]  # not in order, as with hashes
+  bad = {5, 6} | {int(i) for i in np.flatnonzero(counts == 0)}
+  shown = report.field_neighbours(vectors, keys, counts, ranges)
+  assert [*shown] == ['site', '<u>ad']
+  assert keys.asked == 2 * 6 * 9  # the names on the page and no others
+  wide = vectors.astype(np.float64)
+
+  def name(i, field):
+    return keys[i].removeprefix(f'{field}=')
+
+  for field, first, num in ranges[:2]:
+    known = [i for i in range(first, first + num) if i not in bad]
+    known.sort(key=lambda i: (-counts[i], i))
+    assert len(shown[field]) == 6
+    for i, (label, count, near) in zip(known, shown[field], strict=False):
+      assert (label, count) == (name(i, field), counts[i])
+      cosines = {
+        j: wide[i] @ wide[j] / np.sqrt(wide[i] @ wide[i] * (wide[j] @ wide[j]))
+        for j in known if j != i
+      }  # fmt: skip
+      best = sorted(cosines, key=lambda j: -cosines[j])[:8]
+      assert [x for x, _ in near] == [name(j, field) for j in best]
+      np.testing.assert_allclose(
+        [x for _, x in near], [cosines[j] for j in best], atol=1e-6
+      )
+
+
+def test_only_the_frequent_ids_of_a_large_field_are_searched(monkeypatch):
+  monkeypatch.setattr(report, '_MAX_SEARCHED', 20)
+  vectors, keys, counts, ranges = _arguments()
+  counts[:100] = np.arange(100)  # the last ones are the most frequent
+  shown = report.field_neighbours(vectors, keys, counts, ranges)['site']
+  assert [count for _, count, _ in shown] == [99, 98, 97, 96, 95, 94]
+  assert all(int(x) >= 80 for _, _, near in shown for x, _ in near)
+
+
+def test_browser_draws_the_page(tmp_path):
+  names = [os.environ.get('JAXEMB_CHROMIUM', ''), 'chromium', 'google-chrome']
+  browser = next(filter(None, map(shutil.which, names)), None)
+  if browser is None:
+    pytest.skip('no chromium found; set JAXEMB_CHROMIUM to its path')
+  _write(tmp_path)
+  page = tmp_path / 'report.html'
+  done = subprocess.run(
+    [
+      browser, '--headless', '--no-sandbox', '--disable-gpu',
+      '--enable-logging=stderr', f'--user-data-dir={tmp_path / "profile"}',
+      '--virtual-time-budget=5000', '--dump-dom', page.as_uri(),
+    ],
+    capture_output=True, timeout=120, check=True, text=True,
+  )  # fmt: skip
+  assert 'CONSOLE' not in done.stderr
+  assert '3 fields × 8 · jaxemb report</title>' in done.stdout
+  assert done.stdout.count('class="line"') == 5
+  # A dot for each group of rows beside that of each curve; noise around each.
+  assert done.stdout.count('class="dot"') == 5 + 4
+  assert done.stdout.count('class="noise"') == 4
+  # Of the test rows .75: x from 0 to .8, y from 0 to 1.
+  (x, y) = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', done.stdout)[-1]
+  assert float(x) == pytest.approx(50 + 300 * 0.75 / 0.8, abs=0.01)
+  assert float(y) == pytest.approx(10, abs=0.01)
