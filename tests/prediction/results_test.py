@@ -53,6 +53,8 @@ def test_a_run_is_evaluated_and_reported(trained):
   assert len(each) == 3 and report['best']['validation']['auc'] == max(each)
   assert scores['validation']['auc'] == pytest.approx(max(each), abs=1e-6)
   assert len(report['importances']) == 9
+  page = (trained / 'report.html').read_text()
+  assert '9 fields × 4' in page and '<bdi>si000</bdi>' in page
 
 
 def test_a_trained_model_predicts_files_and_tables(trained, tmp_path):
