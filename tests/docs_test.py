@@ -93,6 +93,7 @@ def test_notebooks_have_no_output(path):
 # A choice of its form and a smaller one, its pictures, and the reports in the
 # folder of its name.
 _NOTEBOOK_RUNS = {
+  'clicks': ('rows = 200_000', 'rows = 20_000', 2, 2),
   'quickstart': ('epochs = 15', 'epochs = 3', 1, 1),
   'sharded_tables': ('epochs = 2', 'epochs = 1', 3, 3),
 }
