@@ -389,14 +389,15 @@ def _num_slots(
     return {}
   share = (budget - map_bytes) / all_bytes
   num_slots = {k: int(x.spec.vocab * share) for k, x in tables.items()}
+  unit = 'examples' if config.data.source == 'clicks' else 'words'
   for name, table in tables.items():
     if needed[name] > 0.95 * num_slots[name]:
       least = map_bytes + all_bytes * needed[name] / 0.9 / table.spec.vocab
       raise errors.UserError(
-        f'a step of {centers} words looks up {needed[name]:,.0f} '
+        f'a step of {centers} {unit} looks up {needed[name]:,.0f} '
         f'rows of a table, and {budget / 1e6:.1f} MB have room for '
         f'{max(num_slots[name], 0):,}; give --config.table.device_bytes='
-        f'{math.ceil(least / 1e6)}MB, or lower --config.train.batch_words'
+        f'{math.ceil(least / 1e6)}MB, or lower --config.train.batch_{unit}'
       )
   return num_slots
 

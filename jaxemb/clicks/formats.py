@@ -396,7 +396,7 @@ def _split(data, i, delimiter, quote, starts, stops, bad_lines, bad_cells):
   return row, line, num_bad
 
 
-# Libsvm and libffm: `label [field:]feature:value ...`.
+# Libsvm and libffm: `label [field:]feature:value ...`, or without a label.
 
 
 @numba.njit(nogil=True, cache=True)
@@ -417,9 +417,11 @@ def _cells(data, has_fields, labels, starts, fields, spans, lines):
       i += 1
       line += 1
       continue
-    labels[0, row] = i
-    while data[i] > 32:
-      i += 1
+    labels[0, row] = stop = i
+    while data[stop] > 32 and data[stop] != 58:
+      stop += 1
+    if data[stop] != 58:  # or the line begins with a feature
+      i = stop
     labels[1, row] = i
     starts[row] = num
     while True:

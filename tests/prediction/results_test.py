@@ -221,3 +221,26 @@ def test_one_class_has_no_auc(tmp_path):
   assert 'no AUC, as all labels are the same' in runs.log(tmp_path / 'run')
   found = runs.report(tmp_path / 'run')['evaluation']['validation']
   assert found['auc'] is None and found['log_loss'] > 0
+
+
+@pytest.mark.parametrize(
+  ('kind', 'line'),
+  [('libffm', '0:{}:1 1:{}:1'), ('libsvm', '{}:1 {}:1')],
+)
+def test_lines_of_features_need_no_label_to_be_predicted(kind, line, tmp_path):
+  rng = np.random.default_rng(0)
+  features = [line.format(*x) for x in rng.integers(1, 6, (400, 2)).tolist()]
+  labels = rng.integers(0, 2, 400)
+  path, bare = (tmp_path / f'{x}.{kind}' for x in ('log', 'bare'))
+  rows = zip(labels, features, strict=True)
+  path.write_text(''.join(f'{x} {y}\n' for x, y in rows))
+  bare.write_text('\n'.join(features))
+  more = {'data__format': kind, 'data__valid': '0.2', 'train__epochs': 30}
+  assert _run(tmp_path / 'run', data__path=str(path), **more) == 0
+  model = jaxemb.load(tmp_path / 'run')
+  found = model.predict(str(path))
+  assert found.std() > 1e-3  # or a shift of features would not show
+  np.testing.assert_array_equal(model.predict(str(bare)), found)
+  # What is trained on has labels.
+  with pytest.raises(errors.UserError, match="the label ''"):
+    _run(tmp_path / 'none', data__path=str(bare), **more)
