@@ -87,7 +87,9 @@ _CLICK_LEARNING_RATES = {
   'adagrad_full': 0.02,
   'adam_full': 0.001,
 }
-CLICK_MODELS = tuple(MEMBERS['model.name'])[3:]
+CLICK_MODELS = tuple(
+  k for k, x in MEMBERS['model.name'].items() if 'models.clicks:' in x
+)
 # Of steps that a kernel takes, which learn from every chunk at once.
 _FUSED_LEARNING_RATES = {
   'sgd': (0.04, 0.2, 0.03, 0.1),

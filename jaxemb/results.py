@@ -264,7 +264,7 @@ def summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
   return {
     'model': config.model.name,
     'dim': config.model.dim,
-    f'vocab_{unit}' if unit == 'words' else 'vocab': len(source.keys),
+    'vocab_words' if unit == 'words' else 'vocab': len(source.keys),
     f'{unit}_per_sec': totals.done / train_secs,
     f'{unit}_per_sec_with_compilation': totals.done
     / (train_secs + totals.compile_secs),
@@ -294,6 +294,15 @@ def summary(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
   }
 
 
+def is_due(item: data_base.Item, parts: build.Parts) -> bool:
+  """Whether an item reaches a multiple of `config.eval.every_epochs`."""
+  every_epochs = parts.config.eval.every_epochs
+  if not every_epochs:
+    return False
+  every = max(1, round(every_epochs * parts.source.units_per_epoch))
+  return item.done_before // every < item.done_after // every
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluation(loop.Hook):
   """Evaluates the vectors while they are trained; a `loop.Hook`."""
@@ -303,11 +312,7 @@ class Evaluation(loop.Hook):
 
   def due(self, item: data_base.Item) -> bool:
     """Whether a multiple of `config.eval.every_epochs` was reached."""
-    every_epochs = self.parts.config.eval.every_epochs
-    if not (every_epochs and self.parts.benchmarks):
-      return False
-    every = max(1, round(every_epochs * self.parts.source.units_per_epoch))
-    return item.done_before // every < item.done_after // every
+    return bool(self.parts.benchmarks) and is_due(item, self.parts)
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
     """Logs the scores and appends them to evaluation.jsonl."""

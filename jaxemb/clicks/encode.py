@@ -18,10 +18,10 @@ Numbers are transformed as `config.data.numbers` says:
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
-import logging
 import pathlib
 import shutil
 import tempfile
@@ -41,7 +41,6 @@ from jaxemb.storage import atomic
 from jaxemb.text import encode as text_encode
 from jaxemb.text import loader, sources
 
-_LOG = logging.getLogger('jaxemb')
 _FORMAT = 2  # of what is cached
 _ROWS = 1 << 16  # that a thread holds at once
 _TRUE = '1', '+1', '1.0', 'true', 'True', 'yes'
@@ -98,12 +97,9 @@ class Encoder:
     numbers = _scaled(raw.numbers, self.settings['numbers'], self.scales)
     return Rows(ids, numbers, raw.labels), unknown
 
-  @property
+  @functools.cached_property
   def _keys(self):
-    # Made once; a frozen dataclass has no place for it but its own dict.
-    if 'known' not in self.__dict__:
-      self.__dict__['known'] = [keys.Keys(x) for x in self.hashes]
-    return self.__dict__['known']
+    return [keys.Keys(x) for x in self.hashes]
 
   def save(self, folder: pathlib.Path) -> None:
     """Writes the folder's encoder.json and encoder.npz."""
@@ -574,9 +570,10 @@ class _Writer:
     if size := self.settings['hash_size']:
       num_ids = [size] * len(orders)
     fields = self._fields(num_ids)
+    hashes = [x.hashes() for x in self.keys]
     hashes = tuple(
       np.zeros(0, np.uint64) if size else x[order]
-      for x, order in zip(self._hashes(), orders, strict=True)
+      for x, order in zip(hashes, orders, strict=True)
     )
     form = readers['train'].form
     settings = self.settings | {'format': form, 'features': self.features}
@@ -698,7 +695,7 @@ class _Writer:
 
   def _numbered(self, raw, pool):
     """[n, columns] int32, numbers of categories by their coming, -1 = none."""
-    fields = self._fields([1] * len(self.keys)).ids
+    fields = self._raw_fields.ids
     shape = len(raw.labels), sum(x.num_columns for x in fields)
     ids = np.empty(shape, np.int32)
 
@@ -715,13 +712,10 @@ class _Writer:
     list(pool.map(number, *args))  # a field has a table of its own
     return ids
 
-  def _hashes(self):
-    return [
-      np.concatenate([keys.hashes(x) for x in new])
-      if new
-      else np.zeros(0, np.uint64)
-      for new in self.new
-    ]
+  @property
+  def _raw_fields(self):
+    """Fields with their columns, before it is known how many ids they have."""
+    return self._fields([1] * len(self.keys))
 
   def _flat(self):
     """[fields + 1], where numbers of a field begin if all are in a row."""
@@ -729,12 +723,12 @@ class _Writer:
 
   def _starts(self):
     """[columns], the same of each column."""
-    fields = self._fields([1] * len(self.keys)).ids
+    fields = self._raw_fields.ids
     return np.repeat(self._flat()[:-1], [x.num_columns for x in fields])
 
   def _raw(self, raw, name):
     num = raw[name]
-    fields = self._fields([1] * len(self.keys))
+    fields = self._raw_fields
     shapes = (num, fields.num_columns), (num, len(fields.numbers)), (num,)
     ends = 'raw_ids', 'raw_numbers', 'raw_labels'
     kinds = np.int32, np.float32, np.uint8
@@ -761,10 +755,9 @@ class _Writer:
       _tally(some.ids, split, self._starts(), seen)
     seen = np.split(seen, self._flat()[1:-1])
     counts, orders = [], []
-    hashes = self._by_number() if size else None
-    for i, found in enumerate(seen):
+    for table, found in zip(self.keys, seen, strict=True):
       if size:
-        local = _bucket(hashes[i], size)
+        local = _bucket(table.hashes(), size)
         counts.append(np.bincount(local, found, size).astype(np.int64))
         orders.append(local)
         continue
@@ -776,13 +769,6 @@ class _Writer:
       counts.append(np.concatenate([[rest], found[order]]))
       orders.append(order)
     return np.concatenate(counts), orders
-
-  def _by_number(self):
-    """Of each field, the hashes in order of their coming."""
-    found = []
-    for table in self.keys:
-      found.append(table.hashes())
-    return found
 
   def _scales(self, raw, shares):
     """[numbers, 2], and how many numbers of training rows are missing."""

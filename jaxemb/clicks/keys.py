@@ -146,11 +146,6 @@ class Text(NamedTuple):
     return pa.LargeStringArray.from_buffers(len(starts), *buffers)
 
 
-def hashes(strings: Any) -> np.ndarray:
-  """[n] uint64 of an Arrow array of strings without nulls."""
-  return Text.of(strings).hashes()
-
-
 class Keys:
   """Numbers 0, 1, ... of different hashes, in order of their coming."""
 

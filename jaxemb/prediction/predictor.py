@@ -27,26 +27,32 @@ from jaxemb.models import clicks, skipgram
 _EXAMPLES = 8192  # at once
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def chances(model, arrays, ids, numbers):
-  """[n] float32 probabilities."""
-  params, tables, moments = arrays
+def _inputs(tables, ids, numbers):
+  """Rows by table, and a batch without labels."""
   num = ids.shape[0]
-  batch = examples.StepBatch(
-    ids, numbers, jnp.zeros(num), jnp.ones(num), jnp.arange(num)
-  )
   rows = {k: x.at[ids].get(mode='clip') for k, x in tables.items()}
+  args = jnp.zeros(num), jnp.ones(num), jnp.arange(num)
+  return rows, examples.StepBatch(ids, numbers, *args)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def chances(model, arrays, ids, numbers, left_out=None):
+  """[n] float32 probabilities.
+
+  `left_out` is a range of ids, from and to, and by table a row in their place.
+  """
+  params, tables, moments = arrays
+  rows, batch = _inputs(tables, ids, numbers)
+  if left_out is not None:
+    first, stop, others = left_out
+    is_out = ((ids >= first) & (ids < stop))[..., None]
+    rows = {k: jnp.where(is_out, others[k], x) for k, x in rows.items()}
   return jax.nn.sigmoid(model.logits(params, rows, batch, moments))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _moments(model, params, tables, ids, numbers):
-  num = ids.shape[0]
-  batch = examples.StepBatch(
-    ids, numbers, jnp.zeros(num), jnp.ones(num), jnp.arange(num)
-  )
-  rows = {k: x.at[ids].get(mode='clip') for k, x in tables.items()}
-  return model.moments(params, rows, batch)
+  return model.moments(params, *_inputs(tables, ids, numbers))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,8 +70,12 @@ class ClickModel:
     """All arrays on the device."""
     return jax.device_put((self.params, self.tables, self.moments))
 
-  def scores(self, rows: encode.Rows) -> np.ndarray:
-    """[n] float32 probabilities of encoded rows."""
+  def scores(self, rows: encode.Rows, without: str = '') -> np.ndarray:
+    """[n] float32 probabilities of encoded rows.
+
+    Each row of the field `without` is the mean of all of them, by id.
+    """
+    left_out = self._left_out(without) if without else None
     out = np.zeros(len(rows), np.float32)
     pending: list[tuple[int, int, jax.Array]] = []
 
@@ -81,11 +91,23 @@ class ClickModel:
       if num < _EXAMPLES:  # no program of another size
         ids = np.pad(ids, ((0, _EXAMPLES - num), (0, 0)))
         numbers = np.pad(numbers, ((0, _EXAMPLES - num), (0, 0)))
-      found = chances(self.model, self._arrays, ids, numbers)
+      found = chances(self.model, self._arrays, ids, numbers, left_out)
       pending.append((start, num, found))
       take(2)
     take(0)
     return out
+
+  def _field(self, name):
+    return next(x for x in self.encoder.fields.ids if x.name == name)
+
+  def _left_out(self, name):
+    field = self._field(name)
+    first, stop = field.first_id, field.first_id + field.num_ids
+    means = {
+      k: x[first:stop].mean(0, keepdims=True)[None]
+      for k, x in self.tables.items()
+    }
+    return first, stop, means
 
   def predict(self, data: Any) -> np.ndarray:
     """[n] float32 probabilities of rows that need no label.
@@ -132,24 +154,13 @@ class ClickModel:
       )
 
   def evaluate(
-    self, rows: encode.Rows, group: str = ''
-  ) -> tuple[dict[str, Any], np.ndarray]:
-    """As `evaluation.clicks.evaluate`, grouped by a field; and the scores."""
-    scores, groups = self.scores(rows), None
+    self, rows: encode.Rows, group: str = '', without: str = ''
+  ) -> dict[str, Any]:
+    """As `evaluation.clicks.evaluate`, grouped by a field; see `scores`."""
+    scores, groups = self.scores(rows, without), None
     if group:
-      field = next(x for x in self.encoder.fields.ids if x.name == group)
-      groups = np.asarray(rows.ids[:, field.first_column])
-    return evaluation.evaluate(rows.labels, scores, groups), scores
-
-  def without(self, field: str) -> 'ClickModel':
-    """The same with the mean of a field's rows, by id, in place of each."""
-    found = next(x for x in self.encoder.fields.ids if x.name == field)
-    tables = {}
-    for name, rows in self.tables.items():
-      here = slice(found.first_id, found.first_id + found.num_ids)
-      tables[name] = np.array(rows)
-      tables[name][here] = rows[here].mean(0)
-    return dataclasses.replace(self, tables=tables)
+      groups = np.asarray(rows.ids[:, self._field(group).first_column])
+    return evaluation.evaluate(rows.labels, scores, groups)
 
   def in_memory(self) -> 'ClickModel':
     """A copy whose tables do not depend on a file."""

@@ -55,37 +55,34 @@ class Evaluation(loop.Hook):
   def __init__(self, workdir: pathlib.Path, parts: build.Parts):
     self.workdir, self.parts = workdir, parts
     self._path = workdir / 'evaluation.jsonl'
-    self._records: list[dict[str, Any]] = []
+    self.records: list[dict[str, Any]] = []
 
   def begin(self, totals: metrics.Totals) -> None:
     """Forgets evaluations behind the checkpoint that training goes on from."""
     if self._path.exists():
       lines = self._path.read_text().splitlines()
       found = [json.loads(x) for x in lines if x.endswith('}')]
-      self._records = [x for x in found if x['step'] <= totals.steps]
+      self.records = [x for x in found if x['step'] <= totals.steps]
       if distributed.is_first():
         with atomic.write(self._path) as file:
-          for record in self._records:
+          for record in self.records:
             file.write(json.dumps(record).encode() + b'\n')
 
   def due(self, item: data_base.Item) -> bool:
     """Whether a multiple of `config.eval.every_epochs` was reached."""
-    every_epochs = self.parts.config.eval.every_epochs
-    if self.parts.source.valid is None or not every_epochs:
-      return False
-    every = max(1, round(every_epochs * self.parts.source.units_per_epoch))
-    return item.done_before // every < item.done_after // every
+    has_rows = self.parts.source.valid is not None
+    return has_rows and results.is_due(item, self.parts)
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
     """Scores the validation rows, and keeps the best model."""
     source, config = self.parts.source, self.parts.config
     model = taken(self.parts, state)
-    found, _ = model.evaluate(source.valid, config.eval.group)
+    found = model.evaluate(source.valid, config.eval.group)
     del found['bins']
     epoch = totals.done / source.units_per_epoch
     record = {'step': totals.steps, 'epoch': epoch, 'validation': found}
     is_best = self._better(record, self.best())
-    self._records.append(record)
+    self.records.append(record)
     line = f'epoch {epoch:.2f}: {describe(found)}'
     metrics.LOG.info('%s', line + (', the best so far' if is_best else ''))
     if distributed.is_first():
@@ -104,34 +101,28 @@ class Evaluation(loop.Hook):
       return True
     return new > old if key == 'auc' else new < old
 
+  def _so_far(self) -> tuple[dict[str, Any] | None, int, int]:
+    """The best record; how many were no better since, and at any time."""
+    best, since, ever = None, 0, 0
+    for record in self.records:
+      if self._better(record, best):
+        best, since = record, 0
+      else:
+        since, ever = since + 1, ever + 1
+    return best, since, ever
+
   def best(self) -> dict[str, Any] | None:
     """The record of the best evaluation so far."""
-    best = None
-    for record in self._records:
-      if self._better(record, best):
-        best = record
-    return best
-
-  def _since_best(self) -> int:
-    """Evaluations in a row that were no better than the best before them."""
-    num, best = 0, None
-    for record in self._records:
-      is_best = self._better(record, best)
-      best, num = (record, 0) if is_best else (best, num + 1)
-    return num
+    return self._so_far()[0]
 
   def rate_factor(self) -> float:
     """What learning rates are multiplied by."""
-    factor, num, best = self.parts.config.optimizer.plateau_factor, 0, None
-    for record in self._records:
-      is_best = self._better(record, best)
-      best, num = (record, num) if is_best else (best, num + 1)
-    return factor**num
+    return self.parts.config.optimizer.plateau_factor ** self._so_far()[2]
 
   def has_ended(self) -> bool:
     """Whether training ends here."""
     patience = self.parts.config.train.patience
-    return bool(patience) and self._since_best() >= patience
+    return bool(patience) and self._so_far()[1] >= patience
 
 
 def describe(found: Mapping[str, Any]) -> str:
@@ -168,7 +159,7 @@ def write(
   evaluation, curves = {}, {}
   for name, rows in (('validation', source.valid), ('test', source.test)):
     if rows is not None:
-      found, scores = model.evaluate(rows, parts.config.eval.group)
+      found = model.evaluate(rows, parts.config.eval.group)
       curves[name] = found.pop('bins')
       evaluation[name] = found
       metrics.LOG.info('%s: %s', name, describe(found))
@@ -179,7 +170,7 @@ def write(
   values = results.summary(parts, totals)
   values |= {
     'evaluation': evaluation,
-    'evaluations': hook._records,
+    'evaluations': hook.records,
     'best': best,
     'calibration_bins': curves,
     'fields': [x.name for x in source.fields.ids],
@@ -228,10 +219,10 @@ def importances(
   if rows is None:
     return []
   rows = type(rows)(*(x[:_MAX_ABLATED_ROWS] for x in rows))
-  whole = model.evaluate(rows)[0]['auc']
+  whole = model.evaluate(rows)['auc']
   fields = source.fields.ids[:_MAX_ABLATED_FIELDS]
   lost = [
-    (x.name, whole - model.without(x.name).evaluate(rows)[0]['auc'])
+    (x.name, whole - model.evaluate(rows, without=x.name)['auc'])
     for x in fields
   ]
   return sorted(lost, key=lambda x: -x[1])

@@ -4,15 +4,13 @@ import collections.abc
 import html
 import json
 import math
-import os
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
 
 from jaxemb.report import report
+from tests.report import browsing
 
 _HOSTILE = '<script>document.title = "hacked"</script>'
 _SCORES = {
@@ -224,27 +222,15 @@ def test_only_the_frequent_ids_of_a_large_field_are_searched(monkeypatch):
 
 
 def test_browser_draws_the_page(tmp_path):
-  names = [os.environ.get('JAXEMB_CHROMIUM', ''), 'chromium', 'google-chrome']
-  browser = next(filter(None, map(shutil.which, names)), None)
-  if browser is None:
-    pytest.skip('no chromium found; set JAXEMB_CHROMIUM to its path')
   _write(tmp_path)
   page = tmp_path / 'report.html'
-  done = subprocess.run(
-    [
-      browser, '--headless', '--no-sandbox', '--disable-gpu',
-      '--enable-logging=stderr', f'--user-data-dir={tmp_path / "profile"}',
-      '--virtual-time-budget=5000', '--dump-dom', page.as_uri(),
-    ],
-    capture_output=True, timeout=120, check=True, text=True,
-  )  # fmt: skip
-  assert 'CONSOLE' not in done.stderr
-  assert '3 fields × 8 · jaxemb report</title>' in done.stdout
-  assert done.stdout.count('class="line"') == 5
+  found = browsing.drawn(page)
+  assert '3 fields × 8 · jaxemb report</title>' in found
+  assert found.count('class="line"') == 5
   # A dot for each group of rows beside that of each curve; noise around each.
-  assert done.stdout.count('class="dot"') == 5 + 4
-  assert done.stdout.count('class="noise"') == 4
+  assert found.count('class="dot"') == 5 + 4
+  assert found.count('class="noise"') == 4
   # Of the test rows .75: x from 0 to .8, y from 0 to 1.
-  (x, y) = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', done.stdout)[-1]
+  (x, y) = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', found)[-1]
   assert float(x) == pytest.approx(50 + 300 * 0.75 / 0.8, abs=0.01)
   assert float(y) == pytest.approx(10, abs=0.01)

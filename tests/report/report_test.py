@@ -2,10 +2,7 @@
 
 import html
 import json
-import os
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from jaxemb import embeddings
 from jaxemb.evaluation import benchmarks
 from jaxemb.report import report
+from tests.report import browsing
 
 _HOSTILE = '<script>document.title = "hacked"</script>'
 _ANALOGIES = {'score': 0.5, 'score_cosmul': 0.625, 'found': 4, 'total': 8}
@@ -144,23 +142,11 @@ document.title += `: ${document.querySelectorAll('.mark.on').length} found`;
 
 
 def test_browser_draws_the_page_and_finds_a_word(tmp_path):
-  names = [os.environ.get('JAXEMB_CHROMIUM', ''), 'chromium', 'google-chrome']
-  browser = next(filter(None, map(shutil.which, names)), None)
-  if browser is None:
-    pytest.skip('no chromium found; set JAXEMB_CHROMIUM to its path')
   page = tmp_path / 'report.html'
   page.write_text(_write(tmp_path).replace('</body>', _PROBE))
-  done = subprocess.run(
-    [
-      browser, '--headless', '--no-sandbox', '--disable-gpu',
-      '--enable-logging=stderr', f'--user-data-dir={tmp_path / "profile"}',
-      '--virtual-time-budget=5000', '--dump-dom', page.as_uri(),
-    ],
-    capture_output=True, timeout=120, check=True, text=True,
-  )  # fmt: skip
-  assert 'CONSOLE' not in done.stderr
-  assert '× 8 · jaxemb report: 9 found</title>' in done.stdout
-  assert done.stdout.count('class="line"') == 5
+  found = browsing.drawn(page)
+  assert '× 8 · jaxemb report: 9 found</title>' in found
+  assert found.count('class="line"') == 5
 
 
 def test_words_span_all_ranks_and_alternate_between_categories():
