@@ -389,7 +389,7 @@ def _num_slots(
     return {}
   share = (budget - map_bytes) / all_bytes
   num_slots = {k: int(x.spec.vocab * share) for k, x in tables.items()}
-  unit = 'examples' if config.data.source == 'clicks' else 'words'
+  _, unit = config_lib.smaller(config)
   for name, table in tables.items():
     if needed[name] > 0.95 * num_slots[name]:
       least = map_bytes + all_bytes * needed[name] / 0.9 / table.spec.vocab
@@ -656,7 +656,7 @@ def _plan_of_store(
     raise errors.UserError(
       f'tables of {needed / 1e9:.1f} GB need {more / 1e9:.1f} GB of memory, '
       f'and {free / 1e9:.1f} GB are free; give --config.table.store=disk, or '
-      'lower --config.model.dim or --config.data.max_vocab'
+      f'{config_lib.smaller(config)[0]}'
     )
   yield f'store: {needed / 1e6:,.1f} MB of tables {_PLACES[kind]}'
   yield f'memory: {line}, {own.base / 1e6:,.0f} of them before there are tables'
@@ -728,7 +728,8 @@ def check_fits(parts: Parts) -> None:
   )
   # Of replicas there are several copies, each on one device.
   copy = min(whole, held * mesh.shape[mesh_lib.TABLE])
-  resources.check_fits(list(mesh.devices.flat), held, copy)
+  smaller, _ = config_lib.smaller(parts.config)
+  resources.check_fits(list(mesh.devices.flat), held, copy, smaller)
 
 
 def new_state(parts: Parts, key: jax.Array) -> Any:

@@ -270,6 +270,10 @@ _OF_TEXT = (
 def _click_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   """What is wrong between settings of clicks."""
   given, name = flat(config), config.model.name
+  path = config.data.path
+  size = path.removeprefix('toyclicks:')
+  if size != path and not (size.isdecimal() and int(size) >= 1000):
+    yield f'config.data.path={path} must be toyclicks:ROWS, 1000 rows or more'
   for key in _OF_TEXT:
     if given[key] != find(key).default:
       yield f'config.{key}={given[key]} is not used with clicks; remove it'
@@ -291,6 +295,14 @@ def _click_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
       )
   for key in ('hidden', 'lower_hidden'):
     sizes(f'model.{key}', config.model[key])
+
+
+def smaller(config: ml_collections.ConfigDict) -> tuple[str, str]:
+  """What to do where tables have no room; and what a step is counted in."""
+  if config.data.source == 'clicks':
+    advice = 'lower --config.model.dim or raise --config.data.min_count'
+    return advice, 'examples'
+  return 'lower --config.model.dim or --config.data.max_vocab', 'words'
 
 
 def sizes(name: str, text: str) -> tuple[int, ...]:

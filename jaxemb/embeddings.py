@@ -431,19 +431,35 @@ def _as_list(items: object) -> list:
 
 
 def load(path: pathlib.Path | str) -> Any:
-  """Loads `Embeddings` in any form; warns of what was left out.
+  """What a run or a file has: `load_vectors`, or a model of clicks.
+
+  Of a run on clicks, or its export, it is a `prediction.predictor.ClickModel`.
+  """
+  if folder := _of_clicks(path):
+    from jaxemb.prediction import predictor  # and with it JAX and Arrow
+
+    return predictor.load(folder)
+  return load_vectors(path)
+
+
+def load_vectors(path: pathlib.Path | str) -> Embeddings:
+  """Loads vectors in any form; warns of what was left out.
 
   From a workdir, its export folder or vectors.npy (memory-mapped), or from a
   word2vec, GloVe or fastText .vec file, text or binary, plain or .gz. Raises a
   `UserError` if it is missing, not recognized, cut or damaged.
-
-  Of a run on clicks, or its export, it is a `prediction.predictor.ClickModel`.
   """
-  for folder in (pathlib.Path(path), pathlib.Path(path, 'export')):
-    if (folder / 'model.json').is_file():
-      from jaxemb.prediction import predictor  # and with it JAX and Arrow
-
-      return predictor.load(folder)
+  if folder := _of_clicks(path):
+    raise errors.UserError(
+      f'{folder} has a model of clicks, not vectors of words; jaxemb predict '
+      'applies it'
+    )
   words, vectors, counts, folder = export.read(path)
   senses = senses_lib.read(folder, words, counts, vectors) if folder else None
   return Embeddings(words, vectors, counts, senses)
+
+
+def _of_clicks(path):
+  """The folder of a model of clicks, or None."""
+  folders = pathlib.Path(path), pathlib.Path(path, 'export')
+  return next((x for x in folders if (x / 'model.json').is_file()), None)

@@ -38,7 +38,7 @@ def _run(argv: Sequence[str] | None) -> None:
   for name in ('restrict_vocab', 'window'):
     if getattr(flags, name) < 0:
       parser.error(f'--{name} must be 0 or more')
-  loaded = embeddings.load(flags.vectors)
+  loaded = embeddings.load_vectors(flags.vectors)
   if flags.window and loaded.sense_table is None:
     raise errors.UserError(
       f'--window={flags.window} is of words with several vectors, and '

@@ -240,12 +240,14 @@ class Totals:
     self, learning_rate: float, more_steps: int = 0
   ) -> errors.UserError:
     """The error for a loss or tables that are no longer finite."""
+    others = ', --config.optimizer.max_duplicates or --config.train.batch_words'
+    if self.unit == 'examples':
+      others = ' or --config.optimizer.dense_learning_rate'
     return errors.UserError(
       f'training diverged at step {self.steps + more_steps:,} '
       f'({self.done:,} {self.unit}, learning rate {learning_rate:.6g}): its '
       'loss is not finite or far beyond that of an untrained model; lower '
-      '--config.optimizer.learning_rate, --config.optimizer.max_duplicates or '
-      '--config.train.batch_words'
+      f'--config.optimizer.learning_rate{others}'
     )
 
   def loss_per_example(self) -> float | None:

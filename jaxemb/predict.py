@@ -82,11 +82,10 @@ def _run(argv: Sequence[str] | None) -> None:
     raise errors.UserError(
       f'cannot write {output}: {errors.one_line(error)}; free space there'
     ) from error
-  lines = [f'{num_rows:,} rows in {output}']
+  print(f'{num_rows:,} rows in {output}', file=sys.stderr)
   if unknown:
     counted = ', '.join(f'{k} {v:,}' for k, v in unknown.items())
-    lines.append(f'categories that the model does not know: {counted}')
-  for line in lines:
+    line = f'categories that the model does not know: {counted}'
     print(line, file=sys.stderr)
 
 

@@ -56,7 +56,7 @@ def _run(argv: Sequence[str] | None) -> None:
     parser.error(f'unrecognized arguments: {" ".join(unknown)}')
   if flags.topn < 1:
     parser.error('--topn must be 1 or more')
-  vectors = embeddings.load(flags.vectors)
+  vectors = embeddings.load_vectors(flags.vectors)
   nearest = functools.partial(
     vectors.most_similar, topn=flags.topn, min_prior=geometry.MIN_PRIOR
   )

@@ -28,10 +28,6 @@ from jaxemb.workers import runner as workers_runner
 STOPPED = distributed.STOPPED  # exit code
 _KINDS = str, bytes, Iterable  # of sentences, of which bytes are refused
 _NO_MEMORY = 'RESOURCE_EXHAUSTED'  # in errors of JAX
-_OUT_OF_MEMORY = (
-  'out of memory; lower --config.model.dim, --config.data.max_vocab or '
-  '--config.train.batch_words, or give --config.mesh.data=1'
-)
 
 
 def run(
@@ -69,7 +65,11 @@ def run(
       is_memory = isinstance(error, MemoryError) or _NO_MEMORY in str(error)
       if not is_memory and not isinstance(error, errors.UserError):
         raise
-      line = _OUT_OF_MEMORY if is_memory else str(error)
+      line = str(error)
+      if is_memory:
+        smaller, unit = config_lib.smaller(config)
+        line = f'out of memory; {smaller}, lower --config.train.batch_{unit}, '
+        line += 'or give --config.mesh.data=1'
       # The caller prints it; it belongs in the log as well.
       log.emit(logging.makeLogRecord({'msg': line}))
       raise errors.UserError(line) from error

@@ -193,11 +193,8 @@ def _whole(column):
   """One array of a column in pieces."""
   import pyarrow as pa
 
-  if isinstance(column, pa.ChunkedArray):
-    column = column.combine_chunks()
-  if isinstance(column, pa.ChunkedArray):
-    column = pa.concat_arrays(column.chunks)
-  return column
+  is_cut = isinstance(column, pa.ChunkedArray)
+  return column.combine_chunks() if is_cut else column
 
 
 def _text(column) -> keys.Text:

@@ -41,13 +41,6 @@ def _order(first, stop, num, key, block, group):
   return out
 
 
-@numba.njit(nogil=True, cache=True)
-def _take(rows, source, out):
-  for i in range(len(rows)):
-    for j in range(source.shape[1]):
-      out[i, j] = source[rows[i], j]
-
-
 class Names(Sequence):
   """Names of ids, such as 'C1=68fd1e64', made when they are asked for."""
 
@@ -147,8 +140,8 @@ class ClickSource:
     labels = np.full(shape, -1, np.float32)
     counts, own = np.zeros(num_parts, np.int32), 0
     key = loader.part_key(spec.seed, epoch, 0)
-    block = 1 if len(train) <= _MAX_ROWS else _BLOCK_ROWS
-    group = 1 if block == 1 else _GROUP_BLOCKS
+    is_long = len(train) > _MAX_ROWS
+    sizes = (_BLOCK_ROWS, _GROUP_BLOCKS) if is_long else (1, 1)
     for part in range(num_parts):
       for step in range(num_steps):
         start = first + step * step_rows + part * spec.part_words
@@ -159,11 +152,12 @@ class ClickSource:
         if part not in spec.readers.local_parts:
           continue
         own += end - start
-        rows = _order(start, end, len(train), key, block, group)
-        at = part, slice(step * spec.part_words,
-                         step * spec.part_words + end - start)  # fmt: skip
-        _take(rows, train.ids, ids[at])
-        _take(rows, train.numbers, numbers[at])
+        rows = _order(start, end, len(train), key, *sizes)
+        place = step * spec.part_words
+        at = part, slice(place, place + end - start)
+        # Without `clip`, which no row needs, it makes a copy first.
+        np.take(train.ids, rows, 0, ids[at], 'clip')
+        np.take(train.numbers, rows, 0, numbers[at], 'clip')
         labels[at] = train.labels[rows]
     steps = np.full(num_parts, -(-(stop - first) // step_rows), np.int32)
     return examples.Batch(ids, numbers, labels, steps, counts), own

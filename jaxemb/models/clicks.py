@@ -147,10 +147,9 @@ def _linear(before, after, rngs):
 
 
 class _Deep(nnx.Module):
-  def __init__(self, size, spec, rngs, sizes=None):
-    sizes = spec.hidden if sizes is None else sizes
-    self.layers = _Layers(size, spec, sizes, rngs)
-    self.output = _linear(sizes[-1] if sizes else size, 1, rngs)
+  def __init__(self, size, spec, rngs):
+    self.layers = _Layers(size, spec, spec.hidden, rngs)
+    self.output = _linear((size, *spec.hidden)[-1], 1, rngs)
 
   def __call__(self, inputs, run):
     return self.of(inputs.flat(), run)

@@ -76,26 +76,16 @@ class ClickModel:
     Each row of the field `without` is the mean of all of them, by id.
     """
     left_out = self._left_out(without) if without else None
-    out = np.zeros(len(rows), np.float32)
-    pending: list[tuple[int, int, jax.Array]] = []
-
-    def take(limit):
-      while len(pending) > limit:
-        start, num, found = pending.pop(0)
-        out[start : start + num] = np.asarray(found)[:num]
-
+    found, done = [], 0
     for start in range(0, len(rows), _EXAMPLES):
-      ids = np.asarray(rows.ids[start : start + _EXAMPLES])
-      numbers = np.asarray(rows.numbers[start : start + _EXAMPLES])
-      num = ids.shape[0]
-      if num < _EXAMPLES:  # no program of another size
-        ids = np.pad(ids, ((0, _EXAMPLES - num), (0, 0)))
-        numbers = np.pad(numbers, ((0, _EXAMPLES - num), (0, 0)))
-      found = chances(self.model, self._arrays, ids, numbers, left_out)
-      pending.append((start, num, found))
-      take(2)
-    take(0)
-    return out
+      args = [np.asarray(x[start : start + _EXAMPLES]) for x in rows[:2]]
+      if missing := _EXAMPLES - len(args[0]):  # no program of another size
+        args = [np.pad(x, ((0, missing), (0, 0))) for x in args]
+      found.append(chances(self.model, self._arrays, *args, left_out))
+      if len(found) - done > 2:  # or all that is to come would wait in memory
+        found[done] = np.asarray(found[done])
+        done += 1
+    return np.concatenate([np.zeros(0, np.float32), *found])[: len(rows)]
 
   def _field(self, name):
     return next(x for x in self.encoder.fields.ids if x.name == name)
@@ -219,11 +209,9 @@ def _load(folder):
     k: np.load(folder / f'{k}.npy', mmap_mode='r') for k in record['tables']
   }
   model = clicks.of_terms(spec, tuple(record['terms']))
-  like = jax.eval_shape(model.init, jax.random.key(0))
-  arrays = np.load(folder / 'dense.npz')
+  tree = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
+  arrays, num = np.load(folder / 'dense.npz'), tree.num_leaves
   leaves = [arrays[str(i)] for i in range(len(arrays.files))]
-  tree = jax.tree.structure(like)
-  num = tree.num_leaves
   params = jax.tree.unflatten(tree, leaves[:num])
   return ClickModel(model, params, tables, tuple(leaves[num:]), encoder)
 

@@ -231,14 +231,12 @@ def importances(
 def check(config: Any, source: Any) -> None:
   """Raises a `UserError` for settings that need data which is not there."""
   if source.valid is None:
-    for key, value in (
-      ('train.patience', config.train.patience),
-      ('optimizer.plateau_factor', config.optimizer.plateau_factor != 1),
-    ):
-      if value:
-        raise errors.UserError(
-          f'config.{key} needs rows for validation; set --config.data.valid=0.1'
-        )
+    lowers = config.optimizer.plateau_factor != 1
+    if config.train.patience or lowers:
+      key = 'optimizer.plateau_factor' if lowers else 'train.patience'
+      raise errors.UserError(
+        f'config.{key} needs rows for validation; set --config.data.valid=0.1'
+      )
   elif config.train.patience and not config.eval.every_epochs:
     raise errors.UserError(
       'config.train.patience needs evaluations; set '

@@ -33,8 +33,7 @@ def write(folder: pathlib.Path, model: predictor.ClickModel) -> None:
 
   shutil.rmtree(folder, ignore_errors=True)
   folder.mkdir(parents=True)
-  all_arrays = model.params, model.tables, model.moments
-  leaves, tree = jax.tree.flatten(all_arrays)
+  leaves, tree = jax.tree.flatten((model.params, model.tables, model.moments))
 
   def chances(arrays, ids, numbers):
     arrays = jax.tree.unflatten(tree, arrays)

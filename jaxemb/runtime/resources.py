@@ -224,12 +224,12 @@ def available_bytes() -> int:
 
 
 def check_fits(
-  devices: Sequence[jax.Device], held_bytes: int, copy_bytes: int
+  devices: Sequence[jax.Device], held_bytes: int, copy_bytes: int, smaller: str
 ) -> None:
   """Raises a `UserError` if `held_bytes` on each device are too many.
 
   It names the number of devices or hosts that would have room for `copy_bytes`,
-  one whole copy of the tables.
+  one whole copy of the tables, and what makes these `smaller`.
   """
   mine = [d for d in devices if d.process_index == jax.process_index()]
   stats = mine[0].memory_stats() if mine else None
@@ -249,6 +249,5 @@ def check_fits(
     f'{free_bytes / 1e9:,.1f} GB are free there; split one copy of them over '
     f'{num} {kind}{"s" if num > 1 else ""}{more} '
     "(--config.table.layout='row' --config.strategy.name=sync "
-    f'--config.mesh.data=1 --config.mesh.table={num}), or lower '
-    '--config.model.dim or --config.data.max_vocab'
+    f'--config.mesh.data=1 --config.mesh.table={num}), or {smaller}'
   )

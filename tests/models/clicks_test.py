@@ -30,7 +30,7 @@ def _filled(tree, rng):
   return jax.tree.map(lambda x: rng.normal(0, 0.5, x.shape), tree)
 
 
-def _perceptron(x, params, has_norm=False):
+def _perceptron(x, params):
   i = 0
   while f'layer_{i}' in params:
     layer = params[f'layer_{i}']

@@ -1,6 +1,8 @@
 """Whole runs on clicks: evaluated, ended early, resumed, used."""
 
+import importlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -195,6 +197,12 @@ def test_other_meshes_learn_the_same(trained, tmp_path):
       'needs all rows on each device',
     ),
     ({'eval__every_epochs': 0.0}, 'needs evaluations'),
+    ({'data__path': 'toyclicks:abc'}, 'must be toyclicks:ROWS, 1000 rows'),
+    ({'data__path': 'toyclicks:3'}, 'must be toyclicks:ROWS, 1000 rows'),
+    (
+      {'optimizer__name': 'sgd', 'optimizer__learning_rate': 1e6},
+      'learning_rate or --config.optimizer.dense_learning_rate',
+    ),
   ],
 )
 def test_bad_settings_are_one_line(settings, words, tmp_path):
@@ -244,3 +252,21 @@ def test_lines_of_features_need_no_label_to_be_predicted(kind, line, tmp_path):
   # What is trained on has labels.
   with pytest.raises(errors.UserError, match="the label ''"):
     _run(tmp_path / 'none', data__path=str(bare), **more)
+
+
+@pytest.mark.parametrize('command', ['query', 'evaluate'])
+def test_commands_of_vectors_refuse_models_of_clicks(command, trained, capsys):
+  flags = {'query': ['word'], 'evaluate': ['--eval=none']}[command]
+  module = importlib.import_module(f'jaxemb.{command}')
+  assert module.main([f'--vectors={trained}', *flags]) == 2
+  err = capsys.readouterr().err.strip()
+  assert 'has a model of clicks, not vectors' in err and '\n' not in err
+
+
+def test_advice_names_settings_that_clicks_have():
+  config = main.load('ctr:smoke')
+  line, _ = config_lib.smaller(config)
+  names = re.findall(r'--config\.([\w.]+)', line)
+  assert names == ['model.dim', 'data.min_count']
+  for name in names:  # none is refused
+    config_lib.check(config, {name: 7})

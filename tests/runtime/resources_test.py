@@ -13,6 +13,8 @@ import pytest
 from jaxemb import errors
 from jaxemb.runtime import resources
 
+SMALLER = 'lower --config.model.dim or --config.data.max_vocab'
+
 
 def test_rates_are_those_of_the_time_between():
   earlier = resources.sample()
@@ -132,9 +134,9 @@ def test_tables_that_do_not_fit_are_refused(
   monkeypatch.setattr(resources.psutil, 'virtual_memory', lambda: memory)
   devices = jax.devices()[:2]  # which share the memory of the host
   if not needed:
-    return resources.check_fits(devices, 2000, 2000 * copies)
+    return resources.check_fits(devices, 2000, 2000 * copies, SMALLER)
   with pytest.raises(errors.UserError) as caught:
-    resources.check_fits(devices, 1000, 2000 * copies)
+    resources.check_fits(devices, 1000, 2000 * copies, SMALLER)
   line = str(caught.value)
   # Rows are divided by powers of two alone.
   assert f'{needed} hosts' in line and f'mesh.table={needed}' in line
