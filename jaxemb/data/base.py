@@ -13,7 +13,6 @@ from concurrent import futures
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 
@@ -25,20 +24,6 @@ class Share(NamedTuple):
   num_parts: int
   split: jax.Array | int  # which of `num_splits` equal ones
   num_splits: int
-
-  def cut(self, array: Any, first: jax.Array, num: int) -> jax.Array:
-    """[num_parts, num, ...] of [P, n, ...], from `first` on."""
-    more = array.shape[2:]
-    starts = self.first_part, first, *[0] * len(more)
-    return jax.lax.dynamic_slice(array, starts, (self.num_parts, num, *more))
-
-  def before_parts(self, index: jax.Array, num_parts: int) -> jax.Array:
-    """[num_parts], how many parts of steps come before each part of the share.
-
-    Of the data, of which step `index` takes `num_parts` in turn.
-    """
-    own = self.before + self.first_part + jnp.arange(self.num_parts)
-    return index * num_parts + own
 
 
 def share(

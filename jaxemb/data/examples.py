@@ -85,10 +85,13 @@ class Steps:
     first = index * self.part_examples + share.split * size
 
     def cut(x):
-      x = share.cut(x, first, size)
+      starts = (share.first_part, first, *[0] * (x.ndim - 2))
+      sizes = (share.num_parts, size, *x.shape[2:])
+      x = jax.lax.dynamic_slice(x, starts, sizes)
       return x.reshape(share.num_parts * size, *x.shape[2:])
 
-    before = share.before_parts(index, self.num_parts) * self.part_examples
+    parts = share.before + share.first_part + jnp.arange(share.num_parts)
+    before = (index * self.num_parts + parts) * self.part_examples
     positions = (before + share.split * size)[:, None] + jnp.arange(size)[None]
     labels = cut(batch.labels)
     # What fills a step up has no ids.

@@ -134,13 +134,19 @@ class Steps:
     size = self.part_words // share.num_splits
     first = index * self.part_words + share.split * size
 
-    before = share.before_parts(index, self.num_parts) * self.part_words
+    def cut(x, length):
+      return jax.lax.dynamic_slice(
+        x, (share.first_part, first), (share.num_parts, length)
+      )
+
+    parts = share.before + share.first_part + jnp.arange(share.num_parts)
+    before = (index * self.num_parts + parts) * self.part_words
     before = (before + share.split * size) // self.chunk
     chunks = before[:, None] + jnp.arange(size // self.chunk)[None, :]
     return StepBatch(
-      share.cut(batch.ids, first, size + 2 * self.window),
-      share.cut(batch.left, first, size),
-      share.cut(batch.right, first, size),
+      cut(batch.ids, size + 2 * self.window),
+      cut(batch.left, size),
+      cut(batch.right, size),
       chunks.reshape(-1).astype(jnp.uint32),
       progress,
     )
