@@ -35,8 +35,9 @@ _IS_METADATA, _EXECUTE = 1, 3
 
 _SYMBOL = 'jaxemb_addresses'
 _INT = ir.IntType(64)
-_addresses = (ctypes.c_void_p * 16)()
-LENT = len(_addresses) - 1  # `address` of it is how many cores are lent
+PLACES = 16  # of compiled functions
+_addresses = (ctypes.c_void_p * (PLACES + 1))()
+LENT = PLACES  # `address` of it is how many cores are lent
 _lock = threading.Lock()
 binding.add_symbol(_SYMBOL, ctypes.addressof(_addresses))
 
@@ -49,6 +50,8 @@ def lend(cores: int) -> None:
 
 def place(number: int, function: ccallback.CFunc) -> None:
   """Puts a compiled function, which the caller keeps, at `address(number)`."""
+  if number >= PLACES:
+    raise IndexError(f'of {PLACES} places for functions, none is {number}')
   _addresses[number] = function.address
 
 
