@@ -40,7 +40,7 @@ def ours(num_ids: int, optimizer: str):
   from jaxemb import config as config_lib
   from jaxemb.data import examples
   from jaxemb.models import base as models
-  from jaxemb.runtime import mesh
+  from jaxemb.runtime import mesh, resources
   from jaxemb.strategies import base
 
   id_fields = [
@@ -61,7 +61,8 @@ def ours(num_ids: int, optimizer: str):
     'train.batch_examples': EXAMPLES,
   }
   config = config_lib.check(config_lib.default(), settings)
-  config, tuning = config_lib.resolve(config, 'cpu', (1, 1))
+  cores = resources.usable_cores()
+  config, tuning = config_lib.resolve(config, 'cpu', (1, 1), cores)
   steps = examples.Steps(EXAMPLES, 1)
   devices = mesh.make(mesh.Shape(1, 1))
   made = build.trainer(config, tuning, devices, corpus, steps)

@@ -26,7 +26,7 @@ from jaxemb.evaluation import benchmarks
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
 from jaxemb.models import hierarchical, skipgram, targets
-from jaxemb.native import ahead, ffi
+from jaxemb.native import ahead, ffi, updates
 from jaxemb.native import step as native
 from jaxemb.ops import wire
 from jaxemb.runtime import distributed, resources
@@ -212,6 +212,9 @@ def trainer(
     'axes': axes,
     'deduplicates': tuning.deduplicates,
     'device_centers': _device_centers(config, tuning, mesh),
+    'row_kernel': updates.make(config.optimizer, tuning.row_threads)
+    if tuning.row_threads
+    else None,
   }
   specs, num_slots = model.specs(), {}
   make = functools.partial(_table, config, available=available)

@@ -396,6 +396,7 @@ class Tuning:
   steps_per_loop: int  # steps without asking the host whether there are more
   fused: bool  # a kernel takes the steps, in place of XLA's operations
   threads: int  # of each kernel, which share its tables
+  row_threads: int  # of a kernel that updates rows; 0 = XLA does
   sync_words: float  # of a replica between exchanges of the frequent rows
   rest_words: float  # and, with the policy hot, between those of the others
   sync_lookups: float  # of a row between two exchanges of it
@@ -432,6 +433,23 @@ def can_fuse(
   )
 
 
+def _updates_by_kernel(
+  config: ml_collections.ConfigDict, platform: str, mesh: tuple[int, int]
+) -> bool:
+  """Whether `native.updates` has a kernel for the rows of checked settings."""
+  o, t = config.optimizer, config.table
+  return (
+    config.train.fused
+    and platform == 'cpu'
+    and config.data.source == 'clicks'
+    and t.layout == 'replicated'
+    and t.dtype == 'float32'
+    and o.name in ('adagrad_full', 'adam_full')
+    and o.rows == 'looked_up'
+    and (config.strategy.name != 'sync' or math.prod(mesh) == 1)
+  )
+
+
 def resolve(
   config: ml_collections.ConfigDict,
   platform: str,
@@ -453,7 +471,9 @@ def resolve(
   is_partition = s.name == 'partition'
   is_tree = config.model.loss == 'hierarchical_softmax'
   has_kernel = can_fuse(config, platform, mesh)
-  fused = fixed.pop('fused', True) and has_kernel
+  may_fuse = fixed.pop('fused', True)
+  fused = may_fuse and has_kernel
+  has_row_kernel = may_fuse and _updates_by_kernel(config, platform, mesh)
   if is_partition:
     s.rate = s.rate or 1 / s.num_parts
   is_workers, is_lockstep = s.name == 'workers', s.pace == 'bsp'
@@ -521,6 +541,7 @@ def resolve(
     'steps_per_loop': 1 if on_cpu else 16,
     'fused': fused,
     'threads': threads if fused else 1,
+    'row_threads': has_row_kernel * min(cores, MAX_THREADS),
     'sync_words': sync_words,
     'rest_words': rest_words,
     'sync_lookups': 8.0 if is_pair else 2 / num_replicas,

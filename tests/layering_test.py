@@ -96,12 +96,12 @@ def test_every_folder_has_its_line():
 
 def test_the_package_stays_within_its_budget():
   # A change that needs more takes it from elsewhere, or says why in this line:
-  # 1,920 are the kernels for CPUs and their cores, 690 ways to meet, 110 what
+  # 2,200 are the kernels for CPUs and their cores, 690 ways to meet, 110 what
   # processes do, 1,580 tables in stores, 3,060 workers and rows they share, 335
   # memory that is predicted and processes that do not answer, 3,450 models of
   # clicks, 410 their logs, cut in compiled loops, 95 their page.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 27_323
+  assert lines <= 27_620
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 15
 

@@ -19,9 +19,10 @@ import numba
 import numpy as np
 from numba.core import ccallback
 
-from jaxemb.native import ahead, ffi, kernels, rows, turns
+from jaxemb.native import ahead, ffi, kernels, row_updates, rows, turns
 
-TARGET = 'jaxemb_chunks'  # XLA's name for the handler
+TARGET = 'jaxemb_chunks'  # XLA's names for the handlers
+UPDATES = 'jaxemb_row_updates'
 # Arrays; results are these, [2] loss and examples, [threads, n] scratch.
 NUM_CHANGED = 4
 _LEFT, _NUMBERS, _INTEGERS, _BRAKES, _IDS = 4, 6, 7, 8, 10  # arguments
@@ -117,9 +118,30 @@ def _handle(frame):
   return np.uintp(0)
 
 
+def _adagrad_full(frame, first, stop, scratch, found):
+  row_updates.adagrad_full(frame, first, stop, scratch)
+
+
+def _adam_full(frame, first, stop, scratch, found):
+  row_updates.adam_full(frame, first, stop, scratch)
+
+
+def _handle_updates(frame):
+  if ffi.is_call(frame):
+    number = ffi.vector(frame, ffi.ARGUMENTS, row_updates.KERNEL, np.int32)
+    scratch = ffi.matrix(frame, ffi.RESULTS, row_updates.SCRATCH, np.float32)
+    kernel, task = ffi.address(np.intp(number[0])), ffi.address(_TASK)
+    num_classes = row_updates.CLASSES_PER_THREAD * scratch.shape[0]
+    turns.share(frame, kernel, task, num_classes, scratch)
+  return np.uintp(0)
+
+
 _PARTS = {
   'task': (turns.TASK, _work),
   'handler': (ffi.SIGNATURE, _handle),
+  'updates': (ffi.SIGNATURE, _handle_updates),
+  'adagrad_full-float32': (turns.KERNEL, _adagrad_full),
+  'adam_full-float32': (turns.KERNEL, _adam_full),
 } | {
   f'{name}-{dtype}': (turns.KERNEL, make(kind))
   for name, make in (
@@ -133,7 +155,7 @@ _PARTS = {
 def compiled(part: str) -> ccallback.CFunc:
   """A part, placed and kept, which is compiled if it was not.
 
-  It is 'task', 'handler' or a kernel, such as 'skipgram-float32'.
+  It is 'task', 'handler', 'updates' or a kernel, such as 'skipgram-float32'.
   """
   form, function = _PARTS[part]
   # Names its files in numba's cache, which looks at the time of one source.

@@ -44,7 +44,8 @@ class Unavailable(Exception):
 
 
 @contextlib.contextmanager
-def _telling():
+def telling():
+  """Whatever fails within is `Unavailable`."""
   try:
     yield
   except Exception as error:  # numba, LLVM and XLA have many
@@ -52,11 +53,12 @@ def _telling():
 
 
 @functools.cache  # XLA takes a name once
-@_telling()
+@telling()
 def register() -> None:
   """Makes known to XLA what calls kernels. Raises `Unavailable`."""
   handlers.compiled('task')
   ffi.register(handlers.TARGET, handlers.compiled('handler'))
+  ffi.register(handlers.UPDATES, handlers.compiled('updates'))
 
 
 def _num_scratch(spec: skipgram.WindowSpec, longest: int) -> int:
@@ -187,6 +189,6 @@ def make(
   kernel = _KERNELS[model]
   if compiling:
     compiling.wait()
-  with _telling():
+  with telling():
     number = handlers.load(kernel, dtype)
   return Kernel(number, optimizer['name'], parameter, num_threads)

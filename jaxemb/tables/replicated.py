@@ -14,6 +14,7 @@ and once, with the sum of its gradients, where it is not (GPUs; low precision).
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,11 @@ class Replicated(spec_lib.Table):
   optimizer: row_optimizers.RowOptimizer
   axes: spec_lib.Axes = spec_lib.Axes()
   deduplicates: bool = False  # whether an update writes each row once
+  # (vectors, slots, gradients, L2, learning rate) -> (vectors, slots): sums,
+  # updates and writes rows in one pass, as the optimizer would.
+  row_kernel: Callable[..., tuple[jax.Array, row_optimizers.Slots]] | None = (
+    None
+  )
 
   splits_columns = False
 
@@ -109,6 +115,10 @@ class Replicated(spec_lib.Table):
       squares = row_optimizers.mean_squares(row_grads)
     row_grads = row_optimizers.RowGrads(ids, row_grads, squares)
     (vectors, slots, scratch), vocab = state, self.spec.vocab
+    if self.row_kernel:
+      args = row_grads, self.spec.decay, step.learning_rate
+      vectors, slots = self.row_kernel(vectors, slots, *args)
+      return spec_lib.TableState(vectors, slots, scratch)
     if self.spec.updates_all:
       rows, row_grads = None, row_optimizers.of_all_rows(row_grads, vocab)
     elif self.deduplicates:

@@ -1,0 +1,71 @@
+"""Updates of looked-up rows on a CPU by a kernel (`native.row_updates`)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxemb.native import handlers, row_updates, step
+from jaxemb.tables import row_optimizers
+
+
+@dataclasses.dataclass(frozen=True)
+class RowKernel:
+  """A `tables.replicated.Replicated.kernel`."""
+
+  number: int  # of the kernel
+  parameters: tuple[float, ...]  # of the optimizer
+  num_threads: int
+
+  def __call__(
+    self,
+    vectors: jax.Array,
+    slots: row_optimizers.Slots,
+    row_grads: row_optimizers.RowGrads,
+    decay: float,
+    learning_rate: jax.Array,
+  ) -> tuple[jax.Array, row_optimizers.Slots]:
+    """Vectors [vocab, dim] and slots after a step."""
+    flat, tree = jax.tree.flatten(slots)
+    ids, grads = row_optimizers.flatten(row_grads.ids, row_grads.grads)
+    size = row_updates.num_scratch(ids.size)
+    scratch = jax.ShapeDtypeStruct((self.num_threads, size), jnp.float32)
+    results = [
+      *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grads, vectors)),
+      scratch,
+      *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat),
+    ]
+    arguments, fixed = row_updates.NUM_FIXED
+    aliases = {arguments + i: fixed + i for i in range(len(flat))}
+    call = jax.ffi.ffi_call(
+      handlers.UPDATES,
+      results,
+      input_output_aliases=row_updates.ALIASES | aliases,
+    )
+    numbers = [learning_rate, decay, *self.parameters]
+    numbers += [0.0] * (row_updates.NUM_NUMBERS - len(numbers))
+    numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers])
+    number = jnp.full(1, self.number, jnp.int32)
+    _, vectors, _, *flat = call(ids, grads, vectors, numbers, number, *flat)
+    return vectors, jax.tree.unflatten(tree, flat)
+
+
+_PARAMETERS = {
+  'adagrad_full': ('epsilon',),
+  'adam_full': ('epsilon', 'beta1', 'beta2'),
+}
+
+
+def make(optimizer: Mapping[str, Any], num_threads: int) -> RowKernel:
+  """The kernel of an optimizer, compiled, for float32 tables.
+
+  `optimizer` has the settings of that name. Raises `native.step.Unavailable`.
+  """
+  name = optimizer['name']
+  step.register()
+  with step.telling():
+    number = handlers.load(name, 'float32')
+  parameters = tuple(optimizer[x] for x in _PARAMETERS[name])
+  return RowKernel(number, parameters, num_threads)
