@@ -43,7 +43,6 @@ from jaxemb import errors
 
 _CASES = 'same_steps', 'deepctr', 'precision'
 _MODELS = 'wide_deep', 'deepfm'
-_CONFIGS = {'deepctr': 'ctr:adult'}
 # As torch has them by default.
 _EPSILONS = {'adagrad': 1e-10, 'adam': 1e-8}
 _FLAGS = 'case', 'config', 'epochs', 'override'
@@ -162,8 +161,9 @@ def _in_order(batch: Any, part_examples: int) -> list[np.ndarray]:
   """Ids, numbers and labels of a batch in order of its steps."""
 
   def ordered(x):
-    cut = x.reshape(x.shape[0], -1, part_examples, *x.shape[2:])
-    return cut.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+    shape = x.shape[0], x.shape[1] // part_examples, part_examples
+    cut = x.reshape(*shape, *x.shape[2:]).swapaxes(0, 1)
+    return cut.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
   labels = ordered(batch.labels)
   arrays = ordered(batch.ids), ordered(batch.numbers), labels
@@ -367,8 +367,9 @@ def main() -> None:
   add('--peer_python', default='')
   add('--threads', type=int, default=0, help='of the peers; 0 = as they choose')
   args = experiment.parse(parser)
-  args.config = args.config or _CONFIGS.get(args.case, 'ctr')
-  args.epochs = args.epochs or (5 if args.case == 'deepctr' else 1)
+  is_deepctr = args.case == 'deepctr'
+  args.config = args.config or ('ctr:adult' if is_deepctr else 'ctr')
+  args.epochs = args.epochs or (5 if is_deepctr else 1)
   if args.case == 'precision' and low_precision.CASES[0] not in args.cases:
     raise errors.UserError('--cases needs float32, to compare with')
   results = experiment.Results(f'ctr-{args.case}', args, _FLAGS)
