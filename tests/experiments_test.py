@@ -680,7 +680,7 @@ def test_click_steps_are_timed(monkeypatch, capsys):
 def clicks(tmp_path):
   """Flags of a small log of clicks, with rows for validation."""
   rng = np.random.default_rng(0)
-  rows = rng.integers(0, 9, (600, 2)), rng.normal(size=600), rng.random(600)
+  rows = rng.integers(0, 9, (600, 2)), rng.exponential(9, 600), rng.random(600)
   lines = [
     f'{int(chance < 0.2 + 0.05 * site)},s{site},a{ad},{price:.9f}'  # all differ
     for (site, ad), price, chance in zip(*rows, strict=True)
