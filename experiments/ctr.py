@@ -16,6 +16,8 @@ import pathlib
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +34,11 @@ def data(num_ids: int, seed: int = 0) -> tuple[np.ndarray, ...]:
   return ids, numbers, (rng.random(num) < 0.25).astype(np.float32)
 
 
-def ours(num_ids: int, optimizer: str):
-  """A function that trains for `STEPS` steps."""
+def ours(num_ids: int, optimizer: str, more: Mapping[str, Any] | None = None):
+  """A function that trains for `STEPS` steps, with more settings.
+
+  And the bytes of all tables with their optimizer's state.
+  """
   import jax
 
   from jaxemb import build
@@ -59,7 +64,7 @@ def ours(num_ids: int, optimizer: str):
     'optimizer.name': optimizer,
     'optimizer.dense': 'adagrad',
     'train.batch_examples': EXAMPLES,
-  }
+  } | dict(more or {})
   config = config_lib.check(config_lib.default(), settings)
   cores = resources.usable_cores()
   config, tuning = config_lib.resolve(config, 'cpu', (1, 1), cores)
@@ -81,7 +86,7 @@ def ours(num_ids: int, optimizer: str):
     state, found = program(state, constants, batch, schedule)
     jax.block_until_ready(found)
 
-  return train
+  return train, mesh.num_bytes(state)
 
 
 _PEER = """
@@ -184,7 +189,7 @@ def main() -> None:
   num_ids = int(flags.rows) // FIELDS
   kinds = flags.peers.split(',') if flags.peer_python else []
   peers = {k: Peer(flags.peer_python, k, num_ids, flags.threads) for k in kinds}
-  train, secs = ours(num_ids, flags.optimizer), {'jaxemb': []}
+  (train, _), secs = ours(num_ids, flags.optimizer), {'jaxemb': []}
   train()
   for kind in kinds:
     secs[kind] = []

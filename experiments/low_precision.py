@@ -44,7 +44,8 @@ ACCEPTED = {
 }
 
 
-def _settings(case: str) -> dict[str, str]:
+def settings(case: str) -> dict[str, str]:
+  """Those of a case."""
   names = ('table.dtype', 'table.rounding')
   return dict(zip(names, case.split(), strict=False))
 
@@ -53,7 +54,7 @@ def _run(
   args: argparse.Namespace, case: str, seed: int, folder: pathlib.Path
 ) -> dict[str, Any]:
   workdir = folder / 'run'
-  run = experiment.score(args, seed, workdir, _settings(case))
+  run = experiment.score(args, seed, workdir, settings(case))
   report = experiment.read_report(workdir)
   lines = (workdir / 'metrics.jsonl').read_text().splitlines()
   logged = [x for x in map(json.loads, lines) if x.get('loss') is not None]
@@ -79,7 +80,7 @@ def _timer(
 
   sizes = {'model.dim': args.dim, 'train.batch_words': args.batch_words}
   sync = {'strategy.name': 'sync', 'mesh.data': 1, 'train.threads': 1}
-  job = zipf.make(sizes | sync | _settings(case), args.rows)
+  job = zipf.make(sizes | sync | settings(case), args.rows)
   corpus = zipf.corpus(job.counts, args.words)
   batch = next(zipf.full_batches(job, corpus))
   state, constants = zipf.start(job)

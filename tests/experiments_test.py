@@ -674,3 +674,67 @@ def test_click_steps_are_timed(monkeypatch, capsys):
   monkeypatch.setattr(sys, 'argv', ['ctr', '--rows=2600', '--rounds=2'])
   ctr.main()
   assert 'jaxemb is 1.00 x as fast' in capsys.readouterr().out
+
+
+@pytest.fixture
+def clicks(tmp_path):
+  """Flags of a small log of clicks, with rows for validation."""
+  rng = np.random.default_rng(0)
+  rows = rng.integers(0, 9, (600, 2)), rng.exponential(9, 600), rng.random(600)
+  lines = [
+    f'{int(chance < 0.2 + 0.05 * site)},s{site},a{ad},{price:.9f}'  # all differ
+    for (site, ad), price, chance in zip(*rows, strict=True)
+  ]
+  path = tmp_path / 'clicks.csv'
+  path.write_text('\n'.join(['click,site,ad,price', *lines]))
+  small = 'model.dim=4', 'model.hidden=8', 'train.batch_examples=128'
+  return f'--config.data.path={path}', *(f'--config.{x}' for x in small)
+
+
+def test_click_models_beside_peers(run, clicks, tmp_path):
+  flags = '--optimizers=adagrad,adam', '--models=deepfm', *clicks
+  found, shown = run('ctr_quality', *flags, '--config=ctr')
+  (own,) = found['deepfm adam'].values()
+  assert f'{own["auc"]:.5f} {own["log_loss"]:.6f}' in shown
+  assert found['deepfm adagrad']['jaxemb'] != own
+  ctr_quality = importlib.import_module('ctr_quality')
+  parts, given = ctr_quality._given([
+    '--config=ctr', '--config.train.epochs=1', *clicks
+  ])  # fmt: skip
+  # What a peer gets: each row of an epoch once, and the first parameters.
+  train = parts.source.train
+  order = np.lexsort(given['numbers'].T), np.lexsort(train.numbers.T)
+  for key in ('ids', 'numbers', 'labels'):
+    ours, theirs = np.asarray(getattr(train, key)), given[key]
+    assert np.array_equal(theirs[order[0]], ours[order[1]])
+  settings = ctr_quality._peer_settings(parts, 'torch', 1)
+  sizes = settings['sizes']
+  assert given['vectors'].shape == (sum(sizes), settings['dim'])
+  assert given['deep/layers/layer_0/kernel'].shape == (2 * 4 + 1, 8)
+
+
+@pytest.mark.parametrize('optimizer', ['adagrad', 'adam'])
+@pytest.mark.parametrize('norm', [False, True])
+def test_steps_are_those_of_torch(run, clicks, optimizer, norm):
+  pytest.importorskip('torch')
+  flags = f'--optimizers={optimizer}', f'--peer_python={sys.executable}'
+  more = '--config=ctr', f'--config.model.batch_norm={norm}', *clicks
+  found, _ = run('ctr_quality', *flags, '--epochs=2', *more)
+  for sides in found.values():
+    losses = [x['log_loss'] for x in sides.values()]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_precision_of_click_models(run, clicks, monkeypatch):
+  ctr = importlib.import_module('ctr')
+  monkeypatch.setattr(ctr, 'EXAMPLES', 64)
+  found, shown = run(
+    'ctr_quality', '--case=precision', '--cases=float32,float16 stochastic',
+    '--rows=2600', '--rounds=1', *clicks, '--config.train.epochs=1',
+  )  # fmt: skip
+  whole, half = (x['1'] for x in found['quality'].values())
+  assert half['vector_bytes'] == whole['vector_bytes'] / 2
+  assert f'{half["auc"]:.5f}' in shown
+  assert 'float16 stochastic' in found['speed']
+  with pytest.raises(SystemExit, match='2'):
+    run('ctr_quality', '--case=precision', '--cases=int8 nearest')

@@ -354,7 +354,7 @@ class ClickModel(base.Model):
 
     make = {
       'sgd': lambda: optax.sgd(1.0),
-      'adagrad': lambda: optax.adagrad(1.0, 0.0, 1e-10),
+      'adagrad': lambda: _adagrad(1e-10),
       'adam': lambda: optax.adam(1.0),
     }
     made = make[self.spec.optimizer]()
@@ -406,6 +406,28 @@ class ClickModel(base.Model):
     )
     network = nnx.merge(graph, nnx.State(params))
     return network(inputs, run)
+
+
+def _adagrad(epsilon):
+  """Adagrad, with `epsilon` added to the root, as for rows and in torch.
+
+  In `optax.adagrad` it is within the root, where 1e-10 counts like 1e-5 here:
+  more than many slopes of a mean over thousands of examples.
+  """
+  import optax
+
+  def init(params):
+    return jax.tree.map(jnp.zeros_like, params)
+
+  def update(grads, sums, params=None):
+    del params
+    sums = jax.tree.map(lambda s, g: s + jnp.square(g), sums, grads)
+    updates = jax.tree.map(
+      lambda s, g: -g / (jnp.sqrt(s) + epsilon), sums, grads
+    )
+    return updates, sums
+
+  return optax.GradientTransformation(init, update)
 
 
 def of_terms(

@@ -186,3 +186,14 @@ def _share(first, num, split, num_splits):
   from jaxemb.data import base
 
   return base.Share(0, first, num, split, num_splits)
+
+
+def test_small_slopes_count_for_dense_adagrad():
+  # Such as means over thousands of examples have.
+  optimizer = _model('deepfm', optimizer='adagrad').optimizer()
+  params = {'a': np.zeros(3, np.float32)}
+  slopes = {'a': np.array([1e-6, -3.0, 0.0], np.float32)}
+  first, state = optimizer.update(slopes, optimizer.init(params), params)
+  second, _ = optimizer.update(slopes, state, params)
+  np.testing.assert_allclose(first['a'], [-1, 1, 0], rtol=2e-4)
+  np.testing.assert_allclose(second['a'], np.array([-1, 1, 0]) / 2**0.5, 2e-4)
