@@ -10,8 +10,8 @@ Both are averaged over users. An item that is held out but that nobody had
 before cannot be recommended: it counts among the n.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -66,7 +66,7 @@ def evaluate(
   train: Sets,
   held: Held,
   k: int,
-) -> dict[str, float]:
+) -> dict[str, Any]:
   """Scores of a ranking of items [items, d] by products with users [users, d].
 
   Of interactions held out those are `found` whose item can be recommended.
@@ -107,3 +107,13 @@ def means(vectors: np.ndarray, sets: Sets) -> np.ndarray:
   """[users, d] float32, the mean vector of each set, none of which is empty."""
   sums = np.add.reduceat(vectors[sets.ids], sets.starts[:-1], axis=0)
   return (sums / sets.sizes()[:, None]).astype(np.float32)
+
+
+def describe(found: Mapping[str, Any]) -> str:
+  """Scores in a few words."""
+  k = found['k']
+  return (
+    f'Recall@{k} {found["score"]:.4f}, NDCG@{k} {found["ndcg"]:.4f} of '
+    f'{found["users"]:,} users; {found["found"]:,} of {found["total"]:,} items '
+    'held out can be recommended'
+  )
