@@ -13,6 +13,7 @@ before cannot be recommended: it counts among the n.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 
 _BLOCK_SCORES = 1 << 24  # that are in memory at once
@@ -60,6 +61,26 @@ class Held(NamedTuple):
   sizes: np.ndarray  # [users] int64, with those that are not
 
 
+@numba.njit(nogil=True, cache=True)
+def _best(scores, k):
+  """[users, k] int64 items by falling score, ties by item."""
+  num_users, num_items = scores.shape
+  best = np.zeros((num_users, k), np.int64)
+  for user in range(num_users):
+    row, ids = scores[user], best[user]
+    num = 0
+    for item in range(num_items):
+      if num == k and row[item] <= row[ids[k - 1]]:
+        continue
+      place = min(num, k - 1)
+      while place and row[ids[place - 1]] < row[item]:
+        ids[place] = ids[place - 1]
+        place -= 1
+      ids[place] = item
+      num = min(num + 1, k)
+  return best
+
+
 def evaluate(
   users: np.ndarray,
   items: np.ndarray,
@@ -86,9 +107,7 @@ def evaluate(
     is_wanted[wanted.owners(), wanted.ids] = True
     is_wanted[seen.owners(), seen.ids] = False
     num_found += int(is_wanted.sum())
-    best = np.argpartition(scores, len(items) - k, axis=1)[:, len(items) - k :]
-    order = np.argsort(-np.take_along_axis(scores, best, 1), 1, 'stable')
-    best = np.take_along_axis(best, order, 1)
+    best = _best(scores, k)
     hits = np.take_along_axis(is_wanted, best, 1)
     recall.append(hits.sum(1) / held.sizes[some])
     ndcg.append(hits @ gains / ideal[np.minimum(held.sizes[some], k)])
