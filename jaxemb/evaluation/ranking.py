@@ -20,7 +20,10 @@ _BLOCK_SCORES = 1 << 24  # that are in memory at once
 
 
 class Sets(NamedTuple):
-  """A set of ids for each of some users; set u is ids[starts[u]:starts[u+1]]."""
+  """A set of ids for each of some users.
+
+  That of user u is ids[starts[u] : starts[u + 1]].
+  """
 
   starts: np.ndarray  # [users + 1] int64
   ids: np.ndarray  # [n] int32

@@ -28,11 +28,11 @@ from jaxemb.tables import spec as spec_lib
 USERS = 'users'
 ITEMS = 'items'
 _INIT_SCALE = 0.1
-_LEAST_NORM = 1e-6
+_LEAST_LENGTH = 1e-6
 
 
 def bpr(positives: jax.Array, negatives: jax.Array) -> jax.Array:
-  """[...] nats of scores [...] of items that users have, and others' [..., N]."""
+  """[...] nats; scores [...] of items that users have, and [..., N] of others."""
   margins = positives[..., None] - negatives
   return jnp.mean(sampling.logistic_loss(margins, 1.0), -1)
 
@@ -98,18 +98,22 @@ class Factorization(base.Model):
   def loss(self, params, rows, ids, batch, key):
     """Summed over the pairs of user and item."""
     s, users, items = self.spec, rows[USERS], rows[ITEMS]
-    if self.is_cosine:
-      users = self._unit(users) / self.temperature
-      items = self._unit(items)
     positives = _sum(users * items[:, : s.chunk], s.row_ops)
     negatives = s.row_ops.dot(users, items[:, s.chunk :])
+    if self.is_cosine:
+      # Scores, not rows, are divided by lengths: every device has all of them,
+      # and all that their derivatives need, whoever has which columns.
+      of_users = self._inverse_lengths(users) / self.temperature
+      of_items = self._inverse_lengths(items)
+      positives *= of_users * of_items[:, : s.chunk]
+      negatives *= of_users[..., None] * of_items[:, None, s.chunk :]
     weights = batch.weights.reshape(-1, s.chunk)
     loss = jnp.sum(weights * self.loss_of(positives, negatives))
     return loss, base.Aux(jnp.sum(weights))
 
-  def _unit(self, rows):
-    squares = _sum(jnp.square(rows), self.spec.row_ops)[..., None]
-    return rows * jax.lax.rsqrt(jnp.maximum(squares, _LEAST_NORM**2))
+  def _inverse_lengths(self, rows):
+    squares = _sum(jnp.square(rows), self.spec.row_ops)
+    return jax.lax.rsqrt(jnp.maximum(squares, _LEAST_LENGTH**2))
 
 
 def make(
