@@ -23,6 +23,7 @@ MAY_IMPORT = {
   'data': '',
   'text': 'data runtime storage toywiki',
   'clicks': 'data evaluation storage text',
+  'interactions': 'data evaluation text',
   'evaluation': 'ops storage',
   'tables': 'ops storage',
   'models': 'data ops tables',
