@@ -90,10 +90,12 @@ def evaluate(
   train: Sets,
   held: Held,
   k: int,
+  biases: np.ndarray | float = 0.0,
 ) -> dict[str, Any]:
   """Scores of a ranking of items [items, d] by products with users [users, d].
 
-  Of interactions held out those are `found` whose item can be recommended.
+  `biases` [items] are added to the products. Of interactions held out those are
+  `found` whose item can be recommended.
   """
   k = min(k, len(items))
   gains = 1 / np.log2(np.arange(2, k + 2))
@@ -104,6 +106,7 @@ def evaluate(
     some = np.arange(start, min(start + size, len(held.users)))
     of_users = held.users[some]
     scores = users[of_users] @ items.T
+    scores += biases
     seen, wanted = train.select(of_users), held.sets.select(some)
     scores[seen.owners(), seen.ids] = -np.inf
     is_wanted = np.zeros(scores.shape, bool)

@@ -69,10 +69,9 @@ class Interactions:
     items = geometry.unit(vectors) if is_cosine else vectors
     return self._ranked(contexts, items)
 
-  def _ranked(self, users, items):
-    train = self.data.train
+  def _ranked(self, users, items, biases=0.0):
     return {
-      name: ranking.evaluate(users, items, train, held, _TOP)
+      name: ranking.evaluate(users, items, self.data.train, held, _TOP, biases)
       for name, held in self.data.held.items()
     }
 
@@ -141,9 +140,13 @@ class ItemSets(Interactions):
   ) -> dict[str, dict[str, Any]]:
     """Scores by split: those of items beside the mean of a user's items.
 
-    What is likely in a set is told by products of vectors with contexts.
+    A product of a vector with a context is the logarithm of how much more
+    likely the context is there than among negatives, which are drawn by
+    count^0.75. With the logarithm of that it tells what is likely in a set.
     """
-    return self._ranked(ranking.means(vectors, self.data.train), contexts)
+    biases = (0.75 * np.log(self.counts)).astype(np.float32)
+    means = ranking.means(vectors, self.data.train)
+    return self._ranked(means, contexts, biases)
 
   def _order(self, epoch: int) -> tuple[np.ndarray, ...]:
     """Items [n], and uint8 of their contexts before and after them."""
