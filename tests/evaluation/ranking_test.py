@@ -8,11 +8,12 @@ import pytest
 from jaxemb.evaluation import ranking
 
 
-def _slow(users, items, train, held, unknown, k):
+def _slow(users, items, biases, train, held, unknown, k):
   """Mean recall and NDCG, ties by item, and what can be recommended."""
   recall, ndcg, found = [], [], 0
   for user, wanted in held.items():
-    scores = [float(users[user] @ x) for x in items]
+    products = (float(users[user] @ x) for x in items)
+    scores = [x + b for x, b in zip(products, biases, strict=True)]
     ranked = sorted(
       (x for x in range(len(items)) if x not in train[user]),
       key=lambda x: (-scores[x], x),
@@ -33,6 +34,7 @@ def test_scores_are_those_of_a_loop(block, monkeypatch):
   num_users, num_items, k = 30, 40, 5
   users = rng.integers(-2, 3, (num_users, 3)).astype(np.float32)  # with ties
   items = rng.integers(-2, 3, (num_items, 3)).astype(np.float32)
+  biases = rng.integers(-1, 2, num_items).astype(np.float32)
 
   def drawn(size):
     return set(rng.choice(num_items, size, replace=False).tolist())
@@ -50,8 +52,10 @@ def test_scores_are_those_of_a_loop(block, monkeypatch):
       np.array([len(x) + unknown[u] for u, x in held.items()]),
     ),
     k,
+    biases,
   )
-  recall, ndcg, num_found = _slow(users, items, train, held, unknown, k)
+  args = users, items, biases, train, held, unknown, k
+  recall, ndcg, num_found = _slow(*args)
   np.testing.assert_allclose(found['score'], recall, rtol=1e-6)
   np.testing.assert_allclose(found['ndcg'], ndcg, rtol=1e-6)
   assert (found['found'], found['k'], found['users']) == (num_found, k, 15)
