@@ -151,22 +151,24 @@ SMALL = {'model__shared_negatives': 64, 'train__batch_examples': 512}
 VARIANTS = {
   '': {'train__epochs': 15, **SMALL},
   'bpr': {'train__epochs': 30, **SMALL},
-  'item2vec': {
-    'train__epochs': 30,
-    'train__threads': 1,
-    'optimizer__learning_rate': 0.3,
-  },
+  'item2vec': {'train__epochs': 10, 'train__threads': 1},
 }
+# Of the 22 items that a user likes and does not have, 20 can be recommended.
+BEST_RECALL = 20 / 22
+# Of that, what a model learns in so few epochs.
+LEAST = {'': 0.96, 'bpr': 0.96, 'item2vec': 0.9}
+slow = pytest.mark.slow
 
 
-# The best that can be: of 22 items that are liked and not known, 20 have .909.
-@pytest.mark.parametrize('variant', VARIANTS)
+@pytest.mark.parametrize(
+  'variant',
+  ['item2vec', *(pytest.param(x, marks=slow) for x in ('', 'bpr'))],
+)
 def test_planted_groups_are_learned(variant, tmp_path):
   found = _run(variant, tmp_path, **VARIANTS[variant])
-  least = 0.8 if variant == 'item2vec' else 0.87
   for split in ('valid', 'test'):
     scores = found['evaluation'][split]
-    assert least < scores['score'] < 0.93
+    assert LEAST[variant] < scores['score'] / BEST_RECALL < 1.02
     assert scores['ndcg'] > 0.6 and scores['total'] == 30_000
   assert found['interactions_per_sec'] > 0 and 'words_counted' not in found
   assert 'Recall@20' in (tmp_path / 'report.html').read_text()
@@ -177,6 +179,7 @@ def test_planted_groups_are_learned(variant, tmp_path):
   assert sum(x.partition('.')[0] == group for x in near) >= 4
 
 
+@slow
 def test_meshes_and_layouts_learn_the_same(tmp_path):
   small = {'train__epochs': 1, 'model__dim': 6, 'model__shared_negatives': 8}
   small |= {'optimizer__learning_rate': 0.01}
@@ -194,6 +197,7 @@ def test_meshes_and_layouts_learn_the_same(tmp_path):
     np.testing.assert_allclose(found[name], found['one'], atol=2e-5)
 
 
+@slow
 @pytest.mark.parametrize('variant', ['', 'item2vec'])
 def test_a_killed_run_goes_on_to_the_same_bits(variant, tmp_path, interrupting):
   small = VARIANTS[variant] | {'train__epochs': 6}
