@@ -41,7 +41,7 @@ BAD_SETTINGS = [
   ('optimizer.learning_rate=nan', 'at least 0'),
   ('mesh.table=5000', 'at most 4,096'),
   ('model.name=glove', "'skipgram' or 'cbow'"),
-  ('model.loss=softmax', "loss='softmax' is not available"),
+  ('model.loss=nope', "loss='nope' is not available"),
   (f'{PARTITION} strategy.divide=random', "'shuffle' or 'sampling'"),
   ('strategy.num_parts=3', 'remove it or set --config.strategy.name=partition'),
   ('table.layout=row', 'set --config.strategy.name=sync'),
