@@ -36,7 +36,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     config.train.batch_examples = config_lib.find(
       'train.batch_examples'
     ).default
-    # Few interactions a row, whose rates Adagrad lowers: 0.15 needs more epochs.
+    # Rows have few interactions: with 0.15 they need many more epochs.
     config.optimizer.learning_rate = 0.5
     config.train.epochs = 40
   elif variant == 'bpr':

@@ -32,7 +32,7 @@ _LEAST_LENGTH = 1e-6
 
 
 def bpr(positives: jax.Array, negatives: jax.Array) -> jax.Array:
-  """[...] nats; scores [...] of items that users have, and [..., N] of others."""
+  """[...] nats; scores [...] of items of users, and [..., N] of others."""
   margins = positives[..., None] - negatives
   return jnp.mean(sampling.logistic_loss(margins, 1.0), -1)
 
