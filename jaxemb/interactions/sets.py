@@ -142,7 +142,12 @@ def make(settings: Mapping[str, Any], seed: int) -> Interactions:
       if share := _share(name, given.get(name, '')):
         held[name] = _hold_out(items_of, *share, (seed, _SPLIT_STREAM + i))
       elif name in given:
-        held[name] = read(given[name])
+        try:
+          held[name] = read(given[name])
+        except errors.UserError as error:
+          # Advice is about the setting that files are mostly named by.
+          text = str(error).replace('config.data.path', f'config.data.{name}')
+          raise errors.UserError(text) from error
   elif given:
     name = next(iter(given))
     raise errors.UserError(

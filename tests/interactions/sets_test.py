@@ -108,7 +108,11 @@ def test_embedded_sets_hold_out_what_users_like():
     ('a x\n', {'min_count': 2}, 'min_count=2'),
     ('a x y\n', {'valid': '1.5'}, 'valid=1.5 must be a file, or a share'),
     ('a x\n', {'valid': '0.1'}, 'holds out nothing of the users'),
-    ('a x\n', {'test': 'missing.txt'}, 'missing.txt does not exist'),
+    (
+      'a x\n',
+      {'test': 'missing.txt'},
+      'missing.txt does not exist: set config.data.test',
+    ),
   ],
 )
 def test_what_cannot_be_used_is_told_in_a_line(
