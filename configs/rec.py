@@ -43,9 +43,9 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     config.model.loss = 'bpr'
     config.model.shared_negatives = 64
     config.optimizer.learning_rate = 0.5
-    config.optimizer.decay = 0.01
+    config.optimizer.decay = 0.0075
     # It learns slowly, as most draws are told apart soon.
-    config.train.epochs = 200
+    config.train.epochs = 300
   elif variant:
     raise errors.UserError(
       f'the config rec has no variant {variant!r}; choose bpr or item2vec'
