@@ -289,7 +289,8 @@ def _model(
     return hierarchical.make(spec, corpus, name == 'cbow', shared_nodes)
   if not is_tree:
     loss_of = bind('model.loss', m.loss, ('scores', 'labels'), {}).func
-  return bind('model.name', name, (spec, corpus, loss_of), {})()
+  args = spec, corpus, loss_of
+  return bind('model.name', name, args, {'temperature': m.temperature})()
 
 
 def _click_model(
@@ -605,6 +606,7 @@ def parts(
     source.counts,
     source.frequencies,
     getattr(source, 'fields', None),
+    getattr(source, 'user_frequencies', None),
   )
   if d.source == 'text' and compiling and compiling.poll() is None:
     # Meanwhile this process compiles what reads batches.

@@ -24,6 +24,8 @@ MEMBERS = {
   'data.source': {
     'text': 'jaxemb.text.loader:make',
     'clicks': 'jaxemb.clicks.loader:make',
+    'interactions': 'jaxemb.interactions.loader:Interactions',
+    'item_sets': 'jaxemb.interactions.loader:ItemSets',
   },
   'model.name': {
     'skipgram': 'jaxemb.models.skipgram:make',
@@ -36,10 +38,13 @@ MEMBERS = {
     'dcn': 'jaxemb.models.clicks:dcn',
     'dcn_v2': 'jaxemb.models.clicks:dcn_v2',
     'dlrm': 'jaxemb.models.clicks:dlrm',
+    'factorization': 'jaxemb.models.factorization:make',
   },
   'model.loss': {
     'negative_sampling': 'jaxemb.ops.sampling:logistic_loss',
     'hierarchical_softmax': 'jaxemb.models.hierarchical:make',
+    'bpr': 'jaxemb.models.factorization:bpr',
+    'softmax': 'jaxemb.models.factorization:softmax',
   },
   'table.layout': {
     'replicated': 'jaxemb.tables.replicated:Replicated',
@@ -305,6 +310,41 @@ def smaller(config: ml_collections.ConfigDict) -> tuple[str, str]:
   return 'lower --config.model.dim or --config.data.max_vocab', 'words'
 
 
+# What sets of items have of text: windows over them, and what these need.
+_OF_WINDOWS = (
+  'data.sample',
+  'model.window',
+  'model.dynamic_window',
+  'model.negatives',
+  'train.batch_words',
+  'train.threads',
+)
+_OF_FACTORS = 'model.shared_negatives', 'optimizer.max_duplicates'
+
+
+def _interaction_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """What is wrong between settings of users and items."""
+  given, m, source = flat(config), config.model, config.data.source
+  is_pairs = source == 'interactions'
+  models = ('factorization',) if is_pairs else ('skipgram', 'cbow')
+  losses = ('bpr', 'softmax') if is_pairs else ('negative_sampling',)
+  for key in _OF_TEXT:
+    is_used = key in _OF_FACTORS or (not is_pairs and key in _OF_WINDOWS)
+    if given[key] != find(key).default and not is_used:
+      yield f'config.{key}={given[key]} is not used with {source}; remove it'
+  for key, name, names in ('name', m.name, models), ('loss', m.loss, losses):
+    if name not in names and ':' not in name:
+      yield (
+        f'config.model.{key}={name} does not learn from config.data.source='
+        f'{source}; choose {" or ".join(names)}, or start from --config=rec'
+      )
+  if config.strategy.name in ('partition', 'workers'):
+    yield (
+      f'config.strategy.name={config.strategy.name} does not divide users; '
+      'choose sync or replicas'
+    )
+
+
 def sizes(name: str, text: str) -> tuple[int, ...]:
   """Positive integers separated by commas, or a `UserError`."""
   found = [x.strip() for x in text.split(',') if x.strip()]
@@ -341,6 +381,15 @@ def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
       f'config.model.name={m.name} is a model of clicks; set '
       '--config.data.source=clicks, or start from --config=ctr'
     )
+  if config.data.source in ('interactions', 'item_sets'):
+    yield from _interaction_conflicts(config)
+  elif ':' not in config.data.source:
+    if m.name == 'factorization' or m.loss in ('bpr', 'softmax'):
+      key = 'name' if m.name == 'factorization' else 'loss'
+      yield (
+        f'config.model.{key}={m[key]} is of users and items; set '
+        '--config.data.source=interactions, or start from --config=rec'
+      )
   s, mesh = config.strategy, config.mesh
   for name in ('num_hot', 'hot_every'):
     setting = find(f'strategy.{name}')
@@ -480,8 +529,11 @@ def resolve(
   fused = fused and not (is_workers and is_lockstep)
   num_replicas = s.num_workers if is_workers else math.prod(mesh)
   policy = s.delayed if s.policy == 'delayed' else s.policy
-  if is_clicks := config.data.source == 'clicks':
+  is_clicks = config.data.source == 'clicks'
+  is_pairs = config.data.source == 'interactions'
+  if is_clicks or is_pairs:
     t.batch_words = t.batch_words or t.batch_examples
+  if is_clicks:
     o.learning_rate = o.learning_rate or _CLICK_LEARNING_RATES.get(o.name, 0.0)
     o.max_duplicates = max(o.max_duplicates, 0.0)
   if not o.learning_rate:
@@ -530,7 +582,7 @@ def resolve(
     )
   chosen = {
     'parts': _num_parts(s, num_data),
-    'chunk': 1 if is_clicks else 64 if is_tree else 16,
+    'chunk': 1 if is_clicks else 64 if is_tree or is_pairs else 16,
     'shared_nodes': 64,
     # A GPU's atomic additions come in another order in every run. Without a
     # sort low-precision rows are summed by a loop, which is slow on a TPU.
@@ -585,10 +637,13 @@ def resolve(
       'give another number, --config.mesh.data'
     )
   if t.batch_words % multiple:
+    key, what = ('words', 'centers')
+    if is_clicks or is_pairs:
+      key = what = 'examples'
     raise errors.UserError(
-      f'config.train.batch_words={t.batch_words} must be a multiple of '
-      f'{multiple}: {chosen["chunk"]} centers for each device and part of the '
-      f'corpus; set {-(-t.batch_words // multiple) * multiple}'
+      f'config.train.batch_{key}={t.batch_words} must be a multiple of '
+      f'{multiple}: {chosen["chunk"]} {what} for each device and part of the '
+      f'data; set {-(-t.batch_words // multiple) * multiple}'
     )
   if o.max_duplicates < 0 and o.name not in ('adagrad', 'adam'):
     # Large steps of a small vocabulary diverge with 16; a chunk needs no limit.

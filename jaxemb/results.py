@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxemb import build, embeddings, loop, metrics
 from jaxemb.data import base as data_base
-from jaxemb.evaluation import words
+from jaxemb.evaluation import ranking, words
 from jaxemb.report import report
 from jaxemb.runtime import distributed, mesh, resources
 from jaxemb.senses import table as senses_lib
@@ -137,15 +137,18 @@ def write(
     return report.write_json(workdir, values | dict(more))
   dropped = write_export(workdir / 'export', export)
   metrics.LOG.info('vectors in %s', workdir / 'export')
-  vectors, evaluation = export.embeddings(), {}
+  vectors, evaluation = export.embeddings(), _evaluate(parts, export)
   if parts.benchmarks:
-    limit = parts.config.eval.restrict_vocab
-    evaluation = vectors.evaluate(parts.benchmarks, limit)
     for line in words.format_table(evaluation).splitlines():
       metrics.LOG.info('%s', line)
+  elif evaluation:
+    for name, found in evaluation.items():
+      metrics.LOG.info('%s: %s', name, ranking.describe(found))
   totals.total_secs += time.time() - start
   records = metrics.read(workdir / 'metrics.jsonl')
-  values = summary(parts, totals) | {'words_counted': _WORDS_COUNTED}
+  values = summary(parts, totals)
+  if totals.unit == 'words':
+    values |= {'words_counted': _WORDS_COUNTED}
   values |= {'evaluation': evaluation} | dict(more)
   values |= {'hosts': resources.summary(records)}
   values |= {'staleness': _staleness(parts, totals)}
@@ -159,6 +162,20 @@ def write(
     f'{rate / 1e6:.2f} M {totals.unit}/s in training, {totals.total_secs:.1f} '
     f's in all; report in {workdir / "report.html"}'
   )
+
+
+def _evaluate(
+  parts: build.Parts, export: Export
+) -> Mapping[str, Mapping[str, Any]]:
+  """Scores on benchmarks, or on what the source holds out."""
+  if evaluate := getattr(parts.source, 'evaluate', None):
+    is_cosine = getattr(parts.trainable.model, 'is_cosine', False)
+    contexts = export.others['context_vectors']
+    return evaluate(export.rows.decode(), contexts, is_cosine)
+  if not parts.benchmarks:
+    return {}
+  limit = parts.config.eval.restrict_vocab
+  return export.embeddings().evaluate(parts.benchmarks, limit)
 
 
 def store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
@@ -312,7 +329,8 @@ class Evaluation(loop.Hook):
 
   def due(self, item: data_base.Item) -> bool:
     """Whether a multiple of `config.eval.every_epochs` was reached."""
-    return bool(self.parts.benchmarks) and is_due(item, self.parts)
+    has_own = getattr(self.parts.source, 'evaluate', None) is not None
+    return (has_own or bool(self.parts.benchmarks)) and is_due(item, self.parts)
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
     """Logs the scores and appends them to evaluation.jsonl."""
@@ -320,8 +338,7 @@ class Evaluation(loop.Hook):
     export = collect(self.parts, export_rows)
     if not distributed.is_first():
       return
-    limit = self.parts.config.eval.restrict_vocab
-    scores = export.embeddings().evaluate(self.parts.benchmarks, limit)
+    scores = _evaluate(self.parts, export)
     epoch = totals.done / self.parts.source.units_per_epoch
     known = (f'{k} {x["score"]:.3f}' for k, x in scores.items() if x['found'])
     metrics.LOG.info('epoch %.2f: %s', epoch, ', '.join(known) or 'no scores')

@@ -18,7 +18,7 @@ TREE = 'model.loss=hierarchical_softmax'
 # Flags, and what the one line about them says.
 BAD_FLAGS = [
   ('--config=configs/nope.py', 'no config file configs/nope.py'),
-  ('--config=nope', 'comes with jaxemb: ctr, mixture, wiki'),
+  ('--config=nope', 'comes with jaxemb: ctr, mixture, rec, wiki'),
   ('--config=configs', 'no config file configs'),
   ('--config=wiki:nope', "no variant 'nope'; choose simple or en"),
   ('--config=mixture:nope', 'choose simple or dmwe'),
@@ -41,7 +41,7 @@ BAD_SETTINGS = [
   ('optimizer.learning_rate=nan', 'at least 0'),
   ('mesh.table=5000', 'at most 4,096'),
   ('model.name=glove', "'skipgram' or 'cbow'"),
-  ('model.loss=softmax', "loss='softmax' is not available"),
+  ('model.loss=nope', "loss='nope' is not available"),
   (f'{PARTITION} strategy.divide=random', "'shuffle' or 'sampling'"),
   ('strategy.num_parts=3', 'remove it or set --config.strategy.name=partition'),
   ('table.layout=row', 'set --config.strategy.name=sync'),

@@ -124,6 +124,10 @@ class Source(Protocol):
   def describe(self) -> Sequence[str]:
     """Lines for the log: what was read."""
 
+  # Of sources that hold something out themselves: what they make of a model, by
+  # name, from its vectors, its contexts, and whether their lengths count.
+  evaluate: Callable[..., Mapping[str, Mapping[str, Any]]] | None = None
+
   def items(self, position: Any, done: int) -> Iterator[Item]:
     """All items from an `Item.position` (None = the start) to the end.
 

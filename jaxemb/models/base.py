@@ -35,6 +35,8 @@ class Corpus(NamedTuple):
   # has each id.
   centers: np.ndarray
   fields: examples.Fields | None = None  # of labelled examples
+  # [users] float64, chance that an example is of each, who are no keys.
+  users: np.ndarray | None = None
 
 
 class Aux(NamedTuple):

@@ -154,6 +154,11 @@ def _scale(bits: jax.Array, size: int) -> jax.Array:
   return high * size_high + (carry >> 16) + (middle >> 16)
 
 
+def draw_uniform(size: int, key: jax.Array, positions: jax.Array) -> jax.Array:
+  """[...] int32 below `size`, a pure function of (key, position)."""
+  return _scale(random_bits(key, positions), size).astype(jnp.int32)
+
+
 def draw(table: Alias, key: jax.Array, positions: jax.Array) -> jax.Array:
   """[...] int32 words, a pure function of (key, position): `random_bits`."""
   bits = random_bits(key, positions)

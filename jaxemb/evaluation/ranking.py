@@ -1,0 +1,144 @@
+"""Recall and NDCG of recommended items, as LightGCN (He et al. 2020) has them.
+
+A user's items are ranked by their scores, all items but those to learn from,
+which are masked. Of those held out, n in number, the k highest hold some:
+
+  Recall@k = hits / n
+  NDCG@k   = sum over hits 1 / log2(1 + rank) / sum_{r=1}^{min(k, n)} of such
+
+Both are averaged over users. An item that is held out but that nobody had
+before cannot be recommended: it counts among the n.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+_BLOCK_SCORES = 1 << 24  # that are in memory at once
+
+
+class Sets(NamedTuple):
+  """A set of ids for each of some users.
+
+  That of user u is ids[starts[u] : starts[u + 1]].
+  """
+
+  starts: np.ndarray  # [users + 1] int64
+  ids: np.ndarray  # [n] int32
+
+  @classmethod
+  def of(cls, sets: Iterable[Sequence[int]]) -> 'Sets':
+    """Those of lists."""
+    sets = [np.asarray(x, np.int32) for x in sets]
+    starts = np.cumsum([0, *map(len, sets)])
+    return cls(starts, np.concatenate([np.zeros(0, np.int32), *sets]))
+
+  def __len__(self) -> int:
+    return len(self.starts) - 1
+
+  def sizes(self) -> np.ndarray:
+    """[users] int64."""
+    return np.diff(self.starts)
+
+  def owners(self) -> np.ndarray:
+    """[n] int64, the user of each id."""
+    return np.repeat(np.arange(len(self)), self.sizes())
+
+  def select(self, users: np.ndarray) -> 'Sets':
+    """The sets of some users, in their order."""
+    sizes = self.sizes()[users]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    within = np.arange(starts[-1]) - np.repeat(starts[:-1], sizes)
+    return Sets(
+      starts, self.ids[np.repeat(self.starts[:-1][users], sizes) + within]
+    )
+
+
+class Held(NamedTuple):
+  """What was held out of some users."""
+
+  users: np.ndarray  # [users] int64
+  sets: Sets  # of these users, in their order: items that are known
+  sizes: np.ndarray  # [users] int64, with those that are not
+
+
+@numba.njit(nogil=True, cache=True)
+def _best(scores, k):
+  """[users, k] int64 items by falling score, ties by item."""
+  num_users, num_items = scores.shape
+  best = np.zeros((num_users, k), np.int64)
+  for user in range(num_users):
+    row, ids = scores[user], best[user]
+    num = 0
+    for item in range(num_items):
+      if num == k and row[item] <= row[ids[k - 1]]:
+        continue
+      place = min(num, k - 1)
+      while place and row[ids[place - 1]] < row[item]:
+        ids[place] = ids[place - 1]
+        place -= 1
+      ids[place] = item
+      num = min(num + 1, k)
+  return best
+
+
+def evaluate(
+  users: np.ndarray,
+  items: np.ndarray,
+  train: Sets,
+  held: Held,
+  k: int,
+  biases: np.ndarray | float = 0.0,
+) -> dict[str, Any]:
+  """Scores of a ranking of items [items, d] by products with users [users, d].
+
+  `biases` [items] are added to the products. Of interactions held out those are
+  `found` whose item can be recommended.
+  """
+  k = min(k, len(items))
+  gains = 1 / np.log2(np.arange(2, k + 2))
+  ideal = np.concatenate([[0], np.cumsum(gains)])
+  recall, ndcg, num_found = [], [], 0
+  size = max(1, _BLOCK_SCORES // len(items))
+  for start in range(0, len(held.users), size):
+    some = np.arange(start, min(start + size, len(held.users)))
+    of_users = held.users[some]
+    scores = users[of_users] @ items.T
+    scores += biases
+    seen, wanted = train.select(of_users), held.sets.select(some)
+    scores[seen.owners(), seen.ids] = -np.inf
+    is_wanted = np.zeros(scores.shape, bool)
+    is_wanted[wanted.owners(), wanted.ids] = True
+    is_wanted[seen.owners(), seen.ids] = False
+    num_found += int(is_wanted.sum())
+    best = _best(scores, k)
+    hits = np.take_along_axis(is_wanted, best, 1)
+    recall.append(hits.sum(1) / held.sizes[some])
+    ndcg.append(hits @ gains / ideal[np.minimum(held.sizes[some], k)])
+  return {
+    'kind': 'ranking',
+    'score': float(np.concatenate(recall).mean()),
+    'ndcg': float(np.concatenate(ndcg).mean()),
+    'k': k,
+    'found': num_found,
+    'total': int(held.sizes.sum()),
+    'users': len(held.users),
+  }
+
+
+def means(vectors: np.ndarray, sets: Sets) -> np.ndarray:
+  """[users, d] float32, the mean vector of each set, none of which is empty."""
+  sums = np.add.reduceat(vectors[sets.ids], sets.starts[:-1], axis=0)
+  return (sums / sets.sizes()[:, None]).astype(np.float32)
+
+
+def describe(found: Mapping[str, Any]) -> str:
+  """Scores in a few words."""
+  k = found['k']
+  return (
+    f'Recall@{k} {found["score"]:.4f}, NDCG@{k} {found["ndcg"]:.4f} of '
+    f'{found["users"]:,} users; {found["found"]:,} of {found["total"]:,} items '
+    'held out can be recommended'
+  )

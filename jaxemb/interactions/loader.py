@@ -1,0 +1,194 @@
+"""From sets of items to batches: pairs of user and item, or windows of items.
+
+The source `interactions` gives pairs, from which the matrix of users and items
+is factorized. With `item_sets` the items of a user are a sentence, in a new
+order in every epoch, for skip-gram (Item2Vec, Barkan and Koenigstein 2016):
+sets have no order, and in the end every item of a set is a context of every
+other.
+
+The order of an epoch is a function of (seed, epoch): (epoch, next place) is the
+reader's whole state.
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.data import base, examples, windows
+from jaxemb.evaluation import geometry, ranking
+from jaxemb.interactions import sets as sets_lib
+from jaxemb.text import loader
+
+_DISPATCH = 1 << 16  # interactions, or one step if that has more
+_TOP = 20  # items that are recommended
+
+
+class Interactions:
+  """Pairs of user and item as a `data.base.Source`: ids [..., 2] of examples.
+
+  Progress is in interactions.
+  """
+
+  unit = 'interactions'
+
+  def __init__(self, spec: base.SourceSpec):
+    self.spec, self.num_parts, self.epochs = spec, spec.num_parts, spec.epochs
+    self.data = data = sets_lib.make(spec.settings, spec.seed)
+    self.keys, self.counts = data.items, data.counts
+    self.units_per_epoch = num = len(data.train.ids)
+    self.fingerprint, self.dropped = data.fingerprint(), data.dropped
+    self.step_size = spec.part_words * spec.num_parts
+    self.num_steps = max(1, min(_DISPATCH, num) // self.step_size)
+    self.frequencies = self.counts / num
+    # [users] float64, chance that an example is of each.
+    self.user_frequencies = data.train.sizes() / num
+    self.steps = examples.Steps(spec.part_words, spec.num_parts)
+
+  def eval_paths(self) -> list[str]:
+    """None: what is held out is not of words."""
+    return []
+
+  def describe(self) -> list[str]:
+    """What was read, for the log."""
+    held = ''.join(
+      f', {x.sizes.sum():,} of {len(x.users):,} users for {name}'
+      for name, x in self.data.held.items()
+    )
+    return [
+      f'interactions: {self.units_per_epoch:,} of {len(self.data.train):,} '
+      f'users with {len(self.keys):,} items{held}'
+    ]
+
+  def evaluate(
+    self, vectors: np.ndarray, contexts: np.ndarray, is_cosine: bool
+  ) -> dict[str, dict[str, Any]]:
+    """Scores by split, of vectors of items [items, d] and users [users, d]."""
+    items = geometry.unit(vectors) if is_cosine else vectors
+    return self._ranked(contexts, items)
+
+  def _ranked(self, users, items, biases=0.0):
+    return {
+      name: ranking.evaluate(users, items, self.data.train, held, _TOP, biases)
+      for name, held in self.data.held.items()
+    }
+
+  def items(
+    self, position: Sequence[int] | None, done: int
+  ) -> Iterator[base.Item]:
+    """Batches from a position, [epoch, next place], to the last epoch's end."""
+    num, size = self.units_per_epoch, self.num_steps * self.step_size
+    epoch, first = position or (0, 0)
+    while epoch < self.epochs:
+      order = self._order(epoch)
+      num_places = len(order[0])  # fewer, where frequent items are left out
+      while first < num_places:
+        stop = min(first + size, num_places)
+        index = epoch * -(-num // size) + first // size
+        batch, num_own = self._batch(order, first, stop)
+        after = epoch * num + num * stop // num_places
+        own = (after - done) * num_own // (stop - first)
+        position = [epoch, stop] if stop < num_places else [epoch + 1, 0]
+        yield base.Item(batch, index, position, done, after, own)
+        done, first = after, stop
+      epoch, first = epoch + 1, 0
+
+  def _order(self, epoch: int) -> tuple[np.ndarray, ...]:
+    """Users and items [n] in the order of an epoch."""
+    rng = np.random.default_rng((self.spec.seed, epoch))
+    order = rng.permutation(self.units_per_epoch)
+    return self._owners[order], self.data.train.ids[order]
+
+  @functools.cached_property
+  def _owners(self):
+    return self.data.train.owners().astype(np.int32)
+
+  def _batch(self, order, first, stop) -> tuple[Any, int]:
+    """The batch of places of an order; how many are in parts read here."""
+    num_parts, num_steps = self.num_parts, self.num_steps
+    ids = np.full((num_steps * self.step_size, 2), examples.PADDING, np.int32)
+    ids[: stop - first] = np.stack(order, 1)[first:stop]
+    # A step takes a piece for each part.
+    ids = ids.reshape(num_steps, num_parts, -1, 2).swapaxes(0, 1)
+    ids = ids.reshape(num_parts, -1, 2)
+    is_example = ids[..., 0] != examples.PADDING
+    counts = is_example.sum(1, dtype=np.int32)
+    batch = examples.Batch(
+      ids,
+      np.zeros((*is_example.shape, 0), np.float32),
+      np.where(is_example, 1, -1).astype(np.float32),
+      np.full(num_parts, -(-(stop - first) // self.step_size), np.int32),
+      counts,
+    )
+    return batch, int(counts[list(self.spec.readers.local_parts)].sum())
+
+
+class ItemSets(Interactions):
+  """The same as a source of windows over random orders of each set."""
+
+  def __init__(self, spec: base.SourceSpec):
+    super().__init__(spec)
+    sample = spec.settings['sample']
+    self.keep = loader.keep_probabilities(self.counts, sample)
+    self.frequencies = loader.center_probabilities(self.counts, sample)
+    self.steps = windows.Steps.of(spec)
+
+  def evaluate(
+    self, vectors: np.ndarray, contexts: np.ndarray, is_cosine: bool
+  ) -> dict[str, dict[str, Any]]:
+    """Scores by split: those of items beside the mean of a user's items.
+
+    A product of a vector with a context is the logarithm of how much more
+    likely the context is there than among negatives, which are drawn by
+    count^0.75. With the logarithm of that it tells what is likely in a set.
+    """
+    biases = (0.75 * np.log(self.counts)).astype(np.float32)
+    means = ranking.means(vectors, self.data.train)
+    return self._ranked(means, contexts, biases)
+
+  def _order(self, epoch: int) -> tuple[np.ndarray, ...]:
+    """Items [n], and uint8 of their contexts before and after them."""
+    rng = np.random.default_rng((self.spec.seed, epoch))
+    ids = self.data.train.ids
+    ranks = rng.permutation(len(self.data.train))[self._owners]
+    order = np.argsort(ranks + rng.random(len(ids)))
+    order = order[rng.random(len(ids)) < self.keep[ids[order]]]
+    if not len(order):
+      raise errors.UserError(
+        f'config.data.sample={self.spec.settings["sample"]} leaves no item; '
+        'raise it'
+      )
+    ids, ranks = ids[order], ranks[order]
+    starts = np.flatnonzero(np.diff(ranks, prepend=-1))
+    sizes = np.diff(starts, append=len(ids))
+    before = np.arange(len(ids)) - np.repeat(starts, sizes)
+    after = np.repeat(sizes, sizes) - 1 - before
+    low, high = self.spec.shortest_window, self.spec.window
+    reach = rng.integers(low, high + 1, len(ids))
+    reaches = (np.minimum(x, reach) for x in (before, after))
+    return ids, *(x.astype(np.uint8) for x in reaches)
+
+  def _batch(self, order, first, stop) -> tuple[windows.Batch, int]:
+    """As above: parts are stretches, with their neighbours on both sides."""
+    ids, *reaches = order
+    size = self.num_steps * self.spec.part_words
+    halo, room = self.spec.window, self.num_steps * self.step_size
+    ids = np.pad(ids, (halo, halo + room), constant_values=len(self.keys))
+    starts = size * np.arange(self.num_parts)
+    places = first + starts[:, None] + np.arange(size + 2 * halo)
+    counts = np.clip(stop - first - starts, 0, size).astype(np.int32)
+    left, right = np.zeros((2, room), np.uint8)
+    for out, reach in zip((left, right), reaches, strict=True):
+      out[: stop - first] = reach[first:stop]
+    left, right = (x.reshape(self.num_parts, size) for x in (left, right))
+    batch = windows.Batch(
+      ids[places],
+      left,
+      right,
+      -(-counts // np.int32(self.spec.part_words)),
+      counts,
+      left.sum(1, dtype=np.int32) + right.sum(1, dtype=np.int32),
+    )
+    return batch, int(counts[list(self.spec.readers.local_parts)].sum())

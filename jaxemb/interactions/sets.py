@@ -1,0 +1,209 @@
+"""Sets of items, one for each user, as files and settings give them.
+
+A file has lines `user item item ...`, with names of any kind between white
+space, plain or compressed. Lines of one user add up, over all files; an item
+counts once for each user.
+"""
+
+import collections
+import hashlib
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.evaluation import ranking
+from jaxemb.text import sources, wiki
+
+# Of what is embedded: users, groups of items, and sizes of sets.
+_NUM_USERS, _GROUPS, _GROUP_ITEMS = 3000, 100, 20
+_TRAIN_ITEMS, _HELD_ITEMS, _NOISE = 20, 10, 0.1
+_SPLITS = 'valid', 'test'
+_SPLIT_STREAM = 0x5B11  # of random numbers
+
+ItemsOf = dict[str, list[str]]  # by user
+
+
+class Interactions(NamedTuple):
+  """Who has what: to learn from, and held out."""
+
+  items: list[str]  # names, the most frequent first
+  counts: np.ndarray  # [items] int64, users to learn from who have each
+  train: ranking.Sets  # of each user that has any
+  held: dict[str, ranking.Held]  # by split
+  dropped: dict[str, int]
+
+  def fingerprint(self) -> str:
+    """Of all names and sets to learn from."""
+    digest = hashlib.sha256('\n'.join(self.items).encode())
+    for x in self.train:
+      digest.update(np.ascontiguousarray(x).tobytes())
+    return digest.hexdigest()
+
+
+def read(paths: str) -> ItemsOf:
+  """The items of each user, as often as they are listed.
+
+  Several paths are separated by commas. Raises a `UserError` for files that
+  cannot be read, or in which nobody has an item.
+  """
+  found: ItemsOf = collections.defaultdict(list)
+  for path in filter(None, map(str.strip, paths.split(','))):
+    for source in sources.find(path):
+      rest = b''
+      for piece in sources.pieces(source, wiki.ReadReport()):
+        # A piece may end within a long line.
+        *lines, rest = (rest + piece.text).split(b'\n')
+        _add(lines, found)
+      _add([rest], found)
+  if not any(found.values()):
+    raise errors.UserError(
+      f'{paths} has no line `user item item ...` with an item; set '
+      'config.data.path to files of such lines'
+    )
+  return found
+
+
+def _add(lines: Iterable[bytes], found: ItemsOf) -> None:
+  for line in lines:
+    if names := line.decode(errors='replace').split():
+      found[names[0]].extend(names[1:])
+
+
+def planted() -> tuple[ItemsOf, ItemsOf, ItemsOf]:
+  """The embedded sets: to learn from, for validation, and for a test.
+
+  Every user likes two groups of items, of which most of a set is; the rest is
+  from anywhere. What is held out is of the two groups.
+  """
+  rng = np.random.default_rng(0)
+  found: tuple[ItemsOf, ItemsOf, ItemsOf] = {}, {}, {}
+  for user in range(_NUM_USERS):
+    groups = rng.choice(_GROUPS, 2, replace=False)
+    liked = groups[:, None] * _GROUP_ITEMS + np.arange(_GROUP_ITEMS)
+    own, *held = np.split(
+      rng.permutation(liked.ravel()),
+      [_TRAIN_ITEMS, _TRAIN_ITEMS + _HELD_ITEMS],
+    )
+    anything = rng.integers(0, _GROUPS * _GROUP_ITEMS, len(own))
+    own = np.where(rng.random(len(own)) < _NOISE, anything, own)
+    for items_of, items in zip(found, (own, *held), strict=True):
+      items_of[f'user{user}'] = [
+        f'item{x // _GROUP_ITEMS}.{x % _GROUP_ITEMS}' for x in items
+      ]
+  return found
+
+
+def _share(name: str, text: str) -> tuple[bool, float] | None:
+  """(whether the last ones, share) of such as 0.1 or last:0.1; None = a file.
+
+  Raises a `UserError` for a share that is not between 0 and 1.
+  """
+  try:
+    share = float(text.removeprefix('last:'))
+  except ValueError:
+    return None
+  if not 0 < share < 1:
+    raise errors.UserError(
+      f'config.data.{name}={text} must be a file, or a share of each set '
+      'between 0 and 1'
+    )
+  return text.startswith('last:'), share
+
+
+def _hold_out(
+  items_of: ItemsOf, is_last: bool, share: float, key: tuple[int, int]
+) -> ItemsOf:
+  """Takes a share out of each set, but never all of it."""
+  held = {}
+  for number, (user, items) in enumerate(items_of.items()):
+    items = list(dict.fromkeys(items))
+    num_kept = max(1, len(items) - round(share * len(items)))
+    order = np.arange(len(items))
+    if not is_last:
+      order = np.random.default_rng((*key, number)).permutation(order)
+    items_of[user] = [items[i] for i in np.sort(order[:num_kept])]
+    held[user] = [items[i] for i in order[num_kept:]]
+  return held
+
+
+def make(settings: Mapping[str, Any], seed: int) -> Interactions:
+  """The interactions that settings under `config.data` name.
+
+  Without a path they are the embedded ones. Raises a `UserError` for input that
+  cannot be used.
+  """
+  held, given = {}, {x: settings[x] for x in _SPLITS if settings[x]}
+  if settings['path']:
+    items_of = read(settings['path'])
+    for i, name in enumerate(_SPLITS):
+      if share := _share(name, given.get(name, '')):
+        held[name] = _hold_out(items_of, *share, (seed, _SPLIT_STREAM + i))
+      elif name in given:
+        try:
+          held[name] = read(given[name])
+        except errors.UserError as error:
+          # Advice is about the setting that files are mostly named by.
+          text = str(error).replace('config.data.path', f'config.data.{name}')
+          raise errors.UserError(text) from error
+  elif given:
+    name = next(iter(given))
+    raise errors.UserError(
+      f'config.data.{name}={given[name]} is not used with the embedded '
+      'interactions, which have their own; remove it or set config.data.path'
+    )
+  else:
+    items_of, *others = planted()
+    held = dict(zip(_SPLITS, others, strict=True))
+  return encode(items_of, held, settings['min_count'])
+
+
+def encode(
+  items_of: ItemsOf, held: Mapping[str, ItemsOf], min_count: int = 1
+) -> Interactions:
+  """Numbers users and items; items of fewer than `min_count` are dropped.
+
+  Raises a `UserError` if no item is left, or no user of a split is known.
+  """
+  once = {user: list(dict.fromkeys(x)) for user, x in items_of.items()}
+  counted = collections.Counter(itertools.chain.from_iterable(once.values()))
+  ranked = [(x, num) for x, num in counted.most_common() if num >= min_count]
+  if not ranked:
+    raise errors.UserError(
+      f'no item has config.data.min_count={min_count} users; lower it'
+    )
+  items, counts = zip(*ranked, strict=True)
+  numbers = {x: i for i, x in enumerate(items)}
+
+  def numbered(names):
+    return [numbers[x] for x in names if x in numbers]
+
+  known = {user: numbered(x) for user, x in once.items()}
+  known = {user: x for user, x in known.items() if x}
+  users = {user: i for i, user in enumerate(known)}
+  listed = sum(map(len, items_of.values()))
+  dropped = {
+    'repeated_interactions': listed - counted.total(),
+    'rare_interactions': counted.total() - sum(counts),
+    'users_without_items': len(items_of) - len(users),
+  }
+  splits = {}
+  for name, sets in held.items():
+    wanted = {user: list(dict.fromkeys(x)) for user, x in sets.items() if x}
+    here = [user for user in wanted if user in users]
+    dropped[f'{name}_users_unknown'] = len(wanted) - len(here)
+    if not here:
+      raise errors.UserError(
+        f'config.data.{name} holds out nothing of the users that '
+        'config.data.path has; give a file of theirs, or a larger share'
+      )
+    splits[name] = ranking.Held(
+      np.array([users[x] for x in here], np.int64),
+      ranking.Sets.of(numbered(wanted[x]) for x in here),
+      np.array([len(wanted[x]) for x in here], np.int64),
+    )
+  train = ranking.Sets.of(known.values())
+  counts = np.array(counts, np.int64)
+  return Interactions(list(items), counts, train, splits, dropped)

@@ -1,0 +1,134 @@
+"""Matrix factorization of who has what: vectors of users u and of items v.
+
+The score of an item for a user is u . v, or with a temperature t their cosine
+divided by t. An item that the user has is to score higher than N others, drawn
+uniformly, which the c examples of a chunk share, so that their scores are one
+matrix product:
+
+  bpr      mean_n -log sigmoid(s - s_n)              Rendle et al. 2009, eq. 4
+  softmax  -log (exp s / (exp s + sum_n exp s_n))    sampled softmax
+
+Each example of BPR has draws of its own in most code, one or a few; sharing
+many of them costs less and learns more in an epoch. That a draw may be an item
+which the user has is ignored: of all draws it is the density of the matrix.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxemb.data import examples
+from jaxemb.models import base, skipgram
+from jaxemb.ops import sampling
+from jaxemb.tables import spec as spec_lib
+
+USERS = 'users'
+ITEMS = 'items'
+_INIT_SCALE = 0.1
+_LEAST_LENGTH = 1e-6
+
+
+def bpr(positives: jax.Array, negatives: jax.Array) -> jax.Array:
+  """[...] nats; scores [...] of items of users, and [..., N] of others."""
+  margins = positives[..., None] - negatives
+  return jnp.mean(sampling.logistic_loss(margins, 1.0), -1)
+
+
+def softmax(positives: jax.Array, negatives: jax.Array) -> jax.Array:
+  """[...] nats; arguments as of `bpr`."""
+  everything = jnp.concatenate([positives[..., None], negatives], -1)
+  return jax.nn.logsumexp(everything, -1) - positives
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _sum(products, row_ops):
+  """[...], sums over columns [..., d] of all devices; slopes are of each."""
+  return row_ops.sum_columns(jnp.sum(products, -1))
+
+
+_sum.defvjp(
+  lambda x, row_ops: (_sum(x, row_ops), x),
+  lambda row_ops, x, slopes: (jnp.broadcast_to(slopes[..., None], x.shape),),
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Factorization(base.Model):
+  """Vectors of users and items."""
+
+  spec: skipgram.WindowSpec = base.static()
+  tables: tuple[spec_lib.TableSpec, ...] = base.static()
+  loss_of: object = base.static()  # such as `bpr`
+  temperature: float = base.static()  # 0 = scores are plain products
+
+  vectors_table, contexts_table = ITEMS, USERS
+
+  @property
+  def is_cosine(self) -> bool:
+    """Whether lengths of vectors of items have no meaning."""
+    return self.temperature > 0
+
+  @property
+  def untrained_loss(self) -> float:
+    """Of an example whose scores are all zero."""
+    scores = np.zeros(1 + self.spec.shared_negatives, np.float32)
+    return float(jax.jit(self.loss_of)(scores[0], scores[1:]))
+
+  def specs(self) -> dict[str, spec_lib.TableSpec]:
+    """By name."""
+    return {table.name: table for table in self.tables}
+
+  def ids(self, batch: examples.StepBatch, key: jax.Array):
+    """Users: [E / c, c]. Items: [E / c, c + N]."""
+    s = self.spec
+    users, items = (batch.ids[:, i].reshape(-1, s.chunk) for i in (0, 1))
+    chunks = batch.positions[:: s.chunk] // np.uint32(s.chunk)
+    draws = jnp.arange(s.shared_negatives, dtype=jnp.uint32)[None]
+    draws += chunks[:, None] * np.uint32(s.shared_negatives)
+    draws = sampling.draw_uniform(s.vocab, key, draws)
+    # Chunks without examples must not count as lookups.
+    is_used = jnp.any(users != examples.PADDING, 1, keepdims=True)
+    draws = jnp.where(is_used, draws, examples.PADDING)
+    return {USERS: users, ITEMS: jnp.concatenate([items, draws], 1)}
+
+  def loss(self, params, rows, ids, batch, key):
+    """Summed over the pairs of user and item."""
+    s, users, items = self.spec, rows[USERS], rows[ITEMS]
+    positives = _sum(users * items[:, : s.chunk], s.row_ops)
+    negatives = s.row_ops.dot(users, items[:, s.chunk :])
+    if self.is_cosine:
+      # Scores, not rows, are divided by lengths: every device has all of them,
+      # and all that their derivatives need, whoever has which columns.
+      of_users = self._inverse_lengths(users) / self.temperature
+      of_items = self._inverse_lengths(items)
+      positives *= of_users * of_items[:, : s.chunk]
+      negatives *= of_users[..., None] * of_items[:, None, s.chunk :]
+    weights = batch.weights.reshape(-1, s.chunk)
+    loss = jnp.sum(weights * self.loss_of(positives, negatives))
+    return loss, base.Aux(jnp.sum(weights))
+
+  def _inverse_lengths(self, rows):
+    squares = _sum(jnp.square(rows), self.spec.row_ops)
+    return jax.lax.rsqrt(jnp.maximum(squares, _LEAST_LENGTH**2))
+
+
+def make(
+  spec: skipgram.WindowSpec,
+  corpus: base.Corpus,
+  loss_of: object,
+  temperature: float,
+) -> Factorization:
+  """Users and items of a corpus that has both."""
+  draws = spec.shared_negatives / spec.chunk / spec.vocab
+  each = (USERS, corpus.users), (ITEMS, corpus.centers + draws)
+  tables = (
+    spec_lib.TableSpec(
+      name, len(x), spec.dim, _INIT_SCALE, lookups_per_center=x
+    )
+    for name, x in each
+  )
+  return Factorization(spec, tuple(tables), loss_of, temperature)

@@ -1,0 +1,81 @@
+"""Recall and NDCG against loops over users and ranks."""
+
+import math
+
+import numpy as np
+import pytest
+
+from jaxemb.evaluation import ranking
+
+
+def _slow(users, items, biases, train, held, unknown, k):
+  """Mean recall and NDCG, ties by item, and what can be recommended."""
+  recall, ndcg, found = [], [], 0
+  for user, wanted in held.items():
+    products = (float(users[user] @ x) for x in items)
+    scores = [x + b for x, b in zip(products, biases, strict=True)]
+    ranked = sorted(
+      (x for x in range(len(items)) if x not in train[user]),
+      key=lambda x: (-scores[x], x),
+    )[:k]
+    num = len(wanted) + unknown[user]
+    recall.append(len(set(ranked) & wanted) / num)
+    gains = [1 / math.log2(1 + rank) for rank in range(1, k + 1)]
+    hits = (gains[i] for i, x in enumerate(ranked) if x in wanted)
+    ndcg.append(sum(hits) / sum(gains[: min(k, num)]))
+    found += len(wanted - train[user])
+  return np.mean(recall), np.mean(ndcg), found
+
+
+@pytest.mark.parametrize('block', [1, 100, 1 << 24])
+def test_scores_are_those_of_a_loop(block, monkeypatch):
+  monkeypatch.setattr(ranking, '_BLOCK_SCORES', block)
+  rng = np.random.default_rng(0)
+  num_users, num_items, k = 30, 40, 5
+  users = rng.integers(-2, 3, (num_users, 3)).astype(np.float32)  # with ties
+  items = rng.integers(-2, 3, (num_items, 3)).astype(np.float32)
+  biases = rng.integers(-1, 2, num_items).astype(np.float32)
+
+  def drawn(size):
+    return set(rng.choice(num_items, size, replace=False).tolist())
+
+  train = [drawn(rng.integers(1, 9)) for _ in range(num_users)]
+  held = {u: drawn(rng.integers(0, 9)) for u in range(0, num_users, 2)}
+  unknown = {u: int(rng.integers(1, 3)) for u in held}
+  found = ranking.evaluate(
+    users,
+    items,
+    ranking.Sets.of(map(list, train)),
+    ranking.Held(
+      np.array(list(held)),
+      ranking.Sets.of(map(list, held.values())),
+      np.array([len(x) + unknown[u] for u, x in held.items()]),
+    ),
+    k,
+    biases,
+  )
+  args = users, items, biases, train, held, unknown, k
+  recall, ndcg, num_found = _slow(*args)
+  np.testing.assert_allclose(found['score'], recall, rtol=1e-6)
+  np.testing.assert_allclose(found['ndcg'], ndcg, rtol=1e-6)
+  assert (found['found'], found['k'], found['users']) == (num_found, k, 15)
+  assert found['total'] == sum(map(len, held.values())) + sum(unknown.values())
+
+
+def test_fewer_items_than_are_recommended():
+  held = ranking.Held(np.array([0]), ranking.Sets.of([[1]]), np.array([1]))
+  args = np.ones((1, 1)), np.ones((3, 1)), ranking.Sets.of([[0]]), held
+  found = ranking.evaluate(*args, 20)
+  assert (found['score'], found['ndcg'], found['k']) == (1, 1, 3)
+  assert 'Recall@3 1.0000' in ranking.describe(found)
+
+
+def test_sets_know_their_owners_and_means():
+  sets = ranking.Sets.of([[3, 1], [2], [0, 1, 2]])
+  assert sets.owners().tolist() == [0, 0, 1, 2, 2, 2]
+  chosen = sets.select(np.array([2, 0]))
+  assert chosen.ids.tolist() == [0, 1, 2, 3, 1]
+  assert chosen.starts.tolist() == [0, 3, 5]
+  vectors = np.arange(8, dtype=np.float32).reshape(4, 2)
+  expected = [vectors[[3, 1]].mean(0), vectors[2], vectors[:3].mean(0)]
+  np.testing.assert_allclose(ranking.means(vectors, sets), expected)

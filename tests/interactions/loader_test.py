@@ -1,0 +1,253 @@
+"""Batches of pairs and of windows, and whole runs on them."""
+
+import collections
+import json
+
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import errors, main, train
+from jaxemb.data import base, examples
+from jaxemb.interactions import loader
+
+SPLITS = {'valid': '', 'test': '', 'min_count': 1, 'sample': 0.0}
+TEXT = {i: [f'i{j}' for j in range(1 + i % 7)] for i in range(50)}
+NUM = sum(map(len, TEXT.values()))
+
+
+@pytest.fixture
+def make(tmp_path):
+  """Makes a source of `TEXT`."""
+  path = tmp_path / 'train.txt'
+  lines = [' '.join([f'u{i}', *x]) for i, x in TEXT.items()]
+  path.write_text('\n'.join(lines))
+
+  def made(kind, num_parts=1, local=None, epochs=2, window=3, **settings):
+    readers = base.ALONE._replace(local_parts=local or range(num_parts))
+    given = {**SPLITS, 'path': str(path), **settings}
+    args = str(path), 7, epochs, num_parts, 8, window, 4, window, given, readers
+    return kind(base.SourceSpec(*args, tmp_path, lambda *x: None))
+
+  return made
+
+
+def _pairs(source, items):
+  found = collections.Counter()
+  for item in items:
+    batch = item.batch
+    is_example = batch.labels == 1
+    assert (is_example == (batch.ids[..., 0] != examples.PADDING)).all()
+    found.update(map(tuple, batch.ids[is_example].tolist()))
+  return found
+
+
+@pytest.mark.parametrize('num_parts', [1, 2, 3])
+def test_every_epoch_has_every_pair_once(num_parts, make, monkeypatch):
+  monkeypatch.setattr(loader, '_DISPATCH', 50)
+  source = make(loader.Interactions, num_parts)
+  items = list(source.items(None, 0))
+  assert items[-1].done_after == 2 * NUM == 2 * source.units_per_epoch
+  train_sets = source.data.train
+  expected = zip(train_sets.owners(), train_sets.ids, strict=True)
+  wanted = {(int(u), int(i)): 2 for u, i in expected}
+  assert _pairs(source, items) == wanted
+  first, second = (
+    [x for x in items if x.position[0] == e or x.position == [e + 1, 0]]
+    for e in (0, 1)
+  )
+  assert _pairs(source, first[:1]) != _pairs(source, second[:1])
+  for x in items:
+    assert x.done_after - x.done_before == x.batch.examples.sum()
+    assert x.batch.num_steps[0] * 8 >= x.batch.examples.max()
+
+
+@pytest.mark.parametrize('kind', [loader.Interactions, loader.ItemSets])
+def test_reading_goes_on_where_it_stopped(kind, make, monkeypatch):
+  monkeypatch.setattr(loader, '_DISPATCH', 50)
+  source = make(kind, 2, sample=0.0 if kind is loader.Interactions else 0.05)
+  items = list(source.items(None, 0))
+  assert [x.index for x in items] == sorted({x.index for x in items})
+  assert items[-1].done_after == 2 * NUM
+  for i, item in enumerate(items[:-1]):
+    rest = list(make(kind, 2, sample=source.spec.settings['sample']).items(
+      item.position, item.done_after
+    ))  # fmt: skip
+    assert len(rest) == len(items) - i - 1
+    for x, y in zip(rest, items[i + 1 :], strict=True):
+      assert x[1:] == y[1:]
+      for a, b in zip(x.batch, y.batch, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize('kind', [loader.Interactions, loader.ItemSets])
+def test_processes_count_what_is_their_own(kind, make):
+  own = [
+    sum(x.own for x in make(kind, 4, local).items(None, 0))
+    for local in (range(2), range(2, 4))
+  ]
+  assert abs(sum(own) - 2 * NUM) <= 4 and min(own) > 0
+
+
+@pytest.mark.parametrize('num_parts', [1, 2])
+def test_windows_meet_all_items_of_a_set_and_no_other(
+  num_parts, make, monkeypatch
+):
+  monkeypatch.setattr(loader, '_DISPATCH', 48)
+  source = make(loader.ItemSets, num_parts, epochs=20)
+  vocab, window = len(source.keys), source.spec.window
+  assert [source.keys[i] for i in range(vocab)] == [f'i{j}' for j in range(7)]
+  centers, pairs = collections.Counter(), 0
+  for item in source.items(None, 0):
+    batch = item.batch
+    for part in range(num_parts):
+      num = batch.kept_words[part]
+      places = np.arange(num)
+      mine, left, right = batch.ids[part], batch.left[part], batch.right[part]
+      assert not left[num:].any() and not right[num:].any()
+      centers.update(mine[window : window + num].tolist())
+      for place in places:
+        at = place + window
+        near = [
+          *mine[at - left[place] : at],
+          *mine[at + 1 : at + 1 + right[place]],
+        ]
+        # An item once in a set, and no padding.
+        assert len({*near, mine[at]}) == 1 + len(near)
+        assert all(0 <= x < vocab for x in near)
+        pairs += len(near)
+      assert batch.pairs[part] == left.sum() + right.sum()
+  counts = {i: 20 * int(x) for i, x in enumerate(source.counts)}
+  assert centers == counts
+  # All ordered pairs, but for those too far apart in an order.
+  sizes = np.array(list(map(len, TEXT.values())))
+  near = sum(
+    abs(a - b) <= window and a != b
+    for n in sizes
+    for a in range(n)
+    for b in range(n)
+  )
+  assert pairs == 20 * near
+
+
+def test_subsampling_leaves_what_it_says(make):
+  source = make(loader.ItemSets, epochs=200, sample=0.05)
+  kept = sum(x.batch.kept_words.sum() for x in source.items(None, 0))
+  expected = 200 * float(source.counts @ source.keep)
+  assert abs(kept - expected) < 0.05 * expected
+  with pytest.raises(errors.UserError, match=r'data\.sample=1e-12 leaves no'):
+    next(make(loader.ItemSets, sample=1e-12).items(None, 0))
+
+
+def _run(variant, workdir, **settings):
+  values = {k.replace('__', '.'): v for k, v in settings.items()}
+  config = main.load(f'rec:{variant}' if variant else 'rec', values)
+  assert train.run(config, workdir) == 0
+  return json.loads((workdir / 'report.json').read_text())
+
+
+# Of few examples small steps learn sooner.
+SMALL = {'model__shared_negatives': 64, 'train__batch_examples': 512}
+VARIANTS = {
+  '': {'train__epochs': 15, **SMALL},
+  'bpr': {'train__epochs': 30, **SMALL},
+  'item2vec': {'train__epochs': 10, 'train__threads': 1},
+}
+# Of the 22 items that a user likes and does not have, 20 can be recommended.
+BEST_RECALL = 20 / 22
+# Of that, what a model learns in so few epochs.
+LEAST = {'': 0.96, 'bpr': 0.96, 'item2vec': 0.9}
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+  'variant',
+  ['item2vec', *(pytest.param(x, marks=slow) for x in ('', 'bpr'))],
+)
+def test_planted_groups_are_learned(variant, tmp_path):
+  found = _run(variant, tmp_path, **VARIANTS[variant])
+  for split in ('valid', 'test'):
+    scores = found['evaluation'][split]
+    assert LEAST[variant] < scores['score'] / BEST_RECALL < 1.02
+    assert scores['ndcg'] > 0.6 and scores['total'] == 30_000
+  assert found['interactions_per_sec'] > 0 and 'words_counted' not in found
+  assert 'Recall@20' in (tmp_path / 'report.html').read_text()
+  vectors = jaxemb.load(tmp_path)
+  item = vectors.index_to_key[0]
+  near = [x for x, _ in vectors.most_similar(item, topn=5)]
+  group = item.partition('.')[0]
+  assert sum(x.partition('.')[0] == group for x in near) >= 4
+
+
+@slow
+def test_meshes_and_layouts_learn_the_same(tmp_path):
+  small = {'train__epochs': 1, 'model__dim': 6, 'model__shared_negatives': 8}
+  small |= {'optimizer__learning_rate': 0.01}
+  meshes = {
+    'one': {'mesh__data': 1},
+    'rows': {'table__layout': 'row', 'mesh__data': 1, 'mesh__table': 4},
+    'columns': {'table__layout': 'column', 'mesh__data': 1, 'mesh__table': 4},
+    'memory': {'table__store': 'memory', 'table__device_bytes': '80%'},
+  }
+  found = {}
+  for name, settings in meshes.items():
+    _run('', tmp_path / name, **small, **settings)
+    found[name] = np.load(tmp_path / name / 'export' / 'vectors.npy')
+  for name in meshes:
+    np.testing.assert_allclose(found[name], found['one'], atol=2e-5)
+
+
+@slow
+@pytest.mark.parametrize('variant', ['', 'item2vec'])
+def test_a_killed_run_goes_on_to_the_same_bits(variant, tmp_path, interrupting):
+  small = VARIANTS[variant] | {'train__epochs': 6}
+  small |= {'train__checkpoint_every_secs': 0.0, 'eval__every_epochs': 2.0}
+  whole = _run(variant, tmp_path / 'whole', **small)
+  with interrupting(3), pytest.raises(KeyboardInterrupt):
+    _run(variant, tmp_path / 'killed', **small)
+  again = _run(variant, tmp_path / 'killed', **small)
+  assert again['evaluation'] == whole['evaluation']
+  files = [tmp_path / x / 'export' / 'vectors.npy' for x in ('whole', 'killed')]
+  assert files[0].read_bytes() == files[1].read_bytes()
+  lines = (tmp_path / 'whole' / 'evaluation.jsonl').read_text().splitlines()
+  assert len(lines) == 3 and 'valid' in json.loads(lines[0])['evaluation']
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'model.name': 'skipgram', 'model.temperature': 0.0}, 'choose factoriz'),
+    ({'model.loss': 'negative_sampling'}, 'choose bpr or softmax'),
+    (
+      {'data.source': 'item_sets', 'train.batch_examples': 4096},
+      'choose skipgram or cbow',
+    ),
+    (
+      {'data.source': 'text', 'train.batch_examples': 4096},
+      'data.source=interactions',
+    ),
+    ({'model.window': 9}, 'model.window=9 is not used'),
+    ({'train.init_from': 'x'}, 'train.init_from=x is not used'),
+    ({'strategy.name': 'partition'}, 'does not divide users'),
+    ({'data.label': 'y'}, 'only used when'),
+    ({'train.batch_examples': 100}, 'train.batch_examples=100 must be a'),
+  ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message, tmp_path):
+  with pytest.raises(errors.UserError) as caught:
+    train.run(main.load('rec', settings), tmp_path / 'run')
+  assert message in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_real_interactions(shared_data, tmp_path):
+  folder = shared_data / 'rec' / 'gowalla'
+  if not folder.is_dir():
+    pytest.skip(f'real data not found at {folder}')
+  paths = ','.join(str(folder / f'{x}.txt') for x in ('train', 'valid'))
+  given = {**SPLITS, 'path': paths, 'test': str(folder / 'test.txt')}
+  spec = ('', 1, 1, 1, 2048, 5, 64, 5, given, base.ALONE, tmp_path, print)
+  source = loader.Interactions(base.SourceSpec(*spec))
+  held = source.data.held['test']
+  assert (len(source.keys), len(source.data.train)) == (40_981, 29_858)
+  assert source.units_per_epoch == 719_081 + 91_047
+  assert held.sizes.sum() == 217_242 and len(held.users) == 29_858

@@ -1,0 +1,128 @@
+"""Sets of items from files and shares."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from jaxemb import errors
+from jaxemb.interactions import sets
+
+SETTINGS = {'path': '', 'valid': '', 'test': '', 'min_count': 1}
+
+
+def _made(tmp_path, text, settings=(), **others):
+  path = tmp_path / 'train.txt'
+  path.write_text(text)
+  given = {**SETTINGS, 'path': str(path), **dict(settings)}
+  for name, content in others.items():
+    file = tmp_path / f'{name}.txt'
+    file.write_text(content)
+    given[name] = str(file)
+  return sets.make(given, 1)
+
+
+def _named(made, name='train'):
+  if name == 'train':
+    owners, ids = made.train.owners(), made.train.ids
+  else:
+    held = made.held[name]
+    owners, ids = held.users[held.sets.owners()], held.sets.ids
+  return {(int(u), made.items[i]) for u, i in zip(owners, ids, strict=True)}
+
+
+def test_lines_are_users_and_items(tmp_path):
+  made = _made(tmp_path, 'a x y x\n\nb\ty  z\nc\nb w', valid='b x q\nd y\n')
+  assert made.items[0] == 'y' and made.counts.tolist() == [2, 1, 1, 1]
+  expected = {(0, 'x'), (0, 'y'), (1, 'y'), (1, 'z'), (1, 'w')}
+  assert _named(made) == expected
+  assert _named(made, 'valid') == {(1, 'x')}
+  assert made.held['valid'].sizes.tolist() == [2]  # with one nobody had before
+  assert made.dropped == {
+    'repeated_interactions': 1,
+    'rare_interactions': 0,
+    'users_without_items': 1,
+    'valid_users_unknown': 1,
+  }
+
+
+def test_files_are_plain_or_compressed_and_add_up(tmp_path):
+  (tmp_path / 'a.txt').write_text('u x y\n')
+  with gzip.open(tmp_path / 'b.txt.gz', 'wt') as file:
+    file.write('u z\nv x\n')
+  paths = ', '.join(str(tmp_path / x) for x in ('a.txt', 'b.txt.gz'))
+  assert sets.read(paths) == {'u': ['x', 'y', 'z'], 'v': ['x']}
+
+
+def test_rare_items_are_dropped_and_counted(tmp_path):
+  text = 'a x y\nb x\nc z\n'
+  made = _made(tmp_path, text, {'min_count': 2}, test='a y x\n')
+  assert made.items == ['x'] and len(made.train) == 2
+  assert made.dropped['rare_interactions'] == 2
+  assert made.dropped['users_without_items'] == 1
+  assert made.held['test'].sizes.tolist() == [2]
+
+
+@pytest.mark.parametrize('share', ['0.3', 'last:0.3'])
+def test_shares_are_held_out_of_each_set(share, tmp_path):
+  items = {i: [str((7 * i + j) % 40) for j in range(i)] for i in range(1, 30)}
+  lines = [' '.join([f'u{i}', *x]) for i, x in items.items()]
+  settings = {'valid': share, 'test': share}
+  made = _made(tmp_path, '\n'.join(lines), settings)
+  again = _made(tmp_path, '\n'.join(lines), settings)
+  parts = [_named(made, x) for x in ('train', 'valid', 'test')]
+  assert sum(map(len, parts)) == len(set.union(*parts))
+  sizes = [made.held[x].sizes.sum() for x in ('valid', 'test')]
+  # All of them, though an item may be left to nobody.
+  assert len(parts[0]) + sum(sizes) == sum(range(1, 30))
+  assert (made.train.sizes() > 0).all() and len(made.train) == 29
+  assert 0.25 < len(parts[1]) / sum(range(1, 30)) < 0.35
+  assert _named(again, 'valid') == parts[1]
+  last = {x for u, x in parts[1] if u == 28}
+  assert (last == set(items[29][-9:])) == share.startswith('last')
+
+
+def test_the_fingerprint_is_of_what_is_learned(tmp_path):
+  found = [
+    _made(tmp_path, x).fingerprint()
+    for x in ('a x y\nb y\n', 'a x y\nb x\n', 'a p y\nb y\n', 'a x y\nb y\n')
+  ]
+  assert len(set(found)) == 3 and found[0] == found[3]
+
+
+def test_embedded_sets_hold_out_what_users_like():
+  train, *held = sets.planted()
+  assert train == sets.planted()[0]
+  for part in held:
+    for user, items in list(part.items())[:50]:
+      assert not set(items) & set(train[user])
+      groups = {x.partition('.')[0] for x in items}
+      in_groups = [x.partition('.')[0] in groups for x in train[user]]
+      assert np.mean(in_groups) > 0.6
+
+
+@pytest.mark.parametrize(
+  ('text', 'settings', 'message'),
+  [
+    ('a\nb\n', {}, 'no line `user item item ...`'),
+    ('a x\n', {'min_count': 2}, 'min_count=2'),
+    ('a x y\n', {'valid': '1.5'}, 'valid=1.5 must be a file, or a share'),
+    ('a x\n', {'valid': '0.1'}, 'holds out nothing of the users'),
+    (
+      'a x\n',
+      {'test': 'missing.txt'},
+      'missing.txt does not exist: set config.data.test',
+    ),
+  ],
+)
+def test_what_cannot_be_used_is_told_in_a_line(
+  text, settings, message, tmp_path
+):
+  with pytest.raises(errors.UserError) as caught:
+    _made(tmp_path, text, settings)
+  assert message in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_splits_of_the_embedded_sets_are_their_own():
+  with pytest.raises(errors.UserError, match=r'data\.valid=0\.1 is not used'):
+    sets.make({**SETTINGS, 'valid': '0.1'}, 1)
