@@ -180,9 +180,11 @@ def _trips(
   if not change or change.opcode != 'add':
     return None
   terms = [(_index(body, x), _constant(body, x)) for x in change.names]
-  return length if sorted(terms, key=str) == sorted(
-    [(index, None), (None, 1)], key=str
-  ) else None
+  return (
+    length
+    if sorted(terms, key=str) == sorted([(index, None), (None, 1)], key=str)
+    else None
+  )
 
 
 def _root(computation: Mapping[str, Instruction]) -> Instruction | None:
