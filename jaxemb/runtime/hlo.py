@@ -54,6 +54,11 @@ class Instruction(NamedTuple):
   is_root: bool
 
   @property
+  def sizes(self) -> list[tuple[int, ...]]:
+    """Of each array of the result."""
+    return [sizes for sizes, _ in _arrays(self.shape)]
+
+  @property
   def names(self) -> list[str]:
     """Of operands."""
     return re.findall(r'%([\w.\-]+)', self.inside)
@@ -215,7 +220,7 @@ def copied_arrays(text: str) -> set[tuple[int, ...]]:
     sizes
     for x, _, _ in executed(program, program.entry)
     if x.opcode.startswith('copy')
-    for sizes, _ in _arrays(x.shape)
+    for sizes in x.sizes
   }
 
 
