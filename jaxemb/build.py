@@ -48,6 +48,7 @@ from jaxemb.tables import spec as spec_lib
 _LOG = logging.getLogger('jaxemb')
 # Of a stretch on tables in a store; and centers, where rows move beside it.
 _MOST_STEPS, _STRETCH_CENTERS = 16, 8192
+LANES = 128  # of a TPU: numbers that it reads at once
 _PLACES = {
   'memory': 'in memory',
   'disk': 'in files',
@@ -154,6 +155,11 @@ def on_devices(
   if layout == 'column' and dim % table:
     filled = -(-dim // table) * table
     _LOG.info(f'{dim} columns are filled up to {filled} for {table} devices')
+  if layout == 'column' and platform == 'tpu' and dim < LANES * table > LANES:
+    _LOG.warning(
+      f'{-(-dim // table)} columns a device are read and written as {LANES}, '
+      'so rows cost as much as whole ones; give --config.table.layout=row'
+    )
   shape = mesh_lib.Shape(data, table)
   args = config, platform, shape, mesh_lib.cores_of_device(shape)
   made = mesh_lib.make(shape, absent=absent)

@@ -402,6 +402,8 @@ def rows(job: Job) -> Rows:
 
   total = np.zeros(3)
   centers, is_tpu = job.centers / job.mesh.size, not job.topology.chip.name
+  if job.config.table.layout == 'column':  # all of a row take the same
+    centers *= job.mesh.shape['table']
   for name, table in job.trainer.trainable.tables.items():
     each, state = table.spec.lookups_per_center, job.state.tables[name]
     if each is None:
@@ -559,7 +561,7 @@ def _numbers(shape: str) -> list[int]:
 
 
 def _assumptions(job: Job) -> Iterator[str]:
-  chip, config = job.topology.chip, job.config
+  chip = job.topology.chip
   yield (
     f'a device has {chip.gigabytes:.0f} GB, {chip.memory_gbps:,.0f} GB/s of '
     f'memory, {chip.teraflops:,.0f} TFLOP/s of bfloat16 products, '
@@ -575,12 +577,6 @@ def _assumptions(job: Job) -> Iterator[str]:
     yield (
       'float32 products of rows are of bfloat16 factors with float32 sums '
       "(XLA's default there); sums over equal ids are exact"
-    )
-  num_table, layout = job.mesh.shape['table'], config.table.layout
-  if chip.ghz and layout == 'column' and config.model.dim / num_table < 128:
-    yield (
-      f'warning: {-(-config.model.dim // num_table)} columns a device are read '
-      'and written as 128: rows cost as much as whole ones'
     )
   if len(job.topology.devices) > job.mesh.size:
     yield (

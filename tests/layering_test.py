@@ -99,11 +99,12 @@ def test_the_package_stays_within_its_budget():
   # 1,920 are the kernels for CPUs and their cores, 690 ways to meet, 110 what
   # processes do, 1,580 tables in stores, 3,060 workers and rows they share, 335
   # memory that is predicted and processes that do not answer, 3,450 models of
-  # clicks, 410 their logs, cut in compiled loops, 95 their page.
+  # clicks, 410 their logs, cut in compiled loops, 95 their page; 890 plans for
+  # devices that are not here (670 of them the command), and what they showed.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 27_320
+  assert lines <= 28_210
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
-  assert len(flat) <= 15
+  assert len(flat) <= 16  # plan is a command of its own
 
 
 @every_file

@@ -27,6 +27,9 @@ from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.tables import spec as spec_lib
 
+# A TPU has narrower rows column after column within steps as well (50 numbers,
+# not 64, read in compiled programs).
+_LEAST_WIDTH = 64
 _ROUNDING = np.uint32(0x85EBCA6B)  # apart from the draws of negatives
 
 
@@ -395,8 +398,9 @@ def by_rows(shapes: Any, shardings: Any, rows: Any) -> Any:
   ndim = jax.tree.leaves(rows)[0].ndim
 
   def place(shape, sharding):
-    if shape.ndim < ndim:  # of numbers of each row its own layout is good
-      return sharding
+    width = sharding.shard_shape(shape.shape)[-1] if shape.ndim else 0
+    if shape.ndim < ndim or width < _LEAST_WIDTH:
+      return sharding  # its own layout is good
     return layout.Format(layout.Layout(tuple(range(ndim))), sharding)
 
   return jax.tree.map(place, shapes, jax.tree.broadcast(shardings, shapes))
