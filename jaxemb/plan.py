@@ -250,6 +250,16 @@ class Job:
 
     return self.trainer.strategy.init.eval_shape(jax.random.key(0))
 
+  @functools.cached_property
+  def constants(self) -> Any:
+    """Shapes of what steps only read."""
+    import jax
+
+    mesh = jax.tree.leaves(self.state)[0].sharding.mesh
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    found = jax.eval_shape(self.trainer.strategy.constants)
+    return _shapes(found, everywhere)
+
 
 def make(
   where: Topology, config: ml_collections.ConfigDict, num_words: int = 0
@@ -314,13 +324,9 @@ def trace(job: Job) -> Any:
 
   from jaxemb.strategies import base
 
-  strategy = job.trainer.strategy
-  mesh = jax.tree.leaves(job.state)[0].sharding.mesh
-  everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  constants = _shapes(jax.eval_shape(strategy.constants), everywhere)
-  zero = np.float32(0)
+  strategy, zero = job.trainer.strategy, np.float32(0)
   schedule = base.Schedule(zero, zero, np.zeros(2, np.uint32))
-  return strategy.step.trace(job.state, constants, job.batch, schedule)
+  return strategy.step.trace(job.state, job.constants, job.batch, schedule)
 
 
 class Held(NamedTuple):
@@ -328,7 +334,7 @@ class Held(NamedTuple):
 
   tables: int
   slots: int
-  others: int  # of the state, and the batch
+  others: int  # of the state, the batch, and the model
 
   @property
   def total(self) -> int:
@@ -348,7 +354,8 @@ def held(job: Job) -> Held:
   tables = [*state.tables.values(), *getattr(state, 'met', {}).values()]
   vectors = size([x.vectors for x in tables])
   rest = size([x.slots for x in tables])
-  return Held(vectors, rest, size((state, job.batch)) - vectors - rest)
+  whole = size((state, job.batch, job.constants))
+  return Held(vectors, rest, whole - vectors - rest)
 
 
 def _num_bytes(x: Any, is_tpu: bool) -> int:
@@ -364,6 +371,7 @@ def _num_bytes(x: Any, is_tpu: bool) -> int:
 
   def padded(rows, columns):
     tile = min(8, 1 << (rows - 1).bit_length())
+    tile = max(tile, 4 // x.dtype.itemsize)  # of small numbers in a word
     return -(-rows // tile) * tile * -(-columns // 128) * 128
 
   numbers = min(padded(*x) for x in orders)

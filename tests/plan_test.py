@@ -23,7 +23,7 @@ CASES = [
   ('v5e:1x1', 100, [SYNC]),
   ('v6e:1x1', 300, [SYNC, '--config.optimizer.name=adagrad']),
   ('tpu7x:2x2x1', 128, [SYNC, ROW]),
-  ('v5e:2x4', 50, [SYNC, '--config.table.layout=column']),
+  ('v5e:2x2', 300, [SYNC, '--config.table.layout=column']),
 ]
 
 
