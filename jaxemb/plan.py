@@ -320,8 +320,6 @@ def _shapes(tree: Any, sharding: Any) -> Any:
 
 def trace(job: Job) -> Any:
   """The program of a dispatch, traced from shapes alone."""
-  import jax
-
   from jaxemb.strategies import base
 
   strategy, zero = job.trainer.strategy, np.float32(0)
