@@ -10,6 +10,7 @@ _COMMANDS = {
   'merge': ('merge', 'merge models that were trained apart'),
   'query': ('query', 'print the words nearest to a word or an expression'),
   'predict': ('predict', 'write probabilities of clicks'),
+  'plan': ('plan', 'see what a run needs on devices that are not here'),
   'evaluate': ('evaluate', 'score word vectors on benchmarks'),
 }
 

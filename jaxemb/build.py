@@ -48,6 +48,7 @@ from jaxemb.tables import spec as spec_lib
 _LOG = logging.getLogger('jaxemb')
 # Of a stretch on tables in a store; and centers, where rows move beside it.
 _MOST_STEPS, _STRETCH_CENTERS = 16, 8192
+LANES = 128  # of a TPU: numbers that it reads at once
 _PLACES = {
   'memory': 'in memory',
   'disk': 'in files',
@@ -91,12 +92,16 @@ def bind(
 
 
 def on_devices(
-  config: ml_collections.ConfigDict, begun: Mapping[str, Any], **fixed: Any
+  config: ml_collections.ConfigDict,
+  begun: Mapping[str, Any],
+  absent: Sequence[jax.Device] = (),
+  **fixed: Any,
 ) -> tuple[ml_collections.ConfigDict, config_lib.Tuning, jax.sharding.Mesh]:
   """Chooses devices, and what settings and tuning leave open.
 
-  `begun` has the flat settings of the run that is resumed, or is {}; `fixed`
-  are given fields of the tuning. Raises a `UserError` for settings that do not
+  `begun` has the flat settings of the run that is resumed, or is {}; `absent`
+  are devices to compile for that are not there (`mesh.start`); `fixed` are
+  given fields of the tuning. Raises a `UserError` for settings that do not
   fit the devices.
   """
   s, layout, dim = config.strategy, config.table.layout, config.model.dim
@@ -121,11 +126,12 @@ def on_devices(
   )
   uses_cores = not (is_sync or has_threads) or splits_tables
   args = splits_tables, uses_cores, is_resumed, _runs_beside(config)
-  data, table = mesh_lib.start(wanted, *args)
-  platform = jax.devices()[0].platform
+  data, table = mesh_lib.start(wanted, *args, absent)
+  devices = absent or jax.devices()
+  platform = devices[0].platform
   if s.name == 'partition':
     if not wanted.data and platform != 'cpu':
-      data = len(jax.devices())  # they do not slow each other down
+      data = len(devices)  # they do not slow each other down
     data, table = min(data, s.num_parts if s.part < 0 else 1), 1
   # A run that is resumed on other devices, or without a kernel, has the steps
   # that it began with, but for the limit of duplicates that suits them.
@@ -149,9 +155,15 @@ def on_devices(
   if layout == 'column' and dim % table:
     filled = -(-dim // table) * table
     _LOG.info(f'{dim} columns are filled up to {filled} for {table} devices')
+  if layout == 'column' and platform == 'tpu' and dim < LANES * table > LANES:
+    _LOG.warning(
+      f'{-(-dim // table)} columns a device are read and written as {LANES}, '
+      'so rows cost as much as whole ones; give --config.table.layout=row'
+    )
   shape = mesh_lib.Shape(data, table)
   args = config, platform, shape, mesh_lib.cores_of_device(shape)
-  return *config_lib.resolve(*args, **fixed), mesh_lib.make(shape)
+  made = mesh_lib.make(shape, absent=absent)
+  return *config_lib.resolve(*args, **fixed), made
 
 
 def _runs_beside(config: ml_collections.ConfigDict) -> bool:
@@ -245,7 +257,9 @@ def trainer(
     step = _fetching(config, tuning, *args)
     strategy = fetching.fetching(step, mesh)
   elif config.strategy.name == 'partition':
-    alone = mesh_lib.make(mesh_lib.Shape(1, 1))  # of one sub-model
+    # Of one sub-model.
+    first = mesh.devices.flat[:1].tolist()
+    alone = mesh_lib.make(mesh_lib.Shape(1, 1), absent=first)
     strategy = strategy_base.sync(trainable, alone)
   elif is_alone and config.strategy.name == 'replicas':
     strategy = strategy_base.sync(trainable, mesh)

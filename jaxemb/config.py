@@ -584,11 +584,10 @@ def resolve(
     'parts': _num_parts(s, num_data),
     'chunk': 1 if is_clicks else 64 if is_tree or is_pairs else 16,
     'shared_nodes': 64,
-    # A GPU's atomic additions come in another order in every run. Without a
-    # sort low-precision rows are summed by a loop, which is slow on a TPU.
-    'deduplicates': platform in ('gpu', 'cuda', 'rocm')
-    or table.layout == 'row'
-    or (table.dtype != 'float32' and not on_cpu),
+    # A GPU's atomic additions come in another order in every run. A TPU would
+    # move an array of the size of the vocabulary in every step to count with,
+    # and sums rows of low precision by a loop, which is slow there.
+    'deduplicates': not on_cpu or table.layout == 'row',
     'loss_every_steps': 64 if on_cpu else 1,  # logarithms take time on a CPU
     'steps_per_loop': 1 if on_cpu else 16,
     'fused': fused,

@@ -114,6 +114,9 @@ def train(
   with closing(items), closing(make_meter(totals)) as meter:
     if restored is None:  # while the first batch is made
       state = build.new_state(parts, key)
+    if strategy_base.chooses_layouts(parts.mesh):
+      like = strategy.init.eval_shape(key)  # import and restoring choose theirs
+      state = strategy_base.laid_out(state, like)
     last_save, secs_before = time.monotonic(), totals.total_secs
     for dispatch, (item, following) in enumerate(_with_next(items)):
       now = schedule(config, item, total, *stream)

@@ -81,7 +81,7 @@ def test_steps_suit_the_device(
   assert resolved.optimizer.max_duplicates == max_duplicates
   assert resolved.optimizer.learning_rate > 0 == config.optimizer.learning_rate
   on_cpu = platform == 'cpu'
-  assert tuning.deduplicates == (platform == 'gpu')
+  assert tuning.deduplicates == (platform != 'cpu')
   assert tuning.loss_every_steps == (64 if on_cpu else 1)
   assert tuning.steps_per_loop == (1 if on_cpu else 16)
   config_lib.check(resolved)

@@ -101,11 +101,12 @@ def test_the_package_stays_within_its_budget():
   # processes do, 1,580 tables in stores, 3,060 workers and rows they share, 335
   # memory that is predicted and processes that do not answer, 3,450 models of
   # clicks, 410 their logs, cut in compiled loops, 95 their page, 770
-  # interactions of users with items.
+  # interactions of users with items; 890 plans for devices that are not here
+  # (670 of them the command), and what they showed.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 28_400
+  assert lines <= 29_260
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
-  assert len(flat) <= 15
+  assert len(flat) <= 16  # plan is a command of its own
 
 
 @every_file

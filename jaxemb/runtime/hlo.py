@@ -2,13 +2,15 @@
 
 Read from the program's text. Bytes follow from the operands and the groups of
 devices by the usual ring algorithms. A collective runs as often as the loops
-around it: the compiler writes down the lengths it knows, `Loop` has the others.
+around it: the compiler writes down the lengths it knows, or they are read from
+a loop that counts to a constant, as that for TPUs leaves them; `Loop` has the
+others.
 """
 
 import collections
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 # What each of a group's n devices sends, as a multiple of its operand.
@@ -27,7 +29,7 @@ _DEVICES = re.compile(r'\b(?:num_partitions|replica_count)=(\d+)')
 _HEAD = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{$')
 # The opcode is the first name before a bracket that follows a space.
 _LINE = re.compile(
-  r'^\s*(?:ROOT )?%?([\w.\-]+) = (.*?)(?<=\s)([a-z][a-z0-9-]*)\((.*)$'
+  r'^\s*(ROOT )?%?([\w.\-]+) = (.*?)(?<=\s)([a-z][a-z0-9-]*)\((.*)$'
 )
 _CALLED = re.compile(
   r'\b(?:calls|to_apply|body|condition|\w+_computations?)='
@@ -48,6 +50,18 @@ class Instruction(NamedTuple):
   operands: list[str]  # their shapes; '' = unreadable
   called: list[str]  # computations
   attributes: str
+  inside: str  # the brackets: names of operands, or a constant
+  is_root: bool
+
+  @property
+  def sizes(self) -> list[tuple[int, ...]]:
+    """Of each array of the result."""
+    return [sizes for sizes, _ in _arrays(self.shape)]
+
+  @property
+  def names(self) -> list[str]:
+    """Of operands."""
+    return re.findall(r'%([\w.\-]+)', self.inside)
 
   @property
   def kind(self) -> str:
@@ -101,9 +115,9 @@ def parse(text: str) -> Program:
       current = computations.setdefault(head[2], {})
       entry = head[2] if head[1] else entry
     elif found := _LINE.match(line):
-      name, shape, opcode, rest = found.groups()
-      names, _, attributes = rest.partition('), ')
-      operands = (current.get(x) for x in re.findall(r'%([\w.\-]+)', names))
+      root, name, shape, opcode, rest = found.groups()
+      inside, _, attributes = rest.partition('), ')
+      operands = (current.get(x) for x in re.findall(r'%([\w.\-]+)', inside))
       called = ','.join(''.join(x) for x in _CALLED.findall(attributes))
       current[name] = Instruction(
         re.sub(r'\{[^}]*\}', '', shape).strip(),
@@ -111,6 +125,8 @@ def parse(text: str) -> Program:
         [x.shape if x else '' for x in operands],
         re.findall(r'[\w.\-]+', called),
         attributes,
+        inside.rstrip(')'),
+        bool(root),
       )
   return Program(computations, entry, num_devices)
 
@@ -122,17 +138,79 @@ def executed(
   is_in_branch: bool = False,
 ) -> Iterator[tuple[Instruction, tuple[int | None, ...], bool]]:
   """Yields all that a computation runs; loops and branch as in `Collective`."""
-  for x in program.computations.get(computation, {}).values():
+  instructions = program.computations.get(computation, {})
+  for x in instructions.values():
     yield x, loops, is_in_branch
     if x.kind:
       continue  # it calls a sum, or what it wraps
     inside = loops
     if x.opcode == 'while':
-      trips = _TRIPS.search(x.attributes)
-      inside = (*loops, int(trips[1]) if trips else None)
+      inside = (*loops, _trips(program, instructions, x))
     is_branch = is_in_branch or x.opcode == 'conditional'
     for name in x.called:
       yield from executed(program, name, inside, is_branch)
+
+
+def _trips(
+  program: Program, around: Mapping[str, Instruction], loop: Instruction
+) -> int | None:
+  """How often a loop runs: as written down, or by its counter; None = unknown.
+
+  The number that the counter is compared to is the length only of a loop from
+  zero by ones.
+  """
+  if known := _TRIPS.search(loop.attributes):
+    return int(known[1])
+  parts = dict(re.findall(r'(condition|body)=%?([\w.\-]+)', loop.attributes))
+  if len(parts) < 2 or len(loop.names) != 1:
+    return None
+  condition, body = (
+    program.computations.get(parts[k], {}) for k in ('condition', 'body')
+  )
+  end, step = _root(condition), _root(body)
+  first = around.get(loop.names[0])
+  if not (end and step and first) or end.opcode != 'compare':
+    return None
+  if 'direction=LT' not in end.attributes or len(end.names) != 2:
+    return None
+  counter, limit = end.names
+  index, length = _index(condition, counter), _constant(condition, limit)
+  if index is None or length is None:
+    return None
+  if {first.opcode, step.opcode} != {'tuple'}:
+    return None
+  if _constant(around, first.names[index]) != 0:
+    return None
+  change = body.get(step.names[index])
+  if not change or change.opcode != 'add':
+    return None
+  terms = [(_index(body, x), _constant(body, x)) for x in change.names]
+  return (
+    length
+    if sorted(terms, key=str) == sorted([(index, None), (None, 1)], key=str)
+    else None
+  )
+
+
+def _root(computation: Mapping[str, Instruction]) -> Instruction | None:
+  return next((x for x in computation.values() if x.is_root), None)
+
+
+def _constant(around: Mapping[str, Instruction], name: str) -> int | None:
+  """The integer that a name stands for, if it does."""
+  x = around.get(name)
+  while x and x.opcode in ('copy', 'bitcast') and x.names:
+    x = around.get(x.names[0])
+  is_number = x and x.opcode == 'constant' and x.inside.lstrip('-').isdigit()
+  return int(x.inside) if is_number else None
+
+
+def _index(around: Mapping[str, Instruction], name: str) -> int | None:
+  """Which of what a loop carries a name stands for, if it does."""
+  x = around.get(name)
+  found = x and re.search(r'index=(\d+)', x.attributes)
+  is_element = found and x.opcode == 'get-tuple-element'
+  return int(found[1]) if is_element else None
 
 
 def copied_arrays(text: str) -> set[tuple[int, ...]]:
@@ -142,7 +220,7 @@ def copied_arrays(text: str) -> set[tuple[int, ...]]:
     sizes
     for x, _, _ in executed(program, program.entry)
     if x.opcode.startswith('copy')
-    for sizes, _ in _arrays(x.shape)
+    for sizes in x.sizes
   }
 
 

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import platform
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,14 +40,16 @@ def start(
   uses_cores: bool = True,
   is_resumed: bool = False,
   with_others: bool = False,
+  absent: Sequence[jax.Device] = (),
 ) -> Shape:
   """Chooses the mesh to train on; to be called before JAX is used.
 
   An axis that `wanted` leaves open gets the cores of a CPU if `uses_cores`, at
   most two, or one accelerator, or all of them if the layout splits tables or
   there are several processes. A CPU also gets as many devices for `beside`, if
-  `with_others`. Raises a `UserError`, worded for a run that `is_resumed`, if
-  there are not enough devices, or if some would be idle.
+  `with_others`. Devices that are `absent` are those to choose from, if there
+  are any, and JAX's own are left alone. Raises a `UserError`, worded for a run
+  that `is_resumed`, if there are not enough devices, or if some would be idle.
   """
   most = min(resources.usable_cores(), _MAX_CPU_DEVICES)
   default = most if uses_cores else 1
@@ -59,14 +62,17 @@ def start(
   chosen = jax.config.jax_num_cpu_devices  # -1 = not by the user
   if chosen >= 1 and (size == 1 or per_process <= chosen):
     per_process = chosen
-  if is_free:
+  if is_free and not absent:
     # JAX may have started (a notebook): the devices are what they are.
     with contextlib.suppress(RuntimeError):
       num_each = per_process * (2 if with_others else 1)
       jax.config.update('jax_num_cpu_devices', num_each)
-  devices = jax.devices()
+  devices = absent or jax.devices()
+  num_processes = len({x.process_index for x in devices})
   if with_others and is_free and devices[0].platform == 'cpu':
-    devices = [x for each in _by_process() for x in each[: len(each) // 2]]
+    devices = [
+      x for each in _by_process(devices) for x in each[: len(each) // 2]
+    ]
   available = f'there are {len(devices)} ({devices[0].device_kind})'
   if size > len(devices):
     raise errors.UserError(
@@ -78,7 +84,7 @@ def start(
       f'devices and {available}; lower one of them, or give 0'
     )
   useful = len(devices)
-  if jax.process_count() == 1:
+  if num_processes == 1:
     if devices[0].platform == 'cpu':
       useful = min(default, useful)
     elif not splits_tables:
@@ -86,7 +92,7 @@ def start(
   useful = max(useful, size)
   table = table or (useful // max(data, 1) if splits_tables else 1)
   data = data or max(useful // table, 1)
-  if jax.process_count() > 1 and data * table != len(devices):
+  if num_processes > 1 and data * table != len(devices):
     raise errors.UserError(
       f'config.mesh.data={data} x config.mesh.table={table} leaves devices of '
       f'some processes idle, {available}; make their product that number, or '
@@ -95,26 +101,31 @@ def start(
   return Shape(data, table)
 
 
-def _by_process() -> list[list[jax.Device]]:
+def _by_process(devices: Iterable[jax.Device]) -> list[list[jax.Device]]:
   """The devices of each process."""
-  found = [[] for _ in range(jax.process_count())]
-  for device in jax.devices():
-    found[device.process_index].append(device)
-  return found
+  found: dict[int, list[jax.Device]] = {}
+  for device in devices:
+    found.setdefault(device.process_index, []).append(device)
+  return [found[i] for i in sorted(found)]
 
 
-def make(shape: Shape, first: int = 0) -> jax.sharding.Mesh:
-  """Returns a mesh of devices of all processes, in each from `first` on."""
-  num = shape.data * shape.table
-  each = -(-num // jax.process_count())
-  devices = [x for of in _by_process() for x in of[first : first + each]]
+def make(
+  shape: Shape, first: int = 0, absent: Sequence[jax.Device] = ()
+) -> jax.sharding.Mesh:
+  """Returns a mesh of devices of all processes, in each from `first` on.
+
+  Or of devices that are not there, see `start`.
+  """
+  num, of_each = shape.data * shape.table, _by_process(absent or jax.devices())
+  each = -(-num // len(of_each))
+  devices = [x for of in of_each for x in of[first : first + each]]
   return _mesh(np.array(devices[:num]).reshape(shape))
 
 
 def beside(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh | None:
   """As many other devices of the same processes; None = there are none."""
   each = mesh.size // jax.process_count()
-  if any(len(x) < 2 * each for x in _by_process()):
+  if any(len(x) < 2 * each for x in _by_process(jax.devices())):
     return None
   return make(Shape(*mesh.devices.shape), each)
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import layout
 
 from jaxemb.data import base as data_base
 from jaxemb.models import base as model_base
@@ -26,6 +27,9 @@ from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.tables import spec as spec_lib
 
+# A TPU has narrower rows column after column within steps as well (50 numbers,
+# not 64, read in compiled programs).
+_LEAST_WIDTH = 64
 _ROUNDING = np.uint32(0x85EBCA6B)  # apart from the draws of negatives
 
 
@@ -326,8 +330,18 @@ def training_steps(
     context = StepContext(*args)
     return take(trainable, step_batch, context, carry)
 
+  def with_tables(carry, change):
+    state, metrics = carry
+    tables = dict(state.tables)
+    for k, table in trainable.tables.items():
+      if function := getattr(table, change, None):
+        tables[k] = function(tables[k])
+    return state._replace(tables=tables), metrics
+
+  carry = with_tables(carry, 'opened')
   if size == 1:
-    return jax.lax.fori_loop(first, stop, body, carry)
+    carry = jax.lax.fori_loop(first, stop, body, carry)
+    return with_tables(carry, 'closed')
 
   def loop(j, carry):
     start = first + j * size
@@ -335,7 +349,8 @@ def training_steps(
     return jax.lax.fori_loop(0, size, lambda i, x: body(start + i, x), carry)
 
   num_loops = (stop - first + size - 1) // size
-  return jax.lax.fori_loop(0, num_loops, loop, carry)
+  carry = jax.lax.fori_loop(0, num_loops, loop, carry)
+  return with_tables(carry, 'closed')
 
 
 def over_devices(
@@ -365,6 +380,42 @@ def over_devices(
     }
     metrics = StepMetrics(loss, examples, first, sums)
   return DispatchMetrics(metrics, num_steps, counters)
+
+
+def chooses_layouts(mesh: jax.sharding.Mesh) -> bool:
+  """Whether a compiler for the devices lays arguments out as it likes."""
+  return mesh.devices.flat[0].platform == 'tpu'
+
+
+def by_rows(shapes: Any, shardings: Any, rows: Any) -> Any:
+  """Shardings of a table's arrays, with a layout: row after row.
+
+  A TPU would have a table whose width is no multiple of 128 column after column
+  while it is an argument, to save memory, and copy it into rows and back in
+  every dispatch, which takes more. `shapes` has arrays like those of `rows`,
+  and numbers of each row; shardings may be of its parts.
+  """
+  ndim = jax.tree.leaves(rows)[0].ndim
+
+  def place(shape, sharding):
+    width = sharding.shard_shape(shape.shape)[-1] if shape.ndim else 0
+    if shape.ndim < ndim or width < _LEAST_WIDTH:
+      return sharding  # its own layout is good
+    return layout.Format(layout.Layout(tuple(range(ndim))), sharding)
+
+  return jax.tree.map(place, shapes, jax.tree.broadcast(shardings, shapes))
+
+
+def laid_out(state: Any, like: Any) -> Any:
+  """A state in the layouts of steps; `like` is `init.eval_shape` of a key."""
+
+  def place(x, like):
+    wanted, now = like.format.layout, x.format.layout
+    if not wanted or not now or wanted.major_to_minor == now.major_to_minor:
+      return x
+    return jax.device_put(x, like.format)
+
+  return jax.tree.map(place, state, like)
 
 
 def sync(
@@ -426,10 +477,19 @@ def sync(
 
   named = functools.partial(jax.sharding.NamedSharding, mesh)
   constants = arrays_of(trainable.model)
+  shardings = jax.tree.map(named, state_spec)
+  step = functools.partial(jax.jit, step, donate_argnums=0)
+  if chooses_layouts(mesh):
+    shapes = jax.eval_shape(init, jax.random.key(0)).tables
+    placed = {
+      k: by_rows(x, shardings.tables[k], x.vectors) for k, x in shapes.items()
+    }
+    shardings = shardings._replace(tables=placed)
+    step = functools.partial(step, out_shardings=(shardings, None))
   return Strategy(
-    jax.jit(init, out_shardings=jax.tree.map(named, state_spec)),
+    jax.jit(init, out_shardings=shardings),
     lambda: jax.device_put(constants, named(everywhere)),
-    jax.jit(step, donate_argnums=0),
+    step(),
     export_rows,
     import_rows,
     named(over),

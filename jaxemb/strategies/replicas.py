@@ -419,15 +419,35 @@ def replicas(
   state_spec = ReplicaState(over, over, over, *[everywhere] * 4, over)
   of_parts = jax.sharding.PartitionSpec(mesh_lib.DATA)
 
-  def on(mesh, function, in_specs, out_specs, donated=0):
+  def on(mesh, function, in_specs, out_specs, donated=0, **more):
     # The rows that leave a sum are the same everywhere; JAX cannot tell.
     specs = {'in_specs': in_specs, 'out_specs': out_specs, 'check_vma': False}
     function = jax.shard_map(function, mesh=mesh, **specs)
-    return jax.jit(function, donate_argnums=donated)
+    return jax.jit(function, donate_argnums=donated, **more)
 
   named = functools.partial(jax.sharding.NamedSharding, mesh)
   shardings = jax.tree.map(named, state_spec)
   arrays = base.arrays_of(trainable.model), base.arrays_of(policy)
+  more = {}
+  if base.chooses_layouts(mesh):
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    shardings = jax.tree.broadcast(shardings, shapes)
+
+    def by_rows(shapes, shardings, rows):
+      return {
+        k: base.by_rows(x, shardings[k], rows(x)) for k, x in shapes.items()
+      }
+
+    for part in ('tables', 'met'):
+      of_part = getattr(shapes, part), getattr(shardings, part)
+      placed = by_rows(*of_part, lambda x: x.vectors)
+      shardings = shardings._replace(**{part: placed})
+    if sent := shapes.handover:
+      values = shardings.handover.values
+      values = by_rows(sent.values, values, lambda x: x[meetings.ROWS])
+      handover = shardings.handover._replace(values=values)
+      shardings = shardings._replace(handover=handover)
+    more = {'out_shardings': (shardings, None)}
   new = jax.jit(init, out_shardings=shardings)
 
   def constants():
@@ -440,7 +460,7 @@ def replicas(
   args = state_spec, everywhere, of_parts, everywhere
   replica = _Replica(trainable, policy, num_sharing)
   if not others:
-    step = on(mesh, replica.dispatch, args, (state_spec, everywhere))
+    step = on(mesh, replica.dispatch, args, (state_spec, everywhere), **more)
   else:
     many, numbers = (over, over), (everywhere,) * 4
     state_args = state_spec, everywhere, everywhere, *numbers[:3]

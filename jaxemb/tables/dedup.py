@@ -26,15 +26,37 @@ def running_sums(row_grads: row_optimizers.RowGrads) -> row_optimizers.RowGrads:
   Ids [n] are sorted; there are counts [n], and perhaps squares [n].
   """
   ids, grads, squares, counts = row_grads
-  # Side by side, so that all are one product.
-  columns = [counts[:, None], grads]
-  if squares is not None:
-    columns.append(squares[:, None])
-  sums = _running_sums(ids, jnp.concatenate(columns, 1))
-  squares = None if squares is None else sums[:, -1]
+  if squares is None:
+    sums = _running_sums(ids, grads)
+  else:
+    # A TPU would pad 129 columns to 256.
+    sums, squares = jax.lax.platform_dependent(
+      ids, grads, squares, tpu=_sums_apart, default=_sums_together
+    )
   return row_optimizers.RowGrads(
-    ids, sums[:, 1 : 1 + grads.shape[1]], squares, sums[:, 0]
+    ids, sums, squares, _running_counts(ids, counts)
   )
+
+
+def _sums_together(ids, grads, squares):
+  """Running sums of both by one product."""
+  sums = _running_sums(ids, jnp.concatenate([grads, squares[:, None]], 1))
+  return sums[:, :-1], sums[:, -1]
+
+
+def _sums_apart(ids, grads, squares):
+  return (_running_sums(ids, grads), _running_sums(ids, squares[:, None])[:, 0])
+
+
+def _running_counts(ids: jax.Array, counts: jax.Array) -> jax.Array:
+  """The same of counts, which float32 adds up without rounding.
+
+  As one more column of the product they would be another tile of a TPU's.
+  """
+  is_first = jnp.append(True, ids[1:] != ids[:-1])
+  totals = jnp.cumsum(counts)
+  before = jax.lax.cummax(jnp.where(is_first, totals - counts, 0.0))
+  return totals - before
 
 
 def _running_sums(ids: jax.Array, values: jax.Array) -> jax.Array:

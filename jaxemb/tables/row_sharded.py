@@ -255,8 +255,20 @@ class RowSharded(spec_lib.Table):
     capacity = min(self.capacity or ids.size, ids.size)
     return Route(places, self._own_rows, capacity, self.axes)
 
+  @staticmethod
+  def _is_open(state: spec_lib.TableState) -> bool:
+    return jax.tree.leaves(state.vectors)[0].ndim == 2
+
+  def opened(self, state):
+    # Per step it would cost a TPU time: there another shape of numbers of each
+    # row lies otherwise in memory.
+    return state if self._is_open(state) else jax.tree.map(self._flat, state)
+
+  def closed(self, state):
+    return jax.tree.map(self._by_class, state)
+
   def lookup(self, state, ids):
-    vectors = jax.tree.map(self._flat, state.vectors)
+    vectors = self.opened(state).vectors
     stored_dtype = self.spec.dtype
     # Rows travel as they are stored or exchanged, whichever is narrower.
     dtype = max(
@@ -303,9 +315,10 @@ class RowSharded(spec_lib.Table):
 
     sums = route.sums(row_grads, squares)
     sums = sums._replace(grads=rounding.encode(sums.grads, dtype))
-    state = jax.tree.map(self._flat, (state.vectors, state.slots))
-    state = route.send(sums, state, write)
-    return spec_lib.TableState(*jax.tree.map(self._by_class, state))
+    was_open, state = self._is_open(state), self.opened(state)
+    both = route.send(sums, (state.vectors, state.slots), write)
+    state = spec_lib.TableState(*both)
+    return state if was_open else self.closed(state)
 
   def read_range(self, state, start, num):
     all_groups = self._own[0]

@@ -8,7 +8,7 @@ exported in blocks, so that no device needs room for a second copy of a table.
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -107,6 +107,10 @@ class Table(Protocol):
   spec: TableSpec
   optimizer: row_optimizers.RowOptimizer
   metrics: tuple[str, ...] = ()  # counts of a lookup, summed over steps
+  # (state) -> the form in which the steps of a dispatch hand it on, which
+  # lookups and updates take as well, and the way back; inside `shard_map`.
+  opened: Callable[[Any], Any] | None = None
+  closed: Callable[[Any], Any] | None = None
 
   @property
   def slot_reductions(self) -> Mapping[str, str]:

@@ -181,3 +181,47 @@ def test_arrays_that_a_program_copies(is_donated):
   program = jax.jit(add, donate_argnums=(0,) if is_donated else ())
   text = program.lower(jnp.zeros((50, 3)), jnp.arange(4)).compile().as_text()
   assert ((50, 3) in hlo.copied_arrays(text)) != is_donated
+
+
+def _counted(first='0', by='1', compared='LT', index=0):
+  """The lengths that are read of a loop as compilers for TPUs write it."""
+  text = f"""HloModule jit_f, num_partitions=2
+
+%cond (p: (s32[], f32[4])) -> pred[] {{
+  %c = s32[]{{:T(128)}} constant(16)
+  %p = (s32[], f32[4]) parameter(0)
+  %g = s32[] get-tuple-element(%p), index={index}
+  ROOT %lt = pred[] compare(%g, %c), direction={compared}
+}}
+
+%body (p: (s32[], f32[4])) -> (s32[], f32[4]) {{
+  %one = s32[] constant({by})
+  %p.1 = (s32[], f32[4]) parameter(0)
+  %g.1 = s32[] get-tuple-element(%p.1), index=0
+  %x = f32[4]{{0:T(128)}} get-tuple-element(%p.1), index=1
+  %sum = f32[4]{{0:T(128)}} all-reduce(%x), replica_groups={{}}
+  %next = s32[] add(%g.1, %one)
+  ROOT %t = (s32[], f32[4]) tuple(%next, %sum)
+}}
+
+ENTRY %main (q: f32[4]) -> (s32[], f32[4]) {{
+  %q = f32[4]{{0:T(128)}} parameter(0)
+  %zero = s32[] constant({first})
+  %copied = s32[] copy(%zero)
+  %both = (s32[], f32[4]) tuple(%copied, %q)
+  ROOT %w = (s32[], f32[4]) while(%both), condition=%cond, body=%body
+}}
+"""
+  (found,) = hlo.collectives(text)
+  return found.loops
+
+
+def test_a_loop_that_counts_to_a_number_has_that_length():
+  assert _counted() == (16,)
+
+
+@pytest.mark.parametrize(
+  'other', [{'first': '1'}, {'by': '2'}, {'compared': 'NE'}, {'index': 1}]
+)
+def test_another_loop_has_no_length(other):
+  assert _counted(**other) == (None,)
