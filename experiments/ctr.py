@@ -8,6 +8,11 @@ Wide&Deep of 26 fields x 16 and 13 numbers with layers 256 and 128, Adagrad,
 turns. The peers run in a Python that has torch and deepctr-torch: torch with
 sparse gradients, deepctr-torch as it trains by itself, with dense ones. Prints
 medians of several rounds, and the ratios within each.
+
+  python experiments/ctr.py --rows=33.7e6 --write_log=FILE --examples=1e6
+
+writes a log with such ids in Criteo's form, without anything to learn, to
+measure what reads, trains on and predicts whole files.
 """
 
 import argparse
@@ -32,6 +37,20 @@ def data(num_ids: int, seed: int = 0) -> tuple[np.ndarray, ...]:
   ids = rng.zipf(1.1, (num, FIELDS)) % num_ids
   numbers = rng.normal(size=(num, NUMBERS)).astype(np.float32)
   return ids, numbers, (rng.random(num) < 0.25).astype(np.float32)
+
+
+def write_log(path: str, num_examples: int, num_ids: int) -> None:
+  """Examples in Criteo's form: label, whole numbers, hexadecimal ids."""
+  rng = np.random.default_rng(0)
+  with open(path, 'w') as file:
+    for first in range(0, num_examples, EXAMPLES):
+      num = min(EXAMPLES, num_examples - first)
+      labels = (rng.random(num) < 0.25).astype(int).tolist()
+      numbers = rng.geometric(0.05, (num, NUMBERS)).tolist()
+      ids = (rng.zipf(1.1, (num, FIELDS)) % num_ids).tolist()
+      for label, some, own in zip(labels, numbers, ids, strict=True):
+        words = [f'{x:08x}' for x in own]
+        file.write('\t'.join([str(label), *map(str, some), *words]) + '\n')
 
 
 def ours(num_ids: int, optimizer: str, more: Mapping[str, Any] | None = None):
@@ -185,8 +204,13 @@ def main() -> None:
   add('--threads', type=int, default=2)
   add('--peers', default='torch,deepctr')
   add('--peer_python', default='')
+  add('--write_log', default='')
+  add('--examples', type=float, default=1e6)
   flags = parser.parse_args()
   num_ids = int(flags.rows) // FIELDS
+  if flags.write_log:
+    write_log(flags.write_log, int(flags.examples), num_ids)
+    return
   kinds = flags.peers.split(',') if flags.peer_python else []
   peers = {k: Peer(flags.peer_python, k, num_ids, flags.threads) for k in kinds}
   (train, _), secs = ours(num_ids, flags.optimizer), {'jaxemb': []}

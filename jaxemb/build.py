@@ -661,7 +661,10 @@ def _plan_of_store(
   needed, kind = store.store_bytes, config.table.store
   is_workers = config.strategy.name == 'workers'
   words = tuning.part_words if is_workers else config.train.batch_words
-  own = host_memory.of_trainer(store, kind, words, store.base_bytes, data)
+  # Workers begin without what else this process has, such as a notebook's.
+  base = store.base_bytes
+  base = min(base, host_memory.WORKER_BYTES) if is_workers else base
+  own = host_memory.of_trainer(store, kind, words, base, data)
   more, free = own.more, resources.available_bytes()
   if is_workers:
     more = (more + own.base) * config.strategy.num_workers

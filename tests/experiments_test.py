@@ -668,12 +668,18 @@ def test_bench_mixture(run, toy):
   assert f'{slower:.2f}' in shown
 
 
-def test_click_steps_are_timed(monkeypatch, capsys):
+def test_click_steps_are_timed(monkeypatch, capsys, tmp_path):
   ctr = importlib.import_module('ctr')
   monkeypatch.setattr(ctr, 'EXAMPLES', 64)
   monkeypatch.setattr(sys, 'argv', ['ctr', '--rows=2600', '--rounds=2'])
   ctr.main()
   assert 'jaxemb is 1.00 x as fast' in capsys.readouterr().out
+  log = tmp_path / 'log.tsv'
+  flags = '--rows=2600', f'--write_log={log}', '--examples=100'
+  monkeypatch.setattr(sys, 'argv', ['ctr', *flags])
+  ctr.main()
+  lines = log.read_text().splitlines()
+  assert [len(x.split('\t')) for x in lines] == [40] * 100
 
 
 @pytest.fixture

@@ -149,4 +149,6 @@ def test_commands_are_handed_their_arguments(monkeypatch, command):
     assert code == 0 and f'usage: python -m jaxemb.{name}' in out
   assert sys.path[-1] == str(pathlib.Path.cwd())
   code, _, err = command('trian')
-  assert code == 2 and 'choose train, merge, query, predict, evaluate' in err
+  assert (
+    code == 2 and 'choose train, merge, query, predict, plan, evaluate' in err
+  )

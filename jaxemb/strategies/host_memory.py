@@ -20,6 +20,7 @@ import jax
 from jaxemb.strategies import device_rows, fetching
 from jaxemb.tables import copies, shards, stores
 
+WORKER_BYTES = 500_000_000  # of a new process, before there are tables
 _PROGRAM_BYTES = 100_000_000
 # One that adds to its rows, for workers, has a program for it.
 _SHARD_PROGRAM_BYTES, _ADDING_BYTES = 20_000_000, 30_000_000
