@@ -575,6 +575,17 @@ def make_source(
   return bind('data.source', d.source, (spec,), {})()
 
 
+def corpus_of(source: data_base.Source) -> model_base.Corpus:
+  """What models are made from."""
+  return model_base.Corpus(
+    source.keys,
+    source.counts,
+    source.frequencies,
+    getattr(source, 'fields', None),
+    getattr(source, 'user_frequencies', None),
+  )
+
+
 def parts(
   config: ml_collections.ConfigDict,
   tuning: config_lib.Tuning,
@@ -615,13 +626,7 @@ def parts(
       distributed.gather,
     )
   source = make_source(config, tuning, readers, cache, progress)
-  corpus = model_base.Corpus(
-    source.keys,
-    source.counts,
-    source.frequencies,
-    getattr(source, 'fields', None),
-    getattr(source, 'user_frequencies', None),
-  )
+  corpus = corpus_of(source)
   if d.source == 'text' and compiling and compiling.poll() is None:
     # Meanwhile this process compiles what reads batches.
     next(source.items(None, 0), None)

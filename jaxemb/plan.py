@@ -279,7 +279,9 @@ def make(
       'config.table.device_bytes says'
     )
   if num_words and not is_text:
-    raise errors.UserError('--vocab is of words; clicks are planned from data')
+    raise errors.UserError(
+      '--vocab is of words; others are planned from their data'
+    )
   config, tuning, mesh = build.on_devices(config, {}, where.devices)
   if num_words:
     counts = zipf_counts(num_words)
@@ -296,8 +298,7 @@ def make(
     cache = rundir.cache_folder()
     args = config, tuning, readers, cache, lambda *_: None
     source = build.make_source(*args)
-    more = source.frequencies, getattr(source, 'fields', None)
-    corpus = model_base.Corpus(source.keys, source.counts, *more)
+    corpus = build.corpus_of(source)
     steps = source.steps
   trainer = build.trainer(config, tuning, mesh, corpus, steps)
   if is_text:

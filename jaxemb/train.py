@@ -192,9 +192,11 @@ def _train(
     if trained is None:
       return False
     if trained.totals.counters.get('pairs') == 0:
+      is_text = config.data.source != 'item_sets'
+      one, given = ('word', 'text') if is_text else ('item', 'users')
       raise errors.UserError(
-        'nothing was learned: no word has another one in its window; give text '
-        'with several words on a line, or raise --config.data.sample'
+        f'nothing was learned: no {one} has another one in its window; give '
+        f'{given} with several {one}s on a line, or raise --config.data.sample'
       )
     if clicks:
       clicks.write(workdir, parts, trained.state, trained.totals, hook)

@@ -104,7 +104,7 @@ def test_the_package_stays_within_its_budget():
   # interactions of users with items; 890 plans for devices that are not here
   # (670 of them the command), and what they showed.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 29_290
+  assert lines <= 29_320
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

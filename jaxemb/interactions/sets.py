@@ -189,11 +189,22 @@ def encode(
     'rare_interactions': counted.total() - sum(counts),
     'users_without_items': len(items_of) - len(users),
   }
-  splits = {}
+  splits, own_of = {}, {user: set(x) for user, x in known.items()}
   for name, sets in held.items():
     wanted = {user: list(dict.fromkeys(x)) for user, x in sets.items() if x}
     here = [user for user in wanted if user in users]
     dropped[f'{name}_users_unknown'] = len(wanted) - len(here)
+    pairs = [(user, item) for user in here for item in wanted[user]]
+    unknown = sum(item not in numbers for _, item in pairs)
+    trained = sum(numbers.get(x, -1) in own_of[user] for user, x in pairs)
+    dropped[f'{name}_items_unknown'] = unknown
+    dropped[f'{name}_items_in_training'] = trained
+    if pairs and unknown + trained == len(pairs):
+      raise errors.UserError(
+        f'config.data.{name} has nothing to recommend: of {len(pairs):,} items '
+        f'held out {trained:,} are in training for the same user, and the '
+        'others no user has there'
+      )
     if not here:
       raise errors.UserError(
         f'config.data.{name} holds out nothing of the users that '

@@ -120,10 +120,12 @@ def _handle(frame):
 
 def _adagrad_full(frame, first, stop, scratch, found):
   row_updates.adagrad_full(frame, first, stop, scratch)
+  ffi.put(found, 0, 0.0, np.float64)
 
 
 def _adam_full(frame, first, stop, scratch, found):
   row_updates.adam_full(frame, first, stop, scratch)
+  ffi.put(found, 0, 0.0, np.float64)
 
 
 def _handle_updates(frame):
@@ -132,7 +134,12 @@ def _handle_updates(frame):
     scratch = ffi.matrix(frame, ffi.RESULTS, row_updates.SCRATCH, np.float32)
     kernel, task = ffi.address(np.intp(number[0])), ffi.address(_TASK)
     num_classes = row_updates.CLASSES_PER_THREAD * scratch.shape[0]
-    turns.share(frame, kernel, task, num_classes, scratch)
+    loss = np.nan
+    if kernel:
+      loss, _ = turns.share(frame, kernel, task, num_classes, scratch)
+    if np.isnan(loss):  # of which XLA hears nothing, but the next loss is NaN
+      vectors = ffi.matrix(frame, ffi.RESULTS, row_updates.VECTORS, np.float32)
+      vectors[:] = np.nan
   return np.uintp(0)
 
 

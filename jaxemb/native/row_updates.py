@@ -21,7 +21,7 @@ NUM_FIXED = 5, 3  # arguments and results before the slots
 ALIASES = {1: 0, 2: 1}  # of arguments and results, but for slots
 CLASSES_PER_THREAD = 4  # a turn is at least as many (`native.turns`)
 _IDS, _NUMBERS, KERNEL = 0, 3, 4  # arguments
-_GRADS, _VECTORS, SCRATCH = 0, 1, 2  # results
+_GRADS, VECTORS, SCRATCH = 0, 1, 2  # results
 _AHEAD = 8  # rows that are asked for before they are updated
 
 
@@ -52,7 +52,7 @@ def _sum(ids, grads, vocab, first, stop, num_threads, places, found):
     # The lower bits of a product depend on those of the id alone.
     spread = np.uint32(np.uint32(id_) * np.uint32(0x9E3779B9))
     own = np.intp((np.uint64(spread) * num_classes) >> np.uint64(32))
-    if id_ >= vocab or not first <= own < stop:
+    if not 0 <= id_ < vocab or not first <= own < stop:
       continue
     place = (spread ^ (spread >> np.uint32(15))) & last
     while places[place] and ids[places[place] - 1] != id_:
@@ -74,7 +74,7 @@ def _begin(frame, first, stop, scratch):
   ids = ffi.vector(frame, ffi.ARGUMENTS, _IDS, np.int32)
   numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
   grads = ffi.matrix(frame, ffi.RESULTS, _GRADS, np.float32)
-  vectors = ffi.matrix(frame, ffi.RESULTS, _VECTORS, np.float32)
+  vectors = ffi.matrix(frame, ffi.RESULTS, VECTORS, np.float32)
   threads = ffi.matrix(frame, ffi.RESULTS, SCRATCH, np.float32).shape[0]
   size = _num_places(ids.size)
   places = numba.carray(ffi.pointer(scratch, np.int32), size)

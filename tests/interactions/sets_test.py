@@ -43,6 +43,8 @@ def test_lines_are_users_and_items(tmp_path):
     'rare_interactions': 0,
     'users_without_items': 1,
     'valid_users_unknown': 1,
+    'valid_items_unknown': 1,
+    'valid_items_in_training': 0,
   }
 
 
@@ -55,9 +57,9 @@ def test_files_are_plain_or_compressed_and_add_up(tmp_path):
 
 
 def test_rare_items_are_dropped_and_counted(tmp_path):
-  text = 'a x y\nb x\nc z\n'
-  made = _made(tmp_path, text, {'min_count': 2}, test='a y x\n')
-  assert made.items == ['x'] and len(made.train) == 2
+  text = 'a x y\nb x\nc z\nd w\ne w\n'
+  made = _made(tmp_path, text, {'min_count': 2}, test='a y w\n')
+  assert made.items == ['x', 'w'] and len(made.train) == 4
   assert made.dropped['rare_interactions'] == 2
   assert made.dropped['users_without_items'] == 1
   assert made.held['test'].sizes.tolist() == [2]

@@ -44,8 +44,10 @@ def _meanwhile(workdir, do):
 
 
 def _kill(name, number=signal.SIGKILL):
-  children = psutil.Process().children(recursive=True)
-  found = [x for x in children if x.name().startswith(f'ray::{name}')]
+  found, start = [], time.monotonic()
+  while not found and time.monotonic() < start + 30:
+    children = psutil.Process().children(recursive=True)
+    found = [x for x in children if x.name().startswith(f'ray::{name}')]
   os.kill(found[0].pid, number)
   return found[0]
 
