@@ -536,6 +536,8 @@ def resolve(
   if is_clicks:
     o.learning_rate = o.learning_rate or _CLICK_LEARNING_RATES.get(o.name, 0.0)
     o.max_duplicates = max(o.max_duplicates, 0.0)
+  if o.name != 'sgd':
+    o.epsilon = o.epsilon or (1e-8 if is_clicks else 1e-6)
   if not o.learning_rate:
     if o.name not in _LEARNING_RATES:
       raise errors.UserError(

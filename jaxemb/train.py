@@ -192,7 +192,7 @@ def _train(
     if trained is None:
       return False
     if trained.totals.counters.get('pairs') == 0:
-      is_text = config.data.source != 'item_sets'
+      is_text = parts.config.data.source != 'item_sets'
       one, given = ('word', 'text') if is_text else ('item', 'users')
       raise errors.UserError(
         f'nothing was learned: no {one} has another one in its window; give '

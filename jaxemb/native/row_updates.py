@@ -22,7 +22,7 @@ ALIASES = {1: 0, 2: 1}  # of arguments and results, but for slots
 CLASSES_PER_THREAD = 4  # a turn is at least as many (`native.turns`)
 _IDS, _NUMBERS, KERNEL = 0, 3, 4  # arguments
 _GRADS, VECTORS, SCRATCH = 0, 1, 2  # results
-_AHEAD = 8  # rows that are asked for before they are updated
+_AHEAD = 16  # rows that are asked for before they are updated
 
 
 def num_scratch(num: int) -> int:
