@@ -18,7 +18,7 @@ import ml_collections
 import numpy as np
 import psutil
 
-from jaxemb import build
+from jaxemb import build, plan
 from jaxemb import config as config_lib
 from jaxemb.data import base as data_base
 from jaxemb.data import windows
@@ -28,7 +28,6 @@ from jaxemb.runtime import mesh as mesh_lib
 from jaxemb.strategies import base as strategy_base
 from jaxemb.text import encode, loader, tokenize
 
-_CORPUS_WORDS = 10**10  # of which the vocabulary has the counts
 _MEAN_SENTENCE_WORDS = 20
 # So low that large steps do not diverge; the time does not depend on it.
 _LEARNING_RATE = 1e-3
@@ -91,9 +90,7 @@ def make(
   config = config_lib.default()
   config = config_lib.check(config, settings)
   config, tuning, mesh = build.on_devices(config, {}, **fixed)
-  weights = 1 / (np.arange(1, num_rows + 1) + 2.7)
-  counts = np.rint(weights * (_CORPUS_WORDS / weights.sum())).astype(np.int64)
-  counts = np.maximum(1, counts)
+  counts = plan.zipf_counts(num_rows)
   spec = data_base.SourceSpec(
     '',
     config.seed,
@@ -253,8 +250,8 @@ def time_epochs(
   waiting: collections.deque = collections.deque()
   ends: list[float] = []  # of epochs
   for item in items:
-    plan = schedule(job, item.index)
-    state, metrics = strategy.step(state, constants, item.batch, plan)
+    now = schedule(job, item.index)
+    state, metrics = strategy.step(state, constants, item.batch, now)
     waiting.append((item.done_after, metrics))
     if len(waiting) < 2:
       continue  # one dispatch is under way while the one before it is awaited

@@ -463,20 +463,29 @@ def _num_parts(strategy: ml_collections.ConfigDict, num_data: int) -> int:
   return 1 if strategy.name == 'partition' else num_data
 
 
+def _has_kernels(
+  config: ml_collections.ConfigDict, platform: str, mesh: tuple[int, int]
+) -> bool:
+  """Whether kernels can change the tables at all."""
+  return (
+    config.train.fused
+    and platform == 'cpu'
+    and config.table.layout == 'replicated'
+    and (config.strategy.name != 'sync' or math.prod(mesh) == 1)
+  )
+
+
 def can_fuse(
   config: ml_collections.ConfigDict, platform: str, mesh: tuple[int, int]
 ) -> bool:
   """Whether `native.step` has a kernel for what checked settings name."""
   m, t = config.model, config.table
   return (
-    config.train.fused
-    and platform == 'cpu'
+    _has_kernels(config, platform, mesh)
     and m.name in ('skipgram', 'cbow')
     and m.loss in MEMBERS['model.loss']
-    and t.layout == 'replicated'
     and t.dtype in ('float32', 'bfloat16')
     and config.optimizer.name in _FUSED_LEARNING_RATES
-    and (config.strategy.name != 'sync' or math.prod(mesh) == 1)
     # Nodes of a tree are compiled into the kernel as they are numbered.
     and not (t.store and m.loss == 'hierarchical_softmax')
   )
@@ -486,16 +495,12 @@ def _updates_by_kernel(
   config: ml_collections.ConfigDict, platform: str, mesh: tuple[int, int]
 ) -> bool:
   """Whether `native.updates` has a kernel for the rows of checked settings."""
-  o, t = config.optimizer, config.table
   return (
-    config.train.fused
-    and platform == 'cpu'
+    _has_kernels(config, platform, mesh)
     and config.data.source == 'clicks'
-    and t.layout == 'replicated'
-    and t.dtype == 'float32'
-    and o.name in ('adagrad_full', 'adam_full')
-    and o.rows == 'looked_up'
-    and (config.strategy.name != 'sync' or math.prod(mesh) == 1)
+    and config.table.dtype == 'float32'
+    and config.optimizer.name in ('adagrad_full', 'adam_full')
+    and config.optimizer.rows == 'looked_up'
   )
 
 

@@ -371,7 +371,7 @@ def _num_bytes(x: Any, is_tpu: bool) -> int:
   def padded(rows, columns):
     tile = min(8, 1 << (rows - 1).bit_length())
     tile = max(tile, 4 // x.dtype.itemsize)  # of small numbers in a word
-    return -(-rows // tile) * tile * -(-columns // 128) * 128
+    return -(-rows // tile) * tile * -(-columns // build.LANES) * build.LANES
 
   numbers = min(padded(*x) for x in orders)
   return math.prod(more) * numbers * x.dtype.itemsize
@@ -408,7 +408,8 @@ def rows(job: Job) -> Rows:
   import jax
 
   total = np.zeros(3)
-  centers, is_tpu = job.centers / job.mesh.size, not job.topology.chip.name
+  centers = job.centers / job.mesh.size
+  lanes = 1 if job.topology.chip.name else build.LANES
   if job.config.table.layout == 'column':  # all of a row take the same
     centers *= job.mesh.shape['table']
   for name, table in job.trainer.trainable.tables.items():
@@ -420,8 +421,7 @@ def rows(job: Job) -> Rows:
     ndim = jax.tree.leaves(state.vectors)[0].ndim
     widths = [
       sum(
-        (-(-x.shape[-1] // 128) * 128 if is_tpu else x.shape[-1])
-        * x.dtype.itemsize
+        -(-x.shape[-1] // lanes) * lanes * x.dtype.itemsize
         for x in jax.tree.leaves(part)
         if x.ndim == ndim and x.size > x.shape[-1]
       )
@@ -474,8 +474,7 @@ def examine(job: Job) -> dict[str, Any]:
   sent = hlo.traffic(text, loop)
   sent_bytes = sent['bytes_per_step_per_device']
   work = sum(
-    x * hlo.Collective('', (), 0, loops, False).runs_per_step(loop)
-    for x, loops in flops(traced.jaxpr.jaxpr)
+    x * hlo.runs_per_step(loops, loop) for x, loops in flops(traced.jaxpr.jaxpr)
   )
   kept, step_words = 1.0, job.centers
   if config.data.source == 'text':

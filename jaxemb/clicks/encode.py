@@ -36,6 +36,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.clicks import formats, keys
 from jaxemb.clicks import schema as schema_lib
+from jaxemb.data import base as data_base
 from jaxemb.data import examples
 from jaxemb.storage import atomic
 from jaxemb.text import encode as text_encode
@@ -499,17 +500,11 @@ def _mapped(path, dtype, shape, mode='r'):
 
 def _ratio(text: str) -> tuple[float, bool] | None:
   """Share of rows, and whether they are the last ones; None = a path."""
-  is_last = text.startswith('last:')
-  try:
-    share = float(text.removeprefix('last:'))
-  except ValueError:
-    return None
-  if not 0 < share < 1:
-    raise errors.UserError(
-      f'{text} is no share of rows; give one between 0 and 1, such as 0.1 or '
-      'last:0.1, or a file'
-    )
-  return share, is_last
+  return data_base.held_out(
+    text,
+    f'{text} is no share of rows; give one between 0 and 1, such as 0.1 or '
+    'last:0.1, or a file',
+  )
 
 
 def _split_of(

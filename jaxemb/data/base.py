@@ -15,6 +15,23 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from jaxemb import errors
+
+
+def held_out(text: str, refusal: str) -> tuple[float, bool] | None:
+  """Of such as 0.1 or last:0.1: the share, and whether it is of the last ones.
+
+  None stands for other text, a path. Raises a `UserError` with the `refusal`
+  for a share that is not between 0 and 1.
+  """
+  try:
+    share = float(text.removeprefix('last:'))
+  except ValueError:
+    return None
+  if not 0 < share < 1:
+    raise errors.UserError(refusal)
+  return share, text.startswith('last:')
+
 
 class Share(NamedTuple):
   """A device's examples of a step: one split of each of some parts."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.data import base as data_base
 from jaxemb.evaluation import ranking
 from jaxemb.text import sources, wiki
 
@@ -96,25 +97,17 @@ def planted() -> tuple[ItemsOf, ItemsOf, ItemsOf]:
   return found
 
 
-def _share(name: str, text: str) -> tuple[bool, float] | None:
-  """(whether the last ones, share) of such as 0.1 or last:0.1; None = a file.
-
-  Raises a `UserError` for a share that is not between 0 and 1.
-  """
-  try:
-    share = float(text.removeprefix('last:'))
-  except ValueError:
-    return None
-  if not 0 < share < 1:
-    raise errors.UserError(
-      f'config.data.{name}={text} must be a file, or a share of each set '
-      'between 0 and 1'
-    )
-  return text.startswith('last:'), share
+def _ratio(name: str, text: str) -> tuple[float, bool] | None:
+  """Share of each set, and whether it is its end; None = a path."""
+  return data_base.held_out(
+    text,
+    f'config.data.{name}={text} must be a file, or a share of each set between '
+    '0 and 1',
+  )
 
 
 def _hold_out(
-  items_of: ItemsOf, is_last: bool, share: float, key: tuple[int, int]
+  items_of: ItemsOf, share: float, is_last: bool, key: tuple[int, int]
 ) -> ItemsOf:
   """Takes a share out of each set, but never all of it."""
   held = {}
@@ -139,8 +132,8 @@ def make(settings: Mapping[str, Any], seed: int) -> Interactions:
   if settings['path']:
     items_of = read(settings['path'])
     for i, name in enumerate(_SPLITS):
-      if share := _share(name, given.get(name, '')):
-        held[name] = _hold_out(items_of, *share, (seed, _SPLIT_STREAM + i))
+      if ratio := _ratio(name, given.get(name, '')):
+        held[name] = _hold_out(items_of, *ratio, (seed, _SPLIT_STREAM + i))
       elif name in given:
         try:
           held[name] = read(given[name])

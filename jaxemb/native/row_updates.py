@@ -1,10 +1,10 @@
 """Updates of looked-up rows, each in one pass: summed, updated and written.
 
 XLA has a scatter for each of these, of one thread. Here every thread has the
-ids of some classes, finds equal ones by a hash table of
-positions that fits in its cache, and adds their gradients to the first in the
-order of the lookups; then it updates these rows. So rows have the same bits
-with any number of threads. The equations are those of `tables.row_optimizers`.
+ids of some classes, finds equal ones by a hash table of positions that fits in
+its cache, and adds their gradients to the first in the order of the lookups;
+then it updates these rows. So rows have the same bits with any number of
+threads. The equations are those of `tables.row_optimizers`.
 
 The buffers of a call: arguments are ids [n] int32, gradients [n, dim], vectors
 [vocab, dim], numbers [5] float32, the kernel's number [1] int32, slots; results
@@ -47,8 +47,9 @@ def _sum(ids, grads, vocab, first, stop, num_threads, places, found):
   returns how many there are.
   """
   num, last = 0, np.uint32(places.size - 1)
+  num_classes = np.uint64(CLASSES_PER_THREAD * num_threads)
   for i in range(ids.size):
-    id_, num_classes = ids[i], np.uint64(CLASSES_PER_THREAD * num_threads)
+    id_ = ids[i]
     # The lower bits of a product depend on those of the id alone.
     spread = np.uint32(np.uint32(id_) * np.uint32(0x9E3779B9))
     own = np.intp((np.uint64(spread) * num_classes) >> np.uint64(32))

@@ -54,11 +54,10 @@ def telling():
 
 @functools.cache  # XLA takes a name once
 @telling()
-def register() -> None:
+def register(target: str = handlers.TARGET, part: str = 'handler') -> None:
   """Makes known to XLA what calls kernels. Raises `Unavailable`."""
   handlers.compiled('task')
-  ffi.register(handlers.TARGET, handlers.compiled('handler'))
-  ffi.register(handlers.UPDATES, handlers.compiled('updates'))
+  ffi.register(target, handlers.compiled(part))
 
 
 def _num_scratch(spec: skipgram.WindowSpec, longest: int) -> int:

@@ -13,7 +13,7 @@ from jaxemb.tables import row_optimizers
 
 @dataclasses.dataclass(frozen=True)
 class RowKernel:
-  """A `tables.replicated.Replicated.kernel`."""
+  """A `tables.replicated.Replicated.row_kernel`."""
 
   number: int  # of the kernel
   parameters: tuple[float, ...]  # of the optimizer
@@ -64,7 +64,7 @@ def make(optimizer: Mapping[str, Any], num_threads: int) -> RowKernel:
   `optimizer` has the settings of that name. Raises `native.step.Unavailable`.
   """
   name = optimizer['name']
-  step.register()
+  step.register(handlers.UPDATES, 'updates')
   with step.telling():
     number = handlers.load(name, 'float32')
   parameters = tuple(optimizer[x] for x in _PARAMETERS[name])

@@ -10,7 +10,7 @@ others.
 import collections
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 # What each of a group's n devices sends, as a multiple of its operand.
@@ -97,11 +97,16 @@ class Collective(NamedTuple):
 
   def runs_per_step(self, loop: Loop) -> float:
     """Executions per training step; 0 outside the loop over steps."""
-    if not self.loops:
-      return 0.0
-    lengths = (loop.inner if x is None else x for x in self.loops[1:])
-    branch = loop.branch if self.is_in_branch else 1
-    return branch * math.prod(lengths) / loop.steps
+    runs = runs_per_step(self.loops, loop)
+    return loop.branch * runs if self.is_in_branch else runs
+
+
+def runs_per_step(loops: Sequence[int | None], loop: Loop) -> float:
+  """Of what is in loops of these lengths; 0 outside the loop over steps."""
+  if not loops:
+    return 0.0
+  lengths = (loop.inner if x is None else x for x in loops[1:])
+  return math.prod(lengths) / loop.steps
 
 
 def parse(text: str) -> Program:
