@@ -239,6 +239,8 @@ def _floats(column, name):
       found = np.empty(len(text.starts))
       hard = np.empty(len(found), np.int64)
       hard = hard[: _read_numbers(*text, found, hard)]
+      if not len(hard):
+        return found
       strings = pc.utf8_trim_whitespace(text.strings(hard))
       is_none = pc.is_in(
         pc.utf8_lower(strings), pa.array(schema_lib.MISSING, strings.type)
@@ -387,13 +389,22 @@ def _scaled(numbers, kind, scales):
 
 
 @numba.njit(nogil=True, cache=True)
-def _tally(ids, split, starts, counts):
-  """Counts the numbers of rows for training, each column from its start on."""
+def _take_off(ids, split, starts, counts):
+  """Takes rows that are not for training off the counts of all.
+
+  Those of a column begin at its start.
+  """
   for i in range(len(ids)):
-    if split[i] == 0:
+    if split[i] != 0:
       for j in range(ids.shape[1]):
         if ids[i, j] >= 0:
-          counts[starts[j] + ids[i, j]] += 1
+          counts[starts[j] + ids[i, j]] -= 1
+
+
+@numba.njit(nogil=True, cache=True)
+def _add_up(places, numbers, sums):
+  for i in range(len(places)):
+    sums[places[i]] += numbers[i]
 
 
 @numba.njit(nogil=True, cache=True)
@@ -405,6 +416,25 @@ def _translate(ids, split, starts, final, firsts, out, unknown):
       if ids[i, j] >= 0:
         out[i, j] = final[starts[j] + ids[i, j]]
         unknown[split[i]] += out[i, j] == firsts[j]
+
+
+def _ordered(table, seen, settings):
+  """A field's counts of ids, the order of its numbers and hashes of its ids.
+
+  And how many of its categories are too rare. `seen` has counts of its keys.
+  With `hash_size` the order is the ids of numbers, and there are no hashes.
+  """
+  hashes = table.hashes()
+  if size := settings['hash_size']:
+    local, counts = _bucket(hashes, size), np.zeros(size, np.int64)
+    _add_up(local, seen, counts)
+    return counts, local, np.zeros(0, np.uint64), 0
+  order = np.flatnonzero(seen >= max(1, settings['min_count']))
+  order = order[np.argsort(-seen[order], kind='stable')]
+  known = seen[order]
+  counts = np.concatenate([[seen.sum() - known.sum()], known])
+  num_rare = int(np.count_nonzero(seen)) - len(order)
+  return counts, order, hashes[order], num_rare
 
 
 def encode(
@@ -538,6 +568,7 @@ class _Writer:
     self.progress = progress
     self.schema, self.features = None, ()
     self.keys: list[keys.Keys] = []
+    self.seen: list[np.ndarray] = []  # counts of keys in the file for training
     self.new: list[list[Any]] = []  # of each field, strings in order of coming
     self.lines: list[str] = []
     self.num_cut = self.num_rare = 0
@@ -547,6 +578,8 @@ class _Writer:
     raw = {}
     for name, reader in readers.items():
       raw[name] = self._read(name, reader)
+      if name == 'train':
+        self.seen = [x.counts() for x in self.keys]
     shares = {
       k: _ratio(self.settings[k])
       for k in SPLITS[1:]
@@ -556,17 +589,12 @@ class _Writer:
       raise errors.UserError(
         'config.data.valid and config.data.test leave no row for training'
       )
-    counts, orders = self._count(raw, shares)
+    counts, orders, hashes = self._count(raw, shares)
     scales, num_missing = self._scales(raw, shares)
     num_ids = [len(x) + 1 for x in orders]
     if size := self.settings['hash_size']:
       num_ids = [size] * len(orders)
     fields = self._fields(num_ids)
-    hashes = [x.hashes() for x in self.keys]
-    hashes = tuple(
-      np.zeros(0, np.uint64) if size else x[order]
-      for x, order in zip(hashes, orders, strict=True)
-    )
     form = readers['train'].form
     settings = self.settings | {'format': form, 'features': self.features}
     encoder = Encoder(self.schema, settings, fields, hashes, scales)
@@ -700,8 +728,15 @@ class _Writer:
       if len(first) and not self.settings['hash_size']:
         new.append(text.strings(first))
 
-    args = fields, self.keys, self.new, raw.texts, raw.hashes
-    list(pool.map(number, *args))  # a field has a table of its own
+    work = fields, self.keys, self.new, raw.texts, raw.hashes
+    work = list(zip(*work, strict=True))  # a field has a table of its own
+    num_threads = text_encode.num_threads()
+
+    def number_some(first):
+      for args in work[first::num_threads]:
+        number(*args)
+
+    list(pool.map(number_some, range(num_threads)))
     return ids
 
   @property
@@ -741,26 +776,22 @@ class _Writer:
         yield some, np.full(len(some), SPLITS.index(name), np.int8)
 
   def _count(self, raw, shares):
-    """Counts of all ids in order; and of each field, numbers in that order."""
-    size, seen = self.settings['hash_size'], np.zeros(self._flat()[-1], int)
-    for some, split in self._blocks(raw, 'train', shares):
-      _tally(some.ids, split, self._starts(), seen)
-    seen = np.split(seen, self._flat()[1:-1])
-    counts, orders = [], []
-    for table, found in zip(self.keys, seen, strict=True):
-      if size:
-        local = _bucket(table.hashes(), size)
-        counts.append(np.bincount(local, found, size).astype(np.int64))
-        orders.append(local)
-        continue
-      order = np.argsort(-found, kind='stable')
-      least = max(1, self.settings['min_count'])
-      order = order[: np.sum(found >= least)]
-      self.num_rare += int(np.sum(found > 0)) - len(order)
-      rest = found.sum() - found[order].sum()
-      counts.append(np.concatenate([[rest], found[order]]))
-      orders.append(order)
-    return np.concatenate(counts), orders
+    """Of each field `_ordered`'s values, for rows that are for training."""
+    flat = self._flat()
+    seen = np.zeros(flat[-1], np.int64)
+    for start, found in zip(flat, self.seen, strict=False):
+      seen[start : start + len(found)] = found
+    if shares:
+      for some, split in self._blocks(raw, 'train', shares):
+        _take_off(some.ids, split, self._starts(), seen)
+    seen = np.split(seen, flat[1:-1])
+    with futures.ThreadPoolExecutor(text_encode.num_threads()) as pool:
+      make = functools.partial(_ordered, settings=self.settings)
+      counts, orders, hashes, rare = zip(
+        *pool.map(make, self.keys, seen), strict=True
+      )
+    self.num_rare += sum(rare)
+    return np.concatenate(counts), orders, hashes
 
   def _scales(self, raw, shares):
     """[numbers, 2], and how many numbers of training rows are missing."""

@@ -25,7 +25,7 @@ from jaxemb.text import encode, sources
 FORMS = 'criteo', 'avazu', 'adult', 'csv', 'tsv', 'parquet', 'libsvm', 'libffm'
 
 _PACKED = '.gz', '.bz2', '.xz', '.zst'
-_BLOCK_BYTES = 1 << 21
+_BLOCK_BYTES = 1 << 22
 _SUFFIXES = {
   '.csv': 'csv',
   '.tsv': 'tsv',

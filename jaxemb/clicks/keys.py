@@ -14,6 +14,11 @@ import numpy as np
 from jaxemb.text import loader
 
 _FIRST_SLOTS = 1 << 12
+_LARGE_SLOTS = 1 << 20
+_BLOCK = 32  # keys whose slots are loaded at once
+_NUMBER = np.uint64((1 << 31) - 1)
+_COUNT_BITS = np.uint64(31)
+_ONCE = np.uint64(1 << 31)
 EMPTY = np.uint64(0)  # no key: hashes are made odd
 _JIT = {'nogil': True, 'cache': True}
 
@@ -36,13 +41,35 @@ def _hash(data, start, stop):
   return found | np.uint64(1)
 
 
+# Slots of a table are pairs, so that a key costs one miss of the cache: a hash;
+# and its number (31 bits) below how often it was added. A key's first slot is
+# its hash's upper bits: a table of twice the size has its entries in the same
+# order, and is filled from one end to the other.
+
+
 @numba.njit(**_JIT)
-def _slot(slots, key):
+def _bits(size):
+  bits = 0
+  while 1 << bits < size:
+    bits += 1
+  return bits
+
+
+@numba.njit(**_JIT)
+def _slot(slots, at, key):
   mask = np.uint64(len(slots) - 1)
-  at = (key >> np.uint64(1)) & mask
-  while slots[at] != EMPTY and slots[at] != key:
+  while slots[at, 0] != EMPTY and slots[at, 0] != key:
     at = (at + np.uint64(1)) & mask
   return at
+
+
+@numba.njit(**_JIT)
+def _fetch(slots, shift, keys):
+  """Loads the first slots of keys into the cache, without waiting for any."""
+  found = np.uint64(0)
+  for key in keys:
+    found |= slots[key >> shift, 0]
+  return found
 
 
 @numba.njit(**_JIT)
@@ -55,45 +82,75 @@ def _hashes(data, starts, stops, out):
 def _gather(data, starts, stops, offsets, out):
   n = 0
   for i in range(len(starts)):
-    for j in range(starts[i], stops[i]):
+    j, stop = starts[i], stops[i]
+    while j + 8 <= stop:
+      for k in range(8):  # one load and one store
+        out[n + k] = data[j + k]
+      j, n = j + 8, n + 8
+    while j < stop:
       out[n] = data[j]
-      n += 1
+      j, n = j + 1, n + 1
     offsets[i + 1] = n
 
 
 @numba.njit(**_JIT)
-def _find(slots, values, keys, out, missing):
-  for i in range(len(keys)):
-    at = _slot(slots, keys[i])
-    out[i] = values[at] if slots[at] != EMPTY else missing
+def _find(slots, keys, out, missing):
+  shift = np.uint64(64 - _bits(len(slots)))
+  for start in range(0, len(keys), _BLOCK):
+    some = keys[start : start + _BLOCK]
+    if _fetch(slots, shift, some) == EMPTY:  # never so unless all are missing
+      out[start : start + _BLOCK] = missing
+      continue
+    for i in range(len(some)):
+      at = _slot(slots, some[i] >> shift, some[i])
+      is_there = slots[at, 0] != EMPTY
+      number = np.int64(slots[at, 1] & _NUMBER)
+      out[start + i] = number if is_there else missing
 
 
 @numba.njit(**_JIT)
-def _add(slots, values, keys, out, num, new):
+def _add(slots, keys, out, num, new):
   """Ids of keys, those not known being numbered from `num` on.
 
-  `new` gets the places of keys that are new. Stops where the table is half
-  full; returns how many keys have an id, and how many ids there are.
+  `new` gets the places of keys that are new. Stops where the table is three
+  quarters full; returns how many keys have an id, and how many ids there are.
   """
   first = num
-  for i in range(len(keys)):
-    at = _slot(slots, keys[i])
-    if slots[at] == EMPTY:
-      if 2 * num >= len(slots):
-        return i, num
-      slots[at], values[at] = keys[i], num
-      new[num - first] = i
-      num += 1
-    out[i] = values[at]
+  shift = np.uint64(64 - _bits(len(slots)))
+  for start in range(0, len(keys), _BLOCK):
+    some = keys[start : start + _BLOCK]
+    if 4 * (num + len(some)) > 3 * len(slots):
+      return start, num
+    fetched = _fetch(slots, shift, some)
+    for i in range(len(some)):
+      at = _slot(slots, some[i] >> shift, some[i])
+      if slots[at, 0] == EMPTY:
+        slots[at, 0], slots[at, 1] = some[i], num
+        new[num - first] = start + i
+        num += 1
+        fetched = some[i]
+      slots[at, 1] += _ONCE
+      out[start + i] = slots[at, 1] & _NUMBER
+    if fetched == EMPTY:  # cannot be; `_fetch` would be left out otherwise
+      return start, num
   return len(keys), num
 
 
 @numba.njit(**_JIT)
-def _refill(slots, values, old_slots, old_values):
-  for i in range(len(old_slots)):
-    if old_slots[i] != EMPTY:
-      at = _slot(slots, old_slots[i])
-      slots[at], values[at] = old_slots[i], old_values[i]
+def _refill(slots, old):
+  shift = np.uint64(64 - _bits(len(slots)))
+  for i in range(len(old)):
+    if old[i, 0] != EMPTY:
+      at = _slot(slots, old[i, 0] >> shift, old[i, 0])
+      slots[at] = old[i]
+
+
+@numba.njit(**_JIT)
+def _list(slots, hashes, counts):
+  for i in range(len(slots)):
+    if slots[i, 0] != EMPTY:
+      number = slots[i, 1] & _NUMBER
+      hashes[number], counts[number] = slots[i, 0], slots[i, 1] >> _COUNT_BITS
 
 
 @numba.njit(**_JIT)
@@ -156,33 +213,41 @@ class Keys:
     self.add(np.array(known, np.uint64))
 
   def _resize(self, size):
-    slots = np.zeros(1 << int(size - 1).bit_length(), np.uint64)
-    values = np.zeros(len(slots), np.int32)
+    slots = np.zeros((1 << int(size - 1).bit_length(), 2), np.uint64)
     if self.num:
-      _refill(slots, values, self._slots, self._values)
-    self._slots, self._values = slots, values
+      _refill(slots, self._slots)
+    self._slots = slots
 
   def add(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ids [n] int32 of hashes [n], and the places of those that are new."""
     out, new, done = np.zeros(len(keys), np.int32), [], 0
     while done < len(keys):
       first, places = self.num, np.zeros(len(keys) - done, np.int64)
-      args = self._slots, self._values, keys[done:], out[done:]
+      args = self._slots, keys[done:], out[done:]
       num_done, self.num = _add(*args, first, places)
       new.append(done + places[: self.num - first])
       done += num_done
       if done < len(keys):
-        self._resize(2 * len(self._slots))
+        # New memory costs more than what a sparse table of a small size takes.
+        growth = 4 if len(self._slots) < _LARGE_SLOTS else 2
+        self._resize(growth * len(self._slots))
     return out, np.concatenate(new) if new else np.zeros(0, np.int64)
 
   def find(self, keys: np.ndarray, missing: int) -> np.ndarray:
     """Ids [n] int32 of hashes, `missing` of those that are not known."""
     out = np.zeros(len(keys), np.int32)
-    _find(self._slots, self._values, keys, out, missing)
+    _find(self._slots, keys, out, missing)
     return out
 
   def hashes(self) -> np.ndarray:
     """[ids] uint64, the hash of each."""
-    used, out = self._slots != EMPTY, np.zeros(self.num, np.uint64)
-    out[self._values[used]] = self._slots[used]
-    return out
+    return self._listed()[0]
+
+  def counts(self) -> np.ndarray:
+    """[ids] int64, how often each was added."""
+    return self._listed()[1]
+
+  def _listed(self):
+    hashes, counts = np.empty(self.num, np.uint64), np.empty(self.num, np.int64)
+    _list(self._slots, hashes, counts)
+    return hashes, counts
