@@ -63,14 +63,13 @@ def _run(argv: Sequence[str] | None) -> None:
     with atomic.write(output) as file:
       for chances, table in model.predicted(flags.data, unknown):
         for name in keep:
-          if name not in table.column_names:
+          if name not in table.columns:
             raise errors.UserError(
               f'--keep={flags.keep}: there is no column {name}; there are '
-              f'{", ".join(table.column_names[:30])}'
+              f'{", ".join([*table.columns][:30])}'
             )
-        found = table.select(keep).append_column(
-          'prediction', pa.array(chances)
-        )
+        columns = *table.arrow(keep).columns, chances
+        found = pa.table(columns, [*keep, 'prediction'])
         if writer is None:
           writer = make(file, found.schema)
         writer.write_table(found)

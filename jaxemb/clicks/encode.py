@@ -76,7 +76,7 @@ class Encoder:
   scales: np.ndarray
 
   def encode(self, table: Any, has_labels: bool) -> tuple[Rows, dict[str, int]]:
-    """Rows of a `pyarrow.Table`; and by field, categories that are unknown.
+    """Rows of a table, Arrow's too; and by field, categories that are unknown.
 
     Raises a `UserError` for a column that is missing, or a wrong label.
     """

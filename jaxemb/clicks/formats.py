@@ -11,7 +11,7 @@ import lzma
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -284,13 +284,15 @@ class Table(NamedTuple):
     column = next(iter(self.columns.values()), ())
     return len(column.starts if isinstance(column, keys.Text) else column)
 
-  def arrow(self) -> Any:
-    """As a `pyarrow.Table`."""
+  def arrow(self, names: Iterable[str] | None = None) -> Any:
+    """As a `pyarrow.Table`, of all columns or of some."""
     import pyarrow as pa
 
+    names = self.columns if names is None else names
+    found = {k: self.columns[k] for k in names}
     return pa.table({
       k: x.strings() if isinstance(x, keys.Text) else x
-      for k, x in self.columns.items()
+      for k, x in found.items()
     })  # fmt: skip
 
 

@@ -27,22 +27,20 @@ from jaxemb.models import clicks, skipgram
 _EXAMPLES = 8192  # at once
 
 
-def _inputs(tables, ids, numbers):
-  """Rows by table, and a batch without labels."""
+@jax.jit
+def _looked_up(tables, ids):
+  return {k: x.at[ids].get(mode='clip') for k, x in tables.items()}
+
+
+def _batch(ids, numbers):
   num = ids.shape[0]
-  rows = {k: x.at[ids].get(mode='clip') for k, x in tables.items()}
   args = jnp.zeros(num), jnp.ones(num), jnp.arange(num)
-  return rows, examples.StepBatch(ids, numbers, *args)
+  return examples.StepBatch(ids, numbers, *args)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def chances(model, arrays, ids, numbers, left_out=None):
-  """[n] float32 probabilities.
-
-  `left_out` is a range of ids, from and to, and by table a row in their place.
-  """
-  params, tables, moments = arrays
-  rows, batch = _inputs(tables, ids, numbers)
+def _chances(model, params, moments, rows, ids, numbers, left_out):
+  batch = _batch(ids, numbers)
   if left_out is not None:
     first, stop, others = left_out
     is_out = ((ids >= first) & (ids < stop))[..., None]
@@ -50,9 +48,28 @@ def chances(model, arrays, ids, numbers, left_out=None):
   return jax.nn.sigmoid(model.logits(params, rows, batch, moments))
 
 
+def chances(
+  model: clicks.ClickModel,
+  arrays: tuple[Any, Mapping[str, jax.Array], clicks.Moments],
+  ids: Any,
+  numbers: Any,
+  left_out: tuple[Any, Any, Mapping[str, Any]] | None = None,
+) -> jax.Array:
+  """[n] float32 probabilities of ids [n, columns] and numbers [n, numbers].
+
+  `arrays` are dense parameters, tables and moments. `left_out` is a range of
+  ids, from and to, and by table a row in their place.
+  """
+  params, tables, moments = arrays
+  # A program of its own: compiled into one, rows are looked up within the
+  # products, which takes longer than both.
+  rows = _looked_up(tables, ids)
+  return _chances(model, params, moments, rows, ids, numbers, left_out)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _moments(model, params, tables, ids, numbers):
-  return model.moments(params, *_inputs(tables, ids, numbers))
+  return model.moments(params, _looked_up(tables, ids), _batch(ids, numbers))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,15 +94,20 @@ class ClickModel:
     """
     left_out = self._left_out(without) if without else None
     found, done = [], 0
-    for start in range(0, len(rows), _EXAMPLES):
-      args = [np.asarray(x[start : start + _EXAMPLES]) for x in rows[:2]]
-      if missing := _EXAMPLES - len(args[0]):  # no program of another size
-        args = [np.pad(x, ((0, missing), (0, 0))) for x in args]
-      found.append(chances(self.model, self._arrays, *args, left_out))
+    for scores in self._begun(rows, left_out):
+      found.append(scores)
       if len(found) - done > 2:  # or all that is to come would wait in memory
         found[done] = np.asarray(found[done])
         done += 1
     return np.concatenate([np.zeros(0, np.float32), *found])[: len(rows)]
+
+  def _begun(self, rows, left_out=None):
+    """Scores of some rows after others, not waited for; the last are padded."""
+    for start in range(0, len(rows), _EXAMPLES):
+      args = [np.asarray(x[start : start + _EXAMPLES]) for x in rows[:2]]
+      if missing := _EXAMPLES - len(args[0]):  # no program of another size
+        args = [np.pad(x, ((0, missing), (0, 0))) for x in args]
+      yield chances(self.model, self._arrays, *args, left_out)
 
   def _field(self, name):
     return next(x for x in self.encoder.fields.ids if x.name == name)
@@ -111,32 +133,43 @@ class ClickModel:
 
   def predicted(
     self, data: Any, unknown: dict[str, int] | None = None
-  ) -> Iterator[tuple[np.ndarray, Any]]:
+  ) -> Iterator[tuple[np.ndarray, formats.Table]]:
     """Probabilities [n] of some rows after others, and their tables.
 
     `unknown` gets, by field, how many categories are not known.
     """
-    for table in self._tables(data):
-      rows, found = self.encoder.encode(table, has_labels=False)
+    waiting = None
+    for table, rows, found in self._encoded(data):
       for name, num in found.items():
         if unknown is not None:
           unknown[name] = unknown.get(name, 0) + num
-      yield self.scores(rows), table
+      # Computed while the next ones are read.
+      begun = table, len(rows), [*self._begun(rows)]
+      if waiting:
+        yield _finished(*waiting)
+      waiting = begun
+    if waiting:
+      yield _finished(*waiting)
 
-  def _tables(self, data):
+  def _encoded(self, data):
+    """Tables with their encoded rows and unknown categories."""
     import pyarrow as pa
+
+    def encoded(table):
+      table = formats.Table.of(table)
+      return table, *self.encoder.encode(table, has_labels=False)
 
     if isinstance(data, str | os.PathLike):
       settings, path = self.encoder.settings, os.fspath(data)
       args = settings['format'], self.encoder.schema.columns, 0.0
       reader = formats.Reader(path, *args, settings['features'])
-      yield from reader.tables(lambda *_: None)
+      yield from reader.tables(lambda *_: None, encoded)
     elif isinstance(data, pa.Table):
-      yield data
+      yield encoded(data)
     elif hasattr(data, 'columns') and hasattr(data, 'iloc'):
-      yield pa.Table.from_pandas(data, preserve_index=False)
+      yield encoded(pa.Table.from_pandas(data, preserve_index=False))
     elif isinstance(data, Mapping):
-      yield pa.table(dict(data))
+      yield encoded(pa.table(dict(data)))
     else:
       raise errors.UserError(
         f'cannot predict of {type(data).__name__}; give a path, a table of '
@@ -185,6 +218,11 @@ class ClickModel:
       raise errors.UserError(
         f'cannot write {folder}: {errors.one_line(error)}; free space there'
       ) from error
+
+
+def _finished(table, num_rows, scores):
+  scores = np.concatenate([np.zeros(0, np.float32), *scores])
+  return scores[:num_rows], table
 
 
 def load(folder: pathlib.Path) -> ClickModel:
