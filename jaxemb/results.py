@@ -42,6 +42,8 @@ class Export(NamedTuple):
   senses: senses_lib.Senses | None = None  # of models with several per word
   # Further arrays of export/orbax: 'context_vectors', 'optimizer'.
   others: Mapping[str, Any] = _NOTHING
+  # What rows of context vectors are of, if not of keys.
+  context_keys: Sequence[str] = ()
 
   def names(self) -> tuple[Sequence[str], np.ndarray]:
     """A name and a count for each row."""
@@ -63,7 +65,8 @@ class Export(NamedTuple):
 
     keys = [self.keys[i] for i in np.flatnonzero(mask)]
     arrays = self.counts, self.rows, None, dict(self.others)
-    return Export(keys, *jax.tree.map(selected, arrays))
+    arrays = jax.tree.map(selected, arrays)
+    return Export(keys, *arrays, self.context_keys)
 
 
 def collect(
@@ -90,7 +93,8 @@ def collect(
   others = {k: x.rows for k, x in tables.items() if k != 'vectors'}
   if optimizer := {k: x.slots for k, x in tables.items() if x.slots}:
     others['optimizer'] = optimizer
-  return Export(source.keys, source.counts, encoded, senses, others)
+  contexts = getattr(source, 'context_keys', ())
+  return Export(source.keys, source.counts, encoded, senses, others, contexts)
 
 
 def log_data(parts: build.Parts) -> None:
@@ -112,7 +116,8 @@ def write_export(
   arrays = {'vectors': export.rows.decode(), **export.others}
   with futures.ThreadPoolExecutor() as pool:
     written = pool.submit(orbax_export.write, folder / 'orbax', arrays)
-    dropped = export_lib.write(folder, names, export.rows, counts, is_minimal)
+    args = names, export.rows, counts, is_minimal, export.context_keys
+    dropped = export_lib.write(folder, *args)
     senses_lib.write(folder, export.senses)
     written.result()
   return dropped

@@ -141,6 +141,9 @@ class Source(Protocol):
   def describe(self) -> Sequence[str]:
     """Lines for the log: what was read."""
 
+  # Of sources whose contexts are not keys: what they are, in order of rows.
+  context_keys: Sequence[str] = ()
+
   # Of sources that hold something out themselves: what they make of a model, by
   # name, from its vectors, its contexts, and whether their lengths count.
   evaluate: Callable[..., Mapping[str, Mapping[str, Any]]] | None = None

@@ -38,6 +38,7 @@ class Interactions:
     self.spec, self.num_parts, self.epochs = spec, spec.num_parts, spec.epochs
     self.data = data = sets_lib.make(spec.settings, spec.seed)
     self.keys, self.counts = data.items, data.counts
+    self.context_keys: Sequence[str] = data.users
     self.units_per_epoch = num = len(data.train.ids)
     self.fingerprint, self.dropped = data.fingerprint(), data.dropped
     self.step_size = spec.part_words * spec.num_parts
@@ -130,6 +131,7 @@ class ItemSets(Interactions):
 
   def __init__(self, spec: base.SourceSpec):
     super().__init__(spec)
+    self.context_keys = ()  # which are items too
     sample = spec.settings['sample']
     self.keep = loader.keep_probabilities(self.counts, sample)
     self.frequencies = loader.center_probabilities(self.counts, sample)

@@ -8,6 +8,7 @@ counts once for each user.
 import collections
 import hashlib
 import itertools
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -32,13 +33,15 @@ class Interactions(NamedTuple):
 
   items: list[str]  # names, the most frequent first
   counts: np.ndarray  # [items] int64, users to learn from who have each
+  users: list[str]  # names, in order of `train`
   train: ranking.Sets  # of each user that has any
   held: dict[str, ranking.Held]  # by split
   dropped: dict[str, int]
 
   def fingerprint(self) -> str:
     """Of all names and sets to learn from."""
-    digest = hashlib.sha256('\n'.join(self.items).encode())
+    names = *self.items, '', *self.users
+    digest = hashlib.sha256('\n'.join(names).encode())
     for x in self.train:
       digest.update(np.ascontiguousarray(x).tobytes())
     return digest.hexdigest()
@@ -53,10 +56,18 @@ def read(paths: str) -> ItemsOf:
   found: ItemsOf = collections.defaultdict(list)
   for path in filter(None, map(str.strip, paths.split(','))):
     for source in sources.find(path):
-      rest = b''
+      rest, is_first = b'', True
       for piece in sources.pieces(source, wiki.ReadReport()):
         # A piece may end within a long line.
         *lines, rest = (rest + piece.text).split(b'\n')
+        if is_first and _are_ratings(lines[:1000]):
+          raise errors.UserError(
+            f'{source} has lines `user item rating time`, as of '
+            f'{lines[-1].decode(errors="replace").strip()!r}; keep those that '
+            "count as liked and their first two columns (awk '$3 >= 4 "
+            "{print $1, $2}')"
+          )
+        is_first = False
         _add(lines, found)
       _add([rest], found)
   if not any(found.values()):
@@ -65,6 +76,12 @@ def read(paths: str) -> ItemsOf:
       'config.data.path to files of such lines'
     )
   return found
+
+
+def _are_ratings(lines: list[bytes]) -> bool:
+  """Whether most are four numbers, the last two a rating and a time in s."""
+  form = re.compile(rb'\d+\s+\d+\s+\d(\.\d+)?\s+\d{9,10}\s*')
+  return 2 * sum(bool(form.fullmatch(x)) for x in lines) > len(lines)
 
 
 def _add(lines: Iterable[bytes], found: ItemsOf) -> None:
@@ -210,4 +227,4 @@ def encode(
     )
   train = ranking.Sets.of(known.values())
   counts = np.array(counts, np.int64)
-  return Interactions(list(items), counts, train, splits, dropped)
+  return Interactions(list(items), counts, [*known], train, splits, dropped)

@@ -26,7 +26,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.storage import atomic, word2vec_format
 
-VECTORS, SCALES = 'vectors.npy', 'scales.npy'
+VECTORS, SCALES, CONTEXTS = 'vectors.npy', 'scales.npy', 'context_vocab.txt'
 _MAX_PROJECTOR_WORDS = 100_000
 _PROJECTOR_CONFIG = b"""embeddings {
   tensor_name: "words"
@@ -59,11 +59,13 @@ def write(
   rows: Encoded,
   counts: np.ndarray,
   is_minimal: bool = False,
+  context_words: Sequence[str] = (),
 ) -> dict[str, int]:
   """Writes every form of the vectors, with one spelling of the words.
 
   Row i of `rows`, [vocab, dim], is word i, which occurs `counts[i]` times, the
-  most frequent first; a minimal export is vectors.npy and vocab.txt alone. The
+  most frequent first; a minimal export is vectors.npy and vocab.txt alone.
+  `context_words` are what rows of context vectors are of, if not of words. The
   files replace those of an earlier export together, once all are written.
 
   Returns, for the report, how many words were renamed because of white space,
@@ -87,11 +89,15 @@ def write(
       word2vec_format.put_rows(create('vectors.bin'), spelled, vectors, True)
       _put_texts(create, spelled, vectors, counts)
     word2vec_format.put_counts(create('vocab.txt'), spelled, counts)
+    if context_words:
+      names, _ = word2vec_format.spell(context_words)
+      create(CONTEXTS).writelines(x + b'\n' for x in names)
     for file in files:
       file.flush()
       os.fsync(file.fileno())
-  if rows.scales is None:  # of an earlier export
-    (folder / SCALES).unlink(missing_ok=True)
+  for name, is_there in ((SCALES, rows.scales), (CONTEXTS, context_words)):
+    if is_there is None or not len(is_there):  # of an earlier export
+      (folder / name).unlink(missing_ok=True)
   return {
     'words_renamed_in_exports': num_renamed,
     'words_left_out_of_projector': max(len(words) - _MAX_PROJECTOR_WORDS, 0),

@@ -193,6 +193,8 @@ def test_meshes_and_layouts_learn_the_same(tmp_path):
   for name, settings in meshes.items():
     _run('', tmp_path / name, **small, **settings)
     found[name] = np.load(tmp_path / name / 'export' / 'vectors.npy')
+  users = tmp_path / 'one' / 'export' / 'context_vocab.txt'
+  assert len(set(users.read_text().split())) == 3000
   for name in meshes:
     np.testing.assert_allclose(found[name], found['one'], atol=2e-5)
 

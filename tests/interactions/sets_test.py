@@ -56,6 +56,14 @@ def test_files_are_plain_or_compressed_and_add_up(tmp_path):
   assert sets.read(paths) == {'u': ['x', 'y', 'z'], 'v': ['x']}
 
 
+def test_ratings_are_not_taken_for_items(tmp_path):
+  (tmp_path / 'u.data').write_text('196\t242\t3\t881250949\n' * 3)
+  with pytest.raises(errors.UserError, match='first two columns'):
+    sets.read(str(tmp_path / 'u.data'))
+  (tmp_path / 'u.data').write_text('196 242 3 881\n' * 3)
+  assert sets.read(str(tmp_path / 'u.data')) == {'196': ['242', '3', '881'] * 3}
+
+
 def test_rare_items_are_dropped_and_counted(tmp_path):
   text = 'a x y\nb x\nc z\nd w\ne w\n'
   made = _made(tmp_path, text, {'min_count': 2}, test='a y w\n')
