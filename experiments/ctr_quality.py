@@ -39,6 +39,7 @@ import experiment
 import low_precision
 import numpy as np
 
+from jaxemb import config as config_lib
 from jaxemb import errors
 
 _CASES = 'same_steps', 'deepctr', 'precision'
@@ -175,13 +176,17 @@ def _peer_settings(parts: Any, kind: str, threads: int) -> dict[str, Any]:
   o, m = config.optimizer, config.model
   if m.dropout:
     raise errors.UserError('config.model.dropout=0 is needed beside peers')
+  if o.dense_learning_rate not in (0, o.learning_rate):
+    raise errors.UserError(
+      'config.optimizer.dense_learning_rate=0 is needed beside peers'
+    )
   return {
     'kind': kind,
     'seed': config.seed,
     'threads': threads,
     'model': m.name,
     'dim': m.dim,
-    'hidden': [int(x) for x in m.hidden.split(',')],
+    'hidden': config_lib.sizes('model.hidden', m.hidden),
     'batch_norm': m.batch_norm,
     'optimizer': o.dense,
     'learning_rate': o.learning_rate,
@@ -283,7 +288,12 @@ def _precise(args, case: str, seed: int, folder: pathlib.Path):
   settings = {'seed': seed} | low_precision.settings(case)
   report = experiment.train(args, workdir, settings)
   evaluation = report['evaluation']
-  found = evaluation.get('test') or evaluation['validation']
+  found = evaluation.get('test') or evaluation.get('validation')
+  if not found:
+    raise errors.UserError(
+      'nothing is held out to compare on; give config.data.valid or '
+      'config.data.test'
+    )
   keys = 'table_bytes', 'vector_bytes', 'examples_per_sec'
   return {k: found[k] for k in ('auc', 'log_loss')} | {
     k: report[k] for k in keys
