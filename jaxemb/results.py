@@ -158,8 +158,7 @@ def write(
   values |= {'hosts': resources.summary(records)}
   values |= {'staleness': _staleness(parts, totals)}
   if parts.strategy.store:
-    found = store(parts, totals) | {'memory': _memory(parts, values)}
-    values |= {'store': found}
+    values |= {'store': store(parts, totals, values)}
   values['dropped'] |= dropped
   report.write(workdir, values, records, vectors, parts.benchmarks)
   rate = totals.done / max(totals.train_secs, 1e-9)
@@ -183,8 +182,13 @@ def _evaluate(
   return export.embeddings().evaluate(parts.benchmarks, limit)
 
 
-def store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
-  """What went between stores and the device, beside what was expected."""
+def store(
+  parts: build.Parts, totals: metrics.Totals, values: Mapping[str, Any]
+) -> dict[str, Any]:
+  """What went between stores and the device, beside what was expected.
+
+  `values` are those of the report, with what each host took.
+  """
   stored, config = parts.strategy.store, parts.config
   counts = {k: totals.counters.get(k, 0) for k in stored.counted}
   steps, needed = max(totals.steps, 1), max(counts['rows_needed'], 1)
@@ -194,6 +198,7 @@ def store(parts: build.Parts, totals: metrics.Totals) -> dict[str, Any]:
     'store_bytes': stored.store_bytes,
     'hit_rate': 1 - counts['rows_fetched'] / needed,
     'hidden': max(0.0, 1 - counts['fetch_waited_secs'] / secs),
+    'memory': _memory(parts, values),
   }
   if config.strategy.name == 'workers':
     tables = build.traffic(config, parts.tuning, stored).values()

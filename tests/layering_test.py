@@ -105,7 +105,7 @@ def test_the_package_stays_within_its_budget():
   # (670 of them the command), and what they showed; 170 tables of keys that
   # count, and files that are encoded while others are scored.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 29_490
+  assert lines <= 29_500
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -88,6 +88,8 @@ class ClickSource:
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
     self.num_parts, self.epochs = spec.num_parts, spec.epochs
     self.units_per_epoch = len(self.train)
+    # Of files, once all was read.
+    self.mapped_bytes = sum(x.nbytes for x in self.train)
     self.keys, self.counts = Names(encoded), encoded.counts
     self.frequencies = self.counts / max(1, len(self.train))
     self.fingerprint = encoded.manifest['fingerprint']

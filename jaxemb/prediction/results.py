@@ -179,7 +179,7 @@ def write(
     'hosts': resources.summary(records),
   }
   if parts.strategy.store:
-    values |= {'store': results.store(parts, totals)}
+    values |= {'store': results.store(parts, totals, values)}
   vectors = model.tables[model.model.vectors_table]
   ranges = [x[:3] for x in source.fields.ids]  # names, first ids, sizes
   args = values, records, vectors, source.keys, source.counts, ranges
