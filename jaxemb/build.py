@@ -222,6 +222,7 @@ def trainer(
     model = _model(config, spec, corpus, tuning.shared_nodes)
   available = {
     'axes': axes,
+    'by_kernel': tuning.row_writes,
     'deduplicates': tuning.deduplicates,
     'device_centers': _device_centers(config, tuning, mesh),
     'row_kernel': updates.make(config.optimizer, tuning.row_threads)
@@ -340,8 +341,11 @@ def _table(
 ) -> spec_lib.Table:
   """A table with its optimizer, in the layout that the settings name."""
   o, t, layout = config.optimizer, config.table, config.table.layout
+  by_kernel = available['by_kernel']
+  spec = dataclasses.replace(spec, by_kernel=by_kernel)
   if spec.momentum is None:
-    optimizer = bind('optimizer.name', o.name, (), o)()
+    args = {**o, 'by_kernel': by_kernel}
+    optimizer = bind('optimizer.name', o.name, (), args)()
     precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
     updates_all = o.rows == 'all'
     rules = {'decay': o.decay, 'updates_all': updates_all}

@@ -325,7 +325,23 @@ def trace(job: Job) -> Any:
 
   strategy, zero = job.trainer.strategy, np.float32(0)
   schedule = base.Schedule(zero, zero, np.zeros(2, np.uint32))
-  return strategy.step.trace(job.state, job.constants, job.batch, schedule)
+  args = job.state, job.constants, job.batch, schedule
+  with _on(job):
+    return strategy.step.trace(*args)
+
+
+def compiled(job: Job, traced: Any) -> Any:
+  """What the devices' compiler makes of it."""
+  with _on(job):
+    return traced.lower().compile()
+
+
+def _on(job: Job) -> Any:
+  """Tells kernels what they are compiled for, as a device would."""
+  import jax
+
+  mesh = jax.tree.leaves(job.state)[0].sharding.mesh
+  return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 class Held(NamedTuple):
@@ -464,13 +480,13 @@ def examine(job: Job) -> dict[str, Any]:
   loop, config = job.trainer.strategy.loop, job.config
   traced = trace(job)
   try:
-    compiled = traced.lower().compile()
+    program = compiled(job, traced)
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     check_fits(job, chip.gigabytes * 1e9)
     raise
-  text, memory = compiled.as_text(), compiled.memory_analysis()
+  text, memory = program.as_text(), program.memory_analysis()
   sent = hlo.traffic(text, loop)
   sent_bytes = sent['bytes_per_step_per_device']
   work = sum(

@@ -156,7 +156,7 @@ class Codec:
     # All is read before anything is written, or XLA copies the table.
     new = jax.lax.optimization_barrier(new)
     return jax.tree.map(
-      lambda x, y: x.at[at].set(y, mode='drop', unique_indices=True),
+      lambda x, y: row_optimizers.put_rows(x, at, y, self.spec.by_kernel),
       vectors,
       new,
     )

@@ -137,7 +137,8 @@ class Replicated(spec_lib.Table):
     ids = row_grads.ids
     if self._is_float32:
       are_unique = row_grads.counts is not None
-      vectors = row_optimizers.add_rows(vectors, ids, deltas, are_unique)
+      args = vectors, ids, deltas, are_unique, self.spec.by_kernel
+      vectors = row_optimizers.add_rows(*args)
     else:
       if rows is not None:
         rows = rows.reshape(deltas.shape)

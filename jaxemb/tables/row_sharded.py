@@ -309,7 +309,8 @@ class RowSharded(spec_lib.Table):
       )
       at = row_grads.ids
       if self.spec.dtype == 'float32':
-        return row_optimizers.add_rows(vectors, at, deltas, True), slots
+        args = vectors, at, deltas, True, self.spec.by_kernel
+        return row_optimizers.add_rows(*args), slots
       ids = self._ids(*jnp.divmod(at, self._own[1]))
       return self._codec.add(vectors, at, deltas, ids, step.key), slots
 
