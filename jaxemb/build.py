@@ -222,7 +222,7 @@ def trainer(
     model = _model(config, spec, corpus, tuning.shared_nodes)
   available = {
     'axes': axes,
-    'by_kernel': tuning.row_writes,
+    'by_kernel': tuning.row_copies,
     'deduplicates': tuning.deduplicates,
     'device_centers': _device_centers(config, tuning, mesh),
     'row_kernel': updates.make(config.optimizer, tuning.row_threads)

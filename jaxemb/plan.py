@@ -461,7 +461,10 @@ def copies(job: Job, text: str) -> dict[str, int]:
     sizes.add(math.prod(shape))
   program, found = hlo.parse(text), {}
   for x, loops, _ in hlo.executed(program, program.entry):
-    if x.opcode.startswith(('copy', 'transpose')) and x.opcode != 'copy-done':
+    # The last is a move into a TPU's core in several pieces.
+    is_copy = x.opcode.startswith(('copy', 'transpose'))
+    is_copy |= 'ConcatBitcast' in x.attributes
+    if is_copy and x.opcode != 'copy-done':
       if any(math.prod(y) in sizes for y in x.sizes):
         key = str(len(loops))
         found[key] = found.get(key, 0) + 1

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxemb.tables import row_writes
+from jaxemb.tables import row_copies
 
 Slots = Any  # a NamedTuple of arrays with a leading vocab axis
 
@@ -57,17 +57,25 @@ def mean_squares(row_grads: jax.Array) -> jax.Array:
   return jnp.mean(jnp.square(row_grads), -1)
 
 
-def gather(array: jax.Array, ids: jax.Array) -> jax.Array:
-  """[..., d], rows of ids [...]; arbitrary ones of padding."""
+def gather(
+  array: jax.Array, ids: jax.Array, by_kernel: bool = False
+) -> jax.Array:
+  """[..., d], rows of ids [...]; arbitrary ones of padding.
+
+  `by_kernel`: by that of a TPU where it can (`row_copies`).
+  """
+  if by_kernel and row_copies.can_copy(array):
+    rows = row_copies.take(array, ids.reshape(-1))
+    return rows.reshape(*ids.shape, -1)
   return array.at[ids].get(mode='clip')
 
 
 def put_rows(
   array: jax.Array, ids: jax.Array, rows: jax.Array, by_kernel: bool = False
 ) -> jax.Array:
-  """Replaces rows of ids, which all differ; `by_kernel`: see `row_writes`."""
-  if by_kernel and row_writes.can_put(array):
-    return row_writes.put(array, ids, rows)
+  """Replaces rows of ids, which all differ; `by_kernel` as of `gather`."""
+  if by_kernel and row_copies.can_copy(array):
+    return row_copies.put(array, ids, rows)
   return array.at[ids].set(rows, mode='drop', unique_indices=True)
 
 
@@ -82,9 +90,10 @@ def add_rows(
 
   Then a kernel may do it, as in `put_rows`.
   """
-  if are_unique and by_kernel and row_writes.can_put(array):
-    rows = jax.lax.optimization_barrier(gather(array, ids) + rows)
-    return row_writes.put(array, ids, rows)
+  if are_unique and by_kernel and row_copies.can_copy(array):
+    rows += gather(array, ids, by_kernel)
+    rows = jax.lax.optimization_barrier(rows)
+    return row_copies.put(array, ids, rows)
   return array.at[ids].add(rows, mode='drop', unique_indices=are_unique)
 
 
@@ -226,7 +235,8 @@ def adam(
       # Each of n occurrences carries an n-th of what happens once per row.
       counts, scratch = _counts(scratch, row_grads)
       share = 1.0 / counts
-    old_mean = jax.lax.optimization_barrier(gather(slots.mean, ids))
+    old_mean = gather(slots.mean, ids, by_kernel)
+    old_mean = jax.lax.optimization_barrier(old_mean)
     decay = (beta1 - 1) * share[..., None] * old_mean
     change = decay + (1 - beta1) * grads
     mean = add_rows(slots.mean, ids, change, are_unique, by_kernel)
@@ -241,7 +251,7 @@ def adam(
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))
     root = jnp.sqrt(gather(mean_square, ids) / unbias2) + epsilon
     scale = -learning_rate * share / (unbias1 * root)
-    deltas = scale[..., None] * gather(mean, ids)
+    deltas = scale[..., None] * gather(mean, ids, by_kernel)
     return deltas, AdamSlots(mean, mean_square, num_updates, scratch)
 
   names = 'mean', 'mean_square', 'num_updates'
@@ -262,7 +272,7 @@ def adagrad_full(epsilon: float, by_kernel: bool = False) -> RowOptimizer:
 
   def update(slots, row_grads, learning_rate):
     ids, grads = row_grads.ids, row_grads.grads
-    new = gather(slots.sum_squares, ids) + jnp.square(grads)
+    new = gather(slots.sum_squares, ids, by_kernel) + jnp.square(grads)
     new = jax.lax.optimization_barrier(new)  # read before it is written
     sum_squares = put_rows(slots.sum_squares, ids, new, by_kernel)
     deltas = -learning_rate * grads / (jnp.sqrt(new) + epsilon)
@@ -292,7 +302,7 @@ def adam_full(
 
   def update(slots, row_grads, learning_rate):
     ids, grads = row_grads.ids, row_grads.grads
-    old = (gather(x, ids) for x in slots)
+    old = (gather(x, ids, by_kernel) for x in slots)
     mean, square, steps = jax.lax.optimization_barrier(tuple(old))
     mean = beta1 * mean + (1 - beta1) * grads
     square = beta2 * square + (1 - beta2) * jnp.square(grads)
