@@ -21,6 +21,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,9 +37,12 @@ from jaxemb import main as main_lib
 _CORPUS_WORDS = 10**10  # of Zipf's law, of which the vocabulary has the counts
 # Of the memory, what a run may need; the rest is the program and its runtime.
 _USABLE = 0.95
-# A TPU's core, counted in its bundles on v5e: cycles to gather a row of 512
-# bytes, and to add to one.
-_GATHER_CYCLES, _ADD_CYCLES = 5.3, 65
+# Of a TPU's core, counted in its bundles on v5e, where the compiler gives no
+# estimate: for each id, of the kernels of `row_copies` and XLA, without waiting.
+_CYCLES = {
+  'take': 4.1, 'put': 6.9, 'gather': 5.3, 'scatter': 65,
+  'gather number': 9, 'scatter number': 8, 'sort': 1,
+}  # fmt: skip
 
 
 class Chip(NamedTuple):
@@ -471,6 +475,34 @@ def copies(job: Job, text: str) -> dict[str, int]:
   return found
 
 
+def core_cycles(text: str, loop: Any) -> float:
+  """Cycles of a TPU's core in a step of a compiled program."""
+  from jaxemb.runtime import hlo
+
+  program, total = hlo.parse(text), 0.0
+  for x, loops, is_in_branch in hlo.executed(program, program.entry):
+    runs = hlo.runs_per_step(loops, loop) * (loop.branch if is_in_branch else 1)
+    if estimate := re.search(r'"estimated_cycles":"(\d+)"', x.attributes):
+      total += runs * int(estimate[1])
+      continue
+    kind, num = x.opcode, 0.0
+    operands = [math.prod(y) for s in x.operands for y in hlo.sizes(s)]
+    if kind == 'custom-call' and 'tpu_custom_call' in x.attributes:
+      kind, num = 'put' if len(operands) == 3 else 'take', operands[0]
+    elif kind == 'gather':
+      widths = re.search(r'slice_sizes=\{([\d,]*)\}', x.attributes)
+      width = math.prod(map(int, widths[1].split(','))) if widths else 1
+      num = sum(map(math.prod, x.sizes)) / width
+      kind += ' number' if width == 1 else ''
+    elif kind == 'scatter':
+      num = operands[1]
+      kind += ' number' if operands[2] == num else ''
+    elif kind == 'sort':
+      num = operands[0]
+    total += runs * num * _CYCLES.get(kind, 0)
+  return total
+
+
 def examine(job: Job) -> dict[str, Any]:
   """Compiles, and counts; raises a `UserError` for what has no room."""
   import jax
@@ -507,8 +539,7 @@ def examine(job: Job) -> dict[str, Any]:
     'links': sent_bytes['total'] / (chip.link_gbps * 1e9),
   }
   if chip.ghz:
-    cycles = moved.lookups * (_GATHER_CYCLES + _ADD_CYCLES)
-    secs['row_writes'] = cycles / (chip.ghz * 1e9)
+    secs['core'] = core_cycles(text, loop) / (chip.ghz * 1e9)
   devices = job.mesh.size
   temp = memory.temp_size_in_bytes
   # What is changed in place is an argument and not a result as well.
@@ -596,8 +627,9 @@ def _assumptions(job: Job) -> Iterator[str]:
   yield 'lookups read a row, updates read and write each distinct one once'
   if chip.ghz:
     yield (
-      f'row writes: {_GATHER_CYCLES} cycles to gather a row and {_ADD_CYCLES} '
-      f'to add to it, counted for v5e, at {chip.ghz} GHz, without waiting'
+      f'core: cycles by the estimates of its compiler, and for each id by '
+      f'{", ".join(f"{k} {x}" for k, x in _CYCLES.items())}, counted for v5e; '
+      f'at {chip.ghz} GHz, one after another, without waiting for memory'
     )
     yield (
       'float32 products of rows are of bfloat16 factors with float32 sums '
