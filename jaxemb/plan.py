@@ -38,7 +38,7 @@ _CORPUS_WORDS = 10**10  # of Zipf's law, of which the vocabulary has the counts
 # Of the memory, what a run may need; the rest is the program and its runtime.
 _USABLE = 0.95
 # Of a TPU's core, counted in its bundles on v5e, where the compiler gives no
-# estimate: for each id, of the kernels of `row_copies` and XLA, without waiting.
+# estimate: for each id, by the kernels of `row_copies` and by XLA.
 _CYCLES = {
   'take': 4.1, 'put': 6.9, 'gather': 5.3, 'scatter': 65,
   'gather number': 9, 'scatter number': 8, 'sort': 1,
