@@ -449,9 +449,10 @@ def load(path: pathlib.Path | str) -> Any:
 def load_vectors(path: pathlib.Path | str) -> Embeddings:
   """Loads vectors in any form; warns of what was left out.
 
-  From a workdir, perhaps in a bucket, its export folder or vectors.npy (memory-mapped), or from a
-  word2vec, GloVe or fastText .vec file, text or binary, plain or .gz. Raises a
-  `UserError` if it is missing, not recognized, cut or damaged.
+  From a workdir, its export folder or vectors.npy (memory-mapped), or from a
+  word2vec, GloVe or fastText .vec file, text or binary, plain or .gz. Runs may
+  be in a bucket. Raises a `UserError` if it is missing, not recognized, cut or
+  damaged.
   """
   if bucket.is_url(path):
     with bucket.opened(path) as folder:

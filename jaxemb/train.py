@@ -54,7 +54,9 @@ def run(
     )
   every_secs = max(1.0, min(_PUSH_SECS, config.train.checkpoint_every_secs))
   with bucket.opened(workdir, every_secs) as folder:
-    return _run_in(config, folder, job, text_cache, fixed)
+    code = _run_in(config, folder, job, text_cache, fixed)
+  metrics.LOG.info('what was in %s is in %s', folder, workdir)
+  return code
 
 
 def _run_in(

@@ -1,6 +1,7 @@
 """Folders in buckets: one in the memory of the process stands for them."""
 
 import json
+import tempfile
 
 import fsspec
 import pytest
@@ -38,7 +39,11 @@ def test_what_changes_is_copied_and_what_is_gone_is_removed(files, tmp_path):
   assert not folder.exists()
 
 
-def test_a_bucket_that_cannot_be_written_leaves_the_copy(monkeypatch, files):
+def test_a_bucket_that_cannot_be_written_leaves_the_copy(
+  monkeypatch, files, tmp_path
+):
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+
   def refuse(*_, **__):
     raise PermissionError('not yours')
 
