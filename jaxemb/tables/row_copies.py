@@ -17,6 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+# A TPU has narrower rows column after column within steps (50 numbers, not 64,
+# read in compiled programs): they would be copied into rows and back.
+LEAST_WIDTH = 64
 _BLOCK_BYTES = 1 << 20  # of rows in the core's memory; there are two blocks
 _IDS_AT_ONCE = 1024  # a multiple of which a block has
 _LANES = 128
@@ -25,7 +28,8 @@ _UNROLLED = 8
 
 def can_copy(array: jax.Array) -> bool:
   """Whether `put` and `take` copy rows of an array."""
-  return array.ndim == 2 and array.dtype.itemsize == 4
+  is_wide = array.ndim == 2 and array.shape[1] >= LEAST_WIDTH
+  return is_wide and array.dtype.itemsize == 4
 
 
 def take(
