@@ -234,6 +234,7 @@ class Job:
 
   topology: Topology
   config: ml_collections.ConfigDict  # resolved
+  tuning: config_lib.Tuning
   mesh: Any
   trainer: build.Trainer
   corpus: Any
@@ -242,8 +243,7 @@ class Job:
   @property
   def centers(self) -> int:
     """Of a step of all devices."""
-    steps = self.trainer.trainable.steps
-    num = steps.num_parts * steps.part_words
+    num = self.tuning.parts * self.tuning.part_words
     is_apart = self.config.strategy.name == 'partition'
     return num * (self.mesh.size if is_apart else 1)
 
@@ -312,7 +312,7 @@ def make(
   else:
     batch = next(iter(source.items(None, 0))).batch
   batch = _shapes(batch, trainer.strategy.batch_sharding)
-  return Job(where, config, mesh, trainer, corpus, batch)
+  return Job(where, config, tuning, mesh, trainer, corpus, batch)
 
 
 def _shapes(tree: Any, sharding: Any) -> Any:
@@ -557,6 +557,7 @@ def examine(job: Job) -> dict[str, Any]:
     'dtype': config.table.dtype,
     'optimizer': config.optimizer.name,
     'batch_words': config.train.batch_words,
+    'unit': config_lib.smaller(config)[1],
     'memory': {
       'tables_bytes': size.tables,
       'slots_bytes': size.slots,
@@ -654,7 +655,7 @@ def describe(plan: Mapping[str, Any]) -> Iterator[str]:
     f'{plan["topology"]}: {plan["devices"]} device(s), mesh {mesh["data"]} x '
     f'{mesh["table"]} (data x table), {plan["layout"]} layout, '
     f'{plan["strategy"]}; {plan["vocab"]:,} x {plan["dim"]} {plan["dtype"]}, '
-    f'{plan["optimizer"]}, steps of {plan["batch_words"]:,} words'
+    f'{plan["optimizer"]}, steps of {plan["batch_words"]:,} {plan["unit"]}'
   )
   shown = 'tables', 'slots', 'others', 'scratch', 'program', 'peak'
   parts = ', '.join(f'{x} {memory[f"{x}_bytes"] / 1e6:,.1f}' for x in shown)
