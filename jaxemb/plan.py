@@ -482,7 +482,8 @@ def core_cycles(text: str, loop: Any) -> float:
   program, total = hlo.parse(text), 0.0
   for x, loops, is_in_branch in hlo.executed(program, program.entry):
     runs = hlo.runs_per_step(loops, loop) * (loop.branch if is_in_branch else 1)
-    if estimate := re.search(r'"estimated_cycles":"(\d+)"', x.attributes):
+    # At most 13 digits: where the compiler knows nothing it says so by more.
+    if estimate := re.search(r'"estimated_cycles":"(\d{,13})"', x.attributes):
       total += runs * int(estimate[1])
       continue
     kind, num = x.opcode, 0.0
