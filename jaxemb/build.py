@@ -42,7 +42,14 @@ from jaxemb.strategies import (
   shared_rows,
 )
 from jaxemb.tables import cache as cache_lib
-from jaxemb.tables import cached, remote, row_optimizers, row_sharded, stores
+from jaxemb.tables import (
+  cached,
+  remote,
+  row_copies,
+  row_optimizers,
+  row_sharded,
+  stores,
+)
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
@@ -156,9 +163,12 @@ def on_devices(
     filled = -(-dim // table) * table
     _LOG.info(f'{dim} columns are filled up to {filled} for {table} devices')
   if layout == 'column' and platform == 'tpu' and dim < LANES * table > LANES:
+    columns = -(-dim // table)
+    is_narrow = columns < row_copies.LEAST_WIDTH
     _LOG.warning(
-      f'{-(-dim // table)} columns a device are read and written as {LANES}, '
-      'so rows cost as much as whole ones; give --config.table.layout=row'
+      f'{columns} columns a device are read and written as {LANES}'
+      + ', in tables that may be copied in every step' * is_narrow
+      + ', so rows cost as much as whole ones; give --config.table.layout=row'
     )
   shape = mesh_lib.Shape(data, table)
   args = config, platform, shape, mesh_lib.cores_of_device(shape)
