@@ -10,7 +10,7 @@ import collections
 import pathlib
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -80,16 +80,18 @@ def make(
   settings: Mapping[str, Any],
   num_rows: int,
   folder: pathlib.Path | None = None,
+  devices: Sequence[jax.Device] = (),
   **fixed: Any,
 ) -> Job:
   """Builds what trains tables of `num_rows` rows; starts JAX.
 
   `settings` are by dotted name, others are the defaults; `fixed` are fields of
-  `config.Tuning` that are not to be chosen, the `folder` is for stores.
+  `config.Tuning` that are not to be chosen, the `folder` is for stores; without
+  `devices` JAX's own are chosen from.
   """
   config = config_lib.default()
   config = config_lib.check(config, settings)
-  config, tuning, mesh = build.on_devices(config, {}, **fixed)
+  config, tuning, mesh = build.on_devices(config, {}, devices, **fixed)
   counts = plan.zipf_counts(num_rows)
   spec = data_base.SourceSpec(
     '',

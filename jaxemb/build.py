@@ -42,7 +42,14 @@ from jaxemb.strategies import (
   shared_rows,
 )
 from jaxemb.tables import cache as cache_lib
-from jaxemb.tables import cached, remote, row_optimizers, row_sharded, stores
+from jaxemb.tables import (
+  cached,
+  remote,
+  row_copies,
+  row_optimizers,
+  row_sharded,
+  stores,
+)
 from jaxemb.tables import spec as spec_lib
 
 _LOG = logging.getLogger('jaxemb')
@@ -156,9 +163,12 @@ def on_devices(
     filled = -(-dim // table) * table
     _LOG.info(f'{dim} columns are filled up to {filled} for {table} devices')
   if layout == 'column' and platform == 'tpu' and dim < LANES * table > LANES:
+    columns = -(-dim // table)
+    is_narrow = columns < row_copies.LEAST_WIDTH
     _LOG.warning(
-      f'{-(-dim // table)} columns a device are read and written as {LANES}, '
-      'so rows cost as much as whole ones; give --config.table.layout=row'
+      f'{columns} columns a device are read and written as {LANES}'
+      + ', in tables that may be copied in every step' * is_narrow
+      + ', so rows cost as much as whole ones; give --config.table.layout=row'
     )
   shape = mesh_lib.Shape(data, table)
   args = config, platform, shape, mesh_lib.cores_of_device(shape)
@@ -222,6 +232,7 @@ def trainer(
     model = _model(config, spec, corpus, tuning.shared_nodes)
   available = {
     'axes': axes,
+    'by_kernel': tuning.row_copies,
     'deduplicates': tuning.deduplicates,
     'device_centers': _device_centers(config, tuning, mesh),
     'row_kernel': updates.make(config.optimizer, tuning.row_threads)
@@ -340,8 +351,11 @@ def _table(
 ) -> spec_lib.Table:
   """A table with its optimizer, in the layout that the settings name."""
   o, t, layout = config.optimizer, config.table, config.table.layout
+  by_kernel = available['by_kernel']
+  spec = dataclasses.replace(spec, by_kernel=by_kernel)
   if spec.momentum is None:
-    optimizer = bind('optimizer.name', o.name, (), o)()
+    args = {**o, 'by_kernel': by_kernel}
+    optimizer = bind('optimizer.name', o.name, (), args)()
     precision = {k: t[k] for k in ('dtype', 'rounding', 'exchange_dtype')}
     updates_all = o.rows == 'all'
     rules = {'decay': o.decay, 'updates_all': updates_all}

@@ -446,6 +446,7 @@ class Tuning:
   fused: bool  # a kernel takes the steps, in place of XLA's operations
   threads: int  # of each kernel, which share its tables
   row_threads: int  # of a kernel that updates rows; 0 = XLA does
+  row_copies: bool  # a TPU's kernels read and write rows
   sync_words: float  # of a replica between exchanges of the frequent rows
   rest_words: float  # and, with the policy hot, between those of the others
   sync_lookups: float  # of a row between two exchanges of it
@@ -600,6 +601,7 @@ def resolve(
     'fused': fused,
     'threads': threads if fused else 1,
     'row_threads': has_row_kernel * min(cores, MAX_THREADS),
+    'row_copies': may_fuse and t.fused and platform == 'tpu',
     'sync_words': sync_words,
     'rest_words': rest_words,
     'sync_lookups': 8.0 if is_pair else 2 / num_replicas,

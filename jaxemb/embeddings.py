@@ -21,7 +21,7 @@ from jaxemb.evaluation import benchmarks, geometry
 from jaxemb.evaluation import words as words_lib
 from jaxemb.senses import evaluate as senses_evaluate
 from jaxemb.senses import table as senses_lib
-from jaxemb.storage import export, word2vec_format
+from jaxemb.storage import bucket, export, word2vec_format
 
 # A word, a row or a [dim] vector; in sums perhaps with a weight.
 Key = str | int | np.ndarray
@@ -435,6 +435,10 @@ def load(path: pathlib.Path | str) -> Any:
 
   Of a run on clicks, or its export, it is a `prediction.predictor.ClickModel`.
   """
+  if bucket.is_url(path):
+    with bucket.opened(path) as folder:
+      found = load(folder)
+      return found.in_memory() if isinstance(found, Embeddings) else found
   if folder := _of_clicks(path):
     from jaxemb.prediction import predictor  # and with it JAX and Arrow
 
@@ -446,9 +450,13 @@ def load_vectors(path: pathlib.Path | str) -> Embeddings:
   """Loads vectors in any form; warns of what was left out.
 
   From a workdir, its export folder or vectors.npy (memory-mapped), or from a
-  word2vec, GloVe or fastText .vec file, text or binary, plain or .gz. Raises a
-  `UserError` if it is missing, not recognized, cut or damaged.
+  word2vec, GloVe or fastText .vec file, text or binary, plain or .gz. Runs may
+  be in a bucket. Raises a `UserError` if it is missing, not recognized, cut or
+  damaged.
   """
+  if bucket.is_url(path):
+    with bucket.opened(path) as folder:
+      return load_vectors(folder).in_memory()
   if folder := _of_clicks(path):
     raise errors.UserError(
       f'{folder} has a model of clicks, not vectors of words; jaxemb predict '

@@ -2,8 +2,8 @@
 
 --config=NAME[:VARIANT]  a config that comes with jaxemb, or a config file
                          (default: wiki)
---workdir=FOLDER         folder of the run (default: runs/<config>-<time>);
-                         started again on the same folder, a run resumes
+--workdir=FOLDER         folder of the run (default: runs/<config>-<time>), or
+                         gs://...; started again on the same one, it resumes
 
 Processes that train together are started alike, with a workdir that all of them
 reach, and --coordinator=HOST:PORT --num_processes=N --process_id=I, or with
@@ -35,6 +35,7 @@ import ml_collections
 from jaxemb import config as config_lib
 from jaxemb import errors, rundir
 from jaxemb.native import ahead
+from jaxemb.storage import bucket
 
 # Packages without which JAX hardly ever has more than the CPU.
 _ACCELERATORS = 'jax_plugins', 'libtpu'
@@ -110,7 +111,7 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(
   argv: Sequence[str],
-) -> tuple[ml_collections.ConfigDict, pathlib.Path, tuple]:
+) -> tuple[ml_collections.ConfigDict, pathlib.Path | str, tuple]:
   """The settings, folder and fields of `distributed.Job` of a command line.
 
   Raises a `UserError` for what cannot be understood.
@@ -151,7 +152,10 @@ def parse(
   default = f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
   names = 'coordinator', 'num_processes', 'process_id', 'distributed'
   job = tuple(getattr(known, name) for name in names)
-  return config, pathlib.Path(known.workdir or default).expanduser(), job
+  workdir = known.workdir or default
+  if not bucket.is_url(workdir):
+    workdir = pathlib.Path(workdir).expanduser()
+  return config, workdir, job
 
 
 def _bool(text: str) -> bool:

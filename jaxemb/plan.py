@@ -21,6 +21,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,9 +37,12 @@ from jaxemb import main as main_lib
 _CORPUS_WORDS = 10**10  # of Zipf's law, of which the vocabulary has the counts
 # Of the memory, what a run may need; the rest is the program and its runtime.
 _USABLE = 0.95
-# A TPU's core, counted in its bundles on v5e: cycles to gather a row of 512
-# bytes, and to add to one.
-_GATHER_CYCLES, _ADD_CYCLES = 5.3, 65
+# Of a TPU's core, counted in its bundles on v5e, where the compiler gives no
+# estimate: for each id, by the kernels of `row_copies` and by XLA.
+_CYCLES = {
+  'take': 4.1, 'put': 6.9, 'gather': 5.3, 'scatter': 65,
+  'gather number': 9, 'scatter number': 8, 'sort': 1,
+}  # fmt: skip
 
 
 class Chip(NamedTuple):
@@ -230,6 +234,7 @@ class Job:
 
   topology: Topology
   config: ml_collections.ConfigDict  # resolved
+  tuning: config_lib.Tuning
   mesh: Any
   trainer: build.Trainer
   corpus: Any
@@ -238,8 +243,7 @@ class Job:
   @property
   def centers(self) -> int:
     """Of a step of all devices."""
-    steps = self.trainer.trainable.steps
-    num = steps.num_parts * steps.part_words
+    num = self.tuning.parts * self.tuning.part_words
     is_apart = self.config.strategy.name == 'partition'
     return num * (self.mesh.size if is_apart else 1)
 
@@ -308,7 +312,7 @@ def make(
   else:
     batch = next(iter(source.items(None, 0))).batch
   batch = _shapes(batch, trainer.strategy.batch_sharding)
-  return Job(where, config, mesh, trainer, corpus, batch)
+  return Job(where, config, tuning, mesh, trainer, corpus, batch)
 
 
 def _shapes(tree: Any, sharding: Any) -> Any:
@@ -325,7 +329,23 @@ def trace(job: Job) -> Any:
 
   strategy, zero = job.trainer.strategy, np.float32(0)
   schedule = base.Schedule(zero, zero, np.zeros(2, np.uint32))
-  return strategy.step.trace(job.state, job.constants, job.batch, schedule)
+  args = job.state, job.constants, job.batch, schedule
+  with _on(job):
+    return strategy.step.trace(*args)
+
+
+def compiled(job: Job, traced: Any) -> Any:
+  """What the devices' compiler makes of it."""
+  with _on(job):
+    return traced.lower().compile()
+
+
+def _on(job: Job) -> Any:
+  """Tells kernels what they are compiled for, as a device would."""
+  import jax
+
+  mesh = jax.tree.leaves(job.state)[0].sharding.mesh
+  return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
 class Held(NamedTuple):
@@ -445,11 +465,43 @@ def copies(job: Job, text: str) -> dict[str, int]:
     sizes.add(math.prod(shape))
   program, found = hlo.parse(text), {}
   for x, loops, _ in hlo.executed(program, program.entry):
-    if x.opcode.startswith(('copy', 'transpose')) and x.opcode != 'copy-done':
+    # The last is a move into a TPU's core in several pieces.
+    is_copy = x.opcode.startswith(('copy', 'transpose'))
+    is_copy |= 'ConcatBitcast' in x.attributes
+    if is_copy and x.opcode != 'copy-done':
       if any(math.prod(y) in sizes for y in x.sizes):
         key = str(len(loops))
         found[key] = found.get(key, 0) + 1
   return found
+
+
+def core_cycles(text: str, loop: Any) -> float:
+  """Cycles of a TPU's core in a step of a compiled program."""
+  from jaxemb.runtime import hlo
+
+  program, total = hlo.parse(text), 0.0
+  for x, loops, is_in_branch in hlo.executed(program, program.entry):
+    runs = hlo.runs_per_step(loops, loop) * (loop.branch if is_in_branch else 1)
+    # At most 13 digits: where the compiler knows nothing it says so by more.
+    if estimate := re.search(r'"estimated_cycles":"(\d{,13})"', x.attributes):
+      total += runs * int(estimate[1])
+      continue
+    kind, num = x.opcode, 0.0
+    operands = [math.prod(y) for s in x.operands for y in hlo.sizes(s)]
+    if kind == 'custom-call' and 'tpu_custom_call' in x.attributes:
+      kind, num = 'put' if len(operands) == 3 else 'take', operands[0]
+    elif kind == 'gather':
+      widths = re.search(r'slice_sizes=\{([\d,]*)\}', x.attributes)
+      width = math.prod(map(int, widths[1].split(','))) if widths else 1
+      num = sum(map(math.prod, x.sizes)) / width
+      kind += ' number' if width == 1 else ''
+    elif kind == 'scatter':
+      num = operands[1]
+      kind += ' number' if operands[2] == num else ''
+    elif kind == 'sort':
+      num = operands[0]
+    total += runs * num * _CYCLES.get(kind, 0)
+  return total
 
 
 def examine(job: Job) -> dict[str, Any]:
@@ -464,13 +516,13 @@ def examine(job: Job) -> dict[str, Any]:
   loop, config = job.trainer.strategy.loop, job.config
   traced = trace(job)
   try:
-    compiled = traced.lower().compile()
+    program = compiled(job, traced)
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
     check_fits(job, chip.gigabytes * 1e9)
     raise
-  text, memory = compiled.as_text(), compiled.memory_analysis()
+  text, memory = program.as_text(), program.memory_analysis()
   sent = hlo.traffic(text, loop)
   sent_bytes = sent['bytes_per_step_per_device']
   work = sum(
@@ -488,8 +540,7 @@ def examine(job: Job) -> dict[str, Any]:
     'links': sent_bytes['total'] / (chip.link_gbps * 1e9),
   }
   if chip.ghz:
-    cycles = moved.lookups * (_GATHER_CYCLES + _ADD_CYCLES)
-    secs['row_writes'] = cycles / (chip.ghz * 1e9)
+    secs['core'] = core_cycles(text, loop) / (chip.ghz * 1e9)
   devices = job.mesh.size
   temp = memory.temp_size_in_bytes
   # What is changed in place is an argument and not a result as well.
@@ -507,6 +558,7 @@ def examine(job: Job) -> dict[str, Any]:
     'dtype': config.table.dtype,
     'optimizer': config.optimizer.name,
     'batch_words': config.train.batch_words,
+    'unit': config_lib.smaller(config)[1],
     'memory': {
       'tables_bytes': size.tables,
       'slots_bytes': size.slots,
@@ -577,8 +629,9 @@ def _assumptions(job: Job) -> Iterator[str]:
   yield 'lookups read a row, updates read and write each distinct one once'
   if chip.ghz:
     yield (
-      f'row writes: {_GATHER_CYCLES} cycles to gather a row and {_ADD_CYCLES} '
-      f'to add to it, counted for v5e, at {chip.ghz} GHz, without waiting'
+      f'core: cycles by the estimates of its compiler, and for each id by '
+      f'{", ".join(f"{k} {x}" for k, x in _CYCLES.items())}, counted for v5e; '
+      f'at {chip.ghz} GHz, one after another, without waiting for memory'
     )
     yield (
       'float32 products of rows are of bfloat16 factors with float32 sums '
@@ -603,7 +656,7 @@ def describe(plan: Mapping[str, Any]) -> Iterator[str]:
     f'{plan["topology"]}: {plan["devices"]} device(s), mesh {mesh["data"]} x '
     f'{mesh["table"]} (data x table), {plan["layout"]} layout, '
     f'{plan["strategy"]}; {plan["vocab"]:,} x {plan["dim"]} {plan["dtype"]}, '
-    f'{plan["optimizer"]}, steps of {plan["batch_words"]:,} words'
+    f'{plan["optimizer"]}, steps of {plan["batch_words"]:,} {plan["unit"]}'
   )
   shown = 'tables', 'slots', 'others', 'scratch', 'program', 'peak'
   parts = ', '.join(f'{x} {memory[f"{x}_bytes"] / 1e6:,.1f}' for x in shown)

@@ -21,28 +21,51 @@ from jaxemb import config as config_lib
 from jaxemb.native import step as native
 from jaxemb.partition import runner
 from jaxemb.runtime import distributed, mesh, resources
-from jaxemb.storage import checkpoint
+from jaxemb.storage import bucket, checkpoint
 from jaxemb.tables import remote
 from jaxemb.workers import runner as workers_runner
 
 STOPPED = distributed.STOPPED  # exit code
 _KINDS = str, bytes, Iterable  # of sentences, of which bytes are refused
+_PUSH_SECS = 60.0  # at most, between copies of what changed to a bucket
 _NO_MEMORY = 'RESOURCE_EXHAUSTED'  # in errors of JAX
 
 
 def run(
   config: ml_collections.ConfigDict,
-  workdir: pathlib.Path,
+  workdir: pathlib.Path | str,
   job: distributed.Job = distributed.ALONE,
   text_cache: pathlib.Path | None = None,
   **fixed: Any,
 ) -> int:
   """Trains or resumes, and writes all results; returns 0 or `STOPPED`.
 
-  Without a `text_cache`, the usual cache gets encoded text and compiled
-  programs; `fixed` are given fields of `config.Tuning`. Raises a `UserError`
-  for input or settings that cannot be used.
+  The `workdir` may be in a bucket. Without a `text_cache`, the usual cache gets
+  encoded text and compiled programs; `fixed` are given fields of
+  `config.Tuning`. Raises a `UserError` for input or settings that cannot be
+  used.
   """
+  if not bucket.is_url(workdir):
+    return _run_in(config, pathlib.Path(workdir), job, text_cache, fixed)
+  if job.coordinator or job.detects:
+    raise errors.UserError(
+      f'--workdir={workdir} is for one process; give a folder that all reach, '
+      'such as a bucket that is mounted on each host (gcsfuse)'
+    )
+  every_secs = max(1.0, min(_PUSH_SECS, config.train.checkpoint_every_secs))
+  with bucket.opened(workdir, every_secs) as folder:
+    code = _run_in(config, folder, job, text_cache, fixed)
+  metrics.LOG.info('what was in %s is in %s', folder, workdir)
+  return code
+
+
+def _run_in(
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  job: distributed.Job,
+  text_cache: pathlib.Path | None,
+  fixed: Mapping[str, Any],
+) -> int:
   started, code = time.time(), None
   home = runner.home(config, workdir)
   runner.check_alone(config, job)
@@ -281,7 +304,7 @@ def from_python(
         config.data.lowercase = not has_tokens
         text_cache = pathlib.Path(temporary, 'cache')
     config = config_lib.check(config, settings)
-    folder = pathlib.Path(workdir or os.path.join(temporary, 'run'))
+    folder = workdir or os.path.join(temporary, 'run')
     if run(config, folder, text_cache=text_cache) == STOPPED:
       raise errors.UserError(
         'training was stopped by a signal; '

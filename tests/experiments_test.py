@@ -216,6 +216,16 @@ def test_roofline(run):
   assert re.search(rf'\(c\) .* {reached}\n', shown)
 
 
+def test_device_hour(run, tmp_path):
+  found, shown = run('device_hour', '--quick', f'--trace={tmp_path / "trace"}')
+  assert found['num_devices'] >= 1 and not found['left_out']
+  for x in found['agreement'].values():
+    assert 0 <= x['largest_difference'] < 1e-3 * x['largest_change']
+  assert all(x['words_per_sec'] > 0 for x in found['rates'])
+  assert 'differ by up to' in shown
+  assert list((tmp_path / 'trace').rglob('*.xplane.pb'))
+
+
 def test_table_memory():
   import table_memory
 

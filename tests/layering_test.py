@@ -103,9 +103,10 @@ def test_the_package_stays_within_its_budget():
   # clicks, 410 their logs, cut in compiled loops, 95 their page, 770
   # interactions of users with items; 890 plans for devices that are not here
   # (670 of them the command), and what they showed; 170 tables of keys that
-  # count, and files that are encoded while others are scored.
+  # count, and files that are encoded while others are scored; 272 kernels that
+  # copy rows on a TPU, and cycles counted in plans, 180 runs in buckets.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 29_500
+  assert lines <= 29_950
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -11,26 +11,29 @@ import sys
 import pytest
 
 from jaxemb import errors, plan
+from jaxemb.runtime import hlo
 
 needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None,
   reason='needs the extra tpu: pip install jaxemb[tpu]',
 )
-# Topology, settings of a plan.
+# Topology, dim and words, settings of a plan.
 SYNC = '--config.strategy.name=sync'
 ROW = '--config.table.layout=row'
 CASES = [
-  ('v5e:1x1', 100, [SYNC]),
-  ('v6e:1x1', 300, [SYNC, '--config.optimizer.name=adagrad']),
-  ('tpu7x:2x2x1', 128, [SYNC, ROW]),
-  ('v5e:2x2', 300, [SYNC, '--config.table.layout=column']),
+  ('v5e:1x1', 100, 1e6, [SYNC]),
+  # Tables that would fit in a core's memory.
+  ('v5e:2x2', 128, 1e5, [SYNC, ROW]),
+  ('v6e:1x1', 300, 1e6, [SYNC, '--config.optimizer.name=adagrad']),
+  ('tpu7x:2x2x1', 128, 1e6, [SYNC, ROW]),
+  ('v5e:2x2', 300, 1e6, [SYNC, '--config.table.layout=column']),
 ]
 
 
-def _plan(path, topology, dim, flags):
+def _plan(path, topology, dim, vocab, flags):
   command = [
     sys.executable, '-m', 'jaxemb.plan', f'--topology={topology}',
-    '--vocab=1e6', f'--config.model.dim={dim}', f'--json={path}', *flags,
+    f'--vocab={vocab}', f'--config.model.dim={dim}', f'--json={path}', *flags,
   ]  # fmt: skip
   done = subprocess.run(command, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
@@ -39,11 +42,11 @@ def _plan(path, topology, dim, flags):
 
 @needs_libtpu
 @pytest.mark.parametrize(
-  ('topology', 'dim', 'flags'),
+  ('topology', 'dim', 'vocab', 'flags'),
   [CASES[0], *(pytest.param(*x, marks=pytest.mark.slow) for x in CASES[1:])],
 )
-def test_programs_for_tpus_copy_no_table(topology, dim, flags, tmp_path):
-  found, shown = _plan(tmp_path / 'plan.json', topology, dim, flags)
+def test_programs_for_tpus_copy_no_table(topology, dim, vocab, flags, tmp_path):
+  found, shown = _plan(tmp_path / 'plan.json', topology, dim, vocab, flags)
   assert found['table_copies_by_loop_depth'] == {}
   assert 'copies of whole tables: none' in shown
   memory = found['memory']
@@ -54,6 +57,73 @@ def test_programs_for_tpus_copy_no_table(topology, dim, flags, tmp_path):
   if ROW in flags:
     assert found['collectives']['all-to-all']
     assert found['sent_bytes_per_word'] > 100
+
+
+_COMPILE = """
+import functools, sys
+import jax, numpy as np
+from jaxemb import plan
+from jaxemb.strategies import base
+from jaxemb.tables import row_copies
+for name in sys.argv[1:]:
+  devices = np.array(plan.topology(name).devices[:1])
+  mesh = jax.sharding.Mesh(devices, 'x')
+  here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  def shape(*sizes, dtype='float32'):
+    return jax.ShapeDtypeStruct(sizes, dtype, sharding=here)
+  for dim in 100, 128, 300:
+    table = shape(500_000, dim)
+    placed = base.by_rows(table, here, table)
+    table = jax.ShapeDtypeStruct(table.shape, 'float32', sharding=placed)
+    ids, rows = shape(3000, dtype='int32'), shape(3000, dim)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+      @functools.partial(jax.jit, donate_argnums=0, out_shardings=placed)
+      def put(table, ids, rows):
+        def body(i, table):
+          return row_copies.put(table, ids + i, rows)
+        return jax.lax.fori_loop(0, 3, body, table)
+      programs = [put.lower(table, ids, rows).compile()]
+      programs.append(jax.jit(row_copies.take).lower(table, ids).compile())
+    for x in programs:
+      assert x.memory_analysis().temp_size_in_bytes < 10e6, (name, dim)
+    aliased = programs[0].memory_analysis().alias_size_in_bytes
+    assert aliased >= 4 * 500_000 * dim, (name, dim)
+"""
+
+
+@needs_libtpu
+def test_kernels_that_copy_rows_compile_for_each_generation():
+  names = 'v4:1x1x1', 'v5e:1x1', 'v5p:1x1x1', 'v6e:1x1', 'tpu7x:1x1x1'
+  command = [sys.executable, '-c', _COMPILE, *names]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_cycles_of_a_core_are_counted_by_loops():
+  config = '{"estimated_cycles":"100"}'
+  text = f"""HloModule m, num_partitions=1
+
+%body (p: (s32[], f32[9,4])) -> (s32[], f32[9,4]) {{
+  %p = (s32[], f32[9,4]) parameter(0)
+  %ids = s32[6] constant(0)
+  %t = f32[9,4] get-tuple-element(%p), index=1
+  %g = f32[6,4] gather(%t, %ids), slice_sizes={{1,4}}
+  %k = f32[9,4] custom-call(%ids, %g, %t), custom_call_target="tpu_custom_call"
+  %s = s32[6] sort(%ids), dimensions={{0}}
+  %f = f32[9,4] fusion(%k), kind=kLoop, backend_config={config}
+  ROOT %r = (s32[], f32[9,4]) tuple(%p, %f)
+}}
+
+ENTRY %main (a: (s32[], f32[9,4])) -> (s32[], f32[9,4]) {{
+  %a = (s32[], f32[9,4]) parameter(0)
+  %b = f32[9,4] fusion(%a), kind=kLoop, backend_config={config}
+  ROOT %w = (s32[], f32[9,4]) while(%a), condition=%c, body=%body
+}}
+"""
+  # The loop has two steps in a turn; what is outside counts for none.
+  found = plan.core_cycles(text, hlo.Loop(2))
+  each = 6 * (5.3 + 6.9 + 1) + 100
+  assert found == pytest.approx(each / 2)
 
 
 def test_zipf_counts_fall():

@@ -56,7 +56,7 @@ class Instruction(NamedTuple):
   @property
   def sizes(self) -> list[tuple[int, ...]]:
     """Of each array of the result."""
-    return [sizes for sizes, _ in _arrays(self.shape)]
+    return sizes(self.shape)
 
   @property
   def names(self) -> list[str]:
@@ -68,6 +68,11 @@ class Instruction(NamedTuple):
     """One of `KINDS`, or ''; of an asynchronous pair the start counts."""
     kind = self.opcode.removesuffix('-start')
     return kind if kind in _SENT else ''
+
+
+def sizes(shape: str) -> list[tuple[int, ...]]:
+  """Of each array of a shape."""
+  return [x for x, _ in _arrays(shape)]
 
 
 class Program(NamedTuple):

@@ -25,11 +25,9 @@ from jaxemb.models import base as model_base
 from jaxemb.ops import rounding
 from jaxemb.runtime import hlo
 from jaxemb.runtime import mesh as mesh_lib
+from jaxemb.tables import row_copies
 from jaxemb.tables import spec as spec_lib
 
-# A TPU has narrower rows column after column within steps as well (50 numbers,
-# not 64, read in compiled programs).
-_LEAST_WIDTH = 64
 _ROUNDING = np.uint32(0x85EBCA6B)  # apart from the draws of negatives
 
 
@@ -399,7 +397,7 @@ def by_rows(shapes: Any, shardings: Any, rows: Any) -> Any:
 
   def place(shape, sharding):
     width = sharding.shard_shape(shape.shape)[-1] if shape.ndim else 0
-    if shape.ndim < ndim or width < _LEAST_WIDTH:
+    if shape.ndim < ndim or width < row_copies.LEAST_WIDTH:
       return sharding  # its own layout is good
     return layout.Format(layout.Layout(tuple(range(ndim))), sharding)
 

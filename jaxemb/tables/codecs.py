@@ -23,9 +23,11 @@ _MAX_RMS = 2.2
 _MIN_ROOM = 1e-18  # squares of smaller numbers underflow
 
 
-def gather(vectors: Any, ids: jax.Array) -> Any:
+def gather(vectors: Any, ids: jax.Array, by_kernel: bool = False) -> Any:
   """Stored rows of ids; arbitrary ones of padding."""
-  return jax.tree.map(lambda x: row_optimizers.gather(x, ids), vectors)
+  return jax.tree.map(
+    lambda x: row_optimizers.gather(x, ids, by_kernel), vectors
+  )
 
 
 def encoding_of(stored: Any) -> jax.Array | None:
@@ -150,13 +152,14 @@ class Codec:
     `rows` [n, d] float32 are their values before, if they are known.
     """
     if rows is None:
-      rows = rounding.decode(gather(vectors, at), self.spec.dtype)
+      stored = gather(vectors, at, self.spec.by_kernel)
+      rows = rounding.decode(stored, self.spec.dtype)
     encoding = gather(encoding_of(vectors), at)
     new = self.encode(rows + deltas, ids, key, encoding)
     # All is read before anything is written, or XLA copies the table.
     new = jax.lax.optimization_barrier(new)
     return jax.tree.map(
-      lambda x, y: x.at[at].set(y, mode='drop', unique_indices=True),
+      lambda x, y: row_optimizers.put_rows(x, at, y, self.spec.by_kernel),
       vectors,
       new,
     )

@@ -71,9 +71,11 @@ def _running_sums(ids: jax.Array, values: jax.Array) -> jax.Array:
   sums = jnp.einsum('tij,tjd->tid', earlier, tiled, precision='highest')
   if tiles > 1:
     ends = _running_sums(tiled_ids[:, -1], sums[:, -1])
+    # Small arrays are padded, so that one pass over the sums is left.
     continues = tiled_ids[1:] == tiled_ids[:-1, -1:]
-    carried = jnp.where(continues[:, :, None], ends[:-1, None], 0.0)
-    sums += jnp.pad(carried, ((1, 0), (0, 0), (0, 0)))
+    continues = jnp.pad(continues, ((1, 0), (0, 0)))
+    before = jnp.pad(ends[:-1], ((1, 0), (0, 0)))
+    sums += jnp.where(continues[:, :, None], before[:, None], 0.0)
   return sums.reshape(tiles * _TILE, -1)[:num]
 
 
@@ -85,10 +87,23 @@ def by_sorting(
   Each id is at the last position of its run in rising order; unused positions
   have distinct ids from `vocab` on.
   """
-  row_grads = _flatten(row_grads, vocab)
-  order = jnp.argsort(row_grads.ids)
-  row_grads = jax.tree.map(lambda x: x[order], row_grads)
-  ids = row_grads.ids
+  are_single = row_grads.counts is None
+  ids, grads, squares, counts = _flatten(row_grads, vocab)
+  # Numbers come along with their ids: a TPU sorts more of them in the time of
+  # looking one up.
+  numbers = {'order': jnp.arange(len(ids), dtype=jnp.int32)}
+  if squares is not None:
+    numbers['squares'] = squares
+  if not are_single:
+    numbers['counts'] = counts
+  ids, *moved = jax.lax.sort([ids, *numbers.values()], num_keys=1)
+  numbers = dict(zip(numbers, moved, strict=True))
+  row_grads = row_optimizers.RowGrads(
+    ids,
+    grads[numbers['order']],
+    numbers.get('squares'),
+    numbers.get('counts', counts),
+  )
   is_last = jnp.append(ids[1:] != ids[:-1], True)
   unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
   places = jnp.where(is_last & (ids < vocab), ids, unused)

@@ -89,7 +89,7 @@ class Replicated(spec_lib.Table):
 
   def lookup(self, state, ids):
     if self._is_float32:
-      rows = row_optimizers.gather(state.vectors, ids)
+      rows = row_optimizers.gather(state.vectors, ids, self.spec.by_kernel)
     else:
       stored = codecs.gather(state.vectors, ids)
       rows = rounding.decode(stored, self.spec.dtype)
@@ -129,7 +129,8 @@ class Replicated(spec_lib.Table):
     if self.spec.decay:
       if rows is None:
         at = row_grads.ids
-        rows = rounding.decode(codecs.gather(vectors, at), self.spec.dtype)
+        rows = codecs.gather(vectors, at, self.spec.by_kernel)
+        rows = rounding.decode(rows, self.spec.dtype)
         rows = jax.lax.optimization_barrier(rows)
       rows = rows.reshape(row_grads.grads.shape)
       row_grads = row_optimizers.decayed(row_grads, rows, self.spec.decay)
@@ -137,7 +138,8 @@ class Replicated(spec_lib.Table):
     ids = row_grads.ids
     if self._is_float32:
       are_unique = row_grads.counts is not None
-      vectors = row_optimizers.add_rows(vectors, ids, deltas, are_unique)
+      args = vectors, ids, deltas, are_unique, self.spec.by_kernel
+      vectors = row_optimizers.add_rows(*args)
     else:
       if rows is not None:
         rows = rows.reshape(deltas.shape)

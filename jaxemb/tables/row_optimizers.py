@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxemb.tables import row_copies
+
 Slots = Any  # a NamedTuple of arrays with a leading vocab axis
 
 
@@ -55,15 +57,43 @@ def mean_squares(row_grads: jax.Array) -> jax.Array:
   return jnp.mean(jnp.square(row_grads), -1)
 
 
-def gather(array: jax.Array, ids: jax.Array) -> jax.Array:
-  """[..., d], rows of ids [...]; arbitrary ones of padding."""
+def gather(
+  array: jax.Array, ids: jax.Array, by_kernel: bool = False
+) -> jax.Array:
+  """[..., d], rows of ids [...]; arbitrary ones of padding.
+
+  `by_kernel`: by that of a TPU where it can (`row_copies`).
+  """
+  if by_kernel and row_copies.can_copy(array):
+    rows = row_copies.take(array, ids.reshape(-1))
+    return rows.reshape(*ids.shape, -1)
   return array.at[ids].get(mode='clip')
 
 
-def add_rows(
-  array: jax.Array, ids: jax.Array, rows: jax.Array, are_unique: bool
+def put_rows(
+  array: jax.Array, ids: jax.Array, rows: jax.Array, by_kernel: bool = False
 ) -> jax.Array:
-  """Adds rows to those of ids; `are_unique` promises that all ids differ."""
+  """Replaces rows of ids, which all differ; `by_kernel` as of `gather`."""
+  if by_kernel and row_copies.can_copy(array):
+    return row_copies.put(array, ids, rows)
+  return array.at[ids].set(rows, mode='drop', unique_indices=True)
+
+
+def add_rows(
+  array: jax.Array,
+  ids: jax.Array,
+  rows: jax.Array,
+  are_unique: bool,
+  by_kernel: bool = False,
+) -> jax.Array:
+  """Adds rows to those of ids; `are_unique` promises that all ids differ.
+
+  Then a kernel may do it, as in `put_rows`.
+  """
+  if are_unique and by_kernel and row_copies.can_copy(array):
+    rows += gather(array, ids, by_kernel)
+    rows = jax.lax.optimization_barrier(rows)
+    return row_copies.put(array, ids, rows)
   return array.at[ids].add(rows, mode='drop', unique_indices=are_unique)
 
 
@@ -188,7 +218,9 @@ class AdamSlots(NamedTuple):
   scratch: jax.Array  # [vocab] float32, zeros between steps
 
 
-def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
+def adam(
+  beta1: float, beta2: float, epsilon: float, by_kernel: bool = False
+) -> RowOptimizer:
   """Row-wise, lazy Adam."""
 
   def init(vocab, dim):
@@ -203,10 +235,11 @@ def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
       # Each of n occurrences carries an n-th of what happens once per row.
       counts, scratch = _counts(scratch, row_grads)
       share = 1.0 / counts
-    old_mean = jax.lax.optimization_barrier(gather(slots.mean, ids))
+    old_mean = gather(slots.mean, ids, by_kernel)
+    old_mean = jax.lax.optimization_barrier(old_mean)
     decay = (beta1 - 1) * share[..., None] * old_mean
     change = decay + (1 - beta1) * grads
-    mean = add_rows(slots.mean, ids, change, are_unique)
+    mean = add_rows(slots.mean, ids, change, are_unique, by_kernel)
     decay = (beta2 - 1) * share * gather(slots.mean_square, ids)
     change = decay + (1 - beta2) * squares
     mean_square = add_rows(slots.mean_square, ids, change, are_unique)
@@ -218,7 +251,7 @@ def adam(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))
     root = jnp.sqrt(gather(mean_square, ids) / unbias2) + epsilon
     scale = -learning_rate * share / (unbias1 * root)
-    deltas = scale[..., None] * gather(mean, ids)
+    deltas = scale[..., None] * gather(mean, ids, by_kernel)
     return deltas, AdamSlots(mean, mean_square, num_updates, scratch)
 
   names = 'mean', 'mean_square', 'num_updates'
@@ -231,7 +264,7 @@ class FullAdagradSlots(NamedTuple):
   sum_squares: jax.Array  # [vocab, dim] float32
 
 
-def adagrad_full(epsilon: float) -> RowOptimizer:
+def adagrad_full(epsilon: float, by_kernel: bool = False) -> RowOptimizer:
   """Adagrad with an accumulator for every number (Duchi et al. 2011)."""
 
   def init(vocab, dim):
@@ -239,11 +272,9 @@ def adagrad_full(epsilon: float) -> RowOptimizer:
 
   def update(slots, row_grads, learning_rate):
     ids, grads = row_grads.ids, row_grads.grads
-    new = gather(slots.sum_squares, ids) + jnp.square(grads)
+    new = gather(slots.sum_squares, ids, by_kernel) + jnp.square(grads)
     new = jax.lax.optimization_barrier(new)  # read before it is written
-    sum_squares = slots.sum_squares.at[ids].set(
-      new, mode='drop', unique_indices=True
-    )
+    sum_squares = put_rows(slots.sum_squares, ids, new, by_kernel)
     deltas = -learning_rate * grads / (jnp.sqrt(new) + epsilon)
     return deltas, FullAdagradSlots(sum_squares)
 
@@ -260,7 +291,9 @@ class FullAdamSlots(NamedTuple):
   num_updates: jax.Array  # [vocab] float32, steps in which the row occurred
 
 
-def adam_full(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
+def adam_full(
+  beta1: float, beta2: float, epsilon: float, by_kernel: bool = False
+) -> RowOptimizer:
   """Lazy Adam with a second moment for every number (Kingma and Ba 2015)."""
 
   def init(vocab, dim):
@@ -269,16 +302,14 @@ def adam_full(beta1: float, beta2: float, epsilon: float) -> RowOptimizer:
 
   def update(slots, row_grads, learning_rate):
     ids, grads = row_grads.ids, row_grads.grads
-    old = (gather(x, ids) for x in slots)
+    old = (gather(x, ids, by_kernel) for x in slots)
     mean, square, steps = jax.lax.optimization_barrier(tuple(old))
     mean = beta1 * mean + (1 - beta1) * grads
     square = beta2 * square + (1 - beta2) * jnp.square(grads)
     steps += 1
     new = FullAdamSlots(mean, square, steps)
     slots = jax.tree.map(
-      lambda x, y: x.at[ids].set(y, mode='drop', unique_indices=True),
-      slots,
-      new,
+      lambda x, y: put_rows(x, ids, y, by_kernel), slots, new
     )
     unbias1 = -jnp.expm1(steps * jnp.log(beta1))[..., None]
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))[..., None]

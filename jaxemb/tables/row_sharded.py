@@ -61,8 +61,9 @@ class Route:
   ):
     """Sorts places [n] int32, t * num_rows for none; `capacity` > 0."""
     self.num_rows, self.capacity, self.axes = num_rows, capacity, axes
-    self.order, num = jnp.argsort(places), len(places)
-    self.in_order = places[self.order]
+    num = len(places)
+    numbers = places, jnp.arange(num, dtype=jnp.int32)
+    self.in_order, self.order = jax.lax.sort(numbers, num_keys=1)
     is_first = jnp.append(True, self.in_order[1:] != self.in_order[:-1])
     index = jnp.cumsum(is_first.astype(jnp.int32)) - 1
     nothing, zeros = axes.num_table * num_rows, jnp.zeros(num, jnp.int32)
@@ -276,7 +277,7 @@ class RowSharded(spec_lib.Table):
     )
 
     def held(local):
-      rows = codecs.gather(vectors, local)
+      rows = codecs.gather(vectors, local, self.spec.by_kernel)
       if dtype == stored_dtype:
         return rows
       return rounding.encode(rounding.decode(rows, stored_dtype), dtype)
@@ -300,7 +301,7 @@ class RowSharded(spec_lib.Table):
       sums = sums._replace(grads=rounding.decode(sums.grads, dtype))
       row_grads = dedup.by_sorting(sums, self._own_rows)
       if self.spec.decay:
-        rows = codecs.gather(vectors, row_grads.ids)
+        rows = codecs.gather(vectors, row_grads.ids, self.spec.by_kernel)
         rows = rounding.decode(rows, self.spec.dtype)
         rows = jax.lax.optimization_barrier(rows)
         row_grads = row_optimizers.decayed(row_grads, rows, self.spec.decay)
@@ -309,7 +310,8 @@ class RowSharded(spec_lib.Table):
       )
       at = row_grads.ids
       if self.spec.dtype == 'float32':
-        return row_optimizers.add_rows(vectors, at, deltas, True), slots
+        args = vectors, at, deltas, True, self.spec.by_kernel
+        return row_optimizers.add_rows(*args), slots
       ids = self._ids(*jnp.divmod(at, self._own[1]))
       return self._codec.add(vectors, at, deltas, ids, step.key), slots
 

@@ -1,0 +1,178 @@
+"""What to measure first on a TPU or GPU, in order of worth, in ten minutes.
+
+  python experiments/device_hour.py --trace=FOLDER
+
+1. Agreement: the same steps from the same rows, on the device and on the CPU of
+   its host; the largest difference is given in parts of what the steps changed.
+2. Rates of training on random ids, by size of the step, dim, dtype, optimizer
+   and with the kernels of `tables.row_copies` or without, each with its part of
+   the memory's rate: the bytes of rows that a step reads and writes, in its
+   time, over what the makers say.
+3. A trace of a dispatch for TensorBoard or Perfetto.
+
+Each result is written as it comes; what there was no time for is named. On a
+CPU, `--quick` goes through all of it at tiny sizes.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import bench_roofline
+import experiment
+import jax
+import numpy as np
+import zipf
+
+from jaxemb import errors, plan
+
+_EFFORT = zipf.Effort(4_000_000, 5, 2.0)
+_QUICK = zipf.Effort(50_000, 2, 0.0)
+# Of `device_kind`, and of `plan.CHIPS`.
+_KINDS = {
+  'TPU v5 lite': 'v5e', 'TPU v5e': 'v5e',
+  'TPU v6 lite': 'v6e', 'TPU v6e': 'v6e',
+  'TPU v5p': 'v5p', 'TPU v5': 'v5p', 'TPU v4': 'v4', 'TPU7x': 'tpu7x',
+  'TPU v3': 'v3', 'TPU v2': 'v2', 'NVIDIA H100': 'h100', 'NVIDIA H200': 'h200',
+}  # fmt: skip
+# (settings, rows), the most telling first.
+_CASES = [
+  ({'train.batch_words': 8192, 'model.dim': 128}, 1_000_000),
+  ({'train.batch_words': 65_536, 'model.dim': 128}, 1_000_000),
+  ({'train.batch_words': 8192, 'model.dim': 128, 'train.fused': False}, 10**6),
+  ({'train.batch_words': 8192, 'model.dim': 128}, 100_000),
+  ({'optimizer.name': 'adagrad', 'model.dim': 128}, 1_000_000),
+  ({'table.dtype': 'bfloat16', 'model.dim': 128}, 1_000_000),
+  ({'model.dim': 100}, 1_000_000),
+  ({'model.dim': 300}, 1_000_000),
+  ({'optimizer.name': 'adam', 'model.dim': 128}, 1_000_000),
+  ({'table.layout': 'row', 'model.dim': 128}, 1_000_000),
+]
+
+
+def _chip(device: jax.Device) -> plan.Chip | None:
+  """What its makers say of it, if that is known."""
+  kinds = sorted(_KINDS, key=len, reverse=True)
+  name = next((x for x in kinds if device.device_kind.startswith(x)), None)
+  return plan.CHIPS[_KINDS[name]] if name else None
+
+
+def agreement(
+  settings: Mapping[str, Any], num_rows: int, num_words: int
+) -> dict[str, Any]:
+  """The largest difference of rows after a dispatch, and the largest change."""
+  found = {}
+  here, cpu = jax.devices()[:1], jax.devices('cpu')[:1]
+  # The same steps; a step of the CPU's own kernel is another.
+  fixed = {'chunk': 16, 'parts': 1, 'deduplicates': True}
+  fixed |= {'loss_every_steps': 1, 'steps_per_loop': 1}
+  for name, devices in ('device', here), ('cpu', cpu):
+    fused = name == 'device' and here[0].platform == 'tpu'
+    given = {**settings, 'train.fused': fused}
+    job = zipf.make(given, num_rows, devices=devices, **fixed)
+    corpus = zipf.corpus(job.counts, num_words)
+    state, constants = zipf.start(job)
+    tables = [('input', 'before'), ('output', 'before')]
+    rows = {x: job.strategy.export_rows(state, x[0]).rows for x in tables}
+    batch = next(zipf.full_batches(job, corpus))
+    schedule = zipf.schedule(job, 0)
+    rate = np.float32(0.03)
+    schedule = schedule._replace(
+      first_learning_rate=rate, last_learning_rate=rate
+    )
+    state, _ = job.strategy.step(state, constants, batch, schedule)
+    for table in 'input', 'output':
+      after = job.strategy.export_rows(state, table).rows
+      rows[table, 'after'] = after
+    found[name] = rows
+  result = {}
+  for table in 'input', 'output':
+    here, there = (x[table, 'after'] for x in found.values())
+    change = np.abs(there - found['cpu'][table, 'before']).max()
+    result[table] = {
+      'largest_change': float(change),
+      'largest_difference': float(np.abs(here - there).max()),
+    }
+  return result
+
+
+def rate(
+  settings: Mapping[str, Any], num_rows: int, effort: zipf.Effort
+) -> dict[str, Any]:
+  """Speed, and the part of the memory's rate."""
+  job = zipf.make({'strategy.name': 'sync', **settings}, num_rows)
+  if obstacle := zipf.obstacle(job):
+    return {'obstacle': obstacle}
+  found = zipf.time_dispatches(
+    job, zipf.corpus(job.counts, effort.ready_words), effort
+  )
+  chip, share = _chip(job.mesh.devices.flat[0]), None
+  if chip:
+    need = bench_roofline.needs(job.trainer.trainable.model.spec)
+    moved = need['table_bytes'] * found['centers_per_sec'] / job.mesh.size
+    share = moved / (chip.memory_gbps * 1e9)
+  return found | {'memory_share': share}
+
+
+def _rows(found: list[dict[str, Any]]) -> Iterator[list[Any]]:
+  for x in found:
+    name = ' '.join(f'{k.split(".")[-1]}={v}' for k, v in x['settings'].items())
+    rates = [x.get(k) for k in ('words_per_sec', 'step_secs', 'memory_share')]
+    yield [f'{x["rows"]:,} {name}', rates[0], rates[1], rates[2]]
+
+
+def main() -> None:
+  """Measures in order of worth until the time is over."""
+  parser = experiment.parser(__doc__)
+  add = parser.add_argument
+  add('--secs', type=float, default=540.0, help='begin nothing after that')
+  add('--trace', default='', help="folder for a trace; '' = none")
+  add('--quick', action='store_true', help='tiny, for tests')
+  args = parser.parse_args()
+  effort = _QUICK if args.quick else _EFFORT
+  cases, small = _CASES, {'train.batch_words': 64, 'model.dim': 8}
+  if args.quick:
+    cases = [({**x, **small}, 1000) for x, _ in cases[:2]]
+  end = time.monotonic() + args.secs
+  results = experiment.Results('device_hour', args)
+  device = jax.devices()[0]
+  found = results.found = {
+    'device': device.device_kind, 'num_devices': len(jax.devices()),
+    'agreement': {}, 'rates': [], 'left_out': [],
+  }  # fmt: skip
+  start = {'strategy.name': 'sync', 'train.batch_words': 1024, 'model.dim': 128}
+  start |= small if args.quick else {}
+  found['agreement'] = agreement(
+    start, 1000 if args.quick else 20_000, effort.ready_words
+  )
+  results.save()
+  for settings, num_rows in cases:
+    x = {'settings': settings, 'rows': num_rows}
+    if time.monotonic() > end:
+      found['left_out'].append(x)
+      continue
+    try:
+      x |= rate(settings, num_rows, effort)
+    except (errors.UserError, jax.errors.JaxRuntimeError) as error:
+      x['obstacle'] = errors.one_line(error)
+    found['rates'].append(x)
+    results.save()
+  if args.trace:
+    settings, num_rows = cases[0]
+    with jax.profiler.trace(args.trace):
+      rate(settings, num_rows, zipf.Effort(effort.ready_words, 1, 0.0))
+  head = {'': '', 'words/s': ',.0f', 's/step': '.3g', 'of memory': '.0%'}
+  lines = [
+    f'{k}: steps changed rows by up to {x["largest_change"]:.3g}; device and '
+    f'CPU differ by up to {x["largest_difference"]:.3g}'
+    for k, x in found['agreement'].items()
+  ]
+  obstacles = [x['obstacle'] for x in found['rates'] if 'obstacle' in x]
+  num_left = len(found['left_out'])
+  lines += [f'not measured: {x}' for x in obstacles]
+  lines += [f'no time for {num_left} of {len(cases)} cases'] * bool(num_left)
+  results.finish(experiment.table(head, _rows(found['rates'])), *lines)
+
+
+if __name__ == '__main__':
+  experiment.main(main)

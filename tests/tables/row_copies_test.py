@@ -1,0 +1,106 @@
+"""Kernels that copy rows on a TPU, interpreted, against loops and XLA."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxemb.tables import (
+  replicated,
+  row_copies,
+  row_optimizers,
+  row_sharded,
+)
+from jaxemb.tables import spec as spec_lib
+
+# Blocks of 2048 rows of up to 128 numbers, and of 1024 rows of 300.
+SIZES = [(50, 8, 1), (3000, 8, 2048), (1500, 128, 2049), (1300, 300, 2500)]
+
+
+@pytest.mark.parametrize(('vocab', 'dim', 'num'), SIZES)
+@pytest.mark.parametrize('dtype', [np.float32, np.int32])
+def test_rows_are_read_and_written_as_by_a_loop(vocab, dim, num, dtype):
+  rng = np.random.default_rng(num)
+  table, rows = (
+    rng.integers(-99, 99, (n, dim)).astype(dtype) for n in (vocab, num)
+  )
+  ids = rng.permutation(2 * vocab + num)[:num].astype(np.int32)
+  ids[0] = vocab - 1 if vocab - 1 not in ids else ids[0]
+  take, put = (
+    jax.jit(functools.partial(x, interpret=True))
+    for x in (row_copies.take, row_copies.put)
+  )
+  found, changed = take(table, ids), np.asarray(put(table, ids, rows))
+  assert found.shape == (num, dim)
+  expected = table.copy()
+  for i, id_ in enumerate(ids):
+    if id_ < vocab:
+      np.testing.assert_array_equal(found[i], table[id_])
+      expected[id_] = rows[i]
+  np.testing.assert_array_equal(changed, expected)
+
+
+OPTIMIZERS = {
+  'sgd': lambda k: row_optimizers.sgd(4.0),
+  'adagrad': lambda k: row_optimizers.adagrad(1e-6),
+  'adam': lambda k: row_optimizers.adam(0.9, 0.99, 1e-6, k),
+  'adagrad_full': lambda k: row_optimizers.adagrad_full(1e-6, k),
+  'adam_full': lambda k: row_optimizers.adam_full(0.9, 0.99, 1e-6, k),
+}
+
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+@pytest.mark.parametrize('layout', ['replicated', 'row'])
+def test_steps_by_the_kernel_have_the_bits_of_others(monkeypatch, name, layout):
+  calls = []
+
+  def interpreted(function):
+    def call(*args):
+      calls.append(function.__name__)
+      return function(*args, interpret=True)
+
+    return call
+
+  for function in (row_copies.take, row_copies.put):
+    monkeypatch.setattr(row_copies, function.__name__, interpreted(function))
+  rng = np.random.default_rng(0)
+  ids = np.minimum(rng.zipf(1.3, 700), 601).astype(np.int32)  # 600: padding
+  grads = jnp.asarray(rng.standard_normal((700, 70)), jnp.float32)
+  found = []
+  for by_kernel in (False, True):
+    spec = spec_lib.TableSpec('x', 600, 70, 0.1, by_kernel=by_kernel)
+    optimizer = OPTIMIZERS[name](by_kernel)
+    if layout == 'row':
+      table = row_sharded.RowSharded(spec, optimizer)
+    else:
+      table = replicated.Replicated(spec, optimizer, deduplicates=True)
+
+    @jax.jit
+    def steps(state, table=table):
+      rows = table.lookup(state, jnp.asarray(ids)).rows
+      for i in range(2):
+        args = jnp.asarray(ids), grads * (1 + i), None, spec_lib.Step(0.1)
+        state = table.update(state, *args)
+      return rows, state
+
+    found.append(steps(table.init(jax.random.key(0))))
+    assert bool(calls) == by_kernel
+  (old_rows, old), (new_rows, new) = found
+  is_row = ids < 600
+  np.testing.assert_array_equal(new_rows[is_row], old_rows[is_row])
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, 2e-6, 1e-7), new, old
+  )
+  assert {'take', 'put'} <= set(calls)
+
+
+@pytest.mark.parametrize(('dim', 'dtype'), [(128, 'bfloat16'), (4, 'float32')])
+def test_other_rows_are_left_to_xla(dim, dtype):
+  table = jnp.zeros((8, dim), dtype)
+  assert not row_copies.can_copy(table)
+  ids = jnp.array([3, 9])
+  ones = jnp.ones((2, dim), dtype)
+  rows = row_optimizers.put_rows(table, ids, ones, True)
+  assert float(rows.sum()) == dim
