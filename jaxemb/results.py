@@ -156,7 +156,8 @@ def write(
     found = store(parts, totals) | {'memory': _memory(parts, values)}
     values |= {'store': found}
   values['dropped'] |= dropped
-  report.write(workdir, values, records, vectors, parts.benchmarks)
+  args = workdir, values, records, vectors, parts.benchmarks
+  report.write(*args, getattr(parts.source, 'categories', None) or {})
   rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
     f'{rate / 1e6:.2f} M {totals.unit}/s in training, {totals.total_secs:.1f} '

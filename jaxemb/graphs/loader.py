@@ -319,6 +319,20 @@ class Walks(loader.TextSource):
     return found
 
   @functools.cached_property
+  def categories(self) -> dict[str, list[str]]:
+    """Names of nodes by their first label, for a map."""
+    graph = self.graph
+    found: dict[str, list[str]] = {}
+    if graph.labels is None:
+      return found
+    labels = graph_lib.label_matrix(graph, self._nodes)
+    names = graph.label_names or range(labels.shape[1])
+    for key, row in zip(self.keys, labels, strict=True):
+      if row.any():
+        found.setdefault(str(names[row.argmax()]), []).append(key)
+    return found
+
+  @functools.cached_property
   def _nodes(self):
     """[vocab] the node of each id."""
     order = np.flatnonzero(self.corpus.ids_of >= 0)
