@@ -111,7 +111,7 @@ def make_corpus(
       words[number] = len(visited)
     progress('counting walks', i + len(some), len(counted))
   if is_sampled:
-    counts = np.round(counts * (num_blocks / len(counted))).astype(np.int64)
+    counts = np.round(counts * (words.sum() / counts.sum())).astype(np.int64)
     # Every pass begins a walk at each.
     counts[walker.starts] = np.maximum(counts[walker.starts], settings['walks'])
   order = np.argsort(-counts, kind='stable')

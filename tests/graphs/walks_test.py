@@ -94,7 +94,7 @@ def make(tmp_path):
 
 
 def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
-  source = make(path='toygraph:200')
+  source = make(path='toygraph:200', walks=60)
   corpus, graph = source.corpus, source.graph
   blocks = corpus.blocks
   every = [corpus.block(i) for i in range(len(blocks.words))]
@@ -114,7 +114,7 @@ def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
   assert all(names[source.nodes[i]] == x for i, x in enumerate(source.keys))
   # Of a part of the blocks.
   monkeypatch.setattr(loader, '_COUNTED_STEPS', corpus.num_words // 2)
-  estimated = make(path='toygraph:200')
+  estimated = make(path='toygraph:200', walks=60)
   order = estimated.corpus.ids_of[source.nodes]
   both = np.stack([source.counts, estimated.counts[order]])
   assert np.corrcoef(both)[0, 1] > 0.8
