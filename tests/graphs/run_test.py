@@ -46,7 +46,8 @@ KINDS = {
     'strategy.rate': 0.7, 'optimizer.name': 'adagrad', 'data.p': 0.5,
   },
   'store': {
-    'table.store': 'memory', 'table.device_bytes': '80%', 'train.batch_words': 256,
+    'table.store': 'memory', 'table.device_bytes': '95%',
+    'train.batch_words': 256,
     'optimizer.name': 'adagrad', 'train.threads': 1,
   },
   'tree': {
