@@ -24,6 +24,7 @@ MAY_IMPORT = {
   'text': 'data runtime storage toywiki',
   'clicks': 'data evaluation storage text',
   'interactions': 'data evaluation text',
+  'graphs': 'clicks data evaluation runtime storage text',
   'evaluation': 'ops storage',
   'tables': 'ops storage',
   'models': 'data ops tables',
@@ -104,9 +105,10 @@ def test_the_package_stays_within_its_budget():
   # interactions of users with items; 890 plans for devices that are not here
   # (670 of them the command), and what they showed; 170 tables of keys that
   # count, and files that are encoded while others are scored; 272 kernels that
-  # copy rows on a TPU, and cycles counted in plans, 180 runs in buckets.
+  # copy rows on a TPU, and cycles counted in plans, 180 runs in buckets; 2,280
+  # graphs: their files, walks, and what vectors tell of nodes and edges.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 29_950
+  assert lines <= 32_230
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
