@@ -10,8 +10,9 @@ reach, and --coordinator=HOST:PORT --num_processes=N --process_id=I, or with
 --distributed under SLURM, MPI, Kubernetes or Cloud TPU.
 
 Exit codes: 0 done; 2 unusable input, explained in one line; 75 stopped by
-SIGTERM or Ctrl-C after saving (start again to resume); 130 by a second Ctrl-C,
-without saving; anything else is a bug.
+SIGTERM, SIGHUP or Ctrl-C after saving, or because another process of the job is
+gone (start again to resume); 130 by a second Ctrl-C, without saving; anything
+else is a bug.
 
 Settings and their defaults, given as --config.SETTING=VALUE:
 """
@@ -26,6 +27,7 @@ import pathlib
 import runpy
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -151,7 +153,8 @@ def parse(
   default = f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
   names = 'coordinator', 'num_processes', 'process_id', 'distributed'
   job = tuple(getattr(known, name) for name in names)
-  return config, pathlib.Path(known.workdir or default).expanduser(), job
+  workdir = rundir.named(known.workdir or default, '--workdir')
+  return config, workdir, job
 
 
 def _bool(text: str) -> bool:
@@ -186,9 +189,14 @@ def load(
     return config_lib.check(config)
   except errors.UserError:
     raise
-  except Exception as error:
+  except (Exception, SystemExit) as error:
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [x.lineno for x in frames if x.filename == str(path)]
+    where = f', line {lines[-1]}' if lines else ''
     why = errors.one_line(error)
-    raise errors.UserError(f'cannot read the config {file}: {why}') from error
+    raise errors.UserError(
+      f'cannot read the config {file}{where}: {type(error).__name__}: {why}'
+    ) from error
 
 
 if __name__ == '__main__':

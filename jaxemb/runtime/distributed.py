@@ -28,7 +28,9 @@ from jax.experimental import multihost_utils
 
 from jaxemb import errors
 
-STOPPED = 75  # exit code: stopped by a signal, after saving if there was work
+# Exit code: stopped by a signal, after saving if there was work; or because
+# another process is gone.
+STOPPED = errors.LostError.exit_code
 WAIT_SECS = 60  # for other processes to join or to end
 GO_ON, SAVE, STOP = 'go on', 'save', 'stop'  # see `decide`
 
@@ -171,7 +173,7 @@ def _store(method: str, key: str, *args: Any) -> Any:
       return None
     time.sleep(_GRACE_SECS)  # the monitor ends this process if it knows who
     what = f'{_LOST.format("another process")} ({errors.one_line(error)})'
-    raise errors.UserError(what) from error
+    raise errors.LostError(what) from error
 
 
 def _set(key: str, value: str, overwrites: bool = False) -> None:
@@ -305,7 +307,9 @@ class Monitor:
         grace_secs = 1 if is_first() else 0
         if message != _BYE and not self._is_closing.wait(grace_secs):
           os.write(2, f'jaxemb: {_LOST.format(name)}\n'.encode())
-          os._exit(2)  # the main thread may wait for the lost one for ever
+          os._exit(
+            STOPPED
+          )  # the main thread may wait for the lost one for ever
 
   def _send(self, message: bytes) -> None:
     for peer in self._peers:
@@ -344,15 +348,23 @@ class Monitor:
 
 @contextlib.contextmanager
 def stopping_on_signals(monitor: Monitor) -> Iterator[None]:
-  """SIGTERM and SIGINT request a stop; a second one ends the process."""
+  """SIGTERM, SIGHUP and SIGINT request a stop; a second SIGINT ends it.
+
+  Schedulers repeat SIGTERM, and a closed terminal sends several signals: these
+  never end what is still being saved.
+  """
 
   def handle(number: int, frame: Any) -> None:
-    signal.signal(number, old[number])
+    if number == signal.SIGINT:
+      signal.signal(number, old[number])
     monitor.request_stop()
 
   is_main = threading.current_thread() is threading.main_thread()
-  numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()  # only it may
+  names = ('SIGTERM', 'SIGHUP', 'SIGINT') if is_main else ()  # only it may
+  numbers = [getattr(signal, x) for x in names if hasattr(signal, x)]
   old = {number: signal.getsignal(number) for number in numbers}
+  # As nohup asks.
+  old = {k: x for k, x in old.items() if x is not signal.SIG_IGN}
   for number in old:
     signal.signal(number, handle)
   try:

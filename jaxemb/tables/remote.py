@@ -249,7 +249,7 @@ class _Calls:
       now, is_suspended = time.monotonic(), any(late[i] > 1 for i in waiting)
       if waiting and (is_suspended or now > deadline):
         i, what = max(waiting, key=lambda i: late[i]), errors.one_line(why, 100)
-        raise errors.UserError(
+        raise errors.LostError(
           f'shard {i} of the tables has not answered for {now - start:.0f} s '
           f'({what}); see that Ray and its machines run, and that nothing is '
           'suspended, then run the same command to resume'
@@ -345,7 +345,7 @@ class Cluster:
     return tuple(int(x.get('CPU', 0)) for x in found)
 
   def ask(self, ref: Any, secs: float | None = None) -> Any:
-    """`get` of the only actor that can answer; a `UserError` if it cannot.
+    """`get` of the only actor that can answer; a `LostError` if it cannot.
 
     It is given so many seconds, or as many as it takes.
     """
@@ -354,7 +354,7 @@ class Cluster:
       return self.get(ref, secs)
     except (problems.RayActorError, problems.GetTimeoutError) as error:
       why = errors.one_line(error, 100)
-      raise errors.UserError(
+      raise errors.LostError(
         f'the process that deals out the text has ended or is suspended ({why})'
         '; run the same command to resume'
       ) from error
