@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
@@ -302,6 +302,8 @@ class Monitor:
           self.request_stop()
           continue
         name = f'process {peers.pop(peer)}'
+        if message == _BYE and is_first():
+          self._send(_BYE, [peer])  # which waits for it, see `close`
         # It may have failed for a reason that this process is about to report;
         # but without process 0, JAX is about to abort.
         grace_secs = 1 if is_first() else 0
@@ -311,8 +313,8 @@ class Monitor:
             STOPPED
           )  # the main thread may wait for the lost one for ever
 
-  def _send(self, message: bytes) -> None:
-    for peer in self._peers:
+  def _send(self, message: bytes, peers: Iterable | None = None) -> None:
+    for peer in self._peers if peers is None else peers:
       with contextlib.suppress(OSError):  # its listener notices
         peer.send_bytes(message)
 
@@ -344,6 +346,10 @@ class Monitor:
         self._listener.join(WAIT_SECS / 2)
     self._is_closing.set()
     self._send(_FAILED if code is None else _BYE)
+    if self._peers and code is not None and not is_first():
+      # A process that ends with messages unread, such as the answer to a stop,
+      # resets the connection: what it has just sent may be lost with it.
+      self._listener.join(_GRACE_SECS)
 
 
 @contextlib.contextmanager
