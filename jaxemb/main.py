@@ -19,6 +19,7 @@ Settings and their defaults, given as --config.SETTING=VALUE:
 
 import argparse
 import atexit
+import contextlib
 import difflib
 import gc
 import importlib.util
@@ -40,6 +41,7 @@ from jaxemb.native import ahead
 
 # Packages without which JAX hardly ever has more than the CPU.
 _ACCELERATORS = 'jax_plugins', 'libtpu'
+_MIN_ADDRESSES_BYTES = 4_000_000_000
 _BOOLS = {'true': True, '1': True, 'yes': True,
           'false': False, '0': False, 'no': False}  # fmt: skip
 
@@ -61,12 +63,27 @@ def _run(argv: Sequence[str]) -> int:
     print(describe())
     return 0
   config, workdir, job = parse(argv)
+  _check_address_space()
   _start_compiling(config)
   # JAX only once the arguments are right.
   from jaxemb import train
   from jaxemb.runtime import distributed
 
   return train.run(config, workdir, distributed.Job(*job))
+
+
+def _check_address_space() -> None:
+  """Refuses a limit that libraries do not survive: OpenBLAS tries for ever."""
+  with contextlib.suppress(ImportError):  # not on Windows
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= limit < _MIN_ADDRESSES_BYTES:
+      raise errors.UserError(
+        f'this process may use {limit / 1e9:.1f} GB of addresses (ulimit -v) '
+        f'and JAX and its threads need {_MIN_ADDRESSES_BYTES / 1e9:.0f} GB, '
+        'whatever the memory; raise it, or limit memory by a container'
+      )
 
 
 def _start_compiling(config: ml_collections.ConfigDict) -> None:

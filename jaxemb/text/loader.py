@@ -285,16 +285,16 @@ def make(spec: base.SourceSpec) -> TextSource:
 
 def _check_step(spec: base.SourceSpec, num_words: int) -> None:
   """Refuses steps that no text fills, and batches that memory cannot hold."""
-  step = spec.part_words * spec.num_parts
+  step = spec.part_words
   if step > max(num_words, _MOST_FREE_WORDS):
     raise errors.UserError(
-      f'config.train.batch_words={step} is more than the text has, '
-      f'{num_words:,} words in its vocabulary; lower it'
+      f'a step of {step:,} words is more than the text has, {num_words:,} in '
+      'its vocabulary; lower --config.train.batch_words'
     )
   parts = len(spec.readers.local_parts)
   needed = _BATCHES * parts * _CENTER_BYTES * batch_words(spec.part_words)
   if needed > (free := resources.available_bytes()):
     raise errors.UserError(
-      f'config.train.batch_words={step} needs {needed / 1e9:,.1f} GB for '
-      f'batches of the text and {free / 1e9:,.1f} GB are free; lower it'
+      f'batches with steps of {step:,} words need {needed / 1e9:,.1f} GB and '
+      f'{free / 1e9:,.1f} GB are free; lower --config.train.batch_words'
     )
