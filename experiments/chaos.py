@@ -1,4 +1,4 @@
-"""Kills runs and damages their files: what is lost, compared with one run alone.
+"""Kills runs and damages their files; compares with a run that was left alone.
 
   python experiments/chaos.py [--kills=40] [--seed=0]
 

@@ -16,6 +16,7 @@ import os
 import pathlib
 import re
 import resource
+import secrets
 import shutil
 import signal
 import sys
@@ -286,8 +287,13 @@ class Cluster:
     self.namespace = namespace or f'jaxemb-{uuid.uuid4().hex[:8]}'
     self._calls: _Calls | None = None
     self._link = Link(bytes_per_sec)
-    self._ray = _ray()
     self._address = address or os.environ.get('RAY_ADDRESS') or 'local'
+    if self._address == 'local' and 'ray' not in sys.modules:
+      # It listens on all addresses and executes what it is sent, and asks for
+      # a secret only if told so before it is imported.
+      os.environ.setdefault('RAY_AUTH_MODE', 'token')
+      os.environ.setdefault('RAY_AUTH_TOKEN', secrets.token_hex(32))
+    self._ray = _ray()
     self._is_ours = False
 
   def _start(self):
