@@ -188,9 +188,16 @@ def damage(path: pathlib.Path, how: str, rng: random.Random) -> None:
 
 
 def damages(
-  folder: pathlib.Path, whole: bytes, scratch: pathlib.Path, seed: int
+  folder: pathlib.Path,
+  whole: bytes,
+  scratch: pathlib.Path,
+  seed: int,
+  every: int = 1,
 ) -> Iterator[Result]:
-  """Damages every file of a finished run, and of its cache, in copies."""
+  """Damages every file of a finished run, and of its cache, in copies.
+
+  Or, of these files, only one in `every`.
+  """
   rng = random.Random(seed)
   found = [
     x
@@ -199,7 +206,7 @@ def damages(
     # The export is written again from the last checkpoint.
     if x.is_file() and x.stat().st_size and 'export' not in x.parts
   ]
-  for path in found:
+  for path in found[::every]:
     for how in ('flipped', 'cut'):
       copy, name = scratch / 'damaged', path.relative_to(folder)
       shutil.rmtree(copy, ignore_errors=True)

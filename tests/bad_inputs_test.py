@@ -1,4 +1,4 @@
-"""Every case of experiments/bad_inputs.py has its exit code and its line."""
+"""Every case of experiments/bad_inputs.py has its line; some of chaos.py."""
 
 import pathlib
 import sys
@@ -7,6 +7,7 @@ import pytest
 
 sys.path.append(str(pathlib.Path(__file__).parents[1] / 'experiments'))
 import bad_inputs  # noqa: E402
+import chaos  # noqa: E402
 
 
 @pytest.fixture(scope='module')
@@ -47,3 +48,23 @@ def test_the_tester_notices():
     (2, 'Traceback so it is'),
   ):
     assert bad_inputs.problem(case, code, said)
+
+
+def test_damage_is_noticed_or_harmless(tmp_path):
+  chaos.write_text(tmp_path / 'text.txt')
+  code, said = chaos.here(tmp_path / 'alone')
+  assert code == 0, said
+  whole = chaos.vectors(tmp_path / 'alone')
+  found = [*chaos.damages(tmp_path / 'alone', whole, tmp_path, 0, every=9)]
+  assert {x.kind for x in found} == {'run', 'cache'}
+  assert {x.outcome for x in found} <= {'same', 'noticed'}, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('numbers', [(9,), (15, 15)])
+def test_a_killed_run_ends_with_the_same_vectors(tmp_path, numbers):
+  chaos.write_text(tmp_path / 'text.txt')
+  assert chaos.start(tmp_path / 'alone').wait(300) == 0
+  whole = chaos.vectors(tmp_path / 'alone')
+  args = tmp_path / 'killed', whole, 'saved', numbers, 0.05
+  assert chaos.kill(*args) == 'same'
