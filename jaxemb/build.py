@@ -52,6 +52,7 @@ from jaxemb.tables import (
 )
 from jaxemb.tables import spec as spec_lib
 
+_MIN_KNOWN = 0.5  # of the items of a set
 _LOG = logging.getLogger('jaxemb')
 # Of a stretch on tables in a store; and centers, where rows move beside it.
 _MOST_STEPS, _STRETCH_CENTERS = 16, 8192
@@ -655,8 +656,26 @@ def parts(
       num = f'{num:,} of the {ambiguous.num_listed:,} in {s.words}'
       _LOG.info(f'{num} are not in the vocabulary')
   if not eval_paths and (own := source.eval_paths()):
-    found = benchmarks.find(own)
+    found = _known(benchmarks.find(own), source.keys)
   return Parts(config, source, *made, found, mesh, tuning, dropped)
+
+
+def _known(
+  found: Sequence[benchmarks.Benchmark], words: Sequence[str]
+) -> list[benchmarks.Benchmark]:
+  """Sets that nobody asked for, of which the text knows enough to say much."""
+  known = {x.upper() for x in words}
+  kept = []
+  for benchmark in found:
+    of_all = [all(x.upper() in known for x in y) for y in benchmark.words]
+    if sum(of_all) >= _MIN_KNOWN * len(of_all):
+      kept.append(benchmark)
+  if left_out := [x.name for x in found if x not in kept]:
+    _LOG.info(
+      f'not evaluated on {", ".join(left_out)} of the embedded corpus: the '
+      'text has not even half of their words; give --config.eval.paths'
+    )
+  return kept
 
 
 def fingerprints(parts: Parts) -> dict[str, str]:

@@ -256,6 +256,7 @@ def room_bytes(text: str, whole_bytes: int) -> int:
 # What data of other kinds do not use, beyond `only_with`.
 _OF_TEXT = (
   'data.tokens',
+  'data.encoding',
   'data.lowercase',
   'data.counts',
   'data.max_vocab',
@@ -382,6 +383,10 @@ def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   size = path.removeprefix('toywiki:')
   if size != path and not (size.isdecimal() and int(size) >= 20_000):
     yield f'config.data.path={path} must be toywiki:WORDS, 20000 words or more'
+  try:
+    ''.encode(config.data.encoding)
+  except LookupError as error:
+    yield f'config.data.encoding: {error}; give one such as cp1252 or gb18030'
   is_mixture, is_tree = m.name == 'mixture', m.loss == 'hierarchical_softmax'
   if config.train.init_from and (is_tree or is_mixture):
     model = f'name={m.name}' if is_mixture else f'loss={m.loss}'
@@ -579,6 +584,12 @@ def resolve(
     if s.name == 'replicas' and policy in ('average', 'hot') and is_skipgram:
       # Of what each learns a mean keeps a part. More diverges.
       o.learning_rate *= min(num_replicas, 3) if o.name == 'sgd' else 1
+  if o.final_learning_rate > o.learning_rate:
+    raise errors.UserError(
+      f'config.optimizer.final_learning_rate={o.final_learning_rate:g} is '
+      f'above config.optimizer.learning_rate={o.learning_rate:g}, from which '
+      'it falls; lower the first or raise the second'
+    )
   is_alone = math.prod(mesh) == 1 and not is_partition and not is_workers
   if t.threads > 1 and not (has_kernel and not (is_workers and is_lockstep)):
     raise errors.UserError(

@@ -145,7 +145,7 @@ class Embeddings:
 
     Returns (word, cosine) by falling cosine, without the given words; with
     `topn` None, [rows of the words searched] float32 cosines. Raises a
-    `ValueError` if nothing is given.
+    `ValueError` if nothing is given, and a `UserError` if the sum is zero.
     """
     positive, negative = _as_list(positive), _as_list(negative)
     if sense is not None:
@@ -161,6 +161,12 @@ class Embeddings:
     if not items:
       raise ValueError('give at least one word or vector')
     target = sum(weight * self._direction(key) for key, weight in items)
+    if not np.any(target):
+      given = ', '.join(str(x) for x, _ in items if isinstance(x, str))
+      raise errors.UserError(
+        f'the sum of {given or "what is given"} is a vector of zeros, which '
+        'nothing is near; give other words, or train longer'
+      )
     scores = self._cosines(geometry.unit_vector(target), restrict_vocab)
     return self._rank(scores, [key for key, _ in items], topn, min_prior)
 
@@ -441,7 +447,9 @@ class Embeddings:
     if topn is None:
       return scores
     out = {self.get_index(x) for x in given if not isinstance(x, np.ndarray)}
-    best = geometry.nearest(scores, out, topn, self.sense_table, min_prior)
+    # What was never trained is near to nothing.
+    known = np.where(self.norms[: len(scores)] > 0, scores, -np.inf)
+    best = geometry.nearest(known, out, topn, self.sense_table, min_prior)
     return [(self.index_to_key[i], float(scores[i])) for i in best.tolist()]
 
 

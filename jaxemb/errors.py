@@ -1,18 +1,24 @@
 """Errors that a user can cause, apart from bugs.
 
-Every command turns a `UserError` into one line on stderr and exit code 2;
-anything else that escapes is a bug and keeps its traceback.
+Every command turns a `UserError` into one line on stderr and an exit code, 2
+unless it says another; so does an output that cannot be written. Anything else
+that escapes is a bug and keeps its traceback.
 """
 
 import difflib
+import errno
 import logging
+import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 _MAX_COMPARED_WORDS = 200_000
 _MAX_CANDIDATES = 5_000
 _MAX_SUGGESTIONS = 5
+# Of writing to a file that is open, such as the output.
+_UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT)
 
 
 class UserError(Exception):
@@ -20,6 +26,14 @@ class UserError(Exception):
 
   The message is one line: what is wrong, where, and what to do.
   """
+
+  exit_code = 2
+
+
+class LostError(UserError):
+  """Another process of the job is gone: started again, all go on."""
+
+  exit_code = 75
 
 
 class UnknownWordError(KeyError):
@@ -58,13 +72,50 @@ def one_line(error: BaseException, max_chars: int = 300) -> str:
 
 def exit_code(command: Callable[..., int | None], *args: Any) -> int:
   """Runs a command; returns its exit code, 2 for what a user can mend."""
-  logging.captureWarnings(True)
+  _open_streams()
+  warnings.showwarning = _show_warning
+  logging.raiseExceptions = False  # a closed terminal ends no run
   logging.basicConfig(format='%(message)s', stream=sys.stderr)
   try:
-    return command(*args) or 0
+    code = command(*args) or 0
+    sys.stdout.flush()
+    return code
   except (UserError, UnknownWordError) as error:
     print('jaxemb:', *str(error).split('\n'), file=sys.stderr)
+    return getattr(error, 'exit_code', 2)
+  except OSError as error:
+    if error.filename is not None or error.errno not in _UNWRITTEN:
+      raise
+    print(
+      f'jaxemb: cannot write the output: {error.strerror}; free space, or '
+      'write it elsewhere',
+      file=sys.stderr,
+    )
+    # Or Python would try once more when it ends, and say so.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 2
   except KeyboardInterrupt:
     print('jaxemb: interrupted', file=sys.stderr)
     return 130
+
+
+def _open_streams() -> None:
+  """Makes standard streams usable, whatever a caller has closed or set.
+
+  A file that is opened would take the number of one that is closed, and get
+  what others print. What an encoding does not have is escaped.
+  """
+  for number, name in enumerate(('stdin', 'stdout', 'stderr')):
+    if getattr(sys, name) is None:
+      opened = os.open(os.devnull, os.O_RDWR)
+      if opened != number:
+        os.dup2(opened, number)
+        os.close(opened)
+      mode = 'w' if number else 'r'
+      setattr(sys, name, open(number, mode, closefd=False))
+  if getattr(sys.stdout, 'errors', '') == 'strict':
+    sys.stdout.reconfigure(errors='backslashreplace')
+
+
+def _show_warning(message: Warning | str, *unused: Any) -> None:
+  print(f'jaxemb: warning: {message}', file=sys.stderr)

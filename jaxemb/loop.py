@@ -22,9 +22,10 @@ import ml_collections
 import numpy as np
 
 from jaxemb import build, errors, metrics
+from jaxemb import config as config_lib
 from jaxemb.data import base as data_base
 from jaxemb.ops import rounding
-from jaxemb.runtime import distributed, hlo, mesh
+from jaxemb.runtime import distributed, hlo, mesh, resources
 from jaxemb.storage import checkpoint
 from jaxemb.strategies import base as strategy_base
 
@@ -129,6 +130,9 @@ def train(
       if program is None:  # compiled before its use, to time it apart
         start = time.monotonic()
         program = strategy.step.lower(state, *args).compile()
+        _, unit = config_lib.smaller(config)
+        smaller = f'lower --config.train.batch_{unit}'
+        resources.check_program(program, list(parts.mesh.devices.flat), smaller)
         totals.compile_secs += (secs := time.monotonic() - start)
         start_secs = time.time() - session.started
         metrics.LOG.info(

@@ -10,14 +10,16 @@ reach, and --coordinator=HOST:PORT --num_processes=N --process_id=I, or with
 --distributed under SLURM, MPI, Kubernetes or Cloud TPU.
 
 Exit codes: 0 done; 2 unusable input, explained in one line; 75 stopped by
-SIGTERM or Ctrl-C after saving (start again to resume); 130 by a second Ctrl-C,
-without saving; anything else is a bug.
+SIGTERM, SIGHUP or Ctrl-C after saving, or because another process of the job is
+gone (start again to resume); 130 by a second Ctrl-C, without saving; anything
+else is a bug.
 
 Settings and their defaults, given as --config.SETTING=VALUE:
 """
 
 import argparse
 import atexit
+import contextlib
 import difflib
 import gc
 import importlib.util
@@ -26,6 +28,7 @@ import pathlib
 import runpy
 import sys
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -39,6 +42,7 @@ from jaxemb.storage import bucket
 
 # Packages without which JAX hardly ever has more than the CPU.
 _ACCELERATORS = 'jax_plugins', 'libtpu'
+_MIN_ADDRESSES_BYTES = 4_000_000_000
 _BOOLS = {'true': True, '1': True, 'yes': True,
           'false': False, '0': False, 'no': False}  # fmt: skip
 
@@ -60,12 +64,27 @@ def _run(argv: Sequence[str]) -> int:
     print(describe())
     return 0
   config, workdir, job = parse(argv)
+  _check_address_space()
   _start_compiling(config)
   # JAX only once the arguments are right.
   from jaxemb import train
   from jaxemb.runtime import distributed
 
   return train.run(config, workdir, distributed.Job(*job))
+
+
+def _check_address_space() -> None:
+  """Refuses a limit that libraries do not survive: OpenBLAS tries for ever."""
+  with contextlib.suppress(ImportError):  # not on Windows
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= limit < _MIN_ADDRESSES_BYTES:
+      raise errors.UserError(
+        f'this process may use {limit / 1e9:.1f} GB of addresses (ulimit -v) '
+        f'and JAX and its threads need {_MIN_ADDRESSES_BYTES / 1e9:.0f} GB, '
+        'whatever the memory; raise it, or limit memory by a container'
+      )
 
 
 def _start_compiling(config: ml_collections.ConfigDict) -> None:
@@ -154,7 +173,7 @@ def parse(
   job = tuple(getattr(known, name) for name in names)
   workdir = known.workdir or default
   if not bucket.is_url(workdir):
-    workdir = pathlib.Path(workdir).expanduser()
+    workdir = rundir.named(workdir, '--workdir')
   return config, workdir, job
 
 
@@ -190,9 +209,14 @@ def load(
     return config_lib.check(config)
   except errors.UserError:
     raise
-  except Exception as error:
+  except (Exception, SystemExit) as error:
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [x.lineno for x in frames if x.filename == str(path)]
+    where = f', line {lines[-1]}' if lines else ''
     why = errors.one_line(error)
-    raise errors.UserError(f'cannot read the config {file}: {why}') from error
+    raise errors.UserError(
+      f'cannot read the config {file}{where}: {type(error).__name__}: {why}'
+    ) from error
 
 
 if __name__ == '__main__':

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from jaxemb import errors
+from jaxemb import errors, rundir
 from jaxemb.merging import merge as merging
 from jaxemb.merging import parts as parts_lib
 from jaxemb.merging import senses
@@ -68,14 +68,15 @@ def _run(argv: Sequence[str] | None) -> None:
       '--trainable wants --method=alir without --normalize, which keeps inner '
       'products'
     )
-  output = pathlib.Path(flags.output).expanduser()
+  output = rundir.named(flags.output, '--output')
   temporary = _make(output, flags.parts)
   # JAX only once the arguments are right.
   from flax import traverse_util
 
-  from jaxemb.runtime import resources
+  from jaxemb.runtime import mesh, resources
   from jaxemb.storage import orbax_export
 
+  mesh.all_devices()
   with temporary as name:
     scratch = pathlib.Path(name)
     parts, skipped = parts_lib.open_all(

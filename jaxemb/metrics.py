@@ -48,7 +48,7 @@ def start_log(path: pathlib.Path, is_first: bool) -> logging.Handler:
   LOG.handlers[0].setLevel(logging.INFO if is_first else logging.WARNING)
   LOG.setLevel(logging.INFO)
   LOG.propagate = False
-  file = logging.FileHandler(path, encoding='utf-8')
+  file = logging.FileHandler(path, encoding='utf-8', errors='backslashreplace')
   file.setFormatter(logging.Formatter('%(asctime)s %(message)s'))
   LOG.addHandler(file)
   return file

@@ -78,9 +78,21 @@ def _run(argv: Sequence[str] | None) -> None:
     chances = [prior for _, prior in vectors.senses(word)]
   else:
     raise errors.UserError('--senses is of one word; give one word')
+  if len(chances) == 1:
+    print(f'{word!r} has one sense: {_why_one(vectors)}', file=sys.stderr)
   for sense, (name, _) in enumerate(vectors.senses(word)):
     near = ' '.join(other for other, _ in nearest(word, sense=sense))
     print(f'{name}  {chances[sense]:.4f}  {near}')
+
+
+def _why_one(vectors: embeddings.Embeddings) -> str:
+  if vectors.sense_table is None:
+    return 'these vectors were trained without; --config=mixture learns several'
+  return (
+    'several are learned of the most frequent words (a tenth in '
+    '--config=mixture: --config.senses.top_ratio) and of those in a file '
+    '(--config.senses.words)'
+  )
 
 
 def split_expression(

@@ -31,6 +31,17 @@ def cache_folder() -> pathlib.Path:
   return pathlib.Path(folder).expanduser()
 
 
+def named(text: str, flag: str) -> pathlib.Path:
+  """The folder that a flag names, or a `UserError` for what orbax cannot."""
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise errors.UserError(
+      f'{flag}={text!r} is no name in UTF-8; give another folder'
+    ) from error
+  return pathlib.Path(text).expanduser()
+
+
 @contextlib.contextmanager
 def using(workdir: pathlib.Path) -> Iterator[None]:
   """Raises a `UserError` for whatever keeps the folder from being used."""

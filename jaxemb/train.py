@@ -95,6 +95,8 @@ def _run_in(
         line += 'or give --config.mesh.data=1'
       # The caller prints it; it belongs in the log as well.
       log.emit(logging.makeLogRecord({'msg': line}))
+      if not is_memory:
+        raise
       raise errors.UserError(line) from error
     finally:
       monitor.close(code)

@@ -106,9 +106,11 @@ def test_the_package_stays_within_its_budget():
   # (670 of them the command), and what they showed; 170 tables of keys that
   # count, and files that are encoded while others are scored; 272 kernels that
   # copy rows on a TPU, and cycles counted in plans, 180 runs in buckets; 2,280
-  # graphs: their files, walks, and what vectors tell of nodes and edges.
+  # graphs: their files, walks, and what vectors tell of nodes and edges; 560
+  # checksums of what is encoded, encodings, causes told apart, memory of steps,
+  # streams and limits.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 32_230
+  assert lines <= 32_740
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -169,7 +169,9 @@ def test_sigterm_saves_and_exits_with_75(
   settings = runs.SETTINGS | _EPOCHS | {'data.sample': 1e-4}
   flags = [f'--config.{key}={value}' for key, value in settings.items()]
   flags += [f'--workdir={tmp_path}']
-  with interrupting(0, lambda: signal.raise_signal(signal.SIGTERM)):
+  # A terminal that closes, and a scheduler that repeats itself.
+  numbers = signal.SIGHUP, signal.SIGTERM, signal.SIGTERM
+  with interrupting(0, lambda: [*map(signal.raise_signal, numbers)]):
     assert main.main(flags) == train.STOPPED == 75
   assert 'run the same command to resume' in capfd.readouterr().err
   assert not (tmp_path / 'report.json').exists()

@@ -38,11 +38,11 @@ from jaxemb.clicks import formats, keys
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import base as data_base
 from jaxemb.data import examples
-from jaxemb.storage import atomic
+from jaxemb.storage import atomic, checksums
 from jaxemb.text import encode as text_encode
 from jaxemb.text import loader, sources
 
-_FORMAT = 2  # of what is cached
+_FORMAT = 3  # of what is cached
 _ROWS = 1 << 16  # that a thread holds at once
 _TRUE = '1', '+1', '1.0', 'true', 'True', 'yes'
 _FALSE = '0', '0.0', 'false', 'False', 'no', '-1', '-1.0'
@@ -455,14 +455,19 @@ def encode(
     if text and _ratio(text) is None:
       readers[name] = formats.Reader(text, readers['train'].form)
   files = {
-    k: [(str(x.resolve()), x.stat().st_size, x.stat().st_mtime_ns)
+    k: [(str(x.resolve()), x.stat().st_size, x.stat().st_mtime_ns,
+         sources.sample_sha256(x, max(1, 64 // len(reader.files))))
         for x in reader.files]
     for k, reader in readers.items()
   }  # fmt: skip
   text = json.dumps([_FORMAT, files, settings, seed], sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:20]
   folder = cache / f'clicks-{digest}'
-  if not (folder / 'manifest.json').exists():
+  with contextlib.suppress(Exception):
+    return open_folder(folder)
+  # However it is damaged, it is made again.
+  shutil.rmtree(folder, ignore_errors=True)
+  if not folder.exists():
     cache.mkdir(parents=True, exist_ok=True)
     temporary = pathlib.Path(tempfile.mkdtemp(prefix='.clicks-', dir=cache))
     try:
@@ -501,7 +506,7 @@ _USED = (
 
 def open_folder(folder: pathlib.Path) -> Encoded:
   """What `encode` has written."""
-  manifest = json.loads((folder / 'manifest.json').read_text())
+  manifest = checksums.opened(folder)
   encoder, splits = load_encoder(folder), {}
   for name, num in manifest['rows'].items():
     shapes = (
@@ -640,8 +645,7 @@ class _Writer:
       'dropped': dropped | {'problems': problems},
       'lines': self.lines,
     }
-    with atomic.write(self.folder / 'manifest.json') as file:
-      file.write(json.dumps(manifest, indent=1).encode())
+    checksums.seal(self.folder, manifest)
 
   def _read(self, name, reader):
     """Writes the rows of a reader with categories as numbered; their number."""

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
@@ -28,7 +28,9 @@ from jax.experimental import multihost_utils
 
 from jaxemb import errors
 
-STOPPED = 75  # exit code: stopped by a signal, after saving if there was work
+# Exit code: stopped by a signal, after saving if there was work; or because
+# another process is gone.
+STOPPED = errors.LostError.exit_code
 WAIT_SECS = 60  # for other processes to join or to end
 GO_ON, SAVE, STOP = 'go on', 'save', 'stop'  # see `decide`
 
@@ -171,7 +173,7 @@ def _store(method: str, key: str, *args: Any) -> Any:
       return None
     time.sleep(_GRACE_SECS)  # the monitor ends this process if it knows who
     what = f'{_LOST.format("another process")} ({errors.one_line(error)})'
-    raise errors.UserError(what) from error
+    raise errors.LostError(what) from error
 
 
 def _set(key: str, value: str, overwrites: bool = False) -> None:
@@ -300,15 +302,19 @@ class Monitor:
           self.request_stop()
           continue
         name = f'process {peers.pop(peer)}'
+        if message == _BYE and is_first():
+          self._send(_BYE, [peer])  # which waits for it, see `close`
         # It may have failed for a reason that this process is about to report;
         # but without process 0, JAX is about to abort.
         grace_secs = 1 if is_first() else 0
         if message != _BYE and not self._is_closing.wait(grace_secs):
           os.write(2, f'jaxemb: {_LOST.format(name)}\n'.encode())
-          os._exit(2)  # the main thread may wait for the lost one for ever
+          os._exit(
+            STOPPED
+          )  # the main thread may wait for the lost one for ever
 
-  def _send(self, message: bytes) -> None:
-    for peer in self._peers:
+  def _send(self, message: bytes, peers: Iterable | None = None) -> None:
+    for peer in self._peers if peers is None else peers:
       with contextlib.suppress(OSError):  # its listener notices
         peer.send_bytes(message)
 
@@ -340,19 +346,31 @@ class Monitor:
         self._listener.join(WAIT_SECS / 2)
     self._is_closing.set()
     self._send(_FAILED if code is None else _BYE)
+    if self._peers and code is not None and not is_first():
+      # A process that ends with messages unread, such as the answer to a stop,
+      # resets the connection: what it has just sent may be lost with it.
+      self._listener.join(_GRACE_SECS)
 
 
 @contextlib.contextmanager
 def stopping_on_signals(monitor: Monitor) -> Iterator[None]:
-  """SIGTERM and SIGINT request a stop; a second one ends the process."""
+  """SIGTERM, SIGHUP and SIGINT request a stop; a second SIGINT ends it.
+
+  Schedulers repeat SIGTERM, and a closed terminal sends several signals: these
+  never end what is still being saved.
+  """
 
   def handle(number: int, frame: Any) -> None:
-    signal.signal(number, old[number])
+    if number == signal.SIGINT:
+      signal.signal(number, old[number])
     monitor.request_stop()
 
   is_main = threading.current_thread() is threading.main_thread()
-  numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()  # only it may
+  names = ('SIGTERM', 'SIGHUP', 'SIGINT') if is_main else ()  # only it may
+  numbers = [getattr(signal, x) for x in names if hasattr(signal, x)]
   old = {number: signal.getsignal(number) for number in numbers}
+  # As nohup asks.
+  old = {k: x for k, x in old.items() if x is not signal.SIG_IGN}
   for number in old:
     signal.signal(number, handle)
   try:

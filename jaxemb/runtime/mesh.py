@@ -34,6 +34,19 @@ class Shape(NamedTuple):
   table: int
 
 
+def all_devices() -> list[jax.Device]:
+  """JAX's devices, which it looks for now, or a `UserError` without any."""
+  try:
+    return jax.devices()
+  except (RuntimeError, AssertionError) as error:
+    platforms = os.environ.get('JAX_PLATFORMS', '')
+    why = f' ({errors.one_line(error)})' if str(error) else ''
+    raise errors.UserError(
+      f'JAX finds no device for JAX_PLATFORMS={platforms!r}{why}; install '
+      'what it needs, set JAX_PLATFORMS=cpu or unset it'
+    ) from error
+
+
 def start(
   wanted: Shape,
   splits_tables: bool = False,
@@ -67,7 +80,7 @@ def start(
     with contextlib.suppress(RuntimeError):
       num_each = per_process * (2 if with_others else 1)
       jax.config.update('jax_num_cpu_devices', num_each)
-  devices = absent or jax.devices()
+  devices = absent or all_devices()
   num_processes = len({x.process_index for x in devices})
   if with_others and is_free and devices[0].platform == 'cpu':
     devices = [

@@ -251,3 +251,30 @@ def check_fits(
     "(--config.table.layout='row' --config.strategy.name=sync "
     f'--config.mesh.data=1 --config.mesh.table={num}), or {smaller}'
   )
+
+
+def check_program(
+  program: jax.stages.Compiled, devices: Sequence[jax.Device], smaller: str
+) -> None:
+  """Raises a `UserError` if a program has no room beside its arguments.
+
+  `smaller` is what the message says to do.
+  """
+  analysis = program.memory_analysis()
+  if analysis is None:  # some back ends do not know
+    return
+  new = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+  needed_bytes = analysis.temp_size_in_bytes + max(0, new)
+  mine = [d for d in devices if d.process_index == jax.process_index()]
+  stats = mine[0].memory_stats() if mine else None
+  kind, free_bytes = 'each device', 0
+  if stats and stats.get('bytes_limit'):
+    free_bytes = stats['bytes_limit'] - stats.get('bytes_in_use', 0)
+  else:  # CPU devices share the memory of the host
+    kind, needed_bytes = 'the host', needed_bytes * len(mine)
+    free_bytes = available_bytes()
+  if needed_bytes > free_bytes:
+    raise errors.UserError(
+      f'a step needs {needed_bytes / 1e9:,.1f} GB on {kind} and '
+      f'{free_bytes / 1e9:,.1f} GB are free there; {smaller}'
+    )

@@ -236,6 +236,11 @@ def _read_open(
       f'it holds {len(words)} of the {num_rows} vectors that its first line '
       'promises'
     )
+  if not is_text and num_after >= 4 * dim:
+    raise ValueError(
+      f'{num_after:,} bytes follow the {num_rows:,} vectors of {dim} numbers '
+      'that its first line promises: it has another number of them'
+    )
   vectors = np.frombuffer(values, '<f4').reshape(-1, dim)
   return words, vectors, num_after
 

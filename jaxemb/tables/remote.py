@@ -16,6 +16,7 @@ import os
 import pathlib
 import re
 import resource
+import secrets
 import shutil
 import signal
 import sys
@@ -249,7 +250,7 @@ class _Calls:
       now, is_suspended = time.monotonic(), any(late[i] > 1 for i in waiting)
       if waiting and (is_suspended or now > deadline):
         i, what = max(waiting, key=lambda i: late[i]), errors.one_line(why, 100)
-        raise errors.UserError(
+        raise errors.LostError(
           f'shard {i} of the tables has not answered for {now - start:.0f} s '
           f'({what}); see that Ray and its machines run, and that nothing is '
           'suspended, then run the same command to resume'
@@ -286,8 +287,13 @@ class Cluster:
     self.namespace = namespace or f'jaxemb-{uuid.uuid4().hex[:8]}'
     self._calls: _Calls | None = None
     self._link = Link(bytes_per_sec)
-    self._ray = _ray()
     self._address = address or os.environ.get('RAY_ADDRESS') or 'local'
+    if self._address == 'local' and 'ray' not in sys.modules:
+      # It listens on all addresses and executes what it is sent, and asks for
+      # a secret only if told so before it is imported.
+      os.environ.setdefault('RAY_AUTH_MODE', 'token')
+      os.environ.setdefault('RAY_AUTH_TOKEN', secrets.token_hex(32))
+    self._ray = _ray()
     self._is_ours = False
 
   def _start(self):
@@ -345,7 +351,7 @@ class Cluster:
     return tuple(int(x.get('CPU', 0)) for x in found)
 
   def ask(self, ref: Any, secs: float | None = None) -> Any:
-    """`get` of the only actor that can answer; a `UserError` if it cannot.
+    """`get` of the only actor that can answer; a `LostError` if it cannot.
 
     It is given so many seconds, or as many as it takes.
     """
@@ -354,7 +360,7 @@ class Cluster:
       return self.get(ref, secs)
     except (problems.RayActorError, problems.GetTimeoutError) as error:
       why = errors.one_line(error, 100)
-      raise errors.UserError(
+      raise errors.LostError(
         f'the process that deals out the text has ended or is suspended ({why})'
         '; run the same command to resume'
       ) from error

@@ -14,11 +14,16 @@ depend on the number of threads or processes. A corpus folder in the cache holds
   ids.bin         int32 ids, `tokenize.END` after each sentence
   blocks.npz      `Blocks`, the units of shuffling
 
+All of it is checked before it is used again, as is the text: a file is the same
+if sizes, times and a sample of it are, or all its bytes. What is damaged is
+made again.
+
 Devices train on parts of the corpus side by side: piece n of file f belongs to
 part (f + n) % num_parts. A process reads only the parts of its own devices, but
 knows the sizes of all blocks.
 """
 
+import codecs
 import collections
 import contextlib
 import dataclasses
@@ -46,7 +51,7 @@ import psutil
 from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.runtime import resources
-from jaxemb.storage import word2vec_format
+from jaxemb.storage import checksums, word2vec_format
 from jaxemb.text import sources, tokenize, wiki
 
 BLOCK_WORDS = 4096  # at most
@@ -55,7 +60,10 @@ MAX_BLOCK_IDS = 2 * BLOCK_WORDS + 1
 
 MAX_HELD_WORDS = 1 << 22  # of a table in memory, some 200 MB
 
-_FORMAT = 6
+_MAX_INVALID = 0.01  # share of a text's bytes: with more it is not UTF-8
+_SAMPLED_STRETCHES = 64  # of all files, and one of each
+
+_FORMAT = 7
 _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
 
 # Each has two pieces in flight, some 80 MB; more threads read no faster.
@@ -74,6 +82,7 @@ class Settings(NamedTuple):
   min_count: int
   max_vocab: int  # 0 = no limit
   counts: str  # a file of `word count` lines instead of counting, or ''
+  encoding: str = sources.UTF_8  # of the text
 
 
 class Blocks(NamedTuple):
@@ -133,7 +142,10 @@ def encode(
   for input that cannot be used.
   """
   files = sources.find(path)
-  settings = settings._replace(counts=os.path.expanduser(settings.counts))
+  settings = settings._replace(
+    counts=os.path.expanduser(settings.counts),
+    encoding=codecs.lookup(settings.encoding).name,
+  )
   sizes_bytes = {str(source.path): source.size_bytes for source in files}
   check_same_files(readers.process, _gather(readers, sizes_bytes))
   identity = [settings, _FORMAT]
@@ -251,18 +263,18 @@ class _Encoder:
     s, reports = self.settings, [wiki.ReadReport() for _ in self.files]
     given = s.counts and _read_counts(s.counts)  # refused before reading
     pieces = self.read(reports)
+    self.check_encoding(pieces, reports)
     if given:
       words, num_different, most = given, len(given.counts), given.counts.max()
     else:
       words, num_different, most = self.count(pieces)
     words = words.subset(words.best(s.min_count, s.max_vocab))
     if (num_vocab := len(words.counts)) < 2:
-      one = [word.decode() for word in words.texts()]
-      found = f'only one word ({one[0]!r})' if one else 'no word'
+      some = pieces[0].open()[0].texts() if pieces else []
+      problems = [x for report in reports for x in report.problems]
+      problem = next((x for x in problems if not x.endswith(': empty')), '')
       raise errors.UserError(
-        f'{found} occurs {s.min_count} times: {num_different:,} different '
-        f'words, the most frequent {most:,} times, and two are needed to learn '
-        'from contexts; lower --config.data.min_count or give more text'
+        _too_few(s, words.texts(), some, num_different, int(most), problem)
       )
     with open(self.folder / 'vocab.txt', 'wb') as file:
       word2vec_format.put_counts(file, words.texts(), words.counts)
@@ -283,12 +295,14 @@ class _Encoder:
     problems = [problem for report in reports for problem in report.problems]
     problems = itertools.chain(*_gather(self.readers, problems))
     content = [sources.file_sha256(self.folder / 'vocab.txt'), *digests]
+    stretches = _stretches(self.files)
     manifest = {
       'settings': s._asdict(),
       'counts_sha256': s.counts and sources.file_sha256(s.counts),
       'files': [
         source._asdict()
         | {'path': str(source.path), 'sha256': report.sha256}
+        | {'sample_sha256': sources.sample_sha256(source.path, stretches)}
         | {'read_bytes': report.source_bytes}  # by this process
         for source, report in zip(self.files, reports, strict=True)
       ],
@@ -304,7 +318,41 @@ class _Encoder:
       }
       | totals,
     }
-    (self.folder / 'manifest.json').write_text(json.dumps(manifest, indent=1))
+    checksums.seal(self.folder, manifest)
+
+  def check_encoding(
+    self, pieces: Sequence[_Piece], reports: Sequence[wiki.ReadReport]
+  ) -> None:
+    """Refuses a text that is in another encoding; names files that are."""
+    given, sums = self.settings.encoding, collections.Counter()
+    invalid = collections.Counter()
+    for piece in pieces:
+      sums[piece.file] += piece.counters['text_bytes']
+      invalid[piece.file] += piece.counters['invalid_utf8_bytes']
+    for file, report in enumerate(reports):
+      invalid[file] += report.replaced_bytes
+    wrong = [i for i in sums if invalid[i] > _MAX_INVALID * sums[i]]
+    if not wrong:
+      return
+    worst = max(wrong, key=lambda i: invalid[i])
+    share = f'{100 * invalid[worst] / sums[worst]:.0f} % of the bytes'
+    if invalid.total() <= _MAX_INVALID * sums.total():
+      for i in wrong:
+        reports[i].problems.append(
+          f'{self.files[i].path}: {invalid[i]:,} of {sums[i]:,} bytes are not '
+          f'{given.upper()}; replaced'
+        )
+      return
+    path, likely = self.files[worst].path, ''
+    with contextlib.suppress(errors.UserError):
+      raw = next(sources.pieces(self.files[worst], wiki.ReadReport()))
+      likely = sources.guess_encoding(raw.text[: 1 << 16])
+    also = f' (and {len(wrong) - 1} more files)' if len(wrong) > 1 else ''
+    raise errors.UserError(
+      f'{share} of {path}{also} are not {given.upper()}; it looks like {likely}'
+      f': give --config.data.encoding={likely}, or convert it '
+      f'(iconv -f {likely} -t UTF-8)'
+    )
 
   def read(self, reports: Sequence[wiki.ReadReport]) -> list[_Piece]:
     """Tokenizes this process's pieces, in order; fills the reports.
@@ -326,6 +374,7 @@ class _Encoder:
         lambda number: (
           (file + number) % self.num_parts in self.readers.local_parts
         ),
+        self.settings.encoding,
       )
       jobs = ((file, text) for text in texts)
       return list(sources.map_ahead(tokenizers, self.write_piece, jobs, depth))
@@ -465,6 +514,42 @@ class _Encoder:
     return digests, totals
 
 
+def _too_few(
+  settings: Settings,
+  words: Sequence[bytes],
+  some: Sequence[bytes],
+  num_different: int,
+  most: int,
+  problem: str,
+) -> str:
+  """Why there are not two `words`, and what to do; `some` are of any count."""
+  if not num_different:
+    why = f' ({problem})' if problem else ': only punctuation or markup'
+    return (
+      f'the text has no word{why}; set config.data.path to text, or '
+      '--config.data.tokens=whitespace if signs are words'
+    )
+  if settings.max_vocab == 1:
+    return (
+      'config.data.max_vocab=1 leaves one word, and two are needed to learn '
+      'from contexts; raise it'
+    )
+  longest = max(some, key=len, default=b'').decode()
+  if sum('\u0e00' <= c <= '\u9fff' for c in longest) > 8:
+    one = longest[:20]
+    return (
+      f'words of the text are whole sentences, such as {one!r}: where a '
+      'language has no spaces, segment it first (jieba, MeCab, ...) and give '
+      '--config.data.tokens=whitespace'
+    )
+  found = f'only one word ({words[0].decode()!r})' if words else 'no word'
+  return (
+    f'{found} occurs {settings.min_count} times: {num_different:,} different '
+    f'words, the most frequent {most:,} times, and two are needed to learn '
+    'from contexts; lower --config.data.min_count or give more text'
+  )
+
+
 def _compile() -> None:
   """Has numba compile what follows reading, which takes it a second."""
   ids, words, *_ = tokenize.tokenize(b'a b', 'words', False)
@@ -562,13 +647,22 @@ def _reuse(
   folder: pathlib.Path, files: list[sources.Source], settings: Settings
 ) -> Encoded | None:
   """The corpus of an earlier run, if its files and all inputs are unchanged."""
+  is_new = False
+  stretches = _stretches(files)
 
   def is_same(source: sources.Source, known: dict[str, Any]) -> bool:
+    nonlocal is_new
+    if source.size_bytes != known['size_bytes']:
+      return False
+    times = {'mtime_ns': source.mtime_ns, 'ctime_ns': source.ctime_ns}
+    if times.items() <= known.items():
+      # Some file systems know no other time than that of writing, or set it.
+      sample_sha256 = sources.sample_sha256(source.path, stretches)
+      return sample_sha256 == known['sample_sha256']
     # A copied or touched file has another time but the same content.
-    return source.size_bytes == known['size_bytes'] and (
-      source.mtime_ns == known['mtime_ns']
-      or sources.file_sha256(source.path) == known['sha256']
-    )
+    is_new = True
+    known.update(times)
+    return sources.file_sha256(source.path) == known['sha256']
 
   # However it is damaged, it is made again.
   with contextlib.suppress(Exception):
@@ -576,13 +670,15 @@ def _reuse(
     known, counts = encoded.manifest, settings.counts
     if known['counts_sha256'] == (counts and sources.file_sha256(counts)):
       if all(map(is_same, files, known['files'])):
+        if is_new:  # or all bytes are read at every start
+          checksums.seal(folder, known)
         return encoded
   return None
 
 
 def _open(folder: pathlib.Path) -> Encoded:
   """Opens a corpus folder; raises various errors if it is damaged."""
-  manifest = json.loads((folder / 'manifest.json').read_text())
+  manifest = checksums.opened(folder)
   words, counts = word2vec_format.read_vocab(folder / 'vocab.txt')
   blocks = Blocks(**np.load(folder / 'blocks.npz'))
   path, ids = folder / 'ids.bin', np.zeros(0, np.int32)
@@ -592,3 +688,8 @@ def _open(folder: pathlib.Path) -> Encoded:
   if sizes != (manifest['num_vocab_words'], blocks.starts[-1]):
     raise ValueError('vocabulary or ids have changed')
   return Encoded(folder, words, counts, ids, blocks, manifest)
+
+
+def _stretches(files: Sequence[sources.Source]) -> int:
+  """Of each file, for its sample."""
+  return max(1, _SAMPLED_STRETCHES // len(files))

@@ -16,12 +16,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numba
 import numpy as np
 
+from jaxemb import errors
 from jaxemb.data import base, windows
+from jaxemb.runtime import resources
 from jaxemb.text import download, encode, tokenize
 from jaxemb.toywiki import toywiki
 
 # Paths of an embedded corpus of another size, and of downloads.
 _EMBEDDED, _WIKIPEDIA = 'toywiki:', 'wikipedia:'
+
+_MOST_FREE_WORDS = 1 << 20  # of a step, however small the text
+_BATCHES = 4  # that are prefetched, or in use
+_CENTER_BYTES = 6  # of a `windows.Batch`
 
 # The number of a block in its part, and its ids.
 Blocks = Iterable[tuple[int, np.ndarray]]
@@ -271,6 +277,24 @@ def make(spec: base.SourceSpec) -> TextSource:
   corpus = encode.encode(
     path, settings, cache, spec.progress, spec.num_parts, spec.readers
   )
+  _check_step(spec, corpus.num_words)
   return TextSource(
     corpus, spec, lambda: [str(x) for x in embedded().eval_paths]
   )
+
+
+def _check_step(spec: base.SourceSpec, num_words: int) -> None:
+  """Refuses steps that no text fills, and batches that memory cannot hold."""
+  step = spec.part_words
+  if step > max(num_words, _MOST_FREE_WORDS):
+    raise errors.UserError(
+      f'a step of {step:,} words is more than the text has, {num_words:,} in '
+      'its vocabulary; lower --config.train.batch_words'
+    )
+  parts = len(spec.readers.local_parts)
+  needed = _BATCHES * parts * _CENTER_BYTES * batch_words(spec.part_words)
+  if needed > (free := resources.available_bytes()):
+    raise errors.UserError(
+      f'batches with steps of {step:,} words need {needed / 1e9:,.1f} GB and '
+      f'{free / 1e9:,.1f} GB are free; lower --config.train.batch_words'
+    )

@@ -3,13 +3,15 @@
 Plain text, WikiExtractor output (<doc> or JSON lines) and MediaWiki XML dumps;
 a file, a folder or a glob; plain or .gz .bz2 .xz .zst. Every format is a
 generator of byte blocks, which one function cuts into pieces at line ends; only
-JSON is ever touched line by line.
+JSON is ever touched line by line. Another encoding than UTF-8 is decoded on the
+way.
 
 Uncompressed plain text is divisible: a piece is found without reading what is
 before it, so that each of several processes reads only its own.
 """
 
 import bz2
+import codecs
 import collections
 import concurrent.futures
 import contextlib
@@ -24,6 +26,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import zstandard
 
 from jaxemb import errors
@@ -45,6 +48,18 @@ _COMPRESSIONS = {  # first bytes and decompressor by suffix
     lambda: zstandard.ZstdDecompressor().decompressobj(),
   ),
 }
+UTF_8 = 'utf-8'
+# Encodings of scripts other than Latin: of decoded letters beyond ASCII, the
+# share that lies in a range. Chinese, which takes in any bytes, comes last.
+_SCRIPTS = (
+  ('euc_kr', '\uac00', '\ud7a3', 0.8),
+  ('shift_jis', '\u3041', '\u30fe', 0.3),
+  ('euc_jp', '\u3041', '\u30fe', 0.3),
+  ('cp1251', '\u0430', '\u044f', 0.8),
+  ('koi8_r', '\u0430', '\u044f', 0.8),
+  ('gb18030', '\u4e00', '\u9fff', 0.7),
+)
+_STRETCH_BYTES = 1 << 14
 _READ_ERRORS = (
   OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError,
 )  # fmt: skip
@@ -56,6 +71,7 @@ class Source(NamedTuple):
   path: pathlib.Path
   size_bytes: int  # on disk
   mtime_ns: int
+  ctime_ns: int  # of whatever was written last, which nobody can set
 
 
 class Piece(NamedTuple):
@@ -85,19 +101,25 @@ def find(path: str) -> list[Source]:
     files = sorted({pathlib.Path(x) for path in paths for x in _files(path)})
     found = [(file, file.stat()) for file in files]
   except OSError as error:
+    remedy = 'check permissions'
+    if isinstance(error, FileNotFoundError):
+      remedy = 'mend or remove what leads there'
     raise errors.UserError(
-      f'{error.filename} cannot be read ({error.strerror}): check permissions'
+      f'{error.filename} cannot be read ({error.strerror}): {remedy}'
     ) from error
   if not any(status.st_size for _, status in found):
     what = 'only empty files' if found else 'no files'
     raise errors.UserError(
       f'{path} holds no text ({what}): set config.data.path to where it is'
     )
-  return [Source(file, x.st_size, x.st_mtime_ns) for file, x in found]
+  return [
+    Source(file, x.st_size, x.st_mtime_ns, x.st_ctime_ns) for file, x in found
+  ]
 
 
 def _files(path: str) -> Iterator[str]:
   """Regular files at or below a path, through links, each folder once."""
+  _check_link(path)
   if not os.path.isdir(path):
     if not os.path.isfile(path):
       raise errors.UserError(
@@ -117,8 +139,18 @@ def _files(path: str) -> Iterator[str]:
     folders[:] = sorted(x for x in folders if is_new and x[0] != '.')
     for name in names:
       file = os.path.join(folder, name)
-      if is_new and name[0] != '.' and os.path.isfile(file):
-        yield file
+      if is_new and name[0] != '.':
+        _check_link(file)
+        if os.path.isfile(file):
+          yield file
+
+
+def _check_link(path: str) -> None:
+  if os.path.islink(path) and not os.path.exists(path):
+    raise errors.UserError(
+      f'{path} is a link to {os.readlink(path)}, which is not there: mend or '
+      'remove the link'
+    )
 
 
 def pieces(
@@ -127,6 +159,7 @@ def pieces(
   piece_bytes: int = 8 << 20,
   pool: concurrent.futures.Executor | None = None,
   wanted: Callable[[int], bool] = lambda number: True,
+  encoding: str = UTF_8,
 ) -> Iterator[Piece]:
   """The text of one file, whatever its format, in order; updates the report.
 
@@ -137,10 +170,10 @@ def pieces(
   """
   splits_words = False
   try:
-    if is_divisible(source):
+    if is_divisible(source, encoding):
       cut = _ranges(source, piece_bytes, report, wanted)
     else:
-      cut = _streamed(source, piece_bytes, report, pool)
+      cut = _streamed(source, piece_bytes, report, pool, encoding)
     for piece in cut:
       splits_words |= not (piece.ends_line or piece.text[-1:].isspace())
       if wanted(piece.number):
@@ -158,9 +191,10 @@ def pieces(
   report.problems = [f'{source.path}: {x}' for x in report.problems]
 
 
-def is_divisible(source: Source) -> bool:
+def is_divisible(source: Source, encoding: str = UTF_8) -> bool:
   """Whether a range of the file can be read without what is before it."""
-  if not source.size_bytes or source.path.suffix.lower() in _COMPRESSIONS:
+  is_packed = source.path.suffix.lower() in _COMPRESSIONS
+  if not source.size_bytes or is_packed or encoding != UTF_8:
     return False
   with open(source.path, 'rb') as file:
     return _format(file.read(_HEAD_BYTES), source.path) == 'plain'
@@ -170,6 +204,36 @@ def file_sha256(path: pathlib.Path) -> str:
   """SHA-256 of a file's bytes on disk, in hexadecimal."""
   with open(path, 'rb') as file:
     return hashlib.file_digest(file, 'sha256').hexdigest()
+
+
+def sample_sha256(path: pathlib.Path, num_stretches: int) -> str:
+  """SHA-256 of stretches of 16 KB, evenly apart from the first to the last."""
+  digest = hashlib.sha256()
+  with open(path, 'rb', buffering=0) as file:
+    last = max(0, os.fstat(file.fileno()).st_size - _STRETCH_BYTES)
+    starts = np.linspace(0, last, num_stretches, dtype=np.int64)
+    for start in sorted({*starts.tolist()}):
+      file.seek(start)
+      digest.update(file.read(_STRETCH_BYTES))
+  return digest.hexdigest()
+
+
+def guess_encoding(data: bytes) -> str:
+  """The encoding that text which is not UTF-8 is most likely in.
+
+  A few accents among ASCII letters are Western. Otherwise the first encoding
+  whose decoded text is in the script that it is for.
+  """
+  num_high = len(data) - len(data.decode('ascii', 'ignore'))
+  num_letters = len(data.translate(None, bytes(range(33))))
+  if num_high > num_letters / 3:
+    for encoding, first, last, share in _SCRIPTS:
+      text = data.decode(encoding, 'replace')
+      high = [c for c in text if c > '\x7f']
+      num = sum(first <= c <= last for c in high)
+      if num > share * len(high):
+        return encoding
+  return 'cp1252'
 
 
 def map_ahead(
@@ -193,13 +257,16 @@ def _streamed(
   piece_bytes: int,
   report: wiki.ReadReport,
   pool: concurrent.futures.Executor | None,
+  encoding: str,
 ) -> Iterator[Piece]:
   """All pieces of a file that must be read from its start."""
   suffix = source.path.suffix.lower()
   with open(source.path, 'rb', buffering=0) as file:
     blocks = _blocks(file, report)
     if suffix in _COMPRESSIONS:
-      blocks = _unpack(blocks, suffix, report)
+      blocks = _unpack(blocks, source.path, report)
+    if encoding != UTF_8:
+      blocks = _recoded(blocks, encoding, report)
     with contextlib.closing(base.prefetch(blocks, 1)) as blocks:
       head = b''
       while len(head) < _HEAD_BYTES and (block := next(blocks, b'')):
@@ -232,11 +299,32 @@ def _blocks(file: BinaryIO, report: wiki.ReadReport) -> Iterator[bytes]:
   report.sha256 = digest.hexdigest()
 
 
+def _recoded(
+  blocks: Iterable[bytes], encoding: str, report: wiki.ReadReport
+) -> Iterator[bytes]:
+  """Blocks in UTF-8; counts what does not fit the encoding, and replaces it."""
+  decoder = codecs.getincrementaldecoder(encoding)('replace')
+  for block in itertools.chain(blocks, (b'',)):
+    text = decoder.decode(block, not block)
+    report.replaced_bytes += text.count('\ufffd')
+    yield text.encode('utf-8', 'replace')
+
+
 def _unpack(
-  blocks: Iterable[bytes], suffix: str, report: wiki.ReadReport
+  blocks: Iterable[bytes], path: pathlib.Path, report: wiki.ReadReport
 ) -> Iterator[bytes]:
   """Blocks of all streams or frames of a compressed file, or `_READ_ERRORS`."""
+  suffix = path.suffix.lower()
   magic, decompressor = _COMPRESSIONS[suffix]
+  blocks, head = iter(blocks), b''
+  while len(head) < _HEAD_BYTES and (block := next(blocks, b'')):
+    head += block
+  if head and head[: len(magic)] != magic and _is_text(head[:_HEAD_BYTES]):
+    raise errors.UserError(
+      f'{path} is plain text and named {suffix}, as if it were compressed: '
+      f'rename it, without {suffix}'
+    )
+  blocks = itertools.chain((head,), blocks)
   if suffix == '.zst':
     magic = b''  # frames of other kinds are for the library
   steps = (
@@ -268,15 +356,19 @@ def _unpack(
     raise EOFError('it ends too early')
 
 
+def _is_text(head: bytes) -> bool:
+  num_controls = len(head) - len(head.translate(None, _CONTROLS))
+  return b'\0' not in head and num_controls <= len(head) // 10
+
+
 def _format(head: bytes, path: pathlib.Path) -> str:
   """Format of a file by its first bytes; refuses what is not text in UTF-8."""
   if head.startswith((b'\xff\xfe', b'\xfe\xff')):
     raise errors.UserError(
       f'{path} is UTF-16 or UTF-32: convert it to UTF-8 '
-      '(iconv -f UTF-16 -t UTF-8)'
+      '(iconv -f UTF-16 -t UTF-8), or give --config.data.encoding=utf-16'
     )
-  num_controls = len(head) - len(head.translate(None, _CONTROLS))
-  if b'\0' not in head and num_controls <= len(head) // 10:
+  if _is_text(head):
     return wiki.file_format(head.removeprefix(_BOM))
   remedy = 'point config.data.path at text in UTF-8'
   for suffix, (magic, _) in _COMPRESSIONS.items():

@@ -346,6 +346,21 @@ def test_bad_input_is_one_line(text, settings, words, tmp_path):
   assert not list((tmp_path / 'cache').glob('.*'))
 
 
+def test_a_damaged_cache_is_made_again(tmp_path):
+  path = _write(tmp_path / 'a.csv', _text(_rows()))
+  first = _source(path, tmp_path)
+  [folder] = (tmp_path / 'cache').iterdir()
+  for file in sorted(x for x in folder.iterdir() if x.stat().st_size):
+    data = file.read_bytes()
+    half = len(data) // 2
+    for bad in data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :], b'':
+      file.unlink()  # what is mapped stays
+      file.write_bytes(bad)
+      again = _source(path, tmp_path)
+      assert again.fingerprint == first.fingerprint
+      assert file.read_bytes() != bad, file.name
+
+
 def test_few_bad_rows_are_counted_and_named(tmp_path):
   text = _text([(x[0], x[1]) for x in _rows(1000)], HEADER[:2])
   path = _write(tmp_path / 'log.csv', text + '1\n')

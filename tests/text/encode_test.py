@@ -195,7 +195,9 @@ def test_manifest_is_true(texts, tmp_path):
     texts, tmp_path, progress=lambda stage, *x: calls[stage].append(x)
   )
   manifest = encoded.manifest
-  assert manifest == json.loads((encoded.folder / 'manifest.json').read_text())
+  written = json.loads((encoded.folder / 'manifest.json').read_text())
+  assert written.keys() - manifest.keys() == {'checksums', 'checksum'}
+  assert manifest.items() <= written.items()
   assert manifest['settings'] == _SETTINGS._asdict()
   paths = sorted(texts.iterdir())
   for path, file in zip(paths, manifest['files'], strict=True):
@@ -243,7 +245,12 @@ def test_unchanged_corpus_is_not_read_again(texts, tmp_path, monkeypatch):
   for path in (texts, texts.name):
     for change, first in zip(changes, firsts, strict=True):
       again = _encode(path, tmp_path, **change)
-      assert again.manifest == first.manifest and again.words == first.words
+      assert again.words == first.words
+      known, ours = again.manifest, first.manifest
+      assert known | {'files': []} == ours | {'files': []}
+      assert [x['sha256'] for x in known['files']] == [
+        x['sha256'] for x in ours['files']
+      ]
       for x, y in zip(
         (again.ids, *again.blocks), (first.ids, *first.blocks), strict=True
       ):
@@ -269,6 +276,47 @@ def test_changed_text_is_read_again(tmp_path):
   assert _encode(path.parent, tmp_path).num_words == 54
   (path.parent / 'more.txt').unlink()
   assert _encode(path.parent, tmp_path).num_words == 4
+  # Neither size nor time tells.
+  path.write_text('bb bb cc cc')
+  last = _encode(path.parent, tmp_path)
+  times = path.stat()
+  path.write_text('cc cc bb bb')
+  os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+  again = _encode(path.parent, tmp_path)
+  assert again.manifest['fingerprint'] != last.manifest['fingerprint']
+
+
+@pytest.mark.parametrize(
+  'text, encoding',
+  [
+    ('die größe der straße über dem fluss', 'cp1252'),
+    ('мама мыла раму и читала книгу', 'cp1251'),
+    ('мама мыла раму и читала книгу', 'koi8_r'),
+    ('これ は 日本語 の 文章 です', 'shift_jis'),
+    ('これ は 日本語 の 文章 です', 'euc_jp'),
+    ('나는 오늘 학교 에 간다', 'euc_kr'),
+    ('我们 今天 去 学校 学习', 'gb18030'),
+  ],
+)
+def test_another_encoding_is_refused_named_and_read(tmp_path, text, encoding):
+  path, lines = tmp_path / 'a.txt', f'{text}\n' * 50
+  path.write_text(lines, encoding)
+  message = _fails(_encode, path, tmp_path)
+  assert f'--config.data.encoding={encoding}' in message and '%' in message
+  assert _fails(_encode, path, tmp_path, encoding='ascii')
+  ours = _encode(path, tmp_path, encoding=encoding)
+  path.write_text(lines)
+  theirs = _encode(path, tmp_path)
+  assert ours.words == theirs.words
+  np.testing.assert_array_equal(ours.ids, theirs.ids)
+  # A file of many is named, and read.
+  (tmp_path / 'all').mkdir()
+  (tmp_path / 'all' / 'b.txt').write_text(lines * 100)
+  (tmp_path / 'all' / 'c.txt').write_text(lines[:300], encoding)
+  [problem] = _encode(tmp_path / 'all', tmp_path).manifest['dropped'][
+    'problems'
+  ]
+  assert 'c.txt' in problem and 'not UTF-8' in problem
 
 
 def test_damaged_cache_is_made_again(tmp_path):
@@ -277,7 +325,8 @@ def test_damaged_cache_is_made_again(tmp_path):
   files = _files(folder)
   for name, data in files.items():
     half = 4 * (len(data) // 8)
-    for damaged in (data[:half], b'', None):
+    flipped = data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
+    for damaged in (data[:half], b'', flipped, None):
       (folder / name).unlink()
       if damaged is not None:
         (folder / name).write_bytes(damaged)
@@ -356,10 +405,16 @@ def test_failures_leave_earlier_results_alone_and_nothing_behind(tmp_path):
   paths[3].write_bytes(b'binary \0\0\0')
   message = _fails(_encode, folder, cache)
   assert '3.txt' in message and 'binary' in message
-  for text in ('once only here', '?! \n ...', 'a a a'):
+  for text, says in (
+    ('once only here', '--config.data.min_count'),
+    ('?! \n ...', 'only punctuation'),
+    ('a a a', '--config.data.min_count'),
+    ('<mediawiki><page><title>x\n a b', 'cut in its'),
+    ('這是一個沒有空格的句子 ' * 9, 'segment it first'),
+  ):
     for path in paths:
       path.write_text(text if path == paths[3] else '')
-    assert '--config.data.min_count' in _fails(_encode, folder, cache)
+    assert says in _fails(_encode, folder, cache)
   assert _files(first.folder) == files
   assert os.listdir(cache / 'corpora') == [first.folder.name]
   assert 'JAXEMB_CACHE' in _fails(_encode, folder, paths[0] / 'x')

@@ -75,8 +75,16 @@ def test_finds_file_folder_and_glob(tmp_path):
   ):
     files = [tmp_path / name for name in names.split()]
     assert sources.find(str(tmp_path / path)) == [
-      (file, 9, file.stat().st_mtime_ns) for file in files
+      (file, 9, file.stat().st_mtime_ns, file.stat().st_ctime_ns)
+      for file in files
     ]
+
+
+def test_links_to_nothing_are_refused(tmp_path):
+  (tmp_path / 'links').mkdir()
+  (tmp_path / 'links' / 'to').symlink_to(tmp_path / 'nothing')
+  for path in (tmp_path / 'links', tmp_path / 'links' / 'to'):
+    _fails(path, 'nothing, which is not there', 'remove the link')
 
 
 def test_refuses_what_holds_no_text(tmp_path):
@@ -168,9 +176,10 @@ def test_cut_or_damaged_compression(tmp_path, suffix):
     data + data[: len(data) // 2],
     data[:1000] + bytes(50) + data[1050:],
     data + data[:1000] + bytes(50) + data[1050:],
-    b'just text ' * 1000,
   ):
     _fails(_write(tmp_path / f'bad{suffix}', bad), f'bad{suffix}', 'again')
+  path = _write(tmp_path / f'bad{suffix}', b'just text ' * 1000)
+  _fails(path, f'bad{suffix}', f'rename it, without {suffix}')
 
 
 @pytest.mark.parametrize('suffix', ['.gz', '.bz2', '.xz'])
