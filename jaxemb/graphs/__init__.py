@@ -1,0 +1,1 @@
+"""Graphs: nodes and edges, as data to train on."""
