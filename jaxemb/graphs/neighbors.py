@@ -34,42 +34,61 @@ def _drawn(state, column, num):
 
 
 @numba.njit(nogil=True, cache=True)
+def _choose(state, at, fanout, degree, row):
+  """Writes `fanout` different numbers below `degree` to the row."""
+  for j in range(at, at + fanout):
+    last = degree - fanout + j - at
+    pick = _drawn(state, j, last + 1)
+    for other in range(at, j):
+      if row[other] == pick:
+        pick = last
+        break
+    row[j] = pick
+
+
+@numba.njit(nogil=True, cache=True)
 def _grow(offsets, neighbors, places, key, fanouts, replaces, out):
   """Fills `out` [n, size], whose first column has the nodes."""
-  for i in range(len(places)):
-    state = loader.hashed(key ^ loader.hashed(np.uint64(places[i])))
-    row, first, width = out[i], 0, 1
-    for depth in range(len(fanouts)):
-      fanout = fanouts[depth]
-      for parent in range(first, first + width):
-        at = first + width + (parent - first) * fanout
-        node = row[parent]
-        start, degree = np.int64(0), np.int64(0)
-        if node != _PADDING:
-          start = offsets[node]
-          degree = offsets[node + 1] - start
+  num, first, width = len(places), 0, 1
+  states = np.empty(num, np.uint64)
+  for i in range(num):
+    states[i] = loader.hashed(key ^ loader.hashed(np.uint64(places[i])))
+  for depth in range(len(fanouts)):
+    fanout = fanouts[depth]
+    starts = np.empty((num, width), np.int64)
+    degrees = np.empty((num, width), np.int64)
+    # Reads that wait for no other one, or most time would go to waiting.
+    for i in range(num):
+      for j in range(width):
+        node = out[i, first + j]
+        node = len(offsets) - 2 if node == _PADDING else node
+        starts[i, j] = offsets[node]
+        degrees[i, j] = offsets[node + 1] - offsets[node]
+    for i in range(num):
+      for j in range(width):
+        if out[i, first + j] == _PADDING:
+          degrees[i, j] = 0
+        elif degrees[i, j]:
+          out[i, first + width + j * fanout] = neighbors[starts[i, j]]
+    for i in range(num):
+      row, state = out[i], states[i]
+      for j in range(width):
+        at = first + width + j * fanout
+        start, degree = starts[i, j], degrees[i, j]
         if replaces and degree:
-          for j in range(at, at + fanout):
-            row[j] = neighbors[start + _drawn(state, j, degree)]
+          for k in range(at, at + fanout):
+            row[k] = neighbors[start + _drawn(state, k, degree)]
         elif degree <= fanout:
-          for j in range(degree):
-            row[at + j] = neighbors[start + j]
-          for j in range(degree, fanout):
-            row[at + j] = _PADDING
+          for k in range(degree):
+            row[at + k] = neighbors[start + k]
+          for k in range(at + degree, at + fanout):
+            row[k] = _PADDING
         else:
-          # Offsets first: a neighbor may be there twice, in a multigraph.
-          for j in range(fanout):
-            last = degree - fanout + j
-            pick = _drawn(state, at + j, last + 1)
-            for other in range(at, at + j):
-              if row[other] == pick:
-                pick = last
-                break
-            row[at + j] = pick
-          for j in range(at, at + fanout):
-            row[j] = neighbors[start + row[j]]
-      first += width
-      width *= fanout
+          _choose(state, at, fanout, degree, row)
+          for k in range(at, at + fanout):
+            row[k] = neighbors[start + row[k]]
+    first += width
+    width *= fanout
 
 
 @numba.njit(nogil=True, cache=True)
