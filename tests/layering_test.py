@@ -38,9 +38,9 @@ MAY_IMPORT = {
   # The run of many workers, beside it.
   'workers': 'build config data loop metrics native report results rundir '
   'runtime storage strategies tables',
-  # What becomes of a run on clicks, beside them.
-  'prediction': 'build clicks data evaluation loop metrics models report '
-  'results runtime storage',
+  # What becomes of a run on clicks or nodes, beside them.
+  'prediction': 'build clicks data evaluation graphs loop metrics models '
+  'report results runtime storage',
   'report': 'config embeddings evaluation storage',
 }
 # Distribution: what is imported of it, where the name differs.

@@ -28,6 +28,7 @@ class Tree(NamedTuple):
 class Nodes(NamedTuple):
   """What a model knows of the nodes of a graph."""
 
+  tree: Tree
   features: np.ndarray | None  # [nodes, d] float32
   num_classes: int  # 0 = there are no labels
   has_many: bool  # whether a node may have several classes

@@ -131,6 +131,19 @@ def _uniform(places, key, out):
     out[i] = (bits >> np.uint64(11)) * 2.0**-53
 
 
+@numba.njit(nogil=True, cache=True)
+def _order(first, num, key, out):
+  for i in range(len(out)):
+    out[i] = loader.permuted(first + i, num, key)
+
+
+def order(places: range, num: int, key: np.uint64) -> np.ndarray:
+  """[n] int64, what a keyed permutation of 0..num-1 has at some places."""
+  out = np.empty(len(places), np.int64)
+  _order(places.start, num, np.uint64(key), out)
+  return out
+
+
 def uniform(places: np.ndarray, key: np.uint64) -> np.ndarray:
   """[n] float64 in 0..1, functions of the key and int64 places [n]."""
   out = np.empty(len(places))

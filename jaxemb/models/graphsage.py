@@ -139,9 +139,12 @@ class Network(nnx.Module):
       args = num, dim, size, width, spec.aggregator == 'max', rngs
       setattr(self, f'layer_{i}', Layer(*args))
 
-  def layers(self) -> list[Layer]:
-    """From the inputs to the outputs."""
-    return [getattr(self, f'layer_{i}') for i in range(self.num_layers)]
+
+def layers_of(spec: SageSpec, params: Any) -> list[Layer]:
+  """Layers with these parameters, from the inputs to the outputs."""
+  graph, _ = nnx.split(nnx.eval_shape(lambda: Network(spec, nnx.Rngs(0))))
+  network = nnx.merge(graph, nnx.State(params))
+  return [getattr(network, f'layer_{i}') for i in range(network.num_layers)]
 
 
 def _drop(x, rate, key, positions):
@@ -258,13 +261,6 @@ class GraphSage(base.Model):
     """At a learning rate of 1, which steps multiply."""
     return clicks.dense_optimizer(self.spec.optimizer, self.spec.dense_decay)
 
-  def network(self, params: Any) -> Network:
-    """Layers with these parameters."""
-    graph, _ = nnx.split(
-      nnx.eval_shape(lambda: Network(self.spec, nnx.Rngs(0)))
-    )
-    return nnx.merge(graph, nnx.State(params))
-
   def loss(self, params, rows, ids, batch, key):
     """Summed over the examples; its derivatives are means."""
     outputs = self.outputs(params, rows, batch, key)
@@ -305,7 +301,7 @@ class GraphSage(base.Model):
       rows = _drop(rows, *args)
     args = spec, ids, rows if spec.dim else None, self.features, key_of_step
     level = _Level(*args)
-    layers = self.network(params).layers()
+    layers = layers_of(spec, params)
     for i, layer in enumerate(layers):
       depth = len(layers) - i
       x = level.apply(layer, depth)
@@ -352,4 +348,5 @@ def make(spec: SageSpec, corpus: base.Corpus) -> GraphSage:
         lookups_per_center=corpus.centers,
       ),
     )
-  return GraphSage(spec, tables, corpus.nodes.features)
+  features = corpus.nodes.features if spec.num_features else None
+  return GraphSage(spec, tables, features)

@@ -39,7 +39,7 @@ def _made(num_nodes=NUM_NODES, **more):
   features = rng.normal(size=(1000, FEATURES)).astype(np.float32)
   rows = rng.normal(size=(1000, DIM)).astype(np.float32)[:num_nodes]
   features = features[:num_nodes] if spec.num_features else None
-  nodes = trees.Nodes(features, CLASSES, spec.has_many)
+  nodes = trees.Nodes(TREE, features, CLASSES, spec.has_many)
   counts = np.ones(num_nodes)
   names = [str(i) for i in range(num_nodes)]
   model = graphsage.make(spec, base.Corpus(names, counts, counts, nodes=nodes))
