@@ -333,11 +333,14 @@ def _node_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
       f'config.strategy.name={config.strategy.name} does not train models with '
       'dense parameters; choose sync or replicas'
     )
-  if m.inputs == 'features' and config.table.store:
-    yield (
-      f'config.table.store={config.table.store} needs a table, and nodes have '
-      'none; set --config.model.inputs=rows or both'
-    )
+  if m.inputs == 'features':
+    for key in ('layout', 'dtype', 'store'):
+      value = config.table[key]
+      if value != find(f'table.{key}').default:
+        yield (
+          f'config.table.{key}={value} needs a table, and nodes have none; set '
+          '--config.model.inputs=rows or both'
+        )
   if config.optimizer.rows == 'all' and (
     config.table.layout == 'row' or config.table.store
   ):
