@@ -29,8 +29,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import trees
-from jaxemb.graphs import graph as graph_lib
-from jaxemb.graphs import neighbors
+from jaxemb.graphs import files, neighbors
 from jaxemb.runtime import resources
 
 _CASES = 'accuracy', 'sampling'
@@ -44,6 +43,7 @@ kind, path, epochs, hidden, rate, decay, dropout = sys.argv[1:8]
 epochs, hidden = int(epochs), int(hidden)
 arrays, seed = np.load(path), int(sys.argv[8])
 torch.manual_seed(seed)
+torch.set_num_threads(1)
 x = torch.tensor(arrays['features'])
 labels = torch.tensor(arrays['labels'])
 offsets, others = (torch.tensor(arrays[k]) for k in ('offsets', 'neighbors'))
@@ -137,7 +137,7 @@ def _accuracy(args, seed, folder, results):
   if args.peer_python:
     path = folder / 'graph.npz'
     config = report['config']
-    _write_graph(config, workdir / 'export' / 'classes.tsv', path)
+    _write_graph(config, workdir, path)
     m, o = config['model'], config['optimizer']
     given = config['train']['epochs'], m['hidden'], o['learning_rate']
     given = (*given, o['dense_decay'], m['dropout'], seed)
@@ -149,14 +149,14 @@ def _accuracy(args, seed, folder, results):
   results[str(seed)] = found
 
 
-def _write_graph(config, classes, path) -> None:
+def _write_graph(config, workdir, path) -> None:
   """Writes the graph with the split that a run has drawn."""
-  graph = graph_lib.read(config['data']['path'])
+  graph = files.read(config['data'], path.parent, lambda *_: None)
   features = np.asarray(graph.features, np.float32)
   if config['data']['normalize']:
     sums = np.abs(features).sum(1, keepdims=True)
     features = features / np.maximum(sums, 1e-12)
-  with classes.open(encoding='utf-8') as file:
+  with (workdir / 'export' / 'classes.tsv').open(encoding='utf-8') as file:
     rows = list(csv.DictReader(file, delimiter='\t'))
   used = [_SPLITS.index(x['used']) if x['used'] else -1 for x in rows]
   np.savez(

@@ -1,1 +1,1 @@
-"""Graphs: nodes and edges, as data to train on."""
+"""Graphs: nodes and the edges between them."""

@@ -15,8 +15,8 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base, examples, trees
+from jaxemb.graphs import files, neighbors
 from jaxemb.graphs import graph as graph_lib
-from jaxemb.graphs import neighbors
 from jaxemb.runtime import resources
 from jaxemb.text import loader
 
@@ -137,17 +137,19 @@ class NodeSource:
     self.from_walks = settings['targets'] == 'walks'
     self.replaces = settings['replacement']
     self.num_parts, self.epochs = spec.num_parts, spec.epochs
-    num_nodes = len(graph.offsets) - 1
+    num_nodes = graph.num_nodes
     degrees = np.diff(graph.offsets)
     self.labels = Labels(graph.labels, num_nodes)
     self.splits = self._split()
     self.valid, self.test = self.splits.valid, self.splits.test
+    if self.from_walks:  # classes are not learned
+      self.valid = self.test = None
     self.starts = self.splits.train
     if self.from_walks:
       self.starts = np.flatnonzero(degrees).astype(np.int32)
       self._sums = np.cumsum(degrees**_POWER)
     self.units_per_epoch = len(self.starts)
-    self.keys = graph.names or [str(i) for i in range(num_nodes)]
+    self.keys = graph.keys()
     self.counts = degrees
     self.frequencies = self._lookups()
     self.features = graph.features
@@ -159,7 +161,9 @@ class NodeSource:
     )
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
     self.fingerprint = graph_lib.fingerprint(graph)
-    self.dropped = {'nodes_without_neighbors': int((degrees == 0).sum())}
+    self.dropped = dict(graph.counted)
+    if self.from_walks:
+      self.dropped['nodes_without_neighbors'] = int((degrees == 0).sum())
     self._threads = min(_MOST_THREADS, resources.usable_cores())
 
   def _split(self):
@@ -171,6 +175,9 @@ class NodeSource:
           '--config.data.targets=walks'
         )
       return Splits(np.zeros(0, np.int32), None, None)
+    if own := self.graph.splits:
+      found = [own.get(x, np.zeros(0)) for x in Splits._fields]
+      return Splits(*(x.astype(np.int32) if len(x) else None for x in found))
     args = settings['valid'], settings['test'], settings['train_per_class']
     return split(self.labels, *args, self.spec.seed)
 
@@ -209,10 +216,12 @@ class NodeSource:
     ]
     features = 0 if self.features is None else self.features.shape[1]
     lines = [
-      f'graph: {num:,} nodes, {len(self.graph.neighbors):,} neighbors, '
+      f'graph: {num:,} nodes, {self.graph.num_edges:,} edges, '
       f'{features:,} features, {labels.num_classes} classes'
       + (f', {", ".join(held)}' if held else '')
     ]
+    if self.graph.splits:
+      lines.append('the split is that of the data')
     if self.graph.weights is not None:
       lines.append(
         'weights of edges are not used: neighbors are equally likely'
@@ -286,4 +295,5 @@ def make(spec: base.SourceSpec) -> NodeSource:
 
   Raises a `UserError` for input that cannot be used.
   """
-  return NodeSource(graph_lib.cora(spec.path), spec)
+  graph = files.read(spec.settings, spec.cache, spec.progress)
+  return NodeSource(graph, spec)

@@ -264,7 +264,8 @@ def _groups(source):
   if not len(nodes):
     return []
   names = [(source.keys[i],) for i in nodes]
-  labels = [str(x) for x in source.labels.first(nodes)]
+  called = source.graph.label_names or range(source.labels.num_classes)
+  labels = [str(called[x]) for x in source.labels.first(nodes)]
   args = pathlib.Path('classes'), 'classes', 'categories', names, labels, 0
   return [benchmarks.Benchmark(*args)]
 
@@ -272,6 +273,8 @@ def _groups(source):
 def _write_classes(path, source, outputs):
   """Lines of node, class, probability, its label, and what it was used for."""
   labels, held = source.labels, {}
+  called = source.graph.label_names or range(labels.num_classes)
+  called = list(map(str, called))
   for name, nodes in zip(nodes_lib.Splits._fields, source.splits, strict=True):
     held |= dict.fromkeys(() if nodes is None else nodes.tolist(), name)
   if labels.has_many:
@@ -289,9 +292,9 @@ def _write_classes(path, source, outputs):
       writer.writerow(
         [
           source.keys[i],
-          ','.join(map(str, found)),
+          ','.join(called[x] for x in found),
           ','.join(f'{row[x]:.4f}' for x in found),
-          ','.join(map(str, truth)),
+          ','.join(called[x] for x in truth),
           held.get(i, ''),
         ]
       )
