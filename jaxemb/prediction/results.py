@@ -135,6 +135,11 @@ class Evaluation(loop.Hook):
     # Of one class alone there is no AUC; the newest is kept.
     if not np.isfinite(old) or not np.isfinite(new):
       return True
+    if new == old:  # as it happens to shares of a few hundred nodes
+      key, (old, new) = (
+        'log_loss',
+        (x['validation']['log_loss'] for x in (best, record)),
+      )
     return new < old if key == 'log_loss' else new > old
 
   def _so_far(self) -> tuple[dict[str, Any] | None, int, int]:
