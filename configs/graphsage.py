@@ -36,7 +36,6 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   if variant == 'walks':
     config.data.targets = 'walks'
     config.model.hidden = '64'
-    config.model.negatives = 20
     config.train.batch_examples = 512
     config.train.epochs = 10
   elif variant:

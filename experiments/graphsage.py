@@ -63,8 +63,9 @@ class Layer(nn.Module):
       nn.init.xavier_uniform_(layer.weight, nn.init.calculate_gain('relu'))
 
   def forward(self, graph, x):
-    total = torch.zeros_like(x).index_add_(0, nodes, x[others.long()])
-    return self.own(x) + self.neighbors(total / degrees)
+    x, sent = self.own(x), self.neighbors(x)
+    total = torch.zeros_like(sent).index_add_(0, nodes, sent[others.long()])
+    return x + total / degrees
 
 
 graph = None

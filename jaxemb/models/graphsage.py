@@ -239,9 +239,10 @@ class GraphSage(base.Model):
 
   @property
   def untrained_loss(self) -> float:
-    """Of an example whose outputs are all zero."""
+    """Of an example whose outputs are all zero, or all the same."""
     if self.spec.from_walks:
-      return float((1 + self.spec.negatives) * np.log(2))
+      score = 1 / self.spec.temperature if self.spec.temperature else 0.0
+      return float((1 + self.spec.negatives) * np.logaddexp(0, score))
     return float(np.log(2 if self.spec.has_many else self.spec.sizes[-1]))
 
   def specs(self) -> dict[str, spec_lib.TableSpec]:
