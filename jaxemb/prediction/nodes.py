@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from jaxemb import build, errors, metrics, results
-from jaxemb.evaluation import benchmarks
+from jaxemb.evaluation import nodes as evaluation_lib
 from jaxemb.graphs import neighbors
 from jaxemb.graphs import nodes as nodes_lib
 from jaxemb.models import graphsage
@@ -226,6 +226,12 @@ def write(
       found = evaluate(source.labels, outputs, nodes)
       evaluation[name] = found
       metrics.LOG.info('%s: %s', name, describe(found))
+  if source.from_walks and len(source.labels.nodes):
+    # All of them, as nothing has learned from any.
+    labels = source.labels.matrix(np.arange(len(vectors))) > 0
+    evaluation = evaluation_lib.evaluate(vectors, labels)
+    for name, found in evaluation.items():
+      metrics.LOG.info('%s: %.4f', name, found['score'])
   order = np.argsort(-source.counts, kind='stable')
   keys = [source.keys[i] for i in order]
   rows = export.Encoded(np.ascontiguousarray(vectors[order]))
@@ -249,7 +255,7 @@ def write(
   if parts.strategy.store:
     values |= {'store': results.store(parts, totals)}
   values['dropped'] |= dropped
-  args = values, records, made.embeddings(), _groups(source)
+  args = values, records, made.embeddings(), (), _categories(source)
   report.write(workdir, *args)
   rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
@@ -258,16 +264,14 @@ def write(
   )
 
 
-def _groups(source):
-  """Classes of nodes, for the map."""
-  nodes = source.labels.nodes
-  if not len(nodes):
-    return []
-  names = [(source.keys[i],) for i in nodes]
-  called = source.graph.label_names or range(source.labels.num_classes)
-  labels = [str(called[x]) for x in source.labels.first(nodes)]
-  args = pathlib.Path('classes'), 'classes', 'categories', names, labels, 0
-  return [benchmarks.Benchmark(*args)]
+def _categories(source):
+  """Names of nodes by class, for the map."""
+  labels, nodes = source.labels, source.labels.nodes
+  called = source.graph.label_names or range(labels.num_classes)
+  first, found = labels.first(nodes), {}
+  for i, name in enumerate(called):
+    found[str(name)] = [source.keys[x] for x in nodes[first == i]]
+  return found
 
 
 def _write_classes(path, source, outputs):
