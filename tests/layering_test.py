@@ -103,9 +103,11 @@ def test_the_package_stays_within_its_budget():
   # memory that is predicted and processes that do not answer, 3,450 models of
   # clicks, 410 their logs, cut in compiled loops, 95 their page, 770
   # interactions of users with items; 890 plans for devices that are not here
-  # (670 of them the command), and what they showed.
+  # (670 of them the command), and what they showed; 2,280 graphs: their files,
+  # walks, and what vectors tell of nodes and edges; 1,450 GraphSAGE: sampled
+  # neighbors, layers, what becomes of a run.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 29_320
+  assert lines <= 33_050
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -154,7 +154,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
 
 
 def test_vectors_are_learned_from_walks(tmp_path):
-  more = {'data__train_per_class': 0, 'train__epochs': 12}
+  more = {'data__train_per_class': 0, 'train__epochs': 20}
   assert _run(tmp_path, 'graphsage:walks', **more) == 0
   vectors = jaxemb.load(tmp_path)
   names = vectors.index_to_key[:60]
