@@ -19,7 +19,6 @@ Without --peer_python there is jaxemb alone.
 import csv
 import json
 import pathlib
-import statistics
 import subprocess
 import tempfile
 import time
@@ -34,6 +33,7 @@ from jaxemb.runtime import resources
 
 _CASES = 'accuracy', 'sampling'
 _FANOUTS = 10, 25
+_RATES = 'seeds_per_sec', 'seeds_per_cpu_sec'
 _SPLITS = 'train', 'valid', 'test'
 
 _ACCURACY = """
@@ -116,10 +116,11 @@ for line in sys.stdin:
   replaces = line.strip() == 'True'
   sampler = dgl.dataloading.NeighborSampler(fanouts, replace=replaces)
   seeds = torch.tensor(rng.choice(len(offsets) - 1, batch, replace=False))
-  start = time.perf_counter()
+  start, used = time.perf_counter(), time.process_time()
   for _ in range(rounds):
     sampler.sample_blocks(graph, seeds)
-  print((time.perf_counter() - start) / rounds, flush=True)
+  used = time.process_time() - used
+  print((time.perf_counter() - start) / rounds, used / rounds, flush=True)
 """
 
 
@@ -194,7 +195,7 @@ def _sampling(args, folder):
   """Seeds a second by side, in turns; the ratio of DGL's time to ours."""
   graph, found = _random_graph(int(args.nodes), int(args.edges)), {}
   tree = trees.Tree(_FANOUTS[::-1])
-  threads, peer = resources.usable_cores(), None
+  threads, peer = args.threads or resources.usable_cores(), None
   if args.peer_python:
     path = folder / 'graph.npz'
     np.savez(path, offsets=graph[0], neighbors=graph[1])
@@ -209,21 +210,26 @@ def _sampling(args, folder):
     secs = {'jaxemb': [], 'dgl': []}
     for i in range(1 + args.rounds):  # the first one compiles
       nodes = rng.choice(int(args.nodes), args.batch, False).astype(np.int32)
-      start = time.perf_counter()
+      start, used = time.perf_counter(), time.process_time()
       for j in range(args.repeats):
         key = np.uint64(i * args.repeats + j)
         more = nodes, places, key, tree, replaces, threads
         neighbors.sample(*graph, *more)
-      secs['jaxemb'].append((time.perf_counter() - start) / args.repeats)
+      used = time.process_time() - used, time.perf_counter() - start
+      secs['jaxemb'].append([x / args.repeats for x in used[::-1]])
       if peer:
         print(replaces, file=peer.stdin, flush=True)
-        secs['dgl'].append(float(peer.stdout.readline()))
+        secs['dgl'].append([float(x) for x in peer.stdout.readline().split()])
     secs = {k: np.array(x[1:]) for k, x in secs.items() if x}
-    rates = {k: args.batch / statistics.median(x) for k, x in secs.items()}
-    shown = {f'{k}_seeds_per_sec': x for k, x in rates.items()}
+    shown = {}
+    for k, x in secs.items():
+      rates = args.batch / np.median(x, 0)
+      shown[k] = dict(zip(_RATES, map(float, rates), strict=True))
     if peer:
-      ratios = secs['dgl'] / secs['jaxemb']
-      shown['dgl_secs_by_jaxemb_secs'] = float(np.median(ratios))
+      ratios = np.median(secs['dgl'] / secs['jaxemb'], 0)
+      shown['jaxemb is faster by'] = dict(
+        zip(_RATES, map(float, ratios), strict=True)
+      )
     name = 'with replacement' if replaces else 'without replacement'
     found[name] = shown
     experiment.progress(name, shown)
@@ -244,6 +250,7 @@ def main() -> None:
   add('--peer_python', default='')
   add('--nodes', type=float, default=1e6)
   add('--edges', type=float, default=1e7)
+  add('--threads', type=int, default=0, help='of sampling; 0 = all cores')
   add('--batch', type=experiment.count, default=1024)
   add('--rounds', type=experiment.count, default=7)
   add('--repeats', type=experiment.count, default=8)
