@@ -35,8 +35,11 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.eval.monitor = 'score'
   if variant == 'walks':
     config.data.targets = 'walks'
+    config.data.fanouts = '5,10'
+    config.data.normalize = False
     config.model.hidden = '64'
-    config.train.batch_examples = 512
+    config.model.temperature = 0.2
+    config.train.batch_examples = 256
     config.train.epochs = 10
   elif variant:
     raise errors.UserError(
