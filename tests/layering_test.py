@@ -24,6 +24,7 @@ MAY_IMPORT = {
   'text': 'data runtime storage toywiki',
   'clicks': 'data evaluation storage text',
   'interactions': 'data evaluation text',
+  'graphs': 'clicks data evaluation runtime storage text',
   'evaluation': 'ops storage',
   'tables': 'ops storage',
   'models': 'data ops tables',

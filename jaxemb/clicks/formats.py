@@ -123,7 +123,7 @@ class Reader:
       yield from _parquet(file)
     elif self.form in ('libsvm', 'libffm'):
       has_fields = self.form == 'libffm'
-      for data, read_bytes in _blocks(file):
+      for data, read_bytes in blocks(file):
         if not self.features:
           cells = _Cells.of(data, has_fields)
           self.features = [*_Features.found(cells, has_fields)]
@@ -135,13 +135,13 @@ class Reader:
   def _csv(self, file):
     names = schema.HEADERS.get(self.form)
     delimiter = '\t' if self.form in ('criteo', 'tsv') else ','
-    first = _first_line(file)
+    first = first_line(file)
     if names and self._needed and not first.startswith(names[0]):
       if first.count(delimiter) == len(names) - 2:
         names = [x for x in names if x != self._needed[0]]
     has_header = names is None or first.startswith(names[0])
     names = names or _header(file, first, delimiter)
-    for number, (data, read_bytes) in enumerate(_blocks(file)):
+    for number, (data, read_bytes) in enumerate(blocks(file)):
       args = names, delimiter, not number and has_header
       yield functools.partial(self._parse, data, *args), read_bytes
 
@@ -155,7 +155,7 @@ class Reader:
     first = text.find(b'\n') + 1 if has_header else 0
     first += 3 * (not first and text.startswith(_BOM))
     args = data, first, ord(delimiter), quote, *spans, *bad
-    num, num_lines, num_bad = _split(*args)
+    num, num_lines, num_bad = split(*args)
     table = Table({
       name: keys.Text(data, starts[:num], stops[:num])
       for name, starts, stops in zip(names, *spans, strict=True)
@@ -193,8 +193,11 @@ class Reader:
     return table
 
 
-def find(path: str) -> list[pathlib.Path]:
-  """Files of a path, a folder, a glob, or several with commas between."""
+def find(path: str, what: str = 'log of clicks') -> list[pathlib.Path]:
+  """Files of a path, a folder, a glob, or several with commas between.
+
+  Raises a `UserError`, which asks for `what`, where there are none.
+  """
   found = []
   for one in filter(None, map(str.strip, path.split(','))):
     place = pathlib.Path(one).expanduser()
@@ -206,7 +209,7 @@ def find(path: str) -> list[pathlib.Path]:
       some = map(pathlib.Path, glob.glob(str(place), recursive=True))
     some = sorted(x for x in some if x.is_file())
     if not some:
-      raise errors.UserError(f'there is no file {one}; give a log of clicks')
+      raise errors.UserError(f'there is no file {one}; give a {what}')
     found += some
   return found
 
@@ -217,7 +220,7 @@ def guess(file: pathlib.Path) -> str:
   form = _SUFFIXES.get(names[-1].lower() if names else '', '')
   if form == 'parquet':
     return form
-  first = _first_line(file).strip()
+  first = first_line(file).strip()
   if first.count('\t') == len(schema.HEADERS['criteo']) - 1:
     if not first.startswith('label'):
       return 'criteo'
@@ -246,7 +249,8 @@ def _open(file):
   return (pa.CompressedInputStream(raw, packed) if packed else raw), raw
 
 
-def _first_line(file):
+def first_line(file: pathlib.Path) -> str:
+  """The first line, plain or compressed."""
   stream, _ = _open(file)
   with stream:
     head = bytes(stream.read(1 << 20)).split(b'\n', 1)[0]
@@ -302,7 +306,7 @@ def _made(parse, then):
   return then(table) if num else None, num, bad, num_lines
 
 
-def _blocks(file):
+def blocks(file: pathlib.Path) -> Iterator[tuple[bytearray, int]]:
   """Lines of a file, some megabytes of them, and where they end in it."""
   stream, raw = _open(file)
   rest, is_last = b'', False
@@ -338,7 +342,7 @@ def _parquet(file):
 
 
 @numba.njit(nogil=True, cache=True)
-def _split(data, i, delimiter, quote, starts, stops, bad_lines, bad_cells):
+def split(data, i, delimiter, quote, starts, stops, bad_lines, bad_cells):
   """Where the cells of each line are, from `i` on; the text ends a line.
 
   Writes `starts` and `stops`, [columns, rows]; of lines with another number of

@@ -1,0 +1,1 @@
+"""Graphs: nodes and the edges between them."""

@@ -1,0 +1,822 @@
+"""Graphs from files: lists of edges, matrices, folders of OGB.
+
+A list of edges has an edge a line, plain or compressed, or a row of Parquet.
+Columns are the two nodes, and maybe a weight and a relation. Nodes are called
+by strings; where all are numbers, by these. Blocks of lines are parsed in
+threads, and edges wait on disk until their lists are made (`graph.build`).
+
+  .npz    matrices by scipy, also with attributes and labels as
+          Shchur et al. 2018 write them
+  .mat    `network` and `group`, as of the data of Tang and Liu
+  folder  as `graph.save` writes it, or of OGB as downloaded
+"""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import lzma
+import os
+import pathlib
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.clicks import formats, keys
+from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import toygraph
+from jaxemb.text import encode, sources
+
+COLUMNS = 'source', 'target', 'weight', 'relation'
+_CALLED = {  # what columns are called in headers
+  'source': {'source', 'src', 'from', 'head', 'subject', 'h', 'u', 'node1'},
+  'target': {'target', 'dst', 'to', 'tail', 'object', 't', 'v', 'node2'},
+  'weight': {'weight', 'w', 'value', 'strength'},
+  'relation': {'relation', 'rel', 'predicate', 'type', 'edge_type', 'r'},
+}
+_MAX_BAD = 0.01  # share of lines that are skipped
+_CHUNK = 1 << 22  # edges
+_SPLITS = 'train', 'valid', 'test'
+
+Progress = Callable[[str, int, int], None]
+
+
+def read(
+  settings: Mapping[str, Any], cache: pathlib.Path, progress: Progress
+) -> graph_lib.Graph:
+  """The graph that settings under `config.data` name.
+
+  Lists of edges are built once into a folder of the `cache`. Raises a
+  `UserError` for input that cannot be used.
+  """
+  path = settings['path']
+  if toygraph.is_named(path):
+    return toygraph.make(path)
+  first = pathlib.Path(path).expanduser()
+  if graph_lib.is_saved(first):
+    found = graph_lib.load(first)
+  elif (first / 'raw').is_dir():
+    found = _built(_ogb, [*first.rglob('*.*')], settings, cache, progress)
+  elif first.suffix in ('.npz', '.mat'):
+    found = _of_matrices(first, settings['directed'])
+  else:
+    paths = formats.find(path, 'list of edges')
+    found = _built(_listed, paths, settings, cache, progress)
+  return _with_nodes(found, settings)
+
+
+def from_networkx(
+  graph: Any, weight: str = 'weight', label: str = 'label'
+) -> graph_lib.Graph:
+  """Of a NetworkX graph, with weights of edges and labels of nodes by name.
+
+  To train on it, `graph.save` it and give the folder as `config.data.path`.
+  """
+  names = [str(x) for x in graph.nodes]
+  numbers = {x: i for i, x in enumerate(graph.nodes)}
+  found = [(numbers[a], numbers[b], x) for a, b, x in graph.edges(data=True)]
+  ends = np.array([x[:2] for x in found], np.int64).reshape(-1, 2)
+  weights = np.array([x[2].get(weight, 1) for x in found], np.float32)
+  labels = [
+    [str(x[label])] if label in x else [] for _, x in graph.nodes(data=True)
+  ]
+  known = _labels(labels) if any(labels) else {}
+  args = *ends.T, len(names), weights, None, graph.is_directed()
+  return graph_lib.from_edges(*args, names=graph_lib.Names.of(names), **known)
+
+
+def _built(make, paths, settings, cache, progress):
+  """What `make` makes of settings, from the cache if nothing has changed."""
+  used = ('columns', 'directed', 'num_nodes')
+  identity = [make.__name__, {k: settings[k] for k in used}, 1]
+  for path in sorted(paths):
+    status = path.stat()
+    identity.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
+  digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+  folder = pathlib.Path(cache) / f'graph-{digest[:16]}'
+  if graph_lib.is_saved(folder):
+    with contextlib.suppress(errors.UserError):
+      return graph_lib.load(folder)
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  new = pathlib.Path(tempfile.mkdtemp('.tmp', folder.name, folder.parent))
+  try:
+    graph_lib.save(make(paths, settings, new, progress), new)
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # another process was the first
+      os.replace(new, folder)
+    return graph_lib.load(folder)
+  finally:
+    shutil.rmtree(new, ignore_errors=True)
+
+
+class _NotIntegers(Exception):
+  """A node has a name that is no number, or numbers are far apart."""
+
+
+def _listed(paths, settings, folder, progress):
+  """The graph of lists of edges."""
+  for as_integers in (True, False):
+    with tempfile.TemporaryDirectory(dir=folder) as spill:
+      rows = _Rows(paths, settings, pathlib.Path(spill), as_integers)
+      try:
+        rows.read(progress)
+      except _NotIntegers:
+        continue
+      return rows.graph(folder)
+  raise AssertionError
+
+
+class _Block(NamedTuple):
+  """Parsed rows of a stretch of a file."""
+
+  ends: tuple[keys.Text, keys.Text]
+  numbers: np.ndarray | None  # [2, n] int64, or uint64 hashes of names
+  weights: np.ndarray | None  # [n] float32
+  relations: keys.Text | None
+  bad: list[tuple[int, str]]  # lines, and what is wrong
+  num_lines: int
+  read_bytes: int
+
+
+class _Rows:
+  """Reads edges of files into other files."""
+
+  def __init__(self, paths, settings, spill, as_integers):
+    self._paths, self._spill, self._as_integers = paths, spill, as_integers
+    self._settings = settings
+    self._num_nodes = settings['num_nodes']
+    self._nodes, self._relations = keys.Keys(), keys.Keys()
+    self._names, self._relation_names = [], []
+    self._num = self._num_bad = 0
+    self._largest, self._first_bad = -1, ''
+    self._columns = None
+
+  def read(self, progress):
+    """Reads all, or raises `_NotIntegers`."""
+    done = 0
+    total = sum(x.stat().st_size for x in self._paths)
+    threads = encode.num_threads()
+    with contextlib.ExitStack() as stack:
+      self._files = {}
+      for name in ('ends', 'weights', 'relations'):
+        file = stack.enter_context((self._spill / name).open('wb'))
+        self._files[name] = file
+      for path in self._paths:
+        lines = 1
+        with futures.ThreadPoolExecutor(threads) as pool:
+          jobs = ((x,) for x in self._jobs(path))
+          made = sources.map_ahead(pool, lambda x: x(), jobs, threads + 1)
+          try:
+            for block in made:
+              for line, why in block.bad:
+                self._num_bad += 1
+                where = f'{path} line {lines + line}: {why}'
+                self._first_bad = self._first_bad or where
+              lines += block.num_lines
+              self._add(block)
+              progress('reading', done + block.read_bytes, total)
+          except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+            raise errors.UserError(
+              f'cannot read {path} as a list of edges: '
+              f'{errors.one_line(error)}; give --config.data.columns, or '
+              'another file'
+            ) from error
+        done += path.stat().st_size
+    num = self._num + self._num_bad
+    if self._num_bad > _MAX_BAD * num or not self._num:
+      first = self._first_bad or 'no line has an edge'
+      raise errors.UserError(
+        f'{self._num_bad:,} of {num:,} edges of {self._paths[0]} cannot be '
+        f'read: {first}; mend the file, or give --config.data.columns'
+      )
+
+  def _add(self, block):
+    if not len(block.ends[0].starts):
+      return
+    if self._as_integers:
+      if block.numbers is None:
+        raise _NotIntegers
+      self._largest = max(self._largest, int(block.numbers.max()))
+      if self._num_nodes and self._largest >= self._num_nodes:
+        raise errors.UserError(
+          f'an edge names node {self._largest}, and config.data.num_nodes='
+          f'{self._num_nodes}, from 0 on; raise it, or remove the edge'
+        )
+      if self._largest >= max(1 << 20, 64 * self._num):
+        raise _NotIntegers
+      ends = block.numbers
+    else:
+      ends = np.empty((2, len(block.ends[0].starts)), np.int32)
+      for out, text in zip(ends, block.ends, strict=True):
+        out[:], new = self._nodes.add(text.hashes())
+        self._names.append(text.strings(new))
+    ends.T.astype(np.int32).tofile(self._files['ends'])
+    self._num += ends.shape[1]
+    if block.weights is not None:
+      block.weights.tofile(self._files['weights'])
+    if block.relations is not None:
+      found, new = self._relations.add(block.relations.hashes())
+      self._relation_names += block.relations.strings(new).to_pylist()
+      found.tofile(self._files['relations'])
+
+  def graph(self, folder):
+    """The graph of what was read."""
+    names, numbers, num_nodes = None, None, self._num_nodes
+    if not self._as_integers:
+      names = _names(self._names)
+      if num_nodes and len(names) > num_nodes:
+        raise errors.UserError(
+          f'edges name {len(names):,} nodes, and config.data.num_nodes='
+          f'{num_nodes}; give the right number'
+        )
+      num_nodes = len(names)
+    elif not num_nodes:
+      is_there = np.zeros(self._largest + 1, bool)
+      for x in self._chunks(None):
+        is_there[x.sources] = is_there[x.targets] = True
+      num_nodes = int(is_there.sum())
+      if num_nodes < len(is_there):
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        numbers = (np.cumsum(is_there) - 1).astype(np.int32)
+        found = pa.array(np.flatnonzero(is_there))
+        names = _names([pc.cast(found, pa.large_string())])
+    chunks = functools.partial(self._chunks, numbers)
+    directed = self._settings['directed']
+    found = graph_lib.build(chunks, num_nodes, directed, folder)
+    counted = {**found.counted, 'unreadable_edges': self._num_bad}
+    relations = self._relation_names or None
+    return found._replace(
+      names=names, counted=counted, relation_names=relations
+    )
+
+  def _chunks(self, numbers) -> Iterator[graph_lib.Edges]:
+    def mapped(name, kind):
+      path = self._spill / name
+      return np.memmap(path, kind, 'r') if path.stat().st_size else None
+
+    ends = mapped('ends', np.int32).reshape(-1, 2)
+    others = mapped('weights', np.float32), mapped('relations', np.int32)
+    for i in range(0, len(ends), _CHUNK):
+      some = np.asarray(ends[i : i + _CHUNK])
+      if numbers is not None:
+        some = numbers[some]
+      cut = (x if x is None else np.asarray(x[i : i + _CHUNK]) for x in others)
+      yield graph_lib.Edges(*some.T, *cut)
+
+  def _jobs(self, path) -> Iterator[Callable[[], _Block]]:
+    """Functions that parse a stretch of a file each."""
+    if formats.guess(path) == 'parquet':
+      yield from self._parquet(path)
+      return
+    head = _head(path)
+    delimiter = _delimiter(path, head)
+    table = [_cells(x, delimiter) for x in head]
+    columns, has_header = _columns(path, table, self._settings['columns'])
+    self._check_columns(columns, path)
+    first = has_header
+    for text, read_bytes in formats.blocks(path):
+      args = text, delimiter, columns, len(table[0]), first, read_bytes
+      yield functools.partial(self._parse, *args)
+      first = False
+
+  def _check_columns(self, columns, path):
+    """All files have the same."""
+    kinds = sorted(columns)
+    if self._columns not in (None, kinds):
+      raise errors.UserError(
+        f'{path} has the columns {", ".join(kinds)}, and the files before it '
+        f'{", ".join(self._columns)}; give files of one kind'
+      )
+    self._columns = kinds
+
+  def _parquet(self, path):
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import parquet
+
+    size = path.stat().st_size
+
+    def parse(batch, done):
+      texts = {
+        k: keys.Text.of(
+          pc.fill_null(pc.cast(batch.column(i), pa.large_string()), '')
+        )
+        for k, i in columns.items()
+      }
+      return self._block(texts, [], 0, size * done // total)
+
+    with parquet.ParquetFile(path) as reader:
+      names = reader.schema_arrow.names
+      columns, _ = _columns(path, [names], self._settings['columns'])
+      self._check_columns(columns, path)
+      done, total = 0, max(1, reader.metadata.num_rows)
+      for batch in reader.iter_batches(1 << 18):
+        done += len(batch)
+        yield functools.partial(parse, batch, done)
+
+  def _parse(self, text, delimiter, columns, width, has_header, read_bytes):
+    data = np.frombuffer(text, np.uint8)
+    is_spaces = delimiter == ' '
+    data = data[: _tidy(data, is_spaces)]
+    most = text.count(b'\n') + 1
+    spans = np.empty((2, width, most), np.int32)
+    bad = np.empty((2, most), np.int32)
+    quote = 0 if is_spaces else ord('"')
+    delimiter = ord('\t' if is_spaces else delimiter)
+    first = lines = 0
+    if has_header:
+      start = np.argmax((data != 10) & (data != 13))
+      first = int(start + np.argmax(data[start:] == 10) + 1)
+      lines = int(np.count_nonzero(data[:first] == 10))
+    elif bytes(data[:3]) == b'\xef\xbb\xbf':
+      first = 3
+    num, num_lines, num_bad = formats.split(
+      data, first, delimiter, quote, *spans, *bad
+    )
+    texts = {
+      k: keys.Text(data, spans[0, i, :num], spans[1, i, :num])
+      for k, i in columns.items()
+    }
+    whys = [
+      (int(line) + lines, 'a quote is not closed')
+      if cells < 0
+      else (int(line) + lines, f'it has {cells} of {width} fields')
+      for line, cells in bad[:, :num_bad].T
+    ]
+    return self._block(texts, whys, num_lines + lines, read_bytes)
+
+  def _block(self, texts, bad, num_lines, read_bytes):
+    ends = texts['source'], texts['target']
+    is_good = np.ones(len(ends[0].starts), bool)
+    for text in ends:
+      is_good &= text.stops > text.starts
+    bad = [*bad, *_wrong(ends[0], ~is_good, 'a node has no name')]
+    weights = None
+    if 'weight' in texts:
+      weights = _floats(texts['weight'])
+      is_weight = np.isfinite(weights) & (weights > 0)
+      wrong = is_good & ~is_weight
+      shown = texts['weight'].strings(np.flatnonzero(wrong)[:1]).to_pylist()
+      why = f'the weight {"".join(shown)!r} is not above 0'
+      bad += _wrong(ends[0], wrong, why)
+      is_good &= is_weight
+    relations = texts.get('relation')
+    if not is_good.all():
+      ends = tuple(_chosen(x, is_good) for x in ends)
+      weights = weights if weights is None else weights[is_good]
+      relations = relations and _chosen(relations, is_good)
+    numbers = None
+    if self._as_integers:
+      numbers = np.empty((2, len(ends[0].starts)), np.int64)
+      for out, text in zip(numbers, ends, strict=True):
+        if not _integers(*text, out):
+          numbers = None
+          break
+    return _Block(ends, numbers, weights, relations, bad, num_lines, read_bytes)
+
+
+def _wrong(text, is_wrong, why) -> list[tuple[int, str]]:
+  """For each wrong row the line of the first one, and what is wrong."""
+  rows = np.flatnonzero(is_wrong)
+  if not len(rows):
+    return []
+  line = np.count_nonzero(text.data[: text.starts[rows[0]]] == 10)
+  return [(int(line), why)] * len(rows)
+
+
+def _chosen(text, rows):
+  return keys.Text(text.data, text.starts[rows], text.stops[rows])
+
+
+def _names(arrays):
+  """`Names` of Arrow arrays of strings."""
+  texts = [keys.Text.of(x) for x in arrays]
+  sizes = np.concatenate([x.stops - x.starts for x in texts])
+  offsets = np.zeros(len(sizes) + 1, np.int64)
+  np.cumsum(sizes, out=offsets[1:])
+  parts = [x.data[x.starts[0] : x.stops[-1]] for x in texts if len(x.starts)]
+  return graph_lib.Names(offsets, np.concatenate(parts))
+
+
+@numba.njit(nogil=True, cache=True)
+def _tidy(data, is_spaces):
+  """Empties lines of comments; cells of others become separated by one tab.
+
+  In place; returns the new size.
+  """
+  n = i = 0
+  while i < len(data):
+    start = n
+    is_comment = data[i] == 35 or data[i] == 37  # '#', '%'
+    is_open = False
+    while i < len(data) and data[i] != 10:
+      is_space = data[i] == 32 or data[i] == 9 or data[i] == 13
+      if not is_comment:
+        if not is_spaces:
+          data[n] = data[i]
+          n += 1
+        elif is_space:
+          is_open = n > start
+        else:
+          if is_open:
+            data[n] = 9
+            n += 1
+          is_open = False
+          data[n] = data[i]
+          n += 1
+      i += 1
+    if i < len(data):
+      data[n] = 10
+      n += 1
+    i += 1
+  return n
+
+
+@numba.njit(nogil=True, cache=True)
+def _integers(data, starts, stops, out):
+  """Whether all strings are numbers as they are usually written."""
+  for i in range(len(starts)):
+    start, stop = starts[i], stops[i]
+    if stop - start > 18 or (data[start] == 48 and stop - start > 1):
+      return False
+    number = 0
+    for j in range(start, stop):
+      digit = np.int64(data[j]) - 48
+      if digit < 0 or digit > 9:
+        return False
+      number = 10 * number + digit
+    out[i] = number
+  return True
+
+
+def _floats(text: keys.Text) -> np.ndarray:
+  """[n] float32, NaN where there is no number."""
+  import pyarrow as pa
+  import pyarrow.compute as pc
+
+  strings = text.strings()
+  try:
+    return pc.cast(strings, 'float32').to_numpy()
+  except pa.ArrowInvalid:
+    found = np.full(len(strings), np.nan, np.float32)
+    for i, x in enumerate(strings.to_pylist()):
+      with contextlib.suppress(ValueError):
+        found[i] = float(x)
+    return found
+
+
+def _head(path: pathlib.Path, most: int = 20) -> list[str]:
+  """The first lines that are no comments."""
+  found = []
+  for text, _ in formats.blocks(path):
+    for line in bytes(text).split(b'\n'):
+      line = line.decode('utf-8-sig', 'replace').strip('\r')
+      if line.strip() and line[0] not in '#%':
+        found.append(line)
+      if len(found) == most:
+        return found
+  if not found:
+    raise errors.UserError(
+      f'{path} has no line with an edge; give another file'
+    )
+  return found
+
+
+def _delimiter(path: pathlib.Path, head: Sequence[str]) -> str:
+  """A tab, a comma or another sign, or ' ' for runs of white space."""
+  form = [x for x in path.suffixes if x in ('.csv', '.tsv')]
+  if form:
+    wanted = {'.csv': ',;|', '.tsv': '\t'}[form[-1]]
+  else:
+    wanted = '\t,;|'
+  for sign in wanted:
+    if all(sign in x for x in head[:1]):
+      return sign
+  return ' '
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+  import csv
+
+  if delimiter == ' ':
+    return line.split()
+  found = next(csv.reader([line], delimiter=delimiter), [])
+  return [x.strip() for x in found]
+
+
+def _is_number(text: str) -> bool:
+  try:
+    float(text)
+  except ValueError:
+    return False
+  return True
+
+
+def _columns(
+  path: pathlib.Path, table: Sequence[Sequence[str]], given: str
+) -> tuple[dict[str, int], bool]:
+  """The place of each kind of column, and whether the first line is a header.
+
+  `table` has the first lines; only one, where it is surely a header.
+  """
+  first, rest = table[0], table[1:]
+  called = {x for names in _CALLED.values() for x in names}
+  lowered = [x.lower() for x in first]
+  is_parquet = formats.guess(path) == 'parquet'
+  has_header = is_parquet or sum(x in called for x in lowered) > 1
+  if rest and not has_header:
+    has_header = any(
+      not _is_number(x) and all(len(y) > i and _is_number(y[i]) for y in rest)
+      for i, x in enumerate(first)
+    )
+  if given:
+    kinds = [x.strip() for x in given.split(',')]
+    if unknown := sorted({*kinds} - {*COLUMNS, '-'}):
+      raise errors.UserError(
+        f'config.data.columns={given} names {unknown[0]!r}; give '
+        f'{", ".join(COLUMNS)}, or - for others, in their order'
+      )
+    found = {x: i for i, x in enumerate(kinds) if x != '-'}
+    if not {'source', 'target'} <= found.keys() or len(kinds) > len(first):
+      raise errors.UserError(
+        f'config.data.columns={given} must have a source and a target, and no '
+        f'more columns than the {len(first)} of {path}'
+      )
+    return found, has_header
+  if len(first) < 2:
+    raise errors.UserError(
+      f'{path} has one field in its first line, {first[0][:60]!r}, and an edge '
+      'has two nodes; give a list of edges'
+    )
+  found: dict[str, int] = {}
+  if has_header:
+    for kind, names in _CALLED.items():
+      places = [i for i, x in enumerate(lowered) if x in names]
+      if places:
+        found[kind] = places[0]
+  others = [i for i in range(len(first)) if i not in found.values()]
+  if not has_header and len(first) == 3:
+    # As of knowledge graphs: head, relation, tail.
+    third = [x[2] for x in rest or table if len(x) > 2]
+    is_triple = not any(map(_is_number, third))
+    kinds = ('source', 'relation', 'target') if is_triple else COLUMNS[:3]
+    return {x: i for i, x in enumerate(kinds)}, False
+  if not has_header and len(first) > 3:
+    raise errors.UserError(
+      f'{path} has {len(first)} columns and no header; say what they are, such '
+      'as --config.data.columns=source,target,weight,-'
+    )
+  for kind in ('source', 'target'):
+    if kind not in found:
+      if not others:
+        raise errors.UserError(
+          f'{path} has no column of a {kind}; give --config.data.columns'
+        )
+      found[kind] = others.pop(0)
+  return found, has_header
+
+
+# What is known of nodes.
+
+
+def _with_nodes(graph, settings):
+  """The graph with labels and features of files that settings name."""
+  known: dict[str, Any] = {}
+  counted = dict(graph.counted)
+  if settings['labels'] or settings['features']:
+    number = _numbers(graph)
+  if path := settings['labels']:
+    labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
+    unknown = 0
+    for _, (name, *found) in _lines(path, 2):
+      node = number(name)
+      if node is None:
+        unknown += 1
+      else:
+        labels[node] += found
+    if not any(labels):
+      raise errors.UserError(
+        f'{path} has labels of {unknown:,} nodes, none of which the graph has; '
+        'give lines `node label ...` with the names that edges have'
+      )
+    known |= _labels(labels)
+    counted['labels_of_unknown_nodes'] = unknown
+  if path := settings['features']:
+    place = pathlib.Path(path).expanduser()
+    if place.suffix == '.npy':
+      features = np.load(place, mmap_mode='r')
+      if features.ndim != 2 or len(features) != graph.num_nodes:
+        raise errors.UserError(
+          f'{path} has the shape {features.shape}, and the graph has '
+          f'{graph.num_nodes:,} nodes; give a row for each'
+        )
+    else:
+      features, unknown = None, 0
+      for line, (name, *cells) in _lines(path, 2):
+        if features is None:
+          features = np.zeros((graph.num_nodes, len(cells)), np.float32)
+          has_row = np.zeros(graph.num_nodes, bool)
+        if len(cells) != features.shape[1]:
+          raise errors.UserError(
+            f'{path} line {line} has {len(cells)} features, and others have '
+            f'{features.shape[1]}; give as many for each node'
+          )
+        node = number(name)
+        if node is None:
+          unknown += 1
+          continue
+        try:
+          features[node], has_row[node] = cells, True
+        except ValueError as error:
+          raise errors.UserError(
+            f'{path} line {line}: {errors.one_line(error)}; give numbers'
+          ) from error
+      counted['features_of_unknown_nodes'] = unknown
+      counted['nodes_without_features'] = int((~has_row).sum())
+    known['features'] = features
+  # Of files that were read now: the digest is another.
+  digest = '' if known else graph.digest
+  return graph._replace(**known, counted=counted, digest=digest)
+
+
+def _numbers(graph) -> Callable[[str], int | None]:
+  """A function from the name of a node to its number."""
+  if graph.names is None:
+
+    def number(name):
+      is_node = name.isdecimal() and int(name) < graph.num_nodes
+      return int(name) if is_node else None
+
+    return number
+  return {x: i for i, x in enumerate(graph.names)}.get
+
+
+def _lines(path, least) -> Iterator[tuple[int, list[str]]]:
+  """Numbers and cells of lines, but for a header and comments."""
+  (place,) = formats.find(path, 'file with a line for each node')[:1]
+  delimiter = _delimiter(place, _head(place, 1))
+  number = 0
+  for text, _ in formats.blocks(place):
+    for line in bytes(text).splitlines():
+      number += 1
+      line = line.decode('utf-8-sig', 'replace')
+      if not line.strip() or line[0] in '#%':
+        continue
+      cells = [x for x in _cells(line, delimiter) if x]
+      if number == 1 and cells[0].lower() in ('node', 'id', 'name', 'node_id'):
+        continue
+      if len(cells) < least:
+        raise errors.UserError(
+          f'{path} line {number} has {len(cells)} field(s); give a node and '
+          'what is known of it'
+        )
+      yield number, cells
+
+
+def _labels(labels: Sequence[Iterable[str]]) -> dict[str, Any]:
+  """Fields of a graph, of the labels of each node."""
+  labels = [list(dict.fromkeys(x)) for x in labels]
+  names = {x for found in labels for x in found}
+  is_number = all(re.fullmatch(r'\d{1,18}', x) for x in names)
+  ordered = sorted(names, key=int if is_number else str)
+  numbers = {x: i for i, x in enumerate(ordered)}
+  sizes = [len(x) for x in labels]
+  found: Any
+  if max(sizes, default=0) > 1:
+    flat = [numbers[y] for x in labels for y in x]
+    offsets = np.cumsum([0, *sizes], dtype=np.int64)
+    found = offsets, np.array(flat, np.int64)
+  else:
+    found = np.array([numbers[x[0]] if x else -1 for x in labels], np.int64)
+  return {'labels': found, 'label_names': ordered}
+
+
+# Matrices.
+
+
+def _of_matrices(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
+  """The graph of an .npz or .mat file."""
+  from scipy import io, sparse
+
+  try:
+    if path.suffix == '.mat':
+      found = io.loadmat(path)
+    else:
+      with np.load(path, allow_pickle=False) as file:
+        found = dict(file)
+  except (OSError, ValueError, NotImplementedError) as error:
+    raise errors.UserError(
+      f'cannot read {path}: {errors.one_line(error)}; give a graph of scipy'
+    ) from error
+  known: dict[str, Any] = {}
+
+  def matrix(name):
+    parts = (found.get(f'{name}_{x}') for x in ('data', 'indices', 'indptr'))
+    return sparse.csr_matrix(tuple(parts), shape=found[f'{name}_shape'])
+
+  adjacency = None
+  if path.suffix == '.mat':
+    names = ['network', *(k for k in found if k[0] != '_')]
+    square = [
+      found[k]
+      for k in names
+      if getattr(found.get(k), 'ndim', 0) == 2
+      and found[k].shape[0] == found[k].shape[1]
+    ]
+    adjacency = sparse.csr_matrix(square[0]) if square else None
+    if adjacency is not None and 'group' in found:
+      group = sparse.csr_matrix(found['group'])
+      group.eliminate_zeros()
+      group.sort_indices()
+      known = _labels([
+        map(str, group.indices[a:b])
+        for a, b in itertools.pairwise(group.indptr)
+      ])  # fmt: skip
+  elif 'adj_data' in found:
+    adjacency = matrix('adj')
+    if 'attr_data' in found:
+      known['features'] = matrix('attr').toarray().astype(np.float32)
+    elif 'attr_matrix' in found:
+      known['features'] = found['attr_matrix'].astype(np.float32)
+    if 'labels' in found:
+      known['labels'] = found['labels'].astype(np.int64)
+    if 'node_names' in found:
+      known['names'] = graph_lib.Names.of(map(str, found['node_names']))
+    if 'class_names' in found:
+      known['label_names'] = [str(x) for x in found['class_names']]
+  elif 'indptr' in found:
+    adjacency = sparse.load_npz(path).tocsr()
+  if adjacency is None or adjacency.shape[0] != adjacency.shape[1]:
+    raise errors.UserError(
+      f'{path} has no square matrix of a graph (adj_data, or network); give '
+      'another file'
+    )
+  if not directed and not (adjacency != adjacency.T).nnz:
+    adjacency = sparse.triu(adjacency, 0)
+  edges = adjacency.tocoo()
+  weights = edges.data
+  if edges.nnz and weights.min() == weights.max():
+    weights = None
+  args = edges.row, edges.col, adjacency.shape[0], weights, None, directed
+  for kind in ('labels', 'features'):
+    num = known.get(kind)
+    if num is not None and not isinstance(num, tuple):
+      if len(num) != adjacency.shape[0]:
+        raise errors.UserError(
+          f'{path} has {kind} of {len(num):,} nodes, and a graph of '
+          f'{adjacency.shape[0]:,}; give as many'
+        )
+  return graph_lib.from_edges(*args, **known)
+
+
+# Open Graph Benchmark, as it unpacks a data set of nodes.
+
+
+def _ogb(paths, settings, folder, progress):
+  """The graph of a folder with raw/edge.csv.gz and others beside it."""
+  import pyarrow.csv
+
+  by_name = {x.name.split('.')[0]: x for x in paths if x.parent.name == 'raw'}
+  if 'edge' not in by_name:
+    raise errors.UserError(
+      f'there is no raw/edge.csv.gz in {settings["path"]}; give a folder of '
+      'OGB with one kind of nodes'
+    )
+
+  def table(path, kind):
+    options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
+    found = pyarrow.csv.read_csv(path, read_options=options)
+    return np.stack([x.to_numpy() for x in found.columns], 1).astype(kind)
+
+  num = int(table(by_name['num-node-list'], np.int64).sum())
+  columns = {'columns': 'source,target', 'num_nodes': num}
+  found = _listed([by_name['edge']], settings | columns, folder, progress)
+  known: dict[str, Any] = {}
+  if 'node-feat' in by_name:
+    progress('reading features', 0, 1)
+    known['features'] = table(by_name['node-feat'], np.float32)
+  if 'node-label' in by_name:
+    labels = np.nan_to_num(table(by_name['node-label'], np.float64), nan=-1)
+    labels = labels.astype(np.int64)
+    known['labels'] = labels[:, 0]
+    if labels.shape[1] > 1:  # one column for each
+      rows, classes = np.nonzero(labels > 0)
+      offsets = np.searchsorted(rows, np.arange(num + 1))
+      known['labels'] = offsets.astype(np.int64), classes.astype(np.int64)
+  splits = {x.parent: 0 for x in paths if x.parent.parent.name == 'split'}
+  if splits:
+    by_name = {x.name.split('.')[0]: x for x in min(splits).iterdir()}
+    known['splits'] = {
+      k: table(by_name[k], np.int64)[:, 0] for k in _SPLITS if k in by_name
+    }
+  return found._replace(**known)

@@ -1,0 +1,444 @@
+"""A graph as sorted lists of neighbors, in memory or mapped from a folder.
+
+Lists of all nodes lie behind each other (CSR): those of node i are
+`neighbors[offsets[i] : offsets[i + 1]]`. An undirected edge is in the lists of
+both its nodes. Self loops are left out; edges that are given several times are
+one edge, whose weight is their sum.
+
+They are made range by range of nodes, from edges that lie on disk: memory is
+bounded, but for some numbers for each node. A folder holds an .npy file for
+each array, and
+
+  manifest.json   the digest, counters and names that are short
+"""
+
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from jaxemb import errors
+
+_RANGE_EDGES = 1 << 25  # sorted at once
+_HEADER_BYTES = 128  # of an .npy file of one axis
+_FORMAT = 1
+
+
+class Names(Sequence):
+  """Strings in one array of bytes, which may be mapped from a file."""
+
+  def __init__(self, offsets: np.ndarray, data: np.ndarray):
+    """String i is uint8 `data[offsets[i] : offsets[i + 1]]` in UTF-8."""
+    self.offsets, self.data = offsets, data
+
+  @classmethod
+  def of(cls, strings: Iterable[str]) -> 'Names':
+    """The same, of strings."""
+    coded = [x.encode() for x in strings]
+    offsets = np.cumsum([0, *map(len, coded)], dtype=np.int64)
+    return cls(offsets, np.frombuffer(b''.join(coded), np.uint8))
+
+  def __len__(self) -> int:
+    return len(self.offsets) - 1
+
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return [self[i] for i in range(*index.indices(len(self)))]
+    if not -len(self) <= index < len(self):
+      raise IndexError(index)
+    start, stop = self.offsets[index % len(self) :][:2]
+    return self.data[start:stop].tobytes().decode(errors='replace')
+
+
+class Graph(NamedTuple):
+  """Nodes, edges, and what is known of nodes."""
+
+  offsets: np.ndarray  # [nodes + 1] int64, into `neighbors`
+  neighbors: np.ndarray  # [edges] int32, rising within a node
+  weights: np.ndarray | None = None  # [edges] float32; None = all the same
+  relations: np.ndarray | None = None  # [edges] int32
+  names: Sequence[str] | None = None  # of nodes; None = 0, 1, ...
+  features: np.ndarray | None = None  # [nodes, d] float32
+  # [nodes] int, -1 = unknown; or, where nodes have several, offsets
+  # [nodes + 1] and labels as of neighbors.
+  labels: np.ndarray | tuple[np.ndarray, np.ndarray] | None = None
+  directed: bool = False  # edges are in the list of the first node alone
+  label_names: Sequence[str] | None = None
+  relation_names: Sequence[str] | None = None
+  # Nodes [n] int64 of 'train', 'valid' and 'test', where the data have them.
+  splits: Mapping[str, np.ndarray] = MappingProxyType({})
+  counted: Mapping[str, int] = MappingProxyType({})  # what was left out
+  digest: str = ''  # of a graph in a folder
+
+  @property
+  def num_nodes(self) -> int:
+    """With isolated ones."""
+    return len(self.offsets) - 1
+
+  @property
+  def num_edges(self) -> int:
+    """An undirected edge counts once."""
+    return len(self.neighbors) // (1 if self.directed else 2)
+
+  def keys(self) -> Sequence[str]:
+    """The names of all nodes."""
+    if self.names is None:
+      return [str(i) for i in range(self.num_nodes)]
+    return self.names
+
+
+class Edges(NamedTuple):
+  """Some edges; those that have weights or relations all have them."""
+
+  sources: np.ndarray  # [n] int
+  targets: np.ndarray  # [n] int
+  weights: np.ndarray | None = None  # [n] float
+  relations: np.ndarray | None = None  # [n] int
+
+
+def from_edges(
+  sources: np.ndarray,
+  targets: np.ndarray,
+  num_nodes: int | None = None,
+  weights: np.ndarray | None = None,
+  relations: np.ndarray | None = None,
+  directed: bool = False,
+  **known: Any,
+) -> Graph:
+  """The graph of int edges [n], with what is `known` of its nodes.
+
+  Without `num_nodes` the largest number is the last node. Raises a `UserError`
+  for numbers of nodes that do not exist, and without any edge.
+  """
+  sources, targets = np.asarray(sources), np.asarray(targets)
+  if num_nodes is None:
+    num_nodes = 1 + max(sources.max(initial=-1), targets.max(initial=-1))
+  _check(sources, targets, num_nodes)
+  edges = Edges(sources, targets, weights, relations)
+  parts, counted = [], {}
+  for part in _ranges(lambda: [edges], num_nodes, directed, counted):
+    parts.append(part)
+  degrees, *others = (
+    None if x[0] is None else np.concatenate(x)
+    for x in zip(*parts, strict=True)
+  )
+  return _graph(degrees, *others, counted, directed)._replace(**known)
+
+
+def _check(sources, targets, num_nodes):
+  for ends in sources, targets:
+    if len(ends) and not 0 <= ends.min() <= ends.max() < num_nodes:
+      wrong = ends.min() if ends.min() < 0 else ends.max()
+      raise errors.UserError(
+        f'an edge names node {wrong}, and there are {num_nodes:,} from 0 on; '
+        'give the right number of nodes, or remove the edge'
+      )
+
+
+def _graph(degrees, neighbors, weights, relations, counted, directed):
+  if not len(neighbors):
+    raise errors.UserError(
+      'a graph without edges has nothing to learn from; give edges between '
+      'different nodes'
+    )
+  offsets = np.zeros(len(degrees) + 1, np.int64)
+  np.cumsum(degrees, out=offsets[1:])
+  if weights is not None and weights.min() == weights.max():
+    weights = None
+  return Graph(
+    offsets, neighbors, weights, relations, directed=directed, counted=counted
+  )
+
+
+# Edges are placed in the lists of their nodes, which are then sorted. The
+# edges are gone through once for each range of nodes.
+
+
+def _ranges(
+  chunks: Callable[[], Iterable[Edges]],
+  num_nodes: int,
+  directed: bool,
+  counted: dict[str, int],
+) -> Iterator[tuple[np.ndarray, ...]]:
+  """By range of nodes: degrees, neighbors, weights or None, relations or None.
+
+  Fills `counted` in the end.
+  """
+  degrees = np.zeros(num_nodes, np.int64)
+  loops = given = 0
+  for x in chunks():
+    given += len(x.sources)
+    loops += _count(x.sources, x.targets, degrees, directed)
+  sums = np.cumsum(degrees)
+  first = listed = 0
+  has_edges = np.zeros(num_nodes, bool)
+  while first < num_nodes:
+    before = sums[first - 1] if first else 0
+    stop = np.searchsorted(sums, before + _RANGE_EDGES, 'right')
+    stop = min(max(int(stop), first + 1), num_nodes)
+    num = int(sums[stop - 1] - before)
+    starts = np.zeros(stop - first + 1, np.int64)
+    np.cumsum(degrees[first:stop], out=starts[1:])
+    neighbors = np.empty(num, np.int32)
+    weights = relations = None
+    ends = starts[:-1].copy()
+    for x in chunks():
+      if x.weights is not None and weights is None:
+        weights = np.empty(num, np.float32)
+      if x.relations is not None and relations is None:
+        relations = np.empty(num, np.int32)
+      given_of = (
+        np.zeros(0, kind) if y is None else np.asarray(y)
+        for y, kind in ((x.weights, np.float32), (x.relations, np.int32))
+      )
+      kept = (
+        np.zeros(0, kind) if y is None else y
+        for y, kind in ((weights, np.float32), (relations, np.int32))
+      )
+      out = neighbors, *kept
+      ends_of = x.sources, x.targets
+      _place(*ends_of, *given_of, first, stop, directed, ends, *out)
+    kept = (
+      np.zeros(0, kind) if y is None else y
+      for y, kind in ((weights, np.float32), (relations, np.int32))
+    )
+    num = _merge(starts, neighbors, *kept)
+    sizes = np.diff(starts)
+    has_edges[first:stop] |= sizes > 0
+    if directed:
+      has_edges[neighbors[:num]] = True
+    listed += num
+    cut = (y if y is None else y[:num] for y in (weights, relations))
+    yield sizes, neighbors[:num], *cut
+    first = stop
+  counted |= {
+    'duplicate_edges': given - loops - listed // (1 if directed else 2),
+    'self_loops': loops,
+    'isolated_nodes': num_nodes - int(has_edges.sum()),
+  }
+
+
+@numba.njit(nogil=True, cache=True)
+def _count(sources, targets, degrees, directed):
+  loops = 0
+  for i in range(len(sources)):
+    if sources[i] == targets[i]:
+      loops += 1
+      continue
+    degrees[sources[i]] += 1
+    if not directed:
+      degrees[targets[i]] += 1
+  return loops
+
+
+@numba.njit(nogil=True, cache=True)
+def _place(
+  sources, targets, weights, relations, first, stop, directed, ends,
+  out, out_weights, out_relations,
+):  # fmt: skip
+  """Appends to the lists of nodes first..stop-1, whose `ends` move on."""
+  for i in range(len(sources)):
+    a, b = np.int64(sources[i]), np.int64(targets[i])
+    if a == b:
+      continue
+    for _ in range(1 if directed else 2):
+      if first <= a < stop:
+        at = ends[a - first]
+        ends[a - first] = at + 1
+        out[at] = b
+        if len(weights):
+          out_weights[at] = weights[i]
+        if len(relations):
+          out_relations[at] = relations[i]
+      a, b = b, a
+
+
+@numba.njit(nogil=True, cache=True)
+def _merge(starts, neighbors, weights, relations):
+  """Sorts each list and sums edges of the same nodes and relation, in place.
+
+  `starts` become those of what is left; returns how many are.
+  """
+  num = 0
+  first = starts[0]
+  for node in range(len(starts) - 1):
+    stop = starts[node + 1]
+    keys = neighbors[first:stop].astype(np.int64) << 32
+    if len(relations):
+      keys |= relations[first:stop]
+    starts[node] = num
+    if len(weights):
+      order = np.argsort(keys, kind='mergesort')
+      mine = weights[first:stop].copy()
+    else:
+      keys.sort()
+      order = keys
+      mine = weights
+    last = np.int64(-1)
+    for i in range(len(keys)):
+      key = keys[order[i]] if len(weights) else keys[i]
+      if key == last:
+        if len(weights):
+          weights[num - 1] += mine[order[i]]
+        continue
+      neighbors[num] = key >> 32
+      if len(relations):
+        relations[num] = key & 0xFFFFFFFF
+      if len(weights):
+        weights[num] = mine[order[i]]
+      last = key
+      num += 1
+    first = stop
+  starts[-1] = num
+  return num
+
+
+def fingerprint(graph: Graph) -> str:
+  """SHA-256, in hexadecimal, of all that training depends on."""
+  if graph.digest:
+    return graph.digest
+  digest = hashlib.sha256(b'directed' if graph.directed else b'')
+  for name, x in _arrays(graph).items():
+    digest.update(name.encode())
+    digest.update(np.ascontiguousarray(x))
+  return digest.hexdigest()
+
+
+def _arrays(graph: Graph) -> dict[str, np.ndarray]:
+  """By the name of its file, each array of a graph."""
+  found = {k: getattr(graph, k) for k in _PLAIN}
+  if isinstance(graph.labels, tuple):
+    found['labels'], found['label_offsets'] = graph.labels[1], graph.labels[0]
+  if graph.names is not None:
+    names = graph.names
+    if not isinstance(names, Names):
+      names = Names.of(names)
+    found |= {'names': names.data, 'name_offsets': names.offsets}
+  found |= {f'split_{k}': x for k, x in graph.splits.items()}
+  return {k: x for k, x in found.items() if x is not None}
+
+
+_PLAIN = 'offsets', 'neighbors', 'weights', 'relations', 'features', 'labels'
+
+
+def save(graph: Graph, folder: pathlib.Path | str) -> Graph:
+  """Writes a graph into a folder; returns it as it is mapped from there."""
+  folder = pathlib.Path(folder)
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / 'manifest.json').unlink(missing_ok=True)
+  for name, x in _arrays(graph).items():
+    path = folder / f'{name}.npy'
+    if not isinstance(x, np.memmap) or pathlib.Path(x.filename) != path:
+      np.save(path, x)
+  manifest = {
+    'format': _FORMAT,
+    'directed': graph.directed,
+    'digest': fingerprint(graph),
+    'arrays': sorted(_arrays(graph)),
+    'splits': sorted(graph.splits),
+    'counted': dict(graph.counted),
+    'label_names': graph.label_names and list(graph.label_names),
+    'relation_names': graph.relation_names and list(graph.relation_names),
+  }
+  (folder / 'manifest.json').write_text(json.dumps(manifest))
+  return load(folder)
+
+
+def is_saved(folder: pathlib.Path | str) -> bool:
+  """Whether `load` finds a graph there."""
+  try:
+    text = (pathlib.Path(folder) / 'manifest.json').read_text('utf-8')
+    return json.loads(text).get('format') == _FORMAT and 'arrays' in text
+  except (OSError, ValueError):
+    return False
+
+
+def load(folder: pathlib.Path | str) -> Graph:
+  """The graph of a folder, mapped into memory.
+
+  Raises a `UserError` if it is damaged.
+  """
+  folder = pathlib.Path(folder)
+  try:
+    manifest = json.loads((folder / 'manifest.json').read_text('utf-8'))
+    found = {
+      k: np.load(folder / f'{k}.npy', mmap_mode='r') for k in manifest['arrays']
+    }
+    plain = {k: found[k] for k in _PLAIN if k in found}
+    if 'label_offsets' in found:
+      plain['labels'] = found['label_offsets'], found['labels']
+    if 'names' in found:
+      plain['names'] = Names(found['name_offsets'], found['names'])
+    return Graph(
+      **plain,
+      splits={k: found[f'split_{k}'] for k in manifest['splits']},
+      **{
+        k: manifest[k]
+        for k in ('directed', 'digest', 'counted', 'label_names')
+        + ('relation_names',)
+      },
+    )
+  except (OSError, ValueError, KeyError, EOFError) as error:
+    raise errors.UserError(
+      f'{folder} holds no whole graph ({errors.one_line(error)}); remove it, '
+      'and it is made again'
+    ) from error
+
+
+class _Appended:
+  """An .npy file of one axis whose length is known in the end."""
+
+  def __init__(self, path: pathlib.Path, kind: Any):
+    self.path, self._kind, self._num = path, np.dtype(kind), 0
+    self._file = path.open('wb')
+    self._file.write(bytes(_HEADER_BYTES))
+
+  def write(self, x: np.ndarray) -> None:
+    self._file.write(np.ascontiguousarray(x, self._kind))
+    self._num += len(x)
+
+  def close(self) -> np.ndarray:
+    """The array, mapped."""
+    header = {'descr': self._kind.str, 'fortran_order': False}
+    text = str({**header, 'shape': (self._num,)}).ljust(_HEADER_BYTES - 11)
+    self._file.seek(0)
+    size = (_HEADER_BYTES - 10).to_bytes(2, 'little')
+    self._file.write(b'\x93NUMPY\x01\x00' + size + text.encode() + b'\n')
+    self._file.close()
+    return np.load(self.path, mmap_mode='r')
+
+
+def build(
+  chunks: Callable[[], Iterable[Edges]],
+  num_nodes: int,
+  directed: bool,
+  folder: pathlib.Path,
+) -> Graph:
+  """As `from_edges`, of chunks of edges, into files of a folder.
+
+  `chunks` is called several times, and gives the same ones. What is known of
+  nodes is added by `save`.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  kinds = {'neighbors': '<i4', 'weights': '<f4', 'relations': '<i4'}
+  files, sizes, counted = {}, [], {}
+
+  def checked():
+    for x in chunks():
+      _check(x.sources, x.targets, num_nodes)
+      yield x
+
+  for degrees, *arrays in _ranges(checked, num_nodes, directed, counted):
+    sizes.append(degrees)
+    for (name, kind), x in zip(kinds.items(), arrays, strict=True):
+      if x is not None:
+        if name not in files:
+          files[name] = _Appended(folder / f'{name}.npy', kind)
+        files[name].write(x)
+  found = (files[k].close() if k in files else None for k in kinds)
+  return _graph(np.concatenate(sizes), *found, counted, directed)

@@ -1,0 +1,84 @@
+"""An embedded graph: planted communities, roles and features.
+
+Nodes are members of equal communities and have one of a few roles. Friends are
+drawn from the own community, and seldom from all nodes; a node's role decides
+how many it has. Features are bits, some of which a community has more often.
+
+What can be known at best is known: the community of every node (NMI 1, accuracy
+1 from enough of its friends), and of a held-out edge no more than that its ends
+are of one community, as often as edges are (`best_mrr`).
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.graphs import graph as graph_lib
+
+_NAME = 'toygraph'
+_DEFAULT_NODES = 4000
+_COMMUNITY_NODES = 100
+_DEGREES = 4, 8, 16  # edges that nodes of each role begin
+_STRANGERS = 0.05  # share of edges to anywhere
+_NUM_BITS, _OWN_BITS, _OFTEN, _SELDOM = 128, 8, 0.5, 0.05
+
+
+class Toy(NamedTuple):
+  """The graph, and what it was made from."""
+
+  graph: graph_lib.Graph  # labels are communities
+  communities: np.ndarray  # [nodes] int64
+  roles: np.ndarray  # [nodes] int64
+
+
+def is_named(path: str) -> bool:
+  """Whether a path stands for an embedded graph."""
+  return not path or path.split(':')[0] == _NAME
+
+
+def make(path: str = '') -> graph_lib.Graph:
+  """The graph of '' or 'toygraph:NODES'. Raises a `UserError` for others."""
+  size = path.removeprefix(_NAME).removeprefix(':') or str(_DEFAULT_NODES)
+  if not size.isdecimal() or int(size) < 2 * _COMMUNITY_NODES:
+    raise errors.UserError(
+      f'config.data.path={path} must be {_NAME}:NODES, '
+      f'{2 * _COMMUNITY_NODES} nodes or more'
+    )
+  return planted(int(size)).graph
+
+
+def planted(num_nodes: int = _DEFAULT_NODES, seed: int = 0) -> Toy:
+  """A graph of so many nodes, rounded up to whole communities."""
+  rng = np.random.default_rng((seed, num_nodes))
+  num_communities = -(-num_nodes // _COMMUNITY_NODES)
+  num_nodes = num_communities * _COMMUNITY_NODES
+  # Numbers of nodes tell nothing.
+  communities = rng.permutation(np.arange(num_nodes) % num_communities)
+  members = np.argsort(communities, kind='stable')
+  roles = rng.integers(0, len(_DEGREES), num_nodes)
+  degrees = np.array(_DEGREES)[roles]
+  sources = np.repeat(np.arange(num_nodes), degrees)
+  friends = rng.integers(0, _COMMUNITY_NODES, len(sources))
+  friends = members[communities[sources] * _COMMUNITY_NODES + friends]
+  anybody = rng.integers(0, num_nodes, len(sources))
+  is_stranger = rng.random(len(sources)) < _STRANGERS
+  targets = np.where(is_stranger, anybody, friends)
+  own = np.array([
+    rng.choice(_NUM_BITS, _OWN_BITS, replace=False)
+    for _ in range(num_communities)
+  ])  # fmt: skip
+  chances = np.full((num_communities, _NUM_BITS), _SELDOM)
+  np.put_along_axis(chances, own, _OFTEN, 1)
+  features = rng.random((num_nodes, _NUM_BITS)) < chances[communities]
+  names = [f'c{c}.n{i}' for i, c in enumerate(communities)]
+  graph = graph_lib.from_edges(
+    sources,
+    targets,
+    num_nodes,
+    names=graph_lib.Names.of(names),
+    features=features.astype(np.float32),
+    labels=communities.astype(np.int64),
+    label_names=[f'community {i}' for i in range(num_communities)],
+  )
+  return Toy(graph, communities, roles)
