@@ -26,6 +26,7 @@ MEMBERS = {
     'clicks': 'jaxemb.clicks.loader:make',
     'interactions': 'jaxemb.interactions.loader:Interactions',
     'item_sets': 'jaxemb.interactions.loader:ItemSets',
+    'graph': 'jaxemb.graphs.loader:Walks',
   },
   'model.name': {
     'skipgram': 'jaxemb.models.skipgram:make',
@@ -307,6 +308,8 @@ def smaller(config: ml_collections.ConfigDict) -> tuple[str, str]:
   if config.data.source == 'clicks':
     advice = 'lower --config.model.dim or raise --config.data.min_count'
     return advice, 'examples'
+  if config.data.source == 'graph':
+    return 'lower --config.model.dim', 'words'
   return 'lower --config.model.dim or --config.data.max_vocab', 'words'
 
 
@@ -320,6 +323,16 @@ _OF_WINDOWS = (
   'train.threads',
 )
 _OF_FACTORS = 'model.shared_negatives', 'optimizer.max_duplicates'
+
+_NOT_OF_WALKS = (
+  'data.tokens',
+  'data.lowercase',
+  'data.counts',
+  'data.min_count',
+  'data.max_vocab',
+  'eval.paths',
+  'eval.restrict_vocab',
+)
 
 
 def _interaction_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
@@ -343,6 +356,14 @@ def _interaction_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
       f'config.strategy.name={config.strategy.name} does not divide users; '
       'choose sync or replicas'
     )
+
+
+def _graph_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """What is wrong between settings of walks over a graph."""
+  given = flat(config)
+  for key in _NOT_OF_WALKS:
+    if given[key] != find(key).default:
+      yield f'config.{key}={given[key]} is not used with graph; remove it'
 
 
 def sizes(name: str, text: str) -> tuple[int, ...]:
@@ -381,6 +402,8 @@ def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
       f'config.model.name={m.name} is a model of clicks; set '
       '--config.data.source=clicks, or start from --config=ctr'
     )
+  if config.data.source == 'graph':
+    yield from _graph_conflicts(config)
   if config.data.source in ('interactions', 'item_sets'):
     yield from _interaction_conflicts(config)
   elif ':' not in config.data.source:

@@ -148,7 +148,7 @@ def write(
       metrics.LOG.info('%s', line)
   elif evaluation:
     for name, found in evaluation.items():
-      metrics.LOG.info('%s: %s', name, ranking.describe(found))
+      metrics.LOG.info('%s: %s', name, _line(found))
   totals.total_secs += time.time() - start
   records = metrics.read(workdir / 'metrics.jsonl')
   values = summary(parts, totals)
@@ -161,12 +161,21 @@ def write(
     found = store(parts, totals) | {'memory': _memory(parts, values)}
     values |= {'store': found}
   values['dropped'] |= dropped
-  report.write(workdir, values, records, vectors, parts.benchmarks)
+  args = workdir, values, records, vectors, parts.benchmarks
+  report.write(*args, getattr(parts.source, 'categories', None) or {})
   rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
     f'{rate / 1e6:.2f} M {totals.unit}/s in training, {totals.total_secs:.1f} '
     f's in all; report in {workdir / "report.html"}'
   )
+
+
+def _line(found: Mapping[str, Any]) -> str:
+  """Scores of what a source evaluates itself, in a few words."""
+  if 'ndcg' in found:
+    return ranking.describe(found)
+  scores = (f'{k} {x:.4f}' for k, x in found.items() if isinstance(x, float))
+  return f'{", ".join(scores)}; {found["found"]:,} of {found["total"]:,}'
 
 
 def _evaluate(
@@ -175,8 +184,13 @@ def _evaluate(
   """Scores on benchmarks, or on what the source holds out."""
   if evaluate := getattr(parts.source, 'evaluate', None):
     is_cosine = getattr(parts.trainable.model, 'is_cosine', False)
-    contexts = export.others['context_vectors']
-    return evaluate(export.rows.decode(), contexts, is_cosine)
+    contexts = export.others.get('context_vectors')
+    rows, keys = export.rows.decode(), parts.source.keys
+    if len(export.keys) < len(keys):  # sub-models may have none of some
+      places = {x: i for i, x in enumerate(keys)}
+      found, rows = rows, np.zeros((len(keys), rows.shape[1]), rows.dtype)
+      rows[[places[x] for x in export.keys]] = found
+    return evaluate(rows, contexts, is_cosine)
   if not parts.benchmarks:
     return {}
   limit = parts.config.eval.restrict_vocab

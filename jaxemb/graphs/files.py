@@ -210,7 +210,8 @@ class _Rows:
           f'an edge names node {self._largest}, and config.data.num_nodes='
           f'{self._num_nodes}, from 0 on; raise it, or remove the edge'
         )
-      if self._largest >= max(1 << 20, 64 * self._num):
+      num = self._num + block.numbers.shape[1]
+      if self._largest >= max(1 << 20, 64 * num):
         raise _NotIntegers
       ends = block.numbers
     else:
@@ -594,7 +595,7 @@ def _with_nodes(graph, settings):
   known: dict[str, Any] = {}
   counted = dict(graph.counted)
   if settings['labels'] or settings['features']:
-    number = _numbers(graph)
+    number = numbers(graph)
   if path := settings['labels']:
     labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
     unknown = 0
@@ -649,7 +650,7 @@ def _with_nodes(graph, settings):
   return graph._replace(**known, counted=counted, digest=digest)
 
 
-def _numbers(graph) -> Callable[[str], int | None]:
+def numbers(graph) -> Callable[[str], int | None]:
   """A function from the name of a node to its number."""
   if graph.names is None:
 

@@ -92,6 +92,21 @@ class Graph(NamedTuple):
     return self.names
 
 
+def label_matrix(graph: Graph, nodes: np.ndarray) -> np.ndarray:
+  """[n, classes] bool, the labels of nodes int [n]."""
+  labels = graph.labels
+  if isinstance(labels, tuple):
+    offsets, flat = map(np.asarray, labels)
+    owners = np.repeat(np.arange(graph.num_nodes), np.diff(offsets))
+  else:
+    flat = np.asarray(labels)
+    owners = np.flatnonzero(flat >= 0)
+    flat = flat[owners]
+  found = np.zeros((graph.num_nodes, int(flat.max(initial=-1)) + 1), bool)
+  found[owners, flat] = True
+  return found[nodes]
+
+
 class Edges(NamedTuple):
   """Some edges; those that have weights or relations all have them."""
 

@@ -16,6 +16,7 @@ import json
 import math
 import pathlib
 import re
+import types
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -48,19 +49,20 @@ def write(
   metrics: Sequence[Mapping[str, Any]],
   vectors: embeddings.Embeddings,
   found: Sequence[benchmarks.Benchmark],
+  labels: Categories = types.MappingProxyType({}),
 ) -> None:
   """Writes `workdir/report.json` and `workdir/report.html`.
 
   Any key of `report` may be missing; `metrics` are the rows of metrics.jsonl;
-  `vectors` have counts; `found` gives the map its categories. UserError if a
-  file cannot be written.
+  `vectors` have counts; `found` and `labels` give the map its categories.
+  UserError if a file cannot be written.
   """
   write_json(workdir, report)
   words, limit = vectors.of_words(), slice(_MAX_SEARCHED)
   searched = embeddings.Embeddings(
     words.index_to_key[limit], words.vectors[limit], words.counts[limit]
   )
-  categories = collections.defaultdict(list)
+  categories = collections.defaultdict(list, labels)
   for benchmark in found:
     if benchmark.kind == 'categorization':
       for (word,), name in zip(benchmark.words, benchmark.labels, strict=True):

@@ -102,10 +102,19 @@ class Encoded(NamedTuple):
     """Of the whole corpus, without words outside the vocabulary."""
     return int(self.blocks.words.sum())
 
+  @property
+  def mapped_bytes(self) -> int:
+    """Of files that are mapped, once all was read."""
+    return self.ids.nbytes
+
   def block(self, number: int) -> np.ndarray:
     """[n] int32, the ids of a block."""
     start, stop = self.blocks.starts[number : number + 2]
     return self.ids[start:stop]
+
+  def read(self, numbers: np.ndarray) -> Iterable[np.ndarray]:
+    """The ids of several blocks, one after the other."""
+    return map(self.block, numbers)
 
 
 def encode(

@@ -194,7 +194,7 @@ class TextSource:
     self.corpus, self.spec, self.eval_paths = corpus, spec, eval_paths
     self.steps, self.num_parts = windows.Steps.of(spec), spec.num_parts
     self.units_per_epoch, self.epochs = corpus.num_words, spec.epochs
-    self.mapped_bytes = corpus.ids.nbytes  # of a file, once all was read
+    self.mapped_bytes = corpus.mapped_bytes
     self.keys, self.counts = corpus.words, corpus.counts
     self.frequencies = center_probabilities(
       self.counts, spec.settings['sample']
@@ -238,7 +238,7 @@ class TextSource:
         words += (num := int(blocks.words[chosen].sum()))
         if part in spec.readers.local_parts:
           own += num
-          texts = map(self.corpus.block, chosen)
+          texts = self.corpus.read(chosen)
           parts.append((key, zip(numbers, texts, strict=True)))
       batch, _, _ = make_batch(spec, keep_below, parts)
       epoch, block = (epoch, stop) if stop < num_blocks else (epoch + 1, 0)

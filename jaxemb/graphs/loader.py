@@ -1,0 +1,354 @@
+"""Walks over a graph as a corpus: a walk is a sentence, its nodes are words.
+
+The corpus is the same in every epoch, and has `data.walks` walks from each
+node. Its blocks are walked whenever they are read, so that all that trains on
+text trains on walks: windows, subsampling and sub-models are those of text.
+
+Ids are nodes by falling count. Counts come from walking once over the corpus,
+or, where that is long and no walk ends early, over a part of its blocks.
+
+Edges that are held out are left out of the graph that is walked.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.data import base
+from jaxemb.evaluation import geometry, links, nodes, ranking
+from jaxemb.graphs import files, walks
+from jaxemb.graphs import graph as graph_lib
+from jaxemb.text import encode, loader
+
+_COUNTED_STEPS = 1 << 26  # at most, where counts are estimated
+_READ_BLOCKS = 32  # at once
+_WALK_STREAM, _SPLIT_STREAM = 0x3A1C, 0x3A1D  # of random numbers
+
+
+class Corpus(NamedTuple):
+  """Walks as `encode.Encoded` has text."""
+
+  walker: walks.Walker
+  block_walks: int  # walks of a block
+  num_walks: int
+  words: Sequence[str]  # names of nodes, by falling count
+  counts: np.ndarray  # [vocab] int64, visits
+  ids_of: np.ndarray  # [nodes] int32; -1 = no walk comes there
+  blocks: encode.Blocks
+  manifest: dict[str, Any]
+  mapped_bytes: int  # of the graph
+
+  @property
+  def num_words(self) -> int:
+    """Nodes of all walks."""
+    return int(self.blocks.words.sum())
+
+  def block(self, number: int) -> np.ndarray:
+    """[n] int32, the ids of a block."""
+    (ids,) = self.read(np.array([number]))
+    return ids
+
+  def read(self, numbers: np.ndarray) -> Iterator[np.ndarray]:
+    """The ids of several blocks, walked together."""
+    for i in range(0, len(numbers), _READ_BLOCKS):
+      for walked in self.walked(numbers[i : i + _READ_BLOCKS]):
+        is_node = walked >= 0
+        found = np.where(is_node, self.ids_of[walked], walked)
+        yield walks.with_ends(found.astype(np.int32))
+
+  def walked(self, numbers: np.ndarray) -> list[np.ndarray]:
+    """[walks, length] int32 nodes of each block."""
+    size = self.block_walks
+    starts = numbers * size
+    sizes = np.minimum(size, self.num_walks - starts)
+    every = np.concatenate([
+      np.arange(a, a + n) for a, n in zip(starts, sizes, strict=True)
+    ])  # fmt: skip
+    return np.split(self.walker.walks(every), np.cumsum(sizes)[:-1])
+
+
+def make_corpus(
+  graph: graph_lib.Graph,
+  settings: Mapping[str, Any],
+  seed: int,
+  progress: Any,
+) -> Corpus:
+  """The walks that settings under `config.data` name.
+
+  Raises a `UserError` if no edge leads anywhere.
+  """
+  length, num_threads = settings['walk_length'], encode.num_threads()
+  walker = walks.Walker.of(
+    graph,
+    length,
+    settings['p'],
+    settings['q'],
+    int(loader.part_key(seed, _WALK_STREAM, 0)),
+    num_threads,
+  )
+  num_walks = settings['walks'] * len(walker.starts)
+  size = max(1, encode.BLOCK_WORDS // length)
+  num_blocks = -(-num_walks // size)
+  block_walks = np.full(num_blocks, size)
+  block_walks[-1] = num_walks - size * (num_blocks - 1)
+  words = block_walks * length
+  corpus = Corpus(
+    walker, size, num_walks, (), np.zeros(0), np.zeros(0), None, {}, 0
+  )  # fmt: skip
+  # Walks end early where no edge leads on.
+  is_sampled = not graph.directed and words.sum() > _COUNTED_STEPS
+  counted = np.arange(num_blocks)
+  if is_sampled:
+    counted = counted[:: -(-int(words.sum()) // _COUNTED_STEPS)]
+  counts = np.zeros(graph.num_nodes, np.int64)
+  for i in range(0, len(counted), _READ_BLOCKS):
+    some = counted[i : i + _READ_BLOCKS]
+    for number, walked in zip(some, corpus.walked(some), strict=True):
+      visited = walked[walked >= 0]
+      counts += np.bincount(visited, minlength=graph.num_nodes)
+      words[number] = len(visited)
+    progress('counting walks', i + len(some), len(counted))
+  if is_sampled:
+    counts = np.round(counts * (num_blocks / len(counted))).astype(np.int64)
+    # Every pass begins a walk at each.
+    counts[walker.starts] = np.maximum(counts[walker.starts], settings['walks'])
+  order = np.argsort(-counts, kind='stable')
+  order = order[: np.count_nonzero(counts)]
+  ids_of = np.full(graph.num_nodes, -1, np.int32)
+  ids_of[order] = np.arange(len(order))
+  keys = graph.keys()
+  starts = np.concatenate([[0], np.cumsum(words + block_walks)])
+  blocks = encode.Blocks(starts, words, np.arange(num_blocks))
+  given = {k: settings[k] for k in ('walks', 'walk_length', 'p', 'q')}
+  dropped = {k: x for k, x in graph.counted.items()}
+  manifest = {
+    'fingerprint': f'{graph_lib.fingerprint(graph)} {given}',
+    'dropped': dropped,
+    'are_counts_exact': not is_sampled,
+  }
+  mapped = (graph.offsets, graph.neighbors, graph.weights)
+  return corpus._replace(
+    words=[keys[i] for i in order],
+    counts=counts[order],
+    ids_of=ids_of,
+    blocks=blocks,
+    manifest=manifest,
+    mapped_bytes=sum(x.nbytes for x in mapped if x is not None),
+  )
+
+
+@numba.njit(nogil=True, cache=True)
+def _drawn(first, second, key, below):
+  """[n] bool, of edges, whether the hash of one is below."""
+  found = np.empty(len(first), np.bool_)
+  for i in range(len(first)):
+    pair = np.uint64(first[i]) << np.uint64(32) | np.uint64(second[i])
+    found[i] = loader.hashed(key ^ loader.hashed(pair)) < below
+  return found
+
+
+@numba.njit(nogil=True, cache=True)
+def _are_edges(offsets, neighbors, edges):
+  """[n] bool, whether edges [n, 2] are in a graph."""
+  found = np.empty(len(edges), np.bool_)
+  for i in range(len(edges)):
+    start, stop = offsets[edges[i, 0]], offsets[edges[i, 0] + 1]
+    place = walks.lower_bound(neighbors, start, stop, edges[i, 1])
+    found[i] = place < stop and neighbors[place] == edges[i, 1]
+  return found
+
+
+class Held(NamedTuple):
+  """Edges of a split."""
+
+  edges: np.ndarray  # [n, 2] int64 nodes
+  num_unknown: int  # edges of nodes that the graph does not have
+  num_trained: int  # edges that are also in training, and stay in both
+
+
+def hold_out(
+  graph: graph_lib.Graph, share: float, seed: int, stream: int
+) -> tuple[graph_lib.Graph, Held]:
+  """Takes a share of the edges, drawn by their nodes, out of a graph."""
+  sources = np.repeat(
+    np.arange(graph.num_nodes, dtype=np.int32), np.diff(graph.offsets)
+  )
+  first, second = sources, np.asarray(graph.neighbors)
+  if not graph.directed:
+    first, second = np.minimum(first, second), np.maximum(first, second)
+  key = loader.part_key(seed, _SPLIT_STREAM, stream)
+  is_held = _drawn(first, second, key, np.uint64(share * 2**64))
+  kept = ~is_held
+  offsets = np.zeros_like(graph.offsets)
+  np.cumsum(
+    np.bincount(sources[kept], minlength=graph.num_nodes), out=offsets[1:]
+  )
+  taken = is_held if graph.directed else is_held & (sources < graph.neighbors)
+  edges = np.stack([sources[taken], graph.neighbors[taken]], 1)
+  left = graph._replace(
+    offsets=offsets,
+    neighbors=graph.neighbors[kept],
+    weights=graph.weights if graph.weights is None else graph.weights[kept],
+    relations=graph.relations
+    if graph.relations is None
+    else graph.relations[kept],
+    digest='',
+  )
+  return left, Held(edges.astype(np.int64), 0, 0)
+
+
+def read_held(
+  path: str,
+  name: str,
+  graph: graph_lib.Graph,
+  settings: Mapping[str, Any],
+  spec: base.SourceSpec,
+) -> Held:
+  """Edges of another list, with the names that the graph has."""
+  given = {**settings, 'path': path, 'labels': '', 'features': ''}
+  other = files.read(given, spec.cache, spec.progress)
+  number = files.numbers(graph)
+  known = [number(x) for x in other.keys()]
+  known = np.array([-1 if x is None else x for x in known], np.int64)
+  sources = np.repeat(np.arange(other.num_nodes), np.diff(other.offsets))
+  edges = np.stack([sources, np.asarray(other.neighbors)], 1)
+  if not other.directed:
+    edges = edges[edges[:, 0] < edges[:, 1]]
+  edges = known[edges]
+  is_known = (edges >= 0).all(1)
+  if not is_known.any():
+    raise errors.UserError(
+      f'config.data.{name}={path} has no edge between nodes that '
+      'config.data.path has; give edges with the same names'
+    )
+  edges = edges[is_known]
+  trained = _are_edges(
+    np.asarray(graph.offsets), np.asarray(graph.neighbors), edges
+  )
+  return Held(edges, int((~is_known).sum()), int(trained.sum()))
+
+
+class Walks(loader.TextSource):
+  """Walks as a `data.base.Source`; progress is in nodes of walks."""
+
+  def __init__(self, spec: base.SourceSpec):
+    settings = spec.settings
+    graph = files.read(settings, spec.cache, spec.progress)
+    self.held: dict[str, Held] = {}
+    dropped: dict[str, int] = {}
+    for i, name in enumerate(('valid', 'test')):
+      if not (text := settings[name]):
+        continue
+      share = base.held_out(
+        text,
+        f'config.data.{name}={text} must be a list of edges, or a share of '
+        'them between 0 and 1',
+      )
+      if share is None:
+        held = read_held(text, name, graph, settings, spec)
+      elif share[1]:
+        raise errors.UserError(
+          f'config.data.{name}={text} asks for the last edges, and a graph has '
+          f'no order; give {share[0]}, or a list of edges'
+        )
+      else:
+        graph, held = hold_out(graph, share[0], spec.seed, i)
+      self.held[name] = held
+      dropped[f'{name}_edges_unknown'] = held.num_unknown
+      dropped[f'{name}_edges_in_training'] = held.num_trained
+    self.graph = graph
+    if not len(graph.neighbors):
+      raise errors.UserError(
+        'no edge is left to learn from; hold out fewer with config.data.valid '
+        'and config.data.test'
+      )
+    corpus = make_corpus(graph, settings, spec.seed, spec.progress)
+    super().__init__(corpus, spec)
+    degrees = np.diff(graph.offsets)
+    self.dropped = {
+      **corpus.manifest['dropped'],
+      **dropped,
+      'isolated_nodes': int((corpus.ids_of < 0).sum()),
+    }
+    self.max_degree = int(degrees.max())
+
+  def describe(self) -> list[str]:
+    """What was read, for the log."""
+    graph, corpus = self.graph, self.corpus
+    held = ''.join(
+      f', {len(x.edges):,} held out for {name}' for name, x in self.held.items()
+    )
+    settings = self.spec.settings
+    exact = 'exact' if corpus.manifest['are_counts_exact'] else 'estimated'
+    return [
+      f'graph: {graph.num_nodes:,} nodes, {graph.num_edges:,} '
+      f'{"" if graph.directed else "un"}directed edges'
+      f'{" with weights" * (graph.weights is not None)}, at most '
+      f'{self.max_degree:,} of a node{held}',
+      f'walks: {settings["walks"]} of {settings["walk_length"]} nodes from '
+      f'each of {len(corpus.walker.starts):,}, in all {corpus.num_words:,}; '
+      f'counts of {len(self.keys):,} nodes are {exact}',
+    ]
+
+  def evaluate(
+    self, vectors: np.ndarray, contexts: np.ndarray | None, is_cosine: bool
+  ) -> dict[str, dict[str, Any]]:
+    """What vectors [vocab, d] tell of labels and of edges held out."""
+    graph, found = self.graph, {}
+    if graph.labels is not None:
+      labels = graph_lib.label_matrix(graph, self._nodes)
+      found |= nodes.evaluate(vectors, labels)
+    units = geometry.unit(vectors)
+    for name, held in self.held.items():
+      edges = self.corpus.ids_of[held.edges]
+      edges = edges[(edges >= 0).all(1)]
+      if not graph.directed:
+        edges = np.concatenate([edges, edges[:, ::-1]])
+      found[f'{name} edges'] = links.evaluate(
+        links.products(units, units),
+        edges,
+        self._known,
+        self.spec.settings['candidates'],
+        np.diff(graph.offsets)[self._nodes],
+        (len(held.edges) + held.num_unknown) * (1 if graph.directed else 2),
+      )
+    return found
+
+  @functools.cached_property
+  def categories(self) -> dict[str, list[str]]:
+    """Names of nodes by their first label, for a map."""
+    graph = self.graph
+    found: dict[str, list[str]] = {}
+    if graph.labels is None:
+      return found
+    labels = graph_lib.label_matrix(graph, self._nodes)
+    names = graph.label_names or range(labels.shape[1])
+    for key, row in zip(self.keys, labels, strict=True):
+      if row.any():
+        found.setdefault(str(names[row.argmax()]), []).append(key)
+    return found
+
+  @functools.cached_property
+  def _nodes(self):
+    """[vocab] the node of each id."""
+    order = np.flatnonzero(self.corpus.ids_of >= 0)
+    return order[np.argsort(self.corpus.ids_of[order])]
+
+  @functools.cached_property
+  def _known(self):
+    """The second ends of all edges of each id, held out or not."""
+    graph, ids_of = self.graph, self.corpus.ids_of
+    sources = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
+    pairs = [np.stack([sources, np.asarray(graph.neighbors)], 1)]
+    for held in self.held.values():
+      pairs += [held.edges] + [held.edges[:, ::-1]] * (not graph.directed)
+    pairs = ids_of[np.concatenate(pairs)]
+    first, second = pairs[(pairs >= 0).all(1)].T
+    order = np.argsort(first, kind='stable')
+    sizes = np.bincount(first, minlength=len(self.keys))
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    return ranking.Sets(starts, second[order].astype(np.int32))
