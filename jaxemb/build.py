@@ -302,9 +302,14 @@ def _model(
   if is_tree and name in ('skipgram', 'cbow'):
     return hierarchical.make(spec, corpus, name == 'cbow', shared_nodes)
   if not is_tree:
-    loss_of = bind('model.loss', m.loss, ('scores', 'labels'), {}).func
+    more = {'least': m.margin}
+    bound = bind('model.loss', m.loss, ('scores', 'labels'), more)
+    loss_of = bound.func
+    if bound.keywords:
+      loss_of = functools.partial(loss_of, **bound.keywords)
   args = spec, corpus, loss_of
-  return bind('model.name', name, args, {'temperature': m.temperature})()
+  more = {k: m[k] for k in ('temperature', 'operator', 'order')}
+  return bind('model.name', name, args, more)()
 
 
 def _click_model(
@@ -583,6 +588,8 @@ def corpus_of(source: data_base.Source) -> model_base.Corpus:
     source.frequencies,
     getattr(source, 'fields', None),
     getattr(source, 'user_frequencies', None),
+    getattr(source, 'relation_frequencies', None),
+    getattr(source, 'partitions', None),
   )
 
 

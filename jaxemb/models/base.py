@@ -37,6 +37,10 @@ class Corpus(NamedTuple):
   fields: examples.Fields | None = None  # of labelled examples
   # [users] float64, chance that an example is of each, who are no keys.
   users: np.ndarray | None = None
+  # [relations] float64, chance that an edge is of each.
+  relations: np.ndarray | None = None
+  # [partitions + 1] int, the first id of each, and of none.
+  partitions: np.ndarray | None = None
 
 
 class Aux(NamedTuple):
