@@ -27,6 +27,7 @@ MEMBERS = {
     'interactions': 'jaxemb.interactions.loader:Interactions',
     'item_sets': 'jaxemb.interactions.loader:ItemSets',
     'graph': 'jaxemb.graphs.loader:Walks',
+    'edges': 'jaxemb.graphs.edges:Edges',
   },
   'model.name': {
     'skipgram': 'jaxemb.models.skipgram:make',
@@ -40,12 +41,16 @@ MEMBERS = {
     'dcn_v2': 'jaxemb.models.clicks:dcn_v2',
     'dlrm': 'jaxemb.models.clicks:dlrm',
     'factorization': 'jaxemb.models.factorization:make',
+    'line': 'jaxemb.models.edges:line',
+    'relations': 'jaxemb.models.edges:relations',
   },
   'model.loss': {
     'negative_sampling': 'jaxemb.ops.sampling:logistic_loss',
     'hierarchical_softmax': 'jaxemb.models.hierarchical:make',
     'bpr': 'jaxemb.models.factorization:bpr',
     'softmax': 'jaxemb.models.factorization:softmax',
+    'margin': 'jaxemb.models.edges:margin',
+    'logistic': 'jaxemb.models.edges:logistic',
   },
   'table.layout': {
     'replicated': 'jaxemb.tables.replicated:Replicated',
@@ -310,6 +315,8 @@ def smaller(config: ml_collections.ConfigDict) -> tuple[str, str]:
     return advice, 'examples'
   if config.data.source == 'graph':
     return 'lower --config.model.dim', 'words'
+  if config.data.source == 'edges':
+    return 'lower --config.model.dim', 'examples'
   return 'lower --config.model.dim or --config.data.max_vocab', 'words'
 
 
@@ -354,6 +361,35 @@ def _interaction_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.strategy.name in ('partition', 'workers'):
     yield (
       f'config.strategy.name={config.strategy.name} does not divide users; '
+      'choose sync or replicas'
+    )
+
+
+def _edge_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """What is wrong between settings of edges of a graph."""
+  given, m = flat(config), config.model
+  used = _OF_FACTORS + ('model.negatives',)
+  for key in {*_OF_TEXT, *_NOT_OF_WALKS} - {*used}:
+    if given[key] != find(key).default:
+      yield f'config.{key}={given[key]} is not used with edges; remove it'
+  losses = {
+    'line': ('negative_sampling',),
+    'relations': ('softmax', 'margin', 'logistic'),
+  }
+  names = losses.get(m.name, (m.loss,))
+  if ':' not in m.name and m.name not in losses:
+    yield (
+      f'config.model.name={m.name} does not learn from edges; choose line or '
+      'relations, or start from --config=graph:relations'
+    )
+  if ':' not in m.loss and m.loss not in names:
+    yield (
+      f'config.model.loss={m.loss} is no loss of {m.name}; choose '
+      f'{" or ".join(names)}'
+    )
+  if config.strategy.name in ('partition', 'workers'):
+    yield (
+      f'config.strategy.name={config.strategy.name} does not divide edges; '
       'choose sync or replicas'
     )
 
@@ -404,9 +440,16 @@ def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
     )
   if config.data.source == 'graph':
     yield from _graph_conflicts(config)
+  if config.data.source == 'edges':
+    yield from _edge_conflicts(config)
+  elif m.name in ('line', 'relations') and ':' not in config.data.source:
+    yield (
+      f'config.model.name={m.name} is a model of edges; set '
+      f'--config.data.source=edges, or start from --config=graph:{m.name}'
+    )
   if config.data.source in ('interactions', 'item_sets'):
     yield from _interaction_conflicts(config)
-  elif ':' not in config.data.source:
+  elif ':' not in config.data.source and config.data.source != 'edges':
     if m.name == 'factorization' or m.loss in ('bpr', 'softmax'):
       key = 'name' if m.name == 'factorization' else 'loss'
       yield (
@@ -558,7 +601,7 @@ def resolve(
   num_replicas = s.num_workers if is_workers else math.prod(mesh)
   policy = s.delayed if s.policy == 'delayed' else s.policy
   is_clicks = config.data.source == 'clicks'
-  is_pairs = config.data.source == 'interactions'
+  is_pairs = config.data.source in ('interactions', 'edges')
   if is_clicks or is_pairs:
     t.batch_words = t.batch_words or t.batch_examples
   if is_clicks:

@@ -74,7 +74,8 @@ def batch_of(
     out = np.full((num_steps * size, *x.shape[1:]), fill, x.dtype)
     out[:num] = x
     out = out.reshape(num_steps, num_parts, part_examples, *x.shape[1:])
-    return out.swapaxes(0, 1).reshape(num_parts, -1, *x.shape[1:])
+    shape = num_parts, num_steps * part_examples, *x.shape[1:]
+    return out.swapaxes(0, 1).reshape(shape)
 
   labels = cut(np.ones(num, np.float32), -1)
   return Batch(

@@ -168,6 +168,7 @@ class Held(NamedTuple):
   edges: np.ndarray  # [n, 2] int64 nodes
   num_unknown: int  # edges of nodes that the graph does not have
   num_trained: int  # edges that are also in training, and stay in both
+  relations: np.ndarray | None = None  # [n] int64, where edges have some
 
 
 def hold_out(
@@ -189,6 +190,7 @@ def hold_out(
   )
   taken = is_held if graph.directed else is_held & (sources < graph.neighbors)
   edges = np.stack([sources[taken], graph.neighbors[taken]], 1)
+  of = None if graph.relations is None else graph.relations[taken]
   left = graph._replace(
     offsets=offsets,
     neighbors=graph.neighbors[kept],
@@ -198,7 +200,8 @@ def hold_out(
     else graph.relations[kept],
     digest='',
   )
-  return left, Held(edges.astype(np.int64), 0, 0)
+  of = None if of is None else of.astype(np.int64)
+  return left, Held(edges.astype(np.int64), 0, 0, of)
 
 
 def read_held(

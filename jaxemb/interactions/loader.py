@@ -108,7 +108,7 @@ class Interactions:
 
   def _batch(self, order, first, stop) -> tuple[Any, int]:
     """The batch of places of an order; how many are in parts read here."""
-    ids = np.stack(order, 1)[first:stop]
+    ids = np.stack([x[first:stop] for x in order], 1)
     batch = examples.batch_of(
       ids,
       np.zeros((len(ids), 0), np.float32),
