@@ -21,7 +21,7 @@ from jaxemb.evaluation import benchmarks, geometry
 from jaxemb.evaluation import words as words_lib
 from jaxemb.senses import evaluate as senses_evaluate
 from jaxemb.senses import table as senses_lib
-from jaxemb.storage import export, word2vec_format
+from jaxemb.storage import atomic, export, word2vec_format
 
 # A word, a row or a [dim] vector; in sums perhaps with a weight.
 Key = str | int | np.ndarray
@@ -114,6 +114,18 @@ class Embeddings:
     """Cosine of two words."""
     first, second = (geometry.unit_vector(self.get_vector(w)) for w in (w1, w2))
     return float(np.dot(first, second))
+
+  def edge_scores(self, edges: Sequence[tuple[str, str]]) -> np.ndarray:
+    """[n] float32, the cosine of both ends of each edge, as of pairs of nodes.
+
+    Edges that were held out are ranked by it (`evaluation.links`).
+    """
+    rows = np.array([[self.get_index(x) for x in edge] for edge in edges])
+    first, second = (
+      geometry.unit(self.vectors[x], self.norms[x])
+      for x in rows.reshape(-1, 2).T
+    )
+    return np.vecdot(first, second)
 
   def most_similar(
     self,
@@ -376,6 +388,23 @@ class Embeddings:
     if renamed:
       line = f'{renamed:,} words with white space were written with underscores'
       warnings.warn(f'{fname}: {line}', stacklevel=2)
+
+  def save_parquet(self, fname: pathlib.Path | str) -> None:
+    """Writes Parquet with the columns key, count (if known) and vector.
+
+    Raises a `UserError` if the file cannot be written.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    flat = pa.array(np.asarray(self.vectors, np.float32).ravel())
+    columns = {'key': pa.array(self.index_to_key)}
+    if self.counts is not None:
+      columns['count'] = pa.array(self.counts)
+    size = self.vector_size
+    columns['vector'] = pa.FixedSizeListArray.from_arrays(flat, size)
+    with atomic.write(fname) as file:
+      parquet.write_table(pa.table(columns), file)
 
   def _read(
     self, kind: str, path: Any, limit: int | None, is_upper: bool, *delimiter

@@ -94,6 +94,7 @@ def test_notebooks_have_no_output(path):
 # folder of its name.
 _NOTEBOOK_RUNS = {
   'clicks': ('rows = 200_000', 'rows = 20_000', 2, 2),
+  'graphs': ('epochs = 5', 'epochs = 1', 1, 2),
   'quickstart': ('epochs = 15', 'epochs = 3', 1, 1),
   'sharded_tables': ('epochs = 2', 'epochs = 1', 3, 3),
 }

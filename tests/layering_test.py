@@ -104,9 +104,11 @@ def test_the_package_stays_within_its_budget():
   # clicks, 410 their logs, cut in compiled loops, 95 their page, 770
   # interactions of users with items; 890 plans for devices that are not here
   # (670 of them the command), and what they showed; 170 tables of keys that
-  # count, and files that are encoded while others are scored.
+  # count, and files that are encoded while others are scored; 2,280 graphs:
+  # their files, walks, and what vectors tell of nodes and edges; 800 models of
+  # edges.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 29_490
+  assert lines <= 32_600
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -42,6 +42,7 @@ _CALLED = {  # what columns are called in headers
   'weight': {'weight', 'w', 'value', 'strength'},
   'relation': {'relation', 'rel', 'predicate', 'type', 'edge_type', 'r'},
 }
+_NO_WEIGHTS = {'id', 'time', 'timestamp', 'date', 'year', 'label'}
 _MAX_BAD = 0.01  # share of lines that are skipped
 _CHUNK = 1 << 22  # edges
 _SPLITS = 'train', 'valid', 'test'
@@ -584,6 +585,12 @@ def _columns(
           f'{path} has no column of a {kind}; give --config.data.columns'
         )
       found[kind] = others.pop(0)
+  if 'weight' not in found and len(others) == 1 and rest:
+    # The only column that is left, if it has numbers.
+    (i,) = others
+    is_weight = all(len(x) > i and _is_number(x[i]) for x in rest)
+    if is_weight and lowered[i] not in _NO_WEIGHTS:
+      found['weight'] = i
   return found, has_header
 
 

@@ -56,9 +56,7 @@ class Corpus(NamedTuple):
     """The ids of several blocks, walked together."""
     for i in range(0, len(numbers), _READ_BLOCKS):
       for walked in self.walked(numbers[i : i + _READ_BLOCKS]):
-        is_node = walked >= 0
-        found = np.where(is_node, self.ids_of[walked], walked)
-        yield walks.with_ends(found.astype(np.int32))
+        yield walks.with_ends(np.where(walked < 0, walked, self.ids_of[walked]))
 
   def walked(self, numbers: np.ndarray) -> list[np.ndarray]:
     """[walks, length] int32 nodes of each block."""

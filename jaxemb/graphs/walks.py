@@ -93,8 +93,9 @@ class Walker(NamedTuple):
 
 def with_ends(walks: np.ndarray) -> np.ndarray:
   """[m] int32, nodes of walks [n, length] with `tokenize.END` after each."""
-  ended = np.pad(walks, ((0, 0), (0, 1)), constant_values=tokenize.END)
-  return ended[ended != -1]
+  around = (0, 0), (0, 1)
+  is_there = np.pad(walks >= 0, around, constant_values=True)
+  return np.pad(walks, around, constant_values=tokenize.END)[is_there]
 
 
 @numba.njit(**_JIT)

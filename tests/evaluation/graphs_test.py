@@ -1,0 +1,80 @@
+"""Ranks of edges and F1 of labels, against loops."""
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+from jaxemb.evaluation import links, nodes, ranking
+
+
+def test_ranks_are_those_of_a_loop():
+  rng = np.random.default_rng(0)
+  num = 30
+  vectors = rng.integers(-2, 3, (num, 3)).astype(np.float32)  # with ties
+  known = [rng.choice(num, 6, replace=False) for _ in range(num)]
+  edges = np.array([(u, x[0]) for u, x in enumerate(known) if x[0] != u])
+  ranks = []
+  for u, v in edges:
+    scores = vectors @ vectors[u].astype(np.float64)
+    others = [x for x in range(num) if x != u and x not in known[u]]
+    higher = sum(scores[x] > scores[v] for x in others)
+    ties = sum(scores[x] == scores[v] for x in others)
+    ranks.append(1 + higher + ties / 2)
+  ranks = np.array(ranks)
+  score = links.products(vectors, vectors)
+  sets = ranking.Sets.of(known)
+  found = links.evaluate(score, edges, sets, num_total=40)
+  assert found['mrr'] == pytest.approx(np.mean(1 / ranks))
+  assert found['hits@3'] == pytest.approx(np.mean(ranks <= 3))
+  assert found['found'] == len(edges) and found['total'] == 40
+  # Drawn nodes are ranked as all are, on average: 1000 of 24 or so.
+  degrees = np.ones(num)
+  drawn = links.evaluate(score, edges, sets, 'degree', degrees)
+  share = np.mean(
+    [(len({*range(num)} - {u, *known[u]})) / num for u, _ in edges]
+  )
+  assert drawn['hits@1'] <= found['hits@1']
+  mean = np.mean([(r - 1) for r in ranks]) / (num * share)
+  assert 0 < mean < 1 and 0 <= drawn['auc'] <= 1
+
+
+def test_weights_are_the_minimum():
+  rng = np.random.default_rng(1)
+  vectors = rng.normal(size=(60, 4)) * [0.1, 1, 3, 10]
+  labels = (vectors @ rng.normal(size=(4, 3)) + rng.normal(size=(60, 3))) > 0
+  weights = nodes.fit(vectors, labels)
+
+  def loss(flat, y):
+    margins = np.where(y, 1, -1) * (vectors @ flat[:-1] + flat[-1])
+    return 0.5 * flat[:-1] @ flat[:-1] + np.logaddexp(0, -margins).sum()
+
+  for k in range(3):
+    best = optimize.minimize(loss, np.zeros(5), (labels[:, k],))
+    assert loss(weights[:, k], labels[:, k]) < best.fun + 1e-3
+
+
+def test_f1_and_mutual_information_of_small_cases():
+  labels = np.array([[1, 1, 0], [0, 1, 0], [1, 0, 0]], bool)
+  scores = np.array([[3, 1, 2], [2, 1, 0], [5, 4, 3]])
+  found = nodes.top(scores, labels.sum(1))
+  assert found.astype(int).tolist() == [[1, 0, 1], [1, 0, 0], [1, 0, 0]]
+  micro, macro = nodes.f1(labels, found)
+  assert micro == pytest.approx(2 * 2 / (4 + 4))
+  assert macro == pytest.approx((2 * 2 / 5 + 0 + 0) / 3)
+  classes = np.array([0, 0, 1, 1])
+  assert nodes.nmi(classes, 5 - classes) == pytest.approx(1)
+  assert nodes.nmi(np.array([0, 1, 0, 1]), classes) == pytest.approx(0)
+  assert nodes.nmi(np.array([0, 0, 0, 1]), classes) == pytest.approx(
+    0.2157615543 / ((0.5623351446 + np.log(2)) / 2)
+  )
+
+
+def test_labels_are_found_where_vectors_have_them():
+  rng = np.random.default_rng(0)
+  labels = np.eye(5, dtype=bool)[rng.integers(0, 5, 200)]
+  vectors = 5 * labels + rng.normal(size=(200, 5))
+  found = nodes.evaluate(vectors, labels)
+  assert found['labels']['micro_f1'] > 0.97 and found['clusters']['score'] > 0.9
+  labels[::2] = False  # half of them are not known
+  noise = nodes.evaluate(rng.normal(size=(200, 5)), labels)
+  assert noise['labels']['found'] == 100 and noise['labels']['score'] < 0.35

@@ -1,0 +1,278 @@
+"""Lists of neighbors, against a loop; and graphs of files."""
+
+import gzip
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from scipy import io, sparse
+
+from jaxemb import errors
+from jaxemb.graphs import files
+from jaxemb.graphs import graph as graph_lib
+
+SETTINGS = {
+  'directed': False,
+  'columns': '',
+  'num_nodes': 0,
+  'labels': '',
+  'features': '',
+}
+
+
+def _edges(num, seed=0):
+  rng = np.random.default_rng(seed)
+  ends = rng.integers(0, 27, (2, num))
+  return *ends, rng.random(num).astype('f4'), rng.integers(0, 3, num)
+
+
+def _in_a_loop(sources, targets, weights, relations, directed):
+  """Sums by (node, neighbor, relation), and how many edges are left out."""
+  sums, pairs, num_loops = {}, set(), 0
+  for i, (a, b) in enumerate(
+    zip(sources.tolist(), targets.tolist(), strict=True)
+  ):
+    relation = 0 if relations is None else int(relations[i])
+    weight = 1.0 if weights is None else float(weights[i])
+    if a == b:
+      num_loops += 1
+      continue
+    for u, v in ((a, b), (b, a))[: 1 if directed else 2]:
+      key = u, v, relation
+      sums[key] = sums.get(key, 0) + weight
+    pairs.add((a, b, relation) if directed or a < b else (b, a, relation))
+  return sums, num_loops, len(sources) - num_loops - len(pairs)
+
+
+@pytest.mark.parametrize('has_weights', [False, True])
+@pytest.mark.parametrize('has_relations', [False, True])
+@pytest.mark.parametrize('directed', [False, True])
+def test_lists_are_those_of_a_loop_in_memory_and_on_disk(
+  has_weights, has_relations, directed, tmp_path, monkeypatch
+):
+  sources, targets, weights, relations = _edges(400)
+  weights = weights if has_weights else None
+  relations = relations if has_relations else None
+  given = sources, targets, weights, relations
+  args = sources, targets, 30, weights, relations, directed
+  graph = graph_lib.from_edges(*args)
+  sums, num_loops, num_duplicates = _in_a_loop(*given, directed)
+  keys = sorted(sums)
+  nodes = np.repeat(np.arange(30), np.diff(graph.offsets))
+  assert list(zip(nodes, graph.neighbors, strict=True)) == [x[:2] for x in keys]
+  if has_weights:
+    np.testing.assert_allclose(graph.weights, [sums[x] for x in keys], 1e-5)
+  if has_relations:
+    assert graph.relations.tolist() == [x[2] for x in keys]
+  with_edges = {y for x in keys for y in x[:2]}
+  assert graph.counted == {
+    'duplicate_edges': num_duplicates,
+    'self_loops': num_loops,
+    'isolated_nodes': 30 - len(with_edges),
+  }
+  # In chunks, and range by range of nodes.
+  monkeypatch.setattr(graph_lib, '_RANGE_EDGES', 37)
+
+  def chunks():
+    for i in range(0, 400, 77):
+      cut = (x if x is None else x[i : i + 77] for x in given)
+      yield graph_lib.Edges(*cut)
+
+  built = graph_lib.build(chunks, 30, directed, tmp_path)
+  names = [f'node {i}' for i in range(30)]
+  known = {
+    'names': names,
+    'labels': np.arange(30) % 4,
+    'label_names': [*'abcd'],
+  }
+  known |= {'splits': {'test': np.array([3, 5])}}
+  saved = graph_lib.save(built._replace(**known), tmp_path)
+  assert saved.digest == graph_lib.fingerprint(graph._replace(**known))
+  for field in ('offsets', 'neighbors', 'weights', 'relations'):
+    np.testing.assert_array_equal(getattr(saved, field), getattr(graph, field))
+  assert saved.names[:] == names and saved.splits['test'].tolist() == [3, 5]
+  assert isinstance(saved.neighbors, np.memmap)
+  (tmp_path / 'neighbors.npy').write_bytes(b'')
+  with pytest.raises(errors.UserError, match='holds no whole graph'):
+    graph_lib.load(tmp_path)
+
+
+@pytest.fixture
+def read(tmp_path):
+  """Writes a file and reads it as a graph: [(node, neighbor, weight)]."""
+
+  def made(text, name='edges.txt', **settings):
+    path = tmp_path / name
+    if isinstance(text, str):
+      text = text.encode()
+      path.write_bytes(gzip.compress(text) if name.endswith('.gz') else text)
+    elif text is not None:
+      parquet.write_table(text, path)
+    settings = {**SETTINGS, 'path': str(path), **settings}
+    return files.read(settings, tmp_path / 'cache', lambda *x: None)
+
+  return made
+
+
+def _listed(graph):
+  keys = graph.keys()
+  nodes = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
+  pairs = [
+    (keys[a], keys[b]) for a, b in zip(nodes, graph.neighbors, strict=True)
+  ]
+  weights = graph.weights
+  if weights is None:
+    return sorted(pairs)
+  return sorted(zip(*zip(*pairs, strict=True), weights.tolist(), strict=True))
+
+
+TABLE = pa.table({'w': [2.0, 3.0], 'src': ['x', 'y'], 'dst': ['y', 'z, q']})
+
+
+@pytest.mark.parametrize(
+  ('text', 'name'),
+  [
+    ('a,b,weight\nx,y,2\ny,"z, q",3\n', 'edges.csv'),
+    ('who\tto\thow\n\nx\ty\t2\ny\tz, q\t3', 'edges.tsv.gz'),
+    ('# names\n% and more\r\nx\ty\t2\r\ny\tz, q\t3\r\n', 'edges'),
+    (TABLE, 'edges.parquet'),
+  ],
+)
+def test_headers_weights_and_names_are_found(text, name, read):
+  graph = read(text, name, directed=True)
+  assert _listed(graph) == [('x', 'y', 2.0), ('y', 'z, q', 3.0)]
+  again = read(None, name, directed=True)  # from the cache
+  assert again.digest == graph.digest
+
+
+def test_numbers_triples_and_columns(read):
+  graph = read('5 7\n7   1000000\n')
+  assert graph.keys()[:] == ['5', '7', '1000000'] and graph.num_edges == 2
+  assert read('0 1\n1 2\n').names is None
+  assert read('007 1\n').keys()[:] == ['007', '1']
+  graph = read('a likes b\nb hates c\n', directed=True)
+  assert _listed(graph) == [('a', 'b'), ('b', 'c')]
+  assert [graph.relation_names[x] for x in graph.relations] == [
+    'likes',
+    'hates',
+  ]
+  graph = read('1 a b 9\n', columns='-,target,source,weight', directed=True)
+  assert _listed(graph) == [('b', 'a')]
+  counted = read('0 1\n1 0\n2 2\n', num_nodes=9).counted
+  assert counted['isolated_nodes'] == 7 and counted['self_loops'] == 1
+
+
+GOOD = 'a b\n'
+
+
+@pytest.mark.parametrize(
+  ('text', 'settings', 'message'),
+  [
+    ('a b\nc\n', {}, r'edges.txt line 2: it has 1 of 2 fields'),
+    ('a b 1\na c -2\n', {}, r"line 2: the weight '-2' is not above 0"),
+    (
+      '0 1\n1 5\n',
+      {'num_nodes': 5},
+      r'names node 5, and config.data.num_nodes=5',
+    ),
+    ('3 3\n', {}, 'a graph without edges'),
+    ('# nothing\n', {}, 'has no line with an edge'),
+    ('a b c d\n', {}, r'4 columns and no header.*--config.data.columns'),
+    (GOOD, {'columns': 'source,weights'}, "names 'weights'"),
+    (GOOD, {'labels': 'x 1\n'}, r'labels of 1 nodes, none of which'),
+    (GOOD, {'features': 'a 1 2\nb 1\n'}, r'line 2 has 1 features, and others'),
+    (GOOD, {'features': 'a 1 x\n'}, r'line 1: could not convert'),
+  ],
+)
+def test_bad_input_is_one_line(text, settings, message, read, tmp_path):
+  for key in ('labels', 'features'):
+    if key in settings:
+      (tmp_path / key).write_text(settings[key])
+      settings = {**settings, key: str(tmp_path / key)}
+  with pytest.raises(errors.UserError, match=message) as caught:
+    read(text, **settings)
+  assert '\n' not in str(caught.value)
+
+
+def test_labels_and_features_of_files(read, tmp_path):
+  (tmp_path / 'labels').write_text('node,label\na,x\nb,y\nb,x\nq,z\n')
+  (tmp_path / 'features').write_text('c 1 2\na 3 4\n')
+  paths = {x: str(tmp_path / x) for x in ('labels', 'features')}
+  graph = read('a b\nb c\n', **paths)
+  every = graph_lib.label_matrix(graph, np.arange(3))
+  assert graph.label_names == ['x', 'y'] and every.tolist() == [
+    [True, False], [True, True], [False, False],
+  ]  # fmt: skip
+  assert graph.features.tolist() == [[3, 4], [0, 0], [1, 2]]
+  assert graph.counted['labels_of_unknown_nodes'] == 1
+  assert graph.counted['nodes_without_features'] == 1
+
+
+def test_many_bad_lines_are_too_many_and_few_are_counted(read):
+  graph = read('a b\n' * 200 + 'c\n')
+  assert graph.counted['unreadable_edges'] == 1
+
+
+def test_matrices_of_scipy_and_folders(tmp_path, read):
+  dense = np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
+  matrix = sparse.csr_matrix(dense)
+  sparse.save_npz(tmp_path / 'a.npz', matrix)
+  group = sparse.csr_matrix(np.array([[1, 0], [1, 1], [0, 1]]))
+  io.savemat(tmp_path / 'b.mat', {'network': matrix, 'group': group})
+  parts = {
+    f'adj_{x}': getattr(matrix, x) for x in ('data', 'indices', 'indptr')
+  }
+  np.savez(
+    tmp_path / 'c.npz', **parts, adj_shape=matrix.shape, labels=[1, 0, 1],
+    node_names=['x', 'y', 'z'], attr_matrix=np.eye(3),
+  )  # fmt: skip
+  for name in ('a.npz', 'b.mat', 'c.npz'):
+    graph = read(None, name)
+    assert graph.num_edges == 2 and graph.weights is None
+  assert graph.names[:] == ['x', 'y', 'z'] and graph.labels.tolist() == [
+    1,
+    0,
+    1,
+  ]
+  assert graph.features.tolist() == np.eye(3).tolist()
+  labels = graph_lib.label_matrix(read(None, 'b.mat'), np.array([1, 2]))
+  assert labels.tolist() == [[True, True], [False, True]]
+  graph_lib.save(graph, tmp_path / 'saved')
+  assert _listed(read(None, 'saved')) == _listed(graph)
+  for name, text in {
+    'raw/edge': '0,1\n1,2\n', 'raw/num-node-list': '4\n',
+    'raw/node-feat': '1,2\n3,4\n5,6\n7,8\n', 'raw/node-label': '0\n1\n1\n0\n',
+    'split/time/train': '0\n1\n', 'split/time/test': '3\n',
+  }.items():  # fmt: skip
+    path = tmp_path / 'ogb' / f'{name}.csv.gz'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode()))
+  graph = read(None, 'ogb')
+  assert graph.num_nodes == 4 and graph.counted['isolated_nodes'] == 1
+  assert graph.labels.tolist() == [0, 1, 1, 0] and graph.features[3, 1] == 8
+  assert {k: x.tolist() for k, x in graph.splits.items()} == {
+    'train': [0, 1], 'test': [3],
+  }  # fmt: skip
+
+
+class _Graph:
+  """What is used of a NetworkX graph."""
+
+  class _Nodes(dict):
+    def __call__(self, data):
+      return self.items()
+
+  nodes = _Nodes({'x': {'label': 'l'}, ('y', 1): {}, 3: {'label': 'm'}})
+
+  def edges(self, data):
+    return [('x', ('y', 1), {'weight': 2.5}), (('y', 1), 3, {})]
+
+  def is_directed(self):
+    return True
+
+
+def test_graphs_of_networkx():
+  graph = files.from_networkx(_Graph())
+  assert _listed(graph) == [("('y', 1)", '3', 1.0), ('x', "('y', 1)", 2.5)]
+  assert graph.directed and graph.labels.tolist() == [0, -1, 1]

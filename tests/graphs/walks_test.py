@@ -1,0 +1,173 @@
+"""Transitions of walks against their chances, and walks as a corpus."""
+
+import numpy as np
+import pytest
+
+from jaxemb import errors
+from jaxemb.data import base
+from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import loader, walks
+from jaxemb.text import encode
+
+NODES, NUM_WALKS = 12, 60_000
+
+
+def _graph(has_weights, directed):
+  rng = np.random.default_rng(0)
+  sources, targets = rng.integers(0, NODES, (2, 40))
+  weights = rng.integers(1, 6, 40).astype('f4') if has_weights else None
+  args = sources, targets, NODES, weights, None, directed
+  return graph_lib.from_edges(*args)
+
+
+def _matrix(graph):
+  found = np.zeros((NODES, NODES))
+  nodes = np.repeat(np.arange(NODES), np.diff(graph.offsets))
+  found[nodes, graph.neighbors] = 1 if graph.weights is None else graph.weights
+  return found
+
+
+@pytest.mark.parametrize('has_weights', [False, True])
+@pytest.mark.parametrize('directed', [False, True])
+@pytest.mark.parametrize(('p', 'q'), [(1, 1), (0.25, 4), (4, 0.5), (8, 8)])
+def test_transitions_have_their_chances(has_weights, directed, p, q):
+  graph = _graph(has_weights, directed)
+  walker = walks.Walker.of(graph, 6, p, q, 123, 2)
+  made = walker.walks(np.arange(NUM_WALKS))
+  weights = _matrix(graph)
+  counts = np.zeros((NODES,) * 3)
+  for i in range(2, 6):
+    is_node = made[:, i] >= 0
+    np.add.at(counts, tuple(made[is_node, i - 2 : i + 1].T), 1)
+  chi2 = freedom = 0
+  for a in range(NODES):
+    for b in range(NODES):
+      if (num := counts[a, b].sum()) < 100:
+        continue
+      bias = np.where(weights[a] > 0, 1, 1 / q)
+      bias[a] = 1 / p
+      expected = num * bias * weights[b] / (bias * weights[b]).sum()
+      can = expected > 0
+      assert not counts[a, b][~can].any()
+      chi2 += np.sum((counts[a, b] - expected)[can] ** 2 / expected[can])
+      freedom += can.sum() - 1
+  assert freedom > 40
+  assert abs(chi2 - freedom) < 5 * np.sqrt(2 * freedom)
+
+
+def test_walks_depend_on_nothing_but_their_number():
+  graph = _graph(True, False)
+  one = walks.Walker.of(graph, 9, 0.5, 2, 7, 1)
+  every = one.walks(np.arange(3000))
+  some = np.random.default_rng(0).permutation(3000)
+  np.testing.assert_array_equal(
+    one._replace(num_threads=3).walks(some), every[some]
+  )
+  assert not np.array_equal(
+    one._replace(key=np.uint64(8)).walks(some), every[some]
+  )
+  # Each pass begins once at each node.
+  num = len(one.starts)
+  for i in range(3):
+    starts = every[i * num : (i + 1) * num, 0]
+    assert sorted(starts) == one.starts.tolist()
+
+
+SETTINGS = {
+  'path': '', 'directed': False, 'columns': '', 'num_nodes': 0, 'labels': '',
+  'features': '', 'walks': 3, 'walk_length': 8, 'p': 1.0, 'q': 0.5,
+  'valid': '', 'test': '', 'sample': 0.0, 'candidates': 'all',
+}  # fmt: skip
+
+
+@pytest.fixture
+def make(tmp_path):
+  """Makes a source of walks."""
+
+  def made(num_parts=1, local=None, **settings):
+    readers = base.ALONE._replace(local_parts=local or range(num_parts))
+    given = {**SETTINGS, **settings}
+    args = given['path'], 7, 2, num_parts, 8, 3, 4, 3, given, readers
+    return loader.Walks(base.SourceSpec(*args, tmp_path, lambda *x: None))
+
+  return made
+
+
+def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
+  source = make(path='toygraph:200')
+  corpus, graph = source.corpus, source.graph
+  blocks = corpus.blocks
+  every = [corpus.block(i) for i in range(len(blocks.words))]
+  for ids, words, start, stop in zip(
+    every, blocks.words, blocks.starts[:-1], blocks.starts[1:], strict=True
+  ):
+    assert len(ids) == stop - start and (ids >= 0).sum() == words
+    assert len(ids) <= encode.MAX_BLOCK_IDS
+  ids = np.concatenate(every)
+  visits = np.bincount(ids[ids >= 0], minlength=len(source.keys))
+  np.testing.assert_array_equal(visits, source.counts)
+  assert (np.diff(source.counts) <= 0).all()
+  pairs = np.stack([ids[:-1], ids[1:]], 1)
+  pairs = source._nodes[pairs[(pairs >= 0).all(1)]]
+  assert loader._are_edges(graph.offsets, graph.neighbors, pairs).all()
+  names = graph.keys()
+  assert all(names[source._nodes[i]] == x for i, x in enumerate(source.keys))
+  # Of a part of the blocks.
+  monkeypatch.setattr(loader, '_COUNTED_STEPS', corpus.num_words // 2)
+  estimated = make(path='toygraph:200')
+  order = estimated.corpus.ids_of[source._nodes]
+  both = np.stack([source.counts, estimated.counts[order]])
+  assert np.corrcoef(both)[0, 1] > 0.8
+  assert abs(both.sum(1) - corpus.num_words).max() < 0.05 * corpus.num_words
+
+
+def test_reading_goes_on_where_it_stopped_and_parts_are_shared(make):
+  items = list(make(2, path='toygraph:200').items(None, 0))
+  assert items[-1].done_after == 2 * 200 * 3 * 8
+  middle = items[len(items) // 2 - 1]
+  rest = make(2, path='toygraph:200').items(middle.position, middle.done_after)
+  for x, y in zip(rest, items[len(items) // 2 :], strict=True):
+    assert x[1:] == y[1:]
+    for a, b in zip(x.batch, y.batch, strict=True):
+      np.testing.assert_array_equal(a, b)
+  own = [
+    sum(
+      x.own
+      for x in make(2, range(i, i + 1), path='toygraph:200').items(None, 0)
+    )
+    for i in range(2)
+  ]
+  assert sum(own) == items[-1].done_after and min(own) > 0
+
+
+def test_walks_of_a_directed_graph_end_where_no_edge_leads_on(make, tmp_path):
+  (tmp_path / 'edges').write_text('a b\nb c\nd c\n')
+  source = make(path=str(tmp_path / 'edges'), directed=True)
+  counts = dict(zip(source.keys, source.counts.tolist(), strict=True))
+  assert counts == {'a': 3, 'b': 6, 'c': 9, 'd': 3}
+  assert source.units_per_epoch == 21
+
+
+def test_edges_that_are_held_out_are_not_walked(make, tmp_path):
+  whole = make(path='toygraph:200').graph
+  source = make(path='toygraph:200', valid='0.1', test='0.2')
+  held = np.concatenate([x.edges for x in source.held.values()])
+  num = whole.num_edges
+  assert abs(len(held) / num - 0.28) < 0.05
+  assert source.graph.num_edges + len(held) == num
+  args = source.graph.offsets, source.graph.neighbors
+  assert not loader._are_edges(*args, held).any()
+  assert loader._are_edges(whole.offsets, whole.neighbors, held).all()
+  text = 'a b\nb c\nc d\n'
+  (tmp_path / 'edges').write_text(text)
+  (tmp_path / 'test').write_text('a c\nb a\na q\n')
+  source = make(path=str(tmp_path / 'edges'), test=str(tmp_path / 'test'))
+  assert source.dropped['test_edges_unknown'] == 1
+  assert source.dropped['test_edges_in_training'] == 1
+  (tmp_path / 'test').write_text('x y\n')
+  for test, message in (
+    (str(tmp_path / 'test'), 'has no edge between nodes'),
+    ('last:0.1', 'a graph has no order'),
+  ):
+    with pytest.raises(errors.UserError, match=message):
+      make(path=str(tmp_path / 'edges'), test=test)
