@@ -94,6 +94,8 @@ def collect(
   if optimizer := {k: x.slots for k, x in tables.items() if x.slots}:
     others['optimizer'] = optimizer
   contexts = getattr(source, 'context_keys', ())
+  if getattr(model, 'has_contexts_of_keys', False):
+    contexts = ()
   return Export(source.keys, source.counts, encoded, senses, others, contexts)
 
 

@@ -107,6 +107,21 @@ def label_matrix(graph: Graph, nodes: np.ndarray) -> np.ndarray:
   return found[nodes]
 
 
+def by_label(
+  graph: Graph, keys: Sequence[str], nodes: np.ndarray
+) -> dict[str, list[str]]:
+  """The keys [n] of nodes int [n], by the first label that each has."""
+  found: dict[str, list[str]] = {}
+  if graph.labels is None:
+    return found
+  labels = label_matrix(graph, nodes)
+  names = graph.label_names or range(labels.shape[1])
+  for key, row in zip(keys, labels, strict=True):
+    if row.any():
+      found.setdefault(str(names[row.argmax()]), []).append(key)
+  return found
+
+
 class Edges(NamedTuple):
   """Some edges; those that have weights or relations all have them."""
 

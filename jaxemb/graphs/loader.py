@@ -217,20 +217,88 @@ def read_held(
   known = np.array([-1 if x is None else x for x in known], np.int64)
   sources = np.repeat(np.arange(other.num_nodes), np.diff(other.offsets))
   edges = np.stack([sources, np.asarray(other.neighbors)], 1)
+  of = _relations(other, graph, name)
   if not other.directed:
-    edges = edges[edges[:, 0] < edges[:, 1]]
+    is_first = edges[:, 0] < edges[:, 1]
+    edges, of = edges[is_first], of if of is None else of[is_first]
   edges = known[edges]
   is_known = (edges >= 0).all(1)
+  if of is not None:
+    is_known &= of >= 0
   if not is_known.any():
     raise errors.UserError(
       f'config.data.{name}={path} has no edge between nodes that '
       'config.data.path has; give edges with the same names'
     )
-  edges = edges[is_known]
+  edges, of = edges[is_known], of if of is None else of[is_known]
   trained = _are_edges(
     np.asarray(graph.offsets), np.asarray(graph.neighbors), edges
   )
-  return Held(edges, int((~is_known).sum()), int(trained.sum()))
+  return Held(edges, int((~is_known).sum()), int(trained.sum()), of)
+
+
+def _relations(other, graph, name):
+  """[edges] int64 the relations of a list by the numbers of a graph, or None.
+
+  -1 = the graph has no such relation.
+  """
+  if graph.relations is None:
+    return None
+  if other.relations is None:
+    raise errors.UserError(
+      f'config.data.{name} has edges without a relation, and those of '
+      'config.data.path have some; give them a column more'
+    )
+  if graph.relation_names is None:
+    return np.asarray(other.relations, np.int64)
+  numbers = {x: i for i, x in enumerate(graph.relation_names)}
+  names = other.relation_names
+  if names is None:
+    names = map(str, range(int(other.relations.max()) + 1))
+  found = np.array([numbers.get(x, -1) for x in names], np.int64)
+  return found[np.asarray(other.relations)]
+
+
+class Splits(NamedTuple):
+  """A graph to learn from, and what was held out."""
+
+  graph: graph_lib.Graph
+  held: dict[str, Held]  # by name, of 'valid' and 'test'
+  dropped: dict[str, int]
+
+
+def split(spec: base.SourceSpec) -> Splits:
+  """Reads the graph that settings name. Raises a `UserError`."""
+  settings = spec.settings
+  graph = files.read(settings, spec.cache, spec.progress)
+  splits: dict[str, Held] = {}
+  dropped: dict[str, int] = {}
+  for i, name in enumerate(('valid', 'test')):
+    if not (text := settings[name]):
+      continue
+    share = base.held_out(
+      text,
+      f'config.data.{name}={text} must be a list of edges, or a share of '
+      'them between 0 and 1',
+    )
+    if share is None:
+      held = read_held(text, name, graph, settings, spec)
+    elif share[1]:
+      raise errors.UserError(
+        f'config.data.{name}={text} asks for the last edges, and a graph has '
+        f'no order; give {share[0]}, or a list of edges'
+      )
+    else:
+      graph, held = hold_out(graph, share[0], spec.seed, i)
+    splits[name] = held
+    dropped[f'{name}_edges_unknown'] = held.num_unknown
+    dropped[f'{name}_edges_in_training'] = held.num_trained
+  if not len(graph.neighbors):
+    raise errors.UserError(
+      'no edge is left to learn from; hold out fewer with config.data.valid '
+      'and config.data.test'
+    )
+  return Splits(graph, splits, dropped)
 
 
 class Walks(loader.TextSource):
@@ -238,35 +306,8 @@ class Walks(loader.TextSource):
 
   def __init__(self, spec: base.SourceSpec):
     settings = spec.settings
-    graph = files.read(settings, spec.cache, spec.progress)
-    self.held: dict[str, Held] = {}
-    dropped: dict[str, int] = {}
-    for i, name in enumerate(('valid', 'test')):
-      if not (text := settings[name]):
-        continue
-      share = base.held_out(
-        text,
-        f'config.data.{name}={text} must be a list of edges, or a share of '
-        'them between 0 and 1',
-      )
-      if share is None:
-        held = read_held(text, name, graph, settings, spec)
-      elif share[1]:
-        raise errors.UserError(
-          f'config.data.{name}={text} asks for the last edges, and a graph has '
-          f'no order; give {share[0]}, or a list of edges'
-        )
-      else:
-        graph, held = hold_out(graph, share[0], spec.seed, i)
-      self.held[name] = held
-      dropped[f'{name}_edges_unknown'] = held.num_unknown
-      dropped[f'{name}_edges_in_training'] = held.num_trained
+    graph, self.held, dropped = split(spec)
     self.graph = graph
-    if not len(graph.neighbors):
-      raise errors.UserError(
-        'no edge is left to learn from; hold out fewer with config.data.valid '
-        'and config.data.test'
-      )
     corpus = make_corpus(graph, settings, spec.seed, spec.progress)
     super().__init__(corpus, spec)
     degrees = np.diff(graph.offsets)
@@ -322,16 +363,7 @@ class Walks(loader.TextSource):
   @functools.cached_property
   def categories(self) -> dict[str, list[str]]:
     """Names of nodes by their first label, for a map."""
-    graph = self.graph
-    found: dict[str, list[str]] = {}
-    if graph.labels is None:
-      return found
-    labels = graph_lib.label_matrix(graph, self._nodes)
-    names = graph.label_names or range(labels.shape[1])
-    for key, row in zip(self.keys, labels, strict=True):
-      if row.any():
-        found.setdefault(str(names[row.argmax()]), []).append(key)
-    return found
+    return graph_lib.by_label(self.graph, self.keys, self._nodes)
 
   @functools.cached_property
   def _nodes(self):

@@ -56,6 +56,8 @@ class Model(Protocol):
   # The table whose rows users get, and the one of its contexts, if any.
   vectors_table: str
   contexts_table: str = ''
+  # Whether its rows are of keys, where the source has contexts of other kinds.
+  has_contexts_of_keys: bool = False
   metrics: tuple[str, ...] = ()  # names in `Aux.metrics`
 
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:

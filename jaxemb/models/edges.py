@@ -68,9 +68,7 @@ def operate(name: str, rows: jax.Array, relations: jax.Array) -> jax.Array:
       'config.model.operator=complex needs pairs of columns on every device; '
       'give an even --config.model.dim, or another --config.table.layout'
     )
-  (x, y), (a, b) = (
-    (z[..., ::2], z[..., 1::2]) for z in (rows, relations)
-  )
+  (x, y), (a, b) = ((z[..., ::2], z[..., 1::2]) for z in (rows, relations))
   pairs = x + x * a - y * b, y + y * a + x * b
   return jnp.stack(pairs, -1).reshape(rows.shape)
 
@@ -110,7 +108,7 @@ class Line(base.Model):
   tables: tuple[spec_lib.TableSpec, ...] = base.static()
   loss_of: sampling.Pointwise = base.static()
 
-  vectors_table = NODES
+  vectors_table, has_contexts_of_keys = NODES, True
 
   @property
   def contexts_table(self) -> str:
@@ -276,7 +274,11 @@ def line(
   ends = corpus.centers / 2  # of undirected edges either is first
   table = functools.partial(spec_lib.TableSpec, vocab=len(ends), dim=spec.dim)
   if order == 1:
-    tables = (table(NODES, init_scale=0.5 / spec.dim, lookups_per_center=2 * ends + draws),)
+    tables = (
+      table(
+        NODES, init_scale=0.5 / spec.dim, lookups_per_center=2 * ends + draws
+      ),
+    )
   else:
     tables = (
       table(NODES, init_scale=0.5 / spec.dim, lookups_per_center=ends),
