@@ -7,11 +7,11 @@ With P partitions of nodes the edges come in buckets: those within a partition,
 and those between two, in either direction. Rows of two partitions are needed at
 a time. Buckets have an order in which every one shares a partition with the one
 before (PyTorch-BigGraph, Lerer et al. 2019, section 4.1): each of the
-P (P - 1) / 2 pairs but the first loads one partition, and fewer cannot be. Every
-second epoch goes the order back, and begins with what is there.
+P (P - 1) / 2 pairs but the first loads one partition, and fewer cannot be.
+Every second epoch goes the order back, and begins with what is there.
 
-The order of an epoch is a function of (seed, epoch): (epoch, bucket, next place)
-is the reader's whole state.
+The order of an epoch is a function of (seed, epoch), and the reader's whole
+state (epoch, bucket, next place).
 """
 
 import functools
@@ -44,7 +44,7 @@ def bucket_order(num_partitions: int) -> list[tuple[int, int]]:
 
 
 def num_loads(order: Sequence[tuple[int, int]]) -> int:
-  """Partitions that are loaded, where two have room; oldest use leaves first."""
+  """Partitions that are loaded, where two have room at a time."""
   held: list[int] = []
   loads = 0
   for pair in order:
@@ -161,7 +161,8 @@ class Edges:
       f', {len(x.edges):,} held out for {name}' for name, x in self.held.items()
     )
     lines = [
-      f'edges: {self.units_per_epoch:,} {"" if graph.directed else "un"}directed'
+      f'edges: {self.units_per_epoch:,} '
+      f'{"" if graph.directed else "un"}directed'
       f'{" with weights" * (graph.weights is not None)} between '
       f'{len(self.keys):,} nodes, of {self.num_relations:,} relations{held}'
     ]

@@ -38,7 +38,7 @@ from jaxemb.tables import spec as spec_lib
 NODES, CONTEXTS, RELATIONS = 'nodes', 'contexts', 'relations'
 _INIT_SCALE = 0.1
 _NEVER = -1e9  # the score of what does not count
-_LARGE = 0.75  # power of degrees, by which LINE draws
+_POWER = 0.75  # power of degrees, by which LINE draws
 
 
 def margin(
@@ -269,19 +269,18 @@ def line(
   order: int,
 ) -> Line:
   """Of first or second order; `corpus.centers` are degrees by edge."""
-  degrees = np.asarray(corpus.counts, np.float64) ** _LARGE
+  degrees = np.asarray(corpus.counts, np.float64) ** _POWER
   draws = spec.shared_negatives / spec.chunk * degrees / degrees.sum()
   ends = corpus.centers / 2  # of undirected edges either is first
   table = functools.partial(spec_lib.TableSpec, vocab=len(ends), dim=spec.dim)
+  scale = 0.5 / spec.dim
   if order == 1:
     tables = (
-      table(
-        NODES, init_scale=0.5 / spec.dim, lookups_per_center=2 * ends + draws
-      ),
+      table(NODES, init_scale=scale, lookups_per_center=2 * ends + draws),
     )
   else:
     tables = (
-      table(NODES, init_scale=0.5 / spec.dim, lookups_per_center=ends),
+      table(NODES, init_scale=scale, lookups_per_center=ends),
       table(CONTEXTS, init_scale=0.0, lookups_per_center=ends + draws),
     )
   return Line(sampling.alias_table(degrees), spec, tables, loss_of)
