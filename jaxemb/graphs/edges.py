@@ -29,18 +29,22 @@ from jaxemb.graphs import loader
 _DISPATCH = 1 << 17  # edges, or one step if that has more
 
 
-def bucket_order(num_partitions: int) -> list[tuple[int, int]]:
+def bucket_order(
+  num_partitions: int, is_back: bool = False
+) -> list[tuple[int, int]]:
   """All pairs (i, j), i <= j, each sharing a partition with the one before.
 
   >>> bucket_order(3)
-  [(0, 0), (0, 1), (1, 1), (0, 2), (2, 2), (1, 2)]
+  [(0, 1), (0, 0), (1, 1), (0, 2), (2, 2), (1, 2)]
   """
-  found = [(0, 0)]
+  pairs = []
   for i in range(num_partitions - 1):
     others = range(i + 1, num_partitions)
-    for j in reversed(others) if i % 2 else others:
-      found += [(i, j)] + [(j, j)] * (i == 0)
-  return found
+    pairs += [(i, j) for j in (reversed(others) if i % 2 else others)]
+  found: dict[tuple[int, int], None] = {}
+  for i, j in pairs[::-1] if is_back else pairs:
+    found |= dict.fromkeys([(i, j), (i, i), (j, j)])
+  return list(found) or [(0, 0)]
 
 
 def num_loads(order: Sequence[tuple[int, int]]) -> int:
@@ -137,6 +141,10 @@ class Edges:
       is_first = sources < targets
       columns = [x[is_first] for x in columns]
     self._order = bucket_order(len(starts) - 1)
+    places = {x: i for i, x in enumerate(self._order)}
+    back = bucket_order(len(starts) - 1, is_back=True)
+    # Numbers of buckets, in even epochs and in odd ones.
+    self._orders = list(range(len(places))), [places[x] for x in back]
     self._starts = np.array([0, len(columns[0])])
     if len(self._order) > 1:
       places = np.zeros((len(starts) - 1,) * 2, np.int32)
@@ -185,9 +193,7 @@ class Edges:
     dispatches = -(-sizes // size)
     epoch, at, first = position or (0, 0, 0)
     while epoch < self.epochs:
-      # The place of each bucket in the order of the epoch.
-      order = range(len(sizes))
-      order = order[::-1] if epoch % 2 else order
+      order = self._orders[epoch % 2]
       left = [i for i in order[at:] if sizes[i]]
       index = epoch * int(dispatches.sum())
       index += int(sum(dispatches[i] for i in order[:at])) + first // size

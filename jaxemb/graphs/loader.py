@@ -150,13 +150,15 @@ def _drawn(first, second, key, below):
 
 
 @numba.njit(nogil=True, cache=True)
-def _are_edges(offsets, neighbors, edges):
-  """[n] bool, whether edges [n, 2] are in a graph."""
-  found = np.empty(len(edges), np.bool_)
+def _are_edges(offsets, neighbors, relations, edges, of):
+  """[n] bool, whether edges [n, 2], of relations [n] or [0], are in a graph."""
+  found = np.zeros(len(edges), np.bool_)
   for i in range(len(edges)):
     start, stop = offsets[edges[i, 0]], offsets[edges[i, 0] + 1]
     place = walks.lower_bound(neighbors, start, stop, edges[i, 1])
-    found[i] = place < stop and neighbors[place] == edges[i, 1]
+    while place < stop and neighbors[place] == edges[i, 1] and not found[i]:
+      found[i] = not len(of) or relations[place] == of[i]
+      place += 1
   return found
 
 
@@ -231,8 +233,13 @@ def read_held(
       'config.data.path has; give edges with the same names'
     )
   edges, of = edges[is_known], of if of is None else of[is_known]
+  none = np.zeros(0, np.int64)
   trained = _are_edges(
-    np.asarray(graph.offsets), np.asarray(graph.neighbors), edges
+    np.asarray(graph.offsets),
+    np.asarray(graph.neighbors),
+    none if of is None else np.asarray(graph.relations, np.int64),
+    edges,
+    none if of is None else of,
   )
   return Held(edges, int((~is_known).sum()), int(trained.sum()), of)
 

@@ -54,6 +54,10 @@ def _batch(num=12, num_edges=NUM, first=0):
   return examples.StepBatch(*map(jnp.asarray, arrays))
 
 
+def _ids(model, batch):
+  return jax.jit(lambda model, batch: model.ids(batch, KEY))(model, batch)
+
+
 def _operated(operator, x, a):
   if operator == 'none':
     return x
@@ -133,7 +137,7 @@ def test_relations_are_those_of_a_loop(operator, name, temperature):
   arrays = [rng.normal(size=(NODES, DIM))]
   if operator != 'none':
     arrays.append(rng.normal(size=(2 * KINDS, DIM)))
-  ids = jax.device_get(jax.jit(model.ids)(batch, KEY))
+  ids = jax.device_get(_ids(model, batch))
   assert list(ids) == list(model.specs())
 
   def loss(*arrays):
@@ -161,7 +165,7 @@ def test_line_is_that_of_a_loop(order):
   batch = _batch()
   rng = np.random.default_rng(3)
   arrays = [rng.normal(size=(NODES, DIM)) for _ in range(order)]
-  ids = jax.device_get(jax.jit(model.ids)(batch, KEY))
+  ids = jax.device_get(_ids(model, batch))
 
   def loss(*arrays):
     tables = zip(ids, arrays, strict=True)
@@ -192,8 +196,8 @@ def test_line_is_that_of_a_loop(order):
 def test_draws_are_uniform_or_by_degree():
   num = 8192
   model = _relations('none')
-  whole = np.asarray(jax.jit(model.ids)(_batch(num, num), KEY)['nodes'])
-  late = jax.jit(model.ids)(_batch(num // 2, num // 2, num // 2), KEY)['nodes']
+  whole = np.asarray(_ids(model, _batch(num, num))['nodes'])
+  late = _ids(model, _batch(num // 2, num // 2, num // 2))['nodes']
   size = CHUNK + DRAWS
   drawn = np.concatenate([whole[:, CHUNK:size], whole[:, size + CHUNK :]], 1)
   np.testing.assert_array_equal(
@@ -203,9 +207,7 @@ def test_draws_are_uniform_or_by_degree():
   expected = drawn.size / NODES
   assert np.abs(counts - expected).max() < 5 * math.sqrt(expected)
   line = edges.line(_spec(), _corpus(), sampling.logistic_loss, 2)
-  drawn = np.asarray(jax.jit(line.ids)(_batch(num, num), KEY)['contexts'])[
-    :, CHUNK:
-  ]
+  drawn = np.asarray(_ids(line, _batch(num, num))['contexts'])[:, CHUNK:]
   counts = np.bincount(drawn.ravel(), minlength=NODES)
   expected = np.arange(NODES, 0, -1) ** 0.75
   expected *= drawn.size / expected.sum()
@@ -220,10 +222,10 @@ def test_draws_stay_in_the_partitions_of_the_edges():
   ids = np.asarray(batch.ids)
   ids = np.where(ids[:, :1] >= 4, ids[:, :1] % 4, 4 + ids[:, 1:2] % 3)
   batch = batch._replace(ids=jnp.asarray(np.repeat(ids, 3, 1)))
-  found = np.asarray(jax.jit(model.ids)(batch, KEY)['nodes'])
+  found = np.asarray(_ids(model, batch)['nodes'])
   assert found.max() < 7 and len(np.unique(found)) == 7
   batch = batch._replace(ids=jnp.minimum(batch.ids, 3))
-  assert np.asarray(jax.jit(model.ids)(batch, KEY)['nodes']).max() == 3
+  assert np.asarray(_ids(model, batch)['nodes']).max() == 3
 
 
 def test_expected_lookups_and_losses_without_training():
@@ -233,7 +235,7 @@ def test_expected_lookups_and_losses_without_training():
     edges.line(_spec(), _corpus(), sampling.logistic_loss, 1),
     edges.line(_spec(), _corpus(), sampling.logistic_loss, 2),
   ):
-    ids = jax.jit(model.ids)(batch, KEY)
+    ids = _ids(model, batch)
     for name, spec in model.specs().items():
       assert math.isclose(spec.lookups_per_center.sum() * 8, ids[name].size)
   assert math.isclose(model.untrained_loss, 4 * math.log(2), rel_tol=1e-6)
@@ -242,7 +244,7 @@ def test_expected_lookups_and_losses_without_training():
 
 
 def test_chunks_without_edges_look_up_nothing():
-  ids = jax.device_get(_relations('diagonal').ids(_batch(12, 3), KEY))
+  ids = jax.device_get(_ids(_relations('diagonal'), _batch(12, 3)))
   assert (ids['nodes'][1:] == examples.PADDING).all()
   assert (ids['relations'][1:] == examples.PADDING).all()
   assert (ids['relations'][0, [3, 7]] == examples.PADDING).all()
