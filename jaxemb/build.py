@@ -412,9 +412,13 @@ def _num_slots(
     return {}
   share = (budget - map_bytes) / all_bytes
   num_slots = {k: int(x.spec.vocab * share) for k, x in tables.items()}
+  for name, table in tables.items():
+    # A small table beside a large one, such as that of relations, is whole.
+    if table.spec.vocab <= max(vocabs) / 100:
+      num_slots[name] = table.spec.vocab
   _, unit = config_lib.smaller(config)
   for name, table in tables.items():
-    if needed[name] > 0.95 * num_slots[name]:
+    if needed[name] > 0.95 * num_slots[name] < 0.95 * table.spec.vocab:
       least = map_bytes + all_bytes * needed[name] / 0.9 / table.spec.vocab
       raise errors.UserError(
         f'a step of {centers} {unit} looks up {needed[name]:,.0f} '
