@@ -88,12 +88,7 @@ class Edges:
     self.partitions = starts if num > 1 else None
     self._ids_of = np.full(graph.num_nodes, -1, np.int32)
     self._ids_of[order] = np.arange(len(order), dtype=np.int32)
-    names = graph.keys()
-    is_numbered = graph.names is None
-    self.keys = (
-      list(map(str, order.tolist())) if is_numbered
-      else [names[i] for i in order]
-    )  # fmt: skip
+    self.keys = graph_lib.Chosen(graph.names, order)
     self.counts = degrees[order]
     self._make_columns(lists, starts)
     self.units_per_epoch = num = len(self._columns[0])

@@ -55,6 +55,23 @@ class Names(Sequence):
     return self.data[start:stop].tobytes().decode(errors='replace')
 
 
+class Chosen(Sequence):
+  """Names of some nodes, which are made when they are asked for."""
+
+  def __init__(self, names: Sequence[str] | None, nodes: np.ndarray):
+    """Of int nodes [n]; without names, nodes are called by their numbers."""
+    self._names, self._nodes = names, nodes
+
+  def __len__(self) -> int:
+    return len(self._nodes)
+
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return [self[i] for i in range(*index.indices(len(self)))]
+    node = self._nodes[index]
+    return str(node) if self._names is None else self._names[node]
+
+
 class Graph(NamedTuple):
   """Nodes, edges, and what is known of nodes."""
 

@@ -122,7 +122,7 @@ def test_relations_weights_and_directions(make, tmp_path):
   columns = 'source,relation,target,weight'
   given = {'columns': columns, 'directed': True, 'test': str(test)}
   source = make(str(path), **given)
-  assert source.keys == ['a', 'b', 'c'] and source.num_relations == 2
+  assert list(source.keys) == ['a', 'b', 'c'] and source.num_relations == 2
   assert source.counts.tolist() == [4, 3, 1]
   found = {}
   relations = source.graph.relation_names
