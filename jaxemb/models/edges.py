@@ -203,7 +203,11 @@ class Relations(base.Model):
       found += [ends, _used(draws, ends)]
     found = {NODES: jnp.concatenate(found, 1)}
     if self.contexts_table:
-      relations = batch.ids[:, 2].reshape(-1, s.chunk)
+      if batch.ids.shape[1] > 2:
+        relations = batch.ids[:, 2]
+      else:  # there is one
+        relations = jnp.where(batch.weights > 0, 0, examples.PADDING)
+      relations = relations.reshape(-1, s.chunk)
       behind = self.tables[1].vocab // 2
       inverse = jnp.where(
         relations == examples.PADDING, relations, relations + behind

@@ -250,6 +250,14 @@ def test_chunks_without_edges_look_up_nothing():
   assert (ids['relations'][0, [3, 7]] == examples.PADDING).all()
 
 
+def test_data_without_relations_have_one():
+  batch = _batch(12, 3)
+  ids = _ids(_relations('diagonal'), batch._replace(ids=batch.ids[:, :2]))
+  found = np.asarray(ids['relations'])
+  assert (found[0, :3] == 0).all() and (found[0, 4:7] == KINDS).all()
+  assert (found[1:] == examples.PADDING).all() and found[0, 3] > 2 * KINDS
+
+
 def test_numbers_that_are_not_in_pairs_are_refused():
   with pytest.raises(errors.UserError, match=r'an even --config\.model\.dim'):
     edges.operate('complex', jnp.ones((2, 3)), jnp.ones((2, 3)))
