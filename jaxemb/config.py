@@ -653,9 +653,12 @@ def resolve(
       f'{sync_words} words between exchanges of frequent rows; raise it, or '
       'lower --config.strategy.hot_every'
     )
+  chunk = 1 if is_clicks else 64 if is_tree or is_pairs else 16
+  if config.data.source == 'edges':
+    chunk = config.model.chunk
   chosen = {
     'parts': _num_parts(s, num_data),
-    'chunk': 1 if is_clicks else 64 if is_tree or is_pairs else 16,
+    'chunk': chunk,
     'shared_nodes': 64,
     # A GPU's atomic additions come in another order in every run. A TPU would
     # move an array of the size of the vocabulary in every step to count with,
