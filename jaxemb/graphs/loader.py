@@ -150,8 +150,7 @@ def _drawn(first, second, key, below):
 
 
 @numba.njit(nogil=True, cache=True)
-def _are_edges(offsets, neighbors, relations, edges, of):
-  """[n] bool, whether edges [n, 2], of relations [n] or [0], are in a graph."""
+def _found(offsets, neighbors, relations, edges, of):
   found = np.zeros(len(edges), np.bool_)
   for i in range(len(edges)):
     start, stop = offsets[edges[i, 0]], offsets[edges[i, 0] + 1]
@@ -160,6 +159,14 @@ def _are_edges(offsets, neighbors, relations, edges, of):
       found[i] = not len(of) or relations[place] == of[i]
       place += 1
   return found
+
+
+def _are_edges(offsets, neighbors, edges, relations=None, of=None):
+  """[n] bool, whether edges [n, 2], of relations [n], are in a graph."""
+  none = np.zeros(0, np.int64)
+  offsets, neighbors = map(np.asarray, (offsets, neighbors))
+  kinds = (none, none) if of is None else (np.asarray(relations), of)
+  return _found(offsets, neighbors, kinds[0], edges, kinds[1])
 
 
 class Held(NamedTuple):
@@ -233,13 +240,8 @@ def read_held(
       'config.data.path has; give edges with the same names'
     )
   edges, of = edges[is_known], of if of is None else of[is_known]
-  none = np.zeros(0, np.int64)
   trained = _are_edges(
-    np.asarray(graph.offsets),
-    np.asarray(graph.neighbors),
-    none if of is None else np.asarray(graph.relations, np.int64),
-    edges,
-    none if of is None else of,
+    graph.offsets, graph.neighbors, edges, graph.relations, of
   )
   return Held(edges, int((~is_known).sum()), int(trained.sum()), of)
 
