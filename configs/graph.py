@@ -34,6 +34,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   elif variant == 'node2vec':
     config.data.walks, config.data.walk_length = 10, 80
     config.data.p, config.data.q = 0.25, 0.25
+    config.train.epochs = 5
   elif variant:
     raise errors.UserError(
       f'the config graph has no variant {variant!r}; choose deepwalk, '

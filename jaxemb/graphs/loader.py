@@ -111,7 +111,7 @@ def make_corpus(
       words[number] = len(visited)
     progress('counting walks', i + len(some), len(counted))
   if is_sampled:
-    counts = np.round(counts * (num_blocks / len(counted))).astype(np.int64)
+    counts = np.round(counts * (words.sum() / counts.sum())).astype(np.int64)
     # Every pass begins a walk at each.
     counts[walker.starts] = np.maximum(counts[walker.starts], settings['walks'])
   order = np.argsort(-counts, kind='stable')
@@ -351,7 +351,7 @@ class Walks(loader.TextSource):
     """What vectors [vocab, d] tell of labels and of edges held out."""
     graph, found = self.graph, {}
     if graph.labels is not None:
-      labels = graph_lib.label_matrix(graph, self._nodes)
+      labels = graph_lib.label_matrix(graph, self.nodes)
       found |= nodes.evaluate(vectors, labels)
     units = geometry.unit(vectors)
     for name, held in self.held.items():
@@ -364,7 +364,7 @@ class Walks(loader.TextSource):
         edges,
         self._known,
         self.spec.settings['candidates'],
-        np.diff(graph.offsets)[self._nodes],
+        np.diff(graph.offsets)[self.nodes],
         (len(held.edges) + held.num_unknown) * (1 if graph.directed else 2),
       )
     return found
@@ -372,10 +372,10 @@ class Walks(loader.TextSource):
   @functools.cached_property
   def categories(self) -> dict[str, list[str]]:
     """Names of nodes by their first label, for a map."""
-    return graph_lib.by_label(self.graph, self.keys, self._nodes)
+    return graph_lib.by_label(self.graph, self.keys, self.nodes)
 
   @functools.cached_property
-  def _nodes(self):
+  def nodes(self) -> np.ndarray:
     """[vocab] the node of each id."""
     order = np.flatnonzero(self.corpus.ids_of >= 0)
     return order[np.argsort(self.corpus.ids_of[order])]

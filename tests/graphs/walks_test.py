@@ -94,7 +94,7 @@ def make(tmp_path):
 
 
 def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
-  source = make(path='toygraph:200')
+  source = make(path='toygraph:200', walks=60)
   corpus, graph = source.corpus, source.graph
   blocks = corpus.blocks
   every = [corpus.block(i) for i in range(len(blocks.words))]
@@ -108,14 +108,14 @@ def test_blocks_are_walks_and_counts_are_visits(make, monkeypatch):
   np.testing.assert_array_equal(visits, source.counts)
   assert (np.diff(source.counts) <= 0).all()
   pairs = np.stack([ids[:-1], ids[1:]], 1)
-  pairs = source._nodes[pairs[(pairs >= 0).all(1)]]
+  pairs = source.nodes[pairs[(pairs >= 0).all(1)]]
   assert loader._are_edges(graph.offsets, graph.neighbors, pairs).all()
   names = graph.keys()
-  assert all(names[source._nodes[i]] == x for i, x in enumerate(source.keys))
+  assert all(names[source.nodes[i]] == x for i, x in enumerate(source.keys))
   # Of a part of the blocks.
   monkeypatch.setattr(loader, '_COUNTED_STEPS', corpus.num_words // 2)
-  estimated = make(path='toygraph:200')
-  order = estimated.corpus.ids_of[source._nodes]
+  estimated = make(path='toygraph:200', walks=60)
+  order = estimated.corpus.ids_of[source.nodes]
   both = np.stack([source.counts, estimated.counts[order]])
   assert np.corrcoef(both)[0, 1] > 0.8
   assert abs(both.sum(1) - corpus.num_words).max() < 0.05 * corpus.num_words

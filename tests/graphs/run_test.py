@@ -1,0 +1,135 @@
+"""Whole runs on the embedded graph: what trains on text trains on walks."""
+
+import json
+
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import errors, main, train
+
+SMALL = {
+  'data.path': 'toygraph:400',
+  'model.dim': 16,
+  'model.window': 3,
+  'data.walks': 10,
+  'data.walk_length': 20,
+  'train.epochs': 2,
+}
+
+
+def _run(workdir, variant='', **settings):
+  name = f'graph:{variant}' if variant else 'graph'
+  config = main.load(name, {**SMALL, **settings})
+  assert train.run(config, workdir) == 0
+  return json.loads((workdir / 'report.json').read_text())
+
+
+def _check(found):
+  scores = found['evaluation']
+  assert scores['labels']['macro_f1'] > 0.98
+  assert scores['clusters']['score'] > 0.95
+
+
+KINDS = {
+  'kernel': {'train.epochs': 4},
+  'replicas-rows': {
+    'mesh.data': 2, 'train.fused': False, 'optimizer.name': 'adagrad',
+    'table.dtype': 'bfloat16', 'eval.every_epochs': 1.0,
+  },
+  'sync-rows': {
+    'strategy.name': 'sync', 'table.layout': 'row', 'mesh.table': 2,
+    'optimizer.name': 'adagrad', 'model.name': 'cbow', 'train.epochs': 4,
+  },
+  'partition': {
+    'strategy.name': 'partition', 'strategy.num_parts': 2,
+    'strategy.rate': 0.7, 'optimizer.name': 'adagrad', 'data.p': 0.5,
+  },
+  'store': {
+    'table.store': 'memory', 'table.device_bytes': '95%',
+    'train.batch_words': 256,
+    'optimizer.name': 'adagrad', 'train.threads': 1,
+  },
+  'tree': {
+    'model.loss': 'hierarchical_softmax', 'optimizer.name': 'adagrad',
+    'train.epochs': 4,
+  },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  'kind',
+  [
+    pytest.param(x, marks=[] if x == 'kernel' else pytest.mark.slow)
+    for x in KINDS
+  ],
+)
+def test_strategies_and_tables_find_the_communities(kind, tmp_path):
+  found = _run(tmp_path, **KINDS[kind])
+  _check(found)
+  edges = found['evaluation']['test edges']
+  assert edges['auc'] > 0.75 and edges['found'] > 500
+  page = (tmp_path / 'report.html').read_text()
+  assert 'community 0' in page
+  vectors = jaxemb.load(tmp_path)
+  node, community = (
+    vectors.index_to_key[0],
+    vectors.index_to_key[0].split('.')[0],
+  )
+  near = vectors.most_similar(node, topn=10)
+  assert sum(x.split('.')[0] == community for x, _ in near) >= 9
+  scores = vectors.edge_scores([(node, x) for x, _ in near])
+  np.testing.assert_allclose(scores, [x for _, x in near], atol=1e-5)
+  if 'eval.every_epochs' in KINDS[kind]:
+    assert len((tmp_path / 'evaluation.jsonl').read_text().splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, interrupting):
+  given = {'train.threads': 1, 'train.checkpoint_every_secs': 0.0}
+  given |= {'data.p': 0.25, 'data.q': 2.0, 'data.walks': 400}
+  _run(tmp_path / 'whole', **given)
+  with interrupting(3), pytest.raises(KeyboardInterrupt):
+    _run(tmp_path / 'killed', **given)
+  _run(tmp_path / 'killed', **given)
+  files = [tmp_path / x / 'export' / 'vectors.npy' for x in ('whole', 'killed')]
+  assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_names_with_a_header_and_a_weight(tmp_path):
+  rng = np.random.default_rng(0)
+  lines = ['person,friend,meetings']
+  for _ in range(600):
+    family, other = rng.integers(0, 5, 2)
+    other = family if rng.random() < 0.95 else other
+    a, b = rng.integers(0, 10, 2)
+    lines.append(f'Ann{a} F{family},Ann{b} F{other},{rng.integers(1, 9)}')
+  (tmp_path / 'friends.csv').write_text('\n'.join(lines))
+  config = main.load(
+    'graph:deepwalk', {'data.path': str(tmp_path / 'friends.csv')}
+  )
+  assert train.run(config, tmp_path / 'run') == 0
+  vectors = jaxemb.load(tmp_path / 'run')
+  near = vectors.most_similar('Ann3_F2', topn=8)
+  assert all(x.endswith('_F2') for x, _ in near)
+  vectors.save_parquet(tmp_path / 'vectors.parquet')
+  from pyarrow import parquet
+
+  table = parquet.read_table(tmp_path / 'vectors.parquet').to_pydict()
+  assert table['key'] == vectors.index_to_key
+  np.testing.assert_array_equal(table['vector'], vectors.vectors)
+  assert 'edges with weights' in (tmp_path / 'run' / 'log.txt').read_text()
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'data.min_count': 2}, r'data\.min_count=2 is not used with graph'),
+    ({'data.path': 'toygraph:9'}, 'must be toygraph:NODES, 200 nodes or more'),
+    ({'data.path': 'none.tsv'}, 'no file none.tsv; give a list of edges'),
+    ({'data.source': 'text'}, r'data\.test=0\.1 is only used when'),
+  ],
+)
+def test_settings_that_cannot_be_honoured(settings, message, tmp_path):
+  with pytest.raises(errors.UserError, match=message):
+    _run(tmp_path, **settings)
