@@ -152,6 +152,7 @@ def _run(
     metrics.LOG.info(f'steps are not fused, and slower: {whys[0]}')
     fixed = {**fixed, 'fused': False}
     return _run(given, workdir, started, monitor, text_cache, fixed)
+  tuning = parts.tuning
   if tuning.threads > 1:
     cores = resources.usable_cores()
     of_each = ' of each process' * (distributed.num_processes() > 1)

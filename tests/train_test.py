@@ -64,6 +64,15 @@ def test_a_run_writes_all_files_and_report_keys(finished):
   assert len(report['devices']) == 2
 
 
+def test_threads_do_not_share_few_rows(tmp_path, monkeypatch):
+  monkeypatch.setattr(build.resources, 'usable_cores', lambda: 2)
+  (tmp_path / 'text.txt').write_bytes(_SENTENCE * 2000)
+  more = {'data.path': str(tmp_path / 'text.txt'), 'data.sample': 0.0}
+  config = main.load('wiki', more | {'eval.paths': 'none'})
+  assert train.run(config, tmp_path / 'run') == 0
+  assert runs.report(tmp_path / 'run')['tuning']['threads'] == 1
+
+
 def test_metrics_add_up_to_the_report(finished):
   report, rows = runs.report(finished), metrics.read(finished / 'metrics.jsonl')
   assert rows[-1]['words'] == 4 * report['corpus_words']
