@@ -36,6 +36,7 @@ def evaluate(
     rows = np.sort(rng.choice(num, _MAX_NODES, replace=False))
   count = {'found': num, 'total': num, 'used': len(rows)}
   vectors, labels = vectors[rows], labels[rows]
+  labels = labels[:, labels.any(0)]  # classes that no node has tell nothing
   if num < 4:
     return {'labels': {'score': float('nan'), **count, 'found': 0}}
   found = classify(vectors, labels, share)
