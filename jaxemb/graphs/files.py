@@ -82,7 +82,7 @@ def from_networkx(
 
   To train on it, `graph.save` it and give the folder as `config.data.path`.
   """
-  names = [str(x) for x in graph.nodes]
+  names = _distinct(map(str, graph.nodes))
   numbers = {x: i for i, x in enumerate(graph.nodes)}
   found = [(numbers[a], numbers[b], x) for a, b, x in graph.edges(data=True)]
   ends = np.array([x[:2] for x in found], np.int64).reshape(-1, 2)
@@ -418,6 +418,20 @@ def _names(arrays):
   np.cumsum(sizes, out=offsets[1:])
   parts = [x.data[x.starts[0] : x.stops[-1]] for x in texts if len(x.starts)]
   return graph_lib.Names(offsets, np.concatenate(parts))
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+  """The same, where a name is given again or is empty with the node's number.
+
+  Titles and people may have one name.
+  """
+  found, seen = [], set()
+  for i, name in enumerate(names):
+    while not name or name in seen:
+      name = f'{name}#{i}'
+    seen.add(name)
+    found.append(name)
+  return found
 
 
 @numba.njit(nogil=True, cache=True)
@@ -883,7 +897,8 @@ def _npz(path):
         f'attr_matrix has the shape {found["attr_matrix"].shape}'
       )
   if 'node_names' in found:
-    known['names'] = graph_lib.Names.of(map(str, found['node_names']))
+    names = _distinct(map(str, found['node_names']))
+    known['names'] = graph_lib.Names.of(names)
   if 'class_names' in found and labels is not None:
     known['label_names'] = [str(x) for x in found['class_names']]
   return matrix('adj'), labels, known

@@ -92,6 +92,13 @@ class Graph(NamedTuple):
     return self.names
 
 
+def num_classes(graph: Graph) -> int:
+  """How many labels there are, with those up to the largest."""
+  labels = graph.labels
+  flat = labels[1] if isinstance(labels, tuple) else labels
+  return 1 + int(np.max(flat, initial=-1))
+
+
 def label_matrix(graph: Graph, nodes: np.ndarray) -> np.ndarray:
   """[n, classes] bool, the labels of nodes int [n]."""
   labels = graph.labels
@@ -102,7 +109,7 @@ def label_matrix(graph: Graph, nodes: np.ndarray) -> np.ndarray:
     flat = np.asarray(labels)
     owners = np.flatnonzero(flat >= 0)
     flat = flat[owners]
-  found = np.zeros((graph.num_nodes, int(flat.max(initial=-1)) + 1), bool)
+  found = np.zeros((graph.num_nodes, num_classes(graph)), bool)
   found[owners, flat] = True
   return found[nodes]
 

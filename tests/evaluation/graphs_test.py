@@ -53,6 +53,16 @@ def test_weights_are_the_minimum():
     assert loss(weights[:, k], labels[:, k]) < best.fun + 1e-3
 
 
+def test_classes_that_no_node_has_do_not_count():
+  rng = np.random.default_rng(0)
+  classes = rng.integers(1, 3, 40)
+  vectors = np.eye(3)[classes] * 9 + rng.normal(size=(40, 3)) * 0.1
+  labels = np.eye(7, dtype=bool)[classes]
+  found = nodes.evaluate(vectors, labels, num_total=43)
+  assert found['labels']['macro_f1'] > 0.99
+  assert found['labels']['found'] == 40 and found['labels']['total'] == 43
+
+
 def test_f1_and_mutual_information_of_small_cases():
   labels = np.array([[1, 1, 0], [0, 1, 0], [1, 0, 0]], bool)
   scores = np.array([[3, 1, 2], [2, 1, 0], [5, 4, 3]])

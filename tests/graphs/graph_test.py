@@ -352,6 +352,13 @@ def test_matrices_as_others_write_them(tmp_path, read):
     assert graph.num_edges == 3 and graph.weights is None, name
 
 
+def test_names_that_are_given_twice(tmp_path, read):
+  np.savez(
+    tmp_path / 'a.npz', **_parts(MATRIX), node_names=['a', '', 'a', 'a#2']
+  )
+  assert read(None, 'a.npz').names[:] == ['a', '#1', 'a#2', 'a#2#3']
+
+
 @pytest.mark.parametrize(
   ('name', 'given', 'message'),
   [

@@ -121,6 +121,14 @@ def test_names_with_a_header_and_a_weight(tmp_path):
   assert 'edges with weights' in (tmp_path / 'run' / 'log.txt').read_text()
 
 
+def test_more_labels_than_can_be_learned_are_refused(tmp_path, monkeypatch):
+  from jaxemb.graphs import loader
+
+  monkeypatch.setattr(loader, '_MAX_LABELS', 1000)
+  with pytest.raises(errors.UserError, match='400 nodes have 4 labels'):
+    _run(tmp_path)
+
+
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
