@@ -952,16 +952,28 @@ def _ogb(paths, settings, folder, progress):
   import pyarrow.csv
 
   by_name = {x.name.split('.')[0]: x for x in paths if x.parent.name == 'raw'}
-  if 'edge' not in by_name:
-    raise errors.UserError(
-      f'there is no raw/edge.csv.gz in {settings["path"]}; give a folder of '
-      'OGB with one kind of nodes'
-    )
+  for name in ('edge', 'num-node-list'):
+    if name not in by_name:
+      raise errors.UserError(
+        f'there is no raw/{name}.csv.gz in {settings["path"]}; give a folder '
+        'of OGB with one kind of nodes'
+      )
 
-  def table(path, kind):
+  def table(path, kind, num=None):
     options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
-    found = pyarrow.csv.read_csv(path, read_options=options)
-    return np.stack([x.to_numpy() for x in found.columns], 1).astype(kind)
+    try:
+      found = pyarrow.csv.read_csv(path, read_options=options)
+      found = np.stack([x.to_numpy() for x in found.columns], 1).astype(kind)
+    except (OSError, EOFError, ValueError) as error:
+      raise errors.UserError(
+        f'cannot read {path}: {errors.one_line(error)}; download it again'
+      ) from error
+    if num not in (None, len(found)):
+      raise errors.UserError(
+        f'{path} has {len(found):,} lines, and the graph {num:,} nodes; '
+        'download it again'
+      )
+    return found
 
   num = int(table(by_name['num-node-list'], np.int64).sum())
   columns = {'columns': 'source,target', 'num_nodes': num}
@@ -969,10 +981,10 @@ def _ogb(paths, settings, folder, progress):
   known: dict[str, Any] = {}
   if 'node-feat' in by_name:
     progress('reading features', 0, 1)
-    known['features'] = table(by_name['node-feat'], np.float32)
+    known['features'] = table(by_name['node-feat'], np.float32, num)
   if 'node-label' in by_name:
-    labels = np.nan_to_num(table(by_name['node-label'], np.float64), nan=-1)
-    labels = labels.astype(np.int64)
+    labels = table(by_name['node-label'], np.float64, num)
+    labels = np.nan_to_num(labels, nan=-1).astype(np.int64)
     known['labels'] = labels[:, 0]
     if labels.shape[1] > 1:  # one column for each
       rows, classes = np.nonzero(labels > 0)

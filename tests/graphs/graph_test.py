@@ -390,6 +390,26 @@ def test_bad_matrices_are_one_line(name, given, message, tmp_path, read):
   assert '\n' not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+  ('name', 'text', 'message'),
+  [
+    ('num-node-list', None, 'no raw/num-node-list.csv.gz'),
+    ('node-feat', '1,2\n', 'has 1 lines, and the graph 3 nodes'),
+    ('node-label', 'a\nb\nc\n', 'cannot read .*could not convert'),
+  ],
+)
+def test_bad_folders_of_ogb_are_one_line(name, text, message, tmp_path, read):
+  good = {'edge': '0,1\n1,2\n', 'num-node-list': '3\n'}
+  (tmp_path / 'ogb' / 'raw').mkdir(parents=True)
+  for key, x in {**good, name: text}.items():
+    if x is not None:
+      path = tmp_path / 'ogb' / 'raw' / f'{key}.csv.gz'
+      path.write_bytes(gzip.compress(x.encode()))
+  with pytest.raises(errors.UserError, match=message) as caught:
+    read(None, 'ogb')
+  assert '\n' not in str(caught.value)
+
+
 class _Graph:
   """What is used of a NetworkX graph."""
 
