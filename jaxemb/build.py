@@ -220,6 +220,8 @@ def trainer(
   if config.data.source == 'clicks':
     names = axes.names(with_table=columns is None)
     model = _click_model(config, corpus, row_ops, tuple(names))
+  elif config.data.source == 'nodes':
+    model = _node_model(config, tuning, corpus, row_ops)
   else:
     spec = skipgram.WindowSpec(
       len(corpus.counts),
@@ -337,10 +339,60 @@ def _click_model(
     m.dropout,
     m.batch_norm,
     o.dense,
-    (o.dense_learning_rate or o.learning_rate) / o.learning_rate,
+    _dense_rate(o),
     o.dense_decay,
     row_ops,
     axes,
+  )
+  return bind('model.name', m.name, (spec, corpus), {})()
+
+
+def _dense_rate(optimizer: ml_collections.ConfigDict) -> float:
+  """Learning rate of dense parameters, by that of rows."""
+  rate = optimizer.dense_learning_rate or optimizer.learning_rate
+  return rate / optimizer.learning_rate
+
+
+def _node_model(
+  config: ml_collections.ConfigDict,
+  tuning: config_lib.Tuning,
+  corpus: model_base.Corpus,
+  row_ops: skipgram.RowOps,
+) -> model_base.Model:
+  from jaxemb.models import graphsage  # and with it flax
+
+  m, o, nodes = config.model, config.optimizer, corpus.nodes
+  hidden = config_lib.sizes('model.hidden', m.hidden)
+  num_layers = len(nodes.tree.fanouts)
+  if len(hidden) != num_layers - 1:
+    raise errors.UserError(
+      f'config.model.hidden={m.hidden} must have {num_layers - 1} sizes, as '
+      f'config.data.fanouts={config.data.fanouts} is of {num_layers} layers, '
+      'of which the last has the outputs'
+    )
+  if m.inputs != 'rows' and nodes.features is None:
+    raise errors.UserError(
+      'the graph has no features of nodes; set --config.model.inputs=rows'
+    )
+  from_walks = config.data.targets == 'walks'
+  spec = graphsage.SageSpec(
+    nodes.tree,
+    len(corpus.counts),
+    0 if m.inputs == 'rows' else nodes.features.shape[1],
+    0 if m.inputs == 'features' else m.dim,
+    (*hidden, m.dim if from_walks else nodes.num_classes),
+    m.aggregator,
+    from_walks,
+    nodes.has_many,
+    m.dropout,
+    float(m.negatives),
+    tuning.chunk,
+    m.temperature,
+    tuning.part_words * tuning.parts,
+    o.dense,
+    _dense_rate(o),
+    o.dense_decay,
+    row_ops,
   )
   return bind('model.name', m.name, (spec, corpus), {})()
 
@@ -598,6 +650,7 @@ def corpus_of(source: data_base.Source) -> model_base.Corpus:
     source.frequencies,
     getattr(source, 'fields', None),
     getattr(source, 'user_frequencies', None),
+    getattr(source, 'nodes', None),
   )
 
 

@@ -26,6 +26,7 @@ MEMBERS = {
     'clicks': 'jaxemb.clicks.loader:make',
     'interactions': 'jaxemb.interactions.loader:Interactions',
     'item_sets': 'jaxemb.interactions.loader:ItemSets',
+    'nodes': 'jaxemb.graphs.nodes:make',
     'graph': 'jaxemb.graphs.loader:Walks',
   },
   'model.name': {
@@ -40,6 +41,7 @@ MEMBERS = {
     'dcn_v2': 'jaxemb.models.clicks:dcn_v2',
     'dlrm': 'jaxemb.models.clicks:dlrm',
     'factorization': 'jaxemb.models.factorization:make',
+    'graphsage': 'jaxemb.models.graphsage:make',
   },
   'model.loss': {
     'negative_sampling': 'jaxemb.ops.sampling:logistic_loss',
@@ -85,14 +87,15 @@ _LEARNING_RATES = {
   'adagrad_full': (0.05, 0.05, 0.05, 0.05),
   'adam_full': (0.005, 0.005, 0.005, 0.005),
 }
-# Of models of clicks, which learn by the mean over a step's examples.
-_CLICK_LEARNING_RATES = {
+# Of models with dense parameters, which learn by the mean over examples.
+_DENSE_LEARNING_RATES = {
   'sgd': 1.0,
   'adagrad': 0.02,
   'adam': 0.001,
   'adagrad_full': 0.02,
   'adam_full': 0.001,
 }
+_DENSE = 'clicks', 'nodes'  # sources of models with dense parameters
 CLICK_MODELS = tuple(
   k for k, x in MEMBERS['model.name'].items() if 'models.clicks:' in x
 )
@@ -300,8 +303,54 @@ def _click_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
         'config.optimizer.rows=all needs all rows on each device; remove it, '
         'or config.table.layout=row and config.table.store'
       )
+  if config.eval.monitor == 'score':
+    yield 'config.eval.monitor=score is of nodes; give auc or log_loss'
   for key in ('hidden', 'lower_hidden'):
     sizes(f'model.{key}', config.model[key])
+
+
+def _node_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """What is wrong between settings of nodes."""
+  given, m = flat(config), config.model
+  used = {'optimizer.max_duplicates'}
+  if config.data.targets == 'walks':
+    used |= {'model.window', 'model.negatives'}
+  elif m.temperature:
+    yield (
+      f'config.model.temperature={m.temperature} is only used when '
+      'config.data.targets is walks; remove it'
+    )
+  for key in _OF_TEXT:
+    if given[key] != find(key).default and key not in used:
+      yield f'config.{key}={given[key]} is not used with nodes; remove it'
+  if m.name != 'graphsage' and ':' not in m.name:
+    yield (
+      f'config.model.name={m.name} does not learn from nodes; set '
+      '--config.model.name=graphsage, or start from --config=graphsage'
+    )
+  if config.eval.monitor == 'auc':
+    yield 'config.eval.monitor=auc is of clicks; give score or log_loss'
+  if config.strategy.name in ('partition', 'workers'):
+    yield (
+      f'config.strategy.name={config.strategy.name} does not train models with '
+      'dense parameters; choose sync or replicas'
+    )
+  if m.inputs == 'features':
+    for key in ('layout', 'dtype', 'store'):
+      value = config.table[key]
+      if value != find(f'table.{key}').default:
+        yield (
+          f'config.table.{key}={value} needs a table, and nodes have none; set '
+          '--config.model.inputs=rows or both'
+        )
+  if config.optimizer.rows == 'all' and (
+    config.table.layout == 'row' or config.table.store
+  ):
+    yield (
+      'config.optimizer.rows=all needs all rows on each device; remove it, '
+      'or config.table.layout=row and config.table.store'
+    )
+  sizes('model.hidden', m.hidden)
 
 
 def smaller(config: ml_collections.ConfigDict) -> tuple[str, str]:
@@ -309,6 +358,8 @@ def smaller(config: ml_collections.ConfigDict) -> tuple[str, str]:
   if config.data.source == 'clicks':
     advice = 'lower --config.model.dim or raise --config.data.min_count'
     return advice, 'examples'
+  if config.data.source == 'nodes':
+    return 'lower --config.model.dim', 'examples'
   if config.data.source == 'graph':
     return 'lower --config.model.dim', 'words'
   return 'lower --config.model.dim or --config.data.max_vocab', 'words'
@@ -418,6 +469,13 @@ def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
         f'config.model.{key}={m[key]} is of users and items; set '
         '--config.data.source=interactions, or start from --config=rec'
       )
+  if config.data.source == 'nodes':
+    yield from _node_conflicts(config)
+  elif m.name == 'graphsage':
+    yield (
+      'config.model.name=graphsage is a model of nodes; set '
+      '--config.data.source=nodes, or start from --config=graphsage'
+    )
   s, mesh = config.strategy, config.mesh
   for name in ('num_hot', 'hot_every'):
     setting = find(f'strategy.{name}')
@@ -526,7 +584,7 @@ def _updates_by_kernel(
   """Whether `native.updates` has a kernel for the rows of checked settings."""
   return (
     _has_kernels(config, platform, mesh)
-    and config.data.source == 'clicks'
+    and config.data.source in _DENSE
     and config.table.dtype == 'float32'
     and config.optimizer.name in ('adagrad_full', 'adam_full')
     and config.optimizer.rows == 'looked_up'
@@ -563,15 +621,16 @@ def resolve(
   fused = fused and not (is_workers and is_lockstep)
   num_replicas = s.num_workers if is_workers else math.prod(mesh)
   policy = s.delayed if s.policy == 'delayed' else s.policy
-  is_clicks = config.data.source == 'clicks'
-  is_pairs = config.data.source == 'interactions'
-  if is_clicks or is_pairs:
+  source = config.data.source
+  is_dense, is_pairs = source in _DENSE, source == 'interactions'
+  is_walks = source == 'nodes' and config.data.targets == 'walks'
+  if is_dense or is_pairs:
     t.batch_words = t.batch_words or t.batch_examples
-  if is_clicks:
-    o.learning_rate = o.learning_rate or _CLICK_LEARNING_RATES.get(o.name, 0.0)
+  if is_dense:
+    o.learning_rate = o.learning_rate or _DENSE_LEARNING_RATES.get(o.name, 0.0)
     o.max_duplicates = max(o.max_duplicates, 0.0)
   if o.name != 'sgd':
-    o.epsilon = o.epsilon or (1e-8 if is_clicks else 1e-6)
+    o.epsilon = o.epsilon or (1e-8 if is_dense else 1e-6)
   if not o.learning_rate:
     if o.name not in _LEARNING_RATES:
       raise errors.UserError(
@@ -624,7 +683,7 @@ def resolve(
     )
   chosen = {
     'parts': _num_parts(s, num_data),
-    'chunk': 1 if is_clicks else 64 if is_tree or is_pairs else 16,
+    'chunk': 64 if is_tree or is_pairs or is_walks else 1 if is_dense else 16,
     'shared_nodes': 64,
     # A GPU's atomic additions come in another order in every run. A TPU would
     # move an array of the size of the vocabulary in every step to count with,
@@ -680,7 +739,7 @@ def resolve(
     )
   if t.batch_words % multiple:
     key, what = ('words', 'centers')
-    if is_clicks or is_pairs:
+    if is_dense or is_pairs:
       key = what = 'examples'
     raise errors.UserError(
       f'config.train.batch_{key}={t.batch_words} must be a multiple of '

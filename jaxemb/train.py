@@ -211,8 +211,8 @@ def _train(
   store = parts.strategy.store
   closing = contextlib.closing(store) if store else contextlib.nullcontext()
   with closing, loop.open_checkpoints(workdir) as checkpoints:
-    clicks = _of_clicks(parts)
-    hook = (clicks or results).Evaluation(workdir, parts)
+    own = _own_results(parts)
+    hook = (own or results).Evaluation(workdir, parts)
     trained = loop.train(checkpoints, parts, session, make_meter, [hook])
     if trained is None:
       return False
@@ -223,8 +223,8 @@ def _train(
         f'nothing was learned: no {one} has another one in its window; give '
         f'{given} with several {one}s on a line, or raise --config.data.sample'
       )
-    if clicks:
-      clicks.write(workdir, parts, trained.state, trained.totals, hook)
+    if own:
+      own.write(workdir, parts, trained.state, trained.totals, hook)
       distributed.from_first('results')
       return True
     # The last checkpoint is still being written.
@@ -237,14 +237,17 @@ def _train(
   return True
 
 
-def _of_clicks(parts: build.Parts) -> types.ModuleType | None:
-  """What evaluates and exports a model of clicks, if it is one."""
-  if parts.config.data.source != 'clicks':
+def _own_results(parts: build.Parts) -> types.ModuleType | None:
+  """What evaluates and exports a model of clicks or nodes, if it is one."""
+  source = parts.config.data.source
+  if source == 'clicks':
+    from jaxemb.prediction import results as own  # and with it pyarrow
+  elif source == 'nodes':
+    from jaxemb.prediction import nodes as own
+  else:
     return None
-  from jaxemb.prediction import results as of_clicks  # and with it pyarrow
-
-  of_clicks.check(parts.config, parts.source)
-  return of_clicks
+  own.check(parts.config, parts.source)
+  return own
 
 
 def from_python(

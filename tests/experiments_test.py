@@ -754,3 +754,13 @@ def test_precision_of_click_models(run, clicks, monkeypatch):
   assert 'float16 stochastic' in found['speed']
   with pytest.raises(SystemExit, match='2'):
     run('ctr_quality', '--case=precision', '--cases=int8 nearest')
+
+
+def test_graphsage_beside_peers(run):
+  flags = '--nodes=500', '--edges=3000', '--batch=32', '--rounds=2'
+  found, _ = run('graphsage', '--case=sampling', *flags)
+  assert found.keys() == {'without replacement', 'with replacement'}
+  assert all(x['jaxemb']['seeds_per_sec'] > 0 for x in found.values())
+  flags = '--config.data.path=toygraph:2000', '--config.train.epochs=30'
+  found, _ = run('graphsage', '--seeds=1', *flags)
+  assert found['jaxemb']['mean'] > 0.9

@@ -38,9 +38,9 @@ MAY_IMPORT = {
   # The run of many workers, beside it.
   'workers': 'build config data loop metrics native report results rundir '
   'runtime storage strategies tables',
-  # What becomes of a run on clicks, beside them.
-  'prediction': 'build clicks data evaluation loop metrics models report '
-  'results runtime storage',
+  # What becomes of a run on clicks or nodes, beside them.
+  'prediction': 'build clicks data evaluation graphs loop metrics models '
+  'report results runtime storage',
   'report': 'config embeddings evaluation storage',
 }
 # Distribution: what is imported of it, where the name differs.
@@ -108,9 +108,10 @@ def test_the_package_stays_within_its_budget():
   # copy rows on a TPU, and cycles counted in plans, 180 runs in buckets; 2,280
   # graphs: their files, walks, and what vectors tell of nodes and edges; 560
   # checksums of what is encoded, encodings, causes told apart, memory of steps,
-  # streams and limits.
+  # streams and limits; 1,450 GraphSAGE: sampled neighbors, layers, what becomes
+  # of a run.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 32_740
+  assert lines <= 34_180
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

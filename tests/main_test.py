@@ -18,7 +18,7 @@ TREE = 'model.loss=hierarchical_softmax'
 # Flags, and what the one line about them says.
 BAD_FLAGS = [
   ('--config=configs/nope.py', 'no config file configs/nope.py'),
-  ('--config=nope', 'comes with jaxemb: ctr, mixture, rec, wiki'),
+  ('--config=nope', 'comes with jaxemb: ctr, graph, graphsage, mixture'),
   ('--config=configs', 'no config file configs'),
   ('--config=wiki:nope', "no variant 'nope'; choose simple or en"),
   ('--config=mixture:nope', 'choose simple or dmwe'),

@@ -117,51 +117,39 @@ class ClickSource:
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
     """Batches from a position, [epoch, next row], to the last epoch's end."""
-    num, spec = len(self.train), self.spec
-    step_rows = spec.part_words * self.num_parts
-    num_steps = min(_STEPS, -(-num // step_rows))
-    size = num_steps * step_rows
-    num_batches = -(-num // size)
-    epoch, first = position or (0, 0)
-    while epoch < self.epochs:
-      stop = min(num, first + size)
-      index = epoch * num_batches + first // size
-      batch, own = self._batch(epoch, first, stop, num_steps)
-      done_after = done + stop - first
-      epoch, first = (epoch, stop) if stop < num else (epoch + 1, 0)
-      yield base.Item(batch, index, [epoch, first], done, done_after, own)
-      done = done_after
+    step_rows = self.spec.part_words * self.num_parts
+    args = len(self.train), self.epochs, step_rows, _STEPS, position
+    for stretch in examples.stretches(*args):
+      batch, own = self._batch(stretch)
+      after = done + stretch.stop - stretch.first
+      yield base.Item(batch, stretch.index, stretch.position, done, after, own)
+      done = after
 
-  def _batch(self, epoch, first, stop, num_steps):
+  def _batch(self, stretch):
     """The batch of the rows at some places of an epoch's order."""
     spec, train, num_parts = self.spec, self.train, self.num_parts
     step_rows = spec.part_words * num_parts
-    shape = num_parts, num_steps * spec.part_words
+    shape = num_parts, stretch.num_steps * spec.part_words
     ids = np.full((*shape, train.ids.shape[1]), examples.PADDING, np.int32)
     numbers = np.zeros((*shape, train.numbers.shape[1]), np.float32)
     labels = np.full(shape, -1, np.float32)
     counts, own = np.zeros(num_parts, np.int32), 0
-    key = loader.part_key(spec.seed, epoch, 0)
+    key = loader.part_key(spec.seed, stretch.epoch, 0)
     is_long = len(train) > _MAX_ROWS
     sizes = (_BLOCK_ROWS, _GROUP_BLOCKS) if is_long else (1, 1)
-    for part in range(num_parts):
-      for step in range(num_steps):
-        start = first + step * step_rows + part * spec.part_words
-        end = min(start + spec.part_words, stop)
-        if end <= start:
-          continue
-        counts[part] += end - start
-        if part not in spec.readers.local_parts:
-          continue
-        own += end - start
-        rows = _order(start, end, len(train), key, *sizes)
-        place = step * spec.part_words
-        at = part, slice(place, place + end - start)
-        # Without `clip`, which no row needs, it makes a copy first.
-        np.take(train.ids, rows, 0, ids[at], 'clip')
-        np.take(train.numbers, rows, 0, numbers[at], 'clip')
-        labels[at] = train.labels[rows]
-    steps = np.full(num_parts, -(-(stop - first) // step_rows), np.int32)
+    args = stretch, num_parts, spec.part_words
+    for part, here, places in examples.pieces(*args):
+      counts[part] += len(places)
+      if part not in spec.readers.local_parts:
+        continue
+      own += len(places)
+      rows = _order(places.start, places.stop, len(train), key, *sizes)
+      # Without `clip`, which no row needs, it makes a copy first.
+      np.take(train.ids, rows, 0, ids[part, here], 'clip')
+      np.take(train.numbers, rows, 0, numbers[part, here], 'clip')
+      labels[part, here] = train.labels[rows]
+    num_steps = -(-(stretch.stop - stretch.first) // step_rows)
+    steps = np.full(num_parts, num_steps, np.int32)
     return examples.Batch(ids, numbers, labels, steps, counts), own
 
 

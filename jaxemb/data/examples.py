@@ -7,6 +7,7 @@ beyond the vocabulary.
 """
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -54,6 +55,50 @@ class Batch(NamedTuple):
   labels: np.ndarray  # [P, n] float32, 0 to 1; -1 = no example
   num_steps: np.ndarray  # [P] int32
   examples: np.ndarray  # [P] int32
+
+
+class Stretch(NamedTuple):
+  """Places of an epoch's order that make a batch."""
+
+  epoch: int
+  first: int
+  stop: int
+  num_steps: int  # that the batch has room for
+  index: int  # of the batch, over all epochs
+  position: list[int]  # behind it, [epoch, next place]
+
+
+def stretches(
+  num: int,
+  epochs: int,
+  step_examples: int,
+  most_steps: int,
+  position: Sequence[int] | None,
+) -> Iterator[Stretch]:
+  """From a position to the end of the last of epochs of `num` examples."""
+  num_steps = min(most_steps, -(-num // step_examples))
+  size = num_steps * step_examples
+  epoch, first = position or (0, 0)
+  while epoch < epochs:
+    stop = min(num, first + size)
+    index = epoch * -(-num // size) + first // size
+    after = [epoch, stop] if stop < num else [epoch + 1, 0]
+    yield Stretch(epoch, first, stop, num_steps, index, after)
+    epoch, first = after
+
+
+def pieces(
+  stretch: Stretch, num_parts: int, part_examples: int
+) -> Iterator[tuple[int, slice, range]]:
+  """(part, where its examples of a step are in it, their places)."""
+  step_examples = part_examples * num_parts
+  for part in range(num_parts):
+    for step in range(stretch.num_steps):
+      start = stretch.first + step * step_examples + part * part_examples
+      places = range(start, min(start + part_examples, stretch.stop))
+      if len(places):
+        at = step * part_examples
+        yield part, slice(at, at + len(places)), places
 
 
 class StepBatch(NamedTuple):

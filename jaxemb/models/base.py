@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jaxemb.data import examples
+from jaxemb.data import examples, trees
 from jaxemb.tables import spec as spec_lib
 
 
@@ -37,6 +37,7 @@ class Corpus(NamedTuple):
   fields: examples.Fields | None = None  # of labelled examples
   # [users] float64, chance that an example is of each, who are no keys.
   users: np.ndarray | None = None
+  nodes: trees.Nodes | None = None  # of a graph
 
 
 class Aux(NamedTuple):

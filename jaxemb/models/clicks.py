@@ -278,7 +278,8 @@ def pairs(vectors: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _whole(rows, dim, row_ops):
+def whole(rows: jax.Array, dim: int, row_ops: skipgram.RowOps) -> jax.Array:
+  """[..., dim], whole rows, of a device's columns [..., d]."""
   return row_ops.whole(rows, dim)
 
 
@@ -287,7 +288,7 @@ def _whole_backward(dim, row_ops, num_columns, slopes):
   return (row_ops.own(slopes, num_columns),)
 
 
-_whole.defvjp(
+whole.defvjp(
   lambda rows, dim, row_ops: (row_ops.whole(rows, dim), rows.shape[-1]),
   _whole_backward,
 )
@@ -350,18 +351,7 @@ class ClickModel(base.Model):
 
   def optimizer(self):
     """At a learning rate of 1, which steps multiply."""
-    import optax  # takes a second
-
-    make = {
-      'sgd': lambda: optax.sgd(1.0),
-      'adagrad': lambda: _adagrad(1e-10),
-      'adam': lambda: optax.adam(1.0),
-    }
-    made = make[self.spec.optimizer]()
-    if self.spec.dense_decay:
-      decay = optax.add_decayed_weights(self.spec.dense_decay)
-      made = optax.chain(decay, made)
-    return made
+    return dense_optimizer(self.spec.optimizer, self.spec.dense_decay)
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over the examples; its derivatives are means."""
@@ -393,8 +383,8 @@ class ClickModel(base.Model):
   def _logits(self, params, rows, batch, run):
     spec, found = self.spec, {}
     for table in self.tables:
-      whole = _whole(rows[table.name], table.dim, spec.row_ops)
-      found[table.name] = pooled(whole, batch.ids, spec.fields)
+      some = whole(rows[table.name], table.dim, spec.row_ops)
+      found[table.name] = pooled(some, batch.ids, spec.fields)
     weights = found.get(WEIGHTS)
     inputs = Inputs(
       found.get(VECTORS),
@@ -406,6 +396,21 @@ class ClickModel(base.Model):
     )
     network = nnx.merge(graph, nnx.State(params))
     return network(inputs, run)
+
+
+def dense_optimizer(name: str, decay: float) -> Any:
+  """Of optax, at a learning rate of 1; L2 is added to gradients."""
+  import optax  # takes a second
+
+  make = {
+    'sgd': lambda: optax.sgd(1.0),
+    'adagrad': lambda: _adagrad(1e-10),
+    'adam': lambda: optax.adam(1.0),
+  }
+  made = make[name]()
+  if decay:
+    made = optax.chain(optax.add_decayed_weights(decay), made)
+  return made
 
 
 def _adagrad(epsilon):

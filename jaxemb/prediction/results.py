@@ -11,7 +11,7 @@ import json
 import pathlib
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,16 +24,14 @@ from jaxemb.report import report
 from jaxemb.runtime import distributed, resources
 from jaxemb.storage import atomic, orbax_export
 
-_BEST = 'best'
+BEST = 'best'
 _MAX_ABLATED_ROWS, _MAX_ABLATED_FIELDS = 50_000, 60
 
 
 def taken(parts: build.Parts, state: Any) -> predictor.ClickModel:
   """The trained model, on the host of every process; all take part."""
   strategy, source = parts.strategy, parts.source
-  params = state.params
-  if jax.tree.leaves(params):
-    params = jax.device_get(_params(bool(strategy.num_copies), params))
+  params = params_of(parts, state)
   tables = {
     name: strategy.export_rows(state, name).rows
     for name in parts.trainable.model.specs()
@@ -43,17 +41,56 @@ def taken(parts: build.Parts, state: Any) -> predictor.ClickModel:
   return predictor.of_training(parts.trainable.model, *args, size)
 
 
+def params_of(parts: build.Parts, state: Any) -> Any:
+  """Dense parameters, on the host of every process."""
+  if not jax.tree.leaves(state.params):
+    return state.params
+  return jax.device_get(_params(bool(parts.strategy.num_copies), state.params))
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def _params(has_copies, params):
   """Dense parameters, of copies their mean."""
   return jax.tree.map(lambda x: x.mean(0) if has_copies else x, params)
 
 
-class Evaluation(loop.Hook):
-  """Evaluates the model while it is trained; a `loop.Hook`."""
+def describe(found: Mapping[str, Any]) -> str:
+  """An evaluation in a few words."""
+  if not np.isfinite(found['auc']):
+    area = 'no AUC, as all labels are the same'
+  else:
+    area = f'AUC {found["auc"]:.5f}'
+  more = f', by group {found["group_auc"]:.5f}' if 'group_auc' in found else ''
+  return (
+    f'{area}{more}, log loss {found["log_loss"]:.5f}, calibration '
+    f'{found["calibration"]:.3f}'
+  )
 
-  def __init__(self, workdir: pathlib.Path, parts: build.Parts):
+
+def _validation(model: predictor.ClickModel, parts: build.Parts):
+  """Scores of the validation rows."""
+  found = model.evaluate(parts.source.valid, parts.config.eval.group)
+  del found['bins']
+  return found
+
+
+class Evaluation(loop.Hook):
+  """Evaluates the model while it is trained; a `loop.Hook`.
+
+  Functions `take` it off the devices, of parts and state, and `validate` it, of
+  what was taken, which has a method `save`, and parts.
+  """
+
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    parts: build.Parts,
+    take: Callable[..., Any] = taken,
+    validate: Callable[..., dict[str, Any]] = _validation,
+    describe: Callable[[Mapping[str, Any]], str] = describe,
+  ):
     self.workdir, self.parts = workdir, parts
+    self._take, self._validate, self._describe = take, validate, describe
     self._path = workdir / 'evaluation.jsonl'
     self.records: list[dict[str, Any]] = []
 
@@ -75,19 +112,18 @@ class Evaluation(loop.Hook):
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
     """Scores the validation rows, and keeps the best model."""
-    source, config = self.parts.source, self.parts.config
-    model = taken(self.parts, state)
-    found = model.evaluate(source.valid, config.eval.group)
-    del found['bins']
+    source = self.parts.source
+    model = self._take(self.parts, state)
+    found = self._validate(model, self.parts)
     epoch = totals.done / source.units_per_epoch
     record = {'step': totals.steps, 'epoch': epoch, 'validation': found}
     is_best = self._better(record, self.best())
     self.records.append(record)
-    line = f'epoch {epoch:.2f}: {describe(found)}'
+    line = f'epoch {epoch:.2f}: {self._describe(found)}'
     metrics.LOG.info('%s', line + (', the best so far' if is_best else ''))
     if distributed.is_first():
       if is_best:
-        model.save(self.workdir / _BEST)
+        model.save(self.workdir / BEST)
       with open(self._path, 'a') as file:
         file.write(json.dumps(record) + '\n')
 
@@ -99,7 +135,12 @@ class Evaluation(loop.Hook):
     # Of one class alone there is no AUC; the newest is kept.
     if not np.isfinite(old) or not np.isfinite(new):
       return True
-    return new > old if key == 'auc' else new < old
+    if new == old:  # as it happens to shares of a few hundred nodes
+      key, (old, new) = (
+        'log_loss',
+        (x['validation']['log_loss'] for x in (best, record)),
+      )
+    return new < old if key == 'log_loss' else new > old
 
   def _so_far(self) -> tuple[dict[str, Any] | None, int, int]:
     """The best record; how many were no better since, and at any time."""
@@ -125,19 +166,6 @@ class Evaluation(loop.Hook):
     return bool(patience) and self._so_far()[1] >= patience
 
 
-def describe(found: Mapping[str, Any]) -> str:
-  """An evaluation in a few words."""
-  if not np.isfinite(found['auc']):
-    area = 'no AUC, as all labels are the same'
-  else:
-    area = f'AUC {found["auc"]:.5f}'
-  more = f', by group {found["group_auc"]:.5f}' if 'group_auc' in found else ''
-  return (
-    f'{area}{more}, log loss {found["log_loss"]:.5f}, calibration '
-    f'{found["calibration"]:.3f}'
-  )
-
-
 def write(
   workdir: pathlib.Path,
   parts: build.Parts,
@@ -151,11 +179,11 @@ def write(
   """
   start, source, best = time.time(), parts.source, hook.best()
   model = None
-  if best is None or not (workdir / _BEST / 'model.json').exists():
+  if best is None or not (workdir / BEST / 'model.json').exists():
     model = taken(parts, state)
   if not distributed.is_first():
     return
-  model = model or predictor.load(workdir / _BEST)
+  model = model or predictor.load(workdir / BEST)
   evaluation, curves = {}, {}
   for name, rows in (('validation', source.valid), ('test', source.test)):
     if rows is not None:

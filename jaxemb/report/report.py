@@ -177,7 +177,15 @@ def _curves(
 
 def _validation_curves(records):
   """Curves of what was evaluated while training went on."""
-  curves = ('AUC', '', 'auc'), ('loss', 'nats', 'log_loss')
+  names = (
+    ('AUC', '', 'auc'),
+    ('score', '', 'score'),
+    ('loss', 'nats', 'log_loss'),
+  )
+  known = records[0]['validation'] if records else {}
+  curves = [x for x in names if x[2] in known]
+  if 'auc' in known:  # which is the score
+    curves.remove(names[1])
   stride = _stride(records)
   drawn = [
     (

@@ -1,0 +1,59 @@
+r"""GraphSAGE (Hamilton et al. 2017): classes of nodes from what neighbors have.
+
+  python -m jaxemb.main --config=graphsage        an embedded graph
+  python -m jaxemb.main --config=graphsage --config.data.path=cora.npz
+  python -m jaxemb.main --config=graphsage:walks  vectors of nodes, no labels
+
+Of a graph of your own 20 labelled nodes of each class are learned from, 500
+others choose the best evaluation, and 1000 are the test, as it is usual for
+Cora (Yang et al. 2016). The rest has labels that nothing learns from:
+`--config.data.train_per_class=0 --config.data.valid=0.1 --config.data.test=0.2`
+learns from all that are not held out.
+
+Nodes without features: `--config.model.inputs=rows`, or `both`.
+"""
+
+import ml_collections
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+
+
+def get_config(variant: str = '') -> ml_collections.ConfigDict:
+  """The settings of a variant: '' or 'walks'."""
+  config = config_lib.default()
+  config.data.source = 'nodes'
+  config.data.normalize = True
+  config.model.name = 'graphsage'
+  config.model.dim = 64
+  config.optimizer.name = 'adam_full'
+  # Constant, unless another final one is given.
+  rate = ml_collections.FieldReference(0.01)
+  config.optimizer.learning_rate = rate
+  config.optimizer.final_learning_rate = rate
+  config.strategy.name = 'sync'
+  config.eval.monitor = 'score'
+  if variant == 'walks':
+    config.data.targets = 'walks'
+    config.data.fanouts = '5,10'
+    config.data.normalize = False
+    config.model.hidden = '64'
+    config.model.temperature = 0.2
+    config.train.batch_examples = 256
+    config.train.epochs = 10
+  elif variant:
+    raise errors.UserError(
+      f'the config graphsage has no variant {variant!r}; choose walks'
+    )
+  else:
+    # Of few labels: more would be learned by heart.
+    config.data.train_per_class = 20
+    config.data.valid, config.data.test = '500', '1000'
+    config.model.hidden = '16'
+    config.model.dropout = 0.5
+    config.optimizer.dense_decay = 5e-4
+    config.train.batch_examples = 256
+    config.train.epochs = 200
+    config.train.patience = 100
+    config.eval.every_epochs = 1.0
+  return config

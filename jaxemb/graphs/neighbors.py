@@ -1,0 +1,259 @@
+"""Samples trees of neighbors, and means over all neighbors.
+
+Sampling as in GraphSAGE (Hamilton et al. 2017, algorithm 2). A node of degree d
+has, of f sampled neighbors,
+
+  without replacement  min(d, f) different ones, each set equally likely (Floyd)
+  with replacement     f independent ones, if d > 0
+
+all of them equally likely, whatever the weights of edges. A draw is a hash of
+(key, place of the tree, column of the tree): trees are the same whoever samples
+them, in any order, on any number of threads.
+"""
+
+import functools
+from collections.abc import Callable
+from concurrent import futures
+
+import numba
+import numpy as np
+
+from jaxemb.data import examples, trees
+from jaxemb.text import loader
+
+_PADDING = examples.PADDING
+_TREES = 64  # that a thread samples at once
+_ROWS = 1024  # that it aggregates at once
+
+
+@numba.njit(nogil=True, cache=True)
+def _drawn(state, column, num):
+  """Below `num`; uneven by less than num / 2^32."""
+  bits = loader.hashed(state + np.uint64(column)) >> np.uint64(32)
+  return np.int64((bits * np.uint64(num)) >> np.uint64(32))
+
+
+@numba.njit(nogil=True, cache=True)
+def _choose(state, at, fanout, degree, row):
+  """Writes `fanout` different numbers below `degree` to the row."""
+  for j in range(at, at + fanout):
+    last = degree - fanout + j - at
+    pick = _drawn(state, j, last + 1)
+    for other in range(at, j):
+      if row[other] == pick:
+        pick = last
+        break
+    row[j] = pick
+
+
+@numba.njit(nogil=True, cache=True)
+def _grow(offsets, neighbors, places, key, fanouts, replaces, out):
+  """Fills `out` [n, size], whose first column has the nodes."""
+  num, first, width = len(places), 0, 1
+  states = np.empty(num, np.uint64)
+  for i in range(num):
+    states[i] = loader.hashed(key ^ loader.hashed(np.uint64(places[i])))
+  for depth in range(len(fanouts)):
+    fanout = fanouts[depth]
+    starts = np.empty((num, width), np.int64)
+    degrees = np.empty((num, width), np.int64)
+    # Reads that wait for no other one, or most time would go to waiting.
+    for i in range(num):
+      for j in range(width):
+        node = out[i, first + j]
+        node = len(offsets) - 2 if node == _PADDING else node
+        starts[i, j] = offsets[node]
+        degrees[i, j] = offsets[node + 1] - offsets[node]
+    for i in range(num):
+      for j in range(width):
+        if out[i, first + j] == _PADDING:
+          degrees[i, j] = 0
+        elif degrees[i, j]:
+          out[i, first + width + j * fanout] = neighbors[starts[i, j]]
+    for i in range(num):
+      row, state = out[i], states[i]
+      for j in range(width):
+        at = first + width + j * fanout
+        start, degree = starts[i, j], degrees[i, j]
+        if replaces and degree:
+          for k in range(at, at + fanout):
+            row[k] = neighbors[start + _drawn(state, k, degree)]
+        elif degree <= fanout:
+          for k in range(degree):
+            row[at + k] = neighbors[start + k]
+          for k in range(at + degree, at + fanout):
+            row[k] = _PADDING
+        else:
+          _choose(state, at, fanout, degree, row)
+          for k in range(at, at + fanout):
+            row[k] = neighbors[start + row[k]]
+    first += width
+    width *= fanout
+
+
+@numba.njit(nogil=True, cache=True)
+def _aggregate(offsets, neighbors, values, is_max, first, out):
+  for i in range(len(out)):
+    start, stop = offsets[first + i], offsets[first + i + 1]
+    row = out[i]
+    row[:] = 0
+    for j in range(start, stop):
+      other = values[neighbors[j]]
+      if is_max:
+        for k in range(len(row)):
+          row[k] = max(row[k], other[k])
+      else:
+        for k in range(len(row)):
+          row[k] += other[k]
+    if not is_max and stop > start:
+      row /= np.float32(stop - start)
+
+
+@numba.njit(nogil=True, cache=True)
+def _walk(offsets, neighbors, starts, places, key, most_steps, out):
+  for i in range(len(starts)):
+    state = loader.hashed(key ^ loader.hashed(np.uint64(places[i])))
+    node = out[i] = starts[i]
+    num_steps = 1 + _drawn(state, 0, most_steps)
+    for step in range(num_steps):
+      first, stop = offsets[node], offsets[node + 1]
+      if first == stop:
+        break
+      node = neighbors[first + _drawn(state, 1 + step, stop - first)]
+      if node != starts[i]:
+        out[i] = node
+
+
+@numba.njit(nogil=True, cache=True)
+def _uniform(places, key, out):
+  for i in range(len(places)):
+    bits = loader.hashed(key ^ loader.hashed(np.uint64(places[i])))
+    out[i] = (bits >> np.uint64(11)) * 2.0**-53
+
+
+@numba.njit(nogil=True, cache=True)
+def _order(first, num, key, out):
+  for i in range(len(out)):
+    out[i] = loader.permuted(first + i, num, key)
+
+
+def order(places: range, num: int, key: np.uint64) -> np.ndarray:
+  """[n] int64, what a keyed permutation of 0..num-1 has at some places."""
+  out = np.empty(len(places), np.int64)
+  _order(places.start, num, np.uint64(key), out)
+  return out
+
+
+def uniform(places: np.ndarray, key: np.uint64) -> np.ndarray:
+  """[n] float64 in 0..1, functions of the key and int64 places [n]."""
+  out = np.empty(len(places))
+  _uniform(places, key, out)
+  return out
+
+
+def _on_threads(
+  work: Callable[[slice], None], num: int, size: int, num_threads: int
+) -> None:
+  """Works on pieces of 0..num."""
+  pieces = [slice(i, min(i + size, num)) for i in range(0, num, size)]
+  if num_threads == 1 or len(pieces) == 1:
+    for piece in pieces:
+      work(piece)
+    return
+  for _ in _pool(num_threads).map(work, pieces):
+    pass
+
+
+@functools.cache
+def _pool(num_threads):
+  return futures.ThreadPoolExecutor(num_threads, 'neighbors')
+
+
+def sample(
+  offsets: np.ndarray,
+  neighbors: np.ndarray,
+  nodes: np.ndarray,
+  places: np.ndarray,
+  key: np.uint64,
+  tree: trees.Tree,
+  replaces: bool = False,
+  num_threads: int = 1,
+) -> np.ndarray:
+  """[n, size] int32, a tree of each of the nodes [n], as `trees` describes.
+
+  `offsets` [nodes + 1] int64 and `neighbors` [edges] int32 are the graph;
+  `places` [n] int64 tell apart trees of the same `key`.
+  """
+  out = np.empty((len(nodes), tree.sizes()[-1]), np.int32)
+  out[:, 0] = nodes
+  fanouts = np.array(tree.fanouts, np.int64)
+
+  def work(piece):
+    args = places[piece], np.uint64(key), fanouts, replaces, out[piece]
+    _grow(offsets, neighbors, *args)
+
+  _on_threads(work, len(nodes), _TREES, num_threads)
+  return out
+
+
+def aggregated(
+  offsets: np.ndarray,
+  neighbors: np.ndarray,
+  values: np.ndarray,
+  is_max: bool,
+  num_threads: int = 1,
+) -> np.ndarray:
+  """[nodes, d] float32, over all neighbors of each node; 0 without any.
+
+  Of `values` [nodes, d] float32 the mean, or the largest ones of those above 0.
+  """
+  out = np.empty((len(offsets) - 1, values.shape[1]), np.float32)
+
+  def work(piece):
+    args = values, is_max, piece.start, out[piece]
+    _aggregate(offsets, neighbors, *args)
+
+  _on_threads(work, len(out), _ROWS, num_threads)
+  return out
+
+
+def walk(
+  offsets: np.ndarray,
+  neighbors: np.ndarray,
+  starts: np.ndarray,
+  places: np.ndarray,
+  key: np.uint64,
+  most_steps: int,
+) -> np.ndarray:
+  """[n] int32, the last other node of a walk from each of `starts` [n] int32.
+
+  A walk has 1 to `most_steps` steps, each to any neighbor. Without neighbors
+  it ends where it starts.
+  """
+  out = np.empty(len(starts), np.int32)
+  args = places, np.uint64(key), most_steps, out
+  _walk(offsets, neighbors, starts, *args)
+  return out
+
+
+def expected_lookups(
+  offsets: np.ndarray,
+  neighbors: np.ndarray,
+  chances: np.ndarray,
+  tree: trees.Tree,
+  replaces: bool,
+) -> np.ndarray:
+  """[nodes] float64, how often a tree has each node.
+
+  Its first node is each one with `chances` [nodes].
+  """
+  degrees = np.diff(offsets)
+  here = np.asarray(chances, np.float64)
+  total = here.copy()
+  for fanout in tree.fanouts:
+    num = np.full(len(degrees), fanout) if replaces else degrees
+    each = here * np.minimum(num, fanout) / np.maximum(degrees, 1)
+    each = np.repeat(each, degrees)
+    here = np.bincount(neighbors, each, len(degrees))
+    total += here
+  return total

@@ -1,0 +1,299 @@
+"""From a graph to batches for GraphSAGE: nodes with trees of sampled neighbors.
+
+The source gives labelled nodes, or walks: a node u, the node v at the end of a
+short walk from it, and a node n drawn by degree^0.75. All are trees
+(`data.trees`), sampled ahead of the device.
+
+The order of an epoch is a keyed permutation, and all draws are hashes of the
+place in it: (epoch, next place) is the reader's whole state.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.data import base, examples, trees
+from jaxemb.graphs import files, neighbors
+from jaxemb.graphs import graph as graph_lib
+from jaxemb.runtime import resources
+from jaxemb.text import loader
+
+_STEPS, _IDS = 32, 1 << 22  # of a dispatch, at most
+_TREES, _WALKS, _DRAWS = 1, 2, 3  # streams of random numbers
+_POWER = 0.75  # of degrees, to draw nodes
+_MOST_THREADS = 8
+
+
+class Splits(NamedTuple):
+  """Labelled nodes, int32."""
+
+  train: np.ndarray
+  valid: np.ndarray | None
+  test: np.ndarray | None
+
+
+class Labels:
+  """Classes of nodes; a node may have one, or several, or be unlabelled."""
+
+  def __init__(self, labels: Any, num_nodes: int):
+    self.has_many = isinstance(labels, tuple)
+    if self.has_many:
+      self._offsets, self._classes = map(np.asarray, labels)
+      self.num_classes = int(self._classes.max(initial=-1)) + 1
+      self.nodes = np.flatnonzero(np.diff(self._offsets))
+    else:
+      labels = np.full(num_nodes, -1) if labels is None else labels
+      self.single = np.asarray(labels)
+      self.num_classes = int(self.single.max(initial=-1)) + 1
+      self.nodes = np.flatnonzero(self.single >= 0)
+
+  def first(self, nodes: np.ndarray) -> np.ndarray:
+    """[n] int, one class of each labelled node."""
+    if self.has_many:
+      return self._classes[self._offsets[nodes]]
+    return self.single[nodes]
+
+  def matrix(self, nodes: np.ndarray) -> np.ndarray:
+    """[n, classes] float32, 1 for the classes of nodes."""
+    out = np.zeros((len(nodes), self.num_classes), np.float32)
+    for row, node in zip(out, nodes, strict=True):
+      if self.has_many:
+        row[self._classes[self._offsets[node] : self._offsets[node + 1]]] = 1
+      elif self.single[node] >= 0:
+        row[self.single[node]] = 1
+    return out
+
+
+def _number(text: str, name: str, num: int) -> int:
+  """Of `num` nodes, those that `config.data.NAME` asks for."""
+  text = text.strip()
+  if not text:
+    return 0
+  if text.isdecimal():
+    return int(text)
+  refusal = (
+    f'config.data.{name}={text} must be a number of nodes such as 500, or a '
+    'share of those with labels such as 0.1'
+  )
+  found = base.held_out(text, refusal)
+  if found is None or found[1]:
+    raise errors.UserError(refusal)
+  return round(found[0] * num)
+
+
+def split(
+  labels: Labels, valid: str, test: str, per_class: int, seed: int
+) -> Splits:
+  """Draws nodes to train on, then some for validation and some for the test.
+
+  `per_class` nodes of each class are trained on, 0 = all that are left; a node
+  of several classes counts as one of its first. Raises a `UserError` if there
+  are too few.
+  """
+  order = np.random.default_rng((seed, 1)).permutation(labels.nodes)
+  num_valid = _number(valid, 'valid', len(order))
+  num_test = _number(test, 'test', len(order))
+  kept = np.zeros(0, np.int64)
+  if per_class:
+    classes = labels.first(order)
+    kept = [np.flatnonzero(classes == x) for x in range(labels.num_classes)]
+    kept = np.sort(np.concatenate([x[:per_class] for x in kept]))
+  rest = np.delete(order, kept)
+  is_all = not per_class
+  if num_valid + num_test + is_all > len(rest):
+    raise errors.UserError(
+      f'config.data.valid={valid} and config.data.test={test} need '
+      f'{num_valid + num_test:,} of {len(rest):,} labelled nodes that are not '
+      'trained on; lower them, or --config.data.train_per_class'
+    )
+  ends = num_valid, num_valid + num_test
+  held = rest[: ends[0]], rest[ends[0] : ends[1]]
+  train = rest[ends[1] :] if is_all else order[kept]
+  found = [x.astype(np.int32) if len(x) else None for x in (train, *held)]
+  return Splits(*found)
+
+
+def fanouts(text: str) -> trees.Tree:
+  """Of numbers by layer, that of the inputs first; or a `UserError`."""
+  found = [x.strip() for x in text.split(',')]
+  if not all(x.isdecimal() and int(x) for x in found):
+    raise errors.UserError(
+      f'config.data.fanouts={text} must be positive numbers separated by '
+      'commas, one for each layer'
+    )
+  return trees.Tree(tuple(int(x) for x in reversed(found)))
+
+
+class NodeSource:
+  """Nodes of a graph as a `data.base.Source`; progress is in nodes."""
+
+  unit = 'examples'
+
+  def __init__(self, graph: graph_lib.Graph, spec: base.SourceSpec):
+    self.graph, self.spec, settings = graph, spec, spec.settings
+    self.tree = fanouts(settings['fanouts'])
+    self.from_walks = settings['targets'] == 'walks'
+    self.replaces = settings['replacement']
+    self.num_parts, self.epochs = spec.num_parts, spec.epochs
+    num_nodes = graph.num_nodes
+    degrees = np.diff(graph.offsets)
+    self.labels = Labels(graph.labels, num_nodes)
+    self.splits = self._split()
+    self.valid, self.test = self.splits.valid, self.splits.test
+    if self.from_walks:  # classes are not learned
+      self.valid = self.test = None
+    self.starts = self.splits.train
+    if self.from_walks:
+      self.starts = np.flatnonzero(degrees).astype(np.int32)
+      self._sums = np.cumsum(degrees**_POWER)
+    self.units_per_epoch = len(self.starts)
+    self.keys = graph.keys()
+    self.counts = degrees
+    self.frequencies = self._lookups()
+    self.features = graph.features
+    if self.features is not None and settings['normalize']:
+      sums = np.abs(self.features).sum(1, keepdims=True)
+      self.features = self.features / np.maximum(sums, 1e-12)
+    self.nodes = trees.Nodes(
+      self.tree, self.features, self.labels.num_classes, self.labels.has_many
+    )
+    self.steps = examples.Steps(spec.part_words, spec.num_parts)
+    self.fingerprint = graph_lib.fingerprint(graph)
+    self.dropped = dict(graph.counted)
+    if self.from_walks:
+      self.dropped['nodes_without_neighbors'] = int((degrees == 0).sum())
+    self._threads = min(_MOST_THREADS, resources.usable_cores())
+
+  def _split(self):
+    settings = self.spec.settings
+    if not len(self.labels.nodes):
+      if not self.from_walks:
+        raise errors.UserError(
+          'the graph has no labels to learn; give it labels, or set '
+          '--config.data.targets=walks'
+        )
+      return Splits(np.zeros(0, np.int32), None, None)
+    if own := self.graph.splits:
+      found = [own.get(x, np.zeros(0)) for x in Splits._fields]
+      return Splits(*(x.astype(np.int32) if len(x) else None for x in found))
+    args = settings['valid'], settings['test'], settings['train_per_class']
+    return split(self.labels, *args, self.spec.seed)
+
+  def _lookups(self):
+    """[nodes] float64, how often an example has each node."""
+    offsets, others = self.graph.offsets, self.graph.neighbors
+    degrees = np.diff(offsets)
+    chances = np.bincount(self.starts, minlength=len(degrees))
+    chances = chances / len(self.starts)
+    if self.from_walks:
+      here, most = chances, self.spec.window
+      for _ in range(most):
+        each = np.repeat(here / np.maximum(degrees, 1), degrees)
+        here = np.bincount(others, each, len(degrees))
+        chances = chances + here / most
+      drawn = np.diff(self._sums, prepend=0)
+      chances = chances + drawn / drawn.sum()
+    args = offsets, others, chances, self.tree, self.replaces
+    return neighbors.expected_lookups(*args)
+
+  def eval_paths(self) -> list[str]:
+    """None: a graph has its own splits."""
+    return []
+
+  def describe(self) -> list[str]:
+    """What was read, for the log."""
+    num, labels = len(self.counts), self.labels
+    held = [
+      f'{len(nodes):,} {name}'
+      for name, nodes in (
+        ('to learn from', self.splits.train),
+        ('for validation', self.valid),
+        ('for the test', self.test),
+      )
+      if nodes is not None and len(nodes)
+    ]
+    features = 0 if self.features is None else self.features.shape[1]
+    lines = [
+      f'graph: {num:,} nodes, {self.graph.num_edges:,} edges, '
+      f'{features:,} features, {labels.num_classes} classes'
+      + (f', {", ".join(held)}' if held else '')
+    ]
+    if self.graph.splits:
+      lines.append('the split is that of the data')
+    if self.graph.weights is not None:
+      lines.append(
+        'weights of edges are not used: neighbors are equally likely'
+      )
+    return lines
+
+  def items(
+    self, position: Sequence[int] | None, done: int
+  ) -> Iterator[base.Item]:
+    """Batches from a position, [epoch, next place], to the last epoch's end."""
+    step_size = self.spec.part_words * self.num_parts
+    ids = step_size * self.tree.sizes()[-1] * (3 if self.from_walks else 1)
+    most_steps = min(_STEPS, max(1, _IDS // ids))
+    args = len(self.starts), self.epochs, step_size, most_steps, position
+    for stretch in examples.stretches(*args):
+      batch, own = self._batch(stretch)
+      after = done + stretch.stop - stretch.first
+      yield base.Item(batch, stretch.index, stretch.position, done, after, own)
+      done = after
+
+  def _batch(self, stretch):
+    spec, labels, num_parts = self.spec, self.labels, self.num_parts
+    size = self.tree.sizes()[-1] * (3 if self.from_walks else 1)
+    has_many = labels.has_many and not self.from_walks
+    shape = num_parts, stretch.num_steps * spec.part_words
+    ids = np.full((*shape, size), examples.PADDING, np.int32)
+    numbers = np.zeros((*shape, labels.num_classes * has_many), np.float32)
+    wanted = np.full(shape, -1, np.float32)
+    counts, own = np.zeros(num_parts, np.int32), 0
+    args = stretch, num_parts, spec.part_words
+    for part, here, places in examples.pieces(*args):
+      counts[part] += len(places)
+      if part not in spec.readers.local_parts:
+        continue
+      own += len(places)
+      nodes, ids[part, here] = self.sample(stretch.epoch, places)
+      wanted[part, here] = 1
+      if has_many:
+        numbers[part, here] = labels.matrix(nodes)
+      elif not self.from_walks:
+        wanted[part, here] = labels.single[nodes]
+    step_size = spec.part_words * num_parts
+    num_steps = -(-(stretch.stop - stretch.first) // step_size)
+    steps = np.full(num_parts, num_steps, np.int32)
+    return examples.Batch(ids, numbers, wanted, steps, counts), own
+
+  def sample(self, epoch: int, places: range) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes [n] at places of an epoch's order, and their trees [n, size]."""
+    seed, num = self.spec.seed, len(self.starts)
+    key = loader.part_key(seed, epoch, 0)
+    nodes = self.starts[neighbors.order(places, num, key)]
+    graph = self.graph.offsets, self.graph.neighbors
+    every = np.arange(places.start, places.stop)
+    roots = nodes[:, None]
+    if self.from_walks:
+      walks, draws = (loader.part_key(seed, epoch, x) for x in (_WALKS, _DRAWS))
+      ends = neighbors.walk(*graph, nodes, every, walks, self.spec.window)
+      drawn = neighbors.uniform(every, draws) * self._sums[-1]
+      drawn = np.searchsorted(self._sums, drawn, 'right').astype(np.int32)
+      roots = np.stack([nodes, ends, drawn], 1)
+    num_trees = roots.shape[1]
+    places = (num_trees * every[:, None] + np.arange(num_trees)).reshape(-1)
+    args = roots.reshape(-1), places, loader.part_key(seed, epoch, _TREES)
+    args = (*args, self.tree, self.replaces, self._threads)
+    found = neighbors.sample(*graph, *args)
+    return nodes, found.reshape(len(nodes), -1)
+
+
+def make(spec: base.SourceSpec) -> NodeSource:
+  """Reads the graph that the settings name.
+
+  Raises a `UserError` for input that cannot be used.
+  """
+  graph = files.read(spec.settings, spec.cache, spec.progress)
+  return NodeSource(graph, spec)

@@ -1,0 +1,305 @@
+"""What becomes of a run on nodes of a graph: evaluations, and results.
+
+At every evaluation the layers are applied to all nodes with all their neighbors
+(Hamilton et al. 2017, algorithm 1), not samples: layer after layer on the whole
+graph. The best model by the validation nodes is kept in the folder `best`.
+
+    export/vectors.npy ..   vectors of nodes, in the forms of `storage.export`
+    export/classes.tsv      a line for each node: its likeliest class
+    export/network.npz      dense parameters, and rows of the table, if any
+"""
+
+import csv
+import functools
+import io
+import pathlib
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxemb import build, errors, metrics, results
+from jaxemb.evaluation import nodes as evaluation_lib
+from jaxemb.graphs import neighbors
+from jaxemb.graphs import nodes as nodes_lib
+from jaxemb.models import graphsage
+from jaxemb.prediction import results as click_results
+from jaxemb.report import report
+from jaxemb.runtime import distributed, resources
+from jaxemb.storage import atomic, export
+
+_ROWS = 1 << 15  # of a product
+_NETWORK, _ALL = 'network.npz', 'nodes.npz'
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _messages(spec, i, params, arrays):
+  return graphsage.layers_of(spec, params)[i].messages(arrays)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _outputs(spec, i, params, arrays, aggregated):
+  found = graphsage.layers_of(spec, params)[i].outputs(arrays, aggregated)
+  is_last = i == len(spec.sizes) - 1
+  return found if is_last else jax.nn.relu(found)
+
+
+def _by_rows(function, num, *trees):
+  """[num, d] float32, of so many rows at once."""
+  found = []
+  for start in range(0, num, _ROWS):
+    here = slice(start, start + _ROWS)
+    some = jax.tree.map(lambda x, here=here: np.asarray(x[here]), trees)
+    found.append(np.asarray(function(*some)))
+  return np.concatenate(found)
+
+
+class Inferred(NamedTuple):
+  """A trained network, and what it makes of all nodes."""
+
+  params: Any  # dense parameters, a pytree of dicts
+  tables: dict[str, np.ndarray]  # [nodes, dim] float32, or {}
+  vectors: np.ndarray  # [nodes, d] float32, inputs of the layer of classes
+  outputs: np.ndarray  # [nodes, classes] float32, log odds; or the vectors
+
+  def save(self, folder: pathlib.Path) -> None:
+    """Replaces the folder; a `UserError` if the file system refuses."""
+    temporary = folder.with_name(f'.{folder.name}.tmp')
+    try:
+      shutil.rmtree(temporary, ignore_errors=True)
+      temporary.mkdir(parents=True)
+      np.savez(temporary / _NETWORK, **arrays_of(self))
+      arrays = {'vectors': self.vectors, 'outputs': self.outputs}
+      np.savez(temporary / _ALL, **arrays)
+      shutil.rmtree(folder, ignore_errors=True)
+      temporary.rename(folder)
+    except OSError as error:
+      shutil.rmtree(temporary, ignore_errors=True)
+      raise errors.UserError(
+        f'cannot write {folder}: {errors.one_line(error)}; free space there'
+      ) from error
+
+
+def arrays_of(trained: Inferred) -> dict[str, np.ndarray]:
+  """Parameters by their path, such as layer_0/own/bias, and tables by name."""
+  found = dict(trained.tables)
+  for path, leaf in jax.tree_util.tree_leaves_with_path(trained.params):
+    found['/'.join(str(x.key) for x in path)] = np.asarray(leaf)
+  return found
+
+
+def infer(
+  model: graphsage.GraphSage,
+  params: Any,
+  tables: Mapping[str, np.ndarray],
+  offsets: np.ndarray,
+  others: np.ndarray,
+) -> Inferred:
+  """Applies a network to a graph [nodes + 1], [edges], with all neighbors."""
+  spec, num = model.spec, len(offsets) - 1
+  threads = resources.usable_cores()
+  arrays = {}
+  if spec.num_features:
+    arrays['features'] = np.asarray(model.features)
+  if spec.dim:
+    arrays['rows'] = tables[graphsage.NODES]
+  vectors = None
+  for i in range(len(spec.sizes)):
+    if 'rows' in arrays:
+      vectors = arrays['rows']
+    found = _by_rows(functools.partial(_messages, spec, i, params), num, arrays)
+    args = offsets, others, found, spec.aggregator == 'max', threads
+    found = neighbors.aggregated(*args)
+    function = functools.partial(_outputs, spec, i, params)
+    arrays = {'rows': _by_rows(function, num, arrays, found)}
+  outputs = arrays['rows']
+  if spec.from_walks or len(spec.sizes) == 1:
+    vectors = outputs
+  return Inferred(params, dict(tables), vectors, outputs)
+
+
+def taken(parts: build.Parts, state: Any) -> Inferred:
+  """The trained model, on the host of every process; all take part."""
+  model, graph = parts.trainable.model, parts.source.graph
+  params = click_results.params_of(parts, state)
+  export_rows = parts.strategy.export_rows
+  tables = {name: export_rows(state, name).rows for name in model.specs()}
+  return infer(model, params, tables, graph.offsets, graph.neighbors)
+
+
+def evaluate(
+  labels: nodes_lib.Labels, outputs: np.ndarray, nodes: np.ndarray
+) -> dict[str, Any]:
+  """Of outputs [all nodes, classes] at some nodes [n].
+
+  `score` is the accuracy; or, where nodes have several classes, the micro F1 of
+  those with a chance above one half.
+  """
+  scores = outputs[nodes].astype(np.float64)
+  found = {'kind': 'classes', 'found': len(nodes), 'total': len(nodes)}
+  if labels.has_many:
+    truth = labels.matrix(nodes).astype(bool)
+    signs = np.where(truth, 1, -1)
+    loss = np.logaddexp(0, -signs * scores).mean()
+    hits = (truth & (scores > 0)).sum(0)
+    sizes = truth.sum(0) + (scores > 0).sum(0)
+    micro = 2 * hits.sum() / max(1, sizes.sum())
+    macro = np.mean(2 * hits / np.maximum(1, sizes))
+    found |= {'micro_f1': float(micro), 'macro_f1': float(macro)}
+    return {'score': float(micro), 'log_loss': float(loss)} | found
+  truth = labels.single[nodes]
+  accuracy = float(np.mean(scores.argmax(1) == truth))
+  each = np.logaddexp.reduce(scores, 1) - scores[np.arange(len(nodes)), truth]
+  found |= {'accuracy': accuracy, 'log_loss': float(each.mean())}
+  return {'score': accuracy} | found
+
+
+def describe(found: Mapping[str, Any]) -> str:
+  """An evaluation in a few words."""
+  loss = f'log loss {found["log_loss"]:.4f} of {found["total"]:,} nodes'
+  if 'accuracy' in found:
+    return f'accuracy {found["accuracy"]:.4f}, {loss}'
+  scores = f'micro F1 {found["micro_f1"]:.4f}, macro F1 {found["macro_f1"]:.4f}'
+  return f'{scores}, {loss}'
+
+
+def _validation(model, parts):
+  source = parts.source
+  return evaluate(source.labels, model.outputs, source.valid)
+
+
+def Evaluation(  # noqa: N802, as the class that it makes
+  workdir: pathlib.Path, parts: build.Parts
+) -> click_results.Evaluation:
+  """Evaluates the model while it is trained; a `loop.Hook`."""
+  args = workdir, parts, taken, _validation, describe
+  return click_results.Evaluation(*args)
+
+
+def check(config: Any, source: nodes_lib.NodeSource) -> None:
+  """Raises a `UserError` for settings that need data which is not there."""
+  lowers = config.optimizer.plateau_factor != 1
+  if source.valid is None and (config.train.patience or lowers):
+    key = 'optimizer.plateau_factor' if lowers else 'train.patience'
+    raise errors.UserError(
+      f'config.{key} needs labelled nodes for validation; set '
+      '--config.data.valid=0.1, with config.data.targets=classes'
+    )
+  if config.train.patience and not config.eval.every_epochs:
+    raise errors.UserError(
+      'config.train.patience needs evaluations; set '
+      '--config.eval.every_epochs=1'
+    )
+
+
+def write(
+  workdir: pathlib.Path,
+  parts: build.Parts,
+  state: Any,
+  totals: metrics.Totals,
+  hook: click_results.Evaluation,
+) -> None:
+  """Evaluates the best model, exports it, and writes the report.
+
+  All processes take part; the first one writes.
+  """
+  start, source, best = time.time(), parts.source, hook.best()
+  place = workdir / click_results.BEST
+  trained = None
+  if best is None or not (place / _ALL).exists():
+    trained = taken(parts, state)
+  if not distributed.is_first():
+    return
+  if trained is None:
+    arrays, whole = np.load(place / _NETWORK), np.load(place / _ALL)
+    network = {k: arrays[k] for k in arrays.files}
+    outputs, vectors = whole['outputs'], whole['vectors']
+  else:
+    network = arrays_of(trained)
+    outputs, vectors = trained.outputs, trained.vectors
+  evaluation = {}
+  for name, nodes in (('validation', source.valid), ('test', source.test)):
+    if nodes is not None:
+      found = evaluate(source.labels, outputs, nodes)
+      evaluation[name] = found
+      metrics.LOG.info('%s: %s', name, describe(found))
+  if source.from_walks and len(source.labels.nodes):
+    # All of them, as nothing has learned from any.
+    labels = source.labels.matrix(np.arange(len(vectors))) > 0
+    evaluation = evaluation_lib.evaluate(vectors, labels)
+    for name, found in evaluation.items():
+      metrics.LOG.info('%s: %.4f', name, found['score'])
+  order = np.argsort(-source.counts, kind='stable')
+  keys = [source.keys[i] for i in order]
+  rows = export.Encoded(np.ascontiguousarray(vectors[order]))
+  made = results.Export(keys, source.counts[order], rows)
+  dropped = results.write_export(workdir / 'export', made)
+  with atomic.write(workdir / 'export' / _NETWORK) as file:
+    np.savez(file, **network)
+  if not source.from_walks:
+    _write_classes(workdir / 'export' / 'classes.tsv', source, outputs)
+  metrics.LOG.info('vectors of nodes in %s', workdir / 'export')
+  totals.total_secs += time.time() - start
+  records = metrics.read(workdir / 'metrics.jsonl')
+  values = results.summary(parts, totals)
+  values |= {
+    'evaluation': evaluation,
+    'evaluations': hook.records,
+    'best': best,
+    'examples_counted': 'nodes to learn from, times epochs',
+    'hosts': resources.summary(records),
+  }
+  if parts.strategy.store:
+    values |= {'store': results.store(parts, totals)}
+  values['dropped'] |= dropped
+  args = values, records, made.embeddings(), (), _categories(source)
+  report.write(workdir, *args)
+  rate = totals.done / max(totals.train_secs, 1e-9)
+  metrics.LOG.info(
+    f'{rate:,.0f} nodes/s in training, {totals.total_secs:.1f} s in all; '
+    f'report in {workdir / "report.html"}'
+  )
+
+
+def _categories(source):
+  """Names of nodes by class, for the map."""
+  labels, nodes = source.labels, source.labels.nodes
+  called = source.graph.label_names or range(labels.num_classes)
+  first, found = labels.first(nodes), {}
+  for i, name in enumerate(called):
+    found[str(name)] = [source.keys[x] for x in nodes[first == i]]
+  return found
+
+
+def _write_classes(path, source, outputs):
+  """Lines of node, class, probability, its label, and what it was used for."""
+  labels, held = source.labels, {}
+  called = source.graph.label_names or range(labels.num_classes)
+  called = list(map(str, called))
+  for name, nodes in zip(nodes_lib.Splits._fields, source.splits, strict=True):
+    held |= dict.fromkeys(() if nodes is None else nodes.tolist(), name)
+  if labels.has_many:
+    chances = 1 / (1 + np.exp(-outputs.astype(np.float64)))
+  else:
+    chances = np.exp(outputs - outputs.max(1, keepdims=True))
+    chances /= chances.sum(1, keepdims=True)
+  with atomic.write(path) as file:
+    text = io.TextIOWrapper(file, 'utf-8', newline='')
+    writer = csv.writer(text, delimiter='\t', lineterminator='\n')
+    writer.writerow(['node', 'class', 'probability', 'label', 'used'])
+    for i, row in enumerate(chances):
+      found = np.flatnonzero(row > 0.5) if labels.has_many else [row.argmax()]
+      truth = np.flatnonzero(labels.matrix(np.array([i]))[0])
+      writer.writerow(
+        [
+          source.keys[i],
+          ','.join(called[x] for x in found),
+          ','.join(f'{row[x]:.4f}' for x in found),
+          ','.join(called[x] for x in truth),
+          held.get(i, ''),
+        ]
+      )
+    text.detach()

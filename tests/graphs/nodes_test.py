@@ -1,0 +1,133 @@
+"""Nodes of a graph as a source: splits, order, trees, walks."""
+
+import numpy as np
+import pytest
+
+from jaxemb import config as config_lib
+from jaxemb import errors
+from jaxemb.data import base, examples
+from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import nodes as nodes_lib
+from jaxemb.graphs import toygraph
+
+
+def _source(graph=None, num_parts=2, part_words=16, **settings):
+  d = config_lib.default().data.to_dict()
+  d |= {'fanouts': '3,4', 'valid': '0.2', 'test': '60'} | settings
+  graph = graph or toygraph.make('toygraph:400')
+  args = 7, 2, num_parts, part_words, 3, 1, 1, d, base.ALONE, None, None
+  spec = base.SourceSpec('', *args)
+  spec = spec._replace(readers=base.Readers(range(num_parts), 0, 1, None))
+  return nodes_lib.NodeSource(graph, spec)
+
+
+def _trees(item):
+  """Trees and labels of the examples of an item."""
+  labels = item.batch.labels
+  return item.batch.ids[labels >= 0], labels[labels >= 0]
+
+
+def test_an_epoch_has_each_node_once_with_its_neighbors():
+  source = _source()
+  graph, splits = source.graph, source.splits
+  sizes = [len(x) for x in splits]
+  assert sizes == [260, 80, 60] and source.units_per_epoch == 260
+  assert len(np.unique(np.concatenate(splits))) == 400
+  items = list(source.items(None, 0))
+  assert [x.index for x in items] == list(range(len(items)))
+  assert items[-1].done_after == 520 and items[-1].position == [2, 0]
+  ids, labels = (
+    np.concatenate(x) for x in zip(*map(_trees, items), strict=True)
+  )
+  for epoch in (ids[:260], ids[260:]):
+    assert set(epoch[:, 0]) == set(splits.train)
+  assert np.any(ids[:260] != ids[260:])
+  np.testing.assert_array_equal(labels, graph.labels[ids[:, 0]])
+  for row in ids:
+    own = graph.neighbors[graph.offsets[row[0]] : graph.offsets[row[0] + 1]]
+    assert set(row[1:5]) - {examples.PADDING} <= set(own)
+  # From any position on, and whoever reads it, all is the same.
+  for item, again in zip(
+    items[1:], source.items(items[0].position, 0), strict=True
+  ):
+    np.testing.assert_array_equal(item.batch.ids, again.batch.ids)
+  other = _source(num_parts=4, part_words=8)
+  found = [np.sort(_trees(x)[0], 0) for x in other.items(None, 0)]
+  expected = [np.sort(_trees(x)[0], 0) for x in items]
+  np.testing.assert_array_equal(np.concatenate(found), np.concatenate(expected))
+
+
+@pytest.mark.parametrize('targets', ['classes', 'walks'])
+def test_lookups_are_expected_rightly(targets):
+  source = _source(targets=targets)
+  counts, num = np.zeros(400), 0
+  for epoch in range(60):
+    places = range(source.units_per_epoch)
+    _, ids = source.sample(epoch, places)
+    counts += np.bincount(ids[ids != examples.PADDING], minlength=400)
+    num += len(ids)
+  found = counts / num
+  assert np.abs(found / source.frequencies - 1).mean() < 0.06
+  assert found.sum() == pytest.approx(source.frequencies.sum(), rel=0.01)
+
+
+def test_walks_stay_near_and_draws_go_by_degree():
+  source = _source(targets='walks')
+  size = source.tree.sizes()[-1]
+  nodes, near, drawn = [], [], []
+  for epoch in range(80):
+    found, ids = source.sample(epoch, range(400))
+    nodes, near = [*nodes, *found], [*near, *ids[:, size]]
+    drawn += ids[:, 2 * size].tolist()
+  assert all(x != y for x, y in zip(nodes, near, strict=True))
+  labels = source.graph.labels
+  assert np.mean(labels[nodes] == labels[near]) > 0.8
+  assert np.mean(labels[nodes] == labels[drawn]) < 0.35
+  chances = source.counts**0.75 / (source.counts**0.75).sum()
+  expected = chances * len(drawn)
+  found = np.bincount(drawn, minlength=400)
+  assert np.sum((found - expected) ** 2 / expected) < 400 + 5 * 800**0.5
+  assert source.valid is None
+
+
+def test_own_splits_and_several_classes():
+  toy = toygraph.make('toygraph:400')
+  offsets = np.arange(401) * 2
+  offsets[-1] -= 2  # the last node has none
+  classes = np.stack([toy.labels, 4 + np.arange(400) % 2], 1).reshape(-1)
+  splits = {'train': np.arange(300), 'test': np.arange(350, 400)}
+  graph = toy._replace(labels=(offsets, classes[:-2]), splits=splits)
+  source = _source(graph)
+  assert source.valid is None and len(source.test) == 50
+  assert source.nodes.num_classes == 6 and source.nodes.has_many
+  item = next(source.items(None, 0))
+  ids, numbers = item.batch.ids, item.batch.numbers
+  is_node = item.batch.labels >= 0
+  found = numbers[is_node].argsort(1, kind='stable')[:, -2:]
+  expected = np.stack([toy.labels, 4 + np.arange(400) % 2], 1)
+  np.testing.assert_array_equal(found, expected[ids[is_node][:, 0]])
+  one = nodes_lib.split(nodes_lib.Labels(toy.labels, 400), '50', '0.1', 5, 1)
+  assert [len(x) for x in one] == [20, 50, 40]
+  assert np.bincount(toy.labels[one.train]).tolist() == [5] * 4
+
+
+@pytest.mark.parametrize(
+  ('settings', 'words'),
+  [
+    ({'valid': '300', 'test': '200'}, 'need 500 of 400'),
+    ({'valid': 'last:0.1'}, 'must be a number of nodes'),
+    ({'fanouts': '3,0'}, 'must be positive numbers'),
+  ],
+)
+def test_bad_settings(settings, words):
+  with pytest.raises(errors.UserError, match=words):
+    _source(**settings)
+
+
+def test_a_graph_without_labels_needs_walks():
+  graph = graph_lib.from_edges(np.arange(9), np.arange(1, 10), 11)
+  with pytest.raises(errors.UserError, match='has no labels'):
+    _source(graph)
+  source = _source(graph, targets='walks')
+  assert source.dropped['nodes_without_neighbors'] == 1
+  assert len(next(source.items(None, 0)).batch.numbers.shape) == 3

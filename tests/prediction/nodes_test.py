@@ -1,0 +1,186 @@
+"""Whole runs of GraphSAGE: evaluated, resumed, used."""
+
+import csv
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import jaxemb
+from jaxemb import errors, main, train
+from jaxemb.data import trees
+from jaxemb.graphs import neighbors, toygraph
+from jaxemb.graphs import nodes as nodes_lib
+from jaxemb.models import base, graphsage
+from jaxemb.prediction import nodes
+from tests import runs
+from tests.models import graphsage_test as models_test
+
+SMOKE = {
+  'data.path': 'toygraph:600',
+  'data.fanouts': '4,6',
+  'data.valid': '100',
+  'data.test': '200',
+  'model.inputs': 'both',
+  'model.dim': 8,
+  'train.batch_examples': 64,
+  'train.epochs': 12,
+  'mesh.data': 1,
+}
+
+
+def _run(workdir, name='graphsage', **settings):
+  given = {k.replace('__', '.'): v for k, v in settings.items()}
+  return train.run(main.load(name, SMOKE | given), workdir)
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp('graphsage') / 'run'
+  assert _run(workdir) == 0
+  return workdir
+
+
+def test_a_run_is_evaluated_and_exported(trained):
+  report = runs.report(trained)
+  scores = report['evaluation']
+  assert scores['test']['accuracy'] > 0.9 and scores['test']['total'] == 200
+  lines = (trained / 'evaluation.jsonl').read_text().splitlines()
+  each = [json.loads(x)['validation']['score'] for x in lines]
+  assert len(each) == 12 and report['best']['validation']['score'] == max(each)
+  assert scores['validation']['score'] == max(each)
+  with (trained / 'export' / 'classes.tsv').open() as file:
+    rows = list(csv.DictReader(file, delimiter='\t'))
+  test = [x for x in rows if x['used'] == 'test']
+  right = np.mean([x['class'] == x['label'] for x in test])
+  assert right == scores['test']['accuracy'] and len(rows) == 600
+  assert rows[0]['label'].startswith('community ')
+  vectors, communities = jaxemb.load(trained), toygraph.make('toygraph:600')
+  assert vectors.vectors.shape == (600, 16)
+  node = communities.keys()[0]
+  near = [x for x, _ in vectors.most_similar(node, topn=5)]
+  assert sum(x.split('.')[0] == node.split('.')[0] for x in near) >= 4
+  arrays = np.load(trained / 'export' / 'network.npz')
+  assert arrays['nodes'].shape == (600, 8) and 'layer_0/own/bias' in arrays
+  page = (trained / 'report.html').read_text()
+  assert 'Classes of nodes' in page and 'community 1' in page
+
+
+@pytest.mark.parametrize('aggregator', graphsage.AGGREGATORS)
+def test_all_neighbors_are_used_of_all_nodes(aggregator):
+  rng = np.random.default_rng(0)
+  num = models_test.NUM_NODES
+  degrees = rng.integers(0, 4, num)
+  offsets = np.concatenate([[0], np.cumsum(degrees)])
+  others = rng.integers(0, num, offsets[-1]).astype(np.int32)
+  # Fanouts that have room for all.
+  spec = dataclasses.replace(
+    models_test.SPEC, aggregator=aggregator, tree=trees.Tree((4, 4))
+  )
+  features = rng.normal(size=(num, spec.num_features)).astype(np.float32)
+  rows = rng.normal(size=(num, spec.dim)).astype(np.float32)
+  known = trees.Nodes(spec.tree, features, models_test.CLASSES, False)
+  counts = np.ones(num)
+  corpus = base.Corpus([], counts, counts, nodes=known)
+  model = graphsage.make(spec, corpus)
+  params = model.init(jax.random.key(0))
+  args = model, params, {graphsage.NODES: rows}, offsets, others
+  found = nodes.infer(*args)
+  every = np.arange(num, dtype=np.int32)
+  args = offsets, others, every, every.astype(int), np.uint64(1), spec.tree
+  ids = neighbors.sample(*args)
+  places = np.where(ids < num, ids, 0)
+  batch = models_test._batch(spec)._replace(
+    ids=ids, positions=every.astype(np.uint32)
+  )
+  args = params, {graphsage.NODES: rows[places]}, batch, models_test.KEY
+  expected = model.outputs(*args)[:, 0]
+  np.testing.assert_allclose(found.outputs, expected, atol=1e-5)
+  assert found.vectors.shape == (num, spec.sizes[0])
+
+
+def test_scores_are_those_of_loops():
+  rng = np.random.default_rng(1)
+  outputs = rng.normal(size=(50, 4)).astype(np.float32)
+  single, some = rng.integers(0, 4, 50), np.arange(10, 40)
+  found = nodes.evaluate(nodes_lib.Labels(single, 50), outputs, some)
+  chances = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
+  right = [outputs[i].argmax() == single[i] for i in some]
+  losses = [-np.log(chances[i, single[i]]) for i in some]
+  assert found['score'] == found['accuracy'] == np.mean(right)
+  assert found['log_loss'] == pytest.approx(np.mean(losses), rel=1e-5)
+  is_class = rng.random((50, 4)) < 0.4
+  offsets = np.concatenate([[0], np.cumsum(is_class.sum(1))])
+  labels = nodes_lib.Labels((offsets, np.nonzero(is_class)[1]), 50)
+  found = nodes.evaluate(labels, outputs, some)
+  hits = [
+    [outputs[i, c] > 0 and is_class[i, c] for i in some] for c in range(4)
+  ]
+  sizes = [[(outputs[i, c] > 0) + is_class[i, c].astype(int) for i in some]
+           for c in range(4)]  # fmt: skip
+  assert found['score'] == pytest.approx(2 * np.sum(hits) / np.sum(sizes))
+  each = [2 * np.sum(x) / np.sum(y) for x, y in zip(hits, sizes, strict=True)]
+  assert found['macro_f1'] == pytest.approx(np.mean(each))
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
+  settings = SMOKE | {'train.checkpoint_every_secs': 0, 'train.epochs': 8}
+  flags = [f'--config.{k}={v}' for k, v in settings.items()]
+  command = [sys.executable, '-m', 'jaxemb.main', '--config=graphsage', *flags]
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  options = {'check': True, 'capture_output': True}
+  subprocess.run([*command, f'--workdir={whole}'], **options)
+  started = subprocess.Popen(
+    [*command, f'--workdir={killed}'], stderr=subprocess.PIPE, text=True
+  )
+  for line in started.stderr:
+    if 'epoch 4.00' in line:
+      break
+  started.send_signal(signal.SIGKILL)
+  started.wait()
+  started.stderr.close()
+  subprocess.run([*command, f'--workdir={killed}'], **options)
+  assert 'resuming after' in runs.log(killed)
+  for name in ('export/vectors.npy', 'export/classes.tsv'):
+    assert (killed / name).read_bytes() == (whole / name).read_bytes()
+  found, expected = (np.load(x / 'export/network.npz') for x in (killed, whole))
+  for name in expected.files:
+    np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_vectors_are_learned_from_walks(tmp_path):
+  more = {'data__train_per_class': 0, 'train__epochs': 20}
+  assert _run(tmp_path, 'graphsage:walks', **more) == 0
+  vectors = jaxemb.load(tmp_path)
+  names = vectors.index_to_key[:60]
+  near = [[x for x, _ in vectors.most_similar(name, topn=5)] for name in names]
+  same = [x.split('.')[0] == name.split('.')[0]
+          for name, some in zip(names, near, strict=True)
+          for x in some]  # fmt: skip
+  assert np.mean(same) > 0.8  # by chance a sixth
+  assert not (tmp_path / 'export' / 'classes.tsv').exists()
+
+
+@pytest.mark.parametrize(
+  ('settings', 'words'),
+  [
+    ({'model__hidden': '16,16'}, 'must have 1 sizes'),
+    ({'data__valid': ''}, 'needs labelled nodes for validation'),
+    ({'model__inputs': 'features', 'table__dtype': 'int8'}, 'needs a table'),
+    ({'model__name': 'skipgram'}, 'does not learn from nodes'),
+    ({'model__window': 3}, 'model.window=3 is not used with nodes'),
+    ({'strategy__name': 'workers'}, 'choose sync or replicas'),
+    ({'eval__monitor': 'auc'}, 'give score or log_loss'),
+  ],
+)
+def test_settings_that_cannot_be_honoured(settings, words, tmp_path):
+  if settings.get('model__name'):
+    settings |= {'model__inputs': 'features', 'model__dropout': 0.0,
+                 'model__hidden': '256,128'}  # fmt: skip
+  with pytest.raises(errors.UserError, match=words):
+    _run(tmp_path, **settings)
