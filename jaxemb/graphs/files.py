@@ -216,7 +216,7 @@ class _Rows:
           f'{self._num_nodes}, from 0 on; raise it, or remove the edge'
         )
       num = self._num + block.numbers.shape[1]
-      if self._largest >= max(1 << 20, 64 * num):
+      if self._largest >= min(max(1 << 20, 64 * num), 1 << 31):
         raise _NotIntegers
       ends = block.numbers
     else:

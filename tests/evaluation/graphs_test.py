@@ -38,6 +38,17 @@ def test_ranks_are_those_of_a_loop():
   assert 0 < mean < 1 and 0 <= drawn['auc'] <= 1
 
 
+@pytest.mark.parametrize('negatives', ['all', 'uniform', 'degree'])
+def test_other_nodes_are_no_neighbors(negatives):
+  vectors = np.repeat(np.eye(2, dtype=np.float32), 3, 0)
+  known = [sorted({0, 1, 2} - {u}) for u in range(3)]
+  known += [sorted({3, 4, 5} - {u}) for u in range(3, 6)]
+  edges = np.array([(u, x[0]) for u, x in enumerate(known)] * 20)
+  sets, score = ranking.Sets.of(known), links.products(vectors, vectors)
+  found = links.evaluate(score, edges, sets, negatives, np.full(6, 2))
+  assert found['auc'] == 1 and found['mrr'] == 1
+
+
 def test_weights_are_the_minimum():
   rng = np.random.default_rng(1)
   vectors = rng.normal(size=(60, 4)) * [0.1, 1, 3, 10]

@@ -80,6 +80,7 @@ def test_strategies_and_tables_find_the_communities(kind, tmp_path):
   assert sum(x.split('.')[0] == community for x, _ in near) >= 9
   scores = vectors.edge_scores([(node, x) for x, _ in near])
   np.testing.assert_allclose(scores, [x for _, x in near], atol=1e-5)
+  assert not len(vectors.edge_scores([]))
   if 'eval.every_epochs' in KINDS[kind]:
     assert len((tmp_path / 'evaluation.jsonl').read_text().splitlines()) == 2
 
