@@ -3,6 +3,8 @@ r"""Vectors of nodes from random walks over a graph.
   python -m jaxemb.main --config=graph            the embedded graph
   python -m jaxemb.main --config=graph:deepwalk   as Perozzi et al. 2014
   python -m jaxemb.main --config=graph:node2vec   as Grover and Leskovec 2016
+  python -m jaxemb.main --config=graph:line       of edges, as Tang et al. 2015
+  python -m jaxemb.main --config=graph:relations  as Lerer et al. 2019
 
   python -m jaxemb.main --config=graph:deepwalk --config.data.path=edges.tsv
 
@@ -18,7 +20,9 @@ from jaxemb import errors
 
 
 def get_config(variant: str = '') -> ml_collections.ConfigDict:
-  """The settings of a variant: '', 'deepwalk' or 'node2vec'."""
+  """Settings of '', 'deepwalk', 'node2vec', 'line' or 'relations'."""
+  if variant in ('line', 'relations'):
+    return _of_edges(variant)
   config = config_lib.default()
   config.data.source = 'graph'
   config.data.sample = 0.0
@@ -33,12 +37,33 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     config.train.epochs = 5
   elif variant:
     raise errors.UserError(
-      f'the config graph has no variant {variant!r}; choose deepwalk or '
-      'node2vec'
+      f'the config graph has no variant {variant!r}; choose deepwalk, '
+      'node2vec, line or relations'
     )
   else:
     config.data.walks, config.data.walk_length = 20, 40
     config.data.test = '0.1'
     config.model.window = 5
     config.train.epochs = 5
+  return config
+
+
+def _of_edges(name):
+  """Models of edges, which need no walks."""
+  config = config_lib.default()
+  config.data.source = 'edges'
+  config.data.test = '0.1'
+  config.model.name = name
+  config.model.dim = 128
+  config.optimizer.name = 'adagrad'
+  config.strategy.name = 'sync'
+  config.train.batch_examples = 1024
+  config.train.epochs = 50
+  if name == 'line':
+    config.model.order = 1
+    config.model.shared_negatives = 64
+  else:
+    config.model.loss = 'softmax'
+    # With the 63 other edges of a chunk, 100 negatives on each side.
+    config.model.shared_negatives = 37
   return config

@@ -316,9 +316,14 @@ def _model(
   if is_tree and name in ('skipgram', 'cbow'):
     return hierarchical.make(spec, corpus, name == 'cbow', shared_nodes)
   if not is_tree:
-    loss_of = bind('model.loss', m.loss, ('scores', 'labels'), {}).func
+    more = {'least': m.margin}
+    bound = bind('model.loss', m.loss, ('scores', 'labels'), more)
+    loss_of = bound.func
+    if bound.keywords:
+      loss_of = functools.partial(loss_of, **bound.keywords)
   args = spec, corpus, loss_of
-  return bind('model.name', name, args, {'temperature': m.temperature})()
+  more = {k: m[k] for k in ('temperature', 'operator', 'order')}
+  return bind('model.name', name, args, more)()
 
 
 def _click_model(
@@ -474,9 +479,13 @@ def _num_slots(
     return {}
   share = (budget - map_bytes) / all_bytes
   num_slots = {k: int(x.spec.vocab * share) for k, x in tables.items()}
+  for name, table in tables.items():
+    # A small table beside a large one, such as that of relations, is whole.
+    if table.spec.vocab <= max(vocabs) / 100:
+      num_slots[name] = table.spec.vocab
   _, unit = config_lib.smaller(config)
   for name, table in tables.items():
-    if needed[name] > 0.95 * num_slots[name]:
+    if needed[name] > 0.95 * num_slots[name] < 0.95 * table.spec.vocab:
       least = map_bytes + all_bytes * needed[name] / 0.9 / table.spec.vocab
       raise errors.UserError(
         f'a step of {centers} {unit} looks up {needed[name]:,.0f} '
@@ -651,6 +660,8 @@ def corpus_of(source: data_base.Source) -> model_base.Corpus:
     getattr(source, 'fields', None),
     getattr(source, 'user_frequencies', None),
     getattr(source, 'nodes', None),
+    getattr(source, 'relation_frequencies', None),
+    getattr(source, 'partitions', None),
   )
 
 

@@ -28,6 +28,7 @@ MEMBERS = {
     'item_sets': 'jaxemb.interactions.loader:ItemSets',
     'nodes': 'jaxemb.graphs.nodes:make',
     'graph': 'jaxemb.graphs.loader:Walks',
+    'edges': 'jaxemb.graphs.edges:Edges',
   },
   'model.name': {
     'skipgram': 'jaxemb.models.skipgram:make',
@@ -42,12 +43,16 @@ MEMBERS = {
     'dlrm': 'jaxemb.models.clicks:dlrm',
     'factorization': 'jaxemb.models.factorization:make',
     'graphsage': 'jaxemb.models.graphsage:make',
+    'line': 'jaxemb.models.edges:line',
+    'relations': 'jaxemb.models.edges:relations',
   },
   'model.loss': {
     'negative_sampling': 'jaxemb.ops.sampling:logistic_loss',
     'hierarchical_softmax': 'jaxemb.models.hierarchical:make',
     'bpr': 'jaxemb.models.factorization:bpr',
     'softmax': 'jaxemb.models.factorization:softmax',
+    'margin': 'jaxemb.models.edges:margin',
+    'logistic': 'jaxemb.models.edges:logistic',
   },
   'table.layout': {
     'replicated': 'jaxemb.tables.replicated:Replicated',
@@ -362,6 +367,8 @@ def smaller(config: ml_collections.ConfigDict) -> tuple[str, str]:
     return 'lower --config.model.dim', 'examples'
   if config.data.source == 'graph':
     return 'lower --config.model.dim', 'words'
+  if config.data.source == 'edges':
+    return 'lower --config.model.dim', 'examples'
   return 'lower --config.model.dim or --config.data.max_vocab', 'words'
 
 
@@ -406,6 +413,35 @@ def _interaction_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.strategy.name in ('partition', 'workers'):
     yield (
       f'config.strategy.name={config.strategy.name} does not divide users; '
+      'choose sync or replicas'
+    )
+
+
+def _edge_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """What is wrong between settings of edges of a graph."""
+  given, m = flat(config), config.model
+  used = _OF_FACTORS + ('model.negatives',)
+  for key in {*_OF_TEXT, *_NOT_OF_WALKS} - {*used}:
+    if given[key] != find(key).default:
+      yield f'config.{key}={given[key]} is not used with edges; remove it'
+  losses = {
+    'line': ('negative_sampling',),
+    'relations': ('softmax', 'margin', 'logistic'),
+  }
+  names = losses.get(m.name, (m.loss,))
+  if ':' not in m.name and m.name not in losses:
+    yield (
+      f'config.model.name={m.name} does not learn from edges; choose line or '
+      'relations, or start from --config=graph:relations'
+    )
+  if ':' not in m.loss and m.loss not in names:
+    yield (
+      f'config.model.loss={m.loss} is no loss of {m.name}; choose '
+      f'{" or ".join(names)}'
+    )
+  if config.strategy.name in ('partition', 'workers'):
+    yield (
+      f'config.strategy.name={config.strategy.name} does not divide edges; '
       'choose sync or replicas'
     )
 
@@ -460,9 +496,16 @@ def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
     )
   if config.data.source == 'graph':
     yield from _graph_conflicts(config)
+  if config.data.source == 'edges':
+    yield from _edge_conflicts(config)
+  elif m.name in ('line', 'relations') and ':' not in config.data.source:
+    yield (
+      f'config.model.name={m.name} is a model of edges; set '
+      f'--config.data.source=edges, or start from --config=graph:{m.name}'
+    )
   if config.data.source in ('interactions', 'item_sets'):
     yield from _interaction_conflicts(config)
-  elif ':' not in config.data.source:
+  elif ':' not in config.data.source and config.data.source != 'edges':
     if m.name == 'factorization' or m.loss in ('bpr', 'softmax'):
       key = 'name' if m.name == 'factorization' else 'loss'
       yield (
@@ -622,7 +665,7 @@ def resolve(
   num_replicas = s.num_workers if is_workers else math.prod(mesh)
   policy = s.delayed if s.policy == 'delayed' else s.policy
   source = config.data.source
-  is_dense, is_pairs = source in _DENSE, source == 'interactions'
+  is_dense, is_pairs = source in _DENSE, source in ('interactions', 'edges')
   is_walks = source == 'nodes' and config.data.targets == 'walks'
   if is_dense or is_pairs:
     t.batch_words = t.batch_words or t.batch_examples
@@ -681,9 +724,12 @@ def resolve(
       f'{sync_words} words between exchanges of frequent rows; raise it, or '
       'lower --config.strategy.hot_every'
     )
+  chunk = 64 if is_tree or is_pairs or is_walks else 1 if is_dense else 16
+  if source == 'edges':
+    chunk = config.model.chunk
   chosen = {
     'parts': _num_parts(s, num_data),
-    'chunk': 64 if is_tree or is_pairs or is_walks else 1 if is_dense else 16,
+    'chunk': chunk,
     'shared_nodes': 64,
     # A GPU's atomic additions come in another order in every run. A TPU would
     # move an array of the size of the vocabulary in every step to count with,

@@ -94,6 +94,8 @@ def collect(
   if optimizer := {k: x.slots for k, x in tables.items() if x.slots}:
     others['optimizer'] = optimizer
   contexts = getattr(source, 'context_keys', ())
+  if getattr(model, 'has_contexts_of_keys', False):
+    contexts = ()
   return Export(source.keys, source.counts, encoded, senses, others, contexts)
 
 
@@ -189,7 +191,9 @@ def _evaluate(
       places = {x: i for i, x in enumerate(keys)}
       found, rows = rows, np.zeros((len(keys), rows.shape[1]), rows.dtype)
       rows[[places[x] for x in export.keys]] = found
-    return evaluate(rows, contexts, is_cosine)
+    model = parts.trainable.model
+    operate = {'operate': model.operate} if hasattr(model, 'operate') else {}
+    return evaluate(rows, contexts, is_cosine, **operate)
   if not parts.benchmarks:
     return {}
   limit = parts.config.eval.restrict_vocab

@@ -101,6 +101,37 @@ def pieces(
         yield part, slice(at, at + len(places)), places
 
 
+def batch_of(
+  ids: np.ndarray,
+  numbers: np.ndarray,
+  num_parts: int,
+  part_examples: int,
+  num_steps: int,
+) -> Batch:
+  """The batch of ids [n, columns] and numbers [n, numbers] of examples.
+
+  A step takes a piece of `part_examples` for each part; there is room for
+  `num_steps`, and what is beyond n is padding.
+  """
+  size, num = num_parts * part_examples, len(ids)
+
+  def cut(x, fill):
+    out = np.full((num_steps * size, *x.shape[1:]), fill, x.dtype)
+    out[:num] = x
+    out = out.reshape(num_steps, num_parts, part_examples, *x.shape[1:])
+    shape = num_parts, num_steps * part_examples, *x.shape[1:]
+    return out.swapaxes(0, 1).reshape(shape)
+
+  labels = cut(np.ones(num, np.float32), -1)
+  return Batch(
+    cut(ids, PADDING),
+    cut(numbers, 0),
+    labels,
+    np.full(num_parts, -(-num // size), np.int32),
+    (labels > 0).sum(1, dtype=np.int32),
+  )
+
+
 class StepBatch(NamedTuple):
   """A device's share of a step: E examples."""
 

@@ -30,6 +30,7 @@ def evaluate(
   negatives: str = 'all',
   degrees: np.ndarray | None = None,
   num_total: int | None = None,
+  num_relations: int = 1,
 ) -> dict[str, Any]:
   """Scores of held-out edges [n, 2] int, of their second ends.
 
@@ -38,12 +39,16 @@ def evaluate(
   held out or not. `negatives` are 'all' nodes, or 1000 for each edge, drawn
   'uniform' or by 'degree', from `degrees` [nodes]. Edges beyond 10,000 are
   left out at random. `num_total` counts also edges of unknown nodes.
+
+  With several relations edges are [n, 3], with that in the last column; `known`
+  and `score` then have node * `num_relations` + relation in place of the node
+  at whose edges they look.
   """
   rng = np.random.default_rng(0)
   num = len(edges)
   if num > _MAX_EDGES:
     edges = edges[np.sort(rng.choice(num, _MAX_EDGES, replace=False))]
-  num_nodes = len(known)
+  num_nodes = len(known) // num_relations
   sums = np.arange(1, num_nodes + 1, dtype=np.float64)
   if negatives == 'degree':
     sums = np.cumsum(degrees, dtype=np.float64)
@@ -56,20 +61,21 @@ def evaluate(
   size = max(1, _BLOCK_SCORES // width)
   ranks, positives, others = [], [], []
   for start in range(0, len(edges), size):
-    first, second = edges[start : start + size].T
+    first, second, *relation = edges[start : start + size].T
+    keys = first * num_relations + relation[0] if relation else first
     rows = np.arange(len(first))
     if negatives == 'all':
-      scores = score(first, None)
+      scores = score(keys, None)
       own = scores[rows, second]
-      near = known.select(first)
+      near = known.select(keys)
       scores[near.owners(), near.ids] = -np.inf
       scores[rows, second] = scores[rows, first] = -np.inf
       drawn = scores[rows, draw(len(first))]
     else:
       drawn = draw((len(first), width))
-      own = score(first, second[:, None])[:, 0]
-      scores = score(first, drawn)
-      near = known.select(first)
+      own = score(keys, second[:, None])[:, 0]
+      scores = score(keys, drawn)
+      near = known.select(keys)
       codes = near.owners() * num_nodes + near.ids
       scores[np.isin(rows[:, None] * num_nodes + drawn, codes)] = -np.inf
       scores[drawn == first[:, None]] = -np.inf
@@ -87,6 +93,7 @@ def evaluate(
   return {
     'score': mrr,
     'mrr': mrr,
+    'mean_rank': float(np.mean(ranks)),
     **{f'hits@{k}': float(np.mean(ranks <= k)) for k in _HITS},
     'auc': clicks.auc(labels, np.concatenate([positives, others])),
     'negatives': negatives,

@@ -55,6 +55,23 @@ class Names(Sequence):
     return self.data[start:stop].tobytes().decode(errors='replace')
 
 
+class Chosen(Sequence):
+  """Names of some nodes, which are made when they are asked for."""
+
+  def __init__(self, names: Sequence[str] | None, nodes: np.ndarray):
+    """Of int nodes [n]; without names, nodes are called by their numbers."""
+    self._names, self._nodes = names, nodes
+
+  def __len__(self) -> int:
+    return len(self._nodes)
+
+  def __getitem__(self, index):
+    if isinstance(index, slice):
+      return [self[i] for i in range(*index.indices(len(self)))]
+    node = self._nodes[index]
+    return str(node) if self._names is None else self._names[node]
+
+
 class Graph(NamedTuple):
   """Nodes, edges, and what is known of nodes."""
 
@@ -112,6 +129,21 @@ def label_matrix(graph: Graph, nodes: np.ndarray) -> np.ndarray:
   found = np.zeros((graph.num_nodes, num_classes(graph)), bool)
   found[owners, flat] = True
   return found[nodes]
+
+
+def by_label(
+  graph: Graph, keys: Sequence[str], nodes: np.ndarray
+) -> dict[str, list[str]]:
+  """The keys [n] of nodes int [n], by the first label that each has."""
+  found: dict[str, list[str]] = {}
+  if graph.labels is None:
+    return found
+  labels = label_matrix(graph, nodes)
+  names = graph.label_names or range(labels.shape[1])
+  for key, row in zip(keys, labels, strict=True):
+    if row.any():
+      found.setdefault(str(names[row.argmax()]), []).append(key)
+  return found
 
 
 class Edges(NamedTuple):

@@ -151,14 +151,23 @@ def _drawn(first, second, key, below):
 
 
 @numba.njit(nogil=True, cache=True)
-def _are_edges(offsets, neighbors, edges):
-  """[n] bool, whether edges [n, 2] are in a graph."""
-  found = np.empty(len(edges), np.bool_)
+def _found(offsets, neighbors, relations, edges, of):
+  found = np.zeros(len(edges), np.bool_)
   for i in range(len(edges)):
     start, stop = offsets[edges[i, 0]], offsets[edges[i, 0] + 1]
     place = walks.lower_bound(neighbors, start, stop, edges[i, 1])
-    found[i] = place < stop and neighbors[place] == edges[i, 1]
+    while place < stop and neighbors[place] == edges[i, 1] and not found[i]:
+      found[i] = not len(of) or relations[place] == of[i]
+      place += 1
   return found
+
+
+def _are_edges(offsets, neighbors, edges, relations=None, of=None):
+  """[n] bool, whether edges [n, 2], of relations [n], are in a graph."""
+  none = np.zeros(0, np.int64)
+  offsets, neighbors = map(np.asarray, (offsets, neighbors))
+  kinds = (none, none) if of is None else (np.asarray(relations), of)
+  return _found(offsets, neighbors, kinds[0], edges, kinds[1])
 
 
 class Held(NamedTuple):
@@ -167,6 +176,7 @@ class Held(NamedTuple):
   edges: np.ndarray  # [n, 2] int64 nodes
   num_unknown: int  # edges of nodes that the graph does not have
   num_trained: int  # edges that are also in training, and stay in both
+  relations: np.ndarray | None = None  # [n] int64, where edges have some
 
 
 def hold_out(
@@ -188,6 +198,7 @@ def hold_out(
   )
   taken = is_held if graph.directed else is_held & (sources < graph.neighbors)
   edges = np.stack([sources[taken], graph.neighbors[taken]], 1)
+  of = None if graph.relations is None else graph.relations[taken]
   left = graph._replace(
     offsets=offsets,
     neighbors=graph.neighbors[kept],
@@ -197,7 +208,8 @@ def hold_out(
     else graph.relations[kept],
     digest='',
   )
-  return left, Held(edges.astype(np.int64), 0, 0)
+  of = None if of is None else of.astype(np.int64)
+  return left, Held(edges.astype(np.int64), 0, 0, of)
 
 
 def read_held(
@@ -215,20 +227,88 @@ def read_held(
   known = np.array([-1 if x is None else x for x in known], np.int64)
   sources = np.repeat(np.arange(other.num_nodes), np.diff(other.offsets))
   edges = np.stack([sources, np.asarray(other.neighbors)], 1)
+  of = _relations(other, graph, name)
   if not other.directed:
-    edges = edges[edges[:, 0] < edges[:, 1]]
+    is_first = edges[:, 0] < edges[:, 1]
+    edges, of = edges[is_first], of if of is None else of[is_first]
   edges = known[edges]
   is_known = (edges >= 0).all(1)
+  if of is not None:
+    is_known &= of >= 0
   if not is_known.any():
     raise errors.UserError(
       f'config.data.{name}={path} has no edge between nodes that '
       'config.data.path has; give edges with the same names'
     )
-  edges = edges[is_known]
+  edges, of = edges[is_known], of if of is None else of[is_known]
   trained = _are_edges(
-    np.asarray(graph.offsets), np.asarray(graph.neighbors), edges
+    graph.offsets, graph.neighbors, edges, graph.relations, of
   )
-  return Held(edges, int((~is_known).sum()), int(trained.sum()))
+  return Held(edges, int((~is_known).sum()), int(trained.sum()), of)
+
+
+def _relations(other, graph, name):
+  """[edges] int64 the relations of a list by the numbers of a graph, or None.
+
+  -1 = the graph has no such relation.
+  """
+  if graph.relations is None:
+    return None
+  if other.relations is None:
+    raise errors.UserError(
+      f'config.data.{name} has edges without a relation, and those of '
+      'config.data.path have some; give them a column more'
+    )
+  if graph.relation_names is None:
+    return np.asarray(other.relations, np.int64)
+  numbers = {x: i for i, x in enumerate(graph.relation_names)}
+  names = other.relation_names
+  if names is None:
+    names = map(str, range(int(other.relations.max()) + 1))
+  found = np.array([numbers.get(x, -1) for x in names], np.int64)
+  return found[np.asarray(other.relations)]
+
+
+class Splits(NamedTuple):
+  """A graph to learn from, and what was held out."""
+
+  graph: graph_lib.Graph
+  held: dict[str, Held]  # by name, of 'valid' and 'test'
+  dropped: dict[str, int]
+
+
+def split(spec: base.SourceSpec) -> Splits:
+  """Reads the graph that settings name. Raises a `UserError`."""
+  settings = spec.settings
+  graph = files.read(settings, spec.cache, spec.progress)
+  splits: dict[str, Held] = {}
+  dropped: dict[str, int] = {}
+  for i, name in enumerate(('valid', 'test')):
+    if not (text := settings[name]):
+      continue
+    share = base.held_out(
+      text,
+      f'config.data.{name}={text} must be a list of edges, or a share of '
+      'them between 0 and 1',
+    )
+    if share is None:
+      held = read_held(text, name, graph, settings, spec)
+    elif share[1]:
+      raise errors.UserError(
+        f'config.data.{name}={text} asks for the last edges, and a graph has '
+        f'no order; give {share[0]}, or a list of edges'
+      )
+    else:
+      graph, held = hold_out(graph, share[0], spec.seed, i)
+    splits[name] = held
+    dropped[f'{name}_edges_unknown'] = held.num_unknown
+    dropped[f'{name}_edges_in_training'] = held.num_trained
+  if not len(graph.neighbors):
+    raise errors.UserError(
+      'no edge is left to learn from; hold out fewer with config.data.valid '
+      'and config.data.test'
+    )
+  return Splits(graph, splits, dropped)
 
 
 class Walks(loader.TextSource):
@@ -236,29 +316,7 @@ class Walks(loader.TextSource):
 
   def __init__(self, spec: base.SourceSpec):
     settings = spec.settings
-    graph = files.read(settings, spec.cache, spec.progress)
-    self.held: dict[str, Held] = {}
-    dropped: dict[str, int] = {}
-    for i, name in enumerate(('valid', 'test')):
-      if not (text := settings[name]):
-        continue
-      share = base.held_out(
-        text,
-        f'config.data.{name}={text} must be a list of edges, or a share of '
-        'them between 0 and 1',
-      )
-      if share is None:
-        held = read_held(text, name, graph, settings, spec)
-      elif share[1]:
-        raise errors.UserError(
-          f'config.data.{name}={text} asks for the last edges, and a graph has '
-          f'no order; give {share[0]}, or a list of edges'
-        )
-      else:
-        graph, held = hold_out(graph, share[0], spec.seed, i)
-      self.held[name] = held
-      dropped[f'{name}_edges_unknown'] = held.num_unknown
-      dropped[f'{name}_edges_in_training'] = held.num_trained
+    graph, self.held, dropped = split(spec)
     self.graph = graph
     if graph.labels is not None:
       classes = graph_lib.num_classes(graph)
@@ -267,11 +325,6 @@ class Walks(loader.TextSource):
           f'{graph.num_nodes:,} nodes have {classes:,} labels, and the product '
           f'may be {_MAX_LABELS:,}; give labels that many nodes have in common'
         )
-    if not len(graph.neighbors):
-      raise errors.UserError(
-        'no edge is left to learn from; hold out fewer with config.data.valid '
-        'and config.data.test'
-      )
     corpus = make_corpus(graph, settings, spec.seed, spec.progress)
     super().__init__(corpus, spec)
     degrees = np.diff(graph.offsets)
@@ -329,16 +382,7 @@ class Walks(loader.TextSource):
   @functools.cached_property
   def categories(self) -> dict[str, list[str]]:
     """Names of nodes by their first label, for a map."""
-    graph = self.graph
-    found: dict[str, list[str]] = {}
-    if graph.labels is None:
-      return found
-    labels = graph_lib.label_matrix(graph, self.nodes)
-    names = graph.label_names or range(labels.shape[1])
-    for key, row in zip(self.keys, labels, strict=True):
-      if row.any():
-        found.setdefault(str(names[row.argmax()]), []).append(key)
-    return found
+    return graph_lib.by_label(self.graph, self.keys, self.nodes)
 
   @functools.cached_property
   def nodes(self) -> np.ndarray:

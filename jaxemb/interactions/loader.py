@@ -108,21 +108,15 @@ class Interactions:
 
   def _batch(self, order, first, stop) -> tuple[Any, int]:
     """The batch of places of an order; how many are in parts read here."""
-    num_parts, num_steps = self.num_parts, self.num_steps
-    ids = np.full((num_steps * self.step_size, 2), examples.PADDING, np.int32)
-    ids[: stop - first] = np.stack(order, 1)[first:stop]
-    # A step takes a piece for each part.
-    ids = ids.reshape(num_steps, num_parts, -1, 2).swapaxes(0, 1)
-    ids = ids.reshape(num_parts, -1, 2)
-    is_example = ids[..., 0] != examples.PADDING
-    counts = is_example.sum(1, dtype=np.int32)
-    batch = examples.Batch(
+    ids = np.stack([x[first:stop] for x in order], 1)
+    batch = examples.batch_of(
       ids,
-      np.zeros((*is_example.shape, 0), np.float32),
-      np.where(is_example, 1, -1).astype(np.float32),
-      np.full(num_parts, -(-(stop - first) // self.step_size), np.int32),
-      counts,
+      np.zeros((len(ids), 0), np.float32),
+      self.num_parts,
+      self.spec.part_words,
+      self.num_steps,
     )
+    counts = batch.examples
     return batch, int(counts[list(self.spec.readers.local_parts)].sum())
 
 

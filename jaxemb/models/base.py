@@ -38,6 +38,10 @@ class Corpus(NamedTuple):
   # [users] float64, chance that an example is of each, who are no keys.
   users: np.ndarray | None = None
   nodes: trees.Nodes | None = None  # of a graph
+  # [relations] float64, chance that an edge is of each.
+  relations: np.ndarray | None = None
+  # [partitions + 1] int, the first id of each, and of none.
+  partitions: np.ndarray | None = None
 
 
 class Aux(NamedTuple):
@@ -53,6 +57,8 @@ class Model(Protocol):
   # The table whose rows users get, and the one of its contexts, if any.
   vectors_table: str
   contexts_table: str = ''
+  # Whether its rows are of keys, where the source has contexts of other kinds.
+  has_contexts_of_keys: bool = False
   metrics: tuple[str, ...] = ()  # names in `Aux.metrics`
 
   def specs(self) -> Mapping[str, spec_lib.TableSpec]:

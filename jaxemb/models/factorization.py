@@ -44,15 +44,21 @@ def softmax(positives: jax.Array, negatives: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _sum(products, row_ops):
+def sums(products: jax.Array, row_ops: skipgram.RowOps) -> jax.Array:
   """[...], sums over columns [..., d] of all devices; slopes are of each."""
   return row_ops.sum_columns(jnp.sum(products, -1))
 
 
-_sum.defvjp(
-  lambda x, row_ops: (_sum(x, row_ops), x),
+sums.defvjp(
+  lambda x, row_ops: (sums(x, row_ops), x),
   lambda row_ops, x, slopes: (jnp.broadcast_to(slopes[..., None], x.shape),),
 )
+
+
+def inverse_lengths(rows: jax.Array, row_ops: skipgram.RowOps) -> jax.Array:
+  """[...] of rows [..., d], whose columns devices may share."""
+  squares = sums(jnp.square(rows), row_ops)
+  return jax.lax.rsqrt(jnp.maximum(squares, _LEAST_LENGTH**2))
 
 
 @jax.tree_util.register_dataclass
@@ -98,22 +104,18 @@ class Factorization(base.Model):
   def loss(self, params, rows, ids, batch, key):
     """Summed over the pairs of user and item."""
     s, users, items = self.spec, rows[USERS], rows[ITEMS]
-    positives = _sum(users * items[:, : s.chunk], s.row_ops)
+    positives = sums(users * items[:, : s.chunk], s.row_ops)
     negatives = s.row_ops.dot(users, items[:, s.chunk :])
     if self.is_cosine:
       # Scores, not rows, are divided by lengths: every device has all of them,
       # and all that their derivatives need, whoever has which columns.
-      of_users = self._inverse_lengths(users) / self.temperature
-      of_items = self._inverse_lengths(items)
+      of_users = inverse_lengths(users, s.row_ops) / self.temperature
+      of_items = inverse_lengths(items, s.row_ops)
       positives *= of_users * of_items[:, : s.chunk]
       negatives *= of_users[..., None] * of_items[:, None, s.chunk :]
     weights = batch.weights.reshape(-1, s.chunk)
     loss = jnp.sum(weights * self.loss_of(positives, negatives))
     return loss, base.Aux(jnp.sum(weights))
-
-  def _inverse_lengths(self, rows):
-    squares = _sum(jnp.square(rows), self.spec.row_ops)
-    return jax.lax.rsqrt(jnp.maximum(squares, _LEAST_LENGTH**2))
 
 
 def make(

@@ -1,0 +1,329 @@
+"""Edges of a graph as examples, in a random order in each epoch.
+
+An example is (source, target) and, where edges have one, the relation. Either
+end of an undirected edge is the source, at random in each epoch.
+
+With P partitions of nodes the edges come in buckets: those within a partition,
+and those between two, in either direction. Rows of two partitions are needed at
+a time. Buckets have an order in which every one shares a partition with the one
+before (PyTorch-BigGraph, Lerer et al. 2019, section 4.1): each of the
+P (P - 1) / 2 pairs but the first loads one partition, and fewer cannot be.
+Every second epoch goes the order back, and begins with what is there.
+
+The order of an epoch is a function of (seed, epoch), and the reader's whole
+state (epoch, bucket, next place).
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.data import base, examples
+from jaxemb.evaluation import geometry, links, nodes, ranking
+from jaxemb.graphs import graph as graph_lib
+from jaxemb.graphs import loader
+
+_DISPATCH = 1 << 17  # edges, or one step if that has more
+
+
+def bucket_order(
+  num_partitions: int, is_back: bool = False
+) -> list[tuple[int, int]]:
+  """All pairs (i, j), i <= j, each sharing a partition with the one before.
+
+  >>> bucket_order(3)
+  [(0, 1), (0, 0), (1, 1), (0, 2), (2, 2), (1, 2)]
+  """
+  pairs = []
+  for i in range(num_partitions - 1):
+    others = range(i + 1, num_partitions)
+    pairs += [(i, j) for j in (reversed(others) if i % 2 else others)]
+  found: dict[tuple[int, int], None] = {}
+  for i, j in pairs[::-1] if is_back else pairs:
+    found |= dict.fromkeys([(i, j), (i, i), (j, j)])
+  return list(found) or [(0, 0)]
+
+
+def num_loads(order: Sequence[tuple[int, int]]) -> int:
+  """Partitions that are loaded, where two have room at a time."""
+  held: list[int] = []
+  loads = 0
+  for pair in order:
+    loads += len({*pair} - {*held})
+    held = [*[x for x in held if x not in pair], *{*pair}][-2:]
+  return loads
+
+
+class Edges:
+  """Edges as a `data.base.Source`: ids [..., 2 or 3]; progress is in edges."""
+
+  unit = 'edges'
+
+  def __init__(self, spec: base.SourceSpec):
+    self.spec, self.num_parts, self.epochs = spec, spec.num_parts, spec.epochs
+    graph, self.held, dropped = loader.split(spec)
+    self.graph = graph
+    lists = np.diff(graph.offsets)
+    degrees = lists
+    if graph.directed:
+      ends = np.bincount(graph.neighbors, minlength=graph.num_nodes)
+      degrees = degrees + ends
+    # Nodes without an edge come last, and are left out.
+    order = np.argsort(-degrees, kind='stable')
+    order = order[: np.count_nonzero(degrees)].astype(np.int32)
+    num = spec.settings['partitions']
+    if num > len(order):
+      raise errors.UserError(
+        f'config.data.partitions={num} is more than the {len(order):,} nodes '
+        'that have edges; lower it'
+      )
+    # In each partition, frequent nodes come first.
+    parts = [order[i::num] for i in range(num)]
+    self._nodes = order = np.concatenate(parts)
+    # [partitions + 1] int64, the first id of each; None = there is one.
+    starts = np.cumsum([0, *map(len, parts)])
+    self.partitions = starts if num > 1 else None
+    self._ids_of = np.full(graph.num_nodes, -1, np.int32)
+    self._ids_of[order] = np.arange(len(order), dtype=np.int32)
+    self.keys = graph_lib.Chosen(graph.names, order)
+    self.counts = degrees[order]
+    self._make_columns(lists, starts)
+    self.units_per_epoch = num = len(self._columns[0])
+    # [keys] float64, how often an edge has each as an end.
+    self.frequencies = self.counts / num
+    self.num_relations = 1
+    if graph.relations is not None:
+      counts = np.bincount(graph.relations)
+      self.num_relations = max(len(counts), len(graph.relation_names or ()))
+      counts = np.bincount(graph.relations, minlength=self.num_relations)
+      self.relation_frequencies = counts / counts.sum()
+    else:
+      self.relation_frequencies = np.ones(1)
+    relations = graph.relation_names or map(str, range(self.num_relations))
+    relations = list(relations)
+    # Of models with operators.
+    self.context_keys = relations + [f'{x} (inverse)' for x in relations]
+    digest = graph_lib.fingerprint(graph)
+    self.fingerprint = f'{digest} {spec.settings["partitions"]} partitions'
+    self.dropped = {
+      **graph.counted,
+      **dropped,
+      'isolated_nodes': graph.num_nodes - len(self.keys),
+    }
+    self.step_size = spec.part_words * spec.num_parts
+    self.num_steps = max(1, min(_DISPATCH, num) // self.step_size)
+    self.steps = examples.Steps(spec.part_words, spec.num_parts)
+    arrays = graph.offsets, graph.neighbors, graph.weights, graph.relations
+    self.mapped_bytes = sum(
+      x.nbytes for x in arrays if isinstance(x, np.memmap)
+    )
+
+  def _make_columns(self, lists: np.ndarray, starts: np.ndarray) -> None:
+    """Columns of edges [n], by bucket, and where buckets begin."""
+    graph = self.graph
+    sources = np.repeat(self._ids_of, lists)
+    targets = self._ids_of[graph.neighbors]
+    columns = [sources, targets]
+    if graph.relations is not None:
+      columns.append(np.asarray(graph.relations, np.int32))
+    if graph.weights is not None:
+      weights = np.asarray(graph.weights, np.float32)
+      columns.append(weights / np.float32(weights.mean()))
+    if not graph.directed:  # each is in two lists
+      is_first = sources < targets
+      columns = [x[is_first] for x in columns]
+    self._order = bucket_order(len(starts) - 1)
+    places = {x: i for i, x in enumerate(self._order)}
+    back = bucket_order(len(starts) - 1, is_back=True)
+    # Numbers of buckets, in even epochs and in odd ones.
+    self._orders = list(range(len(places))), [places[x] for x in back]
+    self._starts = np.array([0, len(columns[0])])
+    if len(self._order) > 1:
+      places = np.zeros((len(starts) - 1,) * 2, np.int32)
+      for i, (a, b) in enumerate(self._order):
+        places[a, b] = places[b, a] = i
+      of = (np.searchsorted(starts, x, 'right') - 1 for x in columns[:2])
+      buckets = places[tuple(of)]
+      order = np.argsort(buckets, kind='stable')
+      columns = [x[order] for x in columns]
+      sizes = np.bincount(buckets, minlength=len(self._order))
+      self._starts = np.concatenate([[0], np.cumsum(sizes)])
+    self._columns = columns
+
+  def eval_paths(self) -> list[str]:
+    """None: what is held out is not of words."""
+    return []
+
+  def describe(self) -> list[str]:
+    """What was read, for the log."""
+    graph = self.graph
+    held = ''.join(
+      f', {len(x.edges):,} held out for {name}' for name, x in self.held.items()
+    )
+    lines = [
+      f'edges: {self.units_per_epoch:,} '
+      f'{"" if graph.directed else "un"}directed'
+      f'{" with weights" * (graph.weights is not None)} between '
+      f'{len(self.keys):,} nodes, of {self.num_relations:,} relations{held}'
+    ]
+    if self.partitions is not None:
+      rng = np.random.default_rng(0)
+      order = [self._order[i] for i in rng.permutation(len(self._order))]
+      lines.append(
+        f'buckets: {len(self._order):,} of {len(self.partitions) - 1} '
+        f'partitions; {num_loads(self._order):,} partitions are loaded in an '
+        f'epoch, in a random order {num_loads(order):,} would be'
+      )
+    return lines
+
+  def items(
+    self, position: Sequence[int] | None, done: int
+  ) -> Iterator[base.Item]:
+    """Batches from a position, [epoch, bucket, next place], to the end."""
+    size = self.num_steps * self.step_size
+    sizes = np.diff(self._starts)
+    dispatches = -(-sizes // size)
+    epoch, at, first = position or (0, 0, 0)
+    while epoch < self.epochs:
+      order = self._orders[epoch % 2]
+      left = [i for i in order[at:] if sizes[i]]
+      index = epoch * int(dispatches.sum())
+      index += int(sum(dispatches[i] for i in order[:at])) + first // size
+      for bucket in left:
+        ids, numbers = self._bucket(epoch, bucket)
+        while first < len(ids):
+          stop = min(first + size, len(ids))
+          batch = examples.batch_of(
+            ids[first:stop],
+            numbers[first:stop],
+            self.num_parts,
+            self.spec.part_words,
+            self.num_steps,
+          )
+          after = done + stop - first
+          own = int(batch.examples[list(self.spec.readers.local_parts)].sum())
+          where = order.index(bucket)
+          position = [epoch, where, stop]
+          if stop == len(ids):
+            is_last = bucket == left[-1]
+            position = [epoch + 1, 0, 0] if is_last else [epoch, where + 1, 0]
+          yield base.Item(batch, index, position, done, after, own)
+          done, first, index = after, stop, index + 1
+        first = 0
+      epoch, at = epoch + 1, 0
+
+  def _bucket(self, epoch: int, bucket: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids [n, 2 or 3] and numbers [n, 0 or 1] in the order of an epoch."""
+    rng = np.random.default_rng((self.spec.seed, epoch, bucket))
+    start, stop = self._starts[bucket : bucket + 2]
+    order = rng.permutation(np.arange(start, stop, dtype=np.uint32))
+    num = 2 + (self.graph.relations is not None)
+    ids = np.empty((len(order), num), np.int32)
+    for i in range(num):
+      ids[:, i] = self._columns[i][order]
+    if not self.graph.directed:
+      is_turned = rng.integers(0, 2, len(ids), bool)
+      ids[is_turned, :2] = ids[is_turned, 1::-1]
+    numbers = [x[order] for x in self._columns[num:]]
+    numbers = np.stack(numbers, 1) if numbers else np.zeros((len(ids), 0))
+    return ids, numbers.astype(np.float32)
+
+  def evaluate(
+    self,
+    vectors: np.ndarray,
+    contexts: np.ndarray | None,
+    is_cosine: bool,
+    operate: Callable[..., Any] | None = None,
+  ) -> dict[str, dict[str, Any]]:
+    """What vectors [vocab, d] tell of labels and of edges held out.
+
+    Both ends of an edge are looked for. With an operator `contexts` are those
+    of relations, in both directions, else of nodes as targets.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    if self.graph.labels is not None:
+      labels = graph_lib.label_matrix(self.graph, self._nodes)
+      found |= nodes.evaluate(vectors, labels)
+    score = self._scorer(vectors, contexts, is_cosine, operate)
+    for name, held in self.held.items():
+      edges = self._turns(*self._of(held))
+      found[f'{name} edges'] = links.evaluate(
+        score,
+        edges,
+        self._known,
+        self.spec.settings['candidates'],
+        self.counts,
+        2 * (len(held.edges) + held.num_unknown),
+        2 * self.num_relations,
+      )
+    return found
+
+  def _scorer(self, vectors, contexts, is_cosine, operate):
+    """The `score` of `links.evaluate`, for both directions of all relations."""
+    num = self.num_relations
+    if is_cosine:
+      vectors = geometry.unit(vectors)
+    has_operator = operate is not None and contexts is not None
+    ends = [vectors, vectors]  # of those that are given, by direction
+    if not has_operator and contexts is not None:
+      ends[1] = contexts
+
+    def score(keys, others):
+      first, relation = np.divmod(keys, 2 * num)
+      shape = (len(keys), len(vectors) if others is None else others.shape[1])
+      found = np.empty(shape, np.float32)
+      for i in (0, 1):
+        mine = np.flatnonzero((relation >= num) == i)
+        given = ends[i][first[mine]]
+        if has_operator:
+          given = np.asarray(operate(given, contexts[relation[mine]]))
+          given = geometry.unit(given) if is_cosine else given
+        if others is None:
+          found[mine] = given @ ends[1 - i].T
+        else:
+          rows = ends[1 - i][others[mine]]
+          found[mine] = np.einsum('md,mkd->mk', given, rows)
+      return found
+
+    return score
+
+  def _of(self, held: loader.Held) -> tuple[np.ndarray, ...]:
+    """Sources, targets and relations [n] of edges between known nodes."""
+    edges = self._ids_of[held.edges]
+    is_known = (edges >= 0).all(1)
+    relations = held.relations
+    if relations is None:
+      relations = np.zeros(len(edges), np.int64)
+    return *edges[is_known].T, relations[is_known]
+
+  def _turns(self, sources, targets, relations):
+    """[2 n, 3], of edges: target of a source, and source of a target."""
+    back = relations + self.num_relations
+    return np.concatenate([
+      np.stack([sources, targets, relations], 1),
+      np.stack([targets, sources, back], 1),
+    ]).astype(np.int64)  # fmt: skip
+
+  @functools.cached_property
+  def _known(self):
+    """For all keys of `_scorer`, the other ends of edges, held out or not."""
+    num, columns = 2 * self.num_relations, self._columns
+    has = self.graph.relations is not None
+    relations = columns[2] if has else np.zeros(len(columns[0]), np.int64)
+    edges = [(*columns[:2], relations), *map(self._of, self.held.values())]
+    if not self.graph.directed:
+      edges += [(y, x, r) for x, y, r in edges]
+    first, second, of = np.concatenate([self._turns(*x) for x in edges]).T
+    keys = first * num + of
+    order = np.argsort(keys, kind='stable')
+    sizes = np.bincount(keys, minlength=len(self.keys) * num)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    return ranking.Sets(starts, second[order].astype(np.int32))
+
+  @functools.cached_property
+  def categories(self) -> dict[str, list[str]]:
+    """Names of nodes by their first label, for a map."""
+    return graph_lib.by_label(self.graph, self.keys, self._nodes)
