@@ -435,6 +435,15 @@ def _distinct(names: Iterable[str]) -> list[str]:
 
 
 @numba.njit(nogil=True, cache=True)
+def _is_hex(sign):
+  return 48 <= sign < 58 or 65 <= sign < 71
+
+
+def _is_comment(line: str) -> bool:
+  return bool(re.match('#|%(?![0-9A-F]{2})', line))
+
+
+@numba.njit(nogil=True, cache=True)
 def _tidy(data, is_spaces):
   """Empties lines of comments; cells of others become separated by one tab.
 
@@ -444,6 +453,8 @@ def _tidy(data, is_spaces):
   while i < len(data):
     start = n
     is_comment = data[i] == 35 or data[i] == 37  # '#', '%'
+    if data[i] == 37 and i + 2 < len(data):  # but for a name such as %C3%A1
+      is_comment = not (_is_hex(data[i + 1]) and _is_hex(data[i + 2]))
     is_open = False
     while i < len(data) and data[i] != 10:
       is_space = data[i] == 32 or data[i] == 9 or data[i] == 13
@@ -513,7 +524,7 @@ def _head(
       )
     for line in bytes(text).split(b'\n'):
       line = line.decode('utf-8-sig', 'replace').strip('\r')
-      if line.strip() and line[0] not in '#%':
+      if line.strip() and not _is_comment(line):
         found.append(line)
       if len(found) == most:
         return found
@@ -754,7 +765,7 @@ def _lines(path, least) -> Iterator[tuple[int, list[str]]]:
     for line in bytes(text).splitlines():
       number += 1
       line = line.decode('utf-8-sig', 'replace')
-      if not line.strip() or line[0] in '#%':
+      if not line.strip() or _is_comment(line):
         continue
       cells = [x for x in _cells(line, delimiter) if x]
       if number == 1 and cells[0].lower() in ('node', 'id', 'name', 'node_id'):

@@ -184,6 +184,14 @@ def test_lists_as_others_write_them(text, name, edges, read):
     assert graph.relation_names == ['friend', 'enemy']
 
 
+def test_names_of_urls_are_no_comments(read, tmp_path):
+  (tmp_path / 'labels').write_text('% c\n%C3\tx\n')
+  text = '% c\n%%\na\t%C3\n%C3\tb\n#\n'
+  graph = read(text, labels=str(tmp_path / 'labels'), directed=True)
+  assert _listed(graph) == [('%C3', 'b'), ('a', '%C3')]
+  assert graph.labels.tolist() == [-1, 0, -1]
+
+
 def test_spaces_and_tabs_between_numbers_and_weights_of_parquet(read):
   text = '% sym\n1 2\t3\t77\n2 3\t4\t78\n'
   graph = read(text, columns='source,target,weight,-', directed=True)
