@@ -120,10 +120,10 @@ class Embeddings:
 
     Edges that were held out are ranked by it (`evaluation.links`).
     """
-    rows = np.array([[self.get_index(x) for x in edge] for edge in edges])
+    rows = [[self.get_index(x) for x in edge] for edge in edges]
     first, second = (
       geometry.unit(self.vectors[x], self.norms[x])
-      for x in rows.reshape(-1, 2).T
+      for x in np.array(rows, np.int64).reshape(-1, 2).T
     )
     return np.vecdot(first, second)
 

@@ -6,7 +6,8 @@ to have an edge, v has the rank 1 + (how many score higher) + (ties) / 2, and
   MRR = mean of 1 / rank        Hits@k = share of ranks up to k
 
 (filtered, Bordes et al. 2013). For a large graph the other nodes are drawn. AUC
-is the chance that an edge scores higher than u with a node drawn as stated.
+is the chance that an edge scores higher than another u with one of these other
+nodes, drawn as stated.
 """
 
 from collections.abc import Callable
@@ -66,20 +67,20 @@ def evaluate(
     if negatives == 'all':
       scores = score(keys, None)
       own = scores[rows, second]
-      some = draw(len(first))
-      others.append(scores[rows, some].copy())
       near = known.select(keys)
       scores[near.owners(), near.ids] = -np.inf
       scores[rows, second] = scores[rows, first] = -np.inf
+      drawn = scores[rows, draw(len(first))]
     else:
       drawn = draw((len(first), width))
       own = score(keys, second[:, None])[:, 0]
       scores = score(keys, drawn)
-      others.append(scores[:, 0].copy())
       near = known.select(keys)
       codes = near.owners() * num_nodes + near.ids
       scores[np.isin(rows[:, None] * num_nodes + drawn, codes)] = -np.inf
       scores[drawn == first[:, None]] = -np.inf
+      drawn = scores[:, 0]
+    others.append(drawn[drawn > -np.inf])
     higher = (scores > own[:, None]).sum(1)
     ties = (scores == own[:, None]).sum(1)
     ranks.append(1 + higher + ties / 2)
@@ -87,7 +88,7 @@ def evaluate(
   if not num:
     return {'score': float('nan'), 'found': 0, 'total': num_total or 0}
   ranks, positives, others = map(np.concatenate, (ranks, positives, others))
-  labels = np.repeat([1, 0], len(positives))
+  labels = np.repeat([1, 0], [len(positives), len(others)])
   mrr = float(np.mean(1 / ranks))
   return {
     'score': mrr,

@@ -42,7 +42,8 @@ _CALLED = {  # what columns are called in headers
   'weight': {'weight', 'w', 'value', 'strength'},
   'relation': {'relation', 'rel', 'predicate', 'type', 'edge_type', 'r'},
 }
-_NO_WEIGHTS = {'id', 'time', 'timestamp', 'date', 'year', 'label'}
+_INDEX = {'', 'unnamed: 0', '__index_level_0__'}  # of rows, as pandas writes it
+_NO_WEIGHTS = {'id', 'index', 'time', 'timestamp', 'date', 'year', 'label'}
 _MAX_BAD = 0.01  # share of lines that are skipped
 _CHUNK = 1 << 22  # edges
 _SPLITS = 'train', 'valid', 'test'
@@ -81,7 +82,7 @@ def from_networkx(
 
   To train on it, `graph.save` it and give the folder as `config.data.path`.
   """
-  names = [str(x) for x in graph.nodes]
+  names = _distinct(map(str, graph.nodes))
   numbers = {x: i for i, x in enumerate(graph.nodes)}
   found = [(numbers[a], numbers[b], x) for a, b, x in graph.edges(data=True)]
   ends = np.array([x[:2] for x in found], np.int64).reshape(-1, 2)
@@ -184,7 +185,10 @@ class _Rows:
               lines += block.num_lines
               self._add(block)
               progress('reading', done + block.read_bytes, total)
-          except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+          except (
+            *(OSError, EOFError, lzma.LZMAError, ValueError),
+            NotImplementedError,  # a column of lists
+          ) as error:
             raise errors.UserError(
               f'cannot read {path} as a list of edges: '
               f'{errors.one_line(error)}; give --config.data.columns, or '
@@ -212,7 +216,7 @@ class _Rows:
           f'{self._num_nodes}, from 0 on; raise it, or remove the edge'
         )
       num = self._num + block.numbers.shape[1]
-      if self._largest >= max(1 << 20, 64 * num):
+      if self._largest >= min(max(1 << 20, 64 * num), 1 << 31):
         raise _NotIntegers
       ends = block.numbers
     else:
@@ -281,11 +285,14 @@ class _Rows:
       yield from self._parquet(path)
       return
     head = _head(path)
+    is_sized = formats.first_line(path).startswith('%%MatrixMarket')
+    if is_sized and len(head) > 1:
+      head = head[1:]  # but for the sizes
     delimiter = _delimiter(path, head)
     table = [_cells(x, delimiter) for x in head]
     columns, has_header = _columns(path, table, self._settings['columns'])
     self._check_columns(columns, path)
-    first = has_header
+    first = has_header or is_sized
     for text, read_bytes in formats.blocks(path):
       args = text, delimiter, columns, len(table[0]), first, read_bytes
       yield functools.partial(self._parse, *args)
@@ -318,8 +325,11 @@ class _Rows:
       return self._block(texts, [], 0, size * done // total)
 
     with parquet.ParquetFile(path) as reader:
-      names = reader.schema_arrow.names
-      columns, _ = _columns(path, [names], self._settings['columns'])
+      table = [reader.schema_arrow.names]
+      for batch in itertools.islice(reader.iter_batches(20), 1):
+        rows = zip(*(x.to_pylist() for x in batch.columns), strict=True)
+        table += [list(map(str, x)) for x in rows]
+      columns, _ = _columns(path, table, self._settings['columns'])
       self._check_columns(columns, path)
       done, total = 0, max(1, reader.metadata.num_rows)
       for batch in reader.iter_batches(1 << 18):
@@ -328,6 +338,8 @@ class _Rows:
 
   def _parse(self, text, delimiter, columns, width, has_header, read_bytes):
     data = np.frombuffer(text, np.uint8)
+    if bytes(data[:3]) == b'\xef\xbb\xbf':
+      data = data[3:]
     is_spaces = delimiter == ' '
     data = data[: _tidy(data, is_spaces)]
     most = text.count(b'\n') + 1
@@ -340,8 +352,6 @@ class _Rows:
       start = np.argmax((data != 10) & (data != 13))
       first = int(start + np.argmax(data[start:] == 10) + 1)
       lines = int(np.count_nonzero(data[:first] == 10))
-    elif bytes(data[:3]) == b'\xef\xbb\xbf':
-      first = 3
     num, num_lines, num_bad = formats.split(
       data, first, delimiter, quote, *spans, *bad
     )
@@ -410,6 +420,29 @@ def _names(arrays):
   return graph_lib.Names(offsets, np.concatenate(parts))
 
 
+def _distinct(names: Iterable[str]) -> list[str]:
+  """The same, where a name is given again or is empty with the node's number.
+
+  Titles and people may have one name.
+  """
+  found, seen = [], set()
+  for i, name in enumerate(names):
+    while not name or name in seen:
+      name = f'{name}#{i}'
+    seen.add(name)
+    found.append(name)
+  return found
+
+
+@numba.njit(nogil=True, cache=True)
+def _is_hex(sign):
+  return 48 <= sign < 58 or 65 <= sign < 71
+
+
+def _is_comment(line: str) -> bool:
+  return bool(re.match('#|%(?![0-9A-F]{2})', line))
+
+
 @numba.njit(nogil=True, cache=True)
 def _tidy(data, is_spaces):
   """Empties lines of comments; cells of others become separated by one tab.
@@ -420,6 +453,8 @@ def _tidy(data, is_spaces):
   while i < len(data):
     start = n
     is_comment = data[i] == 35 or data[i] == 37  # '#', '%'
+    if data[i] == 37 and i + 2 < len(data):  # but for a name such as %C3%A1
+      is_comment = not (_is_hex(data[i + 1]) and _is_hex(data[i + 2]))
     is_open = False
     while i < len(data) and data[i] != 10:
       is_space = data[i] == 32 or data[i] == 9 or data[i] == 13
@@ -477,20 +512,24 @@ def _floats(text: keys.Text) -> np.ndarray:
     return found
 
 
-def _head(path: pathlib.Path, most: int = 20) -> list[str]:
+def _head(
+  path: pathlib.Path, most: int = 20, what: str = 'an edge'
+) -> list[str]:
   """The first lines that are no comments."""
   found = []
   for text, _ in formats.blocks(path):
+    if 0 in text[:1000]:
+      raise errors.UserError(
+        f'{path} is no text in UTF-8; give plain or compressed text'
+      )
     for line in bytes(text).split(b'\n'):
       line = line.decode('utf-8-sig', 'replace').strip('\r')
-      if line.strip() and line[0] not in '#%':
+      if line.strip() and not _is_comment(line):
         found.append(line)
       if len(found) == most:
         return found
   if not found:
-    raise errors.UserError(
-      f'{path} has no line with an edge; give another file'
-    )
+    raise errors.UserError(f'{path} has no line with {what}; give another file')
   return found
 
 
@@ -503,8 +542,15 @@ def _delimiter(path: pathlib.Path, head: Sequence[str]) -> str:
     wanted = '\t,;|'
   for sign in wanted:
     if all(sign in x for x in head[:1]):
-      return sign
-  return ' '
+      break
+  else:
+    return ' '
+  # KONECT has both spaces and tabs between numbers.
+  cells = [y.split() for x in head for y in x.split(sign)]
+  is_mixed = sign == '\t' and any(len(x) > 1 for x in cells)
+  if is_mixed and all(_is_number(y) for x in cells for y in x):
+    return ' '
+  return sign
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
@@ -536,6 +582,9 @@ def _columns(
   lowered = [x.lower() for x in first]
   is_parquet = formats.guess(path) == 'parquet'
   has_header = is_parquet or sum(x in called for x in lowered) > 1
+  if has_header and not is_parquet:  # not if these are nodes: u v, v w
+    nodes = {y for x in rest for y in x}
+    has_header = not any(x in called and x in nodes for x in first)
   if rest and not has_header:
     has_header = any(
       not _is_number(x) and all(len(y) > i and _is_number(y[i]) for y in rest)
@@ -566,12 +615,21 @@ def _columns(
       places = [i for i, x in enumerate(lowered) if x in names]
       if places:
         found[kind] = places[0]
-  others = [i for i in range(len(first)) if i not in found.values()]
+  used = {*found.values()}
+  others = [
+    i for i, x in enumerate(lowered) if i not in used and x not in _INDEX
+  ]
   if not has_header and len(first) == 3:
-    # As of knowledge graphs: head, relation, tail.
-    third = [x[2] for x in rest or table if len(x) > 2]
-    is_triple = not any(map(_is_number, third))
-    kinds = ('source', 'relation', 'target') if is_triple else COLUMNS[:3]
+    parts = [x for x in rest or table if len(x) > 2]
+    has_number = [any(_is_number(x[i]) for x in parts) for i in range(3)]
+    if all(x[2] in ('', '{}') for x in parts):  # as NetworkX writes it
+      kinds = COLUMNS[:2]
+    elif has_number == [True, True, False]:
+      kinds = 'source', 'target', 'relation'
+    elif has_number[2]:
+      kinds = COLUMNS[:3]
+    else:  # as of knowledge graphs: head, relation, tail
+      kinds = 'source', 'relation', 'target'
     return {x: i for i, x in enumerate(kinds)}, False
   if not has_header and len(first) > 3:
     raise errors.UserError(
@@ -603,7 +661,10 @@ def _with_nodes(graph, settings):
   counted = dict(graph.counted)
   if settings['labels'] or settings['features']:
     number = numbers(graph)
-  if path := settings['labels']:
+  path = settings['labels']
+  if path.endswith('.npy'):
+    known |= _classes(_rows_of(path), path, graph.num_nodes)
+  elif path:
     labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
     unknown = 0
     for _, (name, *found) in _lines(path, 2):
@@ -611,7 +672,11 @@ def _with_nodes(graph, settings):
       if node is None:
         unknown += 1
       else:
-        labels[node] += found
+        labels[node] += [
+          y
+          for x in found
+          for y in (re.split('[,;]', x) if _LISTED.fullmatch(x) else [x])
+        ]
     if not any(labels):
       raise errors.UserError(
         f'{path} has labels of {unknown:,} nodes, none of which the graph has; '
@@ -620,9 +685,10 @@ def _with_nodes(graph, settings):
     known |= _labels(labels)
     counted['labels_of_unknown_nodes'] = unknown
   if path := settings['features']:
-    place = pathlib.Path(path).expanduser()
-    if place.suffix == '.npy':
-      features = np.load(place, mmap_mode='r')
+    if path.endswith('.npy'):
+      features = _rows_of(path)
+      if features.dtype.kind not in 'biuf':
+        raise errors.UserError(f'{path} has no numbers; give numbers')
       if features.ndim != 2 or len(features) != graph.num_nodes:
         raise errors.UserError(
           f'{path} has the shape {features.shape}, and the graph has '
@@ -645,16 +711,37 @@ def _with_nodes(graph, settings):
           continue
         try:
           features[node], has_row[node] = cells, True
+          if not np.isfinite(features[node]).all():
+            raise ValueError('not all are finite')
         except ValueError as error:
           raise errors.UserError(
             f'{path} line {line}: {errors.one_line(error)}; give numbers'
           ) from error
+      if not has_row.any():
+        raise errors.UserError(
+          f'{path} has features of {unknown:,} nodes, none of which the graph '
+          'has; give lines `node number ...` with the names that edges have'
+        )
       counted['features_of_unknown_nodes'] = unknown
       counted['nodes_without_features'] = int((~has_row).sum())
     known['features'] = features
   # Of files that were read now: the digest is another.
   digest = '' if known else graph.digest
   return graph._replace(**known, counted=counted, digest=digest)
+
+
+_LISTED = re.compile(r'\d+([,;]\d+)+')  # several labels, in one cell
+
+
+def _rows_of(path):
+  """The array of an .npy file."""
+  try:
+    return np.load(pathlib.Path(path).expanduser(), mmap_mode='r')
+  except (OSError, ValueError, EOFError) as error:
+    raise errors.UserError(
+      f'cannot read {path}: {errors.one_line(error)}; give an array by '
+      'numpy.save'
+    ) from error
 
 
 def numbers(graph) -> Callable[[str], int | None]:
@@ -672,13 +759,13 @@ def numbers(graph) -> Callable[[str], int | None]:
 def _lines(path, least) -> Iterator[tuple[int, list[str]]]:
   """Numbers and cells of lines, but for a header and comments."""
   (place,) = formats.find(path, 'file with a line for each node')[:1]
-  delimiter = _delimiter(place, _head(place, 1))
+  delimiter = _delimiter(place, _head(place, 1, 'a node'))
   number = 0
   for text, _ in formats.blocks(place):
     for line in bytes(text).splitlines():
       number += 1
       line = line.decode('utf-8-sig', 'replace')
-      if not line.strip() or line[0] in '#%':
+      if not line.strip() or _is_comment(line):
         continue
       cells = [x for x in _cells(line, delimiter) if x]
       if number == 1 and cells[0].lower() in ('node', 'id', 'name', 'node_id'):
@@ -714,77 +801,158 @@ def _labels(labels: Sequence[Iterable[str]]) -> dict[str, Any]:
 
 def _of_matrices(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
   """The graph of an .npz or .mat file."""
-  from scipy import io, sparse
+  import zipfile
+  import zlib
 
+  from scipy import sparse
+  from scipy.io import matlab
+
+  if not path.is_file():
+    raise errors.UserError(f'there is no file {path}; give a graph')
   try:
-    if path.suffix == '.mat':
-      found = io.loadmat(path)
-    else:
-      with np.load(path, allow_pickle=False) as file:
-        found = dict(file)
-  except (OSError, ValueError, NotImplementedError) as error:
+    read_file = _mat if path.suffix == '.mat' else _npz
+    adjacency, labels, known = read_file(path)
+  except (
+    *(OSError, EOFError, ValueError, TypeError, KeyError, AttributeError),
+    *(NotImplementedError, matlab.MatReadError, zipfile.BadZipFile),
+    zlib.error,
+  ) as error:
+    why = errors.one_line(error)
+    if 'v7.3' in why:  # HDF5
+      why = 'it is of Matlab 7.3'
     raise errors.UserError(
-      f'cannot read {path}: {errors.one_line(error)}; give a graph of scipy'
+      f'cannot read {path}: {why}; give a file by scipy.sparse.save_npz, or '
+      'by save -v7 of Matlab'
     ) from error
-  known: dict[str, Any] = {}
-
-  def matrix(name):
-    parts = (found.get(f'{name}_{x}') for x in ('data', 'indices', 'indptr'))
-    return sparse.csr_matrix(tuple(parts), shape=found[f'{name}_shape'])
-
-  adjacency = None
-  if path.suffix == '.mat':
-    names = ['network', *(k for k in found if k[0] != '_')]
-    square = [
-      found[k]
-      for k in names
-      if getattr(found.get(k), 'ndim', 0) == 2
-      and found[k].shape[0] == found[k].shape[1]
-    ]
-    adjacency = sparse.csr_matrix(square[0]) if square else None
-    if adjacency is not None and 'group' in found:
-      group = sparse.csr_matrix(found['group'])
-      group.eliminate_zeros()
-      group.sort_indices()
-      known = _labels([
-        map(str, group.indices[a:b])
-        for a, b in itertools.pairwise(group.indptr)
-      ])  # fmt: skip
-  elif 'adj_data' in found:
-    adjacency = matrix('adj')
-    if 'attr_data' in found:
-      known['features'] = matrix('attr').toarray().astype(np.float32)
-    elif 'attr_matrix' in found:
-      known['features'] = found['attr_matrix'].astype(np.float32)
-    if 'labels' in found:
-      known['labels'] = found['labels'].astype(np.int64)
-    if 'node_names' in found:
-      known['names'] = graph_lib.Names.of(map(str, found['node_names']))
-    if 'class_names' in found:
-      known['label_names'] = [str(x) for x in found['class_names']]
-  elif 'indptr' in found:
-    adjacency = sparse.load_npz(path).tocsr()
   if adjacency is None or adjacency.shape[0] != adjacency.shape[1]:
     raise errors.UserError(
       f'{path} has no square matrix of a graph (adj_data, or network); give '
       'another file'
     )
+  if adjacency.dtype.kind not in 'biuf':
+    raise errors.UserError(
+      f'{path} has weights of {adjacency.dtype}; give real numbers above 0'
+    )
+  num_nodes = adjacency.shape[0]
+  adjacency.sum_duplicates()
+  adjacency.eliminate_zeros()
   if not directed and not (adjacency != adjacency.T).nnz:
     adjacency = sparse.triu(adjacency, 0)
   edges = adjacency.tocoo()
+  for kind in ('features', 'names'):
+    if kind in known and len(known[kind]) != num_nodes:
+      raise errors.UserError(
+        f'{path} has {kind} of {len(known[kind]):,} nodes, and a graph of '
+        f'{num_nodes:,}; give as many'
+      )
+  if labels is not None:
+    known |= _classes(labels, path, num_nodes, known.get('label_names'))
   weights = edges.data
-  if edges.nnz and weights.min() == weights.max():
-    weights = None
-  args = edges.row, edges.col, adjacency.shape[0], weights, None, directed
-  for kind in ('labels', 'features'):
-    num = known.get(kind)
-    if num is not None and not isinstance(num, tuple):
-      if len(num) != adjacency.shape[0]:
-        raise errors.UserError(
-          f'{path} has {kind} of {len(num):,} nodes, and a graph of '
-          f'{adjacency.shape[0]:,}; give as many'
-        )
+  if edges.nnz and 0 < weights.min() == weights.max():
+    weights = None  # edges both ways are one
+  args = edges.row, edges.col, num_nodes, weights, None, directed
   return graph_lib.from_edges(*args, **known)
+
+
+def _mat(path):
+  """Of a .mat file the matrix, labels or None, and other fields of a graph."""
+  from scipy import io, sparse
+
+  found = {k.lower(): x for k, x in io.loadmat(path).items() if k[0] != '_'}
+  square = [
+    (k == 'network', x.shape[0], k)
+    for k, x in found.items()
+    if (sparse.issparse(x) or x.dtype.kind in 'biufc')
+    and x.ndim == 2
+    and x.shape[0] == x.shape[1]
+  ]
+  matrix = sparse.csr_matrix(found[max(square)[2]]) if square else None
+  return matrix, found.get('group', found.get('label')), {}
+
+
+def _npz(path):
+  """As `_mat`, of an .npz file."""
+  from scipy import sparse
+
+  found = {}
+  with np.load(path, allow_pickle=False) as file:
+    for name in file.files:
+      # Shchur et al. 2018 have both kinds of names.
+      key = re.sub(r'^(adj|attr)_matrix\.', r'\1_', name)
+      try:
+        found[key] = file[name]
+      except ValueError as error:  # objects, which could run any code
+        if 'allow_pickle' not in str(error):
+          raise
+  known: dict[str, Any] = {}
+
+  def matrix(name):
+    parts = (found[f'{name}_{x}'] for x in ('data', 'indices', 'indptr'))
+    made = sparse.csr_matrix(tuple(parts), shape=found[f'{name}_shape'])
+    made.check_format()
+    return made
+
+  if 'format' in found:
+    return sparse.load_npz(path).tocsr(), None, known
+  if 'adj_data' not in found:
+    return None, None, known
+  labels = found.get('labels')
+  if 'labels_data' in found:
+    labels = matrix('labels')
+  if 'attr_data' in found:
+    known['features'] = matrix('attr').toarray().astype(np.float32)
+  elif 'attr_matrix' in found:
+    known['features'] = found['attr_matrix'].astype(np.float32)
+    if known['features'].ndim != 2:
+      raise ValueError(
+        f'attr_matrix has the shape {found["attr_matrix"].shape}'
+      )
+  if 'node_names' in found:
+    names = _distinct(map(str, found['node_names']))
+    known['names'] = graph_lib.Names.of(names)
+  if 'class_names' in found and labels is not None:
+    known['label_names'] = [str(x) for x in found['class_names']]
+  return matrix('adj'), labels, known
+
+
+def _classes(given, path, num_nodes, names=None) -> dict[str, Any]:
+  """Fields of a graph, of an array with a label, or a row, for each node.
+
+  A row has a number above 0 for each label of the node. Labels below 0 and NaN
+  are unknown. With `names` labels are places in them, if there are as many.
+  """
+  from scipy import sparse
+
+  is_matrix = given.ndim == 2 and min(given.shape) > 1
+  if not is_matrix:
+    given = given.toarray() if sparse.issparse(given) else given
+    given = np.asarray(given).reshape(-1)
+  if given.shape[0] != num_nodes:
+    raise errors.UserError(
+      f'{path} has labels of {given.shape[0]:,} nodes, and a graph of '
+      f'{num_nodes:,}; give as many'
+    )
+  if is_matrix and given.dtype.kind not in 'biuf':
+    raise errors.UserError(
+      f'{path} has a matrix of labels that are no numbers; give numbers'
+    )
+  if is_matrix:
+    rows, columns = (sparse.csr_matrix(given) > 0).nonzero()
+    labels: list[list[int]] = [[] for _ in range(num_nodes)]
+    for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
+      labels[row].append(column)
+  else:
+    if given.dtype.kind == 'f':
+      given = np.where(np.isfinite(given), given, -1)
+      if (given == np.round(given)).all():
+        given = given.astype(np.int64)
+    is_text = given.dtype.kind in 'USO'
+    labels = [[x] if is_text or x >= 0 else [] for x in given.tolist()]
+  found = _labels([[*map(str, x)] for x in labels])
+  places = found['label_names']
+  if names and all(x.isdecimal() and int(x) < len(names) for x in places):
+    found['label_names'] = [names[int(x)] for x in places]
+  return found
 
 
 # Open Graph Benchmark, as it unpacks a data set of nodes.
@@ -795,16 +963,28 @@ def _ogb(paths, settings, folder, progress):
   import pyarrow.csv
 
   by_name = {x.name.split('.')[0]: x for x in paths if x.parent.name == 'raw'}
-  if 'edge' not in by_name:
-    raise errors.UserError(
-      f'there is no raw/edge.csv.gz in {settings["path"]}; give a folder of '
-      'OGB with one kind of nodes'
-    )
+  for name in ('edge', 'num-node-list'):
+    if name not in by_name:
+      raise errors.UserError(
+        f'there is no raw/{name}.csv.gz in {settings["path"]}; give a folder '
+        'of OGB with one kind of nodes'
+      )
 
-  def table(path, kind):
+  def table(path, kind, num=None):
     options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
-    found = pyarrow.csv.read_csv(path, read_options=options)
-    return np.stack([x.to_numpy() for x in found.columns], 1).astype(kind)
+    try:
+      found = pyarrow.csv.read_csv(path, read_options=options)
+      found = np.stack([x.to_numpy() for x in found.columns], 1).astype(kind)
+    except (OSError, EOFError, ValueError) as error:
+      raise errors.UserError(
+        f'cannot read {path}: {errors.one_line(error)}; download it again'
+      ) from error
+    if num not in (None, len(found)):
+      raise errors.UserError(
+        f'{path} has {len(found):,} lines, and the graph {num:,} nodes; '
+        'download it again'
+      )
+    return found
 
   num = int(table(by_name['num-node-list'], np.int64).sum())
   columns = {'columns': 'source,target', 'num_nodes': num}
@@ -812,10 +992,10 @@ def _ogb(paths, settings, folder, progress):
   known: dict[str, Any] = {}
   if 'node-feat' in by_name:
     progress('reading features', 0, 1)
-    known['features'] = table(by_name['node-feat'], np.float32)
+    known['features'] = table(by_name['node-feat'], np.float32, num)
   if 'node-label' in by_name:
-    labels = np.nan_to_num(table(by_name['node-label'], np.float64), nan=-1)
-    labels = labels.astype(np.int64)
+    labels = table(by_name['node-label'], np.float64, num)
+    labels = np.nan_to_num(labels, nan=-1).astype(np.int64)
     known['labels'] = labels[:, 0]
     if labels.shape[1] > 1:  # one column for each
       rows, classes = np.nonzero(labels > 0)

@@ -109,6 +109,13 @@ class Graph(NamedTuple):
     return self.names
 
 
+def num_classes(graph: Graph) -> int:
+  """How many labels there are, with those up to the largest."""
+  labels = graph.labels
+  flat = labels[1] if isinstance(labels, tuple) else labels
+  return 1 + int(np.max(flat, initial=-1))
+
+
 def label_matrix(graph: Graph, nodes: np.ndarray) -> np.ndarray:
   """[n, classes] bool, the labels of nodes int [n]."""
   labels = graph.labels
@@ -119,7 +126,7 @@ def label_matrix(graph: Graph, nodes: np.ndarray) -> np.ndarray:
     flat = np.asarray(labels)
     owners = np.flatnonzero(flat >= 0)
     flat = flat[owners]
-  found = np.zeros((graph.num_nodes, int(flat.max(initial=-1)) + 1), bool)
+  found = np.zeros((graph.num_nodes, num_classes(graph)), bool)
   found[owners, flat] = True
   return found[nodes]
 
@@ -160,12 +167,20 @@ def from_edges(
   """The graph of int edges [n], with what is `known` of its nodes.
 
   Without `num_nodes` the largest number is the last node. Raises a `UserError`
-  for numbers of nodes that do not exist, and without any edge.
+  for numbers of nodes that do not exist, for weights that are not above 0, and
+  without any edge.
   """
   sources, targets = np.asarray(sources), np.asarray(targets)
   if num_nodes is None:
     num_nodes = 1 + max(sources.max(initial=-1), targets.max(initial=-1))
   _check(sources, targets, num_nodes)
+  if weights is not None:
+    weights = np.asarray(weights, np.float32)
+    is_wrong = ~(np.isfinite(weights) & (weights > 0))
+    if is_wrong.any():
+      raise errors.UserError(
+        f'an edge has the weight {weights[is_wrong][0]}; give weights above 0'
+      )
   edges = Edges(sources, targets, weights, relations)
   parts, counted = [], {}
   for part in _ranges(lambda: [edges], num_nodes, directed, counted):

@@ -26,6 +26,7 @@ from jaxemb.text import encode, loader
 
 _COUNTED_STEPS = 1 << 26  # at most, where counts are estimated
 _READ_BLOCKS = 32  # at once
+_MAX_LABELS = 1 << 32  # bytes of a matrix of nodes and labels
 _WALK_STREAM, _SPLIT_STREAM = 0x3A1C, 0x3A1D  # of random numbers
 
 
@@ -317,6 +318,13 @@ class Walks(loader.TextSource):
     settings = spec.settings
     graph, self.held, dropped = split(spec)
     self.graph = graph
+    if graph.labels is not None:
+      classes = graph_lib.num_classes(graph)
+      if classes * graph.num_nodes > _MAX_LABELS:
+        raise errors.UserError(
+          f'{graph.num_nodes:,} nodes have {classes:,} labels, and the product '
+          f'may be {_MAX_LABELS:,}; give labels that many nodes have in common'
+        )
     corpus = make_corpus(graph, settings, spec.seed, spec.progress)
     super().__init__(corpus, spec)
     degrees = np.diff(graph.offsets)
@@ -351,8 +359,10 @@ class Walks(loader.TextSource):
     """What vectors [vocab, d] tell of labels and of edges held out."""
     graph, found = self.graph, {}
     if graph.labels is not None:
-      labels = graph_lib.label_matrix(graph, self.nodes)
-      found |= nodes.evaluate(vectors, labels)
+      every = graph_lib.label_matrix(graph, np.arange(graph.num_nodes))
+      num_labelled = int(every.any(1).sum())
+      labels = every[self.nodes]
+      found |= nodes.evaluate(vectors, labels, num_total=num_labelled)
     units = geometry.unit(vectors)
     for name, held in self.held.items():
       edges = self.corpus.ids_of[held.edges]

@@ -356,6 +356,10 @@ class Fetching:
     """The program of a stretch."""
     return self._run.as_text()
 
+  def memory_analysis(self) -> Any:
+    """What the compiled steps need."""
+    return self._run.memory_analysis()
+
   # Rows.
 
   def init(self, key: jax.Array) -> base.TrainState:

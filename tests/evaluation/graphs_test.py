@@ -38,6 +38,17 @@ def test_ranks_are_those_of_a_loop():
   assert 0 < mean < 1 and 0 <= drawn['auc'] <= 1
 
 
+@pytest.mark.parametrize('negatives', ['all', 'uniform', 'degree'])
+def test_other_nodes_are_no_neighbors(negatives):
+  vectors = np.repeat(np.eye(2, dtype=np.float32), 3, 0)
+  known = [sorted({0, 1, 2} - {u}) for u in range(3)]
+  known += [sorted({3, 4, 5} - {u}) for u in range(3, 6)]
+  edges = np.array([(u, x[0]) for u, x in enumerate(known)] * 20)
+  sets, score = ranking.Sets.of(known), links.products(vectors, vectors)
+  found = links.evaluate(score, edges, sets, negatives, np.full(6, 2))
+  assert found['auc'] == 1 and found['mrr'] == 1
+
+
 def test_weights_are_the_minimum():
   rng = np.random.default_rng(1)
   vectors = rng.normal(size=(60, 4)) * [0.1, 1, 3, 10]
@@ -51,6 +62,16 @@ def test_weights_are_the_minimum():
   for k in range(3):
     best = optimize.minimize(loss, np.zeros(5), (labels[:, k],))
     assert loss(weights[:, k], labels[:, k]) < best.fun + 1e-3
+
+
+def test_classes_that_no_node_has_do_not_count():
+  rng = np.random.default_rng(0)
+  classes = rng.integers(1, 3, 40)
+  vectors = np.eye(3)[classes] * 9 + rng.normal(size=(40, 3)) * 0.1
+  labels = np.eye(7, dtype=bool)[classes]
+  found = nodes.evaluate(vectors, labels, num_total=43)
+  assert found['labels']['macro_f1'] > 0.99
+  assert found['labels']['found'] == 40 and found['labels']['total'] == 43
 
 
 def test_f1_and_mutual_information_of_small_cases():

@@ -104,8 +104,8 @@ def read(tmp_path):
 
   def made(text, name='edges.txt', **settings):
     path = tmp_path / name
-    if isinstance(text, str):
-      text = text.encode()
+    if isinstance(text, str | bytes):
+      text = text.encode() if isinstance(text, str) else text
       path.write_bytes(gzip.compress(text) if name.endswith('.gz') else text)
     elif text is not None:
       parquet.write_table(text, path)
@@ -163,6 +163,44 @@ def test_numbers_triples_and_columns(read):
   assert counted['isolated_nodes'] == 7 and counted['self_loops'] == 1
 
 
+@pytest.mark.parametrize(
+  ('text', 'name', 'edges'),
+  [
+    ('1 2 {}\n2 3 {}\n', 'nx.edgelist', '12 23'),
+    ('1\t2\t\n2\t3\t\n', 'tabs.txt', '12 23'),
+    ('u v\nv w\nw u\n', 'letters.txt', 'uv uw vw'),
+    ('%%MatrixMarket matrix\n%\n4 4 2\n2 1\n3 1\n', 'a.mtx', '12 13'),
+    (',source,target\n0,a,b\n1,b,c\n', 'pandas.csv', 'ab bc'),
+    (',who,whom\n0,a,b\n1,b,c\n', 'index.csv', 'ab bc'),
+    ('\ufeff# c\n1 2\n2 3\n', 'bom.txt', '12 23'),
+    ('1 2 friend\n2 3 enemy\n', 'relations.txt', '12 23'),
+  ],
+)
+def test_lists_as_others_write_them(text, name, edges, read):
+  graph = read(text, name)
+  both = [y for x in edges.split() for y in ((x[0], x[1]), (x[1], x[0]))]
+  assert _listed(graph) == sorted(both) and graph.weights is None
+  if name == 'relations.txt':
+    assert graph.relation_names == ['friend', 'enemy']
+
+
+def test_names_of_urls_are_no_comments(read, tmp_path):
+  (tmp_path / 'labels').write_text('% c\n%C3\tx\n')
+  text = '% c\n%%\na\t%C3\n%C3\tb\n#\n'
+  graph = read(text, labels=str(tmp_path / 'labels'), directed=True)
+  assert _listed(graph) == [('%C3', 'b'), ('a', '%C3')]
+  assert graph.labels.tolist() == [-1, 0, -1]
+
+
+def test_spaces_and_tabs_between_numbers_and_weights_of_parquet(read):
+  text = '% sym\n1 2\t3\t77\n2 3\t4\t78\n'
+  graph = read(text, columns='source,target,weight,-', directed=True)
+  assert _listed(graph) == [('1', '2', 3.0), ('2', '3', 4.0)]
+  table = pa.table({'a': ['x', 'y'], 'b': ['y', 'z'], 'count': [3, 4]})
+  graph = read(table, 'edges.parquet', directed=True)
+  assert _listed(graph) == [('x', 'y', 3.0), ('y', 'z', 4.0)]
+
+
 GOOD = 'a b\n'
 
 
@@ -183,11 +221,21 @@ GOOD = 'a b\n'
     (GOOD, {'labels': 'x 1\n'}, r'labels of 1 nodes, none of which'),
     (GOOD, {'features': 'a 1 2\nb 1\n'}, r'line 2 has 1 features, and others'),
     (GOOD, {'features': 'a 1 x\n'}, r'line 1: could not convert'),
+    (GOOD, {'features': 'a 1 nan\n'}, r'line 1: not all are finite'),
+    (GOOD, {'features': 'x 1 2\n'}, r'features of 1 nodes, none of which'),
+    (GOOD, {'features': 'none.npy'}, r'cannot read .*none.npy'),
+    (GOOD, {'labels': '# nothing\n'}, r'no line with a node'),
+    ('0 1\n'.encode('utf-16'), {}, r'edges.txt is no text in UTF-8'),
+    (
+      pa.table({'source': [['x']], 'target': [['y']]}),
+      {'name': 'edges.parquet'},
+      r'cannot read .*Unsupported cast from list',
+    ),
   ],
 )
 def test_bad_input_is_one_line(text, settings, message, read, tmp_path):
   for key in ('labels', 'features'):
-    if key in settings:
+    if key in settings and not settings[key].endswith('.npy'):
       (tmp_path / key).write_text(settings[key])
       settings = {**settings, key: str(tmp_path / key)}
   with pytest.raises(errors.UserError, match=message) as caught:
@@ -254,6 +302,120 @@ def test_matrices_of_scipy_and_folders(tmp_path, read):
   assert {k: x.tolist() for k, x in graph.splits.items()} == {
     'train': [0, 1], 'test': [3],
   }  # fmt: skip
+
+
+MATRIX = sparse.csr_matrix(np.diag([1.0, 1, 1], 1) + np.diag([1, 1, 1], -1))
+GROUP = np.array([[1, 0], [1, 1], [0, 1], [0, 0]])
+
+
+def _parts(matrix, name='adj'):
+  parts = {x: getattr(matrix, x) for x in ('data', 'indices', 'indptr')}
+  return {f'{name}_{k}': x for k, x in {**parts, 'shape': matrix.shape}.items()}
+
+
+def test_labels_of_matrices(tmp_path, read):
+  for given, numbers, names in [
+    ([3, 7, 7, -1], [0, 1, 1, -1], ['3', '7']),
+    ([1.0, 2, np.nan, 10**12], [0, 1, -1, 2], ['1', '2', str(10**12)]),
+    ([[5], [4], [5], [5]], [1, 0, 1, 1], ['4', '5']),
+    (['y', 'x', 'x', 'y'], [1, 0, 0, 1], ['x', 'y']),
+  ]:
+    np.savez(tmp_path / 'a.npz', **_parts(MATRIX), labels=given)
+    graph = read(None, 'a.npz')
+    assert (graph.labels.tolist(), graph.label_names) == (numbers, names)
+    np.save(tmp_path / 'labels.npy', given)
+    graph = read('0 1\n1 2\n2 3\n', labels=str(tmp_path / 'labels.npy'))
+    assert (graph.labels.tolist(), graph.label_names) == (numbers, names)
+  every = np.arange(4)
+  for given in (
+    {'labels': GROUP},
+    _parts(sparse.csr_matrix(GROUP), 'labels'),
+  ):
+    np.savez(tmp_path / 'a.npz', **_parts(MATRIX), **given)
+    found = graph_lib.label_matrix(read(None, 'a.npz'), every)
+    np.testing.assert_array_equal(found, GROUP > 0)
+  io.savemat(tmp_path / 'b.mat', {'Network': MATRIX, 'Label': [[2, 1, 1, 2]]})
+  assert read(None, 'b.mat').labels.tolist() == [1, 0, 0, 1]
+  np.savez(
+    tmp_path / 'a.npz', **_parts(MATRIX), labels=[0, 2, 2, 0],
+    class_names=['p', 'q', 'r'],
+  )  # fmt: skip
+  assert read(None, 'a.npz').label_names == ['p', 'r']
+
+
+def test_matrices_as_others_write_them(tmp_path, read):
+  # Bojchevski and Gunnemann 2018 have pickled dicts of names.
+  names = np.array({0: 'a'}, dtype=object)
+  np.savez(tmp_path / 'a.npz', **_parts(MATRIX), idx_to_class=names)
+  dotted = {x.replace('_', '_matrix.'): y for x, y in _parts(MATRIX).items()}
+  np.savez(tmp_path / 'b.npz', **dotted)
+  for form in ('coo', 'dia'):
+    sparse.save_npz(tmp_path / f'{form}.npz', MATRIX.asformat(form))
+  # A zero that is stored is no edge, and edges both ways are one.
+  stored = sparse.csr_matrix(([1.0, 1, 1, 1, 0], ([0, 1, 1, 2, 3],
+    [1, 0, 2, 3, 0])), shape=(4, 4))  # fmt: skip
+  sparse.save_npz(tmp_path / 'zero.npz', stored)
+  for name in ('a.npz', 'b.npz', 'coo.npz', 'dia.npz', 'zero.npz'):
+    graph = read(None, name)
+    assert graph.num_edges == 3 and graph.weights is None, name
+
+
+def test_names_that_are_given_twice(tmp_path, read):
+  np.savez(
+    tmp_path / 'a.npz', **_parts(MATRIX), node_names=['a', '', 'a', 'a#2']
+  )
+  assert read(None, 'a.npz').names[:] == ['a', '#1', 'a#2', 'a#2#3']
+
+
+@pytest.mark.parametrize(
+  ('name', 'given', 'message'),
+  [
+    ('a.mat', b'', 'truncated; give a file by scipy'),
+    (
+      'a.mat',
+      b'MATLAB 7.3 MAT-file'.ljust(124) + b'\0\2IM' + bytes(400),
+      'it is of Matlab 7.3; give',
+    ),
+    ('a.mat', {'network': MATRIX, 'group': GROUP[:3]}, 'labels of 3 nodes'),
+    ('a.mat', {'network': MATRIX * -1.5}, r'has the weight -1\.5'),
+    ('a.mat', {'network': MATRIX * 1j}, 'weights of complex128'),
+    ('a.mat', {'Problem': {'A': MATRIX}}, 'no square matrix'),
+    ('a.npz', b'PK\3\4zz', 'cannot read .*not a zip file'),
+    ('a.npz', {'adj_data': [1.0]}, "cannot read .*'adj_indices'"),
+    ('a.npz', {**_parts(MATRIX), 'adj_shape': (2, 2)}, 'cannot read'),
+    ('a.npz', {**_parts(MATRIX), 'node_names': ['x']}, 'names of 1 nodes'),
+    ('none.npz', None, 'there is no file'),
+  ],
+)
+def test_bad_matrices_are_one_line(name, given, message, tmp_path, read):
+  if isinstance(given, bytes):
+    (tmp_path / name).write_bytes(given)
+  elif given is not None:
+    write = io.savemat if name == 'a.mat' else lambda x, y: np.savez(x, **y)
+    write(tmp_path / name, given)
+  with pytest.raises(errors.UserError, match=message) as caught:
+    read(None, name)
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ('name', 'text', 'message'),
+  [
+    ('num-node-list', None, 'no raw/num-node-list.csv.gz'),
+    ('node-feat', '1,2\n', 'has 1 lines, and the graph 3 nodes'),
+    ('node-label', 'a\nb\nc\n', 'cannot read .*could not convert'),
+  ],
+)
+def test_bad_folders_of_ogb_are_one_line(name, text, message, tmp_path, read):
+  good = {'edge': '0,1\n1,2\n', 'num-node-list': '3\n'}
+  (tmp_path / 'ogb' / 'raw').mkdir(parents=True)
+  for key, x in {**good, name: text}.items():
+    if x is not None:
+      path = tmp_path / 'ogb' / 'raw' / f'{key}.csv.gz'
+      path.write_bytes(gzip.compress(x.encode()))
+  with pytest.raises(errors.UserError, match=message) as caught:
+    read(None, 'ogb')
+  assert '\n' not in str(caught.value)
 
 
 class _Graph:

@@ -80,6 +80,7 @@ def test_strategies_and_tables_find_the_communities(kind, tmp_path):
   assert sum(x.split('.')[0] == community for x, _ in near) >= 9
   scores = vectors.edge_scores([(node, x) for x, _ in near])
   np.testing.assert_allclose(scores, [x for _, x in near], atol=1e-5)
+  assert not len(vectors.edge_scores([]))
   if 'eval.every_epochs' in KINDS[kind]:
     assert len((tmp_path / 'evaluation.jsonl').read_text().splitlines()) == 2
 
@@ -119,6 +120,14 @@ def test_names_with_a_header_and_a_weight(tmp_path):
   assert table['key'] == vectors.index_to_key
   np.testing.assert_array_equal(table['vector'], vectors.vectors)
   assert 'edges with weights' in (tmp_path / 'run' / 'log.txt').read_text()
+
+
+def test_more_labels_than_can_be_learned_are_refused(tmp_path, monkeypatch):
+  from jaxemb.graphs import loader
+
+  monkeypatch.setattr(loader, '_MAX_LABELS', 1000)
+  with pytest.raises(errors.UserError, match='400 nodes have 4 labels'):
+    _run(tmp_path)
 
 
 @pytest.mark.parametrize(
