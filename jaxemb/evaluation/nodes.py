@@ -14,6 +14,8 @@ of H(A) and H(B).
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.evaluation import geometry
@@ -75,6 +77,15 @@ def classify(
   }
 
 
+@jax.jit
+def _losses(weights, inputs, signs):
+  """[n] logistic losses of vectors, summed over classes, and all slopes."""
+  margins = signs * jnp.matmul(inputs, weights, precision='highest')
+  losses = jax.nn.softplus(-margins).sum(1)
+  slopes = -signs * jax.nn.sigmoid(-margins)
+  return losses, jnp.matmul(inputs.T, slopes, precision='highest')
+
+
 def fit(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
   """[d + 1, classes] float32 weights, the biases last.
 
@@ -92,13 +103,14 @@ def fit(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
   penalty = np.ones((shape[0], 1), np.float32)
   penalty[-1] = 0
 
+  on_device = jax.device_put((inputs, signs))
+
   def loss(flat):
     weights = (flat.reshape(shape) * scales).astype(np.float32)
-    margins = signs * (inputs @ weights)
-    value = np.logaddexp(0, -margins).sum(dtype=np.float64)
+    losses, grads = jax.device_get(_losses(weights, *on_device))
+    value = losses.sum(dtype=np.float64)
     value += 0.5 * np.sum(penalty * weights**2, dtype=np.float64)
-    slopes = -signs / (1 + np.exp(np.minimum(margins, 80)))
-    grads = inputs.T @ slopes + penalty * weights
+    grads = grads + penalty * weights
     return value, (grads * scales).astype(np.float64).ravel()
 
   found = optimize.minimize(
