@@ -222,8 +222,7 @@ def guess_encoding(data: bytes) -> str:
   """The encoding that text, which may end inside a letter, is most likely in.
 
   What is not UTF-8: a few accents among ASCII letters are Western. Otherwise
-  the first encoding
-  whose decoded text is in the script that it is for.
+  the first encoding whose decoded text is in the script that it is for.
   """
   with contextlib.suppress(UnicodeDecodeError):
     codecs.getincrementaldecoder(UTF_8)().decode(data)
