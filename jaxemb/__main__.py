@@ -31,7 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
   # For `module:attribute` of the user's own, as with `python -m`.
   if os.getcwd() not in sys.path and '' not in sys.path:
     sys.path.append(os.getcwd())
-  return importlib.import_module(f'jaxemb.{_COMMANDS[command][0]}').main(rest)
+  try:
+    module = importlib.import_module(f'jaxemb.{_COMMANDS[command][0]}')
+  except KeyboardInterrupt:  # imports take seconds on a busy machine
+    print('jaxemb: interrupted', file=sys.stderr)
+    return 130
+  return module.main(rest)
 
 
 if __name__ == '__main__':

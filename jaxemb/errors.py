@@ -9,7 +9,9 @@ import difflib
 import errno
 import logging
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +21,7 @@ _MAX_CANDIDATES = 5_000
 _MAX_SUGGESTIONS = 5
 # Of writing to a file that is open, such as the output.
 _UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT)
+_PIPE_CLOSED = 141  # as shells name the end of other programs by SIGPIPE
 
 
 class UserError(Exception):
@@ -74,6 +77,7 @@ def exit_code(command: Callable[..., int | None], *args: Any) -> int:
   """Runs a command; returns its exit code, 2 for what a user can mend."""
   _open_streams()
   warnings.showwarning = _show_warning
+  sys.unraisablehook = _interrupt_again
   logging.raiseExceptions = False  # a closed terminal ends no run
   logging.basicConfig(format='%(message)s', stream=sys.stderr)
   try:
@@ -86,14 +90,15 @@ def exit_code(command: Callable[..., int | None], *args: Any) -> int:
   except OSError as error:
     if error.filename is not None or error.errno not in _UNWRITTEN:
       raise
-    print(
-      f'jaxemb: cannot write the output: {error.strerror}; free space, or '
-      'write it elsewhere',
-      file=sys.stderr,
-    )
+    if error.errno != errno.EPIPE:  # or the reader has enough, such as `head`
+      print(
+        f'jaxemb: cannot write the output: {error.strerror}; free space, or '
+        'write it elsewhere',
+        file=sys.stderr,
+      )
     # Or Python would try once more when it ends, and say so.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return 2
+    return _PIPE_CLOSED if error.errno == errno.EPIPE else 2
   except KeyboardInterrupt:
     print('jaxemb: interrupted', file=sys.stderr)
     return 130
@@ -119,3 +124,11 @@ def _open_streams() -> None:
 
 def _show_warning(message: Warning | str, *unused: Any) -> None:
   print(f'jaxemb: warning: {message}', file=sys.stderr)
+
+
+def _interrupt_again(unraisable: Any) -> None:
+  """Repeats a Ctrl-C that came where Python drops errors, as JAX's in `gc`."""
+  if unraisable.exc_type is KeyboardInterrupt:
+    threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+  else:
+    sys.__unraisablehook__(unraisable)

@@ -26,6 +26,7 @@ import importlib.util
 import os
 import pathlib
 import runpy
+import signal
 import sys
 import time
 import traceback
@@ -51,6 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
   atexit.register(gc.freeze)  # or Python searches all of JAX for garbage, .5 s
   code = errors.exit_code(_run, sys.argv[1:] if argv is None else argv)
+  if code == errors.LostError.exit_code:
+    # Repeated while Python ends, these would end it with another code.
+    for name in ('SIGTERM', 'SIGHUP'):
+      with contextlib.suppress(AttributeError, ValueError):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
   if code and 'jax' in sys.modules:
     from jaxemb.runtime import distributed
 

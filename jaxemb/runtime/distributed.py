@@ -309,9 +309,8 @@ class Monitor:
         grace_secs = 1 if is_first() else 0
         if message != _BYE and not self._is_closing.wait(grace_secs):
           os.write(2, f'jaxemb: {_LOST.format(name)}\n'.encode())
-          os._exit(
-            STOPPED
-          )  # the main thread may wait for the lost one for ever
+          # The main thread may wait for the lost one for ever.
+          os._exit(STOPPED)
 
   def _send(self, message: bytes, peers: Iterable | None = None) -> None:
     for peer in self._peers if peers is None else peers:

@@ -12,6 +12,7 @@ import json
 import logging
 import pathlib
 import shutil
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,23 @@ def newest_record(folder: pathlib.Path) -> dict[str, Any] | None:
     record = json.loads(newest.read_bytes()) if newest else {}
     return record if record.get('format') == _FORMAT else None
   return None
+
+
+def _pass_over_late_reads() -> None:
+  """Has no traceback printed for what orbax no longer waits for.
+
+  Where one array cannot be read, orbax closes the event loop that reads all of
+  them; tensorstore then fails to say there that others are read, at any time.
+  """
+  report = sys.unraisablehook
+
+  def hook(unraisable: Any) -> None:
+    if str(unraisable.exc_value) != 'Event loop is closed':
+      report(unraisable)
+
+  hook.is_ours = True
+  if not hasattr(report, 'is_ours'):
+    sys.unraisablehook = hook
 
 
 class Checkpoints:
@@ -209,6 +227,7 @@ class Checkpoints:
     can be read (all stay), or if they are of another version of jaxemb.
     """
     damaged: dict[int, str] = {}
+    _pass_over_late_reads()
     for step in sorted(self._manager.all_steps(), reverse=True):
       try:
         state, record = self._read(step, like)

@@ -348,10 +348,12 @@ class _Encoder:
       raw = next(sources.pieces(self.files[worst], wiki.ReadReport()))
       likely = sources.guess_encoding(raw.text[: 1 << 16])
     also = f' (and {len(wrong) - 1} more files)' if len(wrong) > 1 else ''
+    remedy = f'give --config.data.encoding={likely}'
+    if likely != sources.UTF_8:
+      remedy += f', or convert it (iconv -f {likely} -t UTF-8)'
     raise errors.UserError(
-      f'{share} of {path}{also} are not {given.upper()}; it looks like {likely}'
-      f': give --config.data.encoding={likely}, or convert it '
-      f'(iconv -f {likely} -t UTF-8)'
+      f'{share} of {path}{also} are not {given.upper()}; it looks like '
+      f'{likely}: {remedy}'
     )
 
   def read(self, reports: Sequence[wiki.ReadReport]) -> list[_Piece]:
@@ -671,7 +673,8 @@ def _reuse(
     if known['counts_sha256'] == (counts and sources.file_sha256(counts)):
       if all(map(is_same, files, known['files'])):
         if is_new:  # or all bytes are read at every start
-          checksums.seal(folder, known)
+          with contextlib.suppress(errors.UserError):  # others' cache
+            checksums.seal(folder, known)
         return encoded
   return None
 

@@ -219,11 +219,14 @@ def sample_sha256(path: pathlib.Path, num_stretches: int) -> str:
 
 
 def guess_encoding(data: bytes) -> str:
-  """The encoding that text which is not UTF-8 is most likely in.
+  """The encoding that text, which may end inside a letter, is most likely in.
 
-  A few accents among ASCII letters are Western. Otherwise the first encoding
-  whose decoded text is in the script that it is for.
+  What is not UTF-8: a few accents among ASCII letters are Western. Otherwise
+  the first encoding whose decoded text is in the script that it is for.
   """
+  with contextlib.suppress(UnicodeDecodeError):
+    codecs.getincrementaldecoder(UTF_8)().decode(data)
+    return UTF_8
   num_high = len(data) - len(data.decode('ascii', 'ignore'))
   num_letters = len(data.translate(None, bytes(range(33))))
   if num_high > num_letters / 3:
