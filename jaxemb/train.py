@@ -324,9 +324,9 @@ def _write_sentences(
 ) -> bool:
   """Writes a sentence a line; returns whether they are lists of tokens."""
   kinds = set()
-  # Lone surrogates are counted with invalid UTF-8. The no-break space keeps a
-  # first sentence such as '<doc>' from passing for a format.
-  with open(path, 'w', encoding='utf-8', errors='surrogatepass') as file:
+  # Lone surrogates, which no UTF-8 has, become question marks. The no-break
+  # space keeps a first sentence such as '<doc>' from passing for a format.
+  with open(path, 'w', encoding='utf-8', errors='replace') as file:
     file.write('\N{NO-BREAK SPACE}')
     for sentence in sentences if isinstance(sentences, Iterable) else ():
       kind = next((x for x in _KINDS if isinstance(sentence, x)), None)

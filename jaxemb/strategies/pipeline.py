@@ -91,6 +91,10 @@ class Pipeline:
     """The program that exchanges rows."""
     return self.stages.add_up.as_text()
 
+  def memory_analysis(self) -> Any:
+    """What the compiled steps need."""
+    return self.stages.steps.memory_analysis()
+
   def __call__(
     self, state: Any, constants: Any, batch: Any, schedule: base.Schedule
   ) -> tuple[Any, base.DispatchMetrics]:
