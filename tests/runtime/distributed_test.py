@@ -60,11 +60,14 @@ def _start(flags, per_process=((), ()), code=_MAIN, devices=2):
   ]
 
 
-def _check(processes, code=0, timeout=300):
-  """Waits for processes to exit with a code; returns what they printed."""
+def _check(processes, code=0, timeout=300, others=()):
+  """Waits for processes to exit with a code; returns what they printed.
+
+  All but one may have a code of `others`.
+  """
   outputs = [process.communicate(timeout=timeout)[0] for process in processes]
   codes = {process.returncode for process in processes}
-  assert codes == {code}, '\n'.join(outputs)
+  assert code in codes and codes <= {code, *others}, '\n'.join(outputs)
   return outputs
 
 
@@ -272,7 +275,9 @@ def test_a_signal_before_training_stops_all(tmp_path, asked):
 def test_other_settings_and_folders_are_refused_and_named(trained, flag):
   folder, flags = trained
   flags = [*flags, f'--workdir={folder}/refused']
-  outputs = _check(_start(flags, ((), (flag.format(folder),))), 2)
+  started = _start(flags, ((), (flag.format(folder),)))
+  # Who has not heard why the other refused is told that it is gone.
+  outputs = _check(started, 2, others=[75])
   name = flag.partition('=')[0].removeprefix('--config.')
   assert any(f': {name} is ' in x for x in outputs), outputs
   assert not (folder / 'refused' / 'checkpoints').exists()
