@@ -109,9 +109,9 @@ def test_the_package_stays_within_its_budget():
   # graphs: their files, walks, and what vectors tell of nodes and edges; 560
   # checksums of what is encoded, encodings, causes told apart, memory of steps,
   # streams and limits; 1,450 GraphSAGE: sampled neighbors, layers, what becomes
-  # of a run.
+  # of a run; 80 what a lost copy to a bucket, a late signal and a pipe do.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 34_180
+  assert lines <= 34_260
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
