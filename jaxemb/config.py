@@ -686,6 +686,8 @@ def resolve(
     if s.name == 'replicas' and policy in ('average', 'hot') and is_skipgram:
       # Of what each learns a mean keeps a part. More diverges.
       o.learning_rate *= min(num_replicas, 3) if o.name == 'sgd' else 1
+  if o.final_learning_rate == find('optimizer.final_learning_rate').default:
+    o.final_learning_rate = min(o.final_learning_rate, o.learning_rate)
   if o.final_learning_rate > o.learning_rate:
     raise errors.UserError(
       f'config.optimizer.final_learning_rate={o.final_learning_rate:g} is '

@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,8 +54,16 @@ def run(
       'such as a bucket that is mounted on each host (gcsfuse)'
     )
   every_secs = max(1.0, min(_PUSH_SECS, config.train.checkpoint_every_secs))
-  with bucket.opened(workdir, every_secs) as folder:
-    code = _run_in(config, folder, job, text_cache, fixed)
+  # What is being copied, in the end above all, is not lost by a signal.
+  stop = threading.Event()
+  monitor = types.SimpleNamespace(request_stop=stop.set)
+  with (
+    distributed.stopping_on_signals(monitor, ('SIGTERM', 'SIGHUP')),
+    bucket.opened(workdir, every_secs) as folder,
+  ):
+    code = STOPPED
+    if not stop.is_set():
+      code = _run_in(config, folder, job, text_cache, fixed)
   metrics.LOG.info('what was in %s is in %s', folder, workdir)
   return code
 

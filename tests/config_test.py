@@ -32,6 +32,12 @@ def test_every_setting_is_declared_in_full():
   assert _config({}) == config_lib.default()
 
 
+def test_a_small_learning_rate_need_not_fall():
+  config = _config({'optimizer.learning_rate': 5e-5})
+  resolved, _ = config_lib.resolve(config, 'cpu', (1, 1))
+  assert resolved.optimizer.final_learning_rate == 5e-5
+
+
 @pytest.mark.parametrize(
   ('layout', 'parts', 'shape', 'multiple'),
   [

@@ -18,6 +18,7 @@ Numbers are transformed as `config.data.numbers` says:
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import hashlib
 import itertools
@@ -463,9 +464,16 @@ def encode(
   text = json.dumps([_FORMAT, files, settings, seed], sort_keys=True)
   digest = hashlib.sha256(text.encode()).hexdigest()[:20]
   folder = cache / f'clicks-{digest}'
-  with contextlib.suppress(Exception):
+  try:
     return open_folder(folder)
-  # However it is damaged, it is made again.
+  except (PermissionError, MemoryError):
+    raise
+  except OSError as error:
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+      raise  # it may be whole
+  except Exception:  # however it is damaged
+    pass
+  # It is made again.
   shutil.rmtree(folder, ignore_errors=True)
   if not folder.exists():
     cache.mkdir(parents=True, exist_ok=True)

@@ -352,8 +352,10 @@ class Monitor:
 
 
 @contextlib.contextmanager
-def stopping_on_signals(monitor: Monitor) -> Iterator[None]:
-  """SIGTERM, SIGHUP and SIGINT request a stop; a second SIGINT ends it.
+def stopping_on_signals(
+  monitor: Any, names: Iterable[str] = ('SIGTERM', 'SIGHUP', 'SIGINT')
+) -> Iterator[None]:
+  """Signals request a stop, of a `Monitor` or alike; a second SIGINT ends it.
 
   Schedulers repeat SIGTERM, and a closed terminal sends several signals: these
   never end what is still being saved.
@@ -365,7 +367,7 @@ def stopping_on_signals(monitor: Monitor) -> Iterator[None]:
     monitor.request_stop()
 
   is_main = threading.current_thread() is threading.main_thread()
-  names = ('SIGTERM', 'SIGHUP', 'SIGINT') if is_main else ()  # only it may
+  names = names if is_main else ()  # only it may
   numbers = [getattr(signal, x) for x in names if hasattr(signal, x)]
   old = {number: signal.getsignal(number) for number in numbers}
   # As nohup asks.

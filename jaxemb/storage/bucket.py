@@ -19,12 +19,18 @@ from typing import Any
 from jaxemb import errors
 
 _LOG = logging.getLogger('jaxemb')
+_COMPLETE = 'commit_success.txt'  # what orbax writes last in a checkpoint
 _UNFINISHED = '.tmp', 'orbax-checkpoint-tmp', '.lock'  # in names of files
 
 
 def is_url(path: Any) -> bool:
   """Whether a path is of a bucket, or of whatever else fsspec knows."""
   return '://' in str(path)
+
+
+def _is_last(name: str) -> tuple[bool, int]:
+  """Orders files so that those come last that say a checkpoint is complete."""
+  return name.endswith(_COMPLETE), -name.count('/')
 
 
 class Copy:
@@ -83,9 +89,14 @@ class Copy:
   def fetch(self, has_checkpoints: bool) -> None:
     """Copies what the bucket has to the folder, perhaps no checkpoints."""
     with self._told():
-      for name, source in self._there().items():
-        if name.startswith('checkpoints') and not has_checkpoints:
+      there = self._there()
+      for name, source in there.items():
+        folder, _, rest = name.partition('/')
+        if folder.startswith('checkpoints') and not has_checkpoints:
           continue
+        complete = f'checkpoints/{rest.partition("/")[0]}/{_COMPLETE}'
+        if folder == 'checkpoints' and complete not in there:
+          continue  # the run was lost while this was copied
         target = self._folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         self._files.get_file(source, str(target))
@@ -95,7 +106,8 @@ class Copy:
     """Copies what has changed to the bucket, and removes what is gone."""
     here = self._here()
     with self._told():
-      for name, stat in here.items():
+      for name in sorted(here, key=_is_last):
+        stat = here[name]
         if self._known.get(name) == stat:
           continue
         target = f'{self._root}/{name}'
@@ -103,7 +115,8 @@ class Copy:
           self._files.makedirs(target.rpartition('/')[0], exist_ok=True)
           self._files.put_file(str(self._folder / name), target)
           self._known[name] = stat
-      for name in self._known.keys() - here.keys():
+      gone = self._known.keys() - here.keys()
+      for name in sorted(gone, key=_is_last, reverse=True):
         with contextlib.suppress(FileNotFoundError):
           self._files.rm_file(f'{self._root}/{name}')
         del self._known[name]

@@ -39,6 +39,32 @@ def test_what_changes_is_copied_and_what_is_gone_is_removed(files, tmp_path):
   assert not folder.exists()
 
 
+def test_a_checkpoint_that_is_not_complete_there_is_not_fetched(
+  monkeypatch, files, tmp_path
+):
+  for step in '1', '2':
+    folder = tmp_path / 'checkpoints' / step
+    folder.mkdir(parents=True)
+    for name in 'commit_success.txt', 'state':
+      (folder / name).write_text(step)
+  put, names = type(files).put_file, []
+
+  def lose(self, source, target, **kwargs):
+    names.append(target)
+    if len(names) == 4:
+      raise ConnectionError('lost')
+    put(self, source, target, **kwargs)
+
+  monkeypatch.setattr(type(files), 'put_file', lose)
+  with pytest.raises(errors.UserError, match='lost'):
+    bucket.Copy(URL, tmp_path).push()
+  with bucket.opened(URL, 1000.0) as folder:
+    (one,) = (folder / 'checkpoints').glob('*')
+    assert sorted(x.name for x in one.glob('*')) == [
+      'commit_success.txt', 'state'
+    ]  # fmt: skip
+
+
 def test_a_bucket_that_cannot_be_written_leaves_the_copy(
   monkeypatch, files, tmp_path
 ):

@@ -2,7 +2,9 @@
 
 import contextlib
 import resource
+import sys
 import threading
+import types
 
 import jax
 import jax.numpy as jnp
@@ -210,3 +212,14 @@ def test_checksums_see_every_number_and_its_index():
     other[index] += 1
     assert checkpoint._checksum(other) != expected
   assert checkpoint._checksum(values[::-1].copy()) != expected
+
+
+def test_reads_that_nobody_waits_for_leave_no_traceback(monkeypatch):
+  found = []
+  monkeypatch.setattr(sys, 'unraisablehook', found.append)
+  checkpoint._pass_over_late_reads()
+  late = types.SimpleNamespace(exc_value=RuntimeError('Event loop is closed'))
+  other = types.SimpleNamespace(exc_value=ValueError('another'))
+  sys.unraisablehook(late)
+  sys.unraisablehook(other)
+  assert found == [other]

@@ -257,6 +257,20 @@ def test_unchanged_corpus_is_not_read_again(texts, tmp_path, monkeypatch):
         np.testing.assert_array_equal(x, y)
 
 
+def test_the_cache_of_others_is_used(tmp_path, monkeypatch):
+  path = tmp_path / 'a.txt'
+  path.write_text('aa bb aa bb')
+  first = _encode(path, tmp_path)
+  os.utime(path, (1, 1))
+  _forbid_reading(monkeypatch)
+
+  def refuse(*_):
+    raise errors.UserError('cannot write')
+
+  monkeypatch.setattr(encode.checksums, 'seal', refuse)
+  assert _encode(path, tmp_path).words == first.words
+
+
 def test_changed_text_is_read_again(tmp_path):
   path = tmp_path / 'texts' / 'a.txt'
   path.parent.mkdir()

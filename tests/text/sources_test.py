@@ -330,3 +330,8 @@ def test_genuine_files(shared_data, tmp_path):
   assert lines[:2] == ['Anarchism', '']
   assert not [line for line in lines if line.startswith(('<doc', '</doc'))]
   assert len(text) > 0.98 * len(head)
+
+
+def test_text_in_utf_8_is_guessed_even_if_it_is_cut():
+  assert sources.guess_encoding('größe'.encode()[:-2]) == 'utf-8'
+  assert sources.guess_encoding('größere Dinge'.encode('cp1252')) == 'cp1252'

@@ -1,0 +1,29 @@
+"""Ends of commands: pipes that are closed, Ctrl-C that others drop."""
+
+import subprocess
+import sys
+
+
+def _run(lines, **kwargs):
+  code = f'import os, sys\nfrom jaxemb import errors\n{lines}'
+  code += '\nsys.exit(errors.exit_code(command))'
+  return subprocess.run(
+    [sys.executable, '-c', code], stderr=subprocess.PIPE, text=True, **kwargs
+  )
+
+
+def test_a_closed_pipe_is_not_explained():
+  done = _run(
+    'r, w = os.pipe()\nos.close(r)\nos.dup2(w, 1)\n'
+    'def command(): print("x" * 100_000)'
+  )
+  assert (done.returncode, done.stderr) == (141, '')
+
+
+def test_an_interrupt_that_is_dropped_is_repeated():
+  done = _run(
+    'import time\nclass Dropped:\n'
+    '  def __del__(self): raise KeyboardInterrupt\n'
+    'def command():\n  Dropped()\n  time.sleep(30)'
+  )
+  assert (done.returncode, done.stderr) == (130, 'jaxemb: interrupted\n')
