@@ -628,6 +628,7 @@ def _columns(
       kinds = 'source', 'target', 'relation'
     elif has_number[2]:
       kinds = COLUMNS[:3]
+      _refuse_times(path, [x[2] for x in parts])
     else:  # as of knowledge graphs: head, relation, tail
       kinds = 'source', 'relation', 'target'
     return {x: i for i, x in enumerate(kinds)}, False
@@ -648,8 +649,19 @@ def _columns(
     (i,) = others
     is_weight = all(len(x) > i and _is_number(x[i]) for x in rest)
     if is_weight and lowered[i] not in _NO_WEIGHTS:
+      _refuse_times(path, [x[i] for x in rest])
       found['weight'] = i
   return found, has_header
+
+
+def _refuse_times(path, texts):
+  """Raises a `UserError` for what looks like seconds since 1970."""
+  if all(re.fullmatch(r'1?\d{9}(\.0)?', x.strip()) for x in texts):
+    raise errors.UserError(
+      f'{path} has numbers such as {texts[0].strip()} where weights would be, '
+      'which look like times; give --config.data.columns=source,target,-, or '
+      'source,target,weight if they are weights'
+    )
 
 
 # What is known of nodes.

@@ -215,6 +215,7 @@ GOOD = 'a b\n'
       r'names node 5, and config.data.num_nodes=5',
     ),
     ('3 3\n', {}, 'a graph without edges'),
+    ('9 8 1082040961\n3 4 1082155839\n', {}, 'look like times; give'),
     ('# nothing\n', {}, 'has no line with an edge'),
     ('a b c d\n', {}, r'4 columns and no header.*--config.data.columns'),
     (GOOD, {'columns': 'source,weights'}, "names 'weights'"),
