@@ -802,11 +802,12 @@ def _plan_of_store(
   if is_workers:
     yield from _plan_of_workers(config, tuning, store)
     return
+  _, unit = config_lib.smaller(config)
   for name, x in store.predicted(config.train.batch_words).items():
     step_bytes = x.rows_per_step * store.rows.records[name].num_bytes
     yield (
       f'{name}: about {x.stretch_steps:,.1f} steps of '
-      f'{config.train.batch_words:,} words at once, of whose rows '
+      f'{config.train.batch_words:,} {unit} at once, of whose rows '
       f'{x.hit_rate:.0%} are on the device; {step_bytes / 1e6:,.2f} MB of '
       'others come in each step, and as many go'
     )
