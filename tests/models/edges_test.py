@@ -166,6 +166,7 @@ def test_line_is_that_of_a_loop(order):
   rng = np.random.default_rng(3)
   arrays = [rng.normal(size=(NODES, DIM)) for _ in range(order)]
   ids = jax.device_get(_ids(model, batch))
+  ids = {k: ids[k] for k in model.specs()}  # nodes, contexts
 
   def loss(*arrays):
     tables = zip(ids, arrays, strict=True)
