@@ -96,6 +96,7 @@ def ours(num_ids: int, optimizer: str, more: Mapping[str, Any] | None = None):
   batch = examples.Batch(ids[None], numbers[None], labels[None], *counts)
   strategy = made.strategy
   state, constants = strategy.init(jax.random.key(0)), strategy.constants()
+  resources.use_huge_pages(state)
   rate = np.float32(0.01)
   schedule = base.Schedule(rate, rate, np.array([1, 2], np.uint32))
   program = strategy.step.lower(state, constants, batch, schedule).compile()

@@ -118,6 +118,7 @@ def train(
     if strategy_base.chooses_layouts(parts.mesh):
       like = strategy.init.eval_shape(key)  # import and restoring choose theirs
       state = strategy_base.laid_out(state, like)
+    resources.use_huge_pages(state)
     last_save, secs_before = time.monotonic(), totals.total_secs
     for dispatch, (item, following) in enumerate(_with_next(items)):
       now = schedule(config, item, total, *stream)

@@ -8,6 +8,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jaxemb import errors
@@ -159,3 +160,10 @@ def test_sockets(tmp_path, monkeypatch):
     (tmp_path / name).mkdir()
     (tmp_path / name / 'cpulist').write_text(cores)
   assert resources.sockets(tmp_path) == [[0, 1, 8], [2, 3]]
+
+
+def test_huge_pages_change_no_number(monkeypatch):
+  monkeypatch.setattr(resources, '_LARGE_BYTES', 1 << 20)
+  arrays = {'large': jnp.arange(3_000_001), 'small': jnp.ones(3)}
+  resources.use_huge_pages(arrays)
+  np.testing.assert_array_equal(arrays['large'], np.arange(3_000_001))
