@@ -53,16 +53,20 @@ def main(argv: Sequence[str] | None = None) -> int:
   atexit.register(gc.freeze)  # or Python searches all of JAX for garbage, .5 s
   code = errors.exit_code(_run, sys.argv[1:] if argv is None else argv)
   if code == errors.LostError.exit_code:
-    # Repeated while Python ends, these would end it with another code.
-    for name in ('SIGTERM', 'SIGHUP'):
-      with contextlib.suppress(AttributeError, ValueError):
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    # Repeated while Python ends, signals would end it with another code.
+    atexit.register(_ignore_signals)
   if code and 'jax' in sys.modules:
     from jaxemb.runtime import distributed
 
     if distributed.num_processes() > 1:
       distributed.leave(code)  # others may wait for this one, and it for them
   return code
+
+
+def _ignore_signals() -> None:
+  for name in ('SIGTERM', 'SIGHUP'):
+    with contextlib.suppress(AttributeError, ValueError):
+      signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _run(argv: Sequence[str]) -> int:
