@@ -196,17 +196,18 @@ def damages(
 ) -> Iterator[Result]:
   """Damages every file of a finished run, and of its cache, in copies.
 
-  Or, of these files, only one in `every`.
+  Or, of the files of each, only one in `every`.
   """
-  rng = random.Random(seed)
-  found = [
-    x
-    for kind in ('run', 'cache/corpora')
-    for x in sorted((folder / kind).rglob('*'))
-    # The export is written again from the last checkpoint.
-    if x.is_file() and x.stat().st_size and 'export' not in x.parts
-  ]
-  for path in found[::every]:
+  rng, found = random.Random(seed), []
+  for kind in ('run', 'cache/corpora'):
+    of_kind = [
+      x
+      for x in sorted((folder / kind).rglob('*'))
+      # The export is written again from the last checkpoint.
+      if x.is_file() and x.stat().st_size and 'export' not in x.parts
+    ]
+    found += of_kind[::every]
+  for path in found:
     for how in ('flipped', 'cut'):
       copy, name = scratch / 'damaged', path.relative_to(folder)
       shutil.rmtree(copy, ignore_errors=True)

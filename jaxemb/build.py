@@ -723,7 +723,9 @@ def parts(
       num = f'{num:,} of the {ambiguous.num_listed:,} in {s.words}'
       _LOG.info(f'{num} are not in the vocabulary')
   if not eval_paths and (own := source.eval_paths()):
-    found = _known(benchmarks.find(own), source.keys)
+    found = benchmarks.find(own)
+    if not d.path.startswith('toywiki:'):  # whose sets they are
+      found = _known(found, source.keys)
   return Parts(config, source, *made, found, mesh, tuning, dropped)
 
 
