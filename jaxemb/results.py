@@ -152,15 +152,10 @@ def write(
     for name, found in evaluation.items():
       metrics.LOG.info('%s: %s', name, _line(found))
   totals.total_secs += time.time() - start
-  records = metrics.read(workdir / 'metrics.jsonl')
-  values = summary(parts, totals)
-  if totals.unit == 'words':
-    values |= {'words_counted': _WORDS_COUNTED}
-  values |= {'evaluation': evaluation} | dict(more)
-  values |= {'hosts': resources.summary(records)}
-  values |= {'staleness': _staleness(parts, totals)}
-  if parts.strategy.store:
-    values |= {'store': store(parts, totals, values)}
+  found = {'words_counted': _WORDS_COUNTED} if totals.unit == 'words' else {}
+  found |= {'evaluation': evaluation} | dict(more)
+  found |= {'staleness': _staleness(parts, totals)}
+  values, records = reported(workdir, parts, totals, found)
   values['dropped'] |= dropped
   args = workdir, values, records, vectors, parts.benchmarks
   report.write(*args, getattr(parts.source, 'categories', None) or {})
@@ -200,7 +195,25 @@ def _evaluate(
   return export.embeddings().evaluate(parts.benchmarks, limit)
 
 
-def store(
+def reported(
+  workdir: pathlib.Path,
+  parts: build.Parts,
+  totals: metrics.Totals,
+  found: Mapping[str, Any],
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+  """Values of the report of a run that has ended, and its metrics.
+
+  `found` are those beside what every run has.
+  """
+  records = metrics.read(workdir / 'metrics.jsonl')
+  values = summary(parts, totals) | dict(found)
+  values |= {'hosts': resources.summary(records)}
+  if parts.strategy.store:
+    values |= {'store': _store(parts, totals, values)}
+  return values, records
+
+
+def _store(
   parts: build.Parts, totals: metrics.Totals, values: Mapping[str, Any]
 ) -> dict[str, Any]:
   """What went between stores and the device, beside what was expected.

@@ -243,17 +243,13 @@ def write(
     _write_classes(workdir / 'export' / 'classes.tsv', source, outputs)
   metrics.LOG.info('vectors of nodes in %s', workdir / 'export')
   totals.total_secs += time.time() - start
-  records = metrics.read(workdir / 'metrics.jsonl')
-  values = results.summary(parts, totals)
-  values |= {
+  found = {
     'evaluation': evaluation,
     'evaluations': hook.records,
     'best': best,
     'examples_counted': 'nodes to learn from, times epochs',
-    'hosts': resources.summary(records),
   }
-  if parts.strategy.store:
-    values |= {'store': results.store(parts, totals)}
+  values, records = results.reported(workdir, parts, totals, found)
   values['dropped'] |= dropped
   args = values, records, made.embeddings(), (), _categories(source)
   report.write(workdir, *args)

@@ -21,7 +21,7 @@ from jaxemb import build, errors, loop, metrics, results
 from jaxemb.data import base as data_base
 from jaxemb.prediction import predictor, serving
 from jaxemb.report import report
-from jaxemb.runtime import distributed, resources
+from jaxemb.runtime import distributed
 from jaxemb.storage import atomic, orbax_export
 
 BEST = 'best'
@@ -194,9 +194,7 @@ def write(
   export(workdir / 'export', model, source)
   metrics.LOG.info('model in %s', workdir / 'export')
   totals.total_secs += time.time() - start
-  records = metrics.read(workdir / 'metrics.jsonl')
-  values = results.summary(parts, totals)
-  values |= {
+  found = {
     'evaluation': evaluation,
     'evaluations': hook.records,
     'best': best,
@@ -204,10 +202,8 @@ def write(
     'fields': [x.name for x in source.fields.ids],
     'importances': importances(model, source),
     'examples_counted': 'rows of the training split, times epochs',
-    'hosts': resources.summary(records),
   }
-  if parts.strategy.store:
-    values |= {'store': results.store(parts, totals, values)}
+  values, records = results.reported(workdir, parts, totals, found)
   vectors = model.tables[model.model.vectors_table]
   ranges = [x[:3] for x in source.fields.ids]  # names, first ids, sizes
   args = values, records, vectors, source.keys, source.counts, ranges

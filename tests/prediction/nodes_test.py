@@ -184,3 +184,12 @@ def test_settings_that_cannot_be_honoured(settings, words, tmp_path):
                  'model__hidden': '256,128'}  # fmt: skip
   with pytest.raises(errors.UserError, match=words):
     _run(tmp_path, **settings)
+
+
+@pytest.mark.slow
+def test_rows_may_come_from_a_store(tmp_path):
+  settings = {'table__device_bytes': '80%', 'data__fanouts': '2,2'}
+  settings |= {'train__batch_examples': 16, 'train__epochs': 2}
+  assert _run(tmp_path, model__inputs='rows', **settings) == 0
+  store = runs.report(tmp_path)['store']
+  assert store['rows_fetched'] > 0 and store['memory'][0]['peak_rss_bytes'] > 0
