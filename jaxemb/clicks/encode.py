@@ -18,14 +18,11 @@ Numbers are transformed as `config.data.numbers` says:
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import hashlib
 import itertools
 import json
 import pathlib
-import shutil
-import tempfile
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -466,31 +463,16 @@ def encode(
   folder = cache / f'clicks-{digest}'
   try:
     return open_folder(folder)
-  except (PermissionError, MemoryError):
-    raise
   except OSError as error:
-    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-      raise  # it may be whole
-  except Exception:  # however it is damaged
-    pass
-  # It is made again.
-  shutil.rmtree(folder, ignore_errors=True)
-  if not folder.exists():
-    cache.mkdir(parents=True, exist_ok=True)
-    temporary = pathlib.Path(tempfile.mkdtemp(prefix='.clicks-', dir=cache))
-    try:
-      _Writer(temporary, settings, seed, progress).write(readers)
-      try:
-        temporary.rename(folder)
-      except OSError:  # another process was faster
-        if not (folder / 'manifest.json').exists():
-          raise
-    except OSError as error:
+    if not isinstance(error, FileNotFoundError):  # it may be whole
       raise errors.UserError(
-        f'cannot write {folder}: {errors.one_line(error)}; free space there'
+        f'cannot read {folder}: {errors.one_line(error)}; mend that, or set '
+        'JAXEMB_CACHE to another folder'
       ) from error
-    finally:
-      shutil.rmtree(temporary, ignore_errors=True)
+  except Exception:  # however it is damaged, it is made again
+    pass
+  with atomic.folder(folder) as new:
+    _Writer(new, settings, seed, progress).write(readers)
   return open_folder(folder)
 
 

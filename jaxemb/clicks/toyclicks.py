@@ -8,11 +8,11 @@ fields, or only pairs, can be told from one that has learned all.
 
 import json
 import pathlib
-import shutil
-import tempfile
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from jaxemb.storage import atomic
 
 DEFAULT_ROWS = 200_000  # of which a tenth each is for validation and test
 # How the files are read, as `config.data` says it.
@@ -116,9 +116,7 @@ def write(cache: pathlib.Path, num_rows: int = DEFAULT_ROWS) -> pathlib.Path:
   from pyarrow import csv
 
   log = generate(num_rows)
-  cache.mkdir(parents=True, exist_ok=True)
-  temporary = pathlib.Path(tempfile.mkdtemp(prefix='.toyclicks-', dir=cache))
-  try:
+  with atomic.folder(folder) as new:
     names = np.array([f'w{i}' for i in range(_WORDS)] + [''])
     queries = ['|'.join(filter(None, x)) for x in names[log.words].tolist()]
     columns: dict[str, Any] = {'click': log.click.astype(int)}
@@ -132,15 +130,11 @@ def write(cache: pathlib.Path, num_rows: int = DEFAULT_ROWS) -> pathlib.Path:
     ends = {'test': held, 'valid': 2 * held, 'train': num_rows}
     start = 0
     for name, stop in ends.items():
-      csv.write_csv(table.slice(start, stop - start), temporary / f'{name}.csv')
+      csv.write_csv(table.slice(start, stop - start), new / f'{name}.csv')
       start = stop
     best = {
       k: clicks.auc(log.click[:held], getattr(log, k)[:held])
       for k in ('first', 'pairs', 'all')
     }
-    (temporary / 'best.json').write_text(json.dumps(best))
-    if not folder.exists():
-      temporary.rename(folder)
-  finally:
-    shutil.rmtree(temporary, ignore_errors=True)
+    (new / 'best.json').write_text(json.dumps(best))
   return folder

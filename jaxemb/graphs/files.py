@@ -17,10 +17,8 @@ import hashlib
 import itertools
 import json
 import lzma
-import os
 import pathlib
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
@@ -33,6 +31,7 @@ from jaxemb import errors
 from jaxemb.clicks import formats, keys
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import toygraph
+from jaxemb.storage import atomic
 from jaxemb.text import encode, sources
 
 COLUMNS = 'source', 'target', 'weight', 'relation'
@@ -107,16 +106,9 @@ def _built(make, paths, settings, cache, progress):
   if graph_lib.is_saved(folder):
     with contextlib.suppress(errors.UserError):
       return graph_lib.load(folder)
-  folder.parent.mkdir(parents=True, exist_ok=True)
-  new = pathlib.Path(tempfile.mkdtemp('.tmp', folder.name, folder.parent))
-  try:
+  with atomic.folder(folder) as new:
     graph_lib.save(make(paths, settings, new, progress), new)
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # another process was the first
-      os.replace(new, folder)
-    return graph_lib.load(folder)
-  finally:
-    shutil.rmtree(new, ignore_errors=True)
+  return graph_lib.load(folder)
 
 
 class _NotIntegers(Exception):

@@ -13,7 +13,6 @@ import csv
 import functools
 import io
 import pathlib
-import shutil
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -67,20 +66,10 @@ class Inferred(NamedTuple):
 
   def save(self, folder: pathlib.Path) -> None:
     """Replaces the folder; a `UserError` if the file system refuses."""
-    temporary = folder.with_name(f'.{folder.name}.tmp')
-    try:
-      shutil.rmtree(temporary, ignore_errors=True)
-      temporary.mkdir(parents=True)
-      np.savez(temporary / _NETWORK, **arrays_of(self))
+    with atomic.folder(folder) as new:
+      np.savez(new / _NETWORK, **arrays_of(self))
       arrays = {'vectors': self.vectors, 'outputs': self.outputs}
-      np.savez(temporary / _ALL, **arrays)
-      shutil.rmtree(folder, ignore_errors=True)
-      temporary.rename(folder)
-    except OSError as error:
-      shutil.rmtree(temporary, ignore_errors=True)
-      raise errors.UserError(
-        f'cannot write {folder}: {errors.one_line(error)}; free space there'
-      ) from error
+      np.savez(new / _ALL, **arrays)
 
 
 def arrays_of(trained: Inferred) -> dict[str, np.ndarray]:

@@ -10,7 +10,6 @@ import functools
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from jaxemb.clicks import encode, formats
 from jaxemb.data import examples
 from jaxemb.evaluation import clicks as evaluation
 from jaxemb.models import clicks, skipgram
+from jaxemb.storage import atomic
 
 _EXAMPLES = 8192  # at once
 
@@ -192,32 +192,22 @@ class ClickModel:
 
   def save(self, folder: pathlib.Path) -> None:
     """Replaces the folder; a `UserError` if the file system refuses."""
-    temporary = folder.with_name(f'.{folder.name}.tmp')
-    try:
-      shutil.rmtree(temporary, ignore_errors=True)
-      temporary.mkdir(parents=True)
-      self.encoder.save(temporary)
-      spec = dataclasses.asdict(self.model.spec)
-      for key in ('fields', 'row_ops', 'axes'):  # of the encoder, or the mesh
-        del spec[key]
-      record = {
-        'terms': self.model.terms,
-        'spec': spec,
-        'tables': {k: list(x.shape) for k, x in self.tables.items()},
-      }
-      (temporary / 'model.json').write_text(json.dumps(record, indent=1))
+    spec = dataclasses.asdict(self.model.spec)
+    for key in ('fields', 'row_ops', 'axes'):  # of the encoder, or the mesh
+      del spec[key]
+    record = {
+      'terms': self.model.terms,
+      'spec': spec,
+      'tables': {k: list(x.shape) for k, x in self.tables.items()},
+    }
+    leaves = jax.tree.leaves((self.params, self.moments))
+    arrays = {str(i): np.asarray(x) for i, x in enumerate(leaves)}
+    with atomic.folder(folder) as new:
+      self.encoder.save(new)
+      (new / 'model.json').write_text(json.dumps(record, indent=1))
       for name, rows in self.tables.items():
-        np.save(temporary / f'{name}.npy', rows)
-      leaves = jax.tree.leaves((self.params, self.moments))
-      arrays = {str(i): np.asarray(x) for i, x in enumerate(leaves)}
-      np.savez(temporary / 'dense.npz', **arrays)
-      shutil.rmtree(folder, ignore_errors=True)
-      temporary.rename(folder)
-    except OSError as error:
-      shutil.rmtree(temporary, ignore_errors=True)
-      raise errors.UserError(
-        f'cannot write {folder}: {errors.one_line(error)}; free space there'
-      ) from error
+        np.save(new / f'{name}.npy', rows)
+      np.savez(new / 'dense.npz', **arrays)
 
 
 def _finished(table, num_rows, scores):
