@@ -77,7 +77,7 @@ def exit_code(command: Callable[..., int | None], *args: Any) -> int:
   """Runs a command; returns its exit code, 2 for what a user can mend."""
   _open_streams()
   warnings.showwarning = _show_warning
-  sys.unraisablehook = _interrupt_again
+  filter_dropped(_interrupts_again)
   logging.raiseExceptions = False  # a closed terminal ends no run
   logging.basicConfig(format='%(message)s', stream=sys.stderr)
   try:
@@ -126,9 +126,28 @@ def _show_warning(message: Warning | str, *unused: Any) -> None:
   print(f'jaxemb: warning: {message}', file=sys.stderr)
 
 
-def _interrupt_again(unraisable: Any) -> None:
+def _interrupts_again(unraisable: Any) -> bool:
   """Repeats a Ctrl-C that came where Python drops errors, as JAX's in `gc`."""
-  if unraisable.exc_type is KeyboardInterrupt:
+  is_interrupt = unraisable.exc_type is KeyboardInterrupt
+  if is_interrupt:
     threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
-  else:
-    sys.__unraisablehook__(unraisable)
+  return is_interrupt
+
+
+def filter_dropped(deals_with: Callable[[Any], bool]) -> None:
+  """Has a function deal with errors that Python drops.
+
+  It gets what `sys.unraisablehook` does; those of which it is true are not
+  printed. However often it is given, it is asked once.
+  """
+  report = sys.unraisablehook
+  known = getattr(report, 'filters', ())
+  if deals_with in known:
+    return
+
+  def hook(unraisable: Any) -> None:
+    if not deals_with(unraisable):
+      report(unraisable)
+
+  hook.filters = *known, deals_with
+  sys.unraisablehook = hook

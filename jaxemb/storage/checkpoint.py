@@ -12,7 +12,6 @@ import json
 import logging
 import pathlib
 import shutil
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -79,21 +78,13 @@ def newest_record(folder: pathlib.Path) -> dict[str, Any] | None:
   return None
 
 
-def _pass_over_late_reads() -> None:
-  """Has no traceback printed for what orbax no longer waits for.
+def _is_late_read(unraisable: Any) -> bool:
+  """Whether a dropped error is of what orbax no longer waits for.
 
   Where one array cannot be read, orbax closes the event loop that reads all of
   them; tensorstore then fails to say there that others are read, at any time.
   """
-  report = sys.unraisablehook
-
-  def hook(unraisable: Any) -> None:
-    if str(unraisable.exc_value) != 'Event loop is closed':
-      report(unraisable)
-
-  hook.is_ours = True
-  if not hasattr(report, 'is_ours'):
-    sys.unraisablehook = hook
+  return str(unraisable.exc_value) == 'Event loop is closed'
 
 
 class Checkpoints:
@@ -227,7 +218,7 @@ class Checkpoints:
     can be read (all stay), or if they are of another version of jaxemb.
     """
     damaged: dict[int, str] = {}
-    _pass_over_late_reads()
+    errors.filter_dropped(_is_late_read)
     for step in sorted(self._manager.all_steps(), reverse=True):
       try:
         state, record = self._read(step, like)
