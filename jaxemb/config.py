@@ -11,7 +11,7 @@ import math
 import pathlib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -101,6 +101,8 @@ _DENSE_LEARNING_RATES = {
   'adam_full': 0.001,
 }
 _DENSE = 'clicks', 'nodes'  # sources of models with dense parameters
+_PAIRS = 'interactions', 'edges'
+_OF_EXAMPLES = _DENSE + _PAIRS  # whose steps are counted in examples
 CLICK_MODELS = tuple(
   k for k, x in MEMBERS['model.name'].items() if 'models.clicks:' in x
 )
@@ -282,32 +284,31 @@ _OF_TEXT = (
 )
 
 
-def _click_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
-  """What is wrong between settings of clicks."""
-  given, name = flat(config), config.model.name
-  path = config.data.path
-  size = path.removeprefix('toyclicks:')
-  if size != path and not (size.isdecimal() and int(size) >= 1000):
-    yield f'config.data.path={path} must be toyclicks:ROWS, 1000 rows or more'
-  for key in _OF_TEXT:
-    if given[key] != find(key).default:
-      yield f'config.{key}={given[key]} is not used with clicks; remove it'
-  if name not in CLICK_MODELS and ':' not in name:
-    yield (
-      f'config.model.name={name} is no model of clicks; choose one of '
-      f'{", ".join(CLICK_MODELS)}'
-    )
-  if config.strategy.name in ('partition', 'workers'):
-    yield (
-      f'config.strategy.name={config.strategy.name} does not train models with '
-      'dense parameters; choose sync or replicas'
-    )
+def _dense_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """What is wrong between settings of models with dense parameters."""
+  yield from _is_whole(config, 'train models with dense parameters')
   if config.optimizer.rows == 'all':
     if config.table.layout == 'row' or config.table.store:
       yield (
         'config.optimizer.rows=all needs all rows on each device; remove it, '
         'or config.table.layout=row and config.table.store'
       )
+
+
+def _click_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """What is wrong between settings of clicks."""
+  name = config.model.name
+  path = config.data.path
+  size = path.removeprefix('toyclicks:')
+  if size != path and not (size.isdecimal() and int(size) >= 1000):
+    yield f'config.data.path={path} must be toyclicks:ROWS, 1000 rows or more'
+  yield from _unused(config, _OF_TEXT)
+  if name not in CLICK_MODELS and ':' not in name:
+    yield (
+      f'config.model.name={name} is no model of clicks; choose one of '
+      f'{", ".join(CLICK_MODELS)}'
+    )
+  yield from _dense_conflicts(config)
   if config.eval.monitor == 'score':
     yield 'config.eval.monitor=score is of nodes; give auc or log_loss'
   for key in ('hidden', 'lower_hidden'):
@@ -316,7 +317,7 @@ def _click_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
 
 def _node_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   """What is wrong between settings of nodes."""
-  given, m = flat(config), config.model
+  m = config.model
   used = {'optimizer.max_duplicates'}
   if config.data.targets == 'walks':
     used |= {'model.window', 'model.negatives'}
@@ -325,9 +326,7 @@ def _node_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
       f'config.model.temperature={m.temperature} is only used when '
       'config.data.targets is walks; remove it'
     )
-  for key in _OF_TEXT:
-    if given[key] != find(key).default and key not in used:
-      yield f'config.{key}={given[key]} is not used with nodes; remove it'
+  yield from _unused(config, _OF_TEXT, used)
   if m.name != 'graphsage' and ':' not in m.name:
     yield (
       f'config.model.name={m.name} does not learn from nodes; set '
@@ -335,11 +334,7 @@ def _node_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
     )
   if config.eval.monitor == 'auc':
     yield 'config.eval.monitor=auc is of clicks; give score or log_loss'
-  if config.strategy.name in ('partition', 'workers'):
-    yield (
-      f'config.strategy.name={config.strategy.name} does not train models with '
-      'dense parameters; choose sync or replicas'
-    )
+  yield from _dense_conflicts(config)
   if m.inputs == 'features':
     for key in ('layout', 'dtype', 'store'):
       value = config.table[key]
@@ -348,28 +343,18 @@ def _node_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
           f'config.table.{key}={value} needs a table, and nodes have none; set '
           '--config.model.inputs=rows or both'
         )
-  if config.optimizer.rows == 'all' and (
-    config.table.layout == 'row' or config.table.store
-  ):
-    yield (
-      'config.optimizer.rows=all needs all rows on each device; remove it, '
-      'or config.table.layout=row and config.table.store'
-    )
   sizes('model.hidden', m.hidden)
 
 
 def smaller(config: ml_collections.ConfigDict) -> tuple[str, str]:
   """What to do where tables have no room; and what a step is counted in."""
-  if config.data.source == 'clicks':
-    advice = 'lower --config.model.dim or raise --config.data.min_count'
-    return advice, 'examples'
-  if config.data.source == 'nodes':
-    return 'lower --config.model.dim', 'examples'
-  if config.data.source == 'graph':
-    return 'lower --config.model.dim', 'words'
-  if config.data.source == 'edges':
-    return 'lower --config.model.dim', 'examples'
-  return 'lower --config.model.dim or --config.data.max_vocab', 'words'
+  unit = 'examples' if config.data.source in _OF_EXAMPLES else 'words'
+  others = {
+    'clicks': ' or raise --config.data.min_count',
+    'text': ' or --config.data.max_vocab',
+  }
+  more = others.get(config.data.source, '')
+  return f'lower --config.model.dim{more}', unit
 
 
 # What sets of items have of text: windows over them, and what these need.
@@ -394,36 +379,52 @@ _NOT_OF_WALKS = (
 )
 
 
+def _unused(
+  config: ml_collections.ConfigDict,
+  keys: Iterable[str],
+  used: Collection[str] = (),
+) -> Iterator[str]:
+  """Settings that the source does not use, of `keys` but for those used."""
+  given, source = flat(config), config.data.source
+  for key in keys:
+    if key not in used and given[key] != find(key).default:
+      yield f'config.{key}={given[key]} is not used with {source}; remove it'
+
+
+def _is_whole(
+  config: ml_collections.ConfigDict, does_what: str
+) -> Iterator[str]:
+  """That sub-models and workers do not do it."""
+  name = config.strategy.name
+  if name in ('partition', 'workers'):
+    yield (
+      f'config.strategy.name={name} does not {does_what}; choose sync or '
+      'replicas'
+    )
+
+
 def _interaction_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   """What is wrong between settings of users and items."""
-  given, m, source = flat(config), config.model, config.data.source
+  m, source = config.model, config.data.source
   is_pairs = source == 'interactions'
   models = ('factorization',) if is_pairs else ('skipgram', 'cbow')
   losses = ('bpr', 'softmax') if is_pairs else ('negative_sampling',)
-  for key in _OF_TEXT:
-    is_used = key in _OF_FACTORS or (not is_pairs and key in _OF_WINDOWS)
-    if given[key] != find(key).default and not is_used:
-      yield f'config.{key}={given[key]} is not used with {source}; remove it'
+  used = _OF_FACTORS + (() if is_pairs else _OF_WINDOWS)
+  yield from _unused(config, _OF_TEXT, used)
   for key, name, names in ('name', m.name, models), ('loss', m.loss, losses):
     if name not in names and ':' not in name:
       yield (
         f'config.model.{key}={name} does not learn from config.data.source='
         f'{source}; choose {" or ".join(names)}, or start from --config=rec'
       )
-  if config.strategy.name in ('partition', 'workers'):
-    yield (
-      f'config.strategy.name={config.strategy.name} does not divide users; '
-      'choose sync or replicas'
-    )
+  yield from _is_whole(config, 'divide users')
 
 
 def _edge_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   """What is wrong between settings of edges of a graph."""
-  given, m = flat(config), config.model
+  m = config.model
   used = _OF_FACTORS + ('model.negatives',)
-  for key in {*_OF_TEXT, *_NOT_OF_WALKS} - {*used}:
-    if given[key] != find(key).default:
-      yield f'config.{key}={given[key]} is not used with edges; remove it'
+  yield from _unused(config, _OF_TEXT + _NOT_OF_WALKS, used)
   losses = {
     'line': ('negative_sampling',),
     'relations': ('softmax', 'margin', 'logistic'),
@@ -439,19 +440,12 @@ def _edge_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
       f'config.model.loss={m.loss} is no loss of {m.name}; choose '
       f'{" or ".join(names)}'
     )
-  if config.strategy.name in ('partition', 'workers'):
-    yield (
-      f'config.strategy.name={config.strategy.name} does not divide edges; '
-      'choose sync or replicas'
-    )
+  yield from _is_whole(config, 'divide edges')
 
 
 def _graph_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   """What is wrong between settings of walks over a graph."""
-  given = flat(config)
-  for key in _NOT_OF_WALKS:
-    if given[key] != find(key).default:
-      yield f'config.{key}={given[key]} is not used with graph; remove it'
+  yield from _unused(config, _NOT_OF_WALKS)
 
 
 def sizes(name: str, text: str) -> tuple[int, ...]:
@@ -665,7 +659,7 @@ def resolve(
   num_replicas = s.num_workers if is_workers else math.prod(mesh)
   policy = s.delayed if s.policy == 'delayed' else s.policy
   source = config.data.source
-  is_dense, is_pairs = source in _DENSE, source in ('interactions', 'edges')
+  is_dense, is_pairs = source in _DENSE, source in _PAIRS
   is_walks = source == 'nodes' and config.data.targets == 'walks'
   if is_dense or is_pairs:
     t.batch_words = t.batch_words or t.batch_examples

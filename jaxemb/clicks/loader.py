@@ -117,40 +117,20 @@ class ClickSource:
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
     """Batches from a position, [epoch, next row], to the last epoch's end."""
-    step_rows = self.spec.part_words * self.num_parts
-    args = len(self.train), self.epochs, step_rows, _STEPS, position
-    for stretch in examples.stretches(*args):
-      batch, own = self._batch(stretch)
-      after = done + stretch.stop - stretch.first
-      yield base.Item(batch, stretch.index, stretch.position, done, after, own)
-      done = after
+    widths = self.train.ids.shape[1], self.train.numbers.shape[1]
+    args = len(self.train), _STEPS, widths, self._fill, position, done
+    yield from examples.items(self.spec, *args)
 
-  def _batch(self, stretch):
-    """The batch of the rows at some places of an epoch's order."""
-    spec, train, num_parts = self.spec, self.train, self.num_parts
-    step_rows = spec.part_words * num_parts
-    shape = num_parts, stretch.num_steps * spec.part_words
-    ids = np.full((*shape, train.ids.shape[1]), examples.PADDING, np.int32)
-    numbers = np.zeros((*shape, train.numbers.shape[1]), np.float32)
-    labels = np.full(shape, -1, np.float32)
-    counts, own = np.zeros(num_parts, np.int32), 0
-    key = loader.part_key(spec.seed, stretch.epoch, 0)
+  def _fill(self, epoch, places, ids, numbers, labels):
+    """Copies the rows at some places of an epoch's order."""
+    train, key = self.train, loader.part_key(self.spec.seed, epoch, 0)
     is_long = len(train) > _MAX_ROWS
     sizes = (_BLOCK_ROWS, _GROUP_BLOCKS) if is_long else (1, 1)
-    args = stretch, num_parts, spec.part_words
-    for part, here, places in examples.pieces(*args):
-      counts[part] += len(places)
-      if part not in spec.readers.local_parts:
-        continue
-      own += len(places)
-      rows = _order(places.start, places.stop, len(train), key, *sizes)
-      # Without `clip`, which no row needs, it makes a copy first.
-      np.take(train.ids, rows, 0, ids[part, here], 'clip')
-      np.take(train.numbers, rows, 0, numbers[part, here], 'clip')
-      labels[part, here] = train.labels[rows]
-    num_steps = -(-(stretch.stop - stretch.first) // step_rows)
-    steps = np.full(num_parts, num_steps, np.int32)
-    return examples.Batch(ids, numbers, labels, steps, counts), own
+    rows = _order(places.start, places.stop, len(train), key, *sizes)
+    # Without `clip`, which no row needs, it makes a copy first.
+    np.take(train.ids, rows, 0, ids, 'clip')
+    np.take(train.numbers, rows, 0, numbers, 'clip')
+    labels[:] = train.labels[rows]
 
 
 def make(spec: base.SourceSpec) -> ClickSource:

@@ -7,7 +7,7 @@ beyond the vocabulary.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -57,48 +57,60 @@ class Batch(NamedTuple):
   examples: np.ndarray  # [P] int32
 
 
-class Stretch(NamedTuple):
-  """Places of an epoch's order that make a batch."""
-
-  epoch: int
-  first: int
-  stop: int
-  num_steps: int  # that the batch has room for
-  index: int  # of the batch, over all epochs
-  position: list[int]  # behind it, [epoch, next place]
+Fill = Callable[[int, range, np.ndarray, np.ndarray, np.ndarray], None]
 
 
-def stretches(
+def items(
+  spec: base.SourceSpec,
   num: int,
-  epochs: int,
-  step_examples: int,
   most_steps: int,
+  widths: tuple[int, int],
+  fill: Fill,
   position: Sequence[int] | None,
-) -> Iterator[Stretch]:
-  """From a position to the end of the last of epochs of `num` examples."""
+  done: int,
+) -> Iterator[base.Item]:
+  """Items of epochs of `num` examples, from [epoch, next place] to the end.
+
+  A batch has room for `most_steps`, if an epoch has as many; a step takes a
+  piece of an epoch's order for each part. For each piece of a part that this
+  process reads `fill` gets the epoch, the places, and writes ids
+  [n, widths[0]], numbers [n, widths[1]] and labels [n] of the examples there.
+  """
+  num_parts, part_examples = spec.num_parts, spec.part_words
+  step_examples = num_parts * part_examples
   num_steps = min(most_steps, -(-num // step_examples))
-  size = num_steps * step_examples
+  size, shape = (
+    num_steps * step_examples,
+    (num_parts, num_steps * part_examples),
+  )
   epoch, first = position or (0, 0)
-  while epoch < epochs:
-    stop = min(num, first + size)
-    index = epoch * -(-num // size) + first // size
-    after = [epoch, stop] if stop < num else [epoch + 1, 0]
-    yield Stretch(epoch, first, stop, num_steps, index, after)
-    epoch, first = after
-
-
-def pieces(
-  stretch: Stretch, num_parts: int, part_examples: int
-) -> Iterator[tuple[int, slice, range]]:
-  """(part, where its examples of a step are in it, their places)."""
-  step_examples = part_examples * num_parts
-  for part in range(num_parts):
-    for step in range(stretch.num_steps):
-      start = stretch.first + step * step_examples + part * part_examples
-      places = range(start, min(start + part_examples, stretch.stop))
-      if len(places):
-        at = step * part_examples
-        yield part, slice(at, at + len(places)), places
+  while epoch < spec.epochs:
+    stop, index = (
+      min(num, first + size),
+      epoch * -(-num // size) + first // size,
+    )
+    ids = np.full((*shape, widths[0]), PADDING, np.int32)
+    numbers = np.zeros((*shape, widths[1]), np.float32)
+    labels = np.full(shape, -1, np.float32)
+    counts = np.zeros(num_parts, np.int32)
+    for part in range(num_parts):
+      for step in range(num_steps):
+        start = first + step * step_examples + part * part_examples
+        places = range(start, min(start + part_examples, stop))
+        if not len(places):
+          continue
+        counts[part] += len(places)
+        if part in spec.readers.local_parts:
+          at = step * part_examples
+          here = part, slice(at, at + len(places))
+          fill(epoch, places, ids[here], numbers[here], labels[here])
+    steps = np.full(num_parts, -(-(stop - first) // step_examples), np.int32)
+    batch = Batch(ids, numbers, labels, steps, counts)
+    own = int(counts[list(spec.readers.local_parts)].sum())
+    after = done + stop - first
+    epoch, first = (epoch, stop) if stop < num else (epoch + 1, 0)
+    yield base.Item(batch, index, [epoch, first], done, after, own)
+    done = after
 
 
 def batch_of(

@@ -232,41 +232,22 @@ class NodeSource:
     self, position: Sequence[int] | None, done: int
   ) -> Iterator[base.Item]:
     """Batches from a position, [epoch, next place], to the last epoch's end."""
-    step_size = self.spec.part_words * self.num_parts
-    ids = step_size * self.tree.sizes()[-1] * (3 if self.from_walks else 1)
-    most_steps = min(_STEPS, max(1, _IDS // ids))
-    args = len(self.starts), self.epochs, step_size, most_steps, position
-    for stretch in examples.stretches(*args):
-      batch, own = self._batch(stretch)
-      after = done + stretch.stop - stretch.first
-      yield base.Item(batch, stretch.index, stretch.position, done, after, own)
-      done = after
-
-  def _batch(self, stretch):
-    spec, labels, num_parts = self.spec, self.labels, self.num_parts
     size = self.tree.sizes()[-1] * (3 if self.from_walks else 1)
-    has_many = labels.has_many and not self.from_walks
-    shape = num_parts, stretch.num_steps * spec.part_words
-    ids = np.full((*shape, size), examples.PADDING, np.int32)
-    numbers = np.zeros((*shape, labels.num_classes * has_many), np.float32)
-    wanted = np.full(shape, -1, np.float32)
-    counts, own = np.zeros(num_parts, np.int32), 0
-    args = stretch, num_parts, spec.part_words
-    for part, here, places in examples.pieces(*args):
-      counts[part] += len(places)
-      if part not in spec.readers.local_parts:
-        continue
-      own += len(places)
-      nodes, ids[part, here] = self.sample(stretch.epoch, places)
-      wanted[part, here] = 1
-      if has_many:
-        numbers[part, here] = labels.matrix(nodes)
-      elif not self.from_walks:
-        wanted[part, here] = labels.single[nodes]
-    step_size = spec.part_words * num_parts
-    num_steps = -(-(stretch.stop - stretch.first) // step_size)
-    steps = np.full(num_parts, num_steps, np.int32)
-    return examples.Batch(ids, numbers, wanted, steps, counts), own
+    step_ids = self.spec.part_words * self.num_parts * size
+    most_steps = min(_STEPS, max(1, _IDS // step_ids))
+    has_numbers = self.labels.has_many and not self.from_walks
+    widths = size, self.labels.num_classes * has_numbers
+    args = len(self.starts), most_steps, widths, self._fill, position, done
+    yield from examples.items(self.spec, *args)
+
+  def _fill(self, epoch, places, ids, numbers, labels):
+    """Samples trees of nodes at some places of an epoch's order."""
+    nodes, ids[:] = self.sample(epoch, places)
+    labels[:] = 1
+    if numbers.shape[1]:
+      numbers[:] = self.labels.matrix(nodes)
+    elif not self.from_walks:
+      labels[:] = self.labels.single[nodes]
 
   def sample(self, epoch: int, places: range) -> tuple[np.ndarray, np.ndarray]:
     """Nodes [n] at places of an epoch's order, and their trees [n, size]."""
