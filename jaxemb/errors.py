@@ -130,9 +130,7 @@ def _interrupts_again(unraisable: Any) -> bool:
   """Repeats a Ctrl-C that came where Python drops errors, as JAX's in `gc`."""
   is_interrupt = unraisable.exc_type is KeyboardInterrupt
   if is_interrupt:
-    # Of this thread, whatever it waits for would not end.
-    main = threading.main_thread().ident
-    args = main, signal.SIGINT
+    args = threading.main_thread().ident, signal.SIGINT  # ends its waiting
     threading.Timer(0.1, signal.pthread_kill, args).start()
   return is_interrupt
 

@@ -280,9 +280,7 @@ def encode_rows(rows: np.ndarray, like: export.Encoded | str) -> export.Encoded:
     num = len(block[0])
     # Numbers of rows differ from call to call; those of programs are few.
     size = min(1 << (num - 1).bit_length(), num_rows)
-    block = [
-      np.pad(x, [(0, size - num)] + [(0, 0)] * (x.ndim - 1)) for x in block
-    ]
+    block = [np.resize(x, (size, *x.shape[1:])) for x in block]
     found = jax.device_get(_encode(dtype, *block))
     parts.append(jax.tree.map(lambda x, num=num: x[:num], found))
   return from_stored(jax.tree.map(lambda *x: np.concatenate(x), *parts), dtype)

@@ -88,9 +88,9 @@ def test_strategies_and_tables_find_the_communities(kind, tmp_path):
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, interrupting):
   given = {'train.threads': 1, 'train.checkpoint_every_secs': 0.0}
-  given |= {'data.p': 0.25, 'data.q': 2.0, 'data.walks': 400}
+  given |= {'data.p': 0.25, 'data.q': 2.0, 'data.walks': 200}
   _run(tmp_path / 'whole', **given)
-  with interrupting(3), pytest.raises(KeyboardInterrupt):
+  with interrupting(1), pytest.raises(KeyboardInterrupt):
     _run(tmp_path / 'killed', **given)
   _run(tmp_path / 'killed', **given)
   files = [tmp_path / x / 'export' / 'vectors.npy' for x in ('whole', 'killed')]

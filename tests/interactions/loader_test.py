@@ -202,8 +202,8 @@ def test_meshes_and_layouts_learn_the_same(tmp_path):
 @slow
 @pytest.mark.parametrize('variant', ['', 'item2vec'])
 def test_a_killed_run_goes_on_to_the_same_bits(variant, tmp_path, interrupting):
-  small = VARIANTS[variant] | {'train__epochs': 6}
-  small |= {'train__checkpoint_every_secs': 0.0, 'eval__every_epochs': 2.0}
+  small = VARIANTS[variant] | {'train__epochs': 3}
+  small |= {'train__checkpoint_every_secs': 0.0, 'eval__every_epochs': 1.0}
   whole = _run(variant, tmp_path / 'whole', **small)
   with interrupting(3), pytest.raises(KeyboardInterrupt):
     _run(variant, tmp_path / 'killed', **small)
