@@ -332,7 +332,9 @@ ENTRY %main (a: f32[500,8]) -> f32[500,8] {{
 
 
 @pytest.mark.slow
-def test_two_processes_send_what_their_program_says(tmp_path):
+def test_two_processes_send_what_their_program_says(tmp_path, monkeypatch):
+  for flag, value in compiling.environment().items():
+    monkeypatch.setenv(flag, value)
   settings = {
     'strategy.name': 'sync', 'table.layout': 'column', 'mesh.data': 1,
     'mesh.table': 2, 'train.batch_words': 256, 'train.epochs': 2,
@@ -745,6 +747,7 @@ def test_steps_are_those_of_torch(run, clicks, optimizer, norm):
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_precision_of_click_models(run, clicks, monkeypatch):
   ctr = importlib.import_module('ctr')
   monkeypatch.setattr(ctr, 'EXAMPLES', 64)
@@ -760,6 +763,7 @@ def test_precision_of_click_models(run, clicks, monkeypatch):
     run('ctr_quality', '--case=precision', '--cases=int8 nearest')
 
 
+@pytest.mark.slow
 def test_graphsage_beside_peers(run):
   flags = '--nodes=500', '--edges=3000', '--batch=32', '--rounds=2'
   found, _ = run('graphsage', '--case=sampling', *flags)

@@ -128,6 +128,7 @@ def test_scores_are_those_of_loops():
   assert found['macro_f1'] == pytest.approx(np.mean(each))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
   settings = SMOKE | {'train.checkpoint_every_secs': 0, 'train.epochs': 8}
   flags = [f'--config.{k}={v}' for k, v in settings.items()]
@@ -155,6 +156,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
     np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.slow
 def test_vectors_are_learned_from_walks(tmp_path):
   more = {'data__train_per_class': 0, 'train__epochs': 20}
   assert _run(tmp_path, 'graphsage:walks', **more) == 0

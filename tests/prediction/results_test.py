@@ -144,6 +144,7 @@ def test_training_ends_where_it_gets_no_better(tmp_path):
   assert len(runs.report(tmp_path)['evaluations']) == len(each)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
   flags = ['--config=ctr:smoke', '--config.train.epochs=6',
            '--config.train.checkpoint_every_secs=0']  # fmt: skip
@@ -174,6 +175,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
   assert each[0] == each[1] and len(each[0]) == 6
 
 
+@pytest.mark.slow
 def test_other_meshes_learn_the_same(trained, tmp_path):
   settings = {'mesh__data': 2, 'table__layout': 'row', 'mesh__table': 2}
   assert _run(tmp_path, model__batch_norm=True, **settings) == 0

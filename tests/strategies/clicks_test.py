@@ -80,6 +80,7 @@ def test_models_learn(name):
   assert losses[-1] < 0.95 * losses[0]
 
 
+slow = pytest.mark.slow
 _MESHES = [
   ((2, 1), 'replicated'),
   ((1, 2), 'row'),
@@ -101,7 +102,7 @@ _MODELS = [
 @pytest.mark.parametrize(
   ('shape', 'layout', 'more'),
   [
-    pytest.param(*_MESHES[i], _MODELS[(i + j) % 5])
+    pytest.param(*_MESHES[i], _MODELS[(i + j) % 5], marks=[slow] if j else [])
     for i in range(5)
     for j in (0, 2)
   ],

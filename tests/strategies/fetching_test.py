@@ -99,7 +99,11 @@ def _as_elsewhere(store):
 
 
 @pytest.mark.parametrize('case', CASES)
-@pytest.mark.parametrize('policy', [*cache_lib.POLICIES, 'elsewhere'])
+@pytest.mark.parametrize(
+  'policy',
+  [pytest.param(x, marks=[] if x == 'lru' else pytest.mark.slow)
+   for x in (*cache_lib.POLICIES, 'elsewhere')],
+)  # fmt: skip
 def test_a_store_changes_no_bit(case, policy):
   _check_bits(policy, *CASES[case])
 

@@ -138,14 +138,17 @@ def test_models_learn(more):
   assert losses[-1] < (0.9 if more is WALKS else 0.5) * losses[0]
 
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
   ('shape', 'layout', 'more'),
   [
-    ((2, 1), 'replicated', {'model__dropout': 0.3}),
-    ((2, 2), 'row', {'model__dropout': 0.3}),
+    slow((2, 1), 'replicated', {'model__dropout': 0.3}),
+    slow((2, 2), 'row', {'model__dropout': 0.3}),
     ((2, 2), 'replicated', {'model__inputs': 'features'}),  # without tables
     ((2, 2), 'row', WALKS),
-    ((1, 2), 'column', WALKS),
+    slow((1, 2), 'column', WALKS),
   ],
 )
 def test_meshes_and_layouts_agree(shape, layout, more):

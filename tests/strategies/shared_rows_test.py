@@ -191,7 +191,14 @@ def test_one_worker_learns_what_it_would_alone(optimizer, staleness):
       )
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16', 'int8'])
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+  'dtype',
+  ['int8', *(pytest.param(x, marks=slow)
+             for x in ('float32', 'bfloat16', 'float16'))],
+)  # fmt: skip
 def test_rows_of_low_precision_are_shared(dtype):
   settings = {'table.dtype': dtype, 'table.staleness': 2}
   made = trainers(2, settings, Cluster())
@@ -247,7 +254,10 @@ def test_an_export_on_the_way_loses_nothing():
     np.testing.assert_allclose(found.rows, expected[name].rows, atol=1e-4)
 
 
-@pytest.mark.parametrize('num_workers,staleness', [(1, 0), (3, 0), (4, 10)])
+@pytest.mark.parametrize(
+  'num_workers,staleness',
+  [(1, 0), *(pytest.param(*x, marks=slow) for x in ((3, 0), (4, 10)))],
+)
 def test_traffic_is_what_was_expected(num_workers, staleness):
   settings = {
     'table.staleness': staleness, 'table.device_bytes': '50%',
