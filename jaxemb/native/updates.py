@@ -15,7 +15,8 @@ from jaxemb.tables import row_optimizers
 class RowKernel:
   """A `tables.replicated.Replicated.row_kernel`."""
 
-  number: int  # of the kernel
+  grouping: int  # the number of the kernel that finds equal ids
+  number: int  # of the one that updates rows
   parameters: tuple[float, ...]  # of the optimizer
   num_threads: int
 
@@ -30,11 +31,9 @@ class RowKernel:
     """Vectors [vocab, dim] and slots after a step."""
     flat, tree = jax.tree.flatten(slots)
     ids, grads = row_optimizers.flatten(row_grads.ids, row_grads.grads)
-    size = row_updates.num_scratch(ids.size)
-    scratch = jax.ShapeDtypeStruct((self.num_threads, size), jnp.float32)
     results = [
       *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grads, vectors)),
-      scratch,
+      jax.ShapeDtypeStruct((self.num_threads, 1), jnp.float32),
       *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat),
     ]
     arguments, fixed = row_updates.NUM_FIXED
@@ -48,8 +47,22 @@ class RowKernel:
     numbers += [0.0] * (row_updates.NUM_NUMBERS - len(numbers))
     numbers = jnp.stack([jnp.asarray(x, jnp.float32) for x in numbers])
     number = jnp.full(1, self.number, jnp.int32)
-    _, vectors, _, *flat = call(ids, grads, vectors, numbers, number, *flat)
+    groups = self._groups(ids, len(vectors))
+    _, vectors, _, *flat = call(
+      ids, grads, vectors, numbers, number, *groups, *flat
+    )
     return vectors, jax.tree.unflatten(tree, flat)
+
+  def _groups(self, ids: jax.Array, vocab: int) -> list[jax.Array]:
+    """Positions, targets and bounds of lookups [n] (`native.row_updates`)."""
+    shapes = ids.shape, ids.shape, (self.num_threads, 3)
+    room = self.num_threads, row_updates.num_scratch(ids.size)
+    results = [
+      *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes),
+      jax.ShapeDtypeStruct(room, jnp.float32),
+    ]
+    integers = jnp.array([self.grouping, vocab], jnp.int32)
+    return jax.ffi.ffi_call(handlers.GROUPS, results)(ids, integers)[:3]
 
 
 _PARAMETERS = {
@@ -64,8 +77,10 @@ def make(optimizer: Mapping[str, Any], num_threads: int) -> RowKernel:
   `optimizer` has the settings of that name. Raises `native.step.Unavailable`.
   """
   name = optimizer['name']
+  step.register(handlers.GROUPS, 'groups')
   step.register(handlers.UPDATES, 'updates')
   with step.telling():
+    grouping = handlers.load('group', 'int32')
     number = handlers.load(name, 'float32')
   parameters = tuple(optimizer[x] for x in _PARAMETERS[name])
-  return RowKernel(number, parameters, num_threads)
+  return RowKernel(grouping, number, parameters, num_threads)
