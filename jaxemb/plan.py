@@ -45,6 +45,15 @@ _CYCLES = {
 }  # fmt: skip
 
 
+# Of a GPU, assumed: the least that a kernel takes, one after another in a graph
+# of them; until the host knows whether a loop goes on (jax issue 2491).
+_LAUNCH_SECS, _WAIT_SECS = 2e-6, 8e-6
+
+
+# Modules that compile for GPUs: of any one of them.
+CUDA_COMPILERS = 'jax_plugins.xla_cuda13', 'jax_plugins.xla_cuda12'
+
+
 class Chip(NamedTuple):
   """What makers say of a device: of a chip, or a half where JAX has two."""
 
@@ -133,11 +142,9 @@ def topology(name: str) -> Topology:
   is_tpu = kind != 'cuda'
   if not is_tpu:
     kind, _, num = shape.rpartition('x')
-  modules = ['libtpu'] if is_tpu else [
-    'jax_plugins.xla_cuda13', 'jax_plugins.xla_cuda12'
-  ]  # fmt: skip
+  modules = ('libtpu',) if is_tpu else CUDA_COMPILERS
   extra = 'tpu' if is_tpu else 'cuda'
-  if not any(map(_has, modules)):
+  if not any(map(has, modules)):
     raise errors.UserError(
       f'{name} needs the compiler of the extra {extra}: pip install '
       f"'jaxemb[{extra}]'"
@@ -175,7 +182,8 @@ def topology(name: str) -> Topology:
   return Topology(name, kind, devices)
 
 
-def _has(module: str) -> bool:
+def has(module: str) -> bool:
+  """Whether a module is installed."""
   try:
     return importlib.util.find_spec(module) is not None
   except ModuleNotFoundError:
@@ -183,7 +191,7 @@ def _has(module: str) -> bool:
 
 
 class _silent:
-  """Keeps libtpu's own lines, on what it does not run on, off stderr."""
+  """Keeps compilers' own lines, on what they do not run on, off stderr."""
 
   def __enter__(self):
     sys.stderr.flush()
@@ -334,10 +342,17 @@ def trace(job: Job) -> Any:
     return strategy.step.trace(*args)
 
 
-def compiled(job: Job, traced: Any) -> Any:
-  """What the devices' compiler makes of it."""
-  with _on(job):
-    return traced.lower().compile()
+def compiled(job: Job, traced: Any, folder: str = '') -> Any:
+  """What the devices' compiler makes of it.
+
+  For GPUs it warns that it cannot measure there, and what it dumps is in
+  `folder`.
+  """
+  if not folder:
+    with _on(job):
+      return traced.lower().compile()
+  with _on(job), _silent():
+    return traced.lower().compile({'xla_dump_to': folder})
 
 
 def _on(job: Job) -> Any:
@@ -508,15 +523,19 @@ def examine(job: Job) -> dict[str, Any]:
   """Compiles, and counts; raises a `UserError` for what has no room."""
   import jax
 
-  from jaxemb.runtime import hlo
+  from jaxemb.runtime import gpu, hlo
   from jaxemb.text import loader
 
   chip, size, moved = job.topology.chip, held(job), rows(job)
   check_fits(job, size.total)
   loop, config = job.trainer.strategy.loop, job.config
-  traced = trace(job)
+  traced, on_gpu, kernels = trace(job), bool(chip.name), None
   try:
-    program = compiled(job, traced)
+    with tempfile.TemporaryDirectory() as folder:
+      program = compiled(job, traced, folder if on_gpu else '')
+      if on_gpu:
+        args = program.as_text(), loop
+        kernels = gpu.read(pathlib.Path(folder), *args)
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
@@ -541,6 +560,9 @@ def examine(job: Job) -> dict[str, Any]:
   }
   if chip.ghz:
     secs['core'] = core_cycles(text, loop) / (chip.ghz * 1e9)
+  if kernels:
+    each = _LAUNCH_SECS, _WAIT_SECS, chip.memory_gbps * 1e9
+    secs['kernels'] = kernels.secs(*each)
   devices = job.mesh.size
   temp = memory.temp_size_in_bytes
   # What is changed in place is an argument and not a result as well.
@@ -571,6 +593,13 @@ def examine(job: Job) -> dict[str, Any]:
       'device_bytes': chip.gigabytes * 1e9,
     },
     'table_copies_by_loop_depth': copies(job, text),
+    'kernels': kernels
+    and {
+      'per_step': kernels.per_step,
+      'bytes_per_step': kernels.bytes_per_step,
+      'waits_per_step': kernels.waits_per_step,
+      'atomics': kernels.atomics,
+    },
     'collectives': sent,
     'sent_bytes_per_word': devices * sent_bytes['total'] / step_words,
     'rows_per_step': moved._asdict(),
@@ -637,6 +666,13 @@ def _assumptions(job: Job) -> Iterator[str]:
       'float32 products of rows are of bfloat16 factors with float32 sums '
       "(XLA's default there); sums over equal ids are exact"
     )
+  if chip.name:
+    yield (
+      f'kernels: one after another, each {_LAUNCH_SECS * 1e6:.0f} us or the '
+      'time of what it reads and writes, as if no cache held any of it; '
+      f'{_WAIT_SECS * 1e6:.0f} us for each wait; sorts by kernels of XLA, '
+      'where a device has faster ones'
+    )
   if len(job.topology.devices) > job.mesh.size:
     yield (
       f'warning: {len(job.topology.devices) - job.mesh.size} devices are idle; '
@@ -665,6 +701,13 @@ def describe(plan: Mapping[str, Any]) -> Iterator[str]:
   found = plan['table_copies_by_loop_depth'].items()
   places = ', '.join(f'{x} in {depth} loops' for depth, x in found)
   yield f'copies of whole tables: {places or "none"}'
+  if kernels := plan['kernels']:
+    found = ', '.join(kernels['atomics']) or 'none'
+    yield (
+      f'kernels of a device in a step: {kernels["per_step"]:,.0f}, which read '
+      f'and write {kernels["bytes_per_step"] / 1e6:,.1f} MB; waits for the '
+      f'host: {kernels["waits_per_step"]:.2f}; atomic operations: {found}'
+    )
   step = sent['bytes_per_step_per_device']
   kinds = [
     f'{k} {sent[k]} ({step[k]:,.0f} bytes a step)' for k in step
