@@ -97,6 +97,52 @@ def test_programs_for_gpus_copy_no_table_and_add_in_order(
   assert planned == pytest.approx(peak, rel=0.05) or peak - planned < 80e6
 
 
+_SENT = """
+import sys
+from jaxemb import main, plan
+from jaxemb.runtime import hlo
+from tests import sending
+topology, layout, dim, *settings = sys.argv[1:]
+settings = [f'--config.{x}' for x in settings]
+settings += ['--config.strategy.name=sync', f'--config.table.layout={layout}']
+config, *_ = main.parse([f'--config.model.dim={dim}', *settings])
+job = plan.make(plan.topology(topology), config, 200_000)
+text = plan.compiled(job, plan.trace(job)).as_text()
+found = hlo.traffic(text, job.trainer.strategy.loop)
+mesh = job.mesh.shape['data'], job.mesh.shape['table']
+args = job.trainer, layout, mesh, job.centers
+formula = sending.bytes_per_step(*args)
+print(found['bytes_per_step_per_device']['total'] / formula)
+"""
+
+
+@pytest.mark.parametrize(
+  'case',
+  [
+    pytest.param(['v5e:2x4', 'row', '128'], marks=needs_libtpu),
+    pytest.param(
+      ['v5e:2x4', 'row', '128', 'mesh.data=2', 'mesh.table=4'],
+      marks=[needs_libtpu, pytest.mark.slow],
+    ),
+    pytest.param(
+      ['v5e:2x2', 'column', '512'], marks=[needs_libtpu, pytest.mark.slow]
+    ),
+    pytest.param(
+      ['v6e:2x2', 'replicated', '128', 'mesh.data=4'],
+      marks=[needs_libtpu, pytest.mark.slow],
+    ),
+    pytest.param(
+      ['cuda:h100x8', 'row', '128'], marks=[needs_cuda, pytest.mark.slow]
+    ),
+  ],
+)
+def test_compiled_programs_send_what_the_formula_says(case):
+  command = [sys.executable, '-c', _SENT, *case]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr[-2000:]
+  assert float(done.stdout) == pytest.approx(1, abs=0.01)
+
+
 _ADD = """
 import pathlib, sys, tempfile
 import jax, numpy as np

@@ -30,8 +30,11 @@ _TAKES = 'gather', 'slice', 'dynamic-slice'
 _CHANGES = {'scatter': 2, 'dynamic-update-slice': 1}
 _NAMED = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 _ENTRY = re.compile(r'\.entry (\w+)')
-# Flags that other devices wait for are of all of a system.
-_ATOMIC = re.compile(r'(?<![\w.%])((?:atom|red)\.(?!\S*\bsys\b)[\w.:]+)')
+# Sums of floats; integers are the same in any order. Some are a loop that
+# compares and swaps (jax issue 38806).
+_ATOMIC = re.compile(
+  r'(?<![\w.%])((?:atom|red)\.(?:\S+\.)?(?:cas\.\S+|b?f16\S*|f32\S*|f64))'
+)
 
 
 class Kernel(NamedTuple):
@@ -78,7 +81,7 @@ def read(folder: pathlib.Path, text: str, loop: hlo.Loop) -> Kernels | None:
 
   `folder` was its `xla_dump_to`, `text` is its `as_text()`.
   """
-  lists = sorted(folder.glob('*.thunk_sequence_after_thunk_passes.txt'))
+  lists = sorted(folder.glob('*.thunk_sequence*.txt'))  # the last is final
   names = sorted(folder.glob('*.thunk_metadata.txt'))
   if not lists or not names:  # of a version that writes others
     return None
@@ -129,7 +132,7 @@ def _thunks(
 
 
 def atomics(folder: pathlib.Path) -> dict[str, list[str]]:
-  """Atomic operations in the memory of a device, by kernel, in its PTX."""
+  """Atomic operations on floats, by kernel, in a program's PTX."""
   found: dict[str, list[str]] = {}
   for path in sorted(folder.glob('*.ptx')):
     kernel = path.stem

@@ -61,6 +61,7 @@ _NAMES = {1: 'steps', 3: 'known', 4: 'rows.1', 5: 'put', 6: 'more'}
 _PTX = """.visible .entry put(
   @%p1 red.global.add.f32 [%rd1], %f2;
   setp.lt.u32 %pred.b32, %r1, %r2;
+  atom.relaxed.sys.global.cas.b32 %r4, [%rd3], %r13, %r12;
 .visible .entry exchange(
   atom.relaxed.sys.global.max.s32 %r3, [%rd1], %r2;
 """
@@ -94,7 +95,9 @@ def test_kernels_count_by_the_loops_around_and_rows_by_those_touched(tmp_path):
   assert found.per_step == pytest.approx(2 + 1 / 16 + 2 / 16)
   # The outer loop asks once in 16 steps, the inner after two turns and before.
   assert found.waits_per_step == pytest.approx(1 / 16 + 3 / 16)
-  assert found.atomics == {'put': ['red.global.add.f32']}
+  assert found.atomics == {
+    'put': ['red.global.add.f32', 'atom.relaxed.sys.global.cas.b32']
+  }
   assert found.bytes_per_step == 216 + 312
 
 
