@@ -66,14 +66,17 @@ class Chip(NamedTuple):
   name: str = ''  # of a GPU
   cores: int = 0
   l2_bytes: int = 0
+  # Of a core's own memory, what a compiler fills with the rows of a step; some
+  # leave them in that of the chip, as is read in their programs.
+  core_bytes: int = 0
 
 
 _FLAT = '1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16'
 _CUBES = '1x1x1 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4'
 
 
-def _tpu(*numbers: float, shapes: str) -> Chip:
-  return Chip(*numbers, tuple(shapes.split()))
+def _tpu(*numbers: float, shapes: str, core_bytes: int = 0) -> Chip:
+  return Chip(*numbers, tuple(shapes.split()), core_bytes=core_bytes)
 
 
 def _gpu(gigabytes, memory_gbps, name, kind):
@@ -86,10 +89,10 @@ def _gpu(gigabytes, memory_gbps, name, kind):
 CHIPS = {
   'v2': _tpu(8.6, 350, 23, 31, 0.7, shapes='1x1 2x2 4x4'),
   'v3': _tpu(17.2, 450, 61, 41, 0.94, shapes='1x1 2x2 4x4'),
-  'v4': _tpu(17.2, 614, 137, 50, 1.05, shapes=_CUBES),
-  'v5e': _tpu(17.2, 819, 197, 50, 1.5, shapes=_FLAT),
+  'v4': _tpu(17.2, 614, 137, 50, 1.05, shapes=_CUBES, core_bytes=1 << 27),
+  'v5e': _tpu(17.2, 819, 197, 50, 1.5, shapes=_FLAT, core_bytes=1 << 27),
   'v5p': _tpu(102.0, 2765, 459, 100, 1.75, shapes=_CUBES),
-  'v6e': _tpu(34.4, 1640, 918, 100, 1.75, shapes=_FLAT),
+  'v6e': _tpu(34.4, 1640, 918, 100, 1.75, shapes=_FLAT, core_bytes=1 << 27),
   'tpu7x': _tpu(103.0, 3690, 1153, 100, 2.2, shapes=_CUBES),
   'h100': _gpu(85.0, 3350, 'NVIDIA H100 80GB HBM3', 'h100'),
   'h200': _gpu(151.0, 4800, 'NVIDIA H200 141GB HBM3e', 'h200'),
@@ -285,10 +288,16 @@ def make(
   from jaxemb.text import loader
 
   is_text = config.data.source == 'text'
-  if config.table.store or config.strategy.name == 'workers':
+  if config.strategy.name == 'workers':
     raise errors.UserError(
-      'tables in a store are not planned: the devices hold what '
-      'config.table.device_bytes says'
+      'workers are not planned: they are processes, whose rows are in a store; '
+      'plan all rows on the devices with --config.strategy.name=sync'
+    )
+  if config.table.store or config.table.device_bytes:
+    raise errors.UserError(
+      'tables in a store are not planned: devices hold what '
+      'config.table.device_bytes says, and what moves depends on the data; '
+      'without it and config.table.store all rows on the devices are planned'
     )
   if num_words and not is_text:
     raise errors.UserError(
@@ -369,10 +378,11 @@ class Held(NamedTuple):
   tables: int
   slots: int
   others: int  # of the state, the batch, and the model
+  rows: int  # of a step, with their gradients and what is exchanged
 
   @property
   def total(self) -> int:
-    """What a dispatch is given."""
+    """What a dispatch takes."""
     return sum(self)
 
 
@@ -389,7 +399,8 @@ def held(job: Job) -> Held:
   vectors = size([x.vectors for x in tables])
   rest = size([x.slots for x in tables])
   whole = size((state, job.batch, job.constants))
-  return Held(vectors, rest, whole - vectors - rest)
+  in_step = max(0, _step_bytes(job) - job.topology.chip.core_bytes)
+  return Held(vectors, rest, whole - vectors - rest, in_step)
 
 
 def _num_bytes(x: Any, is_tpu: bool) -> int:
@@ -438,26 +449,56 @@ class Rows(NamedTuple):
   num_bytes: float  # that move between memory and core
 
 
-def rows(job: Job) -> Rows:
-  """The row traffic of a step: read once, and distinct ones changed."""
+def _step_bytes(job: Job) -> int:
+  """Of the float32 rows of a step on a device, and their gradients.
+
+  In the row layout there are also those that are sent, and received.
+  """
+  total, num_devices = 0.0, job.mesh.shape['table']
+  for name, table in job.trainer.trainable.tables.items():
+    each = table.spec.lookups_per_center
+    if each is None:
+      continue
+    lookups = float(each.sum()) * _centers(job)
+    sent = min(getattr(table, 'capacity', 0), lookups) * num_devices
+    columns = _columns(job, _leaves(job.state.tables[name].vectors)[0])
+    total += 2 * 4 * columns * (lookups + sent)
+  return int(total)
+
+
+def _leaves(tree: Any) -> list[Any]:
   import jax
 
-  total = np.zeros(3)
-  centers = job.centers / job.mesh.size
+  return jax.tree.leaves(tree)
+
+
+def _columns(job: Job, x: Any) -> int:
+  """Of an array of rows on a device, with a TPU's padding."""
   lanes = 1 if job.topology.chip.name else build.LANES
-  if job.config.table.layout == 'column':  # all of a row take the same
-    centers *= job.mesh.shape['table']
+  return -(-x.sharding.shard_shape(x.shape)[-1] // lanes) * lanes
+
+
+def _centers(job: Job) -> float:
+  """Of a step on each device; all that share a row's columns take the same."""
+  centers = job.centers / job.mesh.size
+  is_shared = job.config.table.layout == 'column'
+  return centers * (job.mesh.shape['table'] if is_shared else 1)
+
+
+def rows(job: Job) -> Rows:
+  """The row traffic of a step: read once, and distinct ones changed."""
+  total, centers = np.zeros(3), _centers(job)
   for name, table in job.trainer.trainable.tables.items():
     each, state = table.spec.lookups_per_center, job.state.tables[name]
     if each is None:
       continue
     lookups = float(each.sum()) * centers
     distinct = float(-np.expm1(-each * centers).sum())
-    ndim = jax.tree.leaves(state.vectors)[0].ndim
+    ndim = _leaves(state.vectors)[0].ndim
     widths = [
       sum(
-        -(-x.shape[-1] // lanes) * lanes * x.dtype.itemsize
-        for x in jax.tree.leaves(part)
+        _columns(job, x) * x.dtype.itemsize
+        for x in _leaves(part)
         if x.ndim == ndim and x.size > x.shape[-1]
       )
       for part in (state.vectors, state.slots)
@@ -585,6 +626,7 @@ def examine(job: Job) -> dict[str, Any]:
       'tables_bytes': size.tables,
       'slots_bytes': size.slots,
       'others_bytes': size.others,
+      'rows_bytes': size.rows,
       'planned_bytes': size.total,
       'arguments_bytes': arguments,
       'scratch_bytes': temp,
@@ -607,6 +649,7 @@ def examine(job: Job) -> dict[str, Any]:
     'step_words': step_words,
     'kept_fraction': kept,
     'secs_per_step': secs,
+    'link_share': secs['links'] / max(secs.values()),
     'words_per_sec': {k: step_words / x for k, x in secs.items() if x},
     'assumptions': list(_assumptions(job)),
   }
@@ -687,12 +730,12 @@ def describe(plan: Mapping[str, Any]) -> Iterator[str]:
     plan['collectives'],
     plan['rows_per_step'],
   )
-  mesh = plan['mesh']
+  mesh, unit = plan['mesh'], plan['unit']
   yield (
     f'{plan["topology"]}: {plan["devices"]} device(s), mesh {mesh["data"]} x '
     f'{mesh["table"]} (data x table), {plan["layout"]} layout, '
     f'{plan["strategy"]}; {plan["vocab"]:,} x {plan["dim"]} {plan["dtype"]}, '
-    f'{plan["optimizer"]}, steps of {plan["batch_words"]:,} {plan["unit"]}'
+    f'{plan["optimizer"]}, steps of {plan["batch_words"]:,} {unit}'
   )
   shown = 'tables', 'slots', 'others', 'scratch', 'program', 'peak'
   parts = ', '.join(f'{x} {memory[f"{x}_bytes"] / 1e6:,.1f}' for x in shown)
@@ -716,7 +759,8 @@ def describe(plan: Mapping[str, Any]) -> Iterator[str]:
   yield f'collectives of a device: {", ".join(kinds) or "none"}'
   yield (
     f'sent: {step["total"]:,.0f} bytes a step by each device, '
-    f'{plan["sent_bytes_per_word"]:,.1f} a word by all'
+    f'{plan["sent_bytes_per_word"]:,.1f} for each of the {unit} by all; '
+    f'{plan["link_share"]:.0%} of the time of a link'
   )
   yield (
     f'rows of a device in a step: {moved["lookups"]:,.0f} looked up, '
@@ -725,9 +769,9 @@ def describe(plan: Mapping[str, Any]) -> Iterator[str]:
   )
   rates = plan['words_per_sec']
   limits = ', '.join(f'{k} {x / 1e6:,.1f}' for k, x in rates.items())
-  yield f'million words/s that each allows, all devices: {limits}'
+  yield f'million {unit}/s that each allows, all devices: {limits}'
   least = min(rates, key=rates.get)
-  yield f'at most {rates[least] / 1e6:,.1f} M words/s, by {least}'
+  yield f'at most {rates[least] / 1e6:,.1f} M {unit}/s, by {least}'
   yield from (f'assumed: {x}' for x in plan['assumptions'])
 
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from jaxemb import errors, plan
+from jaxemb import errors, main, plan
 from jaxemb.runtime import hlo
 
 needs_libtpu = pytest.mark.skipif(
@@ -61,6 +61,7 @@ def test_programs_for_tpus_copy_no_table(topology, dim, vocab, flags, tmp_path):
   if ROW in flags:
     assert found['collectives']['all-to-all']
     assert found['sent_bytes_per_word'] > 100
+    assert 0 < found['link_share'] < 0.5
 
 
 GPU_CASES = [
@@ -263,6 +264,23 @@ def test_a_compiler_that_is_missing(monkeypatch, name, extra):
 def test_a_number_of_words_that_is_none(capsys):
   assert plan.main(['--topology=v5e:1x1', '--vocab=many']) == 2
   assert 'such as 1e6' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ('setting', 'message'),
+  [
+    ('table.store=memory', 'without it and config.table.store all rows'),
+    ('table.device_bytes=1MB', 'config.table.device_bytes says'),
+    ('strategy.name=workers', '--config.strategy.name=sync'),
+    ('data.source=graph', '--vocab is of words'),
+  ],
+)
+def test_what_is_not_planned_is_told(setting, message):
+  where = plan.Topology('v5e:1x1', 'v5e', ())
+  config, *_ = main.parse([f'--config.{setting}'])
+  with pytest.raises(errors.UserError, match=message) as error:
+    plan.make(where, config, 1000)
+  assert '\n' not in str(error.value)
 
 
 @needs_libtpu
