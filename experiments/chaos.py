@@ -43,6 +43,10 @@ import experiment
 import forked
 import numpy as np
 
+from jaxemb.clicks import loader as click_loader
+from jaxemb.graphs import edges
+from jaxemb.text import loader as text_loader
+
 # What is there at each moment of a run, in its folder or in the cache.
 MOMENTS = {
   'encoding': ('CACHE/corpora/*.tmp-*', 'CACHE/clicks/*.tmp-*'),
@@ -60,7 +64,7 @@ SIGNALS = (
 )
 _MAX_STARTS = 5
 _ANY_SECS = 3.0  # in which a run has come to most of its moments
-_WAIT_SECS = 100.0  # for a moment to come
+_WAIT_SECS = 300.0  # for a moment to come
 
 
 class Place(NamedTuple):
@@ -190,6 +194,13 @@ def write_files(folder: pathlib.Path) -> None:
   (folder / 'clicks.csv').write_text('\n'.join(['label,row,c', *rows]) + '\n')
 
 
+def use_small_dispatches() -> None:
+  """Has forks read little at a time: small data has many positions then."""
+  text_loader.group_blocks = lambda part_words: 4
+  edges._DISPATCH = 512
+  click_loader._STEPS = 4
+
+
 class Tester:
   """Starts runs below a folder, whose files and cache they share."""
 
@@ -243,7 +254,7 @@ class Tester:
       if there() - before:
         break
       time.sleep(0.004)
-    time.sleep(0.1 * self.rng.random())
+    time.sleep(0.05 * self.rng.random())
 
   def hit(
     self, run: forked.Run, numbers: Sequence[int], process: int = -1
@@ -445,7 +456,7 @@ def _visits(folder):
   return collections.Counter({x.split()[0]: int(x.split()[1]) for x in lines})
 
 
-_EPOCHS = 12
+_EPOCHS = 5
 _READ = (
   'data.path=../unique.txt', 'data.min_count=1', 'data.sample=0',
   *counting.SETTINGS,
@@ -490,7 +501,7 @@ COUNTED = {
 }  # fmt: skip
 
 
-def write_unique(folder: pathlib.Path, num_words: int = 250_000) -> None:
+def write_unique(folder: pathlib.Path, num_words: int = 120_000) -> None:
   """A text most of whose words occur once, of several dispatches an epoch."""
   rng = np.random.default_rng(1)
   words = [f'w{i}' for i in range(num_words)]
@@ -542,6 +553,7 @@ def cases(
 ) -> Iterator[Result]:
   """All cases, in new folders within one."""
   tester = Tester(folder, seed)
+  use_small_dispatches()
   write_files(folder)
   write_unique(folder)
   forked.warm_up()

@@ -60,7 +60,10 @@ class Run:
     if num_processes > 1:
       with socket.create_server(('127.0.0.1', 0)) as server:
         port = server.getsockname()[1]
-      flags = f'--coordinator=localhost:{port}', f'--num_processes={num_processes}'
+      flags = (
+        f'--coordinator=localhost:{port}',
+        f'--num_processes={num_processes}',
+      )
       job = [[*flags, f'--process_id={i}'] for i in range(num_processes)]
     self.processes = []
     for more, said in zip(job, self._said, strict=True):
@@ -80,7 +83,7 @@ class Run:
       if one.is_alive():
         os.kill(one.pid, number)
 
-  def wait(self, secs: float = 120) -> tuple[list[int], str]:
+  def wait(self, secs: float = 600) -> tuple[list[int], str]:
     """Exit codes, below 0 by a signal, and what was said, of all processes.
 
     Those that do not end are killed, and have the exit code -9.
