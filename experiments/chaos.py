@@ -215,10 +215,11 @@ class Tester:
     num_processes: int = 1,
     cache: str = 'cache',
     max_bytes: int = 0,
+    after: tuple[int, int] = (0, 0),
   ) -> forked.Run:
-    """Starts processes of a run in a folder of that name."""
-    args = self.folder / name, self.folder / cache, num_processes, max_bytes
-    return forked.Run(arguments, *args)
+    """Starts processes of a run in a folder of that name; see `forked.Run`."""
+    args = self.folder / name, self.folder / cache, num_processes
+    return forked.Run(arguments, *args, max_bytes, after)
 
   def train(self, name: str, kind: Kind, place: Place) -> str:
     """Trains to the end; returns the digest of the vectors."""
@@ -518,18 +519,17 @@ def counted(tester: Tester, name: str) -> tuple[int, int, str]:
   tester.clear('counted')
   # Back to the first in the end.
   for i, place in enumerate([*case.places, case.places[0]]):
-    args = flags(case.kind, place, more), place.num_processes
-    run = tester.start('counted', *args)
+    args = 'counted', flags(case.kind, place, more), place.num_processes
     changes += i > 0
-    if i < len(case.places):
-      tester.until(run, 'saved')
-      numbers = SIGNALS[tester.rng.randrange(len(SIGNALS))]
-      codes, wrong = tester.hit(run, numbers)
-      if wrong:
-        return changes, -1, wrong
-      if codes == [0] * len(codes):
-        break
-  codes, said = run.wait()
+    if i == len(case.places):
+      codes, said = tester.start(*args).wait()
+      break
+    number = (signal.SIGTERM, signal.SIGKILL)[i % 2]
+    # A checkpoint is begun after each dispatch, and is whole two later.
+    after = tester.rng.randrange(2, 5), number
+    codes, said = tester.start(*args, after=after).wait()
+    if set(codes) - {75, -number, -signal.SIGABRT} or 0 in codes:
+      return changes, -1, f'exit codes {codes}: {said[-1500:]}'
   if any(codes):
     return changes, -1, f'exit codes {codes}: {said[-1500:]}'
   folder, export = tester.folder, tester.folder / 'counted' / 'run' / 'export'

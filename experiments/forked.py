@@ -27,6 +27,7 @@ from jaxemb import main as _main  # noqa: F401
 from jaxemb import train as _train  # noqa: F401
 from jaxemb.ops import sampling
 from jaxemb.report import report as _report  # noqa: F401
+from jaxemb.runtime import distributed
 
 _FORK = multiprocessing.get_context('fork')
 
@@ -46,10 +47,12 @@ class Run:
     cache: pathlib.Path,
     num_processes: int = 1,
     max_bytes: int = 0,
+    after: tuple[int, int] = (0, 0),
   ):
     """`arguments` are those of `jaxemb`, in a folder; files have `max_bytes`.
 
-    0 = as many as they need. What the processes say lies beside the folder.
+    0 = as many as they need. `after` so many dispatches a process sends itself
+    a signal. What the processes say lies beside the folder.
     """
     self.folder = folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +70,7 @@ class Run:
       job = [[*flags, f'--process_id={i}'] for i in range(num_processes)]
     self.processes = []
     for more, said in zip(job, self._said, strict=True):
-      args = [*arguments, *more], folder, cache, said, max_bytes
+      args = [*arguments, *more], folder, cache, said, max_bytes, after
       process = _FORK.Process(target=_child, args=args)
       process.start()
       self.processes.append(process)
@@ -98,13 +101,26 @@ class Run:
     return [x.exitcode for x in self.processes], said
 
 
-def _child(arguments, folder, cache, said, max_bytes):
+def _send_after(dispatches, number):
+  decide = distributed.decide
+
+  def counted(dispatch, *args):
+    if dispatch == dispatches:
+      os.kill(os.getpid(), number)
+    return decide(dispatch, *args)
+
+  distributed.decide = counted
+
+
+def _child(arguments, folder, cache, said, max_bytes, after):
   with open(said, 'wb') as file:
     for number in (1, 2):
       os.dup2(file.fileno(), number)
   if max_bytes:
     resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+  if after[0]:
+    _send_after(*after)
   os.environ['JAXEMB_CACHE'] = str(cache)
   os.environ['JAX_PLATFORMS'] = 'cpu'
   # Processes that it starts, such as workers.
