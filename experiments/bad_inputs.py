@@ -28,7 +28,7 @@ import pyarrow as pa
 from pyarrow import parquet
 from scipy import sparse
 
-import jaxemb
+import jaxemb  # noqa: F401, of the cases in Python
 from jaxemb import __main__ as door
 from jaxemb import errors
 
@@ -110,6 +110,7 @@ _TEXTS = (
   _text('empty', 'no files'),
   _text('punctuation.txt', 'only punctuation'),
   _text('chinese.txt', 'segment it first'),
+  _text('one_line.txt', 'segment it first'),
   _text('latin.txt', '--config.data.encoding=cp1252'),
   _text('cyrillic.txt', '--config.data.encoding=cp1251'),
   _text('utf16.txt', '--config.data.encoding=utf-16'),
@@ -243,14 +244,16 @@ _CLICKS = (
   _clicks('cut.csv.gz', 'download it again'),
   _clicks('bad.libsvm', 'cannot be read'),
   _clicks('no_label.libsvm', 'has the label'),
-  _clicks('clicks.csv', 'leave no row', 'data.valid=0.6 --config.data.test=0.6'),
+  _clicks('clicks.csv', 'leave no row',
+          'data.valid=0.6 --config.data.test=0.6'),
   _clicks('clicks.csv', 'between 0 and 1', 'data.valid=1.5'),
   _clicks('clicks.csv', 'there is no file', 'data.valid=absent.csv'),
   _clicks('clicks.csv', 'is missing', 'data.valid=no_shop.csv'),
   _clicks('clicks.csv', 'no field of single categories', 'eval.group=price'),
   _clicks('clicks.csv', 'needs rows for validation', 'data.valid='),
   _clicks('clicks.csv', 'needs evaluations',
-          'train.patience=2 --config.data.valid=.2 --config.eval.every_epochs=0'),
+          'train.patience=2 --config.data.valid=.2 '
+          '--config.eval.every_epochs=0'),
   _clicks('clicks.csv', 'is of nodes', 'eval.monitor=score'),
   _clicks('clicks.csv', 'is no model of clicks', 'model.name=cbow'),
   _clicks('clicks.csv', 'positive numbers', 'model.hidden=8,x'),
@@ -274,12 +277,13 @@ _GRAPHS = (
   _graph('edges.tsv', 'must have a source and a target', 'data.columns=source'),
   _graph('edges.tsv', 'no more columns than',
          'data.columns=source,target,weight,relation'),
-  _graph('no_weight.tsv', 'cannot be read', 'data.columns=source,target,weight'),
+  _graph('no_weight.tsv', 'cannot be read',
+         'data.columns=source,target,weight'),
   _graph('negative.tsv', 'above 0', 'data.columns=source,target,weight'),
   _graph('nan.tsv', 'above 0', 'data.columns=source,target,weight'),
   _graph('times.tsv', 'look like times'),
   _graph('edges.tsv', 'give the right number', 'data.num_nodes=3'),
-  _graph('binary.txt', 'no text in UTF-8'),
+  _graph('binary.txt', 'is binary'),
   _graph('bad.npz', 'cannot read'),
   _graph('bad.mat', 'cannot read'),
   _graph('oblong.npz', 'no square matrix'),
@@ -322,7 +326,8 @@ _NODES = (
   _nodes('edges.tsv', 'one for each layer', 'data.fanouts='),
   _nodes('edges.tsv', 'must have 2 sizes',
          'data.fanouts=5,5,5 --config.data.labels=labels.tsv '
-         '--config.model.inputs=rows --config.data.valid=.2 --config.data.test='),
+         '--config.model.inputs=rows --config.data.valid=.2 '
+         '--config.data.test='),
   _nodes('edges.tsv', 'is of clicks', 'eval.monitor=auc'),
   _nodes('edges.tsv', 'only used when config.model.name', 'model.name=line'),
   _nodes('edges.tsv', 'needs a table', 'table.dtype=int8'),
@@ -375,7 +380,8 @@ _PLACES = (
   _set('strategy.rate=2 --config.strategy.name=partition', 'at most 1'),
   _set('strategy.merge=mean --config.strategy.name=partition', 'choose'),
   _set('strategy.policy=bsp --config.strategy.name=partition', 'remove one'),
-  _set('strategy.policy=bsp --config.strategy.sync_every=5', 'is not used when'),
+  _set('strategy.policy=bsp --config.strategy.sync_every=5',
+       'is not used when'),
   _set('strategy.policy=average --config.strategy.num_hot=5',
        'only used when config.strategy.policy is hot'),
   _set('strategy.policy=delayed --config.strategy.num_hot=5',
@@ -421,7 +427,7 @@ _OTHERS = (
   Case('predict --model=ctr --data=absent.csv --output=x.csv', 'no file'),
   Case('predict --model=ctr --data=no_shop.csv --output=x.csv', 'is missing'),
   Case('predict --model=ctr --data=empty.csv --output=x.csv', 'has no rows'),
-  Case('predict --model=ctr --data=bad.parquet --output=x.csv', 'as parquet'),
+  Case('predict --model=ctr --data=bad.parquet --output=x.csv', 'is binary'),
   Case('predict --model=ctr --data=clicks.csv --output=x.csv --keep=price',
        'there is no column price'),
   Case('predict --model=cut_ctr --data=clicks.csv --output=x.csv',
@@ -452,7 +458,8 @@ _OTHERS = (
   Case('evaluate --vectors=run --eval=empty', 'no benchmark recognised'),
   Case('evaluate --vectors=run --eval=pairs.txt --restrict_vocab=-1', ''),
   Case('evaluate --vectors=run --eval=pairs.txt --window=-1', ''),
-  Case('evaluate --vectors=run --eval=pairs.txt --json=text.txt/x.json', 'text.txt'),
+  Case('evaluate --vectors=run --eval=pairs.txt --json=text.txt/x.json',
+       'text.txt'),
   Case('evaluate --vectors=nan.bin --eval=pairs.txt', 'is not finite'),
   Case('evaluate --vectors=absent --eval=pairs.txt', 'absent'),
   Case('merge run text.txt --output=merged', 'no word2vec file'),
@@ -575,6 +582,7 @@ def write_files(folder: pathlib.Path) -> None:
     'empty.txt': b'',
     'punctuation.txt': b'... !? --\n' * 100,
     'chinese.txt': '這是一個沒有空格的句子\n'.encode() * 50,
+    'one_line.txt': '這是一個沒有空格的句子'.encode() * 500,
     'latin.txt': german.encode('latin-1'),
     'cyrillic.txt': ('мама мыла раму\n' * 200).encode('cp1251'),
     'utf16.txt': german.encode('utf-16'),
@@ -708,7 +716,8 @@ def _of_vectors(rows: np.ndarray) -> dict[str, bytes]:
 
   def binary(rows, words=words):
     parts = [
-      b'%b %b\n' % (w.encode(), x.tobytes()) for w, x in zip(words, rows)
+      b'%b %b\n' % (w.encode(), x.tobytes())
+      for w, x in zip(words, rows, strict=True)
     ]
     return b'%d %d\n' % rows.shape + b''.join(parts)
 

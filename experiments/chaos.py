@@ -477,13 +477,13 @@ COUNTED = {
     Kind('wiki', (*_READ, 'table.store=memory')), _words, _ROOMS
   ),
   'walks': Counted(
-    Kind('graph', (*_EDGES, 'data.sample=0', 'data.walks=40', 'data.walk_length=40',
-                   *counting.SETTINGS, _SYNC)),
+    Kind('graph', (*_EDGES, 'data.sample=0', 'data.walks=40',
+                   'data.walk_length=40', *counting.SETTINGS, _SYNC)),
     _visits, _MESHES,
   ),
   'edges': Counted(
-    Kind('graph:line', (*_EDGES, 'data.partitions=4', 'train.batch_examples=256',
-                        *counting.SETTINGS)),
+    Kind('graph:line', (*_EDGES, 'data.partitions=4',
+                        'train.batch_examples=256', *counting.SETTINGS)),
     _ends, _MESHES,
   ),
   'interactions': Counted(

@@ -264,14 +264,14 @@ def first_line(file: pathlib.Path) -> str:
     raise _unreadable(file, error) from error
   if b'\0' in head:
     raise errors.UserError(
-      f'{file} is binary, and no log of clicks; give text, or a Parquet file '
-      'with the suffix .parquet'
+      f'{file} is binary; give text, plain or compressed, or a Parquet file with '
+      'the suffix .parquet'
     )
   try:
     # A letter may be cut at the end.
     codecs.getincrementaldecoder('utf-8')().decode(head)
   except UnicodeDecodeError as error:
-    encoding = sources.guess_encoding(head) or 'CP1252'
+    encoding = sources.guess_encoding(head)
     raise errors.UserError(
       f'{file} is no text in UTF-8; convert it first (iconv -f {encoding} -t '
       'UTF-8)'
