@@ -1,6 +1,6 @@
 """Kills runs, damages their files, moves them; compares with runs left alone.
 
-  python experiments/chaos.py [--kills=60] [--moves=20] [--seed=0] [--only=...]
+  python experiments/chaos.py [--kills=60] [--moves=20] [--every=1] [--only=...]
 
 Small runs of every source, strategy and store (`KINDS`), which give the same
 bits every time. Then, again and again in new folders:
@@ -45,6 +45,7 @@ import numpy as np
 
 from jaxemb.clicks import loader as click_loader
 from jaxemb.graphs import edges
+from jaxemb.interactions import loader as interactions
 from jaxemb.text import loader as text_loader
 
 # What is there at each moment of a run, in its folder or in the cache.
@@ -197,7 +198,7 @@ def write_files(folder: pathlib.Path) -> None:
 def use_small_dispatches() -> None:
   """Has forks read little at a time: small data has many positions then."""
   text_loader.group_blocks = lambda part_words: 4
-  edges._DISPATCH = 512
+  edges._DISPATCH = interactions._DISPATCH = 512
   click_loader._STEPS = 4
 
 
@@ -487,7 +488,7 @@ COUNTED = {
     _ends, _MESHES,
   ),
   'interactions': Counted(
-    Kind('rec', (*_SETS, 'train.batch_examples=256', *counting.SETTINGS)),
+    Kind('rec', (*_SETS, 'train.batch_examples=128', *counting.SETTINGS)),
     _items, _MESHES,
   ),
   'clicks': Counted(
@@ -549,7 +550,14 @@ def counted(tester: Tester, name: str) -> tuple[int, int, str]:
 
 
 def cases(
-  folder: pathlib.Path, kills: int, moves: int, seed: int, only: str
+  folder: pathlib.Path,
+  seed: int,
+  only: str,
+  kills: int,
+  moves: int,
+  limits: int,
+  every: int,
+  counts: int,
 ) -> Iterator[Result]:
   """All cases, in new folders within one."""
   tester = Tester(folder, seed)
@@ -573,17 +581,18 @@ def cases(
     found = tester.moved(name, place, numbers)
     what = f'{name} to {place.num_processes} x {",".join(place.settings)}'
     yield Result('moved', what, found)
-  for name in names:
-    for max_bytes in (5_000, 50_000, 200_000) if kills else ():
-      found = tester.limited(name, max_bytes)
-      yield Result('limit', f'{name}: {max_bytes} bytes', found)
-  for where in ('linked/run', 'own', 'own/corpora') if kills else ():
-    for name in names[:1]:
-      yield Result('links', f'{name}: {where}', tester.linked(name, where))
-  for name in ('kernel', 'clicks') if kills else ():
+  for number in range(limits):
+    name = names[number % len(names)]
+    max_bytes = (5_000, 50_000, 200_000)[number % 3]
+    found = tester.limited(name, max_bytes)
+    yield Result('limit', f'{name}: {max_bytes} bytes', found)
+  for where in ('linked/run', 'own', 'own/corpora')[:limits]:
+    found = tester.linked(names[0], where)
+    yield Result('links', f'{names[0]}: {where}', found)
+  for name in ('kernel', 'clicks') if every else ():
     if name in names:
-      yield from damages(tester, name, 1 if name == 'kernel' else 5)
-  for name in COUNTED:
+      yield from damages(tester, name, every if name == 'kernel' else 5 * every)
+  for name in COUNTED if counts else ():
     if only in name:
       changes, wrong, why = counted(tester, name)
       found = why or ('same' if not wrong else f'{wrong} readings wrong')
@@ -595,6 +604,9 @@ def main() -> None:
   parser = experiment.parser(__doc__)
   parser.add_argument('--kills', type=int, default=60)
   parser.add_argument('--moves', type=int, default=20)
+  parser.add_argument('--limits', type=int, default=20)
+  parser.add_argument('--every', type=int, default=1, help='file is damaged')
+  parser.add_argument('--counts', type=int, default=1, help='0 = none')
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--only', default='', help='part of the names of kinds')
   args = experiment.parse(parser)
@@ -603,7 +615,8 @@ def main() -> None:
   started = time.monotonic()
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
-    found = cases(folder, args.kills, args.moves, args.seed, args.only)
+    numbers = args.kills, args.moves, args.limits, args.every, args.counts
+    found = cases(folder, args.seed, args.only, *numbers)
     for result in found:
       is_good = result.outcome in ('same', 'noticed')
       count = table.setdefault(result.kind, collections.Counter())

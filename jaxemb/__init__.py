@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __version__ = '0.1.0'
 __all__ = ['Embeddings', 'load', 'train']
 
-# Ctrl-C while `python -m jaxemb.COMMAND` is imported, which takes a second, ends
-# it by that signal, without a traceback; `errors.exit_code` listens to it again.
+# Ctrl-C while `python -m jaxemb.COMMAND` is imported, which takes a second,
+# ends it by that signal, without a traceback; `errors.exit_code` listens again.
 if sys.argv[:1] == ['-m'] and 'jaxemb.' in ' '.join(sys.orig_argv[:4]):
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -264,8 +264,8 @@ def first_line(file: pathlib.Path) -> str:
     raise _unreadable(file, error) from error
   if b'\0' in head:
     raise errors.UserError(
-      f'{file} is binary; give text, plain or compressed, or a Parquet file with '
-      'the suffix .parquet'
+      f'{file} is binary; give text, plain or compressed, or a Parquet file '
+      'with the suffix .parquet'
     )
   try:
     # A letter may be cut at the end.
