@@ -31,6 +31,7 @@ import hashlib
 import json
 import pathlib
 import random
+import resource
 import shutil
 import signal
 import tempfile
@@ -477,6 +478,12 @@ COUNTED = {
   'text, in memory': Counted(
     Kind('wiki', (*_READ, 'table.store=memory')), _words, _ROOMS
   ),
+  # Which push a part of what they learned: the devices' own counts are taken.
+  'text, workers': Counted(
+    Kind('wiki', ('data.path=../unique.txt', 'data.min_count=1',
+                  'data.sample=0', 'strategy.name=workers')),
+    _words, tuple(Place((f'strategy.num_workers={x}',)) for x in (2, 3, 1)),
+  ),
   'walks': Counted(
     Kind('graph', (*_EDGES, 'data.sample=0', 'data.walks=40',
                    'data.walk_length=40', *counting.SETTINGS, _SYNC)),
@@ -516,7 +523,8 @@ def write_unique(folder: pathlib.Path, num_words: int = 120_000) -> None:
 def counted(tester: Tester, name: str) -> tuple[int, int, str]:
   """Changes of topology, readings too many or too few, and what is wrong."""
   case, changes = COUNTED[name], 0
-  more = (_COUNTS[1:2] if 'clicks' in name else _COUNTS) + ('model.dim=1',)
+  is_own, is_workers = name in ('clicks', 'text, workers'), 'workers' in name
+  more = (_COUNTS[1:2] if is_own else _COUNTS) + ('model.dim=1',)
   tester.clear('counted')
   # Back to the first in the end.
   for i, place in enumerate([*case.places, case.places[0]]):
@@ -528,13 +536,22 @@ def counted(tester: Tester, name: str) -> tuple[int, int, str]:
     number = (signal.SIGTERM, signal.SIGKILL)[i % 2]
     # A checkpoint is begun after each dispatch, and is whole two later.
     after = tester.rng.randrange(2, 5), number
-    codes, said = tester.start(*args, after=after).wait()
+    if is_workers:  # a dispatch of theirs is elsewhere
+      run = tester.start(*args)
+      tester.until(run, 'saved')
+      run.send(number)
+      codes, said = run.wait()
+    else:
+      codes, said = tester.start(*args, after=after).wait()
     if set(codes) - {75, -number, -signal.SIGABRT} or 0 in codes:
       return changes, -1, f'exit codes {codes}: {said[-1500:]}'
   if any(codes):
     return changes, -1, f'exit codes {codes}: {said[-1500:]}'
   folder, export = tester.folder, tester.folder / 'counted' / 'run' / 'export'
   expected = case.expected(folder / 'counted' if name == 'walks' else folder)
+  if is_workers:
+    report = json.loads((export.parent / 'report.json').read_text())
+    return changes, report['kept_words'] - _EPOCHS * expected.total(), ''
   if 'clicks' in name:  # by size: names are those of fields
     found = np.load(export / 'weights.npy')[:, 0]
     counts = sorted([_EPOCHS * x for x in expected.values()] + [0, 0])
@@ -630,11 +647,13 @@ def main() -> None:
   for kind, count in table.items():
     numbers = f'{count["same"]:8}{count["noticed"]:9}{count["lost"]:6}'
     print(f'{kind:<8}{numbers}')
-  print(f'{sum(x.total() for x in table.values())} cases in {secs} s')
+  used = resource.getrusage(resource.RUSAGE_CHILDREN)
+  cpu_secs = round(used.ru_utime + used.ru_stime, 1)
+  total = sum(x.total() for x in table.values())
+  print(f'{total} cases in {secs} s, {cpu_secs} s of processors')
   if args.output:
-    args.output.write_text(
-      json.dumps({'results': table, 'lost': lost, 'secs': secs}, indent=1)
-    )
+    found = {'results': table, 'lost': lost, 'secs': secs, 'cpu_secs': cpu_secs}
+    args.output.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == '__main__':
