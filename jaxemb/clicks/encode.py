@@ -383,6 +383,11 @@ class _Writer:
           f'{"training" if name == "train" else f"config.data.{name}"}; give '
           'more rows, or another share'
         )
+    if (positive := self.settings['positive']) and not positives['train']:
+      raise errors.UserError(
+        f'no row for training has the label config.data.positive={positive} in '
+        f'column {self.schema.label}; give one that is there'
+      )
     np.save(self.folder / 'counts.npy', counts)
     self._write_names(orders)
     dropped = {
