@@ -303,7 +303,7 @@ class Desk:
     rounds_ahead: int,
     dense: Sequence[Any] = (),
   ):
-    """Arguments are those of `Ledger`; and of `dense.Dense`, if there is one."""
+    """See `Ledger`; `dense` has arguments of `dense.Dense`, if any."""
     self._ledger = Ledger(num_parts, num_workers, pace, rounds_ahead)
     self._dense: Any = None
     # By round in lockstep and worker, gradients of a step that has not ended.

@@ -111,9 +111,9 @@ class _Crew:
         )
       metrics.LOG.warning(
         f'worker {number} ended ({why}) and is started again; {ended.units:,} '
-        f'{self._unit} that it had been given are read again, of which it had sent a '
-        f'part, and up to {ended.pending:,} updates of rows that it had not '
-        'sent are lost'
+        f'{self._unit} that it had been given are read again, of which it had '
+        f'sent a part, and up to {ended.pending:,} updates of rows that it had '
+        'not sent are lost'
       )
       self.num_replaced += 1
       self.start(number)

@@ -27,7 +27,7 @@ from jaxemb.tables import remote
 from jaxemb.workers import ledger
 
 
-class _Pace:
+class Pace:
   """Asks the desk before every round; implements `shared_rows.Pace`."""
 
   def __init__(self, ask: Any, pace: str):
@@ -71,10 +71,10 @@ class _Pace:
     self.wait('end')
 
 
-class _Dense:
+class Exchange:
   """Asks the desk after every round; implements `fetching.Dense`."""
 
-  def __init__(self, pace: _Pace, weights: shared_rows.Weights):
+  def __init__(self, pace: Pace, weights: shared_rows.Weights):
     """`weights` are those of rows, whose lookups are steps here."""
     self._pace, self._weights = pace, weights
     self.shares_steps = pace.is_lockstep
@@ -208,10 +208,8 @@ class _Training:
     return self._sources[part]
 
   def _schedule(self, part, item, rate_factor=1.0):
-    now, factor = (
-      loop.schedule(self._config, item, self._total),
-      np.float32(rate_factor),
-    )
+    now = loop.schedule(self._config, item, self._total)
+    factor = np.float32(rate_factor)
     return now._replace(
       first_learning_rate=factor * now.first_learning_rate,
       last_learning_rate=factor * now.last_learning_rate,
@@ -253,10 +251,10 @@ class _Training:
   def run(self) -> None:
     """Trains."""
     strategy, store, worker = self._parts.strategy, self._store, self._worker
-    pace = _Pace(self._ask, self._config.strategy.pace)
+    pace = Pace(self._ask, self._config.strategy.pace)
     store.rows.pace = pace
     trainable = self._parts.trainable
-    dense, has_dense = _Dense(pace, store.rows.weights), trainable.has_dense
+    dense, has_dense = Exchange(pace, store.rows.weights), trainable.has_dense
     if has_dense or (pace.is_lockstep and trainable.model.is_mean):
       store.share(dense)
     state = strategy.init(loop.init_key(self._config.seed))
