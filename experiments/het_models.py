@@ -1,4 +1,4 @@
-"""HET's models by workers: quality and rows moved, by staleness (docs/workers.md).
+"""HET's models by workers: quality and rows moved (docs/workers.md).
 
   python experiments/het_models.py
   python experiments/het_models.py --data=clicks.csv --model=dcn
@@ -75,7 +75,8 @@ def settings_of(args: argparse.Namespace, case: str) -> dict[str, Any]:
     }  # fmt: skip
   else:
     settings |= {
-      'model.name': args.model, 'model.hidden': '64,32', 'data.test': 'last:0.1',
+      'model.name': args.model, 'model.hidden': '64,32',
+      'data.test': 'last:0.1',
       'data.valid': '', 'data.label': 'click', 'data.min_count': 1,
       'data.categorical': ','.join(f'f{i}' for i in range(args.fields)),
       'data.format': 'csv', 'optimizer.decay': 0, 'optimizer.dense_decay': 0,
@@ -155,7 +156,7 @@ def main() -> None:
   add('--rows', type=experiment.count, default=200_000)
   add('--fields', type=experiment.count, default=8)
   add('--categories', type=experiment.count, default=10_000, help='of a field')
-  add('--exponent', type=float, default=1.05)
+  add('--exponent', type=float, default=1.2)
   add('--epochs', type=experiment.count, default=1)
   add('--dim', type=experiment.count, default=16)
   add('--batch_examples', type=experiment.count, default=128)

@@ -745,6 +745,9 @@ def resolve(
     'sync_lookups': 8.0 if is_pair else 2 / num_replicas,
     'memory_lookups': 200.0 if is_pair else 100 / num_replicas,
   } | fixed
+  if is_dense and is_workers:
+    # Each is one of those whose mean a step learns from.
+    chosen['memory_lookups'] *= t.batch_words
   if is_workers and is_lockstep and chosen['parts'] != s.num_workers:
     raise errors.UserError(
       f'the text was cut for {chosen["parts"]} workers in lockstep; resume '

@@ -74,9 +74,12 @@ class Pace:
 class Exchange:
   """Asks the desk after every round; implements `fetching.Dense`."""
 
-  def __init__(self, pace: Pace, weights: shared_rows.Weights):
-    """`weights` are those of rows, whose lookups are steps here."""
+  def __init__(
+    self, pace: Pace, weights: shared_rows.Weights, step_centers: int
+  ):
+    """`weights` are those of rows, as if each center looked parameters up."""
     self._pace, self._weights = pace, weights
+    self._step_centers = step_centers
     self.shares_steps = pace.is_lockstep
     self.num_bytes = 0  # sent or received
 
@@ -106,7 +109,8 @@ class Exchange:
       args = 'step_dense', optimizer, examples > 0, float(learning_rate)
       params = self._pace.wait(*args)
     else:
-      (weight,) = self._weights.of(np.array([num_steps])).tolist()
+      lookups = np.array([num_steps * self._step_centers])
+      (weight,) = self._weights.of(lookups).tolist()
       params = self._pace.ask('push_dense', params, optimizer, weight)
     self.num_bytes += sum(x.nbytes for x in jax.tree.leaves(own))
     return state._replace(params=self._put(params, state.params))
@@ -254,7 +258,8 @@ class _Training:
     pace = Pace(self._ask, self._config.strategy.pace)
     store.rows.pace = pace
     trainable = self._parts.trainable
-    dense, has_dense = Exchange(pace, store.rows.weights), trainable.has_dense
+    args = pace, store.rows.weights, self._tuning.part_words
+    dense, has_dense = Exchange(*args), trainable.has_dense
     if has_dense or (pace.is_lockstep and trainable.model.is_mean):
       store.share(dense)
     state = strategy.init(loop.init_key(self._config.seed))

@@ -66,7 +66,8 @@ def _train(number, made, desk, pace, work):
     return desk.ask(method, number, start, *args)
 
   store.rows.pace = pace = worker.Pace(ask, pace)
-  exchange = worker.Exchange(pace, store.rows.weights)
+  size = made.trainable.steps.part_examples
+  exchange = worker.Exchange(pace, store.rows.weights, size)
   store.share(exchange)
   state = exchange.begin(strategy.init(jax.random.key(0)))
   for i, (batch, schedule) in enumerate(work):
