@@ -12,8 +12,9 @@ step, as HET's do; -1 is without a cache.
 
   moved    rows that were read and pushed, per row that a step needed
            (2 = as without a cache)
-  saved    the share of it that a case need not move against s = -1, and
-           against s = 0, where these are among the cases
+  saved    the share of it that a case need not move against a row read and
+           one pushed for each lookup, and against s = -1 and s = 0, where
+           these are among the cases
 
 The random log: in each example every field has a category, p ~ 1 /
 rank^exponent, and the log odds of a click are the sum of normal numbers of the
@@ -114,10 +115,14 @@ def run(
   }
   if 'workers' in report:
     store, needed = report['store'], report['store']['rows_needed']
+    moved = store['rows_fetched'] + store['rows_pushed']
+    # All updates are pushed in the end, and each is a lookup.
+    lookups = store['updates_pushed']
     found |= {
       'read': store['rows_fetched'] / needed,
       'pushed': store['rows_pushed'] / needed,
-      'moved': (store['rows_fetched'] + store['rows_pushed']) / needed,
+      'moved': moved / needed,
+      'saved_of_lookups': 1 - moved / (2 * lookups),
       'missed': report['workers']['mean_missed_updates'],
     }
   return found
@@ -130,7 +135,10 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
     values = [x[key] for x in found.get(name, {}).values() if key in x]
     return statistics.mean(values) if values else None
 
-  keys, rows = ('quality', 'log_loss', 'read', 'pushed', 'moved', 'missed'), []
+  rows, keys = [], (
+    'quality', 'log_loss', 'read', 'pushed', 'moved', 'missed',
+    'saved_of_lookups',
+  )  # fmt: skip
   for name in found:
     row, tail = [mean(name, key) for key in keys], name.partition(':')[2]
     for base in ('-1', '0'):
@@ -139,8 +147,8 @@ def table(found: Mapping[str, Mapping[str, Any]]) -> str:
     rows.append([name, *row])
   head = {
     'case': '', 'quality': '.4f', 'log loss': '.4f', 'read': '.3f',
-    'pushed': '.3f', 'moved': '.3f', 'missed': '.2f', 'saved of -1': '.1%',
-    'of 0': '.1%',
+    'pushed': '.3f', 'moved': '.3f', 'missed': '.2f', 'of lookups': '.1%',
+    'of -1': '.1%', 'of 0': '.1%',
   }  # fmt: skip
   return experiment.table(head, rows)
 
