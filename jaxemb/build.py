@@ -530,6 +530,14 @@ def _fetching(
     args = trainable, make_shared, t.staleness, weights
     round_steps = max(1, round(tuning.sync_words / tuning.part_words))
     rows = shared_rows.SharedRows(*args)
+    is_joint = trainable.model.is_mean or trainable.has_dense
+    if config.strategy.pace == 'bsp' and is_joint and round_steps > 1:
+      raise errors.UserError(
+        f'config.strategy.sync_every={config.strategy.sync_every} is more than '
+        f'one step of a worker, {tuning.part_words} examples, and in lockstep '
+        f'config.model.name={config.model.name} is exchanged after every step; '
+        'remove it, or give another --config.strategy.pace'
+      )
     if round_steps > fetching.MOST_STEPS:
       words = fetching.MOST_STEPS * tuning.part_words
       _LOG.warning(f'rounds are cut to {words:,} words')

@@ -111,9 +111,10 @@ def test_the_package_stays_within_its_budget():
   # streams and limits; 1,450 GraphSAGE: sampled neighbors, layers, what becomes
   # of a run; 800 models of edges; 95 lookups grouped once for several tables;
   # 275 kernels of GPUs and rows of steps, counted in plans; 90 logs that are no
-  # logs, signals that come before training, words without spaces.
+  # logs, signals that come before training, words without spaces; 450 dense
+  # parameters of workers.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 35_840
+  assert lines <= 36_230
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
