@@ -109,9 +109,10 @@ def test_the_package_stays_within_its_budget():
   # graphs: their files, walks, and what vectors tell of nodes and edges; 560
   # checksums of what is encoded, encodings, causes told apart, memory of steps,
   # streams and limits; 1,450 GraphSAGE: sampled neighbors, layers, what becomes
-  # of a run; 800 models of edges.
+  # of a run; 800 models of edges; 300 splits and columns of files of nodes, data
+  # sets of OGB that are downloaded, slots of a cache that are ranked ahead.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 35_350
+  assert lines <= 35_720
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
