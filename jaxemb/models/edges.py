@@ -239,9 +239,11 @@ class Relations(base.Model):
         operate(self.operator, x, y)
         for x, y in zip(stay, operators, strict=True)
       ]
-    scores = [s.row_ops.dot(stay[0], sides[1])]
+    # Both factors are of a size: what spares the larger one only costs.
+    dot = functools.partial(s.row_ops.dot, is_narrow=True)
+    scores = [dot(stay[0], sides[1])]
     if self.contexts_table:
-      scores.append(s.row_ops.dot(stay[1], sides[0]))
+      scores.append(dot(stay[1], sides[0]))
     else:
       # Those among the chunk's own nodes are there already.
       drawn = s.row_ops.dot(stay[1], sides[0][:, c:])

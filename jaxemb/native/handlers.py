@@ -118,6 +118,11 @@ def _handle(frame):
   return np.uintp(0)
 
 
+def _adagrad(frame, first, stop, scratch, found):
+  row_updates.adagrad(frame, first, stop, scratch)
+  ffi.put(found, 0, 0.0, np.float64)
+
+
 def _adagrad_full(frame, first, stop, scratch, found):
   row_updates.adagrad_full(frame, first, stop, scratch)
   ffi.put(found, 0, 0.0, np.float64)
@@ -147,6 +152,7 @@ _PARTS = {
   'task': (turns.TASK, _work),
   'handler': (ffi.SIGNATURE, _handle),
   'updates': (ffi.SIGNATURE, _handle_updates),
+  'adagrad-float32': (turns.KERNEL, _adagrad),
   'adagrad_full-float32': (turns.KERNEL, _adagrad_full),
   'adam_full-float32': (turns.KERNEL, _adam_full),
 } | {

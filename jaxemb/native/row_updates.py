@@ -27,7 +27,7 @@ _AHEAD = 16  # rows that are asked for before they are updated
 
 def num_scratch(num: int) -> int:
   """Numbers of 4 bytes that a thread has for `num` lookups."""
-  return _num_places.py_func(num) + rows.padded.py_func(num, 16)
+  return _num_places.py_func(num) + 2 * rows.padded.py_func(num, 16)
 
 
 @numba.njit(**rows.JIT)
@@ -40,11 +40,20 @@ def _num_places(num):
 
 
 @numba.njit(**rows.JIT)
-def _sum(ids, grads, vocab, first, stop, num_threads, places, found):
+def _mean_square(grad):
+  total = np.float32(0)
+  for x in grad:
+    total += x * x
+  return total / np.float32(grad.size)
+
+
+@numba.njit(**rows.JIT)
+def _sum(ids, grads, vocab, first, stop, num_threads, places, found, squares):
   """Adds gradients of equal ids to the first, for some classes of ids.
 
   `places` are zeros. Writes the positions of the first ones, to `found`, and
-  returns how many there are.
+  returns how many there are; to `squares`, if they have room, at the same
+  positions the sums of the mean squares of each gradient.
   """
   num, last = 0, np.uint32(places.size - 1)
   num_classes = np.uint64(CLASSES_PER_THREAD * num_threads)
@@ -60,9 +69,13 @@ def _sum(ids, grads, vocab, first, stop, num_threads, places, found):
       place = (place + np.uint32(1)) & last
     if places[place]:
       total, grad = grads[places[place] - 1], grads[i]
+      if squares.size:
+        squares[places[place] - 1] += _mean_square(grad)
       for k in range(grad.size):
         total[k] += grad[k]
     else:
+      if squares.size:
+        squares[i] = _mean_square(grads[i])
       places[place] = i + 1
       found[num] = i
       num += 1
@@ -70,8 +83,11 @@ def _sum(ids, grads, vocab, first, stop, num_threads, places, found):
 
 
 @numba.njit(**rows.INLINE)
-def _begin(frame, first, stop, scratch):
-  """Ids, sums, vectors, numbers, and the positions of sums that there are."""
+def _begin(frame, first, stop, scratch, has_squares):
+  """Ids, sums, vectors, numbers, and the positions of sums that there are.
+
+  Then squares, as of `_sum`.
+  """
   ids = ffi.vector(frame, ffi.ARGUMENTS, _IDS, np.int32)
   numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
   grads = ffi.matrix(frame, ffi.RESULTS, _GRADS, np.float32)
@@ -82,8 +98,12 @@ def _begin(frame, first, stop, scratch):
   places[:] = 0
   rest = scratch + np.uintp(4 * size)
   found = numba.carray(ffi.pointer(rest, np.int32), ids.size)
-  num = _sum(ids, grads, vectors.shape[0], first, stop, threads, places, found)
-  return ids, grads, vectors, numbers, found[:num]
+  rest += np.uintp(4 * rows.padded(ids.size, 16))
+  squares = numba.carray(ffi.pointer(rest, np.float32), has_squares * ids.size)
+  vocab = vectors.shape[0]
+  args = ids, grads, vocab, first, stop, threads, places, found, squares
+  num = _sum(*args)
+  return ids, grads, vectors, numbers, found[:num], squares
 
 
 @numba.njit(**rows.INLINE)
@@ -100,9 +120,27 @@ def _ask(table, ids, own, j):
 
 
 @numba.njit(**rows.JIT)
+def adagrad(frame, first, stop, scratch):
+  """As of `adagrad_full`; slots [vocab] are sums of mean squares."""
+  ids, grads, vectors, numbers, own, squares = _begin(
+    frame, first, stop, scratch, 1
+  )
+  sums = ffi.vector(frame, ffi.RESULTS, NUM_FIXED[1], np.float32)
+  rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
+  for j in range(own.size):
+    _ask(vectors, ids, own, j)
+    grad, id_ = grads[own[j]], ids[own[j]]
+    row = vectors[id_]
+    sums[id_] += squares[own[j]]
+    scale = rate / (np.sqrt(sums[id_]) + epsilon)
+    for k in range(row.size):
+      row[k] -= scale * (grad[k] + decay * row[k])
+
+
+@numba.njit(**rows.JIT)
 def adagrad_full(frame, first, stop, scratch):
   """Numbers are the learning rate, L2 and epsilon; slots the squares' sums."""
-  ids, grads, vectors, numbers, own = _begin(frame, first, stop, scratch)
+  ids, grads, vectors, numbers, own, _ = _begin(frame, first, stop, scratch, 0)
   sums = _slots(frame, 0)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
   for j in range(own.size):
@@ -122,7 +160,7 @@ def adam_full(frame, first, stop, scratch):
 
   Slots are the two moments, and [vocab] the steps in which a row occurred.
   """
-  ids, grads, vectors, numbers, own = _begin(frame, first, stop, scratch)
+  ids, grads, vectors, numbers, own, _ = _begin(frame, first, stop, scratch, 0)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
   beta1, beta2 = numbers[3], numbers[4]
   means, squares = _slots(frame, 0), _slots(frame, 1)

@@ -53,6 +53,7 @@ class RowKernel:
 
 
 _PARAMETERS = {
+  'adagrad': ('epsilon',),
   'adagrad_full': ('epsilon',),
   'adam_full': ('epsilon', 'beta1', 'beta2'),
 }
