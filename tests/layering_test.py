@@ -109,10 +109,11 @@ def test_the_package_stays_within_its_budget():
   # graphs: their files, walks, and what vectors tell of nodes and edges; 560
   # checksums of what is encoded, encodings, causes told apart, memory of steps,
   # streams and limits; 1,450 GraphSAGE: sampled neighbors, layers, what becomes
-  # of a run; 800 models of edges; 300 splits and columns of files of nodes, data
-  # sets of OGB that are downloaded, slots of a cache that are ranked ahead.
+  # of a run; 800 models of edges; 300 splits and columns of files of nodes,
+  # OGB that is downloaded, slots of a cache that are ranked ahead; 250
+  # kernels for the softmax of edges and Adagrad by rows.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 35_720
+  assert lines <= 35_990
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
