@@ -622,11 +622,15 @@ def _updates_by_kernel(
   config: ml_collections.ConfigDict, platform: str, mesh: tuple[int, int]
 ) -> bool:
   """Whether `native.updates` has a kernel for the rows of checked settings."""
+  source, optimizer = config.data.source, config.optimizer.name
+  is_full = optimizer in ('adagrad_full', 'adam_full')
   return (
     _has_kernels(config, platform, mesh)
-    and config.data.source in _DENSE
+    and (
+      (source in _DENSE and is_full)
+      or (source == 'edges' and (is_full or optimizer == 'adagrad'))
+    )
     and config.table.dtype == 'float32'
-    and config.optimizer.name in ('adagrad_full', 'adam_full')
     and config.optimizer.rows == 'looked_up'
   )
 

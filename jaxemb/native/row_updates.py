@@ -17,7 +17,7 @@ first; targets are the first ones' positions of these.
 
 Of the second: arguments are ids [n], gradients [n, dim], vectors [vocab, dim],
 numbers [5] float32, the kernel's number [1] int32, positions, targets, bounds,
-slots; results are gradients, which hold the sums, vectors, scratch [threads, 1]
+slots; results are gradients, which hold the sums, vectors, scratch [threads, m]
 and slots.
 """
 
@@ -50,6 +50,14 @@ def _num_places(num):
   while size < 2 * num:
     size *= 2
   return size
+
+
+@numba.njit(**rows.JIT)
+def _mean_square(grad):
+  total = np.float32(0)
+  for x in grad:
+    total += x * x
+  return total / np.float32(grad.size)
 
 
 @numba.njit(**rows.INLINE)
@@ -124,17 +132,29 @@ def group(frame, first, stop, scratch):
 
 
 @numba.njit(**rows.JIT)
-def _sum(grads, positions, targets):
-  """Adds gradients to those of their targets, the last ones first."""
-  for j in range(positions.size - 1, -1, -1):
-    total, grad = grads[targets[j]], grads[positions[j]]
+def _sum(grads, first, others, targets, squares):
+  """Adds gradients of others to those of their targets, the last ones first.
+
+  `squares`, if they have room, get the sums of the mean squares of each
+  gradient, at the positions of first lookups.
+  """
+  if squares.size:
+    for i in first:
+      squares[i] = _mean_square(grads[i])
+  for j in range(others.size - 1, -1, -1):
+    total, grad = grads[targets[j]], grads[others[j]]
+    if squares.size:
+      squares[targets[j]] += _mean_square(grad)
     for k in range(grad.size):
       total[k] += grad[k]
 
 
 @numba.njit(**rows.INLINE)
-def _begin(frame, first):
-  """Ids, sums, vectors, numbers, and the positions of sums that there are."""
+def _begin(frame, first, scratch, has_squares):
+  """Ids, sums, vectors, numbers, and the positions of sums that there are.
+
+  Then squares, as of `_sum`.
+  """
   ids = ffi.vector(frame, ffi.ARGUMENTS, IDS, np.int32)
   numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
   positions = ffi.vector(frame, ffi.ARGUMENTS, GROUPS, np.int32)
@@ -142,9 +162,12 @@ def _begin(frame, first):
   bounds = ffi.matrix(frame, ffi.ARGUMENTS, GROUPS + 2, np.int32)
   grads = ffi.matrix(frame, ffi.RESULTS, _GRADS, np.float32)
   vectors = ffi.matrix(frame, ffi.RESULTS, VECTORS, np.float32)
+  num = has_squares * ids.size
+  squares = numba.carray(ffi.pointer(scratch, np.float32), num)
   begin, middle, end = bounds[first // CHUNKS_PER_CLASS]
-  _sum(grads, positions[middle:end], targets[middle:end])
-  return ids, grads, vectors, numbers, positions[begin:middle]
+  own = positions[begin:middle]
+  _sum(grads, own, positions[middle:end], targets[middle:end], squares)
+  return ids, grads, vectors, numbers, own, squares
 
 
 @numba.njit(**rows.INLINE)
@@ -161,9 +184,25 @@ def _ask(table, ids, own, j):
 
 
 @numba.njit(**rows.JIT)
-def adagrad_full(frame, first):
+def adagrad(frame, first, scratch):
+  """As of `adagrad_full`; slots [vocab] are sums of mean squares."""
+  ids, grads, vectors, numbers, own, squares = _begin(frame, first, scratch, 1)
+  sums = ffi.vector(frame, ffi.RESULTS, NUM_FIXED[1], np.float32)
+  rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
+  for j in range(own.size):
+    _ask(vectors, ids, own, j)
+    grad, id_ = grads[own[j]], ids[own[j]]
+    row = vectors[id_]
+    sums[id_] += squares[own[j]]
+    scale = rate / (np.sqrt(sums[id_]) + epsilon)
+    for k in range(row.size):
+      row[k] -= scale * (grad[k] + decay * row[k])
+
+
+@numba.njit(**rows.JIT)
+def adagrad_full(frame, first, scratch):
   """Numbers are the learning rate, L2 and epsilon; slots the squares' sums."""
-  ids, grads, vectors, numbers, own = _begin(frame, first)
+  ids, grads, vectors, numbers, own, _ = _begin(frame, first, scratch, 0)
   sums = _slots(frame, 0)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
   for j in range(own.size):
@@ -178,12 +217,12 @@ def adagrad_full(frame, first):
 
 
 @numba.njit(**rows.JIT)
-def adam_full(frame, first):
+def adam_full(frame, first, scratch):
   """Numbers are the learning rate, L2, epsilon and both betas.
 
   Slots are the two moments, and [vocab] the steps in which a row occurred.
   """
-  ids, grads, vectors, numbers, own = _begin(frame, first)
+  ids, grads, vectors, numbers, own, _ = _begin(frame, first, scratch, 0)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
   beta1, beta2 = numbers[3], numbers[4]
   means, squares = _slots(frame, 0), _slots(frame, 1)

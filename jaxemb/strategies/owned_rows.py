@@ -125,7 +125,6 @@ class OwnedRows:
       for name, (_, new) in moves.into.items():
         if self.is_beside:
           new = np.concatenate([new, moves.into_beside[name][1]])
-          self.stores[name].know(new)
         else:
           rows = self.stores[name].read(new)
           arrays[name] = self.records[name].unpack(rows)

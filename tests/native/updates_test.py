@@ -14,6 +14,7 @@ from jaxemb.tables import replicated, row_optimizers, spec
 VOCAB, DIM = 37, 5
 SETTINGS = {'epsilon': 1e-3, 'beta1': 0.8, 'beta2': 0.95}
 OPTIMIZERS = {
+  'adagrad': row_optimizers.adagrad(1e-3),
   'adagrad_full': row_optimizers.adagrad_full(1e-3),
   'adam_full': row_optimizers.adam_full(0.8, 0.95, 1e-3),
 }
