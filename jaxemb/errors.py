@@ -133,7 +133,10 @@ def _interrupts_again(unraisable: Any) -> bool:
   """Repeats a Ctrl-C that came where Python drops errors, as JAX's in `gc`."""
   is_interrupt = unraisable.exc_type is KeyboardInterrupt
   if is_interrupt:
-    threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+    # Of this thread, whatever it waits for would not end.
+    main = threading.main_thread().ident
+    args = main, signal.SIGINT
+    threading.Timer(0.1, signal.pthread_kill, args).start()
   return is_interrupt
 
 

@@ -25,9 +25,8 @@ gc.set_threshold(100_000, 50, 100)
 
 # JAX starts here, with these devices, whichever test comes first.
 with pytest.MonkeyPatch.context() as patch:
-  if compiling.XLA_FLAGS:
-    # For this process, not for those that it starts.
-    patch.setenv('XLA_FLAGS', compiling.environment()['XLA_FLAGS'])
+  # For this process, not for those that it starts.
+  patch.setenv('XLA_FLAGS', compiling.environment()['XLA_FLAGS'])
   jax.jit(lambda: 0)()  # flags are read once
 
 

@@ -24,6 +24,7 @@ def test_an_interrupt_that_is_dropped_is_repeated():
   done = _run(
     'import time\nclass Dropped:\n'
     '  def __del__(self): raise KeyboardInterrupt\n'
-    'def command():\n  Dropped()\n  time.sleep(30)'
+    'def command():\n  Dropped()\n  time.sleep(100)',
+    timeout=60,  # what is waited for ends, too
   )
   assert (done.returncode, done.stderr) == (130, 'jaxemb: interrupted\n')

@@ -16,6 +16,7 @@ import pytest
 from jaxemb import errors
 from jaxemb import main as jaxemb_main
 from jaxemb.toywiki import toywiki
+from tests import compiling
 
 _FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
 _SCRIPTS = sorted(
@@ -43,6 +44,9 @@ def run(monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(experiment, 'call', call)
   monkeypatch.setattr(experiment, 'simulate_devices', lambda *_, **__: None)
   monkeypatch.setenv('JAXEMB_CACHE', str(tmp_path / 'cache'))
+  # The processes that experiments start compile as quickly as this one.
+  for flag, value in compiling.environment().items():
+    monkeypatch.setenv(flag, value)
 
   def run(name, *flags):
     output = tmp_path / 'found.json'

@@ -272,15 +272,27 @@ def encode_rows(rows: np.ndarray, like: export.Encoded | str) -> export.Encoded:
   if dtype == 'float32':
     return export.Encoded(rows)
   num_rows = max(1, NUMBERS_AT_ONCE // max(rows.shape[1], 1))
+  is_kept = dtype == 'int8' and not isinstance(like, str)
   parts = []
   for start in range(0, max(len(rows), 1), num_rows):
     here = slice(start, start + num_rows)
-    block, scales = jnp.asarray(rows[here]), None
-    if dtype == 'int8' and not isinstance(like, str):
-      largest = jnp.max(jnp.abs(block), -1)
-      scales = rounding.row_scales(largest, like.scales[here])
-    parts.append(jax.device_get(rounding.encode(block, dtype, None, scales)))
+    block = [rows[here], *([like.scales[here]] if is_kept else [])]
+    num = len(block[0])
+    # Numbers of rows differ from call to call; those of programs are few.
+    size = min(1 << (num - 1).bit_length(), num_rows)
+    block = [
+      np.pad(x, [(0, size - num)] + [(0, 0)] * (x.ndim - 1)) for x in block
+    ]
+    found = jax.device_get(_encode(dtype, *block))
+    parts.append(jax.tree.map(lambda x, num=num: x[:num], found))
   return from_stored(jax.tree.map(lambda *x: np.concatenate(x), *parts), dtype)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _encode(dtype, rows, scales=None):
+  if scales is not None:
+    scales = rounding.row_scales(jnp.max(jnp.abs(rows), -1), scales)
+  return rounding.encode(rows, dtype, None, scales)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3, 4, 5))

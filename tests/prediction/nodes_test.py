@@ -18,7 +18,7 @@ from jaxemb.graphs import neighbors, toygraph
 from jaxemb.graphs import nodes as nodes_lib
 from jaxemb.models import base, graphsage
 from jaxemb.prediction import nodes
-from tests import runs
+from tests import compiling, runs
 from tests.models import graphsage_test as models_test
 
 SMOKE = {
@@ -131,12 +131,14 @@ def test_scores_are_those_of_loops():
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
   settings = SMOKE | {'train.checkpoint_every_secs': 0, 'train.epochs': 8}
   flags = [f'--config.{k}={v}' for k, v in settings.items()]
-  command = [sys.executable, '-m', 'jaxemb.main', '--config=graphsage', *flags]
+  flags += ['--config=graphsage', '--config.mesh.data=1']
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  options = {'check': True, 'capture_output': True}
-  subprocess.run([*command, f'--workdir={whole}'], **options)
+  assert main.main([*flags, f'--workdir={whole}']) == 0
   started = subprocess.Popen(
-    [*command, f'--workdir={killed}'], stderr=subprocess.PIPE, text=True
+    [sys.executable, '-m', 'jaxemb.main', *flags, f'--workdir={killed}'],
+    env=compiling.environment() | {'JAX_NUM_CPU_DEVICES': '8'},
+    stderr=subprocess.PIPE,
+    text=True,
   )
   for line in started.stderr:
     if 'epoch 4.00' in line:
@@ -144,7 +146,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
   started.send_signal(signal.SIGKILL)
   started.wait()
   started.stderr.close()
-  subprocess.run([*command, f'--workdir={killed}'], **options)
+  assert main.main([*flags, f'--workdir={killed}']) == 0
   assert 'resuming after' in runs.log(killed)
   for name in ('export/vectors.npy', 'export/classes.tsv'):
     assert (killed / name).read_bytes() == (whole / name).read_bytes()

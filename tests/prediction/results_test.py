@@ -19,7 +19,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors, main, predict, train
 from jaxemb.clicks import toyclicks
 from jaxemb.evaluation import clicks
-from tests import runs
+from tests import compiling, runs
 
 SMOKE = {'train.epochs': 3, 'mesh.data': 1}
 
@@ -145,23 +145,25 @@ def test_training_ends_where_it_gets_no_better(tmp_path):
 
 
 def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
-  flags = ['--config=ctr:smoke', '--config.train.epochs=4',
+  flags = ['--config=ctr:smoke', '--config.train.epochs=6',
            '--config.train.checkpoint_every_secs=0']  # fmt: skip
-  command = [sys.executable, '-m', 'jaxemb.main', *flags]
+  flags += ['--config.mesh.data=1']
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  subprocess.run([*command, f'--workdir={whole}'], check=True,
-                 capture_output=True)  # fmt: skip
+  assert main.main([*flags, f'--workdir={whole}']) == 0
   started = subprocess.Popen(
-    [*command, f'--workdir={killed}'], stderr=subprocess.PIPE, text=True
+    [sys.executable, '-m', 'jaxemb.main', *flags, f'--workdir={killed}'],
+    env=compiling.environment() | {'JAX_NUM_CPU_DEVICES': '8'},
+    stderr=subprocess.PIPE,
+    text=True,
   )
   for line in started.stderr:
-    if 'epoch 2.00' in line:
+    if 'epoch 4.00' in line:
       break
   started.send_signal(signal.SIGKILL)
   started.wait()
   started.stderr.close()
-  subprocess.run([*command, f'--workdir={killed}'], check=True,
-                 capture_output=True)  # fmt: skip
+  assert main.main([*flags, f'--workdir={killed}']) == 0
+  assert 'resuming after' in runs.log(killed)
   for name in ('vectors.npy', 'weights.npy', 'dense.npz'):
     found, expected = (x / 'export' / name for x in (killed, whole))
     found, expected = np.load(found), np.load(expected)
@@ -169,7 +171,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
       dict(x) if hasattr(x, 'files') else x for x in (found, expected)
     ))  # fmt: skip
   each = [runs.report(x)['evaluations'] for x in (killed, whole)]
-  assert each[0] == each[1] and len(each[0]) == 4
+  assert each[0] == each[1] and len(each[0]) == 6
 
 
 def test_other_meshes_learn_the_same(trained, tmp_path):

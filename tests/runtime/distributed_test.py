@@ -1,5 +1,6 @@
 """Real processes on loopback that train as one."""
 
+import functools
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxemb import errors
+from jaxemb import errors, main, train
 from jaxemb.runtime import distributed
 from tests import compiling
 
@@ -60,6 +61,13 @@ def _start(flags, per_process=((), ()), code=_MAIN, devices=2):
   ]
 
 
+def _run_here(flags):
+  """Trains in this process, which has 8 devices, in as many parts."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(train, 'run', functools.partial(train.run, parts=4))
+    assert main.main(flags) == 0
+
+
 def _check(processes, code=0, timeout=300, others=()):
   """Waits for processes to exit with a code; returns what they printed.
 
@@ -99,8 +107,7 @@ def trained(tmp_path_factory):
   text = '\n'.join(' '.join(f'w{w}' for w in x) for x in lines)
   (folder / 'text.txt').write_text(text)  # plain: processes read byte ranges
   flags = [*FLAGS, f'--config.data.path={folder}/text.txt']
-  one = [*flags, f'--workdir={folder}/one', '--config.mesh.data=4']
-  _check([_popen(_MAIN, one, 4)])
+  _run_here([*flags, f'--workdir={folder}/one', '--config.mesh.data=4'])
   return folder, flags
 
 
@@ -181,8 +188,7 @@ def test_two_processes_learn_what_one_does(trained):
   assert sum(read) == size and max(read) < 0.7 * size
   # One process continues what two have begun, and two what one has begun.
   resumed = _without_last_checkpoint(two, folder / 'by-one')
-  by_one = [*flags, f'--workdir={resumed}', '--config.mesh.data=2']
-  _check([_popen(_MAIN, by_one, 2)])
+  _run_here([*flags, f'--workdir={resumed}', '--config.mesh.data=2'])
   again = _without_last_checkpoint(folder / 'one', folder / 'by-two')
   _check(_start([*flags, f'--workdir={again}']))
   for workdir in (resumed, again):
@@ -191,16 +197,18 @@ def test_two_processes_learn_what_one_does(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('layout', 'num'), [('row', 2), ('column', 3)])
-def test_tables_are_split_over_processes(trained, layout, num):
+@pytest.mark.parametrize(
+  ('layout', 'num', 'devices'), [('row', 2, 2), ('column', 3, 1)]
+)
+def test_tables_are_split_over_processes(trained, layout, num, devices):
   folder, flags = trained
   split = [
     f'--config.table.layout={layout}',
     '--config.mesh.data=1',
-    f'--config.mesh.table={2 * num}',
+    f'--config.mesh.table={devices * num}',
     f'--workdir={folder}/{layout}',
   ]
-  _check(_start([*flags, *split], [()] * num))
+  _check(_start([*flags, *split], [()] * num, devices=devices))
   _check_same(folder / layout, folder)
 
 
@@ -210,9 +218,7 @@ def test_exchanges_beside_the_steps_of_two_processes(trained):
   flags = [*flags, '--config.strategy.name=replicas']
   flags += ['--config.strategy.policy=delayed']
   one, two = folder / 'late-one', folder / 'late-two'
-  _check(
-    [_popen(_MAIN, [*flags, f'--workdir={one}', '--config.mesh.data=2'], 2)]
-  )
+  _run_here([*flags, f'--workdir={one}', '--config.mesh.data=2'])
   outputs = _check(_start([*flags, f'--workdir={two}'], devices=0))
   assert 'wait for steps' not in ''.join(outputs)
   reports = [json.loads((x / 'report.json').read_text()) for x in (one, two)]
@@ -228,25 +234,32 @@ def test_exchanges_beside_the_steps_of_two_processes(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('victim', [0, 1])
-def test_a_killed_process_ends_the_other_and_a_restart_resumes(trained, victim):
+def test_a_killed_process_ends_the_other_and_a_restart_resumes(trained):
   folder, flags = trained
-  workdir = folder / f'killed-{victim}'
+  workdir = folder / 'killed'
   flags = [*flags, f'--workdir={workdir}', '--config.train.epochs=500']
-  both = _start(flags)
-  saved = workdir / 'checkpoints'
-  _wait_until(lambda: len([*saved.glob('[0-9]*')]) >= 2, both)
-  both[victim].send_signal(signal.SIGKILL)
-  start = time.monotonic()
-  (output,) = _check([both[1 - victim]], 75, 60)
-  assert time.monotonic() - start < 15
-  lines = [x for x in output.splitlines() if x.startswith('jaxemb:')]
-  assert len(lines) == 1 and 'start all processes again' in lines[0], output
-  assert 'Traceback' not in output and 'Check failure' not in output
-  both[victim].communicate()
-  again, log = _start(flags), workdir / 'log.txt'
-  _wait_until(lambda: 'resuming' in log.read_text(), again)
-  again[victim].send_signal(signal.SIGTERM)  # all save and stop
+  saved, log = workdir / 'checkpoints', workdir / 'log.txt'
+  for starts, victim in enumerate([1, 0]):
+    both = _start(flags)
+    _wait_until(
+      lambda n=starts: n == 0 or log.read_text().count('resuming') == n, both
+    )
+    steps = {x.name for x in saved.glob('[0-9]*')}
+    _wait_until(
+      lambda old=steps: len({x.name for x in saved.glob('[0-9]*')} - old) >= 2,
+      both,
+    )
+    both[victim].send_signal(signal.SIGKILL)
+    start = time.monotonic()
+    (output,) = _check([both[1 - victim]], 75, 60)
+    assert time.monotonic() - start < 15
+    lines = [x for x in output.splitlines() if x.startswith('jaxemb:')]
+    assert len(lines) == 1 and 'start all processes again' in lines[0], output
+    assert 'Traceback' not in output and 'Check failure' not in output
+    both[victim].communicate()
+  again = _start(flags)
+  _wait_until(lambda: log.read_text().count('resuming') == 2, again)
+  again[1].send_signal(signal.SIGTERM)  # all save and stop
   output, _ = _check(again, 75, 120)
   assert 'stopped and saved at step' in output
 
@@ -342,7 +355,7 @@ from jaxemb.runtime import distributed
 distributed.WAIT_SECS = 5  # that JAX waits for others when a process ends
 write = results.write
 def slow(*args, **more):
-  time.sleep(12)
+  time.sleep(8)
   write(*args, **more)
 results.write = slow
 sys.exit(main.main())

@@ -81,26 +81,32 @@ def test_models_learn(name):
   assert losses[-1] < 0.95 * losses[0]
 
 
+_MESHES = [
+  ((2, 1), 'replicated'),
+  ((1, 2), 'row'),
+  ((2, 2), 'row'),
+  ((1, 2), 'column'),
+  ((2, 2), 'column'),
+]
+_MODELS = [
+  {'optimizer__decay': 0.01},
+  {'model__name': 'dcn_v2', 'optimizer__name': 'adagrad'},
+  {'model__name': 'dlrm', 'optimizer__name': 'sgd'},
+  {'model__name': 'wide_deep', 'model__batch_norm': True},
+  {'model__name': 'wide_deep', 'model__dropout': 0.3},
+]
+
+
+# What a mesh and a layout do they do to any model: each of them is met with two
+# models, and each model with two of them.
 @pytest.mark.parametrize(
-  ('shape', 'layout'),
+  ('shape', 'layout', 'more'),
   [
-    ((2, 1), 'replicated'),
-    ((1, 2), 'row'),
-    ((2, 2), 'row'),
-    ((1, 2), 'column'),
-    ((2, 2), 'column'),
+    pytest.param(*_MESHES[i], _MODELS[(i + j) % 5])
+    for i in range(5)
+    for j in (0, 2)
   ],
-)
-@pytest.mark.parametrize(
-  'more',
-  [
-    {'optimizer__decay': 0.01},
-    {'model__name': 'dcn_v2', 'optimizer__name': 'adagrad'},
-    {'model__name': 'dlrm', 'optimizer__name': 'sgd'},
-    {'model__name': 'wide_deep', 'model__batch_norm': True},
-    {'model__name': 'wide_deep', 'model__dropout': 0.3},
-  ],
-  ids=lambda x: '-'.join(map(str, x.values())),
+  ids=lambda x: '-'.join(map(str, x.values() if isinstance(x, dict) else [x])),
 )
 def test_meshes_and_layouts_agree(shape, layout, more):
   if 'optimizer__name' not in more:

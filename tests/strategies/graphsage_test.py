@@ -140,17 +140,16 @@ def test_models_learn(more):
 
 
 @pytest.mark.parametrize(
-  ('shape', 'layout'),
-  [((2, 1), 'replicated'), ((2, 2), 'row'), ((1, 2), 'column')],
-)
-@pytest.mark.parametrize(
-  'more',
-  [{'model__dropout': 0.3}, {'model__inputs': 'features'}, WALKS],
-  ids=['dropout', 'features', 'walks'],
+  ('shape', 'layout', 'more'),
+  [
+    ((2, 1), 'replicated', {'model__dropout': 0.3}),
+    ((2, 2), 'row', {'model__dropout': 0.3}),
+    ((2, 2), 'replicated', {'model__inputs': 'features'}),  # without tables
+    ((2, 2), 'row', WALKS),
+    ((1, 2), 'column', WALKS),
+  ],
 )
 def test_meshes_and_layouts_agree(shape, layout, more):
-  if more.get('model__inputs') == 'features':
-    layout = 'replicated'  # there are no tables
   if more is WALKS:  # chunks of 64 for each device
     more = more | {'train__batch_examples': 128 * PARTS}
   found = _trained(shape, table__layout=layout, **more)
