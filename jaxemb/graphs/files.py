@@ -8,7 +8,8 @@ threads, and edges wait on disk until their lists are made (`graph.build`).
   .npz    matrices by scipy, also with attributes and labels as
           Shchur et al. 2018, or edges as Platonov et al. 2023 write them
   .mat    `network` and `group`, as of the data of Tang and Liu
-  folder  as `graph.save` writes it, or of OGB as downloaded
+  folder  as `graph.save` writes it, or of OGB as downloaded; `ogbn-arxiv`
+          and others are downloaded
 """
 
 import contextlib
@@ -39,7 +40,7 @@ from jaxemb.clicks import formats, keys
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import toygraph
 from jaxemb.storage import atomic
-from jaxemb.text import encode, sources
+from jaxemb.text import download, encode, sources
 
 COLUMNS = 'source', 'target', 'weight', 'relation'
 _CALLED = {  # what columns are called in headers
@@ -68,6 +69,10 @@ def read(
   path = settings['path']
   if toygraph.is_named(path):
     return toygraph.make(path)
+  if path.startswith('ogbn-') and not pathlib.Path(path).exists():
+    tell = functools.partial(progress, 'downloading')
+    path = str(download.ogb(path, cache, tell))
+    settings = {**settings, 'path': path}
   first = pathlib.Path(path).expanduser()
   _refuse_pickles(first)
   is_listed = False
