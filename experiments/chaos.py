@@ -111,7 +111,7 @@ _CLICKS = 'data.path=../clicks.csv', 'data.valid=0.2'
 _SETS = ('data.path=../sets.txt', 'train.epochs=3')
 _BASE = 'model.dim=8', 'train.checkpoint_every_secs=0'
 _TEXT = (
-  'data.path=../text.txt', 'data.min_count=1', 'train.epochs=10',
+  'data.path=../text.txt', 'data.min_count=1', 'train.epochs=4',
   'train.threads=1',
 )  # fmt: skip
 # The first of each is the topology on which it begins.
