@@ -136,8 +136,12 @@ KINDS = {
     _TABLES[:3],
   ),
   'processes': Kind('wiki', (*_TEXT[:3], _SYNC), _MESHES[2:] + _MESHES[:2]),
-  'memory': Kind('wiki', (*_TEXT, 'table.store=memory'), _ROOMS),
-  'disk': Kind('wiki', (*_TEXT, 'table.store=disk'), _ROOMS),
+  'memory': Kind(
+    'wiki', (*_TEXT, 'table.store=memory', 'train.batch_words=512'), _ROOMS
+  ),
+  'disk': Kind(
+    'wiki', (*_TEXT, 'table.store=disk', 'train.batch_words=512'), _ROOMS
+  ),
   'mixture': Kind(
     'mixture', (*_TEXT[:3], 'senses.top_ratio=.1', _SYNC), (_ONE,)
   ),
