@@ -232,6 +232,10 @@ _CLICKS = (
   _clicks('ragged.csv', 'cannot be read, the first is'),
   _clicks('binary.csv', 'is binary'),
   _clicks('latin.csv', 'iconv -f cp1252'),
+  # A few bytes that are no letters are replaced, in names.
+  _started('ctr:smoke', 'mixed.csv', 'model in', 'train.patience=0')._replace(
+    code=0
+  ),
   _clicks('clicks.csv', 'as parquet', 'data.format=parquet'),
   _clicks('clicks.csv', 'no column of categories', 'data.format=libsvm'),
   _clicks('clicks.csv', 'cannot be read', 'data.format=criteo'),
@@ -660,6 +664,7 @@ def _of_clicks(packed: bytes) -> dict[str, bytes]:
     'empty.csv': b'',
     'binary.csv': rng.bytes(5000),
     'latin.csv': right.replace('shop', 'größe').encode('latin-1'),
+    'mixed.csv': right.replace('shop1', 'größe').encode() + b'1,gr\xf6,1\n' * 9,
     'bad.parquet': rng.bytes(1000),
     'cut.parquet': table.getvalue()[:-20],
     'plain.csv.gz': right.encode(),

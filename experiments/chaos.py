@@ -111,7 +111,7 @@ _CLICKS = 'data.path=../clicks.csv', 'data.valid=0.2'
 _SETS = ('data.path=../sets.txt', 'train.epochs=3')
 _BASE = 'model.dim=8', 'train.checkpoint_every_secs=0'
 _TEXT = (
-  'data.path=../text.txt', 'data.min_count=1', 'train.epochs=10',
+  'data.path=../text.txt', 'data.min_count=1', 'train.epochs=4',
   'train.threads=1',
 )  # fmt: skip
 # The first of each is the topology on which it begins.
@@ -136,8 +136,12 @@ KINDS = {
     _TABLES[:3],
   ),
   'processes': Kind('wiki', (*_TEXT[:3], _SYNC), _MESHES[2:] + _MESHES[:2]),
-  'memory': Kind('wiki', (*_TEXT, 'table.store=memory'), _ROOMS),
-  'disk': Kind('wiki', (*_TEXT, 'table.store=disk'), _ROOMS),
+  'memory': Kind(
+    'wiki', (*_TEXT, 'table.store=memory', 'train.batch_words=512'), _ROOMS
+  ),
+  'disk': Kind(
+    'wiki', (*_TEXT, 'table.store=disk', 'train.batch_words=512'), _ROOMS
+  ),
   'mixture': Kind(
     'mixture', (*_TEXT[:3], 'senses.top_ratio=.1', _SYNC), (_ONE,)
   ),

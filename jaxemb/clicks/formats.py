@@ -267,16 +267,16 @@ def first_line(file: pathlib.Path) -> str:
       f'{file} is binary; give text, plain or compressed, or a Parquet file '
       'with the suffix .parquet'
     )
-  try:
-    # A letter may be cut at the end.
-    codecs.getincrementaldecoder('utf-8')().decode(head)
-  except UnicodeDecodeError as error:
+  # A letter may be cut at the end.
+  text = codecs.getincrementaldecoder('utf-8-sig')('replace').decode(head)
+  num_bad = text.count('\ufffd')
+  if num_bad > len(text) - len(text.encode('ascii', 'ignore')) - num_bad:
     encoding = sources.guess_encoding(head)
     raise errors.UserError(
       f'{file} is no text in UTF-8; convert it first (iconv -f {encoding} -t '
       'UTF-8)'
-    ) from error
-  return head.split(b'\n', 1)[0].decode('utf-8-sig').strip('\r')
+    )
+  return text.split('\n', 1)[0].strip('\r')
 
 
 def _unreadable(file, error):
