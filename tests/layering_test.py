@@ -116,7 +116,7 @@ def test_the_package_stays_within_its_budget():
   # downloaded, slots of a cache that are ranked ahead; 250 kernels for the
   # softmax of edges and Adagrad by rows.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 36_890
+  assert lines <= 36_910
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
