@@ -24,8 +24,13 @@ from typing import NamedTuple
 
 import experiment
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+from scipy import sparse
 
-from jaxemb import __main__ as jaxemb
+import jaxemb  # noqa: F401, of the cases in Python
+from jaxemb import __main__ as door
+from jaxemb import errors
 
 
 class Case(NamedTuple):
@@ -35,6 +40,7 @@ class Case(NamedTuple):
   says: str  # words of its output
   code: int = 2
   in_shell: bool = False
+  in_python: bool = False  # it is an expression
 
 
 _SMALL = (
@@ -54,6 +60,41 @@ def _set(setting: str, says: str, path: str = 'text.txt') -> Case:
   return _text(path, says, f'--config.{setting}')
 
 
+def _started(config: str, path: str, says: str, setting: str) -> Case:
+  more = f' --config.{setting}' if setting else ''
+  command = f'train --config={config} --workdir=bad --config.data.path={path}'
+  return Case(f'{command} --config.train.epochs=1{more}', says)
+
+
+def _clicks(path: str, says: str, setting: str = '') -> Case:
+  return _started('ctr', path, says, setting)
+
+
+def _graph(path: str, says: str, setting: str = '') -> Case:
+  return _started('graph', path, says, setting)
+
+
+def _edges(path: str, says: str, setting: str) -> Case:
+  return _started('graph:relations', path, says, setting)
+
+
+def _nodes(path: str, says: str, setting: str = '') -> Case:
+  return _started('graphsage', path, says, setting)
+
+
+def _sets(path: str, says: str, setting: str = '') -> Case:
+  return _started('rec', path, says, setting)
+
+
+def _again(workdir: str, says: str, more: str) -> Case:
+  command = f'{_SMALL.format(workdir)} --config.data.path=text.txt {more}'
+  return Case(command.strip(), says)
+
+
+def _python(code: str, says: str) -> Case:
+  return Case(code, says, in_python=True)
+
+
 def _shell(command: str, says: str, code: int = 2) -> Case:
   return Case(command, says, code, True)
 
@@ -69,6 +110,7 @@ _TEXTS = (
   _text('empty', 'no files'),
   _text('punctuation.txt', 'only punctuation'),
   _text('chinese.txt', 'segment it first'),
+  _text('one_line.txt', 'segment it first'),
   _text('latin.txt', '--config.data.encoding=cp1252'),
   _text('cyrillic.txt', '--config.data.encoding=cp1251'),
   _text('utf16.txt', '--config.data.encoding=utf-16'),
@@ -170,6 +212,328 @@ _COMMANDS = (
   Case('merge run', 'required: --output'),
   Case('predict --model=absent --data=absent --output=x.csv', 'absent'),
 )
+_CLICKS = (
+  _clicks('absent.csv', 'there is no file'),
+  _clicks("'no*.csv'", 'there is no file'),
+  _clicks('empty.csv', 'has no rows'),
+  _clicks('empty', 'no file'),
+  _clicks('only_header.csv', 'has no rows'),
+  _clicks('no_label.csv', 'config.data.label is not given'),
+  _clicks('clicks.csv', 'has no column price', 'data.label=price'),
+  _clicks('clicks.csv', 'has no column price', 'data.categorical=price'),
+  _clicks('clicks.csv', 'has no column b;', 'data.numeric=b'),
+  _clicks('clicks.csv', 'has the label', 'data.label=shop'),
+  _clicks('clicks.csv', 'no row for training has', 'data.positive=yes'),
+  _clicks('clicks.csv', 'something else than numbers',
+          'data.numeric=shop --config.data.categorical=day'),
+  _clicks('clicks.csv', 'no column of categories', 'data.numeric=day'),
+  _clicks('clicks.csv', 'which is the label', 'data.categorical=click,shop'),
+  _clicks('twice.csv', 'names a column twice'),
+  _clicks('ragged.csv', 'cannot be read, the first is'),
+  _clicks('binary.csv', 'is binary'),
+  _clicks('latin.csv', 'iconv -f cp1252'),
+  # A few bytes that are no letters are replaced, in names.
+  _started('ctr:smoke', 'mixed.csv', 'model in', 'train.patience=0')._replace(
+    code=0
+  ),
+  _clicks('clicks.csv', 'as parquet', 'data.format=parquet'),
+  _clicks('clicks.csv', 'no column of categories', 'data.format=libsvm'),
+  _clicks('clicks.csv', 'cannot be read', 'data.format=criteo'),
+  _clicks('clicks.csv', 'click', 'data.format=avazu'),
+  _clicks('clicks.csv', 'cannot be read', 'data.format=adult'),
+  _clicks('clicks.csv', 'is not available; choose', 'data.format=json'),
+  _clicks('bad.parquet', 'as parquet'),
+  _clicks('cut.parquet', 'as parquet'),
+  _clicks('plain.csv.gz', 'rename it'),
+  _clicks('cut.csv.gz', 'download it again'),
+  _clicks('bad.libsvm', 'cannot be read'),
+  _clicks('no_label.libsvm', 'has the label'),
+  _clicks('clicks.csv', 'leave no row',
+          'data.valid=0.6 --config.data.test=0.6'),
+  _clicks('clicks.csv', 'between 0 and 1', 'data.valid=1.5'),
+  _clicks('clicks.csv', 'there is no file', 'data.valid=absent.csv'),
+  _clicks('clicks.csv', 'is missing', 'data.valid=no_shop.csv'),
+  _clicks('clicks.csv', 'no field of single categories', 'eval.group=price'),
+  _clicks('clicks.csv', 'needs rows for validation', 'data.valid='),
+  _clicks('clicks.csv', 'needs evaluations',
+          'train.patience=2 --config.data.valid=.2 '
+          '--config.eval.every_epochs=0'),
+  _clicks('clicks.csv', 'is of nodes', 'eval.monitor=score'),
+  _clicks('clicks.csv', 'is no model of clicks', 'model.name=cbow'),
+  _clicks('clicks.csv', 'positive numbers', 'model.hidden=8,x'),
+  _clicks('clicks.csv', 'positive numbers', 'model.hidden=8;4'),
+  _clicks('clicks.csv', 'must be at least 1', 'data.min_count=0'),
+  _clicks('clicks.csv', 'at most', 'data.hash_size=9000000000'),
+  _clicks('clicks.csv', 'not used with clicks', 'model.window=3'),
+  _clicks('clicks.csv', 'needs all rows on each device',
+          'optimizer.rows=all --config.table.layout=row'),
+  _clicks('clicks.csv', 'does not', 'strategy.name=partition'),
+  _clicks('toyclicks:10', '1000 rows or more'),
+)  # fmt: skip
+_GRAPHS = (
+  _graph('absent.tsv', 'there is no file'),
+  _graph('empty.txt', 'no line with'),
+  _graph('empty', 'no file'),
+  _graph('one_column.tsv', 'an edge has two nodes'),
+  _graph('loops.tsv', 'without edges'),
+  _graph('many_columns.tsv', 'say what they are'),
+  _graph('edges.tsv', "names 'size'", 'data.columns=source,size'),
+  _graph('edges.tsv', 'must have a source and a target', 'data.columns=source'),
+  _graph('edges.tsv', 'no more columns than',
+         'data.columns=source,target,weight,relation'),
+  _graph('no_weight.tsv', 'cannot be read',
+         'data.columns=source,target,weight'),
+  _graph('negative.tsv', 'above 0', 'data.columns=source,target,weight'),
+  _graph('nan.tsv', 'above 0', 'data.columns=source,target,weight'),
+  _graph('times.tsv', 'look like times'),
+  _graph('edges.tsv', 'give the right number', 'data.num_nodes=3'),
+  _graph('binary.txt', 'is binary'),
+  _graph('bad.npz', 'cannot read'),
+  _graph('bad.mat', 'cannot read'),
+  _graph('oblong.npz', 'no square matrix'),
+  _graph('ones.npy', 'ones.npy'),
+  _graph('ogb', 'ogb'),
+  _graph('edges.tsv', 'there is no file', 'data.labels=absent.tsv'),
+  _graph('edges.tsv', 'none of which the graph has', 'data.labels=other.txt'),
+  _graph('edges.tsv', 'no line', 'data.labels=empty.txt'),
+  _graph('edges.tsv', 'field(s)', 'data.labels=one_column.tsv'),
+  _graph('edges.tsv', 'between 0 and 1', 'data.test=1.5'),
+  _graph('edges.tsv', 'no order', 'data.test=last:0.1'),
+  _graph('edges.tsv', 'no edge between nodes', 'data.test=elsewhere.tsv'),
+  _graph('edges.tsv', 'there is no file', 'data.test=absent.tsv'),
+  _graph('edges.tsv', 'not used with graph', 'data.min_count=2'),
+  _graph('edges.tsv', 'not used with graph', 'eval.paths=text.txt'),
+  _graph('edges.tsv', 'at least 2', 'data.walk_length=1'),
+  _graph('edges.tsv', 'at least 0.001', 'data.p=0'),
+  _graph('edges.tsv', 'choose', 'data.candidates=some'),
+  _graph('toygraph:10', 'nodes or more'),
+  _graph('edges.tsv', 'is a model of edges', 'model.name=line'),
+  _edges('edges.tsv', 'more than the', 'data.partitions=900'),
+  _edges('edges.tsv', 'no loss of', 'model.loss=negative_sampling'),
+  _edges('edges.tsv', 'does not divide edges', 'strategy.name=partition'),
+  _edges('edges.tsv', 'not used with edges', 'data.sample=0.1'),
+  _edges('edges.tsv', 'multiple of', 'train.batch_examples=100'),
+  _edges('relations.tsv', 'edges without a relation', 'data.test=edges.tsv'),
+)  # fmt: skip
+_NODES = (
+  _nodes('edges.tsv', 'has no features', 'data.targets=walks'),
+  _nodes('edges.tsv', 'has no labels', 'model.inputs=rows'),
+  _nodes('edges.tsv', 'cannot read absent.npy', 'data.features=absent.npy'),
+  _nodes('edges.tsv', 'has the shape', 'data.features=ones.npy'),
+  _nodes('edges.tsv', 'by numpy.save', 'data.features=bad.npy'),
+  _nodes('edges.tsv', 'give numbers', 'data.features=no_numbers.tsv'),
+  _nodes('edges.tsv', 'as many for each', 'data.features=ragged.tsv'),
+  _nodes('edges.tsv', 'labelled nodes that are not trained on',
+         'data.labels=labels.tsv --config.model.inputs=rows '
+         '--config.data.valid=400 --config.data.test=700'),
+  _nodes('edges.tsv', 'one for each layer', 'data.fanouts=5,x'),
+  _nodes('edges.tsv', 'one for each layer', 'data.fanouts='),
+  _nodes('edges.tsv', 'must have 2 sizes',
+         'data.fanouts=5,5,5 --config.data.labels=labels.tsv '
+         '--config.model.inputs=rows --config.data.valid=.2 '
+         '--config.data.test='),
+  _nodes('edges.tsv', 'is of clicks', 'eval.monitor=auc'),
+  _nodes('edges.tsv', 'only used when config.model.name', 'model.name=line'),
+  _nodes('edges.tsv', 'needs a table', 'table.dtype=int8'),
+  _nodes('edges.tsv', 'only used when', 'model.temperature=.5'),
+  _nodes('edges.tsv', 'positive numbers', 'model.hidden=-4'),
+)  # fmt: skip
+_INTERACTIONS = (
+  _sets('absent.txt', 'absent.txt'),
+  _sets('empty.txt', 'only empty files'),
+  _sets('one_column.tsv', 'no line `user item'),
+  _sets('ratings.txt', 'user item rating time'),
+  _sets('sets.txt', 'users; lower it', 'data.min_count=900'),
+  _sets(
+    'sets.txt', 'holds out nothing of the users', 'data.test=elsewhere.tsv'
+  ),
+  _sets('sets.txt', 'between 0 and 1', 'data.valid=7.5'),
+  _sets("''", 'have their own', 'data.valid=0.1'),
+  _sets('sets.txt', 'only used when config.model.name', 'model.name=skipgram'),
+  _sets('sets.txt', 'does not learn from', 'model.loss=negative_sampling'),
+  _sets('sets.txt', 'does not divide users', 'strategy.name=partition'),
+  _sets('sets.txt', 'not used with interactions', 'data.lowercase=false'),
+  _sets('sets.txt', 'set 64', 'train.batch_examples=50'),
+  _sets('binary.txt', 'binary.txt'),
+)
+_PLACES = (
+  _set('table.store=cloud', 'is not available'),
+  _set('table.device_bytes=0', 'no size'),
+  _set('table.device_bytes=-5MB', 'no size'),
+  _set('table.device_bytes=1KB', 'room'),
+  _text('text.txt', 'one device', '--config.table.store=memory '
+        '--config.mesh.data=2'),
+  _text('text.txt', 'splits tables over devices', '--config.table.store=disk '
+        '--config.strategy.name=sync --config.table.layout=row'),
+  _text('text.txt', 'is of one process', '--config.table.store=memory '
+        '--config.strategy.name=workers'),
+  _set('table.evict=fifo', 'is not available'),
+  _set('table.evict=lru', 'only used when config.table.store'),
+  _set('table.shards=4', 'only used when config.table.store is remote'),
+  _set('table.shards=0 --config.table.store=remote', 'at least 1'),
+  _set('table.staleness=3', 'only used when config.strategy.name is workers'),
+  _set('table.link_mbits=-1 --config.strategy.name=workers', 'at least 0'),
+  _set('strategy.num_workers=0 --config.strategy.name=workers', 'at least 1'),
+  _set('strategy.num_workers=2', 'only used when config.strategy.name is work'),
+  _set('strategy.pace=fast --config.strategy.name=workers', 'choose'),
+  _set('strategy.rounds_ahead=3 --config.strategy.name=workers',
+       'only used when config.strategy.pace is ssp'),
+  _set('strategy.num_parts=3', 'only used when config.strategy.name is part'),
+  _set('strategy.part=3 --config.strategy.name=partition '
+       '--config.strategy.num_parts=3', 'must be 0..2'),
+  _set('strategy.rate=2 --config.strategy.name=partition', 'at most 1'),
+  _set('strategy.merge=mean --config.strategy.name=partition', 'choose'),
+  _set('strategy.policy=bsp --config.strategy.name=partition', 'remove one'),
+  _set('strategy.policy=bsp --config.strategy.sync_every=5',
+       'is not used when'),
+  _set('strategy.policy=average --config.strategy.num_hot=5',
+       'only used when config.strategy.policy is hot'),
+  _set('strategy.policy=delayed --config.strategy.num_hot=5',
+       'strategy.delayed is hot'),
+  _set('strategy.sync_every=-1', 'at least 0'),
+  _set('table.layout=row', 'only used when config.strategy.name is sync'),
+  _set('table.layout=row --config.strategy.name=sync --config.mesh.table=3',
+       ''),
+  _set('table.rounding=nearest', 'only used when config.table.dtype is'),
+  _set('train.threads=3 --config.train.fused=false', 'where a kernel takes'),
+  _set('train.patience=2', 'only used when config.data.source is'),
+  _set('train.checkpoint_every_secs=-1', 'at least 0'),
+  _set('optimizer.beta1=1 --config.optimizer.name=adam', 'at most'),
+  _set('optimizer.epsilon=-1 --config.optimizer.name=adam', 'at least'),
+  _set('optimizer.max_duplicates=-3', 'at least'),
+  _set('senses.number=3', 'only used when config.model.name is mixture'),
+  _set('senses.number=0 --config.model.name=mixture', 'at least 1'),
+  _set('model.name=mixture', 'has no ambiguous words'),
+  _set('senses.words=absent --config.model.name=mixture', ''),
+  _set('train.init_from=run --config.model.dim=5', 'vectors of 8 numbers'),
+  _set('train.init_from=other.bin --config.model.dim=20', 'none of the'),
+  _set('train.init_from=run --config.model.loss=hierarchical_softmax',
+       'needs other tables'),
+  _set('eval.restrict_vocab=-2', 'at least'),
+  _set('eval.every_epochs=-1', 'at least'),
+  _set('eval.paths=bad_pairs.txt', 'no benchmark recognised'),
+  _set('eval.paths=empty', 'no benchmark recognised'),
+  _set('eval.paths=binary.txt', 'no benchmark recognised'),
+)  # fmt: skip
+_OTHERS = (
+  Case('plan', '--topology'),
+  Case('plan --topology=v9:4x4', 'there is no topology'),
+  Case('plan --topology=v5e:2x2 --vocab=many', 'must be a number of words'),
+  Case('plan --topology=v5e:2x2 --vocab=-1', 'must be a number of words'),
+  Case('plan --topology=v5e:2x2 --config=absent', 'there is no config file'),
+  Case('plan --topology=v5e:2x2 --vocab=100 --config.table.store=memory', ''),
+  Case('plan --topology=v5e:2x2 --vocba=100', 'is not understood'),
+  Case('predict --model=run --data=clicks.csv --output=x.csv',
+       'no model of clicks'),
+  Case('predict --model=run --data=clicks.csv --output=x.txt', 'must end in'),
+  Case('predict --model=run --data=clicks.csv --output=absent/x.csv',
+       'make it first'),
+  Case('predict --model=ctr --data=absent.csv --output=x.csv', 'no file'),
+  Case('predict --model=ctr --data=no_shop.csv --output=x.csv', 'is missing'),
+  Case('predict --model=ctr --data=empty.csv --output=x.csv', 'has no rows'),
+  Case('predict --model=ctr --data=bad.parquet --output=x.csv', 'is binary'),
+  Case('predict --model=ctr --data=clicks.csv --output=x.csv --keep=price',
+       'there is no column price'),
+  Case('predict --model=cut_ctr --data=clicks.csv --output=x.csv',
+       'no whole model'),
+  Case('predict --model=text.txt --data=clicks.csv --output=x.csv', 'text.txt'),
+  Case('predict --data=clicks.csv --output=x.csv', 'required: --model'),
+  Case('query --vectors=ctr a', 'ctr'),
+  Case('query --vectors=no_vocab aa0', 'no_vocab'),
+  Case('query --vectors=no_rows aa0', 'no usable vectors.npy'),
+  Case('query --vectors=short_vocab aa0', 'export again'),
+  Case('query --vectors=complex aa0', 'complex numbers'),
+  Case('query --vectors=no_scales aa0', 'their scales'),
+  Case('query --vectors=junk_vocab aa0', 'line 1'),
+  Case('query --vectors=twice_vocab aa0', 'words twice'),
+  Case('query --vectors=ragged_vectors.txt a', 'ragged_vectors.txt'),
+  Case('query --vectors=words_for_numbers.txt a', 'words_for_numbers.txt'),
+  Case('query --vectors=cut_vectors.gz a', 'cut_vectors.gz'),
+  Case('query --vectors=empty a', 'empty'),
+  Case('query --vectors=empty.txt a', 'empty.txt'),
+  Case('query --vectors=binary.txt a', 'binary.txt'),
+  Case('query --vectors=run --topn=many aa0', 'invalid'),
+  Case('query --vectors=run --position=0 aa0 --sense=1', 'not allowed with'),
+  Case('query --vectors=run --restrict=5 aa0', 'unrecognized'),
+  Case('query --vectors= aa0', 'no usable vectors.npy in .'),
+  Case('evaluate --vectors=run', 'required: --eval'),
+  Case('evaluate --vectors=run --eval=text.txt', 'no benchmark recognised'),
+  Case('evaluate --vectors=run --eval=binary.txt', 'no benchmark recognised'),
+  Case('evaluate --vectors=run --eval=empty', 'no benchmark recognised'),
+  Case('evaluate --vectors=run --eval=pairs.txt --restrict_vocab=-1', ''),
+  Case('evaluate --vectors=run --eval=pairs.txt --window=-1', ''),
+  Case('evaluate --vectors=run --eval=pairs.txt --json=text.txt/x.json',
+       'text.txt'),
+  Case('evaluate --vectors=nan.bin --eval=pairs.txt', 'is not finite'),
+  Case('evaluate --vectors=absent --eval=pairs.txt', 'absent'),
+  Case('merge run text.txt --output=merged', 'no word2vec file'),
+  Case('merge run other.bin --output=merged', 'nothing to align on'),
+  Case('merge run other.bin --output=merged --method=concat',
+       'no word is in all'),
+  Case('merge run nan.bin --output=merged', 'not finite'),
+  Case('merge run zeros.bin --output=merged', 'all its'),
+  Case('merge run ab.bin --output=merged --dim=900', 'is impossible'),
+  Case('merge run ab.bin --output=merged --dim=-1', '--dim must be'),
+  Case('merge run ab.bin --output=merged --method=pca --start=pca',
+       'is not used with'),
+  Case('merge run ab.bin --output=merged --trainable --method=pca',
+       '--trainable wants'),
+  Case('merge run ab.bin --output=merged --trainable', 'no context vectors'),
+  Case('merge run absent --output=merged --skip_bad', 'nothing to merge'),
+  Case('merge run ab.bin --output=merged --tolerance=-1', '--tolerance must'),
+  Case('merge run ab.bin --output=merged --weights=some', 'invalid choice'),
+  Case('merge run ab.bin --output=second', 'is the folder of a run'),
+  Case('merge run ctr --output=merged', 'ctr'),
+  Case('merge run empty --output=merged', 'empty'),
+)  # fmt: skip
+# Settings that differ from those of the folder's run, or data that does.
+_RESUMED = (
+  _again('run', 'model.dim (8 there, 9 now)', '--config.model.dim=9'),
+  _again('run', 'model.name', '--config.model.name=cbow'),
+  _again('run', 'strategy.name', '--config.strategy.name=sync'),
+  _again('run', 'optimizer.name', '--config.optimizer.name=adagrad'),
+  _again('run', 'table.dtype', '--config.table.dtype=bfloat16'),
+  _again('run', 'seed (1 there', '--config.seed=2'),
+  _again('run', 'the text is not the one', '--config.data.path=sets.txt'),
+  _again('run', 'train.epochs', '--config.train.epochs=9'),
+  _again('run', 'table.store', '--config.table.store=memory'),
+  _again(
+    'run', 'data.lowercase (True there, False now)', '--config.data.lowercase=0'
+  ),
+  _again('other_step', 'can be read', ''),
+  _again('no_record', 'checkpoints', ''),
+)
+# In Python.
+_PYTHON = (
+  _python('jaxemb.load("absent")', 'absent'),
+  _python('jaxemb.load("text.txt")', 'no word2vec file'),
+  _python('jaxemb.load("")', ''),
+  _python('jaxemb.load("run").most_similar("nowhere")', 'no vector for'),
+  _python('jaxemb.load("run")["nowhere"]', 'no vector for'),
+  _python('jaxemb.load("run")[10**6]', 'no vector for'),
+  _python('jaxemb.load("run").disambiguate(["aa0"], 5)', 'outside'),
+  _python(
+    'jaxemb.load("run").evaluate_word_pairs("text.txt")', 'is no benchmark of'
+  ),
+  _python('jaxemb.load("run").evaluate_word_pairs("absent")', 'absent'),
+  _python('jaxemb.load("run").save("text.txt")', 'text.txt'),
+  _python(
+    'jaxemb.load("run").save_word2vec_format("text.txt/x.bin")', 'text.txt'
+  ),
+  _python('jaxemb.train("text.txt", dim=0)', 'at least 1'),
+  _python('jaxemb.train("text.txt", dim="8")', 'of type int'),
+  _python('jaxemb.train("absent.txt")', 'does not exist'),
+  _python('jaxemb.train(5)', 'sentences must be'),
+  _python('jaxemb.train(None)', 'sentences must be'),
+  _python('jaxemb.train([])', 'at least one'),
+  _python('jaxemb.train([b"bytes"])', 'sentences must be'),
+  _python('jaxemb.train(["a b"], settings={"model.dmi": 3})', 'did you mean'),
+  _python('jaxemb.train(["a b"], settings={"model.dim": 3.5})', 'of type int'),
+  _python(
+    'jaxemb.train(["a b", "b a"], min_count=1, workdir="text.txt")',
+    'as the folder of a run',
+  ),
+)
 _SHELL = (
   _shell(f'JAX_PLATFORMS=cuda {_train()}', "JAX_PLATFORMS='cuda'"),
   # JAX's own line and code.
@@ -195,7 +559,10 @@ _DAMAGED = (
   ('config.json', b'[]', 'does not hold the settings', 2),
   ('log.txt', b'\xff\x00junk', 'resuming', 0),
 )
-CASES = (*_TEXTS, *_SETTINGS, *_COMMANDS)
+CASES = (
+  *_TEXTS, *_SETTINGS, *_COMMANDS, *_CLICKS, *_GRAPHS, *_NODES, *_INTERACTIONS,
+  *_PLACES, *_OTHERS, *_RESUMED, *_PYTHON,
+)  # fmt: skip
 IN_SHELL = _SHELL
 
 
@@ -219,6 +586,7 @@ def write_files(folder: pathlib.Path) -> None:
     'empty.txt': b'',
     'punctuation.txt': b'... !? --\n' * 100,
     'chinese.txt': '這是一個沒有空格的句子\n'.encode() * 50,
+    'one_line.txt': '這是一個沒有空格的句子'.encode() * 500,
     'latin.txt': german.encode('latin-1'),
     'cyrillic.txt': ('мама мыла раму\n' * 200).encode('cp1251'),
     'utf16.txt': german.encode('utf-16'),
@@ -239,18 +607,160 @@ def write_files(folder: pathlib.Path) -> None:
     'header.txt': b'0 5\n',
     'umlaut.txt': 'ab 1 2\ngröße 1 1\n'.encode(),
     'of_junk/config.json': b'\xff\x00junk',
+    **_of_clicks(packed),
+    **_of_graphs(),
+    **_of_vectors(rows),
   }
   for name, data in files.items():
     path = folder / name
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
   (folder / 'empty').mkdir()
   (folder / 'links').mkdir()
   for name in ('link.txt', 'links/to.txt'):
     (folder / name).symlink_to('nowhere')
-  code, said = run(_good('run'), folder)
-  if code:
-    raise AssertionError(said)
+  log = _started('ctr:smoke', 'clicks.csv', '', 'train.patience=0')
+  for case in (
+    _good('run'),
+    log._replace(command=log.command.replace('bad', 'ctr')),
+  ):
+    code, said = run(case, folder)
+    if code:
+      raise AssertionError(said)
+  shutil.copytree(folder / 'run', folder / 'second')
+  shutil.copytree(folder / 'ctr', folder / 'cut_ctr')
+  for path in (folder / 'cut_ctr').rglob('model.json'):
+    path.write_text('{}')
+  for name in 'other_step', 'no_record':
+    shutil.copytree(folder / 'run', folder / name)
+    for path in (folder / name / 'checkpoints').rglob('*'):
+      if path.is_file() and (name == 'other_step' or 'record' in path.parts):
+        path.write_bytes(b'junk')
+
+
+def _of_clicks(packed: bytes) -> dict[str, bytes]:
+  """Logs that are wrong, and `clicks.csv`, which is right."""
+  rng = np.random.default_rng(0)
+  rows = [
+    f'{rng.integers(2)},shop{rng.integers(9)},{rng.integers(1000) / 100}'
+    for _ in range(300)
+  ]
+  header = 'click,shop,day'
+  right = '\n'.join([header, *rows]) + '\n'
+  lines = [f'{x[0]} {i % 7}:1 {10 + i % 5}:1' for i, x in enumerate(rows)]
+  table = io.BytesIO()
+  parquet.write_table(pa.table({'click': [0, 1], 'shop': ['a', 'b']}), table)
+  files = {
+    'clicks.csv': right,
+    'only_header.csv': header + '\n',
+    'no_label.csv': right.replace('click', 'what'),
+    'no_shop.csv': '\n'.join(['click,day', *(x[:1] + ',1.5' for x in rows)]),
+    'twice.csv': right.replace('shop', 'day', 1),
+    'ragged.csv': right.replace(',shop1', '').replace(',shop2', ''),
+    'bad.libsvm': '\n'.join(lines).replace(':', ';'),
+    'no_label.libsvm': '\n'.join(x[2:] for x in lines),
+  }
+  return {k: x.encode() for k, x in files.items()} | {
+    'empty.csv': b'',
+    'binary.csv': rng.bytes(5000),
+    'latin.csv': right.replace('shop', 'größe').encode('latin-1'),
+    'mixed.csv': right.replace('shop1', 'größe').encode() + b'1,gr\xf6,1\n' * 9,
+    'bad.parquet': rng.bytes(1000),
+    'cut.parquet': table.getvalue()[:-20],
+    'plain.csv.gz': right.encode(),
+    'cut.csv.gz': gzip.compress(right.encode())[:-30],
+  }
+
+
+def _of_graphs() -> dict[str, bytes]:
+  """Graphs that are wrong, and `edges.tsv`, `labels.tsv`, `sets.txt`."""
+  rng = np.random.default_rng(0)
+  pairs = rng.integers(0, 90, (400, 2)).tolist()
+  pairs = [(a, b) for a, b in pairs if a != b]
+
+  def lines(*more):
+    return '\n'.join('\t'.join([f'n{a}', f'n{b}', *more]) for a, b in pairs)
+
+  nodes = [f'n{i}' for i in range(90)]
+  found = {
+    'edges.tsv': lines(),
+    'one_column.tsv': '\n'.join(nodes),
+    'loops.tsv': '\n'.join(f'{x}\t{x}' for x in nodes),
+    'many_columns.tsv': lines('1', 'a', '2', 'b'),
+    'no_weight.tsv': lines('heavy'),
+    'negative.tsv': lines('-2'),
+    'nan.tsv': lines('nan'),
+    'times.tsv': lines('1577836800'),
+    'relations.tsv': lines('likes'),
+    'elsewhere.tsv': 'x1\tx2\nx2\tx3\n',
+    'labels.tsv': '\n'.join(f'{x}\tl{i % 3}' for i, x in enumerate(nodes)),
+    'no_numbers.tsv': '\n'.join(f'{x}\tmany' for x in nodes),
+    'ragged.tsv': '\n'.join(
+      f'{x}' + '\t1' * (1 + i % 2) for i, x in enumerate(nodes)
+    ),
+    'ratings.txt': '\n'.join(f'{a} {b} 3.5 964982703' for a, b in pairs),
+    'sets.txt': '\n'.join(f'u{i} i{i % 7} i{i % 11}' for i in range(60)),
+    'pairs.txt': 'aa0 aa1 3.5\naa2 aa3 1.5\naa4 aa5 2\naa6 aa7 1\n' * 3,
+    'bad_pairs.txt': 'aa0 aa1\naa2 aa3\n',
+  }
+  oblong = io.BytesIO()
+  sparse.save_npz(oblong, sparse.csr_matrix(np.ones((3, 4))))
+  return {k: x.encode() for k, x in found.items()} | {
+    'bad.npz': rng.bytes(500),
+    'bad.mat': rng.bytes(500),
+    'bad.npy': rng.bytes(500),
+    'ones.npy': _npy(np.ones((3, 4))),
+    'oblong.npz': oblong.getvalue(),
+    'ogb/raw/num-node-list.csv.gz': gzip.compress(b'5\n'),
+  }
+
+
+def _of_vectors(rows: np.ndarray) -> dict[str, bytes]:
+  """Vectors that are wrong, alone and in exports; [4, 20] right ones."""
+  words = [f'aa{i}' for i in range(4)]
+
+  def binary(rows, words=words):
+    parts = [
+      b'%b %b\n' % (w.encode(), x.tobytes())
+      for w, x in zip(words, rows, strict=True)
+    ]
+    return b'%d %d\n' % rows.shape + b''.join(parts)
+
+  vocab = ''.join(f'{x} 5\n' for x in words).encode()
+  text = '4 2\n' + ''.join(f'{x} 1 2\n' for x in words)
+  exports = {
+    'no_vocab': {'vectors.npy': _npy(rows)},
+    'no_rows': {'vectors.npy': b'junk', 'vocab.txt': vocab},
+    'short_vocab': {'vectors.npy': _npy(rows), 'vocab.txt': vocab[:12]},
+    'complex': {'vectors.npy': _npy(rows + 1j), 'vocab.txt': vocab},
+    'no_scales': {
+      'vectors.npy': _npy(rows.astype(np.int8)),
+      'vocab.txt': vocab,
+    },
+    'junk_vocab': {'vectors.npy': _npy(rows), 'vocab.txt': b'aa0 many\n'},
+    'twice_vocab': {'vectors.npy': _npy(rows), 'vocab.txt': vocab[:6] * 4},
+  }
+  found = {
+    f'{k}/export/{name}': data
+    for k, files in exports.items()
+    for name, data in files.items()
+  }
+  random = np.random.default_rng(0).normal(size=rows.shape).astype('<f4')
+  return found | {
+    'other.bin': binary(random, ['x', 'y', 'z', 'w']),
+    'ab.bin': binary(random),
+    'nan.bin': binary(rows * np.float32(np.nan)),
+    'zeros.bin': binary(rows * 0),
+    'ragged_vectors.txt': text.replace('aa2 1 2', 'aa2 1').encode(),
+    'words_for_numbers.txt': text.replace('aa2 1 2', 'aa2 one 2').encode(),
+    'cut_vectors.gz': gzip.compress(text.encode() * 50)[:-40],
+  }
+
+
+def _npy(array: np.ndarray) -> bytes:
+  file = io.BytesIO()
+  np.save(file, array)
+  return file.getvalue()
 
 
 def _good(workdir: str) -> Case:
@@ -282,7 +792,10 @@ def run(case: Case, folder: pathlib.Path) -> tuple[int, str]:
   ):
     arguments = [x.strip("'") for x in case.command.split()]
     try:
-      code = jaxemb.main(arguments)
+      if case.in_python:
+        code = errors.exit_code(lambda: eval(case.command) and None)
+      else:
+        code = door.main(arguments)
     except SystemExit as end:  # of argparse
       code = end.code
   return code, output.getvalue()

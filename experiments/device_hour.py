@@ -10,12 +10,13 @@
    time, over what the makers say.
 3. A trace of a dispatch for TensorBoard or Perfetto.
 
-Each result is written as it comes; what there was no time for is named. On a
-CPU, `--quick` goes through all of it at tiny sizes.
+Each result is written as it comes. What fails is told, and the rest goes on;
+what there was no time for is named. On a CPU, `--quick` goes through all of it
+at tiny sizes.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import bench_roofline
@@ -114,6 +115,24 @@ def rate(
   return found | {'memory_share': share}
 
 
+def attempt(
+  measure: Callable[..., dict[str, Any]], *args: Any
+) -> dict[str, Any]:
+  """What is measured, or the obstacle: a device is lent once."""
+  try:
+    return measure(*args)
+  except Exception as error:  # of any kind: it must not end the rest
+    return {'obstacle': f'{type(error).__name__}: {errors.one_line(error)}'}
+
+
+def trace(
+  settings: Mapping[str, Any], num_rows: int, ready_words: int, folder: str
+) -> dict[str, Any]:
+  """A trace of two dispatches in a folder."""
+  with jax.profiler.trace(folder):
+    return rate(settings, num_rows, zipf.Effort(ready_words, 1, 0.0))
+
+
 def _rows(found: list[dict[str, Any]]) -> Iterator[list[Any]]:
   for x in found:
     name = ' '.join(f'{k.split(".")[-1]}={v}' for k, v in x['settings'].items())
@@ -138,36 +157,32 @@ def main() -> None:
   device = jax.devices()[0]
   found = results.found = {
     'device': device.device_kind, 'num_devices': len(jax.devices()),
-    'agreement': {}, 'rates': [], 'left_out': [],
+    'agreement': {}, 'rates': [], 'left_out': [], 'trace': {},
   }  # fmt: skip
   start = {'strategy.name': 'sync', 'train.batch_words': 1024, 'model.dim': 128}
   start |= small if args.quick else {}
-  found['agreement'] = agreement(
-    start, 1000 if args.quick else 20_000, effort.ready_words
-  )
+  num_rows = 1000 if args.quick else 20_000
+  found['agreement'] = attempt(agreement, start, num_rows, effort.ready_words)
   results.save()
   for settings, num_rows in cases:
     x = {'settings': settings, 'rows': num_rows}
     if time.monotonic() > end:
       found['left_out'].append(x)
       continue
-    try:
-      x |= rate(settings, num_rows, effort)
-    except (errors.UserError, jax.errors.JaxRuntimeError) as error:
-      x['obstacle'] = errors.one_line(error)
-    found['rates'].append(x)
+    found['rates'].append(x | attempt(rate, settings, num_rows, effort))
     results.save()
   if args.trace:
-    settings, num_rows = cases[0]
-    with jax.profiler.trace(args.trace):
-      rate(settings, num_rows, zipf.Effort(effort.ready_words, 1, 0.0))
+    given = *cases[0], effort.ready_words, args.trace
+    found['trace'] = attempt(trace, *given)
   head = {'': '', 'words/s': ',.0f', 's/step': '.3g', 'of memory': '.0%'}
   lines = [
     f'{k}: steps changed rows by up to {x["largest_change"]:.3g}; device and '
     f'CPU differ by up to {x["largest_difference"]:.3g}'
     for k, x in found['agreement'].items()
+    if k != 'obstacle'
   ]
-  obstacles = [x['obstacle'] for x in found['rates'] if 'obstacle' in x]
+  parts = found['agreement'], *found['rates'], found['trace']
+  obstacles = [x['obstacle'] for x in parts if 'obstacle' in x]
   num_left = len(found['left_out'])
   lines += [f'not measured: {x}' for x in obstacles]
   lines += [f'no time for {num_left} of {len(cases)} cases'] * bool(num_left)

@@ -5,7 +5,8 @@
 
 For each case: memory by formula, and its ratio to the peak of the compiled
 program; this peak over the bytes of tables and slots; copies of tables in the
-program, bytes that its collectives send, and milliseconds of a core in a step.
+program, bytes that its collectives send, milliseconds of a core or of a GPU's
+kernels in a step, and the number of these.
 """
 
 import json
@@ -47,6 +48,27 @@ _CASES = [
   ('v5p', 'v5p:2x2x1', 1e6, [_SYNC, 'model.dim=128', 'table.layout=row']),
   ('v6e', 'v6e:1x1', 1e6, [_SYNC, 'model.dim=128']),
   ('tpu7x', 'tpu7x:2x2x1', 1e6, [_SYNC, 'model.dim=128', 'table.layout=row']),
+  ('gpu', 'cuda:h100x1', 1e6, [_SYNC, 'model.dim=128']),
+  ('gpu 65,536', 'cuda:h100x1', 1e6,
+   [_SYNC, 'model.dim=128', 'train.batch_words=65536']),
+  ('gpu h200 65,536', 'cuda:h200x1', 1e6,
+   [_SYNC, 'model.dim=128', 'train.batch_words=65536']),
+  ('gpu row', 'cuda:h200x8', 1e6,
+   [_SYNC, 'model.dim=128', 'table.layout=row']),
+  ('gpu row 65,536', 'cuda:h200x8', 1e6,
+   [_SYNC, 'model.dim=128', 'table.layout=row', 'train.batch_words=65536']),
+  ('gpu dim 100', 'cuda:h100x1', 1e6, [_SYNC]),
+  ('gpu dim 300', 'cuda:h100x1', 1e6, [_SYNC, 'model.dim=300']),
+  ('gpu adagrad', 'cuda:h100x1', 1e6,
+   [_SYNC, 'model.dim=128', 'optimizer.name=adagrad']),
+  ('gpu adam', 'cuda:h100x1', 1e6,
+   [_SYNC, 'model.dim=128', 'optimizer.name=adam']),
+  ('gpu bfloat16', 'cuda:h100x1', 1e6,
+   [_SYNC, 'model.dim=128', 'table.dtype=bfloat16']),
+  ('gpu int8', 'cuda:h100x1', 1e6,
+   [_SYNC, 'model.dim=128', 'table.dtype=int8']),
+  ('gpu column', 'cuda:h200x8', 1e6,
+   [_SYNC, 'model.dim=128', 'table.layout=column']),
 ]  # fmt: skip
 
 
@@ -80,7 +102,8 @@ def _row(x: dict[str, Any]) -> list[Any]:
     memory['peak_bytes'] / needed,
     copies,
     x['sent_bytes_per_word'],
-    x['secs_per_step'].get('core', 0) * 1e3,
+    max(x['secs_per_step'].get(k, 0) for k in ('core', 'kernels')) * 1e3,
+    (x['kernels'] or {}).get('per_step', 0),
     min(x['words_per_sec'].values()) / 1e6,
   ]
 
@@ -99,7 +122,7 @@ def main() -> None:
   head = {
     '': '', 'devices': '', 'planned MB': ',.0f', 'peak MB': ',.0f',
     'ratio': '.3f', 'of tables': '.2f', 'copies': 'd', 'bytes/word': ',.0f',
-    'core ms': '.2f', 'M words/s': ',.1f',
+    'ms': '.2f', 'kernels': '.0f', 'M words/s': ',.1f',
   }  # fmt: skip
   found = [x for x in results.found if 'obstacle' not in x]
   others = [x for x in results.found if 'obstacle' in x]

@@ -5,12 +5,10 @@ both return `jaxemb.Embeddings`. Importing this package alone does not import
 jax.
 """
 
-import contextlib
 import importlib
 import os
-import pathlib
-import stat
-import tempfile
+import signal
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,12 +17,23 @@ if TYPE_CHECKING:
 __version__ = '0.1.0'
 __all__ = ['Embeddings', 'load', 'train']
 
+# Ctrl-C while `python -m jaxemb.COMMAND` is imported, which takes a second,
+# ends it by that signal, without a traceback; `errors.exit_code` listens again.
+if sys.argv[:1] == ['-m'] and 'jaxemb.' in ' '.join(sys.orig_argv[:4]):
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 
 def _private_cache() -> str:
   """A temporary folder that no other user can write to.
 
   numba unpickles, and so executes, what it finds in its cache.
   """
+  import contextlib  # with these it would take longer to import the package
+  import pathlib
+  import stat
+  import tempfile
+
   user = getattr(os, 'getuid', int)()  # Windows has none
   folder = pathlib.Path(tempfile.gettempdir(), f'jaxemb-numba-{user}')
   with contextlib.suppress(FileExistsError):

@@ -233,7 +233,7 @@ def trainer(
       m.shared_negatives,
       row_ops,
     )
-    model = _model(config, spec, corpus, tuning.shared_nodes)
+    model = _model(config, spec, corpus, tuning)
   available = {
     'axes': axes,
     'by_kernel': tuning.row_copies,
@@ -293,9 +293,9 @@ def _model(
   config: ml_collections.ConfigDict,
   spec: skipgram.WindowSpec,
   corpus: model_base.Corpus,
-  shared_nodes: int,
+  tuning: config_lib.Tuning,
 ) -> model_base.Model:
-  m, s = config.model, config.senses
+  m, s, shared_nodes = config.model, config.senses, tuning.shared_nodes
   is_tree, loss_of = m.loss == 'hierarchical_softmax', None
   if is_tree and len(corpus.counts) < 2:
     raise errors.UserError(
@@ -324,6 +324,9 @@ def _model(
       loss_of = functools.partial(loss_of, **bound.keywords)
   args = spec, corpus, loss_of
   more = {k: m[k] for k in ('temperature', 'operator', 'order')}
+  if tuning.row_threads:
+    threads = tuning.row_threads
+    more['make_kernel'] = functools.partial(updates.edge_softmax, threads)
   return bind('model.name', name, args, more)()
 
 
@@ -530,6 +533,14 @@ def _fetching(
     args = trainable, make_shared, t.staleness, weights
     round_steps = max(1, round(tuning.sync_words / tuning.part_words))
     rows = shared_rows.SharedRows(*args)
+    is_joint = trainable.model.is_mean or trainable.has_dense
+    if config.strategy.pace == 'bsp' and is_joint and round_steps > 1:
+      raise errors.UserError(
+        f'config.strategy.sync_every={config.strategy.sync_every} is more than '
+        f'one step of a worker, {tuning.part_words} examples, and in lockstep '
+        f'config.model.name={config.model.name} is exchanged after every step; '
+        'remove it, or give another --config.strategy.pace'
+      )
     if round_steps > fetching.MOST_STEPS:
       words = fetching.MOST_STEPS * tuning.part_words
       _LOG.warning(f'rounds are cut to {words:,} words')

@@ -286,7 +286,8 @@ _OF_TEXT = (
 
 def _dense_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   """What is wrong between settings of models with dense parameters."""
-  yield from _is_whole(config, 'train models with dense parameters')
+  what = 'train models with dense parameters'
+  yield from _is_whole(config, what, ('partition',))
   if config.optimizer.rows == 'all':
     if config.table.layout == 'row' or config.table.store:
       yield (
@@ -392,11 +393,13 @@ def _unused(
 
 
 def _is_whole(
-  config: ml_collections.ConfigDict, does_what: str
+  config: ml_collections.ConfigDict,
+  does_what: str,
+  names: Collection[str] = ('partition', 'workers'),
 ) -> Iterator[str]:
-  """That sub-models and workers do not do it."""
+  """That strategies, sub-models and workers, do not do it."""
   name = config.strategy.name
-  if name in ('partition', 'workers'):
+  if name in names:
     yield (
       f'config.strategy.name={name} does not {does_what}; choose sync or '
       'replicas'
@@ -619,11 +622,15 @@ def _updates_by_kernel(
   config: ml_collections.ConfigDict, platform: str, mesh: tuple[int, int]
 ) -> bool:
   """Whether `native.updates` has a kernel for the rows of checked settings."""
+  source, optimizer = config.data.source, config.optimizer.name
+  is_full = optimizer in ('adagrad_full', 'adam_full')
   return (
     _has_kernels(config, platform, mesh)
-    and config.data.source in _DENSE
+    and (
+      (source in _DENSE and is_full)
+      or (source == 'edges' and (is_full or optimizer == 'adagrad'))
+    )
     and config.table.dtype == 'float32'
-    and config.optimizer.name in ('adagrad_full', 'adam_full')
     and config.optimizer.rows == 'looked_up'
   )
 
@@ -735,13 +742,16 @@ def resolve(
     'steps_per_loop': 1 if on_cpu else 16,
     'fused': fused,
     'threads': threads if fused else 1,
-    'row_threads': has_row_kernel * min(cores, MAX_THREADS),
+    'row_threads': has_row_kernel * (1 if is_one else min(cores, MAX_THREADS)),
     'row_copies': may_fuse and t.fused and platform == 'tpu',
     'sync_words': sync_words,
     'rest_words': rest_words,
     'sync_lookups': 8.0 if is_pair else 2 / num_replicas,
     'memory_lookups': 200.0 if is_pair else 100 / num_replicas,
   } | fixed
+  if is_dense and is_workers:
+    # Each is one of those whose mean a step learns from.
+    chosen['memory_lookups'] *= t.batch_words
   if is_workers and is_lockstep and chosen['parts'] != s.num_workers:
     raise errors.UserError(
       f'the text was cut for {chosen["parts"]} workers in lockstep; resume '

@@ -76,6 +76,9 @@ def one_line(error: BaseException, max_chars: int = 300) -> str:
 def exit_code(command: Callable[..., int | None], *args: Any) -> int:
   """Runs a command; returns its exit code, 2 for what a user can mend."""
   _open_streams()
+  is_main = threading.current_thread() is threading.main_thread()
+  if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
   warnings.showwarning = _show_warning
   filter_dropped(_interrupts_again)
   logging.raiseExceptions = False  # a closed terminal ends no run

@@ -11,8 +11,9 @@ reach, and --coordinator=HOST:PORT --num_processes=N --process_id=I, or with
 
 Exit codes: 0 done; 2 unusable input, explained in one line; 75 stopped by
 SIGTERM, SIGHUP or Ctrl-C after saving, or because another process of the job is
-gone (start again to resume); 130 by a second Ctrl-C, without saving; anything
-else is a bug.
+gone (start again to resume); 130 by a second Ctrl-C, without saving; 141 if
+whatever reads the output has closed it; 143 or 129 by SIGTERM or SIGHUP in the
+first second, before jaxemb listens; anything else is a bug.
 
 Settings and their defaults, given as --config.SETTING=VALUE:
 """
@@ -28,9 +29,10 @@ import pathlib
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -51,7 +53,8 @@ _BOOLS = {'true': True, '1': True, 'yes': True,
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
   atexit.register(gc.freeze)  # or Python searches all of JAX for garbage, .5 s
-  code = errors.exit_code(_run, sys.argv[1:] if argv is None else argv)
+  with _stopping_early():
+    code = errors.exit_code(_run, sys.argv[1:] if argv is None else argv)
   if code == errors.LostError.exit_code:
     # Repeated while Python ends, signals would end it with another code.
     atexit.register(_ignore_signals)
@@ -61,6 +64,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     if distributed.num_processes() > 1:
       distributed.leave(code)  # others may wait for this one, and it for them
   return code
+
+
+@contextlib.contextmanager
+def _stopping_early() -> Iterator[None]:
+  """Has signals that come while there is nothing to save end with 75 as well.
+
+  `train.run` has others handlers while it runs.
+  """
+
+  def stop(*unused: Any) -> NoReturn:
+    os.write(2, b'jaxemb: stopped before training; nothing to save\n')
+    os._exit(errors.LostError.exit_code)
+
+  is_main = threading.current_thread() is threading.main_thread()
+  names = ('SIGTERM', 'SIGHUP') if is_main else ()
+  numbers = [getattr(signal, x) for x in names if hasattr(signal, x)]
+  numbers = [x for x in numbers if signal.getsignal(x) is signal.SIG_DFL]
+  for number in numbers:
+    signal.signal(number, stop)
+  try:
+    yield
+  finally:
+    for number in numbers:
+      signal.signal(number, signal.SIG_DFL)
 
 
 def _ignore_signals() -> None:

@@ -45,6 +45,15 @@ _CYCLES = {
 }  # fmt: skip
 
 
+# Of a GPU, assumed: the least that a kernel takes, one after another in a graph
+# of them; until the host knows whether a loop goes on (jax issue 2491).
+_LAUNCH_SECS, _WAIT_SECS = 2e-6, 8e-6
+
+
+# Modules that compile for GPUs: of any one of them.
+CUDA_COMPILERS = 'jax_plugins.xla_cuda13', 'jax_plugins.xla_cuda12'
+
+
 class Chip(NamedTuple):
   """What makers say of a device: of a chip, or a half where JAX has two."""
 
@@ -57,14 +66,17 @@ class Chip(NamedTuple):
   name: str = ''  # of a GPU
   cores: int = 0
   l2_bytes: int = 0
+  # Of a core's own memory, what a compiler fills with the rows of a step; some
+  # leave them in that of the chip, as is read in their programs.
+  core_bytes: int = 0
 
 
 _FLAT = '1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16'
 _CUBES = '1x1x1 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4'
 
 
-def _tpu(*numbers: float, shapes: str) -> Chip:
-  return Chip(*numbers, tuple(shapes.split()))
+def _tpu(*numbers: float, shapes: str, core_bytes: int = 0) -> Chip:
+  return Chip(*numbers, tuple(shapes.split()), core_bytes=core_bytes)
 
 
 def _gpu(gigabytes, memory_gbps, name, kind):
@@ -77,10 +89,10 @@ def _gpu(gigabytes, memory_gbps, name, kind):
 CHIPS = {
   'v2': _tpu(8.6, 350, 23, 31, 0.7, shapes='1x1 2x2 4x4'),
   'v3': _tpu(17.2, 450, 61, 41, 0.94, shapes='1x1 2x2 4x4'),
-  'v4': _tpu(17.2, 614, 137, 50, 1.05, shapes=_CUBES),
-  'v5e': _tpu(17.2, 819, 197, 50, 1.5, shapes=_FLAT),
+  'v4': _tpu(17.2, 614, 137, 50, 1.05, shapes=_CUBES, core_bytes=1 << 27),
+  'v5e': _tpu(17.2, 819, 197, 50, 1.5, shapes=_FLAT, core_bytes=1 << 27),
   'v5p': _tpu(102.0, 2765, 459, 100, 1.75, shapes=_CUBES),
-  'v6e': _tpu(34.4, 1640, 918, 100, 1.75, shapes=_FLAT),
+  'v6e': _tpu(34.4, 1640, 918, 100, 1.75, shapes=_FLAT, core_bytes=1 << 27),
   'tpu7x': _tpu(103.0, 3690, 1153, 100, 2.2, shapes=_CUBES),
   'h100': _gpu(85.0, 3350, 'NVIDIA H100 80GB HBM3', 'h100'),
   'h200': _gpu(151.0, 4800, 'NVIDIA H200 141GB HBM3e', 'h200'),
@@ -133,11 +145,9 @@ def topology(name: str) -> Topology:
   is_tpu = kind != 'cuda'
   if not is_tpu:
     kind, _, num = shape.rpartition('x')
-  modules = ['libtpu'] if is_tpu else [
-    'jax_plugins.xla_cuda13', 'jax_plugins.xla_cuda12'
-  ]  # fmt: skip
+  modules = ('libtpu',) if is_tpu else CUDA_COMPILERS
   extra = 'tpu' if is_tpu else 'cuda'
-  if not any(map(_has, modules)):
+  if not any(map(has, modules)):
     raise errors.UserError(
       f'{name} needs the compiler of the extra {extra}: pip install '
       f"'jaxemb[{extra}]'"
@@ -175,7 +185,8 @@ def topology(name: str) -> Topology:
   return Topology(name, kind, devices)
 
 
-def _has(module: str) -> bool:
+def has(module: str) -> bool:
+  """Whether a module is installed."""
   try:
     return importlib.util.find_spec(module) is not None
   except ModuleNotFoundError:
@@ -183,7 +194,7 @@ def _has(module: str) -> bool:
 
 
 class _silent:
-  """Keeps libtpu's own lines, on what it does not run on, off stderr."""
+  """Keeps compilers' own lines, on what they do not run on, off stderr."""
 
   def __enter__(self):
     sys.stderr.flush()
@@ -277,10 +288,16 @@ def make(
   from jaxemb.text import loader
 
   is_text = config.data.source == 'text'
-  if config.table.store or config.strategy.name == 'workers':
+  if config.strategy.name == 'workers':
     raise errors.UserError(
-      'tables in a store are not planned: the devices hold what '
-      'config.table.device_bytes says'
+      'workers are not planned: they are processes, whose rows are in a store; '
+      'plan all rows on the devices with --config.strategy.name=sync'
+    )
+  if config.table.store or config.table.device_bytes:
+    raise errors.UserError(
+      'tables in a store are not planned: devices hold what '
+      'config.table.device_bytes says, and what moves depends on the data; '
+      'without it and config.table.store all rows on the devices are planned'
     )
   if num_words and not is_text:
     raise errors.UserError(
@@ -334,10 +351,17 @@ def trace(job: Job) -> Any:
     return strategy.step.trace(*args)
 
 
-def compiled(job: Job, traced: Any) -> Any:
-  """What the devices' compiler makes of it."""
-  with _on(job):
-    return traced.lower().compile()
+def compiled(job: Job, traced: Any, folder: str = '') -> Any:
+  """What the devices' compiler makes of it.
+
+  For GPUs it warns that it cannot measure there, and what it dumps is in
+  `folder`.
+  """
+  if not folder:
+    with _on(job):
+      return traced.lower().compile()
+  with _on(job), _silent():
+    return traced.lower().compile({'xla_dump_to': folder})
 
 
 def _on(job: Job) -> Any:
@@ -354,10 +378,11 @@ class Held(NamedTuple):
   tables: int
   slots: int
   others: int  # of the state, the batch, and the model
+  rows: int  # of a step, with their gradients and what is exchanged
 
   @property
   def total(self) -> int:
-    """What a dispatch is given."""
+    """What a dispatch takes."""
     return sum(self)
 
 
@@ -374,7 +399,8 @@ def held(job: Job) -> Held:
   vectors = size([x.vectors for x in tables])
   rest = size([x.slots for x in tables])
   whole = size((state, job.batch, job.constants))
-  return Held(vectors, rest, whole - vectors - rest)
+  in_step = max(0, _step_bytes(job) - job.topology.chip.core_bytes)
+  return Held(vectors, rest, whole - vectors - rest, in_step)
 
 
 def _num_bytes(x: Any, is_tpu: bool) -> int:
@@ -423,26 +449,56 @@ class Rows(NamedTuple):
   num_bytes: float  # that move between memory and core
 
 
-def rows(job: Job) -> Rows:
-  """The row traffic of a step: read once, and distinct ones changed."""
+def _step_bytes(job: Job) -> int:
+  """Of the float32 rows of a step on a device, and their gradients.
+
+  In the row layout there are also those that are sent, and received.
+  """
+  total, num_devices = 0.0, job.mesh.shape['table']
+  for name, table in job.trainer.trainable.tables.items():
+    each = table.spec.lookups_per_center
+    if each is None:
+      continue
+    lookups = float(each.sum()) * _centers(job)
+    sent = min(getattr(table, 'capacity', 0), lookups) * num_devices
+    columns = _columns(job, _leaves(job.state.tables[name].vectors)[0])
+    total += 2 * 4 * columns * (lookups + sent)
+  return int(total)
+
+
+def _leaves(tree: Any) -> list[Any]:
   import jax
 
-  total = np.zeros(3)
-  centers = job.centers / job.mesh.size
+  return jax.tree.leaves(tree)
+
+
+def _columns(job: Job, x: Any) -> int:
+  """Of an array of rows on a device, with a TPU's padding."""
   lanes = 1 if job.topology.chip.name else build.LANES
-  if job.config.table.layout == 'column':  # all of a row take the same
-    centers *= job.mesh.shape['table']
+  return -(-x.sharding.shard_shape(x.shape)[-1] // lanes) * lanes
+
+
+def _centers(job: Job) -> float:
+  """Of a step on each device; all that share a row's columns take the same."""
+  centers = job.centers / job.mesh.size
+  is_shared = job.config.table.layout == 'column'
+  return centers * (job.mesh.shape['table'] if is_shared else 1)
+
+
+def rows(job: Job) -> Rows:
+  """The row traffic of a step: read once, and distinct ones changed."""
+  total, centers = np.zeros(3), _centers(job)
   for name, table in job.trainer.trainable.tables.items():
     each, state = table.spec.lookups_per_center, job.state.tables[name]
     if each is None:
       continue
     lookups = float(each.sum()) * centers
     distinct = float(-np.expm1(-each * centers).sum())
-    ndim = jax.tree.leaves(state.vectors)[0].ndim
+    ndim = _leaves(state.vectors)[0].ndim
     widths = [
       sum(
-        -(-x.shape[-1] // lanes) * lanes * x.dtype.itemsize
-        for x in jax.tree.leaves(part)
+        _columns(job, x) * x.dtype.itemsize
+        for x in _leaves(part)
         if x.ndim == ndim and x.size > x.shape[-1]
       )
       for part in (state.vectors, state.slots)
@@ -508,15 +564,19 @@ def examine(job: Job) -> dict[str, Any]:
   """Compiles, and counts; raises a `UserError` for what has no room."""
   import jax
 
-  from jaxemb.runtime import hlo
+  from jaxemb.runtime import gpu, hlo
   from jaxemb.text import loader
 
   chip, size, moved = job.topology.chip, held(job), rows(job)
   check_fits(job, size.total)
   loop, config = job.trainer.strategy.loop, job.config
-  traced = trace(job)
+  traced, on_gpu, kernels = trace(job), bool(chip.name), None
   try:
-    program = compiled(job, traced)
+    with tempfile.TemporaryDirectory() as folder:
+      program = compiled(job, traced, folder if on_gpu else '')
+      if on_gpu:
+        args = program.as_text(), loop
+        kernels = gpu.read(pathlib.Path(folder), *args)
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):
       raise
@@ -541,6 +601,9 @@ def examine(job: Job) -> dict[str, Any]:
   }
   if chip.ghz:
     secs['core'] = core_cycles(text, loop) / (chip.ghz * 1e9)
+  if kernels:
+    each = _LAUNCH_SECS, _WAIT_SECS, chip.memory_gbps * 1e9
+    secs['kernels'] = kernels.secs(*each)
   devices = job.mesh.size
   temp = memory.temp_size_in_bytes
   # What is changed in place is an argument and not a result as well.
@@ -563,6 +626,7 @@ def examine(job: Job) -> dict[str, Any]:
       'tables_bytes': size.tables,
       'slots_bytes': size.slots,
       'others_bytes': size.others,
+      'rows_bytes': size.rows,
       'planned_bytes': size.total,
       'arguments_bytes': arguments,
       'scratch_bytes': temp,
@@ -571,6 +635,13 @@ def examine(job: Job) -> dict[str, Any]:
       'device_bytes': chip.gigabytes * 1e9,
     },
     'table_copies_by_loop_depth': copies(job, text),
+    'kernels': kernels
+    and {
+      'per_step': kernels.per_step,
+      'bytes_per_step': kernels.bytes_per_step,
+      'waits_per_step': kernels.waits_per_step,
+      'atomics': kernels.atomics,
+    },
     'collectives': sent,
     'sent_bytes_per_word': devices * sent_bytes['total'] / step_words,
     'rows_per_step': moved._asdict(),
@@ -578,6 +649,7 @@ def examine(job: Job) -> dict[str, Any]:
     'step_words': step_words,
     'kept_fraction': kept,
     'secs_per_step': secs,
+    'link_share': secs['links'] / max(secs.values()),
     'words_per_sec': {k: step_words / x for k, x in secs.items() if x},
     'assumptions': list(_assumptions(job)),
   }
@@ -637,6 +709,13 @@ def _assumptions(job: Job) -> Iterator[str]:
       'float32 products of rows are of bfloat16 factors with float32 sums '
       "(XLA's default there); sums over equal ids are exact"
     )
+  if chip.name:
+    yield (
+      f'kernels: one after another, each {_LAUNCH_SECS * 1e6:.0f} us or the '
+      'time of what it reads and writes, as if no cache held any of it; '
+      f'{_WAIT_SECS * 1e6:.0f} us for each wait; sorts by kernels of XLA, '
+      'where a device has faster ones'
+    )
   if len(job.topology.devices) > job.mesh.size:
     yield (
       f'warning: {len(job.topology.devices) - job.mesh.size} devices are idle; '
@@ -651,12 +730,12 @@ def describe(plan: Mapping[str, Any]) -> Iterator[str]:
     plan['collectives'],
     plan['rows_per_step'],
   )
-  mesh = plan['mesh']
+  mesh, unit = plan['mesh'], plan['unit']
   yield (
     f'{plan["topology"]}: {plan["devices"]} device(s), mesh {mesh["data"]} x '
     f'{mesh["table"]} (data x table), {plan["layout"]} layout, '
     f'{plan["strategy"]}; {plan["vocab"]:,} x {plan["dim"]} {plan["dtype"]}, '
-    f'{plan["optimizer"]}, steps of {plan["batch_words"]:,} {plan["unit"]}'
+    f'{plan["optimizer"]}, steps of {plan["batch_words"]:,} {unit}'
   )
   shown = 'tables', 'slots', 'others', 'scratch', 'program', 'peak'
   parts = ', '.join(f'{x} {memory[f"{x}_bytes"] / 1e6:,.1f}' for x in shown)
@@ -665,6 +744,13 @@ def describe(plan: Mapping[str, Any]) -> Iterator[str]:
   found = plan['table_copies_by_loop_depth'].items()
   places = ', '.join(f'{x} in {depth} loops' for depth, x in found)
   yield f'copies of whole tables: {places or "none"}'
+  if kernels := plan['kernels']:
+    found = ', '.join(kernels['atomics']) or 'none'
+    yield (
+      f'kernels of a device in a step: {kernels["per_step"]:,.0f}, which read '
+      f'and write {kernels["bytes_per_step"] / 1e6:,.1f} MB; waits for the '
+      f'host: {kernels["waits_per_step"]:.2f}; atomic operations: {found}'
+    )
   step = sent['bytes_per_step_per_device']
   kinds = [
     f'{k} {sent[k]} ({step[k]:,.0f} bytes a step)' for k in step
@@ -673,7 +759,8 @@ def describe(plan: Mapping[str, Any]) -> Iterator[str]:
   yield f'collectives of a device: {", ".join(kinds) or "none"}'
   yield (
     f'sent: {step["total"]:,.0f} bytes a step by each device, '
-    f'{plan["sent_bytes_per_word"]:,.1f} a word by all'
+    f'{plan["sent_bytes_per_word"]:,.1f} for each of the {unit} by all; '
+    f'{plan["link_share"]:.0%} of the time of a link'
   )
   yield (
     f'rows of a device in a step: {moved["lookups"]:,.0f} looked up, '
@@ -682,9 +769,9 @@ def describe(plan: Mapping[str, Any]) -> Iterator[str]:
   )
   rates = plan['words_per_sec']
   limits = ', '.join(f'{k} {x / 1e6:,.1f}' for k, x in rates.items())
-  yield f'million words/s that each allows, all devices: {limits}'
+  yield f'million {unit}/s that each allows, all devices: {limits}'
   least = min(rates, key=rates.get)
-  yield f'at most {rates[least] / 1e6:,.1f} M words/s, by {least}'
+  yield f'at most {rates[least] / 1e6:,.1f} M {unit}/s, by {least}'
   yield from (f'assumed: {x}' for x in plan['assumptions'])
 
 

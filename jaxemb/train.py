@@ -190,7 +190,8 @@ def _run(
   if is_partition:
     return 0 if runner.run(workdir, parts, session) else STOPPED
   if is_workers:
-    args = workdir, parts, session, cluster, text_cache
+    own = _own_results(parts)
+    args = workdir, parts, session, cluster, text_cache, own
     return 0 if workers_runner.run(*args) else STOPPED
   return 0 if _train(workdir, parts, session) else STOPPED
 

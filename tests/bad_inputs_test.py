@@ -1,13 +1,15 @@
 """Every case of experiments/bad_inputs.py has its line; some of chaos.py."""
 
+import json
+import os
 import pathlib
+import subprocess
 import sys
 
 import pytest
 
-from tests import compiling
-
-sys.path.append(str(pathlib.Path(__file__).parents[1] / 'experiments'))
+_ROOT = pathlib.Path(__file__).parents[1]
+sys.path.append(str(_ROOT / 'experiments'))
 import bad_inputs  # noqa: E402
 import chaos  # noqa: E402
 
@@ -52,29 +54,36 @@ def test_the_tester_notices():
     assert bad_inputs.problem(case, code, said)
 
 
-@pytest.fixture(scope='module')
-def alone(tmp_path_factory):
-  """A folder with a run that nothing happened to."""
-  folder = tmp_path_factory.mktemp('chaos') / 'alone'
-  chaos.write_text(folder.parent / 'text.txt')
-  code, said = chaos.here(folder)
-  assert code == 0, said
-  return folder
+def _chaos(tmp_path, *flags):
+  """The table that chaos.py makes: it forks, and this process has threads."""
+  output = tmp_path / 'found.json'
+  done = subprocess.run(
+    [sys.executable, chaos.__file__, f'--output={output}', *flags],
+    env=os.environ | {'PYTHONPATH': str(_ROOT)},
+    capture_output=True,
+    text=True,
+    timeout=900,
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads(output.read_text())
+  assert not found['lost']
+  return found['results']
 
 
-def test_damage_is_noticed_or_harmless(alone):
-  whole = chaos.vectors(alone)
-  found = [*chaos.damages(alone, whole, alone.parent, 0, every=9)]
-  assert {x.kind for x in found} == {'run', 'cache'}
-  outcomes = {x.outcome for x in found}
-  assert 'same' in outcomes and outcomes <= {'same', 'noticed'}, found
+def test_damage_and_a_kill_are_noticed_or_harmless(tmp_path):
+  none = '--moves=0', '--limits=1', '--counts=0'
+  found = _chaos(tmp_path, '--only=kernel', '--kills=1', '--every=9', *none)
+  assert found.keys() == {'kill', 'limit', 'links', 'run', 'cache'}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('numbers', [(9,), (15, 15)])
-def test_a_killed_run_ends_with_the_same_vectors(alone, numbers, monkeypatch):
-  for name, value in compiling.environment().items():
-    monkeypatch.setenv(name, value)
-  folder = alone.parent / f'killed{len(numbers)}'
-  args = folder, chaos.vectors(alone), 'saved', numbers, 0.05
-  assert chaos.kill(*args) == 'same'
+def test_nothing_is_lost_or_read_twice_over_changes_of_topology(tmp_path):
+  none = '--kills=0', '--moves=0', '--limits=0', '--every=0'
+  assert _chaos(tmp_path, '--only=edges', *none) == {'count': {'same': 1}}
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_elsewhere_with_the_same_vectors(tmp_path):
+  none = '--kills=0', '--limits=0', '--every=0', '--counts=0'
+  found = _chaos(tmp_path, '--only=row', '--moves=1', *none)
+  assert found == {'moved': {'same': 1}}

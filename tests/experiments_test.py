@@ -230,6 +230,26 @@ def test_device_hour(run, tmp_path):
   assert list((tmp_path / 'trace').rglob('*.xplane.pb'))
 
 
+def test_what_fails_on_a_device_ends_nothing_else(run, monkeypatch, tmp_path):
+  import device_hour
+
+  def fail(*args):
+    raise FloatingPointError('training\ndiverged')
+
+  # A file, where there is to be a folder.
+  (tmp_path / 'trace').touch()
+  monkeypatch.setattr(device_hour, 'agreement', fail)
+  chips = iter([fail, lambda device: None, lambda device: None])
+  monkeypatch.setattr(device_hour, '_chip', lambda x: next(chips)(x))
+  found, shown = run('device_hour', '--quick', f'--trace={tmp_path / "trace"}')
+  line = 'FloatingPointError: training diverged'
+  assert found['agreement'] == {'obstacle': line}
+  assert f'not measured: {line}' in shown
+  assert found['rates'][0]['obstacle'] == line
+  assert found['rates'][1]['words_per_sec'] > 0
+  assert found['trace']['obstacle']
+
+
 def test_table_memory():
   import table_memory
 

@@ -109,9 +109,15 @@ def test_the_package_stays_within_its_budget():
   # graphs: their files, walks, and what vectors tell of nodes and edges; 560
   # checksums of what is encoded, encodings, causes told apart, memory of steps,
   # streams and limits; 1,450 GraphSAGE: sampled neighbors, layers, what becomes
-  # of a run; 800 models of edges; 10 rows that are rounded in few programs.
+  # of a run; 800 models of edges; 95 lookups grouped once for several tables;
+  # 275 kernels of GPUs and rows of steps, counted in plans; 90 logs that are no
+  # logs, signals that come before training, words without spaces; 450 dense
+  # parameters of workers; 300 splits and columns of files of nodes, OGB that is
+  # downloaded, slots of a cache that are ranked ahead; 250 kernels for the
+  # softmax of edges and Adagrad by rows; 10 rows that are rounded in few
+  # programs.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 35_360
+  assert lines <= 36_910
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

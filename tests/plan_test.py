@@ -10,12 +10,16 @@ import sys
 
 import pytest
 
-from jaxemb import errors, plan
+from jaxemb import errors, main, plan
 from jaxemb.runtime import hlo
 
 needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None,
   reason='needs the extra tpu: pip install jaxemb[tpu]',
+)
+needs_cuda = pytest.mark.skipif(
+  not any(map(plan.has, plan.CUDA_COMPILERS)),
+  reason='needs the extra cuda: pip install jaxemb[cuda]',
 )
 # Topology, dim and words, settings of a plan.
 SYNC = '--config.strategy.name=sync'
@@ -57,6 +61,114 @@ def test_programs_for_tpus_copy_no_table(topology, dim, vocab, flags, tmp_path):
   if ROW in flags:
     assert found['collectives']['all-to-all']
     assert found['sent_bytes_per_word'] > 100
+    assert 0 < found['link_share'] < 0.5
+
+
+GPU_CASES = [
+  ('cuda:h100x1', 100, 1e6, [SYNC]),
+  ('cuda:h200x1', 128, 1e5, [SYNC, '--config.optimizer.name=adagrad']),
+  ('cuda:h100x1', 300, 1e6, [SYNC, '--config.table.dtype=bfloat16']),
+  ('cuda:h100x1', 128, 1e6, [SYNC, '--config.table.dtype=int8']),
+  ('cuda:h200x8', 128, 1e6, [SYNC, ROW]),
+  ('cuda:h200x8', 128, 1e6, [SYNC, '--config.table.layout=column']),
+  ('cuda:h200x8', 128, 1e6, ['--config.strategy.name=partition']),
+]
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+  ('topology', 'dim', 'vocab', 'flags'),
+  [
+    GPU_CASES[0],
+    *(pytest.param(*x, marks=pytest.mark.slow) for x in GPU_CASES[1:]),
+  ],
+)
+def test_programs_for_gpus_copy_no_table_and_add_in_order(
+  topology, dim, vocab, flags, tmp_path
+):
+  found, shown = _plan(tmp_path / 'plan.json', topology, dim, vocab, flags)
+  assert found['table_copies_by_loop_depth'] == {}
+  kernels = found['kernels']
+  assert kernels['atomics'] == {} and 'atomic operations: none' in shown
+  # Rows that do not fit the first exchange are exchanged in a loop.
+  assert kernels['waits_per_step'] == 1 / 16 + (8 if ROW in flags else 0)
+  assert 20 < kernels['per_step'] < (200 if ROW in flags else 90)
+  memory = found['memory']
+  planned, peak = memory['planned_bytes'], memory['peak_bytes']
+  assert planned == pytest.approx(peak, rel=0.05) or peak - planned < 80e6
+
+
+_SENT = """
+import sys
+from jaxemb import main, plan
+from jaxemb.runtime import hlo
+from tests import sending
+topology, layout, dim, *settings = sys.argv[1:]
+settings = [f'--config.{x}' for x in settings]
+settings += ['--config.strategy.name=sync', f'--config.table.layout={layout}']
+config, *_ = main.parse([f'--config.model.dim={dim}', *settings])
+job = plan.make(plan.topology(topology), config, 200_000)
+text = plan.compiled(job, plan.trace(job)).as_text()
+found = hlo.traffic(text, job.trainer.strategy.loop)
+mesh = job.mesh.shape['data'], job.mesh.shape['table']
+args = job.trainer, layout, mesh, job.centers
+formula = sending.bytes_per_step(*args)
+print(found['bytes_per_step_per_device']['total'] / formula)
+"""
+
+
+@pytest.mark.parametrize(
+  'case',
+  [
+    pytest.param(['v5e:2x4', 'row', '128'], marks=needs_libtpu),
+    pytest.param(
+      ['v5e:2x4', 'row', '128', 'mesh.data=2', 'mesh.table=4'],
+      marks=[needs_libtpu, pytest.mark.slow],
+    ),
+    pytest.param(
+      ['v5e:2x2', 'column', '512'], marks=[needs_libtpu, pytest.mark.slow]
+    ),
+    pytest.param(
+      ['v6e:2x2', 'replicated', '128', 'mesh.data=4'],
+      marks=[needs_libtpu, pytest.mark.slow],
+    ),
+    pytest.param(
+      ['cuda:h100x8', 'row', '128'], marks=[needs_cuda, pytest.mark.slow]
+    ),
+  ],
+)
+def test_compiled_programs_send_what_the_formula_says(case):
+  command = [sys.executable, '-c', _SENT, *case]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr[-2000:]
+  assert float(done.stdout) == pytest.approx(1, abs=0.01)
+
+
+_ADD = """
+import pathlib, sys, tempfile
+import jax, numpy as np
+from jaxemb import plan
+from jaxemb.runtime import gpu
+device = plan.topology('cuda:h100x1').devices[:1]
+mesh = jax.sharding.Mesh(np.array(device), 'x')
+here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+def shape(*sizes, dtype='float32'):
+  return jax.ShapeDtypeStruct(sizes, dtype, sharding=here)
+args = shape(9000, 128), shape(300, dtype='int32'), shape(300, 128)
+for unique in False, True:
+  add = jax.jit(lambda x, i, y: x.at[i].add(y, unique_indices=unique))
+  with tempfile.TemporaryDirectory() as folder:
+    add.lower(*args).compile({'xla_dump_to': folder})
+    found = gpu.atomics(pathlib.Path(folder))
+  assert bool(found) != unique, found
+"""
+
+
+@needs_cuda
+def test_atomic_operations_of_a_gpu_are_seen():
+  command = [sys.executable, '-c', _ADD]
+  done = subprocess.run(command, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr[-2000:]
 
 
 _COMPILE = """
@@ -144,7 +256,7 @@ def test_a_topology_that_does_not_exist(name):
   ('name', 'extra'), [('v5e:2x4', 'tpu'), ('cuda:h200x8', 'cuda')]
 )
 def test_a_compiler_that_is_missing(monkeypatch, name, extra):
-  monkeypatch.setattr(plan, '_has', lambda module: False)
+  monkeypatch.setattr(plan, 'has', lambda module: False)
   with pytest.raises(errors.UserError, match=f'pip install .jaxemb.{extra}'):
     plan.topology(name)
 
@@ -152,6 +264,23 @@ def test_a_compiler_that_is_missing(monkeypatch, name, extra):
 def test_a_number_of_words_that_is_none(capsys):
   assert plan.main(['--topology=v5e:1x1', '--vocab=many']) == 2
   assert 'such as 1e6' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ('setting', 'message'),
+  [
+    ('table.store=memory', 'without it and config.table.store all rows'),
+    ('table.device_bytes=1MB', 'config.table.device_bytes says'),
+    ('strategy.name=workers', '--config.strategy.name=sync'),
+    ('data.source=graph', '--vocab is of words'),
+  ],
+)
+def test_what_is_not_planned_is_told(setting, message):
+  where = plan.Topology('v5e:1x1', 'v5e', ())
+  config, *_ = main.parse([f'--config.{setting}'])
+  with pytest.raises(errors.UserError, match=message) as error:
+    plan.make(where, config, 1000)
+  assert '\n' not in str(error.value)
 
 
 @needs_libtpu

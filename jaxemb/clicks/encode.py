@@ -32,7 +32,7 @@ import numba
 import numpy as np
 
 from jaxemb import errors
-from jaxemb.clicks import formats, keys
+from jaxemb.clicks import columns, formats, keys
 from jaxemb.clicks import schema as schema_lib
 from jaxemb.data import base as data_base
 from jaxemb.data import examples
@@ -42,8 +42,6 @@ from jaxemb.text import loader, sources
 
 _FORMAT = 3  # of what is cached
 _ROWS = 1 << 16  # that a thread holds at once
-_TRUE = '1', '+1', '1.0', 'true', 'True', 'yes'
-_FALSE = '0', '0.0', 'false', 'False', 'no', '-1', '-1.0'
 SPLITS = 'train', 'valid', 'test'
 
 Progress = Callable[[str, int, int], None]
@@ -79,7 +77,7 @@ class Encoder:
     Raises a `UserError` for a column that is missing, or a wrong label.
     """
     table = formats.Table.of(table)
-    raw = _columns(table, self.schema, self.settings, has_labels)
+    raw = columns.read(table, self.schema, self.settings, has_labels)
     ids = np.full((table.num_rows, self.fields.num_columns), examples.PADDING)
     unknown = {}
     for field, known, (found, places) in zip(
@@ -141,227 +139,6 @@ class Encoded(NamedTuple):
   counts: np.ndarray  # [vocab] int64, of the training rows
   folder: pathlib.Path  # with keys.arrow: a name for each id
   manifest: dict[str, Any]
-
-
-class _Raw(NamedTuple):
-  """Columns of a table as arrays."""
-
-  # Of each field, [n] uint64 of values, and where they go: None, or for lists
-  # (rows [n], columns [n]).
-  hashes: list[tuple[np.ndarray, Any]]
-  texts: list[keys.Text]  # of each field
-  numbers: np.ndarray  # [n, numbers] float32, NaN = missing
-  labels: np.ndarray  # [n] uint8
-  num_cut: int  # values of lists that are left out
-
-
-def _columns(table, schema, settings, has_labels) -> _Raw:
-  num_rows, columns = table.num_rows, table.columns
-  for name in schema.columns[not has_labels :]:
-    if name not in columns:
-      what = ', the label,' if name == schema.label else ''
-      raise errors.UserError(
-        f'the column {name}{what} is missing; there are '
-        f'{", ".join(list(columns)[:30])}'
-      )
-  labels = np.zeros(num_rows, np.uint8)
-  if has_labels:
-    labels = _labels(columns[schema.label], schema.label, settings['positive'])
-  numbers = np.empty((num_rows, len(schema.numbers)), np.float32)
-  texts, num_cut = [], 0
-  for i, name in enumerate(schema.numbers):
-    column = _floats(columns[name], name)
-    if settings['numbers'] == 'buckets':
-      texts.append((keys.Text.of(_buckets(column)), None))
-    else:
-      numbers[:, i] = column
-  for name in schema.categories:
-    texts.append((_text(columns[name]), None))
-  for name in schema.lists:
-    found, places, cut = _lists(columns[name], settings)
-    texts.append((found, places))
-    num_cut += cut
-  # Hashing frees Python for other threads.
-  hashes = [(x.hashes(), places) for x, places in texts]
-  if settings['numbers'] == 'buckets':
-    numbers = numbers[:, :0]
-  return _Raw(hashes, [x for x, _ in texts], numbers, labels, num_cut)
-
-
-def _whole(column):
-  """One array of a column in pieces."""
-  import pyarrow as pa
-
-  is_cut = isinstance(column, pa.ChunkedArray)
-  return column.combine_chunks() if is_cut else column
-
-
-def _text(column) -> keys.Text:
-  """Strings, '' where there is nothing."""
-  import pyarrow as pa
-  import pyarrow.compute as pc
-
-  if isinstance(column, keys.Text):
-    return column
-  column = _whole(column)
-  if pa.types.is_dictionary(column.type):
-    column = column.dictionary_decode()
-  if not (
-    pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-  ):
-    if pa.types.is_floating(column.type):
-      # 3.0 is 3, as where no value is missing.
-      whole = pc.all(pc.equal(pc.floor(column), column)).as_py()
-      column = column.cast(pa.int64()) if whole else column
-    column = column.cast(pa.large_string())
-  if column.null_count:
-    column = pc.fill_null(column, '')
-  return keys.Text.of(column)
-
-
-def _floats(column, name):
-  """[n] float64, NaN where there is nothing."""
-  import pyarrow as pa
-  import pyarrow.compute as pc
-
-  is_text = isinstance(column, keys.Text)
-  if not is_text:
-    column = _whole(column)
-    if pa.types.is_dictionary(column.type):
-      column = column.dictionary_decode()
-    kind = column.type
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-  try:
-    if is_text:
-      text = _text(column)
-      found = np.empty(len(text.starts))
-      hard = np.empty(len(found), np.int64)
-      hard = hard[: _read_numbers(*text, found, hard)]
-      if not len(hard):
-        return found
-      strings = pc.utf8_trim_whitespace(text.strings(hard))
-      is_none = pc.is_in(
-        pc.utf8_lower(strings), pa.array(schema_lib.MISSING, strings.type)
-      )
-      strings = pc.if_else(is_none, None, strings)
-      rest = pc.cast(strings, pa.float64())
-      found[hard] = rest.to_numpy(zero_copy_only=False)
-    else:
-      found = pc.cast(column, pa.float64())
-      found = np.array(found.to_numpy(zero_copy_only=False), np.float64)
-  except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-    raise errors.UserError(
-      f'column {name} has something else than numbers: '
-      f'{errors.one_line(error)}; name it in --config.data.categorical'
-    ) from error
-  found[~np.isfinite(found)] = np.nan
-  return found
-
-
-_TENS = 10.0 ** np.arange(20)
-
-
-@numba.njit(nogil=True, cache=True)
-def _read_numbers(data, starts, stops, out, hard):
-  """Reads numbers as they are usually written; lists others, which it counts.
-
-  Exact: digits and power of ten are below 2^53.
-  """
-  num_hard = 0
-  for row in range(len(out)):
-    i, stop = starts[row], stops[row]
-    if i == stop:
-      out[row] = np.nan
-      continue
-    is_negative = data[i] == 45
-    i += is_negative
-    whole = digits = behind = 0
-    has_point = False
-    while i < stop and digits <= 15:
-      c = np.int64(data[i])
-      if 48 <= c < 58:
-        whole = 10 * whole + (c - 48)
-        digits += 1
-        behind += has_point
-      elif c == 46 and not has_point:
-        has_point = True
-      else:
-        break
-      i += 1
-    if i < stop or digits == 0 or digits > 15:
-      hard[num_hard] = row
-      num_hard += 1
-      continue
-    number = whole / _TENS[behind]
-    out[row] = -number if is_negative else number
-  return num_hard
-
-
-def _buckets(numbers):
-  import pyarrow as pa
-
-  logs = np.floor(np.log(np.maximum(numbers, 2)) ** 2)
-  found = np.where(numbers > 2, logs, np.floor(numbers))
-  is_missing = np.isnan(found)
-  integers = pa.array(np.where(is_missing, 0, found).astype(np.int64))
-  names = integers.cast(pa.large_string())
-  if is_missing.any():
-    import pyarrow.compute as pc
-
-    names = pc.if_else(pa.array(is_missing), pa.scalar('', names.type), names)
-  return names
-
-
-def _lists(column, settings):
-  """Values of all rows, their (rows, columns), and how many are cut off."""
-  import pyarrow as pa
-  import pyarrow.compute as pc
-
-  if isinstance(column, keys.Text) or not (
-    pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
-  ):
-    text = _text(column).strings()
-    column = pc.split_pattern(text, settings['separator'])
-  column = _whole(column)
-  lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(
-    zero_copy_only=False
-  )
-  values = _text(column.flatten())
-  rows = np.repeat(np.arange(len(lengths)), lengths)
-  # What is empty is no value.
-  is_kept = values.stops > values.starts
-  number = np.cumsum(is_kept) - is_kept  # of values before
-  before = np.append(number, is_kept.sum())[np.cumsum(lengths) - lengths]
-  columns = number - before[rows]
-  fits = columns < settings['multi_values']
-  num_cut = int(np.sum(is_kept & ~fits))
-  is_kept = is_kept & fits
-  values = keys.Text(values.data, values.starts[is_kept], values.stops[is_kept])
-  return values, (rows[is_kept], columns[is_kept]), num_cut
-
-
-def _labels(column, name, positive):
-  import pyarrow.compute as pc
-
-  text = _text(column)
-  if not positive:  # nearly always one digit
-    first = text.data[np.minimum(text.starts, len(text.data) - 1)]
-    found = first - np.uint8(ord('0'))
-    if ((text.stops - text.starts == 1) & (found <= 1)).all():
-      return found
-  found = pc.dictionary_encode(text.strings())
-  values = found.dictionary.to_pylist()
-  of_value = [1 if x in _TRUE else 0 if x in _FALSE else -1 for x in values]
-  if positive:
-    of_value = [int(x == positive) for x in values]
-  if -1 in of_value:
-    wrong = values[of_value.index(-1)]
-    raise errors.UserError(
-      f'column {name} has the label {wrong!r}, and labels are 0 and 1; name '
-      'the one that counts as 1 by --config.data.positive, or the right '
-      'column by --config.data.label'
-    )
-  return np.array([*of_value, 0], np.uint8)[found.indices.to_numpy()]
 
 
 def _bucket(found, num_ids):
@@ -606,6 +383,11 @@ class _Writer:
           f'{"training" if name == "train" else f"config.data.{name}"}; give '
           'more rows, or another share'
         )
+    if (positive := self.settings['positive']) and not positives['train']:
+      raise errors.UserError(
+        f'no row for training has the label config.data.positive={positive} in '
+        f'column {self.schema.label}; give one that is there'
+      )
     np.save(self.folder / 'counts.npy', counts)
     self._write_names(orders)
     dropped = {
@@ -646,7 +428,7 @@ class _Writer:
     # In threads: what takes most of the time.
     found = reader.tables(
       lambda *x: self.progress(stage, *x),
-      lambda table: _columns(table, self.schema, self.settings, True),
+      lambda table: columns.read(table, self.schema, self.settings, True),
     )
     with (
       futures.ThreadPoolExecutor(text_encode.num_threads()) as pool,
@@ -693,11 +475,11 @@ class _Writer:
     fields, first_id, column = [], 0, 0
     for name, num in zip(self._names(), num_ids, strict=True):
       is_list = name in self.schema.lists
-      columns = self.settings['multi_values'] if is_list else 1
+      width = self.settings['multi_values'] if is_list else 1
       pooling = self.settings['pooling'] if is_list else ''
-      args = first_id, num, column, columns, pooling
+      args = first_id, num, column, width, pooling
       fields.append(examples.IdField(name, *args))
-      first_id, column = first_id + num, column + columns
+      first_id, column = first_id + num, column + width
     is_buckets = self.settings['numbers'] == 'buckets'
     numbers = () if is_buckets else self.schema.numbers
     if first_id >= examples.PADDING:

@@ -5,6 +5,8 @@ libffm, whose lines have as many features as they please, columns of strings,
 lists of them, or numbers.
 """
 
+import codecs
+import contextlib
 import functools
 import glob
 import lzma
@@ -26,6 +28,7 @@ FORMS = 'criteo', 'avazu', 'adult', 'csv', 'tsv', 'parquet', 'libsvm', 'libffm'
 
 _PACKED = '.gz', '.bz2', '.xz', '.zst'
 _BLOCK_BYTES = 1 << 22
+_HEAD_BYTES = 1 << 20
 _SUFFIXES = {
   '.csv': 'csv',
   '.tsv': 'tsv',
@@ -99,7 +102,9 @@ class Reader:
             if num:
               yield found
         self.read_bytes = before + file.stat().st_size
-    except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
+    except (OSError, EOFError, lzma.LZMAError) as error:
+      raise _unreadable(file, error) from error
+    except ValueError as error:
       raise errors.UserError(
         f'cannot read {file} as {self.form}: {errors.one_line(error)}; give '
         f'--config.data.format, one of {", ".join(FORMS)}'
@@ -250,17 +255,43 @@ def _open(file):
 
 
 def first_line(file: pathlib.Path) -> str:
-  """The first line, plain or compressed."""
-  stream, _ = _open(file)
-  with stream:
-    head = bytes(stream.read(1 << 20)).split(b'\n', 1)[0]
-  return head.decode('utf-8-sig', 'replace').strip('\r')
+  """The first line, plain or compressed. Raises a `UserError`."""
+  try:
+    stream, _ = _open(file)
+    with stream:
+      head = bytes(stream.read(_HEAD_BYTES))
+  except (OSError, EOFError, lzma.LZMAError) as error:
+    raise _unreadable(file, error) from error
+  if b'\0' in head:
+    raise errors.UserError(
+      f'{file} is binary; give text, plain or compressed, or a Parquet file '
+      'with the suffix .parquet'
+    )
+  # A letter may be cut at the end.
+  text = codecs.getincrementaldecoder('utf-8-sig')('replace').decode(head)
+  num_bad = text.count('\ufffd')
+  if num_bad > len(text) - len(text.encode('ascii', 'ignore')) - num_bad:
+    encoding = sources.guess_encoding(head)
+    raise errors.UserError(
+      f'{file} is no text in UTF-8; convert it first (iconv -f {encoding} -t '
+      'UTF-8)'
+    )
+  return text.split('\n', 1)[0].strip('\r')
+
+
+def _unreadable(file, error):
+  return errors.UserError(
+    f'cannot read {file}: {errors.one_line(error)}; copy or download it again, '
+    'or rename it if its suffix is not that of what it holds'
+  )
 
 
 def _header(file, line, delimiter):
   import csv
 
-  names = next(csv.reader([line], delimiter=delimiter), [])
+  names = []
+  with contextlib.suppress(csv.Error):  # such as a stray carriage return
+    names = next(csv.reader([line], delimiter=delimiter), [])
   names = [x.strip() for x in names]
   if len(set(names)) < len(names) or not all(names):
     raise errors.UserError(

@@ -192,15 +192,24 @@ class Text(NamedTuple):
     return out
 
   def strings(self, rows: Any = slice(None)) -> Any:
-    """An Arrow array of all, or of some."""
+    """An Arrow array of all, or of some; what is not UTF-8 is replaced."""
     import pyarrow as pa
 
     starts, stops = self.starts[rows], self.stops[rows]
     offsets = np.zeros(len(starts) + 1, np.int64)
     out = np.empty(int(np.sum(stops - starts)), np.uint8)
     _gather(self.data, starts, stops, offsets, out)
-    buffers = map(pa.py_buffer, (offsets, out))
-    return pa.LargeStringArray.from_buffers(len(starts), *buffers)
+    buffers = [*map(pa.py_buffer, (offsets, out))]
+    found = pa.LargeStringArray.from_buffers(len(starts), *buffers)
+    try:
+      found.validate(full=True)
+    except pa.ArrowInvalid:
+      found = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(starts), [None, *buffers]
+      )
+      texts = [x.decode('utf-8', 'replace') for x in found.to_pylist()]
+      found = pa.array(texts, pa.large_string())
+    return found
 
 
 class Keys:

@@ -102,6 +102,11 @@ def make(
       raise errors.UserError(
         f'{settings["path"]} has no column {name}; it has {_some(names)}'
       )
+  for kind, some in given.items():
+    if label in some:
+      raise errors.UserError(
+        f'config.data.{kind} names {label}, which is the label; leave it out'
+      )
   if any(given.values()):
     kinds = [given[k] for k in ('categorical', 'numeric', 'multi')]
     return Schema(label, *kinds), lines

@@ -48,7 +48,10 @@ class Fields(NamedTuple):
 
 
 class Batch(NamedTuple):
-  """Examples of a dispatch; P parts, each with n, a multiple of a step's."""
+  """Examples of a dispatch; P parts, each with n, a multiple of a step's.
+
+  The parts are those that a process reads.
+  """
 
   ids: np.ndarray  # [P, n, columns] int32
   numbers: np.ndarray  # [P, n, numbers] float32
@@ -77,11 +80,11 @@ def items(
   [n, widths[0]], numbers [n, widths[1]] and labels [n] of the examples there.
   """
   num_parts, part_examples = spec.num_parts, spec.part_words
-  step_examples = num_parts * part_examples
+  step_examples, parts = num_parts * part_examples, spec.readers.local_parts
   num_steps = min(most_steps, -(-num // step_examples))
   size, shape = (
     num_steps * step_examples,
-    (num_parts, num_steps * part_examples),
+    (len(parts), num_steps * part_examples),
   )
   epoch, first = position or (0, 0)
   while epoch < spec.epochs:
@@ -92,24 +95,24 @@ def items(
     ids = np.full((*shape, widths[0]), PADDING, np.int32)
     numbers = np.zeros((*shape, widths[1]), np.float32)
     labels = np.full(shape, -1, np.float32)
-    counts = np.zeros(num_parts, np.int32)
-    for part in range(num_parts):
+    counts = np.zeros(len(parts), np.int32)
+    for row, part in enumerate(parts):
       for step in range(num_steps):
         start = first + step * step_examples + part * part_examples
         places = range(start, min(start + part_examples, stop))
         if not len(places):
           continue
-        counts[part] += len(places)
-        if part in spec.readers.local_parts:
-          at = step * part_examples
-          here = part, slice(at, at + len(places))
-          fill(epoch, places, ids[here], numbers[here], labels[here])
-    steps = np.full(num_parts, -(-(stop - first) // step_examples), np.int32)
+        counts[row] += len(places)
+        at = step * part_examples
+        here = row, slice(at, at + len(places))
+        fill(epoch, places, ids[here], numbers[here], labels[here])
+    steps = np.full(len(parts), -(-(stop - first) // step_examples), np.int32)
     batch = Batch(ids, numbers, labels, steps, counts)
-    own = int(counts[list(spec.readers.local_parts)].sum())
     after = done + stop - first
     epoch, first = (epoch, stop) if stop < num else (epoch + 1, 0)
-    yield base.Item(batch, index, [epoch, first], done, after, own)
+    yield base.Item(
+      batch, index, [epoch, first], done, after, int(counts.sum())
+    )
     done = after
 
 

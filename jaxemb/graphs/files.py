@@ -6,9 +6,10 @@ by strings; where all are numbers, by these. Blocks of lines are parsed in
 threads, and edges wait on disk until their lists are made (`graph.build`).
 
   .npz    matrices by scipy, also with attributes and labels as
-          Shchur et al. 2018 write them
+          Shchur et al. 2018, or edges as Platonov et al. 2023 write them
   .mat    `network` and `group`, as of the data of Tang and Liu
-  folder  as `graph.save` writes it, or of OGB as downloaded
+  folder  as `graph.save` writes it, or of OGB as downloaded; `ogbn-arxiv`
+          and others are downloaded
 """
 
 import contextlib
@@ -20,7 +21,14 @@ import lzma
 import pathlib
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -32,7 +40,7 @@ from jaxemb.clicks import formats, keys
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import toygraph
 from jaxemb.storage import atomic
-from jaxemb.text import encode, sources
+from jaxemb.text import download, encode, sources
 
 COLUMNS = 'source', 'target', 'weight', 'relation'
 _CALLED = {  # what columns are called in headers
@@ -61,7 +69,13 @@ def read(
   path = settings['path']
   if toygraph.is_named(path):
     return toygraph.make(path)
+  if path.startswith('ogbn-') and not pathlib.Path(path).exists():
+    tell = functools.partial(progress, 'downloading')
+    path = str(download.ogb(path, cache, tell))
+    settings = {**settings, 'path': path}
   first = pathlib.Path(path).expanduser()
+  _refuse_pickles(first)
+  is_listed = False
   if graph_lib.is_saved(first):
     found = graph_lib.load(first)
   elif (first / 'raw').is_dir():
@@ -70,8 +84,27 @@ def read(
     found = _of_matrices(first, settings['directed'])
   else:
     paths = formats.find(path, 'list of edges')
+    is_listed = True
     found = _built(_listed, paths, settings, cache, progress)
+  for key in ('columns', 'num_nodes'):
+    if settings[key] and not is_listed:
+      raise errors.UserError(
+        f'config.data.{key}={settings[key]} is for lists of edges, and '
+        f'{first} is none; remove it'
+      )
   return _with_nodes(found, settings)
+
+
+def _refuse_pickles(path):
+  """Raises a `UserError` for what only runs as a program of Python."""
+  parts = [*path.glob('ind.*.graph')] if path.is_dir() else [path]
+  is_planetoid = any(re.match(r'ind\..+\.\w+$', x.name) for x in parts)
+  if is_planetoid or path.suffix in ('.pkl', '.pickle', '.pt', '.pth'):
+    raise errors.UserError(
+      f'{path} has pickles, which can run any code when they are read; write '
+      'the graph as .npz with adj_data, adj_indices, adj_indptr, adj_shape, '
+      'the same of attr_, labels, and idx_train, idx_val, idx_test'
+    )
 
 
 def from_networkx(
@@ -97,7 +130,7 @@ def from_networkx(
 def _built(make, paths, settings, cache, progress):
   """What `make` makes of settings, from the cache if nothing has changed."""
   used = ('columns', 'directed', 'num_nodes')
-  identity = [make.__name__, {k: settings[k] for k in used}, 1]
+  identity = [make.__name__, {k: settings[k] for k in used}, 2]
   for path in sorted(paths):
     status = path.stat()
     identity.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
@@ -109,6 +142,10 @@ def _built(make, paths, settings, cache, progress):
   with atomic.folder(folder) as new:
     graph_lib.save(make(paths, settings, new, progress), new)
   return graph_lib.load(folder)
+
+
+def _tell(progress, before, total, done):
+  progress('reading', before + done, total)
 
 
 class _NotIntegers(Exception):
@@ -137,6 +174,7 @@ class _Block(NamedTuple):
   relations: keys.Text | None
   bad: list[tuple[int, str]]  # lines, and what is wrong
   num_lines: int
+  num_comments: int
   read_bytes: int
 
 
@@ -149,51 +187,66 @@ class _Rows:
     self._num_nodes = settings['num_nodes']
     self._nodes, self._relations = keys.Keys(), keys.Keys()
     self._names, self._relation_names = [], []
-    self._num = self._num_bad = 0
+    self._num = self._num_bad = self._num_comments = 0
     self._largest, self._first_bad = -1, ''
     self._columns = None
 
   def read(self, progress):
     """Reads all, or raises `_NotIntegers`."""
-    done = 0
-    total = sum(x.stat().st_size for x in self._paths)
-    threads = encode.num_threads()
+    sizes = [x.stat().st_size for x in self._paths]
     with contextlib.ExitStack() as stack:
       self._files = {}
       for name in ('ends', 'weights', 'relations'):
         file = stack.enter_context((self._spill / name).open('wb'))
         self._files[name] = file
-      for path in self._paths:
-        lines = 1
-        with futures.ThreadPoolExecutor(threads) as pool:
-          jobs = ((x,) for x in self._jobs(path))
-          made = sources.map_ahead(pool, lambda x: x(), jobs, threads + 1)
-          try:
-            for block in made:
-              for line, why in block.bad:
-                self._num_bad += 1
-                where = f'{path} line {lines + line}: {why}'
-                self._first_bad = self._first_bad or where
-              lines += block.num_lines
-              self._add(block)
-              progress('reading', done + block.read_bytes, total)
-          except (
-            *(OSError, EOFError, lzma.LZMAError, ValueError),
-            NotImplementedError,  # a column of lists
-          ) as error:
-            raise errors.UserError(
-              f'cannot read {path} as a list of edges: '
-              f'{errors.one_line(error)}; give --config.data.columns, or '
-              'another file'
-            ) from error
-        done += path.stat().st_size
+      done, total = 0, sum(sizes)
+      for path, size in zip(self._paths, sizes, strict=True):
+        tell = functools.partial(_tell, progress, done, total)
+        done += size
+        try:
+          self._read(path, tell)
+        except errors.UserError as error:
+          raise errors.UserError(f'{error}{self._others(path)}') from error
     num = self._num + self._num_bad
     if self._num_bad > _MAX_BAD * num or not self._num:
       first = self._first_bad or 'no line has an edge'
       raise errors.UserError(
         f'{self._num_bad:,} of {num:,} edges of {self._paths[0]} cannot be '
         f'read: {first}; mend the file, or give --config.data.columns'
+        f'{self._others(self._paths[0])}'
       )
+
+  def _others(self, path):
+    """What to do where files of other kinds are in a folder."""
+    if len(self._paths) < 2:
+      return ''
+    glob = f'{path.parent}/*{self._paths[-1].suffix}'
+    return f'; of {len(self._paths)} files, a glob such as {glob} chooses some'
+
+  def _read(self, path, progress):
+    lines, threads = 1, encode.num_threads()
+    with futures.ThreadPoolExecutor(threads) as pool:
+      jobs = ((x,) for x in self._jobs(path))
+      made = sources.map_ahead(pool, lambda x: x(), jobs, threads + 1)
+      try:
+        for block in made:
+          for line, why in block.bad:
+            self._num_bad += 1
+            where = f'{path} line {lines + line}: {why}'
+            self._first_bad = self._first_bad or where
+          lines += block.num_lines
+          self._num_comments += block.num_comments
+          self._add(block)
+          progress(block.read_bytes)
+      except (
+        *(OSError, EOFError, lzma.LZMAError, ValueError),
+        NotImplementedError,  # a column of lists
+      ) as error:
+        raise errors.UserError(
+          f'cannot read {path} as a list of edges: '
+          f'{errors.one_line(error)}; give --config.data.columns, or '
+          'another file'
+        ) from error
 
   def _add(self, block):
     if not len(block.ends[0].starts):
@@ -252,6 +305,7 @@ class _Rows:
     directed = self._settings['directed']
     found = graph_lib.build(chunks, num_nodes, directed, folder)
     counted = {**found.counted, 'unreadable_edges': self._num_bad}
+    counted['comments'] = self._num_comments  # lines
     relations = self._relation_names or None
     return found._replace(
       names=names, counted=counted, relation_names=relations
@@ -314,7 +368,7 @@ class _Rows:
         )
         for k, i in columns.items()
       }
-      return self._block(texts, [], 0, size * done // total)
+      return self._block(texts, [], 0, 0, size * done // total)
 
     with parquet.ParquetFile(path) as reader:
       table = [reader.schema_arrow.names]
@@ -333,7 +387,8 @@ class _Rows:
     if bytes(data[:3]) == b'\xef\xbb\xbf':
       data = data[3:]
     is_spaces = delimiter == ' '
-    data = data[: _tidy(data, is_spaces)]
+    size, num_comments = _tidy(data, is_spaces)
+    data = data[:size]
     most = text.count(b'\n') + 1
     spans = np.empty((2, width, most), np.int32)
     bad = np.empty((2, most), np.int32)
@@ -357,9 +412,10 @@ class _Rows:
       else (int(line) + lines, f'it has {cells} of {width} fields')
       for line, cells in bad[:, :num_bad].T
     ]
-    return self._block(texts, whys, num_lines + lines, read_bytes)
+    num_lines += lines
+    return self._block(texts, whys, num_lines, num_comments, read_bytes)
 
-  def _block(self, texts, bad, num_lines, read_bytes):
+  def _block(self, texts, bad, *sizes):
     ends = texts['source'], texts['target']
     is_good = np.ones(len(ends[0].starts), bool)
     for text in ends:
@@ -386,7 +442,7 @@ class _Rows:
         if not _integers(*text, out):
           numbers = None
           break
-    return _Block(ends, numbers, weights, relations, bad, num_lines, read_bytes)
+    return _Block(ends, numbers, weights, relations, bad, *sizes)
 
 
 def _wrong(text, is_wrong, why) -> list[tuple[int, str]]:
@@ -439,14 +495,15 @@ def _is_comment(line: str) -> bool:
 def _tidy(data, is_spaces):
   """Empties lines of comments; cells of others become separated by one tab.
 
-  In place; returns the new size.
+  In place; returns the new size, and the number of comments.
   """
-  n = i = 0
+  n = i = num_comments = 0
   while i < len(data):
     start = n
     is_comment = data[i] == 35 or data[i] == 37  # '#', '%'
     if data[i] == 37 and i + 2 < len(data):  # but for a name such as %C3%A1
       is_comment = not (_is_hex(data[i + 1]) and _is_hex(data[i + 2]))
+    num_comments += is_comment
     is_open = False
     while i < len(data) and data[i] != 10:
       is_space = data[i] == 32 or data[i] == 9 or data[i] == 13
@@ -468,7 +525,7 @@ def _tidy(data, is_spaces):
       data[n] = 10
       n += 1
     i += 1
-  return n
+  return n, num_comments
 
 
 @numba.njit(nogil=True, cache=True)
@@ -671,7 +728,7 @@ def _with_nodes(graph, settings):
   elif path:
     labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
     unknown = 0
-    for _, (name, *found) in _lines(path, 2):
+    for _, (name, *found) in _lines(path, 2, _LABELS):
       node = number(name)
       if node is None:
         unknown += 1
@@ -734,6 +791,9 @@ def _with_nodes(graph, settings):
   return graph._replace(**known, counted=counted, digest=digest)
 
 
+# What columns are called in headers: of nodes, and of their labels.
+_NODES = {'node', 'id', 'name', 'node_id', 'nodeid', 'vertex', 'key'}
+_LABELS = {'label', 'labels', 'class', 'group', 'category', 'community', 'y'}
 _LISTED = re.compile(r'\d+([,;]\d+)+')  # several labels, in one cell
 
 
@@ -760,20 +820,41 @@ def numbers(graph) -> Callable[[str], int | None]:
   return {x: i for i, x in enumerate(graph.names)}.get
 
 
-def _lines(path, least) -> Iterator[tuple[int, list[str]]]:
-  """Numbers and cells of lines, but for a header and comments."""
+def _lines(
+  path: str, least: int, called: Collection[str] = ()
+) -> Iterator[tuple[int, list[str]]]:
+  """Numbers and cells of lines, but for a header and comments.
+
+  Of those below a header that has what is `called` so, a node and this.
+  """
   (place,) = formats.find(path, 'file with a line for each node')[:1]
   delimiter = _delimiter(place, _head(place, 1, 'a node'))
-  number = 0
+  number, chosen, is_first = 0, None, True
   for text, _ in formats.blocks(place):
     for line in bytes(text).splitlines():
       number += 1
       line = line.decode('utf-8-sig', 'replace')
       if not line.strip() or _is_comment(line):
         continue
-      cells = [x for x in _cells(line, delimiter) if x]
-      if number == 1 and cells[0].lower() in ('node', 'id', 'name', 'node_id'):
+      cells = _cells(line, delimiter)
+      lowered = [x.lower() for x in cells]
+      places = [i for i, x in enumerate(lowered) if x in called]
+      has_node = bool(_NODES & {*lowered})
+      if is_first and (lowered[0] in _NODES or (has_node and places)):
+        is_first = False
+        if called and len(cells) > 2:
+          if len(places) != 1:
+            raise errors.UserError(
+              f'{path} has the columns {", ".join(cells)[:80]}; call one of '
+              'them `label`, or leave two: the node and its label'
+            )
+          nodes = [i for i, x in enumerate(lowered) if x in _NODES]
+          chosen = *(nodes or [0])[:1], *places
         continue
+      is_first = False
+      if chosen:
+        cells = [cells[i] for i in chosen if i < len(cells)]
+      cells = [x for x in cells if x]
       if len(cells) < least:
         raise errors.UserError(
           f'{path} line {number} has {len(cells)} field(s); give a node and '
@@ -849,6 +930,12 @@ def _of_matrices(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
         f'{path} has {kind} of {len(known[kind]):,} nodes, and a graph of '
         f'{num_nodes:,}; give as many'
       )
+  for name, nodes in known.get('splits', {}).items():
+    if len(nodes) and not 0 <= nodes.min() <= nodes.max() < num_nodes:
+      raise errors.UserError(
+        f'{path} has nodes for {name} that are not among its {num_nodes:,}; '
+        'give masks, or numbers from 0 on'
+      )
   if labels is not None:
     known |= _classes(labels, path, num_nodes, known.get('label_names'))
   weights = edges.data
@@ -898,6 +985,14 @@ def _npz(path):
 
   if 'format' in found:
     return sparse.load_npz(path).tocsr(), None, known
+  known |= _splits(found)
+  if {'edges', 'node_labels'} <= found.keys():  # Platonov et al. 2023
+    labels, edges = found['node_labels'], found['edges']
+    if 'node_features' in found:
+      known['features'] = found['node_features'].astype(np.float32)
+    shape = len(labels), len(labels)
+    ends = np.ones(len(edges), np.float32), tuple(edges.T)
+    return sparse.coo_matrix(ends, shape).tocsr(), labels, known
   if 'adj_data' not in found:
     return None, None, known
   labels = found.get('labels')
@@ -917,6 +1012,25 @@ def _npz(path):
   if 'class_names' in found and labels is not None:
     known['label_names'] = [str(x) for x in found['class_names']]
   return matrix('adj'), labels, known
+
+
+def _splits(found):
+  """The `splits` that arrays have as masks or numbers, of many the first."""
+  splits = {}
+  for name, keys_ in (
+    ('train', ('train_mask', 'train_masks', 'idx_train')),
+    ('valid', ('val_mask', 'val_masks', 'idx_val')),
+    ('test', ('test_mask', 'test_masks', 'idx_test')),
+  ):
+    for key in keys_:
+      if key in found:
+        given = np.asarray(found[key])
+        given = given[0] if given.ndim == 2 else given
+        is_mask = given.dtype == bool or 'mask' in key
+        splits[name] = np.flatnonzero(given) if is_mask else given
+  if not splits:
+    return {}
+  return {'splits': {k: x.astype(np.int64) for k, x in splits.items()}}
 
 
 def _classes(given, path, num_nodes, names=None) -> dict[str, Any]:

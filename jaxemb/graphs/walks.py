@@ -28,6 +28,7 @@ from jaxemb.text import loader, tokenize
 
 _TOGETHER = 64  # walks
 _MIN_WALKS = 256  # of a thread
+_SEARCHED = 32  # entries of a list, one after the other
 _LOW = np.uint64(0xFFFFFFFF)
 _JIT = {'nogil': True, 'cache': True}
 
@@ -120,6 +121,21 @@ def lower_bound(neighbors, start, stop, node):
 
 
 @numba.njit(**_JIT)
+def _has(neighbors, start, stop, node):
+  """Whether a node is among the entries from `start` to `stop`, in order."""
+  while stop - start > _SEARCHED:
+    middle = (start + stop) >> 1
+    if neighbors[middle] <= node:
+      start = middle
+    else:
+      stop = middle
+  found = np.int32(0)
+  for i in range(start, stop):  # without branches that nobody can foresee
+    found += np.int32(neighbors[i] == node)
+  return found > 0
+
+
+@numba.njit(**_JIT)
 def _walk(
   offsets, neighbors, stays, others, starts, return_bias, in_out_bias, key,
   numbers, out,
@@ -129,6 +145,7 @@ def _walk(
   smallest = min(1.0, 1 / in_out_bias)  # of those that are not the last node
   back, far = 1 / return_bias / largest, 1 / in_out_bias / largest
   near, surely = 1 / largest, smallest / largest
+  at_most = max(near, far)
   own = np.empty(_TOGETHER, np.uint64)
   first = np.empty(_TOGETHER, np.int64)
   sizes = np.empty(_TOGETHER, np.int64)
@@ -184,9 +201,10 @@ def _walk(
             is_taken = chance < back
           elif chance < surely:
             is_taken = True
+          elif chance >= at_most:
+            is_taken = False
           else:
-            found_at = lower_bound(neighbors, low, high, node)
-            is_near = found_at < high and neighbors[found_at] == node
+            is_near = _has(neighbors, low, high, node)
             is_taken = chance < (near if is_near else far)
           if is_taken:
             break

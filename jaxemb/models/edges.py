@@ -24,6 +24,7 @@ chunk's own ends, so that a bucket of edges needs no row of another partition.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +166,8 @@ class Relations(base.Model):
   loss_of: object = base.static()  # such as `margin`
   operator: str = base.static()
   temperature: float = base.static()  # 0 = scores are plain products
+  # (rows, ids, weights, vocab) -> the loss: softmax of plain products.
+  kernel: Callable[..., jax.Array] | None = base.static(default=None)
 
   vectors_table = NODES
 
@@ -230,6 +233,10 @@ class Relations(base.Model):
   def loss(self, params, rows, ids, batch, key):
     """Summed over edges, and both of their ends."""
     s, c = self.spec, self.spec.chunk
+    if self.kernel:
+      weights = _weights(batch).reshape(-1, c)
+      loss = self.kernel(rows[NODES], ids[NODES], weights, s.vocab)
+      return loss, base.Aux(jnp.sum(batch.weights))
     sides = jnp.split(rows[NODES], 2, 1)  # [E / c, c + N, d] each
     numbers = jnp.split(ids[NODES], 2, 1)
     stay = [x[:, :c] for x in sides]
@@ -239,9 +246,11 @@ class Relations(base.Model):
         operate(self.operator, x, y)
         for x, y in zip(stay, operators, strict=True)
       ]
-    scores = [s.row_ops.dot(stay[0], sides[1])]
+    # Both factors are of a size: what spares the larger one only costs.
+    dot = functools.partial(s.row_ops.dot, is_narrow=True)
+    scores = [dot(stay[0], sides[1])]
     if self.contexts_table:
-      scores.append(s.row_ops.dot(stay[1], sides[0]))
+      scores.append(dot(stay[1], sides[0]))
     else:
       # Those among the chunk's own nodes are there already.
       drawn = s.row_ops.dot(stay[1], sides[0][:, c:])
@@ -296,8 +305,12 @@ def relations(
   loss_of: object,
   operator: str,
   temperature: float,
+  make_kernel: Callable[[], Callable[..., jax.Array]] | None = None,
 ) -> Relations:
-  """Nodes of a corpus, and its relations if there is an operator."""
+  """Nodes of a corpus, and its relations if there is an operator.
+
+  `make_kernel` makes the `Relations.kernel`, if that can be used.
+  """
   draws = 2 * spec.shared_negatives / spec.chunk / spec.vocab
   tables = [
     spec_lib.TableSpec(
@@ -318,5 +331,9 @@ def relations(
   starts = corpus.partitions
   if starts is None:
     starts = np.array([0, spec.vocab])
-  more = loss_of, operator, temperature
+  is_plain = loss_of is factorization.softmax and not temperature
+  kernel = None
+  if make_kernel and is_plain and operator == 'none':
+    kernel = make_kernel()
+  more = loss_of, operator, temperature, kernel
   return Relations(np.asarray(starts, np.int32), spec, tuple(tables), *more)

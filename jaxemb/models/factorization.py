@@ -39,8 +39,10 @@ def bpr(positives: jax.Array, negatives: jax.Array) -> jax.Array:
 
 def softmax(positives: jax.Array, negatives: jax.Array) -> jax.Array:
   """[...] nats; arguments as of `bpr`."""
-  everything = jnp.concatenate([positives[..., None], negatives], -1)
-  return jax.nn.logsumexp(everything, -1) - positives
+  # Not `logsumexp` of both in one array: it would be written and read again.
+  top = jax.lax.stop_gradient(jnp.maximum(positives, jnp.max(negatives, -1)))
+  others = jnp.sum(jnp.exp(negatives - top[..., None]), -1)
+  return jnp.log(jnp.exp(positives - top) + others) + top - positives
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

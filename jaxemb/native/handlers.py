@@ -19,10 +19,19 @@ import numba
 import numpy as np
 from numba.core import ccallback
 
-from jaxemb.native import ahead, ffi, kernels, row_updates, rows, turns
+from jaxemb.native import (
+  ahead,
+  edge_losses,
+  ffi,
+  kernels,
+  row_updates,
+  rows,
+  turns,
+)
 
 TARGET = 'jaxemb_chunks'  # XLA's names for the handlers
-UPDATES = 'jaxemb_row_updates'
+GROUPS, UPDATES = 'jaxemb_row_groups', 'jaxemb_row_updates'
+EDGE_LOSSES = 'jaxemb_edge_losses'
 # Arrays; results are these, [2] loss and examples, [threads, n] scratch.
 NUM_CHANGED = 4
 _LEFT, _NUMBERS, _INTEGERS, _BRAKES, _IDS = 4, 6, 7, 8, 10  # arguments
@@ -118,35 +127,88 @@ def _handle(frame):
   return np.uintp(0)
 
 
+def _group(frame, first, stop, scratch, found):
+  row_updates.group(frame, first, stop, scratch)
+  ffi.put(found, 0, 0.0, np.float64)
+
+
+def _adagrad(frame, first, stop, scratch, found):
+  row_updates.adagrad(frame, first, scratch)
+  ffi.put(found, 0, 0.0, np.float64)
+
+
 def _adagrad_full(frame, first, stop, scratch, found):
-  row_updates.adagrad_full(frame, first, stop, scratch)
+  row_updates.adagrad_full(frame, first, scratch)
   ffi.put(found, 0, 0.0, np.float64)
 
 
 def _adam_full(frame, first, stop, scratch, found):
-  row_updates.adam_full(frame, first, stop, scratch)
+  row_updates.adam_full(frame, first, scratch)
   ffi.put(found, 0, 0.0, np.float64)
+
+
+@numba.njit(**rows.INLINE)
+def _share_classes(frame, number, scratch):
+  """Whether a kernel has computed all classes."""
+  kernel, task = ffi.address(np.intp(number)), ffi.address(_TASK)
+  if not kernel:
+    return False
+  num_chunks = row_updates.CHUNKS_PER_CLASS * scratch.shape[0]
+  loss, _ = turns.share(frame, kernel, task, num_chunks, scratch)
+  return not np.isnan(loss)
+
+
+def _handle_groups(frame):
+  if ffi.is_call(frame):
+    integers = row_updates.INTEGERS
+    number = ffi.vector(frame, ffi.ARGUMENTS, integers, np.int32)[0]
+    room = ffi.matrix(frame, ffi.RESULTS, row_updates.ROOM, np.float32)
+    if not _share_classes(frame, number, room):
+      # XLA hears nothing of it, but the call that gets this.
+      bounds = ffi.matrix(frame, ffi.RESULTS, row_updates.BOUNDS, np.int32)
+      bounds[:] = -1
+  return np.uintp(0)
 
 
 def _handle_updates(frame):
   if ffi.is_call(frame):
     number = ffi.vector(frame, ffi.ARGUMENTS, row_updates.KERNEL, np.int32)
+    groups = row_updates.GROUPS
+    bounds = ffi.matrix(frame, ffi.ARGUMENTS, groups + 2, np.int32)
     scratch = ffi.matrix(frame, ffi.RESULTS, row_updates.SCRATCH, np.float32)
-    kernel, task = ffi.address(np.intp(number[0])), ffi.address(_TASK)
-    num_classes = row_updates.CLASSES_PER_THREAD * scratch.shape[0]
-    loss = np.nan
-    if kernel:
-      loss, _ = turns.share(frame, kernel, task, num_classes, scratch)
-    if np.isnan(loss):  # of which XLA hears nothing, but the next loss is NaN
+    if bounds[0, 0] < 0 or not _share_classes(frame, number[0], scratch):
+      # Of which XLA hears nothing, but the next loss is NaN.
       vectors = ffi.matrix(frame, ffi.RESULTS, row_updates.VECTORS, np.float32)
       vectors[:] = np.nan
+  return np.uintp(0)
+
+
+def _softmax_edges(frame, first, stop, scratch, found):
+  edge_losses.softmax(frame, first, stop, scratch)
+  ffi.put(found, 0, 0.0, np.float64)
+
+
+def _handle_edge_losses(frame):
+  if ffi.is_call(frame):
+    number = ffi.vector(frame, ffi.ARGUMENTS, edge_losses.KERNEL, np.int32)
+    losses = ffi.matrix(frame, ffi.RESULTS, edge_losses.LOSSES, np.float32)
+    losses[:] = np.nan  # stays if it fails, of which XLA hears nothing
+    scratch = ffi.matrix(frame, ffi.RESULTS, edge_losses.SCRATCH, np.float32)
+    kernel, task = ffi.address(np.intp(number[0])), ffi.address(_TASK)
+    if kernel:
+      turns.share(frame, kernel, task, losses.shape[0], scratch)
   return np.uintp(0)
 
 
 _PARTS = {
   'task': (turns.TASK, _work),
   'handler': (ffi.SIGNATURE, _handle),
+  'groups': (ffi.SIGNATURE, _handle_groups),
   'updates': (ffi.SIGNATURE, _handle_updates),
+  'group-int32': (turns.KERNEL, _group),
+  'edge_losses': (ffi.SIGNATURE, _handle_edge_losses),
+  'softmax_edges-float32': (turns.KERNEL, _softmax_edges),
+  'adagrad-float32': (turns.KERNEL, _adagrad),
   'adagrad_full-float32': (turns.KERNEL, _adagrad_full),
   'adam_full-float32': (turns.KERNEL, _adam_full),
 } | {

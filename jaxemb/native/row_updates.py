@@ -1,14 +1,24 @@
 """Updates of looked-up rows, each in one pass: summed, updated and written.
 
-XLA has a scatter for each of these, of one thread. Here every thread has the
-ids of some classes, finds equal ones by a hash table of positions that fits in
-its cache, and adds their gradients to the first in the order of the lookups;
-then it updates these rows. So rows have the same bits with any number of
-threads. The equations are those of `tables.row_optimizers`.
+XLA has a scatter for each of these, of one thread. Here one call groups the
+lookups: every thread has the ids of a class, and finds equal ones by a hash
+table of positions that fits in its cache. Another adds their gradients to the
+first in the order of the lookups, then updates these rows, class by class. So
+rows have the same bits with any number of threads, and tables that are looked
+up by the same ids share the first call, of which XLA makes one. The equations
+are those of `tables.row_optimizers`.
 
-The buffers of a call: arguments are ids [n] int32, gradients [n, dim], vectors
-[vocab, dim], numbers [5] float32, the kernel's number [1] int32, slots; results
-are gradients, which hold the sums, vectors, scratch [threads, m] and slots.
+The buffers of the first call: arguments are ids [n] int32, integers [2] int32,
+which are the kernel's number and the rows that tables have; results are
+positions [n] int32, targets [n] int32, bounds [threads, 3] int32 and scratch
+[threads, m]. From bounds[c, 0] on lie the positions of the first lookups of
+class c's rows, from bounds[c, 1] to bounds[c, 2] those of the others, last ones
+first; targets are the first ones' positions of these.
+
+Of the second: arguments are ids [n], gradients [n, dim], vectors [vocab, dim],
+numbers [5] float32, the kernel's number [1] int32, positions, targets, bounds,
+slots; results are gradients, which hold the sums, vectors, scratch [threads, m]
+and slots.
 """
 
 import numba
@@ -17,17 +27,20 @@ import numpy as np
 from jaxemb.native import ffi, rows
 
 NUM_NUMBERS = 5
-NUM_FIXED = 5, 3  # arguments and results before the slots
+NUM_FIXED = 8, 3  # arguments and results before the slots
 ALIASES = {1: 0, 2: 1}  # of arguments and results, but for slots
-CLASSES_PER_THREAD = 4  # a turn is at least as many (`native.turns`)
-_IDS, _NUMBERS, KERNEL = 0, 3, 4  # arguments
+CHUNKS_PER_CLASS = 4  # so that a turn is a class (`native.turns`)
+IDS, INTEGERS = 0, 1  # arguments of the first call
+_POSITIONS, _TARGETS, BOUNDS, ROOM = range(4)  # results
+_NUMBERS, KERNEL = 3, 4  # arguments of the second call
+GROUPS = 5  # the first of three
 _GRADS, VECTORS, SCRATCH = 0, 1, 2  # results
 _AHEAD = 16  # rows that are asked for before they are updated
 
 
 def num_scratch(num: int) -> int:
-  """Numbers of 4 bytes that a thread has for `num` lookups."""
-  return _num_places.py_func(num) + rows.padded.py_func(num, 16)
+  """Numbers of 4 bytes that a thread has to group `num` lookups."""
+  return _num_places.py_func(num) + rows.padded.py_func(num + 1, 16)
 
 
 @numba.njit(**rows.JIT)
@@ -40,50 +53,121 @@ def _num_places(num):
 
 
 @numba.njit(**rows.JIT)
-def _sum(ids, grads, vocab, first, stop, num_threads, places, found):
-  """Adds gradients of equal ids to the first, for some classes of ids.
+def _mean_square(grad):
+  total = np.float32(0)
+  for x in grad:
+    total += x * x
+  return total / np.float32(grad.size)
 
-  `places` are zeros. Writes the positions of the first ones, to `found`, and
-  returns how many there are.
+
+@numba.njit(**rows.INLINE)
+def _spread(id_):
+  """The hash of an id; its lower bits depend on those of the id alone."""
+  return np.uint32(np.uint32(id_) * np.uint32(0x9E3779B9))
+
+
+@numba.njit(**rows.JIT)
+def _select(ids, vocab, own, num_classes, chosen):
+  """Writes the positions of a class's lookups; how many others lie before.
+
+  And how many they are. `chosen` is one longer than ids.
   """
-  num, last = 0, np.uint32(places.size - 1)
-  num_classes = np.uint64(CLASSES_PER_THREAD * num_threads)
+  before = num = 0
   for i in range(ids.size):
     id_ = ids[i]
-    # The lower bits of a product depend on those of the id alone.
-    spread = np.uint32(np.uint32(id_) * np.uint32(0x9E3779B9))
-    own = np.intp((np.uint64(spread) * num_classes) >> np.uint64(32))
-    if not 0 <= id_ < vocab or not first <= own < stop:
-      continue
+    spread = np.uint64(_spread(id_))
+    found = np.intp((spread * np.uint64(num_classes)) >> np.uint64(32))
+    is_row = 0 <= id_ < vocab
+    # Without branches, of which no processor could foresee the half.
+    chosen[num] = i
+    num += np.intp(is_row & (found == own))
+    before += np.intp(is_row & (found < own))
+  return before, num
+
+
+@numba.njit(**rows.JIT)
+def _group(ids, chosen, places, positions, targets):
+  """Writes the positions of first lookups, and of others from the end on.
+
+  `chosen` are those of all, `places` are zeros. Returns how many are first.
+  """
+  num, stop, last = 0, chosen.size, np.uint32(places.size - 1)
+  for j in range(chosen.size):
+    i = chosen[j]
+    spread = _spread(ids[i])
     place = (spread ^ (spread >> np.uint32(15))) & last
-    while places[place] and ids[places[place] - 1] != id_:
+    while places[place] and ids[places[place] - 1] != ids[i]:
       place = (place + np.uint32(1)) & last
     if places[place]:
-      total, grad = grads[places[place] - 1], grads[i]
-      for k in range(grad.size):
-        total[k] += grad[k]
+      stop -= 1
+      positions[stop] = i
+      targets[stop] = places[place] - 1
     else:
       places[place] = i + 1
-      found[num] = i
+      positions[num] = i
       num += 1
   return num
 
 
+@numba.njit(**rows.JIT)
+def group(frame, first, stop, scratch):
+  """Groups the lookups of one class."""
+  ids = ffi.vector(frame, ffi.ARGUMENTS, IDS, np.int32)
+  vocab = ffi.vector(frame, ffi.ARGUMENTS, INTEGERS, np.int32)[1]
+  positions = ffi.vector(frame, ffi.RESULTS, _POSITIONS, np.int32)
+  targets = ffi.vector(frame, ffi.RESULTS, _TARGETS, np.int32)
+  bounds = ffi.matrix(frame, ffi.RESULTS, BOUNDS, np.int32)
+  chosen = numba.carray(ffi.pointer(scratch, np.int32), ids.size + 1)
+  rest = scratch + np.uintp(4 * rows.padded(ids.size + 1, 16))
+  own = first // CHUNKS_PER_CLASS
+  begin, num = _select(ids, vocab, own, bounds.shape[0], chosen)
+  places = numba.carray(ffi.pointer(rest, np.int32), _num_places(num))
+  places[:] = 0  # there may have been another class
+  end = begin + num
+  num_first = _group(
+    ids, chosen[:num], places, positions[begin:end], targets[begin:end]
+  )
+  bounds[own, 0], bounds[own, 1] = begin, begin + num_first
+  bounds[own, 2] = end
+
+
+@numba.njit(**rows.JIT)
+def _sum(grads, first, others, targets, squares):
+  """Adds gradients of others to those of their targets, the last ones first.
+
+  `squares`, if they have room, get the sums of the mean squares of each
+  gradient, at the positions of first lookups.
+  """
+  if squares.size:
+    for i in first:
+      squares[i] = _mean_square(grads[i])
+  for j in range(others.size - 1, -1, -1):
+    total, grad = grads[targets[j]], grads[others[j]]
+    if squares.size:
+      squares[targets[j]] += _mean_square(grad)
+    for k in range(grad.size):
+      total[k] += grad[k]
+
+
 @numba.njit(**rows.INLINE)
-def _begin(frame, first, stop, scratch):
-  """Ids, sums, vectors, numbers, and the positions of sums that there are."""
-  ids = ffi.vector(frame, ffi.ARGUMENTS, _IDS, np.int32)
+def _begin(frame, first, scratch, has_squares):
+  """Ids, sums, vectors, numbers, and the positions of sums that there are.
+
+  Then squares, as of `_sum`.
+  """
+  ids = ffi.vector(frame, ffi.ARGUMENTS, IDS, np.int32)
   numbers = ffi.vector(frame, ffi.ARGUMENTS, _NUMBERS, np.float32)
+  positions = ffi.vector(frame, ffi.ARGUMENTS, GROUPS, np.int32)
+  targets = ffi.vector(frame, ffi.ARGUMENTS, GROUPS + 1, np.int32)
+  bounds = ffi.matrix(frame, ffi.ARGUMENTS, GROUPS + 2, np.int32)
   grads = ffi.matrix(frame, ffi.RESULTS, _GRADS, np.float32)
   vectors = ffi.matrix(frame, ffi.RESULTS, VECTORS, np.float32)
-  threads = ffi.matrix(frame, ffi.RESULTS, SCRATCH, np.float32).shape[0]
-  size = _num_places(ids.size)
-  places = numba.carray(ffi.pointer(scratch, np.int32), size)
-  places[:] = 0
-  rest = scratch + np.uintp(4 * size)
-  found = numba.carray(ffi.pointer(rest, np.int32), ids.size)
-  num = _sum(ids, grads, vectors.shape[0], first, stop, threads, places, found)
-  return ids, grads, vectors, numbers, found[:num]
+  num = has_squares * ids.size
+  squares = numba.carray(ffi.pointer(scratch, np.float32), num)
+  begin, middle, end = bounds[first // CHUNKS_PER_CLASS]
+  own = positions[begin:middle]
+  _sum(grads, own, positions[middle:end], targets[middle:end], squares)
+  return ids, grads, vectors, numbers, own, squares
 
 
 @numba.njit(**rows.INLINE)
@@ -100,9 +184,25 @@ def _ask(table, ids, own, j):
 
 
 @numba.njit(**rows.JIT)
-def adagrad_full(frame, first, stop, scratch):
+def adagrad(frame, first, scratch):
+  """As of `adagrad_full`; slots [vocab] are sums of mean squares."""
+  ids, grads, vectors, numbers, own, squares = _begin(frame, first, scratch, 1)
+  sums = ffi.vector(frame, ffi.RESULTS, NUM_FIXED[1], np.float32)
+  rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
+  for j in range(own.size):
+    _ask(vectors, ids, own, j)
+    grad, id_ = grads[own[j]], ids[own[j]]
+    row = vectors[id_]
+    sums[id_] += squares[own[j]]
+    scale = rate / (np.sqrt(sums[id_]) + epsilon)
+    for k in range(row.size):
+      row[k] -= scale * (grad[k] + decay * row[k])
+
+
+@numba.njit(**rows.JIT)
+def adagrad_full(frame, first, scratch):
   """Numbers are the learning rate, L2 and epsilon; slots the squares' sums."""
-  ids, grads, vectors, numbers, own = _begin(frame, first, stop, scratch)
+  ids, grads, vectors, numbers, own, _ = _begin(frame, first, scratch, 0)
   sums = _slots(frame, 0)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
   for j in range(own.size):
@@ -117,12 +217,12 @@ def adagrad_full(frame, first, stop, scratch):
 
 
 @numba.njit(**rows.JIT)
-def adam_full(frame, first, stop, scratch):
+def adam_full(frame, first, scratch):
   """Numbers are the learning rate, L2, epsilon and both betas.
 
   Slots are the two moments, and [vocab] the steps in which a row occurred.
   """
-  ids, grads, vectors, numbers, own = _begin(frame, first, stop, scratch)
+  ids, grads, vectors, numbers, own, _ = _begin(frame, first, scratch, 0)
   rate, decay, epsilon = numbers[0], numbers[1], numbers[2]
   beta1, beta2 = numbers[3], numbers[4]
   means, squares = _slots(frame, 0), _slots(frame, 1)

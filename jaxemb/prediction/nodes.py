@@ -14,6 +14,7 @@ import functools
 import io
 import pathlib
 import time
+import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -190,10 +191,12 @@ def write(
   state: Any,
   totals: metrics.Totals,
   hook: click_results.Evaluation,
+  more: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
   """Evaluates the best model, exports it, and writes the report.
 
-  All processes take part; the first one writes.
+  All processes take part; the first one writes. `more` extends the values of
+  the report.
   """
   start, source, best = time.time(), parts.source, hook.best()
   place = workdir / click_results.BEST
@@ -238,7 +241,7 @@ def write(
     'best': best,
     'examples_counted': 'nodes to learn from, times epochs',
   }
-  values, records = results.reported(workdir, parts, totals, found)
+  values, records = results.reported(workdir, parts, totals, found | more)
   values['dropped'] |= dropped
   args = values, records, made.embeddings(), (), _categories(source)
   report.write(workdir, *args)

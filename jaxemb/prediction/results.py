@@ -11,6 +11,7 @@ import json
 import pathlib
 import shutil
 import time
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -172,10 +173,12 @@ def write(
   state: Any,
   totals: metrics.Totals,
   hook: Evaluation,
+  more: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
   """Evaluates the best model, exports it, and writes the report.
 
-  All processes take part; the first one writes.
+  All processes take part; the first one writes. `more` extends the values of
+  the report.
   """
   start, source, best = time.time(), parts.source, hook.best()
   model = None
@@ -203,7 +206,7 @@ def write(
     'importances': importances(model, source),
     'examples_counted': 'rows of the training split, times epochs',
   }
-  values, records = results.reported(workdir, parts, totals, found)
+  values, records = results.reported(workdir, parts, totals, found | more)
   vectors = model.tables[model.model.vectors_table]
   ranges = [x[:3] for x in source.fields.ids]  # names, first ids, sizes
   args = values, records, vectors, source.keys, source.counts, ranges

@@ -72,7 +72,7 @@ class Instruction(NamedTuple):
 
 def sizes(shape: str) -> list[tuple[int, ...]]:
   """Of each array of a shape."""
-  return [x for x, _ in _arrays(shape)]
+  return [x for x, _ in arrays(shape)]
 
 
 class Program(NamedTuple):
@@ -155,13 +155,13 @@ def executed(
       continue  # it calls a sum, or what it wraps
     inside = loops
     if x.opcode == 'while':
-      inside = (*loops, _trips(program, instructions, x))
+      inside = (*loops, trips(program, instructions, x))
     is_branch = is_in_branch or x.opcode == 'conditional'
     for name in x.called:
       yield from executed(program, name, inside, is_branch)
 
 
-def _trips(
+def trips(
   program: Program, around: Mapping[str, Instruction], loop: Instruction
 ) -> int | None:
   """How often a loop runs: as written down, or by its counter; None = unknown.
@@ -244,12 +244,12 @@ def collectives(text: str) -> list[Collective]:
     sent = x.operands[:1] if x.kind == 'ragged-all-to-all' else x.operands
     size = sum(map(_num_bytes, sent or ['']))
     times = _SENT[x.kind](_group_size(x, program.num_devices))
-    shapes = tuple(z for y in (*x.operands, x.shape) for z, _ in _arrays(y))
+    shapes = tuple(z for y in (*x.operands, x.shape) for z, _ in arrays(y))
     found.append(Collective(x.kind, shapes, times * size, *when))
   return found
 
 
-def _arrays(shape: str) -> list[tuple[tuple[int, ...], float]]:
+def arrays(shape: str) -> list[tuple[tuple[int, ...], float]]:
   """The sizes of each array of a shape, and the bytes of a number of it."""
   return [
     (tuple(map(int, re.findall(r'\d+', axes))), int(bits or 8) / 8)
@@ -258,8 +258,8 @@ def _arrays(shape: str) -> list[tuple[tuple[int, ...], float]]:
 
 
 def _num_bytes(shape: str) -> float:
-  arrays = _arrays(shape)
-  return sum(math.prod(x) * y for x, y in arrays) if arrays else math.nan
+  found = arrays(shape)
+  return sum(math.prod(x) * y for x, y in found) if found else math.nan
 
 
 def traffic(text: str, loop: Loop) -> dict[str, Any]:

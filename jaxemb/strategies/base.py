@@ -66,6 +66,18 @@ class Trainable:
   # Takes a step in place of `training_step`, with its arguments, such as one
   # kernel that does all of it (`native.step`).
   fused: Callable[..., tuple[TrainState, 'StepMetrics']] | None = None
+  # Makes an optax transformation of gradients in place of the model's.
+  dense: Callable[[], Any] | None = None
+
+  @property
+  def has_dense(self) -> bool:
+    """Whether the model has dense parameters."""
+    params = jax.eval_shape(self.model.init, jax.random.key(0))
+    return bool(jax.tree.leaves(params))
+
+  def optimizer(self) -> Any:
+    """The optax transformation that dense parameters learn by."""
+    return self.dense() if self.dense else self.model.optimizer()
 
   def init(self, key: jax.Array) -> TrainState:
     """The state before training; every table has a key of its own."""
@@ -76,7 +88,7 @@ class Trainable:
     params = self.model.init(jax.random.fold_in(key, len(tables)))
     if not jax.tree.leaves(params):
       return TrainState(tables)
-    return TrainState(tables, params, self.model.optimizer().init(params))
+    return TrainState(tables, params, self.optimizer().init(params))
 
   def with_arrays(self, arrays: Sequence[jax.Array]) -> 'Trainable':
     """The same with the device's arrays in the model."""
@@ -179,6 +191,8 @@ class StepContext(NamedTuple):
   devices: Devices
   ids: Any = None  # what `Model.ids` returns for the batch, if it is known
   places: Any = None  # where the tables have these rows, if not by their ids
+  # float32, examples of the whole step, if others take a share of it elsewhere.
+  examples: Any = None
 
 
 def rounding_key(
@@ -237,6 +251,8 @@ def training_step(
   if context.devices.axes and (is_dense or model.is_mean):
     axes = context.devices.axes
     param_grads, examples = jax.lax.psum((param_grads, examples), axes)
+  if context.examples is not None:
+    examples = context.examples
   scale = 1 / jnp.maximum(examples, 1)
   if model.is_mean:
     row_grads = jax.tree.map(lambda x: scale * x, row_grads)
@@ -250,7 +266,9 @@ def training_step(
   if is_dense:
     param_grads = jax.tree.map(lambda x: scale * x, param_grads)
     args = param_grads, examples > 0, context.learning_rate
-    state = _dense_step(model, state, *args)
+    optimizer, factor = trainable.optimizer(), model.dense_rate
+    dense = dense_step(optimizer, factor, state[1:], *args)
+    state = TrainState(tables, *dense)
   for name in model.metrics:
     sums[name] += measured * aux.metrics[name]
   first = metrics.first_bad_step
@@ -263,19 +281,43 @@ def training_step(
   )
 
 
-def _dense_step(model, state, grads, is_step, learning_rate):
-  """Updates dense parameters by the gradient of the mean loss."""
+def dense_step(
+  optimizer: Any,
+  dense_rate: float,
+  old: tuple[Any, Any],
+  grads: Any,
+  is_step: jax.Array,
+  learning_rate: jax.Array,
+) -> tuple[Any, Any]:
+  """Updates dense parameters by the gradient of the mean loss.
+
+  `old` are parameters, and the state of an optax transformation, as is what it
+  returns; `dense_rate` is as of `models.base.Model`. A step of padding changes
+  nothing, whatever an optimizer's momentum.
+  """
   import optax
 
-  old = state.params, state.optimizer
-  updates, optimizer = model.optimizer().update(grads, old[1], old[0])
-  if model.dense_rate:
-    rate = learning_rate * model.dense_rate
+  updates, state = optimizer.update(grads, old[1], old[0])
+  if dense_rate:
+    rate = learning_rate * dense_rate
     updates = jax.tree.map(lambda x: rate * x, updates)
-  new = optax.apply_updates(state.params, updates), optimizer
-  # A step of padding changes nothing, whatever an optimizer's momentum.
-  new = jax.tree.map(lambda x, y: jnp.where(is_step, x, y), new, old)
-  return TrainState(state.tables, *new)
+  new = optax.apply_updates(old[0], updates), state
+  return jax.tree.map(lambda x, y: jnp.where(is_step, x, y), new, old)
+
+
+def gathered() -> Any:
+  """An optax transformation that changes nothing.
+
+  Its state is the gradient of the last step, for others to do something with.
+  """
+  import optax
+
+  def update(grads, state, params=None):
+    return jax.tree.map(jnp.zeros_like, grads), grads
+
+  return optax.GradientTransformation(
+    lambda params: jax.tree.map(jnp.zeros_like, params), update
+  )
 
 
 def _compact_or_full_step(trainable, batch, context, carry):
@@ -300,11 +342,13 @@ def training_steps(
   stop: jax.Array,
   count: jax.Array,
   ids_of: Callable[[jax.Array], tuple[Any, Any]] = lambda i: (None, None),
+  examples: jax.Array | None = None,
 ) -> tuple[TrainState, StepMetrics]:
   """Steps `first` to `stop` of a dispatch of `count` steps.
 
   The batch may be a device's parts; `carry` has what was measured so far, and
-  `ids_of` returns `StepContext.ids` and `places` of a step.
+  `ids_of` returns `StepContext.ids` and `places` of a step; `examples` is of
+  each as there.
   """
   count = jnp.maximum(count, 1).astype(jnp.float32)
   slope = (schedule.last_learning_rate - schedule.first_learning_rate) / count
@@ -324,7 +368,7 @@ def training_steps(
       step_batch = trainable.steps.pad(step_batch, i < stop)
     rate = schedule.first_learning_rate + slope * index
     measure = every == 1 or i % every == 0
-    args = i, schedule.key, rate, measure, devices, *ids_of(i)
+    args = i, schedule.key, rate, measure, devices, *ids_of(i), examples
     context = StepContext(*args)
     return take(trainable, step_batch, context, carry)
 

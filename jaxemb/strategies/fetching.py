@@ -52,14 +52,18 @@ class _Block(NamedTuple):
   planned: Any  # ids as on the device, [steps, ...] by table
   count: int = 0  # steps of the dispatch
   ids: Mapping[str, np.ndarray] = {}  # [steps, n] int32, on the host
+  examples: np.ndarray | None = None  # [steps] float32
 
   def on_host(self, names: Iterable[str]) -> '_Block':
     """Once ids are computed, also with those of tables."""
-    ids, count = jax.device_get(self.planned)
+    ids, count, examples = jax.device_get(self.planned)
     count = int(count)
     ids = {k: ids[k].reshape(len(ids[k]), -1) for k in names}
     ids = {k: x[: max(0, count - self.first)] for k, x in ids.items()}
-    return self._replace(planned=self.planned[0], count=count, ids=ids)
+    planned = self.planned[0]
+    return self._replace(
+      planned=planned, count=count, ids=ids, examples=examples
+    )
 
   @property
   def stop(self) -> int:
@@ -72,6 +76,7 @@ class Needed(NamedTuple):
 
   stop: int  # the step behind the stretch
   count: int  # steps of the dispatch
+  examples: float  # of the stretch, if steps are shared
   caches: list[cache_lib.Cache]
   moves: list[cache_lib.Moves]  # of each cache
   # By table, [n] int32 ids that each step looks up, with repetitions.
@@ -127,12 +132,12 @@ class Rows(Protocol):
     fetched: Any,
     counts: Counts,
     later: Callable[[Callable[[], None]], None],
-  ) -> tuple[dict[str, Any], int]:
+  ) -> tuple[dict[str, Any], int, float]:
     """Has rows go from tables' states and those come that were fetched.
 
     `later` has something done beside the steps, before the next `fetch`.
-    Returns the states, and the steps of the dispatch over which the learning
-    rate falls.
+    Returns the states, the steps of the dispatch over which the learning rate
+    falls, and the examples of the stretch, of all who share it.
     """
 
   def flush(
@@ -160,6 +165,26 @@ class Rows(Protocol):
 
   def close(self) -> None:
     """Ends what it has begun, but for the stores."""
+
+
+class Dense(Protocol):
+  """Dense parameters that others train, too."""
+
+  # Whether a step is one of all: each takes a share of it.
+  shares_steps: bool
+
+  def exchange(
+    self,
+    state: base.TrainState,
+    num_steps: int,
+    learning_rate: np.float32,
+    examples: float,
+  ) -> base.TrainState:
+    """A state after a stretch of steps with what others have learned, too.
+
+    Of a shared step its optimizer's state is the gradient of this share
+    (`strategies.base.gathered`), of all of the step's examples.
+    """
 
 
 def _done(value):
@@ -244,7 +269,7 @@ class Fetching:
     """
     self.base_bytes = base_bytes
     self.trainable, self.caches, self.rows = trainable, caches, rows
-    self._lend = lend
+    self._lend, self._dense = lend, None
     self.tables: Mapping[str, cached.Cached] = trainable.tables
     self.size = MOST_STEPS
     self.most_steps = min(most_steps, self.size)
@@ -274,20 +299,46 @@ class Fetching:
     # When the last two stretches ended.
     self._ended = [_done(0.0), _done(0.0)]
 
+  def share(self, dense: Dense) -> None:
+    """Exchanges dense parameters from now on; before there is a state."""
+    self._dense = dense
+    if dense.shares_steps:
+      more = {'dense': base.gathered}
+      self.trainable = dataclasses.replace(self.trainable, **more)
+
+  @property
+  def _shares_steps(self):
+    return self._dense is not None and self._dense.shares_steps
+
   # Programs.
 
   def _ids(self, constants, batch, schedule, first):
-    """[size, ...], ids of the model in steps from `first` on; and count."""
+    """[size, ...], ids of the model in steps from `first` on.
+
+    With the steps of the dispatch, and [size] examples of each, if these are
+    shared.
+    """
     given = self.trainable.with_arrays(constants)
     count = jnp.max(given.steps.num_steps(batch))
     stop = jnp.minimum(count, first + self.size)
     span = schedule.last_progress - schedule.first_progress
     advance = span / jnp.maximum(count, 1).astype(jnp.float32)
 
+    def examples_of(step, ids):
+      # Of the loss, XLA keeps what they need.
+      params = jax.eval_shape(given.model.init, jax.random.key(0))
+      params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
+      tables = self.tables.items()
+      rows = {k: jnp.zeros((*ids[k].shape, x.spec.dim)) for k, x in tables}
+      args = params, rows, ids, step, schedule.key
+      return given.model.loss(*args)[1].examples
+
     def ids_of(i):
       progress = schedule.first_progress + advance * i.astype(jnp.float32)
       step = given.steps.step(batch, i, _share(schedule), progress)
-      return given.model.ids(step, schedule.key)
+      ids = given.model.ids(step, schedule.key)
+      num = examples_of(step, ids) if self._shares_steps else jnp.float32(0)
+      return ids, num
 
     def put(i, made):
       return jax.tree.map(lambda x, y: x.at[i - first].set(y), made, ids_of(i))
@@ -296,11 +347,12 @@ class Fetching:
       lambda x: jnp.zeros((self.size, *x.shape), x.dtype),
       jax.eval_shape(ids_of, first),
     )
-    return jax.lax.fori_loop(first, stop, put, made), count
+    ids, examples = jax.lax.fori_loop(first, stop, put, made)
+    return ids, count, examples
 
   def _steps(self, state, measured, constants, *args):
     """Steps of a stretch; `at` are first, stop, count and the first of ids."""
-    batch, schedule, ids, places, (*at, first_ids) = args
+    batch, schedule, ids, places, (*at, first_ids), examples = args
     given = self.trainable.with_arrays(constants)
     devices = base.Devices(_share(schedule))
 
@@ -310,7 +362,8 @@ class Fetching:
       return own, found
 
     args = given, batch, schedule, devices, (state, measured), *at
-    return base.training_steps(*args, ids_of)
+    whole = examples if self._shares_steps else None
+    return base.training_steps(*args, ids_of, whole)
 
   @functools.cached_property
   def _finish(self):
@@ -333,14 +386,14 @@ class Fetching:
     plan, run = self._programs
     args = constants, batch, schedule, number
     self._plan = plan.lower(*args).compile()
-    ids, _ = plan.eval_shape(*args)
+    ids, *_ = plan.eval_shape(*args)
     places = {
       k: np.zeros((self.most_steps, ids[k].size // self.size), np.int32)
       for k in self.tables
     }
-    numbers = np.zeros(4, np.int32)
+    numbers = np.zeros(4, np.int32), np.float32(0)
     args = state, measured, constants, batch, schedule, ids, places
-    self._run = run.lower(*args, numbers).compile()
+    self._run = run.lower(*args, *numbers).compile()
     arrays = (x.arrays(state.tables[k]) for k, x in self.tables.items())
     sizes = {tuple(x.shape) for xs in arrays for x in xs}
     if sizes & hlo.copied_arrays(self.as_text()):
@@ -448,7 +501,8 @@ class Fetching:
       self._lend(1)
       waited += time.monotonic() - before
 
-    args = block.count, self.caches, moves, lookups, not first
+    examples = float(block.examples[here:][:num_steps].sum())
+    args = block.count, examples, self.caches, moves, lookups, not first
     needed = Needed(stop, *args, views, wait)
     fetched = self.rows.fetch(needed, self._counts)
     self._counts.add(fetch_secs=time.monotonic() - start - waited)
@@ -501,15 +555,20 @@ class Fetching:
         since = max(called, self._ended[1].result())
         self._counts.add(fetch_waited_secs=time.monotonic() - since)
       args = needed, fetched, self._counts, self._later
-      tables, rate_steps = self.rows.swap(state.tables, *args)
+      tables, num, examples = self.rows.swap(state.tables, *args)
       state = state._replace(tables=tables)
       if stop < count or self._last_batch is not batch:
         # Before the steps, which JAX may have this thread compute.
         self._request(constants, tables)
-      at = np.array([first, stop, rate_steps, block.first], np.int32)
+      at = np.array([first, stop, num, block.first], np.int32)
       args = constants, batch, schedule, block.planned, places, at
+      args = *args, np.float32(examples)
       state, measured = self._run(state, measured, *args)
       self._ended = [self._ended[1], self._clock.submit(_end, measured.loss)]
+      if self._dense and jax.tree.leaves(state.params):
+        rate, last = schedule[:2]
+        rate += (last - rate) / np.float32(max(num, 1)) * np.float32(first)
+        state = self._dense.exchange(state, stop - first, rate, examples)
       if stop >= count:
         break
     return state, self._finish(measured, batch, np.int32(count))

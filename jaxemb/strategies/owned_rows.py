@@ -125,7 +125,6 @@ class OwnedRows:
       for name, (_, new) in moves.into.items():
         if self.is_beside:
           new = np.concatenate([new, moves.into_beside[name][1]])
-          self.stores[name].know(new)
         else:
           rows = self.stores[name].read(new)
           arrays[name] = self.records[name].unpack(rows)
@@ -152,11 +151,11 @@ class OwnedRows:
     fetched: dict[str, list[np.ndarray]],
     counts: fetching.Counts,
     later: Callable[[Callable[[], None]], None],
-  ) -> tuple[dict[str, Any], int]:
+  ) -> tuple[dict[str, Any], int, float]:
     """See `fetching.Rows`."""
     if self.is_beside:
       self._swap_in_place(tables, needed, counts)
-      return tables, needed.count
+      return tables, needed.count, needed.examples
     out, tables = {}, dict(tables)
     for moves in needed.moves:
       for name, (slots, ids) in moves.out.items():
@@ -176,7 +175,7 @@ class OwnedRows:
 
     if out:
       later(store)
-    return tables, needed.count
+    return tables, needed.count, needed.examples
 
   def _swap_in_place(self, tables, needed, counts):
     start, swaps = time.monotonic(), []

@@ -45,10 +45,11 @@ class Pace(Protocol):
 
   is_lockstep: bool
 
-  def begin(self, needed: fetching.Needed) -> int:
-    """Waits; the steps of the dispatch over which the learning rate falls.
+  def begin(self, needed: fetching.Needed) -> tuple[int, float]:
+    """Waits; the steps over which the learning rate falls, and examples.
 
-    In lockstep all others have pushed what they did before.
+    The steps are those of the dispatch, the examples those of the stretch. In
+    lockstep they are of all, who have pushed what they did before.
     """
 
   def has_read(self) -> None:
@@ -199,7 +200,8 @@ def predict(
   others = (num_workers - 1) * of_round
   limit = staleness + 1
   is_old = others / (others + limit) if limit else np.ones(len(needs))
-  is_pushed = 1 / np.maximum(limit / of_round, 1)
+  # Of a row that is never looked up, never.
+  is_pushed = np.minimum(of_round / max(limit, 1e-30), 1)
   num = needs.sum()
   fetched = np.sum(needs * (misses + (1 - misses) * is_old)) / num
   pushed = np.sum(needs * (is_pushed + misses * (1 - is_pushed))) / num
@@ -248,7 +250,7 @@ class SharedRows:
     """
     self.tables: Mapping[str, cached.Cached] = trainable.tables
     self._make_table, self._staleness = make_table, staleness
-    self._weights = weights
+    self.weights = weights
     state = jax.eval_shape(trainable.init, jax.random.key(0))
     self._layouts = {
       k: _Layout(x, state.tables[k]) for k, x in self.tables.items()
@@ -347,11 +349,11 @@ class SharedRows:
     fetched: tuple,
     counts: fetching.Counts,
     later: Callable[[Callable[[], None]], None],
-  ) -> tuple[dict[str, Any], int]:
+  ) -> tuple[dict[str, Any], int, float]:
     """See `fetching.Rows`."""
     flushes, stretches, read = fetched
     start, waited = time.monotonic(), self._paced_secs
-    count, tables = needed.count, dict(tables)
+    begun, tables = (needed.count, needed.examples), dict(tables)
     for moves in needed.moves:
       for name, (lines, _) in moves.out.items():
         leaving = self._copies[name].leave(lines)
@@ -362,7 +364,7 @@ class SharedRows:
         self._settle_due(name, tables)
       self._paced(self.pace.end)
       self._exchange({}, counts)
-      count = self._paced(self.pace.begin, needed)
+      begun = self._paced(self.pace.begin, needed)
       read = self._exchange(stretches, counts)
       self.pace.has_read()
     elif flushes != self._flushes:
@@ -377,10 +379,10 @@ class SharedRows:
       self._copies[name].begin(stretch.lines, stretch.updates)
       self._last[name] = stretch.lines
     if self.pace and not self._is_lockstep:
-      count = self._paced(self.pace.begin, needed)
+      begun = self._paced(self.pace.begin, needed)
     secs = time.monotonic() - start - (self._paced_secs - waited)
     counts.add(fetch_secs=secs, fetch_waited_secs=secs)
-    return tables, count
+    return tables, *begun
 
   def _paced(self, call, *args):
     """Calls a method of `pace`, whose waiting is not for rows."""
@@ -407,7 +409,7 @@ class SharedRows:
     if not len(lines):
       return
     args = layout.place(tables[name], lines)
-    weights = None if self._adds_up else self._weights.of(pending.updates)
+    weights = None if self._adds_up else self.weights.of(pending.updates)
     num_weighted = 0 if self._adds_up else layout.dim
     deltas = self._copies[name].settle(
       pending, *args[:2], weights, num_weighted
@@ -422,7 +424,7 @@ class SharedRows:
 
   @property
   def _adds_up(self):
-    return self._weights.num_workers == 1 or self._is_lockstep
+    return self.weights.num_workers == 1 or self._is_lockstep
 
   def _count_pushes(self, pushes, counts):
     for name, pending, _ in pushes:

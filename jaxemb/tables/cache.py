@@ -13,6 +13,9 @@ needs, as far as they are foreseen, and of these the ones that were used
 
 then those that are needed last (Belady 1966). A use is a stretch. Rows that it
 needs stay until it has ended.
+
+Ranking all slots takes long where there are millions. By lru an order of slots
+holds until they are used, so that one ranking serves many stretches.
 """
 
 import collections
@@ -33,6 +36,7 @@ _MOST_NUMBERS = 1 << 30  # of rows, which then are counted from 0 again
 _NEXT_USE, _LAST_USE, _USED, _USES, _HELD = range(5)
 _NEEDED, _STAYS = 1 << 61, 1 << 62  # ranks of rows
 _LOOK_AHEAD = 16  # steps
+_SPARE = 1 / 8  # of the slots: those that are ranked ahead, by lru
 
 
 class TooSmall(Exception):
@@ -175,6 +179,23 @@ def _rank(by_uses, first, last, slots, ranks, ranked):
 
 
 @numba.njit(nogil=True, cache=True)
+def _pick(spare, used, at, slots, out):
+  """Writes slots that no step needs or used since, in order, to `out`.
+
+  They come of `spare`, from `at` on, which were last `used` then. Returns how
+  many they are, and where others begin.
+  """
+  num = 0
+  while num < out.size and at < spare.size:
+    known = slots[spare[at]]
+    if known[_LAST_USE] == used[at] and known[_NEXT_USE] == _NEVER:
+      out[num] = spare[at]
+      num += 1
+    at += 1
+  return num, at
+
+
+@numba.njit(nogil=True, cache=True)
 def _place(ids, slot_of, capacity, out):
   for i in range(ids.size):
     out[i] = slot_of[ids[i]] if ids[i] < slot_of.size else capacity
@@ -200,6 +221,9 @@ class Cache:
     size *= len(self.names)
     self._others = tuple(np.zeros(size, x) for x in kinds[:2])
     self._free = self.capacity  # slots from here on are in use
+    # By lru, slots that go next, their last uses, and how many have gone.
+    self._spare, self._spare_used = np.empty((2, 0), np.int64)
+    self._spare_at = 0
     self._now = 0  # stretches so far
     self._numbers = np.full(self.num_rows, -1, np.int32)  # of rows, the last
     self._foreseen = collections.deque()  # steps whose rows are to be found
@@ -363,6 +387,33 @@ class Cache:
 
   def _choose(self, num: int, first: int, last: int) -> np.ndarray:
     """[num] int64, or fewer, slots that have to go of a range of last uses."""
+    if not num:
+      return np.empty(0, np.int64)
+    if self.policy != 'lru' or first:
+      return self._ranked(num, first, last)
+    picked = self._pick(num)
+    if len(picked) < num:
+      more = max(num, int(_SPARE * self.capacity))
+      spare = self._ranked(more, first, last)
+      # One that a step needs goes only if there is no other.
+      self._spare, self._spare_at = spare, 0
+      self._spare_used = self._slots[spare, _LAST_USE].astype(np.int64)
+      picked = self._pick(num)
+      if len(picked) < num:
+        self._spare_at = len(spare)
+        return spare[:num]
+    return picked
+
+  def _pick(self, num):
+    out = np.empty(num, np.int64)
+    args = self._spare, self._spare_used, self._spare_at, self._slots, out
+    size, at = _pick(*args)
+    if size == num:
+      self._spare_at = at
+    return out[:size]
+
+  def _ranked(self, num, first, last):
+    """[num] or fewer, those that go first, in this order."""
     ranks, ranked = np.empty((2, self.capacity), np.int64)
     by_uses = self.policy != 'lru'
     size = _rank(by_uses, first, last, self._slots, ranks, ranked)
@@ -373,5 +424,8 @@ class Cache:
       if num_stay <= min(size - num, _MOST_STAY * self.capacity):
         ranks[stays] += _STAYS
     if num < size:
-      ranked = ranked[np.argpartition(ranks, num)[:num]]
-    return ranked
+      some = np.argpartition(ranks, num)[:num]
+      ranks, ranked = ranks[some], ranked[some]
+    if by_uses:
+      return ranked
+    return ranked[np.argsort(ranks, kind='stable')]

@@ -8,6 +8,7 @@ they are made when they are read, by the key of the table.
 import contextlib
 import dataclasses
 import errno
+import functools
 import math
 import mmap
 import os
@@ -125,28 +126,34 @@ class _Local:
     self.records[ids] = records
     self.is_known[ids] = True
 
-  def know(self, ids: np.ndarray) -> None:
-    """Makes those of ids [n] that differ that were never written."""
-    for some in self._blocks(ids[~self.is_known[ids]]):
-      self.write(some, self.make(some))
-
   def swap(
     self,
     arrays: Sequence[np.ndarray],
     out: tuple[np.ndarray, np.ndarray],
     into: tuple[np.ndarray, np.ndarray],
   ) -> None:
-    """Copies known rows between here and arrays [slots, bytes] of a device.
+    """Copies rows between here and arrays [slots, bytes] of a device.
 
     `out` has slots and ids of rows that come here, `into` of those that go,
-    maybe into the same slots.
+    maybe into the same slots. What was never written is made there.
     """
+    is_known = self.is_known[into[1]]
+    slots, ids = (x[~is_known] for x in into)
+    into = into[0][is_known], into[1][is_known]
     start = 0
     for array in arrays:
       part = self.records[:, start : start + array.shape[1]]
       _copy_rows(array, out[0], part, out[1])
       _copy_rows(part, into[1], array, into[0])
       start += array.shape[1]
+    self.is_known[out[1]] = True
+    size = max(1, _BLOCK_BYTES // self.num_bytes)
+    for i in range(0, len(ids), size):
+      records, start = self.make(ids[i : i + size]), 0
+      for array in arrays:
+        part = records[:, start : start + array.shape[1]]
+        _copy_rows(part, np.arange(len(part)), array, slots[i : i + size])
+        start += array.shape[1]
 
   def _blocks(self, ids: np.ndarray) -> Iterator[np.ndarray]:
     size = max(1, _BLOCK_BYTES // self.num_bytes)
@@ -227,7 +234,13 @@ def resident_bytes(sizes: Sequence[tuple[int, int]], is_mapped: bool) -> int:
 
 def _mapped_bytes() -> int:
   """Of files, in the memory of this process; 0 where that is not known."""
-  return getattr(psutil.Process().memory_info(), 'shared', 0)
+  return getattr(_process(os.getpid()).memory_info(), 'shared', 0)
+
+
+@functools.cache
+def _process(pid: int) -> psutil.Process:
+  """To make one takes longer than to ask it."""
+  return psutil.Process(pid)
 
 
 def _file(path: pathlib.Path, size: int) -> BinaryIO:
@@ -301,6 +314,8 @@ class Disk(_Local):
     into: tuple[np.ndarray, np.ndarray],
   ) -> None:
     """See `_Local`."""
+    # Rows that lie side by side are in the same pages.
+    out, into = ([y[np.argsort(x[1])] for y in x] for x in (out, into))
     none = into[0][:0], into[1][:0]
     for some in self._few(len(out[0])):
       super().swap(arrays, (out[0][some], out[1][some]), none)

@@ -273,9 +273,9 @@ class _Encoder:
       some = pieces[0].open()[0].texts() if pieces else []
       problems = [x for report in reports for x in report.problems]
       problem = next((x for x in problems if not x.endswith(': empty')), '')
-      raise errors.UserError(
-        _too_few(s, words.texts(), some, num_different, int(most), problem)
-      )
+      num_overlong = sum(x.counters['overlong_words'] for x in pieces)
+      args = some, num_different, int(most), problem, num_overlong
+      raise errors.UserError(_too_few(s, words.texts(), *args))
     with open(self.folder / 'vocab.txt', 'wb') as file:
       word2vec_format.put_counts(file, words.texts(), words.counts)
     digests, totals = self.map(pieces, words)
@@ -331,6 +331,8 @@ class _Encoder:
       invalid[piece.file] += piece.counters['invalid_utf8_bytes']
     for file, report in enumerate(reports):
       invalid[file] += report.replaced_bytes
+      # Every process decodes all of a file, whatever pieces of it are its own.
+      sums[file] = report.recoded_bytes or sums[file]
     wrong = [i for i in sums if invalid[i] > _MAX_INVALID * sums[i]]
     if not wrong:
       return
@@ -523,8 +525,18 @@ def _too_few(
   num_different: int,
   most: int,
   problem: str,
+  num_overlong: int,
 ) -> str:
   """Why there are not two `words`, and what to do; `some` are of any count."""
+  segment = (
+    'where a language has no spaces, segment it first (jieba, MeCab, ...) and '
+    'give --config.data.tokens=whitespace'
+  )
+  if not num_different and num_overlong and not problem:
+    return (
+      f'the text has no word but {num_overlong:,} that are too long to be '
+      f'words: {segment}'
+    )
   if not num_different:
     why = f' ({problem})' if problem else ': only punctuation or markup'
     return (
@@ -539,11 +551,7 @@ def _too_few(
   longest = max(some, key=len, default=b'').decode()
   if sum('\u0e00' <= c <= '\u9fff' for c in longest) > 8:
     one = longest[:20]
-    return (
-      f'words of the text are whole sentences, such as {one!r}: where a '
-      'language has no spaces, segment it first (jieba, MeCab, ...) and give '
-      '--config.data.tokens=whitespace'
-    )
+    return f'words of the text are whole sentences, such as {one!r}: {segment}'
   found = f'only one word ({words[0].decode()!r})' if words else 'no word'
   return (
     f'{found} occurs {settings.min_count} times: {num_different:,} different '

@@ -310,7 +310,9 @@ def _recoded(
   for block in itertools.chain(blocks, (b'',)):
     text = decoder.decode(block, not block)
     report.replaced_bytes += text.count('\ufffd')
-    yield text.encode('utf-8', 'replace')
+    recoded = text.encode('utf-8', 'replace')
+    report.recoded_bytes += len(recoded)
+    yield recoded
 
 
 def _unpack(

@@ -113,6 +113,7 @@ class ReadReport:
   damages: int = 0  # places in a dump that could not be used
   lost_bytes: int = 0  # of markup that could not be used
   replaced_bytes: int = 0  # in XML: not UTF-8 or not allowed there
+  recoded_bytes: int = 0  # of text that was in another encoding than UTF-8
   problems: list[str] = dataclasses.field(default_factory=list)  # one line each
   sha256: str = ''  # of the file on disk; '' until its end was reached
 

@@ -17,6 +17,7 @@ A round is a stretch of steps between two exchanges with the shards. Workers are
 import asyncio
 import collections
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
@@ -26,6 +27,7 @@ class Lease(NamedTuple):
   part: int
   position: Any  # see `data.base.Item`
   done: int  # units of progress before it, as if all parts were read abreast
+  rate_factor: float = 1.0  # of its learning rates
 
 
 class Ended(NamedTuple):
@@ -61,6 +63,7 @@ class _Member:
   begun: Any
   read: Any
   num_steps: int = 0  # of the dispatch of the round
+  examples: float = 0.0  # of the round
   is_paused: bool = False
   pending: int = 0
   reports: int = 0
@@ -83,6 +86,7 @@ class Ledger:
     self._rounds_ahead = rounds_ahead if pace == 'ssp' else 0
     self._starts: collections.Counter = collections.Counter()
     self.is_pausing, self._pause_at = False, 0
+    self.rate_factor, self._is_over = 1.0, False
 
   # Who is there.
 
@@ -136,12 +140,12 @@ class Ledger:
     if self.is_pausing:
       # In lockstep all have to come as far as the first.
       free = [x for x in free if x[0] < self._pause_at]
-    if not free:
+    if not free or self._is_over:
       return None
     number = min(free)[1]
     part = self._parts[number]
     part.owner, part.is_being_made = worker, True
-    return Lease(number, part.position, part.done)
+    return Lease(number, part.position, part.done, self.rate_factor)
 
   def made(
     self, worker: int, number: int, position: Any, done: int, own: int
@@ -172,8 +176,10 @@ class Ledger:
 
   @property
   def has_ended(self) -> bool:
-    """Whether all of the data is trained."""
-    return all(x.has_ended and not x.given for x in self._parts)
+    """Whether all of the data is trained, or no more of it is to be."""
+    return self._is_over or all(
+      x.has_ended and not x.given for x in self._parts
+    )
 
   def state(self) -> list[dict[str, Any]]:
     """What is trained, JSON-ready; for a pause."""
@@ -211,9 +217,10 @@ class Ledger:
     """Whether all that was given is trained and pushed."""
     return all(x.is_paused for x in self._members.values())
 
-  def end_pause(self) -> None:
-    """All go on, none of them ahead of another."""
+  def end_pause(self, rate_factor: float = 1.0, ends: bool = False) -> None:
+    """All go on, none of them ahead of another; or nobody is given more."""
     self.is_pausing = False
+    self.rate_factor, self._is_over = rate_factor, ends
     members = self._members.values()
     for member in members:
       member.is_paused = False
@@ -223,13 +230,19 @@ class Ledger:
   # Rounds.
 
   def begin(
-    self, worker: int, number: tuple[int, int] | None, num_steps: int
+    self,
+    worker: int,
+    number: tuple[int, int] | None,
+    num_steps: int,
+    examples: float = 0.0,
   ) -> None:
     """A worker has pushed all before a round, and would begin it.
 
-    Rounds in lockstep have numbers; None = the next one.
+    Rounds in lockstep have numbers; None = the next one. `examples` are its own
+    of the round.
     """
     member = self._members[worker]
+    member.examples = examples
     member.begun = member.begun + 1 if number is None else number
     member.num_steps = num_steps
 
@@ -262,6 +275,12 @@ class Ledger:
     left = sum(not x.has_ended or bool(x.given) for x in self._parts)
     return min(self._num_workers, left)
 
+  def round_of(self, worker: int) -> tuple[Any, dict[int, float]]:
+    """Of a worker in lockstep; by worker in it, the examples of each."""
+    number = self._members[worker].begun
+    members = self._members.items()
+    return number, {i: x.examples for i, x in members if x.begun == number}
+
   def most_steps(self) -> int:
     """Of the dispatches that workers in lockstep are at."""
     return max(x.num_steps for x in self._members.values())
@@ -276,9 +295,23 @@ class Desk:
 
   PAUSE = 'pause'
 
-  def __init__(self, *args: Any):
-    """Arguments are those of `Ledger`."""
-    self._ledger = Ledger(*args)
+  def __init__(
+    self,
+    num_parts: int,
+    num_workers: int,
+    pace: str,
+    rounds_ahead: int,
+    dense: Sequence[Any] = (),
+  ):
+    """See `Ledger`; `dense` has arguments of `dense.Dense`, if any."""
+    self._ledger = Ledger(num_parts, num_workers, pace, rounds_ahead)
+    self._dense: Any = None
+    # By round in lockstep and worker, gradients of a step that has not ended.
+    self._shares: dict[Any, dict[int, Any]] = {}
+    if dense:
+      from jaxemb.workers import dense as dense_lib  # and with it JAX
+
+      self._dense = dense_lib.Dense(*dense)
     self._change = asyncio.Condition()
     self._reports: list[dict[str, Any]] = []
 
@@ -352,13 +385,18 @@ class Desk:
     start: int,
     number: tuple[int, int] | None,
     num_steps: int,
-  ) -> int:
-    """See `Ledger`; returns when it may, the most steps of a dispatch."""
+    examples: float,
+  ) -> tuple[int, float]:
+    """See `Ledger`; returns when it may.
+
+    The most steps of a dispatch, and the examples of all in the round.
+    """
     self._ledger.check(worker, start)
-    self._ledger.begin(worker, number, num_steps)
+    self._ledger.begin(worker, number, num_steps, examples)
     await self._changed()
     await self._until(lambda: self._ledger.may_begin(worker), worker, start)
-    return self._ledger.most_steps()
+    _, examples_of = self._ledger.round_of(worker)
+    return self._ledger.most_steps(), sum(examples_of.values())
 
   async def has_read(self, worker: int, start: int) -> None:
     """See `Ledger`."""
@@ -369,6 +407,57 @@ class Desk:
   async def end(self, worker: int, start: int) -> None:
     """See `Ledger.may_push`; returns when it may."""
     await self._until(lambda: self._ledger.may_push(worker), worker, start)
+
+  # Dense parameters.
+
+  async def dense(self) -> tuple[Any, Any]:
+    """Parameters, and the state of their optimizer."""
+    return self._dense.params, self._dense.optimizer
+
+  async def take_dense(self, worker: int, start: int) -> tuple[Any, Any]:
+    """The same, for a worker that begins."""
+    self._ledger.check(worker, start)
+    return self._dense.take(worker)
+
+  async def push_dense(
+    self, worker: int, start: int, params: Any, optimizer: Any, weight: float
+  ) -> Any:
+    """See `dense.Dense.push`."""
+    self._ledger.check(worker, start)
+    return self._dense.push(worker, params, optimizer, weight)
+
+  async def step_dense(
+    self,
+    worker: int,
+    start: int,
+    grads: Any,
+    is_step: bool,
+    learning_rate: float,
+  ) -> Any:
+    """The parameters after a step, once all in lockstep have sent gradients.
+
+    See `dense.Dense.step`; these add up in the order of their workers.
+    """
+    self._ledger.check(worker, start)
+    number, _ = self._ledger.round_of(worker)
+    shares = self._shares.setdefault(number, {})
+    shares[worker] = grads
+    await self._changed()
+
+    def is_whole():
+      _, members = self._ledger.round_of(worker)
+      return (
+        self._shares.get(number) is not shares
+        or members.keys() <= shares.keys()
+      )
+
+    await self._until(is_whole, worker, start)
+    if self._shares.get(number) is shares:
+      del self._shares[number]
+      some = [grads for _, grads in sorted(shares.items(), key=lambda x: x[0])]
+      self._dense.step(some, is_step, learning_rate)
+      await self._changed()
+    return self._dense.params
 
   # Of whoever runs them.
 
@@ -383,18 +472,24 @@ class Desk:
     await self._changed()
     return self._ledger.has_paused
 
-  async def go_on(self) -> None:
-    """Ends a pause."""
-    self._ledger.end_pause()
+  async def go_on(self, rate_factor: float, ends: bool) -> None:
+    """Ends a pause; see `Ledger.end_pause`."""
+    self._ledger.end_pause(rate_factor, ends)
     await self._changed()
 
   async def state(self) -> list[dict[str, Any]]:
     """See `Ledger`."""
     return self._ledger.state()
 
-  async def restore(self, state: list[dict[str, Any]]) -> None:
-    """See `Ledger`."""
-    self._ledger.restore(state)
+  async def restore(
+    self, state: list[dict[str, Any]] | None, dense: Any, rate_factor: float
+  ) -> None:
+    """See `Ledger`; with what `Desk.dense` has returned. None = a new run."""
+    self._ledger.rate_factor = rate_factor
+    if state is not None:
+      self._ledger.restore(state)
+    if self._dense:
+      self._dense.params, self._dense.optimizer = dense
 
   async def has_ended(self) -> bool:
     """See `Ledger`."""

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import pathlib
 import time
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,13 +46,17 @@ class _Crew:
     if not cluster.is_own:  # one core each, on as many machines as there are
       self._placed = {'num_cpus': 1, 'scheduling_strategy': 'SPREAD'}
     args = parts.tuning.parts, s.num_workers, s.pace, s.rounds_ahead
-    self.desk = self._start('desk', ledger.Desk, *args)
+    trainable, dense = parts.trainable, ()
+    if trainable.has_dense:
+      dense = trainable.optimizer(), trainable.model.dense_rate
+    self.desk = self._start('desk', ledger.Desk, *args, dense)
     tuning = dataclasses.asdict(parts.tuning)
     del tuning['part_words']  # follows from the others
     args = config.to_dict(), tuning, workdir, cluster.namespace, cache
     self._args = *args, parts.source.fingerprint
     self.running: dict[Any, int] = {}  # calls of `run`, of which worker
     self._failures: dict[int, int] = {}
+    self._unit = parts.source.unit
     self.num_replaced = 0
 
   def _start(self, name, kind, *args, **options):
@@ -106,9 +111,9 @@ class _Crew:
         )
       metrics.LOG.warning(
         f'worker {number} ended ({why}) and is started again; {ended.units:,} '
-        f'words that it had been given are read again, of which it had sent a '
-        f'part, and up to {ended.pending:,} updates of rows that it had not '
-        'sent are lost'
+        f'{self._unit} that it had been given are read again, of which it had '
+        f'sent a part, and up to {ended.pending:,} updates of rows that it had '
+        'not sent are lost'
       )
       self.num_replaced += 1
       self.start(number)
@@ -151,19 +156,24 @@ def run(
   session: loop.Session,
   cluster: remote.Cluster,
   cache: pathlib.Path | None,
+  own: types.ModuleType | None = None,
 ) -> bool:
-  """Trains, exports and reports; False if it saved and ended at a signal."""
+  """Trains, exports and reports; False if it saved and ended at a signal.
+
+  `own` evaluates and exports in place of `results`, where the data has a module
+  of its own.
+  """
   store = parts.strategy.store
-  if jax.tree.leaves(parts.trainable.init(jax.random.key(0)).params):
-    raise errors.UserError(
-      'config.strategy.name=workers trains tables only, and config.model.name='
-      f'{parts.config.model.name} has other parameters; choose another strategy'
-    )
+  hook = (own or results).Evaluation(workdir, parts)
   with contextlib.closing(store), loop.open_checkpoints(workdir) as checkpoints:
-    runner = _Runner(workdir, parts, session, checkpoints)
+    runner = _Runner(workdir, parts, session, checkpoints, hook)
     with contextlib.closing(runner.meter):
       if not runner.train(cluster, cache):
         return False
+      if own:
+        args = workdir, parts, runner.state, runner.totals, hook
+        own.write(*args, runner.report())
+        return True
       export_rows = functools.partial(parts.strategy.export_rows, runner.state)
       export = results.collect(parts, export_rows)
       results.write(workdir, parts, export, runner.totals, runner.report())
@@ -179,7 +189,9 @@ class _Runner:
     parts: build.Parts,
     session: loop.Session,
     checkpoints: checkpoint.Checkpoints,
+    hook: loop.Hook,
   ):
+    self._hook = hook
     self._workdir, self._parts, self._session = workdir, parts, session
     self._checkpoints, source = checkpoints, parts.source
     self._total = round(source.units_per_epoch * source.epochs)
@@ -192,6 +204,7 @@ class _Runner:
     self._is_new, self._has_begun = restored is None, False
     if self._is_new:
       self.state = build.new_state(parts, key)
+    hook.begin(self.totals)
     self._used, self._most_missed, self._replaced = _Used(), 0, 0
     self._memory: dict[int, tuple[int, int]] = {}
     self.meter = metrics.Meter(
@@ -207,21 +220,23 @@ class _Runner:
   def train(self, cluster: remote.Cluster, cache: pathlib.Path | None) -> bool:
     """Trains to the end, or returns False."""
     config, stop = self._parts.config, self._session.stop
-    if self.totals.done == self._total:
+    hook = self._hook
+    has_ended = not self._is_new and hook.has_ended()
+    if self.totals.done == self._total or has_ended:
       return True
     crew = _Crew(self._parts, self._workdir, cluster, cache)
-    if not self._is_new:
-      crew.ask('restore', self.totals.position)
+    position = None if self._is_new else self.totals.position
+    dense = jax.device_get(self.state[1:])
+    crew.ask('restore', position, dense, hook.rate_factor())
     crew.start_all()
     self.totals.started = self.totals.started or self._session.started
     self.totals.encode_secs += self._session.encode_secs
     self._secs_before = self.totals.total_secs
-    hook = results.Evaluation(self._workdir, self._parts)
     last_save = last_check = time.monotonic()
     evaluates = pauses = False
     while crew.watch(_POLL_SECS):
       for report in crew.ask('take'):
-        evaluates |= self._count(crew, report, hook)
+        evaluates |= self._count(crew, report)
       if time.monotonic() - last_check > _CHECK_SECS:
         self._parts.strategy.store.rows.check()
         last_check = time.monotonic()
@@ -232,11 +247,15 @@ class _Runner:
       pauses = True
       if not crew.ask('pause'):
         continue
-      for report in crew.ask('take'):
-        self._count(crew, report, hook)
+      self._take_all(crew)
       if evaluates:
         hook.run(self.state, self.totals)
         self.meter.resume()
+        has_ended = hook.has_ended()
+      if has_ended:
+        metrics.LOG.info(
+          'training ends before its last epoch: it gets no better'
+        )
       if is_due or stop.is_set():
         self._save(crew)
         last_save = time.monotonic()
@@ -246,17 +265,27 @@ class _Runner:
           f'stopped and saved at step {step}; run the same command to resume'
         )
         return False
-      crew.ask('go_on')
+      crew.ask('go_on', hook.rate_factor(), has_ended)
       evaluates = pauses = False
-    for report in crew.ask('take'):
-      self._count(crew, report, hook)
+    self._take_all(crew)
     if not crew.ask('has_ended'):
       raise AssertionError('workers ended before the data did')
     self._replaced = crew.num_replaced
     self._save(crew)
     return True
 
-  def _count(self, crew, report, hook) -> bool:
+  def _take_all(self, crew):
+    """Counts what is left to be counted, once nobody trains."""
+    for report in crew.ask('take'):
+      self._count(crew, report)
+    if self._parts.trainable.has_dense:
+      own = self.state[1:]
+      dense = jax.tree.map(
+        lambda x, y: jax.device_put(x, y.sharding), crew.ask('dense'), own
+      )
+      self.state = self.state._replace(params=dense[0], optimizer=dense[1])
+
+  def _count(self, crew, report) -> bool:
     """Counts what a worker reports; whether an evaluation is due."""
     number, totals = report['worker'], self.totals
     self._used.add(number, report['start'], report['used'])
@@ -279,7 +308,7 @@ class _Runner:
     before = totals.done
     item = data_base.Item(None, 0, None, before, before + report['own'])
     self.meter.count(item, report['rates'], report['metrics'])
-    return hook.due(item)
+    return self._hook.due(item)
 
   def _save(self, crew):
     totals, store = self.totals, self._parts.strategy.store

@@ -21,17 +21,18 @@ from jaxemb import config as config_lib
 from jaxemb.data import base as data_base
 from jaxemb.native import step as native
 from jaxemb.runtime import resources
-from jaxemb.strategies import fetching
+from jaxemb.strategies import base as strategy_base
+from jaxemb.strategies import fetching, shared_rows
 from jaxemb.tables import remote
 from jaxemb.workers import ledger
 
 
-class _Pace:
+class Pace:
   """Asks the desk before every round; implements `shared_rows.Pace`."""
 
   def __init__(self, ask: Any, pace: str):
     """`ask` calls a method of the desk."""
-    self._ask, self._waits = ask, pace != 'asp'
+    self.ask, self._waits = ask, pace != 'asp'
     self.is_lockstep = pace == 'bsp'
     self._index, self._round, self._count = 0, 0, 0
     self.waited_secs = 0.0
@@ -40,32 +41,79 @@ class _Pace:
     """A dispatch begins, the `index`-th of its part."""
     self._index, self._round = index, -1
 
-  def _wait(self, *args: Any) -> Any:
+  def wait(self, *args: Any) -> Any:
+    """What a method of the desk returns that others may have to come to."""
     start = time.monotonic()
-    answer = self._ask(*args)
+    answer = self.ask(*args)
     self.waited_secs += time.monotonic() - start
     return answer
 
-  def begin(self, needed: fetching.Needed) -> int:
+  def begin(self, needed: fetching.Needed) -> tuple[int, float]:
     """See `shared_rows.Pace`."""
+    own = needed.count, needed.examples
     self._round += 1
     if not self._waits:
-      return needed.count
+      return own
     number = (self._index, self._round) if self.is_lockstep else None
-    most = self._wait('begin', number, needed.count)
+    most, examples = self.wait('begin', number, *own)
     if not self.is_lockstep:
-      return needed.count
+      return own
     if needed.is_first:
       self._count = most
-    return self._count
+    return self._count, examples
 
   def has_read(self) -> None:
     """See `shared_rows.Pace`."""
-    self._ask('has_read')
+    self.ask('has_read')
 
   def end(self) -> None:
     """See `shared_rows.Pace`."""
-    self._wait('end')
+    self.wait('end')
+
+
+class Exchange:
+  """Asks the desk after every round; implements `fetching.Dense`."""
+
+  def __init__(
+    self, pace: Pace, weights: shared_rows.Weights, step_centers: int
+  ):
+    """`weights` are those of rows, as if each center looked parameters up."""
+    self._pace, self._weights = pace, weights
+    self._step_centers = step_centers
+    self.shares_steps = pace.is_lockstep
+    self.num_bytes = 0  # sent or received
+
+  def _put(self, new, old):
+    self.num_bytes += sum(x.nbytes for x in jax.tree.leaves(new))
+    return jax.tree.map(lambda x, y: jax.device_put(x, y.sharding), new, old)
+
+  def begin(self, state: strategy_base.TrainState) -> strategy_base.TrainState:
+    """A state with the parameters of all."""
+    params, optimizer = self._pace.ask('take_dense')
+    state = state._replace(params=self._put(params, state.params))
+    if self.shares_steps:
+      return state
+    return state._replace(optimizer=self._put(optimizer, state.optimizer))
+
+  def exchange(
+    self,
+    state: strategy_base.TrainState,
+    num_steps: int,
+    learning_rate: np.float32,
+    examples: float,
+  ) -> strategy_base.TrainState:
+    """See `fetching.Dense`."""
+    params, optimizer = own = jax.device_get(state[1:])
+    if self.shares_steps:
+      own = (optimizer,)
+      args = 'step_dense', optimizer, examples > 0, float(learning_rate)
+      params = self._pace.wait(*args)
+    else:
+      lookups = np.array([num_steps * self._step_centers])
+      (weight,) = self._weights.of(lookups).tolist()
+      params = self._pace.ask('push_dense', params, optimizer, weight)
+    self.num_bytes += sum(x.nbytes for x in jax.tree.leaves(own))
+    return state._replace(params=self._put(params, state.params))
 
 
 class Worker:
@@ -163,15 +211,22 @@ class _Training:
       self._sources[part] = source
     return self._sources[part]
 
-  def _schedule(self, part, item):
+  def _schedule(self, part, item, rate_factor=1.0):
     now = loop.schedule(self._config, item, self._total)
-    return now._replace(parts_before=np.int32(part))
+    factor = np.float32(rate_factor)
+    return now._replace(
+      first_learning_rate=factor * now.first_learning_rate,
+      last_learning_rate=factor * now.last_learning_rate,
+      parts_before=np.int32(part),
+    )
 
   def _put(self, item):
     batch = jax.device_put(item.batch, self._sharding)
     return item._replace(batch=batch)
 
-  def _items(self) -> Iterator[tuple[int, data_base.Item] | str]:
+  def _items(
+    self,
+  ) -> Iterator[tuple[data_base.Item, strategy_base.Schedule, int] | str]:
     """Dispatches as they are given, each with its part; and pauses."""
     begun: dict[int, tuple[Any, Iterator[data_base.Item]]] = {}
     made = ended = None
@@ -185,7 +240,7 @@ class _Training:
         self._goes_on.wait()
         self._goes_on.clear()
         continue
-      part, position, done = lease
+      part, position, done, rate_factor = lease
       behind, items = begun.get(part, (None, None))
       if items is None or behind != position:
         items = self._source(part).items(position, done)
@@ -195,11 +250,18 @@ class _Training:
         continue
       begun[part] = item.position, items
       made = part, item.position, item.done_after, item.own
-      yield part, self._put(item)
+      yield self._put(item), self._schedule(part, item, rate_factor), part
 
   def run(self) -> None:
     """Trains."""
     strategy, store, worker = self._parts.strategy, self._store, self._worker
+    pace = Pace(self._ask, self._config.strategy.pace)
+    store.rows.pace = pace
+    trainable = self._parts.trainable
+    args = pace, store.rows.weights, self._tuning.part_words
+    dense, has_dense = Exchange(*args), trainable.has_dense
+    if has_dense or (pace.is_lockstep and trainable.model.is_mean):
+      store.share(dense)
     state = strategy.init(loop.init_key(self._config.seed))
     constants = strategy.constants()
     start = time.monotonic()
@@ -207,9 +269,9 @@ class _Training:
     args = constants, like.batch, self._schedule(0, like)
     program = strategy.step.lower(state, *args).compile()
     compile_secs = time.monotonic() - start
-    pace = _Pace(self._ask, self._config.strategy.pace)
-    store.rows.pace = pace
     worker.join()
+    if has_dense:
+      state = dense.begin(state)
     self._first, began = resources.sample(), time.time()
     items = data_base.prefetch(self._items(), 1)
     item = next(items, None)
@@ -224,11 +286,10 @@ class _Training:
         continue
       following = next(items, None)
       if isinstance(following, tuple):
-        then = following[1]
-        store.expect(then.batch, self._schedule(following[0], then))
-      part, now = item
+        then, schedule, _ = following
+        store.expect(then.batch, schedule)
+      now, schedule, part = item
       pace.start(now.index)
-      schedule = self._schedule(part, now)
       state, found = program(state, constants, now.batch, schedule)
       report = self._report(now, schedule, jax.device_get(found), pace)
       report |= {'compile_secs': compile_secs, 'began': began}

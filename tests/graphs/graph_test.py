@@ -258,6 +258,29 @@ def test_labels_and_features_of_files(read, tmp_path):
   assert graph.counted['nodes_without_features'] == 1
 
 
+def test_columns_of_files_of_labels(read, tmp_path):
+  path, edges = tmp_path / 'labels.csv', 'a b\nb c\n'
+  path.write_text('year,label,name\n1990,x,b\n1991,y,a\n')
+  graph = read(edges, labels=str(path))
+  assert graph.labels.tolist() == [1, 0, -1] and graph.label_names == ['x', 'y']
+  path.write_text('id,year,name\na,1990,x\n')
+  with pytest.raises(errors.UserError, match='columns id, year, name; call'):
+    read(edges, labels=str(path))
+  path.write_text('a y x\nb class y\n')  # several, without a header
+  assert read(edges, labels=str(path)).label_names == ['class', 'x', 'y']
+
+
+def test_comments_are_counted_and_other_files_named(read, tmp_path):
+  graph = read('# one\na b\n% two\nb c\n')
+  assert graph.counted['comments'] == 2
+  folder = tmp_path / 'lists'
+  folder.mkdir()
+  (folder / 'README').write_text('Edges of a graph.\n\nTwo nodes a line.\n')
+  (folder / 'edges.tsv').write_text('a\tb\n')
+  with pytest.raises(errors.UserError, match=r'a glob such as .*/\*\.tsv'):
+    read(None, 'lists')
+
+
 def test_many_bad_lines_are_too_many_and_few_are_counted(read):
   graph = read('a b\n' * 200 + 'c\n')
   assert graph.counted['unreadable_edges'] == 1
@@ -361,6 +384,34 @@ def test_matrices_as_others_write_them(tmp_path, read):
     assert graph.num_edges == 3 and graph.weights is None, name
 
 
+def test_matrices_with_splits(tmp_path, read):
+  mask = np.array([True, False, False, True])
+  splits = {'train_masks': [mask, ~mask], 'idx_test': [1], 'val_mask': ~mask}
+  np.savez(
+    tmp_path / 'a.npz', node_features=np.eye(4), node_labels=[0, 1, 1, 0],
+    edges=[[0, 1], [1, 2], [2, 3]], **splits,
+  )  # fmt: skip
+  graph = read(None, 'a.npz')
+  assert {k: x.tolist() for k, x in graph.splits.items()} == {
+    'train': [0, 3], 'valid': [1, 2], 'test': [1],
+  }  # fmt: skip
+  assert graph.num_edges == 3 and graph.features.shape == (4, 4)
+  assert graph.labels.tolist() == [0, 1, 1, 0]
+
+
+def test_what_is_for_lists_alone_is_refused(tmp_path, read):
+  sparse.save_npz(tmp_path / 'a.npz', MATRIX)
+  for settings in ({'columns': 'source,target'}, {'num_nodes': 9}):
+    with pytest.raises(errors.UserError, match='is for lists of edges'):
+      read(None, 'a.npz', **settings)
+  (tmp_path / 'planetoid').mkdir()
+  for name in ('planetoid/ind.cora.graph', 'ind.cora.x', 'a.pkl'):
+    (tmp_path / name).write_bytes(b'\x80')
+  for name in ('planetoid', 'ind.cora.x', 'a.pkl'):
+    with pytest.raises(errors.UserError, match='pickles, which can run any'):
+      read(None, name)
+
+
 def test_names_that_are_given_twice(tmp_path, read):
   np.savez(
     tmp_path / 'a.npz', **_parts(MATRIX), node_names=['a', '', 'a', 'a#2']
@@ -385,6 +436,7 @@ def test_names_that_are_given_twice(tmp_path, read):
     ('a.npz', {'adj_data': [1.0]}, "cannot read .*'adj_indices'"),
     ('a.npz', {**_parts(MATRIX), 'adj_shape': (2, 2)}, 'cannot read'),
     ('a.npz', {**_parts(MATRIX), 'node_names': ['x']}, 'names of 1 nodes'),
+    ('a.npz', {**_parts(MATRIX), 'idx_train': [4]}, 'nodes for train that'),
     ('none.npz', None, 'there is no file'),
   ],
 )

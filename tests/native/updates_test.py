@@ -1,5 +1,6 @@
 """Rows that a kernel updates are those that XLA updates."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -7,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb.native import updates
+from jaxemb.native import handlers, updates
 from jaxemb.tables import replicated, row_optimizers, spec
 
 VOCAB, DIM = 37, 5
 SETTINGS = {'epsilon': 1e-3, 'beta1': 0.8, 'beta2': 0.95}
 OPTIMIZERS = {
+  'adagrad': row_optimizers.adagrad(1e-3),
   'adagrad_full': row_optimizers.adagrad_full(1e-3),
   'adam_full': row_optimizers.adam_full(0.8, 0.95, 1e-3),
 }
@@ -66,3 +68,25 @@ def test_any_number_of_threads_gives_the_same_bits(optimizer):
       jax.tree.leaves(expected), jax.tree.leaves(found), strict=True
     ):
       np.testing.assert_array_equal(x, y)
+
+
+def test_tables_with_the_same_ids_find_equal_ones_once():
+  kernel = updates.make({'name': 'adagrad_full', **SETTINGS}, 2)
+  make = functools.partial(replicated.Replicated, row_kernel=kernel)
+  wide = make(spec.TableSpec('x', VOCAB, DIM, 0.1), OPTIMIZERS['adagrad_full'])
+  thin = make(spec.TableSpec('y', VOCAB, 1, 0.1), OPTIMIZERS['adagrad_full'])
+  tables = wide, thin
+  states = [table.init(jax.random.key(0)) for table in tables]
+  step = Step(jnp.float32(0.1))
+
+  @jax.jit
+  def update(states, ids, grads):
+    return [
+      table.update(state, ids, grads[:, : table.spec.dim], None, step)
+      for table, state in zip(tables, states, strict=True)
+    ]
+
+  ids, grads = jnp.arange(40) % 7, jnp.ones((40, DIM))
+  text = update.lower(states, ids, grads).compile().as_text()
+  assert text.count(f'custom_call_target="{handlers.GROUPS}"') == 1
+  assert text.count(f'custom_call_target="{handlers.UPDATES}"') == 2

@@ -27,7 +27,7 @@ USUAL = {
 }
 
 
-def _made(shape=(1, 1), parts=PARTS, **settings):
+def trainer(shape=(1, 1), parts=PARTS, cluster=None, **settings):
   given = {k.replace('__', '.'): v for k, v in settings.items()}
   settings = {**USUAL, 'model.name': 'deepfm'} | given
   if settings['model.name'] in ('logistic', 'fm'):
@@ -36,13 +36,14 @@ def _made(shape=(1, 1), parts=PARTS, **settings):
   config, tuning = config_lib.resolve(config, 'cpu', shape, parts=parts)
   steps = examples.Steps(tuning.part_words, tuning.parts)
   devices = mesh.make(mesh.Shape(*shape))
-  return build.trainer(config, tuning, devices, log_of_clicks.CORPUS, steps)
+  args = config, tuning, devices, log_of_clicks.CORPUS, steps
+  return build.trainer(*args, cluster=cluster)
 
 
 @functools.cache
 def _trained(shape=(1, 1), num_dispatches=2, parts=PARTS, **settings):
   """Rows by table, dense parameters and mean losses after some dispatches."""
-  made = _made(shape, parts, **settings)
+  made = trainer(shape, parts, **settings)
   strategy, losses = made.strategy, []
   state = dispatches.start(strategy)
   for i in range(num_dispatches):
@@ -165,7 +166,7 @@ def test_all_rows_may_be_updated():
   ids=str,
 )
 def test_no_table_is_copied(more):
-  made = _made(**more)
+  made = trainer(**more)
   batch = log_of_clicks.batch(PARTS, 32, 100)
   now = dispatches.schedule(RATE, RATE)
   state = dispatches.start(made.strategy)

@@ -48,7 +48,7 @@ def _graph():
   return offsets, others.astype(np.int32), features.astype(np.float32)
 
 
-def _made(shape=(1, 1), parts=PARTS, **settings):
+def trainer(shape=(1, 1), parts=PARTS, cluster=None, **settings):
   settings = USUAL | {k.replace('__', '.'): v for k, v in settings.items()}
   config = config_lib.check(config_lib.default(), settings)
   config, tuning = config_lib.resolve(config, 'cpu', shape, parts=parts)
@@ -62,10 +62,11 @@ def _made(shape=(1, 1), parts=PARTS, **settings):
   counts = np.diff(offsets)
   corpus = base.Corpus(names, counts, lookups, nodes=nodes)
   devices = mesh.make(mesh.Shape(*shape))
-  return build.trainer(config, tuning, devices, corpus, steps)
+  args = config, tuning, devices, corpus, steps
+  return build.trainer(*args, cluster=cluster)
 
 
-def _batch(num_parts, size, num, seed, num_trees=1):
+def random_batch(num_parts, size, num, seed, num_trees=1):
   """`num` nodes in all, in parts whose last ones have a place without any."""
   rng = np.random.default_rng(seed)
   offsets, others, _ = _graph()
@@ -85,7 +86,7 @@ def _batch(num_parts, size, num, seed, num_trees=1):
 @functools.cache
 def _trained(shape=(1, 1), num_dispatches=2, parts=PARTS, **settings):
   """Rows, dense parameters and mean losses after some dispatches."""
-  made = _made(shape, parts, **settings)
+  made = trainer(shape, parts, **settings)
   strategy, losses = made.strategy, []
   state = dispatches.start(strategy)
   num_trees = made.trainable.model.spec.num_trees
@@ -93,7 +94,7 @@ def _trained(shape=(1, 1), num_dispatches=2, parts=PARTS, **settings):
     size = 4 * made.trainable.steps.part_examples
     # The last step is not full.
     num = parts * (size - 1) - 1
-    batch = _batch(parts, size, num, i % 2, num_trees)
+    batch = random_batch(parts, size, num, i % 2, num_trees)
     now = dispatches.schedule(RATE, RATE, np.array([i, 7], np.uint32))
     state, found = dispatches.run(strategy, state, batch, now)
     assert found.counters['examples'] == num
@@ -180,9 +181,9 @@ def test_replicas_learn():
 
 
 def test_no_table_is_copied():
-  made = _made()
+  made = trainer()
   now = dispatches.schedule(RATE, RATE)
   state = dispatches.start(made.strategy)
-  args = dispatches.args(made.strategy, _batch(PARTS, 32, 100, 0), now)
+  args = dispatches.args(made.strategy, random_batch(PARTS, 32, 100, 0), now)
   text = made.strategy.step.lower(state, *args).compile().as_text()
   assert not {(NODES, 5)} & hlo.copied_arrays(text)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxemb.runtime import hlo
-from tests import compiling, dispatches
+from tests import compiling, dispatches, sending
 
 VOCAB, DIM, BATCH_WORDS = 3000, 6, 64
 # Scores of a step: [centers, chunk + 2 window + shared negatives] float32.
@@ -16,8 +16,8 @@ REPLICATED = {'strategy.name': 'sync'}
 BFLOAT16 = {'table.exchange_dtype': 'bfloat16'}
 
 
-def _sent(settings, **fixed):
-  """By collective, bytes of one device in a step; and the strategy's loop."""
+def _made_and_sent(settings, **fixed):
+  """What trains, and by collective the bytes of one device in a step."""
   settings = {
     'model.dim': DIM, 'model.window': 2, 'model.shared_negatives': 3,
     'train.batch_words': BATCH_WORDS, 'mesh.data': 2, 'mesh.table': 1,
@@ -30,7 +30,39 @@ def _sent(settings, **fixed):
   )
   _, lowered = dispatches.lowered(made.trainable, made.strategy, 4)
   found = hlo.traffic(compiling.text(lowered), made.strategy.loop)
-  return found['bytes_per_step_per_device'], made.strategy.loop
+  return made, found['bytes_per_step_per_device']
+
+
+def _sent(settings, **fixed):
+  """By collective, bytes of one device in a step; and the strategy's loop."""
+  made, sent = _made_and_sent(settings, **fixed)
+  return sent, made.strategy.loop
+
+
+@pytest.mark.parametrize(
+  ('layout', 'mesh'),
+  [
+    ('replicated', (2, 2)),
+    ('column', (2, 2)),
+    ('row', (2, 2)),
+    *(
+      pytest.param(*x, marks=pytest.mark.slow)
+      for x in [
+        ('replicated', (4, 1)), ('column', (1, 4)), ('row', (1, 4)),
+        ('row', (1, 2)), ('row', (4, 1)),
+      ]
+    ),
+  ],
+)  # fmt: skip
+def test_layouts_send_what_the_formula_says(layout, mesh):
+  settings = {
+    'strategy.name': 'sync', 'table.layout': layout,
+    'mesh.data': mesh[0], 'mesh.table': mesh[1],
+    'train.batch_words': 2 * BATCH_WORDS,
+  }  # fmt: skip
+  made, sent = _made_and_sent(settings, steps_per_loop=4)
+  formula = sending.bytes_per_step(made, layout, mesh, 2 * BATCH_WORDS)
+  assert sent['total'] == pytest.approx(formula, rel=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,20 @@ def test_what_is_used_stays():
   assert lru > 3 * lfu and lru > 3 * lfu_opt
 
 
+def test_by_lru_goes_what_was_used_longest_ago():
+  cache, last_use = cache_lib.Cache(('a',), VOCAB, 200, 'lru'), {}
+  rng = np.random.default_rng(0)
+  for i in range(300):
+    needed = (VOCAB * rng.random(12) ** 2).astype(np.int32)
+    moves = cache.admit([[needed]])
+    gone = moves.out['a'][1].tolist()
+    others = sorted(last_use[x] for x in last_use.keys() - set(needed.tolist()))
+    assert sorted(last_use.pop(x) for x in gone) == others[: len(gone)]
+    last_use |= dict.fromkeys(needed.tolist(), i)
+    assert len(last_use) <= 200
+  assert len(last_use) == 200
+
+
 def test_a_step_that_does_not_fit_is_refused():
   cache = cache_lib.Cache(('a', 'b'), VOCAB, 8)
   step = np.arange(6, dtype=np.int32), np.arange(3, 9, dtype=np.int32)

@@ -1,15 +1,19 @@
 """Downloads from a local server: resuming, checksums, failures."""
 
+import gzip
 import hashlib
 import http.server
+import io
 import random
 import threading
 import types
+import zipfile
 from concurrent import futures
 
 import pytest
 
 from jaxemb import errors
+from jaxemb.graphs import files
 from jaxemb.text import download
 
 _KIND = 'pages-articles-multistream.xml.bz2'
@@ -169,3 +173,52 @@ def test_processes_that_want_the_same_download_once(server, tmp_path):
   assert paths[0] == paths[1] and paths[0].read_bytes() == server.data
   assert len(_ranges(server)) == 1
   assert [path.name for path in tmp_path.iterdir()] == [_NAME]
+
+
+def _zip(members):
+  data = io.BytesIO()
+  with zipfile.ZipFile(data, 'w') as file:
+    for name, text in members.items():
+      file.writestr(name, gzip.compress(text.encode()))
+  return data.getvalue()
+
+
+def test_graphs_are_downloaded_unpacked_and_read(server, tmp_path, monkeypatch):
+  monkeypatch.setattr(download, 'OGB_URL', server.url)
+  more = ' ' * 200_000 + str(random.Random(1).randbytes(3000))
+  whole = server.files['/arxiv.zip'] = _zip(
+    {
+      'arxiv/RELEASE_v1.txt': more,
+      'arxiv/raw/edge.csv.gz': '0,1\n1,2\n',
+      'arxiv/raw/num-node-list.csv.gz': '4\n',
+      'arxiv/raw/node-label.csv.gz': '1\n0\n1\n1\n',
+      'arxiv/split/time/train.csv.gz': '3\n0\n',
+      'arxiv/../../raw/outside.csv.gz': '',
+    }
+  )
+  server.cuts = [1001, 10]
+  settings = {'path': 'ogbn-arxiv', 'columns': '', 'directed': False}
+  settings |= {'num_nodes': 0, 'labels': '', 'features': ''}
+
+  def read():
+    return files.read(settings, tmp_path, lambda *args: None)
+
+  graph = read()
+  assert graph.num_edges == 2 and graph.labels.tolist() == [1, 0, 1, 1]
+  assert graph.splits['train'].tolist() == [3, 0]
+  ranges = [x for _, x in server.requests]
+  assert ranges == [None, 'bytes=1001-', 'bytes=1011-']
+  found = {str(x.relative_to(tmp_path)) for x in tmp_path.rglob('*.gz')}
+  assert len(found) == 4 and all(x.startswith('ogbn-arxiv/') for x in found)
+  assert not list(tmp_path.glob('*.part'))
+  server.files.clear()
+  assert read().num_edges == 2  # from the cache
+  server.files['/proteins.zip'] = whole[:-40] + b'!' * 40
+  for name, words in (
+    ('ogbn-proteins', 'was removed: download again'),
+    ('ogbn-products', '404.*products.zip to .*ogbn-products by hand'),
+    ('ogbn-mag', "no 'ogbn-mag' to download: choose one of"),
+  ):
+    settings['path'] = name
+    with pytest.raises(errors.UserError, match=words):
+      read()

@@ -194,10 +194,11 @@ def test_lockstep_reads_what_all_have_pushed_and_no_more():
           await desk.end(worker, start)
           pushed[worker] += 1
         await asyncio.sleep(rng.random() * 1e-3)
-        args = (dispatch, i), int(sizes[worker, dispatch])
-        most = await desk.begin(worker, start, *args)
+        args = (dispatch, i), int(sizes[worker, dispatch]), 1.0 + worker
+        most, examples = await desk.begin(worker, start, *args)
         if i == 0:
           assert most == sizes[:, dispatch].max()
+        assert examples == np.sum(1.0 + np.flatnonzero(sizes[:, dispatch] > i))
         log.append((worker, dispatch, i, dict(pushed)))
         await asyncio.sleep(rng.random() * 1e-3)
         await desk.has_read(worker, start)

@@ -1,5 +1,6 @@
 """Whole runs of workers on Ray: ended, stopped, in lockstep."""
 
+import json
 import os
 import signal
 import threading
@@ -151,3 +152,43 @@ def test_workers_that_wait_for_cpus_are_told(tmp_path):
     held.close()
   told = '1 of 2 workers wait for a CPU: the cluster has 1, of which 1 are free'
   assert told in runs.log(tmp_path)
+
+
+CLICKS = {
+  'data.source': 'clicks', 'data.path': 'toyclicks:4000', 'mesh.data': 0,
+  'data.min_count': 1, 'strategy.name': 'workers', 'model.name': 'wide_deep',
+  'strategy.num_workers': 2, 'strategy.sync_every': 256, 'model.hidden': '8',
+  'model.dim': 4, 'train.batch_examples': 64, 'optimizer.name': 'adam_full',
+  'optimizer.learning_rate': 0.003, 'optimizer.final_learning_rate': 0.003,
+  'train.epochs': WORKERS['train.epochs'], 'train.log_every_secs': 0.0,
+  'eval.every_epochs': 4.0, 'train.patience': 3, 'train.threads': 0,
+  'eval.paths': '',
+}  # fmt: skip
+
+
+def test_workers_of_clicks_are_stopped_killed_and_go_on(tmp_path):
+  stop = _meanwhile(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
+  assert runs.run(tmp_path, CLICKS) == 75
+  stop.join()
+  lines = (tmp_path / 'evaluation.jsonl').read_text().splitlines()
+  before = list(map(json.loads, lines))
+  kill = _meanwhile(tmp_path, lambda: _kill('Worker'))
+  assert runs.run(tmp_path, CLICKS | {'strategy.num_workers': 3}) == 0
+  kill.join()
+  report, log = runs.report(tmp_path), runs.log(tmp_path)
+  assert 'resuming after ' in log and report['workers']['replaced'] == 1
+  assert report['evaluation']['validation']['auc'] > 0.6
+  # Evaluations go on where they were, and end the run or come to its end.
+  evaluations = report['evaluations']
+  assert evaluations[: len(before)] == before
+  epochs = [x['epoch'] for x in evaluations]
+  assert epochs == sorted(epochs)
+  has_ended = 'it gets no better' in log
+  assert has_ended or epochs[-1] == WORKERS['train.epochs']
+
+
+def test_rounds_of_dense_parameters_in_lockstep_are_steps(tmp_path):
+  more = {'strategy.pace': 'bsp', 'strategy.sync_every': 4096}
+  line = runs.refused(tmp_path, CLICKS | more)
+  start = 'config.strategy.sync_every=4096 is more than one step'
+  assert line.startswith(start)

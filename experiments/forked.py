@@ -1,0 +1,132 @@
+"""Runs of jaxemb in forks of one process that has imported it already.
+
+A run costs a second or two then, where a Python of its own would import for
+three. What a fork does is what the command does: JAX starts in it, it has its
+own working folder, streams, limits and signals, and ends as Python does.
+
+Whoever forks must not have started JAX, nor threads.
+"""
+
+import multiprocessing
+import os
+import pathlib
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxemb import __main__ as jaxemb
+
+# What commands import late, but for JAX's devices.
+from jaxemb import main as _main  # noqa: F401
+from jaxemb import train as _train  # noqa: F401
+from jaxemb.ops import sampling
+from jaxemb.report import report as _report  # noqa: F401
+from jaxemb.runtime import distributed
+
+_FORK = multiprocessing.get_context('fork')
+
+
+def warm_up() -> None:
+  """Loads compiled functions that all runs need."""
+  sampling.alias_table(np.ones(3))
+
+
+class Run:
+  """The processes of a run, which began when this was made."""
+
+  def __init__(
+    self,
+    arguments: Sequence[str],
+    folder: pathlib.Path,
+    cache: pathlib.Path,
+    num_processes: int = 1,
+    max_bytes: int = 0,
+    after: tuple[int, int] = (0, 0),
+  ):
+    """`arguments` are those of `jaxemb`, in a folder; files have `max_bytes`.
+
+    0 = as many as they need. `after` so many dispatches a process sends itself
+    a signal. What the processes say lies beside the folder.
+    """
+    self.folder = folder
+    folder.mkdir(parents=True, exist_ok=True)
+    self._said = [
+      folder.with_name(f'{folder.name}.said-{i}') for i in range(num_processes)
+    ]
+    job: list[list[str]] = [[]]
+    if num_processes > 1:
+      with socket.create_server(('127.0.0.1', 0)) as server:
+        port = server.getsockname()[1]
+      flags = (
+        f'--coordinator=localhost:{port}',
+        f'--num_processes={num_processes}',
+      )
+      job = [[*flags, f'--process_id={i}'] for i in range(num_processes)]
+    self.processes = []
+    for more, said in zip(job, self._said, strict=True):
+      args = [*arguments, *more], folder, cache, said, max_bytes, after
+      process = _FORK.Process(target=_child, args=args)
+      process.start()
+      self.processes.append(process)
+
+  def is_running(self) -> bool:
+    """Whether all of its processes are."""
+    return all(x.is_alive() for x in self.processes)
+
+  def send(self, number: int, process: int = -1) -> None:
+    """Sends a signal to a process; -1 = to all."""
+    chosen = self.processes if process < 0 else [self.processes[process]]
+    for one in chosen:
+      if one.is_alive():
+        os.kill(one.pid, number)
+
+  def wait(self, secs: float = 600) -> tuple[list[int], str]:
+    """Exit codes, below 0 by a signal, and what was said, of all processes.
+
+    Those that do not end are killed, and have the exit code -9.
+    """
+    deadline = time.monotonic() + secs
+    for process in self.processes:
+      process.join(max(0.0, deadline - time.monotonic()))
+      if process.is_alive():
+        process.kill()
+        process.join()
+    said = ''.join(x.read_text(errors='replace') for x in self._said)
+    return [x.exitcode for x in self.processes], said
+
+
+def _send_after(dispatches, number):
+  decide = distributed.decide
+
+  def counted(dispatch, *args):
+    if dispatch == dispatches:
+      os.kill(os.getpid(), number)
+    return decide(dispatch, *args)
+
+  distributed.decide = counted
+
+
+def _child(arguments, folder, cache, said, max_bytes, after):
+  with open(said, 'wb') as file:
+    for number in (1, 2):
+      os.dup2(file.fileno(), number)
+  if max_bytes:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, max_bytes))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+  if after[0]:
+    _send_after(*after)
+  os.environ['JAXEMB_CACHE'] = str(cache)
+  os.environ['JAX_PLATFORMS'] = 'cpu'
+  # Processes that it starts, such as workers.
+  os.environ['PYTHONPATH'] = os.pathsep.join(sys.path)
+  os.chdir(folder)
+  code = jaxemb.main(arguments)
+  if '--num_processes' in ' '.join(arguments):
+    jax.distributed.shutdown()  # `atexit` is for those that began with Python
+  sys.exit(code)

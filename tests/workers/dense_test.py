@@ -1,0 +1,179 @@
+"""Workers that train dense parameters, as threads with a desk of their own."""
+
+import asyncio
+import threading
+from concurrent import futures
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxemb.strategies import base
+from jaxemb.workers import dense, ledger, worker
+from tests import dispatches, log_of_clicks
+from tests.strategies import clicks_test, graphsage_test, shared_rows_test
+
+NUM, STEPS, DISPATCHES, RATE = 2, 4, 3, 0.1
+SETTINGS = {
+  'optimizer__name': 'sgd', 'optimizer__dense': 'sgd',
+  'optimizer__learning_rate': RATE, 'optimizer__final_learning_rate': RATE,
+}  # fmt: skip
+DENSE_ADAM = {
+  'optimizer__dense': 'adam',
+  'optimizer__dense_learning_rate': 0.01,
+}
+
+
+class Desk:
+  """A desk in a thread, which asks as workers do."""
+
+  def __init__(self, trainable, num, pace):
+    optimizer, rate = trainable.optimizer(), trainable.model.dense_rate
+    self._loop = asyncio.new_event_loop()
+    threading.Thread(target=self._loop.run_forever, daemon=True).start()
+    self._desk = ledger.Desk(num, num, pace, 0, (optimizer, rate))
+
+  def ask(self, method, *args):
+    """What a method returns."""
+    call = getattr(self._desk, method)(*args)
+    return asyncio.run_coroutine_threadsafe(call, self._loop).result(60)
+
+
+def _make(is_graph, parts, **settings):
+  module = graphsage_test if is_graph else clicks_test
+  return module.trainer(parts=parts, **SETTINGS | settings)
+
+
+def _work(is_graph, trainable, parts):
+  """Dispatches of all parts, whose last step has an example less in each."""
+  size, found = STEPS * trainable.steps.part_examples, []
+  for i in range(DISPATCHES):
+    make = graphsage_test.random_batch if is_graph else log_of_clicks.batch
+    batch = make(parts, size, parts * size - parts - 1, i)
+    batch = batch._replace(num_steps=np.full(parts, STEPS, np.int32))
+    key = np.array([i, 7], np.uint32)
+    found.append((batch, dispatches.schedule(RATE, RATE / 2, key)))
+  return found
+
+
+def _train(number, made, desk, pace, work):
+  """All dispatches of a part; mean losses of them."""
+  strategy, store, losses = made.strategy, made.strategy.store, []
+  start = desk.ask('join', number)
+
+  def ask(method, *args):
+    return desk.ask(method, number, start, *args)
+
+  store.rows.pace = pace = worker.Pace(ask, pace)
+  size = made.trainable.steps.part_examples
+  exchange = worker.Exchange(pace, store.rows.weights, size)
+  store.share(exchange)
+  state = exchange.begin(strategy.init(jax.random.key(0)))
+  for i, (batch, schedule) in enumerate(work):
+    batch = jax.tree.map(lambda x: x[number : number + 1], batch)
+    now = schedule._replace(parts_before=np.int32(number))
+    pace.start(i)
+    state, found = dispatches.run(strategy, state, batch, now)
+    losses.append(found.steps.loss / found.steps.examples)
+  ask('lease', None, number)
+  store.flush(state)
+  ask('finish', {})
+  return losses
+
+
+def _run(is_graph, num, pace, **settings):
+  """Rows, dense parameters with the optimizer's state, and mean losses."""
+  cluster = shared_rows_test.Cluster()
+  settings = {
+    'strategy__name': 'workers', 'strategy__num_workers': num,
+    'strategy__pace': pace, 'table__device_bytes': '80%', **settings,
+  }  # fmt: skip
+  made = [_make(is_graph, num, cluster=cluster, **settings) for _ in range(num)]
+  desk = Desk(made[0].trainable, num, pace)
+  first = made[0].trainable.init(jax.random.key(0))
+  dense = jax.device_get(first[1:])
+  desk.ask('restore', None, dense, 1.0)
+  work = _work(is_graph, made[0].trainable, num)
+  with futures.ThreadPoolExecutor(num) as pool:
+    args = range(num), made, [desk] * num, [pace] * num, [work] * num
+    losses = list(pool.map(_train, *args))
+  tables = made[0].trainable.tables
+  export = made[0].strategy.store.rows.export_rows
+  rows = {k: export(k, np.arange(x.spec.vocab)).rows for k, x in tables.items()}
+  return rows, desk.ask('dense'), losses
+
+
+def _alone(is_graph, parts, **settings):
+  """The same, of one process that takes whole steps."""
+  made, losses = _make(is_graph, parts, strategy__name='sync', **settings), []
+  state = made.strategy.init(jax.random.key(0))
+  for batch, schedule in _work(is_graph, made.trainable, parts):
+    state, found = dispatches.run(made.strategy, state, batch, schedule)
+    losses.append(found.steps.loss / found.steps.examples)
+  names = made.trainable.tables
+  rows = {k: made.strategy.export_rows(state, k).rows for k in names}
+  return rows, jax.device_get(tuple(state[1:])), losses
+
+
+def _compare(found, expected, tolerance):
+  assert jax.tree.structure(found) == jax.tree.structure(expected)
+  for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+  'is_graph,settings',
+  [
+    (False, {'model__name': 'wide_deep', **DENSE_ADAM}),
+    (False, {'model__name': 'dcn_v2', 'model__dropout': 0.2}),
+    (True, DENSE_ADAM),
+  ],
+)
+def test_lockstep_is_synchronous_training(is_graph, settings):
+  found = _run(is_graph, NUM, 'bsp', **settings)
+  expected = _alone(is_graph, NUM, **settings)
+  _compare(found[:2], expected[:2], 1e-5)
+
+
+@pytest.mark.parametrize('is_graph', [False, True])
+def test_one_worker_learns_what_one_process_does(is_graph):
+  settings = {'optimizer__name': 'adagrad_full', **DENSE_ADAM}
+  found = _run(is_graph, 1, 'asp', **settings)
+  expected = _alone(is_graph, 1, **settings)
+  _compare(found[:2], expected[:2], 1e-6)
+
+
+@pytest.mark.parametrize('is_graph', [False, True])
+def test_workers_that_never_wait_learn_as_much(is_graph):
+  more = {'optimizer__dense_learning_rate': 0.5, 'strategy__sync_every': 32}
+  _, dense, losses = _run(is_graph, NUM, 'asp', table__staleness=20, **more)
+  *_, alone = _alone(is_graph, NUM, optimizer__dense_learning_rate=0.5)
+  print(losses, alone)
+  assert np.mean(losses, 0)[-1] < 1.1 * alone[-1]
+
+
+def test_changes_add_up_and_steps_are_optax():
+  start = {'w': np.array([1.0, 2.0], np.float32)}
+  optimizer = optax.adam(0.1)
+  desk = dense.Dense(optimizer, 0.5)
+  desk.params, desk.optimizer = start, jax.device_get(optimizer.init(start))
+  for number in range(3):
+    assert desk.take(number)[0] is start
+  own = {'w': np.array([1.1, 1.0], np.float32)}
+  assert desk.push(0, own, 'mine', 1.0) is own
+  found = desk.push(1, {'w': start['w'] + 1}, 'yours', 0.5)
+  np.testing.assert_allclose(found['w'], [1.6, 1.5])
+  assert desk.optimizer == 'yours'
+  # Nothing that was given is lost: its change is that from what it had.
+  found = desk.push(0, {'w': own['w'] - 1}, 'mine', 1.0)
+  np.testing.assert_allclose(found['w'], [0.6, 0.5])
+
+  desk.params, desk.optimizer = start, jax.device_get(optimizer.init(start))
+  shares = [{'w': np.array(x, np.float32)} for x in ([1, 0], [-3, 2])]
+  desk.step(shares, True, 0.2)
+  desk.step(shares, False, 0.2)  # of no example
+  state = start, optimizer.init(start)
+  grads = {'w': np.array([-2, 2], np.float32)}
+  expected = base.dense_step(optimizer, 0.5, state, grads, True, 0.2)
+  _compare((desk.params, desk.optimizer), jax.device_get(expected), 1e-7)
