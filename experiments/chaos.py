@@ -114,6 +114,10 @@ _TEXT = (
   'data.path=../text.txt', 'data.min_count=1', 'train.epochs=4',
   'train.threads=1',
 )  # fmt: skip
+_UNIQUE = (
+  'data.path=../unique.txt', 'data.min_count=1', 'train.epochs=1',
+  'train.threads=1',
+)  # fmt: skip
 # The first of each is the topology on which it begins.
 KINDS = {
   'kernel': Kind('wiki', _TEXT, (_ONE,)),
@@ -137,10 +141,10 @@ KINDS = {
   ),
   'processes': Kind('wiki', (*_TEXT[:3], _SYNC), _MESHES[2:] + _MESHES[:2]),
   'memory': Kind(
-    'wiki', (*_TEXT, 'table.store=memory', 'train.batch_words=512'), _ROOMS
+    'wiki', (*_UNIQUE, 'table.store=memory'), _ROOMS
   ),
   'disk': Kind(
-    'wiki', (*_TEXT, 'table.store=disk', 'train.batch_words=512'), _ROOMS
+    'wiki', (*_UNIQUE, 'table.store=disk'), _ROOMS
   ),
   'mixture': Kind(
     'mixture', (*_TEXT[:3], 'senses.top_ratio=.1', _SYNC), (_ONE,)
