@@ -109,10 +109,10 @@ def test_the_package_stays_within_its_budget():
   # graphs: their files, walks, and what vectors tell of nodes and edges; 560
   # checksums of what is encoded, encodings, causes told apart, memory of steps,
   # streams and limits; 1,450 GraphSAGE: sampled neighbors, layers, what becomes
-  # of a run; 800 models of edges; 90 logs that are no logs, signals that come
+  # of a run; 800 models of edges; 100 logs that are no logs, signals that come
   # before training, words without spaces.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 35_440
+  assert lines <= 35_450
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
