@@ -159,11 +159,11 @@ KINDS = {
   'walks': Kind(
     'graph', (*_EDGES, 'train.epochs=3', _SYNC), (_TWO, _ONE, _TWO_PROCESSES)
   ),
-  'edges': Kind(
-    'graph:line', (*_EDGES, 'train.epochs=4', 'data.partitions=3'), _MESHES
-  ),
+  'edges': Kind('graph:line', (*_EDGES, 'train.epochs=4'), _MESHES),
   'relations': Kind(
-    'graph:relations', (*_EDGES, 'train.epochs=4'), (_ONE, _TWO)
+    'graph:relations',
+    (*_EDGES, 'train.epochs=4', 'data.partitions=3'),
+    (_ONE, _TWO),
   ),
   'interactions': Kind('rec', _SETS, _MESHES),
   'sets of items': Kind('rec:item2vec', _SETS, (_ONE, _TWO)),
