@@ -114,6 +114,10 @@ _TEXT = (
   'data.path=../text.txt', 'data.min_count=1', 'train.epochs=4',
   'train.threads=1',
 )  # fmt: skip
+_UNIQUE = (
+  'data.path=../unique.txt', 'data.min_count=1', 'train.epochs=1',
+  'train.threads=1',
+)  # fmt: skip
 # The first of each is the topology on which it begins.
 KINDS = {
   'kernel': Kind('wiki', _TEXT, (_ONE,)),
@@ -137,10 +141,10 @@ KINDS = {
   ),
   'processes': Kind('wiki', (*_TEXT[:3], _SYNC), _MESHES[2:] + _MESHES[:2]),
   'memory': Kind(
-    'wiki', (*_TEXT, 'table.store=memory', 'train.batch_words=512'), _ROOMS
+    'wiki', (*_UNIQUE, 'table.store=memory'), _ROOMS
   ),
   'disk': Kind(
-    'wiki', (*_TEXT, 'table.store=disk', 'train.batch_words=512'), _ROOMS
+    'wiki', (*_UNIQUE, 'table.store=disk'), _ROOMS
   ),
   'mixture': Kind(
     'mixture', (*_TEXT[:3], 'senses.top_ratio=.1', _SYNC), (_ONE,)
@@ -155,11 +159,11 @@ KINDS = {
   'walks': Kind(
     'graph', (*_EDGES, 'train.epochs=3', _SYNC), (_TWO, _ONE, _TWO_PROCESSES)
   ),
-  'edges': Kind(
-    'graph:line', (*_EDGES, 'train.epochs=4', 'data.partitions=3'), _MESHES
-  ),
+  'edges': Kind('graph:line', (*_EDGES, 'train.epochs=4'), _MESHES),
   'relations': Kind(
-    'graph:relations', (*_EDGES, 'train.epochs=4'), (_ONE, _TWO)
+    'graph:relations',
+    (*_EDGES, 'train.epochs=4', 'data.partitions=3'),
+    (_ONE, _TWO),
   ),
   'interactions': Kind('rec', _SETS, _MESHES),
   'sets of items': Kind('rec:item2vec', _SETS, (_ONE, _TWO)),

@@ -71,9 +71,9 @@ def _chaos(tmp_path, *flags):
 
 
 def test_damage_and_a_kill_are_noticed_or_harmless(tmp_path):
-  none = '--moves=0', '--limits=1', '--counts=0'
-  found = _chaos(tmp_path, '--only=kernel', '--kills=1', '--every=9', *none)
-  assert found.keys() == {'kill', 'limit', 'links', 'run', 'cache'}
+  none = '--moves=0', '--limits=0', '--counts=0'
+  found = _chaos(tmp_path, '--only=kernel', '--kills=1', '--every=25', *none)
+  assert found.keys() == {'kill', 'run', 'cache'}
 
 
 @pytest.mark.slow
