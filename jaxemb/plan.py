@@ -452,7 +452,7 @@ class Rows(NamedTuple):
 def _step_bytes(job: Job) -> int:
   """Of the float32 rows of a step on a device, and their gradients.
 
-  In the row layout there are also those that are sent, and received.
+  In the row layout there are also those that are exchanged.
   """
   total, num_devices = 0.0, job.mesh.shape['table']
   for name, table in job.trainer.trainable.tables.items():
@@ -462,7 +462,7 @@ def _step_bytes(job: Job) -> int:
     lookups = float(each.sum()) * _centers(job)
     sent = min(getattr(table, 'capacity', 0), lookups) * num_devices
     columns = _columns(job, _leaves(job.state.tables[name].vectors)[0])
-    total += 2 * 4 * columns * (lookups + sent)
+    total += 4 * columns * (2 * lookups + sent)
   return int(total)
 
 
