@@ -133,8 +133,11 @@ def _interrupts_again(unraisable: Any) -> bool:
   """Repeats a Ctrl-C that came where Python drops errors, as JAX's in `gc`."""
   is_interrupt = unraisable.exc_type is KeyboardInterrupt
   if is_interrupt:
-    args = threading.main_thread().ident, signal.SIGINT  # ends its waiting
-    threading.Timer(0.1, signal.pthread_kill, args).start()
+    repeat, args = signal.raise_signal, (signal.SIGINT,)
+    if hasattr(signal, 'pthread_kill'):  # ends its waiting, too
+      repeat = signal.pthread_kill
+      args = threading.main_thread().ident, signal.SIGINT
+    threading.Timer(0.1, repeat, args).start()
   return is_interrupt
 
 
