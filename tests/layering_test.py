@@ -110,10 +110,10 @@ def test_the_package_stays_within_its_budget():
   # checksums of what is encoded, encodings, causes told apart, memory of steps,
   # streams and limits; 1,450 GraphSAGE: sampled neighbors, layers, what becomes
   # of a run; 800 models of edges; 300 splits and columns of files of nodes,
-  # OGB that is downloaded, slots of a cache that are ranked ahead; 250
+  # OGB that is downloaded, slots of a cache that are ranked ahead; 310
   # kernels for the softmax of edges and Adagrad by rows.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 35_990
+  assert lines <= 36_050
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
