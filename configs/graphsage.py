@@ -38,6 +38,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
     config.data.fanouts = '5,10'
     config.data.normalize = False
     config.model.hidden = '64'
+    config.model.window = 2  # as far as both layers see
     config.model.temperature = 0.2
     config.train.batch_examples = 256
     config.train.epochs = 10

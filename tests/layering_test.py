@@ -116,9 +116,11 @@ def test_the_package_stays_within_its_budget():
   # downloaded, slots of a cache that are ranked ahead; 250 kernels for the
   # softmax of edges and Adagrad by rows; 10 rows that are rounded in few
   # programs; 100 logs that are no logs, signals that come before training,
-  # words without spaces.
+  # words without spaces; 300 splits and columns of files of nodes, OGB that is
+  # downloaded, slots of a cache that are ranked ahead; 310 kernels for the
+  # softmax of edges and Adagrad by rows.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 36_910
+  assert lines <= 36_920
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -958,7 +958,12 @@ def _mat(path):
     and x.shape[0] == x.shape[1]
   ]
   matrix = sparse.csr_matrix(found[max(square)[2]]) if square else None
-  return matrix, found.get('group', found.get('label')), {}
+  known: dict[str, Any] = {}
+  for name in ('attributes', 'attrb', 'features'):
+    if name in found:
+      features = sparse.csr_matrix(found[name]).toarray()
+      known['features'] = features.astype(np.float32)
+  return matrix, found.get('group', found.get('label')), known
 
 
 def _npz(path):

@@ -213,8 +213,14 @@ class OwnedRows:
 
   def export_rows(self, name: str, ids: np.ndarray) -> spec_lib.RowBlock:
     """See `fetching.Rows`."""
-    table = self.tables[name]
-    arrays = self.records[name].unpack(self.stores[name].read(ids))
+    table, record = self.tables[name], self.records[name]
+    kinds = zip(record.dtypes, record.shapes, strict=True)
+    arrays = [np.empty((len(ids), *shape), dtype) for dtype, shape in kinds]
+    size = max(1, spec_lib.NUMBERS_AT_ONCE // table.spec.dim)
+    for i in range(0, len(ids), size):  # or there would be several copies
+      some = record.unpack(self.stores[name].read(ids[i : i + size]))
+      for whole, part in zip(arrays, some, strict=True):
+        whole[i : i + size] = part
     form = jax.eval_shape(table.init, jax.random.key(0)).vectors
     tree = jax.tree.structure(form)
     stored = jax.tree.unflatten(tree, arrays[: tree.num_leaves])

@@ -358,8 +358,10 @@ def test_labels_of_matrices(tmp_path, read):
     np.savez(tmp_path / 'a.npz', **_parts(MATRIX), **given)
     found = graph_lib.label_matrix(read(None, 'a.npz'), every)
     np.testing.assert_array_equal(found, GROUP > 0)
-  io.savemat(tmp_path / 'b.mat', {'Network': MATRIX, 'Label': [[2, 1, 1, 2]]})
+  attributed = {'Network': MATRIX, 'Label': [[2, 1, 1, 2]]}
+  io.savemat(tmp_path / 'b.mat', attributed | {'Attributes': GROUP})
   assert read(None, 'b.mat').labels.tolist() == [1, 0, 0, 1]
+  assert read(None, 'b.mat').features.tolist() == GROUP.tolist()
   np.savez(
     tmp_path / 'a.npz', **_parts(MATRIX), labels=[0, 2, 2, 0],
     class_names=['p', 'q', 'r'],
