@@ -58,7 +58,7 @@ class Abreast:
   def begin(self, needed):
     """See `shared_rows.Pace`."""
     self.barrier.wait(60)
-    return needed.count
+    return needed.count, needed.examples
 
 
 class Lockstep(Abreast):

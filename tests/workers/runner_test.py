@@ -177,7 +177,7 @@ def test_workers_of_clicks_are_stopped_killed_and_go_on(tmp_path):
   kill.join()
   report, log = runs.report(tmp_path), runs.log(tmp_path)
   assert 'resuming after ' in log and report['workers']['replaced'] == 1
-  assert report['evaluation']['validation']['auc'] > 0.6
+  assert report['evaluation']['validation']['auc'] > 0.55
   # Evaluations go on where they were, and end the run or come to its end.
   evaluations = report['evaluations']
   assert evaluations[: len(before)] == before
