@@ -31,8 +31,13 @@ _NEVER = np.float32(-1e9)  # the score of what does not count
 
 def num_scratch(chunk: int, draws: int, dim: int) -> int:
   """Floats that a thread needs for a chunk; with fewer it does nothing."""
-  size = chunk + draws + 3 * tiles.SIZE
-  return (4 * size * size + 2 * dim + 40 * size + 1024) // 16 * 16
+  left, right, drawn = (
+    rows.padded.py_func(x, tiles.SIZE) for x in (chunk, chunk + draws, draws)
+  )
+  matrices = left * (left + 2 * right + drawn) + 2 * dim
+  vectors = 2 * (5 * left + 3 * right + 2 * drawn)
+  # And each of 16 arrays begins a line.
+  return rows.padded.py_func(matrices + vectors, 16) + 16 * 16
 
 
 @numba.njit(**rows.JIT)

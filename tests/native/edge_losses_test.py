@@ -68,7 +68,8 @@ def _slow(rows, ids, batch):
 
 
 @pytest.mark.parametrize(
-  ('chunk', 'draws', 'dim'), [(4, 6, 4), (6, 1, 100), (64, 37, 50), (9, 3, 17)]
+  ('chunk', 'draws', 'dim'),
+  [(4, 6, 4), (6, 1, 100), (64, 37, 50), (9, 3, 17), (4, 301, 3)],
 )
 @pytest.mark.parametrize('scale', [0.5, 5.0])
 def test_losses_and_slopes_are_those_of_a_loop(chunk, draws, dim, scale):
