@@ -6,9 +6,9 @@ that threads take turns in, which calls the kernel that the call names.
 Nothing here needs JAX: a process of its own compiles a kernel into numba's
 cache (`native.ahead`).
 
-The buffers of a call: the arrays that change (two tables, then their slots),
-contexts on the left and right, `numbers` float32, `integers` int32, of which
-the last is the kernel, brakes of both tables, then ids.
+The buffers of a call of a whole step: the arrays that change (two tables, then
+their slots), contexts on the left and right, `numbers` float32, `integers`
+int32, of which the last is the kernel, brakes of both tables, then ids.
 """
 
 import functools
@@ -224,7 +224,7 @@ _PARTS = {
 def compiled(part: str) -> ccallback.CFunc:
   """A part, placed and kept, which is compiled if it was not.
 
-  It is 'task', 'handler', 'updates' or a kernel, such as 'skipgram-float32'.
+  It is a key of `_PARTS`: 'task', a handler or a kernel ('skipgram-float32').
   """
   form, function = _PARTS[part]
   # Names its files in numba's cache, which looks at the time of one source.
