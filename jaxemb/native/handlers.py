@@ -192,11 +192,16 @@ def _handle_edge_losses(frame):
   if ffi.is_call(frame):
     number = ffi.vector(frame, ffi.ARGUMENTS, edge_losses.KERNEL, np.int32)
     losses = ffi.matrix(frame, ffi.RESULTS, edge_losses.LOSSES, np.float32)
-    losses[:] = np.nan  # stays if it fails, of which XLA hears nothing
+    losses[:] = np.nan
     scratch = ffi.matrix(frame, ffi.RESULTS, edge_losses.SCRATCH, np.float32)
     kernel, task = ffi.address(np.intp(number[0])), ffi.address(_TASK)
+    loss = np.nan
     if kernel:
-      turns.share(frame, kernel, task, losses.shape[0], scratch)
+      loss, _ = turns.share(frame, kernel, task, losses.shape[0], scratch)
+    if np.isnan(loss):
+      # Of which XLA hears nothing; few losses are looked at, but all rows used.
+      grads = ffi.matrix(frame, ffi.RESULTS, edge_losses.GRADS, np.float32)
+      grads[:] = np.nan
   return np.uintp(0)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from jaxemb.data import examples
 from jaxemb.models import base, edges, factorization, skipgram
-from jaxemb.native import updates
+from jaxemb.native import ffi, updates
 
 NUM_NODES = 50  # few: most draws are some edge's end
 
@@ -86,3 +86,14 @@ def test_any_number_of_threads_gives_the_same_bits():
   one, many = (_loss(_model(16, 5, 33, x), *given) for x in (1, 3))
   for x, y in zip(one, many, strict=True):
     np.testing.assert_array_equal(x, y)
+
+
+def test_a_kernel_that_fails_is_seen_in_losses_and_rows():
+  model, given = _model(4, 6, 4, 2), _given(4, 6, 4)
+  number = model.kernel.number
+  address, ffi._addresses[number] = ffi._addresses[number], 0
+  try:
+    for found in _loss(model, *given):
+      assert np.isnan(found).all()
+  finally:
+    ffi._addresses[number] = address
