@@ -542,8 +542,9 @@ def _fetching(
         'remove it, or give another --config.strategy.pace'
       )
     if round_steps > fetching.MOST_STEPS:
-      words = fetching.MOST_STEPS * tuning.part_words
-      _LOG.warning(f'rounds are cut to {words:,} words')
+      most = fetching.MOST_STEPS * tuning.part_words
+      unit = config_lib.smaller(config)[1]
+      _LOG.warning(f'rounds are cut to {most:,} {unit}')
     return fetching.Fetching(trainable, caches, rows, round_steps, **more)
 
   def make_store(name, *args):
@@ -580,12 +581,13 @@ def _replicas(
   every_steps = max(1, round(tuning.sync_words / centers))
   specs = trainable.model.specs()
   if centers > tuning.sync_words:
+    unit = config_lib.smaller(config)[1]
     each = max(x.lookups_per_center.max() for x in specs.values())
     _LOG.warning(
-      f'replicas meet after every step, whose {centers:,} words, with up to '
+      f'replicas meet after every step, whose {centers:,} {unit}, with up to '
       f'{each * centers:,.0f} lookups of a row, are more than the '
       f'{tuning.sync_words:,.0f} between exchanges that are wanted; lower '
-      '--config.train.batch_words'
+      f'--config.train.batch_{unit}'
     )
   # Equal loops from one meeting to the next: what is beyond it is padding,
   # which costs as much as a step.
@@ -843,20 +845,20 @@ def traffic(
 
 def _plan_of_workers(config, tuning, store) -> Iterator[str]:
   """Lines on what is expected of workers."""
-  sent = received = 0.0
+  sent, received, unit = 0.0, 0.0, config_lib.smaller(config)[1]
   for name, (x, each) in traffic(config, tuning, store).items():
-    num, words = x.needs.sum(), x.stretch_steps * tuning.part_words
-    sent += each.sent_bytes * num / words
-    received += each.received_bytes * num / words
+    num, size = x.needs.sum(), x.stretch_steps * tuning.part_words
+    sent += each.sent_bytes * num / size
+    received += each.received_bytes * num / size
     yield (
-      f'{name}: rounds of about {words:,.0f} words need {num:,.0f} rows, of '
+      f'{name}: rounds of about {size:,.0f} {unit} need {num:,.0f} rows, of '
       f'which {x.hit_rate:.0%} are on the device, {each.fetched:.0%} are read '
       f'and {each.pushed:.0%} pushed'
     )
   yield (
-    f'each worker sends {sent:,.0f} bytes for each word of a step and receives '
-    f'{received:,.0f}: {8e-3 * max(sent, received):,.1f} Gbit/s at a million '
-    'words a second'
+    f'each worker sends {sent:,.0f} bytes for each of the {unit} of a step and '
+    f'receives {received:,.0f}: {8e-3 * max(sent, received):,.1f} Gbit/s at a '
+    f'million {unit} a second'
   )
 
 

@@ -110,17 +110,14 @@ def test_the_package_stays_within_its_budget():
   # checksums of what is encoded, encodings, causes told apart, memory of steps,
   # streams and limits; 1,450 GraphSAGE: sampled neighbors, layers, what becomes
   # of a run; 800 models of edges; 95 lookups grouped once for several tables;
-  # 275 kernels of GPUs and rows of steps, counted in plans; 90 logs that are no
-  # logs, signals that come before training, words without spaces; 450 dense
-  # parameters of workers; 300 splits and columns of files of nodes, OGB that is
-  # downloaded, slots of a cache that are ranked ahead; 250 kernels for the
-  # softmax of edges and Adagrad by rows; 10 rows that are rounded in few
+  # 275 kernels of GPUs and rows of steps, counted in plans; 450 dense
+  # parameters of workers, 10 what they send; 10 rows that are rounded in few
   # programs; 100 logs that are no logs, signals that come before training,
   # words without spaces; 300 splits and columns of files of nodes, OGB that is
   # downloaded, slots of a cache that are ranked ahead; 310 kernels for the
-  # softmax of edges and Adagrad by rows.
+  # softmax of edges and Adagrad by rows, 10 rows of it where that fails.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 36_920
+  assert lines <= 36_940
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -23,16 +23,20 @@ import numpy as np
 from jaxemb.native import ffi, rows, tiles
 
 KERNEL = 3  # of the arguments
-LOSSES, SCRATCH = 1, 2  # of the results
+GRADS, LOSSES, SCRATCH = range(3)  # of the results
 _ROWS, _IDS, _WEIGHTS, _VOCAB = 0, 1, 2, 4
-_GRADS = 0
 _NEVER = np.float32(-1e9)  # the score of what does not count
 
 
 def num_scratch(chunk: int, draws: int, dim: int) -> int:
   """Floats that a thread needs for a chunk; with fewer it does nothing."""
-  size = chunk + draws + 3 * tiles.SIZE
-  return (4 * size * size + 2 * dim + 40 * size + 1024) // 16 * 16
+  left, right, drawn = (
+    rows.padded.py_func(x, tiles.SIZE) for x in (chunk, chunk + draws, draws)
+  )
+  matrices = left * (left + 2 * right + drawn) + 2 * dim
+  vectors = 2 * (5 * left + 3 * right + 2 * drawn)
+  # And each of 16 arrays begins a line.
+  return rows.padded.py_func(matrices + vectors, 16) + 16 * 16
 
 
 @numba.njit(**rows.JIT)
@@ -144,7 +148,7 @@ def softmax(frame, first, stop, scratch):
   ids = ffi.matrix(frame, ffi.ARGUMENTS, _IDS, np.int32)
   weights = ffi.matrix(frame, ffi.ARGUMENTS, _WEIGHTS, np.float32)
   vocab = ffi.vector(frame, ffi.ARGUMENTS, _VOCAB, np.int32)[0]
-  grads = ffi.matrix(frame, ffi.RESULTS, _GRADS, np.float32)
+  grads = ffi.matrix(frame, ffi.RESULTS, GRADS, np.float32)
   losses = ffi.matrix(frame, ffi.RESULTS, LOSSES, np.float32)
   room = ffi.matrix(frame, ffi.RESULTS, SCRATCH, np.float32).shape[1]
   scratch_stop = scratch + np.uintp(4 * room)

@@ -6,9 +6,9 @@ that threads take turns in, which calls the kernel that the call names.
 Nothing here needs JAX: a process of its own compiles a kernel into numba's
 cache (`native.ahead`).
 
-The buffers of a call: the arrays that change (two tables, then their slots),
-contexts on the left and right, `numbers` float32, `integers` int32, of which
-the last is the kernel, brakes of both tables, then ids.
+The buffers of a call of a whole step: the arrays that change (two tables, then
+their slots), contexts on the left and right, `numbers` float32, `integers`
+int32, of which the last is the kernel, brakes of both tables, then ids.
 """
 
 import functools
@@ -192,11 +192,16 @@ def _handle_edge_losses(frame):
   if ffi.is_call(frame):
     number = ffi.vector(frame, ffi.ARGUMENTS, edge_losses.KERNEL, np.int32)
     losses = ffi.matrix(frame, ffi.RESULTS, edge_losses.LOSSES, np.float32)
-    losses[:] = np.nan  # stays if it fails, of which XLA hears nothing
+    losses[:] = np.nan
     scratch = ffi.matrix(frame, ffi.RESULTS, edge_losses.SCRATCH, np.float32)
     kernel, task = ffi.address(np.intp(number[0])), ffi.address(_TASK)
+    loss = np.nan
     if kernel:
-      turns.share(frame, kernel, task, losses.shape[0], scratch)
+      loss, _ = turns.share(frame, kernel, task, losses.shape[0], scratch)
+    if np.isnan(loss):
+      # Of which XLA hears nothing; few losses are looked at, but all rows used.
+      grads = ffi.matrix(frame, ffi.RESULTS, edge_losses.GRADS, np.float32)
+      grads[:] = np.nan
   return np.uintp(0)
 
 
@@ -224,7 +229,7 @@ _PARTS = {
 def compiled(part: str) -> ccallback.CFunc:
   """A part, placed and kept, which is compiled if it was not.
 
-  It is 'task', 'handler', 'updates' or a kernel, such as 'skipgram-float32'.
+  It is a key of `_PARTS`: 'task', a handler or a kernel ('skipgram-float32').
   """
   form, function = _PARTS[part]
   # Names its files in numba's cache, which looks at the time of one source.

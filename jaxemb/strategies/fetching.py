@@ -471,7 +471,8 @@ class Fetching:
         raise errors.UserError(
           f'a step looks up {error.num_rows:,} different rows, and '
           f'config.table.device_bytes has room for {cache.capacity:,}; raise '
-          'it, or lower --config.train.batch_words'
+          'it, or lower --config.train.batch_words, or of examples '
+          '.batch_examples'
         ) from error
     if num_steps < most and not self._has_told:
       self._has_told = True

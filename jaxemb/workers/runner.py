@@ -247,7 +247,7 @@ class _Runner:
       pauses = True
       if not crew.ask('pause'):
         continue
-      self._take_all(crew)
+      evaluates |= self._take_all(crew)
       if evaluates:
         hook.run(self.state, self.totals)
         self.meter.resume()
@@ -267,23 +267,25 @@ class _Runner:
         return False
       crew.ask('go_on', hook.rate_factor(), has_ended)
       evaluates = pauses = False
-    self._take_all(crew)
+    evaluates |= self._take_all(crew)
     if not crew.ask('has_ended'):
       raise AssertionError('workers ended before the data did')
+    if evaluates:
+      hook.run(self.state, self.totals)
     self._replaced = crew.num_replaced
     self._save(crew)
     return True
 
-  def _take_all(self, crew):
-    """Counts what is left to be counted, once nobody trains."""
-    for report in crew.ask('take'):
-      self._count(crew, report)
+  def _take_all(self, crew) -> bool:
+    """Counts what is left, once nobody trains; whether to evaluate."""
+    due = [self._count(crew, report) for report in crew.ask('take')]
     if self._parts.trainable.has_dense:
       own = self.state[1:]
       dense = jax.tree.map(
         lambda x, y: jax.device_put(x, y.sharding), crew.ask('dense'), own
       )
       self.state = self.state._replace(params=dense[0], optimizer=dense[1])
+    return any(due)
 
   def _count(self, crew, report) -> bool:
     """Counts what a worker reports; whether an evaluation is due."""
@@ -332,9 +334,11 @@ class _Runner:
         'mean_missed_updates': counters.get('updates_missed', 0)
         / max(checked, 1),
         'most_missed_updates': self._most_missed,
+        'dense_bytes': counters.get('dense_bytes', 0),
         # Before a worker had rows, and of all what workers and shards share.
         'base_and_shared_rss_bytes': [
-          self._memory.get(i, (0, 0)) for i in range(1 + max(self._memory))
+          self._memory.get(i, (0, 0))
+          for i in range(1 + max(self._memory, default=-1))
         ],
       }
     }

@@ -81,7 +81,7 @@ class Exchange:
     self._pace, self._weights = pace, weights
     self._step_centers = step_centers
     self.shares_steps = pace.is_lockstep
-    self.num_bytes = 0  # sent or received
+    self.num_bytes = 0  # sent or received since somebody counted
 
   def _put(self, new, old):
     self.num_bytes += sum(x.nbytes for x in jax.tree.leaves(new))
@@ -291,30 +291,32 @@ class _Training:
       now, schedule, part = item
       pace.start(now.index)
       state, found = program(state, constants, now.batch, schedule)
-      report = self._report(now, schedule, jax.device_get(found), pace)
+      args = now, schedule, jax.device_get(found), pace, dense
+      report = self._report(*args)
       report |= {'compile_secs': compile_secs, 'began': began}
       compile_secs = 0.0
       self._ask('trained', part, report)
       item = following
     store.flush(state)
-    self._ask('finish', self._counts(pace))
+    self._ask('finish', self._counts(pace, dense))
 
-  def _counts(self, pace):
+  def _counts(self, pace, dense):
     """What was counted since the last call; and what was ever used."""
     counts = self._store.take_counts()
     for name, number in counts.items():
       self._sums[name] = self._sums.get(name, 0) + number
     rows = self._store.rows
     counts['most_missed'], rows.most_missed = rows.most_missed, 0
+    counts['dense_bytes'], dense.num_bytes = dense.num_bytes, 0
     used = resources.since(self._first)
     used |= {f'{k}_per_sec': x for k, x in self._sums.items()}
     used['waited_secs_per_sec'] = pace.waited_secs
     return {'counts': counts, 'used': used}
 
-  def _report(self, item, schedule, found, pace):
+  def _report(self, item, schedule, found, pace, dense):
     self._sums['words'] = self._sums.get('words', 0) + item.own
     rates = schedule.first_learning_rate, schedule.last_learning_rate
-    return self._counts(pace) | {
+    return self._counts(pace, dense) | {
       'pending': self._store.rows.num_updates(),
       'own': item.own,
       'base_rss_bytes': self._store.base_bytes,

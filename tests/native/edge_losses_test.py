@@ -7,7 +7,7 @@ import pytest
 
 from jaxemb.data import examples
 from jaxemb.models import base, edges, factorization, skipgram
-from jaxemb.native import updates
+from jaxemb.native import ffi, updates
 
 NUM_NODES = 50  # few: most draws are some edge's end
 
@@ -68,7 +68,8 @@ def _slow(rows, ids, batch):
 
 
 @pytest.mark.parametrize(
-  ('chunk', 'draws', 'dim'), [(4, 6, 4), (6, 1, 100), (64, 37, 50), (9, 3, 17)]
+  ('chunk', 'draws', 'dim'),
+  [(4, 6, 4), (6, 1, 100), (64, 37, 50), (9, 3, 17), (4, 301, 3)],
 )
 @pytest.mark.parametrize('scale', [0.5, 5.0])
 def test_losses_and_slopes_are_those_of_a_loop(chunk, draws, dim, scale):
@@ -85,3 +86,14 @@ def test_any_number_of_threads_gives_the_same_bits():
   one, many = (_loss(_model(16, 5, 33, x), *given) for x in (1, 3))
   for x, y in zip(one, many, strict=True):
     np.testing.assert_array_equal(x, y)
+
+
+def test_a_kernel_that_fails_is_seen_in_losses_and_rows():
+  model, given = _model(4, 6, 4, 2), _given(4, 6, 4)
+  number = model.kernel.number
+  address, ffi._addresses[number] = ffi._addresses[number], 0
+  try:
+    for found in _loss(model, *given):
+      assert np.isnan(found).all()
+  finally:
+    ffi._addresses[number] = address

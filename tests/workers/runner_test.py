@@ -46,7 +46,7 @@ def _meanwhile(workdir, do):
 
 def _kill(name, number=signal.SIGKILL):
   found, start = [], time.monotonic()
-  while not found and time.monotonic() < start + 30:
+  while not found and time.monotonic() < start + 120:
     children = psutil.Process().children(recursive=True)
     found = [x for x in children if x.name().startswith(f'ray::{name}')]
   os.kill(found[0].pid, number)
@@ -185,6 +185,12 @@ def test_workers_of_clicks_are_stopped_killed_and_go_on(tmp_path):
   assert epochs == sorted(epochs)
   has_ended = 'it gets no better' in log
   assert has_ended or epochs[-1] == WORKERS['train.epochs']
+  assert report['workers']['dense_bytes'] > 0
+  # Ended after its last checkpoint, it is exported without another step.
+  (tmp_path / 'report.json').unlink()
+  assert runs.run(tmp_path, CLICKS | {'strategy.num_workers': 3}) == 0
+  again = runs.report(tmp_path)
+  assert again['evaluation'] == report['evaluation']
 
 
 def test_rounds_of_dense_parameters_in_lockstep_are_steps(tmp_path):
