@@ -220,8 +220,9 @@ class _Rows:
     """What to do where files of other kinds are in a folder."""
     if len(self._paths) < 2:
       return ''
-    glob = f'{path.parent}/*{self._paths[-1].suffix}'
-    return f'; of {len(self._paths)} files, a glob such as {glob} chooses some'
+    largest = max(self._paths, key=lambda x: x.stat().st_size)
+    some = largest.with_name('*' + (largest.suffix or largest.name))
+    return f'; of {len(self._paths)} files, a glob such as {some} chooses some'
 
   def _read(self, path, progress):
     lines, threads = 1, encode.num_threads()
@@ -849,7 +850,7 @@ def _lines(
       has_node = bool(_NODES & {*lowered})
       if is_first and (lowered[0] in _NODES or (has_node and places)):
         is_first = False
-        if called and len(cells) > 2:
+        if called and (len(cells) > 2 or places == [0]):
           if len(places) != 1:
             raise errors.UserError(
               f'{path} has the columns {", ".join(cells)[:80]}; call one of '
@@ -861,6 +862,8 @@ def _lines(
       is_first = False
       if chosen:
         cells = [cells[i] for i in chosen if i < len(cells)]
+        if cells[1:] == [''] and cells[0]:
+          continue  # a node that has none
       cells = [x for x in cells if x]
       if len(cells) < least:
         raise errors.UserError(

@@ -263,6 +263,9 @@ def test_columns_of_files_of_labels(read, tmp_path):
   path.write_text('year,label,name\n1990,x,b\n1991,y,a\n')
   graph = read(edges, labels=str(path))
   assert graph.labels.tolist() == [1, 0, -1] and graph.label_names == ['x', 'y']
+  path.write_text('label;id\nx;b\ny;a\n;c\n')
+  graph = read(edges, labels=str(path))
+  assert graph.labels.tolist() == [1, 0, -1] and graph.label_names == ['x', 'y']
   path.write_text('id,year,name\na,1990,x\n')
   with pytest.raises(errors.UserError, match='columns id, year, name; call'):
     read(edges, labels=str(path))
@@ -275,7 +278,7 @@ def test_comments_are_counted_and_other_files_named(read, tmp_path):
   assert graph.counted['comments'] == 2
   folder = tmp_path / 'lists'
   folder.mkdir()
-  (folder / 'edges.tsv').write_text('a\tb\n')
+  (folder / 'edges.tsv').write_text('a\tb\n' * 20)
   for text in 'Edges of a graph.\n\nTwo nodes a line.\n', 'A graph, 2019\n':
     (folder / 'README').write_text(text)
     with pytest.raises(errors.UserError, match=r'a glob such as .*/\*\.tsv'):
