@@ -272,8 +272,8 @@ def first_line(file: pathlib.Path) -> str:
   text = codecs.getincrementaldecoder('utf-8-sig')('replace').decode(head)
   num_bad = text.count('\ufffd')
   num_high = len(text) - len(text.encode('ascii', 'ignore'))
-  if is_utf16 or num_bad > num_high - num_bad:
-    encoding = 'UTF-16' if is_utf16 else sources.guess_encoding(head)
+  encoding = 'UTF-16' if is_utf16 else sources.guess_encoding(head)
+  if encoding != sources.UTF_8 and 2 * num_bad > num_high:
     raise errors.UserError(
       f'{file} is no text in UTF-8; convert it first (iconv -f {encoding} -t '
       'UTF-8)'
