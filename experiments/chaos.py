@@ -8,8 +8,8 @@ bits every time. Then, again and again in new folders:
   kill    one or two signals at a moment of the run (encoding, saving, after a
           checkpoint, exporting, any time), to all of its processes or one;
           started again until it ends
-  moved   killed, and gone on with on another topology: devices, processes. The
-          vectors are to be those of a copy that went on there and was left
+  moved   killed, and resumed on another topology: devices, processes. The
+          vectors are to be those of a copy that was resumed there and left
           alone, while this one is killed there once more
   limit   files may not grow beyond some size (a full disk); then started again
   links   a folder of the run or the cache is a link that leads nowhere
@@ -21,7 +21,7 @@ A case is "same" if the vectors are the same bits in the end, "noticed" if a
 start ended with exit code 2 and one line, and else lost.
 
   count   a model that counts what it reads (counting.py) is stopped or killed
-          and goes on with on another topology, several times; in the end every
+          and resumed on another topology, several times; in the end every
           word, item, category and node is to have been read once an epoch
 """
 

@@ -492,9 +492,10 @@ def _num_slots(
     if needed[name] > 0.95 * num_slots[name] < 0.95 * table.spec.vocab:
       least = map_bytes + all_bytes * needed[name] / 0.9 / table.spec.vocab
       raise errors.UserError(
-        f'a step of {centers} {unit} looks up {needed[name]:,.0f} '
+        f'a step of {centers} {unit} looks up about {needed[name]:,.0f} '
         f'rows of a table, and {budget / 1e6:.1f} MB have room for '
-        f'{max(num_slots[name], 0):,}; give --config.table.device_bytes='
+        f'{max(num_slots[name], 0):,}, of which it may take 95 %, as steps '
+        'differ; give --config.table.device_bytes='
         f'{math.ceil(least / 1e6)}MB, or lower --config.train.batch_{unit}'
       )
   return num_slots

@@ -235,15 +235,25 @@ def check(
     if not other or value == x.default or ':' in given[other]:
       continue  # what members of the user's own read is not known
     if given[other] not in (users := users.split('|')):
+      fitting = (k for k in users if _fits(given['data.source'], other, k))
+      change = ''.join(f' or set --config.{other}={k}' for k in [*fitting][:1])
       raise errors.UserError(
         f'config.{x.name}={value} is only used when config.{other} is '
-        f'{" or ".join(users)}; remove it or set --config.{other}={users[0]}'
+        f'{" or ".join(users)}; remove it{change}'
       )
   checked = default()
   checked.update_from_flattened_dict(given)
   for message in _conflicts(checked):
     raise errors.UserError(message)
   return checked
+
+
+def _fits(source: str, name: str, value: str) -> bool:
+  """Whether a source can have a value of a setting, whatever else it needs."""
+  config, what = default(), f'config.{name}={value}'
+  config.update_from_flattened_dict({'data.source': source, name: value})
+  refusals = f'{what} is ', f'{what} does not '
+  return not any(x.startswith(refusals) for x in _conflicts(config))
 
 
 def room_bytes(text: str, whole_bytes: int) -> int:

@@ -14,7 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 _MAX_COMPARED_WORDS = 200_000
 _MAX_CANDIDATES = 5_000
@@ -77,8 +77,9 @@ def exit_code(command: Callable[..., int | None], *args: Any) -> int:
   """Runs a command; returns its exit code, 2 for what a user can mend."""
   _open_streams()
   is_main = threading.current_thread() is threading.main_thread()
-  if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+  usual = signal.SIG_DFL, signal.default_int_handler
+  if is_main and signal.getsignal(signal.SIGINT) in usual:
+    signal.signal(signal.SIGINT, _interrupt)
   warnings.showwarning = _show_warning
   filter_dropped(_interrupts_again)
   logging.raiseExceptions = False  # a closed terminal ends no run
@@ -127,6 +128,20 @@ def _open_streams() -> None:
 
 def _show_warning(message: Warning | str, *unused: Any) -> None:
   print(f'jaxemb: warning: {message}', file=sys.stderr)
+
+
+def _interrupt(number: int, frame: Any) -> NoReturn:
+  """Raises `KeyboardInterrupt`; during an import, ends the process by SIGINT.
+
+  Libraries in C crash where it is raised as they are loaded, or make another
+  error of it.
+  """
+  while frame and frame.f_code.co_filename != '<frozen importlib._bootstrap>':
+    frame = frame.f_back
+  if frame:
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+  raise KeyboardInterrupt
 
 
 def _interrupts_again(unraisable: Any) -> bool:

@@ -279,3 +279,17 @@ def test_members_that_cannot_be_used_are_one_line(
     build.bind('optimizer.name', name, args, available)
   assert f'config.optimizer.name={name}' in str(caught.value)
   assert words in str(caught.value) and '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  ('given', 'advice'),
+  [
+    ({'data.source': 'clicks'}, 'remove it or set --config.model.name=dlrm'),
+    ({'data.source': 'interactions'}, 'remove it'),
+    ({'data.source': 'nodes', 'model.name': 'graphsage'}, 'remove it'),
+  ],
+)
+def test_only_models_of_the_source_are_advised(given, advice):
+  with pytest.raises(errors.UserError) as caught:
+    config_lib.check(config_lib.default(), {'model.lower_hidden': '8', **given})
+  assert str(caught.value).rpartition('; ')[2] == advice

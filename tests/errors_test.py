@@ -1,5 +1,6 @@
-"""Ends of commands: pipes that are closed, Ctrl-C that others drop."""
+"""Ends of commands: pipes that are closed, Ctrl-C at odd moments."""
 
+import signal
 import subprocess
 import sys
 
@@ -28,3 +29,15 @@ def test_an_interrupt_that_is_dropped_is_repeated():
     timeout=60,  # what is waited for ends, too
   )
   assert (done.returncode, done.stderr) == (130, 'jaxemb: interrupted\n')
+
+
+def test_an_interrupt_during_an_import_ends_the_process(tmp_path):
+  # Whatever else is made of it, as by libraries in C.
+  (tmp_path / 'loaded.py').write_text(
+    'import signal\ntry:\n  signal.raise_signal(signal.SIGINT)\n'
+    'except KeyboardInterrupt:\n  raise ImportError\n'
+  )
+  done = _run(
+    f'def command():\n  sys.path.append({str(tmp_path)!r})\n  import loaded'
+  )
+  assert (done.returncode, done.stderr) == (-signal.SIGINT, '')

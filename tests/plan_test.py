@@ -70,6 +70,7 @@ GPU_CASES = [
   ('cuda:h100x1', 300, 1e6, [SYNC, '--config.table.dtype=bfloat16']),
   ('cuda:h100x1', 128, 1e6, [SYNC, '--config.table.dtype=int8']),
   ('cuda:h200x8', 128, 1e6, [SYNC, ROW]),
+  ('cuda:h200x8', 128, 1e6, [SYNC, ROW, '--config.table.dtype=int8']),
   ('cuda:h200x8', 128, 1e6, [SYNC, '--config.table.layout=column']),
   ('cuda:h200x8', 128, 1e6, ['--config.strategy.name=partition']),
 ]

@@ -262,7 +262,8 @@ def first_line(file: pathlib.Path) -> str:
       head = bytes(stream.read(_HEAD_BYTES))
   except (OSError, EOFError, lzma.LZMAError) as error:
     raise _unreadable(file, error) from error
-  if b'\0' in head:
+  is_utf16 = head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+  if b'\0' in head and not is_utf16:
     raise errors.UserError(
       f'{file} is binary; give text, plain or compressed, or a Parquet file '
       'with the suffix .parquet'
@@ -270,8 +271,9 @@ def first_line(file: pathlib.Path) -> str:
   # A letter may be cut at the end.
   text = codecs.getincrementaldecoder('utf-8-sig')('replace').decode(head)
   num_bad = text.count('\ufffd')
-  if num_bad > len(text) - len(text.encode('ascii', 'ignore')) - num_bad:
-    encoding = sources.guess_encoding(head)
+  num_high = len(text) - len(text.encode('ascii', 'ignore'))
+  encoding = 'UTF-16' if is_utf16 else sources.guess_encoding(head)
+  if encoding != sources.UTF_8 and 2 * num_bad > num_high:
     raise errors.UserError(
       f'{file} is no text in UTF-8; convert it first (iconv -f {encoding} -t '
       'UTF-8)'

@@ -67,8 +67,6 @@ def read(
   `UserError` for input that cannot be used.
   """
   path = settings['path']
-  if toygraph.is_named(path):
-    return toygraph.make(path)
   if path.startswith('ogbn-') and not pathlib.Path(path).exists():
     tell = functools.partial(progress, 'downloading')
     path = str(download.ogb(path, cache, tell))
@@ -76,7 +74,9 @@ def read(
   first = pathlib.Path(path).expanduser()
   _refuse_pickles(first)
   is_listed = False
-  if graph_lib.is_saved(first):
+  if toygraph.is_named(path):
+    found = toygraph.make(path)
+  elif graph_lib.is_saved(first):
     found = graph_lib.load(first)
   elif (first / 'raw').is_dir():
     found = _built(_ogb, [*first.rglob('*.*')], settings, cache, progress)
@@ -90,7 +90,7 @@ def read(
     if settings[key] and not is_listed:
       raise errors.UserError(
         f'config.data.{key}={settings[key]} is for lists of edges, and '
-        f'{first} is none; remove it'
+        f'{path} is none; remove it'
       )
   return _with_nodes(found, settings)
 
@@ -130,7 +130,7 @@ def from_networkx(
 def _built(make, paths, settings, cache, progress):
   """What `make` makes of settings, from the cache if nothing has changed."""
   used = ('columns', 'directed', 'num_nodes')
-  identity = [make.__name__, {k: settings[k] for k in used}, 2]
+  identity = [make.__name__, {k: settings[k] for k in used}, 3]
   for path in sorted(paths):
     status = path.stat()
     identity.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
@@ -189,7 +189,7 @@ class _Rows:
     self._names, self._relation_names = [], []
     self._num = self._num_bad = self._num_comments = 0
     self._largest, self._first_bad = -1, ''
-    self._columns = None
+    self._columns = self._sign = None
 
   def read(self, progress):
     """Reads all, or raises `_NotIntegers`."""
@@ -220,8 +220,9 @@ class _Rows:
     """What to do where files of other kinds are in a folder."""
     if len(self._paths) < 2:
       return ''
-    glob = f'{path.parent}/*{self._paths[-1].suffix}'
-    return f'; of {len(self._paths)} files, a glob such as {glob} chooses some'
+    largest = max(self._paths, key=lambda x: x.stat().st_size)
+    some = largest.with_name('*' + (largest.suffix or largest.name))
+    return f'; of {len(self._paths)} files, a glob such as {some} chooses some'
 
   def _read(self, path, progress):
     lines, threads = 1, encode.num_threads()
@@ -337,15 +338,22 @@ class _Rows:
     delimiter = _delimiter(path, head)
     table = [_cells(x, delimiter) for x in head]
     columns, has_header = _columns(path, table, self._settings['columns'])
-    self._check_columns(columns, path)
+    self._check_columns(columns, path, delimiter)
     first = has_header or is_sized
     for text, read_bytes in formats.blocks(path):
       args = text, delimiter, columns, len(table[0]), first, read_bytes
       yield functools.partial(self._parse, *args)
       first = False
 
-  def _check_columns(self, columns, path):
-    """All files have the same."""
+  def _check_columns(self, columns, path, delimiter=''):
+    """All files have the same, and text the same signs between them."""
+    sign = 'white space' if delimiter in (' ', '\t') else repr(delimiter)
+    if delimiter and self._sign not in (None, sign):
+      raise errors.UserError(
+        f'{path} has {sign} between its columns, and the files before it '
+        f'{self._sign}; give files of one kind'
+      )
+    self._sign = sign if delimiter else self._sign
     kinds = sorted(columns)
     if self._columns not in (None, kinds):
       raise errors.UserError(
@@ -842,7 +850,7 @@ def _lines(
       has_node = bool(_NODES & {*lowered})
       if is_first and (lowered[0] in _NODES or (has_node and places)):
         is_first = False
-        if called and len(cells) > 2:
+        if called and (len(cells) > 2 or places == [0]):
           if len(places) != 1:
             raise errors.UserError(
               f'{path} has the columns {", ".join(cells)[:80]}; call one of '
@@ -854,6 +862,8 @@ def _lines(
       is_first = False
       if chosen:
         cells = [cells[i] for i in chosen if i < len(cells)]
+        if cells[1:] == [''] and cells[0]:
+          continue  # a node that has none
       cells = [x for x in cells if x]
       if len(cells) < least:
         raise errors.UserError(
@@ -990,9 +1000,9 @@ def _npz(path):
 
   if 'format' in found:
     return sparse.load_npz(path).tocsr(), None, known
-  known |= _splits(found)
   if {'edges', 'node_labels'} <= found.keys():  # Platonov et al. 2023
     labels, edges = found['node_labels'], found['edges']
+    known |= _splits(found, len(labels))
     if 'node_features' in found:
       known['features'] = found['node_features'].astype(np.float32)
     shape = len(labels), len(labels)
@@ -1016,11 +1026,17 @@ def _npz(path):
     known['names'] = graph_lib.Names.of(names)
   if 'class_names' in found and labels is not None:
     known['label_names'] = [str(x) for x in found['class_names']]
-  return matrix('adj'), labels, known
+  adjacency = matrix('adj')
+  known |= _splits(found, adjacency.shape[0])
+  return adjacency, labels, known
 
 
-def _splits(found):
-  """The `splits` that arrays have as masks or numbers, of many the first."""
+def _splits(found, num_nodes):
+  """The `splits` that arrays have as masks or numbers, of many the first.
+
+  Several masks are rows or, as those of PyTorch Geometric, columns. Raises a
+  `ValueError` for masks of another number of nodes.
+  """
   splits = {}
   for name, keys_ in (
     ('train', ('train_mask', 'train_masks', 'idx_train')),
@@ -1029,9 +1045,15 @@ def _splits(found):
   ):
     for key in keys_:
       if key in found:
-        given = np.asarray(found[key])
-        given = given[0] if given.ndim == 2 else given
+        given = np.atleast_1d(np.squeeze(found[key]))
         is_mask = given.dtype == bool or 'mask' in key
+        if given.ndim == 2:
+          is_turned = is_mask and num_nodes == len(given) != given.shape[1]
+          given = given[:, 0] if is_turned else given[0]
+        if is_mask and given.shape != (num_nodes,):
+          raise ValueError(
+            f'{key} is of {len(given):,} nodes, and there are {num_nodes:,}'
+          )
         splits[name] = np.flatnonzero(given) if is_mask else given
   if not splits:
     return {}

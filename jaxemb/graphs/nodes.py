@@ -140,6 +140,7 @@ class NodeSource:
     num_nodes = graph.num_nodes
     degrees = np.diff(graph.offsets)
     self.labels = Labels(graph.labels, num_nodes)
+    self.dropped = dict(graph.counted)
     self.splits = self._split()
     self.valid, self.test = self.splits.valid, self.splits.test
     if self.from_walks:  # classes are not learned
@@ -161,7 +162,6 @@ class NodeSource:
     )
     self.steps = examples.Steps(spec.part_words, spec.num_parts)
     self.fingerprint = graph_lib.fingerprint(graph)
-    self.dropped = dict(graph.counted)
     if self.from_walks:
       self.dropped['nodes_without_neighbors'] = int((degrees == 0).sum())
     self._threads = min(_MOST_THREADS, resources.usable_cores())
@@ -176,7 +176,16 @@ class NodeSource:
         )
       return Splits(np.zeros(0, np.int32), None, None)
     if own := self.graph.splits:
-      found = [own.get(x, np.zeros(0)) for x in Splits._fields]
+      found = [own.get(x, np.zeros(0, np.int32)) for x in Splits._fields]
+      if not self.labels.has_many:  # of several labels, a node may have none
+        total = sum(map(len, found))
+        found = [x[self.labels.single[x] >= 0] for x in found]
+        self.dropped['split_nodes_without_label'] = total - sum(map(len, found))
+      if not len(found[0]) and not self.from_walks:
+        raise errors.UserError(
+          'the splits of the graph have no labelled nodes to learn from; give '
+          'them train_mask or idx_train, or remove all of them'
+        )
       return Splits(*(x.astype(np.int32) if len(x) else None for x in found))
     args = settings['valid'], settings['test'], settings['train_per_class']
     return split(self.labels, *args, self.spec.seed)

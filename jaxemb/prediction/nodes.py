@@ -174,9 +174,14 @@ def check(config: Any, source: nodes_lib.NodeSource) -> None:
   lowers = config.optimizer.plateau_factor != 1
   if source.valid is None and (config.train.patience or lowers):
     key = 'optimizer.plateau_factor' if lowers else 'train.patience'
+    own = source.graph.splits and not source.from_walks
     raise errors.UserError(
-      f'config.{key} needs labelled nodes for validation; set '
-      '--config.data.valid=0.1, with config.data.targets=classes'
+      f'config.{key} needs labelled nodes for validation'
+      + (
+        ', and the splits of the graph have none; remove it'
+        if own
+        else '; set --config.data.valid=0.1, with config.data.targets=classes'
+      )
     )
   if config.train.patience and not config.eval.every_epochs:
     raise errors.UserError(

@@ -124,9 +124,9 @@ class Route:
 
     def body(rows, index, wanted):
       sent = jax.tree.map(self._exchange, held(self._exchange(wanted)))
-      return jax.tree.map(
-        lambda x, y: x.at[index].set(y, mode='drop'), rows, sent
-      )
+      # Unless they were unique, GPUs would write each small number atomically.
+      how = {'mode': 'drop', 'unique_indices': True}
+      return jax.tree.map(lambda x, y: x.at[index].set(y, **how), rows, sent)
 
     rows = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(held, self.order)

@@ -84,15 +84,15 @@ def ogb(
   """
   if name not in OGB_NAMES:
     raise errors.UserError(
-      f'there is no {name!r} to download: choose one of {OGB_NAMES}, or give '
-      'the folder of one that is unpacked'
+      f'there is no {name!r} to download: choose one of '
+      f'{", ".join(OGB_NAMES)}, or give the folder of one that is unpacked'
     )
   folder = pathlib.Path(cache) / name
   if folder.exists():
     return folder
   url = f'{OGB_URL}/{name.removeprefix("ogbn-")}.zip'
   part = folder.with_name(f'{name}.zip.part')
-  by_hand = f'or unpack {url} to {folder} by hand'
+  by_hand = f'or unpack {url} by hand, with its raw/ at {folder / "raw"}'
   with _telling(name, by_hand, folder.parent), _locked(part) as file:
     if not folder.exists():
       _complete(file, url, '', progress)

@@ -346,6 +346,16 @@ def test_bad_input_is_one_line(text, settings, words, tmp_path):
   assert not list((tmp_path / 'cache').glob('.*'))
 
 
+def test_files_in_other_encodings_are_told_from_marks_in_utf_8(tmp_path):
+  path = tmp_path / 'log.csv'
+  path.write_text('label,c\n1,a\ufffd\n')  # that others have left there
+  assert formats.first_line(path) == 'label,c'
+  for encoding in 'utf-16', 'cp1252':
+    path.write_bytes('label,c\n1,caf\xe9\n'.encode(encoding))
+    with pytest.raises(errors.UserError, match=f'(?i)iconv -f {encoding} -t'):
+      formats.first_line(path)
+
+
 def test_a_damaged_cache_is_made_again(tmp_path):
   path = _write(tmp_path / 'a.csv', _text(_rows()))
   first = _source(path, tmp_path)

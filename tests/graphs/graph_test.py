@@ -263,6 +263,9 @@ def test_columns_of_files_of_labels(read, tmp_path):
   path.write_text('year,label,name\n1990,x,b\n1991,y,a\n')
   graph = read(edges, labels=str(path))
   assert graph.labels.tolist() == [1, 0, -1] and graph.label_names == ['x', 'y']
+  path.write_text('label;id\nx;b\ny;a\n;c\n')
+  graph = read(edges, labels=str(path))
+  assert graph.labels.tolist() == [1, 0, -1] and graph.label_names == ['x', 'y']
   path.write_text('id,year,name\na,1990,x\n')
   with pytest.raises(errors.UserError, match='columns id, year, name; call'):
     read(edges, labels=str(path))
@@ -275,10 +278,11 @@ def test_comments_are_counted_and_other_files_named(read, tmp_path):
   assert graph.counted['comments'] == 2
   folder = tmp_path / 'lists'
   folder.mkdir()
-  (folder / 'README').write_text('Edges of a graph.\n\nTwo nodes a line.\n')
-  (folder / 'edges.tsv').write_text('a\tb\n')
-  with pytest.raises(errors.UserError, match=r'a glob such as .*/\*\.tsv'):
-    read(None, 'lists')
+  (folder / 'edges.tsv').write_text('a\tb\n' * 20)
+  for text in 'Edges of a graph.\n\nTwo nodes a line.\n', 'A graph, 2019\n':
+    (folder / 'README').write_text(text)
+    with pytest.raises(errors.UserError, match=r'a glob such as .*/\*\.tsv'):
+      read(None, 'lists')
 
 
 def test_many_bad_lines_are_too_many_and_few_are_counted(read):
@@ -399,13 +403,21 @@ def test_matrices_with_splits(tmp_path, read):
   }  # fmt: skip
   assert graph.num_edges == 3 and graph.features.shape == (4, 4)
   assert graph.labels.tolist() == [0, 1, 1, 0]
+  # Of PyTorch Geometric, a mask is a column.
+  columns = np.stack([mask, ~mask], 1)
+  np.savez(tmp_path / 'b.npz', **_parts(MATRIX), train_mask=columns)
+  assert read(None, 'b.npz').splits['train'].tolist() == [0, 3]
+  np.savez(tmp_path / 'c.npz', **_parts(MATRIX), val_mask=mask[:3])
+  with pytest.raises(errors.UserError, match='val_mask is of 3 nodes, and the'):
+    read(None, 'c.npz')
 
 
 def test_what_is_for_lists_alone_is_refused(tmp_path, read):
   sparse.save_npz(tmp_path / 'a.npz', MATRIX)
   for settings in ({'columns': 'source,target'}, {'num_nodes': 9}):
-    with pytest.raises(errors.UserError, match='is for lists of edges'):
-      read(None, 'a.npz', **settings)
+    for given in ({}, {'path': 'toygraph:200'}):
+      with pytest.raises(errors.UserError, match='is for lists of edges'):
+        read(None, 'a.npz', **settings, **given)
   (tmp_path / 'planetoid').mkdir()
   for name in ('planetoid/ind.cora.graph', 'ind.cora.x', 'a.pkl'):
     (tmp_path / name).write_bytes(b'\x80')

@@ -111,6 +111,17 @@ def test_own_splits_and_several_classes():
   assert np.bincount(toy.labels[one.train]).tolist() == [5] * 4
 
 
+def test_nodes_of_own_splits_without_a_label_are_counted():
+  toy = toygraph.make('toygraph:400')
+  labels = np.where(np.arange(400) % 4, toy.labels, -1)
+  graph = toy._replace(labels=labels, splits={'train': np.arange(40)})
+  source = _source(graph)
+  assert len(source.splits.train) == 30
+  assert source.dropped['split_nodes_without_label'] == 10
+  with pytest.raises(errors.UserError, match='no labelled nodes to learn from'):
+    _source(graph._replace(splits={'test': np.arange(40)}))
+
+
 @pytest.mark.parametrize(
   ('settings', 'words'),
   [

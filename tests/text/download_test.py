@@ -216,7 +216,10 @@ def test_graphs_are_downloaded_unpacked_and_read(server, tmp_path, monkeypatch):
   server.files['/proteins.zip'] = whole[:-40] + b'!' * 40
   for name, words in (
     ('ogbn-proteins', 'was removed: download again'),
-    ('ogbn-products', '404.*products.zip to .*ogbn-products by hand'),
+    (
+      'ogbn-products',
+      '404.*products.zip by hand, with its raw/ at .*ogbn-products/raw',
+    ),
     ('ogbn-mag', "no 'ogbn-mag' to download: choose one of"),
   ):
     settings['path'] = name
