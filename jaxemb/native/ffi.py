@@ -35,7 +35,7 @@ _IS_METADATA, _EXECUTE = 1, 3
 
 _SYMBOL = 'jaxemb_addresses'
 _INT = ir.IntType(64)
-PLACES = 16  # of compiled functions
+PLACES = 32  # of compiled functions
 _addresses = (ctypes.c_void_p * (PLACES + 1))()
 LENT = PLACES  # `address` of it is how many cores are lent
 _lock = threading.Lock()
