@@ -194,7 +194,7 @@ def test_other_meshes_learn_the_same(trained, tmp_path):
       'no model of clicks',
     ),
     ({'model__window': 3}, 'model.window=3 is not used with clicks'),
-    ({'strategy__name': 'workers'}, 'choose sync or replicas'),
+    ({'strategy__name': 'partition'}, 'choose sync or replicas'),
     ({'model__hidden': '8,x'}, 'positive numbers'),
     (
       {'optimizer__rows': 'all', 'table__layout': 'row'},
