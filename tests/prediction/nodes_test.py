@@ -178,7 +178,7 @@ def test_vectors_are_learned_from_walks(tmp_path):
     ({'model__inputs': 'features', 'table__dtype': 'int8'}, 'needs a table'),
     ({'model__name': 'skipgram'}, 'does not learn from nodes'),
     ({'model__window': 3}, 'model.window=3 is not used with nodes'),
-    ({'strategy__name': 'workers'}, 'choose sync or replicas'),
+    ({'strategy__name': 'partition'}, 'choose sync or replicas'),
     ({'eval__monitor': 'auc'}, 'give score or log_loss'),
   ],
 )
