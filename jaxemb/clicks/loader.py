@@ -12,6 +12,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from jaxemb import errors
 from jaxemb.clicks import encode, toyclicks
 from jaxemb.data import base, examples
 from jaxemb.text import loader
@@ -140,6 +141,13 @@ def make(spec: base.SourceSpec) -> ClickSource:
   """
   path, settings = spec.path, dict(spec.settings)
   if not path or path.startswith(_EMBEDDED):
+    for key, own in toyclicks.SETTINGS.items():
+      if key != 'numbers' and settings[key] not in ('', own):
+        raise errors.UserError(
+          f'config.data.{key}={settings[key]} is not used with the embedded '
+          'log, which has its own; remove it, or name a log of yours by '
+          '--config.data.path'
+        )
     size = path.removeprefix(_EMBEDDED)
     spec.progress('writing the embedded clicks', 0, 1)
     made = toyclicks.write(spec.cache, int(size or toyclicks.DEFAULT_ROWS))

@@ -503,3 +503,11 @@ def test_real_logs(form, shared_data, tmp_path):
   shares = {'criteo10k': (0.21, 0.23), 'avazu10k': (0.14, 0.18),
             'adult': (0.24, 0.25)}[form]  # fmt: skip
   assert shares[0] < source.train.labels.mean() < shares[1]
+
+
+def test_the_embedded_log_has_columns_of_its_own(tmp_path):
+  settings = config_lib.default().data.to_dict() | {'label': 'clicked'}
+  spec = base.SourceSpec('toyclicks:5000', 7, 2, 1, 16, 3, 1, 1, settings,
+                         base.ALONE, None, tmp_path)  # fmt: skip
+  with pytest.raises(errors.UserError, match='label=clicked is not used with'):
+    loader.make(spec)
