@@ -127,35 +127,31 @@ def _handle(frame):
   return np.uintp(0)
 
 
-def _group(frame, first, stop, scratch, found):
-  row_updates.group(frame, first, stop, scratch)
-  ffi.put(found, 0, 0.0, np.float64)
+def _without_loss(compute):
+  """A kernel of a function that has no loss to tell."""
+
+  def kernel(frame, first, stop, scratch, found):
+    compute(frame, first, stop, scratch)
+    ffi.put(found, 0, 0.0, np.float64)
+
+  return kernel
 
 
-def _adagrad(frame, first, stop, scratch, found):
-  row_updates.adagrad(frame, first, scratch)
-  ffi.put(found, 0, 0.0, np.float64)
-
-
-def _adagrad_full(frame, first, stop, scratch, found):
-  row_updates.adagrad_full(frame, first, scratch)
-  ffi.put(found, 0, 0.0, np.float64)
-
-
-def _adam_full(frame, first, stop, scratch, found):
-  row_updates.adam_full(frame, first, scratch)
-  ffi.put(found, 0, 0.0, np.float64)
+@numba.njit(**rows.INLINE)
+def _share(frame, number, num_chunks, scratch):
+  """Whether a kernel without a loss has computed all chunks."""
+  kernel, task = ffi.address(np.intp(number)), ffi.address(_TASK)
+  if not kernel:
+    return False
+  loss, _ = turns.share(frame, kernel, task, num_chunks, scratch)
+  return not np.isnan(loss)
 
 
 @numba.njit(**rows.INLINE)
 def _share_classes(frame, number, scratch):
-  """Whether a kernel has computed all classes."""
-  kernel, task = ffi.address(np.intp(number)), ffi.address(_TASK)
-  if not kernel:
-    return False
+  """The same, of all classes."""
   num_chunks = row_updates.CHUNKS_PER_CLASS * scratch.shape[0]
-  loss, _ = turns.share(frame, kernel, task, num_chunks, scratch)
-  return not np.isnan(loss)
+  return _share(frame, number, num_chunks, scratch)
 
 
 def _handle_groups(frame):
@@ -183,22 +179,13 @@ def _handle_updates(frame):
   return np.uintp(0)
 
 
-def _softmax_edges(frame, first, stop, scratch, found):
-  edge_losses.softmax(frame, first, stop, scratch)
-  ffi.put(found, 0, 0.0, np.float64)
-
-
 def _handle_edge_losses(frame):
   if ffi.is_call(frame):
     number = ffi.vector(frame, ffi.ARGUMENTS, edge_losses.KERNEL, np.int32)
     losses = ffi.matrix(frame, ffi.RESULTS, edge_losses.LOSSES, np.float32)
     losses[:] = np.nan
     scratch = ffi.matrix(frame, ffi.RESULTS, edge_losses.SCRATCH, np.float32)
-    kernel, task = ffi.address(np.intp(number[0])), ffi.address(_TASK)
-    loss = np.nan
-    if kernel:
-      loss, _ = turns.share(frame, kernel, task, losses.shape[0], scratch)
-    if np.isnan(loss):
+    if not _share(frame, number[0], losses.shape[0], scratch):
       # Of which XLA hears nothing; few losses are looked at, but all rows used.
       grads = ffi.matrix(frame, ffi.RESULTS, edge_losses.GRADS, np.float32)
       grads[:] = np.nan
@@ -210,12 +197,16 @@ _PARTS = {
   'handler': (ffi.SIGNATURE, _handle),
   'groups': (ffi.SIGNATURE, _handle_groups),
   'updates': (ffi.SIGNATURE, _handle_updates),
-  'group-int32': (turns.KERNEL, _group),
   'edge_losses': (ffi.SIGNATURE, _handle_edge_losses),
-  'softmax_edges-float32': (turns.KERNEL, _softmax_edges),
-  'adagrad-float32': (turns.KERNEL, _adagrad),
-  'adagrad_full-float32': (turns.KERNEL, _adagrad_full),
-  'adam_full-float32': (turns.KERNEL, _adam_full),
+} | {
+  name: (turns.KERNEL, _without_loss(compute))
+  for name, compute in (
+    ('group-int32', row_updates.group),
+    ('softmax_edges-float32', edge_losses.softmax),
+    ('adagrad-float32', row_updates.adagrad),
+    ('adagrad_full-float32', row_updates.adagrad_full),
+    ('adam_full-float32', row_updates.adam_full),
+  )
 } | {
   f'{name}-{dtype}': (turns.KERNEL, make(kind))
   for name, make in (

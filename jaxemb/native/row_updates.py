@@ -184,7 +184,7 @@ def _ask(table, ids, own, j):
 
 
 @numba.njit(**rows.JIT)
-def adagrad(frame, first, scratch):
+def adagrad(frame, first, stop, scratch):
   """As of `adagrad_full`; slots [vocab] are sums of mean squares."""
   ids, grads, vectors, numbers, own, squares = _begin(frame, first, scratch, 1)
   sums = ffi.vector(frame, ffi.RESULTS, NUM_FIXED[1], np.float32)
@@ -200,7 +200,7 @@ def adagrad(frame, first, scratch):
 
 
 @numba.njit(**rows.JIT)
-def adagrad_full(frame, first, scratch):
+def adagrad_full(frame, first, stop, scratch):
   """Numbers are the learning rate, L2 and epsilon; slots the squares' sums."""
   ids, grads, vectors, numbers, own, _ = _begin(frame, first, scratch, 0)
   sums = _slots(frame, 0)
@@ -217,7 +217,7 @@ def adagrad_full(frame, first, scratch):
 
 
 @numba.njit(**rows.JIT)
-def adam_full(frame, first, scratch):
+def adam_full(frame, first, stop, scratch):
   """Numbers are the learning rate, L2, epsilon and both betas.
 
   Slots are the two moments, and [vocab] the steps in which a row occurred.

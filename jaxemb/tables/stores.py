@@ -70,6 +70,15 @@ def record_of(rows: Sequence[Any]) -> Record:
   return Record(dtypes, tuple(tuple(x.shape[1:]) for x in rows))
 
 
+def _by_array(arrays, records):
+  """Of each array of a device its columns of records [n, bytes], too."""
+  start = 0
+  for array in arrays:
+    stop = start + array.shape[1]
+    yield array, records[:, start:stop]
+    start = stop
+
+
 @numba.njit(nogil=True, cache=True)
 def _copy_rows(source, places, target, new_places):
   for i in range(places.size):
@@ -140,20 +149,13 @@ class _Local:
     is_known = self.is_known[into[1]]
     slots, ids = (x[~is_known] for x in into)
     into = into[0][is_known], into[1][is_known]
-    start = 0
-    for array in arrays:
-      part = self.records[:, start : start + array.shape[1]]
+    for array, part in _by_array(arrays, self.records):
       _copy_rows(array, out[0], part, out[1])
       _copy_rows(part, into[1], array, into[0])
-      start += array.shape[1]
     self.is_known[out[1]] = True
-    size = max(1, _BLOCK_BYTES // self.num_bytes)
-    for i in range(0, len(ids), size):
-      records, start = self.make(ids[i : i + size]), 0
-      for array in arrays:
-        part = records[:, start : start + array.shape[1]]
-        _copy_rows(part, np.arange(len(part)), array, slots[i : i + size])
-        start += array.shape[1]
+    for some in self._blocks(np.arange(len(ids))):
+      for array, part in _by_array(arrays, self.make(ids[some])):
+        _copy_rows(part, np.arange(len(part)), array, slots[some])
 
   def _blocks(self, ids: np.ndarray) -> Iterator[np.ndarray]:
     size = max(1, _BLOCK_BYTES // self.num_bytes)
