@@ -250,7 +250,7 @@ def trainer(
     num_slots = _num_slots(config, tuning, tables)
     for k in num_slots:
       small = dataclasses.replace(
-        specs[k], vocab=num_slots[k], lookups_per_center=None
+        specs[k], vocab=num_slots[k] + 1, lookups_per_center=None
       )
       tables[k] = cached.Cached(tables[k].spec, make(small))
   trainable = strategy_base.Trainable(
@@ -482,7 +482,8 @@ def _num_slots(
     _LOG.info(f'all {all_bytes / 1e6:.1f} MB of tables fit on the device')
     return {}
   share = (budget - map_bytes) / all_bytes
-  num_slots = {k: int(x.spec.vocab * share) for k, x in tables.items()}
+  # One more has no row (`tables.cached`).
+  num_slots = {k: int(x.spec.vocab * share) - 1 for k, x in tables.items()}
   for name, table in tables.items():
     # A small table beside a large one, such as that of relations, is whole.
     if table.spec.vocab <= max(vocabs) / 100:

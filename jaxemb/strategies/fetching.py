@@ -486,7 +486,8 @@ class Fetching:
       for name in cache.names:
         ids = block.ids[name][here:][:num_steps]
         places[name] = np.zeros((self.most_steps, ids.shape[1]), np.int32)
-        cache.places(ids.reshape(-1), places[name].reshape(-1))
+        args = self.tables[name].slots.spec.vocab, places[name].reshape(-1)
+        cache.places(ids.reshape(-1), *args)
     places = jax.device_put(places)
     self._first = stop = first + num_steps
     if stop == block.stop:

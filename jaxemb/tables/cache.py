@@ -196,9 +196,9 @@ def _pick(spare, used, at, slots, out):
 
 
 @numba.njit(nogil=True, cache=True)
-def _place(ids, slot_of, capacity, out):
+def _place(ids, slot_of, padding, out):
   for i in range(ids.size):
-    out[i] = slot_of[ids[i]] if ids[i] < slot_of.size else capacity
+    out[i] = slot_of[ids[i]] if ids[i] < slot_of.size else padding
 
 
 @dataclasses.dataclass
@@ -249,9 +249,9 @@ class Cache:
     slots = np.flatnonzero(self._slots[:, _HELD] & bit)
     return slots, self.id_of[slots]
 
-  def places(self, ids: np.ndarray, out: np.ndarray) -> None:
-    """Writes slots of ids [n] to `out`; the capacity for padding."""
-    _place(ids, self.slot_of, self.capacity, out)
+  def places(self, ids: np.ndarray, padding: int, out: np.ndarray) -> None:
+    """Writes slots of ids [n] to `out`; `padding` for ids of no row."""
+    _place(ids, self.slot_of, padding, out)
 
   def foresee(self, needed: Sequence[Sequence[np.ndarray]]) -> None:
     """Tells what steps need that come after all others.

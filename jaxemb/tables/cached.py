@@ -2,7 +2,9 @@
 
 The rows of a stretch of steps are put into slots before it runs, and it has
 slots in place of ids (`strategies.fetching`), as have random bits of stochastic
-rounding.
+rounding. The last slot is never given to a row: XLA may compile a scatter that
+drops an update into one that writes the last row back as it was, which would
+undo what another thread writes there meanwhile.
 """
 
 import dataclasses
@@ -16,10 +18,10 @@ from jaxemb.tables import spec as spec_lib
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cached(spec_lib.Table):
-  """Looks up slots, of which those from their number on are padding."""
+  """Looks up slots; from the number of `slots` on they are padding."""
 
   spec: spec_lib.TableSpec  # of all rows
-  slots: spec_lib.Table  # of as many rows as there are slots
+  slots: spec_lib.Table  # of as many rows as there are slots, and one more
 
   @property
   def optimizer(self):
