@@ -31,7 +31,7 @@ from jaxemb.ops import sampling
 from jaxemb.report import report as _report  # noqa: F401
 from jaxemb.runtime import distributed
 
-_FORK = multiprocessing.get_context('fork')
+FORK = multiprocessing.get_context('fork')
 
 
 def warm_up() -> None:
@@ -52,7 +52,7 @@ class Run:
     after: tuple[int, int] = (0, 0),
     before: Callable[[], object] = warm_up,
     own: Sequence[Sequence[str]] = (),
-    context: contexts.BaseContext = _FORK,
+    context: contexts.BaseContext = FORK,
   ):
     """`arguments` are those of `jaxemb`, in a folder; files have `max_bytes`.
 
