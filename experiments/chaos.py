@@ -597,7 +597,6 @@ def cases(
   tester = Tester(folder, seed, context)
   write_files(folder)
   write_unique(folder)
-  forked.warm_up()
   names = [x for x in KINDS if only in x]
   for number in range(kills):
     name = names[number % len(names)]

@@ -8,6 +8,7 @@ Whoever forks must not have started JAX, nor threads: who has gives another
 `context`, whose processes are forked from a server that imports this module.
 """
 
+import gc
 import multiprocessing
 import os
 import pathlib
@@ -22,21 +23,21 @@ from multiprocessing import context as contexts
 import jax
 import numpy as np
 
-from jaxemb import __main__ as jaxemb
+# What commands import, load and compile late, but for JAX's devices.
+import scipy.cluster.vq as _vq  # noqa: F401
 
-# What commands import late, but for JAX's devices.
+from jaxemb import __main__ as jaxemb
 from jaxemb import main as _main  # noqa: F401
 from jaxemb import train as _train  # noqa: F401
 from jaxemb.ops import sampling
-from jaxemb.report import report as _report  # noqa: F401
+from jaxemb.report import report as _report
 from jaxemb.runtime import distributed
 
 FORK = multiprocessing.get_context('fork')
 
-
-def warm_up() -> None:
-  """Loads compiled functions that all runs need."""
-  sampling.alias_table(np.ones(3))
+for _page in 'words', 'clicks':
+  _report.template(_page)
+sampling.alias_table(np.ones(3))
 
 
 class Run:
@@ -50,7 +51,7 @@ class Run:
     num_processes: int = 1,
     max_bytes: int = 0,
     after: tuple[int, int] = (0, 0),
-    before: Callable[[], object] = warm_up,
+    before: Callable[[], object] = int,
     own: Sequence[Sequence[str]] = (),
     context: contexts.BaseContext = FORK,
   ):
@@ -124,6 +125,7 @@ def _send_after(dispatches, number):
 
 
 def _child(arguments, folder, cache, said, max_bytes, after, before):
+  gc.freeze()  # what is shared is not looked through, and stays shared
   with open(said, 'wb') as file:
     for number in (1, 2):
       os.dup2(file.fileno(), number)
