@@ -131,9 +131,8 @@ def _join_agree_and_stop(port, i):
 
 
 def test_two_processes_join_agree_and_stop():
-  with socket.create_server(('127.0.0.1', 0)) as server:
-    port = server.getsockname()[1]
-  make, run = forks.server().Process, _join_agree_and_stop
+  port, run = forks.free_port(), _join_agree_and_stop
+  make = forks.server().Process
   both = [make(target=run, args=(port, i)) for i in range(2)]
   for process in both:
     process.start()
