@@ -6,14 +6,16 @@ each of them, with as many devices as a user would have; see `forked.Run`.
 
 import atexit
 import functools
+import gc
 import multiprocessing
 import os
 import pathlib
 import runpy
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import context, forkserver
+from typing import Any
 
 import pytest
 
@@ -53,39 +55,46 @@ def start(
   return forked.Run(arguments, folder, cache, num, context=server(), **more)
 
 
-def scripts(
-  commands: Sequence[Sequence[str]],
+def call(
+  function: Callable[..., object],
+  each: Sequence[Sequence[Any]],
   environment: Mapping[str, str],
   said: pathlib.Path,
-) -> list[int]:
-  """Runs each `[python, file or -m module, *arguments]`; their exit codes.
+) -> None:
+  """Calls a function of a module at once with each arguments, to the end.
 
-  What they say is added to a file.
+  What is said is added to a file, and shown where one fails.
   """
   processes = [
-    server().Process(target=_script, args=(x[1:], dict(environment), said))
-    for x in commands
+    server().Process(target=_call, args=(function, x, dict(environment), said))
+    for x in each
   ]
   for process in processes:
     process.start()
   for process in processes:
     process.join()
-  return [x.exitcode for x in processes]
+  assert not any(x.exitcode for x in processes), said.read_text()
 
 
-def _script(arguments, environment, said):
+def _call(function, arguments, environment, said):
+  gc.freeze()
   with open(said, 'ab') as file:
     for number in (1, 2):
       os.dup2(file.fileno(), number)
   os.environ.clear()
   os.environ.update(environment)
   try:
-    if arguments[0] == '-m':
-      sys.argv = list(arguments[1:])
-      runpy.run_module(arguments[1], run_name='__main__', alter_sys=True)
-    else:
-      sys.argv = list(arguments)
-      sys.path.insert(0, os.path.dirname(arguments[0]))
-      runpy.run_path(arguments[0], run_name='__main__')
+    function(*arguments)
   finally:
     atexit._run_exitfuncs()  # as where Python began with it
+
+
+def script(*command: str) -> None:
+  """Is what `python FILE` is, or `python -m MODULE`, with its arguments."""
+  if command[0] == '-m':
+    sys.argv = list(command[1:])
+    runpy.run_module(command[1], run_name='__main__', alter_sys=True)
+  else:
+    sys.argv = list(command)
+    sys.path.insert(0, os.path.dirname(command[0]))
+    runpy.run_path(command[0], run_name='__main__')
