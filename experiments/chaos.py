@@ -37,6 +37,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import context as contexts
 from typing import Any, NamedTuple
 
 import counting
@@ -205,7 +206,7 @@ def write_files(folder: pathlib.Path) -> None:
 
 
 def use_small_dispatches() -> None:
-  """Has forks read little at a time: small data has many positions then."""
+  """Has a fork read little at a time: small data has many positions then."""
   text_loader.group_blocks = lambda part_words: 4
   edges._DISPATCH = interactions._DISPATCH = 512
   click_loader._STEPS = 4
@@ -214,8 +215,14 @@ def use_small_dispatches() -> None:
 class Tester:
   """Starts runs below a folder, whose files and cache they share."""
 
-  def __init__(self, folder: pathlib.Path, seed: int = 0):
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    seed: int = 0,
+    context: contexts.BaseContext = forked.FORK,
+  ):
     self.folder, self.rng = folder, random.Random(seed)
+    self._context = context
     self._alone: dict[str, str] = {}
 
   def start(
@@ -229,7 +236,8 @@ class Tester:
   ) -> forked.Run:
     """Starts processes of a run in a folder of that name; see `forked.Run`."""
     args = self.folder / name, self.folder / cache, num_processes
-    return forked.Run(arguments, *args, max_bytes, after)
+    how = {'before': use_small_dispatches, 'context': self._context}
+    return forked.Run(arguments, *args, max_bytes, after, **how)
 
   def train(self, name: str, kind: Kind, place: Place) -> str:
     """Trains to the end; returns the digest of the vectors."""
@@ -583,13 +591,12 @@ def cases(
   limits: int,
   every: int,
   counts: int,
+  context: contexts.BaseContext = forked.FORK,
 ) -> Iterator[Result]:
   """All cases, in new folders within one."""
-  tester = Tester(folder, seed)
-  use_small_dispatches()
+  tester = Tester(folder, seed, context)
   write_files(folder)
   write_unique(folder)
-  forked.warm_up()
   names = [x for x in KINDS if only in x]
   for number in range(kills):
     name = names[number % len(names)]

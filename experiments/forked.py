@@ -4,9 +4,11 @@ A run costs a second or two then, where a Python of its own would import for
 three. What a fork does is what the command does: JAX starts in it, it has its
 own working folder, streams, limits and signals, and ends as Python does.
 
-Whoever forks must not have started JAX, nor threads.
+Whoever forks must not have started JAX, nor threads: who has gives another
+`context`, whose processes are forked from a server that imports this module.
 """
 
+import gc
 import multiprocessing
 import os
 import pathlib
@@ -15,26 +17,27 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from multiprocessing import context as contexts
 
 import jax
 import numpy as np
 
-from jaxemb import __main__ as jaxemb
+# What commands import, load and compile late, but for JAX's devices.
+import scipy.cluster.vq as _vq  # noqa: F401
 
-# What commands import late, but for JAX's devices.
+from jaxemb import __main__ as jaxemb
 from jaxemb import main as _main  # noqa: F401
 from jaxemb import train as _train  # noqa: F401
 from jaxemb.ops import sampling
-from jaxemb.report import report as _report  # noqa: F401
+from jaxemb.report import report as _report
 from jaxemb.runtime import distributed
 
-_FORK = multiprocessing.get_context('fork')
+FORK = multiprocessing.get_context('fork')
 
-
-def warm_up() -> None:
-  """Loads compiled functions that all runs need."""
-  sampling.alias_table(np.ones(3))
+for _page in 'words', 'clicks':
+  _report.template(_page)
+sampling.alias_table(np.ones(3))
 
 
 class Run:
@@ -48,11 +51,15 @@ class Run:
     num_processes: int = 1,
     max_bytes: int = 0,
     after: tuple[int, int] = (0, 0),
+    before: Callable[[], object] = int,
+    own: Sequence[Sequence[str]] = (),
+    context: contexts.BaseContext = FORK,
   ):
     """`arguments` are those of `jaxemb`, in a folder; files have `max_bytes`.
 
     0 = as many as they need. `after` so many dispatches a process sends itself
-    a signal. What the processes say lies beside the folder.
+    a signal. Each calls `before` first; `own` has more arguments of each. What
+    the processes say lies beside the folder.
     """
     self.folder = folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,9 +76,11 @@ class Run:
       )
       job = [[*flags, f'--process_id={i}'] for i in range(num_processes)]
     self.processes = []
-    for more, said in zip(job, self._said, strict=True):
-      args = [*arguments, *more], folder, cache, said, max_bytes, after
-      process = _FORK.Process(target=_child, args=args)
+    own = own or [()] * num_processes
+    for mine, more, said in zip(own, job, self._said, strict=True):
+      args = [*arguments, *mine, *more], folder, cache, said
+      args += max_bytes, after, before
+      process = context.Process(target=_child, args=args)
       process.start()
       self.processes.append(process)
 
@@ -86,6 +95,10 @@ class Run:
       if one.is_alive():
         os.kill(one.pid, number)
 
+  def said(self) -> list[str]:
+    """What each process has said so far."""
+    return [x.read_text(errors='replace') for x in self._said if x.exists()]
+
   def wait(self, secs: float = 600) -> tuple[list[int], str]:
     """Exit codes, below 0 by a signal, and what was said, of all processes.
 
@@ -97,8 +110,7 @@ class Run:
       if process.is_alive():
         process.kill()
         process.join()
-    said = ''.join(x.read_text(errors='replace') for x in self._said)
-    return [x.exitcode for x in self.processes], said
+    return [x.exitcode for x in self.processes], ''.join(self.said())
 
 
 def _send_after(dispatches, number):
@@ -112,7 +124,8 @@ def _send_after(dispatches, number):
   distributed.decide = counted
 
 
-def _child(arguments, folder, cache, said, max_bytes, after):
+def _child(arguments, folder, cache, said, max_bytes, after, before):
+  gc.freeze()  # what is shared is not looked through, and stays shared
   with open(said, 'wb') as file:
     for number in (1, 2):
       os.dup2(file.fileno(), number)
@@ -126,6 +139,7 @@ def _child(arguments, folder, cache, said, max_bytes, after):
   # Processes that it starts, such as workers.
   os.environ['PYTHONPATH'] = os.pathsep.join(sys.path)
   os.chdir(folder)
+  before()
   code = jaxemb.main(arguments)
   if '--num_processes' in ' '.join(arguments):
     jax.distributed.shutdown()  # `atexit` is for those that began with Python

@@ -1,12 +1,12 @@
 """Every case of experiments/bad_inputs.py has its line; some of chaos.py."""
 
-import json
-import os
+import collections
 import pathlib
-import subprocess
 import sys
 
 import pytest
+
+from tests import forks
 
 _ROOT = pathlib.Path(__file__).parents[1]
 sys.path.append(str(_ROOT / 'experiments'))
@@ -54,36 +54,25 @@ def test_the_tester_notices():
     assert bad_inputs.problem(case, code, said)
 
 
-def _chaos(tmp_path, *flags):
-  """The table that chaos.py makes: it forks, and this process has threads."""
-  output = tmp_path / 'found.json'
-  done = subprocess.run(
-    [sys.executable, chaos.__file__, f'--output={output}', *flags],
-    env=os.environ | {'PYTHONPATH': str(_ROOT)},
-    capture_output=True,
-    text=True,
-    timeout=900,
-  )
-  assert done.returncode == 0, done.stderr
-  found = json.loads(output.read_text())
-  assert not found['lost']
-  return found['results']
+def _chaos(folder, only, **numbers):
+  """How often each kind of case of chaos.py had each outcome."""
+  none = dict.fromkeys(('kills', 'moves', 'limits', 'every', 'counts'), 0)
+  found = chaos.cases(folder, 0, only, **none | numbers, context=forks.server())
+  return collections.Counter((x.kind, x.outcome) for x in found)
 
 
 def test_damage_and_a_kill_are_noticed_or_harmless(tmp_path):
-  none = '--moves=0', '--limits=0', '--counts=0'
-  found = _chaos(tmp_path, '--only=kernel', '--kills=1', '--every=25', *none)
-  assert found.keys() == {'kill', 'run', 'cache'}
+  found = _chaos(tmp_path, 'kernel', kills=1, every=40)
+  assert {x for x, _ in found} == {'kill', 'run', 'cache'}
+  assert {x for _, x in found} <= {'same', 'noticed'}, found
+  assert found['kill', 'same'] == 1
 
 
 @pytest.mark.slow
 def test_nothing_is_lost_or_read_twice_over_changes_of_topology(tmp_path):
-  none = '--kills=0', '--moves=0', '--limits=0', '--every=0'
-  assert _chaos(tmp_path, '--only=edges', *none) == {'count': {'same': 1}}
+  assert _chaos(tmp_path, 'edges', counts=1) == {('count', 'same'): 1}
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_elsewhere_with_the_same_vectors(tmp_path):
-  none = '--kills=0', '--limits=0', '--every=0', '--counts=0'
-  found = _chaos(tmp_path, '--only=row', '--moves=1', *none)
-  assert found == {'moved': {'same': 1}}
+  assert _chaos(tmp_path, 'row', moves=1) == {('moved', 'same'): 1}

@@ -102,8 +102,9 @@ def write_clicks(
   _write_page(*args, max_searched=_MAX_SEARCHED, **shown)
 
 
-def _write_page(workdir, name, unit, report, metrics, **values) -> None:
-  """report.html of a template; `unit` is what training is counted in."""
+@functools.cache
+def template(name: str) -> Any:
+  """The Jinja template of a page, compiled once in a process."""
   import jinja2  # here, so that it does not slow the start of a run
 
   environment = jinja2.Environment(
@@ -114,9 +115,14 @@ def _write_page(workdir, name, unit, report, metrics, **values) -> None:
     lstrip_blocks=True,
   )
   environment.filters |= FILTERS
+  return environment.get_template(f'{name}.html.j2')
+
+
+def _write_page(workdir, name, unit, report, metrics, **values) -> None:
+  """report.html of a template; `unit` is what training is counted in."""
   report, rows = _plain(report), _plain(metrics)
   stride, evaluations = _stride(rows), report.get('evaluations') or []
-  page = environment.get_template(f'{name}.html.j2').render(
+  page = template(name).render(
     report=report,
     unit=unit,
     evaluation=report.get('evaluation') or {},

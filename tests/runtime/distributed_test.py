@@ -2,89 +2,78 @@
 
 import functools
 import json
-import os
 import pathlib
 import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxemb import errors, main, train
+from jaxemb import __main__ as jaxemb_command
+from jaxemb import errors, results, train
 from jaxemb.runtime import distributed
-from tests import compiling
+from jaxemb.strategies import base
+from tests import forks
 
 ROOT = pathlib.Path(__file__).parents[2]
 FLAGS = [
+  'train',
   f'--config={ROOT}/configs/wiki.py:smoke',
   '--config.strategy.name=sync',
   '--config.eval.paths=none',
   '--config.train.batch_words=256',
   '--config.train.checkpoint_every_secs=0',
 ]
-# As many parts of the corpus whatever the mesh: the same steps.
-_FOUR_PARTS = """
-import functools, sys
-from jaxemb import main, train
-train.run = functools.partial(train.run, parts=4)
-"""
-_MAIN = f'{_FOUR_PARTS}sys.exit(main.main())'
 
 
-def _popen(code, flags, devices):
-  flag = f'--xla_force_host_platform_device_count={devices}' if devices else ''
-  path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
-  return subprocess.Popen(
-    [sys.executable, '-c', code, *flags],
-    env=compiling.environment(flag)
-    | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': path},
-    stdout=subprocess.PIPE,
-    stderr=subprocess.STDOUT,
-    text=True,
-  )
+def _in_four_parts():
+  """As many parts of the corpus whatever the mesh: the same steps."""
+  train.run = functools.partial(train.run, parts=4)
 
 
-def _start(flags, per_process=((), ()), code=_MAIN, devices=2):
+def _start(flags, own=((), ()), before=_in_four_parts, devices=2):
   """Starts as many processes as have flags of their own, as one job."""
-  with socket.create_server(('127.0.0.1', 0)) as server:
-    port = server.getsockname()[1]
-  job = [f'--coordinator=127.0.0.1:{port}']
-  job += [f'--num_processes={len(per_process)}']
-  return [
-    _popen(code, [*flags, *own, *job, f'--process_id={i}'], devices)
-    for i, own in enumerate(per_process)
-  ]
+  (workdir,) = (x for x in flags if x.startswith('--workdir='))
+  folder = pathlib.Path(workdir.partition('=')[2])
+  folder = folder.with_name(f'{folder.name}-started')
+  before = functools.partial(_begin, before, devices)
+  return forks.start(flags, folder, len(own), own=own, before=before)
+
+
+def _begin(before, devices):
+  if devices:
+    jax.config.update('jax_num_cpu_devices', devices)
+  before()
 
 
 def _run_here(flags):
   """Trains in this process, which has 8 devices, in as many parts."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train, 'run', functools.partial(train.run, parts=4))
-    assert main.main(flags) == 0
+    assert jaxemb_command.main(flags) == 0
 
 
-def _check(processes, code=0, timeout=300, others=()):
-  """Waits for processes to exit with a code; returns what they printed.
+def _check(job, code=0, secs=300, others=()):
+  """Waits for processes to exit with a code; returns what they said.
 
   All but one may have a code of `others`.
   """
-  outputs = [process.communicate(timeout=timeout)[0] for process in processes]
-  codes = {process.returncode for process in processes}
-  assert code in codes and codes <= {code, *others}, '\n'.join(outputs)
-  return outputs
+  codes, said = job.wait(secs)
+  assert code in codes and set(codes) <= {code, *others}, said
+  return job.said()
 
 
-def _wait_until(condition, processes, secs=200):
+def _wait_until(condition, job, secs=200):
   deadline = time.monotonic() + secs
   while not condition():
     assert time.monotonic() < deadline
-    assert all(process.poll() is None for process in processes)
-    time.sleep(0.1)
+    assert job.is_running(), job.said()
+    time.sleep(0.02)
 
 
 def _without_last_checkpoint(workdir, copy):
@@ -119,36 +108,37 @@ def _check_same(workdir, folder):
   np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5)
 
 
-_SHORT = """
-import sys, threading
-import jax
-from jaxemb.runtime import distributed
-flags = dict(x[2:].split('=') for x in sys.argv[1:])
-i = int(flags['process_id'])
-distributed.join(distributed.Job(flags['coordinator'], 2, i))
-monitor = distributed.Monitor()
-distributed.agree('setting', {'a': 1})
-jax.config.update('jax_num_cpu_devices', 3)  # fails once JAX has started
-assert jax.local_device_count() == 3 and jax.device_count() == 6
-messages = [bytes([i + 1]) * length for i, length in enumerate((5 << 19, 7))]
-assert distributed.gather(messages[i]) == messages
-assert distributed.gather(b'') == [b'', b'']
-assert distributed.everyone('names', f'p{i}') == ['p0', 'p1']
-assert distributed.latest('hosts', {'i': i})[i] == {'i': i}
-assert distributed.latest('hosts', {'i': i}, True) == [{'i': 0}, {'i': 1}]
-assert distributed.decide(0, False, not i) == distributed.SAVE
-if i:  # a signal that only one process gets reaches the other
-  monitor.request_stop()
-assert monitor.stop.wait(30)
-assert distributed.decide(100, not i, False) == distributed.STOP
-distributed.from_first('end')
-monitor.close(distributed.STOPPED)
-distributed.leave(distributed.STOPPED)
-"""
+def _join_agree_and_stop(port, i):
+  distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, i))
+  monitor = distributed.Monitor()
+  distributed.agree('setting', {'a': 1})
+  jax.config.update('jax_num_cpu_devices', 3)  # fails once JAX has started
+  assert jax.local_device_count() == 3 and jax.device_count() == 6
+  messages = [bytes([k + 1]) * size for k, size in enumerate((5 << 19, 7))]
+  assert distributed.gather(messages[i]) == messages
+  assert distributed.gather(b'') == [b'', b'']
+  assert distributed.everyone('names', f'p{i}') == ['p0', 'p1']
+  assert distributed.latest('hosts', {'i': i})[i] == {'i': i}
+  assert distributed.latest('hosts', {'i': i}, True) == [{'i': 0}, {'i': 1}]
+  assert distributed.decide(0, False, not i) == distributed.SAVE
+  if i:  # a signal that only one process gets reaches the other
+    monitor.request_stop()
+  assert monitor.stop.wait(30)
+  assert distributed.decide(100, not i, False) == distributed.STOP
+  distributed.from_first('end')
+  monitor.close(distributed.STOPPED)
+  distributed.leave(distributed.STOPPED)
 
 
 def test_two_processes_join_agree_and_stop():
-  _check(_start([], code=_SHORT, devices=0), distributed.STOPPED)
+  port, run = forks.free_port(), _join_agree_and_stop
+  make = forks.server().Process
+  both = [make(target=run, args=(port, i)) for i in range(2)]
+  for process in both:
+    process.start()
+  for process in both:
+    process.join(300)
+  assert [x.exitcode for x in both] == [distributed.STOPPED] * 2
 
 
 def test_a_name_that_resolves_to_loopback_is_bound_to_all_addresses(
@@ -173,11 +163,24 @@ def test_a_coordinator_that_does_not_answer_is_reported(monkeypatch):
       distributed.join(distributed.Job(address, 2, 0))
 
 
+def _with_slow_results():
+  _in_four_parts()
+  write = results.write
+  distributed.WAIT_SECS = 5  # that JAX waits for others when a process ends
+
+  def slow(*args, **more):
+    time.sleep(7)
+    write(*args, **more)
+
+  results.write = slow
+
+
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(trained):
   folder, flags = trained
   two = folder / 'two'
-  _check(_start([*flags, f'--workdir={two}']))
+  # Results may take longer than processes wait.
+  _check(_start([*flags, f'--workdir={two}'], before=_with_slow_results))
   _check_same(two, folder)
   # Each has read its own ranges of the file: together, the file.
   read = []
@@ -249,17 +252,18 @@ def test_a_killed_process_ends_the_other_and_a_restart_resumes(trained):
       lambda old=steps: len({x.name for x in saved.glob('[0-9]*')} - old) >= 2,
       both,
     )
-    both[victim].send_signal(signal.SIGKILL)
+    both.send(signal.SIGKILL, victim)
     start = time.monotonic()
-    (output,) = _check([both[1 - victim]], 75, 60)
+    codes, _ = both.wait(60)
     assert time.monotonic() - start < 15
+    assert codes[victim] == -signal.SIGKILL and codes[1 - victim] == 75
+    output = both.said()[1 - victim]
     lines = [x for x in output.splitlines() if x.startswith('jaxemb:')]
     assert len(lines) == 1 and 'start all processes again' in lines[0], output
     assert 'Traceback' not in output and 'Check failure' not in output
-    both[victim].communicate()
   again = _start(flags)
   _wait_until(lambda: log.read_text().count('resuming') == 2, again)
-  again[1].send_signal(signal.SIGTERM)  # all save and stop
+  again.send(signal.SIGTERM, 1)  # all save and stop
   output, _ = _check(again, 75, 120)
   assert 'stopped and saved at step' in output
 
@@ -276,7 +280,7 @@ def test_a_signal_before_training_stops_all(tmp_path, asked):
     lambda: log.exists() and 'process 1 of 2' in log.read_text(), both
   )
   for i in asked:
-    both[i].send_signal(signal.SIGTERM)
+    both.send(signal.SIGTERM, i)
   for output in _check(both, 75, 60):
     assert 'Traceback' not in output
 
@@ -296,24 +300,20 @@ def test_other_settings_and_folders_are_refused_and_named(trained, flag):
   assert not (folder / 'refused' / 'checkpoints').exists()
 
 
-# One computes for longer in each step; both send the same.
-_SLOW_STEPS = """
-import sys
-import jax
-import jax.numpy as jnp
-from jaxemb import main
-from jaxemb.strategies import base
-step = base.training_step
-def slow(trainable, batch, context, carry):
-  work = jax.lax.fori_loop(
-    0, 10_000_000, lambda _, x: jnp.sin(x), context.index.astype(float)
-  )
-  state, metrics = step(trainable, batch, context, carry)
-  return state, metrics._replace(loss=metrics.loss + 0 * work)
-if '--process_id=1' in sys.argv:
+def _with_slow_steps():
+  """One computes for longer in each step; both send the same."""
+  step = base.training_step
+
+  def slow(trainable, batch, context, carry):
+    if distributed.is_first():
+      return step(trainable, batch, context, carry)
+    work = jax.lax.fori_loop(
+      0, 10_000_000, lambda _, x: jnp.sin(x), context.index.astype(float)
+    )
+    state, metrics = step(trainable, batch, context, carry)
+    return state, metrics._replace(loss=metrics.loss + 0 * work)
+
   base.training_step = slow
-sys.exit(main.main())
-"""
 
 
 @pytest.mark.slow
@@ -327,7 +327,7 @@ def test_who_waits_for_a_slow_process_is_reported(trained, strategy, devices):
   own += ['--config.train.fused=false']
   own += ['--config.train.checkpoint_every_secs=600', '--config.train.epochs=1']
   own += ['--config.train.batch_words=1024']
-  _check(_start([*flags, *own], code=_SLOW_STEPS, devices=devices))
+  _check(_start([*flags, *own], before=_with_slow_steps, devices=devices))
   report = json.loads((workdir / 'report.json').read_text())
   fast, slow = report['hosts']
   words = report['corpus_words'] * report['config']['train']['epochs']
@@ -346,24 +346,3 @@ def test_who_waits_for_a_slow_process_is_reported(trained, strategy, devices):
   else:
     assert 0 < staleness['mean_words'] <= staleness['max_words']
     assert staleness['max_words'] <= staleness['bound_words']
-
-
-_SLOW_RESULTS = f"""{_FOUR_PARTS}
-import time
-from jaxemb import results
-from jaxemb.runtime import distributed
-distributed.WAIT_SECS = 5  # that JAX waits for others when a process ends
-write = results.write
-def slow(*args, **more):
-  time.sleep(8)
-  write(*args, **more)
-results.write = slow
-sys.exit(main.main())
-"""
-
-
-@pytest.mark.slow
-def test_results_may_take_longer_than_processes_wait(trained):
-  folder, flags = trained
-  _check(_start([*flags, f'--workdir={folder}/slow'], code=_SLOW_RESULTS))
-  _check_same(folder / 'slow', folder)
