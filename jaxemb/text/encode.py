@@ -35,23 +35,20 @@ import json
 import multiprocessing
 import os
 import pathlib
-import platform
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-import psutil
 
 from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.runtime import resources
-from jaxemb.storage import checksums, word2vec_format
+from jaxemb.storage import atomic, checksums, word2vec_format
 from jaxemb.text import sources, tokenize, wiki
 
 BLOCK_WORDS = 4096  # at most
@@ -70,8 +67,6 @@ _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
 _MAX_THREADS = 8
 # Input files of this size are worth the start of processes.
 _MANY_BYTES = 64 << 20
-# An older temporary folder belongs to no process, even on another machine.
-_LEFTOVER_SECS = 7 * 24 * 3600
 
 
 class Settings(NamedTuple):
@@ -159,11 +154,11 @@ def encode(
   # All or none: the processes choose a vocabulary together.
   if all(_gather(readers, encoded is not None)):
     return encoded
-  temporary = folder.with_name(f'{name}.tmp-{platform.node()}-{os.getpid()}')
+  temporary = atomic.temporary_of(folder)
   shutil.rmtree(temporary, ignore_errors=True)
   try:
     temporary.mkdir(parents=True)
-    _remove_leftovers(temporary.parent)
+    atomic.remove_leftovers(temporary.parent)
     _Encoder(files, settings, temporary, progress, num_parts, readers).run()
     # Opened before the move: another job may replace it at any moment.
     encoded = _open(temporary)._replace(folder=folder)
@@ -642,15 +637,6 @@ def block_starts(
     starts[n], sizes[n] = block, words
     n += 1
   return starts[:n], sizes[:n]
-
-
-def _remove_leftovers(folder: pathlib.Path) -> None:
-  """Removes what runs that were killed while encoding left behind."""
-  for path in folder.glob('*.tmp-*'):
-    node, pid = path.name.split('.tmp-', 1)[1].rsplit('-', 1)
-    is_dead = node == platform.node() and not psutil.pid_exists(int(pid))
-    if is_dead or time.time() - path.stat().st_mtime > _LEFTOVER_SECS:
-      shutil.rmtree(path, ignore_errors=True)
 
 
 def _reuse(
