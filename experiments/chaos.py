@@ -668,8 +668,9 @@ class Share(NamedTuple):
 def shares(
   only: str, kills: int, moves: int, limits: int, every: int, counts: int
 ) -> list[Share]:
-  """Divides as many cases among the kinds whose names have `only`."""
-  names = [x for x in KINDS if only in x]
+  """Divides as many cases among the kinds whose names have any of `only`."""
+  wanted = only.split(',')
+  names = [x for x in KINDS if any(y in x for y in wanted)]
   places = [(k, x) for k in names for x in KINDS[k].places[1:]]
   found = {x: collections.defaultdict(list) for x in names}
   for number in range(kills if names else 0):
@@ -700,7 +701,7 @@ def shares(
   # Files of a checkpoint differ little: all of one kind, some of others.
   per_kind = {'kernel': every, 'clicks': 5 * every, 'edges': 5 * every}
   made = [x._replace(every=per_kind.get(x.name, 0)) for x in made]
-  counted = [x for x in COUNTED if only in x] if counts else []
+  counted = [x for x in COUNTED if counts and any(y in x for y in wanted)]
   return made + [Share(f'{x}, counted', is_counted=True) for x in counted]
 
 
@@ -775,7 +776,7 @@ def main() -> None:
   parser.add_argument('--every', type=int, default=1, help='file is damaged')
   parser.add_argument('--counts', type=int, default=1, help='0 = none')
   parser.add_argument('--seed', type=int, default=0)
-  parser.add_argument('--only', default='', help='part of the names of kinds')
+  parser.add_argument('--only', default='', help='parts of names of kinds')
   parser.add_argument('--jobs', type=int, default=2, help='kinds at a time')
   args = experiment.parse(parser)
   table: dict[str, collections.Counter] = {}

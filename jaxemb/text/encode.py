@@ -57,7 +57,6 @@ MAX_BLOCK_IDS = 2 * BLOCK_WORDS + 1
 
 MAX_HELD_WORDS = 1 << 22  # of a table in memory, some 200 MB
 
-_MAX_INVALID = 0.01  # share of a text's bytes: with more it is not UTF-8
 _SAMPLED_STRETCHES = 64  # of all files, and one of each
 
 _FORMAT = 7
@@ -328,12 +327,12 @@ class _Encoder:
       invalid[file] += report.replaced_bytes
       # Every process decodes all of a file, whatever pieces of it are its own.
       sums[file] = report.recoded_bytes or sums[file]
-    wrong = [i for i in sums if invalid[i] > _MAX_INVALID * sums[i]]
+    wrong = [i for i in sums if invalid[i] > sources.MAX_INVALID * sums[i]]
     if not wrong:
       return
     worst = max(wrong, key=lambda i: invalid[i])
     share = f'{100 * invalid[worst] / sums[worst]:.0f} % of the bytes'
-    if invalid.total() <= _MAX_INVALID * sums.total():
+    if invalid.total() <= sources.MAX_INVALID * sums.total():
       for i in wrong:
         reports[i].problems.append(
           f'{self.files[i].path}: {invalid[i]:,} of {sums[i]:,} bytes are not '
