@@ -21,7 +21,8 @@ new folders:
   cache   the same with the files of the encoded text
 
 A case is "same" if the vectors are the same bits in the end, "noticed" if a
-start ended with exit code 2 and one line, and else lost.
+start ended with exit code 2 and one line, "late" if the run had ended before
+anything was tried, and else lost.
 
   count   a model that counts what it reads (counting.py) is stopped or killed
           and resumed on another topology, several times; in the end every
@@ -33,6 +34,7 @@ minutes.
 """
 
 import collections
+import contextlib
 import functools
 import glob
 import hashlib
@@ -78,6 +80,7 @@ SIGNALS = (
   (signal.SIGTERM, signal.SIGTERM),
   (signal.SIGHUP, signal.SIGKILL),
 )
+_GOOD = 'same', 'noticed', 'late'
 _MAX_STARTS = 5
 _WAIT_SECS = 300.0  # for a moment to come
 
@@ -127,7 +130,7 @@ _CLICKS = 'data.path=../../clicks.csv', 'data.valid=0.2'
 _SETS = ('data.path=../../sets.txt', 'train.epochs=3')
 _BASE = 'model.dim=8', 'train.checkpoint_every_secs=0'
 _TEXT = (
-  'data.path=../../text.txt', 'data.min_count=1', 'train.epochs=4',
+  'data.path=../../text.txt', 'data.min_count=1', 'train.epochs=2',
   'train.threads=1',
 )  # fmt: skip
 _UNIQUE = (
@@ -346,8 +349,11 @@ class Tester:
     run = self.start('killed', *args)
     self.until(run, moment, cache)
     process = self.rng.randrange(-1, place.num_processes)
+    is_late = not run.is_running()
     _, wrong = self.hit(run, numbers, process)
     found = wrong or self.ended('killed', place, whole, cache)
+    if is_late and found == 'same':
+      return 'late'
     left = [x for x in cache.rglob('*.tmp-*') if 'programs' not in x.parts]
     if found == 'same' and moment == 'encoding' and left:
       return f'left behind: {left}'
@@ -361,16 +367,21 @@ class Tester:
     self.until(run, moment)
     deadline, found = time.monotonic() + _WAIT_SECS, []
     while run.is_running() and not found and time.monotonic() < deadline:
-      started = psutil.Process(run.processes[0].pid).children(recursive=True)
-      found = [x for x in started if x.name().startswith(name)]
-    if found:
-      found[0].send_signal(number)
+      with contextlib.suppress(psutil.NoSuchProcess):
+        started = psutil.Process(run.processes[0].pid).children(recursive=True)
+        found = [x for x in started if x.name().startswith(name)]
+    is_late = not found
+    with contextlib.suppress(psutil.NoSuchProcess):
+      for process in found[:1]:
+        process.send_signal(number)
     codes, said = run.wait()
     args = self.kind, self.folder / 'killed', whole, codes, said
     # A shard that is lost loses some updates, and says how many.
     is_told = 'came back from its last snapshot' in said
-    found = outcome(*args)
-    return 'noticed' if found == 'other vectors' and is_told else found
+    became = outcome(*args)
+    if became == 'other vectors' and is_told:
+      return 'noticed'
+    return 'late' if is_late and became == 'same' else became
 
   def moved(self, place: Place, numbers: Sequence[int]) -> str:
     """Goes on elsewhere, is killed there, and once more there."""
@@ -378,9 +389,10 @@ class Tester:
     first = self.kind.places[0]
     run = self.start('moved', flags(self.kind, first), first.num_processes)
     self.until(run, 'saved')
+    is_late = not run.is_running()
     _, wrong = self.hit(run, numbers)
-    if wrong:
-      return wrong
+    if wrong or is_late:
+      return wrong or 'late'
     shutil.copytree(self.folder / 'moved', self.folder / 'copy', symlinks=True)
     whole = self.train('copy', place)
     run = self.start('moved', flags(self.kind, place), place.num_processes)
@@ -787,16 +799,16 @@ def main() -> None:
     numbers = args.kills, args.moves, args.limits, args.every, args.counts
     tried = shares(args.only, *numbers)
     for result in cases(folder, args.seed, tried, args.jobs):
-      is_good = result.outcome in ('same', 'noticed')
+      is_good = result.outcome in _GOOD
       count = table.setdefault(result.kind, collections.Counter())
       count[result.outcome if is_good else 'lost'] += 1
       if not is_good:
         lost.append(result._asdict())
   secs = round(time.monotonic() - started, 1)
-  print(f'{"":<8}{"same":>8}{"noticed":>9}{"lost":>6}')
+  columns = *_GOOD, 'lost'
+  print(' ' * 8, *(f'{x:>8}' for x in columns))
   for kind, count in table.items():
-    numbers = f'{count["same"]:8}{count["noticed"]:9}{count["lost"]:6}'
-    print(f'{kind:<8}{numbers}')
+    print(f'{kind:<8}', *(f'{count[x]:8}' for x in columns))
   used = resource.getrusage(resource.RUSAGE_CHILDREN)
   cpu_secs = round(used.ru_utime + used.ru_stime, 1)
   total = sum(x.total() for x in table.values())
