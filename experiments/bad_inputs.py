@@ -168,7 +168,7 @@ _SETTINGS = (
   _set('eval.paths=absent', 'no benchmark file or folder'),
   _set('eval.paths=text.txt', 'no benchmark recognised'),
   _set('seed=-1', 'at least'),
-  _set('data.source=clicks', 'not used with clicks'),
+  _set('data.source=clicks', 'is no model of clicks'),
 )
 _COMMANDS = (
   Case('trian', 'there is no command'),
@@ -335,6 +335,10 @@ _NODES = (
   _nodes('edges.tsv', 'labelled nodes that are not trained on',
          'data.labels=labels.tsv --config.model.inputs=rows '
          '--config.data.valid=400 --config.data.test=700'),
+  _nodes('edges.tsv', 'of node 7 (from 0) are not all finite',
+         'data.features=one_nan.npy --config.data.targets=walks'),
+  _nodes('edges.tsv', 'of no columns',
+         'data.features=none.npy --config.data.targets=walks'),
   _nodes('edges.tsv', 'one for each layer', 'data.fanouts=5,x'),
   _nodes('edges.tsv', 'one for each layer', 'data.fanouts='),
   _nodes('edges.tsv', 'must have 2 sizes',
@@ -439,6 +443,17 @@ _OTHERS = (
   Case('predict --model=run --data=clicks.csv --output=absent/x.csv',
        'make it first'),
   Case('predict --model=ctr --data=absent.csv --output=x.csv', 'no file'),
+  Case('predict --model=ctr --data=clicks.csv --output=./clicks.csv',
+       'is a file of --data'),
+  Case('merge run loop --output=merged', 'loop'),
+  *(
+    Case(f'{command}{"y" * 5000}', 'File name too long')
+    for command in (
+      'train --config=', 'train --workdir=', 'query aa0 --vectors=',
+      'train --config=ctr --workdir=bad --config.data.path=',
+      'train --config=graph --workdir=bad --config.data.path=',
+    )
+  ),
   Case('predict --model=ctr --data=no_shop.csv --output=x.csv', 'is missing'),
   Case('predict --model=ctr --data=empty.csv --output=x.csv', 'has no rows'),
   Case('predict --model=ctr --data=bad.parquet --output=x.csv', 'is binary'),
@@ -631,6 +646,7 @@ def write_files(folder: pathlib.Path) -> None:
   (folder / 'links').mkdir()
   for name in ('link.txt', 'links/to.txt'):
     (folder / name).symlink_to('nowhere')
+  (folder / 'loop').symlink_to('loop')
   log = _started('ctr:smoke', 'clicks.csv', '', 'train.patience=0')
   for case in (
     _good('run'),
@@ -729,6 +745,8 @@ def _of_graphs() -> dict[str, bytes]:
     'bad.mat': rng.bytes(500),
     'bad.npy': rng.bytes(500),
     'ones.npy': _npy(np.ones((3, 4))),
+    'one_nan.npy': _npy(np.where(np.arange(90)[:, None] == 7, np.nan, [[1.0]])),
+    'none.npy': _npy(np.ones((90, 0))),
     'oblong.npz': oblong.getvalue(),
     'cr.tsv': lines().replace('\n', '\r').encode(),
     'late.tsv': (lines() + '\n').encode() * 40
