@@ -168,7 +168,7 @@ _SETTINGS = (
   _set('eval.paths=absent', 'no benchmark file or folder'),
   _set('eval.paths=text.txt', 'no benchmark recognised'),
   _set('seed=-1', 'at least'),
-  _set('data.source=clicks', 'not used with clicks'),
+  _set('data.source=clicks', 'is no model of clicks'),
 )
 _COMMANDS = (
   Case('trian', 'there is no command'),
@@ -269,6 +269,12 @@ _CLICKS = (
           'optimizer.rows=all --config.table.layout=row'),
   _clicks('clicks.csv', 'does not', 'strategy.name=partition'),
   _clicks('toyclicks:10', '1000 rows or more'),
+  _clicks('toyclicks:5000', 'has its own', 'data.valid=0.3'),
+  _clicks('toyclicks:5000', 'has its own', 'data.test=clicks.csv'),
+  _clicks('late.csv', 'iconv -f cp1252'),
+  _clicks('cr.csv', 'carriage returns'),
+  _clicks('rows.jsonl', 'is JSON'),
+  _clicks('rows.json', 'is JSON'),
 )  # fmt: skip
 _GRAPHS = (
   _graph('absent.tsv', 'there is no file'),
@@ -308,6 +314,9 @@ _GRAPHS = (
   _graph('edges.tsv', 'choose', 'data.candidates=some'),
   _graph('toygraph:10', 'nodes or more'),
   _graph('edges.tsv', 'is a model of edges', 'model.name=line'),
+  _graph('late.tsv', 'iconv -f cp1252'),
+  _graph('cr.tsv', 'carriage returns'),
+  _graph('rows.jsonl', 'is JSON'),
   _edges('edges.tsv', 'more than the', 'data.partitions=900'),
   _edges('edges.tsv', 'no loss of', 'model.loss=negative_sampling'),
   _edges('edges.tsv', 'does not divide edges', 'strategy.name=partition'),
@@ -326,6 +335,10 @@ _NODES = (
   _nodes('edges.tsv', 'labelled nodes that are not trained on',
          'data.labels=labels.tsv --config.model.inputs=rows '
          '--config.data.valid=400 --config.data.test=700'),
+  _nodes('edges.tsv', 'of node 7 (from 0) are not all finite',
+         'data.features=one_nan.npy --config.data.targets=walks'),
+  _nodes('edges.tsv', 'of no columns',
+         'data.features=none.npy --config.data.targets=walks'),
   _nodes('edges.tsv', 'one for each layer', 'data.fanouts=5,x'),
   _nodes('edges.tsv', 'one for each layer', 'data.fanouts='),
   _nodes('edges.tsv', 'must have 2 sizes',
@@ -355,6 +368,7 @@ _INTERACTIONS = (
   _sets('sets.txt', 'not used with interactions', 'data.lowercase=false'),
   _sets('sets.txt', 'set 64', 'train.batch_examples=50'),
   _sets('binary.txt', 'binary.txt'),
+  _sets('latin_sets.txt', 'iconv -f cp1252'),
 )
 _PLACES = (
   _set('table.store=cloud', 'is not available'),
@@ -429,6 +443,17 @@ _OTHERS = (
   Case('predict --model=run --data=clicks.csv --output=absent/x.csv',
        'make it first'),
   Case('predict --model=ctr --data=absent.csv --output=x.csv', 'no file'),
+  Case('predict --model=ctr --data=clicks.csv --output=./clicks.csv',
+       'is a file of --data'),
+  Case('merge run loop --output=merged', 'loop'),
+  *(
+    Case(f'{command}{"y" * 5000}', 'File name too long')
+    for command in (
+      'train --config=', 'train --workdir=', 'query aa0 --vectors=',
+      'train --config=ctr --workdir=bad --config.data.path=',
+      'train --config=graph --workdir=bad --config.data.path=',
+    )
+  ),
   Case('predict --model=ctr --data=no_shop.csv --output=x.csv', 'is missing'),
   Case('predict --model=ctr --data=empty.csv --output=x.csv', 'has no rows'),
   Case('predict --model=ctr --data=bad.parquet --output=x.csv', 'is binary'),
@@ -452,6 +477,8 @@ _OTHERS = (
   Case('query --vectors=empty a', 'empty'),
   Case('query --vectors=empty.txt a', 'empty.txt'),
   Case('query --vectors=binary.txt a', 'binary.txt'),
+  Case('query --vectors=nan.bin aa0', "vector of 'aa0' (row 0) is not finite"),
+  Case('query --vectors=infinite.txt aa0', "'aa2' (row 2) is not finite"),
   Case('query --vectors=run --topn=many aa0', 'invalid'),
   Case('query --vectors=run --position=0 aa0 --sense=1', 'not allowed with'),
   Case('query --vectors=run --restrict=5 aa0', 'unrecognized'),
@@ -619,6 +646,7 @@ def write_files(folder: pathlib.Path) -> None:
   (folder / 'links').mkdir()
   for name in ('link.txt', 'links/to.txt'):
     (folder / name).symlink_to('nowhere')
+  (folder / 'loop').symlink_to('loop')
   log = _started('ctr:smoke', 'clicks.csv', '', 'train.patience=0')
   for case in (
     _good('run'),
@@ -664,6 +692,13 @@ def _of_clicks(packed: bytes) -> dict[str, bytes]:
     'empty.csv': b'',
     'binary.csv': rng.bytes(5000),
     'latin.csv': right.replace('shop', 'größe').encode('latin-1'),
+    'cr.csv': right.replace('\n', '\r').encode(),
+    'rows.jsonl': b'{"click": 1, "shop": "a"}\n' * 99,
+    'rows.json': b'[' + b'{"click": 1, "shop": "a"},\n' * 99 + b']',
+    # Beyond what its encoding is guessed by.
+    'late.csv': right.encode()
+    + b'1,shop,1.5\n' * 9_000
+    + b'1,gr\xf6\xdfe,1\n' * 999,
     'mixed.csv': right.replace('shop1', 'größe').encode() + b'1,gr\xf6,1\n' * 9,
     'bad.parquet': rng.bytes(1000),
     'cut.parquet': table.getvalue()[:-20],
@@ -710,7 +745,13 @@ def _of_graphs() -> dict[str, bytes]:
     'bad.mat': rng.bytes(500),
     'bad.npy': rng.bytes(500),
     'ones.npy': _npy(np.ones((3, 4))),
+    'one_nan.npy': _npy(np.where(np.arange(90)[:, None] == 7, np.nan, [[1.0]])),
+    'none.npy': _npy(np.ones((90, 0))),
     'oblong.npz': oblong.getvalue(),
+    'cr.tsv': lines().replace('\n', '\r').encode(),
+    'late.tsv': (lines() + '\n').encode() * 40
+    + b'gr\xf6\xdfe\tstra\xdfe\n' * 999,
+    'latin_sets.txt': found['sets.txt'].replace('i1', 'größe').encode('cp1252'),
     'ogb/raw/num-node-list.csv.gz': gzip.compress(b'5\n'),
   }
 
@@ -753,6 +794,7 @@ def _of_vectors(rows: np.ndarray) -> dict[str, bytes]:
     'zeros.bin': binary(rows * 0),
     'ragged_vectors.txt': text.replace('aa2 1 2', 'aa2 1').encode(),
     'words_for_numbers.txt': text.replace('aa2 1 2', 'aa2 one 2').encode(),
+    'infinite.txt': text.replace('aa2 1', 'aa2 1e400').encode(),
     'cut_vectors.gz': gzip.compress(text.encode() * 50)[:-40],
   }
 

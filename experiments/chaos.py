@@ -1,13 +1,16 @@
 """Kills runs, damages their files, moves them; compares with runs left alone.
 
-  python experiments/chaos.py [--kills=60] [--moves=20] [--every=1] [--only=...]
+  python experiments/chaos.py [--kills=60] [--moves=20] [--every=1] [--jobs=2]
 
 Small runs of every source, strategy and store (`KINDS`), which give the same
-bits every time. Then, again and again in new folders:
+bits every time. Each is trained once and left alone. Then, again and again in
+new folders:
 
   kill    one or two signals at a moment of the run (encoding, saving, after a
-          checkpoint, exporting, any time), to all of its processes or one;
-          started again until it ends
+          checkpoint, merging, exporting, any time), to all of its processes or
+          one; started again until it ends
+  child   the same to a worker, or a shard of a table, on Ray: the run is to go
+          on by itself, and to read all words
   moved   killed, and resumed on another topology: devices, processes. The
           vectors are to be those of a copy that was resumed there and left
           alone, while this one is killed there once more
@@ -18,14 +21,21 @@ bits every time. Then, again and again in new folders:
   cache   the same with the files of the encoded text
 
 A case is "same" if the vectors are the same bits in the end, "noticed" if a
-start ended with exit code 2 and one line, and else lost.
+start ended with exit code 2 and one line, "late" if the run had ended before
+anything was tried, and else lost.
 
   count   a model that counts what it reads (counting.py) is stopped or killed
           and resumed on another topology, several times; in the end every
           word, item, category and node is to have been read once an epoch
+
+Runs are forks of one process (forked.py), and `--jobs` kinds are tried at a
+time. Compiled programs are those of the user's cache: from scratch they take
+minutes.
 """
 
 import collections
+import contextlib
+import functools
 import glob
 import hashlib
 import json
@@ -37,6 +47,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
 from multiprocessing import context as contexts
 from typing import Any, NamedTuple
 
@@ -44,7 +55,9 @@ import counting
 import experiment
 import forked
 import numpy as np
+import psutil
 
+from jaxemb import rundir
 from jaxemb.clicks import loader as click_loader
 from jaxemb.graphs import edges
 from jaxemb.interactions import loader as interactions
@@ -52,11 +65,13 @@ from jaxemb.text import loader as text_loader
 
 # What is there at each moment of a run, in its folder or in the cache.
 MOMENTS = {
-  'encoding': ('CACHE/corpora/*.tmp-*', 'CACHE/clicks/*.tmp-*'),
+  'encoding': ('CACHE/corpora/.*.tmp-*', 'CACHE/.*.tmp-*'),
   'saving': ('run/checkpoints/*tmp*', 'run/parts/*/checkpoints/*tmp*'),
   'saved': ('run/checkpoints/*[0-9]', 'run/parts/*/checkpoints/*[0-9]'),
   'exporting': ('run/export/.*',),
   'any time': (),
+  # All three sub-models are there.
+  'merging': ('run/parts/02/part.json',),
 }
 SIGNALS = (
   (signal.SIGKILL,),
@@ -65,8 +80,8 @@ SIGNALS = (
   (signal.SIGTERM, signal.SIGTERM),
   (signal.SIGHUP, signal.SIGKILL),
 )
+_GOOD = 'same', 'noticed', 'late'
 _MAX_STARTS = 5
-_ANY_SECS = 3.0  # in which a run has come to most of its moments
 _WAIT_SECS = 300.0  # for a moment to come
 
 
@@ -83,6 +98,8 @@ class Kind(NamedTuple):
   config: str
   settings: tuple[str, ...] = ()
   places: tuple[Place, ...] = (Place(),)
+  moments: tuple[str, ...] = tuple(MOMENTS)[:5]
+  children: tuple[str, ...] = ()  # names of processes that Ray starts
 
 
 class Result(NamedTuple):
@@ -106,19 +123,22 @@ _TABLES = (
   Place(('mesh.data=1', 'mesh.table=2'), 2),
 )
 _ROOMS = Place(('table.device_bytes=50%',)), Place(('table.device_bytes=30%',))
+_WORKERS = tuple(Place((f'strategy.num_workers={x}',)) for x in (2, 3, 1))
 _SYNC = 'strategy.name=sync'
-_EDGES = 'data.path=../edges.tsv', 'data.test='
-_CLICKS = 'data.path=../clicks.csv', 'data.valid=0.2'
-_SETS = ('data.path=../sets.txt', 'train.epochs=3')
+_EDGES = 'data.path=../../edges.tsv', 'data.test='
+_CLICKS = 'data.path=../../clicks.csv', 'data.valid=0.2'
+_SETS = ('data.path=../../sets.txt', 'train.epochs=3')
 _BASE = 'model.dim=8', 'train.checkpoint_every_secs=0'
 _TEXT = (
-  'data.path=../text.txt', 'data.min_count=1', 'train.epochs=4',
+  'data.path=../../text.txt', 'data.min_count=1', 'train.epochs=2',
   'train.threads=1',
 )  # fmt: skip
 _UNIQUE = (
-  'data.path=../unique.txt', 'data.min_count=1', 'train.epochs=1',
+  'data.path=../../unique.txt', 'data.min_count=1', 'train.epochs=1',
   'train.threads=1',
 )  # fmt: skip
+_PARTS = 'strategy.name=partition', 'strategy.num_parts=3'
+_FEW = 'saving', 'saved', 'any time'  # of runs that take long to start
 # The first of each is the topology on which it begins.
 KINDS = {
   'kernel': Kind('wiki', _TEXT, (_ONE,)),
@@ -147,14 +167,22 @@ KINDS = {
   'disk': Kind(
     'wiki', (*_UNIQUE, 'table.store=disk'), _ROOMS
   ),
-  'mixture': Kind(
-    'mixture', (*_TEXT[:3], 'senses.top_ratio=.1', _SYNC), (_ONE,)
+  'remote': Kind(
+    'wiki', (*_UNIQUE, 'table.store=remote'), _ROOMS,
+    _FEW, ('ray::Actor',),
   ),
-  'sub-models': Kind(
+  'workers': Kind(
     'wiki',
-    (*_TEXT, 'strategy.name=partition', 'strategy.num_parts=3',
-     'train.epochs=4'),
-    (_ONE, _TWO),
+    (*_UNIQUE[:2], 'data.sample=0', 'train.epochs=20', 'strategy.name=workers'),
+    _WORKERS, _FEW, ('ray::Worker', 'ray::Actor'),
+  ),
+  'mixture': Kind(
+    'mixture', (*_TEXT[:3], 'senses.top_ratio=.1', _SYNC), (_ONE, _TWO)
+  ),
+  'sub-models': Kind('wiki', (*_TEXT, *_PARTS), (_ONE, _TWO), tuple(MOMENTS)),
+  'sub-models of senses': Kind(
+    'mixture', (*_TEXT[:3], *_PARTS, 'senses.top_ratio=.1'), (_ONE, _TWO),
+    tuple(MOMENTS),
   ),
   'clicks': Kind('ctr:smoke', _CLICKS, _MESHES),
   'walks': Kind(
@@ -170,7 +198,7 @@ KINDS = {
   'sets of items': Kind('rec:item2vec', _SETS, (_ONE, _TWO)),
   'nodes': Kind(
     'graphsage:walks',
-    ('data.path=../edges.tsv', 'train.epochs=2', 'model.inputs=rows',
+    ('data.path=../../edges.tsv', 'train.epochs=2', 'model.inputs=rows',
      'model.hidden=8'),
     (_ONE, _TWO),
   ),
@@ -206,63 +234,61 @@ def write_files(folder: pathlib.Path) -> None:
 
 
 def use_small_dispatches() -> None:
-  """Has a fork read little at a time: small data has many positions then."""
+  """Has forks read little at a time: small data has many positions then."""
   text_loader.group_blocks = lambda part_words: 4
   edges._DISPATCH = interactions._DISPATCH = 512
   click_loader._STEPS = 4
 
 
 class Tester:
-  """Starts runs below a folder, whose files and cache they share."""
+  """Starts runs of a kind below a folder of its own."""
 
-  def __init__(
-    self,
-    folder: pathlib.Path,
-    seed: int = 0,
-    context: contexts.BaseContext = forked.FORK,
-  ):
-    self.folder, self.rng = folder, random.Random(seed)
-    self._context = context
-    self._alone: dict[str, str] = {}
+  def __init__(self, folder: pathlib.Path, name: str, seed: int = 0):
+    """The files and the cache that all kinds share lie above `folder`."""
+    self.folder, self.cache = folder, folder.parent / 'cache'
+    self.name, self.kind = name, KINDS.get(name)
+    self.rng = random.Random(f'{name} {seed}')  # whatever else is tried
 
   def start(
     self,
     name: str,
     arguments: Sequence[str],
     num_processes: int = 1,
-    cache: str = 'cache',
+    cache: pathlib.Path | None = None,
     max_bytes: int = 0,
     after: tuple[int, int] = (0, 0),
   ) -> forked.Run:
     """Starts processes of a run in a folder of that name; see `forked.Run`."""
-    args = self.folder / name, self.folder / cache, num_processes
-    how = {'before': use_small_dispatches, 'context': self._context}
-    return forked.Run(arguments, *args, max_bytes, after, **how)
+    args = self.folder / name, cache or self.cache, num_processes
+    return forked.Run(arguments, *args, max_bytes, after)
 
-  def train(self, name: str, kind: Kind, place: Place) -> str:
-    """Trains to the end; returns the digest of the vectors."""
-    run = self.start(name, flags(kind, place), place.num_processes)
+  def train(self, name: str, place: Place) -> str:
+    """Trains to the end; returns what is to be the same."""
+    run = self.start(name, flags(self.kind, place), place.num_processes)
     codes, said = run.wait()
-    if any(codes) or not (found := digest(self.folder / name)):
+    if any(codes) or not (found := made_by(self.kind, self.folder / name)):
       raise AssertionError(f'{name} ended with {codes}: {said[-2000:]}')
     return found
 
-  def alone(self, name: str) -> str:
-    """The digest of a kind that was left alone."""
-    if name not in self._alone:
-      kind = KINDS[name]
-      self._alone[name] = self.train(f'alone {name}', kind, kind.places[0])
-    return self._alone[name]
+  @functools.cached_property
+  def whole(self) -> str:
+    """What a run makes that is left alone."""
+    started = time.monotonic()
+    found = self.train('alone', self.kind.places[0])
+    self.secs = time.monotonic() - started
+    return found
 
-  def until(self, run: forked.Run, moment: str, cache: str = 'cache') -> None:
+  def until(
+    self, run: forked.Run, moment: str, cache: pathlib.Path | None = None
+  ) -> None:
     """Waits for a moment of a run, or its end."""
     if moment == 'any time':
-      time.sleep(_ANY_SECS * self.rng.random())
+      time.sleep(self.secs / 2 * self.rng.random())  # the first also compiles
       return
     deadline = time.monotonic() + _WAIT_SECS
+    cache = cache or self.cache
     patterns = [
-      str(run.folder / x.replace('CACHE', f'../{cache}'))
-      for x in MOMENTS[moment]
+      str(run.folder / x.replace('CACHE', str(cache))) for x in MOMENTS[moment]
     ]
 
     def there():
@@ -291,82 +317,123 @@ class Tester:
     return codes, ''
 
   def ended(
-    self, name: str, kind: Kind, place: Place, whole: str, cache: str = 'cache'
+    self, name: str, place: Place, whole: str, cache: pathlib.Path | None = None
   ) -> str:
     """Starts until the run ends; what became of it."""
     for _ in range(_MAX_STARTS):
-      args = name, flags(kind, place), place.num_processes, cache
-      codes, said = self.start(*args).wait()
+      args = flags(self.kind, place), place.num_processes, cache
+      codes, said = self.start(name, *args).wait()
       if codes != [75] * len(codes):
         break
-    return outcome(self.folder / name, whole, codes, said)
+    return outcome(self.kind, self.folder / name, whole, codes, said)
 
   def clear(self, *names: str) -> None:
     """Removes folders."""
     for name in names:
       shutil.rmtree(self.folder / name, ignore_errors=True)
 
-  def killed(self, name: str, moment: str, numbers: Sequence[int]) -> str:
+  def own_cache(self, ignore: Callable | None = None) -> pathlib.Path:
+    """A copy of the cache, with the same compiled programs."""
+    self.clear('own')
+    args = self.cache, self.folder / 'own', True  # links are copied as such
+    return pathlib.Path(shutil.copytree(*args, ignore=ignore))
+
+  def killed(self, moment: str, numbers: Sequence[int]) -> str:
     """Sends signals at a moment of a run, then starts until it ends."""
-    kind, cache = KINDS[name], 'cache'
-    whole, place = self.alone(name), kind.places[0]
+    whole, place, cache = self.whole, self.kind.places[0], self.cache
     if moment == 'encoding':  # which is to be done anew
-      cache = 'own'
-      self.clear(cache)
-      of_text = shutil.ignore_patterns('corpora', 'clicks', 'graphs')
-      shutil.copytree(self.folder / 'cache', self.folder / cache,
-                      ignore=of_text)  # fmt: skip
+      of_text = shutil.ignore_patterns('corpora', 'clicks-*', 'graph-*')
+      cache = self.own_cache(of_text)
     self.clear('killed')
-    args = flags(kind, place), place.num_processes, cache
+    args = flags(self.kind, place), place.num_processes, cache
     run = self.start('killed', *args)
     self.until(run, moment, cache)
     process = self.rng.randrange(-1, place.num_processes)
+    is_late = not run.is_running()
     _, wrong = self.hit(run, numbers, process)
-    return wrong or self.ended('killed', kind, place, whole, cache)
+    found = wrong or self.ended('killed', place, whole, cache)
+    if is_late and found == 'same':
+      return 'late'
+    left = [x for x in cache.rglob('*.tmp-*') if 'programs' not in x.parts]
+    if found == 'same' and moment == 'encoding' and left:
+      return f'left behind: {left}'
+    return found
 
-  def moved(self, name: str, place: Place, numbers: Sequence[int]) -> str:
+  def child_killed(self, name: str, moment: str, number: int) -> str:
+    """Sends a signal to a process that the run has started, and waits."""
+    whole, place = self.whole, self.kind.places[0]
+    self.clear('killed')
+    run = self.start('killed', flags(self.kind, place))
+    self.until(run, moment)
+    deadline, found = time.monotonic() + _WAIT_SECS, []
+    while run.is_running() and not found and time.monotonic() < deadline:
+      with contextlib.suppress(psutil.NoSuchProcess):
+        started = psutil.Process(run.processes[0].pid).children(recursive=True)
+        found = [x for x in started if x.name().startswith(name)]
+    is_late = not found
+    with contextlib.suppress(psutil.NoSuchProcess):
+      for process in found[:1]:
+        process.send_signal(number)
+    codes, said = run.wait()
+    args = self.kind, self.folder / 'killed', whole, codes, said
+    # A shard that is lost loses some updates, and says how many.
+    is_told = 'came back from its last snapshot' in said
+    became = outcome(*args)
+    if became == 'other vectors' and is_told:
+      return 'noticed'
+    return 'late' if is_late and became == 'same' else became
+
+  def moved(self, place: Place, numbers: Sequence[int]) -> str:
     """Goes on elsewhere, is killed there, and once more there."""
-    kind = KINDS[name]
     self.clear('moved', 'copy')
-    first = kind.places[0]
-    run = self.start('moved', flags(kind, first), first.num_processes)
+    first = self.kind.places[0]
+    run = self.start('moved', flags(self.kind, first), first.num_processes)
     self.until(run, 'saved')
+    is_late = not run.is_running()
     _, wrong = self.hit(run, numbers)
-    if wrong:
-      return wrong
+    if wrong or is_late:
+      return wrong or 'late'
     shutil.copytree(self.folder / 'moved', self.folder / 'copy', symlinks=True)
-    whole = self.train('copy', kind, place)
-    run = self.start('moved', flags(kind, place), place.num_processes)
+    whole = self.train('copy', place)
+    run = self.start('moved', flags(self.kind, place), place.num_processes)
     self.until(run, 'saved')
     _, wrong = self.hit(run, (signal.SIGKILL,))
-    return wrong or self.ended('moved', kind, place, whole)
+    return wrong or self.ended('moved', place, whole)
 
-  def limited(self, name: str, max_bytes: int) -> str:
+  def limited(self, max_bytes: int) -> str:
     """Trains where files cannot grow, then where they can."""
-    kind, whole = KINDS[name], self.alone(name)
+    whole, place = self.whole, self.kind.places[0]
     self.clear('limited')
-    place = kind.places[0]
-    args = flags(kind, place), place.num_processes, 'cache', max_bytes
+    args = flags(self.kind, place), place.num_processes, None, max_bytes
     codes, said = self.start('limited', *args).wait()
     if set(codes) - {0, 2, 75} or 'Traceback' in said:
       return f'exit codes {codes} with {max_bytes} bytes: {said[-1500:]}'
-    return self.ended('limited', kind, place, whole)
+    return self.ended('limited', place, whole)
 
-  def linked(self, name: str, where: str) -> str:
+  def linked(self, where: str) -> str:
     """Has a folder of a new run be a link that leads nowhere, and mends it."""
-    kind, whole = KINDS[name], self.alone(name)
+    whole, place = self.whole, self.kind.places[0]
     self.clear('linked', 'own', 'elsewhere')
     link = self.folder / where
-    link.parent.mkdir(parents=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(self.folder / 'elsewhere')
-    args = flags(kind, kind.places[0]), 1, 'own'
-    codes, said = self.start('linked', *args).wait()
-    found = outcome(self.folder / 'linked', whole, codes, said)
+    cache = self.folder / 'own'
+    codes, said = self.start('linked', flags(self.kind, place), 1, cache).wait()
+    found = outcome(self.kind, self.folder / 'linked', whole, codes, said)
     if found == 'noticed':
       (self.folder / 'elsewhere').mkdir()
-      args = 'linked', kind, kind.places[0], whole, 'own'
-      found = self.ended(*args)
+      found = self.ended('linked', place, whole, cache)
     return found
+
+
+def made_by(kind: Kind, folder: pathlib.Path) -> str:
+  """What runs of a kind have in common: bits, or the number of words read."""
+  if 'strategy.name=workers' not in kind.settings:
+    return digest(folder)
+  path = folder / 'run' / 'report.json'
+  if not path.exists():
+    return ''
+  return f'{json.loads(path.read_text())["kept_words"]} words'
 
 
 def digest(folder: pathlib.Path) -> str:
@@ -384,7 +451,11 @@ def digest(folder: pathlib.Path) -> str:
 
 
 def outcome(
-  folder: pathlib.Path, whole: str, codes: Sequence[int], said: str
+  kind: Kind,
+  folder: pathlib.Path,
+  whole: str,
+  codes: Sequence[int],
+  said: str,
 ) -> str:
   """What the last start of a case says about it."""
   if 'Traceback' in said:
@@ -393,7 +464,10 @@ def outcome(
     return 'noticed'
   if any(codes):
     return f'exit codes {codes}: {said[-1500:]}'
-  return 'same' if digest(folder) == whole else 'other vectors'
+  found = made_by(kind, folder)
+  if 'words' in whole and found != whole:
+    return f'{found} were read, not {whole}'
+  return 'same' if found == whole else 'other vectors'
 
 
 def damage(path: pathlib.Path, how: str, rng: random.Random) -> None:
@@ -408,15 +482,19 @@ def damage(path: pathlib.Path, how: str, rng: random.Random) -> None:
   path.write_bytes(data)
 
 
-def damages(tester: Tester, name: str, every: int = 1) -> Iterator[Result]:
+def damages(tester: Tester, every: int = 1) -> Iterator[Result]:
   """Damages every file of a finished run, and of its cache, in copies.
 
   Or, of the files of each, only one in `every`.
   """
-  kind, whole = KINDS[name], tester.alone(name)
-  place, found = kind.places[0], []
-  run, cache = tester.folder / f'alone {name}', tester.folder / 'cache'
-  for top, below in ((run, 'run'), (cache, 'corpora')):
+  whole, place, found = tester.whole, tester.kind.places[0], []
+  tester.clear('first')  # of which only this run's text is in the cache
+  args = flags(tester.kind, place), 1, tester.folder / 'first'
+  (tester.folder / 'first').mkdir()
+  link_programs(tester.folder / 'first')
+  tester.start('encoded', *args).wait()
+  run, cache = tester.folder / 'alone', tester.folder / 'first'
+  for top, below in ((run, 'run'), (cache, '.')):
     of_kind = [
       x
       for x in sorted((top / below).rglob('*'))
@@ -428,15 +506,16 @@ def damages(tester: Tester, name: str, every: int = 1) -> Iterator[Result]:
     for how in ('flipped', 'cut'):
       is_run = top == run
       tester.clear('damaged', 'own')
-      shutil.copytree(cache, tester.folder / 'own')
+      own = tester.folder / 'own'
+      shutil.copytree(cache, own, True)
       if is_run:
         shutil.copytree(run, tester.folder / 'damaged')
         shutil.rmtree(tester.folder / 'damaged' / 'run' / 'export')
-      copy = tester.folder / ('damaged' if is_run else 'own')
-      damage(copy / path, how, tester.rng)
-      args = 'damaged', kind, place, whole, 'own'
-      what = f'{name}: {path} {how}'
-      yield Result('run' if is_run else 'cache', what, tester.ended(*args))
+      damage((tester.folder / 'damaged' if is_run else own) / path, how,
+             tester.rng)  # fmt: skip
+      what = f'{tester.name}: {path} {how}'
+      became = tester.ended('damaged', place, whole, own)
+      yield Result('run' if is_run else 'cache', what, became)
 
 
 # Counts.
@@ -477,7 +556,7 @@ def _visits(folder):
 
 _EPOCHS = 5
 _READ = (
-  'data.path=../unique.txt', 'data.min_count=1', 'data.sample=0',
+  'data.path=../../unique.txt', 'data.min_count=1', 'data.sample=0',
   *counting.SETTINGS,
 )  # fmt: skip
 _COUNTS = 'model.name=counting:make', f'train.epochs={_EPOCHS}', 'model.dim=1'
@@ -496,9 +575,9 @@ COUNTED = {
   ),
   # Which push a part of what they learned: the devices' own counts are taken.
   'text, workers': Counted(
-    Kind('wiki', ('data.path=../unique.txt', 'data.min_count=1',
+    Kind('wiki', ('data.path=../../unique.txt', 'data.min_count=1',
                   'data.sample=0', 'strategy.name=workers')),
-    _words, tuple(Place((f'strategy.num_workers={x}',)) for x in (2, 3, 1)),
+    _words, _WORKERS,
   ),
   'walks': Counted(
     Kind('graph', (*_EDGES, 'data.sample=0', 'data.walks=40',
@@ -515,8 +594,9 @@ COUNTED = {
     _items, _MESHES,
   ),
   'clicks': Counted(
-    Kind('ctr', ('data.path=../clicks.csv', 'data.min_count=1', 'data.valid=',
-                 'data.categorical=row,c', 'train.batch_examples=64',
+    Kind('ctr', ('data.path=../../clicks.csv', 'data.min_count=1',
+                 'data.valid=', 'data.categorical=row,c',
+                 'train.batch_examples=64',
                  'train.patience=0', 'optimizer.plateau_factor=1',
                  'eval.every_epochs=0',
                  'optimizer.decay=0', *counting.OF_CLICKS,
@@ -536,9 +616,10 @@ def write_unique(folder: pathlib.Path, num_words: int = 120_000) -> None:
   (folder / 'unique.txt').write_text('\n'.join(lines))
 
 
-def counted(tester: Tester, name: str) -> tuple[int, int, str]:
+def counted(tester: Tester) -> tuple[int, int, str]:
   """Changes of topology, readings too many or too few, and what is wrong."""
-  case, changes = COUNTED[name], 0
+  name, changes = tester.name, 0
+  case = COUNTED[name]
   is_own, is_workers = name in ('clicks', 'text, workers'), 'workers' in name
   more = (_COUNTS[1:2] if is_own else _COUNTS) + ('model.dim=1',)
   tester.clear('counted')
@@ -564,7 +645,8 @@ def counted(tester: Tester, name: str) -> tuple[int, int, str]:
   if any(codes):
     return changes, -1, f'exit codes {codes}: {said[-1500:]}'
   folder, export = tester.folder, tester.folder / 'counted' / 'run' / 'export'
-  expected = case.expected(folder / 'counted' if name == 'walks' else folder)
+  given = folder / 'counted' if name == 'walks' else folder.parent
+  expected = case.expected(given)
   if is_workers:
     report = json.loads((export.parent / 'report.json').read_text())
     return changes, report['kept_words'] - _EPOCHS * expected.total(), ''
@@ -582,53 +664,121 @@ def counted(tester: Tester, name: str) -> tuple[int, int, str]:
 # All of it.
 
 
+class Share(NamedTuple):
+  """What is tried with one kind, one after the other."""
+
+  name: str
+  kills: tuple[tuple[str, tuple[int, ...]], ...] = ()
+  children: tuple[tuple[str, str, int], ...] = ()
+  moves: tuple[tuple[Place, tuple[int, ...]], ...] = ()
+  limits: tuple[int, ...] = ()
+  links: tuple[str, ...] = ()
+  every: int = 0  # file is damaged; 0 = none
+  is_counted: bool = False
+
+
+def shares(
+  only: str, kills: int, moves: int, limits: int, every: int, counts: int
+) -> list[Share]:
+  """Divides as many cases among the kinds whose names have any of `only`."""
+  wanted = only.split(',')
+  names = [x for x in KINDS if any(y in x for y in wanted)]
+  places = [(k, x) for k in names for x in KINDS[k].places[1:]]
+  found = {x: collections.defaultdict(list) for x in names}
+  for number in range(kills if names else 0):
+    name, turn = names[number % len(names)], number // len(names)
+    kind = KINDS[name]
+    # Each kind begins with another moment.
+    turn += names.index(name)
+    moment = kind.moments[turn % len(kind.moments)]
+    numbers = SIGNALS[turn // len(kind.moments) % len(SIGNALS)]
+    if kind.children and turn % 2:
+      child = kind.children[turn // 2 % len(kind.children)]
+      found[name]['children'].append((child, moment, signal.SIGKILL))
+    else:
+      found[name]['kills'].append((moment, numbers))
+  for number in range(moves if places else 0):
+    name, place = places[number % len(places)]
+    found[name]['moves'].append((place, SIGNALS[number % 2]))
+  for number in range(limits if names else 0):
+    max_bytes = (5_000, 50_000, 200_000)[number % 3]
+    found[names[number % len(names)]]['limits'].append(max_bytes)
+  made = [
+    Share(name, **{k: tuple(x) for k, x in found[name].items()})
+    for name in names
+  ]
+  if made and limits:
+    links = 'linked/run', 'own', 'own/corpora'
+    made[0] = made[0]._replace(links=links[:limits])
+  # Files of a checkpoint differ little: all of one kind, some of others.
+  per_kind = {'kernel': every, 'clicks': 5 * every, 'edges': 5 * every}
+  made = [x._replace(every=per_kind.get(x.name, 0)) for x in made]
+  counted = [x for x in COUNTED if counts and any(y in x for y in wanted)]
+  return made + [Share(f'{x}, counted', is_counted=True) for x in counted]
+
+
+def try_out(folder: pathlib.Path, share: Share, seed: int) -> list[Result]:
+  """The cases of a kind, each printed when it is known."""
+  name = share.name.removesuffix(', counted')
+  place = folder / share.name.replace(', ', '-').replace(' ', '-')
+  place.mkdir()
+  tester, results = Tester(place, name, seed), []
+
+  def known(what, text, found):
+    results.append(Result(what, f'{name}: {text}', found))
+    print(time.strftime('%H:%M:%S'), *results[-1], sep=': ', flush=True)
+
+  try:
+    for moment, numbers in share.kills:
+      text = '+'.join(signal.Signals(x).name for x in numbers)
+      known('kill', f'{moment} {text}', tester.killed(moment, numbers))
+    for child, moment, number in share.children:
+      found = tester.child_killed(child, moment, number)
+      known('child', f'{child} {moment} SIGKILL', found)
+    for to, numbers in share.moves:
+      text = f'to {to.num_processes} x {",".join(to.settings)}'
+      known('moved', text, tester.moved(to, numbers))
+    for max_bytes in share.limits:
+      known('limit', f'{max_bytes} bytes', tester.limited(max_bytes))
+    for where in share.links:
+      known('links', where, tester.linked(where))
+    for result in damages(tester, share.every) if share.every else ():
+      known(result.kind, result.what, result.outcome)
+    if share.is_counted:
+      changes, wrong, why = counted(tester)
+      found = why or ('same' if not wrong else f'{wrong} readings wrong')
+      known('count', f'{changes} changes', found)
+  except AssertionError as error:  # a run that was left alone
+    known('alone', 'left alone', str(error))
+  shutil.rmtree(place, ignore_errors=True)
+  return results
+
+
+def link_programs(cache: pathlib.Path) -> None:
+  """Has a cache use the compiled programs of the user's."""
+  programs = rundir.cache_folder() / 'programs'
+  programs.mkdir(parents=True, exist_ok=True)
+  (cache / 'programs').symlink_to(programs)
+
+
 def cases(
   folder: pathlib.Path,
   seed: int,
-  only: str,
-  kills: int,
-  moves: int,
-  limits: int,
-  every: int,
-  counts: int,
+  tried: Sequence[Share],
+  jobs: int,
   context: contexts.BaseContext = forked.FORK,
 ) -> Iterator[Result]:
-  """All cases, in new folders within one."""
-  tester = Tester(folder, seed, context)
+  """All cases, in new folders within one, some kinds at a time."""
   write_files(folder)
   write_unique(folder)
-  names = [x for x in KINDS if only in x]
-  for number in range(kills):
-    name = names[number % len(names)]
-    turn = number + number // len(names)
-    moment = list(MOMENTS)[turn % len(MOMENTS)]
-    numbers = SIGNALS[turn // len(MOMENTS) % len(SIGNALS)]
-    signals = '+'.join(signal.Signals(x).name for x in numbers)
-    found = tester.killed(name, moment, numbers)
-    yield Result('kill', f'{name}: {moment} {signals}', found)
-  places = [(k, x) for k in names for x in KINDS[k].places[1:]]
-  for number in range(moves if places else 0):
-    name, place = places[number % len(places)]
-    numbers = SIGNALS[number % 2]
-    found = tester.moved(name, place, numbers)
-    what = f'{name} to {place.num_processes} x {",".join(place.settings)}'
-    yield Result('moved', what, found)
-  for number in range(limits):
-    name = names[number % len(names)]
-    max_bytes = (5_000, 50_000, 200_000)[number % 3]
-    found = tester.limited(name, max_bytes)
-    yield Result('limit', f'{name}: {max_bytes} bytes', found)
-  for where in ('linked/run', 'own', 'own/corpora')[:limits]:
-    found = tester.linked(names[0], where)
-    yield Result('links', f'{names[0]}: {where}', found)
-  for name in ('kernel', 'clicks') if every else ():
-    if name in names:
-      yield from damages(tester, name, every if name == 'kernel' else 5 * every)
-  for name in COUNTED if counts else ():
-    if only in name:
-      changes, wrong, why = counted(tester, name)
-      found = why or ('same' if not wrong else f'{wrong} readings wrong')
-      yield Result('count', f'{name}: {changes} changes', found)
+  (folder / 'cache').mkdir()
+  link_programs(folder / 'cache')
+  # Its processes fork, too: they have no threads.
+  args = jobs, context, use_small_dispatches
+  with futures.ProcessPoolExecutor(*args) as pool:
+    waiting = [pool.submit(try_out, folder, x, seed) for x in tried]
+    for one in futures.as_completed(waiting):
+      yield from one.result()
 
 
 def main() -> None:
@@ -640,7 +790,8 @@ def main() -> None:
   parser.add_argument('--every', type=int, default=1, help='file is damaged')
   parser.add_argument('--counts', type=int, default=1, help='0 = none')
   parser.add_argument('--seed', type=int, default=0)
-  parser.add_argument('--only', default='', help='part of the names of kinds')
+  parser.add_argument('--only', default='', help='parts of names of kinds')
+  parser.add_argument('--jobs', type=int, default=2, help='kinds at a time')
   args = experiment.parse(parser)
   table: dict[str, collections.Counter] = {}
   lost: list[dict[str, Any]] = []
@@ -648,20 +799,18 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as name:
     folder = pathlib.Path(name)
     numbers = args.kills, args.moves, args.limits, args.every, args.counts
-    found = cases(folder, args.seed, args.only, *numbers)
-    for result in found:
-      is_good = result.outcome in ('same', 'noticed')
+    tried = shares(args.only, *numbers)
+    for result in cases(folder, args.seed, tried, args.jobs):
+      is_good = result.outcome in _GOOD
       count = table.setdefault(result.kind, collections.Counter())
       count[result.outcome if is_good else 'lost'] += 1
-      secs = time.monotonic() - started
-      print(f'{secs:7.1f} s', *result, sep=': ', flush=True)
       if not is_good:
         lost.append(result._asdict())
   secs = round(time.monotonic() - started, 1)
-  print(f'{"":<8}{"same":>8}{"noticed":>9}{"lost":>6}')
+  columns = *_GOOD, 'lost'
+  print(' ' * 8, *(f'{x:>8}' for x in columns))
   for kind, count in table.items():
-    numbers = f'{count["same"]:8}{count["noticed"]:9}{count["lost"]:6}'
-    print(f'{kind:<8}{numbers}')
+    print(f'{kind:<8}', *(f'{count[x]:8}' for x in columns))
   used = resource.getrusage(resource.RUSAGE_CHILDREN)
   cpu_secs = round(used.ru_utime + used.ru_stime, 1)
   total = sum(x.total() for x in table.values())

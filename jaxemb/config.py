@@ -250,10 +250,9 @@ def check(
 
 def _fits(source: str, name: str, value: str) -> bool:
   """Whether a source can have a value of a setting, whatever else it needs."""
-  config, what = default(), f'config.{name}={value}'
+  config = default()
   config.update_from_flattened_dict({'data.source': source, name: value})
-  refusals = f'{what} is ', f'{what} does not '
-  return not any(x.startswith(refusals) for x in _conflicts(config))
+  return name not in dict(_unfit(config))
 
 
 def room_bytes(text: str, whole_bytes: int) -> int:
@@ -296,8 +295,6 @@ _OF_TEXT = (
 
 def _dense_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   """What is wrong between settings of models with dense parameters."""
-  what = 'train models with dense parameters'
-  yield from _is_whole(config, what, ('partition',))
   if config.optimizer.rows == 'all':
     if config.table.layout == 'row' or config.table.store:
       yield (
@@ -308,17 +305,11 @@ def _dense_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
 
 def _click_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   """What is wrong between settings of clicks."""
-  name = config.model.name
   path = config.data.path
   size = path.removeprefix('toyclicks:')
   if size != path and not (size.isdecimal() and int(size) >= 1000):
     yield f'config.data.path={path} must be toyclicks:ROWS, 1000 rows or more'
   yield from _unused(config, _OF_TEXT)
-  if name not in CLICK_MODELS and ':' not in name:
-    yield (
-      f'config.model.name={name} is no model of clicks; choose one of '
-      f'{", ".join(CLICK_MODELS)}'
-    )
   yield from _dense_conflicts(config)
   if config.eval.monitor == 'score':
     yield 'config.eval.monitor=score is of nodes; give auc or log_loss'
@@ -338,11 +329,6 @@ def _node_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
       'config.data.targets is walks; remove it'
     )
   yield from _unused(config, _OF_TEXT, used)
-  if m.name != 'graphsage' and ':' not in m.name:
-    yield (
-      f'config.model.name={m.name} does not learn from nodes; set '
-      '--config.model.name=graphsage, or start from --config=graphsage'
-    )
   if config.eval.monitor == 'auc':
     yield 'config.eval.monitor=auc is of clicks; give score or log_loss'
   yield from _dense_conflicts(config)
@@ -402,58 +388,17 @@ def _unused(
       yield f'config.{key}={given[key]} is not used with {source}; remove it'
 
 
-def _is_whole(
-  config: ml_collections.ConfigDict,
-  does_what: str,
-  names: Collection[str] = ('partition', 'workers'),
-) -> Iterator[str]:
-  """That strategies, sub-models and workers, do not do it."""
-  name = config.strategy.name
-  if name in names:
-    yield (
-      f'config.strategy.name={name} does not {does_what}; choose sync or '
-      'replicas'
-    )
-
-
 def _interaction_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   """What is wrong between settings of users and items."""
-  m, source = config.model, config.data.source
-  is_pairs = source == 'interactions'
-  models = ('factorization',) if is_pairs else ('skipgram', 'cbow')
-  losses = ('bpr', 'softmax') if is_pairs else ('negative_sampling',)
+  is_pairs = config.data.source == 'interactions'
   used = _OF_FACTORS + (() if is_pairs else _OF_WINDOWS)
   yield from _unused(config, _OF_TEXT, used)
-  for key, name, names in ('name', m.name, models), ('loss', m.loss, losses):
-    if name not in names and ':' not in name:
-      yield (
-        f'config.model.{key}={name} does not learn from config.data.source='
-        f'{source}; choose {" or ".join(names)}, or start from --config=rec'
-      )
-  yield from _is_whole(config, 'divide users')
 
 
 def _edge_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   """What is wrong between settings of edges of a graph."""
-  m = config.model
   used = _OF_FACTORS + ('model.negatives',)
   yield from _unused(config, _OF_TEXT + _NOT_OF_WALKS, used)
-  losses = {
-    'line': ('negative_sampling',),
-    'relations': ('softmax', 'margin', 'logistic'),
-  }
-  names = losses.get(m.name, (m.loss,))
-  if ':' not in m.name and m.name not in losses:
-    yield (
-      f'config.model.name={m.name} does not learn from edges; choose line or '
-      'relations, or start from --config=graph:relations'
-    )
-  if ':' not in m.loss and m.loss not in names:
-    yield (
-      f'config.model.loss={m.loss} is no loss of {m.name}; choose '
-      f'{" or ".join(names)}'
-    )
-  yield from _is_whole(config, 'divide edges')
 
 
 def _graph_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
@@ -469,6 +414,99 @@ def sizes(name: str, text: str) -> tuple[int, ...]:
       f'config.{name}={text} must be positive numbers separated by commas'
     )
   return tuple(map(int, found))
+
+
+_OF_SOURCES = {
+  'clicks': _click_conflicts,
+  'graph': _graph_conflicts,
+  'edges': _edge_conflicts,
+  'interactions': _interaction_conflicts,
+  'item_sets': _interaction_conflicts,
+  'nodes': _node_conflicts,
+}
+# What sub-models and workers, or sub-models alone, do not do.
+_UNDIVIDED = {
+  **dict.fromkeys(_DENSE, 'train models with dense parameters'),
+  'interactions': 'divide users',
+  'item_sets': 'divide users',
+  'edges': 'divide edges',
+}
+
+
+def _unfit(config: ml_collections.ConfigDict) -> Iterator[tuple[str, str]]:
+  """Values that the source cannot have, whatever else is set.
+
+  By the names of their settings, what is to be said of each.
+  """
+  source, strategy = config.data.source, config.strategy.name
+  model, loss = config.model.name, config.model.loss
+  is_own = ':' in model
+  if source == 'clicks':
+    if model not in CLICK_MODELS and not is_own:
+      known = ', '.join(CLICK_MODELS)
+      yield 'model.name', f'is no model of clicks; choose one of {known}'
+  elif model in CLICK_MODELS:
+    yield (
+      'model.name',
+      'is a model of clicks; set --config.data.source=clicks, or start from '
+      '--config=ctr',
+    )
+  if source == 'edges':
+    losses = {
+      'line': ('negative_sampling',),
+      'relations': ('softmax', 'margin', 'logistic'),
+    }
+    if model not in losses and not is_own:
+      yield (
+        'model.name',
+        'does not learn from edges; choose line or relations, or start from '
+        '--config=graph:relations',
+      )
+    names = losses.get(model, (loss,))
+    if ':' not in loss and loss not in names:
+      choice = ' or '.join(names)
+      yield 'model.loss', f'is no loss of {model}; choose {choice}'
+  elif model in ('line', 'relations') and ':' not in source:
+    yield (
+      'model.name',
+      'is a model of edges; set --config.data.source=edges, or start from '
+      f'--config=graph:{model}',
+    )
+  if source in ('interactions', 'item_sets'):
+    is_pairs = source == 'interactions'
+    models = ('factorization',) if is_pairs else ('skipgram', 'cbow')
+    losses = ('bpr', 'softmax') if is_pairs else ('negative_sampling',)
+    for key, name, names in ('name', model, models), ('loss', loss, losses):
+      if name not in names and ':' not in name:
+        yield (
+          f'model.{key}',
+          f'does not learn from config.data.source={source}; choose '
+          f'{" or ".join(names)}, or start from --config=rec',
+        )
+  elif ':' not in source and source != 'edges':
+    if model == 'factorization' or loss in ('bpr', 'softmax'):
+      yield (
+        'model.name' if model == 'factorization' else 'model.loss',
+        'is of users and items; set --config.data.source=interactions, or '
+        'start from --config=rec',
+      )
+  if source == 'nodes':
+    if model != 'graphsage' and not is_own:
+      yield (
+        'model.name',
+        'does not learn from nodes; set --config.model.name=graphsage, or '
+        'start from --config=graphsage',
+      )
+  elif model == 'graphsage':
+    yield (
+      'model.name',
+      'is a model of nodes; set --config.data.source=nodes, or start from '
+      '--config=graphsage',
+    )
+  undivided = ('partition',) if source in _DENSE else ('partition', 'workers')
+  if source in _UNDIVIDED and strategy in undivided:
+    what = _UNDIVIDED[source]
+    yield 'strategy.name', f'does not {what}; choose sync or replicas'
 
 
 def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
@@ -494,38 +532,10 @@ def _conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
       'ambiguous words; set --config.senses.top_ratio or .words, or '
       '--config.senses.number=1'
     )
-  if config.data.source == 'clicks':
-    yield from _click_conflicts(config)
-  elif m.name in CLICK_MODELS:
-    yield (
-      f'config.model.name={m.name} is a model of clicks; set '
-      '--config.data.source=clicks, or start from --config=ctr'
-    )
-  if config.data.source == 'graph':
-    yield from _graph_conflicts(config)
-  if config.data.source == 'edges':
-    yield from _edge_conflicts(config)
-  elif m.name in ('line', 'relations') and ':' not in config.data.source:
-    yield (
-      f'config.model.name={m.name} is a model of edges; set '
-      f'--config.data.source=edges, or start from --config=graph:{m.name}'
-    )
-  if config.data.source in ('interactions', 'item_sets'):
-    yield from _interaction_conflicts(config)
-  elif ':' not in config.data.source and config.data.source != 'edges':
-    if m.name == 'factorization' or m.loss in ('bpr', 'softmax'):
-      key = 'name' if m.name == 'factorization' else 'loss'
-      yield (
-        f'config.model.{key}={m[key]} is of users and items; set '
-        '--config.data.source=interactions, or start from --config=rec'
-      )
-  if config.data.source == 'nodes':
-    yield from _node_conflicts(config)
-  elif m.name == 'graphsage':
-    yield (
-      'config.model.name=graphsage is a model of nodes; set '
-      '--config.data.source=nodes, or start from --config=graphsage'
-    )
+  for name, what in _unfit(config):
+    yield f'config.{name}={flat(config)[name]} {what}'
+  if of_source := _OF_SOURCES.get(config.data.source):
+    yield from of_source(config)
   s, mesh = config.strategy, config.mesh
   for name in ('num_hot', 'hot_every'):
     setting = find(f'strategy.{name}')

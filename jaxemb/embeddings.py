@@ -61,8 +61,18 @@ class Embeddings:
 
   @functools.cached_property
   def norms(self) -> np.ndarray:
-    """[vocab] float32, lengths of the vectors."""
-    return geometry.norms(self.vectors)
+    """[vocab] float32, lengths of the vectors.
+
+    Raises a `UserError` for one that is not finite.
+    """
+    norms = geometry.norms(self.vectors)
+    if not (is_finite := np.isfinite(norms)).all():
+      row = int(is_finite.argmin())
+      raise errors.UserError(
+        f'the vector of {self.index_to_key[row]!r} (row {row}) is not finite; '
+        'mend or remove it'
+      )
+    return norms
 
   @property
   def vector_size(self) -> int:

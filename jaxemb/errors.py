@@ -21,6 +21,8 @@ _MAX_CANDIDATES = 5_000
 _MAX_SUGGESTIONS = 5
 # Of writing to a file that is open, such as the output.
 _UNWRITTEN = (errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EDQUOT)
+# Of a name that no file can have, wherever it was given.
+_IMPOSSIBLE = errno.ENAMETOOLONG, errno.ELOOP
 _PIPE_CLOSED = 141  # as shells name the end of other programs by SIGPIPE
 
 
@@ -92,6 +94,14 @@ def exit_code(command: Callable[..., int | None], *args: Any) -> int:
     print('jaxemb:', *str(error).split('\n'), file=sys.stderr)
     return getattr(error, 'exit_code', 2)
   except OSError as error:
+    if error.errno in _IMPOSSIBLE:
+      name = str(error.filename)
+      name = name if len(name) < 200 else f'{name[:200]}...'
+      print(
+        f'jaxemb: cannot use {name}: {error.strerror}; give another path',
+        file=sys.stderr,
+      )
+      return 2
     if error.filename is not None or error.errno not in _UNWRITTEN:
       raise
     if error.errno != errno.EPIPE:  # or the reader has enough, such as `head`

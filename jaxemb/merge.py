@@ -12,6 +12,7 @@ gets an export/ like that of a run, and merge.json with facts and warnings.
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 import tempfile
@@ -136,9 +137,10 @@ def _make(
   output: pathlib.Path, parts: Sequence[str]
 ) -> tempfile.TemporaryDirectory:
   """Makes the folder, and in it one for rows; overwrites no part and no run."""
-  folder, seen = output.resolve(), set()
+  # Links that lead in a circle are told where they are opened.
+  folder, seen = pathlib.Path(os.path.realpath(output)), set()
   for part in parts:
-    path = pathlib.Path(part).expanduser().resolve()
+    path = pathlib.Path(os.path.realpath(os.path.expanduser(part)))
     if path in seen:
       raise errors.UserError(f'{part} is given twice; give each part once')
     seen.add(path)

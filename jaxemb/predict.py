@@ -48,6 +48,7 @@ def _run(argv: Sequence[str] | None) -> None:
   from pyarrow import csv, parquet
 
   from jaxemb import embeddings
+  from jaxemb.clicks import formats
   from jaxemb.prediction import predictor
 
   model = embeddings.load(flags.model)
@@ -55,6 +56,11 @@ def _run(argv: Sequence[str] | None) -> None:
     raise errors.UserError(
       f'--model={flags.model} has vectors, and no model of clicks; give a run '
       'that was trained with --config=ctr'
+    )
+  given = formats.find(flags.data)
+  if output.exists() and any(x.samefile(output) for x in given):
+    raise errors.UserError(
+      f'--output={flags.output} is a file of --data; give another name'
     )
   unknown: dict[str, int] = {}
   num_rows, writer = 0, None

@@ -40,7 +40,7 @@ from jaxemb.storage import atomic, checksums
 from jaxemb.text import encode as text_encode
 from jaxemb.text import loader, sources
 
-_FORMAT = 3  # of what is cached
+_FORMAT = 4  # of what is cached
 _ROWS = 1 << 16  # that a thread holds at once
 SPLITS = 'train', 'valid', 'test'
 
@@ -392,6 +392,7 @@ class _Writer:
     self._write_names(orders)
     dropped = {
       'bad_rows': sum(x.num_bad for x in readers.values()),
+      'invalid_utf8_bytes': sum(x.num_invalid_bytes for x in readers.values()),
       'missing_numbers': num_missing,
       'list_values_cut': self.num_cut,
       'rare_categories': self.num_rare,

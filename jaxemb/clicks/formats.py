@@ -65,7 +65,7 @@ class Reader:
     self.path, self.files, self._needed = path, find(path), needed
     self._max_bad = max_bad
     self.form = form or guess(self.files[0])
-    self.num_rows = self.num_bad = 0
+    self.num_rows = self.num_bad = self.num_invalid_bytes = 0
     self.first_bad = ''
     self.read_bytes = 0
     self.size_bytes = sum(x.stat().st_size for x in self.files)
@@ -128,7 +128,7 @@ class Reader:
       yield from _parquet(file)
     elif self.form in ('libsvm', 'libffm'):
       has_fields = self.form == 'libffm'
-      for data, read_bytes in blocks(file):
+      for data, read_bytes in self._blocks(file):
         if not self.features:
           cells = _Cells.of(data, has_fields)
           self.features = [*_Features.found(cells, has_fields)]
@@ -136,6 +136,11 @@ class Reader:
         yield functools.partial(features.parse, data), read_bytes
     else:
       yield from self._csv(file)
+
+  def _blocks(self, file):
+    for data, read_bytes, num_invalid in blocks(file):
+      self.num_invalid_bytes += num_invalid
+      yield data, read_bytes
 
   def _csv(self, file):
     names = schema.HEADERS.get(self.form)
@@ -146,7 +151,7 @@ class Reader:
         names = [x for x in names if x != self._needed[0]]
     has_header = names is None or first.startswith(names[0])
     names = names or _header(file, first, delimiter)
-    for number, (data, read_bytes) in enumerate(blocks(file)):
+    for number, (data, read_bytes) in enumerate(self._blocks(file)):
       args = names, delimiter, not number and has_header
       yield functools.partial(self._parse, data, *args), read_bytes
 
@@ -278,7 +283,18 @@ def first_line(file: pathlib.Path) -> str:
       f'{file} is no text in UTF-8; convert it first (iconv -f {encoding} -t '
       'UTF-8)'
     )
-  return text.split('\n', 1)[0].strip('\r')
+  first, *others = text.split('\n', 1)
+  if first.lstrip().startswith(('{', '[{', '[[', '["')):
+    raise errors.UserError(
+      f'{file} is JSON, and lines with a sign between columns are read; write '
+      'such lines (pandas: to_csv), or Parquet'
+    )
+  if '\r' in first.rstrip('\r') and not others:
+    raise errors.UserError(
+      f'lines of {file} end in carriage returns alone; convert it first '
+      "(tr '\\r' '\\n')"
+    )
+  return first.strip('\r')
 
 
 def _unreadable(file, error):
@@ -339,10 +355,15 @@ def _made(parse, then):
   return then(table) if num else None, num, bad, num_lines
 
 
-def blocks(file: pathlib.Path) -> Iterator[tuple[bytearray, int]]:
-  """Lines of a file, some megabytes of them, and where they end in it."""
+def blocks(file: pathlib.Path) -> Iterator[tuple[bytearray, int, int]]:
+  """Lines of a file, some megabytes of them, and where they end in it.
+
+  And how many bytes of them are not UTF-8; at the end raises a `UserError` if
+  more than 1 % of all were.
+  """
   stream, raw = _open(file)
   rest, is_last = b'', False
+  letters = sources.Letters(file)
   with stream:
     while not is_last:
       text = bytearray(len(rest) + _BLOCK_BYTES)
@@ -358,7 +379,8 @@ def blocks(file: pathlib.Path) -> Iterator[tuple[bytearray, int]]:
       rest = text[stop:]
       del text[stop:]
       if text:
-        yield text, raw.tell()
+        yield text, raw.tell(), letters.count(text)
+  letters.check()
 
 
 def _parquet(file):

@@ -142,7 +142,7 @@ def make(spec: base.SourceSpec) -> ClickSource:
   path, settings = spec.path, dict(spec.settings)
   if not path or path.startswith(_EMBEDDED):
     for key, own in toyclicks.SETTINGS.items():
-      if key != 'numbers' and settings[key] not in ('', own):
+      if settings[key] not in ('', own):
         raise errors.UserError(
           f'config.data.{key}={settings[key]} is not used with the embedded '
           'log, which has its own; remove it, or name a log of yours by '
@@ -152,7 +152,9 @@ def make(spec: base.SourceSpec) -> ClickSource:
     spec.progress('writing the embedded clicks', 0, 1)
     made = toyclicks.write(spec.cache, int(size or toyclicks.DEFAULT_ROWS))
     path = str(made / 'train.csv')
-    settings |= {k: str(made / f'{k}.csv') for k in ('valid', 'test')}
     settings |= toyclicks.SETTINGS
+    settings |= {k: str(made / f'{k}.csv') for k in ('valid', 'test')}
+    if settings['numbers'] == 'log':  # which nobody has set
+      settings['numbers'] = 'standard'
   args = settings, spec.seed, spec.cache, spec.progress
   return ClickSource(encode.encode(path, *args), spec)

@@ -22,7 +22,9 @@ SETTINGS = {
   'categorical': 'site,ad,segment,place,device,hour,day,weather',
   'numeric': 'age,price',
   'multi': 'query',
-  'numbers': 'standard',
+  # Shares of its rows, which are files of their own.
+  'valid': '0.1',
+  'test': '0.1',
 }
 _SIZES = {
   'site': 100,

@@ -133,7 +133,10 @@ def _built(make, paths, settings, cache, progress):
   identity = [make.__name__, {k: settings[k] for k in used}, 3]
   for path in sorted(paths):
     status = path.stat()
-    identity.append([str(path.absolute()), status.st_size, status.st_mtime_ns])
+    # Some tools set times: what is inside tells more.
+    sample = sources.sample_sha256(path, max(1, 64 // len(paths)))
+    known = status.st_size, status.st_mtime_ns, sample
+    identity.append([str(path.absolute()), *known])
   digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
   folder = pathlib.Path(cache) / f'graph-{digest[:16]}'
   if graph_lib.is_saved(folder):
@@ -187,7 +190,7 @@ class _Rows:
     self._num_nodes = settings['num_nodes']
     self._nodes, self._relations = keys.Keys(), keys.Keys()
     self._names, self._relation_names = [], []
-    self._num = self._num_bad = self._num_comments = 0
+    self._num = self._num_bad = self._num_comments = self._num_invalid = 0
     self._largest, self._first_bad = -1, ''
     self._columns = self._sign = None
 
@@ -307,6 +310,7 @@ class _Rows:
     found = graph_lib.build(chunks, num_nodes, directed, folder)
     counted = {**found.counted, 'unreadable_edges': self._num_bad}
     counted['comments'] = self._num_comments  # lines
+    counted['invalid_utf8_bytes'] = self._num_invalid
     relations = self._relation_names or None
     return found._replace(
       names=names, counted=counted, relation_names=relations
@@ -340,7 +344,8 @@ class _Rows:
     columns, has_header = _columns(path, table, self._settings['columns'])
     self._check_columns(columns, path, delimiter)
     first = has_header or is_sized
-    for text, read_bytes in formats.blocks(path):
+    for text, read_bytes, num_invalid in formats.blocks(path):
+      self._num_invalid += num_invalid
       args = text, delimiter, columns, len(table[0]), first, read_bytes
       yield functools.partial(self._parse, *args)
       first = False
@@ -574,7 +579,7 @@ def _head(
 ) -> list[str]:
   """The first lines that are no comments."""
   found = []
-  for text, _ in formats.blocks(path):
+  for text, *_ in formats.blocks(path):
     if 0 in text[:1000]:
       raise errors.UserError(
         f'{path} is no text in UTF-8; give plain or compressed text'
@@ -838,7 +843,7 @@ def _lines(
   (place,) = formats.find(path, 'file with a line for each node')[:1]
   delimiter = _delimiter(place, _head(place, 1, 'a node'))
   number, chosen, is_first = 0, None, True
-  for text, _ in formats.blocks(place):
+  for text, *_ in formats.blocks(place):
     for line in bytes(text).splitlines():
       number += 1
       line = line.decode('utf-8-sig', 'replace')

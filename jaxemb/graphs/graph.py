@@ -23,6 +23,7 @@ import numba
 import numpy as np
 
 from jaxemb import errors
+from jaxemb.storage import checksums
 
 _RANGE_EDGES = 1 << 25  # sorted at once
 _HEADER_BYTES = 128  # of an .npy file of one axis
@@ -407,7 +408,7 @@ def save(graph: Graph, folder: pathlib.Path | str) -> Graph:
     'label_names': graph.label_names and list(graph.label_names),
     'relation_names': graph.relation_names and list(graph.relation_names),
   }
-  (folder / 'manifest.json').write_text(json.dumps(manifest))
+  checksums.seal(folder, manifest)
   return load(folder)
 
 
@@ -427,7 +428,7 @@ def load(folder: pathlib.Path | str) -> Graph:
   """
   folder = pathlib.Path(folder)
   try:
-    manifest = json.loads((folder / 'manifest.json').read_text('utf-8'))
+    manifest = checksums.opened(folder)
     found = {
       k: np.load(folder / f'{k}.npy', mmap_mode='r') for k in manifest['arrays']
     }

@@ -115,6 +115,29 @@ def split(
   return Splits(*found)
 
 
+def _check_features(features: np.ndarray | None) -> None:
+  """Raises a `UserError` for features that are no numbers.
+
+  Of more than 1 GB only every n-th row is looked at.
+  """
+  if features is None:
+    return
+  if not features.shape[1]:
+    raise errors.UserError(
+      'nodes have features of no columns; give --config.data.features another '
+      'file, or set --config.model.inputs=rows'
+    )
+  every = 1 + features.nbytes // 1_000_000_000
+  for start in range(0, len(features), every << 16):
+    rows = features[start : start + (every << 16) : every]
+    if not (is_finite := np.isfinite(rows).all(1)).all():
+      row = start + every * int(is_finite.argmin())
+      raise errors.UserError(
+        f'features of node {row:,} (from 0) are not all finite; mend them, '
+        'such as by numpy.nan_to_num'
+      )
+
+
 def fanouts(text: str) -> trees.Tree:
   """Of numbers by layer, that of the inputs first; or a `UserError`."""
   found = [x.strip() for x in text.split(',')]
@@ -154,6 +177,7 @@ class NodeSource:
     self.counts = degrees
     self.frequencies = self._lookups()
     self.features = graph.features
+    _check_features(self.features)
     if self.features is not None and settings['normalize']:
       sums = np.abs(self.features).sum(1, keepdims=True)
       self.features = self.features / np.maximum(sums, 1e-12)

@@ -57,6 +57,7 @@ def read(paths: str) -> ItemsOf:
   for path in filter(None, map(str.strip, paths.split(','))):
     for source in sources.find(path):
       rest, is_first = b'', True
+      letters = sources.Letters(source.path)
       for piece in sources.pieces(source, wiki.ReadReport()):
         # A piece may end within a long line.
         *lines, rest = (rest + piece.text).split(b'\n')
@@ -68,7 +69,10 @@ def read(paths: str) -> ItemsOf:
             "{print $1, $2}')"
           )
         is_first = False
+        letters.count(b'\n'.join(lines))
         _add(lines, found)
+      letters.count(rest)
+      letters.check()
       _add([rest], found)
   if not any(found.values()):
     raise errors.UserError(

@@ -1,14 +1,20 @@
 """Files and folders that are written completely or not at all."""
 
 import contextlib
+import glob
 import os
 import pathlib
 import platform
 import shutil
+import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
+import psutil
+
 from jaxemb import errors
+
+_LEFTOVER_SECS = 7 * 24 * 3600  # of processes on other machines
 
 
 @contextlib.contextmanager
@@ -19,9 +25,10 @@ def write(path: pathlib.Path | str) -> Iterator[BinaryIO]:
   `UserError` if the file system refuses (full, read-only).
   """
   path = pathlib.Path(path)
-  temporary = _temporary(path)
+  temporary = temporary_of(path)
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(path.parent, path.name)
     with temporary.open('wb') as file:
       yield file
       file.flush()
@@ -41,10 +48,11 @@ def folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
   On any error an earlier folder stays. Where another process has put one there
   in the meantime, that stays. Raises a `UserError` if the file system refuses.
   """
-  temporary = _temporary(path)
+  temporary = temporary_of(path)
   try:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
+    remove_leftovers(path.parent)
     yield temporary
     shutil.rmtree(path, ignore_errors=True)
     try:
@@ -58,10 +66,23 @@ def folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _temporary(path: pathlib.Path) -> pathlib.Path:
-  # Other processes may write the same.
+def temporary_of(path: pathlib.Path) -> pathlib.Path:
+  """What this process writes before it replaces a path, as others may do."""
   writer = f'{platform.node()}-{os.getpid()}'
   return path.with_name(f'.{path.name}.tmp-{writer}')
+
+
+def remove_leftovers(folder: pathlib.Path, name: str = '') -> None:
+  """Removes what processes left that were killed while they wrote.
+
+  What was to become `name`; '' = whatever it was.
+  """
+  for left in folder.glob(f'.{glob.escape(name) or "*"}.tmp-*'):
+    node, _, pid = left.name.split('.tmp-', 1)[1].rpartition('-')
+    with contextlib.suppress(OSError, ValueError):  # another has, or no pid
+      is_dead = node == platform.node() and not psutil.pid_exists(int(pid))
+      if is_dead or time.time() - left.stat().st_mtime > _LEFTOVER_SECS:
+        left.unlink() if left.is_file() else shutil.rmtree(left)
 
 
 def _unwritable(path: pathlib.Path, error: OSError) -> errors.UserError:

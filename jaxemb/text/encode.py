@@ -35,23 +35,20 @@ import json
 import multiprocessing
 import os
 import pathlib
-import platform
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-import psutil
 
 from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.runtime import resources
-from jaxemb.storage import checksums, word2vec_format
+from jaxemb.storage import atomic, checksums, word2vec_format
 from jaxemb.text import sources, tokenize, wiki
 
 BLOCK_WORDS = 4096  # at most
@@ -60,7 +57,6 @@ MAX_BLOCK_IDS = 2 * BLOCK_WORDS + 1
 
 MAX_HELD_WORDS = 1 << 22  # of a table in memory, some 200 MB
 
-_MAX_INVALID = 0.01  # share of a text's bytes: with more it is not UTF-8
 _SAMPLED_STRETCHES = 64  # of all files, and one of each
 
 _FORMAT = 7
@@ -70,8 +66,6 @@ _MIN_PIECE_BYTES, _MAX_PIECE_BYTES = 1 << 16, 8 << 20
 _MAX_THREADS = 8
 # Input files of this size are worth the start of processes.
 _MANY_BYTES = 64 << 20
-# An older temporary folder belongs to no process, even on another machine.
-_LEFTOVER_SECS = 7 * 24 * 3600
 
 
 class Settings(NamedTuple):
@@ -159,11 +153,11 @@ def encode(
   # All or none: the processes choose a vocabulary together.
   if all(_gather(readers, encoded is not None)):
     return encoded
-  temporary = folder.with_name(f'{name}.tmp-{platform.node()}-{os.getpid()}')
+  temporary = atomic.temporary_of(folder)
   shutil.rmtree(temporary, ignore_errors=True)
   try:
     temporary.mkdir(parents=True)
-    _remove_leftovers(temporary.parent)
+    atomic.remove_leftovers(temporary.parent)
     _Encoder(files, settings, temporary, progress, num_parts, readers).run()
     # Opened before the move: another job may replace it at any moment.
     encoded = _open(temporary)._replace(folder=folder)
@@ -333,12 +327,12 @@ class _Encoder:
       invalid[file] += report.replaced_bytes
       # Every process decodes all of a file, whatever pieces of it are its own.
       sums[file] = report.recoded_bytes or sums[file]
-    wrong = [i for i in sums if invalid[i] > _MAX_INVALID * sums[i]]
+    wrong = [i for i in sums if invalid[i] > sources.MAX_INVALID * sums[i]]
     if not wrong:
       return
     worst = max(wrong, key=lambda i: invalid[i])
     share = f'{100 * invalid[worst] / sums[worst]:.0f} % of the bytes'
-    if invalid.total() <= _MAX_INVALID * sums.total():
+    if invalid.total() <= sources.MAX_INVALID * sums.total():
       for i in wrong:
         reports[i].problems.append(
           f'{self.files[i].path}: {invalid[i]:,} of {sums[i]:,} bytes are not '
@@ -642,15 +636,6 @@ def block_starts(
     starts[n], sizes[n] = block, words
     n += 1
   return starts[:n], sizes[:n]
-
-
-def _remove_leftovers(folder: pathlib.Path) -> None:
-  """Removes what runs that were killed while encoding left behind."""
-  for path in folder.glob('*.tmp-*'):
-    node, pid = path.name.split('.tmp-', 1)[1].rsplit('-', 1)
-    is_dead = node == platform.node() and not psutil.pid_exists(int(pid))
-    if is_dead or time.time() - path.stat().st_mtime > _LEFTOVER_SECS:
-      shutil.rmtree(path, ignore_errors=True)
 
 
 def _reuse(

@@ -49,6 +49,7 @@ _COMPRESSIONS = {  # first bytes and decompressor by suffix
   ),
 }
 UTF_8 = 'utf-8'
+MAX_INVALID = 0.01  # share of a text's bytes: with more it is not UTF-8
 # Encodings of scripts other than Latin: of decoded letters beyond ASCII, the
 # share that lies in a range. Chinese, which takes in any bytes, comes last.
 _SCRIPTS = (
@@ -216,6 +217,36 @@ def sample_sha256(path: pathlib.Path, num_stretches: int) -> str:
       file.seek(start)
       digest.update(file.read(_STRETCH_BYTES))
   return digest.hexdigest()
+
+
+class Letters:
+  """Of a file of names, how many bytes are not UTF-8."""
+
+  def __init__(self, path: pathlib.Path):
+    self._path, self._likely = path, ''
+    self.num_bytes = self.num_invalid = 0
+
+  def count(self, text: bytes | bytearray) -> int:
+    """Counts those of some lines; returns their number."""
+    num = 0
+    try:
+      if not text.isascii():  # by far the quickest to tell
+        text.decode()
+    except UnicodeDecodeError as error:
+      num = len(text) - len(text.decode(errors='ignore').encode())
+      some = bytes(text[error.start : error.start + (1 << 16)])
+      self._likely = self._likely or guess_encoding(some)
+    self.num_bytes += len(text)
+    self.num_invalid += num
+    return num
+
+  def check(self) -> None:
+    """Raises a `UserError` if they are too many, at the end of the file."""
+    if self.num_invalid > MAX_INVALID * self.num_bytes:
+      raise errors.UserError(
+        f'{self.num_invalid:,} of {self.num_bytes:,} bytes of {self._path} are '
+        f'not UTF-8; convert it first (iconv -f {self._likely} -t UTF-8)'
+      )
 
 
 def guess_encoding(data: bytes) -> str:

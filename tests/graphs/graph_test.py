@@ -1,6 +1,7 @@
 """Lists of neighbors, against a loop; and graphs of files."""
 
 import gzip
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -144,6 +145,24 @@ def test_headers_weights_and_names_are_found(text, name, read):
   assert _listed(graph) == [('x', 'y', 2.0), ('y', 'z, q', 3.0)]
   again = read(None, name, directed=True)  # from the cache
   assert again.digest == graph.digest
+
+
+def test_a_graph_whose_cache_or_file_has_changed_is_read_again(read, tmp_path):
+  text = 'a\tb\nb\tc\n'
+  digest = read(text).digest
+  for path in (tmp_path / 'cache').glob('*/*.*'):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 4
+    path.unlink()  # this process has mapped it
+    path.write_bytes(data)
+    graph = read(None)
+    assert graph.digest == digest and _listed(graph) == [
+      ('a', 'b'), ('b', 'a'), ('b', 'c'), ('c', 'b'),
+    ], path  # fmt: skip
+  times = (tmp_path / 'edges.txt').stat()
+  (tmp_path / 'edges.txt').write_text('a\tb\na\tc\n')
+  os.utime(tmp_path / 'edges.txt', ns=(times.st_atime_ns, times.st_mtime_ns))
+  assert _listed(read(None))[:2] == [('a', 'b'), ('a', 'c')]
 
 
 def test_numbers_triples_and_columns(read):

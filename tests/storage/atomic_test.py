@@ -1,6 +1,8 @@
 """A file is there whole or not at all."""
 
 import errno
+import os
+import platform
 
 import pytest
 
@@ -41,3 +43,24 @@ def test_a_folder_in_the_way(tmp_path):
   with pytest.raises(errors.UserError, match='cannot write'):
     with atomic.write(tmp_path / 'file' / 'x'):
       pass
+
+
+def test_what_was_killed_while_it_wrote_leaves_nothing(tmp_path):
+  node, path = platform.node(), tmp_path / 'x.bin'
+  dead, running, elsewhere, old, other, foreign = left = [
+    tmp_path / name
+    for name in (
+      f'.x.bin.tmp-{node}-99999999', f'.x.bin.tmp-{node}-1', '.x.bin.tmp-h-7',
+      '.x.bin.tmp-h-o-8', f'.y.tmp-{node}-99999999', '.x.bin.tmp-of-others',
+    )
+  ]  # fmt: skip
+  for file in left:
+    file.write_bytes(b'half')
+  os.utime(old, (1, 1))
+  with atomic.write(path) as file:
+    file.write(b'whole')
+  kept = {path, running, elsewhere, foreign}
+  assert {*tmp_path.iterdir()} == kept | {other}
+  with atomic.folder(tmp_path / 'z'):
+    pass
+  assert {*tmp_path.iterdir()} == kept | {tmp_path / 'z'}

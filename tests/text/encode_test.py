@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import platform
 import random
 import re
 import resource
@@ -349,9 +350,9 @@ def test_damaged_cache_is_made_again(tmp_path):
 
 
 def test_leftovers_of_killed_runs_are_removed(texts, tmp_path):
-  corpora_folder, node = tmp_path / 'corpora', encode.platform.node()
+  corpora_folder, node = tmp_path / 'corpora', platform.node()
   running, dead, elsewhere, old = [
-    corpora_folder / f'x.tmp-{suffix}'
+    corpora_folder / f'.x.tmp-{suffix}'
     for suffix in (f'{node}-1', f'{node}-99999999', 'x-7', 'x-y-8')
   ]
   for leftover in (running, dead, elsewhere, old):
