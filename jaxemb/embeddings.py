@@ -27,6 +27,7 @@ from jaxemb.storage import atomic, bucket, export, word2vec_format
 Key = str | int | np.ndarray
 Weighted = Key | tuple[Key, float]
 Ranked = list[tuple[str, float]] | np.ndarray
+_GROUP_ROWS = 1 << 17  # of Parquet, which are in memory at once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -413,14 +414,20 @@ class Embeddings:
     import pyarrow as pa
     from pyarrow import parquet
 
-    flat = pa.array(np.asarray(self.vectors, np.float32).ravel())
-    columns = {'key': pa.array(self.index_to_key)}
-    if self.counts is not None:
-      columns['count'] = pa.array(self.counts)
-    size = self.vector_size
-    columns['vector'] = pa.FixedSizeListArray.from_arrays(flat, size)
+    def group(start: int) -> pa.Table:
+      some = slice(start, start + _GROUP_ROWS)
+      flat = pa.array(np.asarray(self.vectors[some], np.float32).ravel())
+      columns = {'key': pa.array(self.index_to_key[some], pa.string())}
+      if self.counts is not None:
+        columns['count'] = pa.array(self.counts[some])
+      size = self.vector_size
+      columns['vector'] = pa.FixedSizeListArray.from_arrays(flat, size)
+      return pa.table(columns)
+
     with atomic.write(fname) as file:
-      parquet.write_table(pa.table(columns), file)
+      with parquet.ParquetWriter(file, group(0).schema) as writer:
+        for start in range(0, max(1, len(self)), _GROUP_ROWS):
+          writer.write_table(group(start))
 
   def _read(
     self, kind: str, path: Any, limit: int | None, is_upper: bool, *delimiter

@@ -7,7 +7,7 @@ import json
 import pathlib
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ _NOTHING = types.MappingProxyType({})
 
 
 class Export(NamedTuple):
-  """A trained model on the host."""
+  """A trained model on the host; rows in a store stay there until asked for."""
 
   keys: Sequence[str]  # words, the most frequent first
   counts: np.ndarray  # [len(keys)] int
@@ -51,11 +51,16 @@ class Export(NamedTuple):
       return self.keys, self.counts
     return self.senses.names(), self.senses.by_row(self.counts)
 
-  def embeddings(self) -> embeddings.Embeddings:
-    """The vectors, to be searched and evaluated."""
+  def embeddings(self, num: int | None = None) -> embeddings.Embeddings:
+    """The vectors, to be searched and evaluated; the first `num` words alone.
+
+    Of words with several senses all.
+    """
     names, counts = self.names()
-    rows = self.rows.decode()
-    return embeddings.Embeddings(list(names), rows, counts, self.senses)
+    some = slice(num if self.senses is None else None)
+    rows = np.asarray(self.rows.decode()[some])
+    args = list(names[some]), rows, counts[some], self.senses
+    return embeddings.Embeddings(*args)
 
   def select(self, mask: np.ndarray) -> 'Export':
     """The words of a [len(keys)] bool mask, of a model without senses."""
@@ -69,19 +74,23 @@ class Export(NamedTuple):
     return Export(keys, *arrays, self.context_keys)
 
 
-def collect(
-  parts: build.Parts, export_rows: Callable[[str], spec_lib.RowBlock]
-) -> Export:
+def collect(parts: build.Parts, state: Any) -> Export:
   """Copies trained tables to the host; all processes take part.
 
-  `export_rows` returns all rows of a table by its name.
+  Tables in a store are not copied: until the state changes, their rows are read
+  from it.
   """
-  source, model = parts.source, parts.trainable.model
+  source, model, strategy = parts.source, parts.trainable.model, parts.strategy
+  export_rows = functools.partial(strategy.export_rows, state)
+  if strategy.store:
+    export_rows = functools.partial(strategy.store.rows_on_demand, state)
   tables = {'vectors': export_rows(model.vectors_table)}
   encoded, senses = tables['vectors'].encoded, None
   if hasattr(model, 'export_senses'):
     senses = model.export_senses(
-      lambda name: export_rows(name).rows, source.keys, source.counts
+      lambda name: np.asarray(export_rows(name).rows),
+      source.keys,
+      source.counts,
     )
     window = parts.config.senses.query_window or senses.window
     senses = dataclasses.replace(senses, window=window)
@@ -144,7 +153,8 @@ def write(
     return report.write_json(workdir, values | dict(more))
   dropped = write_export(workdir / 'export', export)
   metrics.LOG.info('vectors in %s', workdir / 'export')
-  vectors, evaluation = export.embeddings(), _evaluate(parts, export)
+  vectors = export.embeddings(report.MAX_SEARCHED)
+  evaluation = _evaluate(parts, export)
   if parts.benchmarks:
     for line in words.format_table(evaluation).splitlines():
       metrics.LOG.info('%s', line)
@@ -192,7 +202,7 @@ def _evaluate(
   if not parts.benchmarks:
     return {}
   limit = parts.config.eval.restrict_vocab
-  return export.embeddings().evaluate(parts.benchmarks, limit)
+  return export.embeddings(limit or None).evaluate(parts.benchmarks, limit)
 
 
 def reported(
@@ -251,8 +261,8 @@ def _memory(
 ) -> list[dict[str, Any]]:
   """What was expected of each process that has rows, beside its peak.
 
-  It is that of training, as an export takes more, and without Ray's object
-  store, which is there once for all processes.
+  It is that of training, and without Ray's object store, which is there once
+  for all processes.
   """
   config, store = parts.config, parts.strategy.store
   sizes, found = [(store.base_bytes, remote.shared_bytes())], []
@@ -375,8 +385,7 @@ class Evaluation(loop.Hook):
 
   def run(self, state: Any, totals: metrics.Totals) -> None:
     """Logs the scores and appends them to evaluation.jsonl."""
-    export_rows = functools.partial(self.parts.strategy.export_rows, state)
-    export = collect(self.parts, export_rows)
+    export = collect(self.parts, state)
     if not distributed.is_first():
       return
     scores = _evaluate(self.parts, export)

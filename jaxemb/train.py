@@ -239,8 +239,7 @@ def _train(
       distributed.from_first('results')
       return True
     # The last checkpoint is still being written.
-    export_rows = functools.partial(parts.strategy.export_rows, trained.state)
-    export = results.collect(parts, export_rows)
+    export = results.collect(parts, trained.state)
     if is_first:
       results.write(workdir, parts, export, trained.totals)
     # JAX ends all processes when one has waited a minute for another to end.

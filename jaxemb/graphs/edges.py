@@ -264,12 +264,13 @@ class Edges:
   def _scorer(self, vectors, contexts, is_cosine, operate):
     """The `score` of `links.evaluate`, for both directions of all relations."""
     num = self.num_relations
-    if is_cosine:
-      vectors = geometry.unit(vectors)
     has_operator = operate is not None and contexts is not None
-    ends = [vectors, vectors]  # of those that are given, by direction
-    if not has_operator and contexts is not None:
-      ends[1] = contexts
+    # Of those that are given, by direction.
+    ends = [links.Vectors(vectors, is_cosine)] * 2
+    if has_operator:
+      contexts = np.asarray(contexts)
+    elif contexts is not None:
+      ends[1] = links.Vectors(contexts, is_cosine=False)
 
     def score(keys, others):
       first, relation = np.divmod(keys, 2 * num)
@@ -277,15 +278,12 @@ class Edges:
       found = np.empty(shape, np.float32)
       for i in (0, 1):
         mine = np.flatnonzero((relation >= num) == i)
-        given = ends[i][first[mine]]
+        given = ends[i].take(first[mine])
         if has_operator:
           given = np.asarray(operate(given, contexts[relation[mine]]))
           given = geometry.unit(given) if is_cosine else given
-        if others is None:
-          found[mine] = given @ ends[1 - i].T
-        else:
-          rows = ends[1 - i][others[mine]]
-          found[mine] = np.einsum('md,mkd->mk', given, rows)
+        near = None if others is None else others[mine]
+        found[mine] = ends[1 - i].products(given, near)
       return found
 
     return score
@@ -307,21 +305,28 @@ class Edges:
       np.stack([targets, sources, back], 1),
     ]).astype(np.int64)  # fmt: skip
 
-  @functools.cached_property
-  def _known(self):
-    """For all keys of `_scorer`, the other ends of edges, held out or not."""
+  def _known(self, wanted):
+    """For keys of `_scorer` [n], the other ends of edges, held out or not."""
     num, columns = 2 * self.num_relations, self._columns
     has = self.graph.relations is not None
-    relations = columns[2] if has else np.zeros(len(columns[0]), np.int64)
-    edges = [(*columns[:2], relations), *map(self._of, self.held.values())]
-    if not self.graph.directed:
-      edges += [(y, x, r) for x, y, r in edges]
-    first, second, of = np.concatenate([self._turns(*x) for x in edges]).T
-    keys = first * num + of
+    relations = columns[2] if has else np.zeros(len(columns[0]), np.int32)
+    is_wanted = np.zeros(len(self.keys) * num, bool)
+    is_wanted[wanted] = True
+    found = []
+    every = [(*columns[:2], relations), *map(self._of, self.held.values())]
+    for first, second, of in every:
+      ways = [(first, second, 0), (second, first, self.num_relations)]
+      if not self.graph.directed:
+        ways += [(second, first, 0), (first, second, self.num_relations)]
+      for near, far, back in ways:
+        keys = near.astype(np.int64) * num + of + back
+        kept = np.flatnonzero(is_wanted[keys])
+        found.append((keys[kept], far[kept]))
+    keys, ends = map(np.concatenate, zip(*found, strict=True))
     order = np.argsort(keys, kind='stable')
-    sizes = np.bincount(keys, minlength=len(self.keys) * num)
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    return ranking.Sets(starts, second[order].astype(np.int32))
+    starts = np.zeros(len(is_wanted) + 1, np.int64)
+    np.cumsum(np.bincount(keys, minlength=len(is_wanted)), out=starts[1:])
+    return ranking.Sets(starts, ends[order].astype(np.int32))
 
   @functools.cached_property
   def categories(self) -> dict[str, list[str]]:

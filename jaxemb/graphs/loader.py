@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base
-from jaxemb.evaluation import geometry, links, nodes, ranking
+from jaxemb.evaluation import links, nodes, ranking
 from jaxemb.graphs import files, walks
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.text import encode, loader
@@ -363,16 +363,15 @@ class Walks(loader.TextSource):
       num_labelled = int(every.any(1).sum())
       labels = every[self.nodes]
       found |= nodes.evaluate(vectors, labels, num_total=num_labelled)
-    units = geometry.unit(vectors)
     for name, held in self.held.items():
       edges = self.corpus.ids_of[held.edges]
       edges = edges[(edges >= 0).all(1)]
       if not graph.directed:
         edges = np.concatenate([edges, edges[:, ::-1]])
       found[f'{name} edges'] = links.evaluate(
-        links.products(units, units),
+        links.products(vectors, vectors, is_cosine=True),
         edges,
-        self._known,
+        lambda _: self._known,
         self.spec.settings['candidates'],
         np.diff(graph.offsets)[self.nodes],
         (len(held.edges) + held.num_unknown) * (1 if graph.directed else 2),

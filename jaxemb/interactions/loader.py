@@ -67,6 +67,7 @@ class Interactions:
     self, vectors: np.ndarray, contexts: np.ndarray, is_cosine: bool
   ) -> dict[str, dict[str, Any]]:
     """Scores by split, of vectors of items [items, d] and users [users, d]."""
+    vectors, contexts = np.asarray(vectors), np.asarray(contexts)
     items = geometry.unit(vectors) if is_cosine else vectors
     return self._ranked(contexts, items)
 
@@ -140,6 +141,7 @@ class ItemSets(Interactions):
     likely the context is there than among negatives, which are drawn by
     count^0.75. With the logarithm of that it tells what is likely in a set.
     """
+    vectors, contexts = np.asarray(vectors), np.asarray(contexts)
     biases = (0.75 * np.log(self.counts)).astype(np.float32)
     means = ranking.means(vectors, self.data.train)
     return self._ranked(means, contexts, biases)

@@ -308,8 +308,7 @@ class _Runner:
     """Writes the results of a sub-model."""
     parts, source, seen = self.parts, self.parts.source, counts.seen
     state, totals, _ = trained
-    export_rows = functools.partial(parts.strategy.export_rows, state)
-    export = results.collect(parts, export_rows)
+    export = results.collect(parts, state)
     if export.senses is None:
       # A word may have been read and never had another one in its window.
       has_vector = (export.rows.decode() != self._untrained).any(1) & (seen > 0)

@@ -33,7 +33,7 @@ _NUM_TABLE_ROWS = 20
 _NUM_WORDS, _NUM_NEIGHBOURS = 36, 8
 _NUM_AMBIGUOUS_WORDS, _NUM_SENSE_NEIGHBOURS = 12, 6
 _MAX_AMBIGUOUS_CANDIDATES = 500
-_MAX_SEARCHED, _MAX_SEARCHED_FOR_SENSES = 200_000, 30_000  # words
+MAX_SEARCHED, _MAX_SEARCHED_FOR_SENSES = 200_000, 30_000  # words
 _NUM_FUNCTION_WORDS = 100
 _MAX_FIELDS, _NUM_FREQUENT = 40, 6  # fields, ids of each
 _MAX_MAP_WORDS, _MAX_GROUPS, _NUM_CLUSTERS = 480, 24, 12
@@ -58,7 +58,7 @@ def write(
   UserError if a file cannot be written.
   """
   write_json(workdir, report)
-  words, limit = vectors.of_words(), slice(_MAX_SEARCHED)
+  words, limit = vectors.of_words(), slice(MAX_SEARCHED)
   searched = embeddings.Embeddings(
     words.index_to_key[limit], words.vectors[limit], words.counts[limit]
   )
@@ -99,7 +99,7 @@ def write_clicks(
   fields = field_neighbours(vectors, keys, counts, ranges)
   args = workdir, 'clicks', 'examples', report, metrics
   shown = {'fields': fields, 'num_fields': len(ranges)}
-  _write_page(*args, max_searched=_MAX_SEARCHED, **shown)
+  _write_page(*args, max_searched=MAX_SEARCHED, **shown)
 
 
 @functools.cache
@@ -389,7 +389,7 @@ def field_neighbours(
   """
   shown = {}
   for field, first, num in ranges[:_MAX_FIELDS] if vectors.shape[1] > 1 else ():
-    num_searched = min(num, _MAX_SEARCHED)
+    num_searched = min(num, MAX_SEARCHED)
     here = np.asarray(counts[first : first + num])
     ids = np.argpartition(here, num - num_searched)[num - num_searched :]
     # By falling count, ties by id.

@@ -15,10 +15,12 @@ projector.tensorflow.org takes the two .tsv files by hand. Both draw at most
 
 import bisect
 import contextlib
+import dataclasses
+import math
 import os
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import BinaryIO, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -28,6 +30,7 @@ from jaxemb.storage import atomic, word2vec_format
 
 VECTORS, SCALES, CONTEXTS = 'vectors.npy', 'scales.npy', 'context_vocab.txt'
 _MAX_PROJECTOR_WORDS = 100_000
+_BLOCK_BYTES = 1 << 24
 _PROJECTOR_CONFIG = b"""embeddings {
   tensor_name: "words"
   tensor_path: "tensors.tsv"
@@ -36,8 +39,32 @@ _PROJECTOR_CONFIG = b"""embeddings {
 """
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class OnDemand:
+  """An array whose rows are read when they are asked for.
+
+  It is indexed by a slice, or by ints of any shape; `np.asarray` reads all.
+  """
+
+  read: Callable[[np.ndarray], np.ndarray]  # different rows [n] -> [n, ...]
+  shape: tuple[int, ...]
+  dtype: np.dtype
+
+  def __len__(self) -> int:
+    return self.shape[0]
+
+  def __getitem__(self, index: Any) -> np.ndarray:
+    if isinstance(index, slice):
+      return self.read(np.arange(*index.indices(len(self))))
+    rows, places = np.unique(index, return_inverse=True)
+    return self.read(rows)[places]
+
+  def __array__(self, dtype: Any = None, copy: bool | None = None):
+    return np.asarray(self[:], dtype)
+
+
 class Encoded(NamedTuple):
-  """Rows in a storage dtype, on the host."""
+  """Rows in a storage dtype, on the host, or read `OnDemand`."""
 
   data: np.ndarray  # [..., n, dim] float32, bfloat16, float16 or int8
   scales: np.ndarray | None = None  # [..., n] float32, of int8
@@ -49,6 +76,13 @@ class Encoded(NamedTuple):
 
   def decode(self) -> np.ndarray:
     """[..., n, dim] float32; exact."""
+    if isinstance(self.data, OnDemand):
+
+      def read(rows):
+        scales = None if self.scales is None else self.scales[rows]
+        return Encoded(self.data[rows], scales).decode()
+
+      return OnDemand(read, self.data.shape, np.dtype(np.float32))
     rows = self.data.astype(np.float32, copy=False)
     return rows if self.scales is None else rows * self.scales[..., None]
 
@@ -81,9 +115,9 @@ def write(
       files.append(stack.enter_context(atomic.write(folder / name)))
       return files[-1]
 
-    np.save(create(VECTORS), np.ascontiguousarray(rows.data))
+    _put_array(create(VECTORS), rows.data)
     if rows.scales is not None:
-      np.save(create(SCALES), rows.scales)
+      _put_array(create(SCALES), rows.scales)
     if not is_minimal:
       vectors = rows.decode()
       word2vec_format.put_rows(create('vectors.bin'), spelled, vectors, True)
@@ -104,9 +138,29 @@ def write(
   }
 
 
+def blocks(
+  array: np.ndarray, start: int = 0, stop: int | None = None
+) -> Iterator[np.ndarray]:
+  """Rows of an array in memory, or read `OnDemand`, some at a time."""
+  row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
+  size = max(1, _BLOCK_BYTES // max(1, row_bytes))
+  stop = min(len(array), len(array) if stop is None else stop)
+  for i in range(start, stop, size):
+    yield np.ascontiguousarray(array[i : min(i + size, stop)])
+
+
+def _put_array(file: BinaryIO, array: np.ndarray) -> None:
+  """As `np.save`, of rows that need not be in memory all at once."""
+  header = np.lib.format.header_data_from_array_1_0(np.empty(0, array.dtype))
+  header['shape'] = array.shape
+  np.lib.format.write_array_header_1_0(file, header)
+  for block in blocks(array):
+    file.write(block.view(np.uint8))
+
+
 def _put_texts(
   create: Callable[[str], BinaryIO],
-  words: list[bytes],
+  words: Sequence[bytes],
   vectors: np.ndarray,
   counts: np.ndarray,
 ) -> None:
@@ -125,8 +179,7 @@ def _put_texts(
   word2vec_format.put_rows(text, words, vectors, is_binary=False, seen=show)
   metadata = create('projector/metadata.tsv')
   metadata.write(b'word\tcount\n')
-  counts = np.asarray(counts).tolist()
-  metadata.writelines(b'%b\t%d\n' % (words[row], counts[row]) for row in rows)
+  metadata.writelines(b'%b\t%d\n' % (words[i], counts[i]) for i in rows)
   create('projector/projector_config.pbtxt').write(_PROJECTOR_CONFIG)
 
 

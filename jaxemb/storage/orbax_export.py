@@ -6,6 +6,8 @@ An export holds whole arrays, in order of ids:
     {'vectors': [vocab, dim], 'context_vectors': [rows, dim],
      'optimizer': {...}}
 
+Each is a zarr array (version 2, not compressed) of pieces of some rows, which
+are written one after another, so that no array need be in memory as a whole.
 Row i of `vectors` is line i of vocab.txt. Without jaxemb, these three lines
 read it, whatever the number of devices:
 
@@ -14,6 +16,8 @@ read it, whatever the number of devices:
     arrays = ocp.PyTreeCheckpointer().restore(pathlib.Path(FOLDER).absolute())
 """
 
+import json
+import math
 import pathlib
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -24,21 +28,31 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxemb import errors
+from jaxemb.storage import export
+
+_PIECE_BYTES = 1 << 26  # at most, of a file
 
 
 def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
   """Replaces the folder by a tree of host arrays, as float32.
 
+  They may be read `export.OnDemand`.
+
   Only one process calls it, even of several that train together. Raises a
   `UserError` if the file system refuses (full, read-only).
   """
   folder = pathlib.Path(folder).absolute()
-  arrays = jax.tree.map(lambda x: np.asarray(x, np.float32), dict(arrays))
+  leaves, tree = jax.tree.flatten_with_path(dict(arrays))
+  # What orbax writes, in which the arrays then take their places.
+  form = tree.unflatten([np.zeros(1, np.float32)] * len(leaves))
   temporary = folder.with_name(f'.{folder.name}.tmp')
   try:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with ocp.Checkpointer(_handler(), multiprocessing_options=_alone()) as to:
-      to.save(temporary, ocp.args.PyTreeSave(arrays), force=True)
+      to.save(temporary, ocp.args.PyTreeSave(form), force=True)
+    for path, array in leaves:
+      name = '.'.join(str(x.key) for x in path)
+      _put(temporary / name, array)
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
   except Exception as error:  # orbax and tensorstore raise many types
@@ -48,6 +62,33 @@ def write(folder: pathlib.Path | str, arrays: Mapping[str, Any]) -> None:
       f'cannot write {folder}: {errors.one_line(error)}; free space or choose '
       'another folder'
     ) from error
+
+
+def _put(folder: pathlib.Path, array: Any) -> None:
+  """Replaces the zarr array in a folder."""
+  shape = np.shape(array)
+  row_bytes = 4 * max(1, math.prod(shape[1:]))
+  num_rows = max(1, _PIECE_BYTES // row_bytes)
+  pieces = [min(num_rows, max(1, n)) for n in shape[:1]]
+  pieces += [max(1, n) for n in shape[1:]]
+  form = {
+    'zarr_format': 2, 'shape': shape, 'chunks': pieces, 'dtype': '<f4',
+    'compressor': None, 'fill_value': None, 'order': 'C', 'filters': None,
+    'dimension_separator': '.',
+  }  # fmt: skip
+  shutil.rmtree(folder)
+  folder.mkdir()
+  (folder / '.zarray').write_text(json.dumps(form))
+  if not shape:
+    (folder / '0').write_bytes(np.asarray(array, '<f4').tobytes())
+  elif math.prod(shape):
+    for number, start in enumerate(range(0, len(array), pieces[0])):
+      name = '.'.join([str(number)] + ['0'] * (len(shape) - 1))
+      with open(folder / name, 'wb') as file:
+        for block in export.blocks(array, start, start + pieces[0]):
+          file.write(np.asarray(block, '<f4').view(np.uint8))
+        # Pieces are whole, also the last one.
+        file.truncate(row_bytes * pieces[0])
 
 
 def shapes(folder: pathlib.Path | str) -> dict[str, Any]:
@@ -90,7 +131,7 @@ def _alone() -> ocp.options.MultiprocessingOptions:
 def _handler() -> ocp.PyTreeCheckpointHandler:
   # Trained numbers hardly compress.
   return ocp.PyTreeCheckpointHandler(
-    use_compression=False, multiprocessing_options=_alone()
+    use_compression=False, use_ocdbt=False, multiprocessing_options=_alone()
   )
 
 

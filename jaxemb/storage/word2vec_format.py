@@ -13,12 +13,13 @@ words so renamed are counted.
 
 import array
 import contextlib
+import dataclasses
 import gzip
 import pathlib
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -77,22 +78,43 @@ def write_vocab(
     put_counts(file, spelled, counts)
 
 
-def spell(words: Sequence[str]) -> tuple[list[bytes], int]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class Spelled(Sequence):
+  """Words as the formats can hold them, made when they are asked for."""
+
+  words: Sequence[str]
+  renamed: Mapping[int, str]  # names of some, by their number
+
+  def __len__(self) -> int:
+    return len(self.words)
+
+  def __getitem__(self, index):
+    if not isinstance(index, slice):
+      return self[index : index + 1][0]
+    start, stop, _ = index.indices(len(self))
+    names = self.words[index]
+    if self.renamed:
+      pairs = zip(range(start, stop), names, strict=True)
+      names = [self.renamed.get(i, x) for i, x in pairs]
+    return [x.encode('utf-8', 'backslashreplace') for x in names]
+
+
+def spell(words: Sequence[str]) -> tuple[Spelled, int]:
   """The words as the formats can hold them, and the number renamed."""
-  renamed = [i for i, x in enumerate(words) if not x or _SPACE.search(x)]
-  spelled, taken = list(words), set(words) if renamed else ()
-  for i in renamed:
-    name = _SPACE.sub('_', words[i]) or '_'
+  renamed = {i: x for i, x in enumerate(words) if not x or _SPACE.search(x)}
+  taken = set(words) if renamed else set()
+  for i, word in renamed.items():
+    name = _SPACE.sub('_', word) or '_'
     while name in taken:
       name += '_'
     taken.add(name)
-    spelled[i] = name
-  return [x.encode('utf-8', 'backslashreplace') for x in spelled], len(renamed)
+    renamed[i] = name
+  return Spelled(words, renamed), len(renamed)
 
 
 def put_rows(
   file: BinaryIO,
-  words: list[bytes],
+  words: Sequence[bytes],
   vectors: np.ndarray,
   is_binary: bool,
   seen: Callable[[int, list[bytes]], None] = lambda start, rows: None,
@@ -110,10 +132,14 @@ def put_rows(
     file.write(b''.join(b'%b %b\n' % pair for pair in pairs))
 
 
-def put_counts(file: BinaryIO, words: list[bytes], counts: np.ndarray) -> None:
+def put_counts(
+  file: BinaryIO, words: Sequence[bytes], counts: np.ndarray
+) -> None:
   """Writes `word count` lines to an open file."""
-  pairs = zip(words, np.asarray(counts).tolist(), strict=True)
-  file.writelines(b'%b %d\n' % pair for pair in pairs)
+  for start in range(0, max(len(words), len(counts)), _BLOCK_ROWS):
+    some = slice(start, start + _BLOCK_ROWS)
+    pairs = zip(words[some], np.asarray(counts[some]).tolist(), strict=True)
+    file.writelines(b'%b %d\n' % pair for pair in pairs)
 
 
 def text_rows(block: np.ndarray) -> list[bytes]:

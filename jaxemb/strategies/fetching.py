@@ -639,6 +639,20 @@ class Fetching:
     stop = self.tables[name].spec.vocab if stop is None else stop
     return self.rows.export_rows(name, np.arange(start, stop))
 
+  def rows_on_demand(self, state: Any, name: str) -> spec_lib.RowBlock:
+    """All rows of a table, which are read when they are asked for.
+
+    They are those of the state, and to be read before it changes.
+    """
+    self.flush(state)
+    lock = threading.Lock()  # one thread at a time uses a store
+
+    def read(ids):
+      with lock:
+        return self.rows.export_rows(name, ids)
+
+    return spec_lib.on_demand(read, self.tables[name].spec.vocab)
+
   def import_rows(
     self,
     state: Any,

@@ -103,6 +103,22 @@ class RowBlock(NamedTuple):
     return self.encoded.decode()
 
 
+def on_demand(
+  read: Callable[[np.ndarray], RowBlock], num_rows: int
+) -> RowBlock:
+  """All rows of a table; `read` gives those of different ids [n]."""
+  leaves, tree = jax.tree.flatten(read(np.arange(1)))
+
+  def array(index, leaf):
+    return export.OnDemand(
+      lambda ids: jax.tree.leaves(read(ids))[index],
+      (num_rows, *leaf.shape[1:]),
+      leaf.dtype,
+    )
+
+  return tree.unflatten(array(*x) for x in enumerate(leaves))
+
+
 class Table(Protocol):
   """Pure functions over a state; layouts are frozen dataclasses."""
 

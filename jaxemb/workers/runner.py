@@ -174,8 +174,7 @@ def run(
         args = workdir, parts, runner.state, runner.totals, hook
         own.write(*args, runner.report())
         return True
-      export_rows = functools.partial(parts.strategy.export_rows, runner.state)
-      export = results.collect(parts, export_rows)
+      export = results.collect(parts, runner.state)
       results.write(workdir, parts, export, runner.totals, runner.report())
   return True
 
