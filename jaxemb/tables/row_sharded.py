@@ -299,7 +299,8 @@ class RowSharded(spec_lib.Table):
       vectors, slots = state
       sums = wire.all_gather(sums, data_names)
       sums = sums._replace(grads=rounding.decode(sums.grads, dtype))
-      row_grads = dedup.by_sorting(sums, self._own_rows)
+      args = sums, self._own_rows, self.spec.sums_by_kernel
+      row_grads = dedup.by_sorting(*args)
       if self.spec.decay:
         rows = codecs.gather(vectors, row_grads.ids, self.spec.by_kernel)
         rows = rounding.decode(rows, self.spec.dtype)
