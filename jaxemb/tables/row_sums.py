@@ -43,17 +43,26 @@ def sums(
 
   Sums of padding are arbitrary. `interpret`: without a GPU.
   """
-  in_order = _Sorted.of(row_grads, vocab)
-  made, num = [*in_order.grads.shape[1:]], len(in_order.ids)
-  outs = [jax.ShapeDtypeStruct((num, *made), jnp.float32)]
-  outs += [jax.ShapeDtypeStruct((num,), jnp.float32)] * 2
-  kernel = _Kernel(vocab, row_grads.squares is not None, None, interpret)
-  grads, squares, counts = kernel(in_order, [], outs, ())
-  ids, places = in_order.ids, vocab + jnp.arange(num, dtype=jnp.int32)
+  in_order = Sorted.of(row_grads, vocab)
+  found = of_sorted(in_order, vocab, interpret=interpret)
+  ids = in_order.ids
+  unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
   is_first = jnp.append(True, ids[1:] != ids[:-1]) & (ids < vocab)
-  squares = squares if row_grads.squares is not None else None
-  ids = jnp.where(is_first, ids, places)
-  return row_optimizers.RowGrads(ids, grads, squares, counts)
+  return found._replace(ids=jnp.where(is_first, ids, unused))
+
+
+def of_sorted(
+  in_order: 'Sorted', vocab: int, interpret: bool = False
+) -> row_optimizers.RowGrads:
+  """Sums without ids: those of a run of equal ids are at its first position."""
+  in_order, num = in_order.padded(vocab), len(in_order.ids)
+  shapes = (num, in_order.grads.shape[1]), (num,), (num,)
+  outs = [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
+  has_squares = in_order.squares is not None
+  kernel = _Kernel(vocab, has_squares, None, interpret)
+  grads, squares, counts = kernel(in_order, [], outs, ())
+  squares = squares if has_squares else None
+  return row_optimizers.RowGrads(None, grads, squares, counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,38 +96,38 @@ class RowKernel:
 
     uses_squares = self.optimizer.uses_squares
     kernel = _Kernel(len(vectors), uses_squares, change, self.interpret)
-    in_order = _Sorted.of(row_grads, len(vectors))
+    in_order = Sorted.of(row_grads, len(vectors)).padded(len(vectors))
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     vectors, *changed = kernel(in_order, arrays, shapes, (learning_rate,))
     changed = dict(zip(names, changed, strict=True))
     return vectors, slots._replace(**changed) if names else slots
 
 
-class _Sorted(NamedTuple):
+class Sorted(NamedTuple):
   """Gradients of a step where they lie, and the order of their ids."""
 
-  ids: jax.Array  # [n] int32 in rising order, n a multiple of all tiles
+  ids: jax.Array  # [n] int32, in rising order
   order: jax.Array  # [n] int32, positions of gradients
-  grads: jax.Array  # [m, dim]
-  squares: jax.Array | None  # [m], mean squares; None = of `grads`
-  counts: jax.Array | None  # [m]; None = 1
+  grads: jax.Array  # [n, dim] float32
+  squares: jax.Array | None = None  # [n], mean squares; None = of `grads`
+  counts: jax.Array | None = None  # [n], of occurrences; None = 1
 
   @classmethod
-  def of(cls, row_grads: row_optimizers.RowGrads, vocab: int) -> '_Sorted':
+  def of(cls, row_grads: row_optimizers.RowGrads, vocab: int) -> 'Sorted':
     """Sorts; ids from `vocab` on are padding."""
     ids, grads = row_optimizers.flatten(row_grads.ids, row_grads.grads)
-    padding = -len(ids) % _TILE
-    ids = jnp.pad(ids, (0, padding), constant_values=vocab)
+    positions = jnp.arange(len(ids), dtype=jnp.int32)
     ids = jnp.minimum(ids, vocab)
-    order = jnp.arange(len(ids), dtype=jnp.int32)
-    ids, order = jax.lax.sort([ids, order], num_keys=1)
-    # Padding has no gradients.
-    order = jnp.minimum(order, len(grads) - 1)
-    more = (
-      None if x is None else x.reshape(-1)
-      for x in (row_grads.squares, row_grads.counts)
-    )  # fmt: skip
+    ids, order = jax.lax.sort([ids, positions], num_keys=1)
+    more = row_grads.squares, row_grads.counts
+    more = (None if x is None else x.reshape(-1) for x in more)
     return cls(ids, order, grads, *more)
+
+  def padded(self, vocab: int) -> 'Sorted':
+    """With ids and an order for whole tiles."""
+    padding = 0, -len(self.ids) % _TILE
+    ids = jnp.pad(self.ids, padding, constant_values=vocab)
+    return self._replace(ids=ids, order=jnp.pad(self.order, padding))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +145,7 @@ class _Kernel:
 
   def __call__(
     self,
-    in_order: _Sorted,
+    in_order: Sorted,
     arrays: list[jax.Array],
     outs: list[jax.ShapeDtypeStruct],
     numbers: tuple[jax.Array, ...],
