@@ -48,6 +48,7 @@ from jaxemb.tables import (
   row_copies,
   row_optimizers,
   row_sharded,
+  row_sums,
   stores,
 )
 from jaxemb.tables import spec as spec_lib
@@ -237,6 +238,7 @@ def trainer(
   available = {
     'axes': axes,
     'by_kernel': tuning.row_copies,
+    'sums_by_kernel': tuning.row_sums,
     'deduplicates': tuning.deduplicates,
     'device_centers': _device_centers(config, tuning, mesh),
     'row_kernel': updates.make(config.optimizer, tuning.row_threads)
@@ -414,7 +416,10 @@ def _table(
   """A table with its optimizer, in the layout that the settings name."""
   o, t, layout = config.optimizer, config.table, config.table.layout
   by_kernel = available['by_kernel']
-  spec = dataclasses.replace(spec, by_kernel=by_kernel)
+  sums_by_kernel = available['sums_by_kernel'] and row_sums.can_sum(spec.dim)
+  spec = dataclasses.replace(
+    spec, by_kernel=by_kernel, sums_by_kernel=sums_by_kernel
+  )
   if spec.momentum is None:
     args = {**o, 'by_kernel': by_kernel}
     optimizer = bind('optimizer.name', o.name, (), args)()
@@ -430,6 +435,10 @@ def _table(
       # Whole on every device of the table axis, all of which see all of it.
       axes = dataclasses.replace(available['axes'], num_table=1)
       layout, available = 'replicated', {**available, 'axes': axes}
+  if sums_by_kernel and optimizer.change and spec.dtype == 'float32':
+    if not spec.updates_all:
+      row_kernel = row_sums.RowKernel(optimizer)
+      available = {**available, 'row_kernel': row_kernel}
   available = {'spec': spec, 'optimizer': optimizer, **available}
   return bind('table.layout', layout, (), available)()
 

@@ -593,6 +593,7 @@ class Tuning:
   threads: int  # of each kernel, which share its tables
   row_threads: int  # of a kernel that updates rows; 0 = XLA does
   row_copies: bool  # a TPU's kernels read and write rows
+  row_sums: bool  # a GPU's kernel sums rows of the same id and updates them
   sync_words: float  # of a replica between exchanges of the frequent rows
   rest_words: float  # and, with the policy hot, between those of the others
   sync_lookups: float  # of a row between two exchanges of it
@@ -764,6 +765,7 @@ def resolve(
     'threads': threads if fused else 1,
     'row_threads': has_row_kernel * (1 if is_one else min(cores, MAX_THREADS)),
     'row_copies': may_fuse and t.fused and platform == 'tpu',
+    'row_sums': may_fuse and t.fused and platform == 'gpu',
     'sync_words': sync_words,
     'rest_words': rest_words,
     'sync_lookups': 8.0 if is_pair else 2 / num_replicas,

@@ -487,13 +487,9 @@ def _centers(job: Job) -> float:
 
 def rows(job: Job) -> Rows:
   """The row traffic of a step: read once, and distinct ones changed."""
-  total, centers = np.zeros(3), _centers(job)
-  for name, table in job.trainer.trainable.tables.items():
-    each, state = table.spec.lookups_per_center, job.state.tables[name]
-    if each is None:
-      continue
-    lookups = float(each.sum()) * centers
-    distinct = float(-np.expm1(-each * centers).sum())
+  total = np.zeros(3)
+  for name, (lookups, distinct) in _lookups(job).items():
+    state = job.state.tables[name]
     ndim = _leaves(state.vectors)[0].ndim
     widths = [
       sum(
@@ -506,6 +502,17 @@ def rows(job: Job) -> Rows:
     moved = widths[0] * (lookups + 2 * distinct) + widths[1] * 2 * distinct
     total += lookups, distinct, moved
   return Rows(*total.tolist())
+
+
+def _lookups(job: Job) -> dict[str, tuple[float, float]]:
+  """By table, rows looked up by a device in a step, and how many differ."""
+  found, centers = {}, _centers(job)
+  for name, table in job.trainer.trainable.tables.items():
+    each = table.spec.lookups_per_center
+    if each is not None:
+      distinct = float(-np.expm1(-each * centers).sum())
+      found[name] = float(each.sum()) * centers, distinct
+  return found
 
 
 def copies(job: Job, text: str) -> dict[str, int]:
@@ -575,7 +582,8 @@ def examine(job: Job) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
       program = compiled(job, traced, folder if on_gpu else '')
       if on_gpu:
-        args = program.as_text(), loop
+        distinct = {round(k): x for k, x in _lookups(job).values()}
+        args = program.as_text(), loop, distinct
         kernels = gpu.read(pathlib.Path(folder), *args)
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):

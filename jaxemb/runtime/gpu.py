@@ -14,7 +14,7 @@ come in another order in every run.
 import math
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from jaxemb.runtime import hlo
@@ -25,9 +25,11 @@ _WITHOUT_KERNEL = {
   'kAsyncDone', 'kAsyncStart', 'kCommandBuffer', 'kConditional', 'kSequential',
   'kWhile',
 }  # fmt: skip
+_TRITON = 'custom_call_target="__gpu$xla.gpu.triton"'
 _TAKES = 'gather', 'slice', 'dynamic-slice'
 # Which operand has the rows that an instruction changes.
 _CHANGES = {'scatter': 2, 'dynamic-update-slice': 1}
+_IN_PLACE = re.compile(r'\{(\d*)\}: ?\((\d+),')  # result, operand
 _NAMED = re.compile(r'profile_annotation: "([^"]*)"\s*thunk_id: (\d+)')
 _ENTRY = re.compile(r'\.entry (\w+)')
 # Sums of floats; integers are the same in any order. Some are a loop that
@@ -76,10 +78,16 @@ class Kernels(NamedTuple):
     return sum(each) + wait_secs * self.waits_per_step
 
 
-def read(folder: pathlib.Path, text: str, loop: hlo.Loop) -> Kernels | None:
+def read(
+  folder: pathlib.Path,
+  text: str,
+  loop: hlo.Loop,
+  distinct: Mapping[int, float],
+) -> Kernels | None:
   """Counts what was dumped as a program was compiled; None = nothing known.
 
-  `folder` was its `xla_dump_to`, `text` is its `as_text()`.
+  `folder` was its `xla_dump_to`, `text` is its `as_text()`; `distinct` says how
+  many rows are changed where so many are looked up, as far as that is known.
   """
   lists = sorted(folder.glob('*.thunk_sequence*.txt'))  # the last is final
   names = sorted(folder.glob('*.thunk_metadata.txt'))
@@ -110,7 +118,9 @@ def read(folder: pathlib.Path, text: str, loop: hlo.Loop) -> Kernels | None:
     if kind == 'kConditional':
       waits += runs
     if kind not in _WITHOUT_KERNEL:
-      moved = _moved_bytes(program, found[name]) if name in found else 0
+      moved = 0
+      if name in found:
+        moved = _moved_bytes(program, found[name], distinct)
       kernels.append(Kernel(name, moved, runs))
   return Kernels(kernels, waits, atomics(folder))
 
@@ -144,13 +154,47 @@ def atomics(folder: pathlib.Path) -> dict[str, list[str]]:
   return found
 
 
+def _moved_in_place(x: hlo.Instruction, distinct: Mapping[int, float]) -> int:
+  """Of a kernel of ours: at most, if it changes a row for each that it reads.
+
+  It reads and writes these rows of the arrays that it changes in place, and all
+  of the others.
+  """
+  aliases = x.attributes.partition('output_to_operand_aliasing')[2]
+  pairs = _IN_PLACE.findall(aliases.partition('}, custom')[0])
+  arrays = hlo.arrays(x.shape)
+  kept = {int(operand) for _, operand in pairs}
+  results = {int(result or 0) for result, _ in pairs}
+  others = [y for i, y in enumerate(x.operands) if i not in kept]
+  rows = max(y[0] for z in others for y in hlo.sizes(z) if len(y) > 1)
+  rows = distinct.get(rows, rows)
+  moved = sum(map(_num_bytes, others))
+  for i, (size, width) in enumerate(arrays):
+    if i in results:
+      moved += 2 * int(rows * math.prod(size[1:]) * width)
+    else:
+      moved += math.prod(size) * width
+  return moved
+
+
 def _num_bytes(shape: str) -> int:
   return int(sum(math.prod(x) * y for x, y in hlo.arrays(shape)))
 
 
-def _moved_bytes(program: hlo.Program, x: hlo.Instruction) -> int:
+def _moved_bytes(
+  program: hlo.Program, x: hlo.Instruction, distinct: Mapping[int, float]
+) -> int:
   """What the kernel of an instruction reads and writes."""
   fused = program.computations.get(x.called[0], {}) if x.called else {}
+
+  def changed(rows):
+    """Of rows that are written to a table, those that differ."""
+    (num, *_) = (hlo.sizes(rows) or [(0,)])[0] or (0,)
+    part = distinct.get(num, num) / num if num else 1
+    return int(part * _num_bytes(rows))
+
+  if x.opcode == 'custom-call' and _TRITON in x.attributes:
+    return _moved_in_place(x, distinct)
   if x.opcode in _TAKES:
     return 2 * _num_bytes(x.shape)
   if x.opcode != 'fusion' or not fused:
@@ -170,7 +214,7 @@ def _moved_bytes(program: hlo.Program, x: hlo.Instruction) -> int:
       elif y.names[0] == name and y.opcode in _TAKES:
         total += _num_bytes(y.shape)
       elif y.names[0] == name and y.opcode in _CHANGES:
-        total += _num_bytes(y.operands[_CHANGES[y.opcode]])
+        total += changed(y.operands[_CHANGES[y.opcode]])
       else:
         return _num_bytes(fused[name].shape)
     return min(total, _num_bytes(fused[name].shape))
@@ -184,7 +228,7 @@ def _moved_bytes(program: hlo.Program, x: hlo.Instruction) -> int:
     if y.opcode in ('bitcast', 'reshape'):
       return written(y.names[0])
     if y.opcode in _CHANGES:
-      return _num_bytes(y.operands[_CHANGES[y.opcode]])
+      return changed(y.operands[_CHANGES[y.opcode]])
     return _num_bytes(y.shape)
 
   parameters = [k for k, y in fused.items() if y.opcode == 'parameter']

@@ -136,6 +136,13 @@ class RowOptimizer(NamedTuple):
   sums: tuple[str, ...] = ()
   # Whether a row must come once, with its counts.
   needs_sums: bool = False
+  # What `update` does with rows that come once, without the table: given their
+  # slots, gradients and the learning rate, what to add and new slots. Those
+  # that are not in `slot_reductions` are None. A GPU's kernel calls it for one
+  # row (`row_sums`); None = XLA updates rows.
+  change: Callable[[Slots, RowGrads, jax.Array], tuple[jax.Array, Slots]] | (
+    None
+  ) = None
 
 
 def _totals(scratch, ids, values):
@@ -160,6 +167,11 @@ def _counts(scratch, row_grads):
   return jnp.maximum(counts, 1.0), scratch
 
 
+def _by_row(numbers):
+  """[...] -> [..., 1] for products with rows; the number of one row stays."""
+  return numbers[..., None] if numbers.ndim else numbers
+
+
 class ScratchSlots(NamedTuple):
   """No state between steps."""
 
@@ -174,14 +186,20 @@ def sgd(max_duplicates: float) -> RowOptimizer:
     size = vocab if max_duplicates else 1
     return ScratchSlots(jnp.zeros(size, jnp.float32))
 
-  def update(slots, row_grads, learning_rate):
+  def change(slots, row_grads, learning_rate):
     if not max_duplicates:
       return -learning_rate * row_grads.grads, slots
-    counts, scratch = _counts(slots.scratch, row_grads)
-    scale = -learning_rate * jnp.minimum(1.0, max_duplicates / counts)
-    return scale[..., None] * row_grads.grads, ScratchSlots(scratch)
+    limit = jnp.minimum(1.0, max_duplicates / row_grads.counts)
+    return _by_row(-learning_rate * limit) * row_grads.grads, slots
 
-  return RowOptimizer(init, update, uses_squares=False)
+  def update(slots, row_grads, learning_rate):
+    if max_duplicates:
+      counts, scratch = _counts(slots.scratch, row_grads)
+      slots = ScratchSlots(scratch)
+      row_grads = row_grads._replace(counts=counts)
+    return change(slots, row_grads, learning_rate)
+
+  return RowOptimizer(init, update, uses_squares=False, change=change)
 
 
 class AdagradSlots(NamedTuple):
@@ -201,12 +219,19 @@ def adagrad(epsilon: float) -> RowOptimizer:
     sum_squares = add_rows(
       slots.sum_squares, ids, row_grads.squares, are_unique
     )
-    root = jnp.sqrt(gather(sum_squares, ids))
-    scale = -learning_rate / (root + epsilon)
-    return scale[..., None] * row_grads.grads, AdagradSlots(sum_squares)
+    deltas = scaled(gather(sum_squares, ids), row_grads.grads, learning_rate)
+    return deltas, AdagradSlots(sum_squares)
 
-  reductions = {'sum_squares': 'mean'}
-  return RowOptimizer(init, update, True, reductions, ('sum_squares',))
+  def scaled(sum_squares, grads, learning_rate):
+    scale = -learning_rate / (jnp.sqrt(sum_squares) + epsilon)
+    return _by_row(scale) * grads
+
+  def change(slots, row_grads, learning_rate):
+    new = slots.sum_squares + row_grads.squares
+    return scaled(new, row_grads.grads, learning_rate), AdagradSlots(new)
+
+  reductions, sums = {'sum_squares': 'mean'}, ('sum_squares',)
+  return RowOptimizer(init, update, True, reductions, sums, change=change)
 
 
 class AdamSlots(NamedTuple):
@@ -270,17 +295,31 @@ def adagrad_full(epsilon: float, by_kernel: bool = False) -> RowOptimizer:
   def init(vocab, dim):
     return FullAdagradSlots(jnp.zeros((vocab, dim), jnp.float32))
 
-  def update(slots, row_grads, learning_rate):
-    ids, grads = row_grads.ids, row_grads.grads
-    new = gather(slots.sum_squares, ids, by_kernel) + jnp.square(grads)
-    new = jax.lax.optimization_barrier(new)  # read before it is written
-    sum_squares = put_rows(slots.sum_squares, ids, new, by_kernel)
+  def change(slots, row_grads, learning_rate):
+    grads = row_grads.grads
+    new = slots.sum_squares + jnp.square(grads)
     deltas = -learning_rate * grads / (jnp.sqrt(new) + epsilon)
-    return deltas, FullAdagradSlots(sum_squares)
+    return deltas, FullAdagradSlots(new)
 
-  reductions = {'sum_squares': 'mean'}
-  sums = ('sum_squares',)
-  return RowOptimizer(init, update, False, reductions, sums, needs_sums=True)
+  update = _by_rows(change, by_kernel)
+  reductions, sums = {'sum_squares': 'mean'}, ('sum_squares',)
+  return RowOptimizer(init, update, False, reductions, sums, True, change)
+
+
+def _by_rows(change, by_kernel):
+  """An `update` of rows that come once."""
+
+  def update(slots, row_grads, learning_rate):
+    ids = row_grads.ids
+    old = jax.tree.map(lambda x: gather(x, ids, by_kernel), slots)
+    old = jax.lax.optimization_barrier(old)  # read before they are written
+    deltas, new = change(old, row_grads, learning_rate)
+    slots = jax.tree.map(
+      lambda x, y: put_rows(x, ids, y, by_kernel), slots, new
+    )
+    return deltas, slots
+
+  return update
 
 
 class FullAdamSlots(NamedTuple):
@@ -300,22 +339,18 @@ def adam_full(
     zeros = [jnp.zeros((vocab, dim), jnp.float32) for _ in range(2)]
     return FullAdamSlots(*zeros, jnp.zeros(vocab, jnp.float32))
 
-  def update(slots, row_grads, learning_rate):
-    ids, grads = row_grads.ids, row_grads.grads
-    old = (gather(x, ids, by_kernel) for x in slots)
-    mean, square, steps = jax.lax.optimization_barrier(tuple(old))
-    mean = beta1 * mean + (1 - beta1) * grads
-    square = beta2 * square + (1 - beta2) * jnp.square(grads)
+  def change(slots, row_grads, learning_rate):
+    mean, square, steps = slots
+    mean = beta1 * mean + (1 - beta1) * row_grads.grads
+    square = beta2 * square + (1 - beta2) * jnp.square(row_grads.grads)
     steps += 1
     new = FullAdamSlots(mean, square, steps)
-    slots = jax.tree.map(
-      lambda x, y: put_rows(x, ids, y, by_kernel), slots, new
-    )
     unbias1 = -jnp.expm1(steps * jnp.log(beta1))[..., None]
     unbias2 = -jnp.expm1(steps * jnp.log(beta2))[..., None]
     root = jnp.sqrt(square / unbias2) + epsilon
-    return -learning_rate * mean / (unbias1 * root), slots
+    return -learning_rate * mean / (unbias1 * root), new
 
+  update = _by_rows(change, by_kernel)
   names = 'mean', 'mean_square', 'num_updates'
   reductions = dict.fromkeys(names, 'mean')
   return RowOptimizer(init, update, False, reductions, needs_sums=True)

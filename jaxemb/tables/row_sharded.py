@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxemb.ops import rounding, wire
-from jaxemb.tables import codecs, dedup, row_optimizers
+from jaxemb.tables import codecs, dedup, row_optimizers, row_sums
 from jaxemb.tables import spec as spec_lib
 
 NUM_CLASSES = 256
@@ -67,8 +67,9 @@ class Route:
     is_first = jnp.append(True, self.in_order[1:] != self.in_order[:-1])
     index = jnp.cumsum(is_first.astype(jnp.int32)) - 1
     nothing, zeros = axes.num_table * num_rows, jnp.zeros(num, jnp.int32)
-    # The u-th distinct place, and its last position in the order.
+    # The u-th distinct place, and its first and last position in the order.
     self.distinct = (zeros + nothing).at[index].set(self.in_order)
+    self.first = (zeros + num - 1).at[index].min(jnp.arange(num))
     self.last = zeros.at[index].max(jnp.arange(num))
     # Lookup -> u.
     self.distinct_of = zeros.at[self.order].set(index, unique_indices=True)
@@ -135,9 +136,16 @@ class Route:
     return jax.tree.map(lambda x: x[self.distinct_of], rows), overflow_rounds
 
   def sums(
-    self, grads: jax.Array, squares: jax.Array | None
+    self, grads: jax.Array, squares: jax.Array | None, by_kernel: bool
   ) -> row_optimizers.RowGrads:
-    """Gradients [n, d] summed over the lookups of the u-th distinct place."""
+    """Gradients [n, d] summed over the lookups of the u-th distinct place.
+
+    `by_kernel`: by that of a GPU (`row_sums`).
+    """
+    if by_kernel:
+      in_order = row_sums.Sorted(self.in_order, self.order, grads, squares)
+      sums = row_sums.of_sorted(in_order, self.axes.num_table * self.num_rows)
+      return jax.tree.map(lambda x: x[self.first], sums)
     order, counts = self.order, jnp.ones(len(self.order), jnp.float32)
     squares = None if squares is None else squares[order]
     sums = dedup.running_sums(
@@ -171,12 +179,13 @@ def make(
   optimizer: row_optimizers.RowOptimizer,
   axes: spec_lib.Axes,
   device_centers: float,
+  row_kernel: Callable[..., Any] | None = None,
 ) -> 'RowSharded':
   """A table with buffers for the lookups that its spec expects."""
   capacity, lookups = 0, spec.lookups_per_center
   if lookups is not None:
     capacity = buffer_rows(lookups, device_centers, axes.num_table)
-  return RowSharded(spec, optimizer, axes, capacity)
+  return RowSharded(spec, optimizer, axes, capacity, row_kernel)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -190,6 +199,10 @@ class RowSharded(spec_lib.Table):
   optimizer: row_optimizers.RowOptimizer
   axes: spec_lib.Axes = spec_lib.Axes()
   capacity: int = 0  # rows of a buffer; 0 = as many as are looked up
+  # As of `replicated.Replicated`: what holders do with rows.
+  row_kernel: Callable[..., tuple[jax.Array, row_optimizers.Slots]] | None = (
+    None
+  )
 
   metrics = ('overflow_rounds',)
 
@@ -299,7 +312,11 @@ class RowSharded(spec_lib.Table):
       vectors, slots = state
       sums = wire.all_gather(sums, data_names)
       sums = sums._replace(grads=rounding.decode(sums.grads, dtype))
-      row_grads = dedup.by_sorting(sums, self._own_rows)
+      if self.row_kernel:
+        rate = step.learning_rate
+        return self.row_kernel(vectors, slots, sums, self.spec.decay, rate)
+      args = sums, self._own_rows, self.spec.sums_by_kernel
+      row_grads = dedup.by_sorting(*args)
       if self.spec.decay:
         rows = codecs.gather(vectors, row_grads.ids, self.spec.by_kernel)
         rows = rounding.decode(rows, self.spec.dtype)
@@ -315,7 +332,7 @@ class RowSharded(spec_lib.Table):
       ids = self._ids(*jnp.divmod(at, self._own[1]))
       return self._codec.add(vectors, at, deltas, ids, step.key), slots
 
-    sums = route.sums(row_grads, squares)
+    sums = route.sums(row_grads, squares, self.spec.sums_by_kernel)
     sums = sums._replace(grads=rounding.encode(sums.grads, dtype))
     was_open, state = self._is_open(state), self.opened(state)
     both = route.send(sums, (state.vectors, state.slots), write)

@@ -1,0 +1,373 @@
+"""Rows of a step that share an id, summed by a kernel on a GPU (Pallas).
+
+XLA reads and writes the gradients of a step five times until rows are changed:
+it brings them into the order of their ids, sums equal ones by products of
+matrices (`dedup`), and adds what is left to the table. Here a program has the
+`_TILE` positions of a tile of the sorted ids. It reads each gradient where it
+lies, adds those of a row one after another, applies the optimizer to the sum
+and writes the row in place: gradients are read once, rows are read and written
+once.
+
+A run of equal ids that goes on beyond its tile leaves one sum in each. A second
+kernel adds these up, with a program for each tile that such a run begins in.
+Sums are added in the same order in every run of a program, none by an atomic
+operation.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxemb.tables import row_optimizers
+
+MOST_WIDTH = 1024  # numbers of a row, which a program has in registers
+_TILE = 16  # positions of a program
+_AT_ONCE = 8  # of them, whose rows are in registers
+_TILES_AT_ONCE = 16  # whose sums are read at once
+_LANES = 32
+_NUMBERS_OF_LANE = 4  # of a row; one instruction reads 16 bytes
+
+
+def can_sum(dim: int) -> bool:
+  """Whether rows have room in registers."""
+  return dim <= MOST_WIDTH
+
+
+def sums(
+  row_grads: row_optimizers.RowGrads, vocab: int, interpret: bool = False
+) -> row_optimizers.RowGrads:
+  """As `dedup.by_sorting`, but ids are at the first position of their run.
+
+  Sums of padding are arbitrary. `interpret`: without a GPU.
+  """
+  in_order = Sorted.of(row_grads, vocab)
+  found = of_sorted(in_order, vocab, interpret=interpret)
+  ids = in_order.ids
+  unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
+  is_first = jnp.append(True, ids[1:] != ids[:-1]) & (ids < vocab)
+  return found._replace(ids=jnp.where(is_first, ids, unused))
+
+
+def of_sorted(
+  in_order: 'Sorted', vocab: int, interpret: bool = False
+) -> row_optimizers.RowGrads:
+  """Sums without ids: those of a run of equal ids are at its first position."""
+  in_order, num = in_order.padded(vocab), len(in_order.ids)
+  shapes = (num, in_order.grads.shape[1]), (num,), (num,)
+  outs = [jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes]
+  has_squares = in_order.squares is not None
+  kernel = _Kernel(vocab, has_squares, None, interpret)
+  grads, squares, counts = kernel(in_order, [], outs, ())
+  squares = squares if has_squares else None
+  return row_optimizers.RowGrads(None, grads, squares, counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class RowKernel:
+  """A `tables.replicated.Replicated.row_kernel`, of float32 rows."""
+
+  optimizer: row_optimizers.RowOptimizer
+  interpret: bool = False  # without a GPU
+
+  def __call__(
+    self,
+    vectors: jax.Array,
+    slots: row_optimizers.Slots,
+    row_grads: row_optimizers.RowGrads,
+    decay: float,
+    learning_rate: jax.Array,
+  ) -> tuple[jax.Array, row_optimizers.Slots]:
+    """Vectors [vocab, dim] and slots after a step."""
+    names = list(self.optimizer.slot_reductions)
+    arrays = [vectors, *(getattr(slots, x) for x in names)]
+
+    def change(rows, total, rate):
+      vector, *numbers = rows
+      old = type(slots)(**dict.fromkeys(slots._fields))._replace(
+        **dict(zip(names, numbers, strict=True))
+      )
+      if decay:
+        total = row_optimizers.decayed(total, vector, decay)
+      delta, new = self.optimizer.change(old, total, rate)
+      return [vector + delta, *(getattr(new, x) for x in names)]
+
+    uses_squares = self.optimizer.uses_squares
+    kernel = _Kernel(len(vectors), uses_squares, change, self.interpret)
+    in_order = Sorted.of(row_grads, len(vectors)).padded(len(vectors))
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    vectors, *changed = kernel(in_order, arrays, shapes, (learning_rate,))
+    changed = dict(zip(names, changed, strict=True))
+    return vectors, slots._replace(**changed) if names else slots
+
+
+class Sorted(NamedTuple):
+  """Gradients of a step where they lie, and the order of their ids."""
+
+  ids: jax.Array  # [n] int32, in rising order
+  order: jax.Array  # [n] int32, positions of gradients
+  grads: jax.Array  # [n, dim] float32
+  squares: jax.Array | None = None  # [n], mean squares; None = of `grads`
+  counts: jax.Array | None = None  # [n], of occurrences; None = 1
+
+  @classmethod
+  def of(cls, row_grads: row_optimizers.RowGrads, vocab: int) -> 'Sorted':
+    """Sorts; ids from `vocab` on are padding."""
+    ids, grads = row_optimizers.flatten(row_grads.ids, row_grads.grads)
+    positions = jnp.arange(len(ids), dtype=jnp.int32)
+    ids = jnp.minimum(ids, vocab)
+    ids, order = jax.lax.sort([ids, positions], num_keys=1)
+    more = row_grads.squares, row_grads.counts
+    more = (None if x is None else x.reshape(-1) for x in more)
+    return cls(ids, order, grads, *more)
+
+  def padded(self, vocab: int) -> 'Sorted':
+    """With ids and an order for whole tiles."""
+    padding = 0, -len(self.ids) % _TILE
+    ids = jnp.pad(self.ids, padding, constant_values=vocab)
+    return self._replace(ids=ids, order=jnp.pad(self.order, padding))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kernel:
+  """Both kernels; a run of equal ids has a target, the row that it changes.
+
+  That is its id's, or where nothing is changed its first position.
+  """
+
+  vocab: int
+  uses_squares: bool
+  # (rows at the target, sums, learning rate) -> new rows; None: the sums.
+  change: Callable[..., list[jax.Array]] | None
+  interpret: bool
+
+  def __call__(
+    self,
+    in_order: Sorted,
+    arrays: list[jax.Array],
+    outs: list[jax.ShapeDtypeStruct],
+    numbers: tuple[jax.Array, ...],
+  ) -> list[jax.Array]:
+    """Arrays that are changed, or made."""
+    import jax.experimental.pallas as pl  # takes long, and few need it
+    import jax.experimental.pallas.triton as plt
+
+    dim = in_order.grads.shape[1]
+    block = max(_LANES, 1 << (dim - 1).bit_length())
+    num_tiles = len(in_order.ids) // _TILE
+    numbers = [jnp.asarray(x, jnp.float32).reshape(1) for x in numbers]
+    # Of each tile: of the run that goes on from the one before, and of the run
+    # that goes on in the next.
+    parts = [jax.ShapeDtypeStruct((2 * num_tiles, dim), jnp.float32)]
+    parts += [jax.ShapeDtypeStruct((2 * num_tiles,), jnp.float32)] * 2
+
+    def call(body, first, aliased, outs):
+      first, tree = jax.tree.flatten(first)
+
+      def kernel(*refs):
+        inputs, refs = refs[: len(first)], refs[len(first) :]
+        refs = refs[len(aliased) :]  # results are the same arrays
+        at = _Place(plt, pl.program_id(0), dim, block)
+        body(at, jax.tree.unflatten(tree, inputs), refs)
+
+      return pl.pallas_call(
+        kernel,
+        grid=num_tiles,
+        out_shape=outs,
+        input_output_aliases={len(first) + i: i for i in range(len(aliased))},
+        compiler_params=plt.CompilerParams(
+          num_warps=max(1, block // (_LANES * _NUMBERS_OF_LANE)), num_stages=1
+        ),
+        interpret=self.interpret,
+      )(*first, *aliased)
+
+    first = in_order, numbers
+    made = call(self._sum_tiles, first, arrays, [*outs, *parts])
+    changed, parts = made[: len(outs)], made[len(outs) :]
+    first = in_order.ids, tuple(parts), numbers
+    return call(self._sum_runs, first, changed, outs)
+
+  def _sum_tiles(self, at: '_Place', inputs: Any, refs: Any) -> None:
+    """Changes the rows of runs within a tile, sums the parts of others."""
+    (ids_ref, order, grads, squares, counts), numbers = inputs
+    tables, parts = refs[:-3], refs[-3:]
+    before = at.id_before(ids_ref)
+
+    def gradient(position):
+      place = order[position]
+      row = at.row(grads, place, True)
+      square = jnp.float32(0)
+      if squares is not None:
+        square = squares[place]
+      elif self.uses_squares:
+        square = jnp.sum(row * row) / at.dim
+      count = jnp.float32(1) if counts is None else counts[place]
+      return _Sum(row, square, count)
+
+    def add_some(i, carry):
+      start = at.index * _TILE + i * _AT_ONCE
+      head, total, previous, target = carry
+      ids = [at.id(ids_ref, start + j, self.vocab) for j in range(_AT_ONCE + 1)]
+      # All that is read is asked for before anything is written.
+      added = [gradient(start + j) for j in range(_AT_ONCE)]
+      pairs = list(zip(ids[:-1], ids[1:], strict=True))
+      ends = [(x != before) & (x != y) & (x < self.vocab) for x, y in pairs]
+      olds = [self._read(at, tables, *x) for x in zip(ids, ends, strict=False)]
+      for j, (id_, old) in enumerate(zip(ids, olds, strict=False)):
+        total = total.where(id_ == previous).plus(added[j])
+        head = head.plus(added[j].where(id_ == before))
+        if not self.change:
+          target = jnp.where(id_ == previous, target, start + j)
+        new = self._changed(old, total, numbers)
+        at_row = id_ if self.change else target
+        self._write(at, tables, at_row, new, ends[j])
+        previous = id_
+      return head, total, previous, target
+
+    zeros = _Sum.zeros(at.block)
+    start = zeros, zeros, before, jnp.int32(0)
+    head, total, last, _ = jax.lax.fori_loop(
+      0, _TILE // _AT_ONCE, add_some, start
+    )
+    first = ids_ref[at.index * _TILE]
+    goes_on = at.id(ids_ref, (at.index + 1) * _TILE, self.vocab) == last
+    at.put(parts, 2 * at.index, head, first == before)
+    at.put(parts, 2 * at.index + 1, total, goes_on & (last != before))
+
+  def _sum_runs(self, at: '_Place', inputs: Any, tables: Any) -> None:
+    """Changes the row of a run that begins in a tile and ends in another."""
+    ids_ref, parts, numbers = inputs
+    end, num_tiles = (at.index + 1) * _TILE, ids_ref.shape[0] // _TILE
+    id_, after = ids_ref[end - 1], at.id(ids_ref, end, self.vocab)
+    goes_on = (id_ != at.id_before(ids_ref)) & (id_ == after)
+    goes_on &= id_ < self.vocab
+    total = at.part(parts, 2 * at.index + 1, goes_on)
+
+    def more(x):
+      return x[0]
+
+    def add(x):
+      _, first, total = x
+
+      def is_part(tiles):
+        inside = tiles < num_tiles
+        starts = at.load(ids_ref, (tiles * _TILE,), inside, self.vocab)
+        return (starts == id_) & inside
+
+      total = total.plus(at.parts(parts, first, is_part))
+      first += _TILES_AT_ONCE
+      is_inside = first <= num_tiles
+      last = at.load(ids_ref, ((first - 1) * _TILE,), is_inside, self.vocab)
+      return (last == id_) & is_inside, first, total
+
+    start = goes_on, at.index + 1, total
+    total = jax.lax.while_loop(more, add, start)[2]
+    target = id_
+    if not self.change:
+      ids = [ids_ref[end - 1 - j] for j in range(_TILE)]
+      target = end - sum((x == id_).astype(jnp.int32) for x in ids)
+    old = self._read(at, tables, id_, goes_on)
+    new = self._changed(old, total, numbers)
+    self._write(at, tables, target, new, goes_on)
+
+  def _read(self, at, tables, id_, where):
+    if not self.change:
+      return []
+    return [at.row(x, id_, where) for x in tables]
+
+  def _changed(self, rows, total, numbers):
+    if not self.change:
+      return list(total)
+    row_grads = row_optimizers.RowGrads(None, *total)
+    return self.change(rows, row_grads, *(x[0] for x in numbers))
+
+  def _write(self, at, tables, target, rows, where):
+    for table, row in zip(tables, rows, strict=True):
+      at.put_row(table, target, row, where)
+
+
+class _Sum(NamedTuple):
+  """Of gradients with the same id."""
+
+  grads: jax.Array  # [block]
+  squares: jax.Array  # []
+  counts: jax.Array  # []
+
+  @classmethod
+  def zeros(cls, block: int) -> '_Sum':
+    """Of none."""
+    return cls(jnp.zeros(block), jnp.float32(0), jnp.float32(0))
+
+  def where(self, condition: jax.Array) -> '_Sum':
+    """Or of none."""
+    return jax.tree.map(lambda x: jnp.where(condition, x, 0.0), self)
+
+  def plus(self, other: '_Sum') -> '_Sum':
+    """Of both."""
+    return jax.tree.map(jnp.add, self, other)
+
+
+class _Place(NamedTuple):
+  """A program of a kernel, and how it reads and writes rows."""
+
+  triton: Any
+  index: jax.Array  # of its tile
+  dim: int
+  block: int  # numbers of a row, with padding to a power of two
+
+  @property
+  def _columns(self):
+    return jnp.arange(self.block, dtype=jnp.int32)
+
+  def load(self, ref, index, where, other):
+    """A masked load."""
+    return self.triton.load(ref.at[index], mask=where, other=other)
+
+  def id_before(self, ids: Any) -> jax.Array:
+    """The id before those of the tile."""
+    start = self.index * _TILE
+    return jnp.where(start > 0, ids[jnp.maximum(start - 1, 0)], -1)
+
+  def id(self, ids: Any, position: jax.Array, beyond: int) -> jax.Array:
+    """The id at a position, which may be the one after the last."""
+    return self.load(ids, (position,), position < ids.shape[0], beyond)
+
+  def row(self, ref: Any, i: jax.Array, where: Any) -> jax.Array:
+    """[block] or [], a row or number; 0 elsewhere."""
+    if len(ref.shape) == 1:
+      return self.load(ref, (i,), where, 0.0)
+    mask = (self._columns < self.dim) & where
+    return self.load(ref, (i, self._columns), mask, 0.0)
+
+  def put_row(self, ref: Any, i: jax.Array, row: Any, where: Any) -> None:
+    """Writes it."""
+    at = (i,)
+    if len(ref.shape) > 1:
+      where = (self._columns < self.dim) & where
+      at = i, self._columns
+    self.triton.store(ref.at[at], row, mask=where)
+
+  def put(self, refs: Any, i: jax.Array, total: _Sum, where: Any) -> None:
+    """Writes a sum."""
+    for ref, x in zip(refs, total, strict=True):
+      self.put_row(ref, i, x, where)
+
+  def part(self, refs: Any, i: jax.Array, where: Any) -> _Sum:
+    """Reads a sum."""
+    return _Sum(*(self.row(x, i, where) for x in refs))
+
+  def parts(self, refs: Any, first: jax.Array, is_part: Any) -> _Sum:
+    """Of what several tiles from `first` on have of a run."""
+    grads, *numbers = refs
+    shape = _TILES_AT_ONCE, self.block
+    # In XLA's part of Triton arrays [n, 1] do not compile.
+    tiles = first + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+    columns = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    mask = is_part(tiles) & (columns < self.dim)
+    rows = self.load(grads, (2 * tiles, columns), mask, 0.0)
+    tiles = first + jnp.arange(_TILES_AT_ONCE, dtype=jnp.int32)
+    mask = is_part(tiles)
+    numbers = (jnp.sum(self.load(x, (2 * tiles,), mask, 0.0)) for x in numbers)
+    return _Sum(jnp.sum(rows, 0), *numbers)
