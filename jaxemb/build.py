@@ -238,7 +238,8 @@ def trainer(
   available = {
     'axes': axes,
     'by_kernel': tuning.row_copies,
-    'sums_by_kernel': tuning.row_sums,
+    'sums_by_kernel': tuning.row_sums
+    and row_sums.can_run(mesh.devices.flat[0]),
     'deduplicates': tuning.deduplicates,
     'device_centers': _device_centers(config, tuning, mesh),
     'row_kernel': updates.make(config.optimizer, tuning.row_threads)

@@ -24,11 +24,21 @@ import jax.numpy as jnp
 from jaxemb.tables import row_optimizers
 
 MOST_WIDTH = 1024  # numbers of a row, which a program has in registers
+_LEAST_CAPABILITY = 8.0
 _TILE = 16  # positions of a program
 _AT_ONCE = 8  # of them, whose rows are in registers
 _TILES_AT_ONCE = 16  # whose sums are read at once
 _LANES = 32
 _NUMBERS_OF_LANE = 4  # of a row; one instruction reads 16 bytes
+
+
+def can_run(device: jax.Device) -> bool:
+  """Whether Triton compiles for a GPU: NVIDIA's, from Ampere on."""
+  capability = getattr(device, 'compute_capability', '')
+  try:
+    return float(capability) >= _LEAST_CAPABILITY
+  except ValueError:  # AMD's are names
+    return False
 
 
 def can_sum(dim: int) -> bool:

@@ -1,6 +1,7 @@
 """The kernels that sum rows on a GPU, interpreted, against loops."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -114,3 +115,13 @@ def test_l2_is_of_the_row_once():
     np.sqrt(np.mean(grads**2, 1))[:, None] + 1e-6
   )
   np.testing.assert_allclose(vectors, expected, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(
+  ('capability', 'expected'),
+  [('7.5', False), ('8.0', True), ('12.0', True), ('gfx942', False)],
+)
+def test_gpus_that_triton_does_not_know_are_left_to_xla(capability, expected):
+  device = types.SimpleNamespace(compute_capability=capability)
+  assert row_sums.can_run(device) == expected
+  assert not row_sums.can_run(jax.devices()[0])
