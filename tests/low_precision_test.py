@@ -78,21 +78,12 @@ def test_runs_of_int8(run):
   assert error.max() < 0.65 * 1.25 / 127
 
 
-@pytest.mark.parametrize(
-  'settings',
-  [
-    {'strategy.name': 'sync', 'table.dtype': 'bfloat16'},
-    {'table.dtype': 'int8'},
-  ],
-  ids=['sync-bfloat16', 'replicas-int8'],
-)
-def test_a_restart_rounds_alike(run, settings):
-  settings = settings | runs.SAVE_ALWAYS
+def test_a_restart_rounds_alike(run):
+  settings = {'table.dtype': 'int8'} | runs.SAVE_ALWAYS  # of replicas
   whole, begun = run('whole', **settings)[0], run('begun', {}, **settings)[0]
   for name in ('vectors.npy', 'scales.npy'):
     files = [x / 'export' / name for x in (whole, begun)]
-    assert files[0].exists() == files[1].exists()
-    assert not files[0].exists() or len({x.read_bytes() for x in files}) == 1
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 def test_outliers_of_what_a_run_starts_from_are_kept(run, tmp_path):

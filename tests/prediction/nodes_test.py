@@ -3,9 +3,6 @@
 import csv
 import dataclasses
 import json
-import signal
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -18,7 +15,7 @@ from jaxemb.graphs import neighbors, toygraph
 from jaxemb.graphs import nodes as nodes_lib
 from jaxemb.models import base, graphsage
 from jaxemb.prediction import nodes
-from tests import compiling, runs
+from tests import runs
 from tests.models import graphsage_test as models_test
 
 SMOKE = {
@@ -129,29 +126,19 @@ def test_scores_are_those_of_loops():
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
-  settings = SMOKE | {'train.checkpoint_every_secs': 0, 'train.epochs': 8}
-  flags = [f'--config.{k}={v}' for k, v in settings.items()]
-  flags += ['--config=graphsage', '--config.mesh.data=1']
-  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  assert main.main([*flags, f'--workdir={whole}']) == 0
-  started = subprocess.Popen(
-    [sys.executable, '-m', 'jaxemb.main', *flags, f'--workdir={killed}'],
-    env=compiling.environment() | {'JAX_NUM_CPU_DEVICES': '8'},
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  for line in started.stderr:
-    if 'epoch 4.00' in line:
-      break
-  started.send_signal(signal.SIGKILL)
-  started.wait()
-  started.stderr.close()
-  assert main.main([*flags, f'--workdir={killed}']) == 0
-  assert 'resuming after' in runs.log(killed)
+def test_an_interrupted_run_goes_on_with_the_same_bits(
+  trained, tmp_path, interrupting
+):
+  more = {'train__checkpoint_every_secs': 0.0}
+  with interrupting(4), pytest.raises(KeyboardInterrupt):
+    _run(tmp_path, **more)
+  assert _run(tmp_path, **more) == 0
+  assert 'resuming after' in runs.log(tmp_path)
   for name in ('export/vectors.npy', 'export/classes.tsv'):
-    assert (killed / name).read_bytes() == (whole / name).read_bytes()
-  found, expected = (np.load(x / 'export/network.npz') for x in (killed, whole))
+    assert (tmp_path / name).read_bytes() == (trained / name).read_bytes()
+  found, expected = (
+    np.load(x / 'export/network.npz') for x in (tmp_path, trained)
+  )
   for name in expected.files:
     np.testing.assert_array_equal(found[name], expected[name])
 

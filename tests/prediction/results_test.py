@@ -3,9 +3,6 @@
 import importlib
 import json
 import re
-import signal
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -19,7 +16,7 @@ from jaxemb import config as config_lib
 from jaxemb import errors, main, predict, train
 from jaxemb.clicks import toyclicks
 from jaxemb.evaluation import clicks
-from tests import compiling, runs
+from tests import runs
 
 SMOKE = {'train.epochs': 3, 'mesh.data': 1}
 
@@ -145,34 +142,22 @@ def test_training_ends_where_it_gets_no_better(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_the_same_bits(tmp_path):
-  flags = ['--config=ctr:smoke', '--config.train.epochs=6',
-           '--config.train.checkpoint_every_secs=0']  # fmt: skip
-  flags += ['--config.mesh.data=1']
-  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
-  assert main.main([*flags, f'--workdir={whole}']) == 0
-  started = subprocess.Popen(
-    [sys.executable, '-m', 'jaxemb.main', *flags, f'--workdir={killed}'],
-    env=compiling.environment() | {'JAX_NUM_CPU_DEVICES': '8'},
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  for line in started.stderr:
-    if 'epoch 4.00' in line:
-      break
-  started.send_signal(signal.SIGKILL)
-  started.wait()
-  started.stderr.close()
-  assert main.main([*flags, f'--workdir={killed}']) == 0
-  assert 'resuming after' in runs.log(killed)
+def test_an_interrupted_run_goes_on_with_the_same_bits(
+  trained, tmp_path, interrupting
+):
+  more = {'model__batch_norm': True, 'train__checkpoint_every_secs': 0.0}
+  with interrupting(2), pytest.raises(KeyboardInterrupt):
+    _run(tmp_path, **more)
+  assert _run(tmp_path, **more) == 0
+  assert 'resuming after' in runs.log(tmp_path)
   for name in ('vectors.npy', 'weights.npy', 'dense.npz'):
-    found, expected = (x / 'export' / name for x in (killed, whole))
+    found, expected = (x / 'export' / name for x in (tmp_path, trained))
     found, expected = np.load(found), np.load(expected)
     jax.tree.map(np.testing.assert_array_equal, *(
       dict(x) if hasattr(x, 'files') else x for x in (found, expected)
     ))  # fmt: skip
-  each = [runs.report(x)['evaluations'] for x in (killed, whole)]
-  assert each[0] == each[1] and len(each[0]) == 6
+  each = [runs.report(x)['evaluations'] for x in (tmp_path, trained)]
+  assert each[0] == each[1] and len(each[0]) == 3
 
 
 @pytest.mark.slow

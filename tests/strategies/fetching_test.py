@@ -11,7 +11,6 @@ import pytest
 from jaxemb import errors
 from jaxemb.data import windows
 from jaxemb.runtime import hlo
-from jaxemb.tables import cache as cache_lib
 from tests import dispatches
 
 VOCAB, MAX_STEPS, WORDS = 600, 40, 16
@@ -98,21 +97,33 @@ def _as_elsewhere(store):
   store.rows._make_store = make_store
 
 
-@pytest.mark.parametrize('case', CASES)
+# Each policy is met in memory and on disk, with a kernel and with XLA's steps.
 @pytest.mark.parametrize(
-  'policy',
-  [pytest.param(x, marks=[] if x == 'lru' else pytest.mark.slow)
-   for x in (*cache_lib.POLICIES, 'elsewhere')],
-)  # fmt: skip
-def test_a_store_changes_no_bit(case, policy):
+  ('policy', 'case'),
+  [
+    ('lru', 'kernel'),
+    ('lru', 'adam-cbow'),
+    *(
+      pytest.param(*x, marks=pytest.mark.slow)
+      for x in [
+        ('lfu', 'bfloat16'),
+        ('lfu', 'int8'),
+        ('lfu_opt', 'tree'),
+        ('lfu_opt', 'kernel-adagrad'),
+        ('elsewhere', 'sgd'),
+        ('elsewhere', 'kernel-adagrad'),
+      ]
+    ),
+  ],
+)
+def test_a_store_changes_no_bit(policy, case):
   _check_bits(policy, *CASES[case])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('case', ['kernel-adagrad', 'int8'])
-def test_a_store_on_actors_changes_no_bit(case):
+def test_a_store_on_actors_changes_no_bit():
   pytest.importorskip('ray', reason='Ray is not installed')
-  settings, fused, _ = CASES[case]
+  settings, fused, _ = CASES['int8']
   _check_bits('lfu', settings, fused, 'remote')
 
 
@@ -130,6 +141,9 @@ def _check_bits(policy, settings, fused, store):
     assert table.slots.spec.vocab <= 0.3 * VOCAB
   state, losses = _run(whole, batches := _batches(whole, 4))
   other, found = _run(stored, batches)
+  # Rows move beside the steps, as these copy no table, where memory is shared.
+  is_beside = store != 'remote' and policy != 'elsewhere'
+  assert stored.strategy.store.rows.is_beside == is_beside
   assert found == losses
   _assert_equal(_rows(stored, other), _rows(whole, state))
   for name, table in stored.trainable.tables.items():
@@ -146,26 +160,18 @@ def _check_bits(policy, settings, fused, store):
   stored.strategy.store.close()
 
 
-def _compiled(settings, fused, store):
-  more = {'table.store': store, 'table.device_bytes': '30%'}
+def test_rows_wait_for_steps_that_copy_a_table(monkeypatch):
+  settings, fused, _ = CASES['sgd']
+  more = {'table.store': 'memory', 'table.device_bytes': '30%'}
   made = _trainer(settings, fused, **more)
+  slots = made.trainable.tables['input'].slots.spec.vocab
+  copied = {(slots, 12), (7, 12)}
+  monkeypatch.setattr(hlo, 'copied_arrays', lambda text: copied)
   state = made.strategy.init(jax.random.key(3))
   args = made.strategy.constants(), *_batches(made, 1)[0]
   made.strategy.step.lower(state, *args)
-  return made.strategy.store
-
-
-@pytest.mark.parametrize('case', CASES)
-def test_rows_move_beside_steps_where_no_table_is_copied(case, monkeypatch):
-  store = _compiled(*CASES[case])
-  assert store.rows.is_beside
-  store.close()
-  slots = store.tables['input'].slots.spec.vocab
-  copied = {(slots, 12), (7, 12)}
-  monkeypatch.setattr(hlo, 'copied_arrays', lambda text: copied)
-  store = _compiled(*CASES[case])
-  assert not store.rows.is_beside
-  store.close()
+  assert not made.strategy.store.rows.is_beside
+  made.strategy.store.close()
 
 
 def test_what_was_exported_on_the_way_and_saved_goes_on(tmp_path):

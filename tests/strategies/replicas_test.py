@@ -117,8 +117,6 @@ FUSED = {'fused': True}
   [
     (2, 0, ON_GPU),
     (3, 0, {}),
-    (3, 62, {}),
-    (2, 0, FUSED),
     (3, 62, FUSED),
     (2, 254, {}),
   ],
@@ -381,8 +379,10 @@ def test_what_replicas_read_lacks_no_more_steps_of_others_than_stated(
   np.testing.assert_allclose(found, num_steps, 1e-5)
 
 
-@pytest.mark.parametrize(('num', 'others'), [(3, 2), (2, 5), (4, 1), (1, 3)])
-@pytest.mark.parametrize('dtype', ['float32', 'int8'])
+@pytest.mark.parametrize(
+  ('num', 'others', 'dtype'),
+  [(3, 2, 'float32'), (2, 5, 'int8'), (4, 1, 'int8'), (1, 3, 'float32')],
+)
 def test_another_number_goes_on_from_what_was_learned(num, others, dtype):
   vocab, rng = 40, np.random.default_rng(0)
   spec = spec_lib.TableSpec('input', vocab, 8, 0.0, dtype)
@@ -441,11 +441,10 @@ def test_another_number_goes_on_from_what_was_learned(num, others, dtype):
   np.testing.assert_allclose(slots, np.tile(squares, (others, 1)), 1e-5)
 
 
-@pytest.mark.parametrize('optimizer', ['sgd', 'adam'])
-def test_exchanges_beside_the_steps_give_the_same(optimizer):
+def test_exchanges_beside_the_steps_give_the_same():
   settings = {
     'model.dim': DIM, 'model.window': WINDOW, 'model.shared_negatives': 3,
-    'optimizer.name': optimizer, 'optimizer.learning_rate': 0.1,
+    'optimizer.name': 'adam', 'optimizer.learning_rate': 0.1,
     'strategy.name': 'replicas', 'strategy.policy': 'delayed',
     'train.batch_words': STEP_WORDS, 'data.sample': 0.0,
   }  # fmt: skip

@@ -49,11 +49,9 @@ FUSED = [
 ]
 ON_MESH = [Case('skipgram', 'adagrad', 1, 8, x, (4, 2), True) for x in LAYOUTS]
 SLOW = [
-  *(Case('cbow', x) for x in ('adagrad', 'adam')),
-  Case('skipgram', 'adam', 4, 8, 'replicated', (8, 1)),
-  *(Case('skipgram', 'adam', 1, 8, x, (2, 4)) for x in LAYOUTS[1:]),
-  *(Case('cbow', 'sgd_limited', 4, 8, x, (2, 4)) for x in LAYOUTS),
-  *(Case('skipgram', 'sgd_limited', 4, 8, x, (1, 8)) for x in LAYOUTS[1:]),
+  Case('cbow', 'adam', 4, 8, 'replicated', (8, 1)),
+  Case('skipgram', 'adam', 1, 8, 'row', (2, 4)),
+  Case('cbow', 'sgd_limited', 4, 8, 'column', (1, 8)),
 ]
 
 
@@ -253,7 +251,6 @@ def test_a_step_goes_through_few_files(fused, own):
   }
 
 
-@functools.cache
 def _after_200_steps(optimizer, num_devices):
   settings = {
     'model.dim': 16, 'model.window': WINDOW, 'model.shared_negatives': 4,
@@ -280,12 +277,8 @@ def _after_200_steps(optimizer, num_devices):
   return dispatches.exported(made.strategy, state)
 
 
-@pytest.mark.parametrize(
-  'num_devices', [2, pytest.param(8, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize('optimizer', ['sgd', 'adagrad'])
-def test_replicas_that_always_meet_are_one_model(optimizer, num_devices):
-  one, many = (_after_200_steps(optimizer, n) for n in (1, num_devices))
+def test_replicas_that_always_meet_are_one_model():
+  one, many = (_after_200_steps('adagrad', n) for n in (1, 4))
   for name, rows in one.items():
     assert np.abs(rows).max() > 0.1
     np.testing.assert_allclose(many[name], rows, 1e-5, 1e-5)
