@@ -28,14 +28,15 @@ def _needs_ray():
   pytest.importorskip('ray', reason='Ray is not installed')
 
 
-def _meanwhile(workdir, do):
-  """Has something done once a third of the words are trained."""
+def _meanwhile(workdir, do, share=1 / 3, said=''):
+  """Has something done once a share of the words is trained, and it is said."""
 
   def wait():
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
       records = metrics.read(workdir / 'metrics.jsonl')
-      if records and records[-1]['epoch'] > WORKERS['train.epochs'] / 3:
+      epoch = records[-1]['epoch'] if records else 0
+      if epoch > WORKERS['train.epochs'] * share and said in runs.log(workdir):
         return do()
       time.sleep(0.02)
 
@@ -69,43 +70,57 @@ def _check_all_words(workdir):
   return report
 
 
-def test_who_is_killed_is_replaced_and_the_run_ends_by_itself(tmp_path):
+def test_killed_processes_are_replaced_or_a_restart_goes_on(
+  tmp_path, monkeypatch
+):
+  # Without who deals out the text the run ends, and leaves no process.
+  found = []
+  thread = _meanwhile(tmp_path, lambda: found.append(_kill('Desk')))
+  settings = {
+    'optimizer.name': 'adagrad', 'table.staleness': 5, 'strategy.pace': 'ssp',
+    'strategy.rounds_ahead': 4, **runs.SAVE_ALWAYS,
+  }  # fmt: skip
+  line = '^the process that deals out the text has ended'
+  with pytest.raises(errors.UserError, match=line + r'[^\n]*run the same'):
+    runs.run(tmp_path, WORKERS | settings)
+  thread.join()
+  found[0].wait(20)
+
+  # It goes on with other workers; they and shards are replaced.
   def kill():
     _kill('Worker')
     time.sleep(1)
     _kill('Actor')
 
-  thread = _meanwhile(tmp_path, kill)
-  settings = {'strategy.pace': 'ssp', 'strategy.rounds_ahead': 4}
+  thread = _meanwhile(tmp_path, kill, 0.45, 'resuming after ')
+  settings['strategy.num_workers'] = 3
   assert runs.run(tmp_path, WORKERS | settings) == 0
   thread.join()
   report = _check_all_words(tmp_path)
   assert report['workers']['replaced'] == 1
+  assert report['workers']['most_missed_updates'] <= 5
   log = runs.log(tmp_path)
+  assert 'resuming after ' in log
   assert 'and is started again; ' in log and ' had not sent are lost' in log
   assert 'ended and came back from its last snapshot' in log
   assert not list((tmp_path / 'store').glob('*'))
 
 
-def test_a_run_that_was_stopped_goes_on_with_other_workers(tmp_path):
-  stop = _meanwhile(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
-  settings = {'table.staleness': 5, 'optimizer.name': 'adagrad'}
-  assert runs.run(tmp_path, WORKERS | settings) == 75
-  stop.join()
-  settings['strategy.num_workers'] = 3
-  assert runs.run(tmp_path, WORKERS | settings) == 0
-  report = _check_all_words(tmp_path)
-  assert report['workers']['most_missed_updates'] <= 5
-  assert 'resuming after ' in runs.log(tmp_path)
-
-
-def test_lockstep_is_one_process(tmp_path):
+def test_lockstep_is_one_process_and_waits_for_cpus(tmp_path):
   common = {
     'optimizer.max_duplicates': 0.0, 'optimizer.learning_rate': 0.01,
     'train.epochs': 1, 'train.batch_words': 256, 'train.fused': False,
   }  # fmt: skip
   workers = {'strategy.pace': 'bsp', 'strategy.sync_every': 0, **common}
-  assert runs.run(tmp_path / 'workers', WORKERS | workers) == 0
+  held = remote.Cluster(address='local')
+  assert held.num_cpus() == (1, 1)
+  try:
+    # It is not the run's own Ray.
+    assert runs.run(tmp_path / 'workers', WORKERS | workers) == 0
+  finally:
+    held.close()
+  told = '1 of 2 workers wait for a CPU: the cluster has 1, of which 1 are free'
+  assert told in runs.log(tmp_path / 'workers')
   sync = {'strategy.name': 'sync', 'mesh.data': 2, 'model.dim': 8, **common}
   assert runs.run(tmp_path / 'sync', sync) == 0
   found = [
@@ -118,40 +133,23 @@ def test_lockstep_is_one_process(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'name,number,line',
+  ('name', 'line'),
   [
-    ('Desk', signal.SIGKILL, '^the process that deals out the text has ended'),
-    ('Desk', signal.SIGSTOP, '^the process that deals out the text has ended'),
-    ('Actor', signal.SIGSTOP, '^shard 0 of the tables has not answered'),
+    ('Desk', '^the process that deals out the text has ended'),
+    ('Actor', '^shard 0 of the tables has not answered'),
   ],
 )
-def test_who_does_not_answer_is_one_line(
-  tmp_path, monkeypatch, name, number, line
-):
+def test_who_is_suspended_is_one_line(tmp_path, monkeypatch, name, line):
   monkeypatch.setattr(remote, 'CALL_SECS', 2)
   monkeypatch.setattr(remote, '_FILE_BYTES_PER_SEC', 1e9)
   found = []
-  thread = _meanwhile(tmp_path, lambda: found.append(_kill(name, number)))
+  thread = _meanwhile(
+    tmp_path, lambda: found.append(_kill(name, signal.SIGSTOP))
+  )
   with pytest.raises(errors.UserError, match=line + r'[^\n]*run the same'):
     runs.run(tmp_path, WORKERS)
   thread.join()
-  found[0].wait(20)  # suspended or not, it does not stay
-  if number == signal.SIGKILL:
-    monkeypatch.undo()
-    assert runs.run(tmp_path, WORKERS) == 0
-    _check_all_words(tmp_path)
-
-
-def test_workers_that_wait_for_cpus_are_told(tmp_path):
-  held = remote.Cluster(address='local')
-  assert held.num_cpus() == (1, 1)
-  try:
-    # It is not the run's own Ray.
-    assert runs.run(tmp_path, WORKERS | {'train.epochs': 1}) == 0
-  finally:
-    held.close()
-  told = '1 of 2 workers wait for a CPU: the cluster has 1, of which 1 are free'
-  assert told in runs.log(tmp_path)
+  found[0].wait(20)  # it does not stay
 
 
 CLICKS = {
