@@ -28,16 +28,20 @@ def _needs_ray():
   pytest.importorskip('ray', reason='Ray is not installed')
 
 
-def _meanwhile(workdir, do, share=1 / 3, said=''):
-  """Has something done once a share of the words is trained, and it is said."""
+def _meanwhile(workdir, do, starts=1):
+  """Has something done once a third of the words are trained.
+
+  Not before steps of that start: records of those before are there.
+  """
 
   def wait():
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
       records = metrics.read(workdir / 'metrics.jsonl')
       epoch = records[-1]['epoch'] if records else 0
-      if epoch > WORKERS['train.epochs'] * share and said in runs.log(workdir):
-        return do()
+      if epoch > WORKERS['train.epochs'] / 3:
+        if runs.log(workdir).count('first step ') >= starts:
+          return do()
       time.sleep(0.02)
 
   thread = threading.Thread(target=wait)
@@ -70,57 +74,43 @@ def _check_all_words(workdir):
   return report
 
 
-def test_killed_processes_are_replaced_or_a_restart_goes_on(
-  tmp_path, monkeypatch
-):
-  # Without who deals out the text the run ends, and leaves no process.
-  found = []
-  thread = _meanwhile(tmp_path, lambda: found.append(_kill('Desk')))
-  settings = {
-    'optimizer.name': 'adagrad', 'table.staleness': 5, 'strategy.pace': 'ssp',
-    'strategy.rounds_ahead': 4, **runs.SAVE_ALWAYS,
-  }  # fmt: skip
-  line = '^the process that deals out the text has ended'
-  with pytest.raises(errors.UserError, match=line + r'[^\n]*run the same'):
-    runs.run(tmp_path, WORKERS | settings)
-  thread.join()
-  found[0].wait(20)
-
-  # It goes on with other workers; they and shards are replaced.
+def test_who_is_killed_is_replaced_and_the_run_ends_by_itself(tmp_path):
   def kill():
     _kill('Worker')
     time.sleep(1)
     _kill('Actor')
 
-  thread = _meanwhile(tmp_path, kill, 0.45, 'resuming after ')
-  settings['strategy.num_workers'] = 3
+  thread = _meanwhile(tmp_path, kill)
+  settings = {'strategy.pace': 'ssp', 'strategy.rounds_ahead': 4}
   assert runs.run(tmp_path, WORKERS | settings) == 0
   thread.join()
   report = _check_all_words(tmp_path)
   assert report['workers']['replaced'] == 1
-  assert report['workers']['most_missed_updates'] <= 5
   log = runs.log(tmp_path)
-  assert 'resuming after ' in log
   assert 'and is started again; ' in log and ' had not sent are lost' in log
   assert 'ended and came back from its last snapshot' in log
   assert not list((tmp_path / 'store').glob('*'))
 
 
-def test_lockstep_is_one_process_and_waits_for_cpus(tmp_path):
+def test_a_run_that_was_stopped_goes_on_with_other_workers(tmp_path):
+  stop = _meanwhile(tmp_path, lambda: os.kill(os.getpid(), signal.SIGTERM))
+  settings = {'table.staleness': 5, 'optimizer.name': 'adagrad'}
+  assert runs.run(tmp_path, WORKERS | settings) == 75
+  stop.join()
+  settings['strategy.num_workers'] = 3
+  assert runs.run(tmp_path, WORKERS | settings) == 0
+  report = _check_all_words(tmp_path)
+  assert report['workers']['most_missed_updates'] <= 5
+  assert 'resuming after ' in runs.log(tmp_path)
+
+
+def test_lockstep_is_one_process(tmp_path):
   common = {
     'optimizer.max_duplicates': 0.0, 'optimizer.learning_rate': 0.01,
     'train.epochs': 1, 'train.batch_words': 256, 'train.fused': False,
   }  # fmt: skip
   workers = {'strategy.pace': 'bsp', 'strategy.sync_every': 0, **common}
-  held = remote.Cluster(address='local')
-  assert held.num_cpus() == (1, 1)
-  try:
-    # It is not the run's own Ray.
-    assert runs.run(tmp_path / 'workers', WORKERS | workers) == 0
-  finally:
-    held.close()
-  told = '1 of 2 workers wait for a CPU: the cluster has 1, of which 1 are free'
-  assert told in runs.log(tmp_path / 'workers')
+  assert runs.run(tmp_path / 'workers', WORKERS | workers) == 0
   sync = {'strategy.name': 'sync', 'mesh.data': 2, 'model.dim': 8, **common}
   assert runs.run(tmp_path / 'sync', sync) == 0
   found = [
@@ -132,24 +122,39 @@ def test_lockstep_is_one_process_and_waits_for_cpus(tmp_path):
   np.testing.assert_allclose(*found, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  ('name', 'line'),
-  [
-    ('Desk', '^the process that deals out the text has ended'),
-    ('Actor', '^shard 0 of the tables has not answered'),
-  ],
-)
-def test_who_is_suspended_is_one_line(tmp_path, monkeypatch, name, line):
-  monkeypatch.setattr(remote, 'CALL_SECS', 2)
-  monkeypatch.setattr(remote, '_FILE_BYTES_PER_SEC', 1e9)
+def test_without_who_deals_out_the_text_a_run_ends_and_goes_on(tmp_path):
   found = []
-  thread = _meanwhile(
-    tmp_path, lambda: found.append(_kill(name, signal.SIGSTOP))
-  )
-  with pytest.raises(errors.UserError, match=line + r'[^\n]*run the same'):
+  thread = _meanwhile(tmp_path, lambda: found.append(_kill('Desk')))
+  line = r'^the process that deals out the text has ended[^\n]*run the same'
+  with pytest.raises(errors.UserError, match=line):
     runs.run(tmp_path, WORKERS)
   thread.join()
-  found[0].wait(20)  # it does not stay
+  found[0].wait(20)
+  assert runs.run(tmp_path, WORKERS) == 0
+  _check_all_words(tmp_path)
+
+
+def test_who_is_suspended_is_one_line_and_who_waits_for_a_cpu(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(remote, 'CALL_SECS', 5)
+  monkeypatch.setattr(remote, '_FILE_BYTES_PER_SEC', 1e9)
+  held, found = remote.Cluster(address='local'), []
+  assert held.num_cpus() == (1, 1)
+  thread = _meanwhile(
+    tmp_path, lambda: found.append(_kill('Actor', signal.SIGSTOP))
+  )
+  line = r'^shard 0 of the tables has not answered[^\n]*run the same'
+  try:
+    # It is not the run's own Ray.
+    with pytest.raises(errors.UserError, match=line):
+      runs.run(tmp_path, WORKERS)
+  finally:
+    held.close()
+    thread.join()
+  found[0].wait(20)  # suspended or not, it does not stay
+  told = '1 of 2 workers wait for a CPU: the cluster has 1, of which 1 are free'
+  assert told in runs.log(tmp_path)
 
 
 CLICKS = {
@@ -170,7 +175,7 @@ def test_workers_of_clicks_are_stopped_killed_and_go_on(tmp_path):
   stop.join()
   lines = (tmp_path / 'evaluation.jsonl').read_text().splitlines()
   before = list(map(json.loads, lines))
-  kill = _meanwhile(tmp_path, lambda: _kill('Worker'))
+  kill = _meanwhile(tmp_path, lambda: _kill('Worker'), starts=2)
   assert runs.run(tmp_path, CLICKS | {'strategy.num_workers': 3}) == 0
   kill.join()
   report, log = runs.report(tmp_path), runs.log(tmp_path)
