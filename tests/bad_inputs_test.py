@@ -62,6 +62,7 @@ def _chaos(folder, only, **numbers):
   return collections.Counter((x.kind, x.outcome) for x in found)
 
 
+@pytest.mark.slow
 def test_damage_and_a_kill_are_noticed_or_harmless(tmp_path):
   found = _chaos(tmp_path, 'kernel', kills=1, every=40)
   assert {x for x, _ in found} == {'kill', 'run', 'cache'}

@@ -7,12 +7,17 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator
 
-import jax
-import pytest
+# Threads of NumPy's products wait for each other by spinning: small products,
+# such as those of each step of a classifier, took four times the CPU time. It
+# reads this as it is loaded, here, by xdist's workers and by what tests start.
+os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
 
-import jaxemb.__main__ as jaxemb_command
-from jaxemb import metrics
-from tests import compiling
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+import jaxemb.__main__ as jaxemb_command  # noqa: E402
+from jaxemb import metrics  # noqa: E402
+from tests import compiling  # noqa: E402
 
 jax.config.update('jax_num_cpu_devices', 8)
 # What runs in processes of its own is compiled as users' programs are, but for

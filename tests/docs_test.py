@@ -39,7 +39,6 @@ def test_an_example_trains(name, tmp_path, monkeypatch):
   block = _EXAMPLES[name]
   (tmp_path / f'{name}.py').write_text(block)
   monkeypatch.syspath_prepend(str(tmp_path))
-  monkeypatch.setenv('JAXEMB_CACHE', str(tmp_path / 'cache'))
   flags = re.findall(r'^#.*--config\.([\w.]+)=(\S+)', block, re.MULTILINE)
   settings = {k: type(_SETTINGS[k].default)(v) for k, v in flags}
   assert any(':' in value for _, value in flags)
@@ -97,21 +96,21 @@ def test_notebooks_have_no_output(path):
 # folder of its name.
 _NOTEBOOK_RUNS = {
   'clicks': (
-    {'rows = 200_000': 'rows = 9_000', 'epochs = 15': 'epochs = 3'},
+    {'rows = 200_000': 'rows = 6_000', 'epochs = 15': 'epochs = 2'},
     2,
     2,
   ),
   'graphs': (
-    {"path = ''": "path = 'toygraph:500'", 'epochs = 5': 'epochs = 1'},
+    {"path = ''": "path = 'toygraph:200'", 'epochs = 5': 'epochs = 1'},
     1,
     2,
   ),
   'quickstart': (
-    {'epochs = 15': 'epochs = 3', "text = ''": "text = 'toywiki:90000'"},
+    {'epochs = 15': 'epochs = 3', "text = ''": "text = 'toywiki:60000'"},
     1,
     1,
   ),
-  'tpu': ({'toywiki:100000': 'toywiki:20000'}, 0, 1),
+  'tpu': ({'toywiki:100000': 'toywiki:60000'}, 0, 1),
   'sharded_tables': (
     {
       'words = 100_000': 'words = 20_000',
@@ -155,7 +154,6 @@ def _run_kernel(path):
 @pytest.mark.slow
 @every_notebook
 def test_notebooks_run(path, tmp_path, monkeypatch):
-  monkeypatch.setenv('JAXEMB_CACHE', str(tmp_path / 'cache'))
   # The notebook sees the package as it is installed here.
   monkeypatch.setenv('PYTHONPATH', str(_ROOT))
   smaller, num_pictures, num_reports = _NOTEBOOK_RUNS[path.stem]

@@ -59,7 +59,6 @@ def run(monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(experiment, 'call', call)
   monkeypatch.setattr(launch_local, 'run', launch)
   monkeypatch.setattr(experiment, 'simulate_devices', lambda *_, **__: None)
-  monkeypatch.setenv('JAXEMB_CACHE', str(tmp_path / 'cache'))
   # The processes that experiments start compile as quickly as this one.
   for flag, value in compiling.environment().items():
     monkeypatch.setenv(flag, value)
@@ -85,10 +84,11 @@ def text(tmp_path):
   return f'--text={path}', f'--eval={pairs}'
 
 
-@pytest.fixture
-def toy(tmp_path):
+@pytest.fixture(scope='module')
+def toy(tmp_path_factory):
   """Flags of a text, and of questions on words in contexts."""
-  made = toywiki.write(tmp_path / 'toy', corpus_words=60_000)
+  folder = tmp_path_factory.mktemp('toy')
+  made = toywiki.write(folder, corpus_words=60_000)
   questions = next(x for x in made.eval_paths if x.name == 'senses.txt')
   return f'--text={made.xml}', f'--scws={questions}'
 
@@ -693,7 +693,7 @@ def test_pseudo_words(run):
 def test_planted_senses(run):
   found, shown = run(
     'planted_senses', '--seeds=1', '--sentences=4', '--config.model.dim=16',
-    '--config.data.path=toywiki:200000', '--config.senses.number=2',
+    '--config.data.path=toywiki:60000', '--config.senses.number=2',
     '--config.train.epochs=1',
   )  # fmt: skip
   # Too short to learn: models of senses are tested to do so in contracts_test.

@@ -2,12 +2,11 @@
 
 import bz2
 import functools
+import itertools
 import json
 import pathlib
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -19,7 +18,7 @@ from jaxemb import config as config_lib
 from jaxemb.data import base
 from jaxemb.runtime import hlo
 from jaxemb.storage import checkpoint, orbax_export
-from tests import compiling, runs
+from tests import forks, runs
 
 _SENTENCE = b'one two three four five six seven eight nine ten\n'
 _slow = functools.partial(pytest.param, marks=pytest.mark.slow)
@@ -149,25 +148,24 @@ def test_killed_at_any_dispatch_it_ends_with_the_same_bits(
 @pytest.mark.slow
 def test_killed_processes_are_resumed_to_the_same_bits(tmp_path):
   flags = [
-    '--config=wiki:smoke', '--config.train.epochs=30', '--config.mesh.data=2',
-    '--config.train.checkpoint_every_secs=0.05', '--config.eval.paths=none',
+    'train', '--config=wiki:smoke', '--config.train.epochs=8',
+    '--config.mesh.data=2', '--config.train.checkpoint_every_secs=0.05',
+    '--config.eval.paths=none', '--workdir=run',
   ]  # fmt: skip
   killed, whole = tmp_path / 'killed', tmp_path / 'whole'
-  command = [sys.executable, '-m', 'jaxemb.main', f'--workdir={killed}', *flags]
-  environment = compiling.environment() | {'JAX_NUM_CPU_DEVICES': '8'}
-  saved = killed / 'checkpoints'
+  saved = killed / 'run' / 'checkpoints'
   for secs in (0.0, 0.2):  # after a new checkpoint
     before = set(saved.glob('[0-9]*'))
-    process = subprocess.Popen(command, env=environment)
-    while process.poll() is None and set(saved.glob('[0-9]*')) <= before:
+    process = forks.start(flags, killed)
+    while process.is_running() and set(saved.glob('[0-9]*')) <= before:
       time.sleep(0.01)
     time.sleep(secs)
-    process.kill()
+    process.send(signal.SIGKILL)
     process.wait()
-  assert main.main([f'--workdir={killed}', *flags]) == 0
-  assert 'resuming after' in runs.log(killed)
-  assert main.main([f'--workdir={whole}', *flags]) == 0
-  assert runs.vectors(killed) == runs.vectors(whole)
+  last = [forks.start(flags, folder) for folder in (killed, whole)]
+  assert [x.wait()[0] for x in last] == [[0], [0]], last[0].said()
+  assert 'resuming after' in runs.log(killed / 'run')
+  assert runs.vectors(killed / 'run') == runs.vectors(whole / 'run')
 
 
 def test_sigterm_saves_and_exits_with_75(
@@ -204,11 +202,18 @@ def test_replicas_go_on_with_as_many_as_before(tmp_path):
 @pytest.mark.parametrize(
   ('policy', 'numbers', 'settings'),
   [
-    ('bounded', (2, 4, 1), {'optimizer.name': 'adagrad'}),
     ('average', (3, 2, 3), {'optimizer.name': 'adam'}),
-    ('hot', (4, 2, 8), {'table.dtype': 'int8', 'table.rounding': 'nearest'}),
-    ('bounded', (1, 4, 1), {'optimizer.name': 'sgd'}),
-    ('delayed', (1, 2, 4), {'table.dtype': 'bfloat16'}),
+    (
+      'hot',
+      (2, 8),
+      {
+        'table.dtype': 'int8',
+        'table.rounding': 'nearest',
+        'optimizer.name': 'adagrad',
+      },
+    ),  # fmt: skip
+    ('bounded', (4, 1), {'optimizer.name': 'sgd'}),
+    ('delayed', (1, 4), {'table.dtype': 'bfloat16'}),
   ],
 )
 def test_replicas_go_on_with_another_number(
@@ -216,15 +221,15 @@ def test_replicas_go_on_with_another_number(
 ):
   settings = runs.SAVE_ALWAYS | settings
   settings |= {'strategy.policy': policy, 'train.batch_words': 512}
-  for i, num in enumerate(numbers[:2]):
+  for i, num in enumerate(numbers[:-1]):
     with interrupting(i + 1), pytest.raises(KeyboardInterrupt):
       _run(tmp_path, settings | {'mesh.data': num})
-  assert _run(tmp_path, settings | {'mesh.data': numbers[2]}) == 0
+  assert _run(tmp_path, settings | {'mesh.data': numbers[-1]}) == 0
   log = runs.log(tmp_path)
-  assert f'{numbers[1]} replicas, where there were {numbers[0]}' in log
-  assert f'{numbers[2]} replicas, where there were {numbers[1]}' in log
+  for before, now in itertools.pairwise(numbers):
+    assert f'{now} replicas, where there were {before}' in log
   report = runs.report(tmp_path)
-  assert len(report['devices']) == numbers[2]
+  assert len(report['devices']) == numbers[-1]
   assert report['loss_per_example'] < 3.9
   if policy == 'delayed':
     with pytest.raises(errors.UserError, match='divided among 3 replicas'):

@@ -26,6 +26,7 @@ import bisect
 import bz2
 import collections
 import contextlib
+import functools
 import hashlib
 import importlib.resources
 import itertools
@@ -169,6 +170,7 @@ def _family(
   return Family(kind, title, words, asked, associates.split(), taxonomy, cells)
 
 
+@functools.lru_cache(1)
 def build_world(seed: int) -> World:
   """Reads the data files and compiles their patterns with made-up words."""
   facts, patterns = _resource('facts.toml'), _resource('patterns.toml')

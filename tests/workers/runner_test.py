@@ -117,39 +117,37 @@ def test_lockstep_is_one_process(tmp_path):
   np.testing.assert_allclose(*found, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-  'name,number,line',
-  [
-    ('Desk', signal.SIGKILL, '^the process that deals out the text has ended'),
-    ('Desk', signal.SIGSTOP, '^the process that deals out the text has ended'),
-    ('Actor', signal.SIGSTOP, '^shard 0 of the tables has not answered'),
-  ],
-)
-def test_who_does_not_answer_is_one_line(
-  tmp_path, monkeypatch, name, number, line
-):
-  monkeypatch.setattr(remote, 'CALL_SECS', 2)
-  monkeypatch.setattr(remote, '_FILE_BYTES_PER_SEC', 1e9)
+def test_without_who_deals_out_the_text_a_run_ends_and_goes_on(tmp_path):
   found = []
-  thread = _meanwhile(tmp_path, lambda: found.append(_kill(name, number)))
-  with pytest.raises(errors.UserError, match=line + r'[^\n]*run the same'):
+  thread = _meanwhile(tmp_path, lambda: found.append(_kill('Desk')))
+  line = r'^the process that deals out the text has ended[^\n]*run the same'
+  with pytest.raises(errors.UserError, match=line):
     runs.run(tmp_path, WORKERS)
   thread.join()
-  found[0].wait(20)  # suspended or not, it does not stay
-  if number == signal.SIGKILL:
-    monkeypatch.undo()
-    assert runs.run(tmp_path, WORKERS) == 0
-    _check_all_words(tmp_path)
+  found[0].wait(20)
+  assert runs.run(tmp_path, WORKERS) == 0
+  _check_all_words(tmp_path)
 
 
-def test_workers_that_wait_for_cpus_are_told(tmp_path):
-  held = remote.Cluster(address='local')
+def test_who_is_suspended_is_one_line_and_who_waits_for_a_cpu(
+  tmp_path, monkeypatch
+):
+  monkeypatch.setattr(remote, 'CALL_SECS', 5)
+  monkeypatch.setattr(remote, '_FILE_BYTES_PER_SEC', 1e9)
+  held, found = remote.Cluster(address='local'), []
   assert held.num_cpus() == (1, 1)
+  thread = _meanwhile(
+    tmp_path, lambda: found.append(_kill('Actor', signal.SIGSTOP))
+  )
+  line = r'^shard 0 of the tables has not answered[^\n]*run the same'
   try:
     # It is not the run's own Ray.
-    assert runs.run(tmp_path, WORKERS | {'train.epochs': 1}) == 0
+    with pytest.raises(errors.UserError, match=line):
+      runs.run(tmp_path, WORKERS)
   finally:
     held.close()
+    thread.join()
+  found[0].wait(20)  # suspended or not, it does not stay
   told = '1 of 2 workers wait for a CPU: the cluster has 1, of which 1 are free'
   assert told in runs.log(tmp_path)
 
