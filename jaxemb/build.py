@@ -404,6 +404,7 @@ def _node_model(
     _dense_rate(o),
     o.dense_decay,
     row_ops,
+    tuning.row_sums,
   )
   return bind('model.name', m.name, (spec, corpus), {})()
 
