@@ -173,6 +173,8 @@ def on_devices(
       + ', in tables that may be copied in every step' * is_narrow
       + ', so rows cost as much as whole ones; give --config.table.layout=row'
     )
+  if platform == 'gpu' and not row_sums.compiles_for(devices[0]):
+    fixed = {'row_sums': False} | fixed
   shape = mesh_lib.Shape(data, table)
   args = config, platform, shape, mesh_lib.cores_of_device(shape)
   made = mesh_lib.make(shape, absent=absent)

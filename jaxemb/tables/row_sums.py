@@ -31,9 +31,21 @@ _LANES = 32
 _NUMBERS_OF_LANE = 4  # of a row; one instruction reads 16 bytes
 
 
+_LEAST_CAPABILITY = 8.0  # of NVIDIA's GPUs, for which Triton compiles
+
+
 def can_sum(dim: int) -> bool:
   """Whether rows have room in registers."""
   return dim <= MOST_WIDTH
+
+
+def compiles_for(device: jax.Device) -> bool:
+  """Whether the kernels compile for a GPU."""
+  capability = str(getattr(device, 'compute_capability', ''))
+  try:
+    return float(capability) >= _LEAST_CAPABILITY
+  except ValueError:  # AMD's have names
+    return False
 
 
 def sums(
