@@ -5,9 +5,9 @@
 1. Agreement: the same steps from the same rows, on the device and on the CPU of
    its host; the largest difference is given in parts of what the steps changed.
 2. Rates of training on random ids, by size of the step, dim, dtype, optimizer
-   and with the kernels of `tables.row_copies` or without, each with its part of
-   the memory's rate: the bytes of rows that a step reads and writes, in its
-   time, over what the makers say.
+   and with the kernels of `tables.row_copies` (TPU) or `tables.row_sums` (GPU)
+   or without, each with its part of the memory's rate: the bytes of rows that a
+   step reads and writes, in its time, over what the makers say.
 3. A trace of a dispatch for TensorBoard or Perfetto.
 
 Each result is written as it comes. What fails is told, and the rest goes on;
@@ -36,11 +36,13 @@ _KINDS = {
   'TPU v5p': 'v5p', 'TPU v5': 'v5p', 'TPU v4': 'v4', 'TPU7x': 'tpu7x',
   'TPU v3': 'v3', 'TPU v2': 'v2', 'NVIDIA H100': 'h100', 'NVIDIA H200': 'h200',
 }  # fmt: skip
+_XLA = {'train.fused': False}
 # (settings, rows), the most telling first.
 _CASES = [
   ({'train.batch_words': 8192, 'model.dim': 128}, 1_000_000),
   ({'train.batch_words': 65_536, 'model.dim': 128}, 1_000_000),
-  ({'train.batch_words': 8192, 'model.dim': 128, 'train.fused': False}, 10**6),
+  ({'train.batch_words': 8192, 'model.dim': 128} | _XLA, 1_000_000),
+  ({'train.batch_words': 65_536, 'model.dim': 128} | _XLA, 1_000_000),
   ({'train.batch_words': 8192, 'model.dim': 128}, 100_000),
   ({'optimizer.name': 'adagrad', 'model.dim': 128}, 1_000_000),
   ({'table.dtype': 'bfloat16', 'model.dim': 128}, 1_000_000),
@@ -68,7 +70,7 @@ def agreement(
   fixed = {'chunk': 16, 'parts': 1, 'deduplicates': True}
   fixed |= {'loss_every_steps': 1, 'steps_per_loop': 1}
   for name, devices in ('device', here), ('cpu', cpu):
-    fused = name == 'device' and here[0].platform == 'tpu'
+    fused = name == 'device' and here[0].platform != 'cpu'
     given = {**settings, 'train.fused': fused}
     job = zipf.make(given, num_rows, devices=devices, **fixed)
     corpus = zipf.corpus(job.counts, num_words)

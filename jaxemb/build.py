@@ -173,6 +173,8 @@ def on_devices(
       + ', in tables that may be copied in every step' * is_narrow
       + ', so rows cost as much as whole ones; give --config.table.layout=row'
     )
+  if platform == 'gpu' and not row_sums.compiles_for(devices[0]):
+    fixed = {'row_sums': False} | fixed
   shape = mesh_lib.Shape(data, table)
   args = config, platform, shape, mesh_lib.cores_of_device(shape)
   made = mesh_lib.make(shape, absent=absent)
@@ -238,8 +240,7 @@ def trainer(
   available = {
     'axes': axes,
     'by_kernel': tuning.row_copies,
-    'sums_by_kernel': tuning.row_sums
-    and row_sums.can_run(mesh.devices.flat[0]),
+    'sums_by_kernel': tuning.row_sums,
     'deduplicates': tuning.deduplicates,
     'device_centers': _device_centers(config, tuning, mesh),
     'row_kernel': updates.make(config.optimizer, tuning.row_threads)
@@ -405,6 +406,7 @@ def _node_model(
     _dense_rate(o),
     o.dense_decay,
     row_ops,
+    tuning.row_sums,
   )
   return bind('model.name', m.name, (spec, corpus), {})()
 

@@ -99,6 +99,30 @@ def test_programs_for_gpus_copy_no_table_and_add_in_order(
   assert planned == pytest.approx(peak, rel=0.05) or peak - planned < 80e6
 
 
+@needs_cuda
+def test_the_kernel_that_sums_rows_moves_less(tmp_path):
+  flags = [SYNC, '--config.train.batch_words=65536']
+  both = []
+  for more in [], ['--config.train.fused=false']:
+    path = tmp_path / 'plan.json'
+    found, _ = _plan(path, 'cuda:h200x1', 128, 1e6, flags + more)
+    both.append(found)
+  own, xla = both
+  assert own['kernels']['atomics'] == own['table_copies_by_loop_depth'] == {}
+  assert own['rows_per_step'] == xla['rows_per_step']
+  assert own['words_per_sec']['kernels'] > 1.4 * xla['words_per_sec']['kernels']
+  for x, most in ('bytes_per_step', 0.72), ('per_step', 0.7):
+    assert own['kernels'][x] < most * xla['kernels'][x]
+
+
+@needs_cuda
+@pytest.mark.slow
+def test_graphsage_adds_in_order_on_gpus(tmp_path):
+  args = tmp_path / 'plan.json', 'cuda:h100x1', 16, 0
+  found, _ = _plan(*args, ['--config=graphsage', SYNC])
+  assert found['kernels']['atomics'] == {}
+
+
 _SENT = """
 import sys
 from jaxemb import main, plan

@@ -22,6 +22,7 @@ that is less work than of the places of a step.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from flax import nnx
 from jaxemb.data import examples, trees
 from jaxemb.models import base, clicks, skipgram
 from jaxemb.ops import rounding, sampling
+from jaxemb.tables import dedup, row_optimizers
 from jaxemb.tables import spec as spec_lib
 
 NODES = 'nodes'
@@ -62,6 +64,8 @@ class SageSpec:
   dense_rate: float  # their learning rate, by that of rows
   dense_decay: float  # L2, added to their gradients
   row_ops: skipgram.RowOps = skipgram.WHOLE_ROWS
+  # Whether a GPU's kernel sums slopes of the same node (`tables.row_sums`).
+  sums_by_kernel: bool = False
 
   @property
   def num_trees(self) -> int:
@@ -157,6 +161,33 @@ def _drop(x, rate, key, positions):
   return jnp.where(kept, x / (1 - rate), 0)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _looked_up(num, by_kernel, rows, ids):
+  """[..., d], rows [num, d] of ids [...]; their slopes have an order."""
+  return rows[ids]
+
+
+def _looked_up_backward(num, by_kernel, ids, slopes):
+  def by_id(ids, slopes):
+    zeros = jnp.zeros((num, slopes.shape[-1]), slopes.dtype)
+    return zeros.at[ids].add(slopes)
+
+  def by_sorting(ids, slopes):
+    row_grads = row_optimizers.RowGrads(ids, slopes, None)
+    sums = dedup.by_sorting(row_grads, num, by_kernel)
+    zeros = jnp.zeros((num, slopes.shape[-1]), slopes.dtype)
+    return row_optimizers.add_rows(zeros, sums.ids, sums.grads, True)
+
+  # A GPU would add them atomically.
+  how = {'cuda': by_sorting, 'rocm': by_sorting, 'default': by_id}
+  return jax.lax.platform_dependent(ids, slopes, **how), None
+
+
+_looked_up.defvjp(
+  lambda num, by_kernel, rows, ids: (rows[ids], ids), _looked_up_backward
+)
+
+
 class _Level:
   """Inputs of a layer at the nodes of some trees: [E, S, ...]."""
 
@@ -178,7 +209,9 @@ class _Level:
       if name == 'rows':
         total += after(self.rows[:, places]) @ matrix
       elif not self.gathers:
-        total += after((self.features @ matrix)[self.ids[:, places]])
+        products = self.features @ matrix
+        how = len(products), self.spec.sums_by_kernel
+        total += after(_looked_up(*how, products, self.ids[:, places]))
       else:
         ids = self.ids[:, places]
         some = _drop(self.features[ids], self.spec.dropout, self.key, ids)
@@ -273,7 +306,9 @@ class GraphSage(base.Model):
     else:
       scores = jax.nn.log_softmax(outputs[:, 0])
       labels = batch.labels.astype(jnp.int32)[:, None]
-      losses = -jnp.take_along_axis(scores, labels, 1)[:, 0]
+      # A GPU would add up slopes of looked-up scores atomically.
+      is_own = jnp.arange(scores.shape[1])[None] == labels
+      losses = -jnp.sum(jnp.where(is_own, scores, 0), 1)
     return jnp.sum(batch.weights * losses), base.Aux(batch.weights.sum())
 
   def outputs(

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxemb.tables import row_optimizers
 
 MOST_WIDTH = 1024  # numbers of a row, which a program has in registers
-_LEAST_CAPABILITY = 8.0
+_LEAST_CAPABILITY = 8.0  # of NVIDIA's GPUs, for which Triton compiles
 _TILE = 16  # positions of a program
 _AT_ONCE = 8  # of them, whose rows are in registers
 _TILES_AT_ONCE = 16  # whose sums are read at once
@@ -32,18 +32,18 @@ _LANES = 32
 _NUMBERS_OF_LANE = 4  # of a row; one instruction reads 16 bytes
 
 
-def can_run(device: jax.Device) -> bool:
-  """Whether Triton compiles for a GPU: NVIDIA's, from Ampere on."""
-  capability = getattr(device, 'compute_capability', '')
-  try:
-    return float(capability) >= _LEAST_CAPABILITY
-  except ValueError:  # AMD's are names
-    return False
-
-
 def can_sum(dim: int) -> bool:
   """Whether rows have room in registers."""
   return dim <= MOST_WIDTH
+
+
+def compiles_for(device: jax.Device) -> bool:
+  """Whether the kernels compile for a GPU."""
+  capability = str(getattr(device, 'compute_capability', ''))
+  try:
+    return float(capability) >= _LEAST_CAPABILITY
+  except ValueError:  # AMD's have names
+    return False
 
 
 def sums(

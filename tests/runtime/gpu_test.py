@@ -85,7 +85,7 @@ def _dump(folder):
 
 def test_kernels_count_by_the_loops_around_and_rows_by_those_touched(tmp_path):
   _dump(tmp_path)
-  found = gpu.read(tmp_path, _TEXT, hlo.Loop(steps=16, inner=2))
+  found = gpu.read(tmp_path, _TEXT, hlo.Loop(steps=16, inner=2), {})
   by_name = {x.name: x for x in found.kernels if x.name}
   # Six rows of 16 bytes are read from the table, written apart, and changed in
   # place; ids take 24 bytes.
@@ -101,12 +101,30 @@ def test_kernels_count_by_the_loops_around_and_rows_by_those_touched(tmp_path):
   assert found.bytes_per_step == 216 + 312
 
 
+@pytest.mark.parametrize(('distinct', 'num'), [({}, 12), ({12: 5.0}, 5)])
+def test_kernels_of_ours_count_rows_that_they_change(tmp_path, distinct, num):
+  _dump(tmp_path)
+  kernel = """  %i = s32[12] parameter(0)
+  %grads = f32[12,4] parameter(1)
+  %t = f32[900,4] parameter(2)
+  %put = (f32[900,4], f32[2,4]) custom-call(%i, %grads, %t), \
+custom_call_target="__gpu$xla.gpu.triton", \
+output_to_operand_aliasing={{0}: (2, {})}, metadata={}
+"""
+  line = next(x for x in _TEXT.splitlines() if x.startswith('  %put = '))
+  text = _TEXT.replace(line + '\n', kernel)
+  found = gpu.read(tmp_path, text, hlo.Loop(steps=16, inner=2), distinct)
+  by_name = {x.name: x for x in found.kernels if x.name}
+  # Ids, gradients, parts of sums, and rows that are read and written.
+  assert by_name['put'].num_bytes == 48 + 192 + 32 + 2 * num * 16
+
+
 def test_seconds_are_of_starts_or_of_bytes(tmp_path):
   _dump(tmp_path)
-  found = gpu.read(tmp_path, _TEXT, hlo.Loop(steps=16, inner=2))
+  found = gpu.read(tmp_path, _TEXT, hlo.Loop(steps=16, inner=2), {})
   secs = found.secs(1.0, 10.0, bytes_per_sec=100.0)
   assert secs == pytest.approx(2.16 + 3.12 + 3 / 16 + 10 * 4 / 16)
 
 
 def test_a_compiler_that_writes_other_files(tmp_path):
-  assert gpu.read(tmp_path, _TEXT, hlo.Loop()) is None
+  assert gpu.read(tmp_path, _TEXT, hlo.Loop(), {}) is None

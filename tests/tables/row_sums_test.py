@@ -123,5 +123,4 @@ def test_l2_is_of_the_row_once():
 )
 def test_gpus_that_triton_does_not_know_are_left_to_xla(capability, expected):
   device = types.SimpleNamespace(compute_capability=capability)
-  assert row_sums.can_run(device) == expected
-  assert not row_sums.can_run(jax.devices()[0])
+  assert row_sums.compiles_for(device) == expected
