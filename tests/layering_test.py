@@ -124,9 +124,9 @@ def test_the_package_stays_within_its_budget():
   # lists of edges of several kinds; 150 caches of graphs that are checked, what
   # killed processes leave behind, and inputs that lie.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  # ;;
+  # ;;;
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 37_870
+  assert lines <= 37_980
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

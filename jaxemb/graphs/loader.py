@@ -20,7 +20,7 @@ import numpy as np
 from jaxemb import errors
 from jaxemb.data import base
 from jaxemb.evaluation import links, nodes, ranking
-from jaxemb.graphs import files, walks
+from jaxemb.graphs import files, node_files, walks
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.text import encode, loader
 
@@ -222,7 +222,7 @@ def read_held(
   """Edges of another list, with the names that the graph has."""
   given = {**settings, 'path': path, 'labels': '', 'features': ''}
   other = files.read(given, spec.cache, spec.progress)
-  number = files.numbers(graph)
+  number = node_files.numbers(graph)
   known = [number(x) for x in other.keys()]
   known = np.array([-1 if x is None else x for x in known], np.int64)
   sources = np.repeat(np.arange(other.num_nodes), np.diff(other.offsets))

@@ -30,7 +30,8 @@ from jaxemb.storage import atomic, word2vec_format
 
 VECTORS, SCALES, CONTEXTS = 'vectors.npy', 'scales.npy', 'context_vocab.txt'
 _MAX_PROJECTOR_WORDS = 100_000
-_BLOCK_BYTES = 1 << 24
+# At once; to read a number of a row may take the whole row.
+_BLOCK_BYTES, _BLOCK_ROWS = 1 << 22, 1 << 14
 _PROJECTOR_CONFIG = b"""embeddings {
   tensor_name: "words"
   tensor_path: "tensors.tsv"
@@ -143,7 +144,7 @@ def blocks(
 ) -> Iterator[np.ndarray]:
   """Rows of an array in memory, or read `OnDemand`, some at a time."""
   row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
-  size = max(1, _BLOCK_BYTES // max(1, row_bytes))
+  size = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes)))
   stop = min(len(array), len(array) if stop is None else stop)
   for i in range(start, stop, size):
     yield np.ascontiguousarray(array[i : min(i + size, stop)])

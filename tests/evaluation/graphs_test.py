@@ -5,6 +5,7 @@ import pytest
 from scipy import optimize
 
 from jaxemb.evaluation import links, nodes, ranking
+from jaxemb.storage import export
 
 
 def test_ranks_are_those_of_a_loop():
@@ -36,6 +37,25 @@ def test_ranks_are_those_of_a_loop():
   assert drawn['hits@1'] <= found['hits@1']
   mean = np.mean([(r - 1) for r in ranks]) / (num * share)
   assert 0 < mean < 1 and 0 <= drawn['auc'] <= 1
+
+
+@pytest.mark.parametrize('is_cosine', [True, False])
+def test_scores_of_vectors_that_are_read_on_demand(is_cosine, monkeypatch):
+  monkeypatch.setattr(links, '_BLOCK_NUMBERS', 20)
+  rng = np.random.default_rng(2)
+  rows = [rng.normal(size=(11, 4)).astype(np.float32) for _ in range(2)]
+  rows[1][3] = 0
+  made = [export.OnDemand(lambda i, x=x: x[i], x.shape, x.dtype) for x in rows]
+  score = links.products(*made, is_cosine)
+  nodes_, others = np.array([7, 0, 7]), rng.integers(0, 11, (3, 5))
+  expected = rows[0][nodes_].astype(np.float64) @ rows[1].T
+  if is_cosine:
+    lengths = [np.linalg.norm(x, axis=1) for x in rows]
+    lengths[1][3] = 1
+    expected /= lengths[0][nodes_][:, None] * lengths[1]
+  np.testing.assert_allclose(score(nodes_, None), expected, 1e-5, 1e-6)
+  expected = np.take_along_axis(expected, others, 1)
+  np.testing.assert_allclose(score(nodes_, others), expected, 1e-5, 1e-6)
 
 
 @pytest.mark.parametrize('negatives', ['all', 'uniform', 'degree'])

@@ -1,19 +1,28 @@
 """The export folder: every form of the same vectors, replaced together."""
 
 import re
+import subprocess
+import sys
 
+import jax
 import numpy as np
 import pytest
 from gensim import models
 
 from jaxemb import errors
-from jaxemb.storage import export
+from jaxemb.storage import export, orbax_export
 from jaxemb.storage import word2vec_format as w2v
 from jaxemb.tables import spec as spec_lib
 
 _WORDS = ['x y', 'the', 'Ωmega', 'naïve', '12', '-']
 _VECTORS = np.random.default_rng(0).normal(size=(6, 5)).astype(np.float32)
 _COUNTS = np.array([5, 9, 2, 9, 7, 1])
+
+
+def _on_demand(block):
+  return spec_lib.on_demand(
+    lambda ids: jax.tree.map(lambda x: x[ids], block), len(block.encoded.data)
+  )
 
 
 def test_every_form_holds_the_same(tmp_path, monkeypatch):
@@ -44,6 +53,89 @@ def test_every_form_holds_the_same(tmp_path, monkeypatch):
   config = (folder / 'projector_config.pbtxt').read_text()
   paths = re.findall('_path: "(.*)"', config)
   assert len(paths) == 2 and all((folder / x).exists() for x in paths)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16', 'int8'])
+def test_rows_read_on_demand_are_written_as_those_in_memory(
+  tmp_path, dtype, monkeypatch
+):
+  monkeypatch.setattr(export, '_BLOCK_BYTES', 40)
+  monkeypatch.setattr(orbax_export, '_PIECE_BYTES', 64)
+  block = spec_lib.RowBlock(
+    spec_lib.encode_rows(_VECTORS, dtype),
+    {'sums': np.arange(6, dtype=np.float32)},
+  )
+  files = []
+  for name, x in (('memory', block), ('demand', _on_demand(block))):
+    folder = tmp_path / name
+    export.write(folder, _WORDS, x.encoded, _COUNTS, context_words=['a', 'b c'])
+    arrays = {'vectors': x.encoded.decode(), 'optimizer': x.slots}
+    orbax_export.write(folder / 'orbax', arrays)
+    paths = [x for x in sorted(folder.rglob('*')) if x.is_file()]
+    paths = [x for x in paths if not x.name.startswith('_')]  # with the time
+    paths = [x for x in paths if x.name != 'commit_success.txt']
+    files.append({x.relative_to(folder): x.read_bytes() for x in paths})
+    found = orbax_export.read(folder / 'orbax')
+    np.testing.assert_array_equal(found['vectors'], block.rows)
+    np.testing.assert_array_equal(found['optimizer']['sums'], np.arange(6))
+  assert files[0] == files[1]
+  assert len([*(tmp_path / 'demand/orbax/vectors').glob('*.0')]) == 2
+  made = _on_demand(block).encoded.decode()
+  chosen = np.array([[4, 0], [4, 4]])
+  np.testing.assert_array_equal(made[chosen], block.rows[chosen])
+  np.testing.assert_array_equal(made[1:9], block.rows[1:])
+
+
+_PROGRAM = """
+import pathlib, re, sys
+import numpy as np
+from jaxemb import results
+from jaxemb.graphs import graph
+from jaxemb.storage import export
+from jaxemb.tables import spec, stores
+
+def peak_bytes():
+  status = pathlib.Path('/proc/self/status').read_text()
+  return 1024 * int(re.search(r'VmHWM:\\s*(\\d+) kB', status)[1])
+
+folder, num, dim = pathlib.Path(sys.argv[1]), 400_000, 64
+stores._MAPPED_BYTES = 1 << 24
+record = stores.Record((np.dtype(np.float32),) * 2, ((dim,), ()))
+
+def make(ids):
+  rows = ids[:, None] * 32.0 + np.arange(dim)
+  return record.pack([np.float32(rows), np.float32(ids)])
+
+store = stores.Disk(num, record.num_bytes, make, path=folder / 'table')
+for ids in np.array_split(np.arange(num), 50):
+  store.write(ids, make(ids))
+
+def read(ids):
+  rows, sums = record.unpack(store.read(ids))
+  return spec.RowBlock(export.Encoded(rows), {'sums': sums})
+
+def write(num):
+  block = spec.on_demand(read, num)
+  keys = graph.Chosen(None, np.arange(num))
+  others = {'optimizer': {'vectors': block.slots}}
+  made = results.Export(keys, np.ones(num, int), block.encoded, None, others)
+  results.write_export(folder / 'export', made)
+
+write(1000)  # libraries are loaded
+before = peak_bytes()
+write(num)
+print(peak_bytes() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='asks /proc')
+def test_a_table_in_a_file_is_never_in_memory_as_a_whole(tmp_path):
+  command = [sys.executable, '-c', _PROGRAM, str(tmp_path)]
+  done = subprocess.run(command, capture_output=True, text=True, check=True)
+  rows = np.load(tmp_path / 'export/vectors.npy', mmap_mode='r')
+  np.testing.assert_array_equal(rows[-1], 399_999 * 32.0 + np.arange(64))
+  # Vectors alone have 102 MB.
+  assert int(done.stdout) < 64e6
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16', 'int8'])

@@ -78,6 +78,11 @@ def _run(trainer, batches, state=None):
 def _rows(trainer, state):
   export = trainer.strategy.export_rows
   found = {k: export(state, k, 5, VOCAB - 3) for k in trainer.trainable.tables}
+  if store := trainer.strategy.store:
+    for name, block in found.items():
+      some = store.rows_on_demand(state, name)
+      some = jax.tree.map(lambda x: x[5 : VOCAB - 3], some)
+      _assert_equal(tuple(some), tuple(block))
   return {k: (x.encoded.data, x.slots) for k, x in found.items()}
 
 
