@@ -191,11 +191,14 @@ KINDS = {
   'edges': Kind('graph:line', (*_EDGES, 'train.epochs=4'), _MESHES),
   'relations': Kind(
     'graph:relations',
-    (*_EDGES, 'train.epochs=4', 'data.partitions=3'),
+    (*_EDGES, 'train.epochs=2', 'data.partitions=3'),
     (_ONE, _TWO),
   ),
-  'interactions': Kind('rec', _SETS, _MESHES),
-  'sets of items': Kind('rec:item2vec', _SETS, (_ONE, _TWO)),
+  # Which keep nothing in the cache.
+  'interactions': Kind('rec', _SETS, _MESHES, tuple(MOMENTS)[1:5]),
+  'sets of items': Kind(
+    'rec:item2vec', _SETS, (_ONE, _TWO), tuple(MOMENTS)[1:5]
+  ),
   'nodes': Kind(
     'graphsage:walks',
     ('data.path=../../edges.tsv', 'train.epochs=2', 'model.inputs=rows',

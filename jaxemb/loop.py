@@ -130,7 +130,9 @@ def train(
       args = (constants, item.batch, now)
       if program is None:  # compiled before its use, to time it apart
         start = time.monotonic()
-        program = strategy.step.lower(state, *args).compile()
+        lowered = strategy.step.lower(state, *args)
+        resources.check_compiler(lowered)
+        program = lowered.compile()
         _, unit = config_lib.smaller(config)
         smaller = f'lower --config.train.batch_{unit}'
         resources.check_program(program, list(parts.mesh.devices.flat), smaller)

@@ -2,7 +2,9 @@
 
 manifest.json is written last, and holds CRC-32s of all files beside it, one for
 each 16 MB, and of itself: what is flipped, cut or missing is noticed. CRC-32
-reads some GB/s on a core, which is little for what is read once a start.
+reads some GB/s on a core, which is little for what is read once a start. Each
+process of a job reads what it maps: on other machines files are others, and
+texts are encoded in parts, of which each process has its own.
 """
 
 import json

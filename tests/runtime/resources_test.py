@@ -167,3 +167,13 @@ def test_huge_pages_change_no_number(monkeypatch):
   arrays = {'large': jnp.arange(3_000_001), 'small': jnp.ones(3)}
   resources.use_huge_pages(arrays)
   np.testing.assert_array_equal(arrays['large'], np.arange(3_000_001))
+
+
+def test_a_program_that_has_no_room_to_be_compiled_is_refused(monkeypatch):
+  constant = np.arange(1 << 20)  # which counts for nothing
+  lowered = jax.jit(lambda x: x + constant).lower(1.0)
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 2_000_000)
+  resources.check_compiler(lowered)
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 100_000)
+  with pytest.raises(errors.UserError, match='compiling a step needs about'):
+    resources.check_compiler(lowered)
