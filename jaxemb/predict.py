@@ -1,4 +1,4 @@
-"""Writes the probabilities of clicks that a trained model gives to rows.
+"""Writes what a trained model says of rows of clicks, or of nodes of a graph.
 
     python -m jaxemb.predict --model=RUN --data=FILE --output=FILE
 
@@ -7,11 +7,20 @@ RUN is the folder of a run on clicks, or its export. FILE is in any form that
 not know count as unknown, and are counted. The output, .csv or .parquet, has a
 column `prediction`, a line for each row in their order, behind the columns of
 the data that `--keep` names.
+
+    python -m jaxemb.predict --model=RUN --data=GRAPH --output=FILE
+
+RUN is a run of GraphSAGE that learned from features, and GRAPH its graph with
+new nodes, or another one, in any form that `config.data.path` may have;
+features are in it, or in `--features`. The output has a line for each node:
+`node`, `class` and `probability`; of runs on walks, or with `--keep=vector`,
+its vector, in .csv as `vector_0` and so on.
 """
 
 import argparse
 import pathlib
 import sys
+import tempfile
 from collections.abc import Sequence
 
 from jaxemb import errors
@@ -26,14 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> None:
   parser = argparse.ArgumentParser(
     prog='python -m jaxemb.predict',
-    description='Writes probabilities of clicks.',
+    description='Writes probabilities of clicks, or classes of nodes.',
     allow_abbrev=False,
   )
   add = parser.add_argument
-  add('--model', required=True, help='folder of a run on clicks, or its export')
+  add('--model', required=True, help='folder of a run, or its export')
   add('--data', required=True, help='file, folder or glob')
   add('--output', required=True, help='a file .csv or .parquet')
   add('--keep', default='', help='columns to write too, separated by commas')
+  add('--features', default='', help='of nodes, as config.data.features')
   flags = parser.parse_args(argv)
   output = pathlib.Path(flags.output).expanduser()
   if output.suffix not in ('.csv', '.parquet'):
@@ -43,6 +53,14 @@ def _run(argv: Sequence[str] | None) -> None:
   if not output.parent.is_dir():
     raise errors.UserError(f'there is no folder {output.parent}; make it first')
   keep = [x.strip() for x in flags.keep.split(',') if x.strip()]
+  folders = pathlib.Path(flags.model), pathlib.Path(flags.model, 'export')
+  if any((x / 'network.json').is_file() for x in folders):
+    return _of_nodes(flags, output, keep)
+  if flags.features:
+    raise errors.UserError(
+      f'--features={flags.features} is of nodes, and --model={flags.model} is '
+      'no run of GraphSAGE; remove it'
+    )
   # JAX and Arrow only once the arguments are right.
   import pyarrow as pa
   from pyarrow import csv, parquet
@@ -92,6 +110,51 @@ def _run(argv: Sequence[str] | None) -> None:
     counted = ', '.join(f'{k} {v:,}' for k, v in unknown.items())
     line = f'categories that the model does not know: {counted}'
     print(line, file=sys.stderr)
+
+
+def _of_nodes(
+  flags: argparse.Namespace, output: pathlib.Path, keep: Sequence[str]
+) -> None:
+  """Writes what a network makes of all nodes of a graph."""
+  import pyarrow as pa
+  from pyarrow import csv, parquet
+
+  from jaxemb.graphs import files
+  from jaxemb.prediction import nodes
+
+  if {*keep} - {'vector'}:
+    raise errors.UserError(f'--keep={flags.keep}: of nodes there is `vector`')
+  model = nodes.load(flags.model)
+  settings = {
+    'path': flags.data, 'features': flags.features, 'labels': '',
+    'columns': '', 'num_nodes': 0, 'directed': model.settings['directed'],
+  }  # fmt: skip
+  with tempfile.TemporaryDirectory() as cache:
+    graph = files.read(settings, pathlib.Path(cache), lambda *_: None)
+    found = model.infer(graph)
+    columns = {'node': pa.array(list(graph.keys()))}
+    if model.classes:
+      args = found.outputs, model.classes, model.spec.has_many
+      classes, chances = zip(*nodes.likeliest(*args), strict=True)
+      if not model.spec.has_many:
+        chances = [float(x) for x in chances]
+      columns |= {'class': pa.array(classes), 'probability': pa.array(chances)}
+    if keep or not model.classes:
+      flat, num = found.vectors.ravel(), found.vectors.shape[1]
+      if output.suffix == '.csv':
+        numbers = found.vectors.T
+        columns |= {f'vector_{i}': pa.array(x) for i, x in enumerate(numbers)}
+      else:
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat), num)
+        columns['vector'] = vectors
+  table = pa.table(columns)
+  with atomic.write(output) as file:
+    put = csv.write_csv if output.suffix == '.csv' else parquet.write_table
+    put(table, file)
+  print(f'{len(table):,} nodes in {output}', file=sys.stderr)
+  for name, num in graph.counted.items():
+    if num:
+      print(f'{name}: {num:,}', file=sys.stderr)
 
 
 if __name__ == '__main__':

@@ -122,11 +122,11 @@ def test_the_package_stays_within_its_budget():
   # kernels for the softmax of edges and Adagrad by rows; 10 rows that are
   # rounded in few programs; 50 splits of a graph that are refused or counted,
   # lists of edges of several kinds; 180 caches of graphs that are checked, what
-  # killed processes leave behind, and inputs that lie.
+  # killed processes leave behind, and inputs that lie. ;;;;; 130 rows that are
+  # exported in blocks, 80 what files of graphs import, 170 nodes of other
+  # graphs.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  # ;;;;
-  lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 38_000
+  assert lines <= 38_170
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -179,8 +179,7 @@ class NodeSource:
     self.features = graph.features
     _check_features(self.features)
     if self.features is not None and settings['normalize']:
-      sums = np.abs(self.features).sum(1, keepdims=True)
-      self.features = self.features / np.maximum(sums, 1e-12)
+      self.features = normalized(self.features)
     self.nodes = trees.Nodes(
       self.tree, self.features, self.labels.num_classes, self.labels.has_many
     )
@@ -302,6 +301,12 @@ class NodeSource:
     args = (*args, self.tree, self.replaces, self._threads)
     found = neighbors.sample(*graph, *args)
     return nodes, found.reshape(len(nodes), -1)
+
+
+def normalized(features: np.ndarray) -> np.ndarray:
+  """[nodes, d] features divided by the sum of each row's sizes."""
+  sums = np.abs(features).sum(1, keepdims=True)
+  return features / np.maximum(sums, 1e-12)
 
 
 def make(spec: base.SourceSpec) -> NodeSource:

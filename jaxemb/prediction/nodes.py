@@ -7,22 +7,31 @@ graph. The best model by the validation nodes is kept in the folder `best`.
     export/vectors.npy ..   vectors of nodes, in the forms of `storage.export`
     export/classes.tsv      a line for each node: its likeliest class
     export/network.npz      dense parameters, and rows of the table, if any
+    export/network.json     sizes of the network, and names of classes
+
+With the last two a network that learns from features is applied to nodes that
+it has not seen, in the same graph or another one.
 """
 
 import csv
+import dataclasses
 import functools
 import io
+import json
 import pathlib
 import time
 import types
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxemb import build, errors, metrics, results
+from jaxemb.data import trees
 from jaxemb.evaluation import nodes as evaluation_lib
+from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import neighbors
 from jaxemb.graphs import nodes as nodes_lib
 from jaxemb.models import graphsage
@@ -32,7 +41,8 @@ from jaxemb.runtime import distributed, resources
 from jaxemb.storage import atomic, export
 
 _ROWS = 1 << 15  # of a product
-_NETWORK, _ALL = 'network.npz', 'nodes.npz'
+_SETTINGS = 'directed', 'normalize'  # under `config.data`
+_NETWORK, _ALL, _RECORD = 'network.npz', 'nodes.npz', 'network.json'
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -109,6 +119,114 @@ def infer(
   if spec.from_walks or len(spec.sizes) == 1:
     vectors = outputs
   return Inferred(params, dict(tables), vectors, outputs)
+
+
+class NodeModel(NamedTuple):
+  """A trained network, for nodes of any graph that have such features."""
+
+  spec: graphsage.SageSpec
+  params: Any
+  classes: Sequence[str]  # their names; of walks none
+  settings: Mapping[str, Any]  # of `config.data`, that reading a graph needs
+
+  def infer(self, graph: graph_lib.Graph) -> Inferred:
+    """What it makes of all nodes of a graph, with all their neighbors.
+
+    Raises a `UserError` if they lack what the network learned from.
+    """
+    spec, features = self.spec, graph.features
+    if spec.dim:
+      raise errors.UserError(
+        'the model learned a row for each node of its graph, and others have '
+        'none; train with --config.model.inputs=features'
+      )
+    if features is None or features.shape[1] != spec.num_features:
+      given = 'no' if features is None else f'{features.shape[1]:,}'
+      raise errors.UserError(
+        f'the graph has {given} features of a node, and the model learned from '
+        f'{spec.num_features:,}; give --features, or another graph'
+      )
+    features = np.asarray(features, np.float32)
+    if self.settings['normalize']:
+      features = nodes_lib.normalized(features)
+    model = graphsage.GraphSage(spec, (), features)
+    return infer(model, self.params, {}, graph.offsets, graph.neighbors)
+
+
+def load(path: pathlib.Path | str) -> NodeModel | None:
+  """The network of a run, or of its export; None if there is none.
+
+  Raises a `UserError` if it is damaged.
+  """
+  folders = pathlib.Path(path), pathlib.Path(path, 'export')
+  folder = next((x for x in folders if (x / _RECORD).is_file()), None)
+  if folder is None:
+    return None
+  try:
+    record = json.loads((folder / _RECORD).read_text())
+    fields, params = record['network'], {}
+    tree = trees.Tree(tuple(fields.pop('tree')))
+    fields['sizes'] = tuple(fields['sizes'])
+    spec = graphsage.SageSpec(tree=tree, **fields)
+    with np.load(folder / _NETWORK) as arrays:
+      for name in arrays.files:
+        *parts, last = name.split('/')
+        if parts:  # tables have one
+          place = params
+          for part in parts:
+            place = place.setdefault(part, {})
+          place[last] = arrays[name]
+    return NodeModel(spec, params, record['classes'], record['settings'])
+  except (
+    *(OSError, EOFError, ValueError, KeyError, TypeError),
+    *(AttributeError, zipfile.BadZipFile),
+  ) as error:
+    raise errors.UserError(
+      f'{folder} has no usable network: {errors.one_line(error)}; export again'
+    ) from error
+
+
+def _save(folder, network, parts):
+  """Writes what `load` reads."""
+  spec, source = parts.trainable.model.spec, parts.source
+  fields = dataclasses.asdict(spec) | {'tree': spec.tree.fanouts}
+  del fields['row_ops']
+  record = {
+    'network': fields,
+    'classes': [] if spec.from_walks else _called(source),
+    'settings': {k: source.spec.settings[k] for k in _SETTINGS},
+  }
+  with atomic.write(folder / _NETWORK) as file:
+    np.savez(file, **network)
+  with atomic.write(folder / _RECORD) as file:
+    file.write(json.dumps(record, indent=1).encode())
+
+
+def _called(source):
+  """Names of all classes."""
+  labels = source.labels
+  return [str(x) for x in source.graph.label_names or range(labels.num_classes)]
+
+
+def likeliest(
+  outputs: np.ndarray, classes: Sequence[str], has_many: bool
+) -> list[tuple[str, str]]:
+  """For log odds [n, classes] of nodes the likeliest class and its chance.
+
+  Where nodes have several, those with a chance above one half, with commas.
+  """
+  outputs = outputs.astype(np.float64)
+  if has_many:
+    chances = 1 / (1 + np.exp(-outputs))
+  else:
+    chances = np.exp(outputs - outputs.max(1, keepdims=True))
+    chances /= chances.sum(1, keepdims=True)
+  rows = []
+  for row in chances:
+    found = np.flatnonzero(row > 0.5) if has_many else [row.argmax()]
+    shares = ','.join(f'{row[x]:.4f}' for x in found)
+    rows.append((','.join(classes[x] for x in found), shares))
+  return rows
 
 
 def taken(parts: build.Parts, state: Any) -> Inferred:
@@ -234,8 +352,7 @@ def write(
   rows = export.Encoded(np.ascontiguousarray(vectors[order]))
   made = results.Export(keys, source.counts[order], rows)
   dropped = results.write_export(workdir / 'export', made)
-  with atomic.write(workdir / 'export' / _NETWORK) as file:
-    np.savez(file, **network)
+  _save(workdir / 'export', network, parts)
   if not source.from_walks:
     _write_classes(workdir / 'export' / 'classes.tsv', source, outputs)
   metrics.LOG.info('vectors of nodes in %s', workdir / 'export')
@@ -260,39 +377,24 @@ def write(
 def _categories(source):
   """Names of nodes by class, for the map."""
   labels, nodes = source.labels, source.labels.nodes
-  called = source.graph.label_names or range(labels.num_classes)
   first, found = labels.first(nodes), {}
-  for i, name in enumerate(called):
-    found[str(name)] = [source.keys[x] for x in nodes[first == i]]
+  for i, name in enumerate(_called(source)):
+    found[name] = [source.keys[x] for x in nodes[first == i]]
   return found
 
 
 def _write_classes(path, source, outputs):
   """Lines of node, class, probability, its label, and what it was used for."""
-  labels, held = source.labels, {}
-  called = source.graph.label_names or range(labels.num_classes)
-  called = list(map(str, called))
+  labels, held, called = source.labels, {}, _called(source)
   for name, nodes in zip(nodes_lib.Splits._fields, source.splits, strict=True):
     held |= dict.fromkeys(() if nodes is None else nodes.tolist(), name)
-  if labels.has_many:
-    chances = 1 / (1 + np.exp(-outputs.astype(np.float64)))
-  else:
-    chances = np.exp(outputs - outputs.max(1, keepdims=True))
-    chances /= chances.sum(1, keepdims=True)
+  found = likeliest(outputs, called, labels.has_many)
   with atomic.write(path) as file:
     text = io.TextIOWrapper(file, 'utf-8', newline='')
     writer = csv.writer(text, delimiter='\t', lineterminator='\n')
     writer.writerow(['node', 'class', 'probability', 'label', 'used'])
-    for i, row in enumerate(chances):
-      found = np.flatnonzero(row > 0.5) if labels.has_many else [row.argmax()]
+    for i, row in enumerate(found):
       truth = np.flatnonzero(labels.matrix(np.array([i]))[0])
-      writer.writerow(
-        [
-          source.keys[i],
-          ','.join(called[x] for x in found),
-          ','.join(f'{row[x]:.4f}' for x in found),
-          ','.join(called[x] for x in truth),
-          held.get(i, ''),
-        ]
-      )
+      known = ','.join(called[x] for x in truth), held.get(i, '')
+      writer.writerow([source.keys[i], *row, *known])
     text.detach()

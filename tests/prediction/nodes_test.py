@@ -7,9 +7,10 @@ import json
 import jax
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 import jaxemb
-from jaxemb import errors, main, train
+from jaxemb import errors, main, predict, train
 from jaxemb.data import trees
 from jaxemb.graphs import neighbors, toygraph
 from jaxemb.graphs import nodes as nodes_lib
@@ -66,6 +67,60 @@ def test_a_run_is_evaluated_and_exported(trained):
   assert arrays['nodes'].shape == (600, 8) and 'layer_0/own/bias' in arrays
   page = (trained / 'report.html').read_text()
   assert 'Classes of nodes' in page and 'community 1' in page
+
+
+def _shuffled(tmp_path):
+  """A graph as a user has it, and features, in another order of nodes."""
+  toy = toygraph.make('toygraph:600')
+  order = np.random.default_rng(0).permutation(600)
+  sources = np.repeat(np.arange(600), np.diff(toy.offsets))
+  edges = np.stack([sources, toy.neighbors], 1)
+  edges = edges[np.random.default_rng(1).permutation(len(edges))]
+  names = list(toy.keys())
+  lines = [f'{names[a]}\t{names[b]}\n' for a, b in edges if a < b]
+  (tmp_path / 'edges.tsv').write_text(''.join(lines))
+  lines = [
+    ' '.join([names[i], *map(str, toy.features[i].tolist())]) for i in order
+  ]
+  (tmp_path / 'features.txt').write_text('\n'.join(lines))
+
+
+@pytest.mark.parametrize('targets', ['classes', 'walks'])
+def test_nodes_of_another_graph(tmp_path, targets, capsys):
+  given = {'model.inputs': 'features', 'train.epochs': 2}
+  if targets == 'walks':
+    given |= {'data.valid': '', 'data.test': ''}
+  name = 'graphsage:walks' if targets == 'walks' else 'graphsage'
+  assert _run(tmp_path / 'run', name, **given, **{'data.normalize': True}) == 0
+  _shuffled(tmp_path)
+  command = [f'--model={tmp_path / "run"}', f'--data={tmp_path / "edges.tsv"}']
+  features = f'--features={tmp_path / "features.txt"}'
+  output = tmp_path / 'found.parquet'
+  command += [f'--output={output}', '--keep=vector']
+  assert predict.main([*command, features]) == 0
+  table = parquet.read_table(output).to_pydict()
+  expected = jaxemb.load(tmp_path / 'run')
+  assert {*table['node']} == {*expected.index_to_key}
+  vectors = np.stack([expected[x] for x in table['node']])
+  np.testing.assert_allclose(table['vector'], vectors, 1e-4, 1e-5)
+  if targets == 'classes':
+    with (tmp_path / 'run/export/classes.tsv').open() as file:
+      rows = {x['node']: x for x in csv.DictReader(file, delimiter='\t')}
+    assert table['class'] == [rows[x]['class'] for x in table['node']]
+    chances = [float(rows[x]['probability']) for x in table['node']]
+    np.testing.assert_allclose(table['probability'], chances, 0, 2e-4)
+    output = tmp_path / 'found.csv'
+    assert predict.main([*command[:2], f'--output={output}', features]) == 0
+    with output.open() as file:
+      assert [x['class'] for x in csv.DictReader(file)] == table['class']
+  assert predict.main(command) == 2  # without features
+  assert 'no features of a node' in capsys.readouterr().err
+
+
+def test_rows_of_nodes_are_not_those_of_others(trained, tmp_path, capsys):
+  command = [f'--model={trained}', '--data=toygraph:600']
+  assert predict.main([*command, f'--output={tmp_path / "x.csv"}']) == 2
+  assert 'learned a row for each node' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('aggregator', graphsage.AGGREGATORS)
