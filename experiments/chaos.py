@@ -251,6 +251,7 @@ class Tester:
     self.folder, self.cache = folder, folder.parent / 'cache'
     self.name, self.kind = name, KINDS.get(name)
     self.rng = random.Random(f'{name} {seed}')  # whatever else is tried
+    self.secs = _WAIT_SECS  # of the quickest run so far
 
   def start(
     self,
@@ -278,7 +279,7 @@ class Tester:
     """What a run makes that is left alone."""
     started = time.monotonic()
     found = self.train('alone', self.kind.places[0])
-    self.secs = time.monotonic() - started  # of the quickest so far
+    self.secs = time.monotonic() - started
     return found
 
   def until(
