@@ -173,7 +173,7 @@ KINDS = {
   ),
   'workers': Kind(
     'wiki',
-    (*_UNIQUE[:2], 'data.sample=0', 'train.epochs=20', 'strategy.name=workers'),
+    (*_UNIQUE[:2], 'data.sample=0', 'train.epochs=6', 'strategy.name=workers'),
     _WORKERS, _FEW, ('ray::Worker', 'ray::Actor'),
   ),
   'mixture': Kind(
