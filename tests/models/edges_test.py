@@ -21,6 +21,7 @@ LOSSES = {
   'margin': edges.margin,
   'logistic': edges.logistic,
 }
+OPERATORS = 'none', 'translation', 'diagonal', 'complex'
 
 
 def _corpus(partitions=None):
@@ -126,10 +127,13 @@ def _check(slow, arrays, slopes):
     np.testing.assert_allclose(slope, (found[0] - found[1]) / 2e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize('temperature', [0.0, 0.5])
-@pytest.mark.parametrize('name', LOSSES)
 @pytest.mark.parametrize(
-  'operator', ['none', 'translation', 'diagonal', 'complex']
+  ('operator', 'name', 'temperature'),
+  [
+    (operator, name, (i + j) % 2 / 2)
+    for i, operator in enumerate(OPERATORS)
+    for j, name in enumerate(LOSSES)
+  ],
 )
 def test_relations_are_those_of_a_loop(operator, name, temperature):
   model, batch = _relations(operator, name, temperature), _batch()

@@ -104,7 +104,6 @@ def _expected(spec):
   ('layout', 'shape', 'dtype', 'rounds'),
   [
     ('replicated', (1, 1), 'float16', 'stochastic'),
-    _slow('replicated', (2, 2), 'bfloat16', 'stochastic'),
     ('replicated', (8, 1), 'int8', 'stochastic'),
     ('replicated_merging', (1, 1), 'bfloat16', 'nearest'),
     ('row_by_two', (2, 2), 'bfloat16', 'stochastic'),
@@ -126,9 +125,7 @@ def test_each_row_is_read_summed_and_rounded_once(layout, shape, dtype, rounds):
   ('layout', 'shape', 'dtype'),
   [
     ('replicated', (8, 1), 'int8'),
-    _slow('replicated', (8, 1), 'bfloat16'),
-    _slow('row', (1, 8), 'int8'),
-    _slow('column', (1, 8), 'int8'),
+    _slow('row', (1, 8), 'bfloat16'),
   ],
 )
 def test_sums_in_another_order_move_a_number_by_one_at_most(
@@ -151,7 +148,6 @@ def test_sums_in_another_order_move_a_number_by_one_at_most(
     ('replicated', 'sgd_limited'),
     ('replicated', 'adam'),
     ('replicated_merging', 'adagrad'),
-    _slow('replicated_merging', 'adam'),
   ],
 )
 def test_optimizers_see_what_they_see_of_float32(optimizer, layout):
