@@ -507,7 +507,8 @@ def damages(tester: Tester, every: int = 1) -> Iterator[Result]:
       # The export is written again from the last checkpoint.
       if x.is_file() and x.stat().st_size and 'export' not in x.parts
     ]
-    found += [(top, x.relative_to(top)) for x in of_kind[::every]]
+    some = of_kind[min(every, len(of_kind)) // 2 :: every]
+    found += [(top, x.relative_to(top)) for x in some]
   for top, path in found:
     for how in ('flipped', 'cut'):
       is_run = top == run

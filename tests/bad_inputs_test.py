@@ -64,7 +64,7 @@ def _chaos(folder, only, **numbers):
 
 @pytest.mark.slow
 def test_damage_and_a_kill_are_noticed_or_harmless(tmp_path):
-  found = _chaos(tmp_path, 'kernel', kills=1, every=40)
+  found = _chaos(tmp_path, 'kernel', kills=1, every=80)
   assert {x for x, _ in found} == {'kill', 'run', 'cache'}
   assert {x for _, x in found} <= {'same', 'noticed'}, found
   assert found['kill', 'same'] == 1

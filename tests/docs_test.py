@@ -113,6 +113,7 @@ _NOTEBOOK_RUNS = {
   'tpu': ({'toywiki:100000': 'toywiki:60000'}, 0, 1),
   'sharded_tables': (
     {
+      "'jax_num_cpu_devices', 8": "'jax_num_cpu_devices', 4",
       'words = 100_000': 'words = 20_000',
       'dim = 128': 'dim = 16',
       'epochs = 2': 'epochs = 1',

@@ -236,6 +236,7 @@ def test_roofline(run):
   assert re.search(rf'\(c\) .* {reached}\n', shown)
 
 
+@pytest.mark.slow
 def test_device_hour(run, tmp_path):
   found, shown = run('device_hour', '--quick', f'--trace={tmp_path / "trace"}')
   assert found['num_devices'] >= 1 and not found['left_out']
@@ -757,6 +758,7 @@ def clicks(tmp_path):
   return f'--config.data.path={path}', *(f'--config.{x}' for x in small)
 
 
+@pytest.mark.slow
 def test_click_models_beside_peers(run, clicks, tmp_path):
   flags = '--optimizers=adagrad,adam', '--models=deepfm', *clicks
   found, shown = run('ctr_quality', *flags, '--config=ctr')

@@ -13,6 +13,8 @@ import sys
 
 import pytest
 
+from tests import compiling
+
 _FOLDER = pathlib.Path(__file__).parents[1] / 'experiments'
 _LAUNCH = """
 import signal, sys
@@ -216,6 +218,7 @@ def test_a_table_on_each_socket(tmp_path):
   flags = [
     '--sockets', '--', '--config=wiki:smoke', f'--workdir={tmp_path / "run"}',
     '--config.train.threads=2', '--config.eval.paths=none',
+    '--config.train.epochs=1',
   ]  # fmt: skip
   # Both processes find the machine as it is.
   code = f"""
@@ -231,7 +234,7 @@ sys.exit(launch_local.main({flags}))
     capture_output=True,
     text=True,
     cwd=_FOLDER,
-    env=os.environ | {'PYTHONPATH': str(_FOLDER.parent)},
+    env=compiling.environment() | {'PYTHONPATH': str(_FOLDER.parent)},
   )
   assert done.returncode == 0, done.stderr[-2000:]
   said = '1 of 1 cores of each process: 2 threads share the tables'

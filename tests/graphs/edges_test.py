@@ -165,7 +165,9 @@ def _run(variant, workdir, **settings):
 SMALL = {'data__path': 'toygraph:1000', 'model__dim': 16, 'train__epochs': 2}
 
 
-@pytest.mark.parametrize('variant', ['line', 'relations'])
+@pytest.mark.parametrize(
+  'variant', [pytest.param('line', marks=pytest.mark.slow), 'relations']
+)
 def test_planted_communities_are_learned(variant, tmp_path):
   more = {'train__epochs': 20, 'train__batch_examples': 512}
   found = _run(variant, tmp_path, **SMALL | more)

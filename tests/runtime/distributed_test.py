@@ -26,7 +26,7 @@ FLAGS = [
   f'--config={ROOT}/configs/wiki.py:smoke',
   '--config.strategy.name=sync',
   '--config.eval.paths=none',
-  '--config.train.batch_words=256',
+  '--config.train.batch_words=512',
   '--config.train.checkpoint_every_secs=0',
 ]
 
