@@ -20,7 +20,15 @@ KEY = dispatches.KEY
 SHARED_NODES = 4
 LOOPS = {'skipgram': oracle.skipgram, 'cbow': oracle.cbow}
 MODELS = 'skipgram', 'cbow', 'skipgram-tree', 'cbow-tree'
-every_model = pytest.mark.parametrize('model', MODELS)
+# Kernels take seconds to compile: these two have all that kernels do.
+QUICK_MODELS = 'skipgram', 'cbow-tree'
+every_model = pytest.mark.parametrize(
+  'model',
+  [
+    pytest.param(x, marks=[] if x in QUICK_MODELS else pytest.mark.slow)
+    for x in MODELS
+  ],
+)
 
 
 class Case(NamedTuple):
@@ -93,10 +101,11 @@ TREES = {
 
 
 def _named(models, cases):
-  """All cases of all models; most are quick with one of them."""
+  """All cases of all models; most are quick with one of them at most."""
   for i, (name, case) in enumerate(cases.items()):
     for j, model in enumerate(models):
       is_quick = name in ('plain', 'adagrad') or (i + j) % len(models) == 0
+      is_quick = is_quick and model in QUICK_MODELS
       yield pytest.param(
         case._replace(model=model),
         id=f'{model}-{name}',

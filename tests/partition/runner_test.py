@@ -6,8 +6,6 @@ import pathlib
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -18,7 +16,7 @@ from jaxemb import errors, merge, metrics, rundir, train
 from jaxemb.merging import parts as parts_lib
 from jaxemb.runtime import distributed, hlo
 from jaxemb.storage import orbax_export, word2vec_format
-from tests import compiling, runs
+from tests import runs
 
 _NUM_PARTS = 3
 _SETTINGS = {
@@ -133,43 +131,6 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(together, tmp_path):
   assert runs.vectors(tmp_path) == runs.vectors(together)
   for part in range(_NUM_PARTS):
     assert _vectors(tmp_path, part) == _vectors(together, part)
-
-
-@pytest.mark.slow
-def test_machines_that_share_nothing_train_the_same(cache, together, tmp_path):
-  text = next(cache.rglob('*.xml.bz2'))
-
-  def start(name, num_devices, *flags):
-    # A machine of its own: its folder, its cache, its devices.
-    folder = tmp_path / name
-    folder.mkdir()
-    settings = (
-      runs.SETTINGS
-      | _SETTINGS
-      | {
-        'data.path': shutil.copy(text, folder),
-        'strategy.num_parts': 2,
-        'mesh.data': num_devices,
-      }
-    )
-    flags += tuple(f'--config.{key}={x}' for key, x in settings.items())
-    command = [sys.executable, '-m', 'jaxemb.main', f'--workdir={folder}/run']
-    environment = compiling.environment(
-      f'--xla_force_host_platform_device_count={num_devices}'
-    )
-    return subprocess.Popen(
-      [*command, *flags], env=environment | {'JAXEMB_CACHE': f'{folder}/cache'}
-    )
-
-  processes = [start('both', 2)] + [
-    start(f'job{i}', 1, f'--config.strategy.part={i}') for i in range(2)
-  ]
-  assert [process.wait() for process in processes] == [0, 0, 0]
-  for first, second in (('both', 'both'), ('job0', 'job1')):
-    paths = [f'{tmp_path}/{first}/run/parts/00']
-    paths += [f'{tmp_path}/{second}/run/parts/01']
-    assert merge.main([*paths, f'--output={tmp_path}/{first}']) == 0
-  assert runs.vectors(tmp_path / 'both') == runs.vectors(tmp_path / 'job0')
 
 
 def test_each_part_resumes_where_it_stands(together, tmp_path, interrupting):

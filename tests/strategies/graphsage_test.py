@@ -1,4 +1,4 @@
-"""GraphSAGE on meshes, layouts and stores, in low precision, in replicas."""
+"""GraphSAGE on meshes, layouts and stores, in replicas."""
 
 import functools
 
@@ -154,13 +154,6 @@ def test_meshes_and_layouts_agree(shape, layout, more):
   found = _trained(shape, table__layout=layout, **more)
   _are_close(found, _trained(**more), 1e-3)
   assert found[2] == pytest.approx(_trained(**more)[2], 1e-4)
-
-
-@pytest.mark.slow
-def test_low_precision_rows_learn():
-  settings = {'num_dispatches': 20, 'optimizer__epsilon': 1e-6}
-  losses = _trained(table__dtype='int8', **settings)[2]
-  assert losses[-1] == pytest.approx(_trained(**settings)[2][-1], 0.1)
 
 
 @pytest.mark.slow

@@ -198,14 +198,12 @@ slow = pytest.mark.slow
 
 @slow
 def test_rows_of_low_precision_are_shared():
-  for dtype in ('bfloat16', 'int8'):
-    settings = {'table.dtype': dtype, 'table.staleness': 2}
-    made = trainers(2, settings, Cluster())
-    work = batches(2, 3, made[0].trainable.steps, 0.04)
-    losses = np.sum(run(made, Abreast(2), work), 0)
-    if dtype == 'bfloat16':
-      _, expected = alone(2, {}, work)
-    np.testing.assert_allclose(losses, expected, rtol=0.15)
+  settings = {'table.dtype': 'int8', 'table.staleness': 2}
+  made = trainers(2, settings, Cluster())
+  work = batches(2, 3, made[0].trainable.steps, 0.04)
+  losses = np.sum(run(made, Abreast(2), work), 0)
+  _, expected = alone(2, {}, work)
+  np.testing.assert_allclose(losses, expected, rtol=0.15)
 
 
 @functools.cache
@@ -218,7 +216,7 @@ def _losses_of_four():
 @pytest.mark.parametrize(
   ('staleness', 'fused'),
   [(20, True), *(pytest.param(*x, marks=slow)
-                 for x in ((-1, True), (0, False), (20, False)))],
+                 for x in ((-1, True), (0, False)))],
 )  # fmt: skip
 def test_workers_that_never_wait_learn_as_much(staleness, fused):
   settings = {'table.staleness': staleness, 'train.threads': 1 if fused else 0}
