@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests import forks
+from tests import compiling, forks
 
 _ROOT = pathlib.Path(__file__).parents[1]
 sys.path.append(str(_ROOT / 'experiments'))
@@ -34,7 +34,9 @@ def test_a_line_and_the_stated_exit_code(case, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('case', bad_inputs.IN_SHELL, ids=lambda x: x.command)
-def test_streams_limits_and_environment(case, folder):
+def test_streams_limits_and_environment(case, folder, monkeypatch):
+  for name, value in compiling.environment().items():
+    monkeypatch.setenv(name, value)
   _check(case, folder)
 
 
