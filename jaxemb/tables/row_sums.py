@@ -23,7 +23,8 @@ import jax.numpy as jnp
 
 from jaxemb.tables import row_optimizers
 
-MOST_WIDTH = 1024  # numbers of a row, which a program has in registers
+_LEAST_CAPABILITY = 8.0  # of NVIDIA's GPUs, for which Triton compiles
+_MOST_WIDTH = 1024  # numbers of a row, which a program has in registers
 _TILE = 16  # positions of a program
 _AT_ONCE = 8  # of them, whose rows are in registers
 _TILES_AT_ONCE = 16  # whose sums are read at once
@@ -31,12 +32,9 @@ _LANES = 32
 _NUMBERS_OF_LANE = 4  # of a row; one instruction reads 16 bytes
 
 
-_LEAST_CAPABILITY = 8.0  # of NVIDIA's GPUs, for which Triton compiles
-
-
 def can_sum(dim: int) -> bool:
   """Whether rows have room in registers."""
-  return dim <= MOST_WIDTH
+  return dim <= _MOST_WIDTH
 
 
 def compiles_for(device: jax.Device) -> bool:
@@ -184,6 +182,7 @@ class _Kernel:
         at = _Place(plt, pl.program_id(0), dim, block)
         body(at, jax.tree.unflatten(tree, inputs), refs)
 
+      kernel.__name__ = body.__name__.strip('_')  # in traces
       return pl.pallas_call(
         kernel,
         grid=num_tiles,
