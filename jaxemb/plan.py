@@ -462,7 +462,10 @@ def _step_bytes(job: Job) -> int:
     lookups = float(each.sum()) * _centers(job)
     sent = min(getattr(table, 'capacity', 0), lookups) * num_devices
     columns = _columns(job, _leaves(job.state.tables[name].vectors)[0])
-    total += 4 * columns * (2 * lookups + sent)
+    # Where a GPU's kernel sums them, gradients take the room of their rows, and
+    # beside them are sums of parts of runs.
+    is_summed = getattr(table, 'row_kernel', None) and not sent
+    total += 4 * columns * ((1.25 if is_summed else 2) * lookups + sent)
   return int(total)
 
 

@@ -303,7 +303,8 @@ def adagrad_full(epsilon: float, by_kernel: bool = False) -> RowOptimizer:
 
   update = _by_rows(change, by_kernel)
   reductions, sums = {'sum_squares': 'mean'}, ('sum_squares',)
-  return RowOptimizer(init, update, False, reductions, sums, True, change)
+  # Without `change`: jaxlib 0.10.2 crashes where it compiles it for GPUs.
+  return RowOptimizer(init, update, False, reductions, sums, needs_sums=True)
 
 
 def _by_rows(change, by_kernel):

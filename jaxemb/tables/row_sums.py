@@ -23,18 +23,18 @@ import jax.numpy as jnp
 
 from jaxemb.tables import row_optimizers
 
-MOST_WIDTH = 1024  # numbers of a row, which a program has in registers
 _LEAST_CAPABILITY = 8.0  # of NVIDIA's GPUs, for which Triton compiles
+_MOST_WIDTH = 1024  # numbers of a row, which a program has in registers
 _TILE = 16  # positions of a program
 _AT_ONCE = 8  # of them, whose rows are in registers
-_TILES_AT_ONCE = 16  # whose sums are read at once
+_TILES_AT_ONCE = 8  # whose sums are read at once
 _LANES = 32
 _NUMBERS_OF_LANE = 4  # of a row; one instruction reads 16 bytes
 
 
 def can_sum(dim: int) -> bool:
   """Whether rows have room in registers."""
-  return dim <= MOST_WIDTH
+  return dim <= _MOST_WIDTH
 
 
 def compiles_for(device: jax.Device) -> bool:
@@ -182,6 +182,7 @@ class _Kernel:
         at = _Place(plt, pl.program_id(0), dim, block)
         body(at, jax.tree.unflatten(tree, inputs), refs)
 
+      kernel.__name__ = body.__name__.strip('_')  # in traces
       return pl.pallas_call(
         kernel,
         grid=num_tiles,
@@ -249,7 +250,7 @@ class _Kernel:
   def _sum_runs(self, at: '_Place', inputs: Any, tables: Any) -> None:
     """Changes the row of a run that begins in a tile and ends in another."""
     ids_ref, parts, numbers = inputs
-    end, num_tiles = (at.index + 1) * _TILE, ids_ref.shape[0] // _TILE
+    end = (at.index + 1) * _TILE
     id_, after = ids_ref[end - 1], at.id(ids_ref, end, self.vocab)
     goes_on = (id_ != at.id_before(ids_ref)) & (id_ == after)
     goes_on &= id_ < self.vocab
@@ -260,17 +261,12 @@ class _Kernel:
 
     def add(x):
       _, first, total = x
-
-      def is_part(tiles):
-        inside = tiles < num_tiles
-        starts = at.load(ids_ref, (tiles * _TILE,), inside, self.vocab)
-        return (starts == id_) & inside
-
-      total = total.plus(at.parts(parts, first, is_part))
-      first += _TILES_AT_ONCE
-      is_inside = first <= num_tiles
-      last = at.load(ids_ref, ((first - 1) * _TILE,), is_inside, self.vocab)
-      return (last == id_) & is_inside, first, total
+      tiles = [first + j for j in range(_TILES_AT_ONCE)]
+      goes_on = [at.id(ids_ref, x * _TILE, self.vocab) == id_ for x in tiles]
+      pairs = list(zip(tiles, goes_on, strict=True))
+      for part in [at.part(parts, 2 * x, y) for x, y in pairs]:
+        total = total.plus(part)
+      return goes_on[-1], first + _TILES_AT_ONCE, total
 
     start = goes_on, at.index + 1, total
     total = jax.lax.while_loop(more, add, start)[2]
@@ -367,17 +363,3 @@ class _Place(NamedTuple):
   def part(self, refs: Any, i: jax.Array, where: Any) -> _Sum:
     """Reads a sum."""
     return _Sum(*(self.row(x, i, where) for x in refs))
-
-  def parts(self, refs: Any, first: jax.Array, is_part: Any) -> _Sum:
-    """Of what several tiles from `first` on have of a run."""
-    grads, *numbers = refs
-    shape = _TILES_AT_ONCE, self.block
-    # In XLA's part of Triton arrays [n, 1] do not compile.
-    tiles = first + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
-    columns = jax.lax.broadcasted_iota(jnp.int32, shape, 1)
-    mask = is_part(tiles) & (columns < self.dim)
-    rows = self.load(grads, (2 * tiles, columns), mask, 0.0)
-    tiles = first + jnp.arange(_TILES_AT_ONCE, dtype=jnp.int32)
-    mask = is_part(tiles)
-    numbers = (jnp.sum(self.load(x, (2 * tiles,), mask, 0.0)) for x in numbers)
-    return _Sum(jnp.sum(rows, 0), *numbers)
