@@ -38,9 +38,12 @@ _CORPUS_WORDS = 10**10  # of Zipf's law, of which the vocabulary has the counts
 # Of the memory, what a run may need; the rest is the program and its runtime.
 _USABLE = 0.95
 # Of a TPU's core, counted in its bundles on v5e, where the compiler gives no
-# estimate: for each id, by the kernels of `row_copies` and by XLA.
+# estimate: for each id, by the kernels of `row_copies` and `row_sums`, of rows
+# in one line of memory and in several, and by XLA.
 _CYCLES = {
-  'take': 4.1, 'put': 6.9, 'gather': 5.3, 'scatter': 65,
+  'take': 4.3, 'put': 4.8, 'sum': 5.2,
+  'take wide': 7.3, 'put wide': 7.9, 'sum wide': 10.2,
+  'gather': 5.3, 'scatter': 65,
   'gather number': 9, 'scatter number': 8, 'sort': 1,
 }  # fmt: skip
 
@@ -545,7 +548,12 @@ def core_cycles(text: str, loop: Any) -> float:
     kind, num = x.opcode, 0.0
     operands = [math.prod(y) for s in x.operands for y in hlo.sizes(s)]
     if kind == 'custom-call' and 'tpu_custom_call' in x.attributes:
-      kind, num = 'put' if len(operands) == 3 else 'take', operands[0]
+      kind, num = (
+        {2: 'take', 3: 'sum', 4: 'put'}.get(len(operands)),
+        operands[0],
+      )
+      widths = [y[-1] for y in hlo.sizes(x.operands[-1])]
+      kind = kind and kind + ' wide' * (max(widths) > build.LANES)
     elif kind == 'gather':
       widths = re.search(r'slice_sizes=\{([\d,]*)\}', x.attributes)
       width = math.prod(map(int, widths[1].split(','))) if widths else 1

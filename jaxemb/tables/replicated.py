@@ -123,7 +123,8 @@ class Replicated(spec_lib.Table):
       rows, row_grads = None, row_optimizers.of_all_rows(row_grads, vocab)
     elif self.deduplicates:
       rows = None  # dedup changes the order
-      row_grads = dedup.by_sorting(row_grads, vocab)
+      args = row_grads, vocab, self.spec.by_kernel
+      row_grads = dedup.by_sorting(*args)
     elif self._sums_by_scratch:
       row_grads, scratch = dedup.by_scratch(row_grads, vocab, scratch)
     if self.spec.decay:

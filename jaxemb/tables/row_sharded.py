@@ -135,14 +135,16 @@ class Route:
     return jax.tree.map(lambda x: x[self.distinct_of], rows), overflow_rounds
 
   def sums(
-    self, grads: jax.Array, squares: jax.Array | None
+    self, grads: jax.Array, squares: jax.Array | None, by_kernel: bool = False
   ) -> row_optimizers.RowGrads:
-    """Gradients [n, d] summed over the lookups of the u-th distinct place."""
+    """Gradients [n, d] summed over the lookups of the u-th distinct place.
+
+    `by_kernel` is as of `dedup.running_sums`.
+    """
     order, counts = self.order, jnp.ones(len(self.order), jnp.float32)
     squares = None if squares is None else squares[order]
-    sums = dedup.running_sums(
-      row_optimizers.RowGrads(self.in_order, grads[order], squares, counts)
-    )
+    row_grads = row_optimizers.RowGrads(self.in_order, grads, squares, counts)
+    sums = dedup.running_sums(row_grads, order, by_kernel)
     return jax.tree.map(lambda x: x[self.last], sums._replace(ids=None))
 
   def send(
@@ -299,7 +301,8 @@ class RowSharded(spec_lib.Table):
       vectors, slots = state
       sums = wire.all_gather(sums, data_names)
       sums = sums._replace(grads=rounding.decode(sums.grads, dtype))
-      row_grads = dedup.by_sorting(sums, self._own_rows)
+      args = sums, self._own_rows, self.spec.by_kernel
+      row_grads = dedup.by_sorting(*args)
       if self.spec.decay:
         rows = codecs.gather(vectors, row_grads.ids, self.spec.by_kernel)
         rows = rounding.decode(rows, self.spec.dtype)
@@ -315,7 +318,7 @@ class RowSharded(spec_lib.Table):
       ids = self._ids(*jnp.divmod(at, self._own[1]))
       return self._codec.add(vectors, at, deltas, ids, step.key), slots
 
-    sums = route.sums(row_grads, squares)
+    sums = route.sums(row_grads, squares, self.spec.by_kernel)
     sums = sums._replace(grads=rounding.encode(sums.grads, dtype))
     was_open, state = self._is_open(state), self.opened(state)
     both = route.send(sums, (state.vectors, state.slots), write)
