@@ -121,10 +121,10 @@ def test_the_package_stays_within_its_budget():
   # nodes, OGB that is downloaded, slots of a cache that are ranked ahead; 250
   # kernels for the softmax of edges and Adagrad by rows; 10 rows that are
   # rounded in few programs; 50 splits of a graph that are refused or counted,
-  # lists of edges of several kinds; 190 sums of sorted rows by a kernel for
-  # TPUs.
+  # lists of edges of several kinds; 310 sums of sorted rows by a kernel for
+  # TPUs, topologies side by side, narrow rows and old compilers of a plan.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 37_200
+  assert lines <= 37_320
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -25,23 +25,25 @@ def running_sums(
 ) -> row_optimizers.RowGrads:
   """Sums over the positions with the same id up to each, itself included.
 
-  Ids [n] are sorted, as are counts [n], and perhaps squares [n]; gradients are
-  in the `order` [n] of these. `by_kernel`: by that of a TPU where it can.
+  Ids [n] are sorted, as are counts [n], and perhaps squares [n]; gradients and
+  rows are in the `order` [n] of these. `by_kernel`: by that of a TPU where it
+  can; only then, and if there is room, rows are sorted as well.
   """
-  ids, grads, squares, counts = row_grads
+  ids, grads, squares, counts, rows = row_grads
   if by_kernel and row_copies.can_copy(grads):
-    sums = row_sums.running_sums(grads, order, ids)
+    sums, rows = row_sums.running_sums(grads, order, ids, rows)
     if squares is not None:
       squares = _running_sums(ids, squares[:, None])[:, 0]
   elif squares is None:
-    sums = _running_sums(ids, grads[order])
+    sums, rows = _running_sums(ids, grads[order]), None
   else:
+    rows = None
     # A TPU would pad 129 columns to 256.
     sums, squares = jax.lax.platform_dependent(
       ids, grads[order], squares, tpu=_sums_apart, default=_sums_together
     )
   return row_optimizers.RowGrads(
-    ids, sums, squares, _running_counts(ids, counts)
+    ids, sums, squares, _running_counts(ids, counts), rows
   )
 
 
@@ -95,7 +97,7 @@ def by_sorting(
   have distinct ids from `vocab` on. `by_kernel` is as of `running_sums`.
   """
   are_single = row_grads.counts is None
-  ids, grads, squares, counts = _flatten(row_grads, vocab)
+  ids, grads, squares, counts, rows = _flatten(row_grads, vocab)
   # Numbers come along with their ids: a TPU sorts more of them in the time of
   # looking one up.
   numbers = {'order': jnp.arange(len(ids), dtype=jnp.int32)}
@@ -106,7 +108,7 @@ def by_sorting(
   ids, *moved = jax.lax.sort([ids, *numbers.values()], num_keys=1)
   numbers = dict(zip(numbers, moved, strict=True))
   row_grads = row_optimizers.RowGrads(
-    ids, grads, numbers.get('squares'), numbers.get('counts', counts)
+    ids, grads, numbers.get('squares'), numbers.get('counts', counts), rows
   )
   is_last = jnp.append(ids[1:] != ids[:-1], True)
   unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
@@ -117,13 +119,14 @@ def by_sorting(
 
 def _flatten(row_grads, vocab):
   """Ids [n], all padding `vocab`; grads [n, d], squares [n] and counts [n]."""
-  ids, grads, squares, counts = row_grads
+  ids, grads, squares, counts, rows = row_grads
   if counts is None:
     counts = jnp.ones(ids.shape, jnp.float32)
+  rows = None if rows is None else rows.reshape(-1, rows.shape[-1])
   squares = None if squares is None else squares.reshape(-1)
   ids, grads = row_optimizers.flatten(ids, grads)
   ids = jnp.minimum(ids, vocab)
-  return row_optimizers.RowGrads(ids, grads, squares, counts.reshape(-1))
+  return row_optimizers.RowGrads(ids, grads, squares, counts.reshape(-1), rows)
 
 
 def _add_duplicates(values, sources, targets, num):
@@ -156,7 +159,7 @@ def by_scratch(
   afterwards is one position for all lookups of the id. `scratch` [vocab] int32
   has any values, and is returned for the next step.
   """
-  ids, *values, counts = _flatten(row_grads, vocab)
+  ids, *values, counts, _ = _flatten(row_grads, vocab)
   num, is_id = len(ids), ids < vocab
   positions = jnp.arange(num, dtype=jnp.int32)
   scratch = scratch.at[ids].set(positions, mode='drop')

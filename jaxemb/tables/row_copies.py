@@ -107,10 +107,8 @@ def block_rows(dim: int) -> int:
   return max(1, _BLOCK_BYTES // row_bytes // _IDS_AT_ONCE) * _IDS_AT_ONCE
 
 
-def _start(
-  ids: Any, rows: Any, start: Callable[[jax.Array, Any], None]
-) -> None:
-  """Calls `start` with each of a kernel's ids [n] and its row of [n, d]."""
+def each(ids: Any, rows: Any, do: Callable[[jax.Array, Any], None]) -> None:
+  """Calls `do` with each of a kernel's ids [n] and its row of rows [n, d]."""
   import jax.experimental.pallas as pl
 
   def tile(i, _):
@@ -118,10 +116,10 @@ def _start(
     some = rows.at[pl.ds(first, _SUBLANES)]
     # Where a row lies in its tile is known when this is compiled.
     for k in range(_SUBLANES):
-      start(ids[first + k], some.at[pl.ds(k, 1)])
+      do(ids[first + k], some.at[pl.ds(k, 1)])
     return _
 
-  jax.lax.fori_loop(0, ids.shape[0] // _SUBLANES, tile, 0)
+  jax.lax.fori_loop(0, ids.shape[0] // _SUBLANES, tile, 0, unroll=2)
 
 
 def read(ids: Any, array: Any, rows: Any, semaphore: Any) -> None:
@@ -132,7 +130,7 @@ def read(ids: Any, array: Any, rows: Any, semaphore: Any) -> None:
   def start(row, to):
     pltpu.make_async_copy(array.at[pl.ds(row, 1)], to, semaphore).start()
 
-  _start(ids, rows, start)
+  each(ids, rows, start)
   # A semaphore counts bytes.
   pltpu.make_async_copy(rows, rows, semaphore).wait()
 
@@ -153,7 +151,7 @@ def _put(vocab, ids, counts, rows, _, array, semaphore):
     some = rows.at[pl.ds(0, num)]
     pltpu.make_async_copy(some, some, semaphore).wait()
 
-  _start(ids, rows, start)
+  each(ids, rows, start)
   # One wait for each bit of the number of rows.
   num = counts[pl.program_id(0)]
   for power in range(ids.shape[0].bit_length()):

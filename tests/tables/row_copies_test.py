@@ -50,12 +50,19 @@ def test_running_sums_are_those_of_a_loop(num, dim):
   ids = np.sort(np.minimum(rng.zipf(1.2, num), 40)).astype(np.int32)
   rows = rng.normal(size=(num, dim)).astype(np.float32)
   order = rng.permutation(num).astype(np.int32)
-  found = row_sums.running_sums(rows, order, ids, interpret=True)
   expected = rows[order].astype(np.float64)
   for i in range(1, num):
     if ids[i] == ids[i - 1]:
       expected[i] += expected[i - 1]
-  np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+  for fits in (True, False):
+    args = rows, order, ids, 2 * rows, True, fits
+    found, others = row_sums.running_sums(*args)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+    assert (others is None) != fits
+  args = rows, order, ids, 2 * rows, True, True
+  np.testing.assert_array_equal(
+    row_sums.running_sums(*args)[1], 2 * rows[order]
+  )
 
 
 OPTIMIZERS = {
@@ -75,7 +82,8 @@ def test_steps_by_the_kernels_are_those_of_others(monkeypatch, name, layout):
   def interpreted(function):
     def call(*args):
       calls.append(function.__name__)
-      return function(*args, interpret=True)
+      more = {'fits': True} if function.__name__ == 'running_sums' else {}
+      return function(*args, interpret=True, **more)
 
     return call
 
@@ -102,8 +110,9 @@ def test_steps_by_the_kernels_are_those_of_others(monkeypatch, name, layout):
     @jax.jit
     def steps(state, table=table):
       rows = table.lookup(state, jnp.asarray(ids)).rows
-      for i in range(2):
-        args = jnp.asarray(ids), grads * (1 + i), None, spec_lib.Step(0.1)
+      # With the rows that were looked up, and without.
+      for i, known in enumerate((rows, None)):
+        args = jnp.asarray(ids), grads * (1 + i), known, spec_lib.Step(0.1)
         state = table.update(state, *args)
       return rows, state
 
