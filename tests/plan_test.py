@@ -179,7 +179,7 @@ import functools, sys
 import jax, numpy as np
 from jaxemb import plan
 from jaxemb.strategies import base
-from jaxemb.tables import row_copies
+from jaxemb.tables import row_copies, row_sums
 for name in sys.argv[1:]:
   devices = np.array(plan.topology(name).devices[:1])
   mesh = jax.sharding.Mesh(devices, 'x')
@@ -199,6 +199,8 @@ for name in sys.argv[1:]:
         return jax.lax.fori_loop(0, 3, body, table)
       programs = [put.lower(table, ids, rows).compile()]
       programs.append(jax.jit(row_copies.take).lower(table, ids).compile())
+      sums = jax.jit(row_sums.running_sums)
+      programs.append(sums.lower(rows, ids, ids, rows).compile())
     for x in programs:
       assert x.memory_analysis().temp_size_in_bytes < 10e6, (name, dim)
     aliased = programs[0].memory_analysis().alias_size_in_bytes
