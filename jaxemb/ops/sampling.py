@@ -179,8 +179,10 @@ def draw(table: Alias, key: jax.Array, positions: jax.Array) -> jax.Array:
 
 def _from_pairs(lines, slots):
   """Both numbers of slots [...], int32."""
-  pairs = lines.reshape(-1, 2).at[slots].get(mode='promise_in_bounds')
-  return pairs[..., 0], pairs[..., 1]
+  numbers = lines.reshape(-1)
+  return tuple(
+    numbers.at[2 * slots + i].get(mode='promise_in_bounds') for i in range(2)
+  )
 
 
 def _from_lines(lines, slots):
