@@ -24,6 +24,7 @@ from jaxemb.tables import row_copies
 
 _TILE = 128
 _SHARE = 0.6  # of the core's memory, for the rows of a step
+_SMALL_BYTES = 1 << 24  # of v4 and before, where XLA puts no arrays
 
 
 def running_sums(
@@ -50,6 +51,7 @@ def running_sums(
     row_bytes = 4 * row_copies.LANES * -(-dim // row_copies.LANES)
     capacity = pltpu.get_tpu_info().vmem_capacity_bytes
     fits = len(arrays) * num_rows * row_bytes < _SHARE * capacity
+    fits &= capacity > _SMALL_BYTES
   arrays = arrays if fits else arrays[:1]
   space = pltpu.VMEM if fits else pltpu.HBM
   block = row_copies.block_rows(dim)
