@@ -118,13 +118,14 @@ def make(
 def corpus(counts: np.ndarray, num_words: int) -> encode.Encoded:
   """Random sentences, with ids in proportion to `counts`, [vocab] int64."""
   rng = np.random.Generator(np.random.Philox(num_words))
-  alias = sampling.alias_table(counts)
+  pairs = sampling.alias_table(counts).lines.reshape(-1, 2)
+  chances, others = pairs[:, :1].copy().view(np.float32)[:, 0], pairs[:, 1]
   parts = []
   for first in range(0, num_words, 1 << 20):
     size = min(1 << 20, num_words - first)
-    slots = rng.integers(0, len(counts), size, np.int32)
-    is_own = rng.random(size, np.float32) < alias.probability[slots]
-    ids = np.where(is_own, slots, alias.alias[slots]).astype(np.int32)
+    slots = rng.integers(0, len(pairs), size, np.int32)
+    is_own = rng.random(size, np.float32) < chances[slots]
+    ids = np.where(is_own, slots, others[slots]).astype(np.int32)
     ends = np.cumsum(1 + rng.poisson(_MEAN_SENTENCE_WORDS - 1, size))
     ends = np.append(ends[ends < size], size)
     parts.append(np.insert(ids, ends, tokenize.END))

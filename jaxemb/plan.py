@@ -2,7 +2,8 @@
 
   python -m jaxemb.plan --config=wiki --topology=v5e:2x4 --vocab=1e6
 
---topology=NAME     devices, such as v5e:2x4, tpu7x:2x2x1 or cuda:h200x8
+--topology=NAME     devices, such as v5e:2x4, tpu7x:2x2x1 or cuda:h200x8; of
+                    several, with commas, a table
 --vocab=NUMBER      words, with counts of Zipf's law (default: reads the data)
 --json=FILE         writes the same as JSON
 --config=..., --config.SETTING=VALUE    as for `python -m jaxemb.main`
@@ -16,6 +17,7 @@ if nothing else took time, from the figures of chips that are printed with them.
 import argparse
 import dataclasses
 import functools
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -33,14 +35,18 @@ import numpy as np
 from jaxemb import build, errors, rundir
 from jaxemb import config as config_lib
 from jaxemb import main as main_lib
+from jaxemb.tables import row_copies
 
 _CORPUS_WORDS = 10**10  # of Zipf's law, of which the vocabulary has the counts
 # Of the memory, what a run may need; the rest is the program and its runtime.
 _USABLE = 0.95
 # Of a TPU's core, counted in its bundles on v5e, where the compiler gives no
-# estimate: for each id, by the kernels of `row_copies` and by XLA.
+# estimate: for each id, by the kernels of `row_copies` and `sorted_sums`, of
+# rows in one line of memory and in several, and by XLA.
 _CYCLES = {
-  'take': 4.1, 'put': 6.9, 'gather': 5.3, 'scatter': 65,
+  'take': 4.3, 'put': 4.8, 'sum': 5.2, 'sum all': 4.8,
+  'take wide': 7.3, 'put wide': 7.9, 'sum wide': 10.2, 'sum all wide': 11,
+  'gather': 5.3, 'scatter': 65,
   'gather number': 9, 'scatter number': 8, 'sort': 1,
 }  # fmt: skip
 
@@ -152,6 +158,8 @@ def topology(name: str) -> Topology:
       f'{name} needs the compiler of the extra {extra}: pip install '
       f"'jaxemb[{extra}]'"
     )
+  if is_tpu:
+    _check_version(name)
   # libtpu asks the cloud what it runs on, and is for one process at a time,
   # unless it is told otherwise.
   quiet = dict.fromkeys(
@@ -191,6 +199,22 @@ def has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
   except ModuleNotFoundError:
     return False
+
+
+def _check_version(name: str) -> None:
+  """Raises a `UserError` for another libtpu than that of this JAX."""
+  try:
+    found = importlib.metadata.version('libtpu')
+  except importlib.metadata.PackageNotFoundError:
+    return  # built by hand
+  needed = ''.join(importlib.metadata.requires('jax') or [])
+  wanted = re.search(r'libtpu==([\d.]+?)[.*]*;', needed)
+  if wanted and not f'{found}.'.startswith(f'{wanted[1]}.'):
+    raise errors.UserError(
+      f'{name}: libtpu {found} is installed, and JAX '
+      f'{importlib.metadata.version("jax")} needs {wanted[1]}; pip install '
+      "--upgrade 'jaxemb[tpu]'"
+    )
 
 
 class _silent:
@@ -494,15 +518,16 @@ def rows(job: Job) -> Rows:
   for name, (lookups, distinct) in _lookups(job).items():
     state = job.state.tables[name]
     ndim = _leaves(state.vectors)[0].ndim
-    widths = [
-      sum(
-        _columns(job, x) * x.dtype.itemsize
-        for x in _leaves(part)
-        if x.ndim == ndim and x.size > x.shape[-1]
-      )
-      for part in (state.vectors, state.slots)
-    ]
+    is_tpu, parts = not job.topology.chip.name, []
+    for part in (state.vectors, state.slots):
+      arrays = [x for x in _leaves(part) if x.ndim == ndim]
+      parts.append([x for x in arrays if x.size > x.shape[-1]])
+    widths = [sum(row_bytes(x, is_tpu) for x in part) for part in parts]
     moved = widths[0] * (lookups + 2 * distinct) + widths[1] * 2 * distinct
+    dim = job.trainer.trainable.tables[name].spec.dim
+    if is_tpu and _is_narrow(dim):  # a small table moves to the core and back
+      whole = sum(_num_bytes(x, is_tpu) for part in parts for x in part)
+      moved = min(moved, 2 * whole)
     total += lookups, distinct, moved
   return Rows(*total.tolist())
 
@@ -516,6 +541,24 @@ def _lookups(job: Job) -> dict[str, tuple[float, float]]:
       distinct = float(-np.expm1(-each * centers).sum())
       found[name] = float(each.sum()) * centers, distinct
   return found
+
+
+def row_bytes(x: Any, is_tpu: bool) -> int:
+  """Of an array of rows, what reading one takes from memory.
+
+  A TPU has narrow rows column after column, in tiles of 4 KB.
+  """
+  columns, size = x.sharding.shard_shape(x.shape)[-1], x.dtype.itemsize
+  if not is_tpu:
+    return columns * size
+  if _is_narrow(columns):
+    return 4096 * -(-columns * size // 32)
+  return -(-columns // build.LANES) * build.LANES * size
+
+
+def _is_narrow(columns: int) -> bool:
+  """Whether a TPU has rows of such arrays column after column."""
+  return 1 < columns < row_copies.LEAST_WIDTH
 
 
 def copies(job: Job, text: str) -> dict[str, int]:
@@ -555,7 +598,12 @@ def core_cycles(text: str, loop: Any) -> float:
     kind, num = x.opcode, 0.0
     operands = [math.prod(y) for s in x.operands for y in hlo.sizes(s)]
     if kind == 'custom-call' and 'tpu_custom_call' in x.attributes:
-      kind, num = 'put' if len(operands) == 3 else 'take', operands[0]
+      kind, num = (
+        {2: 'take', 3: 'sum', 4: 'put'}.get(len(operands)),
+        operands[0],
+      )
+      widths = [y[-1] for y in hlo.sizes(x.operands[-1])]
+      kind = kind and kind + ' wide' * (max(widths) > build.LANES)
     elif kind == 'gather':
       widths = re.search(r'slice_sizes=\{([\d,]*)\}', x.attributes)
       width = math.prod(map(int, widths[1].split(','))) if widths else 1
@@ -720,6 +768,15 @@ def _assumptions(job: Job) -> Iterator[str]:
       'float32 products of rows are of bfloat16 factors with float32 sums '
       "(XLA's default there); sums over equal ids are exact"
     )
+  for name, x in job.state.tables.items() if chip.ghz else ():
+    array = _leaves(x.vectors)[0]
+    if _is_narrow(array.shape[-1]):
+      yield (
+        f'warning: rows of {name} have {array.shape[-1]} numbers, and lie '
+        f'column after column: to read one takes '
+        f'{row_bytes(array, True):,} bytes of memory, unless the table fits '
+        f'into the core; from {row_copies.LEAST_WIDTH} numbers on it takes 512'
+      )
   if chip.name:
     yield (
       f'kernels: one after another, each {_LAUNCH_SECS * 1e6:.0f} us or the '
@@ -786,6 +843,47 @@ def describe(plan: Mapping[str, Any]) -> Iterator[str]:
   yield from (f'assumed: {x}' for x in plan['assumptions'])
 
 
+def attempt(
+  name: str, config: ml_collections.ConfigDict, num_words: int
+) -> dict[str, Any]:
+  """`examine` of a topology, or why it has no plan as its `obstacle`."""
+  where, needed = topology(name), 0.0
+  try:
+    job = make(where, config, num_words)
+    needed = held(job).total
+    found = examine(job)
+  except errors.UserError as error:
+    found = {'topology': name, 'obstacle': str(error)}
+    found['memory'] = {
+      'peak_bytes': needed, 'device_bytes': where.chip.gigabytes * 1e9
+    }  # fmt: skip
+  return found | {'all_devices': len(where.devices)}
+
+
+def compare(plans: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+  """Lines: a table of what `attempt` has returned, and what follows from it."""
+  yield 'topology      devices  GB each  needed  at most'
+  fitting = {}
+  for x in plans:
+    memory, num, text = x['memory'], x['all_devices'], x.get('obstacle')
+    if text is None:
+      rates = x['words_per_sec']
+      least = min(rates, key=rates.get)
+      text = f'{rates[least] / 1e6:,.1f} M {x["unit"]}/s, by {least}'
+      if x['idle_devices']:
+        text += f'; {x["idle_devices"]} devices are idle'
+      fitting[x['topology']] = num, rates[least] / num
+    sizes = (memory[f'{k}_bytes'] / 1e9 for k in ('device', 'peak'))
+    yield '{:14}{:7}{:9.1f}{:8.1f}  {}'.format(x['topology'], num, *sizes, text)
+  if not fitting:
+    yield 'none of them can have it'
+    return
+  fewest = min(num for num, _ in fitting.values())
+  names = ', '.join(k for k, (num, _) in fitting.items() if num == fewest)
+  fastest = max(fitting, key=lambda k: fitting[k][1])
+  yield f'fewest devices: {names}; most for each device: {fastest}'
+
+
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
   return errors.exit_code(_run, sys.argv[1:] if argv is None else argv)
@@ -809,10 +907,18 @@ def _run(argv: Sequence[str]) -> None:
       f'--vocab={flags.vocab} must be a number of words, such as 1e6'
     )
   config, _, _ = main_lib.parse(rest)
-  plan = examine(make(topology(flags.topology), config, num_words))
-  print(*describe(plan), sep='\n')
+  names = [x.strip() for x in flags.topology.split(',')]
+  if len(names) > 1:
+    for name in names:
+      topology(name)  # a wrong one is told before the others are compiled
+    found = [attempt(name, config, num_words) for name in names]
+    lines = compare(found)
+  else:
+    found = examine(make(topology(names[0]), config, num_words))
+    lines = describe(found)
+  print(*lines, sep='\n')
   if flags.json:
-    text = json.dumps(plan, indent=2) + '\n'
+    text = json.dumps(found, indent=2) + '\n'
     pathlib.Path(flags.json).expanduser().write_text(text, encoding='utf-8')
 
 

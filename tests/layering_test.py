@@ -124,9 +124,11 @@ def test_the_package_stays_within_its_budget():
   # lists of edges of several kinds; 180 caches of graphs that are checked, what
   # killed processes leave behind, and inputs that lie. ;;;;; 130 rows that are
   # exported in blocks, 80 what files of graphs import, 170 nodes of other
-  # graphs; 540 rows that a GPU's kernels sum, and what they move.
+  # graphs; 540 rows that a GPU's kernels sum, and what they move; 310 sums of
+  # sorted rows by a kernel for TPUs, topologies side by side, narrow rows and
+  # old compilers of a plan.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 38_160
+  assert lines <= 38_470
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -3,11 +3,13 @@
 Compiled in a process of its own: libtpu starts once in each.
 """
 
+import importlib.metadata
 import importlib.util
 import json
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from jaxemb import errors, main, plan
@@ -201,7 +203,7 @@ import functools, sys
 import jax, numpy as np
 from jaxemb import plan
 from jaxemb.strategies import base
-from jaxemb.tables import row_copies
+from jaxemb.tables import row_copies, sorted_sums
 for name in sys.argv[1:]:
   devices = np.array(plan.topology(name).devices[:1])
   mesh = jax.sharding.Mesh(devices, 'x')
@@ -221,6 +223,8 @@ for name in sys.argv[1:]:
         return jax.lax.fori_loop(0, 3, body, table)
       programs = [put.lower(table, ids, rows).compile()]
       programs.append(jax.jit(row_copies.take).lower(table, ids).compile())
+      sums = jax.jit(sorted_sums.running_sums)
+      programs.append(sums.lower(rows, ids, ids, rows).compile())
     for x in programs:
       assert x.memory_analysis().temp_size_in_bytes < 10e6, (name, dim)
     aliased = programs[0].memory_analysis().alias_size_in_bytes
@@ -238,6 +242,7 @@ def test_kernels_that_copy_rows_compile_for_each_generation():
 
 def test_cycles_of_a_core_are_counted_by_loops():
   config = '{"estimated_cycles":"100"}'
+  target = 'custom_call_target="tpu_custom_call"'
   text = f"""HloModule m, num_partitions=1
 
 %body (p: (s32[], f32[9,4])) -> (s32[], f32[9,4]) {{
@@ -245,7 +250,7 @@ def test_cycles_of_a_core_are_counted_by_loops():
   %ids = s32[6] constant(0)
   %t = f32[9,4] get-tuple-element(%p), index=1
   %g = f32[6,4] gather(%t, %ids), slice_sizes={{1,4}}
-  %k = f32[9,4] custom-call(%ids, %g, %t), custom_call_target="tpu_custom_call"
+  %k = f32[9,4] custom-call(%ids, %ids, %g, %t), {target}
   %s = s32[6] sort(%ids), dimensions={{0}}
   %f = f32[9,4] fusion(%k), kind=kLoop, backend_config={config}
   ROOT %r = (s32[], f32[9,4]) tuple(%p, %f)
@@ -259,8 +264,20 @@ ENTRY %main (a: (s32[], f32[9,4])) -> (s32[], f32[9,4]) {{
 """
   # The loop has two steps in a turn; what is outside counts for none.
   found = plan.core_cycles(text, hlo.Loop(2))
-  each = 6 * (5.3 + 6.9 + 1) + 100
+  each = 6 * (5.3 + 4.8 + 1) + 100
   assert found == pytest.approx(each / 2)
+
+
+@pytest.mark.parametrize(
+  ('dim', 'dtype', 'expected'),
+  [(128, 'float32', 512), (100, 'float32', 512), (300, 'bfloat16', 768),
+   (16, 'float32', 8192), (16, 'bfloat16', 4096), (1, 'float32', 512)],
+)  # fmt: skip
+def test_what_a_tpu_reads_for_a_row(dim, dtype, expected):
+  here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  x = jax.ShapeDtypeStruct((1000, dim), dtype, sharding=here)
+  assert plan.row_bytes(x, True) == expected
+  assert plan.row_bytes(x, False) == dim * x.dtype.itemsize
 
 
 def test_zipf_counts_fall():
@@ -284,6 +301,53 @@ def test_a_compiler_that_is_missing(monkeypatch, name, extra):
   monkeypatch.setattr(plan, 'has', lambda module: False)
   with pytest.raises(errors.UserError, match=f'pip install .jaxemb.{extra}'):
     plan.topology(name)
+
+
+@pytest.mark.parametrize('version', ['0.0.17', '0.0.421'])
+def test_a_compiler_of_another_version(monkeypatch, version):
+  monkeypatch.setattr(plan, 'has', lambda module: True)
+  monkeypatch.setattr(importlib.metadata, 'version', lambda name: version)
+  wanted = ['numpy>=1; extra == "tpu"', 'libtpu==0.0.42.*; extra == "tpu"']
+  monkeypatch.setattr(importlib.metadata, 'requires', lambda name: wanted)
+  with pytest.raises(errors.UserError) as error:
+    plan.topology('v5e:1x1')
+  line = str(error.value)
+  assert f'libtpu {version} is installed' in line and 'needs 0.0.42;' in line
+  assert '\n' not in line and "pip install --upgrade 'jaxemb[tpu]'" in line
+
+
+def test_several_topologies_are_compared(monkeypatch, capsys, tmp_path):
+  def examine(job):
+    memory = {'device_bytes': 17e9, 'peak_bytes': 2e9}
+    rate = {'v5e:1x1': 3e6, 'v5e:2x2': 9e6}[job]
+    rates = {'memory': 2 * rate, 'core': rate}
+    return {
+      'topology': job, 'memory': memory, 'words_per_sec': rates,
+      'unit': 'words', 'idle_devices': 0,
+    }  # fmt: skip
+
+  def make(where, config, num_words):
+    if where.name == 'v4:1x1x1':
+      raise errors.UserError('has 17 GB; would fit: v4:2x2x1')
+    return where.name
+
+  def topology(name):
+    shape = name.partition(':')[2]
+    return plan.Topology(name, 'v5e', range(eval(shape.replace('x', '*'))))
+
+  held = plan.Held(10**9, 0, 0, 0)
+  for name, value in {'examine': examine, 'make': make, 'topology': topology,
+                      'held': lambda job: held}.items():  # fmt: skip
+    monkeypatch.setattr(plan, name, value)
+  path = tmp_path / 'plans.json'
+  names = 'v4:1x1x1,v5e:1x1, v5e:2x2'
+  assert plan.main([f'--topology={names}', f'--json={path}']) == 0
+  *_, small, large, last = capsys.readouterr().out.splitlines()
+  assert '3.0 M words/s, by core' in small and '9.0 M' in large
+  assert last == 'fewest devices: v5e:1x1; most for each device: v5e:1x1'
+  found = json.loads(path.read_text())
+  assert [x['all_devices'] for x in found] == [1, 1, 4]
+  assert 'v4:2x2x1' in found[0]['obstacle']
 
 
 def test_a_number_of_words_that_is_none(capsys):

@@ -1,8 +1,8 @@
 """Negative sampling (Mikolov et al. 2013b): drawn words, and the loss of pairs.
 
 Words are drawn by Walker's alias method: a uniform slot, then a coin between
-the slot's own word and its alias, so that a draw costs two random reads
-whatever the vocabulary. The bits are a counter-based hash of (key, position)
+the slot's own word and its alias, so that a draw costs one random read whatever
+the vocabulary. The bits are a counter-based hash of (key, position)
 rather than threefry, which took a seventh of a training step on a CPU.
 """
 
@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numba
 import numpy as np
+
+_SLOTS = 64  # of an alias table in a line of it
 
 # (scores [...], labels [...] 0 or 1) -> nats [...]
 Pointwise = Callable[[jax.Array, jax.Array], jax.Array]
@@ -47,10 +49,12 @@ def _logistic_loss_jvp(primals, tangents):
 
 
 class Alias(NamedTuple):
-  """A discrete distribution over 0..vocab-1."""
+  """A discrete distribution over 0..vocab-1, in n >= vocab slots."""
 
-  probability: jax.Array  # [vocab] float32, chance to keep the slot's own word
-  alias: jax.Array  # [vocab] int32, the word taken otherwise
+  # [n / 64, 128] int32. Of a slot the bits of a float32, the chance to keep the
+  # word of the slot's own number, and the word taken otherwise, side by side: a
+  # TPU reads 128 numbers in less time than two in different places.
+  lines: jax.Array
 
 
 @numba.njit(nogil=True, cache=True)
@@ -83,10 +87,12 @@ def _build(scaled, alias):
 def alias_table(weights: np.ndarray) -> Alias:
   """The alias table, on the host, of weights [vocab] >= 0, not all 0."""
   scaled = np.asarray(weights, np.float64)
+  scaled = np.pad(scaled, (0, -len(scaled) % _SLOTS))  # which are never drawn
   scaled = scaled * (len(scaled) / scaled.sum())
   alias = np.arange(len(scaled), dtype=np.int32)
   _build(scaled, alias)
-  return Alias(scaled.astype(np.float32), alias)
+  pairs = np.stack([scaled.astype(np.float32).view(np.int32), alias], 1)
+  return Alias(pairs.reshape(-1, 2 * _SLOTS))
 
 
 def _mix(x: jax.Array) -> jax.Array:
@@ -162,8 +168,25 @@ def draw_uniform(size: int, key: jax.Array, positions: jax.Array) -> jax.Array:
 def draw(table: Alias, key: jax.Array, positions: jax.Array) -> jax.Array:
   """[...] int32 words, a pure function of (key, position): `random_bits`."""
   bits = random_bits(key, positions)
-  slots = _scale(bits, table.alias.shape[0]).astype(jnp.int32)
+  slots = _scale(bits, _SLOTS * table.lines.shape[0]).astype(jnp.int32)
   coins = (_mix(bits + key[1]) >> 8).astype(jnp.float32) * np.float32(2**-24)
-  probability = table.probability.at[slots].get(mode='promise_in_bounds')
-  alias = table.alias.at[slots].get(mode='promise_in_bounds')
-  return jnp.where(coins < probability, slots, alias)
+  chance, alias = jax.lax.platform_dependent(
+    table.lines, slots, tpu=_from_lines, default=_from_pairs
+  )
+  chance = jax.lax.bitcast_convert_type(chance, jnp.float32)
+  return jnp.where(coins < chance, slots, alias)
+
+
+def _from_pairs(lines, slots):
+  """Both numbers of slots [...], int32."""
+  numbers = lines.reshape(-1)
+  return tuple(
+    numbers.at[2 * slots + i].get(mode='promise_in_bounds') for i in range(2)
+  )
+
+
+def _from_lines(lines, slots):
+  found = lines.at[slots // _SLOTS].get(mode='promise_in_bounds')
+  first = 2 * (slots % _SLOTS)[..., None]
+  places = jax.lax.broadcasted_iota(jnp.int32, found.shape, slots.ndim) - first
+  return tuple(jnp.where(places == i, found, 0).sum(-1) for i in range(2))

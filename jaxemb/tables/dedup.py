@@ -14,27 +14,41 @@ On a CPU, where `by_scratch` sums, 32,768 rows of 100 take it 8 ms, and
 import jax
 import jax.numpy as jnp
 
-from jaxemb.tables import row_optimizers, row_sums
+from jaxemb.tables import (
+  row_copies,
+  row_optimizers,
+  row_sums,
+  sorted_sums,
+)
 
 _ROWS_PER_TURN = 16  # of a loop that adds rows
 _TILE = 32  # T: the matrices of a step take 4 T bytes per id
 
 
-def running_sums(row_grads: row_optimizers.RowGrads) -> row_optimizers.RowGrads:
+def running_sums(
+  row_grads: row_optimizers.RowGrads, order: jax.Array, by_kernel: bool = False
+) -> row_optimizers.RowGrads:
   """Sums over the positions with the same id up to each, itself included.
 
-  Ids [n] are sorted; there are counts [n], and perhaps squares [n].
+  Ids [n] are sorted, as are counts [n], and perhaps squares [n]; gradients and
+  rows are in the `order` [n] of these. `by_kernel`: by that of a TPU where it
+  can; only then, and if there is room, rows are sorted as well.
   """
-  ids, grads, squares, counts = row_grads
-  if squares is None:
-    sums = _running_sums(ids, grads)
+  ids, grads, squares, counts, rows = row_grads
+  if by_kernel and row_copies.can_copy(grads):
+    sums, rows = sorted_sums.running_sums(grads, order, ids, rows)
+    if squares is not None:
+      squares = _running_sums(ids, squares[:, None])[:, 0]
+  elif squares is None:
+    sums, rows = _running_sums(ids, grads[order]), None
   else:
+    rows = None
     # A TPU would pad 129 columns to 256.
     sums, squares = jax.lax.platform_dependent(
-      ids, grads, squares, tpu=_sums_apart, default=_sums_together
+      ids, grads[order], squares, tpu=_sums_apart, default=_sums_together
     )
   return row_optimizers.RowGrads(
-    ids, sums, squares, _running_counts(ids, counts)
+    ids, sums, squares, _running_counts(ids, counts), rows
   )
 
 
@@ -80,17 +94,21 @@ def _running_sums(ids: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def by_sorting(
-  row_grads: row_optimizers.RowGrads, vocab: int, by_kernel: bool = False
+  row_grads: row_optimizers.RowGrads,
+  vocab: int,
+  by_kernel: bool = False,
+  sums_by_kernel: bool = False,
 ) -> row_optimizers.RowGrads:
   """Sums over the occurrences of each id; ids from `vocab` on are padding.
 
-  Each id is at one position of its run in rising order; unused positions have
-  distinct ids from `vocab` on. `by_kernel`: by that of a GPU (`row_sums`).
+  Each id is at the last position of its run in rising order; unused positions
+  have distinct ids from `vocab` on. `by_kernel` is as of `running_sums`;
+  `sums_by_kernel`: by that of a GPU (`row_sums`), which has ids first in runs.
   """
-  if by_kernel:
+  if sums_by_kernel:
     return row_sums.sums(row_grads, vocab)
   are_single = row_grads.counts is None
-  ids, grads, squares, counts = _flatten(row_grads, vocab)
+  ids, grads, squares, counts, rows = _flatten(row_grads, vocab)
   # Numbers come along with their ids: a TPU sorts more of them in the time of
   # looking one up.
   numbers = {'order': jnp.arange(len(ids), dtype=jnp.int32)}
@@ -101,26 +119,25 @@ def by_sorting(
   ids, *moved = jax.lax.sort([ids, *numbers.values()], num_keys=1)
   numbers = dict(zip(numbers, moved, strict=True))
   row_grads = row_optimizers.RowGrads(
-    ids,
-    grads[numbers['order']],
-    numbers.get('squares'),
-    numbers.get('counts', counts),
+    ids, grads, numbers.get('squares'), numbers.get('counts', counts), rows
   )
   is_last = jnp.append(ids[1:] != ids[:-1], True)
   unused = vocab + jnp.arange(len(ids), dtype=jnp.int32)
   places = jnp.where(is_last & (ids < vocab), ids, unused)
-  return running_sums(row_grads)._replace(ids=places)
+  sums = running_sums(row_grads, numbers['order'], by_kernel)
+  return sums._replace(ids=places)
 
 
 def _flatten(row_grads, vocab):
   """Ids [n], all padding `vocab`; grads [n, d], squares [n] and counts [n]."""
-  ids, grads, squares, counts = row_grads
+  ids, grads, squares, counts, rows = row_grads
   if counts is None:
     counts = jnp.ones(ids.shape, jnp.float32)
+  rows = None if rows is None else rows.reshape(-1, rows.shape[-1])
   squares = None if squares is None else squares.reshape(-1)
   ids, grads = row_optimizers.flatten(ids, grads)
   ids = jnp.minimum(ids, vocab)
-  return row_optimizers.RowGrads(ids, grads, squares, counts.reshape(-1))
+  return row_optimizers.RowGrads(ids, grads, squares, counts.reshape(-1), rows)
 
 
 def _add_duplicates(values, sources, targets, num):
@@ -153,7 +170,7 @@ def by_scratch(
   afterwards is one position for all lookups of the id. `scratch` [vocab] int32
   has any values, and is returned for the next step.
   """
-  ids, *values, counts = _flatten(row_grads, vocab)
+  ids, *values, counts, _ = _flatten(row_grads, vocab)
   num, is_id = len(ids), ids < vocab
   positions = jnp.arange(num, dtype=jnp.int32)
   scratch = scratch.at[ids].set(positions, mode='drop')

@@ -122,9 +122,10 @@ class Replicated(spec_lib.Table):
     if self.spec.updates_all:
       rows, row_grads = None, row_optimizers.of_all_rows(row_grads, vocab)
     elif self.deduplicates:
-      rows = None  # dedup changes the order
-      by_kernel = self.spec.sums_by_kernel
-      row_grads = dedup.by_sorting(row_grads, vocab, by_kernel)
+      kernels = self.spec.by_kernel, self.spec.sums_by_kernel
+      args = row_grads._replace(rows=rows), vocab, *kernels
+      row_grads = dedup.by_sorting(*args)
+      rows = row_grads.rows
     elif self._sums_by_scratch:
       row_grads, scratch = dedup.by_scratch(row_grads, vocab, scratch)
     if self.spec.decay:
@@ -139,7 +140,7 @@ class Replicated(spec_lib.Table):
     ids = row_grads.ids
     if self._is_float32:
       are_unique = row_grads.counts is not None
-      args = vectors, ids, deltas, are_unique, self.spec.by_kernel
+      args = vectors, ids, deltas, are_unique, self.spec.by_kernel, rows
       vectors = row_optimizers.add_rows(*args)
     else:
       if rows is not None:

@@ -12,6 +12,7 @@ smaller numbers share words with their neighbours, and are left to XLA.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,8 +23,8 @@ import jax.numpy as jnp
 LEAST_WIDTH = 64
 _BLOCK_BYTES = 1 << 20  # of rows in the core's memory; there are two blocks
 _IDS_AT_ONCE = 1024  # a multiple of which a block has
-_LANES = 128
-_UNROLLED = 8
+LANES = 128  # numbers of a line of memory
+_SUBLANES = 8  # lines of a tile
 
 
 def can_copy(array: jax.Array) -> bool:
@@ -59,8 +60,7 @@ def _call(writes, array, ids, rows, interpret):
   import jax.experimental.pallas.tpu as pltpu
 
   (vocab, dim), num = array.shape, len(ids)
-  row_bytes = 4 * _LANES * -(-dim // _LANES)
-  block = max(1, _BLOCK_BYTES // row_bytes // _IDS_AT_ONCE) * _IDS_AT_ONCE
+  block = block_rows(dim)
   if not writes:
     ids = jnp.minimum(ids, vocab - 1)
   ids = jnp.pad(ids, (0, -num % block), constant_values=vocab * writes)
@@ -78,52 +78,82 @@ def _call(writes, array, ids, rows, interpret):
   )
   if not interpret:
     array = pltpu.with_memory_space_constraint(array, pltpu.HBM)
-  kernel = functools.partial(_kernel, writes, block, vocab)
   if writes:
+    # Counted here: a kernel's core of scalars has more to do as it is.
+    counts = jnp.sum((ids < vocab).reshape(-1, block), 1, dtype=jnp.int32)
     return call(
-      kernel,
+      functools.partial(_put, vocab),
       out_shape=pltpu.HBM(array.shape, array.dtype),
-      in_specs=[id_block, on_core, in_memory],
+      in_specs=[
+        id_block,
+        pl.BlockSpec(memory_space=pltpu.SMEM),
+        on_core,
+        in_memory,
+      ],
       out_specs=in_memory,
-      input_output_aliases={2: 0},
-    )(ids, rows, array)
+      input_output_aliases={3: 0},
+    )(ids, counts, rows, array)
   return call(
-    kernel,
+    _take,
     out_shape=jax.ShapeDtypeStruct((num, dim), array.dtype),
     in_specs=[id_block, in_memory],
     out_specs=on_core,
   )(ids, array)
 
 
-def _kernel(writes: bool, block: int, vocab: int, ids: Any, *refs: Any) -> None:
-  """Copies the rows of a block of ids."""
+def block_rows(dim: int) -> int:
+  """Rows of some width that a kernel copies at once."""
+  row_bytes = 4 * LANES * -(-dim // LANES)
+  return max(1, _BLOCK_BYTES // row_bytes // _IDS_AT_ONCE) * _IDS_AT_ONCE
+
+
+def each(ids: Any, rows: Any, do: Callable[[jax.Array, Any], None]) -> None:
+  """Calls `do` with each of a kernel's ids [n] and its row of rows [n, d]."""
+  import jax.experimental.pallas as pl
+
+  def tile(i, _):
+    first = pl.multiple_of(_SUBLANES * i, _SUBLANES)
+    some = rows.at[pl.ds(first, _SUBLANES)]
+    # Where a row lies in its tile is known when this is compiled.
+    for k in range(_SUBLANES):
+      do(ids[first + k], some.at[pl.ds(k, 1)])
+    return _
+
+  jax.lax.fori_loop(0, ids.shape[0] // _SUBLANES, tile, 0, unroll=2)
+
+
+def read(ids: Any, array: Any, rows: Any, semaphore: Any) -> None:
+  """In a kernel: copies rows of an array in memory to `rows` on the core."""
   import jax.experimental.pallas as pl
   import jax.experimental.pallas.tpu as pltpu
 
-  if writes:
-    rows, _, array, semaphore = refs
-  else:
-    array, rows, semaphore = refs
+  def start(row, to):
+    pltpu.make_async_copy(array.at[pl.ds(row, 1)], to, semaphore).start()
 
-  def start(i, num_started):
-    ends = rows.at[pl.ds(i, 1)], array.at[pl.ds(ids[i], 1)]
-    copy = pltpu.make_async_copy(*ends[:: 1 if writes else -1], semaphore)
-    if not writes:
-      copy.start()
-      return num_started
-    is_row = ids[i] < vocab
-    pl.when(is_row)(copy.start)
-    return num_started + is_row.astype(jnp.int32)
+  each(ids, rows, start)
+  # A semaphore counts bytes.
+  pltpu.make_async_copy(rows, rows, semaphore).wait()
+
+
+def _take(ids, array, rows, semaphore):
+  read(ids, array, rows, semaphore)
+
+
+def _put(vocab, ids, counts, rows, _, array, semaphore):
+  import jax.experimental.pallas as pl
+  import jax.experimental.pallas.tpu as pltpu
+
+  def start(row, source):
+    copy = pltpu.make_async_copy(source, array.at[pl.ds(row, 1)], semaphore)
+    pl.when(row < vocab)(copy.start)
 
   def wait(num):
     some = rows.at[pl.ds(0, num)]
     pltpu.make_async_copy(some, some, semaphore).wait()
 
-  started = jax.lax.fori_loop(0, block, start, jnp.int32(0), unroll=_UNROLLED)
-  if not writes:
-    wait(block)
-    return
-  # A semaphore counts bytes: one wait for each bit of the number of rows.
-  for power in range(block.bit_length()):
+  each(ids, rows, start)
+  # One wait for each bit of the number of rows.
+  num = counts[pl.program_id(0)]
+  for power in range(ids.shape[0].bit_length()):
     size = 1 << power
-    pl.when(started & size != 0)(functools.partial(wait, size))
+    pl.when(num & size != 0)(functools.partial(wait, size))

@@ -45,6 +45,8 @@ class RowGrads(NamedTuple):
   squares: jax.Array | None
   # [...] float32, occurrences of each id; None = not deduplicated
   counts: jax.Array | None = None
+  # [..., dim] float32, the rows as they were looked up; None = not known
+  rows: jax.Array | None = None
 
 
 def flatten(ids: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -85,13 +87,15 @@ def add_rows(
   rows: jax.Array,
   are_unique: bool,
   by_kernel: bool = False,
+  old: jax.Array | None = None,
 ) -> jax.Array:
   """Adds rows to those of ids; `are_unique` promises that all ids differ.
 
-  Then a kernel may do it, as in `put_rows`.
+  Then a kernel may do it, as in `put_rows`, which needs the `old` rows, and
+  reads them where they are not given.
   """
   if are_unique and by_kernel and row_copies.can_copy(array):
-    rows += gather(array, ids, by_kernel)
+    rows += gather(array, ids, by_kernel) if old is None else old
     rows = jax.lax.optimization_barrier(rows)
     return row_copies.put(array, ids, rows)
   return array.at[ids].add(rows, mode='drop', unique_indices=are_unique)
@@ -253,7 +257,7 @@ def adam(
     return AdamSlots(jnp.zeros((vocab, dim), jnp.float32), *zeros)
 
   def update(slots, row_grads, learning_rate):
-    ids, grads, squares, counts = row_grads
+    ids, grads, squares, counts, _ = row_grads
     scratch, are_unique = slots.scratch, counts is not None
     share = jnp.ones_like(squares)
     if not are_unique:

@@ -136,21 +136,24 @@ class Route:
     return jax.tree.map(lambda x: x[self.distinct_of], rows), overflow_rounds
 
   def sums(
-    self, grads: jax.Array, squares: jax.Array | None, by_kernel: bool
+    self,
+    grads: jax.Array,
+    squares: jax.Array | None,
+    by_kernel: bool = False,
+    sums_by_kernel: bool = False,
   ) -> row_optimizers.RowGrads:
     """Gradients [n, d] summed over the lookups of the u-th distinct place.
 
-    `by_kernel`: by that of a GPU (`row_sums`).
+    `by_kernel` and `sums_by_kernel` are as of `dedup.by_sorting`.
     """
-    if by_kernel:
+    if sums_by_kernel:
       in_order = row_sums.Sorted(self.in_order, self.order, grads, squares)
       sums = row_sums.of_sorted(in_order, self.axes.num_table * self.num_rows)
       return jax.tree.map(lambda x: x[self.first], sums)
     order, counts = self.order, jnp.ones(len(self.order), jnp.float32)
     squares = None if squares is None else squares[order]
-    sums = dedup.running_sums(
-      row_optimizers.RowGrads(self.in_order, grads[order], squares, counts)
-    )
+    row_grads = row_optimizers.RowGrads(self.in_order, grads, squares, counts)
+    sums = dedup.running_sums(row_grads, order, by_kernel)
     return jax.tree.map(lambda x: x[self.last], sums._replace(ids=None))
 
   def send(
@@ -307,6 +310,7 @@ class RowSharded(spec_lib.Table):
       squares = row_optimizers.mean_squares(row_grads)
     data_names = self.axes.names(with_table=False)
     dtype = self.spec.exchange_dtype
+    kernels = self.spec.by_kernel, self.spec.sums_by_kernel
 
     def write(state, sums):
       vectors, slots = state
@@ -315,8 +319,7 @@ class RowSharded(spec_lib.Table):
       if self.row_kernel:
         rate = step.learning_rate
         return self.row_kernel(vectors, slots, sums, self.spec.decay, rate)
-      args = sums, self._own_rows, self.spec.sums_by_kernel
-      row_grads = dedup.by_sorting(*args)
+      row_grads = dedup.by_sorting(sums, self._own_rows, *kernels)
       if self.spec.decay:
         rows = codecs.gather(vectors, row_grads.ids, self.spec.by_kernel)
         rows = rounding.decode(rows, self.spec.dtype)
@@ -332,7 +335,7 @@ class RowSharded(spec_lib.Table):
       ids = self._ids(*jnp.divmod(at, self._own[1]))
       return self._codec.add(vectors, at, deltas, ids, step.key), slots
 
-    sums = route.sums(row_grads, squares, self.spec.sums_by_kernel)
+    sums = route.sums(row_grads, squares, *kernels)
     sums = sums._replace(grads=rounding.encode(sums.grads, dtype))
     was_open, state = self._is_open(state), self.opened(state)
     both = route.send(sums, (state.vectors, state.slots), write)

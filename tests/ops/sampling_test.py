@@ -58,14 +58,16 @@ def test_draws_follow_the_weights(weights):
   before = weights.copy()
   table = sampling.alias_table(weights)
   np.testing.assert_array_equal(weights, before)
-  probability, alias = table
-  assert probability.dtype == np.float32 and alias.dtype == np.int32
+  bits, alias = table.lines.reshape(-1, 2).T
+  probability = np.ascontiguousarray(bits).view(np.float32)
   assert 0 <= alias.min() and alias.max() < len(weights)
   assert 0 <= probability.min() and probability.max() <= 1
   # Keep probabilities are float32: an error of 2^-25 in each slot met.
   implied = probability.astype(np.float64)
   np.add.at(implied, alias, 1 - probability.astype(np.float64))
-  implied /= len(weights)
+  implied /= len(alias)
+  assert not implied[len(weights) :].any()
+  implied = implied[: len(weights)]
   chance = weights / weights.sum()
   np.testing.assert_allclose(implied, chance, 1e-5, 2**-24 / len(weights))
   drawn = np.asarray(_draw(table, KEY, _positions(1 << 20)))
@@ -143,3 +145,12 @@ def test_value_and_slope_of_the_loss(label):
   np.testing.assert_allclose(value, expected, 1e-5, 2e-6)
   expected = [oracle.sigmoid(float(s)) - label for s in scores]
   np.testing.assert_allclose(slope, expected, 1e-5, 1e-7)
+
+
+def test_numbers_of_slots_are_the_same_from_whole_lines():
+  rng = np.random.default_rng(0)
+  lines = rng.integers(-(2**31), 2**31, (70, 128), dtype=np.int32)
+  slots = rng.integers(0, 70 * 64, (9, 5), dtype=np.int32)
+  for function in (sampling._from_lines, sampling._from_pairs):
+    found = np.stack(jax.jit(function)(lines, slots), -1)
+    np.testing.assert_array_equal(found, lines.reshape(-1, 2)[slots])
