@@ -131,7 +131,8 @@ def train(
       if program is None:  # compiled before its use, to time it apart
         start = time.monotonic()
         lowered = strategy.step.lower(state, *args)
-        resources.check_compiler(lowered)
+        if not strategy.store:  # which compiles several programs
+          resources.check_compiler(lowered)
         program = lowered.compile()
         _, unit = config_lib.smaller(config)
         smaller = f'lower --config.train.batch_{unit}'

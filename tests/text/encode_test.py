@@ -629,7 +629,7 @@ def test_jobs_that_encode_the_same_text_at_once(texts, tmp_path, monkeypatch):
     barrier.wait(60)
 
   monkeypatch.setattr(encode._Encoder, 'run', run)
-  monkeypatch.setattr(encode.platform, 'node', lambda: threading.get_ident())
+  monkeypatch.setattr(platform, 'node', lambda: threading.get_ident())
   with futures.ThreadPoolExecutor(2) as pool:
     jobs = [pool.submit(_encode, texts, tmp_path) for _ in range(2)]
     first, second = (job.result() for job in jobs)
