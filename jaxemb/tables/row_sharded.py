@@ -116,24 +116,33 @@ class Route:
       return x
     return jax.lax.all_to_all(x, self.axes.table, 0, 0)
 
-  def fetch(self, held: Callable[[jax.Array], Any]) -> tuple[Any, jax.Array]:
+  def fetch(
+    self, held: Callable[[jax.Array], Any], by_kernel: bool = False
+  ) -> tuple[Any, jax.Array]:
     """The rows that the device wants, a pytree of [n, ...]; overflow rounds.
 
     `held` maps own rows [...] int32, num_rows for none, to a pytree of what is
-    sent of them.
+    sent of them. `by_kernel` is as of `row_optimizers.gather`.
     """
 
     def body(rows, index, wanted):
       sent = jax.tree.map(self._exchange, held(self._exchange(wanted)))
-      # Unless they were unique, GPUs would write each small number atomically.
-      how = {'mode': 'drop', 'unique_indices': True}
-      return jax.tree.map(lambda x, y: x.at[index].set(y, **how), rows, sent)
+
+      def put(x, y):
+        args = index.reshape(-1), y.reshape(-1, *x.shape[1:]), by_kernel
+        return row_optimizers.put_rows(x, *args)
+
+      return jax.tree.map(put, rows, sent)
 
     rows = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(held, self.order)
     )
     rows, overflow_rounds = self._rounds(rows, body)
-    return jax.tree.map(lambda x: x[self.distinct_of], rows), overflow_rounds
+
+    def take(x):
+      return row_optimizers.gather(x, self.distinct_of, by_kernel)
+
+    return jax.tree.map(take, rows), overflow_rounds
 
   def sums(
     self,
@@ -298,7 +307,7 @@ class RowSharded(spec_lib.Table):
         return rows
       return rounding.encode(rounding.decode(rows, stored_dtype), dtype)
 
-    rows, overflow_rounds = self._route(ids).fetch(held)
+    rows, overflow_rounds = self._route(ids).fetch(held, self.spec.by_kernel)
     rows = rounding.decode(rows, dtype).reshape(*ids.shape, self.spec.dim)
     return spec_lib.Lookup(rows, state, {'overflow_rounds': overflow_rounds})
 
