@@ -124,7 +124,7 @@ def test_the_package_stays_within_its_budget():
   # lists of edges of several kinds; 130 rows that are exported in blocks, 80
   # what files of graphs import, 170 nodes of other graphs.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 37_470
+  assert lines <= 37_480
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
