@@ -824,6 +824,10 @@ def resolve(
     # Large steps of a small vocabulary diverge with 16; a chunk needs no limit.
     limit = 16.0 if t.batch_words < 4096 else 8.0
     o.max_duplicates = 0.0 if fused else limit
+    if config.data.source == 'graph' and (fused or t.batch_words < 4096):
+      # Walks come back to a node, also within a chunk, and those in a pair of
+      # nodes go nowhere else: more diverges on such graphs.
+      o.max_duplicates = 2.0
   # A replica has a step of its own, from its own part of the corpus.
   is_divided = is_sync or (is_workers and is_lockstep)
   part_words = t.batch_words // (parts if is_divided else 1)

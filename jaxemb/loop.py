@@ -163,7 +163,12 @@ def train(
       # One dispatch runs while the one before it is counted. A state is saved
       # with the totals of all its dispatches.
       while len(uncounted) > (0 if saves or due else 1):
-        meter.count(*uncounted.popleft())
+        try:
+          meter.count(*uncounted.popleft())
+        except errors.UserError:
+          # A kernel that runs while Python ends crashes.
+          jax.block_until_ready(state)
+          raise
       if strategy.store:
         meter.count_store(strategy.store.take_counts())
       for hook in due:

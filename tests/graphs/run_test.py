@@ -122,6 +122,18 @@ def test_names_with_a_header_and_a_weight(tmp_path):
   assert 'edges with weights' in (tmp_path / 'run' / 'log.txt').read_text()
 
 
+def test_walks_that_go_nowhere_else(tmp_path):
+  # A row occurs in half of a step, and its gradients are one sum.
+  lines = [f'a{i} b{i}\n' for i in range(200)]
+  (tmp_path / 'pairs.txt').write_text(''.join(lines))
+  given = {'data.path': str(tmp_path / 'pairs.txt'), 'data.walks': 20}
+  config = main.load('graph:deepwalk', given | {'train.fused': False})
+  assert train.run(config, tmp_path / 'run') == 0
+  vectors = jaxemb.load(tmp_path / 'run')
+  near = [vectors.most_similar(f'a{i}', topn=1)[0][0] for i in range(200)]
+  assert near == [f'b{i}' for i in range(200)]
+
+
 def test_more_labels_than_can_be_learned_are_refused(tmp_path, monkeypatch):
   from jaxemb.graphs import loader
 
