@@ -127,7 +127,8 @@ def test_walks_that_go_nowhere_else(tmp_path):
   lines = [f'a{i} b{i}\n' for i in range(200)]
   (tmp_path / 'pairs.txt').write_text(''.join(lines))
   given = {'data.path': str(tmp_path / 'pairs.txt'), 'data.walks': 20}
-  config = main.load('graph:deepwalk', given | {'train.fused': False})
+  given |= {'train.fused': False, 'optimizer.learning_rate': 0.04}
+  config = main.load('graph:deepwalk', given)
   assert train.run(config, tmp_path / 'run') == 0
   vectors = jaxemb.load(tmp_path / 'run')
   near = [vectors.most_similar(f'a{i}', topn=1)[0][0] for i in range(200)]
