@@ -598,10 +598,9 @@ def core_cycles(text: str, loop: Any) -> float:
     kind, num = x.opcode, 0.0
     operands = [math.prod(y) for s in x.operands for y in hlo.sizes(s)]
     if kind == 'custom-call' and 'tpu_custom_call' in x.attributes:
-      kind, num = (
-        {2: 'take', 3: 'sum', 4: 'put'}.get(len(operands)),
-        operands[0],
-      )
+      kind = {2: 'take', 3: 'sum', 4: 'put'}.get(len(operands))
+      kind = 'sum all' if len(x.sizes) > 1 else kind  # rows come along
+      num = operands[0]
       widths = [y[-1] for y in hlo.sizes(x.operands[-1])]
       kind = kind and kind + ' wide' * (max(widths) > build.LANES)
     elif kind == 'gather':
@@ -723,7 +722,7 @@ def check_fits(job: Job, needed: float) -> None:
   num = job.mesh.shape['table']
   layout, strategy = job.config.table.layout, job.config.strategy.name
   whole = needed * num
-  if strategy == 'replicas':
+  if getattr(job.state, 'met', None):
     whole /= 2  # without the rows at the last meeting
   least = math.ceil(whole / room)
   advice = [config_lib.smaller(job.config)[0]]
@@ -732,8 +731,9 @@ def check_fits(job: Job, needed: float) -> None:
   )
   if job.config.model.name != 'mixture' and fitting:
     prefix = 'cuda' if chip.name else job.topology.kind
+    fitted = 'row' if math.prod(_numbers(fitting)) > 1 else 'replicated'
     wanted = f'--topology={prefix}:{fitting}'
-    advice = [f'{wanted} with --config.table.layout=row'] + advice
+    advice = [f'{wanted} with --config.table.layout={fitted}'] + advice
     if strategy != 'sync':
       advice[0] += ' --config.strategy.name=sync'
   if job.config.table.dtype == 'float32':
@@ -783,6 +783,11 @@ def _assumptions(job: Job) -> Iterator[str]:
       'time of what it reads and writes, as if no cache held any of it; '
       f'{_WAIT_SECS * 1e6:.0f} us for each wait; sorts by kernels of XLA, '
       'where a device has faster ones'
+    )
+  if job.config.table.layout == 'row' and job.mesh.shape['table'] == 1:
+    yield (
+      'warning: no devices share the rows, and to prepare their exchange takes '
+      'time; --config.table.layout=replicated is faster'
     )
   if len(job.topology.devices) > job.mesh.size:
     yield (

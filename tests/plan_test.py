@@ -8,6 +8,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
@@ -251,6 +252,8 @@ def test_cycles_of_a_core_are_counted_by_loops():
   %t = f32[9,4] get-tuple-element(%p), index=1
   %g = f32[6,4] gather(%t, %ids), slice_sizes={{1,4}}
   %k = f32[9,4] custom-call(%ids, %ids, %g, %t), {target}
+  %w = f32[6,256] constant(0)
+  %a = (f32[6,256], f32[6,256]) custom-call(%ids, %ids, %w, %w), {target}
   %s = s32[6] sort(%ids), dimensions={{0}}
   %f = f32[9,4] fusion(%k), kind=kLoop, backend_config={config}
   ROOT %r = (s32[], f32[9,4]) tuple(%p, %f)
@@ -264,7 +267,7 @@ ENTRY %main (a: (s32[], f32[9,4])) -> (s32[], f32[9,4]) {{
 """
   # The loop has two steps in a turn; what is outside counts for none.
   found = plan.core_cycles(text, hlo.Loop(2))
-  each = 6 * (5.3 + 4.8 + 1) + 100
+  each = 6 * (5.3 + 4.8 + 11 + 1) + 100
   assert found == pytest.approx(each / 2)
 
 
@@ -370,6 +373,25 @@ def test_what_is_not_planned_is_told(setting, message):
   with pytest.raises(errors.UserError, match=message) as error:
     plan.make(where, config, 1000)
   assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ('met', 'expected'),
+  [({}, 'v5e:2x2 with --config.table.layout=row '),
+   ({'x': None}, 'v5e:1x1 with --config.table.layout=replicated ')],
+)  # fmt: skip
+def test_what_fits_without_the_rows_of_a_meeting(met, expected):
+  config, *_ = main.parse(['--config.strategy.name=replicas'])
+  job = types.SimpleNamespace(
+    topology=plan.Topology('v5e:2x2', 'v5e', range(4)),
+    config=config,
+    mesh=types.SimpleNamespace(shape={'table': 1}),
+    state=types.SimpleNamespace(met=met),
+  )
+  with pytest.raises(errors.UserError) as error:
+    plan.check_fits(job, 20e9)
+  line = f'--topology={expected}--config.strategy.name=sync; or lower'
+  assert line in str(error.value)
 
 
 @needs_libtpu

@@ -179,9 +179,9 @@ def draw(table: Alias, key: jax.Array, positions: jax.Array) -> jax.Array:
 
 def _from_pairs(lines, slots):
   """Both numbers of slots [...], int32."""
-  numbers = lines.reshape(-1)
+  pairs = lines.reshape(-1, 2)  # more numbers than int32 has, of 2^30 words
   return tuple(
-    numbers.at[2 * slots + i].get(mode='promise_in_bounds') for i in range(2)
+    pairs.at[slots, i].get(mode='promise_in_bounds') for i in range(2)
   )
 
 
