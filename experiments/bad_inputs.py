@@ -694,7 +694,7 @@ def _of_clicks(packed: bytes) -> dict[str, bytes]:
     'latin.csv': right.replace('shop', 'größe').encode('latin-1'),
     'cr.csv': right.replace('\n', '\r').encode(),
     'rows.jsonl': b'{"click": 1, "shop": "a"}\n' * 99,
-    'rows.json': b'[' + b'{"click": 1, "shop": "a"},\n' * 99 + b']',
+    'rows.json': b'[\n' + b'{"click": 1, "shop": "a"},\n' * 99 + b']',
     # Beyond what its encoding is guessed by.
     'late.csv': right.encode()
     + b'1,shop,1.5\n' * 9_000

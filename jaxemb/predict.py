@@ -18,6 +18,7 @@ its vector, in .csv as `vector_0` and so on.
 """
 
 import argparse
+import contextlib
 import pathlib
 import sys
 import tempfile
@@ -75,11 +76,7 @@ def _run(argv: Sequence[str] | None) -> None:
       f'--model={flags.model} has vectors, and no model of clicks; give a run '
       'that was trained with --config=ctr'
     )
-  given = formats.find(flags.data)
-  if output.exists() and any(x.samefile(output) for x in given):
-    raise errors.UserError(
-      f'--output={flags.output} is a file of --data; give another name'
-    )
+  _refuse_given(output, 'data', formats.find(flags.data))
   unknown: dict[str, int] = {}
   num_rows, writer = 0, None
   make = csv.CSVWriter if output.suffix == '.csv' else parquet.ParquetWriter
@@ -112,6 +109,16 @@ def _run(argv: Sequence[str] | None) -> None:
     print(line, file=sys.stderr)
 
 
+def _refuse_given(
+  output: pathlib.Path, flag: str, files: Sequence[pathlib.Path]
+) -> None:
+  """Raises a `UserError` if the output would replace what is read."""
+  if output.exists() and any(x.samefile(output) for x in files):
+    raise errors.UserError(
+      f'--output={output} is a file of --{flag}; give another name'
+    )
+
+
 def _of_nodes(
   flags: argparse.Namespace, output: pathlib.Path, keep: Sequence[str]
 ) -> None:
@@ -119,11 +126,17 @@ def _of_nodes(
   import pyarrow as pa
   from pyarrow import csv, parquet
 
+  from jaxemb.clicks import formats
   from jaxemb.graphs import files
   from jaxemb.prediction import nodes
 
   if {*keep} - {'vector'}:
     raise errors.UserError(f'--keep={flags.keep}: of nodes there is `vector`')
+  for flag in ('data', 'features'):
+    given: list[pathlib.Path] = []
+    with contextlib.suppress(errors.UserError):  # no file: told when it is read
+      given = formats.find(getattr(flags, flag))
+    _refuse_given(output, flag, given)
   model = nodes.load(flags.model)
   settings = {
     'path': flags.data, 'features': flags.features, 'labels': '',

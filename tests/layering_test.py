@@ -115,22 +115,17 @@ def test_the_package_stays_within_its_budget():
   # programs; 100 logs that are no logs, signals that come before training,
   # words without spaces; 300 splits and columns of files of nodes, OGB that is
   # downloaded, slots of a cache that are ranked ahead; 310 kernels for the
-  # softmax of edges and Adagrad by rows, 10 rows of it where that fails; 90
-  # logs that are no logs, signals that come before training, words without
-  # spaces; 450 dense parameters of workers; 300 splits and columns of files of
-  # nodes, OGB that is downloaded, slots of a cache that are ranked ahead; 250
-  # kernels for the softmax of edges and Adagrad by rows; 10 rows that are
-  # rounded in few programs; 50 splits of a graph that are refused or counted,
-  # lists of edges of several kinds; 180 caches of graphs that are checked, what
-  # killed processes leave behind, and inputs that lie. ;;;;; 130 rows that are
-  # exported in blocks, 80 what files of graphs import, 170 nodes of other
-  # graphs; 540 rows that a GPU's kernels sum, and what they move; 310 sums of
-  # sorted rows by a kernel for TPUs, topologies side by side, narrow rows and
-  # old compilers of a plan.
+  # softmax of edges and Adagrad by rows, 10 rows of it where that fails; 50
+  # splits of a graph that are refused or counted, lists of edges of several
+  # kinds; 180 caches of graphs that are checked, what killed processes leave
+  # behind, and inputs that lie; 130 rows that are exported in blocks, 80 what
+  # files of graphs import, 190 nodes of other graphs; 540 rows that a GPU's
+  # kernels sum, and what they move; 310 sums of sorted rows by a kernel for
+  # TPUs, topologies side by side, narrow rows and old compilers of a plan.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  # ;
+  # ;;
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 38_490
+  assert lines <= 38_520
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -42,6 +42,8 @@ _SUFFIXES = {
 }
 _BOM = b'\xef\xbb\xbf'
 _MAX_NUMBERS = 1000  # columns of libsvm that are not categories
+# How it begins; names of nodes may begin with brackets, too.
+_JSON = re.compile(r'\s*(\{\s*("|$)|\[\s*(["{]|\[\s*["\d-]|$))')
 
 
 class Reader:
@@ -284,7 +286,7 @@ def first_line(file: pathlib.Path) -> str:
       'UTF-8)'
     )
   first, *others = text.split('\n', 1)
-  if first.lstrip().startswith(('{', '[{', '[[', '["')):
+  if _JSON.match(first):
     raise errors.UserError(
       f'{file} is JSON, and lines with a sign between columns are read; write '
       'such lines (pandas: to_csv), or Parquet'

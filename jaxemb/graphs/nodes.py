@@ -115,7 +115,7 @@ def split(
   return Splits(*found)
 
 
-def _check_features(features: np.ndarray | None) -> None:
+def check_features(features: np.ndarray | None) -> None:
   """Raises a `UserError` for features that are no numbers.
 
   Of more than 1 GB only every n-th row is looked at.
@@ -177,7 +177,7 @@ class NodeSource:
     self.counts = degrees
     self.frequencies = self._lookups()
     self.features = graph.features
-    _check_features(self.features)
+    check_features(self.features)
     if self.features is not None and settings['normalize']:
       self.features = normalized(self.features)
     self.nodes = trees.Nodes(

@@ -146,6 +146,7 @@ class NodeModel(NamedTuple):
         f'the graph has {given} features of a node, and the model learned from '
         f'{spec.num_features:,}; give --features, or another graph'
       )
+    nodes_lib.check_features(features)
     features = np.asarray(features, np.float32)
     if self.settings['normalize']:
       features = nodes_lib.normalized(features)

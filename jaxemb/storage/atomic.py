@@ -79,7 +79,9 @@ def remove_leftovers(folder: pathlib.Path, name: str = '') -> None:
   """
   for left in folder.glob(f'.{glob.escape(name) or "*"}.tmp-*'):
     node, _, pid = left.name.split('.tmp-', 1)[1].rpartition('-')
-    with contextlib.suppress(OSError, ValueError):  # another has, or no pid
+    if not (node and pid.isdecimal()):
+      continue  # of another program
+    with contextlib.suppress(OSError):  # another process has
       is_dead = node == platform.node() and not psutil.pid_exists(int(pid))
       if is_dead or time.time() - left.stat().st_mtime > _LEFTOVER_SECS:
         left.unlink() if left.is_file() else shutil.rmtree(left)

@@ -356,6 +356,17 @@ def test_files_in_other_encodings_are_told_from_marks_in_utf_8(tmp_path):
       formats.first_line(path)
 
 
+def test_json_is_told_from_names_in_brackets(tmp_path):
+  path = tmp_path / 'log.csv'
+  for first in '{set} b', '[[page]]\tb', '(a) [1]':
+    path.write_text(f'{first}\n')
+    assert formats.first_line(path) == first
+  for first in '{"a": 1}', '{', ' [', '[{"a": 1},', '[["a", 1]', '["a", 1]':
+    path.write_text(f'{first}\n')
+    with pytest.raises(errors.UserError, match='is JSON'):
+      formats.first_line(path)
+
+
 def test_a_damaged_cache_is_made_again(tmp_path):
   path = _write(tmp_path / 'a.csv', _text(_rows()))
   first = _source(path, tmp_path)

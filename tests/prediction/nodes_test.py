@@ -115,6 +115,18 @@ def test_nodes_of_another_graph(tmp_path, targets, capsys):
       assert [x['class'] for x in csv.DictReader(file)] == table['class']
   assert predict.main(command) == 2  # without features
   assert 'no features of a node' in capsys.readouterr().err
+  own = f'--output={tmp_path / "edges.csv"}'
+  (tmp_path / 'edges.tsv').rename(tmp_path / 'edges.csv')
+  data = f'--data={tmp_path / "edges.csv"}'
+  assert predict.main([command[0], data, own, features]) == 2
+  assert 'edges.csv is a file of --data' in capsys.readouterr().err
+  np.save(
+    tmp_path / 'features.npy',
+    np.full_like(toygraph.make('toygraph:600').features, np.nan),
+  )
+  features = f'--features={tmp_path / "features.npy"}'
+  assert predict.main([command[0], data, command[2], features]) == 2
+  assert 'of node 0 (from 0) are not all finite' in capsys.readouterr().err
 
 
 def test_rows_of_nodes_are_not_those_of_others(trained, tmp_path, capsys):

@@ -56,7 +56,8 @@ def test_what_was_killed_while_it_wrote_leaves_nothing(tmp_path):
   ]  # fmt: skip
   for file in left:
     file.write_bytes(b'half')
-  os.utime(old, (1, 1))
+  for file in (old, foreign):
+    os.utime(file, (1, 1))
   with atomic.write(path) as file:
     file.write(b'whole')
   kept = {path, running, elsewhere, foreign}
