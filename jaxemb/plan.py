@@ -424,6 +424,7 @@ def held(job: Job) -> Held:
   rest = size([x.slots for x in tables])
   whole = size((state, job.batch, job.constants))
   in_step = max(0, _step_bytes(job) - job.topology.chip.core_bytes)
+  in_step += _fetched_bytes(job)
   return Held(vectors, rest, whole - vectors - rest, in_step)
 
 
@@ -490,6 +491,21 @@ def _step_bytes(job: Job) -> int:
     # beside them are sums of parts of runs.
     is_summed = getattr(table, 'row_kernel', None) and not sent
     total += 4 * columns * ((1.25 if is_summed else 2) * lookups + sent)
+  return int(total)
+
+
+def _fetched_bytes(job: Job) -> int:
+  """Of rows of a step that a TPU's kernel writes to the memory of a device."""
+  total = 0.0
+  for name, table in job.trainer.trainable.tables.items():
+    each, is_row = (
+      table.spec.lookups_per_center,
+      job.config.table.layout == 'row',
+    )
+    is_written = table.spec.by_kernel and table.spec.dtype == 'float32'
+    if is_row and is_written and each is not None:
+      columns = _columns(job, job.state.tables[name].vectors)
+      total += 4 * columns * float(each.sum()) * _centers(job)
   return int(total)
 
 

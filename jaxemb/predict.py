@@ -12,9 +12,10 @@ the data that `--keep` names.
 
 RUN is a run of GraphSAGE that learned from features, and GRAPH its graph with
 new nodes, or another one, in any form that `config.data.path` may have;
-features are in it, or in `--features`. The output has a line for each node:
-`node`, `class` and `probability`; of runs on walks, or with `--keep=vector`,
-its vector, in .csv as `vector_0` and so on.
+features are in it, or in `--features`; `--columns` and `--num_nodes` are as
+those of `config.data`. The output has a line for each node: `node`, `class` and
+`probability`; of runs on walks, or with `--keep=vector`, its vector, in .csv as
+`vector_0` and so on.
 """
 
 import argparse
@@ -26,6 +27,12 @@ from collections.abc import Sequence
 
 from jaxemb import errors
 from jaxemb.storage import atomic
+
+_OF_NODES = {
+  'features': (str, 'of nodes'),
+  'columns': (str, 'of a list of edges'),
+  'num_nodes': (int, 'of a list of edges between numbers'),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +51,9 @@ def _run(argv: Sequence[str] | None) -> None:
   add('--data', required=True, help='file, folder or glob')
   add('--output', required=True, help='a file .csv or .parquet')
   add('--keep', default='', help='columns to write too, separated by commas')
-  add('--features', default='', help='of nodes, as config.data.features')
+  for name, (kind, help_text) in _OF_NODES.items():
+    own = f'{help_text}, as config.data.{name}'
+    add(f'--{name}', type=kind, default=kind(), help=own)
   flags = parser.parse_args(argv)
   output = pathlib.Path(flags.output).expanduser()
   if output.suffix not in ('.csv', '.parquet'):
@@ -57,11 +66,12 @@ def _run(argv: Sequence[str] | None) -> None:
   folders = pathlib.Path(flags.model), pathlib.Path(flags.model, 'export')
   if any((x / 'network.json').is_file() for x in folders):
     return _of_nodes(flags, output, keep)
-  if flags.features:
-    raise errors.UserError(
-      f'--features={flags.features} is of nodes, and --model={flags.model} is '
-      'no run of GraphSAGE; remove it'
-    )
+  for name in _OF_NODES:
+    if given := getattr(flags, name):
+      raise errors.UserError(
+        f'--{name}={given} is of nodes, and --model={flags.model} is no run of '
+        'GraphSAGE; remove it'
+      )
   # JAX and Arrow only once the arguments are right.
   import pyarrow as pa
   from pyarrow import csv, parquet
@@ -139,9 +149,9 @@ def _of_nodes(
     _refuse_given(output, flag, given)
   model = nodes.load(flags.model)
   settings = {
-    'path': flags.data, 'features': flags.features, 'labels': '',
-    'columns': '', 'num_nodes': 0, 'directed': model.settings['directed'],
+    'path': flags.data, 'labels': '', 'directed': model.settings['directed'],
   }  # fmt: skip
+  settings |= {k: getattr(flags, k) for k in _OF_NODES}
   with tempfile.TemporaryDirectory() as cache:
     graph = files.read(settings, pathlib.Path(cache), lambda *_: None)
     found = model.infer(graph)

@@ -119,13 +119,13 @@ def test_the_package_stays_within_its_budget():
   # splits of a graph that are refused or counted, lists of edges of several
   # kinds; 180 caches of graphs that are checked, what killed processes leave
   # behind, and inputs that lie; 130 rows that are exported in blocks, 80 what
-  # files of graphs import, 190 nodes of other graphs; 540 rows that a GPU's
+  # files of graphs import, 200 nodes of other graphs; 540 rows that a GPU's
   # kernels sum, and what they move; 310 sums of sorted rows by a kernel for
   # TPUs, topologies side by side, narrow rows and old compilers of a plan.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  # ;;
+  # ;;;
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 38_520
+  assert lines <= 38_540
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

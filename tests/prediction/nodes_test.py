@@ -119,6 +119,10 @@ def test_nodes_of_another_graph(tmp_path, targets, capsys):
   (tmp_path / 'edges.tsv').rename(tmp_path / 'edges.csv')
   data = f'--data={tmp_path / "edges.csv"}'
   assert predict.main([command[0], data, own, features]) == 2
+  lines = (tmp_path / 'edges.csv').read_text().replace('\n', '\t1\t2\n')
+  (tmp_path / 'more.tsv').write_text(lines)
+  more = [f'--data={tmp_path / "more.tsv"}', '--columns=source,target,-,-']
+  assert predict.main([command[0], *more, command[2], features]) == 0
   assert 'edges.csv is a file of --data' in capsys.readouterr().err
   np.save(
     tmp_path / 'features.npy',
