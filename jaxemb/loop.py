@@ -131,7 +131,7 @@ def train(
       if program is None:  # compiled before its use, to time it apart
         start = time.monotonic()
         lowered = strategy.step.lower(state, *args)
-        if not strategy.store:  # which compiles several programs
+        if isinstance(lowered, jax.stages.Lowered):  # or several programs
           resources.check_compiler(lowered)
         program = lowered.compile()
         _, unit = config_lib.smaller(config)

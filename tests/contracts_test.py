@@ -131,7 +131,7 @@ def _make(member):
     if delayed:
       settings['strategy.delayed'] = policy = delayed
   if policy in ('memory', 'disk'):
-    settings |= {'table.store': policy, 'table.device_bytes': '95%'}
+    settings |= {'table.store': policy, 'table.device_bytes': '98%'}
   if policy.startswith('my_policy'):  # of the docs
     sys.modules['my_policy'] = module = types.ModuleType('my_policy')
     exec(runs.examples()['my_policy'], module.__dict__)

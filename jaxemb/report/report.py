@@ -10,6 +10,7 @@ or not finite are skipped.
 """
 
 import collections
+import dataclasses
 import functools
 import itertools
 import json
@@ -242,6 +243,18 @@ class WordMap(NamedTuple):
   explained_variance: float  # share that the two axes explain
 
 
+def _finite(vectors: embeddings.Embeddings) -> embeddings.Embeddings:
+  """With zeros, which are not shown, in place of vectors that are not finite.
+
+  A report of what else there is beats none.
+  """
+  is_finite = np.isfinite(geometry.norms(vectors.vectors))
+  if is_finite.all():
+    return vectors
+  mended = np.where(is_finite[:, None], vectors.vectors, np.float32(0))
+  return dataclasses.replace(vectors, vectors=mended)
+
+
 def _content_rows(vectors: embeddings.Embeddings) -> list[int]:
   """Rows of content words; all rows if words are not spelled out."""
   rows = np.flatnonzero(vectors.norms > 0).tolist()
@@ -266,6 +279,7 @@ def neighbours(
   One in each of equal steps of log frequency rank: of the category shown least
   so far; without categories, the most frequent.
   """
+  vectors = _finite(vectors)
   rows, words = _content_rows(vectors), vectors.index_to_key
   if not rows:
     return []
@@ -294,6 +308,7 @@ def word_map(
 
   The axes are those of unit vectors; None if there are fewer than three words.
   """
+  vectors = _finite(vectors)
   keys = vectors.index_to_key
   row_of = {keys[i]: i for i in np.flatnonzero(vectors.norms > 0).tolist()}
   members = {}  # rows, most frequent first, each in its first category
@@ -345,6 +360,7 @@ def ambiguous_words(
   table = vectors.sense_table
   if table is None:
     return []
+  vectors = _finite(vectors)
   ambiguous = np.flatnonzero(np.diff(table.starts) > 1).tolist()
   candidates = [i for i in ambiguous if table.words[i].isalpha()]
 

@@ -213,7 +213,7 @@ def test_neighbours_are_those_of_a_loop_over_the_field():
 
 
 def test_only_the_frequent_ids_of_a_large_field_are_searched(monkeypatch):
-  monkeypatch.setattr(report, '_MAX_SEARCHED', 20)
+  monkeypatch.setattr(report, 'MAX_SEARCHED', 20)
   vectors, keys, counts, ranges = _arguments()
   counts[:100] = np.arange(100)  # the last ones are the most frequent
   shown = report.field_neighbours(vectors, keys, counts, ranges)['site']
