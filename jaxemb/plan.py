@@ -480,11 +480,8 @@ def _step_bytes(job: Job) -> int:
   In the row layout there are also those that are exchanged.
   """
   total, num_devices = 0.0, job.mesh.shape['table']
-  for name, table in job.trainer.trainable.tables.items():
-    each = table.spec.lookups_per_center
-    if each is None:
-      continue
-    lookups = float(each.sum()) * _centers(job)
+  for name, (lookups, _) in _lookups(job).items():
+    table = job.trainer.trainable.tables[name]
     sent = min(getattr(table, 'capacity', 0), lookups) * num_devices
     columns = _columns(job, _leaves(job.state.tables[name].vectors)[0])
     # Where a GPU's kernel sums them, gradients take the room of their rows, and
@@ -496,16 +493,14 @@ def _step_bytes(job: Job) -> int:
 
 def _fetched_bytes(job: Job) -> int:
   """Of rows of a step that a TPU's kernel writes to the memory of a device."""
+  if job.config.table.layout != 'row':
+    return 0
   total = 0.0
-  for name, table in job.trainer.trainable.tables.items():
-    each, is_row = (
-      table.spec.lookups_per_center,
-      job.config.table.layout == 'row',
-    )
-    is_written = table.spec.by_kernel and table.spec.dtype == 'float32'
-    if is_row and is_written and each is not None:
+  for name, (lookups, _) in _lookups(job).items():
+    spec = job.trainer.trainable.tables[name].spec
+    if spec.by_kernel and spec.dtype == 'float32':
       columns = _columns(job, job.state.tables[name].vectors)
-      total += 4 * columns * float(each.sum()) * _centers(job)
+      total += 4 * columns * lookups
   return int(total)
 
 

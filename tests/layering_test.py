@@ -123,7 +123,7 @@ def test_the_package_stays_within_its_budget():
   # kernels sum, and what they move; 310 sums of sorted rows by a kernel for
   # TPUs, topologies side by side, narrow rows and old compilers of a plan.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 38_560
+  assert lines <= 38_550
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
