@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Sequence
 from multiprocessing import context as contexts
 
-import jax
 import numpy as np
 
 # What commands import, load and compile late, but for JAX's devices.
@@ -140,7 +139,4 @@ def _child(arguments, folder, cache, said, max_bytes, after, before):
   os.environ['PYTHONPATH'] = os.pathsep.join(sys.path)
   os.chdir(folder)
   before()
-  code = jaxemb.main(arguments)
-  if '--num_processes' in ' '.join(arguments):
-    jax.distributed.shutdown()  # `atexit` is for those that began with Python
-  sys.exit(code)
+  sys.exit(jaxemb.main(arguments))

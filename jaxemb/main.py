@@ -22,6 +22,7 @@ import argparse
 import atexit
 import contextlib
 import difflib
+import functools
 import gc
 import importlib.util
 import os
@@ -53,11 +54,12 @@ _BOOLS = {'true': True, '1': True, 'yes': True,
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command; returns its exit code."""
   atexit.register(gc.freeze)  # or Python searches all of JAX for garbage, .5 s
-  with _stopping_early():
-    code = errors.exit_code(_run, sys.argv[1:] if argv is None else argv)
-  if code == errors.LostError.exit_code:
-    # Repeated while Python ends, signals would end it with another code.
-    atexit.register(_ignore_signals)
+  has_run = threading.Event()
+  with _stopping_early(has_run):
+    run = functools.partial(_run, has_run)
+    code = errors.exit_code(run, sys.argv[1:] if argv is None else argv)
+  # While Python ends, signals would end it with another code.
+  atexit.register(_ignore_signals)
   if code and 'jax' in sys.modules:
     from jaxemb.runtime import distributed
 
@@ -67,13 +69,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _stopping_early() -> Iterator[None]:
+def _stopping_early(has_run: threading.Event) -> Iterator[None]:
   """Has signals that come while there is nothing to save end with 75 as well.
 
-  `train.run` has others handlers while it runs.
+  `train.run` has other handlers while it runs; those that come later have
+  nothing to stop.
   """
 
-  def stop(*unused: Any) -> NoReturn:
+  def stop(*unused: Any) -> None:
+    if has_run.is_set():
+      return
     os.write(2, b'jaxemb: stopped before training; nothing to save\n')
     os._exit(errors.LostError.exit_code)
 
@@ -96,7 +101,7 @@ def _ignore_signals() -> None:
       signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
-def _run(argv: Sequence[str]) -> int:
+def _run(has_run: threading.Event, argv: Sequence[str]) -> int:
   if {'-h', '--help'} & set(argv):
     print(describe())
     return 0
@@ -107,7 +112,10 @@ def _run(argv: Sequence[str]) -> int:
   from jaxemb import train
   from jaxemb.runtime import distributed
 
-  return train.run(config, workdir, distributed.Job(*job))
+  try:
+    return train.run(config, workdir, distributed.Job(*job))
+  finally:
+    has_run.set()
 
 
 def _check_address_space() -> None:

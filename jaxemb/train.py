@@ -79,21 +79,38 @@ def _run_in(
   home = runner.home(config, workdir)
   runner.check_alone(config, job)
   distributed.join(job)
-  monitor, is_first = distributed.Monitor(), distributed.is_first()
+  monitor = distributed.Monitor()
+  with distributed.stopping_on_signals(monitor):
+    try:
+      args = config, workdir, started, monitor, text_cache, fixed
+      code = _run_logged(home, *args)
+    finally:
+      monitor.close(code)
+  return code
+
+
+def _run_logged(
+  home: pathlib.Path,
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  started: float,
+  monitor: distributed.Monitor,
+  *args: Any,
+) -> int:
+  is_first = distributed.is_first()
   with rundir.locked(home) if is_first else contextlib.nullcontext():
     with rundir.using(home):
       home.mkdir(parents=True, exist_ok=True)
       name = 'log' if is_first else f'log-{distributed.process_id()}'
       log = metrics.start_log(home / f'{name}.txt', is_first)
     try:
-      with distributed.stopping_on_signals(monitor):
-        code = _run(config, workdir, started, monitor, text_cache, fixed)
+      return _run(config, workdir, started, monitor, *args)
     except Exception as error:
       if isinstance(error, jax.errors.JaxRuntimeError):
         # Collectives fail where another process is lost or was told to stop.
         monitor.wait_for_loss()
         if distributed.num_processes() > 1 and monitor.stop.is_set():
-          return (code := STOPPED)
+          return STOPPED
       is_memory = isinstance(error, MemoryError) or _NO_MEMORY in str(error)
       if not is_memory and not isinstance(error, errors.UserError):
         raise
@@ -108,10 +125,8 @@ def _run_in(
         raise
       raise errors.UserError(line) from error
     finally:
-      monitor.close(code)
       metrics.LOG.removeHandler(log)
       log.close()
-  return code
 
 
 def _run(
@@ -236,14 +251,11 @@ def _train(
       )
     if own:
       own.write(workdir, parts, trained.state, trained.totals, hook)
-      distributed.from_first('results')
       return True
     # The last checkpoint is still being written.
     export = results.collect(parts, trained.state)
     if is_first:
       results.write(workdir, parts, export, trained.totals)
-    # JAX ends all processes when one has waited a minute for another to end.
-    distributed.from_first('results')
   return True
 
 

@@ -34,8 +34,17 @@ STOPPED = errors.LostError.exit_code
 WAIT_SECS = 60  # for other processes to join or to end
 GO_ON, SAVE, STOP = 'go on', 'save', 'stop'  # see `decide`
 
-_HEARTBEAT_SECS = 30  # without which JAX ends a process, see `Monitor`
+# Without heartbeats JAX aborts a job that was only paused: by Ctrl-Z, or with
+# its machine. A `Monitor` sees by itself who is gone.
+_HEARTBEAT_SECS = 7 * 86_400
+_SHUTDOWN_SECS = 600  # from the first to end to the last, once all are done
 _GRACE_SECS = 5
+# A machine that died, or its network, is noticed in 30 s. Of processes that are
+# paused, the system answers.
+_ALIVE = {
+  'TCP_KEEPIDLE': 10, 'TCP_KEEPALIVE': 10,  # s; the latter on macOS
+  'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4, 'TCP_USER_TIMEOUT': 30_000,  # ms
+}  # fmt: skip
 _MESSAGE_BYTES = 1 << 20  # of `gather`: one length is one program
 _BYE, _FAILED, _STOP = b'bye', b'failed', b'stop'
 _LOST = (
@@ -91,7 +100,7 @@ def join(job: Job) -> None:
       **options,
       initialization_timeout=WAIT_SECS,
       heartbeat_timeout_seconds=_HEARTBEAT_SECS,
-      shutdown_timeout_seconds=WAIT_SECS,
+      shutdown_timeout_seconds=_SHUTDOWN_SECS,
     )
   except (RuntimeError, ValueError) as error:
     raise errors.UserError(
@@ -250,8 +259,8 @@ class Monitor:
   """Ends this process when another one is lost; passes on requests to stop.
 
   Process 0 has a connection to each of the others, which breaks when a process
-  dies. JAX mostly notices later, and ends in pages of log and SIGABRT; that
-  remains for machines that die (`_HEARTBEAT_SECS`).
+  or its machine dies. JAX aborts (SIGABRT, and pages of log) whoever misses
+  process 0: that one goes last. Where it is killed, JAX may be faster.
   """
 
   def __init__(self):
@@ -260,6 +269,7 @@ class Monitor:
     self.has_begun = threading.Event()  # to be set when there is work to save
     self._is_closing = threading.Event()
     self._peers: dict[connection.Connection, int] = {}  # to their numbers
+    self._are_done = threading.Event()  # all others
     if num_processes() == 1:
       return
     address = jax_distributed.global_state.coordinator_address
@@ -272,6 +282,8 @@ class Monitor:
         peer = connection.Client((host, int(port)), authkey=bytes.fromhex(key))
         peer.send_bytes(b'%d' % process_id())
         self._peers[peer] = 0
+      for peer in self._peers:
+        _keep_alive(peer)
     except (OSError, EOFError) as error:
       raise errors.UserError(
         f'the connections between the processes of {address} cannot be made '
@@ -292,28 +304,43 @@ class Monitor:
           self._peers[peer] = int(peer.recv_bytes())
 
   def _listen(self) -> None:
-    peers = dict(self._peers)
-    while peers:
-      for peer in connection.wait(list(peers)):
-        message = b''
-        with contextlib.suppress(EOFError, OSError):
-          message = peer.recv_bytes()
+    done, running = set(), set(self._peers)
+    while running:
+      for peer in connection.wait(running):
+        message = _received(peer)
+        if not message:
+          running.remove(peer)
         if message == _STOP:
           self.request_stop()
-          continue
-        name = f'process {peers.pop(peer)}'
-        if message == _BYE and is_first():
-          self._send(_BYE, [peer])  # which waits for it, see `close`
-        # It may have failed for a reason that this process is about to report;
-        # but without process 0, JAX is about to abort.
-        grace_secs = 1 if is_first() else 0
-        if message != _BYE and not self._is_closing.wait(grace_secs):
-          os.write(2, f'jaxemb: {_LOST.format(name)}\n'.encode())
-          # The main thread may wait for the lost one for ever.
-          os._exit(STOPPED)
+        elif peer not in done:
+          done.add(peer)
+          if message != _BYE:
+            self._lost(peer, running)
+        if len(done) == len(self._peers):
+          self._are_done.set()
+          if not is_first():
+            return
 
-  def _send(self, message: bytes, peers: Iterable | None = None) -> None:
-    for peer in self._peers if peers is None else peers:
+  def _lost(self, peer: connection.Connection, running: set) -> None:
+    """Ends this process, unless it is about to end with a reason of its own."""
+    # The other may have failed for a reason that this one is about to report;
+    # but without process 0, JAX is about to abort.
+    if self._is_closing.wait(1 if is_first() else 0):
+      return
+    name = f'process {self._peers[peer]}'
+    os.write(2, f'jaxemb: {_LOST.format(name)}\n'.encode())
+    if is_first():
+      self._send(_FAILED)
+      deadline = time.monotonic() + _GRACE_SECS / 2
+      while running and time.monotonic() < deadline:
+        for other in connection.wait(running, 0.1):
+          if not _received(other):
+            running.remove(other)
+    # The main thread may wait for the lost one for ever.
+    os._exit(STOPPED)
+
+  def _send(self, message: bytes) -> None:
+    for peer in self._peers:
       with contextlib.suppress(OSError):  # its listener notices
         peer.send_bytes(message)
 
@@ -337,18 +364,45 @@ class Monitor:
       time.sleep(_GRACE_SECS)
 
   def close(self, code: int | None) -> None:
-    """Ends monitoring with the exit code of the run; None ends all others."""
+    """Ends monitoring with the exit code of the run; None ends all others.
+
+    With 0, all have left JAX's service when this returns.
+    """
     if code == STOPPED:
       self.request_stop()
-      if self._peers and is_first():
-        # It goes last: JAX ends processes that miss it.
-        self._listener.join(WAIT_SECS / 2)
-    self._is_closing.set()
+    if not self._peers:
+      return self._is_closing.set()
+    if code is None:
+      self._is_closing.set()
+    if is_first() and code == 0:
+      self._are_done.wait()
     self._send(_FAILED if code is None else _BYE)
-    if self._peers and code is not None and not is_first():
-      # A process that ends with messages unread, such as the answer to a stop,
-      # resets the connection: what it has just sent may be lost with it.
-      self._listener.join(_GRACE_SECS)
+    if is_first() and code != 0:
+      # It goes last: until the others have ended.
+      self._listener.join(_GRACE_SECS if code is None else WAIT_SECS / 2)
+    elif code is not None:
+      # Who ends with messages unread, such as the answer to a stop, resets the
+      # connection: what it has just sent may be lost with it.
+      self._are_done.wait(_GRACE_SECS if code else None)
+    self._is_closing.set()
+    if code == 0:
+      jax.distributed.shutdown()
+
+
+def _keep_alive(peer: connection.Connection) -> None:
+  args = socket.AF_INET, socket.SOCK_STREAM
+  with socket.fromfd(peer.fileno(), *args) as shared:
+    shared.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _ALIVE.items():
+      if number := getattr(socket, name, None):
+        shared.setsockopt(socket.IPPROTO_TCP, number, value)
+
+
+def _received(peer: connection.Connection) -> bytes:
+  """The next message; empty if the other has ended."""
+  with contextlib.suppress(EOFError, OSError):
+    return peer.recv_bytes()
+  return b''
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
 from jaxemb import __main__ as jaxemb_command
@@ -139,6 +140,55 @@ def test_two_processes_join_agree_and_stop():
   for process in both:
     process.join(300)
   assert [x.exitcode for x in both] == [distributed.STOPPED] * 2
+
+
+def _end_when_told(port, num, i, code, told):
+  """Joins, and ends with a code when told; None = waits for the others."""
+  distributed.join(distributed.Job(f'127.0.0.1:{port}', num, i))
+  monitor = distributed.Monitor()
+  distributed.everyone('begun', '')
+  (told / f'{i}').touch()
+  while code is None or not (told / 'end').exists():
+    time.sleep(0.02)
+  monitor.close(None if code == 2 else code)
+  if code:
+    time.sleep(i == num - 1)
+    distributed.leave(code)
+
+
+@pytest.mark.parametrize(
+  ('asked', 'expected'),
+  [
+    ((0, 0), [0, 0]),
+    ((75, 75), [75, 75]),
+    ((2, None), [2, 75]),
+    ((None, 2), [75, 2]),
+    ((None, -9, None), [75, -9, 75]),
+  ],
+)
+def test_who_is_late_to_end_is_waited_for(tmp_path, asked, expected):
+  """JAX aborts those that are left when process 0 is gone."""
+  port, num = forks.free_port(), len(asked)
+  processes = []
+  for i, code in enumerate(asked):
+    args = port, num, i, None if code == -9 else code, tmp_path
+    processes.append(forks.server().Process(target=_end_when_told, args=args))
+    processes[-1].start()
+  deadline = time.monotonic() + 60
+  while len(list(tmp_path.iterdir())) < num:
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+  last = psutil.Process(processes[-1].pid)
+  last.suspend()
+  (tmp_path / 'end').touch()
+  for process, code in zip(processes, asked, strict=True):
+    if code == -9:
+      process.kill()
+  time.sleep(1.5)  # longer than process 0 waits for a reason
+  last.resume()
+  for process in processes:
+    process.join(60)
+  assert [x.exitcode for x in processes] == expected
 
 
 def test_a_name_that_resolves_to_loopback_is_bound_to_all_addresses(
