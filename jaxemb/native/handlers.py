@@ -127,14 +127,34 @@ def _handle(frame):
   return np.uintp(0)
 
 
-def _without_loss(compute):
-  """A kernel of a function that has no loss to tell."""
+# Kernels without a loss to tell. None is a closure of what it calls: numba
+# finds what it has compiled by a hash of closures, and that of compiled
+# functions differs between processes.
 
-  def kernel(frame, first, stop, scratch, found):
-    compute(frame, first, stop, scratch)
-    ffi.put(found, 0, 0.0, np.float64)
 
-  return kernel
+def _group(frame, first, stop, scratch, found):
+  row_updates.group(frame, first, stop, scratch)
+  ffi.put(found, 0, 0.0, np.float64)
+
+
+def _adagrad(frame, first, stop, scratch, found):
+  row_updates.adagrad(frame, first, stop, scratch)
+  ffi.put(found, 0, 0.0, np.float64)
+
+
+def _adagrad_full(frame, first, stop, scratch, found):
+  row_updates.adagrad_full(frame, first, stop, scratch)
+  ffi.put(found, 0, 0.0, np.float64)
+
+
+def _adam_full(frame, first, stop, scratch, found):
+  row_updates.adam_full(frame, first, stop, scratch)
+  ffi.put(found, 0, 0.0, np.float64)
+
+
+def _softmax(frame, first, stop, scratch, found):
+  edge_losses.softmax(frame, first, stop, scratch)
+  ffi.put(found, 0, 0.0, np.float64)
 
 
 @numba.njit(**rows.INLINE)
@@ -198,15 +218,11 @@ _PARTS = {
   'groups': (ffi.SIGNATURE, _handle_groups),
   'updates': (ffi.SIGNATURE, _handle_updates),
   'edge_losses': (ffi.SIGNATURE, _handle_edge_losses),
-} | {
-  name: (turns.KERNEL, _without_loss(compute))
-  for name, compute in (
-    ('group-int32', row_updates.group),
-    ('softmax_edges-float32', edge_losses.softmax),
-    ('adagrad-float32', row_updates.adagrad),
-    ('adagrad_full-float32', row_updates.adagrad_full),
-    ('adam_full-float32', row_updates.adam_full),
-  )
+  'group-int32': (turns.KERNEL, _group),
+  'softmax_edges-float32': (turns.KERNEL, _softmax),
+  'adagrad-float32': (turns.KERNEL, _adagrad),
+  'adagrad_full-float32': (turns.KERNEL, _adagrad_full),
+  'adam_full-float32': (turns.KERNEL, _adam_full),
 } | {
   f'{name}-{dtype}': (turns.KERNEL, make(kind))
   for name, make in (

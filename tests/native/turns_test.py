@@ -101,3 +101,10 @@ def test_calls_at_the_same_time_do_not_wait_for_each_other():
 def test_a_kernel_that_fails_is_seen(num_threads):
   _, found, _ = _call(_fail, 100, num_threads)()
   assert np.isnan(found).all()
+
+
+def test_kernels_are_found_in_the_cache_of_numba():
+  """It hashes what closures hold, which is the same for types alone."""
+  for _, function in handlers._PARTS.values():
+    for cell in function.__closure__ or ():
+      assert isinstance(cell.cell_contents, type)
