@@ -602,7 +602,7 @@ COUNTED = {
     _ends, _MESHES,
   ),
   'interactions': Counted(
-    Kind('rec', (*_SETS, 'train.batch_examples=128', *counting.SETTINGS)),
+    Kind('rec', (*_SETS, 'train.batch_examples=256', *counting.SETTINGS)),
     _items, _MESHES,
   ),
   'clicks': Counted(

@@ -47,8 +47,13 @@ def compiling(
     mark = cache / 'programs' / f'{kernel}-{dtype}-{source()[:16]}'
     if mark.exists():
       return None
-    command = [sys.executable, '-m', f'{__package__}.handlers', kernel, dtype]
-    silent = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)
-    return subprocess.Popen([*command, mark], **silent)
+    return compile(kernel, dtype, mark)
   except (OSError, importlib.metadata.PackageNotFoundError):
     return None  # the run itself compiles it, or says why it cannot
+
+
+def compile(kernel: str, dtype: str, *mark: pathlib.Path) -> subprocess.Popen:
+  """A process that compiles a kernel for a dtype, and leaves a mark."""
+  command = [sys.executable, '-m', f'{__package__}.handlers', kernel, dtype]
+  silent = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)
+  return subprocess.Popen([*command, *mark], **silent)

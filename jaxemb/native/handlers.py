@@ -11,13 +11,14 @@ their slots), contexts on the left and right, `numbers` float32, `integers`
 int32, of which the last is the kernel, brakes of both tables, then ids.
 """
 
+import contextlib
 import functools
 import pathlib
 import sys
 
 import numba
 import numpy as np
-from numba.core import ccallback
+from numba.core import caching, ccallback
 
 from jaxemb.native import (
   ahead,
@@ -232,15 +233,21 @@ _PARTS = {
 }  # fmt: skip
 
 
+def _named(part):
+  """The form and the function of a part, as numba's cache names it."""
+  form, function = _PARTS[part]
+  # numba looks at the time of one source.
+  function.__qualname__ = f'{part}-{ahead.source()[:16]}'
+  return form, function
+
+
 @functools.cache
 def compiled(part: str) -> ccallback.CFunc:
   """A part, placed and kept, which is compiled if it was not.
 
   It is a key of `_PARTS`: 'task', a handler or a kernel ('skipgram-float32').
   """
-  form, function = _PARTS[part]
-  # Names its files in numba's cache, which looks at the time of one source.
-  function.__qualname__ = f'{part}-{ahead.source()[:16]}'
+  form, function = _named(part)
   # What is inlined has the options of what it is inlined in.
   compiled = numba.cfunc(form, cache=True, error_model='numpy')(function)
   ffi.place(list(_PARTS).index(part), compiled)
@@ -248,13 +255,24 @@ def compiled(part: str) -> ccallback.CFunc:
 
 
 def load(kernel: str, dtype: str) -> int:
-  """Compiles a kernel for tables of a dtype, if it was not; its number."""
+  """Compiles a kernel for tables of a dtype, if it was not; its number.
+
+  Another process compiles it. One that did so itself would call other copies of
+  its functions than those that come from the cache, which round otherwise: a
+  first run would have other bits than those after it.
+  """
   part = f'{kernel}-{dtype}'
+  form, function = _named(part)
+  context = ccallback.CFunc._targetdescr.target_context
+  if not caching.FunctionCache(function).load_overload(form, context):
+    with contextlib.suppress(OSError):
+      ahead.compile(kernel, dtype).wait()
   compiled(part)
   return list(_PARTS).index(part)
 
 
 if __name__ == '__main__':
-  load(sys.argv[1], sys.argv[2])
-  pathlib.Path(sys.argv[3]).parent.mkdir(parents=True, exist_ok=True)
-  pathlib.Path(sys.argv[3]).touch()
+  compiled(f'{sys.argv[1]}-{sys.argv[2]}')
+  for mark in map(pathlib.Path, sys.argv[3:]):
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()

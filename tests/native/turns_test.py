@@ -1,6 +1,7 @@
 """Threads that share a call: every chunk once, whoever comes late."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numba
 import numpy as np
 import pytest
 
-from jaxemb.native import ffi, handlers, step, turns
+from jaxemb.native import ahead, ffi, handlers, step, turns
 
 # What fails in a kernel, pytest may hear of in another test.
 pytestmark = pytest.mark.filterwarnings(
@@ -108,3 +109,18 @@ def test_kernels_are_found_in_the_cache_of_numba():
   for _, function in handlers._PARTS.values():
     for cell in function.__closure__ or ():
       assert isinstance(cell.cell_contents, type)
+
+
+def test_another_process_compiles_kernels(monkeypatch):
+  """What this one compiled would round otherwise than what it finds."""
+  asked = []
+
+  def compile(*kernel):
+    asked.append(kernel)
+    return types.SimpleNamespace(wait=int)
+
+  nothing = types.SimpleNamespace(load_overload=lambda *_: None)
+  monkeypatch.setattr(handlers.caching, 'FunctionCache', lambda _: nothing)
+  monkeypatch.setattr(ahead, 'compile', compile)
+  handlers.load('group', 'int32')
+  assert asked == [('group', 'int32')]
