@@ -124,7 +124,7 @@ def test_the_package_stays_within_its_budget():
   # TPUs, topologies side by side, narrow rows and old compilers of a plan; 90
   # jobs that go on after a pause and end in order.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 38_670
+  assert lines <= 38_660
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
