@@ -75,6 +75,7 @@ def test_walks_depend_on_nothing_but_their_number():
 
 SETTINGS = {
   'path': '', 'directed': False, 'columns': '', 'num_nodes': 0, 'labels': '',
+  'label_column': '',
   'features': '', 'walks': 3, 'walk_length': 8, 'p': 1.0, 'q': 0.5,
   'valid': '', 'test': '', 'sample': 0.0, 'candidates': 'all',
 }  # fmt: skip
