@@ -173,7 +173,7 @@ def from_edges(
   """
   sources, targets = np.asarray(sources), np.asarray(targets)
   if num_nodes is None:
-    num_nodes = 1 + max(sources.max(initial=-1), targets.max(initial=-1))
+    num_nodes = 1 + int(max(sources.max(initial=-1), targets.max(initial=-1)))
   _check(sources, targets, num_nodes)
   if weights is not None:
     weights = np.asarray(weights, np.float32)
