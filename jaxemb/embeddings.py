@@ -85,9 +85,7 @@ class Embeddings:
 
   def __contains__(self, word: object) -> bool:
     words = self.sense_table.index if self.sense_table else ()
-    return isinstance(word, str) and (
-      word in self.key_to_index or word in words
-    )
+    return isinstance(word, str) and (self._row(word) >= 0 or word in words)
 
   def __repr__(self) -> str:
     return f'Embeddings({len(self):,} words x {self.vector_size})'
@@ -98,9 +96,19 @@ class Embeddings:
       return self.get_vector(words)
     return np.stack([self.get_vector(word) for word in words])
 
+  def _row(self, word):
+    """-1 = unknown. A name with white space is looked up as exports have it."""
+    row = self.key_to_index.get(word, -1)
+    if row == -1 and word:
+      name = word2vec_format.spell([word])[0][0].decode()
+      # Where a word was called so already, two rows might be meant.
+      if f'{name}_' not in self.key_to_index:
+        row = self.key_to_index.get(name, -1)
+    return row
+
   def get_index(self, word: str | int) -> int:
     """Row of a word; a row number stands for itself."""
-    row = self.key_to_index.get(word, -1) if isinstance(word, str) else word
+    row = self._row(word) if isinstance(word, str) else word
     if row == -1 and self.sense_table and word in self.sense_table.index:
       name, _ = max(self.senses(word), key=lambda sense: sense[1])
       row = self.key_to_index[name]

@@ -149,7 +149,8 @@ def _of_nodes(
     _refuse_given(output, flag, given)
   model = nodes.load(flags.model)
   settings = {
-    'path': flags.data, 'labels': '', 'directed': model.settings['directed'],
+    'path': flags.data, 'labels': '', 'label_column': '',
+    'directed': model.settings['directed'],
   }  # fmt: skip
   settings |= {k: getattr(flags, k) for k in _OF_NODES}
   with tempfile.TemporaryDirectory() as cache:

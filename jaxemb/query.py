@@ -99,7 +99,12 @@ def split_expression(
   terms: Sequence[str], known: Container[str]
 ) -> tuple[list[str], list[str]]:
   """Words of `king - man + woman` to add and to subtract, or a `UserError`."""
-  terms = ' '.join(terms).split()
+  # In quotes, or without, the name of a node may have white space.
+  parts = [y for x in terms for y in ([x] if x in known else x.split())]
+  whole = ' '.join(parts)
+  if whole in known and not all(x in known for x in parts):
+    return [whole], []
+  terms = parts
   if len(terms) == 1 and terms[0] in known:
     return terms, []
   words, sign = {'+': [], '-': []}, ''

@@ -51,10 +51,14 @@ def run(folder, monkeypatch, command):
     (['-'], (['-'], [])),
     (['king', '-5'], (['king', '-5'], [])),
     (['king', '-', '-5'], (['king'], ['-5'])),
+    (['Ada King'], (['Ada King'], [])),
+    (['Ada', 'King'], (['Ada King'], [])),
+    (['Ada King', '-', 'man'], (['Ada King'], ['man'])),
   ],
 )
 def test_expressions(terms, expected):
-  assert query.split_expression(terms, _WORDS) == expected
+  known = [*_WORDS, 'Ada King']
+  assert query.split_expression(terms, known) == expected
 
 
 @pytest.mark.parametrize('line', ['', 'king -', 'king - + man', '+'])

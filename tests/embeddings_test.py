@@ -94,6 +94,17 @@ def test_norms_of_other_numbers_are_float32(dtype):
   np.testing.assert_allclose(norms, [24400**0.5, 5], rtol=1e-6)
 
 
+def test_names_with_white_space_are_found_as_exports_spell_them():
+  keys = ['a_b', 'c_d', 'c_d_', 'e', '_']
+  found = jaxemb.Embeddings(keys, np.eye(5, dtype=np.float32))
+  assert found.get_index('a b') == 0 and 'a b' in found
+  # Of a node called `c d` beside another called `c_d`, exports have `c_d_`.
+  for word in ('c d', 'e f', ''):
+    assert word not in found
+    with pytest.raises(errors.UnknownWordError):
+      found.get_index(word)
+
+
 def test_unknown_words_are_named_with_near_spellings(ours):
   words = ['Village', 'villages', 'the', 'king', 'village']
   vectors = jaxemb.Embeddings(words, np.eye(5, dtype=np.float32))

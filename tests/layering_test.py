@@ -122,9 +122,10 @@ def test_the_package_stays_within_its_budget():
   # files of graphs import, 200 nodes of other graphs; 540 rows that a GPU's
   # kernels sum, and what they move; 310 sums of sorted rows by a kernel for
   # TPUs, topologies side by side, narrow rows and old compilers of a plan; 90
-  # jobs that go on after a pause and end in order.
+  # jobs that go on after a pause and end in order; 310 folders of graphs as
+  # others publish them, 120 walks whose draws wait together.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 38_660
+  assert lines <= 39_080
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

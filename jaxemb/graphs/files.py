@@ -1,7 +1,8 @@
 """Graphs from files: lists of edges, matrices, folders of OGB.
 
-What `config.data.path` names is told apart here: `edge_lists` and `matrices`
-read it, and `node_files` what other files know of nodes.
+What `config.data.path` names is told apart here, in folders of several files by
+`published`: `edge_lists` and `matrices` read it, and `node_files` what other
+files know of nodes.
 
   folder  as `graph.save` writes it, or of OGB as downloaded; `ogbn-arxiv`
           and others are downloaded
@@ -12,7 +13,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,7 +20,13 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.clicks import formats
-from jaxemb.graphs import edge_lists, matrices, node_files, toygraph
+from jaxemb.graphs import (
+  edge_lists,
+  matrices,
+  node_files,
+  published,
+  toygraph,
+)
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.storage import atomic
 from jaxemb.text import download, sources
@@ -44,7 +50,12 @@ def read(
     path = str(download.ogb(path, cache, tell))
     settings = {**settings, 'path': path}
   first = pathlib.Path(path).expanduser()
-  _refuse_pickles(first)
+  published.refuse(first)
+  is_made = toygraph.is_named(path) or graph_lib.is_saved(first)
+  if not is_made and not (first / 'raw').is_dir():
+    settings = published.with_files(settings)
+    path = settings['path']
+  place = pathlib.Path(path).expanduser()
   is_listed = False
   if toygraph.is_named(path):
     found = toygraph.make(path)
@@ -52,8 +63,10 @@ def read(
     found = graph_lib.load(first)
   elif (first / 'raw').is_dir():
     found = _built(_ogb, [*first.rglob('*.*')], settings, cache, progress)
-  elif first.suffix in ('.npz', '.mat'):
-    found = matrices.read(first, settings['directed'])
+  elif place.suffix in ('.npz', '.mat'):
+    found = matrices.read(place, settings['directed'])
+    if first.is_dir():
+      found = found._replace(**published.splits_of(first, found.num_nodes))
   else:
     paths = formats.find(path, 'list of edges')
     is_listed = True
@@ -65,18 +78,6 @@ def read(
         f'{path} is none; remove it'
       )
   return node_files.with_files(found, settings)
-
-
-def _refuse_pickles(path):
-  """Raises a `UserError` for what only runs as a program of Python."""
-  parts = [*path.glob('ind.*.graph')] if path.is_dir() else [path]
-  is_planetoid = any(re.match(r'ind\..+\.\w+$', x.name) for x in parts)
-  if is_planetoid or path.suffix in ('.pkl', '.pickle', '.pt', '.pth'):
-    raise errors.UserError(
-      f'{path} has pickles, which can run any code when they are read; write '
-      'the graph as .npz with adj_data, adj_indices, adj_indptr, adj_shape, '
-      'the same of attr_, labels, and idx_train, idx_val, idx_test'
-    )
 
 
 def from_networkx(

@@ -117,19 +117,37 @@ def num_classes(graph: Graph) -> int:
   return 1 + int(np.max(flat, initial=-1))
 
 
+def entries(
+  offsets: np.ndarray, nodes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Of lists of nodes int [n]: whose, from 0 on, and where each entry is."""
+  starts = offsets[nodes]
+  sizes = offsets[nodes + 1] - starts
+  owners = np.repeat(np.arange(len(nodes)), sizes)
+  return owners, np.arange(len(owners)) + (starts - np.cumsum(sizes) + sizes)[
+    owners
+  ]
+
+
 def label_matrix(graph: Graph, nodes: np.ndarray) -> np.ndarray:
   """[n, classes] bool, the labels of nodes int [n]."""
-  labels = graph.labels
-  if isinstance(labels, tuple):
-    offsets, flat = map(np.asarray, labels)
-    owners = np.repeat(np.arange(graph.num_nodes), np.diff(offsets))
+  found = np.zeros((len(nodes), num_classes(graph)), bool)
+  if isinstance(graph.labels, tuple):
+    offsets, flat = graph.labels
+    rows, places = entries(offsets, nodes)
+    found[rows, flat[places]] = True
   else:
-    flat = np.asarray(labels)
-    owners = np.flatnonzero(flat >= 0)
-    flat = flat[owners]
-  found = np.zeros((graph.num_nodes, num_classes(graph)), bool)
-  found[owners, flat] = True
-  return found[nodes]
+    labels = np.asarray(graph.labels)[nodes]
+    rows = np.flatnonzero(labels >= 0)
+    found[rows, labels[rows]] = True
+  return found
+
+
+def num_labelled(graph: Graph) -> int:
+  """Nodes that have a label."""
+  if isinstance(graph.labels, tuple):
+    return np.count_nonzero(np.diff(graph.labels[0]))
+  return np.count_nonzero(np.asarray(graph.labels) >= 0)
 
 
 def by_label(
@@ -173,7 +191,7 @@ def from_edges(
   """
   sources, targets = np.asarray(sources), np.asarray(targets)
   if num_nodes is None:
-    num_nodes = 1 + max(sources.max(initial=-1), targets.max(initial=-1))
+    num_nodes = 1 + int(max(sources.max(initial=-1), targets.max(initial=-1)))
   _check(sources, targets, num_nodes)
   if weights is not None:
     weights = np.asarray(weights, np.float32)

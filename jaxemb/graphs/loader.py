@@ -359,10 +359,9 @@ class Walks(loader.TextSource):
     """What vectors [vocab, d] tell of labels and of edges held out."""
     graph, found = self.graph, {}
     if graph.labels is not None:
-      every = graph_lib.label_matrix(graph, np.arange(graph.num_nodes))
-      num_labelled = int(every.any(1).sum())
-      labels = every[self.nodes]
-      found |= nodes.evaluate(vectors, labels, num_total=num_labelled)
+      labels = graph_lib.label_matrix(graph, self.nodes)
+      total = graph_lib.num_labelled(graph)
+      found |= nodes.evaluate(vectors, labels, num_total=total)
     for name, held in self.held.items():
       edges = self.corpus.ids_of[held.edges]
       edges = edges[(edges >= 0).all(1)]
@@ -371,7 +370,7 @@ class Walks(loader.TextSource):
       found[f'{name} edges'] = links.evaluate(
         links.products(vectors, vectors, is_cosine=True),
         edges,
-        lambda _: self._known,
+        self._known,
         self.spec.settings['candidates'],
         np.diff(graph.offsets)[self.nodes],
         (len(held.edges) + held.num_unknown) * (1 if graph.directed else 2),
@@ -389,16 +388,20 @@ class Walks(loader.TextSource):
     order = np.flatnonzero(self.corpus.ids_of >= 0)
     return order[np.argsort(self.corpus.ids_of[order])]
 
-  @functools.cached_property
-  def _known(self):
-    """The second ends of all edges of each id, held out or not."""
+  def _known(self, wanted):
+    """The second ends of all edges of ids [n], held out or not.
+
+    Of the others nothing: lists of all edges would be as large as the graph.
+    """
     graph, ids_of = self.graph, self.corpus.ids_of
-    sources = np.repeat(np.arange(graph.num_nodes), np.diff(graph.offsets))
-    pairs = [np.stack([sources, np.asarray(graph.neighbors)], 1)]
+    owners, places = graph_lib.entries(graph.offsets, self.nodes[wanted])
+    pairs = [np.stack([wanted[owners], ids_of[graph.neighbors[places]]])]
     for held in self.held.values():
-      pairs += [held.edges] + [held.edges[:, ::-1]] * (not graph.directed)
-    pairs = ids_of[np.concatenate(pairs)]
-    first, second = pairs[(pairs >= 0).all(1)].T
+      edges = ids_of[held.edges.T]
+      for some in [edges] if graph.directed else [edges, edges[::-1]]:
+        pairs.append(some[:, np.isin(some[0], wanted)])
+    first, second = np.concatenate(pairs, 1)
+    first, second = first[second >= 0], second[second >= 0]
     order = np.argsort(first, kind='stable')
     sizes = np.bincount(first, minlength=len(self.keys))
     starts = np.concatenate([[0], np.cumsum(sizes)])

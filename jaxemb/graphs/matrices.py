@@ -124,10 +124,13 @@ def _npz(path):
 
   if 'format' in found:
     return sparse.load_npz(path).tocsr(), None, known
-  if {'edges', 'node_labels'} <= found.keys():  # Platonov et al. 2023
+  # Platonov et al. 2023, and Rozemberczki's for PyTorch Geometric.
+  for one, other in ('target', 'node_labels'), ('features', 'node_features'):
+    found.setdefault(other, found.get(one))
+  if 'edges' in found and found['node_labels'] is not None:
     labels, edges = found['node_labels'], found['edges']
     known |= node_files.splits_of(found, len(labels))
-    if 'node_features' in found:
+    if found['node_features'] is not None:
       known['features'] = found['node_features'].astype(np.float32)
     shape = len(labels), len(labels)
     ends = np.ones(len(edges), np.float32), tuple(edges.T)

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.clicks import formats
-from jaxemb.graphs import edge_lists
+from jaxemb.graphs import edge_lists, published
 from jaxemb.graphs import graph as graph_lib
 
 
@@ -41,7 +41,7 @@ def with_files(
   elif path:
     labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
     unknown = 0
-    for _, (name, *found) in _lines(path, 2, _LABELS):
+    for name, found in published.labels_of(path) or _labels(path, settings):
       node = number(name)
       if node is None:
         unknown += 1
@@ -70,7 +70,11 @@ def with_files(
         )
     else:
       features, unknown = None, 0
-      for line, (name, *cells) in _lines(path, 2):
+      rows = published.features_of(path)
+      lines = _lines(path, 2) if rows is None else enumerate(rows.items())
+      for line, (name, *cells) in lines:
+        if rows is not None:
+          (cells,) = cells
         if features is None:
           features = np.zeros((graph.num_nodes, len(cells)), np.float32)
           has_row = np.zeros(graph.num_nodes, bool)
@@ -105,8 +109,9 @@ def with_files(
 
 
 # What columns are called in headers: of nodes, and of their labels.
-_NODES = {'node', 'id', 'name', 'node_id', 'nodeid', 'vertex', 'key'}
+_NODES = {'node', 'id', 'name', 'node_id', 'nodeid', 'vertex', 'key', 'new_id'}
 _LABELS = {'label', 'labels', 'class', 'group', 'category', 'community', 'y'}
+_LABELS |= {'target', 'ml_target', 'page_type', 'mature'}  # Rozemberczki's
 _LISTED = re.compile(r'\d+([,;]\d+)+')  # several labels, in one cell
 
 
@@ -131,6 +136,13 @@ def numbers(graph: graph_lib.Graph) -> Callable[[str], int | None]:
 
     return number
   return {x: i for i, x in enumerate(graph.names)}.get
+
+
+def _labels(path, settings):
+  """Names and labels of nodes."""
+  column = settings['label_column'].lower()
+  for _, (name, *found) in _lines(path, 2, {column} if column else _LABELS):
+    yield name, found
 
 
 def _lines(
@@ -160,10 +172,11 @@ def _lines(
         if called and (len(cells) > 2 or places == [0]):
           if len(places) != 1:
             raise errors.UserError(
-              f'{path} has the columns {", ".join(cells)[:80]}; call one of '
-              'them `label`, or leave two: the node and its label'
+              f'{path} has the columns {", ".join(cells)[:80]}; say which one '
+              'has the labels by --config.data.label_column'
             )
           nodes = [i for i, x in enumerate(lowered) if x in _NODES]
+          nodes.sort(key=lambda i: lowered[i] != 'new_id')  # as edges have
           chosen = *(nodes or [0])[:1], *places
         continue
       is_first = False

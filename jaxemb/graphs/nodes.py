@@ -106,7 +106,8 @@ def split(
     raise errors.UserError(
       f'config.data.valid={valid} and config.data.test={test} need '
       f'{num_valid + num_test:,} of {len(rest):,} labelled nodes that are not '
-      'trained on; lower them, or --config.data.train_per_class'
+      'trained on; lower them, or --config.data.train_per_class, such as '
+      '--config.data.valid=0.1 --config.data.test=0.2'
     )
   ends = num_valid, num_valid + num_test
   held = rest[: ends[0]], rest[ends[0] : ends[1]]

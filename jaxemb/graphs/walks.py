@@ -10,8 +10,9 @@ that the walk is at, having come from node t, by
   1 / q   otherwise
 
 times the weight of the edge. Neighbors are drawn by weight and rejected with
-what is missing to the largest of the three (KnightKing, Yang et al. 2019):
-exact, and no table for each edge. Weights are drawn from by Walker's alias
+what is missing to the largest of the three (KnightKing, Yang et al. 2019),
+where that of going back is folded away if it is the largest: exact, and no
+table for each edge. Weights are drawn from by Walker's alias
 method (Vose 1991).
 
 Many walks go on together, so that reads of memory need not wait for each other.
@@ -22,6 +23,10 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.text import loader, tokenize
@@ -81,8 +86,12 @@ class Walker(NamedTuple):
 
     def walk(i):
       some = slice(*bounds[i : i + 2])
-      args = self.length, self.return_bias, self.in_out_bias, self.key
-      _walk(*self[:5], *args[1:], numbers[some], out[some])
+      args = self.key, numbers[some], out[some]
+      biases = self.return_bias, self.in_out_bias
+      is_biased = biases != (1, 1)
+      _walk(*self[:5], *args, min(2, self.length) if is_biased else self.length)
+      if is_biased:
+        _walk_biased(*self[:4], *biases, *args)
 
     if num == 1:
       walk(0)
@@ -106,6 +115,12 @@ def _start(number, starts, key):
   turn, place = divmod(number, num)
   of_turn = np.uint64(loader.hashed(key ^ np.uint64(turn)))
   return starts[loader.permuted(place, num, of_turn)]
+
+
+@numba.njit(**_JIT)
+def _own_key(number, key):
+  """Of the draws of a walk."""
+  return loader.hashed(key ^ loader.hashed(np.uint64(number)))
 
 
 @numba.njit(**_JIT)
@@ -135,17 +150,26 @@ def _has(neighbors, start, stop, node):
   return found > 0
 
 
+@intrinsic
+def _prefetch(typing_context, address):
+  """Asks for the cache line of an address, to be read soon."""
+
+  def generate(context, builder, signature, args):
+    number = ir.IntType(32)
+    pointer = builder.inttoptr(args[0], cgutils.voidptr_t)
+    form = ir.FunctionType(ir.VoidType(), [pointer.type, *[number] * 3])
+    function = cgutils.get_or_insert_function(
+      builder.module, form, 'llvm.prefetch.p0'
+    )
+    builder.call(function, [pointer, *map(number, (0, 3, 1))])
+    return context.get_dummy_value()
+
+  return types.void(types.uintp), generate
+
+
 @numba.njit(**_JIT)
-def _walk(
-  offsets, neighbors, stays, others, starts, return_bias, in_out_bias, key,
-  numbers, out,
-):  # fmt: skip
-  is_biased = return_bias != 1 or in_out_bias != 1
-  largest = max(1.0, 1 / return_bias, 1 / in_out_bias)
-  smallest = min(1.0, 1 / in_out_bias)  # of those that are not the last node
-  back, far = 1 / return_bias / largest, 1 / in_out_bias / largest
-  near, surely = 1 / largest, smallest / largest
-  at_most = max(near, far)
+def _walk(offsets, neighbors, stays, others, starts, key, numbers, out, stop):
+  """DeepWalk's, before place `stop`."""
   own = np.empty(_TOGETHER, np.uint64)
   first = np.empty(_TOGETHER, np.int64)
   sizes = np.empty(_TOGETHER, np.int64)
@@ -153,10 +177,9 @@ def _walk(
     num = min(_TOGETHER, len(numbers) - start)
     here = out[start : start + num]
     for j in range(num):
-      number = numbers[start + j]
-      own[j] = loader.hashed(key ^ loader.hashed(np.uint64(number)))
-      here[j, 0] = _start(number, starts, key)
-    for step in range(1, out.shape[1]):
+      own[j] = _own_key(numbers[start + j], key)
+      here[j, 0] = _start(numbers[start + j], starts, key)
+    for step in range(1, stop):
       for j in range(num):
         node = here[j, step - 1]
         if node < 0:
@@ -164,52 +187,108 @@ def _walk(
         else:
           first[j] = offsets[node]
           sizes[j] = offsets[node + 1] - offsets[node]
-      if not is_biased or step == 1:
-        for j in range(num):
-          # Sizes are below 2^31: the upper half of a product.
-          draw = loader.hashed(own[j] + np.uint64(step))
-          place = ((draw >> np.uint64(32)) * np.uint64(sizes[j])) >> np.uint64(
-            32
-          )
-          at = first[j] + np.int64(place)
-          if sizes[j] == 0:
-            here[j, step] = -1
-          elif len(stays):
-            is_other = np.float32(draw & _LOW) >= stays[at] * np.float32(2**32)
-            here[j, step] = neighbors[first[j] + others[at] if is_other else at]
-          else:
-            here[j, step] = neighbors[at]
-        continue
       for j in range(num):
-        size = sizes[j]
-        if size < 2:
-          here[j, step] = neighbors[first[j]] if size else -1
-          continue
-        last = here[j, step - 2]
-        low, high = offsets[last], offsets[last + 1]
-        trial = np.uint64(step)
-        while True:
+        # Sizes are below 2^31: the upper half of a product.
+        draw = loader.hashed(own[j] + np.uint64(step))
+        place = ((draw >> np.uint64(32)) * np.uint64(sizes[j])) >> np.uint64(32)
+        at = first[j] + np.int64(place)
+        if sizes[j] == 0:
+          here[j, step] = -1
+        elif len(stays):
+          is_other = np.float32(draw & _LOW) >= stays[at] * np.float32(2**32)
+          here[j, step] = neighbors[first[j] + others[at] if is_other else at]
+        else:
+          here[j, step] = neighbors[at]
+
+
+@numba.njit(**_JIT)
+def _walk_biased(
+  offsets, neighbors, stays, others, return_bias, in_out_bias, key, numbers,
+  out,
+):  # fmt: skip
+  """node2vec's, whose first two nodes are there."""
+  has_weights = len(stays) > 0
+  back, far = 1 / return_bias, 1 / in_out_bias
+  # The largest rejects many. Where going back has it, what that has beyond the
+  # others is drawn apart, as some more places behind those of neighbors.
+  largest = max(1.0, far, back if has_weights else 0.0)
+  more = max(0.0, back / largest - 1)
+  back, near, far = back / largest, 1 / largest, far / largest
+  surely, at_most = min(near, far), max(near, far)
+  lists = np.uint64(neighbors.ctypes.data)
+  own = np.empty(_TOGETHER, np.uint64)
+  first, first_before = np.zeros((2, _TOGETHER), np.int64)
+  sizes, sizes_before = np.zeros((2, _TOGETHER), np.int64)
+  left, asked = np.empty((2, _TOGETHER), np.int64)  # walks without a next node
+  found, chances = np.empty(_TOGETHER, np.int32), np.empty(_TOGETHER)
+  for start in range(0, len(numbers), _TOGETHER):
+    num = min(_TOGETHER, len(numbers) - start)
+    here = out[start : start + num]
+    for j in range(num):
+      own[j] = _own_key(numbers[start + j], key)
+    for step in range(1, out.shape[1]):
+      for j in range(num):
+        first_before[j], sizes_before[j] = first[j], sizes[j]
+        node = here[j, step - 1]
+        sizes[j] = 0
+        if node >= 0:
+          first[j] = offsets[node]
+          sizes[j] = offsets[node + 1] - offsets[node]
+          # To be drawn from, and then looked through.
+          place = lists + np.uint64(4 * first[j])
+          last = 4 * min(sizes[j], _SEARCHED) - 4
+          for i in range(0, last, 64):
+            _prefetch(place + np.uint64(i))
+          _prefetch(place + np.uint64(last))
+      if step == 1:
+        continue
+      num_left = 0
+      for j in range(num):
+        if sizes[j] < 2:
+          here[j, step] = neighbors[first[j]] if sizes[j] else -1
+        left[num_left] = j
+        num_left += sizes[j] > 1
+      # All walks draw, then all look at what they drew, without branches that
+      # nobody can foresee: so reads of memory wait together.
+      trial = np.uint64(step)
+      while num_left:
+        for i in range(num_left):
+          j = left[i]
           draw = loader.hashed(own[j] + trial)
-          place = ((draw >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32)
-          at = first[j] + np.int64(place)
-          if len(stays):
+          place = np.int64(
+            (draw >> np.uint64(32)) * 2.0**-32 * (sizes[j] + more)
+          )
+          at = first[j] + min(place, sizes[j] - 1)
+          if has_weights:
             if np.float32(draw & _LOW) >= stays[at] * np.float32(2**32):
               at = first[j] + others[at]
-          node = neighbors[at]
-          chance = (loader.hashed(draw) >> np.uint64(11)) * 2.0**-53
-          if node == last:
-            is_taken = chance < back
-          elif chance < surely:
-            is_taken = True
-          elif chance >= at_most:
-            is_taken = False
-          else:
-            is_near = _has(neighbors, low, high, node)
-            is_taken = chance < (near if is_near else far)
-          if is_taken:
-            break
-          trial += np.uint64(1 << 32)
-        here[j, step] = node
+            draw = loader.hashed(draw)
+          found[i] = neighbors[at]
+          chances[i] = (draw & _LOW) * 2.0**-32
+          if place >= sizes[j]:  # back, if an edge leads there
+            last = here[j, step - 2]
+            is_there = _has(neighbors, first[j], first[j] + sizes[j], last)
+            found[i] = last if is_there else -1
+            chances[i] = 0.0 if is_there else 1.0
+        num_drawn, num_left, num_asked = num_left, 0, 0
+        for i in range(num_drawn):
+          j, node, chance = left[i], found[i], chances[i]
+          here[j, step] = node
+          is_last = node == here[j, step - 2]
+          is_taken = chance < (back if is_last else surely)
+          is_asked = (not is_taken) & (not is_last) & (chance < at_most)
+          asked[num_asked] = j
+          num_asked += is_asked
+          left[num_left] = j
+          num_left += (not is_taken) & (not is_asked)
+        for i in range(num_asked):
+          j = asked[i]
+          low = first_before[j]
+          high = low + sizes_before[j]
+          is_near = _has(neighbors, low, high, here[j, step])
+          left[num_left] = j
+          num_left += is_near != (near > far)
+        trial += np.uint64(1 << 32)
 
 
 @numba.njit(**_JIT)

@@ -18,6 +18,7 @@ SETTINGS = {
   'directed': False,
   'num_nodes': 0,
   'labels': '',
+  'label_column': '',
   'features': '',
 }
 

@@ -18,6 +18,7 @@ SETTINGS = {
   'columns': '',
   'num_nodes': 0,
   'labels': '',
+  'label_column': '',
   'features': '',
 }
 
@@ -286,7 +287,7 @@ def test_columns_of_files_of_labels(read, tmp_path):
   graph = read(edges, labels=str(path))
   assert graph.labels.tolist() == [1, 0, -1] and graph.label_names == ['x', 'y']
   path.write_text('id,year,name\na,1990,x\n')
-  with pytest.raises(errors.UserError, match='columns id, year, name; call'):
+  with pytest.raises(errors.UserError, match='columns id, year, name; say'):
     read(edges, labels=str(path))
   path.write_text('a y x\nb class y\n')  # several, without a header
   assert read(edges, labels=str(path)).label_names == ['class', 'x', 'y']
@@ -297,9 +298,9 @@ def test_comments_are_counted_and_other_files_named(read, tmp_path):
   assert graph.counted['comments'] == 2
   folder = tmp_path / 'lists'
   folder.mkdir()
-  (folder / 'edges.tsv').write_text('a\tb\n' * 20)
+  (folder / 'list.tsv').write_text('a\tb\n' * 20)
   for text in 'Edges of a graph.\n\nTwo nodes a line.\n', 'A graph, 2019\n':
-    (folder / 'README').write_text(text)
+    (folder / 'about').write_text(text)
     with pytest.raises(errors.UserError, match=r'a glob such as .*/\*\.tsv'):
       read(None, 'lists')
 

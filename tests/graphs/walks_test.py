@@ -75,6 +75,7 @@ def test_walks_depend_on_nothing_but_their_number():
 
 SETTINGS = {
   'path': '', 'directed': False, 'columns': '', 'num_nodes': 0, 'labels': '',
+  'label_column': '',
   'features': '', 'walks': 3, 'walk_length': 8, 'p': 1.0, 'q': 0.5,
   'valid': '', 'test': '', 'sample': 0.0, 'candidates': 'all',
 }  # fmt: skip
@@ -155,6 +156,16 @@ def test_edges_that_are_held_out_are_not_walked(make, tmp_path):
   num = whole.num_edges
   assert abs(len(held) / num - 0.28) < 0.05
   assert source.graph.num_edges + len(held) == num
+  # What is filtered of some nodes are all their edges.
+  wanted = np.array([0, 3, 17, len(source.keys) - 1])
+  known = source._known(wanted)
+  for id_ in wanted:
+    node = source.nodes[id_]
+    near = whole.neighbors[whole.offsets[node] : whole.offsets[node + 1]]
+    ids = source.corpus.ids_of[near]
+    mine = known.ids[known.starts[id_] : known.starts[id_ + 1]]
+    assert sorted(mine) == sorted(ids[ids >= 0])
+  assert len(known) == len(source.keys)
   args = source.graph.offsets, source.graph.neighbors
   assert not loader._are_edges(*args, held).any()
   assert loader._are_edges(whole.offsets, whole.neighbors, held).all()

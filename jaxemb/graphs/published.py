@@ -1,0 +1,282 @@
+"""Files of graphs as others publish them: which of a folder has what.
+
+Names of files tell it. Of a folder
+
+  edges.csv, group-edges.csv                     Tang and Liu: BlogCatalog, ..
+  X.cites, X.content                             LINQS: Cora, CiteSeer
+  X_edges.csv, X_target.csv, X_features.json     Rozemberczki: MUSAE, LastFM, ..
+  out1_graph_edges.txt, out1_node_feature_label.txt   Geom-GCN: Actor, WebKB
+  X.txt, X-labels.txt or X.cmty.txt              SNAP
+  X.edges, X.node_labels                         Network Repository
+  adj_full.npz, feats.npy, class_map.json, role.json  GraphSAINT
+
+are found; their labels and features are read here where they are no lines of
+one node and what it has.
+"""
+
+import json
+import logging
+import pathlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxemb import errors
+from jaxemb.clicks import formats
+
+_LOG = logging.getLogger('jaxemb')
+
+_PACKED = r'(\.(gz|bz2|xz|zst))?'
+_BOTH = r'.*\.content|.*_node_feature_label\.txt'  # labels and features
+_COMMUNITIES = r'.*\.cmty\.txt|.*\.circles|.*-categories\.txt'
+_LABELS = (
+  r'group-edges\.csv|.*_target\.csv|.*\.node_labels|.*[_-]category\.txt|'
+  r'(.*[_-])?(labels?|class_map)\.(txt|csv|tsv|json)|'
+  f'{_COMMUNITIES}|{_BOTH}'
+)
+_FEATURES = (
+  r'(.*[_.-])?(features?|feats)\.(json|csv|txt|tsv|npy)|.*\.features|' + _BOTH
+)
+_EDGES = (
+  r'(.*[_.-])?edges\.(csv|tsv|txt|parquet)|.*[_.-]?edgelist\.txt|'
+  r'.*\.(cites|edges|edgelist)|out\..*|.*\.ungraph\.txt|adj_full\.npz'
+)
+_NEITHER = r'(readme|licen[cs]e|citing|meta\.|bibtex).*|.*\.(md|html?|pdf|bib)'
+# What NetworkX reads, and by which function.
+_NETWORKX = {
+  '.gml': 'read_gml',
+  '.graphml': 'read_graphml',
+  '.gexf': 'read_gexf',
+  '.net': 'read_pajek',
+  '.adjlist': 'read_adjlist',
+}
+
+
+def _is(path: pathlib.Path | str, names: str) -> bool:
+  name = pathlib.Path(path).name.lower()
+  return bool(re.fullmatch(f'({names}){_PACKED}', name))
+
+
+def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
+  """Settings where a folder's files of edges, labels and features are named.
+
+  As they are if the path is no folder, or its files have all the same role.
+  Says in the log what was found, or, for a file, which file beside it looks
+  like its labels.
+  """
+  settings = dict(settings)
+  place = pathlib.Path(settings['path']).expanduser()
+  if not place.is_dir():
+    _tell_labels(place, settings)
+    return settings
+  files = _files(place)
+  labels = [x for x in files if _is(x, _LABELS)]
+  features = [x for x in files if _is(x, _FEATURES)]
+  rest = [x for x in files if x not in labels and x not in features]
+  edges = [x for x in rest if _is(x, _EDGES)]
+  edges = edges or [x for x in rest if not _is(x, _NEITHER)]
+  if not edges or edges == [*place.iterdir()]:
+    return settings
+  for x in edges:
+    refuse(x)
+  settings['path'] = ','.join(map(str, edges))
+  for name, found in (('labels', labels), ('features', features)):
+    if len(found) > 1 and not settings[name]:
+      _LOG.info(
+        '%s has several files of %s; give one by --config.data.%s: %s',
+        *(place, name, name, ', '.join(x.name for x in found)),
+      )
+    elif found and not settings[name]:
+      settings[name] = str(found[0])
+  used = ((k, settings[k]) for k in ('path', 'labels', 'features'))
+  said = [f'{k} {x}' for k, x in used if x]
+  _LOG.info('of the folder %s: %s', place, ', '.join(said))
+  return settings
+
+
+def _files(folder):
+  """Its files; of a folder that has others of no use and a folder, that's."""
+  every = [x for x in sorted(folder.iterdir()) if x.name[0] not in '._']
+  files = [x for x in every if x.is_file()]
+  folders = [x for x in every if x.is_dir()]
+  if len(folders) == 1 and all(_is(x, _NEITHER) for x in files):
+    return _files(folders[0])
+  return files
+
+
+def _tell_labels(path, settings):
+  if settings['labels'] or not path.is_file():
+    return
+  stem = re.split(r'[._-]', path.name)[0]
+  beside = [x for x in _files(path.parent) if _is(x, _LABELS)]
+  alike = [x for x in beside if x.name.startswith(stem)] or beside
+  if len(alike) == 1 and path != alike[0]:
+    _LOG.info(
+      'labels may be in %s: give the folder %s instead of the file, or '
+      '--config.data.labels=%s',
+      *(alike[0].name, path.parent, alike[0]),
+    )
+
+
+def refuse(path: pathlib.Path) -> None:
+  """Raises a `UserError` for a form that is not read, and says what to do."""
+  parts = [*path.glob('ind.*.graph')] if path.is_dir() else [path]
+  is_planetoid = any(re.match(r'ind\..+\.\w+$', x.name) for x in parts)
+  if is_planetoid or path.suffix in ('.pkl', '.pickle', '.pt', '.pth'):
+    raise errors.UserError(
+      f'{path} has pickles, which can run any code when they are read; write '
+      'the graph as .npz with the arrays edges [n, 2], node_features, '
+      'node_labels, train_mask, val_mask and test_mask'
+    )
+  reader = _NETWORKX.get(path.suffix.lower())
+  if reader:
+    raise errors.UserError(
+      f'{path} is for NetworkX; in Python, write a folder by jaxemb.graphs: '
+      f'graph.save(files.from_networkx(networkx.{reader}(PATH), '
+      "label='ATTRIBUTE'), FOLDER), and give that"
+    )
+  if _is(path, _BOTH):
+    raise errors.UserError(
+      f'{path} has what nodes have, and no edges; give its folder, or the file '
+      'of edges'
+    )
+  if _is(path, r'.*\.(directed|node)\..*\.tab'):
+    raise errors.UserError(
+      f'{path} is of a form of its own; write lines `citing cited`, and others '
+      '`paper label` for --config.data.labels, or give the pubmed.npz of '
+      'gnn-benchmark'
+    )
+
+
+# Labels and features.
+
+
+def labels_of(path: str) -> Iterator[tuple[str, list[str]]] | None:
+  """Nodes with labels, of a file of another form than lines of nodes."""
+  if _is(path, _COMMUNITIES):
+    return _members(path)
+  if _is(path, _BOTH):
+    return ((name, [label]) for name, _, label in _described(path))
+  if path.endswith('.json'):
+    return _json_labels(path)
+  return None
+
+
+def features_of(path: str) -> dict[str, np.ndarray] | None:
+  """By node float32 [d], of a file of another form than lines of numbers."""
+  if _is(path, _BOTH):
+    given: dict[str, Sequence[Any]] = {}
+    for name, cells, _ in _described(path):
+      given[name] = cells[0].split(',') if len(cells) == 1 else cells
+    try:
+      given = {k: [float(y) for y in x if y] for k, x in given.items()}
+    except ValueError as error:
+      raise errors.UserError(
+        f'{path}: {errors.one_line(error)}; give lines `node numbers label`'
+      ) from error
+    # Actor has the numbers of words instead of a row of zeros and ones.
+    is_dense = len({len(x) for x in given.values()}) == 1
+    return _rows(path, given, is_dense)
+  if path.endswith('.json'):
+    given = _json(path)
+    is_dense = any(isinstance(y, float) for x in given.values() for y in x)
+    return _rows(path, given, is_dense)
+  return None
+
+
+def _rows(path, given, is_dense):
+  """Of lists by node: numbers, or places of ones."""
+  try:
+    if is_dense:
+      rows = {k: np.array(x, np.float32) for k, x in given.items()}
+    else:
+      lists = {k: np.array(x, np.int64) for k, x in given.items()}
+      size = 1 + max(int(x.max(initial=-1)) for x in lists.values())
+      if any(x.min(initial=0) < 0 for x in lists.values()):
+        raise ValueError('there is a number below 0')
+      rows = {k: np.zeros(size, np.float32) for k in lists}
+      for k, x in lists.items():
+        rows[k][x] = 1
+    sizes = {x.shape for x in rows.values()}
+    if len(sizes) != 1 or len(*sizes) != 1:
+      raise ValueError('nodes have rows of several lengths')
+  except (ValueError, TypeError) as error:
+    raise errors.UserError(
+      f'cannot read features of {path}: {errors.one_line(error)}; give an '
+      'object {"node": [numbers of what it has], ..}'
+    ) from error
+  return rows
+
+
+def _text_lines(path):
+  (place,) = formats.find(path, 'file of nodes')[:1]
+  for text, *_ in formats.blocks(place):
+    for line in bytes(text).splitlines():
+      line = line.decode('utf-8-sig', 'replace').strip()
+      if line and not line.startswith('#'):
+        yield line
+
+
+def _members(path):
+  """A line is a community: maybe a name, and its nodes."""
+  for number, line in enumerate(_text_lines(path)):
+    name, sep, rest = line.rpartition(';')
+    nodes = rest.split()
+    if not sep:
+      name = str(number)
+      if _is(path, r'.*\.circles'):
+        name, *nodes = nodes
+    for node in nodes:
+      yield node, [name]
+
+
+def _described(path):
+  """Nodes with features [str] and a label, of lines `node .. label`."""
+  for line in _text_lines(path):
+    name, *cells = line.split('\t') if '\t' in line else line.split()
+    if name == 'node_id':
+      continue
+    if len(cells) < 2:
+      raise errors.UserError(
+        f'{path} has a line of {len(cells) + 1} field(s), {line[:60]!r}; give '
+        'lines `node features label`'
+      )
+    yield name, cells[:-1], cells[-1]
+
+
+def _json(path):
+  place = pathlib.Path(path).expanduser()
+  try:
+    given = json.loads(place.read_text('utf-8'))
+    if not isinstance(given, dict) or not given:
+      raise ValueError('it is no object of nodes')
+  except (OSError, ValueError) as error:
+    raise errors.UserError(
+      f'cannot read {path}: {errors.one_line(error)}; give an object of nodes'
+    ) from error
+  return given
+
+
+def _json_labels(path):
+  """A label of each node, or zeros and ones for all labels."""
+  for name, x in _json(path).items():
+    is_list = isinstance(x, list)
+    yield name, [str(i) for i, y in enumerate(x) if y] if is_list else [str(x)]
+
+
+def splits_of(folder: pathlib.Path, num_nodes: int) -> dict[str, Any]:
+  """The `splits` of a graph that a folder's role.json has, if there is one."""
+  path = folder / 'role.json'
+  if not path.is_file():
+    return {}
+  given, keys = _json(path), {'train': 'tr', 'valid': 'va', 'test': 'te'}
+  found = {k: np.array(given.get(x, ()), np.int64) for k, x in keys.items()}
+  for x in found.values():
+    if len(x) and not 0 <= x.min() <= x.max() < num_nodes:
+      raise errors.UserError(
+        f'{path} has nodes that are not among the {num_nodes:,} of the graph; '
+        'give numbers from 0 on'
+      )
+  return {'splits': {k: x for k, x in found.items() if len(x)}}

@@ -1,0 +1,255 @@
+"""Folders of graphs in the forms in which others publish them."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from jaxemb import errors
+from jaxemb.graphs import files
+
+SETTINGS = {
+  'directed': False,
+  'columns': '',
+  'num_nodes': 0,
+  'labels': '',
+  'label_column': '',
+  'features': '',
+}
+# Six nodes, named by numbers that differ from their places in most forms.
+EDGES = [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3), (2, 3)]
+LABELS = ['a', 'a', 'b', 'b', 'a', 'c']
+MANY = [['1'], ['1', '2'], ['2'], ['2'], ['1'], ['2', '3']]
+FEATURES = np.eye(6, 5, dtype=np.float32) + np.eye(6, 5, -1, np.float32)
+NAMES = [str(3 * i + 7) for i in range(6)]
+
+
+def _lines(sign, rows):
+  return ''.join(sign.join(map(str, x)) + '\n' for x in rows)
+
+
+def _named(edges=EDGES):
+  return [(NAMES[a], NAMES[b]) for a, b in edges]
+
+
+def _rows(kind=int):
+  return [[kind(y) for y in x] for x in FEATURES]
+
+
+def _written(folder, files_of):
+  for name, text in files_of.items():
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if name.endswith('.gz') else data)
+
+
+TANG = {
+  'readme.txt': '1. Data Set Information:\n',
+  'data/nodes.csv': _lines(',', zip(NAMES, strict=True)),
+  'data/groups.csv': '1\n2\n3\n',
+  'data/edges.csv': _lines(',', _named()),
+  'data/group-edges.csv': _lines(
+    ',', [(n, y) for n, x in zip(NAMES, MANY, strict=True) for y in x]
+  ),
+}
+LINQS = {
+  'README': 'This directory contains the citations\nof one\n',
+  'cora.cites': _lines('\t', _named()),
+  'cora.content': _lines(
+    '\t',
+    [(n, *x, y) for n, x, y in zip(NAMES, _rows(), LABELS, strict=True)][::-1],
+  ),
+}
+MUSAE = {
+  'README.txt': 'Some pages of a site\n',
+  'citing.txt': '@misc{a,\n}\n',
+  'musae_x_edges.csv': 'id_1,id_2\n' + _lines(',', _named()),
+  'musae_x_target.csv': 'id,facebook_id,page_name,page_type\n'
+  + _lines(',', [(n, i, f'"x, {n}"', LABELS[i]) for i, n in enumerate(NAMES)]),
+  'musae_x_features.json': json.dumps(
+    {
+      n: np.flatnonzero(x).tolist()
+      for n, x in zip(NAMES, FEATURES, strict=True)
+    }
+  ),
+}
+TWITCH = {
+  'musae_DE_edges.csv': 'from,to\n' + _lines(',', _named()),
+  'musae_DE_target.csv': 'id,days,mature,views,partner,new_id\n'
+  + _lines(
+    ',',
+    [(n, 5, LABELS[-1 - i], 1, False, NAMES[-1 - i])
+     for i, n in enumerate(NAMES)],
+  ),
+}  # fmt: skip
+GEOM = {
+  'out1_graph_edges.txt': 'node_id\tnode_id\n' + _lines('\t', _named()),
+  'out1_node_feature_label.txt': 'node_id\tfeature\tlabel\n'
+  + _lines(
+    '\t',
+    [
+      (n, ','.join(map(str, x)), y)
+      for n, x, y in zip(NAMES, _rows(), LABELS, strict=True)
+    ],
+  ),
+}
+ACTOR = {
+  **GEOM,
+  'out1_node_feature_label.txt': 'node_id\tfeature\tlabel\n'
+  + _lines(
+    '\t',
+    [
+      (n, ','.join(map(str, np.flatnonzero(x))), y)
+      for n, x, y in zip(NAMES, FEATURES, LABELS, strict=True)
+    ],
+  ),
+}
+SNAP = {
+  'email.txt.gz': '# FromNodeId\tToNodeId\n' + _lines(' ', _named()),
+  'email-department-labels.txt.gz': _lines(
+    ' ', zip(NAMES, LABELS, strict=True)
+  ),
+}
+COMMUNITIES = {
+  'com-x.ungraph.txt.gz': '# FromNodeId\tToNodeId\n' + _lines('\t', _named()),
+  'com-x.top5000.cmty.txt.gz': _lines(
+    '\t',
+    [
+      [n for n, x in zip(NAMES, MANY, strict=True) if label in x]
+      for label in '123'
+    ],
+  ),
+}
+NETWORK_REPOSITORY = {
+  'readme.html': '<html>\n</html>\n',
+  'x.edges': _lines(',', _named()),
+  'x.node_labels': _lines(',', zip(NAMES, LABELS, strict=True)),
+}
+
+
+@pytest.mark.parametrize(
+  ('given', 'labels', 'has_features'),
+  [
+    (TANG, MANY, False),
+    (LINQS, LABELS, True),
+    (MUSAE, LABELS, True),
+    (TWITCH, LABELS, False),
+    (GEOM, LABELS, True),
+    (ACTOR, LABELS, True),
+    (SNAP, LABELS, False),
+    (COMMUNITIES, [[str(int(y) - 1) for y in x] for x in MANY], False),
+    (NETWORK_REPOSITORY, LABELS, False),
+  ],
+)
+def test_a_folder_has_edges_labels_and_features(
+  given, labels, has_features, tmp_path, caplog
+):
+  _written(tmp_path / 'data', given)
+  settings = {**SETTINGS, 'path': str(tmp_path / 'data')}
+  with caplog.at_level('INFO', 'jaxemb'):
+    found = files.read(settings, tmp_path / 'cache', lambda *_: None)
+  assert 'of the folder' in caplog.text
+  keys = list(found.keys())
+  sources = np.repeat(np.arange(found.num_nodes), np.diff(found.offsets))
+  pairs = {
+    (keys[a], keys[b]) for a, b in zip(sources, found.neighbors, strict=True)
+  }
+  assert pairs == {*_named()} | {(b, a) for a, b in _named()}
+  for node, name in enumerate(keys):
+    wanted = labels[NAMES.index(name)]
+    if isinstance(found.labels, tuple):
+      offsets, flat = found.labels
+      mine = flat[offsets[node] : offsets[node + 1]]
+      assert [found.label_names[x] for x in mine] == wanted
+    else:
+      assert found.label_names[found.labels[node]] == wanted
+    if has_features:
+      np.testing.assert_array_equal(
+        found.features[node], FEATURES[NAMES.index(name)]
+      )
+  assert (found.features is not None) == has_features
+
+
+def test_a_folder_of_graphsaint_has_splits(tmp_path):
+  ends = np.array(EDGES + [(b, a) for a, b in EDGES]).T
+  matrix = sparse.csr_matrix((np.ones(len(ends[0]), bool), ends), (6, 6))
+  sparse.save_npz(tmp_path / 'adj_full.npz', matrix)
+  sparse.save_npz(tmp_path / 'adj_train.npz', matrix)
+  np.save(tmp_path / 'feats.npy', FEATURES)
+  many = {str(i): [int(y in x) for y in '123'] for i, x in enumerate(MANY)}
+  (tmp_path / 'class_map.json').write_text(json.dumps(many))
+  role = {'tr': [5, 0], 'va': [1], 'te': [2, 3]}
+  (tmp_path / 'role.json').write_text(json.dumps(role))
+  settings = {**SETTINGS, 'path': str(tmp_path)}
+  found = files.read(settings, tmp_path, lambda *_: None)
+  assert found.num_edges == len(EDGES)
+  assert {k: x.tolist() for k, x in found.splits.items()} == {
+    'train': [5, 0],
+    'valid': [1],
+    'test': [2, 3],
+  }
+  offsets, flat = found.labels
+  assert [flat[a:b].tolist() for a, b in zip(offsets, offsets[1:])] == [  # noqa: B905
+    [int(y) - 1 for y in x] for x in MANY
+  ]
+  np.testing.assert_array_equal(found.features, FEATURES)
+  role['te'] = [6]
+  (tmp_path / 'role.json').write_text(json.dumps(role))
+  with pytest.raises(errors.UserError, match='not among the 6'):
+    files.read(settings, tmp_path, lambda *_: None)
+
+
+def test_a_column_of_labels_by_its_name(tmp_path):
+  _written(tmp_path, TWITCH)
+  settings = {**SETTINGS, 'path': str(tmp_path), 'label_column': 'days'}
+  found = files.read(settings, tmp_path / 'cache', lambda *_: None)
+  assert found.label_names == ['5']
+  settings['label_column'] = 'none'
+  with pytest.raises(errors.UserError, match='label_column'):
+    files.read(settings, tmp_path / 'cache', lambda *_: None)
+
+
+@pytest.mark.parametrize(
+  ('name', 'text', 'message'),
+  [
+    ('ind.cora.graph', 'x', 'has pickles.*node_labels'),
+    ('polblogs.gml', 'graph [\n]\n', 'networkx.read_gml'),
+    ('cora.content', '1\t0\ta\n', 'no edges; give its folder'),
+    ('X.DIRECTED.cites.tab', 'DIRECTED\tcites\n', 'pubmed.npz'),
+  ],
+)
+def test_other_forms_are_refused_with_what_to_do(name, text, message, tmp_path):
+  _written(tmp_path, {name: text})
+  settings = {**SETTINGS, 'path': str(tmp_path / name)}
+  with pytest.raises(errors.UserError, match=message):
+    files.read(settings, tmp_path / 'cache', lambda *_: None)
+
+
+@pytest.mark.parametrize(
+  ('features', 'message'),
+  [
+    ('{"7": [1, -2]}', 'below 0'),
+    ('{"7": [1.5], "10": [1, 2]}', 'several lengths'),
+    ('{"7": ["a"]}', 'invalid literal'),
+    ('[1]', 'no object of nodes'),
+    ('{', 'cannot read'),
+  ],
+)
+def test_bad_features_are_one_line(features, message, tmp_path):
+  _written(tmp_path, {**MUSAE, 'musae_x_features.json': features})
+  settings = {**SETTINGS, 'path': str(tmp_path)}
+  with pytest.raises(errors.UserError, match=message):
+    files.read(settings, tmp_path / 'cache', lambda *_: None)
+
+
+def test_labels_beside_a_file_are_told(tmp_path, caplog):
+  _written(tmp_path, SNAP)
+  settings = {**SETTINGS, 'path': str(tmp_path / 'email.txt.gz')}
+  with caplog.at_level('INFO', 'jaxemb'):
+    found = files.read(settings, tmp_path / 'cache', lambda *_: None)
+  assert found.labels is None
+  assert '--config.data.labels' in caplog.text
+  assert 'email-department-labels.txt.gz' in caplog.text
