@@ -27,6 +27,7 @@ def _check(case, folder):
   assert not bad_inputs.problem(case, code, said), said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', bad_inputs.CASES, ids=lambda x: x.says)
 def test_a_line_and_the_stated_exit_code(case, folder):
   _check(case, folder)
@@ -40,6 +41,7 @@ def test_streams_limits_and_environment(case, folder, monkeypatch):
   _check(case, folder)
 
 
+@pytest.mark.slow
 def test_damaged_files_of_a_run(folder):
   for case in bad_inputs.damaged(folder):
     _check(case, folder)

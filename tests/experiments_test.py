@@ -96,6 +96,7 @@ def toy(tmp_path_factory):
 # What experiments share.
 
 
+@pytest.mark.slow
 def test_rows_with_copies_move_seldom(run):
   flags = '--rows=2000', '--lookups=200', '--steps=100', '--shares=0.1,1'
   found, shown = run('het', *flags, '--exponents=1.05', '--policies=lru,lfu')
@@ -247,6 +248,7 @@ def test_device_hour(run, tmp_path):
   assert list((tmp_path / 'trace').rglob('*.xplane.pb'))
 
 
+@pytest.mark.slow
 def test_what_fails_on_a_device_ends_nothing_else(run, monkeypatch, tmp_path):
   import device_hour
 
@@ -729,6 +731,7 @@ def test_bench_mixture(run, toy):
   assert f'{slower:.2f}' in shown
 
 
+@pytest.mark.slow
 def test_click_steps_are_timed(monkeypatch, capsys, tmp_path):
   ctr = importlib.import_module('ctr')
   monkeypatch.setattr(ctr, 'EXAMPLES', 64)

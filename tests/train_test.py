@@ -185,6 +185,7 @@ def test_sigterm_saves_and_exits_with_75(
   assert runs.vectors(tmp_path) == runs.vectors(finished)
 
 
+@pytest.mark.slow
 def test_replicas_go_on_with_as_many_as_before(tmp_path):
   others = {'model.name': 'cbow', 'optimizer.name': 'adam'}
   assert _run(tmp_path, others | {'mesh.data': 3}) == 0
@@ -346,6 +347,7 @@ def test_unusable_text_is_named(tmp_path, data, name, words):
   assert not (tmp_path / 'run' / 'export').exists()
 
 
+@pytest.mark.slow
 def test_a_corrected_command_may_use_the_same_folder(tmp_path):
   paths = {'eval.paths': '/no/such/benchmark'}
   assert '/no/such/benchmark' in _refused(tmp_path, paths)

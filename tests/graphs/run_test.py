@@ -97,6 +97,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path, interrupting):
   assert files[0].read_bytes() == files[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_names_with_a_header_and_a_weight(tmp_path):
   rng = np.random.default_rng(0)
   lines = ['person,friend,meetings']
@@ -122,6 +123,7 @@ def test_names_with_a_header_and_a_weight(tmp_path):
   assert 'edges with weights' in (tmp_path / 'run' / 'log.txt').read_text()
 
 
+@pytest.mark.slow
 def test_walks_that_go_nowhere_else(tmp_path):
   # A row occurs in half of a step, and its gradients are one sum.
   lines = [f'a{i} b{i}\n' for i in range(200)]

@@ -149,7 +149,7 @@ def _run(variant, workdir, **settings):
 # Of few examples small steps learn sooner.
 SMALL = {'model__shared_negatives': 64, 'train__batch_examples': 512}
 VARIANTS = {
-  '': {'train__epochs': 15, **SMALL},
+  '': {'train__epochs': 6, **SMALL},
   'bpr': {'train__epochs': 30, **SMALL},
   'item2vec': {'train__epochs': 10, 'train__threads': 1},
 }

@@ -173,6 +173,7 @@ def test_loss_is_that_of_loops(more):
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_dropout_is_by_node_and_right_on_average():
   found = {}
   for num_nodes in (NUM_NODES, 1000):

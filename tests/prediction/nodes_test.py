@@ -85,7 +85,9 @@ def _shuffled(tmp_path):
   (tmp_path / 'features.txt').write_text('\n'.join(lines))
 
 
-@pytest.mark.parametrize('targets', ['classes', 'walks'])
+@pytest.mark.parametrize(
+  'targets', ['classes', pytest.param('walks', marks=pytest.mark.slow)]
+)
 def test_nodes_of_another_graph(tmp_path, targets, capsys):
   given = {'model.inputs': 'features', 'train.epochs': 2}
   if targets == 'walks':
@@ -139,6 +141,7 @@ def test_rows_of_nodes_are_not_those_of_others(trained, tmp_path, capsys):
   assert 'learned a row for each node' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('aggregator', graphsage.AGGREGATORS)
 def test_all_neighbors_are_used_of_all_nodes(aggregator):
   rng = np.random.default_rng(0)

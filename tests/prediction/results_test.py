@@ -124,6 +124,7 @@ def test_a_function_serves_without_the_package(trained, tmp_path):
     np.testing.assert_allclose(found, expected, 1e-5)
 
 
+@pytest.mark.slow
 def test_training_ends_where_it_gets_no_better(tmp_path):
   more = {'train__epochs': 30, 'optimizer__decay': 0.0}
   more |= {'optimizer__plateau_factor': 0.5, 'train__patience': 2}
@@ -220,6 +221,7 @@ def test_one_class_has_no_auc(tmp_path):
   assert found['auc'] is None and found['log_loss'] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'line'),
   [('libffm', '0:{}:1 1:{}:1'), ('libsvm', '{}:1 {}:1')],

@@ -128,6 +128,7 @@ print(peak_bytes() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != 'linux', reason='asks /proc')
 def test_a_table_in_a_file_is_never_in_memory_as_a_whole(tmp_path):
   command = [sys.executable, '-c', _PROGRAM, str(tmp_path)]

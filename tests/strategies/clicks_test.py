@@ -79,7 +79,7 @@ def _are_close(found, expected, tolerance=2e-5):
 @pytest.mark.parametrize(
   'name',
   [
-    pytest.param(x, marks=[] if x in ('logistic', 'deepfm') else slow)
+    pytest.param(x, marks=[] if x == 'deepfm' else slow)
     for x in config_lib.CLICK_MODELS
   ],
 )
@@ -139,9 +139,9 @@ def test_low_precision_rows_learn(dtype):
 @pytest.mark.parametrize(
   ('optimizer', 'store'),
   [
-    ('adam_full', 'memory'),
+    pytest.param('adam_full', 'memory', marks=slow),
     pytest.param('adagrad_full', 'disk', marks=slow),
-    pytest.param('sgd', 'memory', marks=slow),
+    ('sgd', 'memory'),
   ],
 )
 def test_stores_change_no_more_than_rounding(optimizer, store):

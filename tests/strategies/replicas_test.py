@@ -441,6 +441,7 @@ def test_another_number_goes_on_from_what_was_learned(num, others, dtype):
   np.testing.assert_allclose(slots, np.tile(squares, (others, 1)), 1e-5)
 
 
+@pytest.mark.slow
 def test_exchanges_beside_the_steps_give_the_same():
   settings = {
     'model.dim': DIM, 'model.window': WINDOW, 'model.shared_negatives': 3,

@@ -184,6 +184,7 @@ def test_invariants_hold_under_any_schedule(bounds, policy):
     assert rows[row, ADDED] == number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('bounds', [(0, 0), (4, 6)])
 def test_rows_read_while_a_stretch_runs_lose_nothing(bounds):
   rng, servers = np.random.default_rng(7), _Servers(3)

@@ -1,6 +1,7 @@
 """Kernels that copy rows on a TPU, interpreted, against loops and XLA."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -59,10 +60,8 @@ def test_running_sums_are_those_of_a_loop(num, dim):
     found, others = sorted_sums.running_sums(*args)
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
     assert (others is None) != fits
-  args = rows, order, ids, 2 * rows, True, True
-  np.testing.assert_array_equal(
-    sorted_sums.running_sums(*args)[1], 2 * rows[order]
-  )
+    if fits:
+      np.testing.assert_array_equal(others, 2 * rows[order])
 
 
 OPTIMIZERS = {
@@ -74,8 +73,13 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize('name', OPTIMIZERS)
-@pytest.mark.parametrize('layout', ['replicated', 'row'])
+@pytest.mark.parametrize(
+  ('name', 'layout'),
+  [
+    pytest.param(*x, marks=[] if x[0] == 'adagrad' else pytest.mark.slow)
+    for x in itertools.product(OPTIMIZERS, ('replicated', 'row'))
+  ],
+)
 def test_steps_by_the_kernels_are_those_of_others(monkeypatch, name, layout):
   calls = []
 
@@ -95,6 +99,9 @@ def test_steps_by_the_kernels_are_those_of_others(monkeypatch, name, layout):
   for module, name_of in patched:
     function = interpreted(getattr(module, name_of))
     monkeypatch.setattr(module, name_of, function)
+  # Three blocks, each of two tiles: those of a block are compiled one by one.
+  monkeypatch.setattr(row_copies, '_IDS_AT_ONCE', 256)
+  monkeypatch.setattr(row_copies, '_BLOCK_BYTES', 256 * 4 * row_copies.LANES)
   rng = np.random.default_rng(0)
   ids = np.minimum(rng.zipf(1.3, 700), 601).astype(np.int32)  # 600: padding
   grads = jnp.asarray(rng.standard_normal((700, 70)), jnp.float32)

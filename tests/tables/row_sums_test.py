@@ -64,7 +64,18 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize(
   ('name', 'layout'),
-  [*((x, 'replicated') for x in OPTIMIZERS), ('adagrad', 'row')],
+  [
+    ('adagrad', 'replicated'),
+    *(
+      pytest.param(*x, marks=pytest.mark.slow)
+      for x in [
+        ('sgd', 'replicated'),
+        ('adagrad_full', 'replicated'),
+        ('adam', 'replicated'),
+        ('adagrad', 'row'),
+      ]
+    ),
+  ],
 )
 def test_updates_are_those_of_a_loop(monkeypatch, name, layout):
   for x in 'sums', 'of_sorted':

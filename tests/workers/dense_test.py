@@ -126,7 +126,11 @@ def _compare(found, expected, tolerance):
   'is_graph,settings',
   [
     (False, {'model__name': 'wide_deep', **DENSE_ADAM}),
-    (False, {'model__name': 'dcn_v2', 'model__dropout': 0.2}),
+    pytest.param(
+      False,
+      {'model__name': 'dcn_v2', 'model__dropout': 0.2},
+      marks=pytest.mark.slow,
+    ),
     (True, DENSE_ADAM),
   ],
 )
@@ -136,6 +140,7 @@ def test_lockstep_is_synchronous_training(is_graph, settings):
   _compare(found[:2], expected[:2], 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('is_graph', [False, True])
 def test_one_worker_learns_what_one_process_does(is_graph):
   settings = {'optimizer__name': 'adagrad_full', **DENSE_ADAM}
@@ -144,6 +149,7 @@ def test_one_worker_learns_what_one_process_does(is_graph):
   _compare(found[:2], expected[:2], 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('is_graph', [False, True])
 def test_workers_that_never_wait_learn_as_much(is_graph):
   more = {'optimizer__dense_learning_rate': 0.5, 'strategy__sync_every': 32}
