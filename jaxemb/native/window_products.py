@@ -16,7 +16,7 @@ Products are as precise as JAX's default on GPUs (TF32), as are XLA's.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -39,9 +39,7 @@ def _size(num: int) -> int:
   return max(_LEAST, 1 << (num - 1).bit_length())
 
 
-def can_multiply(
-  model: Any, tables: Mapping[str, spec_lib.Table]
-) -> bool:
+def can_multiply(model: Any, tables: Mapping[str, spec_lib.Table]) -> bool:
   """Whether the kernel has the gradients of a model with such tables."""
   if type(model) not in _MODELS:
     return False
@@ -88,7 +86,8 @@ def products(
   """Losses [k] of chunks, and gradients [k, v, dim] and [k, w, dim] of rows.
 
   Of the input and the output table: vectors [vocab, dim] float32, ids [k, v]
-  and [k, w]; ids from `vocab` on have rows of zeros. `interpret`: without a GPU.
+  and [k, w]; ids from `vocab` on have rows of zeros. `interpret`: without a
+  GPU.
   """
   import jax.experimental.pallas as pl  # takes long, and few need it
   import jax.experimental.pallas.triton as plt
