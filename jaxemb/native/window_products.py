@@ -142,13 +142,13 @@ def products(
     def factors(start):
       left, right = block(0, left_ids, start), block(1, right_ids, start)
       if has_means:
-        left = pl.dot(means, left)
+        left = plt.dot(means, left)
       return left, right
 
     scores = jnp.zeros((num_centers, num_outputs), jnp.float32)
     for start in starts:
       left, right = factors(start)
-      scores += pl.dot(left, right, trans_b=True)
+      scores += plt.dot(left, right, trans_b=True)
     labels = jnp.arange(num_outputs, dtype=jnp.int32) < found.num_positive
     labels = jnp.broadcast_to(labels.astype(jnp.float32)[None], scores.shape)
     weights = matrix(weights_ref, scores.shape)
@@ -158,11 +158,11 @@ def products(
     for start in starts:
       if len(starts) > 1:
         left, right = factors(start)
-      d_left = pl.dot(slopes, right)
+      d_left = plt.dot(slopes, right)
       if has_means:
-        d_left = pl.dot(means, d_left, trans_a=True)
+        d_left = plt.dot(means, d_left, trans_a=True)
       write(0, num_inputs, start, d_left)
-      write(1, num_outputs, start, pl.dot(slopes, left, trans_a=True))
+      write(1, num_outputs, start, plt.dot(slopes, left, trans_a=True))
 
   kernel.__name__ = 'window_products'  # in traces
   shapes = (num,), *((*x.shape, dim) for x in ids)
