@@ -5,9 +5,10 @@
 1. Agreement: the same steps from the same rows, on the device and on the CPU of
    its host; the largest difference is given in parts of what the steps changed.
 2. Rates of training on random ids, by size of the step, dim, dtype, optimizer
-   and with the kernels of `tables.row_copies` (TPU) or `tables.row_sums` (GPU)
-   or without, each with its part of the memory's rate: the bytes of rows that a
-   step reads and writes, in its time, over what the makers say.
+   and with the kernels of `tables.row_copies` (TPU), or `tables.row_sums` and
+   `native.window_products` (GPU), or without, each
+   with its part of the memory's rate: the bytes of rows that a step reads and
+   writes, in its time, over what the makers say.
 3. A trace of a dispatch for TensorBoard or Perfetto.
 
 Each result is written as it comes. What fails is told, and the rest goes on;

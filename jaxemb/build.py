@@ -26,7 +26,7 @@ from jaxemb.evaluation import benchmarks
 from jaxemb.merging import warm_start
 from jaxemb.models import base as model_base
 from jaxemb.models import hierarchical, skipgram, targets
-from jaxemb.native import ahead, ffi, updates
+from jaxemb.native import ahead, ffi, updates, window_products
 from jaxemb.native import step as native
 from jaxemb.ops import wire
 from jaxemb.runtime import distributed, resources
@@ -269,6 +269,9 @@ def trainer(
       type(model), t.dtype, config.optimizer, tuning.threads, compiling
     )
     if tuning.fused
+    else None,
+    window_products.Gradients()
+    if tuning.row_sums and window_products.can_multiply(model, tables)
     else None,
   )
   if num_slots:

@@ -459,6 +459,8 @@ def flops(jaxpr: Any, loops: tuple[int | None, ...] = ()) -> Iterator[tuple]:
     inside = loops
     if x.primitive.name in ('while', 'scan'):
       inside = (*loops, x.params.get('length'))
+    if x.primitive.name == 'pallas_call':  # a turn is a program
+      inside = (*loops, math.prod(x.params['grid_mapping'].grid))
     for value in x.params.values():
       for inner in value if isinstance(value, tuple | list) else [value]:
         inner = getattr(inner, 'jaxpr', inner)
@@ -554,6 +556,14 @@ def _lookups(job: Job) -> dict[str, tuple[float, float]]:
   return found
 
 
+def _distinct(job: Job) -> dict[int, float]:
+  """By number of lookups, the mean of tables of how many differ."""
+  found: dict[int, list[float]] = {}
+  for lookups, distinct in _lookups(job).values():
+    found.setdefault(round(lookups), []).append(distinct)
+  return {k: sum(x) / len(x) for k, x in found.items()}
+
+
 def row_bytes(x: Any, is_tpu: bool) -> int:
   """Of an array of rows, what reading one takes from memory.
 
@@ -643,8 +653,7 @@ def examine(job: Job) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
       program = compiled(job, traced, folder if on_gpu else '')
       if on_gpu:
-        distinct = {round(k): x for k, x in _lookups(job).values()}
-        args = program.as_text(), loop, distinct
+        args = program.as_text(), loop, _distinct(job)
         kernels = gpu.read(pathlib.Path(folder), *args)
   except jax.errors.JaxRuntimeError as error:
     if 'RESOURCE_EXHAUSTED' not in str(error):

@@ -103,7 +103,7 @@ def test_programs_for_gpus_copy_no_table_and_add_in_order(
 
 
 @needs_cuda
-def test_the_kernel_that_sums_rows_moves_less(tmp_path):
+def test_the_kernels_of_rows_move_less(tmp_path):
   flags = [SYNC, '--config.train.batch_words=65536']
   both = []
   for more in [], ['--config.train.fused=false']:
@@ -113,8 +113,8 @@ def test_the_kernel_that_sums_rows_moves_less(tmp_path):
   own, xla = both
   assert own['kernels']['atomics'] == own['table_copies_by_loop_depth'] == {}
   assert own['rows_per_step'] == xla['rows_per_step']
-  assert own['words_per_sec']['kernels'] > 1.4 * xla['words_per_sec']['kernels']
-  for x, most in ('bytes_per_step', 0.72), ('per_step', 0.7):
+  assert own['words_per_sec']['kernels'] > 1.9 * xla['words_per_sec']['kernels']
+  for x, most in ('bytes_per_step', 0.45), ('per_step', 0.7):
     assert own['kernels'][x] < most * xla['kernels'][x]
 
 

@@ -32,14 +32,13 @@ class Cbow(skipgram.SkipGram):
     outputs = jnp.concatenate([batch.centers(), draws], 1)
     return {skipgram.INPUT: batch.windows(), skipgram.OUTPUT: outputs}
 
-  def loss(self, params, rows, ids, batch, key):
-    """Summed over the centers that have a context."""
-    means, num_contexts = context_means(batch, rows[skipgram.INPUT])
+  def products(self, ids, batch):
+    """Of means of contexts, and centers."""
+    means, num_contexts = mean_weights(batch)
     has_context = (num_contexts > 0).astype(jnp.float32)
     weights = has_context * target_weights(self.spec, ids[skipgram.OUTPUT])
-    outputs, chunk = rows[skipgram.OUTPUT], self.spec.chunk
-    loss = self._weighted_loss(means, outputs, weights, chunk)
-    return loss, base.Aux(has_context.sum())
+    chunk, examples = self.spec.chunk, has_context.sum()
+    return skipgram.Products(weights, chunk, examples, means)
 
 
 def make(
@@ -57,9 +56,14 @@ def context_means(
   batch: windows.StepBatch, token_rows: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """[k, c, d] means of rows [k, c + 2 W, d]; [k, c, 1] numbers of contexts."""
+  means, num_contexts = mean_weights(batch)
+  return skipgram.weighted_sums(means, token_rows), num_contexts
+
+
+def mean_weights(batch: windows.StepBatch) -> tuple[jax.Array, jax.Array]:
+  """[k, c, c + 2 W], of means of contexts; [k, c, 1] numbers of these."""
   num_contexts = batch.num_contexts()[..., None]
-  mean = batch.mask() / jnp.maximum(num_contexts, 1)
-  return skipgram.weighted_sums(mean, token_rows), num_contexts
+  return batch.mask() / jnp.maximum(num_contexts, 1), num_contexts
 
 
 def target_weights(spec: skipgram.WindowSpec, ids: jax.Array) -> jax.Array:

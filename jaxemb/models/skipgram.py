@@ -23,6 +23,7 @@ which is small, saves an eighth of a training step.
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -144,6 +145,16 @@ class WindowSpec:
   row_ops: RowOps = WHOLE_ROWS  # from the layout of the tables
 
 
+class Products(NamedTuple):
+  """What a loss of products of a chunk's rows is made of, beside the rows."""
+
+  weights: jax.Array  # [k, c, w] float32, of the loss of each score
+  num_positive: int  # of the w outputs, the first ones have label 1
+  examples: jax.Array  # float32
+  # [k, c, v] float32, of input rows, to be multiplied; None = these are c.
+  means: jax.Array | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class WindowModel(base.Model):
   """A model of the windows of a text, with input and output vectors."""
@@ -182,8 +193,8 @@ class SkipGram(WindowModel):
     outputs = jnp.concatenate([batch.windows(), draws], 1)
     return {INPUT: batch.centers(), OUTPUT: outputs}
 
-  def loss(self, params, rows, ids, batch, key):
-    """Summed over the (center, context) pairs."""
+  def products(self, ids, batch):
+    """Of centers and the tokens of their windows."""
     s, mask, num_contexts = self.spec, batch.mask(), batch.num_contexts()
     width = mask.shape[2]
     hits = batch.num_hits(ids[OUTPUT][:, width:])
@@ -191,15 +202,18 @@ class SkipGram(WindowModel):
     weights = jnp.concatenate(
       [mask, pairs * (s.negatives / s.shared_negatives)], 2
     )
-    loss = self._weighted_loss(rows[INPUT], rows[OUTPUT], weights, width)
-    return loss, base.Aux(num_contexts.sum())
+    return Products(weights, width, num_contexts.sum())
 
-  def _weighted_loss(self, left, right, weights, num_positive):
-    """Of rows [k, c, d] and [k, w, d]; the first columns are positive."""
-    scores = self.spec.row_ops.dot(left, right)
-    labels = jnp.arange(scores.shape[-1]) < num_positive
+  def loss(self, params, rows, ids, batch, key):
+    """Summed over `Products.examples`."""
+    found, left = self.products(ids, batch), rows[INPUT]
+    if found.means is not None:
+      left = weighted_sums(found.means, left)
+    scores = self.spec.row_ops.dot(left, rows[OUTPUT])
+    labels = jnp.arange(scores.shape[-1]) < found.num_positive
     labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
-    return jnp.sum(weights * self.loss_of(scores, labels))
+    loss = jnp.sum(found.weights * self.loss_of(scores, labels))
+    return loss, base.Aux(found.examples)
 
 
 def make(

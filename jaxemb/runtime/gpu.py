@@ -168,7 +168,11 @@ def _moved_in_place(x: hlo.Instruction, distinct: Mapping[int, float]) -> int:
   others = [y for i, y in enumerate(x.operands) if i not in kept]
   rows = max(y[0] for z in others for y in hlo.sizes(z) if len(y) > 1)
   rows = distinct.get(rows, rows)
-  moved = sum(map(_num_bytes, others))
+  # Larger operands are tables, of which it reads a row for each of its results.
+  results_bytes = _num_bytes(x.shape)
+  sizes = [_num_bytes(y) for y in others]
+  tables_bytes = sum(y for y in sizes if y > results_bytes)
+  moved = sum(sizes) - tables_bytes + min(tables_bytes, results_bytes)
   for i, (size, width) in enumerate(arrays):
     if i in results:
       moved += 2 * int(rows * math.prod(size[1:]) * width)

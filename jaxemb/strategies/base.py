@@ -66,6 +66,9 @@ class Trainable:
   # Takes a step in place of `training_step`, with its arguments, such as one
   # kernel that does all of it (`native.step`).
   fused: Callable[..., tuple[TrainState, 'StepMetrics']] | None = None
+  # (model without dense parameters, states of tables, ids, batch) -> (loss,
+  # examples, gradients of rows), by a kernel that looks rows up itself.
+  gradients: Callable[..., tuple[jax.Array, jax.Array, Any]] | None = None
   # Makes an optax transformation of gradients in place of the model's.
   dense: Callable[[], Any] | None = None
 
@@ -221,29 +224,36 @@ def training_step(
   if ids is None:
     ids = model.ids(batch, context.key)
   places = ids if context.places is None else context.places
-  rows, sums = {}, dict(metrics.sums)
-  for name, table in trainable.tables.items():
-    found = table.lookup(tables[name], places[name])
-    rows[name], tables[name] = found.rows, found.state
-    for metric in table.metrics:
-      sums[metric] += found.metrics[metric]
-  # XLA must not fuse a gather past the scatter that follows: it would copy the
-  # whole table to keep the old rows.
-  rows = jax.lax.optimization_barrier(rows)
-
-  def loss(args):
-    return model.loss(*args, ids, batch, context.key)
-
-  args = state.params, rows
-  if context.measure is True:
-    (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(args)
-    measured = 1.0
-  else:
-    grads, aux = jax.grad(loss, has_aux=True)(args)
-    value = jax.lax.cond(
-      context.measure, lambda x: loss(x)[0], lambda x: jnp.float32(0), args
-    )
+  rows, sums = dict.fromkeys(tables), dict(metrics.sums)
+  measured = 1.0
+  if context.measure is not True:
     measured = jnp.where(context.measure, 1.0, 0.0)
+  if trainable.gradients:
+    args = model, tables, ids, batch
+    value, examples, row_grads = trainable.gradients(*args)
+    grads, aux = (state.params, row_grads), model_base.Aux(examples)
+    value *= measured
+  else:
+    for name, table in trainable.tables.items():
+      found = table.lookup(tables[name], places[name])
+      rows[name], tables[name] = found.rows, found.state
+      for metric in table.metrics:
+        sums[metric] += found.metrics[metric]
+    # XLA must not fuse a gather past the scatter that follows: it would copy
+    # the whole table to keep the old rows.
+    rows = jax.lax.optimization_barrier(rows)
+
+    def loss(args):
+      return model.loss(*args, ids, batch, context.key)
+
+    args = state.params, rows
+    if context.measure is True:
+      (value, aux), grads = jax.value_and_grad(loss, has_aux=True)(args)
+    else:
+      grads, aux = jax.grad(loss, has_aux=True)(args)
+      value = jax.lax.cond(
+        context.measure, lambda x: loss(x)[0], lambda x: jnp.float32(0), args
+      )
   # The rows must have been read for the loss before a table changes in place.
   grads, value = jax.lax.optimization_barrier((grads, value))
   param_grads, row_grads = grads

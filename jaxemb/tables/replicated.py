@@ -111,7 +111,7 @@ class Replicated(spec_lib.Table):
       ids, row_grads, squares = wire.all_gather(
         (ids, row_grads, squares), names, self.spec.exchange_dtype
       )
-    if squares is None and uses_squares:
+    if squares is None and uses_squares and not self.row_kernel:
       squares = row_optimizers.mean_squares(row_grads)
     row_grads = row_optimizers.RowGrads(ids, row_grads, squares)
     (vectors, slots, scratch), vocab = state, self.spec.vocab

@@ -3,7 +3,7 @@
 XLA reads and writes the gradients of a step five times until rows are changed:
 it brings them into the order of their ids, sums equal ones by products of
 matrices (`dedup`), and adds what is left to the table. Here a program has the
-`_TILE` positions of a tile of the sorted ids. It reads each gradient where it
+16 or 32 positions of a tile of the sorted ids. It reads each gradient where it
 lies, adds those of a row one after another, applies the optimizer to the sum
 and writes the row in place: gradients are read once, rows are read and written
 once.
@@ -26,6 +26,8 @@ from jaxemb.tables import row_optimizers
 _LEAST_CAPABILITY = 8.0  # of NVIDIA's GPUs, for which Triton compiles
 _MOST_WIDTH = 1024  # numbers of a row, which a program has in registers
 _TILE = 16  # positions of a program
+_LARGE_TILE = 32  # with fewer parts of runs, where programs are many
+_LARGE = 1 << 16  # positions of a step, from which on they are
 _AT_ONCE = 8  # of them, whose rows are in registers
 _TILES_AT_ONCE = 8  # whose sums are read at once
 _LANES = 32
@@ -133,9 +135,14 @@ class Sorted(NamedTuple):
     more = (None if x is None else x.reshape(-1) for x in more)
     return cls(ids, order, grads, *more)
 
+  @property
+  def tile(self) -> int:
+    """Positions of a program."""
+    return _LARGE_TILE if len(self.ids) >= _LARGE else _TILE
+
   def padded(self, vocab: int) -> 'Sorted':
     """With ids and an order for whole tiles."""
-    padding = 0, -len(self.ids) % _TILE
+    padding = 0, -len(self.ids) % self.tile
     ids = jnp.pad(self.ids, padding, constant_values=vocab)
     return self._replace(ids=ids, order=jnp.pad(self.order, padding))
 
@@ -166,12 +173,13 @@ class _Kernel:
 
     dim = in_order.grads.shape[1]
     block = max(_LANES, 1 << (dim - 1).bit_length())
-    num_tiles = len(in_order.ids) // _TILE
+    num_tiles = len(in_order.ids) // in_order.tile
     numbers = [jnp.asarray(x, jnp.float32).reshape(1) for x in numbers]
-    # Of each tile: of the run that goes on from the one before, and of the run
-    # that goes on in the next.
-    parts = [jax.ShapeDtypeStruct((2 * num_tiles, dim), jnp.float32)]
-    parts += [jax.ShapeDtypeStruct((2 * num_tiles,), jnp.float32)] * 2
+    # Of each tile: of the run that goes on from the one before (a head), and of
+    # the run that goes on in the next (a tail).
+    parts = [jax.ShapeDtypeStruct((num_tiles, dim), jnp.float32)]
+    parts += [jax.ShapeDtypeStruct((num_tiles,), jnp.float32)] * 2
+    parts = [*parts, *parts]
 
     def call(body, first, aliased, outs):
       first, tree = jax.tree.flatten(first)
@@ -179,7 +187,7 @@ class _Kernel:
       def kernel(*refs):
         inputs, refs = refs[: len(first)], refs[len(first) :]
         refs = refs[len(aliased) :]  # results are the same arrays
-        at = _Place(plt, pl.program_id(0), dim, block)
+        at = _Place(plt, pl.program_id(0), in_order.tile, dim, block)
         body(at, jax.tree.unflatten(tree, inputs), refs)
 
       kernel.__name__ = body.__name__.strip('_')  # in traces
@@ -203,7 +211,7 @@ class _Kernel:
   def _sum_tiles(self, at: '_Place', inputs: Any, refs: Any) -> None:
     """Changes the rows of runs within a tile, sums the parts of others."""
     (ids_ref, order, grads, squares, counts), numbers = inputs
-    tables, parts = refs[:-3], refs[-3:]
+    tables, heads, tails = refs[:-6], refs[-6:-3], refs[-3:]
     before = at.id_before(ids_ref)
 
     def gradient(position):
@@ -218,7 +226,7 @@ class _Kernel:
       return _Sum(row, square, count)
 
     def add_some(i, carry):
-      start = at.index * _TILE + i * _AT_ONCE
+      start = at.index * at.tile + i * _AT_ONCE
       head, total, previous, target = carry
       ids = [at.id(ids_ref, start + j, self.vocab) for j in range(_AT_ONCE + 1)]
       # All that is read is asked for before anything is written.
@@ -240,21 +248,22 @@ class _Kernel:
     zeros = _Sum.zeros(at.block)
     start = zeros, zeros, before, jnp.int32(0)
     head, total, last, _ = jax.lax.fori_loop(
-      0, _TILE // _AT_ONCE, add_some, start
+      0, at.tile // _AT_ONCE, add_some, start
     )
-    first = ids_ref[at.index * _TILE]
-    goes_on = at.id(ids_ref, (at.index + 1) * _TILE, self.vocab) == last
-    at.put(parts, 2 * at.index, head, first == before)
-    at.put(parts, 2 * at.index + 1, total, goes_on & (last != before))
+    first = ids_ref[at.index * at.tile]
+    goes_on = at.id(ids_ref, (at.index + 1) * at.tile, self.vocab) == last
+    at.put(heads, at.index, head, first == before)
+    at.put(tails, at.index, total, goes_on & (last != before))
 
   def _sum_runs(self, at: '_Place', inputs: Any, tables: Any) -> None:
     """Changes the row of a run that begins in a tile and ends in another."""
     ids_ref, parts, numbers = inputs
-    end = (at.index + 1) * _TILE
+    heads, tails = parts[:3], parts[3:]
+    end = (at.index + 1) * at.tile
     id_, after = ids_ref[end - 1], at.id(ids_ref, end, self.vocab)
     goes_on = (id_ != at.id_before(ids_ref)) & (id_ == after)
     goes_on &= id_ < self.vocab
-    total = at.part(parts, 2 * at.index + 1, goes_on)
+    total = at.part(tails, at.index, goes_on)
 
     def more(x):
       return x[0]
@@ -262,9 +271,9 @@ class _Kernel:
     def add(x):
       _, first, total = x
       tiles = [first + j for j in range(_TILES_AT_ONCE)]
-      goes_on = [at.id(ids_ref, x * _TILE, self.vocab) == id_ for x in tiles]
+      goes_on = [at.id(ids_ref, x * at.tile, self.vocab) == id_ for x in tiles]
       pairs = list(zip(tiles, goes_on, strict=True))
-      for part in [at.part(parts, 2 * x, y) for x, y in pairs]:
+      for part in [at.part(heads, x, y) for x, y in pairs]:
         total = total.plus(part)
       return goes_on[-1], first + _TILES_AT_ONCE, total
 
@@ -272,7 +281,7 @@ class _Kernel:
     total = jax.lax.while_loop(more, add, start)[2]
     target = id_
     if not self.change:
-      ids = [ids_ref[end - 1 - j] for j in range(_TILE)]
+      ids = [ids_ref[end - 1 - j] for j in range(at.tile)]
       target = end - sum((x == id_).astype(jnp.int32) for x in ids)
     old = self._read(at, tables, id_, goes_on)
     new = self._changed(old, total, numbers)
@@ -320,6 +329,7 @@ class _Place(NamedTuple):
 
   triton: Any
   index: jax.Array  # of its tile
+  tile: int  # positions of it
   dim: int
   block: int  # numbers of a row, with padding to a power of two
 
@@ -333,7 +343,7 @@ class _Place(NamedTuple):
 
   def id_before(self, ids: Any) -> jax.Array:
     """The id before those of the tile."""
-    start = self.index * _TILE
+    start = self.index * self.tile
     return jnp.where(start > 0, ids[jnp.maximum(start - 1, 0)], -1)
 
   def id(self, ids: Any, position: jax.Array, beyond: int) -> jax.Array:

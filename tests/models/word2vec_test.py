@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from jaxemb.models import base, cbow, skipgram
+from jaxemb.native import window_products
 from jaxemb.ops import sampling
+from jaxemb.tables import spec as spec_lib
 from tests import dispatches, oracle
 
 KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
@@ -56,12 +58,19 @@ CASES = {
   'runs_of_a_chunk': Case(runs=5, size=8, words=17),
 }
 
+OF_A_GPU = 'window_over_chunk', 'one_chunk', 'half_padding', 'runs'
+
 
 # The name is static: to JAX, classes with the same fields are the same.
-@functools.partial(jax.jit, static_argnums=0)
-def _step(name, model, batch, tables):
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def _step(name, model, batch, tables, by_kernel):
   del name
   ids = model.ids(batch, KEY)
+  if by_kernel:  # of a GPU, interpreted
+    gradients = window_products.Gradients(interpret=True)
+    states = {k: spec_lib.TableState(x, (), ()) for k, x in tables.items()}
+    loss, examples, grads = gradients(model, states, ids, batch)
+    return ids, (loss, examples), grads
 
   def loss(rows):
     value, aux = model.loss((), rows, ids, batch, KEY)
@@ -72,8 +81,15 @@ def _step(name, model, batch, tables):
 
 
 @pytest.mark.parametrize('name', MODELS)
-@pytest.mark.parametrize('case', CASES.values(), ids=CASES)
-def test_ids_loss_and_gradients_are_those_of_the_loops(name, case):
+@pytest.mark.parametrize(
+  ('case', 'by_kernel'),
+  [
+    *(pytest.param(x, False, id=k) for k, x in CASES.items()),
+    *(pytest.param(CASES[k], True, id=f'{k}_gpu') for k in OF_A_GPU),
+    pytest.param(Case(dim=300), True, id='wide_gpu'),
+  ],
+)
+def test_ids_loss_and_gradients_are_those_of_the_loops(name, case, by_kernel):
   make, loops = MODELS[name]
   spec = skipgram.WindowSpec(
     case.vocab, case.dim, case.window, case.negatives, case.chunk, case.shared
@@ -88,7 +104,7 @@ def test_ids_loss_and_gradients_are_those_of_the_loops(name, case):
     for k in model.specs()
   }
   args = jax.device_put((model, batch, tables))
-  ids, (loss, examples), grads = _step(name, *args)
+  ids, (loss, examples), grads = _step(name, *args, by_kernel)
   draws = np.asarray(ids[skipgram.OUTPUT]).reshape(len(batch.chunks), -1)
   draws = draws[:, -case.shared :]
   truth = loops(
