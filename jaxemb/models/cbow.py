@@ -27,14 +27,21 @@ class Cbow(skipgram.SkipGram):
   """CBOW with negative sampling."""
 
   def ids(self, batch, key):
-    """Input: [L / c, c + 2 W] windows. Output: [L / c, c + N]."""
+    """Input: [L / c, c + 2 W] windows. Output: [L / c, c + N].
+
+    If tokens are looked up once, input: [P, B, c], their blocks.
+    """
     draws = skipgram.draw_negatives(self.spec, self.negatives, batch, key)
     outputs = jnp.concatenate([batch.centers(), draws], 1)
-    return {skipgram.INPUT: batch.windows(), skipgram.OUTPUT: outputs}
+    inputs = batch.blocks() if self.spec.tokens_once else batch.windows()
+    return {skipgram.INPUT: inputs, skipgram.OUTPUT: outputs}
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over the centers that have a context."""
-    means, num_contexts = context_means(batch, rows[skipgram.INPUT])
+    tokens = rows[skipgram.INPUT]
+    if self.spec.tokens_once:
+      tokens = batch.windows_of(tokens)
+    means, num_contexts = context_means(batch, tokens)
     has_context = (num_contexts > 0).astype(jnp.float32)
     weights = has_context * target_weights(self.spec, ids[skipgram.OUTPUT])
     outputs, chunk = rows[skipgram.OUTPUT], self.spec.chunk
@@ -48,7 +55,7 @@ def make(
   """CBOW for a corpus, with a loss of scores and labels."""
   chances = skipgram.negative_probabilities(corpus.counts)
   outputs = corpus.centers + skipgram.draw_lookups(spec, corpus)
-  inputs = skipgram.window_lookups(spec, corpus)
+  inputs = skipgram.token_lookups(spec, corpus)
   tables = skipgram.tables(spec, inputs, outputs)
   return Cbow(spec, tables, sampling.alias_table(chances), loss_of)
 

@@ -141,6 +141,8 @@ class WindowSpec:
   negatives: int  # K, negatives per positive
   chunk: int  # c, centers per matrix product
   shared_negatives: int  # N, draws that the centers of a chunk share
+  # Whether a token is looked up once in a step, not once for each window.
+  tokens_once: bool = False
   row_ops: RowOps = WHOLE_ROWS  # from the layout of the tables
 
 
@@ -176,23 +178,40 @@ class SkipGram(WindowModel):
     return positive + self.spec.negatives * negative
 
   def ids(self, batch, key):
-    """Input: [L / c, c] centers. Output: [L / c, c + 2 W + N]."""
+    """Input: [L / c, c] centers. Output: [L / c, c + 2 W + N].
+
+    If tokens are looked up once, output: [T + N L / c], T tokens, then draws.
+    """
     s = self.spec
     draws = draw_negatives(s, self.negatives, batch, key)
-    outputs = jnp.concatenate([batch.windows(), draws], 1)
+    if s.tokens_once:
+      outputs = jnp.concatenate([batch.blocks().reshape(-1), draws.reshape(-1)])
+    else:
+      outputs = jnp.concatenate([batch.windows(), draws], 1)
     return {INPUT: batch.centers(), OUTPUT: outputs}
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over the (center, context) pairs."""
     s, mask, num_contexts = self.spec, batch.mask(), batch.num_contexts()
     width = mask.shape[2]
-    hits = batch.num_hits(ids[OUTPUT][:, width:])
+    words, outputs = (self._by_chunk(batch, x[OUTPUT]) for x in (ids, rows))
+    hits = batch.num_hits(words[:, width:])
     pairs = num_contexts[..., None] - hits
     weights = jnp.concatenate(
       [mask, pairs * (s.negatives / s.shared_negatives)], 2
     )
-    loss = self._weighted_loss(rows[INPUT], rows[OUTPUT], weights, width)
+    loss = self._weighted_loss(rows[INPUT], outputs, weights, width)
     return loss, base.Aux(num_contexts.sum())
+
+  def _by_chunk(self, batch, outputs):
+    """[L / c, c + 2 W + N, ...], of what was looked up in the output table."""
+    if not self.spec.tokens_once:
+      return outputs
+    blocks, chunks = batch.blocks(), (len(batch.chunks), -1)
+    tokens, draws = jnp.split(outputs, [blocks.size])
+    tokens = tokens.reshape(*blocks.shape, *outputs.shape[1:])
+    draws = draws.reshape(*chunks, *outputs.shape[1:])
+    return jnp.concatenate([batch.windows_of(tokens), draws], 1)
 
   def _weighted_loss(self, left, right, weights, num_positive):
     """Of rows [k, c, d] and [k, w, d]; the first columns are positive."""
@@ -207,7 +226,7 @@ def make(
 ) -> SkipGram:
   """Skip-gram for a corpus, with a loss of scores and labels."""
   chances = negative_probabilities(corpus.counts)
-  outputs = window_lookups(spec, corpus) + draw_lookups(spec, corpus)
+  outputs = token_lookups(spec, corpus) + draw_lookups(spec, corpus)
   made = tables(spec, corpus.centers, outputs)
   return SkipGram(spec, made, sampling.alias_table(chances), loss_of)
 
@@ -224,6 +243,12 @@ def tables(
     spec_lib.TableSpec(name, len(x), spec.dim, scale, lookups_per_center=x)
     for name, x, scale in each
   )
+
+
+def token_lookups(spec: WindowSpec, corpus: base.Corpus) -> np.ndarray:
+  """[vocab], tokens looked up per center, as the spec says."""
+  # The halo of a step is left out.
+  return corpus.centers if spec.tokens_once else window_lookups(spec, corpus)
 
 
 def window_lookups(spec: WindowSpec, corpus: base.Corpus) -> np.ndarray:
