@@ -180,12 +180,16 @@ class SkipGram(WindowModel):
   def ids(self, batch, key):
     """Input: [L / c, c] centers. Output: [L / c, c + 2 W + N].
 
-    If tokens are looked up once, output: [T + N L / c], T tokens, then draws.
+    If tokens are looked up once, output: [P, B, c + N], blocks and draws.
     """
     s = self.spec
     draws = draw_negatives(s, self.negatives, batch, key)
     if s.tokens_once:
-      outputs = jnp.concatenate([batch.blocks().reshape(-1), draws.reshape(-1)])
+      blocks = batch.blocks()
+      draws = draws.reshape(len(blocks), -1, s.shared_negatives)
+      halo = ((0, 0), (0, blocks.shape[1] - draws.shape[1]), (0, 0))
+      draws = jnp.pad(draws, halo, constant_values=s.vocab)
+      outputs = jnp.concatenate([blocks, draws], 2)
     else:
       outputs = jnp.concatenate([batch.windows(), draws], 1)
     return {INPUT: batch.centers(), OUTPUT: outputs}
@@ -193,25 +197,30 @@ class SkipGram(WindowModel):
   def loss(self, params, rows, ids, batch, key):
     """Summed over the (center, context) pairs."""
     s, mask, num_contexts = self.spec, batch.mask(), batch.num_contexts()
-    width = mask.shape[2]
-    words, outputs = (self._by_chunk(batch, x[OUTPUT]) for x in (ids, rows))
-    hits = batch.num_hits(words[:, width:])
+    pieces = [x for x in self._pieces(batch, ids[OUTPUT])]
+    width = mask.shape[2] if len(pieces) == 1 else s.chunk
+    hits = batch.num_hits(pieces[0][:, width:])
     pairs = num_contexts[..., None] - hits
-    weights = jnp.concatenate(
-      [mask, pairs * (s.negatives / s.shared_negatives)], 2
-    )
-    loss = self._weighted_loss(rows[INPUT], outputs, weights, width)
+    negative = pairs * (s.negatives / s.shared_negatives)
+    loss = 0.0
+    for i, right in enumerate(self._pieces(batch, rows[OUTPUT])):
+      weights = mask[:, :, i * width :][:, :, :width]
+      if not i:
+        weights = jnp.concatenate([weights, negative], 2)
+      missing = right.shape[1] - weights.shape[2]
+      weights = jnp.pad(weights, ((0, 0), (0, 0), (0, missing)))
+      loss += self._weighted_loss(rows[INPUT], right, weights, width)
     return loss, base.Aux(num_contexts.sum())
 
-  def _by_chunk(self, batch, outputs):
-    """[L / c, c + 2 W + N, ...], of what was looked up in the output table."""
+  def _pieces(self, batch, outputs):
+    """[L / c, ...] of what was looked up; the first has the draws."""
     if not self.spec.tokens_once:
-      return outputs
-    blocks, chunks = batch.blocks(), (len(batch.chunks), -1)
-    tokens, draws = jnp.split(outputs, [blocks.size])
-    tokens = tokens.reshape(*blocks.shape, *outputs.shape[1:])
-    draws = draws.reshape(*chunks, *outputs.shape[1:])
-    return jnp.concatenate([batch.windows_of(tokens), draws], 1)
+      return [outputs]
+    num, width = batch.left.shape[1] // batch.chunk, batch.chunk
+    some = [outputs[:, :num]]
+    for i in range(1, outputs.shape[1] - num + 1):
+      some.append(outputs[:, i : i + num, :width])
+    return [x.reshape(-1, *x.shape[2:]) for x in some]
 
   def _weighted_loss(self, left, right, weights, num_positive):
     """Of rows [k, c, d] and [k, w, d]; the first columns are positive."""
