@@ -765,7 +765,7 @@ def resolve(
     'fused': fused,
     'threads': threads if fused else 1,
     'row_threads': has_row_kernel * (1 if is_one else min(cores, MAX_THREADS)),
-    # A TPU has a price for each row; elsewhere counts of rows stay as they were.
+    # A TPU has a price for each row.
     'tokens_once': platform == 'tpu',
     'row_copies': may_fuse and t.fused and platform == 'tpu',
     'row_sums': may_fuse and t.fused and platform == 'gpu',

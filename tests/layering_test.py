@@ -121,9 +121,10 @@ def test_the_package_stays_within_its_budget():
   # behind, and inputs that lie; 130 rows that are exported in blocks, 80 what
   # files of graphs import, 200 nodes of other graphs; 540 rows that a GPU's
   # kernels sum, and what they move; 310 sums of sorted rows by a kernel for
-  # TPUs, topologies side by side, narrow rows and old compilers of a plan.
+  # TPUs, topologies side by side, narrow rows and old compilers of a plan; 60
+  # tokens that a TPU looks up once.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 38_550
+  assert lines <= 38_610
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

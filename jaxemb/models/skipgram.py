@@ -197,9 +197,8 @@ class SkipGram(WindowModel):
   def loss(self, params, rows, ids, batch, key):
     """Summed over the (center, context) pairs."""
     s, mask, num_contexts = self.spec, batch.mask(), batch.num_contexts()
-    pieces = [x for x in self._pieces(batch, ids[OUTPUT])]
-    width = mask.shape[2] if len(pieces) == 1 else s.chunk
-    hits = batch.num_hits(pieces[0][:, width:])
+    width = s.chunk if s.tokens_once else mask.shape[2]
+    hits = batch.num_hits(self._pieces(batch, ids[OUTPUT])[0][:, width:])
     pairs = num_contexts[..., None] - hits
     negative = pairs * (s.negatives / s.shared_negatives)
     loss = 0.0
@@ -213,13 +212,18 @@ class SkipGram(WindowModel):
     return loss, base.Aux(num_contexts.sum())
 
   def _pieces(self, batch, outputs):
-    """[L / c, ...] of what was looked up; the first has the draws."""
+    """What chunks meet of what was looked up, the first tokens with the draws.
+
+    [L / c, c + 2 W + N, ...]; or if tokens are looked up once, [L / c, c + N,
+    ...] and the following blocks, [L / c, c, ...]. To put blocks side by side
+    takes a TPU longer than a product for each.
+    """
     if not self.spec.tokens_once:
       return [outputs]
-    num, width = batch.left.shape[1] // batch.chunk, batch.chunk
+    num = batch.left.shape[1] // batch.chunk
     some = [outputs[:, :num]]
     for i in range(1, outputs.shape[1] - num + 1):
-      some.append(outputs[:, i : i + num, :width])
+      some.append(outputs[:, i : i + num, : batch.chunk])
     return [x.reshape(-1, *x.shape[2:]) for x in some]
 
   def _weighted_loss(self, left, right, weights, num_positive):
