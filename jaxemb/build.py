@@ -234,6 +234,7 @@ def trainer(
       m.negatives,
       tuning.chunk,
       m.shared_negatives,
+      tuning.tokens_once,
       row_ops,
     )
     model = _model(config, spec, corpus, tuning)

@@ -592,6 +592,7 @@ class Tuning:
   fused: bool  # a kernel takes the steps, in place of XLA's operations
   threads: int  # of each kernel, which share its tables
   row_threads: int  # of a kernel that updates rows; 0 = XLA does
+  tokens_once: bool  # not once for each window that a step has them in
   row_copies: bool  # a TPU's kernels read and write rows
   row_sums: bool  # a GPU's kernel sums rows of the same id and updates them
   sync_words: float  # of a replica between exchanges of the frequent rows
@@ -764,6 +765,8 @@ def resolve(
     'fused': fused,
     'threads': threads if fused else 1,
     'row_threads': has_row_kernel * (1 if is_one else min(cores, MAX_THREADS)),
+    # A TPU has a price for each row.
+    'tokens_once': platform == 'tpu',
     'row_copies': may_fuse and t.fused and platform == 'tpu',
     'row_sums': may_fuse and t.fused and platform == 'gpu',
     'sync_words': sync_words,

@@ -19,15 +19,17 @@ def bytes_per_step(
   num_data, num_table = mesh
   spec = made.trainable.model.spec
   dim, chunk, window = spec.dim, spec.chunk, spec.window
-  width = chunk + 2 * window + spec.shared_negatives
+  width, halo = chunk + 2 * window + spec.shared_negatives, 0
+  if spec.tokens_once:  # a device's chunks are of one part
+    width, halo = chunk + spec.shared_negatives, -(-2 * window // chunk)
   is_column = layout == 'column'
   centers = batch_words / (num_data if is_column else num_data * num_table)
-  lookups = {'input': centers, 'output': centers / chunk * width}
+  lookups = {'input': centers, 'output': (centers / chunk + halo) * width}
   if layout == 'replicated':  # ids and gradients of all devices
     others = num_data * num_table - 1
     return sum(others * n * (4 + 4 * dim) for n in lookups.values())
   if is_column:
-    scores = centers * width * 4
+    scores = centers * (width + halo * chunk) * 4
     columns = -(-dim // num_table)
     gathered = sum(lookups.values()) * (4 + 4 * columns)
     sums = 2 * (num_table - 1) / num_table * scores

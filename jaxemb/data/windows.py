@@ -67,13 +67,23 @@ class StepBatch(NamedTuple):
 
   def windows(self) -> jax.Array:
     """[L / c, c + 2 W] int32, the tokens that each chunk's centers may meet."""
-    width, num = self.chunk + 2 * self.window, self.left.shape[1] // self.chunk
-    # Of blocks of chunks: a TPU takes longer to look tokens up one by one.
+    return self.windows_of(self.blocks())
+
+  def blocks(self) -> jax.Array:
+    """[P, B, c] int32, all tokens of a step once, and padding."""
     padding = -self.tokens.shape[1] % self.chunk
-    tokens = jnp.pad(self.tokens, ((0, 0), (0, padding)))
-    blocks = tokens.reshape(len(tokens), -1, self.chunk)
+    tokens = jnp.pad(
+      self.tokens, ((0, 0), (0, padding)), constant_values=_PADDING
+    )
+    return tokens.reshape(len(tokens), -1, self.chunk)
+
+  def windows_of(self, blocks: jax.Array) -> jax.Array:
+    """[L / c, c + 2 W, ...], of each chunk; of `blocks` [P, B, c, ...]."""
+    width, num = self.chunk + 2 * self.window, self.left.shape[1] // self.chunk
+    # Whole blocks: a TPU takes longer to look tokens up one by one.
     pieces = [blocks[:, i : i + num] for i in range(-(-width // self.chunk))]
-    return jnp.concatenate(pieces, 2)[..., :width].reshape(-1, width)
+    found = jnp.concatenate(pieces, 2)[:, :, :width]
+    return found.reshape(-1, width, *blocks.shape[3:])
 
   def mask(self) -> jax.Array:
     """[L / c, c, c + 2 W] float32, 1 = the token is a context of the center."""

@@ -27,10 +27,14 @@ class Cbow(skipgram.SkipGram):
   """CBOW with negative sampling."""
 
   def ids(self, batch, key):
-    """Input: [L / c, c + 2 W] windows. Output: [L / c, c + N]."""
+    """Input: [L / c, c + 2 W] windows. Output: [L / c, c + N].
+
+    If tokens are looked up once, input: [P, B, c], their blocks.
+    """
     draws = skipgram.draw_negatives(self.spec, self.negatives, batch, key)
     outputs = jnp.concatenate([batch.centers(), draws], 1)
-    return {skipgram.INPUT: batch.windows(), skipgram.OUTPUT: outputs}
+    inputs = batch.blocks() if self.spec.tokens_once else batch.windows()
+    return {skipgram.INPUT: inputs, skipgram.OUTPUT: outputs}
 
   def products(self, ids, batch):
     """Of means of contexts, and centers."""
@@ -40,6 +44,15 @@ class Cbow(skipgram.SkipGram):
     chunk, examples = self.spec.chunk, has_context.sum()
     return skipgram.Products(weights, chunk, examples, means)
 
+  def loss(self, params, rows, ids, batch, key):
+    """Summed over the centers that have a context."""
+    found, tokens = self.products(ids, batch), rows[skipgram.INPUT]
+    if self.spec.tokens_once:
+      tokens = batch.windows_of(tokens)
+    left = skipgram.weighted_sums(found.means, tokens)
+    args = left, rows[skipgram.OUTPUT], found.weights, found.num_positive
+    return self._weighted_loss(*args), base.Aux(found.examples)
+
 
 def make(
   spec: skipgram.WindowSpec, corpus: base.Corpus, loss_of: sampling.Pointwise
@@ -47,7 +60,7 @@ def make(
   """CBOW for a corpus, with a loss of scores and labels."""
   chances = skipgram.negative_probabilities(corpus.counts)
   outputs = corpus.centers + skipgram.draw_lookups(spec, corpus)
-  inputs = skipgram.window_lookups(spec, corpus)
+  inputs = skipgram.token_lookups(spec, corpus)
   tables = skipgram.tables(spec, inputs, outputs)
   return Cbow(spec, tables, sampling.alias_table(chances), loss_of)
 

@@ -142,6 +142,8 @@ class WindowSpec:
   negatives: int  # K, negatives per positive
   chunk: int  # c, centers per matrix product
   shared_negatives: int  # N, draws that the centers of a chunk share
+  # Whether a token is looked up once in a step, not once for each window.
+  tokens_once: bool = False
   row_ops: RowOps = WHOLE_ROWS  # from the layout of the tables
 
 
@@ -187,33 +189,68 @@ class SkipGram(WindowModel):
     return positive + self.spec.negatives * negative
 
   def ids(self, batch, key):
-    """Input: [L / c, c] centers. Output: [L / c, c + 2 W + N]."""
+    """Input: [L / c, c] centers. Output: [L / c, c + 2 W + N].
+
+    If tokens are looked up once, output: [P, B, c + N], blocks and draws.
+    """
     s = self.spec
     draws = draw_negatives(s, self.negatives, batch, key)
-    outputs = jnp.concatenate([batch.windows(), draws], 1)
+    if s.tokens_once:
+      blocks = batch.blocks()
+      draws = draws.reshape(len(blocks), -1, s.shared_negatives)
+      halo = ((0, 0), (0, blocks.shape[1] - draws.shape[1]), (0, 0))
+      draws = jnp.pad(draws, halo, constant_values=s.vocab)
+      outputs = jnp.concatenate([blocks, draws], 2)
+    else:
+      outputs = jnp.concatenate([batch.windows(), draws], 1)
     return {INPUT: batch.centers(), OUTPUT: outputs}
 
   def products(self, ids, batch):
     """Of centers and the tokens of their windows."""
     s, mask, num_contexts = self.spec, batch.mask(), batch.num_contexts()
-    width = mask.shape[2]
-    hits = batch.num_hits(ids[OUTPUT][:, width:])
-    pairs = num_contexts[..., None] - hits
+    draws = self._looked_up(batch, ids[OUTPUT])[0][:, -s.shared_negatives :]
+    pairs = num_contexts[..., None] - batch.num_hits(draws)
     weights = jnp.concatenate(
       [mask, pairs * (s.negatives / s.shared_negatives)], 2
     )
-    return Products(weights, width, num_contexts.sum())
+    return Products(weights, mask.shape[2], num_contexts.sum())
 
   def loss(self, params, rows, ids, batch, key):
     """Summed over `Products.examples`."""
     found, left = self.products(ids, batch), rows[INPUT]
-    if found.means is not None:
-      left = weighted_sums(found.means, left)
-    scores = self.spec.row_ops.dot(left, rows[OUTPUT])
-    labels = jnp.arange(scores.shape[-1]) < found.num_positive
-    labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
-    loss = jnp.sum(found.weights * self.loss_of(scores, labels))
+    positive, negative = jnp.split(found.weights, [found.num_positive], 2)
+    first, *others = self._looked_up(batch, rows[OUTPUT])
+    width, loss = first.shape[1] - negative.shape[2], 0.0
+    for i, right in enumerate([first, *others]):
+      weights = positive[:, :, i * width :][:, :, :width]
+      if not i:
+        weights = jnp.concatenate([weights, negative], 2)
+      missing = right.shape[1] - weights.shape[2]
+      weights = jnp.pad(weights, ((0, 0), (0, 0), (0, missing)))
+      loss += self._weighted_loss(left, right, weights, width)
     return loss, base.Aux(found.examples)
+
+  def _looked_up(self, batch, outputs):
+    """What chunks meet of what was looked up, the first tokens with the draws.
+
+    [L / c, c + 2 W + N, ...]; or if tokens are looked up once, [L / c, c + N,
+    ...] and the following blocks, [L / c, c, ...]. To put blocks side by side
+    takes a TPU longer than a product for each.
+    """
+    if not self.spec.tokens_once:
+      return [outputs]
+    num = batch.left.shape[1] // batch.chunk
+    some = [outputs[:, :num]]
+    for i in range(1, outputs.shape[1] - num + 1):
+      some.append(outputs[:, i : i + num, : batch.chunk])
+    return [x.reshape(-1, *x.shape[2:]) for x in some]
+
+  def _weighted_loss(self, left, right, weights, num_positive):
+    """Of rows [k, c, d] and [k, w, d]; the first columns are positive."""
+    scores = self.spec.row_ops.dot(left, right)
+    labels = jnp.arange(scores.shape[-1]) < num_positive
+    labels = jnp.broadcast_to(labels.astype(jnp.float32), scores.shape)
+    return jnp.sum(weights * self.loss_of(scores, labels))
 
 
 def make(
@@ -221,7 +258,7 @@ def make(
 ) -> SkipGram:
   """Skip-gram for a corpus, with a loss of scores and labels."""
   chances = negative_probabilities(corpus.counts)
-  outputs = window_lookups(spec, corpus) + draw_lookups(spec, corpus)
+  outputs = token_lookups(spec, corpus) + draw_lookups(spec, corpus)
   made = tables(spec, corpus.centers, outputs)
   return SkipGram(spec, made, sampling.alias_table(chances), loss_of)
 
@@ -238,6 +275,12 @@ def tables(
     spec_lib.TableSpec(name, len(x), spec.dim, scale, lookups_per_center=x)
     for name, x, scale in each
   )
+
+
+def token_lookups(spec: WindowSpec, corpus: base.Corpus) -> np.ndarray:
+  """[vocab], tokens looked up per center, as the spec says."""
+  # The halo of a step is left out.
+  return corpus.centers if spec.tokens_once else window_lookups(spec, corpus)
 
 
 def window_lookups(spec: WindowSpec, corpus: base.Corpus) -> np.ndarray:

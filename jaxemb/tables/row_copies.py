@@ -21,8 +21,9 @@ import jax.numpy as jnp
 # A TPU has narrower rows column after column within steps (50 numbers, not 64,
 # read in compiled programs): they would be copied into rows and back.
 LEAST_WIDTH = 64
-_BLOCK_BYTES = 1 << 20  # of rows in the core's memory; there are two blocks
+_BLOCK_BYTES = 3 << 19  # of rows in the core's memory; there are two blocks
 _IDS_AT_ONCE = 1024  # a multiple of which a block has
+_BLOCK_ROWS = 64  # that are copied in the time that a block takes by itself
 LANES = 128  # numbers of a line of memory
 _SUBLANES = 8  # lines of a tile
 
@@ -60,7 +61,7 @@ def _call(writes, array, ids, rows, interpret):
   import jax.experimental.pallas.tpu as pltpu
 
   (vocab, dim), num = array.shape, len(ids)
-  block = block_rows(dim)
+  block = block_rows(dim, num)
   if not writes:
     ids = jnp.minimum(ids, vocab - 1)
   ids = jnp.pad(ids, (0, -num % block), constant_values=vocab * writes)
@@ -101,10 +102,13 @@ def _call(writes, array, ids, rows, interpret):
   )(ids, array)
 
 
-def block_rows(dim: int) -> int:
-  """Rows of some width that a kernel copies at once."""
+def block_rows(dim: int, num: int) -> int:
+  """Of `num` rows of some width, those that a kernel copies at once."""
   row_bytes = 4 * LANES * -(-dim // LANES)
-  return max(1, _BLOCK_BYTES // row_bytes // _IDS_AT_ONCE) * _IDS_AT_ONCE
+  most = max(1, _BLOCK_BYTES // row_bytes // _IDS_AT_ONCE)
+  sizes = (_IDS_AT_ONCE * (1 + i) for i in range(most))
+  # The last block is padded, by up to a tenth of the rows of a step.
+  return min(sizes, key=lambda x: -(-num // x) * (x + _BLOCK_ROWS))
 
 
 def each(ids: Any, rows: Any, do: Callable[[jax.Array, Any], None]) -> None:

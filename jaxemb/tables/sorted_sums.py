@@ -54,7 +54,7 @@ def running_sums(
     fits &= capacity > _SMALL_BYTES
   arrays = arrays if fits else arrays[:1]
   space = pltpu.VMEM if fits else pltpu.HBM
-  block = row_copies.block_rows(dim)
+  block = row_copies.block_rows(dim, num)
   order, ids = (jnp.pad(x, (0, -num % block), 'edge') for x in (order, ids))
   if not interpret:
     arrays = [pltpu.with_memory_space_constraint(x, space) for x in arrays]

@@ -80,20 +80,44 @@ def _step(name, model, batch, tables, by_kernel):
   return ids, *jax.value_and_grad(loss, has_aux=True)(rows)
 
 
+def _sums(ids, grads, vocab):
+  """[vocab + 1, dim], the last of padding."""
+  sums = np.zeros((vocab + 1, grads.shape[1]))
+  np.add.at(sums, np.minimum(np.ravel(ids), vocab), grads)
+  return sums
+
+
+def test_tokens_are_looked_up_once():
+  spec = skipgram.WindowSpec(30, 7, 3, 5, 8, 4, tokens_once=True)
+  corpus = base.Corpus((), np.ones(30), np.ones(30) / 30)
+  batch = dispatches.random_step(CASES['runs'])
+  tokens = np.concatenate([np.minimum(x, 30) for x in batch.tokens])
+  for model, table, draws in (
+    (skipgram.make, skipgram.OUTPUT, 3 * 4 * 4),
+    (cbow.make, skipgram.INPUT, 0),
+  ):
+    model = model(spec, corpus, sampling.logistic_loss)
+    ids = np.ravel(jax.jit(model.ids)(batch, KEY)[table])
+    assert np.sum(ids < 30) == np.sum(tokens < 30) + draws
+
+
 @pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize(
-  ('case', 'by_kernel'),
+  ('case', 'way'),
   [
-    *(pytest.param(x, False, id=k) for k, x in CASES.items()),
-    *(pytest.param(CASES[k], True, id=f'{k}_gpu') for k in OF_A_GPU),
-    pytest.param(Case(dim=300), True, id='wide_gpu'),
+    *(pytest.param(x, '', id=k) for k, x in CASES.items()),
+    *(pytest.param(x, 'once', id=f'{k}_once') for k, x in CASES.items()),
+    *(pytest.param(CASES[k], 'gpu', id=f'{k}_gpu') for k in OF_A_GPU),
+    pytest.param(Case(dim=300), 'gpu', id='wide_gpu'),
   ],
 )
-def test_ids_loss_and_gradients_are_those_of_the_loops(name, case, by_kernel):
+def test_ids_loss_and_gradients_are_those_of_the_loops(name, case, way):
+  tokens_once, by_kernel = way == 'once', way == 'gpu'
   make, loops = MODELS[name]
   spec = skipgram.WindowSpec(
-    case.vocab, case.dim, case.window, case.negatives, case.chunk, case.shared
-  )
+    case.vocab, case.dim, case.window, case.negatives, case.chunk, case.shared,
+    tokens_once,
+  )  # fmt: skip
   counts = 1000 / np.arange(1, case.vocab + 1)
   corpus = base.Corpus((), counts, counts / counts.sum())
   model = make(spec, corpus, sampling.logistic_loss)
@@ -105,8 +129,10 @@ def test_ids_loss_and_gradients_are_those_of_the_loops(name, case, by_kernel):
   }
   args = jax.device_put((model, batch, tables))
   ids, (loss, examples), grads = _step(name, *args, by_kernel)
-  draws = np.asarray(ids[skipgram.OUTPUT]).reshape(len(batch.chunks), -1)
-  draws = draws[:, -case.shared :]
+  draws = ids[skipgram.OUTPUT]
+  if tokens_once and name == 'skipgram':  # the last blocks are no chunk's
+    draws = draws[:, : case.size // case.chunk]
+  draws = np.asarray(draws).reshape(len(batch.chunks), -1)[:, -case.shared :]
   truth = loops(
     *batch[:3],
     draws,
@@ -120,8 +146,14 @@ def test_ids_loss_and_gradients_are_those_of_the_loops(name, case, by_kernel):
   assert loss.dtype == jnp.float32 and examples == truth.examples
   for k, expected in truth.grads.items():
     assert ids[k].dtype == np.int32
-    assert ids[k].reshape(-1).tolist() == truth.ids[k]
-    found = np.asarray(grads[k]).reshape(expected.shape)
+    found = np.asarray(grads[k]).reshape(-1, case.dim)
+    if tokens_once:
+      found, expected = (
+        _sums(x, y, case.vocab)
+        for x, y in ((ids[k], found), (truth.ids[k], expected))
+      )
+    else:
+      assert ids[k].reshape(-1).tolist() == truth.ids[k]
     size = np.abs(expected).max()
     np.testing.assert_allclose(found, expected, 1e-5, 1e-5 * size + 1e-7)
   # Chunk by chunk what the sampler gives for (key, chunk of the dispatch);
