@@ -48,6 +48,19 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update(name, value)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+  """One more than there are cores: many tests wait for what they started."""
+  return (os.cpu_count() or 1) + 1
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _forget() -> Iterator[None]:
+  """Frees the programs of a module: workers grew to 4 GB."""
+  yield
+  jax.clear_caches()
+
+
 @pytest.fixture(scope='session', autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
   """The cache folder of all runs, of processes that tests start too."""
