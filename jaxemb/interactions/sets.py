@@ -47,13 +47,15 @@ class Interactions(NamedTuple):
     return digest.hexdigest()
 
 
-def read(paths: str) -> ItemsOf:
+def read(paths: str) -> tuple[ItemsOf, int]:
   """The items of each user, as often as they are listed.
 
-  Several paths are separated by commas. Raises a `UserError` for files that
-  cannot be read, or in which nobody has an item.
+  And how many bytes were invalid, read as U+FFFD. Several paths are separated
+  by commas. Raises a `UserError` for files that cannot be read, or in which
+  nobody has an item.
   """
   found: ItemsOf = collections.defaultdict(list)
+  num_invalid = 0
   for path in filter(None, map(str.strip, paths.split(','))):
     for source in sources.find(path):
       rest, is_first = b'', True
@@ -73,13 +75,14 @@ def read(paths: str) -> ItemsOf:
         _add(lines, found)
       letters.count(rest)
       letters.check()
+      num_invalid += letters.num_invalid
       _add([rest], found)
   if not any(found.values()):
     raise errors.UserError(
       f'{paths} has no line `user item item ...` with an item; set '
       'config.data.path to files of such lines'
     )
-  return found
+  return found, num_invalid
 
 
 def _are_ratings(lines: list[bytes]) -> bool:
@@ -150,18 +153,21 @@ def make(settings: Mapping[str, Any], seed: int) -> Interactions:
   cannot be used.
   """
   held, given = {}, {x: settings[x] for x in _SPLITS if settings[x]}
+  dropped = {}
   if settings['path']:
-    items_of = read(settings['path'])
+    items_of, num_invalid = read(settings['path'])
     for i, name in enumerate(_SPLITS):
       if ratio := _ratio(name, given.get(name, '')):
         held[name] = _hold_out(items_of, *ratio, (seed, _SPLIT_STREAM + i))
       elif name in given:
         try:
-          held[name] = read(given[name])
+          held[name], more = read(given[name])
         except errors.UserError as error:
           # Advice is about the setting that files are mostly named by.
           text = str(error).replace('config.data.path', f'config.data.{name}')
           raise errors.UserError(text) from error
+        num_invalid += more
+    dropped['invalid_utf8_bytes'] = num_invalid
   elif given:
     name = next(iter(given))
     raise errors.UserError(
@@ -171,7 +177,8 @@ def make(settings: Mapping[str, Any], seed: int) -> Interactions:
   else:
     items_of, *others = planted()
     held = dict(zip(_SPLITS, others, strict=True))
-  return encode(items_of, held, settings['min_count'])
+  made = encode(items_of, held, settings['min_count'])
+  return made._replace(dropped=made.dropped | dropped)
 
 
 def encode(

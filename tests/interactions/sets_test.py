@@ -45,6 +45,7 @@ def test_lines_are_users_and_items(tmp_path):
     'valid_users_unknown': 1,
     'valid_items_unknown': 1,
     'valid_items_in_training': 0,
+    'invalid_utf8_bytes': 0,
   }
 
 
@@ -53,7 +54,7 @@ def test_files_are_plain_or_compressed_and_add_up(tmp_path):
   with gzip.open(tmp_path / 'b.txt.gz', 'wt') as file:
     file.write('u z\nv x\n')
   paths = ', '.join(str(tmp_path / x) for x in ('a.txt', 'b.txt.gz'))
-  assert sets.read(paths) == {'u': ['x', 'y', 'z'], 'v': ['x']}
+  assert sets.read(paths)[0] == {'u': ['x', 'y', 'z'], 'v': ['x']}
 
 
 def test_ratings_are_not_taken_for_items(tmp_path):
@@ -61,7 +62,15 @@ def test_ratings_are_not_taken_for_items(tmp_path):
   with pytest.raises(errors.UserError, match='first two columns'):
     sets.read(str(tmp_path / 'u.data'))
   (tmp_path / 'u.data').write_text('196 242 3 881\n' * 3)
-  assert sets.read(str(tmp_path / 'u.data')) == {'196': ['242', '3', '881'] * 3}
+  found, num_invalid = sets.read(str(tmp_path / 'u.data'))
+  assert found == {'196': ['242', '3', '881'] * 3} and not num_invalid
+
+
+def test_bytes_that_are_no_text_are_counted(tmp_path):
+  path = tmp_path / 'u.data'
+  path.write_bytes(b'u x y\n' * 100 + b'v \xe9t\xe9 x\n')
+  found, num_invalid = sets.read(str(path))
+  assert num_invalid == 2 and found['v'] == ['\ufffdt\ufffd', 'x']
 
 
 def test_rare_items_are_dropped_and_counted(tmp_path):
