@@ -146,8 +146,8 @@ def label_matrix(graph: Graph, nodes: np.ndarray) -> np.ndarray:
 def num_labelled(graph: Graph) -> int:
   """Nodes that have a label."""
   if isinstance(graph.labels, tuple):
-    return np.count_nonzero(np.diff(graph.labels[0]))
-  return np.count_nonzero(np.asarray(graph.labels) >= 0)
+    return int(np.count_nonzero(np.diff(graph.labels[0])))
+  return int(np.count_nonzero(np.asarray(graph.labels) >= 0))
 
 
 def by_label(

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 
 import numpy as np
@@ -169,13 +168,23 @@ def _suspend(table, number):
 def test_a_shard_that_was_suspended_is_asked_again(
   cluster, tmp_path, monkeypatch
 ):
+  import ray
+
   monkeypatch.setattr(remote, 'CALL_SECS', 2)
   table = _table(cluster, tmp_path, 'late', num=2)
   ids, one = np.arange(10), np.ones(10, np.int64)
   rows = _make(ids)
   table.read(ids)
-  timer = threading.Timer(3, os.kill, (_suspend(table, 1), signal.SIGCONT))
-  timer.start()
+  pid, get = _suspend(table, 1), ray.get
+
+  def get_or_resume(*args, **kwargs):
+    try:
+      return get(*args, **kwargs)
+    except ray.exceptions.GetTimeoutError:
+      os.kill(pid, signal.SIGCONT)
+      raise
+
+  monkeypatch.setattr(ray, 'get', get_or_resume)
   table.add(ids, rows, one, ids, rows)
   # Both calls have come, and one was done.
   np.testing.assert_array_equal(

@@ -29,13 +29,20 @@ def _needs_ray():
 
 
 def _meanwhile(workdir, do):
-  """Has something done once a third of the words are trained."""
+  """Has something done once a third of the words are trained.
+
+  In a run that goes on, not before it has trained itself.
+  """
+  path = workdir / 'metrics.jsonl'
+  num_before = len(metrics.read(path))
 
   def wait():
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-      records = metrics.read(workdir / 'metrics.jsonl')
-      if records and records[-1]['epoch'] > WORKERS['train.epochs'] / 3:
+      records = metrics.read(path)
+      if len(records) > num_before and (
+        records[-1]['epoch'] > WORKERS['train.epochs'] / 3
+      ):
         return do()
       time.sleep(0.02)
 
