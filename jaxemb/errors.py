@@ -36,7 +36,7 @@ class UserError(Exception):
 
 
 class LostError(UserError):
-  """Another process of the job is gone: started again, all go on."""
+  """Another process is gone or this one was stopped: all go on if restarted."""
 
   exit_code = 75
 

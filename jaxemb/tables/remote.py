@@ -320,13 +320,17 @@ class Cluster:
           logging_level=logging.ERROR,
           **options,
         )
+    except SystemExit as error:  # of a handler of Ray's, which saves nothing
+      raise errors.LostError(
+        'stopped while Ray was being started; nothing to save'
+      ) from error
     except (ConnectionError, RuntimeError, ValueError) as error:
       raise errors.UserError(
         f'cannot use Ray at {address}: {errors.one_line(error)}; correct '
         'RAY_ADDRESS, or remove it to start Ray on this machine'
       ) from error
     finally:
-      if is_main:  # Ray has its own, which does not save
+      if is_main:
         signal.signal(signal.SIGTERM, handler)
 
   @property

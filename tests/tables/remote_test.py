@@ -196,7 +196,7 @@ def test_a_shard_that_was_suspended_is_asked_again(
 def test_a_shard_that_stays_suspended_is_one_line(
   cluster, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(remote, 'CALL_SECS', 1)
+  monkeypatch.setattr(remote, 'CALL_SECS', 2)
   table = _table(cluster, tmp_path, 'suspended')
   table.read(np.arange(3))
   pid = _suspend(table, 1)
@@ -207,7 +207,7 @@ def test_a_shard_that_stays_suspended_is_one_line(
     ):
       table.read(np.arange(3))
     table.close()
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < 10
   finally:
     os.kill(pid, signal.SIGCONT)
 
@@ -231,3 +231,20 @@ def test_a_cluster_that_is_not_there_is_one_line(
   monkeypatch.setattr(ray, 'init', refuse)
   with pytest.raises(errors.UserError, match='Ray at here:1: nobody is there'):
     _table(remote.Cluster(address='here:1'), tmp_path, 'x')
+
+
+def test_who_is_stopped_while_ray_starts_may_be_started_again(
+  cluster, monkeypatch, tmp_path
+):
+  import ray
+
+  def start(*unused, **others):  # its handler, until it has connected
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+    signal.raise_signal(signal.SIGTERM)
+
+  monkeypatch.setattr(ray, 'is_initialized', lambda: False)
+  monkeypatch.setattr(ray, 'init', start)
+  handler = signal.getsignal(signal.SIGTERM)
+  with pytest.raises(errors.LostError, match='nothing to save'):
+    _table(remote.Cluster(), tmp_path, 'x')
+  assert signal.getsignal(signal.SIGTERM) is handler
