@@ -50,7 +50,8 @@ _QUICK = (
 def needs(spec: skipgram.WindowSpec) -> dict[str, float]:
   """What a center needs."""
   width = spec.chunk + 2 * spec.window + spec.shared_negatives
-  rows = 1 + width / spec.chunk
+  halo = 0 if spec.tokens_once else 2 * spec.window
+  rows = 1 + (spec.chunk + halo + spec.shared_negatives) / spec.chunk
   return {
     'rows': rows,
     'table_bytes': 4 * 3 * rows * spec.dim,

@@ -5,10 +5,10 @@
 1. Agreement: the same steps from the same rows, on the device and on the CPU of
    its host; the largest difference is given in parts of what the steps changed.
 2. Rates of training on random ids, by size of the step, dim, dtype, optimizer
-   and with the kernels of `tables.row_copies` (TPU), or `tables.row_sums` and
-   `native.window_products` (GPU), or without, each
-   with its part of the memory's rate: the bytes of rows that a step reads and
-   writes, in its time, over what the makers say.
+   and with the kernels of `tables.row_copies` (TPU), or of `tables.row_sums`
+   and `native.window_products` (GPU), or without, each with its part of the
+   memory's rate: the bytes of rows that a step reads and writes, in its time,
+   over what the makers say.
 3. A trace of a dispatch for TensorBoard or Perfetto.
 
 Each result is written as it comes. What fails is told, and the rest goes on;
@@ -70,6 +70,8 @@ def agreement(
   # The same steps; a step of the CPU's own kernel is another.
   fixed = {'chunk': 16, 'parts': 1, 'deduplicates': True}
   fixed |= {'loss_every_steps': 1, 'steps_per_loop': 1}
+  # How often a row counts for `optimizer.max_duplicates`.
+  fixed['tokens_once'] = here[0].platform == 'tpu'
   for name, devices in ('device', here), ('cpu', cpu):
     fused = name == 'device' and here[0].platform != 'cpu'
     given = {**settings, 'train.fused': fused}

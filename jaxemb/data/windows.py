@@ -19,7 +19,7 @@ import numpy as np
 from jaxemb.data import base
 
 _PADDING = np.iinfo(np.int32).max  # above any vocabulary
-# Offsets beyond are compared in a loop: they would make long programs.
+# More offsets are compared in a loop: they would make long programs.
 _MAX_UNROLLED_WINDOW = 10
 
 
@@ -108,7 +108,8 @@ class StepBatch(NamedTuple):
 
     hits = jnp.zeros((len(draws), self.chunk, draws.shape[1]), jnp.int32)
     if window > _MAX_UNROLLED_WINDOW:
-      hits = jax.lax.fori_loop(-window, window + 1, add_hits, hits)
+      # A GPU starts some kernels for each turn.
+      hits = jax.lax.fori_loop(-window, window + 1, add_hits, hits, unroll=8)
     else:
       for offset in (*range(-window, 0), *range(1, window + 1)):
         hits = add_hits(offset, hits)

@@ -167,7 +167,7 @@ def products(
   kernel.__name__ = 'window_products'  # in traces
   shapes = (num,), *((*x.shape, dim) for x in ids)
   inputs = *vectors, *ids, found.weights, *([found.means] if has_means else [])
-  num_warps = num_outputs * columns // _WARP_NUMBERS
+  num_warps = max(num_inputs, num_outputs) * columns // _WARP_NUMBERS
   return pl.pallas_call(
     kernel,
     grid=num,

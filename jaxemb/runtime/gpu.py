@@ -168,10 +168,11 @@ def _moved_in_place(x: hlo.Instruction, distinct: Mapping[int, float]) -> int:
   others = [y for i, y in enumerate(x.operands) if i not in kept]
   rows = max(y[0] for z in others for y in hlo.sizes(z) if len(y) > 1)
   rows = distinct.get(rows, rows)
-  # Larger operands are tables, of which it reads a row for each of its results.
-  results_bytes = _num_bytes(x.shape)
+  results_bytes, tables_bytes = _num_bytes(x.shape), 0
   sizes = [_num_bytes(y) for y in others]
-  tables_bytes = sum(y for y in sizes if y > results_bytes)
+  if not kept:
+    # Larger operands are tables: it reads a row for each of its results.
+    tables_bytes = sum(y for y in sizes if y > results_bytes)
   moved = sum(sizes) - tables_bytes + min(tables_bytes, results_bytes)
   for i, (size, width) in enumerate(arrays):
     if i in results:

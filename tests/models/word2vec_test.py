@@ -42,6 +42,7 @@ CASES = {
   'plain': Case(),
   'window_over_chunk': Case(chunk=2, window=5),
   'chunk_over_window': Case(chunk=16, window=1, shared=3),
+  'window_in_a_loop': Case(window=11, lengths=(30,)),
   'chunk_of_one': Case(size=6, chunk=1, window=2),
   'one_chunk': Case(chunk=32, shared=40, negatives=2),
   'one_shared_negative': Case(shared=1, negatives=15),

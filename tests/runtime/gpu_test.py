@@ -101,8 +101,14 @@ def test_kernels_count_by_the_loops_around_and_rows_by_those_touched(tmp_path):
   assert found.bytes_per_step == 216 + 312
 
 
-@pytest.mark.parametrize(('distinct', 'num'), [({}, 12), ({12: 5.0}, 5)])
-def test_kernels_of_ours_count_rows_that_they_change(tmp_path, distinct, num):
+@pytest.mark.parametrize(
+  ('distinct', 'num', 'vocab'),
+  # A table of fewer rows than there are gradients, too.
+  [({}, 12, 900), ({12: 5.0}, 5, 900), ({12: 2.0}, 2, 3)],
+)
+def test_kernels_of_ours_count_rows_that_they_change(
+  tmp_path, distinct, num, vocab
+):
   _dump(tmp_path)
   kernel = """  %i = s32[12] parameter(0)
   %grads = f32[12,4] parameter(1)
@@ -112,6 +118,7 @@ custom_call_target="__gpu$xla.gpu.triton", \
 output_to_operand_aliasing={{0}: (2, {})}, metadata={}
 """
   line = next(x for x in _TEXT.splitlines() if x.startswith('  %put = '))
+  kernel = kernel.replace('900', f'{vocab}')
   text = _TEXT.replace(line + '\n', kernel)
   found = gpu.read(tmp_path, text, hlo.Loop(steps=16, inner=2), distinct)
   by_name = {x.name: x for x in found.kernels if x.name}
