@@ -31,6 +31,7 @@ def get_config(variant: str = '') -> ml_collections.ConfigDict:
   config.train.epochs = 1
   if variant == 'deepwalk':
     config.data.walks, config.data.walk_length = 80, 40
+    config.model.shared_negatives = 64
     config.optimizer.learning_rate = 0.025
   elif variant == 'node2vec':
     config.data.walks, config.data.walk_length = 10, 80
