@@ -254,6 +254,15 @@ def compiled(part: str) -> ccallback.CFunc:
   return compiled
 
 
+def _is_cached(part):
+  form, function = _named(part)
+  try:
+    context = ccallback.CFunc._targetdescr.target_context
+    return caching.FunctionCache(function).load_overload(form, context)
+  except AttributeError:  # of another numba, where these have other names
+    return True
+
+
 def load(kernel: str, dtype: str) -> int:
   """Compiles a kernel for tables of a dtype, if it was not; its number.
 
@@ -262,9 +271,7 @@ def load(kernel: str, dtype: str) -> int:
   first run would have other bits than those after it.
   """
   part = f'{kernel}-{dtype}'
-  form, function = _named(part)
-  context = ccallback.CFunc._targetdescr.target_context
-  if not caching.FunctionCache(function).load_overload(form, context):
+  if not _is_cached(part):
     with contextlib.suppress(OSError):
       ahead.compile(kernel, dtype).wait()
   compiled(part)
