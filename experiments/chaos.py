@@ -339,9 +339,12 @@ class Tester:
     return outcome(self.kind, self.folder / name, whole, codes, said)
 
   def clear(self, *names: str) -> None:
-    """Removes folders."""
+    """Removes folders, and links to them."""
     for name in names:
-      shutil.rmtree(self.folder / name, ignore_errors=True)
+      folder = self.folder / name
+      if folder.is_symlink():
+        folder.unlink()
+      shutil.rmtree(folder, ignore_errors=True)
 
   def own_cache(self, ignore: Callable | None = None) -> pathlib.Path:
     """A copy of the cache, with the same compiled programs."""
