@@ -130,6 +130,7 @@ def test_walks_that_go_nowhere_else(tmp_path):
   (tmp_path / 'pairs.txt').write_text(''.join(lines))
   given = {'data.path': str(tmp_path / 'pairs.txt'), 'data.walks': 20}
   given |= {'train.fused': False, 'optimizer.learning_rate': 0.04}
+  given['model.shared_negatives'] = 24
   config = main.load('graph:deepwalk', given)
   assert train.run(config, tmp_path / 'run') == 0
   vectors = jaxemb.load(tmp_path / 'run')
