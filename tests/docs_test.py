@@ -14,7 +14,7 @@ from IPython.core import interactiveshell
 
 import jaxemb
 from jaxemb import config as config_lib
-from tests import forks, runs
+from tests import forks, marking, runs
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _PAGES = sorted([_ROOT / 'README.md', *(_ROOT / 'docs').glob('*.md')])
@@ -34,7 +34,7 @@ def test_every_kind_of_member_has_an_example():
   assert max(lengths) < 30, 'lines that are not blank'
 
 
-@pytest.mark.parametrize('name', _EXAMPLES)
+@pytest.mark.parametrize('name', marking.slow_after(1, _EXAMPLES))
 def test_an_example_trains(name, tmp_path, monkeypatch):
   block = _EXAMPLES[name]
   (tmp_path / f'{name}.py').write_text(block)

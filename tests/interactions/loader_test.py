@@ -240,6 +240,7 @@ def test_settings_that_do_not_fit_are_refused(settings, message, tmp_path):
   assert message in str(caught.value) and '\n' not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_real_interactions(shared_data, tmp_path):
   folder = shared_data / 'rec' / 'gowalla'
   if not folder.is_dir():

@@ -9,7 +9,7 @@ import pytest
 from jaxemb import config as config_lib
 from jaxemb.data import examples
 from jaxemb.models import clicks
-from tests import log_of_clicks
+from tests import log_of_clicks, marking
 
 MODELS = config_lib.CLICK_MODELS
 FIELDS = log_of_clicks.FIELDS
@@ -102,7 +102,7 @@ def _of_rows(model, params, tables, batch):
   return model.loss(params, rows, model.ids(batch, KEY), batch, KEY)[0]
 
 
-@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('name', marking.slow_after(2, MODELS))
 def test_losses_and_slopes_equal_the_loops(name):
   rng = np.random.default_rng(0)
   model = _model(name)

@@ -12,6 +12,7 @@ from jaxemb.data import examples
 from jaxemb.models import base as models
 from jaxemb.models import edges, factorization, skipgram
 from jaxemb.ops import sampling
+from tests import marking
 
 # Few nodes: most draws are some edge's true end.
 NODES, KINDS, DIM, CHUNK, DRAWS, NUM = 9, 3, 4, 4, 6, 10
@@ -129,11 +130,15 @@ def _check(slow, arrays, slopes):
 
 @pytest.mark.parametrize(
   ('operator', 'name', 'temperature'),
-  [
-    (operator, name, (i + j) % 2 / 2)
-    for i, operator in enumerate(OPERATORS)
-    for j, name in enumerate(LOSSES)
-  ],
+  marking.slow_after(
+    99,
+    (
+      (operator, name, (i + j) % 2 / 2)
+      for i, operator in enumerate(OPERATORS)
+      for j, name in enumerate(LOSSES)
+    ),
+    step=4,
+  ),
 )
 def test_relations_are_those_of_a_loop(operator, name, temperature):
   model, batch = _relations(operator, name, temperature), _batch()

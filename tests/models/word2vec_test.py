@@ -12,7 +12,7 @@ from jaxemb.models import base, cbow, skipgram
 from jaxemb.native import window_products
 from jaxemb.ops import sampling
 from jaxemb.tables import spec as spec_lib
-from tests import dispatches, oracle
+from tests import dispatches, marking, oracle
 
 KEY = np.array([0x13198A2E, 0x03707344], np.uint32)
 
@@ -107,9 +107,15 @@ def test_tokens_are_looked_up_once():
   ('case', 'way'),
   [
     *(pytest.param(x, '', id=k) for k, x in CASES.items()),
-    *(pytest.param(x, 'once', id=f'{k}_once') for k, x in CASES.items()),
-    *(pytest.param(CASES[k], 'gpu', id=f'{k}_gpu') for k in OF_A_GPU),
-    pytest.param(Case(dim=300), 'gpu', id='wide_gpu'),
+    *marking.slow_after(
+      99,
+      (pytest.param(x, 'once', id=f'{k}_once') for k, x in CASES.items()),
+      step=4,
+    ),
+    *marking.slow_after(
+      1, (pytest.param(CASES[k], 'gpu', id=f'{k}_gpu') for k in OF_A_GPU)
+    ),
+    pytest.param(Case(dim=300), 'gpu', id='wide_gpu', marks=pytest.mark.slow),
   ],
 )
 def test_ids_loss_and_gradients_are_those_of_the_loops(name, case, way):

@@ -70,6 +70,7 @@ except step.Unavailable as error:
 """
 
 
+@pytest.mark.slow
 def test_where_numba_compiles_nothing_one_line_says_so(tmp_path):
   # Nor what it has compiled before.
   more = {'NUMBA_DISABLE_JIT': '1', 'NUMBA_CACHE_DIR': str(tmp_path)}

@@ -10,6 +10,7 @@ import pytest
 
 from jaxemb.native import handlers, updates
 from jaxemb.tables import replicated, row_optimizers, spec
+from tests import marking
 
 VOCAB, DIM = 37, 5
 SETTINGS = {'epsilon': 1e-3, 'beta1': 0.8, 'beta2': 0.95}
@@ -49,7 +50,7 @@ def _train(optimizer, decay, num_threads=0, lookups=(400,)):
 
 @pytest.mark.parametrize('decay', [0.0, 0.3])
 @pytest.mark.parametrize('optimizer', OPTIMIZERS)
-@pytest.mark.parametrize('num_threads', [1, 3])
+@pytest.mark.parametrize('num_threads', [3, *marking.slow_after(0, [1])])
 def test_rows_are_those_of_xla(optimizer, decay, num_threads):
   expected = _train(optimizer, decay)
   found = _train(optimizer, decay, num_threads)

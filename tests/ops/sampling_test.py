@@ -117,6 +117,7 @@ def test_rows_are_uniform_and_independent():
   assert np.abs(some).max() < 6 / np.sqrt(dim) and abs(some.mean()) < 1e-3
 
 
+@pytest.mark.slow
 def test_no_row_is_another_one_moved_by_columns():
   # A single hash of 32 bits for the row makes about fifty pairs of them.
   num = 1 << 19

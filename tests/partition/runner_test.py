@@ -51,6 +51,7 @@ def copied(together, tmp_path) -> pathlib.Path:
   return shutil.copytree(together, tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_the_report_adds_up_the_sub_models(together):
   report = runs.report(together)
   words = sum(x['words'] for x in report['parts'])
@@ -101,6 +102,7 @@ def test_sub_models_have_the_words_that_they_learned(together):
   assert len({_vectors(together, i) for i in range(_NUM_PARTS)}) == _NUM_PARTS
 
 
+@pytest.mark.slow
 def test_a_job_of_one_part_is_that_part_to_the_last_bit(together, tmp_path):
   assert _run(tmp_path, {'strategy.part': 1, 'mesh.data': 0}) == 0
   folder = tmp_path / 'parts/01'

@@ -85,6 +85,7 @@ def _shuffled(tmp_path):
   (tmp_path / 'features.txt').write_text('\n'.join(lines))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'targets', ['classes', pytest.param('walks', marks=pytest.mark.slow)]
 )

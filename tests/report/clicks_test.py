@@ -221,6 +221,7 @@ def test_only_the_frequent_ids_of_a_large_field_are_searched(monkeypatch):
   assert all(int(x) >= 80 for _, _, near in shown for x, _ in near)
 
 
+@pytest.mark.slow
 def test_browser_draws_the_page(tmp_path):
   _write(tmp_path)
   page = tmp_path / 'report.html'

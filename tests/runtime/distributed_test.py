@@ -19,7 +19,7 @@ from jaxemb import __main__ as jaxemb_command
 from jaxemb import errors, results, train
 from jaxemb.runtime import distributed
 from jaxemb.strategies import base
-from tests import forks
+from tests import forks, marking
 
 ROOT = pathlib.Path(__file__).parents[2]
 FLAGS = [
@@ -158,13 +158,16 @@ def _end_when_told(port, num, i, code, told):
 
 @pytest.mark.parametrize(
   ('asked', 'expected'),
-  [
-    ((0, 0), [0, 0]),
-    ((75, 75), [75, 75]),
-    ((2, None), [2, 75]),
-    ((None, 2), [75, 2]),
-    ((None, -9, None), [75, -9, 75]),
-  ],
+  marking.slow_after(
+    1,
+    [
+      ((2, None), [2, 75]),
+      ((0, 0), [0, 0]),
+      ((75, 75), [75, 75]),
+      ((None, 2), [75, 2]),
+      ((None, -9, None), [75, -9, 75]),
+    ],
+  ),
 )
 def test_who_is_late_to_end_is_waited_for(tmp_path, asked, expected):
   """JAX aborts those that are left when process 0 is gone."""

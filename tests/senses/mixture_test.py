@@ -15,7 +15,7 @@ from jaxemb.data import windows
 from jaxemb.models import base, hierarchical, skipgram, targets
 from jaxemb.ops import huffman
 from jaxemb.senses import context_mixture, mixture
-from tests import dispatches, oracle
+from tests import dispatches, marking, oracle
 
 INPUT, OUTPUT = skipgram.INPUT, skipgram.OUTPUT
 PRIORS, MEANS = mixture.PRIORS, context_mixture.MEANS
@@ -304,7 +304,7 @@ def _draws(model, made, is_tied=False):
 
 
 @every_loss
-@pytest.mark.parametrize('is_tied', [False, True])
+@pytest.mark.parametrize('is_tied', marking.slow_after(1, [False, True]))
 def test_context_mixture_is_skipgram_with_drawn_senses(loss, is_tied):
   model = _context_mixture(loss)
   batch = _batch(progress=TIED_UNTIL - 0.1 if is_tied else TIED_UNTIL + 0.1)
@@ -385,6 +385,7 @@ def test_a_mixture_of_single_senses_is_skipgram():
     assert isinstance(made.trainable.model, kind)
 
 
+@pytest.mark.slow
 @every_loss
 def test_the_compact_variant_gives_the_same_step(loss):
   batch = _batch()

@@ -88,6 +88,7 @@ def test_a_bucket_that_is_not_known():
   assert '\n' not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_resumed_and_loaded(files):
   def train():
     settings = {'checkpoint_every_secs': 0.0}

@@ -38,6 +38,7 @@ def test_an_export_is_replaced_and_read_back(tmp_path):
   assert shapes['context_vectors'] == (5, 3)
 
 
+@pytest.mark.slow
 def test_three_lines_of_orbax_read_it_on_other_devices(tmp_path):
   orbax_export.write(tmp_path / 'orbax', ARRAYS)
   lines = re.findall(

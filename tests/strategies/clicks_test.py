@@ -10,7 +10,7 @@ from jaxemb import build
 from jaxemb import config as config_lib
 from jaxemb.data import examples
 from jaxemb.runtime import hlo, mesh
-from tests import dispatches, log_of_clicks
+from tests import dispatches, log_of_clicks, marking
 
 FIELDS = log_of_clicks.FIELDS
 PARTS, EXAMPLES = 4, 32  # of a step in all
@@ -107,7 +107,7 @@ _MODELS = [
 @pytest.mark.parametrize(
   ('shape', 'layout', 'more'),
   [
-    pytest.param(*_MESHES[i % 3], more, marks=[slow] if i else [])
+    pytest.param(*_MESHES[i % 3], more, marks=slow)
     for i, more in enumerate(_MODELS)
   ],
   ids=lambda x: '-'.join(map(str, x.values() if isinstance(x, dict) else [x])),
@@ -123,9 +123,7 @@ def test_meshes_and_layouts_agree(shape, layout, more):
   assert found[2] == pytest.approx(_trained(**more)[2], 1e-4)
 
 
-@pytest.mark.parametrize(
-  'dtype', [pytest.param('bfloat16', marks=slow), 'int8']
-)
+@pytest.mark.parametrize('dtype', marking.slow_after(0, ['bfloat16', 'int8']))
 def test_low_precision_rows_learn(dtype):
   # With 1e-8 rows that hardly have gradients move by whole steps of int8.
   settings = {'num_dispatches': 20, 'optimizer__epsilon': 1e-6}
@@ -159,6 +157,7 @@ def test_replicas_learn():
   assert losses[-1] < 0.95 * losses[0]
 
 
+@pytest.mark.slow
 def test_all_rows_may_be_updated():
   rows, *_ = _trained(optimizer__rows='all', optimizer__decay=0.1)
   other, *_ = _trained(optimizer__decay=0.1)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jaxemb.runtime import hlo
-from tests import compiling, dispatches
+from tests import compiling, dispatches, marking
 
 VOCAB, DIM, MAX_STEPS = 50_000, 100, 8
 TABLE = f'f32[{VOCAB},{DIM}]'
@@ -226,7 +226,7 @@ def _check_what_travels(program, case):
 
 @pytest.mark.parametrize(
   'case',
-  FAST + [pytest.param(x, marks=pytest.mark.slow) for x in SLOW],
+  marking.slow_after(len(FAST), FAST + SLOW, step=2),
   ids=lambda case: '-'.join(map(str, case)),
 )
 def test_a_dispatch_changes_tables_in_place(case):

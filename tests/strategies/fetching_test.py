@@ -179,6 +179,7 @@ def test_rows_wait_for_steps_that_copy_a_table(monkeypatch):
   made.strategy.store.close()
 
 
+@pytest.mark.slow
 def test_what_was_exported_on_the_way_and_saved_goes_on(tmp_path):
   settings, fused, _ = CASES['kernel-adagrad']
   whole = _trainer(settings, fused)

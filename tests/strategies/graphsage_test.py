@@ -129,7 +129,7 @@ WALKS = {
   'more',
   [
     {},
-    {'model__inputs': 'features'},
+    slow({'model__inputs': 'features'}),
     slow({'model__inputs': 'rows', 'model__aggregator': 'max'}),
     slow(WALKS),
   ],

@@ -166,7 +166,7 @@ def _loops():
   ('shape', 'steps_per_loop', 'layout'),
   [
     ((1, 1), 4, _Counting),  # the last three of eight steps are padding
-    ((2, 2), 1, _Counting),
+    _slow((2, 2), 1, _Counting),
     ((2, 2), 4, row_sharded.RowSharded),
     _slow((1, 2), 1, _Counting),
   ],

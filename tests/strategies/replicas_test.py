@@ -15,7 +15,7 @@ from jaxemb.runtime import hlo, mesh
 from jaxemb.strategies import base, policies, replicas
 from jaxemb.tables import codecs, replicated, row_optimizers
 from jaxemb.tables import spec as spec_lib
-from tests import dispatches, oracle
+from tests import dispatches, marking, oracle
 
 VOCAB, DIM, WINDOW, CHUNK = 3000, 6, 3, 4
 STEP_WORDS, MAX_STEPS = 64, 7
@@ -114,12 +114,9 @@ FUSED = {'fused': True}
 @pytest.mark.parametrize(
   ('n', 'start', 'fixed'),
   # The last one so that rows of all levels are due.
-  [
-    (2, 0, ON_GPU),
-    (3, 0, {}),
-    (3, 62, FUSED),
-    (2, 254, {}),
-  ],
+  marking.slow_after(
+    2, [(2, 254, {}), (3, 62, FUSED), (2, 0, ON_GPU), (3, 0, {})]
+  ),
 )
 def test_dispatches_equal_the_loops(n, start, fixed):
   _, policy, strategy = _make(n, **fixed)
@@ -204,7 +201,9 @@ def _met(specs, own, met):
   return first
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'int8'])
+@pytest.mark.parametrize(
+  'dtype', marking.slow_after(1, ['int8', 'float32', 'bfloat16'])
+)
 def test_rows_that_meet_are_rounded_alike_and_once(dtype):
   num, rng = 40, np.random.default_rng(0)
   spec = spec_lib.TableSpec('t', num, 8, 0.0, dtype, 'stochastic')

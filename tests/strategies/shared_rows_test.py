@@ -11,7 +11,7 @@ import pytest
 from jaxemb.data import windows
 from jaxemb.strategies import shared_rows
 from jaxemb.tables import shards
-from tests import dispatches
+from tests import dispatches, marking
 
 VOCAB, DIM, WINDOW, CHUNK, WORDS, STEPS = 400, 12, 2, 8, 16, 50
 COUNTS = np.maximum(20_000 // np.arange(1, VOCAB + 1), 1)
@@ -161,6 +161,7 @@ def alone(num_parts, settings, work, **fixed):
   return {k: made.strategy.export_rows(state, k) for k in tables}, losses
 
 
+@pytest.mark.slow
 def test_lockstep_without_staleness_is_synchronous():
   num = 3  # each with more than one other
   # What is limited in a step of all is not what is limited in a worker's.
@@ -176,7 +177,8 @@ def test_lockstep_without_staleness_is_synchronous():
 
 
 @pytest.mark.parametrize(
-  ('optimizer', 'staleness'), [('sgd', -1), ('adagrad', 0), ('adam', 5)]
+  ('optimizer', 'staleness'),
+  marking.slow_after(1, [('adagrad', 0), ('sgd', -1), ('adam', 5)]),
 )
 def test_one_worker_learns_what_it_would_alone(optimizer, staleness):
   common = {'optimizer.name': optimizer}
@@ -215,9 +217,8 @@ def _losses_of_four():
 
 @pytest.mark.parametrize(
   ('staleness', 'fused'),
-  [(20, True), *(pytest.param(*x, marks=slow)
-                 for x in ((-1, True), (0, False)))],
-)  # fmt: skip
+  marking.slow_after(0, [(20, True), (-1, True), (0, False)]),
+)
 def test_workers_that_never_wait_learn_as_much(staleness, fused):
   settings = {'table.staleness': staleness, 'train.threads': 1 if fused else 0}
   settings['strategy.sync_every'] = 4 * WORDS

@@ -11,7 +11,7 @@ import pytest
 
 from jaxemb import config as config_lib
 from jaxemb.strategies import base
-from tests import dispatches, oracle
+from tests import dispatches, marking, oracle
 from tests.tables import laying
 
 VOCAB, DIM, WINDOW, CHUNK = 40, 6, 3, 4
@@ -120,9 +120,9 @@ def _loops(case, trainable, batch, schedule):
   'case',
   [
     *CASES,
-    *FUSED,
-    *ON_MESH,
-    *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW),
+    *marking.slow_after(len(FUSED), FUSED, step=2),
+    *marking.slow_after(1, ON_MESH),
+    *marking.slow_after(0, SLOW),
   ],
   ids=lambda case: '-'.join(map(str, case)),
 )
@@ -192,8 +192,8 @@ def test_steps_after_the_last_one_are_not_taken(case):
     (Case(fused=True), 0, 5, 5),
     (Case(fused=True), 0, 7, -1),
     # All devices of a mesh know it.
-    *((x, 0, 2, 2) for x in ON_MESH),
-    *((x, 7, 0, 0) for x in ON_MESH),
+    *marking.slow_after(1, ((x, 0, 2, 2) for x in ON_MESH)),
+    *marking.slow_after(1, ((x, 7, 0, 0) for x in ON_MESH)),
   ],
 )
 def test_first_bad_step(case, part, bad_step, expected):
@@ -277,6 +277,7 @@ def _after_200_steps(optimizer, num_devices):
   return dispatches.exported(made.strategy, state)
 
 
+@pytest.mark.slow
 def test_replicas_that_always_meet_are_one_model():
   one, many = (_after_200_steps('adagrad', n) for n in (1, 4))
   for name, rows in one.items():

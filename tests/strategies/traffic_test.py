@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxemb.runtime import hlo
-from tests import dispatches, sending
+from tests import dispatches, marking, sending
 
 VOCAB, DIM, BATCH_WORDS = 3000, 6, 64
 # Scores of a step: [centers, chunk + 2 window + shared negatives] float32.
@@ -41,18 +41,17 @@ def _sent(settings, **fixed):
 
 @pytest.mark.parametrize(
   ('layout', 'mesh'),
-  [
-    ('replicated', (2, 2)),
-    ('column', (2, 2)),
-    ('row', (2, 2)),
-    *(
-      pytest.param(*x, marks=pytest.mark.slow)
-      for x in [
-        ('row', (1, 4)), ('row', (4, 1)),
-      ]
-    ),
-  ],
-)  # fmt: skip
+  marking.slow_after(
+    1,
+    [
+      ('row', (2, 2)),
+      ('replicated', (2, 2)),
+      ('column', (2, 2)),
+      ('row', (1, 4)),
+      ('row', (4, 1)),
+    ],
+  ),
+)
 def test_layouts_send_what_the_formula_says(layout, mesh):
   settings = {
     'strategy.name': 'sync', 'table.layout': layout,

@@ -13,6 +13,7 @@ import pytest
 
 from jaxemb.tables import row_sharded
 from jaxemb.tables import spec as spec_lib
+from tests import marking
 from tests.tables import laying
 
 VOCAB, DIM = laying.VOCAB, laying.DIM
@@ -89,18 +90,25 @@ def _shard_shapes(layout, num_table):
 @pytest.mark.parametrize(
   ('layout', 'shape', 'optimizer'),
   [
-    *((x, (2, 2), 'sgd_limited') for x in laying.LAYOUTS),
+    *marking.slow_after(
+      9, ((x, (2, 2), 'sgd_limited') for x in laying.LAYOUTS), step=2
+    ),
     *(_slow(*x, 'sgd_limited') for x in CASES if x[1] != (2, 2)),
     ('replicated', (1, 1), 'sgd'),
     ('replicated_merging', (1, 1), 'adagrad'),
-    ('row', (2, 2), 'adagrad'),
-    ('replicated', (1, 1), 'adam_short'),
     ('row_by_two', (2, 2), 'adam'),
-    ('column_merging', (2, 2), 'adam'),
     ('column', (2, 2), 'adagrad_full'),
-    ('row_by_two', (2, 2), 'adagrad_full'),
-    ('replicated', (2, 2), 'adam_full'),
     ('row', (2, 2), 'adam_full'),
+    *marking.slow_after(
+      0,
+      [
+        ('row', (2, 2), 'adagrad'),
+        ('replicated', (1, 1), 'adam_short'),
+        ('column_merging', (2, 2), 'adam'),
+        ('row_by_two', (2, 2), 'adagrad_full'),
+        ('replicated', (2, 2), 'adam_full'),
+      ],
+    ),
   ],
 )
 def test_steps_equal_the_loops(layout, shape, optimizer):
@@ -217,7 +225,7 @@ def test_rows_are_exported_and_imported_by_ids(layout, shape, monkeypatch):
     assert x.sharding.is_equivalent_to(sharding, x.ndim)
 
 
-@pytest.mark.parametrize('vocab', [1, 255, 257])
+@pytest.mark.parametrize('vocab', [257, *marking.slow_after(0, [1, 255])])
 def test_rows_of_any_number(vocab):
   # More devices than rows, or one row more than there are classes.
   spec = spec_lib.TableSpec('words', vocab, 3, 0.5)
@@ -236,14 +244,17 @@ def test_rows_of_any_number(vocab):
 
 @pytest.mark.parametrize(
   ('layout', 'shape', 'updates_all'),
-  [
-    ('replicated', (2, 2), False),
-    ('replicated_merging', (1, 1), False),
-    ('column', (2, 2), False),
-    ('row_by_two', (2, 2), False),
-    ('replicated', (1, 1), True),
-    ('column', (2, 2), True),
-  ],
+  marking.slow_after(
+    2,
+    [
+      ('row_by_two', (2, 2), False),
+      ('column', (2, 2), True),
+      ('replicated', (2, 2), False),
+      ('replicated_merging', (1, 1), False),
+      ('column', (2, 2), False),
+      ('replicated', (1, 1), True),
+    ],
+  ),
 )
 def test_rows_decay_once_in_a_step(layout, shape, updates_all):
   spec = dataclasses.replace(laying.SPEC, decay=0.3, updates_all=updates_all)

@@ -16,13 +16,14 @@ from jaxemb.tables import (
   sorted_sums,
 )
 from jaxemb.tables import spec as spec_lib
+from tests import marking
 
 # Blocks of 2048 rows of up to 128 numbers, and of 1024 rows of 300.
 SIZES = [(50, 8, 1), (3000, 8, 2048), (1500, 128, 2049), (1300, 300, 2500)]
 
 
 @pytest.mark.parametrize(('vocab', 'dim', 'num'), SIZES)
-@pytest.mark.parametrize('dtype', [np.float32, np.int32])
+@pytest.mark.parametrize('dtype', marking.slow_after(1, [np.float32, np.int32]))
 def test_rows_are_read_and_written_as_by_a_loop(vocab, dim, num, dtype):
   rng = np.random.default_rng(num)
   table, rows = (
@@ -44,7 +45,9 @@ def test_rows_are_read_and_written_as_by_a_loop(vocab, dim, num, dtype):
   np.testing.assert_array_equal(changed, expected)
 
 
-@pytest.mark.parametrize(('num', 'dim'), [(3000, 100), (1100, 300), (5, 64)])
+@pytest.mark.parametrize(
+  ('num', 'dim'), marking.slow_after(1, [(5, 64), (3000, 100), (1100, 300)])
+)
 def test_running_sums_are_those_of_a_loop(num, dim):
   rng = np.random.default_rng(num)
   # Of some ids there are more than a block.
@@ -75,10 +78,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize(
   ('name', 'layout'),
-  [
-    pytest.param(*x, marks=[] if x[0] == 'adagrad' else pytest.mark.slow)
-    for x in itertools.product(OPTIMIZERS, ('replicated', 'row'))
-  ],
+  marking.slow_after(1, itertools.product(OPTIMIZERS, ('replicated', 'row'))),
 )
 def test_steps_by_the_kernels_are_those_of_others(monkeypatch, name, layout):
   calls = []

@@ -316,6 +316,7 @@ def test_json_lines(tmp_path, monkeypatch, block_bytes):
   assert 'lines skipped: no JSON object' in report.problems[0]
 
 
+@pytest.mark.slow
 def test_genuine_files(shared_data, tmp_path):
   text, pieces, _ = _read(shared_data / 'text' / 'text8.first12549840.bz2')
   assert len(text) == 12_549_840

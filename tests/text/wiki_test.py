@@ -208,6 +208,7 @@ def test_hostile_markup_takes_linear_time(source):
   assert time.process_time() - start_secs < 2  # quadratic ones take minutes
 
 
+@pytest.mark.slow
 def test_genuine_dumps_come_out_clean(shared_data):
   texts = []
   for path in sorted((shared_data / 'xml').glob('*.bz2')):

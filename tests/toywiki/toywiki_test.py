@@ -66,6 +66,7 @@ def _bytes(corpus):
   return [path.read_bytes() for path in (corpus.xml, *corpus.eval_paths)]
 
 
+@pytest.mark.slow
 def test_bytes_depend_on_seed_and_size_alone(tmp_path):
   code = (
     'import pathlib, sys; from jaxemb.toywiki import toywiki; '
