@@ -49,7 +49,7 @@ QUICK = [
   ('sync', 'replicated', _FIRST, 'skipgram', 'cpu'),
   *(('sync', x, 'adagrad', 'skipgram', 'cpu') for x in LAYOUTS[1:]),
   ('replicas', 'replicated', 'adam', 'cbow', 'cpu'),
-  ('replicas-hot', 'replicated', 'sgd', 'cbow', 'kernel'),
+  ('replicas-hot', 'replicated', 'sgd', 'skipgram', 'kernel'),
   ('replicas-my_policy:Average', 'replicated', 'sgd', 'skipgram', 'kernel'),
   ('sync', 'replicated', 'adagrad', 'skipgram-tree', 'cpu'),
   ('sync', 'column', 'adagrad', 'mixture-tree', 'cpu'),
@@ -57,6 +57,7 @@ QUICK = [
 ]
 # And other combinations of them.
 SLOW = [
+  ('replicas-hot', 'replicated', 'sgd', 'cbow', 'kernel'),
   ('sync', 'replicated', 'adagrad', 'skipgram', 'kernel-bfloat16'),
   *(('sync', 'replicated', x, 'cbow', 'gpu') for x in OPTIMIZERS[1:]),
   ('replicas', 'replicated', 'sgd', 'skipgram', 'gpu'),

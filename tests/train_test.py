@@ -63,6 +63,7 @@ def test_a_run_writes_all_files_and_report_keys(finished):
   assert len(report['devices']) == 2
 
 
+@pytest.mark.slow
 def test_threads_do_not_share_few_rows(tmp_path, monkeypatch):
   monkeypatch.setattr(build.resources, 'usable_cores', lambda: 2)
   (tmp_path / 'text.txt').write_bytes(_SENTENCE * 2000)

@@ -145,6 +145,7 @@ def test_forms_of_files_are_the_same(kind, tmp_path):
     np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_splits_are_random_or_last_rows_or_files(tmp_path):
   rows = _rows(4000)
   path = _write(tmp_path / 'log.csv', _text(rows))
@@ -218,6 +219,7 @@ def test_hashes_need_no_vocabulary(tmp_path):
   assert not unknown and (rows.ids[:, 0] < 7).all()
 
 
+@pytest.mark.slow
 def test_libsvm_has_columns_lists_or_numbers(tmp_path):
   lines = ['1 3:1 10:1', '-1 4:1 10:1', '-1 3:1 12:1'] * 20
   path = _write(tmp_path / 'a.libsvm', '\n'.join(lines) + '\n')

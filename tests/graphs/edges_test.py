@@ -166,6 +166,7 @@ def _run(variant, workdir, **settings):
 SMALL = {'data__path': 'toygraph:1000', 'model__dim': 16, 'train__epochs': 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'variant', [pytest.param('line', marks=pytest.mark.slow), 'relations']
 )

@@ -153,6 +153,7 @@ def test_walks_of_a_directed_graph_end_where_no_edge_leads_on(make, tmp_path):
   assert source.units_per_epoch == 21
 
 
+@pytest.mark.slow
 def test_edges_that_are_held_out_are_not_walked(make, tmp_path):
   whole = make(path='toygraph:200').graph
   source = make(path='toygraph:200', valid='0.1', test='0.2')

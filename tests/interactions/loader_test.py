@@ -160,6 +160,7 @@ LEAST = {'': 0.96, 'bpr': 0.96, 'item2vec': 0.9}
 slow = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'variant',
   ['item2vec', *(pytest.param(x, marks=slow) for x in ('', 'bpr'))],

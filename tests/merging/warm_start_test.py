@@ -8,7 +8,7 @@ import jaxemb
 from jaxemb import errors
 from jaxemb.merging import warm_start
 from jaxemb.storage import word2vec_format
-from tests import dispatches, runs
+from tests import dispatches, marking, runs
 
 _VOCAB, _DIM = 300, 6
 _WORDS = [f'w{i}' for i in range(_VOCAB)]
@@ -46,12 +46,15 @@ def _started(path, shape=(1, 1), words=_WORDS, **settings):
 
 @pytest.mark.parametrize(
   ('strategy', 'layout', 'shape'),
-  [
-    ('sync', 'replicated', (1, 1)),
-    ('sync', 'row', (2, 2)),
-    ('sync', 'column', (2, 2)),
-    ('replicas', 'replicated', (3, 1)),
-  ],
+  marking.slow_after(
+    1,
+    [
+      ('sync', 'row', (2, 2)),
+      ('sync', 'replicated', (1, 1)),
+      ('sync', 'column', (2, 2)),
+      ('replicas', 'replicated', (3, 1)),
+    ],
+  ),
 )
 def test_known_words_start_from_their_rows(merged, strategy, layout, shape):
   folder, ids, rows = merged

@@ -168,7 +168,7 @@ def test_relations_are_those_of_a_loop(operator, name, temperature):
   _check(slow, arrays, slopes)
 
 
-@pytest.mark.parametrize('order', [1, 2])
+@pytest.mark.parametrize('order', marking.slow_after(1, [2, 1]))
 def test_line_is_that_of_a_loop(order):
   model = edges.line(_spec(), _corpus(), sampling.logistic_loss, order)
   batch = _batch()

@@ -10,6 +10,7 @@ import pytest
 from jaxemb.data import base, examples
 from jaxemb.models import base as models
 from jaxemb.models import factorization, skipgram
+from tests import marking
 
 USERS, ITEMS, DIM, CHUNK, DRAWS = 7, 11, 5, 4, 6
 KEY = np.array([5, 9], np.uint32)
@@ -58,7 +59,7 @@ def _slow(name, temperature, users, items, ids, num_examples):
   return total
 
 
-@pytest.mark.parametrize('temperature', [0.0, 0.5])
+@pytest.mark.parametrize('temperature', marking.slow_after(1, [0.5, 0.0]))
 @pytest.mark.parametrize('name', ['bpr', 'softmax'])
 def test_loss_and_slopes_are_those_of_a_loop(name, temperature):
   model, batch = _model(getattr(factorization, name), temperature), _batch()
@@ -107,6 +108,7 @@ def test_chunks_without_examples_look_up_nothing():
   assert (ids['users'][1:] == examples.PADDING).all()
 
 
+@pytest.mark.slow
 def test_expected_lookups_are_those_of_steps():
   model = _model(factorization.bpr)
   steps = examples.Steps(8, 1)

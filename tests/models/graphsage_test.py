@@ -147,15 +147,15 @@ def _rows(model, rows, batch):
 @pytest.mark.parametrize(
   'more',
   [
-    {},
     {'dim': 0, 'aggregator': 'max', 'has_many': True},
-    {'from_walks': True},
     *marking.slow_after(
       0,
       [
+        {},
         {'aggregator': 'max'},
         {'num_features': 0, 'has_many': True},
         {'dim': 0},
+        {'from_walks': True},
         {'from_walks': True, 'temperature': 0.3, 'num_features': 0},
       ],
     ),

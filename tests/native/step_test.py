@@ -350,7 +350,9 @@ def test_many_threads_are_careful_with_frequent_rows():
     assert step._brakes(lookups, 16 * (num_threads - 1)) == [0]
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize(
+  'dtype', marking.slow_after(1, ['float32', 'bfloat16'])
+)
 def test_brakes_are_of_the_row_and_of_the_learning_rate(dtype, monkeypatch):
   case = Case(vocab=30, runs=1, size=16, chunk=16, words=16, dtype=dtype)
   trainable, batch = _make(case), dispatches.random_step(case)
@@ -382,6 +384,7 @@ def _standard(errors):
   return errors[:, kept] / deviations[kept]
 
 
+@pytest.mark.slow
 @every_model
 def test_stochastic_rounding_is_right_on_average(model):
   case = Case(model, vocab=25, dim=33, size=64, chunk=16, words=90)

@@ -8,14 +8,14 @@ import pytest
 from jaxemb.native import window_products
 from jaxemb.runtime import mesh
 from jaxemb.strategies import base
-from tests import dispatches
+from tests import dispatches, marking
 
 
 @pytest.mark.parametrize(
   ('settings', 'is_taken'),
   [
-    ({'model.name': 'skipgram'}, True),
     ({'model.name': 'cbow', 'optimizer.name': 'adagrad'}, True),
+    *marking.slow_after(0, [({'model.name': 'skipgram'}, True)]),
     ({'model.loss': 'hierarchical_softmax'}, False),
     ({'table.dtype': 'bfloat16'}, False),
     ({'model.shared_negatives': 120}, False),

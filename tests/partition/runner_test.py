@@ -135,6 +135,7 @@ def test_a_job_of_one_part_is_that_part_to_the_last_bit(together, tmp_path):
     assert _vectors(tmp_path, part) == _vectors(together, part)
 
 
+@pytest.mark.slow
 def test_each_part_resumes_where_it_stands(together, tmp_path, interrupting):
   # As jobs, parts 0 and 1 are trained by half.
   for part in range(2):
@@ -257,6 +258,7 @@ def test_a_part_that_another_process_trains_is_left_to_it(copied):
   assert 'sub-models 1 are being trained by other processes' in log
 
 
+@pytest.mark.slow
 def test_the_text_may_have_another_path(cache, together, copied, tmp_path):
   shutil.rmtree(copied / 'parts/02')
   path = shutil.copy(next(cache.rglob('*.xml.bz2')), tmp_path / 'a.xml.bz2')

@@ -206,6 +206,7 @@ def test_models_of_text_and_clicks_are_told_apart():
     config_lib.check(config_lib.default(), {'model.name': 'deepfm'})
 
 
+@pytest.mark.slow
 def test_one_class_has_no_auc(tmp_path):
   rows = 400
   rng = np.random.default_rng(0)

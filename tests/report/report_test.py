@@ -141,6 +141,7 @@ document.title += `: ${document.querySelectorAll('.mark.on').length} found`;
 </script></body>"""
 
 
+@pytest.mark.slow
 def test_browser_draws_the_page_and_finds_a_word(tmp_path):
   page = tmp_path / 'report.html'
   page.write_text(_write(tmp_path).replace('</body>', _PROBE))

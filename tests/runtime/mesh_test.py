@@ -10,6 +10,7 @@ import pytest
 
 from jaxemb import errors
 from jaxemb.runtime import mesh, resources
+from tests import marking
 
 NAMED, SPEC = jax.sharding.NamedSharding, jax.sharding.PartitionSpec
 CORES = min(2, resources.usable_cores())
@@ -60,7 +61,9 @@ def test_open_axes_get_useful_devices(
     (0, {}, CORES),
     pytest.param(3, {}, 3, marks=pytest.mark.slow),
     (0, {'JAX_NUM_CPU_DEVICES': '1'}, 1),  # chosen by the user
-    (4, {'XLA_FLAGS': '--xla_force_host_platform_device_count=5'}, 4),
+    *marking.slow_after(
+      0, [(4, {'XLA_FLAGS': '--xla_force_host_platform_device_count=5'}, 4)]
+    ),
   ],
 )
 def test_a_fresh_process_gets_cpu_devices(data, environment, expected):

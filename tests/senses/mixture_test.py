@@ -186,6 +186,7 @@ def test_rows_of_senses():
   assert made.are_ambiguous().tolist() == [True, False, True]
 
 
+@pytest.mark.slow
 @every_loss
 def test_likelihood_mixture_is_that_of_loops(loss):
   model = _mixture(loss)
@@ -348,6 +349,7 @@ def test_context_mixture_is_skipgram_with_drawn_senses(loss, is_tied):
   np.testing.assert_allclose(made.grads[INPUT], expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_do_not_depend_on_the_device():
   """Half of a step's chunks have the draws that they have in the whole."""
   model, batch = jax.device_put(_context_mixture()), _batch()

@@ -164,6 +164,7 @@ def test_a_save_that_fails_is_reported_and_training_goes_on(
   assert not [kind for kind in kinds if kind.startswith('orbax')]
 
 
+@pytest.mark.slow
 def test_arrays_come_back_on_any_mesh(tmp_path):
   values = {
     'shared': np.arange(24, dtype=np.float32).reshape(4, 3, 2),

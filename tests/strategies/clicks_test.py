@@ -78,10 +78,7 @@ def _are_close(found, expected, tolerance=2e-5):
 
 @pytest.mark.parametrize(
   'name',
-  [
-    pytest.param(x, marks=[] if x == 'deepfm' else slow)
-    for x in config_lib.CLICK_MODELS
-  ],
+  marking.slow_after(1, config_lib.CLICK_MODELS),
 )
 def test_models_learn(name):
   losses = _trained(model__name=name, num_dispatches=40)[2]
@@ -166,10 +163,13 @@ def test_all_rows_may_be_updated():
 
 @pytest.mark.parametrize(
   'more',
-  [
-    {'optimizer__decay': 0.01},
-    {'optimizer__name': 'adagrad_full', 'table__dtype': 'bfloat16'},
-  ],
+  marking.slow_after(
+    1,
+    [
+      {'optimizer__decay': 0.01},
+      {'optimizer__name': 'adagrad_full', 'table__dtype': 'bfloat16'},
+    ],
+  ),
   ids=str,
 )
 def test_no_table_is_copied(more):

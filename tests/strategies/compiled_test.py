@@ -255,6 +255,7 @@ def test_no_product_contracts_the_first_axis_of_a_factor():
   assert all('lhs_contracting_dims={2}' in line for line in products)
 
 
+@pytest.mark.slow
 def test_an_accelerator_is_not_asked_within_its_steps():
   # Its loop over steps has a length that is known, and nothing in it chooses.
   program = _compiled(Case('skipgram', 'sgd', 'merging'))

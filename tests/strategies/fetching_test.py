@@ -11,7 +11,7 @@ import pytest
 from jaxemb import errors
 from jaxemb.data import windows
 from jaxemb.runtime import hlo
-from tests import dispatches
+from tests import dispatches, marking
 
 VOCAB, MAX_STEPS, WORDS = 600, 40, 16
 COUNTS = np.maximum(20_000 // np.arange(1, VOCAB + 1), 1)
@@ -107,17 +107,17 @@ def _as_elsewhere(store):
   ('policy', 'case'),
   [
     ('lru', 'kernel'),
-    ('lru', 'adam-cbow'),
-    *(
-      pytest.param(*x, marks=pytest.mark.slow)
-      for x in [
+    *marking.slow_after(
+      0,
+      [
+        ('lru', 'adam-cbow'),
         ('lfu', 'bfloat16'),
         ('lfu', 'int8'),
         ('lfu_opt', 'tree'),
         ('lfu_opt', 'kernel-adagrad'),
         ('elsewhere', 'sgd'),
         ('elsewhere', 'kernel-adagrad'),
-      ]
+      ],
     ),
   ],
 )

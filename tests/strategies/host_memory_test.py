@@ -69,6 +69,7 @@ def test_few_pages_of_large_files_stay(monkeypatch):
   assert stores.resident_bytes([(10, 5), (100, 40)], False) == 4160
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_with_numbers(monkeypatch, tmp_path):
   monkeypatch.setattr(resources, 'available_bytes', lambda: 90_000_000)
   settings = {'table.device_bytes': '30%', 'train.batch_words': 64}

@@ -200,6 +200,7 @@ def test_dense_parameters_learn_as_in_a_loop(shape, steps_per_loop, layout):
   assert metrics.counters == {'clicks': clicked.sum()}
 
 
+@pytest.mark.slow
 def test_replicas_average_dense_parameters():
   lookups = {'items': np.full(VOCAB, 1 / VOCAB)}
   # They meet once, after all steps.

@@ -226,6 +226,7 @@ def test_rows_that_meet_are_rounded_alike_and_once(dtype):
   assert (np.abs(values - wanted) <= 1.001 * spacing + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_rows_that_nobody_changed_stay_as_they_are():
   num, dim = 2000, 5
   spec = spec_lib.TableSpec('wide', num, dim, 0.0)

@@ -243,6 +243,7 @@ def test_workers_that_never_wait_learn_as_much(staleness, fused):
   assert sum(clocks) == pushed > 0
 
 
+@pytest.mark.slow
 def test_an_export_on_the_way_loses_nothing():
   (made,) = trainers(1, {'table.staleness': 50}, Cluster())
   store, strategy = made.strategy.store, made.strategy

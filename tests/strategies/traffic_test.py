@@ -98,6 +98,7 @@ def test_replicas_send_what_is_due(settings, size):
   assert size < 4 or sent['all-reduce'] == sent['total']
 
 
+@pytest.mark.slow
 def test_gradients_travel_in_half_the_bytes():
   whole, half = (_sent(REPLICATED | x)[0] for x in ({}, BFLOAT16))
   rows = whole['all-gather'] - half['all-gather']

@@ -145,8 +145,8 @@ def test_sums_in_another_order_move_a_number_by_one_at_most(
 @pytest.mark.parametrize(
   ('layout', 'optimizer'),
   [
-    ('replicated', 'sgd_limited'),
-    ('replicated', 'adam'),
+    _slow('replicated', 'sgd_limited'),
+    _slow('replicated', 'adam'),
     ('replicated_merging', 'adagrad'),
   ],
 )
@@ -162,6 +162,7 @@ def test_optimizers_see_what_they_see_of_float32(optimizer, layout):
   assert (found != whole).any()
 
 
+@pytest.mark.slow
 def test_tables_of_int8_start_block_by_block(monkeypatch):
   spec, key = _spec('int8'), jax.random.key(1)
 

@@ -22,7 +22,7 @@ from tests import marking
 SIZES = [(50, 8, 1), (3000, 8, 2048), (1500, 128, 2049), (1300, 300, 2500)]
 
 
-@pytest.mark.parametrize(('vocab', 'dim', 'num'), SIZES)
+@pytest.mark.parametrize(('vocab', 'dim', 'num'), marking.slow_after(2, SIZES))
 @pytest.mark.parametrize('dtype', marking.slow_after(1, [np.float32, np.int32]))
 def test_rows_are_read_and_written_as_by_a_loop(vocab, dim, num, dtype):
   rng = np.random.default_rng(num)

@@ -116,6 +116,7 @@ def test_updates_are_those_of_a_loop(monkeypatch, name, layout):
   np.testing.assert_allclose(found, expected, 1e-5, 1e-5)
 
 
+@pytest.mark.slow
 def test_l2_is_of_the_row_once():
   optimizer = row_optimizers.adagrad(1e-6)
   rng = np.random.default_rng(2)

@@ -11,7 +11,7 @@ import pytest
 
 from jaxemb.strategies import base
 from jaxemb.workers import dense, ledger, worker
-from tests import dispatches, log_of_clicks, marking
+from tests import dispatches, log_of_clicks
 from tests.strategies import clicks_test, graphsage_test, shared_rows_test
 
 NUM, STEPS, DISPATCHES, RATE = 2, 4, 3, 0.1
@@ -122,16 +122,14 @@ def _compare(found, expected, tolerance):
     np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'is_graph,settings',
-  marking.slow_after(
-    1,
-    [
-      (False, {'model__name': 'wide_deep', **DENSE_ADAM}),
-      (False, {'model__name': 'dcn_v2', 'model__dropout': 0.2}),
-      (True, DENSE_ADAM),
-    ],
-  ),
+  [
+    (False, {'model__name': 'wide_deep', **DENSE_ADAM}),
+    (False, {'model__name': 'dcn_v2', 'model__dropout': 0.2}),
+    (True, DENSE_ADAM),
+  ],
 )
 def test_lockstep_is_synchronous_training(is_graph, settings):
   found = _run(is_graph, NUM, 'bsp', **settings)
