@@ -427,7 +427,9 @@ def test_stochastic_rounding_is_right_on_average(model):
 
 @pytest.mark.parametrize(
   ('dtype', 'value'),
-  [('float32', np.inf), ('float32', np.nan), ('bfloat16', -np.inf)],
+  marking.slow_after(
+    2, [('float32', np.inf), ('float32', np.nan), ('bfloat16', -np.inf)]
+  ),
 )
 @every_model
 def test_what_is_not_finite_spreads_and_is_reported(model, dtype, value):

@@ -44,6 +44,7 @@ def trained(tmp_path_factory):
   return workdir
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_and_exported(trained):
   report = runs.report(trained)
   scores = report['evaluation']

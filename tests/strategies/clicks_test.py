@@ -76,9 +76,10 @@ def _are_close(found, expected, tolerance=2e-5):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name',
-  marking.slow_after(1, config_lib.CLICK_MODELS),
+  config_lib.CLICK_MODELS,
 )
 def test_models_learn(name):
   losses = _trained(model__name=name, num_dispatches=40)[2]

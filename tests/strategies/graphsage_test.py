@@ -125,13 +125,14 @@ WALKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'more',
   [
     {},
-    slow({'model__inputs': 'features'}),
-    slow({'model__inputs': 'rows', 'model__aggregator': 'max'}),
-    slow(WALKS),
+    {'model__inputs': 'features'},
+    {'model__inputs': 'rows', 'model__aggregator': 'max'},
+    WALKS,
   ],
   ids=['both', 'features', 'rows', 'walks'],
 )
