@@ -510,7 +510,7 @@ def delimiter_of(path: pathlib.Path, head: Sequence[str]) -> str:
   # KONECT has both spaces and tabs between numbers.
   cells = [y.split() for x in head for y in x.split(sign)]
   is_mixed = sign == '\t' and any(len(x) > 1 for x in cells)
-  if is_mixed and all(_is_number(y) for x in cells for y in x):
+  if is_mixed and all(is_number(y) for x in cells for y in x):
     return ' '
   return sign
 
@@ -525,7 +525,8 @@ def cells_of(line: str, delimiter: str) -> list[str]:
   return [x.strip() for x in found]
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+  """Whether `float` reads it."""
   try:
     float(text)
   except ValueError:
@@ -550,7 +551,7 @@ def _columns(
     has_header = not any(x in called and x in nodes for x in first)
   if rest and not has_header:
     has_header = any(
-      not _is_number(x) and all(len(y) > i and _is_number(y[i]) for y in rest)
+      not is_number(x) and all(len(y) > i and is_number(y[i]) for y in rest)
       for i, x in enumerate(first)
     )
   if given:
@@ -584,7 +585,7 @@ def _columns(
   ]
   if not has_header and len(first) == 3:
     parts = [x for x in rest or table if len(x) > 2]
-    has_number = [any(_is_number(x[i]) for x in parts) for i in range(3)]
+    has_number = [any(is_number(x[i]) for x in parts) for i in range(3)]
     if all(x[2] in ('', '{}') for x in parts):  # as NetworkX writes it
       kinds = COLUMNS[:2]
     elif has_number == [True, True, False]:
@@ -610,7 +611,7 @@ def _columns(
   if 'weight' not in found and len(others) == 1 and rest:
     # The only column that is left, if it has numbers.
     (i,) = others
-    is_weight = all(len(x) > i and _is_number(x[i]) for x in rest)
+    is_weight = all(len(x) > i and is_number(x[i]) for x in rest)
     if is_weight and lowered[i] not in _NO_WEIGHTS:
       _refuse_times(path, [x[i] for x in rest])
       found['weight'] = i

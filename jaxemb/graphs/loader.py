@@ -220,7 +220,8 @@ def read_held(
   spec: base.SourceSpec,
 ) -> Held:
   """Edges of another list, with the names that the graph has."""
-  given = {**settings, 'path': path, 'labels': '', 'features': ''}
+  none = dict.fromkeys(('labels', 'label_column', 'features'), '')
+  given = {**settings, 'path': path, **none}
   other = files.read(given, spec.cache, spec.progress)
   number = node_files.numbers(graph)
   known = [number(x) for x in other.keys()]

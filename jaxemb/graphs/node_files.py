@@ -8,7 +8,6 @@ import pathlib
 import re
 from collections.abc import (
   Callable,
-  Collection,
   Iterable,
   Iterator,
   Mapping,
@@ -32,16 +31,26 @@ def with_files(
   Raises a `UserError` if one cannot be used.
   """
   known: dict[str, Any] = {}
-  counted = dict(graph.counted)
+  counted, column = dict(graph.counted), settings['label_column']
   if settings['labels'] or settings['features']:
     number = numbers(graph)
-  path = settings['labels']
+  path, listed = settings['labels'], None
+  if path and not path.endswith('.npy'):
+    listed = published.labels_of(path)
+    if listed is None:
+      listed, column = _labels(path, column, number), ''
+  if column:
+    raise errors.UserError(
+      f'config.data.label_column={column} is for labels in columns, and '
+      f'{path or "config.data.labels"} has none; remove it, or give a '
+      'file of such labels'
+    )
   if path.endswith('.npy'):
     known |= classes(_rows_of(path), path, graph.num_nodes)
-  elif path:
+  elif listed is not None:
     labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
     unknown = 0
-    for name, found in published.labels_of(path) or _labels(path, settings):
+    for name, found in listed:
       node = number(name)
       if node is None:
         unknown += 1
@@ -138,21 +147,36 @@ def numbers(graph: graph_lib.Graph) -> Callable[[str], int | None]:
   return {x: i for i, x in enumerate(graph.names)}.get
 
 
-def _labels(path, settings):
+def _rank(column):
+  """The lower, the more a column looks as if it names nodes as edges do."""
+  if column in _NODES:
+    return column != 'new_id'
+  return 2 if column.endswith('id') else 3
+
+
+def _labels(path, column, number):
   """Names and labels of nodes."""
-  column = settings['label_column'].lower()
-  for _, (name, *found) in _lines(path, 2, {column} if column else _LABELS):
+  for _, (name, *found) in _lines(path, 2, column.lower(), number):
     yield name, found
 
 
 def _lines(
-  path: str, least: int, called: Collection[str] = ()
+  path: str,
+  least: int,
+  column: str = '',
+  number_of: Callable[[str], int | None] | None = None,
 ) -> Iterator[tuple[int, list[str]]]:
   """Numbers and cells of lines, but for a header and comments.
 
-  Of those below a header that has what is `called` so, a node and this.
+  With `number_of` nodes these are labels: of columns below a header, the node
+  and the `column`, or the one that is called as labels usually are.
   """
-  (place,) = formats.find(path, 'file with a line for each node')[:1]
+  place, *more = formats.find(path, 'file with a line for each node')
+  if more:
+    raise errors.UserError(
+      f'{path} has {1 + len(more)} files; give one, with a line for each node'
+    )
+  called = {column} if column else _LABELS if number_of else ()
   delimiter = edge_lists.delimiter_of(
     place, edge_lists.head_of(place, 1, 'a node')
   )
@@ -166,24 +190,29 @@ def _lines(
       cells = edge_lists.cells_of(line, delimiter)
       lowered = [x.lower() for x in cells]
       places = [i for i, x in enumerate(lowered) if x in called]
-      has_node = bool(_NODES & {*lowered})
-      if is_first and (lowered[0] in _NODES or (has_node and places)):
+      has_node = bool({*_NODES, ''} & {*lowered}) or bool(column)
+      is_header = lowered[0] in _NODES or (has_node and bool(places))
+      if number_of and len(cells) > 2 and delimiter != ' ':
+        # Nor is it a line of a node with several labels.
+        is_text = not any(map(edge_lists.is_number, cells))
+        is_header |= is_text and number_of(cells[0]) is None
+      if is_first and (is_header or column):
         is_first = False
-        if called and (len(cells) > 2 or places == [0]):
+        if called and (column or len(cells) > 2 or places == [0]):
           if len(places) != 1:
             raise errors.UserError(
               f'{path} has the columns {", ".join(cells)[:80]}; say which one '
               'has the labels by --config.data.label_column'
             )
-          nodes = [i for i, x in enumerate(lowered) if x in _NODES]
-          nodes.sort(key=lambda i: lowered[i] != 'new_id')  # as edges have
-          chosen = *(nodes or [0])[:1], *places
+          others = [i for i in range(len(cells)) if i not in places]
+          others.sort(key=lambda i: _rank(lowered[i]))
+          chosen = *others[:1], *places
         continue
       is_first = False
       if chosen:
         cells = [cells[i] for i in chosen if i < len(cells)]
-        if cells[1:] == [''] and cells[0]:
-          continue  # a node that has none
+      if number_of and cells[1:] == [''] and cells[0]:
+        continue  # a node that has none
       cells = [x for x in cells if x]
       if len(cells) < least:
         raise errors.UserError(

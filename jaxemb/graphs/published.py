@@ -33,11 +33,13 @@ _BOTH = r'.*\.content|.*_node_feature_label\.txt'  # labels and features
 _COMMUNITIES = r'.*\.cmty\.txt|.*\.circles|.*-categories\.txt'
 _LABELS = (
   r'group-edges\.csv|.*_target\.csv|.*\.node_labels|.*[_-]category\.txt|'
-  r'(.*[_-])?(labels?|class_map)\.(txt|csv|tsv|json)|'
+  r'(.*[_-])?(labels?|class_map)\.(txt|csv|tsv|json)|labels?[_-].*\.txt|'
+  r'.*_genres\.json|'
   f'{_COMMUNITIES}|{_BOTH}'
 )
 _FEATURES = (
-  r'(.*[_.-])?(features?|feats)\.(json|csv|txt|tsv|npy)|.*\.features|' + _BOTH
+  r'(.*[_.-])?(features?|feats)\.(json|csv|txt|tsv|npy)|.*\.feat(ures)?|'
+  + _BOTH
 )
 _EDGES = (
   r'(.*[_.-])?edges\.(csv|tsv|txt|parquet)|.*[_.-]?edgelist\.txt|'
@@ -260,10 +262,23 @@ def _json(path):
 
 
 def _json_labels(path):
-  """A label of each node, or zeros and ones for all labels."""
-  for name, x in _json(path).items():
-    is_list = isinstance(x, list)
-    yield name, [str(i) for i, y in enumerate(x) if y] if is_list else [str(x)]
+  """A label of each node, or several, or zeros and ones for all labels."""
+  given = {
+    k: x if isinstance(x, list) else [] if x is None else [x]
+    for k, x in _json(path).items()
+  }
+  sizes = {len(x) for x in given.values()}
+  are_flags = len(sizes) == 1 and sizes.pop() > 1
+  are_flags &= all(y in (0, 1) for x in given.values() for y in x)
+  for name, x in given.items():
+    yield (
+      name,
+      [
+        str(i if are_flags else y)
+        for i, y in enumerate(x)
+        if y or not are_flags
+      ],
+    )
 
 
 def splits_of(folder: pathlib.Path, num_nodes: int) -> dict[str, Any]:

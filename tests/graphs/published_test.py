@@ -212,6 +212,60 @@ def test_a_column_of_labels_by_its_name(tmp_path):
     files.read(settings, tmp_path / 'cache', lambda *_: None)
 
 
+_TABLE = 'airport,country,activity\n7,C1,x\n10,C2,y\n'
+
+
+@pytest.mark.parametrize(
+  ('name', 'text', 'column', 'labels'),
+  [
+    ('a.csv', _TABLE, 'activity', [['x'], ['y']]),
+    (  # numbers that other columns have are no nodes
+      'a.csv', 'views,numeric_id,lang\n10,7,E\n7,10,D\n', 'lang', [['E'], ['D']]
+    ),
+    ('a.csv', ',label\n7,x\n10,\n', '', [['x'], []]),
+    ('g.json', '{"7": ["Pop", "Jazz"], "10": ["Pop"]}', '',
+     [['Pop', 'Jazz'], ['Pop']]),
+    ('g.json', '{"7": [3, 0], "10": null}', '', [['3', '0'], []]),
+    ('g.json', '{"7": [0, 1], "10": [1, 0]}', '', [['1'], ['0']]),
+  ],
+)  # fmt: skip
+def test_labels_of_nodes(name, text, column, labels, tmp_path):
+  _written(tmp_path, {name: text, 'edges.csv': '7,10\n'})
+  settings = {**SETTINGS, 'path': str(tmp_path / 'edges.csv')}
+  settings |= {'labels': str(tmp_path / name), 'label_column': column}
+  found = files.read(settings, tmp_path / 'cache', lambda *_: None)
+  if isinstance(found.labels, tuple):
+    offsets, flat = found.labels
+  else:
+    flat = found.labels[found.labels >= 0]
+    offsets = np.cumsum([0, *(found.labels >= 0)])
+  given = [found.label_names[x] for x in flat]
+  assert [given[a:b] for a, b in zip(offsets, offsets[1:], strict=False)] == (
+    labels
+  )
+
+
+@pytest.mark.parametrize(
+  ('name', 'column', 'message'),
+  [
+    ('a.csv', '', 'say which one'),
+    ('a.csv', 'none', 'say which one'),
+    ('two.csv', 'none', 'say which one'),
+    ('x.json', 'label', 'labels in columns'),
+    ('', 'label', 'labels in columns'),
+    ('.', '', 'give one'),
+  ],
+)
+def test_labels_of_no_column(name, column, message, tmp_path):
+  _written(tmp_path, {'a.csv': _TABLE, 'edges.csv': '7,10\n'})
+  _written(tmp_path, {'two.csv': 'id,target\n7,1\n', 'x.json': '{"7": 1}'})
+  settings = {**SETTINGS, 'path': str(tmp_path / 'edges.csv')}
+  settings['labels'] = str(tmp_path / name) if name else ''
+  settings['label_column'] = column
+  with pytest.raises(errors.UserError, match=message):
+    files.read(settings, tmp_path / 'cache', lambda *_: None)
+
+
 @pytest.mark.parametrize(
   ('name', 'text', 'message'),
   [
