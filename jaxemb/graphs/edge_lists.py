@@ -9,6 +9,7 @@ edges wait on disk until their lists are made (`graph.build`).
 import contextlib
 import functools
 import itertools
+import logging
 import lzma
 import pathlib
 import re
@@ -24,6 +25,8 @@ from jaxemb import errors
 from jaxemb.clicks import formats, keys
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.text import encode, sources
+
+_LOG = logging.getLogger('jaxemb')
 
 COLUMNS = 'source', 'target', 'weight', 'relation'
 _CALLED = {  # what columns are called in headers
@@ -235,9 +238,18 @@ class _Rows:
       yield from self._parquet(path)
       return
     head = head_of(path)
-    is_sized = formats.first_line(path).startswith('%%MatrixMarket')
+    title = formats.first_line(path)
+    is_sized = title.startswith('%%MatrixMarket')
+    has_parts = bool(re.match(r'%\s*bip\b', title))  # KONECT's
     if is_sized and len(head) > 1:
-      head = head[1:]  # but for the sizes
+      sizes, head = head[0].split(), head[1:]
+      has_parts = sizes[:1] != sizes[1:2]
+    if has_parts:
+      raise errors.UserError(
+        f'{path} has edges between nodes of two kinds, which have the same '
+        "numbers; give them names of their own, such as by awk '!/^%/ "
+        '{print "a" $1, "b" $2}\''
+      )
     delimiter = delimiter_of(path, head)
     table = [cells_of(x, delimiter) for x in head]
     columns, has_header = _columns(path, table, self._settings['columns'])
@@ -588,6 +600,8 @@ def _columns(
     has_number = [any(is_number(x[i]) for x in parts) for i in range(3)]
     if all(x[2] in ('', '{}') for x in parts):  # as NetworkX writes it
       kinds = COLUMNS[:2]
+    elif not any(re.search(r'\w', x[1]) for x in parts):  # 1 -> 2
+      kinds = 'source', '-', 'target'
     elif has_number == [True, True, False]:
       kinds = 'source', 'target', 'relation'
     elif has_number[2]:
@@ -595,7 +609,7 @@ def _columns(
       _refuse_times(path, [x[2] for x in parts])
     else:  # as of knowledge graphs: head, relation, tail
       kinds = 'source', 'relation', 'target'
-    return {x: i for i, x in enumerate(kinds)}, False
+    return {x: i for i, x in enumerate(kinds) if x != '-'}, False
   if not has_header and len(first) > 3:
     raise errors.UserError(
       f'{path} has {len(first)} columns and no header; say what they are, such '
@@ -625,4 +639,13 @@ def _refuse_times(path, texts):
       f'{path} has numbers such as {texts[0].strip()} where weights would be, '
       'which look like times; give --config.data.columns=source,target,-, or '
       'source,target,weight if they are weights'
+    )
+  are_whole = all(x.strip().isdecimal() for x in texts)
+  numbers = [int(x) for x in texts] if are_whole else []
+  if len({*numbers}) > 4 and numbers == sorted(numbers):
+    _LOG.info(
+      '%s: numbers from %d on, which rise from line to line as times do, are '
+      'read as weights; if they are none, give --config.data.columns='
+      'source,target,-',
+      *(path, numbers[0]),
     )

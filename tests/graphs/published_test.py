@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from scipy import sparse
+from scipy import io, sparse
 
 from jaxemb import errors
 from jaxemb.graphs import files
@@ -273,8 +273,12 @@ def test_labels_of_no_column(name, column, message, tmp_path):
     ('polblogs.gml', 'graph [\n]\n', 'networkx.read_gml'),
     ('cora.content', '1\t0\ta\n', 'no edges; give its folder'),
     ('X.DIRECTED.cites.tab', 'DIRECTED\tcites\n', 'pubmed.npz'),
+    ('x.graph', '3 3\n2 3\n1 3\n1 2\n', 'METIS'),
+    ('out.x', '% bip unweighted\n1 1\n1 2\n', 'two kinds'),
+    ('x.mtx', '%%MatrixMarket matrix coordinate pattern general\n2 3 1\n1 1\n',
+     'two kinds'),
   ],
-)
+)  # fmt: skip
 def test_other_forms_are_refused_with_what_to_do(name, text, message, tmp_path):
   _written(tmp_path, {name: text})
   settings = {**SETTINGS, 'path': str(tmp_path / name)}
@@ -282,9 +286,82 @@ def test_other_forms_are_refused_with_what_to_do(name, text, message, tmp_path):
     files.read(settings, tmp_path / 'cache', lambda *_: None)
 
 
+AIRPORTS = {
+  f'{x}-airports.edgelist': '7 10\n10 13\n' for x in ('brazil', 'usa')
+} | {
+  f'labels-{x}-airports.txt': 'node label\n7 0\n10 1\n13 1\n'
+  for x in ('brazil', 'usa')
+}  # fmt: skip
+
+
+def test_several_graphs_in_a_folder_are_not_one(tmp_path):
+  _written(tmp_path, AIRPORTS)
+  with pytest.raises(errors.UserError, match='several graphs, brazil-airp'):
+    _read_folder(tmp_path)
+  for path in tmp_path.glob('*brazil*'):
+    path.unlink()
+  assert _read_folder(tmp_path).labels.tolist() == [0, 1, 1]
+
+
+def test_lists_of_names_are_no_edges(tmp_path, caplog):
+  files_of = {
+    'x.nodes': '7 1\n',
+    'x-names.txt': '7 1\n',
+    'x.node_labels': '7 1\n',
+  }
+  _written(tmp_path, {**files_of, 'x.txt': '7 -> 10\n'})
+  with caplog.at_level('INFO', 'jaxemb'):
+    found = _read_folder(tmp_path)
+  assert list(found.keys()) == ['7', '10']
+  assert found.weights is None
+  assert 'not used: x-names.txt, x.nodes' in caplog.text
+
+
+def _read_folder(folder):
+  settings = {**SETTINGS, 'path': str(folder)}
+  return files.read(settings, folder / 'cache', lambda *_: None)
+
+
+def test_arrays_by_other_names(tmp_path):
+  ends, labels = np.array(EDGES), np.arange(6) % 3
+  for name, edges in ('edge_index', ends.T), ('edges', ends), ('edges', ends.T):
+    np.savez(tmp_path / 'x.npz', **{name: edges, 'x': FEATURES, 'y': labels})
+    found = _read_folder(tmp_path / 'x.npz')
+    assert found.num_edges == len(EDGES)
+    assert found.labels.tolist() == labels.tolist()
+    np.testing.assert_array_equal(found.features, FEATURES)
+
+
+def test_square_features_are_no_graph(tmp_path):
+  matrix = sparse.csc_matrix((np.ones(7), np.array(EDGES).T), (6, 6))
+  given = {'A': matrix, 'fea': np.eye(6), 'gnd': np.arange(6)}
+  io.savemat(tmp_path / 'x.mat', given)
+  found = _read_folder(tmp_path / 'x.mat')
+  assert found.num_edges == len(EDGES)
+  assert found.features.tolist() == np.eye(6).tolist()
+  assert found.labels.tolist() == [*range(6)]
+  io.savemat(tmp_path / 'x.mat', {**given, 'B': matrix})
+  with pytest.raises(errors.UserError, match='a, b may all be'):
+    _read_folder(tmp_path / 'x.mat')
+
+
+@pytest.mark.parametrize(
+  ('text', 'rows'),
+  [
+    ('{"7": [0, 1, 1], "10": [1, 1, 0]}', [[0, 1, 1], [1, 1, 0]]),
+    ('{"7": [0, 1], "10": [1]}', [[1, 1], [0, 1]]),
+  ],
+)
+def test_features_in_json_are_places_or_numbers(text, rows, tmp_path):
+  _written(tmp_path, {'x_edges.csv': '7,10\n', 'x_features.json': text})
+  assert _read_folder(tmp_path).features.tolist() == rows
+
+
 @pytest.mark.parametrize(
   ('features', 'message'),
   [
+    ('{"7": 3}', 'not iterable'),
+    ('{"7": [[3]]}', 'unhashable'),
     ('{"7": [1, -2]}', 'below 0'),
     ('{"7": [1.5], "10": [1, 2]}', 'several lengths'),
     ('{"7": ["a"]}', 'invalid literal'),
