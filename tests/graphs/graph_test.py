@@ -166,6 +166,23 @@ def test_a_graph_whose_cache_or_file_has_changed_is_read_again(read, tmp_path):
   assert _listed(read(None))[:2] == [('a', 'b'), ('a', 'c')]
 
 
+def test_names_of_edges_are_no_nodes(read, caplog):
+  with caplog.at_level('INFO', 'jaxemb'):
+    graph = read('edge_id,a,b,how\n5,7,8,x\n6,8,9,y\n', name='edges.csv')
+  assert graph.keys()[:] == ['7', '8', '9'] and graph.num_edges == 2
+  assert graph.weights is None
+  assert 'not used: edge_id, how' in caplog.text
+
+
+def test_numbers_that_rise_are_told(read, caplog):
+  lines = [f'{i} {i + 1} {9 * i + 1}\n' for i in range(6)]
+  with caplog.at_level('INFO', 'jaxemb'):
+    assert read(''.join(lines[::-1])).weights is not None
+    assert 'read as weights' not in caplog.text
+    read(''.join(lines))
+  assert 'numbers from 10 on, which rise' in caplog.text
+
+
 def test_numbers_triples_and_columns(read):
   graph = read('5 7\n7   1000000\n')
   assert graph.keys()[:] == ['5', '7', '1000000'] and graph.num_edges == 2
@@ -236,6 +253,10 @@ GOOD = 'a b\n'
     ),
     ('3 3\n', {}, 'a graph without edges'),
     ('9 8 1082040961\n3 4 1082155839\n', {}, 'look like times; give'),
+    ('9 8 2008-11-01\n3 4 2009-11-01\n', {}, 'look like times; give'),
+    ('a;b;0,5\nb;c;0,7\n', {}, 'such as 0,7; write points'),
+    ('a;b;0,5\nb;c;0,7\n', {'name': 'a.csv'}, 'such as 0,7; write points'),
+    ('5 6\n1 2\n2 3\n3 1\n4 5\n1 5\n2 4\n', {}, 'begins with 5 6, which'),
     ('# nothing\n', {}, 'has no line with an edge'),
     ('a b c d\n', {}, r'4 columns and no header.*--config.data.columns'),
     (GOOD, {'columns': 'source,weights'}, "names 'weights'"),
