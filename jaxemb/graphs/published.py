@@ -33,7 +33,7 @@ _PACKED = r'(\.(gz|bz2|xz|zst))?'
 _BOTH = r'.*\.content|.*_node_feature_label\.txt'  # labels and features
 _COMMUNITIES = r'.*\.cmty\.txt|.*\.circles|.*-categories\.txt'
 _LABELS = (
-  r'group-edges\.csv|.*_target\.csv|.*\.node_labels|.*[_-]category\.txt|'
+  r'group-edges\.csv|(.*_)?targets?\.csv|.*\.node_labels|.*[_-]category\.txt|'
   r'(.*[_-])?(labels?|class_map)\.(txt|csv|tsv|json)|labels?[_-].*\.txt|'
   r'.*_genres\.json|'
   f'{_COMMUNITIES}|{_BOTH}'
@@ -46,7 +46,10 @@ _EDGES = (
   r'(.*[_.-])?edges\.(csv|tsv|txt|parquet)|.*[_.-]?edgelist\.txt|'
   r'.*\.(cites|edges|edgelist|mtx)|out\..*|.*\.ungraph\.txt|adj_full\.npz'
 )
-_NEITHER = r'(readme|licen[cs]e|citing|meta\.|bibtex).*|.*\.(md|html?|pdf|bib)'
+_NEITHER = (
+  r'(readme|licen[cs]e|citing|meta\.|bibtex).*|.*\.(md|html?|pdf|bib)|'
+  r'role\.json'  # `splits_of` reads it
+)
 _NAMES = r'(.*[_.-])?(nodes?|groups?|names)\.(csv|tsv|txt)|.*\.nodes'
 # What NetworkX reads, and by which function.
 _NETWORKX = {
