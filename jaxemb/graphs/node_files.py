@@ -176,7 +176,6 @@ def _lines(
     raise errors.UserError(
       f'{path} has {1 + len(more)} files; give one, with a line for each node'
     )
-  called = {column} if column else _LABELS if number_of else ()
   delimiter = edge_lists.delimiter_of(
     place, edge_lists.head_of(place, 1, 'a node')
   )
@@ -188,27 +187,11 @@ def _lines(
       if not line.strip() or edge_lists.is_comment(line):
         continue
       cells = edge_lists.cells_of(line, delimiter)
-      lowered = [x.lower() for x in cells]
-      places = [i for i, x in enumerate(lowered) if x in called]
-      has_node = bool({*_NODES, ''} & {*lowered}) or bool(column)
-      is_header = lowered[0] in _NODES or (has_node and bool(places))
-      if number_of and len(cells) > 2 and delimiter != ' ':
-        # Nor is it a line of a node with several labels.
-        is_text = not any(map(edge_lists.is_number, cells))
-        is_header |= is_text and number_of(cells[0]) is None
-      if is_first and (is_header or column):
+      if is_first:
         is_first = False
-        if called and (column or len(cells) > 2 or places == [0]):
-          if len(places) != 1:
-            raise errors.UserError(
-              f'{path} has the columns {", ".join(cells)[:80]}; say which one '
-              'has the labels by --config.data.label_column'
-            )
-          others = [i for i in range(len(cells)) if i not in places]
-          others.sort(key=lambda i: _rank(lowered[i]))
-          chosen = *others[:1], *places
-        continue
-      is_first = False
+        chosen = _header(path, cells, column, number_of, delimiter == ' ')
+        if chosen is not None:
+          continue
       if chosen:
         cells = [cells[i] for i in chosen if i < len(cells)]
       if number_of and cells[1:] == [''] and cells[0]:
@@ -220,6 +203,31 @@ def _lines(
           'what is known of it'
         )
       yield number, cells
+
+
+def _header(path, cells, column, number_of, is_spaces):
+  """Places of the node and its label, () = all; None if this is no header."""
+  lowered = [x.lower() for x in cells]
+  called = {column} if column else _LABELS if number_of else ()
+  places = [i for i, x in enumerate(lowered) if x in called]
+  is_header = bool(column) or lowered[0] in _NODES
+  is_header |= bool(places) and bool({*_NODES, ''} & {*lowered})
+  if number_of and len(cells) > 2 and not is_spaces:
+    # Nor is it a line of a node with several labels.
+    is_text = not any(map(edge_lists.is_number, cells))
+    is_header |= is_text and number_of(cells[0]) is None
+  if not is_header:
+    return None
+  if not called or not (column or len(cells) > 2 or places == [0]):
+    return ()
+  if len(places) != 1:
+    raise errors.UserError(
+      f'{path} has the columns {", ".join(cells)[:80]}; say which one has the '
+      'labels by --config.data.label_column'
+    )
+  others = [i for i in range(len(cells)) if i not in places]
+  others.sort(key=lambda i: _rank(lowered[i]))
+  return *others[:1], *places
 
 
 def labels_of(labels: Sequence[Iterable[str]]) -> dict[str, Any]:
