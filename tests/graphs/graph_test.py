@@ -533,7 +533,13 @@ class _Graph:
     def __call__(self, data):
       return self.items()
 
-  nodes = _Nodes({'x': {'label': 'l'}, ('y', 1): {}, 3: {'label': 'm'}})
+  nodes = _Nodes(
+    {
+      'x': {'label': 'l', 'club': ['a', 'b']},
+      ('y', 1): {'club': None},
+      3: {'label': 'm'},
+    }
+  )
 
   def edges(self, data):
     return [('x', ('y', 1), {'weight': 2.5}), (('y', 1), 3, {})]
@@ -546,3 +552,8 @@ def test_graphs_of_networkx():
   graph = files.from_networkx(_Graph())
   assert _listed(graph) == [("('y', 1)", '3', 1.0), ('x', "('y', 1)", 2.5)]
   assert graph.directed and graph.labels.tolist() == [0, -1, 1]
+  graph = files.from_networkx(_Graph(), label='club')
+  assert graph.label_names == ['a', 'b']
+  assert [x.tolist() for x in graph.labels] == [[0, 2, 2, 2], [0, 1]]
+  with pytest.raises(errors.UserError, match="attribute 'clubs'"):
+    files.from_networkx(_Graph(), label='clubs')
