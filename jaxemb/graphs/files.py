@@ -63,7 +63,7 @@ def read(
     found = graph_lib.load(first)
   elif (first / 'raw').is_dir():
     found = _built(_ogb, [*first.rglob('*.*')], settings, cache, progress)
-  elif place.suffix in ('.npz', '.mat'):
+  elif place.suffix in ('.npz', '.mat', '.json'):
     found = matrices.read(place, settings['directed'])
     if first.is_dir():
       found = found._replace(**published.splits_of(first, found.num_nodes))

@@ -3,8 +3,10 @@
 .npz    matrices by scipy, also with attributes and labels as
 Shchur et al. 2018, or edges as Platonov et al. 2023 write them
 .mat    `network` and `group`, as of the data of Tang and Liu
+.json   Wiki-CS
 """
 
+import json
 import logging
 import pathlib
 import re
@@ -25,10 +27,11 @@ _LABELS = 'group', 'label', 'labels', 'gnd', 'y'
 # Geometric.
 _NODE_LABELS = 'node_labels', 'target', 'labels', 'label', 'y'
 _NODE_FEATURES = 'node_features', 'features', 'x'
+_OF_NODES = 'labels', 'features', 'train_masks', 'val_masks', 'test_mask'
 
 
 def read(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
-  """The graph of an .npz or .mat file."""
+  """The graph of an .npz, .mat or .json file."""
   import zipfile
   import zlib
 
@@ -38,7 +41,7 @@ def read(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
   if not path.is_file():
     raise errors.UserError(f'there is no file {path}; give a graph')
   try:
-    read_file = _mat if path.suffix == '.mat' else _npz
+    read_file = {'.mat': _mat, '.json': _json}.get(path.suffix, _npz)
     adjacency, labels, known = read_file(path)
   except (
     *(OSError, EOFError, ValueError, TypeError, KeyError, AttributeError),
@@ -123,6 +126,19 @@ def _mat(path):
   return matrix, found.get(labels), known
 
 
+def _json(path):
+  """As `_mat`, of Wiki-CS: lists by node, of neighbors and others."""
+  found = json.loads(path.read_text('utf-8'))
+  if not isinstance(found, dict) or not {'links', 'labels'} <= found.keys():
+    raise ValueError('it has no `links` and `labels`, as Wiki-CS has')
+  links = found['links']
+  sizes = [len(x) for x in links]
+  ends = np.array([y for x in links for y in x], np.int64)
+  arrays = {k: np.array(x) for k, x in found.items() if k in _OF_NODES}
+  arrays['edges'] = np.stack([np.repeat(np.arange(len(links)), sizes), ends], 1)
+  return _of_edges(arrays)
+
+
 def _npz(path):
   """As `_mat`, of an .npz file."""
   from scipy import sparse
@@ -153,23 +169,7 @@ def _npz(path):
   if 'edge_index' in found:
     found['edges'] = found['edge_index'].T
   if 'edges' in found:
-    edges = found['edges']
-    if edges.ndim == 2 and len(edges) == 2 != edges.shape[1]:
-      edges = edges.T
-    if edges.ndim != 2 or edges.shape[1] != 2:
-      raise ValueError(f'edges have the shape {edges.shape}, not [n, 2]')
-    labels, features = (
-      next((found[x] for x in names if x in found), None)
-      for names in (_NODE_LABELS, _NODE_FEATURES)
-    )
-    nodes = features if labels is None else labels
-    num = 1 + edges.max(initial=-1) if nodes is None else len(nodes)
-    known |= node_files.splits_of(found, num)
-    if features is not None:
-      known['features'] = features.astype(np.float32)
-    shape = num, num
-    ends = np.ones(len(edges), np.float32), tuple(edges.T)
-    return sparse.coo_matrix(ends, shape).tocsr(), labels, known
+    return _of_edges(found)
   if 'adj_data' not in found:
     return None, None, known
   labels = found.get('labels')
@@ -191,3 +191,27 @@ def _npz(path):
   adjacency = matrix('adj')
   known |= node_files.splits_of(found, adjacency.shape[0])
   return adjacency, labels, known
+
+
+def _of_edges(found):
+  """As `_mat`, of arrays by name."""
+  from scipy import sparse
+
+  known: dict[str, Any] = {}
+  edges = found['edges']
+  if edges.ndim == 2 and len(edges) == 2 != edges.shape[1]:
+    edges = edges.T
+  if edges.ndim != 2 or edges.shape[1] != 2:
+    raise ValueError(f'edges have the shape {edges.shape}, not [n, 2]')
+  labels, features = (
+    next((found[x] for x in names if x in found), None)
+    for names in (_NODE_LABELS, _NODE_FEATURES)
+  )
+  nodes = features if labels is None else labels
+  num = 1 + edges.max(initial=-1) if nodes is None else len(nodes)
+  known |= node_files.splits_of(found, num)
+  if features is not None:
+    known['features'] = features.astype(np.float32)
+  shape = num, num
+  ends = np.ones(len(edges), np.float32), tuple(edges.T)
+  return sparse.coo_matrix(ends, shape).tocsr(), labels, known

@@ -10,6 +10,7 @@ Names of files tell it. Of a folder
   X.edgelist, labels-X.txt                       struc2vec
   X.edges, X.node_labels                         Network Repository
   adj_full.npz, feats.npy, class_map.json, role.json  GraphSAINT
+  data.json                                      Wiki-CS
 
 are found; their labels and features are read here where they are no lines of
 one node and what it has.
@@ -44,7 +45,8 @@ _FEATURES = (
 )
 _EDGES = (
   r'(.*[_.-])?edges\.(csv|tsv|txt|parquet)|.*[_.-]?edgelist\.txt|'
-  r'.*\.(cites|edges|edgelist|mtx)|out\..*|.*\.ungraph\.txt|adj_full\.npz'
+  r'.*\.(cites|edges|edgelist|mtx)|out\..*|.*\.ungraph\.txt|adj_full\.npz|'
+  r'data\.json'  # Wiki-CS
 )
 _NEITHER = (
   r'(readme|licen[cs]e|citing|meta\.|bibtex).*|.*\.(md|html?|pdf|bib)|'
@@ -94,9 +96,10 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
       f'{", ".join(x.name for x in edges)[:200]}; give the file of one as '
       'config.data.path, and its labels as config.data.labels'
     )
-  if not edges or {*edges} == {*place.iterdir()}:
-    if len(edges) > 1:
-      _LOG.info('%s: %d lists of edges are one graph', place, len(edges))
+  if not edges:
+    return settings
+  if len(edges) > 1 and {*edges} == {*place.iterdir()}:
+    _LOG.info('%s: %d lists of edges are one graph', place, len(edges))
     return settings
   settings['path'] = ','.join(map(str, edges))
   for name, found in (('labels', labels), ('features', features)):

@@ -332,6 +332,34 @@ def test_arrays_by_other_names(tmp_path):
     np.testing.assert_array_equal(found.features, FEATURES)
 
 
+def test_wiki_cs_is_read(tmp_path):
+  links = [[b for a, b in EDGES if a == i] for i in range(6)]
+  given = {
+    'links': links,
+    'labels': [0, 1, 2] * 2,
+    'features': FEATURES.tolist(),
+  }
+  given['train_masks'] = [[i == j for i in range(6)] for j in range(3)]
+  given['test_mask'] = [i > 3 for i in range(6)]
+  _written(
+    tmp_path / 'a', {'data.json': json.dumps(given), 'metadata.json': '{}'}
+  )
+  found = _read_folder(tmp_path / 'a')
+  assert found.num_edges == len(EDGES)
+  assert found.labels.tolist() == given['labels']
+  np.testing.assert_array_equal(found.features, FEATURES)
+  assert {k: x.tolist() for k, x in found.splits.items()} == {
+    'train': [0],
+    'test': [4, 5],
+  }
+  (tmp_path / 'a' / 'metadata.json').unlink()
+  assert _read_folder(tmp_path / 'a').num_edges == len(EDGES)
+  for text in '{}', '[1]', '{"links": [[9]], "labels": [1]}', '{"links": 3':
+    _written(tmp_path, {'x.json': text})
+    with pytest.raises(errors.UserError, match='cannot read .*x.json'):
+      _read_folder(tmp_path / 'x.json')
+
+
 def test_square_features_are_no_graph(tmp_path):
   matrix = sparse.csc_matrix((np.ones(7), np.array(EDGES).T), (6, 6))
   given = {'A': matrix, 'fea': np.eye(6), 'gnd': np.arange(6)}
