@@ -262,6 +262,12 @@ class _Rows:
     title = formats.first_line(path)
     is_sized = title.startswith('%%MatrixMarket')
     has_parts = bool(re.match(r'%\s*bip\b', title))  # KONECT's
+    is_symmetric = re.match(r'%\s*sym\b|%%MatrixMarket.* symmetric', title)
+    if is_symmetric and self._settings['directed']:
+      raise errors.UserError(
+        f'{path} has edges that lead both ways, as its first line says, once; '
+        'leave out config.data.directed'
+      )
     if is_sized and len(head) > 1:
       sizes, head = head[0].split(), head[1:]
       has_parts = sizes[:1] != sizes[1:2]

@@ -230,7 +230,7 @@ def test_names_of_urls_are_no_comments(read, tmp_path):
 
 
 def test_spaces_and_tabs_between_numbers_and_weights_of_parquet(read):
-  text = '% sym\n1 2\t3\t77\n2 3\t4\t78\n'
+  text = '% asym\n1 2\t3\t77\n2 3\t4\t78\n'
   graph = read(text, columns='source,target,weight,-', directed=True)
   assert _listed(graph) == [('1', '2', 3.0), ('2', '3', 4.0)]
   table = pa.table({'a': ['x', 'y'], 'b': ['y', 'z'], 'count': [3, 4]})
@@ -257,6 +257,12 @@ GOOD = 'a b\n'
     ('a;b;0,5\nb;c;0,7\n', {}, 'such as 0,7; write points'),
     ('a;b;0,5\nb;c;0,7\n', {'name': 'a.csv'}, 'such as 0,7; write points'),
     ('5 6\n1 2\n2 3\n3 1\n4 5\n1 5\n2 4\n', {}, 'begins with 5 6, which'),
+    ('% sym unweighted\n1 2\n', {'directed': True}, 'lead both ways'),
+    (
+      '%%MatrixMarket matrix coordinate pattern symmetric\n2 2 1\n2 1\n',
+      {'directed': True, 'name': 'x.mtx'},
+      'lead both ways',
+    ),
     ('# nothing\n', {}, 'has no line with an edge'),
     ('a b c d\n', {}, r'4 columns and no header.*--config.data.columns'),
     (GOOD, {'columns': 'source,weights'}, "names 'weights'"),
