@@ -4,6 +4,7 @@ Files have a line for each node, with its name first, or, as .npy, a row for
 each in the order of their numbers.
 """
 
+import logging
 import pathlib
 import re
 from collections.abc import (
@@ -21,6 +22,8 @@ from jaxemb import errors
 from jaxemb.clicks import formats
 from jaxemb.graphs import edge_lists, published
 from jaxemb.graphs import graph as graph_lib
+
+_LOG = logging.getLogger('jaxemb')
 
 
 def with_files(
@@ -46,7 +49,7 @@ def with_files(
       'file of such labels'
     )
   if path.endswith('.npy'):
-    known |= classes(_rows_of(path), path, graph.num_nodes)
+    known |= classes(_rows_of(path, graph), path, graph.num_nodes)
   elif listed is not None:
     labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
     unknown = 0
@@ -69,7 +72,7 @@ def with_files(
     counted['labels_of_unknown_nodes'] = unknown
   if path := settings['features']:
     if path.endswith('.npy'):
-      features = _rows_of(path)
+      features = _rows_of(path, graph)
       if features.dtype.kind not in 'biuf':
         raise errors.UserError(f'{path} has no numbers; give numbers')
       if features.ndim != 2 or len(features) != graph.num_nodes:
@@ -124,8 +127,11 @@ _LABELS |= {'target', 'ml_target', 'page_type', 'mature'}  # Rozemberczki's
 _LISTED = re.compile(r'\d+([,;]\d+)+')  # several labels, in one cell
 
 
-def _rows_of(path):
+def _rows_of(path, graph):
   """The array of an .npy file."""
+  if graph.names is not None:
+    first = ', '.join(graph.names[:3])
+    _LOG.info('%s: rows are read as of the nodes %s, ..', path, first)
   try:
     return np.load(pathlib.Path(path).expanduser(), mmap_mode='r')
   except (OSError, ValueError, EOFError) as error:

@@ -360,6 +360,18 @@ def test_wiki_cs_is_read(tmp_path):
       _read_folder(tmp_path / 'x.json')
 
 
+def test_whose_rows_of_an_array_are_is_told(tmp_path, caplog):
+  _written(tmp_path, {'edges.csv': 'z,y\ny,x\n', 'numbers.csv': '0,1\n1,2\n'})
+  np.save(tmp_path / 'y.npy', np.arange(3))
+  labels = {'labels': str(tmp_path / 'y.npy')}
+  for name in 'numbers.csv', 'edges.csv':
+    assert 'rows are' not in caplog.text
+    settings = {**SETTINGS, **labels, 'path': str(tmp_path / name)}
+    with caplog.at_level('INFO', 'jaxemb'):
+      found = files.read(settings, tmp_path / 'cache', lambda *_: None)
+  assert f'of the nodes {", ".join(found.keys())}, ..' in caplog.text
+
+
 def test_square_features_are_no_graph(tmp_path):
   matrix = sparse.csc_matrix((np.ones(7), np.array(EDGES).T), (6, 6))
   given = {'A': matrix, 'fea': np.eye(6), 'gnd': np.arange(6)}
