@@ -97,6 +97,12 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
       'config.data.path, and its labels as config.data.labels'
     )
   if not edges:
+    folders = [x.name for x in sorted(place.iterdir()) if x.is_dir()]
+    if folders:
+      raise errors.UserError(
+        f'{place} has no list of edges, but the folders '
+        f'{", ".join(folders)[:200]}; give one of them'
+      )
     return settings
   if len(edges) > 1 and {*edges} == {*place.iterdir()}:
     _LOG.info('%s: %d lists of edges are one graph', place, len(edges))

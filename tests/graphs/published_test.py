@@ -303,6 +303,14 @@ def test_several_graphs_in_a_folder_are_not_one(tmp_path):
   assert _read_folder(tmp_path).labels.tolist() == [0, 1, 1]
 
 
+def test_one_of_several_folders_is_asked_for(tmp_path):
+  _written(
+    tmp_path, {'README.txt': 'x\n', 'DE/e.csv': '1,2\n', 'PT/e.csv': '1,2\n'}
+  )
+  with pytest.raises(errors.UserError, match='the folders DE, PT; give one'):
+    _read_folder(tmp_path)
+
+
 def test_lists_of_names_are_no_edges(tmp_path, caplog):
   files_of = {
     'x.nodes': '7 1\n',
