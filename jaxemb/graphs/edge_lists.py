@@ -9,6 +9,7 @@ edges wait on disk until their lists are made (`graph.build`).
 import contextlib
 import functools
 import itertools
+import logging
 import lzma
 import pathlib
 import re
@@ -25,14 +26,19 @@ from jaxemb.clicks import formats, keys
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.text import encode, sources
 
+_LOG = logging.getLogger('jaxemb')
+
 COLUMNS = 'source', 'target', 'weight', 'relation'
 _CALLED = {  # what columns are called in headers
-  'source': {'source', 'src', 'from', 'head', 'subject', 'h', 'u', 'node1'},
-  'target': {'target', 'dst', 'to', 'tail', 'object', 't', 'v', 'node2'},
+  'source': {'source', 'src', 'from', 'head', 'subject', 'h', 'u'}
+  | {'node1', 'node_1'},
+  'target': {'target', 'dst', 'to', 'tail', 'object', 't', 'v'}
+  | {'node2', 'node_2'},
   'weight': {'weight', 'w', 'value', 'strength'},
   'relation': {'relation', 'rel', 'predicate', 'type', 'edge_type', 'r'},
 }
 _INDEX = {'', 'unnamed: 0', '__index_level_0__'}  # of rows, as pandas writes it
+_OF_EDGES = {'id', 'index', 'edge', 'edge_id', 'edgeid'}
 _NO_WEIGHTS = {'id', 'index', 'time', 'timestamp', 'date', 'year', 'label'}
 _MAX_BAD = 0.01  # share of lines that are skipped
 _CHUNK = 1 << 22  # edges
@@ -92,6 +98,8 @@ class _Rows:
     self._num = self._num_bad = self._num_comments = self._num_invalid = 0
     self._largest, self._first_bad = -1, ''
     self._columns = self._sign = None
+    # Integers are tried first.
+    self._tell = _LOG.info if as_integers else lambda *_: None
 
   def read(self, progress):
     """Reads all, or raises `_NotIntegers`."""
@@ -196,6 +204,7 @@ class _Rows:
       is_there = np.zeros(self._largest + 1, bool)
       for x in self._chunks(None):
         is_there[x.sources] = is_there[x.targets] = True
+      self._refuse_sizes()
       num_nodes = int(is_there.sum())
       if num_nodes < len(is_there):
         import pyarrow as pa
@@ -214,6 +223,21 @@ class _Rows:
     return found._replace(
       names=names, counted=counted, relation_names=relations
     )
+
+  def _refuse_sizes(self):
+    """Raises a `UserError` if the first edge seems to be `nodes edges`."""
+    nodes, edges = (int(x[0]) for x in next(self._chunks(None))[:2])
+    if edges != self._num - 1 or self._num < 5:
+      return
+    most = 0
+    for i, x in enumerate(self._chunks(None)):
+      others = np.stack(x[:2])[:, not i :]
+      most = max(most, others.max(initial=0))
+    if nodes >= most:
+      raise errors.UserError(
+        f'{self._paths[0]} begins with {nodes} {edges}, which seem to be the '
+        'numbers of nodes and edges; remove this line'
+      )
 
   def _chunks(self, numbers) -> Iterator[graph_lib.Edges]:
     def mapped(name, kind):
@@ -235,12 +259,29 @@ class _Rows:
       yield from self._parquet(path)
       return
     head = head_of(path)
-    is_sized = formats.first_line(path).startswith('%%MatrixMarket')
+    title = formats.first_line(path)
+    is_sized = title.startswith('%%MatrixMarket')
+    has_parts = bool(re.match(r'%\s*bip\b', title))  # KONECT's
+    is_symmetric = re.match(r'%\s*sym\b|%%MatrixMarket.* symmetric', title)
+    if is_symmetric and self._settings['directed']:
+      raise errors.UserError(
+        f'{path} has edges that lead both ways, as its first line says, once; '
+        'leave out config.data.directed'
+      )
     if is_sized and len(head) > 1:
-      head = head[1:]  # but for the sizes
+      sizes, head = head[0].split(), head[1:]
+      has_parts = sizes[:1] != sizes[1:2]
+    if has_parts:
+      raise errors.UserError(
+        f'{path} has edges between nodes of two kinds, which have the same '
+        "numbers; give them names of their own, such as by awk '!/^%/ "
+        '{print "a" $1, "b" $2}\''
+      )
     delimiter = delimiter_of(path, head)
     table = [cells_of(x, delimiter) for x in head]
-    columns, has_header = _columns(path, table, self._settings['columns'])
+    columns, has_header = _columns(
+      path, table, self._settings['columns'], self._tell
+    )
     self._check_columns(columns, path, delimiter)
     first = has_header or is_sized
     for text, read_bytes, num_invalid in formats.blocks(path):
@@ -287,7 +328,7 @@ class _Rows:
       for batch in itertools.islice(reader.iter_batches(20), 1):
         rows = zip(*(x.to_pylist() for x in batch.columns), strict=True)
         table += [list(map(str, x)) for x in rows]
-      columns, _ = _columns(path, table, self._settings['columns'])
+      columns, _ = _columns(path, table, self._settings['columns'], self._tell)
       self._check_columns(columns, path)
       done, total = 0, max(1, reader.metadata.num_rows)
       for batch in reader.iter_batches(1 << 18):
@@ -502,15 +543,18 @@ def delimiter_of(path: pathlib.Path, head: Sequence[str]) -> str:
     wanted = {'.csv': ',;|', '.tsv': '\t'}[form[-1]]
   else:
     wanted = '\t,;|'
-  for sign in wanted:
-    if all(sign in x for x in head[:1]):
-      break
-  else:
+  signs = [x for x in wanted if x in head[0]]
+  if not signs:
     return ' '
+  sign = signs[0]
+  if sign == ',' and ';' in signs:  # 0,5 is a number where others have ';'
+    counts = {x.count(';') for x in head}
+    if len(counts) == 1 and counts.pop() > head[0].count(','):
+      sign = ';'
   # KONECT has both spaces and tabs between numbers.
   cells = [y.split() for x in head for y in x.split(sign)]
   is_mixed = sign == '\t' and any(len(x) > 1 for x in cells)
-  if is_mixed and all(_is_number(y) for x in cells for y in x):
+  if is_mixed and all(is_number(y) for x in cells for y in x):
     return ' '
   return sign
 
@@ -525,7 +569,8 @@ def cells_of(line: str, delimiter: str) -> list[str]:
   return [x.strip() for x in found]
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+  """Whether `float` reads it."""
   try:
     float(text)
   except ValueError:
@@ -534,7 +579,10 @@ def _is_number(text: str) -> bool:
 
 
 def _columns(
-  path: pathlib.Path, table: Sequence[Sequence[str]], given: str
+  path: pathlib.Path,
+  table: Sequence[Sequence[str]],
+  given: str,
+  tell: Callable[..., None],
 ) -> tuple[dict[str, int], bool]:
   """The place of each kind of column, and whether the first line is a header.
 
@@ -550,7 +598,7 @@ def _columns(
     has_header = not any(x in called and x in nodes for x in first)
   if rest and not has_header:
     has_header = any(
-      not _is_number(x) and all(len(y) > i and _is_number(y[i]) for y in rest)
+      not is_number(x) and all(len(y) > i and is_number(y[i]) for y in rest)
       for i, x in enumerate(first)
     )
   if given:
@@ -582,19 +630,29 @@ def _columns(
   others = [
     i for i, x in enumerate(lowered) if i not in used and x not in _INDEX
   ]
+  if has_header and len(used) + len(others) > 2:  # names of edges are no nodes
+    others = [i for i in others if lowered[i] not in _OF_EDGES]
+  for column in zip(*rest, strict=False):
+    if all(re.fullmatch(r'\d+,\d+', x) for x in column):
+      raise errors.UserError(
+        f'{path} has numbers such as {column[0]}; write points, not commas'
+      )
   if not has_header and len(first) == 3:
     parts = [x for x in rest or table if len(x) > 2]
-    has_number = [any(_is_number(x[i]) for x in parts) for i in range(3)]
+    has_number = [any(is_number(x[i]) for x in parts) for i in range(3)]
     if all(x[2] in ('', '{}') for x in parts):  # as NetworkX writes it
       kinds = COLUMNS[:2]
+    elif not any(re.search(r'\w', x[1]) for x in parts):  # 1 -> 2
+      kinds = 'source', '-', 'target'
     elif has_number == [True, True, False]:
       kinds = 'source', 'target', 'relation'
+      _refuse_times(path, [x[2] for x in parts], tell)
     elif has_number[2]:
       kinds = COLUMNS[:3]
-      _refuse_times(path, [x[2] for x in parts])
+      _refuse_times(path, [x[2] for x in parts], tell)
     else:  # as of knowledge graphs: head, relation, tail
       kinds = 'source', 'relation', 'target'
-    return {x: i for i, x in enumerate(kinds)}, False
+    return {x: i for i, x in enumerate(kinds) if x != '-'}, False
   if not has_header and len(first) > 3:
     raise errors.UserError(
       f'{path} has {len(first)} columns and no header; say what they are, such '
@@ -610,18 +668,31 @@ def _columns(
   if 'weight' not in found and len(others) == 1 and rest:
     # The only column that is left, if it has numbers.
     (i,) = others
-    is_weight = all(len(x) > i and _is_number(x[i]) for x in rest)
+    is_weight = all(len(x) > i and is_number(x[i]) for x in rest)
     if is_weight and lowered[i] not in _NO_WEIGHTS:
-      _refuse_times(path, [x[i] for x in rest])
+      _refuse_times(path, [x[i] for x in rest], tell)
       found['weight'] = i
+  used = {*found.values()}
+  if unused := [x for i, x in enumerate(first) if i not in used and x]:
+    tell('%s: columns that are not used: %s', path, ', '.join(unused))
   return found, has_header
 
 
-def _refuse_times(path, texts):
-  """Raises a `UserError` for what looks like seconds since 1970."""
-  if all(re.fullmatch(r'1?\d{9}(\.0)?', x.strip()) for x in texts):
+def _refuse_times(path, texts, tell):
+  """Raises a `UserError` for what looks like seconds since 1970, or dates."""
+  times = r'\s*(1?\d{9}(\.\d+)?|\d{4}-\d\d-\d\d.*)\s*'
+  if all(re.fullmatch(times, x) for x in texts):
     raise errors.UserError(
-      f'{path} has numbers such as {texts[0].strip()} where weights would be, '
+      f'{path} has values such as {texts[0].strip()} where weights would be, '
       'which look like times; give --config.data.columns=source,target,-, or '
       'source,target,weight if they are weights'
+    )
+  are_whole = all(x.strip().isdecimal() for x in texts)
+  numbers = [int(x) for x in texts] if are_whole else []
+  if len({*numbers}) > 4 and numbers == sorted(numbers):
+    tell(
+      '%s: numbers from %d on, which rise from line to line as times do, are '
+      'read as weights; if they are none, give --config.data.columns='
+      'source,target,-',
+      *(path, numbers[0]),
     )

@@ -63,7 +63,7 @@ def read(
     found = graph_lib.load(first)
   elif (first / 'raw').is_dir():
     found = _built(_ogb, [*first.rglob('*.*')], settings, cache, progress)
-  elif place.suffix in ('.npz', '.mat'):
+  elif place.suffix in ('.npz', '.mat', '.json'):
     found = matrices.read(place, settings['directed'])
     if first.is_dir():
       found = found._replace(**published.splits_of(first, found.num_nodes))
@@ -85,6 +85,8 @@ def from_networkx(
 ) -> graph_lib.Graph:
   """Of a NetworkX graph, with weights of edges and labels of nodes by name.
 
+  A list is several labels. Raises a `UserError` if there are none of a name.
+
   To train on it, `graph.save` it and give the folder as `config.data.path`.
   """
   names = edge_lists.distinct(map(str, graph.nodes))
@@ -92,9 +94,13 @@ def from_networkx(
   found = [(numbers[a], numbers[b], x) for a, b, x in graph.edges(data=True)]
   ends = np.array([x[:2] for x in found], np.int64).reshape(-1, 2)
   weights = np.array([x[2].get(weight, 1) for x in found], np.float32)
-  labels = [
-    [str(x[label])] if label in x else [] for _, x in graph.nodes(data=True)
-  ]
+  given = (x.get(label) for _, x in graph.nodes(data=True))
+  several = (x if isinstance(x, list | tuple) else [x] for x in given)
+  labels = [[str(y) for y in x if y is not None] for x in several]
+  if label != 'label' and not any(labels):
+    raise errors.UserError(
+      f'no node has the attribute {label!r}; give one that has labels'
+    )
   known = node_files.labels_of(labels) if any(labels) else {}
   args = *ends.T, len(names), weights, None, graph.is_directed()
   return graph_lib.from_edges(*args, names=graph_lib.Names.of(names), **known)
@@ -103,7 +109,7 @@ def from_networkx(
 def _built(make, paths, settings, cache, progress):
   """What `make` makes of settings, from the cache if nothing has changed."""
   used = ('columns', 'directed', 'num_nodes')
-  identity = [make.__name__, {k: settings[k] for k in used}, 3]
+  identity = [make.__name__, {k: settings[k] for k in used}, 4]
   for path in sorted(paths):
     status = path.stat()
     # Some tools set times: what is inside tells more.

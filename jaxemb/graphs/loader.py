@@ -220,7 +220,8 @@ def read_held(
   spec: base.SourceSpec,
 ) -> Held:
   """Edges of another list, with the names that the graph has."""
-  given = {**settings, 'path': path, 'labels': '', 'features': ''}
+  none = dict.fromkeys(('labels', 'label_column', 'features'), '')
+  given = {**settings, 'path': path, **none}
   other = files.read(given, spec.cache, spec.progress)
   number = node_files.numbers(graph)
   known = [number(x) for x in other.keys()]
@@ -342,12 +343,20 @@ class Walks(loader.TextSource):
       f', {len(x.edges):,} held out for {name}' for name, x in self.held.items()
     )
     settings = self.spec.settings
+    labelled = (
+      ''
+      if graph.labels is None
+      else (
+        f', {graph_lib.num_labelled(graph):,} with labels of '
+        f'{graph_lib.num_classes(graph):,} classes'
+      )
+    )
     exact = 'exact' if corpus.manifest['are_counts_exact'] else 'estimated'
     return [
       f'graph: {graph.num_nodes:,} nodes, {graph.num_edges:,} '
       f'{"" if graph.directed else "un"}directed edges'
       f'{" with weights" * (graph.weights is not None)}, at most '
-      f'{self.max_degree:,} of a node{held}',
+      f'{self.max_degree:,} of a node{labelled}{held}',
       f'walks: {settings["walks"]} of {settings["walk_length"]} nodes from '
       f'each of {len(corpus.walker.starts):,}, in all {corpus.num_words:,}; '
       f'counts of {len(self.keys):,} nodes are {exact}',

@@ -3,8 +3,11 @@
 .npz    matrices by scipy, also with attributes and labels as
 Shchur et al. 2018, or edges as Platonov et al. 2023 write them
 .mat    `network` and `group`, as of the data of Tang and Liu
+.json   Wiki-CS
 """
 
+import json
+import logging
 import pathlib
 import re
 from typing import Any
@@ -15,9 +18,20 @@ from jaxemb import errors
 from jaxemb.graphs import edge_lists, node_files
 from jaxemb.graphs import graph as graph_lib
 
+_LOG = logging.getLogger('jaxemb')
+
+# What features and labels are called in .mat.
+_FEATURES = 'attributes', 'attrb', 'features', 'fea', 'x'
+_LABELS = 'group', 'label', 'labels', 'gnd', 'y'
+# Beside edges in .npz: of Platonov et al. 2023, Rozemberczki, and PyTorch
+# Geometric.
+_NODE_LABELS = 'node_labels', 'target', 'labels', 'label', 'y'
+_NODE_FEATURES = 'node_features', 'features', 'x'
+_OF_NODES = 'labels', 'features', 'train_masks', 'val_masks', 'test_mask'
+
 
 def read(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
-  """The graph of an .npz or .mat file."""
+  """The graph of an .npz, .mat or .json file."""
   import zipfile
   import zlib
 
@@ -27,7 +41,7 @@ def read(path: pathlib.Path, directed: bool) -> graph_lib.Graph:
   if not path.is_file():
     raise errors.UserError(f'there is no file {path}; give a graph')
   try:
-    read_file = _mat if path.suffix == '.mat' else _npz
+    read_file = {'.mat': _mat, '.json': _json}.get(path.suffix, _npz)
     adjacency, labels, known = read_file(path)
   except (
     *(OSError, EOFError, ValueError, TypeError, KeyError, AttributeError),
@@ -84,27 +98,52 @@ def _mat(path):
   from scipy import io, sparse
 
   found = {k.lower(): x for k, x in io.loadmat(path).items() if k[0] != '_'}
+  features, labels = (
+    next((x for x in names if x in found), '') for names in (_FEATURES, _LABELS)
+  )
   square = [
-    (k == 'network', x.shape[0], k)
+    k
     for k, x in found.items()
     if (sparse.issparse(x) or x.dtype.kind in 'biufc')
     and x.ndim == 2
     and x.shape[0] == x.shape[1]
+    and k not in (features, labels)
   ]
-  matrix = sparse.csr_matrix(found[max(square)[2]]) if square else None
+  if 'network' in square:
+    square = ['network']
+  if len(square) > 1:
+    raise ValueError(
+      f'{", ".join(square)} may all be the graph; call one `network`'
+    )
   known: dict[str, Any] = {}
-  for name in ('attributes', 'attrb', 'features'):
-    if name in found:
-      features = sparse.csr_matrix(found[name]).toarray()
-      known['features'] = features.astype(np.float32)
-  return matrix, found.get('group', found.get('label')), known
+  if features:
+    rows = sparse.csr_matrix(found[features]).toarray()
+    known['features'] = rows.astype(np.float32)
+  unused = [x for x in found if x not in (*square, features, labels)]
+  if unused:
+    _LOG.info('%s: not used: %s', path, ', '.join(unused))
+  matrix = sparse.csr_matrix(found[square[0]]) if square else None
+  return matrix, found.get(labels), known
+
+
+def _json(path):
+  """As `_mat`, of Wiki-CS: lists by node, of neighbors and others."""
+  found = json.loads(path.read_text('utf-8'))
+  if not isinstance(found, dict) or not {'links', 'labels'} <= found.keys():
+    raise ValueError('it has no `links` and `labels`, as Wiki-CS has')
+  links = found['links']
+  sizes = [len(x) for x in links]
+  ends = np.array([y for x in links for y in x], np.int64)
+  arrays = {k: np.array(x) for k, x in found.items() if k in _OF_NODES}
+  arrays['edges'] = np.stack([np.repeat(np.arange(len(links)), sizes), ends], 1)
+  return _of_edges(arrays)
 
 
 def _npz(path):
   """As `_mat`, of an .npz file."""
   from scipy import sparse
 
-  found = {}
+  found, unread = {}, []
   with np.load(path, allow_pickle=False) as file:
     for name in file.files:
       # Shchur et al. 2018 have both kinds of names.
@@ -114,6 +153,7 @@ def _npz(path):
       except ValueError as error:  # objects, which could run any code
         if 'allow_pickle' not in str(error):
           raise
+        unread.append(name)
   known: dict[str, Any] = {}
 
   def matrix(name):
@@ -124,17 +164,12 @@ def _npz(path):
 
   if 'format' in found:
     return sparse.load_npz(path).tocsr(), None, known
-  # Platonov et al. 2023, and Rozemberczki's for PyTorch Geometric.
-  for one, other in ('target', 'node_labels'), ('features', 'node_features'):
-    found.setdefault(other, found.get(one))
-  if 'edges' in found and found['node_labels'] is not None:
-    labels, edges = found['node_labels'], found['edges']
-    known |= node_files.splits_of(found, len(labels))
-    if found['node_features'] is not None:
-      known['features'] = found['node_features'].astype(np.float32)
-    shape = len(labels), len(labels)
-    ends = np.ones(len(edges), np.float32), tuple(edges.T)
-    return sparse.coo_matrix(ends, shape).tocsr(), labels, known
+  if unread:
+    _LOG.info('%s: not used, as they are pickles: %s', path, ', '.join(unread))
+  if 'edge_index' in found:
+    found['edges'] = found['edge_index'].T
+  if 'edges' in found:
+    return _of_edges(found)
   if 'adj_data' not in found:
     return None, None, known
   labels = found.get('labels')
@@ -156,3 +191,27 @@ def _npz(path):
   adjacency = matrix('adj')
   known |= node_files.splits_of(found, adjacency.shape[0])
   return adjacency, labels, known
+
+
+def _of_edges(found):
+  """As `_mat`, of arrays by name."""
+  from scipy import sparse
+
+  known: dict[str, Any] = {}
+  edges = found['edges']
+  if edges.ndim == 2 and len(edges) == 2 != edges.shape[1]:
+    edges = edges.T
+  if edges.ndim != 2 or edges.shape[1] != 2:
+    raise ValueError(f'edges have the shape {edges.shape}, not [n, 2]')
+  labels, features = (
+    next((found[x] for x in names if x in found), None)
+    for names in (_NODE_LABELS, _NODE_FEATURES)
+  )
+  nodes = features if labels is None else labels
+  num = 1 + edges.max(initial=-1) if nodes is None else len(nodes)
+  known |= node_files.splits_of(found, num)
+  if features is not None:
+    known['features'] = features.astype(np.float32)
+  shape = num, num
+  ends = np.ones(len(edges), np.float32), tuple(edges.T)
+  return sparse.coo_matrix(ends, shape).tocsr(), labels, known

@@ -4,11 +4,11 @@ Files have a line for each node, with its name first, or, as .npy, a row for
 each in the order of their numbers.
 """
 
+import logging
 import pathlib
 import re
 from collections.abc import (
   Callable,
-  Collection,
   Iterable,
   Iterator,
   Mapping,
@@ -23,6 +23,8 @@ from jaxemb.clicks import formats
 from jaxemb.graphs import edge_lists, published
 from jaxemb.graphs import graph as graph_lib
 
+_LOG = logging.getLogger('jaxemb')
+
 
 def with_files(
   graph: graph_lib.Graph, settings: Mapping[str, Any]
@@ -32,16 +34,26 @@ def with_files(
   Raises a `UserError` if one cannot be used.
   """
   known: dict[str, Any] = {}
-  counted = dict(graph.counted)
+  counted, column = dict(graph.counted), settings['label_column']
   if settings['labels'] or settings['features']:
     number = numbers(graph)
-  path = settings['labels']
+  path, listed = settings['labels'], None
+  if path and not path.endswith('.npy'):
+    listed = published.labels_of(path)
+    if listed is None:
+      listed, column = _labels(path, column, number), ''
+  if column:
+    raise errors.UserError(
+      f'config.data.label_column={column} is for labels in columns, and '
+      f'{path or "config.data.labels"} has none; remove it, or give a '
+      'file of such labels'
+    )
   if path.endswith('.npy'):
-    known |= classes(_rows_of(path), path, graph.num_nodes)
-  elif path:
+    known |= classes(_rows_of(path, graph), path, graph.num_nodes)
+  elif listed is not None:
     labels: list[list[str]] = [[] for _ in range(graph.num_nodes)]
     unknown = 0
-    for name, found in published.labels_of(path) or _labels(path, settings):
+    for name, found in listed:
       node = number(name)
       if node is None:
         unknown += 1
@@ -60,7 +72,7 @@ def with_files(
     counted['labels_of_unknown_nodes'] = unknown
   if path := settings['features']:
     if path.endswith('.npy'):
-      features = _rows_of(path)
+      features = _rows_of(path, graph)
       if features.dtype.kind not in 'biuf':
         raise errors.UserError(f'{path} has no numbers; give numbers')
       if features.ndim != 2 or len(features) != graph.num_nodes:
@@ -115,8 +127,11 @@ _LABELS |= {'target', 'ml_target', 'page_type', 'mature'}  # Rozemberczki's
 _LISTED = re.compile(r'\d+([,;]\d+)+')  # several labels, in one cell
 
 
-def _rows_of(path):
+def _rows_of(path, graph):
   """The array of an .npy file."""
+  if graph.names is not None:
+    first = ', '.join(graph.names[:3])
+    _LOG.info('%s: rows are read as of the nodes %s, ..', path, first)
   try:
     return np.load(pathlib.Path(path).expanduser(), mmap_mode='r')
   except (OSError, ValueError, EOFError) as error:
@@ -138,21 +153,35 @@ def numbers(graph: graph_lib.Graph) -> Callable[[str], int | None]:
   return {x: i for i, x in enumerate(graph.names)}.get
 
 
-def _labels(path, settings):
+def _rank(column):
+  """The lower, the more a column looks as if it names nodes as edges do."""
+  if column in _NODES:
+    return column != 'new_id'
+  return 2 if column.endswith('id') else 3
+
+
+def _labels(path, column, number):
   """Names and labels of nodes."""
-  column = settings['label_column'].lower()
-  for _, (name, *found) in _lines(path, 2, {column} if column else _LABELS):
+  for _, (name, *found) in _lines(path, 2, column.lower(), number):
     yield name, found
 
 
 def _lines(
-  path: str, least: int, called: Collection[str] = ()
+  path: str,
+  least: int,
+  column: str = '',
+  number_of: Callable[[str], int | None] | None = None,
 ) -> Iterator[tuple[int, list[str]]]:
   """Numbers and cells of lines, but for a header and comments.
 
-  Of those below a header that has what is `called` so, a node and this.
+  With `number_of` nodes these are labels: of columns below a header, the node
+  and the `column`, or the one that is called as labels usually are.
   """
-  (place,) = formats.find(path, 'file with a line for each node')[:1]
+  place, *more = formats.find(path, 'file with a line for each node')
+  if more:
+    raise errors.UserError(
+      f'{path} has {1 + len(more)} files; give one, with a line for each node'
+    )
   delimiter = edge_lists.delimiter_of(
     place, edge_lists.head_of(place, 1, 'a node')
   )
@@ -164,26 +193,15 @@ def _lines(
       if not line.strip() or edge_lists.is_comment(line):
         continue
       cells = edge_lists.cells_of(line, delimiter)
-      lowered = [x.lower() for x in cells]
-      places = [i for i, x in enumerate(lowered) if x in called]
-      has_node = bool(_NODES & {*lowered})
-      if is_first and (lowered[0] in _NODES or (has_node and places)):
+      if is_first:
         is_first = False
-        if called and (len(cells) > 2 or places == [0]):
-          if len(places) != 1:
-            raise errors.UserError(
-              f'{path} has the columns {", ".join(cells)[:80]}; say which one '
-              'has the labels by --config.data.label_column'
-            )
-          nodes = [i for i, x in enumerate(lowered) if x in _NODES]
-          nodes.sort(key=lambda i: lowered[i] != 'new_id')  # as edges have
-          chosen = *(nodes or [0])[:1], *places
-        continue
-      is_first = False
+        chosen = _header(path, cells, column, number_of, delimiter == ' ')
+        if chosen is not None:
+          continue
       if chosen:
         cells = [cells[i] for i in chosen if i < len(cells)]
-        if cells[1:] == [''] and cells[0]:
-          continue  # a node that has none
+      if number_of and cells[1:] == [''] and cells[0]:
+        continue  # a node that has none
       cells = [x for x in cells if x]
       if len(cells) < least:
         raise errors.UserError(
@@ -191,6 +209,31 @@ def _lines(
           'what is known of it'
         )
       yield number, cells
+
+
+def _header(path, cells, column, number_of, is_spaces):
+  """Places of the node and its label, () = all; None if this is no header."""
+  lowered = [x.lower() for x in cells]
+  called = {column} if column else _LABELS if number_of else ()
+  places = [i for i, x in enumerate(lowered) if x in called]
+  is_header = bool(column) or lowered[0] in _NODES
+  is_header |= bool(places) and bool({*_NODES, ''} & {*lowered})
+  if number_of and len(cells) > 2 and not is_spaces:
+    # Nor is it a line of a node with several labels.
+    is_text = not any(map(edge_lists.is_number, cells))
+    is_header |= is_text and number_of(cells[0]) is None
+  if not is_header:
+    return None
+  if not called or not (column or len(cells) > 2 or places == [0]):
+    return ()
+  if len(places) != 1:
+    raise errors.UserError(
+      f'{path} has the columns {", ".join(cells)[:80]}; say which one has the '
+      'labels by --config.data.label_column'
+    )
+  others = [i for i in range(len(cells)) if i not in places]
+  others.sort(key=lambda i: _rank(lowered[i]))
+  return *others[:1], *places
 
 
 def labels_of(labels: Sequence[Iterable[str]]) -> dict[str, Any]:

@@ -6,9 +6,11 @@ Names of files tell it. Of a folder
   X.cites, X.content                             LINQS: Cora, CiteSeer
   X_edges.csv, X_target.csv, X_features.json     Rozemberczki: MUSAE, LastFM, ..
   out1_graph_edges.txt, out1_node_feature_label.txt   Geom-GCN: Actor, WebKB
-  X.txt, X-labels.txt or X.cmty.txt              SNAP
+  X.txt, X-labels.txt, X.cmty.txt or X.circles    SNAP
+  X.edgelist, labels-X.txt                       struc2vec
   X.edges, X.node_labels                         Network Repository
   adj_full.npz, feats.npy, class_map.json, role.json  GraphSAINT
+  data.json                                      Wiki-CS
 
 are found; their labels and features are read here where they are no lines of
 one node and what it has.
@@ -32,18 +34,25 @@ _PACKED = r'(\.(gz|bz2|xz|zst))?'
 _BOTH = r'.*\.content|.*_node_feature_label\.txt'  # labels and features
 _COMMUNITIES = r'.*\.cmty\.txt|.*\.circles|.*-categories\.txt'
 _LABELS = (
-  r'group-edges\.csv|.*_target\.csv|.*\.node_labels|.*[_-]category\.txt|'
-  r'(.*[_-])?(labels?|class_map)\.(txt|csv|tsv|json)|'
+  r'group-edges\.csv|(.*_)?targets?\.csv|.*\.node_labels|.*[_-]category\.txt|'
+  r'(.*[_-])?(labels?|class_map)\.(txt|csv|tsv|json)|labels?[_-].*\.txt|'
+  r'.*_genres\.json|'
   f'{_COMMUNITIES}|{_BOTH}'
 )
 _FEATURES = (
-  r'(.*[_.-])?(features?|feats)\.(json|csv|txt|tsv|npy)|.*\.features|' + _BOTH
+  r'(.*[_.-])?(features?|feats)\.(json|csv|txt|tsv|npy)|.*\.feat(ures)?|'
+  r'musae_[a-z]+\.json|' + _BOTH
 )
 _EDGES = (
   r'(.*[_.-])?edges\.(csv|tsv|txt|parquet)|.*[_.-]?edgelist\.txt|'
-  r'.*\.(cites|edges|edgelist)|out\..*|.*\.ungraph\.txt|adj_full\.npz'
+  r'.*\.(cites|edges|edgelist|mtx)|out\..*|.*\.ungraph\.txt|adj_full\.npz|'
+  r'data\.json'  # Wiki-CS
 )
-_NEITHER = r'(readme|licen[cs]e|citing|meta\.|bibtex).*|.*\.(md|html?|pdf|bib)'
+_NEITHER = (
+  r'(readme|licen[cs]e|citing|meta\.|bibtex).*|.*\.(md|html?|pdf|bib)|'
+  r'role\.json'  # `splits_of` reads it
+)
+_NAMES = r'(.*[_.-])?(nodes?|groups?|names)\.(csv|tsv|txt)|.*\.nodes'
 # What NetworkX reads, and by which function.
 _NETWORKX = {
   '.gml': 'read_gml',
@@ -76,11 +85,28 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
   features = [x for x in files if _is(x, _FEATURES)]
   rest = [x for x in files if x not in labels and x not in features]
   edges = [x for x in rest if _is(x, _EDGES)]
-  edges = edges or [x for x in rest if not _is(x, _NEITHER)]
-  if not edges or edges == [*place.iterdir()]:
-    return settings
+  edges = edges or [x for x in rest if not _is(x, f'{_NEITHER}|{_NAMES}')]
   for x in edges:
     refuse(x)
+  is_matrix = any(x.suffix in ('.npz', '.mat') for x in edges)
+  has_many = is_matrix or len(labels) > 1
+  if len(edges) > 1 and has_many and not settings['labels']:
+    raise errors.UserError(
+      f'{place} seems to have several graphs, '
+      f'{", ".join(x.name for x in edges)[:200]}; give the file of one as '
+      'config.data.path, and its labels as config.data.labels'
+    )
+  if not edges:
+    folders = [x.name for x in sorted(place.iterdir()) if x.is_dir()]
+    if folders:
+      raise errors.UserError(
+        f'{place} has no list of edges, but the folders '
+        f'{", ".join(folders)[:200]}; give one of them'
+      )
+    return settings
+  if len(edges) > 1 and {*edges} == {*place.iterdir()}:
+    _LOG.info('%s: %d lists of edges are one graph', place, len(edges))
+    return settings
   settings['path'] = ','.join(map(str, edges))
   for name, found in (('labels', labels), ('features', features)):
     if len(found) > 1 and not settings[name]:
@@ -92,6 +118,9 @@ def with_files(settings: Mapping[str, Any]) -> dict[str, Any]:
       settings[name] = str(found[0])
   used = ((k, settings[k]) for k in ('path', 'labels', 'features'))
   said = [f'{k} {x}' for k, x in used if x]
+  unused = [x.name for x in rest if x not in edges and not _is(x, _NEITHER)]
+  if unused:
+    said.append(f'not used: {", ".join(unused)[:200]}')
   _LOG.info('of the folder %s: %s', place, ', '.join(said))
   return settings
 
@@ -142,6 +171,12 @@ def refuse(path: pathlib.Path) -> None:
       f'{path} has what nodes have, and no edges; give its folder, or the file '
       'of edges'
     )
+  if _is(path, r'.*\.(graph|metis)'):
+    raise errors.UserError(
+      f'{path} seems to be of METIS, a list of neighbors a line; write edges '
+      "instead, such as by awk '!/^%/ && n++ {for (i = 1; i <= NF; i++) print "
+      "n - 1, $i}', or rename it to .edges if each line is an edge"
+    )
   if _is(path, r'.*\.(directed|node)\..*\.tab'):
     raise errors.UserError(
       f'{path} is of a form of its own; write lines `citing cited`, and others '
@@ -180,15 +215,19 @@ def features_of(path: str) -> dict[str, np.ndarray] | None:
     is_dense = len({len(x) for x in given.values()}) == 1
     return _rows(path, given, is_dense)
   if path.endswith('.json'):
-    given = _json(path)
-    is_dense = any(isinstance(y, float) for x in given.values() for y in x)
-    return _rows(path, given, is_dense)
+    return _rows(path, _json(path))
   return None
 
 
-def _rows(path, given, is_dense):
+def _rows(path, given, is_dense=None):
   """Of lists by node: numbers, or places of ones."""
   try:
+    if is_dense is None:
+      numbers = {y for x in given.values() for y in x}
+      sizes = {len(x) for x in given.values()}
+      # Places differ from each other.
+      are_flags = numbers <= {0, 1} and len(sizes) == 1 and max(sizes) > 2
+      is_dense = are_flags or any(isinstance(x, float) for x in numbers)
     if is_dense:
       rows = {k: np.array(x, np.float32) for k, x in given.items()}
     else:
@@ -260,10 +299,23 @@ def _json(path):
 
 
 def _json_labels(path):
-  """A label of each node, or zeros and ones for all labels."""
-  for name, x in _json(path).items():
-    is_list = isinstance(x, list)
-    yield name, [str(i) for i, y in enumerate(x) if y] if is_list else [str(x)]
+  """A label of each node, or several, or zeros and ones for all labels."""
+  given = {
+    k: x if isinstance(x, list) else [] if x is None else [x]
+    for k, x in _json(path).items()
+  }
+  sizes = {len(x) for x in given.values()}
+  are_flags = len(sizes) == 1 and sizes.pop() > 1
+  are_flags &= all(y in (0, 1) for x in given.values() for y in x)
+  for name, x in given.items():
+    yield (
+      name,
+      [
+        str(i if are_flags else y)
+        for i, y in enumerate(x)
+        if y or not are_flags
+      ],
+    )
 
 
 def splits_of(folder: pathlib.Path, num_nodes: int) -> dict[str, Any]:

@@ -295,7 +295,7 @@ def _walk_biased(
 def _aliases(offsets, weights):
   """Chances [edges] float32, other places [edges] int32 within each node."""
   stays = np.ones(len(weights), np.float32)
-  others = np.zeros(len(weights), np.int32)
+  others = np.empty(len(weights), np.int32)
   most = 0
   for node in range(len(offsets) - 1):
     most = max(most, offsets[node + 1] - offsets[node])
@@ -308,6 +308,7 @@ def _aliases(offsets, weights):
       total += weights[first + i]
     num_small = num_large = 0
     for i in range(num):
+      others[first + i] = i  # a draw may round up to 1
       left[i] = weights[first + i] * num / total
       if left[i] < 1:
         small[num_small] = i

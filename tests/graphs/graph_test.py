@@ -166,6 +166,23 @@ def test_a_graph_whose_cache_or_file_has_changed_is_read_again(read, tmp_path):
   assert _listed(read(None))[:2] == [('a', 'b'), ('a', 'c')]
 
 
+def test_names_of_edges_are_no_nodes(read, caplog):
+  with caplog.at_level('INFO', 'jaxemb'):
+    graph = read('edge_id,a,b,how\n5,7,8,x\n6,8,9,y\n', name='edges.csv')
+  assert graph.keys()[:] == ['7', '8', '9'] and graph.num_edges == 2
+  assert graph.weights is None
+  assert 'not used: edge_id, how' in caplog.text
+
+
+def test_numbers_that_rise_are_told(read, caplog):
+  lines = [f'{i} {i + 1} {9 * i + 1}\n' for i in range(6)]
+  with caplog.at_level('INFO', 'jaxemb'):
+    assert read(''.join(lines[::-1])).weights is not None
+    assert 'read as weights' not in caplog.text
+    read(''.join(lines))
+  assert 'numbers from 10 on, which rise' in caplog.text
+
+
 def test_numbers_triples_and_columns(read):
   graph = read('5 7\n7   1000000\n')
   assert graph.keys()[:] == ['5', '7', '1000000'] and graph.num_edges == 2
@@ -213,7 +230,7 @@ def test_names_of_urls_are_no_comments(read, tmp_path):
 
 
 def test_spaces_and_tabs_between_numbers_and_weights_of_parquet(read):
-  text = '% sym\n1 2\t3\t77\n2 3\t4\t78\n'
+  text = '% asym\n1 2\t3\t77\n2 3\t4\t78\n'
   graph = read(text, columns='source,target,weight,-', directed=True)
   assert _listed(graph) == [('1', '2', 3.0), ('2', '3', 4.0)]
   table = pa.table({'a': ['x', 'y'], 'b': ['y', 'z'], 'count': [3, 4]})
@@ -236,6 +253,16 @@ GOOD = 'a b\n'
     ),
     ('3 3\n', {}, 'a graph without edges'),
     ('9 8 1082040961\n3 4 1082155839\n', {}, 'look like times; give'),
+    ('9 8 2008-11-01\n3 4 2009-11-01\n', {}, 'look like times; give'),
+    ('a;b;0,5\nb;c;0,7\n', {}, 'such as 0,7; write points'),
+    ('a;b;0,5\nb;c;0,7\n', {'name': 'a.csv'}, 'such as 0,7; write points'),
+    ('5 6\n1 2\n2 3\n3 1\n4 5\n1 5\n2 4\n', {}, 'begins with 5 6, which'),
+    ('% sym unweighted\n1 2\n', {'directed': True}, 'lead both ways'),
+    (
+      '%%MatrixMarket matrix coordinate pattern symmetric\n2 2 1\n2 1\n',
+      {'directed': True, 'name': 'x.mtx'},
+      'lead both ways',
+    ),
     ('# nothing\n', {}, 'has no line with an edge'),
     ('a b c d\n', {}, r'4 columns and no header.*--config.data.columns'),
     (GOOD, {'columns': 'source,weights'}, "names 'weights'"),
@@ -512,7 +539,13 @@ class _Graph:
     def __call__(self, data):
       return self.items()
 
-  nodes = _Nodes({'x': {'label': 'l'}, ('y', 1): {}, 3: {'label': 'm'}})
+  nodes = _Nodes(
+    {
+      'x': {'label': 'l', 'club': ['a', 'b']},
+      ('y', 1): {'club': None},
+      3: {'label': 'm'},
+    }
+  )
 
   def edges(self, data):
     return [('x', ('y', 1), {'weight': 2.5}), (('y', 1), 3, {})]
@@ -525,3 +558,8 @@ def test_graphs_of_networkx():
   graph = files.from_networkx(_Graph())
   assert _listed(graph) == [("('y', 1)", '3', 1.0), ('x', "('y', 1)", 2.5)]
   assert graph.directed and graph.labels.tolist() == [0, -1, 1]
+  graph = files.from_networkx(_Graph(), label='club')
+  assert graph.label_names == ['a', 'b']
+  assert [x.tolist() for x in graph.labels] == [[0, 2, 2, 2], [0, 1]]
+  with pytest.raises(errors.UserError, match="attribute 'clubs'"):
+    files.from_networkx(_Graph(), label='clubs')

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from scipy import sparse
+from scipy import io, sparse
 
 from jaxemb import errors
 from jaxemb.graphs import files
@@ -212,6 +212,60 @@ def test_a_column_of_labels_by_its_name(tmp_path):
     files.read(settings, tmp_path / 'cache', lambda *_: None)
 
 
+_TABLE = 'airport,country,activity\n7,C1,x\n10,C2,y\n'
+
+
+@pytest.mark.parametrize(
+  ('name', 'text', 'column', 'labels'),
+  [
+    ('a.csv', _TABLE, 'activity', [['x'], ['y']]),
+    (  # numbers that other columns have are no nodes
+      'a.csv', 'views,numeric_id,lang\n10,7,E\n7,10,D\n', 'lang', [['E'], ['D']]
+    ),
+    ('a.csv', ',label\n7,x\n10,\n', '', [['x'], []]),
+    ('g.json', '{"7": ["Pop", "Jazz"], "10": ["Pop"]}', '',
+     [['Pop', 'Jazz'], ['Pop']]),
+    ('g.json', '{"7": [3, 0], "10": null}', '', [['3', '0'], []]),
+    ('g.json', '{"7": [0, 1], "10": [1, 0]}', '', [['1'], ['0']]),
+  ],
+)  # fmt: skip
+def test_labels_of_nodes(name, text, column, labels, tmp_path):
+  _written(tmp_path, {name: text, 'edges.csv': '7,10\n'})
+  settings = {**SETTINGS, 'path': str(tmp_path / 'edges.csv')}
+  settings |= {'labels': str(tmp_path / name), 'label_column': column}
+  found = files.read(settings, tmp_path / 'cache', lambda *_: None)
+  if isinstance(found.labels, tuple):
+    offsets, flat = found.labels
+  else:
+    flat = found.labels[found.labels >= 0]
+    offsets = np.cumsum([0, *(found.labels >= 0)])
+  given = [found.label_names[x] for x in flat]
+  assert [given[a:b] for a, b in zip(offsets, offsets[1:], strict=False)] == (
+    labels
+  )
+
+
+@pytest.mark.parametrize(
+  ('name', 'column', 'message'),
+  [
+    ('a.csv', '', 'say which one'),
+    ('a.csv', 'none', 'say which one'),
+    ('two.csv', 'none', 'say which one'),
+    ('x.json', 'label', 'labels in columns'),
+    ('', 'label', 'labels in columns'),
+    ('.', '', 'give one'),
+  ],
+)
+def test_labels_of_no_column(name, column, message, tmp_path):
+  _written(tmp_path, {'a.csv': _TABLE, 'edges.csv': '7,10\n'})
+  _written(tmp_path, {'two.csv': 'id,target\n7,1\n', 'x.json': '{"7": 1}'})
+  settings = {**SETTINGS, 'path': str(tmp_path / 'edges.csv')}
+  settings['labels'] = str(tmp_path / name) if name else ''
+  settings['label_column'] = column
+  with pytest.raises(errors.UserError, match=message):
+    files.read(settings, tmp_path / 'cache', lambda *_: None)
+
+
 @pytest.mark.parametrize(
   ('name', 'text', 'message'),
   [
@@ -219,8 +273,12 @@ def test_a_column_of_labels_by_its_name(tmp_path):
     ('polblogs.gml', 'graph [\n]\n', 'networkx.read_gml'),
     ('cora.content', '1\t0\ta\n', 'no edges; give its folder'),
     ('X.DIRECTED.cites.tab', 'DIRECTED\tcites\n', 'pubmed.npz'),
+    ('x.graph', '3 3\n2 3\n1 3\n1 2\n', 'METIS'),
+    ('out.x', '% bip unweighted\n1 1\n1 2\n', 'two kinds'),
+    ('x.mtx', '%%MatrixMarket matrix coordinate pattern general\n2 3 1\n1 1\n',
+     'two kinds'),
   ],
-)
+)  # fmt: skip
 def test_other_forms_are_refused_with_what_to_do(name, text, message, tmp_path):
   _written(tmp_path, {name: text})
   settings = {**SETTINGS, 'path': str(tmp_path / name)}
@@ -228,9 +286,130 @@ def test_other_forms_are_refused_with_what_to_do(name, text, message, tmp_path):
     files.read(settings, tmp_path / 'cache', lambda *_: None)
 
 
+AIRPORTS = {
+  f'{x}-airports.edgelist': '7 10\n10 13\n' for x in ('brazil', 'usa')
+} | {
+  f'labels-{x}-airports.txt': 'node label\n7 0\n10 1\n13 1\n'
+  for x in ('brazil', 'usa')
+}  # fmt: skip
+
+
+def test_several_graphs_in_a_folder_are_not_one(tmp_path):
+  _written(tmp_path, AIRPORTS)
+  with pytest.raises(errors.UserError, match='several graphs, brazil-airp'):
+    _read_folder(tmp_path)
+  for path in tmp_path.glob('*brazil*'):
+    path.unlink()
+  assert _read_folder(tmp_path).labels.tolist() == [0, 1, 1]
+
+
+def test_one_of_several_folders_is_asked_for(tmp_path):
+  _written(
+    tmp_path, {'README.txt': 'x\n', 'DE/e.csv': '1,2\n', 'PT/e.csv': '1,2\n'}
+  )
+  with pytest.raises(errors.UserError, match='the folders DE, PT; give one'):
+    _read_folder(tmp_path)
+
+
+def test_lists_of_names_are_no_edges(tmp_path, caplog):
+  files_of = {
+    'x.nodes': '7 1\n',
+    'x-names.txt': '7 1\n',
+    'x.node_labels': '7 1\n',
+  }
+  _written(tmp_path, {**files_of, 'x.txt': '7 -> 10\n'})
+  with caplog.at_level('INFO', 'jaxemb'):
+    found = _read_folder(tmp_path)
+  assert list(found.keys()) == ['7', '10']
+  assert found.weights is None
+  assert 'not used: x-names.txt, x.nodes' in caplog.text
+
+
+def _read_folder(folder):
+  settings = {**SETTINGS, 'path': str(folder)}
+  return files.read(settings, folder / 'cache', lambda *_: None)
+
+
+def test_arrays_by_other_names(tmp_path):
+  ends, labels = np.array(EDGES), np.arange(6) % 3
+  for name, edges in ('edge_index', ends.T), ('edges', ends), ('edges', ends.T):
+    np.savez(tmp_path / 'x.npz', **{name: edges, 'x': FEATURES, 'y': labels})
+    found = _read_folder(tmp_path / 'x.npz')
+    assert found.num_edges == len(EDGES)
+    assert found.labels.tolist() == labels.tolist()
+    np.testing.assert_array_equal(found.features, FEATURES)
+
+
+def test_wiki_cs_is_read(tmp_path):
+  links = [[b for a, b in EDGES if a == i] for i in range(6)]
+  given = {
+    'links': links,
+    'labels': [0, 1, 2] * 2,
+    'features': FEATURES.tolist(),
+  }
+  given['train_masks'] = [[i == j for i in range(6)] for j in range(3)]
+  given['test_mask'] = [i > 3 for i in range(6)]
+  _written(
+    tmp_path / 'a', {'data.json': json.dumps(given), 'metadata.json': '{}'}
+  )
+  found = _read_folder(tmp_path / 'a')
+  assert found.num_edges == len(EDGES)
+  assert found.labels.tolist() == given['labels']
+  np.testing.assert_array_equal(found.features, FEATURES)
+  assert {k: x.tolist() for k, x in found.splits.items()} == {
+    'train': [0],
+    'test': [4, 5],
+  }
+  (tmp_path / 'a' / 'metadata.json').unlink()
+  assert _read_folder(tmp_path / 'a').num_edges == len(EDGES)
+  for text in '{}', '[1]', '{"links": [[9]], "labels": [1]}', '{"links": 3':
+    _written(tmp_path, {'x.json': text})
+    with pytest.raises(errors.UserError, match='cannot read .*x.json'):
+      _read_folder(tmp_path / 'x.json')
+
+
+def test_whose_rows_of_an_array_are_is_told(tmp_path, caplog):
+  _written(tmp_path, {'edges.csv': 'z,y\ny,x\n', 'numbers.csv': '0,1\n1,2\n'})
+  np.save(tmp_path / 'y.npy', np.arange(3))
+  labels = {'labels': str(tmp_path / 'y.npy')}
+  for name in 'numbers.csv', 'edges.csv':
+    assert 'rows are' not in caplog.text
+    settings = {**SETTINGS, **labels, 'path': str(tmp_path / name)}
+    with caplog.at_level('INFO', 'jaxemb'):
+      found = files.read(settings, tmp_path / 'cache', lambda *_: None)
+  assert f'of the nodes {", ".join(found.keys())}, ..' in caplog.text
+
+
+def test_square_features_are_no_graph(tmp_path):
+  matrix = sparse.csc_matrix((np.ones(7), np.array(EDGES).T), (6, 6))
+  given = {'A': matrix, 'fea': np.eye(6), 'gnd': np.arange(6)}
+  io.savemat(tmp_path / 'x.mat', given)
+  found = _read_folder(tmp_path / 'x.mat')
+  assert found.num_edges == len(EDGES)
+  assert found.features.tolist() == np.eye(6).tolist()
+  assert found.labels.tolist() == [*range(6)]
+  io.savemat(tmp_path / 'x.mat', {**given, 'B': matrix})
+  with pytest.raises(errors.UserError, match='a, b may all be'):
+    _read_folder(tmp_path / 'x.mat')
+
+
+@pytest.mark.parametrize(
+  ('text', 'rows'),
+  [
+    ('{"7": [0, 1, 1], "10": [1, 1, 0]}', [[0, 1, 1], [1, 1, 0]]),
+    ('{"7": [0, 1], "10": [1]}', [[1, 1], [0, 1]]),
+  ],
+)
+def test_features_in_json_are_places_or_numbers(text, rows, tmp_path):
+  _written(tmp_path, {'x_edges.csv': '7,10\n', 'x_features.json': text})
+  assert _read_folder(tmp_path).features.tolist() == rows
+
+
 @pytest.mark.parametrize(
   ('features', 'message'),
   [
+    ('{"7": 3}', 'not iterable'),
+    ('{"7": [[3]]}', 'unhashable'),
     ('{"7": [1, -2]}', 'below 0'),
     ('{"7": [1.5], "10": [1, 2]}', 'several lengths'),
     ('{"7": ["a"]}', 'invalid literal'),

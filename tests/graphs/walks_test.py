@@ -58,6 +58,14 @@ def test_transitions_have_their_chances(has_weights, directed, p, q):
   assert abs(chi2 - freedom) < 5 * np.sqrt(2 * freedom)
 
 
+def test_a_draw_that_rounds_up_to_one_stays():
+  weights = np.array([1, 1, 1, 4, 2, 3], np.float32)
+  stays, others = walks._aliases(np.array([0, 3, 6]), weights)
+  own = np.array([0, 1, 2, 0, 1, 2])
+  assert (others == own)[stays == 1].all()
+  assert (others != own)[stays < 1].all()
+
+
 def test_walks_depend_on_nothing_but_their_number():
   graph = _graph(True, False)
   one = walks.Walker.of(graph, 9, 0.5, 2, 7, 1)
