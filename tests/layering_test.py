@@ -127,7 +127,7 @@ def test_the_package_stays_within_its_budget():
   # wait together; 230 rows that a GPU looks up and multiplies by a kernel; 60
   # tokens that a TPU looks up once.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 39_650
+  assert lines <= 39_720
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -1,8 +1,9 @@
 """Graphs from lists of edges.
 
 A list has an edge a line, plain or compressed, or a row of Parquet. Columns are
-the two nodes, and maybe a weight and a relation. Nodes are called by strings;
-where all are numbers, by these. Blocks of lines are parsed in threads, and
+the two nodes, and maybe a weight and a relation. An adjacency list has a node a
+line, and its neighbors behind it. Nodes are called by strings; where all are
+numbers, by these. Blocks of lines are parsed in threads, and
 edges wait on disk until their lists are made (`graph.build`).
 """
 
@@ -40,6 +41,7 @@ _CALLED = {  # what columns are called in headers
 _INDEX = {'', 'unnamed: 0', '__index_level_0__'}  # of rows, as pandas writes it
 _OF_EDGES = {'id', 'index', 'edge', 'edge_id', 'edgeid'}
 _NO_WEIGHTS = {'id', 'index', 'time', 'timestamp', 'date', 'year', 'label'}
+_ADJACENCY = 'source,targets'  # `data.columns` of adjacency lists
 _MAX_BAD = 0.01  # share of lines that are skipped
 _CHUNK = 1 << 22  # edges
 
@@ -82,6 +84,7 @@ class _Block(NamedTuple):
   relations: keys.Text | None
   bad: list[tuple[int, str]]  # lines, and what is wrong
   num_lines: int
+  num_alone: int  # of an adjacency list, without neighbors
   num_comments: int
   read_bytes: int
 
@@ -96,6 +99,7 @@ class _Rows:
     self._nodes, self._relations = keys.Keys(), keys.Keys()
     self._names, self._relation_names = [], []
     self._num = self._num_bad = self._num_comments = self._num_invalid = 0
+    self._num_alone = 0
     self._largest, self._first_bad = -1, ''
     self._columns = self._sign = None
     # Integers are tried first.
@@ -147,6 +151,7 @@ class _Rows:
             self._first_bad = self._first_bad or where
           lines += block.num_lines
           self._num_comments += block.num_comments
+          self._num_alone += block.num_alone
           self._add(block)
           progress(block.read_bytes)
       except (
@@ -217,6 +222,7 @@ class _Rows:
     directed = self._settings['directed']
     found = graph_lib.build(chunks, num_nodes, directed, folder)
     counted = {**found.counted, 'unreadable_edges': self._num_bad}
+    counted['self_loops'] -= self._num_alone
     counted['comments'] = self._num_comments  # lines
     counted['invalid_utf8_bytes'] = self._num_invalid
     relations = self._relation_names or None
@@ -279,14 +285,19 @@ class _Rows:
       )
     delimiter = delimiter_of(path, head)
     table = [cells_of(x, delimiter) for x in head]
-    columns, has_header = _columns(
-      path, table, self._settings['columns'], self._tell
-    )
+    given = self._settings['columns'].replace(' ', '')
+    is_adjacency = given == _ADJACENCY or not given and _is_adjacency(path)
+    if is_adjacency:
+      self._tell('%s: read as an adjacency list', path)
+      columns, has_header = {'source': 0, 'target': 1}, False
+    else:
+      columns, has_header = _columns(path, table, given, self._tell)
+    width = 2 if is_adjacency else len(table[0])
     self._check_columns(columns, path, delimiter)
     first = has_header or is_sized
     for text, read_bytes, num_invalid in formats.blocks(path):
       self._num_invalid += num_invalid
-      args = text, delimiter, columns, len(table[0]), first, read_bytes
+      args = text, delimiter, columns, width, first, is_adjacency, read_bytes
       yield functools.partial(self._parse, *args)
       first = False
 
@@ -321,7 +332,7 @@ class _Rows:
         )
         for k, i in columns.items()
       }
-      return self._block(texts, [], 0, 0, size * done // total)
+      return self._block(texts, [], 0, 0, 0, size * done // total)
 
     with parquet.ParquetFile(path) as reader:
       table = [reader.schema_arrow.names]
@@ -335,18 +346,22 @@ class _Rows:
         done += len(batch)
         yield functools.partial(parse, batch, done)
 
-  def _parse(self, text, delimiter, columns, width, has_header, read_bytes):
+  def _parse(
+    self, text, delimiter, columns, width, has_header, is_adjacency, read_bytes
+  ):
     data = np.frombuffer(text, np.uint8)
     if bytes(data[:3]) == b'\xef\xbb\xbf':
       data = data[3:]
     is_spaces = delimiter == ' '
     size, num_comments = _tidy(data, is_spaces)
-    data = data[:size]
-    most = text.count(b'\n') + 1
-    spans = np.empty((2, width, most), np.int32)
-    bad = np.empty((2, most), np.int32)
+    data, num_alone = data[:size], 0
     quote = 0 if is_spaces else ord('"')
     delimiter = ord('\t' if is_spaces else delimiter)
+    if is_adjacency:
+      data, num_alone = _edges(data, delimiter)
+    most = np.count_nonzero(data == 10) + 1
+    spans = np.empty((2, width, most), np.int32)
+    bad = np.empty((2, most), np.int32)
     first = lines = 0
     if has_header:
       start = np.argmax((data != 10) & (data != 13))
@@ -365,8 +380,8 @@ class _Rows:
       else (int(line) + lines, f'it has {cells} of {width} fields')
       for line, cells in bad[:, :num_bad].T
     ]
-    num_lines += lines
-    return self._block(texts, whys, num_lines, num_comments, read_bytes)
+    sizes = num_lines + lines, num_alone, num_comments, read_bytes
+    return self._block(texts, whys, *sizes)
 
   def _block(self, texts, bad, *sizes):
     ends = texts['source'], texts['target']
@@ -483,6 +498,54 @@ def _tidy(data, is_spaces):
 
 
 @numba.njit(nogil=True, cache=True)
+def _edges(data, delimiter):
+  """A line for each neighbor of a node, and how many nodes have none.
+
+  They are their own neighbors here, which keeps them.
+  """
+  stop = delimiter, 10, 13
+  pairs, num_alone, i = [(0, 0, 0, 0)], 0, 0
+  pairs.pop()
+  size = 0
+  while i < len(data):
+    first = last = i
+    num = 0
+    while True:
+      start = i
+      while i < len(data) and data[i] not in stop:
+        i += 1
+      if last == first:
+        last = i
+      elif i > start:
+        pairs.append((first, last, start, i))
+        num += 1
+      while i < len(data) and data[i] == 13:
+        i += 1
+      if i == len(data) or data[i] == 10:
+        break
+      i += 1
+    if not num and last > first:
+      pairs.append((first, last, first, last))
+      num_alone += 1
+    i += 1
+  for a, b, c, d in pairs:
+    size += b - a + d - c + 2
+  out, n = np.empty(size, np.uint8), 0
+  for a, b, c, d in pairs:
+    for j in range(a, b):
+      out[n] = data[j]
+      n += 1
+    out[n] = delimiter
+    n += 1
+    for j in range(c, d):
+      out[n] = data[j]
+      n += 1
+    out[n] = 10
+    n += 1
+  return out, num_alone
+
+
+@numba.njit(nogil=True, cache=True)
 def _integers(data, starts, stops, out):
   """Whether all strings are numbers as they are usually written."""
   for i in range(len(starts)):
@@ -569,6 +632,10 @@ def cells_of(line: str, delimiter: str) -> list[str]:
   return [x.strip() for x in found]
 
 
+def _is_adjacency(path):
+  return 'adjlist' in re.sub('[_-]', '', path.name.lower())
+
+
 def is_number(text: str) -> bool:
   """Whether `float` reads it."""
   try:
@@ -637,6 +704,12 @@ def _columns(
       raise errors.UserError(
         f'{path} has numbers such as {column[0]}; write points, not commas'
       )
+  if not has_header and len({len(x) for x in table}) > 3:
+    raise errors.UserError(
+      f'{path} has lines of {min(map(len, table))} to '
+      f'{max(map(len, table))} fields; if it is an adjacency list, a node and '
+      f'its neighbors, give --config.data.columns={_ADJACENCY}'
+    )
   if not has_header and len(first) == 3:
     parts = [x for x in rest or table if len(x) > 2]
     has_number = [any(is_number(x[i]) for x in parts) for i in range(3)]

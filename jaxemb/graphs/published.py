@@ -8,6 +8,7 @@ Names of files tell it. Of a folder
   out1_graph_edges.txt, out1_node_feature_label.txt   Geom-GCN: Actor, WebKB
   X.txt, X-labels.txt, X.cmty.txt or X.circles    SNAP
   X.edgelist, labels-X.txt                       struc2vec
+  X.adjlist or X_adjlist.txt                     DeepWalk
   X.edges, X.node_labels                         Network Repository
   adj_full.npz, feats.npy, class_map.json, role.json  GraphSAINT
   data.json                                      Wiki-CS
@@ -44,9 +45,9 @@ _FEATURES = (
   r'musae_[a-z]+\.json|' + _BOTH
 )
 _EDGES = (
-  r'(.*[_.-])?edges\.(csv|tsv|txt|parquet)|.*[_.-]?edgelist\.txt|'
-  r'.*\.(cites|edges|edgelist|mtx)|out\..*|.*\.ungraph\.txt|adj_full\.npz|'
-  r'data\.json'  # Wiki-CS
+  r'(.*[_.-])?edges\.(csv|tsv|txt|parquet)|.*[_.-]?(edge|adj)list\.txt|'
+  r'.*\.(cites|edges|edgelist|adjlist|mtx)|out\..*|.*\.ungraph\.txt|'
+  r'adj_full\.npz|data\.json'  # Wiki-CS
 )
 _NEITHER = (
   r'(readme|licen[cs]e|citing|meta\.|bibtex).*|.*\.(md|html?|pdf|bib)|'
@@ -59,7 +60,6 @@ _NETWORKX = {
   '.graphml': 'read_graphml',
   '.gexf': 'read_gexf',
   '.net': 'read_pajek',
-  '.adjlist': 'read_adjlist',
 }
 
 

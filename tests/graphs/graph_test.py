@@ -264,6 +264,7 @@ GOOD = 'a b\n'
       'lead both ways',
     ),
     ('# nothing\n', {}, 'has no line with an edge'),
+    ('1 2 3\n2 1\n4 1 2 3 5\n5 4 6 7\n', {}, r'2 to 5 fields; if it is'),
     ('a b c d\n', {}, r'4 columns and no header.*--config.data.columns'),
     (GOOD, {'columns': 'source,weights'}, "names 'weights'"),
     (GOOD, {'labels': 'x 1\n'}, r'labels of 1 nodes, none of which'),
@@ -318,6 +319,23 @@ def test_columns_of_files_of_labels(read, tmp_path):
     read(edges, labels=str(path))
   path.write_text('a y x\nb class y\n')  # several, without a header
   assert read(edges, labels=str(path)).label_names == ['class', 'x', 'y']
+
+
+@pytest.mark.parametrize(
+  ('text', 'name', 'settings'),
+  [
+    ('# as DeepWalk has it\na b c\nb a\nc a\nd', 'x_adjlist.txt', {}),
+    ('a\tb\tc\r\n\nd\t\n', 'x.adjlist.gz', {}),
+    ('a,b,c\nd\n', 'x.csv', {'columns': 'source,targets'}),
+  ],
+)
+def test_adjacency_lists_are_edges(text, name, settings, read):
+  graph = read(text, name, **settings)
+  pairs = {x[:2] for x in _listed(graph)}
+  assert pairs == {('a', 'b'), ('a', 'c'), ('b', 'a'), ('c', 'a')}
+  assert sorted(graph.keys()) == list('abcd')
+  assert graph.counted['self_loops'] == graph.counted['unreadable_edges'] == 0
+  assert graph.counted['isolated_nodes'] == 1
 
 
 def test_comments_are_counted_and_other_files_named(read, tmp_path):
