@@ -295,13 +295,22 @@ class Monitor:
 
   def _accept(self, host: str) -> None:
     key = secrets.token_bytes(16)  # known to this job alone
-    with connection.Listener((host, 0), authkey=key) as listener:
-      _set('monitor', f'{listener.address[1]} {key.hex()}')
-      strangers = multiprocessing.AuthenticationError, ConnectionError, EOFError
-      while len(self._peers) < num_processes() - 1:
-        with contextlib.suppress(*strangers):
-          peer = listener.accept()
-          self._peers[peer] = int(peer.recv_bytes())
+    # JAX does not say that one has ended since it joined.
+    late = threading.Timer(WAIT_SECS, _end_without, ['another process'])
+    late.daemon = True
+    late.start()
+    try:
+      with connection.Listener((host, 0), authkey=key) as listener:
+        _set('monitor', f'{listener.address[1]} {key.hex()}')
+        strangers = (
+          multiprocessing.AuthenticationError, ConnectionError, EOFError
+        )  # fmt: skip
+        while len(self._peers) < num_processes() - 1:
+          with contextlib.suppress(*strangers):
+            peer = listener.accept()
+            self._peers[peer] = int(peer.recv_bytes())
+    finally:
+      late.cancel()
 
   def _listen(self) -> None:
     done, running = set(), set(self._peers)
@@ -328,7 +337,7 @@ class Monitor:
     if self._is_closing.wait(1 if is_first() else 0):
       return
     name = f'process {self._peers[peer]}'
-    os.write(2, f'jaxemb: {_LOST.format(name)}\n'.encode())
+    _say_lost(name)
     if is_first():
       self._send(_FAILED)
       deadline = time.monotonic() + _GRACE_SECS / 2
@@ -387,6 +396,15 @@ class Monitor:
     self._is_closing.set()
     if code == 0:
       jax.distributed.shutdown()
+
+
+def _say_lost(name: str) -> None:
+  os.write(2, f'jaxemb: {_LOST.format(name)}\n'.encode())
+
+
+def _end_without(name: str) -> None:
+  _say_lost(name)
+  os._exit(STOPPED)
 
 
 def _keep_alive(peer: connection.Connection) -> None:
