@@ -46,7 +46,8 @@ _ALIVE = {
   'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4, 'TCP_USER_TIMEOUT': 30_000,  # ms
 }  # fmt: skip
 _MESSAGE_BYTES = 1 << 20  # of `gather`: one length is one program
-_BYE, _FAILED, _STOP = b'bye', b'failed', b'stop'
+# Who is done waits until process 0 says so, too.
+_DONE, _BYE, _FAILED, _STOP = b'done', b'bye', b'failed', b'stop'
 _LOST = (
   '{} of this job is gone; start all processes again to resume from the last '
   'checkpoint'
@@ -313,7 +314,7 @@ class Monitor:
       late.cancel()
 
   def _listen(self) -> None:
-    done, running = set(), set(self._peers)
+    done, running = {}, set(self._peers)
     while running:
       for peer in connection.wait(running):
         message = _received(peer)
@@ -322,9 +323,11 @@ class Monitor:
         if message == _STOP:
           self.request_stop()
         elif peer not in done:
-          done.add(peer)
-          if message != _BYE:
+          done[peer] = message
+          if message not in (_DONE, _BYE):
             self._lost(peer, running)
+        elif not message and done[peer] == _DONE:
+          self._lost(peer, running)  # unless this one is done by now
         if len(done) == len(self._peers):
           self._are_done.set()
           if not is_first():
@@ -385,7 +388,7 @@ class Monitor:
       self._is_closing.set()
     if is_first() and code == 0:
       self._are_done.wait()
-    self._send(_FAILED if code is None else _BYE)
+    self._send(_FAILED if code is None else _BYE if code else _DONE)
     if is_first() and code != 0:
       # It goes last: until the others have ended.
       self._listener.join(_GRACE_SECS if code is None else WAIT_SECS / 2)

@@ -191,6 +191,33 @@ def test_who_is_late_to_end_is_waited_for(tmp_path, asked, expected):
   assert [x.exitcode for x in processes] == expected
 
 
+def _end_after_all(port, i, told):
+  distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, i))
+  monitor = distributed.Monitor()
+  if not i:
+    monitor._are_done.wait()
+    told.touch()
+    time.sleep(30)  # writes results
+  monitor.close(0)
+
+
+def test_who_is_lost_while_the_first_writes_is_noticed(tmp_path):
+  """JAX would wait ten minutes for it to leave, and then abort."""
+  port, make = forks.free_port(), forks.server().Process
+  told = tmp_path / 'told'
+  args = ((port, i, told) for i in range(2))
+  first, other = (make(target=_end_after_all, args=x) for x in args)
+  for process in first, other:
+    process.start()
+  deadline = time.monotonic() + 60
+  while not told.exists():
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+  other.kill()
+  first.join(20)
+  assert first.exitcode == distributed.STOPPED
+
+
 def _join_and_end(port, i):
   distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, i))
   if i:
