@@ -68,6 +68,12 @@ ALONE = Job()
 
 def join(job: Job) -> None:
   """Joins the other processes, before JAX is used, or raises a `UserError`."""
+  state = jax_distributed.global_state
+  if state.coordinator_address and not state.client:
+    raise errors.UserError(
+      'this process was one of a job that has ended, whose devices JAX still '
+      'has; start a new process for another run'
+    )
   if not job.coordinator and not job.detects:
     return
   options: dict[str, Any] = {}

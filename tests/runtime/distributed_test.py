@@ -395,6 +395,14 @@ def test_other_settings_and_folders_are_refused_and_named(trained, flag):
   assert not (folder / 'refused' / 'checkpoints').exists()
 
 
+def test_a_process_is_of_one_job(monkeypatch):
+  """JAX leaves a job, but keeps its devices."""
+  state = distributed.jax_distributed.global_state
+  monkeypatch.setattr(state, 'coordinator_address', '127.0.0.1:9')
+  with pytest.raises(errors.UserError, match='start a new process'):
+    distributed.join(distributed.ALONE)
+
+
 def test_a_bug_does_not_wait_for_the_others(monkeypatch, capsys):
   """While Python ends, JAX would, for ten minutes."""
   left = []
