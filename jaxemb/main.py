@@ -57,15 +57,29 @@ def main(argv: Sequence[str] | None = None) -> int:
   has_run = threading.Event()
   with _stopping_early(has_run):
     run = functools.partial(_run, has_run)
-    code = errors.exit_code(run, sys.argv[1:] if argv is None else argv)
+    try:
+      code = errors.exit_code(run, sys.argv[1:] if argv is None else argv)
+    except Exception:  # a bug
+      if not _has_others():
+        raise
+      sys.excepthook(*sys.exc_info())
+      code = 1
   # While Python ends, signals would end it with another code.
   atexit.register(_ignore_signals)
-  if code and 'jax' in sys.modules:
+  if code and _has_others():
     from jaxemb.runtime import distributed
 
-    if distributed.num_processes() > 1:
-      distributed.leave(code)  # others may wait for this one, and it for them
+    distributed.leave(code)  # JAX would wait for the others to end
   return code
+
+
+def _has_others() -> bool:
+  """Whether this is one of several processes."""
+  if 'jax' not in sys.modules:
+    return False
+  from jaxemb.runtime import distributed
+
+  return distributed.num_processes() > 1
 
 
 @contextlib.contextmanager

@@ -54,6 +54,12 @@ def compiling(
 
 def compile(kernel: str, dtype: str, *mark: pathlib.Path) -> subprocess.Popen:
   """A process that compiles a kernel for a dtype, and leaves a mark."""
-  command = [sys.executable, '-m', f'{__package__}.handlers', kernel, dtype]
+  if getattr(sys, 'frozen', False) or not sys.executable:
+    raise OSError('there is no Python to start')  # but this very program
+  # It finds the same modules as this one: none of the current folder's (-P).
+  paths = {'PYTHONPATH': os.pathsep.join(filter(None, sys.path))}
+  command = [sys.executable, '-P', '-m', f'{__package__}.handlers']
   silent = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)
-  return subprocess.Popen([*command, *mark], **silent)
+  return subprocess.Popen(
+    [*command, kernel, dtype, *mark], env=os.environ | paths, **silent
+  )

@@ -259,7 +259,7 @@ def _is_cached(part):
   try:
     context = ccallback.CFunc._targetdescr.target_context
     return caching.FunctionCache(function).load_overload(form, context)
-  except AttributeError:  # of another numba, where these have other names
+  except (AttributeError, TypeError):  # of another numba, where these differ
     return True
 
 

@@ -46,7 +46,8 @@ _ALIVE = {
   'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4, 'TCP_USER_TIMEOUT': 30_000,  # ms
 }  # fmt: skip
 _MESSAGE_BYTES = 1 << 20  # of `gather`: one length is one program
-_BYE, _FAILED, _STOP = b'bye', b'failed', b'stop'
+# Who is done waits until process 0 says so, too.
+_DONE, _BYE, _FAILED, _STOP = b'done', b'bye', b'failed', b'stop'
 _LOST = (
   '{} of this job is gone; start all processes again to resume from the last '
   'checkpoint'
@@ -67,6 +68,12 @@ ALONE = Job()
 
 def join(job: Job) -> None:
   """Joins the other processes, before JAX is used, or raises a `UserError`."""
+  state = jax_distributed.global_state
+  if state.coordinator_address and not state.client:
+    raise errors.UserError(
+      'this process was one of a job that has ended, whose devices JAX still '
+      'has; start a new process for another run'
+    )
   if not job.coordinator and not job.detects:
     return
   options: dict[str, Any] = {}
@@ -295,16 +302,25 @@ class Monitor:
 
   def _accept(self, host: str) -> None:
     key = secrets.token_bytes(16)  # known to this job alone
-    with connection.Listener((host, 0), authkey=key) as listener:
-      _set('monitor', f'{listener.address[1]} {key.hex()}')
-      strangers = multiprocessing.AuthenticationError, ConnectionError, EOFError
-      while len(self._peers) < num_processes() - 1:
-        with contextlib.suppress(*strangers):
-          peer = listener.accept()
-          self._peers[peer] = int(peer.recv_bytes())
+    # JAX does not say that one has ended since it joined.
+    late = threading.Timer(WAIT_SECS, _end_without, ['another process'])
+    late.daemon = True
+    late.start()
+    try:
+      with connection.Listener((host, 0), authkey=key) as listener:
+        _set('monitor', f'{listener.address[1]} {key.hex()}')
+        strangers = (
+          multiprocessing.AuthenticationError, ConnectionError, EOFError
+        )  # fmt: skip
+        while len(self._peers) < num_processes() - 1:
+          with contextlib.suppress(*strangers):
+            peer = listener.accept()
+            self._peers[peer] = int(peer.recv_bytes())
+    finally:
+      late.cancel()
 
   def _listen(self) -> None:
-    done, running = set(), set(self._peers)
+    done, running = {}, set(self._peers)
     while running:
       for peer in connection.wait(running):
         message = _received(peer)
@@ -313,9 +329,11 @@ class Monitor:
         if message == _STOP:
           self.request_stop()
         elif peer not in done:
-          done.add(peer)
-          if message != _BYE:
+          done[peer] = message
+          if message not in (_DONE, _BYE):
             self._lost(peer, running)
+        elif not message and done[peer] == _DONE:
+          self._lost(peer, running)  # unless this one is done by now
         if len(done) == len(self._peers):
           self._are_done.set()
           if not is_first():
@@ -328,7 +346,7 @@ class Monitor:
     if self._is_closing.wait(1 if is_first() else 0):
       return
     name = f'process {self._peers[peer]}'
-    os.write(2, f'jaxemb: {_LOST.format(name)}\n'.encode())
+    _say_lost(name)
     if is_first():
       self._send(_FAILED)
       deadline = time.monotonic() + _GRACE_SECS / 2
@@ -376,7 +394,7 @@ class Monitor:
       self._is_closing.set()
     if is_first() and code == 0:
       self._are_done.wait()
-    self._send(_FAILED if code is None else _BYE)
+    self._send(_FAILED if code is None else _BYE if code else _DONE)
     if is_first() and code != 0:
       # It goes last: until the others have ended.
       self._listener.join(_GRACE_SECS if code is None else WAIT_SECS / 2)
@@ -387,6 +405,15 @@ class Monitor:
     self._is_closing.set()
     if code == 0:
       jax.distributed.shutdown()
+
+
+def _say_lost(name: str) -> None:
+  os.write(2, f'jaxemb: {_LOST.format(name)}\n'.encode())
+
+
+def _end_without(name: str) -> None:
+  _say_lost(name)
+  os._exit(STOPPED)
 
 
 def _keep_alive(peer: connection.Connection) -> None:

@@ -1,6 +1,7 @@
 """Threads that share a call: every chunk once, whoever comes late."""
 
 import functools
+import sys
 import types
 
 import jax
@@ -124,3 +125,19 @@ def test_another_process_compiles_kernels(monkeypatch):
   monkeypatch.setattr(ahead, 'compile', compile)
   handlers.load('group', 'int32')
   assert asked == [('group', 'int32')]
+
+
+def test_that_process_imports_nothing_from_the_current_folder(
+  tmp_path, monkeypatch
+):
+  (tmp_path / 'random.py').write_text('raise SystemExit(9)')
+  monkeypatch.chdir(tmp_path)
+  assert ahead.compile('group', 'int32', tmp_path / 'mark').wait() == 0
+  assert (tmp_path / 'mark').exists()
+
+
+def test_a_frozen_program_is_not_started_to_compile(monkeypatch):
+  """It would be this one, which trains."""
+  monkeypatch.setattr(sys, 'frozen', True, raising=False)
+  with pytest.raises(OSError, match='no Python'):
+    ahead.compile('group', 'int32')

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from jaxemb import __main__ as jaxemb_command
-from jaxemb import errors, results, train
+from jaxemb import errors, main, results, train
 from jaxemb.runtime import distributed
 from jaxemb.strategies import base
 from tests import forks, marking
@@ -194,6 +194,51 @@ def test_who_is_late_to_end_is_waited_for(tmp_path, asked, expected):
   assert [x.exitcode for x in processes] == expected
 
 
+def _end_after_all(port, i, told):
+  distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, i))
+  monitor = distributed.Monitor()
+  if not i:
+    monitor._are_done.wait()
+    told.touch()
+    time.sleep(30)  # writes results
+  monitor.close(0)
+
+
+def test_who_is_lost_while_the_first_writes_is_noticed(tmp_path):
+  """JAX would wait ten minutes for it to leave, and then abort."""
+  port, make = forks.free_port(), forks.server().Process
+  told = tmp_path / 'told'
+  args = ((port, i, told) for i in range(2))
+  first, other = (make(target=_end_after_all, args=x) for x in args)
+  for process in first, other:
+    process.start()
+  deadline = time.monotonic() + 60
+  while not told.exists():
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+  other.kill()
+  first.join(20)
+  assert first.exitcode == distributed.STOPPED
+
+
+def _join_and_end(port, i):
+  distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, i))
+  if i:
+    distributed.leave(3)
+  distributed.WAIT_SECS = 2
+  distributed.Monitor()
+
+
+def test_who_ends_before_it_connects_is_not_waited_for_for_ever():
+  port, make = forks.free_port(), forks.server().Process
+  both = [make(target=_join_and_end, args=(port, i)) for i in range(2)]
+  for process in both:
+    process.start()
+  for process in both:
+    process.join(60)
+  assert [x.exitcode for x in both] == [distributed.STOPPED, 3]
+
+
 def test_a_name_that_resolves_to_loopback_is_bound_to_all_addresses(
   monkeypatch,
 ):
@@ -351,6 +396,29 @@ def test_other_settings_and_folders_are_refused_and_named(trained, flag):
   name = flag.partition('=')[0].removeprefix('--config.')
   assert any(f': {name} is ' in x for x in outputs), outputs
   assert not (folder / 'refused' / 'checkpoints').exists()
+
+
+def test_a_process_is_of_one_job(monkeypatch):
+  """JAX leaves a job, but keeps its devices."""
+  state = distributed.jax_distributed.global_state
+  monkeypatch.setattr(state, 'coordinator_address', '127.0.0.1:9')
+  with pytest.raises(errors.UserError, match='start a new process'):
+    distributed.join(distributed.ALONE)
+
+
+def test_a_bug_does_not_wait_for_the_others(monkeypatch, capsys):
+  """While Python ends, JAX would, for ten minutes."""
+  left = []
+
+  def fail(*unused):
+    raise ZeroDivisionError('a bug')
+
+  monkeypatch.setattr(main, '_run', fail)
+  monkeypatch.setattr(distributed, 'num_processes', lambda: 2)
+  monkeypatch.setattr(distributed, 'leave', left.append)
+  main.main([])
+  assert left == [1]
+  assert 'ZeroDivisionError: a bug' in capsys.readouterr().err
 
 
 def _with_slow_steps():
