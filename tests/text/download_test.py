@@ -198,7 +198,8 @@ def test_graphs_are_downloaded_unpacked_and_read(server, tmp_path, monkeypatch):
   )
   server.cuts = [1001, 10]
   settings = {'path': 'ogbn-arxiv', 'columns': '', 'directed': False}
-  settings |= {'num_nodes': 0, 'labels': '', 'features': ''}
+  settings |= dict.fromkeys(('labels', 'label_column', 'features'), '')
+  settings['num_nodes'] = 0
 
   def read():
     return files.read(settings, tmp_path, lambda *args: None)
