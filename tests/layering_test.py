@@ -124,8 +124,8 @@ def test_the_package_stays_within_its_budget():
   # TPUs, topologies side by side, narrow rows and old compilers of a plan; 90
   # jobs that go on after a pause and end in order; 310 folders of graphs as
   # others publish them, 120 walks whose draws wait together; 230 rows that a
-  # GPU looks up and multiplies by a kernel; 60 tokens that a TPU looks up once; 25
-  # classifiers that start at their own scales, walks that wait for no read.
+  # GPU looks up and multiplies by a kernel; 60 tokens that a TPU looks up once;
+  # 25 classifiers that start at their own scales, walks that wait for no read.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
   assert lines <= 39_435
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
