@@ -161,16 +161,15 @@ def _whole(args) -> dict:
     with tempfile.TemporaryDirectory() as folder:
       seed, folder = args.seed + repeat, pathlib.Path(folder)
       found['jaxemb'].append(_ours('deepwalk', args.graph, folder, seed))
-      if args.no_gensim:
-        continue
-      config = main_lib.load('graph:deepwalk', {'data.path': args.graph})
-      data, output = config.data, folder / 'gensim.bin'
-      options = {'walks': data.walks, 'walk_length': data.walk_length}
-      options |= {'seed': seed, **_options(config)}
-      command = args.peer_python or sys.executable, _WHOLE_GENSIM, args.graph
-      spent = _spent([*command, output, json.dumps(options)])
-      scores = _scores(output, _source(config, folder))
-      found['gensim'].append({**scores, **spent})
+      if not args.no_gensim:
+        config = main_lib.load('graph:deepwalk', {'data.path': args.graph})
+        data, output = config.data, folder / 'gensim.bin'
+        options = {'walks': data.walks, 'walk_length': data.walk_length}
+        options |= {'seed': seed, **_options(config)}
+        command = args.peer_python or sys.executable, _WHOLE_GENSIM, args.graph
+        spent = _spent([*command, output, json.dumps(options)])
+        scores = _scores(output, _source(config, folder))
+        found['gensim'].append({**scores, **spent})
     print(found, flush=True)
   return found
 

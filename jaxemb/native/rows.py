@@ -185,10 +185,10 @@ def _rate(ids, i, rule):
   """What plain gradient descent takes gradients of ids[i] by."""
   rate = -rule.learning_rate
   if rule.parameter and rule.parameter < ids.size:
-    count = 0
-    for id_ in ids:
-      count += id_ == ids[i]
-    rate *= min(np.float32(1), rule.parameter / np.float32(count))
+    own, count = ids[i], np.float32(0)
+    for j in range(ids.size):  # of numbers that LLVM counts sixteen at a time
+      count += np.float32(ids[j] == own)
+    rate *= min(np.float32(1), rule.parameter / count)
   if ids[i] < rule.brakes.size:
     rate /= np.float32(1) + rule.learning_rate * rule.brakes[ids[i]]
   return rate
