@@ -1,18 +1,28 @@
-r"""Node embeddings beside gensim on the same walks, and the speed of walks.
+r"""Node embeddings beside gensim and packages for walks.
 
   python experiments/graphs.py labels --graph=blogcatalog.mat
-  python experiments/graphs.py walks
+  python experiments/graphs.py whole --graph=blogcatalog.mat --repeats=1
+  python experiments/graphs.py walks --peer_python=/path/to/python
 
 labels  DeepWalk and node2vec, each a run of jaxemb from the file to the report,
         with macro and micro F1 of half of the labels. gensim trains on the same
         walks, written to a file first, with the same dimensions, windows,
         negatives and epochs; its vectors are scored by the same classifiers.
-walks   steps/s on a random graph of --edges edges: by wall clock, and by
-        seconds of the processor, which others on the machine do not take.
+whole   Whole processes in turns, from the graph in Matlab's form to vectors:
+        jaxemb's DeepWalk, which also evaluates and writes a report, and
+        deepwalk_gensim.py, which makes its walks in Python.
+walks   steps/s on a random graph of --edges edges; of a peer and of jaxemb in
+        turns. node2vec, which has a table for every pair of edges, walks with
+        one thread on --table_nodes nodes of as many edges each.
+
+Seconds are by wall clock, and of the processor, which others on the machine do
+not take. gensim, PecanPy and node2vec run in --peer_python; without it, gensim
+runs here, and the others do not.
 """
 
 import json
 import pathlib
+import resource
 import subprocess
 import sys
 import tempfile
@@ -22,6 +32,7 @@ import experiment
 import numpy as np
 
 from jaxemb import config as config_lib
+from jaxemb import errors
 from jaxemb import main as main_lib
 from jaxemb.data import base
 from jaxemb.evaluation import nodes
@@ -29,21 +40,29 @@ from jaxemb.graphs import graph as graph_lib
 from jaxemb.graphs import loader, walks
 from jaxemb.storage import word2vec_format
 
-_GENSIM = pathlib.Path(__file__).with_name('train_gensim.py')
+_GENSIM, _WHOLE_GENSIM, _PEERS = (
+  pathlib.Path(__file__).with_name(f'{name}.py')
+  for name in ('train_gensim', 'deepwalk_gensim', 'walk_peers')
+)
+_P, _Q, _LENGTH = 0.5, 2.0, 80  # of walks that are timed
 
 
 def main() -> None:
   """Measures, and writes a file of results."""
   parser = experiment.parser(__doc__)
-  parser.add_argument('what', choices=('labels', 'walks'))
+  parser.add_argument('what', choices=('labels', 'whole', 'walks'))
   parser.add_argument('--graph', default='', help='with labels of nodes')
   parser.add_argument('--variants', default='deepwalk,node2vec')
   parser.add_argument('--no_gensim', action='store_true')
   parser.add_argument('--edges', type=int, default=10_000_000)
   parser.add_argument('--nodes', type=int, default=1_000_000)
   parser.add_argument('--repeats', type=int, default=5)
+  parser.add_argument('--seed', type=int, default=1, help='of the first repeat')
+  experiment.add_names(parser, '--peers', ('pecanpy', 'node2vec'))
+  parser.add_argument('--peer_python', default='')
+  parser.add_argument('--table_nodes', type=int, default=20_000)
   args = parser.parse_args()
-  found = _walks(args) if args.what == 'walks' else _labels(args)
+  found = {'labels': _labels, 'whole': _whole, 'walks': _walks}[args.what](args)
   print(json.dumps(found, indent=1))
   if args.output:
     args.output.write_text(json.dumps(found, indent=1) + '\n')
@@ -58,27 +77,101 @@ def _walks(args) -> dict:
   kinds = {
     'deepwalk': (plain, 1, 1),
     'deepwalk, weights': (weighted, 1, 1),
-    'node2vec p=.5 q=2': (plain, 0.5, 2),
+    'node2vec': (plain, _P, _Q),
   }
   found = {k: [] for k in kinds}
   makers = {
-    k: walks.Walker.of(graph, 80, p, q, 1, num_threads=2)
+    k: walks.Walker.of(graph, _LENGTH, p, q, 1, num_threads=2)
     for k, (graph, p, q) in kinds.items()
   }
   for repeat in range(args.repeats + 1):
     for kind, maker in makers.items():
-      begun, cpu = time.perf_counter(), time.process_time()
-      made = maker.walks(np.arange(50_000) + 50_000 * repeat)
-      secs = time.perf_counter() - begun, time.process_time() - cpu
-      if repeat:
-        found[kind].append([made.size / x / 1e6 for x in secs])
+      found[kind].append(_timed(maker, 50_000, repeat))
+  num_edges = len(ends[0]) // args.nodes * args.table_nodes
+  smaller = rng.integers(0, args.table_nodes, (2, num_edges), dtype=np.int32)
+  beside = {}
+  for peer in args.peers if args.peer_python else ():
+    is_small = peer == 'node2vec'
+    graph = graph_lib.from_edges(*smaller) if is_small else plain
+    beside[peer] = _beside(peer, graph, 1 if is_small else 2, args)
+  speeds = {k: _speeds(x) for k, x in found.items()}
+  given = {'edges': plain.num_edges, 'p': _P, 'q': _Q, 'length': _LENGTH}
+  return {**given, 'million_steps_per_sec': speeds, 'beside': beside}
+
+
+def _timed(maker, number, repeat):
+  """Steps, and their seconds by wall clock and processor, of other walks."""
+  begun, cpu = time.perf_counter(), time.process_time()
+  made = maker.walks(np.arange(number) + number * repeat)
+  return made.size, time.perf_counter() - begun, time.process_time() - cpu
+
+
+def _speeds(timed):
+  """Medians of all but the first, which compiles."""
+  steps, *secs = np.array(timed[1:]).T
+  speeds = [float(np.median(steps / x / 1e6)) for x in secs]
+  return dict(zip(('wall', 'processor'), speeds, strict=True))
+
+
+def _beside(peer, graph, threads, args) -> dict:
+  """node2vec's walks of a package and of jaxemb, in turns on one graph."""
+  maker = walks.Walker.of(graph, _LENGTH, _P, _Q, 1, threads)
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / 'graph.npz'
+    np.savez(path, indptr=graph.offsets, indices=graph.neighbors)
+    flags = peer, path, _LENGTH, _P, _Q, threads
+    process = subprocess.Popen(
+      [args.peer_python, str(_PEERS), *map(str, flags)],
+      stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+    def read():
+      if not (line := process.stdout.readline()):
+        raise errors.UserError(f'{peer} has ended in {args.peer_python}')
+      return [float(x) for x in line.split()]
+
+    begun, ours, theirs = read(), [], []
+    for repeat in range(args.repeats + 1):
+      ours.append(_timed(maker, 50_000, repeat))
+      print(10_000, file=process.stdin, flush=True)
+      theirs.append(read())
+    process.stdin.close()
+    process.wait()
   return {
-    'edges': plain.num_edges,
-    'million_steps_per_sec': {
-      k: dict(zip(('wall', 'processor'), np.median(x, 0).tolist(), strict=True))
-      for k, x in found.items()
-    },
-  }
+    'nodes': graph.num_nodes, 'edges': graph.num_edges, 'threads': threads,
+    'secs_before_walks': dict(zip(('wall', 'processor'), begun, strict=True)),
+    'million_steps_per_sec': {'jaxemb': _speeds(ours), peer: _speeds(theirs)},
+  }  # fmt: skip
+
+
+def _spent(command) -> dict:
+  """Seconds of a process, by wall clock and of the processor."""
+  before = resource.getrusage(resource.RUSAGE_CHILDREN)
+  begun = time.perf_counter()
+  subprocess.run([str(x) for x in command], check=True)
+  wall = time.perf_counter() - begun
+  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  cpu = sum(after[:2]) - sum(before[:2])  # user and system
+  return {'whole_secs': wall, 'whole_processor_secs': cpu}
+
+
+def _whole(args) -> dict:
+  found = {'jaxemb': [], 'gensim': []}
+  for repeat in range(args.repeats):
+    with tempfile.TemporaryDirectory() as folder:
+      seed, folder = args.seed + repeat, pathlib.Path(folder)
+      found['jaxemb'].append(_ours('deepwalk', args.graph, folder, seed))
+      if not args.no_gensim:
+        config = main_lib.load('graph:deepwalk', {'data.path': args.graph})
+        data, output = config.data, folder / 'gensim.bin'
+        options = {'walks': data.walks, 'walk_length': data.walk_length}
+        options |= {'seed': seed, **_options(config)}
+        command = args.peer_python or sys.executable, _WHOLE_GENSIM, args.graph
+        spent = _spent([*command, output, json.dumps(options)])
+        scores = _scores(output, _source(config, folder))
+        found['gensim'].append({**scores, **spent})
+    print(found, flush=True)
+  return found
 
 
 def _labels(args) -> dict:
@@ -90,46 +183,52 @@ def _labels(args) -> dict:
   return found
 
 
-def _beside_gensim(variant, args, folder) -> dict:
-  config = main_lib.load(f'graph:{variant}', {'data.path': args.graph})
-  begun = time.perf_counter()
-  subprocess.run(
-    [
-      sys.executable, '-m', 'jaxemb.main', f'--config=graph:{variant}',
-      f'--config.data.path={args.graph}', f'--workdir={folder / "run"}',
-    ],
-    check=True,
-  )  # fmt: skip
-  secs = time.perf_counter() - begun
+def _ours(variant, graph, folder, seed) -> dict:
+  """A whole run of jaxemb."""
+  spent = _spent([
+    sys.executable, '-m', 'jaxemb.main', f'--config=graph:{variant}',
+    f'--config.data.path={graph}', f'--workdir={folder / "run"}',
+    f'--config.seed={seed}',
+  ])  # fmt: skip
   report = json.loads((folder / 'run' / 'report.json').read_text())
-  ours = {
-    **report['evaluation']['labels'],
-    'words_per_sec': report['words_per_sec'],
-    'whole_secs': secs,
-  }
-  if args.no_gensim:
-    return {'jaxemb': ours}
-  m, epochs = config.model, config.train.epochs
-  source = _source(config, folder)
-  begun = time.perf_counter()
-  _write(source, folder / 'walks.txt')
-  options = {
+  speed = {'words_per_sec': report['words_per_sec']}
+  return {**report['evaluation']['labels'], **speed, **spent}
+
+
+def _options(config) -> dict:
+  """Arguments of gensim's Word2Vec."""
+  m = config.model
+  return {
     'vector_size': m.dim, 'window': m.window, 'negative': m.negatives, 'sg': 1,
-    'min_count': 1, 'sample': 0, 'workers': 2, 'epochs': epochs,
+    'min_count': 1, 'sample': 0, 'workers': 2, 'epochs': config.train.epochs,
   }  # fmt: skip
-  command = folder / 'walks.txt', folder / 'gensim.bin', json.dumps(options)
-  subprocess.run([sys.executable, str(_GENSIM), *map(str, command)], check=True)
-  secs = time.perf_counter() - begun
-  keys, vectors, *_ = word2vec_format.read(folder / 'gensim.bin')
+
+
+def _scores(path, source) -> dict:
+  """What vectors in a file tell of the labels."""
+  keys, vectors, *_ = word2vec_format.read(path)
   places = {x: i for i, x in enumerate(keys)}
   vectors = np.asarray(vectors)[[places[x] for x in source.keys]]
   labels = graph_lib.label_matrix(source.graph, source.nodes)
+  return nodes.evaluate(vectors, labels)['labels']
+
+
+def _beside_gensim(variant, args, folder) -> dict:
+  ours = _ours(variant, args.graph, folder, args.seed)
+  if args.no_gensim:
+    return {'jaxemb': ours}
+  config = main_lib.load(f'graph:{variant}', {'data.path': args.graph})
+  config.seed = args.seed
+  source, output = _source(config, folder), folder / 'gensim.bin'
+  _write(source, folder / 'walks.txt')
+  spent = _spent([
+    args.peer_python or sys.executable, _GENSIM, folder / 'walks.txt', output,
+    json.dumps(_options(config)),
+  ])  # fmt: skip
   timed = json.loads((folder / 'gensim.json').read_text())
-  theirs = {
-    **nodes.evaluate(vectors, labels)['labels'],
-    'words_per_sec': source.units_per_epoch * epochs / timed['train_secs'],
-    'whole_secs': secs,
-  }
+  num_words = source.units_per_epoch * config.train.epochs
+  speed = {'words_per_sec': num_words / timed['train_secs']}
+  theirs = {**_scores(output, source), **speed, **spent}
   return {'jaxemb': ours, 'gensim': theirs}
 
 

@@ -23,17 +23,15 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.ops import memory
 from jaxemb.text import loader, tokenize
 
 _TOGETHER = 64  # walks
 _MIN_WALKS = 256  # of a thread
 _SEARCHED = 32  # entries of a list, one after the other
+_LINE = memory.LINE // 4  # entries
 _LOW = np.uint64(0xFFFFFFFF)
 _JIT = {'nogil': True, 'cache': True}
 
@@ -150,55 +148,57 @@ def _has(neighbors, start, stop, node):
   return found > 0
 
 
-@intrinsic
-def _prefetch(typing_context, address):
-  """Asks for the cache line of an address, to be read soon."""
-
-  def generate(context, builder, signature, args):
-    number = ir.IntType(32)
-    pointer = builder.inttoptr(args[0], cgutils.voidptr_t)
-    form = ir.FunctionType(ir.VoidType(), [pointer.type, *[number] * 3])
-    function = cgutils.get_or_insert_function(
-      builder.module, form, 'llvm.prefetch.p0'
-    )
-    builder.call(function, [pointer, *map(number, (0, 3, 1))])
-    return context.get_dummy_value()
-
-  return types.void(types.uintp), generate
+@numba.njit(**_JIT)
+def _ask(array, place):
+  """For an entry of an array, that is read soon."""
+  start, offset = np.uint64(array.ctypes.data), np.uint64(place)
+  memory.prefetch_to_read(start + np.uint64(array.itemsize) * offset)
 
 
 @numba.njit(**_JIT)
 def _walk(offsets, neighbors, stays, others, starts, key, numbers, out, stop):
   """DeepWalk's, before place `stop`."""
+  has_weights = len(stays) > 0
   own = np.empty(_TOGETHER, np.uint64)
-  first = np.empty(_TOGETHER, np.int64)
-  sizes = np.empty(_TOGETHER, np.int64)
+  first, chosen = np.empty((2, _TOGETHER), np.int64)  # -1 = the walk has ended
   for start in range(0, len(numbers), _TOGETHER):
     num = min(_TOGETHER, len(numbers) - start)
     here = out[start : start + num]
     for j in range(num):
       own[j] = _own_key(numbers[start + j], key)
       here[j, 0] = _start(numbers[start + j], starts, key)
+    # What a loop over the walks reads, the loop before has asked for.
     for step in range(1, stop):
       for j in range(num):
         node = here[j, step - 1]
-        if node < 0:
-          sizes[j] = 0
-        else:
+        chosen[j] = -1
+        if node >= 0:
           first[j] = offsets[node]
-          sizes[j] = offsets[node + 1] - offsets[node]
+          size = offsets[node + 1] - first[j]
+          if size:
+            # Sizes are below 2^31: the upper half of a product.
+            draw = loader.hashed(own[j] + np.uint64(step)) >> np.uint64(32)
+            place = (draw * np.uint64(size)) >> np.uint64(32)
+            at = first[j] + np.int64(place)
+            chosen[j] = at
+            if has_weights:
+              _ask(stays, at)
+              _ask(others, at)
+            else:
+              _ask(neighbors, at)
+      if has_weights:
+        for j in range(num):
+          at = chosen[j]
+          if at >= 0:
+            draw = loader.hashed(own[j] + np.uint64(step)) & _LOW
+            if np.float32(draw) >= stays[at] * np.float32(2**32):
+              at = first[j] + others[at]
+              chosen[j] = at
+            _ask(neighbors, at)
       for j in range(num):
-        # Sizes are below 2^31: the upper half of a product.
-        draw = loader.hashed(own[j] + np.uint64(step))
-        place = ((draw >> np.uint64(32)) * np.uint64(sizes[j])) >> np.uint64(32)
-        at = first[j] + np.int64(place)
-        if sizes[j] == 0:
-          here[j, step] = -1
-        elif len(stays):
-          is_other = np.float32(draw & _LOW) >= stays[at] * np.float32(2**32)
-          here[j, step] = neighbors[first[j] + others[at] if is_other else at]
-        else:
-          here[j, step] = neighbors[at]
+        node = neighbors[chosen[j]] if chosen[j] >= 0 else -1
+        here[j, step] = node
+        _ask(offsets, max(node, 0))
 
 
 @numba.njit(**_JIT)
@@ -215,7 +215,6 @@ def _walk_biased(
   more = max(0.0, back / largest - 1)
   back, near, far = back / largest, 1 / largest, far / largest
   surely, at_most = min(near, far), max(near, far)
-  lists = np.uint64(neighbors.ctypes.data)
   own = np.empty(_TOGETHER, np.uint64)
   first, first_before = np.zeros((2, _TOGETHER), np.int64)
   sizes, sizes_before = np.zeros((2, _TOGETHER), np.int64)
@@ -235,11 +234,16 @@ def _walk_biased(
           first[j] = offsets[node]
           sizes[j] = offsets[node + 1] - offsets[node]
           # To be drawn from, and then looked through.
-          place = lists + np.uint64(4 * first[j])
-          last = 4 * min(sizes[j], _SEARCHED) - 4
-          for i in range(0, last, 64):
-            _prefetch(place + np.uint64(i))
-          _prefetch(place + np.uint64(last))
+          last = min(sizes[j], _SEARCHED) - 1
+          for i in range(0, last, _LINE):
+            _ask(neighbors, first[j] + i)
+          _ask(neighbors, first[j] + last)
+      if has_weights:
+        for j in range(num):
+          last = min(sizes[j], _SEARCHED) - 1
+          for i in range(0, last + _LINE, _LINE):
+            _ask(stays, first[j] + min(i, last))
+            _ask(others, first[j] + min(i, last))
       if step == 1:
         continue
       num_left = 0

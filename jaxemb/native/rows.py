@@ -11,10 +11,10 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from jaxemb.native import ffi, tiles
+from jaxemb.ops import memory
 
 # A sum may be rounded in any order, nothing else is assumed of numbers.
 JIT = {
@@ -28,8 +28,6 @@ JIT = {
 # As part of its caller, whose options hold: with each function that calls a
 # kernel, LLVM would optimize all of it once more, for over a second.
 INLINE = {'inline': 'always'}
-
-_LINE = 64  # bytes of a line of the cache
 
 NO_ID = np.int32(2**31 - 1)
 SGD, ADAGRAD = 0, 1
@@ -48,24 +46,6 @@ class Rule(NamedTuple):
   is_stochastic: bool
   # [h] of the first rows: what 1 + learning rate x this divides their rate.
   brakes: np.ndarray
-
-
-@intrinsic
-def _prefetch(typing_context, address):
-  """Asks for the cache line of an address."""
-
-  def generate(context, builder, signature, args):
-    number = ir.IntType(32)
-    pointer = builder.inttoptr(args[0], cgutils.voidptr_t)
-    form = ir.FunctionType(ir.VoidType(), [pointer.type, *[number] * 3])
-    function = cgutils.get_or_insert_function(
-      builder.module, form, 'llvm.prefetch.p0'
-    )
-    # To be written, kept in all caches, data.
-    builder.call(function, [pointer, *map(number, (1, 3, 1))])
-    return context.get_dummy_value()
-
-  return types.void(types.uintp), generate
 
 
 @intrinsic
@@ -100,7 +80,7 @@ def take(place, num_rows, num_columns):
 
   Of columns there are whole vectors if the address is aligned to them.
   """
-  rest = place + np.uintp(padded(4 * num_rows * num_columns, _LINE))
+  rest = place + np.uintp(padded(4 * num_rows * num_columns, memory.LINE))
   shape = num_rows, num_columns
   return numba.carray(ffi.pointer(place, np.float32), shape), rest
 
@@ -108,7 +88,7 @@ def take(place, num_rows, num_columns):
 @numba.njit(**JIT)
 def take_vector(place, number, kind):
   """Room for numbers [number], of at most 8 bytes each, and what is left."""
-  rest = place + np.uintp(padded(8 * number, _LINE))
+  rest = place + np.uintp(padded(8 * number, memory.LINE))
   return numba.carray(ffi.pointer(place, kind), number), rest
 
 
@@ -133,8 +113,8 @@ def prefetch(table, ids):
   for id_ in ids:
     if id_ < table.shape[0]:
       address = start + np.uint64(id_) * size
-      for offset in range(0, table.strides[0], 64):
-        _prefetch(address + np.uint64(offset))
+      for offset in range(0, table.strides[0], memory.LINE):
+        memory.prefetch_to_write(address + np.uint64(offset))
 
 
 def _widen(stored):
@@ -205,10 +185,10 @@ def _rate(ids, i, rule):
   """What plain gradient descent takes gradients of ids[i] by."""
   rate = -rule.learning_rate
   if rule.parameter and rule.parameter < ids.size:
-    count = 0
-    for id_ in ids:
-      count += id_ == ids[i]
-    rate *= min(np.float32(1), rule.parameter / np.float32(count))
+    own, count = ids[i], np.float32(0)
+    for j in range(ids.size):  # of numbers that LLVM counts sixteen at a time
+      count += np.float32(ids[j] == own)
+    rate *= min(np.float32(1), rule.parameter / count)
   if ids[i] < rule.brakes.size:
     rate /= np.float32(1) + rule.learning_rate * rule.brakes[ids[i]]
   return rate

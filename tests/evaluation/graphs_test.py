@@ -84,6 +84,28 @@ def test_weights_are_the_minimum():
     assert loss(weights[:, k], labels[:, k]) < best.fun + 1e-3
 
 
+def test_weights_of_rare_classes_and_correlated_vectors_take_few_steps(
+  monkeypatch,
+):
+  rng = np.random.default_rng(0)
+  mixed = rng.normal(size=(30, 30)) * np.geomspace(0.03, 3, 30)
+  vectors = rng.normal(size=(2000, 30)) @ mixed + 5
+  labels = vectors[:, :3] + rng.normal(size=(2000, 3)) > [7.5, 5, 2]
+  assert 0 < labels.mean(0).min() < 0.01
+  calls, losses = [], nodes._losses
+  monkeypatch.setattr(
+    nodes, '_losses', lambda *args: calls.append(1) or losses(*args)
+  )
+  nodes.fit(vectors, labels)
+  assert len(calls) < 40
+
+
+def test_vectors_that_diverged_tell_nothing():
+  vectors = np.ones((20, 3), np.float32)
+  vectors[3] = np.nan
+  assert not nodes.fit(vectors, np.eye(2, dtype=bool)[[0, 1] * 10]).any()
+
+
 def test_classes_that_no_node_has_do_not_count():
   rng = np.random.default_rng(0)
   classes = rng.integers(1, 3, 40)
