@@ -257,7 +257,7 @@ def main() -> None:
   add('--case', choices=_CASES, default='accuracy')
   add('--config', default='graphsage')
   add('--seeds', type=experiment.count, default=10)
-  experiment.add_names(parser, '--peers', _PEERS, _PEERS[:2])
+  experiment.add_names(parser, '--peers', _PEERS)
   add('--peer_python', default='')
   add('--nodes', type=float, default=1e6)
   add('--edges', type=float, default=1e7)
