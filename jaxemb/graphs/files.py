@@ -104,6 +104,7 @@ def _built(make, paths, settings, cache, progress):
   """What `make` makes of settings, from the cache if nothing has changed."""
   used = ('columns', 'directed', 'num_nodes')
   identity = [make.__name__, {k: settings[k] for k in used}, 3]
+  identity.append(edge_lists.learns_edges(settings))
   for path in sorted(paths):
     status = path.stat()
     # Some tools set times: what is inside tells more.
