@@ -1,4 +1,4 @@
-r"""GraphSAGE: accuracy and sampling beside plain torch and DGL.
+r"""GraphSAGE: accuracy and sampling beside plain torch, DGL and PyG.
 
   python experiments/graphsage.py --case=accuracy --seeds=10 \
     --config.data.path=cora.npz --peer_python=/path/to/python
@@ -12,8 +12,10 @@ sampling: trees a second with (10, 25) neighbors, on --edges random ones of
 --nodes, without and with replacement; DGL's blocks have each node of a layer
 once, jaxemb's trees one place for each draw.
 
-The peers run in a Python that has torch and DGL 1.1.3; --peers names them.
-Without --peer_python there is jaxemb alone.
+The peers run in a Python that has torch and DGL 1.1.3 or PyTorch Geometric
+(`pip install torch_geometric`); --peers names them: torch,dgl,pyg. PyG learns
+on the whole graph too, as the wheel that its NeighborLoader needs is not there
+for every torch. Without --peer_python there is jaxemb alone.
 """
 
 import csv
@@ -32,6 +34,7 @@ from jaxemb.graphs import files, neighbors
 from jaxemb.runtime import resources
 
 _CASES = 'accuracy', 'sampling'
+_PEERS = 'torch', 'dgl', 'pyg'
 _FANOUTS = 10, 25
 _RATES = 'seeds_per_sec', 'seeds_per_cpu_sec'
 _SPLITS = 'train', 'valid', 'test'
@@ -74,6 +77,14 @@ if kind == 'dgl':
   # Messages go from neighbors to nodes.
   graph = dgl.graph((others.long(), nodes), num_nodes=len(x))
   Layer = lambda a, b: dgl.nn.SAGEConv(a, b, 'mean')
+elif kind == 'pyg':
+  import torch_geometric
+
+  class Layer(torch_geometric.nn.SAGEConv):
+    def forward(self, graph, x):
+      return super().forward(x, torch.stack([others.long(), nodes]))
+
+
 first = Layer(x.shape[1], hidden)
 second = Layer(hidden, num_classes)
 drop = nn.Dropout(float(dropout))
@@ -246,7 +257,7 @@ def main() -> None:
   add('--case', choices=_CASES, default='accuracy')
   add('--config', default='graphsage')
   add('--seeds', type=experiment.count, default=10)
-  experiment.add_names(parser, '--peers', ('torch', 'dgl'))
+  experiment.add_names(parser, '--peers', _PEERS)
   add('--peer_python', default='')
   add('--nodes', type=float, default=1e6)
   add('--edges', type=float, default=1e7)

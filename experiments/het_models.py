@@ -2,13 +2,15 @@
 
   python experiments/het_models.py
   python experiments/het_models.py --data=clicks.csv --model=dcn
+  python experiments/het_models.py --model=graphsage
   python experiments/het_models.py --model=graphsage --data=cora.npz
 
 trains Wide&Deep, or another model of clicks, on a random log, or on a file; or
-GraphSAGE with a row for each node. Each case is one process ('sync', as much in
-a step as one worker has), or STALENESS:SETTING=VALUE:... of workers whose
-devices have room for a tenth of the rows, and which exchange rows after every
-step, as HET's do; -1 is without a cache.
+GraphSAGE with a row for each node, on a random graph, or on a file. Each case
+is one process ('sync', as much in a step as one worker has), or
+STALENESS:SETTING=VALUE:... of workers whose devices have room for a tenth of
+the rows, and which exchange rows after every step, as HET's do; -1 is without a
+cache.
 
   moved    rows that were read and pushed, per row that a step needed
            (2 = as without a cache)
@@ -19,6 +21,12 @@ step, as HET's do; -1 is without a cache.
 The random log: in each example every field has a category, p ~ 1 /
 rank^exponent, and the log odds of a click are the sum of normal numbers of the
 categories and of products of vectors of two fields.
+
+The random graph is a block model with weights of nodes (Karrer and Newman
+2011): node i has a weight of rank^-exponent, whatever its community, and an
+edge has two ends by weight, both of one community, or with --mixing of any.
+Every node has an edge that begins there. As in ogbn-products, nodes of most
+edges are learned from, --labelled of all; others are for the test.
 """
 
 import argparse
@@ -32,8 +40,11 @@ from typing import Any
 import experiment
 import numpy as np
 
+from jaxemb.graphs import graph as graph_lib
+
 _CASES = ['sync', '-1', '0', '100']
 _HIDDEN = 4
+_MOST_TEST = 20_000  # nodes
 
 
 def write_log(args: argparse.Namespace, path: pathlib.Path) -> None:
@@ -54,6 +65,33 @@ def write_log(args: argparse.Namespace, path: pathlib.Path) -> None:
   lines = np.column_stack([clicks, ids])
   names = ','.join(['click', *(f'f{i}' for i in range(shape[0]))])
   np.savetxt(path, lines, '%d', ',', header=names, comments='')
+
+
+def write_graph(args: argparse.Namespace, path: pathlib.Path) -> None:
+  """Writes the random graph, whose labels are communities."""
+  rng, num = np.random.default_rng(0), args.nodes
+  weights = rng.permutation(np.arange(1, num + 1) ** -float(args.exponent))
+  communities = np.arange(num) % args.communities
+  order = np.argsort(communities, kind='stable')
+  sums = np.concatenate([[0], np.cumsum(weights[order])])
+  bounds = np.searchsorted(communities[order], np.arange(args.communities + 1))
+
+  def drawn(low, high):
+    places = np.searchsorted(sums, low + rng.random(len(low)) * (high - low))
+    return order[np.clip(places - 1, 0, num - 1)]
+
+  zeros = np.zeros(args.edges - num)
+  firsts = np.concatenate([np.arange(num), drawn(zeros, zeros + sums[-1])])
+  own = communities[firsts]
+  low, high = sums[bounds[own]], sums[bounds[own + 1]]
+  is_any = rng.random(len(own)) < args.mixing
+  seconds = drawn(np.where(is_any, 0, low), np.where(is_any, sums[-1], high))
+  graph = graph_lib.from_edges(firsts, seconds, num, labels=communities)
+  nodes = np.argsort(-np.diff(graph.offsets), kind='stable').astype(np.int32)
+  num_train = int(args.labelled * num)
+  test = rng.permutation(nodes[num_train:])[:_MOST_TEST]
+  splits = {'train': np.sort(nodes[:num_train]), 'test': np.sort(test)}
+  graph_lib.save(graph._replace(splits=splits), path)
 
 
 def settings_of(args: argparse.Namespace, case: str) -> dict[str, Any]:
@@ -165,6 +203,11 @@ def main() -> None:
   add('--fields', type=experiment.count, default=8)
   add('--categories', type=experiment.count, default=10_000, help='of a field')
   add('--exponent', type=float, default=1.2)
+  add('--nodes', type=experiment.count, default=200_000)
+  add('--edges', type=experiment.count, default=2_000_000)
+  add('--communities', type=experiment.count, default=40)
+  add('--mixing', type=float, default=0.2)
+  add('--labelled', type=float, default=0.1, help='share that is learned from')
   add('--epochs', type=experiment.count, default=1)
   add('--dim', type=experiment.count, default=16)
   add('--batch_examples', type=experiment.count, default=128)
@@ -178,14 +221,16 @@ def main() -> None:
   keys = (
     'model', 'data', 'rows', 'fields', 'categories', 'exponent', 'epochs',
     'dim', 'batch_examples', 'optimizer', 'learning_rate', 'workers',
-    'dense', 'dense_learning_rate',
+    'dense', 'dense_learning_rate', 'nodes', 'edges', 'communities', 'mixing',
+    'labelled',
   )  # fmt: skip
   results = experiment.Results('het_models', args, keys)
   seeds = range(1, args.seeds + 1)
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(args.data or pathlib.Path(folder, 'log.csv'))
     if not args.data:
-      write_log(args, path)
+      is_graph = args.model == 'graphsage'
+      (write_graph if is_graph else write_log)(args, path)
     measure = functools.partial(run, args, str(path))
     experiment.add_runs(results, results.found, args.cases, seeds, measure)
   results.finish(table(results.found))

@@ -219,13 +219,15 @@ class _Rows:
         found = pa.array(np.flatnonzero(is_there))
         names = _names([pc.cast(found, pa.large_string())])
     chunks = functools.partial(self._chunks, numbers)
+    relations = self._relation_names or None
     directed = self._settings['directed']
+    # A triple has a head and a tail; a walk goes either way.
+    directed |= bool(relations) and learns_edges(self._settings)
     found = graph_lib.build(chunks, num_nodes, directed, folder)
     counted = {**found.counted, 'unreadable_edges': self._num_bad}
     counted['self_loops'] -= self._num_alone
     counted['comments'] = self._num_comments  # lines
     counted['invalid_utf8_bytes'] = self._num_invalid
-    relations = self._relation_names or None
     return found._replace(
       names=names, counted=counted, relation_names=relations
     )
@@ -411,6 +413,11 @@ class _Rows:
           numbers = None
           break
     return _Block(ends, numbers, weights, relations, bad, *sizes)
+
+
+def learns_edges(settings: Mapping[str, Any]) -> bool:
+  """Whether `config.data` learns from edges, not from walks or nodes."""
+  return settings.get('source') == 'edges'
 
 
 def _wrong(text, is_wrong, why) -> list[tuple[int, str]]:

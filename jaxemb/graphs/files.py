@@ -109,7 +109,8 @@ def from_networkx(
 def _built(make, paths, settings, cache, progress):
   """What `make` makes of settings, from the cache if nothing has changed."""
   used = ('columns', 'directed', 'num_nodes')
-  identity = [make.__name__, {k: settings[k] for k in used}, 4]
+  identity = [make.__name__, {k: settings[k] for k in used}, 5]
+  identity.append(edge_lists.learns_edges(settings))
   for path in sorted(paths):
     status = path.stat()
     # Some tools set times: what is inside tells more.

@@ -4,8 +4,9 @@ The source gives labelled nodes, or walks: a node u, the node v at the end of a
 short walk from it, and a node n drawn by degree^0.75. All are trees
 (`data.trees`), sampled ahead of the device.
 
-The order of an epoch is a keyed permutation, and all draws are hashes of the
-place in it: (epoch, next place) is the reader's whole state.
+The order of an epoch is a keyed permutation, of all nodes or of those of each
+part of the graph (`partitions`), and all draws are hashes of the place in it:
+(epoch, next place) is the reader's whole state.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base, examples, trees
-from jaxemb.graphs import files, neighbors
+from jaxemb.graphs import files, neighbors, partitions
 from jaxemb.graphs import graph as graph_lib
 from jaxemb.runtime import resources
 from jaxemb.text import loader
@@ -174,6 +175,9 @@ class NodeSource:
       self.starts = np.flatnonzero(degrees).astype(np.int32)
       self._sums = np.cumsum(degrees**_POWER)
     self.units_per_epoch = len(self.starts)
+    self._bounds = np.zeros(0, np.int64)  # of the starts of each part
+    if settings['local']:
+      self._sort_by_part()
     self.keys = graph.keys()
     self.counts = degrees
     self.frequencies = self._lookups()
@@ -214,6 +218,37 @@ class NodeSource:
     args = settings['valid'], settings['test'], settings['train_per_class']
     return split(self.labels, *args, self.spec.seed)
 
+  def _sort_by_part(self):
+    """Has the starts of a part of the graph side by side."""
+    if self.num_parts == 1:
+      raise errors.UserError(
+        'config.data.local=true needs several workers or replicas, as each '
+        'has a part of the graph; remove it, or set '
+        '--config.strategy.name=workers'
+      )
+    num, size = len(self.starts), self.spec.part_words
+    num_nodes = self.graph.num_nodes
+    # As many starts in each part, and, as far as it goes, as many nodes.
+    costs = np.bincount(self.starts, minlength=num_nodes) + num / num_nodes
+    args = self.graph.offsets, self.graph.neighbors, costs, self.num_parts
+    part = partitions.close(*args, self.spec.seed)
+    self.starts = self.starts[np.argsort(part[self.starts], kind='stable')]
+    # An epoch's last step may have too few nodes for all parts.
+    whole, left = divmod(num, self.num_parts * size)
+    more = np.clip(left - size * np.arange(self.num_parts), 0, size)
+    self._bounds = np.concatenate([[0], np.cumsum(whole * size + more)])
+
+  def _ordered(self, places, key):
+    """[n] nodes at some places, of a step and a part, of an epoch's order."""
+    if not len(self._bounds):
+      return self.starts[neighbors.order(places, len(self.starts), key)]
+    size = self.spec.part_words
+    step, rest = divmod(places.start, self.num_parts * size)
+    part, at = divmod(rest, size)
+    first, stop = self._bounds[part : part + 2]
+    here = range(step * size + at, step * size + at + len(places))
+    return self.starts[first + neighbors.order(here, stop - first, key)]
+
   def _lookups(self):
     """[nodes] float64, how often an example has each node."""
     offsets, others = self.graph.offsets, self.graph.neighbors
@@ -253,6 +288,8 @@ class NodeSource:
       f'{features:,} features, {labels.num_classes} classes'
       + (f', {", ".join(held)}' if held else '')
     ]
+    if len(self._bounds):
+      lines.append('each part of a step has nodes of a part of the graph')
     if self.graph.splits:
       lines.append('the split is that of the data')
     if self.graph.weights is not None:
@@ -284,9 +321,8 @@ class NodeSource:
 
   def sample(self, epoch: int, places: range) -> tuple[np.ndarray, np.ndarray]:
     """Nodes [n] at places of an epoch's order, and their trees [n, size]."""
-    seed, num = self.spec.seed, len(self.starts)
-    key = loader.part_key(seed, epoch, 0)
-    nodes = self.starts[neighbors.order(places, num, key)]
+    seed = self.spec.seed
+    nodes = self._ordered(places, loader.part_key(seed, epoch, 0))
     graph = self.graph.offsets, self.graph.neighbors
     every = np.arange(places.start, places.stop)
     roots = nodes[:, None]

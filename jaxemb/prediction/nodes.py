@@ -11,6 +11,10 @@ graph. The best model by the validation nodes is kept in the folder `best`.
 
 With the last two a network that learns from features is applied to nodes that
 it has not seen, in the same graph or another one.
+
+Rows in a store, and what the layers make of them, need not fit in memory: rows
+are read a block of nodes at a time, and layers are in files of the workdir that
+are mapped into memory.
 """
 
 import csv
@@ -19,6 +23,8 @@ import functools
 import io
 import json
 import pathlib
+import shutil
+import tempfile
 import time
 import types
 import zipfile
@@ -41,8 +47,10 @@ from jaxemb.runtime import distributed, resources
 from jaxemb.storage import atomic, export
 
 _ROWS = 1 << 15  # of a product
+_PAIRS = 1 << 22  # of a node and a class, scored at once
 _SETTINGS = 'directed', 'normalize'  # under `config.data`
-_NETWORK, _ALL, _RECORD = 'network.npz', 'nodes.npz', 'network.json'
+_NETWORK, _RECORD = 'network.npz', 'network.json'
+_VECTORS, _OUTPUTS = 'vectors.npy', 'outputs.npy'  # of the best model
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -57,50 +65,78 @@ def _outputs(spec, i, params, arrays, aggregated):
   return found if is_last else jax.nn.relu(found)
 
 
-def _by_rows(function, num, *trees):
-  """[num, d] float32, of so many rows at once."""
-  found = []
+def _by_rows(function, num, folder):
+  """[num, d] float32, of a function of some rows (a slice) at once.
+
+  It is in memory, or in an unnamed file of a folder.
+  """
+  whole = None
   for start in range(0, num, _ROWS):
-    here = slice(start, start + _ROWS)
-    some = jax.tree.map(lambda x, here=here: np.asarray(x[here]), trees)
-    found.append(np.asarray(function(*some)))
-  return np.concatenate(found)
+    here = slice(start, min(start + _ROWS, num))
+    found = np.asarray(function(here))
+    if whole is None:
+      whole = _empty((num, found.shape[1]), folder)
+    whole[here] = found
+  return whole
+
+
+def _empty(shape, folder):
+  if folder is None:
+    return np.empty(shape, np.float32)
+  try:
+    file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, as long as it is
+    return np.asarray(np.memmap(file, np.float32, 'w+', shape=shape))
+  except OSError as error:
+    raise errors.UserError(
+      f'{folder} has no room for vectors of nodes: {errors.one_line(error)}'
+    ) from error
 
 
 class Inferred(NamedTuple):
   """A trained network, and what it makes of all nodes."""
 
   params: Any  # dense parameters, a pytree of dicts
-  tables: dict[str, np.ndarray]  # [nodes, dim] float32, or {}
+  tables: dict[str, Any]  # [nodes, dim] float32, maybe on demand; or {}
   vectors: np.ndarray  # [nodes, d] float32, inputs of the layer of classes
   outputs: np.ndarray  # [nodes, classes] float32, log odds; or the vectors
 
   def save(self, folder: pathlib.Path) -> None:
     """Replaces the folder; a `UserError` if the file system refuses."""
     with atomic.folder(folder) as new:
-      np.savez(new / _NETWORK, **arrays_of(self))
-      arrays = {'vectors': self.vectors, 'outputs': self.outputs}
-      np.savez(new / _ALL, **arrays)
+      _save_network(new / _NETWORK, self)
+      for name, array in ((_VECTORS, self.vectors), (_OUTPUTS, self.outputs)):
+        with (new / name).open('wb') as file:
+          export.put_array(file, array)
 
 
-def arrays_of(trained: Inferred) -> dict[str, np.ndarray]:
-  """Parameters by their path, such as layer_0/own/bias, and tables by name."""
+def _save_network(file, trained):
+  """Writes tables by name, and parameters by path: layer_0/own/bias.
+
+  As `np.savez`, of rows that need not be in memory all at once.
+  """
   found = dict(trained.tables)
   for path, leaf in jax.tree_util.tree_leaves_with_path(trained.params):
     found['/'.join(str(x.key) for x in path)] = np.asarray(leaf)
-  return found
+  with zipfile.ZipFile(file, 'w') as archive:
+    for name, array in found.items():
+      with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
+        export.put_array(member, array)
 
 
 def infer(
   model: graphsage.GraphSage,
   params: Any,
-  tables: Mapping[str, np.ndarray],
+  tables: Mapping[str, Any],
   offsets: np.ndarray,
   others: np.ndarray,
+  folder: pathlib.Path | None = None,
 ) -> Inferred:
-  """Applies a network to a graph [nodes + 1], [edges], with all neighbors."""
+  """Applies a network to a graph [nodes + 1], [edges], with all neighbors.
+
+  Tables [nodes, dim] may be read on demand. What it finds is in memory, or in
+  unnamed files of a folder; a `UserError` if they have no room there.
+  """
   spec, num = model.spec, len(offsets) - 1
-  threads = resources.usable_cores()
   arrays = {}
   if spec.num_features:
     arrays['features'] = np.asarray(model.features)
@@ -110,15 +146,31 @@ def infer(
   for i in range(len(spec.sizes)):
     if 'rows' in arrays:
       vectors = arrays['rows']
-    found = _by_rows(functools.partial(_messages, spec, i, params), num, arrays)
-    args = offsets, others, found, spec.aggregator == 'max', threads
-    found = neighbors.aggregated(*args)
-    function = functools.partial(_outputs, spec, i, params)
-    arrays = {'rows': _by_rows(function, num, arrays, found)}
+    function = functools.partial(_messages_of, spec, i, params, arrays)
+    messages = _by_rows(function, num, folder)
+    args = spec, i, params, arrays, offsets, others, messages
+    function = functools.partial(_outputs_of, *args)
+    arrays = {'rows': _by_rows(function, num, folder)}
   outputs = arrays['rows']
   if spec.from_walks or len(spec.sizes) == 1:
     vectors = outputs
   return Inferred(params, dict(tables), vectors, outputs)
+
+
+def _some(arrays, here):
+  return {name: np.asarray(x[here]) for name, x in arrays.items()}
+
+
+def _messages_of(spec, i, params, arrays, here):
+  """What some nodes pass on in layer i."""
+  return _messages(spec, i, params, _some(arrays, here))
+
+
+def _outputs_of(spec, i, params, arrays, offsets, others, messages, here):
+  """What layer i makes of some nodes."""
+  args = others, messages, spec.aggregator == 'max', resources.usable_cores()
+  found = neighbors.aggregated(offsets[here.start : here.stop + 1], *args)
+  return _outputs(spec, i, params, _some(arrays, here), found)
 
 
 class NodeModel(NamedTuple):
@@ -187,8 +239,8 @@ def load(path: pathlib.Path | str) -> NodeModel | None:
     ) from error
 
 
-def _save(folder, network, parts):
-  """Writes what `load` reads."""
+def _save(folder, trained, best, parts):
+  """Writes what `load` reads, of what was trained or of the best model."""
   spec, source = parts.trainable.model.spec, parts.source
   fields = dataclasses.asdict(spec) | {'tree': spec.tree.fanouts}
   del fields['row_ops']
@@ -198,7 +250,11 @@ def _save(folder, network, parts):
     'settings': {k: source.spec.settings[k] for k in _SETTINGS},
   }
   with atomic.write(folder / _NETWORK) as file:
-    np.savez(file, **network)
+    if trained is not None:
+      _save_network(file, trained)
+    else:
+      with (best / _NETWORK).open('rb') as kept:
+        shutil.copyfileobj(kept, file)
   with atomic.write(folder / _RECORD) as file:
     file.write(json.dumps(record, indent=1).encode())
 
@@ -230,13 +286,19 @@ def likeliest(
   return rows
 
 
-def taken(parts: build.Parts, state: Any) -> Inferred:
-  """The trained model, on the host of every process; all take part."""
+def taken(parts: build.Parts, state: Any, workdir: pathlib.Path) -> Inferred:
+  """The trained model, on the host of every process; all take part.
+
+  Rows in a store are read on demand, until the state changes.
+  """
   model, graph = parts.trainable.model, parts.source.graph
-  params = click_results.params_of(parts, state)
-  export_rows = parts.strategy.export_rows
-  tables = {name: export_rows(state, name).rows for name in model.specs()}
-  return infer(model, params, tables, graph.offsets, graph.neighbors)
+  params, strategy = click_results.params_of(parts, state), parts.strategy
+  export_rows = functools.partial(strategy.export_rows, state)
+  if strategy.store:
+    export_rows = functools.partial(strategy.store.rows_on_demand, state)
+  tables = {name: export_rows(name).rows for name in model.specs()}
+  args = graph.offsets, graph.neighbors, workdir if strategy.store else None
+  return infer(model, params, tables, *args)
 
 
 def evaluate(
@@ -247,23 +309,39 @@ def evaluate(
   `score` is the accuracy; or, where nodes have several classes, the micro F1 of
   those with a chance above one half.
   """
-  scores = outputs[nodes].astype(np.float64)
   found = {'kind': 'classes', 'found': len(nodes), 'total': len(nodes)}
+  size = max(1, _PAIRS // outputs.shape[1])
+  parts = [nodes[i : i + size] for i in range(0, len(nodes), size)]
   if labels.has_many:
-    truth = labels.matrix(nodes).astype(bool)
-    signs = np.where(truth, 1, -1)
-    loss = np.logaddexp(0, -signs * scores).mean()
-    hits = (truth & (scores > 0)).sum(0)
-    sizes = truth.sum(0) + (scores > 0).sum(0)
+    counted = [_counts_of_many(labels, outputs, x) for x in parts]
+    loss, hits, sizes = map(sum, zip(*counted, strict=True))
     micro = 2 * hits.sum() / max(1, sizes.sum())
     macro = np.mean(2 * hits / np.maximum(1, sizes))
     found |= {'micro_f1': float(micro), 'macro_f1': float(macro)}
+    loss /= len(nodes) * outputs.shape[1]
     return {'score': float(micro), 'log_loss': float(loss)} | found
+  counted = [_counts_of_one(labels, outputs, x) for x in parts]
+  loss, hits = (sum(x) / len(nodes) for x in zip(*counted, strict=True))
+  found |= {'accuracy': float(hits), 'log_loss': float(loss)}
+  return {'score': float(hits)} | found
+
+
+def _counts_of_many(labels, outputs, nodes):
+  """Of some nodes the summed loss; of each class, hits, and all that count."""
+  scores = outputs[nodes].astype(np.float64)
+  truth = labels.matrix(nodes).astype(bool)
+  losses = np.logaddexp(0, -np.where(truth, 1, -1) * scores)
+  hits = (truth & (scores > 0)).sum(0)
+  return losses.sum(), hits, truth.sum(0) + (scores > 0).sum(0)
+
+
+def _counts_of_one(labels, outputs, nodes):
+  """Of some nodes the summed loss and the number of hits."""
+  scores = outputs[nodes].astype(np.float64)
   truth = labels.single[nodes]
-  accuracy = float(np.mean(scores.argmax(1) == truth))
-  each = np.logaddexp.reduce(scores, 1) - scores[np.arange(len(nodes)), truth]
-  found |= {'accuracy': accuracy, 'log_loss': float(each.mean())}
-  return {'score': accuracy} | found
+  own = scores[np.arange(len(nodes)), truth]
+  losses = np.logaddexp.reduce(scores, 1) - own
+  return losses.sum(), np.sum(scores.argmax(1) == truth)
 
 
 def describe(found: Mapping[str, Any]) -> str:
@@ -284,7 +362,8 @@ def Evaluation(  # noqa: N802, as the class that it makes
   workdir: pathlib.Path, parts: build.Parts
 ) -> click_results.Evaluation:
   """Evaluates the model while it is trained; a `loop.Hook`."""
-  args = workdir, parts, taken, _validation, describe
+  take = functools.partial(taken, workdir=workdir)
+  args = workdir, parts, take, _validation, describe
   return click_results.Evaluation(*args)
 
 
@@ -325,16 +404,14 @@ def write(
   start, source, best = time.time(), parts.source, hook.best()
   place = workdir / click_results.BEST
   trained = None
-  if best is None or not (place / _ALL).exists():
-    trained = taken(parts, state)
+  if best is None or not (place / _OUTPUTS).exists():
+    trained = taken(parts, state, workdir)
   if not distributed.is_first():
     return
   if trained is None:
-    arrays, whole = np.load(place / _NETWORK), np.load(place / _ALL)
-    network = {k: arrays[k] for k in arrays.files}
-    outputs, vectors = whole['outputs'], whole['vectors']
+    files = place / _OUTPUTS, place / _VECTORS
+    outputs, vectors = (np.load(x, mmap_mode='r') for x in files)
   else:
-    network = arrays_of(trained)
     outputs, vectors = trained.outputs, trained.vectors
   evaluation = {}
   for name, nodes in (('validation', source.valid), ('test', source.test)):
@@ -350,10 +427,11 @@ def write(
       metrics.LOG.info('%s: %.4f', name, found['score'])
   order = np.argsort(-source.counts, kind='stable')
   keys = [source.keys[i] for i in order]
-  rows = export.Encoded(np.ascontiguousarray(vectors[order]))
+  args = lambda rows: vectors[order[rows]], vectors.shape, vectors.dtype
+  rows = export.Encoded(export.OnDemand(*args))
   made = results.Export(keys, source.counts[order], rows)
   dropped = results.write_export(workdir / 'export', made)
-  _save(workdir / 'export', network, parts)
+  _save(workdir / 'export', trained, place, parts)
   if not source.from_walks:
     _write_classes(workdir / 'export' / 'classes.tsv', source, outputs)
   metrics.LOG.info('vectors of nodes in %s', workdir / 'export')
@@ -366,7 +444,8 @@ def write(
   }
   values, records = results.reported(workdir, parts, totals, found | more)
   values['dropped'] |= dropped
-  args = values, records, made.embeddings(), (), _categories(source)
+  shown = made.embeddings(report.MAX_SEARCHED)
+  args = values, records, shown, (), _categories(source)
   report.write(workdir, *args)
   rate = totals.done / max(totals.train_secs, 1e-9)
   metrics.LOG.info(
@@ -389,12 +468,15 @@ def _write_classes(path, source, outputs):
   labels, held, called = source.labels, {}, _called(source)
   for name, nodes in zip(nodes_lib.Splits._fields, source.splits, strict=True):
     held |= dict.fromkeys(() if nodes is None else nodes.tolist(), name)
-  found = likeliest(outputs, called, labels.has_many)
   with atomic.write(path) as file:
     text = io.TextIOWrapper(file, 'utf-8', newline='')
     writer = csv.writer(text, delimiter='\t', lineterminator='\n')
     writer.writerow(['node', 'class', 'probability', 'label', 'used'])
-    for i, row in enumerate(found):
+    for i in range(len(outputs)):
+      if not i % _ROWS:
+        args = outputs[i : i + _ROWS], called, labels.has_many
+        found = likeliest(*args)
+      row = found[i % _ROWS]
       truth = np.flatnonzero(labels.matrix(np.array([i]))[0])
       known = ','.join(called[x] for x in truth), held.get(i, '')
       writer.writerow([source.keys[i], *row, *known])

@@ -116,9 +116,9 @@ def write(
       files.append(stack.enter_context(atomic.write(folder / name)))
       return files[-1]
 
-    _put_array(create(VECTORS), rows.data)
+    put_array(create(VECTORS), rows.data)
     if rows.scales is not None:
-      _put_array(create(SCALES), rows.scales)
+      put_array(create(SCALES), rows.scales)
     if not is_minimal:
       vectors = rows.decode()
       word2vec_format.put_rows(create('vectors.bin'), spelled, vectors, True)
@@ -150,7 +150,7 @@ def blocks(
     yield np.ascontiguousarray(array[i : min(i + size, stop)])
 
 
-def _put_array(file: BinaryIO, array: np.ndarray) -> None:
+def put_array(file: BinaryIO, array: np.ndarray) -> None:
   """As `np.save`, of rows that need not be in memory all at once."""
   header = np.lib.format.header_data_from_array_1_0(np.empty(0, array.dtype))
   header['shape'] = array.shape

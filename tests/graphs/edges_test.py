@@ -121,7 +121,8 @@ def test_relations_weights_and_directions(make, tmp_path):
   test = tmp_path / 'test.txt'
   test.write_text('b knows a 1\nc owns a 1\nd likes a 1\nc knows a 1\n')
   columns = 'source,relation,target,weight'
-  given = {'columns': columns, 'directed': True, 'test': str(test)}
+  # A relation leads from the first node to the second.
+  given = {'columns': columns, 'source': 'edges', 'test': str(test)}
   source = make(str(path), **given)
   assert list(source.keys) == ['a', 'b', 'c'] and source.num_relations == 2
   assert source.counts.tolist() == [4, 3, 1]

@@ -57,6 +57,38 @@ def test_an_epoch_has_each_node_once_with_its_neighbors():
   np.testing.assert_array_equal(np.concatenate(found), np.concatenate(expected))
 
 
+def test_parts_have_close_nodes():
+  # Four communities, hardly linked, whose nodes are learned from, but for some.
+  rng, num = np.random.default_rng(3), 400
+  communities = rng.integers(0, 4, num)
+  ends = rng.integers(0, num, (2, 30_000))
+  is_own = communities[ends[0]] == communities[ends[1]]
+  is_edge = is_own | (rng.random(ends.shape[1]) < 0.03)
+  graph = graph_lib.from_edges(*ends[:, is_edge], num, labels=communities)
+  source = _source(graph, 4, 8, local=True, valid='0.1', test='27')
+  train, position, epochs = source.splits.train, None, []
+  assert len(train) == 333  # 10 steps of 32, and 13 nodes
+  for _ in range(2):
+    found = [[] for _ in range(4)]
+    for item in source.items(position, 0):
+      position = item.position
+      for part, some in zip(found, item.batch.ids[..., 0], strict=True):
+        part.extend(some[some < num])
+      if not position[1]:
+        break
+    assert [len(x) for x in found] == [88, 85, 80, 80]
+    assert set().union(*found) == set(train)
+    most = [np.bincount(communities[x], minlength=4) for x in found]
+    assert sum(x.max() for x in most) > 0.85 * len(train)
+    assert len({x.argmax() for x in most}) == 4
+    epochs.append(found)
+  # The same nodes in another order.
+  for first, second in zip(*epochs, strict=True):
+    assert set(first) == set(second) and first != second
+  with pytest.raises(errors.UserError, match='needs several workers'):
+    _source(graph, 1, 8, local=True)
+
+
 @pytest.mark.parametrize('targets', ['classes', 'walks'])
 def test_lookups_are_expected_rightly(targets):
   source = _source(targets=targets)

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import tracemalloc
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from jaxemb.graphs import neighbors, toygraph
 from jaxemb.graphs import nodes as nodes_lib
 from jaxemb.models import base, graphsage
 from jaxemb.prediction import nodes
+from jaxemb.storage import export
 from tests import runs
 from tests.models import graphsage_test as models_test
 
@@ -175,6 +177,45 @@ def test_all_neighbors_are_used_of_all_nodes(aggregator):
   expected = model.outputs(*args)[:, 0]
   np.testing.assert_allclose(found.outputs, expected, atol=1e-5)
   assert found.vectors.shape == (num, spec.sizes[0])
+
+
+@pytest.mark.slow
+def test_rows_of_a_store_are_read_in_blocks(tmp_path):
+  num, dim = 200_000, 64
+  rng = np.random.default_rng(0)
+  rows = rng.normal(size=(num, dim)).astype(np.float32)
+  others = rng.integers(0, num, 2 * num, dtype=np.int32)
+  offsets = np.arange(num + 1) * 2
+  spec = dataclasses.replace(
+    models_test.SPEC, dim=dim, num_features=0, num_nodes=num
+  )
+  model = graphsage.GraphSage(spec, (), None)
+  args = model, model.init(jax.random.key(0))
+  whole = nodes.infer(*args, {graphsage.NODES: rows}, offsets, others)
+  read = []
+
+  def some(ids):
+    read.append(len(ids))
+    return rows[ids]
+
+  table = export.OnDemand(some, rows.shape, rows.dtype)
+  tracemalloc.start()
+  found = nodes.infer(
+    *args, {graphsage.NODES: table}, offsets, others, tmp_path
+  )
+  found.save(tmp_path / 'best')
+  _, peak_bytes = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  assert max(read) <= 1 << 15 and peak_bytes < rows.nbytes / 2
+  np.testing.assert_array_equal(found.outputs, whole.outputs)
+  np.testing.assert_array_equal(
+    np.load(tmp_path / 'best' / 'vectors.npy'), whole.vectors
+  )
+  with np.load(tmp_path / 'best' / 'network.npz') as saved:
+    np.testing.assert_array_equal(saved['nodes'], rows)
+    bias = whole.params['layer_1']['own']['bias']
+    np.testing.assert_array_equal(saved['layer_1/own/bias'], bias)
+  assert [x.name for x in tmp_path.iterdir()] == ['best']
 
 
 def test_scores_are_those_of_loops():
