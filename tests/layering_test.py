@@ -124,9 +124,10 @@ def test_the_package_stays_within_its_budget():
   # TPUs, topologies side by side, narrow rows and old compilers of a plan; 90
   # jobs that go on after a pause and end in order; 310 folders of graphs as
   # others publish them, 120 walks whose draws wait together; 230 rows that a
-  # GPU looks up and multiplies by a kernel; 60 tokens that a TPU looks up once.
+  # GPU looks up and multiplies by a kernel; 60 tokens that a TPU looks up once;
+  # 35 the address of a machine whose name means loopback.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 39_410
+  assert lines <= 39_440
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
