@@ -829,7 +829,8 @@ def _plan_of_store(
     more = (more + own.base) * config.strategy.num_workers
   line = ''
   if is_workers and store.trainable.has_dense:
-    args = store.trainable, config.strategy.num_workers, 0
+    s = config.strategy
+    args = store.trainable, s.num_workers, s.pace == 'bsp', 0
     more += (desk := host_memory.of_desk(*args).more)
     line = f', {desk / 1e6:,.0f} MB of dense parameters at their desk'
   line = (

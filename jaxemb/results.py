@@ -277,8 +277,10 @@ def _memory(
       memory = host_memory.of_trainer(*args, base, data, *more)
       found.append(('trains', memory, host['peak_rss_bytes'] - shared))
   for base, peak in values.get('workers', {}).get('desk_memory', ()):
-    num = config.strategy.num_workers
-    memory = host_memory.of_desk(parts.trainable, num, base)
+    s = config.strategy
+    memory = host_memory.of_desk(
+      parts.trainable, s.num_workers, s.pace == 'bsp', base
+    )
     found.append(('desk', memory, peak))
   if config.table.store == 'remote':
     args = store, config.table.shards, step_words

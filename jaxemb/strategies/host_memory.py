@@ -11,8 +11,8 @@ and with them
   messages  between shards and who trains, beside those in Ray's object store
   data      of a file that is mapped, as text is: pages that were read
   steps     temporary arrays, and batches
-  dense     of the desk of workers: parameters and their optimizer, before and
-            after a step; what each worker was given, and sends
+  dense     of the desk of workers: parameters, in lockstep with their optimizer
+            before and after a step, and otherwise as each worker was given them
   programs  and what runs them, which are the same with tables of any size; most
             is measured once they are compiled
 """
@@ -111,7 +111,10 @@ def of_trainer(
 
 
 def of_desk(
-  trainable: strategy_base.Trainable, num_workers: int, base: int
+  trainable: strategy_base.Trainable,
+  num_workers: int,
+  is_lockstep: bool,
+  base: int,
 ) -> Memory:
   """Of the process that has the dense parameters of workers."""
   state = jax.eval_shape(trainable.init, jax.random.key(0))
@@ -119,8 +122,12 @@ def of_desk(
     sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
     for tree in state[1:]
   )
-  dense = 2 * (params + optimizer) + 2 * num_workers * params
-  return Memory(base, dense=dense, programs=_DESK_PROGRAM_BYTES)
+  if is_lockstep:  # a step, and a sum of gradients and its copy
+    dense = 2 * (params + optimizer) + 2 * params
+    return Memory(base, dense=dense, programs=_DESK_PROGRAM_BYTES)
+  # Those of now, and of a push two on the way to them. What workers send,
+  # optimizers among it, is in Ray's object store.
+  return Memory(base, dense=(num_workers + 3) * params)
 
 
 def of_shard(

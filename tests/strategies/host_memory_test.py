@@ -71,10 +71,11 @@ def test_of_dense_parameters_at_a_desk():
   params = {'w': np.zeros((300, 20), np.float32), 'b': np.zeros(20, np.float32)}
   optimizer = jax.tree.map(lambda x: (x, x), params)  # Adam's
   made = types.SimpleNamespace(init=lambda key: ({}, params, optimizer))
-  found = host_memory.of_desk(made, 3, 11)
+  found = host_memory.of_desk(made, 3, True, 11)
   size = 4 * (300 * 20 + 20)
-  # Before and after a step; and of three workers, given and sent.
-  assert found.dense == 2 * (size + 2 * size) + 3 * 2 * size
+  # Before and after a step; gradients.
+  assert found.dense == 2 * (size + 2 * size) + 2 * size
+  assert host_memory.of_desk(made, 3, False, 11).dense == 6 * size
   assert found.base == 11 and found.more == sum(found) - 11
 
 
