@@ -30,7 +30,7 @@ _PROGRAM_BYTES = 160_000_000  # that are to be compiled
 _RUNNING_BYTES = 30_000_000  # once they are: threads, an evaluation
 # One that adds to its rows, for workers, has a program for it.
 _DESK_PROGRAM_BYTES = 40_000_000
-_SHARD_PROGRAM_BYTES, _ADDING_BYTES = 20_000_000, 30_000_000
+_SHARD_PROGRAM_BYTES, _ADDING_BYTES = 30_000_000, 30_000_000
 # Of the rows of a round: as they come, and in order; as they are taken, and by
 # shard. Where they belong to one process, it also makes arrays of records, and
 # records of arrays. In a shard, of what it takes from its rows.
