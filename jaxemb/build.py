@@ -56,6 +56,7 @@ from jaxemb.tables import spec as spec_lib
 _MIN_KNOWN = 0.5  # of the items of a set
 _LOG = logging.getLogger('jaxemb')
 _ROWS_PER_THREAD = 250  # five times as many as diverge
+_MOST_FREE_EXAMPLES = 1 << 16  # of a step, however few there are
 # Of a stretch on tables in a store; and centers, where rows move beside it.
 _MOST_STEPS, _STRETCH_CENTERS = 16, 8192
 LANES = 128  # of a TPU: numbers that it reads at once
@@ -680,7 +681,15 @@ def make_source(
     cache,
     progress,
   )
-  return bind('data.source', d.source, (spec,), {})()
+  source = bind('data.source', d.source, (spec,), {})()
+  most = max(source.units_per_epoch, _MOST_FREE_EXAMPLES)
+  if source.unit != 'words' and spec.part_words > most:
+    raise errors.UserError(
+      f'a step of {spec.part_words:,} {source.unit} is more than the '
+      f'{source.units_per_epoch:,.0f} that there are; lower '
+      f'--config.train.batch_{config_lib.smaller(config)[1]}'
+    )
+  return source
 
 
 def corpus_of(source: data_base.Source) -> model_base.Corpus:
@@ -818,7 +827,17 @@ def _plan_of_store(
   more, free = own.more, resources.available_bytes()
   if is_workers:
     more = (more + own.base) * config.strategy.num_workers
-  line = f'{sum(own) / 1e6:,.0f} MB in ' + ('each worker' * is_workers or 'all')
+  line = ''
+  if is_workers and store.trainable.has_dense:
+    s = config.strategy
+    args = store.trainable, s.num_workers, s.pace == 'bsp', 0
+    more += (desk := host_memory.of_desk(*args).more)
+    line = f', {desk / 1e6:,.0f} MB of dense parameters at their desk'
+  line = (
+    f'{sum(own) / 1e6:,.0f} MB in '
+    + ('each worker' * is_workers or 'all')
+    + line
+  )
   if kind == 'remote':
     shard = host_memory.of_shard(store, config.table.shards, words, 0)
     more += shard.more * config.table.shards + remote.OBJECT_STORE_BYTES
@@ -902,6 +921,9 @@ def check_fits(parts: Parts) -> None:
   # Of replicas there are several copies, each on one device.
   copy = min(whole, held * mesh.shape[mesh_lib.TABLE])
   smaller, _ = config_lib.smaller(parts.config)
+  layers = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state[1:]))
+  if 2 * layers > held:  # which each device has whole
+    copy, smaller = 0, 'lower --config.model.hidden or --config.model.dim'
   resources.check_fits(list(mesh.devices.flat), held, copy, smaller)
 
 

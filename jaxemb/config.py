@@ -102,6 +102,7 @@ _DENSE_LEARNING_RATES = {
 }
 _DENSE = 'clicks', 'nodes'  # sources of models with dense parameters
 _PAIRS = 'interactions', 'edges'
+_MOST_TOY_ROWS = 100_000_000  # which are made in memory
 _OF_EXAMPLES = _DENSE + _PAIRS  # whose steps are counted in examples
 CLICK_MODELS = tuple(
   k for k, x in MEMBERS['model.name'].items() if 'models.clicks:' in x
@@ -307,8 +308,12 @@ def _click_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
   """What is wrong between settings of clicks."""
   path = config.data.path
   size = path.removeprefix('toyclicks:')
-  if size != path and not (size.isdecimal() and int(size) >= 1000):
-    yield f'config.data.path={path} must be toyclicks:ROWS, 1000 rows or more'
+  is_size = size.isdecimal() and 1000 <= int(size) <= _MOST_TOY_ROWS
+  if size != path and not is_size:
+    yield (
+      f'config.data.path={path} must be toyclicks:ROWS, 1000 rows or more and '
+      f'at most {_MOST_TOY_ROWS:,}'
+    )
   yield from _unused(config, _OF_TEXT)
   yield from _dense_conflicts(config)
   if config.eval.monitor == 'score':

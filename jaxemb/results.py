@@ -265,17 +265,23 @@ def _memory(
   for all processes.
   """
   config, store = parts.config, parts.strategy.store
-  sizes, found = [(store.base_bytes, remote.shared_bytes())], []
+  found, sizes = [], [(store.base_bytes, remote.shared_bytes(), store.programs)]
   data = getattr(parts.source, 'mapped_bytes', 0)
   step_words = config.train.batch_words
   if 'workers' in values:
-    sizes = values['workers']['base_and_shared_rss_bytes']
+    sizes = values['workers']['memory']
     step_words = parts.tuning.part_words
   args = store, config.table.store, step_words
-  for (base, shared), host in zip(sizes, values['hosts'], strict=False):
+  for (base, shared, *more), host in zip(sizes, values['hosts'], strict=False):
     if host:
-      memory = host_memory.of_trainer(*args, base, data)
+      memory = host_memory.of_trainer(*args, base, data, *more)
       found.append(('trains', memory, host['peak_rss_bytes'] - shared))
+  for base, peak in values.get('workers', {}).get('desk_memory', ()):
+    s = config.strategy
+    memory = host_memory.of_desk(
+      parts.trainable, s.num_workers, s.pace == 'bsp', base
+    )
+    found.append(('desk', memory, peak))
   if config.table.store == 'remote':
     args = store, config.table.shards, step_words
     for base, peak in next(iter(store.rows.stores.values())).memory():

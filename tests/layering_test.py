@@ -134,9 +134,13 @@ def test_the_package_stays_within_its_budget():
   # walks that wait for no read; others publish them, 120 walks whose draws wait
   # together; 230 rows that a GPU looks up and multiplies by a kernel; 60 tokens
   # that a TPU looks up once; 75 nodes that are exported in blocks, 120 parts of
-  # a graph for workers.
+  # a graph for workers; others publish them, 120 walks whose draws wait
+  # together; 230 rows that a GPU looks up and multiplies by a kernel; 60 tokens
+  # that a TPU looks up once; 35 the address of a machine whose name means
+  # loopback; 110 memory of programs and desks, steps beyond the data and large
+  # layers.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 39_990
+  assert lines <= 40_140
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -221,7 +221,10 @@ def find(path: str, what: str = 'log of clicks') -> list[pathlib.Path]:
       some = map(pathlib.Path, glob.glob(str(place), recursive=True))
     some = sorted(x for x in some if x.is_file())
     if not some:
-      raise errors.UserError(f'there is no file {one}; give a {what}')
+      is_other = place.exists() and not place.is_dir()
+      which = f'{one} is not a regular file' if is_other else ''
+      which = which or f'there is no file {one}'
+      raise errors.UserError(f'{which}; give a {what}')
     found += some
   return found
 

@@ -90,7 +90,8 @@ class ClickSource:
     self.num_parts, self.epochs = spec.num_parts, spec.epochs
     self.units_per_epoch = len(self.train)
     # Of files, once all was read.
-    self.mapped_bytes = sum(x.nbytes for x in self.train)
+    read = [x for x in (self.train, self.valid) if x]
+    self.mapped_bytes = sum(y.nbytes for x in read for y in x)
     self.keys, self.counts = Names(encoded), encoded.counts
     self.frequencies = self.counts / max(1, len(self.train))
     self.fingerprint = encoded.manifest['fingerprint']

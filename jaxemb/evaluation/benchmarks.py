@@ -98,7 +98,7 @@ def _files(paths: Iterable[pathlib.Path | str]) -> Iterator[pathlib.Path]:
   for path in map(pathlib.Path, paths):
     if path.is_dir():
       yield from sorted(p for p in path.rglob('*') if p.is_file())
-    elif path.exists():
+    elif path.is_file():
       yield path
     else:
       raise errors.UserError(

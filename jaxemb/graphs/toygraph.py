@@ -19,6 +19,7 @@ from jaxemb.graphs import graph as graph_lib
 
 _NAME = 'toygraph'
 _DEFAULT_NODES = 4000
+_MOST_NODES = 10_000_000  # which are made in memory
 _COMMUNITY_NODES = 100
 _FRIENDS = 9  # that every node chooses
 _STRANGERS = 0.0, 0.05, 0.15  # share of them from all nodes, by role
@@ -41,10 +42,11 @@ def is_named(path: str) -> bool:
 def make(path: str = '') -> graph_lib.Graph:
   """The graph of '' or 'toygraph:NODES'. Raises a `UserError` for others."""
   size = path.removeprefix(_NAME).removeprefix(':') or str(_DEFAULT_NODES)
-  if not size.isdecimal() or int(size) < 2 * _COMMUNITY_NODES:
+  is_size = size.isdecimal() and int(size) <= _MOST_NODES
+  if not is_size or int(size) < 2 * _COMMUNITY_NODES:
     raise errors.UserError(
       f'config.data.path={path} must be {_NAME}:NODES, '
-      f'{2 * _COMMUNITY_NODES} nodes or more'
+      f'{2 * _COMMUNITY_NODES} nodes or more and at most {_MOST_NODES:,}'
     )
   return planted(int(size)).graph
 

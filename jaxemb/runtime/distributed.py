@@ -22,8 +22,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-# The only way to the store, and to ids before JAX looks for devices.
+# The only way to the store, and to ids before JAX looks for devices; and to the
+# address of collectives.
 from jax._src import distributed as jax_distributed
+from jax._src import xla_bridge
 from jax.experimental import multihost_utils
 
 from jaxemb import errors
@@ -115,6 +117,39 @@ def join(job: Job) -> None:
       f'within {WAIT_SECS} s: {errors.one_line(error)}; start all, with '
       'the same --coordinator and --num_processes and different --process_id'
     ) from error
+  host, _, port = jax_distributed.global_state.coordinator_address.rpartition(
+    ':'
+  )
+  if address := own_address(host, int(port)):
+    xla_bridge.register_backend_factory(
+      'cpu', lambda: _cpu_client(address), priority=0, fail_quietly=False
+    )
+
+
+def own_address(host: str, port: int) -> str:
+  """Returns the address at which others reach this machine, given process 0's.
+
+  '' where its own name is one, which Gloo takes: Debian has that mean loopback.
+  """
+  try:
+    if not socket.gethostbyname(socket.gethostname()).startswith('127.'):
+      return ''
+  except OSError:  # no name that means anything
+    pass
+  try:
+    found = socket.getaddrinfo(host.strip('[]'), port, type=socket.SOCK_DGRAM)
+    with socket.socket(*found[0][:3]) as one:
+      one.connect(found[0][4])  # sends nothing: it chooses a route
+      address = one.getsockname()[0]
+  except OSError:  # reported by whoever connects
+    return ''
+  return '' if address.startswith('127.') else address
+
+
+def _cpu_client(address: str) -> Any:
+  client = jax_distributed.global_state.client
+  make = xla_bridge._jax.make_gloo_tcp_collectives
+  return xla_bridge.make_cpu_client(make(client, address))
 
 
 def bind_host(host: str) -> str:

@@ -238,7 +238,8 @@ def check_fits(
   """Raises a `UserError` if `held_bytes` on each device are too many.
 
   It names the number of devices or hosts that would have room for `copy_bytes`,
-  one whole copy of the tables, and what makes these `smaller`.
+  one whole copy of the tables, and what makes these `smaller`. 0 = most of it
+  is in layers, which are not divided.
   """
   mine = [d for d in devices if d.process_index == jax.process_index()]
   stats = mine[0].memory_stats() if mine else None
@@ -251,6 +252,11 @@ def check_fits(
     free_bytes = available_bytes()
   if needed_bytes <= free_bytes:
     return
+  if not copy_bytes:
+    raise errors.UserError(
+      f'layers and tables need {needed_bytes / 1e9:,.1f} GB on each {kind} and '
+      f'{free_bytes / 1e9:,.1f} GB are free there; {smaller}'
+    )
   num = math.ceil(copy_bytes / max(free_bytes, 1))
   num = 1 << (num - 1).bit_length()  # rows are divided by powers of two
   raise errors.UserError(

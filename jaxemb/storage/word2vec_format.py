@@ -198,6 +198,10 @@ def read(path: pathlib.Path | str) -> Vectors:
   missing, of an unknown format, cut or damaged.
   """
   path = pathlib.Path(path)
+  if path.is_fifo():  # opening it would wait for whoever writes
+    raise errors.UserError(
+      f'{path} is a pipe, and vectors are read more than once; give a file'
+    )
   try:
     with path.open('rb', buffering=1 << 20) as file:
       is_gzip = file.read(2) == _GZIP_MAGIC

@@ -32,7 +32,7 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.data import base as data_base
-from jaxemb.runtime import hlo
+from jaxemb.runtime import hlo, resources
 from jaxemb.strategies import base, device_rows
 from jaxemb.tables import cache as cache_lib
 from jaxemb.tables import cached, stores
@@ -41,6 +41,8 @@ from jaxemb.tables import spec as spec_lib
 _LOG = logging.getLogger('jaxemb')
 MOST_STEPS = 64  # whose ids are found at once, and of a stretch
 _LOOK_AHEAD = 16  # steps
+_IDS = 4  # times they are in memory: of two blocks, and rows found in them
+_BATCHES = 4  # in memory: two that are read ahead, the next, and this
 
 
 class _Block(NamedTuple):
@@ -218,6 +220,13 @@ class Predicted(NamedTuple):
   misses: np.ndarray  # [vocab], and that it is not there then
 
 
+class Programs(NamedTuple):
+  """What memory compiled programs take, beside tables."""
+
+  rss_bytes: int  # of this process once they were compiled, all else included
+  step_bytes: int  # temporary arrays of steps, and batches that are ahead
+
+
 def predict(
   lookups: Mapping[str, np.ndarray], num_slots: int, most_steps: int
 ) -> dict[str, Predicted]:
@@ -268,6 +277,7 @@ class Fetching:
     more cores. `base_bytes` of memory were in use before there were caches.
     """
     self.base_bytes = base_bytes
+    self.programs: Programs | None = None  # before `lower`
     self.trainable, self.caches, self.rows = trainable, caches, rows
     self._lend, self._dense = lend, None
     self.tables: Mapping[str, cached.Cached] = trainable.tables
@@ -399,6 +409,12 @@ class Fetching:
     if sizes & hlo.copied_arrays(self.as_text()):
       # Rows that were written to the other copy meanwhile would be lost.
       self.rows.is_beside = False
+    step_bytes = _BATCHES * sum(x.nbytes for x in jax.tree.leaves(batch))
+    for program, num in ((self._plan, 1 + _IDS), (self._run, 1)):
+      if x := program.memory_analysis():
+        new_bytes = x.output_size_in_bytes - x.alias_size_in_bytes
+        step_bytes += x.temp_size_in_bytes + num * max(0, new_bytes)
+    self.programs = Programs(resources.rss_bytes(), step_bytes)
     return self
 
   def compile(self) -> 'Fetching':

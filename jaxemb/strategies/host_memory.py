@@ -10,20 +10,27 @@ and with them
   snapshot  what is on its way to a file
   messages  between shards and who trains, beside those in Ray's object store
   data      of a file that is mapped, as text is: pages that were read
-  programs  and batches, which are the same with tables of any size (measured)
+  steps     temporary arrays, and batches
+  dense     of the desk of workers: parameters, in lockstep with their optimizer
+            before and after a step, and otherwise as each worker was given them
+  programs  and what runs them, which are the same with tables of any size; most
+            is measured once they are compiled
 """
 
 from typing import NamedTuple
 
 import jax
 
+from jaxemb.strategies import base as strategy_base
 from jaxemb.strategies import device_rows, fetching
 from jaxemb.tables import copies, shards, stores
 
 WORKER_BYTES = 500_000_000  # of a new process, before there are tables
-_PROGRAM_BYTES = 100_000_000
+_PROGRAM_BYTES = 160_000_000  # that are to be compiled
+_RUNNING_BYTES = 30_000_000  # once they are: threads, an evaluation
 # One that adds to its rows, for workers, has a program for it.
-_SHARD_PROGRAM_BYTES, _ADDING_BYTES = 20_000_000, 30_000_000
+_DESK_PROGRAM_BYTES = 40_000_000
+_SHARD_PROGRAM_BYTES, _ADDING_BYTES = 30_000_000, 30_000_000
 # Of the rows of a round: as they come, and in order; as they are taken, and by
 # shard. Where they belong to one process, it also makes arrays of records, and
 # records of arrays. In a shard, of what it takes from its rows.
@@ -41,6 +48,8 @@ class Memory(NamedTuple):
   snapshot: int = 0
   messages: int = 0
   data: int = 0
+  steps: int = 0
+  dense: int = 0
   programs: int = 0
 
   @property
@@ -63,10 +72,12 @@ def of_trainer(
   step_words: int,
   base: int,
   data: int = 0,
+  programs: fetching.Programs | None = None,
 ) -> Memory:
   """Of a process that trains, with a store of a kind in the settings.
 
-  `data` are the bytes that it has mapped.
+  `data` are the bytes that it has mapped; `programs` what is known of these,
+  None before they are compiled.
   """
   device = held = 0
   if device_rows.are_in_memory():
@@ -90,8 +101,33 @@ def of_trainer(
   if kind in ('memory', 'disk'):
     snapshot = max(stores.snapshot_bytes(*x) for x in sizes)
     rows = stores.resident_bytes(sizes, kind == 'disk')
-  args = device, maps, held, rows, snapshot, messages, data, _PROGRAM_BYTES
-  return Memory(base, *args)
+  step_bytes, program_bytes = 0, _PROGRAM_BYTES
+  if programs:
+    step_bytes = programs.step_bytes if device_rows.are_in_memory() else 0
+    compiled = programs.rss_bytes - base - device - maps
+    program_bytes = max(0, compiled) + _RUNNING_BYTES
+  args = device, maps, held, rows, snapshot, messages, data, step_bytes
+  return Memory(base, *args, programs=program_bytes)
+
+
+def of_desk(
+  trainable: strategy_base.Trainable,
+  num_workers: int,
+  is_lockstep: bool,
+  base: int,
+) -> Memory:
+  """Of the process that has the dense parameters of workers."""
+  state = jax.eval_shape(trainable.init, jax.random.key(0))
+  params, optimizer = (
+    sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    for tree in state[1:]
+  )
+  if is_lockstep:  # a step, and a sum of gradients and its copy
+    dense = 2 * (params + optimizer) + 2 * params
+    return Memory(base, dense=dense, programs=_DESK_PROGRAM_BYTES)
+  # Those of now, and of a push two on the way to them. What workers send,
+  # optimizers among it, is in Ray's object store.
+  return Memory(base, dense=(num_workers + 3) * params)
 
 
 def of_shard(

@@ -235,6 +235,8 @@ class Cache:
     self._num_found = 0  # steps so far
     # Of the stretch before: the number of its first row, and how many it uses.
     self._running = _NEVER, 0
+    # Kernels take memory when the first is loaded: before that is measured.
+    self.places(np.empty(0, np.int32), 0, np.empty(0, np.int32))
 
   @property
   def num_bytes(self) -> int:

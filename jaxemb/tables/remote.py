@@ -124,7 +124,7 @@ def shared_bytes() -> int:
   return 1024 * int(found[1]) if found else 0
 
 
-def _rss_bytes() -> int:
+def own_bytes() -> int:
   """The most that this process, which nobody large has started, has had."""
   unit = 1 if sys.platform == 'darwin' else 1024
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -139,7 +139,7 @@ class Actor:
 
   def __init__(self, folder: pathlib.Path, snapshot_secs: float):
     """The folder is for its snapshots."""
-    self._args, self._base = (folder, snapshot_secs), _rss_bytes()
+    self._args, self._base = (folder, snapshot_secs), own_bytes()
     self._kept: dict[str, _Kept] = {}
 
   def call(
@@ -156,7 +156,7 @@ class Actor:
 
   def memory(self) -> tuple[int, int]:
     """Resident bytes before the process had rows, and the most; not shared."""
-    return self._base, _rss_bytes()
+    return self._base, own_bytes()
 
   def drop(self, name: str) -> None:
     """Removes the shard of a table."""

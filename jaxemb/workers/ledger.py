@@ -20,6 +20,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jaxemb.tables import remote
+
 
 class Lease(NamedTuple):
   """A dispatch that a worker is to make and to train."""
@@ -312,6 +314,7 @@ class Desk:
       from jaxemb.workers import dense as dense_lib  # and with it JAX
 
       self._dense = dense_lib.Dense(*dense)
+    self._base = remote.own_bytes()
     self._change = asyncio.Condition()
     self._reports: list[dict[str, Any]] = []
 
@@ -490,6 +493,10 @@ class Desk:
       self._ledger.restore(state)
     if self._dense:
       self._dense.params, self._dense.optimizer = dense
+
+  async def memory(self) -> tuple[int, int]:
+    """As of a shard: before it had parameters, and the most."""
+    return self._base, remote.own_bytes()
 
   async def has_ended(self) -> bool:
     """See `Ledger`."""

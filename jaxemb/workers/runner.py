@@ -205,7 +205,8 @@ class _Runner:
       self.state = build.new_state(parts, key)
     hook.begin(self.totals)
     self._used, self._most_missed, self._replaced = _Used(), 0, 0
-    self._memory: dict[int, tuple[int, int]] = {}
+    self._desk_memory: list[tuple[int, int]] = []
+    self._memory: dict[int, tuple[int, int, Any]] = {}
     self.meter = metrics.Meter(
       workdir,
       self.totals,
@@ -272,6 +273,8 @@ class _Runner:
     if evaluates:
       hook.run(self.state, self.totals)
     self._replaced = crew.num_replaced
+    if self._parts.trainable.has_dense:
+      self._desk_memory = [crew.ask('memory')]
     self._save(crew)
     return True
 
@@ -296,8 +299,7 @@ class _Runner:
     if 'metrics' not in report:
       return False
     crew.has_trained(number)
-    memory = report['base_rss_bytes'], report['shared_rss_bytes']
-    self._memory[number] = memory
+    self._memory[number] = report['memory']
     if secs := report['compile_secs']:
       # Of all at the same time.
       totals.compile_secs = max(totals.compile_secs, secs)
@@ -334,9 +336,11 @@ class _Runner:
         / max(checked, 1),
         'most_missed_updates': self._most_missed,
         'dense_bytes': counters.get('dense_bytes', 0),
-        # Before a worker had rows, and of all what workers and shards share.
-        'base_and_shared_rss_bytes': [
-          self._memory.get(i, (0, 0))
+        'desk_memory': self._desk_memory,
+        # Before a worker had rows, of all what workers and shards share, and
+        # of its programs.
+        'memory': [
+          self._memory.get(i, (0, 0, None))
           for i in range(1 + max(self._memory, default=-1))
         ],
       }

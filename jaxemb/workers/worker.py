@@ -319,8 +319,11 @@ class _Training:
     return self._counts(pace, dense) | {
       'pending': self._store.rows.num_updates(),
       'own': item.own,
-      'base_rss_bytes': self._store.base_bytes,
-      'shared_rss_bytes': remote.shared_bytes(),
+      'memory': (
+        self._store.base_bytes,
+        remote.shared_bytes(),
+        self._store.programs,
+      ),
       'rates': tuple(map(float, rates)),
       'metrics': found,
     }

@@ -109,8 +109,14 @@ def _check_same(workdir, folder):
   np.testing.assert_allclose(ours, theirs, 1e-5, 1e-5)
 
 
-def _join_agree_and_stop(port, i):
-  distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, i))
+def _join_agree_and_stop(host, port, i):
+  find = socket.gethostbyname
+  # As Debian has it: no other machine reaches this one by its name.
+  ours = {socket.gethostname(): '127.0.1.1'}
+  socket.gethostbyname = lambda name: ours.get(name) or find(name)
+  expected = '' if host.startswith('127.') else host
+  assert distributed.own_address(host, port) == expected
+  distributed.join(distributed.Job(f'{host}:{port}', 2, i))
   monitor = distributed.Monitor()
   distributed.agree('setting', {'a': 1})
   jax.config.update('jax_num_cpu_devices', 3)  # fails once JAX has started
@@ -131,10 +137,18 @@ def _join_agree_and_stop(port, i):
   distributed.leave(distributed.STOPPED)
 
 
-def test_two_processes_join_agree_and_stop():
+def _addresses():
+  """Loopback, and one at which others reach this machine, if it has any."""
+  found = [y for x in psutil.net_if_addrs().values() for y in x]
+  found = [x.address for x in found if x.family == socket.AF_INET]
+  return '127.0.0.1', *[x for x in found if not x.startswith('127.')][:1]
+
+
+@pytest.mark.parametrize('host', _addresses())
+def test_two_processes_join_agree_and_stop(host):
   port, run = forks.free_port(), _join_agree_and_stop
   make = forks.server().Process
-  both = [make(target=run, args=(port, i)) for i in range(2)]
+  both = [make(target=run, args=(host, port, i)) for i in range(2)]
   for process in both:
     process.start()
   for process in both:

@@ -1,11 +1,13 @@
 """What is predicted of a host's memory is what arrays take."""
 
+import types
+
 import jax
 import numpy as np
 import pytest
 
 from jaxemb.runtime import resources
-from jaxemb.strategies import host_memory
+from jaxemb.strategies import fetching, host_memory
 from jaxemb.tables import stores
 from tests import runs
 from tests.strategies import fetching_test, shared_rows_test
@@ -37,6 +39,11 @@ def test_of_one_process(optimizer):
   assert found.more == sum(found) - 7
   args = store, 'memory', fetching_test.WORDS, 7, 50
   assert sum(host_memory.of_trainer(*args)) == sum(found) + 50
+  # Once programs are compiled, what they take is measured.
+  known = fetching.Programs(7 + found.device + found.maps + 1000, 500)
+  compiled = host_memory.of_trainer(*args, known)
+  assert compiled.steps == 500
+  assert compiled.programs == 1000 + host_memory._RUNNING_BYTES
   store.close()
 
 
@@ -60,6 +67,18 @@ def test_of_a_worker_and_its_shards():
   assert abs(shard.messages - size) < 10
 
 
+def test_of_dense_parameters_at_a_desk():
+  params = {'w': np.zeros((300, 20), np.float32), 'b': np.zeros(20, np.float32)}
+  optimizer = jax.tree.map(lambda x: (x, x), params)  # Adam's
+  made = types.SimpleNamespace(init=lambda key: ({}, params, optimizer))
+  found = host_memory.of_desk(made, 3, True, 11)
+  size = 4 * (300 * 20 + 20)
+  # Before and after a step; gradients.
+  assert found.dense == 2 * (size + 2 * size) + 2 * size
+  assert host_memory.of_desk(made, 3, False, 11).dense == 6 * size
+  assert found.base == 11 and found.more == sum(found) - 11
+
+
 def test_few_pages_of_large_files_stay(monkeypatch):
   monkeypatch.setattr(stores, '_MAPPED_BYTES', 1000)
   monkeypatch.setattr(stores, '_mapped_bytes', lambda: 300)
@@ -75,4 +94,4 @@ def test_what_does_not_fit_is_refused_with_numbers(monkeypatch, tmp_path):
   settings = {'table.device_bytes': '30%', 'train.batch_words': 64}
   settings['mesh.data'] = 0
   line = runs.refused(tmp_path, settings)
-  assert 'need 0.1 GB of memory, and 0.1 GB are free; give --config' in line
+  assert 'need 0.2 GB of memory, and 0.1 GB are free; give --config' in line
