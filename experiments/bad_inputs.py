@@ -571,7 +571,9 @@ _SHELL = (
   _shell(f'JAX_PLATFORMS=cuda {_train()}', "JAX_PLATFORMS='cuda'"),
   # JAX's own line and code.
   _shell(f'XLA_FLAGS=--xla_absent=1 {_train()}', 'Unknown flag', 1),
-  _shell(f'mkfifo fifo && {_train()} --config.eval.paths=fifo', 'no benchmark file'),
+  _shell(
+    f'mkfifo fifo && {_train()} --config.eval.paths=fifo', 'no benchmark file'
+  ),
   _shell('mkfifo pipe && $JAXEMB query --vectors=pipe a', 'is a pipe'),
   _shell('$JAXEMB query --vectors=run aa0 > /dev/full', 'cannot write the out'),
   _shell('$JAXEMB query --vectors=run aa0 >&- 2>&-', '', 0),

@@ -42,6 +42,8 @@ class Embeddings:
   counts: np.ndarray | None = None  # [vocab] int64 in the corpus, if known
   # Of vectors of senses, whose rows are `word#0`, `word#1`.
   sense_table: senses_lib.Senses | None = None
+  # Of vectors of nodes that were learned with operators.
+  relations: export.Relations | None = None
 
   def __post_init__(self):
     shapes = (len(self.index_to_key), len(self.vectors), len(self.key_to_index))
@@ -134,17 +136,46 @@ class Embeddings:
     first, second = (geometry.unit_vector(self.get_vector(w)) for w in (w1, w2))
     return float(np.dot(first, second))
 
-  def edge_scores(self, edges: Sequence[tuple[str, str]]) -> np.ndarray:
-    """[n] float32, the cosine of both ends of each edge, as of pairs of nodes.
+  def edge_scores(self, edges: Sequence[tuple[str, ...]]) -> np.ndarray:
+    """[n] float32 by which edges that were held out are ranked.
 
-    Edges that were held out are ranked by it (`evaluation.links`).
+    Of pairs of nodes it is their cosine; of a source, a relation and a target,
+    of a run with operators, the product of what `related` gives with the target
+    (or the cosine, where a temperature was set).
     """
+    if any(len(x) == 3 for x in edges):
+      found = [self.related(a, r) for a, r, _ in edges]
+      targets = [self.get_vector(b) for _, _, b in edges]
+      if self.relations.is_cosine:
+        found, targets = (geometry.unit(np.stack(x)) for x in (found, targets))
+      return np.vecdot(found, targets)
     rows = [[self.get_index(x) for x in edge] for edge in edges]
     first, second = (
       geometry.unit(self.vectors[x], self.norms[x])
       for x in np.array(rows, np.int64).reshape(-1, 2).T
     )
     return np.vecdot(first, second)
+
+  def related(self, source: str, relation: str) -> np.ndarray:
+    """[dim] float32, a node's vector behind the operator of a relation.
+
+    Its targets are near (`similar_by_vector`), and sources are near what
+    'RELATION (inverse)' makes of a target. Raises a `UserError` for a run
+    without operators, or without this one.
+    """
+    if self.relations is None or relation not in self.relations.names:
+      known = ', '.join(self.relations.names[:5]) if self.relations else 'none'
+      raise errors.UserError(
+        f'there is no operator of a relation {relation!r}, but {known}; train '
+        'graph:relations with an operator, or give one of these'
+      )
+    from jaxemb.models import edges  # and with it JAX
+
+    row = self.relations.rows[self.relations.names.index(relation)]
+    vector = edges.operate(
+      self.relations.operator, self.get_vector(source), row
+    )
+    return np.asarray(vector)
 
   def most_similar(
     self,
@@ -383,7 +414,7 @@ class Embeddings:
     return fraction, list(sections.values())
 
   def save(self, folder: pathlib.Path | str) -> None:
-    """Writes vectors.npy, vocab.txt and any senses, which `load` reads.
+    """Writes vectors.npy, vocab.txt, any senses and operators, for `load`.
 
     Raises a `UserError` if a file cannot be written.
     """
@@ -391,6 +422,7 @@ class Embeddings:
     rows = export.Encoded(self.vectors)
     export.write(folder, self.index_to_key, rows, counts, is_minimal=True)
     senses_lib.write(pathlib.Path(folder), self.sense_table)
+    export.write_relations(pathlib.Path(folder), self.relations)
 
   def save_word2vec_format(
     self,
@@ -526,7 +558,8 @@ def load_vectors(path: pathlib.Path | str) -> Embeddings:
     )
   words, vectors, counts, folder = export.read(path)
   senses = senses_lib.read(folder, words, counts, vectors) if folder else None
-  return Embeddings(words, vectors, counts, senses)
+  relations = export.read_relations(folder) if folder else None
+  return Embeddings(words, vectors, counts, senses, relations)
 
 
 def _of_clicks(path):

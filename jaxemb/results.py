@@ -44,6 +44,7 @@ class Export(NamedTuple):
   others: Mapping[str, Any] = _NOTHING
   # What rows of context vectors are of, if not of keys.
   context_keys: Sequence[str] = ()
+  relations: export_lib.Relations | None = None
 
   def names(self) -> tuple[Sequence[str], np.ndarray]:
     """A name and a count for each row."""
@@ -60,7 +61,7 @@ class Export(NamedTuple):
     some = slice(num if self.senses is None else None)
     rows = np.asarray(self.rows.decode()[some])
     args = list(names[some]), rows, counts[some], self.senses
-    return embeddings.Embeddings(*args)
+    return embeddings.Embeddings(*args, self.relations)
 
   def select(self, mask: np.ndarray) -> 'Export':
     """The words of a [len(keys)] bool mask, of a model without senses."""
@@ -71,7 +72,7 @@ class Export(NamedTuple):
     keys = [self.keys[i] for i in np.flatnonzero(mask)]
     arrays = self.counts, self.rows, None, dict(self.others)
     arrays = jax.tree.map(selected, arrays)
-    return Export(keys, *arrays, self.context_keys)
+    return Export(keys, *arrays, self.context_keys, self.relations)
 
 
 def collect(parts: build.Parts, state: Any) -> Export:
@@ -105,7 +106,13 @@ def collect(parts: build.Parts, state: Any) -> Export:
   contexts = getattr(source, 'context_keys', ())
   if getattr(model, 'has_contexts_of_keys', False):
     contexts = ()
-  return Export(source.keys, source.counts, encoded, senses, others, contexts)
+  relations = None
+  if hasattr(model, 'operate') and model.contexts_table:
+    rows = np.asarray(others['context_vectors'], np.float32)
+    args = model.operator, contexts, rows, model.is_cosine
+    relations = export_lib.Relations(*args)
+  args = source.keys, source.counts, encoded, senses, others, contexts
+  return Export(*args, relations)
 
 
 def log_data(parts: build.Parts) -> None:
@@ -130,6 +137,7 @@ def write_export(
     args = names, export.rows, counts, is_minimal, export.context_keys
     dropped = export_lib.write(folder, *args)
     senses_lib.write(folder, export.senses)
+    export_lib.write_relations(folder, export.relations)
     written.result()
   return dropped
 

@@ -159,6 +159,43 @@ def asked(tmp_path_factory):
   return folder, names, vectors
 
 
+def test_edges_are_scored_by_operators_of_relations(tmp_path):
+  rng = np.random.default_rng(0)
+  vectors = rng.standard_normal((3, 4)).astype(np.float32)
+  rows = rng.standard_normal((2, 4)).astype(np.float32)
+  names = ['in', 'in (inverse)']
+  node, turn = vectors[0].view(np.complex64), rows[1].view(np.complex64)
+  expected = {
+    'translation': vectors[0] + rows[1],
+    'diagonal': vectors[0] * (1 + rows[1]),
+    'complex': (node * (1 + turn)).view(np.float32),
+  }
+  for is_cosine in (False, True):
+    for operator, wanted in expected.items():
+      relations = export.Relations(operator, names, rows, is_cosine)
+      made = jaxemb.Embeddings(list('abc'), vectors, relations=relations)
+      made.save(tmp_path)
+      found = jaxemb.load(tmp_path)
+      near = found.related('a', 'in (inverse)')
+      np.testing.assert_allclose(near, wanted, 1e-5, 1e-6)
+      score = wanted @ vectors[2]
+      if is_cosine:
+        score /= np.linalg.norm(wanted) * np.linalg.norm(vectors[2])
+      scores = found.edge_scores([('a', 'in (inverse)', 'c')] * 2)
+      np.testing.assert_allclose(scores, [score] * 2, 1e-5)
+  with pytest.raises(errors.UserError, match="relation 'at', but in, in .inv"):
+    found.edge_scores([('a', 'at', 'b')])
+  path = tmp_path / 'relations.npz'
+  path.write_bytes(path.read_bytes()[:200])
+  with pytest.raises(errors.UserError, match='relations.npz cannot be read'):
+    jaxemb.load(tmp_path)
+  made = jaxemb.Embeddings(list('abc'), vectors)
+  made.save(tmp_path)
+  assert jaxemb.load(tmp_path).relations is None
+  with pytest.raises(errors.UserError, match="relation 'in', but none"):
+    made.related('a', 'in')
+
+
 @pytest.mark.parametrize('limit', [1000, 120])
 @pytest.mark.parametrize('dummy', [False, True])
 @pytest.mark.parametrize('insensitive', [False, True])

@@ -3,6 +3,7 @@
     vectors.npy   rows in their storage dtype         vectors.bin   word2vec
     vocab.txt     `word count` a line, by row         vectors.txt   word2vec
     projector/    for the TensorBoard projector       orbax/        all tables
+    relations.npz  operators of a model of edges
 
 Row i of every file is line i of vocab.txt. vectors.npy has float32 or float16;
 bfloat16 as NumPy's `V2` (`np.load(path).view(ml_dtypes.bfloat16)` reads it); or
@@ -19,6 +20,7 @@ import dataclasses
 import math
 import os
 import pathlib
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -29,6 +31,7 @@ from jaxemb import errors
 from jaxemb.storage import atomic, word2vec_format
 
 VECTORS, SCALES, CONTEXTS = 'vectors.npy', 'scales.npy', 'context_vocab.txt'
+RELATIONS = 'relations.npz'
 _MAX_PROJECTOR_WORDS = 100_000
 # At once; to read a number of a row may take the whole row.
 _BLOCK_BYTES, _BLOCK_ROWS = 1 << 22, 1 << 14
@@ -86,6 +89,46 @@ class Encoded(NamedTuple):
       return OnDemand(read, self.data.shape, np.dtype(np.float32))
     rows = self.data.astype(np.float32, copy=False)
     return rows if self.scales is None else rows * self.scales[..., None]
+
+
+class Relations(NamedTuple):
+  """Operators of relations, those of the inverse ones behind them."""
+
+  operator: str  # as `config.model.operator`
+  names: Sequence[str]
+  rows: np.ndarray  # [names, dim] float32
+  is_cosine: bool  # whether edges are ranked by cosines, not products
+
+
+def write_relations(folder: pathlib.Path, relations: Relations | None) -> None:
+  """Writes relations.npz beside an export, or removes that of another run.
+
+  Raises a `UserError` if it cannot be written.
+  """
+  if relations is None:
+    (folder / RELATIONS).unlink(missing_ok=True)
+    return
+  with atomic.write(folder / RELATIONS) as file:
+    arrays = {k: np.asarray(x) for k, x in relations._asdict().items()}
+    np.savez(file, **arrays)
+
+
+def read_relations(folder: pathlib.Path) -> Relations | None:
+  """What `write_relations` has written, or None.
+
+  Raises a `UserError` if it is damaged.
+  """
+  path = folder / RELATIONS
+  if not path.exists():
+    return None
+  try:
+    with np.load(path) as found:
+      operator, names, rows, is_cosine = (found[k] for k in Relations._fields)
+  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    raise errors.UserError(
+      f'{path} cannot be read: {errors.one_line(error)}; export again'
+    ) from error
+  return Relations(str(operator), names.tolist(), rows, bool(is_cosine))
 
 
 def write(

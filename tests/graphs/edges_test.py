@@ -203,6 +203,11 @@ def test_meshes_layouts_and_stores_learn_the_same(tmp_path):
     np.testing.assert_allclose(found[name], found['one'], atol=2e-5)
   operators = tmp_path / 'one' / 'export' / 'context_vocab.txt'
   assert len(operators.read_text().split()) >= 2
+  vectors = jaxemb.load(tmp_path / 'disk')
+  a, b = vectors.index_to_key[:2]
+  relation, other = vectors.relations.names
+  assert abs(vectors.edge_scores([(a, relation, b)])[0]) <= 1.0001
+  assert not np.allclose(*(vectors.related(a, x) for x in (relation, other)))
 
 
 @pytest.mark.slow
