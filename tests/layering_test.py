@@ -140,7 +140,7 @@ def test_the_package_stays_within_its_budget():
   # loopback; 110 memory of programs and desks, steps beyond the data and large
   # layers.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 40_140
+  assert lines <= 40_220
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 
