@@ -846,8 +846,9 @@ def _plan_of_store(
   if is_here and more > free:
     raise errors.UserError(
       f'tables of {needed / 1e9:.1f} GB need {more / 1e9:.1f} GB of memory, '
-      f'and {free / 1e9:.1f} GB are free; give --config.table.store=disk, or '
-      f'{config_lib.smaller(config)[0]}'
+      f'and {free / 1e9:.1f} GB are free; '
+      + 'give --config.table.store=disk, or ' * (kind == 'memory')
+      + config_lib.smaller(config)[0]
     )
   yield f'store: {needed / 1e6:,.1f} MB of tables {_PLACES[kind]}'
   yield f'memory: {line}, {own.base / 1e6:,.0f} of them before there are tables'
