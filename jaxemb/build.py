@@ -682,10 +682,11 @@ def make_source(
     progress,
   )
   source = bind('data.source', d.source, (spec,), {})()
-  most = max(source.units_per_epoch, _MOST_FREE_EXAMPLES)
+  # Of all at once the next multiple, or power of two, is no mistake.
+  most = max(2 * source.units_per_epoch, _MOST_FREE_EXAMPLES)
   if source.unit != 'words' and spec.part_words > most:
     raise errors.UserError(
-      f'a step of {spec.part_words:,} {source.unit} is more than the '
+      f'a step of {spec.part_words:,} {source.unit} is more than twice the '
       f'{source.units_per_epoch:,.0f} that there are; lower '
       f'--config.train.batch_{config_lib.smaller(config)[1]}'
     )
