@@ -682,10 +682,11 @@ def make_source(
     progress,
   )
   source = bind('data.source', d.source, (spec,), {})()
-  most = max(source.units_per_epoch, _MOST_FREE_EXAMPLES)
+  # Of all at once the next multiple, or power of two, is no mistake.
+  most = max(2 * source.units_per_epoch, _MOST_FREE_EXAMPLES)
   if source.unit != 'words' and spec.part_words > most:
     raise errors.UserError(
-      f'a step of {spec.part_words:,} {source.unit} is more than the '
+      f'a step of {spec.part_words:,} {source.unit} is more than twice the '
       f'{source.units_per_epoch:,.0f} that there are; lower '
       f'--config.train.batch_{config_lib.smaller(config)[1]}'
     )
@@ -846,8 +847,9 @@ def _plan_of_store(
   if is_here and more > free:
     raise errors.UserError(
       f'tables of {needed / 1e9:.1f} GB need {more / 1e9:.1f} GB of memory, '
-      f'and {free / 1e9:.1f} GB are free; give --config.table.store=disk, or '
-      f'{config_lib.smaller(config)[0]}'
+      f'and {free / 1e9:.1f} GB are free; '
+      + 'give --config.table.store=disk, or ' * (kind == 'memory')
+      + config_lib.smaller(config)[0]
     )
   yield f'store: {needed / 1e6:,.1f} MB of tables {_PLACES[kind]}'
   yield f'memory: {line}, {own.base / 1e6:,.0f} of them before there are tables'

@@ -345,6 +345,12 @@ def _node_conflicts(config: ml_collections.ConfigDict) -> Iterator[str]:
           f'config.table.{key}={value} needs a table, and nodes have none; set '
           '--config.model.inputs=rows or both'
         )
+    if config.strategy.name == 'replicas':
+      yield (
+        'config.strategy.name=replicas exchanges rows, and nodes have none; '
+        'set --config.model.inputs=rows or both, or '
+        '--config.strategy.name=sync'
+      )
   sizes('model.hidden', m.hidden)
 
 

@@ -125,22 +125,16 @@ def test_the_package_stays_within_its_budget():
   # jobs that go on after a pause and end in order; 310 folders of graphs as
   # others publish them, 230 what is no part of these, 120 walks whose draws
   # wait together; 230 rows that a GPU looks up and multiplies by a kernel; 60
-  # tokens that a TPU looks up once; others publish them, 120 walks whose draws
-  # wait together; 230 rows that a GPU looks up and multiplies by a kernel; 60
   # tokens that a TPU looks up once; 30 processes that are lost as they join, or
-  # to a bug, and what compiles; others publish them, 120 walks whose draws wait
-  # together; 230 rows that a GPU looks up and multiplies by a kernel; 60 tokens
-  # that a TPU looks up once; 25 classifiers that start at their own scales,
-  # walks that wait for no read; others publish them, 120 walks whose draws wait
-  # together; 230 rows that a GPU looks up and multiplies by a kernel; 60 tokens
-  # that a TPU looks up once; 75 nodes that are exported in blocks, 120 parts of
-  # a graph for workers; others publish them, 120 walks whose draws wait
-  # together; 230 rows that a GPU looks up and multiplies by a kernel; 60 tokens
-  # that a TPU looks up once; 35 the address of a machine whose name means
+  # to a bug, and what compiles; 25 classifiers that start at their own scales,
+  # walks that wait for no read; 75 nodes that are exported in blocks, 120 parts
+  # of a graph for workers; 35 the address of a machine whose name means
   # loopback; 110 memory of programs and desks, steps beyond the data and large
-  # layers.
+  # layers; 20 memory that a container has, and rows of replicas.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 40_220
+  # ;
+  lines = sum(len(path.read_text().splitlines()) for path in FILES)
+  assert lines <= 40_240
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

@@ -227,9 +227,20 @@ def code_digest() -> str:
   return digest.hexdigest()[:16]
 
 
-def available_bytes() -> int:
-  """Of this machine's memory."""
-  return psutil.virtual_memory().available
+def available_bytes(
+  folder: pathlib.Path = pathlib.Path('/sys/fs/cgroup'),
+) -> int:
+  """Of this machine's memory, or of that of a container, as `folder` has it."""
+  free_bytes = psutil.virtual_memory().available
+  with contextlib.suppress(OSError, ValueError):  # where there is no limit
+    limit = int((folder / 'memory.max').read_text())
+    used = int((folder / 'memory.current').read_text())
+    lines = (folder / 'memory.stat').read_text().splitlines()
+    stats = dict(x.split() for x in lines)
+    # Pages of files go when memory is needed.
+    pages = sum(int(stats.get(f'{x}active_file', 0)) for x in ('', 'in'))
+    return min(free_bytes, max(0, limit - max(0, used - pages)))
+  return free_bytes
 
 
 def check_fits(

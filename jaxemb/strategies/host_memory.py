@@ -54,8 +54,8 @@ class Memory(NamedTuple):
 
   @property
   def more(self) -> int:
-    """Than it had before."""
-    return sum(self[1:])
+    """Than it had before, but for `data`, which goes when memory is needed."""
+    return sum(self[1:]) - self.data
 
 
 def _round_bytes(store, step_words):

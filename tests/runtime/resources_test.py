@@ -163,6 +163,17 @@ def test_sockets(tmp_path, monkeypatch):
   assert resources.sockets(tmp_path) == [[0, 1, 8], [2, 3]]
 
 
+def test_memory_of_a_container_is_limited(tmp_path):
+  free = resources.available_bytes(tmp_path)
+  assert free > 2**20
+  files = {'max': 'max', 'current': '700', 'stat': 'active_file 200\nx 1\n'}
+  for name, text in files.items():
+    (tmp_path / f'memory.{name}').write_text(text)
+  assert resources.available_bytes(tmp_path) > 2**20
+  (tmp_path / 'memory.max').write_text('1000\n')
+  assert resources.available_bytes(tmp_path) == 500
+
+
 def test_huge_pages_change_no_number(monkeypatch):
   monkeypatch.setattr(resources, '_LARGE_BYTES', 1 << 20)
   arrays = {'large': jnp.arange(3_000_001), 'small': jnp.ones(3)}

@@ -38,7 +38,9 @@ def test_of_one_process(optimizer):
   assert found.snapshot == 8 * fetching_test.VOCAB + rows
   assert found.more == sum(found) - 7
   args = store, 'memory', fetching_test.WORDS, 7, 50
-  assert sum(host_memory.of_trainer(*args)) == sum(found) + 50
+  with_data = host_memory.of_trainer(*args)
+  assert sum(with_data) == sum(found) + 50
+  assert with_data.more == found.more  # a text may be larger than the memory
   # Once programs are compiled, what they take is measured.
   known = fetching.Programs(7 + found.device + found.maps + 1000, 500)
   compiled = host_memory.of_trainer(*args, known)
