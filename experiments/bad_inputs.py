@@ -264,7 +264,7 @@ _CLICKS = (
   _clicks('clicks.csv', 'positive numbers', 'model.hidden=8;4'),
   _clicks('clicks.csv', 'must be at least 1', 'data.min_count=0'),
   _clicks('clicks.csv', 'at most', 'data.hash_size=9000000000'),
-  _clicks('toyclicks:2000', 'more than the', 'train.batch_examples=16777216'),
+  _clicks('toyclicks:2000', 'more than twice', 'train.batch_examples=16777216'),
   _clicks('toyclicks:2000', 'lower --config.model.hidden',
           'model.hidden=2000000,2000000'),
   _clicks('clicks.csv', 'not used with clicks', 'model.window=3'),
@@ -354,6 +354,7 @@ _NODES = (
   _nodes('edges.tsv', 'is of clicks', 'eval.monitor=auc'),
   _nodes('edges.tsv', 'only used when config.model.name', 'model.name=line'),
   _nodes('edges.tsv', 'needs a table', 'table.dtype=int8'),
+  _nodes('edges.tsv', 'exchanges rows', 'strategy.name=replicas'),
   _nodes('edges.tsv', 'only used when', 'model.temperature=.5'),
   _nodes('edges.tsv', 'positive numbers', 'model.hidden=-4'),
 )  # fmt: skip
@@ -571,9 +572,8 @@ _SHELL = (
   _shell(f'JAX_PLATFORMS=cuda {_train()}', "JAX_PLATFORMS='cuda'"),
   # JAX's own line and code.
   _shell(f'XLA_FLAGS=--xla_absent=1 {_train()}', 'Unknown flag', 1),
-  _shell(
-    f'mkfifo fifo && {_train()} --config.eval.paths=fifo', 'no benchmark file'
-  ),
+  _shell(f'mkfifo fifo && {_train()} --config.eval.paths=fifo',
+         'no benchmark file'),
   _shell('mkfifo pipe && $JAXEMB query --vectors=pipe a', 'is a pipe'),
   _shell('$JAXEMB query --vectors=run aa0 > /dev/full', 'cannot write the out'),
   _shell('$JAXEMB query --vectors=run aa0 >&- 2>&-', '', 0),
