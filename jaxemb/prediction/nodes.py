@@ -419,7 +419,7 @@ def write(
       metrics.LOG.info('%s: %s', name, describe(found))
   if source.from_walks and len(source.labels.nodes):
     # All of them, as nothing has learned from any.
-    labels = source.labels.matrix(np.arange(len(vectors))) > 0
+    labels = graph_lib.label_matrix(source.graph, np.arange(len(vectors)))
     evaluation = evaluation_lib.evaluate(vectors, labels)
     for name, found in evaluation.items():
       metrics.LOG.info('%s: %.4f', name, found['score'])
