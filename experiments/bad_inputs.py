@@ -183,6 +183,11 @@ _COMMANDS = (
   Case('train text.txt', 'not understood'),
   Case('train --coordinator=localhost --workdir=bad', 'must be HOST:PORT'),
   Case('train --coordinator=localhost:1', 'the same --workdir'),
+  Case(
+    'train --coordinator=[::1]:9 --num_processes=2 --process_id=0 '
+    '--workdir=bad',
+    'one of IPv4',
+  ),
   Case('train --num_processes=2', 'need --coordinator'),
   Case('train --workdir=text.txt', 'as the folder of a run'),
   Case('train --config=wiki --workdir=run', 'other settings'),

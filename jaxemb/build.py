@@ -571,7 +571,7 @@ def _fetching(
       return stores.Memory(*args)
     if cluster:
       return make_shared(name, *args)
-    return stores.Disk(*args, path=place / f'{name}-{os.getpid()}.rows')
+    return stores.Disk(*args, folder=place)
 
   rows = owned_rows.OwnedRows(trainable, make_store)
   most_steps = _MOST_STEPS

@@ -22,7 +22,7 @@ MAY_IMPORT = {
   'toywiki': 'storage',
   'data': '',
   'text': 'data runtime storage toywiki',
-  'clicks': 'data evaluation storage text',
+  'clicks': 'data evaluation runtime storage text',
   'interactions': 'data evaluation text',
   'graphs': 'clicks data evaluation ops runtime storage text',
   'evaluation': 'ops storage',
@@ -130,11 +130,12 @@ def test_the_package_stays_within_its_budget():
   # walks that wait for no read; 75 nodes that are exported in blocks, 120 parts
   # of a graph for workers; 35 the address of a machine whose name means
   # loopback; 110 memory of programs and desks, steps beyond the data and large
-  # layers; 20 memory that a container has, and rows of replicas.
+  # layers; 50 memory that a container has, data that is made, and rows of
+  # replicas.
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  # ;
+  # ;;
   lines = sum(len(path.read_text().splitlines()) for path in FILES)
-  assert lines <= 40_240
+  assert lines <= 40_280
   flat = [path for path in PACKAGE.glob('*.py') if path.stem != '__init__']
   assert len(flat) <= 16  # plan is a command of its own
 

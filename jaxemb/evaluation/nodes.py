@@ -26,16 +26,19 @@ _MAX_NODES = 20_000  # more are drawn from
 
 def evaluate(
   vectors: np.ndarray,
-  labels: np.ndarray,
+  labels: Any,
   share: float = 0.5,
   num_total: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-  """Scores of vectors [n, d] by bool labels [n, classes].
+  """Scores of vectors [n, d] by bool labels [n, classes], an array or sparse.
 
   A classifier learns from a `share` of the nodes that have labels. `num_total`
   counts also labelled nodes without a vector.
   """
-  rows = np.flatnonzero(labels.any(1))
+  from scipy import sparse
+
+  labels = sparse.csr_matrix(labels)
+  rows = np.flatnonzero(labels.getnnz(1))
   num = len(rows)
   if num > _MAX_NODES:
     rng = np.random.default_rng(0)
@@ -43,7 +46,8 @@ def evaluate(
   total = num if num_total is None else num_total
   count = {'found': num, 'total': total, 'used': len(rows)}
   vectors, labels = vectors[rows], labels[rows]
-  labels = labels[:, labels.any(0)]  # classes that no node has tell nothing
+  # Classes that no node has tell nothing.
+  labels = labels[:, labels.getnnz(0) > 0].toarray()
   if num < 4:
     return {'labels': {'score': float('nan'), **count, 'found': 0}}
   found = classify(vectors, labels, share)

@@ -129,18 +129,24 @@ def entries(
   ]
 
 
-def label_matrix(graph: Graph, nodes: np.ndarray) -> np.ndarray:
-  """[n, classes] bool, the labels of nodes int [n]."""
-  found = np.zeros((len(nodes), num_classes(graph)), bool)
+def label_matrix(graph: Graph, nodes: np.ndarray) -> Any:
+  """[n, classes] bool, the labels of nodes int [n]; a sparse matrix by rows.
+
+  Of many nodes and many communities a whole array would have no room.
+  """
+  from scipy import sparse
+
   if isinstance(graph.labels, tuple):
     offsets, flat = graph.labels
     rows, places = entries(offsets, nodes)
-    found[rows, flat[places]] = True
+    classes = flat[places]
   else:
     labels = np.asarray(graph.labels)[nodes]
     rows = np.flatnonzero(labels >= 0)
-    found[rows, labels[rows]] = True
-  return found
+    classes = labels[rows]
+  ones = np.ones(len(rows), bool)
+  shape = len(nodes), num_classes(graph)
+  return sparse.csr_matrix((ones, (rows, classes)), shape)
 
 
 def num_labelled(graph: Graph) -> int:
@@ -158,10 +164,12 @@ def by_label(
   if graph.labels is None:
     return found
   labels = label_matrix(graph, nodes)
+  labels.sort_indices()
   names = graph.label_names or range(labels.shape[1])
-  for key, row in zip(keys, labels, strict=True):
-    if row.any():
-      found.setdefault(str(names[row.argmax()]), []).append(key)
+  ends = zip(labels.indptr[:-1], labels.indptr[1:], strict=True)
+  for key, (first, stop) in zip(keys, ends, strict=True):
+    if first < stop:
+      found.setdefault(str(names[labels.indices[first]]), []).append(key)
   return found
 
 

@@ -16,10 +16,12 @@ import numpy as np
 
 from jaxemb import errors
 from jaxemb.graphs import graph as graph_lib
+from jaxemb.runtime import resources
 
 _NAME = 'toygraph'
 _DEFAULT_NODES = 4000
-_MOST_NODES = 10_000_000  # which are made in memory
+_MOST_NODES = 10_000_000
+_NODE_BYTES = 2500  # of memory, while it is made
 _COMMUNITY_NODES = 100
 _FRIENDS = 9  # that every node chooses
 _STRANGERS = 0.0, 0.05, 0.15  # share of them from all nodes, by role
@@ -48,6 +50,7 @@ def make(path: str = '') -> graph_lib.Graph:
       f'config.data.path={path} must be {_NAME}:NODES, '
       f'{2 * _COMMUNITY_NODES} nodes or more and at most {_MOST_NODES:,}'
     )
+  resources.check_made(path, int(size) * _NODE_BYTES)
   return planted(int(size)).graph
 
 

@@ -22,9 +22,10 @@ import dataclasses
 import functools
 import io
 import json
+import math
+import mmap
 import pathlib
 import shutil
-import tempfile
 import time
 import types
 import zipfile
@@ -83,13 +84,10 @@ def _by_rows(function, num, folder):
 def _empty(shape, folder):
   if folder is None:
     return np.empty(shape, np.float32)
-  try:
-    file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115, as long as it is
-    return np.asarray(np.memmap(file, np.float32, 'w+', shape=shape))
-  except OSError as error:
-    raise errors.UserError(
-      f'{folder} has no room for vectors of nodes: {errors.one_line(error)}'
-    ) from error
+  size = 4 * math.prod(shape)
+  with atomic.unnamed(folder, size, 'vectors of nodes') as file:
+    mapped = mmap.mmap(file.fileno(), size)
+  return np.frombuffer(mapped, np.float32).reshape(shape)
 
 
 class Inferred(NamedTuple):
@@ -421,7 +419,7 @@ def write(
       metrics.LOG.info('%s: %s', name, describe(found))
   if source.from_walks and len(source.labels.nodes):
     # All of them, as nothing has learned from any.
-    labels = source.labels.matrix(np.arange(len(vectors))) > 0
+    labels = graph_lib.label_matrix(source.graph, np.arange(len(vectors)))
     evaluation = evaluation_lib.evaluate(vectors, labels)
     for name, found in evaluation.items():
       metrics.LOG.info('%s: %.4f', name, found['score'])

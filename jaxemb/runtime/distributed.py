@@ -47,6 +47,7 @@ _ALIVE = {
   'TCP_KEEPIDLE': 10, 'TCP_KEEPALIVE': 10,  # s; the latter on macOS
   'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 4, 'TCP_USER_TIMEOUT': 30_000,  # ms
 }  # fmt: skip
+_OUTSIDE = '198.51.100.1'  # of no machine (RFC 5737): the route out
 _MESSAGE_BYTES = 1 << 20  # of `gather`: one length is one program
 # Who is done waits until process 0 says so, too.
 _DONE, _BYE, _FAILED, _STOP = b'done', b'bye', b'failed', b'stop'
@@ -92,6 +93,11 @@ def join(job: Job) -> None:
         f'--coordinator={job.coordinator} must be HOST:PORT, with a port from '
         '1 to 65,535'
       )
+    if ':' in host:
+      raise errors.UserError(
+        f'--coordinator={job.coordinator} is an IPv6 address; give one of '
+        'IPv4, or a name that has one'
+      )
     if index:
       _wait_for(host, int(port))
     options = {
@@ -136,6 +142,8 @@ def own_address(host: str, port: int) -> str:
       return ''
   except OSError:  # no name that means anything
     pass
+  if bind_host(host) == '0.0.0.0':  # this may be the machine that it names
+    host = _OUTSIDE
   try:
     found = socket.getaddrinfo(host.strip('[]'), port, type=socket.SOCK_DGRAM)
     with socket.socket(*found[0][:3]) as one:
@@ -143,7 +151,7 @@ def own_address(host: str, port: int) -> str:
       address = one.getsockname()[0]
   except OSError:  # reported by whoever connects
     return ''
-  return '' if address.startswith('127.') else address
+  return '' if address.startswith('127.') or address == '::1' else address
 
 
 def _cpu_client(address: str) -> Any:

@@ -243,6 +243,15 @@ def available_bytes(
   return free_bytes
 
 
+def check_made(path: str, needed_bytes: int) -> None:
+  """Raises a `UserError` if embedded data is too large to be made in memory."""
+  if needed_bytes > (free_bytes := available_bytes()):
+    raise errors.UserError(
+      f'config.data.path={path} takes {needed_bytes / 1e6:,.0f} MB of memory '
+      f'to be made, and {free_bytes / 1e6:,.0f} MB are free; give a smaller one'
+    )
+
+
 def check_fits(
   devices: Sequence[jax.Device], held_bytes: int, copy_bytes: int, smaller: str
 ) -> None:

@@ -1,11 +1,13 @@
-"""Files and folders that are written completely or not at all."""
+"""Files and folders that are written completely or not at all, or unnamed."""
 
 import contextlib
+import errno
 import glob
 import os
 import pathlib
 import platform
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -85,6 +87,30 @@ def remove_leftovers(folder: pathlib.Path, name: str = '') -> None:
       is_dead = node == platform.node() and not psutil.pid_exists(int(pid))
       if is_dead or time.time() - left.stat().st_mtime > _LEFTOVER_SECS:
         left.unlink() if left.is_file() else shutil.rmtree(left)
+
+
+def unnamed(folder: pathlib.Path, size: int, content: str) -> BinaryIO:
+  """Opens a file of `size` bytes that has no name, to be mapped into memory.
+
+  Its room is free again when this process ends, however it does.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  file = tempfile.TemporaryFile(dir=folder, buffering=0)
+  try:
+    if hasattr(os, 'posix_fallocate'):
+      # A write that finds no room later would end the process.
+      os.posix_fallocate(file.fileno(), 0, size)
+    else:  # macOS
+      file.truncate(size)
+  except OSError as error:
+    file.close()
+    if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+      raise
+    raise errors.UserError(
+      f'{folder} needs {size / 1e9:.1f} GB for {content}, and there is less '
+      'free; give another --workdir'
+    ) from error
+  return file
 
 
 def _unwritable(path: pathlib.Path, error: OSError) -> errors.UserError:

@@ -29,7 +29,7 @@ WORKER_BYTES = 500_000_000  # of a new process, before there are tables
 _PROGRAM_BYTES = 160_000_000  # that are to be compiled
 _RUNNING_BYTES = 30_000_000  # once they are: threads, an evaluation
 # One that adds to its rows, for workers, has a program for it.
-_DESK_PROGRAM_BYTES = 40_000_000
+_DESK_PROGRAM_BYTES = 100_000_000  # of few arrays 85 MB, of more 112
 _SHARD_PROGRAM_BYTES, _ADDING_BYTES = 30_000_000, 30_000_000
 # Of the rows of a round: as they come, and in order; as they are taken, and by
 # shard. Where they belong to one process, it also makes arrays of records, and

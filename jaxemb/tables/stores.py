@@ -7,7 +7,6 @@ they are made when they are read, by the key of the table.
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import math
 import mmap
@@ -21,7 +20,7 @@ import numba
 import numpy as np
 import psutil
 
-from jaxemb import errors
+from jaxemb.storage import atomic
 
 _BLOCK_BYTES = 1 << 26  # of a snapshot, read and written at once
 # Pages of a large file that this process may have mapped: all that were ever
@@ -245,29 +244,6 @@ def _process(pid: int) -> psutil.Process:
   return psutil.Process(pid)
 
 
-def _file(path: pathlib.Path, size: int) -> BinaryIO:
-  """Opens a file of `size` bytes that has no name.
-
-  Its room is free again when this process ends, however it does.
-  """
-  path.parent.mkdir(parents=True, exist_ok=True)
-  file = open(path, 'w+b', buffering=0)
-  try:
-    # A write that finds no room later would end the process.
-    os.posix_fallocate(file.fileno(), 0, size)
-  except OSError as error:
-    file.close()
-    if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-      raise
-    raise errors.UserError(
-      f'{path} needs {size / 1e9:.1f} GB for a table, and there is less free; '
-      'give another --workdir'
-    ) from error
-  finally:
-    path.unlink()
-  return file
-
-
 @dataclasses.dataclass
 class Disk(_Local):
   """In a file that is mapped into memory.
@@ -275,11 +251,11 @@ class Disk(_Local):
   The system writes pages back, and keeps those in memory that it has room for.
   """
 
-  path: pathlib.Path = dataclasses.field(kw_only=True)
+  folder: pathlib.Path = dataclasses.field(kw_only=True)
 
   def __post_init__(self) -> None:
     size = self.num_rows * self.num_bytes
-    with _file(self.path, size) as file:
+    with atomic.unnamed(self.folder, size, 'a table') as file:
       self._map = mmap.mmap(file.fileno(), size)
     self._map.madvise(mmap.MADV_RANDOM)
     records = np.frombuffer(self._map, np.uint8)

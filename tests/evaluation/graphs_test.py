@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy import optimize
+from scipy import optimize, sparse
 
 from jaxemb.evaluation import links, nodes, ranking
 from jaxemb.storage import export
@@ -141,3 +141,12 @@ def test_labels_are_found_where_vectors_have_them():
   labels[::2] = False  # half of them are not known
   noise = nodes.evaluate(rng.normal(size=(200, 5)), labels)
   assert noise['labels']['found'] == 100 and noise['labels']['score'] < 0.35
+  # An array of all nodes and communities would take 40 GB.
+  rows, classes = labels.nonzero()
+  many = sparse.csr_matrix(
+    (np.ones(100, bool), (rows, 9_999 * classes)), (1_000_000, 40_000)
+  )
+  every = np.zeros((1_000_000, 5), np.float16)
+  every[:200] = vectors
+  again = nodes.evaluate(every, many)
+  assert again == nodes.evaluate(vectors.astype(np.float16), labels)

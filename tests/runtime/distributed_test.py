@@ -235,6 +235,29 @@ def test_who_is_lost_while_the_first_writes_is_noticed(tmp_path):
   assert first.exitcode == distributed.STOPPED
 
 
+def test_a_name_that_means_loopback_has_no_address(monkeypatch):
+  monkeypatch.setattr(socket, 'gethostbyname', lambda name: '127.0.1.1')
+  look_up = socket.getaddrinfo
+  for address in '127.0.0.1', '::1':  # which systems have first for localhost
+    monkeypatch.setattr(
+      socket,
+      'getaddrinfo',
+      lambda name, *a, x=address, **k: look_up(x, *a, **k),
+    )
+    assert not distributed.own_address('localhost', 9)
+
+
+@pytest.mark.skipif(
+  len(_addresses()) == 1, reason='this machine has one address'
+)
+def test_process_0_has_an_address_where_its_own_name_means_loopback(
+  monkeypatch,
+):
+  monkeypatch.setattr(socket, 'gethostbyname', lambda name: '127.0.1.1')
+  monkeypatch.setattr(distributed, '_OUTSIDE', _addresses()[1])
+  assert distributed.own_address(socket.gethostname(), 9) == _addresses()[1]
+
+
 def _join_and_end(port, i):
   distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, i))
   if i:

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from jaxemb import errors
+from jaxemb.clicks import toyclicks
+from jaxemb.graphs import toygraph
 from jaxemb.runtime import resources
 
 SMALLER = 'lower --config.model.dim or --config.data.max_vocab'
@@ -172,6 +174,18 @@ def test_memory_of_a_container_is_limited(tmp_path):
   assert resources.available_bytes(tmp_path) > 2**20
   (tmp_path / 'memory.max').write_text('1000\n')
   assert resources.available_bytes(tmp_path) == 500
+
+
+def test_data_that_is_made_has_room(monkeypatch, tmp_path):
+  monkeypatch.setattr(resources, 'available_bytes', lambda: 2_000_000)
+  for make in (
+    lambda: toygraph.make('toygraph:1000'),
+    lambda: toyclicks.write(tmp_path, 3000),
+  ):
+    with pytest.raises(
+      errors.UserError, match='[23] MB of memory .*, and 2 MB'
+    ):
+      make()
 
 
 def test_huge_pages_change_no_number(monkeypatch):

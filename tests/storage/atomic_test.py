@@ -65,3 +65,14 @@ def test_what_was_killed_while_it_wrote_leaves_nothing(tmp_path):
   with atomic.folder(tmp_path / 'z'):
     pass
   assert {*tmp_path.iterdir()} == kept | {tmp_path / 'z'}
+
+
+@pytest.mark.parametrize('reserves', [True, False])
+def test_unnamed_files_have_their_size_and_leave_nothing(
+  reserves, monkeypatch, tmp_path
+):
+  if not reserves:  # as on macOS
+    monkeypatch.delattr(os, 'posix_fallocate', raising=False)
+  with atomic.unnamed(tmp_path / 'new', 5000, 'tests') as file:
+    assert os.fstat(file.fileno()).st_size == 5000
+    assert not list((tmp_path / 'new').iterdir())

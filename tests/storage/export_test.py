@@ -106,7 +106,7 @@ def make(ids):
   rows = ids[:, None] * 32.0 + np.arange(dim)
   return record.pack([np.float32(rows), np.float32(ids)])
 
-store = stores.Disk(num, record.num_bytes, make, path=folder / 'table')
+store = stores.Disk(num, record.num_bytes, make, folder=folder)
 for ids in np.array_split(np.arange(num), 50):
   store.write(ids, make(ids))
 

@@ -10,6 +10,7 @@ import pytest
 
 from jaxemb import errors
 from jaxemb.data import windows
+from jaxemb.prediction import nodes
 from jaxemb.runtime import hlo
 from tests import dispatches, marking
 
@@ -264,7 +265,7 @@ def test_tables_that_fit_are_on_the_device(caplog):
   assert not trainer.strategy.store and 'fit on the device' in caplog.text
 
 
-def test_a_full_disk_is_one_line(monkeypatch):
+def test_a_full_disk_is_one_line(monkeypatch, tmp_path):
   def full(*unused):
     raise OSError(28, 'No space left on device')
 
@@ -272,3 +273,6 @@ def test_a_full_disk_is_one_line(monkeypatch):
   more = {'table.store': 'disk', 'table.device_bytes': '30%'}
   with pytest.raises(errors.UserError, match='needs 0.0 GB for a table'):
     _trainer({}, True, **more).strategy.init(jax.random.key(0))
+  # What layers of a GraphSAGE make, which would end the process while written.
+  with pytest.raises(errors.UserError, match='GB for vectors of nodes'):
+    nodes._empty((9, 2), tmp_path)

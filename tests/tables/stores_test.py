@@ -18,7 +18,7 @@ def _make(kind, tmp_path):
   args = ROWS, RECORD.num_bytes, _first
   if kind == 'memory':
     return stores.Memory(*args)
-  return stores.Disk(*args, path=tmp_path / 'rows' / 'a')
+  return stores.Disk(*args, folder=tmp_path / 'rows')
 
 
 @pytest.mark.parametrize('kind', ['memory', 'disk', 'large'])
