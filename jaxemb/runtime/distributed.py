@@ -110,18 +110,23 @@ def join(job: Job) -> None:
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   # It handles SIGTERM while steps run: not Ctrl-C, and not before training.
   jax.config.update('jax_enable_preemption_service', False)
+  name = job.coordinator or 'the detected job'
+  hint = (
+    'start all, with the same --coordinator and --num_processes and different '
+    '--process_id'
+  )
+  late = f'not all processes of {name} have joined in {WAIT_SECS} s; {hint}'
   try:
-    jax.distributed.initialize(
-      **options,
-      initialization_timeout=WAIT_SECS,
-      heartbeat_timeout_seconds=_HEARTBEAT_SECS,
-      shutdown_timeout_seconds=_SHUTDOWN_SECS,
-    )
+    with _at_most(WAIT_SECS, late):
+      jax.distributed.initialize(
+        **options,
+        initialization_timeout=WAIT_SECS + 60,  # after which JAX aborts
+        heartbeat_timeout_seconds=_HEARTBEAT_SECS,
+        shutdown_timeout_seconds=_SHUTDOWN_SECS,
+      )
   except (RuntimeError, ValueError) as error:
     raise errors.UserError(
-      f'cannot join the processes of {job.coordinator or "the detected job"} '
-      f'within {WAIT_SECS} s: {errors.one_line(error)}; start all, with '
-      'the same --coordinator and --num_processes and different --process_id'
+      f'cannot join the processes of {name}: {errors.one_line(error)}; {hint}'
     ) from error
   host, _, port = jax_distributed.global_state.coordinator_address.rpartition(
     ':'
@@ -346,21 +351,16 @@ class Monitor:
   def _accept(self, host: str) -> None:
     key = secrets.token_bytes(16)  # known to this job alone
     # JAX does not say that one has ended since it joined.
-    late = threading.Timer(WAIT_SECS, _end_without, ['another process'])
-    late.daemon = True
-    late.start()
-    try:
-      with connection.Listener((host, 0), authkey=key) as listener:
-        _set('monitor', f'{listener.address[1]} {key.hex()}')
-        strangers = (
-          multiprocessing.AuthenticationError, ConnectionError, EOFError
-        )  # fmt: skip
-        while len(self._peers) < num_processes() - 1:
-          with contextlib.suppress(*strangers):
-            peer = listener.accept()
-            self._peers[peer] = int(peer.recv_bytes())
-    finally:
-      late.cancel()
+    strangers = multiprocessing.AuthenticationError, ConnectionError, EOFError
+    with (
+      _at_most(WAIT_SECS, _LOST.format('another process')),
+      connection.Listener((host, 0), authkey=key) as listener,
+    ):
+      _set('monitor', f'{listener.address[1]} {key.hex()}')
+      while len(self._peers) < num_processes() - 1:
+        with contextlib.suppress(*strangers):
+          peer = listener.accept()
+          self._peers[peer] = int(peer.recv_bytes())
 
   def _listen(self) -> None:
     done, running = {}, set(self._peers)
@@ -389,7 +389,7 @@ class Monitor:
     if self._is_closing.wait(1 if is_first() else 0):
       return
     name = f'process {self._peers[peer]}'
-    _say_lost(name)
+    _say(_LOST.format(name))
     if is_first():
       self._send(_FAILED)
       deadline = time.monotonic() + _GRACE_SECS / 2
@@ -450,13 +450,25 @@ class Monitor:
       jax.distributed.shutdown()
 
 
-def _say_lost(name: str) -> None:
-  os.write(2, f'jaxemb: {_LOST.format(name)}\n'.encode())
+def _say(line: str) -> None:
+  os.write(2, f'jaxemb: {line}\n'.encode())
 
 
-def _end_without(name: str) -> None:
-  _say_lost(name)
-  os._exit(STOPPED)
+@contextlib.contextmanager
+def _at_most(secs: float, line: str) -> Iterator[None]:
+  """Ends this process, which may be started again, after so long in here."""
+
+  def end():
+    _say(line)
+    os._exit(STOPPED)
+
+  timer = threading.Timer(secs, end)
+  timer.daemon = True
+  timer.start()
+  try:
+    yield
+  finally:
+    timer.cancel()
 
 
 def _keep_alive(peer: connection.Connection) -> None:

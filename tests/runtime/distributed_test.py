@@ -276,6 +276,21 @@ def test_who_ends_before_it_connects_is_not_waited_for_for_ever():
   assert [x.exitcode for x in both] == [distributed.STOPPED, 3]
 
 
+def _join_alone(port):
+  distributed.WAIT_SECS = 1
+  distributed.join(distributed.Job(f'127.0.0.1:{port}', 2, 0))
+
+
+def test_who_waits_for_one_that_never_joins_ends_to_be_started_again():
+  # JAX would abort.
+  process = forks.server().Process(
+    target=_join_alone, args=(forks.free_port(),)
+  )
+  process.start()
+  process.join(60)
+  assert process.exitcode == distributed.STOPPED
+
+
 def test_a_name_that_resolves_to_loopback_is_bound_to_all_addresses(
   monkeypatch,
 ):
