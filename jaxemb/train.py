@@ -106,8 +106,9 @@ def _run_logged(
     try:
       return _run(config, workdir, started, monitor, *args)
     except Exception as error:
-      if isinstance(error, jax.errors.JaxRuntimeError):
-        # Collectives fail where another process is lost or was told to stop.
+      if not isinstance(error, errors.UserError):
+        # Collectives fail where another process is lost or was told to stop:
+        # some with a ValueError.
         monitor.wait_for_loss()
         if distributed.num_processes() > 1 and monitor.stop.is_set():
           return STOPPED

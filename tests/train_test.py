@@ -16,7 +16,7 @@ import jaxemb
 from jaxemb import build, errors, loop, main, metrics, rundir, train
 from jaxemb import config as config_lib
 from jaxemb.data import base
-from jaxemb.runtime import hlo
+from jaxemb.runtime import distributed, hlo
 from jaxemb.storage import checkpoint, orbax_export
 from tests import forks, runs
 
@@ -397,3 +397,21 @@ def test_out_of_memory_is_one_line(tmp_path, monkeypatch):
 
   monkeypatch.setattr(build, 'parts', fail)
   assert 'out of memory; lower --config.model.dim' in _refused(tmp_path)
+
+
+def test_what_fails_waits_for_the_loss_of_another_process(
+  monkeypatch, tmp_path
+):
+  # Of collectives whose other end is gone, JAX raises a ValueError too.
+  waited = []
+
+  def fail(*_):
+    raise ValueError('UNKNOWN: Gloo AllGather failed')
+
+  monkeypatch.setattr(train, '_run', fail)
+  monkeypatch.setattr(
+    distributed.Monitor, 'wait_for_loss', lambda _: waited.append(1)
+  )
+  with pytest.raises(ValueError, match='Gloo'):
+    train.run(main.load('wiki', {}), tmp_path)
+  assert waited
