@@ -17,7 +17,7 @@ import pytest
 from jaxemb import config as config_lib
 from jaxemb.data import windows
 from jaxemb.strategies import base
-from tests import dispatches, runs
+from tests import dispatches, marking, runs
 
 # Two devices cannot share seven columns without one that only fills up.
 VOCAB, DIM, WINDOW, CHUNK = 40, 7, 3, 8
@@ -76,7 +76,7 @@ SLOW = [
 
 every_member = pytest.mark.parametrize(
   'member',
-  [*QUICK, *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)],
+  [*QUICK, *(marking.slow(x) for x in SLOW)],
   ids='-'.join,
 )
 

@@ -1,8 +1,14 @@
 """Which cases of a test run each time, and which only in the whole suite."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
+
+
+def slow(*values: Any) -> Any:
+  """A case of a test that is slow: a value for each name."""
+  return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def slow_after(count: int, cases: Iterable, *, step: int = 1) -> list:
@@ -20,6 +26,6 @@ def slow_after(count: int, cases: Iterable, *, step: int = 1) -> list:
         )
       else:
         values = case if type(case) is tuple else (case,)
-        case = pytest.param(*values, marks=pytest.mark.slow)
+        case = slow(*values)
     marked.append(case)
   return marked

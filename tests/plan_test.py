@@ -15,6 +15,7 @@ import pytest
 
 from jaxemb import errors, main, plan
 from jaxemb.runtime import hlo
+from tests import marking
 
 needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None,
@@ -50,7 +51,7 @@ def _plan(path, topology, dim, vocab, flags):
 @needs_libtpu
 @pytest.mark.parametrize(
   ('topology', 'dim', 'vocab', 'flags'),
-  [CASES[0], *(pytest.param(*x, marks=pytest.mark.slow) for x in CASES[1:])],
+  [CASES[0], *(marking.slow(*x) for x in CASES[1:])],
 )
 def test_programs_for_tpus_copy_no_table(topology, dim, vocab, flags, tmp_path):
   found, shown = _plan(tmp_path / 'plan.json', topology, dim, vocab, flags)
@@ -84,7 +85,7 @@ GPU_CASES = [
   ('topology', 'dim', 'vocab', 'flags'),
   [
     GPU_CASES[0],
-    *(pytest.param(*x, marks=pytest.mark.slow) for x in GPU_CASES[1:]),
+    *(marking.slow(*x) for x in GPU_CASES[1:]),
   ],
 )
 def test_programs_for_gpus_copy_no_table_and_add_in_order(

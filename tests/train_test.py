@@ -1,7 +1,6 @@
 """Whole runs: results, resuming after kills, signals, unusable input."""
 
 import bz2
-import functools
 import itertools
 import json
 import pathlib
@@ -18,10 +17,9 @@ from jaxemb import config as config_lib
 from jaxemb.data import base
 from jaxemb.runtime import distributed, hlo
 from jaxemb.storage import checkpoint, orbax_export
-from tests import forks, runs
+from tests import forks, marking, runs
 
 _SENTENCE = b'one two three four five six seven eight nine ten\n'
-_slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 _EPOCHS = {'train.epochs': 4}  # one dispatch each
 _EVALUATED = {'eval.paths': '', 'eval.every_epochs': 2.0}
 
@@ -369,7 +367,7 @@ def test_a_corrected_command_may_use_the_same_folder(tmp_path):
 
 @pytest.mark.parametrize(
   ('rate', 'batch_words', 'fused'),
-  [_slow(1e4, 256, False), (0.1, 8192, False), (1e4, 256, True)],
+  [marking.slow(1e4, 256, False), (0.1, 8192, False), (1e4, 256, True)],
 )
 def test_divergence_is_reported(tmp_path, rate, batch_words, fused):
   settings = {

@@ -10,6 +10,7 @@ import jaxemb
 from jaxemb import errors, main, train
 from jaxemb.data import base, examples
 from jaxemb.graphs import edges, toygraph
+from tests import marking
 
 SPLITS = {'valid': '', 'test': '', 'candidates': 'all', 'partitions': 1}
 SETTINGS = {
@@ -168,9 +169,7 @@ SMALL = {'data__path': 'toygraph:1000', 'model__dim': 16, 'train__epochs': 2}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'variant', [pytest.param('line', marks=pytest.mark.slow), 'relations']
-)
+@pytest.mark.parametrize('variant', [marking.slow('line'), 'relations'])
 def test_planted_communities_are_learned(variant, tmp_path):
   more = {'train__epochs': 20, 'train__batch_examples': 512}
   found = _run(variant, tmp_path, **SMALL | more)

@@ -18,7 +18,7 @@ from jaxemb.graphs import nodes as nodes_lib
 from jaxemb.models import base, graphsage
 from jaxemb.prediction import nodes
 from jaxemb.storage import export
-from tests import runs
+from tests import marking, runs
 from tests.models import graphsage_test as models_test
 
 SMOKE = {
@@ -89,9 +89,7 @@ def _shuffled(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'targets', ['classes', pytest.param('walks', marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize('targets', ['classes', marking.slow('walks')])
 def test_nodes_of_another_graph(tmp_path, targets, capsys):
   given = {'model.inputs': 'features', 'train.epochs': 2}
   if targets == 'walks':

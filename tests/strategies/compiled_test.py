@@ -46,14 +46,12 @@ class Case(NamedTuple):
 
 
 # Each member of a field is met, and each layout with a mesh of both axes.
-FAST = [
+CASES = [
   Case('skipgram', 'sgd'),
   Case('skipgram', 'sgd', 'merging'),
   Case('cbow', 'adagrad', 'replicas', mesh=(2, 1)),
   Case('skipgram', 'adagrad', layout='column', mesh=(2, 2)),
   Case('cbow', 'adagrad', 'fused', mesh=(2, 1)),
-]
-SLOW = [
   Case('skipgram', 'adagrad', layout='row', mesh=(2, 2)),
   Case('skipgram', 'adam', batch_words=1024),
   Case('cbow', 'adam', 'delayed', mesh=(2, 1)),
@@ -226,7 +224,7 @@ def _check_what_travels(program, case):
 
 @pytest.mark.parametrize(
   'case',
-  marking.slow_after(1, FAST + SLOW),
+  marking.slow_after(1, CASES),
   ids=lambda case: '-'.join(map(str, case)),
 )
 def test_a_dispatch_changes_tables_in_place(case):

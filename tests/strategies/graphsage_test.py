@@ -12,7 +12,7 @@ from jaxemb.data import examples, trees
 from jaxemb.graphs import neighbors
 from jaxemb.models import base
 from jaxemb.runtime import hlo, mesh
-from tests import dispatches
+from tests import dispatches, marking
 
 NODES, CLASSES, PARTS, EXAMPLES = 240, 3, 4, 32
 TREE = trees.Tree((3, 2))
@@ -117,7 +117,6 @@ def _are_close(found, expected, tolerance):
   )
 
 
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 WALKS = {
   'data__targets': 'walks',
   'train__batch_examples': 64 * PARTS,
@@ -144,9 +143,9 @@ def test_models_learn(more):
 @pytest.mark.parametrize(
   ('shape', 'layout', 'more'),
   [
-    slow((2, 2), 'row', {'model__dropout': 0.3}),
+    marking.slow((2, 2), 'row', {'model__dropout': 0.3}),
     ((2, 2), 'replicated', {'model__inputs': 'features'}),  # without tables
-    slow((1, 2), 'column', WALKS),
+    marking.slow((1, 2), 'column', WALKS),
   ],
 )
 def test_meshes_and_layouts_agree(shape, layout, more):

@@ -86,7 +86,7 @@ def test_scores_travel_in_half_the_bytes():
 
 @pytest.mark.parametrize(
   ('settings', 'size'),
-  [({}, 4), pytest.param(BFLOAT16, 2, marks=pytest.mark.slow)],
+  [({}, 4), marking.slow(BFLOAT16, 2)],
 )
 def test_replicas_send_what_is_due(settings, size):
   sent, loop = _sent(settings, sync_words=128, sync_lookups=0.5)

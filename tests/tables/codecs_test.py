@@ -14,7 +14,7 @@ from jaxemb.ops import rounding
 from jaxemb.runtime import mesh
 from jaxemb.tables import codecs, replicated
 from jaxemb.tables import spec as spec_lib
-from tests import compiling
+from tests import compiling, marking
 from tests.tables import laying
 
 # Columns that two devices share, but not four.
@@ -25,7 +25,6 @@ _bits = jax.jit(rounding.random_bits)
 _encode = jax.jit(rounding.encode, static_argnums=1)
 _row_scales = jax.jit(rounding.row_scales)
 _key = jax.jit(rounding.key)
-_slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 def _batches(are_whole=True):
@@ -103,13 +102,13 @@ def _expected(spec):
 @pytest.mark.parametrize(
   ('layout', 'shape', 'dtype', 'rounds'),
   [
-    _slow('replicated', (1, 1), 'float16', 'stochastic'),
+    marking.slow('replicated', (1, 1), 'float16', 'stochastic'),
     ('replicated', (8, 1), 'int8', 'stochastic'),
-    _slow('replicated_merging', (1, 1), 'bfloat16', 'nearest'),
+    marking.slow('replicated_merging', (1, 1), 'bfloat16', 'nearest'),
     ('row_by_two', (2, 2), 'bfloat16', 'stochastic'),
-    _slow('row', (1, 8), 'int8', 'stochastic'),
+    marking.slow('row', (1, 8), 'int8', 'stochastic'),
     ('column', (2, 2), 'bfloat16', 'stochastic'),
-    _slow('column', (1, 8), 'int8', 'stochastic'),
+    marking.slow('column', (1, 8), 'int8', 'stochastic'),
   ],
 )
 def test_each_row_is_read_summed_and_rounded_once(layout, shape, dtype, rounds):
@@ -125,7 +124,7 @@ def test_each_row_is_read_summed_and_rounded_once(layout, shape, dtype, rounds):
   ('layout', 'shape', 'dtype'),
   [
     ('replicated', (8, 1), 'int8'),
-    _slow('row', (1, 8), 'bfloat16'),
+    marking.slow('row', (1, 8), 'bfloat16'),
   ],
 )
 def test_sums_in_another_order_move_a_number_by_one_at_most(
@@ -145,8 +144,8 @@ def test_sums_in_another_order_move_a_number_by_one_at_most(
 @pytest.mark.parametrize(
   ('layout', 'optimizer'),
   [
-    _slow('replicated', 'sgd_limited'),
-    _slow('replicated', 'adam'),
+    marking.slow('replicated', 'sgd_limited'),
+    marking.slow('replicated', 'adam'),
     ('replicated_merging', 'adagrad'),
   ],
 )
@@ -227,7 +226,11 @@ def test_int8_clips_the_few_numbers_beyond_the_spread(num_splits):
 
 @pytest.mark.parametrize(
   ('layout', 'shape'),
-  [('row', (1, 2)), _slow('replicated', (2, 1)), _slow('column', (2, 1))],
+  [
+    ('row', (1, 2)),
+    marking.slow('replicated', (2, 1)),
+    marking.slow('column', (2, 1)),
+  ],
 )
 def test_what_travels_in_few_bits_is_summed_in_many(layout, shape):
   # Each gradient has no more bits than bfloat16 keeps; their sums have.

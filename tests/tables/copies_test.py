@@ -7,6 +7,7 @@ import pytest
 
 from jaxemb.tables import cache as cache_lib
 from jaxemb.tables import copies, shards
+from tests import marking
 
 ROWS, WIDTH, ADDED, WORKERS = 60, 3, 2, 3
 
@@ -124,7 +125,7 @@ SLOW = (3, 5), (100, 100), (0, 7), (20, 0)
   [
     ((0, 0), 'lru', 2_000),
     *(
-      pytest.param(x, policy, 10_000, marks=pytest.mark.slow)
+      marking.slow(x, policy, 10_000)
       for x, policy in zip(
         [(0, 0), *SLOW], itertools.cycle(cache_lib.POLICIES), strict=False
       )

@@ -5,7 +5,6 @@ table axis have the same ones.
 """
 
 import dataclasses
-import functools
 
 import jax
 import numpy as np
@@ -28,10 +27,9 @@ CASES = [
   ('row', (1, 4)),
   ('column', (1, 4)),
 ]
-_slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 every_case = pytest.mark.parametrize(
   ('layout', 'shape'),
-  [case if case[1] == (2, 2) else _slow(*case) for case in CASES],
+  [case if case[1] == (2, 2) else marking.slow(*case) for case in CASES],
 )
 
 
@@ -93,7 +91,7 @@ def _shard_shapes(layout, num_table):
     *marking.slow_after(
       9, ((x, (2, 2), 'sgd_limited') for x in laying.LAYOUTS), step=2
     ),
-    *(_slow(*x, 'sgd_limited') for x in CASES if x[1] != (2, 2)),
+    *(marking.slow(*x, 'sgd_limited') for x in CASES if x[1] != (2, 2)),
     ('replicated', (1, 1), 'sgd'),
     ('replicated_merging', (1, 1), 'adagrad'),
     ('row_by_two', (2, 2), 'adam'),

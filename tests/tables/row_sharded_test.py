@@ -9,11 +9,11 @@ import pytest
 from jaxemb.runtime import mesh
 from jaxemb.tables import row_sharded
 from jaxemb.tables import spec as spec_lib
+from tests import marking
 
 NUM_ROWS, DIM, NUM = 7, 3, 16  # of each holder; lookups of each device
 
 KINDS = ['random', 'one_holder', 'one_place', 'every_place', 'some', 'nothing']
-_slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
 def _places(kind, shape):
@@ -71,7 +71,9 @@ def _num_rounds(places, num_table, capacity):
   return rounds
 
 
-@pytest.mark.parametrize('shape', [(2, 2), _slow((1, 1)), _slow((1, 4))])
+@pytest.mark.parametrize(
+  'shape', [(2, 2), marking.slow((1, 1)), marking.slow((1, 4))]
+)
 # One row at a time, some, and all that a device can want.
 @pytest.mark.parametrize('capacity', [1, 3, NUM])
 @pytest.mark.parametrize('kind', KINDS)

@@ -69,7 +69,7 @@ OPTIMIZERS = {
   [
     ('adagrad', 'replicated'),
     *(
-      pytest.param(*x, marks=pytest.mark.slow)
+      marking.slow(*x)
       for x in [
         ('sgd', 'replicated'),
         ('adagrad_full', 'replicated'),
