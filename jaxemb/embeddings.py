@@ -144,11 +144,11 @@ class Embeddings:
     (or the cosine, where a temperature was set).
     """
     if any(len(x) == 3 for x in edges):
-      found = [self.related(a, r) for a, r, _ in edges]
-      targets = [self.get_vector(b) for _, _, b in edges]
+      sources, relations, targets = zip(*edges, strict=True)
+      found, others = self._operated(sources, relations), self[targets]
       if self.relations.is_cosine:
-        found, targets = (geometry.unit(np.stack(x)) for x in (found, targets))
-      return np.vecdot(found, targets)
+        found, others = geometry.unit(found), geometry.unit(others)
+      return np.vecdot(found, others)
     rows = [[self.get_index(x) for x in edge] for edge in edges]
     first, second = (
       geometry.unit(self.vectors[x], self.norms[x])
@@ -163,19 +163,23 @@ class Embeddings:
     'RELATION (inverse)' makes of a target. Raises a `UserError` for a run
     without operators, or without this one.
     """
-    if self.relations is None or relation not in self.relations.names:
-      known = ', '.join(self.relations.names[:5]) if self.relations else 'none'
+    return self._operated([source], [relation])[0]
+
+  def _operated(self, sources, relations):
+    """[n, dim] float32, vectors of nodes behind operators of relations."""
+    names = self.relations.names if self.relations else ()
+    places = {name: i for i, name in enumerate(names)}
+    if unknown := [x for x in relations if x not in places]:
       raise errors.UserError(
-        f'there is no operator of a relation {relation!r}, but {known}; train '
-        'graph:relations with an operator, or give one of these'
+        f'there is no operator of a relation {unknown[0]!r}, but '
+        f'{", ".join(names[:5]) or "none"}; train graph:relations with an '
+        'operator, or give one of these'
       )
     from jaxemb.models import edges  # and with it JAX
 
-    row = self.relations.rows[self.relations.names.index(relation)]
-    vector = edges.operate(
-      self.relations.operator, self.get_vector(source), row
-    )
-    return np.asarray(vector)
+    rows = self.relations.rows[[places[x] for x in relations]]
+    operator = self.relations.operator
+    return np.asarray(edges.operate(operator, self[sources], rows))
 
   def most_similar(
     self,

@@ -294,12 +294,12 @@ class _Rows:
       columns, has_header = {'source': 0, 'target': 1}, False
     else:
       columns, has_header = _columns(path, table, given, self._tell)
-    width = 2 if is_adjacency else len(table[0])
     self._check_columns(columns, path, delimiter)
     first = has_header or is_sized
     for text, read_bytes, num_invalid in formats.blocks(path):
       self._num_invalid += num_invalid
-      args = text, delimiter, columns, width, first, is_adjacency, read_bytes
+      sizes = len(table[0]), read_bytes
+      args = text, delimiter, columns, first, is_adjacency, *sizes
       yield functools.partial(self._parse, *args)
       first = False
 
@@ -349,18 +349,19 @@ class _Rows:
         yield functools.partial(parse, batch, done)
 
   def _parse(
-    self, text, delimiter, columns, width, has_header, is_adjacency, read_bytes
+    self, text, delimiter, columns, has_header, is_adjacency, width, read_bytes
   ):
     data = np.frombuffer(text, np.uint8)
     if bytes(data[:3]) == b'\xef\xbb\xbf':
       data = data[3:]
     is_spaces = delimiter == ' '
     size, num_comments = _tidy(data, is_spaces)
-    data, num_alone = data[:size], 0
+    data = data[:size]
     quote = 0 if is_spaces else ord('"')
     delimiter = ord('\t' if is_spaces else delimiter)
     if is_adjacency:
-      data, num_alone = _edges(data, delimiter)
+      found = _neighbors(data, delimiter, quote)
+      return self._block(*found, num_comments, read_bytes)
     most = np.count_nonzero(data == 10) + 1
     spans = np.empty((2, width, most), np.int32)
     bad = np.empty((2, most), np.int32)
@@ -382,7 +383,7 @@ class _Rows:
       else (int(line) + lines, f'it has {cells} of {width} fields')
       for line, cells in bad[:, :num_bad].T
     ]
-    sizes = num_lines + lines, num_alone, num_comments, read_bytes
+    sizes = num_lines + lines, 0, num_comments, read_bytes
     return self._block(texts, whys, *sizes)
 
   def _block(self, texts, bad, *sizes):
@@ -504,52 +505,30 @@ def _tidy(data, is_spaces):
   return n, num_comments
 
 
-@numba.njit(nogil=True, cache=True)
-def _edges(data, delimiter):
-  """A line for each neighbor of a node, and how many nodes have none.
+def _neighbors(data, delimiter, quote):
+  """Both ends of the edges of an adjacency list, bad lines, and lone nodes.
 
-  They are their own neighbors here, which keeps them.
+  A node without neighbors is its own here, which keeps it.
   """
-  stop = delimiter, 10, 13
-  pairs, num_alone, i = [(0, 0, 0, 0)], 0, 0
-  pairs.pop()
-  size = 0
-  while i < len(data):
-    first = last = i
-    num = 0
-    while True:
-      start = i
-      while i < len(data) and data[i] not in stop:
-        i += 1
-      if last == first:
-        last = i
-      elif i > start:
-        pairs.append((first, last, start, i))
-        num += 1
-      while i < len(data) and data[i] == 13:
-        i += 1
-      if i == len(data) or data[i] == 10:
-        break
-      i += 1
-    if not num and last > first:
-      pairs.append((first, last, first, last))
-      num_alone += 1
-    i += 1
-  for a, b, c, d in pairs:
-    size += b - a + d - c + 2
-  out, n = np.empty(size, np.uint8), 0
-  for a, b, c, d in pairs:
-    for j in range(a, b):
-      out[n] = data[j]
-      n += 1
-    out[n] = delimiter
-    n += 1
-    for j in range(c, d):
-      out[n] = data[j]
-      n += 1
-    out[n] = 10
-    n += 1
-  return out, num_alone
+  breaks = np.flatnonzero(data == 10)
+  data[data == delimiter] = 10  # a cell a line
+  cell_breaks = np.flatnonzero(data == 10)
+  spans = np.empty((2, 1, len(cell_breaks)), np.int32)
+  bad = np.empty((2, len(cell_breaks)), np.int32)
+  num, _, num_bad = formats.split(data, 0, 10, quote, *spans, *bad)
+  starts, stops = spans[:, 0, :num]
+  is_node = np.diff(np.searchsorted(breaks, starts), prepend=-1) > 0
+  is_alone = is_node & np.append(is_node[1:], True)
+  nodes = np.maximum.accumulate(np.where(is_node, np.arange(num), 0))
+  targets = np.flatnonzero(~is_node | is_alone)
+  sources = nodes[targets]
+  ends = {
+    'source': keys.Text(data, starts[sources], stops[sources]),
+    'target': keys.Text(data, starts[targets], stops[targets]),
+  }
+  lines = np.searchsorted(breaks, cell_breaks[bad[0, :num_bad]])
+  whys = [(int(x), 'a quote is not closed') for x in lines]
+  return ends, whys, len(breaks), int(is_alone.sum())
 
 
 @numba.njit(nogil=True, cache=True)
